@@ -1,0 +1,150 @@
+#include "base/buf.h"
+
+#include "base/assert.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+int buf_reserve(struct buf *b, size_t extra_bytes)
+{
+    if (extra_bytes >= SIZE_MAX / 4 || b->len >= SIZE_MAX / 4) return -ENOMEM;
+    size_t need = b->len + extra_bytes + 1;
+    if (need <= b->cap) return 0;
+    size_t cap = b->cap ? b->cap : 64;
+    while (cap < need)
+        cap *= 2;
+    char *p = mem_realloc(b->data, cap);
+    if (!p) return -ENOMEM;
+    b->data = p;
+    b->cap = cap;
+    return 0;
+}
+
+int buf_add(struct buf *b, const void *p, size_t len)
+{
+    if (len == 0) return 0;
+    int r = buf_reserve(b, len);
+    if (r < 0) return r;
+    memcpy(b->data + b->len, p, len);
+    b->len += len;
+    return 0;
+}
+
+int buf_adds(struct buf *b, const char *s)
+{
+    return buf_add(b, s, strlen(s));
+}
+
+int buf_addc(struct buf *b, char c)
+{
+    return buf_add(b, &c, 1);
+}
+
+int buf_vaddf(struct buf *b, const char *fmt, va_list ap)
+{
+    va_list again;
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    int r = n < 0 ? -EINVAL : buf_reserve(b, (size_t)n);
+    if (r == 0) {
+        (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+    return r;
+}
+
+int buf_addf(struct buf *b, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int r = buf_vaddf(b, fmt, ap);
+    va_end(ap);
+    return r;
+}
+
+/* Length of the valid UTF-8 sequence at s (1..4), 0 if there is none. */
+static size_t utf8_len(const unsigned char *s, size_t len)
+{
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
+    size_t n = s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
+    if (len < n) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    if (s[0] == 0xE0 && s[1] < 0xA0) return 0;
+    if (s[0] == 0xED && s[1] > 0x9F) return 0;
+    if (s[0] == 0xF0 && s[1] < 0x90) return 0;
+    if (s[0] == 0xF4 && s[1] > 0x8F) return 0;
+    return n;
+}
+
+int buf_add_json_str(struct buf *b, const char *s, size_t len)
+{
+    size_t start = b->len;
+    int r = buf_addc(b, '"');
+    const unsigned char *p = (const unsigned char *)s;
+    for (size_t i = 0, run = 0; r == 0 && i <= len; i++) {
+        size_t n = i < len ? utf8_len(p + i, len - i) : 0;
+        bool plain = n > 0 && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\';
+        if (plain) {
+            i += n - 1;
+            continue;
+        }
+        r = buf_add(b, s + run, i - run);
+        run = i + 1;
+        if (r < 0 || i == len) break;
+        switch (p[i]) {
+        case '"': r = buf_adds(b, "\\\""); break;
+        case '\\': r = buf_adds(b, "\\\\"); break;
+        case '\n': r = buf_adds(b, "\\n"); break;
+        case '\r': r = buf_adds(b, "\\r"); break;
+        case '\t': r = buf_adds(b, "\\t"); break;
+        default: r = p[i] < 0x20 ? buf_addf(b, "\\u%04x", p[i]) : buf_adds(b, "\xEF\xBF\xBD");
+        }
+    }
+    if (r == 0) r = buf_addc(b, '"');
+    if (r < 0) b->len = start;
+    return r;
+}
+
+const char *buf_cstr(struct buf *b)
+{
+    if (b->len == 0 && !b->data) return "";
+    if (buf_reserve(b, 0) < 0) return NULL;
+    b->data[b->len] = '\0';
+    return b->data;
+}
+
+char *buf_take(struct buf *b, size_t *ret_len)
+{
+    if (buf_reserve(b, 0) < 0) return NULL;
+    b->data[b->len] = '\0';
+    char *p = b->data;
+    if (ret_len) *ret_len = b->len;
+    *b = (struct buf)BUF_INIT;
+    return p;
+}
+
+void buf_consume(struct buf *b, size_t n)
+{
+    ASSERT(n <= b->len);
+    if (n == 0) return;
+    memmove(b->data, b->data + n, b->len - n);
+    b->len -= n;
+}
+
+void buf_clear(struct buf *b)
+{
+    b->len = 0;
+}
+
+void buf_fini(struct buf *b)
+{
+    mem_free(b->data);
+    *b = (struct buf)BUF_INIT;
+}

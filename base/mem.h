@@ -1,0 +1,36 @@
+/* Allocation: the one place that calls malloc, so that tests can make the Nth allocation fail.
+ *
+ * Every call may return NULL; callers turn that into -ENOMEM. Sizes that come from outside are
+ * multiplied with size_mul(). Blocks from any function here are released with mem_free().
+ * struct arena: request-lifetime memory, freed at once; pointers are 16-byte aligned.
+ * Thread: any (an arena belongs to one thread at a time). */
+#ifndef BASE_MEM_H
+#define BASE_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+void *mem_alloc(size_t size_bytes);                /* uninitialised; size 0 gives a valid block */
+void *mem_zalloc(size_t size_bytes);               /* zeroed */
+void *mem_realloc(void *p, size_t size_bytes);     /* p untouched on failure; not for mem_aligned */
+void *mem_aligned(size_t align, size_t size_bytes); /* align: power of two >= 16 */
+char *mem_strdup(const char *s);
+char *mem_strndup(const char *s, size_t len); /* adds the NUL; may hold embedded NULs */
+void mem_free(void *p);                       /* accepts NULL */
+
+/* a * b into *ret; false (ret untouched) on overflow. */
+bool size_mul(size_t a, size_t b, size_t *ret);
+
+/* Make the nth allocation from now fail (1 = the next one); 0 switches off. Tests only. */
+void mem_fail_nth(unsigned n);
+bool mem_fail_fired(void); /* true once since the last mem_fail_nth() if it fired */
+
+struct arena {
+    struct arena_block *head;
+};
+void arena_init(struct arena *a);
+void *arena_alloc(struct arena *a, size_t size_bytes); /* zeroed; NULL on failure */
+char *arena_strndup(struct arena *a, const char *s, size_t len);
+void arena_fini(struct arena *a);
+
+#endif

@@ -1,0 +1,177 @@
+/* kn: every tensor operation of the engine, one contract for all devices.
+ *
+ * A `struct kn_dev` is one device with its threads or streams; `struct kn_mat` a weight packed for
+ * it; `struct kn_stream` an ordered sequence of operations. Operations are row-wise: `m` rows of an
+ * activation matrix in f32, row-major. The caller cuts rows into blocks with kn_rows(): on the CPU
+ * each block runs on one pool thread through all operations of a layer half (no barrier between
+ * operations, activations stay in L2); a GPU backend gets one block with all rows.
+ *
+ * Determinism (the invariant the blend rests on): the result of a row depends only on that row and
+ * on the keys it may see, bit for bit, never on m, on its neighbours or on the number of threads.
+ * Every own kernel keeps it. A library GEMM (OpenBLAS, oneDNN) keeps it only for equal m; it is a
+ * candidate because it can be faster, and `kn_gemm_invariant()` tells.
+ *
+ * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
+ * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
+ * Errors: 0 or negative errno (-ECANCELED when the stream's cancel flag was seen, -EINVAL shapes).
+ * No operation allocates after kn_dev_create() but for per-thread scratch that grows once.
+ * Thread: a stream belongs to one thread at a time; kn_rows() may be called from one thread a dev. */
+#ifndef KERNELS_KN_H
+#define KERNELS_KN_H
+
+#include "base/err.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
+
+enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16 };
+enum kn_dtype { KN_F32, KN_F16, KN_BF16 };       /* stored KV and weights */
+enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
+size_t kn_dtype_size(enum kn_dtype t);           /* bytes: 4, 2, 2 */
+
+struct kn_dev;
+struct kn_stream;
+struct kn_mat;
+
+struct kn_dev_opts {
+    unsigned n_threads;    /* 0 = all cores this process may use */
+    const char *isa;       /* NULL/"auto", "portable", "avx2", "avx512" */
+    const char *gemm;      /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
+                              "openblas-f32", "onednn-f32", "onednn-bf16" */
+    enum kn_arith arith;   /* AUTO: bf16 only when allow_bf16 and measured faster */
+    bool allow_bf16;       /* the file's own precision is bf16 or below */
+    const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
+};
+
+/* One GEMM candidate as measured at start-up. */
+struct kn_gemm_rate {
+    const char *name;
+    double gflops; /* all threads, over the given shapes, at `rows` rows; 0 = not available */
+    bool chosen;
+};
+struct kn_shape {
+    size_t n, k; /* weight [n, k] */
+};
+
+int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);
+void kn_dev_destroy(struct kn_dev *d);
+unsigned kn_dev_threads(const struct kn_dev *d);
+const char *kn_dev_isa(const struct kn_dev *d);
+const char *kn_dev_gemm(const struct kn_dev *d);  /* the chosen candidate */
+bool kn_gemm_invariant(const struct kn_dev *d);
+
+/* Choose the GEMM for these weight shapes by measuring (about `budget_ms`); call once, before the
+ * first kn_mat_create(). ret_rates: up to `cap` entries filled, *ret_n set. */
+int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
+
+/* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (bench's ceiling). */
+double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
+
+/* ---- weights: W [n, k] row-major f32 rows in, packed for the chosen GEMM inside ---- */
+int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
+int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows /* [n_rows, k] */);
+int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
+void kn_mat_destroy(struct kn_mat *w);
+
+/* ---- running ---- */
+typedef int (*kn_rows_fn)(struct kn_stream *st, void *arg, size_t row0, size_t n_rows);
+/* Cut [0, n_rows) into blocks and run fn on each, in parallel; returns the first error. Blocks are
+ * balanced over threads (small row counts give one block per thread or fewer); `cancel` (may be
+ * NULL) is looked at between blocks and inside long operations. */
+int kn_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
+/* Run fn once with all rows on a stream whose operations are themselves parallel inside (GEMMs by
+ * output columns, attention by head): for few rows (decode, a short question). */
+int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
+/* Rows at or below which kn_wide() is the better choice on this device. */
+size_t kn_wide_rows_max(const struct kn_dev *d);
+/* Scratch of a stream: at least size_bytes, 64-byte aligned; slot 0..7 keeps them apart; borrow
+ * until the next call with the same slot. NULL when out of memory. */
+void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
+
+/* ---- row operations ---- */
+struct kn_gemm_args {
+    const float *a;   /* [m, k], row stride lda floats */
+    size_t lda, m;
+    const struct kn_mat *w; /* [n, k] */
+    const float *bias; /* [n] or NULL */
+    float *c;         /* [m, n], row stride ldc floats: c = a w^T + bias, or c += … */
+    size_t ldc;
+    bool accumulate;
+};
+int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
+
+/* out[i] = x[i] / rms(x[i]) * weight; rows of D; out may be x. */
+int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+               const float *weight, float eps, float *out, size_t ldo);
+/* The same per head of K: x [m, heads, K] in place (Qwen3's QK norm). */
+int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
+                     const float *weight, float eps);
+/* gate_up [m, 2F] (gate first) -> out [m, F] = silu(gate) * up. */
+int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+              float *out, size_t ldo);
+
+/* Rotary embedding, rotate-half pairing (i, i + K/2). inv_freq carries any scaling; mscale is the
+ * YaRN attention factor, applied to q and k at use, never stored. */
+struct kn_rope {
+    size_t K;              /* head dim; the first n_rot dims rotate */
+    size_t n_rot;
+    const float *cos, *sin; /* [pos_cap, n_rot/2] unit modulus */
+    size_t pos_cap;
+    float mscale;          /* 1 unless YaRN */
+};
+int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,
+            size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
+
+/* ---- paged KV of one sequence ----
+ * Page p of layer l holds tokens [p*P, p*P+P): K transposed [G, K, P] then V [G, P, K], f32, at
+ * base + pages[p] * page_stride + l * layer_stride. K is rotated at its position in the sequence. */
+struct kn_kv {
+    float *base;
+    size_t page_stride, layer_stride; /* floats */
+    const int32_t *pages;             /* [n_pages] page ids of this sequence */
+    size_t n_pages;
+    unsigned G, K;
+};
+size_t kn_kv_layer_floats(unsigned G, unsigned K); /* floats of one page of one layer: 2*G*K*P */
+/* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
+int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+              size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
+/* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, placed at
+ * positions pos0 … pos0+n-1, K rotated there. `skip` (may be NULL): bit i set = leave token i. */
+int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
+               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
+/* f32 rows -> dtype t (round to nearest even); -ERANGE when a value does not fit f16. */
+int kn_encode(struct kn_stream *st, const float *x, size_t n, enum kn_dtype t, void *out);
+int kn_decode(struct kn_stream *st, const void *x, size_t n, enum kn_dtype t, float *out);
+
+/* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows sorted by position.
+ * GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */
+struct kn_attn_args {
+    const float *q; /* [m, H, K], rotated */
+    size_t ldq, m;
+    const int32_t *pos; /* [m] */
+    unsigned H;
+    const struct kn_kv *kv;
+    unsigned layer;
+    float scale;
+    float *out; /* [m, H, K] */
+    size_t ldo;
+    float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
+};
+int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
+/* mass[j] += sum over rows and heads of the attention probability of key j, j < n_keys; `lse` from
+ * kn_attn() of the same rows. Not thread-safe on `mass`: one caller at a time per array. */
+int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t n_keys);
+
+/* ret[i] = sum of squares of (a[i] - b[i]) over n values, fp32; b in dtype t. Rows of n. */
+int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                 size_t m, size_t n, float *ret /* [m] */);
+/* Indices of the k largest scores, ties to the lower index, returned ascending. */
+int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx /* [k] */);
+
+#endif
