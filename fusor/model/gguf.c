@@ -1,0 +1,521 @@
+/* One pass with a bounds-checked cursor over the header, then one over the tensor table. Nothing is
+ * copied but names and the index of string arrays. Counts are checked against the bytes that are
+ * left before anything is allocated for them, so a lying count cannot ask for more memory than a
+ * small multiple of the file. */
+#include "fusor/model/gguf.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "fusor/model/map.h"
+#include "fusor/model/quant.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    NAME_BYTES_MAX = 65535, /* keys: the format's own limit; tensor names are shorter */
+    ALIGN_DEFAULT = 32,     /* the format's own default */
+    ALIGN_MAX = 1 << 20,    /* chosen: far above any page size in use */
+    KV_BYTES_MIN = 13,      /* an entry: key length, type, one byte */
+    TENSOR_BYTES_MIN = 32   /* an entry: name length, n_dims, one dimension, type, offset */
+};
+
+struct gguf_kv {
+    const char *key; /* NUL-terminated copy */
+    enum gguf_type type, arr_type;
+    const uint8_t *data; /* scalar, string bytes or first array element, unaligned */
+    size_t n;            /* string: bytes; array: elements */
+    const uint8_t **str; /* array of strings: each one's length field; owned */
+};
+
+struct gguf {
+    struct map map;
+    struct arena arena; /* names */
+    const char *path;
+    struct gguf_kv *kv;
+    size_t n_kv, n_tensors;
+    struct gguf_tensor *tensor;
+    const struct gguf_tensor **by_name; /* sorted */
+    uint64_t *offset;                   /* per tensor, from the start of the data part */
+};
+
+struct cursor {
+    const uint8_t *p;
+    size_t left;
+    const char *path;
+    struct err *err;
+};
+
+static const uint8_t size_of_type[] = {
+    [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2, [GGUF_U32] = 4,
+    [GGUF_I32] = 4, [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_STR] = 0, [GGUF_ARR] = 0,
+    [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
+};
+static_assert(sizeof(size_of_type) == GGUF_F64 + 1, "one size per metadata type");
+
+static int truncated(struct cursor *c, const char *what)
+{
+    (void)err_set(c->err, -EBADMSG, "%s: file ends inside %s", c->path, what);
+    return -EBADMSG;
+}
+
+static int take(struct cursor *c, size_t n, const uint8_t **ret, const char *what)
+{
+    if (n > c->left) return truncated(c, what);
+    *ret = c->p;
+    c->p += n;
+    c->left -= n;
+    return 0;
+}
+
+static int take_u32(struct cursor *c, uint32_t *ret, const char *what)
+{
+    const uint8_t *p;
+    int r = take(c, sizeof(*ret), &p, what);
+    if (r == 0) memcpy(ret, p, sizeof(*ret));
+    return r;
+}
+
+static int take_u64(struct cursor *c, uint64_t *ret, const char *what)
+{
+    const uint8_t *p;
+    int r = take(c, sizeof(*ret), &p, what);
+    if (r == 0) memcpy(ret, p, sizeof(*ret));
+    return r;
+}
+
+static int take_str(struct cursor *c, const uint8_t **ret, size_t *ret_len, const char *what)
+{
+    uint64_t len = 0;
+    int r = take_u64(c, &len, what);
+    if (r < 0) return r;
+    if (len > c->left) return truncated(c, what);
+    *ret_len = (size_t)len;
+    return take(c, (size_t)len, ret, what);
+}
+
+/* A name: bounded, not empty, without NUL or control bytes; copied. */
+static int take_name(struct gguf *g, struct cursor *c, const char **ret, const char *what)
+{
+    const uint8_t *p;
+    size_t len;
+    int r = take_str(c, &p, &len, what);
+    if (r < 0) return r;
+    if (len == 0 || len > NAME_BYTES_MAX)
+        return err_set(c->err, -EBADMSG, "%s: %s has a length of %zu", c->path, what, len);
+    for (size_t i = 0; i < len; i++)
+        if (p[i] < 0x20) return err_set(c->err, -EBADMSG, "%s: %s is damaged", c->path, what);
+    char *s = arena_strndup(&g->arena, (const char *)p, len);
+    if (!s) return err_set(c->err, -ENOMEM, "%s: out of memory", c->path);
+    *ret = s;
+    return 0;
+}
+
+static int read_array(struct cursor *c, struct gguf_kv *kv)
+{
+    uint32_t type = 0;
+    uint64_t n = 0;
+    int r = take_u32(c, &type, "an array");
+    if (r == 0) r = take_u64(c, &n, "an array");
+    if (r < 0) return r;
+    if (type == GGUF_ARR)
+        return err_set(c->err, -ENOTSUP, "%s: \"%.80s\" is an array of arrays", c->path, kv->key);
+    if (type > GGUF_F64)
+        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" has the unknown element type %u", c->path,
+                       kv->key, type);
+    size_t each = type == GGUF_STR ? sizeof(uint64_t) : size_of_type[type];
+    if (n > c->left / each)
+        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" claims %llu elements, more than the file",
+                       c->path, kv->key, (unsigned long long)n);
+    kv->arr_type = (enum gguf_type)type;
+    kv->n = (size_t)n;
+    if (type != GGUF_STR) return take(c, kv->n * each, &kv->data, "an array");
+    kv->str = mem_alloc(kv->n * sizeof(*kv->str));
+    if (!kv->str) return err_set(c->err, -ENOMEM, "%s: out of memory", c->path);
+    for (size_t i = 0; i < kv->n; i++) {
+        const uint8_t *s;
+        size_t len;
+        kv->str[i] = c->p;
+        r = take_str(c, &s, &len, "an array of strings");
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
+{
+    uint32_t type = 0;
+    int r = take_name(g, c, &kv->key, "a metadata key");
+    if (r == 0) r = take_u32(c, &type, "the metadata");
+    if (r < 0) return r;
+    if (type > GGUF_F64)
+        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" has the unknown type %u", c->path, kv->key,
+                       type);
+    kv->type = (enum gguf_type)type;
+    if (type == GGUF_ARR) return read_array(c, kv);
+    if (type == GGUF_STR) return take_str(c, &kv->data, &kv->n, "a metadata string");
+    return take(c, size_of_type[type], &kv->data, "the metadata");
+}
+
+static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
+{
+    struct gguf_tensor *t = &g->tensor[i];
+    uint32_t n_dims = 0;
+    int r = take_name(g, c, &t->name, "a tensor name");
+    if (r == 0) r = take_u32(c, &n_dims, "the tensor table");
+    if (r < 0) return r;
+    if (n_dims < 1 || n_dims > 4)
+        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has %u dimensions", c->path, t->name,
+                       n_dims);
+    t->n_dims = n_dims;
+    for (unsigned d = 0; d < 4; d++)
+        t->dims[d] = 1;
+    for (unsigned d = 0; d < n_dims; d++) {
+        r = take_u64(c, &t->dims[d], "the tensor table");
+        if (r < 0) return r;
+    }
+    r = take_u32(c, &t->type, "the tensor table");
+    if (r == 0) r = take_u64(c, &g->offset[i], "the tensor table");
+    return r;
+}
+
+/* Bytes of a tensor from its shape and type. An unknown type gives 0 bytes: the file as such is
+ * fine, and whoever needs the tensor refuses it by name. */
+static int tensor_bytes(struct gguf *g, struct gguf_tensor *t, struct err *err)
+{
+    size_t n = 1;
+    for (unsigned d = 0; d < 4; d++)
+        if (t->dims[d] == 0 || t->dims[d] > INT64_MAX || !size_mul(n, (size_t)t->dims[d], &n))
+            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", g->path,
+                           t->name);
+    const struct quant_type *q = quant_type(t->type);
+    if (!q) {
+        t->size_bytes = 0;
+        return 0;
+    }
+    if (t->dims[0] % q->block != 0)
+        return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has rows of %llu, not a multiple of %u",
+                       g->path, t->name, (unsigned long long)t->dims[0], q->block);
+    size_t bytes;
+    if (!size_mul(n / q->block, q->bytes, &bytes))
+        return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", g->path, t->name);
+    t->size_bytes = bytes;
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct gguf_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct gguf_tensor *const *x = a, *const *y = b;
+    if ((*x)->data != (*y)->data) return (*x)->data > (*y)->data ? 1 : -1;
+    return ((*x)->size_bytes > (*y)->size_bytes) - ((*x)->size_bytes < (*y)->size_bytes);
+}
+
+static int place_tensors(struct gguf *g, size_t data_at, size_t align, struct err *err)
+{
+    if (g->n_tensors == 0) return 0;
+    if (data_at > g->map.size_bytes)
+        return err_set(err, -EBADMSG, "%s: file ends before its tensors", g->path);
+    size_t room = g->map.size_bytes - data_at;
+    for (size_t i = 0; i < g->n_tensors; i++) {
+        struct gguf_tensor *t = &g->tensor[i];
+        int r = tensor_bytes(g, t, err);
+        if (r < 0) return r;
+        if (g->offset[i] % align != 0)
+            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is not aligned", g->path, t->name);
+        if (g->offset[i] > room || t->size_bytes > room - g->offset[i])
+            return err_set(err, -EBADMSG,
+                           "%s: tensor \"%.80s\" lies outside the file (truncated download?)",
+                           g->path, t->name);
+        t->data = g->map.data + data_at + g->offset[i];
+        g->by_name[i] = t;
+    }
+    qsort(g->by_name, g->n_tensors, sizeof(*g->by_name), by_place);
+    for (size_t i = 1; i < g->n_tensors; i++) {
+        const struct gguf_tensor *a = g->by_name[i - 1], *b = g->by_name[i];
+        if ((const uint8_t *)a->data + a->size_bytes > (const uint8_t *)b->data)
+            return err_set(err, -EBADMSG, "%s: tensors \"%.64s\" and \"%.64s\" overlap", g->path,
+                           a->name, b->name);
+    }
+    qsort(g->by_name, g->n_tensors, sizeof(*g->by_name), by_name);
+    for (size_t i = 1; i < g->n_tensors; i++)
+        if (by_name(&g->by_name[i - 1], &g->by_name[i]) == 0)
+            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is there twice", g->path,
+                           g->by_name[i]->name);
+    return 0;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const struct gguf_kv *x = a, *y = b;
+    return strcmp(x->key, y->key);
+}
+
+static int read_metadata(struct gguf *g, struct cursor *c, uint64_t n)
+{
+    if (n > c->left / KV_BYTES_MIN)
+        return err_set(c->err, -EBADMSG, "%s: claims %llu metadata entries, more than the file",
+                       g->path, (unsigned long long)n);
+    g->kv = mem_zalloc((size_t)n * sizeof(*g->kv));
+    if (!g->kv) return err_set(c->err, -ENOMEM, "%s: out of memory", g->path);
+    g->n_kv = (size_t)n;
+    for (size_t i = 0; i < g->n_kv; i++) {
+        int r = read_kv(g, c, &g->kv[i]);
+        if (r < 0) return r;
+    }
+    if (g->n_kv > 0) qsort(g->kv, g->n_kv, sizeof(*g->kv), by_key);
+    for (size_t i = 1; i < g->n_kv; i++)
+        if (by_key(&g->kv[i - 1], &g->kv[i]) == 0)
+            return err_set(c->err, -EBADMSG, "%s: \"%.80s\" is there twice", g->path, g->kv[i].key);
+    return 0;
+}
+
+static int read_tensors(struct gguf *g, struct cursor *c, uint64_t n)
+{
+    if (n > c->left / TENSOR_BYTES_MIN)
+        return err_set(c->err, -EBADMSG, "%s: claims %llu tensors, more than the file", g->path,
+                       (unsigned long long)n);
+    g->n_tensors = (size_t)n;
+    g->tensor = mem_zalloc(g->n_tensors * sizeof(*g->tensor));
+    g->by_name = mem_zalloc(g->n_tensors * sizeof(*g->by_name));
+    g->offset = mem_zalloc(g->n_tensors * sizeof(*g->offset));
+    if (!g->tensor || !g->by_name || !g->offset)
+        return err_set(c->err, -ENOMEM, "%s: out of memory", g->path);
+    for (size_t i = 0; i < g->n_tensors; i++) {
+        int r = read_tensor(g, c, i);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int read_all(struct gguf *g, struct err *err)
+{
+    struct cursor c = {g->map.data, g->map.size_bytes, g->path, err};
+    const uint8_t *magic;
+    uint32_t version = 0;
+    uint64_t n_tensors = 0, n_kv = 0;
+    int r = take(&c, 4, &magic, "its first bytes");
+    if (r < 0) return r;
+    if (memcmp(magic, "GGUF", 4) != 0)
+        return err_set(err, -EBADMSG, "%s: is not a GGUF file", g->path);
+    r = take_u32(&c, &version, "the header");
+    if (r < 0) return r;
+    if (version == __builtin_bswap32(2) || version == __builtin_bswap32(3))
+        return err_set(err, -ENOTSUP, "%s: is a big-endian GGUF file", g->path);
+    if (version != 2 && version != 3)
+        return err_set(err, -ENOTSUP, "%s: has GGUF version %u, known are 2 and 3", g->path,
+                       version);
+    r = take_u64(&c, &n_tensors, "the header");
+    if (r == 0) r = take_u64(&c, &n_kv, "the header");
+    if (r == 0) r = read_metadata(g, &c, n_kv);
+    if (r == 0) r = read_tensors(g, &c, n_tensors);
+    if (r < 0) return r;
+
+    uint64_t align = ALIGN_DEFAULT;
+    (void)gguf_u64(g, "general.alignment", &align);
+    if (align < 8 || align > ALIGN_MAX || (align & (align - 1)) != 0)
+        return err_set(err, -EBADMSG, "%s: has an alignment of %llu", g->path,
+                       (unsigned long long)align);
+    size_t at = (size_t)(c.p - g->map.data);
+    at = (at + (size_t)align - 1) & ~((size_t)align - 1);
+    return place_tensors(g, at, (size_t)align, err);
+}
+
+int gguf_open(const char *path, struct gguf **ret, struct err *err)
+{
+    struct gguf *g = mem_zalloc(sizeof(*g));
+    if (!g) return err_set(err, -ENOMEM, "%s: out of memory", path);
+    arena_init(&g->arena);
+    int r = map_open(path, &g->map, err);
+    if (r < 0) goto fail;
+    g->path = arena_strndup(&g->arena, path, strlen(path));
+    if (!g->path) {
+        r = err_set(err, -ENOMEM, "%s: out of memory", path);
+        goto fail;
+    }
+    r = read_all(g, err);
+    if (r < 0) goto fail;
+    *ret = g;
+    return 0;
+fail:
+    gguf_close(g);
+    return r;
+}
+
+void gguf_close(struct gguf *g)
+{
+    if (!g) return;
+    for (size_t i = 0; i < g->n_kv; i++)
+        mem_free(g->kv[i].str);
+    mem_free(g->kv);
+    mem_free(g->tensor);
+    mem_free(g->by_name);
+    mem_free(g->offset);
+    arena_fini(&g->arena);
+    map_close(&g->map);
+    mem_free(g);
+}
+
+const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
+{
+    struct gguf_kv want = {.key = key};
+    if (g->n_kv == 0) return NULL;
+    return bsearch(&want, g->kv, g->n_kv, sizeof(*g->kv), by_key);
+}
+
+enum gguf_type gguf_kv_type(const struct gguf_kv *kv)
+{
+    return kv->type;
+}
+
+enum gguf_type gguf_arr_type(const struct gguf_kv *kv)
+{
+    return kv->type == GGUF_ARR ? kv->arr_type : kv->type;
+}
+
+size_t gguf_arr_len(const struct gguf_kv *kv)
+{
+    return kv->type == GGUF_ARR ? kv->n : 0;
+}
+
+/* One number of any integer type; u64 values above INT64_MAX do not fit and count as other type. */
+static int number_i64(enum gguf_type t, const uint8_t *p, int64_t *ret)
+{
+    int8_t i8;
+    int16_t i16;
+    uint16_t u16;
+    int32_t i32;
+    uint32_t u32;
+    int64_t i64;
+    switch (t) {
+    case GGUF_U8:
+    case GGUF_BOOL:
+        *ret = *p;
+        return 1;
+    case GGUF_I8:
+        memcpy(&i8, p, sizeof(i8));
+        *ret = i8;
+        return 1;
+    case GGUF_U16:
+        memcpy(&u16, p, sizeof(u16));
+        *ret = u16;
+        return 1;
+    case GGUF_I16:
+        memcpy(&i16, p, sizeof(i16));
+        *ret = i16;
+        return 1;
+    case GGUF_U32:
+        memcpy(&u32, p, sizeof(u32));
+        *ret = u32;
+        return 1;
+    case GGUF_I32:
+        memcpy(&i32, p, sizeof(i32));
+        *ret = i32;
+        return 1;
+    case GGUF_U64:
+    case GGUF_I64:
+        memcpy(&i64, p, sizeof(i64));
+        if (t == GGUF_U64 && i64 < 0) return 0;
+        *ret = i64;
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static int number_f64(enum gguf_type t, const uint8_t *p, double *ret)
+{
+    float f;
+    int64_t i;
+    if (t == GGUF_F32) {
+        memcpy(&f, p, sizeof(f));
+        *ret = (double)f;
+        return 1;
+    }
+    if (t == GGUF_F64) {
+        memcpy(ret, p, sizeof(*ret));
+        return 1;
+    }
+    if (t == GGUF_BOOL || !number_i64(t, p, &i)) return 0;
+    *ret = (double)i;
+    return 1;
+}
+
+int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    int64_t v;
+    if (!kv || kv->type == GGUF_BOOL || !number_i64(kv->type, kv->data, &v) || v < 0) return 0;
+    *ret = (uint64_t)v;
+    return 1;
+}
+
+int gguf_f64(const struct gguf *g, const char *key, double *ret)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    return kv ? number_f64(kv->type, kv->data, ret) : 0;
+}
+
+int gguf_bool(const struct gguf *g, const char *key, bool *ret)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv || kv->type != GGUF_BOOL) return 0;
+    *ret = *kv->data != 0;
+    return 1;
+}
+
+int gguf_str(const struct gguf *g, const char *key, const char **ret, size_t *ret_len)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv || kv->type != GGUF_STR) return 0;
+    *ret = (const char *)kv->data;
+    *ret_len = kv->n;
+    return 1;
+}
+
+int gguf_arr_str(const struct gguf_kv *kv, size_t i, const char **ret, size_t *ret_len)
+{
+    if (!kv || kv->type != GGUF_ARR || kv->arr_type != GGUF_STR || i >= kv->n) return 0;
+    uint64_t len = 0;
+    memcpy(&len, kv->str[i], sizeof(len));
+    *ret = (const char *)kv->str[i] + sizeof(len);
+    *ret_len = (size_t)len;
+    return 1;
+}
+
+int gguf_arr_i64(const struct gguf_kv *kv, size_t i, int64_t *ret)
+{
+    if (!kv || kv->type != GGUF_ARR || kv->arr_type == GGUF_STR || i >= kv->n) return 0;
+    return number_i64(kv->arr_type, kv->data + i * size_of_type[kv->arr_type], ret);
+}
+
+int gguf_arr_f64(const struct gguf_kv *kv, size_t i, double *ret)
+{
+    if (!kv || kv->type != GGUF_ARR || kv->arr_type == GGUF_STR || i >= kv->n) return 0;
+    return number_f64(kv->arr_type, kv->data + i * size_of_type[kv->arr_type], ret);
+}
+
+size_t gguf_n_tensors(const struct gguf *g)
+{
+    return g->n_tensors;
+}
+
+const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i)
+{
+    return i < g->n_tensors ? &g->tensor[i] : NULL;
+}
+
+const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name)
+{
+    struct gguf_tensor want = {.name = name};
+    const struct gguf_tensor *p = &want;
+    if (g->n_tensors == 0) return NULL;
+    const struct gguf_tensor **at =
+        bsearch(&p, g->by_name, g->n_tensors, sizeof(*g->by_name), by_name);
+    return at ? *at : NULL;
+}
