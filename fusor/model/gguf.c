@@ -31,7 +31,7 @@ struct gguf_kv {
 struct gguf {
     struct map map;
     struct arena arena; /* names */
-    const char *path;
+    const char *path;   /* its end, for messages */
     struct gguf_kv *kv;
     size_t n_kv, n_tensors;
     struct gguf_tensor *tensor;
@@ -329,13 +329,14 @@ static int read_all(struct gguf *g, struct err *err)
 int gguf_open(const char *path, struct gguf **ret, struct err *err)
 {
     struct gguf *g = mem_zalloc(sizeof(*g));
-    if (!g) return err_set(err, -ENOMEM, "%s: out of memory", path);
+    if (!g) return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
     arena_init(&g->arena);
     int r = map_open(path, &g->map, err);
     if (r < 0) goto fail;
-    g->path = arena_strndup(&g->arena, path, strlen(path));
+    const char *tail = map_path_tail(path);
+    g->path = arena_strndup(&g->arena, tail, strlen(tail));
     if (!g->path) {
-        r = err_set(err, -ENOMEM, "%s: out of memory", path);
+        r = err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
         goto fail;
     }
     r = read_all(g, err);

@@ -6,6 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+const char *map_path_tail(const char *path)
+{
+    size_t len = strlen(path);
+    return len > 100 ? path + len - 100 : path;
+}
+
 static int map_fd(int fd, const char *path, struct map *ret, struct err *err)
 {
     struct stat st;
@@ -30,9 +36,9 @@ int map_open(const char *path, struct map *ret, struct err *err)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         int code = -errno;
-        return err_set(err, code, "%s: cannot be opened: %s", path, strerror(-code));
+        return err_set(err, code, "%s: cannot be opened: %s", map_path_tail(path), strerror(-code));
     }
-    int r = map_fd(fd, path, ret, err);
+    int r = map_fd(fd, map_path_tail(path), ret, err);
     (void)close(fd);
     return r;
 }

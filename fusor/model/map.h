@@ -21,4 +21,7 @@ struct map {
 int map_open(const char *path, struct map *ret, struct err *err);
 void map_close(struct map *m); /* accepts a closed one */
 
+/* The last 100 bytes of a path: a message keeps room for its cause. */
+const char *map_path_tail(const char *path);
+
 #endif

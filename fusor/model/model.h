@@ -24,6 +24,7 @@ struct model_rope {
     double low_freq_factor, high_freq_factor;      /* llama3 */
     double orig_ctx;      /* original_max_position_embeddings */
     double beta_fast, beta_slow, attn_factor;      /* yarn; attn_factor 0 = default 0.1 ln s + 1 */
+    bool no_truncate;     /* yarn: correction range not rounded to whole dimensions */
     const float *freq_factors; /* GGUF rope_freqs tensor [K/2] (llama3 baked in) or NULL */
 };
 struct model_cfg {

@@ -1,0 +1,395 @@
+/* Opening is: pick the loader by the path, let it fill configuration and tensor table, check the
+ * configuration against what the engine can do, bind every tensor to its weight kind with its exact
+ * shape, refuse tensors nobody asked for (they would mean arithmetic that is not done), and take
+ * the fingerprint. Rows are converted on demand straight from the mapping. */
+#include "fusor/model/model_int.h"
+
+#include "base/assert.h"
+#include "base/buf.h"
+#include "base/mem.h"
+#include "fusor/model/map.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+enum dim { DIM_1, DIM_D, DIM_V, DIM_F, DIM_K, DIM_HK, DIM_GK };
+enum when { ALWAYS_THERE, UNLESS_TIED, WITH_QKV_BIAS, WITH_O_BIAS, WITH_QK_NORM };
+#define N_GLOBAL MODEL_NORM_ATTN /* kinds before it are not per layer */
+
+static const struct weight_kind {
+    const char *gguf, *hf; /* after "blk.N." and "model.layers.N." for layers */
+    enum dim rows, cols;
+    enum when when;
+} kinds[MODEL_W_COUNT] = {
+    [MODEL_EMBED] = {"token_embd.weight", "model.embed_tokens.weight", DIM_V, DIM_D, ALWAYS_THERE},
+    [MODEL_NORM_OUT] = {"output_norm.weight", "model.norm.weight", DIM_1, DIM_D, ALWAYS_THERE},
+    [MODEL_LM_HEAD] = {"output.weight", "lm_head.weight", DIM_V, DIM_D, UNLESS_TIED},
+    [MODEL_NORM_ATTN] = {"attn_norm.weight", "input_layernorm.weight", DIM_1, DIM_D, ALWAYS_THERE},
+    [MODEL_NORM_FFN] = {"ffn_norm.weight", "post_attention_layernorm.weight", DIM_1, DIM_D,
+                        ALWAYS_THERE},
+    [MODEL_Q] = {"attn_q.weight", "self_attn.q_proj.weight", DIM_HK, DIM_D, ALWAYS_THERE},
+    [MODEL_K] = {"attn_k.weight", "self_attn.k_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
+    [MODEL_V] = {"attn_v.weight", "self_attn.v_proj.weight", DIM_GK, DIM_D, ALWAYS_THERE},
+    [MODEL_O] = {"attn_output.weight", "self_attn.o_proj.weight", DIM_D, DIM_HK, ALWAYS_THERE},
+    [MODEL_GATE] = {"ffn_gate.weight", "mlp.gate_proj.weight", DIM_F, DIM_D, ALWAYS_THERE},
+    [MODEL_UP] = {"ffn_up.weight", "mlp.up_proj.weight", DIM_F, DIM_D, ALWAYS_THERE},
+    [MODEL_DOWN] = {"ffn_down.weight", "mlp.down_proj.weight", DIM_D, DIM_F, ALWAYS_THERE},
+    [MODEL_Q_BIAS] = {"attn_q.bias", "self_attn.q_proj.bias", DIM_1, DIM_HK, WITH_QKV_BIAS},
+    [MODEL_K_BIAS] = {"attn_k.bias", "self_attn.k_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
+    [MODEL_V_BIAS] = {"attn_v.bias", "self_attn.v_proj.bias", DIM_1, DIM_GK, WITH_QKV_BIAS},
+    [MODEL_O_BIAS] = {"attn_output.bias", "self_attn.o_proj.bias", DIM_1, DIM_D, WITH_O_BIAS},
+    [MODEL_Q_NORM] = {"attn_q_norm.weight", "self_attn.q_norm.weight", DIM_1, DIM_K, WITH_QK_NORM},
+    [MODEL_K_NORM] = {"attn_k_norm.weight", "self_attn.k_norm.weight", DIM_1, DIM_K, WITH_QK_NORM},
+};
+
+static size_t dim_size(const struct model_cfg *c, enum dim d)
+{
+    switch (d) {
+    case DIM_D:
+        return c->D;
+    case DIM_V:
+        return c->V;
+    case DIM_F:
+        return c->F;
+    case DIM_K:
+        return c->K;
+    case DIM_HK:
+        return (size_t)c->H * c->K;
+    case DIM_GK:
+        return (size_t)c->G * c->K;
+    case DIM_1:
+        break;
+    }
+    return 1;
+}
+
+static bool wanted(const struct model_cfg *c, enum when w)
+{
+    switch (w) {
+    case UNLESS_TIED:
+        return !c->tied;
+    case WITH_QKV_BIAS:
+        return c->qkv_bias;
+    case WITH_O_BIAS:
+        return c->o_bias;
+    case WITH_QK_NORM:
+        return c->qk_norm;
+    case ALWAYS_THERE:
+        break;
+    }
+    return true;
+}
+
+static size_t slot(enum model_w w, unsigned layer)
+{
+    if (w < N_GLOBAL) return w;
+    return N_GLOBAL + (size_t)layer * (MODEL_W_COUNT - N_GLOBAL) + (w - N_GLOBAL);
+}
+
+static int bad(struct model *m, int code, const char *what, struct err *err)
+{
+    return err_set(err, code, "%s: %s", m->where, what);
+}
+
+static int check_rope(struct model *m, struct err *err)
+{
+    const struct model_rope *r = &m->cfg.rope;
+    if (!(r->base > 0) || !isfinite(r->base)) return bad(m, -EBADMSG, "rope base is damaged", err);
+    if (r->type != ROPE_NONE && (!(r->factor > 0) || !isfinite(r->factor)))
+        return bad(m, -EBADMSG, "rope scaling factor is damaged", err);
+    bool has_ctx = r->orig_ctx >= 1 && r->orig_ctx <= MODEL_CTX_MAX;
+    if ((r->type == ROPE_LLAMA3 || r->type == ROPE_YARN) && !has_ctx)
+        return bad(m, -EBADMSG, "rope scaling has no valid original context length", err);
+    if (r->type == ROPE_LLAMA3 &&
+        !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
+        return bad(m, -EBADMSG, "llama3 rope scaling has damaged frequency factors", err);
+    if (r->type == ROPE_YARN && !(r->beta_slow > 0 && r->beta_fast >= r->beta_slow &&
+                                  r->attn_factor >= 0 && r->attn_factor < 1e3))
+        return bad(m, -EBADMSG, "yarn rope scaling has damaged parameters", err);
+    if (r->type == ROPE_YARN && !(r->base > 1))
+        return bad(m, -EBADMSG, "rope base is damaged", err);
+    return 0;
+}
+
+static int check_config(struct model *m, struct err *err)
+{
+    const struct model_cfg *c = &m->cfg;
+    const struct {
+        const char *name;
+        unsigned v, max;
+    } dims[] = {
+        {"layers", c->L, MODEL_L_MAX},          {"hidden size", c->D, MODEL_D_MAX},
+        {"attention heads", c->H, MODEL_H_MAX}, {"key-value heads", c->G, MODEL_H_MAX},
+        {"head size", c->K, MODEL_K_MAX},       {"feed-forward size", c->F, MODEL_F_MAX},
+        {"vocabulary", c->V, MODEL_V_MAX},      {"context length", c->ctx_max, MODEL_CTX_MAX},
+    };
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+        if (dims[i].v < 1 || dims[i].v > dims[i].max)
+            return err_set(err, -EBADMSG, "%s: %s of %u is outside 1…%u", m->where, dims[i].name,
+                           dims[i].v, dims[i].max);
+    if (c->H % c->G != 0)
+        return err_set(err, -EBADMSG, "%s: %u attention heads cannot share %u key-value heads",
+                       m->where, c->H, c->G);
+    if (c->K % 2 != 0) return err_set(err, -EBADMSG, "%s: head size of %u is odd", m->where, c->K);
+    if (!(c->rms_eps >= 0) || c->rms_eps > 1)
+        return bad(m, -EBADMSG, "norm epsilon is damaged", err);
+    if (!(c->attn_scale > 0) || !isfinite(c->attn_scale))
+        return bad(m, -EBADMSG, "attention scale is damaged", err);
+    return check_rope(m, err);
+}
+
+static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err *err)
+{
+    const struct weight_kind *k = &kinds[w];
+    char name[96];
+    const char *rest = m->gguf ? k->gguf : k->hf;
+    if (w < N_GLOBAL)
+        (void)snprintf(name, sizeof(name), "%s", rest);
+    else
+        (void)snprintf(name, sizeof(name), "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer,
+                       rest);
+    struct tensor *t = tensors_find(&m->tensors, name);
+    if (!t) return err_set(err, -EBADMSG, "%s: tensor \"%s\" is missing", m->where, name);
+    size_t rows = dim_size(&m->cfg, k->rows), cols = dim_size(&m->cfg, k->cols);
+    bool vector = k->rows == DIM_1;
+    /* A matrix with one row may have lost its outer dimension, so only sizes are compared. */
+    if (t->n_dims > 2 || t->n_dims < 1 || t->rows != rows || t->cols != cols)
+        return err_set(err, -EBADMSG, "%s: tensor \"%s\" has shape [%zu, %zu], expected [%zu, %zu]",
+                       m->where, name, t->rows, t->cols, rows, cols);
+    if (!t->type || !t->type->fn)
+        return err_set(err, -ENOTSUP, "%s: tensor \"%s\" has type %s, which is not supported",
+                       m->where, name, t->type_name);
+    if (vector && t->type->block != 1)
+        return err_set(err, -ENOTSUP, "%s: vector \"%s\" is quantised (%s)", m->where, name,
+                       t->type_name);
+    if (cols % t->type->block != 0 ||
+        t->size_bytes != rows * (cols / t->type->block) * t->type->bytes)
+        return err_set(err, -EBADMSG, "%s: tensor \"%s\" has the wrong size", m->where, name);
+    if (!vector && t->type->id == QUANT_F32) m->cfg.file_f32 = true;
+    if (!vector && (size_t)t->type->bytes * 8 > (size_t)t->type->block * 16)
+        m->cfg.file_bf16_or_less = false;
+    t->used = true;
+    m->w[slot(w, layer)] = (struct weight){t->data, t->type, t->size_bytes};
+    return 0;
+}
+
+/* Tensors that carry nothing the engine would have to compute. */
+static bool harmless(const struct model *m, const char *name)
+{
+    static const char inv_freq[] = "rotary_emb.inv_freq"; /* old checkpoints saved the buffer */
+    size_t len = strlen(name), n = sizeof(inv_freq) - 1;
+    if (len >= n && strcmp(name + len - n, inv_freq) == 0) return true;
+    if (m->gguf) return strcmp(name, "rope_freqs.weight") == 0;
+    return m->cfg.tied && strcmp(name, "lm_head.weight") == 0;
+}
+
+static int bind_all(struct model *m, struct err *err)
+{
+    size_t n = slot(MODEL_NORM_ATTN, m->cfg.L);
+    m->w = mem_zalloc(n * sizeof(*m->w));
+    if (!m->w) return bad(m, -ENOMEM, "out of memory", err);
+    m->cfg.file_bf16_or_less = true;
+    for (unsigned l = 0; l < m->cfg.L; l++) {
+        for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT; w++) {
+            if (!wanted(&m->cfg, kinds[w].when)) continue;
+            int r = bind_one(m, (enum model_w)w, l, err);
+            if (r < 0) return r;
+        }
+    }
+    if (m->cfg.tied) m->w[MODEL_LM_HEAD] = m->w[MODEL_EMBED];
+    for (size_t i = 0; i < m->tensors.n; i++) {
+        const struct tensor *t = &m->tensors.t[i];
+        if (!t->used && !harmless(m, t->name))
+            return err_set(err, -ENOTSUP,
+                           "%s: tensor \"%.80s\" is not known to architecture \"%s\"", m->where,
+                           t->name, m->cfg.arch);
+    }
+    return 0;
+}
+
+static void hash_bytes(XXH3_state_t *st, const void *p, size_t n)
+{
+    enum { SAMPLE = 64 << 10 }; /* chosen: 300 tensors of a big file stay under 40 MB of reading */
+    const uint8_t *b = p;
+    if (n <= 2 * SAMPLE) {
+        (void)XXH3_128bits_update(st, b, n);
+        return;
+    }
+    (void)XXH3_128bits_update(st, b, SAMPLE);
+    (void)XXH3_128bits_update(st, b + n - SAMPLE, SAMPLE);
+}
+
+/* Everything that changes the numbers goes in; the model's name and its context length do not. */
+static int fingerprint(struct model *m, struct err *err)
+{
+    struct model_cfg *c = &m->cfg;
+    const struct model_rope *r = &c->rope;
+    struct buf b = BUF_INIT;
+    XXH3_state_t st;
+    (void)XXH3_128bits_reset(&st);
+    int e = buf_addf(&b, "kvblend-model-1 %s %u %u %u %u %u %u %u %a %d%d%d%d %a %a %a %a", c->arch,
+                     c->L, c->D, c->H, c->G, c->K, c->F, c->V, (double)c->rms_eps, c->qkv_bias,
+                     c->o_bias, c->qk_norm, c->tied, (double)c->attn_scale, (double)c->embed_scale,
+                     (double)c->residual_scale, (double)c->logit_scale);
+    if (e == 0)
+        e = buf_addf(&b, " %d %a %a %a %a %a %a %a %a %d", r->type, r->base, r->factor,
+                     r->low_freq_factor, r->high_freq_factor, r->orig_ctx, r->beta_fast,
+                     r->beta_slow, r->attn_factor, r->no_truncate);
+    for (unsigned l = 0; l < c->L && e == 0; l++)
+        for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT && e == 0; w++)
+            if (m->w[slot((enum model_w)w, l)].data)
+                e = buf_addf(&b, " %u.%d.%s.%zu", l, w, m->w[slot((enum model_w)w, l)].type->name,
+                             m->w[slot((enum model_w)w, l)].size_bytes);
+    if (e == 0) (void)XXH3_128bits_update(&st, b.data, b.len);
+    buf_fini(&b);
+    if (e < 0) return bad(m, -ENOMEM, "out of memory", err);
+    if (r->freq_factors) hash_bytes(&st, r->freq_factors, c->K / 2 * sizeof(float));
+    for (size_t i = 0; i < slot(MODEL_NORM_ATTN, c->L); i++)
+        if (m->w[i].data) hash_bytes(&st, m->w[i].data, m->w[i].size_bytes);
+    XXH128_hash_t h = XXH3_128bits_digest(&st);
+    c->fingerprint[0] = h.high64;
+    c->fingerprint[1] = h.low64;
+    return 0;
+}
+
+static void name_from_path(struct model *m)
+{
+    size_t len = strlen(m->path);
+    while (len > 1 && m->path[len - 1] == '/')
+        len--;
+    size_t at = len;
+    while (at > 0 && m->path[at - 1] != '/')
+        at--;
+    (void)snprintf(m->cfg.name, sizeof(m->cfg.name), "%.*s", (int)(len - at > 127 ? 127 : len - at),
+                   m->path + at);
+}
+
+static int load(struct model *m, struct err *err)
+{
+    struct stat st;
+    if (stat(m->path, &st) != 0) {
+        int code = -errno;
+        return err_set(err, code, "%s: cannot be opened: %s", m->where, strerror(-code));
+    }
+    m->cfg.embed_scale = m->cfg.residual_scale = m->cfg.logit_scale = 1;
+    int r;
+    if (S_ISDIR(st.st_mode)) {
+        r = model_from_hf(m, err);
+    } else {
+        r = gguf_open(m->path, &m->gguf, err);
+        if (r == 0) r = model_from_gguf(m, err);
+    }
+    if (r == 0) r = tensors_sort(&m->tensors, m->where, err);
+    if (r < 0) return r;
+    if (!m->cfg.name[0]) name_from_path(m);
+    if (m->cfg.K > 0 && m->cfg.attn_scale == 0) m->cfg.attn_scale = 1 / sqrtf((float)m->cfg.K);
+    r = check_config(m, err);
+    if (r == 0) r = bind_all(m, err);
+    if (r == 0) r = fingerprint(m, err);
+    return r;
+}
+
+int model_open(const char *path, struct model **ret, struct err *err)
+{
+    struct model *m = mem_zalloc(sizeof(*m));
+    if (!m) return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
+    int r;
+    m->path = mem_strdup(path);
+    if (m->path) {
+        m->where = map_path_tail(m->path);
+        r = load(m, err);
+    } else {
+        r = err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
+    }
+    if (r < 0) {
+        model_close(m);
+        return r;
+    }
+    *ret = m;
+    return 0;
+}
+
+void model_close(struct model *m)
+{
+    if (!m) return;
+    tensors_fini(&m->tensors);
+    st_close(m->st);
+    gguf_close(m->gguf);
+    mem_free(m->freq_factors);
+    mem_free(m->w);
+    mem_free(m->path);
+    mem_free(m);
+}
+
+const struct model_cfg *model_config(const struct model *m)
+{
+    return &m->cfg;
+}
+
+static const struct weight *weight_of(const struct model *m, enum model_w w, unsigned layer)
+{
+    if ((unsigned)w >= MODEL_W_COUNT || (w >= N_GLOBAL && layer >= m->cfg.L)) return NULL;
+    const struct weight *x = &m->w[slot(w, layer)];
+    return x->data ? x : NULL;
+}
+
+bool model_has(const struct model *m, enum model_w w, unsigned layer)
+{
+    return weight_of(m, w, layer) != NULL;
+}
+
+size_t model_w_rows(const struct model *m, enum model_w w)
+{
+    ASSERT((unsigned)w < MODEL_W_COUNT);
+    return dim_size(&m->cfg, kinds[w].rows);
+}
+
+size_t model_w_cols(const struct model *m, enum model_w w)
+{
+    ASSERT((unsigned)w < MODEL_W_COUNT);
+    return dim_size(&m->cfg, kinds[w].cols);
+}
+
+/* Where row (or bias element) r of rotate-half order lies in a file with interleaved pairs: element
+ * j * K/2 + i of a head is stored at 2 i + j. */
+static size_t interleaved(size_t r, size_t K)
+{
+    size_t head = r / K, e = r % K, half = K / 2;
+    return head * K + 2 * (e % half) + e / half;
+}
+
+int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+               float *out)
+{
+    const struct weight *x = weight_of(m, w, layer);
+    if (!x) return -ENOENT;
+    size_t rows = model_w_rows(m, w), cols = model_w_cols(m, w);
+    if (row0 > rows || n > rows - row0) return -EINVAL;
+    size_t row_bytes = cols / x->type->block * x->type->bytes;
+    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
+        for (size_t i = 0; i < n; i++)
+            quant_to_f32(x->type, x->data + interleaved(row0 + i, m->cfg.K) * row_bytes, cols,
+                         out + i * cols);
+    } else if (m->permuted && n > 0 && (w == MODEL_Q_BIAS || w == MODEL_K_BIAS)) {
+        for (size_t i = 0; i < cols; i++)
+            quant_to_f32(x->type, x->data + interleaved(i, m->cfg.K) * x->type->bytes, 1, out + i);
+    } else {
+        quant_to_f32(x->type, x->data + row0 * row_bytes, n * cols, out);
+    }
+    return 0;
+}
+
+const struct gguf *model_gguf(const struct model *m)
+{
+    return m->gguf;
+}
+
+const char *model_path(const struct model *m)
+{
+    return m->path;
+}

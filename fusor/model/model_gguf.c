@@ -1,0 +1,239 @@
+/* Reads the metadata of a GGUF file into a model_cfg. Keys are "<architecture>.<name>"; defaults
+ * are llama.cpp's. Whatever changes the arithmetic in a way the engine does not do is refused here
+ * by name. */
+#include "fusor/model/model_int.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    bool permuted; /* the converter interleaves Q and K rows for this architecture */
+    bool qk_norm;
+} archs[] = {
+    {"llama", true, false},
+    {"qwen2", false, false},
+    {"qwen3", false, true},
+};
+
+/* What the engine does not do, and the one value at which it makes no difference. */
+static const struct {
+    const char *key;
+    double neutral;
+    const char *what;
+} refused[] = {
+    {"expert_count", 0, "is a mixture of experts"},
+    {"embedding_scale", 1, "scales its embeddings"},
+    {"residual_scale", 1, "scales its residual stream"},
+    {"logit_scale", 1, "scales its logits"},
+    {"attn_logit_softcapping", 0, "caps its attention scores"},
+    {"final_logit_softcapping", 0, "caps its logits"},
+    {"attention.max_alibi_bias", 0, "uses ALiBi"},
+    {"attention.clamp_kqv", 0, "clamps Q, K and V"},
+};
+
+struct keys { /* the architecture's prefix */
+    const struct gguf *g;
+    const char *arch;
+    char buf[96];
+};
+
+static const char *key(struct keys *k, const char *name)
+{
+    (void)snprintf(k->buf, sizeof(k->buf), "%s.%s", k->arch, name);
+    return k->buf;
+}
+
+static double get(struct keys *k, const char *name, double dflt)
+{
+    (void)gguf_f64(k->g, key(k, name), &dflt);
+    return dflt;
+}
+
+/* A count; some files store one value per layer, which is fine while all are equal. */
+static int get_count(struct keys *k, const char *name, unsigned dflt, unsigned *ret,
+                     struct err *err)
+{
+    const struct gguf_kv *kv = gguf_find(k->g, key(k, name));
+    uint64_t v = dflt;
+    size_t n = kv ? gguf_arr_len(kv) : 0;
+    if (n > 0) {
+        int64_t first = -1, x;
+        for (size_t i = 0; i < n; i++) {
+            if (!gguf_arr_i64(kv, i, &x) || x < 0)
+                return err_set(err, -EBADMSG, "metadata \"%s\" is damaged", k->buf);
+            if (i == 0) first = x;
+            if (x != first)
+                return err_set(err, -ENOTSUP, "metadata \"%s\" differs between layers", k->buf);
+        }
+        v = (uint64_t)first;
+    } else if (kv && !gguf_u64(k->g, k->buf, &v)) {
+        return err_set(err, -EBADMSG, "metadata \"%s\" is damaged", k->buf);
+    }
+    if (!kv && dflt == 0) return err_set(err, -EBADMSG, "metadata \"%s\" is missing", k->buf);
+    if (v > UINT32_MAX) return err_set(err, -EBADMSG, "metadata \"%s\" is absurd", k->buf);
+    *ret = (unsigned)v;
+    return 0;
+}
+
+static int read_dims(struct model *m, struct keys *k, struct err *err)
+{
+    struct model_cfg *c = &m->cfg;
+    const struct gguf_tensor *emb = gguf_tensor_find(m->gguf, "token_embd.weight");
+    if (!emb) return err_set(err, -EBADMSG, "tensor \"token_embd.weight\" is missing");
+    if (emb->dims[1] > MODEL_V_MAX)
+        return err_set(err, -EBADMSG, "vocabulary of %llu is absurd",
+                       (unsigned long long)emb->dims[1]);
+    c->V = (unsigned)emb->dims[1];
+    int r = get_count(k, "block_count", 0, &c->L, err);
+    if (r == 0) r = get_count(k, "embedding_length", 0, &c->D, err);
+    if (r == 0) r = get_count(k, "feed_forward_length", 0, &c->F, err);
+    if (r == 0) r = get_count(k, "attention.head_count", 0, &c->H, err);
+    if (r == 0) r = get_count(k, "attention.head_count_kv", c->H, &c->G, err);
+    if (r == 0) r = get_count(k, "context_length", 0, &c->ctx_max, err);
+    if (r < 0) return r;
+    if (c->H == 0 || c->D < c->H) return err_set(err, -EBADMSG, "has %u attention heads", c->H);
+    unsigned n_rot, v_len;
+    r = get_count(k, "attention.key_length", c->D / c->H, &c->K, err);
+    if (r == 0) r = get_count(k, "attention.value_length", c->K, &v_len, err);
+    if (r == 0) r = get_count(k, "rope.dimension_count", c->K, &n_rot, err);
+    if (r < 0) return r;
+    if (v_len != c->K) return err_set(err, -ENOTSUP, "values have another head size than keys");
+    if (n_rot != c->K)
+        return err_set(err, -ENOTSUP, "rotates %u of %u dimensions of a head", n_rot, c->K);
+    return 0;
+}
+
+static int read_rope(struct model *m, struct keys *k, struct err *err)
+{
+    struct model_rope *r = &m->cfg.rope;
+    const char *type = "";
+    size_t len = 0;
+    r->base = get(k, "rope.freq_base", 10000);
+    (void)gguf_str(m->gguf, key(k, "rope.scaling.type"), &type, &len);
+    r->factor = get(k, "rope.scaling.factor", get(k, "rope.scale_linear", 1));
+    if (r->factor == 0) r->factor = 1; /* how converters write "none" */
+    r->orig_ctx = get(k, "rope.scaling.original_context_length", m->cfg.ctx_max);
+    if (len == 4 && memcmp(type, "none", 4) == 0) return 0;
+    if (len == 0 || (len == 6 && memcmp(type, "linear", 6) == 0)) {
+        r->type = r->factor == 1 ? ROPE_NONE : ROPE_LINEAR;
+        return 0;
+    }
+    if (len != 4 || memcmp(type, "yarn", 4) != 0)
+        return err_set(err, -ENOTSUP, "rope type \"%.*s\" is not supported",
+                       (int)(len > 40 ? 40 : len), type);
+    r->type = ROPE_YARN;
+    r->beta_fast = get(k, "rope.scaling.yarn_beta_fast", 32);
+    r->beta_slow = get(k, "rope.scaling.yarn_beta_slow", 1);
+    double ext = get(k, "rope.scaling.yarn_ext_factor", 1);
+    double attn = get(k, "rope.scaling.yarn_attn_factor", get(k, "rope.scaling.attn_factor", 1));
+    double mul = get(k, "rope.scaling.yarn_log_multiplier", 0);
+    if ((ext >= 0 && ext != 1) || mul != 0)
+        return err_set(err, -ENOTSUP, "uses yarn with its own extension factors");
+    /* The file gives a multiplier of the default, the contract wants the whole. */
+    if (attn != 1) r->attn_factor = attn * (r->factor > 1 ? 0.1 * log(r->factor) + 1 : 1);
+    return 0;
+}
+
+/* Llama 3's scaling comes baked into one divisor per frequency. */
+static int read_freq_factors(struct model *m, struct err *err)
+{
+    const struct gguf_tensor *t = gguf_tensor_find(m->gguf, "rope_freqs.weight");
+    if (!t) return 0;
+    size_t n = m->cfg.K / 2;
+    if (t->type != QUANT_F32 || t->n_dims != 1 || t->dims[0] != n || n == 0)
+        return err_set(err, -EBADMSG, "tensor \"rope_freqs.weight\" has the wrong shape or type");
+    m->freq_factors = mem_alloc(n * sizeof(float));
+    if (!m->freq_factors) return err_set(err, -ENOMEM, "out of memory");
+    memcpy(m->freq_factors, t->data, n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        if (!(m->freq_factors[i] > 0) || !isfinite(m->freq_factors[i]))
+            return err_set(err, -EBADMSG, "tensor \"rope_freqs.weight\" is damaged");
+    m->cfg.rope.freq_factors = m->freq_factors;
+    return 0;
+}
+
+static int refuse(struct model *m, struct keys *k, struct err *err)
+{
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+        if (get(k, refused[i].key, refused[i].neutral) != refused[i].neutral)
+            return err_set(err, -ENOTSUP, "%s (\"%s\"), which is not supported", refused[i].what,
+                           k->buf);
+    uint64_t window = 0, parts = 0;
+    (void)gguf_u64(m->gguf, key(k, "attention.sliding_window"), &window);
+    if (window != 0 && window < m->cfg.ctx_max)
+        return err_set(err, -ENOTSUP,
+                       "uses a sliding window of %llu tokens, shorter than its context of %u",
+                       (unsigned long long)window, m->cfg.ctx_max);
+    bool causal = true;
+    (void)gguf_bool(m->gguf, key(k, "attention.causal"), &causal);
+    if (!causal) return err_set(err, -ENOTSUP, "attends in both directions");
+    (void)gguf_u64(m->gguf, "split.count", &parts);
+    if (parts > 1)
+        return err_set(err, -ENOTSUP, "is one of %llu parts of a split file: merge them first",
+                       (unsigned long long)parts);
+    return 0;
+}
+
+static int list_tensors(struct model *m, struct err *err)
+{
+    size_t n = gguf_n_tensors(m->gguf);
+    if (tensors_reserve(&m->tensors, n) < 0) return err_set(err, -ENOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        const struct gguf_tensor *g = gguf_tensor_at(m->gguf, i);
+        struct tensor t = {.name = g->name, .data = g->data, .size_bytes = g->size_bytes};
+        t.type = quant_type(g->type);
+        if (t.type)
+            (void)snprintf(t.type_name, sizeof(t.type_name), "%s", t.type->name);
+        else
+            (void)snprintf(t.type_name, sizeof(t.type_name), "ggml %u", g->type);
+        for (t.n_dims = 4; t.n_dims > 1 && g->dims[t.n_dims - 1] == 1;)
+            t.n_dims--;
+        t.cols = (size_t)g->dims[0];
+        t.rows = (size_t)g->dims[1];
+        m->tensors.t[m->tensors.n++] = t;
+    }
+    return 0;
+}
+
+static int read_all(struct model *m, struct err *err)
+{
+    struct model_cfg *c = &m->cfg;
+    const char *s;
+    size_t len, a, n_archs = sizeof(archs) / sizeof(archs[0]);
+    if (!gguf_str(m->gguf, "general.architecture", &s, &len))
+        return err_set(err, -EBADMSG, "metadata \"general.architecture\" is missing");
+    for (a = 0; a < n_archs; a++)
+        if (strlen(archs[a].name) == len && memcmp(archs[a].name, s, len) == 0) break;
+    if (a == n_archs)
+        return err_set(err, -ENOTSUP, "architecture \"%.*s\" is not supported",
+                       (int)(len > 40 ? 40 : len), s);
+    (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
+    m->permuted = archs[a].permuted;
+    c->qk_norm = archs[a].qk_norm;
+    struct keys k = {.g = m->gguf, .arch = c->arch};
+    int r = read_dims(m, &k, err);
+    if (r == 0) r = refuse(m, &k, err);
+    if (r == 0) r = read_rope(m, &k, err);
+    if (r == 0) r = read_freq_factors(m, err);
+    if (r < 0) return r;
+    c->rms_eps = (float)get(&k, "attention.layer_norm_rms_epsilon", -1);
+    c->attn_scale = (float)get(&k, "attention.scale", 0);
+    c->tied = !gguf_tensor_find(m->gguf, "output.weight");
+    c->qkv_bias = gguf_tensor_find(m->gguf, "blk.0.attn_q.bias") != NULL;
+    c->o_bias = gguf_tensor_find(m->gguf, "blk.0.attn_output.bias") != NULL;
+    if (gguf_str(m->gguf, "general.name", &s, &len))
+        (void)snprintf(c->name, sizeof(c->name), "%.*s", (int)(len > 127 ? 127 : len), s);
+    return list_tensors(m, err);
+}
+
+int model_from_gguf(struct model *m, struct err *err)
+{
+    struct err inner = {0};
+    int r = read_all(m, &inner);
+    if (r < 0) return err_set(err, r, "%s: %s", m->where, inner.msg);
+    return 0;
+}

@@ -1,0 +1,44 @@
+/* Inside of model: the object, and what its two loaders share. Not for other folders. */
+#ifndef FUSOR_MODEL_MODEL_INT_H
+#define FUSOR_MODEL_MODEL_INT_H
+
+#include "fusor/model/gguf.h"
+#include "fusor/model/model.h"
+#include "fusor/model/quant.h"
+#include "fusor/model/safetensors.h"
+#include "fusor/model/tensors.h"
+
+struct weight {          /* one bound tensor */
+    const uint8_t *data; /* NULL: the model has none */
+    const struct quant_type *type;
+    size_t size_bytes;
+};
+
+struct model {
+    struct model_cfg cfg;
+    char *path;
+    const char *where; /* end of the path, for messages */
+    struct gguf *gguf; /* one of these two */
+    struct st_set *st;
+    struct tensors tensors;
+    bool permuted;       /* Q and K rows come in interleaved order (GGUF "llama") */
+    float *freq_factors; /* owned copy of rope_freqs, or NULL */
+    struct weight *w;    /* [3 + L * (MODEL_W_COUNT - 3)] */
+};
+
+/* Limits of what a file may ask for; chosen well above any published dense model. */
+enum {
+    MODEL_L_MAX = 1024,
+    MODEL_D_MAX = 1 << 16,
+    MODEL_H_MAX = 1 << 12,
+    MODEL_K_MAX = 1 << 10,
+    MODEL_F_MAX = 1 << 20,
+    MODEL_V_MAX = 1 << 22,
+    MODEL_CTX_MAX = 1 << 28
+};
+
+/* Fill cfg, tensors and permuted from m->gguf / from the folder m->path. */
+int model_from_gguf(struct model *m, struct err *err);
+int model_from_hf(struct model *m, struct err *err);
+
+#endif

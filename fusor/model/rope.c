@@ -1,0 +1,66 @@
+/* The arithmetic is f32 in the same order as in transformers' rope utilities, because a difference
+ * of one unit in an inverse frequency turns into a visible angle at position 100 000. Powers are
+ * taken in double and rounded once: the vector powf of the reference is within one unit of that. */
+#include "fusor/model/model.h"
+
+#include <math.h>
+
+/* The dimension at which a wave makes n_rot turns within the original context. */
+static double correction_dim(double n_rot, const struct model_cfg *c)
+{
+    const double pi = 3.14159265358979323846;
+    return (double)c->K * log(c->rope.orig_ctx / (n_rot * 2 * pi)) / (2 * log(c->rope.base));
+}
+
+static float llama3_freq(const struct model_rope *r, float f)
+{
+    const float two_pi = 6.283185307179586f;
+    float orig = (float)r->orig_ctx, factor = (float)r->factor;
+    float low = (float)r->low_freq_factor;
+    float wavelen = two_pi / f;
+    if (wavelen > (float)(r->orig_ctx / r->low_freq_factor)) return f / factor;
+    if (wavelen < (float)(r->orig_ctx / r->high_freq_factor)) return f;
+    float smooth = (orig / wavelen - low) / (float)(r->high_freq_factor - r->low_freq_factor);
+    return (1 - smooth) * f / factor + smooth * f;
+}
+
+static float yarn_mscale(const struct model_rope *r)
+{
+    if (r->attn_factor > 0) return (float)r->attn_factor;
+    return r->factor <= 1 ? 1.0f : (float)(0.1 * log(r->factor) + 1.0);
+}
+
+void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret_mscale)
+{
+    const struct model_rope *r = &c->rope;
+    double low = 0, high = 0;
+    if (r->type == ROPE_YARN) {
+        low = correction_dim(r->beta_fast, c);
+        high = correction_dim(r->beta_slow, c);
+        if (!r->no_truncate) {
+            low = floor(low);
+            high = ceil(high);
+        }
+        low = fmax(low, 0);
+        high = fmin(high, (double)c->K - 1);
+        if (low == high) high += 0.001; /* as the reference does against a division by zero */
+    }
+    for (unsigned i = 0; i < c->K / 2; i++) {
+        float e = (float)(2 * i) / (float)c->K;
+        float p = (float)pow(r->base, (double)e), f;
+        if (r->freq_factors) p *= r->freq_factors[i];
+        f = 1.0f / p;
+        if (r->type == ROPE_LINEAR) {
+            f /= (float)r->factor;
+        } else if (r->type == ROPE_LLAMA3) {
+            f = llama3_freq(r, f);
+        } else if (r->type == ROPE_YARN) {
+            float ramp = ((float)i - (float)low) / (float)(high - low);
+            ramp = fminf(fmaxf(ramp, 0), 1);
+            float keep = 1 - ramp;
+            f = 1.0f / ((float)r->factor * p) * (1 - keep) + f * keep;
+        }
+        ret_inv_freq[i] = f;
+    }
+    *ret_mscale = r->type == ROPE_YARN ? yarn_mscale(r) : 1.0f;
+}

@@ -1,0 +1,334 @@
+/* Each file is mapped and its header parsed once; the JSON tree is kept, since tensor names are
+ * borrowed from it. Checks run file by file, so that the message can name the file. */
+#include "fusor/model/safetensors.h"
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "fusor/model/map.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ST_HEADER_MAX = 100 * 1000 * 1000, /* bytes; the reference reader's own limit */
+    ST_INDEX_MAX = 64 << 20, /* bytes of the index; chosen: 100 bytes a tensor are usual */
+    ST_SHARDS_MAX = 1024,    /* chosen: the largest published models have under 300 */
+    ST_DIMS_MAX = 8,         /* chosen */
+    JSON_DEPTH_MAX = 64      /* chosen: headers need 3, config.json under 10 */
+};
+
+struct st_file {
+    struct map map;
+    json_t *header;
+    const char *where; /* end of the path, for messages; owned by the set's arena */
+    struct tensors tensors;
+};
+struct st_set {
+    struct arena arena;
+    struct st_file *file;
+    size_t n_files;
+};
+
+static const struct {
+    const char *name;
+    unsigned bytes;
+    int quant; /* -1: size known, not convertible */
+} dtypes[] = {
+    {"F32", 4, QUANT_F32}, {"F16", 2, QUANT_F16}, {"BF16", 2, QUANT_BF16}, {"F64", 8, -1},
+    {"I64", 8, -1},        {"U64", 8, -1},        {"I32", 4, -1},          {"U32", 4, -1},
+    {"I16", 2, -1},        {"U16", 2, -1},        {"I8", 1, -1},           {"U8", 1, -1},
+    {"BOOL", 1, -1},       {"F8_E4M3", 1, -1},    {"F8_E5M2", 1, -1},
+};
+
+/* The parser recurses, so nesting is bounded here, without recursion. */
+static bool too_deep(const char *s, size_t len)
+{
+    size_t depth = 0;
+    bool in_str = false;
+    for (size_t i = 0; i < len; i++) {
+        char c = s[i];
+        if (in_str) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_str = false;
+        } else if (c == '"') {
+            in_str = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > JSON_DEPTH_MAX) return true;
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        }
+    }
+    return false;
+}
+
+int st_json(const char *text, size_t len, const char *where, json_t **ret, struct err *err)
+{
+    json_error_t je;
+    if (too_deep(text, len)) return err_set(err, -EBADMSG, "%s: JSON is nested too deeply", where);
+    json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
+    if (!j)
+        return err_set(err, -EBADMSG, "%s: JSON is not valid at line %d: %.80s", where, je.line,
+                       je.text);
+    if (!json_is_object(j)) {
+        json_decref(j);
+        return err_set(err, -EBADMSG, "%s: JSON is not an object", where);
+    }
+    *ret = j;
+    return 0;
+}
+
+int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err)
+{
+    struct map map;
+    int r = map_open(path, &map, err);
+    if (r < 0) return r;
+    const char *where = map_path_tail(path);
+    if (map.size_bytes > max_bytes)
+        r = err_set(err, -EBADMSG, "%s: has %zu bytes, more than the limit of %zu", where,
+                    map.size_bytes, max_bytes);
+    else
+        r = st_json((const char *)map.data, map.size_bytes, where, ret, err);
+    map_close(&map);
+    return r;
+}
+
+static int bad_tensor(struct st_file *f, const char *name, const char *why, struct err *err)
+{
+    return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" %s", f->where, name, why);
+}
+
+/* Shape of a tensor: number of values, and rows and columns of what has at most two dimensions. */
+static int read_shape(struct st_file *f, json_t *shape, struct tensor *t, size_t *ret_n,
+                      struct err *err)
+{
+    size_t n = 1, rank = json_array_size(shape), dim[ST_DIMS_MAX];
+    if (!json_is_array(shape) || rank > ST_DIMS_MAX)
+        return bad_tensor(f, t->name, "has a damaged shape", err);
+    for (size_t i = 0; i < rank; i++) {
+        json_t *d = json_array_get(shape, i);
+        if (!json_is_integer(d) || json_integer_value(d) < 0)
+            return bad_tensor(f, t->name, "has a damaged shape", err);
+        dim[i] = (size_t)json_integer_value(d);
+        if (!size_mul(n, dim[i], &n)) return bad_tensor(f, t->name, "has an absurd shape", err);
+    }
+    t->n_dims = (unsigned)rank;
+    t->rows = rank == 2 ? dim[0] : 1;
+    t->cols = rank == 2 ? dim[1] : rank == 1 ? dim[0] : 1;
+    *ret_n = n;
+    return 0;
+}
+
+static int read_tensor(struct st_file *f, const char *name, json_t *v, size_t data_at,
+                       struct err *err)
+{
+    struct tensor t = {.name = name};
+    const char *dtype = json_string_value(json_object_get(v, "dtype"));
+    json_t *off = json_object_get(v, "data_offsets");
+    json_t *lo = json_array_get(off, 0), *hi = json_array_get(off, 1);
+    if (!dtype || json_array_size(off) != 2 || !json_is_integer(lo) || !json_is_integer(hi))
+        return bad_tensor(f, name, "has a damaged header entry", err);
+    json_int_t a = json_integer_value(lo), b = json_integer_value(hi);
+    size_t n = 0, bytes = 0, room = f->map.size_bytes - data_at;
+    int r = read_shape(f, json_object_get(v, "shape"), &t, &n, err);
+    if (r < 0) return r;
+    if (a < 0 || b < a || (uint64_t)b > room)
+        return bad_tensor(f, name, "lies outside the file (truncated download?)", err);
+    t.data = f->map.data + data_at + a;
+    t.size_bytes = (size_t)(b - a);
+    size_t len = strnlen(dtype, sizeof(t.type_name) - 1);
+    memcpy(t.type_name, dtype, len);
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        if (strcmp(dtypes[i].name, dtype) != 0) continue;
+        if (!size_mul(n, dtypes[i].bytes, &bytes) || bytes != t.size_bytes)
+            return bad_tensor(f, name, "has a shape that does not fit its size", err);
+        if (dtypes[i].quant >= 0) t.type = quant_type((uint32_t)dtypes[i].quant);
+    }
+    f->tensors.t[f->tensors.n++] = t;
+    return 0;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct tensor *x = a, *y = b;
+    if (x->data != y->data) return x->data > y->data ? 1 : -1;
+    return (x->size_bytes > y->size_bytes) - (x->size_bytes < y->size_bytes);
+}
+
+static int check_overlap(struct st_file *f, struct err *err)
+{
+    struct tensors *ts = &f->tensors;
+    if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_place);
+    for (size_t i = 1; i < ts->n; i++)
+        if (ts->t[i - 1].data + ts->t[i - 1].size_bytes > ts->t[i].data)
+            return bad_tensor(f, ts->t[i].name, "overlaps another one", err);
+    return 0;
+}
+
+static int file_open(struct st_set *s, struct st_file *f, const char *path, struct err *err)
+{
+    uint64_t len;
+    int r = map_open(path, &f->map, err);
+    if (r < 0) return r;
+    const char *tail = map_path_tail(path);
+    f->where = arena_strndup(&s->arena, tail, strlen(tail));
+    if (!f->where) return err_set(err, -ENOMEM, "%s: out of memory", tail);
+    if (f->map.size_bytes < sizeof(len))
+        return err_set(err, -EBADMSG, "%s: is too short for a safetensors file", f->where);
+    memcpy(&len, f->map.data, sizeof(len));
+    if (len > ST_HEADER_MAX || len > f->map.size_bytes - sizeof(len))
+        return err_set(err, -EBADMSG,
+                       "%s: claims a header of %llu bytes (not a safetensors file, or truncated)",
+                       f->where, (unsigned long long)len);
+    const char *text = (const char *)f->map.data + sizeof(len);
+    r = st_json(text, (size_t)len, f->where, &f->header, err);
+    if (r < 0) return r;
+    if (tensors_reserve(&f->tensors, json_object_size(f->header)) < 0)
+        return err_set(err, -ENOMEM, "%s: out of memory", f->where);
+    const char *name;
+    json_t *v;
+    json_object_foreach(f->header, name, v)
+    {
+        if (strcmp(name, "__metadata__") == 0) continue;
+        r = read_tensor(f, name, v, sizeof(len) + (size_t)len, err);
+        if (r < 0) return r;
+    }
+    return check_overlap(f, err);
+}
+
+static int set_create(size_t n_files, struct st_set **ret)
+{
+    struct st_set *s = mem_zalloc(sizeof(*s));
+    if (!s) return -ENOMEM;
+    arena_init(&s->arena);
+    s->file = mem_zalloc(n_files * sizeof(*s->file));
+    if (!s->file) {
+        st_close(s);
+        return -ENOMEM;
+    }
+    *ret = s;
+    return 0;
+}
+
+int st_open_file(const char *path, struct st_set **ret, struct err *err)
+{
+    struct st_set *s;
+    if (set_create(1, &s) < 0) return err_set(err, -ENOMEM, "%s: out of memory", path);
+    s->n_files = 1;
+    int r = file_open(s, &s->file[0], path, err);
+    if (r < 0) {
+        st_close(s);
+        return r;
+    }
+    *ret = s;
+    return 0;
+}
+
+/* A shard is a plain file name of the same folder: the index must not lead anywhere else. */
+static bool plain_name(const char *s)
+{
+    return s && s[0] && s[0] != '.' && !strchr(s, '/');
+}
+
+/* Distinct file names of the index into names; they borrow from `map`. */
+static int shard_names(json_t *map, const char *where, const char **names, size_t *ret_n,
+                       struct err *err)
+{
+    const char *key;
+    json_t *v;
+    size_t n = 0;
+    json_object_foreach(map, key, v)
+    {
+        const char *name = json_string_value(v);
+        if (!plain_name(name))
+            return err_set(err, -EBADMSG, "%s: \"%.80s\" has no plain file name", where, key);
+        bool seen = false;
+        for (size_t i = n; i-- > 0 && !seen;)
+            seen = strcmp(names[i], name) == 0;
+        if (seen) continue;
+        if (n == ST_SHARDS_MAX)
+            return err_set(err, -EBADMSG, "%s: names more than %d files", where, ST_SHARDS_MAX);
+        names[n++] = name;
+    }
+    if (n == 0) return err_set(err, -EBADMSG, "%s: has no weight_map", where);
+    *ret_n = n;
+    return 0;
+}
+
+static int open_shards(const char *dir, json_t *index, const char *where, struct st_set **ret,
+                       struct err *err)
+{
+    const char *names[ST_SHARDS_MAX];
+    size_t n = 0;
+    struct st_set *s;
+    struct buf path = BUF_INIT;
+    int r = shard_names(json_object_get(index, "weight_map"), where, names, &n, err);
+    if (r < 0) return r;
+    if (set_create(n, &s) < 0) return err_set(err, -ENOMEM, "%s: out of memory", where);
+    for (size_t i = 0; i < n && r == 0; i++) {
+        buf_clear(&path);
+        if (buf_addf(&path, "%s/%s", dir, names[i]) < 0) {
+            r = err_set(err, -ENOMEM, "%s: out of memory", where);
+            break;
+        }
+        s->n_files++;
+        r = file_open(s, &s->file[i], buf_cstr(&path), err);
+    }
+    buf_fini(&path);
+    if (r < 0) {
+        st_close(s);
+        return r;
+    }
+    *ret = s;
+    return 0;
+}
+
+int st_open_dir(const char *dir, struct st_set **ret, struct err *err)
+{
+    struct buf path = BUF_INIT;
+    struct err inner = {0};
+    json_t *index = NULL;
+    int r = buf_addf(&path, "%s/model.safetensors.index.json", dir);
+    if (r == 0) r = st_json_file(buf_cstr(&path), ST_INDEX_MAX, &index, &inner);
+    if (r == 0) {
+        r = open_shards(dir, index, map_path_tail(buf_cstr(&path)), ret, err);
+        json_decref(index);
+    } else if (r == -ENOENT) {
+        buf_clear(&path);
+        r = buf_addf(&path, "%s/model.safetensors", dir);
+        if (r == 0) r = st_open_file(buf_cstr(&path), ret, err);
+        if (r == -ENOENT)
+            (void)err_set(err, -ENOENT, "%s: has no model.safetensors", map_path_tail(dir));
+    } else if (err && inner.code) {
+        *err = inner;
+    }
+    if (r == -ENOMEM) (void)err_set(err, r, "%s: out of memory", map_path_tail(dir));
+    buf_fini(&path);
+    return r;
+}
+
+void st_close(struct st_set *s)
+{
+    if (!s) return;
+    for (size_t i = 0; i < s->n_files; i++) {
+        tensors_fini(&s->file[i].tensors);
+        json_decref(s->file[i].header);
+        map_close(&s->file[i].map);
+    }
+    mem_free(s->file);
+    arena_fini(&s->arena);
+    mem_free(s);
+}
+
+int st_add_tensors(const struct st_set *s, struct tensors *ts)
+{
+    for (size_t i = 0; i < s->n_files; i++) {
+        const struct tensors *from = &s->file[i].tensors;
+        int r = tensors_reserve(ts, from->n);
+        if (r < 0) return r;
+        if (from->n) memcpy(&ts->t[ts->n], from->t, from->n * sizeof(*ts->t));
+        ts->n += from->n;
+    }
+    return 0;
+}

@@ -1,0 +1,28 @@
+/* safetensors: the weight files of a Hugging Face folder, mapped read-only.
+ *
+ * st_open_dir() opens model.safetensors, or the shards that model.safetensors.index.json names, and
+ * checks every header: its length, each tensor's place inside the file, shape times element size
+ * against the byte range, overlaps, and names that occur twice. st_add_tensors() lists them;
+ * entries borrow from the set. -EBADMSG for a file that lies, -ENOENT when there are no weights.
+ * Thread: any after open (immutable). Format: 8 bytes little-endian header length, a JSON object
+ * {name: {dtype, shape, data_offsets}}, then the data; offsets count from the end of the header. */
+#ifndef FUSOR_MODEL_SAFETENSORS_H
+#define FUSOR_MODEL_SAFETENSORS_H
+
+#include "base/err.h"
+#include "fusor/model/tensors.h"
+
+#include <jansson.h>
+
+struct st_set;
+int st_open_dir(const char *dir, struct st_set **ret, struct err *err);
+int st_open_file(const char *path, struct st_set **ret, struct err *err); /* a single file */
+void st_close(struct st_set *s);
+int st_add_tensors(const struct st_set *s, struct tensors *ts); /* -ENOMEM */
+
+/* A JSON document from bytes or from a file of at most max_bytes: depth is limited before the
+ * parser sees it, duplicate keys are refused. The caller json_decref()s. */
+int st_json(const char *text, size_t len, const char *where, json_t **ret, struct err *err);
+int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err);
+
+#endif

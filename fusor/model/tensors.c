@@ -1,0 +1,47 @@
+#include "fusor/model/tensors.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int tensors_reserve(struct tensors *ts, size_t extra)
+{
+    if (ts->cap - ts->n >= extra) return 0;
+    size_t cap = ts->n + extra, bytes;
+    if (!size_mul(cap, sizeof(*ts->t), &bytes)) return -ENOMEM;
+    struct tensor *t = mem_realloc(ts->t, bytes);
+    if (!t) return -ENOMEM;
+    ts->t = t;
+    ts->cap = cap;
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+int tensors_sort(struct tensors *ts, const char *where, struct err *err)
+{
+    if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_name);
+    for (size_t i = 1; i < ts->n; i++)
+        if (by_name(&ts->t[i - 1], &ts->t[i]) == 0)
+            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is there twice", where,
+                           ts->t[i].name);
+    return 0;
+}
+
+struct tensor *tensors_find(const struct tensors *ts, const char *name)
+{
+    struct tensor want = {.name = name};
+    return ts->n ? bsearch(&want, ts->t, ts->n, sizeof(*ts->t), by_name) : NULL;
+}
+
+void tensors_fini(struct tensors *ts)
+{
+    mem_free(ts->t);
+    ts->t = NULL;
+    ts->n = ts->cap = 0;
+}
