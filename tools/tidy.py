@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Checks of the house rules that a compiler does not make. Runs as a test; prints one line a finding.
+
+Layers by include, file and function size, banned calls (with what to use instead), headers without a
+contract comment, modules no test mentions, tabs, long lines, trailing space, unfinished marks, sources
+that no meson.build names.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A folder may include itself and these. Longest match first decides where a file belongs.
+LAYERS = {
+    "base": set(),
+    "policy": {"base"},
+    "segment": {"base"},
+    "kernels": {"base"},
+    "tiers": {"base", "kernels"},
+    "fusor/model": {"base"},
+    "fusor/text": {"base", "fusor/model"},
+    "fusor": {"base", "kernels", "fusor/model", "fusor/text"},
+    "fusor/worker": {"base", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text"},
+    "gateway": {"base", "policy", "segment"},
+    "tools/ctl": {"base"},
+    "tools/bench": {"base", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+                    "fusor/worker"},
+}
+BANNED = {
+    r"\bstrcpy\s*\(": "memcpy or buf_adds",
+    r"\bsprintf\s*\(": "snprintf or buf_addf",
+    r"\bato[ifl]l?\s*\(": "strtoll with an end pointer",
+    r"\bgets\s*\(": "fgets",
+    r"\bsystem\s*\(": "fork and exec",
+    r"\bu?sleep\s*\(": "an event or a condition variable",
+    r"\brand\s*\(\s*\)": "a seeded generator",
+    r"\btime\s*\(": "clock_ns or clock_wall_s",
+    r"\bcudaDeviceSynchronize\b": "an event on the stream",
+}
+RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
+EVENT_FOLDERS = ("base/net", "gateway", "fusor/worker", "tools")
+MAX_LINES, MAX_FUNCTION, MAX_COLUMNS = 1200, 70, 100
+LONG_FUNCTION_SHARE = 0.02
+
+
+def tracked():
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True,
+                         text=True, check=False).stdout.split("\n")
+    files = [ROOT / f for f in out if f]
+    if not files:  # a tarball
+        files = [p for p in ROOT.rglob("*") if p.is_file() and "build" not in p.parts[len(ROOT.parts)]]
+    return [f for f in files if f.exists()]
+
+
+def folder_of(rel):
+    best = ""
+    for name in LAYERS:
+        if rel.startswith(name + "/") and len(name) > len(best):
+            best = name
+    return best
+
+
+def strip_comments(text):
+    """Blank out comments and string contents, keeping line structure."""
+    def blank(m):
+        s = m.group(0)
+        if s[0] == "/":
+            return re.sub(r"[^\n]", " ", s)
+        return s[0] + re.sub(r"[^\n]", " ", s[1:-1]) + s[-1]
+    return re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', blank, text, flags=re.S)
+
+
+def functions(code):
+    """(name, first line, length) of every function body, by braces in column 0."""
+    lines = code.split("\n")
+    start = None
+    for i, line in enumerate(lines):
+        if line == "{" and start is None:
+            start = i
+        elif line.startswith("}") and start is not None:
+            j = start - 1
+            while j > 0 and lines[j].strip() and lines[j].startswith((" ", "\t")):
+                j -= 1
+            m = re.search(r"(\w+)\s*\(", lines[j]) if j >= 0 else None
+            yield (m.group(1) if m else "?", j, i - start + 1)
+            start = None
+
+
+def check_file(path, rel, findings, stats):
+    text = path.read_text(errors="replace")
+    lines = text.split("\n")
+    code = strip_comments(text)
+    for n, line in enumerate(lines, 1):
+        if "\t" in line:
+            findings.append(f"{rel}:{n}: tab")
+        if len(line) > MAX_COLUMNS:
+            findings.append(f"{rel}:{n}: {len(line)} columns")
+        if line != line.rstrip():
+            findings.append(f"{rel}:{n}: trailing space")
+        if re.search(r"\b(FIXME|XXX)\b|\bTODO\b(?!\(#\d+\))", line):
+            findings.append(f"{rel}:{n}: unfinished mark without an issue number")
+    for n, line in enumerate(code.split("\n"), 1):
+        if re.search(r"(^|[^:\"'])//", line):
+            findings.append(f"{rel}:{n}: // comment, use /* */")
+        for pattern, instead in BANNED.items():
+            if re.search(pattern, line) and not line.lstrip().startswith("#"):
+                findings.append(f"{rel}:{n}: banned call, use {instead}")
+        if rel != "base/mem.c" and not rel.startswith("tests/") and RAW_ALLOC.search(line):
+            findings.append(f"{rel}:{n}: raw allocation, use base/mem.h")
+    if len(lines) > MAX_LINES:
+        findings.append(f"{rel}: {len(lines)} lines, the limit is {MAX_LINES}")
+    if rel.endswith(".h") and not rel.startswith("tests/") and not text.startswith("/*"):
+        findings.append(f"{rel}: header without a contract comment at its top")
+    check_includes(rel, text, findings)
+    if rel.endswith(".c") and not rel.startswith("tests/"):
+        raw = text.split("\n")
+        for name, first, length in functions(code):
+            stats["functions"] += 1
+            if length > MAX_FUNCTION and not any("long:" in l for l in raw[max(0, first - 8):first + 6]):
+                stats["long"].append(f"{rel}:{first + 1}: {name} has {length} lines")
+
+
+def check_includes(rel, text, findings):
+    here = folder_of(rel)
+    for inc in re.findall(r'^#include "([^"]+)"', text, flags=re.M):
+        there = folder_of(inc)
+        if here and there and there != here and there not in LAYERS[here]:
+            findings.append(f"{rel}: includes {inc}: {here} may not use {there}")
+    if here and not rel.startswith(EVENT_FOLDERS) and re.search(r"^#include <event2?/", text, flags=re.M):
+        findings.append(f"{rel}: libevent outside {', '.join(EVENT_FOLDERS)}")
+    if here and not here.startswith("kernels") and re.search(r"^#include <cu(da|blas)", text, flags=re.M):
+        findings.append(f"{rel}: CUDA outside kernels/")
+
+
+def check_built_and_tested(files, findings):
+    meson = "\n".join(f.read_text() for f in files if f.name == "meson.build")
+    tests = "\n".join(f.read_text(errors="replace") for f in files
+                      if f.relative_to(ROOT).parts[0] == "tests" and f.suffix in (".c", ".h", ".py"))
+    for f in files:
+        rel = str(f.relative_to(ROOT))
+        if f.suffix != ".c":
+            continue
+        if f.name not in meson and f.stem not in meson:
+            findings.append(f"{rel}: no meson.build names it")
+        header = rel[:-2] + ".h"
+        if rel.startswith("tests/") or f.stem == "main" or not (ROOT / header).exists():
+            continue
+        if header not in tests and f.name not in tests:
+            findings.append(f"{rel}: no test includes {header}")
+
+
+def main():
+    findings, stats = [], {"functions": 0, "long": []}
+    files = tracked()
+    for f in files:
+        rel = str(f.relative_to(ROOT))
+        if f.suffix in (".c", ".h", ".cu", ".cuh"):
+            check_file(f, rel, findings, stats)
+    check_built_and_tested(files, findings)
+    for d in LAYERS:
+        if (ROOT / d).is_dir() and not (ROOT / d / "README.md").exists():
+            findings.append(f"{d}/: no README.md")
+    if len(stats["long"]) > LONG_FUNCTION_SHARE * max(stats["functions"], 1):
+        findings += [f"{l} (soft limit {MAX_FUNCTION}, more than 2 % of functions)" for l in stats["long"]]
+    for line in findings:
+        print(line)
+    print(f"{len(files)} files, {stats['functions']} functions, {len(stats['long'])} long ones, "
+          f"{len(findings)} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
