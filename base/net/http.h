@@ -8,12 +8,12 @@
  * comes exactly once: after the response was sent, or as soon as the client is gone (EOF and resets
  * are watched for while a request is pending: `aborted` tells). After an abort all reply calls are
  * harmless no-ops that return -EPIPE.
- * Strict parser: CL+TE, bare CR, obs-fold, NUL, bad chunk sizes, over-long heads are refused with 400
- * / 431; `Expect: 100-continue` is answered; keep-alive and pipelining work; Content-Encoding of
- * requests gives 415. Timeouts: head, body, idle keep-alive, slow reader.
- * Back-pressure: http_reply_write() always takes the bytes; when more than `out_high_bytes` wait it
- * returns 1, and on_drain comes when they fell below half.
- * Thread: everything on the loop's thread but http_loop_post() and http_loop_stop(). */
+ * Strict parser: CL+TE, bare CR, obs-fold, NUL, bad chunk sizes, over-long heads are refused with
+ * 400 / 431; `Expect: 100-continue` is answered; keep-alive and pipelining work; Content-Encoding
+ * of requests gives 415. Timeouts: head, body, idle keep-alive, slow reader. Back-pressure:
+ * http_reply_write() always takes the bytes; when more than `out_high_bytes` wait it returns 1, and
+ * on_drain comes when they fell below half. Thread: everything on the loop's thread but
+ * http_loop_post() and http_loop_stop(). */
 #ifndef BASE_NET_HTTP_H
 #define BASE_NET_HTTP_H
 
@@ -37,7 +37,8 @@ void http_loop_stop(struct http_loop *l);
  * -EAGAIN when the ring (fixed size) is full. Order of one poster's messages is kept. */
 int http_loop_post(struct http_loop *l, void (*fn)(void *arg), void *arg);
 struct http_timer;
-int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg, struct http_timer **ret);
+int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
+                      struct http_timer **ret);
 void http_timer_set(struct http_timer *t, uint64_t delay_ms); /* one shot; re-arms */
 void http_timer_clear(struct http_timer *t);
 void http_timer_destroy(struct http_timer *t);
@@ -51,15 +52,17 @@ struct http_head {
     const struct http_header *headers;
     size_t n_headers;
 };
-const char *http_header_find(const struct http_head *h, const char *name); /* case-insensitive; NULL */
+const char *http_header_find(const struct http_head *h,
+                             const char *name); /* case-insensitive; NULL */
 
-struct http_limits { /* 0 = default */
-    size_t head_bytes_max;   /* 32 KiB */
-    size_t body_bytes_max;   /* 32 MiB */
-    size_t out_high_bytes;   /* 256 KiB */
-    unsigned headers_max;    /* 100 */
-    unsigned conns_max;      /* 10000 */
-    unsigned head_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms; /* 10 s, 60 s, 75 s, 60 s */
+struct http_limits {       /* 0 = default */
+    size_t head_bytes_max; /* 32 KiB */
+    size_t body_bytes_max; /* 32 MiB */
+    size_t out_high_bytes; /* 256 KiB */
+    unsigned headers_max;  /* 100 */
+    unsigned conns_max;    /* 10000 */
+    unsigned head_timeout_ms, body_timeout_ms, idle_timeout_ms,
+        write_timeout_ms; /* 10 s, 60 s, 75 s, 60 s */
 };
 
 /* ---- server ---- */
@@ -78,13 +81,14 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
 /* "HOST:PORT" ("127.0.0.1:0" picks a port, "[::1]:80", ":8010" = all), or "unix:/path". */
 int http_server_listen(struct http_server *s, const char *address, struct err *err);
 int http_server_port(const struct http_server *s); /* of the first TCP listener */
-void http_server_stop_accepting(struct http_server *s); /* drain: keep-alives end after their response */
+void http_server_stop_accepting(
+    struct http_server *s); /* drain: keep-alives end after their response */
 size_t http_server_n_requests(const struct http_server *s); /* in flight */
 void http_server_destroy(struct http_server *s);            /* aborts what is left */
 
 const char *http_req_method(const struct http_req *r);
-const char *http_req_path(const struct http_req *r);  /* decoded, "//" collapsed, no query */
-const char *http_req_query(const struct http_req *r); /* raw, "" when none */
+const char *http_req_path(const struct http_req *r);   /* decoded, "//" collapsed, no query */
+const char *http_req_query(const struct http_req *r);  /* raw, "" when none */
 const char *http_req_target(const struct http_req *r); /* as sent */
 const struct http_head *http_req_head(const struct http_req *r);
 const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-terminated; borrow */
@@ -98,7 +102,7 @@ uint64_t http_req_bytes_out(const struct http_req *r);
 int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,
                const void *body, size_t len);
 int http_reply_start(struct http_req *r, int status, const char *content_type,
-                     const char *extra_headers); /* chunked body follows */
+                     const char *extra_headers);                        /* chunked body follows */
 int http_reply_write(struct http_req *r, const void *data, size_t len); /* 0, 1 = over the mark */
 int http_reply_end(struct http_req *r);
 void http_reply_abort(struct http_req *r); /* cut the connection: an unclean end on purpose */
@@ -136,14 +140,15 @@ struct http_call_ops {
     /* Exactly once unless cancelled: 0 complete, -ECONNREFUSED, -ETIMEDOUT, -EPIPE, -EBADMSG, … */
     void (*on_end)(void *ctx, int status);
 };
-int http_client_create(struct http_loop *l, const struct http_client_opts *o, struct http_client **ret);
+int http_client_create(struct http_loop *l, const struct http_client_opts *o,
+                       struct http_client **ret);
 void http_client_destroy(struct http_client *c); /* its calls must have ended */
-/* headers: CRLF lines; Host, Content-Length are added. body is copied. A reused idle connection that
- * dies before its first response byte is retried once on a fresh one. */
+/* headers: CRLF lines; Host, Content-Length are added. body is copied. A reused idle connection
+ * that dies before its first response byte is retried once on a fresh one. */
 int http_call_start(struct http_client *c, const char *method, const char *target,
                     const char *headers, const void *body, size_t len,
                     const struct http_call_ops *ops, void *ctx, struct http_call **ret);
-void http_call_cancel(struct http_call *c);           /* closes its connection; no callback after */
+void http_call_cancel(struct http_call *c); /* closes its connection; no callback after */
 void http_call_pause(struct http_call *c, bool pause); /* stop reading: back-pressure */
 
 #endif

@@ -1,0 +1,241 @@
+#include "base/net/http_int.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/metric.h"
+
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum {
+    RING_CELLS = 8192,    /* chosen: 256 requests with 32 tokens in flight each */
+    POSTS_PER_WAKE = 256, /* chosen: bounded work per wake-up */
+    LAG_PERIOD_MS = 100,  /* chosen: ten probes a second cost nothing */
+};
+
+static const double lag_bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2};
+static struct metric lag_metric = {.name = "kvblend_loop_lag_seconds",
+                                   .help = "Delay of the event loop's timers.",
+                                   .type = METRIC_HISTOGRAM,
+                                   .bounds = lag_bounds,
+                                   .n_bounds = sizeof lag_bounds / sizeof lag_bounds[0]};
+
+void http_timeout_add(struct event *ev, uint64_t delay_ms)
+{
+    struct timeval tv = {.tv_sec = (time_t)(delay_ms / 1000),
+                         .tv_usec = (suseconds_t)(delay_ms % 1000) * 1000};
+    (void)event_add(ev, &tv);
+}
+
+static void wake(struct http_loop *l)
+{
+    if (atomic_exchange(&l->woken, true)) return;
+    uint64_t one = 1;
+    ssize_t n = write(l->wake_fd, &one, sizeof one);
+    (void)n; /* the counter cannot overflow: it is written once per wake-up */
+}
+
+static void on_wake(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_loop *l = arg;
+    uint64_t count;
+    ssize_t n = read(l->wake_fd, &count, sizeof count);
+    (void)n;
+    /* Cleared before the ring is read: a message pushed from here on wakes us again. */
+    atomic_store(&l->woken, false);
+    if (atomic_load(&l->stop)) {
+        (void)event_base_loopbreak(l->base);
+        return;
+    }
+    void (*fn)(void *);
+    void *fn_arg;
+    for (int i = 0; i < POSTS_PER_WAKE; i++) {
+        if (!ring_pop(&l->ring, &fn, &fn_arg)) return;
+        fn(fn_arg);
+    }
+    wake(l);
+}
+
+static void on_defer(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_loop *l = arg;
+    for (size_t n = l->n_defers; n > 0 && l->n_defers > 0; n--) {
+        struct http_defer *d = l->defers.next;
+        http_defer_cancel(l, d);
+        d->fn(d->arg);
+    }
+    if (l->n_defers > 0) event_active(&l->ev_defer, EV_TIMEOUT, 0);
+}
+
+void http_defer(struct http_loop *l, struct http_defer *d)
+{
+    if (d->queued) return;
+    d->queued = true;
+    d->next = &l->defers;
+    d->prev = l->defers.prev;
+    d->prev->next = d;
+    l->defers.prev = d;
+    if (l->n_defers++ == 0) event_active(&l->ev_defer, EV_TIMEOUT, 0);
+}
+
+void http_defer_cancel(struct http_loop *l, struct http_defer *d)
+{
+    if (!d->queued) return;
+    d->queued = false;
+    d->prev->next = d->next;
+    d->next->prev = d->prev;
+    l->n_defers--;
+}
+
+static void on_lag(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_loop *l = arg;
+    uint64_t now = clock_ns();
+    l->lag_ms = now > l->lag_due_ns ? (double)(now - l->lag_due_ns) / 1e6 : 0;
+    metric_observe(&lag_metric, l->lag_ms / 1e3);
+    l->lag_due_ns = now + LAG_PERIOD_MS * 1000000ull;
+    http_timeout_add(&l->ev_lag, LAG_PERIOD_MS);
+}
+
+/* libevent's cached time would make a timer that is set after a long callback fire early. */
+static struct event_base *new_base(void)
+{
+    struct event_config *cfg = event_config_new();
+    if (!cfg) return NULL;
+    struct event_base *base = NULL;
+    if (event_config_set_flag(cfg, EVENT_BASE_FLAG_NO_CACHE_TIME) == 0 &&
+        event_config_set_flag(cfg, EVENT_BASE_FLAG_NOLOCK) == 0)
+        base = event_base_new_with_config(cfg);
+    event_config_free(cfg);
+    return base;
+}
+
+int http_loop_create(struct http_loop **ret)
+{
+    struct http_loop *l = mem_aligned(64, sizeof *l);
+    if (!l) return -ENOMEM;
+    memset(l, 0, sizeof *l);
+    l->defers.next = l->defers.prev = &l->defers;
+    int r = -ENOMEM;
+    l->scratch = mem_alloc(HTTP_SCRATCH_BYTES);
+    if (!l->scratch) goto fail;
+    r = ring_init(&l->ring, RING_CELLS);
+    if (r < 0) goto fail_scratch;
+    l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r = -errno;
+    if (l->wake_fd < 0) goto fail_ring;
+    r = -ENOMEM;
+    l->base = new_base();
+    if (!l->base) goto fail_fd;
+    event_assign(&l->ev_wake, l->base, l->wake_fd, EV_READ | EV_PERSIST, on_wake, l);
+    event_assign(&l->ev_defer, l->base, -1, 0, on_defer, l);
+    event_assign(&l->ev_lag, l->base, -1, 0, on_lag, l);
+    if (event_add(&l->ev_wake, NULL) < 0) goto fail_base;
+    metric_register(&lag_metric);
+    *ret = l;
+    return 0;
+fail_base:
+    event_base_free(l->base);
+fail_fd:
+    (void)close(l->wake_fd);
+fail_ring:
+    ring_fini(&l->ring);
+fail_scratch:
+    mem_free(l->scratch);
+fail:
+    mem_free(l);
+    return r;
+}
+
+void http_loop_destroy(struct http_loop *l)
+{
+    if (!l) return;
+    (void)event_del(&l->ev_wake);
+    (void)event_del(&l->ev_defer);
+    (void)event_del(&l->ev_lag);
+    event_base_free(l->base);
+    (void)close(l->wake_fd);
+    ring_fini(&l->ring);
+    mem_free(l->scratch);
+    mem_free(l);
+}
+
+struct event_base *http_loop_base(struct http_loop *l)
+{
+    return l->base;
+}
+
+int http_loop_run(struct http_loop *l)
+{
+    l->lag_due_ns = clock_ns() + LAG_PERIOD_MS * 1000000ull;
+    http_timeout_add(&l->ev_lag, LAG_PERIOD_MS);
+    int r = 0;
+    while (r >= 0 && !atomic_load(&l->stop))
+        r = event_base_loop(l->base, EVLOOP_NO_EXIT_ON_EMPTY);
+    atomic_store(&l->stop, false); /* the loop may run again */
+    (void)event_del(&l->ev_lag);
+    return r < 0 ? -EIO : 0;
+}
+
+void http_loop_stop(struct http_loop *l)
+{
+    atomic_store(&l->stop, true);
+    wake(l);
+}
+
+int http_loop_post(struct http_loop *l, void (*fn)(void *arg), void *arg)
+{
+    int r = ring_push(&l->ring, fn, arg);
+    if (r == 0) wake(l);
+    return r;
+}
+
+double http_loop_lag_ms(const struct http_loop *l)
+{
+    return l->lag_ms;
+}
+
+/* ---- timers ---- */
+
+struct http_timer {
+    struct event ev;
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_timer *t = arg;
+    t->fn(t->arg); /* may destroy t */
+}
+
+int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
+                      struct http_timer **ret)
+{
+    struct http_timer *t = mem_zalloc(sizeof *t);
+    if (!t) return -ENOMEM;
+    t->fn = fn;
+    t->arg = arg;
+    event_assign(&t->ev, l->base, -1, 0, on_timer, t);
+    *ret = t;
+    return 0;
+}
+
+void http_timer_set(struct http_timer *t, uint64_t delay_ms)
+{
+    http_timeout_add(&t->ev, delay_ms);
+}
+
+void http_timer_clear(struct http_timer *t)
+{
+    (void)event_del(&t->ev);
+}
+
+void http_timer_destroy(struct http_timer *t)
+{
+    if (!t) return;
+    (void)event_del(&t->ev);
+    mem_free(t);
+}

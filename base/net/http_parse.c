@@ -1,0 +1,418 @@
+/* Design: a head is complete before it is parsed (its end is found incrementally), so that the
+ * parser is one forward pass over an own copy that is cut by NULs. Everything on which two HTTP
+ * parsers could disagree (and be played against each other) is refused rather than repaired: RFC
+ * 9112. */
+#include "base/net/http_int.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+#include <strings.h>
+
+enum {
+    METHOD_BYTES_MAX = 32,     /* chosen: the longest registered method has 17 */
+    CHUNK_EXT_BYTES_MAX = 256, /* chosen: nobody sends any */
+    TRAILER_BYTES_MAX = 8192,  /* chosen: as large as a small head */
+    RESPONSE_HEADERS_MAX = 200,
+};
+
+static bool is_tchar(unsigned char c)
+{
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')) return true;
+    return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
+}
+
+static int hex_value(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+const char *http_header_find(const struct http_head *h, const char *name)
+{
+    for (size_t i = 0; i < h->n_headers; i++)
+        if (strcasecmp(h->headers[i].name, name) == 0) return h->headers[i].value;
+    return NULL;
+}
+
+long http_head_end(const char *p, size_t len, size_t *scan)
+{
+    size_t at = *scan; /* the start of an unfinished line */
+    for (;;) {
+        const char *lf = at < len ? memchr(p + at, '\n', len - at) : NULL;
+        if (!lf) break;
+        size_t end = (size_t)(lf - p);
+        if (end == at || p[end - 1] != '\r') return -EBADMSG;
+        if (end == at + 1) return (long)end + 1;
+        at = end + 1;
+    }
+    *scan = at;
+    return 0;
+}
+
+/* Allocate the copy and cut it into lines; the caller knows that each ends in CR LF. */
+static int msg_init(struct http_msg *m, const char *p, size_t len, size_t *ret_lines)
+{
+    size_t lines = 0;
+    for (size_t i = 0; i < len; i++)
+        lines += p[i] == '\n';
+    m->block = mem_strndup(p, len);
+    m->headers = mem_alloc((lines + 1) * sizeof *m->headers);
+    m->head.headers = m->headers;
+    *ret_lines = lines;
+    return m->block && m->headers ? 0 : -ENOMEM;
+}
+
+void http_msg_fini(struct http_msg *m)
+{
+    mem_free(m->block);
+    mem_free(m->headers);
+    mem_free(m->path);
+    memset(m, 0, sizeof *m);
+}
+
+/* The line at *cur as a C string, without its end; NULL when it has a NUL, CR or LF inside. */
+static char *next_line(char **cur, char *end)
+{
+    char *line = *cur;
+    char *lf = memchr(line, '\n', (size_t)(end - line));
+    if (!lf || lf == line || lf[-1] != '\r') return NULL;
+    lf[-1] = '\0';
+    *cur = lf + 1;
+    size_t len = (size_t)(lf - 1 - line);
+    return memchr(line, '\0', len) || memchr(line, '\r', len) ? NULL : line;
+}
+
+/* One "Name: value" line; false when malformed. */
+static bool parse_header(struct http_msg *m, char *line)
+{
+    char *colon = line;
+    while (is_tchar((unsigned char)*colon))
+        colon++;
+    if (colon == line || *colon != ':') return false; /* also obs-fold and "Name :" */
+    *colon = '\0';
+    char *value = colon + 1;
+    while (*value == ' ' || *value == '\t')
+        value++;
+    char *end = value + strlen(value);
+    while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
+        end--;
+    *end = '\0';
+    for (char *c = value; *c; c++)
+        if (((unsigned char)*c < 0x20 && *c != '\t') || *c == 0x7F) return false;
+    m->headers[m->head.n_headers++] = (struct http_header){line, value};
+    return true;
+}
+
+/* Whether a comma-separated header value holds the token. */
+static bool has_token(const char *value, const char *token)
+{
+    size_t n = strlen(token);
+    while (*value) {
+        value += strspn(value, ", \t");
+        size_t len = strcspn(value, ", \t");
+        if (len == n && strncasecmp(value, token, n) == 0) return true;
+        value += len;
+    }
+    return false;
+}
+
+static int parse_length(const char *value, uint64_t *ret)
+{
+    size_t n = strlen(value);
+    uint64_t v = 0;
+    if (n == 0 || n > 18) return -EBADMSG;
+    for (size_t i = 0; i < n; i++) {
+        if (value[i] < '0' || value[i] > '9') return -EBADMSG;
+        v = v * 10 + (uint64_t)(value[i] - '0');
+    }
+    *ret = v;
+    return 0;
+}
+
+/* What both directions need to know from the headers. */
+struct framing {
+    const char *length, *coding;
+    unsigned n_length, n_coding, n_host;
+    bool close, keep_alive;
+};
+
+static void scan_framing(const struct http_msg *m, struct framing *f)
+{
+    for (size_t i = 0; i < m->head.n_headers; i++) {
+        const struct http_header *h = &m->headers[i];
+        if (strcasecmp(h->name, "content-length") == 0) {
+            f->length = h->value;
+            f->n_length++;
+        } else if (strcasecmp(h->name, "transfer-encoding") == 0) {
+            f->coding = h->value;
+            f->n_coding++;
+        } else if (strcasecmp(h->name, "host") == 0) {
+            f->n_host++;
+        } else if (strcasecmp(h->name, "connection") == 0) {
+            f->close |= has_token(h->value, "close");
+            f->keep_alive |= has_token(h->value, "keep-alive");
+        }
+    }
+}
+
+static int refuse(const char **ret_why, int status, const char *why)
+{
+    *ret_why = why;
+    return status;
+}
+
+/* The decoded path and the raw query out of the target. */
+static int parse_target(struct http_msg *m, const char **ret_why)
+{
+    const char *t = m->target;
+    for (const char *c = t; *c; c++)
+        if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F || *c == '#')
+            return refuse(ret_why, 400, "the request target has a forbidden character");
+    bool star = strcmp(t, "*") == 0 && strcmp(m->method, "OPTIONS") == 0;
+    if (*t != '/' && !star) return refuse(ret_why, 400, "the request target is not a path");
+    size_t len = strcspn(t, "?");
+    m->query = t[len] ? t + len + 1 : t + len;
+    m->path = mem_alloc(len + 1);
+    if (!m->path) return -ENOMEM;
+    char *out = m->path;
+    for (size_t i = 0; i < len; i++) {
+        char c = t[i];
+        if (c == '%') {
+            int hi = i + 2 < len ? hex_value(t[i + 1]) : -1;
+            int lo = i + 2 < len ? hex_value(t[i + 2]) : -1;
+            if (hi < 0 || lo < 0 || hi * 16 + lo == 0)
+                return refuse(ret_why, 400, "the request target has a bad percent escape");
+            c = (char)(hi * 16 + lo);
+            i += 2;
+        }
+        if (c == '/' && out > m->path && out[-1] == '/') continue;
+        *out++ = c;
+    }
+    *out = '\0';
+    return 0;
+}
+
+static int parse_request_line(struct http_msg *m, char *line, const char **ret_why)
+{
+    char *p = line;
+    while (is_tchar((unsigned char)*p))
+        p++;
+    if (p == line || *p != ' ') return refuse(ret_why, 400, "malformed request line");
+    if (p - line > METHOD_BYTES_MAX) return refuse(ret_why, 501, "unknown method");
+    *p++ = '\0';
+    m->method = line;
+    m->target = p;
+    char *version = strrchr(p, ' ');
+    if (!version || version == p) return refuse(ret_why, 400, "malformed request line");
+    *version++ = '\0';
+    if (strncmp(version, "HTTP/", 5) != 0 || version[5] < '0' || version[5] > '9' ||
+        version[6] != '.' || version[7] < '0' || version[7] > '9' || version[8])
+        return refuse(ret_why, 400, "malformed request line");
+    if (version[5] != '1') return refuse(ret_why, 505, "only HTTP/1.1 is spoken here");
+    m->minor = version[7] == '0' ? 0 : 1;
+    m->is_head = strcmp(m->method, "HEAD") == 0;
+    return parse_target(m, ret_why);
+}
+
+static int request_framing(struct http_msg *m, const struct http_limits *lim, const char **ret_why)
+{
+    struct framing f = {0};
+    scan_framing(m, &f);
+    if (f.n_host > 1 || (f.n_host == 0 && m->minor >= 1))
+        return refuse(ret_why, 400, "exactly one Host header is required");
+    if (f.n_length && f.n_coding)
+        return refuse(ret_why, 400, "Content-Length and Transfer-Encoding exclude each other");
+    if (f.n_length > 1 || f.n_coding > 1) return refuse(ret_why, 400, "repeated framing header");
+    if (f.n_coding) {
+        if (m->minor == 0) return refuse(ret_why, 400, "Transfer-Encoding needs HTTP/1.1");
+        if (strcasecmp(f.coding, "chunked") != 0)
+            return refuse(ret_why, 501, "only the chunked transfer coding is supported");
+        m->framing = HTTP_BODY_CHUNKED;
+    } else if (f.n_length) {
+        if (parse_length(f.length, &m->length) < 0)
+            return refuse(ret_why, 400, "malformed Content-Length");
+        if (m->length > lim->body_bytes_max)
+            return refuse(ret_why, 413, "the request body is too large");
+        m->framing = m->length ? HTTP_BODY_LENGTH : HTTP_BODY_NONE;
+    }
+    m->keep_alive = !f.close && (m->minor >= 1 || f.keep_alive);
+    const char *encoding = http_header_find(&m->head, "content-encoding");
+    if (encoding && strcasecmp(encoding, "identity") != 0)
+        return refuse(ret_why, 415, "compressed request bodies are not supported");
+    const char *expect = http_header_find(&m->head, "expect");
+    if (expect && strcasecmp(expect, "100-continue") != 0)
+        return refuse(ret_why, 417, "only \"Expect: 100-continue\" is supported");
+    m->expect_100 = expect && m->minor >= 1;
+    return 0;
+}
+
+int http_msg_parse_request(struct http_msg *m, const char *p, size_t len,
+                           const struct http_limits *lim, const char **ret_why)
+{
+    size_t lines;
+    if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
+    if (lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
+    char *cur = m->block, *end = m->block + len, *line = next_line(&cur, end);
+    if (!line) return refuse(ret_why, 400, "malformed request line");
+    int r = parse_request_line(m, line, ret_why);
+    if (r != 0) return r;
+    for (size_t i = 2; i < lines; i++) {
+        line = next_line(&cur, end);
+        if (!line || !parse_header(m, line)) return refuse(ret_why, 400, "malformed header line");
+    }
+    return request_framing(m, lim, ret_why);
+}
+
+int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool to_head)
+{
+    size_t lines;
+    if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
+    if (lines > RESPONSE_HEADERS_MAX) return -EBADMSG;
+    char *cur = m->block, *end = m->block + len, *line = next_line(&cur, end);
+    if (!line || strncmp(line, "HTTP/1.", 7) != 0 || (line[7] != '0' && line[7] != '1') ||
+        line[8] != ' ')
+        return -EBADMSG;
+    for (int i = 9; i < 12; i++)
+        if (line[i] < '0' || line[i] > '9') return -EBADMSG;
+    if ((line[12] && line[12] != ' ') || line[9] == '0') return -EBADMSG;
+    m->minor = line[7] - '0';
+    m->status = (line[9] - '0') * 100 + (line[10] - '0') * 10 + (line[11] - '0');
+    for (size_t i = 2; i < lines; i++) {
+        line = next_line(&cur, end);
+        if (!line || !parse_header(m, line)) return -EBADMSG;
+    }
+    struct framing f = {0};
+    scan_framing(m, &f);
+    if (f.n_length + f.n_coding > 1) return -EBADMSG;
+    m->keep_alive = !f.close && (m->minor >= 1 || f.keep_alive);
+    if (f.n_length && parse_length(f.length, &m->length) < 0) return -EBADMSG;
+    if (f.n_coding && strcasecmp(f.coding, "chunked") != 0) return -EBADMSG;
+    bool none = to_head || m->status < 200 || m->status == 204 || m->status == 304 ||
+                (f.n_length && m->length == 0);
+    m->framing = none         ? HTTP_BODY_NONE
+                 : f.n_coding ? HTTP_BODY_CHUNKED
+                 : f.n_length ? HTTP_BODY_LENGTH
+                              : HTTP_BODY_UNTIL_CLOSE;
+    if (m->framing == HTTP_BODY_UNTIL_CLOSE) m->keep_alive = false;
+    return 0;
+}
+
+/* ---- chunked transfer coding ---- */
+
+/* One byte of the framing between pieces of data; 0 or -EBADMSG. */
+static int chunk_byte(struct http_chunked *c, char ch)
+{
+    int v;
+    switch (c->state) {
+    case HTTP_CHUNK_SIZE:
+        v = hex_value(ch);
+        if (v >= 0) {
+            if (++c->digits > 15) return -EBADMSG; /* fits 60 bits */
+            c->left = c->left * 16 + (unsigned)v;
+            return 0;
+        }
+        if (c->digits == 0) return -EBADMSG;
+        c->line_bytes = 0;
+        c->state = ch == '\r' ? HTTP_CHUNK_SIZE_LF : HTTP_CHUNK_EXT;
+        return ch == '\r' || ch == ';' ? 0 : -EBADMSG;
+    case HTTP_CHUNK_EXT:
+        if (ch == '\r')
+            c->state = HTTP_CHUNK_SIZE_LF;
+        else if (((unsigned char)ch < 0x20 && ch != '\t') || ++c->line_bytes > CHUNK_EXT_BYTES_MAX)
+            return -EBADMSG;
+        return 0;
+    case HTTP_CHUNK_SIZE_LF:
+        c->digits = c->line_bytes = 0;
+        c->state = c->left ? HTTP_CHUNK_DATA : HTTP_CHUNK_TRAILER;
+        return ch == '\n' ? 0 : -EBADMSG;
+    case HTTP_CHUNK_DATA_CR:
+        c->state = HTTP_CHUNK_DATA_LF;
+        return ch == '\r' ? 0 : -EBADMSG;
+    case HTTP_CHUNK_DATA_LF:
+        c->state = HTTP_CHUNK_SIZE;
+        return ch == '\n' ? 0 : -EBADMSG;
+    case HTTP_CHUNK_TRAILER:
+        if (++c->extra_bytes > TRAILER_BYTES_MAX) return -EBADMSG;
+        if (ch == '\r')
+            c->state = HTTP_CHUNK_TRAILER_LF;
+        else if ((unsigned char)ch < 0x20 && ch != '\t')
+            return -EBADMSG;
+        else
+            c->line_bytes++;
+        return 0;
+    case HTTP_CHUNK_TRAILER_LF:
+        c->state = c->line_bytes ? HTTP_CHUNK_TRAILER : HTTP_CHUNK_DONE;
+        c->line_bytes = 0;
+        return ch == '\n' ? 0 : -EBADMSG;
+    default:
+        return -EBADMSG;
+    }
+}
+
+int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
+                      const char **ret_data, size_t *ret_len)
+{
+    while (c->state != HTTP_CHUNK_DONE) {
+        if (*p == end) return 0;
+        if (c->state == HTTP_CHUNK_DATA) {
+            size_t n = (size_t)(end - *p);
+            if (n > c->left) n = (size_t)c->left;
+            *ret_data = *p;
+            *ret_len = n;
+            *p += n;
+            c->left -= n;
+            if (c->left == 0) c->state = HTTP_CHUNK_DATA_CR;
+            return 1;
+        }
+        int r = chunk_byte(c, *(*p)++);
+        if (r < 0) return r;
+    }
+    return 2;
+}
+
+const char *http_status_text(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } table[] = {
+        {100, "Continue"},
+        {200, "OK"},
+        {201, "Created"},
+        {202, "Accepted"},
+        {204, "No Content"},
+        {206, "Partial Content"},
+        {301, "Moved Permanently"},
+        {302, "Found"},
+        {304, "Not Modified"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {409, "Conflict"},
+        {411, "Length Required"},
+        {413, "Content Too Large"},
+        {414, "URI Too Long"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {422, "Unprocessable Content"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {499, "Client Closed Request"},
+        {500, "Internal Server Error"},
+        {501, "Not Implemented"},
+        {502, "Bad Gateway"},
+        {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
+        {505, "HTTP Version Not Supported"},
+        {507, "Insufficient Storage"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].status == status) return table[i].text;
+    return status < 400 ? "OK" : status < 500 ? "Client Error" : "Server Error";
+}

@@ -1,0 +1,225 @@
+#include "base/net/http_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+    ACCEPTS_PER_WAKE = 64, /* chosen: bounded work per wake-up */
+    BACKLOG = 1024,
+    PAUSE_MS = 100, /* chosen: how soon accepting is tried again when descriptors ran out */
+};
+
+static size_t or_default(size_t v, size_t dflt)
+{
+    return v ? v : dflt;
+}
+
+static void set_limits(struct http_limits *to, const struct http_limits *from)
+{
+    static const struct http_limits none;
+    const struct http_limits *f = from ? from : &none;
+    to->head_bytes_max = or_default(f->head_bytes_max, 32 * 1024);
+    to->body_bytes_max = or_default(f->body_bytes_max, 32 * 1024 * 1024);
+    to->out_high_bytes = or_default(f->out_high_bytes, 256 * 1024);
+    to->headers_max = (unsigned)or_default(f->headers_max, 100);
+    to->conns_max = (unsigned)or_default(f->conns_max, 10000);
+    to->head_timeout_ms = (unsigned)or_default(f->head_timeout_ms, 10000);
+    to->body_timeout_ms = (unsigned)or_default(f->body_timeout_ms, 60000);
+    to->idle_timeout_ms = (unsigned)or_default(f->idle_timeout_ms, 75000);
+    to->write_timeout_ms = (unsigned)or_default(f->write_timeout_ms, 60000);
+}
+
+static void set_accepting(struct http_server *s, bool on)
+{
+    s->paused = !on;
+    for (size_t i = 0; i < s->n_listeners; i++) {
+        if (on)
+            (void)event_add(&s->listeners[i].ev, NULL);
+        else
+            (void)event_del(&s->listeners[i].ev);
+    }
+}
+
+static void on_resume(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_server *s = arg;
+    if (!s->draining && s->n_conns < s->lim.conns_max) set_accepting(s, true);
+}
+
+static void pause_accepting(struct http_server *s)
+{
+    set_accepting(s, false);
+    http_timeout_add(&s->ev_resume, PAUSE_MS);
+}
+
+static void on_accept(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_listener *ln = arg;
+    struct http_server *s = ln->server;
+    for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
+        if (s->n_conns >= s->lim.conns_max) {
+            pause_accepting(s);
+            return;
+        }
+        struct http_addr peer = {.len = sizeof peer.ss};
+        int c =
+            accept4(ln->fd, (struct sockaddr *)&peer.ss, &peer.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (c < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+            pause_accepting(s);
+            return;
+        }
+        if (c < 0 && errno != ECONNABORTED && errno != EINTR) return;
+        if (c < 0) continue;
+        if (!ln->unix_path) {
+            int one = 1;
+            (void)setsockopt(c, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        }
+        if (http_conn_create(s, c, &peer) < 0) {
+            pause_accepting(s);
+            return;
+        }
+    }
+}
+
+void http_server_conn_gone(struct http_server *s)
+{
+    if (s->paused && !s->draining && s->n_conns < s->lim.conns_max) set_accepting(s, true);
+}
+
+int http_server_create(struct http_loop *l, const struct http_limits *lim,
+                       const struct http_server_ops *ops, void *ctx, struct http_server **ret)
+{
+    struct http_server *s = mem_zalloc(sizeof *s);
+    if (!s) return -ENOMEM;
+    s->loop = l;
+    s->ops = *ops;
+    s->ctx = ctx;
+    set_limits(&s->lim, lim);
+    event_assign(&s->ev_resume, l->base, -1, 0, on_resume, s);
+    *ret = s;
+    return 0;
+}
+
+/* A socket file that nobody listens on any more is removed; a live one or another file is not. */
+static int clear_stale(const struct http_addr *a, const char *path, struct err *err)
+{
+    struct stat st;
+    if (lstat(path, &st) < 0) return 0;
+    if (!S_ISSOCK(st.st_mode))
+        return err_set(err, -EADDRINUSE, "\"%.150s\" exists and is not a socket", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return err_set(err, -errno, "cannot create a socket: %s", strerror(errno));
+    bool alive = connect(fd, (const struct sockaddr *)&a->ss, a->len) == 0 || errno != ECONNREFUSED;
+    (void)close(fd);
+    if (alive) return err_set(err, -EADDRINUSE, "\"%.150s\" is in use by another server", path);
+    if (unlink(path) < 0)
+        return err_set(err, -errno, "cannot remove \"%.150s\": %s", path, strerror(errno));
+    return 0;
+}
+
+static int open_listener(const struct http_addr *a, int *ret_fd)
+{
+    int one = 1, zero = 0;
+    int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -errno;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (a->ss.ss_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    if (bind(fd, (const struct sockaddr *)&a->ss, a->len) < 0 || listen(fd, BACKLOG) < 0) {
+        int r = -errno;
+        (void)close(fd);
+        return r;
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+static int bound_port(int fd)
+{
+    struct sockaddr_storage ss;
+    socklen_t len = sizeof ss;
+    if (getsockname(fd, (struct sockaddr *)&ss, &len) < 0) return 0;
+    struct sockaddr_in in;
+    struct sockaddr_in6 in6;
+    memcpy(&in, &ss, sizeof in);
+    memcpy(&in6, &ss, sizeof in6);
+    return ntohs(ss.ss_family == AF_INET6 ? in6.sin6_port : in.sin_port);
+}
+
+int http_server_listen(struct http_server *s, const char *address, struct err *err)
+{
+    if (s->n_listeners == HTTP_LISTENERS_MAX)
+        return err_set(err, -ERANGE, "more than %d listeners", HTTP_LISTENERS_MAX);
+    struct http_addr addrs[HTTP_ADDRS_MAX];
+    size_t n = 0;
+    int r = http_addr_resolve(address, true, addrs, &n, err), fd = -1;
+    if (r < 0) return r;
+    const char *path = addrs[0].ss.ss_family == AF_UNIX ? address + 5 : NULL;
+    if (path) r = clear_stale(&addrs[0], path, err);
+    if (r < 0) return r;
+    for (size_t i = 0; i < n && fd < 0; i++)
+        r = open_listener(&addrs[i], &fd);
+    if (fd < 0) return err_set(err, r, "cannot listen on \"%.120s\": %s", address, strerror(-r));
+    struct http_listener *ln = &s->listeners[s->n_listeners];
+    ln->unix_path = path ? mem_strdup(path) : NULL;
+    if (path && !ln->unix_path) {
+        (void)close(fd);
+        (void)unlink(path);
+        return err_set(err, -ENOMEM, "out of memory");
+    }
+    ln->server = s;
+    ln->fd = fd;
+    ln->port = path ? 0 : bound_port(fd);
+    s->n_listeners++;
+    event_assign(&ln->ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_accept, ln);
+    (void)event_add(&ln->ev, NULL);
+    return 0;
+}
+
+int http_server_port(const struct http_server *s)
+{
+    for (size_t i = 0; i < s->n_listeners; i++)
+        if (s->listeners[i].port) return s->listeners[i].port;
+    return 0;
+}
+
+void http_server_stop_accepting(struct http_server *s)
+{
+    s->draining = true;
+    (void)event_del(&s->ev_resume);
+    for (size_t i = 0; i < s->n_listeners; i++) {
+        struct http_listener *ln = &s->listeners[i];
+        (void)event_del(&ln->ev);
+        (void)close(ln->fd);
+        if (ln->unix_path) (void)unlink(ln->unix_path);
+        mem_free(ln->unix_path);
+    }
+    s->n_listeners = 0;
+    struct http_conn *next;
+    for (struct http_conn *c = s->conns; c; c = next) {
+        next = http_conn_next(c);
+        http_conn_drain(c);
+    }
+}
+
+size_t http_server_n_requests(const struct http_server *s)
+{
+    return s->n_requests;
+}
+
+void http_server_destroy(struct http_server *s)
+{
+    if (!s) return;
+    http_server_stop_accepting(s);
+    while (s->conns)
+        http_conn_destroy(s->conns);
+    ASSERT(s->n_requests == 0);
+    mem_free(s);
+}

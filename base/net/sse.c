@@ -1,0 +1,138 @@
+#include "base/net/http_int.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- writer ---- */
+
+int http_sse_start(struct http_req *r, const char *extra_headers)
+{
+    struct buf h = BUF_INIT;
+    int e = buf_adds(&h, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    if (e == 0 && extra_headers) e = buf_adds(&h, extra_headers);
+    const char *text = e == 0 ? buf_cstr(&h) : NULL;
+    e = text ? http_reply_start(r, 200, "text/event-stream; charset=utf-8", text) : -ENOMEM;
+    buf_fini(&h);
+    return e;
+}
+
+/* A prefix, the text with its line feeds turned into field starts, an empty line. */
+static int sse_write(struct http_req *r, const char *prefix, const char *text, size_t len)
+{
+    char small[2048]; /* chosen: a token's chunk is about 250 bytes */
+    size_t n_prefix = strlen(prefix);
+    struct buf b = BUF_INIT;
+    bool plain = !memchr(text, '\n', len) && !memchr(text, '\r', len);
+    if (plain && n_prefix + len + 2 <= sizeof small) {
+        memcpy(small, prefix, n_prefix);
+        memcpy(small + n_prefix, text, len);
+        memcpy(small + n_prefix + len, "\n\n", 2);
+        return http_reply_write(r, small, n_prefix + len + 2);
+    }
+    int e = buf_add(&b, prefix, n_prefix);
+    for (size_t i = 0; e == 0 && i < len; i++) {
+        size_t run = 0;
+        while (i + run < len && text[i + run] != '\n' && text[i + run] != '\r')
+            run++;
+        e = buf_add(&b, text + i, run);
+        i += run;
+        if (e == 0 && i < len) {
+            if (text[i] == '\r' && i + 1 < len && text[i + 1] == '\n') i++;
+            e = buf_addc(&b, '\n');
+            if (e == 0) e = buf_add(&b, prefix, n_prefix);
+        }
+    }
+    if (e == 0) e = buf_adds(&b, "\n\n");
+    if (e == 0) e = http_reply_write(r, b.data, b.len);
+    buf_fini(&b);
+    return e;
+}
+
+int http_sse_data(struct http_req *r, const char *json, size_t len)
+{
+    return sse_write(r, "data: ", json, len);
+}
+
+int http_sse_comment(struct http_req *r, const char *text)
+{
+    return sse_write(r, ": ", text, strlen(text));
+}
+
+/* ---- reader ---- */
+
+enum { SSE_EVENT_BYTES_MAX = 64 * 1024 * 1024 }; /* chosen: far above any completion chunk */
+
+/* The header's own plain structs have the fields of struct buf. */
+#define SSE_ADD(field, p, n, ret)                                                                  \
+    do {                                                                                           \
+        struct buf b_ = {(field).data, (field).len, (field).cap};                                  \
+        (ret) = (field).len + (n) > SSE_EVENT_BYTES_MAX ? -ERANGE : buf_add(&b_, (p), (n));        \
+        (field).data = b_.data;                                                                    \
+        (field).len = b_.len;                                                                      \
+        (field).cap = b_.cap;                                                                      \
+    } while (0)
+
+/* One complete line, without its end. */
+static int sse_line(struct sse_parser *p, const char *s, size_t len,
+                    int (*on_event)(void *ctx, const char *data, size_t len), void *ctx)
+{
+    int r = 0;
+    if (len == 0) {
+        if (!p->has_data) return 0;
+        p->has_data = false;
+        SSE_ADD(p->event, "", 1, r); /* a NUL for the reader's comfort, not counted */
+        if (r == 0) r = on_event(ctx, p->event.data, p->event.len - 1);
+        p->event.len = 0;
+        return r;
+    }
+    if (len < 4 || memcmp(s, "data", 4) != 0 || (len > 4 && s[4] != ':')) return 0;
+    s += len > 4 ? 5 : 4;
+    len -= len > 4 ? 5 : 4;
+    if (len > 0 && *s == ' ') {
+        s++;
+        len--;
+    }
+    if (p->has_data) SSE_ADD(p->event, "\n", 1, r);
+    p->has_data = true;
+    if (r == 0) SSE_ADD(p->event, s, len, r);
+    return r;
+}
+
+int sse_parser_push(struct sse_parser *p, const char *data, size_t len,
+                    int (*on_event)(void *ctx, const char *data, size_t len), void *ctx)
+{
+    int r = 0;
+    size_t start = 0;
+    for (size_t i = 0; r >= 0 && i < len; i++) {
+        char ch = data[i];
+        if (p->saw_cr && ch == '\n' && i == start) { /* the second half of CR LF */
+            p->saw_cr = false;
+            start = i + 1;
+            continue;
+        }
+        if (ch != '\n' && ch != '\r') {
+            p->saw_cr = false;
+            continue;
+        }
+        p->saw_cr = ch == '\r';
+        if (p->line.len > 0) {
+            SSE_ADD(p->line, data + start, i - start, r);
+            size_t n = p->line.len;
+            p->line.len = 0;
+            if (r == 0) r = sse_line(p, p->line.data, n, on_event, ctx);
+        } else {
+            r = sse_line(p, data + start, i - start, on_event, ctx);
+        }
+        start = i + 1;
+    }
+    if (r >= 0 && start < len) SSE_ADD(p->line, data + start, len - start, r);
+    return r < 0 ? r : 0;
+}
+
+void sse_parser_fini(struct sse_parser *p)
+{
+    mem_free(p->line.data);
+    mem_free(p->event.data);
+    memset(p, 0, sizeof *p);
+}

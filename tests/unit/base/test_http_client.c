@@ -1,0 +1,543 @@
+/* The client against our own server in one loop: pool, streaming, retry, cancel, back-pressure. */
+#include "base/buf.h"
+#include "base/metric.h"
+#include "base/net/http.h"
+#include "tests/test.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { CALLS_MAX = 64 };
+
+struct fix;
+struct one_call {
+    struct fix *f;
+    struct http_call *call;
+    struct buf body;
+    int status, end, n_ends, n_heads;
+    bool cancel_in_body, pause_in_body, restart_in_end;
+};
+struct fix {
+    struct http_loop *loop;
+    struct http_server *server;
+    struct http_client *client;
+    struct http_timer *guard;
+    struct one_call calls[CALLS_MAX];
+    int n_open; /* calls that have not ended; the loop stops at 0 */
+    int n_closed, n_aborted, n_drains, n_requests;
+    struct http_req *held;
+    char peers[CALLS_MAX][64];
+    size_t big_left;
+    bool timed_out;
+};
+
+static void pump_big(struct fix *f, struct http_req *r)
+{
+    static char block[65536];
+    memset(block, 'x', sizeof block);
+    while (f->big_left > 0) {
+        size_t n = f->big_left < sizeof block ? f->big_left : sizeof block;
+        f->big_left -= n;
+        if (http_reply_write(r, block, n) == 1) return;
+    }
+    ASSERT_EQ(http_reply_end(r), 0);
+}
+
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct fix *f = ctx;
+    const char *path = http_req_path(r);
+    size_t len;
+    const char *body = http_req_body(r, &len);
+    if (f->n_requests < CALLS_MAX)
+        (void)snprintf(f->peers[f->n_requests], 64, "%s", http_req_peer(r));
+    f->n_requests++;
+    if (strcmp(path, "/echo") == 0) {
+        ASSERT_EQ(http_reply(r, 200, "text/plain", NULL, body, len), 0);
+    } else if (strcmp(path, "/hold") == 0) {
+        f->held = r;
+    } else if (strcmp(path, "/big") == 0) {
+        f->big_left = 8u << 20;
+        ASSERT_EQ(http_reply_start(r, 200, "application/octet-stream", NULL), 0);
+        pump_big(f, r);
+    } else if (strcmp(path, "/sse") == 0) {
+        ASSERT_EQ(http_sse_start(r, "X-Test: yes\r\n"), 0);
+        ASSERT_EQ(http_sse_comment(r, "hello"), 0);
+        ASSERT_EQ(http_sse_data(r, "{\"a\":1}", 7), 0);
+        ASSERT_EQ(http_sse_data(r, "two\nlines", 9), 0);
+        ASSERT_EQ(http_reply_end(r), 0);
+        ASSERT_EQ(http_reply_write(r, "x", 1), -EPIPE);
+    } else if (strcmp(path, "/cut") == 0) {
+        ASSERT_EQ(http_reply_start(r, 200, "text/plain", NULL), 0);
+        ASSERT_EQ(http_reply_write(r, "half", 4), 0);
+        http_reply_abort(r);
+        ASSERT_EQ(http_reply_write(r, "x", 1), -EPIPE);
+    } else {
+        ASSERT_EQ(http_reply(r, 404, "text/plain", NULL, "no\n", 3), 0);
+    }
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+    struct fix *f = ctx;
+    f->n_closed++;
+    f->n_aborted += aborted;
+    if (f->held == r) f->held = NULL;
+}
+
+static void on_drain(void *ctx, struct http_req *r)
+{
+    struct fix *f = ctx;
+    f->n_drains++;
+    pump_big(f, r);
+}
+
+static void on_guard(void *arg)
+{
+    struct fix *f = arg;
+    f->timed_out = true;
+    http_loop_stop(f->loop);
+}
+
+static void fix_init(struct fix *f, const char *client_address)
+{
+    static const struct http_server_ops ops = {on_request, on_close, on_drain, NULL};
+    memset(f, 0, sizeof *f);
+    ASSERT_OK(http_loop_create(&f->loop));
+    ASSERT_OK(http_server_create(f->loop, NULL, &ops, f, &f->server));
+    struct err err = {0};
+    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", &err));
+    char address[64];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(f->server));
+    struct http_client_opts o = {.address = client_address ? client_address : address,
+                                 .conns_max = 8};
+    ASSERT_OK(http_client_create(f->loop, &o, &f->client));
+    ASSERT_OK(http_timer_create(f->loop, on_guard, f, &f->guard));
+}
+
+static void run(struct fix *f)
+{
+    http_timer_set(f->guard, 30000);
+    ASSERT_OK(http_loop_run(f->loop));
+    ASSERT_TRUE(!f->timed_out);
+}
+
+static void fix_fini(struct fix *f)
+{
+    http_client_destroy(f->client);
+    http_server_destroy(f->server);
+    ASSERT_EQ(f->n_closed, f->n_requests);
+    http_timer_destroy(f->guard);
+    http_loop_destroy(f->loop);
+    for (int i = 0; i < CALLS_MAX; i++)
+        buf_fini(&f->calls[i].body);
+}
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct one_call *c = ctx;
+    c->status = status;
+    c->n_heads++;
+    ASSERT_TRUE(http_header_find(h, "dATE") != NULL);
+}
+
+static void start(struct fix *f, int i, const char *method, const char *target, const char *body);
+
+static void stop_waiting(struct fix *f)
+{
+    if (--f->n_open == 0) http_loop_stop(f->loop);
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct one_call *c = ctx;
+    ASSERT_OK(buf_add(&c->body, data, len));
+    if (c->cancel_in_body) {
+        http_call_cancel(c->call);
+        stop_waiting(c->f);
+    } else if (c->pause_in_body) {
+        http_call_pause(c->call, true);
+        http_call_pause(c->call, false);
+        http_call_pause(c->call, true);
+        http_loop_post(c->f->loop, (void (*)(void *))http_loop_stop, c->f->loop);
+    }
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct one_call *c = ctx;
+    c->end = status;
+    c->n_ends++;
+    if (c->restart_in_end) {
+        c->restart_in_end = false;
+        buf_clear(&c->body);
+        start(c->f, (int)(c - c->f->calls), "POST", "/echo", "again");
+    }
+    stop_waiting(c->f);
+}
+
+static void start(struct fix *f, int i, const char *method, const char *target, const char *body)
+{
+    static const struct http_call_ops ops = {on_head, on_body, on_end};
+    struct one_call *c = &f->calls[i];
+    c->f = f;
+    f->n_open++;
+    ASSERT_OK(http_call_start(f->client, method, target, "X-A: b\r\n", body,
+                              body ? strlen(body) : 0, &ops, c, &c->call));
+}
+
+TEST(echo_and_pool_reuse)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    for (int i = 0; i < 3; i++) {
+        start(&f, i, "POST", "/echo", i == 1 ? "second" : "body");
+        run(&f);
+        ASSERT_EQ(f.calls[i].end, 0);
+        ASSERT_EQ(f.calls[i].status, 200);
+        ASSERT_STREQ(buf_cstr(&f.calls[i].body), i == 1 ? "second" : "body");
+        ASSERT_STREQ(f.peers[i], f.peers[0]); /* the same connection */
+    }
+    start(&f, 3, "GET", "/none", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[3].status, 404);
+    ASSERT_EQ(f.n_aborted, 0);
+    fix_fini(&f);
+}
+
+TEST(restart_from_on_end)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    f.calls[0].restart_in_end = true;
+    start(&f, 0, "POST", "/echo", "first");
+    run(&f);
+    ASSERT_EQ(f.calls[0].n_ends, 2);
+    ASSERT_STREQ(buf_cstr(&f.calls[0].body), "again");
+    fix_fini(&f);
+}
+
+TEST(many_calls_over_few_connections)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    for (int i = 0; i < CALLS_MAX; i++)
+        start(&f, i, "POST", "/echo", "some body");
+    run(&f);
+    for (int i = 0; i < CALLS_MAX; i++) {
+        ASSERT_EQ(f.calls[i].n_ends, 1);
+        ASSERT_EQ(f.calls[i].end, 0);
+        ASSERT_STREQ(buf_cstr(&f.calls[i].body), "some body");
+    }
+    fix_fini(&f);
+}
+
+static int count_event(void *ctx, const char *data, size_t len)
+{
+    struct buf *b = ctx;
+    return buf_addf(b, "<%.*s>", (int)len, data);
+}
+
+TEST(sse_end_to_end)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    start(&f, 0, "GET", "/sse", NULL);
+    run(&f);
+    ASSERT_STREQ(buf_cstr(&f.calls[0].body),
+                 ": hello\n\ndata: {\"a\":1}\n\ndata: two\ndata: lines\n\n");
+    struct sse_parser p = {0};
+    struct buf events = BUF_INIT;
+    ASSERT_OK(sse_parser_push(&p, f.calls[0].body.data, f.calls[0].body.len, count_event, &events));
+    ASSERT_STREQ(buf_cstr(&events), "<{\"a\":1}><two\nlines>");
+    sse_parser_fini(&p);
+    buf_fini(&events);
+    fix_fini(&f);
+}
+
+TEST(unclean_end_is_an_error)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    start(&f, 0, "GET", "/cut", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, -EPIPE);
+    ASSERT_EQ(f.calls[0].status == 200 || f.calls[0].status == 0, 1);
+    ASSERT_EQ(f.n_aborted, 1);
+    fix_fini(&f);
+}
+
+TEST(back_pressure_and_drain)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    f.calls[0].pause_in_body = true;
+    start(&f, 0, "GET", "/big", NULL);
+    run(&f); /* stopped by the pause */
+    ASSERT_EQ(f.calls[0].n_ends, 0);
+    f.calls[0].pause_in_body = false;
+    http_call_pause(f.calls[0].call, false);
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, 0);
+    ASSERT_EQ(f.calls[0].body.len, 8 << 20);
+    ASSERT_TRUE(f.n_drains > 0);
+    fix_fini(&f);
+}
+
+static void on_abort_poll(void *arg)
+{
+    struct fix *f = arg;
+    if (f->n_aborted > 0)
+        http_loop_stop(f->loop);
+    else
+        http_loop_post(f->loop, on_abort_poll, f);
+}
+
+TEST(cancel_in_body_aborts_the_server_side)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    f.calls[0].cancel_in_body = true;
+    start(&f, 0, "GET", "/big", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[0].n_ends, 0);
+    ASSERT_OK(http_loop_post(f.loop, on_abort_poll, &f));
+    run(&f);
+    ASSERT_EQ(f.n_aborted, 1);
+    fix_fini(&f);
+}
+
+static void cancel_held(void *arg)
+{
+    struct fix *f = arg;
+    if (!f->held) {
+        http_loop_post(f->loop, cancel_held, f);
+        return;
+    }
+    http_call_cancel(f->calls[0].call);
+    f->n_open--;
+    on_abort_poll(f);
+}
+
+TEST(cancel_while_pending)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    start(&f, 0, "GET", "/hold", NULL);
+    ASSERT_OK(http_loop_post(f.loop, cancel_held, &f));
+    run(&f);
+    ASSERT_EQ(f.n_aborted, 1);
+    ASSERT_EQ(f.calls[0].n_ends + f.calls[0].n_heads, 0);
+    fix_fini(&f);
+}
+
+TEST(cancel_before_anything)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    start(&f, 0, "GET", "/echo", NULL);
+    http_call_cancel(f.calls[0].call);
+    f.n_open = 0;
+    start(&f, 1, "GET", "/echo", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[0].n_ends, 0);
+    ASSERT_EQ(f.calls[1].end, 0);
+    fix_fini(&f);
+}
+
+TEST(refused_connection)
+{
+    struct fix f;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof in;
+    ASSERT_EQ(bind(fd, (struct sockaddr *)&in, len), 0);
+    ASSERT_EQ(getsockname(fd, (struct sockaddr *)&in, &len), 0);
+    char address[64];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(in.sin_port));
+    fix_init(&f, address); /* bound, but nobody listens */
+    start(&f, 0, "GET", "/", NULL);
+    ASSERT_EQ(f.calls[0].n_ends, 0); /* never from inside the call */
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, -ECONNREFUSED);
+    close(fd);
+    fix_fini(&f);
+    fix_init(&f, "unix:/nonexistent/socket");
+    start(&f, 0, "GET", "/", NULL);
+    ASSERT_EQ(f.calls[0].n_ends, 0);
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, -ECONNREFUSED);
+    fix_fini(&f);
+}
+
+/* A scripted peer in a thread: per connection, read one request for each answer, write it, close.
+ */
+struct script {
+    int listen_fd;
+    const char *answers[4][3]; /* [connection][request]; NULL ends */
+    int n_conns;
+};
+
+static void *script_main(void *arg)
+{
+    struct script *s = arg;
+    for (int i = 0; i < s->n_conns; i++) {
+        int fd = accept(s->listen_fd, NULL, NULL);
+        for (int k = 0; k < 3 && s->answers[i][k]; k++) {
+            char in[4096];
+            size_t have = 0;
+            while (have < sizeof in - 1) {
+                ssize_t n = recv(fd, in + have, sizeof in - 1 - have, 0);
+                if (n <= 0) break;
+                have += (size_t)n;
+                in[have] = '\0';
+                if (strstr(in, "\r\n\r\n")) break;
+            }
+            (void)send(fd, s->answers[i][k], strlen(s->answers[i][k]), MSG_NOSIGNAL);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+static void script_start(struct script *s, pthread_t *t, char *address)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof in;
+    s->listen_fd = socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(bind(s->listen_fd, (struct sockaddr *)&in, len), 0);
+    ASSERT_EQ(listen(s->listen_fd, 8), 0);
+    ASSERT_EQ(getsockname(s->listen_fd, (struct sockaddr *)&in, &len), 0);
+    (void)snprintf(address, 64, "127.0.0.1:%d", ntohs(in.sin_port));
+    ASSERT_EQ(pthread_create(t, NULL, script_main, s), 0);
+}
+
+#define DATE "Date: now\r\n"
+
+TEST(dead_idle_connection_is_retried)
+{
+    struct script s = {
+        .n_conns = 2,
+        /* The first connection answers once and dies on the second request without a byte. */
+        .answers = {{"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\none", ""},
+                    {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\ntwo"}}};
+    pthread_t t;
+    char address[64];
+    script_start(&s, &t, address);
+    struct fix f;
+    fix_init(&f, address);
+    start(&f, 0, "POST", "/", "a");
+    run(&f);
+    ASSERT_STREQ(buf_cstr(&f.calls[0].body), "one");
+    start(&f, 1, "POST", "/", "b");
+    run(&f);
+    ASSERT_EQ(f.calls[1].end, 0);
+    ASSERT_STREQ(buf_cstr(&f.calls[1].body), "two");
+    pthread_join(t, NULL);
+    close(s.listen_fd);
+    fix_fini(&f);
+}
+
+TEST(odd_responses)
+{
+    static const struct {
+        const char *answer, *body;
+        int end;
+    } table[] = {
+        {"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n" DATE "Content-Length: 2\r\n\r\nok",
+         "ok", 0},
+        {"HTTP/1.0 200 OK\r\n" DATE "\r\nuntil the end", "until the end", 0},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nab\r\n1\r\nc\r\n"
+         "0\r\nTrailer: 1\r\n\r\n",
+         "abc", 0},
+        {"HTTP/1.1 204 No Content\r\n" DATE "\r\n", "", 0},
+        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 5\r\n\r\nabc", "abc", -EPIPE},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", "ab", -EPIPE},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\nz\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", "",
+         -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "",
+         -EBADMSG},
+        {"SSH-2.0-x\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 20 OK\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\nA: b\n\n", "", -EBADMSG},
+        {"", "", -EPIPE},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        struct script s = {.n_conns = 1, .answers = {{table[i].answer}}};
+        pthread_t t;
+        char address[64];
+        script_start(&s, &t, address);
+        struct fix f;
+        fix_init(&f, address);
+        start(&f, 0, "GET", "/", NULL);
+        run(&f);
+        if (f.calls[0].end != table[i].end)
+            test_fail(__FILE__, __LINE__, "row %zu: end %d, not %d", i, f.calls[0].end,
+                      table[i].end);
+        ASSERT_STREQ(buf_cstr(&f.calls[0].body), table[i].body);
+        pthread_join(t, NULL);
+        close(s.listen_fd);
+        fix_fini(&f);
+    }
+}
+
+static void *post_many(void *arg)
+{
+    struct fix *f = arg;
+    for (int i = 0; i < 20000;) /* the ring is smaller: full is an answer, not a loss */
+        if (http_loop_post(f->loop, (void (*)(void *))stop_waiting, f) == 0) i++;
+    return NULL;
+}
+
+TEST(posts_from_threads_all_arrive)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    f.n_open = 60000;
+    pthread_t t[3];
+    for (int i = 0; i < 3; i++)
+        ASSERT_EQ(pthread_create(&t[i], NULL, post_many, &f), 0);
+    run(&f);
+    for (int i = 0; i < 3; i++)
+        pthread_join(t[i], NULL);
+    ASSERT_EQ(f.n_open, 0);
+    fix_fini(&f);
+}
+
+TEST(unix_socket_and_stale_file)
+{
+    char path[] = "/tmp/kvblend-test-XXXXXX";
+    ASSERT_TRUE(mkdtemp(path) != NULL);
+    char address[80], file[64];
+    (void)snprintf(file, sizeof file, "%s/s", path);
+    (void)snprintf(address, sizeof address, "unix:%s", file);
+    struct fix f;
+    fix_init(&f, address);
+    struct err err = {0};
+    ASSERT_OK(http_server_listen(f.server, address, &err));
+    ASSERT_ERR(http_server_listen(f.server, address, &err), -EADDRINUSE); /* it is alive */
+    start(&f, 0, "POST", "/echo", "over unix");
+    run(&f);
+    ASSERT_STREQ(buf_cstr(&f.calls[0].body), "over unix");
+    ASSERT_STREQ(f.peers[0], "unix");
+    fix_fini(&f);
+    ASSERT_TRUE(access(file, F_OK) != 0);
+    /* A socket file whose server died. */
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    struct {
+        sa_family_t family;
+        char path[108];
+    } un = {.family = AF_UNIX};
+    (void)snprintf(un.path, sizeof un.path, "%s", file);
+    ASSERT_EQ(bind(fd, (struct sockaddr *)&un, sizeof un), 0);
+    close(fd);
+    ASSERT_EQ(access(file, F_OK), 0);
+    fix_init(&f, NULL);
+    ASSERT_OK(http_server_listen(f.server, address, &err));
+    fix_fini(&f);
+    (void)rmdir(path);
+}
