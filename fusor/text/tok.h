@@ -30,7 +30,8 @@ struct tok_ids { /* init with {0}; tok_ids_fini() */
 enum { TOK_BOS = 1 /* add BOS (and EOS) where the tokenizer says so */ };
 
 int tok_open(const struct model *m, struct tok **ret, struct err *err);
-int tok_open_path(const char *path, struct tok **ret, struct err *err); /* GGUF or folder or tokenizer.json */
+int tok_open_path(const char *path, struct tok **ret,
+                  struct err *err); /* GGUF or folder or tokenizer.json */
 void tok_close(struct tok *t);
 int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, unsigned flags,
                struct tok_ids *out); /* appends; 0, -ENOMEM, -ERANGE (over 4 GiB) */
@@ -40,12 +41,13 @@ size_t tok_n_vocab(const struct tok *t);
 int32_t tok_bos(const struct tok *t); /* -1 = none */
 int32_t tok_eos(const struct tok *t);
 bool tok_adds_bos(const struct tok *t);
-bool tok_is_eog(const struct tok *t, int32_t id);  /* ends a turn or text: eos, eot, im_end … */
+bool tok_is_eog(const struct tok *t, int32_t id); /* ends a turn or text: eos, eot, im_end … */
 bool tok_is_special(const struct tok *t, int32_t id);
 int32_t tok_find_special(const struct tok *t, const char *text); /* id of a control token, -1 */
-/* The raw bytes a token stands for (not always whole characters); specials give their name only when
- * show_special. Borrowed; *ret_len 0 possible. -EINVAL for an id out of range. */
-int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret, size_t *ret_len);
+/* The raw bytes a token stands for (not always whole characters); specials give their name only
+ * when show_special. Borrowed; *ret_len 0 possible. -EINVAL for an id out of range. */
+int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret,
+              size_t *ret_len);
 /* The SentencePiece dummy space: true when the first token of a text drops its leading space. */
 bool tok_strips_first_space(const struct tok *t);
 const char *tok_chat_template(const struct tok *t); /* Jinja source, NULL = none */
