@@ -5,8 +5,8 @@ Writes
   quant/<type>.bin     random blocks of every quantised type and what the gguf package makes of them:
                        u32 n_blocks, u32 block bytes, u32 block values, the blocks, then f32 values
   golden/<model>.json  for every model folder of tests/data/models/: prompt token ids, logits of the
-                       last positions and a greedy continuation, by transformers on the CPU in f32
-  golden/rope.json     inverse frequencies and attention factors of the same models
+                       last positions, a greedy continuation and the rope frequencies, by
+                       transformers on the CPU in f32
 
 Run: python3 tools/make_golden.py [quant] [models]      (needs numpy, gguf, torch, transformers)
 The files are committed; the tests read them and need no Python.
@@ -17,7 +17,7 @@ import struct
 import sys
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data")
-N_PROMPT, N_ROWS, N_GREEDY, N_HEAD = 40, 8, 64, 16
+N_PROMPT, N_ROWS, N_GREEDY = 40, 8, 64
 
 
 def make_quant():
@@ -49,3 +49,82 @@ def make_quant():
             f.write(blocks.tobytes())
             f.write(out.reshape(-1).astype("<f4").tobytes())
         print("quant", name, n, "blocks")
+
+
+def load_model(name):
+    """A model of tests/data/models: a folder, or a GGUF twin whose values replace the folder's."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = os.path.join(DATA, "models", name.split(".")[0])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                 attn_implementation="eager").eval()
+    if not name.endswith(".gguf"):
+        return model
+    import gguf
+    import make_tiny_models as tiny
+
+    tensors = {t.name: t for t in gguf.GGUFReader(os.path.join(DATA, "models", name)).tensors}
+    c = model.config
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            t = tensors[tiny.gguf_name(key)]
+            x = gguf.quants.dequantize(t.data, t.tensor_type)
+            heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
+            part = key.split(".")[-2]
+            if c.model_type == "llama" and part in heads:
+                h = heads[part]  # back from interleaved pairs
+                x = x.reshape(h, x.shape[0] // h // 2, 2, *x.shape[1:]).swapaxes(1, 2)
+            p.copy_(torch.from_numpy(x.copy()).reshape(p.shape))
+    return model
+
+
+def make_model(name):
+    import numpy as np
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    model = load_model(name)
+    vocab = model.config.vocab_size
+    tok = np.random.default_rng(7).integers(3, vocab, N_PROMPT).tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([tok])).logits[0]
+        rows = logits[-N_ROWS:].double().numpy()
+        ids, margin = list(tok), float("inf")
+        for _ in range(N_GREEDY):
+            last = model(torch.tensor([ids])).logits[0, -1]
+            top = last.topk(2)
+            margin = min(margin, float(top.values[0] - top.values[1]))
+            ids.append(int(top.indices[0]))
+    if margin < 0.01:
+        raise SystemExit(f"{name}: greedy margin {margin:.4f} is too small, choose another seed")
+    rope = model.model.rotary_emb
+    out = {"model": name, "made_with": {"transformers": transformers.__version__,
+                                        "torch": torch.__version__},
+           "greedy_margin": round(margin, 4), "prompt": tok, "greedy": ids[N_PROMPT:],
+           "inv_freq": [float(f"{x:.9g}") for x in rope.inv_freq.tolist()],
+           "rope_mscale": float(f"{rope.attention_scaling:.9g}"),
+           "logits": [[float(f"{x:.7g}") for x in row] for row in rows]}
+    os.makedirs(os.path.join(DATA, "golden"), exist_ok=True)
+    with open(os.path.join(DATA, "golden", name + ".json"), "w") as f:
+        json.dump(out, f, separators=(",", ":"))
+        f.write("\n")
+    print(f"{name}: margin {margin:.3f}, logits {rows.min():.1f}…{rows.max():.1f}, "
+          f"std {rows.std():.2f}, {len(set(ids[N_PROMPT:]))} distinct greedy tokens")
+
+
+def main():
+    what = sys.argv[1:] or ["quant", "models"]
+    if "quant" in what:
+        make_quant()
+    if "models" in what:
+        models = os.path.join(DATA, "models")
+        # F32 twins have the logits of their folder; test_golden.c compares them with those.
+        for name in sorted(os.listdir(models)):
+            if os.path.isdir(os.path.join(models, name)) or name.endswith(".Q8_0.gguf"):
+                make_model(name)
+
+
+if __name__ == "__main__":
+    main()

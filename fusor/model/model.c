@@ -232,10 +232,11 @@ static int fingerprint(struct model *m, struct err *err)
     struct buf b = BUF_INIT;
     XXH3_state_t st;
     (void)XXH3_128bits_reset(&st);
-    int e = buf_addf(&b, "kvblend-model-1 %s %u %u %u %u %u %u %u %a %d%d%d%d %a %a %a %a", c->arch,
-                     c->L, c->D, c->H, c->G, c->K, c->F, c->V, (double)c->rms_eps, c->qkv_bias,
-                     c->o_bias, c->qk_norm, c->tied, (double)c->attn_scale, (double)c->embed_scale,
-                     (double)c->residual_scale, (double)c->logit_scale);
+    int e =
+        buf_addf(&b, "kvblend-model-1 %s %d %u %u %u %u %u %u %u %a %d%d%d%d %a %a %a %a", c->arch,
+                 m->permuted, c->L, c->D, c->H, c->G, c->K, c->F, c->V, (double)c->rms_eps,
+                 c->qkv_bias, c->o_bias, c->qk_norm, c->tied, (double)c->attn_scale,
+                 (double)c->embed_scale, (double)c->residual_scale, (double)c->logit_scale);
     if (e == 0)
         e = buf_addf(&b, " %d %a %a %a %a %a %a %a %a %d", r->type, r->base, r->factor,
                      r->low_freq_factor, r->high_freq_factor, r->orig_ctx, r->beta_fast,

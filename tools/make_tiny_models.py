@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Tiny random models of every supported architecture, for tests/data/models/.
+
+Each is a few hundred kilobytes, with weights spread widely enough that its logits are far apart and
+greedy decoding is unambiguous. Norm weights and biases are random, so that forgetting one shows.
+`smollm2` comes with a byte-level tokenizer and a chat template, so that it can serve requests.
+GGUF twins are written with the same permutation and baked-in rope factors as llama.cpp's converter.
+
+Run: python3 tools/make_tiny_models.py [name …]   (needs torch, transformers, safetensors, gguf)
+Afterwards run tools/make_golden.py. Everything is seeded; the results are committed.
+"""
+import json
+import math
+import os
+import shutil
+import sys
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data", "models")
+
+BASE = dict(vocab_size=128, num_hidden_layers=3, max_position_embeddings=2048, rms_norm_eps=1e-5,
+            hidden_act="silu", bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+              high_freq_factor=4.0, original_max_position_embeddings=64)
+
+# name: (config class, settings, options). Seeds: the first whose greedy path has no near-ties.
+MODELS = {
+    "llama2": ("LlamaConfig", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=3,
+                                   intermediate_size=64), dict(classic=True, seed=6)),
+    "llama3": ("LlamaConfig", dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+                                   intermediate_size=64, rope_parameters=LLAMA3),
+               dict(shard="200KB")),
+    "llama-linear": ("LlamaConfig", dict(hidden_size=32, num_attention_heads=2,
+                                         num_key_value_heads=2, intermediate_size=48,
+                                         attention_bias=True,
+                                         rope_parameters=dict(rope_type="linear", factor=4.0,
+                                                              rope_theta=10000.0)),
+                     dict(classic=True, seed=13)),
+    "mistral": ("MistralConfig", dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2,
+                                      head_dim=16, intermediate_size=64, sliding_window=None,
+                                      rope_parameters=dict(rope_type="yarn", factor=8.0,
+                                                           rope_theta=10000.0, beta_fast=4.0,
+                                                           beta_slow=0.5, attention_factor=1.1,
+                                                           original_max_position_embeddings=256)),
+                dict(seed=4)),
+    "yi": ("LlamaConfig", dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=1,
+                               intermediate_size=64,
+                               rope_parameters=dict(rope_type="default", rope_theta=5000000.0)),
+           dict(bf16=True)),
+    "smollm2": ("LlamaConfig", dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+                                    intermediate_size=64, vocab_size=272,
+                                    max_position_embeddings=8192, tie_word_embeddings=True,
+                                    bos_token_id=0, eos_token_id=2,
+                                    rope_parameters=dict(rope_type="default",
+                                                         rope_theta=100000.0)),
+                dict(classic=True, tokenizer=True, seed=5)),
+    "qwen2": ("Qwen2Config", dict(hidden_size=32, num_attention_heads=2, num_key_value_heads=1,
+                                  intermediate_size=64, use_sliding_window=False,
+                                  rope_parameters=dict(rope_type="yarn", factor=4.0,
+                                                       rope_theta=1000000.0,
+                                                       original_max_position_embeddings=512)),
+              dict(seed=8)),
+    "qwen3": ("Qwen3Config", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                                  head_dim=32, intermediate_size=64, use_sliding_window=False,
+                                  tie_word_embeddings=True,
+                                  rope_parameters=dict(rope_type="default",
+                                                       rope_theta=1000000.0)), dict(seed=3)),
+}
+GGUF = [("llama3", "F32"), ("llama3", "Q8_0"), ("qwen2", "F32"), ("smollm2", "F32")]
+
+
+def randomize(model, seed):
+    """Gains chosen so that attention is peaked, the residual stream grows and logits spread."""
+    g = torch.Generator().manual_seed(seed)
+    gain = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.2, "o_proj": 1.2, "gate_proj": 1.5,
+            "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            part = name.split(".")[-2]
+            r = torch.randn(p.shape, generator=g, dtype=torch.float32)
+            if "norm" in part:
+                p.copy_(1.0 + 0.3 * r)
+            elif name.endswith("bias"):
+                p.copy_(0.5 * r)
+            elif part == "embed_tokens":
+                p.copy_(r * (3.0 / math.sqrt(p.shape[1])) if model.config.tie_word_embeddings else r)
+            else:
+                p.copy_(r * gain[part] / math.sqrt(p.shape[1]))
+
+
+def classic_config(path):
+    """Rewrite config.json as versions of transformers before 5 did: rope_theta and rope_scaling."""
+    with open(path) as f:
+        c = json.load(f)
+    rope = c.pop("rope_parameters")
+    c["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    c["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    c["torch_dtype"] = c.pop("dtype", "float32")
+    with open(path, "w") as f:
+        json.dump(c, f, indent=2, sort_keys=True)
+        f.write("\n")
+
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MERGES = ["t h", "th e", "i n", "a n", "Ġ t", "Ġ a", "e r", "o n", "r e", "Ġt he", "an d", "Ġ s",
+          "in g"]
+TEMPLATE = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+            "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+def byte_alphabet():
+    """GPT-2's printable stand-ins for the 256 bytes, in byte order."""
+    keep = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
+    out, n = [], 0
+    for b in range(256):
+        if b in keep:
+            out.append(chr(b))
+        else:
+            out.append(chr(256 + n))
+            n += 1
+    return out
+
+
+def vocabulary():
+    return SPECIAL + byte_alphabet() + [m.replace(" ", "") for m in MERGES]
+
+
+def write_tokenizer(folder):
+    added = [{"id": i, "content": s, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": False, "special": True} for i, s in enumerate(SPECIAL)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                  "use_regex": True}
+    tok = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+           "normalizer": None,
+           "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+               {"type": "Digits", "individual_digits": True}, byte_level]},
+           "post_processor": None, "decoder": byte_level,
+           "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                     "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                     "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                     "vocab": {t: i for i, t in enumerate(vocabulary())}, "merges": MERGES}}
+    config = {"add_bos_token": False, "add_prefix_space": False, "bos_token": SPECIAL[1],
+              "eos_token": SPECIAL[2], "unk_token": SPECIAL[0], "pad_token": SPECIAL[2],
+              "chat_template": TEMPLATE, "model_max_length": 8192,
+              "tokenizer_class": "GPT2Tokenizer",
+              "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"}
+                                       for a in added}}
+    for name, data in (("tokenizer.json", tok), ("tokenizer_config.json", config)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(data, f, ensure_ascii=False, indent=1)
+            f.write("\n")
+
+
+def make(name):
+    cls, settings, opt = MODELS[name]
+    config = getattr(transformers, cls)(**{**BASE, **settings})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, opt.get("seed", 1))
+    if opt.get("bf16"):
+        model = model.to(torch.bfloat16)
+    folder = os.path.join(OUT, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder, max_shard_size=opt.get("shard", "10GB"))
+    extra = os.path.join(folder, "generation_config.json")
+    if os.path.exists(extra):
+        os.remove(extra)
+    if opt.get("classic"):
+        classic_config(os.path.join(folder, "config.json"))
+    if opt.get("tokenizer"):
+        write_tokenizer(folder)
+
+
+def permute(w, n_head):
+    """Rows of Q and K as llama.cpp's converter stores them: pairs of a head interleaved."""
+    return w.reshape(n_head, 2, w.shape[0] // n_head // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def rope_factors(rope, k):
+    out = []
+    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    for i in range(0, k, 2):
+        wavelen = 2 * math.pi * rope["rope_theta"] ** (i / k)
+        if wavelen < high:
+            out.append(1.0)
+        elif wavelen > low:
+            out.append(rope["factor"])
+        else:
+            s = (rope["original_max_position_embeddings"] / wavelen - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"])
+            out.append(1 / ((1 - s) / rope["factor"] + s))
+    return np.array(out, dtype=np.float32)
+
+
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+         "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+         "post_attention_layernorm": "ffn_norm"}
+
+
+def gguf_name(name):
+    if name == "model.embed_tokens.weight":
+        return "token_embd.weight"
+    if name == "model.norm.weight":
+        return "output_norm.weight"
+    if name == "lm_head.weight":
+        return "output.weight"
+    _, _, layer, rest = name.split(".", 3)
+    stem, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[stem]}.{kind}"
+
+
+def make_gguf(name, qtype):
+    import gguf
+
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(OUT, name), dtype=torch.float32)
+    c = model.config
+    arch = {"llama": "llama", "mistral": "llama"}.get(c.model_type, c.model_type)
+    k = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    w = gguf.GGUFWriter(os.path.join(OUT, f"{name}.{qtype}.gguf"), arch)
+    w.add_name(f"tiny {name}")
+    w.add_block_count(c.num_hidden_layers)
+    w.add_context_length(c.max_position_embeddings)
+    w.add_embedding_length(c.hidden_size)
+    w.add_feed_forward_length(c.intermediate_size)
+    w.add_head_count(c.num_attention_heads)
+    w.add_head_count_kv(c.num_key_value_heads)
+    w.add_layer_norm_rms_eps(c.rms_norm_eps)
+    w.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    w.add_rope_dimension_count(k)
+    w.add_vocab_size(c.vocab_size)
+    rope = c.rope_parameters
+    if rope["rope_type"] == "yarn":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(rope["factor"])
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        w.add_tensor("rope_freqs.weight", rope_factors(rope, k))
+    if MODELS[name][2].get("tokenizer"):
+        tokens = vocabulary()
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("smollm")
+        w.add_token_list(tokens)
+        w.add_token_types([3 if t in SPECIAL else 1 for t in tokens])
+        w.add_token_merges(MERGES)
+        w.add_bos_token_id(1)
+        w.add_eos_token_id(2)
+        w.add_unk_token_id(0)
+        w.add_pad_token_id(2)
+        w.add_add_bos_token(False)
+        w.add_add_space_prefix(False)
+        w.add_chat_template(TEMPLATE)
+    for key, p in model.state_dict().items():
+        if key == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        x = p.numpy()
+        if arch == "llama" and ".q_proj." in key:
+            x = permute(x, c.num_attention_heads)
+        if arch == "llama" and ".k_proj." in key:
+            x = permute(x, c.num_key_value_heads)
+        if qtype == "F32" or x.ndim == 1:
+            w.add_tensor(gguf_name(key), np.ascontiguousarray(x))
+        else:
+            t = gguf.GGMLQuantizationType[qtype]
+            w.add_tensor(gguf_name(key), gguf.quants.quantize(x, t), raw_dtype=t)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def main():
+    names = sys.argv[1:] or list(MODELS)
+    os.makedirs(OUT, exist_ok=True)
+    for name in names:
+        make(name)
+        print("made", name)
+    for name, qtype in GGUF:
+        if name in names:
+            make_gguf(name, qtype)
+            print("made", name, qtype)
+
+
+if __name__ == "__main__":
+    main()
