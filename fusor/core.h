@@ -17,26 +17,29 @@
 
 #include <stdatomic.h>
 
-enum fus_strategy { /* table of names in core.c */
-    FUS_FULL,   /* everything computed; ranges ignored */
-    FUS_PREFIX, /* exact ranges that start the prompt are reused, the rest computed */
-    FUS_REUSE,  /* all ranges reused, nothing recomputed (r = 0) */
-    FUS_HKVD,   /* paper: largest K deviation at the check layer */
-    FUS_SINK,   /* first k tokens of every non-first chunk */
-    FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
-    FUS_STRATEGY_COUNT
+enum fus_strategy {             /* table of names in core.c */
+                    FUS_FULL,   /* everything computed; ranges ignored */
+                    FUS_PREFIX, /* exact ranges that start the prompt are reused, the rest computed
+                                 */
+                    FUS_REUSE,  /* all ranges reused, nothing recomputed (r = 0) */
+                    FUS_HKVD,   /* paper: largest K deviation at the check layer */
+                    FUS_SINK,   /* first k tokens of every non-first chunk */
+                    FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
+                    FUS_STRATEGY_COUNT
 };
 const char *fus_strategy_name(enum fus_strategy s);
 int fus_strategy_parse(const char *name, enum fus_strategy *ret); /* 1 found, 0 unknown */
 
 struct fus_core_opts {
     struct kn_dev_opts dev;
-    unsigned ctx_max;      /* tokens; 0 = the model's */
-    uint64_t kv_bytes;     /* page pool for running sequences; 0 = enough for 8 full contexts, <= 2 GiB */
+    unsigned ctx_max; /* tokens; 0 = the model's */
+    uint64_t
+        kv_bytes; /* page pool for running sequences; 0 = enough for 8 full contexts, <= 2 GiB */
     void (*progress)(void *ctx, double share); /* weight packing, 0…1; may be NULL */
     void *progress_ctx;
 };
 struct fus_core;
+/* The model must outlive the core (embedding rows are read from it). */
 int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct fus_core **ret,
                     struct err *err);
 void fus_core_destroy(struct fus_core *c);
@@ -58,8 +61,8 @@ struct fus_range {
     bool exact;
     struct kv_source src; /* ops NULL: no KV, the range is computed (a miss) */
 };
-/* Hand out the computed KV of [tok0, tok0+n) while it is computed (only where every row of the range
- * is computed exactly; else the sink is aborted with -ENOTSUP). */
+/* Hand out the computed KV of [tok0, tok0+n) while it is computed (only where every row of the
+ * range is computed exactly; else the sink is aborted with -ENOTSUP). */
 struct fus_capture {
     uint32_t tok0, n;
     struct kv_sink sink;
@@ -76,32 +79,41 @@ struct fus_plan {
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
     unsigned check_layer; /* hkvd; 0 = default 1 */
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
-    unsigned sink_k;      /* sink: tokens per chunk; 0 = from ratio */
-    uint32_t logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
+    unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */
+    uint32_t
+        logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
     const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */
 };
 struct fus_report { /* what happened */
     enum fus_strategy strategy;
     float ratio;
     uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* sum = prompt tokens */
-    uint32_t n_failed_ranges;  /* sources that failed and were computed instead */
-    double deviation_left;     /* hkvd: share of deviation mass not recomputed; -1 = not measured */
-    double score_left;         /* query: share of suffix attention mass not recomputed; -1 */
-    double cost;               /* token-layers computed / (n_tok * L) */
+    uint32_t n_failed_ranges; /* sources that failed and were computed instead */
+    double deviation_left;    /* hkvd: share of deviation mass not recomputed; -1 = not measured */
+    double score_left;        /* query: share of suffix attention mass not recomputed; -1 */
+    double
+        cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
+                 (layer 0 of reused tokens, unselected ones at the check layer) count nothing */
 };
 
 struct fus_session;
-int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret); /* -ENOMEM: pool */
+int fus_session_create(struct fus_core *c, uint32_t cap_tokens,
+                       struct fus_session **ret); /* -ENOMEM: pool */
 void fus_session_destroy(struct fus_session *s);
 uint32_t fus_session_len(const struct fus_session *s);
-int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_session **ret); /* copies KV */
+int fus_session_fork(struct fus_session *s, uint32_t cap_tokens,
+                     struct fus_session **ret); /* copies KV */
 
 struct fus_prefill;
+/* Takes the sources and sinks over whatever it returns: each gets its release() or done() once. The
+ * session starts anew. One prefill at a time per session. */
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
-int fus_prefill_step(struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
+int fus_prefill_step(
+    struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
-const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n); /* recomputed positions */
+const int32_t *fus_prefill_selected(const struct fus_prefill *f,
+                                    size_t *ret_n); /* recomputed positions */
 void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret);
 void fus_prefill_end(struct fus_prefill *f);
 
@@ -109,9 +121,10 @@ void fus_prefill_end(struct fus_prefill *f);
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits);
 
-/* Build an isolated chunk: sink token (-1: none) at position 0, chunk behind it, rows of the chunk to
- * the sink, layers 1…L-1. Steps as a prefill; logits are not computed. */
+/* Build an isolated chunk: sink token (-1: none) at position 0, chunk behind it, rows of the chunk
+ * to the sink, layers 1…L-1. Steps as a prefill; logits are not computed. */
 int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
-                    const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret);
+                    const struct kv_sink *sink, const atomic_bool *cancel,
+                    struct fus_prefill **ret);
 
 #endif

@@ -1,12 +1,12 @@
 /* engine: the thread that runs requests: queue, continuous batching, builds in idle time.
  *
  * fus_engine_create() starts one thread that owns the core. fus_submit() queues a request (copying
- * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from any
- * thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the event to
- * a ring) and may not call back into the engine except fus_cancel().
- * Order of work: decode steps of all running choices between the layer steps of the oldest prefill;
- * chunk builds only when no request waits or runs (or when a waiting request asked for that chunk).
- * Thread: any for submit/cancel/stats. */
+ * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from
+ * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
+ * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
+ * steps of all running choices between the layer steps of the oldest prefill; chunk builds only
+ * when no request waits or runs (or when a waiting request asked for that chunk). Thread: any for
+ * submit/cancel/stats. */
 #ifndef FUSOR_ENGINE_H
 #define FUSOR_ENGINE_H
 
@@ -22,14 +22,18 @@ enum fus_finish { FUS_STOP, FUS_LENGTH, FUS_CANCELLED, FUS_FAILED };
 struct fus_event_token {
     unsigned choice;
     struct fus_picked picked;
+    bool end; /* this token is EOG or a stop id: it counts as generated, its choice ends (FUS_STOP)
+               */
 };
 struct fus_event_done {
-    enum fus_finish finish; /* of the whole request: FAILED and CANCELLED; else of the last choice */
-    int status;             /* negative errno when FAILED */
+    enum fus_finish
+        finish; /* of the whole request: FAILED and CANCELLED; else of the last choice */
+    int status; /* negative errno when FAILED */
 };
 struct fus_request_ops { /* engine thread */
-    /* Just before the prefill starts: the caller may look its chunks up now (as late as possible) and
-     * fill plan->range/capture/strategy. 0 or a negative errno, which fails the request. May be NULL. */
+    /* Just before the prefill starts: the caller may look its chunks up now (as late as possible)
+     * and fill plan->range/capture/strategy. 0 or a negative errno, which fails the request. May be
+     * NULL. */
     int (*on_plan)(void *ctx, struct fus_plan *plan);
     void (*on_first)(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms);
     /* 0 go on, 1 stop this choice (the caller saw a stop string). */
@@ -40,8 +44,8 @@ struct fus_request_ops { /* engine thread */
 struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */
     struct fus_sampling sampling;
-    unsigned n_choices;   /* >= 1; seeds seed, seed+1, … */
-    uint32_t max_new, min_new;
+    unsigned n_choices;        /* >= 1; seeds seed, seed+1, … */
+    uint32_t max_new, min_new; /* max_new is cut to what the context holds; 0 = prefill only */
     bool ignore_eos;
     const int32_t *stop_ids; /* copied */
     size_t n_stop_ids;
@@ -53,7 +57,11 @@ struct fus_job; /* valid from submit until on_done returns */
 
 int fus_engine_create(struct fus_core *core /* taken over while running, not owned */,
                       const struct fus_engine_opts *o, struct fus_engine **ret);
-void fus_engine_destroy(struct fus_engine *e); /* cancels everything, joins */
+/* Cancels everything and joins; the last callbacks come on the calling thread. */
+void fus_engine_destroy(struct fus_engine *e);
+/* 0, -EAGAIN queue full, -EINVAL, -ENOMEM. Fails later (on_done): -ERANGE prompt over the context,
+ * -ENOMEM more KV than the pool will ever have, what on_plan said, -EBADMSG logits are not numbers.
+ */
 int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job **ret);
 void fus_cancel(struct fus_engine *e, struct fus_job *job); /* only before its on_done has run */
 
@@ -64,7 +72,7 @@ struct fus_build {
     int32_t *tok; /* taken over: freed with mem_free */
     uint32_t n;
     int (*on_build)(void *ctx, struct kv_sink *ret); /* 1 go, 0 skip, <0 error */
-    void (*on_end)(void *ctx, int status); /* exactly once: 0, <0, 1 = skipped */
+    void (*on_end)(void *ctx, int status);           /* exactly once: 0, <0, 1 = skipped */
     void *ctx;
     bool urgent; /* not only in idle time (warm-up) */
 };

@@ -1,0 +1,499 @@
+/* core: loads weights into the device, owns rope tables, the page pool and the sessions.
+ *
+ * The pool is one anonymous mapping, touched as pages are used; page p holds KN_PAGE tokens of all
+ * layers of one sequence. Pages carry a reference count: a fork shares the full pages of its parent
+ * (they are never written again) and copies only the last, partly filled one. */
+#include "fusor/core_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const char *const strategy_names[FUS_STRATEGY_COUNT] = {
+    [FUS_FULL] = "full", [FUS_PREFIX] = "prefix", [FUS_REUSE] = "reuse",
+    [FUS_HKVD] = "hkvd", [FUS_SINK] = "sink",     [FUS_QUERY] = "query",
+};
+
+const char *fus_strategy_name(enum fus_strategy s)
+{
+    return (unsigned)s < FUS_STRATEGY_COUNT ? strategy_names[s] : "?";
+}
+
+int fus_strategy_parse(const char *name, enum fus_strategy *ret)
+{
+    for (unsigned i = 0; i < FUS_STRATEGY_COUNT; i++) {
+        if (strcmp(name, strategy_names[i]) != 0) continue;
+        *ret = (enum fus_strategy)i;
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- weights ---- */
+
+struct packer {
+    struct fus_core *c;
+    float *rows; /* slice buffer, 64-byte aligned */
+    size_t cap;  /* floats */
+    double done, total;
+    const struct fus_core_opts *o;
+};
+
+static void packed(struct packer *p, double n)
+{
+    p->done += n;
+    if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
+}
+
+/* Pack the rows of several weights, one below the other, into one matrix. */
+static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
+                struct kn_mat **ret)
+{
+    const struct model *m = p->c->model;
+    const size_t k = model_w_cols(m, w[0]);
+    size_t n = 0;
+    for (size_t i = 0; i < n_w; i++)
+        n += model_w_rows(m, w[i]);
+    int r = kn_mat_create(p->c->dev, n, k, ret);
+    if (r < 0) return r;
+    size_t at = 0;
+    for (size_t i = 0; i < n_w; i++) {
+        const size_t rows = model_w_rows(m, w[i]), step = p->cap / k ? p->cap / k : 1;
+        ASSERT(model_w_cols(m, w[i]) == k);
+        for (size_t r0 = 0; r0 < rows; r0 += step) {
+            const size_t now = rows - r0 < step ? rows - r0 : step;
+            r = model_rows(m, w[i], layer, r0, now, p->rows);
+            if (r == 0) r = kn_mat_fill(*ret, at + r0, now, p->rows);
+            if (r < 0) return r;
+            packed(p, (double)(now * k));
+        }
+        at += rows;
+    }
+    return kn_mat_done(*ret);
+}
+
+/* One or two vectors joined; absent ones leave *ret NULL. */
+static int vectors(const struct fus_core *c, const enum model_w *w, size_t n_w, unsigned layer,
+                   float **ret)
+{
+    size_t n = 0;
+    if (!model_has(c->model, w[0], layer)) return 0;
+    for (size_t i = 0; i < n_w; i++)
+        n += model_w_cols(c->model, w[i]);
+    float *v = mem_aligned(64, n * sizeof(*v));
+    if (!v) return -ENOMEM;
+    *ret = v;
+    for (size_t i = 0; i < n_w; i++) {
+        int r = model_rows(c->model, w[i], layer, 0, 1, v);
+        if (r < 0) return r;
+        v += model_w_cols(c->model, w[i]);
+    }
+    return 0;
+}
+
+#define W(...)                                                                                     \
+    (const enum model_w[])                                                                         \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+
+static int load_layer(struct packer *p, unsigned l)
+{
+    struct fus_core *c = p->c;
+    struct fus_layer *w = &c->layer[l];
+    int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
+    if (r == 0) r = pack(p, W(MODEL_Q), 1, l, &w->q);
+    if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
+    if (r == 0) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
+    if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
+    if (r == 0) r = vectors(c, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
+    if (r == 0) r = vectors(c, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
+    if (r == 0) r = vectors(c, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv_bias);
+    if (r == 0) r = vectors(c, W(MODEL_Q_BIAS), 1, l, &w->q_bias);
+    if (r == 0) r = vectors(c, W(MODEL_O_BIAS), 1, l, &w->o_bias);
+    if (r == 0) r = vectors(c, W(MODEL_Q_NORM), 1, l, &w->q_norm);
+    if (r == 0) r = vectors(c, W(MODEL_K_NORM), 1, l, &w->k_norm);
+    if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
+    return r;
+}
+
+static double layer_params(const struct model_cfg *g)
+{
+    return (double)g->D * (2.0 * g->H * g->K + 2.0 * g->G * g->K + 3.0 * g->F);
+}
+
+static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
+{
+    struct packer p = {.c = c, .o = o};
+    size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
+    if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
+    p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
+    p.total = layer_params(&c->cfg) * c->cfg.L + (double)c->cfg.V * c->cfg.D;
+    p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
+    c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
+    int r = p.rows && c->layer ? 0 : -ENOMEM;
+    for (unsigned l = 0; r == 0 && l < c->cfg.L; l++)
+        r = load_layer(&p, l);
+    if (r == 0) r = vectors(c, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
+    if (r == 0 && !c->norm_out) r = -EBADMSG;
+    if (r == 0) r = pack(&p, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
+    mem_free(p.rows);
+    return r;
+}
+
+static int tune(struct fus_core *c)
+{
+    const struct model_cfg *g = &c->cfg;
+    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
+    const struct kn_shape shapes[] = {
+        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
+    /* 512 rows and 1.5 s: chosen, a prompt's block sizes without slowing the start-up much. */
+    return kn_dev_tune(c->dev, shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 1500, c->rate,
+                       FUS_RATES_MAX, &c->n_rates);
+}
+
+/* ---- rope tables ---- */
+
+static int make_rope(struct fus_core *c)
+{
+    const size_t half = c->cfg.K / 2, n = (size_t)c->ctx_max * half;
+    float *freq = mem_alloc(half * sizeof(*freq));
+    c->rope_tab = mem_aligned(64, 2 * n * sizeof(float));
+    if (!freq || !c->rope_tab) {
+        mem_free(freq);
+        return -ENOMEM;
+    }
+    float mscale = 1;
+    model_rope_freqs(&c->cfg, freq, &mscale);
+    for (size_t p = 0; p < c->ctx_max; p++)
+        for (size_t i = 0; i < half; i++) {
+            const double angle = (double)p * (double)freq[i];
+            c->rope_tab[p * half + i] = (float)cos(angle);
+            c->rope_tab[n + p * half + i] = (float)sin(angle);
+        }
+    mem_free(freq);
+    c->rope = (struct kn_rope){.K = c->cfg.K,
+                               .n_rot = c->cfg.K,
+                               .cos = c->rope_tab,
+                               .sin = c->rope_tab + n,
+                               .pos_cap = c->ctx_max,
+                               .mscale = mscale};
+    return 0;
+}
+
+/* ---- page pool ---- */
+
+uint32_t fus_pages_for(uint32_t n_tokens)
+{
+    return n_tokens / KN_PAGE + (n_tokens % KN_PAGE != 0);
+}
+
+static int make_pool(struct fus_core *c, uint64_t kv_bytes)
+{
+    const uint64_t page_bytes = (uint64_t)c->page_stride * sizeof(float);
+    uint64_t want = kv_bytes;
+    if (want == 0) {
+        want = 8 * fus_pages_for(c->ctx_max) * page_bytes;
+        if (want > (uint64_t)2 << 30) want = (uint64_t)2 << 30;
+    }
+    const uint64_t n = want / page_bytes;
+    if (n == 0 || n > INT32_MAX) return n == 0 ? -ENOMEM : -ERANGE;
+    c->pool_bytes = n * page_bytes;
+    c->pool = mmap(NULL, c->pool_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (c->pool == MAP_FAILED) {
+        c->pool = NULL;
+        return -ENOMEM;
+    }
+    /* Large pages spare the attention TLB misses; where they are off nothing changes. */
+    (void)madvise(c->pool, c->pool_bytes, MADV_HUGEPAGE);
+    c->free_page = mem_alloc(n * sizeof(*c->free_page));
+    c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
+    if (!c->free_page || !c->page_ref) return -ENOMEM;
+    c->n_pages = c->n_free = (uint32_t)n;
+    for (uint32_t i = 0; i < c->n_pages; i++)
+        c->free_page[i] = (int32_t)(c->n_pages - 1 - i);
+    return 0;
+}
+
+static int32_t page_take(struct fus_core *c)
+{
+    ASSERT(c->n_free > 0);
+    const int32_t id = c->free_page[--c->n_free];
+    ASSERT(c->page_ref[id] == 0);
+    c->page_ref[id] = 1;
+    return id;
+}
+
+static void page_unref(struct fus_core *c, int32_t id)
+{
+    ASSERT(c->page_ref[id] > 0);
+    if (--c->page_ref[id] == 0) c->free_page[c->n_free++] = id;
+}
+
+void *fus_core_take_block(struct fus_core *c, size_t size_bytes, size_t *ret_bytes)
+{
+    if (c->spare && c->spare_bytes >= size_bytes) {
+        void *b = c->spare;
+        *ret_bytes = c->spare_bytes;
+        c->spare = NULL;
+        return b;
+    }
+    void *b = mem_aligned(64, size_bytes);
+    if (b) *ret_bytes = size_bytes;
+    return b;
+}
+
+void fus_core_give_block(struct fus_core *c, void *block, size_t size_bytes)
+{
+    if (c->spare && c->spare_bytes >= size_bytes) {
+        mem_free(block);
+        return;
+    }
+    mem_free(c->spare);
+    c->spare = block;
+    c->spare_bytes = size_bytes;
+}
+
+/* ---- core ---- */
+
+static int check_config(const struct model_cfg *g, struct err *err)
+{
+    if (g->L == 0 || g->D == 0 || g->H == 0 || g->G == 0 || g->K == 0 || g->F == 0 || g->V == 0)
+        return err_set(err, -EINVAL, "model has an empty dimension");
+    if (g->H % g->G != 0 || g->K % 2 != 0)
+        return err_set(err, -ENOTSUP, "model with %u heads, %u KV heads of %u is not supported",
+                       g->H, g->G, g->K);
+    if (g->embed_scale != 1 || g->residual_scale != 1 || g->logit_scale != 1)
+        return err_set(err, -ENOTSUP, "models with scaled embeddings or logits are not supported");
+    return 0;
+}
+
+int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct fus_core **ret,
+                    struct err *err)
+{
+    struct fus_core *c = mem_zalloc(sizeof(*c));
+    if (!c) return err_set(err, -ENOMEM, "out of memory");
+    c->model = m;
+    c->cfg = *model_config(m);
+    c->ctx_max = c->cfg.ctx_max;
+    if (o->ctx_max && o->ctx_max < c->ctx_max) c->ctx_max = o->ctx_max;
+    int r = check_config(&c->cfg, err);
+    if (r < 0) goto fail;
+    c->layer_stride = kn_kv_layer_floats(c->cfg.G, c->cfg.K);
+    c->page_stride = c->layer_stride * c->cfg.L;
+    r = kn_dev_create(&o->dev, &c->dev, err);
+    if (r < 0) goto fail;
+    r = tune(c);
+    if (r < 0) {
+        (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
+        goto fail;
+    }
+    r = make_pool(c, o->kv_bytes);
+    if (r < 0) {
+        (void)err_set(err, r, "no memory for the KV pages of running sequences");
+        goto fail;
+    }
+    r = make_rope(c);
+    if (r == 0) r = load_weights(c, o);
+    if (r < 0) {
+        (void)err_set(err, r, "loading the weights failed (%s)", err_name(r));
+        goto fail;
+    }
+    *ret = c;
+    return 0;
+fail:
+    fus_core_destroy(c);
+    return r;
+}
+
+static void layer_fini(struct fus_layer *w)
+{
+    kn_mat_destroy(w->kv);
+    kn_mat_destroy(w->q);
+    kn_mat_destroy(w->o);
+    kn_mat_destroy(w->gu);
+    kn_mat_destroy(w->down);
+    mem_free(w->norm_attn);
+    mem_free(w->norm_ffn);
+    mem_free(w->kv_bias);
+    mem_free(w->q_bias);
+    mem_free(w->o_bias);
+    mem_free(w->q_norm);
+    mem_free(w->k_norm);
+}
+
+void fus_core_destroy(struct fus_core *c)
+{
+    if (!c) return;
+    ASSERT(c->n_free == c->n_pages); /* a session outlived its core */
+    for (unsigned l = 0; c->layer && l < c->cfg.L; l++)
+        layer_fini(&c->layer[l]);
+    mem_free(c->layer);
+    kn_mat_destroy(c->lm_head);
+    mem_free(c->norm_out);
+    mem_free(c->rope_tab);
+    if (c->pool) (void)munmap(c->pool, c->pool_bytes);
+    mem_free(c->free_page);
+    mem_free(c->page_ref);
+    mem_free(c->spare);
+    mem_free(c->dec_x);
+    mem_free(c->dec_pos);
+    kn_dev_destroy(c->dev);
+    mem_free(c);
+}
+
+const struct model_cfg *fus_core_config(const struct fus_core *c)
+{
+    return &c->cfg;
+}
+
+struct kn_dev *fus_core_dev(const struct fus_core *c)
+{
+    return c->dev;
+}
+
+unsigned fus_core_ctx_max(const struct fus_core *c)
+{
+    return c->ctx_max;
+}
+
+const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n)
+{
+    *ret_n = c->n_rates;
+    return c->rate;
+}
+
+double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
+{
+    struct kn_mat **w = mem_alloc(5 * (size_t)c->cfg.L * sizeof(struct kn_mat *));
+    size_t n = 0;
+    if (!w) return 0;
+    for (unsigned l = 0; l < c->cfg.L; l++) {
+        w[n++] = c->layer[l].kv;
+        w[n++] = c->layer[l].q;
+        w[n++] = c->layer[l].o;
+        w[n++] = c->layer[l].gu;
+        w[n++] = c->layer[l].down;
+    }
+    const double rate = kn_dev_gemm_gflops(c->dev, w, n, rows);
+    mem_free(w);
+    return rate;
+}
+
+double fus_core_linear_params(const struct fus_core *c)
+{
+    return layer_params(&c->cfg) * c->cfg.L;
+}
+
+uint32_t fus_core_kv_tokens_free(const struct fus_core *c)
+{
+    return c->n_free * KN_PAGE;
+}
+
+/* ---- sessions ---- */
+
+static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
+{
+    if (cap_tokens == 0) return -EINVAL;
+    if (cap_tokens > c->ctx_max) return -ERANGE;
+    struct fus_session *s = mem_zalloc(sizeof(*s));
+    const uint32_t n = fus_pages_for(cap_tokens);
+    int32_t *page = mem_alloc(n * sizeof(*page));
+    if (!s || !page) {
+        mem_free(s);
+        mem_free(page);
+        return -ENOMEM;
+    }
+    s->core = c;
+    s->page = page;
+    s->n_pages = n;
+    s->cap_tokens = cap_tokens;
+    *ret = s;
+    return 0;
+}
+
+int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
+{
+    struct fus_session *s = NULL;
+    if (cap_tokens <= c->ctx_max && fus_pages_for(cap_tokens) > c->n_free) return -ENOMEM;
+    int r = session_alloc(c, cap_tokens, &s);
+    if (r < 0) return r;
+    for (uint32_t i = 0; i < s->n_pages; i++)
+        s->page[i] = page_take(c);
+    *ret = s;
+    return 0;
+}
+
+void fus_session_destroy(struct fus_session *s)
+{
+    if (!s) return;
+    for (uint32_t i = 0; i < s->n_pages; i++)
+        page_unref(s->core, s->page[i]);
+    mem_free(s->page);
+    mem_free(s);
+}
+
+uint32_t fus_session_len(const struct fus_session *s)
+{
+    return s->len;
+}
+
+struct kn_kv fus_session_kv(const struct fus_session *s)
+{
+    const struct fus_core *c = s->core;
+    return (struct kn_kv){.base = c->pool,
+                          .page_stride = c->page_stride,
+                          .layer_stride = c->layer_stride,
+                          .pages = s->page,
+                          .n_pages = s->n_pages,
+                          .G = c->cfg.G,
+                          .K = c->cfg.K};
+}
+
+static void page_copy(struct fus_core *c, int32_t to, int32_t from)
+{
+    memcpy(c->pool + (size_t)to * c->page_stride, c->pool + (size_t)from * c->page_stride,
+           c->page_stride * sizeof(float));
+}
+
+int fus_session_own(struct fus_session *s, uint32_t from)
+{
+    struct fus_core *c = s->core;
+    for (uint32_t i = from / KN_PAGE; i < s->n_pages; i++) {
+        const int32_t old = s->page[i];
+        if (c->page_ref[old] == 1) continue;
+        if (c->n_free == 0) return -ENOMEM;
+        s->page[i] = page_take(c);
+        if (i * KN_PAGE < s->len) page_copy(c, s->page[i], old);
+        page_unref(c, old);
+    }
+    return 0;
+}
+
+int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_session **ret)
+{
+    struct fus_core *c = s->core;
+    struct fus_session *f = NULL;
+    if (cap_tokens < s->len) return -EINVAL;
+    const uint32_t shared = s->len / KN_PAGE; /* full pages, never written again */
+    if (cap_tokens <= c->ctx_max && fus_pages_for(cap_tokens) - shared > c->n_free) return -ENOMEM;
+    int r = session_alloc(c, cap_tokens, &f);
+    if (r < 0) return r;
+    for (uint32_t i = 0; i < f->n_pages; i++) {
+        if (i < shared) {
+            f->page[i] = s->page[i];
+            ASSERT(c->page_ref[f->page[i]] < UINT16_MAX);
+            c->page_ref[f->page[i]]++;
+        } else {
+            f->page[i] = page_take(c);
+        }
+    }
+    f->len = s->len;
+    if (s->len % KN_PAGE) page_copy(c, f->page[shared], s->page[shared]);
+    *ret = f;
+    return 0;
+}

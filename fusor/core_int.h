@@ -1,0 +1,89 @@
+/* core_int: what core.c, layer.c, prefill.c, decode.c and selftest.c share. Internal to fusor/.
+ *
+ * Ownership: a core owns weights, rope tables and the page pool; a session owns references to
+ * pages; a prefill owns its sources, sinks and one work block (recycled through the core). Thread:
+ * as core.h. */
+#ifndef FUSOR_CORE_INT_H
+#define FUSOR_CORE_INT_H
+
+#include "fusor/core.h"
+
+struct fus_layer {
+    struct kn_mat *kv;                /* [2*G*K, D]: K rows, then V rows */
+    struct kn_mat *q;                 /* [H*K, D] */
+    struct kn_mat *o;                 /* [D, H*K] */
+    struct kn_mat *gu;                /* [2*F, D]: gate rows, then up rows */
+    struct kn_mat *down;              /* [D, F] */
+    float *norm_attn, *norm_ffn;      /* [D] */
+    float *kv_bias, *q_bias, *o_bias; /* [2*G*K], [H*K], [D] or NULL */
+    float *q_norm, *k_norm;           /* [K] or NULL */
+};
+
+enum { FUS_RATES_MAX = 8 };
+struct fus_core {
+    const struct model *model; /* borrowed: embedding rows are read from it */
+    struct model_cfg cfg;
+    struct kn_dev *dev;
+    struct fus_layer *layer; /* [L] */
+    struct kn_mat *lm_head;  /* [V, D] */
+    float *norm_out;         /* [D] */
+    struct kn_rope rope;
+    float *rope_tab; /* cos, then sin */
+    unsigned ctx_max;
+    /* page pool */
+    float *pool;
+    size_t pool_bytes, page_stride, layer_stride; /* strides in floats */
+    uint32_t n_pages, n_free;
+    int32_t *free_page; /* stack of free ids */
+    uint16_t *page_ref; /* [n_pages] sessions that hold the page */
+    /* recycled work block of the last finished prefill */
+    void *spare;
+    size_t spare_bytes;
+    float *dec_x; /* [dec_cap, D] residual of a decode step, grows with the batch */
+    int32_t *dec_pos;
+    size_t dec_cap;
+    struct kn_gemm_rate rate[FUS_RATES_MAX];
+    size_t n_rates;
+};
+
+struct fus_session {
+    struct fus_core *core;
+    int32_t *page; /* [n_pages] */
+    uint32_t n_pages, cap_tokens, len;
+};
+struct kn_kv fus_session_kv(const struct fus_session *s);
+/* Give the session pages of its own for everything it is going to write from token `from` on. */
+int fus_session_own(struct fus_session *s, uint32_t from);
+uint32_t fus_pages_for(uint32_t n_tokens);
+void *fus_core_take_block(struct fus_core *c, size_t size_bytes, size_t *ret_bytes);
+void fus_core_give_block(struct fus_core *c, void *block, size_t size_bytes);
+
+/* ---- layer.c: one half of a layer over a set of rows ---- */
+typedef int (*fus_kv_hook)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                           const float *k, const float *v, size_t ld);
+struct fus_phase {
+    struct fus_core *core;
+    struct kn_kv kv;
+    unsigned layer;
+    float *x;           /* [n, D] residual */
+    const int32_t *pos; /* [n] ascending */
+    size_t n;
+    const int32_t *embed_tok; /* phase A of layer 0: fill x with these tokens' embeddings first */
+    fus_kv_hook hook;         /* phase A: sees K before RoPE and V; may be NULL */
+    void *hook_ctx;
+    float *keep_q, *keep_lse; /* phase B: rows from keep_from on are copied here (query score) */
+    size_t keep_from;
+    bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */
+    const atomic_bool *cancel;
+};
+/* Phase A: K,V of rows [0, n) into the pages. Phase B of rows [row0, row0 + m): attention and FFN.
+ */
+int fus_phase_a(struct fus_phase *p);
+int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
+/* Final norm and head of rows x [n, D] into logits [n, V]. */
+int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
+                     float *logits);
+/* Rows of one phase B call that keep a step short. */
+size_t fus_slice_rows(const struct fus_core *c, size_t n_keys);
+
+#endif

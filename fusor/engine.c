@@ -1,0 +1,697 @@
+/* engine: one thread that owns the core and everything that runs on it.
+ *
+ * A turn of the thread: end what was cancelled → start the oldest waiting request when its KV fits
+ * → one prefill step (or one build step) → one decode step of all running choices. While a prefill
+ * is under way decode gets at most a third of the time, so that a first token is not starved by a
+ * full batch. Only one prefill runs at a time: two at once would both be late. KV is reserved whole
+ * at the start (prompt, all new tokens, all choices), so a running request never runs out; one that
+ * does not fit now waits and everything behind it with it (no starving of the big). Lock: `m`
+ * guards the queues and what other threads read; callbacks run without it. */
+#include "fusor/engine.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "fusor/core_int.h"
+
+#include <pthread.h>
+#include <string.h>
+
+struct choice {
+    struct fus_session *s;
+    struct fus_sampler *sampler;
+    int32_t last; /* token to decode next */
+    uint32_t n_new;
+    bool live;
+};
+
+struct fus_job {
+    struct fus_request req; /* with copies of all arrays but tok */
+    struct fus_range *range;
+    struct fus_capture *capture;
+    int32_t *stop;
+    int32_t *banned; /* EOG and stop ids, for min_new */
+    size_t n_banned;
+    atomic_bool cancel;
+    bool planned; /* sources and sinks went to a prefill (or to on_plan's owner) */
+    uint64_t submit_ns, start_ns;
+    struct fus_prefill *prefill;
+    struct choice *choice;
+    unsigned n_live;
+    struct fus_job *next;
+};
+
+struct build_job {
+    struct fus_build b;
+    struct build_job *next;
+};
+
+struct fus_engine {
+    struct fus_core *core;
+    struct fus_engine_opts o;
+    pthread_t thread;
+    pthread_mutex_t m;
+    pthread_cond_t wake;
+    /* guarded by m */
+    struct fus_job *waiting;  /* oldest first */
+    struct build_job *builds; /* urgent ones first */
+    unsigned n_builds;
+    bool stop;
+    struct fus_job *current; /* == prefilling, for fus_engine_destroy() */
+    struct fus_engine_stats stats;
+    /* engine thread only */
+    struct fus_job *prefilling;
+    struct fus_job *running; /* decoding */
+    unsigned n_choices;      /* live choices of `running` */
+    uint32_t reserved;       /* pages kept for the forks of `prefilling` */
+    struct build_job *building;
+    struct fus_session *build_session;
+    struct fus_prefill *build_prefill;
+    bool build_turn; /* urgent builds take turns with prefill steps */
+    uint64_t decode_end_ns, decode_took_ns;
+    float *logits;         /* [max_running, V] */
+    struct choice **batch; /* [max_running], with the job of each: */
+    struct fus_job **batch_job;
+    struct fus_session **batch_s;
+    int32_t *batch_tok;
+    atomic_bool build_cancel;
+};
+
+/* ---- jobs ---- */
+
+static void job_free(struct fus_job *j)
+{
+    for (unsigned i = 0; j->choice && i < j->req.n_choices; i++) {
+        fus_session_destroy(j->choice[i].s);
+        fus_sampler_destroy(j->choice[i].sampler);
+    }
+    mem_free(j->choice);
+    mem_free(j->range);
+    mem_free(j->capture);
+    mem_free(j->stop);
+    mem_free(j->banned);
+    mem_free(j);
+}
+
+static void *copy_of(const void *p, size_t n, size_t size)
+{
+    void *c = mem_alloc(n * size + 1);
+    if (c && n) memcpy(c, p, n * size);
+    return c;
+}
+
+static int job_create(const struct fus_engine *e, const struct fus_request *r, struct fus_job **ret)
+{
+    struct fus_job *j = mem_zalloc(sizeof(*j));
+    if (!j) return -ENOMEM;
+    j->req = *r;
+    j->choice = mem_zalloc(r->n_choices * sizeof(*j->choice));
+    j->range = copy_of(r->plan.range, r->plan.n_range, sizeof(*j->range));
+    j->capture = copy_of(r->plan.capture, r->plan.n_capture, sizeof(*j->capture));
+    j->stop = copy_of(r->stop_ids, r->n_stop_ids, sizeof(*j->stop));
+    int err = j->choice && j->range && j->capture && j->stop ? 0 : -ENOMEM;
+    for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
+        struct fus_sampling p = r->sampling;
+        p.seed += i;
+        err = fus_sampler_create(&p, fus_core_config(e->core)->V, &j->choice[i].sampler);
+    }
+    if (err < 0) {
+        job_free(j);
+        return err;
+    }
+    j->req.plan.range = j->range;
+    j->req.plan.capture = j->capture;
+    j->req.plan.cancel = &j->cancel;
+    j->req.stop_ids = j->stop;
+    j->submit_ns = clock_ns();
+    *ret = j;
+    return 0;
+}
+
+/* A request that never got as far as a prefill still holds what came with its plan. */
+static void drop_plan(struct fus_job *j, int status)
+{
+    const struct fus_plan *p = &j->req.plan;
+    if (j->planned) return;
+    j->planned = true;
+    for (size_t i = 0; i < p->n_range; i++)
+        if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
+    for (size_t i = 0; i < p->n_capture; i++)
+        if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
+}
+
+static void job_end(struct fus_job *j, enum fus_finish finish, int status)
+{
+    drop_plan(j, status < 0 ? status : -ECANCELED);
+    fus_prefill_end(j->prefill);
+    j->prefill = NULL;
+    const struct fus_event_done d = {.finish = finish, .status = status};
+    if (j->req.ops->on_done) j->req.ops->on_done(j->req.ctx, &d);
+    job_free(j);
+}
+
+static void job_fail(struct fus_job *j, int status)
+{
+    const bool cancelled = status == -ECANCELED;
+    job_end(j, cancelled ? FUS_CANCELLED : FUS_FAILED, cancelled ? 0 : status);
+}
+
+/* ---- tokens ---- */
+
+static bool ends_choice(const struct fus_job *j, int32_t id)
+{
+    const struct fus_request *r = &j->req;
+    for (size_t i = 0; i < r->n_stop_ids; i++)
+        if (r->stop_ids[i] == id) return true;
+    return !r->ignore_eos && r->is_eog && r->is_eog(r->ctx, id);
+}
+
+/* The ids that min_new keeps away. */
+static int find_banned(const struct fus_engine *e, struct fus_job *j)
+{
+    const unsigned V = fus_core_config(e->core)->V;
+    if (j->req.min_new == 0) return 0;
+    size_t n = 0;
+    for (unsigned i = 0; i < V; i++)
+        n += ends_choice(j, (int32_t)i);
+    j->banned = mem_alloc((n + 1) * sizeof(*j->banned));
+    if (!j->banned) return -ENOMEM;
+    for (unsigned i = 0; i < V; i++)
+        if (ends_choice(j, (int32_t)i)) j->banned[j->n_banned++] = (int32_t)i;
+    return 0;
+}
+
+static void end_choice(struct fus_engine *e, struct fus_job *j, struct choice *c, enum fus_finish f)
+{
+    c->live = false;
+    j->n_live--;
+    e->n_choices--;
+    fus_session_destroy(c->s);
+    c->s = NULL;
+    if (j->req.ops->on_choice) j->req.ops->on_choice(j->req.ctx, (unsigned)(c - j->choice), f);
+}
+
+/* Sample from logits (overwritten), deliver. 0 or <0; *ret_last is the finish of a choice that
+ * ended. */
+static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c, float *logits,
+                      enum fus_finish *ret_last)
+{
+    struct fus_event_token t = {.choice = (unsigned)(c - j->choice)};
+    const bool early = c->n_new < j->req.min_new;
+    int r = fus_sampler_pick(c->sampler, logits, j->banned, early ? j->n_banned : 0, &t.picked);
+    if (r < 0) return r;
+    c->last = t.picked.id;
+    c->n_new++;
+    fus_sampler_see(c->sampler, c->last, false);
+    t.end = ends_choice(j, c->last);
+    const int stop = j->req.ops->on_token ? j->req.ops->on_token(j->req.ctx, &t) : 0;
+    if (!t.end && stop != 1 && c->n_new < j->req.max_new) return 0;
+    *ret_last = t.end || stop == 1 ? FUS_STOP : FUS_LENGTH;
+    end_choice(e, j, c, *ret_last);
+    return 0;
+}
+
+/* ---- starting a request ---- */
+
+static uint32_t fork_pages(const struct fus_job *j, uint32_t cap)
+{
+    return (j->req.n_choices - 1) * (fus_pages_for(cap) - j->req.plan.n_tok / KN_PAGE);
+}
+
+/* 1 started or ended, 0 must wait. */
+static int try_start(struct fus_engine *e, struct fus_job *j)
+{
+    const unsigned ctx_max = fus_core_ctx_max(e->core);
+    struct fus_request *r = &j->req;
+    int err = 0;
+    if (r->plan.n_tok == 0) err = -EINVAL;
+    if (r->plan.n_tok > ctx_max || (r->plan.n_tok == ctx_max && r->max_new > 0)) err = -ERANGE;
+    if (err < 0) {
+        job_fail(j, err);
+        return 1;
+    }
+    if (r->max_new > ctx_max - r->plan.n_tok) r->max_new = ctx_max - r->plan.n_tok;
+    const uint32_t cap = r->plan.n_tok + r->max_new;
+    const uint32_t need = fus_pages_for(cap) + fork_pages(j, cap);
+    if (need > e->core->n_pages) {
+        job_fail(j, -ENOMEM);
+        return 1;
+    }
+    if (e->n_choices + r->n_choices > e->o.max_running || need > e->core->n_free) {
+        if (e->running || e->building) return 0; /* their pages will come back */
+        job_fail(j, -ENOMEM);                    /* somebody outside the engine holds the pages */
+        return 1;
+    }
+    j->start_ns = clock_ns();
+    err = fus_session_create(e->core, cap, &j->choice[0].s);
+    if (err == 0) err = find_banned(e, j);
+    if (err == 0 && r->ops->on_plan) err = r->ops->on_plan(r->ctx, &r->plan);
+    if (err < 0) {
+        job_fail(j, err);
+        return 1;
+    }
+    r->plan.cancel = &j->cancel;
+    j->planned = true;
+    err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
+    if (err < 0) {
+        job_fail(j, err);
+        return 1;
+    }
+    e->prefilling = j;
+    e->reserved = fork_pages(j, cap);
+    return 1;
+}
+
+/* Take the oldest request off the queue when it can start. */
+static void start_next(struct fus_engine *e)
+{
+    while (!e->prefilling) {
+        pthread_mutex_lock(&e->m);
+        struct fus_job *j = e->waiting;
+        if (j) {
+            e->waiting = j->next;
+            e->stats.n_waiting--;
+        }
+        e->current = j;
+        pthread_mutex_unlock(&e->m);
+        if (!j) return;
+        const int started = try_start(e, j); /* may have freed j */
+        pthread_mutex_lock(&e->m);
+        if (!e->prefilling) e->current = NULL;
+        if (!started) {
+            j->next = e->waiting;
+            e->waiting = j;
+            e->stats.n_waiting++;
+        }
+        pthread_mutex_unlock(&e->m);
+        if (!started) return;
+    }
+}
+
+/* ---- prefill and decode ---- */
+
+static void prefill_left(struct fus_engine *e)
+{
+    pthread_mutex_lock(&e->m);
+    e->current = NULL;
+    pthread_mutex_unlock(&e->m);
+    e->prefilling = NULL;
+    e->reserved = 0;
+}
+
+/* First tokens of all choices. 0, or <0 when the request failed. */
+static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish *last)
+{
+    const struct fus_request *r = &j->req;
+    const unsigned V = fus_core_config(e->core)->V;
+    size_t rows = 0;
+    const float *logits = fus_prefill_logits(j->prefill, &rows);
+    struct fus_report report;
+    fus_prefill_report(j->prefill, &report);
+    const uint64_t now = clock_ns();
+    if (r->ops->on_first)
+        r->ops->on_first(r->ctx, &report, (double)(j->start_ns - j->submit_ns) / 1e6,
+                         (double)(now - j->start_ns) / 1e6);
+    int err = 0;
+    for (unsigned i = 1; err == 0 && i < r->n_choices; i++)
+        err = fus_session_fork(j->choice[0].s, r->plan.n_tok + r->max_new, &j->choice[i].s);
+    if (err < 0) return err;
+    for (unsigned i = 0; i < r->n_choices; i++) {
+        j->choice[i].live = true;
+        j->n_live++;
+        e->n_choices++;
+    }
+    for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
+        struct choice *c = &j->choice[i];
+        if (r->max_new == 0) {
+            *last = FUS_LENGTH;
+            end_choice(e, j, c, FUS_LENGTH);
+            continue;
+        }
+        for (uint32_t t = 0; t < r->plan.n_tok; t++)
+            fus_sampler_see(c->sampler, r->plan.tok[t], true);
+        memcpy(e->logits, logits + (rows - 1) * V, V * sizeof(*logits));
+        err = take_token(e, j, c, e->logits, last);
+    }
+    return err;
+}
+
+static void leave_decode(struct fus_engine *e, const struct fus_job *j)
+{
+    e->n_choices -= j->n_live;
+}
+
+static void prefill_step(struct fus_engine *e)
+{
+    struct fus_job *j = e->prefilling;
+    enum fus_finish last = FUS_LENGTH;
+    int r = fus_prefill_step(j->prefill);
+    if (r == 1) return;
+    if (r == 0) r = first_tokens(e, j, &last);
+    prefill_left(e);
+    if (r < 0) {
+        leave_decode(e, j);
+        job_fail(j, r);
+        return;
+    }
+    fus_prefill_end(j->prefill);
+    j->prefill = NULL;
+    if (j->n_live == 0) {
+        job_end(j, last, 0);
+        return;
+    }
+    j->next = e->running;
+    e->running = j;
+}
+
+/* The batch of all live choices; there are never more than max_running. */
+static size_t gather_batch(struct fus_engine *e)
+{
+    size_t n = 0;
+    for (struct fus_job *j = e->running; j; j = j->next)
+        for (unsigned i = 0; i < j->req.n_choices; i++) {
+            struct choice *c = &j->choice[i];
+            if (!c->live) continue;
+            ASSERT(n < e->o.max_running);
+            e->batch[n] = c;
+            e->batch_job[n] = j;
+            e->batch_s[n] = c->s;
+            e->batch_tok[n++] = c->last;
+        }
+    return n;
+}
+
+static void unlink_running(struct fus_engine *e, const struct fus_job *j)
+{
+    struct fus_job **at = &e->running;
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+}
+
+static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
+{
+    unlink_running(e, j);
+    leave_decode(e, j);
+    job_fail(j, status);
+}
+
+static void decode_step(struct fus_engine *e)
+{
+    const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
+    const uint64_t t0 = clock_ns();
+    int r = fus_decode(e->core, e->batch_s, e->batch_tok, n, NULL, e->logits);
+    for (size_t i = 0; i < n;) {
+        struct fus_job *j = e->batch_job[i];
+        enum fus_finish last = FUS_LENGTH;
+        int err = r;
+        for (; i < n && e->batch_job[i] == j; i++)
+            if (err == 0 && !atomic_load(&j->cancel))
+                err = take_token(e, j, e->batch[i], e->logits + i * V, &last);
+        if (err < 0) {
+            fail_running(e, j, err);
+        } else if (j->n_live == 0) {
+            unlink_running(e, j);
+            job_end(j, last, 0);
+        }
+    }
+    e->decode_end_ns = clock_ns();
+    e->decode_took_ns = e->decode_end_ns - t0;
+}
+
+/* ---- builds ---- */
+
+static void build_end(struct fus_engine *e, int status)
+{
+    struct build_job *b = e->building;
+    fus_prefill_end(e->build_prefill); /* aborts the sink when it is not complete */
+    fus_session_destroy(e->build_session);
+    e->build_prefill = NULL;
+    e->build_session = NULL;
+    e->building = NULL;
+    if (b->b.on_end) b->b.on_end(b->b.ctx, status);
+    mem_free(b->b.tok);
+    mem_free(b);
+    pthread_mutex_lock(&e->m);
+    e->stats.n_builds--;
+    pthread_mutex_unlock(&e->m);
+}
+
+/* 1 started or ended, 0 must wait for pages. */
+static int build_start(struct fus_engine *e, bool alone)
+{
+    pthread_mutex_lock(&e->m);
+    struct build_job *b = e->builds;
+    const uint32_t cap = b->b.n + (b->b.sink_token >= 0);
+    const uint32_t need = fus_pages_for(cap);
+    const bool never =
+        b->b.n == 0 || cap < b->b.n || cap > fus_core_ctx_max(e->core) || need > e->core->n_pages;
+    if (!never && need + e->reserved > e->core->n_free && !alone) {
+        pthread_mutex_unlock(&e->m);
+        return 0;
+    }
+    e->builds = b->next;
+    e->n_builds--;
+    pthread_mutex_unlock(&e->m);
+    e->building = b;
+    struct kv_sink sink = {0};
+    int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
+    if (r == 0) {
+        r = b->b.on_build(b->b.ctx, &sink);
+        r = r == 1 ? 0 : r == 0 ? 1 : r;
+    }
+    if (r == 0)
+        r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
+                            &e->build_cancel, &e->build_prefill);
+    if (r != 0) build_end(e, r);
+    return 1;
+}
+
+static void build_step(struct fus_engine *e)
+{
+    const int r = fus_prefill_step(e->build_prefill);
+    if (r != 1) build_end(e, r);
+}
+
+/* ---- the thread ---- */
+
+static void end_cancelled(struct fus_engine *e)
+{
+    struct fus_job *gone = NULL;
+    pthread_mutex_lock(&e->m);
+    for (struct fus_job **at = &e->waiting; *at;) {
+        struct fus_job *j = *at;
+        if (!atomic_load(&j->cancel)) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        e->stats.n_waiting--;
+        j->next = gone;
+        gone = j;
+    }
+    pthread_mutex_unlock(&e->m);
+    for (struct fus_job *j = gone, *next; j; j = next) {
+        next = j->next;
+        job_fail(j, -ECANCELED);
+    }
+    for (struct fus_job *j = e->running, *next; j; j = next) {
+        next = j->next;
+        if (atomic_load(&j->cancel)) fail_running(e, j, -ECANCELED);
+    }
+}
+
+static bool busy(const struct fus_engine *e)
+{
+    return e->prefilling || e->running || e->building;
+}
+
+/* Build work for this turn? Urgent ones take every other turn of a prefill; the others run only
+ * when nothing else does, or when a waiting request can only start after them. */
+static bool build_now(struct fus_engine *e, bool urgent, bool requests)
+{
+    if (!e->building && !e->n_builds) return false;
+    if (urgent || (e->building && e->building->b.urgent)) {
+        e->build_turn = !e->build_turn;
+        return !e->prefilling || e->build_turn;
+    }
+    if (e->prefilling || e->running) return false;
+    return !requests || e->building;
+}
+
+static void turn(struct fus_engine *e)
+{
+    end_cancelled(e);
+    start_next(e);
+    pthread_mutex_lock(&e->m);
+    const bool requests = e->waiting != NULL, builds = e->builds != NULL;
+    const bool urgent = builds && e->builds->b.urgent;
+    pthread_mutex_unlock(&e->m);
+    if ((builds || e->building) && build_now(e, urgent, requests)) {
+        const bool alone = !e->prefilling && !e->running;
+        if (!e->building) (void)build_start(e, alone);
+        if (e->build_prefill) build_step(e);
+    } else if (e->prefilling) {
+        prefill_step(e);
+    }
+    const uint64_t since = clock_ns() - e->decode_end_ns;
+    if (e->running && (!e->prefilling || since >= 2 * e->decode_took_ns)) decode_step(e);
+}
+
+static void *engine_main(void *arg)
+{
+    struct fus_engine *e = arg;
+    for (;;) {
+        pthread_mutex_lock(&e->m);
+        while (!e->stop && !e->waiting && !e->builds && !busy(e))
+            pthread_cond_wait(&e->wake, &e->m);
+        const bool stop = e->stop;
+        e->stats.n_steps++;
+        pthread_mutex_unlock(&e->m);
+        if (stop) break;
+        turn(e);
+        pthread_mutex_lock(&e->m);
+        e->stats.n_running = e->prefilling != NULL;
+        for (const struct fus_job *j = e->running; j; j = j->next)
+            e->stats.n_running++;
+        e->stats.kv_tokens_free = fus_core_kv_tokens_free(e->core);
+        pthread_mutex_unlock(&e->m);
+    }
+    return NULL;
+}
+
+/* ---- calls from other threads ---- */
+
+static void engine_free(struct fus_engine *e)
+{
+    mem_free(e->logits);
+    mem_free(e->batch);
+    mem_free(e->batch_job);
+    mem_free(e->batch_s);
+    mem_free(e->batch_tok);
+    pthread_mutex_destroy(&e->m);
+    pthread_cond_destroy(&e->wake);
+    mem_free(e);
+}
+
+int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
+                      struct fus_engine **ret)
+{
+    struct fus_engine *e = mem_zalloc(sizeof(*e));
+    if (!e) return -ENOMEM;
+    e->core = core;
+    e->o = *o;
+    if (e->o.max_running == 0) e->o.max_running = 16;
+    if (e->o.max_queue == 0) e->o.max_queue = 64;
+    pthread_mutex_init(&e->m, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    const size_t n = e->o.max_running;
+    e->logits = mem_aligned(64, n * fus_core_config(core)->V * sizeof(*e->logits));
+    e->batch = mem_alloc(n * sizeof(struct choice *));
+    e->batch_job = mem_alloc(n * sizeof(struct fus_job *));
+    e->batch_s = mem_alloc(n * sizeof(struct fus_session *));
+    e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
+    e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
+    int r = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok ? 0 : -ENOMEM;
+    if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
+    if (r < 0) {
+        engine_free(e);
+        return r;
+    }
+    *ret = e;
+    return 0;
+}
+
+static void end_everything(struct fus_engine *e)
+{
+    for (struct fus_job *j = e->waiting, *next; j; j = next) {
+        next = j->next;
+        job_fail(j, -ECANCELED);
+    }
+    while (e->running)
+        fail_running(e, e->running, -ECANCELED);
+    if (e->prefilling) job_fail(e->prefilling, -ECANCELED);
+    if (e->building) build_end(e, -ECANCELED);
+    for (struct build_job *b = e->builds, *next; b; b = next) {
+        next = b->next;
+        if (b->b.on_end) b->b.on_end(b->b.ctx, -ECANCELED);
+        mem_free(b->b.tok);
+        mem_free(b);
+    }
+}
+
+void fus_engine_destroy(struct fus_engine *e)
+{
+    if (!e) return;
+    pthread_mutex_lock(&e->m);
+    e->stop = true;
+    atomic_store(&e->build_cancel, true);
+    if (e->current) atomic_store(&e->current->cancel, true);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    pthread_join(e->thread, NULL);
+    end_everything(e); /* the engine thread is gone: these callbacks run here */
+    engine_free(e);
+}
+
+int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job **ret)
+{
+    struct fus_job *j = NULL;
+    if (r->n_choices == 0 || r->n_choices > e->o.max_running || !r->ops) return -EINVAL;
+    int err = job_create(e, r, &j);
+    if (err < 0) return err;
+    pthread_mutex_lock(&e->m);
+    if (e->stop || e->stats.n_waiting >= e->o.max_queue) {
+        pthread_mutex_unlock(&e->m);
+        job_free(j);
+        return -EAGAIN;
+    }
+    struct fus_job **at = &e->waiting;
+    while (*at)
+        at = &(*at)->next;
+    *at = j;
+    e->stats.n_waiting++;
+    *ret = j; /* before the engine may run it */
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    return 0;
+}
+
+void fus_cancel(struct fus_engine *e, struct fus_job *job)
+{
+    pthread_mutex_lock(&e->m);
+    atomic_store(&job->cancel, true);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+}
+
+int fus_build_submit(struct fus_engine *e, const struct fus_build *b)
+{
+    struct build_job *j = mem_zalloc(sizeof(*j));
+    if (!j) return -ENOMEM;
+    j->b = *b;
+    pthread_mutex_lock(&e->m);
+    if (e->stop || e->n_builds >= 4 * e->o.max_queue) { /* chosen: builds are small and can wait */
+        pthread_mutex_unlock(&e->m);
+        mem_free(j);
+        return -EAGAIN;
+    }
+    struct build_job **at = &e->builds;
+    while (*at && ((*at)->b.urgent || !b->urgent))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+    e->n_builds++;
+    e->stats.n_builds++;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    return 0;
+}
+
+void fus_engine_get_stats(struct fus_engine *e, struct fus_engine_stats *ret)
+{
+    pthread_mutex_lock(&e->m);
+    *ret = e->stats;
+    pthread_mutex_unlock(&e->m);
+    ret->n_active = ret->n_waiting + ret->n_running;
+}

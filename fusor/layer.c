@@ -1,0 +1,325 @@
+/* layer: the two halves of a transformer layer over a set of rows.
+ *
+ * Phase A projects K and V of every row and writes them to the pages; phase B does everything else.
+ * They are two parallel sections because a row of B sees keys of all rows of A; inside a section
+ * each block of rows runs through all operations on one thread, so activations stay in its cache. Q
+ * is a GEMM of its own (not joined with K and V) so that a row of S, of a miss and of a full
+ * prefill go through the same shapes whatever the strategy; that is what makes r = 1 equal full bit
+ * for bit. */
+#include "fusor/core_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT, SLOT_GU, SLOT_ACT, SLOT_LSE };
+
+static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+                    void *arg)
+{
+    if (n == 0) return 0;
+    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    return kn_rows(c->dev, n, cancel, fn, arg);
+}
+
+static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias, const float *a,
+                size_t lda, size_t m, float *c, size_t ldc, bool accumulate)
+{
+    const struct kn_gemm_args g = {.a = a,
+                                   .lda = lda,
+                                   .m = m,
+                                   .w = w,
+                                   .bias = bias,
+                                   .c = c,
+                                   .ldc = ldc,
+                                   .accumulate = accumulate};
+    return kn_gemm(st, &g);
+}
+
+static int embed_rows(struct fus_phase *p, size_t row0, size_t m)
+{
+    const struct model_cfg *cfg = &p->core->cfg;
+    for (size_t i = row0; i < row0 + m; i++) {
+        const size_t id = (size_t)p->embed_tok[p->pos[i]];
+        int r = model_rows(p->core->model, MODEL_EMBED, 0, id, 1, p->x + i * cfg->D);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    struct fus_phase *p = arg;
+    const struct model_cfg *cfg = &p->core->cfg;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
+    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));       /* [m, D] */
+    float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
+    if (!h || !k) return -ENOMEM;
+    int r = p->embed_tok ? embed_rows(p, row0, m) : 0;
+    if (r < 0) return r;
+    r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->kv, w->kv_bias, h, D, m, k, 2 * GK, false);
+    if (r < 0) return r;
+    if (w->k_norm) {
+        r = kn_rmsnorm_heads(st, k, 2 * GK, m, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
+        if (r < 0) return r;
+    }
+    if (p->hook) {
+        r = p->hook(p->hook_ctx, st, p->layer, row0, m, k, k + GK, 2 * GK);
+        if (r < 0) return r;
+    }
+    r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
+    if (r < 0) return r;
+    return kn_kv_put(st, &p->kv, p->layer, p->pos + row0, m, k, 2 * GK, k + GK, 2 * GK);
+}
+
+int fus_phase_a(struct fus_phase *p)
+{
+    return run_rows(p->core, p->n, p->cancel, block_a, p);
+}
+
+/* Rows of the block from keep_from on leave their queries and log-sum-exps for the mass. */
+static void keep_scores(const struct fus_phase *p, size_t row0, size_t m, const float *q,
+                        const float *lse)
+{
+    const size_t HK = (size_t)p->core->cfg.H * p->core->cfg.K, H = p->core->cfg.H;
+    const size_t first = p->keep_from > row0 ? p->keep_from - row0 : 0;
+    if (first >= m) return;
+    const size_t to = row0 + first - p->keep_from;
+    memcpy(p->keep_q + to * HK, q + first * HK, (m - first) * HK * sizeof(*q));
+    memcpy(p->keep_lse + to * H, lse + first * H, (m - first) * H * sizeof(*lse));
+}
+
+static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
+                  float *att)
+{
+    const struct model_cfg *cfg = &p->core->cfg;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
+    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));
+    float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
+    float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
+    if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
+    int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->q, w->q_bias, h, D, m, q, HK, false);
+    if (r < 0) return r;
+    if (w->q_norm) {
+        r = kn_rmsnorm_heads(st, q, HK, m, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
+        if (r < 0) return r;
+    }
+    r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
+    if (r < 0) return r;
+    const struct kn_attn_args a = {.q = q,
+                                   .ldq = HK,
+                                   .m = m,
+                                   .pos = p->pos + row0,
+                                   .H = cfg->H,
+                                   .kv = &p->kv,
+                                   .layer = p->layer,
+                                   .scale = cfg->attn_scale,
+                                   .out = att,
+                                   .ldo = HK,
+                                   .lse = lse};
+    r = kn_attn(st, &a);
+    if (r == 0 && p->keep_q) keep_scores(p, row0, m, q, lse);
+    return r;
+}
+
+static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned layer, float *x,
+                        size_t m)
+{
+    const struct model_cfg *cfg = &c->cfg;
+    const struct fus_layer *w = &c->layer[layer];
+    const size_t D = cfg->D, F = cfg->F;
+    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));
+    float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
+    float *act = kn_scratch(st, SLOT_ACT, m * F * sizeof(*act));  /* [m, F] */
+    if (!h || !gu || !act) return -ENOMEM;
+    int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->gu, NULL, h, D, m, gu, 2 * F, false);
+    if (r < 0) return r;
+    r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
+    if (r < 0) return r;
+    return gemm(st, w->down, NULL, act, F, m, x, D, true);
+}
+
+struct slice {
+    struct fus_phase *p;
+    size_t row0;
+};
+
+static int block_b(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    struct fus_phase *p = s->p;
+    const struct model_cfg *cfg = &p->core->cfg;
+    const size_t row0 = s->row0 + row, HK = (size_t)cfg->H * cfg->K;
+    float *att = kn_scratch(st, SLOT_ATT, m * HK * sizeof(*att)); /* [m, H*K] */
+    if (!att) return -ENOMEM;
+    int r = attend(st, p, row0, m, att);
+    if (r < 0 || p->attn_only) return r;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    float *x = p->x + row0 * cfg->D;
+    r = gemm(st, w->o, w->o_bias, att, HK, m, x, cfg->D, true);
+    if (r < 0) return r;
+    return feed_forward(st, p->core, p->layer, x, m);
+}
+
+int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
+{
+    ASSERT(row0 + m <= p->n);
+    struct slice s = {p, row0};
+    return run_rows(p->core, m, p->cancel, block_b, &s);
+}
+
+/* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
+ * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. */
+size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
+{
+    const struct model_cfg *g = &c->cfg;
+    const double linear = 2.0 * g->D * (2.0 * g->H * g->K + 3.0 * g->F);
+    const double row =
+        linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
+    const size_t rows = (size_t)(8e9 / row) / 64 * 64;
+    return rows < 256 ? 256 : rows;
+}
+
+struct head {
+    struct fus_core *c;
+    const float *x;
+    float *logits;
+};
+
+static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct head *a = arg;
+    const struct model_cfg *cfg = &a->c->cfg;
+    float *h = kn_scratch(st, SLOT_H, m * cfg->D * sizeof(*h));
+    if (!h) return -ENOMEM;
+    int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
+                       cfg->D);
+    if (r < 0) return r;
+    return gemm(st, a->c->lm_head, NULL, h, cfg->D, m, a->logits + row0 * cfg->V, cfg->V, false);
+}
+
+int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
+                     float *logits)
+{
+    struct head a = {c, x, logits};
+    return run_rows(c, n, cancel, block_logits, &a);
+}
+
+/* ---- decode: one new token of each of several sessions ---- */
+struct decode {
+    struct fus_core *c;
+    struct fus_session *const *s;
+    const int32_t *tok;
+    const int32_t *pos; /* [n] */
+    float *x;           /* [n, D] */
+    float *logits;      /* [n, V] */
+};
+
+static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
+                            const float *h, float *att)
+{
+    const struct model_cfg *cfg = &d->c->cfg;
+    const struct fus_layer *w = &d->c->layer[layer];
+    const size_t HK = (size_t)cfg->H * cfg->K, GK = (size_t)cfg->G * cfg->K;
+    float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
+    float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
+    if (!k || !q) return -ENOMEM;
+    int r = gemm(st, w->kv, w->kv_bias, h, cfg->D, n, k, 2 * GK, false);
+    if (r == 0) r = gemm(st, w->q, w->q_bias, h, cfg->D, n, q, HK, false);
+    if (r == 0 && w->k_norm)
+        r = kn_rmsnorm_heads(st, k, 2 * GK, n, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
+    if (r == 0 && w->q_norm)
+        r = kn_rmsnorm_heads(st, q, HK, n, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
+    if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, d->pos);
+    if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, d->pos);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        const struct kn_kv kv = fus_session_kv(d->s[i]);
+        const float *ki = k + i * 2 * GK;
+        r = kn_kv_put(st, &kv, layer, d->pos + i, 1, ki, 2 * GK, ki + GK, 2 * GK);
+        const struct kn_attn_args a = {.q = q + i * HK,
+                                       .ldq = HK,
+                                       .m = 1,
+                                       .pos = d->pos + i,
+                                       .H = cfg->H,
+                                       .kv = &kv,
+                                       .layer = layer,
+                                       .scale = cfg->attn_scale,
+                                       .out = att + i * HK,
+                                       .ldo = HK};
+        if (r == 0) r = kn_attn(st, &a);
+    }
+    return r;
+}
+
+static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct decode *d = arg;
+    const struct model_cfg *cfg = &d->c->cfg;
+    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
+    ASSERT(row0 == 0);
+    for (size_t i = 0; i < n; i++) {
+        int r = model_rows(d->c->model, MODEL_EMBED, 0, (size_t)d->tok[i], 1, d->x + i * D);
+        if (r < 0) return r;
+    }
+    for (unsigned l = 0; l < cfg->L; l++) {
+        const struct fus_layer *w = &d->c->layer[l];
+        float *h = kn_scratch(st, SLOT_H, n * D * sizeof(*h));
+        float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
+        if (!h || !att) return -ENOMEM;
+        int r = kn_rmsnorm(st, d->x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
+        if (r == 0) r = decode_attention(st, d, l, n, h, att);
+        if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, d->x, D, true);
+        if (r == 0) r = feed_forward(st, d->c, l, d->x, n);
+        if (r < 0) return r;
+    }
+    struct head a = {d->c, d->x, d->logits};
+    return block_logits(st, &a, 0, n);
+}
+
+static int decode_room(struct fus_core *c, size_t n)
+{
+    if (n <= c->dec_cap) return 0;
+    const size_t cap = n < 16 ? 16 : n;
+    float *x = mem_aligned(64, cap * c->cfg.D * sizeof(*x));
+    int32_t *pos = mem_alloc(cap * sizeof(*pos));
+    if (!x || !pos) {
+        mem_free(x);
+        mem_free(pos);
+        return -ENOMEM;
+    }
+    mem_free(c->dec_x);
+    mem_free(c->dec_pos);
+    c->dec_x = x;
+    c->dec_pos = pos;
+    c->dec_cap = cap;
+    return 0;
+}
+
+int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
+               const atomic_bool *cancel, float *ret_logits)
+{
+    if (n == 0) return 0;
+    int r = decode_room(c, n);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (tok[i] < 0 || (unsigned)tok[i] >= c->cfg.V) return -EINVAL;
+        if (s[i]->len >= s[i]->cap_tokens) return -ENOSPC;
+        c->dec_pos[i] = (int32_t)s[i]->len;
+        r = fus_session_own(s[i], s[i]->len);
+    }
+    if (r < 0) return r;
+    struct decode d = {c, s, tok, c->dec_pos, c->dec_x, ret_logits};
+    r = kn_wide(c->dev, n, cancel, decode_block, &d);
+    if (r < 0) return r;
+    for (size_t i = 0; i < n; i++)
+        s[i]->len++;
+    return 0;
+}

@@ -1,0 +1,456 @@
+/* prefill: one prompt through the model by a plan, one slice of a layer a step.
+ *
+ * Stages: LAYER0 embeds all tokens and writes K,V of layer 0 for every one of them (a reused token
+ * needs no more at that layer) → SCORE (query only) runs the rows that are not reused over the
+ * stored KV to find what the suffix attends to → MAIN runs the selected rows and everything that is
+ * not reused through all layers → logits. Layer by layer stored KV is placed first; then the fresh
+ * K,V of the rows overwrite it. All cuts depend on row counts alone, so r = 1 makes the same calls
+ * as a full prefill. A source that fails turns its range into a miss and the prefill starts again
+ * (each restart loses a range, so there are at most n_range of them). */
+#include "fusor/prefill_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- begin ---- */
+
+static size_t carve(size_t *at, size_t n, size_t size)
+{
+    const size_t off = *at;
+    *at += (n * size + 63) / 64 * 64;
+    return off;
+}
+
+static int make_block(struct fus_prefill *f)
+{
+    const struct model_cfg *g = &f->core->cfg;
+    const size_t T = f->plan.n_tok, D = g->D;
+    const size_t n_keep = f->plan.strategy == FUS_QUERY ? f->n_suffix : 0;
+    f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
+    size_t at = 0;
+    const size_t emb = carve(&at, T * D, 4), x = carve(&at, T * D, 4), pos_all = carve(&at, T, 4),
+                 pos = carve(&at, T, 4), score = carve(&at, T, 4), cs = carve(&at, T, 4),
+                 cand = carve(&at, T, 4), sel = carve(&at, T, 4),
+                 kq = carve(&at, n_keep * g->H * g->K, 4), kl = carve(&at, n_keep * g->H, 4),
+                 logits = carve(&at, f->n_logits * g->V, 4);
+    char *b = fus_core_take_block(f->core, at, &f->block_bytes);
+    if (!b) return -ENOMEM;
+    f->block = b;
+    f->emb = (float *)(void *)(b + emb);
+    f->x = (float *)(void *)(b + x);
+    f->pos_all = (int32_t *)(void *)(b + pos_all);
+    f->pos = (int32_t *)(void *)(b + pos);
+    f->score = (float *)(void *)(b + score);
+    f->cand_score = (float *)(void *)(b + cs);
+    f->cand = (int32_t *)(void *)(b + cand);
+    f->sel = (int32_t *)(void *)(b + sel);
+    f->keep_q = (float *)(void *)(b + kq);
+    f->keep_lse = (float *)(void *)(b + kl);
+    f->logits = (float *)(void *)(b + logits);
+    for (size_t i = 0; i < T; i++)
+        f->pos_all[i] = (int32_t)i;
+    return 0;
+}
+
+/* Sources and sinks become ours: from here on each gets its release() or done(). */
+static int copy_plan(struct fus_prefill *f)
+{
+    f->range = mem_zalloc((f->plan.n_range + 1) * sizeof(*f->range));
+    f->capture = mem_zalloc((f->plan.n_capture + 1) * sizeof(*f->capture));
+    f->kind = mem_alloc(f->plan.n_tok);
+    if (!f->range || !f->capture || !f->kind) return -ENOMEM;
+    f->n_range = f->plan.n_range;
+    f->n_capture = f->plan.n_capture;
+    for (size_t i = 0; i < f->n_range; i++) {
+        f->range[i].r = f->plan.range[i];
+        f->range[i].active = f->range[i].r.src.ops != NULL;
+    }
+    for (size_t i = 0; i < f->n_capture; i++) {
+        f->capture[i].c = f->plan.capture[i];
+        f->capture[i].open = f->capture[i].c.sink.ops != NULL;
+        f->capture[i].next_layer = 1;
+    }
+    f->plan.range = NULL;
+    f->plan.capture = NULL;
+    return 0;
+}
+
+/* Captures whose rows will not all be exact are told so at once. */
+static void refuse_captures(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open || fus_rows_exact(f, c->c.tok0, c->c.n)) continue;
+        c->open = false;
+        c->c.sink.ops->done(c->c.sink.ctx, -ENOTSUP);
+    }
+}
+
+static void prefetch(struct fus_prefill *f)
+{
+    const unsigned check = f->plan.strategy == FUS_HKVD ? f->plan.check_layer : 1;
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!g->active || !g->r.src.ops->prefetch) continue;
+        g->r.src.ops->prefetch(g->r.src.ctx, g->r.exact ? 1 : check, f->core->cfg.L);
+    }
+}
+
+static void restart(struct fus_prefill *f)
+{
+    fus_roles_set(f);
+    if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
+    memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
+    f->stage = STAGE_LAYER0;
+    f->layer = 0;
+    f->row0 = 0;
+    f->in_b = false;
+    f->loaded_to = 1;
+    f->checked = false;
+    f->n_sel = 0;
+    f->report.deviation_left = f->report.score_left = -1;
+}
+
+/* Refused before the plan was copied: the caller's sources and sinks end here all the same. */
+static void refuse_plan(const struct fus_plan *p, int status)
+{
+    for (size_t i = 0; i < p->n_range; i++)
+        if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
+    for (size_t i = 0; i < p->n_capture; i++)
+        if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
+}
+
+static int begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+                 struct fus_prefill **ret)
+{
+    struct fus_prefill *f = mem_zalloc(sizeof(*f));
+    int r = f ? 0 : -ENOMEM;
+    if (r == 0) {
+        f->core = s->core;
+        f->s = s;
+        f->plan = *p;
+        f->wants_logits = wants_logits;
+        r = fus_plan_resolve(f);
+    }
+    if (r == 0) r = copy_plan(f);
+    if (r < 0) {
+        refuse_plan(p, r);
+        fus_prefill_end(f);
+        return r;
+    }
+    fus_roles_set(f);
+    f->n_suffix_max = f->n_suffix;
+    s->len = 0;
+    r = fus_session_own(s, 0);
+    if (r == 0) r = make_block(f);
+    if (r < 0) {
+        fus_captures_close(f, r);
+        fus_prefill_end(f);
+        return r;
+    }
+    f->kv = fus_session_kv(s);
+    f->report.strategy = f->plan.strategy;
+    f->report.ratio = f->plan.ratio;
+    restart(f);
+    refuse_captures(f);
+    prefetch(f);
+    *ret = f;
+    return 0;
+}
+
+int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
+{
+    return begin(s, p, true, ret);
+}
+
+int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
+                    const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret)
+{
+    const uint32_t head = sink_token >= 0;
+    const bool sane = n > 0 && n < UINT32_MAX;
+    int32_t *own = sane ? mem_alloc(((size_t)n + head) * sizeof(*own)) : NULL;
+    if (!own) {
+        sink->ops->done(sink->ctx, sane ? -ENOMEM : -EINVAL);
+        return sane ? -ENOMEM : -EINVAL;
+    }
+    if (head) own[0] = sink_token;
+    memcpy(own + head, tok, n * sizeof(*own));
+    const struct fus_capture cap = {.tok0 = head, .n = n, .sink = *sink};
+    const struct fus_plan p = {.tok = own,
+                               .n_tok = n + head,
+                               .capture = &cap,
+                               .n_capture = 1,
+                               .strategy = FUS_FULL,
+                               .cancel = cancel};
+    struct fus_prefill *f = NULL;
+    int r = begin(s, &p, false, &f);
+    if (r < 0) {
+        mem_free(own);
+        return r;
+    }
+    f->own_tok = own;
+    *ret = f;
+    return 0;
+}
+
+/* ---- rows ---- */
+
+struct gather {
+    const float *emb;
+    float *x;
+    const int32_t *pos;
+    size_t D;
+};
+
+static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct gather *g = arg;
+    for (size_t i = row0; i < row0 + m; i++)
+        memcpy(g->x + i * g->D, g->emb + (size_t)g->pos[i] * g->D, g->D * sizeof(*g->x));
+    return 0;
+}
+
+/* Rows = tokens that are not reused, with those of sel when `selected`, with all reused ones when
+ * `all`; x from the embeddings. */
+static int rows_from_embeddings(struct fus_prefill *f, bool selected, bool all)
+{
+    size_t n = 0, s = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        bool row = f->kind[t] == KIND_COMPUTED || (all && f->kind[t] == KIND_REUSED);
+        if (selected && s < f->n_sel && (uint32_t)f->sel[s] == t) {
+            row = true;
+            s++;
+        }
+        if (row) f->pos[n++] = (int32_t)t;
+    }
+    f->n_rows = n;
+    struct gather g = {f->emb, f->x, f->pos, f->core->cfg.D};
+    return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
+}
+
+/* After the check layer's K,V: rows of reused tokens that were not selected end here. */
+static void drop_rows(struct fus_prefill *f)
+{
+    const size_t D = f->core->cfg.D;
+    size_t n = 0, s = 0;
+    for (size_t i = 0; i < f->n_rows; i++) {
+        const int32_t t = f->pos[i];
+        while (s < f->n_sel && f->sel[s] < t)
+            s++;
+        const bool selected = s < f->n_sel && f->sel[s] == t;
+        if (f->kind[t] == KIND_REUSED && !selected) continue;
+        if (n != i) memcpy(f->x + n * D, f->x + i * D, D * sizeof(*f->x));
+        f->pos[n++] = t;
+    }
+    f->n_rows = n;
+}
+
+/* ---- steps ---- */
+
+static struct fus_phase phase(struct fus_prefill *f, float *x, const int32_t *pos, size_t n)
+{
+    return (struct fus_phase){.core = f->core,
+                              .kv = f->kv,
+                              .layer = f->layer,
+                              .x = x,
+                              .pos = pos,
+                              .n = n,
+                              .cancel = f->plan.cancel};
+}
+
+/* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
+static int step_layer0(struct fus_prefill *f)
+{
+    struct fus_phase p = phase(f, f->emb, f->pos_all, f->plan.n_tok);
+    p.embed_tok = f->plan.tok;
+    int r = fus_phase_a(&p);
+    if (r < 0) return r;
+    const size_t budget = fus_select_budget(f);
+    const bool choose = f->n_reusable > 0 && budget > 0 && f->core->cfg.L > 1;
+    if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
+    f->stage = STAGE_MAIN;
+    f->checked = true; /* no check layer, or nothing to choose from */
+    if (f->plan.strategy == FUS_HKVD && choose) {
+        f->checked = false;
+        return rows_from_embeddings(f, false, true);
+    }
+    if (f->plan.strategy == FUS_QUERY && choose) {
+        f->stage = STAGE_SCORE;
+        return rows_from_embeddings(f, false, false);
+    }
+    return rows_from_embeddings(f, true, false);
+}
+
+/* Stored KV of this layer into the pages. hkvd computes all chunk tokens up to its check layer and
+ * keeps their fresh K,V there, so chunks are placed only behind it. */
+static int bring_layer(struct fus_prefill *f)
+{
+    if (f->layer < f->loaded_to) return 0;
+    const bool place_chunks = f->checked;
+    int r = fus_reuse_fetch(f, f->layer, place_chunks || f->at_check);
+    if (r == 0) r = fus_reuse_place(f, f->layer, place_chunks);
+    if (r == 0) f->loaded_to = f->layer + 1;
+    return r;
+}
+
+static bool is_scoring(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->layer >= f->plan.score_lo;
+}
+
+/* What happens to fresh K (before RoPE) and V of a block of rows: sinks, and the check. */
+static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                     const float *k, const float *v, size_t ld)
+{
+    struct fus_prefill *f = ctx;
+    int r = 0;
+    if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
+    if (f->at_check) r = fus_deviation_rows(f, st, row0, m, k, ld);
+    return r;
+}
+
+/* The first half of a layer, and at the check layer the choice. */
+static int step_a(struct fus_prefill *f)
+{
+    f->at_check = !f->checked && f->layer == f->plan.check_layer;
+    int r = bring_layer(f);
+    if (r < 0) return r;
+    if (f->layer > 0) { /* layer 0 has its K,V already */
+        struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
+        p.hook = f->stage == STAGE_MAIN ? rows_hook : NULL;
+        p.hook_ctx = f;
+        r = fus_phase_a(&p);
+        if (r < 0) return r;
+        if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
+    }
+    if (f->at_check) {
+        f->report.deviation_left = fus_select_top(f, fus_select_budget(f));
+        f->checked = true;
+        drop_rows(f);
+    }
+    f->token_layers += (double)f->n_rows;
+    f->in_b = true;
+    f->row0 = 0;
+    return 0;
+}
+
+/* Rows of phase B in this layer: [*ret_row0, n_rows). In the last layer only those that feed
+ * logits, in the last scoring layer only the suffix. */
+static size_t first_b_row(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_SCORE)
+        return f->layer + 1 == f->plan.score_hi ? f->n_rows - f->n_suffix : 0;
+    if (f->layer + 1 == f->core->cfg.L) return f->n_rows - f->n_logits;
+    return 0;
+}
+
+/* A slice of the second half of a layer; 1 when the layer is done. */
+static int step_b(struct fus_prefill *f)
+{
+    const size_t first = first_b_row(f);
+    if (f->row0 < first) f->row0 = first;
+    size_t m = f->n_rows - f->row0;
+    const size_t slice = fus_slice_rows(f->core, f->plan.n_tok);
+    if (m > slice + slice / 2) m = slice;
+    struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
+    if (is_scoring(f)) {
+        p.keep_q = f->keep_q;
+        p.keep_lse = f->keep_lse;
+        p.keep_from = f->n_rows - f->n_suffix;
+        p.attn_only = f->layer + 1 == f->plan.score_hi;
+    }
+    int r = fus_phase_b(&p, f->row0, m);
+    if (r < 0) return r;
+    f->row0 += m;
+    if (f->row0 < f->n_rows) return 0;
+    if (is_scoring(f)) r = fus_mass_add(f, f->layer);
+    f->in_b = false;
+    return r < 0 ? r : 1;
+}
+
+static void finish(struct fus_prefill *f)
+{
+    struct fus_report *t = &f->report;
+    f->stage = STAGE_DONE;
+    f->finished = true;
+    f->s->len = f->plan.n_tok;
+    t->n_recomputed = (uint32_t)f->n_sel;
+    t->n_reused = (uint32_t)(f->n_reusable - f->n_sel);
+    t->n_computed = f->plan.n_tok - t->n_prefix - t->n_reused - t->n_recomputed;
+    t->cost = f->token_layers / ((double)f->plan.n_tok * f->core->cfg.L);
+    fus_captures_close(f, 0);
+}
+
+static int layer_done(struct fus_prefill *f)
+{
+    f->layer++;
+    if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) {
+        f->report.score_left = fus_select_top(f, fus_select_budget(f));
+        f->stage = STAGE_MAIN;
+        f->layer = 0;
+        return rows_from_embeddings(f, true, false);
+    }
+    if (f->layer < f->core->cfg.L) return 0;
+    const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
+    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
+    if (r == 0) finish(f);
+    return r;
+}
+
+int fus_prefill_step(struct fus_prefill *f)
+{
+    int r;
+    if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
+    if (f->stage == STAGE_DONE) return 0;
+    if (f->stage == STAGE_LAYER0) {
+        r = step_layer0(f);
+        return r < 0 ? r : 1;
+    }
+    if (!f->in_b) {
+        r = step_a(f);
+        if (r == -EAGAIN) { /* a source failed: again, with its range as a miss */
+            restart(f);
+            return 1;
+        }
+        if (r < 0) return r;
+    }
+    r = step_b(f);
+    if (r == 1) r = layer_done(f);
+    if (r < 0) return r;
+    return f->stage == STAGE_DONE ? 0 : 1;
+}
+
+/* ---- results ---- */
+
+const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
+{
+    *ret_rows = f->finished ? f->n_logits : 0;
+    return f->finished && f->n_logits ? f->logits : NULL;
+}
+
+const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n)
+{
+    *ret_n = f->n_sel;
+    return f->sel;
+}
+
+void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
+{
+    *ret = f->report;
+}
+
+void fus_prefill_end(struct fus_prefill *f)
+{
+    if (!f) return;
+    for (size_t i = 0; i < f->n_range; i++)
+        fus_range_release(&f->range[i]);
+    fus_captures_close(f, -ECANCELED);
+    if (f->block) fus_core_give_block(f->core, f->block, f->block_bytes);
+    mem_free(f->range);
+    mem_free(f->capture);
+    mem_free(f->kind);
+    mem_free(f->own_tok);
+    mem_free(f);
+}

@@ -1,0 +1,92 @@
+/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), select.c (roles,
+ * scores, selection) and reuse.c (sources and sinks). Internal to fusor/. */
+#ifndef FUSOR_PREFILL_INT_H
+#define FUSOR_PREFILL_INT_H
+
+#include "fusor/core_int.h"
+
+enum fus_kind {                /* what becomes of a prompt token */
+                KIND_COMPUTED, /* a row in every layer */
+                KIND_EXACT,    /* prefix: KV of a full prefill, never a row */
+                KIND_REUSED,   /* isolated chunk: may be selected */
+};
+
+struct pre_range {
+    struct fus_range r; /* n may be cut short where logits are wanted */
+    bool active;        /* its source is used; cleared when it failed or was never needed */
+    struct kv_layer cur;
+};
+
+struct pre_capture {
+    struct fus_capture c;
+    atomic_int status;   /* first error of the sink's rows() */
+    unsigned next_layer; /* layers below have been delivered (a restart must not do it again) */
+    bool open;           /* done() not called yet */
+};
+
+enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_DONE };
+
+struct fus_prefill {
+    struct fus_core *core;
+    struct fus_session *s;
+    struct fus_plan plan; /* resolved: score layers, check layer; tok borrowed */
+    struct kn_kv kv;
+    struct pre_range *range;
+    size_t n_range;
+    struct pre_capture *capture;
+    size_t n_capture;
+    int32_t *own_tok; /* a build's tokens */
+    bool wants_logits;
+
+    /* the work block and its parts */
+    void *block;
+    size_t block_bytes;
+    uint8_t *kind;     /* [n_tok] enum fus_kind */
+    int32_t *pos_all;  /* [n_tok] 0, 1, 2, … */
+    float *emb;        /* [n_tok, D] */
+    float *x;          /* [n_tok, D] residual of the current rows */
+    int32_t *pos;      /* [n_tok] positions of the current rows */
+    float *score;      /* [n_tok] deviation or attention mass, by token */
+    float *cand_score; /* [n_tok] of the candidates only */
+    int32_t *cand;     /* [n_tok] their positions */
+    int32_t *sel;      /* [n_tok] selected positions, ascending */
+    float *keep_q;     /* [n_suffix, H*K] */
+    float *keep_lse;   /* [n_suffix, H] */
+    float *logits;     /* [n_logits, V] or NULL */
+    size_t n_logits;
+
+    size_t n_rows, n_sel, n_reusable, n_suffix, n_suffix_max;
+    enum pre_stage stage;
+    unsigned layer;     /* next layer to run */
+    size_t row0;        /* rows of phase B done in this layer */
+    bool in_b;          /* phase A of this layer is done */
+    unsigned loaded_to; /* layers below are in the pages */
+    bool checked;       /* hkvd: the choice is made (or there is none to make) */
+    bool at_check;      /* this layer is the check layer */
+    bool finished;
+    double token_layers;
+    struct fus_report report;
+};
+
+/* select.c */
+int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
+void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
+size_t fus_select_budget(const struct fus_prefill *f);
+/* Choose `k` of the reusable tokens by score; sets sel, n_sel. Returns the score share left. */
+double fus_select_top(struct fus_prefill *f, size_t k);
+void fus_select_sink(struct fus_prefill *f);
+bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
+
+/* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks);
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, bool chunks);
+void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
+                      size_t m, const float *k, const float *v, size_t ld);
+int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                       const float *k, size_t ld);
+int fus_mass_add(struct fus_prefill *f, unsigned layer);
+void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
+void fus_captures_close(struct fus_prefill *f, int status);
+void fus_range_release(struct pre_range *g);
+
+#endif

@@ -1,0 +1,181 @@
+/* reuse: stored KV in (sources), computed KV out (sinks), and the scores that compare both. */
+#include "fusor/prefill_int.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+
+void fus_range_release(struct pre_range *g)
+{
+    if (!g->active) return;
+    g->active = false;
+    g->r.src.ops->release(g->r.src.ctx);
+}
+
+/* Wait for a layer of the active ranges (exact ones always). A source that fails is dropped, its
+ * range becomes a miss. */
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks)
+{
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        if (!g->active || !(g->r.exact || chunks)) continue;
+        struct kv_layer got = {0};
+        int r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
+        if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
+        if (r < 0) {
+            fus_range_release(g);
+            f->report.n_failed_ranges++;
+            return -EAGAIN;
+        }
+        ASSERT(got.k && got.v);
+        g->cur = got;
+    }
+    return 0;
+}
+
+struct place {
+    struct fus_prefill *f;
+    unsigned layer;
+    bool chunks;
+};
+
+/* Rows [row0, row0+m) of the active ranges laid end to end. */
+static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct place *p = arg;
+    const struct fus_prefill *f = p->f;
+    const size_t GK = (size_t)f->core->cfg.G * f->core->cfg.K;
+    size_t at = 0;
+    for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!g->active || !(g->r.exact || p->chunks)) continue;
+        const size_t lo = row0 > at ? row0 - at : 0;
+        const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
+        at += g->r.n;
+        if (lo >= hi) continue;
+        const size_t off = lo * GK * kn_dtype_size(g->cur.dtype);
+        int r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
+                           (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
+                           &f->core->rope);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, bool chunks)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_range; i++)
+        if (f->range[i].active && (f->range[i].r.exact || chunks)) n += f->range[i].r.n;
+    struct place p = {f, layer, chunks};
+    return n ? kn_rows(f->core->dev, n, f->plan.cancel, place_block, &p) : 0;
+}
+
+/* ---- sinks ---- */
+
+void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
+                      size_t m, const float *k, const float *v, size_t ld)
+{
+    const int32_t *pos = f->pos + row0;
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open || layer < c->next_layer || atomic_load(&c->status) < 0) continue;
+        size_t a = 0, b = m;
+        while (a < m && (uint32_t)pos[a] < c->c.tok0)
+            a++;
+        while (b > a && (uint32_t)pos[b - 1] >= c->c.tok0 + c->c.n)
+            b--;
+        if (a == b) continue;
+        ASSERT((size_t)(pos[b - 1] - pos[a]) == b - a - 1); /* exact rows have no gaps */
+        int r = c->c.sink.ops->rows(c->c.sink.ctx, st, layer, (size_t)pos[a] - c->c.tok0, b - a,
+                                    k + a * ld, ld, v + a * ld, ld);
+        int none = 0;
+        if (r < 0) (void)atomic_compare_exchange_strong(&c->status, &none, r);
+    }
+}
+
+void fus_captures_layer_done(struct fus_prefill *f, unsigned layer)
+{
+    for (size_t i = 0; i < f->n_capture; i++)
+        if (layer >= f->capture[i].next_layer) f->capture[i].next_layer = layer + 1;
+}
+
+void fus_captures_close(struct fus_prefill *f, int status)
+{
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open) continue;
+        c->open = false;
+        const int own = atomic_load(&c->status);
+        c->c.sink.ops->done(c->c.sink.ctx, own < 0 ? own : status);
+    }
+}
+
+/* ---- scores ---- */
+
+/* hkvd: squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). */
+int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                       const float *k, size_t ld)
+{
+    const size_t GK = (size_t)f->core->cfg.G * f->core->cfg.K;
+    const uint32_t first = (uint32_t)f->pos[row0], last = (uint32_t)f->pos[row0 + m - 1];
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!g->active || g->r.exact) continue;
+        const uint32_t lo = first > g->r.tok0 ? first : g->r.tok0;
+        const uint32_t hi = last + 1 < g->r.tok0 + g->r.n ? last + 1 : g->r.tok0 + g->r.n;
+        if (lo >= hi) continue;
+        /* At the check layer every token but the exact prefix is a row: no gaps. */
+        const size_t off = (size_t)(lo - g->r.tok0) * GK * kn_dtype_size(g->cur.dtype);
+        int r = kn_deviation(st, k + (lo - first) * ld, ld, (const char *)g->cur.k + off,
+                             g->cur.dtype, hi - lo, GK, f->score + lo);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+struct mass {
+    struct fus_prefill *f;
+    unsigned layer;
+    size_t n_keys;
+    const int32_t *pos; /* of the suffix rows */
+};
+
+/* A block of keys, rounded to whole pages: every page's keys are summed by one thread, rows in
+ * order, so that the result does not depend on the number of threads. All suffix rows stand behind
+ * all these keys. */
+static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct mass *a = arg;
+    struct fus_prefill *f = a->f;
+    const struct model_cfg *cfg = &f->core->cfg;
+    const size_t HK = (size_t)cfg->H * cfg->K;
+    const size_t page0 = (row0 + KN_PAGE - 1) / KN_PAGE, page1 = (row0 + m + KN_PAGE - 1) / KN_PAGE;
+    const size_t key0 = page0 * KN_PAGE, end = page1 * KN_PAGE;
+    if (page0 == page1) return 0;
+    struct kn_kv kv = f->kv;
+    kv.pages += page0;
+    kv.n_pages -= page0;
+    int32_t *pos = kn_scratch(st, 0, f->n_suffix * sizeof(*pos));
+    if (!pos) return -ENOMEM;
+    for (size_t i = 0; i < f->n_suffix; i++)
+        pos[i] = a->pos[i] - (int32_t)key0;
+    const struct kn_attn_args q = {.q = f->keep_q,
+                                   .ldq = HK,
+                                   .m = f->n_suffix,
+                                   .pos = pos,
+                                   .H = cfg->H,
+                                   .kv = &kv,
+                                   .layer = a->layer,
+                                   .scale = cfg->attn_scale,
+                                   .lse = f->keep_lse};
+    return kn_attn_mass(st, &q, f->score + key0, (end < a->n_keys ? end : a->n_keys) - key0);
+}
+
+int fus_mass_add(struct fus_prefill *f, unsigned layer)
+{
+    const size_t n_keys = f->plan.n_tok - f->n_suffix;
+    struct mass a = {f, layer, n_keys, f->pos + f->n_rows - f->n_suffix};
+    if (f->n_suffix == 0 || n_keys == 0) return 0;
+    return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
+}

@@ -1,0 +1,253 @@
+/* sample: one pass over the logits for bias, penalties and the maximum; candidates are taken from a
+ * heap in order of probability, so that top-k and top-p cost O(V + k log V) and no sort of V. */
+#include "fusor/sample.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+struct fus_sampler {
+    struct fus_sampling p;
+    struct fus_bias *bias;
+    size_t n_vocab;
+    uint64_t rng;
+    uint32_t *n_out;    /* [V] times generated; NULL without penalties */
+    uint8_t *in_prompt; /* [V] */
+    int32_t *heap;      /* [V] */
+    float *prob;        /* [V] of the kept candidates, in order of the heap's pops */
+    int32_t *kept;      /* [V] */
+};
+
+static int check(const struct fus_sampling *p, size_t n_vocab)
+{
+    if (n_vocab == 0 || n_vocab > INT32_MAX) return -EINVAL;
+    if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1)) return -EINVAL;
+    if (!(p->min_p >= 0 && p->min_p <= 1) || !(p->repetition > 0)) return -EINVAL;
+    if (!isfinite(p->temperature) || !isfinite(p->presence) || !isfinite(p->frequency) ||
+        !isfinite(p->repetition))
+        return -EINVAL;
+    if (p->n_logprobs < -1 || p->n_logprobs > FUS_LOGPROBS_MAX) return -EINVAL;
+    for (size_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].id < 0 || (size_t)p->bias[i].id >= n_vocab || !isfinite(p->bias[i].bias))
+            return -EINVAL;
+    return 0;
+}
+
+int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_sampler **ret)
+{
+    int r = check(p, n_vocab);
+    if (r < 0) return r;
+    struct fus_sampler *s = mem_zalloc(sizeof(*s));
+    if (!s) return -ENOMEM;
+    s->p = *p;
+    s->n_vocab = n_vocab;
+    s->rng = p->seed;
+    s->bias = mem_alloc((p->n_bias + 1) * sizeof(*s->bias));
+    s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
+    s->kept = mem_alloc(n_vocab * sizeof(*s->kept));
+    s->prob = mem_alloc(n_vocab * sizeof(*s->prob));
+    bool ok = s->bias && s->heap && s->kept && s->prob;
+    if (p->presence != 0 || p->frequency != 0 || p->repetition != 1) {
+        s->n_out = mem_zalloc(n_vocab * sizeof(*s->n_out));
+        s->in_prompt = mem_zalloc(n_vocab);
+        ok = ok && s->n_out && s->in_prompt;
+    }
+    if (!ok) {
+        fus_sampler_destroy(s);
+        return -ENOMEM;
+    }
+    if (p->n_bias) memcpy(s->bias, p->bias, p->n_bias * sizeof(*s->bias));
+    s->p.bias = s->bias;
+    *ret = s;
+    return 0;
+}
+
+void fus_sampler_destroy(struct fus_sampler *s)
+{
+    if (!s) return;
+    mem_free(s->bias);
+    mem_free(s->n_out);
+    mem_free(s->in_prompt);
+    mem_free(s->heap);
+    mem_free(s->kept);
+    mem_free(s->prob);
+    mem_free(s);
+}
+
+void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
+{
+    if (!s->n_out || id < 0 || (size_t)id >= s->n_vocab) return;
+    if (prompt)
+        s->in_prompt[id] = 1;
+    else
+        s->n_out[id]++;
+}
+
+/* splitmix64 (Steele, Lea, Flood 2014): a uniform number in [0, 1). */
+static double uniform(struct fus_sampler *s)
+{
+    uint64_t z = s->rng += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return (double)(z >> 11) * 0x1p-53;
+}
+
+/* Bias and penalties. Presence and frequency count generated tokens (as OpenAI), repetition the
+ * prompt as well (as the CTRL paper's users do). */
+static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned)
+{
+    const struct fus_sampling *p = &s->p;
+    for (size_t i = 0; i < p->n_bias; i++)
+        logits[p->bias[i].id] += p->bias[i].bias;
+    for (size_t i = 0; s->n_out && i < s->n_vocab; i++) {
+        if (!s->n_out[i] && !s->in_prompt[i]) continue;
+        if (p->repetition != 1)
+            logits[i] = logits[i] > 0 ? logits[i] / p->repetition : logits[i] * p->repetition;
+        if (s->n_out[i]) logits[i] -= p->presence + p->frequency * (float)s->n_out[i];
+    }
+    for (size_t i = 0; i < n_banned; i++)
+        if (banned[i] >= 0 && (size_t)banned[i] < s->n_vocab) logits[banned[i]] = -INFINITY;
+    for (size_t i = 0; i < s->n_vocab; i++)
+        if (isnan(logits[i])) logits[i] = -INFINITY;
+}
+
+/* ---- heap of ids, the most probable on top (ties: the lower id) ---- */
+
+static bool above(const float *logits, int32_t a, int32_t b)
+{
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+static void sift_down(const float *logits, int32_t *heap, size_t n, size_t i)
+{
+    const int32_t id = heap[i];
+    for (size_t c; (c = 2 * i + 1) < n; i = c) {
+        if (c + 1 < n && above(logits, heap[c + 1], heap[c])) c++;
+        if (!above(logits, heap[c], id)) break;
+        heap[i] = heap[c];
+    }
+    heap[i] = id;
+}
+
+static void heap_make(struct fus_sampler *s, const float *logits)
+{
+    for (size_t i = 0; i < s->n_vocab; i++)
+        s->heap[i] = (int32_t)i;
+    for (size_t i = s->n_vocab / 2; i-- > 0;)
+        sift_down(logits, s->heap, s->n_vocab, i);
+}
+
+static int32_t heap_pop(struct fus_sampler *s, const float *logits, size_t *n)
+{
+    const int32_t top = s->heap[0];
+    s->heap[0] = s->heap[--*n];
+    if (*n) sift_down(logits, s->heap, *n, 0);
+    return top;
+}
+
+/* ---- choosing ---- */
+
+static int32_t arg_max(const float *logits, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+/* Sum of exp((logit - max) * scale). */
+static double exp_sum(const float *logits, size_t n, double max, double scale)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += exp(((double)logits[i] - max) * scale);
+    return sum;
+}
+
+/* Candidates in falling probability until top-k, top-p and min-p say stop: top-k first, top-p over
+ * what it left, min-p relative to the best. Returns how many. */
+static size_t truncate(struct fus_sampler *s, const float *logits, double max, double *ret_sum)
+{
+    const struct fus_sampling *p = &s->p;
+    const size_t k = p->top_k > 0 && (size_t)p->top_k < s->n_vocab ? (size_t)p->top_k : s->n_vocab;
+    const double scale = 1 / (double)p->temperature;
+    double limit = INFINITY, sum = 0;
+    if (k == s->n_vocab && p->top_p < 1)
+        limit = (double)p->top_p * exp_sum(logits, s->n_vocab, max, scale);
+    size_t left = s->n_vocab, n = 0;
+    heap_make(s, logits);
+    while (n < k) {
+        const int32_t id = heap_pop(s, logits, &left);
+        const double w = exp(((double)logits[id] - max) * scale);
+        if (n > 0 && (w < (double)p->min_p || w == 0 || sum >= limit)) break;
+        s->kept[n] = id;
+        s->prob[n++] = (float)w;
+        sum += w;
+    }
+    if (k < s->n_vocab && p->top_p < 1) {
+        limit = (double)p->top_p * sum;
+        sum = 0;
+        size_t m = 0;
+        while (m < n && (m == 0 || sum < limit))
+            sum += (double)s->prob[m++];
+        n = m;
+    }
+    *ret_sum = sum;
+    return n;
+}
+
+static int32_t draw(struct fus_sampler *s, const float *logits, double max)
+{
+    const struct fus_sampling *p = &s->p;
+    const double u = uniform(s), scale = 1 / (double)p->temperature;
+    if (p->top_k <= 0 && p->top_p >= 1 && p->min_p <= 0) {
+        const double goal = u * exp_sum(logits, s->n_vocab, max, scale);
+        double sum = 0;
+        for (size_t i = 0; i < s->n_vocab; i++) {
+            sum += exp(((double)logits[i] - max) * scale);
+            if (sum > goal) return (int32_t)i;
+        }
+        return arg_max(logits, s->n_vocab); /* rounding left the goal a hair above the sum */
+    }
+    double sum = 0, at = 0;
+    const size_t n = truncate(s, logits, max, &sum);
+    for (size_t i = 0; i < n; i++) {
+        at += (double)s->prob[i];
+        if (at > u * sum) return s->kept[i];
+    }
+    return s->kept[n - 1];
+}
+
+static void report_top(struct fus_sampler *s, const float *logits, double lse,
+                       struct fus_picked *ret)
+{
+    size_t left = s->n_vocab;
+    const int n = (size_t)s->p.n_logprobs < s->n_vocab ? s->p.n_logprobs : (int)s->n_vocab;
+    if (n > 0) heap_make(s, logits);
+    for (int i = 0; i < n; i++) {
+        ret->top_id[i] = heap_pop(s, logits, &left);
+        ret->top_logprob[i] = (float)((double)logits[ret->top_id[i]] - lse);
+    }
+    ret->n_top = n;
+}
+
+int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
+                     struct fus_picked *ret)
+{
+    adjust(s, logits, banned, n_banned);
+    const int32_t best = arg_max(logits, s->n_vocab);
+    const double max = (double)logits[best];
+    if (!isfinite(max)) return -EBADMSG; /* no token has a chance */
+    const int32_t id = s->p.temperature > 1e-5f ? draw(s, logits, max) : best;
+    *ret = (struct fus_picked){.id = id};
+    if (s->p.n_logprobs >= 0) {
+        const double lse = max + log(exp_sum(logits, s->n_vocab, max, 1));
+        ret->logprob = (float)((double)logits[id] - lse);
+        report_top(s, logits, lse, ret);
+    }
+    return 0;
+}

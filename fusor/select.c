@@ -1,0 +1,146 @@
+/* select: which tokens are rows: roles from the plan, budgets, and the choice by score. */
+#include "fusor/prefill_int.h"
+
+#include "base/assert.h"
+
+#include <math.h>
+#include <string.h>
+
+static int check_ranges(const struct fus_plan *p)
+{
+    uint32_t end = 0;
+    bool chunk_seen = false;
+    for (size_t i = 0; i < p->n_range; i++) {
+        const struct fus_range *g = &p->range[i];
+        if (g->n == 0 || g->tok0 < end || g->n > p->n_tok || g->tok0 > p->n_tok - g->n)
+            return -EINVAL;
+        /* An exact range has meaning only as an unbroken prefix. */
+        if (g->exact && (chunk_seen || g->tok0 != end)) return -EINVAL;
+        if (!g->exact) chunk_seen = true;
+        end = g->tok0 + g->n;
+    }
+    for (size_t i = 0; i < p->n_capture; i++) {
+        const struct fus_capture *c = &p->capture[i];
+        if (c->n == 0 || c->n > p->n_tok || c->tok0 > p->n_tok - c->n) return -EINVAL;
+    }
+    return 0;
+}
+
+int fus_plan_resolve(struct fus_prefill *f)
+{
+    struct fus_plan *p = &f->plan;
+    const struct model_cfg *g = &f->core->cfg;
+    if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= FUS_STRATEGY_COUNT) return -EINVAL;
+    if (p->n_tok > f->s->cap_tokens) return -ERANGE;
+    if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
+    for (uint32_t i = 0; i < p->n_tok; i++)
+        if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
+    if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
+    if (p->logits_from >= p->n_tok) return -EINVAL;
+    if (p->check_layer == 0) p->check_layer = g->L > 1 ? 1 : 0;
+    if (p->check_layer >= g->L) return -EINVAL;
+    if (p->score_hi == 0) {
+        p->score_lo = g->L / 3;
+        p->score_hi = 5 * g->L / 6;
+        if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
+    }
+    if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
+    return check_ranges(p);
+}
+
+/* Tokens that feed logits are always rows, so a range never reaches past logits_from. */
+static uint32_t usable(const struct fus_prefill *f, const struct fus_range *g)
+{
+    const uint32_t limit = f->wants_logits ? f->plan.logits_from : f->plan.n_tok;
+    if (g->tok0 >= limit) return 0;
+    return g->tok0 + g->n > limit ? limit - g->tok0 : g->n;
+}
+
+static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
+{
+    if (!g->active || f->plan.strategy == FUS_FULL) return false;
+    return g->r.exact || f->plan.strategy != FUS_PREFIX;
+}
+
+void fus_roles_set(struct fus_prefill *f)
+{
+    memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
+    f->n_reusable = 0;
+    size_t n_exact = 0;
+    uint32_t last = 0; /* end of the last reused range */
+    bool prefix_whole = true;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        g->r.n = usable(f, &g->r);
+        /* Behind a prefix range that failed the later ones no longer start at a known state. */
+        const bool broken = g->r.exact && !prefix_whole;
+        if (!range_used(f, g) || g->r.n == 0 || broken) {
+            if (g->r.exact) prefix_whole = false;
+            fus_range_release(g);
+            continue;
+        }
+        memset(f->kind + g->r.tok0, g->r.exact ? KIND_EXACT : KIND_REUSED, g->r.n);
+        *(g->r.exact ? &n_exact : &f->n_reusable) += g->r.n;
+        last = g->r.tok0 + g->r.n;
+    }
+    f->n_suffix = f->plan.n_tok - last;
+    if (f->plan.suffix && f->plan.suffix < f->n_suffix) f->n_suffix = f->plan.suffix;
+    f->report.n_prefix = (uint32_t)n_exact;
+}
+
+size_t fus_select_budget(const struct fus_prefill *f)
+{
+    const size_t k = (size_t)lround((double)f->plan.ratio * (double)f->n_reusable);
+    return k < f->n_reusable ? k : f->n_reusable;
+}
+
+double fus_select_top(struct fus_prefill *f, size_t k)
+{
+    size_t n = 0;
+    double total = 0, taken = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->kind[t] != KIND_REUSED) continue;
+        f->cand[n] = (int32_t)t;
+        f->cand_score[n++] = f->score[t];
+        total += f->score[t];
+    }
+    ASSERT(n == f->n_reusable && k <= n);
+    int r = k ? kn_topk(f->cand_score, n, k, f->sel) : 0;
+    ASSERT(r == 0);
+    for (size_t i = 0; i < k; i++) {
+        taken += f->cand_score[f->sel[i]];
+        f->sel[i] = f->cand[f->sel[i]];
+    }
+    f->n_sel = k;
+    return total > 0 ? fmax(0, (total - taken) / total) : 0;
+}
+
+/* The first k tokens of every reused chunk but one that stands where it was built, right behind the
+ * sink token (its KV is exact there). */
+void fus_select_sink(struct fus_prefill *f)
+{
+    size_t n_chunks = 0;
+    for (size_t i = 0; i < f->n_range; i++)
+        n_chunks += f->range[i].active && !f->range[i].r.exact && f->range[i].r.tok0 > 1;
+    f->n_sel = 0;
+    if (n_chunks == 0) return;
+    size_t k = f->plan.sink_k;
+    if (k == 0) k = (fus_select_budget(f) + n_chunks / 2) / n_chunks;
+    if (k == 0 && f->plan.ratio > 0) k = 1;
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!g->active || g->r.exact || g->r.tok0 <= 1) continue;
+        for (uint32_t t = 0; t < g->r.n && t < k; t++)
+            f->sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
+    }
+}
+
+/* Every row of [tok0, tok0+n) is computed, and nothing before it is an isolated chunk. */
+bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n)
+{
+    for (uint32_t t = 0; t < tok0 + n; t++) {
+        if (f->kind[t] == KIND_REUSED) return false;
+        if (t >= tok0 && f->kind[t] != KIND_COMPUTED) return false;
+    }
+    return true;
+}
