@@ -1,0 +1,11 @@
+/* opt_int: what opt.c lends to opt_yaml.c; nobody else includes it. Thread: one while parsing. */
+#ifndef BASE_OPT_INT_H
+#define BASE_OPT_INT_H
+
+#include "base/opt.h"
+
+/* Set the option `key` from a file; `where` begins the sentence of an error. */
+int opts_set_file_value(struct opts *o, const char *key, const char *text, bool in_list,
+                        const char *where, struct err *err);
+
+#endif
