@@ -1,0 +1,175 @@
+/* golden: the engine against transformers on tiny models of every architecture: logits of the last
+ * prompt positions and 64 greedy tokens. Vectors: tools/make_golden.py.
+ *
+ * The tolerance is the project's bound for f32 (1e-3 on logits of about ±10); the arithmetic is
+ * forced to f32, since the vectors are. */
+#include "fusor/core.h"
+
+#include "tests/test.h"
+
+#include <jansson.h>
+
+enum { CHAIN_MAX = 128 };
+
+struct golden {
+    json_t *json;
+    int32_t tok[CHAIN_MAX], greedy[CHAIN_MAX];
+    size_t n_tok, n_greedy;
+};
+
+static size_t ids_of(json_t *a, int32_t *out)
+{
+    size_t n = json_array_size(a);
+    ASSERT_TRUE(n > 0 && n <= CHAIN_MAX);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (int32_t)json_integer_value(json_array_get(a, i));
+    return n;
+}
+
+static void golden_load(const char *name, struct golden *g)
+{
+    char rel[96];
+    json_error_t e;
+    (void)snprintf(rel, sizeof(rel), "golden/%s.json", name);
+    g->json = json_load_file(test_data(rel), 0, &e);
+    ASSERT_TRUE(g->json != NULL);
+    g->n_tok = ids_of(json_object_get(g->json, "prompt"), g->tok);
+    g->n_greedy = ids_of(json_object_get(g->json, "greedy"), g->greedy);
+}
+
+static size_t argmax(const float *x, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+static void check_rows(json_t *rows, const float *got, size_t n, size_t V)
+{
+    ASSERT_EQ(json_array_size(rows), n);
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        json_t *row = json_array_get(rows, i);
+        ASSERT_EQ(json_array_size(row), V);
+        for (size_t j = 0; j < V; j++) {
+            double want = json_number_value(json_array_get(row, j));
+            double d = fabs(want - (double)got[i * V + j]);
+            if (!(d <= worst)) worst = d;
+        }
+    }
+    printf("  max |delta logit| %.2e\n", worst);
+    ASSERT_TRUE(worst <= 1e-3);
+}
+
+static void prefill(struct fus_session *s, const struct golden *g, size_t V, size_t *ret_next)
+{
+    json_t *rows = json_object_get(g->json, "logits");
+    size_t want = json_array_size(rows), n;
+    struct fus_plan plan = {.tok = g->tok,
+                            .n_tok = (uint32_t)g->n_tok,
+                            .strategy = FUS_FULL,
+                            .logits_from = (uint32_t)(g->n_tok - want)};
+    struct fus_prefill *f;
+    ASSERT_OK(fus_prefill_begin(s, &plan, &f));
+    int r;
+    do {
+        r = fus_prefill_step(f);
+    } while (r > 0);
+    ASSERT_OK(r);
+    const float *logits = fus_prefill_logits(f, &n);
+    ASSERT_EQ(n, want);
+    check_rows(rows, logits, n, V);
+    *ret_next = argmax(logits + (n - 1) * V, V);
+    fus_prefill_end(f);
+}
+
+static void check_model(const char *path, const char *golden)
+{
+    static float logits[1024];
+    char rel[96];
+    struct golden g;
+    struct err err = {0};
+    struct model *m;
+    struct fus_core *core;
+    struct fus_session *s;
+    golden_load(golden, &g);
+    (void)snprintf(rel, sizeof(rel), "models/%s", path);
+    if (model_open(test_data(rel), &m, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    struct fus_core_opts o = {.dev = {.n_threads = 2, .arith = KN_ARITH_F32}, .ctx_max = 256};
+    if (fus_core_create(m, &o, &core, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    size_t V = model_config(m)->V, next;
+    ASSERT_TRUE(V <= sizeof(logits) / sizeof(logits[0]));
+    ASSERT_OK(fus_session_create(core, 192, &s));
+    prefill(s, &g, V, &next);
+    for (size_t i = 0; i < g.n_greedy; i++) {
+        ASSERT_EQ(next, g.greedy[i]);
+        int32_t tok = g.greedy[i];
+        ASSERT_OK(fus_decode(core, &s, &tok, 1, NULL, logits));
+        next = argmax(logits, V);
+    }
+    fus_session_destroy(s);
+    fus_core_destroy(core);
+    model_close(m);
+    json_decref(g.json);
+}
+
+TEST(llama2)
+{
+    check_model("llama2", "llama2");
+}
+
+TEST(llama3_sharded_with_scaled_rope)
+{
+    check_model("llama3", "llama3");
+}
+
+TEST(llama3_gguf_permuted_with_rope_factors)
+{
+    check_model("llama3.F32.gguf", "llama3");
+}
+
+TEST(llama3_gguf_quantised)
+{
+    check_model("llama3.Q8_0.gguf", "llama3.Q8_0.gguf");
+}
+
+TEST(llama_with_linear_rope_and_biases)
+{
+    check_model("llama-linear", "llama-linear");
+}
+
+TEST(mistral_with_yarn_and_wide_heads)
+{
+    check_model("mistral", "mistral");
+}
+
+TEST(yi_in_bf16)
+{
+    check_model("yi", "yi");
+}
+
+TEST(smollm2_tied)
+{
+    check_model("smollm2", "smollm2");
+}
+
+TEST(smollm2_gguf)
+{
+    check_model("smollm2.F32.gguf", "smollm2");
+}
+
+TEST(qwen2_with_yarn)
+{
+    check_model("qwen2", "qwen2");
+}
+
+TEST(qwen2_gguf)
+{
+    check_model("qwen2.F32.gguf", "qwen2");
+}
+
+TEST(qwen3_with_qk_norm)
+{
+    check_model("qwen3", "qwen3");
+}

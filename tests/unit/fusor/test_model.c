@@ -1,0 +1,484 @@
+/* model: configurations of every architecture, the same weights from folder and GGUF, rope
+ * frequencies against transformers, refusal by name of what the engine cannot honour. */
+#include "fusor/model/model.h"
+
+#include "base/mem.h"
+#include "model_files.h"
+
+#include <jansson.h>
+
+static struct model *open_model(const char *name)
+{
+    char rel[96];
+    struct model *m;
+    struct err err = {0};
+    (void)snprintf(rel, sizeof(rel), "models/%s", name);
+    if (model_open(test_data(rel), &m, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    return m;
+}
+
+static const struct {
+    const char *name, *arch;
+    unsigned D, H, G, K, F, V;
+    enum model_rope_type rope;
+    bool f32, qkv_bias, o_bias, qk_norm, tied;
+} all[] = {
+    {"llama2", "llama", 48, 3, 3, 16, 64, 128, ROPE_NONE, true, false, false, false, false},
+    {"llama3", "llama", 64, 4, 2, 16, 64, 128, ROPE_LLAMA3, true, false, false, false, false},
+    {"llama3.F32.gguf", "llama", 64, 4, 2, 16, 64, 128, ROPE_NONE, true, false, false, false,
+     false},
+    {"llama3.Q8_0.gguf", "llama", 64, 4, 2, 16, 64, 128, ROPE_NONE, false, false, false, false,
+     false},
+    {"llama-linear", "llama", 32, 2, 2, 16, 48, 128, ROPE_LINEAR, true, true, true, false, false},
+    {"mistral", "mistral", 48, 4, 2, 16, 64, 128, ROPE_YARN, true, false, false, false, false},
+    {"yi", "llama", 64, 4, 1, 16, 64, 128, ROPE_NONE, false, false, false, false, false},
+    {"smollm2", "llama", 64, 4, 2, 16, 64, 272, ROPE_NONE, true, false, false, false, true},
+    {"smollm2.F32.gguf", "llama", 64, 4, 2, 16, 64, 272, ROPE_NONE, true, false, false, false,
+     true},
+    {"qwen2", "qwen2", 32, 2, 1, 16, 64, 128, ROPE_YARN, true, true, false, false, false},
+    {"qwen2.F32.gguf", "qwen2", 32, 2, 1, 16, 64, 128, ROPE_YARN, true, true, false, false, false},
+    {"qwen3", "qwen3", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, true, true},
+};
+
+TEST(configurations)
+{
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        struct model *m = open_model(all[i].name);
+        const struct model_cfg *c = model_config(m);
+        ASSERT_STREQ(c->arch, all[i].arch);
+        ASSERT_EQ(c->L, 3);
+        ASSERT_EQ(c->D, all[i].D);
+        ASSERT_EQ(c->H, all[i].H);
+        ASSERT_EQ(c->G, all[i].G);
+        ASSERT_EQ(c->K, all[i].K);
+        ASSERT_EQ(c->F, all[i].F);
+        ASSERT_EQ(c->V, all[i].V);
+        ASSERT_EQ(c->ctx_max, c->V == 272 ? 8192 : 2048);
+        ASSERT_EQ(c->rope.type, all[i].rope);
+        ASSERT_EQ(c->file_f32, all[i].f32);
+        ASSERT_EQ(c->file_bf16_or_less, !all[i].f32);
+        ASSERT_EQ(c->tied, all[i].tied);
+        ASSERT_NEAR(c->rms_eps, 1e-5, 1e-10);
+        ASSERT_NEAR(c->attn_scale, 1 / sqrt(c->K), 1e-7);
+        ASSERT_EQ(model_has(m, MODEL_Q_BIAS, 0), all[i].qkv_bias);
+        ASSERT_EQ(model_has(m, MODEL_V_BIAS, 2), all[i].qkv_bias);
+        ASSERT_EQ(model_has(m, MODEL_O_BIAS, 1), all[i].o_bias);
+        ASSERT_EQ(model_has(m, MODEL_K_NORM, 1), all[i].qk_norm);
+        ASSERT_TRUE(model_has(m, MODEL_LM_HEAD, 0) && model_has(m, MODEL_DOWN, 2));
+        ASSERT_TRUE(!model_has(m, MODEL_Q, 3));
+        ASSERT_EQ(model_gguf(m) != NULL, strstr(all[i].name, ".gguf") != NULL);
+        ASSERT_TRUE(strstr(model_path(m), all[i].name) != NULL);
+        ASSERT_TRUE(c->name[0] != 0);
+        model_close(m);
+    }
+}
+
+static float *rows_of(const struct model *m, enum model_w w, unsigned l, size_t *ret_n)
+{
+    size_t rows = model_w_rows(m, w), cols = model_w_cols(m, w);
+    float *out = mem_alloc(rows * cols * sizeof(float));
+    ASSERT_TRUE(out != NULL);
+    ASSERT_OK(model_rows(m, w, l, 0, rows, out));
+    *ret_n = rows * cols;
+    return out;
+}
+
+static void same_weights(const char *a, const char *b)
+{
+    struct model *x = open_model(a), *y = open_model(b);
+    for (unsigned l = 0; l < model_config(x)->L; l++) {
+        for (int w = 0; w < MODEL_W_COUNT; w++) {
+            size_t n, k;
+            ASSERT_EQ(model_has(x, (enum model_w)w, l), model_has(y, (enum model_w)w, l));
+            if (!model_has(x, (enum model_w)w, l)) continue;
+            float *p = rows_of(x, (enum model_w)w, l, &n), *q = rows_of(y, (enum model_w)w, l, &k);
+            ASSERT_EQ(n, k);
+            if (memcmp(p, q, n * sizeof(float)) != 0)
+                test_fail(__FILE__, __LINE__, "weight %d of layer %u differs", w, l);
+            mem_free(p);
+            mem_free(q);
+        }
+    }
+    model_close(x);
+    model_close(y);
+}
+
+TEST(gguf_twins_hold_the_same_weights)
+{
+    same_weights("llama3", "llama3.F32.gguf");
+    same_weights("smollm2", "smollm2.F32.gguf");
+    same_weights("qwen2", "qwen2.F32.gguf");
+}
+
+TEST(rows_in_pieces)
+{
+    struct model *m = open_model("llama3.Q8_0.gguf");
+    float out[64 * 5];
+    size_t n;
+    float *whole = rows_of(m, MODEL_Q, 1, &n);
+    for (size_t r = 0; r + 5 <= 64; r += 3) {
+        ASSERT_OK(model_rows(m, MODEL_Q, 1, r, 5, out));
+        ASSERT_MEMEQ(out, whole + r * 64, sizeof(out));
+    }
+    ASSERT_OK(model_rows(m, MODEL_Q, 1, 64, 0, out));
+    ASSERT_ERR(model_rows(m, MODEL_Q, 1, 64, 1, out), -EINVAL);
+    ASSERT_ERR(model_rows(m, MODEL_Q, 1, 0, SIZE_MAX, out), -EINVAL);
+    ASSERT_ERR(model_rows(m, MODEL_Q, 3, 0, 1, out), -ENOENT);
+    ASSERT_ERR(model_rows(m, MODEL_Q_BIAS, 0, 0, 1, out), -ENOENT);
+    mem_free(whole);
+    model_close(m);
+}
+
+TEST(rope_frequencies_equal_transformers)
+{
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        char rel[96];
+        json_error_t je;
+        bool twin = strstr(all[i].name, ".F32.gguf") != NULL;
+        int len = (int)(twin ? strcspn(all[i].name, ".") : strlen(all[i].name));
+        (void)snprintf(rel, sizeof(rel), "golden/%.*s.json", len, all[i].name);
+        json_t *j = json_load_file(test_data(rel), 0, &je);
+        ASSERT_TRUE(j != NULL);
+        json_t *want = json_object_get(j, "inv_freq");
+        struct model *m = open_model(all[i].name);
+        float got[64], mscale;
+        ASSERT_TRUE(all[i].K / 2 <= 64);
+        ASSERT_EQ(json_array_size(want), all[i].K / 2);
+        model_rope_freqs(model_config(m), got, &mscale);
+        for (size_t k = 0; k < all[i].K / 2; k++) {
+            double w = json_number_value(json_array_get(want, k));
+            /* The reference's vector power is good to one unit in the last place; scaling by
+             * factors from the file adds another rounding. */
+            ASSERT_NEAR(got[k] / w, 1, 4e-7);
+        }
+        ASSERT_NEAR(mscale, json_number_value(json_object_get(j, "rope_mscale")), 1e-6);
+        model_close(m);
+        json_decref(j);
+    }
+}
+
+/* ---- folders with a changed config.json ---- */
+struct folder {
+    char dir[40], config[64], weights[64];
+};
+
+static void folder_init(struct folder *f, const char *model)
+{
+    char rel[96];
+    (void)snprintf(f->dir, sizeof(f->dir), "/tmp/test-model-XXXXXX");
+    ASSERT_TRUE(mkdtemp(f->dir) != NULL);
+    (void)snprintf(f->config, sizeof(f->config), "%s/config.json", f->dir);
+    (void)snprintf(f->weights, sizeof(f->weights), "%s/model.safetensors", f->dir);
+    (void)snprintf(rel, sizeof(rel), "models/%s/model.safetensors", model);
+    char *target = realpath(test_data(rel), NULL);
+    ASSERT_TRUE(target != NULL);
+    ASSERT_EQ(symlink(target, f->weights), 0);
+    free(target);
+}
+
+static void folder_fini(struct folder *f)
+{
+    (void)unlink(f->config);
+    (void)unlink(f->weights);
+    (void)rmdir(f->dir);
+}
+
+/* Open `model` with `patch` (a JSON object) laid over its configuration. */
+static int open_patched(const char *model, const char *patch, struct model **ret, struct err *err)
+{
+    struct folder f;
+    char rel[96];
+    json_error_t je;
+    folder_init(&f, model);
+    (void)snprintf(rel, sizeof(rel), "models/%s/config.json", model);
+    json_t *j = json_load_file(test_data(rel), 0, &je), *p = json_loads(patch, 0, &je);
+    ASSERT_TRUE(j && p);
+    ASSERT_EQ(json_object_update(j, p), 0);
+    ASSERT_EQ(json_dump_file(j, f.config, 0), 0);
+    json_decref(j);
+    json_decref(p);
+    int r = model_open(f.dir, ret, err);
+    folder_fini(&f);
+    return r;
+}
+
+static const struct {
+    const char *model, *patch;
+    int code;
+    const char *why;
+} refusals[] = {
+    {"llama2", "{\"architectures\":[\"GemmaForCausalLM\"]}", -ENOTSUP,
+     "architecture \"GemmaForCausalLM\""},
+    {"llama2", "{\"architectures\":null}", -EBADMSG, "\"architectures\" is missing"},
+    {"llama2", "{\"hidden_act\":\"gelu\"}", -ENOTSUP, "activation \"gelu\""},
+    {"llama2", "{\"mlp_bias\":true}", -ENOTSUP, "mlp_bias"},
+    {"llama2", "{\"quantization_config\":{\"bits\":4}}", -ENOTSUP, "quantization_config"},
+    {"llama2", "{\"embedding_multiplier\":12}", -ENOTSUP, "embedding_multiplier"},
+    {"llama2", "{\"num_local_experts\":8}", -ENOTSUP, "mixture of experts"},
+    {"llama2", "{\"partial_rotary_factor\":0.5}", -ENOTSUP, "rotates only 0.5"},
+    {"llama2", "{\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", -ENOTSUP,
+     "rope type \"dynamic\""},
+    {"llama2", "{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", -ENOTSUP,
+     "rope type \"longrope\""},
+    {"llama2", "{\"rope_scaling\":{\"type\":\"mrope\"}}", -ENOTSUP, "rope type \"mrope\""},
+    {"llama2", "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", -ENOTSUP,
+     "per kind of layer"},
+    {"llama2", "{\"rope_scaling\":{\"type\":\"linear\"}}", -EBADMSG, "factor is damaged"},
+    {"llama2", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":\"2\"}}", -EBADMSG,
+     "\"factor\" is not a number"},
+    {"llama2", "{\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8}}", -EBADMSG, "llama3"},
+    {"llama2", "{\"rope_theta\":-1}", -EBADMSG, "rope base"},
+    {"llama2", "{\"rms_norm_eps\":\"x\"}", -EBADMSG, "\"rms_norm_eps\" is not a number"},
+    {"llama2", "{\"num_hidden_layers\":null}", -EBADMSG, "\"num_hidden_layers\" is missing"},
+    {"llama2", "{\"num_hidden_layers\":-1}", -EBADMSG, "not a count"},
+    {"llama2", "{\"num_hidden_layers\":1000000}", -EBADMSG, "layers of 1000000"},
+    {"llama2", "{\"num_hidden_layers\":4}", -EBADMSG, "\"model.layers.3."},
+    {"llama2", "{\"num_hidden_layers\":2}", -ENOTSUP, "is not known"},
+    {"llama2", "{\"hidden_size\":4294967295}", -EBADMSG, "hidden size"},
+    {"llama2", "{\"hidden_size\":64}", -EBADMSG, "has shape"},
+    {"llama2", "{\"num_attention_heads\":0}", -EBADMSG, "0 attention heads"},
+    {"llama2", "{\"num_key_value_heads\":2}", -EBADMSG, "cannot share"},
+    {"llama2", "{\"head_dim\":15}", -EBADMSG, "is odd"},
+    {"llama2", "{\"attention_bias\":true}", -EBADMSG, "bias\" is missing"},
+    {"llama-linear", "{\"attention_bias\":false}", -ENOTSUP, "is not known"},
+    {"qwen2", "{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP, "is not known"},
+    {"mistral", "{\"sliding_window\":1024}", -ENOTSUP, "sliding window of 1024"},
+    {"qwen2", "{\"use_sliding_window\":true,\"sliding_window\":512}", -ENOTSUP,
+     "sliding window of 512"},
+    {"qwen2", "{\"layer_types\":[\"linear_attention\"]}", -ENOTSUP, "\"linear_attention\""},
+};
+
+TEST(refused_by_name)
+{
+    for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
+        struct model *m = NULL;
+        struct err err = {0};
+        int r = open_patched(refusals[i].model, refusals[i].patch, &m, &err);
+        if (r != refusals[i].code || m || !strstr(err.msg, refusals[i].why))
+            test_fail(__FILE__, __LINE__, "%s: %d \"%s\"", refusals[i].patch, r, err.msg);
+    }
+}
+
+/* What looks similar and is harmless. */
+TEST(accepted_variants)
+{
+    static const struct {
+        const char *model, *patch;
+    } fine[] = {
+        {"mistral", "{\"sliding_window\":4096}"},
+        {"qwen2", "{\"use_sliding_window\":false,\"sliding_window\":512}"},
+        {"llama2", "{\"embedding_multiplier\":1.0,\"partial_rotary_factor\":1}"},
+        {"llama2", "{\"rope_scaling\":{\"type\":\"default\"}}"},
+        {"llama2", "{\"head_dim\":null,\"num_key_value_heads\":null}"},
+    };
+    for (size_t i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
+        struct model *m;
+        struct err err = {0};
+        if (open_patched(fine[i].model, fine[i].patch, &m, &err) < 0)
+            test_fail(__FILE__, __LINE__, "%s", err.msg);
+        model_close(m);
+    }
+}
+
+TEST(fingerprint_covers_configuration_and_weights)
+{
+    struct model *a = open_model("llama2"), *b;
+    const uint64_t *fa = model_config(a)->fingerprint;
+    ASSERT_OK(open_patched("llama2", "{}", &b, NULL)); /* another folder, the same model */
+    ASSERT_MEMEQ(fa, model_config(b)->fingerprint, 16);
+    model_close(b);
+    ASSERT_OK(open_patched("llama2", "{\"rope_theta\":10001}", &b, NULL));
+    ASSERT_TRUE(memcmp(fa, model_config(b)->fingerprint, 16) != 0);
+    model_close(b);
+    model_close(a);
+
+    size_t len;
+    uint8_t *p = read_whole(test_data("models/llama3.Q8_0.gguf"), &len);
+    uint64_t first[2];
+    for (int i = 0; i < 2; i++) {
+        struct mem_file f;
+        p[len - 100] ^= (uint8_t)i; /* one bit of one weight */
+        mem_file_init(&f, p, len);
+        ASSERT_OK(model_open(f.path, &b, NULL));
+        if (i == 0)
+            memcpy(first, model_config(b)->fingerprint, sizeof(first));
+        else
+            ASSERT_TRUE(memcmp(first, model_config(b)->fingerprint, 16) != 0);
+        model_close(b);
+        mem_file_fini(&f);
+    }
+    mem_free(p);
+}
+
+/* ---- GGUF files built here: one layer of zeros ---- */
+static void build(struct gguf_build *g, const char *arch, const char *skip_key)
+{
+    static const struct {
+        const char *key;
+        uint32_t v;
+    } counts[] = {
+        {"block_count", 1},          {"context_length", 512},     {"embedding_length", 32},
+        {"feed_forward_length", 32}, {"attention.head_count", 2}, {"attention.head_count_kv", 2},
+    };
+    static const char *const mats[] = {"attn_q", "attn_k",   "attn_v",  "attn_output",
+                                       "ffn_up", "ffn_gate", "ffn_down"};
+    char key[96];
+    gb_kv_str(g, "general.architecture", arch);
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        if (strcmp(counts[i].key, skip_key) == 0) continue;
+        (void)snprintf(key, sizeof(key), "%s.%s", arch, counts[i].key);
+        gb_kv_u32(g, key, counts[i].v);
+    }
+    (void)snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
+    if (strcmp("attention.layer_norm_rms_epsilon", skip_key) != 0) gb_kv_f32(g, key, 1e-5f);
+    gb_tensor(g, "token_embd.weight", 8, 16, 32, 16 * 34);
+    gb_tensor(g, "output_norm.weight", 0, 0, 32, 128);
+    gb_tensor(g, "blk.0.attn_norm.weight", 0, 0, 32, 128);
+    gb_tensor(g, "blk.0.ffn_norm.weight", 0, 0, 32, 128);
+    for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++) {
+        (void)snprintf(key, sizeof(key), "blk.0.%s.weight", mats[i]);
+        gb_tensor(g, key, 8, 32, 32, 32 * 34);
+    }
+}
+
+static int open_built(struct gguf_build *g, struct model **ret, struct err *err)
+{
+    struct buf b = BUF_INIT;
+    struct mem_file f;
+    gb_finish(g, &b);
+    mem_file_init(&f, b.data, b.len);
+    int r = model_open(f.path, ret, err);
+    mem_file_fini(&f);
+    buf_fini(&b);
+    return r;
+}
+
+static void gguf_refused(struct gguf_build *g, int code, const char *why)
+{
+    struct model *m = NULL;
+    struct err err = {0};
+    int r = open_built(g, &m, &err);
+    if (r != code || m || !strstr(err.msg, why))
+        test_fail(__FILE__, __LINE__, "%d \"%s\", wanted %d \"%s\"", r, err.msg, code, why);
+}
+
+TEST(gguf_refused_by_name)
+{
+    static const struct {
+        const char *key;
+        float v;
+        int code;
+        const char *why;
+    } cases[] = {
+        {"llama.expert_count", 8, -ENOTSUP, "mixture of experts"},
+        {"llama.embedding_scale", 12, -ENOTSUP, "embedding_scale"},
+        {"llama.residual_scale", 0.5f, -ENOTSUP, "residual_scale"},
+        {"llama.logit_scale", 0.5f, -ENOTSUP, "logit_scale"},
+        {"llama.attn_logit_softcapping", 50, -ENOTSUP, "softcapping"},
+        {"llama.rope.freq_base", -1, -EBADMSG, "rope base"},
+        {"llama.rope.freq_base", NAN, -EBADMSG, "rope base"},
+        {"llama.attention.scale", -1, -EBADMSG, "attention scale"},
+    };
+    static const struct {
+        const char *key;
+        uint32_t v;
+        const char *why;
+    } counts[] = {
+        {"llama.attention.sliding_window", 128, "sliding window of 128"},
+        {"llama.rope.dimension_count", 8, "rotates 8 of 16"},
+        {"llama.attention.value_length", 8, "another head size"},
+        {"split.count", 3, "one of 3 parts"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct gguf_build g = {0};
+        build(&g, "llama", "");
+        gb_kv_f32(&g, cases[i].key, cases[i].v);
+        gguf_refused(&g, cases[i].code, cases[i].why);
+    }
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        struct gguf_build g = {0};
+        build(&g, "llama", "");
+        gb_kv_u32(&g, counts[i].key, counts[i].v);
+        gguf_refused(&g, -ENOTSUP, counts[i].why);
+    }
+    struct gguf_build g = {0};
+    build(&g, "gemma", "");
+    gguf_refused(&g, -ENOTSUP, "architecture \"gemma\"");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "");
+    gb_kv_str(&g, "llama.rope.scaling.type", "longrope");
+    gguf_refused(&g, -ENOTSUP, "rope type \"longrope\"");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "block_count");
+    gguf_refused(&g, -EBADMSG, "\"llama.block_count\" is missing");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "attention.layer_norm_rms_epsilon");
+    gguf_refused(&g, -EBADMSG, "norm epsilon");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "");
+    gb_tensor(&g, "blk.0.ffn_gate.bias", 0, 0, 32, 128);
+    gguf_refused(&g, -ENOTSUP, "\"blk.0.ffn_gate.bias\" is not known");
+    g = (struct gguf_build){0};
+    build(&g, "qwen3", "");
+    gguf_refused(&g, -EBADMSG, "\"blk.0.attn_q_norm.weight\" is missing");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "");
+    gb_tensor(&g, "output.weight", 20, 16, 32, 0);
+    gguf_refused(&g, -ENOTSUP, "\"output.weight\" has type ggml 20");
+    g = (struct gguf_build){0};
+    build(&g, "llama", "");
+    gb_tensor(&g, "rope_freqs.weight", 0, 0, 8, 32); /* zeros would divide by zero */
+    gguf_refused(&g, -EBADMSG, "rope_freqs.weight\" is damaged");
+}
+
+TEST(gguf_built_here_opens)
+{
+    struct gguf_build g = {0};
+    struct model *m;
+    struct err err = {0};
+    build(&g, "llama", "");
+    gb_kv_u32(&g, "llama.attention.sliding_window", 512);
+    if (open_built(&g, &m, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    ASSERT_TRUE(model_config(m)->tied && model_config(m)->file_bf16_or_less);
+    model_close(m);
+}
+
+TEST(no_model_at_the_path)
+{
+    struct model *m = NULL;
+    struct err err = {0};
+    ASSERT_ERR(model_open("/nonexistent/x", &m, &err), -ENOENT);
+    ASSERT_TRUE(strstr(err.msg, "/nonexistent/x") != NULL);
+    ASSERT_ERR(model_open(test_data("quant"), &m, &err), -ENOENT);
+    ASSERT_TRUE(strstr(err.msg, "config.json") != NULL);
+    ASSERT_ERR(model_open(test_data("models/llama2/config.json"), &m, &err), -EBADMSG);
+    ASSERT_TRUE(strstr(err.msg, "is not a GGUF file") != NULL);
+    ASSERT_TRUE(m == NULL);
+}
+
+static void fail_allocations(const char *rel)
+{
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s", test_data(rel));
+    for (unsigned n = 1;; n++) {
+        struct model *m = NULL;
+        struct err err = {0};
+        mem_fail_nth(n);
+        int r = model_open(path, &m, &err);
+        bool fired = mem_fail_fired();
+        mem_fail_nth(0);
+        if (!fired) {
+            ASSERT_OK(r);
+            model_close(m);
+            return;
+        }
+        if (r != -ENOMEM || m || !err.msg[0])
+            test_fail(__FILE__, __LINE__, "allocation %u: %d \"%s\"", n, r, err.msg);
+    }
+}
+
+TEST(every_failed_allocation_is_reported)
+{
+    fail_allocations("models/llama3");
+    fail_allocations("models/llama3.Q8_0.gguf");
+}
