@@ -1,0 +1,296 @@
+/* The scanner against jansson on random and on mutated documents, and its readers. */
+#include "base/buf.h"
+#include "base/jsonscan.h"
+#include "base/mem.h"
+#include "tests/test.h"
+
+#include <jansson.h>
+
+static int collect(void *ctx, const struct json_field *f)
+{
+    return buf_addf(ctx, "%.*s=%d:%.*s;", (int)f->key.len, f->key.p, (int)f->val.type,
+                    (int)f->val.len, f->val.p);
+}
+
+TEST(fields_and_types)
+{
+    static const char text[] = " {\"a\" : 1, \"b\":[1,{\"x\":[]}] ,\"c\":{\"a\":2}, "
+                               "\"d\":\"q\\\"\", \"e\":true,\"f\":null}\n";
+    struct buf b = BUF_INIT;
+    ASSERT_OK(json_scan_object(text, sizeof text - 1, collect, &b, NULL));
+    ASSERT_STREQ(buf_cstr(&b), "\"a\"=2:1;\"b\"=4:[1,{\"x\":[]}];\"c\"=5:{\"a\":2};"
+                               "\"d\"=3:\"q\\\"\";\"e\"=1:true;\"f\"=0:null;");
+    buf_fini(&b);
+}
+
+TEST(find_takes_the_last_and_unescapes_keys)
+{
+    static const char text[] = "{\"model\":\"a\",\"x\":{\"model\":\"no\"},\"mod\\u0065l\":\"b\"}";
+    struct json_val v;
+    struct buf b = BUF_INIT;
+    ASSERT_EQ(json_find(text, sizeof text - 1, "model", &v), 1);
+    ASSERT_OK(json_str_read(&v, &b));
+    ASSERT_STREQ(buf_cstr(&b), "b");
+    ASSERT_EQ(json_find(text, sizeof text - 1, "mode", &v), 0);
+    ASSERT_ERR(json_find("[]", 2, "model", &v), -EBADMSG);
+    buf_fini(&b);
+}
+
+static int stop_here(void *ctx, const struct json_field *f)
+{
+    return -ECANCELED;
+}
+
+static int count_item(void *ctx, const struct json_val *v)
+{
+    (*(int *)ctx)++;
+    return 0;
+}
+
+TEST(callback_ends_the_scan_and_arrays_are_walked)
+{
+    ASSERT_ERR(json_scan_object("{\"a\":1,", 7, stop_here, NULL, NULL), -ECANCELED);
+    struct json_val v;
+    int n = 0;
+    static const char items[] = "[1, [2,3] ,{\"a\":[]}, \"x\"]";
+    ASSERT_OK(json_scan(items, sizeof items - 1, &v, NULL));
+    ASSERT_OK(json_each(&v, count_item, &n));
+    ASSERT_EQ(n, 4);
+    ASSERT_OK(json_scan("[ ]", 3, &v, NULL));
+    ASSERT_OK(json_each(&v, count_item, &n));
+    ASSERT_EQ(n, 4);
+}
+
+TEST(refusals)
+{
+    static const struct {
+        const char *text;
+        int code;
+    } table[] = {
+        {"", -EBADMSG},
+        {"{", -EBADMSG},
+        {"}", -EBADMSG},
+        {"{}x", -EBADMSG},
+        {"{\"a\"}", -EBADMSG},
+        {"{\"a\":}", -EBADMSG},
+        {"{\"a\":1,}", -EBADMSG},
+        {"{,\"a\":1}", -EBADMSG},
+        {"{a:1}", -EBADMSG},
+        {"[1]", -EBADMSG},
+        {"{\"a\":01}", -EBADMSG},
+        {"{\"a\":1.}", -EBADMSG},
+        {"{\"a\":.5}", -EBADMSG},
+        {"{\"a\":+1}", -EBADMSG},
+        {"{\"a\":1e}", -EBADMSG},
+        {"{\"a\":-}", -EBADMSG},
+        {"{\"a\":NaN}", -EBADMSG},
+        {"{\"a\":tru}", -EBADMSG},
+        {"{\"a\":[1,]}", -EBADMSG},
+        {"{\"a\":[1}", -EBADMSG},
+        {"{\"a\":[}]", -EBADMSG},
+        {"{\"a\":\"\n\"}", -EBADMSG},
+        {"{\"a\":\"\\x\"}", -EBADMSG},
+        {"{\"a\":\"\\u12\"}", -EBADMSG},
+        {"{\"a\":\"\\ud800\"}", -EBADMSG},
+        {"{\"a\":\"\\udc00\"}", -EBADMSG},
+        {"{\"a\":\"\\ud800\\u0041\"}", -EBADMSG},
+        {"{\"a\":\"\xFF\"}", -EBADMSG},
+        {"{\"a\":\"\xC0\x80\"}", -EBADMSG},
+        {"{\"a\":\"\xED\xA0\x80\"}", -EBADMSG},
+        {"{\"a\":\"\xF4\x90\x80\x80\"}", -EBADMSG},
+        {"{\"a\":\"x", -EBADMSG},
+        {"{\"a\":'x'}", -EBADMSG},
+        {"{} {}", -EBADMSG},
+        {"\xEF\xBB\xBF{}", -EBADMSG},
+        {"{\"a\":1 /* */}", -EBADMSG},
+        {"{}", 0},
+        {" {\"\":-0.5e+10} ", 0},
+        {"{\"a\":\"\\ud83d\\ude00\xF0\x9F\x98\x80\\/\"}", 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        struct json_fault fault = {0};
+        int r = json_scan_object(table[i].text, strlen(table[i].text), NULL, NULL, &fault);
+        if (r != table[i].code) test_fail(__FILE__, __LINE__, "%s gave %d", table[i].text, r);
+        if (r < 0) ASSERT_TRUE(fault.why != NULL && fault.at <= strlen(table[i].text));
+    }
+    ASSERT_ERR(json_scan_object("{\"a\":1\0}", 8, NULL, NULL, NULL), -EBADMSG);
+}
+
+TEST(depth_limit)
+{
+    for (int n = 60; n < 70; n++) {
+        struct buf b = BUF_INIT;
+        ASSERT_OK(buf_adds(&b, "{\"a\":"));
+        for (int i = 1; i < n; i++)
+            ASSERT_OK(buf_addc(&b, '['));
+        for (int i = 1; i < n; i++)
+            ASSERT_OK(buf_addc(&b, ']'));
+        ASSERT_OK(buf_addc(&b, '}'));
+        ASSERT_EQ(json_scan_object(b.data, b.len, NULL, NULL, NULL),
+                  n <= JSON_DEPTH_MAX ? 0 : -ERANGE);
+        buf_fini(&b);
+    }
+    struct buf deep = BUF_INIT;
+    for (int i = 0; i < 1000000; i++)
+        ASSERT_OK(buf_addc(&deep, '['));
+    ASSERT_ERR(json_scan(deep.data, deep.len, NULL, NULL), -ERANGE);
+    buf_fini(&deep);
+}
+
+TEST(readers)
+{
+    struct json_val v;
+    int64_t i = 0;
+    double d = 0;
+    bool t = false;
+    struct buf b = BUF_INIT;
+    ASSERT_OK(json_scan("-9223372036854775808", 20, &v, NULL));
+    ASSERT_OK(json_int_read(&v, &i));
+    ASSERT_TRUE(i == INT64_MIN);
+    ASSERT_OK(json_scan("9223372036854775808", 19, &v, NULL));
+    ASSERT_ERR(json_int_read(&v, &i), -ERANGE);
+    ASSERT_OK(json_scan("1.5", 3, &v, NULL));
+    ASSERT_ERR(json_int_read(&v, &i), -EINVAL);
+    ASSERT_OK(json_double_read(&v, &d));
+    ASSERT_NEAR(d, 1.5, 0);
+    ASSERT_ERR(json_bool_read(&v, &t), -EINVAL);
+    ASSERT_OK(json_scan("2e3", 3, &v, NULL));
+    ASSERT_OK(json_int_read(&v, &i));
+    ASSERT_EQ(i, 2000);
+    ASSERT_OK(json_scan("1e999", 5, &v, NULL));
+    ASSERT_ERR(json_double_read(&v, &d), -ERANGE);
+    ASSERT_OK(json_scan("true", 4, &v, NULL));
+    ASSERT_OK(json_bool_read(&v, &t));
+    ASSERT_TRUE(t);
+    static const char s[] = "\"a\\n\\u0000\\u00e9\\u20ac\\ud83d\\ude00\\\\\\/\\t\\b\\f\\r\\\"\"";
+    ASSERT_OK(json_scan(s, sizeof s - 1, &v, NULL));
+    ASSERT_OK(json_str_read(&v, &b));
+    static const char want[] = "a\n\0\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\\/\t\b\f\r\"";
+    ASSERT_EQ(b.len, sizeof want - 1);
+    ASSERT_MEMEQ(b.data, want, b.len);
+    buf_fini(&b);
+}
+
+/* A random document as text, with all kinds of escapes and spacing. */
+static void gen(struct buf *b, uint64_t *seed, int depth)
+{
+    static const char *const scalars[] = {"0",
+                                          "-1",
+                                          "1.25",
+                                          "1e5",
+                                          "-0.0E-2",
+                                          "true",
+                                          "false",
+                                          "null",
+                                          "\"\"",
+                                          "\"x y\"",
+                                          "123456789012",
+                                          "\"\\u00e9\\n\"",
+                                          "\"\xE2\x82\xAC\"",
+                                          "\"\\ud83d\\ude00\"",
+                                          "\"a\\\"b\"",
+                                          "\"\\\\\""};
+    static const char *const spaces[] = {"", "", "", " ", "\n", "\t\r "};
+    uint64_t kind = test_rand(seed) % (depth > 5 ? 3 : 6);
+    (void)buf_adds(b, spaces[test_rand(seed) % 6]);
+    if (kind < 3) {
+        (void)buf_adds(b, scalars[test_rand(seed) % 16]);
+    } else {
+        bool object = kind < 5;
+        uint64_t n = test_rand(seed) % 5;
+        (void)buf_addc(b, object ? '{' : '[');
+        for (uint64_t i = 0; i < n; i++) {
+            if (i) (void)buf_addc(b, ',');
+            if (object) (void)buf_addf(b, "%s\"k%d\" :", spaces[test_rand(seed) % 6], (int)i);
+            gen(b, seed, depth + 1);
+        }
+        (void)buf_addc(b, object ? '}' : ']');
+    }
+    (void)buf_adds(b, spaces[test_rand(seed) % 6]);
+}
+
+static int check_field(void *ctx, const struct json_field *f)
+{
+    json_t *root = ctx;
+    struct buf key = BUF_INIT;
+    ASSERT_OK(json_str_read(&f->key, &key));
+    json_t *want = json_object_get(root, buf_cstr(&key));
+    json_t *got = json_loadb(f->val.p, f->val.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    ASSERT_TRUE(want != NULL && got != NULL && json_equal(want, got));
+    static const int types[] = {JSON_NULL, -1, -1, JSON_STRING, JSON_ARRAY, JSON_OBJECT};
+    if (types[f->val.type] >= 0) ASSERT_EQ((int)json_typeof(want), types[f->val.type]);
+    if (f->val.type == JSON_T_STRING) {
+        struct buf s = BUF_INIT;
+        ASSERT_OK(json_str_read(&f->val, &s));
+        ASSERT_EQ(s.len, json_string_length(want));
+        ASSERT_TRUE(s.len == 0 || memcmp(s.data, json_string_value(want), s.len) == 0);
+        buf_fini(&s);
+    }
+    json_decref(got);
+    buf_fini(&key);
+    return 0;
+}
+
+TEST(random_documents_agree_with_jansson)
+{
+    uint64_t seed = 1;
+    for (int i = 0; i < 2000; i++) {
+        struct buf b = BUF_INIT;
+        (void)buf_adds(&b, "{\"first\":");
+        gen(&b, &seed, 0);
+        (void)buf_adds(&b, ",\"second\":");
+        gen(&b, &seed, 0);
+        (void)buf_adds(&b, "}");
+        json_t *root = json_loadb(b.data, b.len, JSON_ALLOW_NUL, NULL);
+        ASSERT_TRUE(root != NULL);
+        ASSERT_OK(json_scan_object(b.data, b.len, check_field, root, NULL));
+        json_decref(root);
+        buf_fini(&b);
+    }
+}
+
+static bool has_big_number(const char *p, size_t len)
+{
+    size_t run = 0;
+    for (size_t i = 0; i < len; i++) {
+        run = p[i] >= '0' && p[i] <= '9' ? run + 1 : 0;
+        if (run > 17 || ((p[i] | 32) == 'e' && i + 3 < len && p[i + 1] >= '0' && p[i + 2] >= '0'))
+            return true; /* jansson refuses what does not fit its number types */
+    }
+    return false;
+}
+
+TEST(mutated_documents_are_judged_like_jansson)
+{
+    uint64_t seed = 42;
+    static const char alphabet[] = "{}[],:\"\\u0129eE.+-truefalsn \n\t\x80\xC3\xA9\xED\xFF";
+    for (int i = 0; i < 2000; i++) {
+        struct buf b = BUF_INIT;
+        (void)buf_adds(&b, "{\"a\":");
+        gen(&b, &seed, 2);
+        (void)buf_adds(&b, "}");
+        for (uint64_t k = test_rand(&seed) % 4; k > 0; k--) {
+            size_t at = test_rand(&seed) % b.len;
+            uint64_t what = test_rand(&seed) % 3;
+            if (what == 0)
+                b.len = at + 1;
+            else
+                b.data[at] = what == 1 ? alphabet[test_rand(&seed) % (sizeof alphabet - 1)]
+                                       : (char)test_rand(&seed);
+        }
+        /* An exact copy, so that a read past the end is seen by the sanitizer. */
+        char *copy = mem_alloc(b.len);
+        ASSERT_TRUE(copy != NULL);
+        memcpy(copy, b.data, b.len);
+        json_t *root = json_loadb(copy, b.len, JSON_ALLOW_NUL, NULL);
+        struct json_fault fault = {0};
+        int r = json_scan_object(copy, b.len, NULL, NULL, &fault);
+        bool same = (r == 0) == (root != NULL && json_is_object(root));
+        if (!same && !has_big_number(copy, b.len))
+            test_fail(__FILE__, __LINE__, "round %d: %d (%s) for %.*s", i, r,
+                      fault.why ? fault.why : "", (int)b.len, copy);
+        json_decref(root);
+        mem_free(copy);
+        buf_fini(&b);
+    }
+}
