@@ -1,0 +1,203 @@
+#include "gateway/child.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/net/http.h"
+#include "gateway/fleet.h"
+#include "gateway/stats.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 10000, STEADY_MS = 30000 };
+
+struct gw_child {
+    struct http_loop *loop;
+    struct gw_fleet *fleet;
+    struct gw_target *target;
+    struct gw_child_ops ops;
+    void *ctx;
+    char **argv;
+    pid_t pid;
+    unsigned backoff_ms, n_starts;
+    uint64_t started_ns;
+    bool stopping, served; /* served: has been ready at least once */
+    struct http_timer *restart, *grace;
+};
+
+/* Between fork and exec: only calls that are safe there. */
+static void child_exec(const struct gw_child *c, pid_t parent)
+{
+    sigset_t none;
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    (void)signal(SIGPIPE, SIG_DFL);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1); /* the gateway died before the line above */
+    /* A process group of its own: Ctrl-C reaches the gateway alone, which then drains. */
+    (void)setpgid(0, 0);
+    /* The access log owns stdout. */
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO);
+    (void)execv(c->argv[0], c->argv);
+    static const char msg[] = "kvblend: the worker program could not be started\n";
+    (void)!write(STDERR_FILENO, msg, sizeof msg - 1);
+    _exit(127);
+}
+
+static int child_start(struct gw_child *c)
+{
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid < 0) return -errno;
+    if (pid == 0) child_exec(c, parent);
+    c->pid = pid;
+    c->started_ns = clock_ns();
+    if (c->n_starts++ > 0) gw_stats_worker_restart();
+    log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", c->target->index, (int)pid);
+    gw_fleet_expect(c->fleet, c->target);
+    return 0;
+}
+
+static void schedule_restart(struct gw_child *c)
+{
+    http_timer_set(c->restart, c->backoff_ms);
+    c->backoff_ms = c->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : c->backoff_ms * 2;
+}
+
+static void on_restart(void *arg)
+{
+    struct gw_child *c = arg;
+    if (c->stopping || c->pid) return;
+    int r = child_start(c);
+    if (r < 0) {
+        log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", c->target->index, err_name(r));
+        schedule_restart(c);
+    }
+}
+
+static void on_grace(void *arg)
+{
+    struct gw_child *c = arg;
+    if (c->pid) (void)kill(c->pid, SIGKILL);
+}
+
+static void child_ended(struct gw_child *c, int status)
+{
+    c->pid = 0;
+    c->served |= c->target->n_models > 0;
+    gw_fleet_lost(c->fleet, c->target);
+    if (c->stopping) {
+        http_timer_clear(c->grace);
+        c->ops.on_stopped(c->ctx);
+        return;
+    }
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d", c->target->index, code,
+              sig);
+    if (!c->served && WIFEXITED(status) && code != 0) {
+        c->ops.on_refused(c->ctx, code);
+        return;
+    }
+    if (clock_ms_since(c->started_ns) > STEADY_MS) c->backoff_ms = BACKOFF_MIN_MS;
+    schedule_restart(c);
+}
+
+void gw_child_reaped(struct gw_child *c)
+{
+    int status;
+    if (!c->pid) return;
+    pid_t r = waitpid(c->pid, &status, WNOHANG);
+    if (r == c->pid) child_ended(c, status);
+}
+
+void gw_child_kill(struct gw_child *c)
+{
+    if (!c->pid || c->stopping) return;
+    log_event(LOG_ERROR, "worker.hangs", "worker=%u pid=%d", c->target->index, (int)c->pid);
+    (void)kill(c->pid, SIGKILL);
+}
+
+void gw_child_stop(struct gw_child *c, unsigned grace_ms)
+{
+    c->stopping = true;
+    http_timer_clear(c->restart);
+    if (!c->pid) {
+        c->ops.on_stopped(c->ctx);
+        return;
+    }
+    (void)kill(c->pid, grace_ms ? SIGTERM : SIGKILL);
+    if (grace_ms) http_timer_set(c->grace, grace_ms);
+}
+
+pid_t gw_child_pid(const struct gw_child *c)
+{
+    return c->pid;
+}
+
+unsigned gw_child_n_restarts(const struct gw_child *c)
+{
+    return c->n_starts > 0 ? c->n_starts - 1 : 0;
+}
+
+const struct gw_target *gw_child_target(const struct gw_child *c)
+{
+    return c->target;
+}
+
+static int copy_argv(struct gw_child *c, const char *const *argv)
+{
+    size_t n = 0;
+    while (argv[n])
+        n++;
+    c->argv = mem_zalloc((n + 1) * sizeof *c->argv);
+    if (!c->argv) return -ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        c->argv[i] = mem_strdup(argv[i]);
+        if (!c->argv[i]) return -ENOMEM;
+    }
+    return 0;
+}
+
+int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, struct gw_target *target,
+                    const char *const *argv, const struct gw_child_ops *ops, void *ctx,
+                    struct gw_child **ret)
+{
+    struct gw_child *c = mem_zalloc(sizeof *c);
+    if (!c) return -ENOMEM;
+    *c = (struct gw_child){.loop = loop,
+                           .fleet = fleet,
+                           .target = target,
+                           .ops = *ops,
+                           .ctx = ctx,
+                           .backoff_ms = BACKOFF_MIN_MS};
+    int r = copy_argv(c, argv);
+    if (r == 0) r = http_timer_create(loop, on_restart, c, &c->restart);
+    if (r == 0) r = http_timer_create(loop, on_grace, c, &c->grace);
+    if (r == 0) r = child_start(c);
+    if (r < 0) {
+        gw_child_destroy(c);
+        return r;
+    }
+    *ret = c;
+    return 0;
+}
+
+void gw_child_destroy(struct gw_child *c)
+{
+    if (!c) return;
+    if (c->pid) {
+        (void)kill(c->pid, SIGKILL);
+        (void)waitpid(c->pid, NULL, 0);
+    }
+    if (c->restart) http_timer_destroy(c->restart);
+    if (c->grace) http_timer_destroy(c->grace);
+    for (size_t i = 0; c->argv && c->argv[i]; i++)
+        mem_free(c->argv[i]);
+    mem_free(c->argv);
+    mem_free(c);
+}

@@ -1,0 +1,548 @@
+/* One table drives every source of configuration, so that a key cannot exist in one and be missing
+ * in another. Rejected: libcyaml for the file, because its schema would be a second table and its
+ * messages do not name the key's line together with what was expected; libyaml's events do. */
+#include "gateway/config.h"
+
+#include "base/buf.h"
+#include "base/mem.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+const struct gw_conf_key gw_conf_keys[] = {
+#define X(kind, field, yaml, flag, def, min, max, props, choices, help)                            \
+    {kind, offsetof(struct gw_config, field), yaml, flag, def, min, max, props, choices, help},
+    GW_CONF_TABLE(X)
+#undef X
+};
+const size_t gw_conf_n_keys = sizeof gw_conf_keys / sizeof gw_conf_keys[0];
+
+static void *field_of(struct gw_config *c, const struct gw_conf_key *k)
+{
+    return (char *)c + k->offset;
+}
+
+static const void *cfield_of(const struct gw_config *c, const struct gw_conf_key *k)
+{
+    return (const char *)c + k->offset;
+}
+
+/* ---- single values ---- */
+
+int gw_parse_size(const char *s, uint64_t *ret_bytes)
+{
+    static const struct {
+        const char *suffix;
+        uint64_t factor;
+    } units[] = {
+        {"", 1},
+        {"B", 1},
+        {"K", 1ull << 10},
+        {"KiB", 1ull << 10},
+        {"KB", 1000},
+        {"M", 1ull << 20},
+        {"MiB", 1ull << 20},
+        {"MB", 1000000},
+        {"G", 1ull << 30},
+        {"GiB", 1ull << 30},
+        {"GB", 1000000000},
+        {"T", 1ull << 40},
+        {"TiB", 1ull << 40},
+    };
+    char *end;
+    errno = 0;
+    if (!isdigit((unsigned char)*s)) return -EINVAL;
+    double v = strtod(s, &end);
+    if (errno || end == s || !isfinite(v)) return -EINVAL;
+    while (*end == ' ')
+        end++;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcasecmp(end, units[i].suffix) != 0) continue;
+        double bytes = v * (double)units[i].factor;
+        if (bytes > 9.0e18) return -EINVAL;
+        *ret_bytes = (uint64_t)bytes;
+        return 0;
+    }
+    return -EINVAL;
+}
+
+int gw_parse_duration(const char *s, uint64_t *ret_ms)
+{
+    char *end;
+    errno = 0;
+    if (!isdigit((unsigned char)*s)) return -EINVAL;
+    double v = strtod(s, &end);
+    if (errno || end == s || !isfinite(v)) return -EINVAL;
+    double ms;
+    if (strcmp(end, "ms") == 0)
+        ms = v;
+    else if (*end == '\0' || strcmp(end, "s") == 0)
+        ms = v * 1e3;
+    else if (strcmp(end, "m") == 0)
+        ms = v * 60e3;
+    else if (strcmp(end, "h") == 0)
+        ms = v * 3600e3;
+    else
+        return -EINVAL;
+    if (ms > 1e15) return -EINVAL;
+    *ret_ms = (uint64_t)(ms + 0.5);
+    return 0;
+}
+
+int gw_parse_address(const char *s, struct buf *out)
+{
+    if (strncmp(s, "http://", 7) == 0) s += 7;
+    if (strncmp(s, "unix:", 5) == 0) return s[5] ? buf_adds(out, s) : -EINVAL;
+    size_t len = strlen(s);
+    while (len > 0 && s[len - 1] == '/')
+        len--;
+    const char *colon = NULL;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] == ':') colon = s + i;
+        if (s[i] == '/' || s[i] == ' ' || s[i] == '@') return -EINVAL;
+    }
+    if (!colon) return -EINVAL;
+    if (*s != '[' && memchr(s, ':', (size_t)(colon - s)))
+        return -EINVAL; /* IPv6 without brackets */
+    if (*s == '[' && colon[-1] != ']') return -EINVAL;
+    unsigned port = 0;
+    const char *p = colon + 1;
+    if (p == s + len) return -EINVAL;
+    for (; p < s + len; p++) {
+        if (!isdigit((unsigned char)*p)) return -EINVAL;
+        port = port * 10 + (unsigned)(*p - '0');
+        if (port > 65535) return -EINVAL;
+    }
+    return buf_add(out, s, len);
+}
+
+static int parse_bool(const char *s, bool *ret)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
+    for (size_t i = 0; i < 4; i++) {
+        if (strcasecmp(s, yes[i]) == 0) {
+            *ret = true;
+            return 0;
+        }
+        if (strcasecmp(s, no[i]) == 0) {
+            *ret = false;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+static bool in_choices(const char *choices, const char *s)
+{
+    size_t len = strlen(s);
+    for (const char *p = choices; p;) {
+        const char *bar = strchr(p, '|');
+        size_t n = bar ? (size_t)(bar - p) : strlen(p);
+        if (n == len && strncmp(p, s, n) == 0) return true;
+        p = bar ? bar + 1 : NULL;
+    }
+    return false;
+}
+
+/* ---- problems ---- */
+
+void gw_conf_problem(struct gw_conf_build *b, const struct gw_conf_source *src, const char *fmt,
+                     ...)
+{
+    b->n_problems++;
+    if (!b->problems) return;
+    if (src && src->line)
+        (void)buf_addf(b->problems, "%s:%u: ", src->name, src->line);
+    else if (src)
+        (void)buf_addf(b->problems, "%s: ", src->name);
+    va_list ap;
+    va_start(ap, fmt);
+    (void)buf_vaddf(b->problems, fmt, ap);
+    va_end(ap);
+    (void)buf_addc(b->problems, '\n');
+}
+
+static const char *key_name(const struct gw_conf_key *k, const struct gw_conf_source *src)
+{
+    static _Thread_local char name[80];
+    if (src && src->rank == 1)
+        (void)snprintf(name, sizeof name, "%s", k->yaml);
+    else
+        (void)snprintf(name, sizeof name, "--%s", k->flag);
+    return name;
+}
+
+static int bad_value(struct gw_conf_build *b, const struct gw_conf_key *k,
+                     const struct gw_conf_source *src, const char *text, const char *expected)
+{
+    gw_conf_problem(b, src, "%s: expected %s, found \"%.60s\"", key_name(k, src), expected, text);
+    return -EINVAL;
+}
+
+static int out_of_range(struct gw_conf_build *b, const struct gw_conf_key *k,
+                        const struct gw_conf_source *src, const char *text)
+{
+    const char *unit = k->kind == GW_MS ? " ms" : k->kind == GW_SIZE ? " bytes" : "";
+    gw_conf_problem(b, src, "%s: expected a value from %llu to %llu%s, found \"%.60s\"",
+                    key_name(k, src), (unsigned long long)k->min, (unsigned long long)k->max, unit,
+                    text);
+    return -EINVAL;
+}
+
+/* ---- setting one key ---- */
+
+static void strs_clear(struct gw_strs *l)
+{
+    for (size_t i = 0; i < l->n; i++)
+        mem_free(l->v[i]);
+    mem_free(l->v);
+    *l = (struct gw_strs){NULL, 0};
+}
+
+static int strs_add(struct gw_strs *l, const char *s, size_t len)
+{
+    char **v = mem_realloc(l->v, (l->n + 1) * sizeof *v);
+    if (!v) return -ENOMEM;
+    l->v = v;
+    v[l->n] = mem_strndup(s, len);
+    if (!v[l->n]) return -ENOMEM;
+    l->n++;
+    return 0;
+}
+
+/* Variables hold lists with commas; a flag or a YAML item is one entry. */
+static int set_list(struct gw_strs *l, const char *text, bool commas)
+{
+    if (!commas) return strs_add(l, text, strlen(text));
+    while (*text) {
+        size_t n = strcspn(text, ",");
+        if (n > 0) {
+            int r = strs_add(l, text, n);
+            if (r < 0) return r;
+        }
+        text += n + (text[n] == ',');
+    }
+    return 0;
+}
+
+static int set_number(struct gw_conf_build *b, const struct gw_conf_key *k, const char *text,
+                      const struct gw_conf_source *src)
+{
+    uint64_t v = 0;
+    void *f = field_of(b->c, k);
+    if (k->kind == GW_SIZE) {
+        if (gw_parse_size(text, &v) < 0) return bad_value(b, k, src, text, "a size such as 32MiB");
+    } else if (k->kind == GW_MS) {
+        if (gw_parse_duration(text, &v) < 0)
+            return bad_value(b, k, src, text, "a duration such as 30s, 500ms or 2m");
+    } else {
+        char *end;
+        errno = 0;
+        if (!isdigit((unsigned char)*text)) return bad_value(b, k, src, text, "a whole number");
+        v = strtoull(text, &end, 10);
+        if (errno || *end) return bad_value(b, k, src, text, "a whole number");
+    }
+    if (v < k->min || v > k->max) return out_of_range(b, k, src, text);
+    if (k->kind == GW_SIZE)
+        *(uint64_t *)f = v;
+    else
+        *(uint32_t *)f = (uint32_t)v;
+    return 0;
+}
+
+static int set_text(struct gw_conf_build *b, const struct gw_conf_key *k, const char *text,
+                    const struct gw_conf_source *src)
+{
+    uint64_t bytes;
+    if (k->kind == GW_NUMBER) {
+        char *end;
+        errno = 0;
+        double v = strtod(text, &end);
+        if (errno || end == text || *end || !isfinite(v))
+            return bad_value(b, k, src, text, "a number");
+        if (v < (double)k->min || v > (double)k->max) return out_of_range(b, k, src, text);
+    } else if (k->choices && strcmp(k->choices, "SIZE") == 0) {
+        if (gw_parse_size(text, &bytes) < 0)
+            return bad_value(b, k, src, text, "a size such as 512MiB or 4GiB");
+    } else if (k->choices && !in_choices(k->choices, text)) {
+        return bad_value(b, k, src, text, k->choices);
+    }
+    char *copy = mem_strdup(text);
+    if (!copy) return -ENOMEM;
+    char **f = field_of(b->c, k);
+    mem_free(*f);
+    *f = copy;
+    return 0;
+}
+
+int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char *text,
+                const struct gw_conf_source *src)
+{
+    size_t i = (size_t)(k - gw_conf_keys);
+    void *f = field_of(b->c, k);
+    int rank = src ? src->rank : 0;
+    switch (k->kind) {
+    case GW_LIST:
+        if (b->rank[i] != rank) strs_clear(f);
+        b->rank[i] = rank;
+        return set_list(f, text, rank == 2);
+    case GW_BOOL:
+        if (parse_bool(text, f) < 0) return bad_value(b, k, src, text, "true or false");
+        return 0;
+    case GW_STR:
+    case GW_NUMBER:
+        return set_text(b, k, text, src);
+    case GW_U32:
+    case GW_SIZE:
+    case GW_MS:
+        return set_number(b, k, text, src);
+    }
+    return -EINVAL;
+}
+
+const struct gw_conf_key *gw_conf_find_yaml(const char *path)
+{
+    for (size_t i = 0; i < gw_conf_n_keys; i++)
+        if (!(gw_conf_keys[i].props & GW_NOFILE) && strcmp(gw_conf_keys[i].yaml, path) == 0)
+            return &gw_conf_keys[i];
+    return NULL;
+}
+
+static const struct gw_conf_key *find_flag(const char *name, size_t len)
+{
+    for (size_t i = 0; i < gw_conf_n_keys; i++)
+        if (strlen(gw_conf_keys[i].flag) == len && strncmp(gw_conf_keys[i].flag, name, len) == 0)
+            return &gw_conf_keys[i];
+    return NULL;
+}
+
+/* ---- sources ---- */
+
+static int read_env(struct gw_conf_build *b, char *const *envp)
+{
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
+        const struct gw_conf_key *k = &gw_conf_keys[i];
+        if (k->kind == GW_BOOL && (k->props & GW_NOFILE)) continue;
+        char name[80];
+        int n = snprintf(name, sizeof name, "KVBLEND_%s=", k->flag);
+        for (char *p = name; *p; p++)
+            *p = (char)(*p == '-' ? '_' : toupper((unsigned char)*p));
+        for (char *const *e = envp; e && *e; e++) {
+            if (strncmp(*e, name, (size_t)n) != 0 || (*e)[n] == '\0') continue;
+            char where[96];
+            (void)snprintf(where, sizeof where, "environment variable %.*s", n - 1, name);
+            struct gw_conf_source src = {where, 0, 2};
+            int r = gw_conf_set(b, k, *e + n, &src);
+            if (r == -ENOMEM) return r;
+        }
+    }
+    return 0;
+}
+
+/* only: NULL = all flags; else just that key (the file's name must be known before it is read). */
+static int read_flags(struct gw_conf_build *b, int argc, char *const *argv, const char *only)
+{
+    struct gw_conf_source src = {"command line", 0, 3};
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i];
+        if (strcmp(a, "-h") == 0) a = "--help";
+        if (strncmp(a, "--", 2) != 0 || !a[2]) {
+            if (!only) gw_conf_problem(b, &src, "unexpected argument \"%.60s\"; see --help", a);
+            continue;
+        }
+        const char *eq = strchr(a, '=');
+        size_t len = eq ? (size_t)(eq - a - 2) : strlen(a + 2);
+        const struct gw_conf_key *k = find_flag(a + 2, len);
+        if (!k) {
+            if (!only) gw_conf_problem(b, &src, "unknown flag \"%.60s\"; see --help", a);
+            continue;
+        }
+        const char *value = eq ? eq + 1 : NULL;
+        if (!value && k->kind == GW_BOOL) value = "true";
+        if (!value && i + 1 < argc) value = argv[++i];
+        if (!value) {
+            if (!only) gw_conf_problem(b, &src, "--%s needs a value", k->flag);
+            continue;
+        }
+        if (only && strcmp(only, k->flag) != 0) continue;
+        int r = gw_conf_set(b, k, value, &src);
+        if (r == -ENOMEM) return r;
+    }
+    return 0;
+}
+
+static int set_defaults(struct gw_conf_build *b)
+{
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
+        if (!gw_conf_keys[i].def) continue;
+        int r = gw_conf_set(b, &gw_conf_keys[i], gw_conf_keys[i].def, NULL);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static void check_addresses(struct gw_conf_build *b, const struct gw_strs *l, const char *key)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        struct buf scratch = BUF_INIT;
+        if (gw_parse_address(l->v[i], &scratch) < 0)
+            gw_conf_problem(b, NULL, "%s: expected HOST:PORT or unix:/path, found \"%.60s\"", key,
+                            l->v[i]);
+        buf_fini(&scratch);
+    }
+}
+
+/* What a single value cannot show. */
+static void check_whole(struct gw_conf_build *b)
+{
+    const struct gw_config *c = b->c;
+    check_addresses(b, &c->listen, "listen");
+    check_addresses(b, &c->workers, "workers");
+    check_addresses(b, &c->admin, "admin.listen");
+    if (c->model && access(c->model, R_OK) != 0)
+        gw_conf_problem(b, NULL, "model: expected a readable GGUF file or folder, found \"%s\": %s",
+                        c->model, strerror(errno));
+    if (c->worker_bin && access(c->worker_bin, X_OK) != 0)
+        gw_conf_problem(b, NULL, "worker.bin: expected a program, found \"%s\": %s", c->worker_bin,
+                        strerror(errno));
+    if (c->api_key_file && access(c->api_key_file, R_OK) != 0)
+        gw_conf_problem(b, NULL, "keys.file: expected a readable file, found \"%s\": %s",
+                        c->api_key_file, strerror(errno));
+    struct stat st;
+    if (c->presets && (stat(c->presets, &st) != 0 || !S_ISDIR(st.st_mode)))
+        gw_conf_problem(b, NULL, "worker.presets: expected a folder, found \"%s\"", c->presets);
+    for (size_t i = 0; i < c->api_keys.n; i++)
+        if (c->api_keys.v[i][0] == '\0')
+            gw_conf_problem(b, NULL, "keys.list: expected a key, found an empty text");
+}
+
+int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,
+                   struct buf *problems)
+{
+    struct gw_conf_build b = {.problems = problems};
+    int r = -ENOMEM;
+    b.c = mem_zalloc(sizeof *b.c);
+    b.rank = mem_zalloc(gw_conf_n_keys * sizeof *b.rank);
+    if (!b.c || !b.rank) goto out;
+    r = set_defaults(&b);
+    if (r == 0) r = read_env(&b, envp); /* for KVBLEND_CONFIG; applied again over the file below */
+    if (r == 0) r = read_flags(&b, argc, argv, "config");
+    if (r < 0) goto out;
+    b.n_problems = 0;
+    if (problems) buf_clear(problems);
+    if (b.c->config) {
+        r = gw_conf_read_yaml(&b, b.c->config);
+        if (r == -ENOMEM) goto out;
+    }
+    r = read_env(&b, envp);
+    if (r == 0) r = read_flags(&b, argc, argv, NULL);
+    if (r < 0) goto out;
+    if (!b.c->help && !b.c->version) check_whole(&b);
+    if (b.n_problems > 0) r = -EINVAL;
+out:
+    mem_free(b.rank);
+    if (r < 0) {
+        gw_config_free(b.c);
+        return r;
+    }
+    *ret = b.c;
+    return 0;
+}
+
+void gw_config_free(struct gw_config *c)
+{
+    if (!c) return;
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
+        const struct gw_conf_key *k = &gw_conf_keys[i];
+        if (k->kind == GW_LIST) strs_clear(field_of(c, k));
+        if (k->kind == GW_STR || k->kind == GW_NUMBER) mem_free(*(char **)field_of(c, k));
+    }
+    mem_free(c);
+}
+
+/* ---- uses ---- */
+
+int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n)
+{
+    static _Thread_local char flags[64][40];
+    size_t n = 0;
+    for (size_t i = 0; i < gw_conf_n_keys && i < 64; i++) {
+        const struct gw_conf_key *k = &gw_conf_keys[i];
+        if (!(k->props & GW_PASS)) continue;
+        const char *v = *(char *const *)cfield_of(c, k);
+        if (!v) continue;
+        if (n + 2 > cap) return -ERANGE;
+        (void)snprintf(flags[i], sizeof flags[i], "--%s", k->flag);
+        out[n++] = flags[i];
+        out[n++] = v;
+    }
+    *ret_n = n;
+    return 0;
+}
+
+static bool strs_equal(const struct gw_strs *a, const struct gw_strs *b)
+{
+    if (a->n != b->n) return false;
+    for (size_t i = 0; i < a->n; i++)
+        if (strcmp(a->v[i], b->v[i]) != 0) return false;
+    return true;
+}
+
+static bool key_equal(const struct gw_config *a, const struct gw_config *b,
+                      const struct gw_conf_key *k)
+{
+    const void *x = cfield_of(a, k), *y = cfield_of(b, k);
+    switch (k->kind) {
+    case GW_LIST:
+        return strs_equal(x, y);
+    case GW_BOOL:
+        return *(const bool *)x == *(const bool *)y;
+    case GW_SIZE:
+        return *(const uint64_t *)x == *(const uint64_t *)y;
+    case GW_U32:
+    case GW_MS:
+        return *(const uint32_t *)x == *(const uint32_t *)y;
+    case GW_STR:
+    case GW_NUMBER: {
+        const char *s = *(char *const *)x, *t = *(char *const *)y;
+        return (!s && !t) || (s && t && strcmp(s, t) == 0);
+    }
+    }
+    return false;
+}
+
+int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out)
+{
+    int n = 0;
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
+        const struct gw_conf_key *k = &gw_conf_keys[i];
+        if ((k->props & (GW_LIVE | GW_NOFILE)) || key_equal(a, b, k)) continue;
+        int r = buf_addf(out, "%s%s", n++ ? "," : "", k->yaml);
+        if (r < 0) return r;
+    }
+    return n;
+}
+
+int gw_config_help(struct buf *out)
+{
+    int r =
+        buf_adds(out, "usage: kvblend [--model PATH] [--listen HOST:PORT] [--config FILE] …\n\n"
+                      "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
+                      "Every flag has a variable KVBLEND_NAME and, but for the last four, a key "
+                      "in the YAML file.\n\n");
+    for (size_t i = 0; r == 0 && i < gw_conf_n_keys; i++) {
+        const struct gw_conf_key *k = &gw_conf_keys[i];
+        r = buf_addf(out, "  --%-20s %s", k->flag, k->help);
+        if (r == 0 && k->def && k->kind != GW_BOOL) r = buf_addf(out, " [%s]", k->def);
+        if (r == 0 && k->yaml[0]) r = buf_addf(out, " (%s)", k->yaml);
+        if (r == 0) r = buf_addc(out, '\n');
+    }
+    return r;
+}

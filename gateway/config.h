@@ -1,0 +1,185 @@
+/* config: everything the gateway can be told, from one table.
+ *
+ * One table (GW_CONF_TABLE) gives the struct, the flags, the environment names, the YAML keys, the
+ * defaults, the checks and --help. Precedence: flag > environment > file > default; a list given by
+ * a stronger source replaces the weaker one's. A struct gw_config is immutable once loaded; a
+ * reload makes a new one from the same arguments and the changed file. Problems are collected, not
+ * only the first one reported: each names its place ("file:line", flag or variable), the key, what
+ * was expected and what was found. Life cycle: gw_config_load() → reads → gw_config_free(). Thread:
+ * any; values are never changed. */
+#ifndef GATEWAY_CONFIG_H
+#define GATEWAY_CONFIG_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf;
+
+struct gw_strs {
+    char **v;
+    size_t n;
+};
+
+enum gw_conf_kind {
+    GW_STR,    /* text, checked against `choices` where these are given */
+    GW_LIST,   /* several texts: the flag repeated, commas in a variable, a YAML sequence */
+    GW_BOOL,   /* true/false, yes/no, on/off, 1/0; a flag without a value means true */
+    GW_U32,    /* whole number within min…max */
+    GW_SIZE,   /* bytes with K/M/G and KiB/MiB/GiB suffixes */
+    GW_MS,     /* duration; bare numbers are seconds; kept in milliseconds */
+    GW_NUMBER, /* text that must be a number within min…max, passed on as written */
+};
+typedef char *gw_t_GW_STR;
+typedef struct gw_strs gw_t_GW_LIST;
+typedef bool gw_t_GW_BOOL;
+typedef uint32_t gw_t_GW_U32;
+typedef uint64_t gw_t_GW_SIZE;
+typedef uint32_t gw_t_GW_MS;
+typedef char *gw_t_GW_NUMBER;
+
+/* Properties of a key. */
+enum {
+    GW_LIVE = 1,   /* a reload applies it; others need a restart */
+    GW_PASS = 2,   /* handed to the own worker under the same flag */
+    GW_NOFILE = 4, /* flag and variable only */
+};
+
+/* kind, field, YAML key, flag, default (NULL = unset), min, max, properties, choices, help */
+#define GW_CONF_TABLE(X)                                                                           \
+    X(GW_LIST, listen, "listen", "listen", "127.0.0.1:8010", 0, 0, 0, NULL,                        \
+      "HOST:PORT or unix:/path to serve on (repeatable)")                                          \
+    X(GW_STR, model, "model", "model", NULL, 0, 0, 0, NULL,                                        \
+      "GGUF file or Hugging Face folder for the gateway's own worker")                             \
+    X(GW_LIST, workers, "workers", "worker", NULL, 0, 0, 0, NULL,                                  \
+      "http://HOST:PORT or unix:/path of a worker that runs elsewhere (repeatable)")               \
+    X(GW_STR, worker_bin, "worker.bin", "worker-bin", NULL, 0, 0, 0, NULL,                         \
+      "worker program (default: kvblend-worker beside this program)")                              \
+    X(GW_STR, ram, "worker.ram", "ram", NULL, 0, 0, GW_PASS, "SIZE",                               \
+      "RAM budget for chunk records, such as 512MiB or 4GiB")                                      \
+    X(GW_STR, dtype, "worker.dtype", "dtype", NULL, 0, 0, GW_PASS, "auto|f32|bf16",                \
+      "arithmetic of the model: auto, f32 or bf16")                                                \
+    X(GW_STR, kv_dtype, "worker.kv_dtype", "kv-dtype", NULL, 0, 0, GW_PASS, NULL,                  \
+      "type that KV is kept in")                                                                   \
+    X(GW_NUMBER, threads, "worker.threads", "threads", NULL, 0, 4096, GW_PASS, NULL,               \
+      "compute threads of the worker (0: all cores)")                                              \
+    X(GW_STR, gemm, "worker.gemm", "gemm", NULL, 0, 0, GW_PASS, NULL,                              \
+      "matrix multiplication to use (default: measured at start)")                                 \
+    X(GW_NUMBER, ctx, "worker.ctx", "ctx", NULL, 0, 16777216, GW_PASS, NULL,                       \
+      "longest context in tokens (0: the model's)")                                                \
+    X(GW_NUMBER, ratio, "worker.ratio", "ratio", NULL, 0, 1, GW_PASS, NULL,                        \
+      "share of reused tokens to recompute, 0 to 1")                                               \
+    X(GW_STR, strategy, "worker.strategy", "strategy", NULL, 0, 0, GW_PASS, NULL,                  \
+      "how the recomputed tokens are chosen")                                                      \
+    X(GW_STR, chat_template, "worker.chat_template", "chat-template", NULL, 0, 0, GW_PASS, NULL,   \
+      "name of the chat template, where the model's own is not known")                             \
+    X(GW_STR, served_model_name, "worker.served_model_name", "served-model-name", NULL, 0, 0,      \
+      GW_PASS, NULL, "name the model is served under")                                             \
+    X(GW_NUMBER, max_running, "worker.max_running", "max-running", NULL, 1, 4096, GW_PASS, NULL,   \
+      "sequences the worker decodes together")                                                     \
+    X(GW_NUMBER, max_queue, "worker.max_queue", "max-queue", NULL, 1, 65536, GW_PASS, NULL,        \
+      "requests that may wait in the worker")                                                      \
+    X(GW_STR, presets, "worker.presets", "presets", NULL, 0, 0, GW_PASS, NULL,                     \
+      "folder of segment presets (default: the built-in ones)")                                    \
+    X(GW_MS, hang_timeout_ms, "worker.hang_timeout", "hang-timeout", "60s", 1000, 3600000, 0,      \
+      NULL, "own worker that answers no health check for this long is restarted")                  \
+    X(GW_LIST, api_keys, "keys.list", "api-key", NULL, 0, 0, GW_LIVE, NULL,                        \
+      "accepted API key (repeatable; none: no key is asked for)")                                  \
+    X(GW_STR, api_key_file, "keys.file", "api-key-file", NULL, 0, 0, GW_LIVE, NULL,                \
+      "file of accepted API keys, one a line, # comments")                                         \
+    X(GW_U32, max_inflight, "limits.max_inflight", "max-inflight", "64", 1, 65536, GW_LIVE, NULL,  \
+      "completions sent to the workers at once")                                                   \
+    X(GW_U32, queue_limit, "limits.queue_limit", "queue-limit", "256", 0, 65536, GW_LIVE, NULL,    \
+      "completions that may wait for their turn")                                                  \
+    X(GW_MS, queue_timeout_ms, "limits.queue_timeout", "queue-timeout", "60s", 1, 3600000,         \
+      GW_LIVE, NULL, "longest wait for a turn")                                                    \
+    X(GW_SIZE, max_body_bytes, "limits.max_body", "max-body", "32MiB", 1024, 1ull << 30, 0, NULL,  \
+      "largest request body")                                                                      \
+    X(GW_MS, retry_wait_ms, "limits.retry_wait", "retry-wait", "30s", 0, 600000, GW_LIVE, NULL,    \
+      "how long a request waits for a restarted worker")                                           \
+    X(GW_MS, connect_timeout_ms, "timeouts.connect", "connect-timeout", "2s", 1, 600000, 0, NULL,  \
+      "connecting to a worker")                                                                    \
+    X(GW_MS, first_byte_timeout_ms, "timeouts.first_byte", "first-byte-timeout", "600s", 1,        \
+      86400000, 0, NULL, "first byte of a worker's answer")                                        \
+    X(GW_MS, idle_timeout_ms, "timeouts.idle", "idle-timeout", "180s", 1, 86400000, 0, NULL,       \
+      "silence within a worker's answer")                                                          \
+    X(GW_MS, head_timeout_ms, "timeouts.client_head", "head-timeout", "10s", 1, 3600000, 0, NULL,  \
+      "client sending its request head")                                                           \
+    X(GW_MS, body_timeout_ms, "timeouts.client_body", "body-timeout", "60s", 1, 3600000, 0, NULL,  \
+      "client sending its request body")                                                           \
+    X(GW_MS, write_timeout_ms, "timeouts.client_write", "write-timeout", "60s", 1, 3600000, 0,     \
+      NULL, "client that takes no bytes of its answer")                                            \
+    X(GW_MS, drain_timeout_ms, "drain.timeout", "drain-timeout", "120s", 0, 86400000, GW_LIVE,     \
+      NULL, "time to finish requests after SIGTERM")                                               \
+    X(GW_MS, drain_delay_ms, "drain.delay", "drain-delay", "0s", 0, 3600000, GW_LIVE, NULL,        \
+      "time between reporting not ready and refusing connections")                                 \
+    X(GW_LIST, admin, "admin.listen", "admin", NULL, 0, 0, 0, NULL,                                \
+      "address of the admin API (default: a unix socket in the run folder)")                       \
+    X(GW_BOOL, admin_public, "admin.public", "admin-public", "false", 0, 0, 0, NULL,               \
+      "serve /admin on the public address, too")                                                   \
+    X(GW_STR, log_level, "log.level", "log-level", "notice", 0, 0, GW_LIVE | GW_PASS,              \
+      "error|warn|notice|info|debug", "error, warn, notice, info or debug")                        \
+    X(GW_STR, access_log, "log.access", "access-log", "stdout", 0, 0, 0, NULL,                     \
+      "stdout, off or a file: one JSON line per request")                                          \
+    X(GW_STR, config, "", "config", NULL, 0, 0, GW_NOFILE, NULL, "YAML configuration file")        \
+    X(GW_BOOL, check, "", "check", "false", 0, 0, GW_NOFILE, NULL,                                 \
+      "check the configuration and stop")                                                          \
+    X(GW_BOOL, version, "", "version", "false", 0, 0, GW_NOFILE, NULL, "print the version")        \
+    X(GW_BOOL, help, "", "help", "false", 0, 0, GW_NOFILE, NULL, "print this text")
+
+struct gw_config {
+#define X(kind, field, ...) gw_t_##kind field;
+    GW_CONF_TABLE(X)
+#undef X
+};
+
+struct gw_conf_key { /* one row of the table, as data */
+    enum gw_conf_kind kind;
+    size_t offset;
+    const char *yaml, *flag, *def;
+    uint64_t min, max;
+    unsigned props;
+    const char *choices, *help;
+};
+extern const struct gw_conf_key gw_conf_keys[];
+extern const size_t gw_conf_n_keys;
+
+/* Defaults, file, environment, flags. `problems` (may be NULL) receives one line per problem.
+ * 0 and *ret set; -EINVAL with problems; -ENOMEM. envp: NULL-terminated "NAME=value" list. */
+int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,
+                   struct buf *problems);
+void gw_config_free(struct gw_config *c);
+/* The flags of the own worker: "--ram", "4GiB", … appended to out (strings borrowed from c). */
+int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n);
+/* Names of keys that differ between two configurations and need a restart, comma separated. */
+int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out);
+int gw_config_help(struct buf *out);
+
+/* Parsers of single values; 0 or -EINVAL. */
+int gw_parse_size(const char *s, uint64_t *ret_bytes);
+int gw_parse_duration(const char *s, uint64_t *ret_ms);
+/* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
+int gw_parse_address(const char *s, struct buf *out);
+
+/* Internal to config*.c: set one key from text. 0, or -EINVAL and a problem line. */
+struct gw_conf_source {
+    const char *name; /* "etc/kvblend.yaml", "environment", "flag" */
+    unsigned line;    /* 0 = none */
+    int rank;         /* 1 file, 2 environment, 3 flag */
+};
+struct gw_conf_build {
+    struct gw_config *c;
+    int *rank; /* per key: who set it last */
+    struct buf *problems;
+    unsigned n_problems;
+};
+const struct gw_conf_key *gw_conf_find_yaml(const char *path);
+int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char *text,
+                const struct gw_conf_source *src);
+void gw_conf_problem(struct gw_conf_build *b, const struct gw_conf_source *src, const char *fmt,
+                     ...) __attribute__((format(printf, 3, 4)));
+int gw_conf_read_yaml(struct gw_conf_build *b, const char *path);
+
+#endif

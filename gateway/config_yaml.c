@@ -1,0 +1,242 @@
+/* The YAML file, read through libyaml's event stream: a mapping of keys and of one level of
+ * sections. Nothing is built in memory, so a hostile file costs its own size at most; depth is
+ * bounded. */
+#include "gateway/config.h"
+
+#include "base/buf.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+enum { DEPTH_MAX = 2 };
+
+struct yaml_state {
+    struct gw_conf_build *b;
+    struct gw_conf_source src;
+    char path[DEPTH_MAX][64];       /* key at each mapping level */
+    int depth;                      /* open mappings */
+    bool want_value;                /* the key of the innermost mapping has been read */
+    const struct gw_conf_key *list; /* inside the sequence of this key */
+    int skip;                       /* > 0: inside a value that was already complained about */
+};
+
+static void full_path(const struct yaml_state *s, char *out, size_t cap)
+{
+    if (s->depth > 1)
+        (void)snprintf(out, cap, "%s.%s", s->path[0], s->path[1]);
+    else
+        (void)snprintf(out, cap, "%s", s->path[0]);
+}
+
+static bool is_section(const char *name)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; i < gw_conf_n_keys; i++)
+        if (strncmp(gw_conf_keys[i].yaml, name, n) == 0 && gw_conf_keys[i].yaml[n] == '.')
+            return true;
+    return false;
+}
+
+/* Number of single-character edits between two short names. */
+static unsigned distance(const char *a, const char *b)
+{
+    enum { MAX = 64 };
+    unsigned row[MAX + 1];
+    size_t n = strlen(b);
+    if (n > MAX || strlen(a) > MAX) return MAX;
+    for (size_t j = 0; j <= n; j++)
+        row[j] = (unsigned)j;
+    for (size_t i = 0; a[i]; i++) {
+        unsigned diag = row[0];
+        row[0] = (unsigned)i + 1;
+        for (size_t j = 0; j < n; j++) {
+            unsigned best = diag + (a[i] != b[j]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            diag = row[j + 1];
+            if (diag + 1 < best) best = diag + 1;
+            row[j + 1] = best;
+        }
+    }
+    return row[n];
+}
+
+static void unknown_key(struct yaml_state *s, const char *path)
+{
+    const char *near = NULL;
+    unsigned best = 4; /* chosen: up to three typing errors are worth a suggestion */
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
+        if (gw_conf_keys[i].props & GW_NOFILE) continue;
+        unsigned d = distance(path, gw_conf_keys[i].yaml);
+        if (d >= best) continue;
+        best = d;
+        near = gw_conf_keys[i].yaml;
+    }
+    if (near)
+        gw_conf_problem(s->b, &s->src, "%s: unknown key; expected one like \"%s\"", path, near);
+    else
+        gw_conf_problem(s->b, &s->src, "%s: unknown key; kvblend --help lists the known ones",
+                        path);
+}
+
+/* "${NAME}" and "os.environ/NAME" stand for a variable, so that secrets stay out of the file. */
+static const char *expand(struct yaml_state *s, const char *text, char *name, size_t cap)
+{
+    size_t len = strlen(text);
+    if (strncmp(text, "os.environ/", 11) == 0)
+        (void)snprintf(name, cap, "%s", text + 11);
+    else if (len > 3 && text[0] == '$' && text[1] == '{' && text[len - 1] == '}')
+        (void)snprintf(name, cap, "%.*s", (int)(len - 3), text + 2);
+    else
+        return text;
+    const char *v = getenv(name);
+    if (!v) gw_conf_problem(s->b, &s->src, "variable %s is not set", name);
+    return v;
+}
+
+static int on_scalar(struct yaml_state *s, const yaml_event_t *e)
+{
+    const char *text = (const char *)e->data.scalar.value;
+    char path[160], name[128];
+    if (s->list) {
+        const char *v = expand(s, text, name, sizeof name);
+        return v ? gw_conf_set(s->b, s->list, v, &s->src) : 0;
+    }
+    if (s->depth == 0) {
+        gw_conf_problem(s->b, &s->src, "expected \"key: value\" lines, found \"%.40s\"", text);
+        return 0;
+    }
+    if (!s->want_value) {
+        (void)snprintf(s->path[s->depth - 1], sizeof s->path[0], "%s", text);
+        s->want_value = true;
+        return 0;
+    }
+    s->want_value = false;
+    full_path(s, path, sizeof path);
+    const struct gw_conf_key *k = gw_conf_find_yaml(path);
+    if (!k) {
+        if (s->depth == 1 && is_section(path)) {
+            if (*text)
+                gw_conf_problem(s->b, &s->src, "%s: expected a section of keys, found \"%.40s\"",
+                                path, text);
+            return 0;
+        }
+        unknown_key(s, path);
+        return 0;
+    }
+    bool plain = e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+    if (plain && (!*text || strcmp(text, "~") == 0 || strcmp(text, "null") == 0)) return 0;
+    const char *v = expand(s, text, name, sizeof name);
+    return v ? gw_conf_set(s->b, k, v, &s->src) : 0;
+}
+
+static void on_mapping_start(struct yaml_state *s)
+{
+    char path[160];
+    if (s->depth == 0) {
+        s->depth = 1;
+        return;
+    }
+    full_path(s, path, sizeof path);
+    if (s->list) {
+        gw_conf_problem(s->b, &s->src, "%s: expected plain texts, found a mapping", s->list->yaml);
+    } else if (!s->want_value) {
+        gw_conf_problem(s->b, &s->src, "expected a key, found a mapping");
+    } else if (s->depth == 1 && is_section(path)) {
+        s->depth = 2;
+        s->want_value = false;
+        return;
+    } else if (gw_conf_find_yaml(path)) {
+        gw_conf_problem(s->b, &s->src, "%s: expected a value, found a mapping", path);
+    } else {
+        unknown_key(s, path);
+    }
+    s->want_value = false;
+    s->skip = 1;
+}
+
+static void on_sequence_start(struct yaml_state *s)
+{
+    char path[160];
+    full_path(s, path, sizeof path);
+    const struct gw_conf_key *k = s->depth > 0 && s->want_value ? gw_conf_find_yaml(path) : NULL;
+    s->want_value = false;
+    if (k && k->kind == GW_LIST && !s->list) {
+        s->list = k;
+        return;
+    }
+    if (s->depth == 0)
+        gw_conf_problem(s->b, &s->src, "expected \"key: value\" lines, found a list");
+    else if (k || s->list)
+        gw_conf_problem(s->b, &s->src, "%s: expected one value, found a list", path);
+    else
+        unknown_key(s, path);
+    s->skip = 1;
+}
+
+static int on_event(struct yaml_state *s, const yaml_event_t *e)
+{
+    bool opens = e->type == YAML_MAPPING_START_EVENT || e->type == YAML_SEQUENCE_START_EVENT;
+    bool closes = e->type == YAML_MAPPING_END_EVENT || e->type == YAML_SEQUENCE_END_EVENT;
+    if (s->skip > 0) {
+        s->skip += opens - closes;
+        return 0;
+    }
+    s->src.line = (unsigned)e->start_mark.line + 1;
+    switch (e->type) {
+    case YAML_SCALAR_EVENT:
+        return on_scalar(s, e);
+    case YAML_MAPPING_START_EVENT:
+        on_mapping_start(s);
+        return 0;
+    case YAML_SEQUENCE_START_EVENT:
+        on_sequence_start(s);
+        return 0;
+    case YAML_MAPPING_END_EVENT:
+        s->depth--;
+        return 0;
+    case YAML_SEQUENCE_END_EVENT:
+        s->list = NULL;
+        return 0;
+    case YAML_ALIAS_EVENT:
+        gw_conf_problem(s->b, &s->src, "aliases are not supported");
+        s->want_value = false;
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+int gw_conf_read_yaml(struct gw_conf_build *b, const char *path)
+{
+    struct yaml_state s = {.b = b, .src = {path, 0, 1}};
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        gw_conf_problem(b, &s.src, "cannot be read: %s", strerror(errno));
+        return -EINVAL;
+    }
+    yaml_parser_t p;
+    if (!yaml_parser_initialize(&p)) {
+        (void)fclose(f);
+        return -ENOMEM;
+    }
+    yaml_parser_set_input_file(&p, f);
+    int r = 0;
+    for (bool end = false; !end && r != -ENOMEM;) {
+        yaml_event_t e;
+        if (!yaml_parser_parse(&p, &e)) {
+            s.src.line = (unsigned)p.problem_mark.line + 1;
+            gw_conf_problem(b, &s.src, "not YAML: %s", p.problem ? p.problem : "unreadable");
+            r = -EINVAL;
+            break;
+        }
+        end = e.type == YAML_STREAM_END_EVENT;
+        r = on_event(&s, &e);
+        yaml_event_delete(&e);
+    }
+    yaml_parser_delete(&p);
+    (void)fclose(f);
+    return r == -ENOMEM ? r : b->n_problems ? -EINVAL : 0;
+}

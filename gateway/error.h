@@ -1,0 +1,50 @@
+/* error: every refusal of the gateway in OpenAI's error shape, from one table.
+ *
+ * {"error":{"message","type","param","code"}} with the status, Retry-After and x-should-retry that
+ * the official clients act on: retries are asked for only where waiting helps. Thread: any. */
+#ifndef GATEWAY_ERROR_H
+#define GATEWAY_ERROR_H
+
+#include <stddef.h>
+
+struct buf;
+
+/*  name             status  type                     code                     retry after s (-1:
+ * never) */
+#define GW_ERROR_TABLE(X)                                                                          \
+    X(INVALID_JSON, 400, "invalid_request_error", "invalid_json", -1)                              \
+    X(INVALID_UTF8, 400, "invalid_request_error", "invalid_utf8", -1)                              \
+    X(BAD_REQUEST, 400, "invalid_request_error", "bad_request", -1)                                \
+    X(INVALID_KEY, 401, "invalid_request_error", "invalid_api_key", -1)                            \
+    X(UNKNOWN_URL, 404, "invalid_request_error", "unknown_url", -1)                                \
+    X(UNKNOWN_MODEL, 404, "invalid_request_error", "model_not_found", -1)                          \
+    X(METHOD, 405, "invalid_request_error", "method_not_allowed", -1)                              \
+    X(TIMEOUT, 408, "timeout_error", "request_timeout", 1)                                         \
+    X(TOO_LARGE, 413, "invalid_request_error", "request_too_large", -1)                            \
+    X(MEDIA_TYPE, 415, "invalid_request_error", "unsupported_media_type", -1)                      \
+    X(OVERLOADED, 429, "server_overloaded", "server_overloaded", 2)                                \
+    X(HEADERS, 431, "invalid_request_error", "request_headers_too_large", -1)                      \
+    X(INTERNAL, 500, "server_error", "internal_error", -1)                                         \
+    X(NOT_SUPPORTED, 501, "not_supported_error", "not_supported", -1)                              \
+    X(UPSTREAM, 502, "upstream_error", "upstream_unreachable", 1)                                  \
+    X(UPSTREAM_TIMEOUT, 504, "upstream_error", "upstream_timeout", -1)                             \
+    X(LOADING, 503, "server_error", "model_loading", 2)                                            \
+    X(DRAINING, 503, "server_error", "draining", 2)
+
+enum gw_error {
+#define X(name, ...) GW_E_##name,
+    GW_ERROR_TABLE(X)
+#undef X
+        GW_E_COUNT
+};
+
+int gw_error_status(enum gw_error e);
+enum gw_error gw_error_of_status(int status); /* for refusals of the HTTP layer */
+/* The JSON body; param may be NULL. 0 or -ENOMEM. */
+int gw_error_body(enum gw_error e, const char *message, const char *param, struct buf *out);
+/* Header lines that belong to the error: retry hints and, for 401, WWW-Authenticate. */
+int gw_error_headers(enum gw_error e, struct buf *out);
+/* The frames that end a stream that had begun: the error, then [DONE]. */
+int gw_error_frames(enum gw_error e, const char *message, struct buf *out);
+
+#endif

@@ -1,0 +1,395 @@
+/* The public side: request in, route, key, answer. Routes are a table; what a worker must answer
+ * goes to relay.c, everything else is answered here from memory. */
+#include "gateway/gate.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/metric.h"
+#include "gateway/config.h"
+#include "gateway/fleet.h"
+#include "gateway/keys.h"
+#include "gateway/merge.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* ---- answers ---- */
+
+static void answer(struct gw_req *q, int status, const char *type, const struct buf *extra,
+                   const struct buf *body)
+{
+    struct buf headers = BUF_INIT;
+    (void)buf_addf(&headers, "x-request-id: %s\r\n", q->id);
+    if (extra && extra->len) (void)buf_add(&headers, extra->data, extra->len);
+    q->stage = GW_ANSWERED;
+    q->status = status;
+    (void)http_reply(q->http, status, type, buf_cstr(&headers), body->data, body->len);
+    buf_fini(&headers);
+}
+
+void gw_answer_json(struct gw_req *q, int status, const struct buf *body)
+{
+    answer(q, status, "application/json", NULL, body);
+}
+
+void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body)
+{
+    answer(q, status, type, NULL, body);
+}
+
+void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
+{
+    char message[512];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
+    struct buf headers = BUF_INIT, body = BUF_INIT;
+    (void)gw_error_headers(e, &headers);
+    if (e == GW_E_METHOD) (void)buf_addf(&headers, "Allow: %s\r\n", q->route->methods);
+    (void)gw_error_body(e, message, param, &body);
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    answer(q, gw_error_status(e), "application/json", &headers, &body);
+    buf_fini(&headers);
+    buf_fini(&body);
+}
+
+/* ---- routes answered from memory ---- */
+
+static void answer_health(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_addf(&b, "{\"status\":\"ok\",\"ready\":%s}",
+                   gw_fleet_n_ready(q->gate->fleet) && !q->gate->draining ? "true" : "false");
+    gw_answer_json(q, 200, &b);
+    buf_fini(&b);
+}
+
+static void answer_ready(struct gw_req *q)
+{
+    struct gw_gate *g = q->gate;
+    struct buf b = BUF_INIT;
+    if (g->draining) {
+        gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
+    } else if (gw_fleet_n_ready(g->fleet) == 0) {
+        gw_answer_error(q, GW_E_LOADING, NULL, "No worker is ready yet.");
+    } else {
+        (void)buf_addf(&b, "{\"status\":\"ready\",\"workers\":%u}", gw_fleet_n_ready(g->fleet));
+        gw_answer_json(q, 200, &b);
+    }
+    buf_fini(&b);
+}
+
+static void answer_version(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_adds(&b, "{\"name\":\"kvblend\",\"version\":\"" KV_VERSION "\"}");
+    gw_answer_json(q, 200, &b);
+    buf_fini(&b);
+}
+
+static void models_unknown(struct gw_req *q)
+{
+    if (gw_fleet_hopeful(q->gate->fleet))
+        gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
+    else
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
+}
+
+static void answer_models(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    if (gw_fleet_knows(q->gate->fleet, "") == -EAGAIN) {
+        models_unknown(q);
+        return;
+    }
+    (void)gw_fleet_list_models(q->gate->fleet, &b);
+    gw_answer_json(q, 200, &b);
+    buf_fini(&b);
+}
+
+static void answer_model(struct gw_req *q)
+{
+    struct gw_fleet *f = q->gate->fleet;
+    const struct gw_model *m = gw_fleet_model(f, q->rest);
+    if (m) {
+        struct buf b = BUF_INIT;
+        (void)buf_adds(&b, m->json);
+        gw_answer_json(q, 200, &b);
+        buf_fini(&b);
+    } else if (gw_fleet_knows(f, "") == -EAGAIN) {
+        models_unknown(q);
+    } else {
+        gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", q->rest);
+    }
+}
+
+static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    struct buf own = BUF_INIT, all = BUF_INIT;
+    struct gw_merge m = {0};
+    int r = metric_render(&own);
+    if (r == 0) r = gw_merge_own(&m, own.data, own.len);
+    for (size_t i = 0; r == 0 && i < n; i++)
+        if (pages[i].status == 200)
+            r = gw_merge_worker(&m, pages[i].index, pages[i].body.data, pages[i].body.len);
+    if (r == 0) r = gw_merge_render(&m, &all);
+    if (r == 0)
+        gw_answer_text(q, 200, "text/plain; version=0.0.4; charset=utf-8", &all);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    gw_merge_fini(&m);
+    buf_fini(&own);
+    buf_fini(&all);
+}
+
+static void answer_metrics(struct gw_req *q)
+{
+    if (gw_gather_start(q, "/metrics", 1000, metrics_gathered) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
+static const struct gw_route public_routes[] = {
+    {"/chat/completions", "POST", "/v1/chat/completions", NULL,
+     GW_R_JSON | GW_R_ADMIT | GW_R_DETECT},
+    {"/completions", "POST", "/v1/completions", NULL, GW_R_JSON | GW_R_ADMIT},
+    {"/models", "GET", NULL, answer_models, 0},
+    {"/models/", "GET", NULL, answer_model, GW_R_REST},
+    {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON},
+    {"/detokenize", "POST", "/detokenize", NULL, GW_R_JSON},
+    {"/segments", "GET, POST", "/v1/segments", NULL, GW_R_JSON},
+    {"/segments/", "GET, POST, DELETE", "/v1/segments/", NULL, GW_R_REST},
+    {"/health", "GET", NULL, answer_health, GW_R_OPEN},
+    {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
+    {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN},
+    {"/version", "GET", NULL, answer_version, GW_R_OPEN},
+    {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
+};
+enum { N_PUBLIC = sizeof public_routes / sizeof public_routes[0] };
+
+/* ---- routing ---- */
+
+const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
+                                     const char **ret_rest)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    for (size_t i = 0; i < n; i++) {
+        const char *p = table[i].path;
+        size_t plen = strlen(p);
+        bool rest = table[i].props & GW_R_REST;
+        if (rest ? len <= plen : len != plen) continue;
+        if (strncmp(path, p, plen) != 0) continue;
+        *ret_rest = path + plen;
+        return &table[i];
+    }
+    return NULL;
+}
+
+static bool method_allowed(const char *methods, const char *method)
+{
+    size_t len = strlen(method);
+    for (const char *p = methods; *p;) {
+        size_t n = strcspn(p, ", ");
+        if (n == len && strncmp(p, method, n) == 0) return true;
+        p += n;
+        p += strspn(p, ", ");
+    }
+    return false;
+}
+
+/* Path and query for the worker. Identifiers are plain, so that nothing needs escaping. */
+static int make_target_path(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    for (const char *p = q->rest; (q->route->props & GW_R_REST) && *p; p++)
+        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/", *p))
+            return -EINVAL;
+    const char *query = http_req_query(q->http);
+    bool rest = q->route->props & GW_R_REST;
+    int r =
+        buf_addf(&b, "%s%s%s%s", q->route->upstream, rest ? q->rest : "", *query ? "?" : "", query);
+    if (r == 0 && buf_cstr(&b)) q->target_path = buf_take(&b, NULL);
+    buf_fini(&b);
+    return q->target_path ? 0 : -ENOMEM;
+}
+
+/* The client's own id when it is harmless, else a fresh one. */
+static void choose_id(struct gw_req *q)
+{
+    const char *given = http_header_find(http_req_head(q->http), "x-request-id");
+    size_t n = 0;
+    while (given && n < 128 && given[n] > 0x20 && given[n] < 0x7f && given[n] != '"')
+        n++;
+    if (n > 0 && given[n] == '\0') {
+        memcpy(q->id, given, n + 1);
+        return;
+    }
+    uint64_t r[2];
+    if (getrandom(r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r) {
+        static uint64_t counter;
+        r[0] = clock_ns();
+        r[1] = ++counter;
+    }
+    (void)snprintf(q->id, sizeof q->id, "req_%016llx%016llx", (unsigned long long)r[0],
+                   (unsigned long long)r[1]);
+}
+
+static bool key_ok(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    return gw_keys_check(q->gate->keys, http_header_find(h, "authorization"),
+                         http_header_find(h, "x-api-key"), q->key_id) == 1;
+}
+
+static void serve(struct gw_req *q, const struct gw_route *table, size_t n, const char *path,
+                  bool need_key)
+{
+    const char *method = http_req_method(q->http);
+    q->route = gw_route_find(table, n, path, &q->rest);
+    if (!q->route) {
+        gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
+                        http_req_path(q->http));
+        return;
+    }
+    if (need_key && !(q->route->props & GW_R_OPEN) && !key_ok(q)) {
+        gw_answer_error(q, GW_E_INVALID_KEY, NULL,
+                        "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
+        return;
+    }
+    if (!method_allowed(q->route->methods, method)) {
+        gw_answer_error(q, GW_E_METHOD, NULL, "Not allowed to %s on %.200s.", method,
+                        http_req_path(q->http));
+        return;
+    }
+    if (q->route->answer) {
+        q->route->answer(q);
+        return;
+    }
+    if (q->gate->draining && !(q->route->props & GW_R_ADMIN)) {
+        q->end = GW_END_DRAIN;
+        gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
+        return;
+    }
+    if (make_target_path(q) < 0) {
+        gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
+                        http_req_path(q->http));
+        return;
+    }
+    gw_relay_begin(q);
+}
+
+static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
+{
+    struct gw_req *q = mem_zalloc(sizeof *q);
+    if (!q) {
+        (void)http_reply(r, 500, "application/json", NULL, NULL, 0);
+        return NULL;
+    }
+    q->gate = g;
+    q->http = r;
+    q->rest = "";
+    q->next = g->reqs;
+    if (g->reqs) g->reqs->prev = q;
+    g->reqs = q;
+    g->n_reqs++;
+    http_req_set_user(r, q);
+    choose_id(q);
+    return q;
+}
+
+static void public_request(void *ctx, struct http_req *r)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = req_create(g, r);
+    if (!q) return;
+    const char *path = http_req_path(r);
+    if (g->config->admin_public && strncmp(path, "/admin/", 7) == 0) {
+        serve(q, gw_admin_routes, gw_admin_n_routes, path, true);
+        return;
+    }
+    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    serve(q, public_routes, N_PUBLIC, path, true);
+}
+
+static void admin_request(void *ctx, struct http_req *r)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = req_create(g, r);
+    if (!q) return;
+    const char *path = http_req_path(r);
+    if (strncmp(path, "/admin/", 7) == 0) {
+        serve(q, gw_admin_routes, gw_admin_n_routes, path, false);
+        return;
+    }
+    /* Whoever may administer may also warm and ask. */
+    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    serve(q, public_routes, N_PUBLIC, path, false);
+}
+
+/* ---- ends ---- */
+
+static void log_access(struct gw_req *q, bool aborted)
+{
+    size_t len;
+    if (q->route && (q->route->props & GW_R_OPEN)) return;
+    (void)http_req_body(q->http, &len);
+    uint64_t start = http_req_start_ns(q->http);
+    double ttft_ms = q->first_byte_ns ? (double)(q->first_byte_ns - start) / 1e6 : -1;
+    struct gw_access a = {
+        .request_id = q->id,
+        .client = http_req_peer(q->http),
+        .key_id = q->key_id,
+        .method = http_req_method(q->http),
+        .path = http_req_path(q->http),
+        .model = q->scan.has_model ? q->scan.model : NULL,
+        .detector = q->scan.n_segments ? q->scan.detector : NULL,
+        .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
+        .status = aborted ? 499 : q->status,
+        .target = q->target ? (int)q->target->index : -1,
+        .stream = q->sse,
+        .end = aborted ? GW_END_CLIENT_ABORT : q->end,
+        .bytes_in = len,
+        .bytes_out = http_req_bytes_out(q->http),
+        .start_ns = start,
+        .n_segments = q->scan.n_segments,
+        .n_retries = q->n_retries,
+        .queue_ms = (double)q->queue_ns / 1e6,
+        .ttft_ms = ttft_ms,
+        .overhead_us = (double)q->overhead_ns / 1e3,
+    };
+    gw_stats_request(q->gate->stats, &a);
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = http_req_user(r);
+    if (!q) return;
+    log_access(q, aborted);
+    *(q->prev ? &q->prev->next : &g->reqs) = q->next;
+    if (q->next) q->next->prev = q->prev;
+    if (q->gather) gw_gather_cancel(q->gather);
+    gw_relay_close(q);
+    mem_free(q->target_path);
+    mem_free(q);
+    if (--g->n_reqs == 0 && g->draining) g->on_idle(g->run_ctx);
+}
+
+static void on_drain(void *ctx, struct http_req *r)
+{
+    struct gw_req *q = http_req_user(r);
+    if (q) gw_relay_drain(q);
+}
+
+static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_body)
+{
+    (void)gw_error_body(gw_error_of_status(status), why, NULL, ret_body);
+}
+
+const struct http_server_ops gw_front_ops = {public_request, on_close, on_drain, on_refuse};
+const struct http_server_ops gw_admin_ops = {admin_request, on_close, on_drain, on_refuse};

@@ -1,0 +1,174 @@
+/* Two passes at most: base/jsonscan.h checks the whole body and shows where the top-level values
+ * are; only when chunks are to be found are the messages' texts unescaped, once, into one buffer.
+ */
+#include "gateway/scan.h"
+
+#include "base/jsonscan.h"
+#include "base/mem.h"
+#include "segment/segment.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MESSAGES_MAX = 4096 };
+
+struct fields {
+    struct json_val model, stream, messages;
+    bool has_model, has_stream, has_messages, marked;
+};
+
+static bool is_empty(const struct json_val *v)
+{
+    return v->type == JSON_T_NULL || (v->type == JSON_T_ARRAY && v->len <= 2);
+}
+
+/* Does the kvblend object mark chunks itself, or does it want none? */
+static bool kvblend_marks(const struct json_val *v)
+{
+    static const char *const keys[] = {"segments", "separator"};
+    struct json_val x;
+    if (v->type != JSON_T_OBJECT) return false;
+    for (size_t i = 0; i < 2; i++)
+        if (json_find(v->p, v->len, keys[i], &x) == 1 && !is_empty(&x)) return true;
+    return json_find(v->p, v->len, "mode", &x) == 1 && json_str_is(&x, "full");
+}
+
+static int on_field(void *ctx, const struct json_field *f)
+{
+    struct fields *t = ctx;
+    if (json_str_is(&f->key, "model")) {
+        t->model = f->val;
+        t->has_model = true;
+    } else if (json_str_is(&f->key, "stream")) {
+        t->stream = f->val;
+        t->has_stream = true;
+    } else if (json_str_is(&f->key, "messages")) {
+        t->messages = f->val;
+        t->has_messages = f->val.type == JSON_T_ARRAY;
+    } else if (json_str_is(&f->key, "documents")) {
+        t->marked |= !is_empty(&f->val);
+    } else if (json_str_is(&f->key, "kvblend")) {
+        t->marked |= kvblend_marks(&f->val);
+    }
+    return 0;
+}
+
+/* ---- texts of the messages ---- */
+
+struct texts {
+    struct buf bytes; /* all texts, one after the other; borrowed by `text` once complete */
+    struct seg_text *text;
+    size_t *offset;
+    size_t n, cap;
+    bool marked; /* a message has content parts */
+};
+
+static int text_room(struct texts *t)
+{
+    if (t->n < t->cap) return 0;
+    if (t->n >= MESSAGES_MAX) return -ERANGE;
+    size_t cap = t->cap ? t->cap * 2 : 16;
+    void *a = mem_realloc(t->text, cap * sizeof *t->text);
+    if (a) t->text = a;
+    void *b = a ? mem_realloc(t->offset, cap * sizeof *t->offset) : NULL;
+    if (b) t->offset = b;
+    if (!b) return -ENOMEM;
+    t->cap = cap;
+    return 0;
+}
+
+static const char *role_of(const struct json_val *v)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        if (json_str_is(v, roles[i])) return roles[i];
+    return "user";
+}
+
+static int on_message(void *ctx, const struct json_val *m)
+{
+    struct texts *t = ctx;
+    struct json_val v;
+    if (m->type != JSON_T_OBJECT) return -EINVAL; /* the worker will say what is wrong */
+    int r = text_room(t);
+    if (r < 0) return r;
+    struct seg_text *x = &t->text[t->n];
+    *x = (struct seg_text){.role = "user"};
+    t->offset[t->n++] = t->bytes.len;
+    if (json_find(m->p, m->len, "role", &v) == 1) x->role = role_of(&v);
+    if (json_find(m->p, m->len, "content", &v) != 1 || v.type == JSON_T_NULL) return 0;
+    if (v.type != JSON_T_STRING) {
+        t->marked = true;
+        return 0;
+    }
+    size_t before = t->bytes.len;
+    r = json_str_read(&v, &t->bytes);
+    x->len = t->bytes.len - before;
+    return r;
+}
+
+static void texts_fini(struct texts *t)
+{
+    buf_fini(&t->bytes);
+    mem_free(t->text);
+    mem_free(t->offset);
+}
+
+/* No failure here is the client's: without a list the worker looks for chunks itself. */
+static void find_chunks(struct gw_scan *s, const struct json_val *messages)
+{
+    struct texts t = {.bytes = BUF_INIT};
+    struct seg_list found = {0};
+    struct seg_opts opts = {0};
+    int r = json_each(messages, on_message, &t);
+    if (r < 0 || t.marked || t.n == 0) goto out;
+    for (size_t i = 0; i < t.n; i++)
+        t.text[i].text = t.bytes.data ? t.bytes.data + t.offset[i] : "";
+    if (seg_find(s->presets, &opts, t.text, t.n, &found) < 0 || found.n == 0) goto out;
+    if (seg_format(&found, &s->segments) < 0 || s->segments.len > GW_SCAN_HEADER_MAX) {
+        buf_clear(&s->segments);
+        goto out;
+    }
+    s->n_segments = (unsigned)found.n;
+    (void)snprintf(s->detector, sizeof s->detector, "%s", found.seg[0].detector);
+out:
+    seg_list_fini(&found);
+    texts_fini(&t);
+}
+
+void gw_scan_run(struct gw_scan *s)
+{
+    struct fields t = {0};
+    struct json_fault fault = {0};
+    int r = json_scan_object(s->body, s->len, on_field, &t, &fault);
+    if (r < 0) {
+        const char *why = fault.why ? fault.why : "malformed";
+        s->failed = true;
+        s->error = strstr(why, "UTF-8") ? GW_E_INVALID_UTF8 : GW_E_INVALID_JSON;
+        (void)snprintf(s->message, sizeof s->message,
+                       "The request body must be a JSON object: %s at byte %zu.", why, fault.at);
+        return;
+    }
+    if (t.has_stream && json_bool_read(&t.stream, &s->stream) < 0) s->stream = false;
+    if (t.has_model && t.model.type == JSON_T_STRING) {
+        struct buf name = BUF_INIT;
+        if (json_str_read(&t.model, &name) == 0 && name.len < sizeof s->model &&
+            !memchr(name.data ? name.data : "", '\0', name.len)) {
+            memcpy(s->model, name.data ? name.data : "", name.len);
+            s->model[name.len] = '\0';
+            s->has_model = true;
+        } else {
+            s->failed = true;
+            s->error = GW_E_UNKNOWN_MODEL;
+            (void)snprintf(s->message, sizeof s->message, "The model name is too long.");
+        }
+        buf_fini(&name);
+    }
+    if (!s->failed && s->presets && t.has_messages && !t.marked) find_chunks(s, &t.messages);
+}
+
+void gw_scan_fini(struct gw_scan *s)
+{
+    buf_fini(&s->segments);
+}

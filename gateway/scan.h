@@ -1,0 +1,42 @@
+/* scan: what the gateway needs to know of a request body, without changing a byte of it.
+ *
+ * Checks that the body is one JSON object in UTF-8 and not too deep, reads `model` and `stream`,
+ * and, where the request leaves it to us, finds the chunks in its message texts. Requests that mark
+ * their chunks themselves (content parts, `documents`, `kvblend.segments`, a header) are left to
+ * the worker, which reads those marks. Thread: any (bodies above GW_SCAN_INLINE_MAX go to a helper
+ * thread). */
+#ifndef GATEWAY_SCAN_H
+#define GATEWAY_SCAN_H
+
+#include "base/buf.h"
+#include "gateway/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct seg_presets;
+
+enum {
+    GW_SCAN_INLINE_MAX = 64 << 10, /* measured: a body this size takes well under a millisecond */
+    GW_SCAN_DEPTH_MAX = 64,
+    GW_SCAN_HEADER_MAX = 16 << 10, /* half of what a request head may hold */
+};
+struct gw_scan {
+    /* in */
+    const char *body;
+    size_t len;
+    const struct seg_presets *presets; /* NULL: do not look for chunks */
+    /* out */
+    bool failed;
+    enum gw_error error;
+    char message[200];
+    bool stream, has_model;
+    char model[256];
+    struct buf segments; /* value of X-KVBlend-Segments; empty: none */
+    char detector[64];
+    unsigned n_segments;
+};
+void gw_scan_run(struct gw_scan *s); /* outputs zeroed before */
+void gw_scan_fini(struct gw_scan *s);
+
+#endif

@@ -1,0 +1,241 @@
+#include "gateway/stats.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/metric.h"
+#include "gateway/pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- metrics ---- */
+
+static const int codes[] = {200, 400, 401, 404, 405, 408, 413, 415,
+                            429, 431, 499, 500, 502, 503, 504};
+enum { N_CODES = sizeof codes / sizeof codes[0] };
+static char code_labels[N_CODES + 1][20];
+static struct metric m_requests[N_CODES + 1];
+
+/* Detectors of segment/segment.h that the gateway itself runs; others are counted as "preset". */
+static const char *const detectors[] = {"blocks", "separator", "preset"};
+static char detector_labels[3][32];
+static struct metric m_detector[3];
+
+static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
+                                         5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
+static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
+
+#define GAUGE(id, nm, hp) static struct metric id = {.name = nm, .help = hp, .type = METRIC_GAUGE}
+#define COUNTER(id, nm, hp)                                                                        \
+    static struct metric id = {.name = nm, .help = hp, .type = METRIC_COUNTER}
+#define HISTOGRAM(id, nm, hp, b)                                                                   \
+    static struct metric id = {.name = nm,                                                         \
+                               .help = hp,                                                         \
+                               .type = METRIC_HISTOGRAM,                                           \
+                               .bounds = b,                                                        \
+                               .n_bounds = sizeof b / sizeof b[0]}
+GAUGE(m_active, "kvblend_requests_active", "Requests being served.");
+GAUGE(m_waiting, "kvblend_gateway_queue_length", "Completions waiting for their turn.");
+GAUGE(m_ready, "kvblend_gateway_workers_ready", "Workers that can serve.");
+COUNTER(m_relay, "kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers.");
+COUNTER(m_segments, "kvblend_gateway_segments_total", "Chunks found in message texts.");
+COUNTER(m_restarts, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.");
+COUNTER(m_retries, "kvblend_gateway_retries_total", "Requests sent again after a worker was lost.");
+COUNTER(m_aborts, "kvblend_gateway_client_aborts_total", "Clients that left before their answer.");
+COUNTER(m_log_lost, "kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped.");
+HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
+          "Time the gateway itself took before a request went to a worker.", overhead_bounds);
+HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gateway.",
+          queue_bounds);
+
+static void register_all(void)
+{
+    static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,   &m_relay,
+                                             &m_segments, &m_restarts, &m_retries, &m_aborts,
+                                             &m_log_lost, &m_overhead, &m_queue};
+    for (int i = 0; i <= N_CODES; i++) {
+        if (i < N_CODES)
+            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
+        else
+            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"other\"");
+        m_requests[i].name = "kvblend_requests_total";
+        m_requests[i].labels = code_labels[i];
+        m_requests[i].help = "Requests by status; 499: the client left.";
+        m_requests[i].type = METRIC_COUNTER;
+        metric_register(&m_requests[i]);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        (void)snprintf(detector_labels[i], sizeof detector_labels[i], "detector=\"%s\"",
+                       detectors[i]);
+        m_detector[i].name = "kvblend_gateway_detector_hits_total";
+        m_detector[i].labels = detector_labels[i];
+        m_detector[i].help = "Requests in which a detector found chunks.";
+        m_detector[i].type = METRIC_COUNTER;
+        metric_register(&m_detector[i]);
+    }
+    for (size_t i = 0; i < sizeof singles / sizeof singles[0]; i++)
+        metric_register(singles[i]);
+}
+
+void gw_stats_active(int delta)
+{
+    metric_add(&m_active, delta);
+}
+
+void gw_stats_waiting(unsigned n)
+{
+    metric_set(&m_waiting, n);
+}
+
+void gw_stats_relayed(size_t bytes)
+{
+    metric_add(&m_relay, (double)bytes);
+}
+
+void gw_stats_detected(const char *detector, unsigned n_segments)
+{
+    metric_add(&m_segments, n_segments);
+    size_t i = 0;
+    while (i < 2 && strcmp(detector, detectors[i]) != 0)
+        i++;
+    metric_add(&m_detector[i], 1);
+}
+
+void gw_stats_worker_restart(void)
+{
+    metric_add(&m_restarts, 1);
+}
+
+void gw_stats_workers_ready(unsigned n)
+{
+    metric_set(&m_ready, n);
+}
+
+void gw_stats_retry(void)
+{
+    metric_add(&m_retries, 1);
+}
+
+/* ---- access log ---- */
+
+struct gw_stats {
+    struct gw_pool *writer; /* one thread: lines keep their order */
+    int fd;                 /* -1: off */
+};
+struct log_line {
+    int fd;
+    size_t len;
+    char text[];
+};
+
+int gw_stats_create(const char *access_log, struct gw_stats **ret)
+{
+    struct gw_stats *s = mem_zalloc(sizeof *s);
+    if (!s) return -ENOMEM;
+    int r = 0;
+    s->fd = -1;
+    register_all();
+    if (strcmp(access_log, "stdout") == 0)
+        s->fd = STDOUT_FILENO;
+    else if (strcmp(access_log, "off") != 0)
+        s->fd = open(access_log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+    if (s->fd < 0 && strcmp(access_log, "off") != 0) r = -errno;
+    if (r == 0 && s->fd >= 0) r = gw_pool_create(1, 4096, &s->writer);
+    if (r < 0) {
+        mem_free(s);
+        return r;
+    }
+    *ret = s;
+    return 0;
+}
+
+void gw_stats_destroy(struct gw_stats *s)
+{
+    if (!s) return;
+    gw_pool_destroy(s->writer);
+    if (s->fd > STDERR_FILENO) (void)close(s->fd);
+    mem_free(s);
+}
+
+static void write_line(void *arg)
+{
+    struct log_line *l = arg;
+    for (size_t done = 0; done < l->len;) {
+        ssize_t n = write(l->fd, l->text + done, l->len - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break; /* a closed pipe: there is nobody to tell */
+        done += (size_t)n;
+    }
+    mem_free(l);
+}
+
+static int add_str(struct buf *b, const char *key, const char *v)
+{
+    int r = buf_addf(b, ",\"%s\":", key);
+    if (r < 0) return r;
+    return v ? buf_add_json_str(b, v, strlen(v)) : buf_adds(b, "null");
+}
+
+static int render(struct buf *b, const struct gw_access *a)
+{
+    static const char *const ends[] = {"ok",       "client_abort", "refused", "shed",
+                                       "upstream", "timeout",      "drain"};
+    double now = clock_wall_s();
+    time_t secs = (time_t)now;
+    struct tm tm;
+    char ts[32];
+    (void)gmtime_r(&secs, &tm);
+    (void)strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
+    int r = buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
+    if (r == 0) r = add_str(b, "request_id", a->request_id);
+    if (r == 0) r = add_str(b, "client", a->client);
+    if (r == 0 && a->key_id && *a->key_id) r = add_str(b, "key_id", a->key_id);
+    if (r == 0) r = add_str(b, "method", a->method);
+    if (r == 0) r = add_str(b, "path", a->path);
+    if (r == 0) r = add_str(b, "model", a->model);
+    if (r == 0)
+        r = buf_addf(b,
+                     ",\"target\":%d,\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
+                     "\"bytes_out\":%llu,\"segments\":%u",
+                     a->target, a->stream ? "true" : "false", a->status, ends[a->end],
+                     (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
+                     a->n_segments);
+    if (r == 0 && a->detector) r = add_str(b, "detector", a->detector);
+    if (r == 0 && a->sdk_retry) r = add_str(b, "sdk_retry", a->sdk_retry);
+    if (r == 0 && a->ttft_ms >= 0) r = buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
+    if (r == 0)
+        r = buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
+                     a->queue_ms, clock_ms_since(a->start_ns), a->overhead_us, a->n_retries);
+    return r;
+}
+
+void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
+{
+    int i = 0;
+    while (i < N_CODES && codes[i] != a->status)
+        i++;
+    metric_add(&m_requests[i], 1);
+    if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
+    if (a->target >= 0) {
+        metric_observe(&m_overhead, a->overhead_us / 1e6);
+        metric_observe(&m_queue, a->queue_ms / 1e3);
+    }
+    if (s->fd < 0) return;
+    struct buf b = BUF_INIT;
+    struct log_line *l = NULL;
+    if (render(&b, a) == 0) l = mem_alloc(sizeof *l + b.len);
+    if (l) {
+        l->fd = s->fd;
+        l->len = b.len;
+        memcpy(l->text, b.data, b.len);
+    }
+    buf_fini(&b);
+    if (l && gw_pool_submit(s->writer, write_line, l) == 0) return;
+    mem_free(l);
+    metric_add(&m_log_lost, 1);
+}

@@ -1,0 +1,46 @@
+/* stats: the gateway's own metrics and its access log.
+ *
+ * The access log is one JSON object per line and request; it never holds prompt text or keys. Lines
+ * are written by a helper thread of its own, so that a slow disk or pipe cannot stop the loop; when
+ * its queue is full lines are dropped and counted.
+ * Thread: loop. */
+#ifndef GATEWAY_STATS_H
+#define GATEWAY_STATS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum gw_end { /* why a request ended: access log */
+              GW_END_OK,
+              GW_END_CLIENT_ABORT,
+              GW_END_REFUSED,
+              GW_END_SHED,
+              GW_END_UPSTREAM,
+              GW_END_TIMEOUT,
+              GW_END_DRAIN,
+};
+struct gw_access { /* one request as the log shows it; strings borrowed */
+    const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
+    int status, target; /* target: worker index, -1 none */
+    bool stream;
+    enum gw_end end;
+    uint64_t bytes_in, bytes_out, start_ns;
+    unsigned n_segments, n_retries;
+    double queue_ms, ttft_ms, overhead_us; /* ttft < 0: no byte was sent */
+};
+
+struct gw_stats;
+int gw_stats_create(const char *access_log, struct gw_stats **ret); /* "stdout", "off", path */
+void gw_stats_destroy(struct gw_stats *s);
+void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
+
+void gw_stats_active(int delta);
+void gw_stats_waiting(unsigned n);
+void gw_stats_relayed(size_t bytes);
+void gw_stats_detected(const char *detector, unsigned n_segments);
+void gw_stats_worker_restart(void);
+void gw_stats_workers_ready(unsigned n);
+void gw_stats_retry(void);
+
+#endif
