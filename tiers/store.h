@@ -24,21 +24,27 @@ struct tier_key {
 enum tier_kind { TIER_CHUNK = 1, TIER_PREFIX = 2 };
 struct tier_ident { /* what all keys of one model share */
     uint64_t model[2], tokenizer[2];
-    uint32_t rope_regime;   /* hash of the rope settings; K is stored un-rotated all the same */
+    uint32_t rope_regime; /* hash of the rope settings; K is stored un-rotated all the same */
     enum kn_dtype dtype;
-    uint32_t sink_token;    /* id the chunk was built behind; UINT32_MAX = none */
-    uint32_t L, G, K;       /* layers 1…L-1 are stored */
+    uint32_t sink_token; /* id the chunk was built behind; UINT32_MAX = none */
+    uint32_t L, G, K;    /* layers 1…L-1 are stored */
 };
 /* Chunk: content only. Prefix: `parent` is the key of the block before it (NULL for the first). */
-struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, const int32_t *tok, size_t n);
+struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, const int32_t *tok,
+                               size_t n);
 struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
                                 const struct tier_key *parent, const int32_t *tok, size_t n);
 void tier_key_hex(const struct tier_key *k, char ret[33]);
 int tier_key_parse(const char *hex, struct tier_key *ret);
 
 enum store_miss { /* why a look-up missed: metric label and report */
-    STORE_MISS_NEVER, STORE_MISS_EVICTED, STORE_MISS_TOKENS, STORE_MISS_STALE, STORE_MISS_CORRUPT,
-    STORE_MISS_BUILDING, STORE_MISS_COUNT
+                  STORE_MISS_NEVER,
+                  STORE_MISS_EVICTED,
+                  STORE_MISS_TOKENS,
+                  STORE_MISS_STALE,
+                  STORE_MISS_CORRUPT,
+                  STORE_MISS_BUILDING,
+                  STORE_MISS_COUNT
 };
 const char *store_miss_name(enum store_miss m);
 
@@ -56,10 +62,10 @@ struct store_pin; /* a look-up's hold on a record: it is not evicted while held 
 int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, size_t n,
                  struct store_pin **ret, enum store_miss *ret_why);
 bool store_probe(struct store *s, const struct tier_key *k); /* no LRU touch, no statistics */
-/* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; checked against its checksum the first
- * time a pin reads it. -EBADMSG: the record is dropped, the caller recomputes. */
+/* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; checked against its checksum the
+ * first time a pin reads it. -EBADMSG: the record is dropped, the caller recomputes. */
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
-const char *store_pin_tier(const struct store_pin *p); /* "ram" */
+const char *store_pin_tier(const struct store_pin *p);           /* "ram" */
 int store_pin_scores(struct store_pin *p, float *ret /* [n] */); /* 1 filled, 0 not yet */
 int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n);
 void store_pin_release(struct store_pin *p);
@@ -69,7 +75,8 @@ struct store_writer;
 /* 1 claimed (*ret set: the caller builds it), 0 somebody else has or builds it, -ENOSPC no room. */
 int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, const char *ns,
                 const int32_t *tok, size_t n, struct store_writer **ret);
-/* Where rows of a layer go: k, v [n, G, K] in the store's dtype; the caller writes them directly. */
+/* Where rows of a layer go: k, v [n, G, K] in the store's dtype; the caller writes them directly.
+ */
 void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v);
 int store_commit(struct store_writer *w); /* checksums, publishes; frees w */
 void store_abort(struct store_writer *w);
@@ -87,7 +94,7 @@ struct store_info {
 typedef int (*store_visit_fn)(void *ctx, const struct store_info *i); /* !=0 stops */
 int store_visit(struct store *s, store_visit_fn fn, void *ctx);
 int store_get_info(struct store *s, const struct tier_key *k, struct store_info *ret); /* 1/0 */
-int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned); /* 1/0 */
+int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned);          /* 1/0 */
 int store_evict(struct store *s, const struct tier_key *k); /* 1 gone, 0 absent, -EBUSY pinned */
 size_t store_clear(struct store *s, bool also_pinned);      /* records dropped */
 struct store_stats {

@@ -1,0 +1,254 @@
+#include "base/mem.h"
+#include "tests/test.h"
+#include "tiers/index.h"
+#include "tiers/record.h"
+
+static const struct tier_ident ident = {.model = {0x1111, 0x2222},
+                                        .tokenizer = {0x3333, 0x4444},
+                                        .rope_regime = 7,
+                                        .dtype = KN_BF16,
+                                        .sink_token = 1,
+                                        .L = 3,
+                                        .G = 2,
+                                        .K = 4};
+static const int32_t tokens[5] = {10, 20, 30, 40, 50};
+
+static struct record_desc desc_of(uint32_t n)
+{
+    return (struct record_desc){.key = tier_key_chunk(&ident, "acme", tokens, n),
+                                .ns_hash = record_ns_hash("acme"),
+                                .ident_hash = record_ident_hash(&ident),
+                                .created_ms = 1700000000000ull,
+                                .kind = TIER_CHUNK,
+                                .dtype = ident.dtype,
+                                .L = ident.L,
+                                .G = ident.G,
+                                .K = ident.K,
+                                .n_tokens = n,
+                                .sink_token = ident.sink_token};
+}
+
+/* A sealed record whose payload bytes are a function of their place. */
+static uint8_t *make(struct record_desc *d, struct record_layout *l)
+{
+    *d = desc_of(5);
+    ASSERT_OK(record_layout(d, l));
+    uint8_t *p = mem_zalloc(l->record_bytes);
+    ASSERT_TRUE(p);
+    record_init(p, d, l, tokens);
+    for (uint32_t g = 0; g < l->n_groups; g++)
+        for (uint64_t i = 0; i < l->group_bytes; i++)
+            p[record_group_off(l, g) + i] = (uint8_t)(37 * g + 11 * i + 3);
+    record_seal(p, l);
+    return p;
+}
+
+static uint64_t le(const uint8_t *p, int n)
+{
+    uint64_t v = 0;
+    for (int i = n - 1; i >= 0; i--)
+        v = v << 8 | p[i];
+    return v;
+}
+
+TEST(golden_bytes)
+{
+    struct record_desc d;
+    struct record_layout l;
+    uint8_t *p = make(&d, &l);
+    ASSERT_EQ(l.record_bytes, 3 * 4096);
+    ASSERT_MEMEQ(p, "KVBREC\r\n", 8);
+    ASSERT_EQ(le(p + 8, 4), 1);
+    ASSERT_EQ(le(p + 12, 4), 4096);
+    ASSERT_EQ(le(p + 16, 8), 12288);
+    ASSERT_EQ(le(p + 24, 8), 0x0c33191b09f64059ull);
+    ASSERT_EQ(le(p + 32, 8), 0x3c2af4b2edaa291aull);
+    ASSERT_EQ(le(p + 40, 8), 0x44ad98655d8858e1ull);
+    ASSERT_EQ(le(p + 48, 8), 0xaad50a3b4a8cdb0aull);
+    static const uint32_t at56[] = {1 | 3 << 16, 3, 2, 4, 5, 1, 2, 128, 176, 256};
+    for (size_t i = 0; i < sizeof at56 / sizeof *at56; i++)
+        ASSERT_EQ(le(p + 56 + 4 * i, 4), at56[i]);
+    ASSERT_EQ(le(p + 96, 8), 1700000000000ll);
+    ASSERT_EQ(le(p + 104, 8) | le(p + 112, 8), 0);
+    ASSERT_EQ(le(p + 120, 8), 0xe33ac44655e566aeull);
+    ASSERT_EQ(le(p + 128, 8), 4096);
+    ASSERT_EQ(le(p + 136, 8), 160);
+    ASSERT_EQ(le(p + 144, 8), 0xfe3cf35150091a3eull);
+    ASSERT_EQ(le(p + 152, 8), 8192);
+    ASSERT_EQ(le(p + 168, 8), 0x10bab115ba92a4e1ull);
+    for (int i = 0; i < 5; i++)
+        ASSERT_EQ(le(p + 176 + 4 * i, 4), tokens[i]);
+    ASSERT_EQ(le(p + 256, 8), 0);
+    float score[5] = {0.5f, 1, 2, 3, 4};
+    record_set_scores(p, &l, score, 5, record_score_hash(score, 5));
+    ASSERT_EQ(le(p + 256, 8), 1);
+    ASSERT_EQ(le(p + 264, 8), 0xd6f04daf4a374bbfull);
+    ASSERT_MEMEQ(p + 272, score, sizeof score);
+    mem_free(p);
+}
+
+TEST(round_trip)
+{
+    struct record_desc d;
+    struct record_layout l;
+    struct record_view v;
+    uint8_t *p = make(&d, &l);
+    ASSERT_EQ(record_open(p, l.record_bytes, &v), 0);
+    ASSERT_MEMEQ(&v.desc.key, &d.key, sizeof d.key);
+    ASSERT_EQ(v.desc.n_tokens, 5);
+    ASSERT_EQ(v.desc.dtype, KN_BF16);
+    ASSERT_EQ(v.desc.ident_hash, d.ident_hash);
+    ASSERT_MEMEQ(v.tok, tokens, sizeof tokens);
+    for (uint32_t g = 0; g < l.n_groups; g++)
+        ASSERT_EQ(record_check_group(p, &v.layout, g), 0);
+    for (uint64_t cut = 0; cut < l.record_bytes; cut += 64)
+        ASSERT_ERR(record_open(p, cut, &v), -EBADMSG);
+    mem_free(p);
+}
+
+/* Every byte of header, table and tokens, every bit: the record is refused. Scores are outside. */
+TEST(any_flipped_header_bit_is_refused)
+{
+    struct record_desc d;
+    struct record_layout l;
+    struct record_view v;
+    uint8_t *p = make(&d, &l);
+    for (uint32_t i = 0; i < l.score_off; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            p[i] ^= (uint8_t)(1u << bit);
+            int r = record_open(p, l.record_bytes, &v);
+            ASSERT_TRUE(r == -EBADMSG || r == -ESTALE);
+            p[i] ^= (uint8_t)(1u << bit);
+        }
+    ASSERT_EQ(record_open(p, l.record_bytes, &v), 0);
+    for (uint32_t g = 0; g < l.n_groups; g++)
+        for (uint64_t i = 0; i < l.group_bytes; i++) {
+            p[record_group_off(&l, g) + i] ^= 1;
+            for (uint32_t h = 0; h < l.n_groups; h++)
+                ASSERT_EQ(record_check_group(p, &l, h), h == g ? -EBADMSG : 0);
+            p[record_group_off(&l, g) + i] ^= 1;
+        }
+    mem_free(p);
+}
+
+/* Hostile headers that carry a right checksum never lead outside the bytes given. */
+TEST(lying_headers_with_a_right_checksum)
+{
+    struct record_desc d;
+    struct record_layout l;
+    struct record_view v;
+    uint64_t rng = 42;
+    uint8_t *p = make(&d, &l), *good = mem_alloc(l.record_bytes);
+    memcpy(good, p, l.record_bytes);
+    for (int i = 0; i < 20000; i++) {
+        memcpy(p, good, l.record_bytes);
+        uint32_t at = 56 + (uint32_t)(test_rand(&rng) % 10) * 4;
+        uint32_t val = (uint32_t)test_rand(&rng) >> (test_rand(&rng) % 32);
+        memcpy(p + at, &val, 4);
+        record_seal(p, &l);
+        if (record_open(p, l.record_bytes, &v) == 0) {
+            ASSERT_TRUE(v.layout.record_bytes <= l.record_bytes);
+            ASSERT_TRUE(v.layout.token_off + 4ull * v.desc.n_tokens <= v.layout.header_bytes);
+            for (uint32_t g = 0; g < v.layout.n_groups; g++)
+                (void)record_check_group(p, &v.layout, g);
+        }
+    }
+    mem_free(good);
+    mem_free(p);
+}
+
+TEST(layout_limits)
+{
+    struct record_layout l;
+    struct record_desc d = desc_of(5);
+    d.n_tokens = 0;
+    ASSERT_ERR(record_layout(&d, &l), -EINVAL);
+    d = desc_of(5);
+    d.n_tokens = RECORD_TOKENS_MAX + 1;
+    ASSERT_ERR(record_layout(&d, &l), -ERANGE);
+    d = desc_of(5);
+    d.G = d.K = RECORD_DIM_MAX;
+    ASSERT_ERR(record_layout(&d, &l), -ERANGE);
+    d = desc_of(5);
+    d.L = 30, d.G = 3, d.K = 64, d.n_tokens = 512;
+    ASSERT_EQ(record_layout(&d, &l), 0);
+    ASSERT_EQ(l.group_bytes, 2 * 512 * 3 * 64 * 2);
+    ASSERT_EQ(l.group_stride % RECORD_ALIGN, 0);
+    ASSERT_EQ(l.n_groups, 29);
+}
+
+TEST(scores_are_checked_on_their_own)
+{
+    struct record_desc d;
+    struct record_layout l;
+    struct record_view v;
+    float in[5] = {5, 4, 3, 2, 1}, out[5];
+    uint64_t want;
+    uint8_t *p = make(&d, &l);
+    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 0);
+    record_set_scores(p, &l, in, 5, record_score_hash(in, 5));
+    ASSERT_EQ(record_open(p, l.record_bytes, &v), 0); /* the header is untouched by them */
+    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 1);
+    ASSERT_MEMEQ(in, out, sizeof in);
+    ASSERT_TRUE(record_score_hash(out, 5) == want);
+    p[l.score_off + RECORD_SCORE_HEAD + 3] ^= 4;
+    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 1);
+    ASSERT_TRUE(record_score_hash(out, 5) != want);
+    mem_free(p);
+}
+
+TEST(keys)
+{
+    struct tier_key a = tier_key_chunk(&ident, "ns", tokens, 5), b;
+    char hex[33];
+    tier_key_hex(&a, hex);
+    ASSERT_EQ(strlen(hex), 32);
+    ASSERT_EQ(tier_key_parse(hex, &b), 0);
+    ASSERT_MEMEQ(&a, &b, sizeof a);
+    ASSERT_ERR(tier_key_parse("12", &b), -EINVAL);
+    ASSERT_ERR(tier_key_parse("0123456789abcdef0123456789abcdef0", &b), -EINVAL);
+    ASSERT_ERR(tier_key_parse("0123456789abcdeg0123456789abcdef", &b), -EINVAL);
+    /* Whatever belongs to the identity changes the key. */
+    struct tier_ident other = ident;
+    struct tier_key k[12];
+    size_t n = 0;
+    k[n++] = a;
+    k[n++] = tier_key_chunk(&ident, "ns2", tokens, 5);
+    k[n++] = tier_key_chunk(&ident, "ns", tokens, 4);
+    k[n++] = tier_key_prefix(&ident, "ns", NULL, tokens, 5);
+    k[n++] = tier_key_prefix(&ident, "ns", &a, tokens, 5);
+    other.model[1]++;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    other = ident, other.tokenizer[0]++;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    other = ident, other.rope_regime++;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    other = ident, other.dtype = KN_F16;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    other = ident, other.sink_token = UINT32_MAX;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    other = ident, other.L++;
+    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            ASSERT_TRUE(memcmp(&k[i], &k[j], sizeof k[i]) != 0);
+}
+
+TEST(ghosts_are_bounded_and_keep_the_newest)
+{
+    struct ghost_table g;
+    ASSERT_OK(ghost_init(&g, 16));
+    for (uint64_t i = 0; i < 1000; i++) {
+        struct tier_key k = {i, i};
+        ghost_add(&g, &k, i % 2 ? STORE_MISS_EVICTED : STORE_MISS_CORRUPT);
+    }
+    for (uint64_t i = 0; i < 1000; i++) {
+        struct tier_key k = {i, i};
+        ASSERT_EQ(ghost_why(&g, &k), i < 1000 - 64 ? STORE_MISS_NEVER
+                                     : i % 2       ? STORE_MISS_EVICTED
+                                                   : STORE_MISS_CORRUPT);
+        ghost_remove(&g, &k);
+        ASSERT_EQ(ghost_why(&g, &k), STORE_MISS_NEVER);
+    }
+    ghost_fini(&g);
+}

@@ -1,0 +1,103 @@
+#include "tiers/index.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+static bool key_eq(const struct tier_key *a, const struct tier_key *b)
+{
+    return a->hi == b->hi && a->lo == b->lo;
+}
+
+int index_init(struct index *x, uint64_t n_buckets)
+{
+    ASSERT(n_buckets && (n_buckets & (n_buckets - 1)) == 0);
+    x->bucket = mem_zalloc(n_buckets * sizeof(struct entry *));
+    if (!x->bucket) return -ENOMEM;
+    x->mask = n_buckets - 1;
+    x->n = 0;
+    return 0;
+}
+
+void index_fini(struct index *x)
+{
+    mem_free(x->bucket);
+    x->bucket = NULL;
+}
+
+/* A key is a hash already: its low bits choose the bucket. */
+struct entry *index_find(const struct index *x, const struct tier_key *k)
+{
+    struct entry *e = x->bucket[k->lo & x->mask];
+    while (e && !key_eq(&e->desc.key, k))
+        e = e->chain;
+    return e;
+}
+
+void index_insert(struct index *x, struct entry *e)
+{
+    struct entry **b = &x->bucket[e->desc.key.lo & x->mask];
+    DEBUG_ASSERT(!index_find(x, &e->desc.key));
+    e->chain = *b;
+    *b = e;
+    x->n++;
+}
+
+void index_remove(struct index *x, struct entry *e)
+{
+    struct entry **at = &x->bucket[e->desc.key.lo & x->mask];
+    while (*at && *at != e)
+        at = &(*at)->chain;
+    ASSERT(*at == e);
+    *at = e->chain;
+    e->chain = NULL;
+    x->n--;
+}
+
+int ghost_init(struct ghost_table *g, uint64_t n_sets)
+{
+    ASSERT(n_sets && (n_sets & (n_sets - 1)) == 0);
+    g->cell = mem_zalloc(n_sets * GHOST_WAYS * sizeof *g->cell);
+    if (!g->cell) return -ENOMEM;
+    g->mask = n_sets - 1;
+    g->clock = 0;
+    return 0;
+}
+
+void ghost_fini(struct ghost_table *g)
+{
+    mem_free(g->cell);
+    g->cell = NULL;
+}
+
+static struct ghost *ghost_set(const struct ghost_table *g, const struct tier_key *k)
+{
+    return &g->cell[(k->lo & g->mask) * GHOST_WAYS];
+}
+
+void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss why)
+{
+    struct ghost *set = ghost_set(g, k), *to = set;
+    for (int i = 0; i < GHOST_WAYS; i++) {
+        if (set[i].stamp && key_eq(&set[i].key, k)) {
+            to = &set[i];
+            break;
+        }
+        if (set[i].stamp < to->stamp) to = &set[i];
+    }
+    *to = (struct ghost){*k, ++g->clock, why};
+}
+
+void ghost_remove(struct ghost_table *g, const struct tier_key *k)
+{
+    struct ghost *set = ghost_set(g, k);
+    for (int i = 0; i < GHOST_WAYS; i++)
+        if (set[i].stamp && key_eq(&set[i].key, k)) set[i] = (struct ghost){0};
+}
+
+enum store_miss ghost_why(const struct ghost_table *g, const struct tier_key *k)
+{
+    const struct ghost *set = ghost_set(g, k);
+    for (int i = 0; i < GHOST_WAYS; i++)
+        if (set[i].stamp && key_eq(&set[i].key, k)) return set[i].why;
+    return STORE_MISS_NEVER;
+}

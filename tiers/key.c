@@ -1,0 +1,74 @@
+/* Keys: XXH3-128 over a canonical byte form of the identity, seeded by the namespace.
+ *
+ * XXH3 is no cryptographic hash, so a namespace name that is a secret is what keeps one tenant from
+ * aiming at another's keys; and since the token ids are compared on every look-up, a collision
+ * costs a miss, never a wrong answer. */
+#define XXH_STATIC_LINKING_ONLY /* the state on the stack: its size is not in the plain header */
+#include "tiers/store.h"
+
+#include "base/assert.h"
+#include "tiers/record.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+static struct tier_key key_of(const struct tier_ident *id, const char *ns, enum tier_kind kind,
+                              const struct tier_key *parent, const int32_t *tok, size_t n)
+{
+    uint64_t head[6] = {record_ident_hash(id), (uint64_t)kind,          n,
+                        parent ? 1 : 0,        parent ? parent->hi : 0, parent ? parent->lo : 0};
+    XXH3_state_t st;
+    ASSERT(id && ns && (tok || n == 0));
+    XXH3_INITSTATE(&st); /* a reset reads the old seed, to know whether its secret still serves */
+    XXH3_128bits_reset_withSeed(&st, record_ns_hash(ns));
+    XXH3_128bits_update(&st, ns, strlen(ns) + 1); /* the NUL ends it: no two names run together */
+    XXH3_128bits_update(&st, head, sizeof head);
+    XXH3_128bits_update(&st, id->model, sizeof id->model); /* in full, beside the 64-bit hash */
+    XXH3_128bits_update(&st, id->tokenizer, sizeof id->tokenizer);
+    XXH3_128bits_update(&st, tok, n * sizeof *tok);
+    XXH128_hash_t h = XXH3_128bits_digest(&st);
+    return (struct tier_key){h.high64, h.low64};
+}
+
+struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, const int32_t *tok,
+                               size_t n)
+{
+    return key_of(id, ns, TIER_CHUNK, NULL, tok, n);
+}
+
+struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
+                                const struct tier_key *parent, const int32_t *tok, size_t n)
+{
+    return key_of(id, ns, TIER_PREFIX, parent, tok, n);
+}
+
+void tier_key_hex(const struct tier_key *k, char ret[33])
+{
+    static const char digit[] = "0123456789abcdef";
+    for (int i = 0; i < 16; i++) {
+        ret[i] = digit[k->hi >> (60 - 4 * i) & 15];
+        ret[16 + i] = digit[k->lo >> (60 - 4 * i) & 15];
+    }
+    ret[32] = '\0';
+}
+
+int tier_key_parse(const char *hex, struct tier_key *ret)
+{
+    uint64_t half[2] = {0, 0};
+    for (int i = 0; i < 32; i++) {
+        char c = hex[i];
+        unsigned v;
+        if (c >= '0' && c <= '9')
+            v = (unsigned)(c - '0');
+        else if (c >= 'a' && c <= 'f')
+            v = (unsigned)(c - 'a') + 10;
+        else if (c >= 'A' && c <= 'F')
+            v = (unsigned)(c - 'A') + 10;
+        else
+            return -EINVAL; /* the terminating NUL of a short string ends here too */
+        half[i / 16] = half[i / 16] << 4 | v;
+    }
+    if (hex[32] != '\0') return -EINVAL;
+    *ret = (struct tier_key){half[0], half[1]};
+    return 0;
+}

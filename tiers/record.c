@@ -1,0 +1,245 @@
+/* Record format version 1; the offsets are in record.h.
+ *
+ * The layout follows from the geometry alone, so a reader computes it and then demands that every
+ * stored offset and size agrees, rather than believing them: no field of a damaged or hostile
+ * record can make it read outside the bytes that it was given. The score block stands outside the
+ * header checksum and outside the groups, because it is filled in after the record was published.
+ */
+#include "tiers/record.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "token ids and rows are stored as they are");
+
+static const char record_magic[8] = {'K', 'V', 'B', 'R', 'E', 'C', '\r', '\n'};
+
+static void put16(uint8_t *p, uint16_t v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+static uint16_t get16(const uint8_t *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static uint64_t align_up(uint64_t v, uint64_t align)
+{
+    return (v + align - 1) & ~(align - 1);
+}
+
+static uint64_t dtype_bytes(enum kn_dtype t)
+{
+    return t == KN_F32 ? 4 : 2;
+}
+
+uint64_t record_ns_hash(const char *ns)
+{
+    return XXH3_64bits(ns, strlen(ns));
+}
+
+uint64_t record_ident_hash(const struct tier_ident *id)
+{
+    uint8_t b[56];
+    put64(b, id->model[0]);
+    put64(b + 8, id->model[1]);
+    put64(b + 16, id->tokenizer[0]);
+    put64(b + 24, id->tokenizer[1]);
+    put32(b + 32, id->rope_regime);
+    put32(b + 36, (uint32_t)id->dtype);
+    put32(b + 40, id->sink_token);
+    put32(b + 44, id->L);
+    put32(b + 48, id->G);
+    put32(b + 52, id->K);
+    return XXH3_64bits(b, sizeof b);
+}
+
+int record_layout(const struct record_desc *d, struct record_layout *ret)
+{
+    if (d->n_tokens == 0 || d->L == 0 || d->G == 0 || d->K == 0) return -EINVAL;
+    if (d->dtype != KN_F32 && d->dtype != KN_F16 && d->dtype != KN_BF16) return -EINVAL;
+    if (d->n_tokens > RECORD_TOKENS_MAX || d->L > RECORD_LAYERS_MAX) return -ERANGE;
+    if (d->G > RECORD_DIM_MAX || d->K > RECORD_DIM_MAX) return -ERANGE;
+    uint64_t row = (uint64_t)d->G * d->K * dtype_bytes(d->dtype);
+    if (row > UINT32_MAX) return -ERANGE; /* so that row * tokens * layers stays below 2^64 */
+    struct record_layout l;
+    l.n_groups = d->L - 1;
+    l.token_off = RECORD_TABLE_OFF + l.n_groups * RECORD_GROUP_ENTRY;
+    l.score_off = (uint32_t)align_up(l.token_off + 4ull * d->n_tokens, 64);
+    l.header_bytes =
+        (uint32_t)align_up(l.score_off + RECORD_SCORE_HEAD + 4ull * d->n_tokens, RECORD_ALIGN);
+    l.group_bytes = 2 * row * d->n_tokens;
+    l.group_stride = align_up(l.group_bytes, RECORD_ALIGN);
+    if (l.group_stride > (UINT64_MAX >> 1) / RECORD_LAYERS_MAX) return -ERANGE;
+    l.record_bytes = l.header_bytes + l.n_groups * l.group_stride;
+    *ret = l;
+    return 0;
+}
+
+uint64_t record_group_off(const struct record_layout *l, uint32_t group)
+{
+    ASSERT(group < l->n_groups);
+    return l->header_bytes + group * l->group_stride;
+}
+
+void record_init(void *rec, const struct record_desc *d, const struct record_layout *l,
+                 const int32_t *tok)
+{
+    uint8_t *p = rec;
+    memcpy(p, record_magic, sizeof record_magic);
+    put32(p + 8, RECORD_VERSION);
+    put32(p + 12, l->header_bytes);
+    put64(p + 16, l->record_bytes);
+    put64(p + 24, d->key.hi);
+    put64(p + 32, d->key.lo);
+    put64(p + 40, d->ns_hash);
+    put64(p + 48, d->ident_hash);
+    put16(p + 56, (uint16_t)d->kind);
+    put16(p + 58, (uint16_t)(d->dtype == KN_F32 ? 1 : d->dtype == KN_F16 ? 2 : 3));
+    put32(p + 60, d->L);
+    put32(p + 64, d->G);
+    put32(p + 68, d->K);
+    put32(p + 72, d->n_tokens);
+    put32(p + 76, d->sink_token);
+    put32(p + 80, l->n_groups);
+    put32(p + 84, RECORD_TABLE_OFF);
+    put32(p + 88, l->token_off);
+    put32(p + 92, l->score_off);
+    put64(p + 96, d->created_ms);
+    for (uint32_t i = 0; i < l->n_groups; i++) {
+        uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
+        put64(e, record_group_off(l, i));
+        put64(e + 8, l->group_bytes);
+    }
+    memcpy(p + l->token_off, tok, 4ull * d->n_tokens);
+}
+
+static uint64_t header_hash(const uint8_t *p, uint32_t score_off)
+{
+    uint64_t fixed = XXH3_64bits(p, 120);
+    return XXH3_64bits_withSeed(p + RECORD_TABLE_OFF, score_off - RECORD_TABLE_OFF, fixed);
+}
+
+void record_seal(void *rec, const struct record_layout *l)
+{
+    uint8_t *p = rec;
+    for (uint32_t i = 0; i < l->n_groups; i++)
+        put64(p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY + 16,
+              XXH3_64bits(p + record_group_off(l, i), l->group_bytes));
+    put64(p + 120, header_hash(p, l->score_off));
+}
+
+static int dtype_of(uint16_t code, enum kn_dtype *ret)
+{
+    static const enum kn_dtype by_code[] = {KN_F32, KN_F16, KN_BF16};
+    if (code < 1 || code > 3) return -EBADMSG;
+    *ret = by_code[code - 1];
+    return 0;
+}
+
+/* Every stored offset and size against the layout that the geometry demands. */
+static bool layout_agrees(const uint8_t *p, const struct record_layout *l)
+{
+    if (get32(p + 12) != l->header_bytes || get64(p + 16) != l->record_bytes) return false;
+    if (get32(p + 80) != l->n_groups || get32(p + 84) != RECORD_TABLE_OFF) return false;
+    if (get32(p + 88) != l->token_off || get32(p + 92) != l->score_off) return false;
+    for (uint32_t i = 0; i < l->n_groups; i++) {
+        const uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
+        if (get64(e) != record_group_off(l, i) || get64(e + 8) != l->group_bytes) return false;
+    }
+    return true;
+}
+
+int record_open(const void *rec, uint64_t size_bytes, struct record_view *ret)
+{
+    const uint8_t *p = rec;
+    struct record_view v = {0};
+    if (size_bytes < RECORD_ALIGN || memcmp(p, record_magic, sizeof record_magic) != 0)
+        return -EBADMSG;
+    if (get32(p + 8) != RECORD_VERSION) return -ESTALE;
+    v.desc.key = (struct tier_key){get64(p + 24), get64(p + 32)};
+    v.desc.ns_hash = get64(p + 40);
+    v.desc.ident_hash = get64(p + 48);
+    uint16_t kind = get16(p + 56);
+    if (kind != TIER_CHUNK && kind != TIER_PREFIX) return -EBADMSG;
+    v.desc.kind = (enum tier_kind)kind;
+    if (dtype_of(get16(p + 58), &v.desc.dtype) < 0) return -EBADMSG;
+    v.desc.L = get32(p + 60);
+    v.desc.G = get32(p + 64);
+    v.desc.K = get32(p + 68);
+    v.desc.n_tokens = get32(p + 72);
+    v.desc.sink_token = get32(p + 76);
+    v.desc.created_ms = get64(p + 96);
+    if (record_layout(&v.desc, &v.layout) < 0) return -EBADMSG;
+    if (v.layout.record_bytes > size_bytes || !layout_agrees(p, &v.layout)) return -EBADMSG;
+    if (get64(p + 120) != header_hash(p, v.layout.score_off)) return -EBADMSG;
+    v.tok = (const int32_t *)(const void *)(p + v.layout.token_off);
+    *ret = v;
+    return 0;
+}
+
+int record_check_group(const void *rec, const struct record_layout *l, uint32_t group)
+{
+    const uint8_t *p = rec;
+    uint64_t want = get64(p + RECORD_TABLE_OFF + group * RECORD_GROUP_ENTRY + 16);
+    return XXH3_64bits(p + record_group_off(l, group), l->group_bytes) == want ? 0 : -EBADMSG;
+}
+
+uint64_t record_score_hash(const float *score, uint32_t n)
+{
+    return XXH3_64bits_withSeed(score, 4ull * n, n);
+}
+
+void record_set_scores(void *rec, const struct record_layout *l, const float *score, uint32_t n,
+                       uint64_t hash)
+{
+    uint8_t *p = (uint8_t *)rec + l->score_off;
+    put64(p + 8, hash);
+    memcpy(p + RECORD_SCORE_HEAD, score, 4ull * n);
+    put32(p, 1);
+}
+
+int record_get_scores(const void *rec, const struct record_layout *l, uint32_t n, float *ret,
+                      uint64_t *ret_hash)
+{
+    const uint8_t *p = (const uint8_t *)rec + l->score_off;
+    if (get32(p) != 1) return 0;
+    memcpy(ret, p + RECORD_SCORE_HEAD, 4ull * n);
+    *ret_hash = get64(p + 8);
+    return 1;
+}
+
+void record_clear_scores(void *rec, const struct record_layout *l)
+{
+    put32((uint8_t *)rec + l->score_off, 0);
+}
