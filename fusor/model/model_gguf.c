@@ -96,7 +96,7 @@ static int read_dims(struct model *m, struct keys *k, struct err *err)
     if (r == 0) r = get_count(k, "context_length", 0, &c->ctx_max, err);
     if (r < 0) return r;
     if (c->H == 0 || c->D < c->H) return err_set(err, -EBADMSG, "has %u attention heads", c->H);
-    unsigned n_rot, v_len;
+    unsigned n_rot = 0, v_len = 0;
     r = get_count(k, "attention.key_length", c->D / c->H, &c->K, err);
     if (r == 0) r = get_count(k, "attention.value_length", c->K, &v_len, err);
     if (r == 0) r = get_count(k, "rope.dimension_count", c->K, &n_rot, err);

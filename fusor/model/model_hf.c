@@ -82,7 +82,7 @@ static int find_arch(json_t *j, size_t *ret, struct err *err)
 
 static int read_dims(struct model_cfg *c, json_t *j, struct err *err)
 {
-    double eps;
+    double eps = 0;
     int r = get_count(j, "num_hidden_layers", -1, &c->L, err);
     if (r == 0) r = get_count(j, "hidden_size", -1, &c->D, err);
     if (r == 0) r = get_count(j, "intermediate_size", -1, &c->F, err);
@@ -138,7 +138,7 @@ static int read_scaling(struct model_cfg *c, json_t *j, json_t *s, struct err *e
         r->type = ROPE_YARN;
     else
         return err_set(err, -ENOTSUP, "rope type \"%.40s\" is not supported", type);
-    double orig;
+    double orig = 0;
     int e = get_num(j, "original_max_position_embeddings", c->ctx_max, &orig, err);
     if (e == 0) e = get_num(s, "original_max_position_embeddings", orig, &r->orig_ctx, err);
     double factor = r->type == ROPE_YARN && r->orig_ctx > 0 ? c->ctx_max / r->orig_ctx : 0;
@@ -157,7 +157,7 @@ static int read_scaling(struct model_cfg *c, json_t *j, json_t *s, struct err *e
 
 static int read_rope(struct model_cfg *c, json_t *j, struct err *err)
 {
-    double theta, part;
+    double theta = 0, part = 1;
     int r = get_num(j, "rope_theta", 10000, &theta, err);
     if (r == 0) r = get_num(j, "partial_rotary_factor", 1, &part, err);
     if (r < 0) return r;
@@ -184,7 +184,7 @@ static int read_rope(struct model_cfg *c, json_t *j, struct err *err)
 
 static int check_window(const struct model_cfg *c, json_t *j, unsigned dflt, struct err *err)
 {
-    unsigned window;
+    unsigned window = 0;
     bool use = strcmp(c->arch, "mistral") == 0, named = false;
     bool absent = !json_object_get(j, "sliding_window");
     int r = get_count(j, "sliding_window", absent ? dflt : 0, &window, err);
@@ -209,7 +209,7 @@ static int check_window(const struct model_cfg *c, json_t *j, unsigned dflt, str
 
 static int refuse(json_t *j, struct err *err)
 {
-    bool mlp_bias;
+    bool mlp_bias = false;
     json_t *act = json_object_get(j, "hidden_act");
     const char *name = act ? json_string_value(act) : "silu";
     if (!name || strcmp(name, "silu") != 0)
@@ -236,7 +236,7 @@ static int refuse(json_t *j, struct err *err)
 static int read_config(struct model *m, json_t *j, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
-    size_t a;
+    size_t a = 0;
     int r = find_arch(j, &a, err);
     if (r < 0) return r;
     (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
