@@ -142,7 +142,8 @@ size_t kn_kv_layer_floats(unsigned G, unsigned K); /* floats of one page of one 
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
 /* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, placed at
- * positions pos0 … pos0+n-1, K rotated there. `skip` (may be NULL): bit i set = leave token i. */
+ * positions pos0 … pos0+n-1, K rotated there (rope NULL: stored as it is). Rows that are
+ * recomputed overwrite theirs with kn_kv_put() afterwards. */
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
 /* f32 rows -> dtype t (round to nearest even); -ERANGE when a value does not fit f16. */

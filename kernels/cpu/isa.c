@@ -1,0 +1,78 @@
+/* Instruction sets: what this machine has, and the kernel table of each. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512"};
+
+const char *kn_isa_name(enum kn_isa isa)
+{
+    return isa_names[isa];
+}
+
+static enum kn_isa isa_best(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return __builtin_cpu_supports("avx512bf16") ? KN_ISA_AVX512_BF16 : KN_ISA_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KN_ISA_AVX2;
+#endif
+    return KN_ISA_PORTABLE;
+}
+
+int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
+{
+    enum kn_isa best = isa_best();
+    if (!name || !*name || strcmp(name, "auto") == 0) name = getenv("KVBLEND_ISA");
+    if (!name || !*name || strcmp(name, "auto") == 0) {
+        *ret_isa = best;
+        return 0;
+    }
+    enum kn_isa want;
+    if (strcmp(name, "portable") == 0)
+        want = KN_ISA_PORTABLE;
+    else if (strcmp(name, "avx2") == 0)
+        want = KN_ISA_AVX2;
+    else if (strcmp(name, "avx512") == 0)
+        want = best == KN_ISA_AVX512_BF16 ? best : KN_ISA_AVX512;
+    else
+        return err_set(err, -EINVAL,
+                       "unknown instruction set \"%s\" (auto, portable, avx2, avx512)", name);
+    if (want > best)
+        return err_set(err, -ENOTSUP, "this CPU has no %s, its best is %s", name, isa_names[best]);
+    *ret_isa = want;
+    return 0;
+}
+
+const struct kn_simd *kn_isa_table(enum kn_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa >= KN_ISA_AVX512) return &kn_simd_avx512;
+    if (isa == KN_ISA_AVX2) return &kn_simd_avx2;
+#endif
+    return &kn_simd_portable;
+}
+
+void kn_cpu_model(char *buf, size_t size)
+{
+    snprintf(buf, size, "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    if (!f) return;
+    char line[256], model[160] = "", family[32] = "", number[32] = "";
+    while (fgets(line, sizeof line, f)) {
+        char *v = strchr(line, ':');
+        if (!v) continue;
+        v += v[1] == ' ' ? 2 : 1;
+        v[strcspn(v, "\n")] = 0;
+        if (!strncmp(line, "model name", 10) && !*model) snprintf(model, sizeof model, "%.150s", v);
+        if (!strncmp(line, "cpu family", 10)) snprintf(family, sizeof family, "%.20s", v);
+        if (!strncmp(line, "model\t", 6)) snprintf(number, sizeof number, "%.20s", v);
+        if (*model && *family && *number) break;
+    }
+    fclose(f);
+    snprintf(buf, size, "%s family %s model %s", model, family, number);
+}

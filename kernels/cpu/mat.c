@@ -1,0 +1,217 @@
+/* Weights packed for the chosen GEMM, and the GEMM itself.
+ *
+ * Own kernels read panels of nr columns, [n / nr][k][nr] (bf16: [n / nr][k / 2][nr][2]), padded
+ * with zeros. Libraries get the rows as they are, or pack them in their own form in kn_mat_done().
+ */
+#include "kernels/cpu/cpu.h"
+#include "base/mem.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+static const struct {
+    const char *name;
+    bool bf16;
+} kinds[GEMM_KINDS] = {
+    [GEMM_OWN_F32] = {"own-f32", false},        [GEMM_OWN_BF16] = {"own-bf16", true},
+    [GEMM_OPENBLAS] = {"openblas-f32", false},  [GEMM_ONEDNN_F32] = {"onednn-f32", false},
+    [GEMM_ONEDNN_BF16] = {"onednn-bf16", true},
+};
+
+const char *kn_gemm_name(enum kn_gemm_kind kind)
+{
+    return kinds[kind].name;
+}
+
+bool kn_gemm_is_bf16(enum kn_gemm_kind kind)
+{
+    return kinds[kind].bf16;
+}
+
+bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
+{
+    switch (kind) {
+    case GEMM_OWN_F32:
+        return true;
+    case GEMM_OWN_BF16:
+        return d->has_bf16;
+    case GEMM_OPENBLAS:
+        return kn_openblas_load(d);
+    case GEMM_ONEDNN_F32:
+        return kn_onednn_load(d, false);
+    case GEMM_ONEDNN_BF16:
+        return d->has_bf16 && kn_onednn_load(d, true);
+    case GEMM_KINDS:
+        break;
+    }
+    return false;
+}
+
+static size_t panels_of(const struct kn_mat *w)
+{
+    return (w->n + w->dev->simd->nr - 1) / w->dev->simd->nr;
+}
+
+/* Bytes of the weight as the kind stores it; 0 on overflow. */
+static size_t mat_bytes(const struct kn_mat *w)
+{
+    size_t nr = w->dev->simd->nr, cells;
+    if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) {
+        size_t k = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
+        return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
+    }
+    return size_mul(w->n, w->k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
+}
+
+int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
+                       struct kn_mat **ret_mat)
+{
+    enum { HUGE = 2 << 20 };
+    if (n == 0 || k == 0) return -EINVAL;
+    struct kn_mat *w = mem_zalloc(sizeof *w);
+    if (!w) return -ENOMEM;
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
+    size_t bytes = mat_bytes(w);
+    /* Reads ahead of the last panel stay inside the block: one vector of slack. */
+    w->data = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
+    if (!w->data) {
+        mem_free(w);
+        return -ENOMEM;
+    }
+    if (bytes >= 2 * HUGE) (void)madvise(w->data, bytes, MADV_HUGEPAGE);
+    *ret_mat = w;
+    return 0;
+}
+
+int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
+}
+
+void kn_mat_destroy(struct kn_mat *w)
+{
+    if (!w) return;
+    kn_onednn_free(w->lib);
+    mem_free(w->data);
+    mem_free(w);
+}
+
+static void fill_f32(struct kn_mat *w, size_t row, const float *x)
+{
+    size_t nr = w->dev->simd->nr;
+    float *p = (float *)w->data + row / nr * w->k * nr + row % nr;
+    for (size_t k = 0; k < w->k; k++)
+        p[k * nr] = x[k];
+}
+
+static void fill_bf16(struct kn_mat *w, size_t row, const float *x)
+{
+    size_t nr = w->dev->simd->nr, pairs = (w->k + 1) / 2;
+    uint16_t *p = (uint16_t *)w->data + (row / nr * pairs * nr + row % nr) * 2;
+    uint16_t buf[256];
+    for (size_t k0 = 0; k0 < w->k; k0 += 256) {
+        size_t n = w->k - k0 < 256 ? w->k - k0 : 256;
+        w->dev->simd->encode_bf16(x + k0, n, buf);
+        for (size_t i = 0; i < n; i++)
+            p[(k0 + i) / 2 * nr * 2 + ((k0 + i) & 1)] = buf[i];
+    }
+    if (w->k & 1) p[(pairs - 1) * nr * 2 + 1] = 0;
+}
+
+/* The columns past n in the last panel, and nothing else. */
+static void fill_padding(struct kn_mat *w)
+{
+    static const float zero[4096];
+    size_t end = panels_of(w) * w->dev->simd->nr;
+    for (size_t row = w->n; row < end; row++) {
+        size_t nr = w->dev->simd->nr;
+        if (w->kind == GEMM_OWN_F32 && w->k <= 4096) {
+            fill_f32(w, row, zero);
+        } else {
+            size_t units = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
+            uint32_t *p = (uint32_t *)w->data + row / nr * units * nr + row % nr;
+            for (size_t k = 0; k < units; k++)
+                p[k * nr] = 0;
+        }
+    }
+}
+
+int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
+{
+    if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
+    for (size_t i = 0; i < n_rows; i++) {
+        if (w->kind == GEMM_OWN_F32)
+            fill_f32(w, row0 + i, rows + i * w->k);
+        else if (w->kind == GEMM_OWN_BF16)
+            fill_bf16(w, row0 + i, rows + i * w->k);
+        else
+            memcpy((float *)w->data + (row0 + i) * w->k, rows + i * w->k, w->k * sizeof(float));
+    }
+    return 0;
+}
+
+int kn_mat_done(struct kn_mat *w)
+{
+    if (w->ready) return -EINVAL;
+    if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) fill_padding(w);
+    if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16) {
+        int r = kn_onednn_pack(w->data, w->n, w->k, w->kind == GEMM_ONEDNN_BF16, &w->lib);
+        if (r < 0) return r;
+        mem_free(w->data);
+        w->data = NULL;
+    }
+    w->ready = true;
+    return 0;
+}
+
+struct gemm_par {
+    const struct kn_gemm_job *job;
+    const struct kn_mat *w;
+    size_t n_panels, n_items;
+};
+
+static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
+{
+#if defined(__x86_64__)
+    if (w->kind == GEMM_OWN_BF16) return kn_gemm_bf16_avx512(j, p0, p1);
+#endif
+    return w->dev->simd->gemm_f32(j, p0, p1);
+}
+
+static int gemm_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct gemm_par *g = arg;
+    return run_panels(g->w, g->job, item * g->n_panels / g->n_items,
+                      (item + 1) * g->n_panels / g->n_items);
+}
+
+int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
+{
+    const struct kn_mat *w = a->w;
+    if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;
+    if (a->m == 0) return 0;
+    struct kn_gemm_job j = {.a = a->a,
+                            .lda = a->lda,
+                            .m = a->m,
+                            .b = w->data,
+                            .n = w->n,
+                            .k = w->k,
+                            .bias = a->bias,
+                            .c = a->c,
+                            .ldc = a->ldc,
+                            .accumulate = a->accumulate,
+                            .cancel = st->cancel};
+    if (w->kind == GEMM_OPENBLAS) {
+        kn_openblas_gemm(&j);
+        return 0;
+    }
+    if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16)
+        return kn_onednn_gemm(st, w->lib, &j);
+    size_t panels = panels_of(w);
+    /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
+    size_t min_panels = 1 + 16384 / (w->dev->simd->nr * w->k + 1);
+    size_t n_items = panels / min_panels, most = (size_t)w->dev->n_threads * 4;
+    if (!st->wide || n_items < 2) return run_panels(w, &j, 0, panels);
+    struct gemm_par g = {&j, w, panels, n_items < most ? n_items : most};
+    return kn_par(st, g.n_items, gemm_item, &g);
+}

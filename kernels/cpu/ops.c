@@ -1,0 +1,340 @@
+/* Row operations of kn.h: shape checks, paging, spreading over the pool; the arithmetic is in
+ * simd/.
+ */
+#include "kernels/cpu/cpu.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { P = KN_PAGE, ROWS_PER_ITEM = 8 };
+
+int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+               const float *weight, float eps, float *out, size_t ldo)
+{
+    if (ldx < D || ldo < D || D == 0) return -EINVAL;
+    for (size_t i = 0; i < m; i++)
+        st->dev->simd->rmsnorm(x + i * ldx, D, weight, eps, out + i * ldo);
+    return 0;
+}
+
+int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
+                     const float *weight, float eps)
+{
+    if (ldx < heads * K || K == 0) return -EINVAL;
+    for (size_t i = 0; i < m; i++)
+        for (size_t h = 0; h < heads; h++) {
+            float *p = x + i * ldx + h * K;
+            st->dev->simd->rmsnorm(p, K, weight, eps, p);
+        }
+    return 0;
+}
+
+struct swiglu_par {
+    const float *gate_up;
+    size_t ldg, m, F;
+    float *out;
+    size_t ldo;
+};
+
+static int swiglu_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct swiglu_par *s = arg;
+    size_t i0 = item * ROWS_PER_ITEM, i1 = i0 + ROWS_PER_ITEM < s->m ? i0 + ROWS_PER_ITEM : s->m;
+    for (size_t i = i0; i < i1; i++) {
+        const float *g = s->gate_up + i * s->ldg;
+        st->dev->simd->swiglu(g, g + s->F, s->F, s->out + i * s->ldo);
+    }
+    return 0;
+}
+
+int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+              float *out, size_t ldo)
+{
+    if (ldg < 2 * F || ldo < F) return -EINVAL;
+    struct swiglu_par s = {gate_up, ldg, m, F, out, ldo};
+    return kn_par(st, (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, swiglu_item, &s);
+}
+
+static int rope_row(const struct kn_simd *simd, const struct kn_rope *r, float *x, size_t heads,
+                    int32_t pos)
+{
+    size_t half = r->n_rot / 2;
+    if (pos < 0 || (size_t)pos >= r->pos_cap) return -EINVAL;
+    for (size_t h = 0; h < heads; h++)
+        simd->rope(x + h * r->K, half, r->cos + (size_t)pos * half, r->sin + (size_t)pos * half,
+                   r->mscale);
+    return 0;
+}
+
+int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+            size_t heads, const int32_t *pos)
+{
+    if (ldx < heads * r->K || r->n_rot > r->K || r->n_rot % 2) return -EINVAL;
+    for (size_t i = 0; i < m; i++) {
+        int e = rope_row(st->dev->simd, r, x + i * ldx, heads, pos[i]);
+        if (e < 0) return e;
+    }
+    return 0;
+}
+
+size_t kn_kv_layer_floats(unsigned G, unsigned K)
+{
+    return (size_t)2 * G * K * P;
+}
+
+static float *kv_page(const struct kn_kv *kv, unsigned layer, size_t page)
+{
+    return kv->base + (size_t)kv->pages[page] * kv->page_stride + (size_t)layer * kv->layer_stride;
+}
+
+/* n rows into consecutive slots of one page: K transposed, V copied. */
+static void put_run(const struct kn_kv *kv, float *page, size_t slot, size_t n, const float *k,
+                    size_t ldk, const float *v, size_t ldv)
+{
+    size_t K = kv->K, GK = (size_t)kv->G * K;
+    for (size_t d = 0; d < GK; d++) {
+        float *dst = page + d * P + slot;
+        for (size_t i = 0; i < n; i++)
+            dst[i] = k[i * ldk + d];
+    }
+    for (size_t g = 0; g < kv->G; g++)
+        for (size_t i = 0; i < n; i++)
+            memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
+}
+
+int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+              size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    size_t GK = (size_t)kv->G * kv->K;
+    if (ldk < GK || ldv < GK) return -EINVAL;
+    for (size_t i = 0; i < m; i++)
+        if (pos[i] < 0 || (size_t)pos[i] / P >= kv->n_pages) return -EINVAL;
+    for (size_t i = 0, n; i < m; i += n) {
+        size_t page = (size_t)pos[i] / P;
+        for (n = 1; i + n < m && pos[i + n] == pos[i] + (int32_t)n; n++)
+            if ((size_t)pos[i + n] / P != page) break;
+        put_run(kv, kv_page(kv, layer, page), (size_t)pos[i] % P, n, k + i * ldk, ldk, v + i * ldv,
+                ldv);
+    }
+    return 0;
+}
+
+static int decode(const struct kn_simd *simd, const void *x, size_t first, size_t n,
+                  enum kn_dtype t, float *out)
+{
+    if (t == KN_F32)
+        memcpy(out, (const float *)x + first, n * sizeof(float));
+    else if (t == KN_F16)
+        simd->decode_f16((const uint16_t *)x + first, n, out);
+    else if (t == KN_BF16)
+        simd->decode_bf16((const uint16_t *)x + first, n, out);
+    else
+        return -EINVAL;
+    return 0;
+}
+
+struct load_par {
+    const struct kn_kv *kv;
+    unsigned layer;
+    int32_t pos0;
+    size_t n;
+    const void *k, *v;
+    enum kn_dtype t;
+    const struct kn_rope *rope;
+};
+
+/* The tokens of one page: decode and rotate them in scratch, then store them. */
+static int load_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct load_par *l = arg;
+    size_t GK = (size_t)l->kv->G * l->kv->K, page = (size_t)l->pos0 / P + item;
+    size_t a = page * P > (size_t)l->pos0 ? page * P : (size_t)l->pos0; /* absolute positions */
+    size_t b = (page + 1) * P, end = (size_t)l->pos0 + l->n;
+    if (b > end) b = end;
+    size_t i0 = a - (size_t)l->pos0, n = b - a;
+    float *k = kn_scratch(st, KN_SLOT_KV, 2 * P * GK * sizeof(float));
+    if (!k) return -ENOMEM;
+    float *v = k + P * GK;
+    const struct kn_simd *simd = st->dev->simd;
+    int r = decode(simd, l->k, i0 * GK, n * GK, l->t, k);
+    if (r == 0) r = decode(simd, l->v, i0 * GK, n * GK, l->t, v);
+    for (size_t i = 0; i < n && r == 0 && l->rope; i++)
+        r = rope_row(simd, l->rope, k + i * GK, l->kv->G, (int32_t)(a + i));
+    if (r < 0) return r;
+    float *dst = kv_page(l->kv, l->layer, page);
+    put_run(l->kv, dst, a % P, n, k, GK, v, GK);
+    return 0;
+}
+
+int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
+               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
+{
+    if (n == 0) return 0;
+    if (pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n) return -EINVAL;
+    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2 ||
+                 (size_t)pos0 + n > rope->pos_cap))
+        return -EINVAL;
+    struct load_par l = {kv, layer, pos0, n, k, v, t, rope};
+    size_t first = (size_t)pos0 / P, last = ((size_t)pos0 + n - 1) / P;
+    return kn_par(st, last - first + 1, load_item, &l);
+}
+
+int kn_encode(struct kn_stream *st, const float *x, size_t n, enum kn_dtype t, void *out)
+{
+    if (t == KN_F16) return st->dev->simd->encode_f16(x, n, out);
+    if (t == KN_BF16)
+        st->dev->simd->encode_bf16(x, n, out);
+    else if (t == KN_F32)
+        memcpy(out, x, n * sizeof(float));
+    else
+        return -EINVAL;
+    return 0;
+}
+
+int kn_decode(struct kn_stream *st, const void *x, size_t n, enum kn_dtype t, float *out)
+{
+    return decode(st->dev->simd, x, 0, n, t, out);
+}
+
+int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                 size_t m, size_t n, float *ret)
+{
+    enum { PIECE = 1024 };
+    float buf[PIECE] __attribute__((aligned(64)));
+    if (lda < n) return -EINVAL;
+    for (size_t i = 0; i < m; i++) {
+        float sum = 0.0f;
+        for (size_t d = 0; d < n; d += PIECE) {
+            size_t w = n - d < PIECE ? n - d : PIECE;
+            int r = decode(st->dev->simd, b, i * n + d, w, t, buf);
+            if (r < 0) return r;
+            sum += st->dev->simd->sqdist(a + i * lda + d, buf, w);
+        }
+        ret[i] = sum;
+    }
+    return 0;
+}
+
+struct attn_par {
+    const struct kn_attn_args *args;
+    size_t step, n_pieces; /* query rows per item */
+};
+
+static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
+{
+    size_t floats = st->dev->simd->attn_scratch(a->H / a->kv->G, a->kv->K);
+    return kn_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
+}
+
+static int attn_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct attn_par *p = arg;
+    struct kn_attn_args a = *p->args;
+    unsigned g = (unsigned)(item % a.kv->G);
+    /* Later rows first, as in kn_rows(). */
+    size_t row0 = (p->n_pieces - 1 - item / a.kv->G) * p->step;
+    a.m = a.m - row0 < p->step ? a.m - row0 : p->step;
+    a.q += row0 * a.ldq;
+    a.pos += row0;
+    a.out += row0 * a.ldo;
+    if (a.lse) a.lse += row0 * a.H;
+    struct kn_attn_job j = {&a, attn_scratch(st, &a), st->cancel};
+    if (!j.scratch) return -ENOMEM;
+    return st->dev->simd->attn(&j, g, g + 1);
+}
+
+static int attn_check(const struct kn_attn_args *a)
+{
+    const struct kn_kv *kv = a->kv;
+    if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G) return -EINVAL;
+    if (a->ldq < (size_t)a->H * kv->K) return -EINVAL;
+    for (size_t i = 0; i < a->m; i++)
+        if (a->pos[i] < (i ? a->pos[i - 1] : 0) || (size_t)a->pos[i] / P >= kv->n_pages)
+            return -EINVAL;
+    return 0;
+}
+
+int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
+{
+    int r = attn_check(a);
+    if (r < 0 || a->ldo < (size_t)a->H * a->kv->K) return -EINVAL;
+    if (a->m == 0) return 0;
+    struct attn_par p = {a, a->m, 1};
+    if (!st->wide) {
+        struct kn_attn_job j = {a, attn_scratch(st, a), st->cancel};
+        return j.scratch ? st->dev->simd->attn(&j, 0, a->kv->G) : -ENOMEM;
+    }
+    p.step = 16; /* chosen: a third of a chunk's rows at 3 heads a group; balances few KV heads */
+    p.n_pieces = (a->m + p.step - 1) / p.step;
+    return kn_par(st, p.n_pieces * a->kv->G, attn_item, &p);
+}
+
+struct mass_par {
+    const struct kn_attn_args *args;
+    float *mass;
+    size_t n_keys;
+};
+
+enum { MASS_KEYS = 8 * P }; /* keys of one item */
+
+/* Items split the keys: each key's sum is made by one thread in one order. */
+static int mass_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct mass_par *p = arg;
+    size_t key0 = item * MASS_KEYS, n = p->n_keys - key0;
+    struct kn_attn_job j = {p->args, attn_scratch(st, p->args), st->cancel};
+    if (!j.scratch) return -ENOMEM;
+    return st->dev->simd->attn_mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
+}
+
+int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t n_keys)
+{
+    int r = attn_check(a);
+    if (r < 0 || !a->lse) return -EINVAL;
+    if (a->m == 0) return 0;
+    if (n_keys > (size_t)a->pos[a->m - 1] + 1) n_keys = (size_t)a->pos[a->m - 1] + 1;
+    struct mass_par p = {a, mass, n_keys};
+    return kn_par(st, (n_keys + MASS_KEYS - 1) / MASS_KEYS, mass_item, &p);
+}
+
+/* Score -> unsigned key that sorts alike; NaN and -0 are given a place: lowest, and equal to +0. */
+static uint32_t sort_key(float f)
+{
+    uint32_t u;
+    if (isnan(f)) return 0;
+    f += 0.0f;
+    memcpy(&u, &f, 4);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx)
+{
+    if (k > n || n > INT32_MAX) return -EINVAL;
+    if (k == 0) return 0;
+    /* Radix selection, byte by byte from the top: `want` counts down to the rank inside the bucket
+     * that holds the k-th largest key. */
+    uint32_t prefix = 0, mask = 0;
+    size_t want = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        size_t count[256] = {0};
+        for (size_t i = 0; i < n; i++) {
+            uint32_t u = sort_key(score[i]);
+            if ((u & mask) == prefix) count[u >> shift & 255u]++;
+        }
+        uint32_t b = 255;
+        while (count[b] < want)
+            want -= count[b--];
+        prefix |= b << shift;
+        mask |= 255u << shift;
+    }
+    size_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = sort_key(score[i]);
+        if (u > prefix || (u == prefix && want > 0)) {
+            want -= u == prefix;
+            ret_idx[out++] = (int32_t)i;
+        }
+    }
+    return 0;
+}

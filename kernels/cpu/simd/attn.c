@@ -1,0 +1,354 @@
+/* Attention over pages of 64 keys, one instruction set.
+ *
+ * A tile of query rows is packed with the heads of its group (they share K and V), queries scaled
+ * by scale * log2(e), so that softmax needs exp2 alone. Per page and per ATTN_R packed rows: scores
+ * with keys in the lanes (K page is transposed), online softmax, then P V with dims in the lanes.
+ * Invariance: blocks are the 64 keys of a page, from key 0; each score and each output is one FMA
+ * chain in ascending order; a key beyond the row's position gets probability exactly 0, adds 0 to
+ * the sums and leaves the maximum, so a masked-out key or page changes no bit. Positions are
+ * compared only in pages that reach beyond the first position of the packed rows.
+ * Registers: 6 rows x 4 vectors of keys (AVX-512), 6 x 2 (AVX2 and portable). Thread: any. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/table.h"
+#include "kernels/cpu/simd/vec.h"
+
+#if KN_SIMD == 512
+#define ATTN_NV 4
+#else
+#define ATTN_NV 2
+#endif
+enum {
+    ATTN_R = 6,
+    ATTN_ROWS = 96,
+    P = KN_PAGE
+}; /* packed rows a chunk: K, V page and they fit L2 */
+
+struct chunk {
+    const struct kn_attn_args *a;
+    size_t K, Kp;   /* head dim; rounded up to whole vectors */
+    size_t group;   /* query heads per KV head */
+    size_t row0, n; /* query rows of the chunk */
+    unsigned g;
+    float *q; /* [n * group, K] scaled */
+    float *o; /* [n * group, Kp] */
+    float *l; /* [n * group, VL] partial sums */
+    float *m; /* [n * group] running maximum, log2 units */
+};
+
+static size_t chunk_rows(size_t group)
+{
+    size_t n = ATTN_ROWS / group;
+    return n ? n : 1;
+}
+
+size_t KN_NAME(attn_scratch)(size_t group, size_t K)
+{
+    size_t Kp = (K + VL - 1) / VL * VL;
+    return chunk_rows(group) * group * (K + Kp + VL + 1) + 64;
+}
+
+static void chunk_layout(struct chunk *c, float *scratch)
+{
+    size_t rows = chunk_rows(c->group) * c->group;
+    c->o = scratch;
+    c->l = c->o + rows * c->Kp;
+    c->q = c->l + rows * VL;
+    c->m = c->q + rows * c->K;
+}
+
+static void chunk_pack(struct chunk *c)
+{
+    const struct kn_attn_args *a = c->a;
+    float scale = a->scale * 1.44269504088896341f;
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t h = 0; h < c->group; h++) {
+            const float *src = a->q + (c->row0 + i) * a->ldq + (c->g * c->group + h) * c->K;
+            float *dst = c->q + (i * c->group + h) * c->K;
+            for (size_t d = 0; d < c->K; d++)
+                dst[d] = src[d] * scale;
+        }
+}
+
+/* s[r][key] = q[r] . k[key] for R rows and one page. */
+VF_INLINE void scores(const int R, const float *q, size_t K, const float *kt, float *s)
+{
+    for (int k0 = 0; k0 < P; k0 += ATTN_NV * VL) {
+        vf acc[ATTN_R][ATTN_NV];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < ATTN_NV; v++)
+                acc[r][v] = vf_set1(0.0f);
+        for (size_t d = 0; d < K; d++) {
+            vf kv[ATTN_NV];
+#pragma GCC unroll 4
+            for (int v = 0; v < ATTN_NV; v++)
+                kv[v] = vf_load(kt + d * P + (size_t)k0 + v * VL);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                vf qv = vf_set1(q[(size_t)r * K + d]);
+#pragma GCC unroll 4
+                for (int v = 0; v < ATTN_NV; v++)
+                    acc[r][v] = vf_fma(qv, kv[v], acc[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < ATTN_NV; v++)
+                vf_store(s + r * P + k0 + v * VL, acc[r][v]);
+    }
+}
+
+/* Scores of one row -> probabilities against the running maximum; returns the factor for what the
+ * row has summed so far. n_see: keys of this page that the row may see. */
+VF_INLINE float softmax_row(float *s, int n_see, float *m, float *l)
+{
+    vf x[P / VL];
+    vf top = vf_set1(-INFINITY);
+#pragma GCC unroll 16
+    for (int v = 0; v < P / VL; v++) {
+        x[v] = vf_load(s + v * VL);
+        if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
+        top = vf_max(x[v], top);
+    }
+    float m_old = *m, m_new = vf_hmax(top);
+    m_new = m_new > m_old ? m_new : m_old;
+    vf mv = vf_set1(m_new), sum = vf_set1(0.0f);
+#pragma GCC unroll 16
+    for (int v = 0; v < P / VL; v++) {
+        x[v] = vf_exp2(vf_sub(x[v], mv));
+        vf_store(s + v * VL, x[v]);
+        sum = vf_add(sum, x[v]);
+    }
+    float corr = 1.0f;
+    if (m_new != m_old) {
+        float t[VL];
+        vf_store(t, vf_exp2(vf_set1(m_old - m_new)));
+        corr = t[0];
+    }
+    *m = m_new;
+    vf_store(l, vf_fma(vf_load(l), vf_set1(corr), sum));
+    return corr;
+}
+
+/* o[r] = o[r] * corr[r] + sum over keys of p[r][key] v[key], NV vectors of dims; `tail` lanes of
+ * the last vector are valid in V when it is not whole. */
+VF_INLINE void weigh(const int R, const int NV, const float *p, const float *v, size_t K,
+                     size_t n_keys, const float *corr, float *o, size_t Kp, size_t tail)
+{
+    vf acc[ATTN_R][ATTN_NV];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < NV; i++)
+            acc[r][i] = vf_mul(vf_load(o + (size_t)r * Kp + i * VL), vf_set1(corr[r]));
+    for (size_t j = 0; j < n_keys; j++, v += K) {
+        vf vv[ATTN_NV];
+#pragma GCC unroll 4
+        for (int i = 0; i < NV; i++)
+            vv[i] = tail ? vf_loadn(v, tail) : vf_load(v + i * VL);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            vf pv = vf_set1(p[(size_t)r * P + j]);
+#pragma GCC unroll 4
+            for (int i = 0; i < NV; i++)
+                acc[r][i] = vf_fma(pv, vv[i], acc[r][i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < NV; i++)
+            vf_store(o + (size_t)r * Kp + i * VL, acc[r][i]);
+}
+
+VF_INLINE void weigh_all(const int R, const float *p, const float *v, size_t K, size_t n_keys,
+                         const float *corr, float *o, size_t Kp)
+{
+    size_t d = 0;
+    for (; d + ATTN_NV * VL <= K; d += ATTN_NV * VL)
+        weigh(R, ATTN_NV, p, v + d, K, n_keys, corr, o + d, Kp, 0);
+#if ATTN_NV == 4
+    if (d + 2 * VL <= K) {
+        weigh(R, 2, p, v + d, K, n_keys, corr, o + d, Kp, 0);
+        d += 2 * VL;
+    }
+#endif
+    if (d + VL <= K) {
+        weigh(R, 1, p, v + d, K, n_keys, corr, o + d, Kp, 0);
+        d += VL;
+    }
+    if (d < K) weigh(R, 1, p, v + d, K, n_keys, corr, o + d, Kp, K - d);
+}
+
+/* R packed rows of a chunk against one page. */
+VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *kt, const float *v,
+                         int32_t key0)
+{
+    float s[ATTN_R * P] __attribute__((aligned(64)));
+    float corr[ATTN_R];
+    const int32_t *pos = c->a->pos + c->row0;
+    int64_t last = (int64_t)pos[(t0 + (size_t)R - 1) / c->group] - key0 + 1;
+    size_t n_keys = last < P ? (size_t)last : P;
+    scores(R, c->q + t0 * c->K, c->K, kt, s);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        int64_t see = (int64_t)pos[(t0 + (size_t)r) / c->group] - key0 + 1;
+        int n_see = see < 0 ? 0 : see < P ? (int)see : P;
+        corr[r] = softmax_row(s + r * P, n_see, c->m + t0 + r, c->l + (t0 + (size_t)r) * VL);
+    }
+    weigh_all(R, s, v, c->K, n_keys, corr, c->o + t0 * c->Kp, c->Kp);
+}
+
+#define BY_ROWS(R, call)                                                                           \
+    switch (R) {                                                                                   \
+    case 1:                                                                                        \
+        call(1);                                                                                   \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        call(2);                                                                                   \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        call(3);                                                                                   \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        call(4);                                                                                   \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        call(5);                                                                                   \
+        break;                                                                                     \
+    default:                                                                                       \
+        call(6);                                                                                   \
+        break;                                                                                     \
+    }
+
+static void page_base(const struct chunk *c, size_t page, const float **ret_k, const float **ret_v)
+{
+    const struct kn_kv *kv = c->a->kv;
+    const float *b = kv->base + (size_t)kv->pages[page] * kv->page_stride +
+                     (size_t)c->a->layer * kv->layer_stride;
+    *ret_k = b + (size_t)c->g * c->K * P;
+    *ret_v = b + ((size_t)kv->G + c->g) * c->K * P;
+}
+
+static void chunk_run(struct chunk *c)
+{
+    size_t rows = c->n * c->group;
+    const int32_t *pos = c->a->pos + c->row0;
+    size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
+    memset(c->o, 0, rows * c->Kp * sizeof(float));
+    memset(c->l, 0, rows * VL * sizeof(float));
+    for (size_t i = 0; i < rows; i++)
+        c->m[i] = -INFINITY;
+    for (size_t page = 0; page < n_pages; page++) {
+        const float *kt, *v;
+        int32_t key0 = (int32_t)(page * P);
+        page_base(c, page, &kt, &v);
+        for (size_t t = 0; t < rows; t += ATTN_R) {
+            size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
+            if (pos[(t + R - 1) / c->group] < key0) continue;
+#define CALL(n) tile_page(n, c, t, kt, v, key0)
+            BY_ROWS(R, CALL)
+#undef CALL
+        }
+    }
+}
+
+static void chunk_finish(const struct chunk *c)
+{
+    const struct kn_attn_args *a = c->a;
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t h = 0; h < c->group; h++) {
+            size_t t = i * c->group + h, head = c->g * c->group + h;
+            float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
+            float *out = a->out + (c->row0 + i) * a->ldo + head * c->K;
+            const float *o = c->o + t * c->Kp;
+            for (size_t d = 0; d < c->K; d++)
+                out[d] = o[d] * inv;
+            if (a->lse)
+                a->lse[(c->row0 + i) * a->H + head] = (c->m[t] + log2f(l)) * 0.693147180559945309f;
+        }
+}
+
+static struct chunk chunk_init(const struct kn_attn_args *a, float *scratch)
+{
+    struct chunk c = {.a = a, .K = a->kv->K, .group = a->H / a->kv->G};
+    c.Kp = (c.K + VL - 1) / VL * VL;
+    chunk_layout(&c, scratch);
+    return c;
+}
+
+int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1)
+{
+    struct chunk c = chunk_init(j->args, j->scratch);
+    size_t step = chunk_rows(c.group);
+    for (c.g = g0; c.g < g1; c.g++)
+        for (c.row0 = 0; c.row0 < j->args->m; c.row0 += step) {
+            if (kn_cancelled(j->cancel)) return -ECANCELED;
+            c.n = j->args->m - c.row0 < step ? j->args->m - c.row0 : step;
+            chunk_pack(&c);
+            chunk_run(&c);
+            chunk_finish(&c);
+        }
+    return 0;
+}
+
+/* Probabilities of R packed rows for one page, added to sum[P]. */
+VF_INLINE void mass_tile(const int R, const struct chunk *c, size_t t0, const float *kt,
+                         int32_t key0, float *sum)
+{
+    float s[ATTN_R * P] __attribute__((aligned(64)));
+    const int32_t *pos = c->a->pos + c->row0;
+    scores(R, c->q + t0 * c->K, c->K, kt, s);
+    for (int r = 0; r < R; r++) {
+        int64_t see = (int64_t)pos[(t0 + (size_t)r) / c->group] - key0 + 1;
+        int n_see = see < 0 ? 0 : see < P ? (int)see : P;
+        vf lse = vf_set1(c->m[t0 + (size_t)r]);
+        for (int v = 0; v < P / VL; v++) {
+            vf p = vf_exp2(vf_sub(vf_load(s + r * P + v * VL), lse));
+            p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
+            vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
+        }
+    }
+}
+
+/* Keys [key0, key0 + n_keys) of one page: each key's sum runs over KV heads, rows, heads. */
+static void mass_page(struct chunk *c, size_t page, float *sum)
+{
+    size_t rows = c->n * c->group;
+    const float *kt, *v;
+    page_base(c, page, &kt, &v);
+    for (size_t t = 0; t < rows; t += ATTN_R) {
+        size_t R = rows - t < ATTN_R ? rows - t : ATTN_R;
+#define CALL(n) mass_tile(n, c, t, kt, (int32_t)(page * P), sum)
+        BY_ROWS(R, CALL)
+#undef CALL
+    }
+}
+
+int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
+{
+    const struct kn_attn_args *a = j->args;
+    struct chunk c = chunk_init(a, j->scratch);
+    size_t step = chunk_rows(c.group), end = key0 + n_keys;
+    for (c.g = 0; c.g < a->kv->G; c.g++)
+        for (c.row0 = 0; c.row0 < a->m; c.row0 += step) {
+            if (kn_cancelled(j->cancel)) return -ECANCELED;
+            c.n = a->m - c.row0 < step ? a->m - c.row0 : step;
+            chunk_pack(&c);
+            for (size_t i = 0; i < c.n; i++)
+                for (size_t h = 0; h < c.group; h++)
+                    c.m[i * c.group + h] =
+                        a->lse[(c.row0 + i) * a->H + c.g * c.group + h] * 1.44269504088896341f;
+            size_t last = (size_t)a->pos[c.row0 + c.n - 1] + 1, stop = last < end ? last : end;
+            for (size_t key = key0; key < stop; key += P) {
+                float sum[P] __attribute__((aligned(64))) = {0};
+                mass_page(&c, key / P, sum);
+                size_t w = stop - key < P ? stop - key : P;
+                for (size_t i = 0; i < w; i++)
+                    mass[key + i] += sum[i];
+            }
+        }
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* bf16 GEMM with f32 sums (vdpbf16ps): units of two k values, activations rounded while copied.
+ * On some CPUs it runs at twice the f32 rate, on others at half of it: it is measured, not assumed.
+ * Compiled for AVX-512 with BF16 only. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/vec.h"
+
+typedef uint32_t elem; /* two bf16, the lower k in the lower half */
+typedef __m512i tile_b;
+#define TILE_MR 14
+#define TILE_NV 2
+#define TILE_UNIT 2
+#define tile_load_b(p) _mm512_loadu_si512(p)
+#define tile_load_a(p) _mm512_set1_epi32((int)*(p))
+#define tile_fma(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+
+static void tile_copy_a(elem *dst, const float *row, size_t k, size_t k0, size_t kc)
+{
+    size_t full = (k0 + kc) * 2 <= k ? kc : k / 2 - k0, i = 0;
+    const float *x = row + k0 * 2;
+    for (; i + VL <= full; i += VL) {
+        __m512 lo = _mm512_loadu_ps(x + 2 * i), hi = _mm512_loadu_ps(x + 2 * i + VL);
+        _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
+    }
+    for (; i < kc; i++) {
+        float pair[VL] = {x[2 * i], (k0 + i) * 2 + 1 < k ? x[2 * i + 1] : 0.0f};
+        __m512 v = _mm512_loadu_ps(pair);
+        dst[i] =
+            (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128((__m512i)_mm512_cvtne2ps_pbh(v, v)));
+    }
+}
+
+#include "kernels/cpu/simd/gemm_tile.h"
+
+int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+{
+    return tile_gemm(j, panel0, panel1);
+}

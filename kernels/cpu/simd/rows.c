@@ -1,0 +1,206 @@
+/* Row kernels of one instruction set: norm, activation, rotation, conversions, distances.
+ *
+ * Memory-bound or small next to the GEMMs, so they are plain loops over vectors with a masked tail;
+ * a value's arithmetic depends on its column alone. The file ends with the table of the set. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/table.h"
+#include "kernels/cpu/simd/vec.h"
+
+static void rmsnorm(const float *x, size_t D, const float *w, float eps, float *out)
+{
+    vf s[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
+    size_t i = 0;
+    for (; i + 4 * VL <= D; i += 4 * VL)
+        for (int v = 0; v < 4; v++) {
+            vf a = vf_load(x + i + v * VL);
+            s[v] = vf_fma(a, a, s[v]);
+        }
+    for (; i < D; i += VL) {
+        vf a = D - i >= VL ? vf_load(x + i) : vf_loadn(x + i, D - i);
+        s[0] = vf_fma(a, a, s[0]);
+    }
+    float sum = vf_hsum(vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3])));
+    vf inv = vf_set1(1.0f / sqrtf(sum / (float)D + eps));
+    for (i = 0; i + VL <= D; i += VL)
+        vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), inv), vf_load(w + i)));
+    if (i < D)
+        vf_storen(out + i, vf_mul(vf_mul(vf_loadn(x + i, D - i), inv), vf_loadn(w + i, D - i)),
+                  D - i);
+}
+
+VF_INLINE vf silu_mul(vf g, vf u)
+{
+    vf e = vf_exp(vf_sub(vf_set1(0.0f), g));
+    return vf_mul(vf_div(g, vf_add(vf_set1(1.0f), e)), u);
+}
+
+static void swiglu(const float *gate, const float *up, size_t F, float *out)
+{
+    size_t i = 0;
+    for (; i + VL <= F; i += VL)
+        vf_store(out + i, silu_mul(vf_load(gate + i), vf_load(up + i)));
+    if (i < F)
+        vf_storen(out + i, silu_mul(vf_loadn(gate + i, F - i), vf_loadn(up + i, F - i)), F - i);
+}
+
+VF_INLINE void rotate(vf *a, vf *b, vf c, vf s, vf scale)
+{
+    vf x = *a, y = *b;
+    *a = vf_mul(vf_sub(vf_mul(x, c), vf_mul(y, s)), scale);
+    *b = vf_mul(vf_add(vf_mul(y, c), vf_mul(x, s)), scale);
+}
+
+static void rope(float *x, size_t half, const float *cos, const float *sin, float mscale)
+{
+    vf scale = vf_set1(mscale);
+    size_t i = 0;
+    for (; i + VL <= half; i += VL) {
+        vf a = vf_load(x + i), b = vf_load(x + half + i);
+        rotate(&a, &b, vf_load(cos + i), vf_load(sin + i), scale);
+        vf_store(x + i, a);
+        vf_store(x + half + i, b);
+    }
+    if (i < half) {
+        size_t n = half - i;
+        vf a = vf_loadn(x + i, n), b = vf_loadn(x + half + i, n);
+        rotate(&a, &b, vf_loadn(cos + i, n), vf_loadn(sin + i, n), scale);
+        vf_storen(x + i, a, n);
+        vf_storen(x + half + i, b, n);
+    }
+}
+
+static float sqdist(const float *a, const float *b, size_t n)
+{
+    vf s[2] = {vf_set1(0), vf_set1(0)};
+    size_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL)
+        for (int v = 0; v < 2; v++) {
+            vf d = vf_sub(vf_load(a + i + v * VL), vf_load(b + i + v * VL));
+            s[v] = vf_fma(d, d, s[v]);
+        }
+    for (; i < n; i += VL) {
+        size_t w = n - i < VL ? n - i : VL;
+        vf d = w == VL ? vf_sub(vf_load(a + i), vf_load(b + i))
+                       : vf_sub(vf_loadn(a + i, w), vf_loadn(b + i, w));
+        s[0] = vf_fma(d, d, s[0]);
+    }
+    return vf_hsum(vf_add(s[0], s[1]));
+}
+
+/* f32 bits -> bf16, round to nearest even; a NaN stays a (quiet) NaN. */
+static void encode_bf16(const float *x, size_t n, uint16_t *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+        out[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : r);
+    }
+}
+
+static void decode_bf16(const uint16_t *x, size_t n, float *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = (uint32_t)x[i] << 16;
+        memcpy(out + i, &u, 4);
+    }
+}
+
+/* One value, by integer arithmetic; the vector paths below give the same bits. */
+static uint16_t f16_from_f32(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint32_t sign = (u >> 16) & 0x8000u, mag = u & 0x7fffffffu;
+    if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (mag >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
+    if (mag < 0x33000000u) return (uint16_t)sign;              /* below half of the least */
+    if (mag < 0x38800000u) {                                   /* subnormal in f16 */
+        uint32_t m = (mag & 0x7fffffu) | 0x800000u, shift = 126u - (mag >> 23);
+        uint32_t q = m >> shift, rest = m & ((1u << shift) - 1u), half = 1u << (shift - 1u);
+        q += rest > half || (rest == half && (q & 1u));
+        return (uint16_t)(sign | q);
+    }
+    uint32_t r = mag - 0x38000000u;
+    r = (r + 0xfffu + ((r >> 13) & 1u)) >> 13;
+    return (uint16_t)(sign | r);
+}
+
+static float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, mag = h & 0x7fffu, u;
+    if (mag >= 0x7c00u) {
+        u = sign | 0x7f800000u | ((mag & 0x3ffu) << 13);
+        if (mag > 0x7c00u) u |= 0x400000u;
+    } else if (mag >= 0x400u) {
+        u = sign | ((mag << 13) + 0x38000000u);
+    } else {
+        float f = (float)mag * 0x1p-24f;
+        memcpy(&u, &f, 4);
+        u |= sign;
+    }
+    float out;
+    memcpy(&out, &u, 4);
+    return out;
+}
+
+static int encode_f16(const float *x, size_t n, uint16_t *out)
+{
+    size_t i = 0;
+    unsigned bad = 0;
+#if KN_SIMD
+    __m128i inf = _mm_set1_epi16(0x7c00);
+    __m128i any = _mm_setzero_si128();
+    for (; i + 8 <= n; i += 8) {
+        __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT);
+        any = _mm_or_si128(any, _mm_cmpeq_epi16(_mm_and_si128(h, inf), inf));
+        _mm_storeu_si128((__m128i *)(void *)(out + i), h);
+    }
+    bad = (unsigned)_mm_movemask_epi8(any);
+#endif
+    for (; i < n; i++) {
+        out[i] = f16_from_f32(x[i]);
+        bad |= (out[i] & 0x7c00u) == 0x7c00u;
+    }
+    return bad ? -ERANGE : 0;
+}
+
+static void decode_f16(const uint16_t *x, size_t n, float *out)
+{
+    size_t i = 0;
+#if KN_SIMD
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i,
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + i))));
+#endif
+    for (; i < n; i++)
+        out[i] = f16_to_f32(x[i]);
+}
+
+const struct kn_simd KN_TABLE = {
+#if KN_SIMD == 512
+    .name = "avx512",
+    .mr = 14,
+    .nr = 32,
+#elif KN_SIMD == 256
+    .name = "avx2",
+    .mr = 6,
+    .nr = 16,
+#else
+    .name = "portable",
+    .mr = 4,
+    .nr = 8,
+#endif
+    .gemm_f32 = KN_NAME(gemm_f32),
+    .attn_scratch = KN_NAME(attn_scratch),
+    .attn = KN_NAME(attn),
+    .attn_mass = KN_NAME(attn_mass),
+    .rmsnorm = rmsnorm,
+    .swiglu = swiglu,
+    .rope = rope,
+    .sqdist = sqdist,
+    .encode_f16 = encode_f16,
+    .decode_f16 = decode_f16,
+    .encode_bf16 = encode_bf16,
+    .decode_bf16 = decode_bf16,
+};

@@ -1,0 +1,200 @@
+/* vec: one vector of f32 in the widest registers of the instruction set a file is compiled for.
+ *
+ * The files of this folder are compiled once per instruction set (KN_SIMD = 512, 256 or 0), so a
+ * kernel is written once. vf_fma() is fused where the hardware fuses and a product then a sum in
+ * the portable build: one instruction set always gives the same bits, two need not agree.
+ * exp2 is a polynomial of degree 6 on [-1/2, 1/2] (coefficients of Cephes exp2f, relative error
+ * below 2e-7 = about 2 ulp); arguments below -126 give exactly 0, -inf included, and 0 gives 1.
+ * Thread: any. */
+#ifndef KERNELS_CPU_SIMD_VEC_H
+#define KERNELS_CPU_SIMD_VEC_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VF_INLINE static inline __attribute__((always_inline))
+
+#if KN_SIMD == 512
+#include <immintrin.h>
+enum { VL = 16 };
+typedef __m512 vf;
+#define vf_set1(x) _mm512_set1_ps(x)
+#define vf_load(p) _mm512_loadu_ps(p)
+#define vf_store(p, v) _mm512_storeu_ps(p, v)
+#define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_sub(a, b) _mm512_sub_ps(a, b)
+#define vf_mul(a, b) _mm512_mul_ps(a, b)
+#define vf_div(a, b) _mm512_div_ps(a, b)
+#define vf_max(a, b) _mm512_max_ps(a, b)
+#define vf_min(a, b) _mm512_min_ps(a, b)
+#define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vf_round(a) _mm512_roundscale_ps(a, 0)
+#define vf_loadn(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1u), p)
+#define vf_storen(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1u), v)
+/* a where the lane index is below n, else b; n may be negative or above VL */
+VF_INLINE vf vf_below(vf a, vf b, int n)
+{
+    unsigned bits = n <= 0 ? 0u : n >= VL ? 0xffffu : (1u << n) - 1u;
+    return _mm512_mask_blend_ps((__mmask16)bits, b, a);
+}
+/* p * 2^n where x >= -126, else 0 */
+VF_INLINE vf vf_scale2(vf p, vf n, vf x)
+{
+    __mmask16 live = _mm512_cmp_ps_mask(x, vf_set1(-126.0f), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(live, p, n);
+}
+VF_INLINE float vf_hmax(vf v)
+{
+    return _mm512_reduce_max_ps(v);
+}
+#elif KN_SIMD == 256
+#include <immintrin.h>
+enum { VL = 8 };
+typedef __m256 vf;
+#define vf_set1(x) _mm256_set1_ps(x)
+#define vf_load(p) _mm256_loadu_ps(p)
+#define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_sub(a, b) _mm256_sub_ps(a, b)
+#define vf_mul(a, b) _mm256_mul_ps(a, b)
+#define vf_div(a, b) _mm256_div_ps(a, b)
+#define vf_max(a, b) _mm256_max_ps(a, b)
+#define vf_min(a, b) _mm256_min_ps(a, b)
+#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vf_round(a) _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+VF_INLINE __m256i vf_mask(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#define vf_loadn(p, n) _mm256_maskload_ps(p, vf_mask((int)(n)))
+#define vf_storen(p, v, n) _mm256_maskstore_ps(p, vf_mask((int)(n)), v)
+VF_INLINE vf vf_below(vf a, vf b, int n)
+{
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vf_mask(n)));
+}
+VF_INLINE vf vf_scale2(vf p, vf n, vf x)
+{
+    vf dead = _mm256_cmp_ps(x, vf_set1(-126.0f), _CMP_LT_OQ);
+    __m256i e = _mm256_cvtps_epi32(_mm256_max_ps(n, vf_set1(-126.0f)));
+    e = _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(dead, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+}
+VF_INLINE float vf_hmax(vf v)
+{
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_max_ss(a, _mm_shuffle_ps(a, a, 1)));
+}
+#else
+enum { VL = 4 };
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+#define vf_add(a, b) ((a) + (b))
+#define vf_sub(a, b) ((a) - (b))
+#define vf_mul(a, b) ((a) * (b))
+#define vf_div(a, b) ((a) / (b))
+#define vf_fma(a, b, c) ((a) * (b) + (c))
+VF_INLINE vf vf_set1(float x)
+{
+    return (vf){x, x, x, x};
+}
+VF_INLINE vf vf_load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+VF_INLINE void vf_store(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+VF_INLINE vf vf_select(vi m, vf a, vf b)
+{
+    return (vf)(((vi)a & m) | ((vi)b & ~m));
+}
+VF_INLINE vf vf_max(vf a, vf b)
+{
+    return vf_select((vi)(a > b), a, b);
+}
+VF_INLINE vf vf_min(vf a, vf b)
+{
+    return vf_select((vi)(a < b), a, b);
+}
+VF_INLINE vf vf_round(vf a)
+{
+    /* 1.5 * 2^23: adding it drops the fraction bits, round to nearest even. |a| < 2^22 here. */
+    vf magic = vf_set1(12582912.0f);
+    a = vf_max(a, vf_set1(-4000.0f));
+    return (a + magic) - magic;
+}
+VF_INLINE vf vf_loadn(const float *p, size_t n)
+{
+    vf v = {0};
+    memcpy(&v, p, n * sizeof(float));
+    return v;
+}
+VF_INLINE void vf_storen(float *p, vf v, size_t n)
+{
+    memcpy(p, &v, n * sizeof(float));
+}
+VF_INLINE vf vf_below(vf a, vf b, int n)
+{
+    vi lane = {0, 1, 2, 3}, lim = {n, n, n, n};
+    return vf_select((vi)(lane < lim), a, b);
+}
+VF_INLINE vf vf_scale2(vf p, vf n, vf x)
+{
+    vi dead = (vi)(x < vf_set1(-126.0f));
+    vi e = __builtin_convertvector(vf_max(n, vf_set1(-126.0f)), vi);
+    vi bias = {127, 127, 127, 127};
+    return (vf)(((vi)(p * (vf)((e + bias) << 23))) & ~dead);
+}
+VF_INLINE float vf_hmax(vf v)
+{
+    float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+}
+#endif
+
+/* Sum of the lanes in one fixed order: halves are folded onto each other. */
+VF_INLINE float vf_hsum(vf v)
+{
+    float t[VL];
+    vf_store(t, v);
+    for (int w = VL / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++)
+            t[i] += t[i + w];
+    return t[0];
+}
+
+/* 2^r for |r| <= 1/2. */
+VF_INLINE vf vf_poly2(vf r)
+{
+    vf p = vf_set1(1.535336188319500e-4f);
+    p = vf_fma(p, r, vf_set1(1.339887440266574e-3f));
+    p = vf_fma(p, r, vf_set1(9.618437357674640e-3f));
+    p = vf_fma(p, r, vf_set1(5.550332471162809e-2f));
+    p = vf_fma(p, r, vf_set1(2.402264791363012e-1f));
+    p = vf_fma(p, r, vf_set1(6.931472028550421e-1f));
+    return vf_fma(p, r, vf_set1(1.0f));
+}
+/* 2^x, x <= 127. */
+VF_INLINE vf vf_exp2(vf x)
+{
+    vf n = vf_round(x);
+    return vf_scale2(vf_poly2(vf_sub(x, n)), n, x);
+}
+/* e^x, clamped to the range of normal f32; the product with log2(e) is split, so that the error
+ * does not grow with |x|. */
+VF_INLINE vf vf_exp(vf x)
+{
+    const float l2e = 1.44269504088896341f;
+    x = vf_min(vf_max(x, vf_set1(-87.0f)), vf_set1(88.0f));
+    vf n = vf_round(vf_mul(x, vf_set1(l2e)));
+    vf r = vf_fma(n, vf_set1(-0.693359375f), x);
+    r = vf_fma(n, vf_set1(2.12194440e-4f), r);
+    return vf_scale2(vf_poly2(vf_mul(r, vf_set1(l2e))), n, n);
+}
+
+#endif

@@ -1,0 +1,283 @@
+/* Choosing the GEMM: measure the candidates on the model's own shapes, remember the winner.
+ *
+ * Every available candidate packs every shape once; then rounds over all of them, interleaved, all
+ * threads by blocks of rows as in a prefill, until the budget is used. A candidate's rate is that
+ * of the sum of its best times: the machine's own noise only ever adds time. Own kernels win ties
+ * within 3 %, f32 before bf16, because their rows do not depend on their neighbours.
+ * Cache file: <cache_dir>/gemm-<hash>.txt, line 1 the key it was measured for, line 2 the winner,
+ * then one line per candidate: name and GFLOP/s. A file whose key differs is measured anew. */
+#include "kernels/cpu/cpu.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TUNE_VERSION = 1, SHAPES_MAX = 16, KEY_MAX = 768 };
+
+struct bench {
+    struct kn_mat *const *mats;
+    size_t n_mats, k_max, n_max, rows;
+    float *a, *c;
+};
+
+static int bench_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct bench *b = arg;
+    for (size_t i = 0; i < b->n_mats; i++) {
+        struct kn_gemm_args g = {.a = b->a + row0 * b->k_max,
+                                 .lda = b->k_max,
+                                 .m = n,
+                                 .w = b->mats[i],
+                                 .c = b->c + row0 * b->n_max,
+                                 .ldc = b->n_max};
+        int r = kn_gemm(st, &g);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int bench_init(struct bench *b, struct kn_mat *const *mats, size_t n, size_t rows)
+{
+    *b = (struct bench){.mats = mats, .n_mats = n, .rows = rows};
+    for (size_t i = 0; i < n; i++) {
+        if (mats[i]->k > b->k_max) b->k_max = mats[i]->k;
+        if (mats[i]->n > b->n_max) b->n_max = mats[i]->n;
+    }
+    b->a = mem_aligned(64, rows * b->k_max * sizeof(float));
+    b->c = mem_aligned(64, rows * b->n_max * sizeof(float));
+    for (size_t i = 0; b->a && i < rows * b->k_max; i++)
+        b->a[i] = (float)(int)(i * 2654435761u % 1000u) * 1e-3f - 0.5f;
+    return b->a && b->c ? 0 : -ENOMEM;
+}
+
+static void bench_fini(struct bench *b)
+{
+    mem_free(b->a);
+    mem_free(b->c);
+}
+
+static double bench_flops(const struct bench *b)
+{
+    double sum = 0;
+    for (size_t i = 0; i < b->n_mats; i++)
+        sum += 2.0 * (double)b->mats[i]->n * (double)b->mats[i]->k * (double)b->rows;
+    return sum;
+}
+
+static double bench_once(struct kn_dev *d, struct bench *b)
+{
+    uint64_t t0 = clock_ns();
+    if (kn_rows(d, b->rows, NULL, bench_rows, b) < 0) return 1e30;
+    return (double)(clock_ns() - t0) * 1e-9;
+}
+
+double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows)
+{
+    enum { ROUNDS = 5 };
+    struct bench b;
+    double best = 1e30;
+    if (n && rows && bench_init(&b, mats, n, rows) == 0) {
+        for (int i = 0; i < ROUNDS; i++) {
+            double s = bench_once(d, &b);
+            if (s < best) best = s;
+        }
+        best = bench_flops(&b) / best * 1e-9;
+        bench_fini(&b);
+        return best;
+    }
+    return 0;
+}
+
+struct candidate {
+    enum kn_gemm_kind kind;
+    struct kn_mat *mats[SHAPES_MAX];
+    struct bench bench;
+    double best_s, gflops;
+};
+
+static bool candidate_fits(const struct kn_dev *d, enum kn_gemm_kind kind)
+{
+    if (d->forced && kind != d->gemm) return false;
+    if (kn_gemm_is_bf16(kind)) {
+        if (d->arith == KN_ARITH_F32) return false;
+        if (d->arith == KN_ARITH_AUTO && !d->allow_bf16 && !d->forced) return false;
+    } else if (d->arith == KN_ARITH_BF16) {
+        return false;
+    }
+    return kn_gemm_available(d, kind);
+}
+
+static int candidate_init(struct kn_dev *d, struct candidate *c, const struct kn_shape *s, size_t n,
+                          size_t rows)
+{
+    c->best_s = 1e30;
+    for (size_t i = 0; i < n; i++) {
+        int r = kn_mat_create_kind(d, s[i].n, s[i].k, c->kind, &c->mats[i]);
+        float *row = r < 0 ? NULL : mem_alloc(s[i].k * sizeof *row);
+        if (!row) return r < 0 ? r : -ENOMEM;
+        for (size_t k = 0; k < s[i].k; k++)
+            row[k] = (float)(int)(k * 40503u % 2000u) * 1e-3f - 1.0f;
+        for (size_t j = 0; j < s[i].n && r == 0; j++)
+            r = kn_mat_fill(c->mats[i], j, 1, row);
+        mem_free(row);
+        if (r == 0) r = kn_mat_done(c->mats[i]);
+        if (r < 0) return r;
+    }
+    return bench_init(&c->bench, c->mats, n, rows);
+}
+
+static void candidate_fini(struct candidate *c)
+{
+    for (size_t i = 0; i < SHAPES_MAX; i++)
+        kn_mat_destroy(c->mats[i]);
+    bench_fini(&c->bench);
+}
+
+static uint64_t key_hash(const char *s)
+{
+    uint64_t h = 14695981039346656037ull; /* FNV-1a */
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 1099511628211ull;
+    return h;
+}
+
+static void tune_key(const struct kn_dev *d, const struct kn_shape *s, size_t n, size_t rows,
+                     char key[KEY_MAX])
+{
+    char cpu[300];
+    kn_cpu_model(cpu, sizeof cpu);
+    int at = snprintf(key, KEY_MAX, "v%d %s isa %s bf16 %d threads %u arith %d allow %d rows %zu",
+                      TUNE_VERSION, cpu, d->simd->name, d->has_bf16, d->n_threads, (int)d->arith,
+                      d->allow_bf16, rows);
+    for (int i = 0; i < GEMM_KINDS && at < KEY_MAX; i++)
+        if (kn_gemm_available(d, (enum kn_gemm_kind)i))
+            at +=
+                snprintf(key + at, KEY_MAX - (size_t)at, " %s", kn_gemm_name((enum kn_gemm_kind)i));
+    for (size_t i = 0; i < n && at < KEY_MAX; i++)
+        at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", s[i].n, s[i].k);
+}
+
+static void cache_path(const struct kn_dev *d, const char *key, char *buf, size_t size)
+{
+    snprintf(buf, size, "%s/gemm-%016llx.txt", d->cache_dir, (unsigned long long)key_hash(key));
+}
+
+/* Rates and winner of an earlier run; false when there is none for this key. */
+static bool cache_read(const struct kn_dev *d, const char *key, double rates[GEMM_KINDS],
+                       enum kn_gemm_kind *ret_best)
+{
+    char path[4096], line[KEY_MAX + 2];
+    if (!d->cache_dir) return false;
+    cache_path(d, key, path, sizeof path);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    bool ok = false;
+    int best = -1;
+    if (!fgets(line, sizeof line, f)) goto out;
+    line[strcspn(line, "\n")] = 0;
+    if (strcmp(line, key) != 0) goto out;
+    while (fgets(line, sizeof line, f)) {
+        char name[32];
+        double g;
+        if (sscanf(line, "%31s %lf", name, &g) != 2 || !(g > 0)) continue;
+        for (int i = 0; i < GEMM_KINDS; i++) {
+            if (strcmp(name, kn_gemm_name((enum kn_gemm_kind)i)) != 0) continue;
+            rates[i] = g;
+            if (strchr(line, '*')) best = i;
+        }
+    }
+    if (best >= 0 && candidate_fits(d, (enum kn_gemm_kind)best)) {
+        *ret_best = (enum kn_gemm_kind)best;
+        ok = true;
+    }
+out:
+    fclose(f);
+    return ok;
+}
+
+/* Best effort: without a cache the next start measures again. */
+static void cache_write(const struct kn_dev *d, const char *key, const double rates[GEMM_KINDS],
+                        enum kn_gemm_kind best)
+{
+    char path[4096], tmp[4200];
+    if (!d->cache_dir) return;
+    (void)mkdir(d->cache_dir, 0777);
+    cache_path(d, key, path, sizeof path);
+    snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid());
+    FILE *f = fopen(tmp, "we");
+    if (!f) return;
+    bool ok = fprintf(f, "%s\n", key) > 0;
+    for (int i = 0; i < GEMM_KINDS; i++)
+        if (rates[i] > 0)
+            ok = fprintf(f, "%s %.2f%s\n", kn_gemm_name((enum kn_gemm_kind)i), rates[i],
+                         i == (int)best ? " *" : "") > 0 &&
+                 ok;
+    ok = fclose(f) == 0 && ok;
+    if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
+}
+
+static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t rows,
+                   unsigned budget_ms, double rates[GEMM_KINDS])
+{
+    enum { ROUNDS_MIN = 2, ROUNDS_MAX = 50 };
+    struct candidate *c = mem_zalloc(GEMM_KINDS * sizeof *c);
+    size_t n_c = 0;
+    int r = c ? 0 : -ENOMEM;
+    for (int i = 0; i < GEMM_KINDS && r == 0; i++) {
+        if (!candidate_fits(d, (enum kn_gemm_kind)i)) continue;
+        c[n_c].kind = (enum kn_gemm_kind)i;
+        r = candidate_init(d, &c[n_c++], s, n, rows);
+    }
+    uint64_t t0 = clock_ns();
+    for (int round = 0; r == 0 && round < ROUNDS_MAX; round++) {
+        if (round >= ROUNDS_MIN && clock_ms_since(t0) > budget_ms) break;
+        for (size_t i = 0; i < n_c; i++) {
+            double t = bench_once(d, &c[i].bench);
+            if (t < c[i].best_s) c[i].best_s = t;
+        }
+    }
+    for (size_t i = 0; i < n_c; i++) {
+        if (r == 0) rates[c[i].kind] = bench_flops(&c[i].bench) / c[i].best_s * 1e-9;
+        candidate_fini(&c[i]);
+    }
+    mem_free(c);
+    return r;
+}
+
+static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
+{
+    const double TIE = 0.97;
+    int best = 0;
+    for (int i = 1; i < GEMM_KINDS; i++)
+        if (rates[i] > rates[best]) best = i;
+    for (int i = GEMM_OWN_F32; i <= GEMM_OWN_BF16; i++)
+        if (rates[i] > 0 && rates[i] >= TIE * rates[best]) return (enum kn_gemm_kind)i;
+    return (enum kn_gemm_kind)best;
+}
+
+int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+{
+    if (n_shapes == 0 || n_shapes > SHAPES_MAX || rows == 0) return -EINVAL;
+    double rates[GEMM_KINDS] = {0};
+    enum kn_gemm_kind best;
+    char key[KEY_MAX];
+    tune_key(d, shapes, n_shapes, rows, key);
+    if (d->forced || !cache_read(d, key, rates, &best)) {
+        int r = measure(d, shapes, n_shapes, rows, budget_ms, rates);
+        if (r < 0) return r;
+        best = winner(rates);
+        if (!d->forced) cache_write(d, key, rates, best);
+    }
+    d->gemm = best;
+    size_t n = 0;
+    for (int i = 0; i < GEMM_KINDS && n < cap; i++)
+        ret_rates[n++] =
+            (struct kn_gemm_rate){kn_gemm_name((enum kn_gemm_kind)i), rates[i], i == (int)best};
+    *ret_n = n;
+    return 0;
+}

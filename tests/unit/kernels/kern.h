@@ -1,0 +1,39 @@
+/* kern: what the kernel tests share: devices of every instruction set, random data, naive oracles.
+ *
+ * The oracles accumulate in double, one output at a time. Tolerances are written as multiples of
+ * the f32 rounding unit times the sum of absolute products, which bounds any summation order.
+ * Thread: any. */
+#ifndef TESTS_UNIT_KERNELS_KERN_H
+#define TESTS_UNIT_KERNELS_KERN_H
+
+#include "kernels/kn.h"
+#include "tests/test.h"
+
+#define F32_EPS 5.9604645e-8
+
+struct kern_shape {
+    unsigned H, G, K;
+};
+
+/* Device number i of those this machine has, with n_threads; NULL past the last. Destroy it. */
+struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
+float *kern_random(size_t n, uint64_t seed, float scale); /* [-scale, scale); free() it */
+struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w);
+
+/* Paged KV of one layer with shuffled pages; keys 0…n-1 from k, v [n, G, K]. */
+struct kern_kv {
+    struct kn_kv kv;
+    float *mem;
+    int32_t *pages;
+};
+void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers);
+void kern_kv_fini(struct kern_kv *s);
+
+/* Attention of one row and head in double: out[K], returns log-sum-exp. */
+double ref_attn(const float *q, const float *k, const float *v, size_t stride, size_t K,
+                size_t n_keys, double scale, double *out, double *prob);
+
+/* Run `fn` on rows by kn_rows() or kn_wide(). */
+int kern_run(struct kn_dev *d, bool wide, size_t m, kn_rows_fn fn, void *arg);
+
+#endif

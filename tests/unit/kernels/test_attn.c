@@ -1,0 +1,252 @@
+/* Attention and attention mass against the double oracle; mask and invariance. */
+#include "tests/unit/kernels/kern.h"
+
+struct run {
+    struct kn_dev *d;
+    struct kern_kv s;
+    struct kern_shape sh;
+    size_t n_keys, m;
+    float *q, *k, *v, *out, *lse, *mass;
+    int32_t *pos, *key_pos;
+    bool wide;
+};
+
+static int put_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct run *r = arg;
+    size_t GK = (size_t)r->sh.G * r->sh.K;
+    return kn_kv_put(st, &r->s.kv, 1, r->key_pos + row0, n, r->k + row0 * GK, GK, r->v + row0 * GK,
+                     GK);
+}
+
+static struct kn_attn_args args_of(struct run *r, size_t row0, size_t n)
+{
+    size_t HK = (size_t)r->sh.H * r->sh.K;
+    return (struct kn_attn_args){.q = r->q + row0 * HK,
+                                 .ldq = HK,
+                                 .m = n,
+                                 .pos = r->pos + row0,
+                                 .H = r->sh.H,
+                                 .kv = &r->s.kv,
+                                 .layer = 1,
+                                 .scale = 1.0f / sqrtf((float)r->sh.K),
+                                 .out = r->out + row0 * HK,
+                                 .ldo = HK,
+                                 .lse = r->lse + row0 * r->sh.H};
+}
+
+static int attn_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct kn_attn_args a = args_of(arg, row0, n);
+    return kn_attn(st, &a);
+}
+
+static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct run *r = arg;
+    struct kn_attn_args a = args_of(r, row0, n);
+    return kn_attn_mass(st, &a, r->mass, r->n_keys);
+}
+
+/* m rows at ascending positions, the last at the last key. */
+static void run_init(struct run *r, struct kn_dev *d, struct kern_shape sh, size_t n_keys, size_t m)
+{
+    size_t GK = (size_t)sh.G * sh.K, HK = (size_t)sh.H * sh.K;
+    *r = (struct run){.d = d, .sh = sh, .n_keys = n_keys, .m = m};
+    kern_kv_init(&r->s, sh.G, sh.K, n_keys, 2);
+    r->q = kern_random(m * HK, 11, 2);
+    r->k = kern_random(n_keys * GK, 12, 1);
+    r->v = kern_random(n_keys * GK, 13, 1);
+    r->out = kern_random(m * HK, 14, 1);
+    r->lse = kern_random(m * sh.H, 15, 1);
+    r->mass = calloc(n_keys + 1, sizeof *r->mass);
+    r->pos = malloc((m + 1) * sizeof *r->pos);
+    r->key_pos = malloc(n_keys * sizeof *r->key_pos);
+    for (size_t i = 0; i < n_keys; i++)
+        r->key_pos[i] = (int32_t)i;
+    for (size_t i = 0; i < m; i++)
+        r->pos[i] = (int32_t)((i + 1) * n_keys / m - 1);
+    ASSERT_OK(kern_run(d, false, n_keys, put_rows, r));
+}
+
+static void run_fini(struct run *r)
+{
+    kern_kv_fini(&r->s);
+    free(r->q);
+    free(r->k);
+    free(r->v);
+    free(r->out);
+    free(r->lse);
+    free(r->mass);
+    free(r->pos);
+    free(r->key_pos);
+}
+
+static void check(struct run *r)
+{
+    size_t K = r->sh.K, GK = r->sh.G * K, HK = r->sh.H * K, group = r->sh.H / r->sh.G;
+    double *out = malloc(K * sizeof *out), *prob = malloc(r->n_keys * sizeof *prob);
+    double *mass = calloc(r->n_keys, sizeof *mass);
+    for (size_t i = 0; i < r->m; i++)
+        for (size_t h = 0; h < r->sh.H; h++) {
+            size_t g = h / group, n = (size_t)r->pos[i] + 1;
+            double lse = ref_attn(r->q + i * HK + h * K, r->k + g * K, r->v + g * K, GK, K, n,
+                                  (double)(1.0f / sqrtf((float)K)), out, prob);
+            /* Scores reach about sqrt(K); their rounding enters the exponent. */
+            ASSERT_NEAR(r->lse[i * r->sh.H + h], lse, 4e-6 * (1 + fabs(lse)));
+            for (size_t d = 0; d < K; d++)
+                ASSERT_NEAR(r->out[i * HK + h * K + d], out[d], 5e-6);
+            for (size_t j = 0; j < n; j++)
+                mass[j] += prob[j];
+        }
+    for (size_t j = 0; j < r->n_keys; j++)
+        ASSERT_NEAR(r->mass[j], mass[j], 1e-5 * (mass[j] + 0.1));
+    free(out);
+    free(prob);
+    free(mass);
+}
+
+static const struct kern_shape shapes[] = {{9, 3, 64}, {4, 4, 32},  {8, 2, 128}, {2, 1, 80},
+                                           {6, 3, 96}, {14, 2, 64}, {3, 1, 6},   {5, 1, 50}};
+
+TEST(matches_oracle)
+{
+    static const size_t sizes[][2] = {{1, 1}, {64, 64}, {65, 1}, {130, 7}, {200, 200}, {333, 40}};
+    for (unsigned i = 0; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, NULL);
+        if (!d) continue;
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
+                struct run r;
+                run_init(&r, d, shapes[s], sizes[z][0], sizes[z][1]);
+                bool wide = z % 2;
+                ASSERT_OK(kern_run(d, wide, r.m, attn_rows, &r));
+                ASSERT_OK(kern_run(d, true, r.m, mass_rows, &r));
+                check(&r);
+                run_fini(&r);
+            }
+        kn_dev_destroy(d);
+    }
+}
+
+/* The same bits for a row alone, among others, on other threads and split by heads. */
+TEST(rows_are_invariant)
+{
+    static const size_t counts[] = {1, 2, 5, 7, 50, 150};
+    for (unsigned i = 0; i < 3; i++)
+        for (size_t s = 0; s < 3; s++) {
+            struct kn_dev *d = kern_dev(i, 1 + (unsigned)s, NULL);
+            if (!d) continue;
+            struct run r;
+            run_init(&r, d, shapes[s], 420, 150);
+            size_t HK = (size_t)r.sh.H * r.sh.K;
+            ASSERT_OK(kern_run(d, false, r.m, attn_rows, &r));
+            float *want = malloc(r.m * HK * sizeof *want);
+            float *lse = malloc(r.m * r.sh.H * sizeof *lse);
+            memcpy(want, r.out, r.m * HK * sizeof *want);
+            memcpy(lse, r.lse, r.m * r.sh.H * sizeof *lse);
+            for (size_t t = 0; t < 2 * sizeof counts / sizeof *counts; t++) {
+                size_t m = counts[t / 2], row = r.m - m;
+                struct run sub = r;
+                sub.q += row * HK;
+                sub.pos += row;
+                memset(r.out, 0xff, r.m * HK * sizeof *r.out);
+                ASSERT_OK(kern_run(d, t % 2, m, attn_rows, &sub));
+                ASSERT_MEMEQ(r.out, want + row * HK, m * HK * sizeof *want);
+                ASSERT_MEMEQ(r.lse, lse + row * r.sh.H, m * r.sh.H * sizeof *lse);
+            }
+            free(want);
+            free(lse);
+            run_fini(&r);
+            kn_dev_destroy(d);
+        }
+}
+
+/* No row depends on a later key: other values there, NaN included in pages it cannot see. */
+TEST(future_keys_change_nothing)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 1, NULL);
+        if (!d) continue;
+        struct run r;
+        run_init(&r, d, shapes[0], 300, 60);
+        size_t HK = (size_t)r.sh.H * r.sh.K, GK = (size_t)r.sh.G * r.sh.K, cut = 29;
+        ASSERT_OK(kern_run(d, false, r.m, attn_rows, &r));
+        float *want = malloc(r.m * HK * sizeof *want);
+        memcpy(want, r.out, r.m * HK * sizeof *want);
+        for (size_t j = (size_t)r.pos[cut] + 1; j < r.n_keys; j++)
+            for (size_t d1 = 0; d1 < GK; d1++) {
+                r.k[j * GK + d1] = j < 192 ? 1e4f : 2.0f;
+                r.v[j * GK + d1] = j < 192 ? -3e4f : 7.0f;
+            }
+        ASSERT_OK(kern_run(d, false, r.n_keys, put_rows, &r));
+        ASSERT_OK(kern_run(d, false, r.m, attn_rows, &r));
+        ASSERT_MEMEQ(r.out, want, (cut + 1) * HK * sizeof *want);
+        ASSERT_TRUE(memcmp(r.out, want, r.m * HK * sizeof *want) != 0);
+        free(want);
+        run_fini(&r);
+        kn_dev_destroy(d);
+    }
+}
+
+/* Sparse rows (selected tokens) give what the same rows give in a full pass. */
+TEST(selected_rows_equal_full_rows)
+{
+    struct kn_dev *d = kern_dev(2, 2, NULL);
+    if (!d) d = kern_dev(0, 2, NULL);
+    struct run r;
+    run_init(&r, d, shapes[0], 250, 250);
+    size_t HK = (size_t)r.sh.H * r.sh.K, n = 0;
+    ASSERT_OK(kern_run(d, false, r.m, attn_rows, &r));
+    struct run sub = r;
+    sub.q = malloc(r.m * HK * sizeof(float));
+    sub.out = malloc(r.m * HK * sizeof(float));
+    sub.pos = malloc(r.m * sizeof(int32_t));
+    for (size_t i = 3; i < r.m; i += 1 + i % 5, n++) {
+        memcpy(sub.q + n * HK, r.q + i * HK, HK * sizeof(float));
+        sub.pos[n] = r.pos[i];
+    }
+    ASSERT_OK(kern_run(d, false, n, attn_rows, &sub));
+    for (size_t i = 0; i < n; i++)
+        ASSERT_MEMEQ(sub.out + i * HK, r.out + (size_t)sub.pos[i] * HK, HK * sizeof(float));
+    free(sub.q);
+    free(sub.out);
+    free(sub.pos);
+    run_fini(&r);
+    kn_dev_destroy(d);
+}
+
+TEST(mass_does_not_depend_on_threads)
+{
+    float *want = NULL;
+    for (unsigned threads = 1; threads <= 4; threads++) {
+        struct kn_dev *d = kern_dev(0, threads, NULL);
+        struct run r;
+        run_init(&r, d, shapes[0], 1400, 20);
+        ASSERT_OK(kern_run(d, true, r.m, attn_rows, &r));
+        ASSERT_OK(kern_run(d, true, r.m, mass_rows, &r));
+        if (want) ASSERT_MEMEQ(r.mass, want, r.n_keys * sizeof *want);
+        if (!want) {
+            want = malloc(r.n_keys * sizeof *want);
+            memcpy(want, r.mass, r.n_keys * sizeof *want);
+        }
+        run_fini(&r);
+        kn_dev_destroy(d);
+    }
+    free(want);
+}
+
+TEST(bad_positions_are_refused)
+{
+    struct kn_dev *d = kern_dev(0, 1, NULL);
+    struct run r;
+    run_init(&r, d, shapes[0], 100, 4);
+    r.pos[0] = -1;
+    ASSERT_ERR(kern_run(d, true, r.m, attn_rows, &r), -EINVAL);
+    r.pos[0] = 99, r.pos[1] = 98;
+    ASSERT_ERR(kern_run(d, true, r.m, attn_rows, &r), -EINVAL);
+    r.pos[0] = 0, r.pos[1] = 1, r.pos[2] = 2, r.pos[3] = 128;
+    ASSERT_ERR(kern_run(d, true, r.m, attn_rows, &r), -EINVAL);
+    run_fini(&r);
+    kn_dev_destroy(d);
+}
