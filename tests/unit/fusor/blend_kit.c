@@ -1,0 +1,123 @@
+/* blend_kit: see the header. */
+#include "tests/unit/fusor/blend_kit.h"
+
+#include "base/mem.h"
+#include "tests/test.h"
+
+void kit_chunk_init(struct kit_chunk *c, const struct model_cfg *cfg, uint32_t n)
+{
+    const size_t floats = (size_t)cfg->L * n * cfg->G * cfg->K;
+    *c = (struct kit_chunk){.cfg = cfg, .n = n, .fail_layer = -1, .fail_rows_at = -1};
+    c->k = mem_zalloc(floats * sizeof(float));
+    c->v = mem_zalloc(floats * sizeof(float));
+    c->rows_seen = mem_zalloc(cfg->L * sizeof(*c->rows_seen));
+    ASSERT_TRUE(c->k && c->v && c->rows_seen);
+}
+
+void kit_chunk_fini(struct kit_chunk *c)
+{
+    mem_free(c->k);
+    mem_free(c->v);
+    mem_free(c->rows_seen);
+}
+
+static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                     const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    struct kit_chunk *c = ctx;
+    const size_t GK = (size_t)c->cfg->G * c->cfg->K;
+    if (layer == 0 || layer >= c->cfg->L || row0 + m > c->n) return -EINVAL;
+    if ((int)layer == c->fail_rows_at) return -EIO;
+    for (size_t i = 0; i < m; i++) {
+        const size_t at = ((size_t)layer * c->n + row0 + i) * GK;
+        memcpy(c->k + at, k + i * ldk, GK * sizeof(*k));
+        memcpy(c->v + at, v + i * ldv, GK * sizeof(*v));
+    }
+    __atomic_fetch_add(&c->rows_seen[layer], (uint32_t)m, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static void sink_done(void *ctx, int status)
+{
+    struct kit_chunk *c = ctx;
+    c->done++;
+    c->status = status;
+}
+
+static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct kit_chunk *c = ctx;
+    const size_t at = (size_t)layer * c->n * c->cfg->G * c->cfg->K;
+    if (layer == 0 || layer >= c->cfg->L) return -EINVAL;
+    if (c->cancel_in_layer) atomic_store(c->cancel_in_layer, true);
+    if ((int)layer == c->fail_layer) return -EIO;
+    *ret = (struct kv_layer){.k = c->k + at, .v = c->v + at, .dtype = KN_F32};
+    return 0;
+}
+
+static void source_release(void *ctx)
+{
+    ((struct kit_chunk *)ctx)->released++;
+}
+
+static const struct kv_sink_ops sink_ops = {.rows = sink_rows, .done = sink_done};
+static const struct kv_source_ops source_ops = {.layer = source_layer, .release = source_release};
+
+struct kv_sink kit_sink(struct kit_chunk *c)
+{
+    return (struct kv_sink){&sink_ops, c};
+}
+
+struct kv_source kit_source(struct kit_chunk *c)
+{
+    c->uses++;
+    return (struct kv_source){&source_ops, c};
+}
+
+void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
+{
+    struct err err = {0};
+    ASSERT_OK(tiny_model_create(o, &k->m));
+    k->cfg = model_config(k->m);
+    const uint64_t page = kn_kv_layer_floats(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
+    const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* run the same tests on another candidate */
+    const struct fus_core_opts co = {.dev = {.n_threads = 2, .gemm = gemm, .arith = KN_ARITH_F32},
+                                     .kv_bytes = page * (kv_tokens / KN_PAGE)};
+    int r = fus_core_create(k->m, &co, &k->c, &err);
+    if (r < 0) test_fail(__FILE__, __LINE__, "core: %d %s", r, err.msg);
+}
+
+void kit_close(struct kit *k)
+{
+    fus_core_destroy(k->c);
+    model_close(k->m);
+}
+
+void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        tok[i] = (int32_t)(test_rand(&seed) % k->cfg->V);
+}
+
+int kit_steps(struct fus_prefill *f)
+{
+    int r;
+    do
+        r = fus_prefill_step(f);
+    while (r == 1);
+    return r;
+}
+
+void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c)
+{
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    const struct kv_sink sink = kit_sink(c);
+    ASSERT_OK(fus_session_create(k->c, c->n + (sink_token >= 0), &s));
+    ASSERT_OK(fus_build_begin(s, sink_token, tok, c->n, &sink, NULL, &f));
+    ASSERT_OK(kit_steps(f));
+    fus_prefill_end(f);
+    fus_session_destroy(s);
+    ASSERT_EQ(c->done, 1);
+    ASSERT_OK(c->status);
+}

@@ -1,0 +1,38 @@
+/* blend_kit: what the core's and the engine's tests share: a tiny core, chunks in memory, counters.
+ */
+#ifndef TESTS_UNIT_FUSOR_BLEND_KIT_H
+#define TESTS_UNIT_FUSOR_BLEND_KIT_H
+
+#include "fusor/core.h"
+#include "tests/unit/fusor/tiny_model.h"
+
+/* A chunk built in isolation: sink of its build, source of any number of uses. */
+struct kit_chunk {
+    const struct model_cfg *cfg;
+    uint32_t n;
+    float *k, *v;        /* [L, n, G*K]; layer 0 unused */
+    uint32_t *rows_seen; /* [L] rows delivered */
+    int done, status;    /* times and last value */
+    int released, uses;
+    int fail_layer;               /* layer() fails there; -1 never */
+    int fail_rows_at;             /* rows() fails at this layer; -1 never */
+    atomic_bool *cancel_in_layer; /* set by layer() when not NULL */
+};
+void kit_chunk_init(struct kit_chunk *c, const struct model_cfg *cfg, uint32_t n);
+void kit_chunk_fini(struct kit_chunk *c);
+struct kv_sink kit_sink(struct kit_chunk *c);
+struct kv_source kit_source(struct kit_chunk *c); /* counts a use */
+
+struct kit {
+    struct model *m;
+    struct fus_core *c;
+    const struct model_cfg *cfg;
+};
+void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens);
+void kit_close(struct kit *k);
+void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n);
+void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c);
+/* Steps until done; the last return value. */
+int kit_steps(struct fus_prefill *f);
+
+#endif

@@ -1,0 +1,892 @@
+/* The forward pass against a slow reference, and every invariant of blending. */
+#include "base/mem.h"
+#include "tests/test.h"
+#include "tests/unit/fusor/blend_kit.h"
+
+enum { V_MAX = 96, T_MAX = 400, N_PARTS = 12 };
+
+/* A prompt made of parts: 'S' one sink token, 'g' glue, 'm' miss (a range without KV), 'p' exact
+ * prefix, 'A'…'D' chunks (the same letter is the same chunk). */
+struct prompt {
+    struct kit *k;
+    int32_t tok[T_MAX];
+    uint32_t n;
+    struct fus_range range[N_PARTS];
+    struct kit_chunk *of_range[N_PARTS];
+    size_t n_range;
+    struct kit_chunk chunk[4], prefix;
+    int32_t chunk_tok[4][T_MAX];
+    bool have[4], have_prefix;
+};
+
+static const uint32_t chunk_len[4] = {37, 64, 20, 90};
+
+static void add_tokens(struct prompt *p, uint64_t seed, uint32_t n)
+{
+    ASSERT_TRUE(p->n + n <= T_MAX);
+    kit_tokens(p->k, seed, p->tok + p->n, n);
+    p->n += n;
+}
+
+static void add_range(struct prompt *p, uint32_t tok0, uint32_t n, bool exact, struct kit_chunk *c)
+{
+    p->range[p->n_range] = (struct fus_range){.tok0 = tok0, .n = n, .exact = exact};
+    p->of_range[p->n_range++] = c;
+}
+
+static void add_chunk(struct prompt *p, unsigned i)
+{
+    const uint32_t n = chunk_len[i];
+    if (!p->have[i]) {
+        kit_tokens(p->k, 100 + i, p->chunk_tok[i], n);
+        kit_chunk_init(&p->chunk[i], p->k->cfg, n);
+        kit_build(p->k, p->tok[0], p->chunk_tok[i], &p->chunk[i]);
+        p->have[i] = true;
+    }
+    add_range(p, p->n, n, false, &p->chunk[i]);
+    memcpy(p->tok + p->n, p->chunk_tok[i], n * sizeof(*p->tok));
+    p->n += n;
+}
+
+static void add_prefix(struct prompt *p)
+{
+    const uint32_t n = 23;
+    ASSERT_EQ(p->n, 0);
+    add_tokens(p, 11, n);
+    kit_chunk_init(&p->prefix, p->k->cfg, n);
+    kit_build(p->k, -1, p->tok, &p->prefix);
+    p->have_prefix = true;
+    add_range(p, 0, n, true, &p->prefix);
+}
+
+static void prompt_init(struct prompt *p, struct kit *k, const char *parts)
+{
+    memset(p, 0, sizeof(*p));
+    p->k = k;
+    for (const char *c = parts; *c; c++) {
+        const uint64_t seed = (uint64_t)(c - parts) * 17 + 5;
+        switch (*c) {
+        case 'S':
+            add_tokens(p, 3, 1);
+            break;
+        case 'g':
+            add_tokens(p, seed, 3);
+            break;
+        case 'q':
+            add_tokens(p, seed, 11);
+            break;
+        case 'm':
+            add_range(p, p->n, 19, false, NULL);
+            add_tokens(p, seed, 19);
+            break;
+        case 'p':
+            add_prefix(p);
+            break;
+        default:
+            add_chunk(p, (unsigned)(*c - 'A'));
+        }
+    }
+}
+
+static void prompt_fini(struct prompt *p)
+{
+    for (unsigned i = 0; i < 4; i++) {
+        if (!p->have[i]) continue;
+        ASSERT_EQ(p->chunk[i].released, p->chunk[i].uses);
+        kit_chunk_fini(&p->chunk[i]);
+    }
+    if (!p->have_prefix) return;
+    ASSERT_EQ(p->prefix.released, p->prefix.uses);
+    kit_chunk_fini(&p->prefix);
+}
+
+struct result {
+    float logits[V_MAX];
+    int32_t sel[T_MAX];
+    size_t n_sel;
+    struct fus_report report;
+};
+
+static struct fus_plan plan_of(const struct prompt *p, enum fus_strategy s, float ratio)
+{
+    return (struct fus_plan){.tok = p->tok,
+                             .n_tok = p->n,
+                             .range = p->range,
+                             .n_range = p->n_range,
+                             .strategy = s,
+                             .ratio = ratio};
+}
+
+static void use_sources(struct prompt *p)
+{
+    for (size_t i = 0; i < p->n_range; i++)
+        p->range[i].src = p->of_range[i] ? kit_source(p->of_range[i]) : (struct kv_source){0};
+}
+
+static int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
+                  struct result *res)
+{
+    struct fus_prefill *f = NULL;
+    size_t rows = 0;
+    use_sources(p);
+    int r = fus_prefill_begin(s, plan, &f);
+    if (r < 0) return r;
+    r = kit_steps(f);
+    if (r == 0) {
+        const float *l = fus_prefill_logits(f, &rows);
+        memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));
+        const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
+        if (res->n_sel) memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
+        fus_prefill_report(f, &res->report);
+        ASSERT_EQ(fus_session_len(s), p->n);
+        const struct fus_report *t = &res->report;
+        ASSERT_EQ(t->n_prefix + t->n_reused + t->n_recomputed + t->n_computed, p->n);
+        ASSERT_EQ(t->n_recomputed, res->n_sel);
+    }
+    fus_prefill_end(f);
+    return r;
+}
+
+static void run_plan(struct prompt *p, const struct fus_plan *plan, struct result *res)
+{
+    struct fus_session *s = NULL;
+    ASSERT_OK(fus_session_create(p->k->c, p->n, &s));
+    ASSERT_OK(run_on(s, p, plan, res));
+    fus_session_destroy(s);
+}
+
+static void run(struct prompt *p, enum fus_strategy s, float ratio, struct result *res)
+{
+    const struct fus_plan plan = plan_of(p, s, ratio);
+    run_plan(p, &plan, res);
+}
+
+/* Two results of the same rows: equal to the bit where the GEMM keeps rows apart. */
+static void same_logits(const struct kit *k, const struct result *a, const struct result *b)
+{
+    if (kn_gemm_invariant(fus_core_dev(k->c))) {
+        ASSERT_MEMEQ(a->logits, b->logits, k->cfg->V * sizeof(float));
+        return;
+    }
+    for (unsigned i = 0; i < k->cfg->V; i++)
+        ASSERT_NEAR(a->logits[i], b->logits[i], 1e-3);
+}
+
+static double max_diff(const struct kit *k, const float *a, const double *b)
+{
+    double d = 0;
+    for (unsigned i = 0; i < k->cfg->V; i++)
+        d = fmax(d, fabs((double)a[i] - b[i]));
+    return d;
+}
+
+/* ---- the reference's view of a blend ---- */
+
+struct view {
+    const struct prompt *p;
+    const struct result *res;
+    enum fus_strategy strategy;
+    unsigned check;
+};
+
+static bool selected(const struct result *res, size_t tok)
+{
+    for (size_t i = 0; i < res->n_sel; i++)
+        if ((size_t)res->sel[i] == tok) return true;
+    return false;
+}
+
+static int stored(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
+{
+    const struct view *w = ctx;
+    const struct prompt *p = w->p;
+    const size_t GK = (size_t)p->k->cfg->G * p->k->cfg->K;
+    if (layer == 0 || w->strategy == FUS_FULL) return 0;
+    for (size_t i = 0; i < p->n_range; i++) {
+        const struct fus_range *g = &p->range[i];
+        struct kit_chunk *c = p->of_range[i];
+        if (!c || tok < g->tok0 || tok >= g->tok0 + g->n) continue;
+        if (!g->exact && w->strategy == FUS_PREFIX) return 0;
+        if (!g->exact && w->strategy == FUS_HKVD && layer <= w->check) return 0;
+        if (!g->exact && selected(w->res, tok)) return 0;
+        const size_t at = ((size_t)layer * c->n + tok - g->tok0) * GK;
+        *ret = (struct ref_kv){c->k + at, c->v + at};
+        return 1;
+    }
+    return 0;
+}
+
+static void check_blend(struct prompt *p, enum fus_strategy s, float ratio, struct result *res)
+{
+    double ref[V_MAX];
+    run(p, s, ratio, res);
+    const struct view w = {p, res, s, res->n_sel ? 1 : 0};
+    const struct ref_opts o = {.stored = stored, .ctx = (void *)&w};
+    ref_forward(p->k->m, p->tok, p->n, &o, ref);
+    const double d = max_diff(p->k, res->logits, ref);
+    if (!(d < 2e-3))
+        test_fail(__FILE__, __LINE__, "%s r=%g differs from the reference by %g",
+                  fus_strategy_name(s), (double)ratio, d);
+}
+
+static void open_default(struct kit *k)
+{
+    const struct tiny_opts o = {.L = 5, .qkv_bias = true};
+    kit_open(k, &o, 64 * 64);
+}
+
+/* ---- forward pass ---- */
+
+TEST(full_matches_reference)
+{
+    const struct tiny_opts all[] = {
+        {0},
+        {.L = 3, .qkv_bias = true, .o_bias = true, .G = 1},
+        {.L = 3, .qk_norm = true, .H = 6, .G = 3, .K = 8},
+        {.L = 2, .yarn = 4, .G = 4},
+        {.L = 1, .D = 40, .F = 56, .V = 50},
+    };
+    const uint32_t len[] = {1, 2, 7, 63, 64, 65, 150};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        struct kit k;
+        kit_open(&k, &all[i], 512);
+        for (size_t j = 0; j < sizeof(len) / sizeof(len[0]); j++) {
+            struct prompt p = {.k = &k};
+            struct result res;
+            double ref[V_MAX];
+            add_tokens(&p, 7 + j, len[j]);
+            run(&p, FUS_FULL, 0, &res);
+            ref_forward(k.m, p.tok, p.n, NULL, ref);
+            ASSERT_NEAR(max_diff(&k, res.logits, ref), 0, 2e-3);
+            ASSERT_NEAR(res.report.cost, 1, 1e-9);
+        }
+        kit_close(&k);
+    }
+}
+
+TEST(many_logits_rows_equal_single_ones)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p = {.k = &k};
+    add_tokens(&p, 1, 90);
+    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    plan.logits_from = 1;
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    ASSERT_OK(fus_session_create(k.c, p.n, &s));
+    ASSERT_OK(fus_prefill_begin(s, &plan, &f));
+    ASSERT_OK(kit_steps(f));
+    size_t rows = 0;
+    const float *l = fus_prefill_logits(f, &rows);
+    ASSERT_EQ(rows, 89);
+    for (uint32_t t = 1; t < 90; t += 13) {
+        struct prompt q = p;
+        double ref[V_MAX];
+        q.n = t + 1;
+        ref_forward(k.m, q.tok, q.n, NULL, ref);
+        ASSERT_NEAR(max_diff(&k, l + (size_t)(t - 1) * k.cfg->V, ref), 0, 2e-3);
+    }
+    fus_prefill_end(f);
+    fus_session_destroy(s);
+    kit_close(&k);
+}
+
+TEST(build_gives_the_isolated_rows)
+{
+    struct kit k;
+    open_default(&k);
+    const size_t GK = (size_t)k.cfg->G * k.cfg->K;
+    struct prompt p;
+    prompt_init(&p, &k, "SBq");
+    int32_t tok[65] = {p.tok[0]};
+    memcpy(tok + 1, p.chunk_tok[1], 64 * sizeof(*tok));
+    double *rk = mem_alloc(k.cfg->L * 65 * GK * 8), *rv = mem_alloc(k.cfg->L * 65 * GK * 8);
+    double ref[V_MAX];
+    const struct ref_opts o = {.k_out = rk, .v_out = rv};
+    ref_forward(k.m, tok, 65, &o, ref);
+    for (unsigned l = 1; l < k.cfg->L; l++) {
+        ASSERT_EQ(p.chunk[1].rows_seen[l], 64);
+        for (size_t i = 0; i < 64 * GK; i++) {
+            ASSERT_NEAR(p.chunk[1].k[l * 64 * GK + i], rk[l * 65 * GK + GK + i], 1e-3);
+            ASSERT_NEAR(p.chunk[1].v[l * 64 * GK + i], rv[l * 65 * GK + GK + i], 1e-3);
+        }
+    }
+    ASSERT_EQ(p.chunk[1].rows_seen[0], 0);
+    mem_free(rk);
+    mem_free(rv);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+/* ---- invariants ---- */
+
+static const char *const layouts[] = {"SAq",    "SgAgBgCq", "SAAq",    "SCmBgAq",  "gDmDgq",
+                                      "pgAgBq", "pAmCq",    "SBgmgAq", "SmmAgCgBq"};
+enum { N_LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+
+TEST(ratio_one_equals_full)
+{
+    const struct tiny_opts all[] = {{.L = 5, .qkv_bias = true}, {.qk_norm = true}, {.yarn = 3}};
+    for (size_t c = 0; c < 3; c++) {
+        struct kit k;
+        kit_open(&k, &all[c], 64 * 64);
+        for (size_t i = 0; i < N_LAYOUTS; i++) {
+            struct prompt p;
+            struct result full, got;
+            prompt_init(&p, &k, layouts[i]);
+            /* With an exact prefix the comparison is with prefix reuse. */
+            run(&p, p.have_prefix ? FUS_PREFIX : FUS_FULL, 0, &full);
+            run(&p, FUS_HKVD, 1, &got);
+            same_logits(&k, &full, &got);
+            ASSERT_EQ(got.report.n_reused, 0);
+            run(&p, FUS_QUERY, 1, &got);
+            same_logits(&k, &full, &got);
+            struct fus_plan plan = plan_of(&p, FUS_SINK, 0);
+            plan.sink_k = T_MAX;
+            run_plan(&p, &plan, &got);
+            same_logits(&k, &full, &got);
+            prompt_fini(&p);
+        }
+        kit_close(&k);
+    }
+}
+
+TEST(ratio_zero_equals_reuse)
+{
+    struct kit k;
+    open_default(&k);
+    for (size_t i = 0; i < N_LAYOUTS; i++) {
+        struct prompt p;
+        struct result reuse, got;
+        prompt_init(&p, &k, layouts[i]);
+        check_blend(&p, FUS_REUSE, 0, &reuse);
+        ASSERT_EQ(reuse.report.n_recomputed, 0);
+        const enum fus_strategy s[] = {FUS_HKVD, FUS_QUERY, FUS_SINK};
+        for (size_t j = 0; j < 3; j++) {
+            run(&p, s[j], 0, &got);
+            ASSERT_MEMEQ(got.logits, reuse.logits, k.cfg->V * sizeof(float));
+        }
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+TEST(blends_match_reference)
+{
+    struct kit k;
+    open_default(&k);
+    const float ratio[] = {0.05f, 0.15f, 0.5f};
+    for (size_t i = 0; i < N_LAYOUTS; i++) {
+        struct prompt p;
+        struct result full, got;
+        prompt_init(&p, &k, layouts[i]);
+        check_blend(&p, FUS_FULL, 0, &full);
+        check_blend(&p, FUS_PREFIX, 0, &got);
+        for (size_t j = 0; j < 3; j++) {
+            check_blend(&p, FUS_HKVD, ratio[j], &got);
+            ASSERT_TRUE(got.report.deviation_left >= 0 && got.report.deviation_left <= 1);
+            check_blend(&p, FUS_QUERY, ratio[j], &got);
+            ASSERT_TRUE(got.report.score_left >= 0 && got.report.score_left <= 1);
+            check_blend(&p, FUS_SINK, ratio[j], &got);
+        }
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+TEST(chunk_behind_the_sink_is_exact)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    struct result full, got;
+    prompt_init(&p, &k, "SDq");
+    run(&p, FUS_FULL, 0, &full);
+    run(&p, FUS_REUSE, 0, &got);
+    same_logits(&k, &full, &got);
+    ASSERT_EQ(got.report.n_reused, 90);
+    prompt_fini(&p);
+    prompt_init(&p, &k, "pq");
+    run(&p, FUS_FULL, 0, &full);
+    run(&p, FUS_PREFIX, 0, &got);
+    same_logits(&k, &full, &got);
+    ASSERT_EQ(got.report.n_prefix, 23);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+/* The k best by a score computed independently; near ties may go either way. */
+static void check_choice(const struct prompt *p, const struct result *res, const double *score)
+{
+    double worst_in = INFINITY, best_out = 0, left = 0, total = 0;
+    for (size_t i = 0; i < p->n_range; i++)
+        for (uint32_t t = p->range[i].tok0; t < p->range[i].tok0 + p->range[i].n; t++) {
+            if (!p->of_range[i] || p->range[i].exact) continue;
+            total += score[t];
+            if (selected(res, t)) {
+                worst_in = fmin(worst_in, score[t]);
+            } else {
+                best_out = fmax(best_out, score[t]);
+                left += score[t];
+            }
+        }
+    ASSERT_TRUE(worst_in >= best_out * (1 - 1e-3));
+    const double got =
+        res->report.strategy == FUS_HKVD ? res->report.deviation_left : res->report.score_left;
+    ASSERT_NEAR(got, left / total, 1e-3);
+}
+
+TEST(query_selects_what_the_suffix_attends_to)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    struct result none = {0}, got;
+    prompt_init(&p, &k, "SAgCmBgq");
+    double mass[T_MAX] = {0}, ref[V_MAX];
+    const struct view w = {&p, &none, FUS_QUERY, 0};
+    const struct ref_opts o = {.stored = stored,
+                               .ctx = (void *)&w,
+                               .mass = mass,
+                               .mass_from = p.n - 11 - 3,
+                               .lo = 1,
+                               .hi = 4}; /* L/3, 5L/6 of 5 */
+    run(&p, FUS_QUERY, 0.2f, &got);
+    ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
+    ref_forward(k.m, p.tok, p.n, &o, ref);
+    check_choice(&p, &got, mass);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+TEST(hkvd_selects_the_largest_deviation)
+{
+    struct kit k;
+    open_default(&k);
+    const size_t GK = (size_t)k.cfg->G * k.cfg->K;
+    for (unsigned check = 1; check <= 3; check += 2) {
+        struct prompt p;
+        struct result got;
+        prompt_init(&p, &k, "SAgCmBgq");
+        struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
+        plan.check_layer = check;
+        run_plan(&p, &plan, &got);
+        double *fresh = mem_alloc(k.cfg->L * p.n * GK * 8), dev[T_MAX] = {0}, ref[V_MAX];
+        const struct ref_opts o = {.k_out = fresh};
+        ref_forward(k.m, p.tok, p.n, &o, ref);
+        for (size_t i = 0; i < p.n_range; i++)
+            for (uint32_t t = 0; p.of_range[i] && t < p.range[i].n; t++)
+                for (size_t j = 0; j < GK; j++) {
+                    const uint32_t at = p.range[i].tok0 + t;
+                    const struct kit_chunk *c = p.of_range[i];
+                    const double d = fresh[(check * p.n + at) * GK + j] -
+                                     (double)c->k[((size_t)check * c->n + t) * GK + j];
+                    dev[at] += d * d;
+                }
+        check_choice(&p, &got, dev);
+        const struct view w = {&p, &got, FUS_HKVD, check};
+        const struct ref_opts blend = {.stored = stored, .ctx = (void *)&w};
+        ref_forward(k.m, p.tok, p.n, &blend, ref);
+        ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
+        mem_free(fresh);
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+TEST(no_row_depends_on_a_later_token)
+{
+    struct kit k;
+    open_default(&k);
+    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK};
+    for (size_t i = 0; i < 4; i++) {
+        struct prompt p;
+        float first[11][V_MAX];
+        prompt_init(&p, &k, "SAgBmq");
+        for (int pass = 0; pass < 2; pass++) {
+            struct fus_session *sess = NULL;
+            struct fus_prefill *f = NULL;
+            struct fus_plan plan = plan_of(&p, s[i], 0.3f);
+            plan.logits_from = p.n - 11;
+            ASSERT_OK(fus_session_create(k.c, p.n, &sess));
+            use_sources(&p);
+            ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
+            ASSERT_OK(kit_steps(f));
+            size_t rows = 0;
+            const float *l = fus_prefill_logits(f, &rows);
+            ASSERT_EQ(rows, 11);
+            for (size_t j = 0; j < 11; j++) {
+                const float *row = l + j * k.cfg->V;
+                if (pass == 0)
+                    memcpy(first[j], row, k.cfg->V * sizeof(float));
+                else if (j < 4)
+                    ASSERT_MEMEQ(first[j], row, k.cfg->V * sizeof(float));
+                else if (j == 4)
+                    ASSERT_TRUE(memcmp(first[j], row, k.cfg->V * sizeof(float)) != 0);
+            }
+            fus_prefill_end(f);
+            fus_session_destroy(sess);
+            for (uint32_t t = p.n - 7; t < p.n; t++)
+                p.tok[t] = (p.tok[t] + 1) % (int)k.cfg->V;
+        }
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+TEST(order_of_chunks_does_not_touch_the_store)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    struct result first, again;
+    prompt_init(&p, &k, "SAgBgCq");
+    check_blend(&p, FUS_QUERY, 0.15f, &first);
+    float *copy = mem_alloc((size_t)k.cfg->L * 64 * 32 * sizeof(float));
+    const size_t bytes = (size_t)k.cfg->L * 64 * k.cfg->G * k.cfg->K * sizeof(float);
+    memcpy(copy, p.chunk[1].k, bytes);
+    struct prompt other;
+    prompt_init(&other, &k, "SCgBgAq");
+    check_blend(&other, FUS_QUERY, 0.15f, &again);
+    check_blend(&other, FUS_HKVD, 0.15f, &again);
+    prompt_fini(&other);
+    ASSERT_MEMEQ(copy, p.chunk[1].k, bytes);
+    check_blend(&p, FUS_QUERY, 0.15f, &again);
+    ASSERT_MEMEQ(first.logits, again.logits, k.cfg->V * sizeof(float));
+    mem_free(copy);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+/* ---- decode, fork ---- */
+
+TEST(batch_decode_equals_single_decode_after_blends)
+{
+    struct kit k;
+    open_default(&k);
+    enum { N = 3, STEPS = 70 };
+    const char *const parts[N] = {"SAgBq", "Sg", "pgCq"};
+    const enum fus_strategy strategy[N] = {FUS_QUERY, FUS_FULL, FUS_HKVD};
+    struct prompt *p = mem_alloc(N * sizeof(*p));
+    struct fus_session *one[N], *many[N];
+    float single[V_MAX], batch[N * V_MAX];
+    struct result res;
+    for (unsigned i = 0; i < N; i++) {
+        prompt_init(&p[i], &k, parts[i]);
+        const struct fus_plan plan = plan_of(&p[i], strategy[i], 0.2f);
+        ASSERT_OK(fus_session_create(k.c, p[i].n + STEPS, &one[i]));
+        ASSERT_OK(run_on(one[i], &p[i], &plan, &res));
+        ASSERT_OK(fus_session_fork(one[i], p[i].n + STEPS, &many[i]));
+    }
+    for (int32_t step = 0; step < STEPS; step++) {
+        const int32_t tok[N] = {step % 96, (step * 7 + 1) % 96, (step * 3 + 2) % 96};
+        ASSERT_OK(fus_decode(k.c, many, tok, N, NULL, batch));
+        for (unsigned i = 0; i < N; i++) {
+            ASSERT_OK(fus_decode(k.c, &one[i], &tok[i], 1, NULL, single));
+            for (unsigned v = 0; v < k.cfg->V; v++)
+                ASSERT_NEAR(single[v], batch[i * k.cfg->V + v], 1e-4);
+            if (kn_gemm_invariant(fus_core_dev(k.c)))
+                ASSERT_MEMEQ(single, batch + i * k.cfg->V, k.cfg->V * sizeof(float));
+        }
+    }
+    const int32_t tok = 0;
+    ASSERT_ERR(fus_decode(k.c, &one[0], &tok, 1, NULL, single), -ENOSPC);
+    for (unsigned i = 0; i < N; i++) {
+        fus_session_destroy(one[i]);
+        fus_session_destroy(many[i]);
+        prompt_fini(&p[i]);
+    }
+    mem_free(p);
+    kit_close(&k);
+}
+
+TEST(decode_continues_the_prompt)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p = {.k = &k};
+    add_tokens(&p, 5, 140);
+    struct prompt head = p;
+    head.n = 60;
+    const struct fus_plan plan = plan_of(&head, FUS_FULL, 0);
+    struct fus_session *s = NULL;
+    struct result res;
+    float logits[V_MAX];
+    double ref[V_MAX];
+    ASSERT_OK(fus_session_create(k.c, 140, &s));
+    ASSERT_OK(run_on(s, &head, &plan, &res));
+    for (uint32_t t = 60; t < 140; t++) {
+        ASSERT_OK(fus_decode(k.c, &s, p.tok + t, 1, NULL, logits));
+        if (t % 20 && t != 64) continue;
+        ref_forward(k.m, p.tok, t + 1, NULL, ref);
+        ASSERT_NEAR(max_diff(&k, logits, ref), 0, 2e-3);
+    }
+    fus_session_destroy(s);
+    kit_close(&k);
+}
+
+TEST(forks_share_pages_and_part_ways)
+{
+    struct kit k;
+    open_default(&k);
+    const uint32_t all = fus_core_kv_tokens_free(k.c);
+    struct prompt p = {.k = &k};
+    add_tokens(&p, 5, 130);
+    const struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    struct fus_session *s[2] = {0};
+    struct result res;
+    float a[2 * V_MAX], b[V_MAX];
+    ASSERT_OK(fus_session_create(k.c, 190, &s[0]));
+    ASSERT_OK(run_on(s[0], &p, &plan, &res));
+    ASSERT_OK(fus_session_fork(s[0], 190, &s[1]));
+    ASSERT_EQ(fus_core_kv_tokens_free(k.c), all - 3 * KN_PAGE - KN_PAGE);
+    const int32_t tok[2] = {1, 2};
+    for (int i = 0; i < 10; i++)
+        ASSERT_OK(fus_decode(k.c, s, tok, 2, NULL, a));
+    ASSERT_TRUE(memcmp(a, a + k.cfg->V, k.cfg->V * sizeof(float)) != 0);
+    /* A new prompt in the parent leaves the child alone. */
+    struct prompt q = {.k = &k};
+    add_tokens(&q, 6, 100);
+    const struct fus_plan other = plan_of(&q, FUS_FULL, 0);
+    ASSERT_OK(run_on(s[0], &q, &other, &res));
+    ASSERT_OK(fus_decode(k.c, &s[1], &tok[1], 1, NULL, b));
+    int32_t whole[141];
+    double ref[V_MAX];
+    memcpy(whole, p.tok, 130 * sizeof(*whole));
+    for (int i = 130; i < 141; i++)
+        whole[i] = 2;
+    ref_forward(k.m, whole, 141, NULL, ref);
+    ASSERT_NEAR(max_diff(&k, b, ref), 0, 2e-3);
+    fus_session_destroy(s[0]);
+    fus_session_destroy(s[1]);
+    ASSERT_EQ(fus_core_kv_tokens_free(k.c), all);
+    kit_close(&k);
+}
+
+/* ---- sources, sinks, cancel ---- */
+
+TEST(a_failing_source_is_computed)
+{
+    struct kit k;
+    open_default(&k);
+    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SINK, FUS_PREFIX};
+    for (size_t i = 0; i < 5; i++)
+        for (int layer = 1; layer < 5; layer++) {
+            struct prompt p;
+            struct result want, got;
+            prompt_init(&p, &k, "pgAgBgCq");
+            const size_t bad = s[i] == FUS_PREFIX ? 0 : 1 + (size_t)layer % 2;
+            struct kit_chunk *c = p.of_range[bad];
+            p.of_range[bad] = NULL;
+            run(&p, s[i], 0.2f, &want);
+            p.of_range[bad] = c;
+            c->fail_layer = layer;
+            run(&p, s[i], 0.2f, &got);
+            same_logits(&k, &want, &got);
+            ASSERT_EQ(got.report.n_failed_ranges, s[i] == FUS_HKVD && layer < 1 ? 0 : 1);
+            ASSERT_EQ(got.report.n_computed, want.report.n_computed);
+            prompt_fini(&p);
+        }
+    struct prompt p;
+    struct result full, got;
+    prompt_init(&p, &k, "SAgBgCq");
+    for (unsigned i = 0; i < 3; i++)
+        p.chunk[i].fail_layer = 4;
+    run(&p, FUS_FULL, 0, &full);
+    run(&p, FUS_QUERY, 0.2f, &got);
+    same_logits(&k, &full, &got);
+    ASSERT_EQ(got.report.n_failed_ranges, 3);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+TEST(capture_equals_build)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    struct result res;
+    prompt_init(&p, &k, "SDgAq");
+    const size_t bytes = (size_t)k.cfg->L * 90 * k.cfg->G * k.cfg->K * sizeof(float);
+    struct kit_chunk got, late;
+    kit_chunk_init(&got, k.cfg, 90);
+    kit_chunk_init(&late, k.cfg, 5);
+    const struct fus_capture cap[2] = {{1, 90, kit_sink(&got)}, {p.n - 6, 5, kit_sink(&late)}};
+    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    plan.capture = cap;
+    plan.n_capture = 2;
+    run_plan(&p, &plan, &res);
+    ASSERT_EQ(got.done, 1);
+    ASSERT_EQ(got.status, 0);
+    ASSERT_EQ(late.status, 0);
+    if (kn_gemm_invariant(fus_core_dev(k.c))) {
+        ASSERT_MEMEQ(got.k, p.chunk[3].k, bytes);
+        ASSERT_MEMEQ(got.v, p.chunk[3].v, bytes);
+    }
+    /* Behind reused chunks nothing is exact; a miss in front of them is, also over a restart. */
+    struct prompt q;
+    prompt_init(&q, &k, "SmAgBq");
+    struct kit_chunk front;
+    kit_chunk_init(&front, k.cfg, 19);
+    const struct fus_capture mixed[2] = {{1, 19, kit_sink(&front)}, {q.n - 6, 5, kit_sink(&late)}};
+    plan = plan_of(&q, FUS_QUERY, 0.2f);
+    plan.capture = mixed;
+    plan.n_capture = 2;
+    q.chunk[1].fail_layer = 3;
+    run_plan(&q, &plan, &res);
+    ASSERT_EQ(late.status, -ENOTSUP);
+    ASSERT_EQ(late.done, 2);
+    ASSERT_EQ(front.status, 0);
+    for (unsigned l = 1; l < k.cfg->L; l++)
+        ASSERT_EQ(front.rows_seen[l], 19);
+    front.fail_rows_at = 2;
+    run_plan(&q, &plan, &res);
+    ASSERT_EQ(front.status, -EIO);
+    ASSERT_EQ(front.done, 2);
+    kit_chunk_fini(&front);
+    kit_chunk_fini(&got);
+    kit_chunk_fini(&late);
+    prompt_fini(&q);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+TEST(cancel_at_every_step)
+{
+    struct kit k;
+    open_default(&k);
+    const uint32_t all = fus_core_kv_tokens_free(k.c);
+    for (enum fus_strategy s = FUS_FULL; s < FUS_STRATEGY_COUNT; s++) {
+        struct prompt p;
+        prompt_init(&p, &k, "pAgBq");
+        for (int at = 0, r = 1; r != 0; at++) {
+            atomic_bool cancel = false;
+            struct fus_plan plan = plan_of(&p, s, 0.3f);
+            struct fus_session *sess = NULL;
+            struct fus_prefill *f = NULL;
+            struct kit_chunk sunk;
+            kit_chunk_init(&sunk, k.cfg, 1);
+            const struct fus_capture cap = {p.n - 1, 1, kit_sink(&sunk)};
+            plan.cancel = &cancel;
+            plan.capture = &cap;
+            plan.n_capture = 1;
+            use_sources(&p);
+            ASSERT_OK(fus_session_create(k.c, p.n, &sess));
+            ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
+            for (int i = 0; i < at && r == 1; i++)
+                r = fus_prefill_step(f);
+            if (r == 1) {
+                atomic_store(&cancel, true);
+                ASSERT_ERR(fus_prefill_step(f), -ECANCELED);
+            }
+            fus_prefill_end(f);
+            ASSERT_EQ(sunk.done, 1);
+            kit_chunk_fini(&sunk);
+            fus_session_destroy(sess);
+        }
+        prompt_fini(&p);
+    }
+    ASSERT_EQ(fus_core_kv_tokens_free(k.c), all);
+    kit_close(&k);
+}
+
+TEST(bad_plans_are_refused_and_let_go_of_their_sources)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    prompt_init(&p, &k, "SAgBq");
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    ASSERT_OK(fus_session_create(k.c, p.n, &s));
+    for (int i = 0; i < 8; i++) {
+        struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
+        const struct fus_range keep = p.range[1];
+        int want = -EINVAL;
+        use_sources(&p);
+        if (i == 0) plan.ratio = NAN;
+        if (i == 1) plan.check_layer = k.cfg->L;
+        if (i == 2) plan.score_hi = k.cfg->L + 1;
+        if (i == 3) p.range[1].tok0 = 2;
+        if (i == 4) p.range[1].n = T_MAX;
+        if (i == 5) p.range[1].exact = true;
+        if (i == 6) plan.logits_from = p.n;
+        if (i == 7) {
+            plan.n_tok = p.n + 1;
+            want = -ERANGE;
+        }
+        ASSERT_ERR(fus_prefill_begin(s, &plan, &f), want);
+        p.range[1] = keep;
+    }
+    p.tok[3] = (int32_t)k.cfg->V;
+    const struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    use_sources(&p);
+    ASSERT_ERR(fus_prefill_begin(s, &plan, &f), -EINVAL);
+    fus_session_destroy(s);
+    ASSERT_ERR(fus_session_create(k.c, k.cfg->ctx_max + 1, &s), -ERANGE);
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+TEST(out_of_memory_leaves_nothing_behind)
+{
+    struct kit k;
+    open_default(&k);
+    struct prompt p;
+    prompt_init(&p, &k, "pAgBq");
+    const uint32_t all = fus_core_kv_tokens_free(k.c);
+    for (unsigned n = 1, done = 0; !done; n++) {
+        struct fus_session *s = NULL;
+        struct result res;
+        const struct fus_plan plan = plan_of(&p, FUS_QUERY, 0.2f);
+        mem_fail_nth(n);
+        int r = fus_session_create(k.c, p.n, &s);
+        if (r == 0) r = run_on(s, &p, &plan, &res);
+        done = !mem_fail_fired();
+        mem_fail_nth(0);
+        fus_session_destroy(s);
+        ASSERT_EQ(r, done ? 0 : -ENOMEM);
+        ASSERT_EQ(fus_core_kv_tokens_free(k.c), all);
+    }
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
+TEST(pool_runs_dry_politely)
+{
+    struct kit k;
+    const struct tiny_opts o = {0};
+    kit_open(&k, &o, 4 * KN_PAGE);
+    struct fus_session *s[2] = {0};
+    ASSERT_OK(fus_session_create(k.c, 3 * KN_PAGE, &s[0]));
+    ASSERT_ERR(fus_session_create(k.c, KN_PAGE + 1, &s[1]), -ENOMEM);
+    ASSERT_OK(fus_session_create(k.c, KN_PAGE, &s[1]));
+    ASSERT_EQ(fus_core_kv_tokens_free(k.c), 0);
+    fus_session_destroy(s[0]);
+    fus_session_destroy(s[1]);
+    kit_close(&k);
+}
+
+TEST(self_test_passes)
+{
+    const struct tiny_opts all[] = {{0}, {.qk_norm = true, .L = 2}, {.yarn = 8, .qkv_bias = true}};
+    for (size_t i = 0; i < 3; i++) {
+        struct kit k;
+        struct err err = {0};
+        kit_open(&k, &all[i], 512);
+        int r = fus_core_self_test(k.c, &err);
+        if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+        kit_close(&k);
+    }
+}
+
+TEST(strategy_names_round_trip)
+{
+    enum fus_strategy s;
+    for (unsigned i = 0; i < FUS_STRATEGY_COUNT; i++) {
+        ASSERT_EQ(fus_strategy_parse(fus_strategy_name((enum fus_strategy)i), &s), 1);
+        ASSERT_EQ(s, i);
+    }
+    ASSERT_EQ(fus_strategy_parse("nonsense", &s), 0);
+}

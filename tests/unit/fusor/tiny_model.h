@@ -1,0 +1,38 @@
+/* tiny_model: a random model behind model.h's functions, and a slow reference of its forward pass.
+ *
+ * Linked instead of fusor/model/ in the core's unit tests. The reference computes every row in
+ * double precision straight from the definitions (no pages, no blocks), and can override K and V of
+ * any token, which is how a blend is described independently of the executor. */
+#ifndef TESTS_UNIT_FUSOR_TINY_MODEL_H
+#define TESTS_UNIT_FUSOR_TINY_MODEL_H
+
+#include "fusor/model/model.h"
+
+struct tiny_opts {
+    unsigned L, D, H, G, K, F, V, ctx_max; /* 0 = default */
+    bool qkv_bias, o_bias, qk_norm;
+    double yarn; /* > 1: YaRN with this factor */
+    uint64_t seed;
+};
+int tiny_model_create(const struct tiny_opts *o, struct model **ret); /* model_close() frees */
+
+/* What a blend does to the reference: per token and layer, where its K,V come from. */
+struct ref_kv {
+    const float *k, *v; /* K before RoPE; [G*K] of one token at one layer */
+};
+struct ref_opts {
+    /* NULL, or fills *ret with stored K,V: the token's fresh values are not used at that layer. 1/0
+     */
+    int (*stored)(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret);
+    void *ctx;
+    double *k_out; /* NULL, or [L, n, G*K] fresh K before RoPE */
+    double *v_out;
+    double *mass; /* NULL, or [n]: attention of rows >= mass_from over layers [lo, hi), all heads */
+    size_t mass_from;
+    unsigned lo, hi;
+};
+/* Logits of the last token, [V]. */
+void ref_forward(const struct model *m, const int32_t *tok, size_t n, const struct ref_opts *o,
+                 double *logits);
+
+#endif
