@@ -14,8 +14,19 @@
 #include <stdint.h>
 
 enum gguf_type { /* metadata value types, as in the file */
-    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STR,
-    GGUF_ARR, GGUF_U64, GGUF_I64, GGUF_F64
+                 GGUF_U8,
+                 GGUF_I8,
+                 GGUF_U16,
+                 GGUF_I16,
+                 GGUF_U32,
+                 GGUF_I32,
+                 GGUF_F32,
+                 GGUF_BOOL,
+                 GGUF_STR,
+                 GGUF_ARR,
+                 GGUF_U64,
+                 GGUF_I64,
+                 GGUF_F64
 };
 struct gguf;
 struct gguf_kv; /* one metadata entry */
@@ -31,9 +42,9 @@ struct gguf_tensor {
 int gguf_open(const char *path, struct gguf **ret, struct err *err);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL = absent */
-enum gguf_type gguf_kv_type(const struct gguf_kv *kv);      /* GGUF_ARR for arrays */
-enum gguf_type gguf_arr_type(const struct gguf_kv *kv);     /* element type of an array */
-size_t gguf_arr_len(const struct gguf_kv *kv);              /* 0 when not an array */
+enum gguf_type gguf_kv_type(const struct gguf_kv *kv);                  /* GGUF_ARR for arrays */
+enum gguf_type gguf_arr_type(const struct gguf_kv *kv); /* element type of an array */
+size_t gguf_arr_len(const struct gguf_kv *kv);          /* 0 when not an array */
 /* Typed reads: 1 found and converted, 0 absent or other type; `key` forms for convenience. */
 int gguf_u64(const struct gguf *g, const char *key, uint64_t *ret);
 int gguf_f64(const struct gguf *g, const char *key, double *ret);

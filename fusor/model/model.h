@@ -1,12 +1,11 @@
 /* model: shapes and weights of a language model from a GGUF file or a Hugging Face folder.
  *
- * model_open() reads the configuration, checks that the engine can honour it (else -ENOTSUP with the
- * reason by name: unknown architecture, sliding window shorter than the context, unknown rope type,
- * …), maps the weight files and checks every tensor's shape. Weights are handed out as f32 rows,
- * dequantised on the fly, so that the caller packs them piecewise. Conventions are normalised here:
- * rotate-half rope (GGUF's permuted Llama Q/K rows are put back), [out, in] row-major, gate before
- * up. Immutable after open. Thread: any.
- * Dimension letters: kernels/kn.h. */
+ * model_open() reads the configuration, checks that the engine can honour it (else -ENOTSUP with
+ * the reason by name: unknown architecture, sliding window shorter than the context, unknown rope
+ * type, …), maps the weight files and checks every tensor's shape. Weights are handed out as f32
+ * rows, dequantised on the fly, so that the caller packs them piecewise. Conventions are normalised
+ * here: rotate-half rope (GGUF's permuted Llama Q/K rows are put back), [out, in] row-major, gate
+ * before up. Immutable after open. Thread: any. Dimension letters: kernels/kn.h. */
 #ifndef FUSOR_MODEL_MODEL_H
 #define FUSOR_MODEL_MODEL_H
 
@@ -19,41 +18,49 @@
 enum model_rope_type { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct model_rope {
     enum model_rope_type type;
-    double base;          /* theta */
-    double factor;        /* linear, llama3, yarn */
-    double low_freq_factor, high_freq_factor;      /* llama3 */
-    double orig_ctx;      /* original_max_position_embeddings */
-    double beta_fast, beta_slow, attn_factor;      /* yarn; attn_factor 0 = default 0.1 ln s + 1 */
-    bool no_truncate;     /* yarn: correction range not rounded to whole dimensions */
+    double base;                              /* theta */
+    double factor;                            /* linear, llama3, yarn */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double orig_ctx;                          /* original_max_position_embeddings */
+    double beta_fast, beta_slow, attn_factor; /* yarn; attn_factor 0 = default 0.1 ln s + 1 */
+    bool no_truncate;          /* yarn: correction range not rounded to whole dimensions */
     const float *freq_factors; /* GGUF rope_freqs tensor [K/2] (llama3 baked in) or NULL */
 };
 struct model_cfg {
-    char arch[32];        /* "llama", "mistral", "qwen2", "qwen3" */
-    char name[128];       /* from the file, or the path's last part */
+    char arch[32];  /* "llama", "mistral", "qwen2", "qwen3" */
+    char name[128]; /* from the file, or the path's last part */
     unsigned L, D, H, G, K, F, V;
-    unsigned ctx_max;     /* tokens the model was made for */
+    unsigned ctx_max; /* tokens the model was made for */
     float rms_eps;
     bool qkv_bias, o_bias, qk_norm, tied;
     struct model_rope rope;
-    float attn_scale;     /* usually 1/sqrt(K) */
-    float embed_scale, residual_scale, logit_scale; /* 1 unless the file says so (granite-like: refused) */
-    bool file_f32;        /* weights stored as F32 (decides dtype auto) */
-    bool file_bf16_or_less; /* 16 bits or fewer per weight */
+    float attn_scale; /* usually 1/sqrt(K) */
+    float embed_scale, residual_scale,
+        logit_scale;         /* 1 unless the file says so (granite-like: refused) */
+    bool file_f32;           /* weights stored as F32 (decides dtype auto) */
+    bool file_bf16_or_less;  /* 16 bits or fewer per weight */
     uint64_t fingerprint[2]; /* of configuration and weights */
 };
-enum model_w { /* weight kinds; per-layer ones take a layer index */
-    MODEL_EMBED,     /* [V, D] */
-    MODEL_NORM_OUT,  /* [D] */
-    MODEL_LM_HEAD,   /* [V, D]; the embedding when tied */
-    MODEL_NORM_ATTN, /* [D] */
-    MODEL_NORM_FFN,  /* [D] */
-    MODEL_Q, MODEL_K, MODEL_V, /* [H*K, D], [G*K, D], [G*K, D] */
-    MODEL_O,         /* [D, H*K] */
-    MODEL_GATE, MODEL_UP, /* [F, D] */
-    MODEL_DOWN,      /* [D, F] */
-    MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS, MODEL_O_BIAS, /* vectors */
-    MODEL_Q_NORM, MODEL_K_NORM, /* [K] */
-    MODEL_W_COUNT
+enum model_w {                  /* weight kinds; per-layer ones take a layer index */
+               MODEL_EMBED,     /* [V, D] */
+               MODEL_NORM_OUT,  /* [D] */
+               MODEL_LM_HEAD,   /* [V, D]; the embedding when tied */
+               MODEL_NORM_ATTN, /* [D] */
+               MODEL_NORM_FFN,  /* [D] */
+               MODEL_Q,
+               MODEL_K,
+               MODEL_V, /* [H*K, D], [G*K, D], [G*K, D] */
+               MODEL_O, /* [D, H*K] */
+               MODEL_GATE,
+               MODEL_UP,   /* [F, D] */
+               MODEL_DOWN, /* [D, F] */
+               MODEL_Q_BIAS,
+               MODEL_K_BIAS,
+               MODEL_V_BIAS,
+               MODEL_O_BIAS, /* vectors */
+               MODEL_Q_NORM,
+               MODEL_K_NORM, /* [K] */
+               MODEL_W_COUNT
 };
 struct model;
 struct gguf;
@@ -63,7 +70,8 @@ void model_close(struct model *m);
 const struct model_cfg *model_config(const struct model *m);
 bool model_has(const struct model *m, enum model_w w, unsigned layer);
 /* Rows [row0, row0+n) as f32 into out [n, row length]; vectors are one row. */
-int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n, float *out);
+int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+               float *out);
 size_t model_w_rows(const struct model *m, enum model_w w); /* and row length: */
 size_t model_w_cols(const struct model *m, enum model_w w);
 /* inv_freq [K/2] and the YaRN attention factor from the rope settings (f32 arithmetic as in HF). */

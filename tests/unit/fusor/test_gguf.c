@@ -2,6 +2,7 @@
 #include "fusor/model/gguf.h"
 
 #include "base/mem.h"
+#include "fusor/model/map.h"
 #include "fusor/model/model.h"
 #include "model_files.h"
 
@@ -302,4 +303,28 @@ TEST(every_failed_allocation_is_reported)
         ASSERT_ERR(r, -ENOMEM);
         ASSERT_TRUE(err.msg[0] && !g);
     }
+}
+
+TEST(mapping_a_file)
+{
+    struct map m = {0};
+    struct err err = {0};
+    struct mem_file f;
+    mem_file_init(&f, "abc", 3);
+    ASSERT_OK(map_open(f.path, &m, &err));
+    ASSERT_EQ(m.size_bytes, 3);
+    ASSERT_MEMEQ(m.data, "abc", 3);
+    map_close(&m);
+    map_close(&m);
+    ASSERT_TRUE(m.data == NULL);
+    ASSERT_EQ(ftruncate(f.fd, 0), 0);
+    ASSERT_ERR(map_open(f.path, &m, &err), -EBADMSG);
+    ASSERT_TRUE(strstr(err.msg, "is empty") != NULL);
+    ASSERT_ERR(map_open("/tmp", &m, &err), -EINVAL);
+    mem_file_fini(&f);
+    char name[300];
+    memset(name, 'x', sizeof(name));
+    memcpy(name + 296, "end", 4);
+    ASSERT_EQ(strlen(map_path_tail(name)), 100);
+    ASSERT_STREQ(map_path_tail("/a/b"), "/a/b");
 }

@@ -2,6 +2,7 @@
 #include "fusor/model/safetensors.h"
 
 #include "base/mem.h"
+#include "fusor/model/tensors.h"
 #include "model_files.h"
 
 #include <sys/stat.h>
