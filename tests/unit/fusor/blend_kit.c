@@ -80,7 +80,8 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     ASSERT_OK(tiny_model_create(o, &k->m));
     k->cfg = model_config(k->m);
     const uint64_t page = kn_kv_layer_floats(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
-    const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* run the same tests on another candidate */
+    const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* another candidate than our own */
+    if (!gemm) gemm = "own-f32";
     const struct fus_core_opts co = {.dev = {.n_threads = 2, .gemm = gemm, .arith = KN_ARITH_F32},
                                      .kv_bytes = page * (kv_tokens / KN_PAGE)};
     int r = fus_core_create(k->m, &co, &k->c, &err);

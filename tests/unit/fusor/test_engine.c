@@ -1,0 +1,671 @@
+/* The engine thread: queueing, batching, cancelling at every stage, choices, builds, pool limits.
+ */
+#include "fusor/engine.h"
+
+#include "base/mem.h"
+#include "tests/test.h"
+#include "tests/unit/fusor/blend_kit.h"
+
+#include <pthread.h>
+
+enum { MAX_NEW = 64, MAX_CHOICES = 4 };
+
+/* One request as its owner sees it; `m` guards all below it. */
+struct client {
+    struct fus_engine *e;
+    struct fus_job *job;
+    struct fus_request req;
+    int32_t tok[300];
+    pthread_mutex_t m;
+    pthread_cond_t changed;
+    int32_t out[MAX_CHOICES][MAX_NEW];
+    uint32_t n_out[MAX_CHOICES];
+    int choice_end[MAX_CHOICES]; /* finish + 1 */
+    int n_first, n_done;
+    struct fus_event_done done;
+    struct fus_report report;
+    bool last_end;         /* `end` of the last token */
+    int stop_after;        /* on_token says stop at this token; 0 never */
+    uint32_t cancel_after; /* fus_cancel() from inside on_token; 0 never */
+    int32_t eog;
+    int plan_error;
+    bool hold; /* on_plan waits until this is cleared */
+    bool planning;
+    struct kit_chunk *chunk; /* on_plan adds it as a range at token 1 */
+    struct fus_range range;
+};
+
+static int on_plan(void *ctx, struct fus_plan *plan)
+{
+    struct client *c = ctx;
+    pthread_mutex_lock(&c->m);
+    c->planning = true;
+    pthread_cond_broadcast(&c->changed);
+    while (c->hold)
+        pthread_cond_wait(&c->changed, &c->m);
+    pthread_mutex_unlock(&c->m);
+    if (c->plan_error) return c->plan_error;
+    if (!c->chunk) return 0;
+    c->range = (struct fus_range){.tok0 = 1, .n = c->chunk->n, .src = kit_source(c->chunk)};
+    plan->range = &c->range;
+    plan->n_range = 1;
+    return 0;
+}
+
+static void on_first(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms)
+{
+    struct client *c = ctx;
+    pthread_mutex_lock(&c->m);
+    c->n_first++;
+    c->report = *r;
+    if (queue_ms < 0 || prefill_ms < 0) c->n_first = 1000;
+    pthread_mutex_unlock(&c->m);
+}
+
+static int on_token(void *ctx, const struct fus_event_token *t)
+{
+    struct client *c = ctx;
+    pthread_mutex_lock(&c->m);
+    c->out[t->choice][c->n_out[t->choice]++] = t->picked.id;
+    c->last_end = t->end;
+    const uint32_t n = c->n_out[t->choice];
+    const bool cancel = c->cancel_after && n == c->cancel_after;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->m);
+    if (cancel) fus_cancel(c->e, c->job);
+    return c->stop_after && n == (uint32_t)c->stop_after;
+}
+
+static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
+{
+    struct client *c = ctx;
+    pthread_mutex_lock(&c->m);
+    c->choice_end[choice] = (int)f + 1;
+    pthread_mutex_unlock(&c->m);
+}
+
+static void on_done(void *ctx, const struct fus_event_done *d)
+{
+    struct client *c = ctx;
+    pthread_mutex_lock(&c->m);
+    c->n_done++;
+    c->done = *d;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->m);
+}
+
+static bool is_eog(void *ctx, int32_t id)
+{
+    return id == ((struct client *)ctx)->eog;
+}
+
+static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done};
+
+static void client_init(struct client *c, struct kit *k, struct fus_engine *e, uint64_t seed,
+                        uint32_t n_tok, uint32_t max_new)
+{
+    memset(c, 0, sizeof(*c));
+    c->e = e;
+    c->eog = -1;
+    pthread_mutex_init(&c->m, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    kit_tokens(k, seed, c->tok, n_tok);
+    c->req = (struct fus_request){.plan = {.tok = c->tok, .n_tok = n_tok, .strategy = FUS_FULL},
+                                  .sampling = {.temperature = 1,
+                                               .top_p = 0.9f,
+                                               .repetition = 1,
+                                               .seed = seed,
+                                               .n_logprobs = -1},
+                                  .n_choices = 1,
+                                  .max_new = max_new,
+                                  .is_eog = is_eog,
+                                  .ops = &ops,
+                                  .ctx = c};
+}
+
+static void client_fini(struct client *c)
+{
+    pthread_mutex_destroy(&c->m);
+    pthread_cond_destroy(&c->changed);
+}
+
+static void submit(struct client *c)
+{
+    ASSERT_OK(fus_submit(c->e, &c->req, &c->job));
+}
+
+static void wait_done(struct client *c)
+{
+    pthread_mutex_lock(&c->m);
+    while (!c->n_done)
+        pthread_cond_wait(&c->changed, &c->m);
+    pthread_mutex_unlock(&c->m);
+}
+
+static void wait_planning(struct client *c)
+{
+    pthread_mutex_lock(&c->m);
+    while (!c->planning)
+        pthread_cond_wait(&c->changed, &c->m);
+    pthread_mutex_unlock(&c->m);
+}
+
+static void wait_tokens(struct client *c, uint32_t n)
+{
+    pthread_mutex_lock(&c->m);
+    while (c->n_out[0] < n && !c->n_done)
+        pthread_cond_wait(&c->changed, &c->m);
+    pthread_mutex_unlock(&c->m);
+}
+
+static void let_go(struct client *c)
+{
+    pthread_mutex_lock(&c->m);
+    c->hold = false;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->m);
+}
+
+struct rig {
+    struct kit k;
+    struct fus_engine *e;
+    uint32_t all;
+};
+
+static void rig_open(struct rig *r, uint64_t kv_tokens, unsigned max_running, unsigned max_queue)
+{
+    const struct tiny_opts o = {.L = 3};
+    const struct fus_engine_opts eo = {.max_running = max_running, .max_queue = max_queue};
+    kit_open(&r->k, &o, kv_tokens);
+    r->all = fus_core_kv_tokens_free(r->k.c);
+    ASSERT_OK(fus_engine_create(r->k.c, &eo, &r->e));
+}
+
+static void rig_close(struct rig *r)
+{
+    fus_engine_destroy(r->e);
+    ASSERT_EQ(fus_core_kv_tokens_free(r->k.c), r->all);
+    kit_close(&r->k);
+}
+
+TEST(twenty_requests_at_once_answer_as_one_by_one)
+{
+    enum { N = 20 };
+    struct rig r;
+    rig_open(&r, 64 * 64, 8, 64);
+    struct client *c = mem_alloc(N * sizeof(*c)), *alone = mem_alloc(sizeof(*alone));
+    for (unsigned i = 0; i < N; i++) {
+        client_init(&c[i], &r.k, r.e, i + 1, 20 + i * 9, 5 + i % 20);
+        submit(&c[i]);
+    }
+    for (unsigned i = 0; i < N; i++)
+        wait_done(&c[i]);
+    for (unsigned i = 0; i < N; i++) {
+        ASSERT_EQ(c[i].n_done, 1);
+        ASSERT_EQ(c[i].n_first, 1);
+        ASSERT_EQ(c[i].done.finish, FUS_LENGTH);
+        ASSERT_EQ(c[i].n_out[0], 5 + i % 20);
+        ASSERT_EQ(c[i].report.n_computed, 20 + i * 9);
+        client_init(alone, &r.k, r.e, i + 1, 20 + i * 9, 5 + i % 20);
+        submit(alone);
+        wait_done(alone);
+        if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+            ASSERT_MEMEQ(alone->out[0], c[i].out[0], c[i].n_out[0] * sizeof(int32_t));
+        client_fini(alone);
+        client_fini(&c[i]);
+    }
+    mem_free(c);
+    mem_free(alone);
+    rig_close(&r);
+}
+
+TEST(greedy_tokens_are_those_of_the_core)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(sizeof(*c));
+    client_init(c, &r.k, r.e, 5, 33, 12);
+    c->req.sampling.temperature = 0;
+    submit(c);
+    wait_done(c);
+    int32_t tok[64];
+    double ref[96];
+    memcpy(tok, c->tok, 33 * sizeof(*tok));
+    for (uint32_t i = 0; i < 12; i++) {
+        ref_forward(r.k.m, tok, 33 + i, NULL, ref);
+        size_t best = 0;
+        for (size_t v = 1; v < r.k.cfg->V; v++)
+            if (ref[v] > ref[best]) best = v;
+        ASSERT_EQ(c->out[0][i], best);
+        tok[33 + i] = (int32_t)best;
+    }
+    client_fini(c);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(cancel_in_the_queue)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(2 * sizeof(*c));
+    client_init(&c[0], &r.k, r.e, 1, 40, 8);
+    client_init(&c[1], &r.k, r.e, 2, 40, 8);
+    c[0].hold = true;
+    struct kit_chunk sunk;
+    kit_chunk_init(&sunk, r.k.cfg, 10);
+    const struct fus_capture cap = {1, 10, kit_sink(&sunk)};
+    c[1].req.plan.capture = &cap;
+    c[1].req.plan.n_capture = 1;
+    submit(&c[0]);
+    wait_planning(&c[0]);
+    submit(&c[1]);
+    fus_cancel(r.e, c[1].job);
+    let_go(&c[0]);
+    wait_done(&c[1]);
+    wait_done(&c[0]);
+    ASSERT_EQ(c[1].done.finish, FUS_CANCELLED);
+    ASSERT_EQ(c[1].planning, false);
+    ASSERT_EQ(sunk.done, 1);
+    ASSERT_EQ(sunk.status, -ECANCELED);
+    ASSERT_EQ(c[0].done.finish, FUS_LENGTH);
+    kit_chunk_fini(&sunk);
+    for (int i = 0; i < 2; i++)
+        client_fini(&c[i]);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(cancel_in_prefill_and_decode)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(sizeof(*c));
+    client_init(c, &r.k, r.e, 1, 200, 8);
+    c->hold = true;
+    submit(c);
+    wait_planning(c);
+    fus_cancel(r.e, c->job); /* it is about to prefill */
+    let_go(c);
+    wait_done(c);
+    ASSERT_EQ(c->done.finish, FUS_CANCELLED);
+    ASSERT_EQ(c->n_first, 0);
+    client_fini(c);
+
+    /* While its source is waited for. */
+    struct kit_chunk chunk;
+    atomic_bool seen = false;
+    client_init(c, &r.k, r.e, 1, 100, 8);
+    kit_chunk_init(&chunk, r.k.cfg, 30);
+    chunk.fail_layer = 1;
+    chunk.cancel_in_layer = &seen;
+    c->chunk = &chunk;
+    c->req.plan.strategy = FUS_REUSE;
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->done.finish, FUS_LENGTH);
+    ASSERT_EQ(c->report.n_failed_ranges, 1);
+    ASSERT_EQ(chunk.released, 1);
+    kit_chunk_fini(&chunk);
+    client_fini(c);
+
+    client_init(c, &r.k, r.e, 1, 60, MAX_NEW);
+    c->cancel_after = 5;
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->done.finish, FUS_CANCELLED);
+    ASSERT_EQ(c->n_out[0], 5);
+    ASSERT_EQ(c->choice_end[0], 0);
+    client_fini(c);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(destroy_cancels_everything)
+{
+    enum { N = 6 };
+    struct rig r;
+    rig_open(&r, 64 * 32, 2, 8);
+    struct client *c = mem_alloc(N * sizeof(*c));
+    for (unsigned i = 0; i < N; i++) {
+        client_init(&c[i], &r.k, r.e, i + 1, 100, MAX_NEW);
+        submit(&c[i]);
+    }
+    wait_tokens(&c[0], 3);
+    rig_close(&r);
+    for (unsigned i = 0; i < N; i++) {
+        ASSERT_EQ(c[i].n_done, 1);
+        client_fini(&c[i]);
+    }
+    ASSERT_EQ(c[N - 1].done.finish, FUS_CANCELLED);
+    mem_free(c);
+}
+
+TEST(full_queue_says_again)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 2);
+    struct client *c = mem_alloc(4 * sizeof(*c));
+    for (unsigned i = 0; i < 4; i++)
+        client_init(&c[i], &r.k, r.e, i + 1, 40, 4);
+    c[0].hold = true;
+    submit(&c[0]);
+    wait_planning(&c[0]);
+    submit(&c[1]);
+    submit(&c[2]);
+    ASSERT_ERR(fus_submit(r.e, &c[3].req, &c[3].job), -EAGAIN);
+    struct fus_engine_stats st;
+    fus_engine_get_stats(r.e, &st);
+    ASSERT_EQ(st.n_waiting, 2);
+    let_go(&c[0]);
+    for (unsigned i = 0; i < 3; i++)
+        wait_done(&c[i]);
+    submit(&c[3]);
+    wait_done(&c[3]);
+    for (unsigned i = 0; i < 4; i++)
+        client_fini(&c[i]);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(three_choices_share_a_prefill)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(2 * sizeof(*c));
+    client_init(&c[0], &r.k, r.e, 9, 100, 20);
+    c[0].req.n_choices = 3;
+    submit(&c[0]);
+    wait_done(&c[0]);
+    ASSERT_EQ(c[0].n_first, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        ASSERT_EQ(c[0].n_out[i], 20);
+        ASSERT_EQ(c[0].choice_end[i], FUS_LENGTH + 1);
+        /* Choice i is what a request of its own with seed + i gives. */
+        client_init(&c[1], &r.k, r.e, 9, 100, 20);
+        c[1].req.sampling.seed = 9 + i;
+        submit(&c[1]);
+        wait_done(&c[1]);
+        if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+            ASSERT_MEMEQ(c[0].out[i], c[1].out[0], 20 * sizeof(int32_t));
+        client_fini(&c[1]);
+    }
+    ASSERT_TRUE(memcmp(c[0].out[0], c[0].out[1], 20 * sizeof(int32_t)) != 0);
+    c[0].req.n_choices = 5;
+    ASSERT_ERR(fus_submit(r.e, &c[0].req, &c[0].job), -EINVAL);
+    client_fini(&c[0]);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(ends_by_eog_stop_id_stop_string_and_min_new)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(2 * sizeof(*c));
+    client_init(&c[0], &r.k, r.e, 4, 50, 30);
+    submit(&c[0]);
+    wait_done(&c[0]);
+    const int32_t end = c[0].out[0][6]; /* make the seventh token the end */
+    uint32_t first = 0;
+    while (c[0].out[0][first] != end)
+        first++;
+    for (int mode = 0; mode < 5; mode++) {
+        client_init(&c[1], &r.k, r.e, 4, 50, 30);
+        if (mode == 0 || mode >= 3) c[1].eog = end;
+        if (mode == 1) {
+            c[1].req.stop_ids = &end;
+            c[1].req.n_stop_ids = 1;
+        }
+        if (mode == 2) c[1].stop_after = 7;
+        if (mode == 3) c[1].req.ignore_eos = true;
+        if (mode == 4) c[1].req.min_new = 30;
+        submit(&c[1]);
+        wait_done(&c[1]);
+        const uint32_t n = mode <= 1 ? first + 1 : mode == 2 ? 7 : 30;
+        ASSERT_EQ(c[1].n_out[0], n);
+        ASSERT_EQ(c[1].done.finish, mode <= 2 ? FUS_STOP : FUS_LENGTH);
+        ASSERT_EQ(c[1].last_end, mode <= 1);
+        for (uint32_t i = 0; mode == 4 && i < 29; i++)
+            ASSERT_TRUE(c[1].out[0][i] != end);
+        client_fini(&c[1]);
+    }
+    client_fini(&c[0]);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(small_pool_queues_and_refuses_the_impossible)
+{
+    enum { N = 5 };
+    struct rig r;
+    rig_open(&r, 4 * 64, 8, 16); /* four pages: two requests of two */
+    struct client *c = mem_alloc(N * sizeof(*c));
+    for (unsigned i = 0; i < N; i++) {
+        client_init(&c[i], &r.k, r.e, i + 1, 100, 20);
+        if (i == 2) c[i].req.plan.n_tok = 240; /* 260 tokens: five pages */
+        submit(&c[i]);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        wait_done(&c[i]);
+        ASSERT_EQ(c[i].done.finish, i == 2 ? FUS_FAILED : FUS_LENGTH);
+        if (i == 2) ASSERT_EQ(c[i].done.status, -ENOMEM);
+        client_fini(&c[i]);
+    }
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(context_limit_and_failing_plans)
+{
+    struct rig r;
+    rig_open(&r, 64 * 64, 4, 8);
+    struct client *c = mem_alloc(sizeof(*c));
+    int32_t *big = mem_zalloc(600 * sizeof(*big));
+    client_init(c, &r.k, r.e, 1, 40, 8);
+    c->req.plan.tok = big;
+    c->req.plan.n_tok = 513; /* ctx_max is 512 */
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->done.status, -ERANGE);
+    client_fini(c);
+    client_init(c, &r.k, r.e, 1, 40, 60);
+    c->req.plan.tok = big;
+    c->req.plan.n_tok = 500;
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->n_out[0], 12); /* cut to the context */
+    ASSERT_EQ(c->done.finish, FUS_LENGTH);
+    client_fini(c);
+    client_init(c, &r.k, r.e, 1, 40, 8);
+    c->plan_error = -EIO;
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->done.finish, FUS_FAILED);
+    ASSERT_EQ(c->done.status, -EIO);
+    client_fini(c);
+    client_init(c, &r.k, r.e, 1, 40, 0);
+    submit(c);
+    wait_done(c);
+    ASSERT_EQ(c->n_first, 1);
+    ASSERT_EQ(c->n_out[0], 0);
+    ASSERT_EQ(c->done.finish, FUS_LENGTH);
+    client_fini(c);
+    mem_free(big);
+    mem_free(c);
+    rig_close(&r);
+}
+
+/* ---- builds ---- */
+
+struct builder {
+    struct kit_chunk chunk;
+    pthread_mutex_t m;
+    pthread_cond_t changed;
+    int answer, ended, status, started;
+    int *order; /* counts up as builds start */
+};
+
+static int on_build(void *ctx, struct kv_sink *ret)
+{
+    struct builder *b = ctx;
+    b->started = ++*b->order;
+    *ret = kit_sink(&b->chunk);
+    return b->answer;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct builder *b = ctx;
+    pthread_mutex_lock(&b->m);
+    b->ended++;
+    b->status = status;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->m);
+}
+
+static void builder_init(struct builder *b, struct rig *r, uint32_t n, int answer, int *order)
+{
+    *b = (struct builder){.answer = answer, .order = order};
+    pthread_mutex_init(&b->m, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    kit_chunk_init(&b->chunk, r->k.cfg, n);
+}
+
+static int builder_submit(struct builder *b, struct rig *r, uint64_t seed, bool urgent)
+{
+    struct fus_build job = {.sink_token = 1,
+                            .n = b->chunk.n,
+                            .on_build = on_build,
+                            .on_end = on_end,
+                            .ctx = b,
+                            .urgent = urgent};
+    job.tok = mem_alloc(b->chunk.n * sizeof(*job.tok));
+    kit_tokens(&r->k, seed, job.tok, b->chunk.n);
+    int err = fus_build_submit(r->e, &job);
+    if (err < 0) mem_free(job.tok);
+    return err;
+}
+
+static void builder_wait(struct builder *b)
+{
+    pthread_mutex_lock(&b->m);
+    while (!b->ended)
+        pthread_cond_wait(&b->changed, &b->m);
+    pthread_mutex_unlock(&b->m);
+}
+
+static void builder_fini(struct builder *b)
+{
+    kit_chunk_fini(&b->chunk);
+    pthread_mutex_destroy(&b->m);
+    pthread_cond_destroy(&b->changed);
+}
+
+TEST(builds_run_when_idle_and_urgent_ones_first)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(sizeof(*c));
+    struct builder b[5];
+    int order = 0;
+    for (unsigned i = 0; i < 5; i++)
+        builder_init(&b[i], &r, i == 3 ? 600 : 40, i == 1 ? 0 : i == 4 ? -EIO : 1, &order);
+    client_init(c, &r.k, r.e, 1, 100, 40);
+    c->hold = true;
+    submit(c);
+    wait_planning(c);
+    for (unsigned i = 0; i < 5; i++)
+        ASSERT_OK(builder_submit(&b[i], &r, i, i == 2));
+    let_go(c);
+    wait_done(c);
+    for (unsigned i = 0; i < 5; i++)
+        builder_wait(&b[i]);
+    ASSERT_EQ(b[2].started, 1); /* urgent */
+    ASSERT_EQ(b[0].started, 2);
+    ASSERT_EQ(b[0].status, 0);
+    ASSERT_EQ(b[0].chunk.status, 0);
+    ASSERT_EQ(b[0].chunk.rows_seen[2], 40);
+    ASSERT_EQ(b[1].status, 1); /* skipped */
+    ASSERT_EQ(b[1].chunk.done, 0);
+    ASSERT_EQ(b[3].status, -ERANGE); /* over the context */
+    ASSERT_EQ(b[4].status, -EIO);
+    struct kit_chunk direct; /* the same rows as without the engine */
+    int32_t tok[40];
+    fus_engine_destroy(r.e);
+    kit_tokens(&r.k, 0, tok, 40);
+    kit_chunk_init(&direct, r.k.cfg, 40);
+    kit_build(&r.k, 1, tok, &direct);
+    ASSERT_MEMEQ(direct.k, b[0].chunk.k, 40 * 3 * sizeof(float));
+    kit_chunk_fini(&direct);
+    r.e = NULL;
+    for (unsigned i = 0; i < 5; i++)
+        builder_fini(&b[i]);
+    client_fini(c);
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(destroy_ends_builds)
+{
+    enum { N = 12 };
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 3);
+    struct builder b[N + 1];
+    int order = 0;
+    struct client *c = mem_alloc(sizeof(*c));
+    client_init(c, &r.k, r.e, 1, 20, 2);
+    c->hold = true;
+    submit(c);
+    wait_planning(c);
+    for (unsigned i = 0; i <= N; i++) {
+        builder_init(&b[i], &r, 300, 1, &order);
+        ASSERT_EQ(builder_submit(&b[i], &r, i, false), i < N ? 0 : -EAGAIN);
+    }
+    let_go(c);
+    wait_done(c);
+    builder_wait(&b[0]);
+    rig_close(&r);
+    for (unsigned i = 0; i <= N; i++) {
+        ASSERT_EQ(b[i].ended, i < N);
+        ASSERT_EQ(b[i].chunk.done, i < N && b[i].started ? 1 : 0);
+        builder_fini(&b[i]);
+    }
+    client_fini(c);
+    mem_free(c);
+}
+
+TEST(blend_through_the_engine)
+{
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct builder b;
+    struct client *c = mem_alloc(2 * sizeof(*c));
+    int order = 0;
+    builder_init(&b, &r, 50, 1, &order);
+    ASSERT_OK(builder_submit(&b, &r, 77, true));
+    builder_wait(&b);
+    for (int i = 0; i < 2; i++) {
+        client_init(&c[i], &r.k, r.e, 3, 70, 10);
+        c[i].tok[0] = 1;
+        kit_tokens(&r.k, 77, c[i].tok + 1, 50);
+        c[i].req.plan.strategy = i ? FUS_QUERY : FUS_FULL;
+        c[i].req.plan.ratio = i ? 0.1f : 0;
+        c[i].chunk = &b.chunk;
+        submit(&c[i]);
+        wait_done(&c[i]);
+        ASSERT_EQ(c[i].done.finish, FUS_LENGTH);
+    }
+    ASSERT_EQ(c[1].report.n_reused, 45);
+    ASSERT_EQ(c[1].report.n_recomputed, 5);
+    ASSERT_EQ(c[1].report.n_computed, 20);
+    ASSERT_EQ(b.chunk.released, 2);
+    /* The chunk stands where it was built, so the blend is exact. */
+    if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+        ASSERT_MEMEQ(c[0].out[0], c[1].out[0], 10 * sizeof(int32_t));
+    builder_fini(&b);
+    for (int i = 0; i < 2; i++)
+        client_fini(&c[i]);
+    mem_free(c);
+    rig_close(&r);
+}
