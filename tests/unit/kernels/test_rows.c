@@ -1,0 +1,275 @@
+/* Row operations against double oracles, on every instruction set, odd sizes included. */
+#include "tests/unit/kernels/kern.h"
+
+struct body {
+    void (*fn)(struct kn_stream *st);
+};
+
+static int call_body(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    ((struct body *)arg)->fn(st);
+    return 0;
+}
+
+/* Run fn once on a stream of every device of this machine, plain and wide. */
+static void on_all(void (*fn)(struct kn_stream *st))
+{
+    struct body b = {fn};
+    for (unsigned i = 0; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, NULL);
+        if (!d) continue;
+        ASSERT_OK(kern_run(d, false, 1, call_body, &b));
+        ASSERT_OK(kern_run(d, true, 1, call_body, &b));
+        kn_dev_destroy(d);
+    }
+}
+
+static const size_t sizes[] = {1, 2, 7, 16, 50, 64, 80, 129, 576, 1537};
+enum { N_SIZES = sizeof sizes / sizeof *sizes };
+
+static void norm_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++) {
+        size_t D = sizes[z], m = 3, ldx = D + 2;
+        float *x = kern_random(m * ldx, 1, 3), *w = kern_random(D, 2, 1),
+              *out = kern_random(m * D, 3, 1);
+        ASSERT_OK(kn_rmsnorm(st, x, ldx, m, D, w, 1e-5f, out, D));
+        for (size_t i = 0; i < m; i++) {
+            double s = 0;
+            for (size_t d = 0; d < D; d++)
+                s += (double)x[i * ldx + d] * (double)x[i * ldx + d];
+            double inv = 1 / sqrt(s / (double)D + (double)1e-5f);
+            for (size_t d = 0; d < D; d++) {
+                double want = (double)x[i * ldx + d] * inv * (double)w[d];
+                ASSERT_NEAR(out[i * D + d], want, 1e-6 * (fabs(want) + 1e-6));
+            }
+        }
+        /* In place and per head: the same bits. */
+        ASSERT_OK(kn_rmsnorm_heads(st, x, ldx, m, 1, D, w, 1e-5f));
+        for (size_t i = 0; i < m; i++)
+            ASSERT_MEMEQ(x + i * ldx, out + i * D, D * sizeof(float));
+        free(x);
+        free(w);
+        free(out);
+    }
+}
+
+TEST(rmsnorm)
+{
+    on_all(norm_body);
+}
+
+static void swiglu_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++) {
+        size_t F = sizes[z], m = 19;
+        float *g = kern_random(m * 2 * F, 4, 20), *out = kern_random(m * F, 5, 1);
+        g[0] = 200, g[2 * F] = -200, g[4 * F] = 0;
+        ASSERT_OK(kn_swiglu(st, g, 2 * F, m, F, out, F));
+        for (size_t i = 0; i < m; i++)
+            for (size_t d = 0; d < F; d++) {
+                double x = (double)g[i * 2 * F + d], u = (double)g[i * 2 * F + F + d];
+                double want = x / (1 + exp(-x)) * u;
+                ASSERT_NEAR(out[i * F + d], want, 1e-6 * fabs(want) + 1e-30);
+            }
+        free(g);
+        free(out);
+    }
+}
+
+TEST(swiglu)
+{
+    on_all(swiglu_body);
+}
+
+static void rope_body(struct kn_stream *st)
+{
+    static const size_t dims[][2] = {{64, 64}, {80, 80}, {6, 6}, {128, 64}, {50, 34}};
+    for (size_t z = 0; z < 5; z++) {
+        size_t K = dims[z][0], half = dims[z][1] / 2, cap = 40, heads = 3, m = 4;
+        float *cs = kern_random(cap * half, 6, 1), *sn = kern_random(cap * half, 7, 1);
+        float *x = kern_random(m * heads * K, 8, 1), *x0 = kern_random(m * heads * K, 8, 1);
+        struct kn_rope r = {K, 2 * half, cs, sn, cap, 1.5f};
+        int32_t pos[4] = {0, 39, 7, 7};
+        ASSERT_OK(kn_rope(st, &r, x, heads * K, m, heads, pos));
+        for (size_t t = 0; t < m * heads; t++)
+            for (size_t d = 0; d < K; d++) {
+                const float *a = x0 + t * K;
+                size_t i = d % half, at = (size_t)pos[t / heads] * half + i;
+                double c = (double)cs[at], s = (double)sn[at], want = (double)a[d];
+                if (d < half) want = 1.5 * ((double)a[i] * c - (double)a[i + half] * s);
+                if (d >= half && d < 2 * half)
+                    want = 1.5 * ((double)a[i + half] * c + (double)a[i] * s);
+                ASSERT_NEAR(x[t * K + d], want, 1e-6);
+            }
+        pos[1] = 40;
+        ASSERT_ERR(kn_rope(st, &r, x, heads * K, m, heads, pos), -EINVAL);
+        free(cs);
+        free(sn);
+        free(x);
+        free(x0);
+    }
+}
+
+TEST(rope)
+{
+    on_all(rope_body);
+}
+
+/* A loaded record equals rotating and putting its rows, in every stored type. */
+static void kv_body(struct kn_stream *st)
+{
+    enum { G = 2, K = 20, N = 150, POS0 = 37, KEYS = 200, GK = G * K };
+    float *k = kern_random(N * GK, 1, 1), *v = kern_random(N * GK, 2, 1);
+    float *cs = kern_random(KEYS * K / 2, 3, 1), *sn = kern_random(KEYS * K / 2, 4, 1);
+    struct kn_rope rope = {K, K, cs, sn, KEYS, 1};
+    int32_t pos[N];
+    for (int i = 0; i < N; i++)
+        pos[i] = POS0 + i;
+    for (int t = KN_F32; t <= KN_BF16; t++) {
+        struct kern_kv a, b;
+        uint16_t *ks = malloc(N * GK * 4), *vs = malloc(N * GK * 4);
+        float *kf = malloc(N * GK * 4), *vf = malloc(N * GK * 4);
+        kern_kv_init(&a, G, K, KEYS, 3);
+        kern_kv_init(&b, G, K, KEYS, 3);
+        ASSERT_OK(kn_encode(st, k, N * GK, (enum kn_dtype)t, ks));
+        ASSERT_OK(kn_encode(st, v, N * GK, (enum kn_dtype)t, vs));
+        ASSERT_OK(kn_kv_load(st, &a.kv, 2, POS0, N, ks, vs, (enum kn_dtype)t, &rope));
+        ASSERT_OK(kn_decode(st, ks, N * GK, (enum kn_dtype)t, kf));
+        ASSERT_OK(kn_decode(st, vs, N * GK, (enum kn_dtype)t, vf));
+        ASSERT_OK(kn_rope(st, &rope, kf, GK, N, G, pos));
+        ASSERT_OK(kn_kv_put(st, &b.kv, 2, pos, N, kf, GK, vf, GK));
+        size_t floats = a.kv.n_pages * a.kv.page_stride;
+        ASSERT_MEMEQ(a.mem, b.mem, floats * sizeof(float));
+        for (int i = 0; i < N; i += 11) { /* and the layout is the documented one */
+            const float *page = b.mem + (size_t)b.pages[pos[i] / KN_PAGE] * b.kv.page_stride +
+                                2 * b.kv.layer_stride;
+            size_t slot = (size_t)pos[i] % KN_PAGE;
+            ASSERT_TRUE(page[(K + 3) * KN_PAGE + slot] == kf[i * GK + K + 3]);
+            ASSERT_TRUE(page[GK * KN_PAGE + (KN_PAGE + slot) * K + 5] == vf[i * GK + K + 5]);
+        }
+        ASSERT_ERR(kn_kv_load(st, &a.kv, 2, 107, N, ks, vs, (enum kn_dtype)t, &rope), -EINVAL);
+        kern_kv_fini(&a);
+        kern_kv_fini(&b);
+        free(ks);
+        free(vs);
+        free(kf);
+        free(vf);
+    }
+    pos[0] = KEYS + KN_PAGE;
+    struct kern_kv a;
+    kern_kv_init(&a, G, K, KEYS, 1);
+    ASSERT_ERR(kn_kv_put(st, &a.kv, 0, pos, 1, k, GK, v, GK), -EINVAL);
+    kern_kv_fini(&a);
+    free(k);
+    free(v);
+    free(cs);
+    free(sn);
+}
+
+TEST(kv_put_and_load)
+{
+    on_all(kv_body);
+}
+
+static void deviation_body(struct kn_stream *st)
+{
+    for (size_t z = 0; z < N_SIZES; z++)
+        for (int t = KN_F32; t <= KN_BF16; t++) {
+            size_t n = sizes[z], m = 3, lda = n + 1;
+            float *a = kern_random(m * lda, 1, 1), *b = kern_random(m * n, 2, 1), ret[3];
+            uint16_t *bs = malloc(m * n * 4);
+            ASSERT_OK(kn_encode(st, b, m * n, (enum kn_dtype)t, bs));
+            ASSERT_OK(kn_decode(st, bs, m * n, (enum kn_dtype)t, b));
+            ASSERT_OK(kn_deviation(st, a, lda, bs, (enum kn_dtype)t, m, n, ret));
+            for (size_t i = 0; i < m; i++) {
+                double s = 0;
+                for (size_t d = 0; d < n; d++)
+                    s += pow((double)a[i * lda + d] - (double)b[i * n + d], 2);
+                ASSERT_NEAR(ret[i], s, 1e-6 * s + 1e-12);
+            }
+            free(a);
+            free(b);
+            free(bs);
+        }
+}
+
+TEST(deviation)
+{
+    on_all(deviation_body);
+}
+
+/* Bits of known values, all f16 patterns forth and back, ties to even, overflow. */
+static void dtype_body(struct kn_stream *st)
+{
+    static const struct {
+        float f;
+        uint16_t f16, bf16;
+    } known[] = {
+        {1.0f, 0x3c00, 0x3f80},       {-2.0f, 0xc000, 0xc000},      {65504.0f, 0x7bff, 0x4780},
+        {0x1.002p0f, 0x3c00, 0x3f80}, {0x1.006p0f, 0x3c02, 0x3f80}, {0x1.01p0f, 0x3c04, 0x3f80},
+        {0x1.03p0f, 0x3c0c, 0x3f82},  {0x1p-24f, 0x0001, 0x3380},   {0x1p-25f, 0x0000, 0x3300},
+        {0x1.8p-25f, 0x0001, 0x3340}, {-0.0f, 0x8000, 0x8000},      {65519.0f, 0x7bff, 0x4780}};
+    enum { N = sizeof known / sizeof *known, PAD = 8 };
+    for (size_t i = 0; i < N; i++)
+        for (int vec = 0; vec < 2; vec++) { /* alone, and inside a whole vector */
+            float x[PAD] = {0};
+            uint16_t h[PAD];
+            x[vec * 3] = known[i].f;
+            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, KN_F16, h));
+            ASSERT_EQ(h[vec * 3], known[i].f16);
+            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, KN_BF16, h));
+            ASSERT_EQ(h[vec * 3], known[i].bf16);
+        }
+    uint16_t all[65536], back[65536];
+    float *f = malloc(65536 * sizeof *f);
+    for (int i = 0; i < 65536; i++)
+        all[i] = (uint16_t)((i & 0x7c00) == 0x7c00 ? i & 0x8000 : i);
+    ASSERT_OK(kn_decode(st, all, 65536, KN_F16, f));
+    ASSERT_OK(kn_encode(st, f, 65536, KN_F16, back));
+    ASSERT_MEMEQ(all, back, sizeof all);
+    ASSERT_TRUE(f[0x3c00] == 1.0f && f[1] == 0x1p-24f && f[0x7bff] == 65504.0f);
+    for (size_t n = 1; n <= PAD; n += PAD - 1) {
+        float big[PAD] = {0};
+        big[n - 1] = 65520.0f;
+        ASSERT_ERR(kn_encode(st, big, n, KN_F16, back), -ERANGE);
+        big[n - 1] = NAN;
+        ASSERT_ERR(kn_encode(st, big, n, KN_F16, back), -ERANGE);
+        ASSERT_OK(kn_encode(st, big, n, KN_BF16, back));
+        ASSERT_TRUE((back[n - 1] & 0x7fc0) == 0x7fc0);
+    }
+    free(f);
+}
+
+TEST(encode_and_decode)
+{
+    on_all(dtype_body);
+}
+
+TEST(topk_matches_sorting)
+{
+    uint64_t seed = 42;
+    for (int round = 0; round < 300; round++) {
+        float s[60];
+        int32_t got[60];
+        size_t n = test_rand(&seed) % 60 + 1, k = test_rand(&seed) % (n + 1);
+        for (size_t i = 0; i < n; i++)
+            s[i] = (float)(int)(test_rand(&seed) % 9) - 4.0f;
+        if (round % 7 == 0) s[n / 2] = NAN;
+        ASSERT_OK(kn_topk(s, n, k, got));
+        for (size_t i = 0, out = 0; i < n; i++) {
+            size_t before = 0; /* how many come before i: larger, or equal at a lower index */
+            for (size_t j = 0; j < n; j++) {
+                float a = isnan(s[i]) ? -INFINITY : s[i], b = isnan(s[j]) ? -INFINITY : s[j];
+                before += b > a || (b == a && j < i);
+            }
+            if (before >= k) continue;
+            ASSERT_TRUE(out < k);
+            ASSERT_EQ(got[out++], i);
+        }
+    }
+    float one = 1;
+    int32_t idx;
+    ASSERT_ERR(kn_topk(&one, 1, 2, &idx), -EINVAL);
+    ASSERT_OK(kn_topk(&one, 0, 0, &idx));
+}
