@@ -8,7 +8,11 @@ Writes
                        last positions, a greedy continuation and the rope frequencies, by
                        transformers on the CPU in f32
 
-Run: python3 tools/make_golden.py [quant] [models]      (needs numpy, gguf, torch, transformers)
+  golden/smollm2-135m.q4_1.json  the same of the real model that tools/get-model fetches, with only
+                       the largest logits of each position
+
+Run: python3 tools/make_golden.py [quant] [models] [real PATH.gguf]
+Needs numpy, gguf, torch, transformers. Without arguments: quant models.
 The files are committed; the tests read them and need no Python.
 """
 import json
@@ -79,6 +83,62 @@ def load_model(name):
     return model
 
 
+def load_gguf(path):
+    """A Llama GGUF file as a transformers model, values dequantised by the gguf package."""
+    import gguf
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import make_tiny_models as tiny
+
+    reader = gguf.GGUFReader(path)
+    get = lambda key: reader.fields["llama." + key].contents()
+    heads = {"q_proj": get("attention.head_count"), "k_proj": get("attention.head_count_kv")}
+    tensors = {t.name: t for t in reader.tensors}
+    config = LlamaConfig(
+        hidden_size=get("embedding_length"), intermediate_size=get("feed_forward_length"),
+        num_hidden_layers=get("block_count"), num_attention_heads=heads["q_proj"],
+        num_key_value_heads=heads["k_proj"], max_position_embeddings=get("context_length"),
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        rope_parameters=dict(rope_type="default", rope_theta=get("rope.freq_base")),
+        tie_word_embeddings="output.weight" not in tensors, attn_implementation="eager")
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            t = tensors[tiny.gguf_name(key)]
+            x = gguf.quants.dequantize(t.data, t.tensor_type)
+            h = heads.get(key.split(".")[-2])
+            if h:
+                x = x.reshape(h, x.shape[0] // h // 2, 2, -1).swapaxes(1, 2)
+            p.copy_(torch.from_numpy(x.copy()).reshape(p.shape))
+    return model
+
+
+def make_real(path):
+    """Random token ids: text would need the tokenizer, and the arithmetic does not care."""
+    import numpy as np
+    import torch
+
+    model = load_gguf(path)
+    tok = np.random.default_rng(11).integers(300, 20000, N_PROMPT).tolist()
+    with torch.no_grad():
+        rows = model(torch.tensor([tok])).logits[0, -N_ROWS:]
+        top = rows.topk(16)
+        ids, margin = list(tok), float("inf")
+        for _ in range(32):
+            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+            margin = min(margin, float(best.values[0] - best.values[1]))
+            ids.append(int(best.indices[0]))
+    out = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "greedy_margin": round(margin, 4),
+           "prompt": tok, "greedy": ids[N_PROMPT:], "top_ids": top.indices.tolist(),
+           "top_logits": [[float(f"{x:.7g}") for x in row] for row in top.values.tolist()]}
+    with open(os.path.join(DATA, "golden", "smollm2-135m.q4_1.json"), "w") as f:
+        json.dump(out, f, separators=(",", ":"))
+        f.write("\n")
+    print(f"real: margin {margin:.3f}, {len(set(ids[N_PROMPT:]))} distinct greedy tokens")
+
+
 def make_model(name):
     import numpy as np
     import torch
@@ -118,6 +178,8 @@ def main():
     what = sys.argv[1:] or ["quant", "models"]
     if "quant" in what:
         make_quant()
+    if "real" in what:
+        make_real(what[what.index("real") + 1])
     if "models" in what:
         models = os.path.join(DATA, "models")
         # F32 twins have the logits of their folder; test_golden.c compares them with those.
