@@ -151,6 +151,16 @@ static void finish_req(struct http_conn *c, bool aborted)
     req_free(r);
 }
 
+static int add_status(struct buf *out, int status)
+{
+    char date[40];
+    struct tm tm;
+    time_t now = (time_t)clock_wall_s();
+    gmtime_r(&now, &tm);
+    (void)strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+    return buf_addf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, http_status_text(status), date);
+}
+
 /* Answer in the layer's own name and give the connection up. */
 static void conn_refuse(struct http_conn *c, int status, const char *why)
 {
@@ -161,11 +171,10 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
         s->ops.on_refuse(s->ctx, status, why, &body);
     else
         (void)buf_addf(&body, "%s\n", why);
-    int r = buf_addf(&head,
-                     "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
-                     "Connection: close\r\n\r\n",
-                     status, http_status_text(status), json ? "application/json" : "text/plain",
-                     body.len);
+    int r = add_status(&head, status);
+    if (r == 0)
+        r = buf_addf(&head, "Content-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
+                     json ? "application/json" : "text/plain", body.len);
     struct iovec iov[2] = {{head.data, head.len}, {body.data, body.len}};
     if (r == 0) r = conn_send(c, iov, body.len ? 2 : 1);
     if (r < 0) c->dead = true;
@@ -575,13 +584,8 @@ static int reply_head(struct http_req *r, struct buf *out, int status, const cha
     struct http_conn *c = r->conn;
     if (c->dead || r->started) return -EPIPE;
     if (!r->msg.keep_alive || c->server->draining) c->close_after = true;
-    char date[40];
-    struct tm tm;
-    time_t now = (time_t)clock_wall_s();
-    gmtime_r(&now, &tm);
-    (void)strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    int e = buf_addf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n%s", status, http_status_text(status),
-                     date, extra_headers ? extra_headers : "");
+    int e = add_status(out, status);
+    if (e == 0 && extra_headers) e = buf_adds(out, extra_headers);
     if (e == 0 && content_type) e = buf_addf(out, "Content-Type: %s\r\n", content_type);
     if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");
     if (e == 0 && !c->close_after && r->msg.minor == 0)
