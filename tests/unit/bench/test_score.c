@@ -1,0 +1,77 @@
+#include "tools/bench/score.h"
+
+#include "base/err.h"
+#include "base/mem.h"
+#include "tests/test.h"
+
+static struct score score(const char *answer, const char *expected)
+{
+    struct score s = {-1, -1, -1};
+    ASSERT_OK(score_answer(answer, &expected, 1, &s));
+    return s;
+}
+
+TEST(normalises_case_punctuation_articles_and_space)
+{
+    struct score s = score("  The Eiffel-Tower, in\tParis! ", "eiffeltower in paris");
+    ASSERT_NEAR(s.exact_match, 1, 0);
+    ASSERT_NEAR(s.f1, 1, 1e-12);
+    ASSERT_NEAR(s.rouge_l, 1, 1e-12);
+}
+
+TEST(f1_counts_words_as_a_multiset)
+{
+    /* Common: x once (expected has one), y once. P = 2/4, R = 2/3, F = 2*2/(4+3). */
+    struct score s = score("x x y z", "y x w");
+    ASSERT_NEAR(s.exact_match, 0, 0);
+    ASSERT_NEAR(s.f1, 4.0 / 7, 1e-12);
+    /* Longest common subsequence is one word in either order. */
+    ASSERT_NEAR(s.rouge_l, 2.0 / 7, 1e-12);
+}
+
+TEST(rouge_l_follows_order)
+{
+    struct score s = score("police killed gunman", "police kill gunman");
+    ASSERT_NEAR(s.rouge_l, 2.0 * 2 / 6, 1e-12);
+}
+
+TEST(best_of_several_expected_answers)
+{
+    const char *expected[] = {"red", "dark blue", "blue"};
+    struct score s;
+    ASSERT_OK(score_answer("Blue", expected, 3, &s));
+    ASSERT_NEAR(s.exact_match, 1, 0);
+}
+
+TEST(empty_answer_matches_only_empty)
+{
+    ASSERT_NEAR(score("", "word").f1, 0, 0);
+    ASSERT_NEAR(score("the", "a an").exact_match, 1, 0);
+}
+
+TEST(kl_is_zero_for_equal_and_known_for_two_values)
+{
+    float p[] = {1, 2, 3}, shifted[] = {101, 102, 103};
+    ASSERT_NEAR(score_kl(p, shifted, 3), 0, 1e-9);
+    /* p = (1/2, 1/2), q = (3/4, 1/4): 0.5 ln(2/3) + 0.5 ln 2. */
+    float even[] = {0, 0}, odd[] = {(float)log(3), 0};
+    ASSERT_NEAR(score_kl(even, odd, 2), 0.5 * log(2.0 / 3) + 0.5 * log(2), 1e-6);
+}
+
+TEST(out_of_memory_is_reported)
+{
+    const char *expected = "a b c";
+    struct score s = {7, 7, 7};
+    for (unsigned n = 1;; n++) {
+        mem_fail_nth(n);
+        int r = score_answer("b c", &expected, 1, &s);
+        bool fired = mem_fail_fired();
+        mem_fail_nth(0);
+        if (!fired) {
+            ASSERT_OK(r);
+            break;
+        }
+        ASSERT_ERR(r, -ENOMEM);
+        ASSERT_NEAR(s.f1, 7, 0);
+    }
+}

@@ -1,0 +1,78 @@
+/* bench: what kvblend-bench's subcommands share: a loaded model with a record store, prompts made
+ * of chunks, greedy decoding, and the JSON report `{"meta": {…}, "rows": [ … ]}`.
+ *
+ * For measurement only; runs the core in this process, without the engine thread or HTTP, so that
+ * what is timed is the work of one request. Thread: main. */
+#ifndef TOOLS_BENCH_BENCH_H
+#define TOOLS_BENCH_BENCH_H
+
+#include "base/err.h"
+#include "base/opt.h"
+#include "fusor/core.h"
+#include "fusor/text/chat.h"
+#include "fusor/text/tok.h"
+#include "tiers/store.h"
+
+#include <jansson.h>
+
+enum { BENCH_CHUNKS_MAX = 256 };
+
+struct bench {
+    struct model *model;
+    struct tok *tok;
+    struct chat *chat; /* NULL: the model has no known chat template */
+    struct fus_core *core;
+    struct store *store;
+    const struct model_cfg *cfg;
+    int32_t sink; /* token every chunk is built behind, -1 = none */
+    json_t *meta, *rows;
+};
+
+/* A prompt and where its chunks stand. */
+struct bench_prompt {
+    int32_t *tok;
+    uint32_t n_tok;
+    struct {
+        uint32_t tok0, n;
+    } chunk[BENCH_CHUNKS_MAX];
+    size_t n_chunks;
+    uint32_t suffix0; /* first token after the last chunk */
+};
+void bench_prompt_fini(struct bench_prompt *p);
+
+int bench_open(struct bench *b, const struct opts *opts, struct err *err);
+void bench_close(struct bench *b);
+
+/* The record store, RAM budget in bytes. */
+int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
+/* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
+void bench_progress(const char *what, size_t done, size_t of);
+/* "0.05,0.1" -> values in 0…1, ascending or not; -EINVAL with the offending part. */
+int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err);
+
+/* Build every chunk of the prompt into the store, unless it is there. */
+int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
+
+struct bench_run { /* how to run a prompt */
+    enum fus_strategy strategy;
+    float ratio;
+    uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
+};
+struct bench_result {
+    struct fus_report report;
+    double ttft_ms;
+    struct fus_session *session; /* the caller destroys it */
+    float *logits;               /* [n_rows, V], mem_free */
+    size_t n_rows;
+};
+int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
+                  uint32_t extra_tokens, struct bench_result *ret);
+void bench_result_fini(struct bench_result *r);
+int32_t bench_argmax(const float *logits, size_t n);
+
+/* Subcommands: 0 or an exit code. */
+int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
+int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
+int bench_demo(const struct opts *opts, struct err *err);
+
+#endif

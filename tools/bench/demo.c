@@ -1,0 +1,330 @@
+/* kvblend-bench demo: the main job, seen from outside: a RAG question to a running gateway, then
+ * the same documents in another order with another question, then full / prefix / blend side by
+ * side.
+ *
+ * Speaks only HTTP, so it shows what an application gets: the time to first token is taken here, at
+ * the first content event of the stream; token counts come from the response's own report. */
+#include "tools/bench/bench.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/net/http.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DOCS_MAX = 16, TABLE_REPS = 3, BUILD_WAIT_S = 300 };
+
+struct demo {
+    struct http_loop *loop;
+    struct http_client *client;
+    char *doc[DOCS_MAX];
+    size_t n_docs;
+};
+
+struct reply { /* one exchange */
+    struct demo *demo;
+    struct sse_parser sse;
+    struct buf body, answer;
+    json_t *report; /* the "kvblend" object, NULL = none seen */
+    uint64_t start_ns;
+    double ttft_ms; /* < 0: no content came */
+    int http_status, status;
+    bool stream;
+};
+
+static void reply_fini(struct reply *r)
+{
+    sse_parser_fini(&r->sse);
+    buf_fini(&r->body);
+    buf_fini(&r->answer);
+    json_decref(r->report);
+}
+
+/* ---- one exchange ---- */
+
+static int on_event(void *ctx, const char *data, size_t len)
+{
+    struct reply *r = ctx;
+    json_t *event = json_loadb(data, len, 0, NULL);
+    if (!event) return 0; /* [DONE] */
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+    const char *text =
+        json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+    if (text && *text) {
+        if (r->ttft_ms < 0) r->ttft_ms = clock_ms_since(r->start_ns);
+        (void)buf_adds(&r->answer, text);
+    }
+    json_t *report = json_object_get(event, "kvblend");
+    if (report) {
+        json_decref(r->report);
+        r->report = json_incref(report);
+    }
+    json_decref(event);
+    return 0;
+}
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct reply *r = ctx;
+    r->http_status = status;
+    const char *type = http_header_find(h, "Content-Type");
+    r->stream = type && strncmp(type, "text/event-stream", 17) == 0;
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct reply *r = ctx;
+    if (r->stream)
+        (void)sse_parser_push(&r->sse, data, len, on_event, r);
+    else
+        (void)buf_add(&r->body, data, len);
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct reply *r = ctx;
+    r->status = status;
+    http_loop_stop(r->demo->loop);
+}
+
+static const struct http_call_ops call_ops = {on_head, on_body, on_end};
+
+static int exchange(struct demo *d, const char *method, const char *target, const char *body,
+                    struct reply *ret)
+{
+    struct http_call *call;
+    *ret = (struct reply){.demo = d, .ttft_ms = -1, .start_ns = clock_ns()};
+    int r = http_call_start(d->client, method, target,
+                            body ? "Content-Type: application/json\r\n" : NULL, body,
+                            body ? strlen(body) : 0, &call_ops, ret, &call);
+    if (r == 0) r = http_loop_run(d->loop);
+    return r < 0 ? r : ret->status;
+}
+
+/* ---- prompts ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static char *read_text(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    if (!f) return NULL;
+    struct buf b = BUF_INIT;
+    char piece[4096];
+    size_t n;
+    while ((n = fread(piece, 1, sizeof piece, f)) > 0)
+        if (buf_add(&b, piece, n) < 0) break;
+    (void)fclose(f);
+    while (b.len > 0 && b.data[b.len - 1] == '\n')
+        b.len--;
+    return buf_take(&b, NULL);
+}
+
+static int read_documents(struct demo *d, const char *folder, struct err *err)
+{
+    char *name[DOCS_MAX];
+    size_t n = 0;
+    DIR *dir = opendir(folder);
+    if (!dir) return err_set(err, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
+    for (struct dirent *e; (e = readdir(dir)) && n < DOCS_MAX;) {
+        size_t len = strlen(e->d_name);
+        if (len > 4 && strcmp(e->d_name + len - 4, ".txt") == 0) {
+            struct buf path = BUF_INIT;
+            (void)buf_addf(&path, "%s/%s", folder, e->d_name);
+            name[n] = buf_take(&path, NULL);
+            if (name[n]) n++;
+        }
+    }
+    (void)closedir(dir);
+    qsort(name, n, sizeof *name, by_name);
+    for (size_t i = 0; i < n; i++) {
+        d->doc[d->n_docs] = read_text(name[i]);
+        if (d->doc[d->n_docs]) d->n_docs++;
+        mem_free(name[i]);
+    }
+    return d->n_docs >= 2 ? 0 : err_set(err, -EINVAL, "%s: fewer than two documents", folder);
+}
+
+/* The prompt a plain RAG application would send; order[i] is the i-th document shown. */
+static char *request_body(const struct demo *d, const size_t *order, const char *question,
+                          const char *mode)
+{
+    struct buf text = BUF_INIT;
+    int r = buf_adds(&text, "Answer the question from these documents.\n\n");
+    for (size_t i = 0; r == 0 && i < d->n_docs; i++)
+        r = buf_addf(&text, "### Document %zu\n%s\n\n", i + 1, d->doc[order[i]]);
+    if (r == 0) r = buf_addf(&text, "Question: %s", question);
+    json_t *body =
+        json_pack("{s:s, s:b, s:i, s:f, s:[{s:s, s:s}], s:{s:s, s:b}}", "model", "", "stream", 1,
+                  "max_tokens", 40, "temperature", 0.0, "messages", "role", "user", "content",
+                  buf_cstr(&text) ? buf_cstr(&text) : "", "kvblend", "mode", mode, "explain", 1);
+    if (body) json_object_del(body, "model"); /* the gateway's own model */
+    char *s = r == 0 && body ? json_dumps(body, JSON_COMPACT) : NULL;
+    json_decref(body);
+    buf_fini(&text);
+    return s;
+}
+
+static int ask(struct demo *d, const size_t *order, const char *question, const char *mode,
+               struct reply *ret, struct err *err)
+{
+    char *body = request_body(d, order, question, mode);
+    if (!body) return err_set(err, -ENOMEM, "out of memory");
+    int r = exchange(d, "POST", "/v1/chat/completions", body, ret);
+    mem_free(body);
+    if (r < 0) return err_set(err, r, "the request failed: %s", err_name(r));
+    if (ret->http_status != 200)
+        return err_set(err, -EIO, "HTTP %d: %.150s", ret->http_status, buf_cstr(&ret->body));
+    if (ret->ttft_ms < 0) return err_set(err, -EIO, "the answer was empty");
+    return 0;
+}
+
+static int report_int(const struct reply *r, const char *name)
+{
+    const json_t *tokens = json_object_get(r->report, "tokens");
+    return (int)json_integer_value(json_object_get(tokens, name));
+}
+
+/* ---- waiting ---- */
+
+/* The value of a metric without labels, -1 when it is not there. */
+static double metric_value(struct reply *r, const char *name)
+{
+    const char *text = buf_cstr(&r->body);
+    size_t len = strlen(name);
+    for (const char *p = text; p && (p = strstr(p, name)); p += len)
+        if ((p == text || p[-1] == '\n') && (p[len] == ' ' || p[len] == '{')) {
+            const char *value = strchr(p, p[len] == '{' ? '}' : ' ');
+            return value ? strtod(value + 1, NULL) : -1;
+        }
+    return -1;
+}
+
+static void wake(void *loop)
+{
+    http_loop_stop(loop);
+}
+
+static int pause_ms(struct demo *d, unsigned ms)
+{
+    struct http_timer *t;
+    int r = http_timer_create(d->loop, wake, d->loop, &t);
+    if (r < 0) return r;
+    http_timer_set(t, ms);
+    r = http_loop_run(d->loop);
+    http_timer_destroy(t);
+    return r;
+}
+
+/* Chunks are built in idle time after the first request; a moment later the next one finds them. */
+static int wait_for_builds(struct demo *d)
+{
+    uint64_t t0 = clock_ns();
+    while (clock_ms_since(t0) < BUILD_WAIT_S * 1000.0) {
+        struct reply r;
+        int status = exchange(d, "GET", "/metrics", NULL, &r);
+        double pending = status < 0 ? 0 : metric_value(&r, "kvblend_builds_pending");
+        reply_fini(&r);
+        if (status < 0) return status;
+        if (pending <= 0) return 0;
+        (void)fprintf(stderr, "\r  building chunks in idle time: %.0f to go ", pending);
+        status = pause_ms(d, 200);
+        if (status < 0) return status;
+    }
+    return -ETIMEDOUT;
+}
+
+/* ---- the show ---- */
+
+static int show(struct demo *d, const char *title, const size_t *order, const char *question,
+                struct err *err)
+{
+    struct reply r;
+    int status = ask(d, order, question, "auto", &r, err);
+    if (status == 0) {
+        const char *mode = json_string_value(json_object_get(r.report, "mode"));
+        (void)printf("\n%s\n  question:  %s\n  answer:    %s\n  TTFT:      %.0f ms   mode: %s\n"
+                     "  tokens:    %d prefix, %d reused, %d recomputed, %d computed\n",
+                     title, question, buf_cstr(&r.answer), r.ttft_ms, mode ? mode : "?",
+                     report_int(&r, "prefix"), report_int(&r, "reused"),
+                     report_int(&r, "recomputed"), report_int(&r, "computed"));
+    }
+    reply_fini(&r);
+    return status;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int table(struct demo *d, const size_t *order, const char *question, struct err *err)
+{
+    static const char *const modes[] = {"full", "prefix", "blend"};
+    double ms[3][TABLE_REPS];
+    int recomputed[3] = {0}, reused[3] = {0};
+    for (size_t rep = 0; rep < TABLE_REPS; rep++)
+        for (size_t m = 0; m < 3; m++) { /* interleaved: a slow moment hits all three */
+            struct reply r;
+            int status = ask(d, order, question, modes[m], &r, err);
+            ms[m][rep] = r.ttft_ms;
+            recomputed[m] = report_int(&r, "recomputed") + report_int(&r, "computed");
+            reused[m] = report_int(&r, "reused") + report_int(&r, "prefix");
+            reply_fini(&r);
+            if (status < 0) return status;
+        }
+    (void)printf("\nA third order and question, median of %d, measured at the client:\n"
+                 "  %-8s %10s %10s %16s %16s\n",
+                 TABLE_REPS, "mode", "TTFT ms", "speed-up", "tokens reused", "tokens computed");
+    for (size_t m = 0; m < 3; m++)
+        qsort(ms[m], TABLE_REPS, sizeof(double), by_value);
+    for (size_t m = 0; m < 3; m++)
+        (void)printf("  %-8s %10.0f %9.2fx %16d %16d\n", modes[m], ms[m][TABLE_REPS / 2],
+                     ms[0][TABLE_REPS / 2] / ms[m][TABLE_REPS / 2], reused[m], recomputed[m]);
+    return 0;
+}
+
+static int run_show(struct demo *d, struct err *err)
+{
+    size_t first[DOCS_MAX], second[DOCS_MAX], third[DOCS_MAX];
+    for (size_t i = 0; i < d->n_docs; i++) {
+        first[i] = i;
+        second[i] = (i + d->n_docs / 2) % d->n_docs;
+        third[i] = d->n_docs - 1 - i;
+    }
+    int r = show(d, "1. First time (cold): nothing is cached", first,
+                 "Who discovered the comet on the night of 3 March 2007?", err);
+    if (r == 0) r = wait_for_builds(d);
+    if (r == 0)
+        r = show(d, "2. Same documents, another order, another question (warm)", second,
+                 "How many steps does the stair of the lighthouse have?", err);
+    if (r == 0) r = table(d, third, "What colour is the first lantern of the festival?", err);
+    if (r < 0 && err->code == 0) (void)err_set(err, r, "the demo failed: %s", err_name(r));
+    return r;
+}
+
+int bench_demo(const struct opts *opts, struct err *err)
+{
+    struct demo d = {0};
+    const char *url = opt_str(opts, "url"), *address = url;
+    if (strncmp(url, "http://", 7) == 0) address += 7;
+    struct http_client_opts o = {.address = address};
+    int r = read_documents(&d, opt_str(opts, "documents"), err);
+    if (r == 0) r = http_loop_create(&d.loop);
+    if (r == 0) r = http_client_create(d.loop, &o, &d.client);
+    if (r < 0 && err->code == 0) (void)err_set(err, r, "%s: %s", url, err_name(r));
+    if (r == 0) r = run_show(&d, err);
+    http_client_destroy(d.client);
+    http_loop_destroy(d.loop);
+    for (size_t i = 0; i < d.n_docs; i++)
+        mem_free(d.doc[i]);
+    return r;
+}

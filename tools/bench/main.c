@@ -1,0 +1,294 @@
+/* kvblend-bench: options, loading, and the report's meta object. */
+#include "tools/bench/bench.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "version.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const struct opt_def defs[] = {
+    {.name = "sub",
+     .type = OPT_ENUM,
+     .values = "ttft|quality|demo",
+     .positional = true,
+     .help = "what to measure"},
+    {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
+    {.name = "json", .type = OPT_STR, .help = "write {\"meta\", \"rows\"} to this file"},
+    {.name = "threads",
+     .type = OPT_INT,
+     .dflt = "0",
+     .min = 0,
+     .max = 1024,
+     .help = "compute threads, 0 = all cores"},
+    {.name = "dtype",
+     .type = OPT_ENUM,
+     .dflt = "auto",
+     .values = "auto|f32|bf16",
+     .help = "arithmetic; auto never goes below the file's own precision"},
+    {.name = "gemm", .type = OPT_STR, .dflt = "auto", .help = "force a GEMM candidate by name"},
+    {.name = "isa", .type = OPT_STR, .dflt = "auto", .help = "auto, portable, avx2 or avx512"},
+    {.name = "ctx",
+     .type = OPT_INT,
+     .dflt = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .help = "context in tokens, 0 = the model's"},
+    {.name = "ram",
+     .type = OPT_SIZE,
+     .dflt = "2GiB",
+     .min = 1 << 20,
+     .max = 1e15,
+     .help = "budget of the record store"},
+    {.name = "chunks",
+     .type = OPT_INT,
+     .dflt = "6",
+     .min = 1,
+     .max = BENCH_CHUNKS_MAX,
+     .help = "ttft: chunks in the prompt"},
+    {.name = "chunk-tokens",
+     .type = OPT_INT,
+     .dflt = "512",
+     .min = 1,
+     .max = 1 << 20,
+     .help = "ttft: tokens of a chunk"},
+    {.name = "query-tokens",
+     .type = OPT_INT,
+     .dflt = "32",
+     .min = 1,
+     .max = 1 << 16,
+     .help = "ttft: tokens of the question"},
+    {.name = "reps",
+     .type = OPT_INT,
+     .dflt = "7",
+     .min = 1,
+     .max = 1000,
+     .help = "ttft: measured rounds"},
+    {.name = "ratios", .type = OPT_STR, .dflt = "0.05,0.10,0.15", .help = "recompute ratios"},
+    {.name = "data", .type = OPT_STR, .help = "quality: JSONL file or the MuSiQue sample"},
+    {.name = "strategies",
+     .type = OPT_STR,
+     .dflt = "full,prefix,reuse,hkvd,query,sink",
+     .help = "quality: methods to compare"},
+    {.name = "prompt-format",
+     .type = OPT_STR,
+     .help = "quality: text with {preamble}, {chunks}, {question}; \\n is a line break"},
+    {.name = "chat",
+     .type = OPT_BOOL,
+     .dflt = "true",
+     .help = "quality: put the text into the model's chat template"},
+    {.name = "max-new",
+     .type = OPT_INT,
+     .dflt = "24",
+     .min = 8,
+     .max = 4096,
+     .help = "quality: tokens of an answer"},
+    {.name = "limit",
+     .type = OPT_INT,
+     .dflt = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "quality: lines to use, 0 = all"},
+    {.name = "url",
+     .type = OPT_STR,
+     .dflt = "http://127.0.0.1:8010",
+     .help = "demo: a running gateway"},
+    {.name = "documents",
+     .type = OPT_STR,
+     .dflt = "etc/demo",
+     .help = "demo: folder of .txt files"},
+    {0}};
+
+/* ---- meta ---- */
+
+static void machine_name(char *ret, size_t cap)
+{
+    (void)snprintf(ret, cap, "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    char line[256];
+    while (f && fgets(line, sizeof line, f)) {
+        const char *value = strchr(line, ':');
+        if (value && strncmp(line, "model name", 10) == 0) {
+            (void)snprintf(ret, cap, "%.*s", (int)strcspn(value + 2, "\n"), value + 2);
+            break;
+        }
+    }
+    if (f) (void)fclose(f);
+}
+
+static json_t *make_meta(const struct bench *b)
+{
+    char machine[160], date[32];
+    time_t now = (time_t)clock_wall_s();
+    struct tm tm;
+    gmtime_r(&now, &tm);
+    (void)strftime(date, sizeof date, "%Y-%m-%d", &tm);
+    machine_name(machine, sizeof machine);
+    struct kn_dev *dev = fus_core_dev(b->core);
+    json_t *meta = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:i, s:s}", "machine",
+                             machine, "isa", kn_dev_isa(dev), "threads", (int)kn_dev_threads(dev),
+                             "commit", BENCH_COMMIT, "version", KV_VERSION, "date", date, "model",
+                             b->cfg->name, "gemm", kn_dev_gemm(dev), "layers", (int)b->cfg->L,
+                             "kv_dtype", b->cfg->file_f32 ? "f32" : "f16");
+    size_t n;
+    const struct kn_gemm_rate *rate = fus_core_gemm_rates(b->core, &n);
+    json_t *rates = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(rates, json_pack("{s:s, s:f, s:b}", "name", rate[i].name, "gflops",
+                                               rate[i].gflops, "chosen", rate[i].chosen));
+    json_object_set_new(meta, "gemm_candidates", rates);
+    return meta;
+}
+
+static int write_json(const struct bench *b, const char *path, struct err *err)
+{
+    json_t *all = json_pack("{s:O, s:O}", "meta", b->meta, "rows", b->rows);
+    int r = json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(8));
+    json_decref(all);
+    return r == 0 ? 0 : err_set(err, -EIO, "%s: cannot be written", path);
+}
+
+/* ---- loading ---- */
+
+static void progress(void *ctx, double share)
+{
+    (void)ctx;
+    if (isatty(STDERR_FILENO))
+        (void)fprintf(stderr, "\rloading %3.0f %%%s", share * 100, share >= 1 ? "\n" : "");
+}
+
+void bench_progress(const char *what, size_t done, size_t of)
+{
+    if (isatty(STDERR_FILENO))
+        (void)fprintf(stderr, "\r%s %zu of %zu%s", what, done, of, done >= of ? "\n" : "");
+}
+
+static enum kn_arith arith_of(const char *dtype)
+{
+    if (strcmp(dtype, "f32") == 0) return KN_ARITH_F32;
+    return strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16 : KN_ARITH_AUTO;
+}
+
+/* The token every chunk is built behind: BOS, else the first token of any templated prompt. */
+static int32_t sink_token(const struct bench *b)
+{
+    if (tok_bos(b->tok) >= 0 || !b->chat) return tok_bos(b->tok);
+    struct chat_msg msg = {"user", "x", 1};
+    struct chat_out out = {0};
+    struct tok_ids ids = {0};
+    int32_t sink = -1;
+    if (chat_render(b->chat, b->tok, &msg, 1, true, &out, NULL) == 0 &&
+        tok_encode(b->tok, out.pieces, out.n_pieces, 0, &ids) == 0 && ids.n > 0)
+        sink = ids.id[0];
+    tok_ids_fini(&ids);
+    chat_out_fini(&out);
+    return sink;
+}
+
+int bench_open(struct bench *b, const struct opts *opts, struct err *err)
+{
+    struct err no_chat = {0};
+    if (!opt_given(opts, "model")) return err_set(err, -EINVAL, "--model PATH is needed");
+    int r = model_open(opt_str(opts, "model"), &b->model, err);
+    if (r < 0) return r;
+    b->cfg = model_config(b->model);
+    r = tok_open(b->model, &b->tok, err);
+    if (r < 0) return r;
+    if (chat_open(tok_chat_template(b->tok), NULL, &b->chat, &no_chat) < 0) b->chat = NULL;
+    struct fus_core_opts o = {.dev = {.n_threads = (unsigned)opt_int(opts, "threads"),
+                                      .isa = opt_str(opts, "isa"),
+                                      .gemm = opt_str(opts, "gemm"),
+                                      .arith = arith_of(opt_str(opts, "dtype")),
+                                      .allow_bf16 = b->cfg->file_bf16_or_less},
+                              .ctx_max = (unsigned)opt_int(opts, "ctx"),
+                              .progress = progress};
+    r = fus_core_create(b->model, &o, &b->core, err);
+    if (r < 0) return r;
+    b->sink = sink_token(b);
+    r = bench_store_open(b, opt_size(opts, "ram"), err);
+    if (r < 0) return r;
+    b->meta = make_meta(b);
+    b->rows = json_array();
+    return b->meta && b->rows ? 0 : err_set(err, -ENOMEM, "out of memory");
+}
+
+void bench_close(struct bench *b)
+{
+    json_decref(b->meta);
+    json_decref(b->rows);
+    store_destroy(b->store);
+    fus_core_destroy(b->core);
+    chat_close(b->chat);
+    tok_close(b->tok);
+    model_close(b->model);
+}
+
+int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
+{
+    size_t n = 0;
+    for (const char *p = list; *p;) {
+        char *end;
+        double v = strtod(p, &end);
+        if (end == p || !(v >= 0 && v <= 1) || (*end && *end != ','))
+            return err_set(err, -EINVAL, "--ratios: \"%.40s\" is not a list of values in 0…1", p);
+        if (n == cap) return err_set(err, -ERANGE, "--ratios: more than %zu values", cap);
+        ret[n++] = v;
+        p = end + (*end == ',');
+    }
+    if (n == 0) return err_set(err, -EINVAL, "--ratios is empty");
+    *ret_n = n;
+    return 0;
+}
+
+static int run_loaded(const struct opts *opts,
+                      int (*sub)(struct bench *, const struct opts *, struct err *),
+                      struct err *err)
+{
+    struct bench b = {0};
+    int r = bench_open(&b, opts, err);
+    if (r == 0) r = sub(&b, opts, err);
+    if (r == 0 && opt_given(opts, "json")) r = write_json(&b, opt_str(opts, "json"), err);
+    bench_close(&b);
+    return r;
+}
+
+static int print_help(const struct opts *o)
+{
+    struct buf text = BUF_INIT;
+    int r = opts_help(o, "kvblend-bench ttft|quality|demo",
+                      "Measure what kvblend claims; a table on stdout, JSON with --json.", &text);
+    if (r == 0) (void)fputs(buf_cstr(&text), stdout);
+    buf_fini(&text);
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    struct opts *o;
+    struct err err = {0};
+    int r = opts_create(defs, &o);
+    if (r < 0) return 1;
+    r = opts_parse_argv(o, argc, argv, &err);
+    if (r == 0) r = opts_parse_env(o, "KVBLEND", &err);
+    if (r == 1) {
+        r = print_help(o);
+    } else if (r == 0) {
+        const char *sub = opt_str(o, "sub");
+        if (strcmp(sub, "ttft") == 0)
+            r = run_loaded(o, bench_ttft, &err);
+        else if (strcmp(sub, "quality") == 0)
+            r = run_loaded(o, bench_quality, &err);
+        else if (strcmp(sub, "demo") == 0)
+            r = bench_demo(o, &err);
+        else
+            r = err_set(&err, -EINVAL, "name what to measure: ttft, quality or demo");
+    }
+    if (r < 0) (void)fprintf(stderr, "kvblend-bench: %s\n", err.code ? err.msg : err_name(r));
+    opts_destroy(o);
+    return r < 0 ? 1 : 0;
+}

@@ -1,0 +1,263 @@
+/* Running one prompt by one strategy: chunks come from the record store exactly as in the worker,
+ * through pins (kv_source) and writers (kv_sink). */
+#include "tools/bench/bench.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- store record as a source ---- */
+
+struct pinned {
+    struct store_pin *pin;
+    enum kn_dtype dtype;
+};
+
+static int pinned_layer(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct pinned *p = ctx;
+    ret->dtype = p->dtype;
+    return store_pin_layer(p->pin, layer, &ret->k, &ret->v);
+}
+
+static void pinned_release(void *ctx)
+{
+    struct pinned *p = ctx;
+    store_pin_release(p->pin);
+    mem_free(p);
+}
+
+static const struct kv_source_ops pinned_ops = {NULL, pinned_layer, pinned_release};
+
+/* ---- store record as a sink ---- */
+
+struct building {
+    struct store_writer *writer;
+    const struct bench *bench;
+    int status;
+};
+
+static enum kn_dtype record_dtype(const struct model_cfg *cfg)
+{
+    return cfg->file_f32 ? KN_F32 : KN_F16;
+}
+
+static int building_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                         const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    struct building *b = ctx;
+    enum kn_dtype t = record_dtype(b->bench->cfg);
+    size_t row = (size_t)b->bench->cfg->G * b->bench->cfg->K, bytes = row * kn_dtype_size(t);
+    void *k_out, *v_out;
+    store_writer_layer(b->writer, layer, &k_out, &v_out);
+    for (size_t i = 0; i < m; i++) {
+        size_t at = (row0 + i) * bytes;
+        int r = kn_encode(st, k + i * ldk, row, t, (char *)k_out + at);
+        if (r == 0) r = kn_encode(st, v + i * ldv, row, t, (char *)v_out + at);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static void building_done(void *ctx, int status)
+{
+    struct building *b = ctx;
+    if (status == 0)
+        b->status = store_commit(b->writer);
+    else
+        store_abort(b->writer);
+    if (status < 0) b->status = status;
+}
+
+static const struct kv_sink_ops building_ops = {building_rows, building_done};
+
+static struct tier_ident ident_of(const struct bench *b)
+{
+    struct tier_ident id = {.dtype = record_dtype(b->cfg),
+                            .sink_token = (uint32_t)b->sink,
+                            .L = b->cfg->L,
+                            .G = b->cfg->G,
+                            .K = b->cfg->K};
+    memcpy(id.model, b->cfg->fingerprint, sizeof id.model);
+    tok_fingerprint(b->tok, id.tokenizer);
+    return id;
+}
+
+int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err)
+{
+    struct store_opts o = {.ram_bytes = ram_bytes, .ident = ident_of(b)};
+    return store_create(&o, &b->store, err);
+}
+
+static int run_steps(struct fus_prefill *f)
+{
+    int r;
+    do {
+        r = fus_prefill_step(f);
+    } while (r > 0);
+    return r;
+}
+
+/* Chunks are keyed by content, the prefix by its chain (here one link: the whole first part). */
+static struct tier_key key_of(const struct bench *b, enum tier_kind kind, const int32_t *tok,
+                              uint32_t n)
+{
+    struct tier_ident id = ident_of(b);
+    return kind == TIER_CHUNK ? tier_key_chunk(&id, "", tok, n)
+                              : tier_key_prefix(&id, "", NULL, tok, n);
+}
+
+/* Compute the KV of tok[0, n) and store it: isolated behind the sink, or as it stands (a prefix).
+ */
+static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint32_t n)
+{
+    struct tier_key key = key_of(b, kind, tok, n);
+    struct building bd = {NULL, b, 0};
+    int r = store_claim(b->store, kind, &key, "", tok, n, &bd.writer);
+    if (r <= 0) return r;
+    struct kv_sink sink = {&building_ops, &bd};
+    struct fus_capture capture = {.tok0 = 0, .n = n, .sink = sink};
+    struct fus_plan plan = {.tok = tok, .n_tok = n, .capture = &capture, .n_capture = 1};
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    r = fus_session_create(b->core, n + 1, &s);
+    if (r == 0)
+        r = kind == TIER_CHUNK ? fus_build_begin(s, b->sink, tok, n, &sink, NULL, &f)
+                               : fus_prefill_begin(s, &plan, &f);
+    if (r < 0) {
+        store_abort(bd.writer);
+    } else {
+        r = run_steps(f);
+        fus_prefill_end(f);
+        if (r == 0) r = bd.status;
+    }
+    fus_session_destroy(s);
+    return r;
+}
+
+static uint32_t prefix_tokens(const struct bench_prompt *p)
+{
+    return p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0;
+}
+
+int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
+{
+    int r = p->n_chunks ? build(b, TIER_PREFIX, p->tok, prefix_tokens(p)) : 0;
+    for (size_t i = 0; r >= 0 && i < p->n_chunks; i++)
+        r = build(b, TIER_CHUNK, p->tok + p->chunk[i].tok0, p->chunk[i].n);
+    return r < 0 ? r : 0;
+}
+
+void bench_prompt_fini(struct bench_prompt *p)
+{
+    mem_free(p->tok);
+    *p = (struct bench_prompt){0};
+}
+
+void bench_result_fini(struct bench_result *r)
+{
+    fus_session_destroy(r->session);
+    mem_free(r->logits);
+    *r = (struct bench_result){0};
+}
+
+int32_t bench_argmax(const float *logits, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+/* Look a record up and make it a range; a miss leaves the range without a source. */
+static int range_of(struct bench *b, enum tier_kind kind, const struct bench_prompt *p,
+                    uint32_t tok0, uint32_t n, struct fus_range *ret)
+{
+    const int32_t *tok = p->tok + tok0;
+    struct tier_key key = key_of(b, kind, tok, n);
+    struct fus_range range = {.tok0 = tok0, .n = n, .exact = kind == TIER_PREFIX};
+    enum store_miss why;
+    struct store_pin *pin;
+    int r = store_lookup(b->store, &key, tok, n, &pin, &why);
+    if (r < 0) return r;
+    if (r == 1) {
+        struct pinned *held = mem_alloc(sizeof *held);
+        if (!held) {
+            store_pin_release(pin);
+            return -ENOMEM;
+        }
+        *held = (struct pinned){pin, record_dtype(b->cfg)};
+        range.src = (struct kv_source){&pinned_ops, held};
+    }
+    *ret = range;
+    return 0;
+}
+
+/* What of the prompt may come from the store. prefix: what prefix caching keeps when chunks come in
+ * a new order behind the same first one. */
+static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
+                             const struct bench_run *run, struct fus_range *range, int *ret_status)
+{
+    size_t n = 0;
+    *ret_status = 0;
+    if (run->strategy == FUS_FULL || p->n_chunks == 0) return 0;
+    if (run->strategy == FUS_PREFIX) {
+        *ret_status = range_of(b, TIER_PREFIX, p, 0, prefix_tokens(p), &range[0]);
+        return *ret_status == 0;
+    }
+    for (size_t i = 0; i < p->n_chunks && *ret_status == 0; i++) {
+        *ret_status = range_of(b, TIER_CHUNK, p, p->chunk[i].tok0, p->chunk[i].n, &range[n]);
+        if (*ret_status == 0) n++;
+    }
+    return n;
+}
+
+int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
+                  uint32_t extra_tokens, struct bench_result *ret)
+{
+    uint64_t t0 = clock_ns();
+    struct fus_range range[BENCH_CHUNKS_MAX];
+    struct bench_result res = {0};
+    struct fus_prefill *f = NULL;
+    int r;
+    size_t n = collect_ranges(b, p, run, range, &r);
+    if (r == 0) r = fus_session_create(b->core, p->n_tok + extra_tokens, &res.session);
+    if (r == 0) {
+        struct fus_plan plan = {.tok = p->tok,
+                                .n_tok = p->n_tok,
+                                .range = range,
+                                .n_range = n,
+                                .strategy = run->strategy,
+                                .ratio = run->ratio,
+                                .suffix = p->n_tok - p->suffix0,
+                                .logits_from = run->logits_from};
+        r = fus_prefill_begin(res.session, &plan, &f);
+    }
+    if (r < 0) {
+        for (size_t i = 0; i < n; i++)
+            if (range[i].src.ops) range[i].src.ops->release(range[i].src.ctx);
+        bench_result_fini(&res);
+        return r;
+    }
+    r = run_steps(f);
+    const float *logits = r == 0 ? fus_prefill_logits(f, &res.n_rows) : NULL;
+    if (r == 0) {
+        size_t V = b->cfg->V;
+        (void)bench_argmax(logits + (res.n_rows - 1) * V, V); /* the first token is out here */
+        res.ttft_ms = clock_ms_since(t0);
+        fus_prefill_report(f, &res.report);
+        res.logits = mem_alloc(res.n_rows * V * sizeof *res.logits);
+        if (res.logits)
+            memcpy(res.logits, logits, res.n_rows * V * sizeof *res.logits);
+        else
+            r = -ENOMEM;
+    }
+    fus_prefill_end(f);
+    if (r < 0)
+        bench_result_fini(&res);
+    else
+        *ret = res;
+    return r;
+}

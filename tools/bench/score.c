@@ -1,0 +1,147 @@
+#include "tools/bench/score.h"
+
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+struct words {
+    char *text; /* normalised, words separated by NUL */
+    char **word;
+    size_t n;
+};
+
+static bool is_article(const char *w)
+{
+    return strcmp(w, "a") == 0 || strcmp(w, "an") == 0 || strcmp(w, "the") == 0;
+}
+
+static int words_init(struct words *w, const char *s)
+{
+    size_t len = strlen(s);
+    w->text = mem_strndup(s, len);
+    w->word = mem_alloc((len + 1) * sizeof *w->word);
+    w->n = 0;
+    if (!w->text || !w->word) return -ENOMEM;
+    char *out = w->text, *start = w->text;
+    for (size_t i = 0; i <= len; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c && !isspace(c)) {
+            if (!(c < 0x80 && ispunct(c))) *out++ = (char)(c < 0x80 ? tolower(c) : c);
+            continue;
+        }
+        if (out > start) {
+            *out++ = '\0';
+            if (is_article(start))
+                out = start;
+            else
+                w->word[w->n++] = start;
+            start = out;
+        }
+    }
+    return 0;
+}
+
+static void words_fini(struct words *w)
+{
+    mem_free(w->text);
+    mem_free(w->word);
+}
+
+static size_t common_words(const struct words *a, const struct words *b)
+{
+    size_t common = 0;
+    for (size_t i = 0; i < a->n; i++) { /* multiset intersection: min of both counts, per word */
+        size_t before = 0, in_b = 0;
+        for (size_t j = 0; j < i; j++)
+            before += strcmp(a->word[i], a->word[j]) == 0;
+        for (size_t j = 0; j < b->n; j++)
+            in_b += strcmp(a->word[i], b->word[j]) == 0;
+        common += before < in_b;
+    }
+    return common;
+}
+
+/* Longest common subsequence, one row of the table at a time. */
+static int lcs_words(const struct words *a, const struct words *b, size_t *ret)
+{
+    uint32_t *row = mem_zalloc((b->n + 1) * sizeof *row);
+    if (!row) return -ENOMEM;
+    for (size_t i = 0; i < a->n; i++) {
+        uint32_t diagonal = 0;
+        for (size_t j = 1; j <= b->n; j++) {
+            uint32_t above = row[j];
+            bool same = strcmp(a->word[i], b->word[j - 1]) == 0;
+            uint32_t best = above > row[j - 1] ? above : row[j - 1];
+            row[j] = same ? diagonal + 1 : best;
+            diagonal = above;
+        }
+    }
+    *ret = row[b->n];
+    mem_free(row);
+    return 0;
+}
+
+static double f_measure(size_t common, size_t n_answer, size_t n_expected)
+{
+    if (n_answer == 0 || n_expected == 0) return n_answer == n_expected;
+    return 2.0 * (double)common / (double)(n_answer + n_expected);
+}
+
+static int score_one(const struct words *got, const char *expected, struct score *ret)
+{
+    struct words want = {NULL, NULL, 0};
+    size_t lcs = 0;
+    int r = words_init(&want, expected);
+    if (r == 0) r = lcs_words(got, &want, &lcs);
+    if (r == 0) {
+        ret->exact_match = got->n == want.n && lcs == want.n;
+        ret->f1 = f_measure(common_words(got, &want), got->n, want.n);
+        ret->rouge_l = f_measure(lcs, got->n, want.n);
+    }
+    words_fini(&want);
+    return r;
+}
+
+int score_answer(const char *answer, const char *const *expected, size_t n, struct score *ret)
+{
+    struct words got = {NULL, NULL, 0};
+    struct score best = {0, 0, 0};
+    int r = words_init(&got, answer);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        struct score s;
+        r = score_one(&got, expected[i], &s);
+        if (r < 0) break;
+        best.exact_match = fmax(best.exact_match, s.exact_match);
+        best.f1 = fmax(best.f1, s.f1);
+        best.rouge_l = fmax(best.rouge_l, s.rouge_l);
+    }
+    words_fini(&got);
+    if (r == 0) *ret = best;
+    return r;
+}
+
+static double log_sum_exp(const float *x, size_t n)
+{
+    float top = x[0];
+    for (size_t i = 1; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += exp((double)x[i] - (double)top);
+    return (double)top + log(sum);
+}
+
+double score_kl(const float *p_logits, const float *q_logits, size_t n)
+{
+    double zp = log_sum_exp(p_logits, n), zq = log_sum_exp(q_logits, n), kl = 0;
+    for (size_t i = 0; i < n; i++) {
+        double lp = (double)p_logits[i] - zp;
+        kl += exp(lp) * (lp - ((double)q_logits[i] - zq));
+    }
+    return kl > 0 ? kl : 0; /* rounding */
+}
