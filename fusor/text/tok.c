@@ -48,6 +48,7 @@ static int enc_fragment(struct enc *e, const uint8_t *s, size_t len, size_t base
         s = (const uint8_t *)e->norm.text.data;
         len = e->norm.text.len;
     }
+    tok_work_memo(&e->work, len);
     for (size_t p = 0; p < len;) {
         size_t q = tok_scan(t->pre, s, len, p);
         int r = tok_word(t, &e->work, s + p, q - p, base + p);

@@ -20,7 +20,10 @@
 #include <xxhash.h>
 
 enum {
-    SHORT_SYMS = 24,      /* chosen: below it the quadratic scan stays within a few cache lines */
+    SHORT_SYMS = 24,   /* chosen: below it the quadratic scan stays within a few cache lines */
+    MEMO_SLOTS = 2048, /* chosen: 160 KiB, most of a text's repeated words */
+    MEMO_TOKENS = 8,
+    MEMO_TEXT_MIN = 4096, /* chosen: shorter texts repeat too little to pay for the table */
     VOCAB_MAX = 1u << 24, /* chosen: far above any vocabulary, far below what overflows */
     TOKEN_LEN_MAX = 1u << 16
 };
@@ -30,6 +33,12 @@ struct tok_sym { /* long words: a doubly linked list in an array */
     uint32_t begin;      /* byte offset in the word */
 };
 #define NONE UINT32_MAX
+struct tok_memo {
+    uint8_t text[SHORT_SYMS];
+    uint8_t len, n; /* len 0 = free */
+    uint8_t end[MEMO_TOKENS];
+    int32_t id[MEMO_TOKENS];
+};
 struct tok_cand { /* a possible merge at sym[pos]; stale when its symbols have changed */
     uint32_t rank, pos;
     int32_t left, right, id;
@@ -147,6 +156,8 @@ int tok_index(struct tok *t)
             if (t->e[i].type == TOK_T_BYTE && t->e[i].len == 1)
                 t->byte_id[tok_raw(t, (int32_t)i)[0]] = (int32_t)i;
     }
+    for (unsigned b = 0; b < 128; b++)
+        t->ascii_id[b] = tok_text_id(t, &(uint8_t){(uint8_t)b}, 1);
     return 0;
 }
 
@@ -247,6 +258,7 @@ static int add_chars(struct tok *t)
             int r = tok_set(t, t->n_all - 1, (const char *)c, len, TOK_T_CHAR);
             if (r < 0) return r;
             slot_add(t, (int32_t)(t->n_all - 1));
+            if (len == 1 && c[0] < 128) t->ascii_id[c[0]] = (int32_t)(t->n_all - 1);
         }
     }
     return 0;
@@ -317,6 +329,10 @@ static inline int32_t first_sym(const struct tok *t, const uint8_t *s, size_t n,
     if (t->kind == TOK_BYTE_LEVEL) {
         *ret_len = 1;
         return t->byte_id[s[0]];
+    }
+    if (s[0] < 128) {
+        *ret_len = 1;
+        return t->ascii_id[s[0]];
     }
     *ret_len = char_len(s, n);
     return tok_text_id(t, s, *ret_len);
@@ -450,18 +466,57 @@ static int word_long(const struct tok *t, struct tok_work *w, const uint8_t *s, 
     return r;
 }
 
+void tok_work_memo(struct tok_work *w, size_t n_bytes)
+{
+    if (!w->memo && n_bytes >= MEMO_TEXT_MIN) w->memo = mem_zalloc(MEMO_SLOTS * sizeof *w->memo);
+}
+
+static int memo_push(const struct tok_memo *m, struct tok_ids *out, size_t at)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < m->n; i++)
+        r = tok_push(out, m->id[i], at + (i ? m->end[i - 1] : 0), at + m->end[i]);
+    return r;
+}
+
+/* Remember the tokens from `from` on, if they are few and leave no gap. */
+static void memo_set(struct tok_memo *m, const struct tok_ids *out, size_t from, const uint8_t *s,
+                     size_t len, size_t at)
+{
+    size_t n = out->n - from, last = at;
+    m->len = 0;
+    if (n == 0 || n > MEMO_TOKENS) return;
+    for (size_t i = 0; i < n; i++) {
+        if (out->begin[from + i] != last) return;
+        last = out->end[from + i];
+        m->id[i] = out->id[from + i];
+        m->end[i] = (uint8_t)(last - at);
+    }
+    if (last != at + len) return;
+    memcpy(m->text, s, len);
+    m->n = (uint8_t)n;
+    m->len = (uint8_t)len;
+}
+
 int tok_word(const struct tok *t, struct tok_work *w, const uint8_t *s, size_t len, size_t at)
 {
     int32_t id = tok_text_id(t, s, len);
     if (id >= 0 && t->e[id].whole) return tok_push(w->out, id, at, at + len);
-    if (len <= SHORT_SYMS) return word_short(t, w->out, s, len, at);
-    return word_long(t, w, s, len, at);
+    if (len > SHORT_SYMS) return word_long(t, w, s, len, at);
+    if (!w->memo) return word_short(t, w->out, s, len, at);
+    struct tok_memo *m = &w->memo[text_hash(s, len) % MEMO_SLOTS];
+    if (m->len == len && memcmp(m->text, s, len) == 0) return memo_push(m, w->out, at);
+    size_t from = w->out->n;
+    int r = word_short(t, w->out, s, len, at);
+    if (r == 0) memo_set(m, w->out, from, s, len, at);
+    return r;
 }
 
 void tok_work_fini(struct tok_work *w)
 {
     mem_free(w->sym);
     mem_free(w->heap);
+    mem_free(w->memo);
 }
 
 /* ---- finishing ------------------------------------------------------------------------------ */

@@ -72,6 +72,8 @@ struct tok {
     size_t n_pair;
     int32_t byte_id[256]; /* TOK_BYTE_LEVEL: the byte's symbol; TOK_SPM: its fallback token; -1 */
 
+    int32_t ascii_id[128]; /* TOK_SPM: the symbol of an ASCII character; -1 = none */
+
     int32_t *added;      /* control and user-defined tokens by first byte, longest first */
     uint32_t first[257]; /* added[first[b] .. first[b + 1]) start with byte b */
     bool user_byte[256]; /* some user-defined token starts with this byte */
@@ -96,8 +98,10 @@ struct tok_work { /* scratch of one encode call; init with {0} */
     struct tok_sym *sym;
     struct tok_cand *heap;
     size_t cap_sym, cap_heap, n_heap;
+    struct tok_memo *memo; /* words merged before in this call; NULL = not worth it, or no memory */
     struct tok_ids *out;
 };
+void tok_work_memo(struct tok_work *w, size_t n_bytes); /* call before a text of n_bytes */
 /* Append the tokens of one pre-token; `at` is its offset. 0 or -ENOMEM. */
 int tok_word(const struct tok *t, struct tok_work *w, const uint8_t *s, size_t len, size_t at);
 void tok_work_fini(struct tok_work *w);

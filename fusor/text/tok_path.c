@@ -1,15 +1,34 @@
-/* Opening by path: a GGUF file. */
+/* Opening by path: a GGUF file, a Hugging Face folder, or its tokenizer.json. */
+#include "base/mem.h"
 #include "fusor/model/gguf.h"
 #include "fusor/text/tok_int.h"
 
+#include <string.h>
 #include <sys/stat.h>
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n >= k && strcmp(s + n - k, tail) == 0;
+}
+
+static int open_json(const char *path, struct tok **ret, struct err *err)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) return tok_open_hf(".", path, ret, err);
+    char *folder = mem_strndup(path, (size_t)(slash - path));
+    if (!folder) return err_set(err, -ENOMEM, "out of memory");
+    int r = tok_open_hf(folder, slash + 1, ret, err);
+    mem_free(folder);
+    return r;
+}
 
 int tok_open_path(const char *path, struct tok **ret, struct err *err)
 {
     struct stat st;
     if (stat(path, &st) < 0) return err_set(err, -errno, "cannot open '%s'", path);
-    if (S_ISDIR(st.st_mode))
-        return err_set(err, -ENOTSUP, "'%s' is a folder, not a GGUF file", path);
+    if (S_ISDIR(st.st_mode)) return tok_open_hf(path, "tokenizer.json", ret, err);
+    if (ends_with(path, ".json")) return open_json(path, ret, err);
     struct gguf *g;
     int r = gguf_open(path, &g, err);
     if (r < 0) return r;

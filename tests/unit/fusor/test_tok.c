@@ -3,6 +3,7 @@
 #include "fusor/text/tok_int.h"
 #include "tests/test.h"
 
+#include <jansson.h>
 #include <unistd.h>
 
 static const char SMOL[] = "/opt/kvblend-models/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -123,5 +124,86 @@ TEST(smollm2_opens)
         ASSERT_TRUE(!tok_is_special(t, ids.id[i]));
     ASSERT_EQ(ids.end[ids.n - 1], 29);
     tok_ids_fini(&ids);
+    tok_close(t);
+}
+
+/* ---- against the tokenizers package ------------------------------------------------------------
+ */
+
+static const char *golden_dir(void)
+{
+    const char *env = getenv("KVBLEND_TEST_TOK_GOLDEN"); /* a larger set made with other seeds */
+    return env ? env : test_data("tokenizers");
+}
+
+/* Lines {"text", "ids"}. */
+static void check_golden(const char *file, const struct tok *t, size_t at_least)
+{
+    char path[4096];
+    size_t n = 0;
+    (void)snprintf(path, sizeof path, "%s/%s", golden_dir(), file);
+    FILE *f = fopen(path, "rb");
+    if (!f) test_fail(__FILE__, __LINE__, "cannot open %s", path);
+    struct tok_ids ids = {0};
+    json_t *line;
+    while ((line = json_loadf(f, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL))) {
+        json_t *text = json_object_get(line, "text"), *want = json_object_get(line, "ids");
+        encode(t, json_string_value(text), json_string_length(text), &ids);
+        for (size_t i = 0; i < json_array_size(want) || i < ids.n; i++) {
+            long long w =
+                i < json_array_size(want) ? json_integer_value(json_array_get(want, i)) : -1;
+            long long g = i < ids.n ? ids.id[i] : -1;
+            char *dump = w == g ? NULL : json_dumps(text, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
+            if (dump)
+                test_fail(__FILE__, __LINE__, "%s line %zu token %zu: %lld, expected %lld in %s",
+                          file, n + 1, i, g, w, dump);
+        }
+        n++;
+        json_decref(line);
+    }
+    ASSERT_TRUE(feof(f) && n >= at_least); /* no line was left unread */
+    tok_ids_fini(&ids);
+    (void)fclose(f);
+}
+
+static struct tok *open_hf(const char *name)
+{
+    char path[4096];
+    struct tok *t = NULL;
+    struct err err = {0};
+    (void)snprintf(path, sizeof path, "%s/hf/%s", golden_dir(), name);
+    if (tok_open_path(path, &t, &err) < 0) test_fail(__FILE__, __LINE__, "%s: %s", name, err.msg);
+    return t;
+}
+
+static void check_hf(const char *name)
+{
+    char file[64];
+    struct tok *t = open_hf(name);
+    (void)snprintf(file, sizeof file, "hf/%s.golden", name);
+    check_golden(file, t, 150);
+    tok_close(t);
+}
+
+#define HF_TEST(id, name)                                                                          \
+    TEST(hf_##id)                                                                                  \
+    {                                                                                              \
+        check_hf(name);                                                                            \
+    }
+HF_TEST(gpt2, "gpt2")
+HF_TEST(gpt2_prefix, "gpt2-prefix")
+HF_TEST(smollm, "smollm")
+HF_TEST(llama3, "llama3")
+HF_TEST(qwen2, "qwen2")
+HF_TEST(tekken, "tekken")
+HF_TEST(llama2, "llama2")
+HF_TEST(metaspace_first, "metaspace-first")
+HF_TEST(metaspace_split, "metaspace-split")
+
+TEST(smollm2_golden)
+{
+    struct tok *t = NULL;
+    ASSERT_OK(tok_open_path(model_file(), &t, NULL));
+    check_golden("smollm2.golden", t, 150);
     tok_close(t);
 }

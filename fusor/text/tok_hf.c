@@ -1,0 +1,518 @@
+/* A tokenizer from a Hugging Face folder: tokenizer.json and the files that stand beside it.
+ *
+ * tokenizer.json describes a pipeline (normalizer, pre_tokenizer, model, post_processor) of which
+ * only the shapes that our families use are known; any other part is refused by its name, because
+ * leaving one out would change tokens silently. tokenizer_config.json adds BOS, EOS and the chat
+ * template, chat_template.jinja replaces that template, generation_config.json (else config.json)
+ * adds what ends a text. The decoder entry is not read: it follows from the kind of vocabulary. */
+#include "base/mem.h"
+#include "fusor/text/tok_int.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { FILE_MAX = 256 << 20 }; /* chosen: ten times the largest tokenizer.json known */
+#define SPM_SPACE "\xE2\x96\x81"
+
+struct hf {
+    const char *folder;
+    struct err *err;
+    struct tok *t;
+    json_t *root, *config; /* tokenizer.json; tokenizer_config.json or NULL */
+    enum tok_pre pre;
+    enum tok_kind kind;
+    enum tok_prefix prefix;
+    bool prefix_unless_space, nfc;
+    bool replace;         /* the normalizer turns spaces into U+2581 */
+    bool byte_level, cut; /* pre-tokenizers seen: ByteLevel; one that cuts */
+};
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+/* 1 read, 0 absent. */
+static int read_file(const char *folder, const char *name, struct buf *ret, struct err *err)
+{
+    struct buf path = BUF_INIT;
+    int r = buf_addf(&path, "%s/%s", folder, name);
+    FILE *f = r == 0 ? fopen(buf_cstr(&path), "rb") : NULL;
+    struct stat st;
+    if (r == 0 && !f) {
+        r = errno == ENOENT ? 0 : err_set(err, -errno, "cannot open %s", name);
+    } else if (r == 0 &&
+               (fstat(fileno(f), &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > FILE_MAX)) {
+        r = err_set(err, -EBADMSG, "%s is no file of reasonable size", name);
+    } else if (r == 0) {
+        r = buf_reserve(ret, (size_t)st.st_size);
+        if (r == 0) {
+            ret->len = fread(ret->data, 1, (size_t)st.st_size, f);
+            r = ret->len == (size_t)st.st_size ? 1 : err_set(err, -EIO, "cannot read %s", name);
+        }
+    }
+    if (r == -ENOMEM) (void)err_set(err, r, "out of memory");
+    if (f) (void)fclose(f);
+    buf_fini(&path);
+    return r;
+}
+
+static int read_json(const char *folder, const char *name, json_t **ret, struct err *err)
+{
+    struct buf b = BUF_INIT;
+    json_error_t why;
+    int r = read_file(folder, name, &b, err);
+    if (r == 1) {
+        *ret = json_loadb(b.data, b.len, JSON_ALLOW_NUL, &why);
+        if (!*ret) r = err_set(err, -EBADMSG, "%s, line %d: %.120s", name, why.line, why.text);
+    }
+    buf_fini(&b);
+    return r;
+}
+
+/* ---- small reads ---------------------------------------------------------------------------- */
+
+static const char *str(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : "";
+}
+
+static bool flag(const json_t *o, const char *key, bool otherwise)
+{
+    const json_t *v = json_object_get(o, key);
+    return json_is_boolean(v) ? json_is_true(v) : otherwise;
+}
+
+static bool is_type(const json_t *o, const char *type)
+{
+    return strcmp(str(o, "type"), type) == 0;
+}
+
+static int unknown(struct hf *h, const char *part, const json_t *o)
+{
+    return err_set(h->err, -ENOTSUP,
+                   "tokenizer.json: the %s '%.60s' is not supported in this place", part,
+                   str(o, "type"));
+}
+
+/* The members of a Sequence, or the thing itself as the only one. */
+static size_t n_steps(const json_t *o, const char *list)
+{
+    if (!json_is_object(o)) return 0;
+    return is_type(o, "Sequence") ? json_array_size(json_object_get(o, list)) : 1;
+}
+
+static const json_t *step(const json_t *o, const char *list, size_t i)
+{
+    return is_type(o, "Sequence") ? json_array_get(json_object_get(o, list), i) : o;
+}
+
+/* ---- the pipeline --------------------------------------------------------------------------- */
+
+static int read_normalizer(struct hf *h)
+{
+    const json_t *all = json_object_get(h->root, "normalizer");
+    for (size_t i = 0; i < n_steps(all, "normalizers"); i++) {
+        const json_t *o = step(all, "normalizers", i);
+        const json_t *pattern = json_object_get(o, "pattern");
+        if (is_type(o, "NFC"))
+            h->nfc = true;
+        else if (is_type(o, "Prepend") && strcmp(str(o, "prepend"), SPM_SPACE) == 0)
+            h->prefix = TOK_PREFIX_ALWAYS;
+        else if (is_type(o, "Replace") && strcmp(str(pattern, "String"), " ") == 0 &&
+                 strcmp(str(o, "content"), SPM_SPACE) == 0)
+            h->replace = true;
+        else
+            return unknown(h, "normalizer", o);
+    }
+    if (h->prefix == TOK_PREFIX_ALWAYS && !h->replace) return unknown(h, "normalizer", all);
+    return 0;
+}
+
+static int read_split(struct hf *h, const json_t *o)
+{
+    const char *regex = str(json_object_get(o, "pattern"), "Regex");
+    const char *behaviour = str(o, "behavior");
+    bool invert = flag(o, "invert", false);
+    /* The patterns cover every text, so keeping the matches is the same either way round. */
+    bool keeps = (strcmp(behaviour, "Isolated") == 0 && !invert) ||
+                 (strcmp(behaviour, "Removed") == 0 && invert);
+    /* A plain space split does nothing once the normalizer has turned all spaces into U+2581. */
+    if (h->replace && strcmp(str(json_object_get(o, "pattern"), "String"), " ") == 0) return 0;
+    if (h->cut || !keeps) return unknown(h, "pre_tokenizer", o);
+    if (!tok_pre_from_regex(regex, &h->pre))
+        return err_set(h->err, -ENOTSUP, "tokenizer.json: unknown Split pattern '%.150s'", regex);
+    h->cut = true;
+    return 0;
+}
+
+static int read_metaspace(struct hf *h, const json_t *o)
+{
+    const char *scheme = str(o, "prepend_scheme");
+    if (strcmp(str(o, "replacement"), SPM_SPACE) != 0) return unknown(h, "pre_tokenizer", o);
+    if (!*scheme) scheme = flag(o, "add_prefix_space", true) ? "always" : "never"; /* older files */
+    h->prefix = strcmp(scheme, "always") == 0  ? TOK_PREFIX_ALWAYS
+                : strcmp(scheme, "first") == 0 ? TOK_PREFIX_FIRST
+                                               : TOK_PREFIX_NONE;
+    h->prefix_unless_space = true;
+    h->replace = true;
+    if (flag(o, "split", true)) {
+        h->cut = true;
+        h->pre = TOK_PRE_SPM_EACH;
+    }
+    return 0;
+}
+
+static int read_byte_level(struct hf *h, const json_t *o, bool alone)
+{
+    if (h->byte_level) return unknown(h, "pre_tokenizer", o);
+    h->byte_level = true;
+    if (flag(o, "add_prefix_space", false)) {
+        if (!alone) return unknown(h, "pre_tokenizer", o);
+        h->prefix = TOK_PREFIX_ALWAYS;
+        h->prefix_unless_space = true;
+    }
+    if (!flag(o, "use_regex", true)) return 0;
+    if (h->cut && h->pre != TOK_PRE_DIGITS_GPT2) return unknown(h, "pre_tokenizer", o);
+    if (!h->cut) h->pre = TOK_PRE_GPT2;
+    h->cut = true;
+    return 0;
+}
+
+static int read_pre_tokenizer(struct hf *h)
+{
+    const json_t *all = json_object_get(h->root, "pre_tokenizer");
+    size_t n = n_steps(all, "pretokenizers");
+    int r = 0;
+    bool digits = false;
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        const json_t *o = step(all, "pretokenizers", i);
+        if (is_type(o, "Split")) {
+            r = read_split(h, o);
+        } else if (is_type(o, "Digits") && flag(o, "individual_digits", false) && !h->cut) {
+            h->cut = digits = true; /* only together with ByteLevel's own pattern, checked below */
+            h->pre = TOK_PRE_DIGITS_GPT2;
+        } else if (is_type(o, "ByteLevel")) {
+            if (digits && !flag(o, "use_regex", true)) return unknown(h, "pre_tokenizer", o);
+            r = read_byte_level(h, o, n == 1);
+        } else if (is_type(o, "Metaspace") && n == 1) {
+            r = read_metaspace(h, o);
+        } else {
+            r = unknown(h, "pre_tokenizer", o);
+        }
+    }
+    if (r < 0) return r;
+    h->kind = h->byte_level ? TOK_BYTE_LEVEL : TOK_SPM;
+    bool ok = h->byte_level ? h->cut && !h->replace : h->replace && !h->nfc;
+    if (!h->byte_level && h->cut && h->pre != TOK_PRE_SPM_EACH) ok = false;
+    return ok ? 0
+              : err_set(h->err, -ENOTSUP,
+                        "tokenizer.json: this combination of normalizer and pre_tokenizer is not "
+                        "known");
+}
+
+/* ---- vocabulary ----------------------------------------------------------------------------- */
+
+static int set_token(struct hf *h, size_t id, const char *text, size_t len)
+{
+    struct tok *t = h->t;
+    if (h->kind == TOK_SPM) {
+        uint8_t b;
+        bool byte = tok_is_byte_name(text, len, &b);
+        return tok_set_spm(t, id, text, len, byte ? TOK_T_BYTE : TOK_T_NORMAL);
+    }
+    struct buf raw = BUF_INIT;
+    size_t n;
+    int r = buf_reserve(&raw, len);
+    if (r == 0 && tok_unprintable(text, len, (uint8_t *)raw.data, &n))
+        r = tok_set(t, id, raw.data, n, TOK_T_NORMAL);
+    else if (r == 0)
+        r = tok_set(t, id, text, len, TOK_T_UNUSED);
+    buf_fini(&raw);
+    return r;
+}
+
+static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
+{
+    const char *text;
+    json_t *v;
+    long long top = -1;
+    json_object_foreach(vocab, text, v)
+    {
+        if (json_is_integer(v) && json_integer_value(v) > top) top = json_integer_value(v);
+    }
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        long long id = json_integer_value(json_object_get(json_array_get(added, i), "id"));
+        if (id > top) top = id;
+    }
+    int r = top < 0 || top > INT32_MAX ? -EBADMSG : tok_new((size_t)top + 1, &h->t);
+    if (r == -EBADMSG) return err_set(h->err, r, "tokenizer.json: a vocabulary up to id %lld", top);
+    if (r < 0) return r;
+    h->t->kind = h->kind;
+    json_object_foreach(vocab, text, v)
+    {
+        if (r < 0) break;
+        bool ok = json_is_integer(v) && json_integer_value(v) >= 0;
+        r = ok ? set_token(h, (size_t)json_integer_value(v), text, strlen(text)) : -EBADMSG;
+        if (r == -EBADMSG)
+            (void)err_set(h->err, r, "tokenizer.json: bad vocabulary entry '%.60s'", text);
+    }
+    for (size_t i = 0; r == 0 && i < json_array_size(added); i++) {
+        const json_t *a = json_array_get(added, i);
+        long long id = json_is_integer(json_object_get(a, "id"))
+                           ? json_integer_value(json_object_get(a, "id"))
+                           : -1;
+        const json_t *content = json_object_get(a, "content");
+        enum tok_type type = flag(a, "special", false) ? TOK_T_CONTROL : TOK_T_USER;
+        if (id < 0 || !json_is_string(content))
+            return err_set(h->err, -EBADMSG, "tokenizer.json: added token %zu has no id or content",
+                           i);
+        const char *s = json_string_value(content);
+        size_t len = json_string_length(content);
+        r = h->kind == TOK_SPM ? tok_set_spm(h->t, (size_t)id, s, len, type)
+                               : tok_set(h->t, (size_t)id, s, len, type);
+        h->t->e[id].lstrip = flag(a, "lstrip", false);
+        h->t->e[id].rstrip = flag(a, "rstrip", false);
+    }
+    return r;
+}
+
+/* The bytes of one side of a merge, onto `raw`; false: it names no token. */
+static bool merge_side(const struct hf *h, const char *s, size_t len, struct buf *raw)
+{
+    size_t n;
+    if (buf_reserve(raw, len) < 0) return false;
+    if (h->kind == TOK_BYTE_LEVEL) {
+        if (!tok_unprintable(s, len, (uint8_t *)raw->data + raw->len, &n)) return false;
+        raw->len += n;
+        return true;
+    }
+    for (size_t i = 0; i < len;) {
+        bool space = len - i >= 3 && memcmp(s + i, SPM_SPACE, 3) == 0;
+        raw->data[raw->len++] = space ? ' ' : s[i];
+        i += space ? 3 : 1;
+    }
+    return true;
+}
+
+static int set_merges(struct hf *h, const json_t *merges)
+{
+    struct buf raw = BUF_INIT;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < json_array_size(merges); i++) {
+        const json_t *m = json_array_get(merges, i), *a = json_array_get(m, 0),
+                     *b = json_array_get(m, 1);
+        const char *left, *right;
+        size_t left_len, right_len;
+        if (json_is_string(m)) {
+            left = json_string_value(m);
+            size_t len = json_string_length(m);
+            const char *gap = len > 1 ? memchr(left + 1, ' ', len - 1) : NULL;
+            left_len = gap ? (size_t)(gap - left) : 0;
+            right = gap ? gap + 1 : left;
+            right_len = gap ? len - left_len - 1 : 0;
+        } else {
+            left = a ? json_string_value(a) : NULL;
+            right = b ? json_string_value(b) : NULL;
+            left_len = left ? json_string_length(a) : 0;
+            right_len = right ? json_string_length(b) : 0;
+        }
+        if (!left_len || !right_len) {
+            r = err_set(h->err, -EBADMSG, "tokenizer.json: merge %zu is not a pair", i);
+            break;
+        }
+        buf_clear(&raw);
+        if (!merge_side(h, left, left_len, &raw)) continue;
+        size_t cut = raw.len;
+        if (!merge_side(h, right, right_len, &raw)) continue;
+        int32_t l = tok_text_id(h->t, raw.data, cut), both = tok_text_id(h->t, raw.data, raw.len);
+        int32_t rt = tok_text_id(h->t, raw.data + cut, raw.len - cut);
+        if (l >= 0 && rt >= 0 && both >= 0) r = tok_merge_add(h->t, l, rt, both, (uint32_t)i);
+    }
+    buf_fini(&raw);
+    return r;
+}
+
+/* ---- special tokens ------------------------------------------------------------------------- */
+
+static int32_t id_of_text(const struct hf *h, const char *text)
+{
+    const json_t *added = json_object_get(h->root, "added_tokens");
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        const json_t *a = json_array_get(added, i);
+        if (strcmp(str(a, "content"), text) == 0)
+            return (int32_t)json_integer_value(json_object_get(a, "id"));
+    }
+    const json_t *v =
+        json_object_get(json_object_get(json_object_get(h->root, "model"), "vocab"), text);
+    long long id = json_is_integer(v) ? json_integer_value(v) : -1;
+    return id >= 0 && (size_t)id < h->t->n_vocab ? (int32_t)id : -1;
+}
+
+/* "bos_token": a string or {"content": …}. */
+static int32_t named(const struct hf *h, const char *key)
+{
+    const json_t *v = json_object_get(h->config, key);
+    const char *s = json_is_object(v) ? str(v, "content") : json_string_value(v);
+    return s && *s ? id_of_text(h, s) : -1;
+}
+
+static int read_post_processor(struct hf *h)
+{
+    const json_t *all = json_object_get(h->root, "post_processor");
+    struct tok *t = h->t;
+    for (size_t i = 0; i < n_steps(all, "processors"); i++) {
+        const json_t *o = step(all, "processors", i);
+        if (is_type(o, "ByteLevel")) continue; /* trims offsets only */
+        if (!is_type(o, "TemplateProcessing")) return unknown(h, "post_processor", o);
+        const json_t *single = json_object_get(o, "single");
+        size_t n = json_array_size(single), n_text = 0;
+        for (size_t k = 0; k < n; k++) {
+            const json_t *item = json_array_get(single, k);
+            const json_t *special = json_object_get(item, "SpecialToken");
+            if (!special) {
+                n_text++;
+                continue;
+            }
+            int32_t id = id_of_text(h, str(special, "id"));
+            if (id < 0 || (k > 0 && k + 1 < n)) return unknown(h, "post_processor", o);
+            *(n_text ? &t->eos : &t->bos) = id;
+            *(n_text ? &t->add_eos : &t->add_bos) = true;
+        }
+        if (n_text != 1) return unknown(h, "post_processor", o);
+    }
+    return 0;
+}
+
+static void mark_eog(struct tok *t, const json_t *v)
+{
+    if (json_is_integer(v)) {
+        long long id = json_integer_value(v);
+        if (id >= 0 && (size_t)id < t->n_vocab) t->e[id].eog = true;
+    }
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *item = json_array_get(v, i);
+        long long id = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (id >= 0 && (size_t)id < t->n_vocab) t->e[id].eog = true;
+    }
+}
+
+static int read_ends(struct hf *h)
+{
+    static const char *const files[] = {"generation_config.json", "config.json"};
+    for (size_t i = 0; i < 2; i++) {
+        json_t *o = NULL;
+        int r = read_json(h->folder, files[i], &o, h->err);
+        if (r < 0) return r;
+        if (r == 0) continue;
+        const json_t *v = json_object_get(o, "eos_token_id");
+        bool found = json_is_integer(v) || json_is_array(v);
+        mark_eog(h->t, v);
+        json_decref(o);
+        if (found) break;
+    }
+    return 0;
+}
+
+static int read_template(struct hf *h)
+{
+    struct buf b = BUF_INIT;
+    int r = read_file(h->folder, "chat_template.jinja", &b, h->err);
+    if (r == 1) {
+        if (!buf_cstr(&b)) r = -ENOMEM;
+        if (r == 1) h->t->chat_template = buf_take(&b, NULL);
+        buf_fini(&b);
+        return r < 0 ? r : 0;
+    }
+    if (r < 0) return r;
+    const json_t *v = json_object_get(h->config, "chat_template");
+    const char *s = json_string_value(v);
+    for (size_t i = 0; !s && i < json_array_size(v); i++) {
+        const json_t *item = json_array_get(v, i);
+        if (strcmp(str(item, "name"), "default") == 0)
+            s = json_string_value(json_object_get(item, "template"));
+    }
+    if (!s) return 0;
+    h->t->chat_template = mem_strdup(s);
+    return h->t->chat_template ? 0 : -ENOMEM;
+}
+
+static int read_specials(struct hf *h)
+{
+    struct tok *t = h->t;
+    t->bos = named(h, "bos_token");
+    t->eos = named(h, "eos_token");
+    int32_t unk = id_of_text(h, str(json_object_get(h->root, "model"), "unk_token"));
+    int r = read_post_processor(h);
+    if (r < 0) return r;
+    /* Llama's tokenizer class makes its post-processor from these two; others do not read them. */
+    if (strncmp(str(h->config, "tokenizer_class"), "Llama", 5) == 0) {
+        t->add_bos = flag(h->config, "add_bos_token", t->add_bos);
+        t->add_eos = flag(h->config, "add_eos_token", t->add_eos);
+    }
+    if (unk >= 0 && h->kind == TOK_SPM) {
+        t->unk = unk;
+        if (t->e[unk].type == TOK_T_NORMAL) t->e[unk].type = TOK_T_UNKNOWN;
+    }
+    r = read_ends(h);
+    if (r == 0) r = read_template(h);
+    if (r == 0) tok_mark_eog(t);
+    return r;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static int check_model(struct hf *h, const json_t *model)
+{
+    if (!json_is_object(model)) return err_set(h->err, -EBADMSG, "tokenizer.json: no model");
+    /* The oldest files leave the type out, but have merges. */
+    bool bpe = is_type(model, "BPE") || (!*str(model, "type") && json_object_get(model, "merges"));
+    if (!bpe) return unknown(h, "model", model);
+    if (*str(model, "continuing_subword_prefix") || *str(model, "end_of_word_suffix"))
+        return err_set(h->err, -ENOTSUP,
+                       "tokenizer.json: subword prefixes and suffixes are not supported");
+    if (h->kind == TOK_SPM && !flag(model, "byte_fallback", false))
+        return err_set(h->err, -ENOTSUP,
+                       "tokenizer.json: a vocabulary with neither ByteLevel nor byte_fallback");
+    return 0;
+}
+
+static int build(struct hf *h)
+{
+    json_t *model = json_object_get(h->root, "model");
+    int r = read_normalizer(h);
+    if (r == 0) r = read_pre_tokenizer(h);
+    if (r == 0) r = check_model(h, model);
+    if (r == 0)
+        r = set_vocab(h, json_object_get(model, "vocab"), json_object_get(h->root, "added_tokens"));
+    if (r < 0) return r;
+    struct tok *t = h->t;
+    t->prefix = h->prefix;
+    t->prefix_unless_space = h->prefix_unless_space;
+    t->nfc = h->nfc;
+    t->ignore_merges = flag(model, "ignore_merges", false);
+    r = read_specials(h);
+    if (r == 0) r = tok_index(t);
+    if (r == 0) r = set_merges(h, json_object_get(model, "merges"));
+    if (r < 0) return r;
+    t->pre = h->cut ? h->pre : tok_spm_pre(t);
+    return tok_finish(t);
+}
+
+int tok_open_hf(const char *folder, const char *file, struct tok **ret, struct err *err)
+{
+    struct hf h = {.folder = folder, .err = err};
+    int r = read_json(folder, file, &h.root, err);
+    if (r == 0) r = err_set(err, -ENOENT, "'%s' has no %s", folder, file);
+    if (r == 1) r = read_json(folder, "tokenizer_config.json", &h.config, err);
+    if (r >= 0) r = build(&h);
+    json_decref(h.root);
+    json_decref(h.config);
+    if (r < 0) {
+        tok_close(h.t);
+        if (r == -ENOMEM) (void)err_set(err, r, "out of memory while reading the vocabulary");
+        return r;
+    }
+    *ret = h.t;
+    return 0;
+}
