@@ -70,7 +70,8 @@ MODELS = {
                                   rope_parameters=dict(rope_type="default",
                                                        rope_theta=1000000.0)), dict(seed=3)),
 }
-GGUF = [("llama3", "F32"), ("llama3", "Q8_0"), ("qwen2", "F32"), ("smollm2", "F32")]
+GGUF = [("llama3", "Q8_0"), ("llama-linear", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
+        ("smollm2", "F32")]
 
 
 def randomize(model, seed):
@@ -237,6 +238,12 @@ def make_gguf(name, qtype):
     w.add_rope_dimension_count(k)
     w.add_vocab_size(c.vocab_size)
     rope = c.rope_parameters
+    if k * c.num_attention_heads != c.hidden_size:
+        w.add_key_length(k)
+        w.add_value_length(k)
+    if rope["rope_type"] == "linear":
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         w.add_rope_scaling_factor(rope["factor"])

@@ -153,12 +153,7 @@ TEST(llama3_sharded_with_scaled_rope)
     check_model("llama3", "llama3");
 }
 
-TEST(llama3_gguf_permuted_with_rope_factors)
-{
-    check_model("llama3.F32.gguf", "llama3");
-}
-
-TEST(llama3_gguf_quantised)
+TEST(llama3_gguf_quantised_with_rope_factors)
 {
     check_model("llama3.Q8_0.gguf", "llama3.Q8_0.gguf");
 }
@@ -166,6 +161,11 @@ TEST(llama3_gguf_quantised)
 TEST(llama_with_linear_rope_and_biases)
 {
     check_model("llama-linear", "llama-linear");
+}
+
+TEST(llama_gguf_with_linear_rope_and_permuted_biases)
+{
+    check_model("llama-linear.F32.gguf", "llama-linear");
 }
 
 TEST(mistral_with_yarn_and_wide_heads)
@@ -211,4 +211,9 @@ TEST(smollm2_135m)
     if (len < sizeof(kind) || strcmp(path + len - strlen(kind), kind) != 0)
         SKIP("KVBLEND_MODEL does not name the Q4_1 file of SmolLM2-135M-Instruct");
     check_path(path, "smollm2-135m.q4_1", 8);
+}
+
+TEST(qwen3_gguf)
+{
+    check_model("qwen3.F32.gguf", "qwen3");
 }

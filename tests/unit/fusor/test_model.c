@@ -25,11 +25,11 @@ static const struct {
 } all[] = {
     {"llama2", "llama", 48, 3, 3, 16, 64, 128, ROPE_NONE, true, false, false, false, false},
     {"llama3", "llama", 64, 4, 2, 16, 64, 128, ROPE_LLAMA3, true, false, false, false, false},
-    {"llama3.F32.gguf", "llama", 64, 4, 2, 16, 64, 128, ROPE_NONE, true, false, false, false,
-     false},
     {"llama3.Q8_0.gguf", "llama", 64, 4, 2, 16, 64, 128, ROPE_NONE, false, false, false, false,
      false},
     {"llama-linear", "llama", 32, 2, 2, 16, 48, 128, ROPE_LINEAR, true, true, true, false, false},
+    {"llama-linear.F32.gguf", "llama", 32, 2, 2, 16, 48, 128, ROPE_LINEAR, true, true, true, false,
+     false},
     {"mistral", "mistral", 48, 4, 2, 16, 64, 128, ROPE_YARN, true, false, false, false, false},
     {"yi", "llama", 64, 4, 1, 16, 64, 128, ROPE_NONE, false, false, false, false, false},
     {"smollm2", "llama", 64, 4, 2, 16, 64, 272, ROPE_NONE, true, false, false, false, true},
@@ -38,6 +38,7 @@ static const struct {
     {"qwen2", "qwen2", 32, 2, 1, 16, 64, 128, ROPE_YARN, true, true, false, false, false},
     {"qwen2.F32.gguf", "qwen2", 32, 2, 1, 16, 64, 128, ROPE_YARN, true, true, false, false, false},
     {"qwen3", "qwen3", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, true, true},
+    {"qwen3.F32.gguf", "qwen3", 48, 3, 1, 32, 64, 128, ROPE_NONE, true, false, false, true, true},
 };
 
 TEST(configurations)
@@ -105,7 +106,8 @@ static void same_weights(const char *a, const char *b)
 
 TEST(gguf_twins_hold_the_same_weights)
 {
-    same_weights("llama3", "llama3.F32.gguf");
+    same_weights("llama-linear", "llama-linear.F32.gguf"); /* permuted biases, too */
+    same_weights("qwen3", "qwen3.F32.gguf");
     same_weights("smollm2", "smollm2.F32.gguf");
     same_weights("qwen2", "qwen2.F32.gguf");
 }
@@ -481,4 +483,51 @@ TEST(every_failed_allocation_is_reported)
 {
     fail_allocations("models/llama3");
     fail_allocations("models/llama3.Q8_0.gguf");
+}
+
+TEST(seeded_damage_of_a_configuration)
+{
+    static const char *const names[] = {"mistral", "qwen2", "llama-linear"};
+    size_t n_ok = 0;
+    uint64_t seed = 3;
+    for (int i = 0; i < 1500; i++) {
+        const char *name = names[i % 3];
+        struct folder f;
+        struct model *m = NULL;
+        struct err err = {0};
+        char rel[96];
+        size_t len;
+        (void)snprintf(rel, sizeof(rel), "models/%s/config.json", name);
+        uint8_t *p = read_whole(test_data(rel), &len), *q = mem_alloc(len);
+        ASSERT_TRUE(q != NULL);
+        memcpy(q, p, len);
+        /* Digits and letters change more often than the grammar breaks. */
+        for (uint64_t k = 1 + test_rand(&seed) % 3; k > 0; k--) {
+            size_t at = test_rand(&seed) % len;
+            if (q[at] >= '0' && q[at] <= '9')
+                q[at] = (uint8_t)('0' + test_rand(&seed) % 10);
+            else if (test_rand(&seed) % 4 == 0)
+                q[at] = (uint8_t)test_rand(&seed);
+        }
+        folder_init(&f, name);
+        FILE *out = fopen(f.config, "wb");
+        ASSERT_TRUE(out != NULL);
+        ASSERT_EQ(fwrite(q, 1, len, out), len);
+        ASSERT_EQ(fclose(out), 0);
+        int r = model_open(f.dir, &m, &err);
+        folder_fini(&f);
+        if (r == 0) {
+            float freqs[MODEL_W_COUNT * 64], mscale;
+            ASSERT_TRUE(model_config(m)->K / 2 <= sizeof(freqs) / sizeof(freqs[0]));
+            model_rope_freqs(model_config(m), freqs, &mscale);
+            ASSERT_TRUE(isfinite(mscale) && isfinite(freqs[0]));
+            model_close(m);
+            n_ok++;
+        } else {
+            ASSERT_TRUE(r < 0 && !m && err.code == r && err.msg[0]);
+        }
+        mem_free(p);
+        mem_free(q);
+    }
+    ASSERT_TRUE(n_ok > 20 && n_ok < 1490);
 }
