@@ -128,9 +128,11 @@ bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);
 
-/* lib.c: optional libraries, loaded at run time; false when absent. One call computes one block of
- * rows on the calling thread. */
+/* lib_openblas.c, lib_onednn.c: optional libraries, loaded at run time; false when absent. One call
+ * computes one block of rows on the calling thread. */
 bool kn_openblas_load(const struct kn_dev *d);
+/* Bias (and old values) into C, so that a library only adds a product; returns BLAS's beta. */
+float kn_gemm_start_c(const struct kn_gemm_job *j);
 void kn_openblas_gemm(const struct kn_gemm_job *j);
 bool kn_onednn_load(const struct kn_dev *d, bool bf16);
 int kn_onednn_pack(const float *rows, size_t n, size_t k, bool bf16, void **ret_lib);

@@ -1,10 +1,9 @@
-/* Library GEMMs, loaded when they are there: OpenBLAS and oneDNN. Never linked.
+/* OpenBLAS as a GEMM, loaded when it is there. Never linked.
  *
  * OpenBLAS reads its core type once, when it is loaded. Left alone, older releases take new CPUs
  * for old ones and run at a fifth of their speed, so the type is set before dlopen() unless the
- * user has set one. Both libraries are kept to one thread a call: the rows are spread over our own
- * pool. oneDNN's own thread pool is OpenMP, whose thread count is a per-thread setting.
- * Thread: load functions any (once); GEMM any. */
+ * user has set one. It is kept to one thread a call: the rows are spread over our own pool.
+ * Thread: any. */
 #include "kernels/cpu/cpu.h"
 #include "base/mem.h"
 
@@ -50,8 +49,7 @@ bool kn_openblas_load(const struct kn_dev *d)
     return blas.sgemm != NULL;
 }
 
-/* Start values of C, so that the library only ever adds a product. */
-static float start_c(const struct kn_gemm_job *j)
+float kn_gemm_start_c(const struct kn_gemm_job *j)
 {
     for (size_t i = 0; j->bias && i < j->m; i++)
         for (size_t c = 0; c < j->n; c++) {
@@ -64,25 +62,7 @@ static float start_c(const struct kn_gemm_job *j)
 void kn_openblas_gemm(const struct kn_gemm_job *j)
 {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-    float beta = start_c(j);
+    float beta = kn_gemm_start_c(j);
     blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, (int)j->m, (int)j->n, (int)j->k, 1.0f, j->a, (int)j->lda,
                j->b, (int)j->k, beta, j->c, (int)j->ldc);
-}
-
-bool kn_onednn_load(const struct kn_dev *d, bool bf16)
-{
-    (void)d;
-    (void)bf16;
-    return false;
-}
-int kn_onednn_pack(const float *rows, size_t n, size_t k, bool bf16, void **ret_lib)
-{
-    return -ENOTSUP;
-}
-void kn_onednn_free(void *lib)
-{
-}
-int kn_onednn_gemm(struct kn_stream *st, void *lib, const struct kn_gemm_job *j)
-{
-    return -ENOTSUP;
 }
