@@ -99,12 +99,23 @@ int buf_add_json_str(struct buf *b, const char *s, size_t len)
         run = i + 1;
         if (r < 0 || i == len) break;
         switch (p[i]) {
-        case '"': r = buf_adds(b, "\\\""); break;
-        case '\\': r = buf_adds(b, "\\\\"); break;
-        case '\n': r = buf_adds(b, "\\n"); break;
-        case '\r': r = buf_adds(b, "\\r"); break;
-        case '\t': r = buf_adds(b, "\\t"); break;
-        default: r = p[i] < 0x20 ? buf_addf(b, "\\u%04x", p[i]) : buf_adds(b, "\xEF\xBF\xBD");
+        case '"':
+            r = buf_adds(b, "\\\"");
+            break;
+        case '\\':
+            r = buf_adds(b, "\\\\");
+            break;
+        case '\n':
+            r = buf_adds(b, "\\n");
+            break;
+        case '\r':
+            r = buf_adds(b, "\\r");
+            break;
+        case '\t':
+            r = buf_adds(b, "\\t");
+            break;
+        default:
+            r = p[i] < 0x20 ? buf_addf(b, "\\u%04x", p[i]) : buf_adds(b, "\xEF\xBF\xBD");
         }
     }
     if (r == 0) r = buf_addc(b, '"');

@@ -1,9 +1,9 @@
 /* A growable byte buffer.
  *
- * Life cycle: `struct buf b = BUF_INIT;` → append → buf_fini() or buf_take(). data may be NULL while
- * len is 0; buf_cstr() guarantees a terminating NUL (not counted in len). Append functions return 0
- * or -ENOMEM and leave the content as it was on failure.
- * Thread: any; one owner at a time. */
+ * Life cycle: `struct buf b = BUF_INIT;` → append → buf_fini() or buf_take(). data may be NULL
+ * while len is 0; buf_cstr() guarantees a terminating NUL (not counted in len). Append functions
+ * return 0 or -ENOMEM and leave the content as it was on failure. Thread: any; one owner at a time.
+ */
 #ifndef BASE_BUF_H
 #define BASE_BUF_H
 
@@ -15,7 +15,10 @@ struct buf {
     size_t len; /* bytes in use */
     size_t cap; /* bytes allocated */
 };
-#define BUF_INIT {NULL, 0, 0}
+#define BUF_INIT                                                                                   \
+    {                                                                                              \
+        NULL, 0, 0                                                                                 \
+    }
 
 int buf_reserve(struct buf *b, size_t extra_bytes); /* room for extra + NUL */
 int buf_add(struct buf *b, const void *p, size_t len);
@@ -23,9 +26,9 @@ int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);
 int buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int buf_vaddf(struct buf *b, const char *fmt, va_list ap);
-int buf_add_json_str(struct buf *b, const char *s, size_t len); /* quoted and escaped; bytes that are
-                                                                   not UTF-8 become U+FFFD */
-const char *buf_cstr(struct buf *b); /* "" when empty; NULL only when out of memory */
+/* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
+int buf_add_json_str(struct buf *b, const char *s, size_t len);
+const char *buf_cstr(struct buf *b);            /* "" when empty; NULL only when out of memory */
 char *buf_take(struct buf *b, size_t *ret_len); /* caller mem_free()s; b is empty again */
 void buf_consume(struct buf *b, size_t n);      /* drop the first n bytes */
 void buf_clear(struct buf *b);                  /* keep the memory */

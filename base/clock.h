@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-uint64_t clock_ns(void);    /* monotonic */
-double clock_wall_s(void);  /* seconds since the epoch */
+uint64_t clock_ns(void);   /* monotonic */
+double clock_wall_s(void); /* seconds since the epoch */
 static inline double clock_ms_since(uint64_t t0_ns)
 {
     return (double)(clock_ns() - t0_ns) / 1e6;

@@ -10,9 +10,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-void *mem_alloc(size_t size_bytes);                /* uninitialised; size 0 gives a valid block */
-void *mem_zalloc(size_t size_bytes);               /* zeroed */
-void *mem_realloc(void *p, size_t size_bytes);     /* p untouched on failure; not for mem_aligned */
+void *mem_alloc(size_t size_bytes);            /* uninitialised; size 0 gives a valid block */
+void *mem_zalloc(size_t size_bytes);           /* zeroed */
+void *mem_realloc(void *p, size_t size_bytes); /* p untouched on failure; not for mem_aligned */
 void *mem_aligned(size_t align, size_t size_bytes); /* align: power of two >= 16 */
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t len); /* adds the NUL; may hold embedded NULs */

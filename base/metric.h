@@ -1,7 +1,7 @@
 /* metric: counters, gauges and histograms in Prometheus text form.
  *
- * Metrics are static objects that register themselves at first use of metric_register(); updates are
- * atomic and never block. Labels are fixed at registration (one object per label value).
+ * Metrics are static objects that register themselves at first use of metric_register(); updates
+ * are atomic and never block. Labels are fixed at registration (one object per label value).
  * Thread: any. */
 #ifndef BASE_METRIC_H
 #define BASE_METRIC_H
