@@ -325,11 +325,13 @@ static const struct gw_conf_key *find_flag(const char *name, size_t len)
 
 /* ---- sources ---- */
 
-static int read_env(struct gw_conf_build *b, char *const *envp)
+/* only: as for read_flags(). */
+static int read_env(struct gw_conf_build *b, char *const *envp, const char *only)
 {
     for (size_t i = 0; i < gw_conf_n_keys; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];
         if (k->kind == GW_BOOL && (k->props & GW_NOFILE)) continue;
+        if (only && strcmp(only, k->flag) != 0) continue;
         char name[80];
         int n = snprintf(name, sizeof name, "KVBLEND_%s=", k->flag);
         for (char *p = name; *p; p++)
@@ -432,7 +434,7 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
     b.rank = mem_zalloc(gw_conf_n_keys * sizeof *b.rank);
     if (!b.c || !b.rank) goto out;
     r = set_defaults(&b);
-    if (r == 0) r = read_env(&b, envp); /* for KVBLEND_CONFIG; applied again over the file below */
+    if (r == 0) r = read_env(&b, envp, "config");
     if (r == 0) r = read_flags(&b, argc, argv, "config");
     if (r < 0) goto out;
     b.n_problems = 0;
@@ -441,7 +443,7 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
         r = gw_conf_read_yaml(&b, b.c->config);
         if (r == -ENOMEM) goto out;
     }
-    r = read_env(&b, envp);
+    r = read_env(&b, envp, NULL);
     if (r == 0) r = read_flags(&b, argc, argv, NULL);
     if (r < 0) goto out;
     if (!b.c->help && !b.c->version) check_whole(&b);

@@ -26,7 +26,7 @@ def flag(name, default=None):
 MODEL = flag("served-model-name", "stub-model")
 LOAD_S = float(os.environ.get("STUB_LOAD_S", "0"))
 STARTED = time.monotonic()
-STATE = {"active": 0, "aborted": 0, "served": 0, "last": None}
+STATE = {"active": 0, "aborted": 0, "served": 0, "last_completion": None}
 
 
 def loading():
@@ -47,6 +47,8 @@ class Conn:
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, Abort):
             pass
+        except asyncio.CancelledError:
+            pass
         finally:
             self.writer.close()
 
@@ -60,8 +62,8 @@ class Conn:
                 k, v = line.split(":", 1)
                 headers[k.strip().lower()] = v.strip()
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
-        STATE["last"] = {"method": method, "target": target, "headers": headers,
-                         "body": body.decode("utf-8", "replace")}
+        if target.endswith("completions"):
+            STATE["last_completion"] = {"headers": headers, "body": body.decode("utf-8", "replace")}
         await self.route(method, target.split("?")[0], headers, body)
         return True
 

@@ -1,0 +1,225 @@
+"""What the end-to-end tests share: starting programs, plain HTTP, waiting for conditions.
+
+Programs come from $KVBLEND_BUILD (a build folder); tests exit with 77 (skipped) when what they need is
+not there. Nothing here sleeps for a fixed time: conditions are polled until a generous deadline.
+"""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.environ.get("KVBLEND_BUILD", os.path.join(ROOT, "build"))
+KVBLEND = os.path.join(BUILD, "gateway", "kvblend")
+WORKER = os.path.join(BUILD, "fusor", "worker", "kvblend-worker")
+KVBLENDCTL = os.path.join(BUILD, "tools", "ctl", "kvblendctl")
+STUB = os.path.join(HERE, "stub_worker.py")
+MODELS = os.path.join(ROOT, "tests", "data", "models")
+DEADLINE_S = 60
+
+
+def skip(why):
+    print("SKIP:", why)
+    sys.exit(77)
+
+
+def need(*paths):
+    for p in paths:
+        if not os.path.exists(p):
+            skip(f"{p} is missing")
+
+
+def tiny_model():
+    """A tiny random model with a tokenizer and a chat template: chat needs both."""
+    for name in ("smollm2.F32.gguf", "llama3.F32.gguf", "qwen2.F32.gguf"):
+        path = os.path.join(MODELS, name)
+        if os.path.exists(path):
+            return path
+    skip("no tiny model in tests/data/models")
+
+
+def until(what, fn, deadline_s=DEADLINE_S):
+    """Poll fn until it is true; its value is returned."""
+    end = time.monotonic() + deadline_s
+    while True:
+        v = fn()
+        if v:
+            return v
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s} s: {what}")
+        time.sleep(0.002)
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    def json(self):
+        return json.loads(self.body)
+
+    def error(self):
+        e = self.json()["error"]
+        assert set(e) == {"message", "type", "param", "code"}, e
+        assert isinstance(e["message"], str) and isinstance(e["type"], str), e
+        assert e["code"] is None or isinstance(e["code"], str), e
+        return e
+
+    def events(self):
+        return parse_events(self.body)
+
+
+def parse_events(data):
+    """The data of each event of a stream; comments are left out."""
+    out = []
+    for block in data.split(b"\n\n"):
+        lines = [x[6:] for x in block.split(b"\n") if x.startswith(b"data: ")]
+        if lines:
+            out.append(b"\n".join(lines))
+    return out
+
+
+class Program:
+    """A server process with its log in a file."""
+
+    def __init__(self, args, env=None):
+        self.dir = tempfile.mkdtemp(prefix="kvb-e2e-")
+        self.log_path = os.path.join(self.dir, "log")
+        self.out_path = os.path.join(self.dir, "out")
+        full = dict(os.environ, XDG_RUNTIME_DIR=self.dir)
+        for k in list(full):
+            if k.startswith("KVBLEND_") and k not in ("KVBLEND_BUILD",):
+                del full[k]
+        full.update(env or {})
+        self.admin = f"unix:{self.dir}/kvblend/admin.sock"
+        with open(self.log_path, "wb") as err, open(self.out_path, "wb") as out:
+            self.proc = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                                         env=full)
+        self.env = full
+        self.port = None
+
+    def log(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def access_log(self):
+        with open(self.out_path) as f:
+            return [json.loads(line) for line in f if line.startswith("{")]
+
+    def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        c.request(method, path, body, headers or {})
+        r = c.getresponse()
+        out = Reply(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
+        c.close()
+        return out
+
+    def get(self, path, **kw):
+        return self.request("GET", path, **kw)
+
+    def post(self, path, body, **kw):
+        return self.request("POST", path, body, **kw)
+
+    def open(self, path, body, method="POST", headers=""):
+        """A raw socket with the request sent: the caller reads or leaves."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        s.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+                  f"{headers}\r\n".encode() + data)
+        return s
+
+    def metric(self, name):
+        """Value of an unlabelled or labelled sample, by its exact name with labels."""
+        for line in self.get("/metrics").body.decode().split("\n"):
+            if line.startswith(name + " "):
+                return float(line[len(name) + 1:])
+        return None
+
+    def admin_get(self, path):
+        return unix_request(self.admin[5:], "GET", path).json()
+
+    def stop(self, sig=signal.SIGTERM):
+        if self.proc.poll() is None:
+            self.proc.send_signal(sig)
+        return self.proc.wait(DEADLINE_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if self.proc.poll() is None:
+            self.proc.kill()
+            self.proc.wait(DEADLINE_S)
+        if kind:
+            print(f"--- log of {self.proc.args[0]}\n{self.log()[-6000:]}---", file=sys.stderr)
+
+
+def unix_request(path, method, target, body=None):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(DEADLINE_S)
+    s.connect(path)
+    c = http.client.HTTPConnection("localhost")
+    c.sock = s
+    c.request(method, target, body)
+    r = c.getresponse()
+    out = Reply(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
+    c.close()
+    return out
+
+
+def gateway(*args, stub=False, model=None, env=None, ready=True):
+    """Start kvblend on a free port. stub: with the stand-in worker, else with the real one."""
+    cmd = [KVBLEND, "--listen", "127.0.0.1:0", "--model", model or (STUB if stub else tiny_model())]
+    if stub:
+        cmd += ["--worker-bin", STUB]
+    g = Program(cmd + list(args), env)
+    try:
+        port = until("the gateway listens", lambda: g.proc.poll() is not None or re.search(
+            r"gateway\.listening .*port=(\d+)", g.log()))
+        assert g.proc.poll() is None, g.log()
+        g.port = int(port.group(1))
+        if ready:
+            until("the worker is ready", lambda: g.get("/ready").status == 200)
+    except BaseException:
+        g.__exit__(True)
+        raise
+    return g
+
+
+def read_until(sock, marker, limit=1 << 20):
+    data = b""
+    while marker not in data and len(data) < limit:
+        got = sock.recv(65536)
+        if not got:
+            break
+        data += got
+    return data
+
+
+def main(namespace):
+    """Run the test_* functions of a module; arguments select by part of the name."""
+    tests = [(n, f) for n, f in namespace.items() if n.startswith("test_") and callable(f)]
+    wanted = sys.argv[1:]
+    passed = failed = 0
+    for name, fn in tests:
+        if wanted and not any(w in name for w in wanted):
+            continue
+        try:
+            fn()
+            passed += 1
+            print("ok  ", name, flush=True)
+        except Exception:
+            failed += 1
+            print("FAIL", name, flush=True)
+            traceback.print_exc()
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)

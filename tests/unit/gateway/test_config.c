@@ -1,0 +1,177 @@
+#include "base/buf.h"
+#include "gateway/config.h"
+#include "tests/test.h"
+
+#include <unistd.h>
+
+static struct buf problems;
+
+static int load(struct gw_config **c, char *const *envp, const char *flag, const char *value)
+{
+    char *argv[] = {"kvblend", (char *)flag, (char *)value, NULL};
+    int argc = flag ? (value ? 3 : 2) : 1;
+    buf_clear(&problems);
+    return gw_config_load(argc, argv, envp, c, &problems);
+}
+
+/* Write text to a fresh file; its path is borrowed until the next call. */
+static const char *file_with(const char *text)
+{
+    static char path[64];
+    (void)snprintf(path, sizeof path, "/tmp/kvb-config-XXXXXX");
+    int fd = mkstemp(path);
+    ASSERT_TRUE(fd >= 0);
+    ASSERT_EQ(write(fd, text, strlen(text)), strlen(text));
+    (void)close(fd);
+    return path;
+}
+
+TEST(defaults)
+{
+    struct gw_config *c;
+    char *env[] = {NULL};
+    ASSERT_OK(load(&c, env, NULL, NULL));
+    ASSERT_EQ(c->listen.n, 1);
+    ASSERT_STREQ(c->listen.v[0], "127.0.0.1:8010");
+    ASSERT_EQ(c->max_body_bytes, 32 << 20);
+    ASSERT_EQ(c->drain_timeout_ms, 120000);
+    ASSERT_TRUE(!c->model && !c->admin_public);
+    gw_config_free(c);
+}
+
+TEST(precedence)
+{
+    struct gw_config *c;
+    const char *path = file_with("listen: [\"1.1.1.1:1\", \"1.1.1.1:2\"]\n"
+                                 "limits: {queue_limit: 7, max_inflight: 9}\n"
+                                 "drain:\n  timeout: 5\n");
+    char config[128];
+    (void)snprintf(config, sizeof config, "KVBLEND_CONFIG=%s", path);
+    char *env[] = {config, "KVBLEND_QUEUE_LIMIT=8", "KVBLEND_API_KEY=a,b", NULL};
+    ASSERT_OK(load(&c, env, "--max-inflight=11", NULL));
+    ASSERT_EQ(c->listen.n, 2);
+    ASSERT_STREQ(c->listen.v[1], "1.1.1.1:2");
+    ASSERT_EQ(c->queue_limit, 8);
+    ASSERT_EQ(c->max_inflight, 11);
+    ASSERT_EQ(c->drain_timeout_ms, 5000);
+    ASSERT_EQ(c->api_keys.n, 2);
+    gw_config_free(c);
+    ASSERT_OK(load(&c, env, "--listen", ":9"));
+    ASSERT_EQ(c->listen.n, 1);
+    ASSERT_STREQ(c->listen.v[0], ":9");
+    gw_config_free(c);
+    (void)unlink(path);
+}
+
+static void expect_problem(const char *yaml, const char *what)
+{
+    struct gw_config *c;
+    const char *path = file_with(yaml);
+    char *env[] = {NULL};
+    int r = load(&c, env, "--config", path);
+    (void)unlink(path);
+    ASSERT_ERR(r, -EINVAL);
+    if (!strstr(buf_cstr(&problems), what))
+        test_fail(__FILE__, __LINE__, "no \"%s\" in: %s", what, buf_cstr(&problems));
+}
+
+TEST(problems_name_line_key_and_expectation)
+{
+    expect_problem("\nlistn: x\n", ":2: listn: unknown key; expected one like \"listen\"");
+    expect_problem("worker:\n  ram: lots\n", ":2: worker.ram: expected a size");
+    expect_problem("worker:\n  dtype: f64\n", "expected auto|f32|bf16, found \"f64\"");
+    expect_problem("worker:\n  ratio: 1.5\n", "worker.ratio: expected a value from 0 to 1");
+    expect_problem("limits: {max_inflight: 0}\n", "expected a value from 1 to 65536");
+    expect_problem("limits: 3\n", "limits: expected a section of keys");
+    expect_problem("drain: {timeout: [1, 2]}\n", "drain.timeout: expected one value, found a list");
+    expect_problem("model: {a: b}\n", "model: expected a value, found a mapping");
+    expect_problem("listen: [{a: b}]\n", "listen: expected plain texts");
+    expect_problem("- a\n", "found a list");
+    expect_problem("admin: {public: perhaps}\n", "expected true or false");
+    expect_problem("a: [\n", "not YAML");
+    expect_problem("listen: 8010\n", "expected HOST:PORT");
+    expect_problem("model: /does/not/exist\n", "model: expected a readable");
+    expect_problem("keys: {list: [\"${KVB_NOT_SET}\"]}\n", "variable KVB_NOT_SET is not set");
+    expect_problem("a: 1\nb: 2\n",
+                   ":2: b: unknown key"); /* all are reported, not the first alone */
+}
+
+TEST(flags_are_checked)
+{
+    struct gw_config *c;
+    char *env[] = {NULL};
+    ASSERT_ERR(load(&c, env, "--nonsense", "1"), -EINVAL);
+    ASSERT_ERR(load(&c, env, "--model", NULL), -EINVAL);
+    ASSERT_ERR(load(&c, env, "stray", NULL), -EINVAL);
+    ASSERT_ERR(load(&c, env, "--max-body", "3"), -EINVAL);
+    ASSERT_OK(load(&c, env, "-h", NULL));
+    ASSERT_TRUE(c->help);
+    gw_config_free(c);
+}
+
+TEST(secrets_come_from_variables)
+{
+    struct gw_config *c;
+    char *env[] = {NULL};
+    (void)setenv("KVB_TEST_SECRET", "s3", 1);
+    const char *path = file_with("keys:\n  list:\n    - ${KVB_TEST_SECRET}\n    - "
+                                 "os.environ/KVB_TEST_SECRET\n");
+    int r = load(&c, env, "--config", path);
+    (void)unlink(path);
+    ASSERT_OK(r);
+    ASSERT_EQ(c->api_keys.n, 2);
+    ASSERT_STREQ(c->api_keys.v[0], "s3");
+    ASSERT_STREQ(c->api_keys.v[1], "s3");
+    gw_config_free(c);
+}
+
+TEST(values)
+{
+    uint64_t v;
+    ASSERT_OK(gw_parse_size("1.5KiB", &v));
+    ASSERT_EQ(v, 1536);
+    ASSERT_OK(gw_parse_size("4 GiB", &v));
+    ASSERT_EQ(v, 4ll << 30);
+    ASSERT_ERR(gw_parse_size("-1", &v), -EINVAL);
+    ASSERT_ERR(gw_parse_size("1e300", &v), -EINVAL);
+    ASSERT_OK(gw_parse_duration("250ms", &v));
+    ASSERT_EQ(v, 250);
+    ASSERT_OK(gw_parse_duration("2m", &v));
+    ASSERT_EQ(v, 120000);
+    ASSERT_ERR(gw_parse_duration("5 weeks", &v), -EINVAL);
+    static const char *const bad[] = {"8010",   "h",     "h:",    "h:x", "h:70000",
+                                      "::1:80", "a/b:1", "unix:", ""};
+    static const char *const good[] = {"h:80", "[::1]:80", ":80", "http://h:80/", "unix:/p"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct buf b = BUF_INIT;
+        ASSERT_ERR(gw_parse_address(bad[i], &b), -EINVAL);
+        buf_fini(&b);
+    }
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        struct buf b = BUF_INIT;
+        ASSERT_OK(gw_parse_address(good[i], &b));
+        buf_fini(&b);
+    }
+}
+
+TEST(worker_arguments_and_restart_keys)
+{
+    struct gw_config *a, *b;
+    char *env[] = {"KVBLEND_THREADS=2", NULL}, *none[] = {NULL};
+    const char *args[80];
+    size_t n;
+    struct buf keys = BUF_INIT;
+    ASSERT_OK(load(&a, env, "--ram", "1GiB"));
+    ASSERT_OK(gw_config_worker_args(a, args, 80, &n));
+    ASSERT_EQ(n, 6); /* ram, threads, log-level */
+    ASSERT_STREQ(args[0], "--ram");
+    ASSERT_STREQ(args[1], "1GiB");
+    ASSERT_STREQ(args[2], "--threads");
+    ASSERT_OK(load(&b, none, "--queue-limit", "3"));
+    ASSERT_EQ(gw_config_restart_keys(a, b, &keys), 2);
+    ASSERT_STREQ(buf_cstr(&keys), "worker.ram,worker.threads");
+    buf_fini(&keys);
+    gw_config_free(a);
+    gw_config_free(b);
+    buf_fini(&problems);
+}

@@ -1,0 +1,40 @@
+#include "base/buf.h"
+#include "gateway/error.h"
+#include "tests/test.h"
+
+TEST(shape)
+{
+    struct buf b = BUF_INIT;
+    ASSERT_OK(gw_error_body(GW_E_UNKNOWN_MODEL, "no \"x\"\n", "model", &b));
+    ASSERT_STREQ(buf_cstr(&b),
+                 "{\"error\":{\"message\":\"no \\\"x\\\"\\n\",\"type\":\"invalid_request_error\","
+                 "\"param\":\"model\",\"code\":\"model_not_found\"}}");
+    buf_clear(&b);
+    ASSERT_OK(gw_error_frames(GW_E_DRAINING, "bye", &b));
+    ASSERT_STREQ(buf_cstr(&b), "data: {\"error\":{\"message\":\"bye\",\"type\":\"server_error\","
+                               "\"param\":null,\"code\":\"draining\"}}\n\ndata: [DONE]\n\n");
+    buf_fini(&b);
+}
+
+/* Both official clients retry 408, 409, 429 and 5xx unless told otherwise: each of those says. */
+TEST(every_retried_status_says_whether_to_retry)
+{
+    for (int e = 0; e < GW_E_COUNT; e++) {
+        struct buf b = BUF_INIT;
+        int s = gw_error_status((enum gw_error)e);
+        ASSERT_OK(gw_error_headers((enum gw_error)e, &b));
+        bool says = strstr(buf_cstr(&b), "x-should-retry: ") != NULL;
+        ASSERT_EQ(says, s == 408 || s == 429 || s >= 500);
+        ASSERT_EQ(strstr(buf_cstr(&b), "Retry-After") != NULL,
+                  strstr(buf_cstr(&b), "x-should-retry: true") != NULL);
+        buf_fini(&b);
+    }
+}
+
+TEST(refusals_of_the_http_layer)
+{
+    static const int statuses[] = {400, 408, 413, 415, 431, 500, 501};
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
+        ASSERT_EQ(gw_error_status(gw_error_of_status(statuses[i])), statuses[i]);
+    ASSERT_EQ(gw_error_status(gw_error_of_status(505)), 500);
+}
