@@ -32,6 +32,8 @@ int http_loop_create(struct http_loop **ret);
 void http_loop_destroy(struct http_loop *l);
 struct event_base *http_loop_base(struct http_loop *l);
 int http_loop_run(struct http_loop *l); /* until http_loop_stop() */
+/* From any thread or a signal handler. Posts that have not run by then wait for the next run; after
+ * http_loop_destroy() they are dropped. */
 void http_loop_stop(struct http_loop *l);
 /* Run fn(arg) on the loop thread soon; the way other threads speak to it (eventfd inside). 0, or
  * -EAGAIN when the ring (fixed size) is full. Order of one poster's messages is kept. */

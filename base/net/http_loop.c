@@ -44,7 +44,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
     ssize_t n = read(l->wake_fd, &count, sizeof count);
     (void)n;
     /* Cleared before the ring is read: a message pushed from here on wakes us again. */
-    atomic_store(&l->woken, false);
+    (void)atomic_exchange(&l->woken, false); /* an exchange: it must see what was pushed before */
     if (atomic_load(&l->stop)) {
         (void)event_base_loopbreak(l->base);
         return;
