@@ -1,0 +1,326 @@
+/* Admin routes: what is loaded, what is stored, why a request is cut as it is. */
+#include "fusor/worker/worker.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void reply_or_oom(struct wk_call *c, int rc, struct buf *b)
+{
+    if (rc)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, 200, NULL, b);
+    buf_fini(b);
+}
+
+/* ---- status ---- */
+static int put_gemm(struct worker *w, struct buf *b)
+{
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+    struct kn_dev *d = fus_core_dev(w->core);
+    int rc = buf_addf(b, ",\"compute\":{\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[",
+                      kn_dev_threads(d), kn_dev_isa(d), kn_dev_gemm(d));
+
+    for (size_t i = 0; i < n; i++)
+        rc |= buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "",
+                       r[i].name, r[i].gflops, r[i].chosen ? "true" : "false");
+    return rc | buf_adds(b, "]}");
+}
+
+static int put_model(struct worker *w, struct buf *b)
+{
+    const struct model_cfg *m = model_config(w->model);
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    int rc = buf_adds(b, ",\"model\":{\"id\":");
+
+    rc |= buf_add_json_str(b, w->model_name, strlen(w->model_name)) | buf_adds(b, ",\"path\":");
+    rc |= buf_add_json_str(b, w->o.model, strlen(w->o.model));
+    return rc | buf_addf(b,
+                         ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
+                         "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
+                         "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
+                         m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max,
+                         dtypes[w->ident.dtype], w->sink_token, w->chat ? chat_name(w->chat) : "",
+                         w->load_s);
+}
+
+static int put_engine(struct worker *w, struct buf *b)
+{
+    struct fus_engine_stats e;
+
+    fus_engine_get_stats(w->engine, &e);
+    return buf_addf(b,
+                    ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
+                    "\"kv_tokens_free\":%u,\"steps\":%llu,\"max_running\":%u,\"max_queue\":%u},"
+                    "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
+                    e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free,
+                    (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, w->n_builds,
+                    (unsigned long long)w->n_built, (unsigned long long)w->n_build_failed);
+}
+
+static int put_store(struct worker *w, struct buf *b)
+{
+    struct store_stats s;
+    int rc;
+
+    store_get_stats(w->store, &s);
+    rc = buf_addf(b,
+                  ",\"store\":{\"ram_bytes\":%llu,\"ram_budget_bytes\":%llu,\"records\":%llu,"
+                  "\"pinned\":%llu,\"hits\":%llu,\"puts\":%llu,\"puts_refused\":%llu,"
+                  "\"evictions\":%llu,\"corrupt\":%llu,\"misses\":{",
+                  (unsigned long long)s.used_bytes, (unsigned long long)s.budget_bytes,
+                  (unsigned long long)s.n_records, (unsigned long long)s.n_pinned,
+                  (unsigned long long)s.hits, (unsigned long long)s.puts,
+                  (unsigned long long)s.put_refused, (unsigned long long)s.evictions,
+                  (unsigned long long)s.corrupt);
+    for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
+        rc |= buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
+                       (unsigned long long)s.misses[i]);
+    return rc | buf_adds(b, "}}");
+}
+
+static void get_status(struct worker *w, struct wk_call *c)
+{
+    static const char *const names[] = {"loading", "ready", "draining", "failed"};
+    struct buf b = BUF_INIT;
+    int s = atomic_load(&w->state);
+    int rc = buf_addf(&b,
+                      "{\"version\":\"%s\",\"state\":\"%s\",\"progress\":%.3f,\"uptime_s\":%.1f,"
+                      "\"requests\":%u,\"loop_lag_ms\":%.3f",
+                      KV_VERSION, names[s], atomic_load(&w->progress) / 1000.0,
+                      clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
+
+    if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
+        rc |= put_model(w, &b) | put_gemm(w, &b) | put_engine(w, &b) | put_store(w, &b);
+        rc |= buf_addf(&b,
+                       ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
+                       "\"ratio\":%g,\"reason\":",
+                       w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed",
+                       w->o.strategy, w->o.ratio);
+        rc |= w->blend_ok ? buf_adds(&b, "null")
+                          : buf_add_json_str(&b, w->blend_error, strlen(w->blend_error));
+        rc |= buf_addc(&b, '}');
+    }
+    rc |= buf_addc(&b, '}');
+    reply_or_oom(c, rc, &b);
+}
+
+/* ---- chunks ---- */
+struct listing {
+    struct buf *out;
+    size_t n, limit;
+    bool chunks_only;
+};
+
+static int put_one(struct buf *out, const struct store_info *i)
+{
+    char hex[33];
+    double now = clock_wall_s();
+
+    tier_key_hex(&i->key, hex);
+    return buf_addf(out,
+                    "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+                    "\"hits\":%llu,\"tier\":\"%s\",\"pinned\":%s,\"building\":%s,\"scored\":%s,"
+                    "\"age_s\":%.1f,\"idle_s\":%.1f}",
+                    hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+                    (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
+                    i->pinned ? "true" : "false", i->building ? "true" : "false",
+                    i->scored ? "true" : "false", now - i->created_s, now - i->used_s);
+}
+
+static int visit(void *ctx, const struct store_info *i)
+{
+    struct listing *l = ctx;
+
+    if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
+    if (l->n >= l->limit) return 1;
+    if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->out, i) < 0) return -ENOMEM;
+    l->n++;
+    return 0;
+}
+
+static void list_chunks(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+    struct listing l = {&b, 0, 100000, strstr(http_req_query(c->r), "kind=chunk") != NULL};
+    int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+
+    if (store_visit(w->store, visit, &l) < 0) rc = -ENOMEM;
+    rc |= buf_addf(&b, "],\"count\":%zu}", l.n);
+    reply_or_oom(c, rc, &b);
+}
+
+static int find_key(struct wk_call *c, const char *hex, struct tier_key *ret)
+{
+    struct api_err e;
+
+    if (tier_key_parse(hex, ret) >= 0) return 0;
+    (void)api_err_set(&e, 400, API_INVALID, "invalid_value", "id",
+                      "Invalid id: 32 hexadecimal digits are expected.");
+    wk_reply_error(c, &e);
+    return -EINVAL;
+}
+
+static void absent(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 404, API_INVALID, "segment_not_found", "id", "No such record.");
+    wk_reply_error(c, &e);
+}
+
+static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
+{
+    struct buf b = BUF_INIT;
+    struct store_info i;
+
+    if (store_get_info(w->store, k, &i) != 1)
+        absent(c);
+    else
+        reply_or_oom(c, put_one(&b, &i), &b);
+}
+
+static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
+{
+    if (store_set_pinned(w->store, k, pin) != 1)
+        absent(c);
+    else
+        one_chunk(w, c, k);
+}
+
+static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
+{
+    const char *method = http_req_method(c->r), *verb = strchr(rest, '/');
+    struct tier_key k;
+    struct api_err e;
+    char hex[40];
+
+    (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
+    if (!verb && strcmp(method, "DELETE") == 0) {
+        wk_segment_delete(w, c, hex);
+        return;
+    }
+    if (find_key(c, hex, &k) < 0) return;
+    if (!verb && strcmp(method, "GET") == 0) {
+        one_chunk(w, c, &k);
+    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/pin") == 0) {
+        pin_chunk(w, c, &k, true);
+    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/unpin") == 0) {
+        pin_chunk(w, c, &k, false);
+    } else {
+        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", "GET, DELETE, POST",
+                          "Use GET or DELETE on a record, POST on its /pin and /unpin.");
+        wk_reply_error(c, &e);
+    }
+}
+
+static void clear_all(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+    size_t len, n;
+    const char *body = http_req_body(c->r, &len);
+    bool pinned = strstr(http_req_query(c->r), "pinned=true") != NULL ||
+                  memmem(body, len, "\"pinned\":true", 13) != NULL ||
+                  memmem(body, len, "\"pinned\": true", 14) != NULL;
+
+    n = store_clear(w->store, pinned);
+    reply_or_oom(c, buf_addf(&b, "{\"cleared\":%zu}", n), &b);
+}
+
+/* ---- explain ---- */
+/* Where a chunk stands, without touching statistics or the order of eviction. */
+static int put_state(struct worker *w, struct buf *b, const struct wk_cut *c, uint32_t *ret_hit)
+{
+    struct store_info i;
+
+    if (store_get_info(w->store, &c->key, &i) == 1 && !i.building) {
+        *ret_hit += c->n;
+        return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
+                        (unsigned long long)i.hits);
+    }
+    return buf_addf(
+        b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"",
+        store_miss_name(wk_build_pending(w, &c->key) ? STORE_MISS_BUILDING : STORE_MISS_NEVER));
+}
+
+static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, uint32_t *ret_hit)
+{
+    char hex[33];
+    int rc = buf_adds(b, "\"segments\":[");
+
+    for (size_t i = 0; i < p->n_cut; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        tier_key_hex(&c->key, hex);
+        rc |= buf_addf(b,
+                       "%s{\"id\":\"%s\",\"message\":%u,\"begin\":%u,\"end\":%u,"
+                       "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
+                       i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
+                       c->detector);
+        rc |= put_state(w, b, c, ret_hit) | buf_addc(b, '}');
+    }
+    return rc | buf_addc(b, ']');
+}
+
+static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
+{
+    struct worker *w = t->w;
+    uint32_t hit = 0, prefix = 0, again;
+    uint32_t last = p->n_cut ? p->cut[p->n_cut - 1].tok0 + p->cut[p->n_cut - 1].n : 0;
+    double ratio;
+    int rc = buf_addc(&t->out, '{') | put_cuts(w, p, &t->out, &hit);
+
+    for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
+        prefix += WK_BLOCK_TOKENS;
+    enum fus_strategy s = wk_decide(w, m, p->n_tok, prefix, hit, p->n_tok - last, &ratio);
+    if (s == FUS_FULL) prefix = 0;
+    if (s == FUS_FULL || s == FUS_PREFIX) hit = 0;
+    again = (uint32_t)(ratio * hit + 0.5);
+    return rc | buf_addf(&t->out,
+                         ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
+                         "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
+                         "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u}}",
+                         p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_tok - last,
+                         api_mode_name(m->mode), fus_strategy_name(s), ratio, prefix, hit - again,
+                         again, p->n_tok - prefix - hit);
+}
+
+static int segment_run(struct wk_task *t)
+{
+    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
+    struct wk_prompt p = {0};
+    struct wk_mode m;
+    struct api_req r;
+    bool chat = memmem(t->body, t->body_len, "\"messages\"", 10) != NULL;
+    int rc = api_parse(t->body, t->body_len, chat, &lim, &r, &t->e);
+
+    if (rc >= 0) rc = wk_mode_of(t->w, &r, &t->hints, &m, &t->e);
+    if (rc >= 0) rc = wk_prepare(t->w, &r, &t->hints, &m, 0, &p, &t->e);
+    if (rc >= 0 && explain(t, &m, &p)) rc = -ENOMEM;
+    wk_prompt_fini(&p);
+    api_req_fini(&r);
+    return rc;
+}
+
+/* ---- table ---- */
+int wk_admin(struct worker *w, struct wk_call *c, const char *path)
+{
+    const char *m = http_req_method(c->r);
+    bool get = strcmp(m, "GET") == 0, post = strcmp(m, "POST") == 0;
+
+    if (get && strcmp(path, "status") == 0)
+        get_status(w, c);
+    else if (get && strcmp(path, "chunks") == 0)
+        list_chunks(w, c);
+    else if (strncmp(path, "chunks/", 7) == 0)
+        chunk_route(w, c, path + 7);
+    else if (post && strcmp(path, "clear") == 0)
+        clear_all(w, c);
+    else if (post && strcmp(path, "segment") == 0)
+        wk_task_start(w, c, segment_run, NULL);
+    else
+        return 0;
+    return 1;
+}

@@ -1,0 +1,188 @@
+/* Isolated chunk builds: which are wanted, which are under way.
+ *
+ * A missed chunk is queued once, whoever missed it; the engine gets a few at a time and runs them
+ * when it is idle (warm-ups at once). The record is claimed just before its build starts, so that a
+ * build that became needless costs nothing. When the list is full new wishes are dropped: the next
+ * request that misses asks again. */
+#include "fusor/worker/worker.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+struct wk_build {
+    struct wk_build *next;
+    struct wk_msg msg;
+    struct worker *w;
+    struct tier_key key;
+    char *ns;
+    int32_t *tok; /* handed to the engine on submit; the claim keeps a copy */
+    uint32_t n;
+    bool urgent, submitted;
+    int status;
+};
+
+static bool same_key(const struct tier_key *a, const struct tier_key *b)
+{
+    return a->hi == b->hi && a->lo == b->lo;
+}
+
+static struct wk_build *find(struct worker *w, const struct tier_key *k)
+{
+    for (struct wk_build *b = w->builds; b; b = b->next)
+        if (same_key(&b->key, k)) return b;
+    return NULL;
+}
+
+bool wk_build_pending(struct worker *w, const struct tier_key *key)
+{
+    pthread_mutex_lock(&w->builds_m);
+    bool yes = find(w, key) != NULL;
+    pthread_mutex_unlock(&w->builds_m);
+    return yes;
+}
+
+static void build_free(struct wk_build *b)
+{
+    mem_free(b->ns);
+    mem_free(b->tok);
+    mem_free(b);
+}
+
+static void unlink_build(struct worker *w, struct wk_build *b)
+{
+    struct wk_build **p = &w->builds;
+
+    pthread_mutex_lock(&w->builds_m);
+    while (*p != b)
+        p = &(*p)->next;
+    *p = b->next;
+    if (w->builds_tail == &b->next) w->builds_tail = p;
+    w->n_builds--;
+    if (b->submitted) w->n_flight--;
+    pthread_mutex_unlock(&w->builds_m);
+}
+
+/* ---- engine thread ---- */
+static int on_build(void *ctx, struct kv_sink *ret)
+{
+    struct wk_build *b = ctx;
+    struct store_writer *writer;
+    int rc = store_claim(b->w->store, TIER_CHUNK, &b->key, b->ns, b->tok, b->n, &writer);
+
+    if (rc <= 0) return rc;
+    rc = wk_sink_make(writer, &b->w->ident, b->n, ret);
+    return rc < 0 ? rc : 1;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct wk_build *b = ctx;
+
+    b->status = status;
+    wk_post(b->w, &b->msg);
+}
+
+/* ---- loop thread ---- */
+static void pump(struct worker *w);
+
+static void build_ended(struct wk_msg *m)
+{
+    struct wk_build *b = (struct wk_build *)((char *)m - offsetof(struct wk_build, msg));
+    struct worker *w = b->w;
+    char hex[33];
+
+    unlink_build(w, b);
+    tier_key_hex(&b->key, hex);
+    if (b->status < 0 && b->status != -ECANCELED) {
+        w->n_build_failed++;
+        log_event(LOG_WARN, "chunk_build_failed", "id=%s tokens=%u error=%s", hex, b->n,
+                  err_name(b->status));
+    } else {
+        w->n_built += b->status == 0;
+        log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
+                  b->status == 1);
+    }
+    wk_segments_built(w, &b->key, b->status);
+    build_free(b);
+    pump(w);
+}
+
+/* Hand waiting builds to the engine, urgent ones first. */
+static void pump(struct worker *w)
+{
+    while (w->n_flight < WK_BUILDS_FLIGHT_MAX) {
+        struct wk_build *b = NULL;
+        for (struct wk_build *i = w->builds; i; i = i->next) {
+            if (i->submitted) continue;
+            if (!b || (i->urgent && !b->urgent)) b = i;
+            if (i->urgent) break;
+        }
+        if (!b) return;
+        int32_t *tok = mem_alloc((b->n + 1) * sizeof *tok);
+        if (!tok) return;
+        memcpy(tok, b->tok, b->n * sizeof *tok);
+        struct fus_build f = {.sink_token = w->sink_token,
+                              .tok = tok,
+                              .n = b->n,
+                              .on_build = on_build,
+                              .on_end = on_end,
+                              .ctx = b,
+                              .urgent = b->urgent};
+        b->submitted = true;
+        w->n_flight++;
+        if (fus_build_submit(w->engine, &f) < 0) {
+            mem_free(tok);
+            b->submitted = false;
+            w->n_flight--;
+            return; /* the engine's list is full: the next end pumps again */
+        }
+    }
+}
+
+int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
+                   uint32_t n, bool urgent)
+{
+    struct store_info info;
+    struct wk_build *b;
+
+    if (store_get_info(w->store, key, &info) == 1 && !info.building) return 1;
+    if (!w->blend_ok) return -ENOTSUP;
+    pthread_mutex_lock(&w->builds_m);
+    b = find(w, key);
+    if (b && urgent) b->urgent = true;
+    pthread_mutex_unlock(&w->builds_m);
+    if (b) return 0;
+    if (w->n_builds >= WK_BUILDS_MAX) return -EAGAIN;
+    b = mem_zalloc(sizeof *b);
+    if (!b) return -ENOMEM;
+    *b = (struct wk_build){
+        .msg = {.fn = build_ended}, .w = w, .key = *key, .n = n, .urgent = urgent};
+    b->ns = mem_strdup(ns);
+    b->tok = mem_alloc((n + 1) * sizeof *b->tok);
+    if (!b->ns || !b->tok) {
+        build_free(b);
+        return -ENOMEM;
+    }
+    memcpy(b->tok, tok, n * sizeof *b->tok);
+    pthread_mutex_lock(&w->builds_m);
+    *w->builds_tail = b;
+    w->builds_tail = &b->next;
+    w->n_builds++;
+    pthread_mutex_unlock(&w->builds_m);
+    pump(w);
+    return 0;
+}
+
+/* After the engine has ended: nothing refers to the builds any more. */
+void wk_builds_fini(struct worker *w)
+{
+    while (w->builds) {
+        struct wk_build *b = w->builds;
+        wk_unpost(w, &b->msg);
+        w->builds = b->next;
+        build_free(b);
+    }
+    w->builds_tail = &w->builds;
+    w->n_builds = w->n_flight = 0;
+}

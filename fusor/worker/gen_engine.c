@@ -1,0 +1,188 @@
+/* What the engine thread does for a request: the plan, the text of each token, stop strings.
+ *
+ * A token's text is ready here, so that a stop string ends the choice at once and not a round trip
+ * later. The loop is woken through the mail; a request that is already on it is not queued twice.
+ */
+#include "fusor/worker/gen.h"
+
+#include "base/clock.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+static int on_plan(void *ctx, struct fus_plan *plan)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    if (atomic_load(&g->gone)) return -ECANCELED;
+    return wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
+}
+
+static void wake(struct gen *g)
+{
+    if (!g->fresh) {
+        g->fresh = true;
+        wk_post(g->w, &g->msg);
+    }
+}
+
+static void on_first(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    pthread_mutex_lock(&g->m);
+    p->report = *r;
+    p->started = true;
+    p->queue_ms = queue_ms;
+    p->prefill_ms = prefill_ms;
+    p->ttft_ms = clock_ms_since(g->start_ns);
+    pthread_mutex_unlock(&g->m);
+    wk_metrics_ttft(p->ttft_ms / 1e3);
+    wk_metrics_queue(queue_ms / 1e3);
+    wk_metrics_report(r);
+}
+
+static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)
+{
+    if (c->n_tok == c->cap_tok) {
+        size_t cap = c->cap_tok ? 2 * c->cap_tok : 32;
+        struct api_token *n = mem_realloc(c->tok, cap * sizeof *n);
+        if (!n) return -ENOMEM;
+        c->tok = n;
+        c->cap_tok = cap;
+    }
+    c->tok[c->n_tok++] = (struct api_token){(uint32_t)begin, (uint32_t)c->text.len, *t};
+    return 0;
+}
+
+/* Append the token's text; 1 when a stop string ended it. Called with gen.m held. */
+static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event_token *t)
+{
+    const struct api_stops stops = {g->req.stop, g->req.stop_len, g->req.n_stop};
+    size_t from = c->text.len;
+    int hit;
+
+    if (tok_stream_push(g->w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
+    if (g->req.logprobs && keep_token(c, &t->picked, from) < 0) return 1;
+    if (c->n_generated <= g->req.min_tokens && g->req.min_tokens > 0) {
+        c->safe = c->text.len;
+        return 0;
+    }
+    hit = api_stop_scan(&stops, c->text.data ? c->text.data : "", c->text.len, from, &c->safe);
+    if (!hit) return 0;
+    c->text.len = c->safe;
+    c->stopped = true;
+    while (c->n_tok && c->tok[c->n_tok - 1].begin >= c->safe)
+        c->n_tok--;
+    if (c->n_tok && c->tok[c->n_tok - 1].end > c->safe)
+        c->tok[c->n_tok - 1].end = (uint32_t)c->safe;
+    return 1;
+}
+
+static int on_token(void *ctx, const struct fus_event_token *t)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+    struct gen_choice *c = &p->choice[t->choice];
+    uint64_t now = clock_ns();
+    int stop = 0;
+
+    if (c->last_ns) wk_metrics_inter_token((double)(now - c->last_ns) / 1e9);
+    c->last_ns = now;
+    pthread_mutex_lock(&g->m);
+    c->n_generated++;
+    if (!t->end) stop = take_text(g, c, t);
+    wake(g);
+    pthread_mutex_unlock(&g->m);
+    return stop;
+}
+
+static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+    struct gen_choice *c = &p->choice[choice];
+
+    pthread_mutex_lock(&g->m);
+    if (!c->stopped) {
+        size_t was = c->text.len;
+        (void)tok_stream_end(&c->stream, &c->text);
+        if (c->text.len > was && c->n_tok) c->tok[c->n_tok - 1].end = (uint32_t)c->text.len;
+    }
+    c->safe = c->text.len;
+    c->finish = f;
+    c->finished = true;
+    wake(g);
+    pthread_mutex_unlock(&g->m);
+}
+
+static void on_done(void *ctx, const struct fus_event_done *d)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    pthread_mutex_lock(&g->m);
+    p->status = d->finish == FUS_FAILED ? d->status : d->finish == FUS_CANCELLED ? -ECANCELED : 0;
+    p->done = true;
+    p->job = NULL;
+    g->fresh = true;
+    wk_post(g->w, &g->msg); /* under m: the loop frees g only after it has had m */
+    pthread_mutex_unlock(&g->m);
+}
+
+static bool is_eog(void *ctx, int32_t id)
+{
+    const struct gen_prompt *p = ctx;
+
+    return tok_is_eog(p->g->w->tok, id);
+}
+
+static uint64_t random_seed(void)
+{
+    uint64_t s;
+
+    return getrandom(&s, sizeof s, 0) == (ssize_t)sizeof s ? s : clock_ns();
+}
+
+int gen_submit(struct gen *g, struct gen_prompt *p)
+{
+    static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done};
+    const struct api_req *q = &g->req;
+    uint32_t room = g->w->ctx_max - p->p.n_tok;
+    struct fus_request r = {
+        .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
+        .sampling = q->sampling,
+        .n_choices = q->n,
+        .ignore_eos = q->ignore_eos,
+        .stop_ids = q->stop_id,
+        .n_stop_ids = q->n_stop_id,
+        .is_eog = is_eog,
+        .ops = &ops,
+        .ctx = p};
+    struct fus_job *job = NULL;
+    int rc;
+
+    r.max_new = q->max_tokens >= 0 ? (uint32_t)q->max_tokens : g->chat ? room : 16;
+    if (r.max_new > room) r.max_new = room;
+    r.min_new = q->min_tokens < r.max_new ? q->min_tokens : r.max_new;
+    if (!q->has_seed) r.sampling.seed = random_seed();
+    pthread_mutex_lock(&g->m); /* on_done may come before fus_submit() has returned */
+    rc = fus_submit(g->w->engine, &r, &job);
+    if (rc >= 0) {
+        p->job = job;
+        g->n_open++;
+    }
+    pthread_mutex_unlock(&g->m);
+    return rc;
+}
+
+/* A job is alive while p->job is set, because its on_done needs m to clear it. */
+void gen_cancel_jobs(struct gen *g)
+{
+    pthread_mutex_lock(&g->m);
+    for (size_t i = 0; i < g->n_prompt; i++)
+        if (g->prompt[i].job) fus_cancel(g->w->engine, g->prompt[i].job);
+    pthread_mutex_unlock(&g->m);
+}

@@ -1,0 +1,244 @@
+/* Loading the model, in a thread of its own while the server already answers /health.
+ *
+ * Everything it makes is published to the loop by one message; until then the loop touches none of
+ * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
+ */
+#include "fusor/worker/worker.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* ---- progress ---- */
+static void progress(void *ctx, double share)
+{
+    struct worker *w = ctx;
+    unsigned now = (unsigned)(share * 1000 + 0.5);
+    unsigned was = atomic_exchange(&w->progress, now > 1000 ? 1000 : now);
+
+    if (!isatty(STDERR_FILENO) || now / 10 == was / 10) return;
+    char bar[41];
+    for (unsigned i = 0; i < 40; i++)
+        bar[i] = i < now / 25 ? '#' : '.';
+    bar[40] = 0;
+    (void)fprintf(stderr, "\rloading [%s] %3u %%%s", bar, now / 10, now >= 1000 ? "\n" : "");
+    (void)fflush(stderr);
+}
+
+/* ---- names ---- */
+static void set_names(struct worker *w)
+{
+    const char *path = w->o.model, *base;
+    char copy[4096];
+    size_t n;
+
+    (void)snprintf(copy, sizeof copy, "%s", path);
+    n = strlen(copy);
+    while (n > 1 && copy[n - 1] == '/')
+        copy[--n] = 0;
+    base = strrchr(copy, '/');
+    base = base && base[1] ? base + 1 : copy;
+    (void)snprintf(w->model_base, sizeof w->model_base, "%.*s", (int)sizeof w->model_base - 1,
+                   base);
+    (void)snprintf(w->model_name, sizeof w->model_name, "%s", w->model_base);
+    n = strlen(w->model_name);
+    if (n > 5 && strcmp(w->model_name + n - 5, ".gguf") == 0) w->model_name[n - 5] = 0;
+    if (w->o.served_name) {
+        n = strcspn(w->o.served_name, ",");
+        (void)snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(n < 255 ? n : 255),
+                       w->o.served_name);
+    }
+}
+
+bool wk_serves_model(const struct worker *w, const char *name)
+{
+    const char *s = w->o.served_name;
+
+    if (!name || !*name || strcmp(name, w->model_name) == 0) return true;
+    if (strcmp(name, "default") == 0) return true;
+    if (!s) /* unless a name was given, whatever plainly means this file */
+        return strcmp(name, w->model_base) == 0 || strcmp(name, w->o.model) == 0 ||
+               (w->model && strcmp(name, model_config(w->model)->name) == 0);
+    while (*s) {
+        size_t n = strcspn(s, ",");
+        if (strlen(name) == n && strncmp(s, name, n) == 0) return true;
+        s += n + (s[n] == ',');
+    }
+    return false;
+}
+
+/* ---- steps ---- */
+static enum kn_dtype kv_dtype(const struct worker *w, const struct model_cfg *c)
+{
+    if (w->o.kv_dtype >= 0) return (enum kn_dtype)w->o.kv_dtype;
+    return c->file_f32 ? KN_F32 : KN_F16;
+}
+
+static int open_text(struct worker *w, struct err *err)
+{
+    struct err ce = {0};
+    int rc = tok_open(w->model, &w->tok, err);
+
+    if (rc < 0) return rc;
+    rc = chat_open(tok_chat_template(w->tok), w->o.chat_template, &w->chat, &ce);
+    if (rc < 0 && w->o.chat_template) {
+        *err = ce;
+        return rc;
+    }
+    if (rc < 0) {
+        w->chat = NULL;
+        (void)snprintf(w->chat_error, sizeof w->chat_error, "%s", ce.msg);
+        log_event(LOG_WARN, "chat_template", "state=refused reason=\"%s\"", ce.msg);
+    }
+    return 0;
+}
+
+static int32_t find_sink(struct worker *w)
+{
+    struct chat_msg m = {"user", "x", 1};
+    struct chat_out out = {0};
+    struct tok_ids ids = {0};
+    struct err err = {0};
+    int32_t sink = tok_bos(w->tok);
+
+    if (sink >= 0 && (tok_adds_bos(w->tok) || !w->chat || chat_brings_bos(w->chat))) return sink;
+    if (w->chat && chat_render(w->chat, w->tok, &m, 1, true, &out, &err) >= 0 &&
+        tok_encode(w->tok, out.pieces, out.n_pieces, 0, &ids) >= 0 && ids.n > 0)
+        sink = ids.id[0];
+    tok_ids_fini(&ids);
+    chat_out_fini(&out);
+    return sink;
+}
+
+static int open_core(struct worker *w, struct err *err)
+{
+    const struct model_cfg *c = model_config(w->model);
+    struct fus_core_opts o = {.dev = {.n_threads = w->o.threads,
+                                      .gemm = w->o.gemm,
+                                      .arith = w->o.arith,
+                                      .allow_bf16 = c->file_bf16_or_less},
+                              .ctx_max = w->o.ctx,
+                              .kv_bytes = w->o.kv_pages_bytes,
+                              .progress = progress,
+                              .progress_ctx = w};
+    struct err te = {0};
+    int rc = fus_core_create(w->model, &o, &w->core, err);
+
+    if (rc < 0) return rc;
+    w->ctx_max = fus_core_ctx_max(w->core);
+    rc = fus_core_self_test(w->core, &te);
+    w->blend_ok = rc >= 0;
+    if (rc < 0) {
+        (void)snprintf(w->blend_error, sizeof w->blend_error, "%s", te.msg);
+        log_event(LOG_ERROR, "self_test", "state=failed blending=off reason=\"%s\"", te.msg);
+    }
+    return 0;
+}
+
+static int open_store(struct worker *w, struct err *err)
+{
+    const struct model_cfg *c = model_config(w->model);
+    struct model_rope rope = c->rope;
+    struct store_opts o = {.ram_bytes = w->o.ram_bytes};
+
+    rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
+    w->sink_token = find_sink(w);
+    w->ident =
+        (struct tier_ident){.rope_regime = XXH32(&rope, sizeof rope, 0),
+                            .dtype = kv_dtype(w, c),
+                            .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
+                            .L = c->L,
+                            .G = c->G,
+                            .K = c->K};
+    memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
+    tok_fingerprint(w->tok, w->ident.tokenizer);
+    o.ident = w->ident;
+    return store_create(&o, &w->store, err);
+}
+
+static void log_loaded(struct worker *w)
+{
+    const struct model_cfg *c = model_config(w->model);
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (r[i].gflops > 0)
+            log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
+                      r[i].chosen);
+    log_event(LOG_NOTICE, "model_loaded",
+              "name=%s arch=%s layers=%u ctx=%u gemm=%s isa=%s threads=%u kv_dtype=%s chat=%s "
+              "ram_bytes=%llu blend=%s seconds=%.2f",
+              w->model_name, c->arch, c->L, w->ctx_max, kn_dev_gemm(fus_core_dev(w->core)),
+              kn_dev_isa(fus_core_dev(w->core)), kn_dev_threads(fus_core_dev(w->core)),
+              dtypes[w->ident.dtype], w->chat ? chat_name(w->chat) : "none",
+              (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->load_s);
+}
+
+static int load(struct worker *w, struct err *err)
+{
+    struct fus_engine_opts eo = {.max_running = w->o.max_running, .max_queue = w->o.max_queue};
+    int rc;
+
+    if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
+    if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
+    if ((rc = open_text(w, err)) < 0) return rc;
+    if ((rc = open_core(w, err)) < 0) return rc;
+    if ((rc = open_store(w, err)) < 0) return rc;
+    rc = fus_engine_create(w->core, &eo, &w->engine);
+    return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;
+}
+
+static void *loader_main(void *arg)
+{
+    struct worker *w = arg;
+    uint64_t t0 = clock_ns();
+    int rc = load(w, &w->load_error);
+
+    w->load_s = clock_ms_since(t0) / 1e3;
+    if (rc < 0 && w->load_error.code == 0)
+        (void)err_set(&w->load_error, rc, "loading failed (%s)", err_name(rc));
+    if (rc >= 0) {
+        progress(w, 1);
+        log_loaded(w);
+    }
+    wk_post(w, &w->load_msg);
+    atomic_store(&w->loader_ended, true);
+    return NULL;
+}
+
+static void loaded(struct wk_msg *m)
+{
+    struct worker *w = (struct worker *)((char *)m - offsetof(struct worker, load_msg));
+
+    if (w->load_error.code < 0) {
+        log_event(LOG_ERROR, "model_load", "path=%s error=\"%s\"", w->o.model, w->load_error.msg);
+        atomic_store(&w->state, WK_FAILED);
+        w->exit_code = 1;
+        http_loop_stop(w->loop);
+        return;
+    }
+    int loading = WK_LOADING;
+    (void)atomic_compare_exchange_strong(&w->state, &loading, WK_READY);
+}
+
+bool wk_is_loading(const struct worker *w)
+{
+    return w->loader_started && !atomic_load(&w->loader_ended);
+}
+
+int wk_load_start(struct worker *w)
+{
+    set_names(w);
+    w->load_msg.fn = loaded;
+    if (pthread_create(&w->loader, NULL, loader_main, w) != 0) return -EAGAIN;
+    w->loader_started = true;
+    return 0;
+}

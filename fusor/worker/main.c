@@ -1,0 +1,34 @@
+/* kvblend-worker: serves one model. See docs/api.md for the routes. */
+#include "fusor/worker/worker.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    struct wk_opts o;
+    struct worker *w;
+    struct err err = {0};
+    int rc;
+
+    log_set_name("kvblend-worker");
+    rc = wk_opts_read(argc, argv, &o, &err);
+    if (rc == 1) return 0;
+    if (rc < 0) {
+        (void)fprintf(stderr, "kvblend-worker: %s\n", err.msg);
+        return 2;
+    }
+    rc = wk_create(&o, &w, &err);
+    if (rc < 0) {
+        log_event(LOG_ERROR, "start", "error=\"%s\"", err.msg);
+        wk_opts_fini(&o);
+        return 1;
+    }
+    rc = wk_run(w);
+    if (wk_is_loading(w)) _exit(rc); /* told to end while the model loads: nothing to hand back */
+    wk_destroy(w);
+    wk_opts_fini(&o);
+    return rc;
+}

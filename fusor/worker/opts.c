@@ -1,0 +1,117 @@
+/* The worker's options: one table, read by base/opt. */
+#include "fusor/worker/worker.h"
+
+#include "base/log.h"
+#include "base/opt.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct opt_def defs[] = {
+    {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder to serve."},
+    {"listen", OPT_STR, "127.0.0.1:8012", 0, 0, NULL, "HOST:PORT or unix:/path to listen on."},
+    {"ram", OPT_SIZE, "1GiB", 1 << 20, 1e15, NULL, "Hard budget of the KV records kept in RAM."},
+    {"kv-pages", OPT_SIZE, "0", 0, 0, NULL,
+     "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
+    {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
+     "Arithmetic; auto never goes below the file's own precision."},
+    {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16",
+     "Stored KV; auto: f32 for F32 files, else f16."},
+    {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
+    {"gemm", OPT_STR, "auto", 0, 0, NULL, "Force a GEMM candidate by name; auto measures."},
+    {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
+    {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
+    {"served-model-name", OPT_STR, NULL, 0, 0, NULL,
+     "Name in the API; several are split by commas; default: the file's name."},
+    {"max-running", OPT_INT, "16", 1, 4096, NULL, "Choices decoded together."},
+    {"max-queue", OPT_INT, "64", 1, 65536, NULL, "Requests waiting before 429."},
+    {"api-key", OPT_STR, NULL, 0, 0, NULL, "Bearer key that clients must send."},
+    {"strategy", OPT_ENUM, "query", 0, 0, "query|hkvd|sink|reuse|prefix|full",
+     "Strategy of mode auto and blend."},
+    {"ratio", OPT_DOUBLE, "0.1", 0, 1, NULL, "Share of reused tokens to recompute."},
+    {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
+    {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
+    {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
+     "End when the parent dies or closes standard input."},
+    {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
+    {"version", OPT_BOOL, "false", 0, 0, NULL, "Print the version and end."},
+    {0}};
+
+static int print_help(const struct opts *o)
+{
+    struct buf b = BUF_INIT;
+    int rc =
+        opts_help(o, "kvblend-worker",
+                  "Serves one model over OpenAI's API, with KV of recurring chunks reused.", &b);
+
+    if (rc >= 0) (void)fwrite(b.data, 1, b.len, stdout);
+    buf_fini(&b);
+    return rc < 0 ? rc : 1;
+}
+
+static const char *or_null(const char *s)
+{
+    return *s ? s : NULL;
+}
+
+static void take(struct wk_opts *r, struct opts *o)
+{
+    const char *dt = opt_str(o, "dtype"), *kv = opt_str(o, "kv-dtype");
+    enum log_level level;
+
+    *r = (struct wk_opts){.model = or_null(opt_str(o, "model")),
+                          .listen = opt_str(o, "listen"),
+                          .gemm = or_null(opt_str(o, "gemm")),
+                          .chat_template = or_null(opt_str(o, "chat-template")),
+                          .served_name = or_null(opt_str(o, "served-model-name")),
+                          .api_key = or_null(opt_str(o, "api-key")),
+                          .presets = or_null(opt_str(o, "presets")),
+                          .strategy = opt_str(o, "strategy"),
+                          .ram_bytes = opt_size(o, "ram"),
+                          .kv_pages_bytes = opt_size(o, "kv-pages"),
+                          .drain_timeout_ms = opt_duration_ms(o, "drain-timeout"),
+                          .threads = (unsigned)opt_int(o, "threads"),
+                          .ctx = (unsigned)opt_int(o, "ctx"),
+                          .max_running = (unsigned)opt_int(o, "max-running"),
+                          .max_queue = (unsigned)opt_int(o, "max-queue"),
+                          .ratio = opt_double(o, "ratio"),
+                          .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
+                          .store = o};
+    r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
+               : strcmp(dt, "bf16") == 0 ? KN_ARITH_BF16
+                                         : KN_ARITH_AUTO;
+    r->kv_dtype = strcmp(kv, "f32") == 0    ? (int)KN_F32
+                  : strcmp(kv, "f16") == 0  ? (int)KN_F16
+                  : strcmp(kv, "bf16") == 0 ? (int)KN_BF16
+                                            : -1;
+    if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
+}
+
+int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
+{
+    struct opts *o;
+    int rc = opts_create(defs, &o);
+
+    if (rc < 0) return err_set(err, rc, "out of memory");
+    rc = opts_parse_argv(o, argc, argv, err);
+    if (rc == 1) rc = print_help(o);
+    if (rc == 0) rc = opts_parse_env(o, "KVBLEND_WORKER", err);
+    if (rc == 0 && opt_bool(o, "version")) {
+        (void)printf("kvblend-worker %s\n", KV_VERSION);
+        rc = 1;
+    }
+    if (rc == 0 && !*opt_str(o, "model"))
+        rc = err_set(err, -EINVAL, "--model is missing: a GGUF file or a Hugging Face folder");
+    if (rc != 0) {
+        opts_destroy(o);
+        return rc;
+    }
+    take(ret, o);
+    return 0;
+}
+
+void wk_opts_fini(struct wk_opts *o)
+{
+    opts_destroy(o->store);
+    o->store = NULL;
+}

@@ -1,0 +1,227 @@
+/* The routes: one table of path, method and handler. Paths count with and without /v1. */
+#include "fusor/worker/worker.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* ---- small answers ---- */
+static void reply_or_oom(struct wk_call *c, int status, int rc, struct buf *b)
+{
+    if (rc)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, status, NULL, b);
+    buf_fini(b);
+}
+
+static void get_health(struct worker *w, struct wk_call *c, const char *rest)
+{
+    static const char *const names[] = {"loading", "ok", "draining", "failed"};
+    struct buf b = BUF_INIT;
+    int s = atomic_load(&w->state), rc;
+
+    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f}", names[s],
+                  atomic_load(&w->progress) / 1000.0);
+    reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);
+}
+
+static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT, h = BUF_INIT;
+
+    if (wk_metrics_render(w, &b) < 0 || wk_call_headers(c, NULL, &h) < 0) {
+        wk_reply_oom(c);
+    } else {
+        c->status = 200;
+        (void)http_reply(c->r, 200, "text/plain; version=0.0.4; charset=utf-8", buf_cstr(&h),
+                         b.data ? b.data : "", b.len);
+    }
+    buf_fini(&b);
+    buf_fini(&h);
+}
+
+static void get_version(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+    int rc = buf_addf(&b, "{\"version\":\"%s\",\"program\":\"kvblend-worker\"}", KV_VERSION);
+
+    reply_or_oom(c, 200, rc, &b);
+}
+
+static int put_model(struct worker *w, struct buf *b)
+{
+    int rc = buf_adds(b, "{\"id\":") | buf_add_json_str(b, w->model_name, strlen(w->model_name));
+
+    rc |= buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
+                   (long long)w->started_s);
+    rc |= buf_add_json_str(b, w->model_base, strlen(w->model_base));
+    return rc | buf_addf(b, ",\"parent\":null,\"max_model_len\":%u}", w->ctx_max);
+}
+
+static void get_models(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+    int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[") | put_model(w, &b);
+
+    rc |= buf_adds(&b, "]}");
+    reply_or_oom(c, 200, rc, &b);
+}
+
+static void get_model(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+    struct api_err e;
+
+    if (!*rest) {
+        get_models(w, c, rest);
+    } else if (!wk_serves_model(w, rest)) {
+        (void)api_err_set(&e, 404, API_INVALID, "model_not_found", "model",
+                          "The model '%.100s' does not exist.", rest);
+        wk_reply_error(c, &e);
+    } else {
+        int rc = put_model(w, &b);
+        reply_or_oom(c, 200, rc, &b);
+    }
+}
+
+/* ---- the table ---- */
+static void post_chat(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_gen_start(w, c, true);
+}
+static void post_text(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_gen_start(w, c, false);
+}
+static void post_tokenize(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_task_start(w, c, wk_tokenize, NULL);
+}
+static void post_detokenize(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_task_start(w, c, wk_detokenize, NULL);
+}
+static void post_segments(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_segments_post(w, c);
+}
+
+enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
+struct route {
+    const char *path, *method, *name;
+    unsigned flags;
+    void (*fn)(struct worker *w, struct wk_call *c, const char *rest);
+};
+static const struct route routes[] = {
+    {"/chat/completions", "POST", "chat", 0, post_chat},
+    {"/completions", "POST", "completions", 0, post_text},
+    {"/models", "GET", "models", 0, get_models},
+    {"/models/", "GET", "models", R_REST, get_model},
+    {"/tokenize", "POST", "tokenize", 0, post_tokenize},
+    {"/detokenize", "POST", "detokenize", 0, post_detokenize},
+    {"/segments", "POST", "segments", 0, post_segments},
+    {"/segments/", "GET", "segments", R_REST, wk_segment_get},
+    {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},
+    {"/health", "GET", "health", R_OPEN | R_EARLY, get_health},
+    {"/ready", "GET", "health", R_OPEN | R_EARLY, get_health},
+    {"/metrics", "GET", "metrics", R_OPEN | R_EARLY, get_metrics},
+    {"/version", "GET", "version", R_OPEN | R_EARLY, get_version},
+};
+
+static bool path_matches(const struct route *r, const char *path, const char **ret_rest)
+{
+    size_t n = strlen(r->path);
+
+    *ret_rest = "";
+    if (!(r->flags & R_REST)) return strcmp(path, r->path) == 0;
+    if (strncmp(path, r->path, n) != 0 || !path[n]) return false;
+    *ret_rest = path + n;
+    return true;
+}
+
+/* Time that depends on the length of the key only. */
+static bool same_secret(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    unsigned char diff = n != m;
+
+    for (size_t i = 0; i < m; i++)
+        diff |= (unsigned char)(b[i] ^ (i < n ? a[i] : 0));
+    return diff == 0;
+}
+
+static bool authorised(const struct worker *w, const struct wk_call *c)
+{
+    const char *h;
+
+    if (!w->o.api_key) return true;
+    h = http_header_find(http_req_head(c->r), "Authorization");
+    if (h && strncasecmp(h, "Bearer ", 7) == 0) h += 7;
+    if (!h) h = http_header_find(http_req_head(c->r), "X-Api-Key");
+    return h && same_secret(h, w->o.api_key);
+}
+
+static void refuse_key(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 401, API_INVALID, "invalid_api_key", NULL,
+                      "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.");
+    wk_reply_error(c, &e);
+}
+
+static void refuse_path(struct wk_call *c, const char *method, const char *path, const char *allow)
+{
+    struct api_err e;
+
+    if (allow)
+        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", allow,
+                          "Method %.20s is not allowed for %.100s; use %s.", method, path, allow);
+    else
+        (void)api_err_set(&e, 404, API_INVALID, "unknown_url", NULL, "Unknown URL: %.20s %.200s.",
+                          method, path);
+    wk_reply_error(c, &e);
+}
+
+void wk_route(struct worker *w, struct wk_call *c)
+{
+    const char *path = http_req_path(c->r), *method = http_req_method(c->r), *rest;
+    const char *allow = NULL;
+    struct api_err e;
+
+    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        const struct route *r = &routes[i];
+        if (!path_matches(r, path, &rest)) continue;
+        c->route = r->name;
+        if (strcmp(method, r->method) != 0) {
+            allow = r->method;
+            continue;
+        }
+        if (!(r->flags & R_OPEN) && !authorised(w, c)) {
+            refuse_key(c);
+        } else if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0) {
+            wk_reply_error(c, &e);
+        } else {
+            r->fn(w, c, rest);
+        }
+        return;
+    }
+    if (!allow && strncmp(path, "/admin/", 7) == 0) {
+        c->route = "admin";
+        if (!authorised(w, c)) {
+            refuse_key(c);
+            return;
+        }
+        if (strcmp(path, "/admin/status") != 0 && wk_not_ready(w, &e) < 0) {
+            wk_reply_error(c, &e);
+            return;
+        }
+        if (wk_admin(w, c, path + 7)) return;
+    }
+    refuse_path(c, method, path, allow);
+}

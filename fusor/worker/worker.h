@@ -1,0 +1,279 @@
+/* worker: the process that serves one model: HTTP routes, glue between engine, store and policy.
+ *
+ * Life cycle: wk_opts_read() → wk_create() (listens at once, loads the model in a thread) →
+ * wk_run() → wk_destroy(). Threads: the loop (HTTP, all wk_call and gen state), the loader (once),
+ * the helpers (parsing and tokenising: wk_pool), the engine thread (callbacks in gen.c, chunks.c).
+ * They speak to the loop through wk_post(): intrusive messages on one list, one loop wake-up at a
+ * time, so no queue can overflow. Lock order: gen.m → worker.mail_m; builds_m stands alone.
+ * Only this folder knows engine, tiers and policy at once. */
+#ifndef FUSOR_WORKER_WORKER_H
+#define FUSOR_WORKER_WORKER_H
+
+#include "base/net/http.h"
+#include "fusor/engine.h"
+#include "fusor/text/chat.h"
+#include "fusor/text/tok.h"
+#include "fusor/worker/api.h"
+#include "segment/segment.h"
+#include "tiers/store.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    WK_CHUNK_TOKENS_MIN =
+        16,                  /* shorter ones are glue: the record's overhead would exceed its use */
+    WK_PART_TOKENS_MIN = 32, /* content parts: a short one is a question or a label */
+    WK_BLOCK_TOKENS = 64,    /* exact prefix records; KN_PAGE, so that loads are whole pages */
+    WK_BUILDS_MAX = 4096,    /* queued isolated builds */
+    WK_BUILDS_FLIGHT_MAX = 8, /* handed to the engine at a time */
+    WK_LIVE_MAX = 4096,       /* requests in any stage, before the engine's own queue says no */
+    WK_GRACE_MS = 2000,       /* stream headers wait this long for a real status */
+    WK_COMMENT_MS = 10000,    /* keep-alive comment while a stream is silent */
+};
+
+/* ---- options ---- */
+struct opts;
+struct wk_opts {
+    const char *model, *listen, *gemm, *chat_template, *served_name, *api_key, *presets, *strategy;
+    uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
+    enum kn_arith arith;
+    int kv_dtype; /* enum kn_dtype, -1 = auto */
+    unsigned threads, ctx, max_running, max_queue;
+    double ratio;
+    bool exit_on_stdin_eof;
+    struct opts *store; /* owns the strings */
+};
+/* 0; 1 when help or version was printed; <0 with a sentence. */
+int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
+void wk_opts_fini(struct wk_opts *o);
+
+/* ---- the worker ---- */
+struct wk_msg { /* embedded; at most once on the list */
+    struct wk_msg *next;
+    bool queued;
+    void (*fn)(struct wk_msg *m); /* loop thread */
+};
+enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
+struct wk_pool;
+struct gen;
+struct seg_task;
+struct wk_build;
+struct policy_rates;
+struct worker {
+    struct wk_opts o;
+    struct http_loop *loop;
+    struct http_server *server;
+    struct http_timer *tick;
+    struct wk_pool *pool;
+    _Atomic int state;         /* enum wk_state */
+    _Atomic unsigned progress; /* of loading, per mille */
+    double started_s;
+    int exit_code;
+    /* loaded once, immutable after WK_READY */
+    struct model *model;
+    struct tok *tok;
+    struct chat *chat; /* NULL: the file has no template; chat routes answer 400 */
+    char chat_error[240];
+    struct fus_core *core;
+    struct fus_engine *engine;
+    struct store *store;
+    struct tier_ident ident;
+    struct seg_presets *presets;
+    int32_t sink_token; /* -1 = none */
+    bool blend_ok;      /* self-test passed */
+    char blend_error[240];
+    char model_name[256], model_base[256];
+    unsigned ctx_max;
+    double load_s;
+    pthread_t loader;
+    bool loader_started;
+    atomic_bool loader_ended;
+    struct err load_error;
+    struct wk_msg load_msg;
+    /* mail */
+    pthread_mutex_t mail_m; /* guards the list and every wk_msg's next and queued */
+    struct wk_msg *mail_head, **mail_tail;
+    bool mail_scheduled;
+    /* loop thread */
+    struct gen *gens;
+    unsigned n_gens;
+    struct seg_task *seg_tasks;
+    uint64_t drain_deadline_ns;
+    struct event *signals[2], *stdin_event;
+    /* builds; guarded by builds_m */
+    pthread_mutex_t builds_m;
+    struct wk_build *builds, **builds_tail;
+    unsigned n_builds, n_flight;
+    uint64_t n_built, n_build_failed;
+};
+int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err);
+bool wk_is_loading(const struct worker *w);
+int wk_run(struct worker *w); /* exit code of the process */
+void wk_destroy(struct worker *w);
+void wk_drain(struct worker *w); /* stop accepting, end when idle or late; again: end now */
+/* loader.c */
+int wk_load_start(struct worker *w);
+bool wk_serves_model(const struct worker *w, const char *name);
+/* mail.c. Thread: any. wk_unpost() takes a message off the list when it is on it. */
+void wk_post(struct worker *w, struct wk_msg *m);
+void wk_unpost(struct worker *w, struct wk_msg *m);
+
+/* ---- helper threads (mail.c) ---- */
+struct wk_job {
+    struct wk_job *next;
+    void (*fn)(struct wk_job *j); /* helper thread */
+};
+int wk_pool_create(unsigned n_threads, struct wk_pool **ret);
+void wk_pool_submit(struct wk_pool *p, struct wk_job *j);
+void wk_pool_destroy(struct wk_pool *p); /* runs what is queued, joins */
+
+/* ---- one HTTP request (call.c); loop thread ---- */
+struct wk_call {
+    struct worker *w;
+    struct http_req *r;
+    char id[129];      /* x-request-id */
+    const char *route; /* for the log */
+    int status;
+    bool stream;
+    /* whoever works on the call hears of its end; then the call is gone */
+    void (*on_close)(void *owner, bool aborted);
+    void *owner;
+    /* access log */
+    uint64_t n_prompt, n_completion, n_prefix, n_reused, n_recomputed;
+    unsigned n_chunks;
+    double ttft_ms, queue_ms;
+};
+int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);
+void wk_call_closed(struct wk_call *c, bool aborted); /* tells the owner, logs, frees */
+/* After any of these the call may be closed and freed at any moment: do not touch it again unless
+ * the owner has not heard on_close. `extra`: more header lines or NULL. */
+void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body);
+void wk_reply_error(struct wk_call *c, const struct api_err *e);
+void wk_reply_oom(struct wk_call *c);
+int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out);
+int wk_not_ready(struct worker *w, struct api_err *e); /* 0 ready, else e = 503 */
+
+/* ---- text work shared by generation and admin (prep.c); any thread ---- */
+struct wk_cut { /* a chunk of a prompt */
+    uint32_t tok0, n;
+    uint32_t msg, begin, end; /* as the application sent it */
+    const char *detector;
+    bool own_detector; /* heap copy: the name of a preset */
+    struct tier_key key;
+    /* what the look-up found */
+    enum wk_source { WK_COMPUTED, WK_RAM, WK_PREFIX } source;
+    bool missed;
+    enum store_miss why;
+};
+struct wk_prompt { /* one tokenised prompt; wk_prompt_fini() */
+    struct tok_ids ids;
+    int32_t *own_ids; /* ids.id, or the token ids of the request */
+    const int32_t *tok;
+    uint32_t n_tok;
+    struct wk_cut *cut;
+    size_t n_cut;
+    struct tier_key *block; /* chained keys of the exact prefix blocks */
+    size_t n_block;
+    struct buf text; /* prompt text for echo; empty unless asked for */
+    struct chat_out chat;
+};
+struct wk_hints { /* from headers; NULL = absent. Copied strings. */
+    char *segments, *mode, *ns, *separator;
+};
+/* Effective settings of a request: body, then headers, then the worker's defaults. */
+struct wk_mode {
+    enum api_mode mode;
+    bool has_strategy;
+    enum fus_strategy strategy;
+    double ratio;
+    bool has_ratio, store;
+    char ns[512];
+    const char *separator;
+};
+int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
+               struct wk_mode *ret, struct api_err *e);
+/* Render, tokenise and cut prompt `i` of the request (0 for chat). */
+int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
+               const struct wk_mode *m, size_t i, struct wk_prompt *out, struct api_err *e);
+void wk_prompt_fini(struct wk_prompt *p);
+/* Tokens that lie wholly within bytes [begin, end): *ret_tok0, returns their number. */
+uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint32_t *ret_tok0);
+/* Token ids a text will have inside a prompt: between line breaks. mem_free() the result. */
+int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
+                    uint32_t *ret_n);
+
+/* ---- store glue (chunks.c) ---- */
+/* Look up and decide, on the engine thread: fills ranges, captures and the strategy of plan. The
+ * arrays belong to *ret_arena (mem_free). */
+int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, struct fus_plan *plan,
+            void **ret_arrays, uint32_t *ret_captured);
+int wk_source_make(struct store_pin *pin, enum kn_dtype dtype,
+                   struct kv_source *ret); /* takes pin */
+int wk_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
+                 struct kv_sink *ret); /* takes writer */
+/* The decision of a request without any look-up of its own (admin's preview uses it, too). */
+enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m, uint32_t n_tok,
+                            uint32_t n_prefix, uint32_t n_hit, uint32_t n_suffix,
+                            double *ret_ratio);
+
+/* ---- builds (builds.c) ---- */
+enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FAILED };
+/* Queue an isolated build of a chunk; loop thread. 0 queued (or already), 1 already stored,
+ * -EAGAIN full. */
+int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
+                   uint32_t n, bool urgent);
+bool wk_build_pending(struct worker *w, const struct tier_key *key); /* any thread */
+void wk_builds_fini(struct worker *w);
+void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
+
+/* ---- routes ---- */
+void wk_route(struct worker *w, struct wk_call *c);                /* routes.c */
+void wk_gen_start(struct worker *w, struct wk_call *c, bool chat); /* gen.c */
+void wk_gens_tick(struct worker *w);                               /* loop, every 250 ms */
+void wk_gens_abort(struct worker *w);
+void wk_gens_abandon(struct worker *w); /* at the end: no engine, no server any more */
+/* A POST body worked on by a helper: fn fills status and out, or e. */
+struct wk_task {
+    struct wk_job job;
+    struct wk_msg msg;
+    struct worker *w;
+    struct wk_call *call; /* NULL once closed */
+    char *body;
+    size_t body_len;
+    struct wk_hints hints;
+    int (*fn)(struct wk_task *t);
+    void (*then)(struct wk_task *t); /* loop thread, after fn succeeded; NULL: reply 200 with out */
+    void *data;
+    void (*data_free)(void *data);
+    struct api_err e;
+    struct buf out;
+};
+void wk_task_start(struct worker *w, struct wk_call *c, int (*fn)(struct wk_task *t),
+                   void (*then)(struct wk_task *t));
+void wk_task_free(struct wk_task *t);
+int wk_hints_read(const struct http_req *r, struct wk_hints *ret);
+void wk_hints_fini(struct wk_hints *h);
+/* A namespace within the gateway's: a body cannot leave the one its caller was put in. Either may
+ * be NULL. -ERANGE when too long. */
+int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner);
+void wk_segments_post(struct worker *w, struct wk_call *c); /* segments.c */
+void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
+void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);
+void wk_segments_fini(struct worker *w);
+int wk_admin(struct worker *w, struct wk_call *c, const char *path); /* admin.c: 0 not its path */
+int wk_put_chunk(struct buf *out, const struct store_info *i);
+int wk_tokenize(struct wk_task *t); /* text_routes.c */
+int wk_detokenize(struct wk_task *t);
+
+/* ---- metrics (metrics.c) ---- */
+void wk_metrics_init(void);
+void wk_metrics_request(int status, int active_delta);
+void wk_metrics_ttft(double seconds);
+void wk_metrics_inter_token(double seconds);
+void wk_metrics_queue(double seconds);
+void wk_metrics_report(const struct fus_report *r);
+void wk_metrics_generated(uint64_t n);
+int wk_metrics_render(struct worker *w, struct buf *out);
+
+#endif
