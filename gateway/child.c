@@ -7,6 +7,7 @@
 #include "gateway/fleet.h"
 #include "gateway/stats.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -23,6 +24,7 @@ struct gw_child {
     void *ctx;
     char **argv;
     pid_t pid;
+    int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms, n_starts;
     uint64_t started_ns;
     bool stopping, served; /* served: has been ready at least once */
@@ -30,7 +32,7 @@ struct gw_child {
 };
 
 /* Between fork and exec: only calls that are safe there. */
-static void child_exec(const struct gw_child *c, pid_t parent)
+static void child_exec(const struct gw_child *c, pid_t parent, int input)
 {
     sigset_t none;
     (void)sigemptyset(&none);
@@ -40,6 +42,7 @@ static void child_exec(const struct gw_child *c, pid_t parent)
     if (getppid() != parent) _exit(1); /* the gateway died before the line above */
     /* A process group of its own: Ctrl-C reaches the gateway alone, which then drains. */
     (void)setpgid(0, 0);
+    (void)dup2(input, STDIN_FILENO);
     /* The access log owns stdout. */
     (void)dup2(STDERR_FILENO, STDOUT_FILENO);
     (void)execv(c->argv[0], c->argv);
@@ -51,9 +54,17 @@ static void child_exec(const struct gw_child *c, pid_t parent)
 static int child_start(struct gw_child *c)
 {
     pid_t parent = getpid();
+    int fd[2];
+    if (pipe2(fd, O_CLOEXEC) < 0) return -errno;
     pid_t pid = fork();
-    if (pid < 0) return -errno;
-    if (pid == 0) child_exec(c, parent);
+    int e = errno;
+    if (pid == 0) child_exec(c, parent, fd[0]);
+    (void)close(fd[0]);
+    if (pid < 0) {
+        (void)close(fd[1]);
+        return -e;
+    }
+    c->lifeline = fd[1];
     c->pid = pid;
     c->started_ns = clock_ns();
     if (c->n_starts++ > 0) gw_stats_worker_restart();
@@ -88,6 +99,7 @@ static void on_grace(void *arg)
 static void child_ended(struct gw_child *c, int status)
 {
     c->pid = 0;
+    (void)close(c->lifeline);
     c->served |= c->target->n_models > 0;
     gw_fleet_lost(c->fleet, c->target);
     if (c->stopping) {
@@ -193,6 +205,7 @@ void gw_child_destroy(struct gw_child *c)
     if (c->pid) {
         (void)kill(c->pid, SIGKILL);
         (void)waitpid(c->pid, NULL, 0);
+        (void)close(c->lifeline);
     }
     if (c->restart) http_timer_destroy(c->restart);
     if (c->grace) http_timer_destroy(c->grace);

@@ -1,11 +1,12 @@
 /* child: the gateway's own worker process: started, watched, restarted, ended with the gateway.
  *
- * The worker is killed by the kernel when the gateway dies however it dies (PR_SET_PDEATHSIG).
- * After a death it is started again, at first after 0.1 s, then with doubled waits up to 10 s; a
- * worker that served for half a minute starts the count afresh. A worker that ends by itself with
- * an error before it ever served (an unreadable model, say) is not tried again: on_refused() ends
- * the gateway. Life cycle: gw_child_create() → runs → gw_child_stop() → on_stopped() →
- * gw_child_destroy(). Thread: loop; gw_child_reaped() is to be called on every SIGCHLD. */
+ * The worker dies with the gateway however that dies: the kernel kills it (PR_SET_PDEATHSIG), and
+ * its standard input closes (--exit-on-stdin-eof). After a death it is started again, at first
+ * after 0.1 s, then with doubled waits up to 10 s; a worker that served for half a minute starts
+ * the count afresh. A worker that ends by itself with an error before it ever served (an unreadable
+ * model, say) is not tried again: on_refused() ends the gateway. Life cycle: gw_child_create() →
+ * runs → gw_child_stop() → on_stopped() → gw_child_destroy(). Thread: loop; gw_child_reaped() is to
+ * be called on every SIGCHLD. */
 #ifndef GATEWAY_CHILD_H
 #define GATEWAY_CHILD_H
 

@@ -359,12 +359,19 @@ static const struct gw_model *target_model(const struct gw_target *t, const char
     return NULL;
 }
 
+/* A single worker judges names itself, because it knows more of them than it lists (its file's
+ * name, "default"); among several the listed names decide. */
+static bool serves(const struct gw_fleet *f, const struct gw_target *t, const char *model)
+{
+    return !model || f->n == 1 || target_model(t, model);
+}
+
 struct gw_target *gw_fleet_pick(struct gw_fleet *f, const char *model)
 {
     struct gw_target *best = NULL;
     for (size_t i = 0; i < f->n; i++) {
         struct gw_target *t = f->target[i];
-        if (t->state != GW_TARGET_READY || t->suspect || (model && !target_model(t, model)))
+        if (t->state != GW_TARGET_READY || t->suspect || !serves(f, t, model))
             continue;
         if (!best || t->n_inflight < best->n_inflight) best = t;
     }
@@ -393,7 +400,7 @@ int gw_fleet_knows(const struct gw_fleet *f, const char *model)
     for (size_t i = 0; i < f->n; i++)
         n_known += f->target[i]->n_models > 0;
     if (n_known == 0) return -EAGAIN;
-    return gw_fleet_model(f, model) != NULL;
+    return f->n == 1 || gw_fleet_model(f, model) != NULL;
 }
 
 bool gw_fleet_hopeful(const struct gw_fleet *f)

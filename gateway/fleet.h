@@ -59,7 +59,7 @@ struct gw_target *gw_fleet_get(struct gw_fleet *f, size_t i);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
 /* The least busy ready target that serves `model` (NULL: any); NULL when there is none. */
 struct gw_target *gw_fleet_pick(struct gw_fleet *f, const char *model);
-/* 1 a target serves it (ready or not), 0 none does, -EAGAIN no target's models are known yet. */
+/* 1 a target may serve it (ready or not), 0 none does, -EAGAIN no target's models are known yet. */
 int gw_fleet_knows(const struct gw_fleet *f, const char *model);
 /* A target that is down may come back by itself: an own worker, or any still loading. */
 bool gw_fleet_hopeful(const struct gw_fleet *f);

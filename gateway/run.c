@@ -244,6 +244,7 @@ static int start_worker(struct gw_run *u, struct err *err)
     argv[n++] = buf_cstr(&model);
     argv[n++] = "--listen";
     argv[n++] = buf_cstr(&address);
+    argv[n++] = "--exit-on-stdin-eof";
     r = gw_config_worker_args(c, argv + n, sizeof argv / sizeof argv[0] - n - 1, &n_pass);
     argv[n + n_pass] = NULL;
     if (r == 0) r = gw_child_create(g->loop, g->fleet, t, argv, &child_ops, u, &g->child);

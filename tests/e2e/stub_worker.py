@@ -108,7 +108,12 @@ class Conn:
             return await self.send(200, {"tokens": tokens, "count": len(tokens),
                                          "max_model_len": 2048})
         if path in ("/v1/chat/completions", "/v1/completions"):
-            return await self.complete(path, json.loads(body))
+            ask = json.loads(body)
+            if ask.get("model", MODEL) != MODEL:
+                return await self.send(404, {"error": {
+                    "message": "no such model", "type": "invalid_request_error", "param": "model",
+                    "code": "model_not_found"}})
+            return await self.complete(path, ask)
         await self.send(404, {"error": {"message": "no such route", "type": "invalid_request_error",
                                         "param": None, "code": "unknown_url"}})
 

@@ -354,6 +354,29 @@ def test_remote_worker():
             stub.wait()
 
 
+def test_two_workers():
+    with tempfile.TemporaryDirectory() as d:
+        stubs = [subprocess.Popen([STUB, "--listen", f"unix:{d}/{n}.sock", "--served-model-name", n])
+                 for n in ("one", "two")]
+        try:
+            with Program([KVBLEND, "--listen", "127.0.0.1:0", "--worker", f"unix:{d}/one.sock",
+                          "--worker", f"unix:{d}/two.sock"]) as g:
+                m = until("it listens", lambda: re.search(r"gateway\.listening .*port=(\d+)", g.log()))
+                g.port = int(m.group(1))
+                until("both are ready",
+                      lambda: g.metric("kvblend_gateway_workers_ready") == 2)
+                assert [x["id"] for x in g.get("/v1/models").json()["data"]] == ["one", "two"]
+                for n in ("one", "two"):
+                    assert g.post(CHAT, ask(model=n)).json()["model"] == n
+                r = g.post(CHAT, ask(model="three"))
+                assert r.status == 404 and r.error()["code"] == "model_not_found"
+                assert 'kvblend_ttft_seconds_count{worker="1"} 1' in g.get("/metrics").body.decode()
+        finally:
+            for s in stubs:
+                s.kill()
+                s.wait()
+
+
 def test_twenty_streams():
     with gateway(stub=True) as g:
         done = []

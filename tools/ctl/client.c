@@ -1,0 +1,115 @@
+#include "tools/ctl/ctl.h"
+
+#include "base/mem.h"
+#include "base/net/http.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct exchange {
+    struct http_loop *loop;
+    struct ctl_reply *reply;
+    int error;
+};
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct exchange *x = ctx;
+    x->reply->status = status;
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct exchange *x = ctx;
+    if (buf_add(&x->reply->body, data, len) < 0) x->error = -ENOMEM;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct exchange *x = ctx;
+    if (status < 0) x->error = status;
+    http_loop_stop(x->loop);
+}
+
+static const struct http_call_ops ops = {on_head, on_body, on_end};
+
+/* The gateway's socket: the run folder of this user, or the one without $XDG_RUNTIME_DIR. */
+static int find_admin(struct buf *out)
+{
+    const char *env = getenv("KVBLEND_ADMIN"), *xdg = getenv("XDG_RUNTIME_DIR");
+    if (env && *env) return buf_adds(out, strncmp(env, "http://", 7) == 0 ? env + 7 : env);
+    if (xdg && *xdg) {
+        if (buf_addf(out, "unix:%s/kvblend/admin.sock", xdg) < 0 || !buf_cstr(out)) return -ENOMEM;
+        if (access(buf_cstr(out) + 5, F_OK) == 0) return 0;
+        buf_clear(out);
+    }
+    return buf_addf(out, "unix:/tmp/kvblend-%u/admin.sock", (unsigned)getuid());
+}
+
+static int exchange_run(struct exchange *x, const char *address, const char *method,
+                        const char *target, const void *body, size_t len)
+{
+    struct http_client *client = NULL;
+    struct http_call *call;
+    struct http_client_opts o = {.address = address,
+                                 .conns_max = 1,
+                                 .first_byte_timeout_ms = 3600000, /* a warm-up may take long */
+                                 .idle_timeout_ms = 600000};
+    int r = http_client_create(x->loop, &o, &client);
+    if (r == 0)
+        r = http_call_start(client, method, target, "Content-Type: application/json\r\n", body, len,
+                            &ops, x, &call);
+    if (r == 0) r = http_loop_run(x->loop);
+    if (r >= 0) r = x->error;
+    if (client) http_client_destroy(client);
+    return r;
+}
+
+int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
+            size_t len, struct ctl_reply *ret)
+{
+    struct buf address = BUF_INIT;
+    struct exchange x = {.reply = ret};
+    *ret = (struct ctl_reply){.body = BUF_INIT};
+    int r = a->admin ? buf_adds(&address, a->admin + (strncmp(a->admin, "http://", 7) ? 0 : 7))
+                     : find_admin(&address);
+    if (r == 0 && !buf_cstr(&address)) r = -ENOMEM;
+    if (r == 0) r = http_loop_create(&x.loop);
+    if (r == 0) r = exchange_run(&x, buf_cstr(&address), method, target, body, len);
+    http_loop_destroy(x.loop);
+    if (r < 0) {
+        (void)fprintf(stderr,
+                      "kvblendctl: no answer at %s (%s); is kvblend running? "
+                      "--admin or KVBLEND_ADMIN names another address\n",
+                      buf_cstr(&address), strerror(-r));
+        ctl_reply_fini(ret);
+    } else {
+        ret->json = json_loadb(ret->body.data ? ret->body.data : "", ret->body.len, 0, NULL);
+    }
+    buf_fini(&address);
+    return r < 0 ? CTL_UNREACHABLE : 0;
+}
+
+void ctl_reply_fini(struct ctl_reply *r)
+{
+    buf_fini(&r->body);
+    json_decref(r->json);
+    r->json = NULL;
+}
+
+int ctl_expect(const struct ctl_args *a, const char *method, const char *target, const void *body,
+               size_t len, struct ctl_reply *ret)
+{
+    int r = ctl_ask(a, method, target, body, len, ret);
+    if (r != 0 || (ret->status >= 200 && ret->status < 300 && ret->json)) return r;
+    const char *why = ctl_str(json_object_get(ret->json, "error"), "message");
+    if (a->json && ret->json)
+        ctl_print_json(ret);
+    else
+        (void)fprintf(stderr, "kvblendctl: %s (status %d)\n", *why ? why : "unexpected answer",
+                      ret->status);
+    ctl_reply_fini(ret);
+    return CTL_REFUSED;
+}

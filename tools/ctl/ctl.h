@@ -1,0 +1,73 @@
+/* ctl: what the parts of kvblendctl share.
+ *
+ * A command asks the gateway's admin API (base/net/http's client, run until the answer is there),
+ * and prints either the JSON as it came (--json) or a table for people. It keeps no state and reads
+ * nothing but its arguments, the admin API and the files it is given. Exit codes: 0 done, 1 not
+ * found or refused, 2 wrong usage, 3 nobody answers at the address. Thread: main. */
+#ifndef TOOLS_CTL_CTL_H
+#define TOOLS_CTL_CTL_H
+
+#include "base/buf.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_UNREACHABLE = 3 };
+
+struct ctl_args {
+    const char *admin; /* NULL: look in the usual places */
+    const char *name_space;
+    bool json, all, no_wait, chunks_only;
+    const char *operand; /* ID or FILE */
+};
+struct ctl_reply {
+    int status; /* HTTP */
+    struct buf body;
+    json_t *json; /* NULL when the body is none */
+};
+
+/* client.c: one request; 0, or CTL_UNREACHABLE with a sentence on stderr. */
+int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
+            size_t len, struct ctl_reply *ret);
+void ctl_reply_fini(struct ctl_reply *r);
+/* Ask; an answer other than 2xx is explained on stderr and gives CTL_REFUSED. */
+int ctl_expect(const struct ctl_args *a, const char *method, const char *target, const void *body,
+               size_t len, struct ctl_reply *ret);
+
+/* out.c */
+enum { CTL_COLUMNS_MAX = 12 };
+struct ctl_table { /* init {0}, ctl_table_fini() */
+    size_t n_columns, n_cells, cap;
+    char **cell;
+    bool right[CTL_COLUMNS_MAX]; /* aligned to the right */
+};
+void ctl_table_head(struct ctl_table *t, const char *const *names, size_t n, const char *right);
+void ctl_cell(struct ctl_table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void ctl_table_print(const struct ctl_table *t);
+void ctl_table_fini(struct ctl_table *t);
+void ctl_print_json(const struct ctl_reply *r);
+const char *ctl_bytes(double n, char *buf, size_t cap);   /* "12.3 MiB" */
+const char *ctl_seconds(double s, char *buf, size_t cap); /* "3 m 20 s" */
+const char *ctl_str(const json_t *o, const char *key);    /* "" when absent */
+double ctl_num(const json_t *o, const char *key);         /* 0 when absent */
+bool ctl_flag(const json_t *o, const char *key);
+
+/* commands */
+int ctl_status(const struct ctl_args *a);
+int ctl_ls(const struct ctl_args *a);
+int ctl_show(const struct ctl_args *a);
+int ctl_pin(const struct ctl_args *a);
+int ctl_unpin(const struct ctl_args *a);
+int ctl_evict(const struct ctl_args *a);
+int ctl_clear(const struct ctl_args *a);
+int ctl_warm(const struct ctl_args *a);
+int ctl_segment(const struct ctl_args *a);
+
+/* text.c: read a whole file ("-": standard input); 0 or CTL_REFUSED with a sentence. */
+int ctl_read_file(const char *path, struct buf *out);
+/* The texts of a file as a JSON array of strings: a JSON list, JSON lines with "text", or one text.
+ * NULL with a sentence on stderr. */
+json_t *ctl_texts_of(const char *path, const struct buf *content);
+
+#endif

@@ -1,0 +1,101 @@
+#include "tools/ctl/ctl.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *operand, *help;
+    int (*run)(const struct ctl_args *a);
+} commands[] = {
+    {"status", NULL, "gateway and workers at a glance", ctl_status},
+    {"ls", NULL, "stored records (--chunks: without prefix blocks)", ctl_ls},
+    {"show", "ID", "one record; an ID may be cut to its first digits", ctl_show},
+    {"pin", "ID", "keep a record from being evicted", ctl_pin},
+    {"unpin", "ID", "let it be evicted again", ctl_unpin},
+    {"evict", "ID", "drop one record", ctl_evict},
+    {"clear", NULL, "drop all records but pinned ones (--all: those, too)", ctl_clear},
+    {"warm", "FILE", "build chunks: .jsonl with \"text\", a JSON list, or one text", ctl_warm},
+    {"segment", "FILE", "explain how a captured request would be cut and served", ctl_segment},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static int usage(FILE *f, int status)
+{
+    (void)fprintf(f, "usage: kvblendctl [--admin ADDRESS] [--json] COMMAND …\n\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        (void)fprintf(f, "  %-8s %-5s %s\n", commands[i].name,
+                      commands[i].operand ? commands[i].operand : "", commands[i].help);
+    (void)fprintf(f,
+                  "\n  --admin ADDRESS   unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the "
+                  "run folder)\n"
+                  "  --json            the answer as JSON\n"
+                  "  --namespace NAME  for warm\n"
+                  "  --no-wait         for warm: do not wait for the builds\n"
+                  "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
+    return status;
+}
+
+static int complain(const char *fmt, const char *what)
+{
+    (void)fputs("kvblendctl: ", stderr);
+    (void)fprintf(stderr, "%s \"%.60s\"; see --help\n", fmt, what);
+    return CTL_USAGE;
+}
+
+/* Value of "--name VALUE" or "--name=VALUE"; NULL when argv[*i] is another flag. */
+static const char *value_of(const char *name, int argc, char **argv, int *i)
+{
+    size_t n = strlen(name);
+    if (strncmp(argv[*i], name, n) != 0) return NULL;
+    if (argv[*i][n] == '=') return argv[*i] + n + 1;
+    if (argv[*i][n] == '\0' && *i + 1 < argc) return argv[++*i];
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    struct ctl_args a = {0};
+    const char *command = NULL, *v;
+    const struct {
+        const char *name;
+        bool *flag;
+    } flags[] = {{"--json", &a.json},
+                 {"--all", &a.all},
+                 {"--chunks", &a.chunks_only},
+                 {"--no-wait", &a.no_wait}};
+    (void)signal(SIGPIPE, SIG_IGN);
+    for (int i = 1; i < argc; i++) {
+        size_t f = 0;
+        while (f < 4 && strcmp(argv[i], flags[f].name) != 0)
+            f++;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return usage(stdout, CTL_OK);
+        if (strcmp(argv[i], "--version") == 0) return printf("kvblendctl %s\n", KV_VERSION) < 0;
+        if (f < 4)
+            *flags[f].flag = true;
+        else if ((v = value_of("--admin", argc, argv, &i)))
+            a.admin = v;
+        else if ((v = value_of("--namespace", argc, argv, &i)))
+            a.name_space = v;
+        else if (argv[i][0] == '-' && argv[i][1])
+            return complain("unknown flag, or one without its value:", argv[i]);
+        else if (!command)
+            command = argv[i];
+        else if (!a.operand)
+            a.operand = argv[i];
+        else
+            return complain("unexpected argument", argv[i]);
+    }
+    if (!command) return usage(stderr, CTL_USAGE);
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(commands[i].name, command) != 0) continue;
+        if (commands[i].operand && !a.operand)
+            return complain(commands[i].operand[0] == 'I' ? "an ID is missing after"
+                                                          : "a FILE is missing after",
+                            command);
+        if (!commands[i].operand && a.operand) return complain("unexpected argument", a.operand);
+        return commands[i].run(&a);
+    }
+    return complain("unknown command", command);
+}

@@ -1,0 +1,82 @@
+/* status: the gateway and its workers at a glance. */
+#include "tools/ctl/ctl.h"
+
+#include <stdio.h>
+
+static void print_gateway(const json_t *g)
+{
+    char up[32];
+    (void)printf("gateway   %s, version %s, pid %.0f, up %s\n",
+                 ctl_flag(g, "draining") ? "draining"
+                 : ctl_flag(g, "ready")  ? "ready"
+                                         : "not ready",
+                 ctl_str(g, "version"), ctl_num(g, "pid"),
+                 ctl_seconds(ctl_num(g, "uptime_s"), up, sizeof up));
+    (void)printf("requests  %.0f of %.0f running, %.0f of %.0f waiting\n", ctl_num(g, "in_flight"),
+                 ctl_num(g, "in_flight_max"), ctl_num(g, "waiting"), ctl_num(g, "waiting_max"));
+}
+
+static void print_store(const json_t *s)
+{
+    char used[32], budget[32];
+    double hits = ctl_num(s, "hits"), misses = 0;
+    const char *why;
+    json_t *v;
+    json_object_foreach(json_object_get(s, "misses"), why, v) misses += json_number_value(v);
+    (void)printf("  store   %s of %s, %.0f records (%.0f pinned), %.0f evictions\n",
+                 ctl_bytes(ctl_num(s, "ram_bytes"), used, sizeof used),
+                 ctl_bytes(ctl_num(s, "ram_budget_bytes"), budget, sizeof budget),
+                 ctl_num(s, "records"), ctl_num(s, "pinned"), ctl_num(s, "evictions"));
+    (void)printf("  hits    %.0f of %.0f look-ups", hits, hits + misses);
+    json_object_foreach(json_object_get(s, "misses"), why, v)
+    {
+        if (json_number_value(v) > 0) (void)printf(", %s %.0f", why, json_number_value(v));
+    }
+    (void)printf("\n");
+}
+
+static void print_worker(const json_t *w)
+{
+    const json_t *s = json_object_get(w, "status"), *m = json_object_get(s, "model");
+    const json_t *e = json_object_get(s, "engine"), *c = json_object_get(s, "compute");
+    const json_t *b = json_object_get(s, "blend");
+    (void)printf("worker %.0f  %s at %s", ctl_num(w, "index"), ctl_str(w, "state"),
+                 ctl_str(w, "address"));
+    if (ctl_flag(w, "own"))
+        (void)printf(", pid %.0f, %.0f restarts", ctl_num(w, "pid"), ctl_num(w, "restarts"));
+    (void)printf("\n");
+    if (ctl_num(s, "progress") < 1 && !m && s)
+        (void)printf("  loading %.0f %%\n", 100 * ctl_num(s, "progress"));
+    if (m)
+        (void)printf("  model   %s (%s, %.0f layers), context %.0f, kv %s\n", ctl_str(m, "id"),
+                     ctl_str(m, "arch"), ctl_num(m, "layers"), ctl_num(m, "max_model_len"),
+                     ctl_str(m, "kv_dtype"));
+    if (c)
+        (void)printf("  compute %.0f threads, %s, gemm %s\n", ctl_num(c, "threads"),
+                     ctl_str(c, "isa"), ctl_str(c, "gemm"));
+    if (e)
+        (void)printf("  engine  %.0f running, %.0f waiting, %.0f builds\n", ctl_num(e, "running"),
+                     ctl_num(e, "waiting"), ctl_num(json_object_get(s, "builds"), "pending"));
+    if (json_is_object(json_object_get(s, "store"))) print_store(json_object_get(s, "store"));
+    if (b && ctl_flag(b, "enabled"))
+        (void)printf("  blend   %s at ratio %g\n", ctl_str(b, "strategy"), ctl_num(b, "ratio"));
+    else if (b)
+        (void)printf("  blend   off: %s\n", ctl_str(b, "reason"));
+}
+
+int ctl_status(const struct ctl_args *a)
+{
+    struct ctl_reply r;
+    size_t i;
+    const json_t *w;
+    int rc = ctl_expect(a, "GET", "/admin/status", NULL, 0, &r);
+    if (rc != 0) return rc;
+    if (a->json) {
+        ctl_print_json(&r);
+    } else {
+        print_gateway(json_object_get(r.json, "gateway"));
+        json_array_foreach(json_object_get(r.json, "workers"), i, w) print_worker(w);
+    }
+    ctl_reply_fini(&r);
+    return CTL_OK;
+}

@@ -1,0 +1,274 @@
+/* warm and segment: files in, what the worker makes of them out. */
+#include "tools/ctl/ctl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    FILE_BYTES_MAX = 1 << 30,
+    BATCH_TEXTS = 64,      /* a batch is one request, so that progress can be shown */
+    BATCH_BYTES = 4 << 20, /* well below the gateway's body limit */
+    PREVIEW_CHARS = 44,
+};
+
+int ctl_read_file(const char *path, struct buf *out)
+{
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    size_t n = 0;
+    if (!f) {
+        (void)fprintf(stderr, "kvblendctl: %s: %s\n", path, strerror(errno));
+        return CTL_REFUSED;
+    }
+    do {
+        if (buf_reserve(out, 65536) < 0 || out->len > FILE_BYTES_MAX) break;
+        n = fread(out->data + out->len, 1, 65536, f);
+        out->len += n;
+    } while (n > 0);
+    bool ok = feof(f) && !ferror(f);
+    if (f != stdin) (void)fclose(f);
+    if (!ok) (void)fprintf(stderr, "kvblendctl: %s cannot be read to its end\n", path);
+    return ok ? 0 : CTL_REFUSED;
+}
+
+static json_t *text_of(json_t *v)
+{
+    json_t *t = json_is_object(v) ? json_object_get(v, "text") : v;
+    return json_is_string(t) ? t : NULL;
+}
+
+static json_t *bad_text(const char *path, size_t at, json_t *list)
+{
+    (void)fprintf(stderr,
+                  "kvblendctl: %s: entry %zu is neither a text nor an object with \"text\"\n", path,
+                  at);
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *texts_of_lines(const char *path, const struct buf *c)
+{
+    json_t *out = json_array();
+    const char *p = c->data, *end = c->data + c->len;
+    for (size_t line = 1; p < end; line++) {
+        const char *nl = memchr(p, '\n', (size_t)(end - p));
+        size_t n = nl ? (size_t)(nl - p) : (size_t)(end - p);
+        if (strspn(p, " \t\r") < n) {
+            json_t *v = json_loadb(p, n, JSON_DECODE_ANY, NULL);
+            json_t *t = text_of(v);
+            if (t) (void)json_array_append(out, t);
+            json_decref(v);
+            if (!t) return bad_text(path, line, out);
+        }
+        p += n + 1;
+    }
+    return out;
+}
+
+json_t *ctl_texts_of(const char *path, const struct buf *c)
+{
+    size_t n = strlen(path), i;
+    json_t *v, *out;
+    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return texts_of_lines(path, c);
+    json_t *list = json_loadb(c->data ? c->data : "", c->len, 0, NULL);
+    if (!json_is_array(list)) { /* one chunk: the text itself */
+        json_decref(list);
+        out = json_array();
+        v = json_stringn(c->data ? c->data : "", c->len);
+        if (!v || json_array_append_new(out, v) < 0) {
+            (void)fprintf(stderr, "kvblendctl: %s is not text in UTF-8\n", path);
+            json_decref(out);
+            return NULL;
+        }
+        return out;
+    }
+    out = json_array();
+    json_array_foreach(list, i, v)
+    {
+        json_t *t = text_of(v);
+        if (!t) {
+            json_decref(list);
+            return bad_text(path, i, out);
+        }
+        (void)json_array_append(out, t);
+    }
+    json_decref(list);
+    return out;
+}
+
+static int to_buf(const char *data, size_t len, void *ctx)
+{
+    return buf_add(ctx, data, len);
+}
+
+/* Send texts [from, …) of the list that fit one batch; *ret_n: how many. */
+static int warm_batch(const struct ctl_args *a, const json_t *texts, size_t from, size_t *ret_n,
+                      struct ctl_reply *ret)
+{
+    json_t *batch = json_array(), *body = json_object();
+    struct buf b = BUF_INIT;
+    size_t n = 0, bytes = 0;
+    while (from + n < json_array_size(texts) && n < BATCH_TEXTS &&
+           (n == 0 || bytes < BATCH_BYTES)) {
+        json_t *t = json_array_get(texts, from + n++);
+        bytes += json_string_length(t);
+        (void)json_array_append(batch, t);
+    }
+    (void)json_object_set_new(body, "texts", batch);
+    if (a->no_wait) (void)json_object_set_new(body, "wait", json_false());
+    if (a->name_space) (void)json_object_set_new(body, "namespace", json_string(a->name_space));
+    int rc = json_dump_callback(body, to_buf, &b, JSON_COMPACT) < 0 ? CTL_REFUSED : 0;
+    if (rc == 0) rc = ctl_expect(a, "POST", "/v1/segments", b.data, b.len, ret);
+    json_decref(body);
+    buf_fini(&b);
+    *ret_n = n;
+    return rc;
+}
+
+static int print_warmed(const json_t *all)
+{
+    static const char *const names[] = {"ID", "TOKENS", "STATUS"};
+    struct ctl_table t = {0};
+    size_t i;
+    int rc = CTL_OK;
+    const json_t *e;
+    ctl_table_head(&t, names, 3, "lrl");
+    json_array_foreach(all, i, e)
+    {
+        const char *s = ctl_str(e, "status");
+        ctl_cell(&t, "%.12s", ctl_str(e, "id"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "tokens"));
+        ctl_cell(&t, "%s", s);
+        if (strcmp(s, "failed") == 0 || strcmp(s, "queue_full") == 0) rc = CTL_REFUSED;
+    }
+    ctl_table_print(&t);
+    ctl_table_fini(&t);
+    return rc;
+}
+
+int ctl_warm(const struct ctl_args *a)
+{
+    struct buf content = BUF_INIT;
+    json_t *texts = NULL, *all = json_array();
+    int rc = ctl_read_file(a->operand, &content);
+    if (rc == 0 && !(texts = ctl_texts_of(a->operand, &content))) rc = CTL_REFUSED;
+    size_t total = json_array_size(texts);
+    if (rc == 0 && total == 0) {
+        (void)fprintf(stderr, "kvblendctl: %s holds no text\n", a->operand);
+        rc = CTL_REFUSED;
+    }
+    for (size_t done = 0, n; rc == 0 && done < total; done += n) {
+        struct ctl_reply r;
+        rc = warm_batch(a, texts, done, &n, &r);
+        if (rc != 0) break;
+        (void)json_array_extend(all, json_object_get(r.json, "data"));
+        if (total > BATCH_TEXTS) (void)fprintf(stderr, "%zu of %zu\n", done + n, total);
+        ctl_reply_fini(&r);
+    }
+    if (rc == 0 && a->json) {
+        json_t *out = json_pack("{s:s,s:O}", "object", "list", "data", all);
+        (void)json_dumpf(out, stdout, JSON_COMPACT);
+        (void)putchar('\n');
+        json_decref(out);
+    } else if (rc == 0) {
+        rc = print_warmed(all);
+    }
+    json_decref(texts);
+    json_decref(all);
+    buf_fini(&content);
+    return rc;
+}
+
+/* ---- segment ---- */
+
+/* The start of bytes [begin, end) of a message, on one line. */
+static void preview(const json_t *request, const json_t *cut, struct buf *out)
+{
+    const json_t *m =
+        json_array_get(json_object_get(request, "messages"), (size_t)ctl_num(cut, "message"));
+    const json_t *c = json_object_get(m, "content");
+    if (!c) c = json_object_get(request, "prompt");
+    const char *s = json_string_value(c);
+    size_t len = json_string_length(c), begin = (size_t)ctl_num(cut, "begin"), chars = 0;
+    size_t end = (size_t)ctl_num(cut, "end");
+    if (!s || end > len) return;
+    for (size_t i = begin; i < end; i++) {
+        unsigned char x = (unsigned char)s[i];
+        bool starts = (x & 0xC0) != 0x80;
+        if (starts && chars++ == PREVIEW_CHARS) {
+            (void)buf_adds(out, "…");
+            return;
+        }
+        (void)buf_addc(out, x < 0x20 || x == 0x7f ? ' ' : (char)x);
+    }
+}
+
+static void print_cuts(const json_t *r, const json_t *request)
+{
+    static const char *const names[] = {"MESSAGE", "BYTES", "TOKENS", "DETECTOR",
+                                        "CACHED",  "ID",    "TEXT"};
+    struct ctl_table t = {0};
+    size_t i;
+    const json_t *e;
+    ctl_table_head(&t, names, 7, "rlrllll");
+    json_array_foreach(json_object_get(r, "segments"), i, e)
+    {
+        struct buf text = BUF_INIT;
+        preview(request, e, &text);
+        ctl_cell(&t, "%.0f", ctl_num(e, "message"));
+        ctl_cell(&t, "%.0f-%.0f", ctl_num(e, "begin"), ctl_num(e, "end"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "tokens"));
+        ctl_cell(&t, "%s", ctl_str(e, "detector"));
+        ctl_cell(&t, "%s%s", ctl_flag(e, "cached") ? "" : "no: ",
+                 ctl_flag(e, "cached") ? ctl_str(e, "tier") : ctl_str(e, "miss"));
+        ctl_cell(&t, "%.12s", ctl_str(e, "id"));
+        ctl_cell(&t, "%s", buf_cstr(&text));
+        buf_fini(&text);
+    }
+    ctl_table_print(&t);
+    ctl_table_fini(&t);
+}
+
+static void print_outcome(const json_t *r)
+{
+    const json_t *k = json_object_get(r, "tokens");
+    size_t n = json_array_size(json_object_get(r, "segments"));
+    double all = ctl_num(r, "prompt_tokens"), again = ctl_num(k, "recomputed");
+    double fresh = ctl_num(k, "computed") + again;
+    (void)printf(
+        "\nprompt      %.0f tokens: %.0f before the first chunk, %zu chunks, %.0f after the "
+        "last\n",
+        all, ctl_num(r, "preamble_tokens"), n, ctl_num(r, "suffix_tokens"));
+    (void)printf("would run   mode %s, strategy %s, ratio %g\n", ctl_str(r, "mode"),
+                 ctl_str(r, "strategy"), ctl_num(r, "ratio"));
+    (void)printf("reused      %.0f tokens (%.0f as exact prefix, %.0f blended)\n",
+                 ctl_num(k, "prefix") + ctl_num(k, "reused"), ctl_num(k, "prefix"),
+                 ctl_num(k, "reused"));
+    (void)printf("recomputed  %.0f tokens of reused chunks, %.0f tokens that nothing holds\n",
+                 again, ctl_num(k, "computed"));
+    if (all > 0) (void)printf("to compute  %.0f %% of the prompt\n", 100 * fresh / all);
+}
+
+int ctl_segment(const struct ctl_args *a)
+{
+    struct buf content = BUF_INIT;
+    struct ctl_reply r;
+    int rc = ctl_read_file(a->operand, &content);
+    if (rc == 0) rc = ctl_expect(a, "POST", "/admin/segment", content.data, content.len, &r);
+    if (rc == 0) {
+        json_t *request = json_loadb(content.data, content.len, 0, NULL);
+        if (a->json) {
+            ctl_print_json(&r);
+        } else {
+            if (json_array_size(json_object_get(r.json, "segments")) > 0)
+                print_cuts(r.json, request);
+            else
+                (void)printf("no chunk was found in this request\n");
+            print_outcome(r.json);
+        }
+        json_decref(request);
+        ctl_reply_fini(&r);
+    }
+    buf_fini(&content);
+    return rc;
+}
