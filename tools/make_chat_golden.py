@@ -3,9 +3,9 @@
 
 Usage: tools/make_chat_golden.py > tests/data/chat/golden.json
 
-Each case: template file, expected family name, messages, add_generation_prompt, and `text`, or `error`
-where the template raises. bos_token is <s>, eos_token </s>. llama3.2 takes the date of the day it runs,
-so it is rendered with {{DATE}} in its place. Needs jinja2.
+Each case: template file, expected family name, messages, add_generation_prompt, and `text`, or
+`error` where the template raises. bos_token is <s>, eos_token </s>. llama3.2 takes the date of the
+day it runs, so it is rendered with {{DATE}} in its place. Needs jinja2.
 """
 import json
 import pathlib
@@ -42,15 +42,18 @@ FREE = [
 ]
 LATE_SYSTEM = [msgs(("u", "one"), ("s", "now french"), ("a", "un"), ("u", "deux"))]
 TOOL = [
-    msgs(("u", "weather?"), ("a", "let me look"), ("t", "sunny"), ("t", "20 C"), ("a", "Sunny."), ("u", "and\n")),
+    msgs(("u", "weather?"), ("a", "let me look"), ("t", "sunny"), ("t", "20 C"), ("a", "Sunny."),
+         ("u", "and\n")),
     msgs(("t", "stray")),
     msgs(("u", "weather?"), ("a", "<think>\nhm\n</think>\n\nlooking"), ("t", "sunny")),
 ]
 THINK = [
     msgs(("u", "a"), ("a", "<think>\nold thoughts\n</think>\n\n b"), ("u", "c")),
     msgs(("u", "a"), ("a", "<think>\nnew\n\n</think>\n\n\nb\n")),
-    msgs(("u", "a"), ("a", "x<think>1</think>y<think>2</think>z"), ("a", "<think></think>q"), ("a", "w")),
-    msgs(("u", "a"), ("a", "<think>\nt\n</think>\nb"), ("u", "<tool_response>r</tool_response>"), ("a", "d")),
+    msgs(("u", "a"), ("a", "x<think>1</think>y<think>2</think>z"), ("a", "<think></think>q"),
+         ("a", "w")),
+    msgs(("u", "a"), ("a", "<think>\nt\n</think>\nb"), ("u", "<tool_response>r</tool_response>"),
+         ("a", "d")),
     msgs(("a", "no question"), ("a", "<think>i</think>j")),
 ]
 STRICT = PLAIN + SYSTEM + FREE + LATE_SYSTEM
@@ -77,7 +80,8 @@ def main():
         template = env.from_string((ROOT / f"{name}.jinja").read_text())
         for messages in conversations:
             for gen in (False, True):
-                case = {"template": name, "name": NAMES.get(name, name), "messages": messages, "gen": gen}
+                case = {"template": name, "name": NAMES.get(name, name), "messages": messages,
+                        "gen": gen}
                 try:
                     case["text"] = template.render(messages=messages, add_generation_prompt=gen,
                                                    bos_token="<s>", eos_token="</s>")

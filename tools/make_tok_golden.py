@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write the tokenizer golden files of tests/data/tokenizers with Hugging Face's `tokenizers` package.
+"""Write the tokenizer golden files of tests/data/tokenizers with the `tokenizers` package.
 
 Usage: tools/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [MODEL.gguf]
 
 hf/NAME/: a small tokenizer of each family, trained here on the tokens of the GPT-2 vocabulary that
-stands beside it, in the files a Hugging Face folder has. hf/NAME.golden: lines {"text", "ids"}: random
-texts and the ids the package gives without added BOS. smollm2.golden: the same for the vocabulary of
-MODEL.gguf (SmolLM2). Needs tokenizers, gguf.
+stands beside it, in the files a Hugging Face folder has. hf/NAME.golden: lines {"text", "ids"}:
+random texts and the ids the package gives without added BOS. smollm2.golden: the same for the
+vocabulary of MODEL.gguf (SmolLM2). Needs tokenizers, gguf.
 """
 import argparse
 import json
@@ -16,11 +16,13 @@ import sys
 import unicodedata as ud
 
 import gguf
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        processors, trainers)
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "tokenizers"
 TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + TAIL)
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+          r"?[^\s\p{L}\p{N}]+[\r\n]*" + TAIL)
 QWEN2 = LLAMA3.replace("{1,3}", "")
 UP, LOW = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?[{UP}]*[{LOW}]+|[^\r\n\p{{L}}\p{{N}}]?[{UP}]+[{LOW}]*|\p{{N}}| "
@@ -28,8 +30,8 @@ TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?[{UP}]*[{LOW}]+|[^\r\n\p{{L}}\p{{N}}]?[{UP}]+
 
 
 def split(regex):
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(regex), "isolated"),
-                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(regex), "isolated"), byte_level])
 
 
 BYTE = {
@@ -42,7 +44,8 @@ BYTE = {
     "tekken": (None, split(TEKKEN)),
 }
 SPM = {
-    "llama2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+    "llama2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+               None),
     "metaspace-first": (None, pre_tokenizers.Metaspace("▁", "first", split=False)),
     "metaspace-split": (None, pre_tokenizers.Metaspace("▁", "always", split=True)),
 }
@@ -68,14 +71,19 @@ def corpus():
     return ["".join(words[i:i + 50]) + "\n\n" for i in range(0, len(words), 50)]
 
 
-SCRIPTS = [(0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA), (0x905, 0x939),
-           (0x3041, 0x3096), (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0x1100, 0x1112), (0x1161, 0x1175), (0x1F600, 0x1F64F),
-           (0x300, 0x345), (0x93C, 0x94D), (0x2160, 0x2188), (0x660, 0x669), (0xB2, 0xB3), (0x2000, 0x206F),
-           (0x1C0, 0x1CC), (0x1F88, 0x1F8F), (0x20000, 0x20010), (0xE0100, 0xE0105)]
-BITS = [" ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "\u00a0", "\u3000", "\u0085", "\u001c", "'s", "'T", "'rE", "'VE", "'ll",
-        "'d", "'m", "'\u017f", "'", "''", "0", "7", "42", "123", "1234567", "½", "...", "!?", "//", "/\n", "(x)", "_", "-", "--\n\n", "=",
-        "<|im_start|>", "<s>", "</s>", "<unk>", "[INST]", "<extra>", "▁", "▁▁", "word", " the", "The", "HELLO", "fooBar", "e\u0301", "A\u030a",
-        "\u0344", "\u1100\u1161\u11a8", "\ud55c", "q\u0323\u0307", "q\u0307\u0323", "\ufb01", "\u212b", "\u0958", "\u200d", "\u0000", "\u007f"]
+SCRIPTS = [
+    (0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA),
+    (0x905, 0x939), (0x3041, 0x3096), (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0x1100, 0x1112),
+    (0x1161, 0x1175), (0x1F600, 0x1F64F), (0x300, 0x345), (0x93C, 0x94D), (0x2160, 0x2188),
+    (0x660, 0x669), (0xB2, 0xB3), (0x2000, 0x206F), (0x1C0, 0x1CC), (0x1F88, 0x1F8F),
+    (0x20000, 0x20010), (0xE0100, 0xE0105)]
+BITS = [
+    " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "\u00a0", "\u3000", "\u0085",
+    "\u001c", "'s", "'T", "'rE", "'VE", "'ll", "'d", "'m", "'\u017f", "'", "''", "0", "7", "42",
+    "123", "1234567", "½", "...", "!?", "//", "/\n", "(x)", "_", "-", "--\n\n", "=",
+    "<|im_start|>", "<s>", "</s>", "<unk>", "[INST]", "<extra>", "▁", "▁▁", "word", " the", "The", "HELLO",
+    "fooBar", "e\u0301", "A\u030a", "\u0344", "\u1100\u1161\u11a8", "\ud55c", "q\u0323\u0307",
+    "q\u0307\u0323", "\ufb01", "\u212b", "\u0958", "\u200d", "\u0000", "\u007f"]
 
 
 def random_text(rng):
@@ -104,15 +112,17 @@ def finish(tok, folder, spm):
     user = [AddedToken("<extra>", special=False, normalized=False, lstrip=True, rstrip=True)]
     tok.add_tokens(user)
     bos = "<s>"
-    tok.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tok.token_to_id(bos))])
+    tok.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tok.token_to_id(bos))])
     folder.mkdir(parents=True, exist_ok=True)
     if spm:
-        tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                         decoders.Strip(" ", 1, 0)])
+        tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                         decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     else:
         tok.decoder = decoders.ByteLevel()
     tok.save(str(folder / "tokenizer.json"), pretty=False)
-    config = {"bos_token": bos, "eos_token": {"content": "</s>"}, "chat_template": "in tokenizer_config"}
+    config = {"bos_token": bos, "eos_token": {"content": "</s>"},
+              "chat_template": "in tokenizer_config"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config) + "\n")
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}\n')
 
@@ -129,8 +139,8 @@ def main():
     text = corpus()
     for name, (norm, pre) in {**BYTE, **SPM}.items():
         spm = name in SPM
-        tok = Tokenizer(models.BPE(unk_token="<unk>" if spm else None, fuse_unk=spm, byte_fallback=spm,
-                                   ignore_merges=name == "llama3"))
+        tok = Tokenizer(models.BPE(unk_token="<unk>" if spm else None, fuse_unk=spm,
+                                   byte_fallback=spm, ignore_merges=name == "llama3"))
         if spm:  # trained on words, as SentencePiece does, then used with the family's own pipeline
             tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
             special_all = special + [f"<0x{b:02X}>" for b in range(256)]
@@ -138,11 +148,14 @@ def main():
         else:
             tok.pre_tokenizer = pre
             special_all, alphabet = special, pre_tokenizers.ByteLevel.alphabet()
-        tok.train_from_iterator(text, trainers.BpeTrainer(vocab_size=1100, special_tokens=special_all, limit_alphabet=400,
-                                                          initial_alphabet=alphabet, show_progress=False))
+        trainer = trainers.BpeTrainer(vocab_size=1100, special_tokens=special_all,
+                                      limit_alphabet=400, initial_alphabet=alphabet,
+                                      show_progress=False)
+        tok.train_from_iterator(text, trainer)
         if spm:  # byte tokens are no added tokens
             data = json.loads(tok.to_str())
-            data["added_tokens"] = [a for a in data["added_tokens"] if not a["content"].startswith("<0x")]
+            data["added_tokens"] = [a for a in data["added_tokens"]
+                                    if not a["content"].startswith("<0x")]
             if name == "metaspace-first":  # the older spelling of merges
                 data["model"]["merges"] = [" ".join(m) for m in data["model"]["merges"]]
             tok = Tokenizer.from_str(json.dumps(data))
@@ -151,7 +164,7 @@ def main():
         finish(tok, args.out / "hf" / name, spm)
         plain = Tokenizer.from_file(str(args.out / "hf" / name / "tokenizer.json"))
         texts = [random_text(rng) for _ in range(args.texts)]
-        # In user text control tokens are text to us; the package always matches them: leave them out.
+        # In user text control tokens are text to us; the package always matches them: leave out.
         for s in special:
             texts = [t.replace(s, s[1:]) for t in texts]
         write_golden(args.out / "hf" / f"{name}.golden", plain, texts)
@@ -160,7 +173,8 @@ def main():
         merges = [tuple(m.split(" ")) for m in gguf_field(args.model, "tokenizer.ggml.merges")]
         tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
         tok.pre_tokenizer = BYTE["smollm"][1]
-        write_golden(args.out / "smollm2.golden", tok, [random_text(rng) for _ in range(args.texts)])
+        texts = [random_text(rng) for _ in range(args.texts)]
+        write_golden(args.out / "smollm2.golden", tok, texts)
     return 0
 
 

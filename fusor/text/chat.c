@@ -13,7 +13,6 @@
 #include "fusor/text/chat_int.h"
 
 #include <string.h>
-#include <time.h>
 
 #define NL "\n"
 
@@ -81,7 +80,9 @@ static const struct chat chats[] = {
 };
 enum { N_CHATS = sizeof chats / sizeof chats[0] };
 
-static const struct chat *chat_named(const char *name)
+/* Kept out of line: gcc 12 unrolls the loop for a constant name and then warns about the strings
+ * that differ. */
+__attribute__((noinline)) static const struct chat *chat_named(const char *name)
 {
     for (size_t i = 0; i < N_CHATS; i++)
         if (strcmp(chats[i].name, name) == 0) return &chats[i];

@@ -1,6 +1,7 @@
 /* One formatter per family. Each writes what the family's Jinja template writes (with trim_blocks
  * and lstrip_blocks, as transformers runs it); tests/data/chat holds the templates and Python's
  * renders. */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/text/chat_int.h"
 #include "fusor/text/unicode.h"
@@ -320,7 +321,7 @@ static void date(struct chat_job *j)
 {
     static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
     char s[32] = "26 Jul 2024";
-    time_t now = time(NULL);
+    time_t now = (time_t)clock_wall_s();
     struct tm tm;
     if (j->c->date == CHAT_DATE_TODAY && localtime_r(&now, &tm)) {
         struct buf b = BUF_INIT;

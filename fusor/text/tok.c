@@ -1,5 +1,7 @@
-/* The encoder's driver: pieces → fragments of text between added tokens → pre-tokens → words; and
- * the small reads of a finished tokenizer.
+/* The encoder's driver and the small reads of a finished tokenizer.
+ *
+ * Pieces become stretches of text between added tokens, these become pre-tokens, and each pre-token
+ * is merged as a word.
  *
  * Neighbouring text, whatever pieces it comes from, is one text to the pre-token rules, as it would
  * be had the prompt been one string. Control tokens are looked for in special pieces only;
@@ -47,6 +49,7 @@ static int enc_fragment(struct enc *e, const uint8_t *s, size_t len, size_t base
     if (changed) {
         s = (const uint8_t *)e->norm.text.data;
         len = e->norm.text.len;
+        if (len > UINT32_MAX - base) return -ERANGE; /* NFC may make text longer */
     }
     tok_work_memo(&e->work, len);
     for (size_t p = 0; p < len;) {

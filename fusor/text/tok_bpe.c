@@ -87,7 +87,7 @@ int tok_set(struct tok *t, size_t id, const char *text, size_t len, enum tok_typ
     return len ? buf_add(&t->bytes, text, len) : 0;
 }
 
-/* ---- text → id ------------------------------------------------------------------------------ */
+/* ---- text → id ---------------------------------------------------------------------------- */
 
 static uint64_t text_hash(const void *s, size_t len)
 {

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The alphabet shows bytes 33–126, 161–172 and 174–255 as themselves; the other 68, in order, are
- * U+0100 and up. -1 = not in the alphabet. */
+/* The alphabet shows bytes 33 to 126, 161 to 172 and 174 to 255 as themselves; the other 68, in
+ * order, are U+0100 and up. -1 = not in the alphabet. */
 static int alphabet_byte(uint32_t cp)
 {
     if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 172) || (cp >= 174 && cp <= 255))

@@ -1,4 +1,5 @@
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/text/chat.h"
 #include "tests/test.h"
@@ -85,7 +86,7 @@ static void check_out(const struct chat_out *o, const struct chat_msg *msgs, siz
 
 static void today(char *s, size_t size)
 {
-    time_t now = time(NULL);
+    time_t now = (time_t)clock_wall_s();
     struct tm tm;
     ASSERT_TRUE(localtime_r(&now, &tm) != NULL);
     ASSERT_TRUE(strftime(s, size, "%d %b %Y", &tm) > 0);
