@@ -55,6 +55,12 @@ def make_quant():
         print("quant", name, n, "blocks")
 
 
+def versions():
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("transformers", "torch", "gguf")}
+
+
 def load_model(name):
     """A model of tests/data/models: a folder, or a GGUF twin whose values replace the folder's."""
     import torch
@@ -130,7 +136,7 @@ def make_real(path):
             best = model(torch.tensor([ids])).logits[0, -1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             ids.append(int(best.indices[0]))
-    out = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "greedy_margin": round(margin, 4),
+    out = {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "made_with": versions(), "greedy_margin": round(margin, 4),
            "prompt": tok, "greedy": ids[N_PROMPT:], "top_ids": top.indices.tolist(),
            "top_logits": [[float(f"{x:.7g}") for x in row] for row in top.values.tolist()]}
     with open(os.path.join(DATA, "golden", "smollm2-135m.q4_1.json"), "w") as f:
@@ -142,7 +148,6 @@ def make_real(path):
 def make_model(name):
     import numpy as np
     import torch
-    import transformers
 
     torch.set_num_threads(1)
     model = load_model(name)
@@ -160,8 +165,7 @@ def make_model(name):
     if margin < 0.01:
         raise SystemExit(f"{name}: greedy margin {margin:.4f} is too small, choose another seed")
     rope = model.model.rotary_emb
-    out = {"model": name, "made_with": {"transformers": transformers.__version__,
-                                        "torch": torch.__version__},
+    out = {"model": name, "made_with": versions(),
            "greedy_margin": round(margin, 4), "prompt": tok, "greedy": ids[N_PROMPT:],
            "inv_freq": [float(f"{x:.9g}") for x in rope.inv_freq.tolist()],
            "rope_mscale": float(f"{rope.attention_scaling:.9g}"),
