@@ -105,8 +105,9 @@ int fus_session_fork(struct fus_session *s, uint32_t cap_tokens,
                      struct fus_session **ret); /* copies KV */
 
 struct fus_prefill;
-/* Takes the sources and sinks over whatever it returns: each gets its release() or done() once. The
- * session starts anew. One prefill at a time per session. */
+/* On success the sources and sinks are the prefill's: each gets its release() or done() once, by
+ * end() at the latest. On failure they stay with the caller, untouched. The session starts anew.
+ * One prefill at a time per session. */
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */

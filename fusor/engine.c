@@ -33,7 +33,7 @@ struct fus_job {
     int32_t *banned; /* EOG and stop ids, for min_new */
     size_t n_banned;
     atomic_bool cancel;
-    bool planned; /* sources and sinks went to a prefill (or to on_plan's owner) */
+    bool planned; /* sources and sinks went to the prefill */
     uint64_t submit_ns, start_ns;
     struct fus_prefill *prefill;
     struct choice *choice;
@@ -218,6 +218,17 @@ static uint32_t fork_pages(const struct fus_job *j, uint32_t cap)
     return (j->req.n_choices - 1) * (fus_pages_for(cap) - j->req.plan.n_tok / KN_PAGE);
 }
 
+/* The owner's last word on the plan; when it fails it has cleaned up what it added. */
+static int make_plan(struct fus_job *j)
+{
+    struct fus_request *r = &j->req;
+    const struct fus_plan before = r->plan;
+    const int err = r->ops->on_plan ? r->ops->on_plan(r->ctx, &r->plan) : 0;
+    if (err < 0) r->plan = before;
+    r->plan.cancel = &j->cancel;
+    return err < 0 ? err : 0;
+}
+
 /* 1 started or ended, 0 must wait. */
 static int try_start(struct fus_engine *e, struct fus_job *j)
 {
@@ -245,18 +256,13 @@ static int try_start(struct fus_engine *e, struct fus_job *j)
     j->start_ns = clock_ns();
     err = fus_session_create(e->core, cap, &j->choice[0].s);
     if (err == 0) err = find_banned(e, j);
-    if (err == 0 && r->ops->on_plan) err = r->ops->on_plan(r->ctx, &r->plan);
+    if (err == 0) err = make_plan(j);
+    if (err == 0) err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
     if (err < 0) {
         job_fail(j, err);
         return 1;
     }
-    r->plan.cancel = &j->cancel;
     j->planned = true;
-    err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
-    if (err < 0) {
-        job_fail(j, err);
-        return 1;
-    }
     e->prefilling = j;
     e->reserved = fork_pages(j, cap);
     return 1;
@@ -460,9 +466,11 @@ static int build_start(struct fus_engine *e, bool alone)
         r = b->b.on_build(b->b.ctx, &sink);
         r = r == 1 ? 0 : r == 0 ? 1 : r;
     }
-    if (r == 0)
+    if (r == 0) {
         r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
                             &e->build_cancel, &e->build_prefill);
+        if (r < 0) sink.ops->done(sink.ctx, r);
+    }
     if (r != 0) build_end(e, r);
     return 1;
 }

@@ -32,8 +32,8 @@ struct fus_event_done {
 };
 struct fus_request_ops { /* engine thread */
     /* Just before the prefill starts: the caller may look its chunks up now (as late as possible)
-     * and fill plan->range/capture/strategy. 0 or a negative errno, which fails the request. May be
-     * NULL. */
+     * and fill plan->range/capture/strategy. After 0 the engine sees to every release() and done();
+     * a negative errno fails the request, and the caller keeps what it looked up. May be NULL. */
     int (*on_plan)(void *ctx, struct fus_plan *plan);
     void (*on_first)(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms);
     /* 0 go on, 1 stop this choice (the caller saw a stop string). */

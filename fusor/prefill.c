@@ -101,6 +101,8 @@ static void prefetch(struct fus_prefill *f)
 static void restart(struct fus_prefill *f)
 {
     fus_roles_set(f);
+    for (size_t i = 0; i < f->n_range; i++)
+        if (!f->range[i].used) fus_range_release(&f->range[i]);
     if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
     f->stage = STAGE_LAYER0;
@@ -113,41 +115,36 @@ static void restart(struct fus_prefill *f)
     f->report.deviation_left = f->report.score_left = -1;
 }
 
-/* Refused before the plan was copied: the caller's sources and sinks end here all the same. */
-static void refuse_plan(const struct fus_plan *p, int status)
+/* A plan that fails to begin leaves its sources and sinks with the caller. */
+static void abandon(struct fus_prefill *f)
 {
-    for (size_t i = 0; i < p->n_range; i++)
-        if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
-    for (size_t i = 0; i < p->n_capture; i++)
-        if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
+    for (size_t i = 0; i < f->n_range; i++)
+        f->range[i].active = false;
+    for (size_t i = 0; i < f->n_capture; i++)
+        f->capture[i].open = false;
+    fus_prefill_end(f);
 }
 
 static int begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
                  struct fus_prefill **ret)
 {
     struct fus_prefill *f = mem_zalloc(sizeof(*f));
-    int r = f ? 0 : -ENOMEM;
-    if (r == 0) {
-        f->core = s->core;
-        f->s = s;
-        f->plan = *p;
-        f->wants_logits = wants_logits;
-        r = fus_plan_resolve(f);
-    }
+    if (!f) return -ENOMEM;
+    f->core = s->core;
+    f->s = s;
+    f->plan = *p;
+    f->wants_logits = wants_logits;
+    int r = fus_plan_resolve(f);
     if (r == 0) r = copy_plan(f);
-    if (r < 0) {
-        refuse_plan(p, r);
-        fus_prefill_end(f);
-        return r;
+    if (r == 0) {
+        fus_roles_set(f);
+        f->n_suffix_max = f->n_suffix;
+        s->len = 0;
+        r = fus_session_own(s, 0);
     }
-    fus_roles_set(f);
-    f->n_suffix_max = f->n_suffix;
-    s->len = 0;
-    r = fus_session_own(s, 0);
     if (r == 0) r = make_block(f);
     if (r < 0) {
-        fus_captures_close(f, r);
-        fus_prefill_end(f);
+        abandon(f);
         return r;
     }
     f->kv = fus_session_kv(s);
@@ -169,12 +166,9 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
                     const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret)
 {
     const uint32_t head = sink_token >= 0;
-    const bool sane = n > 0 && n < UINT32_MAX;
-    int32_t *own = sane ? mem_alloc(((size_t)n + head) * sizeof(*own)) : NULL;
-    if (!own) {
-        sink->ops->done(sink->ctx, sane ? -ENOMEM : -EINVAL);
-        return sane ? -ENOMEM : -EINVAL;
-    }
+    if (n == 0 || n == UINT32_MAX) return -EINVAL;
+    int32_t *own = mem_alloc(((size_t)n + head) * sizeof(*own));
+    if (!own) return -ENOMEM;
     if (head) own[0] = sink_token;
     memcpy(own + head, tok, n * sizeof(*own));
     const struct fus_capture cap = {.tok0 = head, .n = n, .sink = *sink};

@@ -13,6 +13,7 @@ enum fus_kind {                /* what becomes of a prompt token */
 
 struct pre_range {
     struct fus_range r; /* n may be cut short where logits are wanted */
+    bool used;          /* has a role in the plan (fus_roles_set) */
     bool active;        /* its source is used; cleared when it failed or was never needed */
     struct kv_layer cur;
 };

@@ -76,9 +76,10 @@ void fus_roles_set(struct fus_prefill *f)
         const bool broken = g->r.exact && !prefix_whole;
         if (!range_used(f, g) || g->r.n == 0 || broken) {
             if (g->r.exact) prefix_whole = false;
-            fus_range_release(g);
+            g->used = false;
             continue;
         }
+        g->used = true;
         memset(f->kind + g->r.tok0, g->r.exact ? KIND_EXACT : KIND_REUSED, g->r.n);
         *(g->r.exact ? &n_exact : &f->n_reusable) += g->r.n;
         last = g->r.tok0 + g->r.n;

@@ -123,6 +123,13 @@ static void use_sources(struct prompt *p)
         p->range[i].src = p->of_range[i] ? kit_source(p->of_range[i]) : (struct kv_source){0};
 }
 
+/* A plan that did not begin has touched no source. */
+static void forget_sources(struct prompt *p)
+{
+    for (size_t i = 0; i < p->n_range; i++)
+        if (p->of_range[i]) p->of_range[i]->uses--;
+}
+
 static int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
                   struct result *res)
 {
@@ -130,7 +137,10 @@ static int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan
     size_t rows = 0;
     use_sources(p);
     int r = fus_prefill_begin(s, plan, &f);
-    if (r < 0) return r;
+    if (r < 0) {
+        forget_sources(p);
+        return r;
+    }
     r = kit_steps(f);
     if (r == 0) {
         const float *l = fus_prefill_logits(f, &rows);
@@ -791,7 +801,7 @@ TEST(cancel_at_every_step)
     kit_close(&k);
 }
 
-TEST(bad_plans_are_refused_and_let_go_of_their_sources)
+TEST(bad_plans_are_refused_and_leave_their_sources)
 {
     struct kit k;
     open_default(&k);
@@ -817,12 +827,14 @@ TEST(bad_plans_are_refused_and_let_go_of_their_sources)
             want = -ERANGE;
         }
         ASSERT_ERR(fus_prefill_begin(s, &plan, &f), want);
+        forget_sources(&p);
         p.range[1] = keep;
     }
     p.tok[3] = (int32_t)k.cfg->V;
     const struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
     use_sources(&p);
     ASSERT_ERR(fus_prefill_begin(s, &plan, &f), -EINVAL);
+    forget_sources(&p);
     fus_session_destroy(s);
     ASSERT_ERR(fus_session_create(k.c, k.cfg->ctx_max + 1, &s), -ERANGE);
     prompt_fini(&p);
