@@ -14,7 +14,8 @@ import sys
 import jinja2.sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "chat"
-NAMES = {"llama3-always": "llama3", "mistral-v0.2": "mistral-v0.1"}
+NAMES = {"llama3-always": "llama3", "mistral-v0.2": "mistral-v0.1", "qwen3-2507": "chatml",
+         "llama2-trim": "llama2"}
 
 
 def msgs(*pairs):
@@ -59,7 +60,8 @@ THINK = [
 STRICT = PLAIN + SYSTEM + FREE + LATE_SYSTEM
 SETS = {
     "smollm2": STRICT, "chatml": STRICT, "qwen2": STRICT, "qwen2.5": STRICT + TOOL,
-    "qwen3": STRICT + TOOL + THINK, "yi": PLAIN + SYSTEM + FREE, "llama2": STRICT, "llama3": STRICT,
+    "qwen3": STRICT + TOOL + THINK, "qwen3-2507": STRICT + TOOL,
+    "llama2-trim": STRICT, "yi": PLAIN + SYSTEM + FREE, "llama2": STRICT, "llama3": STRICT,
     "llama3-always": STRICT, "llama3.1": STRICT, "llama3.2": STRICT, "mistral-v0.1": STRICT,
     "mistral-v0.2": STRICT, "mistral-v1": STRICT, "mistral-v3": STRICT, "mistral-tekken": STRICT,
     "zephyr": STRICT, "phi3": STRICT, "phi3-v1": PLAIN + FREE,

@@ -209,6 +209,11 @@ static int recognise_chatml(const char *s, struct chat *c)
         *c = *chat_named("qwen3");
         return 1;
     }
+    /* Qwen3's later releases, which do not think, put the text in a variable first. */
+    if (tools && has(s, "content=message.content") &&
+        has(s, "'<|im_start|>'+message.role+'" NL "'+content+'<|im_end|>'+'" NL "'") &&
+        has(s, "'<|im_start|>'+message.role+'" NL "'+content}}"))
+        plain = true;
     if (!plain || has(s, "<think>") || has(s, "raise_exception")) return 0;
     *c = *chat_named(tools ? "qwen2.5" : "chatml");
     c->default_system = NULL;
@@ -259,8 +264,8 @@ static int recognise_others(const char *s, const char *jinja, struct chat *c)
     else if (has(s, "'<|start_header_id|>'+message.role+'<|end_header_id|>" NL NL
                     "'+message.content|trim+'<|eot_id|>'"))
         name = "llama3";
-    else if (has(s, "[INST]") && has(s, "<<SYS>>" NL) &&
-             has(s, "bos_token+'[INST] '+content.strip()"))
+    else if (has(s, "<<SYS>>" NL) && (has(s, "bos_token+'[INST] '+content.strip()+' [/INST]'") ||
+                                      has(s, "bos_token+'[INST] '+content|trim+' [/INST]'")))
         name = "llama2";
     else if (has(s, "'<|end|>'+'" NL "'+'<|assistant|>'"))
         name = "phi3-v1";

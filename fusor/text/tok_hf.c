@@ -407,7 +407,10 @@ static int read_ends(struct hf *h)
         if (r == 0) continue;
         const json_t *v = json_object_get(o, "eos_token_id");
         bool found = json_is_integer(v) || json_is_array(v);
+        const json_t *first = json_is_array(v) ? json_array_get(v, 0) : v;
+        long long id = json_is_integer(first) ? json_integer_value(first) : -1;
         mark_eog(h->t, v);
+        if (h->t->eos < 0 && id >= 0 && (size_t)id < h->t->n_vocab) h->t->eos = (int32_t)id;
         json_decref(o);
         if (found) break;
     }

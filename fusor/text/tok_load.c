@@ -98,8 +98,14 @@ void tok_mark_eog(struct tok *t)
         }
     }
     if (t->eos >= 0) t->e[t->eos].eog = true;
-    /* What ends or starts a text must never come from user text, whatever type the file gives it.
+    /* What ends or starts a text must never come from user text, so a file's other type is
+     * overruled; unless the token is an ordinary one, which only a wrong id in the file can mean.
      */
-    for (size_t i = 0; i < t->n_vocab; i++)
-        if (t->e[i].eog || (int32_t)i == t->bos) t->e[i].type = TOK_T_CONTROL;
+    for (size_t i = 0; i < t->n_vocab; i++) {
+        struct tok_entry *e = &t->e[i];
+        if ((!e->eog && (int32_t)i != t->bos) || e->len < 3) continue;
+        const uint8_t *s = tok_raw(t, (int32_t)i);
+        bool name = s[0] == '<' && s[e->len - 1] == '>';
+        if (name || e->type == TOK_T_USER || e->type == TOK_T_UNKNOWN) e->type = TOK_T_CONTROL;
+    }
 }
