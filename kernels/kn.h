@@ -15,7 +15,7 @@
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
  * Errors: 0 or negative errno (-ECANCELED when the stream's cancel flag was seen, -EINVAL shapes).
  * No operation allocates after kn_dev_create() but for per-thread scratch that grows once.
- * Thread: a stream belongs to one thread at a time; kn_rows() may be called from one thread a dev. */
+ * Thread: a stream belongs to one thread at a time; kn_rows() from one thread a device. */
 #ifndef KERNELS_KN_H
 #define KERNELS_KN_H
 
@@ -69,7 +69,8 @@ bool kn_gemm_invariant(const struct kn_dev *d);
 int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
 
-/* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (bench's ceiling). */
+/* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (a bench's ceiling).
+ */
 double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
 
 /* ---- weights: W [n, k] row-major f32 rows in, packed for the chosen GEMM inside ---- */
@@ -129,7 +130,7 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
 
 /* ---- paged KV of one sequence ----
  * Page p of layer l holds tokens [p*P, p*P+P): K transposed [G, K, P] then V [G, P, K], f32, at
- * base + pages[p] * page_stride + l * layer_stride. K is rotated at its position in the sequence. */
+ * base + pages[p] * page_stride + l * layer_stride. K is rotated at its position. */
 struct kn_kv {
     float *base;
     size_t page_stride, layer_stride; /* floats */
@@ -141,7 +142,7 @@ size_t kn_kv_layer_floats(unsigned G, unsigned K); /* floats of one page of one 
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-/* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, placed at
+/* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, at
  * positions pos0 … pos0+n-1, K rotated there (rope NULL: stored as it is). Rows that are
  * recomputed overwrite theirs with kn_kv_put() afterwards. */
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,

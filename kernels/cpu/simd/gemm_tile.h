@@ -16,7 +16,7 @@ enum {
     TILE_KC = 384,           /* chosen: 14 x 384 x 4 bytes = half of a 48 KiB L1 */
     TILE_LDA = TILE_KC + 16, /* odd number of cache lines */
     TILE_NC = 512,           /* chosen: 512 x 384 x 4 bytes = 768 KiB of B in L2 */
-    TILE_AHEAD = 8,          /* k steps of software prefetch */
+    TILE_AHEAD = 24,         /* k steps of software prefetch */
 };
 
 struct tile_c {

@@ -1,8 +1,8 @@
 /* bench_kernels: GEMM candidates and attention at a model's shapes, interleaved, best of rounds.
  *
  * Not a test. Usage: bench_kernels [-k gemm|attn], with KVBLEND_ISA, BENCH_THREADS (1) and
- * BENCH_ROUNDS (5) in the environment. Rates are by CPU time of the thread when there is one, since
- * others may load the machine, else by wall time. */
+ * BENCH_ROUNDS (5) in the environment, BENCH_GEMM for one candidate. Rates are by CPU time of the
+ * thread when there is one, since others may load the machine, else by wall time. */
 #include "base/clock.h"
 #include "tests/unit/kernels/kern.h"
 
@@ -30,6 +30,7 @@ static int gemm_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 
 static const char *const gemms[] = {"own-f32", "own-bf16", "openblas-f32", "onednn-f32",
                                     "onednn-bf16"};
+static const char *bench_only;
 enum { N_GEMM = sizeof gemms / sizeof *gemms };
 
 static void bench_gemm(const char *isa, unsigned threads, int rounds, size_t m, size_t n, size_t k)
@@ -43,6 +44,7 @@ static void bench_gemm(const char *isa, unsigned threads, int rounds, size_t m, 
         struct kn_dev_opts o = {.n_threads = threads, .isa = isa, .gemm = gemms[i]};
         struct err e;
         best[i] = 1e30;
+        if (bench_only && strcmp(bench_only, gemms[i]) != 0) continue;
         if (kn_dev_create(&o, &d[i], &e) < 0) d[i] = NULL;
         if (d[i]) w[i] = kern_mat(d[i], n, k, wf);
     }
@@ -179,6 +181,7 @@ TEST(attn)
 __attribute__((constructor)) static void bench_env(void)
 {
     const char *t = getenv("BENCH_THREADS"), *r = getenv("BENCH_ROUNDS");
+    bench_only = getenv("BENCH_GEMM");
     bench_isa = getenv("KVBLEND_ISA");
     if (t) bench_threads = (unsigned)strtoul(t, NULL, 10);
     if (r) bench_rounds = (int)strtoul(r, NULL, 10);
