@@ -371,8 +371,7 @@ struct gw_target *gw_fleet_pick(struct gw_fleet *f, const char *model)
     struct gw_target *best = NULL;
     for (size_t i = 0; i < f->n; i++) {
         struct gw_target *t = f->target[i];
-        if (t->state != GW_TARGET_READY || t->suspect || !serves(f, t, model))
-            continue;
+        if (t->state != GW_TARGET_READY || t->suspect || !serves(f, t, model)) continue;
         if (!best || t->n_inflight < best->n_inflight) best = t;
     }
     return best;

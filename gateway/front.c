@@ -388,6 +388,7 @@ static void on_drain(void *ctx, struct http_req *r)
 
 static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_body)
 {
+    gw_stats_count(status);
     (void)gw_error_body(gw_error_of_status(status), why, NULL, ret_body);
 }
 

@@ -82,6 +82,14 @@ static void register_all(void)
         metric_register(singles[i]);
 }
 
+void gw_stats_count(int status)
+{
+    int i = 0;
+    while (i < N_CODES && codes[i] != status)
+        i++;
+    metric_add(&m_requests[i], 1);
+}
+
 void gw_stats_active(int delta)
 {
     metric_add(&m_active, delta);
@@ -216,10 +224,7 @@ static int render(struct buf *b, const struct gw_access *a)
 
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
 {
-    int i = 0;
-    while (i < N_CODES && codes[i] != a->status)
-        i++;
-    metric_add(&m_requests[i], 1);
+    gw_stats_count(a->status);
     if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
     if (a->target >= 0) {
         metric_observe(&m_overhead, a->overhead_us / 1e6);

@@ -155,11 +155,11 @@ class Program:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, value, *_):
         if self.proc.poll() is None:
             self.proc.kill()
             self.proc.wait(DEADLINE_S)
-        if kind:
+        if kind and not (kind is SystemExit and not value.code):
             print(f"--- log of {self.proc.args[0]}\n{self.log()[-6000:]}---", file=sys.stderr)
 
 
@@ -190,7 +190,7 @@ def gateway(*args, stub=False, model=None, env=None, ready=True):
         if ready:
             until("the worker is ready", lambda: g.get("/ready").status == 200)
     except BaseException:
-        g.__exit__(True)
+        g.__exit__(Exception, None)
         raise
     return g
 

@@ -93,6 +93,7 @@ def test_refusals():
         assert data.startswith(b"HTTP/1.1 400"), data
         assert json.loads(data.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
         s.close()
+        assert g.metric('kvblend_requests_total{code="413"}') == 1
 
 
 def test_keys_and_reload():

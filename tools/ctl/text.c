@@ -181,26 +181,42 @@ int ctl_warm(const struct ctl_args *a)
 
 /* ---- segment ---- */
 
-/* The start of bytes [begin, end) of a message, on one line. */
-static void preview(const json_t *request, const json_t *cut, struct buf *out)
+/* The text a cut refers to: a message's content (parts joined as the worker joins them) or the
+ * prompt. */
+static int text_of_cut(const json_t *request, const json_t *cut, struct buf *out)
 {
     const json_t *m =
         json_array_get(json_object_get(request, "messages"), (size_t)ctl_num(cut, "message"));
-    const json_t *c = json_object_get(m, "content");
+    const json_t *c = json_object_get(m, "content"), *part;
+    size_t i, n = 0;
     if (!c) c = json_object_get(request, "prompt");
-    const char *s = json_string_value(c);
-    size_t len = json_string_length(c), begin = (size_t)ctl_num(cut, "begin"), chars = 0;
-    size_t end = (size_t)ctl_num(cut, "end");
-    if (!s || end > len) return;
+    if (json_is_string(c)) return buf_add(out, json_string_value(c), json_string_length(c));
+    json_array_foreach(c, i, part)
+    {
+        const json_t *t = json_object_get(part, "text");
+        if (!json_is_string(t)) continue;
+        if (n++ > 0 && buf_addc(out, '\n') < 0) return -ENOMEM;
+        if (buf_add(out, json_string_value(t), json_string_length(t)) < 0) return -ENOMEM;
+    }
+    return 0;
+}
+
+/* Its start, on one line. */
+static void preview(const json_t *request, const json_t *cut, struct buf *out)
+{
+    struct buf text = BUF_INIT;
+    size_t begin = (size_t)ctl_num(cut, "begin"), end = (size_t)ctl_num(cut, "end"), chars = 0;
+    if (text_of_cut(request, cut, &text) < 0 || end > text.len) end = begin;
     for (size_t i = begin; i < end; i++) {
-        unsigned char x = (unsigned char)s[i];
+        unsigned char x = (unsigned char)text.data[i];
         bool starts = (x & 0xC0) != 0x80;
         if (starts && chars++ == PREVIEW_CHARS) {
             (void)buf_adds(out, "…");
-            return;
+            break;
         }
         (void)buf_addc(out, x < 0x20 || x == 0x7f ? ' ' : (char)x);
     }
+    buf_fini(&text);
 }
 
 static void print_cuts(const json_t *r, const json_t *request)

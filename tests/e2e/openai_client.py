@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""The official `openai` client against the gateway and its real worker on a tiny random model.
+
+Run by a Python that has the package: $KVBLEND_PYTHON, else this one; skipped when neither has it.
+Base URL and model can be given instead of starting a gateway: OPENAI_BASE_URL (and OPENAI_MODEL).
+"""
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from harness import KVBLEND, WORKER, gateway, main, need, skip, until
+
+try:
+    import openai
+except ImportError:
+    other = os.environ.get("KVBLEND_PYTHON")
+    if other and not os.environ.get("KVBLEND_REEXEC"):
+        ok = subprocess.run([other, "-c", "import openai"], capture_output=True).returncode == 0
+        if ok:
+            os.environ["KVBLEND_REEXEC"] = "1"
+            os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    skip("the openai package is not installed")
+
+need(KVBLEND, WORKER)
+HELLO = [{"role": "user", "content": "Say hello to the river."}]
+GREEDY = {"temperature": 0, "max_tokens": 8}
+NO_EOS = {"ignore_eos": True}
+server = None  # the gateway all tests share
+model = None
+
+
+def client(**kw):
+    kw.setdefault("api_key", "key-one")
+    kw.setdefault("max_retries", 0)
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", timeout=60, **kw)
+
+
+def chat(c=None, **kw):
+    body = dict(GREEDY, model=model, messages=HELLO)
+    body.update(kw)
+    return (c or client()).chat.completions.create(**body)
+
+
+def expect(kind, fn, status, code=None):
+    try:
+        fn()
+    except kind as e:
+        assert e.status_code == status, e
+        assert code is None or e.code == code, (e.code, code)
+        # The HTTP layer refuses an oversized body by itself, before there is a request to name.
+        assert e.request_id or status == 413, "no x-request-id on the error"
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_models():
+    c = client()
+    ids = [m.id for m in c.models.list()]
+    assert ids == [model], ids
+    m = c.models.retrieve(model)
+    assert m.id == model and m.model_extra["max_model_len"] > 0
+
+
+def test_chat():
+    r = chat()
+    assert r.object == "chat.completion" and r.model == model and r._request_id
+    assert r.choices[0].message.role == "assistant" and r.choices[0].message.content
+    assert r.choices[0].finish_reason in ("stop", "length")
+    assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
+    assert r.usage.prompt_tokens_details.cached_tokens >= 0
+
+
+def test_chat_stream():
+    want = chat().choices[0].message.content
+    for include in (False, True):
+        kw = {"stream_options": {"include_usage": True}} if include else {}
+        chunks = list(chat(stream=True, **kw))
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == want
+        assert chunks[0].choices[0].delta.role == "assistant"
+        if include:
+            assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens >= 1
+            assert all(c.usage is None for c in chunks[:-1])
+        else:
+            assert all(c.usage is None for c in chunks)
+        last = [c for c in chunks if c.choices][-1]
+        assert last.choices[0].finish_reason in ("stop", "length")
+
+
+def test_completions():
+    c = client()
+    kw = dict(model=model, prompt="The river", **GREEDY)
+    r = c.completions.create(**kw)
+    assert r.object == "text_completion" and r.choices[0].text and r.usage.completion_tokens >= 1
+    for include in (False, True):
+        o = {"stream_options": {"include_usage": True}} if include else {}
+        chunks = list(c.completions.create(stream=True, **o, **kw))
+        assert "".join(x.choices[0].text for x in chunks if x.choices) == r.choices[0].text
+        assert bool(chunks[-1].usage) == include
+    both = c.completions.create(**dict(kw, prompt=["The river", "A mill"]))
+    assert [x.index for x in both.choices] == [0, 1]
+    assert both.choices[0].text == r.choices[0].text
+    ids = c.completions.create(**dict(kw, prompt=[5, 6, 7]))
+    assert ids.usage.prompt_tokens == 3
+
+
+def test_logprobs():
+    r = chat(logprobs=True, top_logprobs=3)
+    content = r.choices[0].logprobs.content
+    assert len(content) == r.usage.completion_tokens
+    for t in content:
+        assert t.logprob <= 0 and len(t.top_logprobs) == 3
+        assert t.top_logprobs[0].logprob >= t.top_logprobs[1].logprob
+        assert t.top_logprobs[0].bytes == t.bytes  # greedy; a random model's tokens are raw bytes
+    assert "".join(t.token for t in content) == r.choices[0].message.content
+    c = client().completions.create(model=model, prompt="The river", logprobs=2, **GREEDY)
+    lp = c.choices[0].logprobs
+    assert len(lp.tokens) == len(lp.token_logprobs) == len(lp.top_logprobs) == len(lp.text_offset)
+    parts = list(chat(stream=True, logprobs=True))
+    n = sum(len(x.choices[0].logprobs.content) for x in parts if x.choices and x.choices[0].logprobs)
+    assert n == len(content)
+
+
+def test_stop():
+    text = chat(max_tokens=40, extra_body=NO_EOS).choices[0].message.content
+    i = next(i for i in range(2, len(text)) if text[i:i + 2].isascii() and text[i:i + 2].strip())
+    stop = text[i:i + 2]
+    cut = text[:text.index(stop)]
+    for how in (stop, [stop, "never seen"]):
+        r = chat(max_tokens=40, stop=how, extra_body=NO_EOS)
+        assert r.choices[0].finish_reason == "stop" and r.choices[0].message.content == cut
+    chunks = list(chat(max_tokens=40, stop=stop, stream=True, extra_body=NO_EOS))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == cut
+
+
+def test_two_choices():
+    r = chat(n=2, temperature=1.0, seed=3)
+    assert [c.index for c in r.choices] == [0, 1]
+    again = chat(n=2, temperature=1.0, seed=3)
+    assert [c.message.content for c in r.choices] == [c.message.content for c in again.choices]
+    texts = {0: "", 1: ""}
+    for c in chat(n=2, temperature=1.0, seed=3, stream=True):
+        for x in c.choices:
+            texts[x.index] += x.delta.content or ""
+    assert [texts[0], texts[1]] == [c.message.content for c in r.choices]
+
+
+def test_errors():
+    expect(openai.BadRequestError, lambda: chat(messages=[]), 400)
+    expect(openai.BadRequestError, lambda: chat(temperature=9), 400)
+    expect(openai.BadRequestError,
+           lambda: chat(messages=[{"role": "user", "content": "word " * 40000}]), 400,
+           "context_length_exceeded")
+    e = expect(openai.AuthenticationError, lambda: chat(client(api_key="wrong")), 401,
+               "invalid_api_key")
+    assert e.response.headers["www-authenticate"] == "Bearer"
+    e = expect(openai.NotFoundError, lambda: chat(model="no-such-model"), 404, "model_not_found")
+    assert e.param == "model"
+    big = [{"role": "user", "content": "x" * (3 << 20)}]
+    expect(openai.APIStatusError, lambda: chat(messages=big), 413, "request_too_large")
+
+
+def test_overload():
+    held = [chat(stream=True, max_tokens=6000, extra_body=NO_EOS) for _ in range(4)]
+    waiting = threading.Thread(target=lambda: chat())
+    for s in held:
+        next(iter(s))
+    waiting.start()
+    until("one waits", lambda: server.admin_get("/admin/status")["gateway"]["waiting"] >= 1)
+    e = expect(openai.RateLimitError, chat, 429, "server_overloaded")
+    assert float(e.response.headers["retry-after"]) > 0
+    assert e.response.headers["x-should-retry"] == "true"
+    for s in held:
+        s.close()
+    waiting.join()
+    assert chat(client(max_retries=2)).choices
+
+
+def test_early_break_cancels():
+    took = []
+    while len(took) < 5 and (not took or min(took) > 0.1):
+        s = chat(stream=True, max_tokens=6000, extra_body=NO_EOS)
+        for _ in s:
+            break
+        t0 = time.monotonic()
+        s.close()
+        until("nothing is active", lambda: server.metric("kvblend_requests_active") == 0 and
+              engine_idle())
+        took.append(time.monotonic() - t0)
+    assert min(took) < 0.1, took
+
+
+def engine_idle():
+    e = server.admin_get("/admin/status")["workers"][0]["status"]["engine"]
+    return e["active"] == 0 and e["running"] == 0
+
+
+def test_twenty_streams():
+    want = chat(max_tokens=12, extra_body=NO_EOS).choices[0].message.content
+    got = []
+
+    def one():
+        c = client(max_retries=8)  # four at a time, one waits: the rest is told to come again
+        got.append("".join(x.choices[0].delta.content or ""
+                           for x in chat(c, max_tokens=12, stream=True, extra_body=NO_EOS)
+                           if x.choices))
+
+    threads = [threading.Thread(target=one) for _ in range(20)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == [want] * 20, got
+
+
+def test_kvblend_extension():
+    text = " ".join(f"item{i * 7919 % 997}" for i in range(80))
+    parts = [{"type": "text", "text": text}, {"type": "text", "text": text[::-1]},
+             {"type": "text", "text": "What is it?"}]
+    ask = {"messages": [{"role": "user", "content": parts}]}
+    r = chat(**ask, extra_body={"kvblend": {"mode": "full"}})
+    assert r.model_extra["kvblend"]["strategy"] == "full"
+
+    def sources():
+        k = chat(**ask, extra_body={"kvblend": {"ratio": 0.15}}).model_extra["kvblend"]
+        return [c["source"] for c in k["chunks"]]
+
+    until("both chunks come from RAM", lambda: sources() == ["ram", "ram"])
+    k = chat(**ask, extra_body={"kvblend": {"ratio": 0.5}}).model_extra["kvblend"]
+    assert k["ratio"] == 0.5 and k["tokens"]["reused"] > 0 and k["ttft_ms"] > 0
+    chunks = list(chat(**ask, stream=True, extra_body={"kvblend": {"explain": True}}))
+    assert len(chunks[-1].model_extra["kvblend"]["chunks"]) == 2
+    assert all("kvblend" not in (c.model_extra or {}) for c in chunks[:-1])
+
+
+if __name__ == "__main__":
+    with gateway("--api-key", "key-one", "--max-body", "2MiB", "--max-inflight", "4",
+                 "--queue-limit", "1", "--queue-timeout", "30s") as server:
+        model = server.get("/v1/models", headers={"X-Api-Key": "key-one"}).json()["data"][0]["id"]
+        main(globals())

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Gateway and real worker together on a tiny random model, and kvblendctl against them."""
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+from harness import (KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, read_until,
+                     tiny_model, until)
+
+need(KVBLEND, WORKER, KVBLENDCTL)
+CHAT = "/v1/chat/completions"
+LONG = 4000  # tokens: more than any step here waits for
+
+
+def document(i, words=160):
+    """Words that differ by document: nothing in common but single tokens."""
+    return " ".join(f"item{i * 7919 % 997} note{(i * 31 + k * k) % 613}" for k in range(words // 2))
+
+
+def rag(order, question="What does the note say?", **kw):
+    text = "".join(f"\n\n[Document {n + 1}]\n{document(i)}" for n, i in enumerate(order))
+    return dict({"messages": [{"role": "system", "content": "Answer from the documents."},
+                              {"role": "user", "content": f"Documents:{text}\n\n{question}"}],
+                 "max_tokens": 3, "temperature": 0}, **kw)
+
+
+def parts(order, question="What does the note say?", **kw):
+    """The explicit form: each content part is a chunk."""
+    return dict({"messages": [{"role": "user", "content":
+                 [{"type": "text", "text": document(i)} for i in order] +
+                 [{"type": "text", "text": question}]}], "max_tokens": 3, "temperature": 0}, **kw)
+
+
+def ask(**kw):
+    return dict({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4,
+                 "temperature": 0}, **kw)
+
+
+def ctl(g, *args, ok=0, text=None):
+    r = subprocess.run([KVBLENDCTL, "--admin", g.admin, *args], capture_output=True, text=True,
+                       input=text, timeout=60)
+    assert r.returncode == ok, (args, r.returncode, r.stdout, r.stderr)
+    return json.loads(r.stdout) if "--json" in args and ok == 0 else r.stdout
+
+
+def engine(g):
+    return g.admin_get("/admin/status")["workers"][0]["status"]["engine"]
+
+
+def worker_active(g):
+    e = engine(g)
+    return e["running"] + e["waiting"] + e["active"]
+
+
+def test_everything_on_one_server():
+    """One start, many small checks: loading a model takes a second or two each time."""
+    with gateway() as g:
+        for name, fn in list(globals().items()):
+            if name.startswith("check_"):
+                fn(g)
+                print("     ", name, flush=True)
+
+
+def check_shapes(g):
+    r = g.post(CHAT, ask())
+    j = r.json()
+    assert r.status == 200 and j["object"] == "chat.completion" and j["id"].startswith("chatcmpl-")
+    c = j["choices"][0]
+    assert c["message"]["role"] == "assistant" and isinstance(c["message"]["content"], str)
+    assert c["finish_reason"] in ("stop", "length")
+    u = j["usage"]
+    assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"]
+    j = g.post("/v1/completions", {"prompt": "abc", "max_tokens": 3}).json()
+    assert j["object"] == "text_completion" and "text" in j["choices"][0]
+
+
+def check_stream_order(g):
+    for usage in (False, True):
+        body = ask(stream=True)
+        if usage:
+            body["stream_options"] = {"include_usage": True}
+        r = g.post(CHAT, body)
+        assert r.headers["content-type"].startswith("text/event-stream")
+        assert r.headers["cache-control"] == "no-cache" and r.headers["x-accel-buffering"] == "no"
+        events = r.events()
+        assert events[-1] == b"[DONE]"
+        frames = [json.loads(e) for e in events[:-1]]
+        assert len({(f["id"], f["object"], f["created"], f["model"]) for f in frames}) == 1
+        assert frames[0]["choices"][0]["delta"]["role"] == "assistant"
+        if usage:
+            assert frames[-1]["choices"] == [] and frames[-1]["usage"]["completion_tokens"] >= 1
+            assert all(f["usage"] is None for f in frames[:-1])
+            frames = frames[:-1]
+        else:
+            assert all("usage" not in f for f in frames)
+        assert frames[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        assert frames[-1]["choices"][0]["delta"] == {}
+        assert all(f["choices"][0]["finish_reason"] is None for f in frames[:-1])
+
+
+def check_stream_equals_plain(g):
+    plain = g.post(CHAT, ask(max_tokens=12)).json()["choices"][0]["message"]["content"]
+    frames = [json.loads(e) for e in g.post(CHAT, ask(max_tokens=12, stream=True)).events()[:-1]]
+    assert "".join(f["choices"][0]["delta"].get("content") or "" for f in frames) == plain
+
+
+def check_models_and_tokens(g):
+    m = g.get("/v1/models").json()["data"][0]
+    assert m["object"] == "model" and m["max_model_len"] > 0
+    assert g.get(f"/v1/models/{m['id']}").json()["id"] == m["id"]
+    r = g.post("/tokenize", {"content": "hello world", "add_special": False}).json()
+    assert r["count"] == len(r["tokens"]) > 0 and r["max_model_len"] == m["max_model_len"]
+    back = g.post("/detokenize", {"tokens": r["tokens"]}).json()
+    assert "hello world" in json.dumps(back)
+    assert g.post("/v1/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()["count"] > 0
+    r = g.post(CHAT, ask(model="no-such-model"))
+    assert r.status == 404 and r.error()["code"] == "model_not_found"
+
+
+def check_errors(g):
+    too_long = g.post(CHAT, ask(messages=[{"role": "user", "content": "word " * 40000}]))
+    assert too_long.status == 400 and too_long.error()["code"] == "context_length_exceeded"
+    assert g.post(CHAT, b'{"messages":[{"role":"user","content":"\xff\xfe"}]}').status == 400
+    deep = b'{"messages":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    assert g.post(CHAT, deep).status == 400
+    for body in ({}, {"messages": []}, {"messages": "x"}, ask(temperature="hot"), ask(n=0),
+                 ask(max_tokens=-1), ask(stream="yes")):
+        r = g.post(CHAT, body)
+        assert r.status == 400, (body, r.status, r.body)
+        assert r.error()["type"] == "invalid_request_error"
+    assert g.post(CHAT, ask()).status == 200  # none of that harmed anything
+
+
+def check_chunks_are_reused(g):
+    first = g.post(CHAT, parts([1, 2, 3])).json()["kvblend"]
+    assert len(first["chunks"]) == 3, first
+    until("the chunks are built", lambda: len(ctl(g, "ls", "--chunks", "--json")["data"]) >= 3)
+    until("nothing is being built", lambda: engine(g)["builds"] == 0 and not [
+        x for x in ctl(g, "ls", "--chunks", "--json")["data"] if x["building"]])
+    second = g.post(CHAT, parts([3, 1, 2], "And now?")).json()
+    k = second["kvblend"]
+    assert [c["source"] for c in k["chunks"]] == ["ram"] * 3, k
+    assert {c["id"] for c in k["chunks"]} == {c["id"] for c in first["chunks"]}
+    assert k["tokens"]["reused"] > k["tokens"]["recomputed"] > 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    full = g.post(CHAT, parts([3, 1, 2], "And now?", kvblend={"mode": "full"})).json()["kvblend"]
+    assert full["tokens"]["reused"] == 0 and full["strategy"] == "full"
+    one = g.post(CHAT, parts([3, 1, 2], "And now?", kvblend={"ratio": 1.0})).json()
+    other = g.post(CHAT, parts([3, 1, 2], "And now?", kvblend={"mode": "full"})).json()
+    assert one["choices"][0]["message"] == other["choices"][0]["message"]
+
+
+def check_preset_chunks_are_found(g):
+    k = g.post(CHAT, rag([11, 12, 13])).json()["kvblend"]
+    assert len(k["chunks"]) == 3, k
+    log = [x for x in g.access_log() if x.get("segments")]
+    assert log and log[-1]["segments"] == 3, log[-1:]
+    e = json.loads(g.post(CHAT, rag([11, 12, 13], stream=True, kvblend={"explain": True})).events()[-2])
+    assert len(e["kvblend"]["chunks"]) == 3
+
+
+def check_kvblendctl(g):
+    assert "ready" in ctl(g, "status") and ctl(g, "status", "--json")["workers"][0]["state"] == "ready"
+    with tempfile.TemporaryDirectory() as d:
+        jsonl, plain, many, request = (os.path.join(d, n) for n in
+                                       ("t.jsonl", "t.txt", "t.json", "r.json"))
+        with open(jsonl, "w") as f:
+            f.write("".join(json.dumps({"text": document(i)}) + "\n" for i in (21, 22)))
+        with open(plain, "w") as f:
+            f.write(document(23))
+        with open(many, "w") as f:
+            json.dump([document(24), {"text": document(21)}], f)
+        with open(request, "w") as f:
+            json.dump(parts([21, 25]), f)
+        ids = [x["id"] for x in ctl(g, "warm", jsonl, "--json")["data"]]
+        assert len(set(ids)) == 2
+        assert "ready" in ctl(g, "warm", plain)
+        again = ctl(g, "warm", many, "--json")["data"]
+        assert again[1]["id"] == ids[0] and {x["status"] for x in again} == {"ready"}
+        cut = ctl(g, "segment", request, "--json")["segments"]
+        assert [(x["id"] == ids[0], x["cached"]) for x in cut] == [(True, True), (False, False)], cut
+        text = ctl(g, "segment", request)
+        assert ids[0][:12] in text and "to compute" in text and document(25)[:20] in text
+    assert ctl(g, "show", ids[0], "--json")["id"] == ids[0]
+    assert ids[0] in ctl(g, "show", ids[0][:10])
+    assert ids[0][:12] in ctl(g, "ls")
+    ctl(g, "pin", ids[0][:10])
+    assert ctl(g, "show", ids[0], "--json")["pinned"]
+    ctl(g, "evict", ids[0], ok=1)
+    ctl(g, "clear")
+    assert [x["id"] for x in ctl(g, "ls", "--json")["data"]] == [ids[0]]
+    ctl(g, "unpin", ids[0])
+    ctl(g, "evict", ids[0])
+    ctl(g, "show", ids[0], ok=1)
+    ctl(g, "show", "f" * 31, ok=1)
+    ctl(g, "clear", "--all", "--json")
+    ctl(g, "show", ok=2)
+    ctl(g, "show", "xyz", ok=2)
+    ctl(g, "dance", ok=2)
+    r = subprocess.run([KVBLENDCTL, "--admin", "unix:/nonexistent", "ls"], capture_output=True)
+    assert r.returncode == 3
+
+
+def cancel_ms(g, body, until_running):
+    s = g.open(CHAT, body)
+    until_running()
+    if body.get("stream"):
+        read_until(s, b"data: ")
+    t0 = time.monotonic()
+    s.close()
+    until("the worker is idle", lambda: worker_active(g) == 0)
+    return (time.monotonic() - t0) * 1e3
+
+
+def check_client_gone_cancels(g):
+    """Decoding, streaming and queued; the best of five, because the machine may be busy."""
+    def busy():
+        until("it runs", lambda: g.metric("kvblend_requests_active") == 1 and worker_active(g) > 0)
+
+    for body in (ask(max_tokens=LONG, ignore_eos=True),
+                 ask(max_tokens=LONG, ignore_eos=True, stream=True),
+                 dict(rag(range(30, 33)), max_tokens=LONG, ignore_eos=True)):
+        took = []
+        while len(took) < 5 and (not took or min(took) > 100):
+            took.append(cancel_ms(g, body, busy))
+        assert min(took) < 100, took
+    assert g.metric("kvblend_requests_active") == 0
+
+
+def check_twenty_streams(g):
+    want = g.post(CHAT, ask(max_tokens=16, ignore_eos=True)).json()["choices"][0]["message"]["content"]
+    got = []
+
+    def one():
+        r = g.post(CHAT, ask(max_tokens=16, ignore_eos=True, stream=True))
+        e = r.events()
+        got.append(e[-1] == b"[DONE]" and "".join(
+            json.loads(x)["choices"][0]["delta"].get("content") or "" for x in e[:-1]))
+
+    threads = [threading.Thread(target=one) for _ in range(20)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == [want] * 20, got
+
+
+def check_metrics(g):
+    text = g.get("/metrics").body.decode()
+    names = {x.split("{")[0].split(" ")[0] for x in text.split("\n") if x and x[0] != "#"}
+    assert text.count("\nkvblend_requests_active ") == 1
+    for part in ("ttft", "queue", "inter_token", "loop_lag"):
+        assert any(part in n for n in names), (part, sorted(names))
+
+
+def test_worker_killed_and_restarted():
+    with gateway() as g:
+        for _ in range(2):
+            pid = g.admin_get("/admin/status")["workers"][0]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            until("it is lost", lambda: g.metric("kvblend_gateway_workers_ready") == 0)
+            assert g.get("/health").status == 200
+            r = g.post(CHAT, ask())
+            assert (r.status, r.error()["code"]) == (503, "model_loading") if r.status != 200 else True
+            until("it is back", lambda: g.get("/ready").status == 200)
+            assert g.post(CHAT, ask()).status == 200
+
+
+def test_drain_lets_a_stream_finish():
+    with gateway() as g:
+        s = g.open(CHAT, ask(max_tokens=200, ignore_eos=True, stream=True))
+        head = read_until(s, b"data: ")
+        g.proc.send_signal(signal.SIGTERM)
+        data = head + read_until(s, b"[DONE]", 1 << 22)
+        assert b"[DONE]" in data and b'"error"' not in data and b'"length"' in data
+        assert g.proc.wait(60) == 0
+
+
+def test_tiny_ram_budget():
+    """Chunks that do not fit are computed; nothing fails, the budget holds."""
+    with gateway("--ram", "1MiB") as g:
+        for i in range(6):
+            r = g.post(CHAT, parts([i, i + 1, i + 2, i + 3]))
+            assert r.status == 200, r.body
+        s = g.admin_get("/admin/status")["workers"][0]["status"]["store"]
+        assert s["ram_bytes"] <= s["ram_budget_bytes"] == 1 << 20, s
+
+
+def test_unreadable_model_is_a_clear_error():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "broken.gguf")
+        with open(tiny_model(), "rb") as src, open(path, "wb") as f:
+            f.write(src.read()[:20000])
+        with Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", path]) as p:
+            assert p.proc.wait(60) == 1
+            assert "broken.gguf" in p.log(), p.log()
+
+
+if __name__ == "__main__":
+    main(globals())
