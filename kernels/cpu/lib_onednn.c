@@ -269,26 +269,38 @@ static int prim_run(struct dn_weight *w, struct dn_prim *p, void *src, float *ds
     return bad ? -EIO : 0;
 }
 
+/* Rows are handed over dense: with strides of its caller's larger matrix the library falls back to
+ * its reference code, a thousand times slower (measured, 2.6.3). */
 int kn_onednn_gemm(struct kn_stream *st, void *lib, const struct kn_gemm_job *j)
 {
     struct dn_weight *w = lib;
-    bool bf16 = w->type == DN_BF16;
-    struct dn_prim want = {
-        .m = j->m, .lda = bf16 ? j->k : j->lda, .ldc = j->ldc, .sum = j->accumulate || j->bias};
+    const bool bf16 = w->type == DN_BF16, copy_a = bf16 || j->lda != j->k, copy_c = j->ldc != w->n;
+    struct dn_prim want = {.m = j->m, .lda = j->k, .ldc = w->n, .sum = j->accumulate || j->bias};
     struct dn_prim *p = NULL;
     one_thread();
     int r = prim_take(w, &want, &p);
     if (r < 0) return r;
     const void *pad_md = dn.primitive_desc_query_md(p->pd, DN_QUERY_SCRATCHPAD, 0);
-    size_t pad = (dn.memory_desc_get_size(pad_md) + 63) / 64 * 64, src = bf16 ? j->m * j->k * 2 : 0;
-    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + 64);
+    const size_t pad = (dn.memory_desc_get_size(pad_md) + 63) / 64 * 64;
+    const size_t src = copy_a ? (j->m * j->k * (bf16 ? 2 : 4) + 63) / 64 * 64 : 0;
+    const size_t dst = copy_c ? j->m * w->n * sizeof(float) : 0;
+    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + dst + 64);
     r = scratch ? 0 : -ENOMEM;
     if (r == 0) {
+        void *a = copy_a ? (void *)(scratch + pad) : (void *)j->a;
+        float *c = copy_c ? (float *)(void *)(scratch + pad + src) : j->c;
         (void)kn_gemm_start_c(j);
-        for (size_t i = 0; bf16 && i < j->m; i++)
-            st->dev->simd->encode_bf16(j->a + i * j->lda, j->k,
-                                       (uint16_t *)(void *)(scratch + pad) + i * j->k);
-        r = prim_run(w, p, bf16 ? (void *)(scratch + pad) : (void *)j->a, j->c, scratch);
+        for (size_t i = 0; copy_a && i < j->m; i++) {
+            if (bf16)
+                st->dev->simd->encode_bf16(j->a + i * j->lda, j->k, (uint16_t *)a + i * j->k);
+            else
+                memcpy((float *)a + i * j->k, j->a + i * j->lda, j->k * sizeof(float));
+        }
+        for (size_t i = 0; copy_c && want.sum && i < j->m; i++)
+            memcpy(c + i * w->n, j->c + i * j->ldc, w->n * sizeof(float));
+        r = prim_run(w, p, a, c, scratch);
+        for (size_t i = 0; copy_c && r == 0 && i < j->m; i++)
+            memcpy(j->c + i * j->ldc, c + i * w->n, w->n * sizeof(float));
     }
     pthread_mutex_lock(&w->mutex);
     p->users--;
