@@ -1,0 +1,134 @@
+/* Blocks: chunks of plain text without markers, cut where the text itself says so.
+ *
+ * A piece (paragraph, else line, else sentence) of at least `own` bytes is a chunk of its own.
+ * Shorter neighbours are joined; the group ends after a piece whose hash says so (one in three), at
+ * BLOCK_BYTES_CUT, and wherever a long piece starts. As every rule but the size bound looks at one
+ * piece alone, the same run of paragraphs is cut the same way in any company, after one group at
+ * most. Rejected: fixed-size blocks (any shift changes all of them) and a rolling hash over bytes
+ * (cuts inside sentences, where tokens straddle). */
+#include "segment/segment_int.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+enum level { LEVEL_PARAGRAPH, LEVEL_LINE, LEVEL_SENTENCE, LEVEL_COUNT };
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+static bool is_space(char c)
+{
+    return is_blank(c) || c == '\n';
+}
+
+/* Starts right after a newline run (or at a single blank), ends before trailing white space: what
+ * follows a chunk varies with its place, what it starts with does not. */
+bool chunk_trim(const char *text, struct span *s)
+{
+    size_t i = s->begin;
+    while (i < s->end && is_space(text[i])) {
+        if (text[i] == '\n') s->begin = i + 1;
+        i++;
+    }
+    while (s->end > s->begin && is_space(text[s->end - 1]))
+        s->end--;
+    return s->end > s->begin && s->end - s->begin >= CHUNK_BYTES_MIN;
+}
+
+/* End of the piece that starts at `at`: the separator belongs to it. */
+static size_t piece_end(const char *text, size_t at, size_t end, enum level level)
+{
+    if (level == LEVEL_SENTENCE) {
+        for (size_t i = at; i + 1 < end; i++)
+            if ((text[i] == '.' || text[i] == '?' || text[i] == '!') && text[i + 1] == ' ')
+                return i + 1; /* before the blank: it opens the next token */
+        return end;
+    }
+    while (at < end) {
+        const char *nl = memchr(text + at, '\n', end - at);
+        if (!nl) return end;
+        size_t after = (size_t)(nl - text) + 1, i = after;
+        while (i < end && is_space(text[i])) {
+            if (text[i] == '\n') after = i + 1;
+            i++;
+        }
+        bool blank_line = after > (size_t)(nl - text) + 1;
+        if (blank_line || level == LEVEL_LINE) return after;
+        at = after;
+    }
+    return end;
+}
+
+struct cutter {
+    const char *text;
+    size_t own;
+    uint32_t msg;
+    const char *detector;
+    struct seg_list *out;
+    struct span group; /* joined short pieces, empty when begin == end */
+};
+
+static int emit(struct cutter *c, struct span s, size_t least)
+{
+    if (!chunk_trim(c->text, &s) || s.end - s.begin < least) return 0;
+    return seg_add(c->out, c->msg, s.begin, s.end, c->detector);
+}
+
+static int flush(struct cutter *c)
+{
+    struct span s = c->group;
+    c->group.begin = c->group.end;
+    return emit(c, s, c->own < BLOCK_BYTES_MIN ? c->own : BLOCK_BYTES_MIN);
+}
+
+static int take_short(struct cutter *c, struct span s)
+{
+    if (c->group.begin == c->group.end) c->group.begin = s.begin;
+    c->group.end = s.end;
+    struct span t = s;
+    while (t.end > t.begin && is_space(c->text[t.end - 1]))
+        t.end--;
+    bool cut = XXH3_64bits(c->text + t.begin, t.end - t.begin) % 3 == 0;
+    return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? flush(c) : 0;
+}
+
+/* One level per nesting: the depth is the number of levels, whatever the text. */
+static int cut_level(struct cutter *c, size_t begin, size_t end, enum level level)
+{
+    int r = 0;
+    ASSERT(level < LEVEL_COUNT);
+    for (size_t at = begin; at < end && r == 0;) {
+        struct span s = {at, piece_end(c->text, at, end, level)};
+        at = s.end;
+        size_t size = s.end - s.begin;
+        if (size > BLOCK_BYTES_MAX && level + 1 < LEVEL_COUNT) {
+            r = flush(c);
+            if (r == 0) r = cut_level(c, s.begin, s.end, level + 1);
+            if (r == 0) r = flush(c);
+        } else if (size >= c->own) {
+            r = flush(c);
+            if (r == 0) r = emit(c, s, 0);
+            c->group = (struct span){s.end, s.end};
+        } else {
+            r = take_short(c, s);
+        }
+    }
+    return r;
+}
+
+int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
+               uint32_t msg, const char *detector, struct seg_list *out)
+{
+    struct cutter c = {.text = text,
+                       .own = own_bytes ? own_bytes : BLOCK_BYTES_OWN,
+                       .msg = msg,
+                       .detector = detector,
+                       .out = out,
+                       .group = {begin, begin}};
+    int r = cut_level(&c, begin, end, by_line ? LEVEL_LINE : LEVEL_PARAGRAPH);
+    return r < 0 ? r : flush(&c);
+}

@@ -1,0 +1,270 @@
+/* Finding chunks: separator, then the preset with the most chunks, then blocks; text by text.
+ *
+ * Every preset is tried on every text and the best one kept; markers count before blocks inside a
+ * lead-in, because a marker says where a chunk ends and a paragraph only suggests it. All scans run
+ * left to right once, so the cost is (number of patterns) x (bytes). */
+#include "segment/segment_int.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+
+struct job {
+    const struct seg_presets *presets;
+    const struct seg_opts *opts;
+    const struct seg_text *text;
+    uint32_t msg;
+    bool last_user; /* its last paragraph is the question */
+};
+
+static bool is_user(const char *role)
+{
+    return strcmp(role, "user") == 0 || strcmp(role, "prompt") == 0;
+}
+
+/* Where the last paragraph (else the last line) of text[from, to) starts; `from` when there is one.
+ */
+static size_t last_part(const char *text, size_t from, size_t to)
+{
+    while (to > from && (text[to - 1] == '\n' || text[to - 1] == ' ' || text[to - 1] == '\r'))
+        to--;
+    size_t line = SIZE_MAX;
+    for (size_t i = to; i > from; i--) {
+        if (text[i - 1] != '\n') continue;
+        if (line == SIZE_MAX) line = i;
+        size_t j = i - 1;
+        while (j > from && (text[j - 1] == ' ' || text[j - 1] == '\r' || text[j - 1] == '\t'))
+            j--;
+        if (j > from && text[j - 1] == '\n') return i;
+    }
+    return line == SIZE_MAX ? from : line;
+}
+
+/* End of what may be chunk in text[from, to): the question behind it stays out. */
+static size_t before_question(const struct job *j, size_t from, size_t to)
+{
+    size_t cut = to, near = to - from > QUESTION_BYTES_MAX ? to - QUESTION_BYTES_MAX : from;
+    struct finder f;
+    if (j->presets) {
+        finder_init(&f, &j->presets->question, j->text->text, to);
+        for (struct span s = finder_next(&f, near); s.begin != SIZE_MAX;
+             s = finder_next(&f, s.begin + 1))
+            cut = s.begin;
+    }
+    if (cut == to && j->last_user) cut = last_part(j->text->text, from, to);
+    return cut;
+}
+
+/* Leading short paragraphs are instructions, not documents. */
+static size_t after_preamble(const char *text, size_t at, size_t len)
+{
+    for (int i = 0; i < 3; i++) {
+        const char *blank = memmem(text + at, len - at, "\n\n", 2);
+        size_t end = blank ? (size_t)(blank - text) + 2 : len;
+        if (end - at >= BLOCK_BYTES_OWN) return at;
+        at = end;
+    }
+    return at;
+}
+
+/* ---- presets ---- */
+
+struct region {
+    size_t begin, end;
+    bool closed; /* by an end pattern, not by the text's end */
+};
+
+static int add_trimmed(const struct job *j, struct span s, const char *detector,
+                       struct seg_list *out)
+{
+    if (!chunk_trim(j->text->text, &s)) return 0;
+    return seg_add(out, j->msg, s.begin, s.end, detector);
+}
+
+/* Chunks between markers. */
+static int marked(const struct job *j, const struct preset *p, const struct region *g,
+                  struct seg_list *out)
+{
+    struct finder open, close;
+    finder_init(&open, &p->open, j->text->text, g->end);
+    finder_init(&close, &p->close, j->text->text, g->end);
+    struct span m = finder_next(&open, g->begin);
+    while (m.begin != SIZE_MAX) {
+        struct span next = finder_next(&open, m.end), stop = finder_next(&close, m.end);
+        struct span s = {m.end, g->end};
+        if (stop.begin != SIZE_MAX && (p->close_required || stop.begin <= next.begin)) {
+            s.end = stop.begin;
+            if (next.begin < stop.end) next = finder_next(&open, stop.end); /* inside the chunk */
+        } else if (p->close_required) {
+            break;
+        } else if (next.begin != SIZE_MAX) {
+            s.end = next.begin;
+        } else if (!g->closed && !p->to_end) {
+            s.end = before_question(j, s.begin, s.end);
+        }
+        int r = add_trimmed(j, s, p->name, out);
+        if (r < 0) return r;
+        m = next;
+    }
+    return 0;
+}
+
+/* The first piece of a text starts with instructions; at least its last paragraph is a document. */
+static size_t first_piece(const char *text, size_t from, size_t to)
+{
+    size_t at = after_preamble(text, from, to);
+    return at < to ? at : last_part(text, from, to);
+}
+
+/* Chunks between separators. */
+static int joined(const struct job *j, const struct preset *p, const struct region *g,
+                  struct seg_list *out)
+{
+    struct finder join;
+    size_t at = g->begin;
+    bool first = p->begin.n == 0;
+    finder_init(&join, &p->join, j->text->text, g->end);
+    for (;;) {
+        struct span m = finder_next(&join, at);
+        struct span s = {at, m.begin == SIZE_MAX ? g->end : m.begin};
+        if (m.begin == SIZE_MAX && (first || at >= g->end)) return 0;
+        if (m.begin == SIZE_MAX && !g->closed && !p->to_end)
+            s.end = before_question(j, s.begin, s.end);
+        if (first) s.begin = first_piece(j->text->text, s.begin, s.end);
+        int r = add_trimmed(j, s, p->name, out);
+        if (r < 0 || m.begin == SIZE_MAX) return r;
+        first = false;
+        at = m.end;
+    }
+}
+
+static int region_chunks(const struct job *j, const struct preset *p, struct region g,
+                         struct seg_list *out)
+{
+    if (p->open.n) return marked(j, p, &g, out);
+    if (p->split == SPLIT_JOIN) return joined(j, p, &g, out);
+    struct span s = {g.begin, g.end};
+    if (!g.closed && !p->to_end) s.end = before_question(j, s.begin, s.end);
+    if (p->split == SPLIT_WHOLE) return add_trimmed(j, s, p->name, out);
+    return blocks_cut(j->text->text, s.begin, s.end, j->opts->block_bytes_min,
+                      p->split == SPLIT_LINES, j->msg, p->name, out);
+}
+
+static int run_preset(const struct job *j, const struct preset *p, struct seg_list *out)
+{
+    size_t len = j->text->len;
+    struct finder begin, end;
+    struct region g = {0, len, false};
+    finder_init(&begin, &p->begin, j->text->text, len);
+    finder_init(&end, &p->end, j->text->text, len);
+    for (size_t at = 0; at < len;) {
+        if (p->begin.n) {
+            struct span b = finder_next(&begin, at);
+            if (b.begin == SIZE_MAX) return 0;
+            g.begin = b.end;
+        }
+        struct span e = p->begin.n ? finder_next(&end, g.begin) : SPAN_NONE;
+        g.closed = e.begin != SIZE_MAX;
+        g.end = g.closed ? e.begin : len;
+        int r = region_chunks(j, p, g, out);
+        if (r < 0 || !g.closed) return r;
+        at = e.end > at ? e.end : at + 1;
+    }
+    return 0;
+}
+
+static int rank_of(const struct preset *p)
+{
+    return p->open.n ? 2 : p->begin.n ? 1 : 0;
+}
+
+/* Append the chunks of the best preset: 1 found, 0 none fits. */
+static int best_preset(const struct job *j, struct seg_list *out)
+{
+    struct seg_list best = {0};
+    int best_rank = -1, r = 0;
+    for (size_t i = 0; i < j->presets->n && r == 0; i++) {
+        const struct preset *p = &j->presets->preset[i];
+        struct seg_list l = {0};
+        r = run_preset(j, p, &l);
+        int rank = rank_of(p);
+        bool better = rank > best_rank || (rank == best_rank && l.n > best.n);
+        if (r == 0 && l.n >= p->min_matches && l.n > 0 && better) {
+            struct seg_list swap = best;
+            best = l;
+            l = swap;
+            best_rank = rank;
+        }
+        seg_list_fini(&l);
+    }
+    for (size_t i = 0; i < best.n && r == 0; i++)
+        r = seg_add(out, j->msg, best.seg[i].begin, best.seg[i].end, best.seg[i].detector);
+    bool found = best.n > 0;
+    seg_list_fini(&best);
+    return r < 0 ? r : found;
+}
+
+/* ---- plain text, separators ---- */
+
+static int plain(const struct job *j, struct seg_list *out)
+{
+    const struct seg_text *t = j->text;
+    if (t->len < TEXT_BYTES_BLOCKS) return 0;
+    size_t begin = after_preamble(t->text, 0, t->len);
+    if (begin >= t->len) return 0;
+    return blocks_cut(t->text, begin, before_question(j, begin, t->len), j->opts->block_bytes_min,
+                      false, j->msg, "blocks", out);
+}
+
+static int separated(const struct job *j, struct seg_list *out)
+{
+    const struct seg_text *t = j->text;
+    size_t n_sep = strlen(j->opts->separator), at = 0;
+    for (bool first = true;; first = false) {
+        const char *hit =
+            at < t->len ? memmem(t->text + at, t->len - at, j->opts->separator, n_sep) : NULL;
+        struct span s = {at, hit ? (size_t)(hit - t->text) : t->len};
+        bool glue = first || (!hit && j->last_user); /* instructions before, the question after */
+        int r = glue ? 0 : add_trimmed(j, s, "separator", out);
+        if (r < 0 || !hit) return r;
+        at = s.end + n_sep;
+    }
+}
+
+static int find_in(const struct job *j, bool by_separator, struct seg_list *out)
+{
+    const char *role = j->text->role;
+    if (j->text->len > UINT32_MAX) return -ERANGE;
+    if (strcmp(role, "assistant") == 0) return 0; /* an exact prefix of what follows, anyway */
+    if (by_separator) return separated(j, out);
+    if (j->presets && !j->opts->no_presets) {
+        int r = best_preset(j, out);
+        if (r != 0) return r < 0 ? r : 0;
+    }
+    return j->opts->no_blocks ? 0 : plain(j, out);
+}
+
+int seg_find(const struct seg_presets *p, const struct seg_opts *o, const struct seg_text *texts,
+             size_t n, struct seg_list *out)
+{
+    static const struct seg_opts none = {0};
+    const struct seg_opts *opts = o ? o : &none;
+    bool by_separator = false;
+    size_t last_user = SIZE_MAX, n_before = out->n;
+    if (n > UINT32_MAX) return -ERANGE;
+    for (size_t i = 0; i < n; i++) {
+        if (is_user(texts[i].role)) last_user = i;
+        if (opts->separator && opts->separator[0] && !by_separator)
+            by_separator = texts[i].len > 0 && memmem(texts[i].text, texts[i].len, opts->separator,
+                                                      strlen(opts->separator)) != NULL;
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct job j = {p, opts, &texts[i], (uint32_t)i, i == last_user};
+        int r = texts[i].len ? find_in(&j, by_separator, out) : 0;
+        if (r < 0) {
+            out->n = n_before;
+            return r;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,88 @@
+/* segment_int: what the parts of the segmenter share: patterns, presets, block cutting.
+ *
+ * Pattern language (no regular expressions, no backtracking; the cost is linear): literal bytes,
+ * newlines included; `%d` one or more digits; `%w` a run without blanks and `%*` a run within one
+ * line, both as short as the next literal allows and at most PAT_RUN_MAX bytes, or to the end of
+ * the line when nothing follows; `%%` a percent sign; `^` in front: at the start of a line only.
+ * Thread: any; everything is immutable after loading. */
+#ifndef SEGMENT_SEGMENT_INT_H
+#define SEGMENT_SEGMENT_INT_H
+
+#include "segment/segment.h"
+
+enum {
+    PAT_OPS_MAX = 12,
+    PAT_RUN_MAX = 512,      /* chosen: longer than any marker line; bounds the work per candidate */
+    PRESET_LIST_MAX = 16,   /* patterns in one list of a preset */
+    CHUNK_BYTES_MIN = 24,   /* chosen: what is shorter is not worth a record, markers or not */
+    BLOCK_BYTES_OWN = 400,  /* chosen: about 100 tokens, a paragraph that stands alone */
+    BLOCK_BYTES_MIN = 240,  /* chosen: about 64 tokens, the least that pays when reused */
+    BLOCK_BYTES_CUT = 1600, /* chosen: about 400 tokens, joined neighbours end here at the latest */
+    BLOCK_BYTES_MAX = 4096, /* chosen: a longer piece is cut at the next finer boundary */
+    TEXT_BYTES_BLOCKS = 1000, /* chosen: about 256 tokens, shorter plain text is left alone */
+    QUESTION_BYTES_MAX = 4096 /* chosen: how far before the end a question's lead-in is believed */
+};
+
+enum pat_kind { PAT_LITERAL, PAT_DIGITS, PAT_WORD, PAT_REST }; /* the last two need an end */
+struct pat_op {
+    enum pat_kind kind;
+    const char *lit; /* into the pattern's own text */
+    size_t len;
+};
+struct pat {
+    char *text; /* owned: literals with escapes resolved */
+    struct pat_op op[PAT_OPS_MAX];
+    unsigned n_ops;
+    bool line_start;
+};
+struct pat_list {
+    struct pat p[PRESET_LIST_MAX];
+    unsigned n;
+};
+int pat_compile(const char *s, struct pat *ret); /* -EINVAL, -ENOMEM */
+void pat_fini(struct pat *p);
+
+struct span {
+    size_t begin, end;
+};
+#define SPAN_NONE ((struct span){SIZE_MAX, SIZE_MAX})
+/* First match in text[from, to), or SPAN_NONE. */
+struct span pat_search(const struct pat *p, const char *text, size_t from, size_t to);
+
+struct finder { /* the earliest match of a list; remembers, so that a whole scan stays linear */
+    const struct pat_list *list;
+    const char *text;
+    size_t to;
+    struct span next[PRESET_LIST_MAX];
+    bool known[PRESET_LIST_MAX];
+};
+void finder_init(struct finder *f, const struct pat_list *list, const char *text, size_t to);
+struct span finder_next(struct finder *f, size_t from); /* `from` never goes back */
+
+enum preset_split { SPLIT_BLOCKS, SPLIT_LINES, SPLIT_JOIN, SPLIT_WHOLE };
+struct preset {
+    char *name;
+    struct pat_list begin, end, open, close, join;
+    enum preset_split split; /* without `open` */
+    bool close_required, to_end;
+    unsigned min_matches;
+};
+struct seg_presets {
+    struct preset *preset;
+    size_t n;
+    struct pat_list question; /* lead-ins of the question, for all texts */
+};
+
+struct seg_builtin { /* the embedded copy of etc/presets, made by embed.c */
+    const char *file;
+    const char *json;
+};
+extern const struct seg_builtin seg_builtins[];
+extern const size_t seg_n_builtins;
+
+/* Chunks of plain text [begin, end): paragraphs, or lines when `by_line`. */
+int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
+               uint32_t msg, const char *detector, struct seg_list *out);
+bool chunk_trim(const char *text, struct span *s); /* false when too little is left */
+
+#endif
