@@ -231,9 +231,13 @@ static void clear_all(struct worker *w, struct wk_call *c)
 }
 
 /* ---- explain ---- */
-/* Where a chunk stands, without touching statistics or the order of eviction. */
-static int put_state(struct worker *w, struct buf *b, const struct wk_cut *c, uint32_t *ret_hit)
+/* Where a chunk stands, without touching the order of eviction. Why an absent one is absent only
+ * the look-up itself can tell, and that counts as a miss. */
+static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
+                     const struct wk_cut *c, uint32_t *ret_hit)
 {
+    enum store_miss why = STORE_MISS_NEVER;
+    struct store_pin *pin;
     struct store_info i;
 
     if (store_get_info(w->store, &c->key, &i) == 1 && !i.building) {
@@ -241,9 +245,10 @@ static int put_state(struct worker *w, struct buf *b, const struct wk_cut *c, ui
         return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
                         (unsigned long long)i.hits);
     }
-    return buf_addf(
-        b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"",
-        store_miss_name(wk_build_pending(w, &c->key) ? STORE_MISS_BUILDING : STORE_MISS_NEVER));
+    if (store_lookup(w->store, &c->key, p->tok + c->tok0, c->n, &pin, &why) == 1)
+        store_pin_release(pin); /* built this instant: the next preview shows it */
+    if (wk_build_pending(w, &c->key)) why = STORE_MISS_BUILDING;
+    return buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
 }
 
 static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, uint32_t *ret_hit)
@@ -259,7 +264,7 @@ static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, 
                        "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
                        i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
                        c->detector);
-        rc |= put_state(w, b, c, ret_hit) | buf_addc(b, '}');
+        rc |= put_state(w, b, p, c, ret_hit) | buf_addc(b, '}');
     }
     return rc | buf_addc(b, ']');
 }

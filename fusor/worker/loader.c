@@ -9,7 +9,9 @@
 #include "base/log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
@@ -116,13 +118,35 @@ static int32_t find_sink(struct worker *w)
     return sink;
 }
 
+/* Where the measured choice of GEMM is remembered: the user's cache folder. NULL = nowhere. */
+static const char *cache_dir(char ret[4096])
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n;
+
+    if (base && *base == '/')
+        n = snprintf(ret, 4096, "%s/kvblend", base);
+    else if (home && *home == '/')
+        n = snprintf(ret, 4096, "%s/.cache/kvblend", home);
+    else
+        return NULL;
+    if (n <= 0 || n >= 4096) return NULL;
+    for (char *p = ret + 1; (p = strchr(p, '/')); p++) { /* mkdir -p */
+        *p = 0;
+        (void)mkdir(ret, 0700);
+        *p = '/';
+    }
+    return mkdir(ret, 0700) == 0 || errno == EEXIST ? ret : NULL;
+}
+
 static int open_core(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
     struct fus_core_opts o = {.dev = {.n_threads = w->o.threads,
                                       .gemm = w->o.gemm,
                                       .arith = w->o.arith,
-                                      .allow_bf16 = c->file_bf16_or_less},
+                                      .allow_bf16 = c->file_bf16_or_less,
+                                      .cache_dir = cache_dir(w->cache_dir)},
                               .ctx_max = w->o.ctx,
                               .kv_bytes = w->o.kv_pages_bytes,
                               .progress = progress,

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { TICK_MS = 250 };
@@ -130,6 +131,10 @@ static int watch_process(struct worker *w)
     (void)signal(SIGPIPE, SIG_IGN);
     if (!w->o.exit_on_stdin_eof) return 0;
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    struct stat st;
+    bool pipe_like =
+        fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
+    if (!pipe_like && !isatty(STDIN_FILENO)) return 0; /* a file never ends later: nothing to see */
     w->stdin_event = event_new(base, STDIN_FILENO, EV_READ | EV_PERSIST, on_stdin, w);
     return w->stdin_event && event_add(w->stdin_event, NULL) == 0 ? 0 : -ENOMEM;
 }
