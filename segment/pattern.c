@@ -56,8 +56,10 @@ int pat_compile(const char *s, struct pat *ret)
             *to++ = *c;
             continue;
         }
-        r = kind_of(*++c, &kind);
-        if (r == 0) r = add_op(&p, PAT_LITERAL, lit, (size_t)(to - lit));
+        r = kind_of(c[1], &kind); /* a lone % at the end is refused here, before it is passed */
+        if (r < 0) break;
+        c++;
+        r = add_op(&p, PAT_LITERAL, lit, (size_t)(to - lit));
         if (r == 0) r = add_op(&p, kind, NULL, 0);
         lit = to;
     }
