@@ -111,10 +111,8 @@ static void child_ended(struct gw_child *c, int status)
     int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d", c->target->index, code,
               sig);
-    if (!c->served && WIFEXITED(status) && code != 0) {
-        c->ops.on_refused(c->ctx, code);
-        return;
-    }
+    bool refused = !c->served && WIFEXITED(status) && code != 0;
+    if (refused && c->ops.on_refused(c->ctx, code)) return;
     if (clock_ms_since(c->started_ns) > STEADY_MS) c->backoff_ms = BACKOFF_MIN_MS;
     schedule_restart(c);
 }

@@ -21,8 +21,8 @@ struct gw_target;
 struct http_loop;
 
 struct gw_child_ops {
-    void (*on_refused)(void *ctx, int exit_code);
-    void (*on_stopped)(void *ctx); /* after gw_child_stop(), once */
+    bool (*on_refused)(void *ctx, int exit_code); /* true: give up; false: try again */
+    void (*on_stopped)(void *ctx);                /* after gw_child_stop(), once */
 };
 struct gw_child;
 

@@ -119,7 +119,7 @@ enum {
       "address of the admin API (default: a unix socket in the run folder)")                       \
     X(GW_BOOL, admin_public, "admin.public", "admin-public", "false", 0, 0, 0, NULL,               \
       "serve /admin on the public address, too")                                                   \
-    X(GW_STR, log_level, "log.level", "log-level", "notice", 0, 0, GW_LIVE | GW_PASS,              \
+    X(GW_STR, log_level, "log.level", "log-level", "info", 0, 0, GW_LIVE | GW_PASS,                \
       "error|warn|notice|info|debug", "error, warn, notice, info or debug")                        \
     X(GW_STR, access_log, "log.access", "access-log", "stdout", 0, 0, 0, NULL,                     \
       "stdout, off or a file: one JSON line per request")                                          \

@@ -20,6 +20,7 @@ enum {
     PROBE_TIMEOUT_MS = 5000,
     PROBE_FAILURES = 3,
     PROBE_BODY_MAX = 1 << 20,
+    CONNS_MAX = 8192, /* above any sane max_inflight: admission is the limit, not this */
 };
 
 struct gw_fleet {
@@ -268,7 +269,7 @@ int gw_fleet_add(struct gw_fleet *f, const char *address, bool own, struct gw_ta
     t->probe->fleet = f;
     t->probe->target = t;
     struct http_client_opts o = {.address = t->address,
-                                 .conns_max = c->max_inflight + 64, /* listings and admin beside */
+                                 .conns_max = CONNS_MAX,
                                  .connect_timeout_ms = c->connect_timeout_ms,
                                  .first_byte_timeout_ms = c->first_byte_timeout_ms,
                                  .idle_timeout_ms = c->idle_timeout_ms};

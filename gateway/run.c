@@ -133,14 +133,16 @@ static void on_worker_silent(void *ctx, struct gw_target *t, uint64_t silent_ms)
     if (c && gw_child_target(c) == t && hangs) gw_child_kill(c);
 }
 
-static void on_worker_refused(void *ctx, int exit_code)
+static bool on_worker_refused(void *ctx, int exit_code)
 {
     struct gw_run *u = ctx;
+    if (gw_fleet_count(u->gate.fleet) > 1) return false; /* the others go on serving */
     log_event(LOG_ERROR, "gateway.end",
               "reason=\"the worker could not start; its own message stands above\" exit=%d",
               exit_code);
     u->exit_status = 1;
     http_loop_stop(u->gate.loop);
+    return true;
 }
 
 static void on_worker_stopped(void *ctx)

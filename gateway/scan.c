@@ -81,29 +81,38 @@ static int text_room(struct texts *t)
 static const char *role_of(const struct json_val *v)
 {
     static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
-    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+    for (size_t i = 0; v->type == JSON_T_STRING && i < sizeof roles / sizeof roles[0]; i++)
         if (json_str_is(v, roles[i])) return roles[i];
     return "user";
 }
 
-static int on_message(void *ctx, const struct json_val *m)
+struct message {
+    struct json_val role, content;
+};
+
+static int on_message_field(void *ctx, const struct json_field *f)
+{
+    struct message *m = ctx;
+    if (json_str_is(&f->key, "role")) m->role = f->val;
+    if (json_str_is(&f->key, "content")) m->content = f->val;
+    return 0;
+}
+
+static int on_message(void *ctx, const struct json_val *v)
 {
     struct texts *t = ctx;
-    struct json_val v;
-    if (m->type != JSON_T_OBJECT) return -EINVAL; /* the worker will say what is wrong */
+    struct message m = {0};                       /* type null: not there */
+    if (v->type != JSON_T_OBJECT) return -EINVAL; /* the worker will say what is wrong */
     int r = text_room(t);
+    if (r == 0) r = json_scan_object(v->p, v->len, on_message_field, &m, NULL);
     if (r < 0) return r;
     struct seg_text *x = &t->text[t->n];
-    *x = (struct seg_text){.role = "user"};
+    *x = (struct seg_text){.role = role_of(&m.role)};
     t->offset[t->n++] = t->bytes.len;
-    if (json_find(m->p, m->len, "role", &v) == 1) x->role = role_of(&v);
-    if (json_find(m->p, m->len, "content", &v) != 1 || v.type == JSON_T_NULL) return 0;
-    if (v.type != JSON_T_STRING) {
-        t->marked = true;
-        return 0;
-    }
+    t->marked |= m.content.type != JSON_T_STRING && m.content.type != JSON_T_NULL;
+    if (m.content.type != JSON_T_STRING) return 0;
     size_t before = t->bytes.len;
-    r = json_str_read(&v, &t->bytes);
+    r = json_str_read(&m.content, &t->bytes);
     x->len = t->bytes.len - before;
     return r;
 }
