@@ -19,6 +19,7 @@ enum {
     DN_F32 = 3,
     DN_TAG_ANY = 1,
     DN_CPU = 1,
+    DN_QUERY_IMPL_NAME = 8,
     DN_QUERY_WEIGHTS = 131,
     DN_QUERY_SCRATCHPAD = 136,
     DN_SCRATCHPAD_USER = 1,
@@ -59,6 +60,7 @@ struct dn_arg {
     X(post_ops_append_sum, (void *ops, float scale))                                               \
     X(primitive_desc_create,                                                                       \
       (void **pd, const void *op, const void *attr, void *engine, const void *hint))               \
+    X(primitive_desc_query, (const void *pd, int what, int index, void *ret))                      \
     X(primitive_desc_destroy, (void *pd))                                                          \
     X(reorder_primitive_desc_create, (void **pd, const void *src, void *src_engine,                \
                                       const void *dst, void *dst_engine, const void *attr))        \
@@ -147,8 +149,11 @@ static int prim_init(const struct dn_weight *w, const void *md, struct dn_prim *
     if (!bad && p->sum)
         bad = dn.post_ops_create(&ops) || dn.post_ops_append_sum(ops, 1.0f) ||
               dn.primitive_attr_set_post_ops(attr, ops);
-    bad = bad || dn.primitive_desc_create(&p->pd, op, attr, dn.engine, NULL) ||
-          dn.primitive_create(&p->prim, p->pd);
+    bad = bad || dn.primitive_desc_create(&p->pd, op, attr, dn.engine, NULL);
+    /* Some row counts have no fast code for this layout; the library's plain loop is no use. */
+    const char *name = NULL;
+    bad = bad || dn.primitive_desc_query(p->pd, DN_QUERY_IMPL_NAME, 0, (void *)&name) || !name ||
+          strncmp(name, "ref", 3) == 0 || dn.primitive_create(&p->prim, p->pd);
     if (ops) dn.post_ops_destroy(ops);
     if (attr) dn.primitive_attr_destroy(attr);
     mem_free(op);
@@ -195,6 +200,7 @@ int kn_onednn_pack(const float *rows, size_t n, size_t k, bool bf16, void **ret_
          */
         memcpy(&w->md, dn.primitive_desc_query_md(p->pd, DN_QUERY_WEIGHTS, 0), 696);
         w->n_prims = 1;
+        p->users = 1; /* never evicted: odd row counts are padded to it */
         w->data = mem_aligned(64, dn.memory_desc_get_size(&w->md));
         r = w->data ? weight_reorder(w, rows) : -ENOMEM;
     }
@@ -230,7 +236,7 @@ static int prim_take(struct dn_weight *w, const struct dn_prim *want, struct dn_
             p = q;
     }
     if (p) {
-        r = 0;
+        r = p->prim ? 0 : -ENOTSUP; /* known to have no fast code */
     } else {
         if (w->n_prims < PRIMITIVES) p = &w->prims[w->n_prims];
         for (unsigned i = 0; i < PRIMITIVES && !p; i++, w->victim = (w->victim + 1) % PRIMITIVES)
@@ -239,7 +245,6 @@ static int prim_take(struct dn_weight *w, const struct dn_prim *want, struct dn_
             prim_fini(p);
             *p = *want;
             r = prim_init(w, &w->md, p);
-            if (r < 0) p->m = 0; /* a place that matches no call */
             if (p == &w->prims[w->n_prims]) w->n_prims++;
         }
     }
@@ -271,37 +276,64 @@ static int prim_run(struct dn_weight *w, struct dn_prim *p, void *src, float *ds
 
 /* Rows are handed over dense: with strides of its caller's larger matrix the library falls back to
  * its reference code, a thousand times slower (measured, 2.6.3). */
+/* Rows in the weights' own type, [n, k] without gaps. */
+static void copy_src(const struct kn_stream *st, const struct dn_weight *w, const float *a,
+                     size_t lda, size_t n, void *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (w->type == DN_BF16)
+            st->dev->simd->encode_bf16(a + i * lda, w->k, (uint16_t *)out + i * w->k);
+        else
+            memcpy((float *)out + i * w->k, a + i * lda, w->k * sizeof(float));
+    }
+}
+
+static size_t pad_bytes(const struct dn_prim *p)
+{
+    const void *md = dn.primitive_desc_query_md(p->pd, DN_QUERY_SCRATCHPAD, 0);
+    return (dn.memory_desc_get_size(md) + 63) / 64 * 64;
+}
+
+/* Pieces of NOMINAL_ROWS rows, the last one filled up with zeros. C already holds its start. */
+static int gemm_padded(struct kn_stream *st, struct dn_weight *w, const struct kn_gemm_job *j,
+                       bool add)
+{
+    struct dn_prim *p = &w->prims[0];
+    size_t pad = pad_bytes(p), src = NOMINAL_ROWS * w->k * sizeof(float);
+    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + NOMINAL_ROWS * w->n * sizeof(float));
+    if (!scratch) return -ENOMEM;
+    float *out = (float *)(void *)(scratch + pad + src);
+    for (size_t row = 0; row < j->m; row += NOMINAL_ROWS) {
+        size_t n = j->m - row < NOMINAL_ROWS ? j->m - row : NOMINAL_ROWS;
+        memset(scratch + pad, 0, src);
+        copy_src(st, w, j->a + row * j->lda, j->lda, n, scratch + pad);
+        int r = prim_run(w, p, scratch + pad, out, scratch);
+        if (r < 0) return r;
+        for (size_t i = 0; i < n; i++)
+            for (size_t c = 0; c < w->n; c++) {
+                float *dst = j->c + (row + i) * j->ldc + c;
+                *dst = out[i * w->n + c] + (add ? *dst : 0.0f);
+            }
+    }
+    return 0;
+}
+
 int kn_onednn_gemm(struct kn_stream *st, void *lib, const struct kn_gemm_job *j)
 {
     struct dn_weight *w = lib;
-    const bool bf16 = w->type == DN_BF16, copy_a = bf16 || j->lda != j->k, copy_c = j->ldc != w->n;
-    struct dn_prim want = {.m = j->m, .lda = j->k, .ldc = w->n, .sum = j->accumulate || j->bias};
+    bool bf16 = w->type == DN_BF16;
+    struct dn_prim want = {
+        .m = j->m, .lda = bf16 ? j->k : j->lda, .ldc = j->ldc, .sum = j->accumulate || j->bias};
     struct dn_prim *p = NULL;
     one_thread();
+    (void)kn_gemm_start_c(j);
     int r = prim_take(w, &want, &p);
-    if (r < 0) return r;
-    const void *pad_md = dn.primitive_desc_query_md(p->pd, DN_QUERY_SCRATCHPAD, 0);
-    const size_t pad = (dn.memory_desc_get_size(pad_md) + 63) / 64 * 64;
-    const size_t src = copy_a ? (j->m * j->k * (bf16 ? 2 : 4) + 63) / 64 * 64 : 0;
-    const size_t dst = copy_c ? j->m * w->n * sizeof(float) : 0;
-    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + dst + 64);
+    if (r < 0) return gemm_padded(st, w, j, want.sum);
+    size_t pad = pad_bytes(p), src = bf16 ? j->m * j->k * 2 : 0;
+    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + 64);
     r = scratch ? 0 : -ENOMEM;
-    if (r == 0) {
-        void *a = copy_a ? (void *)(scratch + pad) : (void *)j->a;
-        float *c = copy_c ? (float *)(void *)(scratch + pad + src) : j->c;
-        (void)kn_gemm_start_c(j);
-        for (size_t i = 0; copy_a && i < j->m; i++) {
-            if (bf16)
-                st->dev->simd->encode_bf16(j->a + i * j->lda, j->k, (uint16_t *)a + i * j->k);
-            else
-                memcpy((float *)a + i * j->k, j->a + i * j->lda, j->k * sizeof(float));
-        }
-        for (size_t i = 0; copy_c && want.sum && i < j->m; i++)
-            memcpy(c + i * w->n, j->c + i * j->ldc, w->n * sizeof(float));
-        r = prim_run(w, p, a, c, scratch);
-        for (size_t i = 0; copy_c && r == 0 && i < j->m; i++)
-            memcpy(j->c + i * j->ldc, c + i * w->n, w->n * sizeof(float));
-    }
+    if (r == 0 && bf16) copy_src(st, w, j->a, j->lda, j->m, scratch + pad);
+    if (r == 0) r = prim_run(w, p, bf16 ? (void *)(scratch + pad) : (void *)j->a, j->c, scratch);
     pthread_mutex_lock(&w->mutex);
     p->users--;
     pthread_mutex_unlock(&w->mutex);

@@ -223,21 +223,32 @@ static void cache_write(const struct kn_dev *d, const char *key, const double ra
 static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t rows,
                    unsigned budget_ms, double rates[GEMM_KINDS])
 {
-    enum { ROUNDS_MIN = 2, ROUNDS_MAX = 50 };
+    enum { ROUNDS_MIN = 2, ROUNDS_MAX = 50, HOPELESS = 3 };
+    double best = 1e30;
     struct candidate *c = mem_zalloc(GEMM_KINDS * sizeof *c);
     size_t n_c = 0;
     int r = c ? 0 : -ENOMEM;
     for (int i = 0; i < GEMM_KINDS && r == 0; i++) {
         if (!candidate_fits(d, (enum kn_gemm_kind)i)) continue;
         c[n_c].kind = (enum kn_gemm_kind)i;
-        r = candidate_init(d, &c[n_c++], s, n, rows);
+        r = candidate_init(d, &c[n_c], s, n, rows);
+        if (r == -ENOTSUP && !d->forced) { /* the library has no fast code for a shape */
+            candidate_fini(&c[n_c]);
+            memset(&c[n_c], 0, sizeof c[n_c]);
+            r = 0;
+        } else {
+            n_c++;
+        }
     }
     uint64_t t0 = clock_ns();
     for (int round = 0; r == 0 && round < ROUNDS_MAX; round++) {
         if (round >= ROUNDS_MIN && clock_ms_since(t0) > budget_ms) break;
         for (size_t i = 0; i < n_c; i++) {
+            /* One round is enough for a candidate that is several times slower. */
+            if (round > 0 && c[i].best_s > HOPELESS * best) continue;
             double t = bench_once(d, &c[i].bench);
             if (t < c[i].best_s) c[i].best_s = t;
+            if (t < best) best = t;
         }
     }
     for (size_t i = 0; i < n_c; i++) {
