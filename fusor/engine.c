@@ -518,7 +518,6 @@ static bool busy(const struct fus_engine *e)
  * when nothing else does, or when a waiting request can only start after them. */
 static bool build_now(struct fus_engine *e, bool urgent, bool requests)
 {
-    if (!e->building && !e->n_builds) return false;
     if (urgent || (e->building && e->building->b.urgent)) {
         e->build_turn = !e->build_turn;
         return !e->prefilling || e->build_turn;
