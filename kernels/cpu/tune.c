@@ -2,10 +2,12 @@
  *
  * Every available candidate packs every shape once; then rounds over all of them, interleaved, all
  * threads by blocks of rows as in a prefill, until the budget is used. A candidate's rate is that
- * of the sum of its best times: the machine's own noise only ever adds time. Own kernels win ties
- * within 3 %, f32 before bf16, because their rows do not depend on their neighbours.
- * Cache file: <cache_dir>/gemm-<hash>.txt, line 1 the key it was measured for, line 2 the winner,
- * then one line per candidate: name and GFLOP/s. A file whose key differs is measured anew. */
+ * of its best round, in CPU time a thread, so that other load on the machine does not choose. Own
+ * kernels win ties within 3 %, f32 before bf16: their rows do not depend on their neighbours.
+ *
+ * Cache file <cache_dir>/gemm-<hash>.txt: line 1 the key it was measured for, then a line for each
+ * candidate, name and GFLOP/s, the winner's with " *". A file whose key differs is measured anew.
+ */
 #include "kernels/cpu/cpu.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -14,19 +16,29 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { TUNE_VERSION = 1, SHAPES_MAX = 16, KEY_MAX = 768 };
+enum { TUNE_VERSION = 2, SHAPES_MAX = 16, KEY_MAX = 768 };
 
 struct bench {
     struct kn_mat *const *mats;
     size_t n_mats, k_max, n_max, rows;
     float *a, *c;
+    atomic_ullong cpu_ns; /* of all threads, in this round */
 };
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
 
 static int bench_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct bench *b = arg;
+    struct bench *b = arg;
+    uint64_t t0 = thread_cpu_ns();
     for (size_t i = 0; i < b->n_mats; i++) {
         struct kn_gemm_args g = {.a = b->a + row0 * b->k_max,
                                  .lda = b->k_max,
@@ -37,6 +49,7 @@ static int bench_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
         int r = kn_gemm(st, &g);
         if (r < 0) return r;
     }
+    atomic_fetch_add(&b->cpu_ns, thread_cpu_ns() - t0);
     return 0;
 }
 
@@ -68,10 +81,13 @@ static double bench_flops(const struct bench *b)
     return sum;
 }
 
-static double bench_once(struct kn_dev *d, struct bench *b)
+/* Wall time of one round; ret_cpu_s (may be NULL): CPU time a thread, blind to other processes. */
+static double bench_once(struct kn_dev *d, struct bench *b, double *ret_cpu_s)
 {
     uint64_t t0 = clock_ns();
+    atomic_store(&b->cpu_ns, 0);
     if (kn_rows(d, b->rows, NULL, bench_rows, b) < 0) return 1e30;
+    if (ret_cpu_s) *ret_cpu_s = (double)atomic_load(&b->cpu_ns) * 1e-9 / d->n_threads;
     return (double)(clock_ns() - t0) * 1e-9;
 }
 
@@ -82,7 +98,7 @@ double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n
     double best = 1e30;
     if (n && rows && bench_init(&b, mats, n, rows) == 0) {
         for (int i = 0; i < ROUNDS; i++) {
-            double s = bench_once(d, &b);
+            double s = bench_once(d, &b, NULL);
             if (s < best) best = s;
         }
         best = bench_flops(&b) / best * 1e-9;
@@ -223,7 +239,7 @@ static void cache_write(const struct kn_dev *d, const char *key, const double ra
 static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t rows,
                    unsigned budget_ms, double rates[GEMM_KINDS])
 {
-    enum { ROUNDS_MIN = 2, ROUNDS_MAX = 50, HOPELESS = 3 };
+    enum { ROUNDS_MIN = 3, ROUNDS_MAX = 50, HOPELESS = 3 };
     double best = 1e30;
     struct candidate *c = mem_zalloc(GEMM_KINDS * sizeof *c);
     size_t n_c = 0;
@@ -246,7 +262,8 @@ static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t 
         for (size_t i = 0; i < n_c; i++) {
             /* One round is enough for a candidate that is several times slower. */
             if (round > 0 && c[i].best_s > HOPELESS * best) continue;
-            double t = bench_once(d, &c[i].bench);
+            double t = 1e30;
+            (void)bench_once(d, &c[i].bench, &t);
             if (t < c[i].best_s) c[i].best_s = t;
             if (t < best) best = t;
         }
@@ -276,6 +293,8 @@ int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
     if (n_shapes == 0 || n_shapes > SHAPES_MAX || rows == 0) return -EINVAL;
     double rates[GEMM_KINDS] = {0};
     enum kn_gemm_kind best;
+    /* Two blocks a thread tell as much as a whole prompt. */
+    if (rows > (size_t)d->n_threads * 336) rows = (size_t)d->n_threads * 336;
     char key[KEY_MAX];
     tune_key(d, shapes, n_shapes, rows, key);
     if (d->forced || !cache_read(d, key, rates, &best)) {
