@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,6 +45,15 @@ def tiny_model():
         if os.path.exists(path):
             return path
     skip("no tiny model in tests/data/models")
+
+
+def real_model():
+    """$KVBLEND_TEST_MODEL, else what tools/get-model left; None when there is none."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.environ.get("KVBLEND_MODELS") or os.path.join(cache, "kvblend", "models")
+    path = os.environ.get("KVBLEND_TEST_MODEL") or os.path.join(
+        folder, "SmolLM2-135M-Instruct.Q4_1.gguf")
+    return path if os.path.exists(path) else None
 
 
 def until(what, fn, deadline_s=DEADLINE_S):
@@ -170,6 +180,7 @@ class Program:
         reports = [x for x in ("Sanitizer", "runtime error:", "assertion failed") if x in log]
         if reports or (kind and not (kind is SystemExit and not value.code)):
             print(f"--- log of {self.proc.args[0]}\n{log[-6000:]}---", file=sys.stderr)
+        shutil.rmtree(self.dir, ignore_errors=True)
         assert not reports, reports
 
 
