@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/opt.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -35,66 +36,6 @@ static const void *cfield_of(const struct gw_config *c, const struct gw_conf_key
 
 /* ---- single values ---- */
 
-int gw_parse_size(const char *s, uint64_t *ret_bytes)
-{
-    static const struct {
-        const char *suffix;
-        uint64_t factor;
-    } units[] = {
-        {"", 1},
-        {"B", 1},
-        {"K", 1ull << 10},
-        {"KiB", 1ull << 10},
-        {"KB", 1000},
-        {"M", 1ull << 20},
-        {"MiB", 1ull << 20},
-        {"MB", 1000000},
-        {"G", 1ull << 30},
-        {"GiB", 1ull << 30},
-        {"GB", 1000000000},
-        {"T", 1ull << 40},
-        {"TiB", 1ull << 40},
-    };
-    char *end;
-    errno = 0;
-    if (!isdigit((unsigned char)*s)) return -EINVAL;
-    double v = strtod(s, &end);
-    if (errno || end == s || !isfinite(v)) return -EINVAL;
-    while (*end == ' ')
-        end++;
-    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-        if (strcasecmp(end, units[i].suffix) != 0) continue;
-        double bytes = v * (double)units[i].factor;
-        if (bytes > 9.0e18) return -EINVAL;
-        *ret_bytes = (uint64_t)bytes;
-        return 0;
-    }
-    return -EINVAL;
-}
-
-int gw_parse_duration(const char *s, uint64_t *ret_ms)
-{
-    char *end;
-    errno = 0;
-    if (!isdigit((unsigned char)*s)) return -EINVAL;
-    double v = strtod(s, &end);
-    if (errno || end == s || !isfinite(v)) return -EINVAL;
-    double ms;
-    if (strcmp(end, "ms") == 0)
-        ms = v;
-    else if (*end == '\0' || strcmp(end, "s") == 0)
-        ms = v * 1e3;
-    else if (strcmp(end, "m") == 0)
-        ms = v * 60e3;
-    else if (strcmp(end, "h") == 0)
-        ms = v * 3600e3;
-    else
-        return -EINVAL;
-    if (ms > 1e15) return -EINVAL;
-    *ret_ms = (uint64_t)(ms + 0.5);
-    return 0;
-}
-
 int gw_parse_address(const char *s, struct buf *out)
 {
     if (strncmp(s, "http://", 7) == 0) s += 7;
@@ -120,23 +61,6 @@ int gw_parse_address(const char *s, struct buf *out)
         if (port > 65535) return -EINVAL;
     }
     return buf_add(out, s, len);
-}
-
-static int parse_bool(const char *s, bool *ret)
-{
-    static const char *const yes[] = {"true", "yes", "on", "1"};
-    static const char *const no[] = {"false", "no", "off", "0"};
-    for (size_t i = 0; i < 4; i++) {
-        if (strcasecmp(s, yes[i]) == 0) {
-            *ret = true;
-            return 0;
-        }
-        if (strcasecmp(s, no[i]) == 0) {
-            *ret = false;
-            return 0;
-        }
-    }
-    return -EINVAL;
 }
 
 static bool in_choices(const char *choices, const char *s)
@@ -238,9 +162,9 @@ static int set_number(struct gw_conf_build *b, const struct gw_conf_key *k, cons
     uint64_t v = 0;
     void *f = field_of(b->c, k);
     if (k->kind == GW_SIZE) {
-        if (gw_parse_size(text, &v) < 0) return bad_value(b, k, src, text, "a size such as 32MiB");
+        if (opt_parse_size(text, &v) < 0) return bad_value(b, k, src, text, "a size such as 32MiB");
     } else if (k->kind == GW_MS) {
-        if (gw_parse_duration(text, &v) < 0)
+        if (opt_parse_duration_ms(text, &v) < 0)
             return bad_value(b, k, src, text, "a duration such as 30s, 500ms or 2m");
     } else {
         char *end;
@@ -269,7 +193,7 @@ static int set_text(struct gw_conf_build *b, const struct gw_conf_key *k, const 
             return bad_value(b, k, src, text, "a number");
         if (v < (double)k->min || v > (double)k->max) return out_of_range(b, k, src, text);
     } else if (k->choices && strcmp(k->choices, "SIZE") == 0) {
-        if (gw_parse_size(text, &bytes) < 0)
+        if (opt_parse_size(text, &bytes) < 0)
             return bad_value(b, k, src, text, "a size such as 512MiB or 4GiB");
     } else if (k->choices && !in_choices(k->choices, text)) {
         return bad_value(b, k, src, text, k->choices);
@@ -294,7 +218,7 @@ int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char
         b->rank[i] = rank;
         return set_list(f, text, rank == 2);
     case GW_BOOL:
-        if (parse_bool(text, f) < 0) return bad_value(b, k, src, text, "true or false");
+        if (opt_parse_bool(text, f) < 0) return bad_value(b, k, src, text, "true or false");
         return 0;
     case GW_STR:
     case GW_NUMBER:

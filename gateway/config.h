@@ -157,9 +157,6 @@ int gw_config_worker_args(const struct gw_config *c, const char **out, size_t ca
 int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out);
 int gw_config_help(struct buf *out);
 
-/* Parsers of single values; 0 or -EINVAL. */
-int gw_parse_size(const char *s, uint64_t *ret_bytes);
-int gw_parse_duration(const char *s, uint64_t *ret_ms);
 /* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
 int gw_parse_address(const char *s, struct buf *out);
 
