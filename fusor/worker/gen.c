@@ -42,6 +42,7 @@ static void gen_closed(void *owner, bool aborted)
 {
     struct gen *g = owner;
 
+    if (!g->in_helper) gen_count(g);
     g->call = NULL;
     atomic_store(&g->gone, true);
     if (!g->in_helper) gen_cancel_jobs(g); /* a helper fills the prompts by itself until then */

@@ -62,7 +62,7 @@ struct gen {
     /* loop */
     bool in_helper, busy, counted;
     unsigned n_open; /* jobs whose on_done the loop has not seen */
-    bool headers_sent, ended, builds_asked, report_counted;
+    bool headers_sent, ended, builds_asked, tokens_counted;
     uint64_t last_write_ns;
     char id[48];
     int64_t created;
@@ -80,5 +80,6 @@ void gen_silence(struct gen *g, uint64_t now_ns); /* headers after the grace, co
 /* gen_report.c: the `kvblend` object and usage */
 int gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
 void gen_usage(struct gen *g, struct api_usage *ret);
+void gen_count(struct gen *g); /* log and metrics, once; also of what was cut short */
 
 #endif

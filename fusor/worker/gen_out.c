@@ -220,19 +220,6 @@ static void write_stream(struct gen *g, struct buf *out, bool end)
     if (end && g->call) (void)http_reply_end(r);
 }
 
-static void fill_log(struct gen *g)
-{
-    struct api_usage u;
-
-    gen_usage(g, &u);
-    g->call->n_completion = u.completion;
-    g->call->n_prefix = u.prefix;
-    g->call->n_reused = u.reused;
-    g->call->n_recomputed = u.recomputed;
-    g->call->ttft_ms = g->prompt[0].ttft_ms;
-    g->call->queue_ms = g->prompt[0].queue_ms;
-}
-
 static void flush_stream(struct gen *g)
 {
     struct api_head h = head_of(g);
@@ -255,8 +242,7 @@ static void flush_stream(struct gen *g)
     } else {
         if (at.all_done) {
             rc = put_end(g, &h, &out);
-            fill_log(g);
-            wk_metrics_generated(g->call->n_completion);
+            gen_count(g);
         }
         if (out.len && !rc) write_stream(g, &out, at.all_done);
     }
@@ -316,8 +302,7 @@ static void flush_whole(struct gen *g)
     }
     if (!at.all_done) return;
     gen_usage(g, &u);
-    fill_log(g);
-    wk_metrics_generated(u.completion);
+    gen_count(g);
     if (put_whole(g, &out) ||
         buf_addf(&h,
                  "openai-processing-ms: %.0f\r\nx-kvblend-ttft-ms: %.2f\r\n"

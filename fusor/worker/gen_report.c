@@ -20,6 +20,27 @@ void gen_usage(struct gen *g, struct api_usage *ret)
     }
 }
 
+void gen_count(struct gen *g)
+{
+    struct api_usage u;
+
+    if (g->tokens_counted || g->n_prompt == 0) return;
+    pthread_mutex_lock(&g->m);
+    gen_usage(g, &u);
+    double ttft_ms = g->prompt[0].started ? g->prompt[0].ttft_ms : -1;
+    double queue_ms = g->prompt[0].started ? g->prompt[0].queue_ms : -1;
+    pthread_mutex_unlock(&g->m);
+    g->tokens_counted = true;
+    wk_metrics_generated(u.completion);
+    if (!g->call) return;
+    g->call->n_completion = u.completion;
+    g->call->n_prefix = u.prefix;
+    g->call->n_reused = u.reused;
+    g->call->n_recomputed = u.recomputed;
+    g->call->ttft_ms = ttft_ms;
+    g->call->queue_ms = queue_ms;
+}
+
 /* The mode as asked for; of auto, what came of it. */
 static const char *mode_name(const struct gen *g, enum fus_strategy s)
 {

@@ -41,6 +41,14 @@ void wk_post(struct worker *w, struct wk_msg *m)
     pthread_mutex_unlock(&w->mail_m);
 }
 
+void wk_mail_kick(struct worker *w)
+{
+    pthread_mutex_lock(&w->mail_m);
+    if (w->mail_head && !w->mail_scheduled && http_loop_post(w->loop, mail_drain, w) == 0)
+        w->mail_scheduled = true;
+    pthread_mutex_unlock(&w->mail_m);
+}
+
 void wk_unpost(struct worker *w, struct wk_msg *m)
 {
     pthread_mutex_lock(&w->mail_m);

@@ -218,7 +218,7 @@ static int cuts_of(struct wk_prompt *p, struct wishes *l, const struct wk_mode *
 {
     uint32_t after = 0;
 
-    qsort(l->w, l->n, sizeof *l->w, wish_order);
+    if (l->n) qsort(l->w, l->n, sizeof *l->w, wish_order);
     p->cut = mem_zalloc((l->n + 1) * sizeof *p->cut);
     if (!p->cut) return -ENOMEM;
     for (size_t i = 0; i < l->n; i++) {

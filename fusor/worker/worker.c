@@ -82,6 +82,7 @@ static void on_tick(void *arg)
 {
     struct worker *w = arg;
 
+    wk_mail_kick(w);
     wk_gens_tick(w);
     if (w->drain_deadline_ns) {
         if (w->n_gens == 0 && http_server_n_requests(w->server) == 0) {

@@ -118,6 +118,7 @@ bool wk_serves_model(const struct worker *w, const char *name);
 /* mail.c. Thread: any. wk_unpost() takes a message off the list when it is on it. */
 void wk_post(struct worker *w, struct wk_msg *m);
 void wk_unpost(struct worker *w, struct wk_msg *m);
+void wk_mail_kick(struct worker *w); /* every tick: a wake-up that found the loop's ring full */
 
 /* ---- helper threads (mail.c) ---- */
 struct wk_job {
