@@ -15,7 +15,7 @@ void gen_usage(struct gen *g, struct api_usage *ret)
         ret->reused += p->report.n_reused;
         ret->recomputed += p->report.n_recomputed;
         ret->written += p->n_captured;
-        for (unsigned k = 0; k < g->req.n; k++)
+        for (unsigned k = 0; p->choice && k < g->req.n; k++)
             ret->completion += p->choice[k].n_generated;
     }
 }
