@@ -48,11 +48,11 @@ def tiny_model():
 
 
 def real_model():
-    """$KVBLEND_TEST_MODEL, else what tools/get-model left; None when there is none."""
+    """$KVBLEND_TEST_MODEL or $KVBLEND_MODEL, else what tools/get-model left; None: there is none."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = os.environ.get("KVBLEND_MODELS") or os.path.join(cache, "kvblend", "models")
-    path = os.environ.get("KVBLEND_TEST_MODEL") or os.path.join(
-        folder, "SmolLM2-135M-Instruct.Q4_1.gguf")
+    path = (os.environ.get("KVBLEND_TEST_MODEL") or os.environ.get("KVBLEND_MODEL") or
+            os.path.join(folder, "SmolLM2-135M-Instruct.Q4_1.gguf"))
     return path if os.path.exists(path) else None
 
 
@@ -66,6 +66,11 @@ def until(what, fn, deadline_s=DEADLINE_S):
         if time.monotonic() > end:
             raise AssertionError(f"not within {deadline_s} s: {what}")
         time.sleep(0.002)
+
+
+def clean_env():
+    """The environment without settings of kvblend: the caller's must not reach the programs."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("KVBLEND_")}
 
 
 class Reply:
@@ -103,11 +108,7 @@ class Program:
         self.dir = tempfile.mkdtemp(prefix="kvb-e2e-")
         self.log_path = os.path.join(self.dir, "log")
         self.out_path = os.path.join(self.dir, "out")
-        full = dict(os.environ, XDG_RUNTIME_DIR=self.dir)
-        for k in list(full):
-            if k.startswith("KVBLEND_") and k not in ("KVBLEND_BUILD",):
-                del full[k]
-        full.update(env or {})
+        full = dict(clean_env(), XDG_RUNTIME_DIR=self.dir, **(env or {}))
         self.admin = f"unix:{self.dir}/kvblend/admin.sock"
         with open(self.log_path, "wb") as err, open(self.out_path, "wb") as out:
             self.proc = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 
-from harness import (KVBLEND, STUB, Program, gateway, main, need, parse_events, read_until,
+from harness import (KVBLEND, STUB, Program, clean_env, gateway, main, need, parse_events, read_until,
                      unix_request, until)
 import subprocess
 
@@ -398,12 +398,14 @@ def test_configuration_check():
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
         f.write("limits:\n  max_inflght: 3\n  queue_timeout: soon\nworker: {ram: 1GiB}\n")
         f.flush()
-        r = subprocess.run([KVBLEND, "--check", "--config", f.name], capture_output=True, text=True)
+        r = subprocess.run([KVBLEND, "--check", "--config", f.name], capture_output=True, text=True,
+                           timeout=60, env=clean_env())
         assert r.returncode == 2
         assert f"{f.name}:2: limits.max_inflght: unknown key" in r.stderr, r.stderr
         assert f"{f.name}:3: limits.queue_timeout: expected a duration" in r.stderr, r.stderr
     sample = os.path.join(os.path.dirname(STUB), "..", "..", "etc", "kvblend.yaml")
-    r = subprocess.run([KVBLEND, "--check", "--config", sample], capture_output=True, text=True)
+    r = subprocess.run([KVBLEND, "--check", "--config", sample], capture_output=True, text=True,
+                       timeout=60, env=clean_env())
     assert r.returncode == 0 and r.stdout.strip() == "configuration ok", r.stderr
 
 
@@ -411,7 +413,8 @@ def test_no_model_says_what_to_do():
     with tempfile.TemporaryDirectory() as d:
         r = subprocess.run([KVBLEND, "--listen", "127.0.0.1:0", "--worker-bin", STUB],
                            capture_output=True, text=True,
-                           env=dict(os.environ, KVBLEND_MODELS=d, XDG_RUNTIME_DIR=d))
+                           timeout=60,
+                           env=dict(clean_env(), KVBLEND_MODELS=d, XDG_RUNTIME_DIR=d))
         assert r.returncode == 1 and "tools/get-model" in r.stderr, r.stderr
 
 
