@@ -117,6 +117,18 @@ static enum fus_strategy default_strategy(const struct worker *w)
     return fus_strategy_parse(w->o.strategy, &s) == 1 ? s : FUS_QUERY;
 }
 
+/* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through
+ * the scoring layers when the suffix scores (query: 5/6 of the depth). When that saves less than a
+ * tenth of an exact prefill, exact is the better answer. */
+static bool worth_blending(enum fus_strategy s, const struct wk_mode *m, uint32_t n_tok,
+                           uint32_t n_prefix, uint32_t n_hit)
+{
+    double rest = (double)n_tok - n_prefix - n_hit;
+    double cost = rest * (s == FUS_QUERY ? 11.0 / 6 : 1) + m->ratio * n_hit;
+
+    return cost < 0.9 * (rest + n_hit);
+}
+
 enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m, uint32_t n_tok,
                             uint32_t n_prefix, uint32_t n_hit, uint32_t n_suffix, double *ret_ratio)
 {
@@ -127,8 +139,8 @@ enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m, uin
     if (m->mode == API_PREFIX || n_hit == 0) return n_prefix ? FUS_PREFIX : FUS_FULL;
     if (!w->blend_ok) return n_prefix ? FUS_PREFIX : FUS_FULL; /* fail to exact */
     if (m->mode == API_REUSE) return FUS_REUSE;
-    if (m->mode == API_AUTO && !m->has_strategy && n_hit * 4 < n_tok)
-        return n_prefix ? FUS_PREFIX : FUS_FULL; /* chosen: below a quarter the gain is noise */
+    if (m->mode == API_AUTO && !m->has_strategy && !worth_blending(s, m, n_tok, n_prefix, n_hit))
+        return n_prefix ? FUS_PREFIX : FUS_FULL;
     if (s == FUS_FULL) return FUS_FULL;
     if (s == FUS_PREFIX) return n_prefix ? FUS_PREFIX : FUS_FULL;
     if (s == FUS_REUSE) return FUS_REUSE;

@@ -272,7 +272,7 @@ TEST(hits_and_misses_of_a_warm_plan)
         enum api_mode mode;
         enum fus_strategy want;
         size_t n_range;
-    } t[] = {{API_AUTO, FUS_QUERY, 3},
+    } t[] = {{API_AUTO, FUS_PREFIX, 1},
              {API_BLEND, FUS_QUERY, 3},
              {API_REUSE, FUS_REUSE, 3},
              {API_PREFIX, FUS_PREFIX, 1},
@@ -367,8 +367,9 @@ TEST(decisions)
     struct wk_mode m = {.mode = API_AUTO, .ratio = 0.2};
     ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 100, 10, &ratio), FUS_FULL); /* too little to gain */
     ASSERT_EQ(wk_decide(&k.w, &m, 1000, 64, 100, 10, &ratio), FUS_PREFIX);
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 500, 10, &ratio), FUS_QUERY);
+    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 800, 10, &ratio), FUS_QUERY);
     ASSERT_NEAR(ratio, 0.2, 1e-9);
+    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 450, 10, &ratio), FUS_FULL); /* scoring costs more */
     ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 1000, 0, &ratio), FUS_HKVD); /* nobody asks */
     m.mode = API_BLEND;
     ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 100, 10, &ratio), FUS_QUERY);
