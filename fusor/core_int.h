@@ -73,6 +73,7 @@ struct fus_phase {
     void *hook_ctx;
     float *keep_q, *keep_lse; /* phase B: rows from keep_from on are copied here (query score) */
     size_t keep_from;
+    float *att;     /* [rows of a phase B call, H*K] attention output */
     bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */
     const atomic_bool *cancel;
 };

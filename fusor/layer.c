@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT, SLOT_GU, SLOT_ACT, SLOT_LSE };
+enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE };
 
 static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
                     void *arg)
@@ -21,6 +21,14 @@ static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_
     if (n == 0) return 0;
     if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
     return kn_rows(c->dev, n, cancel, fn, arg);
+}
+
+static int run_rows_uneven(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+                           void *arg)
+{
+    if (n == 0) return 0;
+    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    return kn_rows_uneven(c->dev, n, cancel, fn, arg);
 }
 
 static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias, const float *a,
@@ -153,28 +161,35 @@ struct slice {
     size_t row0;
 };
 
-static int block_b(struct kn_stream *st, void *arg, size_t row, size_t m)
+static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
 {
     const struct slice *s = arg;
-    struct fus_phase *p = s->p;
+    const struct model_cfg *cfg = &s->p->core->cfg;
+    return attend(st, s->p, s->row0 + row, m, s->p->att + row * cfg->H * cfg->K);
+}
+
+static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    const struct fus_phase *p = s->p;
     const struct model_cfg *cfg = &p->core->cfg;
-    const size_t row0 = s->row0 + row, HK = (size_t)cfg->H * cfg->K;
-    float *att = kn_scratch(st, SLOT_ATT, m * HK * sizeof(*att)); /* [m, H*K] */
-    if (!att) return -ENOMEM;
-    int r = attend(st, p, row0, m, att);
-    if (r < 0 || p->attn_only) return r;
     const struct fus_layer *w = &p->core->layer[p->layer];
-    float *x = p->x + row0 * cfg->D;
-    r = gemm(st, w->o, w->o_bias, att, HK, m, x, cfg->D, true);
+    const size_t HK = (size_t)cfg->H * cfg->K;
+    float *x = p->x + (s->row0 + row) * cfg->D;
+    int r = gemm(st, w->o, w->o_bias, p->att + row * HK, HK, m, x, cfg->D, true);
     if (r < 0) return r;
     return feed_forward(st, p->core, p->layer, x, m);
 }
 
+/* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
+ * it (see kn_rows). */
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
-    return run_rows(p->core, m, p->cancel, block_b, &s);
+    int r = run_rows_uneven(p->core, m, p->cancel, block_attend, &s);
+    if (r < 0 || p->attn_only) return r;
+    return run_rows(p->core, m, p->cancel, block_rest, &s);
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled

@@ -23,6 +23,13 @@ static size_t carve(size_t *at, size_t n, size_t size)
     return off;
 }
 
+/* Rows of one phase B call: a slice, or up to half of one more rather than a small rest. */
+static size_t slice_max(const struct fus_prefill *f)
+{
+    const size_t slice = fus_slice_rows(f->core, f->plan.n_tok), most = slice + slice / 2;
+    return most < f->plan.n_tok ? most : f->plan.n_tok;
+}
+
 static int make_block(struct fus_prefill *f)
 {
     const struct model_cfg *g = &f->core->cfg;
@@ -34,6 +41,7 @@ static int make_block(struct fus_prefill *f)
                  pos = carve(&at, T, 4), score = carve(&at, T, 4), cs = carve(&at, T, 4),
                  cand = carve(&at, T, 4), sel = carve(&at, T, 4),
                  kq = carve(&at, n_keep * g->H * g->K, 4), kl = carve(&at, n_keep * g->H, 4),
+                 att = carve(&at, slice_max(f) * g->H * g->K, 4),
                  logits = carve(&at, f->n_logits * g->V, 4);
     char *b = fus_core_take_block(f->core, at, &f->block_bytes);
     if (!b) return -ENOMEM;
@@ -46,6 +54,7 @@ static int make_block(struct fus_prefill *f)
     f->cand_score = (float *)(void *)(b + cs);
     f->cand = (int32_t *)(void *)(b + cand);
     f->sel = (int32_t *)(void *)(b + sel);
+    f->att = (float *)(void *)(b + att);
     f->keep_q = (float *)(void *)(b + kq);
     f->keep_lse = (float *)(void *)(b + kl);
     f->logits = (float *)(void *)(b + logits);
@@ -251,6 +260,7 @@ static struct fus_phase phase(struct fus_prefill *f, float *x, const int32_t *po
                               .x = x,
                               .pos = pos,
                               .n = n,
+                              .att = f->att,
                               .cancel = f->plan.cancel};
 }
 
@@ -347,7 +357,7 @@ static int step_b(struct fus_prefill *f)
     if (f->row0 < first) f->row0 = first;
     size_t m = f->n_rows - f->row0;
     const size_t slice = fus_slice_rows(f->core, f->plan.n_tok);
-    if (m > slice + slice / 2) m = slice;
+    if (m > slice_max(f)) m = slice;
     struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
     if (is_scoring(f)) {
         p.keep_q = f->keep_q;

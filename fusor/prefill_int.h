@@ -51,6 +51,7 @@ struct fus_prefill {
     float *cand_score; /* [n_tok] of the candidates only */
     int32_t *cand;     /* [n_tok] their positions */
     int32_t *sel;      /* [n_tok] selected positions, ascending */
+    float *att;        /* [rows of a slice, H*K] */
     float *keep_q;     /* [n_suffix, H*K] */
     float *keep_lse;   /* [n_suffix, H] */
     float *logits;     /* [n_logits, V] or NULL */

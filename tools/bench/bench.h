@@ -15,7 +15,7 @@
 
 #include <jansson.h>
 
-enum { BENCH_CHUNKS_MAX = 256 };
+enum { BENCH_CHUNKS_MAX = 256, BENCH_DOCS_MAX = 16 };
 
 struct bench {
     struct model *model;
@@ -49,6 +49,10 @@ int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
 void bench_progress(const char *what, size_t done, size_t of);
 /* "0.05,0.1" -> values in 0…1, ascending or not; -EINVAL with the offending part. */
 int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err);
+
+/* Texts of a folder's .txt files, by name; the caller mem_free()s each. */
+int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
+                    struct err *err);
 
 /* Build every chunk of the prompt into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);

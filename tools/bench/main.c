@@ -101,7 +101,7 @@ static const struct opt_def defs[] = {
     {.name = "documents",
      .type = OPT_STR,
      .dflt = "etc/demo",
-     .help = "demo: folder of .txt files"},
+     .help = "ttft, demo: folder of .txt files"},
     {0}};
 
 /* ---- meta ---- */

@@ -1,16 +1,16 @@
 /* kvblend-bench ttft: time to first token per strategy and ratio, interleaved in one process.
  *
- * The prompt is the sink token, `chunks` chunks and a question, of pseudo-random ordinary tokens
- * (never constant data). Every round runs every row once, in rotating order, so that a slow moment
- * of the machine hits all rows alike; the GEMM ceiling is measured once a round as well and its
- * best rate kept. What is timed: record look-up, plan, prefill, first token. Not in it: HTTP,
- * tokenising. */
+ * The prompt is the sink token, `chunks` chunks and a question, of natural text. Every round runs
+ * every row once, in rotating order, so that a slow moment of the machine hits all rows alike; the
+ * GEMM ceiling is measured once a round as well and its best rate kept. What is timed: record
+ * look-up, plan, prefill, first token. Not in it: HTTP, tokenising. */
 #include "tools/bench/bench.h"
 
 #include "base/mem.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { ROWS_MAX = 64, RATIOS_MAX = 16 };
 
@@ -20,32 +20,32 @@ struct row {
     struct fus_report report;
 };
 
-static uint64_t next_random(uint64_t *s)
+/* Tokens of the sample documents, end to end: natural text, because what a strategy selects, and so
+ * what its rows cost, depends on it (random tokens send `query` to the end of the prompt). */
+static int sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
+                         struct err *err)
 {
-    *s ^= *s << 13;
-    *s ^= *s >> 7;
-    *s ^= *s << 17;
-    return *s;
-}
-
-static int32_t ordinary_token(const struct bench *b, uint64_t *seed)
-{
-    for (;;) {
-        int32_t id = (int32_t)(next_random(seed) % b->cfg->V);
-        if ((size_t)id < tok_n_vocab(b->tok) && !tok_is_special(b->tok, id)) return id;
+    char *doc[BENCH_DOCS_MAX];
+    size_t n = 0;
+    int r = bench_documents(folder, doc, &n, err);
+    for (size_t i = 0; i < n; i++) {
+        struct tok_piece piece = {doc[i], strlen(doc[i]), false};
+        if (r == 0) r = tok_encode(b->tok, &piece, 1, 0, ret);
+        mem_free(doc[i]);
     }
+    return r == 0 && ret->n == 0 ? err_set(err, -EINVAL, "%s: no text", folder) : r;
 }
 
-static int make_prompt(const struct bench *b, uint32_t chunks, uint32_t chunk_tokens,
-                       uint32_t query_tokens, struct bench_prompt *ret)
+/* Chunk after chunk from the sample, starting over at its end. */
+static int make_prompt(const struct bench *b, const struct tok_ids *sample, uint32_t chunks,
+                       uint32_t chunk_tokens, uint32_t query_tokens, struct bench_prompt *ret)
 {
     uint32_t head = b->sink >= 0;
     struct bench_prompt p = {.n_tok = head + chunks * chunk_tokens + query_tokens};
     p.tok = mem_alloc(p.n_tok * sizeof *p.tok);
     if (!p.tok) return -ENOMEM;
-    uint64_t seed = 0x5DEECE66Du;
     for (uint32_t i = 0; i < p.n_tok; i++)
-        p.tok[i] = i < head ? b->sink : ordinary_token(b, &seed);
+        p.tok[i] = i < head ? b->sink : sample->id[(i - head) % sample->n];
     for (uint32_t i = 0; i < chunks; i++) {
         p.chunk[i].tok0 = head + i * chunk_tokens;
         p.chunk[i].n = chunk_tokens;
@@ -152,10 +152,14 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
         return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
                        (unsigned long long)total, fus_core_ctx_max(b->core));
     struct bench_prompt p = {0};
+    struct tok_ids sample = {0};
     struct row row[ROWS_MAX] = {0};
     size_t n = plan_rows(ratios, n_ratios, row);
     double gflops = 0;
-    r = make_prompt(b, (uint32_t)chunks, (uint32_t)chunk_tokens, (uint32_t)query_tokens, &p);
+    r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
+    if (r == 0)
+        r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
+                        (uint32_t)query_tokens, &p);
     for (size_t i = 0; r == 0 && i < n; i++) {
         row[i].ms = mem_zalloc((size_t)reps * sizeof(double));
         if (!row[i].ms) r = -ENOMEM;
@@ -164,8 +168,9 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, &gflops);
     if (r == 0)
         report(b, &p, row, n, (unsigned)reps, gflops);
-    else
+    else if (err->code == 0)
         (void)err_set(err, r, "measuring failed: %s", err_name(r));
+    tok_ids_fini(&sample);
     for (size_t i = 0; i < n; i++)
         mem_free(row[i].ms);
     bench_prompt_fini(&p);
