@@ -85,7 +85,7 @@ typedef int (*kn_rows_fn)(struct kn_stream *st, void *arg, size_t row0, size_t n
  * balanced over threads (small row counts give one block per thread or fewer); `cancel` (may be
  * NULL) is looked at between blocks and inside long operations. */
 int kn_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
-/* The same in smaller blocks, for work that differs by row (attention: later rows see more keys). */
+/* The same in smaller blocks, for work that grows with the row (attention). */
 int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                    void *arg);
 /* Run fn once with all rows on a stream whose operations are themselves parallel inside (GEMMs by
