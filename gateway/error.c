@@ -41,10 +41,11 @@ int gw_error_headers(enum gw_error e, struct buf *out)
 {
     int r = 0;
     int after = errors[e].retry_after_s;
-    /* Plain 4xx are not retried by any client; the hint is for those that would be. */
+    /* The official clients obey this above everything: nothing that is bound to fail again is
+     * tried again. */
     if (after >= 0)
         r = buf_addf(out, "Retry-After: %d\r\nx-should-retry: true\r\n", after);
-    else if (errors[e].status >= 500)
+    else
         r = buf_adds(out, "x-should-retry: false\r\n");
     if (r == 0 && e == GW_E_INVALID_KEY) r = buf_adds(out, "WWW-Authenticate: Bearer\r\n");
     return r;

@@ -49,7 +49,9 @@ void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const
     va_end(ap);
     struct buf headers = BUF_INIT, body = BUF_INIT;
     (void)gw_error_headers(e, &headers);
-    if (e == GW_E_METHOD) (void)buf_addf(&headers, "Allow: %s\r\n", q->route->methods);
+    if (e == GW_E_METHOD)
+        (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
+                       strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
     (void)gw_error_body(e, message, param, &body);
     if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
     answer(q, gw_error_status(e), "application/json", &headers, &body);
@@ -192,6 +194,7 @@ const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, con
 
 static bool method_allowed(const char *methods, const char *method)
 {
+    if (strcmp(method, "HEAD") == 0) method = "GET"; /* the same answer, without its body */
     size_t len = strlen(method);
     for (const char *p = methods; *p;) {
         size_t n = strcspn(p, ", ");
@@ -219,14 +222,14 @@ static int make_target_path(struct gw_req *q)
 }
 
 /* The client's own id when it is harmless, else a fresh one. */
-static void choose_id(struct gw_req *q)
+static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
 {
-    const char *given = http_header_find(http_req_head(q->http), "x-request-id");
+    const char *given = http_header_find(h, "x-request-id");
     size_t n = 0;
     while (given && n < 128 && given[n] > 0x20 && given[n] < 0x7f && given[n] != '"')
         n++;
     if (n > 0 && given[n] == '\0') {
-        memcpy(q->id, given, n + 1);
+        memcpy(id, given, n + 1);
         return;
     }
     uint64_t r[2];
@@ -235,7 +238,7 @@ static void choose_id(struct gw_req *q)
         r[0] = clock_ns();
         r[1] = ++counter;
     }
-    (void)snprintf(q->id, sizeof q->id, "req_%016llx%016llx", (unsigned long long)r[0],
+    (void)snprintf(id, GW_ID_BYTES, "req_%016llx%016llx", (unsigned long long)r[0],
                    (unsigned long long)r[1]);
 }
 
@@ -298,7 +301,7 @@ static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
     g->reqs = q;
     g->n_reqs++;
     http_req_set_user(r, q);
-    choose_id(q);
+    choose_id(http_req_head(r), q->id);
     return q;
 }
 
@@ -386,10 +389,16 @@ static void on_drain(void *ctx, struct http_req *r)
     if (q) gw_relay_drain(q);
 }
 
-static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_body)
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
 {
+    enum gw_error e = gw_error_of_status(status);
+    char id[GW_ID_BYTES];
     gw_stats_count(status);
-    (void)gw_error_body(gw_error_of_status(status), why, NULL, ret_body);
+    choose_id(head, id);
+    (void)buf_addf(ret_headers, "x-request-id: %s\r\n", id);
+    (void)gw_error_headers(e, ret_headers);
+    (void)gw_error_body(e, why, NULL, ret_body);
 }
 
 const struct http_server_ops gw_front_ops = {public_request, on_close, on_drain, on_refuse};

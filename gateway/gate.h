@@ -38,6 +38,8 @@ enum gw_stage {
 };
 const char *gw_stage_name(enum gw_stage s);
 
+enum { GW_ID_BYTES = 132 }; /* a request id, at most 128 characters */
+
 /* Properties of a route. */
 enum {
     GW_R_JSON = 1,   /* the body must be a JSON object */
@@ -85,7 +87,7 @@ struct gw_req {
     struct http_req *http;
     const struct gw_route *route;
     enum gw_stage stage;
-    char id[132], key_id[9];
+    char id[GW_ID_BYTES], key_id[9];
     const char *rest;  /* what follows the path of a GW_R_REST route; borrowed from http */
     char *target_path; /* at the worker, with query */
     struct gw_scan scan;

@@ -75,8 +75,10 @@ struct http_server_ops {
     void (*on_close)(void *ctx, struct http_req *r, bool aborted); /* only for requests seen */
     void (*on_drain)(void *ctx, struct http_req *r);               /* may be NULL */
     /* The layer refused a request by itself (400, 408, 413, 415, 431, 501…): fill the body of the
-     * answer (JSON); NULL = plain text. */
-    void (*on_refuse)(void *ctx, int status, const char *why, struct buf *ret_body);
+     * answer (JSON) and extra header lines, each ended by CRLF; NULL = plain text. head: what was
+     * understood of the request's headers, perhaps nothing, never NULL. */
+    void (*on_refuse)(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body);
 };
 int http_server_create(struct http_loop *l, const struct http_limits *lim,
                        const struct http_server_ops *ops, void *ctx, struct http_server **ret);

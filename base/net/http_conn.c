@@ -166,17 +166,20 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
 {
     struct http_server *s = c->server;
     struct buf body = BUF_INIT, head = BUF_INIT;
+    static const struct http_head none;
     bool json = s->ops.on_refuse != NULL;
+    int r = add_status(&head, status);
     if (json)
-        s->ops.on_refuse(s->ctx, status, why, &body);
+        s->ops.on_refuse(s->ctx, status, why, c->partial ? &c->partial->msg.head : &none, &head,
+                         &body);
     else
         (void)buf_addf(&body, "%s\n", why);
-    int r = add_status(&head, status);
     if (r == 0)
         r = buf_addf(&head, "Content-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
                      json ? "application/json" : "text/plain", body.len);
+    bool with_body = body.len > 0 && !(c->partial && c->partial->msg.is_head);
     struct iovec iov[2] = {{head.data, head.len}, {body.data, body.len}};
-    if (r == 0) r = conn_send(c, iov, body.len ? 2 : 1);
+    if (r == 0) r = conn_send(c, iov, with_body ? 2 : 1);
     if (r < 0) c->dead = true;
     buf_fini(&head);
     buf_fini(&body);

@@ -8,20 +8,19 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* The client's x-request-id when it is printable ASCII of a sane length, else one of ours. */
-static void set_id(struct wk_call *c, const char *sent)
+void wk_call_id(const char *sent, char ret[WK_ID_BYTES])
 {
     size_t n = sent ? strlen(sent) : 0;
     uint64_t r[2];
 
     for (size_t i = 0; i < n; i++)
         if (sent[i] <= 32 || sent[i] > 126) n = 0;
-    if (n > 0 && n < sizeof c->id) {
-        memcpy(c->id, sent, n + 1);
+    if (n > 0 && n < WK_ID_BYTES) {
+        memcpy(ret, sent, n + 1);
         return;
     }
     if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) r[0] = r[1] = clock_ns();
-    (void)snprintf(c->id, sizeof c->id, "req_%016llx%016llx", (unsigned long long)r[0],
+    (void)snprintf(ret, WK_ID_BYTES, "req_%016llx%016llx", (unsigned long long)r[0],
                    (unsigned long long)r[1]);
 }
 
@@ -34,7 +33,7 @@ int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret)
     c->r = r;
     c->route = "other";
     c->ttft_ms = c->queue_ms = -1;
-    set_id(c, http_header_find(http_req_head(r), "x-request-id"));
+    wk_call_id(http_header_find(http_req_head(r), "x-request-id"), c->id);
     http_req_set_user(r, c);
     *ret = c;
     return 0;

@@ -33,7 +33,8 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (c) wk_call_closed(c, aborted);
 }
 
-static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_body)
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
 {
     static const struct {
         int status;
@@ -44,6 +45,7 @@ static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_bo
                  {431, API_INVALID, "headers_too_large"},
                  {501, "not_supported_error", "not_supported"}};
     const char *type = API_INVALID, *code = "bad_request";
+    char id[WK_ID_BYTES];
     struct api_err e;
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -53,6 +55,9 @@ static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_bo
     }
     (void)api_err_set(&e, status, type, code, NULL, "The request was refused: %s.",
                       why ? why : "malformed");
+    wk_call_id(http_header_find(head, "x-request-id"), id);
+    (void)buf_addf(ret_headers, "x-request-id: %s\r\nx-should-retry: %s\r\n", id,
+                   status == 408 ? "true" : "false");
     (void)api_put_error(ret_body, &e);
     wk_metrics_request(status, 0);
 }

@@ -130,11 +130,12 @@ void wk_pool_submit(struct wk_pool *p, struct wk_job *j);
 void wk_pool_destroy(struct wk_pool *p); /* runs what is queued, joins */
 
 /* ---- one HTTP request (call.c); loop thread ---- */
+enum { WK_ID_BYTES = 129 };
 struct wk_call {
     struct worker *w;
     struct http_req *r;
-    char id[129];      /* x-request-id */
-    const char *route; /* for the log */
+    char id[WK_ID_BYTES]; /* x-request-id */
+    const char *route;    /* for the log */
     int status;
     bool stream;
     /* whoever works on the call hears of its end; then the call is gone */
@@ -145,6 +146,8 @@ struct wk_call {
     unsigned n_chunks;
     double ttft_ms, queue_ms;
 };
+/* The client's x-request-id when it is printable ASCII of a sane length, else one of ours. */
+void wk_call_id(const char *sent, char ret[WK_ID_BYTES]);
 int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);
 void wk_call_closed(struct wk_call *c, bool aborted); /* tells the owner, logs, frees */
 /* After any of these the call may be closed and freed at any moment: do not touch it again unless

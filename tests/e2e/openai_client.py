@@ -49,8 +49,9 @@ def expect(kind, fn, status, code=None):
     except kind as e:
         assert e.status_code == status, e
         assert code is None or e.code == code, (e.code, code)
-        # The HTTP layer refuses an oversized body by itself, before there is a request to name.
-        assert e.request_id or status == 413, "no x-request-id on the error"
+        assert e.request_id, "no x-request-id on the error"
+        retry = e.response.headers["x-should-retry"]
+        assert retry == ("true" if status in (408, 429, 503) else "false"), (status, retry)
         return e
     raise AssertionError(f"no {kind.__name__}")
 

@@ -98,8 +98,11 @@ static void on_drain(void *ctx, struct http_req *r)
     pump_big(f, r);
 }
 
-static void on_refuse(void *ctx, int status, const char *why, struct buf *ret_body)
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
 {
+    const char *id = http_header_find(head, "x-request-id");
+    (void)buf_addf(ret_headers, "x-request-id: %s\r\n", id ? id : "none");
     (void)buf_addf(ret_body, "{\"refused\":%d}", status);
 }
 
@@ -297,6 +300,36 @@ TEST(refused_requests)
         close(fd);
     }
     ASSERT_EQ(f.n_requests, 0);
+    fix_fini(&f);
+}
+
+/* The user's headers go out with a refusal and can name the request, once its head was read. */
+TEST(refusals_carry_headers)
+{
+    static const struct {
+        const char *request, *id;
+        bool body;
+    } table[] = {
+        {"POST / HTTP/1.1\r\n" H "X-Request-Id: abc\r\nContent-Length: 100001\r\n\r\n", "abc",
+         true},
+        {"HEAD / HTTP/1.1\r\n" H "X-Request-Id: hd\r\nContent-Length: 100001\r\n\r\n", "hd", false},
+        {"POST / HTTP/1.1\r\n" H "X-Request-Id: ch\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+         "ch", true},
+        {"GET / HTTP/1.1\r\nX-Request-Id: abc\n", "none", true},
+    };
+    struct http_limits lim = {.body_bytes_max = 100000};
+    struct fix f;
+    fix_init(&f, &lim);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        int fd = dial(&f);
+        puts_fd(fd, table[i].request);
+        char want[64];
+        const char *text = get(fd, NULL);
+        (void)snprintf(want, sizeof want, "\r\nx-request-id: %s\r\n", table[i].id);
+        ASSERT_TRUE(strstr(text, want) != NULL);
+        ASSERT_EQ(strstr(text, "{\"refused\"") != NULL, table[i].body);
+        close(fd);
+    }
     fix_fini(&f);
 }
 
