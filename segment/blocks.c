@@ -1,11 +1,12 @@
 /* Blocks: chunks of plain text without markers, cut where the text itself says so.
  *
  * A piece (paragraph, else line, else sentence) of at least `own` bytes is a chunk of its own.
- * Shorter neighbours are joined; the group ends after a piece whose hash says so (one in three), at
- * BLOCK_BYTES_CUT, and wherever a long piece starts. As every rule but the size bound looks at one
- * piece alone, the same run of paragraphs is cut the same way in any company, after one group at
- * most. Rejected: fixed-size blocks (any shift changes all of them) and a rolling hash over bytes
- * (cuts inside sentences, where tokens straddle). */
+ * Shorter neighbours are joined; the group ends after a piece whose hash says so (a share of the
+ * pieces that grows with their size, so that groups are about BLOCK_BYTES_GROUP long whatever they
+ * are made of), at BLOCK_BYTES_CUT, and wherever a long piece starts. As every rule but the size
+ * bound looks at one piece alone, the same run of paragraphs is cut the same way in any company,
+ * after one group at most. Rejected: fixed-size blocks (any shift changes all of them) and a
+ * rolling hash over bytes (cuts inside sentences, where tokens straddle). */
 #include "segment/segment_int.h"
 
 #include "base/assert.h"
@@ -92,7 +93,8 @@ static int take_short(struct cutter *c, struct span s)
     struct span t = s;
     while (t.end > t.begin && is_space(c->text[t.end - 1]))
         t.end--;
-    bool cut = XXH3_64bits(c->text + t.begin, t.end - t.begin) % 3 == 0;
+    size_t size = t.end - t.begin;
+    bool cut = XXH3_64bits(c->text + t.begin, size) % BLOCK_BYTES_GROUP < size;
     return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? flush(c) : 0;
 }
 

@@ -55,12 +55,22 @@ static size_t before_question(const struct job *j, size_t from, size_t to)
     return cut;
 }
 
+/* The place behind the next blank line. */
+static size_t after_blank(const char *text, size_t at, size_t len)
+{
+    const char *nl;
+    for (; at < len && (nl = memchr(text + at, '\n', len - at)); at = (size_t)(nl - text) + 1) {
+        const char *next = nl + 1 < text + len && nl[1] == '\r' ? nl + 2 : nl + 1;
+        if (next < text + len && *next == '\n') return (size_t)(next - text) + 1;
+    }
+    return len;
+}
+
 /* Leading short paragraphs are instructions, not documents. */
 static size_t after_preamble(const char *text, size_t at, size_t len)
 {
     for (int i = 0; i < 3; i++) {
-        const char *blank = memmem(text + at, len - at, "\n\n", 2);
-        size_t end = blank ? (size_t)(blank - text) + 2 : len;
+        size_t end = after_blank(text, at, len);
         if (end - at >= BLOCK_BYTES_OWN) return at;
         at = end;
     }

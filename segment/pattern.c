@@ -73,6 +73,17 @@ int pat_compile(const char *s, struct pat *ret)
     return 0;
 }
 
+/* End of the literal at `at`, or SIZE_MAX; CR LF stands for a newline. */
+static size_t lit_end(const struct pat_op *op, const char *text, size_t at, size_t to)
+{
+    if (to - at >= op->len && memcmp(text + at, op->lit, op->len) == 0) return at + op->len;
+    for (size_t k = 0; k < op->len; k++, at++) {
+        if (op->lit[k] == '\n' && to - at >= 2 && text[at] == '\r') at++;
+        if (at >= to || text[at] != op->lit[k]) return SIZE_MAX;
+    }
+    return at;
+}
+
 /* End of a run that starts at `at`: where the next literal starts, or the end of the line. */
 static size_t run_end(const struct pat_op *op, bool last, const char *text, size_t at, size_t to)
 {
@@ -84,7 +95,7 @@ static size_t run_end(const struct pat_op *op, bool last, const char *text, size
         return i > at ? i : SIZE_MAX;
     }
     for (size_t i = at; i <= limit; i++) {
-        if (!last && to - i >= op[1].len && memcmp(text + i, op[1].lit, op[1].len) == 0)
+        if (!last && lit_end(&op[1], text, i, to) != SIZE_MAX)
             return op->kind == PAT_WORD && i == at ? SIZE_MAX : i;
         if (i == to || text[i] == '\n') return last ? i : SIZE_MAX;
         if (op->kind == PAT_WORD && (text[i] == ' ' || text[i] == '\t')) return last ? i : SIZE_MAX;
@@ -97,24 +108,31 @@ static size_t match_at(const struct pat *p, const char *text, size_t at, size_t 
     for (unsigned i = 0; i < p->n_ops; i++) {
         const struct pat_op *op = &p->op[i];
         if (op->kind == PAT_LITERAL) {
-            if (to - at < op->len || memcmp(text + at, op->lit, op->len) != 0) return SIZE_MAX;
-            at += op->len;
+            at = lit_end(op, text, at, to);
         } else {
             at = run_end(op, i + 1 == p->n_ops, text, at, to);
-            if (at == SIZE_MAX) return SIZE_MAX;
         }
+        if (at == SIZE_MAX) return SIZE_MAX;
     }
     return at;
 }
 
 enum { SEARCH_WINDOW = 4096 }; /* chosen: long enough for the search to run at full speed */
 
+/* What of a literal is there in any case: up to its first newline that a CR may precede. (A leading
+ * one needs none: white space before a match is nobody's.) */
+static size_t sure_bytes(const struct pat_op *op)
+{
+    const char *nl = op->len > 1 ? memchr(op->lit + 1, '\n', op->len - 1) : NULL;
+    return nl ? (size_t)(nl - op->lit) : op->len;
+}
+
 /* The next place at or after `at` where the pattern may start. */
 static size_t candidate(const struct pat *p, const char *text, size_t at, size_t to)
 {
     if (p->op[0].kind == PAT_LITERAL) {
         /* By windows: a call's cost must not grow with the text when candidates are dense. */
-        for (size_t n_lit = p->op[0].len; at < to; at += SEARCH_WINDOW) {
+        for (size_t n_lit = sure_bytes(&p->op[0]); at < to; at += SEARCH_WINDOW) {
             size_t n = to - at > SEARCH_WINDOW + n_lit ? SEARCH_WINDOW + n_lit : to - at;
             const char *hit = memmem(text + at, n, p->op[0].lit, n_lit);
             if (hit) return (size_t)(hit - text);
@@ -131,7 +149,12 @@ struct span pat_search(const struct pat *p, const char *text, size_t from, size_
     for (size_t at = from; at < to; at++) {
         at = candidate(p, text, at, to);
         if (at == SIZE_MAX) break;
-        if (p->line_start && at > 0 && text[at - 1] != '\n') continue;
+        if (p->line_start && at > 0 && text[at - 1] != '\n') {
+            const char *nl = memchr(text + at, '\n', to - at); /* nothing starts before it */
+            if (!nl) break;
+            at = (size_t)(nl - text);
+            continue;
+        }
         size_t end = match_at(p, text, at, to);
         if (end != SIZE_MAX) return (struct span){at, end};
     }

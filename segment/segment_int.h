@@ -12,11 +12,13 @@
 
 enum {
     PAT_OPS_MAX = 12,
-    PAT_RUN_MAX = 512,      /* chosen: longer than any marker line; bounds the work per candidate */
-    PRESET_LIST_MAX = 16,   /* patterns in one list of a preset */
-    CHUNK_BYTES_MIN = 24,   /* chosen: what is shorter is not worth a record, markers or not */
-    BLOCK_BYTES_OWN = 400,  /* chosen: about 100 tokens, a paragraph that stands alone */
-    BLOCK_BYTES_MIN = 240,  /* chosen: about 64 tokens, the least that pays when reused */
+    PAT_RUN_MAX = 512,     /* chosen: longer than any marker line; bounds the work per candidate */
+    PRESET_LIST_MAX = 16,  /* patterns in one list of a preset */
+    CHUNK_BYTES_MIN = 24,  /* chosen: what is shorter is not worth a record, markers or not */
+    BLOCK_BYTES_OWN = 400, /* chosen: about 100 tokens, a paragraph that stands alone */
+    BLOCK_BYTES_GROUP =
+        256,                /* chosen: about 64 tokens, what joined neighbours come to on average */
+    BLOCK_BYTES_MIN = 128,  /* chosen: about 32 tokens, the least that pays when reused */
     BLOCK_BYTES_CUT = 1600, /* chosen: about 400 tokens, joined neighbours end here at the latest */
     BLOCK_BYTES_MAX = 4096, /* chosen: a longer piece is cut at the next finer boundary */
     TEXT_BYTES_BLOCKS = 1000, /* chosen: about 256 tokens, shorter plain text is left alone */

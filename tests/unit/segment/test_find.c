@@ -247,7 +247,45 @@ TEST(plain_documents_are_stable_when_reordered)
     struct seg_presets *p = presets();
     plain_stability(p, 1, 2000, 0.99);
     plain_stability(p, 3, 700, 0.99);
-    plain_stability(p, 12, 160, 0.4); /* short paragraphs: groups straddle two documents */
+    plain_stability(p, 12, 160, 0.75); /* short paragraphs: groups straddle two documents */
+    plain_stability(p, 30, 60, 0.5);
+    seg_presets_free(p);
+}
+
+/* The same prompt with CR LF everywhere has the same chunks, text for text. */
+TEST(cr_lf_counts_as_a_newline)
+{
+    struct seg_presets *p = presets();
+    static const int order[N_DOCS] = {0, 1, 2, 3, 4, 5};
+    struct buf doc[N_DOCS] = {0};
+    for (int d = 0; d < N_DOCS; d++)
+        document(d, 1, 900, &doc[d]);
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        struct buf b = BUF_INIT, crlf = BUF_INIT;
+        struct seg_list l = {0}, m = {0};
+        prompt_of(&shapes[i], doc, order, &b);
+        for (size_t k = 0; k < b.len; k++)
+            ASSERT_OK(b.data[k] == '\n' ? buf_adds(&crlf, "\r\n") : buf_addc(&crlf, b.data[k]));
+        struct seg_text t = {shapes[i].role, b.data, b.len};
+        struct seg_text u = {shapes[i].role, crlf.data, crlf.len};
+        ASSERT_OK(seg_find(p, NULL, &t, 1, &l));
+        ASSERT_OK(seg_find(p, NULL, &u, 1, &m));
+        if (l.n != m.n)
+            test_fail(__FILE__, __LINE__, "%s: %zu chunks, %zu with CR LF", shapes[i].preset, l.n,
+                      m.n);
+        for (size_t k = 0; k < l.n; k++) {
+            ASSERT_STREQ(l.seg[k].detector, m.seg[k].detector);
+            ASSERT_EQ(l.seg[k].end - l.seg[k].begin, m.seg[k].end - m.seg[k].begin);
+            ASSERT_MEMEQ(b.data + l.seg[k].begin, crlf.data + m.seg[k].begin,
+                         l.seg[k].end - l.seg[k].begin);
+        }
+        seg_list_fini(&l);
+        seg_list_fini(&m);
+        buf_fini(&b);
+        buf_fini(&crlf);
+    }
+    for (int d = 0; d < N_DOCS; d++)
+        buf_fini(&doc[d]);
     seg_presets_free(p);
 }
 
