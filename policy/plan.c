@@ -8,56 +8,66 @@ const char *pol_mode_name(enum pol_mode m)
 
 const char *pol_strategy_name(enum pol_strategy s)
 {
-    static const char *const name[] = {"default", "hkvd", "sink", "query"};
-    return (unsigned)s <= POL_STRAT_QUERY ? name[s] : "unknown";
+    static const char *const name[] = {"default", "full", "prefix", "reuse",
+                                       "hkvd",    "sink", "query"};
+    return (unsigned)s < POL_STRAT_COUNT ? name[s] : "unknown";
+}
+
+static struct pol_plan full(const char *reason)
+{
+    return (struct pol_plan){POL_FULL, POL_STRAT_FULL, 0, reason};
 }
 
 static struct pol_plan exact(const struct pol_plan_in *in, const char *reason)
 {
-    bool prefix = in->prefix_tokens > 0;
-    return (struct pol_plan){prefix ? POL_PREFIX : POL_FULL, POL_STRAT_DEFAULT, prefix ? 0 : 1,
-                             reason};
+    if (in->prefix_tokens == 0) return full(reason);
+    return (struct pol_plan){POL_PREFIX, POL_STRAT_PREFIX, 0, reason};
 }
 
-static struct pol_plan blend(const struct pol_plan_in *in, const char *reason)
+static double ratio_of(const struct pol_plan_in *in)
 {
-    double ratio = in->ratio >= 0 ? in->ratio : in->ratio_default; /* NaN is none too */
-    if (!(in->ratio >= 0) && !(ratio > 0)) ratio = POL_RATIO_DEFAULT;
-    if (ratio > 1) ratio = 1;
-    enum pol_strategy s = in->strategy ? in->strategy : POL_STRAT_QUERY;
+    double r = in->ratio >= 0 ? in->ratio : in->ratio_default; /* false for NaN, too */
+
+    if (!(r >= 0)) r = POL_RATIO_DEFAULT;
+    return r > 1 ? 1 : r;
+}
+
+/* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through
+ * the scoring layers when the suffix scores. */
+static bool worth_blending(const struct pol_plan_in *in, enum pol_strategy s, double ratio)
+{
+    double held = in->reuse_tokens;
+    double rest = (double)in->prompt_tokens - in->prefix_tokens - held;
+    double cost = rest * (s == POL_STRAT_QUERY ? POL_QUERY_PASSES : 1) + ratio * held;
+
+    return cost < POL_COST_MAX * (rest + held);
+}
+
+static struct pol_plan blend(const struct pol_plan_in *in, enum pol_strategy s, bool asked)
+{
+    struct pol_plan p = {POL_BLEND, s, ratio_of(in), asked ? "asked for" : "reuse saves enough"};
+
     if (s == POL_STRAT_QUERY && in->suffix_tokens == 0) {
-        s = POL_STRAT_HKVD; /* nothing behind the chunks whose attention could be asked */
-        reason = "no suffix to score with: hkvd instead of query";
+        p.strategy = POL_STRAT_HKVD; /* nothing behind the chunks whose attention could be asked */
+        p.reason = "no suffix to score with: hkvd instead of query";
     }
-    return (struct pol_plan){POL_BLEND, s, ratio, reason};
-}
-
-static bool worth_reusing(const struct pol_plan_in *in)
-{
-    uint32_t least = in->reuse_min_tokens ? in->reuse_min_tokens : POL_REUSE_MIN_TOKENS;
-    double share = in->reuse_min_share > 0 ? in->reuse_min_share : POL_REUSE_MIN_SHARE;
-    return in->reuse_tokens >= least && in->reuse_tokens > share * in->prompt_tokens;
+    if (!asked && !worth_blending(in, p.strategy, p.ratio)) return exact(in, "too little to save");
+    return p;
 }
 
 struct pol_plan pol_plan(const struct pol_plan_in *in)
 {
-    bool any = in->reuse_tokens > 0;
-    switch (in->mode) {
-    case POL_FULL:
-        return (struct pol_plan){POL_FULL, POL_STRAT_DEFAULT, 1, "asked for"};
-    case POL_PREFIX:
+    enum pol_strategy s = in->strategy ? in->strategy : in->strategy_default;
+
+    if (s == POL_STRAT_DEFAULT) s = POL_STRAT_QUERY;
+    if (in->mode == POL_FULL) return full("asked for");
+    if (in->mode == POL_PREFIX)
         return exact(in, in->prefix_tokens ? "asked for" : "no prefix held");
-    case POL_REUSE:
-        if (!in->blend_allowed) return exact(in, "self-test forbids reuse");
-        if (!any) return exact(in, "nothing to reuse");
-        return (struct pol_plan){POL_REUSE, POL_STRAT_DEFAULT, 0, "asked for"};
-    case POL_BLEND:
-        if (!in->blend_allowed) return exact(in, "self-test forbids blending");
-        return any ? blend(in, "asked for") : exact(in, "nothing to reuse");
-    default:
-        if (!in->blend_allowed) return exact(in, "self-test forbids blending");
-        if (!any) return exact(in, "nothing to reuse");
-        if (!worth_reusing(in)) return exact(in, "too little to reuse");
-        return blend(in, "reuse saves enough");
-    }
+    if (in->mode == POL_REUSE) s = POL_STRAT_REUSE;
+    if (s == POL_STRAT_FULL) return full("asked for");
+    if (s == POL_STRAT_PREFIX) return exact(in, in->prefix_tokens ? "asked for" : "no prefix held");
+    if (!in->blend_allowed) return exact(in, "self-test forbids reuse");
+    if (in->reuse_tokens == 0) return exact(in, "nothing to reuse");
+    if (s == POL_STRAT_REUSE) return (struct pol_plan){POL_REUSE, s, 0, "asked for"};
+    return blend(in, s, in->mode == POL_BLEND || in->strategy != POL_STRAT_DEFAULT);
 }
