@@ -279,7 +279,8 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
 
     for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
         prefix += WK_BLOCK_TOKENS;
-    enum fus_strategy s = wk_decide(w, m, p->n_tok, prefix, hit, p->n_tok - last, &ratio);
+    struct wk_held held = {p->n_tok, prefix, hit, p->n_tok - last};
+    enum fus_strategy s = wk_decide(w, m, &held, &ratio);
     if (s == FUS_FULL) prefix = 0;
     if (s == FUS_FULL || s == FUS_PREFIX) hit = 0;
     again = (uint32_t)(ratio * hit + 0.5);
@@ -288,7 +289,7 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
                          "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
                          "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u}}",
                          p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_tok - last,
-                         api_mode_name(m->mode), fus_strategy_name(s), ratio, prefix, hit - again,
+                         api_mode_name(m->asked), fus_strategy_name(s), ratio, prefix, hit - again,
                          again, p->n_tok - prefix - hit);
 }
 

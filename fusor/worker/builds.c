@@ -4,6 +4,7 @@
  * when it is idle (warm-ups at once). The record is claimed just before its build starts, so that a
  * build that became needless costs nothing. When the list is full new wishes are dropped: the next
  * request that misses asks again. */
+#include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
 
 #include "base/log.h"
@@ -71,7 +72,7 @@ static int on_build(void *ctx, struct kv_sink *ret)
     int rc = store_claim(b->w->store, TIER_CHUNK, &b->key, b->ns, b->tok, b->n, &writer);
 
     if (rc <= 0) return rc;
-    rc = wk_sink_make(writer, &b->w->ident, b->n, ret);
+    rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
     return rc < 0 ? rc : 1;
 }
 

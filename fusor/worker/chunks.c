@@ -1,152 +1,66 @@
-/* Between store and fusor: records as kv_source, writers as kv_sink, and the plan of one request.
+/* The plan of one request: what of its prompt the store holds, and what is done about it.
  *
  * Look-ups happen on the engine thread just before the prefill starts, so that a chunk that was
  * built while the request waited is still used. Sources and sinks own nothing but their pin or
  * writer: they may outlive the request. A source that fails (-EBADMSG) makes the fusor compute that
  * range; nothing is answered from it. */
+#include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
-
-#include "base/assert.h"
+#include "policy/plan.h"
 
 #include <string.h>
 
-/* ---- kv_source ---- */
-struct source {
-    struct store_pin *pin;
-    enum kn_dtype dtype;
-};
-
-static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
-{
-    struct source *s = ctx;
-    const void *k, *v;
-    int rc = store_pin_layer(s->pin, layer, &k, &v);
-
-    if (rc < 0) return rc;
-    *ret = (struct kv_layer){k, v, s->dtype};
-    return 0;
-}
-
-static void source_release(void *ctx)
-{
-    struct source *s = ctx;
-
-    store_pin_release(s->pin);
-    mem_free(s);
-}
-
-int wk_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
-{
-    static const struct kv_source_ops ops = {NULL, source_layer, source_release};
-    struct source *s = mem_alloc(sizeof *s);
-
-    if (!s) {
-        store_pin_release(pin);
-        return -ENOMEM;
-    }
-    *s = (struct source){pin, dtype};
-    *ret = (struct kv_source){&ops, s};
-    return 0;
-}
-
-/* ---- kv_sink ---- */
-struct sink {
-    struct store_writer *writer;
-    enum kn_dtype dtype;
-    size_t row; /* values of one row: G * K */
-    uint32_t n_tok;
-    unsigned L;
-};
-
-static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                     const float *k, size_t ldk, const float *v, size_t ldv)
-{
-    struct sink *s = ctx;
-    size_t size = kn_dtype_size(s->dtype) * s->row;
-    void *dk, *dv;
-    int rc = 0;
-
-    ASSERT(row0 + m <= s->n_tok);
-    ASSERT(layer < s->L);
-    if (layer == 0) return 0; /* depends on the token alone: never stored */
-    store_writer_layer(s->writer, layer, &dk, &dv);
-    dk = (char *)dk + row0 * size;
-    dv = (char *)dv + row0 * size;
-    if (ldk == s->row && ldv == s->row) {
-        rc = kn_encode(st, k, m * s->row, s->dtype, dk);
-        return rc < 0 ? rc : kn_encode(st, v, m * s->row, s->dtype, dv);
-    }
-    for (size_t i = 0; rc >= 0 && i < m; i++) {
-        rc = kn_encode(st, k + i * ldk, s->row, s->dtype, (char *)dk + i * size);
-        if (rc >= 0) rc = kn_encode(st, v + i * ldv, s->row, s->dtype, (char *)dv + i * size);
-    }
-    return rc;
-}
-
-static void sink_done(void *ctx, int status)
-{
-    struct sink *s = ctx;
-
-    if (status == 0)
-        (void)store_commit(s->writer);
-    else
-        store_abort(s->writer);
-    mem_free(s);
-}
-
-int wk_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
-                 struct kv_sink *ret)
-{
-    static const struct kv_sink_ops ops = {sink_rows, sink_done};
-    struct sink *s = mem_alloc(sizeof *s);
-
-    if (!s) {
-        store_abort(writer);
-        return -ENOMEM;
-    }
-    *s = (struct sink){writer, ident->dtype, (size_t)ident->G * ident->K, n_tok, ident->L};
-    *ret = (struct kv_sink){&ops, s};
-    return 0;
-}
-
 /* ---- the decision ---- */
-static enum fus_strategy default_strategy(const struct worker *w)
+static enum pol_strategy to_policy(enum fus_strategy s)
 {
-    enum fus_strategy s;
+    static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
+        [FUS_FULL] = POL_STRAT_FULL,   [FUS_PREFIX] = POL_STRAT_PREFIX,
+        [FUS_REUSE] = POL_STRAT_REUSE, [FUS_HKVD] = POL_STRAT_HKVD,
+        [FUS_SINK] = POL_STRAT_SINK,   [FUS_QUERY] = POL_STRAT_QUERY};
 
-    return fus_strategy_parse(w->o.strategy, &s) == 1 ? s : FUS_QUERY;
+    return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
 }
 
-/* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through
- * the scoring layers when the suffix scores (query: 5/6 of the depth). When that saves less than a
- * tenth of an exact prefill, exact is the better answer. */
-static bool worth_blending(enum fus_strategy s, const struct wk_mode *m, uint32_t n_tok,
-                           uint32_t n_prefix, uint32_t n_hit)
+static enum fus_strategy from_policy(enum pol_strategy s)
 {
-    double rest = (double)n_tok - n_prefix - n_hit;
-    double cost = rest * (s == FUS_QUERY ? 11.0 / 6 : 1) + m->ratio * n_hit;
+    enum fus_strategy r = FUS_FULL;
 
-    return cost < 0.9 * (rest + n_hit);
+    while (r < FUS_STRATEGY_COUNT && to_policy(r) != s)
+        r++;
+    return r < FUS_STRATEGY_COUNT ? r : FUS_FULL; /* fail to exact */
 }
 
-enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m, uint32_t n_tok,
-                            uint32_t n_prefix, uint32_t n_hit, uint32_t n_suffix, double *ret_ratio)
+static enum pol_mode policy_mode(enum api_mode m)
 {
-    enum fus_strategy s = m->has_strategy ? m->strategy : default_strategy(w);
+    static const enum pol_mode map[API_MODE_COUNT] = {[API_AUTO] = POL_AUTO,
+                                                      [API_FULL] = POL_FULL,
+                                                      [API_PREFIX] = POL_PREFIX,
+                                                      [API_REUSE] = POL_REUSE,
+                                                      [API_BLEND] = POL_BLEND};
 
-    *ret_ratio = 0;
-    if (m->mode == API_FULL) return FUS_FULL;
-    if (m->mode == API_PREFIX || n_hit == 0) return n_prefix ? FUS_PREFIX : FUS_FULL;
-    if (!w->blend_ok) return n_prefix ? FUS_PREFIX : FUS_FULL; /* fail to exact */
-    if (m->mode == API_REUSE) return FUS_REUSE;
-    if (m->mode == API_AUTO && !m->has_strategy && !worth_blending(s, m, n_tok, n_prefix, n_hit))
-        return n_prefix ? FUS_PREFIX : FUS_FULL;
-    if (s == FUS_FULL) return FUS_FULL;
-    if (s == FUS_PREFIX) return n_prefix ? FUS_PREFIX : FUS_FULL;
-    if (s == FUS_REUSE) return FUS_REUSE;
-    if (s == FUS_QUERY && n_suffix == 0) s = FUS_HKVD; /* nothing asks: deviation needs no suffix */
-    *ret_ratio = m->ratio;
-    return s;
+    return map[m];
+}
+
+enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
+                            const struct wk_held *held, double *ret_ratio)
+{
+    enum fus_strategy dflt;
+    struct pol_plan_in in = {.mode = policy_mode(m->mode),
+                             .ratio = m->ratio,
+                             .ratio_default = w->o.ratio,
+                             .prompt_tokens = held->n_tok,
+                             .prefix_tokens = held->n_prefix,
+                             .reuse_tokens = held->n_hit,
+                             .suffix_tokens = held->n_suffix,
+                             .blend_allowed = w->blend_ok};
+    struct pol_plan p;
+
+    if (m->has_strategy) in.strategy = to_policy(m->strategy);
+    if (w->o.strategy && fus_strategy_parse(w->o.strategy, &dflt) == 1)
+        in.strategy_default = to_policy(dflt);
+    p = pol_plan(&in);
+    *ret_ratio = p.ratio;
+    return from_policy(p.strategy);
 }
 
 /* ---- the plan of a request ---- */
@@ -179,7 +93,7 @@ static int find_prefix(struct planner *q)
                               &why);
         if (rc <= 0) return rc == -ENOMEM ? rc : 0;
         *r = (struct fus_range){.tok0 = tok0, .n = WK_BLOCK_TOKENS, .exact = true};
-        rc = wk_source_make(pin, q->w->ident.dtype, &r->src);
+        rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
         if (rc < 0) return rc;
         q->n_range++;
         q->n_prefix += WK_BLOCK_TOKENS;
@@ -206,7 +120,7 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
         q->n_range++;
         return 0;
     }
-    rc = wk_source_make(pin, q->w->ident.dtype, &r->src);
+    rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
     if (rc < 0) return rc;
     c->source = WK_RAM;
     q->n_hit += c->n;
@@ -226,7 +140,7 @@ static int claim_blocks(struct planner *q)
         if (rc == -ENOSPC || rc == -ENOMEM) return 0; /* a full store costs nobody an answer */
         if (rc <= 0) continue;
         *c = (struct fus_capture){.tok0 = tok0, .n = WK_BLOCK_TOKENS};
-        if (wk_sink_make(writer, &q->w->ident, WK_BLOCK_TOKENS, &c->sink) < 0) return 0;
+        if (rec_sink_make(writer, &q->w->ident, WK_BLOCK_TOKENS, NULL, &c->sink) < 0) return 0;
         q->n_capture++;
     }
     return 0;
@@ -268,7 +182,8 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
         mem_free(mem);
         return rc;
     }
-    plan->strategy = wk_decide(w, m, p->n_tok, q.n_prefix, q.n_hit, p->n_tok - last, &ratio);
+    struct wk_held held = {p->n_tok, q.n_prefix, q.n_hit, p->n_tok - last};
+    plan->strategy = wk_decide(w, m, &held, &ratio);
     plan->ratio = (float)ratio;
     plan->suffix = p->n_cut ? p->n_tok - last : 0;
     if (plan->strategy == FUS_FULL || plan->strategy == FUS_PREFIX) {

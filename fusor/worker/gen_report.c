@@ -44,7 +44,7 @@ void gen_count(struct gen *g)
 /* The mode as asked for; of auto, what came of it. */
 static const char *mode_name(const struct gen *g, enum fus_strategy s)
 {
-    if (g->mode.mode != API_AUTO) return api_mode_name(g->mode.mode);
+    if (g->mode.asked != API_AUTO) return api_mode_name(g->mode.asked);
     switch (s) {
     case FUS_FULL:
         return "full";

@@ -28,7 +28,7 @@ static const struct opt_def defs[] = {
     {"api-key", OPT_STR, NULL, 0, 0, NULL, "Bearer key that clients must send."},
     {"strategy", OPT_ENUM, "query", 0, 0, "query|hkvd|sink|reuse|prefix|full",
      "Strategy of mode auto and blend."},
-    {"ratio", OPT_DOUBLE, "0.1", 0, 1, NULL, "Share of reused tokens to recompute."},
+    {"ratio", OPT_DOUBLE, "0.15", 0, 1, NULL, "Share of reused tokens to recompute."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,

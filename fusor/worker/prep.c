@@ -29,10 +29,16 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
         return api_err_set(e, 400, API_INVALID, "invalid_value", "X-KVBlend-Mode",
                            "Invalid header 'X-KVBlend-Mode': expected auto, full, prefix, reuse or "
                            "blend.");
+    ret->asked = ret->mode;
     ret->has_strategy = k->has_strategy;
     ret->strategy = k->strategy;
-    ret->has_ratio = k->has_ratio;
-    ret->ratio = k->has_ratio ? k->ratio : w->o.ratio;
+    ret->ratio = k->has_ratio ? k->ratio : -1;
+    if (k->has_strategy && (ret->mode == API_AUTO || ret->mode == API_BLEND)) {
+        /* These strategies are modes of their own: what is looked up and kept depends on them. */
+        if (k->strategy == FUS_FULL) ret->mode = API_FULL;
+        if (k->strategy == FUS_PREFIX) ret->mode = API_PREFIX;
+        if (k->strategy == FUS_REUSE) ret->mode = API_REUSE;
+    }
     ret->store = k->store;
     ret->separator = k->separator ? k->separator : h->separator;
     if (wk_ns_join(ret->ns, sizeof ret->ns, h->ns, k->ns) < 0)

@@ -187,11 +187,12 @@ struct wk_hints { /* from headers; NULL = absent. Copied strings. */
 };
 /* Effective settings of a request: body, then headers, then the worker's defaults. */
 struct wk_mode {
-    enum api_mode mode;
+    enum api_mode mode;  /* in effect: a strategy without chunks makes it full, prefix or reuse */
+    enum api_mode asked; /* for the report */
     bool has_strategy;
     enum fus_strategy strategy;
-    double ratio;
-    bool has_ratio, store;
+    double ratio; /* -1 = not given */
+    bool store;
     char ns[512];
     const char *separator;
 };
@@ -207,19 +208,18 @@ uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint3
 int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
                     uint32_t *ret_n);
 
-/* ---- store glue (chunks.c) ---- */
+/* ---- the plan (chunks.c) ---- */
 /* Look up and decide, on the engine thread: fills ranges, captures and the strategy of plan. The
  * arrays belong to *ret_arena (mem_free). */
 int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, struct fus_plan *plan,
             void **ret_arrays, uint32_t *ret_captured);
-int wk_source_make(struct store_pin *pin, enum kn_dtype dtype,
-                   struct kv_source *ret); /* takes pin */
-int wk_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
-                 struct kv_sink *ret); /* takes writer */
-/* The decision of a request without any look-up of its own (admin's preview uses it, too). */
-enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m, uint32_t n_tok,
-                            uint32_t n_prefix, uint32_t n_hit, uint32_t n_suffix,
-                            double *ret_ratio);
+/* What the store holds of a prompt, in tokens. */
+struct wk_held {
+    uint32_t n_tok, n_prefix, n_hit, n_suffix;
+};
+/* policy/plan's decision for a request of this worker; admin's preview asks it, too. */
+enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
+                            const struct wk_held *held, double *ret_ratio);
 
 /* ---- builds (builds.c) ---- */
 enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FAILED };

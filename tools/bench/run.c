@@ -2,76 +2,16 @@
  * through pins (kv_source) and writers (kv_sink). */
 #include "tools/bench/bench.h"
 
-#include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "fusor/worker/records.h"
 
 #include <string.h>
-
-/* ---- store record as a source ---- */
-
-struct pinned {
-    struct store_pin *pin;
-    enum kn_dtype dtype;
-};
-
-static int pinned_layer(void *ctx, unsigned layer, struct kv_layer *ret)
-{
-    struct pinned *p = ctx;
-    ret->dtype = p->dtype;
-    return store_pin_layer(p->pin, layer, &ret->k, &ret->v);
-}
-
-static void pinned_release(void *ctx)
-{
-    struct pinned *p = ctx;
-    store_pin_release(p->pin);
-    mem_free(p);
-}
-
-static const struct kv_source_ops pinned_ops = {NULL, pinned_layer, pinned_release};
-
-/* ---- store record as a sink ---- */
-
-struct building {
-    struct store_writer *writer;
-    const struct bench *bench;
-    int status;
-};
 
 static enum kn_dtype record_dtype(const struct model_cfg *cfg)
 {
     return cfg->file_f32 ? KN_F32 : KN_F16;
 }
-
-static int building_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                         const float *k, size_t ldk, const float *v, size_t ldv)
-{
-    struct building *b = ctx;
-    enum kn_dtype t = record_dtype(b->bench->cfg);
-    size_t row = (size_t)b->bench->cfg->G * b->bench->cfg->K, bytes = row * kn_dtype_size(t);
-    void *k_out, *v_out;
-    store_writer_layer(b->writer, layer, &k_out, &v_out);
-    for (size_t i = 0; i < m; i++) {
-        size_t at = (row0 + i) * bytes;
-        int r = kn_encode(st, k + i * ldk, row, t, (char *)k_out + at);
-        if (r == 0) r = kn_encode(st, v + i * ldv, row, t, (char *)v_out + at);
-        if (r < 0) return r;
-    }
-    return 0;
-}
-
-static void building_done(void *ctx, int status)
-{
-    struct building *b = ctx;
-    if (status == 0)
-        b->status = store_commit(b->writer);
-    else
-        store_abort(b->writer);
-    if (status < 0) b->status = status;
-}
-
-static const struct kv_sink_ops building_ops = {building_rows, building_done};
 
 static struct tier_ident ident_of(const struct bench *b)
 {
@@ -114,10 +54,13 @@ static struct tier_key key_of(const struct bench *b, enum tier_kind kind, const 
 static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint32_t n)
 {
     struct tier_key key = key_of(b, kind, tok, n);
-    struct building bd = {NULL, b, 0};
-    int r = store_claim(b->store, kind, &key, "", tok, n, &bd.writer);
+    struct tier_ident id = ident_of(b);
+    struct store_writer *writer;
+    struct kv_sink sink;
+    int committed = 0;
+    int r = store_claim(b->store, kind, &key, "", tok, n, &writer);
+    if (r > 0) r = rec_sink_make(writer, &id, n, &committed, &sink) < 0 ? -ENOMEM : 1;
     if (r <= 0) return r;
-    struct kv_sink sink = {&building_ops, &bd};
     struct fus_capture capture = {.tok0 = 0, .n = n, .sink = sink};
     struct fus_plan plan = {.tok = tok, .n_tok = n, .capture = &capture, .n_capture = 1};
     struct fus_session *s = NULL;
@@ -127,11 +70,11 @@ static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint3
         r = kind == TIER_CHUNK ? fus_build_begin(s, b->sink, tok, n, &sink, NULL, &f)
                                : fus_prefill_begin(s, &plan, &f);
     if (r < 0) {
-        store_abort(bd.writer);
+        sink.ops->done(sink.ctx, r);
     } else {
         r = run_steps(f);
         fus_prefill_end(f);
-        if (r == 0) r = bd.status;
+        if (r == 0) r = committed;
     }
     fus_session_destroy(s);
     return r;
@@ -183,13 +126,8 @@ static int range_of(struct bench *b, enum tier_kind kind, const struct bench_pro
     int r = store_lookup(b->store, &key, tok, n, &pin, &why);
     if (r < 0) return r;
     if (r == 1) {
-        struct pinned *held = mem_alloc(sizeof *held);
-        if (!held) {
-            store_pin_release(pin);
-            return -ENOMEM;
-        }
-        *held = (struct pinned){pin, record_dtype(b->cfg)};
-        range.src = (struct kv_source){&pinned_ops, held};
+        r = rec_source_make(pin, record_dtype(b->cfg), &range.src);
+        if (r < 0) return r;
     }
     *ret = range;
     return 0;

@@ -1,5 +1,6 @@
 /* Segments to tokens, and the glue between a real store and the fusor's sources and sinks. */
 #include "base/clock.h"
+#include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
 #include "tests/test.h"
 
@@ -125,14 +126,16 @@ static void build(struct kit *k, enum tier_kind kind, const struct tier_key *key
 {
     struct store_writer *w;
     struct kv_sink sink;
+    int got = 1;
 
     ASSERT_EQ(store_claim(k->w.store, kind, key, "", tok, n, &w), 1);
-    ASSERT_OK(wk_sink_make(w, &k->w.ident, n, &sink));
+    ASSERT_OK(rec_sink_make(w, &k->w.ident, n, &got, &sink));
     for (unsigned l = 1; l < L; l++) {
         struct feed f = {&sink, l, ld};
         ASSERT_OK(kn_rows(k->dev, n, NULL, feed_rows, &f));
     }
     sink.ops->done(sink.ctx, status);
+    ASSERT_EQ(got, status);
 }
 
 static void check_source(struct kit *k, const struct kv_source *src, uint32_t n)
@@ -180,7 +183,7 @@ TEST(what_goes_into_a_sink_comes_out_of_a_source)
             struct tier_key key = tier_key_chunk(&k.w.ident, "", tok, N);
             build(&k, TIER_CHUNK, &key, tok, N, ld, 0);
             ASSERT_EQ(store_lookup(k.w.store, &key, tok, N, &pin, &why), 1);
-            ASSERT_OK(wk_source_make(pin, k.w.ident.dtype, &src));
+            ASSERT_OK(rec_source_make(pin, k.w.ident.dtype, &src));
             check_source(&k, &src, N);
             src.ops->release(src.ctx);
             kit_close(&k);
@@ -358,23 +361,61 @@ TEST(a_failed_self_test_means_exact)
     kit_close(&k);
 }
 
+/* The worker's settings and names reach policy/plan and come back. */
 TEST(decisions)
 {
     struct kit k;
     double ratio;
+    struct wk_held held = {1000, 0, 100, 10};
+    struct wk_mode m = {.mode = API_AUTO, .ratio = -1};
 
     kit_open(&k, KN_F16);
-    struct wk_mode m = {.mode = API_AUTO, .ratio = 0.2};
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 100, 10, &ratio), FUS_FULL); /* too little to gain */
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 64, 100, 10, &ratio), FUS_PREFIX);
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 800, 10, &ratio), FUS_QUERY);
+    k.w.o.ratio = 0.2;
+    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_FULL); /* too little to gain */
+    held.n_prefix = 64;
+    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_PREFIX);
+    held.n_hit = 800;
+    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_QUERY);
     ASSERT_NEAR(ratio, 0.2, 1e-9);
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 450, 10, &ratio), FUS_FULL); /* scoring costs more */
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 1000, 0, &ratio), FUS_HKVD); /* nobody asks */
+    m.ratio = 0.3;
+    held.n_suffix = 0;
+    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_HKVD);
+    ASSERT_NEAR(ratio, 0.3, 1e-9);
     m.mode = API_BLEND;
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 100, 10, &ratio), FUS_QUERY);
-    m.has_strategy = true;
-    m.strategy = FUS_SINK;
-    ASSERT_EQ(wk_decide(&k.w, &m, 1000, 0, 100, 10, &ratio), FUS_SINK);
+    held = (struct wk_held){1000, 0, 20, 10};
+    m.ratio = 1;
+    for (int s = FUS_REUSE; s < FUS_STRATEGY_COUNT; s++) {
+        m.has_strategy = true;
+        m.strategy = (enum fus_strategy)s;
+        ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), (enum fus_strategy)s);
+        ASSERT_NEAR(ratio, s == FUS_REUSE ? 0 : 1, 1e-9);
+    }
+    m.has_strategy = false;
+    k.w.o.strategy = "sink";
+    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_SINK);
     kit_close(&k);
+}
+
+TEST(a_strategy_without_chunks_is_a_mode)
+{
+    static const struct {
+        enum api_mode mode, want;
+        enum fus_strategy strategy;
+    } t[] = {{API_AUTO, API_FULL, FUS_FULL},      {API_AUTO, API_PREFIX, FUS_PREFIX},
+             {API_AUTO, API_REUSE, FUS_REUSE},    {API_BLEND, API_PREFIX, FUS_PREFIX},
+             {API_AUTO, API_AUTO, FUS_HKVD},      {API_BLEND, API_BLEND, FUS_QUERY},
+             {API_PREFIX, API_PREFIX, FUS_REUSE}, {API_FULL, API_FULL, FUS_QUERY}};
+    static const struct wk_hints none = {0};
+    struct worker w = {0};
+
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        struct api_req r = {
+            .kv = {.mode = t[i].mode, .has_strategy = true, .strategy = t[i].strategy}};
+        struct api_err e;
+        struct wk_mode m;
+        ASSERT_OK(wk_mode_of(&w, &r, &none, &m, &e));
+        ASSERT_EQ(m.mode, t[i].want);
+        ASSERT_EQ(m.asked, t[i].mode);
+        ASSERT_NEAR(m.ratio, -1, 0);
+    }
 }

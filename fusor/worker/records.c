@@ -1,0 +1,108 @@
+#include "fusor/worker/records.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <errno.h>
+
+/* ---- kv_source ---- */
+struct source {
+    struct store_pin *pin;
+    enum kn_dtype dtype;
+};
+
+static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct source *s = ctx;
+    const void *k, *v;
+    int rc = store_pin_layer(s->pin, layer, &k, &v);
+
+    if (rc < 0) return rc;
+    *ret = (struct kv_layer){k, v, s->dtype};
+    return 0;
+}
+
+static void source_release(void *ctx)
+{
+    struct source *s = ctx;
+
+    store_pin_release(s->pin);
+    mem_free(s);
+}
+
+int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
+{
+    static const struct kv_source_ops ops = {NULL, source_layer, source_release};
+    struct source *s = mem_alloc(sizeof *s);
+
+    if (!s) {
+        store_pin_release(pin);
+        return -ENOMEM;
+    }
+    *s = (struct source){pin, dtype};
+    *ret = (struct kv_source){&ops, s};
+    return 0;
+}
+
+/* ---- kv_sink ---- */
+struct sink {
+    struct store_writer *writer;
+    enum kn_dtype dtype;
+    size_t row; /* values of one row: G * K */
+    uint32_t n_tok;
+    unsigned L;
+    int *ret_status;
+};
+
+static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                     const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    struct sink *s = ctx;
+    size_t size = kn_dtype_size(s->dtype) * s->row;
+    void *dk, *dv;
+    int rc = 0;
+
+    ASSERT(row0 + m <= s->n_tok);
+    ASSERT(layer < s->L);
+    if (layer == 0) return 0; /* depends on the token alone: never stored */
+    store_writer_layer(s->writer, layer, &dk, &dv);
+    dk = (char *)dk + row0 * size;
+    dv = (char *)dv + row0 * size;
+    if (ldk == s->row && ldv == s->row) {
+        rc = kn_encode(st, k, m * s->row, s->dtype, dk);
+        return rc < 0 ? rc : kn_encode(st, v, m * s->row, s->dtype, dv);
+    }
+    for (size_t i = 0; rc >= 0 && i < m; i++) {
+        rc = kn_encode(st, k + i * ldk, s->row, s->dtype, (char *)dk + i * size);
+        if (rc >= 0) rc = kn_encode(st, v + i * ldv, s->row, s->dtype, (char *)dv + i * size);
+    }
+    return rc;
+}
+
+static void sink_done(void *ctx, int status)
+{
+    struct sink *s = ctx;
+
+    if (status == 0)
+        status = store_commit(s->writer);
+    else
+        store_abort(s->writer);
+    if (s->ret_status) *s->ret_status = status;
+    mem_free(s);
+}
+
+int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
+                  int *ret_status, struct kv_sink *ret)
+{
+    static const struct kv_sink_ops ops = {sink_rows, sink_done};
+    struct sink *s = mem_alloc(sizeof *s);
+
+    if (!s) {
+        store_abort(writer);
+        return -ENOMEM;
+    }
+    *s = (struct sink){writer, ident->dtype, (size_t)ident->G * ident->K,
+                       n_tok,  ident->L,     ret_status};
+    *ret = (struct kv_sink){&ops, s};
+    return 0;
+}

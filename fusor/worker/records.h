@@ -1,0 +1,21 @@
+/* records: the store's records as the fusor's sources, its writers as the fusor's sinks.
+ *
+ * All that is known of tiers and fusor at once, and nothing of HTTP, so that the bench reads and
+ * writes records exactly as the worker does. A source owns its pin until release(), a sink its
+ * writer until done(); both may outlive the request. Layer 0 depends on the token alone and is
+ * never stored.
+ * Thread: making: any; rows() comes from pool threads, each row once per layer. */
+#ifndef FUSOR_WORKER_RECORDS_H
+#define FUSOR_WORKER_RECORDS_H
+
+#include "fusor/kv_io.h"
+#include "tiers/store.h"
+
+/* Takes the pin: on failure it is released. `dtype` is that of the store. */
+int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret);
+/* Takes the writer: on failure it is aborted. done() commits after success and aborts otherwise;
+ * ret_status (NULL: not wanted, else alive until done()) then gets 0 or the error. */
+int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
+                  int *ret_status, struct kv_sink *ret);
+
+#endif
