@@ -1,5 +1,5 @@
-/* store: chunk records across tiers. In this release one tier, RAM; the interface is the one the
- * slower tiers will sit behind (tiers/tier.h).
+/* store: chunk records across tiers. In this release one tier, RAM; slower ones come later
+ * behind this same interface.
  *
  * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace and token
  * ids; the ids are also in the record and compared on every look-up. A record is immutable but for
