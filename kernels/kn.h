@@ -29,9 +29,9 @@
 enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
 
 enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16 };
-enum kn_dtype { KN_F32, KN_F16, KN_BF16 };       /* stored KV and weights */
+enum kn_dtype { KN_F32, KN_F16, KN_BF16 };                    /* stored KV and weights */
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
-size_t kn_dtype_size(enum kn_dtype t);           /* bytes: 4, 2, 2 */
+size_t kn_dtype_size(enum kn_dtype t);                        /* bytes: 4, 2, 2 */
 
 struct kn_dev;
 struct kn_stream;
@@ -61,7 +61,7 @@ int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
 void kn_dev_destroy(struct kn_dev *d);
 unsigned kn_dev_threads(const struct kn_dev *d);
 const char *kn_dev_isa(const struct kn_dev *d);
-const char *kn_dev_gemm(const struct kn_dev *d);  /* the chosen candidate */
+const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
 bool kn_gemm_invariant(const struct kn_dev *d);
 
 /* Choose the GEMM for these weight shapes by measuring (about `budget_ms`); call once, before the
@@ -99,11 +99,11 @@ void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 
 /* ---- row operations ---- */
 struct kn_gemm_args {
-    const float *a;   /* [m, k], row stride lda floats */
+    const float *a; /* [m, k], row stride lda floats */
     size_t lda, m;
     const struct kn_mat *w; /* [n, k] */
-    const float *bias; /* [n] or NULL */
-    float *c;         /* [m, n], row stride ldc floats: c = a w^T + bias, or c += … */
+    const float *bias;      /* [n] or NULL */
+    float *c;               /* [m, n], row stride ldc floats: c = a w^T + bias, or c += … */
     size_t ldc;
     bool accumulate;
 };
@@ -122,11 +122,11 @@ int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, 
 /* Rotary embedding, rotate-half pairing (i, i + K/2). inv_freq carries any scaling; mscale is the
  * YaRN attention factor, applied to q and k at use, never stored. */
 struct kn_rope {
-    size_t K;              /* head dim; the first n_rot dims rotate */
+    size_t K; /* head dim; the first n_rot dims rotate */
     size_t n_rot;
     const float *cos, *sin; /* [pos_cap, n_rot/2] unit modulus */
     size_t pos_cap;
-    float mscale;          /* 1 unless YaRN */
+    float mscale; /* 1 unless YaRN */
 };
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,
             size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
