@@ -101,6 +101,62 @@ def parse_events(data):
     return out
 
 
+def parse_metrics(text):
+    """Strict Prometheus text format: {family: (type, [(sample, labels, value), …])}, or an assertion.
+
+    Every family has one HELP and one TYPE before its samples, its lines stay together, no series
+    comes twice, and histograms are complete and cumulative.
+    """
+    families, current, seen = {}, None, set()
+    assert text.endswith("\n"), "no newline at the end"
+    for line in text[:-1].split("\n"):
+        m = re.fullmatch(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+)", line)
+        if m:
+            kind, name, rest = m.groups()
+            if kind == "HELP":
+                assert name not in families, f"a second HELP, or an interleaved family: {line}"
+                families[name] = [None, []]
+                current = name
+            else:
+                assert name == current and families[name] == [None, []], f"stray TYPE: {line}"
+                assert rest in ("counter", "gauge", "histogram"), line
+                families[name][0] = rest
+            continue
+        m = re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)", line)
+        assert m, f"no sample: {line!r}"
+        name, inner, value = m.group(1), m.group(2) or "", float(m.group(3))
+        label = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"'
+        assert not inner or re.fullmatch(f"{label}(,{label})*", inner), f"bad labels: {line}"
+        labels = dict(x for x in re.findall(label, inner))
+        kind = families[current][0] if current else None
+        ends = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        assert kind and name in [current + e for e in ends], f"not of family {current}: {line}"
+        key = (name, tuple(sorted(labels.items())))
+        assert key not in seen, f"twice: {line}"
+        seen.add(key)
+        families[current][1].append((name, labels, value))
+    for name, (kind, samples) in families.items():
+        assert samples, f"{name} has no samples"
+        if kind == "histogram":
+            check_histogram(name, samples)
+    return families
+
+
+def check_histogram(name, samples):
+    groups = {}
+    for sample, labels, value in samples:
+        rest = tuple(sorted((k, v) for k, v in labels.items() if k != "le"))
+        g = groups.setdefault(rest, {"le": []})
+        if sample.endswith("_bucket"):
+            g["le"].append((float(labels["le"]), value))
+        else:
+            g[sample[len(name):]] = value
+    for rest, g in groups.items():
+        bounds, counts = [b for b, _ in g["le"]], [c for _, c in g["le"]]
+        assert bounds == sorted(set(bounds)) and bounds[-1] == float("inf"), (name, rest, bounds)
+        assert counts == sorted(counts) and counts[-1] == g["_count"] and "_sum" in g, (name, rest)
+
+
 class Program:
     """A server process with its log in a file."""
 

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 
-from harness import (KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, read_until,
-                     real_model, tiny_model, until)
+from harness import (KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, parse_metrics,
+                     read_until, real_model, tiny_model, unix_request, until)
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 CHAT = "/v1/chat/completions"
@@ -198,6 +199,9 @@ def check_kvblendctl(g):
     ctl(g, "show", ids[0], ok=1)
     ctl(g, "show", "f" * 31, ok=1)
     ctl(g, "clear", "--all", "--json")
+    for args, code in ((("show", "f" * 8), 1), (("show", "xyz"), 2), (("dance",), 2),
+                       (("warm", "/nonexistent"), 1), (("segment", "/nonexistent"), 1)):
+        assert json.loads(ctl(g, "--json", *args, ok=code))["error"]["message"], args
     ctl(g, "show", ok=2)
     ctl(g, "show", "xyz", ok=2)
     ctl(g, "dance", ok=2)
@@ -249,12 +253,95 @@ def check_twenty_streams(g):
     assert got == [want] * 20, got
 
 
+def check_head(g):
+    for path in ("/health", "/ready", "/v1/models", "/metrics"):
+        r = g.request("HEAD", path)
+        assert (r.status, r.body) == (200, b"") and int(r.headers["content-length"]) > 0, path
+    r = g.request("HEAD", CHAT)
+    assert r.status == 405 and r.headers["allow"] == "POST"
+
+
+def read_reply(s, data=b""):
+    """One answer with a length: its head, its body, and what came behind it."""
+    while b"\r\n\r\n" not in data:
+        data += s.recv(65536) or b"\r\n\r\n"
+    head, data = data.split(b"\r\n\r\n", 1)
+    length = [int(x.split(b":")[1]) for x in head.split(b"\r\n") if b"Content-Length:" in x]
+    while length and len(data) < length[0]:
+        got = s.recv(65536)
+        assert got, "cut short"
+        data += got
+    n = length[0] if length else 0
+    return head, data[:n], data[n:]
+
+
+def check_wire(g):
+    """One request in single bytes, one chunked, one after a 100 Continue, two in one write."""
+    body = json.dumps(ask()).encode()
+    start = b"POST %s HTTP/1.1\r\nHost: x\r\n" % CHAT.encode()
+    sized = start + b"Content-Length: %d\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", g.port), timeout=60) as s:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        whole = sized + b"\r\n" + body
+        for i in range(len(whole)):
+            s.sendall(whole[i:i + 1])
+        assert json.loads(read_reply(s)[1])["object"] == "chat.completion"
+        s.sendall(start + b"Transfer-Encoding: chunked\r\n\r\n")
+        for i in range(0, len(body), 7):
+            part = body[i:i + 7]
+            s.sendall(b"%x\r\n%s\r\n" % (len(part), part))
+        s.sendall(b"0\r\n\r\n")
+        assert json.loads(read_reply(s)[1])["object"] == "chat.completion"
+        s.sendall(sized + b"Expect: 100-continue\r\n\r\n")
+        assert read_reply(s) == (b"HTTP/1.1 100 Continue", b"", b"")
+        s.sendall(body)
+        assert json.loads(read_reply(s)[1])["object"] == "chat.completion"
+        s.sendall(whole + b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        _, first, rest = read_reply(s)
+        assert json.loads(first)["object"] == "chat.completion"
+        assert json.loads(read_reply(s, rest)[1])["object"] == "list"
+
+
+def check_refusals_are_named(g):
+    """Also what the HTTP layer refuses by itself says which request it was and not to retry."""
+    for path, method, body, extra, status in (
+            (CHAT, "POST", b"{", {}, 400), (CHAT, "GET", None, {}, 405),
+            ("/v1/embeddings", "POST", b"{}", {}, 404), ("/nope", "GET", None, {}, 404),
+            (CHAT, "POST", b"", {"Content-Length": "99999999"}, 413),
+            (CHAT, "POST", b"x", {"Content-Encoding": "gzip"}, 415)):
+        r = g.request(method, path, body, dict(extra, **{"X-Request-Id": "mine-1"}))
+        assert r.status == status, (path, r.status, r.body)
+        assert r.headers["x-request-id"] == "mine-1" and r.headers["x-should-retry"] == "false"
+        assert r.error()["type"] == "invalid_request_error"
+    r = g.get("/v1/models", headers={"X-Request-Id": "two words"})
+    assert r.headers["x-request-id"].startswith("req_")
+
+
 def check_metrics(g):
-    text = g.get("/metrics").body.decode()
-    names = {x.split("{")[0].split(" ")[0] for x in text.split("\n") if x and x[0] != "#"}
-    assert text.count("\nkvblend_requests_active ") == 1
-    for part in ("ttft", "queue", "inter_token", "loop_lag"):
-        assert any(part in n for n in names), (part, sorted(names))
+    """Last of all on this server: everything has been counted."""
+    again = ask(messages=[{"role": "user", "content": document(40, 400)}],
+                kvblend={"mode": "prefix"})
+    until("a prefix is reused", lambda: g.post(CHAT, again).json()["kvblend"]["tokens"]["prefix"])
+    until("nothing runs", lambda: worker_active(g) == 0)
+    f = parse_metrics(g.get("/metrics").body.decode())
+    assert f["kvblend_requests_active"] == ["gauge", [("kvblend_requests_active", {}, 0)]]
+    for name in ("ttft", "inter_token", "queue", "loop_lag"):
+        kind, samples = f[f"kvblend_{name}_seconds"]
+        assert kind == "histogram", name
+        assert any(n.endswith("_count") and v > 0 for n, _, v in samples), (name, samples)
+    tokens = {labels["kind"]: v for _, labels, v in f["kvblend_tokens_total"][1]}
+    assert set(tokens) == {"prefix", "reused", "recomputed", "computed"}, tokens
+    assert all(v > 0 for v in tokens.values()), tokens
+    assert f["kvblend_store_hits_total"][1][0][2] > 0
+    misses = {labels["reason"]: v for _, labels, v in f["kvblend_store_misses_total"][1]}
+    assert misses["never"] > 0, misses
+    for name in ("ram_bytes", "ram_budget_bytes", "store_evictions_total"):
+        assert f"kvblend_{name}" in f, name
+    # A worker's own page obeys the same rules and names the gauge alike.
+    address = g.admin_get("/admin/status")["workers"][0]["address"]
+    own = unix_request(address.removeprefix("unix:"), "GET", "/metrics")
+    alone = parse_metrics(own.body.decode())
+    assert [x[2] for x in alone["kvblend_requests_active"][1]] == [0]
 
 
 def test_worker_killed_and_restarted():

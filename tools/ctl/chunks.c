@@ -34,7 +34,9 @@ int ctl_ls(const struct ctl_args *a)
         ctl_cell(&t, "%s", ctl_bytes(ctl_num(e, "bytes"), size, sizeof size));
         ctl_cell(&t, "%.0f", ctl_num(e, "hits"));
         ctl_cell(&t, "%s", ctl_str(e, "tier"));
-        ctl_cell(&t, "%s", ctl_seconds(ctl_num(e, "idle_s"), idle, sizeof idle));
+        ctl_cell(&t, "%s",
+                 ctl_flag(e, "building") ? "-"
+                                         : ctl_seconds(ctl_num(e, "idle_s"), idle, sizeof idle));
         ctl_cell(&t, "%s%s%s", ctl_flag(e, "pinned") ? "pinned " : "",
                  ctl_flag(e, "building") ? "building " : "", ctl_flag(e, "scored") ? "scored" : "");
         total += ctl_num(e, "bytes");
@@ -53,9 +55,7 @@ static int resolve(const struct ctl_args *a, char ret_id[33])
     size_t len = strlen(a->operand), n = 0, i;
     const json_t *e;
     if (len == 0 || len > 32 || strspn(a->operand, hex_digits) != len) {
-        (void)fprintf(stderr, "kvblendctl: \"%.40s\" is no id: 1 to 32 hexadecimal digits\n",
-                      a->operand);
-        return CTL_USAGE;
+        return ctl_fail(a, CTL_USAGE, "\"%.40s\" is no id: 1 to 32 hexadecimal digits", a->operand);
     }
     for (i = 0; i <= len; i++)
         ret_id[i] = (char)(a->operand[i] >= 'A' && a->operand[i] <= 'F' ? a->operand[i] + 32
@@ -73,12 +73,8 @@ static int resolve(const struct ctl_args *a, char ret_id[33])
     }
     ctl_reply_fini(&r);
     if (n == 1) return 0;
-    if (n == 0)
-        (void)fprintf(stderr, "kvblendctl: no record starts with %s\n", prefix);
-    else
-        (void)fprintf(stderr, "kvblendctl: %zu records start with %s; give more digits\n", n,
-                      prefix);
-    return CTL_REFUSED;
+    if (n == 0) return ctl_fail(a, CTL_REFUSED, "no record starts with %s", prefix);
+    return ctl_fail(a, CTL_REFUSED, "%zu records start with %s; give more digits", n, prefix);
 }
 
 static void print_record(const json_t *o)

@@ -80,10 +80,10 @@ int ctl_ask(const struct ctl_args *a, const char *method, const char *target, co
     if (r == 0) r = exchange_run(&x, buf_cstr(&address), method, target, body, len);
     http_loop_destroy(x.loop);
     if (r < 0) {
-        (void)fprintf(stderr,
-                      "kvblendctl: no answer at %s (%s); is kvblend running? "
-                      "--admin or KVBLEND_ADMIN names another address\n",
-                      buf_cstr(&address), strerror(-r));
+        (void)ctl_fail(a, CTL_UNREACHABLE,
+                       "no answer at %s (%s); is kvblend running? --admin or KVBLEND_ADMIN names "
+                       "another address",
+                       buf_cstr(&address), strerror(-r));
         ctl_reply_fini(ret);
     } else {
         ret->json = json_loadb(ret->body.data ? ret->body.data : "", ret->body.len, 0, NULL);
@@ -108,8 +108,8 @@ int ctl_expect(const struct ctl_args *a, const char *method, const char *target,
     if (a->json && ret->json)
         ctl_print_json(ret);
     else
-        (void)fprintf(stderr, "kvblendctl: %s (status %d)\n", *why ? why : "unexpected answer",
-                      ret->status);
+        (void)ctl_fail(a, CTL_REFUSED, "%s (status %d)", *why ? why : "unexpected answer",
+                       ret->status);
     ctl_reply_fini(ret);
     return CTL_REFUSED;
 }

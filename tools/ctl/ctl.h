@@ -27,7 +27,12 @@ struct ctl_reply {
     json_t *json; /* NULL when the body is none */
 };
 
-/* client.c: one request; 0, or CTL_UNREACHABLE with a sentence on stderr. */
+/* out.c: say why a command failed, on stderr and for --json as {"error":{"message"}} on stdout,
+ * too; returns rc. */
+int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* client.c: one request; 0, or CTL_UNREACHABLE with a sentence. */
 int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
             size_t len, struct ctl_reply *ret);
 void ctl_reply_fini(struct ctl_reply *r);
@@ -64,10 +69,10 @@ int ctl_clear(const struct ctl_args *a);
 int ctl_warm(const struct ctl_args *a);
 int ctl_segment(const struct ctl_args *a);
 
-/* text.c: read a whole file ("-": standard input); 0 or CTL_REFUSED with a sentence. */
-int ctl_read_file(const char *path, struct buf *out);
+/* text.c: read the whole operand ("-": standard input); 0 or CTL_REFUSED with a sentence. */
+int ctl_read_file(const struct ctl_args *a, struct buf *out);
 /* The texts of a file as a JSON array of strings: a JSON list, JSON lines with "text", or one text.
- * NULL with a sentence on stderr. */
-json_t *ctl_texts_of(const char *path, const struct buf *content);
+ * NULL with a sentence. */
+json_t *ctl_texts_of(const struct ctl_args *a, const struct buf *content);
 
 #endif

@@ -36,11 +36,9 @@ static int usage(FILE *f, int status)
     return status;
 }
 
-static int complain(const char *fmt, const char *what)
+static int complain(const struct ctl_args *a, const char *why, const char *what)
 {
-    (void)fputs("kvblendctl: ", stderr);
-    (void)fprintf(stderr, "%s \"%.60s\"; see --help\n", fmt, what);
-    return CTL_USAGE;
+    return ctl_fail(a, CTL_USAGE, "%s \"%.60s\"; see --help", why, what);
 }
 
 /* Value of "--name VALUE" or "--name=VALUE"; NULL when argv[*i] is another flag. */
@@ -79,23 +77,25 @@ int main(int argc, char **argv)
         else if ((v = value_of("--namespace", argc, argv, &i)))
             a.name_space = v;
         else if (argv[i][0] == '-' && argv[i][1])
-            return complain("unknown flag, or one without its value:", argv[i]);
+            return complain(&a, "unknown flag, or one without its value:", argv[i]);
         else if (!command)
             command = argv[i];
         else if (!a.operand)
             a.operand = argv[i];
         else
-            return complain("unexpected argument", argv[i]);
+            return complain(&a, "unexpected argument", argv[i]);
     }
     if (!command) return usage(stderr, CTL_USAGE);
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (strcmp(commands[i].name, command) != 0) continue;
         if (commands[i].operand && !a.operand)
-            return complain(commands[i].operand[0] == 'I' ? "an ID is missing after"
+            return complain(&a,
+                            commands[i].operand[0] == 'I' ? "an ID is missing after"
                                                           : "a FILE is missing after",
                             command);
-        if (!commands[i].operand && a.operand) return complain("unexpected argument", a.operand);
+        if (!commands[i].operand && a.operand)
+            return complain(&a, "unexpected argument", a.operand);
         return commands[i].run(&a);
     }
-    return complain("unknown command", command);
+    return complain(&a, "unknown command", command);
 }

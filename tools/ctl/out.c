@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -78,6 +79,22 @@ void ctl_table_fini(struct ctl_table *t)
         mem_free(t->cell[i]);
     mem_free(t->cell);
     *t = (struct ctl_table){0};
+}
+
+int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
+{
+    char why[512];
+    struct buf b = BUF_INIT;
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    (void)fprintf(stderr, "kvblendctl: %s\n", why);
+    int r = a->json ? buf_adds(&b, "{\"error\":{\"message\":") : -ENOENT;
+    if (r == 0) r = buf_add_json_str(&b, why, strlen(why));
+    if (r == 0) (void)printf("%s}}\n", buf_cstr(&b));
+    buf_fini(&b);
+    return rc;
 }
 
 void ctl_print_json(const struct ctl_reply *r)

@@ -12,14 +12,12 @@ enum {
     PREVIEW_CHARS = 44,
 };
 
-int ctl_read_file(const char *path, struct buf *out)
+int ctl_read_file(const struct ctl_args *a, struct buf *out)
 {
+    const char *path = a->operand;
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t n = 0;
-    if (!f) {
-        (void)fprintf(stderr, "kvblendctl: %s: %s\n", path, strerror(errno));
-        return CTL_REFUSED;
-    }
+    if (!f) return ctl_fail(a, CTL_REFUSED, "%s: %s", path, strerror(errno));
     do {
         if (buf_reserve(out, 65536) < 0 || out->len > FILE_BYTES_MAX) break;
         n = fread(out->data + out->len, 1, 65536, f);
@@ -27,8 +25,7 @@ int ctl_read_file(const char *path, struct buf *out)
     } while (n > 0);
     bool ok = feof(f) && !ferror(f);
     if (f != stdin) (void)fclose(f);
-    if (!ok) (void)fprintf(stderr, "kvblendctl: %s cannot be read to its end\n", path);
-    return ok ? 0 : CTL_REFUSED;
+    return ok ? 0 : ctl_fail(a, CTL_REFUSED, "%s cannot be read to its end", path);
 }
 
 static json_t *text_of(json_t *v)
@@ -37,16 +34,15 @@ static json_t *text_of(json_t *v)
     return json_is_string(t) ? t : NULL;
 }
 
-static json_t *bad_text(const char *path, size_t at, json_t *list)
+static json_t *bad_text(const struct ctl_args *a, size_t at, json_t *list)
 {
-    (void)fprintf(stderr,
-                  "kvblendctl: %s: entry %zu is neither a text nor an object with \"text\"\n", path,
-                  at);
+    (void)ctl_fail(a, CTL_REFUSED, "%s: entry %zu is neither a text nor an object with \"text\"",
+                   a->operand, at);
     json_decref(list);
     return NULL;
 }
 
-static json_t *texts_of_lines(const char *path, const struct buf *c)
+static json_t *texts_of_lines(const struct ctl_args *a, const struct buf *c)
 {
     json_t *out = json_array();
     const char *p = c->data, *end = c->data + c->len;
@@ -58,25 +54,26 @@ static json_t *texts_of_lines(const char *path, const struct buf *c)
             json_t *t = text_of(v);
             if (t) (void)json_array_append(out, t);
             json_decref(v);
-            if (!t) return bad_text(path, line, out);
+            if (!t) return bad_text(a, line, out);
         }
         p += n + 1;
     }
     return out;
 }
 
-json_t *ctl_texts_of(const char *path, const struct buf *c)
+json_t *ctl_texts_of(const struct ctl_args *a, const struct buf *c)
 {
+    const char *path = a->operand;
     size_t n = strlen(path), i;
     json_t *v, *out;
-    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return texts_of_lines(path, c);
+    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return texts_of_lines(a, c);
     json_t *list = json_loadb(c->data ? c->data : "", c->len, 0, NULL);
     if (!json_is_array(list)) { /* one chunk: the text itself */
         json_decref(list);
         out = json_array();
         v = json_stringn(c->data ? c->data : "", c->len);
         if (!v || json_array_append_new(out, v) < 0) {
-            (void)fprintf(stderr, "kvblendctl: %s is not text in UTF-8\n", path);
+            (void)ctl_fail(a, CTL_REFUSED, "%s is not text in UTF-8", path);
             json_decref(out);
             return NULL;
         }
@@ -88,7 +85,7 @@ json_t *ctl_texts_of(const char *path, const struct buf *c)
         json_t *t = text_of(v);
         if (!t) {
             json_decref(list);
-            return bad_text(path, i, out);
+            return bad_text(a, i, out);
         }
         (void)json_array_append(out, t);
     }
@@ -150,12 +147,11 @@ int ctl_warm(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT;
     json_t *texts = NULL, *all = json_array();
-    int rc = ctl_read_file(a->operand, &content);
-    if (rc == 0 && !(texts = ctl_texts_of(a->operand, &content))) rc = CTL_REFUSED;
+    int rc = ctl_read_file(a, &content);
+    if (rc == 0 && !(texts = ctl_texts_of(a, &content))) rc = CTL_REFUSED;
     size_t total = json_array_size(texts);
     if (rc == 0 && total == 0) {
-        (void)fprintf(stderr, "kvblendctl: %s holds no text\n", a->operand);
-        rc = CTL_REFUSED;
+        rc = ctl_fail(a, CTL_REFUSED, "%s holds no text", a->operand);
     }
     for (size_t done = 0, n; rc == 0 && done < total; done += n) {
         struct ctl_reply r;
@@ -269,7 +265,7 @@ int ctl_segment(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT;
     struct ctl_reply r;
-    int rc = ctl_read_file(a->operand, &content);
+    int rc = ctl_read_file(a, &content);
     if (rc == 0) rc = ctl_expect(a, "POST", "/admin/segment", content.data, content.len, &r);
     if (rc == 0) {
         json_t *request = json_loadb(content.data, content.len, 0, NULL);
