@@ -87,7 +87,8 @@ void wk_reply_error(struct wk_call *c, const struct api_err *e)
     int rc = api_put_error(&body, e);
 
     if (e->retry_after_s) rc |= buf_addf(&h, "Retry-After: %u\r\n", e->retry_after_s);
-    if (e->retry != API_RETRY_DEFAULT)
+    /* What the request itself got wrong fails again. */
+    if (e->retry != API_RETRY_DEFAULT || (e->status < 500 && e->status != 408 && e->status != 429))
         rc |= buf_addf(&h, "x-should-retry: %s\r\n", e->retry == API_RETRY_YES ? "true" : "false");
     if (e->status == 401) rc |= buf_adds(&h, "WWW-Authenticate: Bearer\r\n");
     if (e->status == 405) rc |= buf_addf(&h, "Allow: %s\r\n", e->param[0] ? e->param : "GET");
