@@ -541,6 +541,7 @@ static void turn(struct fus_engine *e)
     } else if (e->prefilling) {
         prefill_step(e);
     }
+    end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
     const uint64_t since = clock_ns() - e->decode_end_ns;
     if (e->running && (!e->prefilling || since >= 2 * e->decode_took_ns)) decode_step(e);
 }
