@@ -119,6 +119,9 @@ static int put_one(struct buf *out, const struct store_info *i)
 {
     char hex[33];
     double now = clock_wall_s();
+    /* A record that is being built was neither made nor used yet. */
+    double age_s = i->created_s > 0 ? now - i->created_s : 0;
+    double idle_s = i->used_s > 0 ? now - i->used_s : 0;
 
     tier_key_hex(&i->key, hex);
     return buf_addf(out,
@@ -128,7 +131,7 @@ static int put_one(struct buf *out, const struct store_info *i)
                     hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
                     (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
                     i->pinned ? "true" : "false", i->building ? "true" : "false",
-                    i->scored ? "true" : "false", now - i->created_s, now - i->used_s);
+                    i->scored ? "true" : "false", age_s, idle_s);
 }
 
 static int visit(void *ctx, const struct store_info *i)

@@ -84,7 +84,9 @@ void wk_reply_json(struct wk_call *c, int status, const char *extra, const struc
 void wk_reply_error(struct wk_call *c, const struct api_err *e)
 {
     struct buf body = BUF_INIT, h = BUF_INIT;
-    int rc = api_put_error(&body, e);
+    struct api_err shown = *e;
+    if (e->status == 405) shown.param[0] = '\0'; /* carries the Allow header's value */
+    int rc = api_put_error(&body, &shown);
 
     if (e->retry_after_s) rc |= buf_addf(&h, "Retry-After: %u\r\n", e->retry_after_s);
     /* What the request itself got wrong fails again. */
