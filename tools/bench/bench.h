@@ -47,6 +47,8 @@ void bench_close(struct bench *b);
 int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
 void bench_progress(const char *what, size_t done, size_t of);
+/* Take the next name of "full,query,…" at *list. */
+int bench_next_strategy(const char **list, enum fus_strategy *ret, struct err *err);
 /* "0.05,0.1" -> values in 0…1, ascending or not; -EINVAL with the offending part. */
 int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err);
 

@@ -74,7 +74,7 @@ static const struct opt_def defs[] = {
     {.name = "strategies",
      .type = OPT_STR,
      .dflt = "full,prefix,reuse,hkvd,query,sink",
-     .help = "quality: methods to compare"},
+     .help = "ttft, quality: methods to compare"},
     {.name = "prompt-format",
      .type = OPT_STR,
      .help = "quality: text with {preamble}, {chunks}, {question}; \\n is a line break"},
@@ -243,6 +243,16 @@ int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struc
     if (n == 0) return err_set(err, -EINVAL, "--ratios is empty");
     *ret_n = n;
     return 0;
+}
+
+int bench_next_strategy(const char **list, enum fus_strategy *ret, struct err *err)
+{
+    char name[32];
+    size_t len = strcspn(*list, ",");
+    (void)snprintf(name, sizeof name, "%.*s", (int)len, *list);
+    *list += len + ((*list)[len] == ',');
+    if (fus_strategy_parse(name, ret) == 1) return 0;
+    return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
 }
 
 static int run_loaded(const struct opts *opts,

@@ -241,13 +241,9 @@ static int parse_methods(struct study *s, const char *strategies, const double *
 {
     s->method[s->n_methods++].run = (struct bench_run){FUS_FULL, 1, 0};
     for (const char *p = strategies; *p;) {
-        char name[32];
-        size_t len = strcspn(p, ",");
-        (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
-        p += len + (p[len] == ',');
         enum fus_strategy st;
-        if (fus_strategy_parse(name, &st) != 1)
-            return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
+        int r = bench_next_strategy(&p, &st, err);
+        if (r < 0) return r;
         if (st == FUS_FULL) continue;
         bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
         for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {

@@ -71,17 +71,26 @@ static double quantile(const double *sorted, size_t n, double q)
     return sorted[i] + (at - (double)i) * (sorted[i + 1] - sorted[i]);
 }
 
-static size_t plan_rows(const double *ratios, size_t n_ratios, struct row *row)
+/* full always comes first: the others are compared with it. */
+static int plan_rows(const char *strategies, const double *ratios, size_t n_ratios, struct row *row,
+                     size_t *ret_n, struct err *err)
 {
-    static const enum fus_strategy with_ratio[] = {FUS_HKVD, FUS_QUERY, FUS_SINK};
     size_t n = 0;
     row[n++].run = (struct bench_run){FUS_FULL, 1, 0};
-    row[n++].run = (struct bench_run){FUS_PREFIX, 1, 0};
-    row[n++].run = (struct bench_run){FUS_REUSE, 0, 0};
-    for (size_t s = 0; s < sizeof with_ratio / sizeof *with_ratio; s++)
-        for (size_t i = 0; i < n_ratios; i++)
-            row[n++].run = (struct bench_run){with_ratio[s], (float)ratios[i], 0};
-    return n;
+    for (const char *p = strategies; *p;) {
+        enum fus_strategy st;
+        int r = bench_next_strategy(&p, &st, err);
+        if (r < 0) return r;
+        if (st == FUS_FULL) continue;
+        bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
+        for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
+            if (n == ROWS_MAX) return err_set(err, -ERANGE, "more than %d rows", ROWS_MAX);
+            row[n++].run =
+                (struct bench_run){st, takes_ratio ? (float)ratios[i] : (st == FUS_PREFIX), 0};
+        }
+    }
+    *ret_n = n;
+    return 0;
 }
 
 static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
@@ -154,9 +163,10 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     struct bench_prompt p = {0};
     struct tok_ids sample = {0};
     struct row row[ROWS_MAX] = {0};
-    size_t n = plan_rows(ratios, n_ratios, row);
+    size_t n = 0;
     double gflops = 0;
-    r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
+    r = plan_rows(opt_str(opts, "strategies"), ratios, n_ratios, row, &n, err);
+    if (r == 0) r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
     if (r == 0)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
                         (uint32_t)query_tokens, &p);
