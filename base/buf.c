@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/err.h"
+#include "base/jsonscan.h"
 #include "base/mem.h"
 
 #include <stdbool.h>
@@ -67,29 +68,13 @@ int buf_addf(struct buf *b, const char *fmt, ...)
     return r;
 }
 
-/* Length of the valid UTF-8 sequence at s (1..4), 0 if there is none. */
-static size_t utf8_len(const unsigned char *s, size_t len)
-{
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
-    size_t n = s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
-    if (len < n) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    if (s[0] == 0xE0 && s[1] < 0xA0) return 0;
-    if (s[0] == 0xED && s[1] > 0x9F) return 0;
-    if (s[0] == 0xF0 && s[1] < 0x90) return 0;
-    if (s[0] == 0xF4 && s[1] > 0x8F) return 0;
-    return n;
-}
-
 int buf_add_json_str(struct buf *b, const char *s, size_t len)
 {
     size_t start = b->len;
     int r = buf_addc(b, '"');
     const unsigned char *p = (const unsigned char *)s;
     for (size_t i = 0, run = 0; r == 0 && i <= len; i++) {
-        size_t n = i < len ? utf8_len(p + i, len - i) : 0;
+        size_t n = i < len ? json_utf8_len(s + i, len - i) : 0;
         bool plain = n > 0 && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\';
         if (plain) {
             i += n - 1;

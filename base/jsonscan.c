@@ -43,6 +43,29 @@ size_t json_utf8_len(const char *text, size_t len)
     return overlong || outside ? 0 : n;
 }
 
+unsigned json_depth(const char *text, size_t len)
+{
+    unsigned depth = 0, max = 0;
+    bool in_str = false;
+
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (in_str) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_str = false;
+        } else if (c == '"') {
+            in_str = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > max) max = depth;
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        }
+    }
+    return max;
+}
+
 /* Four hexadecimal digits at p, or -1. */
 static int hex4(const char *p, const char *end)
 {

@@ -57,6 +57,9 @@ int json_each(const struct json_val *array, int (*on_item)(void *ctx, const stru
 /* The last value of the key in an object text. 1 found, 0 not there, <0 as json_scan_object(). */
 int json_find(const char *text, size_t len, const char *key, struct json_val *ret);
 
+/* Deepest nesting of a JSON text, strings skipped and syntax not checked: a guard in front of
+ * parsers that recurse. */
+unsigned json_depth(const char *text, size_t len);
 /* Whether a string value (with quotes) equals `text` after unescaping. */
 bool json_str_is(const struct json_val *v, const char *text);
 /* Append the unescaped string. 0, -EINVAL when not a string, -ENOMEM. May contain NUL bytes when

@@ -3,6 +3,7 @@
 #include "fusor/model/safetensors.h"
 
 #include "base/buf.h"
+#include "base/jsonscan.h"
 #include "base/mem.h"
 #include "fusor/model/map.h"
 
@@ -14,7 +15,6 @@ enum {
     ST_INDEX_MAX = 64 << 20, /* bytes of the index; chosen: 100 bytes a tensor are usual */
     ST_SHARDS_MAX = 1024,    /* chosen: the largest published models have under 300 */
     ST_DIMS_MAX = 8,         /* chosen */
-    JSON_DEPTH_MAX = 64      /* chosen: headers need 3, config.json under 10 */
 };
 
 struct st_file {
@@ -40,33 +40,12 @@ static const struct {
     {"BOOL", 1, -1},       {"F8_E4M3", 1, -1},    {"F8_E5M2", 1, -1},
 };
 
-/* The parser recurses, so nesting is bounded here, without recursion. */
-static bool too_deep(const char *s, size_t len)
-{
-    size_t depth = 0;
-    bool in_str = false;
-    for (size_t i = 0; i < len; i++) {
-        char c = s[i];
-        if (in_str) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_str = false;
-        } else if (c == '"') {
-            in_str = true;
-        } else if (c == '{' || c == '[') {
-            if (++depth > JSON_DEPTH_MAX) return true;
-        } else if ((c == '}' || c == ']') && depth > 0) {
-            depth--;
-        }
-    }
-    return false;
-}
-
 int st_json(const char *text, size_t len, const char *where, json_t **ret, struct err *err)
 {
     json_error_t je;
-    if (too_deep(text, len)) return err_set(err, -EBADMSG, "%s: JSON is nested too deeply", where);
+    /* The parser recurses, so nesting is bounded here. */
+    if (json_depth(text, len) > JSON_DEPTH_MAX)
+        return err_set(err, -EBADMSG, "%s: JSON is nested too deeply", where);
     json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
     if (!j)
         return err_set(err, -EBADMSG, "%s: JSON is not valid at line %d: %.80s", where, je.line,

@@ -4,6 +4,8 @@
  * its parser recurses. */
 #include "fusor/worker/api.h"
 
+#include "base/jsonscan.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,30 +31,6 @@ static int no_memory(struct api_err *e)
 {
     (void)api_err_set(e, 500, "server_error", "internal_error", NULL, "Out of memory.");
     return -ENOMEM;
-}
-
-/* Deepest nesting of a JSON text, strings skipped; syntax is left to the parser. */
-static unsigned json_depth(const char *s, size_t len)
-{
-    unsigned depth = 0, max = 0;
-    bool in_str = false;
-
-    for (size_t i = 0; i < len; i++) {
-        char c = s[i];
-        if (in_str) {
-            if (c == '\\')
-                i++;
-            else if (c == '"')
-                in_str = false;
-        } else if (c == '"') {
-            in_str = true;
-        } else if (c == '{' || c == '[') {
-            if (++depth > max) max = depth;
-        } else if ((c == '}' || c == ']') && depth > 0) {
-            depth--;
-        }
-    }
-    return max;
 }
 
 int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *e)

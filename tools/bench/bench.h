@@ -47,10 +47,6 @@ void bench_close(struct bench *b);
 int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
 void bench_progress(const char *what, size_t done, size_t of);
-/* Take the next name of "full,query,…" at *list. */
-int bench_next_strategy(const char **list, enum fus_strategy *ret, struct err *err);
-/* "0.05,0.1" -> values in 0…1, ascending or not; -EINVAL with the offending part. */
-int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err);
 
 /* Texts of a folder's .txt files, by name; the caller mem_free()s each. */
 int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
@@ -64,6 +60,10 @@ struct bench_run { /* how to run a prompt */
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
 };
+/* The methods that --strategies and --ratios ask for; full always comes first, since the others are
+ * compared with it. */
+int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
+                  struct err *err);
 struct bench_result {
     struct fus_report report;
     double ttft_ms;

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { RATIOS_MAX = 16 };
+
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
@@ -228,7 +230,8 @@ void bench_close(struct bench *b)
     model_close(b->model);
 }
 
-int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
+/* "0.05,0.1" -> values in 0…1. */
+static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
 {
     size_t n = 0;
     for (const char *p = list; *p;) {
@@ -245,7 +248,8 @@ int bench_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struc
     return 0;
 }
 
-int bench_next_strategy(const char **list, enum fus_strategy *ret, struct err *err)
+/* Take the next name of "full,query,…" at *list. */
+static int next_strategy(const char **list, enum fus_strategy *ret, struct err *err)
 {
     char name[32];
     size_t len = strcspn(*list, ",");
@@ -253,6 +257,30 @@ int bench_next_strategy(const char **list, enum fus_strategy *ret, struct err *e
     *list += len + ((*list)[len] == ',');
     if (fus_strategy_parse(name, ret) == 1) return 0;
     return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
+}
+
+int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
+                  struct err *err)
+{
+    double ratio[RATIOS_MAX];
+    size_t n_ratios = 0, n = 0;
+    int r = parse_ratios(opt_str(opts, "ratios"), ratio, RATIOS_MAX, &n_ratios, err);
+    if (r < 0) return r;
+    ret[n++] = (struct bench_run){FUS_FULL, 1, 0};
+    for (const char *p = opt_str(opts, "strategies"); *p;) {
+        enum fus_strategy st;
+        r = next_strategy(&p, &st, err);
+        if (r < 0) return r;
+        if (st == FUS_FULL) continue;
+        bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
+        for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
+            if (n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
+            ret[n++] =
+                (struct bench_run){st, takes_ratio ? (float)ratio[i] : (st == FUS_PREFIX), 0};
+        }
+    }
+    *ret_n = n;
+    return 0;
 }
 
 static int run_loaded(const struct opts *opts,

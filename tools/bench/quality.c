@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FORCED_TOKENS = 8, METHODS_MAX = 64, KINDS_MAX = 32, RATIOS_MAX = 16, ANSWERS_MAX = 64 };
+enum { FORCED_TOKENS = 8, METHODS_MAX = 64, KINDS_MAX = 32, ANSWERS_MAX = 64 };
 
 struct totals { /* sums over lines */
     unsigned n, n_text, n_top1, n_first, n_kl;
@@ -235,27 +235,6 @@ static int study_line(struct study *s, const json_t *line, struct err *err)
 
 /* ---- set-up and report ---- */
 
-/* full is always first: it is the reference of the others. */
-static int parse_methods(struct study *s, const char *strategies, const double *ratios,
-                         size_t n_ratios, struct err *err)
-{
-    s->method[s->n_methods++].run = (struct bench_run){FUS_FULL, 1, 0};
-    for (const char *p = strategies; *p;) {
-        enum fus_strategy st;
-        int r = bench_next_strategy(&p, &st, err);
-        if (r < 0) return r;
-        if (st == FUS_FULL) continue;
-        bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
-        for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
-            if (s->n_methods == METHODS_MAX)
-                return err_set(err, -ERANGE, "more than %d methods", METHODS_MAX);
-            s->method[s->n_methods++].run =
-                (struct bench_run){st, takes_ratio ? (float)ratios[i] : (st == FUS_PREFIX), 0};
-        }
-    }
-    return 0;
-}
-
 static json_t *mean(double sum, unsigned n)
 {
     return n ? json_real(sum / n) : json_null();
@@ -311,8 +290,8 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct study *s = mem_zalloc(sizeof *s);
     struct dataset data = {NULL};
-    double ratios[RATIOS_MAX];
-    size_t n_ratios = 0, i;
+    struct bench_run run[METHODS_MAX];
+    size_t i;
     if (!s) return err_set(err, -ENOMEM, "out of memory");
     s->b = b;
     s->max_new = (unsigned)opt_int(opts, "max-new");
@@ -320,8 +299,9 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
         opt_given(opts, "prompt-format") ? opt_str(opts, "prompt-format") : dataset_default_format,
         opt_bool(opts, "chat")};
     int64_t limit = opt_int(opts, "limit");
-    int r = bench_ratios(opt_str(opts, "ratios"), ratios, RATIOS_MAX, &n_ratios, err);
-    if (r == 0) r = parse_methods(s, opt_str(opts, "strategies"), ratios, n_ratios, err);
+    int r = bench_methods(opts, run, METHODS_MAX, &s->n_methods, err);
+    for (size_t k = 0; k < s->n_methods; k++)
+        s->method[k].run = run[k];
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
     if (r == 0) r = dataset_open(opt_str(opts, "data"), &data, err);
     json_t *line;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_MAX = 64, RATIOS_MAX = 16 };
+enum { ROWS_MAX = 64 };
 
 struct row {
     struct bench_run run;
@@ -69,28 +69,6 @@ static double quantile(const double *sorted, size_t n, double q)
     size_t i = (size_t)at;
     if (i + 1 >= n) return sorted[n - 1];
     return sorted[i] + (at - (double)i) * (sorted[i + 1] - sorted[i]);
-}
-
-/* full always comes first: the others are compared with it. */
-static int plan_rows(const char *strategies, const double *ratios, size_t n_ratios, struct row *row,
-                     size_t *ret_n, struct err *err)
-{
-    size_t n = 0;
-    row[n++].run = (struct bench_run){FUS_FULL, 1, 0};
-    for (const char *p = strategies; *p;) {
-        enum fus_strategy st;
-        int r = bench_next_strategy(&p, &st, err);
-        if (r < 0) return r;
-        if (st == FUS_FULL) continue;
-        bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
-        for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
-            if (n == ROWS_MAX) return err_set(err, -ERANGE, "more than %d rows", ROWS_MAX);
-            row[n++].run =
-                (struct bench_run){st, takes_ratio ? (float)ratios[i] : (st == FUS_PREFIX), 0};
-        }
-    }
-    *ret_n = n;
-    return 0;
 }
 
 static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
@@ -152,9 +130,9 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
     int64_t chunks = opt_int(opts, "chunks"), chunk_tokens = opt_int(opts, "chunk-tokens");
     int64_t query_tokens = opt_int(opts, "query-tokens"), reps = opt_int(opts, "reps");
-    double ratios[RATIOS_MAX];
-    size_t n_ratios = 0;
-    int r = bench_ratios(opt_str(opts, "ratios"), ratios, RATIOS_MAX, &n_ratios, err);
+    struct bench_run run[ROWS_MAX];
+    size_t n = 0;
+    int r = bench_methods(opts, run, ROWS_MAX, &n, err);
     if (r < 0) return r;
     uint64_t total = (uint64_t)(chunks * chunk_tokens + query_tokens) + 1;
     if (total > fus_core_ctx_max(b->core))
@@ -163,10 +141,10 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     struct bench_prompt p = {0};
     struct tok_ids sample = {0};
     struct row row[ROWS_MAX] = {0};
-    size_t n = 0;
     double gflops = 0;
-    r = plan_rows(opt_str(opts, "strategies"), ratios, n_ratios, row, &n, err);
-    if (r == 0) r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
+    for (size_t i = 0; i < n; i++)
+        row[i].run = run[i];
+    r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
     if (r == 0)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
                         (uint32_t)query_tokens, &p);
