@@ -28,6 +28,7 @@ struct entry {
     struct record_desc desc;
     struct record_layout layout;
     uint8_t *rec;        /* the record's bytes, page-aligned; NULL until mapped */
+    uint8_t **part;      /* [n_parts] where they stand in rec */
     uint64_t cost_bytes; /* what this entry takes of the budget */
     struct entry_link all, lru;
     struct entry *chain;

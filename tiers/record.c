@@ -102,20 +102,52 @@ int record_layout(const struct record_desc *d, struct record_layout *ret)
     l.group_stride = align_up(l.group_bytes, RECORD_ALIGN);
     if (l.group_stride > (UINT64_MAX >> 1) / RECORD_LAYERS_MAX) return -ERANGE;
     l.record_bytes = l.header_bytes + l.n_groups * l.group_stride;
+    l.groups_per_part = l.group_stride < RECORD_PART_BYTES
+                            ? (uint32_t)(RECORD_PART_BYTES / l.group_stride)
+                            : 1;
+    l.n_parts = 1 + (l.n_groups + l.groups_per_part - 1) / l.groups_per_part;
     *ret = l;
     return 0;
 }
 
-uint64_t record_group_off(const struct record_layout *l, uint32_t group)
+static uint64_t group_off(const struct record_layout *l, uint32_t group)
 {
-    ASSERT(group < l->n_groups);
     return l->header_bytes + group * l->group_stride;
 }
 
-void record_init(void *rec, const struct record_desc *d, const struct record_layout *l,
+void record_part_groups(const struct record_layout *l, uint32_t i, uint32_t *ret_lo,
+                        uint32_t *ret_hi)
+{
+    ASSERT(i >= 1 && i < l->n_parts);
+    uint32_t lo = (i - 1) * l->groups_per_part, hi = lo + l->groups_per_part;
+    *ret_lo = lo;
+    *ret_hi = hi < l->n_groups ? hi : l->n_groups;
+}
+
+uint64_t record_part_off(const struct record_layout *l, uint32_t i)
+{
+    ASSERT(i < l->n_parts);
+    return i == 0 ? 0 : group_off(l, (i - 1) * l->groups_per_part);
+}
+
+uint64_t record_part_bytes(const struct record_layout *l, uint32_t i)
+{
+    uint32_t lo, hi;
+    if (i == 0) return l->header_bytes;
+    record_part_groups(l, i, &lo, &hi);
+    return (hi - lo) * l->group_stride;
+}
+
+uint8_t *record_group(uint8_t *const *part, const struct record_layout *l, uint32_t group)
+{
+    ASSERT(group < l->n_groups);
+    return part[record_part_of(l, group)] + group % l->groups_per_part * l->group_stride;
+}
+
+void record_init(void *header, const struct record_desc *d, const struct record_layout *l,
                  const int32_t *tok)
 {
-    uint8_t *p = rec;
+    uint8_t *p = header;
     memcpy(p, record_magic, sizeof record_magic);
     put32(p + 8, RECORD_VERSION);
     put32(p + 12, l->header_bytes);
@@ -136,9 +168,10 @@ void record_init(void *rec, const struct record_desc *d, const struct record_lay
     put32(p + 88, l->token_off);
     put32(p + 92, l->score_off);
     put64(p + 96, d->created_ms);
+    put64(p + 104, d->expires_ms);
     for (uint32_t i = 0; i < l->n_groups; i++) {
         uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
-        put64(e, record_group_off(l, i));
+        put64(e, group_off(l, i));
         put64(e + 8, l->group_bytes);
     }
     memcpy(p + l->token_off, tok, 4ull * d->n_tokens);
@@ -150,12 +183,12 @@ static uint64_t header_hash(const uint8_t *p, uint32_t score_off)
     return XXH3_64bits_withSeed(p + RECORD_TABLE_OFF, score_off - RECORD_TABLE_OFF, fixed);
 }
 
-void record_seal(void *rec, const struct record_layout *l)
+void record_seal(uint8_t *const *part, const struct record_layout *l)
 {
-    uint8_t *p = rec;
+    uint8_t *p = part[0];
     for (uint32_t i = 0; i < l->n_groups; i++)
         put64(p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY + 16,
-              XXH3_64bits(p + record_group_off(l, i), l->group_bytes));
+              XXH3_64bits(record_group(part, l, i), l->group_bytes));
     put64(p + 120, header_hash(p, l->score_off));
 }
 
@@ -175,14 +208,14 @@ static bool layout_agrees(const uint8_t *p, const struct record_layout *l)
     if (get32(p + 88) != l->token_off || get32(p + 92) != l->score_off) return false;
     for (uint32_t i = 0; i < l->n_groups; i++) {
         const uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
-        if (get64(e) != record_group_off(l, i) || get64(e + 8) != l->group_bytes) return false;
+        if (get64(e) != group_off(l, i) || get64(e + 8) != l->group_bytes) return false;
     }
     return true;
 }
 
-int record_open(const void *rec, uint64_t size_bytes, struct record_view *ret)
+int record_open(const void *header, uint64_t size_bytes, struct record_view *ret)
 {
-    const uint8_t *p = rec;
+    const uint8_t *p = header;
     struct record_view v = {0};
     if (size_bytes < RECORD_ALIGN || memcmp(p, record_magic, sizeof record_magic) != 0)
         return -EBADMSG;
@@ -200,19 +233,19 @@ int record_open(const void *rec, uint64_t size_bytes, struct record_view *ret)
     v.desc.n_tokens = get32(p + 72);
     v.desc.sink_token = get32(p + 76);
     v.desc.created_ms = get64(p + 96);
+    v.desc.expires_ms = get64(p + 104);
     if (record_layout(&v.desc, &v.layout) < 0) return -EBADMSG;
-    if (v.layout.record_bytes > size_bytes || !layout_agrees(p, &v.layout)) return -EBADMSG;
+    if (v.layout.header_bytes > size_bytes || !layout_agrees(p, &v.layout)) return -EBADMSG;
     if (get64(p + 120) != header_hash(p, v.layout.score_off)) return -EBADMSG;
     v.tok = (const int32_t *)(const void *)(p + v.layout.token_off);
     *ret = v;
     return 0;
 }
 
-int record_check_group(const void *rec, const struct record_layout *l, uint32_t group)
+int record_check_group(uint8_t *const *part, const struct record_layout *l, uint32_t group)
 {
-    const uint8_t *p = rec;
-    uint64_t want = get64(p + RECORD_TABLE_OFF + group * RECORD_GROUP_ENTRY + 16);
-    return XXH3_64bits(p + record_group_off(l, group), l->group_bytes) == want ? 0 : -EBADMSG;
+    uint64_t want = get64(part[0] + RECORD_TABLE_OFF + group * RECORD_GROUP_ENTRY + 16);
+    return XXH3_64bits(record_group(part, l, group), l->group_bytes) == want ? 0 : -EBADMSG;
 }
 
 uint64_t record_score_hash(const float *score, uint32_t n)
@@ -220,26 +253,26 @@ uint64_t record_score_hash(const float *score, uint32_t n)
     return XXH3_64bits_withSeed(score, 4ull * n, n);
 }
 
-void record_set_scores(void *rec, const struct record_layout *l, const float *score, uint32_t n,
+void record_set_scores(void *header, const struct record_layout *l, const float *score, uint32_t n,
                        uint64_t hash)
 {
-    uint8_t *p = (uint8_t *)rec + l->score_off;
+    uint8_t *p = (uint8_t *)header + l->score_off;
     put64(p + 8, hash);
     memcpy(p + RECORD_SCORE_HEAD, score, 4ull * n);
     put32(p, 1);
 }
 
-int record_get_scores(const void *rec, const struct record_layout *l, uint32_t n, float *ret,
+int record_get_scores(const void *header, const struct record_layout *l, uint32_t n, float *ret,
                       uint64_t *ret_hash)
 {
-    const uint8_t *p = (const uint8_t *)rec + l->score_off;
+    const uint8_t *p = (const uint8_t *)header + l->score_off;
     if (get32(p) != 1) return 0;
     memcpy(ret, p + RECORD_SCORE_HEAD, 4ull * n);
     *ret_hash = get64(p + 8);
     return 1;
 }
 
-void record_clear_scores(void *rec, const struct record_layout *l)
+void record_clear_scores(void *header, const struct record_layout *l)
 {
-    put32((uint8_t *)rec + l->score_off, 0);
+    put32((uint8_t *)header + l->score_off, 0);
 }

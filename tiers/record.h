@@ -4,7 +4,10 @@
  * to 4 KiB, then one group per stored layer (1…L-1), each K [n, G, K] then V [n, G, K], each group
  * starting on 4 KiB so that it can be read alone, with O_DIRECT or as one field of a remote store.
  * Position-free: K is stored before RoPE. Little endian, no pointers; offsets beside the code.
- * Life cycle: record_layout() → record_init() into that many bytes → groups are filled in place →
+ * Parts are what tiers move: part 0 is the header region, each further one a run of whole groups of
+ * about 1 MiB. In memory the parts of a record need not be neighbours (`uint8_t *const *part`); on a
+ * device they stand end to end.
+ * Life cycle: record_layout() → record_init() into part 0 → groups are filled in place →
  * record_seal() → record_open() distrusts every field → record_check_group() before a group is
  * used. The score block carries its own checksum and may be filled after sealing. Not for: deciding
  * where a record lives (store.h). Thread: any; one writer per record. */
@@ -23,7 +26,7 @@
  *  40  u64    namespace hash             88  u32 offset of the token ids
  *  48  u64    identity hash              92  u32 offset of the score block
  *  56  u16    kind: 1 chunk, 2 prefix    96  u64 created, ms since the epoch
- *  58  u16    dtype: 1 f32 2 f16 3 bf16 104  u64 zero, u64 zero
+ *  58  u16    dtype: 1 f32 2 f16 3 bf16 104  u64 expires, ms; 0 never; u64 zero
  *  60  u32    L (model layers)          120  u64 XXH3-64 of [0, 120) and [128, score block)
  * Group table: per group u64 offset, u64 bytes, u64 XXH3-64 of those bytes.
  * Token ids: i32[n_tokens], right behind the table.
@@ -38,17 +41,22 @@ enum {
     RECORD_LAYERS_MAX = 1024,
     RECORD_TOKENS_MAX = 1 << 22,
     RECORD_DIM_MAX = 1 << 16, /* G and K each */
+    /* measured (research/tiers.md B2, 2-core box): the best size of a remote store's value; large
+     * enough for any device, small enough that compute starts early. */
+    RECORD_PART_BYTES = 1 << 20,
+    RECORD_PARTS_MAX = RECORD_LAYERS_MAX,
 };
 
 struct record_desc { /* what a record is, apart from its bytes */
     struct tier_key key;
-    uint64_t ns_hash, ident_hash, created_ms;
+    uint64_t ns_hash, ident_hash, created_ms, expires_ms;
     enum tier_kind kind;
     enum kn_dtype dtype;
     uint32_t L, G, K, n_tokens, sink_token;
 };
 struct record_layout { /* where things stand; a pure function of the geometry */
     uint32_t n_groups, token_off, score_off, header_bytes;
+    uint32_t groups_per_part, n_parts;
     uint64_t group_bytes, group_stride, record_bytes;
 };
 struct record_view {
@@ -62,22 +70,34 @@ uint64_t record_ident_hash(const struct tier_ident *id); /* all but the namespac
 
 /* -EINVAL no tokens or no dims, -ERANGE beyond the limits above. */
 int record_layout(const struct record_desc *d, struct record_layout *ret);
-/* Header, group table (checksums open) and token ids; scores empty. `rec` is zeroed memory. */
-void record_init(void *rec, const struct record_desc *d, const struct record_layout *l,
+/* Header, group table (checksums open) and token ids; scores empty. `header` is part 0's memory,
+ * zeroed: a part is recycled memory. */
+void record_init(void *header, const struct record_desc *d, const struct record_layout *l,
                  const int32_t *tok);
-void record_seal(void *rec, const struct record_layout *l); /* group and header checksums */
-/* -EBADMSG not a whole sound record, -ESTALE another version. Groups are not read. */
-int record_open(const void *rec, uint64_t size_bytes, struct record_view *ret);
+void record_seal(uint8_t *const *part, const struct record_layout *l); /* all checksums */
+/* -EBADMSG not a whole sound header, -ESTALE another version. Groups are not read. `size_bytes`:
+ * what is readable at `header`, at least the header region of a sound record. */
+int record_open(const void *header, uint64_t size_bytes, struct record_view *ret);
 /* Group i (layer i+1) against its checksum: 0 or -EBADMSG. */
-int record_check_group(const void *rec, const struct record_layout *l, uint32_t group);
-uint64_t record_group_off(const struct record_layout *l, uint32_t group);
+int record_check_group(uint8_t *const *part, const struct record_layout *l, uint32_t group);
+uint8_t *record_group(uint8_t *const *part, const struct record_layout *l, uint32_t group);
+
+/* Parts: i < l->n_parts. Sizes are whole 4 KiB; the groups of part i > 0 are [ret_lo, ret_hi). */
+uint64_t record_part_off(const struct record_layout *l, uint32_t i); /* on a device */
+uint64_t record_part_bytes(const struct record_layout *l, uint32_t i);
+void record_part_groups(const struct record_layout *l, uint32_t i, uint32_t *ret_lo,
+                        uint32_t *ret_hi);
+static inline uint32_t record_part_of(const struct record_layout *l, uint32_t group)
+{
+    return 1 + group / l->groups_per_part;
+}
 
 uint64_t record_score_hash(const float *score, uint32_t n);
-void record_set_scores(void *rec, const struct record_layout *l, const float *score, uint32_t n,
+void record_set_scores(void *header, const struct record_layout *l, const float *score, uint32_t n,
                        uint64_t hash);
 /* 1 copied (*ret_hash: what they must hash to), 0 not filled in. */
-int record_get_scores(const void *rec, const struct record_layout *l, uint32_t n, float *ret,
+int record_get_scores(const void *header, const struct record_layout *l, uint32_t n, float *ret,
                       uint64_t *ret_hash);
-void record_clear_scores(void *rec, const struct record_layout *l);
+void record_clear_scores(void *header, const struct record_layout *l);
 
 #endif

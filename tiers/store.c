@@ -83,11 +83,13 @@ fail_store:
 static struct entry *entry_create(struct store *s, const struct record_desc *d,
                                   const struct record_layout *l)
 {
-    size_t size_bytes = sizeof(struct entry) + l->n_groups;
+    size_t parts_at = (sizeof(struct entry) + l->n_groups + 7) & ~(size_t)7;
+    size_t size_bytes = parts_at + l->n_parts * sizeof(uint8_t *);
     struct entry *e = mem_zalloc(size_bytes);
     if (!e) return NULL;
     e->store = s;
     e->pin.e = e->writer.e = e;
+    e->part = (uint8_t **)(void *)((char *)e + parts_at);
     e->desc = *d;
     e->layout = *l;
     e->cost_bytes = l->record_bytes + size_bytes + ENTRY_HEAP_OVERHEAD;
@@ -105,6 +107,8 @@ static int entry_map(struct entry *e)
     if (p == MAP_FAILED) return -ENOMEM;
     if (size_bytes >= HUGE_PAGE_FROM_BYTES) (void)madvise(p, size_bytes, MADV_HUGEPAGE);
     e->rec = p;
+    for (uint32_t i = 0; i < e->layout.n_parts; i++)
+        e->part[i] = e->rec + record_part_off(&e->layout, i);
     return 0;
 }
 
@@ -274,13 +278,13 @@ int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, con
     _Atomic uint8_t *ok = &e->group_ok[layer - 1];
     if (!atomic_load_explicit(ok, memory_order_acquire)) {
         /* Two holders may both check: the same answer twice, and no lock over the hashing. */
-        if (record_check_group(e->rec, &e->layout, layer - 1) < 0) {
+        if (record_check_group(e->part, &e->layout, layer - 1) < 0) {
             entry_corrupt(e);
             return -EBADMSG;
         }
         atomic_store_explicit(ok, 1, memory_order_release);
     }
-    const uint8_t *k = e->rec + record_group_off(&e->layout, layer - 1);
+    const uint8_t *k = record_group(e->part, &e->layout, layer - 1);
     *ret_k = k;
     *ret_v = k + e->layout.group_bytes / 2;
     return 0;
@@ -424,7 +428,7 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
 {
     struct entry *e = w->e;
     ASSERT(layer >= 1 && layer <= e->layout.n_groups);
-    uint8_t *k = e->rec + record_group_off(&e->layout, layer - 1);
+    uint8_t *k = record_group(e->part, &e->layout, layer - 1);
     *ret_k = k;
     *ret_v = k + e->layout.group_bytes / 2;
 }
@@ -433,7 +437,7 @@ int store_commit(struct store_writer *w)
 {
     struct entry *e = w->e;
     struct store *s = e->store;
-    record_seal(e->rec, &e->layout);
+    record_seal(e->part, &e->layout);
     pthread_mutex_lock(&s->m);
     ASSERT(e->state == ENTRY_BUILDING);
     e->state = ENTRY_READY;

@@ -285,7 +285,8 @@ TEST(corruption_of_every_region_is_a_miss)
     }
     for (uint32_t g = 0; g < l.n_groups; g++)
         for (uint64_t i = 0; i < l.group_bytes; i += 7) {
-            put_damaged(s, id, record_group_off(&l, g) + i);
+            put_damaged(s, id, record_part_off(&l, record_part_of(&l, g)) +
+                               g % l.groups_per_part * l.group_stride + i);
             ASSERT_EQ(look(s, id, &p, &why), 1);
             ASSERT_EQ(check_pin(p, id), -EBADMSG);
             struct tier_key k = key_of(id);
