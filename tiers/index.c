@@ -3,11 +3,6 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
-static bool key_eq(const struct tier_key *a, const struct tier_key *b)
-{
-    return a->hi == b->hi && a->lo == b->lo;
-}
-
 int index_init(struct index *x, uint64_t n_buckets)
 {
     ASSERT(n_buckets && (n_buckets & (n_buckets - 1)) == 0);
@@ -28,7 +23,7 @@ void index_fini(struct index *x)
 struct entry *index_find(const struct index *x, const struct tier_key *k)
 {
     struct entry *e = x->bucket[k->lo & x->mask];
-    while (e && !key_eq(&e->desc.key, k))
+    while (e && !tier_key_same(&e->desc.key, k))
         e = e->chain;
     return e;
 }
@@ -78,7 +73,7 @@ void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss 
 {
     struct ghost *set = ghost_set(g, k), *to = set;
     for (int i = 0; i < GHOST_WAYS; i++) {
-        if (set[i].stamp && key_eq(&set[i].key, k)) {
+        if (set[i].stamp && tier_key_same(&set[i].key, k)) {
             to = &set[i];
             break;
         }
@@ -91,13 +86,13 @@ void ghost_remove(struct ghost_table *g, const struct tier_key *k)
 {
     struct ghost *set = ghost_set(g, k);
     for (int i = 0; i < GHOST_WAYS; i++)
-        if (set[i].stamp && key_eq(&set[i].key, k)) set[i] = (struct ghost){0};
+        if (set[i].stamp && tier_key_same(&set[i].key, k)) set[i] = (struct ghost){0};
 }
 
 enum store_miss ghost_why(const struct ghost_table *g, const struct tier_key *k)
 {
     const struct ghost *set = ghost_set(g, k);
     for (int i = 0; i < GHOST_WAYS; i++)
-        if (set[i].stamp && key_eq(&set[i].key, k)) return set[i].why;
+        if (set[i].stamp && tier_key_same(&set[i].key, k)) return set[i].why;
     return STORE_MISS_NEVER;
 }

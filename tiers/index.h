@@ -8,6 +8,7 @@
 #define TIERS_INDEX_H
 
 #include "tiers/record.h"
+#include "tiers/store.h"
 
 #include <stdatomic.h>
 

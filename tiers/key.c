@@ -1,10 +1,10 @@
 /* Keys: XXH3-128 over a canonical byte form of the identity, seeded by the namespace.
  *
- * XXH3 is no cryptographic hash, so a namespace name that is a secret is what keeps one tenant from
- * aiming at another's keys; and since the token ids are compared on every look-up, a collision
- * costs a miss, never a wrong answer. */
+ * XXH3 is no cryptographic hash, so a secret (of the installation, or the namespace's name itself)
+ * is what keeps one tenant from aiming at another's keys; and since the token ids are compared on
+ * every look-up, a collision costs a miss, never a wrong answer. */
 #define XXH_STATIC_LINKING_ONLY /* the state on the stack: its size is not in the plain header */
-#include "tiers/store.h"
+#include "tiers/key.h"
 
 #include "base/assert.h"
 #include "tiers/record.h"
@@ -20,7 +20,8 @@ static struct tier_key key_of(const struct tier_ident *id, const char *ns, enum 
     XXH3_state_t st;
     ASSERT(id && ns && (tok || n == 0));
     XXH3_INITSTATE(&st); /* a reset reads the old seed, to know whether its secret still serves */
-    XXH3_128bits_reset_withSeed(&st, record_ns_hash(ns));
+    XXH3_128bits_reset_withSeed(&st, record_ns_hash(ns) ^ id->secret[0]);
+    if (id->secret[0] | id->secret[1]) XXH3_128bits_update(&st, id->secret, sizeof id->secret);
     XXH3_128bits_update(&st, ns, strlen(ns) + 1); /* the NUL ends it: no two names run together */
     XXH3_128bits_update(&st, head, sizeof head);
     XXH3_128bits_update(&st, id->model, sizeof id->model); /* in full, beside the 64-bit hash */
@@ -40,6 +41,13 @@ struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
                                 const struct tier_key *parent, const int32_t *tok, size_t n)
 {
     return key_of(id, ns, TIER_PREFIX, parent, tok, n);
+}
+
+void tier_secret(const char *text, uint64_t ret[2])
+{
+    XXH128_hash_t h = XXH3_128bits(text, strlen(text));
+    ret[0] = *text ? h.high64 : 0;
+    ret[1] = *text ? h.low64 : 0;
 }
 
 void tier_key_hex(const struct tier_key *k, char ret[33])

@@ -102,9 +102,8 @@ int record_layout(const struct record_desc *d, struct record_layout *ret)
     l.group_stride = align_up(l.group_bytes, RECORD_ALIGN);
     if (l.group_stride > (UINT64_MAX >> 1) / RECORD_LAYERS_MAX) return -ERANGE;
     l.record_bytes = l.header_bytes + l.n_groups * l.group_stride;
-    l.groups_per_part = l.group_stride < RECORD_PART_BYTES
-                            ? (uint32_t)(RECORD_PART_BYTES / l.group_stride)
-                            : 1;
+    l.groups_per_part =
+        l.group_stride < RECORD_PART_BYTES ? (uint32_t)(RECORD_PART_BYTES / l.group_stride) : 1;
     l.n_parts = 1 + (l.n_groups + l.groups_per_part - 1) / l.groups_per_part;
     *ret = l;
     return 0;

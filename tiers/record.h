@@ -5,16 +5,16 @@
  * starting on 4 KiB so that it can be read alone, with O_DIRECT or as one field of a remote store.
  * Position-free: K is stored before RoPE. Little endian, no pointers; offsets beside the code.
  * Parts are what tiers move: part 0 is the header region, each further one a run of whole groups of
- * about 1 MiB. In memory the parts of a record need not be neighbours (`uint8_t *const *part`); on a
- * device they stand end to end.
- * Life cycle: record_layout() → record_init() into part 0 → groups are filled in place →
- * record_seal() → record_open() distrusts every field → record_check_group() before a group is
- * used. The score block carries its own checksum and may be filled after sealing. Not for: deciding
- * where a record lives (store.h). Thread: any; one writer per record. */
+ * about 1 MiB. In memory the parts of a record need not be neighbours (`uint8_t *const *part`); on
+ * a device they stand end to end. Life cycle: record_layout() → record_init() into part 0 → groups
+ * are filled in place → record_seal() → record_open() distrusts every field → record_check_group()
+ * before a group is used. The score block carries its own checksum and may be filled after sealing.
+ * Not for: deciding where a record lives (store.h). Thread: any; one writer per record. */
 #ifndef TIERS_RECORD_H
 #define TIERS_RECORD_H
 
-#include "tiers/store.h"
+#include "base/err.h"
+#include "tiers/key.h"
 
 /* Byte offsets of the fixed header; every number is little endian.
  *   0  u8[8]  magic "KVBREC\r\n"         64  u32 G (KV heads)

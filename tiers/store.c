@@ -248,6 +248,22 @@ int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, 
     return 1;
 }
 
+int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret,
+              enum store_miss *ret_why)
+{
+    return store_lookup(s, &a->key, a->tok, a->n, ret, ret_why);
+}
+
+int store_pin_settle(struct store_pin *p, uint64_t until_ns, enum store_miss *ret_why)
+{
+    return 1;
+}
+
+int store_pin_ready(struct store_pin *p, unsigned layer)
+{
+    return 1;
+}
+
 bool store_probe(struct store *s, const struct tier_key *k)
 {
     pthread_mutex_lock(&s->m);
@@ -525,7 +541,7 @@ int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned)
     return e != NULL;
 }
 
-int store_evict(struct store *s, const struct tier_key *k)
+int store_evict(struct store *s, const struct tier_key *k, const char *tier)
 {
     struct entry *trash = NULL;
     int r = 0;
@@ -543,10 +559,10 @@ int store_evict(struct store *s, const struct tier_key *k)
     return r;
 }
 
-size_t store_clear(struct store *s, bool also_pinned)
+long store_clear(struct store *s, const char *tier, const char *ns, bool also_pinned)
 {
     struct entry *trash = NULL;
-    size_t n = 0;
+    long n = 0;
     pthread_mutex_lock(&s->m);
     for (struct entry_link *l = s->all.next, *next; l != &s->all; l = next) {
         struct entry *e = LINK_ENTRY(l, all);
@@ -555,7 +571,7 @@ size_t store_clear(struct store *s, bool also_pinned)
         entry_drop(s, e, STORE_MISS_EVICTED, &trash);
         n++;
     }
-    s->stats.evictions += n;
+    s->stats.evictions += (uint64_t)n;
     pthread_mutex_unlock(&s->m);
     entries_destroy(trash);
     return n;
@@ -570,8 +586,9 @@ void store_get_stats(struct store *s, struct store_stats *ret)
 
 const char *store_miss_name(enum store_miss m)
 {
-    static const char *const name[] = {"never", "evicted", "tokens",
-                                       "stale", "corrupt", "building"};
+    static const char *const name[] = {"never",    "evicted",  "tokens",  "stale",
+                                       "corrupt",  "building", "expired", "gate",
+                                       "deadline", "io",       "room"};
     static_assert(sizeof name / sizeof *name == STORE_MISS_COUNT, "a name per reason");
     return (unsigned)m < STORE_MISS_COUNT ? name[m] : "unknown";
 }

@@ -1,106 +1,168 @@
-/* store: chunk records across tiers. In this release one tier, RAM; slower ones come later
- * behind this same interface.
+/* store: chunk records across tiers: RAM, and behind it GPU memory, NVMe and Redis (tier.h).
  *
- * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace and token
- * ids; the ids are also in the record and compared on every look-up. A record is immutable but for
- * its scores (one float per token, filled in later). Budget is hard: a put that cannot make room by
- * evicting unpinned records in LRU order gives -ENOSPC and changes nothing.
- * Life cycle of a record: store_claim() (single-flight) → writer rows → store_commit() or
- * store_abort() → look-ups hand out pins → store_unpin().
- * Thread: any (one lock inside, never held over I/O or hashing of payload). */
+ * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace, secret
+ * and token ids; the ids are also in the record and compared on every look-up. A record is
+ * immutable but for its scores (one float per token, filled in later). RAM is where records are
+ * built, read from and staged: a look-up that finds one in a slower tier hands out a pin at once
+ * and the parts arrive behind it, in order of layers. Every cap is hard: room is made by evicting
+ * what nobody holds, in the order of the tier's policy, else the put or the load is refused. Write
+ * policy per tier: behind (soon after commit, when the tier has nothing better to do), evict (when
+ * RAM lets go of it), hit (when it is used), never. A failed write costs nobody an answer. Life
+ * cycle of a record: store_claim() (single-flight) → writer rows → store_commit() or store_abort()
+ * → look-ups hand out pins → store_pin_release(). Life cycle of a look-up: store_ask() →
+ * store_pin_settle() when it said STORE_ASKING → store_pin_layer()… → store_pin_release(). Thread:
+ * any. What waits says so; no lock is held over I/O, callbacks of tiers or hashing. */
 #ifndef TIERS_STORE_H
 #define TIERS_STORE_H
 
 #include "base/err.h"
-#include "kernels/kn.h"
+#include "tiers/evict.h"
+#include "tiers/key.h"
+#include "tiers/tier.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-struct tier_key {
-    uint64_t hi, lo; /* printed as 32 hex digits, hi first */
-};
-enum tier_kind { TIER_CHUNK = 1, TIER_PREFIX = 2 };
-struct tier_ident { /* what all keys of one model share */
-    uint64_t model[2], tokenizer[2];
-    uint32_t rope_regime; /* hash of the rope settings; K is stored un-rotated all the same */
-    enum kn_dtype dtype;
-    uint32_t sink_token; /* id the chunk was built behind; UINT32_MAX = none */
-    uint32_t L, G, K;    /* layers 1…L-1 are stored */
-};
-/* Chunk: content only. Prefix: `parent` is the key of the block before it (NULL for the first). */
-struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, const int32_t *tok,
-                               size_t n);
-struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
-                                const struct tier_key *parent, const int32_t *tok, size_t n);
-void tier_key_hex(const struct tier_key *k, char ret[33]);
-int tier_key_parse(const char *hex, struct tier_key *ret);
-
-enum store_miss { /* why a look-up missed: metric label and report */
-                  STORE_MISS_NEVER,
+enum store_miss {                   /* why a look-up missed: metric label and report */
+                  STORE_MISS_NEVER, /* no tier has it */
                   STORE_MISS_EVICTED,
-                  STORE_MISS_TOKENS,
-                  STORE_MISS_STALE,
+                  STORE_MISS_TOKENS, /* the key's record holds other tokens */
+                  STORE_MISS_STALE,  /* other model or layout */
                   STORE_MISS_CORRUPT,
                   STORE_MISS_BUILDING,
+                  STORE_MISS_EXPIRED,
+                  STORE_MISS_GATE,     /* there, but computing it is predicted to be faster */
+                  STORE_MISS_DEADLINE, /* a tier did not answer in time */
+                  STORE_MISS_IO,       /* a tier failed, or its breaker is open */
+                  STORE_MISS_ROOM,     /* no RAM to bring it into */
                   STORE_MISS_COUNT
 };
 const char *store_miss_name(enum store_miss m);
 
+enum { STORE_TIERS_MAX = 4, STORE_ASKING = 2 };
+enum store_write { STORE_WRITE_BEHIND, STORE_WRITE_EVICT, STORE_WRITE_HIT, STORE_WRITE_NEVER };
+struct store_tier_opts {
+    struct tier *tier;
+    enum store_write write;
+};
 struct store;
 struct store_opts {
     uint64_t ram_bytes; /* hard budget, bookkeeping included */
     struct tier_ident ident;
+    enum evict_policy ram_policy;
+    struct store_tier_opts tier[STORE_TIERS_MAX]; /* fastest first */
+    size_t n_tiers;
+    double pin_share_max; /* of RAM that administrators may pin; 0 = 0.5 */
+    uint64_t ttl_ms;      /* of records of namespaces without one of their own; 0 = for ever */
+    double ms_per_token;  /* predicted time to compute a token again, for GDSF; 0 = unknown */
 };
+/* The tiers are the store's after success (destroyed with it); after a failure the caller's. */
 int store_create(const struct store_opts *o, struct store **ret, struct err *err);
-void store_destroy(struct store *s);
+void store_destroy(struct store *s); /* no pin may be out; records of persistent tiers stay */
+void store_set_ms_per_token(struct store *s, double ms); /* as measured by now */
 
 /* ---- reading ---- */
-struct store_pin; /* a look-up's hold on a record: it is not evicted while held */
-/* 1 hit (*ret set), 0 miss (*ret_why set), <0 error. Verifies key and token ids. */
+struct store_pin; /* one look-up's hold on a record: it stays in RAM while held */
+struct store_ask {
+    struct tier_key key;
+    const int32_t *tok; /* borrow until the look-up settles */
+    size_t n;
+    const char *ns;
+    /* What loading may cost: the predicted time to compute the record instead. A slower tier whose
+     * predicted load takes longer is not asked (STORE_MISS_GATE), and one that takes twice as long
+     * (at least 50 ms) is given up (STORE_MISS_DEADLINE). 0: load whatever it takes, 30 s at most.
+     */
+    double worth_ms;
+};
+/* Never waits. 1 hit: header and token ids are verified, layers may still be arriving;
+ * STORE_ASKING: a tier is being asked, settle the pin; 0 miss (*ret_why); <0 error. */
+int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret,
+              enum store_miss *ret_why);
+/* Wait for the answer, until_ns at the longest (clock_ns(); 0 = as long as the ask allows; in the
+ * past = do not wait). 1 hit; 0 miss, and the pin is gone. */
+int store_pin_settle(struct store_pin *p, uint64_t until_ns, enum store_miss *ret_why);
+/* store_ask() without a worth and store_pin_settle() in one. Waits. */
 int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, size_t n,
                  struct store_pin **ret, enum store_miss *ret_why);
-bool store_probe(struct store *s, const struct tier_key *k); /* no LRU touch, no statistics */
-/* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; checked against its checksum the
- * first time a pin reads it. -EBADMSG: the record is dropped, the caller recomputes. */
+/* In RAM or in a local tier? No touch, no statistics; remote tiers are not asked. */
+bool store_probe(struct store *s, const struct tier_key *k);
+/* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; waits for them to arrive (not beyond
+ * what the ask allows) and checks them against their checksum the first time a record's layer is
+ * read. -EBADMSG damaged (the copy is dropped), -EIO, -ETIMEDOUT: the caller recomputes. */
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
-const char *store_pin_tier(const struct store_pin *p);           /* "ram" */
+int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0 would, <0 failed */
+/* From where this look-up got it: "ram" or the tier's name. Valid as long as the store. */
+const char *store_pin_tier(const struct store_pin *p);
 int store_pin_scores(struct store_pin *p, float *ret /* [n] */); /* 1 filled, 0 not yet */
 int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n);
 void store_pin_release(struct store_pin *p);
 
 /* ---- writing ---- */
 struct store_writer;
-/* 1 claimed (*ret set: the caller builds it), 0 somebody else has or builds it, -ENOSPC no room. */
+/* 1 claimed (*ret set: the caller builds it), 0 somebody else has or builds it, -ENOSPC no room or
+ * over the namespace's quota. */
 int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, const char *ns,
                 const int32_t *tok, size_t n, struct store_writer **ret);
 /* Where rows of a layer go: k, v [n, G, K] in the store's dtype; the caller writes them directly.
  */
 void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v);
-int store_commit(struct store_writer *w); /* checksums, publishes; frees w */
+int store_commit(struct store_writer *w); /* checksums, publishes, queues write-behind; frees w */
 void store_abort(struct store_writer *w);
 
-/* ---- administration ---- */
+/* ---- administration. `tier`: "ram", a tier's name, or NULL for all of them ---- */
 struct store_info {
     struct tier_key key;
     enum tier_kind kind;
     uint32_t n_tokens;
-    uint64_t size_bytes, hits;
-    double created_s, used_s; /* wall clock */
+    uint64_t size_bytes, hits, ns_hash;
+    double created_s, used_s, expires_s; /* wall clock; expires 0 = never */
     bool pinned, building, scored;
-    char tier[8];
+    char tier[16];  /* the fastest that has it */
+    char tiers[48]; /* all local ones, "ram,nvme" */
 };
 typedef int (*store_visit_fn)(void *ctx, const struct store_info *i); /* !=0 stops */
-int store_visit(struct store *s, store_visit_fn fn, void *ctx);
+int store_visit(struct store *s, store_visit_fn fn, void *ctx);       /* RAM and local tiers */
 int store_get_info(struct store *s, const struct tier_key *k, struct store_info *ret); /* 1/0 */
-int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned);          /* 1/0 */
-int store_evict(struct store *s, const struct tier_key *k); /* 1 gone, 0 absent, -EBUSY pinned */
-size_t store_clear(struct store *s, bool also_pinned);      /* records dropped */
-struct store_stats {
-    uint64_t used_bytes, budget_bytes, n_records, n_pinned;
-    uint64_t hits, misses[STORE_MISS_COUNT], puts, put_refused, evictions, corrupt;
+/* 1, 0 absent, -ENOSPC the share that may be pinned is used up. */
+int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned);
+/* 1 gone, 0 absent, -EBUSY pinned or in use. */
+int store_evict(struct store *s, const struct tier_key *k, const char *tier);
+/* Records dropped. ns NULL = all of them. Records in use leave the index at once. <0 no such tier.
+ */
+long store_clear(struct store *s, const char *tier, const char *ns, bool also_pinned);
+/* Bring into RAM what a slower tier has (warm-up after a restart): the n most recently used
+ * records. Waits. Returns how many. */
+long store_preload(struct store *s, const char *tier, size_t n);
+/* Read a record back from every tier that has it (or from one) and check every byte. Waits. */
+struct store_verify {
+    uint64_t n_ok, n_bad, n_gone; /* copies; bad ones have been dropped */
+};
+int store_verify(struct store *s, const struct tier_key *k, const char *tier,
+                 struct store_verify *ret);
+int store_resize(struct store *s, const char *tier, uint64_t bytes);
+int store_set_policy(struct store *s, const char *tier, enum evict_policy p);
+int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t bytes); /* 0 none */
+void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms); /* of records to come */
+int store_flush(struct store *s, uint64_t deadline_ns); /* wait for write-behind to be done */
+
+struct store_stats { /* of RAM and of look-ups */
+    uint64_t used_bytes, budget_bytes, n_records, n_pinned, pinned_bytes;
+    uint64_t hits, misses[STORE_MISS_COUNT], puts, put_refused, evictions, expired, corrupt;
+    uint64_t lost;            /* evicted before a tier that wanted it had it */
+    uint64_t dirty, inflight; /* records waiting for write-behind; loads under way */
+    double tail_age_s;
 };
 void store_get_stats(struct store *s, struct store_stats *ret);
+struct store_tier_stats {
+    char name[16];
+    bool persistent, shared;
+    struct tier_stat tier;
+    uint64_t hits, hit_bytes; /* look-ups served from here */
+    uint64_t misses[STORE_MISS_COUNT];
+    const char *breaker; /* "closed", "open", "half-open" */
+    uint64_t breaker_opened;
+    double read_bytes_per_s, first_ms; /* moving averages of loads; 0 = none yet */
+};
+size_t store_n_tiers(const struct store *s);
+void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *ret);
+/* Predicted time until a record of that size is in RAM, ms; <0 unknown. */
+double store_predict_ms(struct store *s, size_t tier, uint64_t bytes);
 
 #endif

@@ -10,8 +10,9 @@ die() {
 
 # Debian/Ubuntu packages: to build, and to test (Python for the end-to-end tests).
 build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev libxxhash-dev
-    libyaml-dev libopenblas0-pthread libdnnl-dev ca-certificates curl git)
-test_packages=(python3 python3-venv python3-pip)
+    libyaml-dev liburing-dev libhiredis-dev libssl-dev libopenblas0-pthread libdnnl-dev
+    ca-certificates curl git)
+test_packages=(python3 python3-venv python3-pip redis-server redis-sentinel openssl)
 
 # Install whatever of the given packages is missing; quiet when nothing is.
 need_packages() {

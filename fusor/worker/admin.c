@@ -229,7 +229,7 @@ static void clear_all(struct worker *w, struct wk_call *c)
                   memmem(body, len, "\"pinned\":true", 13) != NULL ||
                   memmem(body, len, "\"pinned\": true", 14) != NULL;
 
-    n = store_clear(w->store, pinned);
+    n = (size_t)store_clear(w->store, NULL, NULL, pinned);
     reply_or_oom(c, buf_addf(&b, "{\"cleared\":%zu}", n), &b);
 }
 

@@ -23,15 +23,10 @@ struct wk_build {
     int status;
 };
 
-static bool same_key(const struct tier_key *a, const struct tier_key *b)
-{
-    return a->hi == b->hi && a->lo == b->lo;
-}
-
 static struct wk_build *find(struct worker *w, const struct tier_key *k)
 {
     for (struct wk_build *b = w->builds; b; b = b->next)
-        if (same_key(&b->key, k)) return b;
+        if (tier_key_same(&b->key, k)) return b;
     return NULL;
 }
 

@@ -263,7 +263,7 @@ void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
     int rc;
 
     if (parse_id(c, id, &k) < 0) return;
-    rc = store_evict(w->store, &k);
+    rc = store_evict(w->store, &k, NULL);
     if (rc == -EBUSY) {
         (void)api_err_set(&e, 409, API_INVALID, "segment_pinned", "id",
                           "The segment is pinned or in use; unpin it first.");

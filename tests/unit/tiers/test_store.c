@@ -124,10 +124,10 @@ TEST(put_look_read)
     ASSERT_STREQ(store_pin_tier(p), "ram");
     struct tier_key key = key_of(1);
     ASSERT_TRUE(store_probe(s, &key));
-    ASSERT_ERR(store_evict(s, &key), -EBUSY);
+    ASSERT_ERR(store_evict(s, &key, NULL), -EBUSY);
     store_pin_release(p);
-    ASSERT_EQ(store_evict(s, &key), 1);
-    ASSERT_EQ(store_evict(s, &key), 0);
+    ASSERT_EQ(store_evict(s, &key, NULL), 1);
+    ASSERT_EQ(store_evict(s, &key, NULL), 0);
     ASSERT_TRUE(!store_probe(s, &key));
     ASSERT_EQ(look(s, 1, &p, &why), 0);
     ASSERT_EQ(why, STORE_MISS_EVICTED);
@@ -169,17 +169,17 @@ TEST(claims_are_single_flight)
     ASSERT_EQ(look(s, 3, &p, &why), 0);
     ASSERT_EQ(why, STORE_MISS_BUILDING);
     struct tier_key k = key_of(3);
-    ASSERT_ERR(store_evict(s, &k), -EBUSY);
+    ASSERT_ERR(store_evict(s, &k, NULL), -EBUSY);
     uint64_t used = stats_of(s).used_bytes;
     store_abort(w);
     ASSERT_TRUE(stats_of(s).used_bytes < used);
     ASSERT_EQ(claim(s, 3, &w2), 1);
-    ASSERT_EQ(store_clear(s, true), 0); /* what is being built stays */
+    ASSERT_EQ(store_clear(s, NULL, NULL, true), 0); /* what is being built stays */
     fill(w2, 3);
     ASSERT_OK(store_commit(w2));
     ASSERT_EQ(look(s, 3, &p, &why), 1);
     ASSERT_EQ(check_pin(p, 3), 0);
-    ASSERT_EQ(store_clear(s, false), 1); /* dropped, yet the holder's bytes stay */
+    ASSERT_EQ(store_clear(s, NULL, NULL, false), 1); /* dropped, yet the holder's bytes stay */
     ASSERT_EQ(check_pin(p, 3), 0);
     ASSERT_EQ(look(s, 3, &(struct store_pin *){NULL}, &why), 0);
     store_pin_release(p);
@@ -225,10 +225,10 @@ TEST(lru_order_and_refusal_without_eviction)
     for (int i = 100; i < 140; i++)
         ASSERT_EQ(put(s, 5 * i), 1);
     ASSERT_TRUE(store_probe(s, &k));
-    ASSERT_ERR(store_evict(s, &k), -EBUSY);
-    store_clear(s, false);
+    ASSERT_ERR(store_evict(s, &k, NULL), -EBUSY);
+    store_clear(s, NULL, NULL, false);
     ASSERT_EQ(stats_of(s).n_records, 1);
-    ASSERT_EQ(store_clear(s, true), 1);
+    ASSERT_EQ(store_clear(s, NULL, NULL, true), 1);
     ASSERT_EQ(stats_of(s).n_pinned, 0);
     store_destroy(s);
 }
@@ -473,7 +473,7 @@ static void model_admin(struct store *s, struct model *m, int id, int op)
     struct tier_key k = key_of(id);
     if (op == 0) {
         int want = !m->have[id] ? 0 : m->refs[id] || m->admin[id] ? -EBUSY : 1;
-        ASSERT_EQ(store_evict(s, &k), want);
+        ASSERT_EQ(store_evict(s, &k, NULL), want);
         if (want == 1) m->have[id] = false;
         return;
     }
@@ -609,9 +609,9 @@ static void *mixed_load(void *arg)
         } else {
             (void)put(c->s, id); /* may find no room while the others hold everything */
         }
-        if (r % 7 == 0) (void)store_evict(c->s, &k);
+        if (r % 7 == 0) (void)store_evict(c->s, &k, NULL);
         if (r % 11 == 0) (void)store_set_scores(c->s, &k, score, tokens_of(id, tok));
-        if (r % 501 == 0) store_clear(c->s, true);
+        if (r % 501 == 0) store_clear(c->s, NULL, NULL, true);
     }
     return NULL;
 }
@@ -625,7 +625,7 @@ TEST(readers_while_evicting)
     struct store_stats st = stats_of(c.s);
     ASSERT_EQ(st.corrupt, 0);
     ASSERT_TRUE(st.evictions > 0);
-    store_clear(c.s, true);
+    store_clear(c.s, NULL, NULL, true);
     ASSERT_EQ(stats_of(c.s).n_records, 0);
     store_destroy(c.s);
 }

@@ -1,0 +1,32 @@
+/* breaker: stops asking a tier or an endpoint that fails, and finds out when it is back.
+ *
+ * closed → open when, of the last 20 results, more than half failed (and at least 5 did), or at
+ * once after 3 timeouts in a row; open for 1 s, doubled at each failed probe up to 60 s, with ±20 %
+ * jitter → half-open: one probe is let through; its success closes, its failure opens again. "Busy"
+ * (our own queue full) and misses are not failures: do not report them.
+ * Pure: time and seed are parameters, nothing is allocated. Thread: the owner's lock. */
+#ifndef TIERS_BREAKER_H
+#define TIERS_BREAKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum breaker_state { BREAKER_CLOSED, BREAKER_OPEN, BREAKER_HALF_OPEN };
+enum breaker_result { BREAKER_OK, BREAKER_FAILED, BREAKER_TIMEOUT };
+struct breaker {
+    enum breaker_state state;
+    uint32_t window; /* last results, one bit each, 1 = failed */
+    uint8_t n, timeouts;
+    bool probing; /* half-open: the one probe is out */
+    uint64_t open_until_ns, backoff_ns, seed;
+    uint64_t n_opened; /* for metrics */
+};
+void breaker_init(struct breaker *b, uint64_t seed);
+/* May an op start? Half-open lets one through and wants its report. */
+bool breaker_allow(struct breaker *b, uint64_t now_ns);
+void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns);
+/* The probe ended without telling anything about the peer (cancelled). */
+void breaker_forget(struct breaker *b);
+const char *breaker_state_name(enum breaker_state s);
+
+#endif

@@ -1,0 +1,58 @@
+/* evict: in which order the records of one tier make way.
+ *
+ * One instance orders the records of one tier; the owner keeps the records, the accounting and the
+ * lock. Nodes are embedded in the owner's entries, so nothing is allocated after evict_create():
+ * ghost entries of S3-FIFO and ARC live in a table of fixed size.
+ * Policies: lru; clock (one reference bit); s3fifo (small, main and ghost queue); arc (adaptive
+ * between recency and frequency, with two ghost lists); gdsf (greedy dual size frequency: cost per
+ * byte times hits, aged). Sizes are bytes throughout, so records may differ in size.
+ * Life cycle of a node: zeroed → evict_insert() → evict_hit()* → evict_remove(). A miss that makes
+ * room calls evict_victim() with the incoming key until enough is free, evict_remove() on each
+ * victim, then evict_insert().
+ * Thread: the owner's lock. */
+#ifndef TIERS_EVICT_H
+#define TIERS_EVICT_H
+
+#include "base/err.h"
+#include "tiers/key.h"
+
+enum evict_policy {
+    EVICT_LRU,
+    EVICT_CLOCK,
+    EVICT_S3FIFO,
+    EVICT_ARC,
+    EVICT_GDSF,
+    EVICT_POLICY_COUNT
+};
+const char *evict_policy_name(enum evict_policy p);
+bool evict_policy_parse(const char *name, enum evict_policy *ret);
+
+struct evict_node {
+    /* The owner's, constant while inserted. */
+    struct tier_key key;
+    uint64_t size_bytes;
+    float cost_ms; /* predicted time to compute it again; 0 = unknown: all alike per byte */
+    /* The policy's. */
+    uint8_t list, freq;
+    struct evict_node *prev, *next, *child;
+    double rank;
+};
+struct evict;
+/* n_ghosts: how many keys that are gone are remembered; about what fits into the capacity. */
+int evict_create(enum evict_policy p, uint64_t capacity_bytes, size_t n_ghosts, struct evict **ret);
+void evict_destroy(struct evict *e); /* nodes are the owner's and need not be removed first */
+void evict_resize(struct evict *e, uint64_t capacity_bytes);
+void evict_insert(struct evict *e, struct evict_node *n);
+void evict_hit(struct evict *e, struct evict_node *n);
+/* Out of the order. `evicted`: by evict_victim()'s word (it becomes a ghost), else for any other
+ * reason (it does not). */
+void evict_remove(struct evict *e, struct evict_node *n, bool evicted);
+/* The first node in the policy's order that `may` agrees to, or NULL when there is none among the
+ * first `tries` (0 = all). It stays in the order; nodes that were passed over keep their place.
+ * incoming: the key that room is made for; NULL when the tier shrinks. */
+struct evict_node *evict_victim(struct evict *e, const struct tier_key *incoming,
+                                bool (*may)(void *ctx, const struct evict_node *n), void *ctx,
+                                size_t tries);
+uint64_t evict_memory_bytes(const struct evict *e);
+
+#endif
