@@ -30,6 +30,9 @@ struct store {
     struct entry_link lru;         /* most recently used first */
     uint64_t lru_bytes, n_readers; /* evictable bytes; pins out */
     struct store_stats stats;
+    double ms_per_token;
+    struct store_tier_opts tier[STORE_TIERS_MAX];
+    size_t n_tiers;
 };
 
 enum {
@@ -61,6 +64,9 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     if (pthread_mutex_init(&s->m, NULL) != 0) goto fail_ghosts;
     s->ident = o->ident;
     s->ident_hash = record_ident_hash(&o->ident);
+    s->n_tiers = o->n_tiers;
+    memcpy(s->tier, o->tier, sizeof s->tier);
+    s->ms_per_token = o->ms_per_token;
     link_init(&s->all);
     link_init(&s->lru);
     s->stats.budget_bytes = o->ram_bytes;
@@ -134,6 +140,8 @@ void store_destroy(struct store *s)
         e->chain = trash;
         trash = e;
     }
+    for (size_t i = 0; i < s->n_tiers; i++)
+        s->tier[i].tier->ops->destroy(s->tier[i].tier);
     entries_destroy(trash);
     pthread_mutex_destroy(&s->m);
     ghost_fini(&s->ghosts);
@@ -575,6 +583,67 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
     pthread_mutex_unlock(&s->m);
     entries_destroy(trash);
     return n;
+}
+
+void store_set_ms_per_token(struct store *s, double ms)
+{
+    pthread_mutex_lock(&s->m);
+    s->ms_per_token = ms;
+    pthread_mutex_unlock(&s->m);
+}
+
+long store_preload(struct store *s, const char *tier, size_t n)
+{
+    return 0;
+}
+
+int store_verify(struct store *s, const struct tier_key *k, const char *tier,
+                 struct store_verify *ret)
+{
+    return -ENOTSUP;
+}
+
+int store_resize(struct store *s, const char *tier, uint64_t bytes)
+{
+    return -ENOTSUP;
+}
+
+int store_set_policy(struct store *s, const char *tier, enum evict_policy p)
+{
+    return -ENOTSUP;
+}
+
+int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t bytes)
+{
+    return -ENOTSUP;
+}
+
+void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms)
+{
+}
+
+int store_flush(struct store *s, uint64_t deadline_ns)
+{
+    return 0;
+}
+
+size_t store_n_tiers(const struct store *s)
+{
+    return s->n_tiers;
+}
+
+void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *ret)
+{
+    struct tier *t = s->tier[i].tier;
+    *ret = (struct store_tier_stats){
+        .persistent = t->persistent, .shared = t->shared, .breaker = "closed"};
+    memcpy(ret->name, t->name, sizeof ret->name);
+    t->ops->stat(t, &ret->tier);
+}
+
+double store_predict_ms(struct store *s, size_t tier, uint64_t bytes)
+{
+    return -1;
 }
 
 void store_get_stats(struct store *s, struct store_stats *ret)

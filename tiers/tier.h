@@ -109,6 +109,8 @@ struct tier_ops {
     int (*scan)(struct tier *t, tier_visit_fn fn, void *ctx);
     void (*stat)(struct tier *t, struct tier_stat *ret);
     int (*resize)(struct tier *t, uint64_t capacity_bytes); /* live; -ENOTSUP, -EINVAL */
+    /* Memory that parts of later ops will lie in (registered buffers); stays until destroy. */
+    int (*add_memory)(struct tier *t, void *base, size_t size_bytes); /* -ENOTSUP */
     int (*set_policy)(struct tier *t, enum evict_policy p); /* live; -ENOTSUP */
     int (*drain)(struct tier *t, uint64_t deadline_ns);     /* until no op is queued or under way */
     void (*destroy)(struct tier *t); /* ends every op (-ECANCELED), keeps persistent records */
