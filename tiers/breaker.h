@@ -2,8 +2,11 @@
  *
  * closed → open when, of the last 20 results, more than half failed (and at least 5 did), or at
  * once after 3 timeouts in a row; open for 1 s, doubled at each failed probe up to 60 s, with ±20 %
- * jitter → half-open: one probe is let through; its success closes, its failure opens again. "Busy"
- * (our own queue full) and misses are not failures: do not report them.
+ * jitter → half-open: one probe is let through; its success closes, its failure opens again. A
+ * relapse within the 20 results after closing doubles the time as a failed probe does, so that a
+ * peer that answers probes only does not flap. A probe that is not reported within 60 s is lost and
+ * another one goes. Reports while open are ignored: those ops began before.
+ * "Busy" (our own queue full) and misses are not failures: do not report them.
  * Pure: time and seed are parameters, nothing is allocated. Thread: the owner's lock. */
 #ifndef TIERS_BREAKER_H
 #define TIERS_BREAKER_H

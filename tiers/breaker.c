@@ -1,0 +1,82 @@
+#include "tiers/breaker.h"
+
+enum { WINDOW = 20, FAILED_MIN = 5, TIMEOUTS_MAX = 3 };
+/* chosen: research/tiers.md E8. A probe that nobody reports within the longest back-off is lost;
+ * without that rule one forgotten report would keep the tier shut for ever. */
+static const uint64_t backoff_first_ns = 1000000000u, backoff_max_ns = 60000000000u;
+
+void breaker_init(struct breaker *b, uint64_t seed)
+{
+    *b = (struct breaker){.state = BREAKER_CLOSED, .seed = seed};
+}
+
+static uint64_t jittered(struct breaker *b, uint64_t ns) /* ns * [0.8, 1.2], splitmix64 */
+{
+    uint64_t z = (b->seed += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    double unit = (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return (uint64_t)((double)ns * (0.8 + 0.4 * unit));
+}
+
+static void trip(struct breaker *b, uint64_t now_ns)
+{
+    b->backoff_ns = b->backoff_ns ? 2 * b->backoff_ns : backoff_first_ns;
+    if (b->backoff_ns > backoff_max_ns) b->backoff_ns = backoff_max_ns;
+    b->open_until_ns = now_ns + jittered(b, b->backoff_ns);
+    b->state = BREAKER_OPEN;
+    b->probing = false;
+    b->n_opened++;
+}
+
+bool breaker_allow(struct breaker *b, uint64_t now_ns)
+{
+    if (b->state == BREAKER_CLOSED) return true;
+    bool waiting = b->state == BREAKER_OPEN || b->probing;
+    if (waiting && now_ns < b->open_until_ns) return false;
+    b->state = BREAKER_HALF_OPEN;
+    b->probing = true;
+    b->open_until_ns = now_ns + backoff_max_ns;
+    return true;
+}
+
+static void count(struct breaker *b, enum breaker_result r, uint64_t now_ns)
+{
+    b->window = (b->window << 1 | (r != BREAKER_OK)) & ((1u << WINDOW) - 1);
+    if (b->n < WINDOW) b->n++;
+    b->timeouts = r == BREAKER_TIMEOUT ? (uint8_t)(b->timeouts + 1) : 0;
+    int failed = __builtin_popcount(b->window);
+    if (b->timeouts >= TIMEOUTS_MAX || (failed >= FAILED_MIN && 2 * failed > b->n)) {
+        trip(b, now_ns);
+    } else if (b->n == WINDOW) {
+        b->backoff_ns = 0; /* a whole window without a relapse: the next trouble is a new one */
+    }
+}
+
+void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns)
+{
+    if (b->state == BREAKER_CLOSED) {
+        count(b, r, now_ns);
+    } else if (b->state == BREAKER_HALF_OPEN && b->probing) {
+        if (r != BREAKER_OK) {
+            trip(b, now_ns);
+            return;
+        }
+        b->state = BREAKER_CLOSED;
+        b->probing = false;
+        b->window = 0;
+        b->n = b->timeouts = 0;
+    }
+    /* Open: an op that began before it opened; it has nothing new to say. */
+}
+
+void breaker_forget(struct breaker *b)
+{
+    b->probing = false;
+}
+
+const char *breaker_state_name(enum breaker_state s)
+{
+    static const char *const name[] = {"closed", "open", "half-open"};
+    return (unsigned)s < 3 ? name[s] : "?";
+}
