@@ -43,6 +43,10 @@ void bench_prompt_fini(struct bench_prompt *p);
 int bench_open(struct bench *b, const struct opts *opts, struct err *err);
 void bench_close(struct bench *b);
 
+json_t *bench_meta(void); /* what any report says: machine, commit, version, date */
+/* {"meta", "rows"} to the file that --json names, if any. */
+int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
+
 /* The record store, RAM budget in bytes. */
 int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */

@@ -123,7 +123,7 @@ static void machine_name(char *ret, size_t cap)
     if (f) (void)fclose(f);
 }
 
-static json_t *make_meta(const struct bench *b)
+json_t *bench_meta(void)
 {
     char machine[160], date[32];
     time_t now = (time_t)clock_wall_s();
@@ -131,12 +131,20 @@ static json_t *make_meta(const struct bench *b)
     gmtime_r(&now, &tm);
     (void)strftime(date, sizeof date, "%Y-%m-%d", &tm);
     machine_name(machine, sizeof machine);
+    return json_pack("{s:s, s:s, s:s, s:s}", "machine", machine, "commit", BENCH_COMMIT, "version",
+                     KV_VERSION, "date", date);
+}
+
+static json_t *make_meta(const struct bench *b)
+{
     struct kn_dev *dev = fus_core_dev(b->core);
-    json_t *meta = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:i, s:s}", "machine",
-                             machine, "isa", kn_dev_isa(dev), "threads", (int)kn_dev_threads(dev),
-                             "commit", BENCH_COMMIT, "version", KV_VERSION, "date", date, "model",
-                             b->cfg->name, "gemm", kn_dev_gemm(dev), "layers", (int)b->cfg->L,
-                             "kv_dtype", b->cfg->file_f32 ? "f32" : "f16");
+    json_t *meta = bench_meta();
+    json_t *own =
+        json_pack("{s:s, s:i, s:s, s:s, s:i, s:s}", "isa", kn_dev_isa(dev), "threads",
+                  (int)kn_dev_threads(dev), "model", b->cfg->name, "gemm", kn_dev_gemm(dev),
+                  "layers", (int)b->cfg->L, "kv_dtype", b->cfg->file_f32 ? "f32" : "f16");
+    json_object_update(meta, own);
+    json_decref(own);
     size_t n;
     const struct kn_gemm_rate *rate = fus_core_gemm_rates(b->core, &n);
     json_t *rates = json_array();
@@ -147,9 +155,11 @@ static json_t *make_meta(const struct bench *b)
     return meta;
 }
 
-static int write_json(const struct bench *b, const char *path, struct err *err)
+int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)
 {
-    json_t *all = json_pack("{s:O, s:O}", "meta", b->meta, "rows", b->rows);
+    if (!opt_given(opts, "json")) return 0;
+    const char *path = opt_str(opts, "json");
+    json_t *all = json_pack("{s:O, s:O}", "meta", meta, "rows", rows);
     int r = json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(8));
     json_decref(all);
     return r == 0 ? 0 : err_set(err, -EIO, "%s: cannot be written", path);
@@ -290,15 +300,35 @@ static int run_loaded(const struct opts *opts,
     struct bench b = {0};
     int r = bench_open(&b, opts, err);
     if (r == 0) r = sub(&b, opts, err);
-    if (r == 0 && opt_given(opts, "json")) r = write_json(&b, opt_str(opts, "json"), err);
+    if (r == 0) r = bench_write_json(opts, b.meta, b.rows, err);
     bench_close(&b);
     return r;
+}
+
+/* A subcommand works on a loaded model, or on none. */
+static const struct sub {
+    const char *name;
+    int (*loaded)(struct bench *b, const struct opts *opts, struct err *err);
+    int (*bare)(const struct opts *opts, struct err *err);
+} subs[] = {
+    {"ttft", bench_ttft, NULL},
+    {"quality", bench_quality, NULL},
+    {"demo", NULL, bench_demo},
+};
+
+static int run_sub(const struct opts *o, struct err *err)
+{
+    for (size_t i = 0; i < sizeof subs / sizeof *subs; i++) {
+        if (strcmp(opt_str(o, "sub"), subs[i].name) != 0) continue;
+        return subs[i].bare ? subs[i].bare(o, err) : run_loaded(o, subs[i].loaded, err);
+    }
+    return err_set(err, -EINVAL, "name what to measure, or see --help");
 }
 
 static int print_help(const struct opts *o)
 {
     struct buf text = BUF_INIT;
-    int r = opts_help(o, "kvblend-bench ttft|quality|demo",
+    int r = opts_help(o, "kvblend-bench SUB",
                       "Measure what kvblend claims; a table on stdout, JSON with --json.", &text);
     if (r == 0) (void)fputs(buf_cstr(&text), stdout);
     buf_fini(&text);
@@ -316,15 +346,7 @@ int main(int argc, char **argv)
     if (r == 1) {
         r = print_help(o);
     } else if (r == 0) {
-        const char *sub = opt_str(o, "sub");
-        if (strcmp(sub, "ttft") == 0)
-            r = run_loaded(o, bench_ttft, &err);
-        else if (strcmp(sub, "quality") == 0)
-            r = run_loaded(o, bench_quality, &err);
-        else if (strcmp(sub, "demo") == 0)
-            r = bench_demo(o, &err);
-        else
-            r = err_set(&err, -EINVAL, "name what to measure: ttft, quality or demo");
+        r = run_sub(o, &err);
     }
     if (r < 0) (void)fprintf(stderr, "kvblend-bench: %s\n", err.code ? err.msg : err_name(r));
     opts_destroy(o);
