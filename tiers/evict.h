@@ -27,15 +27,16 @@ enum evict_policy {
 const char *evict_policy_name(enum evict_policy p);
 bool evict_policy_parse(const char *name, enum evict_policy *ret);
 
-struct evict_node {
+struct evict_node { /* evict_insert() overwrites the policy's part, evict_remove() clears `list` */
     /* The owner's, constant while inserted. */
     struct tier_key key;
     uint64_t size_bytes;
     float cost_ms; /* predicted time to compute it again; 0 = unknown: all alike per byte */
     /* The policy's. */
-    uint8_t list, freq;
+    uint8_t list, freq; /* list: 0 = not inserted */
     struct evict_node *prev, *next, *child;
     double rank;
+    uint64_t order; /* of equal ranks the one used longer ago goes first */
 };
 struct evict;
 /* n_ghosts: how many keys that are gone are remembered; about what fits into the capacity. */
@@ -47,9 +48,11 @@ void evict_hit(struct evict *e, struct evict_node *n);
 /* Out of the order. `evicted`: by evict_victim()'s word (it becomes a ghost), else for any other
  * reason (it does not). */
 void evict_remove(struct evict *e, struct evict_node *n, bool evicted);
-/* The first node in the policy's order that `may` agrees to, or NULL when there is none among the
- * first `tries` (0 = all). It stays in the order; nodes that were passed over keep their place.
- * incoming: the key that room is made for; NULL when the tier shrinks. */
+/* The first node in the policy's order that `may` (NULL = any) agrees to, or NULL when there is
+ * none among the first `tries` (0 = all). It stays in the order, and asking again gives the same
+ * node; nodes that were passed over keep their place. incoming: the key that room is made for; NULL
+ * when the tier shrinks. To move to another policy: victim by victim with `may` NULL out of the old
+ * one and into the new one, which keeps the order. */
 struct evict_node *evict_victim(struct evict *e, const struct tier_key *incoming,
                                 bool (*may)(void *ctx, const struct evict_node *n), void *ctx,
                                 size_t tries);
