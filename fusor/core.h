@@ -111,6 +111,8 @@ struct fus_prefill;
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
+/* Whether the next step would not wait for stored KV: a scheduler does something else meanwhile. */
+bool fus_prefill_ready(const struct fus_prefill *f);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows);
 const int32_t *fus_prefill_selected(const struct fus_prefill *f,

@@ -3,7 +3,8 @@
  * A turn of the thread: end what was cancelled → start the oldest waiting request when its KV fits
  * → one prefill step (or one build step) → one decode step of all running choices. While a prefill
  * is under way decode gets at most a third of the time, so that a first token is not starved by a
- * full batch. Only one prefill runs at a time: two at once would both be late. KV is reserved whole
+ * full batch; while a prefill waits for stored KV to arrive, decode and urgent builds have all of
+ * it. Only one prefill runs at a time: two at once would both be late. KV is reserved whole
  * at the start (prompt, all new tokens, all choices), so a running request never runs out; one that
  * does not fit now waits and everything behind it with it (no starving of the big). Lock: `m`
  * guards the queues and what other threads read; callbacks run without it. */
@@ -16,6 +17,10 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
+
+/* chosen: well below a layer's compute, and 4000 wake-ups a second of one thread are nothing. */
+enum { WAIT_SLICE_NS = 250000 };
 
 struct choice {
     struct fus_session *s;
@@ -526,6 +531,28 @@ static bool build_now(struct fus_engine *e, bool urgent, bool requests)
     return !requests || e->building;
 }
 
+/* Nothing to compute until stored KV arrives: look again soon, at once when somebody calls. */
+static void wait_for_kv(struct fus_engine *e)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += WAIT_SLICE_NS;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    pthread_mutex_lock(&e->m);
+    if (!e->stop && !atomic_load(&e->prefilling->cancel))
+        (void)pthread_cond_timedwait(&e->wake, &e->m, &t);
+    pthread_mutex_unlock(&e->m);
+}
+
+static bool prefill_waits(const struct fus_engine *e)
+{
+    return e->prefilling && !atomic_load(&e->prefilling->cancel) &&
+           !fus_prefill_ready(e->prefilling->prefill);
+}
+
 static void turn(struct fus_engine *e)
 {
     end_cancelled(e);
@@ -534,16 +561,19 @@ static void turn(struct fus_engine *e)
     const bool requests = e->waiting != NULL, builds = e->builds != NULL;
     const bool urgent = builds && e->builds->b.urgent;
     pthread_mutex_unlock(&e->m);
+    bool waits = false;
     if ((builds || e->building) && build_now(e, urgent, requests)) {
         const bool alone = !e->prefilling && !e->running;
         if (!e->building) (void)build_start(e, alone);
         if (e->build_prefill) build_step(e);
     } else if (e->prefilling) {
-        prefill_step(e);
+        waits = prefill_waits(e);
+        if (!waits) prefill_step(e);
     }
+    if (waits && !e->running && !(e->building && e->building->b.urgent)) wait_for_kv(e);
     end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
     const uint64_t since = clock_ns() - e->decode_end_ns;
-    if (e->running && (!e->prefilling || since >= 2 * e->decode_took_ns)) decode_step(e);
+    if (e->running && (!e->prefilling || waits || since >= 2 * e->decode_took_ns)) decode_step(e);
 }
 
 static void *engine_main(void *arg)
@@ -592,7 +622,11 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     if (e->o.max_running == 0) e->o.max_running = 16;
     if (e->o.max_queue == 0) e->o.max_queue = 64;
     pthread_mutex_init(&e->m, NULL);
-    pthread_cond_init(&e->wake, NULL);
+    pthread_condattr_t ca;
+    pthread_condattr_init(&ca);
+    (void)pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->wake, &ca);
+    pthread_condattr_destroy(&ca);
     const size_t n = e->o.max_running;
     e->logits = mem_aligned(64, n * fus_core_config(core)->V * sizeof(*e->logits));
     e->batch = mem_alloc(n * sizeof(struct choice *));

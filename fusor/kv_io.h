@@ -27,6 +27,9 @@ struct kv_source_ops {
      * computed instead, never answered from. */
     int (*layer)(void *ctx, unsigned layer, struct kv_layer *ret);
     void (*release)(void *ctx); /* exactly once, when the fusor needs it no more */
+    /* Would layer() return at once? 1 yes, 0 it would wait, <0 it has failed (layer() says how).
+     * Never waits. May be NULL: always 1. */
+    int (*ready)(void *ctx, unsigned layer);
 };
 
 struct kv_sink {

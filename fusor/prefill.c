@@ -287,6 +287,18 @@ static int step_layer0(struct fus_prefill *f)
     return rows_from_embeddings(f, true, false);
 }
 
+static bool is_check_layer(const struct fus_prefill *f)
+{
+    return !f->checked && f->layer == f->plan.check_layer;
+}
+
+bool fus_prefill_ready(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_LAYER0 || f->stage == STAGE_DONE || f->in_b) return true;
+    if (f->layer < f->loaded_to) return true;
+    return fus_reuse_ready(f, f->layer, f->checked || is_check_layer(f));
+}
+
 /* Stored KV of this layer into the pages. hkvd computes all chunk tokens up to its check layer and
  * keeps their fresh K,V there, so chunks are placed only behind it. */
 static int bring_layer(struct fus_prefill *f)
@@ -318,7 +330,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
 /* The first half of a layer, and at the check layer the choice. */
 static int step_a(struct fus_prefill *f)
 {
-    f->at_check = !f->checked && f->layer == f->plan.check_layer;
+    f->at_check = is_check_layer(f);
     int r = bring_layer(f);
     if (r < 0) return r;
     if (f->layer > 0) { /* layer 0 has its K,V already */

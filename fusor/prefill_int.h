@@ -81,6 +81,7 @@ bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
 /* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
 int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks);
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, bool chunks);
 int fus_reuse_place(struct fus_prefill *f, unsigned layer, bool chunks);
 void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
                       size_t m, const float *k, const float *v, size_t ld);

@@ -33,6 +33,18 @@ int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks)
     return 0;
 }
 
+/* Would fus_reuse_fetch() not wait? A source that failed does not. */
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, bool chunks)
+{
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        const struct kv_source *s = &g->r.src;
+        if (!g->active || !(g->r.exact || chunks) || !s->ops->ready) continue;
+        if (s->ops->ready(s->ctx, layer) == 0) return false;
+    }
+    return true;
+}
+
 struct place {
     struct fus_prefill *f;
     unsigned layer;

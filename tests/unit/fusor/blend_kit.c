@@ -60,8 +60,16 @@ static void source_release(void *ctx)
     ((struct kit_chunk *)ctx)->released++;
 }
 
+static int source_ready(void *ctx, unsigned layer)
+{
+    struct kit_chunk *c = ctx;
+    const int held = atomic_load(&c->held_layer);
+    return held > 0 && (int)layer >= held ? 0 : (int)layer == c->fail_layer ? -EIO : 1;
+}
+
 static const struct kv_sink_ops sink_ops = {.rows = sink_rows, .done = sink_done};
-static const struct kv_source_ops source_ops = {.layer = source_layer, .release = source_release};
+static const struct kv_source_ops source_ops = {
+    .layer = source_layer, .release = source_release, .ready = source_ready};
 
 struct kv_sink kit_sink(struct kit_chunk *c)
 {

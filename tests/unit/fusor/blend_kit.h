@@ -17,6 +17,7 @@ struct kit_chunk {
     int fail_layer;               /* layer() fails there; -1 never */
     int fail_rows_at;             /* rows() fails at this layer; -1 never */
     atomic_bool *cancel_in_layer; /* set by layer() when not NULL */
+    atomic_int held_layer;        /* ready() says "not yet" from this layer on; 0 never */
 };
 void kit_chunk_init(struct kit_chunk *c, const struct model_cfg *cfg, uint32_t n);
 void kit_chunk_fini(struct kit_chunk *c);

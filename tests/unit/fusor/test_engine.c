@@ -669,3 +669,65 @@ TEST(blend_through_the_engine)
     mem_free(c);
     rig_close(&r);
 }
+
+static int firsts(struct client *c)
+{
+    pthread_mutex_lock(&c->m);
+    const int n = c->n_first + c->n_done;
+    pthread_mutex_unlock(&c->m);
+    return n;
+}
+
+TEST(stored_kv_under_way_stalls_nobody_else)
+{
+    enum { GOES, CANCELLED, FAILS, MODES };
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(3 * sizeof(*c));
+    struct builder b[2];
+    int order = 0;
+    builder_init(&b[0], &r, 50, 1, &order);
+    ASSERT_OK(builder_submit(&b[0], &r, 77, true));
+    builder_wait(&b[0]);
+    client_init(&c[2], &r.k, r.e, 3, 70, 10);
+    c[2].req.plan.strategy = FUS_REUSE;
+    kit_tokens(&r.k, 77, c[2].tok + 1, 50);
+    c[2].chunk = &b[0].chunk;
+    submit(&c[2]);
+    wait_done(&c[2]);
+    for (int mode = 0; mode < MODES; mode++) {
+        client_init(&c[0], &r.k, r.e, 1, 40, MAX_NEW);
+        client_init(&c[1], &r.k, r.e, 3, 70, 10);
+        c[0].hold = true;
+        c[1].req.plan.strategy = FUS_REUSE;
+        kit_tokens(&r.k, 77, c[1].tok + 1, 50);
+        c[1].chunk = &b[0].chunk;
+        atomic_store(&b[0].chunk.held_layer, 2); /* its first stored layer is here, the next not */
+        submit(&c[0]);
+        wait_planning(&c[0]);
+        submit(&c[1]);
+        let_go(&c[0]);
+        wait_done(&c[0]); /* all its tokens, while the other waits */
+        ASSERT_EQ(c[0].n_out[0], MAX_NEW);
+        builder_init(&b[1], &r, 40, 1, &order);
+        ASSERT_OK(builder_submit(&b[1], &r, 5, true));
+        builder_wait(&b[1]);
+        builder_fini(&b[1]);
+        wait_planning(&c[1]);
+        ASSERT_EQ(firsts(&c[1]), 0);
+        if (mode == CANCELLED) fus_cancel(r.e, c[1].job);
+        if (mode == FAILS) b[0].chunk.fail_layer = 2;
+        if (mode != CANCELLED) atomic_store(&b[0].chunk.held_layer, 0);
+        wait_done(&c[1]);
+        ASSERT_EQ(c[1].done.finish, mode == CANCELLED ? FUS_CANCELLED : FUS_LENGTH);
+        ASSERT_EQ(c[1].report.n_failed_ranges, mode == FAILS ? 1 : 0);
+        if (mode == GOES) ASSERT_MEMEQ(c[2].out[0], c[1].out[0], 10 * sizeof(int32_t));
+        ASSERT_EQ(b[0].chunk.released, b[0].chunk.uses);
+        client_fini(&c[0]);
+        client_fini(&c[1]);
+    }
+    client_fini(&c[2]);
+    builder_fini(&b[0]);
+    mem_free(c);
+    rig_close(&r);
+}
