@@ -62,6 +62,6 @@ struct redis_url {
 
 /* -EINVAL with a sentence, -ENOMEM. */
 int redis_url_parse(const char *const *urls, size_t n, struct redis_url *ret, struct err *err);
-void redis_url_fini(struct redis_url *u); /* wipes the passwords */
+void redis_url_fini(struct redis_url *u);
 
 #endif
