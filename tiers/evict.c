@@ -131,16 +131,23 @@ static const struct evict_ops clock_ops = {lru_insert,   clock_hit, list_remove,
 static const struct evict_ops *const policy_ops[EVICT_POLICY_COUNT] = {
     [EVICT_LRU] = &lru_ops,
     [EVICT_CLOCK] = &clock_ops,
+    [EVICT_S3FIFO] = &evict_s3fifo_ops,
+    [EVICT_ARC] = &evict_arc_ops,
+    [EVICT_GDSF] = &evict_gdsf_ops,
 };
 
 int evict_create(enum evict_policy p, uint64_t capacity_bytes, size_t n_ghosts, struct evict **ret)
 {
     if ((unsigned)p >= EVICT_POLICY_COUNT) return -EINVAL;
-    if (!policy_ops[p]) return -ENOTSUP;
     struct evict *e = mem_zalloc(sizeof *e);
     if (!e) return -ENOMEM;
     e->ops = policy_ops[p];
     e->capacity_bytes = capacity_bytes;
+    int r = evict_ghosts_init(&e->ghosts, e->ops->ghosts ? n_ghosts : 0);
+    if (r < 0) {
+        mem_free(e);
+        return r;
+    }
     *ret = e;
     return 0;
 }
@@ -148,6 +155,7 @@ int evict_create(enum evict_policy p, uint64_t capacity_bytes, size_t n_ghosts, 
 void evict_destroy(struct evict *e)
 {
     if (!e) return;
+    evict_ghosts_fini(&e->ghosts);
     mem_free(e);
 }
 
@@ -160,6 +168,7 @@ void evict_resize(struct evict *e, uint64_t capacity_bytes)
 void evict_insert(struct evict *e, struct evict_node *n)
 {
     ASSERT(n->list == 0);
+    ASSERT(n->size_bytes > 0);
     n->freq = 0;
     n->prev = n->next = n->child = NULL;
     e->ops->insert(e, n);
@@ -186,5 +195,5 @@ struct evict_node *evict_victim(struct evict *e, const struct tier_key *incoming
 
 uint64_t evict_memory_bytes(const struct evict *e)
 {
-    return sizeof *e;
+    return sizeof *e + evict_ghosts_memory_bytes(&e->ghosts);
 }

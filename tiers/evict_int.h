@@ -82,5 +82,6 @@ struct evict_ghost *evict_ghosts_find(struct evict_ghosts *g, const struct tier_
 void evict_ghosts_push(struct evict_ghosts *g, unsigned i, const struct evict_node *n);
 void evict_ghosts_remove(struct evict_ghosts *g, struct evict_ghost *gone);
 void evict_ghosts_drop_oldest(struct evict_ghosts *g, unsigned i); /* nothing when empty */
+uint64_t evict_ghosts_memory_bytes(const struct evict_ghosts *g);
 
 #endif
