@@ -1,0 +1,64 @@
+/* gpu: memory of an accelerator, streams, events and asynchronous copies.
+ *
+ * Two kinds behind one contract: CUDA, and an emulation on the host for machines and tests without
+ * a device. Not for kernels (kn.h). What is queued on a stream runs in order and later: the memory
+ * of a copy belongs to it until an event recorded behind it has fired. Streams are ordered among
+ * each other by events only. A device pointer must not be followed by the host.
+ * Life cycle: gpu_open() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
+ * destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
+ * released is released all the same.
+ * Errors: -ENODEV no such device, -ENOTSUP not built in, -ENOMEM no memory (of either side),
+ * -EINVAL a range outside of an allocation, -EIO device lost.
+ * Thread: any; one stream or event by one thread at a time, but an event may be recorded by one
+ * thread and waited for by another. */
+#ifndef KERNELS_GPU_H
+#define KERNELS_GPU_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gpu;
+struct gpu_stream;
+struct gpu_event;
+enum gpu_kind { GPU_HOST, GPU_CUDA };
+int gpu_open(enum gpu_kind kind, int index, struct gpu **ret, struct err *err);
+void gpu_close(struct gpu *g);             /* after everything that was made from it */
+const char *gpu_name(const struct gpu *g); /* as the vendor calls it */
+int gpu_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total);
+
+int gpu_alloc(struct gpu *g, size_t bytes, void **ret); /* aligned to 256, not cleared */
+void gpu_free(struct gpu *g, void *p);                  /* accepts NULL */
+/* Page-aligned host memory that copies reach by DMA; others work as well, but slower and, in part,
+ * inside the call. */
+int gpu_host_register(struct gpu *g, void *p, size_t bytes);
+void gpu_host_unregister(struct gpu *g, void *p);
+
+/* priority 0, or -1: goes before those of 0. */
+int gpu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret);
+void gpu_stream_destroy(struct gpu_stream *s); /* waits for what is queued */
+struct gpu_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
+int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes);
+/* Many at once, in no order among each other. After an error none or some of them are queued. */
+int gpu_copy_batch(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
+
+/* An event fires when all that was queued before its last record is done; unrecorded, it has. */
+int gpu_event_create(struct gpu *g, struct gpu_event **ret);
+void gpu_event_destroy(struct gpu_event *e);
+int gpu_event_record(struct gpu_event *e, struct gpu_stream *s);
+int gpu_event_query(struct gpu_event *e);                       /* 1 fired, 0 not yet */
+int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns);  /* clock_ns(), 0 none; -ETIMEDOUT */
+int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e); /* what is queued later waits */
+
+/* Of the emulation only, for tests. */
+uint8_t *gpu_host_view(struct gpu *g, const void *device_pointer); /* the same bytes */
+void gpu_host_pause(struct gpu *g, bool paused); /* no stream starts its next item */
+void gpu_host_lose(struct gpu *g);               /* the device fails now */
+
+#endif
