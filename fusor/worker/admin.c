@@ -113,7 +113,38 @@ struct listing {
     struct buf *out;
     size_t n, limit;
     bool chunks_only;
+    char tier[16]; /* "" = any */
 };
+
+/* A parameter of the query as it stands there; "" when absent or too long. */
+static void query_value(const struct wk_call *c, const char *name, char *ret, size_t cap)
+{
+    const char *p = http_req_query(c->r);
+    size_t len = strlen(name);
+
+    *ret = 0;
+    while (p && *p) {
+        size_t n = strcspn(p, "&");
+        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0 && n - len - 1 < cap) {
+            memcpy(ret, p + len + 1, n - len - 1);
+            ret[n - len - 1] = 0;
+        }
+        p += n + (p[n] == '&');
+    }
+}
+
+/* Is `tier` one of "ram,nvme"? */
+static bool in_list(const char *list, const char *tier)
+{
+    size_t len = strlen(tier);
+
+    for (const char *p = list; *p;) {
+        size_t n = strcspn(p, ",");
+        if (n == len && memcmp(p, tier, n) == 0) return true;
+        p += n + (p[n] == ',');
+    }
+    return false;
+}
 
 static int put_one(struct buf *out, const struct store_info *i)
 {
@@ -126,12 +157,14 @@ static int put_one(struct buf *out, const struct store_info *i)
     tier_key_hex(&i->key, hex);
     return buf_addf(out,
                     "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-                    "\"hits\":%llu,\"tier\":\"%s\",\"pinned\":%s,\"building\":%s,\"scored\":%s,"
-                    "\"age_s\":%.1f,\"idle_s\":%.1f}",
+                    "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
+                    "\"building\":%s,\"scored\":%s,\"age_s\":%.1f,\"idle_s\":%.1f,"
+                    "\"expires_s\":%.1f}",
                     hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
                     (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
-                    i->pinned ? "true" : "false", i->building ? "true" : "false",
-                    i->scored ? "true" : "false", age_s, idle_s);
+                    i->tiers, i->pinned ? "true" : "false", i->building ? "true" : "false",
+                    i->scored ? "true" : "false", age_s, idle_s,
+                    i->expires_s > 0 ? i->expires_s - now : 0);
 }
 
 static int visit(void *ctx, const struct store_info *i)
@@ -139,6 +172,7 @@ static int visit(void *ctx, const struct store_info *i)
     struct listing *l = ctx;
 
     if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
+    if (l->tier[0] && !in_list(i->tiers, l->tier)) return 0;
     if (l->n >= l->limit) return 1;
     if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->out, i) < 0) return -ENOMEM;
     l->n++;
@@ -148,8 +182,13 @@ static int visit(void *ctx, const struct store_info *i)
 static void list_chunks(struct worker *w, struct wk_call *c)
 {
     struct buf b = BUF_INIT;
-    struct listing l = {&b, 0, 100000, strstr(http_req_query(c->r), "kind=chunk") != NULL};
+    struct listing l = {.out = &b, .limit = 100000};
+    char kind[16];
     int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+
+    query_value(c, "kind", kind, sizeof kind);
+    query_value(c, "tier", l.tier, sizeof l.tier);
+    l.chunks_only = strcmp(kind, "chunk") == 0;
 
     if (store_visit(w->store, visit, &l) < 0) rc = -ENOMEM;
     rc |= buf_addf(&b, "],\"count\":%zu}", l.n);
@@ -188,10 +227,19 @@ static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key
 
 static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
 {
-    if (store_set_pinned(w->store, k, pin) != 1)
+    struct api_err e;
+    int rc = store_set_pinned(w->store, k, pin);
+
+    if (rc == -ENOSPC) {
+        (void)api_err_set(&e, 409, API_INVALID, "pins_full", "id",
+                          "As many bytes are pinned as may be; unpin others first.");
+        e.retry = API_RETRY_NO;
+        wk_reply_error(c, &e);
+    } else if (rc != 1) {
         absent(c);
-    else
+    } else {
         one_chunk(w, c, k);
+    }
 }
 
 static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
@@ -199,11 +247,12 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
     const char *method = http_req_method(c->r), *verb = strchr(rest, '/');
     struct tier_key k;
     struct api_err e;
-    char hex[40];
+    char hex[40], tier[16];
 
     (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
     if (!verb && strcmp(method, "DELETE") == 0) {
-        wk_segment_delete(w, c, hex);
+        query_value(c, "tier", tier, sizeof tier);
+        wk_segment_drop(w, c, hex, *tier ? tier : NULL);
         return;
     }
     if (find_key(c, hex, &k) < 0) return;
@@ -218,19 +267,6 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
                           "Use GET or DELETE on a record, POST on its /pin and /unpin.");
         wk_reply_error(c, &e);
     }
-}
-
-static void clear_all(struct worker *w, struct wk_call *c)
-{
-    struct buf b = BUF_INIT;
-    size_t len, n;
-    const char *body = http_req_body(c->r, &len);
-    bool pinned = strstr(http_req_query(c->r), "pinned=true") != NULL ||
-                  memmem(body, len, "\"pinned\":true", 13) != NULL ||
-                  memmem(body, len, "\"pinned\": true", 14) != NULL;
-
-    n = (size_t)store_clear(w->store, NULL, NULL, pinned);
-    reply_or_oom(c, buf_addf(&b, "{\"cleared\":%zu}", n), &b);
 }
 
 /* ---- explain ---- */
@@ -250,7 +286,7 @@ static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
     }
     if (store_lookup(w->store, &c->key, p->tok + c->tok0, c->n, &pin, &why) == 1)
         store_pin_release(pin); /* built this instant: the next preview shows it */
-    if (wk_build_pending(w, &c->key)) why = STORE_MISS_BUILDING;
+    if (wk_build_pending(w, &c->key, NULL)) why = STORE_MISS_BUILDING;
     return buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
 }
 
@@ -325,11 +361,9 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         list_chunks(w, c);
     else if (strncmp(path, "chunks/", 7) == 0)
         chunk_route(w, c, path + 7);
-    else if (post && strcmp(path, "clear") == 0)
-        clear_all(w, c);
     else if (post && strcmp(path, "segment") == 0)
         wk_task_start(w, c, segment_run, NULL);
     else
-        return 0;
+        return wk_admin_tiers(w, c, path);
     return 1;
 }

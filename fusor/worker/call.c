@@ -200,6 +200,18 @@ int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner)
     return 0;
 }
 
+int wk_ns_parse(const char *text, char *out, size_t cap)
+{
+    const char *slash = strchr(text, '/');
+    char outer[512];
+    size_t n = slash ? (size_t)(slash - text) : strlen(text);
+
+    if (n >= sizeof outer) return -ERANGE;
+    memcpy(outer, text, n);
+    outer[n] = 0;
+    return wk_ns_join(out, cap, outer, slash ? slash + 1 : NULL);
+}
+
 /* ---- tasks: a POST body worked on by a helper ---- */
 static void task_run(struct wk_job *j)
 {

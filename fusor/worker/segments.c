@@ -5,6 +5,8 @@
  * belongs to neither. A POST answers when its chunks are built, or at once with "wait": false. */
 #include "fusor/worker/worker.h"
 
+#include "tiers/record.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -12,6 +14,7 @@ struct item {
     struct tier_key key;
     int32_t *tok;
     uint32_t n;
+    struct wk_look look;
     enum { ITEM_NEW, ITEM_QUEUED, ITEM_READY, ITEM_FAILED, ITEM_SHORT, ITEM_BUSY } state;
 };
 struct seg_task {
@@ -69,6 +72,25 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
     return 0;
 }
 
+/* What a slower tier has need not be built. */
+static void find_stored(struct worker *w, struct seg_task *s)
+{
+    enum { WINDOW = 16 };
+    size_t next = 0;
+
+    for (size_t i = 0; i < s->n && store_n_tiers(w->store) > 0; i++) {
+        struct item *it = &s->item[i];
+        for (; next < s->n && next < i + WINDOW; next++) {
+            struct item *a = &s->item[next];
+            if (a->state == ITEM_SHORT) continue;
+            (void)wk_look_ask(w, s->ns, a->n * atomic_load(&w->ms_per_token), &a->key, a->tok, a->n,
+                              &a->look);
+        }
+        if (wk_look_settle(w, &it->look, 0)) it->state = ITEM_READY;
+        wk_look_drop(w, &it->look);
+    }
+}
+
 static int segments_run(struct wk_task *t)
 {
     struct seg_task *s = mem_zalloc(sizeof *s);
@@ -102,6 +124,7 @@ static int segments_run(struct wk_task *t)
     else
         rc = encode_all(t, s, list);
     json_decref(root);
+    if (rc >= 0) find_stored(t->w, s);
     return rc;
 }
 
@@ -145,7 +168,7 @@ static void segments_then(struct wk_task *t)
     s->n_open = s->n + 1;
     for (size_t i = 0; i < s->n; i++) {
         struct item *it = &s->item[i];
-        if (it->state == ITEM_SHORT) continue;
+        if (it->state != ITEM_NEW) continue;
         int rc = wk_build_queue(w, &it->key, s->ns, it->tok, it->n, true);
         it->state = rc == 1         ? ITEM_READY
                     : rc == 0       ? ITEM_QUEUED
@@ -231,31 +254,55 @@ int wk_put_chunk(struct buf *out, const struct store_info *i)
                     i->building ? "building" : "ready", i->created_s, i->used_s);
 }
 
+/* The caller's namespace: of its key, and in the query the body's. */
+static int own_ns(const struct wk_call *c, char *ret, size_t cap)
+{
+    const char *inner = strstr(http_req_query(c->r), "namespace=");
+    struct wk_hints h;
+    char given[256] = "";
+    int rc = wk_hints_read(c->r, &h);
+
+    if (rc < 0) return rc;
+    if (inner)
+        (void)snprintf(given, sizeof given, "%.*s", (int)strcspn(inner + 10, "&"), inner + 10);
+    rc = wk_ns_join(ret, cap, h.ns, given);
+    wk_hints_fini(&h);
+    return rc;
+}
+
+/* "Not there" and "not yours" look the same. */
+static bool own_info(struct worker *w, const char *ns, const struct tier_key *k,
+                     struct store_info *ret)
+{
+    return store_get_info(w->store, k, ret) == 1 && ret->ns_hash == record_ns_hash(ns);
+}
+
 void wk_segment_get(struct worker *w, struct wk_call *c, const char *id)
 {
     struct buf out = BUF_INIT;
     struct store_info info;
     struct tier_key k;
+    char ns[512];
+    int rc;
 
     if (parse_id(c, id, &k) < 0) return;
-    if (store_get_info(w->store, &k, &info) == 1) {
-        if (wk_put_chunk(&out, &info) < 0)
-            wk_reply_oom(c);
-        else
-            wk_reply_json(c, 200, NULL, &out);
-    } else if (wk_build_pending(w, &k)) {
-        int rc = buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"status\":\"queued\"}", id);
-        if (rc < 0)
-            wk_reply_oom(c);
-        else
-            wk_reply_json(c, 200, NULL, &out);
-    } else {
+    rc = own_ns(c, ns, sizeof ns);
+    if (rc == 0 && own_info(w, ns, &k, &info))
+        rc = wk_put_chunk(&out, &info);
+    else if (rc == 0 && wk_build_pending(w, &k, ns))
+        rc = buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"status\":\"queued\"}", id);
+    else {
         not_found(c, id);
+        return;
     }
+    if (rc < 0)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, 200, NULL, &out);
     buf_fini(&out);
 }
 
-void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
+void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier)
 {
     struct buf out = BUF_INIT;
     struct tier_key k;
@@ -263,7 +310,7 @@ void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
     int rc;
 
     if (parse_id(c, id, &k) < 0) return;
-    rc = store_evict(w->store, &k, NULL);
+    rc = store_evict(w->store, &k, tier);
     if (rc == -EBUSY) {
         (void)api_err_set(&e, 409, API_INVALID, "segment_pinned", "id",
                           "The segment is pinned or in use; unpin it first.");
@@ -277,4 +324,17 @@ void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
         wk_reply_json(c, 200, NULL, &out);
     }
     buf_fini(&out);
+}
+
+void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
+{
+    struct store_info info;
+    struct tier_key k;
+    char ns[512];
+
+    if (parse_id(c, id, &k) < 0) return;
+    if (own_ns(c, ns, sizeof ns) == 0 && own_info(w, ns, &k, &info))
+        wk_segment_drop(w, c, id, NULL);
+    else
+        not_found(c, id);
 }

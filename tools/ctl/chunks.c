@@ -8,16 +8,19 @@ static const char hex_digits[] = "0123456789abcdefABCDEF";
 
 int ctl_ls(const struct ctl_args *a)
 {
-    static const char *const names[] = {"ID",   "KIND", "TOKENS", "SIZE",
-                                        "HITS", "TIER", "IDLE",   "FLAGS"};
+    static const char *const names[] = {"ID",   "KIND",  "TOKENS", "SIZE",
+                                        "HITS", "TIERS", "IDLE",   "FLAGS"};
     struct ctl_reply r;
     struct ctl_table t = {0};
     char size[32], idle[32];
     double total = 0;
     size_t i;
     const json_t *e;
-    int rc = ctl_expect(a, "GET", a->chunks_only ? "/admin/chunks?kind=chunk" : "/admin/chunks",
-                        NULL, 0, &r);
+    char target[80];
+    (void)snprintf(target, sizeof target, "/admin/chunks?%s%s%.15s",
+                   a->chunks_only ? "kind=chunk&" : "", a->tier ? "tier=" : "",
+                   a->tier ? a->tier : "");
+    int rc = ctl_expect(a, "GET", target, NULL, 0, &r);
     if (rc != 0) return rc;
     if (a->json) {
         ctl_print_json(&r);
@@ -33,7 +36,7 @@ int ctl_ls(const struct ctl_args *a)
         ctl_cell(&t, "%.0f", ctl_num(e, "tokens"));
         ctl_cell(&t, "%s", ctl_bytes(ctl_num(e, "bytes"), size, sizeof size));
         ctl_cell(&t, "%.0f", ctl_num(e, "hits"));
-        ctl_cell(&t, "%s", ctl_str(e, "tier"));
+        ctl_cell(&t, "%s", ctl_str(e, "tiers"));
         ctl_cell(&t, "%s",
                  ctl_flag(e, "building") ? "-"
                                          : ctl_seconds(ctl_num(e, "idle_s"), idle, sizeof idle));
@@ -48,8 +51,7 @@ int ctl_ls(const struct ctl_args *a)
     return CTL_OK;
 }
 
-/* A whole id as it is; a prefix is looked up among the stored records. 0, or an exit code. */
-static int resolve(const struct ctl_args *a, char ret_id[33])
+int ctl_resolve(const struct ctl_args *a, char ret_id[33])
 {
     struct ctl_reply r;
     size_t len = strlen(a->operand), n = 0, i;
@@ -83,9 +85,11 @@ static void print_record(const json_t *o)
     (void)printf("id       %s\nkind     %s\ntokens   %.0f\n", ctl_str(o, "id"), ctl_str(o, "kind"),
                  ctl_num(o, "tokens"));
     (void)printf("size     %s\n", ctl_bytes(ctl_num(o, "bytes"), text, sizeof text));
-    (void)printf("tier     %s\nhits     %.0f\n", ctl_str(o, "tier"), ctl_num(o, "hits"));
+    (void)printf("tiers    %s\nhits     %.0f\n", ctl_str(o, "tiers"), ctl_num(o, "hits"));
     (void)printf("age      %s\n", ctl_seconds(ctl_num(o, "age_s"), text, sizeof text));
     (void)printf("idle     %s\n", ctl_seconds(ctl_num(o, "idle_s"), text, sizeof text));
+    if (ctl_num(o, "expires_s") > 0)
+        (void)printf("expires  %s\n", ctl_seconds(ctl_num(o, "expires_s"), text, sizeof text));
     (void)printf("pinned   %s\nbuilding %s\nscored   %s\n", ctl_flag(o, "pinned") ? "yes" : "no",
                  ctl_flag(o, "building") ? "yes" : "no", ctl_flag(o, "scored") ? "yes" : "no");
 }
@@ -95,10 +99,11 @@ static int on_record(const struct ctl_args *a, const char *method, const char *v
                      const char *done)
 {
     struct ctl_reply r;
-    char id[33], target[80];
-    int rc = resolve(a, id);
+    char id[33], target[96];
+    int rc = ctl_resolve(a, id);
     if (rc != 0) return rc;
-    (void)snprintf(target, sizeof target, "/admin/chunks/%s%s", id, verb);
+    (void)snprintf(target, sizeof target, "/admin/chunks/%s%s%s%.15s", id, verb,
+                   a->tier ? "?tier=" : "", a->tier ? a->tier : "");
     rc = ctl_expect(a, method, target, NULL, 0, &r);
     if (rc != 0) return rc;
     if (a->json)
@@ -134,8 +139,7 @@ int ctl_evict(const struct ctl_args *a)
 int ctl_clear(const struct ctl_args *a)
 {
     struct ctl_reply r;
-    int rc =
-        ctl_expect(a, "POST", a->all ? "/admin/clear?pinned=true" : "/admin/clear", NULL, 0, &r);
+    int rc = ctl_order(a, "/admin/clear", json_pack("{s:b}", "pinned", a->all), &r);
     if (rc != 0) return rc;
     if (a->json)
         ctl_print_json(&r);

@@ -16,10 +16,11 @@
 enum { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_UNREACHABLE = 3 };
 
 struct ctl_args {
-    const char *admin; /* NULL: look in the usual places */
-    const char *name_space;
+    const char *admin;             /* NULL: look in the usual places */
+    const char *name_space, *tier; /* NULL: not given */
     bool json, all, no_wait, chunks_only;
-    const char *operand; /* ID or FILE */
+    const char *operand; /* the first: ID, FILE or TIER */
+    const char *second;  /* SIZE, POLICY, COUNT or NULL */
 };
 struct ctl_reply {
     int status; /* HTTP */
@@ -68,6 +69,20 @@ int ctl_evict(const struct ctl_args *a);
 int ctl_clear(const struct ctl_args *a);
 int ctl_warm(const struct ctl_args *a);
 int ctl_segment(const struct ctl_args *a);
+int ctl_tiers(const struct ctl_args *a);
+int ctl_resize(const struct ctl_args *a);
+int ctl_policy(const struct ctl_args *a);
+int ctl_quota(const struct ctl_args *a);
+int ctl_verify(const struct ctl_args *a);
+int ctl_preload(const struct ctl_args *a);
+int ctl_flush(const struct ctl_args *a);
+
+/* chunks.c: a whole id as it is; a prefix is looked up among the stored records. 0, or an exit
+ * code. */
+int ctl_resolve(const struct ctl_args *a, char ret_id[33]);
+/* tiers.c: POST an order with the given fields and those of --tier and --namespace; the body is
+ * taken. */
+int ctl_order(const struct ctl_args *a, const char *target, json_t *body, struct ctl_reply *ret);
 
 /* text.c: read the whole operand ("-": standard input); 0 or CTL_REFUSED with a sentence. */
 int ctl_read_file(const struct ctl_args *a, struct buf *out);

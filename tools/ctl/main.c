@@ -4,19 +4,27 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Operands: the needed ones, then those in brackets, which may be left out. */
 static const struct {
-    const char *name, *operand, *help;
+    const char *name, *operands, *help;
     int (*run)(const struct ctl_args *a);
 } commands[] = {
-    {"status", NULL, "gateway and workers at a glance", ctl_status},
-    {"ls", NULL, "stored records (--chunks: without prefix blocks)", ctl_ls},
+    {"status", "", "gateway and workers at a glance", ctl_status},
+    {"tiers", "", "what each tier holds, how fast it is and what it refuses", ctl_tiers},
+    {"ls", "", "stored records (--chunks: without prefix blocks; --tier)", ctl_ls},
     {"show", "ID", "one record; an ID may be cut to its first digits", ctl_show},
     {"pin", "ID", "keep a record from being evicted", ctl_pin},
     {"unpin", "ID", "let it be evicted again", ctl_unpin},
-    {"evict", "ID", "drop one record", ctl_evict},
-    {"clear", NULL, "drop all records but pinned ones (--all: those, too)", ctl_clear},
+    {"evict", "ID", "drop one record (--tier: from that tier only)", ctl_evict},
+    {"clear", "", "drop all but pinned records (--all, --tier, --namespace)", ctl_clear},
     {"warm", "FILE", "build chunks: .jsonl with \"text\", a JSON list, or one text", ctl_warm},
     {"segment", "FILE", "explain how a captured request would be cut and served", ctl_segment},
+    {"verify", "[ID]", "read records back and check every byte (--tier)", ctl_verify},
+    {"preload", "TIER [COUNT]", "bring the most recently used records into RAM", ctl_preload},
+    {"flush", "", "wait until slower tiers have what is due to them", ctl_flush},
+    {"resize", "TIER SIZE", "change a tier's cap while it runs", ctl_resize},
+    {"policy", "TIER NAME", "order of eviction: lru, clock, s3fifo, arc or gdsf", ctl_policy},
+    {"quota", "TIER SIZE", "cap a --namespace within a tier; 0 lifts it", ctl_quota},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -24,13 +32,14 @@ static int usage(FILE *f, int status)
 {
     (void)fprintf(f, "usage: kvblendctl [--admin ADDRESS] [--json] COMMAND …\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
-        (void)fprintf(f, "  %-8s %-5s %s\n", commands[i].name,
-                      commands[i].operand ? commands[i].operand : "", commands[i].help);
+        (void)fprintf(f, "  %-8s %-13s %s\n", commands[i].name, commands[i].operands,
+                      commands[i].help);
     (void)fprintf(f,
                   "\n  --admin ADDRESS   unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the "
                   "run folder)\n"
                   "  --json            the answer as JSON\n"
-                  "  --namespace NAME  for warm\n"
+                  "  --tier NAME       ram, nvme, redis or gpu\n"
+                  "  --namespace NAME  for warm: the body's; else KEY, /BODY or KEY/BODY\n"
                   "  --no-wait         for warm: do not wait for the builds\n"
                   "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
     return status;
@@ -49,6 +58,21 @@ static const char *value_of(const char *name, int argc, char **argv, int *i)
     if (argv[*i][n] == '=') return argv[*i] + n + 1;
     if (argv[*i][n] == '\0' && *i + 1 < argc) return argv[++*i];
     return NULL;
+}
+
+static int check_operands(const struct ctl_args *a, const char *spec, const char *command)
+{
+    const char *given[] = {a->operand, a->second};
+    for (size_t i = 0; i < 2; i++) {
+        spec += strspn(spec, " ");
+        size_t n = strcspn(spec, " ");
+        if (n == 0 && given[i]) return complain(a, "unexpected argument", given[i]);
+        if (n > 0 && *spec != '[' && !given[i])
+            return ctl_fail(a, CTL_USAGE, "%.*s is missing after \"%s\"; see --help", (int)n, spec,
+                            command);
+        spec += n;
+    }
+    return CTL_OK;
 }
 
 int main(int argc, char **argv)
@@ -76,25 +100,24 @@ int main(int argc, char **argv)
             a.admin = v;
         else if ((v = value_of("--namespace", argc, argv, &i)))
             a.name_space = v;
+        else if ((v = value_of("--tier", argc, argv, &i)))
+            a.tier = v;
         else if (argv[i][0] == '-' && argv[i][1])
             return complain(&a, "unknown flag, or one without its value:", argv[i]);
         else if (!command)
             command = argv[i];
         else if (!a.operand)
             a.operand = argv[i];
+        else if (!a.second)
+            a.second = argv[i];
         else
             return complain(&a, "unexpected argument", argv[i]);
     }
     if (!command) return usage(stderr, CTL_USAGE);
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (strcmp(commands[i].name, command) != 0) continue;
-        if (commands[i].operand && !a.operand)
-            return complain(&a,
-                            commands[i].operand[0] == 'I' ? "an ID is missing after"
-                                                          : "a FILE is missing after",
-                            command);
-        if (!commands[i].operand && a.operand)
-            return complain(&a, "unexpected argument", a.operand);
+        int rc = check_operands(&a, commands[i].operands, command);
+        if (rc != CTL_OK) return rc;
         return commands[i].run(&a);
     }
     return complain(&a, "unknown command", command);
