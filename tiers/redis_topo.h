@@ -44,7 +44,7 @@ int redis_topo_add(struct redis_topo *t, const struct redis_addr *a);
 
 /* Reply to CLUSTER SLOTS: masters only. `from`: who answered, for nodes that do not know their own
  * name. Slots that nobody claims become -1. 1 the map changed, 0 the same; -EBADMSG not such a
- * reply, -ENOSPC too many nodes. */
+ * reply, -ENOSPC too many nodes, -ENOMEM. */
 int redis_topo_set_slots(struct redis_topo *t, const redisReply *r, const struct redis_addr *from);
 /* One server for everything. As above; -ENOSPC. */
 int redis_topo_set_master(struct redis_topo *t, const struct redis_addr *a);
@@ -77,7 +77,8 @@ struct redis_info {
 void redis_info_parse(const char *text, size_t len, struct redis_info *ret);
 
 /* Is the server that said `i` what the URLs promise? 1: a cluster's node, fetch CLUSTER SLOTS; 0: a
- * server by itself, the only one; -EINVAL with a sentence for the operator. */
+ * server by itself, the only one; -EAGAIN a replica where a master is wanted (a fail-over is under
+ * way, ask again); -EINVAL with a sentence for the operator. */
 int redis_topo_check(const struct redis_url *u, const struct redis_info *i, struct err *err);
 
 #endif

@@ -269,7 +269,7 @@ static int parse_host(struct parser *p, struct text t)
     if (r < 0) return r;
     if (!*s || strlen(s) >= REDIS_HOST_MAX || !is_printable(s) || strpbrk(s, "/@[]"))
         return refuse(p, "a host is missing or is not a name or an address");
-    (void)strcpy(a.host, s);
+    memcpy(a.host, s, strlen(s) + 1);
     if (port.p) {
         int64_t v = 0;
         r = decode(p, port, &s);
@@ -299,7 +299,7 @@ static int parse_unix(struct parser *p, struct text rest)
     if (r < 0) return r;
     enum { SUN_PATH_MAX = 108 }; /* struct sockaddr_un, with the NUL */
     if (strlen(s) >= SUN_PATH_MAX || strlen(s) < 2) return refuse(p, "no path of a unix socket");
-    (void)strcpy(a.host, s);
+    memcpy(a.host, s, strlen(s) + 1);
     return add_host(p, &a);
 }
 

@@ -264,7 +264,7 @@ TEST(limits)
     char url[16384] = "redis://h0", host[512];
     struct redis_url u;
     for (unsigned i = 1; i < REDIS_HOSTS_MAX; i++)
-        (void)sprintf(url + strlen(url), ",h%u", i);
+        (void)snprintf(url + strlen(url), 8, ",h%u", i);
     ASSERT_OK(parse1(url, &u, NULL));
     ASSERT_EQ(u.n_hosts, REDIS_HOSTS_MAX);
     redis_url_fini(&u);
@@ -272,7 +272,7 @@ TEST(limits)
     ASSERT_ERR(parse1(url, &u, NULL), -EINVAL);
     memset(host, 'a', sizeof(host));
     host[REDIS_HOST_MAX - 1] = 0;
-    (void)sprintf(url, "redis://%s", host);
+    (void)snprintf(url, sizeof(url), "redis://%s", host);
     ASSERT_OK(parse1(url, &u, NULL));
     redis_url_fini(&u);
     (void)strcat(url, "a");
@@ -315,7 +315,7 @@ TEST(random_damage)
     unsigned n_taken = 0;
     for (int i = 0; i < 50000; i++) {
         char url[128];
-        (void)strcpy(url, seeds[test_rand(&seed) % 4]);
+        (void)snprintf(url, sizeof(url), "%s", seeds[test_rand(&seed) % 4]);
         for (uint64_t k = test_rand(&seed) % 4; k > 0; k--)
             url[test_rand(&seed) % strlen(url)] =
                 alphabet[test_rand(&seed) % (sizeof(alphabet) - 1)];
