@@ -105,18 +105,14 @@ TEST(slots_are_those_of_a_server)
 #define ID_A "$40\r\n2951c948499cd6f400fb1e17e8949a26c2977482\r\n*0\r\n"
 #define ID_B "$40\r\n1fda616c9d03e7ff82b4d9c4fc1cebf015540049\r\n*0\r\n"
 #define ID_C "$40\r\n326cb846a3ccadd0eb67c351b22372e42722df8b\r\n*0\r\n"
-#define NODE(port, id) "*4\r\n$9\r\n127.0.0.1\r\n:" port "\r\n" id
-static const char resharded[] =
-    "*5\r\n*3\r\n:0\r\n:99\r\n" NODE("19905", ID_A) "*3\r\n:100\r\n:100\r\n" NODE(
-        "12579",
-        ID_B) "*3\r\n:101\r\n:5460\r\n" NODE("19905",
-                                             ID_A) "*3\r\n:5461\r\n:10921\r\n" NODE("12579",
-                                                                                    ID_B) "*3\r\n:"
-                                                                                          "10922\r"
-                                                                                          "\n:"
-                                                                                          "16383\r"
-                                                                                          "\n" NODE("11243",
-                                                                                                    ID_C);
+#define RANGE(lo, hi, port, id) /* all on one host */                                              \
+    "*3\r\n:" lo "\r\n:" hi "\r\n*4\r\n$9\r\n127.0.0.1\r\n:" port "\r\n" id
+#define RANGE_1 RANGE("0", "99", "19905", ID_A)
+#define RANGE_2 RANGE("100", "100", "12579", ID_B)
+#define RANGE_3 RANGE("101", "5460", "19905", ID_A)
+#define RANGE_4 RANGE("5461", "10921", "12579", ID_B)
+#define RANGE_5 RANGE("10922", "16383", "11243", ID_C)
+static const char resharded[] = "*5\r\n" RANGE_1 RANGE_2 RANGE_3 RANGE_4 RANGE_5;
 
 TEST(a_clusters_map)
 {
