@@ -195,6 +195,9 @@ static int set_text(struct gw_conf_build *b, const struct gw_conf_key *k, const 
     } else if (k->choices && strcmp(k->choices, "SIZE") == 0) {
         if (opt_parse_size(text, &bytes) < 0)
             return bad_value(b, k, src, text, "a size such as 512MiB or 4GiB");
+    } else if (k->choices && strcmp(k->choices, "DURATION") == 0) {
+        if (opt_parse_duration_ms(text, &bytes) < 0)
+            return bad_value(b, k, src, text, "a duration such as 30s, 12h or 7d");
     } else if (k->choices && !in_choices(k->choices, text)) {
         return bad_value(b, k, src, text, k->choices);
     }
@@ -395,6 +398,12 @@ void gw_config_free(struct gw_config *c)
 
 /* ---- uses ---- */
 
+/* "--worker-x" here is "--x" there, where the gateway has an "--x" of its own. */
+static const char *worker_flag(const struct gw_conf_key *k)
+{
+    return strncmp(k->flag, "worker-", 7) == 0 ? k->flag + 7 : k->flag;
+}
+
 int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n)
 {
     static _Thread_local char flags[64][40];
@@ -402,15 +411,32 @@ int gw_config_worker_args(const struct gw_config *c, const char **out, size_t ca
     for (size_t i = 0; i < gw_conf_n_keys && i < 64; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];
         if (!(k->props & GW_PASS)) continue;
-        const char *v = *(char *const *)cfield_of(c, k);
-        if (!v) continue;
-        if (n + 2 > cap) return -ERANGE;
-        (void)snprintf(flags[i], sizeof flags[i], "--%s", k->flag);
-        out[n++] = flags[i];
-        out[n++] = v;
+        const struct gw_strs *list = cfield_of(c, k);
+        char *const *v = k->kind == GW_LIST ? list->v : cfield_of(c, k);
+        size_t n_values = k->kind == GW_LIST ? list->n : *v != NULL;
+        (void)snprintf(flags[i], sizeof flags[i], "--%s", worker_flag(k));
+        for (size_t m = 0; m < n_values; m++) {
+            if (n + 2 > cap) return -ERANGE;
+            out[n++] = flags[i];
+            out[n++] = v[m];
+        }
     }
     *ret_n = n;
     return 0;
+}
+
+int gw_config_worker_env(const struct gw_config *c)
+{
+    struct buf urls = BUF_INIT;
+    int r = 0;
+    if (c->secret && setenv("KVBLEND_WORKER_SECRET", c->secret, 1) < 0) return -ENOMEM;
+    for (size_t i = 0; r == 0 && i < c->redis.n; i++)
+        r = buf_addf(&urls, "%s%s", i ? " " : "", c->redis.v[i]);
+    if (r == 0 && c->redis.n > 0 && setenv("KVBLEND_WORKER_REDIS_URLS", buf_cstr(&urls), 1) < 0)
+        r = -ENOMEM;
+    if (r == 0 && c->redis.n > 0) (void)unsetenv("KVBLEND_WORKER_REDIS");
+    buf_fini(&urls);
+    return r;
 }
 
 static bool strs_equal(const struct gw_strs *a, const struct gw_strs *b)

@@ -42,9 +42,10 @@ typedef char *gw_t_GW_NUMBER;
 
 /* Properties of a key. */
 enum {
-    GW_LIVE = 1,   /* a reload applies it; others need a restart */
-    GW_PASS = 2,   /* handed to the own worker under the same flag */
-    GW_NOFILE = 4, /* flag and variable only */
+    GW_LIVE = 1,     /* a reload applies it; others need a restart */
+    GW_PASS = 2,     /* handed to the own worker under the same flag */
+    GW_NOFILE = 4,   /* flag and variable only */
+    GW_PASS_ENV = 8, /* handed to the own worker in its environment: may hold a password */
 };
 
 /* kind, field, YAML key, flag, default (NULL = unset), min, max, properties, choices, help */
@@ -59,6 +60,29 @@ enum {
       "worker program (default: kvblend-worker beside this program)")                              \
     X(GW_STR, ram, "worker.ram", "ram", NULL, 0, 0, GW_PASS, "SIZE",                               \
       "RAM budget for chunk records, such as 512MiB or 4GiB")                                      \
+    X(GW_STR, nvme, "worker.nvme", "nvme", NULL, 0, 0, GW_PASS, NULL,                              \
+      "PATH:SIZE of a file or device for records that RAM has no room for")                        \
+    X(GW_LIST, redis, "worker.redis", "redis", NULL, 0, 0, GW_PASS_ENV, NULL,                      \
+      "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, "                  \
+      "redis-sentinel://, unix:// (repeatable)")                                                   \
+    X(GW_STR, ram_policy, "worker.ram_policy", "ram-policy", NULL, 0, 0, GW_PASS,                  \
+      "lru|clock|s3fifo|arc|gdsf", "eviction from RAM: lru, clock, s3fifo, arc or gdsf")           \
+    X(GW_STR, nvme_policy, "worker.nvme_policy", "nvme-policy", NULL, 0, 0, GW_PASS,               \
+      "lru|clock|s3fifo|arc|gdsf", "eviction from NVMe: lru, clock, s3fifo, arc or gdsf")          \
+    X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS, NULL,                          \
+      "NS=ram:SIZE,nvme:SIZE, hard caps of a namespace's records (repeatable)")                    \
+    X(GW_STR, ttl, "worker.ttl", "ttl", NULL, 0, 0, GW_PASS, "DURATION",                           \
+      "life of a record, such as 12h (default: for ever)")                                         \
+    X(GW_LIST, ttl_ns, "worker.ttl_ns", "ttl-ns", NULL, 0, 0, GW_PASS, NULL,                       \
+      "NS=DURATION, life of a namespace's records (repeatable)")                                   \
+    X(GW_STR, nvme_write_budget, "worker.nvme_write_budget", "nvme-write-budget", NULL, 0, 0,      \
+      GW_PASS, "SIZE", "bytes a day written to NVMe (default: the size of the drive)")             \
+    X(GW_STR, secret, "worker.secret", "secret", NULL, 0, 0, GW_PASS_ENV, NULL,                    \
+      "text mixed into all keys of records; workers share records only when it agrees")            \
+    X(GW_STR, secret_file, "worker.secret_file", "secret-file", NULL, 0, 0, GW_PASS, NULL,         \
+      "file with that text")                                                                       \
+    X(GW_STR, worker_access_log, "worker.access_log", "worker-access-log", NULL, 0, 0, GW_PASS,    \
+      NULL, "file for one JSON line a request: which records it used, for kvblend-bench replay")   \
     X(GW_STR, dtype, "worker.dtype", "dtype", NULL, 0, 0, GW_PASS, "auto|f32|bf16",                \
       "arithmetic of the model: auto, f32 or bf16")                                                \
     X(GW_STR, kv_dtype, "worker.kv_dtype", "kv-dtype", NULL, 0, 0, GW_PASS, NULL,                  \
@@ -151,8 +175,11 @@ extern const size_t gw_conf_n_keys;
 int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,
                    struct buf *problems);
 void gw_config_free(struct gw_config *c);
-/* The flags of the own worker: "--ram", "4GiB", … appended to out (strings borrowed from c). */
+/* The flags of the own worker: "--ram", "4GiB", … appended to out (strings borrowed from c).
+ * -ERANGE: too many. */
 int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n);
+/* What the own worker gets in its environment instead: sets the variables of this process. */
+int gw_config_worker_env(const struct gw_config *c);
 /* Names of keys that differ between two configurations and need a restart, comma separated. */
 int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out);
 int gw_config_help(struct buf *out);

@@ -232,7 +232,7 @@ static int start_worker(struct gw_run *u, struct err *err)
     const struct gw_config *c = g->config;
     struct buf bin = BUF_INIT, model = BUF_INIT, address = BUF_INIT;
     struct gw_target *t;
-    const char *argv[80];
+    const char *argv[512];
     size_t n = 0, n_pass = 0;
     int r = c->worker_bin ? buf_adds(&bin, c->worker_bin) : gw_find_worker(&bin, err);
     if (r == 0) r = c->model ? buf_adds(&model, c->model) : gw_find_model(&model, err);
@@ -249,6 +249,7 @@ static int start_worker(struct gw_run *u, struct err *err)
     argv[n++] = "--exit-on-stdin-eof";
     r = gw_config_worker_args(c, argv + n, sizeof argv / sizeof argv[0] - n - 1, &n_pass);
     argv[n + n_pass] = NULL;
+    if (r == 0) r = gw_config_worker_env(c);
     if (r == 0) r = gw_child_create(g->loop, g->fleet, t, argv, &child_ops, u, &g->child);
     if (r < 0) (void)err_set(err, r, "the worker %s could not be started", buf_cstr(&bin));
 out:
