@@ -30,10 +30,11 @@ static struct wk_build *find(struct worker *w, const struct tier_key *k)
     return NULL;
 }
 
-bool wk_build_pending(struct worker *w, const struct tier_key *key)
+bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns)
 {
     pthread_mutex_lock(&w->builds_m);
-    bool yes = find(w, key) != NULL;
+    const struct wk_build *b = find(w, key);
+    bool yes = b && (!ns || strcmp(b->ns, ns) == 0);
     pthread_mutex_unlock(&w->builds_m);
     return yes;
 }

@@ -1,9 +1,9 @@
 /* The plan of one request: what of its prompt the store holds, and what is done about it.
  *
- * Look-ups happen on the engine thread just before the prefill starts, so that a chunk that was
- * built while the request waited is still used. Sources and sinks own nothing but their pin or
- * writer: they may outlive the request. A source that fails (-EBADMSG) makes the fusor compute that
- * range; nothing is answered from it. */
+ * Slower tiers were asked when the prompt was prepared (asks.c); the rest happens on the engine
+ * thread just before the prefill starts, so that a chunk that was built while the request waited is
+ * still used. Sources and sinks own nothing but their pin or writer: they may outlive the request.
+ * A source that fails makes the fusor compute that range; nothing is answered from it. */
 #include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
 #include "policy/plan.h"
@@ -73,6 +73,7 @@ struct planner {
     struct fus_capture *capture;
     size_t n_capture;
     uint32_t n_prefix, n_hit;
+    uint64_t late_ns;
 };
 
 static void drop_ranges(struct planner *q)
@@ -87,14 +88,15 @@ static int find_prefix(struct planner *q)
     for (size_t i = 0; i < q->p->n_block; i++) {
         uint32_t tok0 = (uint32_t)i * WK_BLOCK_TOKENS;
         struct fus_range *r = &q->range[q->n_range];
+        struct wk_look *l = &q->p->block_look[i];
         struct store_pin *pin;
-        enum store_miss why;
-        int rc = store_lookup(q->w->store, &q->p->block[i], q->p->tok + tok0, WK_BLOCK_TOKENS, &pin,
-                              &why);
-        if (rc <= 0) return rc == -ENOMEM ? rc : 0;
+        int rc = wk_find(q->w, q->m, &q->p->block[i], q->p->tok + tok0, WK_BLOCK_TOKENS, l,
+                         q->late_ns, &pin);
+        if (rc <= 0) return rc;
         *r = (struct fus_range){.tok0 = tok0, .n = WK_BLOCK_TOKENS, .exact = true};
         rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
         if (rc < 0) return rc;
+        rec_source_tell(&r->src, &l->status);
         q->n_range++;
         q->n_prefix += WK_BLOCK_TOKENS;
     }
@@ -111,18 +113,19 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
         c->source = c->tok0 + c->n <= q->n_prefix ? WK_PREFIX : WK_COMPUTED;
         return 0;
     }
-    rc = store_lookup(q->w->store, &c->key, q->p->tok + c->tok0, c->n, &pin, &c->why);
-    if (rc < 0) return rc == -ENOMEM ? rc : 0;
+    rc = wk_find(q->w, q->m, &c->key, q->p->tok + c->tok0, c->n, &c->look, q->late_ns, &pin);
+    if (rc < 0) return rc;
     *r = (struct fus_range){.tok0 = c->tok0, .n = c->n};
     if (rc == 0) {
         c->missed = true;
-        if (wk_build_pending(q->w, &c->key)) c->why = STORE_MISS_BUILDING;
+        if (wk_build_pending(q->w, &c->key, NULL)) c->look.why = STORE_MISS_BUILDING;
         q->n_range++;
         return 0;
     }
     rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
     if (rc < 0) return rc;
-    c->source = WK_RAM;
+    rec_source_tell(&r->src, &c->look.status);
+    c->source = WK_STORED;
     q->n_hit += c->n;
     q->n_range++;
     return 0;
@@ -167,7 +170,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
 {
     size_t n = p->n_block + p->n_cut + 1;
     size_t bytes = n * sizeof(struct fus_range) + (p->n_block + 1) * sizeof(struct fus_capture);
-    struct planner q = {.w = w, .p = p, .m = m};
+    struct planner q = {.w = w, .p = p, .m = m, .late_ns = wk_late_ns()};
     char *mem = mem_zalloc(bytes);
     uint32_t last = p->n_cut ? p->cut[p->n_cut - 1].tok0 + p->cut[p->n_cut - 1].n : 0;
     double ratio;
@@ -177,6 +180,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
     q.range = (struct fus_range *)(void *)mem;
     q.capture = (struct fus_capture *)(void *)(mem + n * sizeof *q.range);
     if (m->mode != API_FULL) rc = look_up(&q);
+    wk_drop_looks(w, p); /* what the plan has no use for */
     if (rc < 0) {
         drop_ranges(&q);
         mem_free(mem);
@@ -193,7 +197,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
             if (q.range[i].src.ops) q.range[i].src.ops->release(q.range[i].src.ctx);
         q.n_range = keep;
         for (size_t i = 0; i < p->n_cut; i++)
-            if (p->cut[i].source == WK_RAM || plan->strategy == FUS_FULL)
+            if (p->cut[i].source == WK_STORED || plan->strategy == FUS_FULL)
                 p->cut[i].source = WK_COMPUTED;
     }
     if (m->mode != API_FULL && m->store) (void)claim_blocks(&q);

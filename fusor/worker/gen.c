@@ -76,6 +76,12 @@ static int check_size(struct gen *g, const struct gen_prompt *p, struct api_err 
     return 0;
 }
 
+/* echo of nothing but the prompt: no token is asked for, so the engine is not. */
+static bool nothing_to_generate(const struct gen *g)
+{
+    return !g->chat && g->req.max_tokens == 0;
+}
+
 static int prepare(struct gen *g)
 {
     const struct api_limits lim = {tok_n_vocab(g->w->tok), g->w->o.max_running};
@@ -102,6 +108,7 @@ static int prepare(struct gen *g)
         rc = wk_prepare(g->w, &g->req, &g->hints, &g->mode, i, &p->p, &g->e);
         if (rc >= 0) rc = check_size(g, p, &g->e);
         if (rc < 0) return rc;
+        if (!nothing_to_generate(g)) wk_ask_prompt(g->w, &p->p, &g->mode, &g->gone);
         p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
         if (!p->choice) return -ENOMEM;
     }
@@ -125,12 +132,6 @@ static void too_busy(struct api_err *e, unsigned n)
                       "This worker is busy: %u requests wait. Please try again shortly.", n);
     e->retry_after_s = 1;
     e->retry = API_RETRY_YES;
-}
-
-/* echo of nothing but the prompt: no token is asked for, so the engine is not. */
-static bool nothing_to_generate(const struct gen *g)
-{
-    return !g->chat && g->req.max_tokens == 0;
 }
 
 static void finish_empty(struct gen *g)

@@ -77,7 +77,18 @@ void gen_cancel_jobs(struct gen *g);
 void gen_flush(struct gen *g); /* frames of what is new; the end when all is done */
 void gen_fail(struct gen *g, const struct api_err *e);
 void gen_silence(struct gen *g, uint64_t now_ns); /* headers after the grace, comments */
-/* gen_report.c: the `kvblend` object and usage */
+/* gen_report.c: the `kvblend` object, usage, the access log's line */
+enum { GEN_TIERS_MAX = STORE_TIERS_MAX + 1 };
+struct gen_hits { /* records that were used, by tier */
+    struct {
+        const char *name;
+        unsigned hits;
+        uint64_t tokens;
+    } tier[GEN_TIERS_MAX];
+    size_t n;
+};
+void gen_hits(const struct gen *g, struct gen_hits *ret);
+void gen_log_records(struct gen *g);
 int gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
 void gen_usage(struct gen *g, struct api_usage *ret);
 void gen_count(struct gen *g); /* log and metrics, once; also of what was cut short */

@@ -27,6 +27,24 @@ static void wake(struct gen *g)
     }
 }
 
+/* A chunk whose KV could not be read was computed after all. */
+static bool own_up(struct wk_prompt *p)
+{
+    bool slow = false;
+
+    for (size_t i = 0; i < p->n_cut; i++) {
+        struct wk_cut *c = &p->cut[i];
+        slow |= c->look.tier && strcmp(c->look.tier, "ram") != 0;
+        if (c->look.status >= 0 || c->source != WK_STORED) continue;
+        c->source = WK_COMPUTED;
+        c->missed = true;
+        c->look.why = c->look.status == -EBADMSG     ? STORE_MISS_CORRUPT
+                      : c->look.status == -ETIMEDOUT ? STORE_MISS_DEADLINE
+                                                     : STORE_MISS_IO;
+    }
+    return slow;
+}
+
 static void on_first(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms)
 {
     struct gen_prompt *p = ctx;
@@ -35,6 +53,7 @@ static void on_first(void *ctx, const struct fus_report *r, double queue_ms, dou
     pthread_mutex_lock(&g->m);
     p->report = *r;
     p->started = true;
+    bool slow = own_up(&p->p); /* waiting for a tier says nothing of the time to compute */
     p->queue_ms = queue_ms;
     p->prefill_ms = prefill_ms;
     p->ttft_ms = clock_ms_since(g->start_ns);
@@ -42,6 +61,7 @@ static void on_first(void *ctx, const struct fus_report *r, double queue_ms, dou
     wk_metrics_ttft(p->ttft_ms / 1e3);
     wk_metrics_queue(queue_ms / 1e3);
     wk_metrics_report(r);
+    if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, prefill_ms, r->cost * p->p.n_tok);
 }
 
 static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)

@@ -285,8 +285,22 @@ static int put_whole(struct gen *g, struct buf *out)
     return rc;
 }
 
+static void put_tiers(struct gen *g, char *out, size_t cap)
+{
+    struct gen_hits h;
+    size_t at = 0;
+
+    gen_hits(g, &h);
+    out[0] = 0;
+    for (size_t i = 0; i < h.n && at < cap; i++) {
+        int n = snprintf(out + at, cap - at, ";%s=%u", h.tier[i].name, h.tier[i].hits);
+        at += n > 0 ? (size_t)n : 0;
+    }
+}
+
 static void flush_whole(struct gen *g)
 {
+    char tiers[GEN_TIERS_MAX * 32];
     struct buf out = BUF_INIT, h = BUF_INIT;
     struct progress at;
     struct api_usage u;
@@ -303,12 +317,13 @@ static void flush_whole(struct gen *g)
     if (!at.all_done) return;
     gen_usage(g, &u);
     gen_count(g);
+    put_tiers(g, tiers, sizeof tiers);
     if (put_whole(g, &out) ||
         buf_addf(&h,
                  "openai-processing-ms: %.0f\r\nx-kvblend-ttft-ms: %.2f\r\n"
-                 "x-kvblend-kv: prefix=%llu;reused=%llu;recomputed=%llu\r\n",
+                 "x-kvblend-kv: prefix=%llu;reused=%llu;recomputed=%llu%s\r\n",
                  clock_ms_since(g->start_ns), g->prompt[0].ttft_ms, (unsigned long long)u.prefix,
-                 (unsigned long long)u.reused, (unsigned long long)u.recomputed)) {
+                 (unsigned long long)u.reused, (unsigned long long)u.recomputed, tiers)) {
         api_err_of(g, -EIO, &e);
         gen_fail(g, &e);
     } else {

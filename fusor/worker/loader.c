@@ -165,11 +165,26 @@ static int open_core(struct worker *w, struct err *err)
     return 0;
 }
 
+/* Before anything has run: what the linear layers take at the measured rate; 0 = unknown. */
+static double guess_ms_per_token(const struct worker *w)
+{
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (r[i].chosen && r[i].gflops > 0)
+            return 2 * fus_core_linear_params(w->core) / (r[i].gflops * 1e6);
+    return 0;
+}
+
 static int open_store(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
     struct model_rope rope = c->rope;
-    struct store_opts o = {.ram_bytes = w->o.ram_bytes};
+    const struct wk_tier_opts *t = &w->o.tiers;
+    struct store_opts o = {
+        .ram_bytes = w->o.ram_bytes, .ram_policy = t->ram_policy, .ttl_ms = t->ttl_ms};
+    int rc;
 
     rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
     w->sink_token = find_sink(w);
@@ -182,8 +197,18 @@ static int open_store(struct worker *w, struct err *err)
                             .K = c->K};
     memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
     tok_fingerprint(w->tok, w->ident.tokenizer);
+    memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);
+    atomic_store(&w->ms_per_token, guess_ms_per_token(w));
     o.ident = w->ident;
-    return store_create(&o, &w->store, err);
+    o.ms_per_token = atomic_load(&w->ms_per_token);
+    if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
+    if ((rc = store_create(&o, &w->store, err)) < 0) {
+        while (o.n_tiers-- > 0)
+            o.tier[o.n_tiers].tier->ops->destroy(o.tier[o.n_tiers].tier);
+        return rc;
+    }
+    wk_tiers_limits(w);
+    return 0;
 }
 
 static void log_loaded(struct worker *w)
@@ -211,6 +236,8 @@ static int load(struct worker *w, struct err *err)
     struct fus_engine_opts eo = {.max_running = w->o.max_running, .max_queue = w->o.max_queue};
     int rc;
 
+    if (w->o.tiers.access_log && (rc = wk_kvlog_open(w->o.tiers.access_log, &w->kvlog, err)) < 0)
+        return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;

@@ -20,6 +20,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "kvblend-worker: %s\n", err.msg);
         return 2;
     }
+    wk_opts_hide(argc, argv);
     rc = wk_create(&o, &w, &err);
     if (rc < 0) {
         log_event(LOG_ERROR, "start", "error=\"%s\"", err.msg);

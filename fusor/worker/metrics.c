@@ -159,6 +159,7 @@ int wk_metrics_render(struct worker *w, struct buf *out)
             metric_set(&refused, (double)s.put_refused);
             for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
                 metric_set(&misses[i], (double)s.misses[i]);
+            wk_metrics_tiers(w, &s);
         }
         if (w->engine) {
             fus_engine_get_stats(w->engine, &e);

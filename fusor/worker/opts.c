@@ -11,6 +11,28 @@ static const struct opt_def defs[] = {
     {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder to serve."},
     {"listen", OPT_STR, "127.0.0.1:8012", 0, 0, NULL, "HOST:PORT or unix:/path to listen on."},
     {"ram", OPT_SIZE, "1GiB", 1 << 20, 1e15, NULL, "Hard budget of the KV records kept in RAM."},
+    {"nvme", OPT_STR, NULL, 0, 0, NULL,
+     "PATH:SIZE of a file or device for records that RAM has no room for; hard budget."},
+    {"redis", OPT_STR, NULL, 0, 0, NULL,
+     "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, redis-sentinel://, "
+     "unix://. Repeatable. Variable: KVBLEND_WORKER_REDIS_URLS, separated by spaces.",
+     .repeatable = true},
+    {"redis-urls", OPT_STR, NULL, 0, 0, NULL, NULL},
+    {"ram-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from RAM."},
+    {"nvme-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from NVMe."},
+    {"quota", OPT_STR, NULL, 0, 0, NULL,
+     "NS=ram:SIZE,nvme:SIZE: hard caps of a namespace's records. Repeatable.", .repeatable = true},
+    {"ttl", OPT_DURATION, "0", 0, 0, NULL, "Life of a record; 0 = for ever."},
+    {"ttl-ns", OPT_STR, NULL, 0, 0, NULL, "NS=DURATION: life of a namespace's records. Repeatable.",
+     .repeatable = true},
+    {"nvme-write-budget", OPT_SIZE, "0", 0, 0, NULL,
+     "Bytes a day written to NVMe; 0 = the size of the drive."},
+    {"secret", OPT_STR, NULL, 0, 0, NULL,
+     "Text mixed into all keys of records: workers share records only when it agrees. Better given "
+     "by the variable KVBLEND_WORKER_SECRET or --secret-file."},
+    {"secret-file", OPT_STR, NULL, 0, 0, NULL, "File with that text."},
+    {"access-log", OPT_STR, NULL, 0, 0, NULL,
+     "File for one JSON line a request: which records it used, for kvblend-bench replay."},
     {"kv-pages", OPT_SIZE, "0", 0, 0, NULL,
      "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
@@ -107,11 +129,14 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
         return rc;
     }
     take(ret, o);
-    return 0;
+    rc = wk_tier_opts_take(&ret->tiers, o, err);
+    if (rc < 0) opts_destroy(o);
+    return rc;
 }
 
 void wk_opts_fini(struct wk_opts *o)
 {
+    wk_tier_opts_fini(&o->tiers);
     opts_destroy(o->store);
     o->store = NULL;
 }

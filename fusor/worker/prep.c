@@ -256,7 +256,8 @@ static int blocks_of(const struct worker *w, struct wk_prompt *p, const struct w
     if (p->n_cut > 0 && m->mode != API_PREFIX && p->cut[0].tok0 < until) until = p->cut[0].tok0;
     p->n_block = until / WK_BLOCK_TOKENS;
     p->block = mem_alloc((p->n_block + 1) * sizeof *p->block);
-    if (!p->block) return -ENOMEM;
+    p->block_look = mem_zalloc((p->n_block + 1) * sizeof *p->block_look);
+    if (!p->block || !p->block_look) return -ENOMEM;
     for (size_t i = 0; i < p->n_block; i++)
         p->block[i] = tier_key_prefix(&w->ident, m->ns, i ? &p->block[i - 1] : NULL,
                                       p->tok + i * WK_BLOCK_TOKENS, WK_BLOCK_TOKENS);
@@ -423,10 +424,12 @@ int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_
 
 void wk_prompt_fini(struct wk_prompt *p)
 {
+    if (p->held_by) wk_drop_looks(p->held_by, p);
     for (size_t i = 0; i < p->n_cut; i++)
         if (p->cut[i].own_detector) mem_free((char *)p->cut[i].detector);
     mem_free(p->cut);
     mem_free(p->block);
+    mem_free(p->block_look);
     mem_free(p->own_ids);
     tok_ids_fini(&p->ids);
     chat_out_fini(&p->chat);

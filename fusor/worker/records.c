@@ -9,6 +9,7 @@
 struct source {
     struct store_pin *pin;
     enum kn_dtype dtype;
+    int *ret_status; /* NULL: nobody asks */
 };
 
 static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
@@ -17,9 +18,19 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
     const void *k, *v;
     int rc = store_pin_layer(s->pin, layer, &k, &v);
 
-    if (rc < 0) return rc;
+    if (rc < 0) {
+        if (s->ret_status) *s->ret_status = rc;
+        return rc;
+    }
     *ret = (struct kv_layer){k, v, s->dtype};
     return 0;
+}
+
+static int source_ready(void *ctx, unsigned layer)
+{
+    const struct source *s = ctx;
+
+    return store_pin_ready(s->pin, layer);
 }
 
 static void source_release(void *ctx)
@@ -32,16 +43,23 @@ static void source_release(void *ctx)
 
 int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
 {
-    static const struct kv_source_ops ops = {NULL, source_layer, source_release};
+    static const struct kv_source_ops ops = {NULL, source_layer, source_release, source_ready};
     struct source *s = mem_alloc(sizeof *s);
 
     if (!s) {
         store_pin_release(pin);
         return -ENOMEM;
     }
-    *s = (struct source){pin, dtype};
+    *s = (struct source){pin, dtype, NULL};
     *ret = (struct kv_source){&ops, s};
     return 0;
+}
+
+void rec_source_tell(struct kv_source *src, int *ret_status)
+{
+    struct source *s = src->ctx;
+
+    s->ret_status = ret_status;
 }
 
 /* ---- kv_sink ---- */

@@ -13,6 +13,8 @@
 
 /* Takes the pin: on failure it is released. `dtype` is that of the store. */
 int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret);
+/* ret_status (alive until release()) gets the error of a layer that cannot be had. */
+void rec_source_tell(struct kv_source *s, int *ret_status);
 /* Takes the writer: on failure it is aborted. done() commits after success and aborts otherwise;
  * ret_status (NULL: not wanted, else alive until done()) then gets 0 or the error. */
 int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,

@@ -11,7 +11,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TICK_MS = 250 };
+enum {
+    TICK_MS = 250,
+    FLUSH_MS = 3000, /* chosen: below the grace between a supervisor's SIGTERM and SIGKILL */
+};
 
 /* ---- HTTP ---- */
 static void on_request(void *ctx, struct http_req *r)
@@ -164,7 +167,9 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
     if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
-    if ((rc = wk_pool_create(2, &w->pool)) < 0) goto fail;
+    /* Helpers wait for slower tiers' answers; then more of them keep the others going. */
+    unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
+    if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
     if ((rc = http_server_listen(w->server, o->listen, err)) < 0) goto fail;
     if ((rc = wk_load_start(w)) < 0) goto fail;
@@ -202,6 +207,11 @@ void wk_destroy(struct worker *w)
     if (w->stdin_event) event_free(w->stdin_event);
     if (w->tick) http_timer_destroy(w->tick);
     http_loop_destroy(w->loop);
+    wk_kvlog_close(w->kvlog);
+    if (w->store) {
+        int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
+        if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));
+    }
     store_destroy(w->store);
     fus_core_destroy(w->core);
     chat_close(w->chat);

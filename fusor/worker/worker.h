@@ -15,6 +15,7 @@
 #include "fusor/text/tok.h"
 #include "fusor/worker/api.h"
 #include "segment/segment.h"
+#include "tiers/redis_url.h"
 #include "tiers/store.h"
 
 #include <pthread.h>
@@ -34,6 +35,27 @@ enum {
 
 /* ---- options ---- */
 struct opts;
+struct wk_quota { /* of a namespace; 0 = none */
+    const char *ns;
+    uint64_t ram_bytes, nvme_bytes;
+};
+struct wk_ttl {
+    const char *ns;
+    uint64_t ms;
+};
+struct wk_tier_opts {
+    enum evict_policy ram_policy, nvme_policy;
+    const char *nvme_path; /* NULL: no such tier */
+    uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms;
+    struct redis_url *redis; /* NULL: no such tier */
+    struct wk_quota *quota;
+    size_t n_quota;
+    struct wk_ttl *ttl;
+    size_t n_ttl;
+    uint64_t secret[2];     /* tier_secret(): the text is not kept */
+    const char *access_log; /* NULL: none */
+    struct arena arena;
+};
 struct wk_opts {
     const char *model, *listen, *gemm, *chat_template, *served_name, *api_key, *presets, *strategy;
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
@@ -42,11 +64,15 @@ struct wk_opts {
     unsigned threads, ctx, max_running, max_queue;
     double ratio;
     bool exit_on_stdin_eof;
+    struct wk_tier_opts tiers;
     struct opts *store; /* owns the strings */
 };
 /* 0; 1 when help or version was printed; <0 with a sentence. */
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
 void wk_opts_fini(struct wk_opts *o);
+void wk_opts_hide(int argc, char **argv); /* secrets from the list of processes */
+int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err);
+void wk_tier_opts_fini(struct wk_tier_opts *t);
 
 /* ---- the worker ---- */
 struct wk_msg { /* embedded; at most once on the list */
@@ -59,7 +85,7 @@ struct wk_pool;
 struct gen;
 struct seg_task;
 struct wk_build;
-struct policy_rates;
+struct wk_kvlog;
 struct worker {
     struct wk_opts o;
     struct http_loop *loop;
@@ -79,6 +105,9 @@ struct worker {
     struct fus_engine *engine;
     struct store *store;
     struct tier_ident ident;
+    _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
+    _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */
+    struct wk_kvlog *kvlog;      /* NULL: no access log */
     struct seg_presets *presets;
     int32_t sink_token; /* -1 = none */
     bool blend_ok;      /* self-test passed */
@@ -114,6 +143,10 @@ void wk_destroy(struct worker *w);
 void wk_drain(struct worker *w); /* stop accepting, end when idle or late; again: end now */
 /* loader.c */
 int wk_load_start(struct worker *w);
+/* tiers.c: the slower tiers into o, by the options; what is in o already is destroyed on failure.
+ */
+int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err);
+void wk_tiers_limits(struct worker *w); /* quotas and lives of namespaces */
 bool wk_serves_model(const struct worker *w, const char *name);
 /* mail.c. Thread: any. wk_unpost() takes a message off the list when it is on it. */
 void wk_post(struct worker *w, struct wk_msg *m);
@@ -159,6 +192,14 @@ int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
 int wk_not_ready(struct worker *w, struct api_err *e); /* 0 ready, else e = 503 */
 
 /* ---- text work shared by generation and admin (prep.c); any thread ---- */
+struct wk_look {           /* of one record; in this order: asked, settled, found */
+    struct store_pin *pin; /* held for the prompt */
+    uint64_t held_bytes;   /* charged for the pin */
+    bool asked, asking;
+    enum store_miss why;
+    const char *tier; /* where it was found; NULL: nowhere */
+    int status;       /* <0: it was found, but its KV could not be read */
+};
 struct wk_cut { /* a chunk of a prompt */
     uint32_t tok0, n;
     uint32_t msg, begin, end; /* as the application sent it */
@@ -166,9 +207,9 @@ struct wk_cut { /* a chunk of a prompt */
     bool own_detector; /* heap copy: the name of a preset */
     struct tier_key key;
     /* what the look-up found */
-    enum wk_source { WK_COMPUTED, WK_RAM, WK_PREFIX } source;
-    bool missed;
-    enum store_miss why;
+    enum wk_source { WK_COMPUTED, WK_STORED, WK_PREFIX } source;
+    bool missed; /* for the reason look.why */
+    struct wk_look look;
 };
 struct wk_prompt { /* one tokenised prompt; wk_prompt_fini() */
     struct tok_ids ids;
@@ -178,8 +219,10 @@ struct wk_prompt { /* one tokenised prompt; wk_prompt_fini() */
     struct wk_cut *cut;
     size_t n_cut;
     struct tier_key *block; /* chained keys of the exact prefix blocks */
+    struct wk_look *block_look;
     size_t n_block;
-    struct buf text; /* prompt text for echo; empty unless asked for */
+    struct worker *held_by; /* NULL: no look-up was made early */
+    struct buf text;        /* prompt text for echo; empty unless asked for */
     struct chat_out chat;
 };
 struct wk_hints { /* from headers; NULL = absent. Copied strings. */
@@ -208,6 +251,27 @@ uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint3
 int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
                     uint32_t *ret_n);
 
+/* ---- look-ups (asks.c) ---- */
+/* Helper thread: ask for all that the prompt may reuse and wait for the answers, not for the KV. */
+void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *m,
+                   const atomic_bool *gone);
+void wk_drop_looks(struct worker *w, struct wk_prompt *p);
+/* Engine thread: 1 and a pin, 0 a miss (look->why), <0. late_ns: until when a prompt that was not
+ * asked for early may wait. */
+int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *key,
+            const int32_t *tok, uint32_t n, struct wk_look *l, uint64_t late_ns,
+            struct store_pin **ret);
+uint64_t wk_late_ns(void);
+/* One look-up by hand: ask, settle, drop. As store_ask(); true = a hit. */
+int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct tier_key *key,
+                const int32_t *tok, uint32_t n, struct wk_look *l);
+bool wk_look_settle(struct worker *w, struct wk_look *l, uint64_t until_ns);
+void wk_look_drop(struct worker *w, struct wk_look *l);
+/* What n reused tokens save, by what prefills have taken so far. */
+double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n);
+void wk_measured(struct worker *w, double prefill_ms, double n_tok); /* engine thread */
+uint64_t wk_record_bytes(const struct worker *w, uint32_t n);
+
 /* ---- the plan (chunks.c) ---- */
 /* Look up and decide, on the engine thread: fills ranges, captures and the strategy of plan. The
  * arrays belong to *ret_arena (mem_free). */
@@ -227,7 +291,8 @@ enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FA
  * -EAGAIN full. */
 int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
                    uint32_t n, bool urgent);
-bool wk_build_pending(struct worker *w, const struct tier_key *key); /* any thread */
+/* Any thread. ns NULL: of whatever namespace. */
+bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns);
 void wk_builds_fini(struct worker *w);
 void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
 
@@ -261,14 +326,27 @@ void wk_hints_fini(struct wk_hints *h);
 /* A namespace within the gateway's: a body cannot leave the one its caller was put in. Either may
  * be NULL. -ERANGE when too long. */
 int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner);
+/* As operators write it: "acme" (of the caller's key), "/team" (of the body), "acme/team". */
+int wk_ns_parse(const char *text, char *out, size_t cap);
 void wk_segments_post(struct worker *w, struct wk_call *c); /* segments.c */
 void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
 void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);
+/* Whoever's it is (admin), from one tier or from all (NULL). */
+void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier);
 void wk_segments_fini(struct worker *w);
 int wk_admin(struct worker *w, struct wk_call *c, const char *path); /* admin.c: 0 not its path */
+int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path); /* admin_tiers.c */
 int wk_put_chunk(struct buf *out, const struct store_info *i);
 int wk_tokenize(struct wk_task *t); /* text_routes.c */
 int wk_detokenize(struct wk_task *t);
+
+/* ---- access log (kvlog.c) ---- */
+struct buf;
+int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err);
+/* One line, taken over (buf is emptied). Never waits: a full queue drops it and counts. */
+void wk_kvlog_put(struct wk_kvlog *l, struct buf *line);
+uint64_t wk_kvlog_dropped(struct wk_kvlog *l);
+void wk_kvlog_close(struct wk_kvlog *l); /* writes what is queued */
 
 /* ---- metrics (metrics.c) ---- */
 void wk_metrics_init(void);
@@ -279,5 +357,6 @@ void wk_metrics_queue(double seconds);
 void wk_metrics_report(const struct fus_report *r);
 void wk_metrics_generated(uint64_t n);
 int wk_metrics_render(struct worker *w, struct buf *out);
+void wk_metrics_tiers(struct worker *w, const struct store_stats *s); /* metrics_tiers.c */
 
 #endif

@@ -251,7 +251,7 @@ TEST(a_cold_plan_computes_and_captures_the_preamble)
     ASSERT_EQ(f.n_range, 0);
     ASSERT_EQ(f.n_capture, 1);
     ASSERT_EQ(captured, 64);
-    ASSERT_TRUE(p.cut[0].missed && p.cut[0].why == STORE_MISS_NEVER);
+    ASSERT_TRUE(p.cut[0].missed && p.cut[0].look.why == STORE_MISS_NEVER);
     ASSERT_EQ(p.cut[1].source, WK_COMPUTED);
     plan_end(&f, arrays, -ECANCELED);
     m.store = false;
@@ -296,7 +296,7 @@ TEST(hits_and_misses_of_a_warm_plan)
             ASSERT_TRUE(f.range[0].exact && f.range[0].src.ops && f.range[0].n == 64);
             ASSERT_TRUE(!f.range[1].src.ops && f.range[1].tok0 == 70);
             ASSERT_TRUE(f.range[2].src.ops && !f.range[2].exact && f.range[2].tok0 == 120);
-            ASSERT_EQ(p.cut[1].source, WK_RAM);
+            ASSERT_EQ(p.cut[1].source, WK_STORED);
             ASSERT_TRUE(p.cut[0].missed);
             ASSERT_EQ(f.suffix, 30);
             ASSERT_NEAR(f.ratio, t[i].want == FUS_QUERY ? 0.25 : 0, 1e-6);

@@ -1,0 +1,202 @@
+/* Options of the tiers whose values have an inner form: PATH:SIZE, NS=tier:SIZE, URLs, secrets. */
+#include "fusor/worker/worker.h"
+
+#include "base/opt.h"
+#include "tiers/nvme.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SECRET_BYTES_MAX = 4096 };
+
+/* "acme" is a namespace as the header or a body says it, "outer/inner" a body's within a header's.
+ */
+static int ns_of(struct arena *a, const char *text, size_t len, const char **ret)
+{
+    char *ns = arena_strndup(a, text, len);
+    char *slash = ns ? strchr(ns, '/') : NULL;
+
+    if (!ns) return -ENOMEM;
+    if (slash) *slash = '\x1f';
+    *ret = ns;
+    return 0;
+}
+
+static int parse_nvme(struct wk_tier_opts *t, const char *text, struct err *err)
+{
+    struct err e = {0};
+    char path[4096];
+    int rc = tier_nvme_parse(text, path, sizeof path, &t->nvme_bytes, &e);
+
+    if (rc < 0) return err_set(err, rc, "--nvme: %s", e.msg);
+    t->nvme_path = arena_strndup(&t->arena, path, strlen(path));
+    return t->nvme_path ? 0 : -ENOMEM;
+}
+
+static int bad_quota(const char *text, struct err *err)
+{
+    return err_set(err, -EINVAL, "--quota: expected NS=ram:SIZE,nvme:SIZE, found \"%s\"", text);
+}
+
+/* One "tier:SIZE" of a quota. */
+static int parse_share(const char *p, size_t n, struct wk_quota *q)
+{
+    char size[32];
+    const char *colon = memchr(p, ':', n);
+    size_t name = colon ? (size_t)(colon - p) : n;
+    uint64_t *to = name == 3 && memcmp(p, "ram", 3) == 0    ? &q->ram_bytes
+                   : name == 4 && memcmp(p, "nvme", 4) == 0 ? &q->nvme_bytes
+                                                            : NULL;
+
+    if (!colon || !to || n - name - 1 == 0 || n - name - 1 >= sizeof size) return -EINVAL;
+    memcpy(size, colon + 1, n - name - 1);
+    size[n - name - 1] = 0;
+    return opt_parse_size(size, to) < 0 || *to == 0 ? -EINVAL : 0;
+}
+
+static int parse_quota(struct wk_tier_opts *t, const char *text, struct wk_quota *q,
+                       struct err *err)
+{
+    const char *eq = strchr(text, '='), *p = eq ? eq + 1 : NULL;
+
+    if (!eq || eq == text || !*p) return bad_quota(text, err);
+    if (ns_of(&t->arena, text, (size_t)(eq - text), &q->ns) < 0) return -ENOMEM;
+    while (*p) {
+        size_t n = strcspn(p, ",");
+        if (parse_share(p, n, q) < 0) return bad_quota(text, err);
+        p += n + (p[n] == ',');
+    }
+    if (q->nvme_bytes && !t->nvme_path)
+        return err_set(err, -EINVAL, "--quota: \"%s\" limits nvme, but there is no --nvme", text);
+    return 0;
+}
+
+static int parse_ttl(struct wk_tier_opts *t, const char *text, struct wk_ttl *ret, struct err *err)
+{
+    const char *eq = strchr(text, '=');
+
+    if (!eq || eq == text || opt_parse_duration_ms(eq + 1, &ret->ms) < 0)
+        return err_set(err, -EINVAL,
+                       "--ttl-ns: expected NS=DURATION such as acme=12h, found "
+                       "\"%s\"",
+                       text);
+    return ns_of(&t->arena, text, (size_t)(eq - text), &ret->ns);
+}
+
+/* Given by flag, or, so that no password stands on a command line, in one variable with spaces. */
+static int take_redis(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+{
+    const char *all = opt_str(o, "redis-urls"), **url;
+    size_t n = 0, n_flags = opt_n(o, "redis");
+    struct err e = {0};
+    int rc;
+
+    url = arena_alloc(&t->arena, (n_flags + strlen(all) / 2 + 1) * sizeof *url);
+    if (!url) return -ENOMEM;
+    for (; n < n_flags; n++)
+        url[n] = opt_str_at(o, "redis", n);
+    while (n_flags == 0 && *(all += strspn(all, " \n"))) {
+        size_t len = strcspn(all, " \n");
+        url[n] = arena_strndup(&t->arena, all, len);
+        if (!url[n++]) return -ENOMEM;
+        all += len;
+    }
+    if (n == 0) return 0;
+    t->redis = mem_zalloc(sizeof *t->redis);
+    if (!t->redis) return -ENOMEM;
+    rc = redis_url_parse(url, n, t->redis, &e);
+    if (rc >= 0) return 0;
+    mem_free(t->redis);
+    t->redis = NULL;
+    return err_set(err, rc, "--redis: %s", e.msg);
+}
+
+static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+{
+    const char *text = opt_str(o, "secret"), *path = opt_str(o, "secret-file");
+    char buf[SECRET_BYTES_MAX];
+    ssize_t n;
+    int fd;
+
+    if (*text) tier_secret(text, t->secret);
+    if (!*path) return 0;
+    if (*text) return err_set(err, -EINVAL, "--secret and --secret-file exclude each other");
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd >= 0 ? read(fd, buf, sizeof buf) : -1;
+    if (n < 0) {
+        int e = errno;
+        if (fd >= 0) (void)close(fd);
+        return err_set(err, -e, "--secret-file: \"%s\" cannot be read: %s", path, strerror(e));
+    }
+    (void)close(fd);
+    while (n > 0 && (buf[n - 1] == '\n' || buf[n - 1] == '\r'))
+        n--;
+    if (n == 0 || n == (ssize_t)sizeof buf || memchr(buf, 0, (size_t)n))
+        return err_set(err, -EINVAL, "--secret-file: \"%s\" should hold one line of text", path);
+    buf[n] = 0;
+    tier_secret(buf, t->secret);
+    explicit_bzero(buf, sizeof buf);
+    return 0;
+}
+
+int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+{
+    size_t nq = opt_n(o, "quota"), nt = opt_n(o, "ttl-ns");
+    int rc;
+
+    *t = (struct wk_tier_opts){.ttl_ms = opt_duration_ms(o, "ttl"),
+                               .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),
+                               .access_log =
+                                   *opt_str(o, "access-log") ? opt_str(o, "access-log") : NULL};
+    arena_init(&t->arena);
+    (void)evict_policy_parse(opt_str(o, "ram-policy"), &t->ram_policy);
+    (void)evict_policy_parse(opt_str(o, "nvme-policy"), &t->nvme_policy);
+    t->quota = arena_alloc(&t->arena, (nq + 1) * sizeof *t->quota);
+    t->ttl = arena_alloc(&t->arena, (nt + 1) * sizeof *t->ttl);
+    rc = t->quota && t->ttl ? 0 : -ENOMEM;
+    if (rc >= 0 && *opt_str(o, "nvme")) rc = parse_nvme(t, opt_str(o, "nvme"), err);
+    if (rc >= 0 && t->nvme_write_bytes_per_day && !t->nvme_path)
+        rc = err_set(err, -EINVAL, "--nvme-write-budget: there is no --nvme");
+    if (rc >= 0) rc = take_redis(t, o, err);
+    for (; rc >= 0 && t->n_quota < nq; t->n_quota++)
+        rc = parse_quota(t, opt_str_at(o, "quota", t->n_quota), &t->quota[t->n_quota], err);
+    for (; rc >= 0 && t->n_ttl < nt; t->n_ttl++)
+        rc = parse_ttl(t, opt_str_at(o, "ttl-ns", t->n_ttl), &t->ttl[t->n_ttl], err);
+    if (rc >= 0) rc = take_secret(t, o, err);
+    if (rc == -ENOMEM) (void)err_set(err, rc, "out of memory");
+    if (rc < 0) wk_tier_opts_fini(t);
+    return rc < 0 ? rc : 0;
+}
+
+void wk_tier_opts_fini(struct wk_tier_opts *t)
+{
+    if (t->redis) redis_url_fini(t->redis);
+    mem_free(t->redis);
+    arena_fini(&t->arena);
+}
+
+/* What was read is in memory; who lists processes need not see it. */
+void wk_opts_hide(int argc, char **argv)
+{
+    static const char *const names[] = {"secret", "api-key", "redis"};
+
+    for (int i = 1; i < argc; i++) {
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            size_t n = strlen(names[k]);
+            char *v = argv[i];
+            if (strncmp(v, "--", 2) != 0 || strncmp(v + 2, names[k], n) != 0) continue;
+            if (v[2 + n] == '=')
+                v += n + 3;
+            else if (v[2 + n] == 0 && i + 1 < argc)
+                v = argv[++i];
+            else
+                continue;
+            char *from = strstr(v, "://"), *at = strrchr(v, '@');
+            if (strcmp(names[k], "redis") == 0 && from && !at && !strstr(v, "password=")) break;
+            from = from && at ? from + 3 : v;
+            memset(from, '*', at && from != v ? (size_t)(at - from) : strlen(from));
+            break;
+        }
+    }
+}

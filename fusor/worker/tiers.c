@@ -1,0 +1,77 @@
+/* The slower tiers of the store, as the options ask for them: NVMe first, Redis behind it. */
+#include "fusor/worker/worker.h"
+
+#include "base/log.h"
+#include "tiers/nvme.h"
+#include "tiers/redis.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { USUAL_TOKENS = 512 }; /* of a record: what RAG splitters cut at */
+
+static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
+{
+    const struct wk_tier_opts *t = &w->o.tiers;
+    const struct tier_nvme_opts n = {.path = t->nvme_path,
+                                     .capacity_bytes = t->nvme_bytes,
+                                     .record_bytes_usual = wk_record_bytes(w, USUAL_TOKENS),
+                                     .policy = t->nvme_policy,
+                                     .write_bytes_per_day = t->nvme_write_bytes_per_day};
+    int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, err);
+
+    if (rc < 0) return rc;
+    o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
+    return 0;
+}
+
+static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
+{
+    const struct tier_redis_opts r = {.url = w->o.tiers.redis};
+    int rc = tier_redis_create(&r, &o->tier[o->n_tiers].tier, err);
+
+    if (rc < 0) return rc;
+    o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
+    return 0;
+}
+
+int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
+{
+    int rc = 0;
+
+    if (w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
+    if (rc >= 0 && w->o.tiers.redis) rc = add_redis(w, o, err);
+    while (rc < 0 && o->n_tiers > 0) {
+        struct tier *t = o->tier[--o->n_tiers].tier;
+        t->ops->destroy(t);
+    }
+    return rc;
+}
+
+/* A name stands for the header's namespace and for a body's alike, unless it says both. */
+static size_t spellings(const char *ns, char *inner, size_t cap, const char *ret[2])
+{
+    ret[0] = ns;
+    if (strchr(ns, '\x1f') || snprintf(inner, cap, "\x1f%s", ns) >= (int)cap) return 1;
+    ret[1] = inner;
+    return 2;
+}
+
+void wk_tiers_limits(struct worker *w)
+{
+    const struct wk_tier_opts *t = &w->o.tiers;
+    const char *ns[2];
+    char inner[512];
+
+    for (size_t i = 0; i < t->n_quota; i++)
+        for (size_t k = 0, n = spellings(t->quota[i].ns, inner, sizeof inner, ns); k < n; k++) {
+            const struct wk_quota *q = &t->quota[i];
+            if (q->ram_bytes && store_set_quota(w->store, "ram", ns[k], q->ram_bytes) < 0)
+                log_event(LOG_ERROR, "quota", "tier=ram state=refused");
+            if (q->nvme_bytes && store_set_quota(w->store, "nvme", ns[k], q->nvme_bytes) < 0)
+                log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
+        }
+    for (size_t i = 0; i < t->n_ttl; i++)
+        for (size_t k = 0, n = spellings(t->ttl[i].ns, inner, sizeof inner, ns); k < n; k++)
+            store_set_ttl(w->store, ns[k], t->ttl[i].ms);
+}
