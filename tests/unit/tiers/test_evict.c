@@ -84,13 +84,13 @@ static void model_learn(struct model *m, int id)
 {
     if (m->learnt[id]) return;
     m->learnt[id] = true;
-    double b1 = (double)ids_bytes(m, &m->ghost[0]), b2 = (double)ids_bytes(m, &m->ghost[1]);
-    double size = (double)m->node[id].size_bytes, p = (double)m->target;
+    int64_t b1 = (int64_t)ids_bytes(m, &m->ghost[0]), b2 = (int64_t)ids_bytes(m, &m->ghost[1]);
+    int64_t size = (int64_t)m->node[id].size_bytes, p = (int64_t)m->target;
     if (ids_find(&m->ghost[0], id) != NONE)
-        p += size * fmax(1, b2 / b1);
+        p += size * (b1 >= b2 ? 1 : b2 / b1);
     else
-        p -= size * fmax(1, b1 / b2);
-    m->target = (uint64_t)fmin(fmax(p, 0), (double)m->cap);
+        p -= size * (b2 >= b1 ? 1 : b1 / b2);
+    m->target = p < 0 ? 0 : p > (int64_t)m->cap ? m->cap : (uint64_t)p;
 }
 
 static double model_weight(const struct model *m, int id)
