@@ -84,5 +84,6 @@ int32_t bench_argmax(const float *logits, size_t n);
 int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
 int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
 int bench_demo(const struct opts *opts, struct err *err);
+int bench_replay(const struct opts *opts, struct err *err);
 
 #endif

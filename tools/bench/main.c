@@ -17,7 +17,7 @@ enum { RATIOS_MAX = 16 };
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
-     .values = "ttft|quality|demo",
+     .values = "ttft|quality|demo|replay",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -104,6 +104,21 @@ static const struct opt_def defs[] = {
      .type = OPT_STR,
      .dflt = "etc/demo",
      .help = "ttft, demo: folder of .txt files"},
+    {.name = "trace", .type = OPT_STR, .help = "replay: block trace or access log of a worker"},
+    {.name = "policy",
+     .type = OPT_STR,
+     .dflt = "lru,clock,s3fifo,arc,gdsf",
+     .help = "replay: eviction policies to compare"},
+    {.name = "capacity",
+     .type = OPT_STR,
+     .dflt = "inf",
+     .help = "replay: records (10000), bytes (10GiB) or inf, with commas between"},
+    {.name = "block-bytes",
+     .type = OPT_SIZE,
+     .min = 0,
+     .max = 1e15,
+     .help = "replay: size of a block of a block trace, to plot by bytes"},
+    {.name = "plot", .type = OPT_STR, .help = "replay: hit rate by size as SVG to this file"},
     {0}};
 
 /* ---- meta ---- */
@@ -314,6 +329,7 @@ static const struct sub {
     {"ttft", bench_ttft, NULL},
     {"quality", bench_quality, NULL},
     {"demo", NULL, bench_demo},
+    {"replay", NULL, bench_replay},
 };
 
 static int run_sub(const struct opts *o, struct err *err)
