@@ -406,9 +406,9 @@ static const char *worker_flag(const struct gw_conf_key *k)
 
 int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n)
 {
-    static _Thread_local char flags[64][40];
+    static _Thread_local char flags[sizeof gw_conf_keys / sizeof gw_conf_keys[0]][40];
     size_t n = 0;
-    for (size_t i = 0; i < gw_conf_n_keys && i < 64; i++) {
+    for (size_t i = 0; i < gw_conf_n_keys; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];
         if (!(k->props & GW_PASS)) continue;
         const struct gw_strs *list = cfield_of(c, k);

@@ -142,6 +142,48 @@ TEST(addresses)
     }
 }
 
+/* Secrets stay off the worker's command line. */
+TEST(tiers_of_the_worker)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_SECRET=s3cret", "KVBLEND_TTL=12h", NULL};
+    const char *args[80];
+    size_t n;
+    ASSERT_OK(unsetenv("KVBLEND_WORKER_SECRET"));
+    char *argv[] = {"kvblend",
+                    "--nvme=/x:1GiB",
+                    "--quota=a=ram:1MiB,nvme:2MiB",
+                    "--quota=b=ram:1MiB",
+                    "--worker-access-log=/log",
+                    "--redis=redis://:pw@h1,h2:7",
+                    "--redis=redis://h3",
+                    "--nvme-policy=arc",
+                    NULL};
+    ASSERT_OK(gw_config_load(8, argv, env, &c, &problems));
+    ASSERT_OK(gw_config_worker_args(c, args, 80, &n));
+    static const char *const want[] = {
+        "--nvme",      "/x:1GiB",    "--nvme-policy", "arc", "--quota",      "a=ram:1MiB,nvme:2MiB",
+        "--quota",     "b=ram:1MiB", "--ttl",         "12h", "--access-log", "/log",
+        "--log-level", "info"};
+    ASSERT_EQ(n, sizeof want / sizeof want[0]);
+    for (size_t i = 0; i < n; i++)
+        ASSERT_STREQ(args[i], want[i]);
+    ASSERT_ERR(gw_config_worker_args(c, args, 5, &n), -ERANGE);
+    ASSERT_OK(gw_config_worker_env(c));
+    ASSERT_STREQ(getenv("KVBLEND_WORKER_SECRET"), "s3cret");
+    ASSERT_STREQ(getenv("KVBLEND_WORKER_REDIS_URLS"), "redis://:pw@h1,h2:7 redis://h3");
+    gw_config_free(c);
+    static const char *const bad[][2] = {
+        {"--ttl", "soon"}, {"--ram-policy", "fifo"}, {"--nvme-write-budget", "lots"}};
+    for (size_t i = 0; i < 3; i++) {
+        char *none[] = {NULL};
+        buf_clear(&problems);
+        ASSERT_ERR(load(&c, none, bad[i][0], bad[i][1]), -EINVAL);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), bad[i][0]));
+    }
+    buf_fini(&problems);
+}
+
 TEST(worker_arguments_and_restart_keys)
 {
     struct gw_config *a, *b;
