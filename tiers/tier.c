@@ -1,6 +1,8 @@
 /* What all tiers share: names. */
 #include "tiers/tier.h"
 
+#include "base/assert.h"
+
 const char *tier_reject_name(enum tier_reject r)
 {
     static const char *const name[] = {"full", "quota", "size", "budget", "once", "busy"};
