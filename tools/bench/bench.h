@@ -23,6 +23,7 @@ struct bench {
     struct chat *chat; /* NULL: the model has no known chat template */
     struct fus_core *core;
     struct store *store;
+    double ms_per_token; /* of a full prefill, as measured; 0: load whatever it takes */
     const struct model_cfg *cfg;
     int32_t sink; /* token every chunk is built behind, -1 = none */
     json_t *meta, *rows;
@@ -47,8 +48,12 @@ json_t *bench_meta(void); /* what any report says: machine, commit, version, dat
 /* {"meta", "rows"} to the file that --json names, if any. */
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
 
-/* The record store, RAM budget in bytes. */
-int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err);
+/* A record store for the model: RAM budget in bytes, and slower tiers, which are the store's after
+ * success. */
+int bench_store_create(const struct bench *b, uint64_t ram_bytes,
+                       const struct store_tier_opts *tier, size_t n_tiers, struct store **ret,
+                       struct err *err);
+struct tier_ident bench_ident(const struct bench *b);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
 void bench_progress(const char *what, size_t done, size_t of);
 
@@ -56,13 +61,20 @@ void bench_progress(const char *what, size_t done, size_t of);
 int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
                     struct err *err);
 
-/* Build every chunk of the prompt into the store, unless it is there. */
+/* Their tokens, end to end. */
+int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
+                        struct err *err);
+
+/* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
+int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n);
+struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n);
 
 struct bench_run { /* how to run a prompt */
     enum fus_strategy strategy;
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
+    const bool *skip;     /* [n_chunks]: compute these, whatever the store has; may be NULL */
 };
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are
  * compared with it. */
@@ -74,10 +86,13 @@ struct bench_result {
     struct fus_session *session; /* the caller destroys it */
     float *logits;               /* [n_rows, V], mem_free */
     size_t n_rows;
+    const char *tier[BENCH_CHUNKS_MAX]; /* where chunk i came from; NULL: it was computed */
 };
 int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
                   uint32_t extra_tokens, struct bench_result *ret);
 void bench_result_fini(struct bench_result *r);
+/* Linear interpolation between the values, which are sorted by this. NAN when there are none. */
+double bench_quantile(double *v, size_t n, double q);
 int32_t bench_argmax(const float *logits, size_t n);
 
 /* Subcommands: 0 or an exit code. */
@@ -85,5 +100,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
 int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
 int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
+int bench_tiers(const struct opts *opts, struct err *err);
+int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
 
 #endif

@@ -65,3 +65,19 @@ int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *r
     *ret_n = n_docs;
     return 0;
 }
+
+/* Tokens of the sample documents, end to end: natural text, because what a strategy selects, and so
+ * what its rows cost, depends on it (random tokens send `query` to the end of the prompt). */
+int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
+                        struct err *err)
+{
+    char *doc[BENCH_DOCS_MAX];
+    size_t n = 0;
+    int r = bench_documents(folder, doc, &n, err);
+    for (size_t i = 0; i < n; i++) {
+        struct tok_piece piece = {doc[i], strlen(doc[i]), false};
+        if (r == 0) r = tok_encode(b->tok, &piece, 1, 0, ret);
+        mem_free(doc[i]);
+    }
+    return r == 0 && ret->n == 0 ? err_set(err, -EINVAL, "%s: no text", folder) : r;
+}

@@ -6,6 +6,8 @@
 #include "base/mem.h"
 #include "fusor/worker/records.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static enum kn_dtype record_dtype(const struct model_cfg *cfg)
@@ -13,7 +15,7 @@ static enum kn_dtype record_dtype(const struct model_cfg *cfg)
     return cfg->file_f32 ? KN_F32 : KN_F16;
 }
 
-static struct tier_ident ident_of(const struct bench *b)
+struct tier_ident bench_ident(const struct bench *b)
 {
     struct tier_ident id = {.dtype = record_dtype(b->cfg),
                             .sink_token = (uint32_t)b->sink,
@@ -25,10 +27,17 @@ static struct tier_ident ident_of(const struct bench *b)
     return id;
 }
 
-int bench_store_open(struct bench *b, uint64_t ram_bytes, struct err *err)
+int bench_store_create(const struct bench *b, uint64_t ram_bytes,
+                       const struct store_tier_opts *tier, size_t n_tiers, struct store **ret,
+                       struct err *err)
 {
-    struct store_opts o = {.ram_bytes = ram_bytes, .ident = ident_of(b)};
-    return store_create(&o, &b->store, err);
+    struct store_opts o = {.ram_bytes = ram_bytes,
+                           .ident = bench_ident(b),
+                           .n_tiers = n_tiers,
+                           .ms_per_token = b->ms_per_token};
+    for (size_t i = 0; i < n_tiers; i++)
+        o.tier[i] = tier[i];
+    return store_create(&o, ret, err);
 }
 
 static int run_steps(struct fus_prefill *f)
@@ -44,7 +53,7 @@ static int run_steps(struct fus_prefill *f)
 static struct tier_key key_of(const struct bench *b, enum tier_kind kind, const int32_t *tok,
                               uint32_t n)
 {
-    struct tier_ident id = ident_of(b);
+    struct tier_ident id = bench_ident(b);
     return kind == TIER_CHUNK ? tier_key_chunk(&id, "", tok, n)
                               : tier_key_prefix(&id, "", NULL, tok, n);
 }
@@ -54,7 +63,7 @@ static struct tier_key key_of(const struct bench *b, enum tier_kind kind, const 
 static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint32_t n)
 {
     struct tier_key key = key_of(b, kind, tok, n);
-    struct tier_ident id = ident_of(b);
+    struct tier_ident id = bench_ident(b);
     struct store_writer *writer;
     struct kv_sink sink;
     int committed = 0;
@@ -85,6 +94,16 @@ static uint32_t prefix_tokens(const struct bench_prompt *p)
     return p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0;
 }
 
+int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n)
+{
+    return build(b, TIER_CHUNK, tok, n);
+}
+
+struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n)
+{
+    return key_of(b, TIER_CHUNK, tok, n);
+}
+
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
 {
     int r = p->n_chunks ? build(b, TIER_PREFIX, p->tok, prefix_tokens(p)) : 0;
@@ -106,6 +125,22 @@ void bench_result_fini(struct bench_result *r)
     *r = (struct bench_result){0};
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_quantile(double *v, size_t n, double q)
+{
+    if (n == 0) return NAN;
+    qsort(v, n, sizeof *v, by_value);
+    double at = q * (double)(n - 1);
+    size_t i = (size_t)at;
+    if (i + 1 >= n) return v[n - 1];
+    return v[i] + (at - (double)i) * (v[i + 1] - v[i]);
+}
+
 int32_t bench_argmax(const float *logits, size_t n)
 {
     size_t best = 0;
@@ -114,41 +149,75 @@ int32_t bench_argmax(const float *logits, size_t n)
     return (int32_t)best;
 }
 
-/* Look a record up and make it a range; a miss leaves the range without a source. */
-static int range_of(struct bench *b, enum tier_kind kind, const struct bench_prompt *p,
-                    uint32_t tok0, uint32_t n, struct fus_range *ret)
+/* ---- what comes from the store, asked for as the worker does: all at once, then settled ---- */
+
+struct look {
+    struct store_pin *pin; /* NULL: a miss */
+    bool asking;
+    uint32_t tok0, n;
+};
+
+/* Reusing a chunk saves what is not recomputed; a tier slower than that is not asked. */
+static int ask(struct bench *b, enum tier_kind kind, const struct bench_prompt *p, double ratio,
+               struct look *l)
 {
-    const int32_t *tok = p->tok + tok0;
-    struct tier_key key = key_of(b, kind, tok, n);
-    struct fus_range range = {.tok0 = tok0, .n = n, .exact = kind == TIER_PREFIX};
+    const int32_t *tok = p->tok + l->tok0;
+    struct store_ask a = {.key = key_of(b, kind, tok, l->n),
+                          .tok = tok,
+                          .n = l->n,
+                          .ns = "",
+                          .worth_ms = l->n * b->ms_per_token * (ratio < 0.9 ? 1 - ratio : 0.1)};
     enum store_miss why;
-    struct store_pin *pin;
-    int r = store_lookup(b->store, &key, tok, n, &pin, &why);
-    if (r < 0) return r;
-    if (r == 1) {
-        r = rec_source_make(pin, record_dtype(b->cfg), &range.src);
-        if (r < 0) return r;
-    }
-    *ret = range;
-    return 0;
+    int r = store_ask(b->store, &a, &l->pin, &why);
+    if (r <= 0) l->pin = NULL;
+    l->asking = r == STORE_ASKING;
+    return r == -ENOMEM ? r : 0;
+}
+
+/* Takes the pin. A miss leaves the range without a source. */
+static int settle(struct bench *b, enum tier_kind kind, struct look *l, struct fus_range *ret,
+                  const char **ret_tier)
+{
+    enum store_miss why;
+    struct store_pin *pin = l->pin;
+    struct fus_range range = {.tok0 = l->tok0, .n = l->n, .exact = kind == TIER_PREFIX};
+    l->pin = NULL;
+    if (pin && l->asking && store_pin_settle(pin, 0, &why) <= 0) pin = NULL;
+    *ret_tier = pin ? store_pin_tier(pin) : NULL;
+    int r = pin ? rec_source_make(pin, record_dtype(b->cfg), &range.src) : 0;
+    if (r == 0) *ret = range;
+    return r;
 }
 
 /* What of the prompt may come from the store. prefix: what prefix caching keeps when chunks come in
  * a new order behind the same first one. */
 static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
-                             const struct bench_run *run, struct fus_range *range, int *ret_status)
+                             const struct bench_run *run, struct fus_range *range,
+                             const char **ret_tier, int *ret_status)
 {
-    size_t n = 0;
+    struct look look[BENCH_CHUNKS_MAX];
+    enum tier_kind kind = run->strategy == FUS_PREFIX ? TIER_PREFIX : TIER_CHUNK;
+    size_t n = 0, n_looks = kind == TIER_PREFIX ? 1 : p->n_chunks;
+    int r = 0;
     *ret_status = 0;
     if (run->strategy == FUS_FULL || p->n_chunks == 0) return 0;
-    if (run->strategy == FUS_PREFIX) {
-        *ret_status = range_of(b, TIER_PREFIX, p, 0, prefix_tokens(p), &range[0]);
-        return *ret_status == 0;
+    for (size_t i = 0; i < n_looks; i++) {
+        look[i] = (struct look){.tok0 = p->chunk[i].tok0, .n = p->chunk[i].n};
+        if (kind == TIER_PREFIX) look[i] = (struct look){.n = prefix_tokens(p)};
+        if (r == 0 && !(run->skip && run->skip[i]))
+            r = ask(b, kind, p, (double)run->ratio, &look[i]);
     }
-    for (size_t i = 0; i < p->n_chunks && *ret_status == 0; i++) {
-        *ret_status = range_of(b, TIER_CHUNK, p, p->chunk[i].tok0, p->chunk[i].n, &range[n]);
-        if (*ret_status == 0) n++;
+    for (size_t i = 0; i < n_looks; i++) {
+        const char *tier;
+        struct fus_range got;
+        int rc = settle(b, kind, &look[i], &got, &tier);
+        if (rc == 0) {
+            ret_tier[n] = tier;
+            range[n++] = got;
+        }
+        if (r == 0) r = rc;
     }
+    *ret_status = r;
     return n;
 }
 
@@ -160,7 +229,7 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
     struct bench_result res = {0};
     struct fus_prefill *f = NULL;
     int r;
-    size_t n = collect_ranges(b, p, run, range, &r);
+    size_t n = collect_ranges(b, p, run, range, res.tier, &r);
     if (r == 0) r = fus_session_create(b->core, p->n_tok + extra_tokens, &res.session);
     if (r == 0) {
         struct fus_plan plan = {.tok = p->tok,

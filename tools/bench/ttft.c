@@ -20,22 +20,6 @@ struct row {
     struct fus_report report;
 };
 
-/* Tokens of the sample documents, end to end: natural text, because what a strategy selects, and so
- * what its rows cost, depends on it (random tokens send `query` to the end of the prompt). */
-static int sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
-                         struct err *err)
-{
-    char *doc[BENCH_DOCS_MAX];
-    size_t n = 0;
-    int r = bench_documents(folder, doc, &n, err);
-    for (size_t i = 0; i < n; i++) {
-        struct tok_piece piece = {doc[i], strlen(doc[i]), false};
-        if (r == 0) r = tok_encode(b->tok, &piece, 1, 0, ret);
-        mem_free(doc[i]);
-    }
-    return r == 0 && ret->n == 0 ? err_set(err, -EINVAL, "%s: no text", folder) : r;
-}
-
 /* Chunk after chunk from the sample, starting over at its end. */
 static int make_prompt(const struct bench *b, const struct tok_ids *sample, uint32_t chunks,
                        uint32_t chunk_tokens, uint32_t query_tokens, struct bench_prompt *ret)
@@ -54,21 +38,6 @@ static int make_prompt(const struct bench *b, const struct tok_ids *sample, uint
     p.suffix0 = head + chunks * chunk_tokens;
     *ret = p;
     return 0;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Linear interpolation between the sorted values. */
-static double quantile(const double *sorted, size_t n, double q)
-{
-    double at = q * (double)(n - 1);
-    size_t i = (size_t)at;
-    if (i + 1 >= n) return sorted[n - 1];
-    return sorted[i] + (at - (double)i) * (sorted[i + 1] - sorted[i]);
 }
 
 static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
@@ -97,9 +66,7 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
                    unsigned reps, double gflops)
 {
     const struct model_cfg *c = b->cfg;
-    for (size_t i = 0; i < n; i++)
-        qsort(row[i].ms, reps, sizeof(double), by_value);
-    double full_ms = quantile(row[0].ms, reps, 0.5), T = p->n_tok;
+    double full_ms = bench_quantile(row[0].ms, reps, 0.5), T = p->n_tok;
     double flops = 2 * fus_core_linear_params(b->core) * T + 2.0 * c->L * c->H * c->K * T * T;
     double share = flops / (full_ms / 1e3) / 1e9 / gflops;
     json_object_set_new(b->meta, "gemm_gflops", json_real(gflops));
@@ -109,8 +76,8 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
                  "speedup", "recomputed");
     for (size_t i = 0; i < n; i++) {
         const struct row *w = &row[i];
-        double ms = quantile(w->ms, reps, 0.5), lo = quantile(w->ms, reps, 0.1),
-               hi = quantile(w->ms, reps, 0.9);
+        double ms = bench_quantile(w->ms, reps, 0.5), lo = bench_quantile(w->ms, reps, 0.1),
+               hi = bench_quantile(w->ms, reps, 0.9);
         const char *name = fus_strategy_name(w->run.strategy);
         bool reuses = w->run.strategy != FUS_FULL;
         json_array_append_new(
@@ -144,7 +111,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     double gflops = 0;
     for (size_t i = 0; i < n; i++)
         row[i].run = run[i];
-    r = sample_tokens(b, opt_str(opts, "documents"), &sample, err);
+    r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
     if (r == 0)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
                         (uint32_t)query_tokens, &p);
