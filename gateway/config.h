@@ -77,6 +77,8 @@ enum {
       "NS=DURATION, life of a namespace's records (repeatable)")                                   \
     X(GW_STR, nvme_write_budget, "worker.nvme_write_budget", "nvme-write-budget", NULL, 0, 0,      \
       GW_PASS, "SIZE", "bytes a day written to NVMe (default: the size of the drive)")             \
+    X(GW_STR, tier_wait, "worker.tier_wait", "tier-wait", NULL, 0, 0, GW_PASS, "DURATION",         \
+      "a slower tier may take this long even where computing is predicted to be faster")           \
     X(GW_STR, secret, "worker.secret", "secret", NULL, 0, 0, GW_PASS_ENV, NULL,                    \
       "text mixed into all keys of records; workers share records only when it agrees")            \
     X(GW_STR, secret_file, "worker.secret_file", "secret-file", NULL, 0, 0, GW_PASS, NULL,         \

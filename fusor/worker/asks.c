@@ -21,9 +21,11 @@ enum {
 /* Reusing a chunk saves what is not recomputed. */
 double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n)
 {
-    double left = m->mode == API_PREFIX ? 1 : 1 - (m->ratio >= 0 ? m->ratio : w->o.ratio);
+    double ratio = !m || m->mode == API_PREFIX ? 0 : m->ratio >= 0 ? m->ratio : w->o.ratio;
+    double saved = n * atomic_load(&w->ms_per_token) * (ratio < 0.9 ? 1 - ratio : 0.1);
+    double least = (double)w->o.tiers.wait_ms;
 
-    return n * atomic_load(&w->ms_per_token) * (left > 0.1 ? left : 0.1);
+    return saved > least ? saved : least;
 }
 
 void wk_measured(struct worker *w, double prefill_ms, double n_tok)

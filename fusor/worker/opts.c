@@ -27,6 +27,10 @@ static const struct opt_def defs[] = {
      .repeatable = true},
     {"nvme-write-budget", OPT_SIZE, "0", 0, 0, NULL,
      "Bytes a day written to NVMe; 0 = the size of the drive."},
+    {"tier-wait", OPT_DURATION, "0", 0, 60000, NULL,
+     "Load from a slower tier even where computing is predicted to be faster, if it takes no "
+     "longer "
+     "than this."},
     {"secret", OPT_STR, NULL, 0, 0, NULL,
      "Text mixed into all keys of records: workers share records only when it agrees. Better given "
      "by the variable KVBLEND_WORKER_SECRET or --secret-file."},

@@ -146,6 +146,7 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
     int rc;
 
     *t = (struct wk_tier_opts){.ttl_ms = opt_duration_ms(o, "ttl"),
+                               .wait_ms = opt_duration_ms(o, "tier-wait"),
                                .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),
                                .access_log =
                                    *opt_str(o, "access-log") ? opt_str(o, "access-log") : NULL};

@@ -46,7 +46,7 @@ struct wk_ttl {
 struct wk_tier_opts {
     enum evict_policy ram_policy, nvme_policy;
     const char *nvme_path; /* NULL: no such tier */
-    uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms;
+    uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
     struct redis_url *redis; /* NULL: no such tier */
     struct wk_quota *quota;
     size_t n_quota;
@@ -267,7 +267,7 @@ int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct 
                 const int32_t *tok, uint32_t n, struct wk_look *l);
 bool wk_look_settle(struct worker *w, struct wk_look *l, uint64_t until_ns);
 void wk_look_drop(struct worker *w, struct wk_look *l);
-/* What n reused tokens save, by what prefills have taken so far. */
+/* What n reused tokens save, by what prefills have taken so far. m NULL: all of their compute. */
 double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n);
 void wk_measured(struct worker *w, double prefill_ms, double n_tok); /* engine thread */
 uint64_t wk_record_bytes(const struct worker *w, uint32_t n);

@@ -53,11 +53,11 @@ TEST(tiers_by_flags)
     struct wk_opts o;
     struct err err;
     no_env();
-    ASSERT_OK(read_opts(&o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis",
-                        "redis://:pw@h1:7", "--redis=redis://h2", "--ram-policy=arc",
-                        "--nvme-policy", "gdsf", "--quota=acme=ram:1MiB,nvme:2MiB",
-                        "--quota=o/i=nvme:3MiB", "--ttl=2h", "--ttl-ns=acme=5m",
-                        "--nvme-write-budget=1GiB", "--secret=x", "--access-log=/tmp/log", NULL));
+    ASSERT_OK(read_opts(
+        &o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis", "redis://:pw@h1:7",
+        "--redis=redis://h2", "--ram-policy=arc", "--nvme-policy", "gdsf",
+        "--quota=acme=ram:1MiB,nvme:2MiB", "--quota=o/i=nvme:3MiB", "--ttl=2h", "--ttl-ns=acme=5m",
+        "--nvme-write-budget=1GiB", "--tier-wait=2s", "--secret=x", "--access-log=/tmp/log", NULL));
     const struct wk_tier_opts *t = &o.tiers;
     ASSERT_STREQ(t->nvme_path, "/tmp/a:b");
     ASSERT_EQ(t->nvme_bytes, 2ull << 30);
@@ -72,6 +72,7 @@ TEST(tiers_by_flags)
     ASSERT_STREQ(t->quota[1].ns, "o\x1fi");
     ASSERT_EQ(t->quota[1].ram_bytes, 0);
     ASSERT_EQ(t->ttl_ms, 7200000);
+    ASSERT_EQ(t->wait_ms, 2000);
     ASSERT_EQ(t->n_ttl, 1);
     ASSERT_EQ(t->ttl[0].ms, 300000);
     ASSERT_EQ(t->nvme_write_bytes_per_day, 1 << 30);
