@@ -1,0 +1,88 @@
+/* gpu_int: the two halves of the GPU tier: records and room (gpu.c), copies (gpu_lane.c).
+ *
+ * An entry is in the index exactly while find() sees it. It is freed when it is out of the index
+ * and nothing refers to it: its write, reads, pins. Thread: everything under the tier's m. */
+#ifndef TIERS_GPU_INT_H
+#define TIERS_GPU_INT_H
+
+#include "tiers/gpu.h"
+#include "tiers/pool.h"
+#include "tiers/quota.h"
+
+#include <pthread.h>
+
+enum { GPU_WINDOW = 8 }; /* parts in flight a direction (chosen: hides a wake-up a part) */
+
+struct gpu_entry {
+    struct evict_node node;                /* first: the entry of a victim */
+    struct gpu_entry *chain, *prev, *next; /* index; all entries */
+    struct gpu_tier *t;
+    struct record_layout layout;
+    struct tier_info info;
+    unsigned refs;
+    bool indexed, evictable, writing, failed;
+    uint32_t n_issued;        /* writing: parts whose event is recorded */
+    struct gpu_event **event; /* [n_parts]; NULL when nobody can wait for them any more */
+    uint8_t *stale;           /* header that was replaced under readers */
+    bool header_busy;         /* a new header is on its way */
+    uint8_t *part[];          /* the pool's addresses, [n_parts] */
+};
+
+struct gpu_job {
+    struct gpu_job *next;
+    struct tier_op *op;
+    struct gpu_entry *e;
+    uint8_t *header; /* write of the header alone: where the new one goes */
+    uint32_t part;   /* next to be queued */
+    uint32_t n_flight;
+    bool waits; /* for on_part(0), which brings the memory of the others */
+    int status;
+    uint64_t submit_ns, first_ns, bytes;
+};
+struct gpu_flight {
+    struct gpu_job *job;
+    uint32_t part;
+    struct gpu_event *event;
+};
+struct gpu_lane {
+    struct gpu_tier *t;
+    bool write, running;
+    pthread_t thread;
+    struct gpu_stream *stream;
+    struct gpu_event *event[GPU_WINDOW]; /* of reads */
+    struct gpu_job *head;                /* by priority, then by age */
+    struct gpu_flight flight[GPU_WINDOW];
+    uint32_t first, n_flight;
+};
+
+struct gpu_tier {
+    struct tier t;
+    struct gpu *gpu;
+    uint8_t *device; /* where the pool's base stands on the device */
+    pthread_mutex_t m;
+    pthread_cond_t work, idle, issued;
+    /* guarded by m */
+    struct pool pool;
+    struct quota quota;
+    struct evict *evict;
+    enum evict_policy policy;
+    uint64_t cap_bytes, evictable_bytes, inflight_bytes;
+    size_t n_buckets, n_jobs, n_events, n_events_max;
+    struct gpu_entry **bucket, *entries;
+    struct gpu_event **events; /* spare ones */
+    struct tier_stat stat;
+    struct gpu_lane lane[2]; /* read, write */
+    bool stop;
+};
+
+int gpu_lane_start(struct gpu_tier *t, bool write);
+void gpu_lane_join(struct gpu_lane *l); /* after t->stop; accepts one that never started */
+void gpu_lane_add(struct gpu_lane *l, struct gpu_job *j);
+/* Gives the job's record what it is due; the job itself stays the lane's. */
+void gpu_job_done(struct gpu_tier *t, struct gpu_job *j);
+static inline void *gpu_on_device(const struct gpu_tier *t, const uint8_t *at)
+{
+    return t->device + (at - t->pool.base);
+}
+
+#endif
