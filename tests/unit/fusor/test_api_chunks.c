@@ -215,7 +215,8 @@ static void prompt_make(struct kit *k, struct wk_prompt *p, int32_t *tok, bool w
     p->cut = mem_zalloc(2 * sizeof *p->cut);
     p->n_block = whole ? 3 : 1;
     p->block = mem_zalloc(3 * sizeof *p->block);
-    ASSERT_TRUE(p->cut && p->block);
+    p->block_look = mem_zalloc(3 * sizeof *p->block_look);
+    ASSERT_TRUE(p->cut && p->block && p->block_look);
     for (uint32_t i = 0; i < 2; i++) {
         p->cut[i] = (struct wk_cut){.tok0 = 70 + 50 * i, .n = 50, .detector = "parts"};
         p->cut[i].key = tier_key_chunk(&k->w.ident, "", tok + p->cut[i].tok0, 50);
