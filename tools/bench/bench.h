@@ -80,6 +80,8 @@ struct bench_run { /* how to run a prompt */
  * compared with it. */
 int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
                   struct err *err);
+int bench_methods_of(const char *strategies, const char *ratios, struct bench_run *ret, size_t cap,
+                     size_t *ret_n, struct err *err);
 struct bench_result {
     struct fus_report report;
     double ttft_ms;

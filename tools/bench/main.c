@@ -337,15 +337,15 @@ static int next_strategy(const char **list, enum fus_strategy *ret, struct err *
     return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
 }
 
-int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
-                  struct err *err)
+int bench_methods_of(const char *strategies, const char *ratios, struct bench_run *ret, size_t cap,
+                     size_t *ret_n, struct err *err)
 {
     double ratio[RATIOS_MAX];
     size_t n_ratios = 0, n = 0;
-    int r = parse_ratios(opt_str(opts, "ratios"), ratio, RATIOS_MAX, &n_ratios, err);
+    int r = parse_ratios(ratios, ratio, RATIOS_MAX, &n_ratios, err);
     if (r < 0) return r;
-    ret[n++] = (struct bench_run){FUS_FULL, 1, 0};
-    for (const char *p = opt_str(opts, "strategies"); *p;) {
+    ret[n++] = (struct bench_run){.strategy = FUS_FULL, .ratio = 1};
+    for (const char *p = strategies; *p;) {
         enum fus_strategy st;
         r = next_strategy(&p, &st, err);
         if (r < 0) return r;
@@ -353,12 +353,19 @@ int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, si
         bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
         for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
             if (n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
-            ret[n++] =
-                (struct bench_run){st, takes_ratio ? (float)ratio[i] : (st == FUS_PREFIX), 0};
+            ret[n++] = (struct bench_run){
+                .strategy = st, .ratio = takes_ratio ? (float)ratio[i] : (st == FUS_PREFIX)};
         }
     }
     *ret_n = n;
     return 0;
+}
+
+int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
+                  struct err *err)
+{
+    return bench_methods_of(opt_str(opts, "strategies"), opt_str(opts, "ratios"), ret, cap, ret_n,
+                            err);
 }
 
 static int run_loaded(const struct opts *opts,

@@ -2,7 +2,9 @@
 #include "tools/bench/places.h"
 
 #include "base/clock.h"
+#include "tiers/gpu.h"
 #include "tiers/nvme.h"
+#include "tiers/redis.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -71,6 +73,7 @@ void places_fini(struct places *p)
         (void)kill(p->server, SIGKILL); /* it keeps nothing */
         (void)waitpid(p->server, NULL, 0);
     }
+    gpu_close(p->gpu);
     if (p->socket[0]) (void)unlink(p->socket);
     if (p->dir[0]) remove_dir(p->dir);
     *p = (struct places){0};
@@ -154,12 +157,86 @@ static int nvme_file(struct places *p, uint64_t dflt, char ret_path[PLACE_PATH_M
                      uint64_t *ret_bytes, struct err *err)
 {
     const char *text = opt_str(p->opts, "nvme");
-    if (*text) return err_set(err, -ENOTSUP, "no NVMe tier");
+    if (*text) return tier_nvme_parse(text, ret_path, PLACE_PATH_MAX, ret_bytes, err);
     int r = places_dir(p, err);
     if (r < 0) return r;
     (void)snprintf(ret_path, PLACE_PATH_MAX, "%.*s/nvme", PLACE_PATH_MAX - 16, p->dir);
     *ret_bytes = dflt;
     return 0;
+}
+
+static int open_nvme(struct places *p, const struct place_want *w, struct tier **ret,
+                     char ret_note[256], struct err *err)
+{
+    char path[PLACE_PATH_MAX];
+    struct tier_nvme_opts o = {.path = path,
+                               .record_bytes_usual = w->record_bytes,
+                               .write_bytes_per_day = TIER_NVME_NO_BUDGET,
+                               .scrub_bytes_per_s = TIER_NVME_NO_SCRUB};
+    struct tier_stat st;
+    bool given = opt_given(p->opts, "nvme");
+    int r = nvme_file(p, w->capacity_bytes, path, &o.capacity_bytes, err);
+    if (r == 0) r = tier_nvme_create(&o, ret, err);
+    if (r < 0) return r;
+    (*ret)->ops->stat(*ret, &st);
+    (void)snprintf(ret_note, 256, "%s%s%s%s", given ? "as given" : "a file of this run",
+                   !given && in_memory(p->dir) ? " IN MEMORY: there is no disk" : "",
+                   st.degraded[0] ? "; " : "", st.degraded);
+    return 1;
+}
+
+static int open_redis(struct places *p, const struct place_want *w, struct tier **ret,
+                      char ret_note[256], struct err *err)
+{
+    const char *url[REDIS_HOSTS_MAX] = {NULL};
+    char own[PLACE_PATH_MAX + 32];
+    size_t n = opt_n(p->opts, "redis");
+    struct redis_url parsed;
+    bool unix_socket = strcmp(w->name, "redis-unix") == 0;
+    int r = 1;
+    if (n > 0 && unix_socket) {
+        (void)snprintf(ret_note, 256, "left out: the server is given");
+        return 0;
+    }
+    if (n > REDIS_HOSTS_MAX) return err_set(err, -ERANGE, "--redis: too many servers");
+    for (size_t i = 0; i < n; i++)
+        url[i] = opt_str_at(p->opts, "redis", i);
+    if (n == 0) {
+        r = server_start(p, err);
+        if (r == 0) (void)snprintf(ret_note, 256, "left out: there is no redis-server here");
+        if (r <= 0) return r;
+        if (unix_socket)
+            (void)snprintf(own, sizeof own, "unix://%s", p->socket);
+        else
+            (void)snprintf(own, sizeof own, "redis://127.0.0.1:%u", p->port);
+        url[n++] = own;
+    }
+    r = redis_url_parse(url, n, &parsed, err);
+    if (r < 0) return r;
+    struct tier_redis_opts o = {.url = &parsed};
+    r = tier_redis_create(&o, ret, err);
+    redis_url_fini(&parsed);
+    if (r < 0) return r;
+    (void)snprintf(ret_note, 256, "%s",
+                   p->server <= 0 ? "as given"
+                   : unix_socket  ? "a private redis-server on this machine, unix socket"
+                                  : "a private redis-server on this machine, TCP over loopback");
+    return 1;
+}
+
+static int open_gpu(struct places *p, const struct place_want *w, struct tier **ret,
+                    char ret_note[256], struct err *err)
+{
+    struct err none = {0};
+    int r = p->gpu ? 0 : gpu_open(GPU_CUDA, 0, &p->gpu, &none);
+    if (r < 0) r = gpu_open(GPU_HOST, 0, &p->gpu, err);
+    if (r < 0) return r;
+    struct tier_gpu_opts o = {.gpu = p->gpu, .capacity_bytes = w->capacity_bytes};
+    r = tier_gpu_create(&o, ret, err);
+    if (r < 0) return r;
+    (void)snprintf(ret_note, 256, "%s%s", gpu_name(p->gpu),
+                   none.code < 0 ? ": emulated in host memory, figures are those of a memcpy" : "");
+    return 1;
 }
 
 int place_reference_path(struct places *p, char ret[PLACE_PATH_MAX], struct err *err)
@@ -187,6 +264,14 @@ int place_reference_redis(struct places *p, const char *name, unsigned n_connect
 int place_open(struct places *p, const struct place_want *w, struct tier **ret, char ret_note[256],
                struct err *err)
 {
-    (void)snprintf(ret_note, 256, "%s: not there", w->name);
-    return strncmp(w->name, "redis", 5) == 0 && server_start(p, err) < 0 ? -EIO : 0;
+    static const struct {
+        const char *name;
+        int (*open)(struct places *p, const struct place_want *w, struct tier **ret,
+                    char ret_note[256], struct err *err);
+    } kind[] = {
+        {"gpu", open_gpu}, {"nvme", open_nvme}, {"redis", open_redis}, {"redis-unix", open_redis}};
+    ret_note[0] = 0;
+    for (size_t i = 0; i < sizeof kind / sizeof *kind; i++)
+        if (strcmp(w->name, kind[i].name) == 0) return kind[i].open(p, w, ret, ret_note, err);
+    return err_set(err, -EINVAL, "no tier is called \"%s\"", w->name);
 }

@@ -21,6 +21,7 @@ struct places {
     uint16_t port; /* of our server; 0: none */
     pid_t server;
     bool no_server; /* tried: there is no redis-server */
+    struct gpu *gpu;
 };
 void places_init(struct places *p, const struct opts *opts);
 void places_fini(struct places *p); /* after the tiers: stops the server, removes the files */

@@ -286,15 +286,17 @@ static int read_through(struct lab *lab, struct store *s, bool copy, struct benc
     return 0;
 }
 
-/* Takes the tier. */
-static int measure_store(struct lab *lab, struct tier *t, struct err *err)
+/* Takes the tier. What the store fails to read is said, and the tier's own figures stay. */
+static void measure_store(struct lab *lab, struct tier *t, const char *name)
 {
     struct store *s;
     struct bench_cost cost;
-    int r = open_store(lab, t, &s, err);
+    struct err err = {0};
+    int r = open_store(lab, t, &s, &err);
     if (r < 0) {
         t->ops->destroy(t);
-        return r;
+        note(lab, "store", err.msg);
+        return;
     }
     for (size_t i = 0; r == 0 && i < ROUNDS_MIN; i++) {
         (void)store_clear(s, "ram", NULL, true);
@@ -302,7 +304,10 @@ static int measure_store(struct lab *lab, struct tier *t, struct err *err)
         if (r == 0) add(&lab->row[0].store, gb_of(lab) / cost.wall_s);
     }
     store_destroy(s);
-    return r < 0 ? err_set(err, r, "%s through the store: %s", t->name, err_name(r)) : 0;
+    if (r == 0) return;
+    (void)err_set(&err, r, "%s through the store: %s", name, err_name(r));
+    (void)fprintf(stderr, "%s\n", err.msg);
+    note(lab, "store", err.msg);
 }
 
 /* ---- RAM ---- */
@@ -435,11 +440,11 @@ static int measure_place(struct lab *lab, const char *name, struct err *err)
     if (r < 0) (void)err_set(err, r, "%s: %s", name, err_name(r));
     ref_file_destroy(file);
     ref_redis_destroy(client);
-    if (r < 0)
+    if (r < 0) {
         t->ops->destroy(t);
-    else
-        r = measure_store(lab, t, err);
-    if (r < 0) return r;
+        return r;
+    }
+    measure_store(lab, t, name);
     const char *transport = !redis ? "" : strcmp(name, "redis") == 0 ? "tcp" : "unix";
     report(lab, redis ? "redis" : name, transport, false);
     report(lab, redis ? "redis" : name, transport, true);

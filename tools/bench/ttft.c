@@ -1,23 +1,41 @@
-/* kvblend-bench ttft: time to first token per strategy and ratio, interleaved in one process.
+/* kvblend-bench ttft: time to first token per strategy and ratio, and per tier that the chunks come
+ * from (--tiers), interleaved in one process.
  *
  * The prompt is the sink token, `chunks` chunks and a question, of natural text. Every round runs
  * every row once, in rotating order, so that a slow moment of the machine hits all rows alike; the
  * GEMM ceiling is measured once a round as well and its best rate kept. What is timed: record
- * look-up, plan, prefill, first token. Not in it: HTTP, tokenising. */
+ * look-up, plan, prefill, first token. Not in it: HTTP, tokenising. A slower tier has a store of
+ * its own, and its chunks leave that store's RAM before each run. */
 #include "tools/bench/bench.h"
+#include "tools/bench/places.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
+#include "tiers/fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_MAX = 64 };
+enum { ROWS_MAX = 64, FLUSH_S = 60 };
 
+/* Where chunks come from. */
+struct origin {
+    char name[16];
+    struct store *store;
+    bool slow; /* not RAM */
+};
 struct row {
     struct bench_run run;
+    const struct origin *from;
     double *ms; /* [reps] */
     struct fus_report report;
+    size_t n_chunks, n_from; /* looked up, and found where they should be; over all rounds */
+};
+struct origins {
+    struct places places;
+    struct origin at[STORE_TIERS_MAX + 1];
+    size_t n;
 };
 
 /* Chunk after chunk from the sample, starting over at its end. */
@@ -40,6 +58,115 @@ static int make_prompt(const struct bench *b, const struct tok_ids *sample, uint
     return 0;
 }
 
+/* ---- tiers ---- */
+
+/* A store of its own behind which there is just this tier. */
+static int open_origin(struct bench *b, struct origins *all, const struct opts *opts,
+                       const char *name, struct err *err)
+{
+    struct origin o = {.slow = true};
+    struct tier_ident id = bench_ident(b);
+    uint64_t ram_bytes = opt_size(opts, "ram");
+    struct place_want want = {.name = name, .ident = &id, .capacity_bytes = ram_bytes};
+    struct store_tier_opts t = {.write = STORE_WRITE_BEHIND};
+    struct tier_fault_opts slow = {.read_bytes_per_s =
+                                       (uint64_t)(opt_double(opts, "throttle-gbps") * 1e9)};
+    char text[256];
+    int r = place_open(&all->places, &want, &t.tier, text, err);
+    json_object_set_new(b->meta, name, json_string(text));
+    if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, text);
+    if (r <= 0) return r;
+    if (slow.read_bytes_per_s) {
+        struct tier *inner = t.tier;
+        r = tier_fault_create(inner, &slow, &t.tier);
+        if (r < 0) inner->ops->destroy(inner);
+        if (r < 0) return r;
+    }
+    r = bench_store_create(b, ram_bytes, &t, 1, &o.store, err);
+    if (r < 0) {
+        t.tier->ops->destroy(t.tier);
+        return r;
+    }
+    (void)snprintf(o.name, sizeof o.name, "%s", name);
+    all->at[all->n++] = o;
+    return 0;
+}
+
+/* RAM, or what --tiers lists. */
+static int open_origins(struct bench *b, struct origins *all, const struct opts *opts,
+                        struct err *err)
+{
+    const char *list = opt_given(opts, "tiers") ? opt_str(opts, "tiers") : "ram";
+    for (const char *p = list; *p;) {
+        char name[16];
+        size_t len = strcspn(p, ",");
+        (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
+        p += len + (p[len] == ',');
+        if (all->n == sizeof all->at / sizeof *all->at)
+            return err_set(err, -ERANGE, "--tiers: too many");
+        if (strcmp(name, "ram") == 0) {
+            all->at[all->n++] = (struct origin){.name = "ram", .store = b->store};
+            continue;
+        }
+        int r = open_origin(b, all, opts, name, err);
+        if (r < 0) return r;
+    }
+    return all->n ? 0 : err_set(err, -EINVAL, "--tiers is empty");
+}
+
+static void close_origins(struct origins *all)
+{
+    for (size_t i = 0; i < all->n; i++)
+        if (all->at[i].slow) store_destroy(all->at[i].store);
+    places_fini(&all->places);
+}
+
+/* Chunks into every store, and from there into its tier. */
+static int fill_origins(struct bench *b, const struct origins *all, const struct bench_prompt *p)
+{
+    struct store *own = b->store;
+    int r = 0;
+    for (size_t i = 0; i < all->n && r == 0; i++) {
+        b->store = all->at[i].store;
+        r = bench_build_chunks(b, p);
+        if (r == 0) r = store_flush(b->store, clock_ns() + FLUSH_S * 1000000000ull);
+    }
+    b->store = own;
+    return r < 0 ? r : 0;
+}
+
+/* Out of RAM, so that only the tier has them. */
+static void leave_ram(struct bench *b, const struct origin *o, const struct bench_prompt *p)
+{
+    for (size_t i = 0; o->slow && i < p->n_chunks; i++) {
+        struct tier_key k = bench_chunk_key(b, p->tok + p->chunk[i].tok0, p->chunk[i].n);
+        (void)store_evict(o->store, &k, "ram");
+    }
+}
+
+/* ---- rounds ---- */
+
+static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w, double *ret_ms)
+{
+    struct store *own = b->store;
+    struct bench_result res;
+    leave_ram(b, w->from, p);
+    b->store = w->from->store;
+    int r = bench_prefill(b, p, &w->run, 0, &res);
+    b->store = own;
+    if (r < 0) return r;
+    *ret_ms = res.ttft_ms;
+    w->report = res.report;
+    size_t n = w->run.strategy == FUS_FULL ? 0 : w->run.strategy == FUS_PREFIX ? 1 : p->n_chunks;
+    for (size_t i = 0; i < n; i++)
+        w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
+    w->n_chunks += n;
+    /* What loading may cost, as a worker knows it; without slower tiers it makes no difference. */
+    if (w->run.strategy == FUS_FULL) b->ms_per_token = res.ttft_ms / p->n_tok;
+    bench_result_fini(&res);
+    return 0;
+}
+
 static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
                    unsigned reps, double *ret_gflops)
 {
@@ -49,12 +176,10 @@ static int measure(struct bench *b, const struct bench_prompt *p, struct row *ro
         if (gflops > best) best = gflops;
         for (size_t i = 0; i < n; i++) {
             struct row *w = &row[(i + rep) % n];
-            struct bench_result res;
-            int r = bench_prefill(b, p, &w->run, 0, &res);
+            double ms;
+            int r = run_row(b, p, w, &ms);
             if (r < 0) return r;
-            if (rep > 0) w->ms[rep - 1] = res.ttft_ms;
-            w->report = res.report;
-            bench_result_fini(&res);
+            if (rep > 0) w->ms[rep - 1] = ms;
         }
         bench_progress("round", rep, reps);
     }
@@ -63,7 +188,7 @@ static int measure(struct bench *b, const struct bench_prompt *p, struct row *ro
 }
 
 static void report(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
-                   unsigned reps, double gflops)
+                   unsigned reps, double gflops, bool tiers)
 {
     const struct model_cfg *c = b->cfg;
     double full_ms = bench_quantile(row[0].ms, reps, 0.5), T = p->n_tok;
@@ -72,6 +197,7 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
     json_object_set_new(b->meta, "gemm_gflops", json_real(gflops));
     json_object_set_new(b->meta, "full_share_of_gemm", json_real(share));
     json_object_set_new(b->meta, "full_valid", json_boolean(share >= 0.60));
+    if (tiers) (void)printf("%-6s ", "tier");
     (void)printf("%-8s %6s %12s %9s %9s %9s %11s\n", "strategy", "ratio", "ttft ms", "p10", "p90",
                  "speedup", "recomputed");
     for (size_t i = 0; i < n; i++) {
@@ -79,13 +205,18 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
         double ms = bench_quantile(w->ms, reps, 0.5), lo = bench_quantile(w->ms, reps, 0.1),
                hi = bench_quantile(w->ms, reps, 0.9);
         const char *name = fus_strategy_name(w->run.strategy);
-        bool reuses = w->run.strategy != FUS_FULL;
-        json_array_append_new(
-            b->rows, json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy", name,
-                               "ratio", (double)w->run.ratio, "tier", reuses ? "ram" : "none",
-                               "ttft_ms_median", ms, "ttft_ms_p10", lo, "ttft_ms_p90", hi,
-                               "speedup_vs_full", full_ms / ms, "tokens_total", (int)p->n_tok,
-                               "tokens_recomputed", (int)w->report.n_recomputed));
+        const char *tier = w->run.strategy == FUS_FULL ? "none" : w->from->name;
+        json_t *j =
+            json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy", name, "ratio",
+                      (double)w->run.ratio, "tier", tier, "ttft_ms_median", ms, "ttft_ms_p10", lo,
+                      "ttft_ms_p90", hi, "speedup_vs_full", full_ms / ms, "tokens_total",
+                      (int)p->n_tok, "tokens_recomputed", (int)w->report.n_recomputed);
+        json_array_append_new(b->rows, j);
+        if (tiers && w->n_chunks) {
+            double found = (double)w->n_from / (double)w->n_chunks;
+            json_object_set_new(j, "share_from_tier", json_real(found));
+        }
+        if (tiers) (void)printf("%-6s ", tier);
         (void)printf("%-8s %6.2f %12.1f %9.1f %9.1f %8.2fx %11u\n", name, (double)w->run.ratio, ms,
                      lo, hi, full_ms / ms, w->report.n_recomputed);
     }
@@ -93,14 +224,36 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
                  share >= 0.60 ? "" : " (below 0.60: ratios are invalid)");
 }
 
+/* The full prefill first, then every method with its chunks in every tier. */
+static int make_rows(const struct opts *opts, const struct origins *all, unsigned reps,
+                     struct row *row, size_t *ret_n, struct err *err)
+{
+    struct bench_run run[ROWS_MAX];
+    size_t n_runs = 0, n = 0;
+    bool tiers = opt_given(opts, "tiers");
+    int r = bench_methods_of(tiers && !opt_given(opts, "strategies") ? "full,hkvd,query"
+                                                                     : opt_str(opts, "strategies"),
+                             tiers && !opt_given(opts, "ratios") ? "0.15" : opt_str(opts, "ratios"),
+                             run, ROWS_MAX, &n_runs, err);
+    if (r < 0) return r;
+    if (1 + (n_runs - 1) * all->n > ROWS_MAX) return err_set(err, -ERANGE, "too many rows");
+    row[n++] = (struct row){.run = run[0], .from = &all->at[0]};
+    for (size_t k = 0; k < all->n; k++)
+        for (size_t i = 1; i < n_runs; i++)
+            row[n++] = (struct row){.run = run[i], .from = &all->at[k]};
+    *ret_n = n;
+    for (size_t i = 0; i < n; i++) {
+        row[i].ms = mem_zalloc((size_t)reps * sizeof(double));
+        if (!row[i].ms) return -ENOMEM;
+    }
+    return 0;
+}
+
 int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
     int64_t chunks = opt_int(opts, "chunks"), chunk_tokens = opt_int(opts, "chunk-tokens");
     int64_t query_tokens = opt_int(opts, "query-tokens"), reps = opt_int(opts, "reps");
-    struct bench_run run[ROWS_MAX];
     size_t n = 0;
-    int r = bench_methods(opts, run, ROWS_MAX, &n, err);
-    if (r < 0) return r;
     uint64_t total = (uint64_t)(chunks * chunk_tokens + query_tokens) + 1;
     if (total > fus_core_ctx_max(b->core))
         return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
@@ -108,25 +261,24 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     struct bench_prompt p = {0};
     struct tok_ids sample = {0};
     struct row row[ROWS_MAX] = {0};
+    struct origins origins = {0};
     double gflops = 0;
-    for (size_t i = 0; i < n; i++)
-        row[i].run = run[i];
-    r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
+    places_init(&origins.places, opts);
+    int r = open_origins(b, &origins, opts, err);
+    if (r == 0) r = make_rows(opts, &origins, (unsigned)reps, row, &n, err);
+    if (r == 0) r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
     if (r == 0)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
                         (uint32_t)query_tokens, &p);
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        row[i].ms = mem_zalloc((size_t)reps * sizeof(double));
-        if (!row[i].ms) r = -ENOMEM;
-    }
-    if (r == 0) r = bench_build_chunks(b, &p);
+    if (r == 0) r = fill_origins(b, &origins, &p);
     if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, &gflops);
     if (r == 0)
-        report(b, &p, row, n, (unsigned)reps, gflops);
+        report(b, &p, row, n, (unsigned)reps, gflops, opt_given(opts, "tiers"));
     else if (err->code == 0)
         (void)err_set(err, r, "measuring failed: %s", err_name(r));
+    close_origins(&origins);
     tok_ids_fini(&sample);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < ROWS_MAX; i++)
         mem_free(row[i].ms);
     bench_prompt_fini(&p);
     return r;
