@@ -29,7 +29,8 @@ static int parse_nvme(struct wk_tier_opts *t, const char *text, struct err *err)
     char path[4096];
     int rc = tier_nvme_parse(text, path, sizeof path, &t->nvme_bytes, &e);
 
-    if (rc < 0) return err_set(err, rc, "--nvme: %s", e.msg);
+    if (rc < 0)
+        return err_set(err, rc, "--nvme: %s", strncmp(e.msg, "nvme: ", 6) ? e.msg : e.msg + 6);
     t->nvme_path = arena_strndup(&t->arena, path, strlen(path));
     return t->nvme_path ? 0 : -ENOMEM;
 }

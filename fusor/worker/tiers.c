@@ -10,6 +10,14 @@
 
 enum { USUAL_TOKENS = 512 }; /* of a record: what RAG splitters cut at */
 
+static int name_flag(struct err *err, int rc, const char *flag, const struct err *e)
+{
+    size_t n = strlen(flag);
+    const char *m = strncmp(e->msg, flag, n) == 0 && e->msg[n] == ':' ? e->msg + n + 2 : e->msg;
+
+    return err_set(err, rc, "--%s: %s", flag, *m ? m : err_name(rc));
+}
+
 static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
 {
     const struct wk_tier_opts *t = &w->o.tiers;
@@ -18,9 +26,10 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
                                      .record_bytes_usual = wk_record_bytes(w, USUAL_TOKENS),
                                      .policy = t->nvme_policy,
                                      .write_bytes_per_day = t->nvme_write_bytes_per_day};
-    int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, err);
+    struct err e = {0};
+    int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, &e);
 
-    if (rc < 0) return rc;
+    if (rc < 0) return name_flag(err, rc, "nvme", &e);
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
     return 0;
 }
@@ -28,9 +37,10 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
 static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
 {
     const struct tier_redis_opts r = {.url = w->o.tiers.redis};
-    int rc = tier_redis_create(&r, &o->tier[o->n_tiers].tier, err);
+    struct err e = {0};
+    int rc = tier_redis_create(&r, &o->tier[o->n_tiers].tier, &e);
 
-    if (rc < 0) return rc;
+    if (rc < 0) return name_flag(err, rc, "redis", &e);
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
     return 0;
 }
