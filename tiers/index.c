@@ -69,7 +69,7 @@ static struct ghost *ghost_set(const struct ghost_table *g, const struct tier_ke
     return &g->cell[(k->lo & g->mask) * GHOST_WAYS];
 }
 
-void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss why)
+void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss why, uint32_t now_s)
 {
     struct ghost *set = ghost_set(g, k), *to = set;
     for (int i = 0; i < GHOST_WAYS; i++) {
@@ -79,7 +79,7 @@ void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss 
         }
         if (set[i].stamp < to->stamp) to = &set[i];
     }
-    *to = (struct ghost){*k, ++g->clock, why};
+    *to = (struct ghost){*k, ++g->clock, now_s, why};
 }
 
 void ghost_remove(struct ghost_table *g, const struct tier_key *k)
@@ -89,10 +89,23 @@ void ghost_remove(struct ghost_table *g, const struct tier_key *k)
         if (set[i].stamp && tier_key_same(&set[i].key, k)) set[i] = (struct ghost){0};
 }
 
-enum store_miss ghost_why(const struct ghost_table *g, const struct tier_key *k)
+static const struct ghost *ghost_find(const struct ghost_table *g, const struct tier_key *k)
 {
     const struct ghost *set = ghost_set(g, k);
     for (int i = 0; i < GHOST_WAYS; i++)
-        if (set[i].stamp && tier_key_same(&set[i].key, k)) return set[i].why;
-    return STORE_MISS_NEVER;
+        if (set[i].stamp && tier_key_same(&set[i].key, k)) return &set[i];
+    return NULL;
+}
+
+enum store_miss ghost_why(const struct ghost_table *g, const struct tier_key *k)
+{
+    const struct ghost *c = ghost_find(g, k);
+    return c ? c->why : STORE_MISS_NEVER;
+}
+
+bool ghost_recent(const struct ghost_table *g, const struct tier_key *k, uint32_t now_s,
+                  uint32_t within_s)
+{
+    const struct ghost *c = ghost_find(g, k);
+    return c && now_s - c->at_s < within_s;
 }

@@ -1,9 +1,10 @@
-/* index: what the store knows by key: a hash table of entries, lists of them, and the ghosts.
+/* index: what the store knows by key: hash tables of entries, lists of them, and the ghosts.
  *
- * Internal to tiers/. The table has a fixed number of buckets with chains through the entries, so
- * neither insert nor remove allocates. Ghosts remember why a key is gone: a fixed table of sets of
- * four, the oldest of a set makes way, so the memory is bounded and a forgotten ghost only turns
- * the reason of a miss into "never". Thread: the caller holds the store's lock. */
+ * Internal to tiers/. A table has a fixed number of buckets with chains through the entries, so
+ * neither insert nor remove allocates. Ghosts remember why and when a key went: a fixed table of
+ * sets of four, the oldest of a set makes way, so the memory is bounded and a forgotten ghost only
+ * turns the reason of a miss into "never". Thread: the caller holds the lock that guards the table
+ * (a shard's for the index, the store's for lists and ghosts). */
 #ifndef TIERS_INDEX_H
 #define TIERS_INDEX_H
 
@@ -12,34 +13,59 @@
 
 #include <stdatomic.h>
 
-struct store_pin {
-    struct entry *e;
+struct entry_link { /* a place in a list; alone when it points to itself */
+    struct entry_link *prev, *next;
 };
 struct store_writer {
     struct entry *e;
 };
-struct entry_link { /* a place in a list; alone when it points to itself */
-    struct entry_link *prev, *next;
-};
-enum entry_state { ENTRY_BUILDING, ENTRY_READY, ENTRY_DEAD };
+/* BUILDING: claimed. LOADING: a tier reads it; in the index so that others attach. READY: whole.
+ * DEAD: out of the index; its memory lives until the last reference goes. */
+enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
+/* READY entries stand in the policy's order, or on probation: brought in at others' expense and
+ * used once, they leave first. */
+enum entry_place { PLACE_NONE, PLACE_ORDER, PLACE_PROBATION };
 struct entry {
     struct store *store;
-    struct store_pin pin;       /* what look-ups hand out: one object for all holders */
     struct store_writer writer; /* what the claim handed out */
-    struct record_desc desc;
+    struct record_desc desc;    /* of a loading one: constant once its header is here */
     struct record_layout layout;
-    uint8_t *rec;        /* the record's bytes, page-aligned; NULL until mapped */
-    uint8_t **part;      /* [n_parts] where they stand in rec */
-    uint64_t cost_bytes; /* what this entry takes of the budget */
-    struct entry_link all, lru;
     struct entry *chain;
-    /* guarded by the store's lock */
+    uint8_t **part;            /* [n_parts], NULL = no memory yet */
+    _Atomic uint8_t *part_ok;  /* [n_parts] 1 once it is here */
+    _Atomic uint8_t *group_ok; /* [n_groups] 1 once the group agreed with its checksum */
+    /* guarded by the shard's lock */
     enum entry_state state;
-    uint32_t refs;
-    bool admin_pinned, header_ok, scored;
-    uint64_t hits;
+    uint32_t refs, pins; /* refs: index, pins, load, writes; pins: look-ups alone */
+    int head, status;    /* head: 0 not here, 1 verified, <0 none; status: <0 load failed */
+    enum store_miss why; /* if head < 0 */
+    int from;            /* tier it was read from, -1 = built here */
+    bool admin_pinned, scored, gave_up;
+    uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
     double used_s;
-    _Atomic uint8_t group_ok[]; /* 1 once the group agreed with its checksum */
+    float *scores_later; /* set while a tier reads the header; applied afterwards */
+    _Atomic uint64_t touched_ns;
+    _Atomic uint8_t header_ok;
+    _Atomic uint8_t cancel; /* nobody wants the load any more */
+    /* guarded by the store's lock; masks have a bit per tier */
+    struct evict_node node;
+    enum entry_place place;
+    uint64_t meta_bytes, cost_bytes; /* what this entry takes of the budget: meta + parts */
+    uint64_t quota_bytes;            /* of these, charged to the namespace */
+    struct entry_link all, loads;
+    struct entry_link queue[STORE_TIERS_MAX]; /* write-behind of that tier */
+    _Atomic uint8_t want;                     /* tiers that should have it and have not */
+    uint8_t clean, writing, head_only, tries; /* head_only: queued for its header alone */
+    bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
+    bool probation;      /* of a load: RAM was short when it came */
+    bool ns_known;       /* desc.ns_hash is */
+    /* the load's */
+    struct tier_op op;
+    unsigned tier;                      /* that is being asked */
+    enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
+    double worth_ms;
+    uint64_t start_ns, first_ns, queued_bytes;
+    bool reported; /* guarded by m: the breaker knows how this load went */
 };
 
 struct index {
@@ -79,6 +105,7 @@ enum { GHOST_WAYS = 4 };
 struct ghost {
     struct tier_key key;
     uint64_t stamp; /* 0 = empty */
+    uint32_t at_s;  /* clock_ns() in seconds */
     enum store_miss why;
 };
 struct ghost_table {
@@ -87,8 +114,12 @@ struct ghost_table {
 };
 int ghost_init(struct ghost_table *g, uint64_t n_sets); /* a power of two */
 void ghost_fini(struct ghost_table *g);
-void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss why);
+void ghost_add(struct ghost_table *g, const struct tier_key *k, enum store_miss why,
+               uint32_t now_s);
 void ghost_remove(struct ghost_table *g, const struct tier_key *k);
 enum store_miss ghost_why(const struct ghost_table *g, const struct tier_key *k);
+/* Did it go less than `within_s` ago? */
+bool ghost_recent(const struct ghost_table *g, const struct tier_key *k, uint32_t now_s,
+                  uint32_t within_s);
 
 #endif

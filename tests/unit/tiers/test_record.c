@@ -250,7 +250,7 @@ TEST(ghosts_are_bounded_and_keep_the_newest)
     ASSERT_OK(ghost_init(&g, 16));
     for (uint64_t i = 0; i < 1000; i++) {
         struct tier_key k = {i, i};
-        ghost_add(&g, &k, i % 2 ? STORE_MISS_EVICTED : STORE_MISS_CORRUPT);
+        ghost_add(&g, &k, i % 2 ? STORE_MISS_EVICTED : STORE_MISS_CORRUPT, 0);
     }
     for (uint64_t i = 0; i < 1000; i++) {
         struct tier_key k = {i, i};

@@ -1,0 +1,355 @@
+/* Write-behind and the maintenance thread.
+ *
+ * Every tier has a queue of entries to write and a few ops under way; the tier's own queue does the
+ * rest. An entry that is being written has a reference, so its only copy cannot be evicted. What a
+ * local tier has by now is not written again: its find() is asked when the write's turn comes, and
+ * once more before a clean record leaves RAM. Above the high watermark the coldest records leave
+ * ahead of need, those that a tier still wants by way of its queue, so that a claim seldom evicts
+ * by itself and seldom loses anything. The thread sleeps until it is woken, or a second where time
+ * matters (loads past their deadline, expiry). */
+#include "tiers/store_int.h"
+
+#include <time.h>
+
+enum {
+    TICK_NS = 1000000000,
+    RETRY_NS = 20000000,    /* chosen: a full queue of MiB writes moves on within that */
+    BLOCKED_NS = 100000000, /* chosen: how often an open breaker is looked at while records wait */
+    EXPIRE_SHARDS = 8,      /* a pass over the index every 8 s; look-ups see expiry at once */
+    LEAVING_MAX = 16        /* chosen: records on their way out by way of a queue at a time */
+};
+
+/* ---- queues ---- */
+
+void write_queue(struct store *s, struct entry *e, uint8_t mask, bool head_only)
+{
+    for (unsigned i = 0; i < s->n_tiers; i++) {
+        uint8_t bit = (uint8_t)(1u << i);
+        if (!(mask & bit) || e->writing & bit) continue;
+        if (!link_alone(&e->queue[i])) {
+            if (!head_only) e->head_only &= (uint8_t)~bit;
+            continue;
+        }
+        e->head_only = (uint8_t)(head_only ? e->head_only | bit : e->head_only & ~bit);
+        link_insert_after(s->tier[i].queue.prev, &e->queue[i]);
+        s->n_queued++;
+        s->work = true;
+    }
+    if (s->work) pthread_cond_signal(&s->wake);
+}
+
+/* m held. */
+static void idle_check(struct store *s)
+{
+    if (s->n_queued + s->n_writes == 0) pthread_cond_broadcast(&s->idle);
+}
+
+static void unqueue(struct store *s, struct entry *e, unsigned tier)
+{
+    if (link_alone(&e->queue[tier])) return;
+    link_remove(&e->queue[tier]);
+    s->n_queued--;
+}
+
+void write_unqueue(struct store *s, struct entry *e)
+{
+    for (unsigned i = 0; i < s->n_tiers; i++)
+        unqueue(s, e, i);
+    idle_check(s);
+}
+
+/* ---- one write ---- */
+
+/* m held. What the end of a write says about the tier, and about the record's need of it. */
+static void write_learn(struct store *s, struct write_slot *w, int status)
+{
+    struct store_tier *t = &s->tier[w->tier];
+    struct entry *e = w->e;
+    uint64_t now = clock_ns();
+    uint8_t bit = (uint8_t)(1u << w->tier);
+    bool head_only = w->op.part_hi < e->layout.n_parts, again = false;
+    enum breaker_result result = BREAKER_OK;
+    bool silent = w->settled || status == -EAGAIN || status == -ECANCELED;
+    switch (status) {
+    case 0:
+        e->clean |= bit;
+        e->want &= (uint8_t)~bit;
+        e->tries = 0;
+        break;
+    case -EAGAIN:
+        t->retry_ns = now + RETRY_NS;
+        again = true;
+        break;
+    case -ENOENT: /* of a header: the record is not there any more */
+        e->clean &= (uint8_t)~bit;
+        break;
+    case -EPERM:
+    case -ENOSPC: /* the tier does not want it, and its stat says why */
+        e->want &= (uint8_t)~bit;
+        break;
+    default:
+        result = status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED;
+        again = ++e->tries < WRITE_TRIES;
+        if (again || head_only) break;
+        e->want &= (uint8_t)~bit;
+        s->stats.lost += !s->closing;
+    }
+    if (silent)
+        breaker_forget(&t->breaker);
+    else
+        breaker_report(&t->breaker, result, now);
+    if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit, head_only);
+}
+
+static void write_end(struct write_slot *w, int status)
+{
+    struct store *s = w->s;
+    struct entry *e = w->e;
+    struct store_tier *t = &s->tier[w->tier];
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&s->m);
+    e->writing &= (uint8_t) ~(1u << w->tier);
+    write_learn(s, w, status);
+    if (e->leaving && !entry_wanted(s, e)) { /* the evictor meets it again, clean */
+        e->leaving = false;
+        s->leaving_bytes -= e->cost_bytes;
+    }
+    if (!e->writing && e->scores_later) {
+        pthread_mutex_lock(&sh->m);
+        record_set_scores(e->part[0], &e->layout, e->scores_later, e->desc.n_tokens,
+                          record_score_hash(e->scores_later, e->desc.n_tokens));
+        e->scored = true;
+        mem_free(e->scores_later);
+        e->scores_later = NULL;
+        pthread_mutex_unlock(&sh->m);
+        if (e->state == ENTRY_READY) write_queue(s, e, e->clean, true);
+    }
+    bool purge = e->purge && status == 0;
+    w->e = NULL;
+    t->n_writes--;
+    s->n_writes--;
+    s->work = true;
+    pthread_cond_signal(&s->wake);
+    idle_check(s);
+    pthread_mutex_unlock(&s->m);
+    if (purge) (void)t->t->ops->remove(t->t, &e->desc.key, true);
+    entry_unref(s, e);
+}
+
+static void write_on_done(struct tier_op *op, int status)
+{
+    write_end(op->ctx, status);
+}
+
+/* m held. The slot's op for the entry at the head of the queue; it has a reference now. */
+static struct write_slot *write_begin(struct store *s, unsigned i)
+{
+    struct store_tier *t = &s->tier[i];
+    struct entry *e = LINK_ENTRY(t->queue.next, queue[i]);
+    struct shard *sh = shard_of(s, &e->desc.key);
+    struct write_slot *w = t->slot;
+    while (w->e)
+        w++;
+    ASSERT(w < t->slot + WRITES_MAX);
+    unqueue(s, e, i);
+    bool head_only = e->head_only >> i & 1;
+    e->writing |= (uint8_t)(1u << i);
+    pthread_mutex_lock(&sh->m);
+    e->refs++;
+    held_update(sh, e);
+    pthread_mutex_unlock(&sh->m);
+    t->n_writes++;
+    s->n_writes++;
+    *w = (struct write_slot){.e = e, .s = s, .tier = i};
+    w->op = (struct tier_op){.key = e->desc.key,
+                             .layout = &e->layout,
+                             .part = e->part,
+                             .part_hi = head_only ? 1 : e->layout.n_parts,
+                             .prio = TIER_BEHIND,
+                             .cost_ms = (float)(e->desc.n_tokens * s->ms_per_token),
+                             .on_done = write_on_done,
+                             .ctx = w};
+    return w;
+}
+
+/* m held; let go meanwhile. */
+static void pump(struct store *s, unsigned i)
+{
+    struct store_tier *t = &s->tier[i];
+    while (!s->closing && t->n_writes < WRITES_MAX && !link_alone(&t->queue)) {
+        uint64_t now = clock_ns();
+        if (now < t->retry_ns || !breaker_allow(&t->breaker, now)) break;
+        struct write_slot *w = write_begin(s, i);
+        bool head_only = w->op.part_hi < w->op.layout->n_parts;
+        pthread_mutex_unlock(&s->m);
+        int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);
+        w->settled = here == (head_only ? 0 : 1); /* gone, or there by now: nothing to move */
+        int r = w->settled ? 0 : t->t->ops->write(t->t, &w->op);
+        if (w->settled || r < 0) write_end(w, w->settled && head_only ? -ENOENT : r);
+        pthread_mutex_lock(&s->m);
+    }
+}
+
+/* ---- eviction ahead of need ---- */
+
+/* m held; let go meanwhile. Tiers that had the record and have evicted it since: bits. */
+static uint8_t lost_copies(struct store *s, struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    uint8_t lost = 0, had = e->clean & (s->mode[STORE_WRITE_BEHIND] | s->mode[STORE_WRITE_EVICT]);
+    pthread_mutex_lock(&sh->m);
+    e->refs++;
+    held_update(sh, e);
+    pthread_mutex_unlock(&sh->m);
+    pthread_mutex_unlock(&s->m);
+    for (unsigned i = 0; i < s->n_tiers; i++) {
+        struct tier *t = s->tier[i].t;
+        if (had >> i & 1 && !t->shared && t->ops->find(t, &e->desc.key) == 0)
+            lost |= (uint8_t)(1u << i);
+    }
+    pthread_mutex_lock(&s->m);
+    return lost;
+}
+
+/* m held. The reference of lost_copies() again; true: it was the last. */
+static bool unref_locked(struct store *s, struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    bool last = e->refs == 1;
+    if (!last) {
+        e->refs--;
+        held_update(sh, e);
+    }
+    pthread_mutex_unlock(&sh->m);
+    return last;
+}
+
+/* m held; let go meanwhile. */
+static void evict_ahead(struct store *s)
+{
+    int n_leaving = 0;
+    while (!s->closing && n_leaving < LEAVING_MAX &&
+           s->stats.used_bytes - s->leaving_bytes > water_bytes(s, WATER_LOW_PCT)) {
+        struct entry *e = pick_victim(s, NULL, NULL, PICK_STAYING);
+        if (!e) break;
+        if (!entry_wanted(s, e)) {
+            uint8_t lost = lost_copies(s, e);
+            if (e->state == ENTRY_READY) {
+                e->clean &= (uint8_t)~lost;
+                e->want |= lost;
+            }
+            if (unref_locked(s, e)) { /* dropped by somebody meanwhile */
+                pthread_mutex_unlock(&s->m);
+                entry_unref(s, e);
+                pthread_mutex_lock(&s->m);
+                continue;
+            }
+        }
+        if (e->state != ENTRY_READY) continue;
+        if (!entry_wanted(s, e)) {
+            (void)entry_drop(s, e, STORE_MISS_EVICTED, true);
+            continue;
+        }
+        e->leaving = true;
+        s->leaving_bytes += e->cost_bytes;
+        n_leaving++;
+        write_queue(s, e, entry_wanted(s, e), false);
+    }
+    s->evict_now = s->leaving_bytes > 0 && s->stats.used_bytes > water_bytes(s, WATER_LOW_PCT);
+}
+
+/* ---- time ---- */
+
+/* m held. */
+static void expire(struct store *s)
+{
+    uint64_t now = wall_ms();
+    for (int n = 0; n < EXPIRE_SHARDS; n++) {
+        struct shard *sh = &s->shard[s->expire_shard++ % SHARDS];
+        struct entry *old[16];
+        int n_old = 0;
+        pthread_mutex_lock(&sh->m);
+        for (uint64_t b = 0; b <= sh->index.mask; b++)
+            for (struct entry *e = sh->index.bucket[b]; e && n_old < 16; e = e->chain)
+                if (e->state == ENTRY_READY && entry_expired(e, now)) old[n_old++] = e;
+        pthread_mutex_unlock(&sh->m);
+        /* m keeps them in the index until they are dropped here. */
+        for (int i = 0; i < n_old; i++)
+            s->stats.expired += entry_drop(s, old[i], STORE_MISS_EXPIRED, false);
+    }
+}
+
+/* m held; let go meanwhile. Loads that nobody waits for and that take too long. */
+static void give_up_loads(struct store *s)
+{
+    for (struct entry_link *l = s->loads.next; l != &s->loads; l = l->next) {
+        struct entry *e = LINK_ENTRY(l, loads);
+        struct shard *sh = shard_of(s, &e->desc.key);
+        pthread_mutex_lock(&sh->m);
+        bool overdue = e->state == ENTRY_LOADING && e->pins == 0 && clock_ns() > e->op.deadline_ns;
+        if (overdue) e->refs++;
+        pthread_mutex_unlock(&sh->m);
+        if (!overdue) continue;
+        pthread_mutex_unlock(&s->m);
+        load_abandon(s, e);
+        entry_unref(s, e);
+        pthread_mutex_lock(&s->m);
+        l = &s->loads; /* the list has changed: from the start; this one is no longer overdue */
+    }
+}
+
+/* m held. When to look again without being woken; 0 never. */
+static uint64_t next_look(const struct store *s, uint64_t tick_ns)
+{
+    uint64_t now = clock_ns(), until = s->n_tiers || s->expiring ? tick_ns : 0;
+    for (size_t i = 0; i < s->n_tiers; i++) {
+        const struct store_tier *t = &s->tier[i];
+        if (link_alone(&t->queue) || t->n_writes == WRITES_MAX) continue;
+        uint64_t look = t->retry_ns > now ? t->retry_ns : now + BLOCKED_NS;
+        if (look < until) until = look;
+    }
+    return until;
+}
+
+void *store_maintain(void *store)
+{
+    struct store *s = store;
+    uint64_t tick_ns = clock_ns() + TICK_NS;
+    pthread_mutex_lock(&s->m);
+    while (!s->closing) {
+        s->work = false;
+        for (unsigned i = 0; i < s->n_tiers; i++)
+            pump(s, i);
+        if (s->evict_now) evict_ahead(s);
+        if (clock_ns() >= tick_ns) {
+            if (s->expiring) expire(s);
+            give_up_loads(s);
+            tick_ns = clock_ns() + TICK_NS;
+        }
+        if (s->work || s->closing) continue;
+        uint64_t until = next_look(s, tick_ns);
+        struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u),
+                              .tv_nsec = (long)(until % 1000000000u)};
+        if (until)
+            (void)pthread_cond_timedwait(&s->wake, &s->m, &ts);
+        else
+            (void)pthread_cond_wait(&s->wake, &s->m);
+    }
+    pthread_mutex_unlock(&s->m);
+    return NULL;
+}
+
+int store_flush(struct store *s, uint64_t deadline_ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                          .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    int r = 0;
+    pthread_mutex_lock(&s->m);
+    while (s->n_queued + s->n_writes > 0 && r == 0)
+        r = deadline_ns ? pthread_cond_timedwait(&s->idle, &s->m, &ts)
+                        : pthread_cond_wait(&s->idle, &s->m);
+    bool done = s->n_queued + s->n_writes == 0;
+    pthread_mutex_unlock(&s->m);
+    return done ? 0 : -ETIMEDOUT;
+}

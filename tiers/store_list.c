@@ -1,0 +1,363 @@
+/* What is where: listing over RAM and the local tiers, and reading copies back to check or keep
+ * them.
+ */
+#include "tiers/store_int.h"
+
+#include <stdlib.h>
+
+/* ---- listing ---- */
+
+/* m held. */
+static struct store_info info_of(struct store *s, const struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    struct store_info i = {.key = e->desc.key,
+                           .kind = e->desc.kind,
+                           .n_tokens = e->desc.n_tokens,
+                           .size_bytes = e->cost_bytes,
+                           .hits = e->hits,
+                           .ns_hash = e->desc.ns_hash,
+                           .created_s = (double)e->desc.created_ms / 1e3,
+                           .used_s = e->used_s,
+                           .expires_s = (double)e->desc.expires_ms / 1e3,
+                           .pinned = e->admin_pinned,
+                           .building = e->state == ENTRY_BUILDING,
+                           .scored = e->scored,
+                           .tier = "ram",
+                           .tiers = "ram"};
+    pthread_mutex_unlock(&sh->m);
+    return i;
+}
+
+static void add_tier(struct store_info *i, const char *name)
+{
+    size_t n = strlen(i->tiers);
+    if (!i->tier[0]) memcpy(i->tier, name, strnlen(name, sizeof i->tier - 1));
+    if (n + strlen(name) + 2 > sizeof i->tiers) return;
+    if (n) i->tiers[n++] = ',';
+    memcpy(i->tiers + n, name, strlen(name) + 1);
+}
+
+struct listing {
+    struct store_info *info;
+    size_t n, cap;
+    const char *tier;
+};
+
+static struct store_info *listing_add(struct listing *l)
+{
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 64;
+        struct store_info *p = mem_realloc(l->info, cap * sizeof *p);
+        if (!p) return NULL;
+        l->info = p;
+        l->cap = cap;
+    }
+    struct store_info *i = &l->info[l->n++];
+    memset(i, 0, sizeof *i);
+    return i;
+}
+
+static int list_tier(void *ctx, const struct tier_info *t)
+{
+    struct listing *l = ctx;
+    struct store_info *i = listing_add(l);
+    if (!i) return -ENOMEM;
+    i->key = t->key;
+    i->kind = t->kind;
+    i->n_tokens = t->n_tokens;
+    i->size_bytes = t->size_bytes;
+    i->hits = t->hits;
+    i->ns_hash = t->ns_hash;
+    i->created_s = (double)t->created_ms / 1e3;
+    i->used_s = t->used_s;
+    i->expires_s = (double)t->expires_ms / 1e3;
+    i->pinned = t->pinned;
+    add_tier(i, l->tier);
+    return 0;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const struct store_info *x = *(const struct store_info *const *)a,
+                            *y = *(const struct store_info *const *)b;
+    if (x->key.hi != y->key.hi) return x->key.hi < y->key.hi ? -1 : 1;
+    if (x->key.lo != y->key.lo) return x->key.lo < y->key.lo ? -1 : 1;
+    return x < y ? -1 : x > y; /* as they were listed: the fastest tier first */
+}
+
+/* One line a record: later ones of a key are folded into the first and marked by size 0. */
+static int listing_merge(struct listing *l)
+{
+    const struct store_info **at = mem_alloc((l->n + 1) * sizeof *at);
+    if (!at) return -ENOMEM;
+    for (size_t i = 0; i < l->n; i++)
+        at[i] = &l->info[i];
+    qsort(at, l->n, sizeof *at, by_key);
+    for (size_t i = 0; i < l->n;) {
+        struct store_info *first = &l->info[at[i] - l->info];
+        size_t j = i + 1;
+        for (; j < l->n && tier_key_same(&at[j]->key, &first->key); j++) {
+            struct store_info *dup = &l->info[at[j] - l->info];
+            add_tier(first, dup->tier);
+            first->pinned |= dup->pinned;
+            dup->size_bytes = 0;
+        }
+        i = j;
+    }
+    mem_free(at);
+    return 0;
+}
+
+static int list_all(struct store *s, struct listing *l)
+{
+    pthread_mutex_lock(&s->m);
+    for (struct entry_link *at = s->all.next; at != &s->all; at = at->next) {
+        const struct entry *e = LINK_ENTRY(at, all);
+        if (e->state == ENTRY_LOADING) continue; /* its tier lists it */
+        struct store_info *i = listing_add(l);
+        if (!i) {
+            pthread_mutex_unlock(&s->m);
+            return -ENOMEM;
+        }
+        *i = info_of(s, e);
+    }
+    pthread_mutex_unlock(&s->m);
+    for (size_t i = 0; i < s->n_tiers; i++) {
+        struct tier *t = s->tier[i].t;
+        l->tier = t->name;
+        int r = t->shared ? 0 : t->ops->scan(t, list_tier, l);
+        if (r < 0) return r;
+    }
+    return s->n_tiers ? listing_merge(l) : 0;
+}
+
+/* Works on a snapshot, so that the visitor may call the store and take its time. */
+int store_visit(struct store *s, store_visit_fn fn, void *ctx)
+{
+    struct listing l = {0};
+    int r = list_all(s, &l);
+    for (size_t i = 0; i < l.n && r == 0; i++)
+        if (l.info[i].size_bytes) r = fn(ctx, &l.info[i]);
+    mem_free(l.info);
+    return r;
+}
+
+struct one {
+    struct tier_key key;
+    struct tier_info info;
+    bool found;
+};
+
+static int find_one(void *ctx, const struct tier_info *t)
+{
+    struct one *o = ctx;
+    if (!tier_key_same(&t->key, &o->key)) return 0;
+    o->info = *t;
+    o->found = true;
+    return 1;
+}
+
+/* Of the first tier that has it, by listing: rare, and an index of sizes is not kept. */
+static bool tier_info_of(struct store *s, const struct tier_key *k, struct tier_info *ret,
+                         bool also_remote)
+{
+    struct one o = {.key = *k};
+    for (size_t i = 0; i < s->n_tiers && !o.found; i++) {
+        struct tier *t = s->tier[i].t;
+        if ((also_remote || !t->shared) && t->ops->find(t, k) != 0)
+            (void)t->ops->scan(t, find_one, &o);
+    }
+    if (o.found) *ret = o.info;
+    return o.found;
+}
+
+int store_get_info(struct store *s, const struct tier_key *k, struct store_info *ret)
+{
+    struct store_info i = {0};
+    struct tier_info t;
+    pthread_mutex_lock(&s->m);
+    const struct entry *e = entry_find(s, k);
+    bool ram = e && e->state != ENTRY_LOADING;
+    if (ram) i = info_of(s, e);
+    pthread_mutex_unlock(&s->m);
+    if (!ram) {
+        if (!tier_info_of(s, k, &t, false)) return 0;
+        struct listing l = {.info = &i, .cap = 1, .tier = ""};
+        (void)list_tier(&l, &t);
+    }
+    for (size_t n = 0; n < s->n_tiers; n++) {
+        struct tier *at = s->tier[n].t;
+        if (!at->shared && at->ops->find(at, k) == 1) add_tier(&i, at->name);
+    }
+    *ret = i;
+    return 1;
+}
+
+/* ---- reading back ---- */
+
+struct infos {
+    struct tier_info *info;
+    size_t n, cap;
+};
+
+static int collect(void *ctx, const struct tier_info *i)
+{
+    struct infos *l = ctx;
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 256;
+        struct tier_info *p = mem_realloc(l->info, cap * sizeof *p);
+        if (!p) return -ENOMEM;
+        l->info = p;
+        l->cap = cap;
+    }
+    l->info[l->n++] = *i;
+    return 0;
+}
+
+static int by_use(const void *a, const void *b)
+{
+    const struct tier_info *x = a, *y = b;
+    return x->used_s > y->used_s ? -1 : x->used_s < y->used_s;
+}
+
+/* Begin to load a record that nobody asked for; false: it is here, on its way, or has no room. */
+static bool preload_begin(struct store *s, const struct tier_info *i, struct store_pin **ret)
+{
+    struct entry *e;
+    pthread_mutex_lock(&s->m);
+    bool room = s->stats.used_bytes + i->size_bytes <= water_bytes(s, WATER_LOW_PCT);
+    pthread_mutex_unlock(&s->m);
+    struct store_pin *p = room ? mem_zalloc(sizeof *p) : NULL;
+    if (!p) return false;
+    if (load_enter(s, &i->key, i->n_tokens, &e) != 1) {
+        mem_free(p);
+        return false;
+    }
+    p->e = e;
+    p->deadline_ns = e->op.deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull;
+    p->from = -1;
+    e->op.prio = TIER_PROMOTE;
+    (void)load_start(s, e);
+    *ret = p;
+    return true;
+}
+
+static long preload_end(struct store_pin *p)
+{
+    if (!p) return 0;
+    long here = pin_wait_whole(p) == 0;
+    store_pin_release(p);
+    return here;
+}
+
+long store_preload(struct store *s, const char *tier, size_t n)
+{
+    enum { AHEAD = 4 }; /* chosen: enough to keep a device busy at MiB parts */
+    struct infos l = {0};
+    long done = 0;
+    int r = 0;
+    bool any = false;
+    for (size_t i = 0; i < s->n_tiers && r >= 0; i++) {
+        struct tier *t = s->tier[i].t;
+        if (tier ? strcmp(t->name, tier) != 0 : t->shared) continue;
+        any = true;
+        r = t->ops->scan(t, collect, &l);
+    }
+    if (tier && !any) r = -EINVAL;
+    if (l.n) qsort(l.info, l.n, sizeof *l.info, by_use);
+    struct store_pin *pin[AHEAD] = {0};
+    size_t k = 0;
+    for (size_t i = 0; i < l.n && k < n && r >= 0; i++) {
+        struct store_pin *p;
+        if (!preload_begin(s, &l.info[i], &p)) continue;
+        done += preload_end(pin[k % AHEAD]);
+        pin[k++ % AHEAD] = p;
+    }
+    for (size_t i = 0; i < AHEAD; i++)
+        done += preload_end(pin[i]);
+    mem_free(l.info);
+    return r < 0 ? r : done;
+}
+
+/* 0, -EBADMSG. */
+static int check_all(const struct store *s, const struct entry *e)
+{
+    struct record_view v;
+    if (record_open(e->part[0], e->layout.header_bytes, &v) < 0) return -EBADMSG;
+    if (!tier_key_same(&v.desc.key, &e->desc.key)) return -EBADMSG;
+    if (v.desc.ident_hash != s->ident_hash) return -EBADMSG;
+    if (v.layout.record_bytes != e->layout.record_bytes) return -EBADMSG;
+    for (uint32_t g = 0; g < e->layout.n_groups; g++)
+        if (record_check_group(e->part, &e->layout, g) < 0) return -EBADMSG;
+    return 0;
+}
+
+/* 1 sound, 0 absent, -EBADMSG. */
+static int verify_ram(struct store *s, const struct tier_key *k, uint32_t *ret_n)
+{
+    struct shard *sh = shard_of(s, k);
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = index_find(&sh->index, k);
+    if (e && e->state != ENTRY_READY) e = NULL;
+    if (e) {
+        e->refs++;
+        held_update(sh, e);
+    }
+    pthread_mutex_unlock(&sh->m);
+    if (!e) return 0;
+    *ret_n = e->desc.n_tokens;
+    int r = check_all(s, e);
+    if (r < 0) {
+        pthread_mutex_lock(&s->m);
+        s->stats.corrupt += entry_drop(s, e, STORE_MISS_CORRUPT, false);
+        pthread_mutex_unlock(&s->m);
+    }
+    entry_unref(s, e);
+    return r < 0 ? r : 1;
+}
+
+/* 1 sound, 0 absent, <0 as the tier says. */
+static int verify_tier(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n)
+{
+    struct tier *at = t->t;
+    struct entry *e;
+    if (at->ops->find(at, k) == 0) return 0;
+    int r = load_apart(s, t, k, n, &e);
+    if (r == 0) {
+        r = check_all(s, e) < 0 ? -EBADMSG : 1;
+        entry_unref(s, e);
+        if (r < 0) (void)at->ops->remove(at, k, true);
+    }
+    return r == -ENOENT ? 0 : r;
+}
+
+int store_verify(struct store *s, const struct tier_key *k, const char *tier,
+                 struct store_verify *ret)
+{
+    struct store_verify v = {0};
+    struct tier_info i = {0};
+    uint32_t n = 0;
+    bool ram = !tier || strcmp(tier, "ram") == 0, any = ram;
+    int r = verify_ram(s, k, &n), bad = 0;
+    if (ram) (r == 1 ? &v.n_ok : r < 0 ? &v.n_bad : &v.n_gone)[0]++;
+    if (n == 0 && tier_info_of(s, k, &i, true)) n = i.n_tokens;
+    for (size_t j = 0; j < s->n_tiers; j++) {
+        struct store_tier *t = &s->tier[j];
+        if (tier && strcmp(t->t->name, tier) != 0) continue;
+        any = true;
+        r = n ? verify_tier(s, t, k, n) : 0;
+        if (r == 1)
+            v.n_ok++;
+        else if (r == 0)
+            v.n_gone++;
+        else if (r == -EBADMSG)
+            v.n_bad++;
+        else
+            bad = r;
+    }
+    if (!any) return -EINVAL;
+    *ret = v;
+    return bad;
+}

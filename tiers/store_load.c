@@ -1,0 +1,428 @@
+/* Loads: one record on its way from a tier into RAM, and which tier is asked at all.
+ *
+ * A local tier says at once whether it has the record, so all memory is taken before the one read
+ * is submitted. A remote one is sent the read with memory for the header alone; the rest is taken
+ * when the header is here and sound. Tiers are tried in order until one delivers a sound header;
+ * who waits has been told nothing before that. A load that fails later fails for its holders, who
+ * recompute; the copy is dropped, and the next look-up begins anew. The entry carries the op, so
+ * memory that a device may still write into lives, and is charged, until on_done. */
+#include "tiers/store_int.h"
+
+static const double AVERAGE_WEIGHT = 0.2; /* chosen: the last ten loads or so decide */
+
+double predict_ms(const struct store_tier *t, uint64_t bytes)
+{
+    if (t->bytes_per_s <= 0) return -1;
+    return t->first_ms + (double)(t->inflight_bytes + bytes) / t->bytes_per_s * 1e3;
+}
+
+/* m held. */
+static bool gate_closed(struct store_tier *t, uint64_t bytes, double worth_ms, uint64_t now)
+{
+    if (worth_ms <= 0 || predict_ms(t, bytes) <= worth_ms) return false;
+    if (now - t->measured_ns < GATE_STALE_MS * 1000000ull) return true;
+    t->measured_ns = now; /* this one measures: a tier that has recovered is found out */
+    return false;
+}
+
+/* The first tier from `from` on that may have the record and may be asked (its breaker then wants a
+ * report); -1 none, and e->last_why says why if there is a reason. */
+static int next_tier(struct store *s, struct entry *e, unsigned from)
+{
+    for (unsigned i = from; i < s->n_tiers; i++) {
+        struct store_tier *t = &s->tier[i];
+        int found = t->t->ops->find(t->t, &e->desc.key);
+        if (found == 0) continue;
+        uint64_t now = clock_ns();
+        enum store_miss no = STORE_MISS_NEVER;
+        pthread_mutex_lock(&s->m);
+        if (gate_closed(t, e->layout.record_bytes, e->worth_ms, now))
+            no = STORE_MISS_GATE;
+        else if (!breaker_allow(&t->breaker, now))
+            no = STORE_MISS_IO;
+        if (no != STORE_MISS_NEVER) {
+            t->misses[no]++;
+            e->last_why = no;
+        }
+        pthread_mutex_unlock(&s->m);
+        if (no == STORE_MISS_NEVER) return (int)i;
+    }
+    return -1;
+}
+
+/* ---- a part has come ---- */
+
+static enum store_miss header_check(const struct store *s, const struct entry *e,
+                                    struct record_view *ret)
+{
+    int r = record_open(e->part[0], e->layout.header_bytes, ret);
+    if (r == -ESTALE) return STORE_MISS_STALE;
+    if (r < 0 || !tier_key_same(&ret->desc.key, &e->desc.key)) return STORE_MISS_CORRUPT;
+    if (ret->desc.ident_hash != s->ident_hash) return STORE_MISS_STALE;
+    if (ret->desc.n_tokens != e->desc.n_tokens) return STORE_MISS_TOKENS;
+    if (ret->layout.record_bytes != e->layout.record_bytes) return STORE_MISS_STALE;
+    if (entry_expired(&(struct entry){.desc = ret->desc}, wall_ms())) return STORE_MISS_EXPIRED;
+    return STORE_MISS_NEVER;
+}
+
+/* The header is sound: the record may have its memory, and who waits may be told. */
+static enum store_miss header_take(struct store *s, struct entry *e)
+{
+    struct record_view v;
+    enum store_miss why = header_check(s, e, &v);
+    if (why != STORE_MISS_NEVER) return why;
+    struct shard *sh = shard_of(s, &e->desc.key);
+    uint32_t filled;
+    memcpy(&filled, e->part[0] + e->layout.score_off, sizeof filled);
+    pthread_mutex_lock(&s->m);
+    pthread_mutex_lock(&sh->m);
+    e->desc.ns_hash = v.desc.ns_hash; /* key and geometry are what was asked for */
+    e->desc.created_ms = v.desc.created_ms;
+    e->desc.expires_ms = v.desc.expires_ms;
+    e->desc.kind = v.desc.kind;
+    e->scored = filled == 1;
+    pthread_mutex_unlock(&sh->m);
+    e->ns_known = true;
+    if (v.desc.expires_ms) s->expiring = true; /* with tiers, maintenance ticks anyway */
+    int r = e->state == ENTRY_LOADING ? entry_reserve(s, e, e->layout.n_parts) : -ECANCELED;
+    if (r == 0) {
+        pthread_mutex_lock(&sh->m);
+        e->header_ok = 1;
+        e->head = 1;
+        e->from = (int)e->tier;
+        e->part_ok[0] = 1;
+        if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
+        pthread_mutex_unlock(&sh->m);
+    }
+    pthread_mutex_unlock(&s->m);
+    return r == 0 ? STORE_MISS_NEVER : r == -ENOSPC ? STORE_MISS_ROOM : STORE_MISS_DEADLINE;
+}
+
+/* On a thread of the tier. */
+static int load_on_part(struct tier_op *op, uint32_t part)
+{
+    struct entry *e = op->ctx;
+    struct store *s = e->store;
+    struct shard *sh = shard_of(s, &e->desc.key);
+    if (e->cancel || s->closing) return -ECANCELED;
+    if (part == 0) {
+        e->stop_why = header_take(s, e);
+        return e->stop_why == STORE_MISS_NEVER ? 0 : -ECANCELED;
+    }
+    if (part >= e->layout.n_parts || !e->part_ok[0]) { /* a tier that does not keep its contract */
+        e->stop_why = STORE_MISS_IO;
+        return -ECANCELED;
+    }
+    if (!e->first_ns) e->first_ns = clock_ns();
+    pthread_mutex_lock(&sh->m);
+    e->part_ok[part] = 1;
+    if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
+    pthread_mutex_unlock(&sh->m);
+    return 0;
+}
+
+/* ---- the end of a load, or of one tier's part in it ---- */
+
+/* No lock held. Nobody has it, or it broke off: holders are told, the copy goes. */
+static void load_end(struct store *s, struct entry *e, enum store_miss why, int status)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&s->m);
+    link_remove(&e->loads);
+    pthread_mutex_lock(&sh->m);
+    if (e->state == ENTRY_LOADING) {
+        e->status = status == -ETIMEDOUT || status == -EBADMSG ? status : -EIO;
+        if (e->head == 0) {
+            e->head = -ENOENT;
+            e->why = why;
+        }
+    }
+    pthread_mutex_unlock(&sh->m);
+    (void)entry_drop(s, e, why == STORE_MISS_CORRUPT ? why : STORE_MISS_NEVER, false);
+    pthread_mutex_unlock(&s->m);
+    entry_unref(s, e);
+}
+
+/* m held. What the end of an op says about the tier. */
+static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64_t now)
+{
+    t->inflight_bytes -= e->layout.record_bytes;
+    if (e->reported) return;
+    e->reported = true;
+    bool stopped = status == -ECANCELED && e->stop_why != STORE_MISS_NEVER;
+    if (status == -EAGAIN || (status == -ECANCELED && !stopped))
+        breaker_forget(&t->breaker);
+    else if (status == 0 || status == -ENOENT || status == -EBADMSG || stopped)
+        breaker_report(&t->breaker, BREAKER_OK, now);
+    else
+        breaker_report(&t->breaker, status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED, now);
+    if (status != 0) return;
+    double first = (double)((e->first_ns ? e->first_ns : now) - e->start_ns) / 1e6;
+    double rest_s = (double)(now - e->start_ns) / 1e9 - first / 1e3;
+    if (rest_s < 1e-6) rest_s = 1e-6;
+    /* What was queued before it had to pass as well; see predict_ms(), which turns it round. */
+    double rate = (double)(e->queued_bytes + e->layout.record_bytes) / rest_s;
+    double w = t->bytes_per_s > 0 ? AVERAGE_WEIGHT : 1;
+    t->bytes_per_s += (rate - t->bytes_per_s) * w;
+    t->first_ms += (first - t->first_ms) * w;
+    t->measured_ns = now;
+}
+
+/* No lock held. Who else should have the record: local tiers that lack it. A remote one is not
+ * asked, nor written what another tier just delivered. */
+static uint8_t tiers_without(struct store *s, const struct entry *e, unsigned but, uint8_t *clean)
+{
+    uint8_t want = 0;
+    *clean = (uint8_t)(1u << but);
+    for (unsigned i = 0; i < s->n_tiers; i++) {
+        struct store_tier *t = &s->tier[i];
+        if (i == but || t->t->shared || t->write == STORE_WRITE_NEVER) continue;
+        int found = t->t->ops->find(t->t, &e->desc.key);
+        *(found == 1 ? clean : &want) |= (uint8_t)(1u << i);
+    }
+    return want;
+}
+
+static enum store_miss why_of(const struct entry *e, int status)
+{
+    if (status == -ECANCELED && e->stop_why != STORE_MISS_NEVER) return e->stop_why;
+    if (status == -ENOENT) return STORE_MISS_NEVER;
+    if (status == -EBADMSG) return STORE_MISS_CORRUPT;
+    return status == -ETIMEDOUT ? STORE_MISS_DEADLINE : STORE_MISS_IO;
+}
+
+static bool parts_all_here(const struct entry *e)
+{
+    for (uint32_t i = 0; i < e->layout.n_parts; i++)
+        if (!e->part_ok[i]) return false;
+    return true;
+}
+
+static void load_done(struct store *s, struct entry *e)
+{
+    uint8_t clean, want = tiers_without(s, e, e->tier, &clean);
+    pthread_mutex_lock(&s->m);
+    tier_learn(&s->tier[e->tier], e, 0, clock_ns());
+    link_remove(&e->loads);
+    if (e->state == ENTRY_LOADING) {
+        e->clean = clean;
+        e->want = want;
+        entry_ready(s, e);
+        write_queue(s, e, want & s->mode[STORE_WRITE_BEHIND], false);
+    }
+    pthread_mutex_unlock(&s->m);
+    entry_unref(s, e);
+}
+
+/* m held. */
+static int load_room(struct store *s, struct entry *e, unsigned i)
+{
+    struct store_tier *t = &s->tier[i];
+    if (e->state != ENTRY_LOADING) return -ECANCELED;
+    int r = entry_reserve(s, e, t->t->shared ? 1 : e->layout.n_parts);
+    if (r < 0) return r;
+    e->tier = i;
+    e->reported = false;
+    e->queued_bytes = t->inflight_bytes;
+    t->inflight_bytes += e->layout.record_bytes;
+    return 0;
+}
+
+/* Ask the tiers from `from` on, until one takes the read. The load's reference is the callee's. */
+static int load_run(struct store *s, struct entry *e, unsigned from)
+{
+    for (;;) {
+        int i = -1, r = 0;
+        if (clock_ns() < e->op.deadline_ns)
+            i = next_tier(s, e, from);
+        else
+            e->last_why = STORE_MISS_DEADLINE;
+        if (i < 0) break;
+        struct store_tier *t = &s->tier[i];
+        pthread_mutex_lock(&s->m);
+        r = load_room(s, e, (unsigned)i);
+        if (r < 0) breaker_forget(&t->breaker);
+        pthread_mutex_unlock(&s->m);
+        if (r < 0) {
+            if (r == -ENOSPC) e->last_why = STORE_MISS_ROOM;
+            break;
+        }
+        e->stop_why = STORE_MISS_NEVER;
+        e->start_ns = clock_ns();
+        e->first_ns = 0;
+        r = t->t->ops->read(t->t, &e->op);
+        if (r == 0) return 0; /* the entry is the tier's now */
+        pthread_mutex_lock(&s->m);
+        if (r != -ENOENT) {
+            e->last_why = STORE_MISS_IO;
+            t->misses[STORE_MISS_IO]++;
+        }
+        tier_learn(t, e, r, clock_ns());
+        pthread_mutex_unlock(&s->m);
+        from = (unsigned)i + 1;
+    }
+    load_end(s, e, e->last_why, -EIO);
+    return -ENOENT;
+}
+
+static void load_on_done(struct tier_op *op, int status)
+{
+    struct entry *e = op->ctx;
+    struct store *s = e->store;
+    struct store_tier *t = &s->tier[e->tier];
+    if (status == 0 && !parts_all_here(e)) status = -EIO;
+    if (status == 0) {
+        load_done(s, e);
+        return;
+    }
+    enum store_miss why = why_of(e, status);
+    if (why == STORE_MISS_STALE || why == STORE_MISS_EXPIRED ||
+        (why == STORE_MISS_CORRUPT && status != -EBADMSG)) /* of that the tier rid itself */
+        (void)t->t->ops->remove(t->t, &e->desc.key, true);
+    pthread_mutex_lock(&s->m);
+    if (why != STORE_MISS_NEVER && !e->reported) t->misses[why]++;
+    s->stats.corrupt += why == STORE_MISS_CORRUPT;
+    s->stats.expired += why == STORE_MISS_EXPIRED;
+    tier_learn(t, e, status, clock_ns());
+    bool next = e->head == 0 && !e->cancel && !s->closing && why != STORE_MISS_ROOM;
+    pthread_mutex_unlock(&s->m);
+    if (why != STORE_MISS_NEVER) e->last_why = why;
+    if (next)
+        (void)load_run(s, e, e->tier + 1);
+    else
+        load_end(s, e, e->last_why, status);
+}
+
+int load_start(struct store *s, struct entry *e)
+{
+    e->op.key = e->desc.key;
+    e->op.layout = &e->layout;
+    e->op.part = e->part;
+    e->op.part_lo = 0;
+    e->op.part_hi = e->layout.n_parts;
+    e->op.on_part = load_on_part;
+    e->op.on_done = load_on_done;
+    e->op.ctx = e;
+    return load_run(s, e, 0);
+}
+
+void load_abandon(struct store *s, struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&s->m);
+    if (e->state == ENTRY_LOADING) {
+        struct store_tier *t = &s->tier[e->tier];
+        if (!e->reported) {
+            e->reported = true; /* it may never say more */
+            breaker_report(&t->breaker, BREAKER_TIMEOUT, clock_ns());
+            t->misses[STORE_MISS_DEADLINE]++;
+        }
+        pthread_mutex_lock(&sh->m);
+        e->status = -ETIMEDOUT;
+        pthread_mutex_unlock(&sh->m);
+        (void)entry_drop(s, e, STORE_MISS_NEVER, false);
+    }
+    pthread_mutex_unlock(&s->m);
+}
+
+static int load_create(struct store *s, const struct tier_key *k, size_t n, struct entry **ret)
+{
+    struct record_desc d = {.key = *k,
+                            .ident_hash = s->ident_hash,
+                            .dtype = s->ident.dtype,
+                            .L = s->ident.L,
+                            .G = s->ident.G,
+                            .K = s->ident.K,
+                            .n_tokens = (uint32_t)n,
+                            .sink_token = s->ident.sink_token};
+    struct record_layout l;
+    int r = n > RECORD_TOKENS_MAX ? -ERANGE : record_layout(&d, &l);
+    if (r < 0) return r;
+    struct entry *e = entry_create(s, &d, &l, ENTRY_LOADING);
+    if (!e) return -ENOMEM;
+    e->refs = 2; /* the load's and the caller's: nobody finds it without */
+    *ret = e;
+    return 0;
+}
+
+int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret)
+{
+    struct entry *e;
+    int r = load_create(s, k, n, &e);
+    if (r < 0) return r;
+    e->pins = 1;
+    pthread_mutex_lock(&s->m);
+    r = entry_enter(s, e, 0);
+    if (r == 1) link_insert_after(&s->loads, &e->loads);
+    pthread_mutex_unlock(&s->m);
+    if (r != 1) {
+        mem_free(e);
+        return r;
+    }
+    *ret = e;
+    return 1;
+}
+
+/* ---- a copy read apart ---- */
+
+static int apart_on_part(struct tier_op *op, uint32_t part)
+{
+    struct entry *e = op->ctx;
+    if (part < e->layout.n_parts) e->part_ok[part] = 1;
+    return 0;
+}
+
+static void apart_on_done(struct tier_op *op, int status)
+{
+    struct entry *e = op->ctx;
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    if (status == 0 && !parts_all_here(e)) status = -EIO;
+    pthread_mutex_lock(&sh->m);
+    e->status = status;
+    e->head = 1;
+    if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
+    pthread_mutex_unlock(&sh->m);
+    entry_unref(e->store, e);
+}
+
+int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
+               struct entry **ret)
+{
+    struct entry *e;
+    int r = load_create(s, k, n, &e);
+    if (r < 0) return r;
+    pthread_mutex_lock(&s->m);
+    e->refs = 1;
+    r = entry_enter_apart(s, e);
+    pthread_mutex_unlock(&s->m);
+    if (r < 0) {
+        mem_free(e);
+        return r;
+    }
+    e->state = ENTRY_DEAD; /* no look-up ever sees it; its references keep it */
+    e->op = (struct tier_op){.key = *k,
+                             .layout = &e->layout,
+                             .part = e->part,
+                             .part_hi = e->layout.n_parts,
+                             .prio = TIER_SCRUB,
+                             .deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull,
+                             .on_part = apart_on_part,
+                             .on_done = apart_on_done,
+                             .ctx = e};
+    r = t->t->ops->read(t->t, &e->op);
+    if (r < 0) {
+        entry_unref(s, e);
+    } else {
+        struct shard *sh = shard_of(s, k);
+        pthread_mutex_lock(&sh->m);
+        while (e->head == 0 && shard_wait(sh, e->op.deadline_ns)) {
+        }
+        r = e->head ? e->status : -ETIMEDOUT;
+        pthread_mutex_unlock(&sh->m);
+    }
+    if (r == 0)
+        *ret = e;
+    else
+        entry_unref(s, e);
+    return r;
+}

@@ -1,0 +1,362 @@
+/* Look-ups: pins, what they wait for, and what they verify.
+ *
+ * A hit in RAM takes its shard's lock twice (pin, release) and nothing else. Token ids are compared
+ * under it: a few KiB, against a reference more to give back. What a layer's checksum said is kept
+ * in an atomic flag of the entry: two holders may both check it, with the same result. A waiter
+ * sleeps on its shard's condition, which a part's arrival signals. */
+#include "tiers/store_int.h"
+
+/* Shard's lock held. */
+static void attach(struct shard *sh, struct entry *e, struct store_pin *p)
+{
+    p->e = e;
+    e->refs++;
+    e->pins++;
+    held_update(sh, e);
+}
+
+/* Shard's lock held. */
+static void used_now(struct shard *sh, struct entry *e, double now_s)
+{
+    e->hits++;
+    e->used_s = now_s;
+    sh->hits++;
+}
+
+static bool tokens_same(const struct entry *e, const int32_t *tok, size_t n)
+{
+    return n == e->desc.n_tokens && memcmp(e->part[0] + e->layout.token_off, tok, 4 * n) == 0;
+}
+
+/* The record's own header against what the index believes. No lock held; the caller has a pin. */
+static int header_verify(struct store *s, struct entry *e, enum store_miss *ret_why)
+{
+    struct record_view v;
+    int r = record_open(e->part[0], e->layout.header_bytes, &v);
+    *ret_why = r == -ESTALE ? STORE_MISS_STALE : STORE_MISS_CORRUPT;
+    if (r < 0) return r;
+    if (!tier_key_same(&v.desc.key, &e->desc.key)) return -EBADMSG;
+    if (v.layout.record_bytes != e->layout.record_bytes) return -EBADMSG;
+    *ret_why = STORE_MISS_STALE;
+    if (v.desc.ident_hash != s->ident_hash) return -ESTALE;
+    e->header_ok = 1;
+    return 0;
+}
+
+static void drop(struct store *s, struct entry *e, enum store_miss why)
+{
+    pthread_mutex_lock(&s->m);
+    if (entry_drop(s, e, why, false)) {
+        s->stats.corrupt += why == STORE_MISS_CORRUPT;
+        s->stats.expired += why == STORE_MISS_EXPIRED;
+    }
+    pthread_mutex_unlock(&s->m);
+}
+
+enum look { LOOK_MISS, LOOK_HIT, LOOK_PENDING, LOOK_ABSENT, LOOK_AGAIN };
+
+static enum look look_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
+                          enum store_miss *why)
+{
+    struct shard *sh = shard_of(s, &a->key);
+    double now_s = clock_wall_s();
+    enum look r = LOOK_MISS;
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = index_find(&sh->index, &a->key);
+    bool unchecked = e && e->state == ENTRY_READY && !e->header_ok;
+    bool expired = e && e->state == ENTRY_READY && entry_expired(e, (uint64_t)(now_s * 1e3));
+    if (!e) {
+        r = LOOK_ABSENT;
+    } else if (e->state == ENTRY_BUILDING) {
+        *why = STORE_MISS_BUILDING;
+    } else if (e->state == ENTRY_LOADING) {
+        attach(sh, e, p);
+        r = LOOK_PENDING;
+    } else if (unchecked || expired) {
+        e->refs++;
+        r = LOOK_AGAIN;
+    } else if (!tokens_same(e, a->tok, a->n)) {
+        *why = STORE_MISS_TOKENS;
+    } else {
+        attach(sh, e, p);
+        used_now(sh, e, now_s);
+        r = LOOK_HIT;
+    }
+    pthread_mutex_unlock(&sh->m);
+    if (r != LOOK_AGAIN) return r;
+    if (expired)
+        drop(s, e, *why = STORE_MISS_EXPIRED);
+    else if (header_verify(s, e, why) < 0)
+        drop(s, e, *why);
+    else
+        *why = STORE_MISS_NEVER;
+    entry_unref(s, e);
+    return *why == STORE_MISS_NEVER ? LOOK_AGAIN : LOOK_MISS;
+}
+
+static enum look look_tiers(struct store *s, const struct store_ask *a, struct store_pin *p,
+                            enum store_miss *why)
+{
+    bool maybe = false;
+    for (size_t i = 0; i < s->n_tiers && !maybe; i++)
+        maybe = s->tier[i].t->ops->find(s->tier[i].t, &a->key) != 0;
+    if (!maybe) return LOOK_MISS;
+    struct entry *e;
+    int r = load_enter(s, &a->key, a->n, &e);
+    if (r == 0) return LOOK_AGAIN;
+    if (r < 0) {
+        if (r == -ENOSPC || r == -ENOMEM) *why = STORE_MISS_ROOM;
+        return LOOK_MISS;
+    }
+    p->e = e;
+    e->worth_ms = a->worth_ms;
+    e->op.deadline_ns = p->deadline_ns;
+    e->op.prio = TIER_DEMAND;
+    (void)load_start(s, e); /* if it has ended by now, settling says so */
+    return LOOK_PENDING;
+}
+
+static int count_miss(struct store *s, const struct tier_key *k, enum store_miss why,
+                      enum store_miss *ret_why)
+{
+    pthread_mutex_lock(&s->m);
+    if (why == STORE_MISS_NEVER) why = ghost_why(&s->ghosts, k);
+    s->stats.misses[why]++;
+    pthread_mutex_unlock(&s->m);
+    *ret_why = why;
+    return 0;
+}
+
+int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret,
+              enum store_miss *ret_why)
+{
+    struct store_pin *p = mem_zalloc(sizeof *p);
+    if (!p) return -ENOMEM;
+    double ms = a->worth_ms > 0 ? 2 * a->worth_ms : ASK_MS_MAX;
+    if (ms < GIVE_UP_MS_MIN) ms = GIVE_UP_MS_MIN;
+    p->tok = a->tok;
+    p->n = a->n;
+    p->from = -1;
+    if (ms > ASK_MS_MAX) ms = ASK_MS_MAX;
+    p->wait_ns = (uint64_t)(ms * 1e6);
+    enum store_miss why = STORE_MISS_NEVER;
+    enum look r;
+    do {
+        r = look_ram(s, a, p, &why);
+        if (r == LOOK_PENDING || r == LOOK_ABSENT) p->deadline_ns = clock_ns() + p->wait_ns;
+        if (r == LOOK_ABSENT) r = look_tiers(s, a, p, &why);
+    } while (r == LOOK_AGAIN);
+    if (r == LOOK_MISS) {
+        mem_free(p);
+        return count_miss(s, &a->key, why, ret_why);
+    }
+    *ret = p;
+    if (r == LOOK_HIT) {
+        p->settled = true;
+        return 1;
+    }
+    struct shard *sh = shard_of(s, &a->key);
+    pthread_mutex_lock(&sh->m);
+    bool open = p->e->head == 0;
+    pthread_mutex_unlock(&sh->m);
+    return open ? STORE_ASKING : store_pin_settle(p, 0, ret_why);
+}
+
+int store_pin_settle(struct store_pin *p, uint64_t until_ns, enum store_miss *ret_why)
+{
+    if (p->settled) return 1;
+    struct entry *e = p->e;
+    struct store *s = e->store;
+    struct shard *sh = shard_of(s, &e->desc.key);
+    struct tier_key key = e->desc.key;
+    bool ours = until_ns == 0 || until_ns >= p->deadline_ns; /* else the caller's patience ended */
+    uint64_t until = ours ? p->deadline_ns : until_ns;
+    enum store_miss why = STORE_MISS_NEVER;
+    pthread_mutex_lock(&sh->m);
+    while (e->head == 0 && shard_wait(sh, until)) {
+    }
+    if (e->head == 0) {
+        why = STORE_MISS_DEADLINE;
+        p->timed_out = ours;
+    } else if (e->head < 0) {
+        why = e->why;
+    } else if (!tokens_same(e, p->tok, p->n)) {
+        why = STORE_MISS_TOKENS;
+    } else {
+        used_now(sh, e, clock_wall_s());
+        p->from = e->from;
+        p->settled = true;
+    }
+    pthread_mutex_unlock(&sh->m);
+    if (!p->settled) {
+        store_pin_release(p);
+        return count_miss(s, &key, why, ret_why);
+    }
+    pthread_mutex_lock(&s->m);
+    s->tier[p->from].hits++;
+    s->tier[p->from].hit_bytes += e->layout.record_bytes;
+    pthread_mutex_unlock(&s->m);
+    return 1;
+}
+
+int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, size_t n,
+                 struct store_pin **ret, enum store_miss *ret_why)
+{
+    struct store_ask a = {.key = *k, .tok = tok, .n = n};
+    struct store_pin *p = NULL;
+    int r = store_ask(s, &a, &p, ret_why);
+    if (r == STORE_ASKING) r = store_pin_settle(p, 0, ret_why);
+    if (r == 1) *ret = p;
+    return r;
+}
+
+bool store_probe(struct store *s, const struct tier_key *k)
+{
+    struct shard *sh = shard_of(s, k);
+    pthread_mutex_lock(&sh->m);
+    const struct entry *e = index_find(&sh->index, k);
+    bool found = e && (e->state == ENTRY_READY || (e->state == ENTRY_LOADING && e->head == 1)) &&
+                 !entry_expired(e, wall_ms());
+    bool taken = e != NULL;
+    pthread_mutex_unlock(&sh->m);
+    for (size_t i = 0; i < s->n_tiers && !found && !taken; i++) {
+        struct tier *t = s->tier[i].t;
+        found = !t->shared && t->ops->find(t, k) == 1;
+    }
+    return found;
+}
+
+/* ---- pins ---- */
+
+/* Bytes that a tier delivered, or that lay in RAM, are not what was written. */
+static void entry_corrupt(struct entry *e, int from)
+{
+    struct store *s = e->store;
+    pthread_mutex_lock(&s->m);
+    bool first = entry_drop(s, e, STORE_MISS_CORRUPT, false);
+    s->stats.corrupt += first;
+    pthread_mutex_unlock(&s->m);
+    if (first && from >= 0) (void)s->tier[from].t->ops->remove(s->tier[from].t, &e->desc.key, true);
+}
+
+/* Until the part is here, or can no longer come. */
+static int part_wait(struct store_pin *p, uint32_t part)
+{
+    struct entry *e = p->e;
+    if (e->part_ok[part]) return 0;
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    int r = 0;
+    pthread_mutex_lock(&sh->m);
+    while (!e->part_ok[part] && e->status == 0 && shard_wait(sh, p->deadline_ns)) {
+    }
+    if (!e->part_ok[part]) {
+        r = e->status;
+        if (r == 0) {
+            p->timed_out = true;
+            r = -ETIMEDOUT;
+        }
+    }
+    pthread_mutex_unlock(&sh->m);
+    return r;
+}
+
+int pin_wait_whole(struct store_pin *p)
+{
+    struct entry *e = p->e;
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    while (e->state == ENTRY_LOADING && shard_wait(sh, p->deadline_ns)) {
+    }
+    p->timed_out = e->state == ENTRY_LOADING;
+    int r = e->state == ENTRY_READY ? 0 : -EIO;
+    pthread_mutex_unlock(&sh->m);
+    return r;
+}
+
+int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v)
+{
+    struct entry *e = p->e;
+    if (layer < 1 || layer > e->layout.n_groups) return -EINVAL;
+    int r = part_wait(p, record_part_of(&e->layout, layer - 1));
+    if (r < 0) return r;
+    _Atomic uint8_t *ok = &e->group_ok[layer - 1];
+    if (!atomic_load_explicit(ok, memory_order_acquire)) {
+        if (record_check_group(e->part, &e->layout, layer - 1) < 0) {
+            entry_corrupt(e, e->from);
+            return -EBADMSG;
+        }
+        atomic_store_explicit(ok, 1, memory_order_release);
+    }
+    const uint8_t *k = record_group(e->part, &e->layout, layer - 1);
+    *ret_k = k;
+    *ret_v = k + e->layout.group_bytes / 2;
+    return 0;
+}
+
+int store_pin_ready(struct store_pin *p, unsigned layer)
+{
+    struct entry *e = p->e;
+    if (layer < 1 || layer > e->layout.n_groups) return -EINVAL;
+    if (e->part_ok[record_part_of(&e->layout, layer - 1)]) return 1;
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    int r = e->status;
+    pthread_mutex_unlock(&sh->m);
+    return r;
+}
+
+const char *store_pin_tier(const struct store_pin *p)
+{
+    return p->from < 0 ? "ram" : p->e->store->tier[p->from].t->name;
+}
+
+int store_pin_scores(struct store_pin *p, float *ret)
+{
+    struct entry *e = p->e;
+    struct store *s = e->store;
+    struct shard *sh = shard_of(s, &e->desc.key);
+    uint64_t want = 0;
+    pthread_mutex_lock(&sh->m);
+    int r = record_get_scores(e->part[0], &e->layout, e->desc.n_tokens, ret, &want);
+    pthread_mutex_unlock(&sh->m);
+    if (r == 0 || record_score_hash(ret, e->desc.n_tokens) == want) return r;
+    /* Damaged scores are scores not yet filled in: the KV groups are unharmed. */
+    pthread_mutex_lock(&s->m);
+    s->stats.corrupt++;
+    pthread_mutex_lock(&sh->m);
+    e->scored = false;
+    if (!e->writing) record_clear_scores(e->part[0], &e->layout);
+    pthread_mutex_unlock(&sh->m);
+    pthread_mutex_unlock(&s->m);
+    return 0;
+}
+
+void store_pin_release(struct store_pin *p)
+{
+    if (!p) return;
+    struct entry *e = p->e;
+    struct store *s = e->store;
+    struct shard *sh = shard_of(s, &e->desc.key);
+    bool touch = false, last = false;
+    pthread_mutex_lock(&sh->m);
+    ASSERT(e->pins > 0);
+    e->pins--;
+    if (p->timed_out) e->gave_up = true;
+    bool abandon = e->pins == 0 && e->state == ENTRY_LOADING && e->gave_up;
+    if (e->pins == 0 && e->state == ENTRY_READY && p->settled) {
+        uint64_t now = clock_ns();
+        touch = now - e->touched_ns >= s->touch_every_ns || (e->want & s->mode[STORE_WRITE_HIT]);
+        if (touch) e->touched_ns = now;
+    }
+    if (!touch && !abandon) {
+        last = --e->refs == 0;
+        held_update(sh, e);
+        ASSERT(!last || e->state == ENTRY_DEAD);
+    }
+    if (last) e->refs++; /* given back below, under the store's lock */
+    pthread_mutex_unlock(&sh->m);
+    if (abandon) load_abandon(s, e);
+    if (touch) entry_touch(s, e);
+    if (touch || abandon || last) entry_unref(s, e);
+    mem_free(p);
+}

@@ -1,0 +1,136 @@
+/* Records into the store: claims, writers, scores. */
+#include "tiers/store_int.h"
+
+/* m held. */
+static uint64_t ttl_of(const struct store *s, uint64_t ns_hash)
+{
+    for (size_t i = 0; i < s->n_ttl; i++)
+        if (s->ttl[i].ns_hash == ns_hash) return s->ttl[i].ttl_ms;
+    return s->ttl_ms;
+}
+
+/* Memory is recycled: header and padding must not carry another record's bytes to a tier. */
+static void blank(struct entry *e)
+{
+    const struct record_layout *l = &e->layout;
+    memset(e->part[0], 0, l->header_bytes);
+    for (uint32_t i = 0; i < l->n_groups; i++)
+        memset(record_group(e->part, l, i) + l->group_bytes, 0, l->group_stride - l->group_bytes);
+}
+
+int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, const char *ns,
+                const int32_t *tok, size_t n, struct store_writer **ret)
+{
+    if (n > RECORD_TOKENS_MAX) return -ERANGE;
+    struct record_desc d = {.key = *k,
+                            .ns_hash = record_ns_hash(ns),
+                            .ident_hash = s->ident_hash,
+                            .created_ms = wall_ms(),
+                            .kind = kind,
+                            .dtype = s->ident.dtype,
+                            .L = s->ident.L,
+                            .G = s->ident.G,
+                            .K = s->ident.K,
+                            .n_tokens = (uint32_t)n,
+                            .sink_token = s->ident.sink_token};
+    struct record_layout l;
+    int r = record_layout(&d, &l);
+    if (r < 0) return r;
+    struct entry *e = entry_create(s, &d, &l, ENTRY_BUILDING);
+    if (!e) return -ENOMEM;
+    pthread_mutex_lock(&s->m);
+    uint64_t ttl_ms = ttl_of(s, d.ns_hash);
+    if (ttl_ms) e->desc.expires_ms = d.created_ms + ttl_ms;
+    if (ttl_ms && !s->expiring) {
+        s->expiring = s->work = true;
+        pthread_cond_signal(&s->wake);
+    }
+    r = entry_enter(s, e, l.n_parts);
+    if (r == -ENOSPC) s->stats.put_refused++;
+    pthread_mutex_unlock(&s->m);
+    if (r != 1) {
+        mem_free(e);
+        return r;
+    }
+    blank(e);
+    record_init(e->part[0], &e->desc, &l, tok);
+    *ret = &e->writer;
+    return 1;
+}
+
+void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v)
+{
+    struct entry *e = w->e;
+    ASSERT(layer >= 1 && layer <= e->layout.n_groups);
+    uint8_t *k = record_group(e->part, &e->layout, layer - 1);
+    *ret_k = k;
+    *ret_v = k + e->layout.group_bytes / 2;
+}
+
+int store_commit(struct store_writer *w)
+{
+    struct entry *e = w->e;
+    struct store *s = e->store;
+    uint8_t want = 0, have = 0;
+    record_seal(e->part, &e->layout);
+    for (uint32_t i = 0; i < e->layout.n_parts; i++)
+        e->part_ok[i] = 1;
+    for (unsigned i = 0; i < s->n_tiers; i++) {
+        struct store_tier *t = &s->tier[i];
+        if (t->write == STORE_WRITE_NEVER) continue;
+        int found = t->t->shared ? 0 : t->t->ops->find(t->t, &e->desc.key);
+        *(found == 1 ? &have : &want) |= (uint8_t)(1u << i);
+    }
+    pthread_mutex_lock(&s->m);
+    ASSERT(e->state == ENTRY_BUILDING);
+    e->want = want;
+    e->clean = have;
+    entry_ready(s, e);
+    s->stats.puts++;
+    write_queue(s, e, want & s->mode[STORE_WRITE_BEHIND], false);
+    pthread_mutex_unlock(&s->m);
+    return 0;
+}
+
+void store_abort(struct store_writer *w)
+{
+    if (!w) return;
+    struct entry *e = w->e;
+    struct store *s = e->store;
+    pthread_mutex_lock(&s->m);
+    ASSERT(e->state == ENTRY_BUILDING);
+    (void)entry_drop(s, e, STORE_MISS_NEVER, false);
+    pthread_mutex_unlock(&s->m);
+}
+
+/* m and the shard's lock held. While a tier reads the header its bytes stay as they are. */
+static int scores_put(struct entry *e, const float *score, uint32_t n)
+{
+    if (n != e->desc.n_tokens) return -EINVAL;
+    if (e->writing) {
+        float *later = mem_alloc(4ull * n);
+        if (!later) return -ENOMEM;
+        memcpy(later, score, 4ull * n);
+        mem_free(e->scores_later);
+        e->scores_later = later;
+        return 1;
+    }
+    record_set_scores(e->part[0], &e->layout, score, n, record_score_hash(score, n));
+    e->scored = true;
+    return 1;
+}
+
+int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n)
+{
+    if (n == 0 || n > RECORD_TOKENS_MAX) return -EINVAL;
+    struct shard *sh = shard_of(s, k);
+    int r = 0;
+    pthread_mutex_lock(&s->m);
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = index_find(&sh->index, k);
+    if (e && e->state == ENTRY_READY) r = scores_put(e, score, (uint32_t)n);
+    pthread_mutex_unlock(&sh->m);
+    if (r == 1 && !e->writing) write_queue(s, e, e->clean, true);
+    pthread_mutex_unlock(&s->m);
+    return r;
+}
