@@ -141,7 +141,8 @@ void redis_node_report(struct node *n, enum breaker_result r)
 static void connect_failed(struct node *n, int status, const char *why)
 {
     enum breaker_result r = status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED;
-    if (why[0]) snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, why);
+    if (!why[0]) why = strerrordesc_np(-status); /* "Connection refused" */
+    if (why) snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, why);
     if (n->probing) {
         n->probing = false;
         breaker_report(&n->breaker, r, n->t->now_ns);
