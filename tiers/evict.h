@@ -50,9 +50,9 @@ void evict_hit(struct evict *e, struct evict_node *n);
 void evict_remove(struct evict *e, struct evict_node *n, bool evicted);
 /* The first node in the policy's order that `may` (NULL = any) agrees to, or NULL when there is
  * none among the first `tries` (0 = all). It stays in the order, and asking again gives the same
- * node; nodes that were passed over keep their place. incoming: the key that room is made for; NULL
- * when the tier shrinks. To move to another policy: victim by victim with `may` NULL out of the old
- * one and into the new one, which keeps the order. */
+ * node; `may` must not call back; nodes that were passed over keep their place. incoming: the key
+ * that room is made for; NULL when the tier shrinks. To move to another policy: victim by victim
+ * with `may` NULL out of the old one and into the new one, which keeps the order. */
 struct evict_node *evict_victim(struct evict *e, const struct tier_key *incoming,
                                 bool (*may)(void *ctx, const struct evict_node *n), void *ctx,
                                 size_t tries);
