@@ -185,10 +185,8 @@ static void server_args(const struct redis_server *s, struct args *a)
     char port[8], other[8];
     (void)snprintf(port, sizeof(port), "%u", s->port);
     add_arg(a, "%s", binary());
-    if (o->sentinel) {
-        add_arg(a, "%s", o->sentinel);
-        add_arg(a, "--sentinel");
-    }
+    if (o->config) add_arg(a, "%s", o->config);
+    if (o->sentinel) add_arg(a, "--sentinel");
     add_opt(a, "bind", "127.0.0.1");
     add_opt(a, o->tls ? "tls-port" : "port", port);
     add_opt(a, "dir", s->dir);
@@ -550,7 +548,8 @@ void redis_sentinels_start(struct redis_sentinels *s, const struct redis_server_
     for (unsigned i = 0; i < 3; i++) {
         char *p = path[next++ % 8];
         write_sentinel_config(s, p, i);
-        s->sentinel[i] = redis_server_start(&(struct redis_server_opts){.sentinel = p});
+        s->sentinel[i] =
+            redis_server_start(&(struct redis_server_opts){.config = p, .sentinel = true});
     }
     for (unsigned i = 0; i < 3; i++)
         WAIT_FOR(info_says(s->sentinel[i], "sentinel", "status=ok") &&

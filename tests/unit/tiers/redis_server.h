@@ -21,7 +21,8 @@ struct redis_server_opts {
     bool tls_clients; /* and demands a certificate */
     bool cluster;
     const struct redis_server *replica_of;
-    const char *sentinel; /* path of its configuration, and a sentinel it is */
+    const char *config;   /* a file; everything said here and below goes on top of it */
+    bool sentinel;        /* with `config` */
     const char *args[12]; /* more of the command line */
 };
 struct redis_server {
