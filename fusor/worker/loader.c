@@ -260,8 +260,8 @@ static void *loader_main(void *arg)
         progress(w, 1);
         log_loaded(w);
     }
+    atomic_store(&w->loader_ended, true); /* first: whoever is told may join at once */
     wk_post(w, &w->load_msg);
-    atomic_store(&w->loader_ended, true);
     return NULL;
 }
 
