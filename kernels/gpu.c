@@ -77,6 +77,12 @@ void gpu_stream_destroy(struct gpu_stream *s)
     if (s) s->g->ops->stream_destroy(s);
 }
 
+int gpu_stream_sync(struct gpu_stream *s)
+{
+    ALIVE(s->g);
+    return checked(s->g, s->g->ops->stream_sync(s));
+}
+
 int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes)
 {
     return gpu_copy_batch(s, &(struct gpu_copy){dst, src, bytes}, 1);

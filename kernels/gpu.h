@@ -39,6 +39,7 @@ void gpu_host_unregister(struct gpu *g, void *p);
 /* priority 0, or -1: goes before those of 0. */
 int gpu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret);
 void gpu_stream_destroy(struct gpu_stream *s); /* waits for what is queued */
+int gpu_stream_sync(struct gpu_stream *s);     /* waits for it, for paths where all else failed */
 struct gpu_copy {
     void *dst;
     const void *src;

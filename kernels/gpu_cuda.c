@@ -109,6 +109,12 @@ static void cuda_stream_destroy(struct gpu_stream *gs)
     mem_free(s);
 }
 
+static int cuda_stream_sync(struct gpu_stream *s)
+{
+    use(s->g);
+    return code(cudaStreamSynchronize(((struct cuda_stream *)s)->st));
+}
+
 static int copy_each(cudaStream_t st, const struct gpu_copy *c, size_t n)
 {
     int r = 0;
@@ -225,6 +231,7 @@ static const struct gpu_ops cuda_ops = {
     .host_unregister = cuda_host_unregister,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
+    .stream_sync = cuda_stream_sync,
     .copy = cuda_copy,
     .stream_wait = cuda_stream_wait,
     .event_create = cuda_event_create,

@@ -46,7 +46,7 @@ struct host_stream {
     pthread_t thread;
     /* guarded by the device's m */
     struct item *head, **tail;
-    bool stop;
+    bool stop, busy;
 };
 struct host_event {
     struct gpu_event e;
@@ -316,7 +316,10 @@ static void *run(void *arg)
         }
         s->head = it->next;
         if (!s->head) s->tail = &s->head;
+        s->busy = true;
         run_item(h, it);
+        s->busy = false;
+        if (!s->head) pthread_cond_broadcast(&h->changed);
     }
     pthread_mutex_unlock(&h->m);
     return NULL;
@@ -347,6 +350,17 @@ static void host_stream_destroy(struct gpu_stream *gs)
     pthread_mutex_unlock(&h->m);
     (void)pthread_join(s->thread, NULL);
     mem_free(s);
+}
+
+static int host_stream_sync(struct gpu_stream *gs)
+{
+    struct host *h = host_of(gs->g);
+    struct host_stream *s = (struct host_stream *)gs;
+    pthread_mutex_lock(&h->m);
+    while (s->head || s->busy)
+        (void)pthread_cond_wait(&h->changed, &h->m);
+    pthread_mutex_unlock(&h->m);
+    return atomic_load(&h->g.lost) ? -EIO : 0;
 }
 
 void gpu_host_pause(struct gpu *g, bool paused)
@@ -387,6 +401,7 @@ static const struct gpu_ops host_ops = {
     .host_unregister = host_unregister,
     .stream_create = host_stream_create,
     .stream_destroy = host_stream_destroy,
+    .stream_sync = host_stream_sync,
     .copy = host_copy,
     .stream_wait = host_stream_wait,
     .event_create = host_event_create,

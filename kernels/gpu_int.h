@@ -29,6 +29,7 @@ struct gpu_ops {
     void (*host_unregister)(struct gpu *g, void *p);
     int (*stream_create)(struct gpu *g, int priority, struct gpu_stream **ret);
     void (*stream_destroy)(struct gpu_stream *s);
+    int (*stream_sync)(struct gpu_stream *s);
     int (*copy)(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
     int (*stream_wait)(struct gpu_stream *s, struct gpu_event *e);
     int (*event_create)(struct gpu *g, struct gpu_event **ret);

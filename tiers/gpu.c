@@ -672,17 +672,17 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
     t->cap_bytes = cap;
     t->policy = o->policy;
     t->n_buckets = 64;
-    while (t->n_buckets < cap >> 18) /* chosen: records of 256 KiB, one a bucket */
+    while (t->n_buckets < cap >> 18 && t->n_buckets < 1 << 20) /* chosen: 256 KiB a record */
         t->n_buckets *= 2;
     t->n_events_max = 4 * RECORD_PARTS_MAX;
     t->bucket = mem_zalloc(t->n_buckets * sizeof(struct gpu_entry *));
     t->events = mem_alloc(t->n_events_max * sizeof(struct gpu_event *));
     if (!t->bucket || !t->events) return -ENOMEM;
-    int r = evict_create(o->policy, cap, ghosts_for(cap), &t->evict);
-    if (r == 0) r = pool_init(&t->pool, cap, cap);
     void *device = NULL;
-    if (r == 0) r = gpu_alloc(t->gpu, cap, &device);
+    int r = gpu_alloc(t->gpu, cap, &device);
     t->device = device;
+    if (r == 0) r = evict_create(o->policy, cap, ghosts_for(cap), &t->evict);
+    if (r == 0) r = pool_init(&t->pool, cap, cap);
     for (int i = 0; i < 2 && r == 0; i++)
         r = gpu_lane_start(t, i == 1);
     return r;

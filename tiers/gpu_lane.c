@@ -71,6 +71,7 @@ static void part_issue(struct gpu_lane *l, struct gpu_job *j)
     int r = l->write ? gpu_copy_async(l->stream, dev, host, bytes)
                      : gpu_copy_async(l->stream, host, dev, bytes);
     if (r == 0) r = gpu_event_record(event, l->stream);
+    if (r < 0) (void)gpu_stream_sync(l->stream); /* the copy may be queued, and nothing tells */
     pthread_mutex_lock(&t->m);
     if (r < 0) {
         j->status = r;

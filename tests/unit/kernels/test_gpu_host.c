@@ -78,6 +78,10 @@ static void round_trip(struct gpu *g)
     ASSERT_OK(gpu_event_wait(e, in_ms(20000)));
     ASSERT_EQ(gpu_event_query(e), 1);
     ASSERT_MEMEQ(a, b, N);
+    memset(b, 0, N);
+    ASSERT_OK(gpu_copy_async(down, b, dev, N));
+    ASSERT_OK(gpu_stream_sync(down));
+    ASSERT_MEMEQ(a, b, N);
     gpu_event_destroy(e);
     gpu_stream_destroy(up);
     gpu_stream_destroy(down);

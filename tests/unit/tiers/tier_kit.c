@@ -122,10 +122,10 @@ void kit_call_again(struct kit_call *c)
     c->n_done = c->n_parts = 0;
     c->broken = NULL;
     memset(c->got, 0, sizeof c->got);
-    if (!c->late_memory) return;
-    for (uint32_t i = 1; i < c->rec->layout.n_parts; i++)
+    for (uint32_t i = 1; i < c->rec->layout.n_parts; i++) {
         c->pending[i] = c->rec->mem + record_part_off(&c->rec->layout, i);
-    memset(c->rec->part + 1, 0, sizeof c->rec->part - sizeof *c->rec->part);
+        c->rec->part[i] = c->late_memory ? NULL : c->pending[i];
+    }
 }
 
 int kit_wait(struct kit_call *c)

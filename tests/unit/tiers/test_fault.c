@@ -1,0 +1,502 @@
+/* The module itself, so that its schedule can be run with hand-made times. */
+#include "tiers/fault.c"
+
+#include "kernels/gpu.h"
+#include "tests/test.h"
+#include "tests/unit/tiers/tier_kit.h"
+#include "tiers/gpu.h"
+
+static const struct kit_geometry big = {
+    .L = 7, .G = 8, .K = 128, .n_tokens = 256}; /* 1 MiB parts */
+static const struct kit_geometry small = {.L = 3, .G = 2, .K = 8, .n_tokens = 40};
+static const uint64_t ms = 1000000u;
+
+struct rig {
+    struct gpu *g;
+    struct tier *t; /* faults over the GPU tier, which the host emulates */
+};
+
+static struct rig rig_sized(const struct tier_fault_opts *o, uint64_t bytes)
+{
+    struct rig r = {0};
+    struct err err = {0};
+    struct tier *inner = NULL;
+    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(tier_gpu_create(&(struct tier_gpu_opts){r.g, bytes, EVICT_LRU}, &inner, &err));
+    ASSERT_OK(tier_fault_create(inner, o, &r.t));
+    return r;
+}
+
+static struct rig rig_open(const struct tier_fault_opts *o)
+{
+    return rig_sized(o, 16 << 20);
+}
+
+static void rig_close(struct rig *r)
+{
+    r->t->ops->destroy(r->t);
+    gpu_close(r->g);
+}
+
+static void set(struct rig *r, struct tier_fault_opts o)
+{
+    ASSERT_OK(tier_fault_set(r->t, &o));
+}
+
+static struct tier_fault_stat met(struct rig *r)
+{
+    struct tier_fault_stat s;
+    tier_fault_get_stat(r->t, &s);
+    return s;
+}
+
+static struct tier_stat stat_of(struct rig *r)
+{
+    struct tier_stat s;
+    r->t->ops->stat(r->t, &s);
+    return s;
+}
+
+static uint64_t bits_apart(const struct kit_rec *a, const struct kit_rec *b)
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < a->layout.record_bytes; i++)
+        n += (uint64_t)__builtin_popcount(a->mem[i] ^ b->mem[i]);
+    return n;
+}
+
+TEST(no_faults_no_difference)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b;
+    kit_make(&a, 1, "a", big);
+    kit_blank(&b, 1, "a", big);
+    ASSERT_STREQ(r.t->name, "gpu");
+    ASSERT_EQ(r.t->ops->find(r.t, &a.desc.key), 0);
+    ASSERT_ERR(kit_read(r.t, &b), -ENOENT);
+    ASSERT_OK(kit_write(r.t, &a));
+    ASSERT_EQ(r.t->ops->find(r.t, &a.desc.key), 1);
+    ASSERT_OK(kit_read(r.t, &b));
+    ASSERT_EQ(bits_apart(&a, &b), 0);
+    struct kit_call c;
+    memset(b.mem, 0, b.layout.record_bytes);
+    kit_call_init(&c, &b);
+    c.late_memory = true;
+    kit_call_again(&c);
+    ASSERT_OK(r.t->ops->read(r.t, &c.op));
+    ASSERT_OK(kit_wait(&c));
+    ASSERT_EQ(bits_apart(&a, &b), 0);
+    kit_call_fini(&c);
+    struct tier_stat s = stat_of(&r);
+    ASSERT_EQ(s.reads, 2);
+    ASSERT_EQ(s.writes, 1);
+    ASSERT_EQ(s.read_bytes, 2 * a.layout.record_bytes);
+    ASSERT_EQ(s.used_bytes, a.layout.record_bytes);
+    ASSERT_EQ(r.t->ops->set_pinned(r.t, &a.desc.key, true), 1);
+    ASSERT_ERR(r.t->ops->remove(r.t, &a.desc.key, false), -EBUSY);
+    r.t->ops->touch(r.t, &a.desc.key);
+    ASSERT_OK(r.t->ops->set_policy(r.t, EVICT_CLOCK));
+    ASSERT_OK(r.t->ops->resize(r.t, 12 << 20));
+    ASSERT_OK(r.t->ops->set_quota(r.t, a.desc.ns_hash, 8 << 20));
+    ASSERT_EQ(r.t->ops->remove(r.t, &a.desc.key, true), 1);
+    ASSERT_OK(r.t->ops->drain(r.t, 0));
+    kit_free(&a);
+    kit_free(&b);
+    rig_close(&r);
+}
+
+TEST(each_fault)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b;
+    kit_make(&a, 1, "a", big);
+    kit_blank(&b, 1, "a", big);
+    set(&r, (struct tier_fault_opts){.nospc = 1});
+    ASSERT_ERR(kit_write(r.t, &a), -ENOSPC);
+    ASSERT_EQ(r.t->ops->find(r.t, &a.desc.key), 0);
+    set(&r, (struct tier_fault_opts){.eio = 1});
+    ASSERT_ERR(kit_write(r.t, &a), -EIO);
+    set(&r, (struct tier_fault_opts){.busy = 1});
+    ASSERT_ERR(kit_write(r.t, &a), -EAGAIN);
+    set(&r, (struct tier_fault_opts){0});
+    ASSERT_OK(kit_write(r.t, &a));
+    set(&r, (struct tier_fault_opts){.nospc = 1}); /* reads need no room */
+    ASSERT_OK(kit_read(r.t, &b));
+    set(&r, (struct tier_fault_opts){.eio = 1});
+    ASSERT_ERR(kit_read(r.t, &b), -EIO);
+    set(&r, (struct tier_fault_opts){.busy = 1});
+    ASSERT_ERR(kit_read(r.t, &b), -EAGAIN);
+    set(&r, (struct tier_fault_opts){.flip_read = 1, .seed = 4});
+    for (int i = 0; i < 20; i++) {
+        ASSERT_OK(kit_read(r.t, &b));
+        ASSERT_EQ(bits_apart(&a, &b), 1);
+    }
+    set(&r, (struct tier_fault_opts){.eio = 1, .flip_read = 1, .cut = 1}); /* one end per op */
+    ASSERT_ERR(kit_read(r.t, &b), -EIO);
+    struct tier_fault_stat s = met(&r);
+    ASSERT_EQ(s.ops, 28);
+    ASSERT_EQ(s.eio, 3);
+    ASSERT_EQ(s.nospc, 1);
+    ASSERT_EQ(s.busy, 2);
+    ASSERT_EQ(s.flip_read, 20);
+    ASSERT_EQ(s.cut + s.drop + s.hang + s.flip_write + s.held, 0);
+    ASSERT_EQ(stat_of(&r).rejected[TIER_REJECT_BUSY], 2);
+    ASSERT_ERR(tier_fault_set(r.t, &(struct tier_fault_opts){.eio = 1.5}), -EINVAL);
+    ASSERT_ERR(tier_fault_set(r.t, &(struct tier_fault_opts){.cut = NAN}), -EINVAL);
+    ASSERT_ERR(tier_fault_set(r.t, &(struct tier_fault_opts){.delay_ms = -1}), -EINVAL);
+    kit_free(&a);
+    kit_free(&b);
+    rig_close(&r);
+}
+
+/* The caller's bytes are left alone: others read them while they are written. */
+TEST(flip_in_what_is_written)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){.flip_write = 1, .seed = 9});
+    struct kit_rec a, b, same;
+    kit_make(&a, 1, "a", big);
+    kit_make(&same, 1, "a", big);
+    kit_blank(&b, 1, "a", big);
+    int stored = 0;
+    for (int i = 0; i < 10; i++) {
+        int w = kit_write(r.t, &a);
+        ASSERT_MEMEQ(a.mem, same.mem, a.layout.record_bytes);
+        ASSERT_TRUE(w == 0 || w == -EBADMSG); /* a header that is none is refused */
+        if (w < 0) continue;
+        stored++;
+        ASSERT_OK(kit_read(r.t, &b));
+        ASSERT_EQ(bits_apart(&a, &b), 1);
+    }
+    ASSERT_TRUE(stored > 5);
+    ASSERT_EQ(met(&r).flip_write, 10);
+    kit_free(&a);
+    kit_free(&b);
+    kit_free(&same);
+    rig_close(&r);
+}
+
+TEST(a_part_cut_short_is_not_reported)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b;
+    struct kit_call c;
+    kit_make(&a, 1, "a", big);
+    kit_blank(&b, 1, "a", big);
+    ASSERT_OK(kit_write(r.t, &a));
+    set(&r, (struct tier_fault_opts){.cut = 1, .seed = 2});
+    kit_call_init(&c, &b);
+    unsigned least = 99, most = 0;
+    for (int i = 0; i < 40; i++) {
+        memset(b.mem, 0, b.layout.record_bytes);
+        c.late_memory = i % 2;
+        kit_call_again(&c);
+        ASSERT_OK(r.t->ops->read(r.t, &c.op));
+        ASSERT_ERR(kit_wait(&c), -EIO);
+        least = c.n_parts < least ? c.n_parts : least;
+        most = c.n_parts > most ? c.n_parts : most;
+        bool damaged = false;
+        for (uint32_t p = 0; p < a.layout.n_parts; p++) {
+            const uint8_t *at = b.mem + record_part_off(&b.layout, p);
+            bool whole = memcmp(a.part[p], at, record_part_bytes(&a.layout, p)) == 0;
+            ASSERT_TRUE(whole || !c.got[p]);
+            damaged |= !whole;
+        }
+        ASSERT_TRUE(damaged);
+    }
+    ASSERT_EQ(least, 0);
+    ASSERT_EQ(most, a.layout.n_parts - 1);
+    kit_call_fini(&c);
+    kit_free(&a);
+    kit_free(&b);
+    rig_close(&r);
+}
+
+TEST(dropped_and_hanging_ops_wait_for_healing)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b[4];
+    struct kit_call c[4];
+    kit_make(&a, 1, "a", small);
+    ASSERT_OK(kit_write(r.t, &a));
+    for (int i = 0; i < 4; i++) {
+        kit_blank(&b[i], 1, "a", small);
+        kit_call_init(&c[i], &b[i]);
+        c[i].op.deadline_ns = i == 1 ? clock_ns() + 1 : 0; /* it had begun: not a timeout */
+        static const double never = 1e-300;                /* heals nothing */
+        set(&r, (struct tier_fault_opts){.hang = i < 2 ? 1 : never, .drop = i == 2 ? 1 : never});
+        if (i < 3) ASSERT_OK(r.t->ops->read(r.t, &c[i].op));
+        if (i == 3) ASSERT_OK(kit_read(r.t, &b[3])); /* others pass */
+    }
+    ASSERT_ERR(r.t->ops->drain(r.t, clock_ns() + ms), -ETIMEDOUT);
+    for (int i = 0; i < 3; i++)
+        ASSERT_EQ(kit_done(&c[i]), 0);
+    ASSERT_EQ(met(&r).held, 3);
+    ASSERT_EQ(stat_of(&r).inflight_ops, 3);
+    set(&r, (struct tier_fault_opts){.hang = 1e-300});
+    ASSERT_ERR(kit_wait(&c[2]), -EIO);
+    ASSERT_EQ(kit_done(&c[0]) + kit_done(&c[1]), 0);
+    set(&r, (struct tier_fault_opts){0});
+    ASSERT_OK(kit_wait(&c[0]));
+    ASSERT_OK(kit_wait(&c[1]));
+    ASSERT_EQ(bits_apart(&a, &b[0]), 0);
+    ASSERT_OK(r.t->ops->drain(r.t, 0));
+    for (int i = 0; i < 4; i++) {
+        kit_call_fini(&c[i]);
+        kit_free(&b[i]);
+    }
+    kit_free(&a);
+    rig_close(&r);
+}
+
+TEST(delay_and_deadline)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){.delay_ms = 20, .delay_random_ms = 10});
+    struct kit_rec a;
+    struct kit_call c;
+    kit_make(&a, 1, "a", small);
+    uint64_t t0 = clock_ns();
+    ASSERT_OK(kit_write(r.t, &a));
+    ASSERT_TRUE(clock_ns() - t0 >= 20 * ms);
+    kit_call_init(&c, &a);
+    t0 = clock_ns();
+    c.op.deadline_ns = t0 + 5 * ms;
+    ASSERT_OK(r.t->ops->read(r.t, &c.op));
+    ASSERT_ERR(kit_wait(&c), -ETIMEDOUT);
+    ASSERT_EQ(stat_of(&r).timeouts, 1);
+    kit_call_fini(&c);
+    kit_free(&a);
+    rig_close(&r);
+}
+
+/* ---- rate ---- */
+
+/* Simulated: a caller reads records of 1 MiB parts one after another, the thread is late by up to
+ * 300 us a part and the caller takes up to 20 us to ask again. The rate is kept within 2 %. */
+TEST(schedule_keeps_the_rate)
+{
+    static const double gb_per_s[] = {0.2, 1, 3.5, 7, 20};
+    uint64_t seed = 5;
+    for (size_t i = 0; i < sizeof gb_per_s / sizeof *gb_per_s; i++) {
+        struct kit_rec a;
+        kit_blank(&a, 1, "a", big);
+        struct tier_op op = {.layout = &a.layout, .part_hi = a.layout.n_parts};
+        struct fault f = {.o = {.read_bytes_per_s = (uint64_t)(gb_per_s[i] * 1e9)}};
+        uint64_t now = 1000 * ms, t0 = now, bytes = 0;
+        for (int n = 0; n < 200; n++) {
+            struct fault_op p = {.f = &f, .outer = &op, .submit_ns = now, .start_ns = now};
+            f.head = &p;
+            struct channel *c = &f.channel[CHANNEL_READ];
+            for (uint32_t part = 0; part < op.part_hi; part++) {
+                mark_ready(&p, part);
+                channel_pick(&f, CHANNEL_READ);
+                ASSERT_TRUE(c->op == &p && c->part == part);
+                if (now < c->due_ns) now = c->due_ns + test_rand(&seed) % (300 * ms / 1000);
+                c->op = NULL;
+                c->last = &p;
+                c->free_ns = c->due_ns;
+                c->handed_ns = now;
+                bytes += record_part_bytes(&a.layout, part);
+            }
+            now += test_rand(&seed) % (20 * ms / 1000);
+        }
+        double rate = (double)bytes / ((double)(now - t0) / 1e9) / 1e9;
+        ASSERT_NEAR(rate / gb_per_s[i], 1.0, gb_per_s[i] < 10 ? 0.02 : 0.10);
+        kit_free(&a);
+    }
+}
+
+/* After a pause a record takes its full time again: idle time is not saved up. */
+TEST(schedule_saves_nothing_up)
+{
+    struct kit_rec a;
+    kit_blank(&a, 1, "a", big);
+    struct tier_op op = {.layout = &a.layout, .part_hi = a.layout.n_parts};
+    struct fault f = {.o = {.read_bytes_per_s = 1000000000}};
+    struct channel *c = &f.channel[CHANNEL_READ];
+    c->free_ns = 10 * ms;
+    c->handed_ns = 14 * ms; /* it was 4 ms late */
+    struct fault_op p = {.f = &f, .outer = &op, .submit_ns = 50 * ms, .start_ns = 50 * ms};
+    f.head = &p;
+    mark_ready(&p, 1);
+    channel_pick(&f, CHANNEL_READ);
+    ASSERT_EQ(c->due_ns, 50 * ms + (1 << 20));
+    kit_free(&a);
+}
+
+/* Never faster than the rate, whoever else uses the machine. */
+TEST(rate_is_a_limit)
+{
+    struct rig r = rig_open(
+        &(struct tier_fault_opts){.read_bytes_per_s = 200000000, .write_bytes_per_s = 400000000});
+    struct kit_rec a, b;
+    kit_make(&a, 1, "a", big);
+    kit_blank(&b, 1, "a", big);
+    uint64_t t0 = clock_ns();
+    ASSERT_OK(kit_write(r.t, &a));
+    ASSERT_TRUE(clock_ns() - t0 >= a.layout.record_bytes * 1000 / 400);
+    t0 = clock_ns();
+    for (int i = 0; i < 3; i++)
+        ASSERT_OK(kit_read(r.t, &b));
+    ASSERT_TRUE(clock_ns() - t0 >= 3 * a.layout.record_bytes * 1000 / 200 * 99 / 100);
+    ASSERT_EQ(bits_apart(&a, &b), 0);
+    kit_free(&a);
+    kit_free(&b);
+    rig_close(&r);
+}
+
+static _Atomic int order;
+static void note_order(struct kit_call *c)
+{
+    c->ctx = (void *)(intptr_t)++order;
+}
+
+TEST(demand_overtakes)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b[4];
+    struct kit_call c[4];
+    kit_make(&a, 1, "a", big);
+    ASSERT_OK(kit_write(r.t, &a));
+    order = 0;
+    set(&r, (struct tier_fault_opts){.read_bytes_per_s = 10000000, .hang = 1});
+    for (int i = 0; i < 4; i++) {
+        kit_blank(&b[i], 1, "a", big);
+        kit_call_init(&c[i], &b[i]);
+        c[i].then = note_order;
+        c[i].op.prio = i < 3 ? TIER_BEHIND : TIER_DEMAND;
+        ASSERT_OK(r.t->ops->read(r.t, &c[i].op));
+    }
+    set(&r, (struct tier_fault_opts){.read_bytes_per_s = 10000000});
+    ASSERT_OK(kit_wait(&c[3]));
+    set(&r, (struct tier_fault_opts){0});
+    for (int i = 0; i < 4; i++) {
+        ASSERT_OK(kit_wait(&c[i]));
+        ASSERT_EQ((intptr_t)c[i].ctx, i < 3 ? i + 2 : 1);
+        kit_call_fini(&c[i]);
+        kit_free(&b[i]);
+    }
+    kit_free(&a);
+    rig_close(&r);
+}
+
+/* ---- contract ---- */
+
+static void ask_again(struct kit_call *c) /* what a store does in on_done */
+{
+    struct tier *t = c->ctx;
+    (void)t->ops->find(t, &c->op.key);
+    (void)t->ops->remove(t, &c->op.key, false);
+    t->ops->touch(t, &c->op.key);
+}
+
+/* Whatever faults, whenever it is destroyed: every accepted op ends exactly once, what ends well is
+ * whole, and nothing is called for what was refused. */
+TEST(property_one_end_for_every_op)
+{
+    enum { OPS = 24 };
+    uint64_t seed = 20261121;
+    for (int round = 0; round < 60; round++) {
+        struct tier_fault_opts o = {.seed = test_rand(&seed)};
+        double *p[] = {&o.busy, &o.eio, &o.nospc, &o.cut, &o.drop, &o.hang};
+        for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+            if (test_rand(&seed) % 2) *p[i] = (double)(test_rand(&seed) % 100) / 300;
+        if (test_rand(&seed) % 2) o.delay_random_ms = 2;
+        if (test_rand(&seed) % 2) o.read_bytes_per_s = 1 + test_rand(&seed) % 100000000;
+        if (test_rand(&seed) % 2) o.write_bytes_per_s = 1 + test_rand(&seed) % 100000000;
+        struct rig r = rig_sized(&(struct tier_fault_opts){0}, 1 << 20);
+        struct kit_rec a[OPS];
+        struct kit_call c[OPS];
+        int accepted[OPS];
+        for (uint64_t i = 0; i < 4; i++) {
+            kit_make(&a[0], i, "a", small);
+            ASSERT_OK(kit_write(r.t, &a[0]));
+            kit_free(&a[0]);
+        }
+        set(&r, o);
+        for (int i = 0; i < OPS; i++) {
+            bool write = test_rand(&seed) % 3 == 0;
+            uint64_t id = test_rand(&seed) % 6;
+            if (write)
+                kit_make(&a[i], id, "a", small);
+            else
+                kit_blank(&a[i], id, "a", small);
+            kit_call_init(&c[i], &a[i]);
+            c[i].ctx = r.t;
+            c[i].then = i % 5 == 0 ? ask_again : NULL;
+            c[i].late_memory = !write && i % 2;
+            c[i].cancel_at =
+                test_rand(&seed) % 8 == 0 ? (uint32_t)(test_rand(&seed) % 3) : UINT32_MAX;
+            c[i].op.prio = (enum tier_prio)(test_rand(&seed) % TIER_PRIO_COUNT);
+            if (i % 7 == 0) c[i].op.deadline_ns = clock_ns() + test_rand(&seed) % (2 * ms);
+            kit_call_again(&c[i]);
+            accepted[i] = write ? r.t->ops->write(r.t, &c[i].op) : r.t->ops->read(r.t, &c[i].op);
+            if (i == OPS / 2 && round % 3 == 0) set(&r, (struct tier_fault_opts){.cut = 0.5});
+        }
+        if (round % 4 == 0) {
+            o.read_bytes_per_s = o.write_bytes_per_s = 0;
+            o.drop = o.hang = 0;
+            set(&r, o);
+            ASSERT_OK(r.t->ops->drain(r.t, clock_ns() + 60000 * ms));
+            ASSERT_EQ(stat_of(&r).inflight_ops, 0);
+        }
+        rig_close(&r);
+        for (int i = 0; i < OPS; i++) {
+            ASSERT_EQ(kit_done(&c[i]), accepted[i] == 0);
+            if (accepted[i] == 0) (void)kit_wait(&c[i]);
+            if (accepted[i] == 0 && c[i].status == 0 && c[i].op.on_part && c[i].n_parts) {
+                ASSERT_EQ(c[i].n_parts, c[i].op.part_hi - c[i].op.part_lo);
+                for (uint32_t g = 0; g < a[i].layout.n_groups; g++)
+                    ASSERT_OK(record_check_group(a[i].part, &a[i].layout, g));
+            }
+            kit_call_fini(&c[i]);
+            kit_free(&a[i]);
+        }
+    }
+}
+
+TEST(same_seed_same_faults)
+{
+    int first[40];
+    for (int round = 0; round < 2; round++) {
+        struct rig r = rig_open(&(struct tier_fault_opts){.seed = 77, .eio = 0.3, .busy = 0.2});
+        struct kit_rec a;
+        kit_make(&a, 1, "a", small);
+        for (int i = 0; i < 40; i++) {
+            int status = kit_write(r.t, &a);
+            if (round == 0) first[i] = status;
+            ASSERT_EQ(status, first[i]);
+        }
+        kit_free(&a);
+        rig_close(&r);
+    }
+}
+
+TEST(every_allocation_may_fail)
+{
+    struct kit_rec a, b;
+    kit_make(&a, 1, "a", small);
+    kit_blank(&b, 1, "a", small);
+    for (unsigned n = 1;; n++) {
+        struct gpu *g = NULL;
+        struct tier *inner = NULL, *t = NULL;
+        struct err err;
+        ASSERT_OK(gpu_open(GPU_HOST, 0, &g, &err));
+        ASSERT_OK(tier_gpu_create(&(struct tier_gpu_opts){g, 1 << 20, EVICT_LRU}, &inner, &err));
+        struct tier_fault_opts o = {.flip_write = 1, .seed = 1};
+        mem_fail_nth(n);
+        int r = tier_fault_create(inner, &o, &t);
+        if (r == 0) r = kit_write(t, &a);
+        if (r == 0) r = kit_read(t, &b);
+        bool fired = mem_fail_fired();
+        mem_fail_nth(0);
+        ASSERT_EQ(r, fired ? -ENOMEM : 0);
+        if (t)
+            t->ops->destroy(t);
+        else
+            inner->ops->destroy(inner);
+        gpu_close(g);
+        if (!fired) break;
+    }
+    kit_free(&a);
+    kit_free(&b);
+}
