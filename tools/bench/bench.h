@@ -44,7 +44,8 @@ void bench_prompt_fini(struct bench_prompt *p);
 int bench_open(struct bench *b, const struct opts *opts, struct err *err);
 void bench_close(struct bench *b);
 
-json_t *bench_meta(void); /* what any report says: machine, commit, version, date */
+json_t *bench_meta(void);       /* what any report says: machine, commit, version, date */
+json_t *bench_number(double v); /* null when it is not finite */
 /* {"meta", "rows"} to the file that --json names, if any. */
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
 

@@ -47,7 +47,9 @@ static const struct opt_def defs[] = {
      .min = 1 << 20,
      .max = 1e15,
      .help = "budget of the record store; tiers: bytes of records moved in a round"},
-    {.name = "nvme", .type = OPT_STR, .help = "tiers, ttft, soak: PATH:SIZE of an NVMe tier"},
+    {.name = "nvme",
+     .type = OPT_STR,
+     .help = "tiers, ttft, soak: PATH:SIZE of an NVMe tier; \":SIZE\": a file of this run"},
     {.name = "redis",
      .type = OPT_STR,
      .repeatable = true,
@@ -82,6 +84,10 @@ static const struct opt_def defs[] = {
      .min = 0,
      .max = 1000,
      .help = "ttft: slow the slower tiers down to this, 0 = as they are"},
+    {.name = "gate",
+     .type = OPT_BOOL,
+     .dflt = "true",
+     .help = "ttft, soak: do not load what is predicted to be computed faster, as a worker"},
     {.name = "requests",
      .type = OPT_INT,
      .dflt = "10000",
@@ -221,6 +227,11 @@ static json_t *make_meta(const struct bench *b)
                                                rate[i].gflops, "chosen", rate[i].chosen));
     json_object_set_new(meta, "gemm_candidates", rates);
     return meta;
+}
+
+json_t *bench_number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
 }
 
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)

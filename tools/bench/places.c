@@ -152,12 +152,15 @@ static int server_start(struct places *p, struct err *err)
 
 /* ---- the tiers ---- */
 
-/* --nvme, or a file of our own. */
+/* --nvme; or a file of our own, whose size ":SIZE" says. */
 static int nvme_file(struct places *p, uint64_t dflt, char ret_path[PLACE_PATH_MAX],
                      uint64_t *ret_bytes, struct err *err)
 {
     const char *text = opt_str(p->opts, "nvme");
-    if (*text) return tier_nvme_parse(text, ret_path, PLACE_PATH_MAX, ret_bytes, err);
+    if (*text && *text != ':')
+        return tier_nvme_parse(text, ret_path, PLACE_PATH_MAX, ret_bytes, err);
+    if (*text && opt_parse_size(text + 1, &dflt) < 0)
+        return err_set(err, -EINVAL, "--nvme: \"%s\" is no size", text + 1);
     int r = places_dir(p, err);
     if (r < 0) return r;
     (void)snprintf(ret_path, PLACE_PATH_MAX, "%.*s/nvme", PLACE_PATH_MAX - 16, p->dir);
@@ -174,7 +177,7 @@ static int open_nvme(struct places *p, const struct place_want *w, struct tier *
                                .write_bytes_per_day = TIER_NVME_NO_BUDGET,
                                .scrub_bytes_per_s = TIER_NVME_NO_SCRUB};
     struct tier_stat st;
-    bool given = opt_given(p->opts, "nvme");
+    bool given = opt_given(p->opts, "nvme") && *opt_str(p->opts, "nvme") != ':';
     int r = nvme_file(p, w->capacity_bytes, path, &o.capacity_bytes, err);
     if (r == 0) r = tier_nvme_create(&o, ret, err);
     if (r < 0) return r;

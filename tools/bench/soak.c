@@ -44,6 +44,8 @@ struct soak {
     uint32_t chunk_tokens, query_tokens;
     uint64_t seed;
     float ratio;
+    bool gate;
+    double ms_per_token; /* of a full prefill */
     struct totals t;
     uint64_t checked, wrong, over_cap, failed_ranges, build_refused;
     uint64_t rss_first, rss_middle, rss_last;
@@ -215,9 +217,10 @@ static int run_full(struct soak *s, const struct bench_prompt *p)
     struct bench_result res;
     int r = bench_prefill(s->b, p, &run, 0, &res);
     if (r < 0) return r;
-    double ms = res.ttft_ms / p->n_tok, was = s->b->ms_per_token;
-    s->b->ms_per_token = was > 0 ? was + 0.2 * (ms - was) : ms;
-    store_set_ms_per_token(s->b->store, s->b->ms_per_token);
+    double ms = res.ttft_ms / p->n_tok, was = s->ms_per_token;
+    s->ms_per_token = was > 0 ? was + 0.2 * (ms - was) : ms;
+    store_set_ms_per_token(s->b->store, s->ms_per_token);
+    if (s->gate) s->b->ms_per_token = s->ms_per_token;
     s->t.full_ms[s->t.n_full++] = res.ttft_ms;
     bench_result_fini(&res);
     return 0;
@@ -264,13 +267,13 @@ static void report_batch(struct soak *s, size_t batch)
     struct store_stats st;
     store_get_stats(s->b->store, &st);
     json_t *j =
-        json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:i}", "batch",
+        json_pack("{s:I, s:I, s:f, s:f, s:o, s:o, s:f, s:f, s:I, s:I, s:I, s:I, s:i}", "batch",
                   (json_int_t)batch, "requests", (json_int_t)t->n_blend, "blend_ms_median", blend,
-                  "blend_ms_p95", p95, "full_ms_median", full, "ratio", ratio, "share_missed",
-                  share(t->missed, t->chunks), "share_ram", share(t->from[0], t->chunks),
-                  "rss_bytes", (json_int_t)rss, "ram_used_bytes", (json_int_t)st.used_bytes,
-                  "ram_budget_bytes", (json_int_t)st.budget_bytes, "ram_evictions",
-                  (json_int_t)st.evictions, "open_files", open_files());
+                  "blend_ms_p95", p95, "full_ms_median", bench_number(full), "ratio",
+                  bench_number(ratio), "share_missed", share(t->missed, t->chunks), "share_ram",
+                  share(t->from[0], t->chunks), "rss_bytes", (json_int_t)rss, "ram_used_bytes",
+                  (json_int_t)st.used_bytes, "ram_budget_bytes", (json_int_t)st.budget_bytes,
+                  "ram_evictions", (json_int_t)st.evictions, "open_files", open_files());
     (void)printf("%5zu %9.2f %9.2f %9.2f %7.2fx %8.1f %7.3f", batch, blend, p95, full, ratio,
                  (double)rss / 1048576, share(t->from[0], t->chunks));
     for (size_t i = 0; i < store_n_tiers(s->b->store); i++) {
@@ -313,15 +316,16 @@ static int conclude(struct soak *s, struct err *err)
     qsort(s->order, s->n_requests, sizeof *s->order, by_hash);
     for (size_t i = 1; i < s->n_requests; i++)
         repeated += s->order[i] == s->order[i - 1];
-    json_t *own = json_pack(
-        "{s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-        "first_batch_ratio", s->first_ratio, "last_batch_ratio", s->last_ratio, "kept", kept,
-        "rss_growth_bytes", (json_int_t)growth, "requests", (json_int_t)s->n_requests, "documents",
-        (json_int_t)s->n_docs, "chunks", (json_int_t)s->n_chunks, "chunk_tokens",
-        (json_int_t)s->chunk_tokens, "repeated_orderings", (json_int_t)repeated, "answers_checked",
-        (json_int_t)s->checked, "answers_wrong", (json_int_t)s->wrong, "caps_exceeded",
-        (json_int_t)s->over_cap, "failed_ranges", (json_int_t)s->failed_ranges, "builds_refused",
-        (json_int_t)s->build_refused);
+    json_t *own =
+        json_pack("{s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                  "first_batch_ratio", bench_number(s->first_ratio), "last_batch_ratio",
+                  bench_number(s->last_ratio), "kept", bench_number(kept), "rss_growth_bytes",
+                  (json_int_t)growth, "requests", (json_int_t)s->n_requests, "documents",
+                  (json_int_t)s->n_docs, "chunks", (json_int_t)s->n_chunks, "chunk_tokens",
+                  (json_int_t)s->chunk_tokens, "repeated_orderings", (json_int_t)repeated,
+                  "answers_checked", (json_int_t)s->checked, "answers_wrong", (json_int_t)s->wrong,
+                  "caps_exceeded", (json_int_t)s->over_cap, "failed_ranges",
+                  (json_int_t)s->failed_ranges, "builds_refused", (json_int_t)s->build_refused);
     json_object_update(s->b->meta, own);
     json_decref(own);
     (void)printf("speed-up kept: %.3f of the first batch's; memory since the middle: %+.1f MiB; "
@@ -417,6 +421,7 @@ static int take_options(struct soak *s, const struct opts *opts, struct err *err
     s->n_requests = (size_t)opt_int(opts, "requests");
     s->batch = (size_t)opt_int(opts, "batch");
     s->ratio = 0.15f;
+    s->gate = opt_bool(opts, "gate");
     s->seed = 1;
     if (s->n_docs < s->n_chunks)
         return err_set(err, -EINVAL, "--documents: fewer than chunks of a prompt");

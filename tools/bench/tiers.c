@@ -63,11 +63,6 @@ static double median(struct series *s)
     return s->n ? bench_quantile(s->v, s->n, 0.5) : NAN;
 }
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 /* ---- report ---- */
 
 static void print_head(void)
@@ -89,18 +84,18 @@ static void report(struct lab *lab, const char *tier, const char *transport, boo
     struct row *w = &lab->row[write];
     double gbps = median(&w->gbps), cpu = median(&w->cpu), of_memcpy = median(&w->of_memcpy);
     double of_ref = median(&w->of_ref), check = median(&w->check), first = median(&w->first);
-    json_t *j =
-        json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "tier", tier, "direction",
-                  write ? "write" : "read", "gbps", number(gbps), "cpu_s_per_gb", number(cpu),
-                  "share_of_memcpy", number(of_memcpy), "share_of_reference", number(of_ref),
-                  "checksum_share", number(check), "first_group_share", number(first));
+    json_t *j = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "tier", tier, "direction",
+                          write ? "write" : "read", "gbps", bench_number(gbps), "cpu_s_per_gb",
+                          bench_number(cpu), "share_of_memcpy", bench_number(of_memcpy),
+                          "share_of_reference", bench_number(of_ref), "checksum_share",
+                          bench_number(check), "first_group_share", bench_number(first));
     if (transport[0]) json_object_set_new(j, "transport", json_string(transport));
-    json_object_set_new(j, "reference_gbps", number(median(&w->ref_gbps)));
-    json_object_set_new(j, "reference_cpu_s_per_gb", number(median(&w->ref_cpu)));
-    json_object_set_new(j, "checksum_cpu_share", number(median(&w->check_cpu)));
-    json_object_set_new(j, "store_gbps", number(median(&w->store)));
-    json_object_set_new(j, "gbps_p10", number(bench_quantile(w->gbps.v, w->gbps.n, 0.1)));
-    json_object_set_new(j, "gbps_p90", number(bench_quantile(w->gbps.v, w->gbps.n, 0.9)));
+    json_object_set_new(j, "reference_gbps", bench_number(median(&w->ref_gbps)));
+    json_object_set_new(j, "reference_cpu_s_per_gb", bench_number(median(&w->ref_cpu)));
+    json_object_set_new(j, "checksum_cpu_share", bench_number(median(&w->check_cpu)));
+    json_object_set_new(j, "store_gbps", bench_number(median(&w->store)));
+    json_object_set_new(j, "gbps_p10", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.1)));
+    json_object_set_new(j, "gbps_p90", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.9)));
     json_object_set_new(j, "rounds", json_integer((json_int_t)w->gbps.n));
     json_array_append_new(lab->rows, j);
     (void)printf("%-6s %-4s %-6s", tier, transport, write ? "write" : "read");

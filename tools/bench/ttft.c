@@ -146,7 +146,8 @@ static void leave_ram(struct bench *b, const struct origin *o, const struct benc
 
 /* ---- rounds ---- */
 
-static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w, double *ret_ms)
+static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w, bool gate,
+                   double *ret_ms)
 {
     struct store *own = b->store;
     struct bench_result res;
@@ -162,13 +163,13 @@ static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w,
         w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
     w->n_chunks += n;
     /* What loading may cost, as a worker knows it; without slower tiers it makes no difference. */
-    if (w->run.strategy == FUS_FULL) b->ms_per_token = res.ttft_ms / p->n_tok;
+    if (w->run.strategy == FUS_FULL && gate) b->ms_per_token = res.ttft_ms / p->n_tok;
     bench_result_fini(&res);
     return 0;
 }
 
 static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
-                   unsigned reps, double *ret_gflops)
+                   unsigned reps, bool gate, double *ret_gflops)
 {
     double best = 0;
     for (unsigned rep = 0; rep <= reps; rep++) { /* round 0 warms up */
@@ -177,7 +178,7 @@ static int measure(struct bench *b, const struct bench_prompt *p, struct row *ro
         for (size_t i = 0; i < n; i++) {
             struct row *w = &row[(i + rep) % n];
             double ms;
-            int r = run_row(b, p, w, &ms);
+            int r = run_row(b, p, w, gate, &ms);
             if (r < 0) return r;
             if (rep > 0) w->ms[rep - 1] = ms;
         }
@@ -271,7 +272,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
                         (uint32_t)query_tokens, &p);
     if (r == 0) r = fill_origins(b, &origins, &p);
-    if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, &gflops);
+    if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, opt_bool(opts, "gate"), &gflops);
     if (r == 0)
         report(b, &p, row, n, (unsigned)reps, gflops, opt_given(opts, "tiers"));
     else if (err->code == 0)

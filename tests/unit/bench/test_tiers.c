@@ -252,9 +252,10 @@ TEST(tiers_reports_every_tier_and_direction)
 TEST(ttft_names_the_tier_of_each_row)
 {
     char model[512];
-    (void)snprintf(model, sizeof model, "%s", test_data("models/llama3.Q8_0.gguf"));
-    json_t *all = run("ttft", "--model", model, "--tiers", "ram,nvme", "--chunks", "3",
-                      "--chunk-tokens", "12", "--query-tokens", "6", "--reps", "2", NULL);
+    (void)snprintf(model, sizeof model, "%s", test_data("models/smollm2.F32.gguf"));
+    json_t *all =
+        run("ttft", "--model", model, "--tiers", "ram,nvme", "--chunks", "3", "--chunk-tokens",
+            "32", "--query-tokens", "6", "--reps", "2", "--no-gate", NULL);
     json_t *rows = json_object_get(all, "rows"), *row;
     size_t i, n_nvme = 0;
     ASSERT_EQ(json_array_size(rows), 5); /* full, and two methods from two tiers */
@@ -272,10 +273,10 @@ TEST(ttft_names_the_tier_of_each_row)
 TEST(soak_reports_batches_and_its_verdict)
 {
     char model[512];
-    (void)snprintf(model, sizeof model, "%s", test_data("models/llama3.Q8_0.gguf"));
+    (void)snprintf(model, sizeof model, "%s", test_data("models/smollm2.F32.gguf"));
     json_t *all = run("soak", "--model", model, "--requests", "60", "--batch", "25", "--documents",
-                      "30", "--chunks", "3", "--chunk-tokens", "12", "--query-tokens", "6", "--ram",
-                      "512KiB", "--tiers", "nvme", "--zipf", "0.8", NULL);
+                      "200", "--chunks", "3", "--chunk-tokens", "32", "--query-tokens", "6",
+                      "--ram", "1MiB", "--tiers", "nvme", "--zipf", "0.8", "--no-gate", NULL);
     json_t *rows = json_object_get(all, "rows"), *meta = json_object_get(all, "meta");
     ASSERT_EQ(json_array_size(rows), 3);
     ASSERT_TRUE(number(meta, "kept") > 0);
