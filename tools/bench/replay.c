@@ -219,14 +219,16 @@ static int fill_curve(const struct replay *p, struct curve *c)
 static void report_curve(const struct replay *p, const struct curve *c, json_t *meta)
 {
     json_t *all = json_array();
-    (void)printf("\nhit rate in %% by size\n%12s", p->bytes ? "GiB" : "records");
+    (void)printf("\nhit rate in %% by size\n%12s", p->bytes ? "size" : "records");
     for (size_t i = 0; i < p->n_policies; i++)
         (void)printf(" %8s", evict_policy_name(p->policy[i]));
     for (size_t k = 0; k < c->n; k++) {
+        char size[24];
         if (p->bytes)
-            (void)printf("\n%12.6g", c->x[k] / (1 << 30));
+            svg_size_text(c->x[k], size, sizeof size);
         else
-            (void)printf("\n%12llu", (unsigned long long)c->size[k]);
+            (void)snprintf(size, sizeof size, "%llu", (unsigned long long)c->size[k]);
+        (void)printf("\n%12s", size);
         for (size_t i = 0; i < p->n_policies; i++) {
             (void)printf(" %8.2f", c->pct[i][k]);
             json_array_append_new(
