@@ -9,286 +9,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Room is managed by the RAM tier's pool, whose addresses are only names here: page i of the pool
- * is page i of the device allocation, and neither is ever touched. Parts need not be neighbours, so
- * a hole of a page more or less is all that records of any length leave. */
-
 static struct gpu_tier *tier_of(struct tier *t)
 {
     return (struct gpu_tier *)t;
-}
-
-/* ---- index ---- */
-
-static struct gpu_entry **bucket_of(struct gpu_tier *t, const struct tier_key *k)
-{
-    return &t->bucket[k->lo & (t->n_buckets - 1)];
-}
-
-static struct gpu_entry *find(struct gpu_tier *t, const struct tier_key *k)
-{
-    struct gpu_entry *e = *bucket_of(t, k);
-    while (e && !tier_key_same(&e->node.key, k))
-        e = e->chain;
-    return e;
-}
-
-/* One that is on its way; the youngest if there are several. */
-static struct gpu_entry *find_writing(struct gpu_tier *t, const struct tier_key *k)
-{
-    struct gpu_entry *e = t->entries;
-    while (e && !(e->writing && !e->failed && tier_key_same(&e->node.key, k)))
-        e = e->next;
-    return e;
-}
-
-static void update_evictable(struct gpu_entry *e)
-{
-    bool now = e->indexed && e->refs == 0 && !e->info.pinned;
-    if (now == e->evictable) return;
-    e->evictable = now;
-    e->t->evictable_bytes += now ? e->node.size_bytes : -e->node.size_bytes;
-}
-
-static void events_back(struct gpu_entry *e)
-{
-    struct gpu_tier *t = e->t;
-    if (!e->event) return;
-    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
-        if (!e->event[i]) continue;
-        if (t->n_events < t->n_events_max)
-            t->events[t->n_events++] = e->event[i];
-        else
-            gpu_event_destroy(e->event[i]);
-    }
-    mem_free(e->event);
-    e->event = NULL;
-}
-
-static void entry_free(struct gpu_entry *e)
-{
-    struct gpu_tier *t = e->t;
-    ASSERT(!e->indexed && e->refs == 0);
-    for (uint32_t i = 0; i < e->layout.n_parts; i++)
-        if (e->part[i]) pool_free(&t->pool, e->part[i], record_part_bytes(&e->layout, i));
-    quota_refund(&t->quota, e->info.ns_hash, e->node.size_bytes);
-    events_back(e);
-    *(e->prev ? &e->prev->next : &t->entries) = e->next;
-    if (e->next) e->next->prev = e->prev;
-    mem_free(e);
-}
-
-/* Out of the index at once, out of memory with its last reference. */
-static void drop(struct gpu_entry *e, bool evicted)
-{
-    struct gpu_tier *t = e->t;
-    struct gpu_entry **at = bucket_of(t, &e->node.key);
-    while (*at != e)
-        at = &(*at)->chain;
-    *at = e->chain;
-    evict_remove(t->evict, &e->node, evicted);
-    e->indexed = false;
-    update_evictable(e);
-    t->stat.n_records--;
-    if (e->info.pinned) t->stat.pinned_bytes -= e->node.size_bytes;
-    if (e->refs == 0) entry_free(e);
-}
-
-static void header_drop_stale(struct gpu_entry *e)
-{
-    if (e->stale) pool_free(&e->t->pool, e->stale, e->layout.header_bytes);
-    e->stale = NULL;
-}
-
-/* ---- room ---- */
-
-struct victim_ask {
-    bool one_namespace;
-    uint64_t ns_hash;
-};
-
-static bool may_evict(void *ctx, const struct evict_node *n)
-{
-    const struct victim_ask *a = ctx;
-    const struct gpu_entry *e = (const struct gpu_entry *)n;
-    return e->evictable && (!a->one_namespace || e->info.ns_hash == a->ns_hash);
-}
-
-static bool evict_one(struct gpu_tier *t, const struct tier_key *incoming, struct victim_ask a)
-{
-    struct evict_node *n = evict_victim(t->evict, incoming, may_evict, &a, 0);
-    if (!n) return false;
-    drop((struct gpu_entry *)n, true);
-    t->stat.evictions++;
-    return true;
-}
-
-static void trim(struct gpu_tier *t)
-{
-    while (t->pool.used_bytes > t->cap_bytes && evict_one(t, NULL, (struct victim_ask){0})) {
-    }
-}
-
-static void entry_unref(struct gpu_entry *e)
-{
-    struct gpu_tier *t = e->t;
-    ASSERT(e->refs > 0);
-    if (--e->refs > 0) return;
-    header_drop_stale(e);
-    if (!e->indexed) {
-        entry_free(e);
-        return;
-    }
-    events_back(e);
-    update_evictable(e);
-    trim(t);
-}
-
-static int refuse(struct gpu_tier *t, enum tier_reject why)
-{
-    t->stat.rejected[why]++;
-    return -ENOSPC;
-}
-
-/* A refusal that can be foreseen evicts nothing. */
-static int make_room(struct gpu_tier *t, const struct tier_info *info, uint64_t bytes)
-{
-    if (bytes > t->cap_bytes) return refuse(t, TIER_REJECT_SIZE);
-    if (quota_over(&t->quota, info->ns_hash, bytes) == UINT64_MAX)
-        return refuse(t, TIER_REJECT_QUOTA);
-    uint64_t held = t->pool.used_bytes - t->evictable_bytes;
-    if (held > t->cap_bytes || bytes > t->cap_bytes - held) return refuse(t, TIER_REJECT_FULL);
-    while (quota_over(&t->quota, info->ns_hash, bytes) > 0)
-        if (!evict_one(t, &info->key, (struct victim_ask){true, info->ns_hash}))
-            return refuse(t, TIER_REJECT_QUOTA);
-    while (t->pool.used_bytes > t->cap_bytes - bytes)
-        if (!evict_one(t, &info->key, (struct victim_ask){0})) return refuse(t, TIER_REJECT_FULL);
-    return 0;
-}
-
-/* Evicts on while the free pages are too scattered. NULL: nothing is left to evict. */
-static uint8_t *part_alloc(struct gpu_tier *t, const struct tier_key *incoming, uint64_t bytes)
-{
-    for (;;) {
-        uint8_t *at = pool_alloc(&t->pool, bytes);
-        if (at || !evict_one(t, incoming, (struct victim_ask){0})) return at;
-    }
-}
-
-static int events_take(struct gpu_tier *t, struct gpu_entry *e)
-{
-    e->event = mem_zalloc(e->layout.n_parts * sizeof(struct gpu_event *));
-    if (!e->event) return -ENOMEM;
-    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
-        int r = 0;
-        if (t->n_events > 0)
-            e->event[i] = t->events[--t->n_events];
-        else
-            r = gpu_event_create(t->gpu, &e->event[i]);
-        if (r < 0) return r;
-    }
-    return 0;
-}
-
-/* ---- writes ---- */
-
-static int entry_create(struct gpu_tier *t, const struct tier_op *op, const struct tier_info *info,
-                        struct gpu_entry **ret)
-{
-    const struct record_layout *l = op->layout;
-    int r = make_room(t, info, l->record_bytes);
-    if (r < 0) return r;
-    struct gpu_entry *e = mem_zalloc(sizeof *e + l->n_parts * sizeof *e->part);
-    if (!e) return -ENOMEM;
-    e->t = t;
-    e->layout = *l;
-    e->info = *info;
-    e->node.key = info->key;
-    e->node.size_bytes = l->record_bytes;
-    e->node.cost_ms = op->cost_ms;
-    e->writing = true;
-    e->next = t->entries;
-    if (e->next) e->next->prev = e;
-    t->entries = e;
-    quota_charge(&t->quota, info->ns_hash, l->record_bytes);
-    r = events_take(t, e);
-    for (uint32_t i = 0; i < l->n_parts && r == 0; i++) {
-        e->part[i] = part_alloc(t, &info->key, record_part_bytes(l, i));
-        if (!e->part[i]) r = refuse(t, TIER_REJECT_FULL);
-    }
-    if (r < 0) {
-        entry_free(e);
-        return r;
-    }
-    *ret = e;
-    return 0;
-}
-
-/* The new header goes beside the old one, which readers may be copying. */
-static int header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info)
-{
-    struct gpu_entry *e = find(t, &info->key);
-    if (!e) return -ENOENT;
-    if (e->layout.record_bytes != j->op->layout->record_bytes) return -EINVAL;
-    if (e->stale || e->header_busy) {
-        t->stat.rejected[TIER_REJECT_BUSY]++;
-        return -EAGAIN;
-    }
-    e->refs++; /* first: room is not made by evicting the record itself */
-    update_evictable(e);
-    uint64_t bytes = e->layout.header_bytes, cap = t->cap_bytes;
-    bool fits = bytes <= cap;
-    while (fits && t->pool.used_bytes > cap - bytes)
-        fits = evict_one(t, &info->key, (struct victim_ask){0});
-    j->header = fits ? part_alloc(t, &info->key, bytes) : NULL;
-    if (!j->header) {
-        entry_unref(e);
-        return refuse(t, TIER_REJECT_FULL);
-    }
-    e->header_busy = true;
-    j->e = e;
-    return 0;
-}
-
-static void publish(struct gpu_tier *t, struct gpu_entry *e)
-{
-    struct gpu_entry *old = find(t, &e->node.key);
-    if (old) {
-        e->info.hits = old->info.hits;
-        e->info.pinned = old->info.pinned;
-        drop(old, false);
-    }
-    struct gpu_entry **at = bucket_of(t, &e->node.key);
-    e->chain = *at;
-    *at = e;
-    e->indexed = true;
-    e->info.used_s = clock_wall_s();
-    evict_insert(t->evict, &e->node);
-    t->stat.n_records++;
-    if (e->info.pinned) t->stat.pinned_bytes += e->node.size_bytes;
-}
-
-void gpu_job_done(struct gpu_tier *t, struct gpu_job *j)
-{
-    struct gpu_entry *e = j->e;
-    if (j->header) {
-        e->header_busy = false;
-        if (j->status == 0) {
-            e->stale = e->part[0];
-            e->part[0] = j->header;
-        } else {
-            pool_free(&t->pool, j->header, e->layout.header_bytes);
-        }
-    } else if (e->writing) {
-        e->writing = false;
-        if (e->failed && j->status == 0) j->status = -ECANCELED; /* removed meanwhile */
-        if (j->status == 0)
-            publish(t, e);
-        else
-            e->failed = true;
-        pthread_cond_broadcast(&t->issued);
-    }
-    entry_unref(e);
 }
 
 static int describe(const struct tier_op *op, struct tier_info *ret)
@@ -337,9 +60,9 @@ static int gpu_write(struct tier *tier, struct tier_op *op)
     if (t->stop)
         r = -ECANCELED;
     else if (!whole)
-        r = header_update(t, j, &info);
+        r = gpu_header_update(t, j, &info);
     else
-        r = entry_create(t, op, &info, &j->e);
+        r = gpu_entry_create(t, op, &info, &j->e);
     if (r == 0) {
         if (whole) j->e->refs++;
         gpu_lane_add(&t->lane[true], j);
@@ -360,11 +83,11 @@ static void used(struct gpu_tier *t, struct gpu_entry *e)
 
 static struct gpu_entry *find_live(struct gpu_tier *t, const struct tier_key *k)
 {
-    struct gpu_entry *e = find(t, k);
+    struct gpu_entry *e = gpu_find_entry(t, k);
     if (!e || e->info.expires_ms == 0 || (double)e->info.expires_ms > clock_wall_s() * 1e3)
         return e;
     t->stat.expired++;
-    drop(e, false);
+    gpu_drop(e, false);
     return NULL;
 }
 
@@ -396,7 +119,7 @@ static int gpu_read(struct tier *tier, struct tier_op *op)
         r = -ESTALE; /* the caller expects another geometry */
     } else {
         e->refs++;
-        update_evictable(e);
+        gpu_update_evictable(e);
         used(t, e);
         j->e = e;
         gpu_lane_add(&t->lane[false], j);
@@ -421,10 +144,10 @@ int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pi
     pthread_mutex_lock(&t->m);
     struct gpu_entry *e = find_live(t, k);
     if (e) used(t, e);
-    if (!e) e = find_writing(t, k);
+    if (!e) e = gpu_find_writing(t, k);
     if (e) {
         e->refs++;
-        update_evictable(e);
+        gpu_update_evictable(e);
     }
     pthread_mutex_unlock(&t->m);
     if (!e) return 0;
@@ -459,7 +182,7 @@ void tier_gpu_unpin(struct tier_gpu_pin *p)
     struct gpu_entry *e = (struct gpu_entry *)p;
     struct gpu_tier *t = e->t;
     pthread_mutex_lock(&t->m);
-    entry_unref(e);
+    gpu_unref(e);
     pthread_mutex_unlock(&t->m);
 }
 
@@ -469,15 +192,15 @@ static int gpu_remove(struct tier *tier, const struct tier_key *k, bool also_pin
 {
     struct gpu_tier *t = tier_of(tier);
     pthread_mutex_lock(&t->m);
-    struct gpu_entry *e = find(t, k);
+    struct gpu_entry *e = gpu_find_entry(t, k);
     int r = e != NULL;
     if (e && e->info.pinned && !also_pinned)
         r = -EBUSY;
     else if (e)
-        drop(e, false);
+        gpu_drop(e, false);
     if (r >= 0) { /* what is on its way is gone as well */
         struct gpu_entry *w;
-        while ((w = find_writing(t, k))) {
+        while ((w = gpu_find_writing(t, k))) {
             w->failed = true;
             r = 1;
         }
@@ -495,8 +218,8 @@ static int gpu_set_pinned(struct tier *tier, const struct tier_key *k, bool pinn
     if (e && e->info.pinned != pinned) {
         e->info.pinned = pinned;
         t->stat.pinned_bytes += pinned ? e->node.size_bytes : -e->node.size_bytes;
-        update_evictable(e);
-        trim(t);
+        gpu_update_evictable(e);
+        gpu_trim(t);
     }
     pthread_mutex_unlock(&t->m);
     return e != NULL;
@@ -510,8 +233,7 @@ static int gpu_set_quota(struct tier *tier, uint64_t ns_hash, uint64_t bytes)
     for (const struct gpu_entry *e = t->entries; e; e = e->next)
         if (e->info.ns_hash == ns_hash) has += e->node.size_bytes;
     int r = quota_set(&t->quota, ns_hash, bytes, has);
-    while (r == 0 && quota_over(&t->quota, ns_hash, 0) > 0 &&
-           evict_one(t, NULL, (struct victim_ask){true, ns_hash})) {
+    while (r == 0 && quota_over(&t->quota, ns_hash, 0) > 0 && gpu_evict_one(t, NULL, &ns_hash)) {
     }
     pthread_mutex_unlock(&t->m);
     return r;
@@ -543,10 +265,10 @@ static void gpu_stat(struct tier *tier, struct tier_stat *ret)
     ret->used_bytes = t->pool.used_bytes;
     ret->inflight_ops = t->n_jobs;
     ret->inflight_bytes = t->inflight_bytes;
-    struct victim_ask any = {0};
-    struct evict_node *n = /* asking the others moves their hands */
-        t->policy == EVICT_LRU ? evict_victim(t->evict, NULL, may_evict, &any, 0) : NULL;
-    if (n) ret->tail_age_s = clock_wall_s() - ((struct gpu_entry *)n)->info.used_s;
+    if (t->policy == EVICT_LRU) { /* asking the others moves their hands */
+        struct evict_node *n = evict_victim(t->evict, NULL, gpu_may_evict, NULL, 0);
+        if (n) ret->tail_age_s = clock_wall_s() - ((struct gpu_entry *)n)->info.used_s;
+    }
     pthread_mutex_unlock(&t->m);
 }
 
@@ -564,9 +286,24 @@ static int gpu_resize(struct tier *tier, uint64_t capacity_bytes)
     pthread_mutex_lock(&t->m);
     t->cap_bytes = cap;
     evict_resize(t->evict, cap);
-    trim(t);
+    gpu_trim(t);
     pthread_mutex_unlock(&t->m);
     return 0;
+}
+
+/* Registering faults the memory in, which takes long: not under the lock. */
+static int gpu_add_memory(struct tier *tier, void *base, size_t size_bytes)
+{
+    struct gpu_tier *t = tier_of(tier);
+    int r = gpu_host_register(t->gpu, base, size_bytes);
+    if (r < 0) return r;
+    pthread_mutex_lock(&t->m);
+    bool fits = t->n_memories < GPU_MEMORIES;
+    if (fits) t->memory[t->n_memories++] = base;
+    pthread_mutex_unlock(&t->m);
+    if (fits) return 0;
+    gpu_host_unregister(t->gpu, base); /* slower copies, nothing worse */
+    return -ENOSPC;
 }
 
 /* About what fits, at the mean size of the records of small models (chosen). */
@@ -634,8 +371,10 @@ static void gpu_destroy(struct tier *tier)
     pthread_mutex_unlock(&t->m);
     for (int i = 0; i < 2; i++)
         gpu_lane_join(&t->lane[i]);
+    while (t->n_memories > 0)
+        gpu_host_unregister(t->gpu, t->memory[--t->n_memories]);
     while (t->entries)
-        drop(t->entries, false); /* asserts that no pin is out */
+        gpu_drop(t->entries, false); /* asserts that no pin is out */
     while (t->n_events > 0)
         gpu_event_destroy(t->events[--t->n_events]);
     evict_destroy(t->evict);
@@ -661,6 +400,7 @@ static const struct tier_ops gpu_tier_ops = {
     .scan = gpu_scan,
     .stat = gpu_stat,
     .resize = gpu_resize,
+    .add_memory = gpu_add_memory,
     .set_policy = gpu_set_policy,
     .drain = gpu_drain,
     .destroy = gpu_destroy,

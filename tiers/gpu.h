@@ -8,7 +8,7 @@
  * A consumer on the device pins a record and gets device pointers. It may pin one that is still on
  * its way: each part comes with the event that its stream has to wait for.
  * Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
- * Memory of ops that was given to gpu_host_register() is copied by DMA. Thread: any, as tier.h. */
+ * Memory given to add_memory() is pinned and copied by DMA. Thread: any, as tier.h. */
 #ifndef TIERS_GPU_H
 #define TIERS_GPU_H
 

@@ -1,4 +1,5 @@
-/* gpu_int: the two halves of the GPU tier: records and room (gpu.c), copies (gpu_lane.c).
+/* gpu_int: the parts of the GPU tier: its face (gpu.c), records and room (gpu_room.c), copies
+ * (gpu_lane.c).
  *
  * An entry is in the index exactly while find() sees it. It is freed when it is out of the index
  * and nothing refers to it: its write, reads, pins. Thread: everything under the tier's m. */
@@ -11,7 +12,10 @@
 
 #include <pthread.h>
 
-enum { GPU_WINDOW = 8 }; /* parts in flight a direction (chosen: hides a wake-up a part) */
+enum {
+    GPU_WINDOW = 8,   /* parts in flight a direction (chosen: hides a wake-up a part) */
+    GPU_MEMORIES = 64 /* chosen: an arena and the steps it grew in */
+};
 
 struct gpu_entry {
     struct evict_node node;                /* first: the entry of a victim */
@@ -69,11 +73,30 @@ struct gpu_tier {
     uint64_t cap_bytes, evictable_bytes, inflight_bytes;
     size_t n_buckets, n_jobs, n_events, n_events_max;
     struct gpu_entry **bucket, *entries;
-    struct gpu_event **events; /* spare ones */
+    struct gpu_event **events;  /* spare ones */
+    void *memory[GPU_MEMORIES]; /* registered */
+    size_t n_memories;
     struct tier_stat stat;
     struct gpu_lane lane[2]; /* read, write */
     bool stop;
 };
+
+struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k);
+/* One that is on its way; the youngest if there are several. */
+struct gpu_entry *gpu_find_writing(struct gpu_tier *t, const struct tier_key *k);
+/* With room for every part, refused (-ENOSPC, counted) or out of something. */
+int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct tier_info *info,
+                     struct gpu_entry **ret);
+/* Room for a new header beside the old one, which readers may be copying. */
+int gpu_header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info);
+/* Out of the index at once, out of memory with its last reference. */
+void gpu_drop(struct gpu_entry *e, bool evicted);
+void gpu_unref(struct gpu_entry *e);
+void gpu_update_evictable(struct gpu_entry *e); /* after a change of refs or of the pin */
+bool gpu_may_evict(void *ctx, const struct evict_node *n);
+/* ns_hash: of that namespace only; NULL = of any. */
+bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const uint64_t *ns_hash);
+void gpu_trim(struct gpu_tier *t); /* down to the cap, as far as nobody holds what is there */
 
 int gpu_lane_start(struct gpu_tier *t, bool write);
 void gpu_lane_join(struct gpu_lane *l); /* after t->stop; accepts one that never started */

@@ -68,6 +68,9 @@ TEST(writes_and_reads)
     ASSERT_STREQ(r.t->name, "gpu");
     ASSERT_TRUE(!r.t->persistent && !r.t->shared);
     ASSERT_EQ(get(r.t, 1, "a", big), 0);
+    uint8_t *memory = mem_aligned(4096, 8192);
+    ASSERT_OK(r.t->ops->add_memory(r.t, memory, 8192));
+    ASSERT_ERR(r.t->ops->add_memory(r.t, memory + 1, 4096), -EINVAL);
     put(r.t, 1, "a", big, 0);
     put(r.t, 2, "a", small, 0);
     put(r.t, 1, "a", big, 0); /* replaces */
@@ -90,6 +93,7 @@ TEST(writes_and_reads)
     kit_free(&a);
     kit_free(&b);
     rig_close(&r);
+    mem_free(memory);
 }
 
 /* Memory that is given in on_part(0), ranges of parts, a reader that has enough. */
