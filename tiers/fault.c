@@ -527,12 +527,6 @@ static int fault_add_memory(struct tier *t, void *base, size_t size_bytes)
     return in ? in->ops->add_memory(in, base, size_bytes) : -ECANCELED;
 }
 
-static int fault_add_memory(struct tier *t, void *base, size_t size_bytes)
-{
-    struct tier *in = fault_of(t)->inner;
-    return in ? in->ops->add_memory(in, base, size_bytes) : -ECANCELED;
-}
-
 static int fault_set_policy(struct tier *t, enum evict_policy policy)
 {
     struct tier *in = fault_of(t)->inner;
@@ -615,7 +609,6 @@ static const struct tier_ops fault_ops = {
     .scan = fault_scan,
     .stat = fault_stat,
     .resize = fault_resize,
-    .add_memory = fault_add_memory,
     .set_policy = fault_set_policy,
     .add_memory = fault_add_memory,
     .drain = fault_drain,
