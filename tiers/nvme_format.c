@@ -156,7 +156,7 @@ uint32_t nvme_class_of(uint64_t bytes, uint64_t extent_bytes, unsigned *ret_clas
     uint64_t pages = 1 + (bytes + NVME_PAGE - 1) / NVME_PAGE,
              extent_pages = extent_bytes / NVME_PAGE;
     unsigned class = (unsigned)pages;
-    if (pages > 16) {
+    if (pages > 16 && extent_pages / pages > 8) {
         unsigned m = log2_floor(pages - 1); /* >= 4: eight steps from 2^m to 2^(m+1) */
         uint64_t step = UINT64_C(1) << (m - 3), k = (pages + step - 1) / step;
         pages = k * step;

@@ -158,7 +158,7 @@ struct nvme_slot {
 };
 TAILQ_HEAD(nvme_slots, nvme_slot);
 struct nvme_class {
-    uint32_t slot_pages, n_extents, n_slots;
+    uint32_t slot_pages, n_extents, n_slots, n_cleaning;
     struct evict *evict;
     TAILQ_HEAD(, nvme_extent) avail; /* extents with free or dirty slots */
 };
@@ -307,7 +307,6 @@ int nvme_resize(struct nvme *n, uint64_t capacity_bytes);
 uint64_t nvme_wall_ms(void);
 /* nvme_queue.c */
 void *nvme_main(void *arg);
-int nvme_submit(struct nvme *n, struct tier_op *op, bool write);
 int nvme_call(struct nvme *n, int (*fn)(struct nvme *n, void *arg), void *arg);
 void nvme_note_bad(struct nvme *n); /* holding m: one more reason to go read-only */
 void nvme_wake(struct nvme *n);     /* holding m */

@@ -35,126 +35,6 @@ void nvme_note_bad(struct nvme *n)
     n->degraded |= NVME_DEGRADED_READ_ONLY;
 }
 
-/* ---- submission, on the caller's thread ---- */
-
-static void pieces_init(struct nvme_op *x)
-{
-    const struct tier_op *op = x->op;
-    x->bytes = 0;
-    for (uint32_t p = op->part_lo; p < op->part_hi; p++) {
-        uint64_t bytes = record_part_bytes(op->layout, p);
-        x->pieces[p] = (uint32_t)((bytes + NVME_PIECE_BYTES - 1) / NVME_PIECE_BYTES);
-        x->bytes += bytes;
-    }
-    x->parts_left = op->part_hi - op->part_lo;
-}
-
-/* Holding m: the record that a read or an update is about, referenced. */
-static int slot_hold(struct nvme *n, struct nvme_op *x)
-{
-    const struct tier_op *op = x->op;
-    nvme_space_expire(&n->space, nvme_wall_ms());
-    struct nvme_slot *slot = nvme_space_find(&n->space, &op->key);
-    if (!slot) return -ENOENT;
-    if (slot->record_bytes != op->layout->record_bytes) {
-        if (x->write) return -ENOENT;
-        n->stat.corrupt++;
-        nvme_space_drop(&n->space, slot, false);
-        return -EBADMSG;
-    }
-    if (x->write && slot->header_sum != x->head.header_sum) return -ENOENT; /* another version */
-    x->slot = slot;
-    x->slot_off = nvme_slot_off(&n->space, slot);
-    x->head.generation = slot->generation;
-    slot->refs++;
-    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(&n->space, slot, nvme_wall_ms());
-    return 0;
-}
-
-/* Holding m: may the write come in at all? */
-static int admit(struct nvme *n, struct nvme_op *x)
-{
-    unsigned class;
-    if (n->read_only) return -EIO;
-    if (x->update) return slot_hold(n, x);
-    if (nvme_class_of(x->op->layout->record_bytes, n->space.extent_bytes, &class) == 0) {
-        n->stat.rejected[TIER_REJECT_SIZE]++;
-        return -ENOSPC;
-    }
-    int why = nvme_budget_admit(&n->budget, &x->op->key, clock_ns());
-    if (why > 0) n->stat.rejected[why - 1]++;
-    return why > 0 ? -EPERM : 0;
-}
-
-static int head_of(const struct tier_op *op, struct nvme_head *h)
-{
-    struct record_view v;
-    if (!op->part[0] || record_open(op->part[0], op->layout->header_bytes, &v) < 0) return -EINVAL;
-    if (!tier_key_same(&v.desc.key, &op->key)) return -EINVAL;
-    if (v.layout.record_bytes != op->layout->record_bytes) return -EINVAL;
-    *h = (struct nvme_head){.n_tokens = v.desc.n_tokens,
-                            .kind = v.desc.kind,
-                            .cost_ms = op->cost_ms,
-                            .key = op->key,
-                            .record_bytes = v.layout.record_bytes,
-                            .ns_hash = v.desc.ns_hash,
-                            .ident_hash = v.desc.ident_hash,
-                            .created_ms = v.desc.created_ms,
-                            .expires_ms = v.desc.expires_ms};
-    memcpy(&h->header_sum, op->part[0] + 120, sizeof h->header_sum);
-    return 0;
-}
-
-int nvme_submit(struct nvme *n, struct tier_op *op, bool write)
-{
-    uint32_t parts = op->layout->n_parts;
-    struct nvme_head head = {0};
-    if (op->part_lo >= op->part_hi || op->part_hi > parts) return -EINVAL;
-    if ((unsigned)op->prio >= TIER_PRIO_COUNT) return -EINVAL;
-    bool whole = op->part_lo == 0 && op->part_hi == parts;
-    if (write) {
-        if (!whole && (op->part_lo != 0 || op->part_hi != 1)) return -EINVAL;
-        int r = head_of(op, &head);
-        if (r < 0) return r;
-    }
-    pthread_mutex_lock(&n->m);
-    struct nvme_op *x = TAILQ_FIRST(&n->free_ops);
-    int r = 0;
-    /* Writes leave a quarter of the queue to reads. */
-    if (!x || n->stop || (write && n->n_write_ops >= TIER_NVME_QUEUE_OPS / 4 * 3)) {
-        if (write) n->stat.rejected[TIER_REJECT_BUSY]++;
-        r = -EAGAIN;
-        goto out;
-    }
-    x->op = op;
-    x->head = head;
-    x->slot = NULL;
-    x->write = write;
-    x->update = write && !whole;
-    r = write ? admit(n, x) : slot_hold(n, x);
-    if (r < 0) goto out;
-    TAILQ_REMOVE(&n->free_ops, x, link);
-    x->live = true;
-    x->started = x->listed = x->header_here = x->doomed = false;
-    x->status = 0;
-    x->phase = NVME_DATA;
-    x->n_busy = 0;
-    x->at = 0;
-    x->part = op->part_lo;
-    x->begun_ns = clock_ns();
-    x->first_ns = 0;
-    pieces_init(x);
-    n->n_ops++;
-    n->n_write_ops += write;
-    n->stat.inflight_ops++;
-    n->stat.inflight_bytes += x->bytes;
-    TAILQ_INSERT_TAIL(&n->inbox, x, link);
-    nvme_wake(n);
-out:
-    pthread_mutex_unlock(&n->m);
-    return r;
-}
-
 int nvme_call(struct nvme *n, int (*fn)(struct nvme *n, void *arg), void *arg)
 {
     struct nvme_call call = {.fn = fn, .arg = arg};
@@ -513,8 +393,8 @@ static void write_step(struct nvme *n, struct nvme_op *x)
     if (x->n_busy == 0 && x->status < 0) op_end(n, x);
 }
 
-/* A slot for it, now that it is its turn. */
-static void write_begin(struct nvme *n, struct nvme_op *x)
+/* A slot for it, now that it is its turn; false when it must wait for one. */
+static bool write_begin(struct nvme *n, struct nvme_op *x)
 {
     enum tier_reject why = TIER_REJECT_FULL;
     op_unlist(x, list_of(n, x));
@@ -537,9 +417,15 @@ static void write_begin(struct nvme *n, struct nvme_op *x)
         x->head.generation = n->space.generation++;
     }
     pthread_mutex_unlock(&n->m);
+    if (x->status == -EAGAIN) {
+        x->status = 0;
+        TAILQ_INSERT_HEAD(list_of(n, x), x, link);
+        x->listed = true;
+        return false;
+    }
     if (x->status < 0) {
         op_end(n, x);
-        return;
+        return true;
     }
     x->started = true;
     n->n_writing++;
@@ -547,6 +433,7 @@ static void write_begin(struct nvme *n, struct nvme_op *x)
     x->listed = true;
     super_start(n);
     write_step(n, x);
+    return true;
 }
 
 static struct nvme_op *next_waiting(struct nvme *n)
@@ -581,7 +468,7 @@ static void writes_start(struct nvme *n)
         data_start(n, x);
     }
     while (n->n_writes < write_depth(n) && n->n_writing < WRITING_OPS && (x = next_waiting(n))) {
-        write_begin(n, x);
+        if (!write_begin(n, x)) break;
         data_start(n, x);
     }
 }

@@ -256,6 +256,7 @@ struct nvme_slot *nvme_space_take_dirty(struct nvme_space *s)
     slot->state = NVME_CLEANING;
     extent_use(s, e, 1); /* keeps the extent where it is */
     s->n_cleaning++;
+    e->class->n_cleaning++;
     return slot;
 }
 
@@ -263,6 +264,7 @@ void nvme_space_cleaned(struct nvme_space *s, struct nvme_slot *slot, bool ok)
 {
     ASSERT(slot->state == NVME_CLEANING);
     s->n_cleaning--;
+    slot->extent->class->n_cleaning--;
     extent_use(s, slot->extent, -1);
     if (ok) slot->on_device = false;
     put_free(s, slot);
@@ -480,6 +482,7 @@ static int slot_make(struct nvme_space *s, struct nvme_class *c, const struct ti
         *ret = slot;
         return 0;
     }
+    if (c->n_cleaning > 0) return -EAGAIN; /* one is as good as free */
     struct nvme_extent *e = extent_spare(s);
     struct nvme_slot *own = e ? NULL : coldest(c, k);
     if (!e) {
