@@ -560,6 +560,7 @@ static void end(struct redis_tier *t, struct rop *r)
             redis_node_report(n, BREAKER_OK);
     }
     TAILQ_REMOVE(r->active ? &t->active[r->prio] : &t->waiting[r->prio], r, link);
+    t->dirty = true; /* ops on its key may start, also those passed over in this round */
     redis_rop_end(t, r, s);
 }
 
