@@ -163,6 +163,7 @@ static bool take_inbox(struct redis_tier *t)
     while ((r = TAILQ_FIRST(&in))) {
         TAILQ_REMOVE(&in, r, link);
         if (r->removes) call_off(t, &r->key);
+        t->n_removes += r->removes;
         TAILQ_INSERT_TAIL(&t->waiting[r->prio], r, link);
         t->dirty = true;
     }
@@ -451,6 +452,11 @@ static int redis_scan(struct tier *tier, tier_visit_fn fn, void *ctx)
 {
     struct redis_tier *t = of(tier);
     int s = 0;
+    pthread_mutex_lock(&t->m);
+    while (!t->settled)
+        pthread_cond_wait(&t->idle, &t->m);
+    pthread_mutex_unlock(&t->m);
+    if (!atomic_load(&t->usable)) return -EIO;
     for (int i = 0; s == 0 && i < REDIS_ENDPOINTS_MAX; i++)
         if (atomic_load(&t->serves[i])) s = scan_node(t, i, fn, ctx);
     return s;

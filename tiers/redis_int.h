@@ -120,10 +120,11 @@ struct redis_tier {
     int epoll, wake;
     /* guarded by m */
     pthread_mutex_t m;
-    pthread_cond_t idle; /* no op; a call is done */
+    pthread_cond_t idle; /* no op; a call is done; settled */
     struct rop_list inbox;
     size_t n_ops; /* submitted and not done, of callers */
     bool stopping, woken;
+    bool settled; /* it is known who serves what, or that nobody answers */
     struct tier_stat stat;
     struct {
         uint64_t key, at_ns;
@@ -140,6 +141,7 @@ struct redis_tier {
     struct redis_topo topo;
     struct node *node[REDIS_ENDPOINTS_MAX];
     struct watch watch;
+    size_t n_removes; /* waiting */
     struct rop_list waiting[TIER_PRIO_COUNT], active[TIER_PRIO_COUNT];
 };
 

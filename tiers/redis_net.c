@@ -184,11 +184,14 @@ static bool ask(struct redis_conn *c, const char *text,
     return true;
 }
 
+static void publish(struct redis_tier *t);
+
 static void understood(struct redis_tier *t)
 {
     t->mapped = true;
     t->refused = false;
     t->why[0] = '\0';
+    publish(t);
 }
 
 static void check_server(struct node *n)
@@ -573,7 +576,12 @@ static void publish(struct redis_tier *t)
     t->stat.n_records = s.n_records;
     t->stat.evictions = s.evictions;
     t->stat.expired = s.expired;
-    snprintf(t->stat.degraded, sizeof t->stat.degraded, "%s", why);
+    snprintf(t->stat.degraded, sizeof t->stat.degraded, "%.*s", (int)sizeof t->stat.degraded - 1,
+             why);
+    if (!t->settled && (t->mapped || !usable)) {
+        t->settled = true;
+        pthread_cond_broadcast(&t->idle);
+    }
     pthread_mutex_unlock(&t->m);
 }
 

@@ -226,7 +226,7 @@ void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio p
         memcpy(v + 2, argv + 1, ((size_t)argc - 1) * sizeof *v);
         s = redis_format(argc + 1, v, &r->text, &r->text_len);
         r->removes = strcmp(argv[0], "UNLINK") == 0;
-        r->prio = prio;
+        r->prio = r->removes ? TIER_DEMAND : prio;
     }
     mem_free(v);
     if (s < 0 || redis_submit(t, r) < 0) redis_rop_free(r);
@@ -601,12 +601,15 @@ static int send_one(struct redis_tier *t, struct rop *r)
     return 1;
 }
 
-/* Order among ops on one key: a change waits for what runs, and everything for a change. */
+/* Order among ops on one key: a change waits for what runs, and everything for a change and for a
+ * removal that waits (what began before a removal was called off when it came). */
 static bool key_busy(const struct redis_tier *t, const struct rop *r)
 {
+    const struct rop *a;
     if (r->kind == ROP_CALL) return false;
+    if (t->n_removes > 0 && !r->removes) TAILQ_FOREACH(a, &t->waiting[TIER_DEMAND], link)
+    if (a->removes && tier_key_same(&a->key, &r->key)) return true;
     for (int p = 0; p < TIER_PRIO_COUNT; p++) {
-        const struct rop *a;
         TAILQ_FOREACH(a, &t->active[p], link)
         if (a->kind != ROP_CALL && (a->kind != ROP_READ || r->kind != ROP_READ) &&
             tier_key_same(&a->key, &r->key))
@@ -618,6 +621,7 @@ static bool key_busy(const struct redis_tier *t, const struct rop *r)
 static void activate(struct redis_tier *t, struct rop *r)
 {
     TAILQ_REMOVE(&t->waiting[r->prio], r, link);
+    t->n_removes -= r->removes;
     r->active = true;
     TAILQ_INSERT_TAIL(&t->active[r->prio], r, link);
 }
