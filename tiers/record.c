@@ -10,7 +10,13 @@
 #include "base/assert.h"
 
 #include <string.h>
+#if HAVE_XXH_DISPATCH
+/* measured (AVX-512 virtual machine): 40 GB/s in cache and 10 on bytes that a device has just
+ * brought, against 14 and 4-7 of the plain functions, whose names it takes over; same hashes */
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "token ids and rows are stored as they are");
