@@ -361,7 +361,7 @@ static int take_room(struct store *s, struct entry *e, uint32_t n_parts, uint64_
         s->evict_now = s->work = true;
         pthread_cond_signal(&s->wake);
     }
-    if (e->state == ENTRY_LOADING && (evicted || st->used_bytes > water_bytes(s, WATER_LOW_PCT)))
+    if (e->state == ENTRY_LOADING && (evicted || st->used_bytes > water_bytes(s, WATER_SHORT_PCT)))
         e->probation = !ghost_recent(&s->ghosts, &e->desc.key, (uint32_t)(clock_ns() / 1000000000u),
                                      PROBATION_S);
     return 0;
@@ -531,6 +531,10 @@ void store_destroy(struct store *s)
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->m);
     pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&s->m);
+    while (s->n_others > 0)
+        pthread_cond_wait(&s->idle, &s->m);
+    pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < s->n_tiers; i++)
         s->tier[i].t->ops->destroy(s->tier[i].t);
     pthread_mutex_lock(&s->m);

@@ -27,6 +27,7 @@ enum {
     PROBATION_S = 600, /* asked for: a second use within ten minutes is no scan */
     WATER_HIGH_PCT = 95,
     WATER_LOW_PCT = 90,
+    WATER_SHORT_PCT = 85, /* from here on loads are on probation: the evictor must find enough */
     WRITE_TRIES = 3,
     ASK_MS_MAX = 30000,
     GIVE_UP_MS_MIN = 50,
@@ -89,6 +90,7 @@ struct store {
     double ms_per_token, pin_share_max;
     struct entry_link all, loads, probation; /* newest first, any order, oldest last */
     uint64_t n_queued, n_writes, leaving_bytes;
+    unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;
     bool expiring; /* some record has a time to live */
     struct store_stats stats;

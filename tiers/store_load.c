@@ -198,9 +198,31 @@ static bool parts_all_here(const struct entry *e)
     return true;
 }
 
+/* Callbacks that call other tiers: none begins once the store is closing, and store_destroy() waits
+ * for the rest before the first tier goes. */
+static bool others_begin(struct store *s)
+{
+    pthread_mutex_lock(&s->m);
+    bool may = !s->closing;
+    s->n_others += may;
+    pthread_mutex_unlock(&s->m);
+    return may;
+}
+
+static void others_end(struct store *s)
+{
+    pthread_mutex_lock(&s->m);
+    if (--s->n_others == 0) pthread_cond_broadcast(&s->idle);
+    pthread_mutex_unlock(&s->m);
+}
+
 static void load_done(struct store *s, struct entry *e)
 {
-    uint8_t clean, want = tiers_without(s, e, e->tier, &clean);
+    uint8_t clean = (uint8_t)(1u << e->tier), want = 0;
+    if (others_begin(s)) {
+        want = tiers_without(s, e, e->tier, &clean);
+        others_end(s);
+    }
     pthread_mutex_lock(&s->m);
     tier_learn(&s->tier[e->tier], e, 0, clock_ns());
     link_remove(&e->loads);
@@ -284,13 +306,15 @@ static void load_on_done(struct tier_op *op, int status)
     s->stats.corrupt += why == STORE_MISS_CORRUPT;
     s->stats.expired += why == STORE_MISS_EXPIRED;
     tier_learn(t, e, status, clock_ns());
-    bool next = e->head == 0 && !e->cancel && !s->closing && why != STORE_MISS_ROOM;
+    bool next = e->head == 0 && !e->cancel && why != STORE_MISS_ROOM;
     pthread_mutex_unlock(&s->m);
     if (why != STORE_MISS_NEVER) e->last_why = why;
-    if (next)
+    if (next && others_begin(s)) {
         (void)load_run(s, e, e->tier + 1);
-    else
+        others_end(s);
+    } else {
         load_end(s, e, e->last_why, status);
+    }
 }
 
 int load_start(struct store *s, struct entry *e)

@@ -1,0 +1,151 @@
+#include "tests/unit/tiers/store_kit.h"
+
+#include "tests/test.h"
+
+#include <sched.h>
+
+const struct tier_ident kit_small = {
+    .model = {1, 2}, .tokenizer = {3, 4}, .dtype = KN_F32, .sink_token = 1, .L = 3, .G = 2, .K = 4};
+const struct tier_ident kit_large = {.model = {1, 2},
+                                     .tokenizer = {3, 4},
+                                     .dtype = KN_F32,
+                                     .sink_token = 1,
+                                     .L = KIT_LARGE_LAYERS,
+                                     .G = 8,
+                                     .K = 64};
+
+struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const struct kit_tiers *t)
+{
+    struct store_opts o = {.ram_bytes = ram_bytes, .ident = *id};
+    struct store *s = NULL;
+    struct err err = {0};
+    for (size_t i = 0; t && i < t->n; i++)
+        o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->write[i]};
+    ASSERT_OK(store_create(&o, &s, &err));
+    s->touch_every_ns = 0; /* every use counts */
+    return s;
+}
+
+size_t kit_tokens(const struct tier_ident *id, int chunk, int32_t *ret_tok)
+{
+    size_t n = id->L == KIT_LARGE_LAYERS ? KIT_LARGE_TOKENS : KIT_SMALL_TOKENS;
+    for (size_t i = 0; i < n; i++)
+        ret_tok[i] = chunk * 1000 + (int32_t)i;
+    return n;
+}
+
+const char *kit_ns(int chunk)
+{
+    return chunk % 2 ? "b" : "a";
+}
+
+struct tier_key kit_key(const struct tier_ident *id, int chunk)
+{
+    int32_t tok[KIT_LARGE_TOKENS];
+    size_t n = kit_tokens(id, chunk, tok);
+    return tier_key_chunk(id, kit_ns(chunk), tok, n);
+}
+
+static size_t rows(const struct tier_ident *id)
+{
+    size_t n = id->L == KIT_LARGE_LAYERS ? KIT_LARGE_TOKENS : KIT_SMALL_TOKENS;
+    return n * id->G * id->K;
+}
+
+static float row_of(int chunk, unsigned layer, int v, size_t i)
+{
+    return (float)(chunk * 8000 + (int)layer * 2000 + v * 1000 + (int)(i % 997));
+}
+
+int kit_claim(struct store *s, int chunk, struct store_writer **ret)
+{
+    int32_t tok[KIT_LARGE_TOKENS];
+    size_t n = kit_tokens(&s->ident, chunk, tok);
+    struct tier_key k = kit_key(&s->ident, chunk);
+    return store_claim(s, TIER_CHUNK, &k, kit_ns(chunk), tok, n, ret);
+}
+
+void kit_fill(struct store *s, struct store_writer *w, int chunk)
+{
+    for (unsigned l = 1; l < s->ident.L; l++) {
+        void *p[2];
+        store_writer_layer(w, l, &p[0], &p[1]);
+        for (int v = 0; v < 2; v++)
+            for (size_t i = 0; i < rows(&s->ident); i++)
+                ((float *)p[v])[i] = row_of(chunk, l, v, i);
+    }
+}
+
+int kit_put(struct store *s, int chunk)
+{
+    struct store_writer *w;
+    int r = kit_claim(s, chunk, &w);
+    if (r <= 0) return r;
+    kit_fill(s, w, chunk);
+    ASSERT_OK(store_commit(w));
+    return 1;
+}
+
+int kit_ask(struct store *s, int chunk, double worth_ms, struct store_pin **ret,
+            enum store_miss *why)
+{
+    static _Thread_local int32_t tok[KIT_LARGE_TOKENS]; /* until it has settled */
+    size_t n = kit_tokens(&s->ident, chunk, tok);
+    struct store_ask a = {.key = kit_key(&s->ident, chunk),
+                          .tok = tok,
+                          .n = n,
+                          .ns = kit_ns(chunk),
+                          .worth_ms = worth_ms};
+    return store_ask(s, &a, ret, why);
+}
+
+int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss *why)
+{
+    int r = kit_ask(s, chunk, 0, ret, why);
+    return r == STORE_ASKING ? store_pin_settle(*ret, 0, why) : r;
+}
+
+int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer)
+{
+    const void *row[2];
+    int r = store_pin_layer(p, layer, &row[0], &row[1]);
+    if (r < 0) return r;
+    for (int v = 0; v < 2; v++)
+        for (size_t i = 0; i < rows(&s->ident); i++)
+            if (((const float *)row[v])[i] != row_of(chunk, layer, v, i)) return 1;
+    return 0;
+}
+
+int kit_check(struct store *s, struct store_pin *p, int chunk)
+{
+    for (unsigned l = 1; l < s->ident.L; l++) {
+        int r = kit_check_layer(s, p, chunk, l);
+        if (r != 0) return r;
+    }
+    return 0;
+}
+
+struct store_stats kit_stats(struct store *s)
+{
+    struct store_stats st;
+    store_get_stats(s, &st);
+    ASSERT_TRUE(st.used_bytes <= st.budget_bytes);
+    return st;
+}
+
+void kit_flush(struct store *s)
+{
+    while (kit_stats(s).inflight > 0)
+        sched_yield(); /* a load may have something to write when it ends */
+    ASSERT_OK(store_flush(s, clock_ns() + 60000000000ull));
+}
+
+int kit_why(struct store *s, int chunk)
+{
+    struct store_pin *p;
+    enum store_miss why;
+    if (kit_look(s, chunk, &p, &why) != 1) return (int)why;
+    ASSERT_EQ(kit_check(s, p, chunk), 0);
+    store_pin_release(p);
+    return -1;
+}

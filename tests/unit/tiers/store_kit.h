@@ -1,0 +1,37 @@
+/* store_kit: chunks for tests of the store over tiers: tokens and rows follow from a number.
+ *
+ * Two geometries: small records (12 KiB, one part behind the header) and large ones (3 MiB, a part
+ * per layer). Thread: any. */
+#ifndef TESTS_STORE_KIT_H
+#define TESTS_STORE_KIT_H
+
+#include "tests/unit/tiers/mock_tier.h"
+#include "tiers/store_int.h"
+
+enum { KIT_SMALL_TOKENS = 3, KIT_LARGE_TOKENS = 256, KIT_LARGE_LAYERS = 4 };
+struct kit_tiers {
+    struct mock *mock[STORE_TIERS_MAX];
+    enum store_write write[STORE_TIERS_MAX];
+    size_t n;
+};
+extern const struct tier_ident kit_small, kit_large;
+struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const struct kit_tiers *t);
+size_t kit_tokens(const struct tier_ident *id, int chunk, int32_t *ret_tok);
+struct tier_key kit_key(const struct tier_ident *id, int chunk);
+/* The chunk's namespace: "a" for even numbers, "b" for odd ones. */
+const char *kit_ns(int chunk);
+int kit_claim(struct store *s, int chunk, struct store_writer **ret);
+void kit_fill(struct store *s, struct store_writer *w, int chunk);
+int kit_put(struct store *s, int chunk); /* 1, or what the claim said */
+int kit_ask(struct store *s, int chunk, double worth_ms, struct store_pin **ret,
+            enum store_miss *why);
+int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss *why);
+/* 0 every row is right, 1 one is not, <0 a layer is not to be had. */
+int kit_check(struct store *s, struct store_pin *p, int chunk);
+int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer);
+struct store_stats kit_stats(struct store *s); /* and: used <= budget */
+void kit_flush(struct store *s);
+/* Look, check every byte, release: the miss, or -1 for a hit. */
+int kit_why(struct store *s, int chunk);
+
+#endif
