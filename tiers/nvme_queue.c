@@ -207,11 +207,13 @@ static void piece_start(struct nvme *n, struct nvme_op *x, void (*done)(struct n
     nvme_engine_start(n->engine, io);
 }
 
-/* More of one read as far as the depth allows. */
+/* More of one read as far as the depth and its own window allow. What is submitted together tends
+ * to complete together (a virtual disk raises one interrupt for all of it), so a read that took the
+ * whole depth would deliver its first part with its last. */
 static void read_start(struct nvme *n, struct nvme_op *x)
 {
     const struct tier_op *op = x->op;
-    while (n->n_reads < NVME_READ_DEPTH && x->part < op->part_hi) {
+    while (n->n_reads < NVME_READ_DEPTH && x->n_busy < NVME_OP_WINDOW && x->part < op->part_hi) {
         if (!op->part[x->part]) {
             if (op->part_lo == 0 && !x->header_here && x->part > 0) return; /* waits for part 0 */
             x->status = -EINVAL;
