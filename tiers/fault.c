@@ -106,13 +106,21 @@ static bool draw_chance(struct fault *f, double p, bool applies, uint64_t *count
     return hit;
 }
 
+/* Of all bits from part *part on the one numbered `bit`: its part and its place there. */
+static uint64_t bit_in_part(const struct record_layout *l, uint64_t bit, uint32_t *part)
+{
+    while (bit >= 8 * record_part_bytes(l, *part))
+        bit -= 8 * record_part_bytes(l, (*part)++);
+    return bit;
+}
+
 /* Always the same number of draws, so that one changed probability leaves the other faults alone.
  * At most one fault decides how the op ends. */
 static int draw_faults(struct fault *f, struct fault_op *p)
 {
     const struct tier_fault_opts *o = &f->o;
     struct tier_fault_stat *count = &f->stat;
-    uint32_t lo = p->outer->part_lo, n = p->outer->part_hi - lo;
+    uint32_t n = p->outer->part_hi - p->outer->part_lo;
     double delay_ms = o->delay_ms + o->delay_random_ms * draw_unit(f);
     p->start_ns = p->submit_ns + (uint64_t)(delay_ms * 1e6);
     count->ops++;
@@ -126,10 +134,10 @@ static int draw_faults(struct fault *f, struct fault_op *p)
     bool cut = draw_chance(f, o->cut, !ends && !is_write(p), &count->cut);
     bool flip = draw_chance(f, is_write(p) ? o->flip_write : o->flip_read, !ends,
                             is_write(p) ? &count->flip_write : &count->flip_read);
-    uint64_t where = draw(f), bit = draw(f), whole = draw(f);
-    p->left = cut ? (uint32_t)(whole % n) : UINT32_MAX;
-    p->flip_at = flip ? lo + (uint32_t)(where % n) : UINT32_MAX;
-    if (flip) p->flip_bit = bit % (8 * record_part_bytes(p->outer->layout, p->flip_at));
+    uint64_t bit = draw(f) % (8 * p->bytes), whole = draw(f) % n;
+    p->left = cut ? (uint32_t)whole : UINT32_MAX;
+    p->flip_at = flip ? p->outer->part_lo : UINT32_MAX;
+    if (flip) p->flip_bit = bit_in_part(p->outer->layout, bit, &p->flip_at);
     p->state = drop ? OP_DROPPED : hang ? OP_HANGS : OP_WAITS;
     if (hang) p->inner.deadline_ns = 0; /* it had begun */
     return busy ? -EAGAIN : 0;
