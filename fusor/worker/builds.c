@@ -143,7 +143,9 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
     struct store_info info;
     struct wk_build *b;
 
-    if (store_get_info(w->store, key, &info) == 1 && !info.building) return 1;
+    if (store_get_info(w->store, key, &info) == 1 && !info.building &&
+        (urgent || strcmp(info.tier, "ram") == 0))
+        return 1;
     if (!w->blend_ok) return -ENOTSUP;
     pthread_mutex_lock(&w->builds_m);
     b = find(w, key);

@@ -287,8 +287,8 @@ enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
 
 /* ---- builds (builds.c) ---- */
 enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FAILED };
-/* Queue an isolated build of a chunk; loop thread. 0 queued (or already), 1 already stored,
- * -EAGAIN full. */
+/* Queue an isolated build of a chunk; loop thread. 0 queued (or already), 1 already stored (when
+ * not urgent a request has missed it: only RAM counts), -EAGAIN full. */
 int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
                    uint32_t n, bool urgent);
 /* Any thread. ns NULL: of whatever namespace. */

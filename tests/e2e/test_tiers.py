@@ -214,6 +214,23 @@ def test_a_restart_keeps_what_was_built():
                 assert f"{d.path}/tier" in q.log(), q.log()
 
 
+def test_what_a_slow_tier_is_not_asked_for_is_built_again():
+    with Folder() as d, worker("--nvme", d.nvme(), "--tier-wait", "0") as p:
+        build(p, range(3))
+        written_behind(p)
+        reasons = set()
+
+        def from_ram():
+            chunks = ask(p, parts(range(3), mode="auto"))["kvblend"]["chunks"]
+            reasons.update(c.get("miss") for c in chunks)
+            return {c["source"] for c in chunks} == {"ram"}
+
+        for _ in range(4):
+            p.post("/admin/clear", {"tier": "ram"})
+            until("the chunks are in RAM", from_ram, 20)
+        assert reasons <= {None, "gate", "building", "deadline"}, reasons
+
+
 def test_a_small_or_full_file_fails_nobody():
     want = reference(ORDERS)
     with Folder() as d:

@@ -289,3 +289,26 @@ TEST(worth_follows_what_prefills_take)
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 1000, 1e-9);
     kit_close(&k);
 }
+
+/* A request has missed it all the same (too slow, out of time): only RAM counts. A warm-up is
+ * content with any local tier. */
+TEST(a_chunk_in_a_slower_tier_is_built_for_who_missed_it)
+{
+    struct kit k;
+    const struct wk_cut *c;
+    kit_open(&k);
+    put_all(&k);
+    k.w.n_flight = WK_BUILDS_FLIGHT_MAX; /* nothing goes to an engine */
+    pthread_mutex_init(&k.w.mail_m, NULL);
+    c = &k.p.cut[0];
+    ASSERT_EQ(wk_build_queue(&k.w, &c->key, "", k.tok + c->tok0, c->n, false), 1);
+    leave_ram(&k);
+    ASSERT_EQ(wk_build_queue(&k.w, &c->key, "", k.tok + c->tok0, c->n, true), 1);
+    ASSERT_EQ(wk_build_queue(&k.w, &c->key, "", k.tok + c->tok0, c->n, false), 0);
+    ASSERT_TRUE(wk_build_pending(&k.w, &c->key, NULL));
+    ASSERT_TRUE(wk_build_pending(&k.w, &c->key, ""));
+    ASSERT_TRUE(!wk_build_pending(&k.w, &c->key, "other"));
+    wk_builds_fini(&k.w);
+    pthread_mutex_destroy(&k.w.mail_m);
+    kit_close(&k);
+}
