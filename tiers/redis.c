@@ -174,6 +174,7 @@ static void *thread_main(void *arg)
 {
     struct redis_tier *t = arg;
     uint64_t tick_ns = 0;
+    (void)pthread_setname_np(pthread_self(), "tier-redis");
     for (;;) {
         struct epoll_event ev[EVENTS_MAX];
         bool busy = redis_any_waiting(t) || redis_net_busy(t);

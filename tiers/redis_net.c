@@ -522,11 +522,15 @@ bool redis_net_busy(struct redis_tier *t)
     return t->want_map || (t->watch.conn && !t->watch.subscribed);
 }
 
+unsigned redis_node_depth(const struct node *n)
+{
+    return n->t->o.depth ? n->t->o.depth : n->local ? 2 : 4;
+}
+
 struct redis_conn *redis_node_pick(struct node *n, enum tier_prio prio, bool bulk)
 {
     const struct tier_redis_opts *o = &n->t->o;
-    unsigned depth = o->depth ? o->depth : n->local ? 2 : 4;
-    unsigned limit = bulk ? depth : depth + SMALL_MORE;
+    unsigned limit = redis_node_depth(n) + (bulk ? 0 : SMALL_MORE);
     struct redis_conn *best = NULL;
     /* The first connection is kept clear of what nobody waits for. */
     for (unsigned i = prio >= TIER_BEHIND && o->connections > 1; i < o->connections; i++) {

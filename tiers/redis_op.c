@@ -584,6 +584,12 @@ static int send_one(struct redis_tier *t, struct rop *r)
     }
     bool bulk = u.what == UNIT_GET || u.what == UNIT_SET;
     struct redis_conn *conn = redis_node_pick(n, r->prio, bulk);
+    if (u.what == UNIT_GET && r->first_ns == 0 && r->first_conn) {
+        /* Until its first part is here a record keeps to one connection: on several, the server
+         * would send all of them at once and the first would be whole as late as the fourth. */
+        if (redis_conn_load(r->first_conn) >= redis_node_depth(n)) return 0;
+        if (r->first_conn->state == REDIS_CONN_READY && !r->first_conn->doom) conn = r->first_conn;
+    }
     struct redis_cmd *c = conn ? redis_conn_push(conn) : NULL;
     if (!c) return -EAGAIN;
     c->ctx = r;
@@ -597,6 +603,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     conn->bytes += c->bytes;
     r->in_flight++;
     r->sent_any = true;
+    if (u.what == UNIT_GET && !r->first_conn) r->first_conn = conn;
     took_unit(r, &u);
     return 1;
 }
