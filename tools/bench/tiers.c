@@ -37,11 +37,12 @@ struct series {
 /* A tier's direction and what it is compared with. */
 struct row {
     struct series gbps, cpu, of_memcpy, of_ref, ref_gbps, ref_cpu, check, check_cpu, first, store;
+    struct series drop_gbps, drop_cpu; /* hiredis without the copy to where the bytes are wanted */
 };
 struct reference {
-    int (*move)(void *ctx, bool write, struct bench_cost *ret);
+    int (*move)(void *ctx, bool write, struct bench_cost *ret); /* reads into dst */
+    int (*drop)(void *ctx, struct bench_cost *ret);             /* may be NULL */
     void *ctx;
-    bool lands_in_dst; /* so it can be verified there */
 };
 struct lab {
     const struct opts *opts;
@@ -92,6 +93,11 @@ static void report(struct lab *lab, const char *tier, const char *transport, boo
     if (transport[0]) json_object_set_new(j, "transport", json_string(transport));
     json_object_set_new(j, "reference_gbps", bench_number(median(&w->ref_gbps)));
     json_object_set_new(j, "reference_cpu_s_per_gb", bench_number(median(&w->ref_cpu)));
+    if (w->drop_gbps.n) {
+        json_object_set_new(j, "reference_dropping_gbps", bench_number(median(&w->drop_gbps)));
+        json_object_set_new(j, "reference_dropping_cpu_s_per_gb",
+                            bench_number(median(&w->drop_cpu)));
+    }
     json_object_set_new(j, "checksum_cpu_share", bench_number(median(&w->check_cpu)));
     json_object_set_new(j, "store_gbps", bench_number(median(&w->store)));
     json_object_set_new(j, "gbps_p10", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.1)));
@@ -126,10 +132,9 @@ static double gb_of(const struct lab *lab)
 static int run_reference(struct lab *lab, const struct reference *ref, bool write,
                          struct bench_cost *ret)
 {
-    if (!write && ref->lands_in_dst) bench_set_poison(&lab->set);
+    if (!write) bench_set_poison(&lab->set);
     int r = ref->move(ref->ctx, write, ret);
-    if (r == 0 && !write && ref->lands_in_dst) r = bench_set_same(&lab->set);
-    return r;
+    return r == 0 && !write ? bench_set_same(&lab->set) : r;
 }
 
 /* Once the tier and once the reference, in changing order. */
@@ -159,7 +164,11 @@ static int run_round(struct lab *lab, struct tier *t, const struct reference *re
     add(&w->of_ref, other.wall_s / own.wall_s);
     add(&w->ref_gbps, gb / other.wall_s);
     add(&w->ref_cpu, other.cpu_s / gb);
-    return 0;
+    if (write || !ref->drop) return 0;
+    r = ref->drop(ref->ctx, &other);
+    add(&w->drop_gbps, gb / other.wall_s);
+    add(&w->drop_cpu, other.cpu_s / gb);
+    return r;
 }
 
 static int run_loads(struct lab *lab, struct tier *t, size_t round)
@@ -406,7 +415,12 @@ static int file_move(void *ctx, bool write, struct bench_cost *ret)
 
 static int redis_move(void *ctx, bool write, struct bench_cost *ret)
 {
-    return ref_redis_move(ctx, write, ret);
+    return ref_redis_move(ctx, write, true, ret);
+}
+
+static int redis_drop(void *ctx, struct bench_cost *ret)
+{
+    return ref_redis_move(ctx, false, false, ret);
 }
 
 static int measure_place(struct lab *lab, const char *name, struct err *err)
@@ -427,9 +441,9 @@ static int measure_place(struct lab *lab, const char *name, struct err *err)
     if (r <= 0) return r;
     if (strcmp(name, "nvme") == 0 && place_reference_path(&lab->places, path, &no_ref) == 0 &&
         ref_file_create(path, &lab->set, &file, &no_ref) == 0)
-        ref = (struct reference){file_move, file, true};
+        ref = (struct reference){file_move, NULL, file};
     if (redis && place_reference_redis(&lab->places, name, 1, &lab->set, &client, &no_ref) == 0)
-        ref = (struct reference){redis_move, client, false};
+        ref = (struct reference){redis_move, redis_drop, client};
     if (no_ref.code < 0) note(lab, redis ? "redis_reference" : "nvme_reference", no_ref.msg);
     r = measure_tier(lab, t, &ref);
     if (r < 0) (void)err_set(err, r, "%s: %s", name, err_name(r));

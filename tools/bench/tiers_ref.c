@@ -123,7 +123,7 @@ struct ref_redis {
         struct ref_redis *all;
         redisContext *c;
         size_t i;
-        bool write;
+        bool write, copy;
         int status;
         pthread_t thread;
     } lane[REF_CONNECTIONS_MAX];
@@ -158,17 +158,27 @@ void ref_redis_destroy(struct ref_redis *r)
     mem_free(r);
 }
 
-static int one_value(redisContext *c, bool write, uint8_t *src, uint64_t at, unsigned n)
+static int set_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n)
 {
-    unsigned long long id = at / REF_OP_BYTES;
-    redisReply *reply = write ? redisCommand(c, "SET reference:%llu %b", id, src + at, (size_t)n)
-                              : redisCommand(c, "GET reference:%llu", id);
-    if (!reply) return -EIO;
-    bool ok = write ? reply->type == REDIS_REPLY_STATUS
-                    : reply->type == REDIS_REPLY_STRING && (size_t)reply->len == n &&
-                          memcmp(reply->str, src + at, 64) == 0 &&
-                          memcmp(reply->str + n - 64, src + at + n - 64, 64) == 0;
-    freeReplyObject(reply);
+    redisReply *reply =
+        redisCommand(c, "SET reference:%llu %b", (unsigned long long)(at / REF_OP_BYTES),
+                     s->src + at, (size_t)n);
+    bool ok = reply && reply->type == REDIS_REPLY_STATUS;
+    if (reply) freeReplyObject(reply);
+    return ok ? 0 : -EIO;
+}
+
+static int get_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n, bool copy)
+{
+    redisReply *reply =
+        redisCommand(c, "GET reference:%llu", (unsigned long long)(at / REF_OP_BYTES));
+    bool ok = reply && reply->type == REDIS_REPLY_STRING && (size_t)reply->len == n;
+    if (ok && copy)
+        memcpy(s->dst + at, reply->str, n);
+    else if (ok) /* at least its ends */
+        ok = memcmp(reply->str, s->src + at, 64) == 0 &&
+             memcmp(reply->str + n - 64, s->src + at + n - 64, 64) == 0;
+    if (reply) freeReplyObject(reply);
     return ok ? 0 : -EBADMSG;
 }
 
@@ -179,19 +189,24 @@ static void *run_lane(void *arg)
     uint64_t step = (uint64_t)lane->all->n * REF_OP_BYTES;
     lane->status = 0;
     for (uint64_t at = lane->i * (uint64_t)REF_OP_BYTES; at < s->bytes && lane->status == 0;
-         at += step)
-        lane->status = one_value(lane->c, lane->write, s->src, at, op_bytes(s->bytes, at));
+         at += step) {
+        unsigned n = op_bytes(s->bytes, at);
+        lane->status =
+            lane->write ? set_value(lane->c, s, at, n) : get_value(lane->c, s, at, n, lane->copy);
+    }
     return NULL;
 }
 
-int ref_redis_move(struct ref_redis *r, bool write, struct bench_cost *ret)
+int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret)
 {
     struct bench_watch w;
     size_t started = 1;
     int status = 0;
     bench_watch_start(&w);
-    for (size_t i = 0; i < r->n; i++)
+    for (size_t i = 0; i < r->n; i++) {
         r->lane[i].write = write;
+        r->lane[i].copy = copy;
+    }
     for (; started < r->n; started++)
         if (pthread_create(&r->lane[started].thread, NULL, run_lane, &r->lane[started]) != 0) {
             status = -EAGAIN;

@@ -2,8 +2,10 @@
  *
  * memcpy; a file read and written with O_DIRECT by io_uring (fixed buffers, 1 MiB operations, 16
  * reads or 4 writes under way: what saturates a drive with the least CPU); a plain hiredis client
- * (redisCommand GET and SET of 1 MiB values, one after another on a connection). The hiredis reply
- * is not copied anywhere, which flatters it: a real reader would have to. Short I/O is an error.
+ * (redisCommand GET and SET of 1 MiB values, one after another on a connection). Like the tier it
+ * has to bring the bytes to where they are wanted, so what GET answers is copied to `dst`; it can
+ * also be dropped, which no reader could do, to tell what hiredis alone costs. Short I/O is an
+ * error.
  * Thread: main; a hiredis run with several connections makes threads of its own. */
 #ifndef TOOLS_BENCH_TIERS_REF_H
 #define TOOLS_BENCH_TIERS_REF_H
@@ -28,6 +30,6 @@ struct ref_redis;
 int ref_redis_create(const char *path, uint16_t port, unsigned n_connections,
                      const struct bench_set *s, struct ref_redis **ret, struct err *err);
 void ref_redis_destroy(struct ref_redis *r);
-int ref_redis_move(struct ref_redis *r, bool write, struct bench_cost *ret);
+int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret);
 
 #endif
