@@ -294,7 +294,7 @@ static void super_start(struct nvme *n)
 
 /* ---- writes ---- */
 
-static void write_step(struct nvme *n, struct nvme_op *x);
+static bool write_step(struct nvme *n, struct nvme_op *x);
 
 static void written(struct nvme *n, uint64_t bytes, int status)
 {
@@ -317,7 +317,7 @@ static void write_done(struct nvme_io *io, int status)
     io_put(n, io);
     x->n_busy--;
     if (status < 0 && x->status == 0) x->status = status;
-    write_step(n, x);
+    (void)write_step(n, x);
 }
 
 static void page_start(struct nvme *n, struct nvme_op *x, uint8_t *page)
@@ -360,8 +360,9 @@ static void header_start(struct nvme *n, struct nvme_op *x)
     page_start(n, x, x->page);
 }
 
-/* After every event: what the write does next, if anything. May end it. */
-static void write_step(struct nvme *n, struct nvme_op *x)
+/* After every event: what the write does next, if anything. False when it has ended: x may be
+ * somebody else's op by then. */
+static bool write_step(struct nvme *n, struct nvme_op *x)
 {
     if (x->n_busy == 0 && x->status == 0) {
         switch (x->phase) {
@@ -382,17 +383,34 @@ static void write_step(struct nvme *n, struct nvme_op *x)
             if (x->part < x->op->part_hi) break;
             if (x->update) {
                 op_end(n, x);
-                return;
+                return false;
             }
             header_start(n, x);
             break;
         case NVME_HEADER:
             write_publish(n, x);
             op_end(n, x);
-            return;
+            return false;
         }
     }
-    if (x->n_busy == 0 && x->status < 0) op_end(n, x);
+    if (x->n_busy > 0 || x->status == 0) return true;
+    op_end(n, x);
+    return false;
+}
+
+static unsigned write_depth(const struct nvme *n)
+{
+    return reads_wait(n) ? 1 : NVME_WRITE_DEPTH;
+}
+
+/* More of one write's payload. */
+static void data_start(struct nvme *n, struct nvme_op *x)
+{
+    if (x->phase != NVME_DATA) return;
+    while (n->n_writes < write_depth(n) && x->status == 0 && x->part < x->op->part_hi) {
+        n->n_writes++;
+        piece_start(n, x, write_done);
+    }
 }
 
 /* A slot for it, now that it is its turn; false when it must wait for one. */
@@ -434,7 +452,7 @@ static bool write_begin(struct nvme *n, struct nvme_op *x)
     TAILQ_INSERT_TAIL(&n->writing, x, link);
     x->listed = true;
     super_start(n);
-    write_step(n, x);
+    if (write_step(n, x)) data_start(n, x);
     return true;
 }
 
@@ -446,32 +464,16 @@ static struct nvme_op *next_waiting(struct nvme *n)
     return x;
 }
 
-static unsigned write_depth(const struct nvme *n)
-{
-    return reads_wait(n) ? 1 : NVME_WRITE_DEPTH;
-}
-
-/* More of one write's payload. It may have ended by now, or even be another op. */
-static void data_start(struct nvme *n, struct nvme_op *x)
-{
-    if (!x->live || !x->write || !x->started || x->phase != NVME_DATA) return;
-    while (n->n_writes < write_depth(n) && x->status == 0 && x->part < x->op->part_hi) {
-        n->n_writes++;
-        piece_start(n, x, write_done);
-    }
-}
-
 static void writes_start(struct nvme *n)
 {
     struct nvme_op *x, *next;
     for (x = TAILQ_FIRST(&n->writing); x; x = next) {
         next = TAILQ_NEXT(x, link);
-        if (x->phase != NVME_DATA) write_step(n, x); /* the superblock may be there now */
-        data_start(n, x);
+        /* The superblock may be there now. */
+        if (x->phase == NVME_DATA || write_step(n, x)) data_start(n, x);
     }
     while (n->n_writes < write_depth(n) && n->n_writing < WRITING_OPS && (x = next_waiting(n))) {
         if (!write_begin(n, x)) break;
-        data_start(n, x);
     }
 }
 
@@ -625,7 +627,7 @@ static void stop(struct nvme *n)
         struct nvme_op *x, *next;
         for (x = TAILQ_FIRST(&n->writing); x; x = next) {
             next = TAILQ_NEXT(x, link);
-            write_step(n, x);
+            (void)write_step(n, x);
         }
         if (clock_ns() < until) {
             clean_start(n);

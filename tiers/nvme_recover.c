@@ -25,8 +25,6 @@
 #include <unistd.h>
 
 enum {
-    RECOVER_RUN_BYTES = 128 << 10,
-    RECOVER_RUN_SLOT = 32 << 10, /* smaller slots are read in runs: fewer, larger transfers */
     LOCK_TRIES = 500,
     LOCK_WAIT_MS = 10,
 };
@@ -321,12 +319,6 @@ struct recovery {
     int status;
 };
 
-static uint32_t run_of(const struct nvme_extent *e)
-{
-    uint32_t bytes = e->class->slot_pages * NVME_PAGE;
-    return bytes <= RECOVER_RUN_SLOT ? RECOVER_RUN_BYTES / bytes : 1;
-}
-
 static void consider(struct recovery *v, struct nvme_slot *slot, const uint8_t *page)
 {
     struct nvme *n = v->n;
@@ -353,19 +345,18 @@ static void recover_next(struct recovery *v, struct nvme_io *io);
 static void recover_done(struct nvme_io *io, int status)
 {
     struct recovery *v = io->ctx;
-    struct nvme_slot *first = io->ctx2;
-    uint32_t slot_bytes = (uint32_t)nvme_slot_bytes(first);
-    for (uint32_t i = 0; i < io->arg; i++) {
-        if (status < 0)
-            first[i].on_device = true; /* unreadable: overwritten before it is used */
-        else
-            consider(v, &first[i], io->buf + (size_t)i * slot_bytes);
+    struct nvme_slot *slot = io->ctx2;
+    if (status == 0) {
+        consider(v, slot, io->buf);
+    } else { /* unreadable: overwritten before it is used */
+        slot->on_device = true;
+        v->n->stat.errors++;
     }
-    if (status < 0) v->n->stat.errors++;
     recover_next(v, io);
 }
 
-/* The next run of slot headers, if there is one left. */
+/* The next slot header, if there is one left. Whole extents in large transfers were slower even for
+ * the smallest slots (measured, 100k slots of 12 KiB: 2.5 s against 1.4 s). */
 static void recover_next(struct recovery *v, struct nvme_io *io)
 {
     struct nvme_space *s = &v->n->space;
@@ -376,15 +367,11 @@ static void recover_next(struct recovery *v, struct nvme_io *io)
             v->slot = 0;
             continue;
         }
-        uint32_t run = run_of(e), left = e->n_slots - v->slot;
-        if (run > left) run = left;
-        struct nvme_slot *first = &e->slot[v->slot];
-        v->slot += run;
+        struct nvme_slot *slot = &e->slot[v->slot++];
         io->ctx = v;
-        io->ctx2 = first;
-        io->arg = run;
-        io->off = nvme_slot_off(s, first);
-        io->bytes = (run - 1) * (uint32_t)nvme_slot_bytes(first) + NVME_PAGE;
+        io->ctx2 = slot;
+        io->off = nvme_slot_off(s, slot);
+        io->bytes = NVME_PAGE;
         io->on_done = recover_done;
         nvme_engine_start(v->n->engine, io);
         return;
@@ -404,10 +391,10 @@ int nvme_recover(struct nvme *n, struct err *err)
     struct recovery *v = mem_zalloc(sizeof *v);
     if (!v) return err_set(err, -ENOMEM, "nvme: no memory");
     v->n = n;
-    v->memory = mem_aligned(NVME_PAGE, (size_t)NVME_RECOVER_DEPTH * RECOVER_RUN_BYTES);
+    v->memory = mem_aligned(NVME_PAGE, (size_t)NVME_RECOVER_DEPTH * NVME_PAGE);
     if (!v->memory) v->status = -ENOMEM;
     for (unsigned i = 0; v->status == 0 && i < NVME_RECOVER_DEPTH; i++) {
-        v->io[i].buf = v->memory + (size_t)i * RECOVER_RUN_BYTES;
+        v->io[i].buf = v->memory + (size_t)i * NVME_PAGE;
         recover_next(v, &v->io[i]);
     }
     while (nvme_engine_busy(n->engine) > 0)
