@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-enum { REDO_MAX = 64, REDIRECTS_MAX = 16, RETRIES_MAX = 3 };
+enum { REDO_MAX = 64, REDIRECTS_MAX = 64, RETRIES_MAX = 3 };
 
 /* ---- ops ---- */
 
@@ -41,7 +41,6 @@ enum unit_what {
 struct unit { /* one command of an op, to be sent (again) */
     uint8_t what;
     bool asking;
-    int16_t node; /* -1: whose slot it is */
     uint32_t part;
 };
 struct call {
@@ -59,7 +58,8 @@ struct rop {
     struct call *call;
     struct tier_key key;
     unsigned slot;
-    int node; /* CALL */
+    int node;     /* CALL */
+    int ask_node; /* index + 1 of where its key is while its slot moves; 0: whose slot it is */
     char rkey[REDIS_PREFIX_MAX + 33];
     size_t rkey_len;
     uint64_t submitted_ns, deadline_ns, first_ns, not_before_ns;

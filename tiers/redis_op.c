@@ -42,6 +42,7 @@ int redis_op_check(const struct tier_op *op, bool write)
 struct text {
     struct redis_cmd *c;
     size_t n, from;
+    bool asking; /* before every command: it holds for one */
 };
 
 static void add(struct text *t, const void *p, size_t n)
@@ -89,8 +90,22 @@ static void add_body(struct text *t, const void *p, size_t n)
     if (n) redis_cmd_out(t->c, p, n);
 }
 
+static void add_asking(struct text *t)
+{
+    if (!t->asking) return;
+    add(t, "*1\r\n$6\r\nASKING\r\n", 16);
+    t->c->n_replies++;
+}
+
+/* The i-th command's answer. */
+static unsigned answer_at(const struct unit *u, unsigned i)
+{
+    return u->asking ? 2 * i + 1 : i;
+}
+
 static void add_command(struct text *t, const struct rop *r, unsigned argc, const char *name)
 {
+    add_asking(t);
     add_len(t, '*', argc);
     add_str(t, name);
     add_arg(t, r->rkey, r->rkey_len);
@@ -163,12 +178,8 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
 
 static void put(struct redis_tier *t, struct rop *r, struct redis_cmd *c, const struct unit *u)
 {
-    struct text x = {.c = c};
+    struct text x = {.c = c, .asking = u->asking};
     const struct record_layout *l = r->op ? r->op->layout : NULL;
-    if (u->asking) {
-        add(&x, "*1\r\n$6\r\nASKING\r\n", 16);
-        c->n_replies++;
-    }
     switch (u->what) {
     case UNIT_HEAD:
         add_command(&x, r, 3, "HGET");
@@ -205,6 +216,7 @@ static void put(struct redis_tier *t, struct rop *r, struct redis_cmd *c, const 
         put_publish(t, r, c, &x);
         break;
     case UNIT_TEXT:
+        add_asking(&x);
         text_out(&x);
         redis_cmd_out(c, r->text, r->text_len);
         break;
@@ -286,12 +298,10 @@ static void refused(struct redis_tier *t, struct rop *r, struct node *n, struct 
             fail(r, -EIO);
             return;
         }
-        u.node = (int16_t)to->index;
-        u.asking = d.ask;
+        if (d.ask) r->ask_node = (int)to->index + 1; /* the key is there: and all that follows */
         again(r, u);
     } else if (starts(text, "TRYAGAIN") && ++r->redirects <= REDIRECTS_MAX) {
-        u.asking = false;
-        u.node = -1;
+        r->ask_node = 0;
         r->not_before_ns = t->now_ns + AGAIN_NS;
         again(r, u);
     } else if (starts(text, "OOM")) {
@@ -359,17 +369,18 @@ static void got_info(struct redis_tier *t, struct rop *r, char type)
     r->old_parts = i.n_parts;
 }
 
-static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_cmd *c, unsigned at)
+static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_cmd *c,
+                        const struct unit *u)
 {
     if (r->kind == ROP_UPDATE) {
-        if (c->reply[at + 1].n > 0) return;
+        if (c->reply[answer_at(u, 1)].n > 0) return;
         drop_record(t, &r->key); /* it was evicted meanwhile: a header alone is none */
         fail(r, -ENOENT);
         return;
     }
     uint32_t n_parts = r->op->layout->n_parts;
-    bool lost = !r->exists && c->reply[at].n == 0;
-    bool torn = n_parts > 1 && c->reply[at + (r->exists ? 1 : 2)].n == 0;
+    bool lost = !r->exists && c->reply[answer_at(u, 0)].n == 0;
+    bool torn = n_parts > 1 && c->reply[answer_at(u, r->exists ? 1 : 2)].n == 0;
     if (lost) {
         /* Sent twice (its first answer was lost), the header there may be our own. */
         if (r->retries == 0 && r->redirects == 0) drop_fields(t, &r->key, r->gen, n_parts);
@@ -383,10 +394,8 @@ static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_
 
 static struct unit unit_of(const struct redis_cmd *c)
 {
-    return (struct unit){.what = (uint8_t)(c->tag & 0xff),
-                         .asking = c->tag >> 8 & 1,
-                         .node = -1,
-                         .part = c->tag >> 9};
+    return (struct unit){
+        .what = (uint8_t)(c->tag & 0xff), .asking = c->tag >> 8 & 1, .part = c->tag >> 9};
 }
 
 static void lost(struct redis_tier *t, struct rop *r, struct unit u, int status)
@@ -397,7 +406,7 @@ static void lost(struct redis_tier *t, struct rop *r, struct unit u, int status)
     } else if (r->kind == ROP_CALL || ++r->retries > RETRIES_MAX) {
         fail(r, -EIO);
     } else {
-        u.asking = false;
+        r->ask_node = 0;
         again(r, u);
     }
 }
@@ -408,7 +417,6 @@ static void cmd_done(struct redis_cmd *c, int status)
     struct node *n = c->conn->owner;
     struct redis_tier *t = n->t;
     struct unit u = unit_of(c);
-    unsigned at = u.asking ? 1 : 0;
     ASSERT(r->in_flight > 0);
     r->in_flight--;
     t->dirty = true;
@@ -421,7 +429,7 @@ static void cmd_done(struct redis_cmd *c, int status)
         refused(t, r, n, u, c->text);
         return;
     }
-    char type = c->reply[at].type;
+    char type = c->reply[answer_at(&u, 0)].type;
     if (type == 'x') {
         fail(r, -EBADMSG);
         return;
@@ -443,7 +451,7 @@ static void cmd_done(struct redis_cmd *c, int status)
         r->n_done++;
         break;
     case UNIT_PUBLISH:
-        got_publish(t, r, c, at);
+        got_publish(t, r, c, &u);
         break;
     default: /* whatever it says */
         break;
@@ -462,7 +470,7 @@ static void call_reply(struct redis_cmd *c, redisReply *reply)
 
 static bool unit(struct unit *u, enum unit_what what, uint32_t part)
 {
-    *u = (struct unit){.what = what, .node = -1, .part = part};
+    *u = (struct unit){.what = what, .part = part};
     return true;
 }
 
@@ -564,10 +572,10 @@ static void end(struct redis_tier *t, struct rop *r)
     redis_rop_end(t, r, s);
 }
 
-static struct node *node_for(struct redis_tier *t, const struct rop *r, const struct unit *u)
+static struct node *node_for(struct redis_tier *t, const struct rop *r)
 {
     if (r->kind == ROP_CALL) return t->node[r->node];
-    if (u->node >= 0 && t->node[u->node]) return t->node[u->node];
+    if (r->ask_node) return t->node[r->ask_node - 1];
     return redis_node_of(t, r->slot);
 }
 
@@ -576,7 +584,8 @@ static int send_one(struct redis_tier *t, struct rop *r)
 {
     struct unit u;
     if (!next_unit(t, r, &u)) return 0;
-    struct node *n = node_for(t, r, &u);
+    struct node *n = node_for(t, r);
+    u.asking = r->ask_node != 0;
     if (!n || n->breaker.state != BREAKER_CLOSED) {
         /* Nobody serves it now: at the start that may change, later it is a failure. */
         if (n || t->mapped) fail(r, -EIO);
@@ -584,7 +593,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     }
     bool bulk = u.what == UNIT_GET || u.what == UNIT_SET;
     struct redis_conn *conn = redis_node_pick(n, r->prio, bulk);
-    if (u.what == UNIT_GET && r->first_ns == 0 && r->first_conn) {
+    if (u.what == UNIT_GET && r->first_ns == 0 && r->first_conn && r->first_conn->owner == n) {
         /* Until its first part is here a record keeps to one connection: on several, the server
          * would send all of them at once and the first would be whole as late as the fourth. */
         if (redis_conn_load(r->first_conn) >= redis_node_depth(n)) return 0;
