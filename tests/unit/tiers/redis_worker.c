@@ -50,6 +50,22 @@ void worker_stop(struct worker *w)
 {
     store_destroy(w->store);
     w->store = NULL;
+    if (w->tally.wrong + w->tally.failed > 0 || w->tally.slowest_ms > 20000) worker_print(w);
+    ASSERT_EQ(w->tally.wrong, 0);
+    ASSERT_EQ(w->tally.failed, 0);
+    ASSERT_TRUE(w->tally.slowest_ms <= 20000);
+}
+
+void worker_is_refused(struct worker *w, const char *url, const char *secret)
+{
+    worker_start(w, SHAPE_SMALL, url);
+    ASSERT_EQ(worker_build(w, 1), 1);
+    WAIT_FOR((worker_get(w, 2, true, 200), worker_is_open(w)));
+    struct tier_stat st = worker_tier_stat(w);
+    ASSERT_TRUE(st.degraded[0]);
+    ASSERT_TRUE(!strstr(st.degraded, secret));
+    ASSERT_EQ(worker_get(w, 1, false, 200), 1);
+    ASSERT_EQ(st.writes + st.reads, 0);
 }
 
 static struct tier_key key_of(const struct worker *w, unsigned id, int32_t *tok)
@@ -160,6 +176,18 @@ bool worker_is_open(struct worker *w)
     struct store_tier_stats st;
     worker_stat(w, &st);
     return st.tier.endpoints_open > 0 || strcmp(st.breaker, "closed") != 0;
+}
+
+struct tier_stat worker_tier_stat(struct worker *w)
+{
+    struct store_tier_stats st;
+    worker_stat(w, &st);
+    return st.tier;
+}
+
+bool worker_comes_back(struct worker *w, unsigned id)
+{
+    return worker_get(w, id, true, 0) && !worker_is_open(w);
 }
 
 static void *run(void *arg)

@@ -34,9 +34,12 @@ struct worker {
     const char *ns;
     struct tally tally;
 };
-/* The URLs, NULL-terminated or two; fails the test. */
 void worker_start(struct worker *w, struct shape shape, const char *url);
+/* Fails the test if an answer was wrong, a look-up failed, or one took 20 s. */
 void worker_stop(struct worker *w);
+/* Starts a worker whose server must not be used, and waits until that shows: it goes on without
+ * the tier, the breaker is open, and the reason does not contain `secret`. */
+void worker_is_refused(struct worker *w, const char *url, const char *secret);
 
 /* Builds record `id`: 1, or 0 when it is there already. */
 int worker_build(struct worker *w, unsigned id);
@@ -50,7 +53,9 @@ unsigned worker_get_all(struct worker *w, unsigned lo, unsigned hi); /* how many
 
 void worker_print(const struct worker *w); /* the tally, one line */
 void worker_stat(struct worker *w, struct store_tier_stats *ret);
-bool worker_is_open(struct worker *w); /* a breaker is */
+struct tier_stat worker_tier_stat(struct worker *w);
+bool worker_is_open(struct worker *w);                 /* a breaker is */
+bool worker_comes_back(struct worker *w, unsigned id); /* record `id` is a hit, none is open */
 
 /* Threads that look up random ones of [0, n), or build new ones from `n` on. */
 struct worker_load {

@@ -2,7 +2,6 @@
  * wrong, no look-up fails or hangs, breakers open and close, and the figures say so. */
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/redis_worker.h"
-#include "tiers/redis_topo.h"
 
 static struct worker a, b; /* on two hosts, so to speak */
 
@@ -12,33 +11,10 @@ static void start_two(struct shape shape, const char *url)
     worker_start(&b, shape, url);
 }
 
-/* What holds in every test, whatever happened to the servers. */
-static void check_tally(struct worker *w)
-{
-    ASSERT_EQ(w->tally.wrong, 0);
-    ASSERT_EQ(w->tally.failed, 0);
-    ASSERT_TRUE(w->tally.slowest_ms < 20000);
-}
-
 static void stop_two(void)
 {
-    check_tally(&a);
-    check_tally(&b);
     worker_stop(&a);
     worker_stop(&b);
-}
-
-static struct tier_stat stat_of(struct worker *w)
-{
-    struct store_tier_stats st;
-    worker_stat(w, &st);
-    return st.tier;
-}
-
-/* Looks up until the tier is back: breakers wait up to a minute after many failed probes. */
-static bool comes_back(struct worker *w, unsigned id)
-{
-    return worker_get(w, id, true, 0) && !worker_is_open(w);
 }
 
 /* ---- two workers, one server ---- */
@@ -193,9 +169,11 @@ TEST(a_full_server_evicts_whole_records)
     ASSERT_TRUE(n > 2 && n < 20);
     ASSERT_EQ(n + b.tally.why[STORE_MISS_NEVER] + b.tally.why[STORE_MISS_EVICTED], 40);
     ASSERT_TRUE(!worker_is_open(&b));
-    WAIT_FOR(stat_of(&b).capacity_bytes == 40ull << 20); /* as the server says */
-    WAIT_FOR(stat_of(&b).used_bytes > 4 << 20);
-    ASSERT_TRUE(stat_of(&b).used_bytes <= 48ull << 20);
+    worker_stop(&b);
+    worker_start(&b, SHAPE_LARGE, url); /* asks when it connects, then every few seconds */
+    WAIT_FOR(worker_tier_stat(&b).capacity_bytes == 40ull << 20);
+    ASSERT_TRUE(worker_tier_stat(&b).used_bytes > 4 << 20);
+    ASSERT_TRUE(worker_tier_stat(&b).used_bytes <= 48ull << 20);
     stop_two();
     redis_server_stop(s);
 }
@@ -210,11 +188,11 @@ TEST(a_full_server_that_evicts_nothing_is_full_not_broken)
     for (unsigned id = 0; id < 20; id++)
         ASSERT_OK(worker_build(&a, id));
     (void)worker_flush(&a);
-    WAIT_FOR(stat_of(&a).rejected[TIER_REJECT_FULL] > 0);
+    WAIT_FOR(worker_tier_stat(&a).rejected[TIER_REJECT_FULL] > 0);
     unsigned n = worker_get_all(&b, 0, 20);
     ASSERT_TRUE(n >= 2 && n < 20);
     ASSERT_TRUE(!worker_is_open(&a) && !worker_is_open(&b));
-    ASSERT_EQ(stat_of(&a).errors, 0);
+    ASSERT_EQ(worker_tier_stat(&a).errors, 0);
     for (unsigned id = 0; id < 20; id++) /* and nothing is lost that RAM has */
         ASSERT_EQ(worker_get(&a, id, false, 0), 1);
     stop_two();
@@ -244,7 +222,7 @@ TEST(a_stopped_server_costs_misses_until_it_goes_on)
     ASSERT_EQ(worker_build(&b, 20), 1);
     ASSERT_EQ(worker_get(&b, 20, false, 100), 1);
     redis_server_resume(s);
-    WAIT_FOR(comes_back(&b, 3));
+    WAIT_FOR(worker_comes_back(&b, 3));
     ASSERT_EQ(worker_get_all(&b, 0, 10), 10);
     stop_two();
     redis_server_stop(s);
@@ -258,14 +236,10 @@ TEST(a_slow_server_costs_no_more_than_the_deadline)
     start_two(SHAPE_LARGE, url);
     worker_build_all(&a, 0, 4);
     ASSERT_EQ(worker_get_all(&b, 0, 4), 4);
-    for (int round = 0; round < 2; round++) {
-        redisReply *r = redis_server_command(s, "CLIENT PAUSE 1500 ALL");
-        freeReplyObject(r);
-        ASSERT_EQ(worker_get(&b, 1, true, 100), 0);
-        ASSERT_TRUE(b.tally.slowest_ms < 1400);
-        WAIT_FOR(comes_back(&b, 1));
-        b.tally.slowest_ms = 0;
-    }
+    freeReplyObject(redis_server_command(s, "CLIENT PAUSE 1500 ALL"));
+    ASSERT_EQ(worker_get(&b, 1, true, 100), 0);
+    ASSERT_TRUE(b.tally.slowest_ms < 1400);
+    WAIT_FOR(worker_comes_back(&b, 1));
     stop_two();
     redis_server_stop(s);
 }
@@ -335,26 +309,12 @@ TEST(connections_cut_in_the_middle)
     worker_load_stop(&read[1]);
     ASSERT_TRUE(build.n_built > 0);
     ASSERT_TRUE(b.tally.hits > 0);
-    WAIT_FOR(comes_back(&b, 0));
+    WAIT_FOR(worker_comes_back(&b, 0));
     stop_two();
     redis_server_stop(s);
 }
 
 /* ---- who may connect ---- */
-
-static void refused(const char *url, const char *secret)
-{
-    struct store_tier_stats st;
-    worker_start(&a, SHAPE_SMALL, url);
-    ASSERT_EQ(worker_build(&a, 1), 1);
-    WAIT_FOR((worker_get(&a, 2, true, 200), worker_is_open(&a)));
-    worker_stat(&a, &st);
-    ASSERT_TRUE(st.tier.degraded[0]);
-    ASSERT_TRUE(!strstr(st.tier.degraded, secret));
-    ASSERT_EQ(worker_get(&a, 1, false, 200), 1);
-    ASSERT_EQ(st.tier.writes + st.tier.reads, 0);
-    check_tally(&a);
-}
 
 TEST(a_wrong_password_is_no_tier_until_it_is_right)
 {
@@ -362,10 +322,10 @@ TEST(a_wrong_password_is_no_tier_until_it_is_right)
     struct redis_server *s =
         redis_server_start(&(struct redis_server_opts){.password = "the right one"});
     (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%u", s->port);
-    refused(url, "right");
+    worker_is_refused(&a, url, "right");
     worker_stop(&a);
     (void)snprintf(url, sizeof(url), "redis://:mistaken@127.0.0.1:%u", s->port);
-    refused(url, "mistaken");
+    worker_is_refused(&a, url, "mistaken");
     freeReplyObject(redis_server_command(s, "CONFIG SET requirepass mistaken"));
     WAIT_FOR((worker_get(&a, 2, true, 200), !worker_is_open(&a)));
     worker_build_all(&a, 10, 12);
@@ -380,10 +340,10 @@ TEST(tls_trusts_only_its_ca)
     struct redis_server *s = redis_server_start(&(struct redis_server_opts){.tls = true});
     (void)snprintf(url, sizeof(url), "rediss://127.0.0.1:%u?ca=%s", s->port,
                    redis_server_tls_file("other.crt"));
-    refused(url, "no secret");
+    worker_is_refused(&a, url, "no secret");
     worker_stop(&a);
     (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%u", s->port); /* plain text to TLS */
-    refused(url, "no secret");
+    worker_is_refused(&a, url, "no secret");
     worker_stop(&a);
     const char *fine[] = {"rediss://localhost:%u?ca=%s", "rediss://127.0.0.1:%u?insecure=yes"};
     for (int i = 0; i < 2; i++) {
@@ -403,7 +363,7 @@ TEST(tls_shows_its_certificate)
         redis_server_start(&(struct redis_server_opts){.tls = true, .tls_clients = true});
     (void)snprintf(url, sizeof(url), "rediss://127.0.0.1:%u?ca=%s", s->port,
                    redis_server_tls_file("ca.crt"));
-    refused(url, "no secret");
+    worker_is_refused(&a, url, "no secret");
     worker_stop(&a);
     size_t n = strlen(url);
     (void)snprintf(url + n, sizeof(url) - n, "&cert=%s&key=%s", redis_server_tls_file("client.crt"),
@@ -544,154 +504,4 @@ TEST(damaged_records_are_misses)
     ASSERT_EQ(worker_get_all(&b, 500, 503), 3);
     stop_two();
     redis_server_stop(s);
-}
-
-/* ---- a cluster ---- */
-
-static unsigned n_keys(const struct redis_cluster *c, unsigned node)
-{
-    return (unsigned)redis_server_int(c->node[node], "DBSIZE");
-}
-
-TEST(a_cluster_spreads_records)
-{
-    char url[512], plain[128];
-    struct redis_cluster c;
-    redis_cluster_start(&c, &(struct redis_server_opts){.password = "pw"});
-    redis_cluster_url(&c, url);
-    start_two(SHAPE_SMALL, url);
-    worker_build_all(&a, 0, 60);
-    for (unsigned i = 0; i < REDIS_NODES; i++)
-        ASSERT_TRUE(n_keys(&c, i) > 5);
-    ASSERT_EQ(n_keys(&c, 0) + n_keys(&c, 1) + n_keys(&c, 2), 60);
-    ASSERT_EQ(worker_get_all(&b, 0, 60), 60);
-    ASSERT_EQ(stat_of(&b).endpoints, 3);
-    worker_stop(&b);
-    /* A plain URL of one node finds the others. */
-    (void)snprintf(plain, sizeof(plain), "redis://:pw@127.0.0.1:%u", c.node[2]->port);
-    worker_start(&b, SHAPE_SMALL, plain);
-    ASSERT_EQ(worker_get_all(&b, 0, 60), 60);
-    stop_two();
-    redis_cluster_stop(&c);
-}
-
-TEST(unrelated_servers_are_refused)
-{
-    char url[128];
-    struct redis_server *s = redis_server_start(NULL), *t = redis_server_start(NULL);
-    (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%u,127.0.0.1:%u", s->port, t->port);
-    refused(url, "no secret");
-    worker_stop(&a);
-    (void)snprintf(url, sizeof(url), "redis-cluster://127.0.0.1:%u", s->port);
-    refused(url, "no secret");
-    worker_stop(&a);
-    ASSERT_EQ(redis_server_int(s, "DBSIZE") + redis_server_int(t, "DBSIZE"), 0);
-    redis_server_stop(s);
-    redis_server_stop(t);
-}
-
-/* Every slot that holds a record moves on, its keys one by one, while two threads read and one
- * builds. */
-static void reshard(struct redis_cluster *c, unsigned from, unsigned to, const atomic_uint *pulse)
-{
-    redisReply *keys = redis_server_command(c->node[from], "KEYS *");
-    for (size_t i = 0; i < keys->elements; i++) {
-        unsigned slot = redis_slot(keys->element[i]->str, (size_t)keys->element[i]->len), at;
-        if (redis_server_int(c->node[from], "CLUSTER COUNTKEYSINSLOT %u", slot) == 0) continue;
-        redis_cluster_migrate_begin(c, slot, from, to);
-        while (redis_cluster_migrate_keys(c, slot, from, to, 1) > 0) {
-            at = *pulse;
-            if (i % 4 == 0) WAIT_FOR(*pulse > at + 1); /* looked up in between: ASK */
-        }
-        redis_cluster_migrate_end(c, slot, from, to);
-    }
-    freeReplyObject(keys);
-}
-
-TEST(a_reshard_under_load_loses_nothing)
-{
-    char url[512];
-    struct redis_cluster c;
-    redis_cluster_start(&c, NULL);
-    redis_cluster_url(&c, url);
-    start_two(SHAPE_LARGE, url);
-    worker_build_all(&a, 0, 18);
-    struct worker_load read[2] = {{.w = &b, .n = 18, .seed = 1}, {.w = &b, .n = 18, .seed = 2}};
-    struct worker_load build = {.w = &a, .n = 100, .builds = true};
-    worker_load_start(&read[0]);
-    worker_load_start(&read[1]);
-    worker_load_start(&build);
-    reshard(&c, 0, 1, &read[0].n_done);
-    reshard(&c, 1, 2, &read[0].n_done);
-    worker_load_stop(&build);
-    worker_load_stop(&read[0]);
-    worker_load_stop(&read[1]);
-    ASSERT_TRUE(tally_asked(&b.tally) > 20);
-    if (b.tally.hits != tally_asked(&b.tally)) worker_print(&b);
-    ASSERT_EQ(b.tally.hits, tally_asked(&b.tally)); /* not one look-up missed */
-    ASSERT_TRUE(worker_flush(&a));
-    unsigned n = build.n_built;
-    ASSERT_TRUE(n > 0);
-    ASSERT_EQ(worker_get_all(&b, 100, 100 + n), n);
-    ASSERT_TRUE(!worker_is_open(&a) && !worker_is_open(&b));
-    stop_two();
-    redis_cluster_stop(&c);
-}
-
-TEST(a_lost_node_costs_its_records_only)
-{
-    char url[512];
-    struct redis_cluster c;
-    redis_cluster_start(
-        &c, &(struct redis_server_opts){.args = {"--cluster-require-full-coverage", "no"}});
-    redis_cluster_url(&c, url);
-    start_two(SHAPE_SMALL, url);
-    worker_build_all(&a, 0, 60);
-    ASSERT_EQ(worker_get_all(&b, 0, 60), 60);
-    unsigned lost = n_keys(&c, 1);
-    redis_server_kill(c.node[1]);
-    WAIT_FOR((worker_get(&b, (unsigned)b.tally.late % 60, true, 300), true) &&
-             worker_get_all(&b, 0, 60) == 60 - lost && stat_of(&b).endpoints_open == 1);
-    redis_server_restart(c.node[1]);
-    /* It comes back under its old id from its own configuration, without its records. */
-    WAIT_FOR((worker_get_all(&b, 0, 60), stat_of(&b).endpoints_open == 0));
-    worker_build_all(&a, 100, 130);
-    WAIT_FOR(worker_get_all(&b, 100, 130) >= 30 - lost);
-    stop_two();
-    redis_cluster_stop(&c);
-}
-
-/* ---- sentinels ---- */
-
-static long long offset(const struct redis_server *s, const char *field)
-{
-    return redis_server_info(s, field);
-}
-
-TEST(a_fail_over_under_load)
-{
-    char url[512];
-    struct redis_sentinels s;
-    redis_sentinels_start(&s, &(struct redis_server_opts){.password = "pw"});
-    redis_sentinels_url(&s, url);
-    start_two(SHAPE_SMALL, url);
-    worker_build_all(&a, 0, 20);
-    ASSERT_EQ(worker_get_all(&b, 0, 20), 20);
-    ASSERT_EQ(redis_server_int(s.master, "DBSIZE"), 20);
-    long long at = offset(s.master, "master_repl_offset");
-    WAIT_FOR(offset(s.replica, "slave_repl_offset") >= at);
-    struct worker_load read = {.w = &b, .n = 20, .seed = 3, .worth_ms = 200};
-    worker_load_start(&read);
-    redis_server_kill(s.master);
-    uint16_t port = redis_sentinels_wait_failover(&s, s.master->port);
-    ASSERT_EQ(port, s.replica->port);
-    worker_load_stop(&read);
-    WAIT_FOR(comes_back(&b, 0));
-    ASSERT_EQ(worker_get_all(&b, 0, 20), 20); /* all of them, from the new master */
-    WAIT_FOR((worker_get(&a, 500, true, 300), !worker_is_open(&a)));
-    worker_build_all(&a, 50, 55);
-    ASSERT_EQ(worker_get_all(&b, 50, 55), 5);
-    ASSERT_EQ(redis_server_int(s.replica, "DBSIZE"), 25);
-    stop_two();
-    redis_sentinels_stop(&s);
 }
