@@ -48,11 +48,11 @@ uint64_t wk_record_bytes(const struct worker *w, uint32_t n)
 }
 
 /* ---- holding ---- */
-static bool hold(struct worker *w, struct wk_look *l, uint32_t n)
+static bool hold(struct worker *w, struct wk_look *l, uint32_t n, uint64_t cap_bytes)
 {
     uint64_t bytes = wk_record_bytes(w, n);
 
-    if (atomic_fetch_add(&w->held_bytes, bytes) + bytes <= w->o.ram_bytes / 2) {
+    if (atomic_fetch_add(&w->held_bytes, bytes) + bytes <= cap_bytes) {
         l->held_bytes = bytes;
         return true;
     }
@@ -96,9 +96,19 @@ struct asker {
     struct worker *w;
     struct wk_prompt *p;
     const struct wk_mode *m;
-    double worth_ms; /* of all that was asked for */
-    bool full;       /* no more may be held */
+    double worth_ms;    /* of all that was asked for */
+    uint64_t cap_bytes; /* that all prompts may hold */
+    bool full;
 };
+
+/* Half of RAM as it was asked for, or as it was made smaller since. */
+static uint64_t hold_cap(const struct worker *w)
+{
+    struct store_stats s;
+
+    store_get_stats(w->store, &s);
+    return (s.budget_bytes < w->o.ram_bytes ? s.budget_bytes : w->o.ram_bytes) / 2;
+}
 
 int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct tier_key *key,
                 const int32_t *tok, uint32_t n, struct wk_look *l)
@@ -115,7 +125,7 @@ int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct 
 static bool ask_early(struct asker *a, const struct tier_key *key, uint32_t tok0, uint32_t n,
                       struct wk_look *l)
 {
-    if (a->full || !hold(a->w, l, n)) {
+    if (a->full || !hold(a->w, l, n, a->cap_bytes)) {
         a->full = true;
         return false;
     }
@@ -148,6 +158,7 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
 
     if (m->mode == API_FULL || store_n_tiers(w->store) == 0) return;
     p->held_by = w;
+    a.cap_bytes = hold_cap(w);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
         chain = ask_early(&a, &p->block[n_asked], (uint32_t)n_asked * WK_BLOCK_TOKENS,
                           WK_BLOCK_TOKENS, &p->block_look[n_asked]);

@@ -85,3 +85,22 @@ void wk_tiers_limits(struct worker *w)
         for (size_t k = 0, n = spellings(t->ttl[i].ns, inner, sizeof inner, ns); k < n; k++)
             store_set_ttl(w->store, ns[k], t->ttl[i].ms);
 }
+
+void wk_tiers_watch(struct worker *w)
+{
+    for (size_t i = 0; i < store_n_tiers(w->store) && i < STORE_TIERS_MAX; i++) {
+        struct wk_tier_seen *seen = &w->tier_seen[i];
+        struct store_tier_stats x;
+        store_get_tier_stats(w->store, i, &x);
+        bool bad = x.tier.degraded[0] || strcmp(x.breaker, "closed") != 0;
+        if (seen->breaker && strcmp(seen->breaker, x.breaker) == 0 &&
+            strcmp(seen->degraded, x.tier.degraded) == 0)
+            continue;
+        log_event(bad ? LOG_WARN : LOG_NOTICE, "tier",
+                  "name=%s breaker=%s degraded=\"%s\" capacity_bytes=%llu records=%llu", x.name,
+                  x.breaker, x.tier.degraded, (unsigned long long)x.tier.capacity_bytes,
+                  (unsigned long long)x.tier.n_records);
+        seen->breaker = x.breaker;
+        (void)snprintf(seen->degraded, sizeof seen->degraded, "%s", x.tier.degraded);
+    }
+}

@@ -92,6 +92,7 @@ static void on_tick(void *arg)
 
     wk_mail_kick(w);
     wk_gens_tick(w);
+    if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
     if (w->drain_deadline_ns) {
         if (w->n_gens == 0 && http_server_n_requests(w->server) == 0) {
             log_event(LOG_NOTICE, "drained", "requests=0");

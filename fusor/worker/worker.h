@@ -108,6 +108,10 @@ struct worker {
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */
     struct wk_kvlog *kvlog;      /* NULL: no access log */
+    struct wk_tier_seen {        /* loop; as logged last */
+        char degraded[96];
+        const char *breaker; /* NULL: not yet */
+    } tier_seen[STORE_TIERS_MAX];
     struct seg_presets *presets;
     int32_t sink_token; /* -1 = none */
     bool blend_ok;      /* self-test passed */
@@ -147,6 +151,7 @@ int wk_load_start(struct worker *w);
  */
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err);
 void wk_tiers_limits(struct worker *w); /* quotas and lives of namespaces */
+void wk_tiers_watch(struct worker *w);  /* log what has changed for better or worse; loop */
 bool wk_serves_model(const struct worker *w, const char *name);
 /* mail.c. Thread: any. wk_unpost() takes a message off the list when it is on it. */
 void wk_post(struct worker *w, struct wk_msg *m);
