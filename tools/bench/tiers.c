@@ -42,6 +42,7 @@ struct row {
 struct reference {
     int (*move)(void *ctx, bool write, struct bench_cost *ret); /* reads into dst */
     int (*drop)(void *ctx, struct bench_cost *ret);             /* may be NULL */
+    int (*clear)(void *ctx);                                    /* may be NULL */
     void *ctx;
 };
 struct lab {
@@ -132,9 +133,24 @@ static double gb_of(const struct lab *lab)
 static int run_reference(struct lab *lab, const struct reference *ref, bool write,
                          struct bench_cost *ret)
 {
+    int r = write && ref->clear ? ref->clear(ref->ctx) : 0;
     if (!write) bench_set_poison(&lab->set);
-    int r = ref->move(ref->ctx, write, ret);
+    if (r == 0) r = ref->move(ref->ctx, write, ret);
     return r == 0 && !write ? bench_set_same(&lab->set) : r;
+}
+
+/* Ends what is under way for other reasons, such as removals. */
+static void settle(struct tier *t)
+{
+    (void)t->ops->drain(t, clock_ns() + 10000000000ull);
+}
+
+/* Records are immutable and written once, so what is measured is writing new ones. */
+static void remove_all(struct lab *lab, struct tier *t)
+{
+    for (size_t i = 0; i < lab->set.n; i++)
+        (void)t->ops->remove(t, &lab->set.key[i], true);
+    settle(t);
 }
 
 /* Once the tier and once the reference, in changing order. */
@@ -149,7 +165,10 @@ static int run_round(struct lab *lab, struct tier *t, const struct reference *re
             if (ref->move) r = run_reference(lab, ref, write, &other);
             continue;
         }
-        if (!write) bench_set_poison(&lab->set);
+        if (write)
+            remove_all(lab, t);
+        else
+            bench_set_poison(&lab->set);
         r = bench_set_move(&lab->set, t, write, lab->inflight, &own);
         if (r == 0 && !write) r = bench_set_verify(&lab->set, &check_s);
     }
@@ -183,12 +202,6 @@ static int run_loads(struct lab *lab, struct tier *t, size_t round)
         add(&w->check, (load.verified_s - load.all_s) / load.all_s);
     }
     return 0;
-}
-
-/* Ends what is under way for other reasons, such as write-behind of the tier's own. */
-static void settle(struct tier *t)
-{
-    (void)t->ops->drain(t, clock_ns() + 10000000000ull);
 }
 
 static int measure_tier(struct lab *lab, struct tier *t, const struct reference *ref)
@@ -418,6 +431,11 @@ static int redis_move(void *ctx, bool write, struct bench_cost *ret)
     return ref_redis_move(ctx, write, true, ret);
 }
 
+static int redis_clear(void *ctx)
+{
+    return ref_redis_clear(ctx);
+}
+
 static int redis_drop(void *ctx, struct bench_cost *ret)
 {
     return ref_redis_move(ctx, false, false, ret);
@@ -441,9 +459,9 @@ static int measure_place(struct lab *lab, const char *name, struct err *err)
     if (r <= 0) return r;
     if (strcmp(name, "nvme") == 0 && place_reference_path(&lab->places, path, &no_ref) == 0 &&
         ref_file_create(path, &lab->set, &file, &no_ref) == 0)
-        ref = (struct reference){file_move, NULL, file};
+        ref = (struct reference){file_move, NULL, NULL, file};
     if (redis && place_reference_redis(&lab->places, name, 1, &lab->set, &client, &no_ref) == 0)
-        ref = (struct reference){redis_move, redis_drop, client};
+        ref = (struct reference){redis_move, redis_drop, redis_clear, client};
     if (no_ref.code < 0) note(lab, redis ? "redis_reference" : "nvme_reference", no_ref.msg);
     r = measure_tier(lab, t, &ref);
     if (r < 0) (void)err_set(err, r, "%s: %s", name, err_name(r));

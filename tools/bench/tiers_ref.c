@@ -197,6 +197,17 @@ static void *run_lane(void *arg)
     return NULL;
 }
 
+int ref_redis_clear(struct ref_redis *r)
+{
+    for (uint64_t at = 0; at < r->set->bytes; at += REF_OP_BYTES) {
+        redisReply *reply = redisCommand(r->lane[0].c, "DEL reference:%llu",
+                                         (unsigned long long)(at / REF_OP_BYTES));
+        if (!reply) return -EIO;
+        freeReplyObject(reply);
+    }
+    return 0;
+}
+
 int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret)
 {
     struct bench_watch w;

@@ -30,6 +30,8 @@ struct ref_redis;
 int ref_redis_create(const char *path, uint16_t port, unsigned n_connections,
                      const struct bench_set *s, struct ref_redis **ret, struct err *err);
 void ref_redis_destroy(struct ref_redis *r);
+int ref_redis_clear(
+    struct ref_redis *r); /* the keys are gone, so that the next SETs are first ones */
 int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret);
 
 #endif
