@@ -84,6 +84,7 @@ static void entry_reap(struct store *s, struct entry *e)
     pthread_mutex_lock(&sh->m);
     held_set(sh, e, 0, 0);
     pthread_mutex_unlock(&sh->m);
+    link_remove(&e->all);
     for (uint32_t i = 0; i < e->layout.n_parts; i++)
         if (e->part[i]) pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
     ASSERT(s->stats.used_bytes >= e->cost_bytes);
@@ -159,12 +160,14 @@ bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evic
         st->n_pinned--;
         st->pinned_bytes -= e->cost_bytes;
     }
-    if (evict) st->evictions++;
+    if (evict) {
+        st->evictions++;
+        st->tail_age_s = clock_wall_s() - e->used_s;
+    }
     if (evict && entry_wanted(s, e)) st->lost++;
     if (e->leaving) s->leaving_bytes -= e->cost_bytes;
     e->leaving = false;
     write_unqueue(s, e);
-    link_remove(&e->all);
     if (last) entry_reap(s, e);
     return true;
 }
@@ -464,9 +467,15 @@ size_t store_n_ghosts(uint64_t budget_bytes)
     return pow2_clamp(budget_bytes >> 18, 64, 1 << 16);
 }
 
-void store_arena_register(struct store_tier *t, void *base, uint64_t bytes)
+void store_arena_register(struct store *s, void *base, uint64_t bytes)
 {
-    if (t->t->ops->add_memory(t->t, base, bytes) == 0) t->registered = true;
+    for (size_t i = 0; i < s->n_tiers; i++) {
+        struct tier *t = s->tier[i].t;
+        bool knows = t->ops->add_memory(t, base, bytes) == 0;
+        pthread_mutex_lock(&s->m);
+        s->registered |= knows;
+        pthread_mutex_unlock(&s->m);
+    }
 }
 
 static void tiers_take(struct store *s, const struct store_opts *o)
@@ -479,7 +488,6 @@ static void tiers_take(struct store *s, const struct store_opts *o)
         s->mode[t->write] |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
         link_init(&t->queue);
-        store_arena_register(t, s->pool.base, s->pool.size_bytes);
     }
 }
 
@@ -494,6 +502,11 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     memset(s, 0, sizeof *s);
     int r = tables_create(s, o);
     if (r == 0) r = locks_init(s);
+    if (r == -EINVAL) {
+        store_free(s);
+        return err_set(err, r, "RAM tier of %llu bytes does not even hold its own tables",
+                       (unsigned long long)o->ram_bytes);
+    }
     if (r < 0) {
         store_free(s);
         return err_set(err, r, "no memory for the store's index and a RAM tier of %llu bytes",
@@ -517,6 +530,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     pthread_mutex_lock(&s->m);
     tiers_take(s, o);
     pthread_mutex_unlock(&s->m);
+    store_arena_register(s, s->pool.base, s->pool.size_bytes);
     *ret = s;
     return 0;
 }
@@ -538,8 +552,10 @@ void store_destroy(struct store *s)
     for (size_t i = 0; i < s->n_tiers; i++)
         s->tier[i].t->ops->destroy(s->tier[i].t);
     pthread_mutex_lock(&s->m);
-    while (!link_alone(&s->all))
-        (void)entry_drop(s, LINK_ENTRY(s->all.next, all), STORE_MISS_NEVER, false);
+    for (struct entry_link *l = s->all.next, *next; l != &s->all; l = next) {
+        next = l->next;
+        (void)entry_drop(s, LINK_ENTRY(l, all), STORE_MISS_NEVER, false);
+    }
     /* A pin that is out, or an op that a tier forgot, would outlive its record. */
     ASSERT(s->stats.used_bytes == s->fixed_bytes);
     pthread_mutex_unlock(&s->m);

@@ -189,10 +189,7 @@ static int resize_ram(struct store *s, uint64_t bytes)
     st->budget_bytes = bytes;
     evict_resize(s->order, bytes);
     /* Registered pages must stay where the device knows them; the limit holds all the same. */
-    bool fixed = false;
-    for (size_t i = 0; i < s->n_tiers; i++)
-        fixed |= s->tier[i].registered;
-    s->pool.discard = !fixed && bytes < s->pool.size_bytes;
+    s->pool.discard = !s->registered && bytes < s->pool.size_bytes;
     if (s->pool.discard) pool_discard_free(&s->pool);
     return 0;
 }
@@ -210,8 +207,7 @@ int store_resize(struct store *s, const char *tier, uint64_t bytes)
     uint8_t *base = s->pool.base + old;
     uint64_t more = s->pool.size_bytes - old;
     pthread_mutex_unlock(&s->m);
-    for (size_t i = 0; i < s->n_tiers && more; i++)
-        store_arena_register(&s->tier[i], base, more);
+    if (more) store_arena_register(s, base, more);
     return r;
 }
 
@@ -353,13 +349,6 @@ void store_get_stats(struct store *s, struct store_stats *ret)
     st.dirty = s->n_queued + s->n_writes;
     for (const struct entry_link *l = s->loads.next; l != &s->loads; l = l->next)
         st.inflight++;
-    const struct entry *e = pick_victim(s, NULL, NULL, PICK_ANY);
-    if (e) {
-        struct shard *sh = shard_of(s, &e->desc.key);
-        pthread_mutex_lock(&sh->m);
-        st.tail_age_s = clock_wall_s() - e->used_s;
-        pthread_mutex_unlock(&sh->m);
-    }
     pthread_mutex_unlock(&s->m);
     *ret = st;
 }

@@ -63,7 +63,6 @@ struct store_tier {
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
     double bytes_per_s, first_ms; /* moving averages of loads */
     uint64_t measured_ns;
-    bool registered; /* it knows the arena: pages must stay where they are */
 };
 struct ns_ttl {
     uint64_t ns_hash, ttl_ms;
@@ -88,11 +87,13 @@ struct store {
     size_t n_ttl;
     uint64_t ttl_ms, fixed_bytes;
     double ms_per_token, pin_share_max;
-    struct entry_link all, loads, probation; /* newest first, any order, oldest last */
+    struct entry_link all, loads,
+        probation; /* newest first (dead ones too), any order, oldest last */
     uint64_t n_queued, n_writes, leaving_bytes;
     unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;
-    bool expiring; /* some record has a time to live */
+    bool registered; /* a device knows the arena: pages must stay where they are */
+    bool expiring;   /* some record has a time to live */
     struct store_stats stats;
     struct store_tier *tier; /* [n_tiers] */
     size_t n_tiers;
@@ -158,8 +159,8 @@ void entry_touch(struct store *s, struct entry *e);
 void policy_insert(struct store *s, struct entry *e); /* m held */
 /* m held. Charged, with all its memory, but not in the index: one reference is the caller's. */
 int entry_enter_apart(struct store *s, struct entry *e);
-struct entry *entry_find(struct store *s, const struct tier_key *k); /* m held, while it is */
-void store_arena_register(struct store_tier *t, void *base, uint64_t bytes);
+struct entry *entry_find(struct store *s, const struct tier_key *k);    /* m held, while it is */
+void store_arena_register(struct store *s, void *base, uint64_t bytes); /* no lock held */
 size_t store_n_ghosts(uint64_t budget_bytes);
 
 /* ---- store_load.c ---- */

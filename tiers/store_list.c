@@ -115,7 +115,7 @@ static int list_all(struct store *s, struct listing *l)
     pthread_mutex_lock(&s->m);
     for (struct entry_link *at = s->all.next; at != &s->all; at = at->next) {
         const struct entry *e = LINK_ENTRY(at, all);
-        if (e->state == ENTRY_LOADING) continue; /* its tier lists it */
+        if (e->state == ENTRY_LOADING || e->state == ENTRY_DEAD) continue; /* its tier lists it */
         struct store_info *i = listing_add(l);
         if (!i) {
             pthread_mutex_unlock(&s->m);

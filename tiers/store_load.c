@@ -163,7 +163,8 @@ static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64
     /* What was queued before it had to pass as well; see predict_ms(), which turns it round. */
     double s_per_byte = rest_s / (double)(e->queued_bytes + e->layout.record_bytes);
     double w = t->bytes_per_s > 0 ? AVERAGE_WEIGHT : 1;
-    /* Times are averaged, not rates: parts whose arrival was noticed at once look infinitely fast. */
+    /* Times are averaged, not rates: parts whose arrival was noticed at once look infinitely fast.
+     */
     double was = t->bytes_per_s > 0 ? 1 / t->bytes_per_s : 0;
     t->bytes_per_s = 1 / (was + (s_per_byte - was) * w);
     t->first_ms += (first - t->first_ms) * w;

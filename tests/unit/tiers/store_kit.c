@@ -140,6 +140,15 @@ void kit_flush(struct store *s)
     ASSERT_OK(store_flush(s, clock_ns() + 60000000000ull));
 }
 
+void kit_empty(struct store *s)
+{
+    uint64_t until = clock_ns() + 60000000000ull;
+    while (kit_stats(s).used_bytes > s->fixed_bytes && clock_ns() < until)
+        sched_yield();
+    ASSERT_EQ(kit_stats(s).used_bytes, s->fixed_bytes);
+    ASSERT_EQ(s->pool.used_bytes, 0);
+}
+
 int kit_why(struct store *s, int chunk)
 {
     struct store_pin *p;

@@ -30,7 +30,9 @@ int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss
 int kit_check(struct store *s, struct store_pin *p, int chunk);
 int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer);
 struct store_stats kit_stats(struct store *s); /* and: used <= budget */
-void kit_flush(struct store *s);
+void kit_flush(struct store *s);               /* also waits for loads to end */
+/* All memory has been given back, as soon as the tiers' threads have let go. */
+void kit_empty(struct store *s);
 /* Look, check every byte, release: the miss, or -1 for a hit. */
 int kit_why(struct store *s, int chunk);
 
