@@ -9,8 +9,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 
-#include <fcntl.h>
-#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -174,6 +173,9 @@ static void *thread_main(void *arg)
 {
     struct redis_tier *t = arg;
     uint64_t tick_ns = 0;
+    sigset_t all;
+    sigfillset(&all); /* signals are the program's; SIGPIPE of a TLS socket is nobody's */
+    (void)pthread_sigmask(SIG_BLOCK, &all, NULL);
     (void)pthread_setname_np(pthread_self(), "tier-redis");
     for (;;) {
         struct epoll_event ev[EVENTS_MAX];

@@ -207,7 +207,7 @@ void redis_conn_close(struct redis_conn *c, int status)
     c->events = 0;
     if (c->reader) redisReaderFree(c->reader);
     c->reader = NULL;
-    c->in_body = c->tail = false;
+    c->in_body = false;
     c->body_left = 0;
     c->rx_lo = c->rx_hi = 0;
     c->out_i = c->in_i = 0;
@@ -354,6 +354,8 @@ static void line(struct redis_conn *c, struct redis_cmd *cmd, const char *s, siz
         if (v < 0 || cmd->n_in == 0 || (uint64_t)v != in_bytes(cmd)) {
             /* Another length than can be: whoever asked learns it, the connection ends. */
             redis_conn_doom(c, -EPROTO, "a value of another size");
+            for (int i = 0; i < REDIS_REPLIES_MAX; i++)
+                cmd->reply[i].type = 'x';
             cmd->n_got = cmd->n_replies - 1;
             answered(c, cmd, 'x', v);
             return;

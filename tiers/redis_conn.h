@@ -45,7 +45,8 @@ struct redis_cmd {
     void (*done)(struct redis_cmd *c, int status);
     void *ctx;
     uint32_t tag;
-    /* Answers: type '+', '-', ':', '$' (whole body here, n its length), '0' nil. */
+    /* Answers: type '+', '-', ':', '$' (whole body here, n its length), '0' nil, 'x' a body of
+     * another length: the connection ends. */
     struct {
         char type;
         long long n;
@@ -92,7 +93,7 @@ struct redis_conn {
     unsigned out_i, in_i;
     size_t out_off, in_off;
     uint64_t body_left;
-    bool in_body, tail;
+    bool in_body;
     redisReader *reader;
     size_t rx_lo, rx_hi;
     struct redis_cmd ring[REDIS_RING];

@@ -519,7 +519,9 @@ bool redis_net_busy(struct redis_tier *t)
             if (n->conn[i].state != REDIS_CONN_READY && n->breaker.state == BREAKER_CLOSED)
                 return true;
     }
-    return t->want_map || (t->watch.conn && !t->watch.subscribed);
+    const struct watch *w = &t->watch;
+    return (t->want_map && t->mapped) ||
+           (w->conn && !w->subscribed && w->conn->state != REDIS_CONN_CLOSED);
 }
 
 unsigned redis_node_depth(const struct node *n)

@@ -308,8 +308,12 @@ static void refused(struct redis_tier *t, struct rop *r, struct node *n, struct 
         fail(r, -ENOSPC);
     } else if (starts(text, "WRONGTYPE")) {
         fail(r, -EBADMSG);
+    } else if (starts(text, "MISCONF") || starts(text, "NOREPLICAS") || starts(text, "NOPERM")) {
+        /* It takes no writes but may well be read: no failure of the server. */
+        snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, text);
+        fail(r, starts(text, "NOPERM") ? -EPERM : -ENOSPC);
     } else {
-        if (starts(text, "NOAUTH") || starts(text, "WRONGPASS") || starts(text, "NOPERM"))
+        if (starts(text, "NOAUTH") || starts(text, "WRONGPASS"))
             snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, text);
         else if (starts(text, "LOADING") || starts(text, "READONLY") ||
                  starts(text, "MASTERDOWN") || starts(text, "CLUSTERDOWN"))
@@ -566,6 +570,7 @@ static void end(struct redis_tier *t, struct rop *r)
             redis_node_report(n, BREAKER_FAILED);
         else if (n && s != -ECANCELED)
             redis_node_report(n, BREAKER_OK);
+        if (n && s == 0 && r->kind == ROP_WRITE) n->why[0] = '\0';
     }
     TAILQ_REMOVE(r->active ? &t->active[r->prio] : &t->waiting[r->prio], r, link);
     t->dirty = true; /* ops on its key may start, also those passed over in this round */

@@ -226,6 +226,30 @@ TEST(passwords)
     redis_server_stop(s);
 }
 
+/* A server that takes no writes is read from all the same. */
+TEST(a_user_who_may_only_read)
+{
+    struct redis_server *s = redis_server_start(NULL);
+    struct rec a = rec_make(34, 5, 8, 64, 64), b = rec_empty(&a.desc);
+    char url[512];
+    struct tier *t = tier_of(s);
+    ASSERT_OK(do_write(t, &a));
+    t->ops->destroy(t);
+    freeReplyObject(redis_server_command(s, "ACL SETUSER kv on >pw ~* +@all -@write"));
+    snprintf(url, sizeof url, "redis://kv:pw@127.0.0.1:%u", s->port);
+    t = tier_at(url, (struct tier_redis_opts){0});
+    for (int i = 0; i < 30; i++)
+        ASSERT_ERR(do_write(t, &a), -EPERM);
+    ASSERT_OK(do_read(t, &b));
+    rec_same(&a, &b);
+    WAIT_FOR(strstr(stat_of(t).degraded, "NOPERM"));
+    ASSERT_EQ(stat_of(t).endpoints_open, 0);
+    t->ops->destroy(t);
+    rec_free(&a);
+    rec_free(&b);
+    redis_server_stop(s);
+}
+
 TEST(names_are_looked_up)
 {
     struct redis_server *s = redis_server_start(NULL);
