@@ -207,43 +207,6 @@ TEST(scores_are_checked_on_their_own)
     mem_free(p);
 }
 
-TEST(keys)
-{
-    struct tier_key a = tier_key_chunk(&ident, "ns", tokens, 5), b;
-    char hex[33];
-    tier_key_hex(&a, hex);
-    ASSERT_EQ(strlen(hex), 32);
-    ASSERT_EQ(tier_key_parse(hex, &b), 0);
-    ASSERT_MEMEQ(&a, &b, sizeof a);
-    ASSERT_ERR(tier_key_parse("12", &b), -EINVAL);
-    ASSERT_ERR(tier_key_parse("0123456789abcdef0123456789abcdef0", &b), -EINVAL);
-    ASSERT_ERR(tier_key_parse("0123456789abcdeg0123456789abcdef", &b), -EINVAL);
-    /* Whatever belongs to the identity changes the key. */
-    struct tier_ident other = ident;
-    struct tier_key k[12];
-    size_t n = 0;
-    k[n++] = a;
-    k[n++] = tier_key_chunk(&ident, "ns2", tokens, 5);
-    k[n++] = tier_key_chunk(&ident, "ns", tokens, 4);
-    k[n++] = tier_key_prefix(&ident, "ns", NULL, tokens, 5);
-    k[n++] = tier_key_prefix(&ident, "ns", &a, tokens, 5);
-    other.model[1]++;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    other = ident, other.tokenizer[0]++;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    other = ident, other.rope_regime++;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    other = ident, other.dtype = KN_F16;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    other = ident, other.sink_token = UINT32_MAX;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    other = ident, other.L++;
-    k[n++] = tier_key_chunk(&other, "ns", tokens, 5);
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < i; j++)
-            ASSERT_TRUE(memcmp(&k[i], &k[j], sizeof k[i]) != 0);
-}
-
 TEST(ghosts_are_bounded_and_keep_the_newest)
 {
     struct ghost_table g;
