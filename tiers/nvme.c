@@ -8,6 +8,7 @@
 #include "base/opt.h"
 #include "tiers/nvme_int.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -385,6 +386,16 @@ static void nvme_free(struct nvme *n)
     mem_free(n);
 }
 
+/* Tiers whose device still holds memory of theirs; never freed, and to be found by a debugger. */
+static _Atomic(struct nvme *) hung_tiers;
+
+static void keep_hung(struct nvme *n)
+{
+    n->hung_next = atomic_load(&hung_tiers);
+    while (!atomic_compare_exchange_weak(&hung_tiers, &n->hung_next, n))
+        ;
+}
+
 static bool is_finished(const struct nvme *n)
 {
     return n->finished;
@@ -402,12 +413,14 @@ static void op_destroy(struct tier *t)
     int r = wait_until(n, is_finished, clock_ns() + patience_ns);
     int hung = n->start_result;
     pthread_mutex_unlock(&n->m);
-    if (r < 0) {
+    if (r < 0)
         pthread_detach(n->thread);
-        return;
-    }
-    pthread_join(n->thread, NULL);
-    if (hung == 0) nvme_free(n);
+    else
+        pthread_join(n->thread, NULL);
+    if (r == 0 && hung == 0)
+        nvme_free(n);
+    else
+        keep_hung(n);
 }
 
 static const struct tier_ops nvme_ops = {

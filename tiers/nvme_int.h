@@ -301,6 +301,7 @@ struct nvme {
     uint32_t *super_table; /* its table in memory: slot pages, then epochs */
     struct err start_err;
     int start_result;
+    struct nvme *hung_next;
 };
 
 /* nvme_recover.c */
