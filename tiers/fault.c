@@ -661,12 +661,25 @@ int tier_fault_create(struct tier *inner, const struct tier_fault_opts *o, struc
     return 0;
 }
 
+/* What is left of the part in service takes its time at the new rate. */
+static void retime(struct channel *c, uint64_t old_rate, uint64_t new_rate, uint64_t now)
+{
+    if (!c->op || c->due_ns <= now || old_rate == new_rate) return;
+    double left = (double)(c->due_ns - now);
+    c->due_ns = now + (new_rate ? (uint64_t)(left * (double)old_rate / (double)new_rate) : 0);
+}
+
 int tier_fault_set(struct tier *t, const struct tier_fault_opts *o)
 {
     ASSERT(t->ops == &fault_ops);
     if (!opts_valid(o)) return -EINVAL;
     struct fault *f = fault_of(t);
     pthread_mutex_lock(&f->m);
+    uint64_t now = clock_ns();
+    retime(&f->channel[CHANNEL_READ], f->o.read_bytes_per_s, o->read_bytes_per_s, now);
+    retime(&f->channel[CHANNEL_WRITE], f->o.write_bytes_per_s, o->write_bytes_per_s, now);
+    for (struct fault_op *p = f->head; p && o->delay_ms + o->delay_random_ms == 0; p = p->next)
+        if (p->start_ns > now) p->start_ns = now;
     if (o->seed != f->o.seed) f->seed = o->seed;
     f->o = *o;
     pthread_cond_signal(&f->wake);

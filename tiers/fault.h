@@ -33,8 +33,9 @@ struct tier_fault_stat { /* ops that met the fault */
 /* `inner` is taken (destroyed with the tier) after success. -EINVAL a probability outside 0…1 or a
  * delay below 0, -ENOMEM, -EAGAIN no thread. */
 int tier_fault_create(struct tier *inner, const struct tier_fault_opts *o, struct tier **ret);
-/* Live, for ops to come. What hangs goes on when the new `hang` is 0, what was dropped ends when
- * the new `drop` is 0; the seed starts anew if it differs. */
+/* Live. Ops under way: what hangs goes on when `hang` is 0 now, what was dropped ends when `drop`
+ * is, what is delayed starts when both delays are; a new rate holds at once. The seed starts anew
+ * if it differs. */
 int tier_fault_set(struct tier *t, const struct tier_fault_opts *o);
 void tier_fault_get_stat(struct tier *t, struct tier_fault_stat *ret);
 

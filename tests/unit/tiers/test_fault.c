@@ -3,8 +3,14 @@
 
 #include "kernels/gpu.h"
 #include "tests/test.h"
+#include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/tier_kit.h"
 #include "tiers/gpu.h"
+#include "tiers/nvme.h"
+#include "tiers/redis.h"
+#include "tiers/store.h"
+
+#include <unistd.h>
 
 static const struct kit_geometry big = {
     .L = 7, .G = 8, .K = 128, .n_tokens = 256}; /* 1 MiB parts */
@@ -499,4 +505,245 @@ TEST(every_allocation_may_fail)
     }
     kit_free(&a);
     kit_free(&b);
+}
+
+/* ---- through the store: a request falls back to computing, in time ---- */
+
+enum { L = 5, G = 2, K = 8, TOKENS = 64, ROW_BYTES = TOKENS * G * K * 4, WORTH_MS = 100 };
+static const struct tier_ident ident = {
+    .model = {1, 2}, .dtype = KN_F32, .sink_token = UINT32_MAX, .L = L, .G = G, .K = K};
+
+struct site { /* a store over faults over a device */
+    struct store *s;
+    struct tier *t;
+    struct redis_server *server;
+    char dir[256], path[300];
+};
+
+static void site_nvme(struct site *w)
+{
+    const char *tmp = getenv("TMPDIR");
+    struct err err = {0};
+    (void)snprintf(w->dir, sizeof w->dir, "%s/kvblend-fault-XXXXXX", tmp ? tmp : "/tmp");
+    ASSERT_TRUE(mkdtemp(w->dir));
+    (void)snprintf(w->path, sizeof w->path, "%s/records", w->dir);
+    struct tier_nvme_opts o = {.path = w->path,
+                               .capacity_bytes = 16 << 20,
+                               .write_bytes_per_day = TIER_NVME_NO_BUDGET,
+                               .scrub_bytes_per_s = TIER_NVME_NO_SCRUB};
+    ASSERT_OK(tier_nvme_create(&o, &w->t, &err));
+}
+
+static void site_redis(struct site *w)
+{
+    char text[512];
+    const char *urls[] = {text};
+    struct redis_url url;
+    struct err err = {0};
+    w->server = redis_server_start(NULL);
+    redis_server_url(w->server, text);
+    ASSERT_OK(redis_url_parse(urls, 1, &url, &err));
+    ASSERT_OK(tier_redis_create(&(struct tier_redis_opts){.url = &url}, &w->t, &err));
+    redis_url_fini(&url);
+    WAIT_FOR(w->t->ops->find(w->t, &(struct tier_key){1, 2}) != 0);
+}
+
+static void site_open(struct site *w, void (*device)(struct site *w))
+{
+    struct err err = {0};
+    struct tier *faults = NULL;
+    memset(w, 0, sizeof *w);
+    device(w);
+    ASSERT_OK(tier_fault_create(w->t, &(struct tier_fault_opts){0}, &faults));
+    w->t = faults;
+    struct store_opts o = {
+        .ram_bytes = 4 << 20, .ident = ident, .tier = {{faults, STORE_WRITE_BEHIND}}, .n_tiers = 1};
+    ASSERT_OK(store_create(&o, &w->s, &err));
+}
+
+static void site_close(struct site *w)
+{
+    store_destroy(w->s);
+    if (w->server) redis_server_stop(w->server);
+    if (!w->path[0]) return;
+    (void)unlink(w->path);
+    (void)rmdir(w->dir);
+}
+
+static struct tier_key chunk(int id, int32_t *tok)
+{
+    for (int i = 0; i < TOKENS; i++)
+        tok[i] = 1000 * id + i;
+    return tier_key_chunk(&ident, "t", tok, TOKENS);
+}
+
+static void chunk_build(struct site *w, int id)
+{
+    int32_t tok[TOKENS];
+    struct tier_key k = chunk(id, tok);
+    struct store_writer *sw = NULL;
+    if (store_claim(w->s, TIER_CHUNK, &k, "t", tok, TOKENS, &sw) != 1) return;
+    for (unsigned l = 1; l < L; l++) {
+        void *rows[2];
+        store_writer_layer(sw, l, &rows[0], &rows[1]);
+        memset(rows[0], 10 * id + (int)l, ROW_BYTES);
+        memset(rows[1], 10 * id + (int)l + 100, ROW_BYTES);
+    }
+    ASSERT_OK(store_commit(sw));
+}
+
+static void leave_ram(struct site *w, int id)
+{
+    int32_t tok[TOKENS];
+    struct tier_key k = chunk(id, tok);
+    ASSERT_OK(store_flush(w->s, clock_ns() + 60000 * ms));
+    WAIT_FOR(store_evict(w->s, &k, "ram") >= 0);
+}
+
+/* As a worker does it. 1: every layer came and is right; 0: it computes instead. Either is known
+ * within ten times what the store promises. */
+static int request(struct site *w, int id, enum store_miss *why)
+{
+    int32_t tok[TOKENS];
+    struct store_ask a = {
+        .key = chunk(id, tok), .tok = tok, .n = TOKENS, .ns = "t", .worth_ms = WORTH_MS};
+    struct store_pin *p = NULL;
+    uint64_t t0 = clock_ns();
+    int r = store_ask(w->s, &a, &p, why);
+    ASSERT_OK(r);
+    if (r == STORE_ASKING) r = store_pin_settle(p, 0, why);
+    ASSERT_OK(r);
+    int whole = r;
+    for (unsigned l = 1; r == 1 && l < L; l++) {
+        const void *rows[2];
+        if (store_pin_layer(p, l, &rows[0], &rows[1]) < 0) {
+            whole = 0;
+            break;
+        }
+        for (int i = 0; i < ROW_BYTES; i++) {
+            ASSERT_EQ(((const uint8_t *)rows[0])[i], (uint8_t)(10 * id + (int)l));
+            ASSERT_EQ(((const uint8_t *)rows[1])[i], (uint8_t)(10 * id + (int)l + 100));
+        }
+    }
+    if (r == 1) store_pin_release(p);
+    ASSERT_TRUE(clock_ns() - t0 < 10 * 2 * WORTH_MS * ms);
+    return whole;
+}
+
+static const char *breaker_of(struct site *w)
+{
+    struct store_tier_stats t;
+    store_get_tier_stats(w->s, 0, &t);
+    return t.breaker;
+}
+
+static void device_is_full(void (*device)(struct site *w))
+{
+    struct site w;
+    enum store_miss why;
+    site_open(&w, device);
+    ASSERT_OK(tier_fault_set(w.t, &(struct tier_fault_opts){.nospc = 1}));
+    for (int id = 0; id < 20; id++) {
+        chunk_build(&w, id);
+        ASSERT_EQ(request(&w, id, &why), 1);
+        ASSERT_OK(store_flush(w.s, clock_ns() + 60000 * ms));
+        ASSERT_EQ(request(&w, id, &why), 1);
+        leave_ram(&w, id);
+        ASSERT_EQ(request(&w, id, &why), 0);
+    }
+    struct tier_fault_stat s;
+    tier_fault_get_stat(w.t, &s);
+    ASSERT_TRUE(s.nospc >= 20);
+    ASSERT_STREQ(breaker_of(&w), "closed"); /* full is not broken */
+    ASSERT_OK(tier_fault_set(w.t, &(struct tier_fault_opts){0}));
+    chunk_build(&w, 1);
+    leave_ram(&w, 1);
+    ASSERT_EQ(request(&w, 1, &why), 1);
+    site_close(&w);
+}
+
+TEST(nvme_is_full)
+{
+    device_is_full(site_nvme);
+}
+
+TEST(redis_is_full)
+{
+    device_is_full(site_redis);
+}
+
+/* A record would take minutes. Requests give up in time, then are not even sent, and come back on
+ * their own once the device is well again; nothing is lost of the budget. */
+static void device_is_slow(void (*device)(struct site *w), const struct tier_fault_opts *slow)
+{
+    struct site w;
+    enum store_miss why;
+    struct store_stats before, after;
+    site_open(&w, device);
+    store_get_stats(w.s, &before);
+    for (int id = 0; id < 12; id++) {
+        chunk_build(&w, id);
+        leave_ram(&w, id);
+    }
+    ASSERT_OK(tier_fault_set(w.t, slow));
+    for (int id = 0; id < 12; id++)
+        ASSERT_EQ(request(&w, id, &why), 0);
+    ASSERT_STREQ(breaker_of(&w), "open");
+    ASSERT_EQ(why, STORE_MISS_IO);
+    store_get_stats(w.s, &after);
+    ASSERT_TRUE(after.used_bytes <= after.budget_bytes);
+    ASSERT_OK(tier_fault_set(w.t, &(struct tier_fault_opts){0}));
+    WAIT_FOR(request(&w, 3, &why) == 1);             /* the breaker's probe may be any */
+    WAIT_FOR(strcmp(breaker_of(&w), "closed") == 0); /* when the tier says that it is done */
+    for (int id = 0; id < 12; id++)
+        WAIT_FOR(request(&w, id, &why) == 1);
+    for (int id = 0; id < 12; id++)
+        leave_ram(&w, id);
+    WAIT_FOR((store_get_stats(w.s, &after), after.inflight == 0));
+    WAIT_FOR((store_get_stats(w.s, &after), after.used_bytes == before.used_bytes));
+    site_close(&w);
+}
+
+TEST(nvme_is_slow)
+{
+    device_is_slow(site_nvme, &(struct tier_fault_opts){.read_bytes_per_s = 300});
+}
+
+TEST(nvme_hangs)
+{
+    device_is_slow(site_nvme, &(struct tier_fault_opts){.hang = 1});
+}
+
+TEST(redis_is_slow)
+{
+    device_is_slow(site_redis, &(struct tier_fault_opts){.delay_ms = 60000, .drop = 0.5});
+}
+
+/* Everything at once, while requests go on: right or not at all, and the end is clean. */
+TEST(store_over_random_faults)
+{
+    struct site w;
+    enum store_miss why;
+    int hits = 0;
+    site_open(&w, site_nvme);
+    uint64_t seed = 7;
+    for (int i = 0; i < 400; i++) {
+        if (i % 40 == 0) {
+            struct tier_fault_opts o = {.seed = test_rand(&seed)};
+            double *p[] = {&o.busy, &o.eio, &o.nospc, &o.cut, &o.flip_read, &o.flip_write};
+            for (size_t j = 0; j < sizeof p / sizeof *p; j++)
+                *p[j] = i % 80 ? 0 : (double)(test_rand(&seed) % 100) / 400;
+            ASSERT_OK(tier_fault_set(w.t, &o));
+        }
+        int id = (int)(test_rand(&seed) % 20);
+        if (request(&w, id, &why))
+            hits++;
+        else
+            chunk_build(&w, id);
+        int32_t tok[TOKENS];
+        struct tier_key k = chunk(id, tok);
+        if (test_rand(&seed) % 2) (void)store_evict(w.s, &k, "ram");
+    }
+    ASSERT_TRUE(hits > 100);
+    site_close(&w);
 }

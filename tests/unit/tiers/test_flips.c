@@ -440,6 +440,7 @@ TEST(redis)
     WAIT_FOR(f.t->ops->find(f.t, &truth[0].key) != 0);
     run(&f, "Redis", 400, 4, 0.7);
     redisFree(f.raw);
+    redis_url_fini(&url);
     redis_server_stop(f.server);
 }
 
