@@ -5,8 +5,9 @@
  * pieces that grows with their size, so that groups are about BLOCK_BYTES_GROUP long whatever they
  * are made of), at BLOCK_BYTES_CUT, and wherever a long piece starts. As every rule but the size
  * bound looks at one piece alone, the same run of paragraphs is cut the same way in any company,
- * after one group at most. Rejected: fixed-size blocks (any shift changes all of them) and a
- * rolling hash over bytes (cuts inside sentences, where tokens straddle). */
+ * after one group at most. What has neither lines nor sentences is cut by a rolling hash. Rejected:
+ * fixed-size blocks (any shift changes all of them) and the rolling hash for all texts (it cuts
+ * inside sentences, where tokens straddle). */
 #include "segment/segment_int.h"
 
 #include "base/assert.h"
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum level { LEVEL_PARAGRAPH, LEVEL_LINE, LEVEL_SENTENCE, LEVEL_COUNT };
+enum level { LEVEL_PARAGRAPH, LEVEL_LINE, LEVEL_SENTENCE, LEVEL_BYTES, LEVEL_COUNT };
 
 static bool is_blank(char c)
 {
@@ -40,9 +41,28 @@ bool chunk_trim(const char *text, struct span *s)
     return s->end > s->begin && s->end - s->begin >= CHUNK_BYTES_MIN;
 }
 
+/* Where the bytes themselves say cut: a sum that the last 64 bytes decide, so that an edit changes
+ * the cuts next to it only. Moved to a blank when one is near, never into a character. */
+static size_t rolling_end(const char *text, size_t at, size_t end)
+{
+    size_t i = at + ROLL_BYTES_MIN, most = at + BLOCK_BYTES_MAX;
+    uint64_t sum = 0;
+    if (end - at <= BLOCK_BYTES_MAX) return end;
+    for (i -= 64; i < most; i++) {
+        sum = 2 * sum + ((unsigned char)text[i] + 1) * 0x9E3779B97F4A7C15u;
+        if (i >= at + ROLL_BYTES_MIN && sum >> 54 == 0) break; /* one place in 1024 */
+    }
+    for (size_t k = i; k < i + 32 && k < end; k++)
+        if (is_space(text[k])) return k;
+    while (i > at && ((unsigned char)text[i] & 0xC0) == 0x80)
+        i--;
+    return i > at ? i : most; /* not text at all */
+}
+
 /* End of the piece that starts at `at`: the separator belongs to it. */
 static size_t piece_end(const char *text, size_t at, size_t end, enum level level)
 {
+    if (level == LEVEL_BYTES) return rolling_end(text, at, end);
     if (level == LEVEL_SENTENCE) {
         for (size_t i = at; i + 1 < end; i++)
             if ((text[i] == '.' || text[i] == '?' || text[i] == '!') && text[i + 1] == ' ')
@@ -64,22 +84,13 @@ static size_t piece_end(const char *text, size_t at, size_t end, enum level leve
     return end;
 }
 
-struct cutter {
-    const char *text;
-    size_t own;
-    uint32_t msg;
-    const char *detector;
-    struct seg_list *out;
-    struct span group; /* joined short pieces, empty when begin == end */
-};
-
 static int emit(struct cutter *c, struct span s, size_t least)
 {
     if (!chunk_trim(c->text, &s) || s.end - s.begin < least) return 0;
     return seg_add(c->out, c->msg, s.begin, s.end, c->detector);
 }
 
-static int flush(struct cutter *c)
+int blocks_flush(struct cutter *c)
 {
     struct span s = c->group;
     c->group.begin = c->group.end;
@@ -95,7 +106,27 @@ static int take_short(struct cutter *c, struct span s)
         t.end--;
     size_t size = t.end - t.begin;
     bool cut = XXH3_64bits(c->text + t.begin, size) % BLOCK_BYTES_GROUP < size;
-    return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? flush(c) : 0;
+    return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? blocks_flush(c) : 0;
+}
+
+static int cut_level(struct cutter *c, size_t begin, size_t end, enum level level);
+
+static int cut_piece(struct cutter *c, struct span s, enum level level)
+{
+    size_t size = s.end - s.begin;
+    int r = 0;
+    if (size > BLOCK_BYTES_MAX && level + 1 < LEVEL_COUNT) {
+        r = blocks_flush(c);
+        if (r == 0) r = cut_level(c, s.begin, s.end, level + 1);
+        if (r == 0) r = blocks_flush(c);
+    } else if (size >= c->own) {
+        r = blocks_flush(c);
+        if (r == 0) r = emit(c, s, 0);
+        c->group = (struct span){s.end, s.end};
+    } else {
+        r = take_short(c, s);
+    }
+    return r;
 }
 
 /* One level per nesting: the depth is the number of levels, whatever the text. */
@@ -106,20 +137,16 @@ static int cut_level(struct cutter *c, size_t begin, size_t end, enum level leve
     for (size_t at = begin; at < end && r == 0;) {
         struct span s = {at, piece_end(c->text, at, end, level)};
         at = s.end;
-        size_t size = s.end - s.begin;
-        if (size > BLOCK_BYTES_MAX && level + 1 < LEVEL_COUNT) {
-            r = flush(c);
-            if (r == 0) r = cut_level(c, s.begin, s.end, level + 1);
-            if (r == 0) r = flush(c);
-        } else if (size >= c->own) {
-            r = flush(c);
-            if (r == 0) r = emit(c, s, 0);
-            c->group = (struct span){s.end, s.end};
-        } else {
-            r = take_short(c, s);
-        }
+        r = cut_piece(c, s, level);
     }
     return r;
+}
+
+int blocks_piece(struct cutter *c, struct span piece)
+{
+    if (piece.end - piece.begin > BLOCK_BYTES_MAX)
+        return cut_level(c, piece.begin, piece.end, LEVEL_PARAGRAPH);
+    return cut_piece(c, piece, LEVEL_PARAGRAPH);
 }
 
 int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
@@ -132,5 +159,5 @@ int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, boo
                        .out = out,
                        .group = {begin, begin}};
     int r = cut_level(&c, begin, end, by_line ? LEVEL_LINE : LEVEL_PARAGRAPH);
-    return r < 0 ? r : flush(&c);
+    return r < 0 ? r : blocks_flush(&c);
 }

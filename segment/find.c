@@ -15,6 +15,8 @@ struct job {
     const struct seg_text *text;
     uint32_t msg;
     bool last_user; /* its last paragraph is the question */
+    bool learn;     /* the preset is chosen: cut its regions by what was learned */
+    bool tool;      /* a tool's answer: all of it was retrieved */
 };
 
 static bool is_user(const char *role)
@@ -40,6 +42,18 @@ static size_t last_part(const char *text, size_t from, size_t to)
     return line == SIZE_MAX ? from : line;
 }
 
+/* Where the last sentence of a text without line breaks starts. */
+static size_t last_sentence(const char *text, size_t from, size_t to)
+{
+    while (to > from && (text[to - 1] == '\n' || text[to - 1] == ' '))
+        to--;
+    for (size_t i = to; i > from + 2; i--)
+        if (text[i - 1] == ' ' &&
+            (text[i - 2] == '.' || text[i - 2] == '?' || text[i - 2] == '!') && i < to)
+            return i;
+    return to;
+}
+
 /* End of what may be chunk in text[from, to): the question behind it stays out. */
 static size_t before_question(const struct job *j, size_t from, size_t to)
 {
@@ -51,7 +65,10 @@ static size_t before_question(const struct job *j, size_t from, size_t to)
              s = finder_next(&f, s.begin + 1))
             cut = s.begin;
     }
-    if (cut == to && j->last_user) cut = last_part(j->text->text, from, to);
+    if (cut == to && j->last_user) {
+        cut = last_part(j->text->text, from, to);
+        if (to - cut > QUESTION_BYTES_MAX) cut = last_sentence(j->text->text, cut, to);
+    }
     return cut;
 }
 
@@ -156,8 +173,18 @@ static int region_chunks(const struct job *j, const struct preset *p, struct reg
     struct span s = {g.begin, g.end};
     if (!g.closed && !p->to_end) s.end = before_question(j, s.begin, s.end);
     if (p->split == SPLIT_WHOLE) return add_trimmed(j, s, p->name, out);
-    return blocks_cut(j->text->text, s.begin, s.end, j->opts->block_bytes_min,
-                      p->split == SPLIT_LINES, j->msg, p->name, out);
+    if (!j->learn)
+        return blocks_cut(j->text->text, s.begin, s.end, j->opts->block_bytes_min,
+                          p->split == SPLIT_LINES, j->msg, p->name, out);
+    struct region_job u = {.opts = j->opts,
+                           .text = j->text->text,
+                           .begin = s.begin,
+                           .end = s.end,
+                           .question = SIZE_MAX,
+                           .by_line = p->split == SPLIT_LINES,
+                           .msg = j->msg,
+                           .detector = p->name};
+    return learned_cut(&u, out);
 }
 
 static int run_preset(const struct job *j, const struct preset *p, struct seg_list *out)
@@ -188,30 +215,59 @@ static int rank_of(const struct preset *p)
     return p->open.n ? 2 : p->begin.n ? 1 : 0;
 }
 
-/* Append the chunks of the best preset: 1 found, 0 none fits. */
-static int best_preset(const struct job *j, struct seg_list *out)
+/* Explain chunks that explicit marks or markers gave: both edges, one entry each. */
+static int explain_marks(const struct job *j, const struct seg_list *l, size_t from,
+                         const char *reason)
 {
-    struct seg_list best = {0};
+    for (size_t i = from; i < l->n && j->opts->whys; i++) {
+        const struct seg *s = &l->seg[i];
+        struct seg_why y = {s->msg, s->begin, s->begin, true, reason, "marker", 0, 0, 1};
+        int r = why_add(j->opts->whys, y);
+        y.begin = y.end = s->end;
+        if (r == 0) r = why_add(j->opts->whys, y);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+/* The preset with the most to say; markers before lead-ins before bare separators. */
+static int best_preset(const struct job *j, const struct preset **ret)
+{
     int best_rank = -1, r = 0;
+    size_t best_n = 0;
     for (size_t i = 0; i < j->presets->n && r == 0; i++) {
         const struct preset *p = &j->presets->preset[i];
         struct seg_list l = {0};
+        if (p->tool_only && !j->tool) continue;
         r = run_preset(j, p, &l);
         int rank = rank_of(p);
-        bool better = rank > best_rank || (rank == best_rank && l.n > best.n);
+        bool better = rank > best_rank || (rank == best_rank && l.n > best_n);
         if (r == 0 && l.n >= p->min_matches && l.n > 0 && better) {
-            struct seg_list swap = best;
-            best = l;
-            l = swap;
+            *ret = p;
             best_rank = rank;
+            best_n = l.n;
         }
         seg_list_fini(&l);
     }
-    for (size_t i = 0; i < best.n && r == 0; i++)
-        r = seg_add(out, j->msg, best.seg[i].begin, best.seg[i].end, best.seg[i].detector);
-    bool found = best.n > 0;
-    seg_list_fini(&best);
-    return r < 0 ? r : found;
+    return r;
+}
+
+/* Append the chunks of the best preset: 1 found, 0 none fits. */
+static int by_preset(const struct job *j, struct seg_list *out)
+{
+    const struct preset *p = NULL;
+    size_t n_before = out->n;
+    int r = best_preset(j, &p);
+    if (r < 0 || !p) return r;
+    struct job final = *j;
+    final.learn = true;
+    r = run_preset(&final, p, out);
+    if (r < 0) return r;
+    if (p->open.n || p->split == SPLIT_JOIN || p->split == SPLIT_WHOLE) {
+        r = explain_marks(j, out, n_before, "marker");
+        learned_keep(j->opts, j->text->text, out, n_before);
+    }
+    return r < 0 ? r : 1;
 }
 
 /* ---- plain text, separators ---- */
@@ -219,11 +275,16 @@ static int best_preset(const struct job *j, struct seg_list *out)
 static int plain(const struct job *j, struct seg_list *out)
 {
     const struct seg_text *t = j->text;
-    if (t->len < TEXT_BYTES_BLOCKS) return 0;
-    size_t begin = after_preamble(t->text, 0, t->len);
-    if (begin >= t->len) return 0;
-    return blocks_cut(t->text, begin, before_question(j, begin, t->len), j->opts->block_bytes_min,
-                      false, j->msg, "blocks", out);
+    struct region_job u = {
+        .opts = j->opts, .text = t->text, .end = t->len, .question = SIZE_MAX, .msg = j->msg};
+    if (!j->tool) u.question = before_question(j, 0, t->len);
+    if (t->len < (j->tool ? TOOL_BYTES_MIN : TEXT_BYTES_BLOCKS)) return learned_short(&u, out);
+    if (!j->tool) {
+        u.preamble_end = after_preamble(t->text, 0, t->len);
+        u.fixed_preamble = true;
+        u.still = strcmp(t->role, "system") == 0 || strcmp(t->role, "developer") == 0;
+    }
+    return learned_cut(&u, out);
 }
 
 static int separated(const struct job *j, struct seg_list *out)
@@ -246,9 +307,15 @@ static int find_in(const struct job *j, bool by_separator, struct seg_list *out)
     const char *role = j->text->role;
     if (j->text->len > UINT32_MAX) return -ERANGE;
     if (strcmp(role, "assistant") == 0) return 0; /* an exact prefix of what follows, anyway */
-    if (by_separator) return separated(j, out);
+    if (by_separator) {
+        size_t n_before = out->n;
+        int r = separated(j, out);
+        if (r == 0) r = explain_marks(j, out, n_before, "separator");
+        if (r == 0) learned_keep(j->opts, j->text->text, out, n_before);
+        return r;
+    }
     if (j->presets && !j->opts->no_presets) {
-        int r = best_preset(j, out);
+        int r = by_preset(j, out);
         if (r != 0) return r < 0 ? r : 0;
     }
     return j->opts->no_blocks ? 0 : plain(j, out);
@@ -269,7 +336,13 @@ int seg_find(const struct seg_presets *p, const struct seg_opts *o, const struct
                                                       strlen(opts->separator)) != NULL;
     }
     for (size_t i = 0; i < n; i++) {
-        struct job j = {p, opts, &texts[i], (uint32_t)i, i == last_user};
+        const char *role = texts[i].role;
+        struct job j = {.presets = p,
+                        .opts = opts,
+                        .text = &texts[i],
+                        .msg = (uint32_t)i,
+                        .last_user = i == last_user,
+                        .tool = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0};
         int r = texts[i].len ? find_in(&j, by_separator, out) : 0;
         if (r < 0) {
             out->n = n_before;

@@ -97,6 +97,10 @@ static int read_key(const char *file, const char *key, const json_t *v, struct p
         p->to_end = json_is_true(v);
         return 0;
     }
+    if (strcmp(key, "tool_only") == 0 && json_is_boolean(v)) {
+        p->tool_only = json_is_true(v);
+        return 0;
+    }
     if (strcmp(key, "min_matches") == 0 && json_is_integer(v) && json_integer_value(v) >= 1 &&
         json_integer_value(v) <= 100) {
         p->min_matches = (unsigned)json_integer_value(v);

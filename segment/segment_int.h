@@ -21,8 +21,11 @@ enum {
     BLOCK_BYTES_MIN = 128,  /* chosen: about 32 tokens, the least that pays when reused */
     BLOCK_BYTES_CUT = 1600, /* chosen: about 400 tokens, joined neighbours end here at the latest */
     BLOCK_BYTES_MAX = 4096, /* chosen: a longer piece is cut at the next finer boundary */
-    TEXT_BYTES_BLOCKS = 1000, /* chosen: about 256 tokens, shorter plain text is left alone */
-    QUESTION_BYTES_MAX = 4096 /* chosen: how far before the end a question's lead-in is believed */
+    ROLL_BYTES_MIN = 1024,  /* chosen: no cut of the rolling hash before; average twice this */
+    LEARNED_BYTES_MAX = 16384, /* chosen: about 4000 tokens; what is known to move together */
+    TOOL_BYTES_MIN = 128,      /* chosen: about 32 tokens; shorter tool results are left alone */
+    TEXT_BYTES_BLOCKS = 1000,  /* chosen: about 256 tokens, shorter plain text is left alone */
+    QUESTION_BYTES_MAX = 4096  /* chosen: how far before the end a question's lead-in is believed */
 };
 
 enum pat_kind { PAT_LITERAL, PAT_DIGITS, PAT_WORD, PAT_REST }; /* the last two need an end */
@@ -67,6 +70,7 @@ struct preset {
     struct pat_list begin, end, open, close, join;
     enum preset_split split; /* without `open` */
     bool close_required, to_end;
+    bool tool_only; /* for role tool and function */
     unsigned min_matches;
 };
 struct seg_presets {
@@ -86,5 +90,40 @@ extern const size_t seg_n_builtins;
 int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
                uint32_t msg, const char *detector, struct seg_list *out);
 bool chunk_trim(const char *text, struct span *s); /* false when too little is left */
+
+/* The same piece by piece: a piece is never joined with what comes after a blocks_flush(). */
+struct cutter {
+    const char *text;
+    size_t own;
+    uint32_t msg;
+    const char *detector;
+    struct seg_list *out;
+    struct span group; /* joined short pieces, empty when begin == end */
+};
+int blocks_piece(struct cutter *c, struct span piece);
+int blocks_flush(struct cutter *c);
+
+/* A region of text that no marker divides. */
+struct region_job {
+    const struct seg_opts *opts;
+    const char *text; /* the whole text */
+    size_t begin, end;
+    size_t preamble_end; /* what starts before it is no chunk unless it is known to move */
+    size_t question;     /* what starts here or behind is none unless it moves; SIZE_MAX: none */
+    bool by_line;        /* every line may be a chunk */
+    bool fixed_preamble; /* the first run may turn out to be instructions */
+    bool still;          /* a text that was seen before, byte for byte, has no chunks */
+    uint32_t msg;
+    const char *detector; /* NULL: "learned", "known" or "blocks" as it comes */
+};
+int learned_cut(const struct region_job *j, struct seg_list *out);
+/* Remember chunks that markers showed, so that their text is found without markers. */
+void learned_keep(const struct seg_opts *o, const char *text, const struct seg_list *l,
+                  size_t from);
+/* A short text: chunks only where texts stand that were kept before; its own paragraphs are
+ * candidates, kept when they come a second time. */
+int learned_short(const struct region_job *j, struct seg_list *out);
+
+int why_add(struct seg_whys *w, struct seg_why y); /* w may be NULL */
 
 #endif

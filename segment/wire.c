@@ -32,6 +32,45 @@ void seg_list_fini(struct seg_list *l)
     *l = (struct seg_list){0};
 }
 
+int why_add(struct seg_whys *w, struct seg_why y)
+{
+    if (!w) return 0;
+    if (w->n == w->cap) {
+        if (w->cap >= SEGS_MAX) return -ERANGE;
+        size_t cap = w->cap ? 2 * w->cap : 32;
+        struct seg_why *grown = mem_realloc(w->why, cap * sizeof *grown);
+        if (!grown) return -ENOMEM;
+        w->why = grown;
+        w->cap = cap;
+    }
+    w->why[w->n++] = y;
+    return 0;
+}
+
+void seg_whys_fini(struct seg_whys *w)
+{
+    mem_free(w->why);
+    *w = (struct seg_whys){0};
+}
+
+int seg_whys_format(const struct seg_whys *w, struct buf *out)
+{
+    size_t len = out->len;
+    int r = buf_addc(out, '[');
+    for (size_t i = 0; i < w->n && r == 0; i++) {
+        const struct seg_why *y = &w->why[i];
+        r = buf_addf(out,
+                     "%s{\"message\":%u,\"begin\":%u,\"end\":%u,\"cut\":%s,\"reason\":\"%s\","
+                     "\"form\":\"%s\",\"neighbours_before\":%u,\"neighbours_behind\":%u,"
+                     "\"confidence\":%.2f}",
+                     i ? "," : "", y->msg, y->begin, y->end, y->cut ? "true" : "false", y->reason,
+                     y->form, y->n_left, y->n_right, y->confidence);
+    }
+    if (r == 0) r = buf_addc(out, ']');
+    if (r < 0) out->len = len;
+    return r;
+}
+
 int seg_format(const struct seg_list *l, struct buf *out)
 {
     size_t len = out->len;

@@ -1,0 +1,458 @@
+/* Cutting a region that no marker divides: evidence first, blocks where there is none.
+ *
+ * 1. Gaps and their fingerprints (gaps.c), what is remembered of them (learn.c), kept texts.
+ * 2. A verdict per gap. Either side seen with two different neighbours: cut. Both sides seen
+ *    moving together: join. Neither known: what gaps of this form usually are in this namespace;
+ *    else the blocks' rules, which are those of a first sight.
+ * 3. Runs between cuts become chunks; a run with unsure gaps goes through the blocks.
+ * 4. The text joins the history, unless it was seen before, byte for byte.
+ *
+ * A word gap needs more: it is cut only next to nothing better, as the same words often stand in
+ * two documents. Rejected: matching by suffix automaton over stored text (exact, but keeps what
+ * people wrote in the gateway's memory). */
+#include "segment/learn.h"
+
+#include "base/assert.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+enum {
+    TURNS_RARE = 8,      /* chosen: fewer turns than one sighting in 8 are edits, not boundaries */
+    MOVED_SURE = 2,      /* chosen: a pair that moved together this often is no coincidence */
+    WORD_CUT_APART = 128 /* chosen: word cuts are at least this far apart */
+};
+#define PRIOR_CUT 0.7
+#define PRIOR_JOIN 0.3
+
+struct region {
+    const struct region_job *job;
+    struct seg_learner *learner;
+    struct space *space; /* NULL: no history */
+    struct gaps gaps;
+    struct seg_list *out;
+    bool seen; /* this very text, before */
+};
+
+/* ---- verdicts ---- */
+
+static bool splits(unsigned seen, unsigned turns)
+{
+    return turns > 0 && turns * TURNS_RARE > seen;
+}
+
+static void set(struct gap *x, int verdict, const char *reason, double confidence)
+{
+    x->verdict = (uint8_t)verdict;
+    x->reason = reason;
+    x->confidence = (float)confidence;
+}
+
+static double turn_share(const struct gap *x)
+{
+    double l = x->seen_l ? (double)x->turns_l / x->seen_l : 0;
+    double r = x->seen_r ? (double)x->turns_r / x->seen_r : 0;
+    double best = l > r ? l : r, n = (double)x->seen_l + x->seen_r;
+    return best * (n + 1) / (n + 2);
+}
+
+static void judge(const struct region *r, struct gap *x, const double *prior)
+{
+    bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
+    bool held = (x->seen_l && !x->turns_l) || (x->seen_r && !x->turns_r);
+    if (x->form == FORM_EDGE) {
+        set(x, GAP_CUT, "edge", 1);
+    } else if ((left || right) && held) {
+        set(x, GAP_JOIN, "one_side_constant", 0.5);
+    } else if (left || right) {
+        set(x, GAP_CUT,
+            left && right ? "both_sides_vary"
+            : left        ? "next_varies"
+                          : "previous_varies",
+            turn_share(x));
+    } else if (x->repeated) {
+        set(x, x->form >= FORM_BLANK ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "repeated", 0.5);
+    } else if (x->moved >= MOVED_SURE ||
+               (x->moved > 0 && prior[x->form] < PRIOR_CUT && prior[x->form] >= 0)) {
+        set(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved));
+    } else if (x->form == FORM_WORD) {
+        set(x, GAP_UNSURE_JOIN, "unknown", 0.5);
+    } else if (prior[x->form] >= PRIOR_CUT) {
+        set(x, GAP_CUT, "usual_boundary", prior[x->form]);
+    } else if (prior[x->form] >= 0 && prior[x->form] <= PRIOR_JOIN) {
+        set(x, GAP_JOIN, "usual_inside", 1 - prior[x->form]);
+    } else {
+        bool split = x->form >= FORM_BLANK || r->job->by_line;
+        set(x, split ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
+    }
+}
+
+/* Of word cuts close together the best stays: both sides before one, then the earlier. */
+static void thin_words(struct gaps *g)
+{
+    struct gap *last = NULL;
+    for (size_t i = 0; i < g->n; i++) {
+        struct gap *x = &g->gap[i];
+        if (x->verdict != GAP_CUT) continue;
+        if (last && x->form == FORM_WORD && x->begin - last->begin < WORD_CUT_APART) {
+            bool better = last->form == FORM_WORD && x->turns_l && x->turns_r &&
+                          !(last->turns_l && last->turns_r);
+            if (!better) {
+                set(x, GAP_JOIN, "near_a_better_cut", 0.5);
+                continue;
+            }
+            set(last, GAP_JOIN, "near_a_better_cut", 0.5);
+        } else if (last && last->form == FORM_WORD && x->end - last->begin < WORD_CUT_APART) {
+            set(last, GAP_JOIN, "near_a_better_cut", 0.5);
+        }
+        last = x;
+    }
+}
+
+static void judge_all(struct region *r)
+{
+    double prior[FORM_COUNT];
+    for (unsigned f = 0; f < FORM_COUNT; f++)
+        prior[f] = r->space ? learn_prior(r->space, f) : -1;
+    for (size_t i = 0; i < r->gaps.n; i++)
+        judge(r, &r->gaps.gap[i], prior);
+    thin_words(&r->gaps);
+    for (size_t i = 0; i < r->gaps.n && r->job->question < r->job->end; i++) {
+        struct gap *x = &r->gaps.gap[i];
+        if (x->begin < r->job->question) continue;
+        if (x->verdict != GAP_CUT) set(x, GAP_CUT, "question", 1);
+        break;
+    }
+}
+
+/* ---- kept texts ---- */
+
+static bool starts_word(const char *t, size_t begin, size_t at)
+{
+    char before = at > begin ? t[at - 1] : ' ';
+    bool blank = before == ' ' || before == '\n' || before == '\t' || before == '\r' ||
+                 before == '(' || before == '"' || before == '>' || before == ':';
+    return blank && t[at] != ' ' && t[at] != '\n' && t[at] != '\t' && t[at] != '\r';
+}
+
+/* A kept text starts or ends at a gap already: only a word gap needs to be told. */
+static bool tell_gap(struct gap *x, size_t at, bool is_begin)
+{
+    if (is_begin ? x->begin != at : x->end != at) return false;
+    if (x->form == FORM_WORD) set(x, GAP_CUT, "kept_text", 1);
+    return true;
+}
+
+static int take_gaps(struct gaps *all, struct region *r, size_t *next, size_t until, bool inside)
+{
+    int rc = 0;
+    for (; *next < r->gaps.n && r->gaps.gap[*next].end < until && rc == 0; ++*next) {
+        struct gap *x = &r->gaps.gap[*next];
+        if (inside && x->form == FORM_WORD) set(x, GAP_JOIN, "inside_kept_text", 1);
+        rc = gaps_add(all, *x);
+    }
+    return rc;
+}
+
+static int add_kept_edge(struct gaps *all, size_t at)
+{
+    struct gap edge = {.end = (uint32_t)at, .begin = (uint32_t)at, .form = FORM_KNOWN};
+    set(&edge, GAP_CUT, "kept_text", 1);
+    return gaps_add(all, edge);
+}
+
+/* The gaps around and inside the kept text [at, stop). */
+static int mark_kept(struct region *r, struct gaps *all, size_t *next, size_t at, size_t stop)
+{
+    int rc = take_gaps(all, r, next, at, false);
+    bool told = all->n > 0 && tell_gap(&all->gap[all->n - 1], at, true);
+    if (!told && *next < r->gaps.n) told = tell_gap(&r->gaps.gap[*next], at, true);
+    if (rc == 0 && !told) rc = add_kept_edge(all, at);
+    if (rc == 0 && told && *next < r->gaps.n && r->gaps.gap[*next].begin == at)
+        rc = gaps_add(all, r->gaps.gap[(*next)++]);
+    if (rc == 0) rc = take_gaps(all, r, next, stop, true);
+    told = *next < r->gaps.n && tell_gap(&r->gaps.gap[*next], stop, false);
+    if (rc == 0 && !told) rc = add_kept_edge(all, stop);
+    return rc;
+}
+
+/* Find the kept texts that stand here, whatever stands around them. */
+static int find_kept(struct region *r)
+{
+    const struct region_job *j = r->job;
+    struct gaps all = {0};
+    size_t next = 0, work = 4 * (j->end - j->begin) + KEPT_BYTES_MAX;
+    int rc = 0;
+    learn_lock(r->space);
+    for (size_t at = j->begin, n = 0; at < j->end && rc == 0; at++, n++) {
+        if (n % 4096 == 4095) {
+            learn_unlock(r->space);
+            learn_lock(r->space);
+        }
+        if (!starts_word(j->text, j->begin, at)) continue;
+        size_t len = learn_match(r->space, j->text, at, j->end, &work);
+        if (len < BLOCK_BYTES_MIN) continue;
+        rc = mark_kept(r, &all, &next, at, at + len);
+        at += len - 1;
+    }
+    learn_unlock(r->space);
+    for (; next < r->gaps.n && rc == 0; next++)
+        rc = gaps_add(&all, r->gaps.gap[next]);
+    if (rc < 0) {
+        gaps_fini(&all);
+        return rc;
+    }
+    gaps_fini(&r->gaps);
+    r->gaps = all;
+    return 0;
+}
+
+/* ---- chunks ---- */
+
+static bool evident(const struct gap *x)
+{
+    return x->verdict == GAP_CUT && x->form != FORM_EDGE;
+}
+
+static bool is_kept(const struct gap *x)
+{
+    return strcmp(x->reason, "kept_text") == 0;
+}
+
+/* Behind the instructions in front of the documents: short ones, or long ones that always stand
+ * there. Returns the gap where chunks may start, b when there is none. */
+static const struct gap *skip_preamble(const struct region *r, const struct gap *a,
+                                       const struct gap *b)
+{
+    const struct region_job *j = r->job;
+    if (splits(a->seen_r, a->turns_r)) return a; /* seen elsewhere, so no instructions */
+    if (j->fixed_preamble && a->form == FORM_EDGE && a->seen_r >= 2 && evident(b)) return b;
+    while (a < b && a->begin < j->preamble_end)
+        a++;
+    return a;
+}
+
+/* The question stands at the end, a document elsewhere, too. */
+static bool is_question(const struct region *r, const struct gap *a, const struct gap *b)
+{
+    if (a->begin < r->job->question) return false;
+    return !splits(a->seen_r, a->turns_r) || !splits(b->seen_l, b->turns_l);
+}
+
+static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
+{
+    const struct region_job *j = r->job;
+    bool unsure = false, sure_ends = evident(a) && (evident(b) || b->form == FORM_EDGE);
+    a = skip_preamble(r, a, b);
+    struct span s = {a->begin, b->end};
+    if (s.end <= s.begin || is_question(r, a, b)) return 0;
+    for (const struct gap *x = a + 1; x < b; x++)
+        unsure |= x->verdict == GAP_UNSURE_SPLIT;
+    sure_ends |= a->form == FORM_EDGE && evident(b);
+    const char *name = j->detector                ? j->detector
+                       : !sure_ends || unsure     ? "blocks"
+                       : is_kept(a) && is_kept(b) ? "known"
+                                                  : "learned";
+    size_t size = s.end - s.begin;
+    bool whole = size <= BLOCK_BYTES_MAX || (sure_ends && size <= LEARNED_BYTES_MAX);
+    if (!unsure && sure_ends && whole) {
+        if (!chunk_trim(j->text, &s)) return 0;
+        return seg_add(r->out, j->msg, s.begin, s.end, name);
+    }
+    struct cutter c = {.text = j->text,
+                       .own = j->opts->block_bytes_min ? j->opts->block_bytes_min : BLOCK_BYTES_OWN,
+                       .msg = j->msg,
+                       .detector = name,
+                       .out = r->out,
+                       .group = {s.begin, s.begin}};
+    int rc = 0;
+    size_t at = s.begin;
+    for (const struct gap *x = a + 1; x < b && rc == 0; x++) {
+        if (x->verdict != GAP_UNSURE_SPLIT) continue;
+        rc = blocks_piece(&c, (struct span){at, x->begin});
+        at = x->begin;
+    }
+    if (rc == 0) rc = blocks_piece(&c, (struct span){at, s.end});
+    return rc < 0 ? rc : blocks_flush(&c);
+}
+
+static int emit(struct region *r)
+{
+    const struct gaps *g = &r->gaps;
+    int rc = 0;
+    for (size_t a = 0, b; a + 1 < g->n && rc == 0; a = b) {
+        for (b = a + 1; g->gap[b].verdict != GAP_CUT; b++)
+            ASSERT(b + 1 < g->n); /* the last gap is an edge, and cut */
+        rc = emit_run(r, &g->gap[a], &g->gap[b]);
+    }
+    return rc;
+}
+
+static bool is_edge_of(const struct seg_list *l, size_t from, const struct gap *x)
+{
+    for (size_t i = from; i < l->n && l->seg[i].begin <= x->begin; i++)
+        if (l->seg[i].begin >= x->end || l->seg[i].end == x->end ||
+            (l->seg[i].end >= x->end && l->seg[i].end <= x->begin))
+            return true;
+    return false;
+}
+
+static int explain(const struct region *r, size_t n_before)
+{
+    size_t from = n_before;
+    for (size_t i = 0; i < r->gaps.n; i++) {
+        const struct gap *x = &r->gaps.gap[i];
+        while (from < r->out->n && r->out->seg[from].end < x->end)
+            from++;
+        bool cut = is_edge_of(r->out, from, x);
+        if (!cut && x->form == FORM_WORD && x->verdict != GAP_CUT && x->turns_l + x->turns_r == 0)
+            continue; /* thousands of words that nothing is known about */
+        struct seg_why y = {.msg = r->job->msg,
+                            .begin = x->end,
+                            .end = x->begin,
+                            .cut = cut,
+                            .reason = cut || x->verdict != GAP_CUT ? x->reason : "not_a_chunk",
+                            .form = gap_form_name(x->form),
+                            .n_left = x->n_left,
+                            .n_right = x->n_right,
+                            .confidence = (double)x->confidence};
+        if (!cut && x->verdict == GAP_UNSURE_SPLIT) y.reason = "short_pieces_joined";
+        int rc = why_add(r->job->opts->whys, y);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
+/* A chunk whose edges are not the blocks' own invention is found again wherever it stands. */
+static bool worth_finding(const struct region *r, const struct seg *s, size_t *from)
+{
+    const struct gaps *g = &r->gaps;
+    if (strcmp(s->detector, "blocks") != 0) return true;
+    while (*from < g->n && g->gap[*from].begin < s->begin)
+        ++*from;
+    if (*from == g->n || g->gap[*from].begin != s->begin) return false;
+    for (size_t i = *from + 1; i < g->n && g->gap[i].end <= s->end; i++)
+        if (g->gap[i].end == s->end) return g->gap[i].form != FORM_WORD;
+    return false;
+}
+
+/* Learn from this text; keep what came out as chunks. */
+static void remember(struct region *r, size_t n_before)
+{
+    const struct region_job *j = r->job;
+    size_t from = 0;
+    if (j->opts->dry || r->seen) return;
+    learn_add(r->learner, r->space, &r->gaps);
+    for (size_t i = n_before; i < r->out->n; i++) {
+        const struct seg *s = &r->out->seg[i];
+        learn_keep(r->learner, r->space, j->text + s->begin, s->end - s->begin,
+                   worth_finding(r, s, &from));
+    }
+}
+
+int learned_cut(const struct region_job *j, struct seg_list *out)
+{
+    const struct seg_opts *o = j->opts;
+    struct region r = {.job = j, .learner = o->learner, .out = out};
+    size_t n_before = out->n;
+    if (j->begin >= j->end) return 0;
+    if (j->end - j->begin > GAP_TEXT_MAX)
+        return blocks_cut(j->text, j->begin, j->question < j->end ? j->question : j->end,
+                          o->block_bytes_min, j->by_line, j->msg,
+                          j->detector ? j->detector : "blocks", out);
+    int rc = gaps_find(j->text, j->begin, j->end, &r.gaps);
+    if (rc < 0 || r.gaps.n == 0) goto out;
+    if (o->learner) (void)learn_open(o->learner, o->space ? o->space : "", &r.space);
+    if (r.space) {
+        uint64_t print = XXH3_64bits(j->text + j->begin, j->end - j->begin);
+        r.seen = learn_text(r.learner, r.space, print, o->dry);
+        learn_look(r.space, &r.gaps);
+    }
+    judge_all(&r);
+    if (r.space) rc = find_kept(&r);
+    if (rc == 0 && !(j->still && r.seen)) rc = emit(&r);
+    if (rc == 0 && o->whys) rc = explain(&r, n_before);
+    if (rc == 0 && r.space) remember(&r, n_before);
+out:
+    if (r.space) learn_close(r.learner, r.space);
+    gaps_fini(&r.gaps);
+    return rc;
+}
+
+/* ---- texts that are not cut by gaps ---- */
+
+void learned_keep(const struct seg_opts *o, const char *text, const struct seg_list *l, size_t from)
+{
+    struct space *space;
+    if (!o->learner || o->dry || !learn_open(o->learner, o->space ? o->space : "", &space)) return;
+    for (size_t i = from; i < l->n; i++)
+        learn_keep(o->learner, space, text + l->seg[i].begin, l->seg[i].end - l->seg[i].begin,
+                   true);
+    learn_close(o->learner, space);
+}
+
+static int explain_short(const struct region_job *j, const struct gaps *g)
+{
+    for (size_t i = 0; i < g->n; i++) {
+        const struct gap *x = &g->gap[i];
+        if (x->form == FORM_WORD && x->verdict != GAP_CUT) continue;
+        struct seg_why y = {.msg = j->msg,
+                            .begin = x->end,
+                            .end = x->begin,
+                            .cut = is_kept(x),
+                            .reason = is_kept(x) ? x->reason : "short_text",
+                            .form = gap_form_name(x->form),
+                            .confidence = 1};
+        int rc = why_add(j->opts->whys, y);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
+/* Paragraphs of a short text become candidates. */
+static void offer(const struct region *r)
+{
+    const struct gaps *g = &r->gaps;
+    size_t at = g->gap[0].begin;
+    for (size_t i = 1; i < g->n; i++) {
+        const struct gap *x = &g->gap[i];
+        if (x->form != FORM_BLANK && x->form != FORM_RULE && x->form != FORM_EDGE) continue;
+        if (x->end > at && x->end - at >= BLOCK_BYTES_MIN)
+            learn_keep(r->learner, r->space, r->job->text + at, x->end - at, false);
+        at = x->begin;
+    }
+}
+
+int learned_short(const struct region_job *j, struct seg_list *out)
+{
+    const struct seg_opts *o = j->opts;
+    struct region r = {.job = j, .learner = o->learner, .out = out};
+    size_t end = j->question < j->end ? j->question : j->end;
+    if (j->begin >= end || !o->learner) return 0;
+    if (!learn_open(o->learner, o->space ? o->space : "", &r.space)) return 0;
+    int rc = gaps_find(j->text, j->begin, end, &r.gaps);
+    size_t work = 4 * (end - j->begin) + KEPT_BYTES_MAX;
+    for (size_t i = 0; i < r.gaps.n; i++)
+        set(&r.gaps.gap[i], GAP_UNSURE_JOIN, "short_text", 1);
+    if (rc < 0 || r.gaps.n == 0) goto out;
+    uint64_t print = XXH3_64bits(j->text + j->begin, end - j->begin);
+    r.seen = learn_text(r.learner, r.space, print, o->dry);
+    learn_lock(r.space);
+    for (size_t at = j->begin; at < end && rc == 0; at++) {
+        if (!starts_word(j->text, j->begin, at)) continue;
+        size_t len = learn_match(r.space, j->text, at, end, &work);
+        if (len < BLOCK_BYTES_MIN) continue;
+        rc = seg_add(out, j->msg, at, at + len, "known");
+        for (size_t i = 0; i < r.gaps.n; i++)
+            if (r.gaps.gap[i].begin == at || r.gaps.gap[i].end == at + len)
+                set(&r.gaps.gap[i], GAP_CUT, "kept_text", 1);
+        at += len - 1;
+    }
+    learn_unlock(r.space);
+    if (rc == 0 && !o->dry && !r.seen) offer(&r);
+    if (rc == 0 && o->whys) rc = explain_short(j, &r.gaps);
+out:
+    learn_close(r.learner, r.space);
+    gaps_fini(&r.gaps);
+    return rc;
+}

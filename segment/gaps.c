@@ -1,0 +1,270 @@
+/* Gaps: lines into pieces, what lies between into gaps, both sides into fingerprints.
+ *
+ * The windows are plain bytes next to the gap, whatever lines they span: a closing brace alone says
+ * nothing, the 64 bytes that end with it do; where two documents share those, 1024 bytes still tell
+ * them apart. Rejected: a fingerprint per whole paragraph (one edited
+ * word makes it a stranger, and a document cut off by a token budget loses its end). */
+#include "segment/gaps.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <string.h>
+#include <strings.h>
+#include <xxhash.h>
+
+enum { SEED_LEFT = 1, SEED_RIGHT = 2, SEED_WORD = 3, MARKER_BYTES_MAX = 48 };
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+const char *gap_form_name(unsigned form)
+{
+    static const char *const names[] = {"word", "line", "blank", "rule", "edge", "none"};
+    ASSERT(form < FORM_COUNT);
+    return names[form];
+}
+
+int gaps_add(struct gaps *g, struct gap x)
+{
+    if (g->n == g->cap) {
+        size_t cap = g->cap ? 2 * g->cap : 64;
+        struct gap *grown = mem_realloc(g->gap, cap * sizeof *grown);
+        if (!grown) return -ENOMEM;
+        g->gap = grown;
+        g->cap = cap;
+    }
+    g->gap[g->n++] = x;
+    return 0;
+}
+
+void gaps_fini(struct gaps *g)
+{
+    mem_free(g->gap);
+    *g = (struct gaps){0};
+}
+
+/* ---- markers ---- */
+
+static size_t skip_digits(const char *t, size_t at, size_t end)
+{
+    while (at < end && t[at] >= '0' && t[at] <= '9')
+        at++;
+    return at;
+}
+
+static size_t skip_word(const char *t, size_t at, size_t end)
+{
+    static const char *const words[] = {"document", "doc",     "source",    "passage",
+                                        "context",  "chunk",   "excerpt",   "snippet",
+                                        "text",     "article", "reference", "result"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t n = strlen(words[i]);
+        if (end - at > n && strncasecmp(t + at, words[i], n) == 0 &&
+            (t[at + n] == ' ' || t[at + n] == '#'))
+            return at + n + 1;
+    }
+    return at;
+}
+
+/* Number with its brackets; `at` when there is none. */
+static size_t skip_number(const char *t, size_t at, size_t end, bool bare)
+{
+    size_t i = at;
+    char open = i < end ? t[i] : '\0';
+    if (open == '[' || open == '(' || open == '#') i++;
+    size_t d = skip_digits(t, i, end);
+    if (d == i || d - i > 6) return at;
+    if (open == '[' || open == '(') {
+        if (d == end || t[d] != (open == '[' ? ']' : ')')) return at;
+        d++;
+        if (d < end && (t[d] == ':' || t[d] == '.')) d++;
+    } else if (d < end && (t[d] == ':' || t[d] == '.' || t[d] == ')')) {
+        d++;
+    } else if (!bare && open != '#') {
+        return at; /* a sentence may start with a number */
+    }
+    return d == end || is_blank(t[d]) || t[d] == '\n' || t[d - 1] == ']' ? d : at;
+}
+
+/* "[3] ", "Document 3:", "### Source 2", "**Doc 1** ", "4. " at the start of a line. */
+size_t marker_end(const char *t, size_t at, size_t end)
+{
+    if (end - at > MARKER_BYTES_MAX) end = at + MARKER_BYTES_MAX;
+    size_t i = at;
+    while (i < end && (t[i] == '#' || t[i] == '*' || t[i] == '-' || is_blank(t[i])))
+        i++;
+    if (i < end && t[i] == '[' && skip_word(t, i + 1, end) > i + 1) i++;
+    size_t w = skip_word(t, i, end), d = skip_number(t, w, end, w > i);
+    if (d == w && w == i) return at;
+    if (d == w) return at;
+    while (d < end && (t[d] == '*' || t[d] == ']' || t[d] == ':' || is_blank(t[d])))
+        d++;
+    return d;
+}
+
+/* A line of nothing but rule characters, three at least. */
+static bool is_rule(const char *t, size_t at, size_t end)
+{
+    size_t n = 0;
+    for (; at < end; at++) {
+        if (is_blank(t[at])) continue;
+        if (!strchr("-=*_#~+", t[at])) return false;
+        n++;
+    }
+    return n >= 3;
+}
+
+/* ---- fingerprints ---- */
+
+struct scanner {
+    const char *text;
+    size_t begin, end;
+    uint64_t *sum; /* sum[i]: polynomial of text[begin, begin + i) */
+    uint64_t power[GAP_WIDTHS];
+    struct gaps *out;
+    size_t n_words;
+};
+#define BASE 0x9E3779B97F4A7C15u
+static const size_t widths[GAP_WIDTHS] = {64, 256, 1024}; /* chosen: 12 words, a paragraph, more
+                                                             than what documents often share */
+
+static uint64_t power_of(size_t n)
+{
+    uint64_t r = 1;
+    for (uint64_t b = BASE; n; n >>= 1, b *= b)
+        if (n & 1) r *= b;
+    return r;
+}
+
+static int scanner_init(struct scanner *s, const char *text, size_t begin, size_t end)
+{
+    size_t n = end - begin;
+    uint64_t sum = 0;
+    s->text = text;
+    s->begin = begin;
+    s->end = end;
+    s->sum = mem_alloc((n + 1) * sizeof *s->sum);
+    if (!s->sum) return -ENOMEM;
+    s->sum[0] = 0;
+    for (size_t i = 0; i < n; i++)
+        s->sum[i + 1] = sum = sum * BASE + (unsigned char)text[begin + i] + 1;
+    for (int k = 0; k < GAP_WIDTHS; k++)
+        s->power[k] = power_of(widths[k]);
+    return 0;
+}
+
+static uint64_t mix(uint64_t x, uint64_t seed)
+{
+    x ^= seed * 0xD6E8FEB86659FD93u;
+    x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return (x ^ (x >> 32)) | 1; /* never 0 */
+}
+
+static uint64_t window(const struct scanner *s, size_t from, size_t to, uint64_t power)
+{
+    return s->sum[to - s->begin] - s->sum[from - s->begin] * power;
+}
+
+static void print_left(const struct scanner *s, size_t at, uint64_t ret[GAP_WIDTHS])
+{
+    for (int k = 0; k < GAP_WIDTHS; k++) {
+        size_t w = widths[k], n = at - s->begin;
+        uint64_t h = n >= w ? window(s, at - w, at, s->power[k]) : s->sum[n];
+        ret[k] = mix(h, SEED_LEFT + 4 * (unsigned)k);
+    }
+}
+
+static void print_right(const struct scanner *s, size_t at, uint64_t ret[GAP_WIDTHS])
+{
+    for (int k = 0; k < GAP_WIDTHS; k++) {
+        size_t w = widths[k], n = s->end - at;
+        uint64_t h =
+            n >= w ? window(s, at, at + w, s->power[k]) : window(s, at, s->end, power_of(n));
+        ret[k] = mix(h, SEED_RIGHT + 4 * (unsigned)k);
+    }
+}
+
+static uint32_t print_word(const char *t, size_t at, size_t end)
+{
+    return (uint32_t)XXH3_64bits_withSeed(t + at, end - at, SEED_WORD);
+}
+
+/* ---- finding ---- */
+
+static int add_line_gap(struct scanner *s, size_t end, size_t begin, unsigned form)
+{
+    struct gap g = {.end = (uint32_t)end, .begin = (uint32_t)begin, .form = (uint8_t)form};
+    bool first = s->out->n == 0, last = begin >= s->end;
+    if (!first) print_left(s, end, g.left);
+    if (!last) print_right(s, begin, g.right);
+    g.next = (uint32_t)g.right[0];
+    g.prev = (uint32_t)g.left[0];
+    return gaps_add(s->out, g);
+}
+
+/* Gaps between the words of a long piece. */
+static int word_gaps(struct scanner *s, size_t begin, size_t end)
+{
+    const char *t = s->text;
+    size_t word = begin; /* start of the word before the gap */
+    for (size_t i = begin; i < end && s->n_words < GAP_WORDS_MAX; i++) {
+        if (t[i] != ' ' && t[i] != '\t') continue;
+        size_t stop = i;
+        while (i < end && (t[i] == ' ' || t[i] == '\t'))
+            i++;
+        if (i >= end || stop == begin) break;
+        size_t next_end = i;
+        while (next_end < end && t[next_end] != ' ' && t[next_end] != '\t')
+            next_end++;
+        struct gap g = {.end = (uint32_t)stop, .begin = (uint32_t)i, .form = FORM_WORD};
+        print_left(s, stop, g.left);
+        print_right(s, i, g.right);
+        g.next = print_word(t, i, next_end);
+        g.prev = print_word(t, word, stop);
+        int r = gaps_add(s->out, g);
+        if (r < 0) return r;
+        s->n_words++;
+        word = i;
+        i = next_end - 1;
+    }
+    return 0;
+}
+
+int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
+{
+    struct scanner s = {.out = ret};
+    size_t at = begin, piece_end = begin, n_pieces = 0, lone_begin = begin;
+    unsigned form = FORM_EDGE;
+    int r = scanner_init(&s, text, begin, end);
+    while (at < end && r == 0) {
+        const char *nl = memchr(text + at, '\n', end - at);
+        size_t line_end = nl ? (size_t)(nl - text) : end, from = at, to = line_end;
+        while (from < to && is_blank(text[from]))
+            from++;
+        while (to > from && is_blank(text[to - 1]))
+            to--;
+        size_t start = to > from ? marker_end(text, at, to) : to;
+        if (to == from) {
+            if (form == FORM_LINE) form = FORM_BLANK;
+        } else if (is_rule(text, from, to)) {
+            if (form != FORM_EDGE) form = FORM_RULE;
+        } else if (start < to) {
+            r = add_line_gap(&s, piece_end, start, n_pieces ? form : FORM_EDGE);
+            if (r == 0 && to - start > BLOCK_BYTES_MAX) r = word_gaps(&s, start, to);
+            lone_begin = start;
+            n_pieces++;
+            piece_end = to;
+            form = FORM_LINE;
+        }
+        at = line_end + 1;
+    }
+    if (r == 0 && n_pieces == 1 && piece_end - lone_begin >= PIECE_BYTES_LONE && s.n_words == 0)
+        r = word_gaps(&s, lone_begin, piece_end);
+    if (r == 0 && n_pieces > 0) r = add_line_gap(&s, piece_end, end, FORM_EDGE);
+    mem_free(s.sum);
+    return r;
+}

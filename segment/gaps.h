@@ -1,0 +1,51 @@
+/* gaps: the places in a text where two pieces meet, and what can be remembered of them.
+ *
+ * A piece is a line without the marker in front of it ("[3]", "Document 2:", "4."); a gap is
+ * everything between two pieces: white space, rule lines ("---"), marker lines. Every gap carries
+ * fingerprints of the bytes on either side in three widths, and of its neighbours. Long pieces
+ * without a line break have gaps between words as well. Linear in the text: windows come from one
+ * rolling sum, whatever their width. Memory while it runs: 8 bytes per byte of text, 96 per gap.
+ * Thread: any; pure. */
+#ifndef SEGMENT_GAPS_H
+#define SEGMENT_GAPS_H
+
+#include "segment/segment_int.h"
+
+enum gap_form { FORM_WORD, FORM_LINE, FORM_BLANK, FORM_RULE, FORM_EDGE, FORM_KNOWN, FORM_COUNT };
+enum {
+    GAP_WIDTHS = 3, /* 64, 256 and 1024 bytes: the widest one that is known decides */
+    GAP_WORDS_MAX = 1 << 16,
+    GAP_TEXT_MAX = 4 << 20, /* longer regions are cut by the blocks alone */
+    PIECE_BYTES_LONE = 600  /* chosen: a piece alone in its region is looked into from here on */
+};
+enum {                   /* decided about a gap */
+       GAP_UNSURE_JOIN,  /* first sight: joined unless the piece grows too long */
+       GAP_UNSURE_SPLIT, /* first sight: blocks decide */
+       GAP_JOIN,
+       GAP_CUT,
+};
+struct gap {
+    uint32_t end, begin;                          /* the piece before ends, the one behind begins */
+    uint64_t left[GAP_WIDTHS], right[GAP_WIDTHS]; /* what stands before and behind; 0 at an edge */
+    uint32_t next, prev;       /* fingerprints of the neighbours, as the other side sees them */
+    uint16_t seen_l, seen_r;   /* times the sides were seen before, in other texts */
+    uint16_t turns_l, turns_r; /* how often the neighbour was another one, this text included */
+    uint8_t n_left, n_right;   /* different neighbours, about */
+    uint8_t moved;             /* times that both sides moved together */
+    uint8_t form, verdict;
+    bool repeated; /* the same words stand in one text twice: no evidence */
+    const char *reason;
+    float confidence;
+};
+struct gaps {
+    struct gap *gap;
+    size_t n, cap;
+};
+/* All gaps of text[begin, end), the first and the last are its edges. -ENOMEM. */
+int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret);
+int gaps_add(struct gaps *g, struct gap x);
+void gaps_fini(struct gaps *g);
+size_t marker_end(const char *text, size_t at, size_t end); /* behind a positional marker */
+const char *gap_form_name(unsigned form);
+
+#endif

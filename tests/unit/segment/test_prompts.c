@@ -1,0 +1,4 @@
+#include "tests/test.h"
+TEST(x)
+{
+}
