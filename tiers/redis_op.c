@@ -587,7 +587,7 @@ static struct node *node_for(struct redis_tier *t, const struct rop *r)
 /* 1 sent something, 0 nothing to send, -EAGAIN no connection has room. */
 static int send_one(struct redis_tier *t, struct rop *r)
 {
-    struct unit u;
+    struct unit u = {0};
     if (!next_unit(t, r, &u)) return 0;
     struct node *n = node_for(t, r);
     u.asking = r->ask_node != 0;
