@@ -61,7 +61,7 @@ struct store_tier {
     unsigned n_writes;
     uint64_t retry_ns; /* its queue was full: not before */
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
-    double bytes_per_s, first_ms; /* moving averages of loads */
+    double bytes_per_s, first_ms, rest_ms_per_byte; /* moving averages of loads, predict_ms() */
     uint64_t measured_ns;
 };
 struct ns_ttl {

@@ -10,10 +10,14 @@
 
 static const double AVERAGE_WEIGHT = 0.2; /* chosen: the last ten loads or so decide */
 
+/* Latency up to the first layer, the rest by its size, and what is queued before it at the rate at
+ * which loads went by as a whole. Two terms for the record itself, because parts that a device
+ * serves at once arrive almost together: their rate alone would promise anything to a queue. */
 double predict_ms(const struct store_tier *t, uint64_t bytes)
 {
     if (t->bytes_per_s <= 0) return -1;
-    return t->first_ms + (double)(t->inflight_bytes + bytes) / t->bytes_per_s * 1e3;
+    return t->first_ms + (double)bytes * t->rest_ms_per_byte +
+           (double)t->inflight_bytes / t->bytes_per_s * 1e3;
 }
 
 /* m held. */
@@ -104,7 +108,11 @@ static int load_on_part(struct tier_op *op, uint32_t part)
     struct entry *e = op->ctx;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
-    if (e->cancel || s->closing) return -ECANCELED;
+    if (s->closing) return -ECANCELED;
+    if (e->cancel) {
+        e->stop_why = STORE_MISS_DEADLINE;
+        return -ECANCELED;
+    }
     if (part == 0) {
         e->stop_why = header_take(s, e);
         return e->stop_why == STORE_MISS_NEVER ? 0 : -ECANCELED;
@@ -147,27 +155,27 @@ static void load_end(struct store *s, struct entry *e, enum store_miss why, int 
 static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64_t now)
 {
     t->inflight_bytes -= e->layout.record_bytes;
-    if (e->reported) return;
-    e->reported = true;
     bool stopped = status == -ECANCELED && e->stop_why != STORE_MISS_NEVER;
-    if (status == -EAGAIN || (status == -ECANCELED && !stopped))
-        breaker_forget(&t->breaker);
-    else if (status == 0 || status == -ENOENT || status == -EBADMSG || stopped)
+    bool answered = status == 0 || status == -ENOENT || status == -EBADMSG || stopped;
+    bool late = e->reported; /* as a timeout: slow, then, and not dead, if it answers after all */
+    e->reported = true;
+    if (late && !answered) return;
+    if (answered)
         breaker_report(&t->breaker, BREAKER_OK, now);
+    else if (status == -EAGAIN || status == -ECANCELED)
+        breaker_forget(&t->breaker);
     else
         breaker_report(&t->breaker, status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED, now);
-    if (status != 0) return;
-    double first = (double)((e->first_ns ? e->first_ns : now) - e->start_ns) / 1e6;
-    double rest_s = (double)(now - e->start_ns) / 1e9 - first / 1e3;
-    if (rest_s < 1e-6) rest_s = 1e-6;
-    /* What was queued before it had to pass as well; see predict_ms(), which turns it round. */
-    double s_per_byte = rest_s / (double)(e->queued_bytes + e->layout.record_bytes);
+    if (status != 0 && !(late && stopped)) return;
+    uint64_t bytes = e->layout.record_bytes;
+    double total = (double)(now - e->start_ns) / 1e6 + 1e-3;
+    double first = e->first_ns ? (double)(e->first_ns - e->start_ns) / 1e6 : total;
     double w = t->bytes_per_s > 0 ? AVERAGE_WEIGHT : 1;
-    /* Times are averaged, not rates: parts whose arrival was noticed at once look infinitely fast.
-     */
-    double was = t->bytes_per_s > 0 ? 1 / t->bytes_per_s : 0;
-    t->bytes_per_s = 1 / (was + (s_per_byte - was) * w);
-    t->first_ms += (first - t->first_ms) * w;
+    double rate = (double)(e->queued_bytes + bytes) / total * 1e3;
+    t->rest_ms_per_byte += ((total - first) / (double)bytes - t->rest_ms_per_byte) * w;
+    t->bytes_per_s += (rate - t->bytes_per_s) * w;
+    first -= (double)e->queued_bytes / rate * 1e3; /* the queue's share, which comes on top again */
+    t->first_ms += ((first > 0 ? first : 0) - t->first_ms) * w;
     t->measured_ns = now;
 }
 

@@ -109,6 +109,7 @@ static void set_average(struct store *s, double bytes_per_s, double first_ms, ui
     pthread_mutex_lock(&s->m);
     s->tier[0].bytes_per_s = bytes_per_s;
     s->tier[0].first_ms = first_ms;
+    s->tier[0].rest_ms_per_byte = 1e3 / bytes_per_s;
     s->tier[0].measured_ns = at_ns;
     pthread_mutex_unlock(&s->m);
 }
@@ -167,6 +168,8 @@ TEST(a_tier_that_hangs_is_given_up)
     struct store_tier_stats st;
     store_get_tier_stats(s, 0, &st);
     ASSERT_EQ(st.misses[STORE_MISS_DEADLINE], 1);
+    ASSERT_STREQ(st.breaker, "closed");
+    ASSERT_TRUE(store_predict_ms(s, 0, 3 * MIB) >= GIVE_UP_MS_MIN); /* its slowness is remembered */
     store_destroy(s);
 }
 
