@@ -138,6 +138,10 @@ static void header_arrived(struct nvme *n, struct nvme_op *x)
     bool sound = nvme_head_get(x->page, &h) == 0 && h.device_id == n->device_id &&
                  h.generation == x->head.generation && h.off == x->slot_off &&
                  tier_key_same(&h.key, &x->op->key);
+    /* And the record behind it: key and checksum of its header stand at 24 and 120 (record.h). */
+    const uint8_t *p = x->op->part[0];
+    sound = sound && memcmp(p + 24, &h.key, sizeof h.key) == 0 &&
+            memcmp(p + 120, &h.header_sum, sizeof h.header_sum) == 0;
     x->header_here = true;
     if (sound) return;
     pthread_mutex_lock(&n->m);
