@@ -313,7 +313,7 @@ static void load_on_done(struct tier_op *op, int status)
         (why == STORE_MISS_CORRUPT && status != -EBADMSG)) /* of that the tier rid itself */
         (void)t->t->ops->remove(t->t, &e->desc.key, true);
     pthread_mutex_lock(&s->m);
-    if (why != STORE_MISS_NEVER && !e->reported) t->misses[why]++;
+    if (why != STORE_MISS_NEVER && !e->reported && !e->cancel) t->misses[why]++;
     s->stats.corrupt += why == STORE_MISS_CORRUPT;
     s->stats.expired += why == STORE_MISS_EXPIRED;
     tier_learn(t, e, status, clock_ns());
