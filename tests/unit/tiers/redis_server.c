@@ -452,6 +452,11 @@ void redis_cluster_start(struct redis_cluster *c, const struct redis_server_opts
         freeReplyObject(r);
         if (i > 0) run(c->node[i], "CLUSTER MEET 127.0.0.1 %u", c->node[0]->port);
     }
+    redis_cluster_wait_ready(c);
+}
+
+void redis_cluster_wait_ready(const struct redis_cluster *c)
+{
     for (unsigned i = 0; i < REDIS_NODES; i++)
         WAIT_FOR(cluster_is_ready(c->node[i]));
 }

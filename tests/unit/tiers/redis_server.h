@@ -59,6 +59,7 @@ struct redis_cluster { /* slots in equal thirds */
 };
 void redis_cluster_start(struct redis_cluster *c, const struct redis_server_opts *o);
 void redis_cluster_stop(struct redis_cluster *c);
+void redis_cluster_wait_ready(const struct redis_cluster *c); /* all nodes agree that it is whole */
 void redis_cluster_url(const struct redis_cluster *c, char ret[512]);
 /* The reshard of one slot in its three steps; keys already moved are asked for with ASK. */
 void redis_cluster_migrate_begin(struct redis_cluster *c, unsigned slot, unsigned from,
@@ -81,12 +82,13 @@ uint16_t redis_sentinels_wait_failover(const struct redis_sentinels *s, uint16_t
 /* Between two looks at a condition. */
 void redis_server_tick(void);
 uint64_t redis_server_now_ms(void);
-#define WAIT_FOR(cond)                                                                             \
+#define WAIT_FOR(cond) WAIT_FOR_S(cond, 30)
+#define WAIT_FOR_S(cond, seconds)                                                                  \
     do {                                                                                           \
-        uint64_t until_ = redis_server_now_ms() + 30000;                                           \
+        uint64_t until_ = redis_server_now_ms() + (seconds)*1000;                                  \
         while (!(cond)) {                                                                          \
             if (redis_server_now_ms() > until_)                                                    \
-                test_fail(__FILE__, __LINE__, "waited 30 s for %s", #cond);                        \
+                test_fail(__FILE__, __LINE__, "waited %d s for %s", (seconds), #cond);             \
             redis_server_tick();                                                                   \
         }                                                                                          \
     } while (0)
