@@ -43,6 +43,7 @@ struct entry {
     bool admin_pinned, scored, gave_up;
     uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
     double used_s;
+    uint64_t scores_hash;
     float *scores_later; /* set while a tier reads the header; applied afterwards */
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;

@@ -136,11 +136,14 @@ struct store_verify {
 };
 int store_verify(struct store *s, const struct tier_key *k, const char *tier,
                  struct store_verify *ret);
+/* Smaller: evicts, -EBUSY what is held does not fit. RAM: up to four times what it was at first,
+ * beyond -ENOTSUP; memory that a device knows stays with the process when RAM shrinks. */
 int store_resize(struct store *s, const char *tier, uint64_t bytes);
 int store_set_policy(struct store *s, const char *tier, enum evict_policy p);
 int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t bytes); /* 0 none */
 void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms); /* of records to come */
-int store_flush(struct store *s, uint64_t deadline_ns); /* wait for write-behind to be done */
+/* Wait for write-behind to be done; 0 = however long it takes. -ETIMEDOUT. */
+int store_flush(struct store *s, uint64_t deadline_ns);
 
 struct store_stats { /* of RAM and of look-ups */
     uint64_t used_bytes, budget_bytes, n_records, n_pinned, pinned_bytes;

@@ -117,7 +117,7 @@ static void write_end(struct write_slot *w, int status)
     if (!e->writing && e->scores_later) {
         pthread_mutex_lock(&sh->m);
         record_set_scores(e->part[0], &e->layout, e->scores_later, e->desc.n_tokens,
-                          record_score_hash(e->scores_later, e->desc.n_tokens));
+                          e->scores_hash);
         e->scored = true;
         mem_free(e->scores_later);
         e->scores_later = NULL;

@@ -104,7 +104,7 @@ void store_abort(struct store_writer *w)
 }
 
 /* m and the shard's lock held. While a tier reads the header its bytes stay as they are. */
-static int scores_put(struct entry *e, const float *score, uint32_t n)
+static int scores_put(struct entry *e, const float *score, uint32_t n, uint64_t hash)
 {
     if (n != e->desc.n_tokens) return -EINVAL;
     if (e->writing) {
@@ -113,9 +113,10 @@ static int scores_put(struct entry *e, const float *score, uint32_t n)
         memcpy(later, score, 4ull * n);
         mem_free(e->scores_later);
         e->scores_later = later;
+        e->scores_hash = hash;
         return 1;
     }
-    record_set_scores(e->part[0], &e->layout, score, n, record_score_hash(score, n));
+    record_set_scores(e->part[0], &e->layout, score, n, hash);
     e->scored = true;
     return 1;
 }
@@ -124,11 +125,12 @@ int store_set_scores(struct store *s, const struct tier_key *k, const float *sco
 {
     if (n == 0 || n > RECORD_TOKENS_MAX) return -EINVAL;
     struct shard *sh = shard_of(s, k);
+    uint64_t hash = record_score_hash(score, (uint32_t)n);
     int r = 0;
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
     struct entry *e = index_find(&sh->index, k);
-    if (e && e->state == ENTRY_READY) r = scores_put(e, score, (uint32_t)n);
+    if (e && e->state == ENTRY_READY) r = scores_put(e, score, (uint32_t)n, hash);
     pthread_mutex_unlock(&sh->m);
     if (r == 1 && !e->writing) write_queue(s, e, e->clean, true);
     pthread_mutex_unlock(&s->m);
