@@ -355,8 +355,13 @@ def test_redis_that_stops_fails_no_request():
         for _ in range(2):
             p.post("/admin/clear", {"tier": "ram"})
             assert "redis" not in round_of(ORDERS)
-        until("the breaker opened", lambda: p.post("/admin/clear", {"tier": "ram"}) and round_of(ORDERS) and
-              p.metric('kvblend_tier_breaker_opened_total{tier="redis"}'))
+
+        def opened():
+            p.post("/admin/clear", {"tier": "ram"})
+            round_of(ORDERS)
+            return p.metric('kvblend_tier_breaker_opened_total{tier="redis"}')
+
+        until("the breaker opened", opened)
         r.proc.send_signal(signal.SIGCONT)
 
         def back():
