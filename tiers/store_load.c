@@ -199,6 +199,7 @@ static enum store_miss why_of(const struct entry *e, int status)
     if (status == -ECANCELED && e->stop_why != STORE_MISS_NEVER) return e->stop_why;
     if (status == -ENOENT) return STORE_MISS_NEVER;
     if (status == -EBADMSG) return STORE_MISS_CORRUPT;
+    if (status == -EAGAIN) return STORE_MISS_GATE; /* its queue is full: computing is faster */
     return status == -ETIMEDOUT ? STORE_MISS_DEADLINE : STORE_MISS_IO;
 }
 
@@ -286,9 +287,10 @@ static int load_run(struct store *s, struct entry *e, unsigned from)
         r = t->t->ops->read(t->t, &e->op);
         if (r == 0) return 0; /* the entry is the tier's now */
         pthread_mutex_lock(&s->m);
-        if (r != -ENOENT) {
-            e->last_why = STORE_MISS_IO;
-            t->misses[STORE_MISS_IO]++;
+        enum store_miss no = why_of(e, r);
+        if (no != STORE_MISS_NEVER) {
+            e->last_why = no;
+            t->misses[no]++;
         }
         tier_learn(t, e, r, clock_ns());
         pthread_mutex_unlock(&s->m);

@@ -356,6 +356,22 @@ TEST(a_load_that_breaks_off)
     store_destroy(s);
 }
 
+/* A full queue is no failure of the tier. */
+TEST(a_tier_that_is_busy)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, &m, false);
+    struct store_tier_stats st;
+    mock_set(m, &m->refuse_read, -EAGAIN);
+    for (int i = 0; i < 40; i++)
+        ASSERT_EQ(kit_why(s, 1), STORE_MISS_GATE);
+    store_get_tier_stats(s, 0, &st);
+    ASSERT_STREQ(st.breaker, "closed");
+    mock_set(m, &m->refuse_read, 0);
+    ASSERT_EQ(kit_why(s, 1), -1);
+    store_destroy(s);
+}
+
 static void probe_now(struct store *s)
 {
     pthread_mutex_lock(&s->m);

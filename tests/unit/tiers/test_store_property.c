@@ -148,7 +148,7 @@ static void *play(void *arg)
 
 static void run(uint64_t seed)
 {
-    struct play p = {.seed = seed, .steps = 1500};
+    struct play p = {.seed = seed, .steps = 1000};
     pthread_t t[4];
     p.m[0] = mock_create("near", false);
     p.m[1] = mock_create("far", true);
