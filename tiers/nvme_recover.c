@@ -150,24 +150,33 @@ static int lock(struct nvme *n, struct nvme_super *scratch, struct err *err)
     return err_set(err, -EBUSY, "nvme: %s is in use by another process", n->path);
 }
 
+/* Is there room for what the file does not have yet? Asked first, as fallocate() would fill the
+ * disk up before it fails. */
+static int room(const struct nvme *n, uint64_t bytes, struct err *err)
+{
+    struct stat st;
+    struct statvfs v;
+    if (fstat(n->fd, &st) < 0 || fstatvfs(n->fd, &v) < 0) return 0; /* fallocate() will tell */
+    uint64_t has = (uint64_t)st.st_blocks * 512, free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
+    if (has >= bytes || bytes - has <= free_bytes) return 0;
+    return err_set(err, -ENOSPC, "nvme: no room for %llu bytes of %s, %llu are free",
+                   (unsigned long long)bytes, n->path, (unsigned long long)free_bytes);
+}
+
 static int allocate(struct nvme *n, uint64_t bytes, struct err *err)
 {
+    struct stat st;
     if (n->is_block) return 0;
-    int r;
+    int r = room(n, bytes, err);
+    if (r < 0) return r;
     do {
         r = fallocate(n->fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
     } while (r == -EINTR);
     if (r == -EOPNOTSUPP) {
         n->degraded |= NVME_DEGRADED_SPARSE;
-        struct stat st;
         if (fstat(n->fd, &st) == 0 && (uint64_t)st.st_size >= bytes) return 0;
         r = ftruncate(n->fd, (off_t)bytes) < 0 ? -errno : 0;
     }
-    struct statvfs v = {0};
-    if (r == -ENOSPC && fstatvfs(n->fd, &v) == 0)
-        return err_set(err, r, "nvme: no room for %llu bytes of %s, %llu are free",
-                       (unsigned long long)bytes, n->path,
-                       (unsigned long long)v.f_bavail * v.f_frsize);
     if (r < 0) return err_set(err, r, "nvme: cannot allocate %s: %s", n->path, strerror(-r));
     return 0;
 }

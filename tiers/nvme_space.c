@@ -14,7 +14,7 @@
 
 /* chosen: a class takes another's extent when that one's coldest record has rested four times as
  * long as its own, and at least a second longer. */
-enum { AUTOMOVE_FACTOR = 4, AUTOMOVE_MS = 1000 };
+enum { AUTOMOVE_FACTOR = 4, AUTOMOVE_MS = 1000, GHOSTS_MAX = 16384 /* per class */ };
 
 uint64_t nvme_slot_off(const struct nvme_space *s, const struct nvme_slot *slot)
 {
@@ -279,8 +279,8 @@ static int class_get(struct nvme_space *s, unsigned c, uint32_t slot_pages, stru
         if (!k) return -ENOMEM;
         uint64_t slot_bytes = (uint64_t)slot_pages * NVME_PAGE;
         uint64_t ghosts = s->capacity_bytes / slot_bytes;
-        int r =
-            evict_create(s->policy, slot_bytes, ghosts < 65536 ? (size_t)ghosts : 65536, &k->evict);
+        int r = evict_create(s->policy, slot_bytes,
+                             ghosts < GHOSTS_MAX ? (size_t)ghosts : GHOSTS_MAX, &k->evict);
         if (r < 0) {
             mem_free(k);
             return r;
@@ -624,7 +624,7 @@ int nvme_space_set_policy(struct nvme_space *s, enum evict_policy p)
         if (!s->class[c]) continue;
         uint64_t bytes = (uint64_t)s->class[c]->slot_pages * NVME_PAGE;
         uint64_t ghosts = s->capacity_bytes / bytes;
-        r = evict_create(p, bytes, ghosts < 65536 ? (size_t)ghosts : 65536, &fresh[c]);
+        r = evict_create(p, bytes, ghosts < GHOSTS_MAX ? (size_t)ghosts : GHOSTS_MAX, &fresh[c]);
     }
     for (unsigned c = 0; c < NVME_CLASSES; c++) {
         if (r < 0) evict_destroy(fresh[c]);

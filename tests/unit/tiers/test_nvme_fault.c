@@ -8,7 +8,9 @@
 
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static const struct kit_geometry tiny = {.L = 2, .G = 1, .K = 32, .n_tokens = 8};
@@ -352,6 +354,54 @@ TEST(queue_is_bounded_and_destroy_cancels)
     ASSERT_TRUE(cancelled > 100);
     kit_free(&r);
     nvme_file_remove(&g.f);
+}
+
+/* ---- what is refused ---- */
+
+/* io_uring is refused (here: no file descriptor is left for it): threads, and it says so. */
+TEST(no_ring)
+{
+    struct nvme_file f;
+    struct rlimit lim, tight;
+    nvme_file_make(&f);
+    struct tier_nvme_opts o = nvme_opts(&f, 8 << 20);
+    o.force_pool = false;
+    int next = dup(0);
+    ASSERT_TRUE(next >= 0);
+    close(next);
+    ASSERT_OK(getrlimit(RLIMIT_NOFILE, &lim));
+    tight = lim;
+    tight.rlim_cur = (rlim_t)next + 1; /* the records' file only */
+    ASSERT_OK(setrlimit(RLIMIT_NOFILE, &tight));
+    struct tier *t = NULL;
+    int r = tier_nvme_create(&o, &t, NULL);
+    ASSERT_OK(setrlimit(RLIMIT_NOFILE, &lim));
+    ASSERT_OK(r);
+    ASSERT_STREQ(nvme_stat(t).degraded, "no io_uring (EMFILE): thread pool");
+    ASSERT_OK(nvme_put(t, 1, "a", large));
+    ASSERT_OK(nvme_check(t, 1, "a", large));
+    t->ops->destroy(t);
+    nvme_file_remove(&f);
+}
+
+TEST(disk_full_at_creation)
+{
+    struct nvme_file f;
+    struct stat st;
+    struct statvfs v;
+    struct tier *t = NULL;
+    struct err err;
+    nvme_file_make(&f);
+    ASSERT_OK(statvfs(f.dir, &v));
+    struct tier_nvme_opts o = nvme_opts(&f, (v.f_blocks + 1000) * v.f_frsize);
+    o.extent_bytes = 0;
+    int r = tier_nvme_create(&o, &t, &err);
+    if (r == 0) t->ops->destroy(t);
+    ASSERT_OK(stat(f.path, &st));
+    nvme_file_remove(&f);
+    ASSERT_ERR(r, -ENOSPC);
+    ASSERT_TRUE(strstr(err.msg, "are free") != NULL);
+    ASSERT_EQ(st.st_size, 0); /* as it was: the next attempt is not told "something else" */
 }
 
 /* ---- memory ---- */
