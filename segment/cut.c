@@ -56,13 +56,17 @@ static double turn_share(const struct gap *x)
     return best * (n + 1) / (n + 2);
 }
 
+static bool held(const struct gap *x)
+{
+    return (x->seen_l && !x->turns_l) || (x->seen_r && !x->turns_r);
+}
+
 static void judge(const struct region *r, struct gap *x, const double *prior)
 {
     bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
-    bool held = (x->seen_l && !x->turns_l) || (x->seen_r && !x->turns_r);
     if (x->form == FORM_EDGE) {
         set(x, GAP_CUT, "edge", 1);
-    } else if ((left || right) && held) {
+    } else if ((left || right) && held(x)) {
         set(x, GAP_JOIN, "one_side_constant", 0.5);
     } else if (left || right) {
         set(x, GAP_CUT,
@@ -70,8 +74,6 @@ static void judge(const struct region *r, struct gap *x, const double *prior)
             : left        ? "next_varies"
                           : "previous_varies",
             turn_share(x));
-    } else if (x->repeated) {
-        set(x, x->form >= FORM_BLANK ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "repeated", 0.5);
     } else if (x->moved >= MOVED_SURE ||
                (x->moved > 0 && prior[x->form] < PRIOR_CUT && prior[x->form] >= 0)) {
         set(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved));
@@ -102,11 +104,23 @@ static void thin_words(struct gaps *g)
                 continue;
             }
             set(last, GAP_JOIN, "near_a_better_cut", 0.5);
-        } else if (last && last->form == FORM_WORD && x->end - last->begin < WORD_CUT_APART) {
+        } else if (last && last->form == FORM_WORD && i + 1 < g->n &&
+                   x->end - last->begin < WORD_CUT_APART) {
             set(last, GAP_JOIN, "near_a_better_cut", 0.5);
         }
         last = x;
     }
+}
+
+/* The question starts at the last cut behind its presumed start, else there. */
+static void cut_question(struct gaps *g, size_t question)
+{
+    struct gap *first = NULL;
+    for (size_t i = g->n - 1; i-- > 0 && g->gap[i].begin >= question;) {
+        first = &g->gap[i];
+        if (first->verdict == GAP_CUT) return;
+    }
+    if (first) set(first, GAP_CUT, "question", 1);
 }
 
 static void judge_all(struct region *r)
@@ -117,12 +131,7 @@ static void judge_all(struct region *r)
     for (size_t i = 0; i < r->gaps.n; i++)
         judge(r, &r->gaps.gap[i], prior);
     thin_words(&r->gaps);
-    for (size_t i = 0; i < r->gaps.n && r->job->question < r->job->end; i++) {
-        struct gap *x = &r->gaps.gap[i];
-        if (x->begin < r->job->question) continue;
-        if (x->verdict != GAP_CUT) set(x, GAP_CUT, "question", 1);
-        break;
-    }
+    if (r->job->question < r->job->end) cut_question(&r->gaps, r->job->question);
 }
 
 /* ---- kept texts ---- */
@@ -135,53 +144,84 @@ static bool starts_word(const char *t, size_t begin, size_t at)
     return blank && t[at] != ' ' && t[at] != '\n' && t[at] != '\t' && t[at] != '\r';
 }
 
-/* A kept text starts or ends at a gap already: only a word gap needs to be told. */
-static bool tell_gap(struct gap *x, size_t at, bool is_begin)
-{
-    if (is_begin ? x->begin != at : x->end != at) return false;
-    if (x->form == FORM_WORD) set(x, GAP_CUT, "kept_text", 1);
-    return true;
-}
+enum edge_kind { AT_LINE, AT_WORD, IN_PIECE, HELD };
 
-static int take_gaps(struct gaps *all, struct region *r, size_t *next, size_t until, bool inside)
+/* The first gap that begins at or behind `at`. */
+static size_t gap_from(const struct gaps *g, size_t at)
 {
-    int rc = 0;
-    for (; *next < r->gaps.n && r->gaps.gap[*next].end < until && rc == 0; ++*next) {
-        struct gap *x = &r->gaps.gap[*next];
-        if (inside && x->form == FORM_WORD) set(x, GAP_JOIN, "inside_kept_text", 1);
-        rc = gaps_add(all, *x);
+    size_t lo = 0, hi = g->n;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (g->gap[mid].begin < at)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
-    return rc;
+    return lo;
 }
 
-static int add_kept_edge(struct gaps *all, size_t at)
+/* May a kept text start (end) here? Not inside a piece that is itself known to be whole. */
+static enum edge_kind edge_kind(const struct gaps *g, size_t at, bool is_begin, size_t *ret)
 {
-    struct gap edge = {.end = (uint32_t)at, .begin = (uint32_t)at, .form = FORM_KNOWN};
-    set(&edge, GAP_CUT, "kept_text", 1);
-    return gaps_add(all, edge);
+    size_t i = gap_from(g, at);
+    if (i == g->n) return HELD;
+    const struct gap *x = &g->gap[i];
+    *ret = i;
+    if (is_begin ? x->begin == at : x->end <= at && x->begin >= at) {
+        if (x->form != FORM_WORD) return AT_LINE;
+        return held(x) ? HELD : AT_WORD;
+    }
+    if (i == 0) return HELD;
+    const struct gap *before = &g->gap[i - 1];
+    if (before->form == FORM_WORD || x->form == FORM_WORD) return IN_PIECE;
+    return before->seen_r && x->seen_l ? HELD : IN_PIECE;
 }
 
-/* The gaps around and inside the kept text [at, stop). */
-static int mark_kept(struct region *r, struct gaps *all, size_t *next, size_t at, size_t stop)
+/* Cut a kept text out of what stands around it; edges without a gap go to `more`. */
+static int place_kept(struct region *r, size_t begin, size_t end, struct gaps *more)
 {
-    int rc = take_gaps(all, r, next, at, false);
-    bool told = all->n > 0 && tell_gap(&all->gap[all->n - 1], at, true);
-    if (!told && *next < r->gaps.n) told = tell_gap(&r->gaps.gap[*next], at, true);
-    if (rc == 0 && !told) rc = add_kept_edge(all, at);
-    if (rc == 0 && told && *next < r->gaps.n && r->gaps.gap[*next].begin == at)
-        rc = gaps_add(all, r->gaps.gap[(*next)++]);
-    if (rc == 0) rc = take_gaps(all, r, next, stop, true);
-    told = *next < r->gaps.n && tell_gap(&r->gaps.gap[*next], stop, false);
-    if (rc == 0 && !told) rc = add_kept_edge(all, stop);
-    return rc;
+    struct gaps *g = &r->gaps;
+    size_t at[2] = {begin, end}, i[2] = {0, 0};
+    enum edge_kind kind[2];
+    for (int k = 0; k < 2; k++)
+        kind[k] = edge_kind(g, at[k], k == 0, &i[k]);
+    if (kind[0] == HELD || kind[1] == HELD || (kind[0] == AT_LINE && kind[1] == AT_LINE)) return 0;
+    for (size_t x = i[0] + (kind[0] == AT_WORD); x < i[1]; x++)
+        if (g->gap[x].form == FORM_WORD) set(&g->gap[x], GAP_JOIN, "inside_kept_text", 1);
+    for (int k = 0; k < 2; k++) {
+        struct gap edge = {.end = (uint32_t)at[k], .begin = (uint32_t)at[k], .form = FORM_KNOWN};
+        set(&edge, GAP_CUT, "kept_text", 1);
+        int rc = kind[k] == IN_PIECE ? gaps_add(more, edge) : 0;
+        if (rc < 0) return rc;
+        if (kind[k] == AT_WORD) set(&g->gap[i[k]], GAP_CUT, "kept_text", 1);
+    }
+    return 0;
+}
+
+static int merge(struct gaps *g, const struct gaps *more)
+{
+    struct gaps all = {0};
+    size_t i = 0, k = 0;
+    int rc = 0;
+    while ((i < g->n || k < more->n) && rc == 0) {
+        bool take = k < more->n && (i == g->n || more->gap[k].begin < g->gap[i].begin);
+        rc = gaps_add(&all, take ? more->gap[k++] : g->gap[i++]);
+    }
+    if (rc < 0) {
+        gaps_fini(&all);
+        return rc;
+    }
+    gaps_fini(g);
+    *g = all;
+    return 0;
 }
 
 /* Find the kept texts that stand here, whatever stands around them. */
 static int find_kept(struct region *r)
 {
     const struct region_job *j = r->job;
-    struct gaps all = {0};
-    size_t next = 0, work = 4 * (j->end - j->begin) + KEPT_BYTES_MAX;
+    struct gaps more = {0};
+    size_t work = 4 * (j->end - j->begin) + KEPT_BYTES_MAX;
     int rc = 0;
     learn_lock(r->space);
     for (size_t at = j->begin, n = 0; at < j->end && rc == 0; at++, n++) {
@@ -192,19 +232,13 @@ static int find_kept(struct region *r)
         if (!starts_word(j->text, j->begin, at)) continue;
         size_t len = learn_match(r->space, j->text, at, j->end, &work);
         if (len < BLOCK_BYTES_MIN) continue;
-        rc = mark_kept(r, &all, &next, at, at + len);
+        rc = place_kept(r, at, at + len, &more);
         at += len - 1;
     }
     learn_unlock(r->space);
-    for (; next < r->gaps.n && rc == 0; next++)
-        rc = gaps_add(&all, r->gaps.gap[next]);
-    if (rc < 0) {
-        gaps_fini(&all);
-        return rc;
-    }
-    gaps_fini(&r->gaps);
-    r->gaps = all;
-    return 0;
+    if (rc == 0 && more.n > 0) rc = merge(&r->gaps, &more);
+    gaps_fini(&more);
+    return rc;
 }
 
 /* ---- chunks ---- */
@@ -323,30 +357,17 @@ static int explain(const struct region *r, size_t n_before)
     return 0;
 }
 
-/* A chunk whose edges are not the blocks' own invention is found again wherever it stands. */
-static bool worth_finding(const struct region *r, const struct seg *s, size_t *from)
-{
-    const struct gaps *g = &r->gaps;
-    if (strcmp(s->detector, "blocks") != 0) return true;
-    while (*from < g->n && g->gap[*from].begin < s->begin)
-        ++*from;
-    if (*from == g->n || g->gap[*from].begin != s->begin) return false;
-    for (size_t i = *from + 1; i < g->n && g->gap[i].end <= s->end; i++)
-        if (g->gap[i].end == s->end) return g->gap[i].form != FORM_WORD;
-    return false;
-}
-
-/* Learn from this text; keep what came out as chunks. */
+/* Learn from this text; keep what came out as chunks: what evidence cut at once, what first sight
+ * cut when it comes out a second time. */
 static void remember(struct region *r, size_t n_before)
 {
     const struct region_job *j = r->job;
-    size_t from = 0;
     if (j->opts->dry || r->seen) return;
     learn_add(r->learner, r->space, &r->gaps);
     for (size_t i = n_before; i < r->out->n; i++) {
         const struct seg *s = &r->out->seg[i];
-        learn_keep(r->learner, r->space, j->text + s->begin, s->end - s->begin,
-                   worth_finding(r, s, &from));
+        bool sure = strcmp(s->detector, "learned") == 0 || strcmp(s->detector, "known") == 0;
+        learn_keep(r->learner, r->space, j->text + s->begin, s->end - s->begin, sure);
     }
 }
 
@@ -389,6 +410,24 @@ void learned_keep(const struct seg_opts *o, const char *text, const struct seg_l
         learn_keep(o->learner, space, text + l->seg[i].begin, l->seg[i].end - l->seg[i].begin,
                    true);
     learn_close(o->learner, space);
+}
+
+size_t learned_tail(const struct seg_opts *o, const char *text, size_t begin, size_t end)
+{
+    struct space *space;
+    size_t work = 4 * (end - begin) + KEPT_BYTES_MAX, found = SIZE_MAX;
+    while (end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r' || text[end - 1] == ' '))
+        end--;
+    if (!o->learner || !learn_open(o->learner, o->space ? o->space : "", &space)) return SIZE_MAX;
+    learn_lock(space);
+    for (size_t at = begin; at < end && found == SIZE_MAX;) {
+        if (learn_match(space, text, at, end, &work) == end - at) found = at;
+        const char *nl = memchr(text + at, '\n', end - at);
+        at = nl ? (size_t)(nl - text) + 1 : end;
+    }
+    learn_unlock(space);
+    learn_close(o->learner, space);
+    return found;
 }
 
 static int explain_short(const struct region_job *j, const struct gaps *g)

@@ -137,8 +137,11 @@ static int marked(const struct job *j, const struct preset *p, const struct regi
 }
 
 /* The first piece of a text starts with instructions; at least its last paragraph is a document. */
-static size_t first_piece(const char *text, size_t from, size_t to)
+static size_t first_piece(const struct job *j, size_t from, size_t to)
 {
+    const char *text = j->text->text;
+    size_t known = j->learn ? learned_tail(j->opts, text, from, to) : SIZE_MAX;
+    if (known != SIZE_MAX) return known;
     size_t at = after_preamble(text, from, to);
     return at < to ? at : last_part(text, from, to);
 }
@@ -157,7 +160,7 @@ static int joined(const struct job *j, const struct preset *p, const struct regi
         if (m.begin == SIZE_MAX && (first || at >= g->end)) return 0;
         if (m.begin == SIZE_MAX && !g->closed && !p->to_end)
             s.end = before_question(j, s.begin, s.end);
-        if (first) s.begin = first_piece(j->text->text, s.begin, s.end);
+        if (first) s.begin = first_piece(j, s.begin, s.end);
         int r = add_trimmed(j, s, p->name, out);
         if (r < 0 || m.begin == SIZE_MAX) return r;
         first = false;

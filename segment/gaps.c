@@ -169,23 +169,33 @@ static uint64_t window(const struct scanner *s, size_t from, size_t to, uint64_t
     return s->sum[to - s->begin] - s->sum[from - s->begin] * power;
 }
 
-static void print_left(const struct scanner *s, size_t at, uint64_t ret[GAP_WIDTHS])
+/* The narrow window stays inside its piece [from, to): a title, or a last line cut short, is known
+ * by itself, whatever document comes next. */
+static void print_left(const struct scanner *s, size_t from, size_t at, uint64_t ret[GAP_WIDTHS])
 {
     for (int k = 0; k < GAP_WIDTHS; k++) {
-        size_t w = widths[k], n = at - s->begin;
-        uint64_t h = n >= w ? window(s, at - w, at, s->power[k]) : s->sum[n];
+        size_t w = widths[k], n = at - (k == 0 ? from : s->begin);
+        uint64_t h =
+            n >= w ? window(s, at - w, at, s->power[k]) : window(s, at - n, at, power_of(n));
         ret[k] = mix(h, SEED_LEFT + 4 * (unsigned)k);
     }
 }
 
-static void print_right(const struct scanner *s, size_t at, uint64_t ret[GAP_WIDTHS])
+static void print_right(const struct scanner *s, size_t at, size_t to, uint64_t ret[GAP_WIDTHS])
 {
     for (int k = 0; k < GAP_WIDTHS; k++) {
-        size_t w = widths[k], n = s->end - at;
+        size_t w = widths[k], n = (k == 0 ? to : s->end) - at;
         uint64_t h =
-            n >= w ? window(s, at, at + w, s->power[k]) : window(s, at, s->end, power_of(n));
+            n >= w ? window(s, at, at + w, s->power[k]) : window(s, at, at + n, power_of(n));
         ret[k] = mix(h, SEED_RIGHT + 4 * (unsigned)k);
     }
+}
+
+/* What a neighbour is known by: 64 bytes, whatever lines they span. */
+static uint32_t print_near(const struct scanner *s, size_t from, size_t to)
+{
+    uint64_t power = to - from == widths[0] ? s->power[0] : power_of(to - from);
+    return (uint32_t)mix(window(s, from, to, power), SEED_WORD);
 }
 
 static uint32_t print_word(const char *t, size_t at, size_t end)
@@ -195,14 +205,26 @@ static uint32_t print_word(const char *t, size_t at, size_t end)
 
 /* ---- finding ---- */
 
-static int add_line_gap(struct scanner *s, size_t end, size_t begin, unsigned form)
+struct piece {
+    size_t begin, end;
+};
+
+/* The gap between two pieces; no piece before the first and behind the last. */
+static int add_line_gap(struct scanner *s, const struct piece *before, const struct piece *behind,
+                        unsigned form)
 {
+    size_t end = before ? before->end : behind->begin, begin = behind ? behind->begin : s->end;
     struct gap g = {.end = (uint32_t)end, .begin = (uint32_t)begin, .form = (uint8_t)form};
-    bool first = s->out->n == 0, last = begin >= s->end;
-    if (!first) print_left(s, end, g.left);
-    if (!last) print_right(s, begin, g.right);
-    g.next = (uint32_t)g.right[0];
-    g.prev = (uint32_t)g.left[0];
+    if (before) {
+        print_left(s, before->begin, end, g.left);
+        size_t n = end - s->begin;
+        g.prev = print_near(s, n > widths[0] ? end - widths[0] : s->begin, end);
+    }
+    if (behind) {
+        print_right(s, begin, behind->end, g.right);
+        size_t n = s->end - begin;
+        g.next = print_near(s, begin, n > widths[0] ? begin + widths[0] : s->end);
+    }
     return gaps_add(s->out, g);
 }
 
@@ -221,8 +243,8 @@ static int word_gaps(struct scanner *s, size_t begin, size_t end)
         while (next_end < end && t[next_end] != ' ' && t[next_end] != '\t')
             next_end++;
         struct gap g = {.end = (uint32_t)stop, .begin = (uint32_t)i, .form = FORM_WORD};
-        print_left(s, stop, g.left);
-        print_right(s, i, g.right);
+        print_left(s, s->begin, stop, g.left);
+        print_right(s, i, s->end, g.right);
         g.next = print_word(t, i, next_end);
         g.prev = print_word(t, word, stop);
         int r = gaps_add(s->out, g);
@@ -237,10 +259,11 @@ static int word_gaps(struct scanner *s, size_t begin, size_t end)
 int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
 {
     struct scanner s = {.out = ret};
-    size_t at = begin, piece_end = begin, n_pieces = 0, lone_begin = begin;
+    struct piece last = {0, 0};
+    size_t n_pieces = 0;
     unsigned form = FORM_EDGE;
     int r = scanner_init(&s, text, begin, end);
-    while (at < end && r == 0) {
+    for (size_t at = begin; at < end && r == 0;) {
         const char *nl = memchr(text + at, '\n', end - at);
         size_t line_end = nl ? (size_t)(nl - text) : end, from = at, to = line_end;
         while (from < to && is_blank(text[from]))
@@ -252,19 +275,19 @@ int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)
             if (form == FORM_LINE) form = FORM_BLANK;
         } else if (is_rule(text, from, to)) {
             if (form != FORM_EDGE) form = FORM_RULE;
-        } else if (start < to) {
-            r = add_line_gap(&s, piece_end, start, n_pieces ? form : FORM_EDGE);
+        } else if (start < to) { /* else a line of nothing but a marker */
+            struct piece p = {start, to};
+            r = add_line_gap(&s, n_pieces ? &last : NULL, &p, n_pieces ? form : FORM_EDGE);
             if (r == 0 && to - start > BLOCK_BYTES_MAX) r = word_gaps(&s, start, to);
-            lone_begin = start;
+            last = p;
             n_pieces++;
-            piece_end = to;
             form = FORM_LINE;
         }
         at = line_end + 1;
     }
-    if (r == 0 && n_pieces == 1 && piece_end - lone_begin >= PIECE_BYTES_LONE && s.n_words == 0)
-        r = word_gaps(&s, lone_begin, piece_end);
-    if (r == 0 && n_pieces > 0) r = add_line_gap(&s, piece_end, end, FORM_EDGE);
+    bool lone = n_pieces == 1 && last.end - last.begin >= PIECE_BYTES_LONE && s.n_words == 0;
+    if (r == 0 && lone) r = word_gaps(&s, last.begin, last.end);
+    if (r == 0 && n_pieces > 0) r = add_line_gap(&s, &last, NULL, FORM_EDGE);
     mem_free(s.sum);
     return r;
 }

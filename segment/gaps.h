@@ -13,7 +13,7 @@
 
 enum gap_form { FORM_WORD, FORM_LINE, FORM_BLANK, FORM_RULE, FORM_EDGE, FORM_KNOWN, FORM_COUNT };
 enum {
-    GAP_WIDTHS = 3, /* 64, 256 and 1024 bytes: the widest one that is known decides */
+    GAP_WIDTHS = 3, /* 64 (of one piece), 256 and 1024 bytes: the widest known decides */
     GAP_WORDS_MAX = 1 << 16,
     GAP_TEXT_MAX = 4 << 20, /* longer regions are cut by the blocks alone */
     PIECE_BYTES_LONE = 600  /* chosen: a piece alone in its region is looked into from here on */
@@ -33,7 +33,6 @@ struct gap {
     uint8_t n_left, n_right;   /* different neighbours, about */
     uint8_t moved;             /* times that both sides moved together */
     uint8_t form, verdict;
-    bool repeated; /* the same words stand in one text twice: no evidence */
     const char *reason;
     float confidence;
 };

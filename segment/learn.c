@@ -311,23 +311,18 @@ bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, boo
 struct look {
     uint16_t seen, turns;
     uint8_t n, moved;
-    bool repeated;
 };
 
-/* The widest window that is known decides. */
+/* The widest window that is known decides; one that stands in a text twice says nothing. */
 static struct look look_side(const struct space *s, const uint64_t *key, uint32_t neighbour)
 {
     struct look r = {0};
     for (int k = 0; k < GAP_WIDTHS; k++) {
         const struct side *e = side_find(s, key[k]);
-        if (!e) break; /* what is unknown at 64 bytes is unknown at 256 */
-        if (e->repeated) {
-            r.repeated = true;
-            continue;
-        }
-        r.repeated = false;
-        r.seen = e->seen;
-        r.turns = (uint16_t)(e->turns + (e->neighbour != neighbour));
+        if (!e && k > 0) break; /* what is unknown at 256 bytes is unknown at 1024 */
+        if (!e) continue;
+        r.seen = e->repeated ? 0 : e->seen;
+        r.turns = e->repeated ? 0 : (uint16_t)(e->turns + (e->neighbour != neighbour));
         r.n = (uint8_t)__builtin_popcount(e->sketch | 1u << (neighbour & 7));
         r.moved = e->neighbour == neighbour ? e->moved : 0;
     }
@@ -354,8 +349,7 @@ void learn_look(struct space *s, struct gaps *g)
             x->seen_r = r.seen;
             x->turns_r = r.turns;
             x->n_right = r.n;
-            x->moved = l.moved;
-            x->repeated = l.repeated || r.repeated;
+            x->moved = l.moved > r.moved ? l.moved : r.moved;
         }
         learn_unlock(s);
     }
@@ -392,7 +386,7 @@ static struct side *add_side(struct space *s, uint64_t key, uint32_t neighbour, 
 
 static bool familiar(const struct gap *x)
 {
-    return x->seen_l > 0 && x->seen_r > 0 && x->turns_l == 0 && x->turns_r == 0 && !x->repeated;
+    return x->seen_l > 0 && x->seen_r > 0 && x->turns_l == 0 && x->turns_r == 0;
 }
 
 static void count_form(struct space *s, unsigned form, bool cut)
@@ -420,7 +414,8 @@ void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
         for (int k = 0; k < GAP_WIDTHS; k++) {
             struct side *left = i > 0 ? add_side(s, x->left[k], x->next, now) : NULL;
             if (left && together) left->moved += left->moved < 255;
-            if (i + 1 < g->n) (void)add_side(s, x->right[k], x->prev, now);
+            struct side *right = i + 1 < g->n ? add_side(s, x->right[k], x->prev, now) : NULL;
+            if (right && together) right->moved += right->moved < 255;
         }
         if (!familiar(x)) moved = x->turns_r > 0;
         if (together || x->verdict == GAP_CUT) count_form(s, x->form, x->verdict == GAP_CUT);

@@ -120,6 +120,8 @@ int learned_cut(const struct region_job *j, struct seg_list *out);
 /* Remember chunks that markers showed, so that their text is found without markers. */
 void learned_keep(const struct seg_opts *o, const char *text, const struct seg_list *l,
                   size_t from);
+/* Where a line starts from which a kept text reaches up to `end`; SIZE_MAX when none does. */
+size_t learned_tail(const struct seg_opts *o, const char *text, size_t begin, size_t end);
 /* A short text: chunks only where texts stand that were kept before; its own paragraphs are
  * candidates, kept when they come a second time. */
 int learned_short(const struct region_job *j, struct seg_list *out);

@@ -121,7 +121,9 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
                                       "brief, and say so when the passages do not tell.";
     struct seg_text t[2] = {{"system", system_text, sizeof system_text - 1},
                             {"user", b.data, b.len}};
-    struct seg_opts o = {.learner = a->learner, .space = a->space};
+    struct seg_whys whys = {0};
+    static size_t i_req; i_req++;
+    struct seg_opts o = {.learner = a->learner, .space = a->space, .whys = getenv("SHOW") ? &whys : NULL};
     struct seg_list l = {0};
     ASSERT_OK(seg_find(a->presets, &o, t, 2, &l));
     for (unsigned i = 0; i < take && ret; i++) {
@@ -138,11 +140,13 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
         ret->cuts += 2;
         ret->wrong += (size_t)bw + ew;
         if ((bw || ew) && getenv("SHOW"))
-            printf("# wrong %s%s: …%.*s|%.*s … %.*s|%.*s [%s]\n", bw ? "begin " : "",
-                   ew ? "end" : "", 30, b.data + (l.seg[k].begin > 30 ? l.seg[k].begin - 30 : 0),
-                   30, b.data + l.seg[k].begin, 30, b.data + l.seg[k].end - 30, 30,
-                   b.data + l.seg[k].end, l.seg[k].detector);
+            for (size_t z = 0; z < whys.n; z++) {
+                const struct seg_why *y = &whys.why[z];
+                if (y->msg == 1 && ((bw && y->end == l.seg[k].begin) || (ew && y->begin == l.seg[k].end)))
+                    printf("# wrong %s %s %.2f %u %u [%s] %zu: %.*s|%.*s\n", y->reason, y->form, y->confidence, y->n_left, y->n_right, l.seg[k].detector, i_req, 40, b.data + (y->begin > 40 ? y->begin - 40 : 0), 40, b.data + y->end);
+            }
     }
+    seg_whys_fini(&whys);
     seg_list_fini(&l);
     buf_fini(&b);
 }
