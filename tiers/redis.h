@@ -21,8 +21,7 @@
 struct tier_redis_opts {
     const struct redis_url *url; /* copied; redis_url_parse() */
     unsigned connections;        /* per server, if the URL does not say; 0 = 4 */
-    unsigned
-        depth; /* commands with a body in flight per connection; 0 = 2 on this machine, else 4 */
+    unsigned depth; /* bodies in flight per connection; 0 = 4, to a server on this machine 1 */
     uint64_t window_bytes;       /* of bodies in flight per connection; 0 = 16 MiB */
     unsigned queue_ops;          /* beyond: -EAGAIN; 0 = 1024 */
     unsigned connect_timeout_ms; /* TCP, TLS and login together; 0 = 1000 */
