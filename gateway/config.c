@@ -141,17 +141,17 @@ static int strs_add(struct gw_strs *l, const char *s, size_t len)
     return 0;
 }
 
-/* Variables hold lists with commas; a flag or a YAML item is one entry. */
-static int set_list(struct gw_strs *l, const char *text, bool commas)
+/* Variables hold lists; a flag or a YAML item is one entry (no separator). */
+static int set_list(struct gw_strs *l, const char *text, const char *separator)
 {
-    if (!commas) return strs_add(l, text, strlen(text));
+    if (!separator) return strs_add(l, text, strlen(text));
     while (*text) {
-        size_t n = strcspn(text, ",");
+        size_t n = strcspn(text, separator);
         if (n > 0) {
             int r = strs_add(l, text, n);
             if (r < 0) return r;
         }
-        text += n + (text[n] == ',');
+        text += n + (text[n] == *separator);
     }
     return 0;
 }
@@ -219,7 +219,7 @@ int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char
     case GW_LIST:
         if (b->rank[i] != rank) strs_clear(f);
         b->rank[i] = rank;
-        return set_list(f, text, rank == 2);
+        return set_list(f, text, rank != 2 ? NULL : k->props & GW_SPACES ? " " : ",");
     case GW_BOOL:
         if (opt_parse_bool(text, f) < 0) return bad_value(b, k, src, text, "true or false");
         return 0;

@@ -46,6 +46,7 @@ enum {
     GW_PASS = 2,     /* handed to the own worker under the same flag */
     GW_NOFILE = 4,   /* flag and variable only */
     GW_PASS_ENV = 8, /* handed to the own worker in its environment: may hold a password */
+    GW_SPACES = 16,  /* a list whose values hold commas: spaces separate them in a variable */
 };
 
 /* kind, field, YAML key, flag, default (NULL = unset), min, max, properties, choices, help */
@@ -62,14 +63,14 @@ enum {
       "RAM budget for chunk records, such as 512MiB or 4GiB")                                      \
     X(GW_STR, nvme, "worker.nvme", "nvme", NULL, 0, 0, GW_PASS, NULL,                              \
       "PATH:SIZE of a file or device for records that RAM has no room for")                        \
-    X(GW_LIST, redis, "worker.redis", "redis", NULL, 0, 0, GW_PASS_ENV, NULL,                      \
+    X(GW_LIST, redis, "worker.redis", "redis", NULL, 0, 0, GW_PASS_ENV | GW_SPACES, NULL,          \
       "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, "                  \
       "redis-sentinel://, unix:// (repeatable)")                                                   \
     X(GW_STR, ram_policy, "worker.ram_policy", "ram-policy", NULL, 0, 0, GW_PASS,                  \
       "lru|clock|s3fifo|arc|gdsf", "eviction from RAM: lru, clock, s3fifo, arc or gdsf")           \
     X(GW_STR, nvme_policy, "worker.nvme_policy", "nvme-policy", NULL, 0, 0, GW_PASS,               \
       "lru|clock|s3fifo|arc|gdsf", "eviction from NVMe: lru, clock, s3fifo, arc or gdsf")          \
-    X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS, NULL,                          \
+    X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS | GW_SPACES, NULL,              \
       "NS=ram:SIZE,nvme:SIZE, hard caps of a namespace's records (repeatable)")                    \
     X(GW_STR, ttl, "worker.ttl", "ttl", NULL, 0, 0, GW_PASS, "DURATION",                           \
       "life of a record, such as 12h (default: for ever)")                                         \

@@ -173,6 +173,13 @@ TEST(tiers_of_the_worker)
     ASSERT_STREQ(getenv("KVBLEND_WORKER_SECRET"), "s3cret");
     ASSERT_STREQ(getenv("KVBLEND_WORKER_REDIS_URLS"), "redis://:pw@h1,h2:7 redis://h3");
     gw_config_free(c);
+    char *lists[] = {"KVBLEND_QUOTA=a=ram:1MiB,nvme:2MiB b=ram:1MiB", "KVBLEND_TTL_NS=a=1h,b=2h",
+                     NULL};
+    ASSERT_OK(load(&c, lists, NULL, NULL));
+    ASSERT_EQ(c->quota.n, 2);
+    ASSERT_STREQ(c->quota.v[0], "a=ram:1MiB,nvme:2MiB");
+    ASSERT_EQ(c->ttl_ns.n, 2);
+    gw_config_free(c);
     static const char *const bad[][2] = {
         {"--ttl", "soon"}, {"--ram-policy", "fifo"}, {"--nvme-write-budget", "lots"}};
     for (size_t i = 0; i < 3; i++) {
