@@ -1,6 +1,7 @@
 /* The slower tiers of a benchmark; see the header. */
 #include "tools/bench/places.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "tiers/gpu.h"
 #include "tiers/nvme.h"
@@ -105,11 +106,12 @@ static void exec_server(const struct places *p, pid_t parent)
     _exit(127);
 }
 
-static bool answers(const char *socket_path)
+static bool answers(const char socket_path[PLACE_SOCKET_MAX])
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     char pong[8] = "";
-    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", socket_path);
+    static_assert(sizeof a.sun_path == PLACE_SOCKET_MAX, "copied whole");
+    memcpy(a.sun_path, socket_path, sizeof a.sun_path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool ok = fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0 &&
               write(fd, "PING\r\n", 6) == 6 && read(fd, pong, 5) == 5 &&
@@ -126,9 +128,8 @@ static int server_start(struct places *p, struct err *err)
     int r = places_dir(p, err);
     if (r < 0) return r;
     p->port = free_port();
-    (void)snprintf(p->socket, sizeof p->socket, "%.*s/redis.sock", (int)sizeof p->socket - 16,
-                   p->dir);
-    if (strlen(p->socket) >= sizeof((struct sockaddr_un *)0)->sun_path) /* its own, short */
+    int n = snprintf(p->socket, sizeof p->socket, "%s/redis.sock", p->dir);
+    if (n >= (int)sizeof p->socket) /* too long a path: one of its own */
         (void)snprintf(p->socket, sizeof p->socket, "/tmp/kvblend-bench-%d.sock", (int)getpid());
     pid_t me = getpid(), pid = fork();
     if (pid < 0) return err_set(err, -errno, "no process for redis-server");

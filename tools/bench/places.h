@@ -13,11 +13,11 @@
 
 #include <sys/types.h>
 
-enum { PLACE_PATH_MAX = 512 };
+enum { PLACE_PATH_MAX = 512, PLACE_SOCKET_MAX = 108 }; /* the latter: of sockaddr_un */
 struct places {
     const struct opts *opts;
     char dir[PLACE_PATH_MAX]; /* ours, removed at the end; "" until it is needed */
-    char socket[PLACE_PATH_MAX];
+    char socket[PLACE_SOCKET_MAX];
     uint16_t port; /* of our server; 0: none */
     pid_t server;
     bool no_server; /* tried: there is no redis-server */
