@@ -24,7 +24,6 @@ enum {
     TICK_IDLE_MS = 250,
     SCAN_COUNT = 256,
     SCAN_TIMEOUT_MS = 10000,
-    TOUCH_TABLE = 256,
 };
 static const uint64_t TOUCH_NS = 60ull * 1000 * 1000 * 1000; /* cited: memcached, CacheLib */
 
@@ -271,7 +270,7 @@ static int redis_remove(struct tier *tier, const struct tier_key *k, bool also_p
     return 1;
 }
 
-/* At most once a minute per key, and never for keys that share a place with a younger one. */
+/* At most once a minute per key, as long as no other key takes its place in the table. */
 static void redis_touch(struct tier *tier, const struct tier_key *k)
 {
     struct redis_tier *t = of(tier);

@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-enum { REDO_MAX = 64, REDIRECTS_MAX = 64, RETRIES_MAX = 3 };
+enum { TOUCH_TABLE = 256, REDO_MAX = 64, REDIRECTS_MAX = 64, RETRIES_MAX = 3 };
 
 /* ---- ops ---- */
 
@@ -129,14 +129,14 @@ struct redis_tier {
     struct tier_stat stat;
     struct {
         uint64_t key, at_ns;
-    } touched[256];
+    } touched[TOUCH_TABLE];
     /* by any thread */
     atomic_bool usable, serves[REDIS_ENDPOINTS_MAX];
     /* the thread's own */
     bool mapped, dirty, refused;
     bool want_map, map_asked;
     unsigned map_from;
-    uint64_t map_ns, stat_ns;
+    uint64_t map_ns;
     char why[96]; /* nothing can be used; "" it can */
     uint64_t now_ns, seed;
     struct redis_topo topo;

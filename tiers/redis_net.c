@@ -230,7 +230,6 @@ static void info_done(struct redis_cmd *c, int status)
     struct node *n = c->conn->owner;
     n->info_asked = false;
     n->info_ns = n->t->now_ns + (n->t->mapped ? INFO_NS : CHECK_NS);
-    n->t->stat_ns = 0;
     n->t->dirty = true;
 }
 
