@@ -63,6 +63,7 @@ struct store_tier {
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
     double bytes_per_s, first_ms, rest_ms_per_byte; /* moving averages of loads, predict_ms() */
     uint64_t measured_ns;
+    bool stale; /* what is known is old: the next load replaces it */
 };
 struct ns_ttl {
     uint64_t ns_hash, ttl_ms;

@@ -25,7 +25,8 @@ static bool gate_closed(struct store_tier *t, uint64_t bytes, double worth_ms, u
 {
     if (worth_ms <= 0 || predict_ms(t, bytes) <= worth_ms) return false;
     if (now - t->measured_ns < GATE_STALE_MS * 1000000ull) return true;
-    t->measured_ns = now; /* this one measures: a tier that has recovered is found out */
+    t->measured_ns = now; /* this one measures: a tier that has recovered is found out at once */
+    t->stale = true;
     return false;
 }
 
@@ -170,7 +171,8 @@ static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64
     uint64_t bytes = e->layout.record_bytes;
     double total = (double)(now - e->start_ns) / 1e6 + 1e-3;
     double first = e->first_ns ? (double)(e->first_ns - e->start_ns) / 1e6 : total;
-    double w = t->bytes_per_s > 0 ? AVERAGE_WEIGHT : 1;
+    double w = t->bytes_per_s > 0 && (late || !t->stale) ? AVERAGE_WEIGHT : 1;
+    if (!late) t->stale = false;
     double rate = (double)(e->queued_bytes + bytes) / total * 1e3;
     t->rest_ms_per_byte += ((total - first) / (double)bytes - t->rest_ms_per_byte) * w;
     t->bytes_per_s += (rate - t->bytes_per_s) * w;

@@ -38,12 +38,12 @@ void kit_make(struct kit_rec *r, uint64_t id, const char *ns, struct kit_geometr
     record_init(r->part[0], &r->desc, &r->layout, tok);
     mem_free(tok);
     for (uint32_t i = 0; i < r->layout.n_groups; i++) {
-        uint64_t seed = id * 1000003u + i;
         uint8_t *at = record_group(r->part, &r->layout, i);
-        for (uint64_t b = 0; b + 8 <= r->layout.group_bytes; b += 8) {
-            uint64_t v = test_rand(&seed);
-            memcpy(at + b, &v, 8);
-        }
+        uint64_t seed = id * 1000003u + i, page[512], n = r->layout.group_bytes;
+        for (size_t w = 0; w < 512; w++)
+            page[w] = test_rand(&seed);
+        for (uint64_t b = 0; b < n; b += sizeof page, page[0]++) /* no page like another */
+            memcpy(at + b, page, n - b < sizeof page ? n - b : sizeof page);
     }
     record_seal(r->part, &r->layout);
 }
