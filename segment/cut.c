@@ -18,9 +18,10 @@
 #include <xxhash.h>
 
 enum {
-    TURNS_RARE = 8,      /* chosen: fewer turns than one sighting in 8 are edits, not boundaries */
-    MOVED_SURE = 2,      /* chosen: a pair that moved together this often is no coincidence */
-    WORD_CUT_APART = 128 /* chosen: word cuts are at least this far apart */
+    TURNS_RARE = 8, /* chosen: fewer turns than one sighting in 8 are edits, not boundaries */
+    MOVED_SURE = 2, /* chosen: a pair that moved together this often is no coincidence */
+    QUESTION_BYTES_LINE = 512, /* chosen: a question in a text without line breaks */
+    WORD_CUT_APART = 128       /* chosen: word cuts are at least this far apart */
 };
 #define PRIOR_CUT 0.7
 #define PRIOR_JOIN 0.3
@@ -31,6 +32,7 @@ struct region {
     struct space *space; /* NULL: no history */
     struct gaps gaps;
     struct seg_list *out;
+    size_t question;
     bool seen; /* this very text, before */
 };
 
@@ -61,13 +63,26 @@ static bool held(const struct gap *x)
     return (x->seen_l && !x->turns_l) || (x->seen_r && !x->turns_r);
 }
 
+/* One side varies, the other never did: a paragraph that two documents share, or a rare pair. */
+static void judge_conflict(struct gap *x, double prior, bool splits_here)
+{
+    bool cut = prior >= 0 ? prior >= PRIOR_CUT : splits_here;
+    bool left = x->turns_l > 0;
+    set(x, cut ? GAP_CUT : GAP_JOIN,
+        !cut   ? "one_side_constant"
+        : left ? "next_varies"
+               : "previous_varies",
+        0.5);
+}
+
 static void judge(const struct region *r, struct gap *x, const double *prior)
 {
     bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
+    bool splits_here = x->form >= FORM_BLANK || r->job->by_line;
     if (x->form == FORM_EDGE) {
         set(x, GAP_CUT, "edge", 1);
     } else if ((left || right) && held(x)) {
-        set(x, GAP_JOIN, "one_side_constant", 0.5);
+        judge_conflict(x, prior[x->form], splits_here);
     } else if (left || right) {
         set(x, GAP_CUT,
             left && right ? "both_sides_vary"
@@ -84,8 +99,7 @@ static void judge(const struct region *r, struct gap *x, const double *prior)
     } else if (prior[x->form] >= 0 && prior[x->form] <= PRIOR_JOIN) {
         set(x, GAP_JOIN, "usual_inside", 1 - prior[x->form]);
     } else {
-        bool split = x->form >= FORM_BLANK || r->job->by_line;
-        set(x, split ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
+        set(x, splits_here ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
     }
 }
 
@@ -112,15 +126,25 @@ static void thin_words(struct gaps *g)
     }
 }
 
-/* The question starts at the last cut behind its presumed start, else there. */
-static void cut_question(struct gaps *g, size_t question)
+/* The question starts at the last cut behind its presumed start, else there. Without line breaks
+ * the presumed start is that of its last sentence, so a cut shortly before is believed, too. */
+static void cut_question(struct region *r)
 {
+    struct gaps *g = &r->gaps;
     struct gap *first = NULL;
-    for (size_t i = g->n - 1; i-- > 0 && g->gap[i].begin >= question;) {
+    size_t i = g->n - 1;
+    while (i-- > 0 && g->gap[i].begin >= r->question) {
         first = &g->gap[i];
         if (first->verdict == GAP_CUT) return;
     }
-    if (first) set(first, GAP_CUT, "question", 1);
+    if (!first) return;
+    set(first, GAP_CUT, "question", 1);
+    if (first->form != FORM_WORD) return;
+    for (i = i + 1; i-- > 0 && r->job->end - g->gap[i].begin <= QUESTION_BYTES_LINE;)
+        if (g->gap[i].verdict == GAP_CUT) {
+            r->question = g->gap[i].begin;
+            return;
+        }
 }
 
 static void judge_all(struct region *r)
@@ -131,7 +155,7 @@ static void judge_all(struct region *r)
     for (size_t i = 0; i < r->gaps.n; i++)
         judge(r, &r->gaps.gap[i], prior);
     thin_words(&r->gaps);
-    if (r->job->question < r->job->end) cut_question(&r->gaps, r->job->question);
+    if (r->question < r->job->end) cut_question(r);
 }
 
 /* ---- kept texts ---- */
@@ -185,7 +209,9 @@ static int place_kept(struct region *r, size_t begin, size_t end, struct gaps *m
     enum edge_kind kind[2];
     for (int k = 0; k < 2; k++)
         kind[k] = edge_kind(g, at[k], k == 0, &i[k]);
-    if (kind[0] == HELD || kind[1] == HELD || (kind[0] == AT_LINE && kind[1] == AT_LINE)) return 0;
+    bool lines = kind[0] == AT_LINE && kind[1] == AT_LINE;
+    bool cut_off = kind[0] == AT_LINE && kind[1] == IN_PIECE; /* a document that goes on here */
+    if (kind[0] == HELD || kind[1] == HELD || lines || cut_off) return 0;
     for (size_t x = i[0] + (kind[0] == AT_WORD); x < i[1]; x++)
         if (g->gap[x].form == FORM_WORD) set(&g->gap[x], GAP_JOIN, "inside_kept_text", 1);
     for (int k = 0; k < 2; k++) {
@@ -269,7 +295,8 @@ static const struct gap *skip_preamble(const struct region *r, const struct gap 
 /* The question stands at the end, a document elsewhere, too. */
 static bool is_question(const struct region *r, const struct gap *a, const struct gap *b)
 {
-    if (a->begin < r->job->question) return false;
+    if (a->begin >= r->question && r->question < r->job->question) return true;
+    if (a->begin < r->question) return false;
     return !splits(a->seen_r, a->turns_r) || !splits(b->seen_l, b->turns_l);
 }
 
@@ -374,7 +401,7 @@ static void remember(struct region *r, size_t n_before)
 int learned_cut(const struct region_job *j, struct seg_list *out)
 {
     const struct seg_opts *o = j->opts;
-    struct region r = {.job = j, .learner = o->learner, .out = out};
+    struct region r = {.job = j, .learner = o->learner, .out = out, .question = j->question};
     size_t n_before = out->n;
     if (j->begin >= j->end) return 0;
     if (j->end - j->begin > GAP_TEXT_MAX)

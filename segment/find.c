@@ -190,7 +190,8 @@ static int region_chunks(const struct job *j, const struct preset *p, struct reg
     return learned_cut(&u, out);
 }
 
-static int run_preset(const struct job *j, const struct preset *p, struct seg_list *out)
+static int run_preset(const struct job *j, const struct preset *p, struct seg_list *out,
+                      bool *ret_closed)
 {
     size_t len = j->text->len;
     struct finder begin, end;
@@ -206,6 +207,7 @@ static int run_preset(const struct job *j, const struct preset *p, struct seg_li
         struct span e = p->begin.n ? finder_next(&end, g.begin) : SPAN_NONE;
         g.closed = e.begin != SIZE_MAX;
         g.end = g.closed ? e.begin : len;
+        *ret_closed |= g.closed;
         int r = region_chunks(j, p, g, out);
         if (r < 0 || !g.closed) return r;
         at = e.end > at ? e.end : at + 1;
@@ -213,9 +215,11 @@ static int run_preset(const struct job *j, const struct preset *p, struct seg_li
     return 0;
 }
 
-static int rank_of(const struct preset *p)
+/* Markers say most; a lead-in says more when its end was found, too. */
+static int rank_of(const struct preset *p, bool closed)
 {
-    return p->open.n ? 2 : p->begin.n ? 1 : 0;
+    int base = p->open.n ? 3 : 0;
+    return base + (!p->begin.n ? 0 : closed ? 2 : 1);
 }
 
 /* Explain chunks that explicit marks or markers gave: both edges, one entry each. */
@@ -242,8 +246,9 @@ static int best_preset(const struct job *j, const struct preset **ret)
         const struct preset *p = &j->presets->preset[i];
         struct seg_list l = {0};
         if (p->tool_only && !j->tool) continue;
-        r = run_preset(j, p, &l);
-        int rank = rank_of(p);
+        bool closed = false;
+        r = run_preset(j, p, &l, &closed);
+        int rank = rank_of(p, closed);
         bool better = rank > best_rank || (rank == best_rank && l.n > best_n);
         if (r == 0 && l.n >= p->min_matches && l.n > 0 && better) {
             *ret = p;
@@ -264,7 +269,8 @@ static int by_preset(const struct job *j, struct seg_list *out)
     if (r < 0 || !p) return r;
     struct job final = *j;
     final.learn = true;
-    r = run_preset(&final, p, out);
+    bool closed = false;
+    r = run_preset(&final, p, out, &closed);
     if (r < 0) return r;
     if (p->open.n || p->split == SPLIT_JOIN || p->split == SPLIT_WHOLE) {
         r = explain_marks(j, out, n_before, "marker");

@@ -191,13 +191,6 @@ static void print_right(const struct scanner *s, size_t at, size_t to, uint64_t 
     }
 }
 
-/* What a neighbour is known by: 64 bytes, whatever lines they span. */
-static uint32_t print_near(const struct scanner *s, size_t from, size_t to)
-{
-    uint64_t power = to - from == widths[0] ? s->power[0] : power_of(to - from);
-    return (uint32_t)mix(window(s, from, to, power), SEED_WORD);
-}
-
 static uint32_t print_word(const char *t, size_t at, size_t end)
 {
     return (uint32_t)XXH3_64bits_withSeed(t + at, end - at, SEED_WORD);
@@ -217,14 +210,32 @@ static int add_line_gap(struct scanner *s, const struct piece *before, const str
     struct gap g = {.end = (uint32_t)end, .begin = (uint32_t)begin, .form = (uint8_t)form};
     if (before) {
         print_left(s, before->begin, end, g.left);
-        size_t n = end - s->begin;
-        g.prev = print_near(s, n > widths[0] ? end - widths[0] : s->begin, end);
+        g.prev = (uint32_t)g.left[0];
     }
     if (behind) {
         print_right(s, begin, behind->end, g.right);
-        size_t n = s->end - begin;
-        g.next = print_near(s, begin, n > widths[0] ? begin + widths[0] : s->end);
+        g.next = (uint32_t)g.right[0];
     }
+    return gaps_add(s->out, g);
+}
+
+/* May a text end behind text[i], though nothing separates it from the next? */
+static bool ends_text(const char *t, size_t i, size_t end)
+{
+    return strchr(".!?)]}>\"", t[i]) && t[i] && i + 1 < end && !is_blank(t[i + 1]);
+}
+
+static int add_word_gap(struct scanner *s, const struct piece *word, size_t begin, size_t end)
+{
+    size_t next_end = begin;
+    while (next_end < end && !is_blank(s->text[next_end]) && next_end - begin < widths[0])
+        next_end++;
+    struct gap g = {.end = (uint32_t)word->end, .begin = (uint32_t)begin, .form = FORM_WORD};
+    print_left(s, s->begin, word->end, g.left);
+    print_right(s, begin, s->end, g.right);
+    g.next = print_word(s->text, begin, next_end);
+    g.prev = print_word(s->text, word->begin, word->end);
+    s->n_words++;
     return gaps_add(s->out, g);
 }
 
@@ -232,28 +243,21 @@ static int add_line_gap(struct scanner *s, const struct piece *before, const str
 static int word_gaps(struct scanner *s, size_t begin, size_t end)
 {
     const char *t = s->text;
-    size_t word = begin; /* start of the word before the gap */
-    for (size_t i = begin; i < end && s->n_words < GAP_WORDS_MAX; i++) {
-        if (t[i] != ' ' && t[i] != '\t') continue;
-        size_t stop = i;
-        while (i < end && (t[i] == ' ' || t[i] == '\t'))
-            i++;
-        if (i >= end || stop == begin) break;
-        size_t next_end = i;
-        while (next_end < end && t[next_end] != ' ' && t[next_end] != '\t')
-            next_end++;
-        struct gap g = {.end = (uint32_t)stop, .begin = (uint32_t)i, .form = FORM_WORD};
-        print_left(s, s->begin, stop, g.left);
-        print_right(s, i, s->end, g.right);
-        g.next = print_word(t, i, next_end);
-        g.prev = print_word(t, word, stop);
-        int r = gaps_add(s->out, g);
-        if (r < 0) return r;
-        s->n_words++;
-        word = i;
-        i = next_end - 1;
+    struct piece word = {begin, begin};
+    int r = 0;
+    for (size_t i = begin; i < end && s->n_words < GAP_WORDS_MAX && r == 0; i++) {
+        bool blank = is_blank(t[i]);
+        if (!blank && !ends_text(t, i, end)) continue;
+        word.end = blank ? i : i + 1;
+        size_t next = word.end;
+        while (next < end && is_blank(t[next]))
+            next++;
+        if (next >= end) break;
+        if (word.end > word.begin) r = add_word_gap(s, &word, next, end);
+        word.begin = next;
+        i = next - 1;
     }
-    return 0;
+    return r;
 }
 
 int gaps_find(const char *text, size_t begin, size_t end, struct gaps *ret)

@@ -33,6 +33,7 @@ struct gap {
     uint8_t n_left, n_right;   /* different neighbours, about */
     uint8_t moved;             /* times that both sides moved together */
     uint8_t form, verdict;
+    bool blur_l, blur_r; /* the side stands in a text twice: known, but says nothing */
     const char *reason;
     float confidence;
 };

@@ -22,7 +22,7 @@ enum {
     SPACE_ENTRIES_MAX = 262144, /* 6 MiB: about 250 KB of structureless or 8 MB of other text */
     TEXTS = 1024,
     COUNT_MAX = 240, /* then both counts are halved: old habits fade */
-    PRIOR_LEAST = 8  /* chosen: decided gaps of a form before it says anything */
+    PRIOR_LEAST = 4  /* chosen: decided gaps of a form before it says anything */
 };
 
 struct side { /* one side of a gap, as history */
@@ -311,6 +311,7 @@ bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, boo
 struct look {
     uint16_t seen, turns;
     uint8_t n, moved;
+    bool blur;
 };
 
 /* The widest window that is known decides; one that stands in a text twice says nothing. */
@@ -321,6 +322,7 @@ static struct look look_side(const struct space *s, const uint64_t *key, uint32_
         const struct side *e = side_find(s, key[k]);
         if (!e && k > 0) break; /* what is unknown at 256 bytes is unknown at 1024 */
         if (!e) continue;
+        r.blur = e->repeated;
         r.seen = e->repeated ? 0 : e->seen;
         r.turns = e->repeated ? 0 : (uint16_t)(e->turns + (e->neighbour != neighbour));
         r.n = (uint8_t)__builtin_popcount(e->sketch | 1u << (neighbour & 7));
@@ -346,6 +348,8 @@ void learn_look(struct space *s, struct gaps *g)
             x->seen_l = l.seen;
             x->turns_l = l.turns;
             x->n_left = l.n;
+            x->blur_l = l.blur;
+            x->blur_r = r.blur;
             x->seen_r = r.seen;
             x->turns_r = r.turns;
             x->n_right = r.n;
@@ -384,9 +388,11 @@ static struct side *add_side(struct space *s, uint64_t key, uint32_t neighbour, 
     return e;
 }
 
+/* Both sides were next to each other before, as far as they say anything. */
 static bool familiar(const struct gap *x)
 {
-    return x->seen_l > 0 && x->seen_r > 0 && x->turns_l == 0 && x->turns_r == 0;
+    bool known = (x->seen_l || x->blur_l) && (x->seen_r || x->blur_r) && (x->seen_l || x->seen_r);
+    return known && x->turns_l == 0 && x->turns_r == 0;
 }
 
 static void count_form(struct space *s, unsigned form, bool cut)

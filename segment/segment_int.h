@@ -11,7 +11,7 @@
 #include "segment/segment.h"
 
 enum {
-    PAT_OPS_MAX = 12,
+    PAT_OPS_MAX = 24,
     PAT_RUN_MAX = 512,     /* chosen: longer than any marker line; bounds the work per candidate */
     PRESET_LIST_MAX = 16,  /* patterns in one list of a preset */
     CHUNK_BYTES_MIN = 24,  /* chosen: what is shorter is not worth a record, markers or not */

@@ -47,8 +47,9 @@ static const struct shape shapes[] = {
      "Use the context information below to assist the user.\n" D20 "\n", "", "", "\n\n",
      "\n" D20 "\n", true},
     {"llamaindex-citation", "user",
-     "Please provide an answer based solely on the provided sources.\n------\n", "Source %d:\n", "",
-     "\n\n", "\n------\nQuery: What?\nAnswer: ", false},
+     "Please provide an answer based solely on the provided sources.\nBelow are several numbered "
+     "sources of information:\n------\n",
+     "Source %d:\n", "", "\n\n", "\n------\nQuery: What?\nAnswer: ", false},
     {"document-colon", "user", "Answer from the documents.\n\n", "Document %d: ", "", "\n\n",
      "\n\nQuestion: What lit the harbour?", false},
     {"document-heading", "user", "Answer from the documents.\n\n", "### Document %d\n", "", "\n\n",

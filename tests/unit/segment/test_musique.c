@@ -122,8 +122,10 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
     struct seg_text t[2] = {{"system", system_text, sizeof system_text - 1},
                             {"user", b.data, b.len}};
     struct seg_whys whys = {0};
-    static size_t i_req; i_req++;
-    struct seg_opts o = {.learner = a->learner, .space = a->space, .whys = getenv("SHOW") ? &whys : NULL};
+    static size_t i_req;
+    i_req++;
+    struct seg_opts o = {
+        .learner = a->learner, .space = a->space, .whys = getenv("SHOW") ? &whys : NULL};
     struct seg_list l = {0};
     ASSERT_OK(seg_find(a->presets, &o, t, 2, &l));
     for (unsigned i = 0; i < take && ret; i++) {
@@ -142,8 +144,11 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
         if ((bw || ew) && getenv("SHOW"))
             for (size_t z = 0; z < whys.n; z++) {
                 const struct seg_why *y = &whys.why[z];
-                if (y->msg == 1 && ((bw && y->end == l.seg[k].begin) || (ew && y->begin == l.seg[k].end)))
-                    printf("# wrong %s %s %.2f %u %u [%s] %zu: %.*s|%.*s\n", y->reason, y->form, y->confidence, y->n_left, y->n_right, l.seg[k].detector, i_req, 40, b.data + (y->begin > 40 ? y->begin - 40 : 0), 40, b.data + y->end);
+                if (y->msg == 1 &&
+                    ((bw && y->end == l.seg[k].begin) || (ew && y->begin == l.seg[k].end)))
+                    printf("# wrong %s %s %.2f %u %u [%s] %zu: %.*s|%.*s\n", y->reason, y->form,
+                           y->confidence, y->n_left, y->n_right, l.seg[k].detector, i_req, 40,
+                           b.data + (y->begin > 40 ? y->begin - 40 : 0), 40, b.data + y->end);
             }
     }
     seg_whys_fini(&whys);
