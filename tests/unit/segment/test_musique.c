@@ -121,11 +121,7 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
                                       "brief, and say so when the passages do not tell.";
     struct seg_text t[2] = {{"system", system_text, sizeof system_text - 1},
                             {"user", b.data, b.len}};
-    struct seg_whys whys = {0};
-    static size_t i_req;
-    i_req++;
-    struct seg_opts o = {
-        .learner = a->learner, .space = a->space, .whys = getenv("SHOW") ? &whys : NULL};
+    struct seg_opts o = {.learner = a->learner, .space = a->space};
     struct seg_list l = {0};
     ASSERT_OK(seg_find(a->presets, &o, t, 2, &l));
     for (unsigned i = 0; i < take && ret; i++) {
@@ -141,17 +137,7 @@ static void request(struct ask *a, const struct question *q, struct score *ret)
         bool bw = !edge_at(begin, take, l.seg[k].begin), ew = !edge_at(end, take, l.seg[k].end);
         ret->cuts += 2;
         ret->wrong += (size_t)bw + ew;
-        if ((bw || ew) && getenv("SHOW"))
-            for (size_t z = 0; z < whys.n; z++) {
-                const struct seg_why *y = &whys.why[z];
-                if (y->msg == 1 &&
-                    ((bw && y->end == l.seg[k].begin) || (ew && y->begin == l.seg[k].end)))
-                    printf("# wrong %s %s %.2f %u %u [%s] %zu: %.*s|%.*s\n", y->reason, y->form,
-                           y->confidence, y->n_left, y->n_right, l.seg[k].detector, i_req, 40,
-                           b.data + (y->begin > 40 ? y->begin - 40 : 0), 40, b.data + y->end);
-            }
     }
-    seg_whys_fini(&whys);
     seg_list_fini(&l);
     buf_fini(&b);
 }
@@ -182,8 +168,7 @@ static void report(const char *what, const struct score *c)
            c->cuts);
 }
 
-__attribute__((unused)) static void check(const char *what, const struct score *c, double found_min,
-                                          double wrong_max)
+static void check(const char *what, const struct score *c, double found_min, double wrong_max)
 {
     report(what, c);
     ASSERT_TRUE((double)c->found >= found_min * (double)c->edges);
@@ -198,11 +183,19 @@ static struct seg_presets *presets(void)
     return p;
 }
 
+/* What is promised: [0] of passages as they are, [1] with blank lines of their own. A blank between
+ * passages that have paragraphs is hopeless: the seam is inside a paragraph, too short to look
+ * into. */
 static const struct {
     const char *name, *join;
-} joins[] = {{"blank line", "\n\n"}, {"line break", "\n"}, {"blank", " "}, {"rule", "\n---\n"}};
+    double found_min[2], wrong_max[2];
+} joins[] = {{"blank line", "\n\n", {0.99, 0.97}, {0.002, 0.015}},
+             {"line break", "\n", {0.99, 0.97}, {0.002, 0.01}},
+             {"blank", " ", {0.93, 0}, {0.10, 1}},
+             {"rule", "\n---\n", {0.99, 0.99}, {0.002, 0.002}}};
 
-static void all_joins(const char *path, double found_min, double wrong_max)
+/* `slack` widens what is promised: passages of many questions share more of their text. */
+static void all_joins(const char *path, double slack)
 {
     struct seg_presets *p = presets();
     for (int par = 0; par < 2; par++) {
@@ -215,7 +208,7 @@ static void all_joins(const char *path, double found_min, double wrong_max)
                                par ? ", passages with blank lines" : "",
                                shared ? ", one namespace" : "");
                 struct score c = measure(&s, p, joins[i].join, shared);
-                report(what, &c);
+                check(what, &c, joins[i].found_min[par] - slack, joins[i].wrong_max[par] + slack);
             }
         set_fini(&s);
     }
@@ -224,12 +217,12 @@ static void all_joins(const char *path, double found_min, double wrong_max)
 
 TEST(boundaries_from_the_third_request_on)
 {
-    all_joins(test_data("segment/musique.json"), 0.95, 0.01);
+    all_joins(test_data("segment/musique.json"), 0);
 }
 
 TEST(whole_file)
 {
     const char *path = getenv("KVBLEND_MUSIQUE");
     if (!path || access(path, R_OK) != 0) SKIP("KVBLEND_MUSIQUE names no file");
-    all_joins(path, 0.95, 0.01);
+    all_joins(path, 0.02);
 }
