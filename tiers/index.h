@@ -42,7 +42,7 @@ struct entry {
     int from;            /* tier it was read from, -1 = built here */
     bool admin_pinned, scored, gave_up;
     uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
-    double used_s;
+    double used_s, checked_s;              /* checked_s: since when the flags above count */
     uint64_t scores_hash;
     float *scores_later; /* set while a tier reads the header; applied afterwards */
     _Atomic uint64_t touched_ns;

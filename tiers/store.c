@@ -515,6 +515,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->ident = o->ident;
     s->ident_hash = record_ident_hash(&o->ident);
     s->touch_every_ns = 1000000000u;
+    s->recheck_every_s = 1;
     s->ms_per_token = o->ms_per_token;
     s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
     s->ttl_ms = o->ttl_ms;

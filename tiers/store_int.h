@@ -72,6 +72,7 @@ struct store {
     struct tier_ident ident;
     uint64_t ident_hash;
     uint64_t touch_every_ns; /* how often a hit tells the policy; tests say 0 */
+    double recheck_every_s;  /* how long RAM is trusted; tests say 0 */
     struct shard shard[SHARDS];
     pthread_mutex_t m;
     pthread_cond_t wake, idle; /* for the maintenance thread; for store_flush() */

@@ -3,7 +3,9 @@
  * A hit in RAM takes its shard's lock twice (pin, release) and nothing else. Token ids are compared
  * under it: a few KiB, against a reference more to give back. What a layer's checksum said is kept
  * in an atomic flag of the entry: two holders may both check it, with the same result. A waiter
- * sleeps on its shard's condition, which a part's arrival signals. */
+ * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
+ * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
+ * found out at a cost that does not grow with the number of hits. */
 #include "tiers/store_int.h"
 
 /* Shard's lock held. */
@@ -55,14 +57,25 @@ static void drop(struct store *s, struct entry *e, enum store_miss why)
 
 enum look { LOOK_MISS, LOOK_HIT, LOOK_PENDING, LOOK_ABSENT, LOOK_AGAIN };
 
+/* Shard's lock held. Trust has lasted long enough: header and layers are to be checked again. */
+static void distrust(struct entry *e, double now_s)
+{
+    e->checked_s = now_s;
+    e->header_ok = 0;
+    for (uint32_t i = 0; i < e->layout.n_groups; i++)
+        atomic_store_explicit(&e->group_ok[i], 0, memory_order_release);
+}
+
 static enum look look_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
-                          enum store_miss *why)
+                          bool again, enum store_miss *why)
 {
     struct shard *sh = shard_of(s, &a->key);
     double now_s = clock_wall_s();
     enum look r = LOOK_MISS;
     pthread_mutex_lock(&sh->m);
     struct entry *e = index_find(&sh->index, &a->key);
+    if (e && e->state == ENTRY_READY && !again && now_s - e->checked_s >= s->recheck_every_s)
+        distrust(e, now_s);
     bool unchecked = e && e->state == ENTRY_READY && !e->header_ok;
     bool expired = e && e->state == ENTRY_READY && entry_expired(e, (uint64_t)(now_s * 1e3));
     if (!e) {
@@ -140,9 +153,9 @@ int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret
     if (ms > ASK_MS_MAX) ms = ASK_MS_MAX;
     p->wait_ns = (uint64_t)(ms * 1e6);
     enum store_miss why = STORE_MISS_NEVER;
-    enum look r;
+    enum look r = LOOK_MISS;
     do {
-        r = look_ram(s, a, p, &why);
+        r = look_ram(s, a, p, r == LOOK_AGAIN, &why);
         if (r == LOOK_PENDING || r == LOOK_ABSENT) p->deadline_ns = clock_ns() + p->wait_ns;
         if (r == LOOK_ABSENT) r = look_tiers(s, a, p, &why);
     } while (r == LOOK_AGAIN);

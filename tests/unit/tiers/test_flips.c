@@ -73,6 +73,7 @@ static void open_store(struct flips *f)
     }
     (void)snprintf(f->tier, sizeof f->tier, "%s", f->outer ? f->outer->name : "ram");
     ASSERT_OK(store_create(&o, &f->s, &err));
+    f->s->recheck_every_s = 0; /* flips come faster than any memory rots */
 }
 
 static void flush(struct flips *f)
@@ -162,12 +163,7 @@ static void one_try(struct flips *f)
             whole = look(f, id);
         }
         f->not_healed += !whole;
-        if (f->outer) {
-            leave_ram(f, id);
-        } else { /* a layer is checked at its first use: a fresh record for the next flip */
-            (void)store_evict(f->s, &truth[id].key, NULL);
-            build(f, id);
-        }
+        leave_ram(f, id);
     }
     if (f->flip && !f->flip(f, id)) return;
     if (f->before_read) f->before_read(f);
