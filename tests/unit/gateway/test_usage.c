@@ -1,0 +1,68 @@
+#include "gateway/usage.h"
+#include "tests/test.h"
+
+static struct gw_usage events(const char *text)
+{
+    struct gw_usage u = {0};
+    gw_usage_events(&u, text, strlen(text));
+    return u;
+}
+
+static struct gw_usage answer(const char *text)
+{
+    struct gw_usage u = {0};
+    gw_usage_answer(&u, text, strlen(text));
+    return u;
+}
+
+TEST(answers)
+{
+    struct gw_usage u = answer("{\"x\":1,\"usage\":{\"prompt_tokens\":8,\"completion_tokens\":3,"
+                               "\"prompt_tokens_details\":{\"cached_tokens\":5}}}");
+    ASSERT_TRUE(u.known && u.has_cached);
+    ASSERT_EQ(u.prompt, 8);
+    ASSERT_EQ(u.completion, 3);
+    ASSERT_EQ(u.cached, 5);
+    ASSERT_EQ(gw_usage_charge(&u, 100, false, 1000), 11);
+    u = answer(
+        "{\"usage\":{\"input_tokens\":4,\"output_tokens\":2,\"cache_read_input_tokens\":1}}");
+    ASSERT_TRUE(u.known && u.prompt == 4 && u.completion == 2 && u.cached == 1);
+    u = answer("{\"usage\":{\"prompt_tokens\":7}}"); /* embeddings */
+    ASSERT_TRUE(u.known && u.prompt == 7 && u.completion == 0 && !u.has_cached);
+    u = answer("{\"usage\":{\"prompt_tokens\":99999999999999}}");
+    ASSERT_EQ(u.prompt, GW_USAGE_MAX);
+    static const char *const none[] = {"",
+                                       "{",
+                                       "[]",
+                                       "{}",
+                                       "{\"usage\":null}",
+                                       "{\"usage\":[1]}",
+                                       "{\"usage\":{}}",
+                                       "{\"usage\":{\"prompt_tokens\":-1}}",
+                                       "{\"usage\":{\"prompt_tokens\":\"1\"}}",
+                                       "{\"a\":{\"usage\":{\"prompt_tokens\":1}}}"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        ASSERT_TRUE(!answer(none[i]).known);
+}
+
+TEST(streams)
+{
+    struct gw_usage u = events(": ping\n\n"
+                               "data: {\"choices\":[{}],\"usage\":null}\n\n"
+                               "data: {\"choices\":[{\"text\":\"\\\"usage\\\":{\"}]}\n\n"
+                               "data: {\"choices\":[],\"usage\": {\"prompt_tokens\": 3, "
+                               "\"completion_tokens\": 2}}\r\n\r\n"
+                               "data: [DONE]\n\n");
+    ASSERT_EQ(u.n_events, 3);
+    ASSERT_TRUE(u.known && u.prompt == 3 && u.completion == 2);
+    u = events("data: {\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}\n\n"
+               "data:{\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n");
+    ASSERT_EQ(u.completion, 2); /* the last one */
+    u = events("data: {\"a\":1}\n\ndata: {\"a\":2}\n\n");
+    ASSERT_TRUE(!u.known);
+    ASSERT_EQ(gw_usage_charge(&u, 100, true, 1000), 102);
+    ASSERT_EQ(gw_usage_charge(&u, 100, false, 1000), 350);
+    u = events("data:");
+    u = events("data: \n\ndata: {\"usage\":{\n");
+    ASSERT_TRUE(!u.known);
+}
