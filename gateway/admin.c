@@ -126,10 +126,34 @@ static void admin_reload(struct gw_req *q)
     buf_fini(&b);
 }
 
+/* Why the gateway would cut a request as it would; nothing is learned from it. */
+static void admin_boundaries(struct gw_req *q)
+{
+    struct buf why = BUF_INIT, b = BUF_INIT;
+    size_t len;
+    const char *body = http_req_body(q->http, &len);
+    struct gw_scan s = {
+        .body = body, .len = len, .presets = q->gate->presets, .dry = true, .explain = &why};
+    if (gw_space_of(q, s.space)) s.learner = q->gate->learner;
+    gw_scan_run(&s);
+    if (s.failed) {
+        gw_answer_error(q, s.error, NULL, "%s", s.message);
+    } else if (buf_addf(&b, "{\"boundaries\":%s}", why.len ? buf_cstr(&why) : "[]") < 0) {
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    } else {
+        gw_answer_json(q, 200, &b);
+    }
+    gw_scan_fini(&s);
+    buf_fini(&why);
+    buf_fini(&b);
+}
+
 const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
+    {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
+    {"/admin/segment", "POST", "/admin/segment", NULL, GW_R_ADMIN | GW_R_JSON | GW_R_DETECT},
     {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST},
 };
 const size_t gw_admin_n_routes = sizeof gw_admin_routes / sizeof gw_admin_routes[0];

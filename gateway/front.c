@@ -242,6 +242,21 @@ static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
                    (unsigned long long)r[1]);
 }
 
+bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
+{
+    const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
+    int n;
+    if (q->route->props & GW_R_ADMIN) {
+        const char *query = strstr(http_req_query(q->http), "space=");
+        n = query
+                ? snprintf(ret, GW_SCAN_SPACE_MAX, "%.*s", (int)strcspn(query + 6, "&"), query + 6)
+                : snprintf(ret, GW_SCAN_SPACE_MAX, "/");
+    } else {
+        n = snprintf(ret, GW_SCAN_SPACE_MAX, "%s/%s", q->key_id, given ? given : "");
+    }
+    return n >= 0 && n < GW_SCAN_SPACE_MAX;
+}
+
 static bool key_ok(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);

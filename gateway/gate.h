@@ -26,6 +26,7 @@ struct gw_fleet;
 struct gw_keys;
 struct gw_pool;
 struct gw_target;
+struct seg_learner;
 struct seg_presets;
 
 enum gw_stage {
@@ -67,6 +68,7 @@ struct gw_gate {
     struct gw_pool *pool;
     struct gw_stats *stats;
     struct seg_presets *presets;
+    struct seg_learner *learner; /* what the segmenter remembers, by namespace */
     struct gw_admit admit;
     struct http_timer *admit_timer;
     struct http_server *server, *admin;
@@ -118,6 +120,10 @@ void gw_answer_json(struct gw_req *q, int status, const struct buf *body);
 void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body);
 const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
                                      const char **ret_rest);
+
+/* Whose memory of chunk boundaries: "KEY/NAMESPACE"; on the admin API the query's `space`. False:
+ * too long to be learned for. */
+bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
 
 /* ---- relay.c ---- */
 void gw_relay_begin(struct gw_req *q); /* q->route->upstream is set */

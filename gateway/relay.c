@@ -479,6 +479,8 @@ void gw_relay_begin(struct gw_req *q)
                   !http_header_find(h, "x-kvblend-separator");
     q->scan =
         (struct gw_scan){.body = body, .len = len, .presets = detect ? q->gate->presets : NULL};
+    q->scan.dry = (q->route->props & GW_R_ADMIN) != 0;
+    if (detect && gw_space_of(q, q->scan.space)) q->scan.learner = q->gate->learner;
     if (len <= GW_SCAN_INLINE_MAX) {
         gw_scan_run(&q->scan);
         scanned(q);

@@ -331,6 +331,7 @@ static int start(struct gw_run *u, struct err *err)
     int r = http_loop_create(&g->loop);
     if (r == 0) r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &g->keys, err);
     if (r == 0) r = seg_presets_load(c->presets, &g->presets, err);
+    if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &g->learner);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &g->stats);
     if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &g->pool);
@@ -362,6 +363,7 @@ static void stop(struct gw_run *u)
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);
     http_loop_destroy(g->loop);
+    seg_learner_free(g->learner);
     seg_presets_free(g->presets);
     gw_keys_free(g->keys);
     gw_config_free(g->config);

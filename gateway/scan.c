@@ -14,7 +14,7 @@
 enum { MESSAGES_MAX = 4096 };
 
 struct fields {
-    struct json_val model, stream, messages;
+    struct json_val model, stream, messages, salt, space;
     bool has_model, has_stream, has_messages, marked;
 };
 
@@ -24,11 +24,12 @@ static bool is_empty(const struct json_val *v)
 }
 
 /* Does the kvblend object mark chunks itself, or does it want none? */
-static bool kvblend_marks(const struct json_val *v)
+static bool kvblend_marks(const struct json_val *v, struct json_val *ret_space)
 {
     static const char *const keys[] = {"segments", "separator"};
     struct json_val x;
     if (v->type != JSON_T_OBJECT) return false;
+    if (json_find(v->p, v->len, "namespace", &x) == 1) *ret_space = x;
     for (size_t i = 0; i < 2; i++)
         if (json_find(v->p, v->len, keys[i], &x) == 1 && !is_empty(&x)) return true;
     return json_find(v->p, v->len, "mode", &x) == 1 && json_str_is(&x, "full");
@@ -49,7 +50,9 @@ static int on_field(void *ctx, const struct json_field *f)
     } else if (json_str_is(&f->key, "documents")) {
         t->marked |= !is_empty(&f->val);
     } else if (json_str_is(&f->key, "kvblend")) {
-        t->marked |= kvblend_marks(&f->val);
+        t->marked |= kvblend_marks(&f->val, &t->space);
+    } else if (json_str_is(&f->key, "cache_salt")) {
+        t->salt = f->val;
     }
     return 0;
 }
@@ -61,7 +64,6 @@ struct texts {
     struct seg_text *text;
     size_t *offset;
     size_t n, cap;
-    bool marked; /* a message has content parts */
 };
 
 static int text_room(struct texts *t)
@@ -98,6 +100,32 @@ static int on_message_field(void *ctx, const struct json_field *f)
     return 0;
 }
 
+struct parts {
+    struct json_val text;
+    size_t n;
+};
+
+static int on_part(void *ctx, const struct json_val *v)
+{
+    struct parts *p = ctx;
+    struct json_val type;
+    p->n++;
+    if (v->type != JSON_T_OBJECT || json_find(v->p, v->len, "type", &type) != 1 ||
+        !json_str_is(&type, "text") || json_find(v->p, v->len, "text", &p->text) != 1)
+        p->n++; /* not a text: two parts, so to say */
+    struct json_val mark;
+    if (v->type == JSON_T_OBJECT && json_find(v->p, v->len, "segment", &mark) == 1) p->n++;
+    return 0;
+}
+
+/* A list of one unmarked text part is that text; of several, the worker takes each for a chunk. */
+static void lone_part(struct json_val *content)
+{
+    struct parts p = {0};
+    if (json_each(content, on_part, &p) == 0 && p.n == 1 && p.text.type == JSON_T_STRING)
+        *content = p.text;
+}
+
 static int on_message(void *ctx, const struct json_val *v)
 {
     struct texts *t = ctx;
@@ -109,7 +137,7 @@ static int on_message(void *ctx, const struct json_val *v)
     struct seg_text *x = &t->text[t->n];
     *x = (struct seg_text){.role = role_of(&m.role)};
     t->offset[t->n++] = t->bytes.len;
-    t->marked |= m.content.type != JSON_T_STRING && m.content.type != JSON_T_NULL;
+    if (m.content.type == JSON_T_ARRAY) lone_part(&m.content);
     if (m.content.type != JSON_T_STRING) return 0;
     size_t before = t->bytes.len;
     r = json_str_read(&m.content, &t->bytes);
@@ -124,17 +152,35 @@ static void texts_fini(struct texts *t)
     mem_free(t->offset);
 }
 
+/* "KEY/NAMESPACE/BODY'S": what one tenant sends is never seen through another's requests. */
+static bool space_of(const struct gw_scan *s, const struct fields *f, struct buf *ret)
+{
+    const struct json_val *own = f->space.type == JSON_T_STRING ? &f->space : &f->salt;
+    int r = buf_addf(ret, "%s/", s->space);
+    if (r == 0 && own->type == JSON_T_STRING) r = json_str_read(own, ret);
+    return r == 0 && ret->len < GW_SCAN_SPACE_MAX && buf_cstr(ret) &&
+           strlen(buf_cstr(ret)) == ret->len;
+}
+
 /* No failure here is the client's: without a list the worker looks for chunks itself. */
-static void find_chunks(struct gw_scan *s, const struct json_val *messages)
+static void find_chunks(struct gw_scan *s, const struct fields *f)
 {
     struct texts t = {.bytes = BUF_INIT};
     struct seg_list found = {0};
-    struct seg_opts opts = {0};
-    int r = json_each(messages, on_message, &t);
-    if (r < 0 || t.marked || t.n == 0) goto out;
+    struct seg_whys whys = {0};
+    struct buf space = BUF_INIT;
+    struct seg_opts opts = {.dry = s->dry, .whys = s->explain ? &whys : NULL};
+    int r = json_each(&f->messages, on_message, &t);
+    if (r < 0 || t.n == 0) goto out;
+    if (s->learner && space_of(s, f, &space)) {
+        opts.learner = s->learner;
+        opts.space = buf_cstr(&space);
+    }
     for (size_t i = 0; i < t.n; i++)
         t.text[i].text = t.bytes.data ? t.bytes.data + t.offset[i] : "";
-    if (seg_find(s->presets, &opts, t.text, t.n, &found) < 0 || found.n == 0) goto out;
+    if (seg_find(s->presets, &opts, t.text, t.n, &found) < 0) goto out;
+    if (s->explain && seg_whys_format(&whys, s->explain) < 0) buf_clear(s->explain);
+    if (found.n == 0) goto out;
     if (seg_format(&found, &s->segments) < 0 || s->segments.len > GW_SCAN_HEADER_MAX) {
         buf_clear(&s->segments);
         goto out;
@@ -143,6 +189,8 @@ static void find_chunks(struct gw_scan *s, const struct json_val *messages)
     (void)snprintf(s->detector, sizeof s->detector, "%s", found.seg[0].detector);
 out:
     seg_list_fini(&found);
+    seg_whys_fini(&whys);
+    buf_fini(&space);
     texts_fini(&t);
 }
 
@@ -174,7 +222,7 @@ void gw_scan_run(struct gw_scan *s)
         }
         buf_fini(&name);
     }
-    if (!s->failed && s->presets && t.has_messages && !t.marked) find_chunks(s, &t.messages);
+    if (!s->failed && s->presets && t.has_messages && !t.marked) find_chunks(s, &t);
 }
 
 void gw_scan_fini(struct gw_scan *s)

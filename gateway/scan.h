@@ -1,10 +1,11 @@
 /* scan: what the gateway needs to know of a request body, without changing a byte of it.
  *
  * Checks that the body is one JSON object in UTF-8 and not too deep, reads `model` and `stream`,
- * and, where the request leaves it to us, finds the chunks in its message texts. Requests that mark
- * their chunks themselves (content parts, `documents`, `kvblend.segments`, a header) are left to
- * the worker, which reads those marks. Thread: any (bodies above GW_SCAN_INLINE_MAX go to a helper
- * thread). */
+ * and, where the request leaves it to us, finds the chunks in its message texts, with what the
+ * learner knows of the caller's namespace. Requests that mark their chunks themselves (`documents`,
+ * `kvblend.segments`, a header) and messages of several content parts are left to the worker, which
+ * reads those marks; a single text part is a text like any other. Thread: any (bodies above
+ * GW_SCAN_INLINE_MAX go to a helper thread). */
 #ifndef GATEWAY_SCAN_H
 #define GATEWAY_SCAN_H
 
@@ -14,18 +15,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct seg_learner;
 struct seg_presets;
 
 enum {
     GW_SCAN_INLINE_MAX = 64 << 10, /* measured: a body this size takes well under a millisecond */
     GW_SCAN_DEPTH_MAX = 64,
     GW_SCAN_HEADER_MAX = 16 << 10, /* half of what a request head may hold */
+    GW_SCAN_SPACE_MAX = 512,       /* longer namespaces are not learned for */
 };
 struct gw_scan {
     /* in */
     const char *body;
     size_t len;
     const struct seg_presets *presets; /* NULL: do not look for chunks */
+    struct seg_learner *learner;       /* NULL: every request is the first one */
+    char space[GW_SCAN_SPACE_MAX];     /* "KEY/NAMESPACE"; the body's namespace is added */
+    bool dry;                          /* an administrator looks: learn nothing */
+    struct buf *explain;               /* NULL, or the reasons as JSON, "[]" when none */
     /* out */
     bool failed;
     enum gw_error error;

@@ -22,9 +22,10 @@ static char code_labels[N_CODES + 1][20];
 static struct metric m_requests[N_CODES + 1];
 
 /* Detectors of segment/segment.h that the gateway itself runs; others are counted as "preset". */
-static const char *const detectors[] = {"blocks", "separator", "preset"};
-static char detector_labels[3][32];
-static struct metric m_detector[3];
+static const char *const detectors[] = {"blocks", "known", "learned", "separator", "preset"};
+enum { N_DETECTORS = sizeof detectors / sizeof detectors[0] };
+static char detector_labels[N_DETECTORS][32];
+static struct metric m_detector[N_DETECTORS];
 
 static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
                                          5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
@@ -69,7 +70,7 @@ static void register_all(void)
         m_requests[i].type = METRIC_COUNTER;
         metric_register(&m_requests[i]);
     }
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < N_DETECTORS; i++) {
         (void)snprintf(detector_labels[i], sizeof detector_labels[i], "detector=\"%s\"",
                        detectors[i]);
         m_detector[i].name = "kvblend_gateway_detector_hits_total";
@@ -109,7 +110,7 @@ void gw_stats_detected(const char *detector, unsigned n_segments)
 {
     metric_add(&m_segments, n_segments);
     size_t i = 0;
-    while (i < 2 && strcmp(detector, detectors[i]) != 0)
+    while (i + 1 < N_DETECTORS && strcmp(detector, detectors[i]) != 0)
         i++;
     metric_add(&m_detector[i], 1);
 }

@@ -433,9 +433,12 @@ void learned_keep(const struct seg_opts *o, const char *text, const struct seg_l
 {
     struct space *space;
     if (!o->learner || o->dry || !learn_open(o->learner, o->space ? o->space : "", &space)) return;
-    for (size_t i = from; i < l->n; i++)
-        learn_keep(o->learner, space, text + l->seg[i].begin, l->seg[i].end - l->seg[i].begin,
-                   true);
+    for (size_t i = from; i < l->n; i++) {
+        size_t begin = l->seg[i].begin, end = l->seg[i].end;
+        while (begin < end && text[begin] == ' ') /* it will be looked for where words start */
+            begin++;
+        learn_keep(o->learner, space, text + begin, end - begin, true);
+    }
     learn_close(o->learner, space);
 }
 

@@ -86,7 +86,7 @@ static size_t skip_number(const char *t, size_t at, size_t end, bool bare)
     } else if (!bare && open != '#') {
         return at; /* a sentence may start with a number */
     }
-    return d == end || is_blank(t[d]) || t[d] == '\n' || t[d - 1] == ']' ? d : at;
+    return d == end || is_blank(t[d]) || strchr("\n*]", t[d]) || t[d - 1] == ']' ? d : at;
 }
 
 /* "[3] ", "Document 3:", "### Source 2", "**Doc 1** ", "4. " at the start of a line. */

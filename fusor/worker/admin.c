@@ -308,6 +308,14 @@ static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, 
     return rc | buf_addc(b, ']');
 }
 
+/* Only where this worker found the cuts itself; else the gateway can tell. */
+static int put_boundaries(const struct seg_whys *w, struct buf *b)
+{
+    if (w->n == 0) return 0;
+    int rc = buf_adds(b, ",\"boundaries\":");
+    return rc | seg_whys_format(w, b);
+}
+
 static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
 {
     struct worker *w = t->w;
@@ -323,27 +331,32 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
     if (s == FUS_FULL) prefix = 0;
     if (s == FUS_FULL || s == FUS_PREFIX) hit = 0;
     again = (uint32_t)(ratio * hit + 0.5);
-    return rc | buf_addf(&t->out,
-                         ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
-                         "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
-                         "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u}}",
-                         p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_tok - last,
-                         api_mode_name(m->asked), fus_strategy_name(s), ratio, prefix, hit - again,
-                         again, p->n_tok - prefix - hit);
+    rc |= buf_addf(&t->out,
+                   ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
+                   "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
+                   "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u}",
+                   p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_tok - last,
+                   api_mode_name(m->asked), fus_strategy_name(s), ratio, prefix, hit - again, again,
+                   p->n_tok - prefix - hit);
+    rc |= put_boundaries(m->whys, &t->out);
+    return rc | buf_addc(&t->out, '}');
 }
 
 static int segment_run(struct wk_task *t)
 {
     const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
     struct wk_prompt p = {0};
+    struct seg_whys whys = {0};
     struct wk_mode m;
     struct api_req r;
     bool chat = memmem(t->body, t->body_len, "\"messages\"", 10) != NULL;
     int rc = api_parse(t->body, t->body_len, chat, &lim, &r, &t->e);
 
     if (rc >= 0) rc = wk_mode_of(t->w, &r, &t->hints, &m, &t->e);
+    m.whys = &whys;
     if (rc >= 0) rc = wk_prepare(t->w, &r, &t->hints, &m, 0, &p, &t->e);
     if (rc >= 0 && explain(t, &m, &p)) rc = -ENOMEM;
+    seg_whys_fini(&whys);
     wk_prompt_fini(&p);
     api_req_fini(&r);
     return rc;

@@ -239,6 +239,7 @@ static int load(struct worker *w, struct err *err)
     if (w->o.tiers.access_log && (rc = wk_kvlog_open(w->o.tiers.access_log, &w->kvlog, err)) < 0)
         return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
+    if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->learner)) < 0) return rc;
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;
     if ((rc = open_core(w, err)) < 0) return rc;

@@ -181,7 +181,11 @@ static int wish_found(const struct worker *w, const struct wk_hints *h, const st
         rc = seg_parse(h->segments, strlen(h->segments), &s);
         if (rc == -EINVAL || rc == -EBADMSG) rc = 0, s.n = 0; /* a hint, never a reason to fail */
     } else if (l->n == 0) {
-        struct seg_opts so = {.separator = m->separator};
+        struct seg_opts so = {.separator = m->separator,
+                              .learner = w->learner,
+                              .space = m->ns,
+                              .dry = m->whys != NULL,
+                              .whys = m->whys};
         rc = seg_find(w->presets, &so, t->text, t->n, &s);
     }
     for (size_t i = 0; rc >= 0 && i < s.n; i++) {

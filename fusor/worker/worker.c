@@ -218,6 +218,7 @@ void wk_destroy(struct worker *w)
     chat_close(w->chat);
     tok_close(w->tok);
     model_close(w->model);
+    seg_learner_free(w->learner);
     seg_presets_free(w->presets);
     pthread_mutex_destroy(&w->mail_m);
     pthread_mutex_destroy(&w->builds_m);

@@ -113,6 +113,7 @@ struct worker {
         const char *breaker; /* NULL: not yet */
     } tier_seen[STORE_TIERS_MAX];
     struct seg_presets *presets;
+    struct seg_learner *learner; /* what the segmenter remembers, when asked directly */
     int32_t sink_token; /* -1 = none */
     bool blend_ok;      /* self-test passed */
     char blend_error[240];
@@ -243,6 +244,7 @@ struct wk_mode {
     bool store;
     char ns[512];
     const char *separator;
+    struct seg_whys *whys; /* a preview: filled, and nothing is learned */
 };
 int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
                struct wk_mode *ret, struct api_err *e);

@@ -34,14 +34,15 @@ static int usage(FILE *f, int status)
     for (size_t i = 0; i < N_COMMANDS; i++)
         (void)fprintf(f, "  %-8s %-13s %s\n", commands[i].name, commands[i].operands,
                       commands[i].help);
-    (void)fprintf(f,
-                  "\n  --admin ADDRESS   unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the "
-                  "run folder)\n"
-                  "  --json            the answer as JSON\n"
-                  "  --tier NAME       ram, nvme, redis or gpu\n"
-                  "  --namespace NAME  for warm: the body's; else KEY, /BODY or KEY/BODY\n"
-                  "  --no-wait         for warm: do not wait for the builds\n"
-                  "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
+    (void)fprintf(
+        f, "\n  --admin ADDRESS   unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the "
+           "run folder)\n"
+           "  --json            the answer as JSON\n"
+           "  --tier NAME       ram, nvme, redis or gpu\n"
+           "  --namespace NAME  for warm: the body's; for segment: KEY/NAMESPACE; else KEY, /BODY\n"
+           "                    or KEY/BODY\n"
+           "  --no-wait         for warm: do not wait for the builds\n"
+           "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
     return status;
 }
 

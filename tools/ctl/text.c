@@ -261,26 +261,102 @@ static void print_outcome(const json_t *r)
     if (all > 0) (void)printf("to compute  %.0f %% of the prompt\n", 100 * fresh / all);
 }
 
+/* A few bytes on either side of a gap, on one line. */
+static void around(const json_t *request, const json_t *why, struct buf *out)
+{
+    enum { AROUND_BYTES = 24 };
+    struct buf text = BUF_INIT;
+    size_t begin = (size_t)ctl_num(why, "begin"), end = (size_t)ctl_num(why, "end");
+    if (text_of_cut(request, why, &text) < 0 || end > text.len || begin > end) begin = end = 0;
+    size_t from = begin > AROUND_BYTES ? begin - AROUND_BYTES : 0;
+    size_t to = text.len - end > AROUND_BYTES ? end + AROUND_BYTES : text.len;
+    while (from < begin && ((unsigned char)text.data[from] & 0xC0) == 0x80)
+        from++;
+    while (to > end && to < text.len && ((unsigned char)text.data[to] & 0xC0) == 0x80)
+        to--;
+    for (size_t i = from; i < to; i++) {
+        if (i == begin) (void)buf_adds(out, " | ");
+        unsigned char x = (unsigned char)text.data[i];
+        if (i < begin || i >= end) (void)buf_addc(out, x < 0x20 || x == 0x7f ? ' ' : (char)x);
+    }
+    buf_fini(&text);
+}
+
+/* Every gap: is it cut, and why or why not. */
+static void print_boundaries(const json_t *list, const json_t *request)
+{
+    static const char *const names[] = {"MESSAGE", "AT",     "GAP",        "CUT", "WHY",
+                                        "BEFORE",  "BEHIND", "CONFIDENCE", "TEXT"};
+    struct ctl_table t = {0};
+    size_t i;
+    const json_t *e;
+    if (json_array_size(list) == 0) return;
+    (void)printf("\nboundaries (BEFORE, BEHIND: different neighbours seen of the text there)\n");
+    ctl_table_head(&t, names, 9, "rrlllrrrl");
+    json_array_foreach(list, i, e)
+    {
+        struct buf text = BUF_INIT;
+        around(request, e, &text);
+        ctl_cell(&t, "%.0f", ctl_num(e, "message"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "end"));
+        ctl_cell(&t, "%s", ctl_str(e, "form"));
+        ctl_cell(&t, "%s", ctl_flag(e, "cut") ? "yes" : "no");
+        ctl_cell(&t, "%s", ctl_str(e, "reason"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "neighbours_before"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "neighbours_behind"));
+        ctl_cell(&t, "%.2f", ctl_num(e, "confidence"));
+        ctl_cell(&t, "%s", buf_cstr(&text));
+        buf_fini(&text);
+    }
+    ctl_table_print(&t);
+    ctl_table_fini(&t);
+}
+
+/* A worker that cut by itself has said why; otherwise the gateway can tell, if there is one. */
+static void add_boundaries(const struct ctl_args *a, const struct buf *content, const char *query,
+                           json_t *reply)
+{
+    struct buf path = BUF_INIT;
+    struct ctl_reply r;
+    if (json_object_get(reply, "boundaries") || buf_addf(&path, "/admin/boundaries%s", query) < 0 ||
+        ctl_ask(a, "POST", buf_cstr(&path), content->data, content->len, &r) != 0) {
+        buf_fini(&path);
+        return;
+    }
+    json_t *list = r.status == 200 ? json_object_get(r.json, "boundaries") : NULL;
+    if (list) (void)json_object_set(reply, "boundaries", list);
+    ctl_reply_fini(&r);
+    buf_fini(&path);
+}
+
 int ctl_segment(const struct ctl_args *a)
 {
-    struct buf content = BUF_INIT;
+    struct buf content = BUF_INIT, query = BUF_INIT, path = BUF_INIT;
     struct ctl_reply r;
     int rc = ctl_read_file(a, &content);
-    if (rc == 0) rc = ctl_expect(a, "POST", "/admin/segment", content.data, content.len, &r);
+    if (rc == 0 && a->name_space && buf_addf(&query, "?space=%s", a->name_space) < 0)
+        rc = CTL_REFUSED;
+    if (rc == 0 && buf_addf(&path, "/admin/segment%s", buf_cstr(&query)) < 0) rc = CTL_REFUSED;
+    if (rc == 0) rc = ctl_expect(a, "POST", buf_cstr(&path), content.data, content.len, &r);
     if (rc == 0) {
         json_t *request = json_loadb(content.data, content.len, 0, NULL);
+        add_boundaries(a, &content, buf_cstr(&query), r.json);
         if (a->json) {
-            ctl_print_json(&r);
+            (void)json_dumpf(r.json, stdout, JSON_COMPACT);
+            (void)putchar('\n');
         } else {
             if (json_array_size(json_object_get(r.json, "segments")) > 0)
                 print_cuts(r.json, request);
             else
                 (void)printf("no chunk was found in this request\n");
+            print_boundaries(json_object_get(r.json, "boundaries"), request);
             print_outcome(r.json);
         }
         json_decref(request);
         ctl_reply_fini(&r);
     }
     buf_fini(&content);
+    buf_fini(&query);
+    buf_fini(&path);
     return rc;
 }

@@ -119,3 +119,59 @@ TEST(odd_messages_are_left_to_the_worker)
     }
     seg_presets_free(p);
 }
+
+/* Three documents in a given order and a question; every message a single text part. */
+static void parts_body(struct buf *b, const char *order, const char *extra)
+{
+    buf_clear(b);
+    ASSERT_OK(buf_adds(b, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\","
+                          "\"text\":\""));
+    for (; *order; order++) {
+        for (int k = 0; k < 2; k++) { /* two paragraphs that always come together */
+            ASSERT_OK(buf_addf(b, "Part %d of document %c tells", k, *order));
+            for (int j = 0; j < 12; j++)
+                ASSERT_OK(buf_addf(b, " how the %c%d mill turns", *order, 20 * k + j));
+            ASSERT_OK(buf_adds(b, ".\\n\\n"));
+        }
+    }
+    ASSERT_OK(buf_addf(b, "Does it turn?\"}]}]%s}", extra));
+}
+
+static unsigned scan_parts(struct seg_learner *l, const struct seg_presets *p, const char *space,
+                           const char *order, const char *extra, struct buf *why)
+{
+    struct buf b = BUF_INIT;
+    parts_body(&b, order, extra);
+    struct gw_scan s = {
+        .body = b.data, .len = b.len, .presets = p, .learner = l, .dry = why, .explain = why};
+    (void)snprintf(s.space, sizeof s.space, "%s", space);
+    gw_scan_run(&s);
+    ASSERT_TRUE(!s.failed);
+    unsigned n = s.n_segments;
+    gw_scan_fini(&s);
+    buf_fini(&b);
+    return n;
+}
+
+TEST(learning_stays_in_its_namespace)
+{
+    struct seg_learner *l;
+    struct seg_presets *p;
+    struct err err;
+    struct buf why = BUF_INIT;
+    ASSERT_OK(seg_presets_load(NULL, &p, &err));
+    ASSERT_OK(seg_learner_create(SEG_LEARNER_BYTES, &l));
+    unsigned first = scan_parts(l, p, "k1/", "abcd", "", NULL);
+    (void)scan_parts(l, p, "k1/", "cadb", "", NULL);
+    (void)scan_parts(l, p, "k1/", "bdac", "", NULL);
+    ASSERT_TRUE(first != 4);
+    ASSERT_EQ(scan_parts(l, p, "k1/", "dcba", "", &why), 4);
+    ASSERT_TRUE(strstr(buf_cstr(&why), "both_sides_vary") &&
+                strstr(buf_cstr(&why), "moves_together"));
+    ASSERT_EQ(scan_parts(l, p, "k2/", "dcba", "", &why), first);
+    ASSERT_EQ(scan_parts(l, p, "k1/", "dcba", ",\"cache_salt\":\"x\"", &why), first);
+    ASSERT_EQ(scan_parts(l, p, "k1/", "dcba", ",\"kvblend\":{\"namespace\":\"x\"}", &why), first);
+    buf_fini(&why);
+    seg_learner_free(l);
+    seg_presets_free(p);
+}
