@@ -130,7 +130,9 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
 /* Bring into RAM what a slower tier has (warm-up after a restart): the n most recently used
  * records. Waits. Returns how many. */
 long store_preload(struct store *s, const char *tier, size_t n);
-/* Read a record back from every tier that has it (or from one) and check every byte. Waits. */
+/* Read a record back from every tier that has it (or from one) and check every byte; `k` NULL: all
+ * records of RAM and the local tiers (or of one tier). Waits. What is unreadable: the error, behind
+ * the others' count. */
 struct store_verify {
     uint64_t n_ok, n_bad, n_gone; /* copies; bad ones have been dropped */
 };

@@ -16,11 +16,6 @@ static bool tier_meant(const struct store_tier *t, const char *name)
     return !name || strcmp(t->t->name, name) == 0;
 }
 
-static bool ram_meant(const char *name)
-{
-    return !name || strcmp(name, "ram") == 0;
-}
-
 static bool known(struct store *s, const char *name)
 {
     bool ram;

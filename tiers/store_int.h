@@ -109,6 +109,11 @@ struct store_pin {
     bool settled, timed_out;
 };
 
+/* RAM, when that is the tier of that name; NULL: all of them. */
+static inline bool ram_meant(const char *tier)
+{
+    return !tier || strcmp(tier, "ram") == 0;
+}
 static inline struct shard *shard_of(struct store *s, const struct tier_key *k)
 {
     return &s->shard[k->hi % SHARDS];

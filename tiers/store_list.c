@@ -333,31 +333,85 @@ static int verify_tier(struct store *s, struct store_tier *t, const struct tier_
     return r == -ENOENT ? 0 : r;
 }
 
-int store_verify(struct store *s, const struct tier_key *k, const char *tier,
-                 struct store_verify *ret)
+static int verify_count(struct store_verify *v, int r)
 {
-    struct store_verify v = {0};
+    if (r == 1)
+        v->n_ok++;
+    else if (r == 0)
+        v->n_gone++;
+    else if (r == -EBADMSG || r == -ESTALE)
+        v->n_bad++;
+    else
+        return r;
+    return 0;
+}
+
+static int verify_one(struct store *s, const struct tier_key *k, const char *tier,
+                      struct store_verify *v)
+{
     struct tier_info i = {0};
     uint32_t n = 0;
-    bool ram = !tier || strcmp(tier, "ram") == 0, any = ram;
     int r = verify_ram(s, k, &n), bad = 0;
-    if (ram) (r == 1 ? &v.n_ok : r < 0 ? &v.n_bad : &v.n_gone)[0]++;
+    if (ram_meant(tier)) (void)verify_count(v, r);
     if (n == 0 && tier_info_of(s, k, &i, true)) n = i.n_tokens;
     for (size_t j = 0; j < s->n_tiers; j++) {
         struct store_tier *t = &s->tier[j];
         if (tier && strcmp(t->t->name, tier) != 0) continue;
-        any = true;
-        r = n ? verify_tier(s, t, k, n) : 0;
-        if (r == 1)
-            v.n_ok++;
-        else if (r == 0)
-            v.n_gone++;
-        else if (r == -EBADMSG)
-            v.n_bad++;
-        else
-            bad = r;
+        r = verify_count(v, n ? verify_tier(s, t, k, n) : 0);
+        if (r < 0) bad = r;
     }
+    return bad;
+}
+
+/* A snapshot of the keys, as reading takes its time. */
+static int verify_all_ram(struct store *s, struct store_verify *v)
+{
+    struct infos l = {0};
+    uint32_t n;
+    int r = 0;
+    pthread_mutex_lock(&s->m);
+    for (struct entry_link *at = s->all.next; at != &s->all && r == 0; at = at->next) {
+        const struct entry *e = LINK_ENTRY(at, all);
+        struct tier_info i = {.key = e->desc.key};
+        if (e->state == ENTRY_READY) r = collect(&l, &i);
+    }
+    pthread_mutex_unlock(&s->m);
+    for (size_t i = 0; i < l.n && r == 0; i++)
+        r = verify_count(v, verify_ram(s, &l.info[i].key, &n));
+    mem_free(l.info);
+    return r;
+}
+
+/* A copy that cannot be read does not hide what the others are like; a tier that hangs ends it. */
+static int verify_all_tier(struct store *s, struct store_tier *t, struct store_verify *v)
+{
+    struct infos l = {0};
+    int bad = t->t->ops->scan(t->t, collect, &l);
+    for (size_t i = 0; i < l.n && bad != -ETIMEDOUT; i++) {
+        const struct tier_info *at = &l.info[i];
+        int r = verify_count(v, verify_tier(s, t, &at->key, at->n_tokens));
+        if (r < 0) bad = r;
+    }
+    mem_free(l.info);
+    return bad;
+}
+
+int store_verify(struct store *s, const struct tier_key *k, const char *tier,
+                 struct store_verify *ret)
+{
+    bool any = ram_meant(tier);
+    int bad = 0;
+    for (size_t i = 0; i < s->n_tiers && !any; i++)
+        any = strcmp(s->tier[i].t->name, tier) == 0;
     if (!any) return -EINVAL;
-    *ret = v;
+    *ret = (struct store_verify){0};
+    if (k) return verify_one(s, k, tier, ret);
+    if (ram_meant(tier)) bad = verify_all_ram(s, ret);
+    for (size_t i = 0; i < s->n_tiers; i++) {
+        struct store_tier *t = &s->tier[i];
+        if (tier ? strcmp(t->t->name, tier) != 0 : t->t->shared) continue;
+        int r = verify_all_tier(s, t, ret);
+        if (r < 0) bad = r;
+    }
     return bad;
 }

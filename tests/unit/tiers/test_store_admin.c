@@ -371,3 +371,32 @@ TEST(copies_are_verified)
     ASSERT_EQ(kit_stats(s).n_records, 0);
     store_destroy(s);
 }
+
+TEST(all_copies_are_verified)
+{
+    struct mock *m[2];
+    struct store *s = two_tiers(MIB, m);
+    struct store_verify v;
+    ASSERT_OK(store_verify(s, NULL, NULL, &v));
+    ASSERT_EQ(v.n_ok + v.n_bad + v.n_gone, 0);
+    for (unsigned i = 0; i < 3; i++)
+        ASSERT_EQ(kit_put(s, i), 1);
+    kit_flush(s);
+    ASSERT_OK(store_verify(s, NULL, "ram", &v));
+    ASSERT_EQ(v.n_ok, 3);
+    ASSERT_OK(store_verify(s, NULL, "far", &v));
+    ASSERT_EQ(v.n_ok, 3);
+    uint64_t local = m[1]->tier.shared ? 6 : 9; /* a shared tier is read only when it is named */
+    ASSERT_OK(store_verify(s, NULL, NULL, &v));
+    ASSERT_TRUE(v.n_ok == local && v.n_bad == 0 && v.n_gone == 0);
+    ASSERT_ERR(store_verify(s, NULL, "nowhere", &v), -EINVAL);
+    mock_set(m[0], &m[0]->flip_part, 1);
+    mock_set(m[0], &m[0]->flip_at, 100);
+    ASSERT_OK(store_verify(s, NULL, "near", &v));
+    ASSERT_TRUE(v.n_ok == 0 && v.n_bad == 3);
+    ASSERT_TRUE(!has(m[0], 0) && !has(m[0], 1) && !has(m[0], 2));
+    mock_set(m[1], &m[1]->fail_read, -EIO);
+    ASSERT_ERR(store_verify(s, NULL, "far", &v), -EIO);
+    ASSERT_EQ(v.n_ok, 0);
+    store_destroy(s);
+}
