@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "gateway/cors.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -347,6 +348,12 @@ static void check_whole(struct gw_conf_build *b)
     struct stat st;
     if (c->presets && (stat(c->presets, &st) != 0 || !S_ISDIR(st.st_mode)))
         gw_conf_problem(b, NULL, "worker.presets: expected a folder, found \"%s\"", c->presets);
+    for (size_t i = 0; i < c->cors_origins.n; i++)
+        if (!gw_cors_pattern_ok(c->cors_origins.v[i]))
+            gw_conf_problem(b, NULL,
+                            "cors.origins: expected https://HOST, https://*.DOMAIN or *, found "
+                            "\"%.60s\"",
+                            c->cors_origins.v[i]);
     for (size_t i = 0; i < c->api_keys.n; i++)
         if (c->api_keys.v[i][0] == '\0')
             gw_conf_problem(b, NULL, "keys.list: expected a key, found an empty text");
@@ -373,7 +380,7 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
     r = read_env(&b, envp, NULL);
     if (r == 0) r = read_flags(&b, argc, argv, NULL);
     if (r < 0) goto out;
-    if (!b.c->help && !b.c->version) check_whole(&b);
+    if (!b.c->help && !b.c->version && !b.c->hash_key) check_whole(&b);
     if (b.n_problems > 0) r = -EINVAL;
 out:
     mem_free(b.rank);
@@ -487,7 +494,7 @@ int gw_config_help(struct buf *out)
     int r =
         buf_adds(out, "usage: kvblend [--model PATH] [--listen HOST:PORT] [--config FILE] …\n\n"
                       "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
-                      "Every flag has a variable KVBLEND_NAME and, but for the last four, a key "
+                      "Every flag has a variable KVBLEND_NAME and, but for the last five, a key "
                       "in the YAML file.\n\n");
     for (size_t i = 0; r == 0 && i < gw_conf_n_keys; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];

@@ -113,9 +113,21 @@ enum {
     X(GW_MS, hang_timeout_ms, "worker.hang_timeout", "hang-timeout", "60s", 1000, 3600000, 0,      \
       NULL, "own worker that answers no health check for this long is restarted")                  \
     X(GW_LIST, api_keys, "keys.list", "api-key", NULL, 0, 0, GW_LIVE, NULL,                        \
-      "accepted API key (repeatable; none: no key is asked for)")                                  \
+      "accepted API key, plain or sha256:SALT:HEX, then id=, namespace=, models=, rpm=, tpm=, "    \
+      "concurrency= (repeatable; none: no key is asked for)")                                      \
     X(GW_STR, api_key_file, "keys.file", "api-key-file", NULL, 0, 0, GW_LIVE, NULL,                \
       "file of accepted API keys, one a line, # comments")                                         \
+    X(GW_U32, key_rpm, "limits.rpm", "rpm", "0", 0, 100000000, GW_LIVE, NULL,                      \
+      "requests a minute of a key that states no rpm= (0: no limit)")                              \
+    X(GW_U32, key_tpm, "limits.tpm", "tpm", "0", 0, 100000000, GW_LIVE, NULL,                      \
+      "tokens a minute of a key that states no tpm= (0: no limit)")                                \
+    X(GW_U32, key_concurrency, "limits.key_concurrency", "key-concurrency", "0", 0, 65536,         \
+      GW_LIVE, NULL, "requests at once of a key that states no concurrency= (0: no limit)")        \
+    X(GW_LIST, cors_origins, "cors.origins", "cors-origin", NULL, 0, 0, GW_LIVE, NULL,             \
+      "origin that browsers may call from: https://app.example, https://*.example or * "           \
+      "(repeatable; none: CORS is off)")                                                           \
+    X(GW_MS, cors_max_age_ms, "cors.max_age", "cors-max-age", "10m", 0, 86400000, GW_LIVE, NULL,   \
+      "how long browsers may remember what is allowed")                                            \
     X(GW_U32, max_inflight, "limits.max_inflight", "max-inflight", "64", 1, 65536, GW_LIVE, NULL,  \
       "completions sent to the workers at once")                                                   \
     X(GW_U32, queue_limit, "limits.queue_limit", "queue-limit", "256", 0, 65536, GW_LIVE, NULL,    \
@@ -149,10 +161,13 @@ enum {
     X(GW_STR, log_level, "log.level", "log-level", "info", 0, 0, GW_LIVE | GW_PASS,                \
       "error|warn|notice|info|debug", "error, warn, notice, info or debug")                        \
     X(GW_STR, access_log, "log.access", "access-log", "stdout", 0, 0, 0, NULL,                     \
-      "stdout, off or a file: one JSON line per request")                                          \
+      "stdout (or -), off, or a file that SIGHUP and SIGUSR1 open anew: one JSON line per "        \
+      "request")                                                                                   \
     X(GW_STR, config, "", "config", NULL, 0, 0, GW_NOFILE, NULL, "YAML configuration file")        \
     X(GW_BOOL, check, "", "check", "false", 0, 0, GW_NOFILE, NULL,                                 \
       "check the configuration and stop")                                                          \
+    X(GW_BOOL, hash_key, "", "hash-key", "false", 0, 0, GW_NOFILE, NULL,                           \
+      "read an API key from standard input, print its hash for keys.list or keys.file")            \
     X(GW_BOOL, version, "", "version", "false", 0, 0, GW_NOFILE, NULL, "print the version")        \
     X(GW_BOOL, help, "", "help", "false", 0, 0, GW_NOFILE, NULL, "print this text")
 

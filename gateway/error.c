@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { RETRY_MS_MAX = 60000 }; /* the JavaScript client ignores more, Python's stops at 120 s */
+
 static const struct {
     int status, retry_after_s;
     const char *type, *code;
@@ -37,16 +39,21 @@ int gw_error_body(enum gw_error e, const char *message, const char *param, struc
     return r;
 }
 
+int gw_error_headers_after(enum gw_error e, uint64_t after_ms, struct buf *out)
+{
+    /* retry-after-ms is read first, Retry-After is for everybody else. Both SDKs obey
+     * x-should-retry above everything: nothing that is bound to fail again is tried again. */
+    int r = buf_addf(out, "Retry-After: %llu\r\nretry-after-ms: %llu\r\nx-should-retry: %s\r\n",
+                     (unsigned long long)(after_ms / 1000 + (after_ms % 1000 != 0)),
+                     (unsigned long long)after_ms, after_ms > RETRY_MS_MAX ? "false" : "true");
+    return r;
+}
+
 int gw_error_headers(enum gw_error e, struct buf *out)
 {
-    int r = 0;
     int after = errors[e].retry_after_s;
-    /* The official clients obey this above everything: nothing that is bound to fail again is
-     * tried again. */
-    if (after >= 0)
-        r = buf_addf(out, "Retry-After: %d\r\nx-should-retry: true\r\n", after);
-    else
-        r = buf_adds(out, "x-should-retry: false\r\n");
+    if (after >= 0) return gw_error_headers_after(e, (uint64_t)after * 1000, out);
+    int r = buf_adds(out, "x-should-retry: false\r\n");
     if (r == 0 && e == GW_E_INVALID_KEY) r = buf_adds(out, "WWW-Authenticate: Bearer\r\n");
     return r;
 }

@@ -6,6 +6,7 @@
 #define GATEWAY_ERROR_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct buf;
 
@@ -16,6 +17,7 @@ struct buf;
     X(INVALID_UTF8, 400, "invalid_request_error", "invalid_utf8", -1)                              \
     X(BAD_REQUEST, 400, "invalid_request_error", "bad_request", -1)                                \
     X(INVALID_KEY, 401, "invalid_request_error", "invalid_api_key", -1)                            \
+    X(MODEL_NOT_ALLOWED, 403, "permission_denied", "model_not_allowed", -1)                        \
     X(UNKNOWN_URL, 404, "invalid_request_error", "unknown_url", -1)                                \
     X(UNKNOWN_MODEL, 404, "invalid_request_error", "model_not_found", -1)                          \
     X(METHOD, 405, "invalid_request_error", "method_not_allowed", -1)                              \
@@ -23,6 +25,9 @@ struct buf;
     X(TOO_LARGE, 413, "invalid_request_error", "request_too_large", -1)                            \
     X(MEDIA_TYPE, 415, "invalid_request_error", "unsupported_media_type", -1)                      \
     X(OVERLOADED, 429, "server_overloaded", "server_overloaded", 2)                                \
+    X(RATE_REQUESTS, 429, "requests", "rate_limit_exceeded", 1)                                    \
+    X(RATE_TOKENS, 429, "tokens", "rate_limit_exceeded", 1)                                        \
+    X(RATE_NEVER, 429, "tokens", "rate_limit_exceeded", -1)                                        \
     X(HEADERS, 431, "invalid_request_error", "request_headers_too_large", -1)                      \
     X(INTERNAL, 500, "server_error", "internal_error", -1)                                         \
     X(NOT_SUPPORTED, 501, "not_supported_error", "not_supported", -1)                              \
@@ -44,6 +49,9 @@ enum gw_error gw_error_of_status(int status); /* for refusals of the HTTP layer 
 int gw_error_body(enum gw_error e, const char *message, const char *param, struct buf *out);
 /* Header lines that belong to the error: retry hints and, for 401, WWW-Authenticate. */
 int gw_error_headers(enum gw_error e, struct buf *out);
+/* The same where it is known when to come again. The clients do not wait longer than a minute; then
+ * they are told not to try at all. */
+int gw_error_headers_after(enum gw_error e, uint64_t after_ms, struct buf *out);
 /* The frames that end a stream that had begun: the error, then [DONE]. */
 int gw_error_frames(enum gw_error e, const char *message, struct buf *out);
 

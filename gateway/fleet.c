@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/config.h"
+#include "gateway/keys.h"
 #include "gateway/stats.h"
 
 #include <jansson.h>
@@ -410,7 +411,7 @@ bool gw_fleet_hopeful(const struct gw_fleet *f)
     return false;
 }
 
-int gw_fleet_list_models(const struct gw_fleet *f, struct buf *out)
+int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out)
 {
     int r = buf_adds(out, "{\"object\":\"list\",\"data\":[");
     unsigned n = 0;
@@ -418,6 +419,7 @@ int gw_fleet_list_models(const struct gw_fleet *f, struct buf *out)
         const struct gw_target *t = f->target[i];
         for (size_t j = 0; r == 0 && j < t->n_models; j++) {
             if (gw_fleet_model(f, t->model[j].id) != &t->model[j]) continue; /* named before */
+            if (key && !gw_key_allows(key, t->model[j].id)) continue;
             r = buf_addf(out, "%s%s", n++ ? "," : "", t->model[j].json);
         }
     }

@@ -18,6 +18,7 @@
 
 struct buf;
 struct gw_config;
+struct gw_key;
 struct http_client;
 struct http_loop;
 
@@ -65,10 +66,11 @@ int gw_fleet_knows(const struct gw_fleet *f, const char *model);
 bool gw_fleet_hopeful(const struct gw_fleet *f);
 bool gw_fleet_unsure(const struct gw_fleet *f); /* a target is suspect: an answer is near */
 const struct gw_model *gw_fleet_model(const struct gw_fleet *f, const char *id);
-int gw_fleet_list_models(const struct gw_fleet *f, struct buf *out); /* OpenAI's list object */
-void gw_fleet_suspect(struct gw_fleet *f, struct gw_target *t);      /* probe it at once */
-void gw_fleet_lost(struct gw_fleet *f, struct gw_target *t);         /* its process ended */
-void gw_fleet_expect(struct gw_fleet *f, struct gw_target *t);       /* its process was started */
+/* OpenAI's list object, of what the key may use; NULL: of all. */
+int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out);
+void gw_fleet_suspect(struct gw_fleet *f, struct gw_target *t); /* probe it at once */
+void gw_fleet_lost(struct gw_fleet *f, struct gw_target *t);    /* its process ended */
+void gw_fleet_expect(struct gw_fleet *f, struct gw_target *t);  /* its process was started */
 const char *gw_target_state_name(enum gw_target_state s);
 
 #endif

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 #include "gateway/config.h"
+#include "gateway/cors.h"
 #include "gateway/fleet.h"
 #include "gateway/keys.h"
 #include "gateway/merge.h"
@@ -18,11 +19,25 @@
 
 /* ---- answers ---- */
 
+static struct gw_cors cors_of(const struct gw_gate *g)
+{
+    const struct gw_config *c = g->config;
+    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
+}
+
+int gw_answer_headers(const struct gw_req *q, struct buf *out)
+{
+    struct gw_cors cors = cors_of(q->gate);
+    int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
+    if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
+    return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
+}
+
 static void answer(struct gw_req *q, int status, const char *type, const struct buf *extra,
                    const struct buf *body)
 {
     struct buf headers = BUF_INIT;
-    (void)buf_addf(&headers, "x-request-id: %s\r\n", q->id);
+    (void)gw_answer_headers(q, &headers);
     if (extra && extra->len) (void)buf_add(&headers, extra->data, extra->len);
     q->stage = GW_ANSWERED;
     q->status = status;
@@ -53,6 +68,18 @@ void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const
         (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
                        strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
     (void)gw_error_body(e, message, param, &body);
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    answer(q, gw_error_status(e), "application/json", &headers, &body);
+    buf_fini(&headers);
+    buf_fini(&body);
+}
+
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
+                           const char *message)
+{
+    struct buf headers = BUF_INIT, body = BUF_INIT;
+    (void)gw_error_headers_after(e, after_ms, &headers);
+    (void)gw_error_body(e, message, NULL, &body);
     if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
     answer(q, gw_error_status(e), "application/json", &headers, &body);
     buf_fini(&headers);
@@ -108,7 +135,7 @@ static void answer_models(struct gw_req *q)
         models_unknown(q);
         return;
     }
-    (void)gw_fleet_list_models(q->gate->fleet, &b);
+    (void)gw_fleet_list_models(q->gate->fleet, q->key, &b);
     gw_answer_json(q, 200, &b);
     buf_fini(&b);
 }
@@ -117,7 +144,7 @@ static void answer_model(struct gw_req *q)
 {
     struct gw_fleet *f = q->gate->fleet;
     const struct gw_model *m = gw_fleet_model(f, q->rest);
-    if (m) {
+    if (m && (!q->key || gw_key_allows(q->key, m->id))) {
         struct buf b = BUF_INIT;
         (void)buf_adds(&b, m->json);
         gw_answer_json(q, 200, &b);
@@ -252,7 +279,8 @@ bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
                 ? snprintf(ret, GW_SCAN_SPACE_MAX, "%.*s", (int)strcspn(query + 6, "&"), query + 6)
                 : snprintf(ret, GW_SCAN_SPACE_MAX, "/");
     } else {
-        n = snprintf(ret, GW_SCAN_SPACE_MAX, "%s/%s", q->key_id, given ? given : "");
+        if (q->key && q->key->name_space) given = q->key->name_space;
+        n = snprintf(ret, GW_SCAN_SPACE_MAX, "%s/%s", q->key ? q->key->id : "", given ? given : "");
     }
     return n >= 0 && n < GW_SCAN_SPACE_MAX;
 }
@@ -260,8 +288,26 @@ bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
 static bool key_ok(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
-    return gw_keys_check(q->gate->keys, http_header_find(h, "authorization"),
-                         http_header_find(h, "x-api-key"), q->key_id) == 1;
+    q->key = gw_keys_find(q->gate->keys, http_header_find(h, "authorization"),
+                          http_header_find(h, "x-api-key"));
+    if (q->key) q->keys = gw_keys_ref(q->gate->keys);
+    return q->key != NULL;
+}
+
+/* Before the key: browsers send none with it. */
+static bool preflight(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    struct gw_cors cors = cors_of(q->gate);
+    struct buf headers = BUF_INIT;
+    if (!gw_cors_is_preflight(&cors, http_req_method(q->http), h)) return false;
+    (void)buf_addf(&headers, "x-request-id: %s\r\n", q->id);
+    (void)gw_cors_preflight(&cors, h, q->route->methods, &headers);
+    q->stage = GW_ANSWERED;
+    q->status = 204;
+    (void)http_reply(q->http, 204, NULL, buf_cstr(&headers), NULL, 0);
+    buf_fini(&headers);
+    return true;
 }
 
 static void serve(struct gw_req *q, const struct gw_route *table, size_t n, const char *path,
@@ -274,6 +320,7 @@ static void serve(struct gw_req *q, const struct gw_route *table, size_t n, cons
                         http_req_path(q->http));
         return;
     }
+    if (preflight(q)) return;
     if (need_key && !(q->route->props & GW_R_OPEN) && !key_ok(q)) {
         gw_answer_error(q, GW_E_INVALID_KEY, NULL,
                         "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
@@ -317,6 +364,7 @@ static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
     g->n_reqs++;
     http_req_set_user(r, q);
     choose_id(http_req_head(r), q->id);
+    (void)gw_trace_read(http_req_head(r), &q->trace);
     return q;
 }
 
@@ -361,11 +409,20 @@ static void log_access(struct gw_req *q, bool aborted)
     struct gw_access a = {
         .request_id = q->id,
         .client = http_req_peer(q->http),
-        .key_id = q->key_id,
+        .key_id = q->key ? q->key->id : NULL,
         .method = http_req_method(q->http),
         .path = http_req_path(q->http),
         .model = q->scan.has_model ? q->scan.model : NULL,
         .detector = q->scan.n_segments ? q->scan.detector : NULL,
+        .upstream = q->target ? q->target->address : NULL,
+        .trace_id = q->trace.trace,
+        .span_id = q->trace.span,
+        .parent_id = q->trace.parent,
+        .has_usage = q->usage.known,
+        .has_cached = q->usage.has_cached,
+        .prompt_tokens = q->usage.prompt,
+        .completion_tokens = q->usage.completion,
+        .cached_tokens = q->usage.cached,
         .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
         .status = aborted ? 499 : q->status,
         .target = q->target ? (int)q->target->index : -1,
@@ -393,6 +450,7 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (q->next) q->next->prev = q->prev;
     if (q->gather) gw_gather_cancel(q->gather);
     gw_relay_close(q);
+    gw_keys_unref(q->keys);
     mem_free(q->target_path);
     mem_free(q);
     if (--g->n_reqs == 0 && g->draining) g->on_idle(g->run_ctx);
@@ -408,10 +466,12 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
                       struct buf *ret_headers, struct buf *ret_body)
 {
     enum gw_error e = gw_error_of_status(status);
+    struct gw_cors cors = cors_of(ctx);
     char id[GW_ID_BYTES];
     gw_stats_count(status);
     choose_id(head, id);
     (void)buf_addf(ret_headers, "x-request-id: %s\r\n", id);
+    (void)gw_cors_headers(&cors, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);
     (void)gw_error_body(e, why, NULL, ret_body);
 }

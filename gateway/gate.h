@@ -14,8 +14,11 @@
 #include "base/net/http.h"
 #include "gateway/admit.h"
 #include "gateway/error.h"
+#include "gateway/keys.h"
 #include "gateway/scan.h"
 #include "gateway/stats.h"
+#include "gateway/trace.h"
+#include "gateway/usage.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,7 +26,6 @@
 struct gw_child;
 struct gw_config;
 struct gw_fleet;
-struct gw_keys;
 struct gw_pool;
 struct gw_target;
 struct seg_learner;
@@ -89,7 +91,14 @@ struct gw_req {
     struct http_req *http;
     const struct gw_route *route;
     enum gw_stage stage;
-    char id[GW_ID_BYTES], key_id[9];
+    char id[GW_ID_BYTES];
+    struct gw_keys *keys; /* the set `key` belongs to: it may be replaced meanwhile */
+    const struct gw_key *key;
+    struct {                            /* what the key's account is charged with */
+        bool entered, shown, sent;      /* shown: the answer carries `view` */
+        uint64_t tokens, prompt_tokens; /* by estimate */
+        struct gw_limit_view view;
+    } limit;
     const char *rest;  /* what follows the path of a GW_R_REST route; borrowed from http */
     char *target_path; /* at the worker, with query */
     struct gw_scan scan;
@@ -99,6 +108,8 @@ struct gw_req {
     struct gw_target *target;
     struct http_call *call;
     struct gw_gather *gather; /* pages asked of all workers */
+    struct gw_trace trace;
+    struct gw_usage usage;
     /* the worker's answer */
     bool got_head, sse, saw_done, active, counted;
     int up_status;
@@ -116,6 +127,11 @@ extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct g
 /* Answer and end; the request may be gone when these return. */
 void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* The same, where it is known when to try again. */
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
+                           const char *message);
+/* Lines that every answer carries: x-request-id, the rate limits', CORS. */
+int gw_answer_headers(const struct gw_req *q, struct buf *out);
 void gw_answer_json(struct gw_req *q, int status, const struct buf *body);
 void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body);
 const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
@@ -135,6 +151,10 @@ void gw_relay_on_ready(struct gw_gate *g);
 void gw_relay_on_lost(struct gw_gate *g);
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message); /* end it now */
 void gw_relay_arm_queue(struct gw_gate *g); /* re-arm the timer of the queue's deadlines */
+
+/* ---- charge.c: a request under its key ---- */
+bool gw_charge_enter(struct gw_req *q); /* false: refused, and answered */
+void gw_charge_leave(struct gw_req *q); /* harmless when it has not entered */
 
 /* ---- gather.c: the same page of every worker ---- */
 struct gw_page {

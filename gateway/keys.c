@@ -1,14 +1,34 @@
+/* A presented key is hashed with a salt of this process and looked up among the fingerprints of the
+ * keys seen before; only an unknown one is tried against the salted hashes of entries that nobody
+ * has used yet. So a set of a thousand salted entries costs one hash per request once they are
+ * warm, and the table in memory is worth nothing outside this process. */
 #include "gateway/keys.h"
 
+#include "base/buf.h"
 #include "base/mem.h"
 
 #include <ctype.h>
+#include <fnmatch.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
+enum { SALT_BYTES = 16, SALT_TEXT_MAX = 64, ENTRY_BYTES_MAX = 1024 };
+
+struct entry {
+    struct gw_key key;
+    uint8_t hash[32];             /* of salt and key */
+    char salt[SALT_TEXT_MAX + 1]; /* text in front of the key */
+    uint8_t print[32];            /* of the process's salt and key, once it is known */
+    bool known;
+};
 struct gw_keys {
+    unsigned n_refs;
     size_t n;
-    uint8_t (*hash)[32];
+    struct entry *entry;
+    struct gw_key anyone; /* while there are no keys */
+    uint8_t salt[SALT_BYTES];
 };
 
 /* ---- SHA-256 ---- */
@@ -74,66 +94,265 @@ void gw_sha256(const void *data, size_t len, uint8_t ret[32])
         ret[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-/* ---- the set ---- */
+/* ---- entries ---- */
 
-static int add_key(struct gw_keys *k, const char *key, size_t len)
+static int salted(const void *salt, size_t salt_len, const char *key, size_t len, uint8_t ret[32])
 {
-    void *p = mem_realloc(k->hash, (k->n + 1) * sizeof *k->hash);
+    char small[512], *p = small;
+    if (salt_len + len > sizeof small) p = mem_alloc(salt_len + len);
     if (!p) return -ENOMEM;
-    k->hash = p;
-    gw_sha256(key, len, k->hash[k->n++]);
+    memcpy(p, salt, salt_len);
+    memcpy(p + salt_len, key, len);
+    gw_sha256(p, salt_len + len, ret);
+    if (p != small) mem_free(p);
     return 0;
 }
 
-static int read_file(struct gw_keys *k, const char *path, struct err *err)
+/* Without a branch on the bytes. */
+static unsigned equal(const uint8_t a[32], const uint8_t b[32])
+{
+    unsigned diff = 0;
+    for (int i = 0; i < 32; i++)
+        diff |= (unsigned)(a[i] ^ b[i]);
+    return (diff - 1) >> 31; /* 1 exactly when diff is 0 */
+}
+
+static int hex_read(const char *s, uint8_t ret[32])
+{
+    static const char digits[] = "0123456789abcdef";
+    if (strlen(s) != 64) return -EINVAL;
+    for (int i = 0; i < 32; i++) {
+        const char *a = strchr(digits, tolower((unsigned char)s[2 * i]));
+        const char *b = strchr(digits, tolower((unsigned char)s[2 * i + 1]));
+        if (!a || !b) return -EINVAL;
+        ret[i] = (uint8_t)((a - digits) << 4 | (b - digits));
+    }
+    return 0;
+}
+
+static int set_key(struct gw_keys *k, struct entry *e, const char *text)
+{
+    if (strncmp(text, "sha256:", 7) != 0) {
+        e->known = true;
+        gw_sha256(text, strlen(text), e->hash);
+        return salted(k->salt, SALT_BYTES, text, strlen(text), e->print);
+    }
+    const char *hex = strrchr(text, ':') + 1;
+    size_t salt_len = hex > text + 7 ? (size_t)(hex - text) - 8 : 0;
+    if (salt_len > SALT_TEXT_MAX || hex_read(hex, e->hash) < 0) return -EINVAL;
+    memcpy(e->salt, text + 7, salt_len);
+    return 0;
+}
+
+static bool id_is_plain(const char *s)
+{
+    size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:@/");
+    return n > 0 && n < GW_KEY_ID_BYTES && s[n] == '\0';
+}
+
+static int set_limit(const char *text, uint32_t *ret)
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || errno || *end || v > GW_LIMIT_MAX) return -EINVAL;
+    *ret = (uint32_t)v;
+    return 0;
+}
+
+static int set_text(const char *text, char **f)
+{
+    char *copy = mem_strdup(text);
+    if (!copy) return -ENOMEM;
+    mem_free(*f);
+    *f = copy;
+    return 0;
+}
+
+static int set_field(struct entry *e, const char *name, const char *value)
+{
+    if (strcmp(name, "id") == 0) {
+        if (!id_is_plain(value)) return -EINVAL;
+        memcpy(e->key.id, value, strlen(value) + 1);
+        return 0;
+    }
+    if (strcmp(name, "namespace") == 0)
+        return id_is_plain(value) && !strchr(value, '/') ? set_text(value, &e->key.name_space)
+                                                         : -EINVAL;
+    if (strcmp(name, "models") == 0) return *value ? set_text(value, &e->key.models) : -EINVAL;
+    if (strcmp(name, "rpm") == 0) return set_limit(value, &e->key.limit.requests_per_min);
+    if (strcmp(name, "tpm") == 0) return set_limit(value, &e->key.limit.tokens_per_min);
+    if (strcmp(name, "concurrency") == 0) return set_limit(value, &e->key.limit.running_max);
+    return -ENOENT;
+}
+
+static void entry_fini(struct entry *e)
+{
+    mem_free(e->key.name_space);
+    mem_free(e->key.models);
+    gw_account_unref(e->key.account);
+}
+
+/* One entry's words. The key itself is never part of a message. */
+static int parse_words(struct gw_keys *k, struct entry *e, char *text, const char *where,
+                       struct err *err)
+{
+    bool has_key = false;
+    char *save = NULL;
+    for (char *w = strtok_r(text, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
+        char *eq = strchr(w, '=');
+        int r;
+        if (!has_key && strncmp(w, "key=", 4) == 0) w += 4;
+        if (!has_key && strncmp(w, "hash=", 5) == 0) w += 5;
+        if (!has_key) {
+            has_key = true;
+            r = *w ? set_key(k, e, w) : -EINVAL;
+            if (r == -EINVAL)
+                return err_set(err, r, "%s: expected a key, sha256:HEX or sha256:SALT:HEX", where);
+        } else {
+            if (eq) *eq = '\0';
+            r = eq ? set_field(e, w, eq + 1) : -ENOENT;
+            if (r == -ENOENT)
+                return err_set(err, -EINVAL,
+                               "%s: expected id=, namespace=, models=, rpm=, tpm= or concurrency= "
+                               "behind the key",
+                               where);
+            if (r == -EINVAL)
+                return err_set(err, r, "%s: %s= has a value that cannot be used", where, w);
+        }
+        if (r < 0) return r;
+    }
+    return has_key ? 0 : err_set(err, -EINVAL, "%s: expected a key", where);
+}
+
+static int add_entry(struct gw_keys *k, const char *text, const struct gw_limit *defaults,
+                     const char *where, struct err *err)
+{
+    void *p = mem_realloc(k->entry, (k->n + 1) * sizeof *k->entry);
+    if (!p) return -ENOMEM;
+    k->entry = p;
+    struct entry *e = &k->entry[k->n];
+    *e = (struct entry){.key.limit = *defaults};
+    char *copy = mem_strdup(text);
+    if (!copy) return -ENOMEM;
+    k->n++;
+    int r = parse_words(k, e, copy, where, err);
+    explicit_bzero(copy, strlen(text));
+    mem_free(copy);
+    if (r == 0 && !e->key.id[0])
+        (void)snprintf(e->key.id, sizeof e->key.id, "%02x%02x%02x%02x", e->hash[0], e->hash[1],
+                       e->hash[2], e->hash[3]);
+    return r;
+}
+
+static int read_file(struct gw_keys *k, const char *path, const struct gw_limit *defaults,
+                     struct err *err)
 {
     FILE *f = fopen(path, "re");
     if (!f) return err_set(err, -errno, "key file %s: %s", path, strerror(errno));
-    char line[1024];
+    char line[ENTRY_BYTES_MAX], where[300];
     int r = 0;
-    while (r == 0 && fgets(line, sizeof line, f)) {
+    for (unsigned n = 1; r == 0 && fgets(line, sizeof line, f); n++) {
         size_t len = strlen(line);
+        (void)snprintf(where, sizeof where, "key file %.200s:%u", path, n);
         if (len == sizeof line - 1 && line[len - 1] != '\n') {
-            r = err_set(err, -EINVAL, "key file %s: a line is longer than %zu bytes", path, len);
+            r = err_set(err, -EINVAL, "%s: longer than %zu bytes", where, len);
             break;
         }
         char *p = line;
         while (len > 0 && isspace((unsigned char)p[len - 1]))
-            len--;
-        while (len > 0 && isspace((unsigned char)*p))
-            p++, len--;
-        if (len == 0 || *p == '#') continue;
-        r = add_key(k, p, len);
+            p[--len] = '\0';
+        while (isspace((unsigned char)*p))
+            p++;
+        if (*p && *p != '#') r = add_entry(k, p, defaults, where, err);
     }
+    explicit_bzero(line, sizeof line);
     (void)fclose(f);
     return r;
 }
 
-int gw_keys_create(char *const *list, size_t n, const char *file, struct gw_keys **ret,
-                   struct err *err)
+/* ---- accounts ---- */
+
+static const struct gw_key *by_id(const struct gw_keys *k, const char *id, size_t n)
 {
+    for (size_t i = 0; k && i < n; i++)
+        if (strcmp(k->entry[i].key.id, id) == 0) return &k->entry[i].key;
+    return NULL;
+}
+
+static bool limits_differ(const struct gw_limit *a, const struct gw_limit *b)
+{
+    return a->requests_per_min != b->requests_per_min || a->tokens_per_min != b->tokens_per_min ||
+           a->running_max != b->running_max;
+}
+
+static int open_account(struct gw_key *key, const struct gw_key *before)
+{
+    key->account = before ? gw_account_ref(before->account) : gw_account_create();
+    if (!key->account) return -ENOMEM;
+    if (before && limits_differ(&key->limit, &before->limit))
+        gw_account_clamp(key->account, &key->limit);
+    return 0;
+}
+
+static int open_accounts(struct gw_keys *k, const struct gw_keys *old, struct err *err)
+{
+    int r = open_account(&k->anyone, old ? &old->anyone : NULL);
+    for (size_t i = 0; r == 0 && i < k->n; i++) {
+        struct gw_key *key = &k->entry[i].key;
+        const struct gw_key *twin = by_id(k, key->id, i);
+        if (twin && limits_differ(&key->limit, &twin->limit))
+            return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
+        r = open_account(key, twin ? twin : by_id(old, key->id, old ? old->n : 0));
+    }
+    return r;
+}
+
+/* ---- the set ---- */
+
+int gw_keys_create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,
+                   const struct gw_keys *old, struct gw_keys **ret, struct err *err)
+{
+    static const struct gw_limit none;
     struct gw_keys *k = mem_zalloc(sizeof *k);
     if (!k) return -ENOMEM;
     int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++)
-        r = add_key(k, list[i], strlen(list[i]));
+    if (!defaults) defaults = &none;
+    k->n_refs = 1;
+    k->anyone.limit = *defaults;
+    if (getrandom(k->salt, sizeof k->salt, 0) != (ssize_t)sizeof k->salt) r = -EIO;
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        char where[40];
+        (void)snprintf(where, sizeof where, "keys.list, entry %zu", i + 1);
+        r = add_entry(k, list[i], defaults, where, err);
+    }
     if (r == 0 && file) {
-        r = read_file(k, file, err);
+        r = read_file(k, file, defaults, err);
         if (r == 0 && k->n == 0)
             r = err_set(err, -EINVAL, "key file %s holds no key; nobody could get in", file);
     }
+    if (r == 0) r = open_accounts(k, old, err);
     if (r < 0) {
-        gw_keys_free(k);
+        gw_keys_unref(k);
         return r;
     }
     *ret = k;
     return 0;
 }
 
-void gw_keys_free(struct gw_keys *k)
+struct gw_keys *gw_keys_ref(struct gw_keys *k)
 {
-    if (!k) return;
-    mem_free(k->hash);
+    k->n_refs++;
+    return k;
+}
+
+void gw_keys_unref(struct gw_keys *k)
+{
+    if (!k || --k->n_refs > 0) return;
+    for (size_t i = 0; i < k->n; i++)
+        entry_fini(&k->entry[i]);
+    gw_account_unref(k->anyone.account);
+    mem_free(k->entry);
     mem_free(k);
 }
 
@@ -142,27 +361,66 @@ size_t gw_keys_count(const struct gw_keys *k)
     return k->n;
 }
 
-int gw_keys_check(const struct gw_keys *k, const char *authorization, const char *x_api_key,
-                  char ret_id[9])
+/* All entries are compared, whichever matches. */
+static struct entry *find(struct gw_keys *k, const char *key, size_t len)
 {
-    ret_id[0] = '\0';
-    if (k->n == 0) return 1;
+    uint8_t print[32], hash[32];
+    size_t found = k->n;
+    if (salted(k->salt, SALT_BYTES, key, len, print) < 0) return NULL;
+    for (size_t i = 0; i < k->n; i++)
+        if (k->entry[i].known && equal(print, k->entry[i].print)) found = i;
+    for (size_t i = 0; found == k->n && i < k->n; i++) {
+        struct entry *e = &k->entry[i];
+        if (e->known || salted(e->salt, strlen(e->salt), key, len, hash) < 0) continue;
+        if (!equal(hash, e->hash)) continue;
+        memcpy(e->print, print, sizeof print);
+        e->known = true;
+        return e;
+    }
+    return found < k->n ? &k->entry[found] : NULL;
+}
+
+const struct gw_key *gw_keys_find(struct gw_keys *k, const char *authorization,
+                                  const char *x_api_key)
+{
+    if (k->n == 0) return &k->anyone;
     const char *key = x_api_key ? x_api_key : "";
     if (authorization && strncasecmp(authorization, "Bearer ", 7) == 0) {
         key = authorization + 7;
         while (*key == ' ')
             key++;
     }
-    uint8_t hash[32];
-    gw_sha256(key, strlen(key), hash);
-    unsigned found = 0;
-    for (size_t i = 0; i < k->n; i++) {
-        unsigned diff = 0;
-        for (int j = 0; j < 32; j++)
-            diff |= (unsigned)(hash[j] ^ k->hash[i][j]);
-        found |= (diff - 1) >> 31; /* 1 exactly when diff is 0 */
+    struct entry *e = *key ? find(k, key, strlen(key)) : NULL;
+    return e ? &e->key : NULL;
+}
+
+bool gw_key_allows(const struct gw_key *key, const char *model)
+{
+    if (!key->models) return true;
+    for (const char *p = key->models; model && *p;) {
+        char glob[256];
+        size_t n = strcspn(p, ",|");
+        if (n > 0 && n < sizeof glob) {
+            memcpy(glob, p, n);
+            glob[n] = '\0';
+            if (fnmatch(glob, model, 0) == 0) return true;
+        }
+        p += n + (p[n] != '\0');
     }
-    if (!found) return 0;
-    (void)snprintf(ret_id, 9, "%02x%02x%02x%02x", hash[0], hash[1], hash[2], hash[3]);
-    return 1;
+    return false;
+}
+
+int gw_key_hash(const char *key, struct buf *out)
+{
+    uint8_t random[SALT_BYTES], hash[32];
+    char salt[2 * SALT_BYTES + 1];
+    if (!*key || key[strcspn(key, " \t\r\n")]) return -EINVAL;
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return -EIO;
+    for (size_t i = 0; i < SALT_BYTES; i++)
+        (void)snprintf(salt + 2 * i, 3, "%02x", random[i]);
+    int r = salted(salt, strlen(salt), key, strlen(key), hash);
+    if (r == 0) r = buf_addf(out, "sha256:%s:", salt);
+    for (int i = 0; r == 0 && i < 32; i++)
+        r = buf_addf(out, "%02x", hash[i]);
+    return r;
 }

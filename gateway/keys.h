@@ -1,28 +1,51 @@
-/* keys: the set of accepted API keys, kept and compared as SHA-256 hashes.
+/* keys: the set of accepted API keys: who may come in, as whom, for which models, how much.
  *
- * A presented key is hashed once and compared with every stored hash, without an early exit, so
- * that neither length nor position of a difference shows in the time taken. An empty set accepts
- * all. Life cycle: gw_keys_create() → gw_keys_check() → gw_keys_free(); immutable, a reload makes a
- * new one. Thread: any. Source of the hash: FIPS 180-4. */
+ * One entry per key, in the configuration or a line of a file (# comments):
+ *   KEY|sha256:HEX|sha256:SALT:HEX [id=NAME] [namespace=NS] [models=GLOB,…] [rpm=N] [tpm=N]
+ *   [concurrency=N]
+ * HEX is SHA-256 of SALT followed by the key. Kept and compared as hashes without an early exit, so
+ * that neither length nor position of a difference shows in the time taken. Several keys may have
+ * one id (to change a key without a gap): they share its account and must agree on its limits. An
+ * empty set accepts all, as one account. Life cycle: gw_keys_create() → gw_keys_find() →
+ * gw_keys_unref(); a reload makes a new set that takes the accounts over, old requests hold theirs.
+ * Thread: loop. Source of the hash: FIPS 180-4. */
 #ifndef GATEWAY_KEYS_H
 #define GATEWAY_KEYS_H
 
 #include "base/err.h"
+#include "gateway/limits.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+struct buf;
 struct gw_keys;
 
+enum { GW_KEY_ID_BYTES = 65 };
+struct gw_key {
+    char id[GW_KEY_ID_BYTES]; /* given, else 8 hex digits of the hash; "" where no key is asked */
+    char *name_space;         /* NULL: none */
+    char *models;             /* comma separated globs; NULL: all */
+    struct gw_limit limit;
+    struct gw_account *account;
+};
+
 void gw_sha256(const void *data, size_t len, uint8_t ret[32]);
-/* list: n keys; file: NULL or a path, one key a line, # comments. */
-int gw_keys_create(char *const *list, size_t n, const char *file, struct gw_keys **ret,
-                   struct err *err);
-void gw_keys_free(struct gw_keys *k);
+/* list: n entries; file: NULL or a path; defaults: limits of entries that state none; old: the set
+ * to take accounts over from, or NULL. */
+int gw_keys_create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,
+                   const struct gw_keys *old, struct gw_keys **ret, struct err *err);
+struct gw_keys *gw_keys_ref(struct gw_keys *k);
+void gw_keys_unref(struct gw_keys *k);
 size_t gw_keys_count(const struct gw_keys *k);
-/* authorization: the header's value ("Bearer …") or NULL; x_api_key likewise. 1 accepted (ret_id: 8
- * hex digits of the hash, "" when no key is asked for), 0 refused. */
-int gw_keys_check(const struct gw_keys *k, const char *authorization, const char *x_api_key,
-                  char ret_id[9]);
+/* authorization: the header's value ("Bearer …") or NULL; x_api_key likewise. NULL: refused. The
+ * key lives as long as the set. */
+const struct gw_key *gw_keys_find(struct gw_keys *k, const char *authorization,
+                                  const char *x_api_key);
+/* May this key use the model? NULL (the request names none): only a key for all models may. */
+bool gw_key_allows(const struct gw_key *key, const char *model);
+/* "sha256:SALT:HEX" of a key with a fresh salt. 0, -EINVAL (empty, or white space in it), -EIO. */
+int gw_key_hash(const char *key, struct buf *out);
 
 #endif

@@ -1,9 +1,41 @@
 #include "base/buf.h"
+#include "base/err.h"
 #include "base/log.h"
 #include "gateway/config.h"
+#include "gateway/keys.h"
 #include "gateway/run.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
+
+static int hash_key(struct buf *text)
+{
+    char line[4096];
+    if (!fgets(line, sizeof line, stdin)) line[0] = '\0';
+    line[strcspn(line, "\r\n")] = '\0';
+    int r = gw_key_hash(line, text);
+    explicit_bzero(line, sizeof line);
+    if (r < 0) {
+        (void)fprintf(stderr, "kvblend: %s\n",
+                      r == -EINVAL ? "expected a key without spaces on standard input"
+                                   : err_name(r));
+        return 1;
+    }
+    (void)printf("%s\n", buf_cstr(text));
+    return 0;
+}
+
+/* The keys are part of the configuration. */
+static int check_keys(const struct gw_config *c)
+{
+    struct gw_keys *k = NULL;
+    struct err err = {0};
+    int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, NULL, NULL, &k, &err);
+    gw_keys_unref(k);
+    if (r < 0) (void)fprintf(stderr, "%s\n", err.msg[0] ? err.msg : err_name(r));
+    return r < 0 ? 2 : 0;
+}
 
 int main(int argc, char **argv, char **envp)
 {
@@ -22,8 +54,11 @@ int main(int argc, char **argv, char **envp)
         (void)printf("%s", buf_cstr(&text));
     } else if (c->version) {
         (void)printf("kvblend %s\n", KV_VERSION);
+    } else if (c->hash_key) {
+        status = hash_key(&text);
     } else if (c->check) {
-        (void)printf("configuration ok\n");
+        status = check_keys(c);
+        if (status == 0) (void)printf("configuration ok\n");
     } else {
         status = gw_run(c, argc, argv, envp);
         c = NULL;

@@ -21,6 +21,7 @@
 enum {
     ANSWER_BYTES_MAX = 64 << 20, /* collected answers */
     EVENT_BYTES_MAX = 4 << 20,   /* one event of a stream */
+    USAGE_BYTES_MAX = 1 << 20,   /* chosen: longer ones would hold up the loop for a millisecond */
 };
 
 const char *gw_stage_name(enum gw_stage s)
@@ -58,6 +59,7 @@ static bool request_header_dropped(const char *name)
                                        "cookie",
                                        "accept-encoding",
                                        "x-request-id",
+                                       "traceparent",
                                        NULL};
     return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
 }
@@ -84,13 +86,24 @@ static bool named_by_connection(const struct http_head *h, const char *name)
     return false;
 }
 
+/* A key's namespace is not the client's to choose, and a state belongs to a valid trace only. */
+static bool request_header_ours(const struct gw_req *q, const char *name)
+{
+    if (q->key && q->key->name_space && strcasecmp(name, "x-kvblend-namespace") == 0) return true;
+    return !q->trace.trace[0] && strcasecmp(name, "tracestate") == 0;
+}
+
 static int call_headers(const struct gw_req *q, struct buf *out)
 {
     const struct http_head *h = http_req_head(q->http);
     int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
+    if (r == 0) r = gw_trace_header(&q->trace, out);
+    if (r == 0 && q->key && q->key->name_space)
+        r = buf_addf(out, "X-KVBlend-Namespace: %s\r\n", q->key->name_space);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
         if (request_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
+        if (request_header_ours(q, x->name)) continue;
         r = buf_addf(out, "%s: %s\r\n", x->name, x->value);
     }
     if (r == 0 && q->scan.segments.len > 0)
@@ -103,7 +116,9 @@ static int call_headers(const struct gw_req *q, struct buf *out)
 
 static int answer_headers(const struct gw_req *q, struct buf *out)
 {
-    int r = buf_addf(out, "x-request-id: %s\r\nx-kvblend-overhead-us: %llu\r\n", q->id,
+    int r = gw_answer_headers(q, out);
+    if (r == 0)
+        r = buf_addf(out, "x-kvblend-overhead-us: %llu\r\n",
                      (unsigned long long)(q->overhead_ns / 1000));
     return r < 0 ? r : buf_add(out, q->up_headers.data, q->up_headers.len);
 }
@@ -113,6 +128,13 @@ static void call_dropped(struct gw_req *q)
     if (!q->target) return;
     ASSERT(q->target->n_inflight > 0);
     q->target->n_inflight--;
+}
+
+/* What the gateway says itself must not come twice. */
+static bool response_header_ours(const struct gw_req *q, const char *name)
+{
+    if (q->limit.shown && strncasecmp(name, "x-ratelimit-", 12) == 0) return true;
+    return q->gate->config->cors_origins.n > 0 && strncasecmp(name, "access-control-", 15) == 0;
 }
 
 static void on_head(void *ctx, int status, const struct http_head *h)
@@ -129,6 +151,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     for (size_t i = 0; i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
         if (response_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
+        if (response_header_ours(q, x->name)) continue;
         (void)buf_addf(&q->up_headers, "%s: %s\r\n", x->name, x->value);
     }
     if (!q->sse) return;
@@ -157,6 +180,7 @@ static void stream_bytes(struct gw_req *q, const char *data, size_t len)
     size_t n = sizeof done - 1;
     if (len == 0) return;
     if (len >= n && memcmp(data + len - n, done, n) == 0) q->saw_done = true;
+    if (q->up_status == 200) gw_usage_events(&q->usage, data, len);
     gw_stats_relayed(len);
     if (http_reply_write(q->http, data, len) == 1 && q->call) http_call_pause(q->call, true);
 }
@@ -189,6 +213,8 @@ static void answer_collected(struct gw_req *q)
     q->stage = GW_ANSWERED;
     q->status = q->up_status;
     if (q->status == 429) q->end = GW_END_SHED;
+    if (q->status == 200 && q->body.len <= USAGE_BYTES_MAX)
+        gw_usage_answer(&q->usage, q->body.data ? q->body.data : "", q->body.len);
     gw_stats_relayed(q->body.len);
     (void)http_reply(q->http, q->up_status, q->up_type, buf_cstr(&headers), q->body.data,
                      q->body.len);
@@ -306,6 +332,7 @@ static void dispatch(struct gw_req *q)
         return;
     }
     t->n_inflight++;
+    q->limit.sent = true;
 }
 
 /* Waiting requests are found anew after each one, because handling one may end or start others. */
@@ -377,6 +404,7 @@ void gw_relay_expired(struct gw_ticket *t)
 static void take_turn(struct gw_req *q)
 {
     struct gw_gate *g = q->gate;
+    if (!gw_charge_enter(q)) return;
     if (!(q->route->props & GW_R_ADMIT)) {
         dispatch(q);
         return;
@@ -529,6 +557,7 @@ void gw_relay_close(struct gw_req *q)
     if (q->job) q->job->q = NULL;
     if (q->timer) http_timer_destroy(q->timer);
     if (q->active) gw_stats_active(-1);
+    gw_charge_leave(q);
     mem_free(q->up_type);
     buf_fini(&q->up_headers);
     buf_fini(&q->body);

@@ -26,7 +26,7 @@ enum {
     WORKER_GRACE_MS = 5000, /* a worker's SIGTERM to SIGKILL, once nobody waits for it */
     CUT_GRACE_MS = 2000,    /* to deliver the last frames */
 };
-static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
+static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD};
 enum { N_SIGNALS = sizeof signals / sizeof signals[0] };
 
 struct gw_run {
@@ -164,6 +164,13 @@ static void apply(struct gw_gate *g)
     gw_relay_arm_queue(g);
 }
 
+static int read_keys(const struct gw_config *c, const struct gw_keys *old, struct gw_keys **ret,
+                     struct err *err)
+{
+    struct gw_limit defaults = {c->key_rpm, c->key_tpm, c->key_concurrency};
+    return gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &defaults, old, ret, err);
+}
+
 static int reload(void *ctx, struct err *err)
 {
     struct gw_run *u = ctx;
@@ -177,7 +184,7 @@ static int reload(void *ctx, struct err *err)
                       buf_cstr(&text));
         goto out;
     }
-    r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &k, err);
+    r = read_keys(c, g->keys, &k, err);
     if (r < 0) {
         gw_config_free(c);
         goto out;
@@ -186,7 +193,7 @@ static int reload(void *ctx, struct err *err)
     if (gw_config_restart_keys(g->config, c, &text) > 0)
         log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(&text));
     gw_config_free(g->config);
-    gw_keys_free(g->keys);
+    gw_keys_unref(g->keys);
     g->config = c;
     g->keys = k;
     apply(g);
@@ -198,6 +205,12 @@ out:
 
 /* ---- signals ---- */
 
+static void reopen_log(struct gw_run *u)
+{
+    int r = gw_stats_reopen(u->gate.stats);
+    if (r < 0) log_event(LOG_ERROR, "access_log.reopen", "error=%s kept=old", err_name(r));
+}
+
 static void on_signal(evutil_socket_t sig, short what, void *arg)
 {
     struct gw_run *u = arg;
@@ -208,6 +221,10 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         break;
     case SIGHUP:
         if (reload(u, &err) < 0) log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
+        reopen_log(u);
+        break;
+    case SIGUSR1:
+        reopen_log(u);
         break;
     default:
         begin_drain(u);
@@ -329,7 +346,7 @@ static int start(struct gw_run *u, struct err *err)
     g->run_ctx = u;
     gw_admit_init(&g->admit, c->max_inflight, c->queue_limit, gw_relay_granted, gw_relay_expired);
     int r = http_loop_create(&g->loop);
-    if (r == 0) r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &g->keys, err);
+    if (r == 0) r = read_keys(c, NULL, &g->keys, err);
     if (r == 0) r = seg_presets_load(c->presets, &g->presets, err);
     if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &g->learner);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
@@ -365,7 +382,7 @@ static void stop(struct gw_run *u)
     http_loop_destroy(g->loop);
     seg_learner_free(g->learner);
     seg_presets_free(g->presets);
-    gw_keys_free(g->keys);
+    gw_keys_unref(g->keys);
     gw_config_free(g->config);
     if (u->private_dir.len > 0) {
         struct buf sock = BUF_INIT;

@@ -14,7 +14,7 @@
 enum { MESSAGES_MAX = 4096 };
 
 struct fields {
-    struct json_val model, stream, messages, salt, space;
+    struct json_val model, stream, messages, salt, space, max_tokens, max_completion;
     bool has_model, has_stream, has_messages, marked;
 };
 
@@ -41,6 +41,10 @@ static int on_field(void *ctx, const struct json_field *f)
     if (json_str_is(&f->key, "model")) {
         t->model = f->val;
         t->has_model = true;
+    } else if (json_str_is(&f->key, "max_tokens")) {
+        t->max_tokens = f->val;
+    } else if (json_str_is(&f->key, "max_completion_tokens")) {
+        t->max_completion = f->val;
     } else if (json_str_is(&f->key, "stream")) {
         t->stream = f->val;
         t->has_stream = true;
@@ -194,6 +198,14 @@ out:
     texts_fini(&t);
 }
 
+static uint32_t token_limit(const struct fields *t)
+{
+    int64_t n;
+    if (json_int_read(&t->max_completion, &n) < 0 && json_int_read(&t->max_tokens, &n) < 0)
+        return 0;
+    return n < 0 ? 0 : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)n;
+}
+
 void gw_scan_run(struct gw_scan *s)
 {
     struct fields t = {0};
@@ -207,6 +219,7 @@ void gw_scan_run(struct gw_scan *s)
                        "The request body must be a JSON object: %s at byte %zu.", why, fault.at);
         return;
     }
+    s->max_tokens = token_limit(&t);
     if (t.has_stream && json_bool_read(&t.stream, &s->stream) < 0) s->stream = false;
     if (t.has_model && t.model.type == JSON_T_STRING) {
         struct buf name = BUF_INIT;

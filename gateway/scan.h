@@ -1,6 +1,6 @@
 /* scan: what the gateway needs to know of a request body, without changing a byte of it.
  *
- * Checks that the body is one JSON object in UTF-8 and not too deep, reads `model` and `stream`,
+ * Checks that the body is one JSON object in UTF-8 and not too deep, reads `model`, `stream` and `max_tokens`,
  * and, where the request leaves it to us, finds the chunks in its message texts, with what the
  * learner knows of the caller's namespace. Requests that mark their chunks themselves (`documents`,
  * `kvblend.segments`, a header) and messages of several content parts are left to the worker, which
@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct seg_learner;
 struct seg_presets;
@@ -39,6 +40,7 @@ struct gw_scan {
     char message[200];
     bool stream, has_model;
     char model[256];
+    uint32_t max_tokens; /* max_completion_tokens, else max_tokens; 0: not said */
     struct buf segments; /* value of X-KVBlend-Segments; empty: none */
     char detector[64];
     unsigned n_segments;

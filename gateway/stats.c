@@ -134,13 +134,22 @@ void gw_stats_retry(void)
 
 struct gw_stats {
     struct gw_pool *writer; /* one thread: lines keep their order */
-    int fd;                 /* -1: off */
+    bool on;
+    char *path; /* NULL: no file */
+    int fd;     /* -1: off; the writer's own once it runs */
 };
 struct log_line {
-    int fd;
+    struct gw_stats *stats;
+    int new_fd; /* >= 0: no line, but the file to go on with */
     size_t len;
     char text[];
 };
+
+static int open_log(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+    return fd < 0 ? -errno : fd;
+}
 
 int gw_stats_create(const char *access_log, struct gw_stats **ret)
 {
@@ -149,13 +158,18 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
     int r = 0;
     s->fd = -1;
     register_all();
-    if (strcmp(access_log, "stdout") == 0)
+    if (strcmp(access_log, "stdout") == 0 || strcmp(access_log, "-") == 0) {
         s->fd = STDOUT_FILENO;
-    else if (strcmp(access_log, "off") != 0)
-        s->fd = open(access_log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
-    if (s->fd < 0 && strcmp(access_log, "off") != 0) r = -errno;
-    if (r == 0 && s->fd >= 0) r = gw_pool_create(1, 4096, &s->writer);
+    } else if (strcmp(access_log, "off") != 0) {
+        s->path = mem_strdup(access_log);
+        s->fd = s->path ? open_log(access_log) : -ENOMEM;
+        if (s->fd < 0) r = s->fd;
+    }
+    s->on = s->fd >= 0;
+    if (r == 0 && s->on) r = gw_pool_create(1, 4096, &s->writer);
     if (r < 0) {
+        if (s->fd > STDERR_FILENO) (void)close(s->fd);
+        mem_free(s->path);
         mem_free(s);
         return r;
     }
@@ -168,20 +182,40 @@ void gw_stats_destroy(struct gw_stats *s)
     if (!s) return;
     gw_pool_destroy(s->writer);
     if (s->fd > STDERR_FILENO) (void)close(s->fd);
+    mem_free(s->path);
     mem_free(s);
 }
 
 static void write_line(void *arg)
 {
     struct log_line *l = arg;
+    if (l->new_fd >= 0) {
+        (void)close(l->stats->fd);
+        l->stats->fd = l->new_fd;
+    }
     for (size_t done = 0; done < l->len;) {
-        ssize_t n = write(l->fd, l->text + done, l->len - done);
+        ssize_t n = write(l->stats->fd, l->text + done, l->len - done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) break; /* a closed pipe: there is nobody to tell */
         done += (size_t)n;
     }
     mem_free(l);
 }
+
+int gw_stats_reopen(struct gw_stats *s)
+{
+    if (!s->path) return 0;
+    struct log_line *l = mem_zalloc(sizeof *l);
+    if (!l) return -ENOMEM;
+    *l = (struct log_line){.stats = s, .new_fd = open_log(s->path)};
+    int r = l->new_fd < 0 ? l->new_fd : gw_pool_submit(s->writer, write_line, l);
+    if (r == 0) return 0;
+    if (l->new_fd >= 0) (void)close(l->new_fd);
+    mem_free(l);
+    return r;
+}
+
+enum { SDK_RETRY_MAX = 8 }; /* a count; whatever else a client writes there is not logged */
 
 static int add_str(struct buf *b, const char *key, const char *v)
 {
@@ -202,6 +236,11 @@ static int render(struct buf *b, const struct gw_access *a)
     (void)strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
     int r = buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
     if (r == 0) r = add_str(b, "request_id", a->request_id);
+    if (r == 0 && a->trace_id && *a->trace_id) {
+        r = add_str(b, "trace_id", a->trace_id);
+        if (r == 0) r = add_str(b, "span_id", a->span_id);
+        if (r == 0) r = add_str(b, "parent_id", a->parent_id);
+    }
     if (r == 0) r = add_str(b, "client", a->client);
     if (r == 0 && a->key_id && *a->key_id) r = add_str(b, "key_id", a->key_id);
     if (r == 0) r = add_str(b, "method", a->method);
@@ -214,8 +253,16 @@ static int render(struct buf *b, const struct gw_access *a)
                      a->target, a->stream ? "true" : "false", a->status, ends[a->end],
                      (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
                      a->n_segments);
+    if (r == 0 && a->upstream) r = add_str(b, "upstream", a->upstream);
+    if (r == 0 && a->has_usage)
+        r = buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
+                     (unsigned long long)a->prompt_tokens,
+                     (unsigned long long)a->completion_tokens);
+    if (r == 0 && a->has_cached)
+        r = buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)a->cached_tokens);
     if (r == 0 && a->detector) r = add_str(b, "detector", a->detector);
-    if (r == 0 && a->sdk_retry) r = add_str(b, "sdk_retry", a->sdk_retry);
+    if (r == 0 && a->sdk_retry && strlen(a->sdk_retry) <= SDK_RETRY_MAX)
+        r = add_str(b, "sdk_retry", a->sdk_retry);
     if (r == 0 && a->ttft_ms >= 0) r = buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
     if (r == 0)
         r = buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
@@ -231,12 +278,13 @@ void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
         metric_observe(&m_overhead, a->overhead_us / 1e6);
         metric_observe(&m_queue, a->queue_ms / 1e3);
     }
-    if (s->fd < 0) return;
+    if (!s->on) return;
     struct buf b = BUF_INIT;
     struct log_line *l = NULL;
     if (render(&b, a) == 0) l = mem_alloc(sizeof *l + b.len);
     if (l) {
-        l->fd = s->fd;
+        l->stats = s;
+        l->new_fd = -1;
         l->len = b.len;
         memcpy(l->text, b.data, b.len);
     }

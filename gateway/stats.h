@@ -22,8 +22,12 @@ enum gw_end { /* why a request ended: access log */
 };
 struct gw_access { /* one request as the log shows it; strings borrowed */
     const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
-    int status, target; /* target: worker index, -1 none */
+    const char *upstream;                       /* the target's address, NULL: none */
+    const char *trace_id, *span_id, *parent_id; /* "" = none */
+    int status, target;                         /* target: worker index, -1 none */
     bool stream;
+    bool has_usage, has_cached; /* the counts below were reported */
+    uint64_t prompt_tokens, completion_tokens, cached_tokens;
     enum gw_end end;
     uint64_t bytes_in, bytes_out, start_ns;
     unsigned n_segments, n_retries;
@@ -31,7 +35,11 @@ struct gw_access { /* one request as the log shows it; strings borrowed */
 };
 
 struct gw_stats;
-int gw_stats_create(const char *access_log, struct gw_stats **ret); /* "stdout", "off", path */
+/* access_log: "stdout" or "-", "off", or a path. */
+int gw_stats_create(const char *access_log, struct gw_stats **ret);
+/* Open the file anew, as after its rotation: lines already taken still go to the old one. 0, or an
+ * error and the old file stays. */
+int gw_stats_reopen(struct gw_stats *s);
 void gw_stats_destroy(struct gw_stats *s);
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
 

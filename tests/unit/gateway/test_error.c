@@ -33,9 +33,22 @@ TEST(every_refusal_says_whether_to_retry)
     }
 }
 
+TEST(when_to_come_again)
+{
+    struct buf b = BUF_INIT;
+    ASSERT_OK(gw_error_headers_after(GW_E_RATE_TOKENS, 1200, &b));
+    ASSERT_STREQ(buf_cstr(&b),
+                 "Retry-After: 2\r\nretry-after-ms: 1200\r\nx-should-retry: true\r\n");
+    buf_clear(&b);
+    ASSERT_OK(gw_error_headers_after(GW_E_RATE_TOKENS, 60001, &b));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "Retry-After: 61\r\n") != NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&b), "x-should-retry: false\r\n") != NULL);
+    buf_fini(&b);
+}
+
 TEST(refusals_of_the_http_layer)
 {
-    static const int statuses[] = {400, 408, 413, 415, 431, 500, 501};
+    static const int statuses[] = {400, 408, 413, 415, 429, 431, 500, 501};
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
         ASSERT_EQ(gw_error_status(gw_error_of_status(statuses[i])), statuses[i]);
     ASSERT_EQ(gw_error_status(gw_error_of_status(505)), 500);
