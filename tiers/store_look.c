@@ -315,7 +315,7 @@ int store_pin_ready(struct store_pin *p, unsigned layer)
     pthread_mutex_lock(&sh->m);
     int r = e->status;
     pthread_mutex_unlock(&sh->m);
-    return r;
+    return r == 0 && clock_ns() >= p->deadline_ns ? -ETIMEDOUT : r;
 }
 
 const char *store_pin_tier(const struct store_pin *p)

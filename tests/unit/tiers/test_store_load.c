@@ -2,6 +2,8 @@
 #include "tests/test.h"
 #include "tests/unit/tiers/store_kit.h"
 
+#include <sched.h>
+
 enum { MIB = 1 << 20 };
 
 /* A store over one mock tier that has chunk 1, and RAM has not. */
@@ -184,6 +186,11 @@ TEST(a_layer_that_does_not_come_times_out)
     ASSERT_EQ(kit_ask(s, 1, 1, &p, &why) != 0, 1);
     ASSERT_EQ(store_pin_settle(p, 0, &why), 1);
     ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    uint64_t until = clock_ns() + 60000000000ull;
+    while (store_pin_ready(p, 2) == 0 && clock_ns() < until)
+        sched_yield(); /* as who must not wait does: it is told as well */
+    ASSERT_ERR(store_pin_ready(p, 2), -ETIMEDOUT);
+    ASSERT_EQ(store_pin_ready(p, 1), 1);
     ASSERT_ERR(store_pin_layer(p, 2, &k, &v), -ETIMEDOUT);
     ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0); /* what has come stays */
     store_pin_release(p);
@@ -454,6 +461,73 @@ TEST(clear_while_a_record_arrives)
     ASSERT_EQ(kit_check(s, q, 1), 0);
     store_pin_release(q);
     store_pin_release(p);
+    store_destroy(s);
+}
+
+/* Nor may a record come back whose namespace is not known yet, its header being on the way. */
+TEST(a_namespace_is_cleared_while_a_record_arrives)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_large, &m, false);
+    struct store_pin *p;
+    enum store_miss why;
+    mock_set(m, &m->part_limit, 0);
+    ASSERT_EQ(kit_ask(s, 1, 0, &p, &why), STORE_ASKING);
+    mock_wait(m, &m->reads, 1);
+    ASSERT_TRUE(store_clear(s, "ram", kit_ns(1), true) >= 0);
+    mock_set(m, &m->part_limit, 8);
+    ASSERT_EQ(store_pin_settle(p, 0, &why), 0);
+    ASSERT_EQ(why, STORE_MISS_EVICTED);
+    mock_wait(m, &m->done, 2);
+    kit_empty(s);
+    store_destroy(s);
+}
+
+/* The thread that gives up loads ticks from the start, not only once something was written. */
+TEST(a_load_that_nobody_waits_for_is_given_up)
+{
+    struct mock *m = mock_create("far", true);
+    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_NEVER}, .n = 1};
+    struct store *s = kit_store(&kit_large, 16 * MIB, &t);
+    uint64_t until = clock_ns() + 60000000000ull;
+    struct store_tier_stats st = {0};
+    struct store_pin *p;
+    enum store_miss why;
+    mock_set(m, &m->hold_reads, 1);
+    ASSERT_EQ(kit_ask(s, 1, 1, &p, &why), STORE_ASKING);
+    ASSERT_EQ(store_pin_settle(p, 1, &why), 0); /* patience has ended, not the ask's time */
+    while (st.misses[STORE_MISS_DEADLINE] == 0 && clock_ns() < until) {
+        sched_yield();
+        store_get_tier_stats(s, 0, &st);
+    }
+    ASSERT_EQ(st.misses[STORE_MISS_DEADLINE], 1);
+    store_destroy(s);
+}
+
+/* A tier that was slow is measured again once its breaker lets somebody: who was refused there has
+ * not measured anything. */
+TEST(an_open_breaker_does_not_use_up_the_measuring_load)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, &m, false);
+    struct store_pin *p;
+    enum store_miss why;
+    set_average(s, 1e6, 1000, clock_ns() - 2ull * GATE_STALE_MS * 1000000);
+    pthread_mutex_lock(&s->m);
+    for (int i = 0; i < 3; i++)
+        breaker_report(&s->tier[0].breaker, BREAKER_TIMEOUT, clock_ns());
+    s->tier[0].breaker.open_until_ns = UINT64_MAX;
+    pthread_mutex_unlock(&s->m);
+    ASSERT_EQ(kit_ask(s, 1, 25, &p, &why), 0);
+    ASSERT_EQ(why, STORE_MISS_IO);
+    pthread_mutex_lock(&s->m);
+    s->tier[0].breaker.open_until_ns = clock_ns();
+    pthread_mutex_unlock(&s->m);
+    ASSERT_TRUE(kit_ask(s, 1, 25, &p, &why) != 0);
+    mock_wait(m, &m->done, 2);
+    ASSERT_EQ(store_pin_settle(p, 0, &why), 1);
+    store_pin_release(p);
+    ASSERT_TRUE(store_predict_ms(s, 0, MIB) < 1000);
     store_destroy(s);
 }
 
