@@ -524,13 +524,11 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     link_init(&s->all);
     link_init(&s->loads);
     link_init(&s->probation);
+    tiers_take(s, o); /* first: without tiers the thread would sleep until it is called */
     if (pthread_create(&s->thread, NULL, store_maintain, s) != 0) {
         store_free(s);
         return err_set(err, -EAGAIN, "no thread for the store's maintenance");
     }
-    pthread_mutex_lock(&s->m);
-    tiers_take(s, o);
-    pthread_mutex_unlock(&s->m);
     store_arena_register(s, s->pool.base, s->pool.size_bytes);
     *ret = s;
     return 0;
