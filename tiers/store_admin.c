@@ -132,7 +132,9 @@ static long clear_ram(struct store *s, const struct clearing *c, bool purge)
         struct entry *e = LINK_ENTRY(l, all);
         next = l->next;
         if (e->state == ENTRY_BUILDING || (e->admin_pinned && !c->also_pinned)) continue;
-        if (c->by_ns && e->desc.ns_hash != c->ns_hash) continue;
+        /* One that is being loaded may turn out to be the namespace's: its header is on the way. */
+        bool others = e->ns_known && e->desc.ns_hash != c->ns_hash;
+        if (c->by_ns && others) continue;
         bool ready = e->state == ENTRY_READY;
         if (purge && e->writing) e->purge = true; /* else it would come back */
         if (entry_drop(s, e, STORE_MISS_EVICTED, false)) n += ready;
