@@ -20,14 +20,17 @@ double predict_ms(const struct store_tier *t, uint64_t bytes)
            (double)t->inflight_bytes / t->bytes_per_s * 1e3;
 }
 
-/* m held. */
-static bool gate_closed(struct store_tier *t, uint64_t bytes, double worth_ms, uint64_t now)
+/* m held. May the tier be asked? NEVER: yes, and its breaker wants a report. */
+static enum store_miss gate(struct store_tier *t, uint64_t bytes, double worth_ms, uint64_t now)
 {
-    if (worth_ms <= 0 || predict_ms(t, bytes) <= worth_ms) return false;
-    if (now - t->measured_ns < GATE_STALE_MS * 1000000ull) return true;
-    t->measured_ns = now; /* this one measures: a tier that has recovered is found out at once */
-    t->stale = true;
-    return false;
+    bool slow = worth_ms > 0 && predict_ms(t, bytes) > worth_ms;
+    if (slow && now - t->measured_ns < GATE_STALE_MS * 1000000ull) return STORE_MISS_GATE;
+    if (!breaker_allow(&t->breaker, now)) return STORE_MISS_IO;
+    if (slow) {
+        t->measured_ns = now; /* this one measures: a tier that has recovered is found out */
+        t->stale = true;
+    }
+    return STORE_MISS_NEVER;
 }
 
 /* The first tier from `from` on that may have the record and may be asked (its breaker then wants a
@@ -39,12 +42,8 @@ static int next_tier(struct store *s, struct entry *e, unsigned from)
         int found = t->t->ops->find(t->t, &e->desc.key);
         if (found == 0) continue;
         uint64_t now = clock_ns();
-        enum store_miss no = STORE_MISS_NEVER;
         pthread_mutex_lock(&s->m);
-        if (gate_closed(t, e->layout.record_bytes, e->worth_ms, now))
-            no = STORE_MISS_GATE;
-        else if (!breaker_allow(&t->breaker, now))
-            no = STORE_MISS_IO;
+        enum store_miss no = gate(t, e->layout.record_bytes, e->worth_ms, now);
         if (no != STORE_MISS_NEVER) {
             t->misses[no]++;
             e->last_why = no;
