@@ -46,6 +46,7 @@ enum {
     GW_PASS = 2,     /* handed to the own worker under the same flag */
     GW_NOFILE = 4,   /* flag and variable only */
     GW_PASS_ENV = 8, /* handed to the own worker in its environment: may hold a password */
+    GW_ENTRIES = 32, /* a list whose items may be mappings: "VALUE name=value …" in one text */
     GW_SPACES = 16,  /* a list whose values hold commas: spaces separate them in a variable */
 };
 
@@ -112,7 +113,7 @@ enum {
       "folder of segment presets (default: the built-in ones)")                                    \
     X(GW_MS, hang_timeout_ms, "worker.hang_timeout", "hang-timeout", "60s", 1000, 3600000, 0,      \
       NULL, "own worker that answers no health check for this long is restarted")                  \
-    X(GW_LIST, api_keys, "keys.list", "api-key", NULL, 0, 0, GW_LIVE, NULL,                        \
+    X(GW_LIST, api_keys, "keys.list", "api-key", NULL, 0, 0, GW_LIVE | GW_ENTRIES, NULL,           \
       "accepted API key, plain or sha256:SALT:HEX, then id=, namespace=, models=, rpm=, tpm=, "    \
       "concurrency= (repeatable; none: no key is asked for)")                                      \
     X(GW_STR, api_key_file, "keys.file", "api-key-file", NULL, 0, 0, GW_LIVE, NULL,                \

@@ -20,7 +20,12 @@ struct yaml_state {
     int depth;                      /* open mappings */
     bool want_value;                /* the key of the innermost mapping has been read */
     const struct gw_conf_key *list; /* inside the sequence of this key */
-    int skip;                       /* > 0: inside a value that was already complained about */
+    struct {                        /* a mapping as an item of that list */
+        bool open, want_value, in_list;
+        bool is_key; /* the value to come is the entry's first word */
+        struct buf key, rest;
+    } entry;
+    int skip; /* > 0: inside a value that was already complained about */
 };
 
 static void full_path(const struct yaml_state *s, char *out, size_t cap)
@@ -96,6 +101,62 @@ static const char *expand(struct yaml_state *s, const char *text, char *name, si
     return v;
 }
 
+/* ---- mappings as items: {key: K, id: x, models: [a, b]} is "K id=x models=a,b" ---- */
+
+static int entry_scalar(struct yaml_state *s, const char *text)
+{
+    char name[128];
+    if (!s->entry.want_value) {
+        s->entry.is_key = strcmp(text, "key") == 0 || strcmp(text, "hash") == 0;
+        s->entry.want_value = true;
+        return s->entry.is_key ? 0 : buf_addf(&s->entry.rest, " %s=", text);
+    }
+    const char *v = expand(s, text, name, sizeof name);
+    struct buf *to = s->entry.is_key ? &s->entry.key : &s->entry.rest;
+    if (!s->entry.in_list) s->entry.want_value = false;
+    if (!v) return 0;
+    if (!*v || v[strcspn(v, " \t\r\n")]) {
+        gw_conf_problem(s->b, &s->src, "%s: expected a value without spaces", s->list->yaml);
+        return 0;
+    }
+    bool more = s->entry.in_list && to->len > 0 && to->data[to->len - 1] != '=';
+    return buf_addf(to, "%s%s", more ? "," : "", v);
+}
+
+static int entry_event(struct yaml_state *s, const yaml_event_t *e)
+{
+    int r = 0;
+    switch (e->type) {
+    case YAML_SCALAR_EVENT:
+        return entry_scalar(s, (const char *)e->data.scalar.value);
+    case YAML_SEQUENCE_START_EVENT:
+        if (s->entry.want_value && !s->entry.in_list && !s->entry.is_key) {
+            s->entry.in_list = true;
+            return 0;
+        }
+        break;
+    case YAML_SEQUENCE_END_EVENT:
+        s->entry.in_list = s->entry.want_value = false;
+        return 0;
+    case YAML_MAPPING_END_EVENT:
+        s->entry.open = false;
+        if (s->entry.key.len == 0)
+            gw_conf_problem(s->b, &s->src, "%s: expected \"key\" or \"hash\"", s->list->yaml);
+        else if ((r = buf_add(&s->entry.key, s->entry.rest.data, s->entry.rest.len)) == 0 &&
+                 buf_cstr(&s->entry.key))
+            r = gw_conf_set(s->b, s->list, s->entry.key.data, &s->src);
+        buf_fini(&s->entry.key);
+        buf_fini(&s->entry.rest);
+        return r;
+    default:
+        break;
+    }
+    gw_conf_problem(s->b, &s->src, "%s: expected a plain value", s->list->yaml);
+    s->entry.want_value = false;
+    s->skip = e->type == YAML_MAPPING_START_EVENT || e->type == YAML_SEQUENCE_START_EVENT;
+    return 0;
+}
+
 static int on_scalar(struct yaml_state *s, const yaml_event_t *e)
 {
     const char *text = (const char *)e->data.scalar.value;
@@ -140,6 +201,11 @@ static void on_mapping_start(struct yaml_state *s)
         return;
     }
     full_path(s, path, sizeof path);
+    if (s->list && (s->list->props & GW_ENTRIES)) {
+        s->entry.open = true;
+        s->entry.want_value = false;
+        return;
+    }
     if (s->list) {
         gw_conf_problem(s->b, &s->src, "%s: expected plain texts, found a mapping", s->list->yaml);
     } else if (!s->want_value) {
@@ -185,6 +251,7 @@ static int on_event(struct yaml_state *s, const yaml_event_t *e)
         return 0;
     }
     s->src.line = (unsigned)e->start_mark.line + 1;
+    if (s->entry.open) return entry_event(s, e);
     switch (e->type) {
     case YAML_SCALAR_EVENT:
         return on_scalar(s, e);
@@ -238,5 +305,7 @@ int gw_conf_read_yaml(struct gw_conf_build *b, const char *path)
     }
     yaml_parser_delete(&p);
     (void)fclose(f);
+    buf_fini(&s.entry.key); /* of a file that ended in its middle */
+    buf_fini(&s.entry.rest);
     return r == -ENOMEM ? r : b->n_problems ? -EINVAL : 0;
 }

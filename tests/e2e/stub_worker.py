@@ -125,9 +125,14 @@ class Conn:
             if stub.get("die") == "before":
                 os._exit(1)
             await self.wait(stub.get("wait_s", 0))
-            n = ask.get("max_tokens", 4)
+            if "status" in stub:
+                await self.send(stub["status"], {"error": {
+                    "message": "as told", "type": "server_error", "param": None, "code": "told"}})
+                return
+            n = stub.get("n", ask.get("max_tokens", 4))
             if ask.get("stream"):
-                await self.stream(chat, n, stub)
+                wanted = (ask.get("stream_options") or {}).get("include_usage")
+                await self.stream(chat, n, stub, self.usage(n, stub) if wanted else None)
             else:
                 await self.plain(chat, n, stub)
             STATE["served"] += 1
@@ -161,9 +166,16 @@ class Conn:
         await self.send(200, {
             "id": "chatcmpl-1", "object": "chat.completion" if chat else "text_completion",
             "created": 1, "model": MODEL, "choices": [choice],
-            "usage": {"prompt_tokens": 3, "completion_tokens": n, "total_tokens": 3 + n}})
+            "usage": self.usage(n, stub)},
+            extra="".join(f"{k}: {v}\r\n" for k, v in stub.get("headers", {}).items()))
 
-    async def stream(self, chat, n, stub):
+    @staticmethod
+    def usage(n, stub):
+        prompt = stub.get("prompt_tokens", 3)
+        return {"prompt_tokens": prompt, "completion_tokens": n, "total_tokens": prompt + n,
+                "prompt_tokens_details": {"cached_tokens": stub.get("cached_tokens", 0)}}
+
+    async def stream(self, chat, n, stub, usage):
         self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
                           b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n")
         frame = {"id": "chatcmpl-1", "created": 1, "model": MODEL,
@@ -193,6 +205,9 @@ class Conn:
         last = {"index": 0, "finish_reason": "length"}
         last.update({"delta": {}} if chat else {"text": ""})
         await self.chunk(event(last))
+        if usage:
+            await self.chunk(b"data: " + json.dumps(dict(frame, choices=[], usage=usage)).encode() +
+                             b"\n\n")
         await self.chunk(b"data: [DONE]\n\n")
         self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()

@@ -125,6 +125,39 @@ TEST(secrets_come_from_variables)
     gw_config_free(c);
 }
 
+TEST(keys_with_fields)
+{
+    struct gw_config *c;
+    char *env[] = {NULL};
+    (void)setenv("KVB_TEST_KEY", "hidden", 1);
+    const char *path =
+        file_with("keys:\n  list:\n    - plain\n"
+                  "    - {id: x, key: \"${KVB_TEST_KEY}\", models: [a*, b], rpm: 6}\n"
+                  "    - hash: sha256:aa\n      id: y\n    - last\n"
+                  "limits: {rpm: 5, tpm: 1000, key_concurrency: 2}\n"
+                  "cors: {origins: [\"https://*.a.example\"], max_age: 1m}\n");
+    ASSERT_OK(load(&c, env, "--config", path));
+    ASSERT_EQ(c->api_keys.n, 4);
+    ASSERT_STREQ(c->api_keys.v[0], "plain");
+    ASSERT_STREQ(c->api_keys.v[1], "hidden id=x models=a*,b rpm=6");
+    ASSERT_STREQ(c->api_keys.v[2], "sha256:aa id=y");
+    ASSERT_STREQ(c->api_keys.v[3], "last");
+    ASSERT_TRUE(c->key_rpm == 5 && c->key_tpm == 1000 && c->key_concurrency == 2);
+    ASSERT_TRUE(c->cors_origins.n == 1 && c->cors_max_age_ms == 60000);
+    gw_config_free(c);
+    static const char *const bad[] = {
+        "- {id: x}\n",          "- {key: a b}\n", "- {key: a, id: {b: c}}\n", "- {key: [a, b]}\n",
+        "- {key: a, id: ''}\n", "- [a]\n",        "- {key: a, m: [[b]]}\n"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[200];
+        (void)snprintf(text, sizeof text, "keys:\n  list:\n    %s    - z\n", bad[i]);
+        ASSERT_EQ(load(&c, env, "--config", file_with(text)), -EINVAL);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), ":3: keys.list: expected ") != NULL);
+    }
+    ASSERT_EQ(load(&c, env, "--cors-origin", "app.example"), -EINVAL);
+    ASSERT_TRUE(strstr(buf_cstr(&problems), "cors.origins: expected https://HOST") != NULL);
+}
+
 TEST(addresses)
 {
     static const char *const bad[] = {"8010",   "h",     "h:",    "h:x", "h:70000",
