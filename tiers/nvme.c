@@ -61,7 +61,7 @@ static int slot_hold(struct nvme *n, struct nvme_op *x)
 static int admit(struct nvme *n, struct nvme_op *x)
 {
     unsigned class;
-    if (n->read_only) return -EIO;
+    if (n->read_only) return -EPERM; /* not -EIO: reads are well, no breaker is to open */
     if (x->update) return slot_hold(n, x);
     if (nvme_class_of(x->op->layout->record_bytes, n->space.extent_bytes, &class) == 0) {
         n->stat.rejected[TIER_REJECT_SIZE]++;

@@ -427,7 +427,7 @@ static bool write_begin(struct nvme *n, struct nvme_op *x)
     if (x->doomed)
         x->status = -ECANCELED;
     else if (n->read_only)
-        x->status = -EIO;
+        x->status = -EPERM;
     else if (!x->update) {
         x->status = nvme_space_alloc(&n->space, &x->head, nvme_wall_ms(), &x->slot, &why);
         if (x->status == -ENOSPC) n->stat.rejected[why]++;
