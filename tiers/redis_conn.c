@@ -517,6 +517,9 @@ static void logged_in(struct redis_cmd *cmd, int status)
     unsigned n = cmd->n_replies;
     if (cmd->reply[n - 1].type != '+' || (cmd->tag && cmd->reply[0].type != '+') ||
         (c->login->db && cmd->reply[n - 2].type != '+')) {
+        /* "unknown command 'AUTH', with args beginning with: 'the password'": it goes into logs. */
+        char *args = strstr(cmd->text, ", with args");
+        if (args) *args = '\0';
         redis_conn_doom(c, -EACCES, cmd->text[0] ? cmd->text : "the login was not understood");
         return;
     }

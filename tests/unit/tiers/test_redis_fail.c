@@ -187,6 +187,22 @@ TEST(an_evicting_server_never_lies)
     redis_server_stop(s);
 }
 
+/* A server without AUTH repeats what it was sent: the password must not go on into logs. */
+TEST(a_password_is_not_repeated)
+{
+    struct redis_server *s = redis_server_start(
+        &(struct redis_server_opts){.args = {"--rename-command", "AUTH", "HTUA"}});
+    struct tier_key k = {1, 2};
+    char url[512];
+    snprintf(url, sizeof url, "redis://me:hush-hush@127.0.0.1:%u", s->port);
+    struct tier *t = tier_at(url, (struct tier_redis_opts){0});
+    WAIT_FOR(t->ops->find(t, &k) == 0);
+    ASSERT_TRUE(strstr(stat_of(t).degraded, "unknown command"));
+    ASSERT_TRUE(!strstr(stat_of(t).degraded, "hush"));
+    t->ops->destroy(t);
+    redis_server_stop(s);
+}
+
 TEST(passwords)
 {
     struct redis_server *s = redis_server_start(&(struct redis_server_opts){.password = "se:cr,t"});
