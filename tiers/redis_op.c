@@ -573,6 +573,7 @@ static void end(struct redis_tier *t, struct rop *r)
         if (n && s == 0 && r->kind == ROP_WRITE) n->why[0] = '\0';
     }
     TAILQ_REMOVE(r->active ? &t->active[r->prio] : &t->waiting[r->prio], r, link);
+    if (!r->active) t->n_removes -= r->removes;
     t->dirty = true; /* ops on its key may start, also those passed over in this round */
     redis_rop_end(t, r, s);
 }
