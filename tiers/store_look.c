@@ -239,6 +239,16 @@ bool store_probe(struct store *s, const struct tier_key *k)
     return found;
 }
 
+bool store_in_ram(struct store *s, const struct tier_key *k)
+{
+    struct shard *sh = shard_of(s, k);
+    pthread_mutex_lock(&sh->m);
+    const struct entry *e = index_find(&sh->index, k);
+    bool here = e && e->state == ENTRY_READY && !entry_expired(e, wall_ms());
+    pthread_mutex_unlock(&sh->m);
+    return here;
+}
+
 /* ---- pins ---- */
 
 /* Bytes that a tier delivered, or that lay in RAM, are not what was written. */

@@ -10,8 +10,6 @@
 
 #include "base/clock.h"
 
-#include <string.h>
-
 enum {
     ASK_WINDOW = 16,     /* chosen: prefix blocks asked for ahead; a miss ends the chain */
     SETTLE_MS_MIN = 250, /* chosen: a tier that has not said "yes" by then is no help */
@@ -180,20 +178,13 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
 }
 
 /* ---- engine thread ---- */
-static bool in_ram(struct worker *w, const struct tier_key *key)
-{
-    struct store_info i;
-
-    return store_get_info(w->store, key, &i) == 1 && !i.building && strcmp(i.tier, "ram") == 0;
-}
-
 int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *key,
             const int32_t *tok, uint32_t n, struct wk_look *l, uint64_t late_ns,
             struct store_pin **ret)
 {
     l->tier = NULL;
     l->status = 0;
-    if (!l->pin && (!l->asked || in_ram(w, key))) {
+    if (!l->pin && (!l->asked || store_in_ram(w->store, key))) {
         int rc = wk_look_ask(w, m->ns, wk_worth_ms(w, m, n), key, tok, n, l);
         if (rc == -ENOMEM) return rc;
         if (rc > 0) (void)wk_look_settle(w, l, l->asked ? 1 : late_ns);

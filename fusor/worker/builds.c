@@ -140,12 +140,9 @@ static void pump(struct worker *w)
 int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
                    uint32_t n, bool urgent)
 {
-    struct store_info info;
     struct wk_build *b;
 
-    if (store_get_info(w->store, key, &info) == 1 && !info.building &&
-        (urgent || strcmp(info.tier, "ram") == 0))
-        return 1;
+    if (urgent ? store_probe(w->store, key) : store_in_ram(w->store, key)) return 1;
     if (!w->blend_ok) return -ENOTSUP;
     pthread_mutex_lock(&w->builds_m);
     b = find(w, key);

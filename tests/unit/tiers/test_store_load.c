@@ -504,6 +504,29 @@ TEST(a_load_that_nobody_waits_for_is_given_up)
     store_destroy(s);
 }
 
+TEST(in_ram_means_whole)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_large, &m, false);
+    struct tier_key k = kit_key(&kit_large, 1), k2 = kit_key(&kit_large, 2);
+    struct store_writer *w;
+    struct store_pin *p;
+    enum store_miss why;
+    ASSERT_TRUE(!store_in_ram(s, &k) && store_probe(s, &k));
+    mock_set(m, &m->part_limit, 2);
+    ASSERT_TRUE(kit_ask(s, 1, 0, &p, &why) != 0);
+    ASSERT_EQ(store_pin_settle(p, 0, &why), 1);
+    ASSERT_TRUE(!store_in_ram(s, &k));
+    mock_set(m, &m->part_limit, 8);
+    mock_wait(m, &m->done, 2);
+    ASSERT_TRUE(store_in_ram(s, &k));
+    store_pin_release(p);
+    ASSERT_EQ(kit_claim(s, 2, &w), 1);
+    ASSERT_TRUE(!store_in_ram(s, &k2));
+    store_abort(w);
+    store_destroy(s);
+}
+
 /* A tier that was slow is measured again once its breaker lets somebody: who was refused there has
  * not measured anything. */
 TEST(an_open_breaker_does_not_use_up_the_measuring_load)
