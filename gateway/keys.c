@@ -297,12 +297,15 @@ static int open_account(struct gw_key *key, const struct gw_key *before)
 
 static int open_accounts(struct gw_keys *k, const struct gw_keys *old, struct err *err)
 {
+    for (size_t i = 0; i < k->n; i++) { /* first: what follows changes accounts that are in use */
+        const struct gw_key *key = &k->entry[i].key, *twin = by_id(k, key->id, i);
+        if (twin && limits_differ(&key->limit, &twin->limit))
+            return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
+    }
     int r = open_account(&k->anyone, old ? &old->anyone : NULL);
     for (size_t i = 0; r == 0 && i < k->n; i++) {
         struct gw_key *key = &k->entry[i].key;
         const struct gw_key *twin = by_id(k, key->id, i);
-        if (twin && limits_differ(&key->limit, &twin->limit))
-            return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
         r = open_account(key, twin ? twin : by_id(old, key->id, old ? old->n : 0));
     }
     return r;
@@ -361,7 +364,8 @@ size_t gw_keys_count(const struct gw_keys *k)
     return k->n;
 }
 
-/* All entries are compared, whichever matches. */
+/* The first loop compares all entries, whichever matches; the second runs to its end for strangers
+ * and once for each key. */
 static struct entry *find(struct gw_keys *k, const char *key, size_t len)
 {
     uint8_t print[32], hash[32];

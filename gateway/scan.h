@@ -1,11 +1,11 @@
 /* scan: what the gateway needs to know of a request body, without changing a byte of it.
  *
  * Checks that the body is one JSON object in UTF-8 and not too deep, reads `model`, `stream` and
- * `max_tokens`, and, where the request leaves it to us, finds the chunks in its message texts, with what the
- * learner knows of the caller's namespace. Requests that mark their chunks themselves (`documents`,
- * `kvblend.segments`, a header) and messages of several content parts are left to the worker, which
- * reads those marks; a single text part is a text like any other. Thread: any (bodies above
- * GW_SCAN_INLINE_MAX go to a helper thread). */
+ * `max_tokens`, and, where the request leaves it to us, finds the chunks in its message texts,
+ * with what the learner knows of the caller's namespace. Requests that mark their chunks
+ * themselves (`documents`, `kvblend.segments`, a header) and messages of several content parts
+ * are left to the worker, which reads those marks; a single text part is a text like any other.
+ * Thread: any (bodies above GW_SCAN_INLINE_MAX go to a helper thread). */
 #ifndef GATEWAY_SCAN_H
 #define GATEWAY_SCAN_H
 

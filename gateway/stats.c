@@ -15,8 +15,8 @@
 
 /* ---- metrics ---- */
 
-static const int codes[] = {200, 400, 401, 404, 405, 408, 413, 415,
-                            429, 431, 499, 500, 502, 503, 504};
+static const int codes[] = {200, 204, 400, 401, 403, 404, 405, 408, 413,
+                            415, 429, 431, 499, 500, 502, 503, 504};
 enum { N_CODES = sizeof codes / sizeof codes[0] };
 static char code_labels[N_CODES + 1][20];
 static struct metric m_requests[N_CODES + 1];

@@ -1,4 +1,5 @@
 #include "base/buf.h"
+#include "base/mem.h"
 #include "gateway/keys.h"
 #include "tests/test.h"
 
@@ -171,6 +172,31 @@ TEST(a_reload_keeps_accounts)
     gw_keys_unref(held);
     ASSERT_EQ(bearer(k2, "new")->account->n_running, 1);
     gw_keys_unref(k2);
+}
+
+/* Whichever allocation fails: an error, nothing leaks, and the old set's accounts are as before. */
+TEST(out_of_memory)
+{
+    char *list[] = {"a id=x namespace=n models=m rpm=2", "sha256:00 rpm=1", "b id=x rpm=2"};
+    struct gw_keys *old, *k;
+    char hash[80] = "sha256:salt:";
+    memset(hash + 12, 'a', 64);
+    list[1] = hash;
+    ASSERT_OK(gw_keys_create(list, 3, NULL, NULL, NULL, &old, NULL));
+    struct gw_account *account = bearer(old, "a")->account;
+    unsigned n_refs = account->n_refs;
+    for (unsigned n = 1;; n++) {
+        mem_fail_nth(n);
+        int r = gw_keys_create(list, 3, NULL, NULL, old, &k, NULL);
+        bool fired = mem_fail_fired();
+        mem_fail_nth(0);
+        ASSERT_EQ(r, fired ? -ENOMEM : 0);
+        if (!fired) break;
+        ASSERT_EQ(account->n_refs, n_refs);
+    }
+    gw_keys_unref(k);
+    ASSERT_EQ(account->n_refs, n_refs);
+    gw_keys_unref(old);
 }
 
 TEST(key_file)
