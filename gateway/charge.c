@@ -142,7 +142,9 @@ bool gw_charge_enter(struct gw_req *q)
 static uint64_t used(const struct gw_req *q)
 {
     bool generates = q->route->props & GW_R_ADMIT;
+    bool lost = q->end == GW_END_UPSTREAM || q->end == GW_END_TIMEOUT || q->end == GW_END_DRAIN;
     if (!q->limit.sent || (q->got_head && q->up_status >= 400)) return 0;
+    if (lost && !q->sse) return 0; /* the client got an error */
     if (!q->got_head) return q->limit.prompt_tokens; /* it may have been at it for long */
     if (q->usage.known) return gw_usage_charge(&q->usage, 0, q->sse, 0);
     return generates ? gw_usage_charge(&q->usage, q->limit.prompt_tokens, q->sse, q->body.len) : 0;

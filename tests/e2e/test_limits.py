@@ -126,6 +126,10 @@ def test_failed_requests_cost_no_tokens():
         for _ in range(20):
             r = g.post(CHAT, ask(max_tokens=800, stub={"status": 500}), headers=key("a"))
             assert r.status == 500, r.body
+        r = g.post(CHAT, ask(max_tokens=800, stub={"die": "before"}), headers=key("a"))
+        assert r.status == 502, r.body  # the worker was lost twice
+        until("it is back", lambda: g.get("/ready").status == 200)
+        assert g.post(CHAT, ask(max_tokens=800), headers=key("a")).status == 200
 
 
 def test_requests_at_once():
