@@ -141,13 +141,18 @@ static char fold(char c)
     return (char)tolower((unsigned char)c);
 }
 
-static bool same_name(const char *a, const char *b)
+bool opt_same_name(const char *a, const char *b, size_t n)
 {
-    while (*a && fold(*a) == fold(*b)) {
+    for (; n > 0 && *a && fold(*a) == fold(*b); n--) {
         a++;
         b++;
     }
-    return *a == *b;
+    return n == 0 || *a == *b;
+}
+
+static bool same_name(const char *a, const char *b)
+{
+    return opt_same_name(a, b, SIZE_MAX);
 }
 
 static const struct opt_def *find(const struct opts *o, const char *name)

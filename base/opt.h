@@ -54,6 +54,10 @@ void opts_destroy(struct opts *o);
 /* 0; 1 when --help or -h was met (nothing else is reported then); <0 with a sentence.
  * argv[0] is skipped. "--" ends the flags. */
 int opts_parse_argv(struct opts *o, int argc, char **argv, struct err *err);
+/* After the parsing: overwrites the values of these flags (the list ends with NULL), so that who
+ * lists processes does not read them. Of URLs only the user and password, if there are any. Who
+ * parses argv again needs a copy. */
+void opts_hide_argv(int argc, char **argv, const char *const *names);
 /* Reads PREFIX_NAME variables ("KVBLEND" → KVBLEND_LISTEN); variables that match no option are left
  * alone. */
 int opts_parse_env(struct opts *o, const char *prefix, struct err *err);

@@ -1,4 +1,5 @@
-/* opt_int: what opt.c lends to opt_yaml.c; nobody else includes it. Thread: one while parsing. */
+/* opt_int: what opt.c lends to opt_hide.c and opt_yaml.c; nobody else includes it. Thread: one
+ * while parsing. */
 #ifndef BASE_OPT_INT_H
 #define BASE_OPT_INT_H
 
@@ -7,5 +8,7 @@
 /* Set the option `key` from a file; `where` begins the sentence of an error. */
 int opts_set_file_value(struct opts *o, const char *key, const char *text, bool in_list,
                         const char *where, struct err *err);
+/* The first n characters name the same option: case, dashes, underscores and dots are alike. */
+bool opt_same_name(const char *a, const char *b, size_t n);
 
 #endif

@@ -1,6 +1,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "base/opt.h"
 #include "gateway/config.h"
 #include "gateway/keys.h"
 #include "gateway/run.h"
@@ -37,6 +39,29 @@ static int check_keys(const struct gw_config *c)
     return r < 0 ? 2 : 0;
 }
 
+static const char *const secret_flags[] = {"secret", "api-key", "redis", NULL};
+
+/* A reload reads the command line again: it gets a copy, and who lists processes sees no secret. */
+static int run(struct gw_config *c, int argc, char **argv, char **envp)
+{
+    struct arena a;
+    arena_init(&a);
+    char **copy = arena_alloc(&a, ((size_t)argc + 1) * sizeof *copy);
+    bool ok = copy != NULL;
+    for (int i = 0; i < argc && ok; i++)
+        ok = (copy[i] = arena_strndup(&a, argv[i], strlen(argv[i]))) != NULL;
+    opts_hide_argv(argc, argv, secret_flags);
+    int status = 1;
+    if (ok) {
+        status = gw_run(c, argc, copy, envp);
+    } else {
+        (void)fprintf(stderr, "kvblend: out of memory\n");
+        gw_config_free(c);
+    }
+    arena_fini(&a);
+    return status;
+}
+
 int main(int argc, char **argv, char **envp)
 {
     struct gw_config *c = NULL;
@@ -60,7 +85,7 @@ int main(int argc, char **argv, char **envp)
         status = check_keys(c);
         if (status == 0) (void)printf("configuration ok\n");
     } else {
-        status = gw_run(c, argc, argv, envp);
+        status = run(c, argc, argv, envp);
         c = NULL;
     }
     gw_config_free(c);

@@ -2,9 +2,12 @@
 #include "fusor/worker/worker.h"
 
 #include "base/log.h"
+#include "base/opt.h"
 
 #include <stdio.h>
 #include <unistd.h>
+
+static const char *const secret_flags[] = {"secret", "api-key", "redis", "redis-urls", NULL};
 
 int main(int argc, char **argv)
 {
@@ -20,7 +23,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "kvblend-worker: %s\n", err.msg);
         return 2;
     }
-    wk_opts_hide(argc, argv);
+    opts_hide_argv(argc, argv, secret_flags);
     rc = wk_create(&o, &w, &err);
     if (rc < 0) {
         log_event(LOG_ERROR, "start", "error=\"%s\"", err.msg);

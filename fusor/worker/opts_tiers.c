@@ -10,17 +10,14 @@
 
 enum { SECRET_BYTES_MAX = 4096 };
 
-/* "acme" is a namespace as the header or a body says it, "outer/inner" a body's within a header's.
- */
 static int ns_of(struct arena *a, const char *text, size_t len, const char **ret)
 {
-    char *ns = arena_strndup(a, text, len);
-    char *slash = ns ? strchr(ns, '/') : NULL;
+    char *given = arena_strndup(a, text, len), ns[512];
 
-    if (!ns) return -ENOMEM;
-    if (slash) *slash = '\x1f';
-    *ret = ns;
-    return 0;
+    if (!given) return -ENOMEM;
+    if (wk_ns_parse(given, ns, sizeof ns) < 0) return -ERANGE;
+    *ret = arena_strndup(a, ns, strlen(ns));
+    return *ret ? 0 : -ENOMEM;
 }
 
 static int parse_nvme(struct wk_tier_opts *t, const char *text, struct err *err)
@@ -62,7 +59,8 @@ static int parse_quota(struct wk_tier_opts *t, const char *text, struct wk_quota
     const char *eq = strchr(text, '='), *p = eq ? eq + 1 : NULL;
 
     if (!eq || eq == text || !*p) return bad_quota(text, err);
-    if (ns_of(&t->arena, text, (size_t)(eq - text), &q->ns) < 0) return -ENOMEM;
+    int rc = ns_of(&t->arena, text, (size_t)(eq - text), &q->ns);
+    if (rc < 0) return rc == -ENOMEM ? rc : bad_quota(text, err);
     while (*p) {
         size_t n = strcspn(p, ",");
         if (parse_share(p, n, q) < 0) return bad_quota(text, err);
@@ -77,12 +75,14 @@ static int parse_ttl(struct wk_tier_opts *t, const char *text, struct wk_ttl *re
 {
     const char *eq = strchr(text, '=');
 
-    if (!eq || eq == text || opt_parse_duration_ms(eq + 1, &ret->ms) < 0)
+    int rc = eq && eq != text ? opt_parse_duration_ms(eq + 1, &ret->ms) : -EINVAL;
+    if (rc >= 0) rc = ns_of(&t->arena, text, (size_t)(eq - text), &ret->ns);
+    if (rc < 0 && rc != -ENOMEM)
         return err_set(err, -EINVAL,
                        "--ttl-ns: expected NS=DURATION such as acme=12h, found "
                        "\"%s\"",
                        text);
-    return ns_of(&t->arena, text, (size_t)(eq - text), &ret->ns);
+    return rc;
 }
 
 /* Given by flag, or, so that no password stands on a command line, in one variable with spaces. */
@@ -176,29 +176,4 @@ void wk_tier_opts_fini(struct wk_tier_opts *t)
     if (t->redis) redis_url_fini(t->redis);
     mem_free(t->redis);
     arena_fini(&t->arena);
-}
-
-/* What was read is in memory; who lists processes need not see it. */
-void wk_opts_hide(int argc, char **argv)
-{
-    static const char *const names[] = {"secret", "api-key", "redis"};
-
-    for (int i = 1; i < argc; i++) {
-        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
-            size_t n = strlen(names[k]);
-            char *v = argv[i];
-            if (strncmp(v, "--", 2) != 0 || strncmp(v + 2, names[k], n) != 0) continue;
-            if (v[2 + n] == '=')
-                v += n + 3;
-            else if (v[2 + n] == 0 && i + 1 < argc)
-                v = argv[++i];
-            else
-                continue;
-            char *from = strstr(v, "://"), *at = strrchr(v, '@');
-            if (strcmp(names[k], "redis") == 0 && from && !at && !strstr(v, "password=")) break;
-            from = from && at ? from + 3 : v;
-            memset(from, '*', at && from != v ? (size_t)(at - from) : strlen(from));
-            break;
-        }
-    }
 }

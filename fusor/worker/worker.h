@@ -70,7 +70,6 @@ struct wk_opts {
 /* 0; 1 when help or version was printed; <0 with a sentence. */
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
 void wk_opts_fini(struct wk_opts *o);
-void wk_opts_hide(int argc, char **argv); /* secrets from the list of processes */
 int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err);
 void wk_tier_opts_fini(struct wk_tier_opts *t);
 
@@ -114,8 +113,8 @@ struct worker {
     } tier_seen[STORE_TIERS_MAX];
     struct seg_presets *presets;
     struct seg_learner *learner; /* what the segmenter remembers, when asked directly */
-    int32_t sink_token; /* -1 = none */
-    bool blend_ok;      /* self-test passed */
+    int32_t sink_token;          /* -1 = none */
+    bool blend_ok;               /* self-test passed */
     char blend_error[240];
     char model_name[256], model_base[256], cache_dir[4096];
     unsigned ctx_max;

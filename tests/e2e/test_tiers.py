@@ -409,12 +409,14 @@ def test_secrets_are_on_no_command_line():
         text = shown(p.proc.pid) + p.log() + p.get("/admin/status").body.decode()
         assert not any(x in text for x in secrets), text
         assert ask(p, parts([1]))["kvblend"]["chunks"][0]["source"] == "computed"
+    with worker("--redis-urls", "redis://u:mellon@127.0.0.1:1 redis://u:mellon@127.0.0.1:2") as p:
+        assert "mellon" not in shown(p.proc.pid) + p.log(), shown(p.proc.pid)
     with Folder() as d, gateway(
             "--nvme", d.nvme(), "--tier-wait", "4s", "--redis", "redis://u:mellon@127.0.0.1:1,[::1]:1",
             env={"KVBLEND_SECRET": secrets[0]}) as g:
         pid = g.admin_get("/admin/status")["workers"][0]["pid"]
         text = shown(pid) + g.log() + g.get("/metrics").body.decode()
-        assert not any(x in text for x in secrets), text
+        assert not any(x in text + shown(g.proc.pid) for x in secrets), text
         assert "KVBLEND_WORKER_SECRET=open-sesame" in shown(pid, "environ")
         # The gateway's worker keeps its file when it is killed and started again.
         r = g.post("/v1/segments", {"texts": [document(i) for i in (1, 2, 3)]})

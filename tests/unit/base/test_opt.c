@@ -286,6 +286,36 @@ TEST(help_and_dump)
     opts_destroy(o);
 }
 
+TEST(secrets_leave_the_command_line)
+{
+    static const char *const names[] = {"api-key", "redis", NULL};
+    static const struct {
+        const char *was, *is;
+    } cases[] = {
+        {"--api-key=abc", "--api-key=***"},
+        {"--API_KEY=abc", "--API_KEY=***"},
+        {"--api-key", "--api-key"},
+        {"abc", "***"},
+        {"--api-keys=abc", "--api-keys=abc"},
+        {"--listen=abc", "--listen=abc"},
+        {"--redis=redis://h:1", "--redis=redis://h:1"},
+        {"--redis=redis://u:p@h:1 redis://u:p@i", "--redis=redis://*******************@i"},
+        {"--redis=unix:///s?password=p", "--redis=**********************"},
+        {"--redis=u:p@h", "--redis=*****"},
+        {"--api-key=", "--api-key="},
+        {"--", "--"},
+        {"--api-key=abc", "--api-key=abc"},
+        {"--api-key", "--api-key"},
+    };
+    enum { N = sizeof cases / sizeof cases[0] };
+    char text[N + 1][64] = {"program"}, *argv[N + 1] = {text[0]};
+    for (size_t i = 0; i < N; i++)
+        argv[i + 1] = memcpy(text[i + 1], cases[i].was, strlen(cases[i].was) + 1);
+    opts_hide_argv(N + 1, argv, names);
+    for (size_t i = 0; i < N; i++)
+        ASSERT_STREQ(argv[i + 1], cases[i].is);
+}
+
 TEST(every_allocation_may_fail)
 {
     static const char yaml[] = "cache:\n  ram: 1GiB\nkey: [f1, f2]\n";
