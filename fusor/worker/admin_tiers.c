@@ -177,6 +177,10 @@ static int answer(struct wk_task *t, const char *what, int rc)
     if (rc == -ENOMEM || rc == -ENOSPC)
         return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
                            "The %s cannot be set: there is no room for it.", what);
+    if (rc == -EIO || rc == -ETIMEDOUT)
+        return api_err_set(&t->e, 503, "server_error", "tier_failed", "tier",
+                           "The %s ended early: a tier could not be read (%s).", what,
+                           err_name(rc));
     return api_err_set(&t->e, 400, API_INVALID, "invalid_value", "bytes",
                        "The %s was refused (%s).", what, err_name(rc));
 }
@@ -189,13 +193,28 @@ static int do_clear(struct wk_task *t, const struct ask *a)
     return n < 0 ? answer(t, "records", (int)n) : buf_addf(&t->out, "{\"cleared\":%ld}", n);
 }
 
+static int resized(struct wk_task *t, const char *tier, int rc)
+{
+    if (rc == -ENOTSUP && strcmp(tier, "ram") == 0)
+        return refuse(
+            t, "no_room", "bytes",
+            "RAM can grow to four times its size at the start of the worker, not beyond.");
+    if (rc == -EINVAL)
+        return refuse(t, "invalid_value", "bytes",
+                      "This size is below the least or above the most that the tier can have.");
+    if (rc == -EBUSY)
+        return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
+                           "What is in use does not fit into this size; some was evicted.");
+    return answer(t, "size", rc);
+}
+
 static int do_resize(struct wk_task *t, const struct ask *a)
 {
     uint64_t bytes = 0;
     int rc = need_tier(t, a);
 
     if (rc == 0) rc = ask_bytes(t, a, &bytes);
-    if (rc == 0) rc = answer(t, "size", store_resize(t->w->store, a->tier, bytes));
+    if (rc == 0) rc = resized(t, a->tier, store_resize(t->w->store, a->tier, bytes));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"capacity_bytes\":%llu}", a->tier,
                              (unsigned long long)bytes);
@@ -240,7 +259,10 @@ static int do_verify(struct wk_task *t, const struct ask *a)
 
     if (id && tier_key_parse(id, &k) < 0)
         return refuse(t, "invalid_value", "id", "Invalid id: 32 hexadecimal digits are expected.");
-    rc = answer(t, "records", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
+    rc = answer(t, "verification", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
+    if (rc == 0 && id && v.n_ok + v.n_bad == 0)
+        rc = api_err_set(&t->e, 404, API_INVALID, "segment_not_found", "id",
+                         "No segment '%s' is stored here.", id);
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"ok\":%llu,\"bad\":%llu,\"gone\":%llu}",
                              (unsigned long long)v.n_ok, (unsigned long long)v.n_bad,
@@ -255,7 +277,9 @@ static int do_preload(struct wk_task *t, const struct ask *a)
     int rc = need_tier(t, a);
     long n = rc == 0 ? store_preload(t->w->store, a->tier, count) : 0;
 
-    if (rc == 0 && n < 0) rc = answer(t, "records", (int)n);
+    if (rc == 0 && n == -EINVAL)
+        rc = refuse(t, "invalid_value", "tier", "Records are loaded from a tier below RAM.");
+    if (rc == 0 && n < 0) rc = answer(t, "preload", (int)n);
     return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", n);
 }
 

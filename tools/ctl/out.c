@@ -120,8 +120,7 @@ const char *ctl_seconds(double s, char *buf, size_t cap)
     if (s < 60)
         (void)snprintf(buf, cap, "%.1f s", s);
     else if (s < 3600)
-        (void)snprintf(buf, cap, "%.0f m %.0f s", (double)(long)(s / 60),
-                       s - 60 * (double)(long)(s / 60));
+        (void)snprintf(buf, cap, "%ld m %ld s", (long)s / 60, (long)s % 60);
     else
         (void)snprintf(buf, cap, "%.1f h", s / 3600);
     return buf;

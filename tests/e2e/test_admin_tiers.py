@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""kvblendctl's commands for tiers, from the gateway's admin socket down to an NVMe file."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+
+from harness import KVBLEND, KVBLENDCTL, WORKER, gateway, main, need, unix_request, until
+
+need(KVBLEND, WORKER, KVBLENDCTL)
+MIB = 1 << 20
+
+
+def document(i):
+    return " ".join(f"item{i * 7919 % 997} note{(i * 31 + k * k) % 613}" for k in range(32))
+
+
+class Site:
+    """A gateway with its own worker and an NVMe file, and kvblendctl pointed at it."""
+
+    def __init__(self, *args):
+        self.dir = tempfile.mkdtemp(prefix="kvb-admin-")
+        self.file = self.dir + "/tier"
+        try:
+            self.g = gateway("--ram", "16MiB", "--nvme", self.file + ":64MiB", "--tier-wait", "4s",
+                             *args)
+        except BaseException:
+            shutil.rmtree(self.dir, ignore_errors=True)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        try:
+            self.g.__exit__(*why)
+        finally:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def ctl(self, *args, status=0):
+        r = subprocess.run([KVBLENDCTL, "--admin", self.g.admin, *args], capture_output=True,
+                           text=True, timeout=60)
+        assert r.returncode == status, (args, r)
+        assert (r.stderr == "") == (status == 0), (args, r)
+        assert len(r.stderr.splitlines()) <= 1, (args, r)
+        return r.stdout if status == 0 else r.stderr
+
+    def json(self, *args, status=0):
+        r = subprocess.run([KVBLENDCTL, "--admin", self.g.admin, "--json", *args],
+                           capture_output=True, text=True, timeout=60)
+        assert r.returncode == status, (args, r)
+        return json.loads(r.stdout)
+
+    def build(self, numbers, **body):
+        r = self.g.post("/v1/segments", dict({"texts": [document(i) for i in numbers]}, **body))
+        assert r.status == 200, r.body
+        assert {x["status"] for x in r.json()["data"]} == {"ready"}, r.body
+        self.ctl("flush")
+        return [x["id"] for x in r.json()["data"]]
+
+    def tier(self, name):
+        return next(t for t in self.json("tiers")["data"] if t["tier"] == name)
+
+    def listed(self, name):
+        return {x["id"]: x for x in self.json("ls", "--tier", name)["data"]}
+
+
+def test_listing_and_figures():
+    with Site("--ttl", "1h") as s:
+        ids = s.build(range(4))
+        assert s.json("flush") == {"flushed": True}
+        both = s.json("tiers")["data"]
+        assert [t["tier"] for t in both] == ["ram", "nvme"]
+        shared = {"tier", "persistent", "shared", "capacity_bytes", "used_bytes", "pinned_bytes",
+                  "records", "hits", "misses", "evictions", "expired", "corrupt"}
+        assert shared | {"lost", "dirty", "loading"} <= set(both[0]), both[0]
+        assert shared | {"rejected", "load_bytes_per_s", "first_ms", "errors", "timeouts",
+                         "breaker", "endpoints", "write_budget_ratio", "degraded"} <= set(both[1])
+        assert both[0]["records"] == both[1]["records"] == 4
+        assert (both[0]["persistent"], both[1]["persistent"]) == (False, True)
+        assert both[1]["breaker"] == "closed" and both[1]["capacity_bytes"] == 64 * MIB
+        for name in ("ram", "nvme"):
+            assert set(s.listed(name)) == set(ids)
+        # What the tier counts is what it lists.
+        s.ctl("clear", "--tier", "ram")
+        there = s.listed("nvme")
+        assert s.tier("nvme")["used_bytes"] == sum(x["bytes"] for x in there.values())
+        one = s.json("show", ids[0][:12])
+        assert one["id"] == ids[0] and one["tiers"] == "nvme" and 3000 < one["expires_s"] <= 3600
+        text = s.ctl("tiers")
+        assert "nvme" in text and "breaker   closed" in text, text
+        assert "60 s" not in s.ctl("show", ids[0])
+
+
+def test_verify():
+    with Site() as s:
+        ids = s.build(range(5))
+        assert s.json("verify") == {"ok": 10, "bad": 0, "gone": 0}
+        assert s.json("verify", "--tier", "nvme") == {"ok": 5, "bad": 0, "gone": 0}
+        assert s.json("verify", ids[1]) == {"ok": 2, "bad": 0, "gone": 0}
+        s.ctl("clear", "--tier", "ram")
+        # A bit flips in the middle of one record.
+        with open(s.file, "r+b") as f:
+            at = f.read().rindex(b"KVBSLOT\n") + 100000
+            f.seek(at)
+            byte = f.read(1)[0]
+            f.seek(at)
+            f.write(bytes([byte ^ 8]))
+            f.flush()
+            os.fsync(f.fileno())
+        assert s.json("verify", "--tier", "nvme", status=1) == {"ok": 4, "bad": 1, "gone": 0}
+        assert s.json("verify") == {"ok": 4, "bad": 0, "gone": 0}
+        assert len(s.listed("nvme")) == 4
+        assert "No segment" in s.ctl("verify", "0" * 32, status=1)
+        assert "No tier" in s.ctl("verify", "--tier", "tape", status=1)
+
+
+def test_evict_clear_preload():
+    with Site() as s:
+        ids = s.build(range(4))
+        s.ctl("evict", ids[0], "--tier", "ram")
+        assert s.json("show", ids[0])["tiers"] == "nvme"
+        s.ctl("evict", ids[1])
+        s.ctl("show", ids[1], status=1)
+        s.ctl("pin", ids[2])
+        assert "pinned" in s.ctl("evict", ids[2], status=1)
+        s.ctl("unpin", ids[2])
+        assert s.json("clear", "--tier", "ram") == {"cleared": 2}
+        assert not s.listed("ram") and len(s.listed("nvme")) == 3
+        assert s.json("preload", "nvme", "2") == {"loaded": 2}
+        assert len(s.listed("ram")) == 2
+        assert s.json("preload", "nvme") == {"loaded": 1}
+        assert "below RAM" in s.ctl("preload", "ram", status=1)
+        assert "no number" in s.ctl("preload", "nvme", "0", status=2)
+        assert s.json("clear") == {"cleared": 3}
+        assert not s.json("ls")["data"]
+        assert s.tier("nvme")["used_bytes"] == s.tier("nvme")["records"] == 0
+
+
+def test_sizes_policies_and_quotas():
+    with Site() as s:
+        others = set(s.build(range(6)))
+        one = max(x["bytes"] for x in s.listed("nvme").values())
+        s.ctl("resize", "ram", "8MiB")
+        assert s.tier("ram")["capacity_bytes"] == 8 * MIB >= s.tier("ram")["used_bytes"]
+        for size in (128, 32):
+            s.ctl("resize", "nvme", f"{size}MiB")
+            assert s.tier("nvme")["capacity_bytes"] == os.path.getsize(s.file) == size * MIB
+        assert len(s.listed("nvme")) == 6
+        for tier, size, why in (("nvme", "1", "below the least"), ("ram", "0", "below the least"),
+                                ("ram", "1GiB", "four times"), ("ram", "many", "Invalid 'bytes'"),
+                                ("redis", "1GiB", "No tier"), ("nvme", "800TiB", "the most")):
+            assert why in s.ctl("resize", tier, size, status=1), (tier, size)
+        assert "SIZE is missing" in s.ctl("resize", "ram", status=2)
+        for name in ("clock", "s3fifo", "arc", "gdsf", "lru"):
+            for tier in ("ram", "nvme"):
+                assert s.json("policy", tier, name) == {"tier": tier, "policy": name}
+        assert "lru, clock" in s.ctl("policy", "ram", "mru", status=1)
+        assert len(s.listed("ram")) == len(s.listed("nvme")) == 6
+        # A namespace of its own: capped hard, while others stay.
+        cap = 3 * one + 4096
+        assert s.json("quota", "nvme", str(cap), "--namespace", "/acme") == {
+            "tier": "nvme", "quota_bytes": cap}
+        assert "--namespace is missing" in s.ctl("quota", "nvme", "1GiB", status=2)
+        for i in range(10, 16):
+            s.build([i], namespace="acme")
+        mine = set(s.listed("nvme")) - others
+        assert 0 < sum(s.listed("nvme")[x]["bytes"] for x in mine) <= cap
+        assert s.json("clear", "--tier", "nvme", "--namespace", "/acme")["cleared"] == len(mine)
+        assert set(s.listed("nvme")) == others
+
+
+def test_nobody_there():
+    r = subprocess.run([KVBLENDCTL, "--admin", "unix:/nonexistent/x", "tiers"],
+                       capture_output=True, text=True)
+    assert r.returncode == 3 and len(r.stderr.splitlines()) == 1, r
+
+
+def test_a_reload_keeps_what_the_command_line_said():
+    with Site("--redis", "redis://u:mellon@127.0.0.1:1", "--api-key", "open-sesame") as s:
+        for _ in range(2):
+            with open(f"/proc/{s.g.proc.pid}/cmdline", "rb") as f:
+                text = f.read()
+            assert b"mellon" not in text and b"open-sesame" not in text, text
+            assert s.g.get("/v1/models").status == 401
+            r = s.g.get("/v1/models", headers={"Authorization": "Bearer open-sesame"})
+            assert r.status == 200, r.body
+            assert [t["tier"] for t in s.json("tiers")["data"]] == ["ram", "nvme", "redis"]
+            os.kill(s.g.proc.pid, 1)
+            until("the configuration is read again", lambda: "reload" in s.g.log())
+        status = unix_request(s.g.admin[5:], "GET", "/admin/status").body
+        assert b"mellon" not in status + s.g.log().encode()
+
+
+if __name__ == "__main__":
+    main(globals())
