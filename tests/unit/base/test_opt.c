@@ -300,7 +300,7 @@ TEST(secrets_leave_the_command_line)
         {"--listen=abc", "--listen=abc"},
         {"--redis=redis://h:1", "--redis=redis://h:1"},
         {"--redis=redis://u:p@h:1 redis://u:p@i", "--redis=redis://*******************@i"},
-        {"--redis=unix:///s?password=p", "--redis=**********************"},
+        {"--redis=unix:///s?password=p", "--redis=********************"},
         {"--redis=u:p@h", "--redis=*****"},
         {"--api-key=", "--api-key="},
         {"--", "--"},
