@@ -58,32 +58,19 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
     return rc;
 }
 
-/* A name stands for the header's namespace and for a body's alike, unless it says both. */
-static size_t spellings(const char *ns, char *inner, size_t cap, const char *ret[2])
-{
-    ret[0] = ns;
-    if (strchr(ns, '\x1f') || snprintf(inner, cap, "\x1f%s", ns) >= (int)cap) return 1;
-    ret[1] = inner;
-    return 2;
-}
-
 void wk_tiers_limits(struct worker *w)
 {
     const struct wk_tier_opts *t = &w->o.tiers;
-    const char *ns[2];
-    char inner[512];
 
-    for (size_t i = 0; i < t->n_quota; i++)
-        for (size_t k = 0, n = spellings(t->quota[i].ns, inner, sizeof inner, ns); k < n; k++) {
-            const struct wk_quota *q = &t->quota[i];
-            if (q->ram_bytes && store_set_quota(w->store, "ram", ns[k], q->ram_bytes) < 0)
-                log_event(LOG_ERROR, "quota", "tier=ram state=refused");
-            if (q->nvme_bytes && store_set_quota(w->store, "nvme", ns[k], q->nvme_bytes) < 0)
-                log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
-        }
+    for (size_t i = 0; i < t->n_quota; i++) {
+        const struct wk_quota *q = &t->quota[i];
+        if (q->ram_bytes && store_set_quota(w->store, "ram", q->ns, q->ram_bytes) < 0)
+            log_event(LOG_ERROR, "quota", "tier=ram state=refused");
+        if (q->nvme_bytes && store_set_quota(w->store, "nvme", q->ns, q->nvme_bytes) < 0)
+            log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
+    }
     for (size_t i = 0; i < t->n_ttl; i++)
-        for (size_t k = 0, n = spellings(t->ttl[i].ns, inner, sizeof inner, ns); k < n; k++)
-            store_set_ttl(w->store, ns[k], t->ttl[i].ms);
+        store_set_ttl(w->store, t->ttl[i].ns, t->ttl[i].ms);
 }
 
 void wk_tiers_watch(struct worker *w)
