@@ -229,10 +229,14 @@ static bool unref_locked(struct store *s, struct entry *e)
 static void evict_ahead(struct store *s)
 {
     int n_leaving = 0;
+    bool more = true;
     while (!s->closing && n_leaving < LEAVING_MAX &&
            s->stats.used_bytes - s->leaving_bytes > water_bytes(s, WATER_LOW_PCT)) {
         struct entry *e = pick_victim(s, NULL, NULL, PICK_STAYING);
-        if (!e) break;
+        if (!e) {
+            more = false;
+            break;
+        }
         if (!entry_wanted(s, e)) {
             uint8_t lost = lost_copies(s, e);
             if (e->state == ENTRY_READY) {
@@ -256,7 +260,10 @@ static void evict_ahead(struct store *s)
         n_leaving++;
         write_queue(s, e, entry_wanted(s, e), false);
     }
-    s->evict_now = s->leaving_bytes > 0 && s->stats.used_bytes > water_bytes(s, WATER_LOW_PCT);
+    s->evict_now =
+        (more || s->leaving_bytes > 0) && s->stats.used_bytes > water_bytes(s, WATER_LOW_PCT);
+    /* Those on their way out were written while the lock was let go: no write will wake us. */
+    if (s->evict_now && s->leaving_bytes == 0) s->work = true;
 }
 
 /* ---- time ---- */
