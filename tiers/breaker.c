@@ -7,7 +7,7 @@ static const uint64_t backoff_first_ns = 1000000000u, backoff_max_ns = 600000000
 
 void breaker_init(struct breaker *b, uint64_t seed)
 {
-    *b = (struct breaker){.state = BREAKER_CLOSED, .seed = seed};
+    *b = (struct breaker){.state = BREAKER_CLOSED, .seed = seed, .backoff_max_ns = backoff_max_ns};
 }
 
 static uint64_t jittered(struct breaker *b, uint64_t ns) /* ns * [0.8, 1.2], splitmix64 */
@@ -22,7 +22,7 @@ static uint64_t jittered(struct breaker *b, uint64_t ns) /* ns * [0.8, 1.2], spl
 static void trip(struct breaker *b, uint64_t now_ns)
 {
     b->backoff_ns = b->backoff_ns ? 2 * b->backoff_ns : backoff_first_ns;
-    if (b->backoff_ns > backoff_max_ns) b->backoff_ns = backoff_max_ns;
+    if (b->backoff_ns > b->backoff_max_ns) b->backoff_ns = b->backoff_max_ns;
     b->open_until_ns = now_ns + jittered(b, b->backoff_ns);
     b->state = BREAKER_OPEN;
     b->probing = false;

@@ -7,13 +7,16 @@
  * peer that answers probes only does not flap. A probe that is not reported within 60 s is lost and
  * another one goes. Reports while open are ignored: those ops began before.
  * "Busy" (our own queue full) and misses are not failures: do not report them.
- * Pure: time and seed are parameters, nothing is allocated. Thread: the owner's lock. */
+ * `backoff_max_ns` may be set after breaker_init() where a probe costs little (a remote peer's
+ * takes no memory worth naming, a device's that hangs keeps a whole record's): it is found again
+ * sooner. Pure: time and seed are parameters, nothing is allocated. Thread: the owner's lock. */
 #ifndef TIERS_BREAKER_H
 #define TIERS_BREAKER_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#define BREAKER_CHEAP_NS 8000000000u /* chosen: with the jitter within 10 s of recovery */
 enum breaker_state { BREAKER_CLOSED, BREAKER_OPEN, BREAKER_HALF_OPEN };
 enum breaker_result { BREAKER_OK, BREAKER_FAILED, BREAKER_TIMEOUT };
 struct breaker {
@@ -22,6 +25,7 @@ struct breaker {
     uint8_t n, timeouts;
     bool probing; /* half-open: the one probe is out */
     uint64_t open_until_ns, backoff_ns, seed;
+    uint64_t backoff_max_ns;
     uint64_t n_opened; /* for metrics */
 };
 void breaker_init(struct breaker *b, uint64_t seed);

@@ -67,6 +67,12 @@ static void close_all(struct node *n, int status)
         redis_conn_close(&n->conn[i], status);
 }
 
+static void node_breaker_init(struct node *n)
+{
+    breaker_init(&n->breaker, n->t->seed + n->index);
+    n->breaker.backoff_max_ns = BREAKER_CHEAP_NS; /* a probe is a connection and a PING */
+}
+
 static int make_node(struct redis_tier *t, unsigned i)
 {
     struct node *n = mem_zalloc(sizeof *n);
@@ -78,7 +84,7 @@ static int make_node(struct redis_tier *t, unsigned i)
     n->t = t;
     n->index = i;
     n->generation = t->topo.ep[i].generation;
-    breaker_init(&n->breaker, t->seed + i);
+    node_breaker_init(n);
     for (unsigned k = 0; k < t->o.connections; k++)
         redis_conn_init(&n->conn[k], t->epoll, &t->login, conn_ready, n);
     t->node[i] = n;
@@ -91,7 +97,7 @@ static void renew_node(struct node *n)
     close_all(n, -EIO);
     names_fini(&n->names);
     n->generation = endpoint(n)->generation;
-    breaker_init(&n->breaker, n->t->seed + n->index);
+    node_breaker_init(n);
     n->probing = n->info_asked = n->info_known = false;
     n->retry_ns = n->backoff_ns = n->info_ns = 0;
     n->why[0] = '\0';

@@ -117,6 +117,21 @@ TEST(backoff_bounds)
     ASSERT_TRUE(low < 820 * ms && high > 1180 * ms); /* the range is used */
 }
 
+TEST(a_cheap_probe_goes_within_ten_seconds)
+{
+    struct breaker b;
+    breaker_init(&b, 5);
+    b.backoff_max_ns = BREAKER_CHEAP_NS;
+    uint64_t now = s;
+    ASSERT_EQ(feed(&b, "ttt", now), 3);
+    for (int i = 0; i < 100; i++) {
+        ASSERT_TRUE(b.open_until_ns - now <= 10 * s);
+        now = b.open_until_ns;
+        ASSERT_TRUE(breaker_allow(&b, now));
+        breaker_report(&b, BREAKER_FAILED, now);
+    }
+}
+
 /* A peer that answers probes and fails everything else: it is asked less and less. */
 TEST(no_flapping)
 {
