@@ -328,9 +328,12 @@ def test_detector():
         for marked in (dict(body, documents=[{"text": "x"}]),
                        dict(body, kvblend={"separator": "##"}),
                        dict(body, messages=[{"role": "user",
-                                             "content": [{"type": "text", "text": para}]}])):
+                                             "content": [{"type": "text", "text": para}] * 2}])):
             g.post(CHAT, marked)
             assert "x-kvblend-segments" not in stub_state(g)["last_completion"]["headers"]
+        g.post(CHAT, dict(body, messages=[  # one part alone marks nothing
+            {"role": "user", "content": [{"type": "text", "text": para + "\n\nWhere?"}]}]))
+        assert stub_state(g)["last_completion"]["headers"]["x-kvblend-segments"].startswith("0:")
         g.post(CHAT, body, headers={"X-KVBlend-Segments": "1:0-5:mine"})
         assert stub_state(g)["last_completion"]["headers"]["x-kvblend-segments"] == "1:0-5:mine"
 
