@@ -465,11 +465,23 @@ static void on_drain(void *ctx, struct http_req *r)
 static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
                       struct buf *ret_headers, struct buf *ret_body)
 {
+    struct gw_gate *g = ctx;
     enum gw_error e = gw_error_of_status(status);
-    struct gw_cors cors = cors_of(ctx);
+    struct gw_cors cors = cors_of(g);
+    struct gw_trace trace;
     char id[GW_ID_BYTES];
-    gw_stats_count(status);
     choose_id(head, id);
+    (void)gw_trace_read(head, &trace);
+    struct gw_access a = {.request_id = id, /* nothing more is known for certain */
+                          .trace_id = trace.trace,
+                          .span_id = trace.span,
+                          .parent_id = trace.parent,
+                          .status = status,
+                          .target = -1,
+                          .end = GW_END_REFUSED,
+                          .start_ns = clock_ns(),
+                          .ttft_ms = -1};
+    gw_stats_request(g->stats, &a);
     (void)buf_addf(ret_headers, "x-request-id: %s\r\n", id);
     (void)gw_cors_headers(&cors, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);

@@ -83,7 +83,7 @@ static void register_all(void)
         metric_register(singles[i]);
 }
 
-void gw_stats_count(int status)
+static void count_status(int status)
 {
     int i = 0;
     while (i < N_CODES && codes[i] != status)
@@ -272,7 +272,7 @@ static int render(struct buf *b, const struct gw_access *a)
 
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
 {
-    gw_stats_count(a->status);
+    count_status(a->status);
     if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
     if (a->target >= 0) {
         metric_observe(&m_overhead, a->overhead_us / 1e6);

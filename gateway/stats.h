@@ -43,7 +43,6 @@ int gw_stats_reopen(struct gw_stats *s);
 void gw_stats_destroy(struct gw_stats *s);
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
 
-void gw_stats_count(int status); /* a refusal of the HTTP layer: there is no request to log */
 void gw_stats_active(int delta);
 void gw_stats_waiting(unsigned n);
 void gw_stats_relayed(size_t bytes);

@@ -160,6 +160,17 @@ def test_requests_at_once():
         assert g.post(CHAT, ask(), headers=key("a")).status == 200
 
 
+def test_limits_without_keys():
+    with gateway("--rpm", "2", "--key-concurrency", "1", stub=True) as g:
+        held = g.open(CHAT, ask(max_tokens=100000, stream=True, stub={"token_s": 0.05}))
+        read_until(held, b"data: ")
+        limited(g.post(CHAT, ask()), "requests")
+        held.close()
+        until("it has left", lambda: g.admin_get("/admin/status")["gateway"]["in_flight"] == 0)
+        assert g.post(CHAT, ask()).headers["x-ratelimit-remaining-requests"] == "0"
+        limited(g.post(CHAT, ask()), "requests")
+
+
 def test_many_at_once_never_exceed_the_limit():
     with gateway("--api-key", "a rpm=40", stub=True) as g:
         statuses = []
@@ -314,9 +325,11 @@ def test_access_log():
                 g.post(CHAT, body, headers=key("secret-key"))
                 until("its line", lambda: len(lines()) == 1)
             assert g.metric("kvblend_gateway_log_lines_lost_total") == 0
-    with gateway("--access-log", "-", stub=True) as g:
-        g.post(CHAT, ask())
-        until("a line on standard output", lambda: g.access_log())
+    with gateway("--access-log", "-", "--max-body", "1KiB", stub=True) as g:
+        r = g.post(CHAT, ask(pad="x" * 2000), headers={"x-request-id": "too-big"})
+        assert r.status == 413 and r.headers["x-request-id"] == "too-big", r.body
+        line = until("a line on standard output", lambda: g.access_log())[0]
+        assert (line["status"], line["end"], line["request_id"]) == (413, "refused", "too-big"), line
 
 
 def test_metrics_stay_bounded():

@@ -116,6 +116,46 @@ TEST(never_more_than_promised)
     }
 }
 
+/* Estimates that are wrong either way: what was used stays within the rate, but for what the last
+ * request used beyond its estimate. Several run at once. */
+TEST(wrong_estimates_even_out)
+{
+    enum { SLOTS = 5 };
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        uint64_t s = seed, now = 1, wait, total = 0, over = 0, n_running = 0;
+        struct gw_limit l = {.tokens_per_min = 5000, .running_max = SLOTS - 1};
+        struct gw_account *a = gw_account_create();
+        uint64_t taken[SLOTS] = {0}, really[SLOTS] = {0};
+        bool runs[SLOTS] = {false};
+        for (int step = 0; step < 20000; step++) {
+            size_t i = test_rand(&s) % SLOTS;
+            if (runs[i]) {
+                gw_account_leave(a, &l, taken[i], really[i], false);
+                runs[i] = false;
+                n_running--;
+                total += really[i];
+                if (really[i] > taken[i]) over += really[i] - taken[i];
+                /* what others still hold may have delayed it, never let more through */
+                double minutes = (double)(now - 1) / 60e9;
+                ASSERT_TRUE((double)total <= 5000 * (1 + minutes) + SLOTS * 3000.0);
+            } else {
+                taken[i] = 1 + test_rand(&s) % 1000;
+                really[i] = test_rand(&s) % 3 ? test_rand(&s) % (taken[i] + 1)
+                                              : taken[i] + test_rand(&s) % 3000;
+                enum gw_limit_verdict v = enter(a, &l, taken[i], now, &wait);
+                runs[i] = v == GW_LIMIT_OK;
+                n_running += runs[i];
+                if (v == GW_LIMIT_RUNNING) ASSERT_EQ(n_running, SLOTS - 1);
+            }
+            ASSERT_EQ(a->n_running, n_running);
+            now += test_rand(&s) % second;
+        }
+        ASSERT_TRUE(over > 100000);                                   /* it did happen */
+        ASSERT_TRUE((double)total > 0.7 * 5000 * (double)now / 60e9); /* and nothing was lost */
+        gw_account_unref(a);
+    }
+}
+
 /* Asked every few nanoseconds for a long time, a busy bucket gives exactly its rate. */
 TEST(no_drift)
 {
