@@ -126,6 +126,45 @@ static void admin_reload(struct gw_req *q)
     buf_fini(&b);
 }
 
+/* ---- /admin/keys: who may do what, and how much of it is left ---- */
+
+static int put_key(const struct gw_key *key, struct buf *b)
+{
+    struct gw_limit_view v;
+    gw_account_view(key->account, &key->limit, clock_ns(), &v);
+    int r = buf_addc(b, '{');
+    if (r == 0) r = add_str(b, "id", key->id);
+    if (r == 0 && key->name_space) r = buf_addc(b, ',');
+    if (r == 0 && key->name_space) r = add_str(b, "namespace", key->name_space);
+    if (r == 0 && key->models) r = buf_addc(b, ',');
+    if (r == 0 && key->models) r = add_str(b, "models", key->models);
+    if (r == 0)
+        r = buf_addf(b, ",\"running\":%u,\"concurrency\":%u,\"rpm\":%u,\"tpm\":%u",
+                     key->account->n_running, v.limit.running_max, v.limit.requests_per_min,
+                     v.limit.tokens_per_min);
+    if (r == 0 && v.limit.requests_per_min)
+        r = buf_addf(b, ",\"requests_left\":%u", v.requests_left);
+    if (r == 0 && v.limit.tokens_per_min) r = buf_addf(b, ",\"tokens_left\":%u", v.tokens_left);
+    return r < 0 ? r : buf_addc(b, '}');
+}
+
+static void admin_keys(struct gw_req *q)
+{
+    const struct gw_keys *k = q->gate->keys;
+    struct buf b = BUF_INIT;
+    int r = buf_adds(&b, "{\"keys\":[");
+    for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
+        if (i > 0) r = buf_addc(&b, ',');
+        if (r == 0) r = put_key(gw_keys_get(k, i), &b);
+    }
+    if (r == 0) r = buf_adds(&b, "]}");
+    if (r == 0)
+        gw_answer_json(q, 200, &b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(&b);
+}
+
 /* Why the gateway would cut a request as it would; nothing is learned from it. */
 static void admin_boundaries(struct gw_req *q)
 {
@@ -151,6 +190,7 @@ static void admin_boundaries(struct gw_req *q)
 const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
+    {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL, GW_R_ADMIN | GW_R_JSON | GW_R_DETECT},

@@ -4,6 +4,7 @@
  * warm, and the table in memory is worth nothing outside this process. */
 #include "gateway/keys.h"
 
+#include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
 
@@ -362,6 +363,12 @@ void gw_keys_unref(struct gw_keys *k)
 size_t gw_keys_count(const struct gw_keys *k)
 {
     return k->n;
+}
+
+const struct gw_key *gw_keys_get(const struct gw_keys *k, size_t i)
+{
+    ASSERT(i < k->n);
+    return &k->entry[i].key;
 }
 
 /* The first loop compares all entries, whichever matches; the second runs to its end for strangers

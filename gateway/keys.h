@@ -39,6 +39,7 @@ int gw_keys_create(char *const *list, size_t n, const char *file, const struct g
 struct gw_keys *gw_keys_ref(struct gw_keys *k);
 void gw_keys_unref(struct gw_keys *k);
 size_t gw_keys_count(const struct gw_keys *k);
+const struct gw_key *gw_keys_get(const struct gw_keys *k, size_t i);
 /* authorization: the header's value ("Bearer …") or NULL; x_api_key likewise. NULL: refused. The
  * key lives as long as the set. */
 const struct gw_key *gw_keys_find(struct gw_keys *k, const char *authorization,

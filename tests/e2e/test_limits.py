@@ -204,6 +204,15 @@ def test_models_and_namespace():
         assert g.get("/v1/models/stub-model", headers=key("b")).status == 404
 
 
+def test_operators_see_what_is_left():
+    with gateway("--api-key", "a id=x rpm=5 namespace=n models=stub*", "--api-key", "b id=y", stub=True) as g:
+        assert g.post(CHAT, ask(), headers=key("a")).status == 200
+        x, y = g.admin_get("/admin/keys")["keys"]
+        assert x == {"id": "x", "namespace": "n", "models": "stub*", "running": 0, "concurrency": 0,
+                     "rpm": 5, "tpm": 0, "requests_left": 4}, x
+        assert y == {"id": "y", "running": 0, "concurrency": 0, "rpm": 0, "tpm": 0}, y
+
+
 def test_hashed_keys_and_reload():
     made = subprocess.run([KVBLEND, "--hash-key"], input="s3cret\n", capture_output=True, text=True,
                           env=clean_env(), check=True).stdout.strip()
