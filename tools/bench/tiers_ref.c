@@ -158,20 +158,26 @@ void ref_redis_destroy(struct ref_redis *r)
     mem_free(r);
 }
 
+/* A record's worth of values is a hash, as in the tier. */
+static unsigned long long key_of(uint64_t at)
+{
+    return at / (16 * REF_OP_BYTES);
+}
+
 static int set_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n)
 {
     redisReply *reply =
-        redisCommand(c, "SET reference:%llu %b", (unsigned long long)(at / REF_OP_BYTES),
-                     s->src + at, (size_t)n);
-    bool ok = reply && reply->type == REDIS_REPLY_STATUS;
+        redisCommand(c, "HSET reference:%llu %llu %b", key_of(at),
+                     (unsigned long long)(at / REF_OP_BYTES), s->src + at, (size_t)n);
+    bool ok = reply && reply->type == REDIS_REPLY_INTEGER;
     if (reply) freeReplyObject(reply);
     return ok ? 0 : -EIO;
 }
 
 static int get_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n, bool copy)
 {
-    redisReply *reply =
-        redisCommand(c, "GET reference:%llu", (unsigned long long)(at / REF_OP_BYTES));
+    redisReply *reply = redisCommand(c, "HGET reference:%llu %llu", key_of(at),
+                                     (unsigned long long)(at / REF_OP_BYTES));
     bool ok = reply && reply->type == REDIS_REPLY_STRING && (size_t)reply->len == n;
     if (ok && copy)
         memcpy(s->dst + at, reply->str, n);
@@ -199,9 +205,8 @@ static void *run_lane(void *arg)
 
 int ref_redis_clear(struct ref_redis *r)
 {
-    for (uint64_t at = 0; at < r->set->bytes; at += REF_OP_BYTES) {
-        redisReply *reply = redisCommand(r->lane[0].c, "DEL reference:%llu",
-                                         (unsigned long long)(at / REF_OP_BYTES));
+    for (uint64_t at = 0; at < r->set->bytes; at += 16 * REF_OP_BYTES) {
+        redisReply *reply = redisCommand(r->lane[0].c, "DEL reference:%llu", key_of(at));
         if (!reply) return -EIO;
         freeReplyObject(reply);
     }
