@@ -64,7 +64,6 @@ struct store_ask {
     struct tier_key key;
     const int32_t *tok; /* borrow until the look-up settles */
     size_t n;
-    const char *ns;
     /* What loading may cost: the predicted time to compute the record instead. A slower tier whose
      * predicted load takes longer is not asked (STORE_MISS_GATE), and one that takes twice as long
      * (at least 50 ms) is given up (STORE_MISS_DEADLINE). 0: load whatever it takes, 30 s at most.
@@ -120,7 +119,8 @@ struct store_info {
     char tiers[48]; /* all local ones, "ram,nvme" */
 };
 typedef int (*store_visit_fn)(void *ctx, const struct store_info *i); /* !=0 stops */
-int store_visit(struct store *s, store_visit_fn fn, void *ctx);       /* RAM and local tiers */
+/* RAM and the local tiers; or what is in that tier, with its size there. */
+int store_visit(struct store *s, const char *tier, store_visit_fn fn, void *ctx);
 int store_get_info(struct store *s, const struct tier_key *k, struct store_info *ret); /* 1/0 */
 /* 1, 0 absent, -ENOSPC the share that may be pinned is used up. */
 int store_set_pinned(struct store *s, const struct tier_key *k, bool pinned);

@@ -108,10 +108,10 @@ static uint64_t hold_cap(const struct worker *w)
     return (s.budget_bytes < w->o.ram_bytes ? s.budget_bytes : w->o.ram_bytes) / 2;
 }
 
-int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct tier_key *key,
-                const int32_t *tok, uint32_t n, struct wk_look *l)
+int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
+                uint32_t n, struct wk_look *l)
 {
-    const struct store_ask a = {.key = *key, .tok = tok, .n = n, .ns = ns, .worth_ms = worth_ms};
+    const struct store_ask a = {.key = *key, .tok = tok, .n = n, .worth_ms = worth_ms};
     int rc = store_ask(w->store, &a, &l->pin, &l->why);
 
     if (rc <= 0) l->pin = NULL;
@@ -130,7 +130,7 @@ static bool ask_early(struct asker *a, const struct tier_key *key, uint32_t tok0
     double worth_ms = wk_worth_ms(a->w, a->m, n);
     l->asked = true;
     a->worth_ms += worth_ms;
-    if (wk_look_ask(a->w, a->m->ns, worth_ms, key, a->p->tok + tok0, n, l) > 0) return true;
+    if (wk_look_ask(a->w, worth_ms, key, a->p->tok + tok0, n, l) > 0) return true;
     unhold(a->w, l);
     return false;
 }
@@ -185,7 +185,7 @@ int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *ke
     l->tier = NULL;
     l->status = 0;
     if (!l->pin && (!l->asked || store_in_ram(w->store, key))) {
-        int rc = wk_look_ask(w, m->ns, wk_worth_ms(w, m, n), key, tok, n, l);
+        int rc = wk_look_ask(w, wk_worth_ms(w, m, n), key, tok, n, l);
         if (rc == -ENOMEM) return rc;
         if (rc > 0) (void)wk_look_settle(w, l, l->asked ? 1 : late_ns);
     }

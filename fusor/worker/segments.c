@@ -83,8 +83,7 @@ static void find_stored(struct worker *w, struct seg_task *s)
         for (; next < s->n && next < i + WINDOW; next++) {
             struct item *a = &s->item[next];
             if (a->state == ITEM_SHORT) continue;
-            (void)wk_look_ask(w, s->ns, wk_worth_ms(w, NULL, a->n), &a->key, a->tok, a->n,
-                              &a->look);
+            (void)wk_look_ask(w, wk_worth_ms(w, NULL, a->n), &a->key, a->tok, a->n, &a->look);
         }
         if (wk_look_settle(w, &it->look, 0)) it->state = ITEM_READY;
         wk_look_drop(w, &it->look);

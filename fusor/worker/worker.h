@@ -269,8 +269,8 @@ int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *ke
             struct store_pin **ret);
 uint64_t wk_late_ns(void);
 /* One look-up by hand: ask, settle, drop. As store_ask(); true = a hit. */
-int wk_look_ask(struct worker *w, const char *ns, double worth_ms, const struct tier_key *key,
-                const int32_t *tok, uint32_t n, struct wk_look *l);
+int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
+                uint32_t n, struct wk_look *l);
 bool wk_look_settle(struct worker *w, struct wk_look *l, uint64_t until_ns);
 void wk_look_drop(struct worker *w, struct wk_look *l);
 /* What n reused tokens save, by what prefills have taken so far. m NULL: all of their compute. */
@@ -342,6 +342,7 @@ void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const 
 void wk_segments_fini(struct worker *w);
 int wk_admin(struct worker *w, struct wk_call *c, const char *path); /* admin.c: 0 not its path */
 int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path); /* admin_tiers.c */
+bool wk_tier_known(const struct worker *w, const char *name);
 int wk_put_chunk(struct buf *out, const struct store_info *i);
 int wk_tokenize(struct wk_task *t); /* text_routes.c */
 int wk_detokenize(struct wk_task *t);

@@ -165,7 +165,6 @@ static int ask(struct bench *b, enum tier_kind kind, const struct bench_prompt *
     struct store_ask a = {.key = key_of(b, kind, tok, l->n),
                           .tok = tok,
                           .n = l->n,
-                          .ns = "",
                           .worth_ms = l->n * b->ms_per_token * (ratio < 0.9 ? 1 - ratio : 0.1)};
     enum store_miss why;
     int r = store_ask(b->store, &a, &l->pin, &why);

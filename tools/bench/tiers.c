@@ -276,7 +276,7 @@ static int read_through(struct lab *lab, struct store *s, bool copy, struct benc
         size_t n = 0, k = 0;
         for (; n < lab->inflight && i + n < set->n && r >= 0; n++) {
             struct store_ask a = {set->key[i + n], set->tok + (i + n) * set->n_tokens,
-                                  set->n_tokens, "", 0};
+                                  set->n_tokens, 0};
             r = store_ask(s, &a, &pin[n], &why);
             if (r == 0) r = -ENOENT;
             if (r < 0) break;

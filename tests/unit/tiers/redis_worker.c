@@ -136,8 +136,7 @@ int worker_get(struct worker *w, unsigned id, bool forget, double worth_ms)
     enum store_miss why = STORE_MISS_NEVER;
     uint64_t t0 = clock_ns();
     if (forget) (void)store_evict(w->store, &k, "ram");
-    struct store_ask ask = {
-        .key = k, .tok = tok, .n = w->shape.n_tok, .ns = w->ns, .worth_ms = worth_ms};
+    struct store_ask ask = {.key = k, .tok = tok, .n = w->shape.n_tok, .worth_ms = worth_ms};
     int r = store_ask(w->store, &ask, &p, &why), right = 0;
     if (r == STORE_ASKING) r = store_pin_settle(p, 0, &why);
     if (r == 1) {

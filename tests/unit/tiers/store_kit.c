@@ -91,11 +91,8 @@ int kit_ask(struct store *s, int chunk, double worth_ms, struct store_pin **ret,
 {
     static _Thread_local int32_t tok[KIT_LARGE_TOKENS]; /* until it has settled */
     size_t n = kit_tokens(&s->ident, chunk, tok);
-    struct store_ask a = {.key = kit_key(&s->ident, chunk),
-                          .tok = tok,
-                          .n = n,
-                          .ns = kit_ns(chunk),
-                          .worth_ms = worth_ms};
+    struct store_ask a = {
+        .key = kit_key(&s->ident, chunk), .tok = tok, .n = n, .worth_ms = worth_ms};
     return store_ask(s, &a, ret, why);
 }
 

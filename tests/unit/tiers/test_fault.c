@@ -605,8 +605,7 @@ static void leave_ram(struct site *w, int id)
 static int request_worth(struct site *w, int id, double worth_ms, enum store_miss *why)
 {
     int32_t tok[TOKENS];
-    struct store_ask a = {
-        .key = chunk(id, tok), .tok = tok, .n = TOKENS, .ns = "t", .worth_ms = worth_ms};
+    struct store_ask a = {.key = chunk(id, tok), .tok = tok, .n = TOKENS, .worth_ms = worth_ms};
     struct store_pin *p = NULL;
     uint64_t t0 = clock_ns();
     int r = store_ask(w->s, &a, &p, why);
