@@ -144,6 +144,21 @@ void kit_empty(struct store *s)
         sched_yield();
     ASSERT_EQ(kit_stats(s).used_bytes, s->fixed_bytes);
     ASSERT_EQ(s->pool.used_bytes, 0);
+    pthread_mutex_lock(&s->m);
+    uint64_t held = 0, loading = 0;
+    for (int i = 0; i < SHARDS; i++)
+        held += s->shard[i].held_bytes + s->shard[i].held_parts + s->shard[i].index.n;
+    for (size_t i = 0; i < s->n_tiers; i++)
+        loading += s->tier[i].inflight_bytes;
+    uint64_t left = s->leaving_bytes + s->n_queued + s->n_writes + s->stats.pinned_bytes;
+    uint64_t charged = s->quota ? s->quota->rest_bytes : 0;
+    for (size_t i = 0; s->quota && i < 2 * QUOTA_NAMESPACES_MAX; i++)
+        charged += s->quota->cell[i].used_bytes;
+    pthread_mutex_unlock(&s->m);
+    ASSERT_EQ(held, 0);
+    ASSERT_EQ(loading, 0);
+    ASSERT_EQ(left, 0);
+    ASSERT_EQ(charged, 0);
 }
 
 int kit_why(struct store *s, int chunk)
