@@ -43,6 +43,7 @@ struct listing {
     struct store_info *info;
     size_t n, cap;
     const char *tier;
+    const char *only; /* NULL = any */
 };
 
 static struct store_info *listing_add(struct listing *l)
@@ -87,7 +88,8 @@ static int by_key(const void *a, const void *b)
     return x < y ? -1 : x > y; /* as they were listed: the fastest tier first */
 }
 
-/* One line a record: later ones of a key are folded into the first and marked by size 0. */
+/* One line a record: later ones of a key are folded into the first and marked by size 0, as is
+ * what is not where it is asked for. */
 static int listing_merge(struct listing *l)
 {
     const struct store_info **at = mem_alloc((l->n + 1) * sizeof *at);
@@ -98,10 +100,12 @@ static int listing_merge(struct listing *l)
     for (size_t i = 0; i < l->n;) {
         struct store_info *first = &l->info[at[i] - l->info];
         size_t j = i + 1;
+        if (l->only && strcmp(first->tier, l->only) != 0) first->size_bytes = 0;
         for (; j < l->n && tier_key_same(&at[j]->key, &first->key); j++) {
             struct store_info *dup = &l->info[at[j] - l->info];
             add_tier(first, dup->tier);
             first->pinned |= dup->pinned;
+            if (l->only && strcmp(dup->tier, l->only) == 0) first->size_bytes = dup->size_bytes;
             dup->size_bytes = 0;
         }
         i = j;
@@ -130,13 +134,13 @@ static int list_all(struct store *s, struct listing *l)
         int r = t->shared ? 0 : t->ops->scan(t, list_tier, l);
         if (r < 0) return r;
     }
-    return s->n_tiers ? listing_merge(l) : 0;
+    return s->n_tiers || l->only ? listing_merge(l) : 0;
 }
 
 /* Works on a snapshot, so that the visitor may call the store and take its time. */
-int store_visit(struct store *s, store_visit_fn fn, void *ctx)
+int store_visit(struct store *s, const char *tier, store_visit_fn fn, void *ctx)
 {
-    struct listing l = {0};
+    struct listing l = {.only = tier};
     int r = list_all(s, &l);
     for (size_t i = 0; i < l.n && r == 0; i++)
         if (l.info[i].size_bytes) r = fn(ctx, &l.info[i]);

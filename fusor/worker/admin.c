@@ -113,7 +113,6 @@ struct listing {
     struct buf *out;
     size_t n, limit;
     bool chunks_only;
-    char tier[16]; /* "" = any */
 };
 
 /* A parameter of the query as it stands there; "" when absent or too long. */
@@ -131,19 +130,6 @@ static void query_value(const struct wk_call *c, const char *name, char *ret, si
         }
         p += n + (p[n] == '&');
     }
-}
-
-/* Is `tier` one of "ram,nvme"? */
-static bool in_list(const char *list, const char *tier)
-{
-    size_t len = strlen(tier);
-
-    for (const char *p = list; *p;) {
-        size_t n = strcspn(p, ",");
-        if (n == len && memcmp(p, tier, n) == 0) return true;
-        p += n + (p[n] == ',');
-    }
-    return false;
 }
 
 static int put_one(struct buf *out, const struct store_info *i)
@@ -172,25 +158,36 @@ static int visit(void *ctx, const struct store_info *i)
     struct listing *l = ctx;
 
     if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
-    if (l->tier[0] && !in_list(i->tiers, l->tier)) return 0;
     if (l->n >= l->limit) return 1;
     if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->out, i) < 0) return -ENOMEM;
     l->n++;
     return 0;
 }
 
+/* False: it is none of this worker's, and the answer says so. */
+static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t cap)
+{
+    struct api_err e;
+
+    query_value(c, "tier", ret, cap);
+    if (!*ret || wk_tier_known(w, ret)) return true;
+    (void)api_err_set(&e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%s' here.", ret);
+    wk_reply_error(c, &e);
+    return false;
+}
+
 static void list_chunks(struct worker *w, struct wk_call *c)
 {
     struct buf b = BUF_INIT;
     struct listing l = {.out = &b, .limit = 100000};
-    char kind[16];
-    int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    char kind[16], tier[16];
+    int rc;
 
     query_value(c, "kind", kind, sizeof kind);
-    query_value(c, "tier", l.tier, sizeof l.tier);
+    if (!query_tier(w, c, tier, sizeof tier)) return;
     l.chunks_only = strcmp(kind, "chunk") == 0;
-
-    if (store_visit(w->store, visit, &l) < 0) rc = -ENOMEM;
+    rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    if (store_visit(w->store, *tier ? tier : NULL, visit, &l) < 0) rc = -ENOMEM;
     rc |= buf_addf(&b, "],\"count\":%zu}", l.n);
     reply_or_oom(c, rc, &b);
 }
@@ -251,7 +248,7 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
 
     (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
     if (!verb && strcmp(method, "DELETE") == 0) {
-        query_value(c, "tier", tier, sizeof tier);
+        if (!query_tier(w, c, tier, sizeof tier)) return;
         wk_segment_drop(w, c, hex, *tier ? tier : NULL);
         return;
     }

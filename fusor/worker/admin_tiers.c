@@ -115,7 +115,7 @@ static int refuse(struct wk_task *t, const char *code, const char *param, const 
     return api_err_set(&t->e, 400, API_INVALID, code, param, "%s", why);
 }
 
-static bool tier_known(const struct worker *w, const char *name)
+bool wk_tier_known(const struct worker *w, const char *name)
 {
     struct store_tier_stats s;
 
@@ -142,7 +142,7 @@ static int ask_read(struct wk_task *t, struct ask *a)
     a->has_ns = json_is_string(ns);
     if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
         return refuse(t, "string_above_max_length", "namespace", "The namespace is too long.");
-    if (!a->tier || tier_known(t->w, a->tier)) return 0;
+    if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
     return api_err_set(&t->e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%.40s' here.",
                        a->tier);
 }

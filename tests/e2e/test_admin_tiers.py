@@ -83,9 +83,14 @@ def test_listing_and_figures():
         for name in ("ram", "nvme"):
             assert set(s.listed(name)) == set(ids)
         # What the tier counts is what it lists.
-        s.ctl("clear", "--tier", "ram")
         there = s.listed("nvme")
         assert s.tier("nvme")["used_bytes"] == sum(x["bytes"] for x in there.values())
+        assert "No tier" in s.ctl("ls", "--tier", "tape", status=1)
+        assert "No tier" in s.ctl("evict", ids[0], "--tier", "tape", status=1)
+        s.ctl("clear", "--tier", "ram")
+        assert not s.listed("ram")
+        assert {x: y["bytes"] for x, y in s.listed("nvme").items()} == {
+            x: y["bytes"] for x, y in there.items()}
         one = s.json("show", ids[0][:12])
         assert one["id"] == ids[0] and one["tiers"] == "nvme" and 3000 < one["expires_s"] <= 3600
         text = s.ctl("tiers")

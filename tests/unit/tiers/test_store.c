@@ -359,12 +359,12 @@ TEST(visit_sees_everything_and_stops)
     ASSERT_EQ(claim(s, 9, &w), 1);
     ASSERT_EQ(store_set_pinned(s, &k, true), 1);
     unsigned n[4] = {0};
-    ASSERT_EQ(store_visit(s, count_info, n), 0);
+    ASSERT_EQ(store_visit(s, NULL, count_info, n), 0);
     ASSERT_EQ(n[0], 6);
     ASSERT_EQ(n[1], 1);
     ASSERT_EQ(n[2], 1);
     unsigned stop[4] = {0, 0, 0, 2};
-    ASSERT_EQ(store_visit(s, count_info, stop), 1);
+    ASSERT_EQ(store_visit(s, NULL, count_info, stop), 1);
     ASSERT_EQ(stop[0], 2);
     store_abort(w);
     store_destroy(s);
@@ -402,7 +402,7 @@ TEST(every_failed_allocation_changes_nothing)
     }
     unsigned count[4] = {0};
     mem_fail_nth(1);
-    ASSERT_ERR(store_visit(s, count_info, count), -ENOMEM);
+    ASSERT_ERR(store_visit(s, NULL, count_info, count), -ENOMEM);
     mem_fail_nth(0);
     store_destroy(s);
 }

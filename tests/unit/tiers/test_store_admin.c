@@ -262,7 +262,7 @@ TEST(every_record_is_listed_once)
     ASSERT_EQ(store_evict(s, &k, "near"), 1);
     ASSERT_EQ(store_set_pinned(s, &k, true), 1);
     struct seen c = {0};
-    ASSERT_EQ(store_visit(s, see, &c), 0);
+    ASSERT_EQ(store_visit(s, NULL, see, &c), 0);
     ASSERT_EQ(c.n, 6);
     ASSERT_EQ(c.both, 3);
     ASSERT_EQ(c.near, 2);
@@ -277,7 +277,7 @@ TEST(every_record_is_listed_once)
     ASSERT_EQ(store_clear(s, NULL, NULL, true), 4); /* 2, 4, 5 and what the far tier alone has */
     ASSERT_ERR(store_clear(s, "nowhere", NULL, true), -EINVAL);
     c = (struct seen){0};
-    ASSERT_EQ(store_visit(s, see, &c), 0);
+    ASSERT_EQ(store_visit(s, NULL, see, &c), 0);
     ASSERT_EQ(c.n, 0);
     for (int i = 0; i < 6; i++) {
         ASSERT_EQ(has(m[0], i), 0);

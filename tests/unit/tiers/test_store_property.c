@@ -114,7 +114,7 @@ static void play_admin(struct play *p, uint64_t r)
         (void)store_set_policy(p->s, "ram", (enum evict_policy)((r >> 30) % EVICT_POLICY_COUNT));
         break;
     case 7:
-        (void)store_visit(p->s, nothing, &n);
+        (void)store_visit(p->s, NULL, nothing, &n);
         break;
     case 8:
         store_set_ttl(p->s, "b", (r >> 30) % 3 * 2);
