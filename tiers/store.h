@@ -140,6 +140,8 @@ struct store_verify {
 };
 int store_verify(struct store *s, const struct tier_key *k, const char *tier,
                  struct store_verify *ret);
+/* The program ends: verifying (then -ECANCELED) and preloading, hours of a full tier, stop soon. */
+void store_interrupt(struct store *s);
 /* Smaller: evicts, -EBUSY what is held does not fit. RAM: up to four times what it was at first,
  * beyond -ENOTSUP; memory that a device knows stays with the process when RAM shrinks. */
 int store_resize(struct store *s, const char *tier, uint64_t bytes);

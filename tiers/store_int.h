@@ -77,7 +77,7 @@ struct store {
     pthread_mutex_t m;
     pthread_cond_t wake, idle; /* for the maintenance thread; for store_flush() */
     pthread_t thread;
-    _Atomic bool closing;
+    _Atomic bool closing, interrupted;
     uint8_t mode[STORE_WRITE_NEVER + 1]; /* bits of the tiers written so; constant */
     /* guarded by m */
     bool work, evict_now; /* for maintenance: look at the queues; make room */

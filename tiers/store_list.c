@@ -273,7 +273,7 @@ long store_preload(struct store *s, const char *tier, size_t n)
     if (l.n) qsort(l.info, l.n, sizeof *l.info, by_use);
     struct store_pin *pin[AHEAD] = {0};
     size_t k = 0;
-    for (size_t i = 0; i < l.n && k < n && r >= 0; i++) {
+    for (size_t i = 0; i < l.n && k < n && r >= 0 && !s->interrupted; i++) {
         struct store_pin *p;
         if (!preload_begin(s, &l.info[i], &p)) continue;
         done += preload_end(pin[k % AHEAD]);
@@ -381,7 +381,7 @@ static int verify_all_ram(struct store *s, struct store_verify *v)
     }
     pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < l.n && r == 0; i++)
-        r = verify_count(v, verify_ram(s, &l.info[i].key, &n));
+        r = s->interrupted ? -ECANCELED : verify_count(v, verify_ram(s, &l.info[i].key, &n));
     mem_free(l.info);
     return r;
 }
@@ -393,11 +393,20 @@ static int verify_all_tier(struct store *s, struct store_tier *t, struct store_v
     int bad = t->t->ops->scan(t->t, collect, &l);
     for (size_t i = 0; i < l.n && bad != -ETIMEDOUT; i++) {
         const struct tier_info *at = &l.info[i];
+        if (s->interrupted) {
+            bad = -ECANCELED;
+            break;
+        }
         int r = verify_count(v, verify_tier(s, t, &at->key, at->n_tokens));
         if (r < 0) bad = r;
     }
     mem_free(l.info);
     return bad;
+}
+
+void store_interrupt(struct store *s)
+{
+    s->interrupted = true;
 }
 
 int store_verify(struct store *s, const struct tier_key *k, const char *tier,

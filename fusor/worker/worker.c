@@ -197,6 +197,7 @@ void wk_destroy(struct worker *w)
 {
     if (!w) return;
     if (w->loader_started) pthread_join(w->loader, NULL);
+    if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
     wk_pool_destroy(w->pool);
     fus_engine_destroy(w->engine);
     if (w->server) http_server_destroy(w->server);

@@ -400,3 +400,20 @@ TEST(all_copies_are_verified)
     ASSERT_EQ(v.n_ok, 0);
     store_destroy(s);
 }
+
+TEST(what_takes_long_ends_with_the_program)
+{
+    struct mock *m[2];
+    struct store *s = two_tiers(MIB, m);
+    struct store_verify v;
+    for (int i = 0; i < 8; i++)
+        ASSERT_EQ(kit_put(s, i), 1);
+    kit_flush(s);
+    store_interrupt(s);
+    ASSERT_ERR(store_verify(s, NULL, NULL, &v), -ECANCELED);
+    ASSERT_EQ(v.n_ok, 0);
+    ASSERT_EQ(store_clear(s, "ram", NULL, true), 8);
+    ASSERT_EQ(store_preload(s, "near", 8), 0);
+    ASSERT_EQ(kit_why(s, 1), -1); /* look-ups go on */
+    store_destroy(s);
+}
