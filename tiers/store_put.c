@@ -1,6 +1,9 @@
 /* Records into the store: claims, writers, scores. */
 #include "tiers/store_int.h"
 
+/* chosen: longer than a thousand years is for ever, and fits whatever a tier counts in. */
+static const uint64_t TTL_MS_MAX = 1000ull * 366 * 86400000;
+
 /* m held. */
 static uint64_t ttl_of(const struct store *s, uint64_t ns_hash)
 {
@@ -40,6 +43,7 @@ int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, 
     if (!e) return -ENOMEM;
     pthread_mutex_lock(&s->m);
     uint64_t ttl_ms = ttl_of(s, d.ns_hash);
+    if (ttl_ms > TTL_MS_MAX) ttl_ms = 0;
     if (ttl_ms) e->desc.expires_ms = d.created_ms + ttl_ms;
     if (ttl_ms && !s->expiring) {
         s->expiring = s->work = true;

@@ -117,6 +117,22 @@ TEST(records_expire)
     store_destroy(s);
 }
 
+TEST(a_life_beyond_all_clocks_is_for_ever)
+{
+    static const uint64_t ttl[] = {UINT64_MAX, UINT64_MAX - 1, 1ull << 63, 1ull << 50};
+    struct store *s = kit_store(&kit_small, 4 * MIB, NULL);
+    for (int i = 0; i < 4; i++) {
+        struct tier_key k = kit_key(&kit_small, 2 * i);
+        struct store_info info;
+        store_set_ttl(s, "a", ttl[i]);
+        ASSERT_EQ(kit_put(s, 2 * i), 1);
+        ASSERT_EQ(kit_why(s, 2 * i), -1);
+        ASSERT_EQ(store_get_info(s, &k, &info), 1);
+        ASSERT_TRUE(info.expires_s == 0);
+    }
+    store_destroy(s);
+}
+
 TEST(maintenance_drops_what_nobody_asks_for)
 {
     struct store_opts o = {.ram_bytes = MIB, .ident = kit_small, .ttl_ms = 1};
