@@ -414,8 +414,8 @@ static int measure_ram(struct lab *lab, struct err *err)
     report(lab, "ram", "", false);
     report(lab, "ram", "", true);
     note(lab, "ram",
-         "read: look-up and a copy of every layer; checksums are made at commit and checked at a "
-         "record's first read only (store_gbps; checksum_cpu_share is their part of it)");
+         "read: look-up and a copy of every layer; checksums are made at commit and checked "
+         "when a record was not for a second (store_gbps; checksum_cpu_share is their part of it)");
     return 0;
 }
 
