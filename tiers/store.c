@@ -199,7 +199,7 @@ void entry_ready(struct store *s, struct entry *e)
 void entry_touch(struct store *s, struct entry *e)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
-    uint8_t local = 0;
+    uint8_t have = 0;
     pthread_mutex_lock(&s->m);
     if (e->state == ENTRY_READY) {
         pthread_mutex_lock(&sh->m);
@@ -212,12 +212,12 @@ void entry_touch(struct store *s, struct entry *e)
             policy_insert(s, e);
         }
         write_queue(s, e, e->want & s->mode[STORE_WRITE_HIT], false);
-        local = e->clean;
+        have = e->clean;
     }
     pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < s->n_tiers; i++) {
         struct tier *t = s->tier[i].t;
-        if (local >> i & 1 && !t->shared) t->ops->touch(t, &e->desc.key);
+        if (have >> i & 1) t->ops->touch(t, &e->desc.key);
     }
 }
 
