@@ -161,7 +161,8 @@ static inline uint64_t water_bytes(const struct store *s, unsigned pct)
     return s->fixed_bytes + (s->stats.budget_bytes - s->fixed_bytes) / 100 * pct;
 }
 bool evict_one(struct store *s, const struct tier_key *incoming, const uint64_t *ns); /* m held */
-/* A use is over: tell the policy and the tiers that have it. No lock held; the caller has a reference. */
+/* A use is over: tell the policy and the tiers that have it. No lock held; the caller has a
+ * reference. */
 void entry_touch(struct store *s, struct entry *e);
 void policy_insert(struct store *s, struct entry *e); /* m held */
 /* m held. Charged, with all its memory, but not in the index: one reference is the caller's. */
