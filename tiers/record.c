@@ -8,6 +8,7 @@
 #include "tiers/record.h"
 
 #include "base/assert.h"
+#include "tiers/bytes.h"
 
 #include <string.h>
 #if HAVE_XXH_DISPATCH
@@ -18,46 +19,7 @@
 #include <xxhash.h>
 #endif
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "token ids and rows are stored as they are");
-
 static const char record_magic[8] = {'K', 'V', 'B', 'R', 'E', 'C', '\r', '\n'};
-
-static void put16(uint8_t *p, uint16_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
-
-static void put32(uint8_t *p, uint32_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
-
-static void put64(uint8_t *p, uint64_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
-
-static uint16_t get16(const uint8_t *p)
-{
-    uint16_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-static uint64_t get64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 
 static uint64_t align_up(uint64_t v, uint64_t align)
 {

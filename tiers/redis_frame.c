@@ -1,36 +1,13 @@
 #include "tiers/redis_frame.h"
 
 #include "base/assert.h"
+#include "tiers/bytes.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 
 static const char frame_magic[8] = {'K', 'V', 'B', 'R', 'D', 'S', '\r', '\n'};
-
-static void put32(uint8_t *p, uint32_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
-
-static void put64(uint8_t *p, uint64_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-static uint64_t get64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 
 uint64_t redis_tails_bytes(const struct record_layout *l)
 {
