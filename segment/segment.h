@@ -89,5 +89,9 @@ int seg_format(const struct seg_list *l, struct buf *out);
 /* The explanation as a JSON array, one object per gap (docs/api.md, POST /admin/boundaries). */
 int seg_whys_format(const struct seg_whys *w, struct buf *out);
 int seg_parse(const char *s, size_t len, struct seg_list *out);
+/* Identity of a chunk's text between gateways and workers (XXH3-64, seeded by the namespace, so
+ * that one tenant's texts say nothing about another's). name_space: as the worker keys its records,
+ * "OUTER" or "OUTER\x1fINNER", NULL = "". Equal bytes in one namespace, equal id; never 0. */
+uint64_t seg_text_id(const char *name_space, const char *text, size_t len);
 
 #endif

@@ -1,10 +1,11 @@
-/* The list of segments, and its wire form "msg:begin-end:detector,…". */
+/* The list of segments, its wire form "msg:begin-end:detector,…", and the identity of texts. */
 #include "segment/segment_int.h"
 
 #include "base/buf.h"
 #include "base/mem.h"
 
 #include <string.h>
+#include <xxhash.h>
 
 enum { SEGS_MAX = 1 << 20, DETECTORS_MAX = 64, DETECTOR_BYTES_MAX = 40 };
 
@@ -45,6 +46,13 @@ int why_add(struct seg_whys *w, struct seg_why y)
     }
     w->why[w->n++] = y;
     return 0;
+}
+
+uint64_t seg_text_id(const char *name_space, const char *text, size_t len)
+{
+    uint64_t seed = name_space ? XXH3_64bits(name_space, strlen(name_space)) : XXH3_64bits("", 0);
+    uint64_t id = XXH3_64bits_withSeed(text, len, seed);
+    return id ? id : 1;
 }
 
 void seg_whys_fini(struct seg_whys *w)

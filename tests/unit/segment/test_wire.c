@@ -184,3 +184,15 @@ TEST(bad_presets_are_refused)
     ASSERT_ERR(seg_presets_load(dir, &p, &err), -ENOENT);
     buf_fini(&path);
 }
+
+TEST(text_ids)
+{
+    uint64_t id = seg_text_id("a", "the mill", 8);
+    ASSERT_TRUE(id != 0 && id == seg_text_id("a", "the mill turns", 8));
+    ASSERT_TRUE(id != seg_text_id("b", "the mill", 8) && id != seg_text_id("a", "the mil", 7));
+    ASSERT_TRUE(id != seg_text_id("a\x1f"
+                                  "b",
+                                  "the mill", 8));
+    ASSERT_TRUE(seg_text_id(NULL, "x", 1) == seg_text_id("", "x", 1));
+    ASSERT_TRUE(seg_text_id(NULL, "", 0) != 0);
+}
