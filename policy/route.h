@@ -22,7 +22,8 @@ enum pol_balance {
 struct pol_route_target {
     double weight; /* > 0; scaled down during slow start */
     uint32_t n_inflight;
-    uint64_t queued_tokens;   /* prompt tokens sent there and not yet answered */
+    uint64_t
+        queued_tokens; /* to compute there for requests not yet answered: without resident ones */
     uint64_t resident_tokens; /* of this prompt's chunks, discounted by tier */
     uint64_t id;              /* stable hash of the target's name */
 };
@@ -35,9 +36,16 @@ struct pol_route_in {
     uint64_t random;
 };
 struct pol_route {
-    size_t chosen;      /* index into target */
-    const char *reason; /* static: "only", "least", "affinity", "resident", "skew", … */
+    size_t chosen; /* index into target */
+    /* Static: only, least; affinity, or bound (its first choice is busy); resident, queue (who
+     * holds some of it is busier than that is worth), new (nobody holds any of it), skew (who would
+     * be best has too many requests). POL_ROUTE_REASONS lists them. */
+    const char *reason;
 };
+#define POL_ROUTE_REASONS                                                                          \
+    {                                                                                              \
+        "only", "least", "affinity", "bound", "resident", "queue", "new", "skew"                   \
+    }
 /* in->n > 0 */
 struct pol_route pol_route(const struct pol_route_in *in);
 const char *pol_balance_name(enum pol_balance b);
