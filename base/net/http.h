@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 struct event_base;
 struct buf;
@@ -106,7 +107,11 @@ uint64_t http_req_bytes_out(const struct http_req *r);
 int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,
                const void *body, size_t len);
 int http_reply_start(struct http_req *r, int status, const char *content_type,
-                     const char *extra_headers);                        /* chunked body follows */
+                     const char *extra_headers); /* chunked body follows */
+/* As http_reply_start(), with Content-Length: exactly `length` bytes must follow by
+ * http_reply_write(); too many are refused (-EMSGSIZE), too few cut the connection. */
+int http_reply_start_sized(struct http_req *r, int status, const char *content_type,
+                           const char *extra_headers, uint64_t length);
 int http_reply_write(struct http_req *r, const void *data, size_t len); /* 0, 1 = over the mark */
 int http_reply_end(struct http_req *r);
 void http_reply_abort(struct http_req *r); /* cut the connection: an unclean end on purpose */
@@ -136,12 +141,16 @@ struct http_client_opts {
     const char *address; /* as for listen: "HOST:PORT" (numeric or resolvable), "unix:/path" */
     unsigned conns_max;  /* 0 = 256 */
     unsigned connect_timeout_ms, first_byte_timeout_ms, idle_timeout_ms; /* 2 s, 600 s, 180 s */
-    unsigned keepalive_ms; /* how long an idle connection is kept: 4 s */
+    unsigned keepalive_ms;     /* how long an idle connection is kept: 4 s */
+    unsigned total_timeout_ms; /* of a whole call, waiting for its turn included; 0: none */
+    const char *host;          /* for the Host header; NULL: from the address */
 };
 struct http_call_ops {
     void (*on_head)(void *ctx, int status, const struct http_head *h);
     void (*on_body)(void *ctx, const char *data, size_t len); /* de-chunked bytes as they come */
-    /* Exactly once unless cancelled: 0 complete, -ECONNREFUSED, -ETIMEDOUT, -EPIPE, -EBADMSG, … */
+    /* Exactly once unless cancelled; the call is valid until it returns. 0 complete,
+     * -ECONNREFUSED, -EHOSTUNREACH … no connection, -ETIMEDOUT (http_call_sent() tells whether
+     * while connecting), -ETIME the total time is over, -EPIPE cut off, -EBADMSG not HTTP. */
     void (*on_end)(void *ctx, int status);
 };
 int http_client_create(struct http_loop *l, const struct http_client_opts *o,
@@ -152,7 +161,12 @@ void http_client_destroy(struct http_client *c); /* its calls must have ended */
 int http_call_start(struct http_client *c, const char *method, const char *target,
                     const char *headers, const void *body, size_t len,
                     const struct http_call_ops *ops, void *ctx, struct http_call **ret);
-void http_call_cancel(struct http_call *c); /* closes its connection; no callback after */
+/* The body in pieces that are borrowed until on_end returned or http_call_cancel(). */
+int http_call_start_v(struct http_client *c, const char *method, const char *target,
+                      const char *headers, const struct iovec *body, int n_pieces,
+                      const struct http_call_ops *ops, void *ctx, struct http_call **ret);
+bool http_call_sent(const struct http_call *c); /* has any byte left, on its latest connection */
+void http_call_cancel(struct http_call *c);     /* closes its connection; no callback after */
 void http_call_pause(struct http_call *c, bool pause); /* stop reading: back-pressure */
 
 #endif

@@ -16,6 +16,7 @@
 
 enum {
     RESPONSE_HEAD_BYTES_MAX = 64 * 1024, /* chosen: twice what the server side takes */
+    PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
 };
 
 struct client_conn;
@@ -25,9 +26,14 @@ struct http_call {
     struct client_conn *conn;
     struct http_call_ops ops;
     void *ctx;
-    struct buf out;
+    struct event ev_total;
+    struct buf out; /* the head, and the body when it was copied */
     bool to_head, paused, retried;
+    bool sent; /* on its latest connection */
     int error; /* in client->failed: what to report */
+    uint64_t body_len;
+    int n_pieces;
+    struct iovec pieces[]; /* the body when it is borrowed */
 };
 
 struct client_conn {
@@ -37,7 +43,9 @@ struct client_conn {
     struct event ev_read, ev_write, ev_timer;
     struct http_defer defer; /* parse what was left when the call was paused */
     int fd;
-    size_t addr_i, out_pos;
+    size_t addr_i;
+    int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
+    size_t piece_pos;
     bool connecting, write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
     struct buf in;
     size_t scan;
@@ -54,7 +62,7 @@ struct http_client {
     struct http_addr addrs[HTTP_ADDRS_MAX];
     size_t n_addrs;
     char *host;
-    unsigned conns_max, connect_ms, first_byte_ms, idle_ms, keepalive_ms;
+    unsigned conns_max, connect_ms, first_byte_ms, idle_ms, keepalive_ms, total_ms;
     struct client_conn *conns;
     size_t n_conns, n_calls;
     struct call_list waiting, failed;
@@ -134,14 +142,20 @@ static void conn_free(struct client_conn *cc)
     if (c->waiting.head) http_defer(c->loop, &c->defer); /* a place is free */
 }
 
-static void call_end(struct http_call *call, int status)
+static void call_free(struct http_call *call)
 {
-    struct http_call_ops ops = call->ops;
-    void *ctx = call->ctx;
-    call->client->n_calls--;
+    (void)event_del(&call->ev_total);
     buf_fini(&call->out);
     mem_free(call);
-    if (ops.on_end) ops.on_end(ctx, status);
+}
+
+static void call_end(struct http_call *call, int status)
+{
+    call->client->n_calls--;
+    (void)event_del(&call->ev_total);
+    call->conn = NULL;
+    if (call->ops.on_end) call->ops.on_end(call->ctx, status); /* may destroy the client */
+    call_free(call);
 }
 
 static void on_event(evutil_socket_t fd, short what, void *arg);
@@ -197,23 +211,58 @@ static int conn_open(struct http_client *c, struct client_conn **ret)
     return 0;
 }
 
+/* The unwritten part of the request as iovecs; how many. */
+static int conn_unwritten(const struct client_conn *cc, struct iovec *iov, int max)
+{
+    struct http_call *call = cc->call;
+    int n = 0;
+    for (int i = cc->piece_i; i <= call->n_pieces && n < max; i++) {
+        iov[n] = i ? call->pieces[i - 1] : (struct iovec){call->out.data, call->out.len};
+        if (i == cc->piece_i) {
+            iov[n].iov_base = (char *)iov[n].iov_base + cc->piece_pos;
+            iov[n].iov_len -= cc->piece_pos;
+        }
+        n += iov[n].iov_len > 0;
+    }
+    return n;
+}
+
+static void conn_wrote(struct client_conn *cc, size_t n)
+{
+    struct http_call *call = cc->call;
+    call->sent |= n > 0;
+    for (; cc->piece_i <= call->n_pieces; cc->piece_i++, cc->piece_pos = 0) {
+        size_t len = cc->piece_i ? call->pieces[cc->piece_i - 1].iov_len : call->out.len;
+        size_t step = len - cc->piece_pos < n ? len - cc->piece_pos : n;
+        cc->piece_pos += step;
+        n -= step;
+        if (cc->piece_pos < len) return;
+    }
+}
+
 /* Write what is left of the request; 0 or -EPIPE. */
 static int conn_write(struct client_conn *cc)
 {
-    struct buf *out = &cc->call->out;
-    while (cc->out_pos < out->len) {
-        ssize_t n = send(cc->fd, out->data + cc->out_pos, out->len - cc->out_pos,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+    struct iovec iov[PIECES_PER_WRITE];
+    int k;
+    while ((k = conn_unwritten(cc, iov, PIECES_PER_WRITE)) > 0) {
+        struct msghdr mh = {.msg_iov = iov, .msg_iovlen = (size_t)k};
+        ssize_t n = sendmsg(cc->fd, &mh, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             set_write(cc, true);
             return 0;
         }
         if (n < 0) return -EPIPE;
-        cc->out_pos += (size_t)n;
+        conn_wrote(cc, (size_t)n);
     }
     set_write(cc, false);
     return 0;
+}
+
+static bool conn_wrote_all(const struct client_conn *cc)
+{
+    return cc->piece_i > cc->call->n_pieces;
 }
 
 /* Begin the call's exchange on a connection; errors are found by the read side. */
@@ -221,7 +270,9 @@ static void conn_begin(struct client_conn *cc, struct http_call *call)
 {
     cc->call = call;
     call->conn = cc;
-    cc->out_pos = 0;
+    call->sent = false;
+    cc->piece_i = 0;
+    cc->piece_pos = 0;
     cc->have_head = cc->got_bytes = cc->eof = false;
     cc->scan = 0;
     if (cc->connecting) return;
@@ -302,7 +353,7 @@ static void conn_done(struct client_conn *cc)
 {
     struct http_client *c = cc->client;
     struct http_call *call = cc->call;
-    bool keep = cc->msg.keep_alive && cc->in.len == 0 && !cc->eof && cc->out_pos == call->out.len;
+    bool keep = cc->msg.keep_alive && cc->in.len == 0 && !cc->eof && conn_wrote_all(cc);
     cc->call = NULL;
     call->conn = NULL;
     http_msg_fini(&cc->msg);
@@ -502,9 +553,11 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
     c->first_byte_ms = or_default(o->first_byte_timeout_ms, 600000);
     c->idle_ms = or_default(o->idle_timeout_ms, 180000);
     c->keepalive_ms = or_default(o->keepalive_ms, 4000);
+    c->total_ms = o->total_timeout_ms;
     c->defer.fn = on_client_defer;
     c->defer.arg = c;
-    c->host = mem_strdup(strncmp(o->address, "unix:", 5) == 0 ? "localhost" : o->address);
+    bool is_unix = strncmp(o->address, "unix:", 5) == 0;
+    c->host = mem_strdup(o->host ? o->host : is_unix ? "localhost" : o->address);
     int r = c->host ? http_addr_resolve(o->address, false, c->addrs, &c->n_addrs, NULL) : -ENOMEM;
     if (r < 0) {
         mem_free(c->host);
@@ -529,32 +582,100 @@ void http_client_destroy(struct http_client *c)
     mem_free(c);
 }
 
-int http_call_start(struct http_client *c, const char *method, const char *target,
-                    const char *headers, const void *body, size_t len,
-                    const struct http_call_ops *ops, void *ctx, struct http_call **ret)
+static void on_total(evutil_socket_t fd, short what, void *arg)
 {
-    struct http_call *call = mem_zalloc(sizeof *call);
+    struct http_call *call = arg;
+    struct http_client *c = call->client;
+    struct client_conn *cc = call->conn;
+    if (cc) {
+        cc->call = NULL;
+        conn_free(cc);
+    } else {
+        list_remove(call->error ? &c->failed : &c->waiting, call);
+    }
+    call_end(call, -ETIME);
+}
+
+static int write_head(struct http_call *call, const char *method, const char *target,
+                      const char *headers)
+{
+    bool with_length =
+        call->body_len > 0 || strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0;
+    int r = buf_addf(&call->out, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", method, target,
+                     call->client->host, headers ? headers : "");
+    if (r == 0 && with_length)
+        r = buf_addf(&call->out, "Content-Length: %llu\r\n", (unsigned long long)call->body_len);
+    return r == 0 ? buf_adds(&call->out, "\r\n") : r;
+}
+
+static int call_create(struct http_client *c, const struct iovec *body, int n_pieces,
+                       const struct http_call_ops *ops, void *ctx, struct http_call **ret)
+{
+    struct http_call *call = mem_zalloc(sizeof *call + (size_t)n_pieces * sizeof(struct iovec));
     if (!call) return -ENOMEM;
     call->client = c;
     call->ops = *ops;
     call->ctx = ctx;
-    call->to_head = strcmp(method, "HEAD") == 0;
-    bool with_length = len > 0 || strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0;
-    int r = buf_addf(&call->out, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", method, target, c->host,
-                     headers ? headers : "");
-    if (r == 0 && with_length) r = buf_addf(&call->out, "Content-Length: %zu\r\n", len);
-    if (r == 0) r = buf_adds(&call->out, "\r\n");
-    if (r == 0) r = buf_add(&call->out, body, len);
-    if (r < 0) {
-        buf_fini(&call->out);
-        mem_free(call);
-        return r;
+    call->n_pieces = n_pieces;
+    for (int i = 0; i < n_pieces; i++) {
+        call->pieces[i] = body[i];
+        call->body_len += body[i].iov_len;
     }
-    c->n_calls++;
-    list_push(&c->waiting, call, false);
-    dispatch(c);
+    event_assign(&call->ev_total, c->loop->base, -1, 0, on_total, call);
     *ret = call;
     return 0;
+}
+
+static void call_submit(struct http_call *call)
+{
+    struct http_client *c = call->client;
+    c->n_calls++;
+    if (c->total_ms) http_timeout_add(&call->ev_total, c->total_ms);
+    list_push(&c->waiting, call, false);
+    dispatch(c);
+}
+
+int http_call_start_v(struct http_client *c, const char *method, const char *target,
+                      const char *headers, const struct iovec *body, int n_pieces,
+                      const struct http_call_ops *ops, void *ctx, struct http_call **ret)
+{
+    struct http_call *call;
+    int r = call_create(c, body, n_pieces, ops, ctx, &call);
+    if (r < 0) return r;
+    call->to_head = strcmp(method, "HEAD") == 0;
+    r = write_head(call, method, target, headers);
+    if (r < 0) {
+        call_free(call);
+        return r;
+    }
+    call_submit(call);
+    *ret = call;
+    return 0;
+}
+
+int http_call_start(struct http_client *c, const char *method, const char *target,
+                    const char *headers, const void *body, size_t len,
+                    const struct http_call_ops *ops, void *ctx, struct http_call **ret)
+{
+    struct http_call *call;
+    int r = call_create(c, NULL, 0, ops, ctx, &call);
+    if (r < 0) return r;
+    call->to_head = strcmp(method, "HEAD") == 0;
+    call->body_len = len;
+    r = write_head(call, method, target, headers);
+    if (r == 0) r = buf_add(&call->out, body, len);
+    if (r < 0) {
+        call_free(call);
+        return r;
+    }
+    call_submit(call);
+    *ret = call;
+    return 0;
+}
+
+bool http_call_sent(const struct http_call *call)
+{
+    return call->sent;
 }
 
 void http_call_cancel(struct http_call *call)
@@ -571,8 +692,7 @@ void http_call_cancel(struct http_call *call)
         list_remove(call->error ? &c->failed : &c->waiting, call);
     }
     c->n_calls--;
-    buf_fini(&call->out);
-    mem_free(call);
+    call_free(call);
 }
 
 void http_call_pause(struct http_call *call, bool pause)

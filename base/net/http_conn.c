@@ -35,7 +35,8 @@ struct http_req {
     struct buf body;
     void *user;
     uint64_t start_ns, bytes_out;
-    bool started, ended, chunked, no_body, over_mark;
+    uint64_t sized_left;
+    bool started, ended, chunked, sized, no_body, over_mark;
 };
 
 struct http_conn {
@@ -624,18 +625,14 @@ int http_reply(struct http_req *r, int status, const char *content_type, const c
     return 0;
 }
 
-int http_reply_start(struct http_req *r, int status, const char *content_type,
-                     const char *extra_headers)
+/* The head waits for the first body bytes or the end of this turn, to leave in one segment. */
+static int start_reply(struct http_req *r, int status, const char *content_type,
+                       const char *extra_headers, const char *framing)
 {
     struct http_conn *c = r->conn;
     size_t before = c->out.len;
-    if (c->dead || r->started) return -EPIPE;
-    r->no_body = r->msg.is_head || status == 204 || status == 304;
-    r->chunked = r->msg.minor >= 1 && status != 204 && status != 304;
-    if (r->msg.minor == 0) r->msg.keep_alive = false; /* the end of the connection ends the body */
-    /* The head waits for the first body bytes or the end of this turn, to leave in one segment. */
     int e = reply_head(r, &c->out, status, content_type, extra_headers);
-    if (e == 0) e = buf_adds(&c->out, r->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
+    if (e == 0) e = buf_adds(&c->out, framing);
     if (e < 0) return broke(c);
     r->bytes_out += c->out.len - before;
     r->started = true;
@@ -643,11 +640,39 @@ int http_reply_start(struct http_req *r, int status, const char *content_type,
     return 0;
 }
 
+int http_reply_start(struct http_req *r, int status, const char *content_type,
+                     const char *extra_headers)
+{
+    if (r->conn->dead || r->started) return -EPIPE;
+    bool bare = status == 204 || status == 304;
+    r->no_body = r->msg.is_head || bare;
+    r->chunked = r->msg.minor >= 1 && !bare;
+    if (r->msg.minor == 0) r->msg.keep_alive = false; /* the end of the connection ends the body */
+    return start_reply(r, status, content_type, extra_headers,
+                       r->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
+}
+
+int http_reply_start_sized(struct http_req *r, int status, const char *content_type,
+                           const char *extra_headers, uint64_t length)
+{
+    if (r->conn->dead || r->started) return -EPIPE;
+    char framing[64];
+    bool bare = status == 204 || status == 304;
+    r->no_body = r->msg.is_head || bare;
+    r->sized = !r->no_body;
+    r->sized_left = length;
+    (void)snprintf(framing, sizeof framing, bare ? "\r\n" : "Content-Length: %llu\r\n\r\n",
+                   (unsigned long long)length);
+    return start_reply(r, status, content_type, extra_headers, framing);
+}
+
 int http_reply_write(struct http_req *r, const void *data, size_t len)
 {
     struct http_conn *c = r->conn;
     if (c->dead || !r->started || r->ended) return -EPIPE;
     if (len == 0 || r->no_body) return 0;
+    if (r->sized && len > r->sized_left) return -EMSGSIZE;
+    r->sized_left -= r->sized ? len : 0;
     char size[24];
     int n = snprintf(size, sizeof size, "%zx\r\n", len);
     struct iovec iov[3] = {
@@ -664,6 +689,7 @@ int http_reply_end(struct http_req *r)
 {
     struct http_conn *c = r->conn;
     if (c->dead || !r->started || r->ended) return -EPIPE;
+    if (r->sized && r->sized_left > 0) return broke(c);
     struct iovec iov = {(void *)(uintptr_t) "0\r\n\r\n", 5};
     bool last = r->chunked && !r->no_body;
     r->bytes_out += last ? 5 : 0;

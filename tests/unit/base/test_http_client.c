@@ -18,6 +18,7 @@ struct one_call {
     struct http_call *call;
     struct buf body;
     int status, end, n_ends, n_heads;
+    bool sent; /* in on_end */
     bool cancel_in_body, pause_in_body, restart_in_end;
 };
 struct fix {
@@ -32,6 +33,7 @@ struct fix {
     char peers[CALLS_MAX][64];
     size_t big_left;
     bool timed_out, tolerant;
+    char host[64];
 };
 
 static void pump_big(struct fix *f, struct http_req *r)
@@ -55,6 +57,7 @@ static void on_request(void *ctx, struct http_req *r)
     if (f->n_requests < CALLS_MAX)
         (void)snprintf(f->peers[f->n_requests], 64, "%s", http_req_peer(r));
     f->n_requests++;
+    (void)snprintf(f->host, sizeof f->host, "%s", http_header_find(http_req_head(r), "host"));
     if (strcmp(path, "/echo") == 0) {
         int e = http_reply(r, 200, "text/plain", NULL, body, len);
         ASSERT_TRUE(e == 0 || f->tolerant);
@@ -64,6 +67,13 @@ static void on_request(void *ctx, struct http_req *r)
         f->big_left = 8u << 20;
         ASSERT_EQ(http_reply_start(r, 200, "application/octet-stream", NULL), 0);
         pump_big(f, r);
+    } else if (strcmp(path, "/sized") == 0) {
+        ASSERT_EQ(http_reply_start_sized(r, 200, "text/plain", NULL, 6), 0);
+        ASSERT_EQ(http_reply_write(r, "abc", 3), 0);
+        bool no_body = strcmp(http_req_method(r), "HEAD") == 0;
+        ASSERT_EQ(http_reply_write(r, "abcd", 4), no_body ? 0 : -EMSGSIZE);
+        if (len == 0) ASSERT_EQ(http_reply_write(r, "def", 3), 0);
+        ASSERT_EQ(http_reply_end(r), len == 0 ? 0 : -EPIPE);
     } else if (strcmp(path, "/sse") == 0) {
         ASSERT_EQ(http_sse_start(r, "X-Test: yes\r\n"), 0);
         ASSERT_EQ(http_sse_comment(r, "hello"), 0);
@@ -172,6 +182,7 @@ static void on_end(void *ctx, int status)
 {
     struct one_call *c = ctx;
     c->end = status;
+    c->sent = http_call_sent(c->call);
     c->n_ends++;
     if (c->restart_in_end) {
         c->restart_in_end = false;
@@ -207,6 +218,82 @@ TEST(echo_and_pool_reuse)
     run(&f);
     ASSERT_EQ(f.calls[3].status, 404);
     ASSERT_EQ(f.n_aborted, 0);
+    fix_fini(&f);
+}
+
+/* A body of several megabytes in pieces of every odd size, and again over the reused connection. */
+TEST(borrowed_bodies)
+{
+    enum { BYTES = 3 << 20, PIECES_MAX = 200 };
+    static const struct http_call_ops ops = {on_head, on_body, on_end};
+    struct fix f;
+    fix_init(&f, NULL);
+    char *body = mem_alloc(BYTES);
+    struct iovec pieces[PIECES_MAX];
+    uint64_t seed = 3;
+    for (size_t i = 0; i < BYTES; i++)
+        body[i] = (char)test_rand(&seed);
+    for (int round = 0; round < 3; round++) {
+        int n = 0;
+        for (size_t at = 0; at < BYTES; n++) {
+            size_t len = n == PIECES_MAX - 1 ? BYTES - at : test_rand(&seed) % 40000;
+            if (len > BYTES - at) len = BYTES - at;
+            pieces[n] = (struct iovec){body + at, len};
+            at += len;
+        }
+        struct one_call *c = &f.calls[round];
+        c->f = &f;
+        f.n_open++;
+        ASSERT_OK(http_call_start_v(f.client, "POST", "/echo", NULL, pieces, n, &ops, c, &c->call));
+        memset(pieces, 0, sizeof pieces); /* only what they point to is borrowed */
+        run(&f);
+        ASSERT_EQ(c->end, 0);
+        ASSERT_TRUE(c->sent);
+        ASSERT_EQ(c->body.len, BYTES);
+        ASSERT_MEMEQ(c->body.data, body, BYTES);
+        ASSERT_STREQ(f.peers[round], f.peers[0]);
+    }
+    mem_free(body);
+    fix_fini(&f);
+}
+
+TEST(sized_replies)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    start(&f, 0, "GET", "/sized", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, 0);
+    ASSERT_STREQ(buf_cstr(&f.calls[0].body), "abcdef");
+    start(&f, 1, "HEAD", "/sized", NULL);
+    run(&f);
+    ASSERT_EQ(f.calls[1].end, 0);
+    ASSERT_EQ(f.calls[1].body.len, 0);
+    ASSERT_STREQ(f.peers[1], f.peers[0]);
+    start(&f, 2, "POST", "/sized", "short"); /* too few bytes: an unclean end */
+    run(&f);
+    ASSERT_EQ(f.calls[2].end, -EPIPE);
+    fix_fini(&f);
+}
+
+TEST(total_time_is_bounded)
+{
+    struct fix f;
+    fix_init(&f, NULL);
+    char address[64];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(f.server));
+    http_client_destroy(f.client);
+    struct http_client_opts o = {
+        .address = address, .conns_max = 1, .total_timeout_ms = 100, .host = "some.host:99"};
+    ASSERT_OK(http_client_create(f.loop, &o, &f.client));
+    start(&f, 0, "GET", "/hold", NULL);
+    start(&f, 1, "GET", "/echo", NULL); /* waits for the only connection */
+    run(&f);
+    ASSERT_EQ(f.calls[0].end, -ETIME);
+    ASSERT_TRUE(f.calls[0].sent);
+    ASSERT_EQ(f.calls[1].n_ends, 1);
+    ASSERT_TRUE(f.calls[1].end == 0 || (f.calls[1].end == -ETIME && !f.calls[1].sent));
+    ASSERT_STREQ(f.host, "some.host:99");
     fix_fini(&f);
 }
 
@@ -365,6 +452,7 @@ TEST(refused_connection)
     ASSERT_EQ(f.calls[0].n_ends, 0); /* never from inside the call */
     run(&f);
     ASSERT_EQ(f.calls[0].end, -ECONNREFUSED);
+    ASSERT_TRUE(!f.calls[0].sent);
     close(fd);
     fix_fini(&f);
     fix_init(&f, "unix:/nonexistent/socket");
