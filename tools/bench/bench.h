@@ -105,5 +105,6 @@ int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);
 int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
+int bench_proxy(const struct opts *opts, struct err *err);
 
 #endif

@@ -17,7 +17,7 @@ enum { RATIOS_MAX = 16 };
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
-     .values = "ttft|quality|demo|tiers|soak|replay",
+     .values = "ttft|quality|demo|tiers|soak|replay|proxy",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -76,7 +76,24 @@ static const struct opt_def defs[] = {
      .dflt = "3",
      .min = 0,
      .max = 3600,
-     .help = "tiers: time per tier and direction, 5 rounds at the least"},
+     .help = "tiers: time per tier and direction, 5 rounds at the least; proxy: per figure, "
+             "round and server"},
+    {.name = "rounds",
+     .type = OPT_INT,
+     .dflt = "3",
+     .min = 1,
+     .max = 101,
+     .help = "proxy: how often each figure is measured"},
+    {.name = "loops",
+     .type = OPT_INT,
+     .dflt = "1",
+     .min = 1,
+     .max = 64,
+     .help = "proxy: event loops of kvblend"},
+    {.name = "servers",
+     .type = OPT_STR,
+     .dflt = "direct,kvblend,nginx,nginx-stream,haproxy",
+     .help = "proxy: what to put in front of the origin; nginx-stream: without request buffering"},
     {.name = "tiers", .type = OPT_STR, .help = "tiers, ttft: which, such as ram,nvme,redis"},
     {.name = "throttle-gbps",
      .type = OPT_DOUBLE,
@@ -399,6 +416,7 @@ static const struct sub {
 } subs[] = {
     {"ttft", bench_ttft, NULL},     {"quality", bench_quality, NULL}, {"demo", NULL, bench_demo},
     {"replay", NULL, bench_replay}, {"tiers", NULL, bench_tiers},     {"soak", bench_soak, NULL},
+    {"proxy", NULL, bench_proxy},
 };
 
 static int run_sub(const struct opts *o, struct err *err)
