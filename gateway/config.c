@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "gateway/cors.h"
+#include "gateway/upstream.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -142,12 +143,25 @@ static int strs_add(struct gw_strs *l, const char *s, size_t len)
     return 0;
 }
 
+/* Bytes up to the separator; a ';' within quotes is none. */
+static size_t item_len(const char *text, const char *separator)
+{
+    if (*separator != ';') return strcspn(text, separator);
+    bool quoted = false;
+    size_t n = 0;
+    for (; text[n] && (quoted || text[n] != ';'); n++) {
+        if (text[n] == '"') quoted = !quoted;
+        if (text[n] == '\\' && text[n + 1]) n++;
+    }
+    return n;
+}
+
 /* Variables hold lists; a flag or a YAML item is one entry (no separator). */
 static int set_list(struct gw_strs *l, const char *text, const char *separator)
 {
     if (!separator) return strs_add(l, text, strlen(text));
     while (*text) {
-        size_t n = strcspn(text, separator);
+        size_t n = item_len(text, separator);
         if (n > 0) {
             int r = strs_add(l, text, n);
             if (r < 0) return r;
@@ -216,11 +230,12 @@ int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char
     size_t i = (size_t)(k - gw_conf_keys);
     void *f = field_of(b->c, k);
     int rank = src ? src->rank : 0;
+    const char *separator = k->props & GW_SPACES ? " " : k->props & GW_QUOTED ? ";" : ",";
     switch (k->kind) {
     case GW_LIST:
         if (b->rank[i] != rank) strs_clear(f);
         b->rank[i] = rank;
-        return set_list(f, text, rank != 2 ? NULL : k->props & GW_SPACES ? " " : ",");
+        return set_list(f, text, rank == 2 ? separator : NULL);
     case GW_BOOL:
         if (opt_parse_bool(text, f) < 0) return bad_value(b, k, src, text, "true or false");
         return 0;
@@ -357,6 +372,11 @@ static void check_whole(struct gw_conf_build *b)
     for (size_t i = 0; i < c->api_keys.n; i++)
         if (c->api_keys.v[i][0] == '\0')
             gw_conf_problem(b, NULL, "keys.list: expected a key, found an empty text");
+    struct gw_upstreams *ups = NULL;
+    struct err err = {0};
+    if (gw_upstreams_parse(c, &ups, &err) < 0)
+        gw_conf_problem(b, NULL, "%s", err.msg[0] ? err.msg : "upstreams: out of memory");
+    gw_upstreams_free(ups);
 }
 
 int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,

@@ -47,6 +47,7 @@ enum {
     GW_NOFILE = 4,   /* flag and variable only */
     GW_PASS_ENV = 8, /* handed to the own worker in its environment: may hold a password */
     GW_ENTRIES = 32, /* a list whose items may be mappings: "VALUE name=value …" in one text */
+    GW_QUOTED = 64,  /* a list of entries with values in quotes; ';' separates them in a variable */
     GW_SPACES = 16,  /* a list whose values hold commas: spaces separate them in a variable */
 };
 
@@ -58,6 +59,24 @@ enum {
       "GGUF file or Hugging Face folder for the gateway's own worker")                             \
     X(GW_LIST, workers, "workers", "worker", NULL, 0, 0, 0, NULL,                                  \
       "http://HOST:PORT or unix:/path of a worker that runs elsewhere (repeatable)")               \
+    X(GW_LIST, upstreams, "upstreams", "upstream", NULL, 0, 0, GW_LIVE | GW_ENTRIES | GW_QUOTED,   \
+      NULL,                                                                                        \
+      "URL of an OpenAI-compatible backend, then name=, models=, api_key=, weight=, priority=, "   \
+      "max_inflight=, health=, lmcache=, … (repeatable; all fields: docs/api.md)")                 \
+    X(GW_STR, balance, "balance.upstreams", "balance", "least", 0, 0, GW_LIVE, "least|affinity",   \
+      "choice among upstreams: the least busy of two, or the same for the same beginning")         \
+    X(GW_U32, retry_attempts, "retry.attempts", "retries", "2", 0, 16, GW_LIVE, NULL,              \
+      "times a request is sent again before its first byte came")                                  \
+    X(GW_MS, health_interval_ms, "health.interval", "health-interval", "5s", 10, 3600000, GW_LIVE, \
+      NULL, "time between health checks of an upstream, with jitter")                              \
+    X(GW_U32, health_failures, "health.failures", "health-failures", "3", 1, 1000, GW_LIVE, NULL,  \
+      "failed health checks in a row that take an upstream out")                                   \
+    X(GW_U32, health_successes, "health.successes", "health-successes", "2", 1, 1000, GW_LIVE,     \
+      NULL, "good health checks in a row that bring it back")                                      \
+    X(GW_U32, breaker_failures, "breaker.failures", "breaker-failures", "5", 1, 255, GW_LIVE,      \
+      NULL, "failed requests in a row that open the circuit breaker of a backend")                 \
+    X(GW_MS, breaker_open_ms, "breaker.open", "breaker-open", "10s", 10, 3600000, GW_LIVE, NULL,   \
+      "time before one request may try it again")                                                  \
     X(GW_STR, worker_bin, "worker.bin", "worker-bin", NULL, 0, 0, 0, NULL,                         \
       "worker program (default: kvblend-worker beside this program)")                              \
     X(GW_STR, ram, "worker.ram", "ram", NULL, 0, 0, GW_PASS, "SIZE",                               \
@@ -145,6 +164,8 @@ enum {
       86400000, 0, NULL, "first byte of a worker's answer")                                        \
     X(GW_MS, idle_timeout_ms, "timeouts.idle", "idle-timeout", "180s", 1, 86400000, 0, NULL,       \
       "silence within a worker's answer")                                                          \
+    X(GW_MS, total_timeout_ms, "timeouts.total", "total-timeout", "0", 0, 604800000, 0, NULL,      \
+      "whole answer of a backend (0: no limit)")                                                   \
     X(GW_MS, head_timeout_ms, "timeouts.client_head", "head-timeout", "10s", 1, 3600000, 0, NULL,  \
       "client sending its request head")                                                           \
     X(GW_MS, body_timeout_ms, "timeouts.client_body", "body-timeout", "60s", 1, 3600000, 0, NULL,  \

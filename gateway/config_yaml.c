@@ -103,11 +103,29 @@ static const char *expand(struct yaml_state *s, const char *text, char *name, si
 
 /* ---- mappings as items: {key: K, id: x, models: [a, b]} is "K id=x models=a,b" ---- */
 
+/* The words that name an entry's first part. */
+static bool is_head(const struct yaml_state *s, const char *name)
+{
+    if (s->list->props & GW_QUOTED) return strcmp(name, "url") == 0;
+    return strcmp(name, "key") == 0 || strcmp(name, "hash") == 0;
+}
+
+static int add_quoted(struct buf *to, const char *v)
+{
+    if (*v && !v[strcspn(v, " \t\r\n\"\\;")]) return buf_adds(to, v);
+    int r = buf_addc(to, '"');
+    for (; r == 0 && *v; v++) {
+        if (*v == '"' || *v == '\\') r = buf_addc(to, '\\');
+        if (r == 0) r = buf_addc(to, *v);
+    }
+    return r < 0 ? r : buf_addc(to, '"');
+}
+
 static int entry_scalar(struct yaml_state *s, const char *text)
 {
     char name[128];
     if (!s->entry.want_value) {
-        s->entry.is_key = strcmp(text, "key") == 0 || strcmp(text, "hash") == 0;
+        s->entry.is_key = is_head(s, text);
         s->entry.want_value = true;
         return s->entry.is_key ? 0 : buf_addf(&s->entry.rest, " %s=", text);
     }
@@ -115,12 +133,14 @@ static int entry_scalar(struct yaml_state *s, const char *text)
     struct buf *to = s->entry.is_key ? &s->entry.key : &s->entry.rest;
     if (!s->entry.in_list) s->entry.want_value = false;
     if (!v) return 0;
-    if (!*v || v[strcspn(v, " \t\r\n")]) {
+    bool quoted = (s->list->props & GW_QUOTED) && !s->entry.is_key;
+    if (!quoted && (!*v || v[strcspn(v, " \t\r\n")])) {
         gw_conf_problem(s->b, &s->src, "%s: expected a value without spaces", s->list->yaml);
         return 0;
     }
     bool more = s->entry.in_list && to->len > 0 && to->data[to->len - 1] != '=';
-    return buf_addf(to, "%s%s", more ? "," : "", v);
+    if (more && buf_addc(to, ',') < 0) return -ENOMEM;
+    return quoted ? add_quoted(to, v) : buf_adds(to, v);
 }
 
 static int entry_event(struct yaml_state *s, const yaml_event_t *e)
@@ -141,7 +161,8 @@ static int entry_event(struct yaml_state *s, const yaml_event_t *e)
     case YAML_MAPPING_END_EVENT:
         s->entry.open = false;
         if (s->entry.key.len == 0)
-            gw_conf_problem(s->b, &s->src, "%s: expected \"key\" or \"hash\"", s->list->yaml);
+            gw_conf_problem(s->b, &s->src, "%s: expected %s", s->list->yaml,
+                            s->list->props & GW_QUOTED ? "\"url\"" : "\"key\" or \"hash\"");
         else if ((r = buf_add(&s->entry.key, s->entry.rest.data, s->entry.rest.len)) == 0 &&
                  buf_cstr(&s->entry.key))
             r = gw_conf_set(s->b, s->list, s->entry.key.data, &s->src);

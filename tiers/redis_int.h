@@ -7,7 +7,7 @@
 #ifndef TIERS_REDIS_INT_H
 #define TIERS_REDIS_INT_H
 
-#include "tiers/breaker.h"
+#include "base/breaker.h"
 #include "tiers/redis.h"
 #include "tiers/redis_conn.h"
 #include "tiers/redis_frame.h"

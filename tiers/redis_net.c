@@ -70,7 +70,7 @@ static void close_all(struct node *n, int status)
 static void node_breaker_init(struct node *n)
 {
     breaker_init(&n->breaker, n->t->seed + n->index);
-    n->breaker.backoff_max_ns = BREAKER_CHEAP_NS; /* a probe is a connection and a PING */
+    n->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS; /* a probe is a connection and a PING */
 }
 
 static int make_node(struct redis_tier *t, unsigned i)

@@ -487,7 +487,7 @@ static void tiers_take(struct store *s, const struct store_opts *o)
         t->write = o->tier[i].write;
         s->mode[t->write] |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
-        if (t->t->shared) t->breaker.backoff_max_ns = BREAKER_CHEAP_NS;
+        if (t->t->shared) t->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS;
         link_init(&t->queue);
     }
 }

@@ -11,7 +11,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "tiers/breaker.h"
+#include "base/breaker.h"
 #include "tiers/index.h"
 #include "tiers/pool.h"
 #include "tiers/quota.h"

@@ -1,4 +1,4 @@
-#include "tiers/breaker.h"
+#include "base/breaker.h"
 
 #include "tests/test.h"
 
@@ -121,7 +121,7 @@ TEST(a_cheap_probe_goes_within_ten_seconds)
 {
     struct breaker b;
     breaker_init(&b, 5);
-    b.backoff_max_ns = BREAKER_CHEAP_NS;
+    b.rule.backoff_max_ns = BREAKER_CHEAP_NS;
     uint64_t now = s;
     ASSERT_EQ(feed(&b, "ttt", now), 3);
     for (int i = 0; i < 100; i++) {
