@@ -74,8 +74,8 @@ def clean_env():
 
 
 class Reply:
-    def __init__(self, status, headers, body):
-        self.status, self.headers, self.body = status, headers, body
+    def __init__(self, status, headers, body, pairs=()):
+        self.status, self.headers, self.body, self.pairs = status, headers, body, list(pairs)
 
     def json(self):
         return json.loads(self.body)
@@ -158,10 +158,13 @@ def check_histogram(name, samples):
 
 
 class Program:
-    """A server process with its log in a file."""
+    """A server process with its log in a file. files: {name: text} in its folder, "{dir}" in args."""
 
-    def __init__(self, args, env=None):
+    def __init__(self, args, env=None, files=None):
         self.dir = tempfile.mkdtemp(prefix="kvb-e2e-")
+        for name, text in (files or {}).items():
+            self.write(name, text)
+        args = [a.replace("{dir}", self.dir) for a in args]
         self.log_path = os.path.join(self.dir, "log")
         self.out_path = os.path.join(self.dir, "out")
         full = dict(clean_env(), XDG_RUNTIME_DIR=self.dir, **(env or {}))
@@ -172,6 +175,18 @@ class Program:
         self.env = full
         self.port = None
 
+    def write(self, name, text):
+        """A file of its folder, replaced whole."""
+        path = os.path.join(self.dir, name)
+        with open(path + ".new", "w") as f:
+            f.write(text.replace("{dir}", self.dir))
+        os.rename(path + ".new", path)
+        return path
+
+    def rss_mib(self):
+        with open(f"/proc/{self.proc.pid}/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
     def log(self):
         with open(self.log_path, errors="replace") as f:
             return f.read()
@@ -181,14 +196,8 @@ class Program:
             return [json.loads(line) for line in f if line.startswith("{")]
 
     def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        if body is not None and not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-        c.request(method, path, body, headers or {})
-        r = c.getresponse()
-        out = Reply(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
-        c.close()
-        return out
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        return ask_on(sock, method, path, body, headers)
 
     def get(self, path, **kw):
         return self.request("GET", path, **kw)
@@ -241,17 +250,51 @@ class Program:
         assert not reports, reports
 
 
-def unix_request(path, method, target, body=None):
+def ask_on(sock, method, target, body=None, headers=None):
+    """One request on a connected socket, which is closed then. body: bytes, or an object as JSON."""
+    c = http.client.HTTPConnection("localhost")
+    c.sock = sock
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    try:
+        c.request(method, target, body, headers or {})
+        r = c.getresponse()
+        return Reply(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read(), r.getheaders())
+    finally:
+        c.close()
+        sock.close()
+
+
+def unix_request(path, method, target, body=None, headers=None):
     s = socket.socket(socket.AF_UNIX)
     s.settimeout(DEADLINE_S)
     s.connect(path)
-    c = http.client.HTTPConnection("localhost")
-    c.sock = s
-    c.request(method, target, body)
-    r = c.getresponse()
-    out = Reply(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
-    c.close()
-    return out
+    return ask_on(s, method, target, body, headers)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def certificates(folder):
+    """A CA, a server and a client signed by it, and a stranger: {name: (certificate, key)}."""
+    def run(*args):
+        subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=folder)
+
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for ca in ("ca", "stranger"):
+        run(*new, "-x509", "-days", "2", "-subj", f"/CN=kvblend test {ca}", "-keyout", f"{ca}.key",
+            "-out", f"{ca}.pem")
+    with open(os.path.join(folder, "san"), "w") as f:
+        f.write("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        run(*new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2",
+            "-CAcreateserial", "-extfile", "san", "-out", f"{name}.pem")
+    return {n: (os.path.join(folder, n + ".pem"), os.path.join(folder, n + ".key"))
+            for n in ("ca", "stranger", "server", "client")}
 
 
 def gateway(*args, stub=False, model=None, env=None, ready=True):
@@ -259,14 +302,28 @@ def gateway(*args, stub=False, model=None, env=None, ready=True):
     cmd = [KVBLEND, "--listen", "127.0.0.1:0", "--model", model or (STUB if stub else tiny_model())]
     if stub:
         cmd += ["--worker-bin", STUB]
-    g = Program(cmd + list(args), env)
+    return listening(Program(cmd + list(args), env), ready)
+
+
+def proxy(upstreams, *args, ready=True, env=None, files=None):
+    """Start kvblend without an own worker. upstreams: entries as text, or objects with entry()."""
+    cmd = [KVBLEND]
+    if not any(a.startswith(("--listen", "--config")) for a in args):
+        cmd += ["--listen", "127.0.0.1:0"]
+    for u in upstreams:
+        cmd += ["--upstream", u if isinstance(u, str) else u.entry()]
+    return listening(Program(cmd + list(args), env, files), ready)
+
+
+def listening(g, ready=True):
+    """Wait until the program serves (ready: requests, too) and learn its port; else end it."""
     try:
         port = until("the gateway listens", lambda: g.proc.poll() is not None or re.search(
             r"gateway\.listening .*port=(\d+)", g.log()))
         assert g.proc.poll() is None, g.log()
         g.port = int(port.group(1))
         if ready:
-            until("the worker is ready", lambda: g.get("/ready").status == 200)
+            until("a backend is ready", lambda: g.get("/ready").status == 200)
     except BaseException:
         g.__exit__(Exception, None)
         raise
