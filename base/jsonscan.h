@@ -65,6 +65,10 @@ bool json_str_is(const struct json_val *v, const char *text);
 /* Append the unescaped string. 0, -EINVAL when not a string, -ENOMEM. May contain NUL bytes when
  * the text had \u0000; the length is what counts. */
 int json_str_read(const struct json_val *v, struct buf *out);
+/* From v->p[*at] (1: its start; never within an escape or a character) as many bytes on as unescape
+ * to n bytes. Stops between characters only, so it may go up to 3 bytes too far, and at the closing
+ * quote. Moves *at; returns how many unescaped bytes it passed. */
+size_t json_str_seek(const struct json_val *v, size_t *at, size_t n);
 int json_bool_read(const struct json_val *v, bool *ret);     /* 0, -EINVAL */
 int json_int_read(const struct json_val *v, int64_t *ret);   /* 0, -EINVAL (fraction), -ERANGE */
 int json_double_read(const struct json_val *v, double *ret); /* 0, -EINVAL, -ERANGE */

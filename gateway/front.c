@@ -184,7 +184,7 @@ static void answer_metrics(struct gw_req *q)
 static const struct gw_route public_routes[] = {
     {"/chat/completions", "POST", "/v1/chat/completions", NULL,
      GW_R_JSON | GW_R_ADMIT | GW_R_DETECT},
-    {"/completions", "POST", "/v1/completions", NULL, GW_R_JSON | GW_R_ADMIT},
+    {"/completions", "POST", "/v1/completions", NULL, GW_R_JSON | GW_R_ADMIT | GW_R_DETECT},
     {"/models", "GET", NULL, answer_models, 0},
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
     {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON},

@@ -457,7 +457,7 @@ static void job_done(void *arg) /* loop */
     if (q) {
         q->job = NULL;
         q->scan = j->scan;
-        q->scan.body = NULL;
+        q->scan.body = http_req_body(q->http, &q->scan.len);
         memset(&j->scan, 0, sizeof j->scan);
     }
     gw_scan_fini(&j->scan);
@@ -508,6 +508,7 @@ void gw_relay_begin(struct gw_req *q)
     q->scan =
         (struct gw_scan){.body = body, .len = len, .presets = detect ? q->gate->presets : NULL};
     q->scan.dry = (q->route->props & GW_R_ADMIN) != 0;
+    q->scan.space_ns = (q->key ? strlen(q->key->id) : 0) + 1;
     if (detect && gw_space_of(q, q->scan.space)) q->scan.learner = q->gate->learner;
     if (len <= GW_SCAN_INLINE_MAX) {
         gw_scan_run(&q->scan);

@@ -1,217 +1,147 @@
-/* Two passes at most: base/jsonscan.h checks the whole body and shows where the top-level values
- * are; only when chunks are to be found are the messages' texts unescaped, once, into one buffer.
- */
+/* The first step: base/jsonscan.h checks the whole body once and shows where the top-level values
+ * are; nothing is copied but the model's name. */
 #include "gateway/scan.h"
 
 #include "base/jsonscan.h"
 #include "base/mem.h"
 #include "segment/segment.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MESSAGES_MAX = 4096 };
+enum { AFFINITY_BYTES_MAX = 1024 }; /* chosen: a system prompt and the beginning of a question */
 
-struct fields {
-    struct json_val model, stream, messages, salt, space, max_tokens, max_completion;
-    bool has_model, has_stream, has_messages, marked;
+struct head {
+    struct gw_scan *s;
+    struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt, kvblend;
+    unsigned n_models;
+    bool has_stream, has_messages, has_prompt;
 };
 
-static bool is_empty(const struct json_val *v)
+static struct gw_scan_range range_of(const struct head *h, const struct json_val *v)
 {
-    return v->type == JSON_T_NULL || (v->type == JSON_T_ARRAY && v->len <= 2);
-}
-
-/* Does the kvblend object mark chunks itself, or does it want none? */
-static bool kvblend_marks(const struct json_val *v, struct json_val *ret_space)
-{
-    static const char *const keys[] = {"segments", "separator"};
-    struct json_val x;
-    if (v->type != JSON_T_OBJECT) return false;
-    if (json_find(v->p, v->len, "namespace", &x) == 1) *ret_space = x;
-    for (size_t i = 0; i < 2; i++)
-        if (json_find(v->p, v->len, keys[i], &x) == 1 && !is_empty(&x)) return true;
-    return json_find(v->p, v->len, "mode", &x) == 1 && json_str_is(&x, "full");
+    return (struct gw_scan_range){(size_t)(v->p - h->s->body), v->len};
 }
 
 static int on_field(void *ctx, const struct json_field *f)
 {
-    struct fields *t = ctx;
+    struct head *h = ctx;
     if (json_str_is(&f->key, "model")) {
-        t->model = f->val;
-        t->has_model = true;
-    } else if (json_str_is(&f->key, "max_tokens")) {
-        t->max_tokens = f->val;
-    } else if (json_str_is(&f->key, "max_completion_tokens")) {
-        t->max_completion = f->val;
-    } else if (json_str_is(&f->key, "stream")) {
-        t->stream = f->val;
-        t->has_stream = true;
+        h->model = f->val;
+        h->n_models++;
     } else if (json_str_is(&f->key, "messages")) {
-        t->messages = f->val;
-        t->has_messages = f->val.type == JSON_T_ARRAY;
+        h->messages = f->val;
+        h->has_messages = true;
+    } else if (json_str_is(&f->key, "prompt")) {
+        h->prompt = f->val;
+        h->has_prompt = true;
+    } else if (json_str_is(&f->key, "max_tokens")) {
+        h->max_tokens = f->val;
+    } else if (json_str_is(&f->key, "max_completion_tokens")) {
+        h->max_completion = f->val;
+    } else if (json_str_is(&f->key, "stream")) {
+        h->stream = f->val;
+        h->has_stream = true;
+    } else if (json_str_is(&f->key, "prompt_cache_key")) {
+        h->cache_key = f->val;
     } else if (json_str_is(&f->key, "documents")) {
-        t->marked |= !is_empty(&f->val);
+        h->s->documents = range_of(h, &f->val);
     } else if (json_str_is(&f->key, "kvblend")) {
-        t->marked |= kvblend_marks(&f->val, &t->space);
+        h->s->kvblend = range_of(h, &f->val);
+        h->kvblend = f->val;
     } else if (json_str_is(&f->key, "cache_salt")) {
-        t->salt = f->val;
+        h->s->salt = range_of(h, &f->val);
     }
     return 0;
 }
 
-/* ---- texts of the messages ---- */
-
-struct texts {
-    struct buf bytes; /* all texts, one after the other; borrowed by `text` once complete */
-    struct seg_text *text;
-    size_t *offset;
-    size_t n, cap;
-};
-
-static int text_room(struct texts *t)
-{
-    if (t->n < t->cap) return 0;
-    if (t->n >= MESSAGES_MAX) return -ERANGE;
-    size_t cap = t->cap ? t->cap * 2 : 16;
-    void *a = mem_realloc(t->text, cap * sizeof *t->text);
-    if (a) t->text = a;
-    void *b = a ? mem_realloc(t->offset, cap * sizeof *t->offset) : NULL;
-    if (b) t->offset = b;
-    if (!b) return -ENOMEM;
-    t->cap = cap;
-    return 0;
-}
-
-static const char *role_of(const struct json_val *v)
-{
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
-    for (size_t i = 0; v->type == JSON_T_STRING && i < sizeof roles / sizeof roles[0]; i++)
-        if (json_str_is(v, roles[i])) return roles[i];
-    return "user";
-}
-
-struct message {
-    struct json_val role, content;
-};
-
-static int on_message_field(void *ctx, const struct json_field *f)
-{
-    struct message *m = ctx;
-    if (json_str_is(&f->key, "role")) m->role = f->val;
-    if (json_str_is(&f->key, "content")) m->content = f->val;
-    return 0;
-}
-
-struct parts {
-    struct json_val text;
-    size_t n;
-};
-
-static int on_part(void *ctx, const struct json_val *v)
-{
-    struct parts *p = ctx;
-    struct json_val type;
-    p->n++;
-    if (v->type != JSON_T_OBJECT || json_find(v->p, v->len, "type", &type) != 1 ||
-        !json_str_is(&type, "text") || json_find(v->p, v->len, "text", &p->text) != 1)
-        p->n++; /* not a text: two parts, so to say */
-    struct json_val mark;
-    if (v->type == JSON_T_OBJECT && json_find(v->p, v->len, "segment", &mark) == 1) p->n++;
-    return 0;
-}
-
-/* A list of one unmarked text part is that text; of several, the worker takes each for a chunk. */
-static void lone_part(struct json_val *content)
-{
-    struct parts p = {0};
-    if (json_each(content, on_part, &p) == 0 && p.n == 1 && p.text.type == JSON_T_STRING)
-        *content = p.text;
-}
-
-static int on_message(void *ctx, const struct json_val *v)
-{
-    struct texts *t = ctx;
-    struct message m = {0};                       /* type null: not there */
-    if (v->type != JSON_T_OBJECT) return -EINVAL; /* the worker will say what is wrong */
-    int r = text_room(t);
-    if (r == 0) r = json_scan_object(v->p, v->len, on_message_field, &m, NULL);
-    if (r < 0) return r;
-    struct seg_text *x = &t->text[t->n];
-    *x = (struct seg_text){.role = role_of(&m.role)};
-    t->offset[t->n++] = t->bytes.len;
-    if (m.content.type == JSON_T_ARRAY) lone_part(&m.content);
-    if (m.content.type != JSON_T_STRING) return 0;
-    size_t before = t->bytes.len;
-    r = json_str_read(&m.content, &t->bytes);
-    x->len = t->bytes.len - before;
-    return r;
-}
-
-static void texts_fini(struct texts *t)
-{
-    buf_fini(&t->bytes);
-    mem_free(t->text);
-    mem_free(t->offset);
-}
-
-/* "KEY/NAMESPACE/BODY'S": what one tenant sends is never seen through another's requests. */
-static bool space_of(const struct gw_scan *s, const struct fields *f, struct buf *ret)
-{
-    const struct json_val *own = f->space.type == JSON_T_STRING ? &f->space : &f->salt;
-    int r = buf_addf(ret, "%s/", s->space);
-    if (r == 0 && own->type == JSON_T_STRING) r = json_str_read(own, ret);
-    return r == 0 && ret->len < GW_SCAN_SPACE_MAX && buf_cstr(ret) &&
-           strlen(buf_cstr(ret)) == ret->len;
-}
-
-/* No failure here is the client's: without a list the worker looks for chunks itself. */
-static void find_chunks(struct gw_scan *s, const struct fields *f)
-{
-    struct texts t = {.bytes = BUF_INIT};
-    struct seg_list found = {0};
-    struct seg_whys whys = {0};
-    struct buf space = BUF_INIT;
-    struct seg_opts opts = {.dry = s->dry, .whys = s->explain ? &whys : NULL};
-    int r = json_each(&f->messages, on_message, &t);
-    if (r < 0 || t.n == 0) goto out;
-    if (s->learner && space_of(s, f, &space)) {
-        opts.learner = s->learner;
-        opts.space = buf_cstr(&space);
-    }
-    for (size_t i = 0; i < t.n; i++)
-        t.text[i].text = t.bytes.data ? t.bytes.data + t.offset[i] : "";
-    if (seg_find(s->presets, &opts, t.text, t.n, &found) < 0) goto out;
-    if (s->explain && seg_whys_format(&whys, s->explain) < 0) buf_clear(s->explain);
-    if (found.n == 0) goto out;
-    if (seg_format(&found, &s->segments) < 0 || s->segments.len > GW_SCAN_HEADER_MAX) {
-        buf_clear(&s->segments);
-        goto out;
-    }
-    s->n_segments = (unsigned)found.n;
-    (void)snprintf(s->detector, sizeof s->detector, "%s", found.seg[0].detector);
-out:
-    seg_list_fini(&found);
-    seg_whys_fini(&whys);
-    buf_fini(&space);
-    texts_fini(&t);
-}
-
-static uint32_t token_limit(const struct fields *t)
+static uint32_t token_limit(const struct head *h)
 {
     int64_t n;
-    if (json_int_read(&t->max_completion, &n) < 0 && json_int_read(&t->max_tokens, &n) < 0)
+    if (json_int_read(&h->max_completion, &n) < 0 && json_int_read(&h->max_tokens, &n) < 0)
         return 0;
     return n < 0 ? 0 : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)n;
 }
 
-void gw_scan_run(struct gw_scan *s)
+static void refuse(struct gw_scan *s, enum gw_error e, const char *message)
 {
-    struct fields t = {0};
+    s->failed = true;
+    s->error = e;
+    (void)snprintf(s->message, sizeof s->message, "%s", message);
+}
+
+static void read_model(struct head *h)
+{
+    struct gw_scan *s = h->s;
+    struct buf name = BUF_INIT;
+    if (h->n_models > 1) { /* readers differ in which one counts: what is allowed must be sent */
+        refuse(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
+    } else if (h->n_models == 0 || h->model.type != JSON_T_STRING) {
+        return; /* the backend will say what is wrong */
+    } else if (json_str_read(&h->model, &name) == 0 && name.len < sizeof s->model &&
+               !memchr(name.data ? name.data : "", '\0', name.len)) {
+        memcpy(s->model, name.data ? name.data : "", name.len);
+        s->model[name.len] = '\0';
+        s->has_model = true;
+        s->model_value = range_of(h, &h->model);
+    } else {
+        refuse(s, GW_E_UNKNOWN_MODEL, "The model name is too long.");
+    }
+    buf_fini(&name);
+}
+
+/* Behind the first message of role user, as far as the bytes reach: later turns of a conversation
+ * begin with the same ones. A guess by the bytes alone; any answer is a good one. */
+static size_t beginning(const char *p, size_t len)
+{
+    size_t n = len < AFFINITY_BYTES_MAX ? len : AFFINITY_BYTES_MAX, from = 0;
+    unsigned depth = 0;
+    bool in_text = false;
+    for (size_t i = 0; i < n; i++) {
+        if (in_text) {
+            if (p[i] == '\\')
+                i++;
+            else if (p[i] == '"')
+                in_text = false;
+            continue;
+        }
+        in_text = p[i] == '"';
+        if (p[i] == '{' && depth++ == 0) from = i;
+        if (p[i] == '}' && depth > 0 && --depth == 0 && memmem(p + from, i - from, "\"user\"", 6))
+            return i + 1;
+    }
+    return n;
+}
+
+static uint64_t affinity_of(const struct head *h)
+{
+    if (h->cache_key.type == JSON_T_STRING && h->cache_key.len > 2)
+        return seg_text_id("key", h->cache_key.p, h->cache_key.len);
+    const struct json_val *v = h->has_messages ? &h->messages : h->has_prompt ? &h->prompt : NULL;
+    if (!v || v->len <= 2) return 0;
+    if (v->type == JSON_T_ARRAY && h->has_messages)
+        return seg_text_id("chat", v->p, beginning(v->p, v->len));
+    size_t n = v->len - 1; /* a longer prompt goes on where the quote stands */
+    return seg_text_id("text", v->p, n < AFFINITY_BYTES_MAX ? n : AFFINITY_BYTES_MAX);
+}
+
+static void read_strategy(struct head *h)
+{
+    struct json_val v;
+    if (h->kvblend.type != JSON_T_OBJECT ||
+        json_find(h->kvblend.p, h->kvblend.len, "strategy", &v) != 1)
+        return;
+    h->s->strategy = json_str_is(&v, "map_reduce")   ? GW_STRATEGY_MAP_REDUCE
+                     : json_str_is(&v, "map_rerank") ? GW_STRATEGY_MAP_RERANK
+                                                     : GW_STRATEGY_NONE;
+    if (h->s->strategy) h->s->strategy_value = range_of(h, &v);
+}
+
+void gw_scan_head(struct gw_scan *s)
+{
+    struct head h = {.s = s};
     struct json_fault fault = {0};
-    int r = json_scan_object(s->body, s->len, on_field, &t, &fault);
-    if (r < 0) {
+    if (json_scan_object(s->body, s->len, on_field, &h, &fault) < 0) {
         const char *why = fault.why ? fault.why : "malformed";
         s->failed = true;
         s->error = strstr(why, "UTF-8") ? GW_E_INVALID_UTF8 : GW_E_INVALID_JSON;
@@ -219,26 +149,31 @@ void gw_scan_run(struct gw_scan *s)
                        "The request body must be a JSON object: %s at byte %zu.", why, fault.at);
         return;
     }
-    s->max_tokens = token_limit(&t);
-    if (t.has_stream && json_bool_read(&t.stream, &s->stream) < 0) s->stream = false;
-    if (t.has_model && t.model.type == JSON_T_STRING) {
-        struct buf name = BUF_INIT;
-        if (json_str_read(&t.model, &name) == 0 && name.len < sizeof s->model &&
-            !memchr(name.data ? name.data : "", '\0', name.len)) {
-            memcpy(s->model, name.data ? name.data : "", name.len);
-            s->model[name.len] = '\0';
-            s->has_model = true;
-        } else {
-            s->failed = true;
-            s->error = GW_E_UNKNOWN_MODEL;
-            (void)snprintf(s->message, sizeof s->message, "The model name is too long.");
-        }
-        buf_fini(&name);
-    }
-    if (!s->failed && s->presets && t.has_messages && !t.marked) find_chunks(s, &t);
+    s->max_tokens = token_limit(&h);
+    if (h.has_stream && json_bool_read(&h.stream, &s->stream) < 0) s->stream = false;
+    read_model(&h);
+    read_strategy(&h);
+    s->is_chat = h.has_messages;
+    if (h.has_messages || h.has_prompt)
+        s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
+    s->affinity = affinity_of(&h);
+}
+
+void gw_scan_run(struct gw_scan *s)
+{
+    gw_scan_head(s);
+    if (!s->failed && s->presets) gw_scan_chunks(s);
+}
+
+void gw_scan_forget(struct gw_scan *s)
+{
+    buf_fini(&s->segments);
+    mem_free(s->chunk);
+    s->chunk = NULL;
+    s->n_chunks = 0;
 }
 
 void gw_scan_fini(struct gw_scan *s)
 {
-    buf_fini(&s->segments);
+    gw_scan_forget(s);
 }

@@ -294,3 +294,72 @@ TEST(mutated_documents_are_judged_like_jansson)
         buf_fini(&b);
     }
 }
+
+/* Every byte value at every place of a string: as a plain reader would judge it. */
+TEST(strings_are_checked_at_every_offset)
+{
+    for (size_t at = 0; at < 40; at++)
+        for (int c = 0; c < 256; c++) {
+            char text[64];
+            size_t n = 0;
+            text[n++] = '"';
+            for (size_t i = 0; i < 40; i++)
+                text[n++] = i == at ? (char)c : 'a';
+            text[n++] = '"';
+            bool good = c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
+            ASSERT_EQ(json_scan(text, n, NULL, NULL) == 0, good);
+        }
+}
+
+TEST(seek_walks_escapes)
+{
+    static const char *const pieces[] = {"a",
+                                         "words, ",
+                                         "\\n",
+                                         "\\\"",
+                                         "/",
+                                         "\\u00e4",
+                                         "\\ud83d\\ude00",
+                                         "\\\\",
+                                         "ä",
+                                         "\xe2\x82\xac",
+                                         "\xf0\x9f\x98\x80",
+                                         "\\u0041"};
+    uint64_t seed = 9;
+    struct buf raw = BUF_INIT, all = BUF_INIT, part = BUF_INIT;
+    for (int round = 0; round < 2000; round++) {
+        buf_clear(&raw);
+        buf_clear(&all);
+        ASSERT_OK(buf_addc(&raw, '"'));
+        for (size_t n = test_rand(&seed) % 30; n > 0; n--)
+            ASSERT_OK(buf_adds(&raw, pieces[test_rand(&seed) % 12]));
+        ASSERT_OK(buf_addc(&raw, '"'));
+        struct json_val v;
+        ASSERT_OK(json_scan(raw.data, raw.len, &v, NULL));
+        ASSERT_OK(json_str_read(&v, &all));
+        size_t at = 1, done = 0;
+        while (at < v.len - 1) {
+            size_t from = at, want = 1 + test_rand(&seed) % 9;
+            size_t got = json_str_seek(&v, &at, want);
+            ASSERT_TRUE(at > from && got > 0);
+            ASSERT_TRUE(got < want + 4 && (got >= want || at == v.len - 1));
+            struct json_val x = {v.p + from - 1, at - from + 2, JSON_T_STRING};
+            buf_clear(&part);
+            ASSERT_OK(json_str_read(&x, &part));
+            ASSERT_EQ(part.len, got);
+            ASSERT_MEMEQ(part.data, all.data + done, got);
+            size_t utf8 = 0; /* whole characters only */
+            while (utf8 < got) {
+                size_t n = json_utf8_len(part.data + utf8, got - utf8);
+                ASSERT_TRUE(n > 0);
+                utf8 += n;
+            }
+            done += got;
+        }
+        ASSERT_EQ(done, all.len);
+        ASSERT_EQ(json_str_seek(&v, &at, 5), 0);
+    }
+    buf_fini(&raw);
+    buf_fini(&all);
+    buf_fini(&part);
+}

@@ -15,6 +15,8 @@ TEST(model_and_stream)
     struct gw_scan s = run(body, sizeof body - 1, NULL);
     ASSERT_TRUE(!s.failed && s.stream && s.has_model);
     ASSERT_STREQ(s.model, "a/b");
+    ASSERT_EQ(s.model_value.at, 9);
+    ASSERT_MEMEQ(body + s.model_value.at, "\"a\\u002fb\"", s.model_value.len);
     gw_scan_fini(&s);
     s = run("{}", 2, NULL);
     ASSERT_TRUE(!s.failed && !s.stream && !s.has_model);
@@ -34,6 +36,8 @@ TEST(refusals)
         {"{} x", GW_E_INVALID_JSON},
         {"{\"a\":\"\\ud800\"}", GW_E_INVALID_JSON},
         {"{\"model\":\"a\\u0000b\"}", GW_E_UNKNOWN_MODEL},
+        {"{\"model\":\"allowed\",\"x\":1,\"model\":\"other\"}", GW_E_INVALID_JSON},
+        {"{\"model\":\"other\",\"mod\\u0065l\":null}", GW_E_INVALID_JSON},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct gw_scan s = run(cases[i].body, strlen(cases[i].body), NULL);
@@ -92,7 +96,7 @@ TEST(chunks_unless_the_request_marks_its_own)
         rag_body(&b, marks[i]);
         s = run(b.data, b.len, p);
         ASSERT_TRUE(!s.failed);
-        ASSERT_EQ(s.n_segments, 0);
+        ASSERT_EQ(s.segments.len, 0); /* the worker reads these marks itself */
         gw_scan_fini(&s);
     }
     buf_fini(&b);
@@ -173,5 +177,147 @@ TEST(learning_stays_in_its_namespace)
     ASSERT_EQ(scan_parts(l, p, "k1/", "dcba", ",\"kvblend\":{\"namespace\":\"x\"}", &why), first);
     buf_fini(&why);
     seg_learner_free(l);
+    seg_presets_free(p);
+}
+
+static uint64_t affinity(const char *body)
+{
+    struct gw_scan s = run(body, strlen(body), NULL);
+    ASSERT_TRUE(!s.failed);
+    gw_scan_fini(&s);
+    return s.affinity;
+}
+
+TEST(affinity_is_that_of_the_conversation)
+{
+#define SYSTEM "{\"role\":\"system\",\"content\":\"Be \\\"brief\\\" {\"}"
+#define TURN "{\"role\":\"user\",\"content\":\"Hello?\"}"
+    uint64_t first = affinity("{\"messages\":[" SYSTEM "," TURN "]}");
+    ASSERT_TRUE(first != 0);
+    ASSERT_TRUE(first == affinity("{\"model\":\"a\",\"messages\":[" SYSTEM "," TURN
+                                  ",{\"role\":\"assistant\",\"content\":\"Hi\"}," TURN "]}"));
+    ASSERT_TRUE(first != affinity("{\"messages\":[" TURN "]}"));
+    uint64_t key = affinity("{\"prompt_cache_key\":\"k\",\"messages\":[" TURN "]}");
+    ASSERT_TRUE(key == affinity("{\"messages\":[" SYSTEM "," TURN "],\"prompt_cache_key\":\"k\"}"));
+    ASSERT_TRUE(key != affinity("{\"prompt_cache_key\":\"l\",\"messages\":[" TURN "]}"));
+    ASSERT_TRUE(affinity("{\"prompt\":\"abc\"}") != affinity("{\"prompt\":\"abd\"}"));
+    ASSERT_TRUE(affinity("{}") == 0 && affinity("{\"messages\":[]}") == 0);
+}
+
+TEST(strategies_are_seen)
+{
+    static const char reduce[] = "{\"kvblend\":{\"ratio\":1, \"strategy\" : \"map_reduce\"}}";
+    struct gw_scan s = run(reduce, sizeof reduce - 1, NULL);
+    ASSERT_EQ(s.strategy, GW_STRATEGY_MAP_REDUCE);
+    ASSERT_MEMEQ(reduce + s.strategy_value.at, "\"map_reduce\"", s.strategy_value.len);
+    gw_scan_fini(&s);
+    s = run("{\"kvblend\":{\"strategy\":\"query\"}}", 32, NULL);
+    ASSERT_TRUE(s.strategy == GW_STRATEGY_NONE && s.strategy_value.len == 0);
+    gw_scan_fini(&s);
+}
+
+/* ---- chunks by the sender's word ---- */
+
+#define LONG                                                                                       \
+    "It has stood there since the flood of eighteen twenty, when the old one was carried off by "  \
+    "the river, and nobody has lived in it since the miller left."
+
+/* Each chunk of the body as "msg:text|". */
+static void chunks_of(const char *body, const char *given, struct buf *ret, struct gw_scan *s)
+{
+    *s = (struct gw_scan){.body = body, .len = strlen(body), .given = given};
+    gw_scan_head(s);
+    ASSERT_TRUE(!s->failed);
+    gw_scan_chunks(s);
+    ASSERT_EQ(s->n_chunks, s->n_segments);
+    buf_clear(ret);
+    for (size_t i = 0; i < s->n_chunks; i++) {
+        struct buf text = BUF_INIT;
+        const struct gw_scan_chunk *c = &s->chunk[i];
+        ASSERT_OK(gw_scan_text(s, c, &text));
+        ASSERT_EQ(c->end - c->begin, text.len);
+        ASSERT_TRUE(c->text_id == seg_text_id("", text.data, text.len));
+        ASSERT_OK(buf_addf(ret, "%d:%.*s|", (int)c->msg, (int)text.len, text.data));
+        buf_fini(&text);
+    }
+    ASSERT_TRUE(buf_cstr(ret) != NULL);
+}
+
+TEST(parts_documents_ranges)
+{
+    static const struct {
+        const char *body, *given, *chunks, *detector;
+    } cases[] = {
+        {"{\"messages\":[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"A " LONG
+         "\"},{\"type\":\"text\",\"text\":\"B\\u00e4\\n" LONG
+         "\"},\"C\",{\"type\":\"image_url\"}]}]}",
+         NULL, "0:A " LONG "|0:B\xc3\xa4\n" LONG "|", "parts"},
+        {"{\"messages\":[{\"content\":[{\"text\":\"" LONG
+         "\",\"segment\":\"glue\"},{\"text\":\"The mill by the river turns when the wind blows "
+         "from "
+         "the west, not else.\",\"segment\":\"chunk\"},{\"text\":\"Why?\"}]}]}",
+         NULL, "0:The mill by the river turns when the wind blows from the west, not else.|",
+         "parts"},
+        {"{\"documents\":[{\"title\":\"T\",\"text\":\"" LONG "\"},\"" LONG "\",\"short\",7],"
+         "\"prompt\":\"Why?\"}",
+         NULL, "-1:T\n" LONG "|-1:" LONG "|", "documents"},
+        {"{\"messages\":[{\"content\":\"\\ud83d\\ude00\\\"" LONG
+         "\"}],\"kvblend\":{\"segments\":[{\"begin\":4,\"end\":9},{\"begin\":1,\"end\":3},"
+         "{\"message\":0,\"begin\":9,\"end\":12}]}}",
+         NULL, "0:\"It h|0:as |", "api"},
+        {"{\"prompt\":[\"" LONG "\"]}", "0:3-6:mine,0:10-20:mine,3:1-2:x", "0:has|0:od there s|",
+         "mine"},
+        {"{\"prompt\":[\"" LONG "\",\"" LONG "\"]}", "0:3-6:mine", "", ""},
+        {"{\"prompt\":\"" LONG "\"}", "0:3-6:mine,0:5-7:mine", "", ""},
+    };
+    struct buf b = BUF_INIT;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct gw_scan s;
+        chunks_of(cases[i].body, cases[i].given, &b, &s);
+        ASSERT_STREQ(buf_cstr(&b), cases[i].chunks);
+        ASSERT_STREQ(s.detector, cases[i].detector);
+        ASSERT_EQ(s.segments.len, 0);
+        gw_scan_fini(&s);
+    }
+    buf_fini(&b);
+}
+
+TEST(text_ids_are_those_of_the_worker)
+{
+    static const char body[] = "{\"prompt\":\"" LONG "\",\"cache_salt\":\"salt\"}";
+    struct gw_scan s = {.body = body, .len = sizeof body - 1, .given = "0:0-8:x"};
+    memcpy(s.space, "key/team", 9);
+    s.space_ns = 4;
+    gw_scan_run(&s);
+    gw_scan_chunks(&s);
+    ASSERT_EQ(s.n_chunks, 1);
+    ASSERT_TRUE(s.chunk[0].text_id == seg_text_id("team\x1fsalt", LONG, 8));
+    gw_scan_fini(&s);
+}
+
+TEST(prompts_are_cut_like_messages)
+{
+    struct seg_presets *p;
+    struct err err;
+    struct buf b = BUF_INIT;
+    ASSERT_OK(seg_presets_load(NULL, &p, &err));
+    for (int list = 0; list < 2; list++) {
+        buf_clear(&b);
+        ASSERT_OK(buf_addf(&b, "{\"prompt\":%s\"", list ? "[" : ""));
+        for (int i = 1; i <= 3; i++)
+            ASSERT_OK(buf_addf(&b, "[Document %d]\\n%d " LONG "\\n\\n", i, i));
+        ASSERT_OK(buf_addf(&b, "Question: why?\"%s}", list ? "]" : ""));
+        struct gw_scan s = run(b.data, b.len, p);
+        ASSERT_EQ(s.n_chunks, 3);
+        ASSERT_TRUE(s.segments.len > 0);
+        for (size_t i = 0; i < 3; i++) {
+            struct buf text = BUF_INIT;
+            ASSERT_OK(gw_scan_text(&s, &s.chunk[i], &text));
+            ASSERT_TRUE(text.data[0] == (char)('1' + i) && text.len == 2 + strlen(LONG));
+            buf_fini(&text);
+        }
+        gw_scan_fini(&s);
+    }
+    buf_fini(&b);
     seg_presets_free(p);
 }
