@@ -82,6 +82,9 @@ int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, 
                  struct store_pin **ret, enum store_miss *ret_why);
 /* In RAM or in a local tier? No touch, no statistics; remote tiers are not asked. */
 bool store_probe(struct store *s, const struct tier_key *k);
+/* The fastest place: 0 RAM, 1 + i the i-th tier if that is local, -ENOENT. Else as store_probe().
+ */
+int store_where(struct store *s, const struct tier_key *k);
 /* Whole in RAM? Costs an index look-up (store_get_info() may list a tier): for the hot path. */
 bool store_in_ram(struct store *s, const struct tier_key *k);
 /* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; waits for them to arrive (not beyond

@@ -223,7 +223,7 @@ int store_lookup(struct store *s, const struct tier_key *k, const int32_t *tok, 
     return r;
 }
 
-bool store_probe(struct store *s, const struct tier_key *k)
+int store_where(struct store *s, const struct tier_key *k)
 {
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
@@ -232,11 +232,17 @@ bool store_probe(struct store *s, const struct tier_key *k)
                  !entry_expired(e, wall_ms());
     bool taken = e != NULL;
     pthread_mutex_unlock(&sh->m);
-    for (size_t i = 0; i < s->n_tiers && !found && !taken; i++) {
+    if (found) return 0;
+    for (size_t i = 0; i < s->n_tiers && !taken; i++) {
         struct tier *t = s->tier[i].t;
-        found = !t->shared && t->ops->find(t, k) == 1;
+        if (!t->shared && t->ops->find(t, k) == 1) return 1 + (int)i;
     }
-    return found;
+    return -ENOENT;
+}
+
+bool store_probe(struct store *s, const struct tier_key *k)
+{
+    return store_where(s, k) >= 0;
 }
 
 bool store_in_ram(struct store *s, const struct tier_key *k)

@@ -369,6 +369,8 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         get_status(w, c);
     else if (get && strcmp(path, "chunks") == 0)
         list_chunks(w, c);
+    else if (get && strcmp(path, "residents") == 0)
+        wk_feed_get(w, c);
     else if (strncmp(path, "chunks/", 7) == 0)
         chunk_route(w, c, path + 7);
     else if (post && strcmp(path, "segment") == 0)

@@ -108,6 +108,7 @@ static int prepare(struct gen *g)
         rc = wk_prepare(g->w, &g->req, &g->hints, &g->mode, i, &p->p, &g->e);
         if (rc >= 0) rc = check_size(g, p, &g->e);
         if (rc < 0) return rc;
+        wk_feed_note(g->w, &p->p);
         if (!nothing_to_generate(g)) wk_ask_prompt(g->w, &p->p, &g->mode, &g->gone);
         p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
         if (!p->choice) return -ENOMEM;

@@ -75,6 +75,7 @@ struct wish {
     size_t sent_begin, sent_end; /* as sent */
     const char *detector;
     uint32_t tokens_min;
+    uint64_t text_id; /* of documents, whose text stands nowhere as sent; else 0 */
 };
 struct wishes {
     struct wish *w;
@@ -105,7 +106,7 @@ static size_t last_user(const struct api_req *r)
 }
 
 /* Default renderer: "title\ntext\n\n" each. */
-static int render_documents(const struct api_req *r, uint32_t msg, struct buf *out,
+static int render_documents(const struct api_req *r, uint32_t msg, const char *ns, struct buf *out,
                             struct wishes *l)
 {
     for (size_t i = 0; i < r->n_doc; i++) {
@@ -114,8 +115,9 @@ static int render_documents(const struct api_req *r, uint32_t msg, struct buf *o
         int rc = 0;
         if (d->title) rc |= buf_add(out, d->title, d->title_len) | buf_addc(out, '\n');
         rc |= buf_add(out, d->text, d->len);
+        uint64_t id = rc ? 0 : seg_text_id(ns, out->data + begin, out->len - begin);
         rc |= wish_add(l, (struct wish){msg, begin, out->len, begin, out->len, "documents",
-                                        WK_CHUNK_TOKENS_MIN});
+                                        WK_CHUNK_TOKENS_MIN, id});
         rc |= buf_adds(out, "\n\n");
         if (rc) return -ENOMEM;
     }
@@ -223,10 +225,22 @@ static bool through_template(const struct chat_out *c, const struct wish *x, siz
     return false;
 }
 
-static int cuts_of(struct wk_prompt *p, struct wishes *l, const struct wk_mode *m,
-                   const struct worker *w, uint32_t chunk_max)
+/* The bytes that the gateway sees, too. */
+static uint64_t text_id_of(const struct api_req *r, size_t prompt, const struct wk_mode *m,
+                           const struct wish *x)
 {
-    uint32_t after = 0;
+    const char *text = r->chat ? r->msg[x->msg].text : r->prompt[prompt].text;
+    size_t len = r->chat ? r->msg[x->msg].len : r->prompt[prompt].len;
+
+    if (x->text_id || !text || x->sent_end > len) return x->text_id;
+    return seg_text_id(m->ns, text + x->sent_begin, x->sent_end - x->sent_begin);
+}
+
+static int cuts_of(struct wk_prompt *p, struct wishes *l, const struct wk_mode *m,
+                   const struct worker *w, const struct api_req *r, size_t prompt)
+
+{
+    uint32_t after = 0, chunk_max = w->ctx_max > 1 ? w->ctx_max - 1 : 1;
 
     if (l->n) qsort(l->w, l->n, sizeof *l->w, wish_order);
     p->cut = mem_zalloc((l->n + 1) * sizeof *p->cut);
@@ -246,6 +260,7 @@ static int cuts_of(struct wk_prompt *p, struct wishes *l, const struct wk_mode *
                             .begin = (uint32_t)x->sent_begin,
                             .end = (uint32_t)x->sent_end,
                             .detector = x->detector,
+                            .text_id = text_id_of(r, prompt, m, x),
                             .key = tier_key_chunk(&w->ident, m->ns, p->tok + tok0, n)};
     }
     return 0;
@@ -320,7 +335,7 @@ static int prepare_chat(const struct worker *w, const struct api_req *r, const s
     t.text = arena_alloc(names, r->n_msg * sizeof *t.text);
     t.len = arena_alloc(names, r->n_msg * sizeof *t.len);
     if (!t.text || !t.len) return no_memory(e);
-    rc = render_documents(r, (uint32_t)user, &docs, l);
+    rc = render_documents(r, (uint32_t)user, m->ns, &docs, l);
     for (size_t i = 0; rc >= 0 && i < r->n_msg; i++) {
         size_t shift = i == user ? docs.len : 0;
         t.text[i] = (struct seg_text){r->msg[i].role, r->msg[i].text, r->msg[i].len};
@@ -348,7 +363,7 @@ static int prepare_text(const struct worker *w, const struct api_req *r, const s
     struct buf all = BUF_INIT;
     struct seg_text st = {"prompt", q->text, q->len};
     size_t len = q->len, shift;
-    int rc = render_documents(r, 0, &all, l);
+    int rc = render_documents(r, 0, m->ns, &all, l);
 
     shift = all.len;
     if (rc >= 0) rc = buf_add(&all, q->text, q->len);
@@ -411,9 +426,7 @@ int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_
         rc = api_err_set(e, 400, API_INVALID, "invalid_value", r->chat ? "messages" : "prompt",
                          "The prompt is empty: it has no token at all.");
     if (rc >= 0 && out->n_tok < UINT32_MAX / 2) {
-        if (cuts_of(out, &l, m, w, w->ctx_max > 1 ? w->ctx_max - 1 : 1) < 0 ||
-            blocks_of(w, out, m) < 0)
-            rc = no_memory(e);
+        if (cuts_of(out, &l, m, w, r, i) < 0 || blocks_of(w, out, m) < 0) rc = no_memory(e);
         for (size_t k = 0; rc >= 0 && k < out->n_cut; k++) /* names must outlive the arena */
             if (!known_detector(out->cut[k].detector)) {
                 char *d = mem_strdup(out->cut[k].detector);

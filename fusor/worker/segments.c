@@ -5,6 +5,7 @@
  * belongs to neither. A POST answers when its chunks are built, or at once with "wait": false. */
 #include "fusor/worker/worker.h"
 
+#include "fusor/worker/residents.h"
 #include "tiers/record.h"
 
 #include <stdio.h>
@@ -67,7 +68,13 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
                                "'texts[%zu]' has %u tokens; this model's context is %u.", i, it->n,
                                t->w->ctx_max);
         it->key = tier_key_chunk(&t->w->ident, s->ns, it->tok, it->n);
-        if (it->n < WK_CHUNK_TOKENS_MIN) it->state = ITEM_SHORT;
+        if (it->n < WK_CHUNK_TOKENS_MIN) {
+            it->state = ITEM_SHORT;
+            continue;
+        }
+        residents_note(t->w->residents,
+                       seg_text_id(s->ns, json_string_value(v), json_string_length(v)), &it->key,
+                       it->n);
     }
     return 0;
 }

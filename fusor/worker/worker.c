@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fusor/worker/residents.h"
 
 #include <event2/event.h>
 #include <signal.h>
@@ -93,6 +94,7 @@ static void on_tick(void *arg)
     wk_mail_kick(w);
     wk_gens_tick(w);
     if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
+    if (w->readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
     if (w->drain_deadline_ns) {
         if (w->n_gens == 0 && http_server_n_requests(w->server) == 0) {
             log_event(LOG_NOTICE, "drained", "requests=0");
@@ -161,10 +163,12 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     w->mail_tail = &w->mail_head;
     w->builds_tail = &w->builds;
     w->started_s = clock_wall_s();
+    w->epoch = (uint64_t)(w->started_s * 1e6) ^ (uint64_t)getpid() << 52;
     pthread_mutex_init(&w->mail_m, NULL);
     pthread_mutex_init(&w->builds_m, NULL);
     wk_metrics_init();
     json_object_seed(0); /* before threads use jansson */
+    if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
     if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
@@ -221,6 +225,7 @@ void wk_destroy(struct worker *w)
     model_close(w->model);
     seg_learner_free(w->learner);
     seg_presets_free(w->presets);
+    residents_destroy(w->residents);
     pthread_mutex_destroy(&w->mail_m);
     pthread_mutex_destroy(&w->builds_m);
     mem_free(w);

@@ -82,9 +82,11 @@ struct wk_msg { /* embedded; at most once on the list */
 enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
 struct wk_pool;
 struct gen;
+struct residents;
 struct seg_task;
 struct wk_build;
 struct wk_kvlog;
+struct wk_reader;
 struct worker {
     struct wk_opts o;
     struct http_loop *loop;
@@ -132,6 +134,9 @@ struct worker {
     struct gen *gens;
     unsigned n_gens;
     struct seg_task *seg_tasks;
+    struct residents *residents; /* which texts are here: any thread */
+    struct wk_reader *readers;   /* who waits for news of them */
+    uint64_t epoch, read_ns;     /* of this life; when somebody asked last */
     uint64_t drain_deadline_ns;
     struct event *signals[2], *stdin_event;
     /* builds; guarded by builds_m */
@@ -211,6 +216,7 @@ struct wk_cut { /* a chunk of a prompt */
     const char *detector;
     bool own_detector; /* heap copy: the name of a preset */
     struct tier_key key;
+    uint64_t text_id; /* seg_text_id() of its bytes as sent */
     /* what the look-up found */
     enum wk_source { WK_COMPUTED, WK_STORED, WK_PREFIX } source;
     bool missed; /* for the reason look.why */
@@ -346,6 +352,11 @@ bool wk_tier_known(const struct worker *w, const char *name);
 int wk_put_chunk(struct buf *out, const struct store_info *i);
 int wk_tokenize(struct wk_task *t); /* text_routes.c */
 int wk_detokenize(struct wk_task *t);
+
+/* ---- which texts are here (feed.c, residents.h) ---- */
+void wk_feed_get(struct worker *w, struct wk_call *c); /* GET /admin/residents */
+void wk_feed_tick(struct worker *w);                   /* loop, every 250 ms, with a store */
+void wk_feed_note(struct worker *w, const struct wk_prompt *p); /* any thread */
 
 /* ---- access log (kvlog.c) ---- */
 struct buf;

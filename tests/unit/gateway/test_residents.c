@@ -1,0 +1,186 @@
+#include "gateway/residents.h"
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/net/http.h"
+#include "gateway/directory.h"
+#include "tests/test.h"
+
+#include <event2/event.h>
+#include <stdio.h>
+
+TEST(lines)
+{
+    struct gw_feed_line l;
+    ASSERT_OK(gw_feed_parse("@00ff 12 full", &l));
+    ASSERT_TRUE(l.kind == GW_FEED_HEAD && l.epoch == 255 && l.seq == 12 && l.full);
+    ASSERT_OK(gw_feed_parse("@1 0 delta", &l));
+    ASSERT_TRUE(!l.full);
+    ASSERT_OK(gw_feed_parse("+ffffffffffffffff 512 0.25 nvme", &l));
+    ASSERT_TRUE(l.kind == GW_FEED_HELD && l.text_id == UINT64_MAX && l.tokens == 512);
+    ASSERT_NEAR(l.cost, 0.25, 1e-9);
+    ASSERT_OK(gw_feed_parse("-1", &l));
+    ASSERT_TRUE(l.kind == GW_FEED_GONE && l.text_id == 1);
+    static const char *const bad[] = {"",
+                                      "@",
+                                      "@1 2",
+                                      "@1 2 half",
+                                      "@ 1 full",
+                                      "-",
+                                      "-x",
+                                      "- 1",
+                                      "-1 2",
+                                      "+1",
+                                      "+1 2",
+                                      "+1 2 x ram",
+                                      "+1 2 2 ram",
+                                      "+1 -2 0 ram",
+                                      "+1 2 nan ram",
+                                      "+1 2 0",
+                                      "+1 99999999999 0 ram",
+                                      "+11111111111111111 1 0 ram",
+                                      "*1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        ASSERT_ERR(gw_feed_parse(bad[i], &l), -EBADMSG);
+}
+
+/* ---- against a scripted worker ---- */
+
+struct world {
+    struct http_loop *loop;
+    struct http_server *server;
+    struct gw_directory *directory;
+    struct gw_residents *residents;
+    const char *answer[8]; /* one after the other; NULL: hold the call */
+    unsigned n_asked;
+    char query[8][128];
+    struct http_timer *limit;
+    bool timed_out;
+};
+
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct world *w = ctx;
+    unsigned i = w->n_asked++;
+    if (i >= 8 || !w->answer[i]) return;
+    (void)snprintf(w->query[i], sizeof w->query[i], "%s", http_req_query(r));
+    const char *a = w->answer[i];
+    if (a[0] == '!') {
+        (void)http_reply(r, 404, "text/plain", NULL, "", 0);
+    } else if (a[0] == '~') { /* half of it, then the connection breaks */
+        (void)http_reply_start(r, 200, "text/plain", NULL);
+        (void)http_reply_write(r, a + 1, strlen(a + 1));
+        http_reply_abort(r);
+    } else {
+        (void)http_reply(r, 200, "text/plain", NULL, a, strlen(a));
+    }
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+}
+
+static void on_limit(void *arg)
+{
+    struct world *w = arg;
+    w->timed_out = true;
+    http_loop_stop(w->loop);
+}
+
+static void world_start(struct world *w)
+{
+    static const struct http_server_ops ops = {on_request, on_close, NULL, NULL};
+    char address[32];
+    ASSERT_OK(http_loop_create(&w->loop));
+    ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
+    ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL));
+    ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
+    ASSERT_OK(gw_residents_create(w->loop, w->directory, &w->residents));
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
+    ASSERT_OK(gw_residents_watch(w->residents, 3, address));
+    ASSERT_OK(gw_residents_watch(w->residents, 3, address)); /* known: nothing changes */
+    ASSERT_ERR(gw_residents_watch(w->residents, 256, address), -ERANGE);
+}
+
+static uint64_t held(struct world *w, uint64_t text)
+{
+    uint64_t t[4];
+    gw_directory_resident(w->directory, &text, 1, t, 4);
+    return t[3];
+}
+
+/* Run the loop until the worker was asked n times and nothing of it is under way. */
+static void run_until_asked(struct world *w, unsigned n)
+{
+    uint64_t end = clock_ns() + 10000000000u;
+    while (w->n_asked < n) {
+        ASSERT_TRUE(clock_ns() < end);
+        (void)event_base_loop(http_loop_base(w->loop), EVLOOP_ONCE);
+    }
+}
+
+static void world_stop(struct world *w)
+{
+    gw_residents_destroy(w->residents);
+    http_server_destroy(w->server);
+    http_loop_destroy(w->loop);
+    gw_directory_destroy(w->directory);
+}
+
+TEST(a_snapshot_then_news)
+{
+    struct world w = {.answer = {"@aa 2 full\n+1 100 0 ram\n+2 200 0.5 nvme\n",
+                                 "@aa 4 delta\n-1\n+3 300 0 ram\n", "@aa 4 delta\n", NULL}};
+    world_start(&w);
+    run_until_asked(&w, 2);
+    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&wait_ms=20000");
+    ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=2&wait_ms=20000");
+    run_until_asked(&w, 4);
+    ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=4&wait_ms=20000");
+    ASSERT_EQ(held(&w, 1), 0);
+    ASSERT_EQ(held(&w, 2), 100);
+    ASSERT_EQ(held(&w, 3), 300);
+    gw_residents_forget(w.residents, 3);
+    gw_residents_forget(w.residents, 3);
+    ASSERT_EQ(gw_directory_count(w.directory), 0);
+    world_stop(&w);
+}
+
+TEST(another_life_is_another_memory)
+{
+    struct world w = {.answer = {"@aa 2 full\n+1 100 0 ram\n", "@bb 1 full\n+2 10 0 ram\n", NULL}};
+    world_start(&w);
+    run_until_asked(&w, 3);
+    ASSERT_EQ(held(&w, 1), 0);
+    ASSERT_EQ(held(&w, 2), 10);
+    world_stop(&w);
+}
+
+/* What came half is used, but all of it is asked for again; what is malformed ends the answer. */
+TEST(broken_answers_are_asked_for_anew)
+{
+    struct world w = {.answer = {"~@aa 9 full\n+1 100 0 ram\n+2 2", "+1 5 0 ram\n",
+                                 "@aa 9 full\n+1 100 0 ram\n+7 7 0 ram\n", NULL}};
+    world_start(&w);
+    run_until_asked(&w, 2);
+    ASSERT_EQ(held(&w, 1), 100);
+    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&wait_ms=20000");
+    run_until_asked(&w, 4);
+    ASSERT_STREQ(w.query[2], "epoch=0000000000000000&since=0&wait_ms=20000");
+    ASSERT_EQ(held(&w, 7), 7);
+    ASSERT_EQ(gw_directory_count(w.directory), 2);
+    world_stop(&w);
+}
+
+TEST(a_worker_without_a_feed_is_left_alone)
+{
+    struct world w = {.answer = {"!", NULL}};
+    world_start(&w);
+    run_until_asked(&w, 1);
+    ASSERT_OK(http_timer_create(w.loop, on_limit, &w, &w.limit));
+    http_timer_set(w.limit, 800);
+    ASSERT_OK(http_loop_run(w.loop));
+    ASSERT_TRUE(w.timed_out);
+    ASSERT_EQ(w.n_asked, 1);
+    http_timer_destroy(w.limit);
+    world_stop(&w);
+}
