@@ -37,9 +37,11 @@ struct gw_scan_range { /* bytes of the body; len 0: not there */
 struct gw_scan_chunk {
     uint32_t msg;        /* which message, or prompt */
     uint32_t begin, end; /* bytes of its text (parts joined by "\n"); documents: 0, length */
-    size_t body_begin, body_end; /* the same ends in the body, within one JSON string and never
-                                    inside an escape or a character; documents: the whole value */
-    uint64_t text_id;            /* seg_text_id() in the worker's namespace */
+    /* The same ends in the body: within one JSON string, never inside an escape or a character;
+     * documents: the whole value. */
+    size_t body_begin, body_end;
+    size_t string_begin, string_end; /* the inside of that string; documents: 0 */
+    uint64_t text_id;                /* seg_text_id() in the worker's namespace */
 };
 struct gw_scan {
     /* in */

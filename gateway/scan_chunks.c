@@ -280,7 +280,13 @@ static int place(struct list *l, const struct texts *t, const struct seg_list *f
         done += json_str_seek(&x->raw, &at, end > done ? end - done : 0);
         if (here != begin || done != end) continue;
         size_t base = (size_t)(x->raw.p - l->s->body);
-        struct gw_scan_chunk c = {g->msg, g->begin, g->end, base + raw, base + at, 0};
+        struct gw_scan_chunk c = {.msg = g->msg,
+                                  .begin = g->begin,
+                                  .end = g->end,
+                                  .body_begin = base + raw,
+                                  .body_end = base + at,
+                                  .string_begin = base + 1,
+                                  .string_end = base + x->raw.len - 1};
         c.text_id = seg_text_id(l->ns, t->bytes.data + t->where[g->msg].offset + g->begin,
                                 g->end - g->begin);
         int r = add_chunk(l, c);
