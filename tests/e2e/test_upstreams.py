@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+"""kvblend in front of scripted OpenAI-compatible upstreams: what passes through, and who gets it."""
+import collections
+import gzip
+import json
+import os
+import random
+import socket
+import tempfile
+import threading
+
+from harness import (KVBLEND, KVBLENDCTL, STUB, Program, certificates, gateway, listening, main, need,
+                     parse_metrics, proxy, read_until, until)
+from upstream import Upstream
+import subprocess
+
+need(KVBLEND)
+CHAT = "/v1/chat/completions"
+ANY = "models=* health=off"
+
+
+def ask(**kw):
+    return dict({"model": "up-model", "messages": [{"role": "user", "content": "hello"}]}, **kw)
+
+
+def noise(n, seed=1):
+    return random.Random(seed).randbytes(n)
+
+
+def multipart(fields):
+    out = b"".join(b'--XyZ\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % f
+                   for f in fields)
+    return out + b"--XyZ--\r\n"
+
+
+FORM = "multipart/form-data; boundary=XyZ"
+
+
+# ---- bytes ----
+
+def test_every_route_passes_byte_for_byte():
+    """Method, target, body and answer arrive as they were sent, whatever the route."""
+    upload = multipart([(b"purpose", b"batch"), (b"file", noise(100000))])
+    speech = multipart([(b"model", b"up-model"), (b"file", noise(70000, 2))])
+    cases = [
+        ("POST", "/v1/embeddings", b'{"model":"up-model","input":"a"}', "application/json"),
+        ("POST", "/v1/rerank", b'{"model" : "up-model", "query":"q", "documents":["a"]}', None),
+        ("POST", "/v1/score", b'{"model":"up-model","text_1":"q","text_2":["a"]}', None),
+        ("POST", "/v1/responses", b'{"model":"up-model","input":"hello"}', "application/json"),
+        ("POST", "/v1/messages", b'{"model":"up-model","max_tokens":3,"messages":[]}', None),
+        ("POST", "/v1/moderations", b'{"input":"no model is named"}', "application/json"),
+        ("POST", "/v1/images/generations", b'{"model":"up-model","prompt":"x"}', None),
+        ("POST", "/v1/files", upload, FORM),
+        ("POST", "/v1/audio/transcriptions", speech, FORM),
+        ("POST", "/v1/audio/speech", b'{"model":"up-model","input":"hi"}', None),
+        ("POST", "/v1/something/new?x=1&y=%20z&&=", b"\0\xff not json", "application/octet-stream"),
+        ("POST", "/v1/empty", b"", None),
+        ("GET", "/v1/files?limit=2&after=a%2Fb", None, None),
+        ("GET", "/v1/files/a%2Fb/content", None, None),
+        ("GET", "/v1/batches/b1", None, None),
+        ("DELETE", "/v1/files/f1", None, None),
+        ("PUT", "/v1/things/1", noise(9000, 3), "application/octet-stream"),
+        ("PATCH", "/v1/things/1", b"{}", "application/merge-patch+json"),
+    ]
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for i, (method, target, body, kind) in enumerate(cases):
+            answer = noise(1 + i * 7919, i)
+            up.script = {"body": answer, "type": "application/x-test", "status": 200 + i % 3,
+                         "framing": ("length", "chunked", "close")[i % 3],
+                         "headers": {"X-Odd": f"value  {i}"}}
+            r = g.request(method, target, body, {"Content-Type": kind} if kind else {})
+            got = up.requests.pop()
+            assert not up.requests, (target, up.requests)
+            assert (got.method, got.target) == (method, target), (got.method, got.target, target)
+            assert got.body == (body or b""), target
+            assert got.header("content-type") == kind, (target, got.headers)
+            assert r.status == 200 + i % 3 and r.body == answer, (target, r.status, r.body[:200])
+            assert r.headers["content-type"] == "application/x-test", r.headers
+            assert r.headers["x-odd"] == f"value  {i}", r.headers
+        up.script = {"body": b"12345", "headers": {"X-Odd": "h"}}
+        r = g.request("HEAD", "/v1/files/f1")
+        assert r.status == 200 and r.body == b"" and r.headers["x-odd"] == "h"
+        assert r.headers.get("content-length") == "5", r.headers
+        assert up.requests.pop().method == "HEAD"
+        up.script = {"status": 204}
+        assert g.request("DELETE", "/v1/files/f2").status == 204
+        assert not up.malformed
+
+
+def test_paths_with_and_without_v1():
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for path in (CHAT, "/chat/completions", "//v1//chat/completions"):
+            assert g.post(path, ask()).status == 200, path
+            assert up.requests.pop().target == CHAT
+    with tempfile.TemporaryDirectory() as d, Upstream(unix=f"{d}/u") as up:
+        with proxy([up.entry(ANY)]) as g:  # a unix socket stands for the root
+            assert g.post("/v1/embeddings", ask()).status == 200
+            assert up.requests.pop().target == "/v1/embeddings"
+    with Upstream() as up:
+        other = up.url[:-3] + "/openai/deployments/d1"
+        with proxy([f"{other} {ANY}"]) as g:
+            assert g.post(CHAT + "?api-version=1", ask()).status == 200
+            assert up.requests.pop().target == "/openai/deployments/d1/chat/completions?api-version=1"
+
+
+def test_a_chat_body_is_never_rewritten():
+    odd = ('{ "model"\t:"up-model",\n "messages":[{"role":"user","content":"\\u00e4 \\ud83d\\ude00 é 𝄞"}]'
+           ',"temperature":1.50e0, "x":-0.0, "y":1E400, "z":123456789012345678901234567890,'
+           '"dup":1,"dup":2, "nested":{"model":"other","stream":true}, "empty":{} , "a":[ ]}').encode()
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for body in (odd, b"\n\t " + odd + b"  \n", odd[:-1] + b',"pad":"' + b"x" * 300000 + b'"}'):
+            for path in (CHAT, "/v1/completions", "/v1/embeddings"):
+                assert g.post(path, body).status == 200
+                assert up.requests.pop().body == body, path
+
+
+def test_a_chunked_body_arrives_whole():
+    body = json.dumps(ask(pad="x" * 70000)).encode()
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for line in ("", "Expect: 100-continue\r\n"):
+            s = socket.create_connection(("127.0.0.1", g.port), timeout=20)
+            s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{line}Transfer-Encoding: chunked\r\n\r\n"
+                      .encode())
+            if line:
+                assert read_until(s, b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+            for i in range(0, len(body), 9999):
+                piece = body[i:i + 9999]
+                s.sendall(b"%x;ext=1\r\n%s\r\n" % (len(piece), piece))
+            s.sendall(b"0\r\nX-Trailer: t\r\n\r\n")
+            assert b" 200 " in read_until(s, b"\r\n\r\n")
+            s.close()
+            assert up.requests.pop().body == body and not up.malformed
+
+
+def test_a_stream_passes_byte_for_byte():
+    """Also odd framing: comments, CR LF, other fields, several data lines, a byte a segment."""
+    odd = (b": comment\n\nevent: message_start\ndata: {\"a\":1}\n\ndata: one\ndata: two\n\n"
+           b"id: 7\r\ndata: crlf\r\n\r\nretry: 10\n\ndata:{\"nospace\":true}\n\n"
+           b"data: \xf0\x9f\x98\x80\n\nevent: message_stop\ndata: {}\n\ndata: [DONE]\n\n")
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for path in (CHAT, "/v1/responses", "/v1/messages", "/v1/other"):
+            for split in (0, 1, 13):
+                for framing in ("chunked", "close"):
+                    up.script = {"body": odd, "type": "text/event-stream", "split": split,
+                                 "framing": framing}
+                    r = g.post(path, ask(stream=True))
+                    assert r.status == 200 and r.body == odd, (path, split, framing, r.body)
+                    assert r.headers["content-type"].startswith("text/event-stream")
+        huge = b"data: " + b"x" * (4 << 20) + b"\n\ndata: [DONE]\n\n"
+        up.script = {"body": huge, "type": "text/event-stream", "framing": "chunked"}
+        assert g.post(CHAT, ask(stream=True)).body == huge
+        up.script = {}
+        for path in (CHAT, "/v1/completions"):
+            r = g.post(path, ask(stream=True, max_tokens=7, stream_options={"include_usage": True}))
+            events = r.events()
+            assert events[-1] == b"[DONE]" and json.loads(events[-2])["choices"] == []
+            assert json.loads(events[-2])["usage"]["completion_tokens"] == 7
+            assert r.headers.get("x-accel-buffering") == "no", r.headers
+            assert "no-cache" in r.headers.get("cache-control", ""), r.headers
+
+
+def test_a_stream_may_end_without_done():
+    """A clean end is the upstream's own business: not every API says [DONE]."""
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        body = b"event: a\ndata: 1\n\nevent: message_stop\ndata: {}\n\n"
+        up.script = {"body": body, "type": "text/event-stream", "framing": "chunked"}
+        r = g.post("/v1/messages", ask(stream=True))
+        assert r.body == body, r.body
+
+
+def test_events_are_flushed_one_by_one():
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        up.script = {"body": "data: first\n\n" + "x" * 100, "type": "text/event-stream",
+                     "framing": "chunked", "stop_at": 13, "end": "hold"}
+        s = g.open(CHAT, ask(stream=True))
+        assert b"data: first\n\n" in read_until(s, b"data: first\n\n")
+        s.close()
+
+
+def test_compressed_and_binary_answers():
+    text = json.dumps({"x": "y" * 5000})
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        up.script = {"body": text, "gzip": True}
+        for path in ("/v1/embeddings", "/v1/files/1"):
+            r = g.post(path, ask(), headers={"Accept-Encoding": "gzip"})
+            if r.headers.get("content-encoding") == "gzip":
+                assert gzip.decompress(r.body) == text.encode(), path
+            else:
+                assert r.body == text.encode(), path
+        stream = b"data: {}\n\ndata: [DONE]\n\n"
+        up.script = {"body": gzip.compress(stream), "type": "text/event-stream",
+                     "headers": {"Content-Encoding": "gzip"}, "framing": "chunked", "split": 5}
+        r = g.post(CHAT, ask(stream=True), headers={"Accept-Encoding": "gzip"})
+        assert r.headers["content-encoding"] == "gzip" and gzip.decompress(r.body) == stream
+
+
+def test_errors_of_the_upstream_pass_untouched():
+    with Upstream() as up, proxy([up.entry(ANY)], "--retries", "0") as g:
+        for status in (400, 401, 403, 404, 409, 422, 429, 500, 503):
+            body = '{"error" : {"message":"told", "code":%d}}' % status
+            up.script = {"status": status, "body": body, "headers": {
+                "Retry-After": "7", "x-should-retry": "false", "x-ratelimit-limit-requests": "9"}}
+            for stream in (False, True):
+                r = g.post(CHAT, ask(stream=stream))
+                assert (r.status, r.body) == (status, body.encode()), (status, r.status, r.body)
+                assert r.headers["retry-after"] == "7" and r.headers["x-should-retry"] == "false"
+                assert r.headers["x-ratelimit-limit-requests"] == "9"
+                assert [n for n, _ in r.pairs if n.lower() == "retry-after"] == ["Retry-After"]
+
+
+# ---- headers ----
+
+def test_hop_by_hop_headers_stay_here():
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        up.script = {"headers": [
+            ("Connection", "x-up-private"), ("X-Up-Private", "1"), ("Keep-Alive", "timeout=5"),
+            ("Proxy-Authenticate", "Basic"), ("Upgrade", "h2c"), ("Set-Cookie", "a=1"),
+            ("Set-Cookie", "b=2"), ("X-Up-Public", "2")]}
+        sent = {"Connection": "keep-alive, X-Private", "X-Private": "1", "Keep-Alive": "timeout=9",
+                "TE": "trailers", "Trailer": "X", "Proxy-Authorization": "Basic eA==",
+                "Proxy-Connection": "keep-alive", "Upgrade": "websocket", "OpenAI-Organization": "org",
+                "anthropic-version": "2023-06-01", "User-Agent": "test/1", "Accept": "a/b",
+                "x-stainless-retry-count": "0", "X-Public": "2"}
+        r = g.post("/v1/embeddings", ask(), headers=sent)
+        got = up.requests.pop()
+        names = {n.lower() for n, _ in got.headers}
+        gone = {"x-private", "keep-alive", "te", "trailer", "proxy-authorization",
+                "proxy-connection", "upgrade"}
+        assert not names & gone, names & gone
+        assert "x-private" not in (got.header("connection") or "").lower()
+        for name in ("OpenAI-Organization", "anthropic-version", "User-Agent", "Accept",
+                     "x-stainless-retry-count", "X-Public"):
+            assert got.all(name.lower()) == [sent[name]], name
+        assert got.header("host") == f"127.0.0.1:{up.port}"
+        for name in ("x-up-private", "keep-alive", "proxy-authenticate", "upgrade"):
+            assert name not in r.headers, name
+        assert r.headers["x-up-public"] == "2"
+        assert [v for n, v in r.pairs if n == "Set-Cookie"] == ["a=1", "b=2"], r.pairs
+
+
+def test_authorization_is_replaced():
+    with tempfile.NamedTemporaryFile("w", suffix=".key") as f:
+        f.write("sk-from-file\n")
+        f.flush()
+        with Upstream("a") as a, Upstream("b") as b, Upstream("c") as c:
+            ups = [a.entry("models=a health=off api_key=sk-up"),
+                   b.entry(f"models=b health=off api_key_file={f.name}"),
+                   c.entry("models=c health=off")]
+            with proxy(ups, "--api-key", "sk-client") as g:
+                for up, model, want in ((a, "a", ["Bearer sk-up"]), (b, "b", ["Bearer sk-from-file"]),
+                                        (c, "c", [])):
+                    for headers in ({"Authorization": "Bearer sk-client"}, {"X-Api-Key": "sk-client"}):
+                        for path in (CHAT, "/v1/embeddings"):
+                            assert g.post(path, ask(model=model), headers=headers).status == 200
+                            got = up.requests.pop()
+                            assert got.all("authorization") == want, got.headers
+                            assert b"sk-client" not in got.head, got.head
+                assert g.post(CHAT, ask(model="a"), headers={"Authorization": "Bearer x"}).status == 401
+                assert g.get("/v1/files").status == 401
+                assert not a.requests
+                assert "sk-" not in g.log() + json.dumps(g.access_log())
+
+
+def test_request_id_and_trace_reach_the_upstream():
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for path in (CHAT, "/v1/embeddings", "/v1/other"):
+            r = g.post(path, ask(), headers={"x-request-id": "mine-7", "traceparent": parent,
+                                             "tracestate": "a=b"})
+            got = up.requests.pop()
+            assert r.headers["x-request-id"] == "mine-7" == got.header("x-request-id")
+            version, trace, span, flags = got.header("traceparent").split("-")
+            assert (version, trace, flags) == ("00", parent[3:35], "01"), got.headers
+            assert span != "b7ad6b7169203331" and got.header("tracestate") == "a=b"
+            r = g.post(path, ask())
+            assert r.headers["x-request-id"] == up.requests.pop().header("x-request-id")
+
+
+# ---- models ----
+
+def test_aliases_and_globs():
+    with Upstream("a") as a, Upstream("b") as b:
+        ups = [a.entry("models=fast=up-model,gpt-4*,exact health=off"),
+               b.entry("models=llama-?b health=off")]
+        with proxy(ups) as g:
+            for up, said, sent in ((a, "fast", "up-model"), (a, "gpt-4", "gpt-4"),
+                                   (a, "gpt-4o-mini", "gpt-4o-mini"), (a, "exact", "exact"),
+                                   (b, "llama-7b", "llama-7b")):
+                for path in (CHAT, "/v1/embeddings", "/v1/responses"):
+                    body = b'{ "x":[1,2], "model" :  "%s" , "y":"%s"}' % (said.encode(),
+                                                                         said.encode())
+                    want = body.replace(b'"model" :  "%s"' % said.encode(),
+                                        b'"model" :  "%s"' % sent.encode())
+                    assert g.post(path, body).status == 200, (path, said)
+                    assert up.requests.pop().body == want, (path, said)
+            assert g.post(CHAT, b'{"model":"f\\u0061st"}').status == 200
+            assert a.requests.pop().json() == {"model": "up-model"}
+            for name in ("gpt-3", "llama-70b", "Fast", "exac", "up-model"):
+                r = g.post(CHAT, ask(model=name))
+                assert r.status == 404 and r.error()["code"] == "model_not_found", (name, r.body)
+            assert not a.requests and not b.requests
+            ids = [m["id"] for m in g.get("/v1/models").json()["data"]]
+            assert "fast" in ids and "exact" in ids and "up-model" not in ids, ids
+            assert g.get("/v1/models/fast").json()["id"] == "fast"
+
+
+def test_models_of_the_upstream_are_asked_for():
+    with Upstream("a", models=["m1", "m2"]) as a, Upstream("b", models=["m2", "m3"]) as b:
+        with proxy([a.entry(), b.entry()]) as g:
+            until("all are known", lambda: sorted(
+                m["id"] for m in g.get("/v1/models").json()["data"]) == ["m1", "m2", "m3"])
+            assert g.post(CHAT, ask(model="m1")).status == 200 and len(a.requests) == 1
+            assert g.post(CHAT, ask(model="m3")).status == 200 and len(b.requests) == 1
+            assert g.post(CHAT, ask(model="m4")).error()["code"] == "model_not_found"
+            for up in (a, b):
+                up.stop_listening()
+            assert g.get("/v1/models").status == 200  # from memory
+
+
+# ---- who gets it ----
+
+def spread(g, ups, n, **kw):
+    for up in ups:
+        up.requests.clear()
+    for i in range(n):
+        assert g.post(CHAT, ask(**kw)).status == 200
+    return [len(up.requests) for up in ups]
+
+
+def test_weights():
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry(ANY + " weight=8"), b.entry(ANY + " weight=1")]) as g:
+            n = spread(g, (a, b), 150)
+            assert n[0] > 1.5 * n[1] and n[1] > 0, n
+
+
+def test_priorities():
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry(ANY + " priority=0"), b.entry(ANY + " priority=1")]) as g:
+            assert spread(g, (a, b), 20) == [20, 0]
+            a.stop_listening()
+            assert spread(g, (a, b), 10) == [0, 10]
+
+
+def test_the_less_busy_one_gets_it():
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry(ANY), b.entry(ANY)]) as g:
+            held = [g.open(CHAT, ask(script={"wait_s": 60})) for _ in range(12)]
+            until("all are there", lambda: len(a.requests) + len(b.requests) == 12)
+            assert abs(len(a.requests) - len(b.requests)) <= 4, (len(a.requests), len(b.requests))
+            for sock in held:
+                sock.close()
+            until("all have left", lambda: active(g) == 0)
+
+
+def active(g):
+    return g.metric("kvblend_requests_active")
+
+
+def test_affinity():
+    """The same beginning goes to the same upstream; different ones spread."""
+    def send(g, i):
+        text = f"topic {i} " * 400
+        return g.post(CHAT, ask(messages=[{"role": "system", "content": text},
+                                          {"role": "user", "content": "q"}])).status
+
+    with Upstream("a") as a, Upstream("b") as b, Upstream("c") as c:
+        ups = (a, b, c)
+        with proxy([u.entry(ANY) for u in ups], "--balance", "affinity") as g:
+            homes = collections.Counter()
+            for i in range(12):
+                for u in ups:
+                    u.requests.clear()
+                for _ in range(3):
+                    assert send(g, i) == 200
+                where = [len(u.requests) for u in ups]
+                assert sorted(where) == [0, 0, 3], (i, where)
+                homes[where.index(3)] += 1
+            assert len(homes) >= 2, homes
+
+
+def test_max_inflight_of_an_upstream():
+    with Upstream() as up, proxy([up.entry(ANY + " max_inflight=2")], "--queue-timeout", "400ms") as g:
+        held = [g.open(CHAT, ask(script={"wait_s": 60})) for _ in range(2)]
+        until("two run", lambda: len(up.requests) == 2)
+        waits = g.open(CHAT, ask())
+        r = g.post(CHAT, ask())
+        assert r.status == 429 and r.error()["code"] == "server_overloaded", r.body
+        assert r.headers["x-should-retry"] == "true" and float(r.headers["retry-after"]) > 0
+        assert b" 429 " in read_until(waits, b"}}")
+        waits.close()
+        assert len(up.requests) == 2
+    with Upstream() as up, proxy([up.entry(ANY + " max_inflight=2")]) as g:
+        held = [g.open(CHAT, ask(script={"wait_s": 60})) for _ in range(2)]
+        until("two run", lambda: len(up.requests) == 2)
+        waits = g.open(CHAT, ask())
+        until("it waits", lambda: active(g) == 3)
+        assert len(up.requests) == 2
+        held[0].close()  # leaving hands the place on
+        assert b" 200 " in read_until(waits, b"}}")
+        for s in held + [waits]:
+            s.close()
+
+
+def test_a_stalled_upstream_blocks_nobody_else():
+    with Upstream("a") as a, Upstream("b") as b:
+        a.script = {"wait_s": 3600}
+        with proxy([a.entry("models=slow health=off"), b.entry("models=quick health=off")],
+                   "--max-inflight", "200") as g:
+            held = [g.open(CHAT, ask(model="slow")) for _ in range(50)]
+            until("all hang", lambda: len(a.requests) == 50)
+            for _ in range(30):
+                assert g.post(CHAT, ask(model="quick"), timeout=10).status == 200
+                assert g.get("/health", timeout=10).status == 200
+            assert len(b.requests) == 30
+            for s in held:
+                s.close()
+            until("all left the stalled one", lambda: all(r.left_at for r in a.requests))
+
+
+def test_a_full_upstream_takes_no_other_model_s_turn():
+    """Requests that wait for one upstream hold no turn that another one's need."""
+    with Upstream("a") as a, Upstream("b") as b:
+        a.script = {"wait_s": 3600}
+        with proxy([a.entry("models=slow health=off max_inflight=1"),
+                    b.entry("models=quick health=off")]) as g:
+            held = [g.open(CHAT, ask(model="slow")) for _ in range(100)]
+            until("one runs", lambda: len(a.requests) == 1)
+            until("the others wait", lambda: active(g) == 100)
+            for _ in range(10):
+                assert g.post(CHAT, ask(model="quick"), timeout=10).status == 200
+            for s in held:
+                s.close()
+
+
+def test_own_worker_and_upstream_side_by_side():
+    with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off"),
+                                   stub=True) as g:
+        ids = {m["id"] for m in g.get("/v1/models").json()["data"]}
+        assert {"stub-model", "up-model"} <= ids, ids
+        assert g.post(CHAT, ask(model="stub-model")).json()["model"] == "stub-model"
+        assert not up.requests
+        assert g.post(CHAT, ask()).json()["model"] == "up-model" and len(up.requests) == 1
+        got = up.requests.pop()
+        assert not [n for n, _ in got.headers if n.lower().startswith("x-kvblend")], got.headers
+        s = g.open(CHAT, ask(stream=True, max_tokens=40, script={"token_s": 0.02}))
+        data = read_until(s, b"w1 ")
+        os.kill(g.admin_get("/admin/status")["workers"][0]["pid"], 9)
+        assert g.post(CHAT, ask()).status == 200
+        data += read_until(s, b"[DONE]")
+        assert b"w39 " in data and b"error" not in data, data[-300:]
+        s.close()
+        until("the worker is back", lambda: g.post(CHAT, ask(model="stub-model")).status == 200)
+
+
+def test_a_worker_that_refuses_to_start_leaves_the_upstream():
+    with Upstream() as up:
+        p = Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", STUB, "--worker-bin", STUB,
+                     "--upstream", up.entry(ANY)], {"STUB_REFUSE": "1"})
+        with listening(p, ready=False) as g:
+            until("the worker has given up", lambda: "cannot be read" in g.log())
+            until("the upstream serves", lambda: g.post(CHAT, ask()).status == 200)
+
+
+# ---- https ----
+
+def test_https_upstreams():
+    with tempfile.TemporaryDirectory() as d:
+        cert = certificates(d)
+        ca, stranger = cert["ca"][0], cert["stranger"][0]
+        with Upstream(tls=cert["server"]) as up:
+            good = up.entry(f"{ANY} ca_file={ca}")
+            by_name = good.replace("127.0.0.1", "localhost")
+            for entry, status in (
+                    (good, 200), (by_name, 200), (up.entry(f"{ANY} insecure=true"), 200),
+                    (up.entry(f"{ANY} ca_file={stranger}"), 502), (up.entry(ANY), 502)):
+                with proxy([entry], "--retries", "0", ready=False) as g:
+                    r = g.post(CHAT, ask())
+                    assert r.status == status, (entry, r.status, r.body)
+                    if status == 200:
+                        r = g.post(CHAT, ask(stream=True, max_tokens=50))
+                        assert r.events()[-1] == b"[DONE]" and len(r.events()) == 53
+                        big = json.dumps(ask(pad="x" * 1000000)).encode()
+                        assert g.post(CHAT, big).status == 200
+                        assert up.requests[-1].body == big
+                        assert up.n_accepted <= len(up.requests) + 8
+            n = len(up.requests)
+        with open(os.path.join(d, "san"), "w") as f:
+            f.write("subjectAltName=DNS:elsewhere.example\n")
+        subprocess.run(["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey",
+                        "ca.key", "-days", "2", "-CAcreateserial", "-extfile", "san", "-out",
+                        "wrong.pem"], cwd=d, check=True, capture_output=True)
+        wrong = (os.path.join(d, "wrong.pem"), cert["server"][1])
+        with Upstream(tls=wrong) as up, proxy([up.entry(f"{ANY} ca_file={ca}")], "--retries", "0",
+                                              ready=False) as g:
+            r = g.post(CHAT, ask())
+            assert r.status == 502 and r.error()["code"] == "upstream_unreachable", r.body
+            assert not up.requests
+        with Upstream(tls=cert["server"] + (ca,)) as up:
+            files = f"{ANY} ca_file={ca} cert_file={cert['client'][0]} key_file={cert['client'][1]}"
+            for entry, status in ((up.entry(files), 200), (up.entry(f"{ANY} ca_file={ca}"), 502)):
+                with proxy([entry], "--retries", "0", ready=False) as g:
+                    assert g.post(CHAT, ask()).status == status, entry
+    assert n > 0
+
+
+# ---- what operators see ----
+
+def test_targets_and_drain():
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry(ANY), b.entry(ANY)]) as g:
+            spread(g, (a, b), 10)
+            names = {t["name"]: t for t in targets(g)}
+            assert set(names) == {"a", "b"}, names
+            held = g.open(CHAT, ask(script={"wait_s": 0.5}))
+            ctl(g, "drain", "a")
+            assert spread(g, (a, b), 10) == [0, 10]
+            assert b" 200 " in read_until(held, b"}}")  # what runs there ends well
+            held.close()
+            assert {t["name"]: t for t in targets(g)}["a"]["state"] == "draining"
+            assert "draining" in ctl(g, "targets")
+            ctl(g, "enable", "a")
+            until("it gets requests again", lambda: spread(g, (a, b), 10)[0] > 0)
+            assert ctl(g, "drain", "nobody", ok=False) != ""
+
+
+def targets(g):
+    r = g.admin_get("/admin/targets")
+    return r if isinstance(r, list) else r.get("targets") or r.get("data")
+
+
+def ctl(g, *args, ok=True):
+    p = subprocess.run([KVBLENDCTL, *args], env=g.env, capture_output=True, text=True, timeout=30)
+    assert (p.returncode == 0) == ok, (args, p.returncode, p.stdout, p.stderr)
+    return p.stdout + p.stderr
+
+
+def test_metrics_and_log_of_targets():
+    with Upstream("a") as a, Upstream("b") as b:
+        a.script = {"end": "reset", "stop_at": -1}
+        with proxy([a.entry(ANY + " priority=0"), b.entry(ANY + " priority=1")]) as g:
+            assert g.post(CHAT, ask()).status == 200
+            families = parse_metrics(g.get("/metrics").body.decode())
+            p = "kvblend_gateway_upstream_"
+            for name in ("up", "inflight", "requests_total", "failures_total", "breaker_open",
+                         "picked_total"):
+                assert {s[1]["target"] for s in families[p + name][1]} >= {"b"}, name
+            assert g.metric(p + 'picked_total{target="a"}') >= 1
+            assert g.metric(p + 'picked_total{target="b"}') == 1
+            assert g.metric(p + 'requests_total{target="b",code="200"}') == 1
+            assert g.metric(p + 'failures_total{target="a"}') >= 1
+            assert g.metric(p + 'inflight{target="b"}') == 0
+            assert g.metric("kvblend_gateway_failovers_total") == 1
+            line = until("it is logged", lambda: [x for x in g.access_log() if x["path"] == CHAT])[0]
+            assert (line["target"], line["status"], line["end"]) == ("b", 200, "ok"), line
+            assert line["retries"] >= 1 and line["model"] == "up-model"
+
+
+if __name__ == "__main__":
+    main(globals())
