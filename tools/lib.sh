@@ -13,6 +13,7 @@ build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev lib
     libyaml-dev liburing-dev libhiredis-dev libssl-dev libopenblas0-pthread libdnnl-dev
     ca-certificates curl git)
 test_packages=(python3 python3-venv python3-pip redis-server redis-sentinel openssl)
+e2e_packages=(nginx-light) # what kvblend is compared with
 
 # Install whatever of the given packages is missing; quiet when nothing is.
 need_packages() {
@@ -44,6 +45,22 @@ python_venv() {
         say "making a Python environment in $venv"
         mkdir -p "$cache"
         /usr/bin/python3 -m venv "$venv" >&2
+    fi
+    printf '%s\n' "$venv"
+}
+
+# Another one with the clients that users point at kvblend (openai, langchain, llama-index, LiteLLM):
+# they want an older openai. Printed even where it could not be filled: their test skips then.
+clients_venv() {
+    local venv=$cache/clients-venv list=$root/tests/e2e/clients.txt
+    if ! cmp -s "$list" "$venv/installed"; then
+        say "installing the OpenAI clients of the end-to-end tests (about 600 MB)"
+        /usr/bin/python3 -m venv "$venv" >&2
+        if "$venv/bin/pip" install -q --disable-pip-version-check -r "$list" >&2; then
+            cp "$list" "$venv/installed"
+        else
+            say "the clients cannot be installed here: their test will be skipped"
+        fi
     fi
     printf '%s\n' "$venv"
 }

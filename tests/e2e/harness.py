@@ -160,7 +160,7 @@ def check_histogram(name, samples):
 class Program:
     """A server process with its log in a file. files: {name: text} in its folder, "{dir}" in args."""
 
-    def __init__(self, args, env=None, files=None):
+    def __init__(self, args, env=None, files=None, fds=()):
         self.dir = tempfile.mkdtemp(prefix="kvb-e2e-")
         for name, text in (files or {}).items():
             self.write(name, text)
@@ -171,7 +171,7 @@ class Program:
         self.admin = f"unix:{self.dir}/kvblend/admin.sock"
         with open(self.log_path, "wb") as err, open(self.out_path, "wb") as out:
             self.proc = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
-                                         env=full)
+                                         env=full, pass_fds=fds)
         self.env = full
         self.port = None
 
