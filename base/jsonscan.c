@@ -3,18 +3,17 @@
 #include "base/jsonscan.h"
 
 #include "base/buf.h"
+#include "base/jsonskip.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 struct scan {
     const char *start, *p, *end;
     const char *why;
     int code;
+    bool utf8; /* the whole text is known to be valid UTF-8 */
 };
 
 static int fail(struct scan *s, const char *why)
@@ -99,33 +98,13 @@ static long unicode_escape(const char **p, const char *end)
     return 0x10000 + ((long)(hi - 0xD800) << 10) + (lo - 0xDC00);
 }
 
-/* The next byte of a string that needs a look: a quote, an escape, a control character, or anything
- * but ASCII. Texts are most of a request's bytes, and most of them are plain: 16 at a time. */
-static const char *plain_run(const char *p, const char *end)
-{
-#ifdef __SSE2__
-    const __m128i quote = _mm_set1_epi8('"'), escape = _mm_set1_epi8('\\'),
-                  blank = _mm_set1_epi8(0x20);
-    for (; end - p >= 16; p += 16) {
-        __m128i v = _mm_loadu_si128((const __m128i *)(const void *)p);
-        __m128i stop = _mm_or_si128(_mm_cmpeq_epi8(v, quote), _mm_cmpeq_epi8(v, escape));
-        stop = _mm_or_si128(stop, _mm_cmplt_epi8(v, blank)); /* signed: 0x80 and up, too */
-        unsigned mask = (unsigned)_mm_movemask_epi8(stop);
-        if (mask) return p + __builtin_ctz(mask);
-    }
-#endif
-    while (p < end && *p >= 0x20 && (unsigned char)*p < 0x80 && *p != '"' && *p != '\\')
-        p++;
-    return p;
-}
-
 static const bool simple_escape[256] = {
     ['"'] = 1, ['\\'] = 1, ['/'] = 1, ['b'] = 1, ['f'] = 1, ['n'] = 1, ['r'] = 1, ['t'] = 1};
 
 static int scan_string(struct scan *s)
 {
     s->p++;
-    while ((s->p = plain_run(s->p, s->end)) < s->end) {
+    while ((s->p = json_skip_string(s->p, s->end, s->utf8)) < s->end) {
         unsigned char c = (unsigned char)*s->p;
         if (c == '"') {
             s->p++;
@@ -291,9 +270,15 @@ static int finish(struct scan *s, struct json_fault *fault)
     return s->code;
 }
 
+static struct scan scan_of(const char *text, size_t len)
+{
+    return (struct scan){
+        .start = text, .p = text, .end = text + len, .utf8 = json_utf8_valid(text, len)};
+}
+
 int json_scan(const char *text, size_t len, struct json_val *ret, struct json_fault *fault)
 {
-    struct scan s = {.start = text, .p = text, .end = text + len};
+    struct scan s = scan_of(text, len);
     struct json_val v;
     (void)scan_value(&s, 0, &v);
     int r = finish(&s, fault);
@@ -305,7 +290,7 @@ int json_scan_object(const char *text, size_t len,
                      int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
                      struct json_fault *fault)
 {
-    struct scan s = {.start = text, .p = text, .end = text + len};
+    struct scan s = scan_of(text, len);
     skip_space(&s);
     if (s.p == s.end || *s.p != '{')
         (void)fail(&s, "an object is expected");
@@ -335,7 +320,8 @@ int json_each(const struct json_val *array, int (*on_item)(void *ctx, const stru
               void *ctx)
 {
     if (array->type != JSON_T_ARRAY) return -EINVAL;
-    struct scan s = {.start = array->p, .p = array->p + 1, .end = array->p + array->len};
+    struct scan s = scan_of(array->p, array->len);
+    s.p++;
     skip_space(&s);
     if (s.p < s.end && *s.p == ']') return 0;
     for (;;) {
@@ -410,7 +396,9 @@ bool json_str_is(const struct json_val *v, const char *text)
 {
     if (v->type != JSON_T_STRING) return false;
     const char *p = v->p + 1, *end = v->p + v->len - 1;
-    size_t left = strlen(text);
+    size_t left = strlen(text), raw = v->len - 2;
+    if (raw < left) return false; /* an escape never makes a text shorter */
+    if (raw == left && !memchr(text, '\\', left)) return memcmp(p, text, left) == 0;
     while (p < end) {
         char c[4];
         size_t n = next_char(&p, end, c);
