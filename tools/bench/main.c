@@ -90,6 +90,11 @@ static const struct opt_def defs[] = {
      .min = 1,
      .max = 64,
      .help = "proxy: event loops of kvblend"},
+    {.name = "only",
+     .type = OPT_STR,
+     .dflt = "",
+     .help =
+         "proxy: measure these only, such as 512,131072:32,sse (bytes of the body:connections)"},
     {.name = "servers",
      .type = OPT_STR,
      .dflt = "direct,kvblend,nginx,nginx-stream,haproxy",

@@ -26,6 +26,29 @@ static const struct proxy_point points[] = {
 };
 enum { N_POINTS = sizeof points / sizeof *points };
 
+/* "131072:32" or "sse:400". */
+static void point_name(const struct proxy_point *p, char ret[32])
+{
+    if (p->sse)
+        (void)snprintf(ret, 32, "sse:%u", p->conns);
+    else
+        (void)snprintf(ret, 32, "%zu:%u", p->body_bytes, p->conns);
+}
+
+/* Does the list name it, or the part before the colon? An empty list names all. */
+static bool is_wanted(const char *list, const struct proxy_point *p)
+{
+    char name[32];
+    point_name(p, name);
+    if (!*list) return true;
+    for (size_t n; *list; list += n + (list[n] == ',')) {
+        n = strcspn(list, ",");
+        bool whole = n == strlen(name), size = n == strcspn(name, ":");
+        if (n > 0 && (whole || size) && strncmp(name, list, n) == 0) return true;
+    }
+    return false;
+}
+
 struct figures { /* of one server at one point, a value per round */
     double rate[ROUNDS_MAX], p50_ms[ROUNDS_MAX], p99_ms[ROUNDS_MAX], cpu_us[ROUNDS_MAX];
     double per_read[ROUNDS_MAX];
@@ -161,7 +184,8 @@ static int measure_all(struct run *r, struct err *err)
     size_t done = 0, of = r->n_rounds * N_POINTS;
     for (size_t round = 0; round < r->n_rounds; round++)
         for (size_t p = 0; p < N_POINTS; p++) {
-            for (size_t i = 0; i < r->n_servers; i++) {
+            bool wanted = is_wanted(opt_str(r->opts, "only"), &points[p]);
+            for (size_t i = 0; wanted && i < r->n_servers; i++) {
                 int e = measure(r, p, (i + round) % r->n_servers, err);
                 if (e < 0) return e;
             }
@@ -218,6 +242,7 @@ static double ratio_of_round(const struct run *r, size_t point, size_t round, en
 {
     static const char *const name[] = {"kvblend", "nginx", "nginx-stream"};
     double v[3], base = 0;
+    if (figures_of(r, point, 0)->n == 0) return NAN;
     int direct = server_index(r, "direct");
     if (what == RATIO_ADDED && direct < 0) return NAN;
     if (what == RATIO_ADDED) base = figures_of(r, point, (size_t)direct)->p50_ms[round];
@@ -276,7 +301,7 @@ static void report(struct run *r)
                  "per s", "p50 ms", "p99 ms", "CPU us");
     for (size_t p = 0; p < N_POINTS; p++)
         for (size_t s = 0; s < r->n_servers; s++)
-            add_row(r, p, s);
+            if (figures_of(r, p, s)->n) add_row(r, p, s);
     for (size_t s = 0; s < r->n_servers; s++) {
         struct proxy_server *x = &r->server[s];
         if (!x->pid) continue;

@@ -72,19 +72,23 @@ static void fail(struct load *l, const char *fmt, ...)
 
 /* ---- the request ---- */
 
+/* English prose as it is sent: about every fifty bytes an escape or a character beyond ASCII. */
 static int add_text(struct buf *out, size_t end)
 {
     static const char *const word[] = {
-        "the",    "bridge", "was",  "opened",       "in",      "1894", "and",  "carries",
-        "naïve",  "road",   "rail", "Zürich",       "between", "two",  "km",   "engineers",
-        "report", "of",     "that", "\\\"arch\\\"", "東京",    "by",   "with", "caf\\u00e9",
-    };
+        "the",    "bridge", "was",  "opened", "in",      "1894", "and",  "carries",
+        "single", "road",   "rail", "river",  "between", "two",  "km",   "engineers",
+        "report", "of",     "that", "arch",   "a",       "by",   "with", "foundations"};
+    static const char *const special[] = {"naïve",        "Zürich", "东京",
+                                          "\\\"arch\\\"", "“span”", "caf\\u00e9"};
     uint32_t seed = 1;
     int r = 0;
     for (unsigned i = 1; r == 0; i++) {
         seed = seed * 1664525u + 1013904223u;
-        const char *w = word[(seed >> 16) % (sizeof word / sizeof *word)];
-        const char *after = i % 90 == 0 ? ".\\n\\n" : i % 14 == 0 ? ". " : " ";
+        uint32_t pick = seed >> 16;
+        const char *w = i % 14 == 0 ? special[pick % (sizeof special / sizeof *special)]
+                                    : word[pick % (sizeof word / sizeof *word)];
+        const char *after = i % 60 == 0 ? ".\\n\\n" : i % 17 == 0 ? ". " : " ";
         if (out->len + strlen(w) + strlen(after) > end) break;
         r = buf_adds(out, w);
         if (r == 0) r = buf_adds(out, after);
