@@ -13,8 +13,8 @@
 #include <sys/mman.h>
 
 static const char *const strategy_names[FUS_STRATEGY_COUNT] = {
-    [FUS_FULL] = "full", [FUS_PREFIX] = "prefix", [FUS_REUSE] = "reuse",
-    [FUS_HKVD] = "hkvd", [FUS_SINK] = "sink",     [FUS_QUERY] = "query",
+    [FUS_FULL] = "full", [FUS_PREFIX] = "prefix", [FUS_REUSE] = "reuse", [FUS_HKVD] = "hkvd",
+    [FUS_SINK] = "sink", [FUS_QUERY] = "query",   [FUS_QS] = "qs",
 };
 
 const char *fus_strategy_name(enum fus_strategy s)

@@ -1,7 +1,7 @@
 /* core: a loaded model on a device, and sessions (one sequence's KV and logits) run synchronously.
  *
  * fus_core_create() packs the weights → fus_session_create() reserves KV pages for a sequence →
- * fus_prefill_begin()/step()/end() runs a prompt by a plan (full, prefix, reuse, hkvd, sink, query)
+ * fus_prefill_begin()/step()/end() runs a prompt by a plan (by strategy)
  * one layer a step, so that a scheduler can run decode steps in between → fus_decode() appends one
  * token to each of several sessions. The benchmarks call this directly; the server goes through
  * engine.h. Nothing allocates per token or layer.
@@ -25,6 +25,7 @@ enum fus_strategy {             /* table of names in core.c */
                     FUS_HKVD,   /* paper: largest K deviation at the check layer */
                     FUS_SINK,   /* first k tokens of every non-first chunk */
                     FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
+                    FUS_QS,     /* that times the tokens' context sensitivity (7.3) */
                     FUS_STRATEGY_COUNT
 };
 const char *fus_strategy_name(enum fus_strategy s);
@@ -75,7 +76,10 @@ struct fus_plan {
     const struct fus_capture *capture;
     size_t n_capture;
     enum fus_strategy strategy;
-    float ratio;          /* share of reused chunk tokens to recompute, 0…1 */
+    float ratio; /* share of reused chunk tokens to recompute, 0…1 */
+    /* By score only: as few tokens as hold this share of it, ratio_min at least and ratio at most;
+     * 0: as many as ratio says. */
+    float mass, ratio_min;
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
     unsigned check_layer; /* hkvd; 0 = default 1 */
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
@@ -90,7 +94,8 @@ struct fus_report { /* what happened */
     uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* sum = prompt tokens */
     uint32_t n_failed_ranges; /* sources that failed and were computed instead */
     double deviation_left;    /* hkvd: share of deviation mass not recomputed; -1 = not measured */
-    double score_left;        /* query: share of suffix attention mass not recomputed; -1 */
+    double score_left;        /* query, qs: share of the score not recomputed; -1 */
+    uint32_t n_sensed;        /* qs: reused tokens whose sensitivity was known */
     double
         cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
                  (layer 0 of reused tokens, unselected ones at the check layer) count nothing */
@@ -129,5 +134,23 @@ int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *
 int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
                     const struct kv_sink *sink, const atomic_bool *cancel,
                     struct fus_prefill **ret);
+
+/* Measure the context sensitivity of an isolated chunk (blending.md 7.3): it runs once more behind
+ * another one, up to the middle layer, and is compared with its stored KV. ret_score[i] becomes the
+ * larger of itself and token i's change: the mean over layers 1…L/2 of |dK|/|K| + |dV|/|V|. Zero
+ * it, then measure behind a few real neighbours. Steps as a prefill. */
+struct fus_sense {
+    int32_t sink_token;    /* as the chunk was built, -1: none */
+    const int32_t *before; /* the neighbour; copied */
+    uint32_t n_before;
+    struct kv_source before_src; /* its isolated KV; ops NULL: it is computed */
+    const int32_t *tok;          /* the chunk; copied */
+    uint32_t n;
+    struct kv_source src; /* its isolated KV */
+    float *ret_score;     /* [n], valid until prefill_end; untouched when it fails */
+    const atomic_bool *cancel;
+};
+/* On success the sources are the prefill's, on failure the caller's. -ENOTSUP: one layer only. */
+int fus_sense_begin(struct fus_session *s, const struct fus_sense *p, struct fus_prefill **ret);
 
 #endif

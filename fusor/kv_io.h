@@ -30,6 +30,9 @@ struct kv_source_ops {
     /* Would layer() return at once? 1 yes, 0 it would wait, <0 it has failed (layer() says how).
      * Never waits. May be NULL: always 1. */
     int (*ready)(void *ctx, unsigned layer);
+    /* What the range's record knows of its tokens' context sensitivity, [n]: 1 copied, 0 not
+     * measured yet. Never waits. May be NULL: never known. */
+    int (*scores)(void *ctx, float *ret);
 };
 
 struct kv_sink {

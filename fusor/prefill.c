@@ -34,7 +34,7 @@ static int make_block(struct fus_prefill *f)
 {
     const struct model_cfg *g = &f->core->cfg;
     const size_t T = f->plan.n_tok, D = g->D;
-    const size_t n_keep = f->plan.strategy == FUS_QUERY ? f->n_suffix : 0;
+    const size_t n_keep = fus_scores_by_query(f->plan.strategy) ? f->n_suffix : 0;
     f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
     size_t at = 0;
     const size_t emb = carve(&at, T * D, 4), x = carve(&at, T * D, 4), pos_all = carve(&at, T, 4),
@@ -134,8 +134,8 @@ static void abandon(struct fus_prefill *f)
     fus_prefill_end(f);
 }
 
-static int begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
-                 struct fus_prefill **ret)
+int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+              struct fus_prefill **ret)
 {
     struct fus_prefill *f = mem_zalloc(sizeof(*f));
     if (!f) return -ENOMEM;
@@ -168,7 +168,7 @@ static int begin(struct fus_session *s, const struct fus_plan *p, bool wants_log
 
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
 {
-    return begin(s, p, true, ret);
+    return fus_begin(s, p, true, ret);
 }
 
 int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
@@ -188,7 +188,7 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
                                .strategy = FUS_FULL,
                                .cancel = cancel};
     struct fus_prefill *f = NULL;
-    int r = begin(s, &p, false, &f);
+    int r = fus_begin(s, &p, false, &f);
     if (r < 0) {
         mem_free(own);
         return r;
@@ -280,7 +280,7 @@ static int step_layer0(struct fus_prefill *f)
         f->checked = false;
         return rows_from_embeddings(f, false, true);
     }
-    if (f->plan.strategy == FUS_QUERY && choose) {
+    if (fus_scores_by_query(f->plan.strategy) && choose) {
         f->stage = STAGE_SCORE;
         return rows_from_embeddings(f, false, false);
     }
@@ -324,6 +324,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     int r = 0;
     if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
     if (f->at_check) r = fus_deviation_rows(f, st, row0, m, k, ld);
+    if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
     return r;
 }
 
@@ -332,6 +333,7 @@ static int step_a(struct fus_prefill *f)
 {
     f->at_check = is_check_layer(f);
     int r = bring_layer(f);
+    if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
     if (r < 0) return r;
     if (f->layer > 0) { /* layer 0 has its K,V already */
         struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
@@ -403,6 +405,7 @@ static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) {
+        if (f->plan.strategy == FUS_QS) fus_select_weigh(f);
         f->report.score_left = fus_select_top(f, fus_select_budget(f));
         f->stage = STAGE_MAIN;
         f->layer = 0;
@@ -431,6 +434,11 @@ int fus_prefill_step(struct fus_prefill *f)
             return 1;
         }
         if (r < 0) return r;
+        if (fus_sense_on(f) && fus_sense_last(f)) {
+            fus_sense_done(f);
+            finish(f);
+            return 0;
+        }
     }
     r = step_b(f);
     if (r == 1) r = layer_done(f);
@@ -462,6 +470,7 @@ void fus_prefill_end(struct fus_prefill *f)
     if (!f) return;
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
+    fus_sense_release(f);
     fus_captures_close(f, -ECANCELED);
     if (f->block) fus_core_give_block(f->core, f->block, f->block_bytes);
     mem_free(f->range);

@@ -25,6 +25,13 @@ struct pre_capture {
     bool open;           /* done() not called yet */
 };
 
+struct pre_sense {        /* a measurement of sensitivity instead of a prompt */
+    struct kv_source src; /* the chunk's isolated KV; ops NULL: none is measured */
+    struct kv_layer cur;
+    uint32_t tok0, n;
+    float *ret_score;
+};
+
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_DONE };
 
 struct fus_prefill {
@@ -36,6 +43,7 @@ struct fus_prefill {
     size_t n_range;
     struct pre_capture *capture;
     size_t n_capture;
+    struct pre_sense sense;
     int32_t *own_tok; /* a build's tokens */
     bool wants_logits;
 
@@ -77,6 +85,7 @@ size_t fus_select_budget(const struct fus_prefill *f);
 /* Choose `k` of the reusable tokens by score; sets sel, n_sel. Returns the score share left. */
 double fus_select_top(struct fus_prefill *f, size_t k);
 void fus_select_sink(struct fus_prefill *f);
+void fus_select_weigh(struct fus_prefill *f); /* qs: the score times what ranges know */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
 /* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
@@ -91,5 +100,22 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer);
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
 void fus_range_release(struct pre_range *g);
+
+/* sense.c: nothing happens in them unless a sensitivity is measured */
+bool fus_sense_on(const struct fus_prefill *f);
+bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */
+int fus_sense_fetch(struct fus_prefill *f);
+int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                   const float *k, const float *v, size_t ld);
+void fus_sense_done(struct fus_prefill *f);
+void fus_sense_release(struct fus_prefill *f);
+
+/* prefill.c */
+int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+              struct fus_prefill **ret);
+static inline bool fus_scores_by_query(enum fus_strategy s)
+{
+    return s == FUS_QUERY || s == FUS_QS;
+}
 
 #endif

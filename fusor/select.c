@@ -4,6 +4,7 @@
 #include "base/assert.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int check_ranges(const struct fus_plan *p)
@@ -33,6 +34,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= FUS_STRATEGY_COUNT) return -EINVAL;
     if (p->n_tok > f->s->cap_tokens) return -ERANGE;
     if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
+    if (!(p->mass >= 0 && p->mass <= 1 && p->ratio_min >= 0 && p->ratio_min <= 1)) return -EINVAL;
     for (uint32_t i = 0; i < p->n_tok; i++)
         if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
     if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
@@ -95,6 +97,26 @@ size_t fus_select_budget(const struct fus_prefill *f)
     return k < f->n_reusable ? k : f->n_reusable;
 }
 
+static int by_score(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* How many of the n largest candidates hold the wanted share of the score, k at most. */
+static size_t mass_budget(struct fus_prefill *f, size_t n, size_t k, double total)
+{
+    const size_t least = (size_t)lround((double)f->plan.ratio_min * (double)n);
+    float *v = (float *)(void *)f->sel; /* [n_tok], written only after this */
+    double sum = 0;
+    size_t i = 0;
+    memcpy(v, f->cand_score, n * sizeof(*v));
+    qsort(v, n, sizeof(*v), by_score);
+    while (i < k && (i < least || sum < (double)f->plan.mass * total))
+        sum += v[i++];
+    return i;
+}
+
 double fus_select_top(struct fus_prefill *f, size_t k)
 {
     size_t n = 0;
@@ -106,6 +128,7 @@ double fus_select_top(struct fus_prefill *f, size_t k)
         total += f->score[t];
     }
     ASSERT(n == f->n_reusable && k <= n);
+    if (f->plan.mass > 0) k = mass_budget(f, n, k, total);
     int r = k ? kn_topk(f->cand_score, n, k, f->sel) : 0;
     ASSERT(r == 0);
     for (size_t i = 0; i < k; i++) {
@@ -114,6 +137,29 @@ double fus_select_top(struct fus_prefill *f, size_t k)
     }
     f->n_sel = k;
     return total > 0 ? fmax(0, (total - taken) / total) : 0;
+}
+
+/* Ranges whose sensitivity is not known yet count as the average of those whose is: what the query
+ * says decides between their tokens, and nobody is put first for being new. */
+void fus_select_weigh(struct fus_prefill *f)
+{
+    float *s = f->cand_score; /* filled by fus_select_top() later on */
+    double sum = 0;
+    f->report.n_sensed = 0;
+    for (int known = 1; known >= 0; known--)
+        for (size_t i = 0; i < f->n_range; i++) {
+            const struct pre_range *g = &f->range[i];
+            const struct kv_source *src = &g->r.src;
+            if (!g->active || !g->used || g->r.exact) continue;
+            const bool has = src->ops->scores && src->ops->scores(src->ctx, s) == 1;
+            if (has != known) continue;
+            const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
+            for (uint32_t t = 0; t < g->r.n; t++) {
+                f->score[g->r.tok0 + t] *= has ? s[t] : mean;
+                sum += has ? s[t] : 0;
+            }
+            if (has) f->report.n_sensed += g->r.n;
+        }
 }
 
 /* The first k tokens of every reused chunk but one that stands where it was built, right behind the

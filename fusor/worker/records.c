@@ -33,6 +33,13 @@ static int source_ready(void *ctx, unsigned layer)
     return store_pin_ready(s->pin, layer);
 }
 
+static int source_scores(void *ctx, float *ret)
+{
+    struct source *s = ctx;
+
+    return store_pin_scores(s->pin, ret);
+}
+
 static void source_release(void *ctx)
 {
     struct source *s = ctx;
@@ -43,7 +50,8 @@ static void source_release(void *ctx)
 
 int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
 {
-    static const struct kv_source_ops ops = {NULL, source_layer, source_release, source_ready};
+    static const struct kv_source_ops ops = {NULL, source_layer, source_release, source_ready,
+                                             source_scores};
     struct source *s = mem_alloc(sizeof *s);
 
     if (!s) {

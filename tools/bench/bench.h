@@ -69,6 +69,14 @@ int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_id
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
 int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n);
+/* Measure how a chunk in the store depends on what stands before it, behind each of the neighbours,
+ * and keep that with its record, unless it is there. */
+struct bench_text {
+    const int32_t *tok;
+    uint32_t n;
+};
+int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
+                      const struct bench_text *before, size_t n_before);
 struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n);
 
 struct bench_run { /* how to run a prompt */

@@ -171,6 +171,13 @@ static const struct opt_def defs[] = {
      .min = 8,
      .max = 4096,
      .help = "quality: tokens of an answer"},
+    {.name = "neighbours",
+     .type = OPT_INT,
+     .dflt = "4",
+     .min = 1,
+     .max = 16,
+     .help =
+         "quality: chunks of other lines that a chunk's context sensitivity is measured behind"},
     {.name = "limit",
      .type = OPT_INT,
      .dflt = "0",

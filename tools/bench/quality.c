@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FORCED_TOKENS = 8, METHODS_MAX = 64, KINDS_MAX = 32, ANSWERS_MAX = 64 };
+enum { FORCED_TOKENS = 8, METHODS_MAX = 64, KINDS_MAX = 32, ANSWERS_MAX = 64, NEIGHBOURS_MAX = 16 };
 
 struct totals { /* sums over lines */
     unsigned n, n_text, n_top1, n_first, n_kl;
@@ -31,7 +31,8 @@ struct method {
 struct study {
     struct bench *b;
     struct prompt_style style;
-    unsigned max_new;
+    unsigned max_new, neighbours;
+    bool wants_sense; /* a method reads the tokens' context sensitivity */
     struct method method[METHODS_MAX];
     size_t n_methods;
     char *kind[KINDS_MAX];
@@ -209,8 +210,40 @@ static int kind_of(struct study *s, const json_t *line, size_t *ret, struct err 
     return 0;
 }
 
-static int study_line(struct study *s, const json_t *line, struct err *err)
+/* Neighbours to measure the sensitivity of a line's chunks behind: chunks of the lines that follow,
+ * one of each, never of its own. */
+static int sense_line(struct study *s, const json_t *lines, size_t at,
+                      const struct bench_prompt *own, struct err *err)
 {
+    struct bench_prompt p[NEIGHBOURS_MAX] = {0};
+    struct bench_text before[NEIGHBOURS_MAX];
+    size_t n_lines = json_array_size(lines), n = 0, n_before;
+    int r = 0;
+    while (r == 0 && n < s->neighbours && n + 1 < n_lines) {
+        r = dataset_prompt(s->b, json_array_get(lines, (at + n + 1) % n_lines), &s->style, &p[n],
+                           err);
+        if (r == 0) n++;
+    }
+    for (size_t i = 0; r == 0 && i < own->n_chunks; i++) {
+        n_before = 0;
+        for (size_t j = 0; j < n; j++) {
+            if (p[j].n_chunks == 0) continue;
+            size_t c = (i + j) % p[j].n_chunks;
+            before[n_before++] =
+                (struct bench_text){p[j].tok + p[j].chunk[c].tok0, p[j].chunk[c].n};
+        }
+        r = bench_sense_chunk(s->b, own->tok + own->chunk[i].tok0, own->chunk[i].n, before,
+                              n_before);
+        if (r < 0) (void)err_set(err, r, "measuring a chunk failed: %s", err_name(r));
+    }
+    while (n-- > 0)
+        bench_prompt_fini(&p[n]);
+    return r;
+}
+
+static int study_line(struct study *s, const json_t *lines, size_t at, struct err *err)
+{
+    const json_t *line = json_array_get(lines, at);
     size_t kind = 0;
     struct bench_prompt p = {0};
     struct reference ref = {0};
@@ -222,6 +255,7 @@ static int study_line(struct study *s, const json_t *line, struct err *err)
                     fus_core_ctx_max(s->b->core));
     } else {
         r = bench_build_chunks(s->b, &p);
+        if (r == 0 && s->wants_sense) r = sense_line(s, lines, at, &p, err);
         for (size_t i = 0; r == 0 && i < s->n_methods; i++)
             r = s->method[i].run.strategy == FUS_FULL
                     ? full_run(s, line, &p, &ref, &s->method[i].total[kind])
@@ -300,15 +334,18 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
         opt_bool(opts, "chat")};
     int64_t limit = opt_int(opts, "limit");
     int r = bench_methods(opts, run, METHODS_MAX, &s->n_methods, err);
-    for (size_t k = 0; k < s->n_methods; k++)
+    for (size_t k = 0; k < s->n_methods; k++) {
         s->method[k].run = run[k];
+        s->wants_sense |= run[k].strategy == FUS_QS;
+    }
+    s->neighbours = (unsigned)opt_int(opts, "neighbours");
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
     if (r == 0) r = dataset_open(opt_str(opts, "data"), &data, err);
     json_t *line;
     json_array_foreach(data.lines, i, line)
     {
         if (r < 0 || (limit > 0 && (int64_t)i >= limit)) break;
-        r = study_line(s, line, err);
+        r = study_line(s, data.lines, i, err);
         bench_progress("line", i + 1, json_array_size(data.lines));
     }
     if (r == 0) {

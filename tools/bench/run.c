@@ -104,6 +104,54 @@ struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint3
     return key_of(b, TIER_CHUNK, tok, n);
 }
 
+static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *tok, uint32_t n,
+                        const struct bench_text *before, float *score)
+{
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    struct fus_sense p = {.sink_token = b->sink,
+                          .before = before->tok,
+                          .n_before = before->n,
+                          .tok = tok,
+                          .n = n,
+                          .ret_score = score};
+    int r = rec_source_make(pin, record_dtype(b->cfg), &p.src);
+    if (r < 0) return r;
+    r = fus_session_create(b->core, n + before->n + 1, &s);
+    if (r == 0) r = fus_sense_begin(s, &p, &f);
+    if (r < 0) {
+        p.src.ops->release(p.src.ctx);
+    } else {
+        r = run_steps(f);
+        fus_prefill_end(f);
+    }
+    fus_session_destroy(s);
+    return r;
+}
+
+int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
+                      const struct bench_text *before, size_t n_before)
+{
+    struct tier_key key = key_of(b, TIER_CHUNK, tok, n);
+    float *score = mem_zalloc(n * sizeof *score);
+    int r = score ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < n_before; i++) {
+        struct store_pin *pin;
+        enum store_miss why;
+        r = store_lookup(b->store, &key, tok, n, &pin, &why);
+        if (r <= 0) break;
+        if (i == 0 && store_pin_scores(pin, score) == 1) {
+            store_pin_release(pin);
+            mem_free(score);
+            return 0;
+        }
+        r = sense_behind(b, pin, tok, n, &before[i], score);
+    }
+    if (r == 0 && n_before > 0) r = store_set_scores(b->store, &key, score, n);
+    mem_free(score);
+    return r < 0 ? r : 0;
+}
+
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
 {
     int r = p->n_chunks ? build(b, TIER_PREFIX, p->tok, prefix_tokens(p)) : 0;

@@ -67,9 +67,19 @@ static int source_ready(void *ctx, unsigned layer)
     return held > 0 && (int)layer >= held ? 0 : (int)layer == c->fail_layer ? -EIO : 1;
 }
 
+static int source_scores(void *ctx, float *ret)
+{
+    const struct kit_chunk *c = ctx;
+    if (!c->score) return 0;
+    memcpy(ret, c->score, c->n * sizeof(*ret));
+    return 1;
+}
+
 static const struct kv_sink_ops sink_ops = {.rows = sink_rows, .done = sink_done};
-static const struct kv_source_ops source_ops = {
-    .layer = source_layer, .release = source_release, .ready = source_ready};
+static const struct kv_source_ops source_ops = {.layer = source_layer,
+                                                .release = source_release,
+                                                .ready = source_ready,
+                                                .scores = source_scores};
 
 struct kv_sink kit_sink(struct kit_chunk *c)
 {

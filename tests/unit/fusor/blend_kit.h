@@ -11,6 +11,7 @@ struct kit_chunk {
     const struct model_cfg *cfg;
     uint32_t n;
     float *k, *v;        /* [L, n, G*K]; layer 0 unused */
+    const float *score;  /* [n] context sensitivity, NULL: not measured */
     uint32_t *rows_seen; /* [L] rows delivered */
     int done, status;    /* times and last value */
     int released, uses;

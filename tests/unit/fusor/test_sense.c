@@ -1,0 +1,284 @@
+/* Context sensitivity of chunks, selection by it (qs), and budgets by share of the score. */
+#include "base/mem.h"
+#include "tests/test.h"
+#include "tests/unit/fusor/blend_kit.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SINK = 3, N_A = 40, N_B = 29, N_C = 20, N_Q = 11, T_MAX = 1 + N_A + N_B + N_C + N_Q };
+
+struct scene { /* three chunks with isolated KV, and a question */
+    struct kit k;
+    int32_t tok[3][N_A], question[N_Q];
+    struct kit_chunk chunk[3];
+};
+static const uint32_t len[3] = {N_A, N_B, N_C};
+
+static void scene_open(struct scene *s)
+{
+    const struct tiny_opts o = {.L = 5, .qkv_bias = true};
+    kit_open(&s->k, &o, 64 * 64);
+    for (unsigned i = 0; i < 3; i++) {
+        kit_tokens(&s->k, 100 + i, s->tok[i], len[i]);
+        kit_chunk_init(&s->chunk[i], s->k.cfg, len[i]);
+        kit_build(&s->k, SINK, s->tok[i], &s->chunk[i]);
+    }
+    kit_tokens(&s->k, 7, s->question, N_Q);
+}
+
+static void scene_close(struct scene *s)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        ASSERT_EQ(s->chunk[i].released, s->chunk[i].uses);
+        kit_chunk_fini(&s->chunk[i]);
+    }
+    kit_close(&s->k);
+}
+
+/* ---- measuring ---- */
+
+/* The definition, from a full prefill of [sink, before, chunk]. */
+static void expected(struct scene *s, unsigned before, unsigned chunk, double *ret)
+{
+    const uint32_t nb = len[before], n = len[chunk];
+    const size_t GK = (size_t)s->k.cfg->G * s->k.cfg->K;
+    const unsigned hi = s->k.cfg->L / 2;
+    int32_t tok[T_MAX];
+    struct kit_chunk fresh;
+    struct fus_session *session = NULL;
+    struct fus_prefill *f = NULL;
+    tok[0] = SINK;
+    memcpy(tok + 1, s->tok[before], nb * sizeof *tok);
+    memcpy(tok + 1 + nb, s->tok[chunk], n * sizeof *tok);
+    kit_chunk_init(&fresh, s->k.cfg, n);
+    const struct fus_capture cap = {.tok0 = 1 + nb, .n = n, .sink = kit_sink(&fresh)};
+    const struct fus_plan plan = {
+        .tok = tok, .n_tok = 1 + nb + n, .capture = &cap, .n_capture = 1, .strategy = FUS_FULL};
+    ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
+    ASSERT_OK(fus_prefill_begin(session, &plan, &f));
+    ASSERT_OK(kit_steps(f));
+    fus_prefill_end(f);
+    fus_session_destroy(session);
+    for (uint32_t t = 0; t < n; t++) {
+        double sum = 0;
+        for (unsigned l = 1; l <= hi; l++)
+            for (unsigned part = 0; part < 2; part++) {
+                const float *a = (part ? fresh.v : fresh.k) + ((size_t)l * n + t) * GK;
+                const struct kit_chunk *c = &s->chunk[chunk];
+                const float *b = (part ? c->v : c->k) + ((size_t)l * n + t) * GK;
+                double d = 0, norm = 0;
+                for (size_t j = 0; j < GK; j++) {
+                    d += ((double)a[j] - (double)b[j]) * ((double)a[j] - (double)b[j]);
+                    norm += (double)a[j] * (double)a[j];
+                }
+                sum += sqrt(d) / sqrt(norm);
+            }
+        ret[t] = sum / hi;
+    }
+    kit_chunk_fini(&fresh);
+}
+
+static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
+{
+    struct fus_session *session = NULL;
+    struct fus_prefill *f = NULL;
+    struct fus_sense p = {.sink_token = SINK,
+                          .before = s->tok[before],
+                          .n_before = len[before],
+                          .tok = s->tok[chunk],
+                          .n = len[chunk],
+                          .src = kit_source(&s->chunk[chunk]),
+                          .ret_score = score};
+    if (stored) p.before_src = kit_source(&s->chunk[before]);
+    ASSERT_OK(fus_session_create(s->k.c, 1 + len[before] + len[chunk], &session));
+    ASSERT_OK(fus_sense_begin(session, &p, &f));
+    int r = kit_steps(f);
+    fus_prefill_end(f);
+    fus_session_destroy(session);
+    return r;
+}
+
+TEST(sensitivity_is_the_change_behind_a_neighbour)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    double want[2][N_A];
+    expected(&s, 1, 0, want[0]);
+    expected(&s, 2, 0, want[1]);
+    for (int stored = 0; stored < 2; stored++) {
+        float got[N_A] = {0};
+        ASSERT_OK(measure(&s, 1, 0, stored, got));
+        for (unsigned t = 0; t < N_A; t++)
+            ASSERT_NEAR(got[t], want[0][t], 1e-4 * (1 + want[0][t]));
+        ASSERT_TRUE(got[0] > 0);
+        ASSERT_OK(measure(&s, 2, 0, stored, got)); /* the larger of both stays */
+        for (unsigned t = 0; t < N_A; t++)
+            ASSERT_NEAR(got[t], fmax(want[0][t], want[1][t]), 1e-4 * (1 + want[0][t]));
+    }
+    scene_close(&s);
+}
+
+TEST(a_measurement_without_its_own_kv_fails_and_leaves_the_score_alone)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float got[N_A] = {0};
+    s.chunk[0].fail_layer = 2;
+    ASSERT_EQ(measure(&s, 1, 0, true, got), -EIO);
+    for (unsigned t = 0; t < N_A; t++)
+        ASSERT_EQ(got[t], 0);
+    s.chunk[0].fail_layer = -1;
+    s.chunk[1].fail_layer = 2; /* the neighbour's can be computed instead */
+    double want[N_A];
+    expected(&s, 1, 0, want);
+    ASSERT_OK(measure(&s, 1, 0, true, got));
+    for (unsigned t = 0; t < N_A; t++)
+        ASSERT_NEAR(got[t], want[t], 1e-4 * (1 + want[t]));
+    scene_close(&s);
+}
+
+TEST(nonsense_is_refused_and_keeps_its_sources)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    struct fus_session *session = NULL;
+    struct fus_prefill *f = NULL;
+    float got[N_A] = {0};
+    struct fus_sense p = {.sink_token = SINK,
+                          .before = s.tok[1],
+                          .n_before = N_B,
+                          .tok = s.tok[0],
+                          .n = N_A,
+                          .src = kit_source(&s.chunk[0]),
+                          .ret_score = got};
+    ASSERT_OK(fus_session_create(s.k.c, 8, &session));
+    ASSERT_EQ(fus_sense_begin(session, &p, &f), -ERANGE); /* the session is too short */
+    p.n_before = 0;
+    ASSERT_EQ(fus_sense_begin(session, &p, &f), -EINVAL);
+    ASSERT_EQ(s.chunk[0].released, 0);
+    s.chunk[0].uses = 0;
+    fus_session_destroy(session);
+    scene_close(&s);
+}
+
+/* ---- choosing ---- */
+
+static void run(struct scene *s, const struct fus_plan *base, int32_t *sel, size_t *ret_n,
+                struct fus_report *report)
+{
+    int32_t tok[T_MAX];
+    struct fus_range range[3];
+    struct fus_plan plan = *base;
+    struct fus_session *session = NULL;
+    struct fus_prefill *f = NULL;
+    uint32_t n = 1;
+    tok[0] = SINK;
+    for (unsigned i = 0; i < 3; i++) {
+        range[i] = (struct fus_range){.tok0 = n, .n = len[i], .src = kit_source(&s->chunk[i])};
+        memcpy(tok + n, s->tok[i], len[i] * sizeof *tok);
+        n += len[i];
+    }
+    memcpy(tok + n, s->question, N_Q * sizeof *tok);
+    plan.tok = tok;
+    plan.n_tok = n + N_Q;
+    plan.range = range;
+    plan.n_range = 3;
+    ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
+    ASSERT_OK(fus_prefill_begin(session, &plan, &f));
+    ASSERT_OK(kit_steps(f));
+    const int32_t *got = fus_prefill_selected(f, ret_n);
+    memcpy(sel, got, *ret_n * sizeof *sel);
+    fus_prefill_report(f, report);
+    fus_prefill_end(f);
+    fus_session_destroy(session);
+}
+
+TEST(qs_without_scores_is_query)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    int32_t a[T_MAX], b[T_MAX];
+    size_t na, nb;
+    struct fus_report ra, rb;
+    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 0.3f}, a, &na, &ra);
+    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = 0.3f}, b, &nb, &rb);
+    ASSERT_EQ(na, nb);
+    ASSERT_MEMEQ(a, b, na * sizeof *a);
+    ASSERT_EQ(rb.n_sensed, 0);
+    ASSERT_NEAR(ra.score_left, rb.score_left, 1e-6);
+    ASSERT_NEAR(ra.cost, rb.cost, 1e-9);
+    scene_close(&s);
+}
+
+TEST(qs_takes_what_is_attended_to_and_sensitive)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float a[N_A] = {0}, b[N_B] = {0}, c[N_C] = {0};
+    s.chunk[0].score = a;
+    s.chunk[1].score = b;
+    s.chunk[2].score = c;
+    a[5] = a[17] = b[0] = c[N_C - 1] = 1; /* all others never change */
+    int32_t sel[T_MAX];
+    size_t n;
+    struct fus_report r;
+    const float ratio = 4.0f / (N_A + N_B + N_C);
+    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = ratio}, sel, &n, &r);
+    const int32_t want[] = {1 + 5, 1 + 17, 1 + N_A, N_A + N_B + N_C};
+    ASSERT_EQ(n, 4);
+    ASSERT_MEMEQ(sel, want, sizeof want);
+    ASSERT_EQ(r.n_sensed, N_A + N_B + N_C);
+    ASSERT_NEAR(r.score_left, 0, 1e-9);
+    scene_close(&s);
+}
+
+/* A chunk that was not measured yet counts as the average of those that were: with all known ones
+ * alike the choice is the query's. */
+TEST(unmeasured_chunks_count_as_the_average)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float a[N_A], c[N_C];
+    for (unsigned i = 0; i < N_A; i++)
+        a[i] = 0.25f;
+    for (unsigned i = 0; i < N_C; i++)
+        c[i] = 0.25f;
+    int32_t x[T_MAX], y[T_MAX];
+    size_t nx, ny;
+    struct fus_report r;
+    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 0.3f}, x, &nx, &r);
+    s.chunk[0].score = a;
+    s.chunk[2].score = c;
+    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = 0.3f}, y, &ny, &r);
+    ASSERT_EQ(nx, ny);
+    ASSERT_MEMEQ(x, y, nx * sizeof *x);
+    ASSERT_EQ(r.n_sensed, N_A + N_C);
+    scene_close(&s);
+}
+
+TEST(mass_takes_as_few_as_hold_the_share)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    int32_t sel[T_MAX];
+    size_t n, all = N_A + N_B + N_C, before = 0;
+    struct fus_report r;
+    for (float mass = 0.1f; mass < 1; mass += 0.2f) {
+        run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 1, .mass = mass}, sel, &n, &r);
+        ASSERT_TRUE(n >= before && n > 0 && n < all);
+        ASSERT_TRUE(r.score_left <= 1 - (double)mass + 1e-6);
+        before = n;
+        const float one_less = ((float)n - 1) / (float)all;
+        run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = one_less}, sel, &n, &r);
+        if (n > 0) ASSERT_TRUE(r.score_left > 1 - (double)mass - 1e-6);
+    }
+    const struct fus_plan capped = {.strategy = FUS_QUERY, .ratio = 0.1f, .mass = 1};
+    run(&s, &capped, sel, &n, &r);
+    ASSERT_EQ(n, (size_t)lround(0.1 * (double)all)); /* never above ratio */
+    const struct fus_plan floor = {
+        .strategy = FUS_HKVD, .ratio = 0.5f, .mass = 0.01f, .ratio_min = 0.2f};
+    run(&s, &floor, sel, &n, &r);
+    ASSERT_EQ(n, (size_t)lround(0.2 * (double)all)); /* never below ratio_min */
+    scene_close(&s);
+}
