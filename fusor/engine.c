@@ -448,6 +448,30 @@ static void build_end(struct fus_engine *e, int status)
     pthread_mutex_unlock(&e->m);
 }
 
+/* 0 begun, 1 skipped, <0 failed. */
+static int build_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct kv_sink sink = {0};
+    int r = b->b.on_build(b->b.ctx, &sink);
+    if (r <= 0) return r == 0 ? 1 : r;
+    r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
+                        &e->build_cancel, &e->build_prefill);
+    if (r < 0) sink.ops->done(sink.ctx, r);
+    return r;
+}
+
+static int sense_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct fus_sense p = {.sink_token = b->b.sink_token, .cancel = &e->build_cancel};
+    int r = b->b.on_sense(b->b.ctx, &p);
+    if (r <= 0) return r == 0 ? 1 : r;
+    r = fus_sense_begin(e->build_session, &p, &e->build_prefill);
+    if (r == 0) return 0;
+    p.src.ops->release(p.src.ctx);
+    if (p.before_src.ops) p.before_src.ops->release(p.before_src.ctx);
+    return r;
+}
+
 /* 1 started or ended, 0 must wait for pages. */
 static int build_start(struct fus_engine *e, bool alone)
 {
@@ -465,17 +489,8 @@ static int build_start(struct fus_engine *e, bool alone)
     e->n_builds--;
     pthread_mutex_unlock(&e->m);
     e->building = b;
-    struct kv_sink sink = {0};
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
-    if (r == 0) {
-        r = b->b.on_build(b->b.ctx, &sink);
-        r = r == 1 ? 0 : r == 0 ? 1 : r;
-    }
-    if (r == 0) {
-        r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
-                            &e->build_cancel, &e->build_prefill);
-        if (r < 0) sink.ops->done(sink.ctx, r);
-    }
+    if (r == 0) r = b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
     if (r != 0) build_end(e, r);
     return 1;
 }

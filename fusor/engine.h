@@ -72,7 +72,11 @@ struct fus_build {
     int32_t *tok; /* taken over: freed with mem_free */
     uint32_t n;
     int (*on_build)(void *ctx, struct kv_sink *ret); /* 1 go, 0 skip, <0 error */
-    void (*on_end)(void *ctx, int status);           /* exactly once: 0, <0, 1 = skipped */
+    /* Not NULL: a measurement of sensitivity instead of a build. It fills the rest of *ret
+     * (sources, neighbour, score) likewise; `n` is what chunk and neighbour have together, `tok`
+     * NULL. */
+    int (*on_sense)(void *ctx, struct fus_sense *ret);
+    void (*on_end)(void *ctx, int status); /* exactly once: 0, <0, 1 = skipped */
     void *ctx;
     bool urgent; /* not only in idle time (warm-up) */
 };

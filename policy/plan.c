@@ -9,7 +9,7 @@ const char *pol_mode_name(enum pol_mode m)
 const char *pol_strategy_name(enum pol_strategy s)
 {
     static const char *const name[] = {"default", "full", "prefix", "reuse",
-                                       "hkvd",    "sink", "query"};
+                                       "hkvd",    "sink", "query",  "qs"};
     return (unsigned)s < POL_STRAT_COUNT ? name[s] : "unknown";
 }
 
@@ -32,13 +32,18 @@ static double ratio_of(const struct pol_plan_in *in)
     return r > 1 ? 1 : r;
 }
 
+static bool scores_by_suffix(enum pol_strategy s)
+{
+    return s == POL_STRAT_QUERY || s == POL_STRAT_QS;
+}
+
 /* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through
  * the scoring layers when the suffix scores. */
 static bool worth_blending(const struct pol_plan_in *in, enum pol_strategy s, double ratio)
 {
     double held = in->reuse_tokens;
     double rest = (double)in->prompt_tokens - in->prefix_tokens - held;
-    double cost = rest * (s == POL_STRAT_QUERY ? POL_QUERY_PASSES : 1) + ratio * held;
+    double cost = rest * (scores_by_suffix(s) ? POL_QUERY_PASSES : 1) + ratio * held;
 
     return cost < POL_COST_MAX * (rest + held);
 }
@@ -47,9 +52,9 @@ static struct pol_plan blend(const struct pol_plan_in *in, enum pol_strategy s, 
 {
     struct pol_plan p = {POL_BLEND, s, ratio_of(in), asked ? "asked for" : "reuse saves enough"};
 
-    if (s == POL_STRAT_QUERY && in->suffix_tokens == 0) {
+    if (scores_by_suffix(s) && in->suffix_tokens == 0) {
         p.strategy = POL_STRAT_HKVD; /* nothing behind the chunks whose attention could be asked */
-        p.reason = "no suffix to score with: hkvd instead of query";
+        p.reason = "no suffix to score with: hkvd instead";
     }
     if (!asked && !worth_blending(in, p.strategy, p.ratio)) return exact(in, "too little to save");
     return p;
@@ -59,7 +64,7 @@ struct pol_plan pol_plan(const struct pol_plan_in *in)
 {
     enum pol_strategy s = in->strategy ? in->strategy : in->strategy_default;
 
-    if (s == POL_STRAT_DEFAULT) s = POL_STRAT_QUERY;
+    if (s == POL_STRAT_DEFAULT) s = POL_STRAT_QS;
     if (in->mode == POL_FULL) return full("asked for");
     if (in->mode == POL_PREFIX)
         return exact(in, in->prefix_tokens ? "asked for" : "no prefix held");

@@ -19,13 +19,14 @@ enum pol_strategy {
     POL_STRAT_HKVD,
     POL_STRAT_SINK,
     POL_STRAT_QUERY,
+    POL_STRAT_QS,
     POL_STRAT_COUNT
 };
 
 struct pol_plan_in {
     enum pol_mode mode;
     enum pol_strategy strategy;         /* asked for */
-    enum pol_strategy strategy_default; /* the operator's; POL_STRAT_DEFAULT = query */
+    enum pol_strategy strategy_default; /* the operator's; POL_STRAT_DEFAULT = qs */
     double ratio;                       /* asked for, 0…1; negative or NaN = none */
     double ratio_default;               /* the operator's; negative or NaN = POL_RATIO_DEFAULT */
     uint32_t prompt_tokens;             /* all of them */

@@ -95,6 +95,8 @@ int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0
 /* From where this look-up got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
 int store_pin_scores(struct store_pin *p, float *ret /* [n] */); /* 1 filled, 0 not yet */
+bool store_pin_scored(const struct store_pin *p);
+/* 1 kept, 0 the record is not in RAM any more. */
 int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n);
 void store_pin_release(struct store_pin *p);
 

@@ -339,6 +339,16 @@ const char *store_pin_tier(const struct store_pin *p)
     return p->from < 0 ? "ram" : p->e->store->tier[p->from].t->name;
 }
 
+bool store_pin_scored(const struct store_pin *p)
+{
+    struct entry *e = p->e;
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    pthread_mutex_lock(&sh->m);
+    bool scored = e->scored;
+    pthread_mutex_unlock(&sh->m);
+    return scored;
+}
+
 int store_pin_scores(struct store_pin *p, float *ret)
 {
     struct entry *e = p->e;

@@ -97,6 +97,7 @@ static void build_ended(struct wk_msg *m)
                   err_name(b->status));
     } else {
         w->n_built += b->status == 0;
+        if (b->status == 0) wk_sense_want(w, &b->key, b->ns, b->tok, b->n);
         log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
                   b->status == 1);
     }

@@ -14,9 +14,9 @@
 static enum pol_strategy to_policy(enum fus_strategy s)
 {
     static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
-        [FUS_FULL] = POL_STRAT_FULL,   [FUS_PREFIX] = POL_STRAT_PREFIX,
-        [FUS_REUSE] = POL_STRAT_REUSE, [FUS_HKVD] = POL_STRAT_HKVD,
-        [FUS_SINK] = POL_STRAT_SINK,   [FUS_QUERY] = POL_STRAT_QUERY};
+        [FUS_FULL] = POL_STRAT_FULL, [FUS_PREFIX] = POL_STRAT_PREFIX, [FUS_REUSE] = POL_STRAT_REUSE,
+        [FUS_HKVD] = POL_STRAT_HKVD, [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
+        [FUS_QS] = POL_STRAT_QS};
 
     return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
 }
@@ -122,6 +122,7 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
         q->n_range++;
         return 0;
     }
+    if (!store_pin_scored(pin)) wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
     rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
     if (rc < 0) return rc;
     rec_source_tell(&r->src, &c->look.status);

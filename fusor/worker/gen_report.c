@@ -152,6 +152,7 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
     rc |= buf_addc(out, '}');
     rc |= put_measure(out, "deviation_left", r->deviation_left);
     rc |= put_measure(out, "score_left", r->score_left);
+    if (r->strategy == FUS_QS) rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
     rc |= put_measure(out, "cost", r->cost);
     if (!g->w->blend_ok)
         rc |= buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");

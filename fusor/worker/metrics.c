@@ -78,6 +78,10 @@ static struct metric build_failed =
     ONE("kvblend_builds_failed_total", METRIC_COUNTER, "Chunk builds that failed.");
 static struct metric pending =
     ONE("kvblend_builds_pending", METRIC_GAUGE, "Chunk builds queued or running.");
+static struct metric measured =
+    ONE("kvblend_sensitivity_total", METRIC_COUNTER, "Chunks whose context sensitivity is known.");
+static struct metric unmeasured =
+    ONE("kvblend_sensitivity_pending", METRIC_GAUGE, "Chunks whose sensitivity is to be measured.");
 static struct metric misses[STORE_MISS_COUNT];
 static char miss_labels[STORE_MISS_COUNT][40];
 
@@ -86,7 +90,7 @@ void wk_metrics_init(void)
     struct metric *const ones[] = {&ttft,    &inter_token,  &queue_time, &active,    &generated,
                                    &waiting, &running,      &kv_free,    &ram_used,  &ram_budget,
                                    &records, &hits,         &evictions,  &put_total, &refused,
-                                   &built,   &build_failed, &pending};
+                                   &built,   &build_failed, &pending,    &measured,  &unmeasured};
 
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
         metric_register(ones[i]);
@@ -170,6 +174,10 @@ int wk_metrics_render(struct worker *w, struct buf *out)
         metric_set(&pending, w->n_builds);
         metric_set(&built, (double)w->n_built);
         metric_set(&build_failed, (double)w->n_build_failed);
+        struct wk_sense_stats sense;
+        wk_sense_get_stats(w, &sense);
+        metric_set(&measured, (double)sense.n_measured);
+        metric_set(&unmeasured, sense.n_pending);
     }
     return metric_render(out);
 }

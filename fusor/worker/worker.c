@@ -176,6 +176,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
     if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
+    if ((rc = wk_senses_create(w)) < 0) goto fail;
     if ((rc = http_server_listen(w->server, o->listen, err)) < 0) goto fail;
     if ((rc = wk_load_start(w)) < 0) goto fail;
     http_timer_set(w->tick, TICK_MS);
@@ -208,6 +209,7 @@ void wk_destroy(struct worker *w)
     wk_gens_abandon(w);
     wk_segments_fini(w);
     wk_builds_fini(w);
+    wk_senses_destroy(w);
     for (int i = 0; i < 2; i++)
         if (w->signals[i]) event_free(w->signals[i]);
     if (w->stdin_event) event_free(w->stdin_event);

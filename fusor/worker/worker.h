@@ -144,6 +144,7 @@ struct worker {
     struct wk_build *builds, **builds_tail;
     unsigned n_builds, n_flight;
     uint64_t n_built, n_build_failed;
+    struct wk_senses *senses;
 };
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err);
 bool wk_is_loading(const struct worker *w);
@@ -262,6 +263,19 @@ uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint3
 /* Token ids a text will have inside a prompt: between line breaks. mem_free() the result. */
 int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
                     uint32_t *ret_n);
+
+/* ---- context sensitivity of chunks, measured in idle time (sense.c) ---- */
+int wk_senses_create(struct worker *w);
+void wk_senses_destroy(struct worker *w); /* after the engine has ended */
+/* This record has no scores yet. Thread: any, not from inside a callback of the engine's that holds
+ * a lock of ours. A wish too many is dropped: the next request that finds the record asks again. */
+void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
+                   uint32_t n);
+struct wk_sense_stats {
+    unsigned n_pending;
+    uint64_t n_measured, n_failed;
+};
+void wk_sense_get_stats(struct worker *w, struct wk_sense_stats *ret);
 
 /* ---- look-ups (asks.c) ---- */
 /* Helper thread: ask for all that the prompt may reuse and wait for the answers, not for the KV. */

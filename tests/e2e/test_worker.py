@@ -155,6 +155,22 @@ def check_chunks_are_reused(g):
     assert one["choices"][0]["message"] == other["choices"][0]["message"]
 
 
+def check_sensitivity_is_measured_when_idle(g):
+    def metric(name):
+        family = parse_metrics(g.get("/metrics").body.decode())[name]
+        return sum(value for _, _, value in family[1])
+    docs = [31, 32, 33]
+    first = g.post(CHAT, parts(docs)).json()["kvblend"]
+    assert first["strategy"] == "full"
+    until("the chunks are built", lambda: metric("kvblend_builds_pending") == 0)
+    until("the chunks are measured", lambda: metric("kvblend_sensitivity_pending") == 0 and engine(g)["builds"] == 0)
+    k = g.post(CHAT, parts([33, 31, 32], "And now?")).json()["kvblend"]
+    assert k["strategy"] == "qs" and k["sensed"] == sum(c["tokens"] for c in k["chunks"]), k
+    plain = g.post(CHAT, parts([33, 31, 32], "And now?", kvblend={"strategy": "query"})).json()["kvblend"]
+    assert plain["strategy"] == "query" and "sensed" not in plain
+    assert plain["tokens"]["recomputed"] == k["tokens"]["recomputed"] and plain["cost"] == k["cost"]
+
+
 def check_preset_chunks_are_found(g):
     k = g.post(CHAT, rag([11, 12, 13])).json()["kvblend"]
     assert len(k["chunks"]) == 3, k

@@ -1,7 +1,7 @@
 #include "policy/plan.h"
 #include "tests/test.h"
 
-#define Q POL_STRAT_QUERY
+#define Q POL_STRAT_QS
 #define H POL_STRAT_HKVD
 #define S POL_STRAT_SINK
 
