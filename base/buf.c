@@ -49,12 +49,14 @@ int buf_vaddf(struct buf *b, const char *fmt, va_list ap)
 {
     va_list again;
     va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    int r = n < 0 ? -EINVAL : buf_reserve(b, (size_t)n);
-    if (r == 0) {
-        (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
-        b->len += (size_t)n;
+    size_t room = b->cap - b->len; /* usually enough: then the text is formatted once */
+    int n = vsnprintf(room ? b->data + b->len : NULL, room, fmt, ap);
+    int r = n < 0 ? -EINVAL : 0;
+    if (r == 0 && (size_t)n >= room) {
+        r = buf_reserve(b, (size_t)n);
+        if (r == 0) (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
     }
+    if (r == 0) b->len += (size_t)n;
     va_end(again);
     return r;
 }

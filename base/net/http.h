@@ -1,6 +1,6 @@
 /* http: the one HTTP/1.1 + SSE layer, server and client, on libevent's plain events.
  *
- * Not for: HTTP/2, TLS (a later issue), anything but origin-form requests.
+ * Not for: HTTP/2, anything but origin-form requests.
  * Server life cycle: http_loop_create() → http_server_create() → http_server_listen() →
  * http_loop_run(). on_request is called once a request's head *and* whole body are in (body bounded
  * by the limits; 413 otherwise); the handler answers now or later by http_reply() or
@@ -47,6 +47,20 @@ void http_timer_clear(struct http_timer *t);
 void http_timer_destroy(struct http_timer *t);
 double http_loop_lag_ms(const struct http_loop *l); /* last measured; histogram metric inside */
 
+/* ---- TLS (OpenSSL): at least 1.2, HTTP/1.1 only ---- */
+struct http_tls; /* the settings of one side, for any number of servers or clients of any loop */
+struct http_tls_opts {
+    const char *cert_file, *key_file; /* PEM; a server must have them, a client may */
+    const char *ca_file; /* client: NULL = the system's; server: verify clients by it */
+    bool insecure;       /* client: do not verify the server */
+};
+int http_tls_server(const struct http_tls_opts *o, struct http_tls **ret, struct err *err);
+int http_tls_client(const struct http_tls_opts *o, struct http_tls **ret, struct err *err);
+/* Read the files again: new connections use them; on error the old ones stay. Thread: any. */
+int http_tls_reload(struct http_tls *t, struct err *err);
+struct http_tls *http_tls_ref(struct http_tls *t);
+void http_tls_unref(struct http_tls *t);
+
 /* ---- messages ---- */
 struct http_header {
     const char *name, *value; /* NUL-terminated; name as sent */
@@ -85,6 +99,17 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
                        const struct http_server_ops *ops, void *ctx, struct http_server **ret);
 /* "HOST:PORT" ("127.0.0.1:0" picks a port, "[::1]:80", ":8010" = all), or "unix:/path". */
 int http_server_listen(struct http_server *s, const char *address, struct err *err);
+struct http_listen_opts {
+    struct http_tls *tls; /* NULL: plain; the server takes a reference */
+    bool reuse_port;      /* servers of other loops will accept on it: http_server_listen_same() */
+    int fd;               /* > 0: a listening socket, taken on success, instead of the address */
+};
+int http_server_listen_with(struct http_server *s, const char *address,
+                            const struct http_listen_opts *o, struct err *err);
+/* Accept where `from`, a server of another loop, does: on a socket of its own when `from` reuses
+ * the port (the kernel spreads the connections), else on the same socket. Call before from's loop
+ * runs. */
+int http_server_listen_same(struct http_server *s, const struct http_server *from, struct err *err);
 int http_server_port(const struct http_server *s); /* of the first TCP listener */
 void http_server_stop_accepting(
     struct http_server *s); /* drain: keep-alives end after their response */
@@ -143,14 +168,16 @@ struct http_client_opts {
     unsigned connect_timeout_ms, first_byte_timeout_ms, idle_timeout_ms; /* 2 s, 600 s, 180 s */
     unsigned keepalive_ms;     /* how long an idle connection is kept: 4 s */
     unsigned total_timeout_ms; /* of a whole call, waiting for its turn included; 0: none */
-    const char *host;          /* for the Host header; NULL: from the address */
+    const char *host;          /* for the Host header and TLS; NULL: from the address */
+    struct http_tls *tls;      /* NULL: plain; the client takes a reference */
 };
 struct http_call_ops {
     void (*on_head)(void *ctx, int status, const struct http_head *h);
     void (*on_body)(void *ctx, const char *data, size_t len); /* de-chunked bytes as they come */
     /* Exactly once unless cancelled; the call is valid until it returns. 0 complete,
      * -ECONNREFUSED, -EHOSTUNREACH … no connection, -ETIMEDOUT (http_call_sent() tells whether
-     * while connecting), -ETIME the total time is over, -EPIPE cut off, -EBADMSG not HTTP. */
+     * while connecting), -ETIME the total time is over, -EPIPE cut off, -EBADMSG not HTTP, -EPROTO
+     * TLS failed (a bad certificate, …): http_call_why(). */
     void (*on_end)(void *ctx, int status);
 };
 int http_client_create(struct http_loop *l, const struct http_client_opts *o,
@@ -166,7 +193,8 @@ int http_call_start_v(struct http_client *c, const char *method, const char *tar
                       const char *headers, const struct iovec *body, int n_pieces,
                       const struct http_call_ops *ops, void *ctx, struct http_call **ret);
 bool http_call_sent(const struct http_call *c); /* has any byte left, on its latest connection */
-void http_call_cancel(struct http_call *c);     /* closes its connection; no callback after */
+const char *http_call_why(const struct http_call *c); /* in on_end: a sentence, or "" */
+void http_call_cancel(struct http_call *c);           /* closes its connection; no callback after */
 void http_call_pause(struct http_call *c, bool pause); /* stop reading: back-pressure */
 
 #endif

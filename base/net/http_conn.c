@@ -8,12 +8,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#include <limits.h>
 #include <poll.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -23,67 +20,24 @@ enum {
     LINGER_MS = 3000,               /* chosen: time for the client to read a refusal */
     BODY_STEP_BYTES = 64 * 1024,    /* the body timeout starts anew after this much: 1 KiB/s */
     BODY_RESERVE_MAX = 1024 * 1024, /* a claimed length reserves no more than this */
+    BODY_DIRECT_BYTES = 16 * 1024,  /* chosen: from here on a copy costs more than an empty turn */
     OUT_KEEP_BYTES = 4096,          /* what an idle connection may hold */
 };
 
-enum conn_state { CONN_HEAD, CONN_BODY, CONN_PENDING, CONN_LINGER };
-enum conn_timer { TM_NONE, TM_IDLE, TM_HEAD, TM_BODY, TM_WRITE, TM_WATCH, TM_LINGER };
-
-struct http_req {
-    struct http_conn *conn;
-    struct http_msg msg;
-    struct buf body;
-    void *user;
-    uint64_t start_ns, bytes_out;
-    uint64_t sized_left;
-    bool started, ended, chunked, sized, no_body, over_mark;
-};
-
-struct http_conn {
-    struct http_server *server;
-    struct http_conn *next, *prev;
-    struct event ev_read, ev_write, ev_timer;
-    struct http_defer defer;
-    int fd;
-    enum conn_state state;
-    enum conn_timer timer;
-    bool read_on, write_on;
-    bool dead, eof, stepping, close_after, refused;
-    struct buf in, out; /* in: bytes that were read and not yet taken */
-    size_t out_pos;
-    const char *view; /* the bytes that conn_step() takes from: the loop's scratch or in */
-    size_t view_len;
-    size_t scan; /* for http_head_end() */
-    struct http_req *req, *partial;
-    struct http_chunked chunked;
-    uint64_t first_byte_ns;
-    size_t body_mark;
-    char peer[64];
-};
-
-static size_t out_len(const struct http_conn *c)
-{
-    return c->out.len - c->out_pos;
-}
-
 /* ---- writing ---- */
 
-/* Send what waits plus the pieces; what the socket does not take is queued. */
-static int conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces)
+int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces)
 {
     struct iovec iov[4];
     int n = 0;
-    size_t waiting = out_len(c);
+    size_t waiting = c->out.len - c->out_pos;
     if (waiting) iov[n++] = (struct iovec){c->out.data + c->out_pos, waiting};
     for (int i = 0; i < n_pieces; i++)
         if (pieces[i].iov_len) iov[n++] = pieces[i];
-    struct msghdr mh = {.msg_iov = iov, .msg_iovlen = (size_t)n};
     ssize_t sent = 0;
-    if (n > 0 && !c->write_on) {
-        do
-            sent = sendmsg(c->fd, &mh, MSG_NOSIGNAL | MSG_DONTWAIT);
-        while (sent < 0 && errno == EINTR);
-        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return -EPIPE;
+    if ((n > 0 || http_io_pending(&c->io)) && !c->write_on) {
+        sent = http_io_send(&c->io, iov, n);
+        if (sent < 0 && sent != -EAGAIN) return -EPIPE;
         if (sent < 0) sent = 0;
     }
     size_t done = (size_t)sent, from_out = done < waiting ? done : waiting;
@@ -99,7 +53,7 @@ static int conn_send(struct http_conn *c, const struct iovec *pieces, int n_piec
         int r = buf_add(&c->out, (const char *)pieces[i].iov_base + skip, pieces[i].iov_len - skip);
         if (r < 0) return r;
     }
-    if (out_len(c) > 0 && !c->write_on) {
+    if (http_conn_unsent(c) > 0 && !c->write_on) {
         c->write_on = true;
         (void)event_add(&c->ev_write, NULL);
     }
@@ -116,24 +70,24 @@ static void set_read(struct http_conn *c, bool on)
         (void)event_del(&c->ev_read);
 }
 
-static void set_timer(struct http_conn *c, enum conn_timer kind, uint64_t ms)
+static void set_timer(struct http_conn *c, enum http_conn_timer kind, uint64_t ms)
 {
     if (kind == c->timer) return;
     c->timer = kind;
     if (kind == TM_NONE)
-        (void)event_del(&c->ev_timer);
+        http_alarm_clear(&c->alarm);
     else
-        http_timeout_add(&c->ev_timer, ms);
+        http_alarm_set(&c->alarm, ms);
 }
 
-static void ask_step(struct http_conn *c)
+void http_conn_ask_step(struct http_conn *c)
 {
     if (!c->stepping) http_defer(c->server->loop, &c->defer);
 }
 
 /* ---- the life of a request ---- */
 
-static void req_free(struct http_req *r)
+void http_req_free(struct http_req *r)
 {
     if (!r) return;
     http_msg_fini(&r->msg);
@@ -149,17 +103,7 @@ static void finish_req(struct http_conn *c, bool aborted)
     if (s->ops.on_close) s->ops.on_close(s->ctx, r, aborted);
     c->req = NULL;
     s->n_requests--;
-    req_free(r);
-}
-
-static int add_status(struct buf *out, int status)
-{
-    char date[40];
-    struct tm tm;
-    time_t now = (time_t)clock_wall_s();
-    gmtime_r(&now, &tm);
-    (void)strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    return buf_addf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, http_status_text(status), date);
+    http_req_free(r);
 }
 
 /* Answer in the layer's own name and give the connection up. */
@@ -169,7 +113,7 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
     struct buf body = BUF_INIT, head = BUF_INIT;
     static const struct http_head none;
     bool json = s->ops.on_refuse != NULL;
-    int r = add_status(&head, status);
+    int r = http_reply_status(&head, s->loop, status, NULL);
     if (json)
         s->ops.on_refuse(s->ctx, status, why, c->partial ? &c->partial->msg.head : &none, &head,
                          &body);
@@ -180,11 +124,11 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
                      json ? "application/json" : "text/plain", body.len);
     bool with_body = body.len > 0 && !(c->partial && c->partial->msg.is_head);
     struct iovec iov[2] = {{head.data, head.len}, {body.data, body.len}};
-    if (r == 0) r = conn_send(c, iov, with_body ? 2 : 1);
+    if (r == 0) r = http_conn_send(c, iov, with_body ? 2 : 1);
     if (r < 0) c->dead = true;
     buf_fini(&head);
     buf_fini(&body);
-    req_free(c->partial);
+    http_req_free(c->partial);
     c->partial = NULL;
     c->view_len = 0;
     c->refused = c->close_after = true;
@@ -238,7 +182,7 @@ static int step_head(struct http_conn *c)
     }
     if (r->msg.expect_100 && r->msg.framing != HTTP_BODY_NONE && c->view_len == 0) {
         struct iovec iov = {(void *)(uintptr_t) "HTTP/1.1 100 Continue\r\n\r\n", 25};
-        if (conn_send(c, &iov, 1) < 0) c->dead = true;
+        if (http_conn_send(c, &iov, 1) < 0) c->dead = true;
     }
     return 1;
 }
@@ -295,16 +239,16 @@ static int step_pending(struct http_conn *c)
 {
     struct http_req *r = c->req;
     struct http_server *s = c->server;
-    if (out_len(c) > 0 && !c->write_on && conn_send(c, NULL, 0) < 0) c->dead = true;
+    if (http_conn_unsent(c) > 0 && !c->write_on && http_conn_send(c, NULL, 0) < 0) c->dead = true;
     if (c->dead) return 0;
-    if (r->over_mark && out_len(c) < s->lim.out_high_bytes / 2) {
+    if (r->over_mark && http_conn_unsent(c) < s->lim.out_high_bytes / 2) {
         r->over_mark = false;
         if (s->ops.on_drain && !r->ended) {
             s->ops.on_drain(s->ctx, r);
             return 1;
         }
     }
-    if (!r->ended || out_len(c) > 0) {
+    if (!r->ended || http_conn_unsent(c) > 0) {
         if (c->eof) c->dead = true;
         return 0;
     }
@@ -320,12 +264,13 @@ static int step_pending(struct http_conn *c)
 static void step_linger(struct http_conn *c)
 {
     c->view_len = 0;
-    if (out_len(c) > 0) return;
+    if (http_conn_unsent(c) > 0) return;
+    if (c->io.tls) http_tls_say_goodbye(&c->io);
     if (!c->refused) {
         c->dead = true;
     } else if (c->close_after) {
         c->close_after = false;
-        (void)shutdown(c->fd, SHUT_WR);
+        (void)shutdown(c->io.fd, SHUT_WR);
     }
 }
 
@@ -336,11 +281,11 @@ static void conn_update(struct http_conn *c)
     const struct http_limits *lim = &c->server->lim;
     bool full = c->state == CONN_PENDING && c->in.len >= PIPELINE_BYTES_MAX;
     set_read(c, !full);
-    if (c->write_on && out_len(c) == 0) {
+    if (c->write_on && http_conn_unsent(c) == 0) {
         c->write_on = false;
         (void)event_del(&c->ev_write);
     }
-    if (out_len(c) > 0) {
+    if (http_conn_unsent(c) > 0) {
         set_timer(c, TM_WRITE, lim->write_timeout_ms);
     } else if (c->state == CONN_PENDING) {
         set_timer(c, full ? TM_WATCH : TM_NONE, WATCH_MS);
@@ -352,13 +297,13 @@ static void conn_update(struct http_conn *c)
             c->timer = TM_NONE;
         }
         set_timer(c, TM_BODY, lim->body_timeout_ms);
-    } else if (c->in.len > 0) {
+    } else if (c->in.len > 0 || !http_io_ready(&c->io)) {
         set_timer(c, TM_HEAD, lim->head_timeout_ms);
     } else {
         set_timer(c, TM_IDLE, lim->idle_timeout_ms);
     }
     if (c->state == CONN_HEAD && c->in.len == 0) buf_fini(&c->in);
-    if (out_len(c) == 0 && c->out.cap > OUT_KEEP_BYTES) buf_fini(&c->out);
+    if (http_conn_unsent(c) == 0 && c->out.cap > OUT_KEEP_BYTES) buf_fini(&c->out);
 }
 
 /* Drive the machine as far as the bytes at view allow; c may be gone afterwards. */
@@ -410,19 +355,56 @@ static void on_defer(void *arg)
     conn_step(arg);
 }
 
+/* A body that is still long is received where it will stay. */
+static bool recv_body(struct http_conn *c, ssize_t *ret_n)
+{
+    struct http_req *r = c->partial;
+    if (c->state != CONN_BODY || r->msg.framing != HTTP_BODY_LENGTH || c->in.len > 0 || c->io.tls)
+        return false;
+    size_t left = (size_t)r->msg.length - r->body.len;
+    if (left < BODY_DIRECT_BYTES) return false;
+    if (left > BODY_RESERVE_MAX) left = BODY_RESERVE_MAX;
+    if (buf_reserve(&r->body, left) < 0) return false;
+    *ret_n = http_io_recv(&c->io, r->body.data + r->body.len, left);
+    if (*ret_n > 0) r->body.len += (size_t)*ret_n;
+    return true;
+}
+
+/* What a failed or fruitless reception means. */
+static void recv_failed(struct http_conn *c, ssize_t e)
+{
+    if (e == -EPROTONOSUPPORT) {
+        http_tls_conn_free(c->io.tls);
+        c->io.tls = NULL;
+        conn_refuse(c, 400, "this port speaks HTTPS, and the request was plain HTTP");
+    } else {
+        c->dead = true;
+    }
+    conn_step(c);
+}
+
 static void on_read(evutil_socket_t fd, short what, void *arg)
 {
     struct http_conn *c = arg;
     char *scratch = c->server->loop->scratch;
     ssize_t n;
-    do
-        n = recv(c->fd, scratch, HTTP_SCRATCH_BYTES, 0);
-    while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    bool direct = recv_body(c, &n);
+    if (!direct) n = http_io_recv(&c->io, scratch, HTTP_SCRATCH_BYTES);
+    if (c->io.tls) {
+        if (http_io_pending(&c->io) && http_conn_send(c, NULL, 0) < 0) c->dead = true;
+        if (http_io_closed(&c->io)) c->eof = true;
+        if (n == -EAGAIN && (c->dead || c->eof)) n = 0;
+        if (n == -EAGAIN && http_tls_ready(c->io.tls)) conn_update(c);
+    }
+    if (n == -EAGAIN) return;
     if (n < 0) {
-        c->dead = true;
-    } else if (n == 0) {
+        recv_failed(c, n);
+        return;
+    }
+    if (n == 0) {
         c->eof = true;
+    } else if (direct) {
+        /* in its place */
     } else if (c->in.len > 0) {
         if (buf_add(&c->in, scratch, (size_t)n) < 0) c->dead = true;
     } else {
@@ -435,25 +417,25 @@ static void on_read(evutil_socket_t fd, short what, void *arg)
 static void on_write(evutil_socket_t fd, short what, void *arg)
 {
     struct http_conn *c = arg;
-    size_t before = out_len(c);
-    c->write_on = false; /* conn_send() writes only while nobody waits for the socket */
+    size_t before = http_conn_unsent(c);
+    c->write_on = false; /* http_conn_send() writes only while nobody waits for the socket */
     (void)event_del(&c->ev_write);
-    if (conn_send(c, NULL, 0) < 0)
+    if (http_conn_send(c, NULL, 0) < 0)
         c->dead = true;
-    else if (out_len(c) < before && c->timer == TM_WRITE)
+    else if (http_conn_unsent(c) < before && c->timer == TM_WRITE)
         c->timer = TM_NONE; /* progress: anew */
     conn_step(c);
 }
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void on_timer(void *arg)
 {
     struct http_conn *c = arg;
-    enum conn_timer kind = c->timer;
+    enum http_conn_timer kind = c->timer;
     c->timer = TM_NONE;
     if (kind == TM_WATCH) {
-        struct pollfd p = {.fd = c->fd, .events = POLLRDHUP};
+        struct pollfd p = {.fd = c->io.fd, .events = POLLRDHUP};
         if (poll(&p, 1, 0) > 0) c->dead = true;
-    } else if ((kind == TM_HEAD || kind == TM_BODY) && !c->refused) {
+    } else if ((kind == TM_HEAD || kind == TM_BODY) && !c->refused && http_io_ready(&c->io)) {
         c->view_len = 0;
         buf_clear(&c->in);
         conn_refuse(c, 408, "the request did not arrive in time");
@@ -463,7 +445,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
     conn_step(c);
 }
 
-int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer)
+int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
+                     struct http_tls *tls)
 {
     struct http_conn *c = mem_zalloc(sizeof *c);
     if (!c) {
@@ -471,13 +454,19 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
         return -ENOMEM;
     }
     c->server = s;
-    c->fd = fd;
+    c->io.fd = fd;
+    int r = tls ? http_tls_begin(tls, s->loop, &c->io, NULL, NULL) : 0;
+    if (r < 0) {
+        (void)close(fd);
+        mem_free(c);
+        return r;
+    }
     c->defer.fn = on_defer;
     c->defer.arg = c;
     http_addr_format(peer, c->peer, sizeof c->peer);
     event_assign(&c->ev_read, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
     event_assign(&c->ev_write, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
-    event_assign(&c->ev_timer, s->loop->base, -1, 0, on_timer, c);
+    http_alarm_init(&c->alarm, s->loop, on_timer, c);
     c->next = s->conns;
     if (s->conns) s->conns->prev = c;
     s->conns = c;
@@ -493,10 +482,11 @@ struct http_conn *http_conn_next(struct http_conn *c)
 
 void http_conn_drain(struct http_conn *c)
 {
-    bool idle = c->state == CONN_HEAD && c->in.len == 0 && c->view_len == 0 && out_len(c) == 0;
+    bool idle =
+        c->state == CONN_HEAD && c->in.len == 0 && c->view_len == 0 && http_conn_unsent(c) == 0;
     if (!idle || c->stepping) return;
     c->dead = true;
-    ask_step(c);
+    http_conn_ask_step(c);
 }
 
 void http_conn_destroy(struct http_conn *c)
@@ -506,7 +496,7 @@ void http_conn_destroy(struct http_conn *c)
     http_defer_cancel(s->loop, &c->defer);
     (void)event_del(&c->ev_read);
     (void)event_del(&c->ev_write);
-    (void)event_del(&c->ev_timer);
+    http_alarm_fini(&c->alarm);
     if (c->req) finish_req(c, true);
     if (c->prev)
         c->prev->next = c->next;
@@ -514,197 +504,10 @@ void http_conn_destroy(struct http_conn *c)
         s->conns = c->next;
     if (c->next) c->next->prev = c->prev;
     s->n_conns--;
-    (void)close(c->fd);
-    req_free(c->partial);
+    http_io_close(&c->io);
+    http_req_free(c->partial);
     buf_fini(&c->in);
     buf_fini(&c->out);
     mem_free(c);
     http_server_conn_gone(s);
-}
-
-/* ---- what a handler reads ---- */
-
-const char *http_req_method(const struct http_req *r)
-{
-    return r->msg.method;
-}
-
-const char *http_req_path(const struct http_req *r)
-{
-    return r->msg.path;
-}
-
-const char *http_req_query(const struct http_req *r)
-{
-    return r->msg.query;
-}
-
-const char *http_req_target(const struct http_req *r)
-{
-    return r->msg.target;
-}
-
-const struct http_head *http_req_head(const struct http_req *r)
-{
-    return &r->msg.head;
-}
-
-const char *http_req_body(const struct http_req *r, size_t *ret_len)
-{
-    if (ret_len) *ret_len = r->body.len;
-    return r->body.data ? r->body.data : "";
-}
-
-const char *http_req_peer(const struct http_req *r)
-{
-    return r->conn->peer;
-}
-
-void http_req_set_user(struct http_req *r, void *user)
-{
-    r->user = user;
-}
-
-void *http_req_user(const struct http_req *r)
-{
-    return r->user;
-}
-
-uint64_t http_req_start_ns(const struct http_req *r)
-{
-    return r->start_ns;
-}
-
-uint64_t http_req_bytes_out(const struct http_req *r)
-{
-    return r->bytes_out;
-}
-
-/* ---- replies ---- */
-
-static int reply_head(struct http_req *r, struct buf *out, int status, const char *content_type,
-                      const char *extra_headers)
-{
-    struct http_conn *c = r->conn;
-    if (c->dead || r->started) return -EPIPE;
-    if (!r->msg.keep_alive || c->server->draining) c->close_after = true;
-    int e = add_status(out, status);
-    if (e == 0 && extra_headers) e = buf_adds(out, extra_headers);
-    if (e == 0 && content_type) e = buf_addf(out, "Content-Type: %s\r\n", content_type);
-    if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");
-    if (e == 0 && !c->close_after && r->msg.minor == 0)
-        e = buf_adds(out, "Connection: keep-alive\r\n");
-    return e;
-}
-
-static int broke(struct http_conn *c)
-{
-    c->dead = true;
-    ask_step(c);
-    return -EPIPE;
-}
-
-int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,
-               const void *body, size_t len)
-{
-    struct http_conn *c = r->conn;
-    struct buf head = BUF_INIT;
-    int e = reply_head(r, &head, status, content_type, extra_headers);
-    if (e == -EPIPE) return e;
-    bool bare = status == 204 || status == 304;
-    if (e == 0)
-        e = bare ? buf_adds(&head, "\r\n") : buf_addf(&head, "Content-Length: %zu\r\n\r\n", len);
-    bool with_body = len > 0 && !bare && !r->msg.is_head;
-    struct iovec iov[2] = {{head.data, head.len}, {(void *)(uintptr_t)body, len}};
-    if (e == 0) e = conn_send(c, iov, with_body ? 2 : 1);
-    r->bytes_out += head.len + (with_body ? len : 0);
-    buf_fini(&head);
-    if (e < 0) return broke(c);
-    r->started = r->ended = true;
-    ask_step(c);
-    return 0;
-}
-
-/* The head waits for the first body bytes or the end of this turn, to leave in one segment. */
-static int start_reply(struct http_req *r, int status, const char *content_type,
-                       const char *extra_headers, const char *framing)
-{
-    struct http_conn *c = r->conn;
-    size_t before = c->out.len;
-    int e = reply_head(r, &c->out, status, content_type, extra_headers);
-    if (e == 0) e = buf_adds(&c->out, framing);
-    if (e < 0) return broke(c);
-    r->bytes_out += c->out.len - before;
-    r->started = true;
-    ask_step(c);
-    return 0;
-}
-
-int http_reply_start(struct http_req *r, int status, const char *content_type,
-                     const char *extra_headers)
-{
-    if (r->conn->dead || r->started) return -EPIPE;
-    bool bare = status == 204 || status == 304;
-    r->no_body = r->msg.is_head || bare;
-    r->chunked = r->msg.minor >= 1 && !bare;
-    if (r->msg.minor == 0) r->msg.keep_alive = false; /* the end of the connection ends the body */
-    return start_reply(r, status, content_type, extra_headers,
-                       r->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
-}
-
-int http_reply_start_sized(struct http_req *r, int status, const char *content_type,
-                           const char *extra_headers, uint64_t length)
-{
-    if (r->conn->dead || r->started) return -EPIPE;
-    char framing[64];
-    bool bare = status == 204 || status == 304;
-    r->no_body = r->msg.is_head || bare;
-    r->sized = !r->no_body;
-    r->sized_left = length;
-    (void)snprintf(framing, sizeof framing, bare ? "\r\n" : "Content-Length: %llu\r\n\r\n",
-                   (unsigned long long)length);
-    return start_reply(r, status, content_type, extra_headers, framing);
-}
-
-int http_reply_write(struct http_req *r, const void *data, size_t len)
-{
-    struct http_conn *c = r->conn;
-    if (c->dead || !r->started || r->ended) return -EPIPE;
-    if (len == 0 || r->no_body) return 0;
-    if (r->sized && len > r->sized_left) return -EMSGSIZE;
-    r->sized_left -= r->sized ? len : 0;
-    char size[24];
-    int n = snprintf(size, sizeof size, "%zx\r\n", len);
-    struct iovec iov[3] = {
-        {size, (size_t)n}, {(void *)(uintptr_t)data, len}, {(void *)(uintptr_t) "\r\n", 2}};
-    int e = r->chunked ? conn_send(c, iov, 3) : conn_send(c, iov + 1, 1);
-    r->bytes_out += len + (r->chunked ? (size_t)n + 2 : 0);
-    if (e < 0) return broke(c);
-    if (out_len(c) > 0) ask_step(c); /* for the write timeout */
-    if (out_len(c) > c->server->lim.out_high_bytes) r->over_mark = true;
-    return r->over_mark;
-}
-
-int http_reply_end(struct http_req *r)
-{
-    struct http_conn *c = r->conn;
-    if (c->dead || !r->started || r->ended) return -EPIPE;
-    if (r->sized && r->sized_left > 0) return broke(c);
-    struct iovec iov = {(void *)(uintptr_t) "0\r\n\r\n", 5};
-    bool last = r->chunked && !r->no_body;
-    r->bytes_out += last ? 5 : 0;
-    r->ended = true;
-    if (conn_send(c, &iov, last ? 1 : 0) < 0) return broke(c);
-    ask_step(c);
-    return 0;
-}
-
-void http_reply_abort(struct http_req *r)
-{
-    if (!r->conn->dead) (void)broke(r->conn);
-}
-
-size_t http_reply_pending(const struct http_req *r)
-{
-    return out_len(r->conn);
 }

@@ -14,7 +14,9 @@
 #include <event2/event.h>
 #include <event2/event_struct.h>
 #include <stdatomic.h>
+#include <errno.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 /* ---- loop ---- */
 enum { HTTP_SCRATCH_BYTES = 128 * 1024 }; /* chosen: a 32k-token prompt in one or two reads */
@@ -37,10 +39,29 @@ struct http_loop {
     double lag_ms;
     char *scratch; /* HTTP_SCRATCH_BYTES: every read goes here first, so that idle connections hold
                       no buffer */
+    char *tls_scratch;        /* as large: records before and after the cipher; NULL until used */
+    struct buf tls_out, head; /* records on their way out; a reply's head: empty between uses */
+    int64_t date_s;           /* what `date` says */
+    char date[32];
 };
+const char *http_loop_date(struct http_loop *l); /* for the Date header, formatted once a second */
+
 void http_defer(struct http_loop *l, struct http_defer *d); /* idempotent while queued */
 void http_defer_cancel(struct http_loop *l, struct http_defer *d);
 void http_timeout_add(struct event *ev, uint64_t delay_ms);
+
+/* A timer that is moved at every step of a connection and hardly ever fires: moving it on costs a
+ * store; the event is armed anew only when it fires too early. */
+struct http_alarm {
+    struct event ev;
+    uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire */
+    void (*fn)(void *arg);
+    void *arg;
+};
+void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg);
+void http_alarm_set(struct http_alarm *a, uint64_t delay_ms);
+void http_alarm_clear(struct http_alarm *a);
+void http_alarm_fini(struct http_alarm *a);
 
 /* ---- addresses ---- */
 struct http_addr {
@@ -54,11 +75,78 @@ int http_addr_resolve(const char *address, bool listening, struct http_addr *ret
                       struct err *err);
 void http_addr_format(const struct http_addr *a, char *text, size_t size);
 
+/* ---- transport: a socket, with or without TLS ---- */
+struct http_tls_conn;
+struct http_io {
+    int fd;
+    struct http_tls_conn *tls; /* NULL: plain */
+};
+struct http_tls_slot { /* a client's session for resumption; init {0} */
+    void *session;
+    unsigned generation;
+};
+/* Take part in a handshake. Client: `name` is verified and sent (SNI) and the first flight leaves;
+ * slot and name live as long as io. Server: both NULL. */
+int http_tls_begin(struct http_tls *t, struct http_loop *l, struct http_io *io, const char *name,
+                   struct http_tls_slot *slot);
+bool http_tls_ready(const struct http_tls_conn *tc);      /* the handshake is over */
+bool http_tls_closed(const struct http_tls_conn *tc);     /* the peer said so */
+const char *http_tls_why(const struct http_tls_conn *tc); /* of the last error; NULL */
+size_t http_tls_pending(const struct http_tls_conn *tc);
+ssize_t http_tls_recv(struct http_io *io, char *p, size_t size);
+ssize_t http_tls_send(struct http_io *io, const struct iovec *iov, int n);
+void http_tls_say_goodbye(struct http_io *io);
+void http_tls_conn_free(struct http_tls_conn *tc);
+void http_tls_slot_fini(struct http_tls_slot *s);
+
+/* Bytes, 0 = a clean end, -EAGAIN or another negative errno. TLS: -EPROTO for what breaks its
+ * rules, -EPROTONOSUPPORT for plain HTTP; p has HTTP_SCRATCH_BYTES. */
+static inline ssize_t http_io_recv(struct http_io *io, char *p, size_t size)
+{
+    if (io->tls) return http_tls_recv(io, p, size);
+    ssize_t n;
+    do
+        n = recv(io->fd, p, size, 0);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+/* How many bytes of the pieces were taken, or a negative errno. */
+static inline ssize_t http_io_send(struct http_io *io, struct iovec *iov, int n)
+{
+    if (io->tls) return http_tls_send(io, iov, n);
+    struct msghdr mh = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    ssize_t sent;
+    do
+        sent = sendmsg(io->fd, &mh, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent < 0 ? -errno : sent;
+}
+/* Bytes that were taken but that the socket did not take yet: send nothing to move them on. */
+static inline size_t http_io_pending(const struct http_io *io)
+{
+    return io->tls ? http_tls_pending(io->tls) : 0;
+}
+static inline bool http_io_ready(const struct http_io *io)
+{
+    return !io->tls || http_tls_ready(io->tls);
+}
+static inline bool http_io_closed(const struct http_io *io)
+{
+    return io->tls && http_tls_closed(io->tls);
+}
+static inline void http_io_close(struct http_io *io)
+{
+    http_tls_conn_free(io->tls);
+    io->tls = NULL;
+    if (io->fd >= 0) (void)close(io->fd);
+    io->fd = -1;
+}
+
 /* ---- messages ---- */
 enum http_framing { HTTP_BODY_NONE, HTTP_BODY_LENGTH, HTTP_BODY_CHUNKED, HTTP_BODY_UNTIL_CLOSE };
-struct http_msg { /* init {0}; http_msg_fini() */
-    char *block;  /* the head's bytes, cut by NULs */
-    struct http_header *headers;
+struct http_msg {                /* init {0}; http_msg_fini() */
+    struct http_header *headers; /* one block with the head's bytes, cut by NULs, and the path */
+    char *text;
     struct http_head head;
     enum http_framing framing;
     uint64_t length; /* for HTTP_BODY_LENGTH */
@@ -100,16 +188,17 @@ struct http_chunked { /* init {0} */
 int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
                       const char **ret_data, size_t *ret_len);
 
-/* ---- server internals (http_server.c, http_conn.c) ---- */
-enum { HTTP_LISTENERS_MAX = 8 };
+/* ---- server internals (http_server.c, http_conn.c, http_reply.c) ---- */
+enum { HTTP_LISTENERS_MAX = 16 };
 struct http_listener {
     struct http_server *server;
     struct event ev;
+    struct http_tls *tls;
     int fd;
     int port;        /* 0 for unix sockets */
+    bool shared;     /* others may open the same port */
     char *unix_path; /* removed at the end */
 };
-struct http_conn;
 struct http_server {
     struct http_loop *loop;
     struct http_limits lim;
@@ -122,8 +211,52 @@ struct http_server {
     struct http_conn *conns;
     size_t n_conns, n_requests;
 };
+struct http_req {
+    struct http_conn *conn;
+    struct http_msg msg;
+    struct buf body;
+    void *user;
+    uint64_t start_ns, bytes_out;
+    uint64_t sized_left;
+    bool started, ended, chunked, sized, no_body, over_mark;
+};
+enum http_conn_state { CONN_HEAD, CONN_BODY, CONN_PENDING, CONN_LINGER };
+enum http_conn_timer { TM_NONE, TM_IDLE, TM_HEAD, TM_BODY, TM_WRITE, TM_WATCH, TM_LINGER };
+struct http_conn {
+    struct http_server *server;
+    struct http_conn *next, *prev;
+    struct event ev_read, ev_write;
+    struct http_alarm alarm;
+    struct http_defer defer;
+    struct http_io io;
+    enum http_conn_state state;
+    enum http_conn_timer timer;
+    bool read_on, write_on;
+    bool dead, eof, stepping, close_after, refused;
+    struct buf in, out; /* in: bytes that were read and not yet taken */
+    size_t out_pos;
+    const char *view; /* the bytes that conn_step() takes from: the loop's scratch or in */
+    size_t view_len;
+    size_t scan; /* for http_head_end() */
+    struct http_req *req, *partial;
+    struct http_chunked chunked;
+    uint64_t first_byte_ns;
+    size_t body_mark;
+    char peer[64];
+};
+static inline size_t http_conn_unsent(const struct http_conn *c)
+{
+    return c->out.len - c->out_pos + http_io_pending(&c->io);
+}
+/* Send what waits plus the pieces; what the socket does not take is queued. */
+int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces);
+void http_conn_ask_step(struct http_conn *c); /* the machine must look at it */
+/* "HTTP/1.1 200 OK", Date and the user's lines. */
+int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers);
+void http_req_free(struct http_req *r);
 /* Takes fd; closes it when it cannot. */
-int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer);
+int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
+                     struct http_tls *tls);
 void http_conn_drain(struct http_conn *c); /* close it when idle */
 struct http_conn *http_conn_next(struct http_conn *c);
 void http_conn_destroy(struct http_conn *c); /* aborts its request */

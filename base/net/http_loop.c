@@ -7,6 +7,7 @@
 
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -27,6 +28,57 @@ void http_timeout_add(struct event *ev, uint64_t delay_ms)
     struct timeval tv = {.tv_sec = (time_t)(delay_ms / 1000),
                          .tv_usec = (suseconds_t)(delay_ms % 1000) * 1000};
     (void)event_add(ev, &tv);
+}
+
+static void on_alarm(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_alarm *a = arg;
+    a->armed_ns = 0;
+    if (a->due_ns == 0) return;
+    uint64_t now = clock_ns();
+    if (now < a->due_ns) {
+        a->armed_ns = a->due_ns;
+        http_timeout_add(&a->ev, (a->due_ns - now + 999999) / 1000000);
+        return;
+    }
+    a->due_ns = 0;
+    a->fn(a->arg);
+}
+
+void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg)
+{
+    a->fn = fn;
+    a->arg = arg;
+    event_assign(&a->ev, l->base, -1, 0, on_alarm, a);
+}
+
+void http_alarm_set(struct http_alarm *a, uint64_t delay_ms)
+{
+    a->due_ns = clock_ns() + delay_ms * 1000000ull;
+    if (a->armed_ns && a->armed_ns <= a->due_ns) return;
+    a->armed_ns = a->due_ns;
+    http_timeout_add(&a->ev, delay_ms);
+}
+
+void http_alarm_clear(struct http_alarm *a)
+{
+    a->due_ns = 0;
+}
+
+void http_alarm_fini(struct http_alarm *a)
+{
+    (void)event_del(&a->ev);
+}
+
+const char *http_loop_date(struct http_loop *l)
+{
+    time_t now = (time_t)clock_wall_s();
+    if (now == l->date_s) return l->date;
+    struct tm tm;
+    gmtime_r(&now, &tm);
+    (void)strftime(l->date, sizeof l->date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+    l->date_s = now;
+    return l->date;
 }
 
 static void wake(struct http_loop *l)
@@ -159,6 +211,9 @@ void http_loop_destroy(struct http_loop *l)
     (void)close(l->wake_fd);
     ring_fini(&l->ring);
     mem_free(l->scratch);
+    mem_free(l->tls_scratch);
+    buf_fini(&l->tls_out);
+    buf_fini(&l->head);
     mem_free(l);
 }
 

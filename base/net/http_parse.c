@@ -18,8 +18,13 @@ enum {
 
 static bool is_tchar(unsigned char c)
 {
-    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')) return true;
-    return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
+    static const bool table[256] = {
+        ['a' ... 'z'] = true, ['A' ... 'Z'] = true, ['0' ... '9'] = true, ['!'] = true,
+        ['#'] = true,         ['$'] = true,         ['%'] = true,         ['&'] = true,
+        ['\''] = true,        ['*'] = true,         ['+'] = true,         ['-'] = true,
+        ['.'] = true,         ['^'] = true,         ['_'] = true,         ['`'] = true,
+        ['|'] = true,         ['~'] = true};
+    return table[c];
 }
 
 static int hex_value(char c)
@@ -52,24 +57,27 @@ long http_head_end(const char *p, size_t len, size_t *scan)
     return 0;
 }
 
-/* Allocate the copy and cut it into lines; the caller knows that each ends in CR LF. */
+/* Allocate the table of headers, the copy of the head and room for a path, in one block. */
 static int msg_init(struct http_msg *m, const char *p, size_t len, size_t *ret_lines)
 {
-    size_t lines = 0;
-    for (size_t i = 0; i < len; i++)
-        lines += p[i] == '\n';
-    m->block = mem_strndup(p, len);
-    m->headers = mem_alloc((lines + 1) * sizeof *m->headers);
+    size_t lines = 0, path = 0;
+    for (const char *at = p, *lf; (lf = memchr(at, '\n', len - (size_t)(at - p))); at = lf + 1)
+        if (lines++ == 0) path = (size_t)(lf - p) + 1;
+    size_t table = (lines + 1) * sizeof *m->headers;
+    m->headers = mem_alloc(table + len + 1 + path);
+    if (!m->headers) return -ENOMEM;
     m->head.headers = m->headers;
+    m->text = (char *)m->headers + table;
+    memcpy(m->text, p, len);
+    m->text[len] = '\0';
+    m->path = m->text + len + 1;
     *ret_lines = lines;
-    return m->block && m->headers ? 0 : -ENOMEM;
+    return 0;
 }
 
 void http_msg_fini(struct http_msg *m)
 {
-    mem_free(m->block);
     mem_free(m->headers);
-    mem_free(m->path);
     memset(m, 0, sizeof *m);
 }
 
@@ -175,8 +183,6 @@ static int parse_target(struct http_msg *m, const char **ret_why)
     if (*t != '/' && !star) return refuse(ret_why, 400, "the request target is not a path");
     size_t len = strcspn(t, "?");
     m->query = t[len] ? t + len + 1 : t + len;
-    m->path = mem_alloc(len + 1);
-    if (!m->path) return -ENOMEM;
     char *out = m->path;
     for (size_t i = 0; i < len; i++) {
         char c = t[i];
@@ -255,7 +261,7 @@ int http_msg_parse_request(struct http_msg *m, const char *p, size_t len,
     size_t lines;
     if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
     if (lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
-    char *cur = m->block, *end = m->block + len, *line = next_line(&cur, end);
+    char *cur = m->text, *end = m->text + len, *line = next_line(&cur, end);
     if (!line) return refuse(ret_why, 400, "malformed request line");
     int r = parse_request_line(m, line, ret_why);
     if (r != 0) return r;
@@ -271,7 +277,7 @@ int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool 
     size_t lines;
     if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
     if (lines > RESPONSE_HEADERS_MAX) return -EBADMSG;
-    char *cur = m->block, *end = m->block + len, *line = next_line(&cur, end);
+    char *cur = m->text, *end = m->text + len, *line = next_line(&cur, end);
     if (!line || strncmp(line, "HTTP/1.", 7) != 0 || (line[7] != '0' && line[7] != '1') ||
         line[8] != ' ')
         return -EBADMSG;

@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -77,11 +78,11 @@ static void on_accept(evutil_socket_t fd, short what, void *arg)
         }
         if (c < 0 && errno != ECONNABORTED && errno != EINTR) return;
         if (c < 0) continue;
-        if (!ln->unix_path) {
+        if (ln->port) {
             int one = 1;
             (void)setsockopt(c, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         }
-        if (http_conn_create(s, c, &peer) < 0) {
+        if (http_conn_create(s, c, &peer, ln->tls) < 0) {
             pause_accepting(s);
             return;
         }
@@ -124,7 +125,11 @@ static int clear_stale(const struct http_addr *a, const char *path, struct err *
     return 0;
 }
 
-static int open_listener(const struct http_addr *a, int *ret_fd)
+enum port_sharing { PORT_ALONE, PORT_FIRST, PORT_NEXT };
+
+/* The first of several listeners on one port binds alone, so that a port which another program
+ * holds is noticed, and opens it to the others afterwards. */
+static int open_listener(const struct http_addr *a, enum port_sharing sharing, int *ret_fd)
 {
     int one = 1, zero = 0;
     int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -132,8 +137,14 @@ static int open_listener(const struct http_addr *a, int *ret_fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (a->ss.ss_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-    if (bind(fd, (const struct sockaddr *)&a->ss, a->len) < 0 || listen(fd, BACKLOG) < 0) {
-        int r = -errno;
+    int r = 0;
+    if (sharing == PORT_NEXT) r = setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
+    if (r == 0) r = bind(fd, (const struct sockaddr *)&a->ss, a->len);
+    if (r == 0 && sharing == PORT_FIRST)
+        r = setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
+    if (r == 0) r = listen(fd, BACKLOG);
+    if (r < 0) {
+        r = -errno;
         (void)close(fd);
         return r;
     }
@@ -148,38 +159,100 @@ static int bound_port(int fd)
     if (getsockname(fd, (struct sockaddr *)&ss, &len) < 0) return 0;
     struct sockaddr_in in;
     struct sockaddr_in6 in6;
+    if (ss.ss_family != AF_INET && ss.ss_family != AF_INET6) return 0;
     memcpy(&in, &ss, sizeof in);
     memcpy(&in6, &ss, sizeof in6);
     return ntohs(ss.ss_family == AF_INET6 ? in6.sin6_port : in.sin_port);
 }
 
-int http_server_listen(struct http_server *s, const char *address, struct err *err)
+/* Takes fd and path. */
+static void add_listener(struct http_server *s, int fd, char *unix_path, struct http_tls *tls,
+                         bool shared)
 {
-    if (s->n_listeners == HTTP_LISTENERS_MAX)
-        return err_set(err, -ERANGE, "more than %d listeners", HTTP_LISTENERS_MAX);
+    struct http_listener *ln = &s->listeners[s->n_listeners++];
+    ln->unix_path = unix_path;
+    ln->tls = tls ? http_tls_ref(tls) : NULL;
+    ln->server = s;
+    ln->fd = fd;
+    ln->port = bound_port(fd);
+    ln->shared = shared;
+    event_assign(&ln->ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_accept, ln);
+    (void)event_add(&ln->ev, NULL);
+}
+
+static int check_room(const struct http_server *s, struct err *err)
+{
+    if (s->n_listeners < HTTP_LISTENERS_MAX) return 0;
+    return err_set(err, -ERANGE, "more than %d listeners", HTTP_LISTENERS_MAX);
+}
+
+/* A socket that somebody else opened. */
+static int listen_fd(struct http_server *s, const char *address, const struct http_listen_opts *o,
+                     struct err *err)
+{
+    int type = 0, listening = 0;
+    socklen_t len = sizeof type;
+    if (getsockopt(o->fd, SOL_SOCKET, SO_TYPE, &type, &len) < 0 || type != SOCK_STREAM ||
+        getsockopt(o->fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &len) < 0 || !listening)
+        return err_set(err, -EINVAL, "descriptor %d (%.100s) is not a listening stream socket",
+                       o->fd, address);
+    if (fcntl(o->fd, F_SETFL, fcntl(o->fd, F_GETFL) | O_NONBLOCK) < 0 ||
+        fcntl(o->fd, F_SETFD, FD_CLOEXEC) < 0)
+        return err_set(err, -errno, "cannot use descriptor %d: %s", o->fd, strerror(errno));
+    add_listener(s, o->fd, NULL, o->tls, false);
+    return 0;
+}
+
+int http_server_listen_with(struct http_server *s, const char *address,
+                            const struct http_listen_opts *o, struct err *err)
+{
     struct http_addr addrs[HTTP_ADDRS_MAX];
     size_t n = 0;
-    int r = http_addr_resolve(address, true, addrs, &n, err), fd = -1;
+    int r = check_room(s, err), fd = -1;
+    if (r < 0) return r;
+    if (o->fd > 0) return listen_fd(s, address, o, err);
+    r = http_addr_resolve(address, true, addrs, &n, err);
     if (r < 0) return r;
     const char *path = addrs[0].ss.ss_family == AF_UNIX ? address + 5 : NULL;
     if (path) r = clear_stale(&addrs[0], path, err);
     if (r < 0) return r;
+    bool shared = o->reuse_port && !path;
     for (size_t i = 0; i < n && fd < 0; i++)
-        r = open_listener(&addrs[i], &fd);
+        r = open_listener(&addrs[i], shared ? PORT_FIRST : PORT_ALONE, &fd);
     if (fd < 0) return err_set(err, r, "cannot listen on \"%.120s\": %s", address, strerror(-r));
-    struct http_listener *ln = &s->listeners[s->n_listeners];
-    ln->unix_path = path ? mem_strdup(path) : NULL;
-    if (path && !ln->unix_path) {
+    char *copy = path ? mem_strdup(path) : NULL;
+    if (path && !copy) {
         (void)close(fd);
         (void)unlink(path);
         return err_set(err, -ENOMEM, "out of memory");
     }
-    ln->server = s;
-    ln->fd = fd;
-    ln->port = path ? 0 : bound_port(fd);
-    s->n_listeners++;
-    event_assign(&ln->ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_accept, ln);
-    (void)event_add(&ln->ev, NULL);
+    add_listener(s, fd, copy, o->tls, shared);
+    return 0;
+}
+
+int http_server_listen(struct http_server *s, const char *address, struct err *err)
+{
+    static const struct http_listen_opts plain;
+    return http_server_listen_with(s, address, &plain, err);
+}
+
+int http_server_listen_same(struct http_server *s, const struct http_server *from, struct err *err)
+{
+    for (size_t i = 0; i < from->n_listeners; i++) {
+        const struct http_listener *ln = &from->listeners[i];
+        struct http_addr a = {.len = sizeof a.ss};
+        int fd = -1, r = check_room(s, err);
+        if (r < 0) return r;
+        if (!ln->shared)
+            fd = fcntl(ln->fd, F_DUPFD_CLOEXEC, 3);
+        else if (getsockname(ln->fd, (struct sockaddr *)&a.ss, &a.len) == 0)
+            r = open_listener(&a, PORT_NEXT, &fd);
+        if (fd < 0) {
+            r = r < 0 ? r : -errno;
+            return err_set(err, r, "cannot share a listening socket: %s", strerror(-r));
+        }
+        add_listener(s, fd, NULL, ln->tls, ln->shared);
+    }
     return 0;
 }
 
@@ -200,6 +273,7 @@ void http_server_stop_accepting(struct http_server *s)
         (void)close(ln->fd);
         if (ln->unix_path) (void)unlink(ln->unix_path);
         mem_free(ln->unix_path);
+        http_tls_unref(ln->tls);
     }
     s->n_listeners = 0;
     struct http_conn *next;

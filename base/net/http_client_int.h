@@ -1,0 +1,77 @@
+/* http_client_int: what http_client.c (the pool, the calls) and http_exchange.c (a connection, one
+ * exchange at a time) share; nobody else includes it. Thread: the loop's. */
+#ifndef BASE_NET_HTTP_CLIENT_INT_H
+#define BASE_NET_HTTP_CLIENT_INT_H
+
+#include "base/net/http_int.h"
+
+struct client_conn;
+struct http_call {
+    struct http_client *client;
+    struct http_call *next, *prev; /* in client->waiting or client->failed */
+    struct client_conn *conn;
+    struct http_call_ops ops;
+    void *ctx;
+    struct event ev_total;
+    struct buf out; /* the head, and the body when it was copied */
+    bool to_head, paused, retried;
+    bool sent; /* on its latest connection */
+    int error; /* in client->failed: what to report */
+    char *why; /* NULL: the error code says it all */
+    uint64_t body_len;
+    int n_pieces;
+    struct iovec pieces[]; /* the body when it is borrowed */
+};
+
+enum conn_phase { CC_CONNECTING, CC_HANDSHAKE, CC_OPEN };
+struct client_conn {
+    struct http_client *client;
+    struct client_conn *next, *prev, **list; /* in client->conns or client->idle */
+    struct http_call *call;                  /* NULL = idle */
+    struct event ev_read, ev_write;
+    struct http_alarm alarm;
+    struct http_defer defer; /* parse what was left when the call was paused */
+    struct http_io io;
+    enum conn_phase phase;
+    size_t addr_i;
+    int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
+    size_t piece_pos;
+    bool write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
+    struct buf in;
+    size_t scan;
+    struct http_msg msg;
+    struct http_chunked chunked;
+    uint64_t body_left;
+};
+
+struct call_list {
+    struct http_call *head, *tail;
+};
+struct http_client {
+    struct http_loop *loop;
+    struct http_addr addrs[HTTP_ADDRS_MAX];
+    size_t n_addrs;
+    char *host, *name; /* for the Host header; the server's name for TLS */
+    struct http_tls *tls;
+    struct http_tls_slot slot;
+    unsigned conns_max, connect_ms, first_byte_ms, idle_ms, keepalive_ms, total_ms;
+    struct client_conn *conns, *idle; /* with a call; without one */
+    size_t n_conns, n_calls;
+    struct call_list waiting, failed;
+    struct http_defer defer;
+};
+
+/* http_client.c */
+void http_calls_push(struct call_list *l, struct http_call *c, bool front);
+void http_calls_remove(struct call_list *l, struct http_call *c);
+void http_call_end(struct http_call *call, int status);          /* may destroy the client */
+void http_call_explain(struct http_call *call, const char *why); /* NULL = nothing known */
+
+/* http_exchange.c */
+int http_exchange_open(struct http_client *c, struct client_conn **ret);
+/* Begin the call's exchange on a connection; errors are found by the read side. */
+void http_exchange_begin(struct client_conn *cc, struct http_call *call);
+void http_exchange_pause(struct client_conn *cc, bool pause);
+void http_exchange_free(struct client_conn *cc);
+
+#endif

@@ -1,0 +1,455 @@
+/* Design: a connection owns the traffic of one call at a time, the call only its callbacks. A
+ * connection that is being parsed is only marked dead by http_call_cancel() and freed by the parser
+ * itself. TLS sits below, in struct http_io: here it is one more phase after connecting. */
+#include "base/net/http_client_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+
+enum {
+    RESPONSE_HEAD_BYTES_MAX = 64 * 1024, /* chosen: twice what the server side takes */
+    PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
+};
+
+static void on_event(evutil_socket_t fd, short what, void *arg);
+static void on_timeout(void *arg);
+static void on_resume(void *arg);
+
+/* ---- connections ---- */
+
+static void set_read(struct client_conn *cc, bool on)
+{
+    if (on == cc->read_on) return;
+    cc->read_on = on;
+    if (on)
+        (void)event_add(&cc->ev_read, NULL);
+    else
+        (void)event_del(&cc->ev_read);
+}
+
+static void set_write(struct client_conn *cc, bool on)
+{
+    if (on == cc->write_on) return;
+    cc->write_on = on;
+    if (on)
+        (void)event_add(&cc->ev_write, NULL);
+    else
+        (void)event_del(&cc->ev_write);
+}
+
+/* Connections in use and idle ones are kept apart: the next idle one is found at once. */
+static void link_conn(struct client_conn *cc, struct client_conn **list)
+{
+    cc->prev = NULL;
+    cc->next = *list;
+    if (*list) (*list)->prev = cc;
+    *list = cc;
+    cc->list = list;
+}
+
+static void unlink_conn(struct client_conn *cc)
+{
+    if (cc->prev)
+        cc->prev->next = cc->next;
+    else
+        *cc->list = cc->next;
+    if (cc->next) cc->next->prev = cc->prev;
+}
+
+static void close_socket(struct client_conn *cc)
+{
+    if (cc->io.fd < 0) return;
+    set_read(cc, false);
+    set_write(cc, false);
+    http_io_close(&cc->io);
+}
+
+void http_exchange_free(struct client_conn *cc)
+{
+    struct http_client *c = cc->client;
+    http_defer_cancel(c->loop, &cc->defer);
+    close_socket(cc);
+    http_alarm_fini(&cc->alarm);
+    unlink_conn(cc);
+    c->n_conns--;
+    http_msg_fini(&cc->msg);
+    buf_fini(&cc->in);
+    mem_free(cc);
+    if (c->waiting.head) http_defer(c->loop, &c->defer); /* a place is free */
+}
+
+/* Start connecting to the next address; 0, or the last error when none is left. */
+static int conn_connect(struct client_conn *cc)
+{
+    struct http_client *c = cc->client;
+    int r = -ECONNREFUSED;
+    for (; cc->addr_i < c->n_addrs; cc->addr_i++) {
+        const struct http_addr *a = &c->addrs[cc->addr_i];
+        int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd < 0) return -errno;
+        int one = 1;
+        if (a->ss.ss_family != AF_UNIX)
+            (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (connect(fd, (const struct sockaddr *)&a->ss, a->len) == 0 || errno == EINPROGRESS) {
+            cc->io.fd = fd;
+            cc->phase = CC_CONNECTING;
+            event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_event, cc);
+            event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_event, cc);
+            set_write(cc, true);
+            http_alarm_set(&cc->alarm, c->connect_ms);
+            return 0;
+        }
+        r = errno == ENOENT || errno == EAGAIN ? -ECONNREFUSED : -errno;
+        (void)close(fd);
+    }
+    return r;
+}
+
+int http_exchange_open(struct http_client *c, struct client_conn **ret)
+{
+    struct client_conn *cc = mem_zalloc(sizeof *cc);
+    if (!cc) return -ENOMEM;
+    cc->client = c;
+    cc->io.fd = -1;
+    cc->defer.fn = on_resume;
+    cc->defer.arg = cc;
+    http_alarm_init(&cc->alarm, c->loop, on_timeout, cc);
+    link_conn(cc, &c->conns);
+    c->n_conns++;
+    int r = conn_connect(cc);
+    if (r < 0) {
+        http_exchange_free(cc);
+        return r;
+    }
+    *ret = cc;
+    return 0;
+}
+
+/* The unwritten part of the request as iovecs; how many. */
+static int conn_unwritten(const struct client_conn *cc, struct iovec *iov, int max)
+{
+    struct http_call *call = cc->call;
+    int n = 0;
+    for (int i = cc->piece_i; i <= call->n_pieces && n < max; i++) {
+        iov[n] = i ? call->pieces[i - 1] : (struct iovec){call->out.data, call->out.len};
+        if (i == cc->piece_i) {
+            iov[n].iov_base = (char *)iov[n].iov_base + cc->piece_pos;
+            iov[n].iov_len -= cc->piece_pos;
+        }
+        n += iov[n].iov_len > 0;
+    }
+    return n;
+}
+
+static void conn_wrote(struct client_conn *cc, size_t n)
+{
+    struct http_call *call = cc->call;
+    call->sent |= n > 0;
+    for (; cc->piece_i <= call->n_pieces; cc->piece_i++, cc->piece_pos = 0) {
+        size_t len = cc->piece_i ? call->pieces[cc->piece_i - 1].iov_len : call->out.len;
+        size_t step = len - cc->piece_pos < n ? len - cc->piece_pos : n;
+        cc->piece_pos += step;
+        n -= step;
+        if (cc->piece_pos < len) return;
+    }
+}
+
+/* Write what is left of the request; 0 or a negative errno. */
+static int conn_write(struct client_conn *cc)
+{
+    struct iovec iov[PIECES_PER_WRITE];
+    int k;
+    ssize_t n = 0;
+    while (n >= 0 && (k = conn_unwritten(cc, iov, PIECES_PER_WRITE)) > 0) {
+        n = http_io_send(&cc->io, iov, k);
+        if (n > 0) conn_wrote(cc, (size_t)n);
+    }
+    if (n >= 0 && http_io_pending(&cc->io)) n = http_io_send(&cc->io, iov, 0);
+    if (n < 0 && n != -EAGAIN) return (int)n;
+    set_write(cc, n < 0 || http_io_pending(&cc->io) > 0);
+    return 0;
+}
+
+static bool conn_wrote_all(const struct client_conn *cc)
+{
+    return cc->piece_i > cc->call->n_pieces;
+}
+
+/* Begin the call's exchange on a connection; errors are found by the read side. */
+void http_exchange_begin(struct client_conn *cc, struct http_call *call)
+{
+    if (cc->list == &cc->client->idle) {
+        cc->reused = true;
+        unlink_conn(cc);
+        link_conn(cc, &cc->client->conns);
+    }
+    cc->call = call;
+    call->conn = cc;
+    call->sent = false;
+    cc->piece_i = 0;
+    cc->piece_pos = 0;
+    cc->have_head = cc->got_bytes = cc->eof = false;
+    cc->scan = 0;
+    if (cc->phase != CC_OPEN) return;
+    http_alarm_set(&cc->alarm, cc->client->first_byte_ms);
+    set_read(cc, true); /* even when paused: nothing has come yet */
+    if (conn_write(cc) < 0) {
+        /* The peer closed it. What it may have answered is read first, then its end. */
+        set_write(cc, false);
+    }
+}
+
+/* The connection is useless: retry its call, or end it with `status`. */
+static void conn_fail(struct client_conn *cc, int status)
+{
+    struct http_client *c = cc->client;
+    struct http_call *call = cc->call;
+    bool retry = call && cc->reused && !cc->got_bytes && !call->retried && status != -ETIMEDOUT;
+    if (call && !retry && cc->io.tls) http_call_explain(call, http_tls_why(cc->io.tls));
+    cc->call = NULL;
+    http_exchange_free(cc);
+    if (!call) return;
+    call->conn = NULL;
+    if (retry) {
+        call->retried = true;
+        http_calls_push(&c->waiting, call, true);
+        http_defer(c->loop, &c->defer);
+        return;
+    }
+    http_call_end(call, status);
+}
+
+/* The response is complete. */
+static void conn_done(struct client_conn *cc)
+{
+    struct http_client *c = cc->client;
+    struct http_call *call = cc->call;
+    bool keep = cc->msg.keep_alive && cc->in.len == 0 && !cc->eof && conn_wrote_all(cc);
+    cc->call = NULL;
+    call->conn = NULL;
+    http_msg_fini(&cc->msg);
+    http_defer_cancel(c->loop, &cc->defer);
+    if (keep) {
+        cc->have_head = false;
+        unlink_conn(cc);
+        link_conn(cc, &c->idle);
+        set_read(cc, true);
+        http_alarm_set(&cc->alarm, c->keepalive_ms);
+        if (c->waiting.head) http_defer(c->loop, &c->defer);
+    } else {
+        http_exchange_free(cc);
+    }
+    http_call_end(call, 0);
+}
+
+/* ---- parsing: every function returns 1 to go on, 0 to wait, 2 when complete, <0 to fail ---- */
+
+static int parse_head(struct client_conn *cc, const char **p, const char *end)
+{
+    struct http_call *call = cc->call;
+    size_t len = (size_t)(end - *p);
+    long n = http_head_end(*p, len, &cc->scan);
+    if (n < 0 || (n > 0 ? (size_t)n : len) > RESPONSE_HEAD_BYTES_MAX) return -EBADMSG;
+    if (n == 0) return 0;
+    http_msg_fini(&cc->msg);
+    int r = http_msg_parse_response(&cc->msg, *p, (size_t)n, call->to_head);
+    if (r < 0) return r;
+    *p += n;
+    cc->scan = 0;
+    if (cc->msg.status < 200) return cc->msg.status == 101 ? -EBADMSG : 1;
+    cc->have_head = true;
+    cc->chunked = (struct http_chunked){0};
+    cc->body_left = cc->msg.length;
+    if (call->ops.on_head) call->ops.on_head(call->ctx, cc->msg.status, &cc->msg.head);
+    return 1;
+}
+
+static int parse_body(struct client_conn *cc, const char **p, const char *end)
+{
+    struct http_call *call = cc->call;
+    const char *data = *p;
+    size_t n = (size_t)(end - *p);
+    int r = 1;
+    switch (cc->msg.framing) {
+    case HTTP_BODY_NONE:
+        return 2;
+    case HTTP_BODY_LENGTH:
+        if (cc->body_left == 0) return 2;
+        if (n > cc->body_left) n = (size_t)cc->body_left;
+        cc->body_left -= n;
+        *p += n;
+        break;
+    case HTTP_BODY_CHUNKED:
+        r = http_chunked_next(&cc->chunked, p, end, &data, &n);
+        if (r != 1) return r;
+        break;
+    case HTTP_BODY_UNTIL_CLOSE:
+        *p += n;
+        break;
+    }
+    if (n == 0) return 0;
+    if (call->ops.on_body) call->ops.on_body(call->ctx, data, n);
+    return 1;
+}
+
+/* Take what is there; cc may be gone afterwards. */
+static void conn_parse(struct client_conn *cc, const char *data, size_t len)
+{
+    const char *p = data, *end = data + len;
+    bool own = cc->in.len > 0;
+    if (own) {
+        if (len > 0 && buf_add(&cc->in, data, len) < 0) {
+            conn_fail(cc, -ENOMEM);
+            return;
+        }
+        p = cc->in.data;
+        end = p + cc->in.len;
+    }
+    int r = 1;
+    cc->busy = true;
+    while (r == 1 && !cc->dead && !cc->call->paused)
+        r = cc->have_head ? parse_body(cc, &p, end) : p < end ? parse_head(cc, &p, end) : 0;
+    cc->busy = false;
+    if (cc->dead) { /* cancelled by one of the callbacks */
+        http_exchange_free(cc);
+        return;
+    }
+    size_t left = (size_t)(end - p);
+    if (own)
+        buf_consume(&cc->in, cc->in.len - left);
+    else if (left > 0 && buf_add(&cc->in, p, left) < 0)
+        r = -ENOMEM;
+    if (cc->in.len == 0) buf_fini(&cc->in);
+    if (r < 0)
+        conn_fail(cc, r);
+    else if (r == 2)
+        conn_done(cc);
+    else if (cc->eof && !cc->call->paused) {
+        bool complete = cc->have_head && cc->msg.framing == HTTP_BODY_UNTIL_CLOSE;
+        if (complete)
+            conn_done(cc);
+        else
+            conn_fail(cc, -EPIPE);
+    } else if (cc->call->paused) {
+        set_read(cc, false);
+        http_alarm_clear(&cc->alarm);
+    } else {
+        http_alarm_set(&cc->alarm, cc->client->idle_ms);
+    }
+}
+
+static void on_resume(void *arg)
+{
+    struct client_conn *cc = arg;
+    conn_parse(cc, NULL, 0);
+}
+
+/* ---- events ---- */
+
+/* The way is open: bytes of the request may leave. */
+static void conn_opened(struct client_conn *cc)
+{
+    cc->phase = CC_OPEN;
+    set_write(cc, false);
+    http_exchange_begin(cc, cc->call); /* a cancelled call would have taken the connection along */
+}
+
+static void conn_connected(struct client_conn *cc)
+{
+    struct http_client *c = cc->client;
+    int e = 0;
+    socklen_t len = sizeof e;
+    if (getsockopt(cc->io.fd, SOL_SOCKET, SO_ERROR, &e, &len) < 0) e = errno;
+    if (e != 0) {
+        close_socket(cc);
+        cc->addr_i++;
+        int r = cc->addr_i < c->n_addrs ? conn_connect(cc) : -e;
+        if (r < 0) conn_fail(cc, r);
+        return;
+    }
+    if (!c->tls) {
+        conn_opened(cc);
+        return;
+    }
+    cc->phase = CC_HANDSHAKE;
+    int r = http_tls_begin(c->tls, c->loop, &cc->io, c->name, &c->slot);
+    if (r < 0) {
+        conn_fail(cc, r);
+        return;
+    }
+    set_read(cc, true);
+    set_write(cc, http_io_pending(&cc->io) > 0);
+}
+
+static void on_handshake(struct client_conn *cc)
+{
+    ssize_t n = http_io_recv(&cc->io, cc->client->loop->scratch, HTTP_SCRATCH_BYTES);
+    if (n != -EAGAIN)
+        conn_fail(cc, n < 0 ? (int)n : n == 0 ? -EPIPE : -EBADMSG); /* nothing was asked yet */
+    else if (http_tls_ready(cc->io.tls))
+        conn_opened(cc);
+    else
+        set_write(cc, http_io_pending(&cc->io) > 0);
+}
+
+static void on_readable(struct client_conn *cc)
+{
+    char *scratch = cc->client->loop->scratch;
+    ssize_t n = http_io_recv(&cc->io, scratch, HTTP_SCRATCH_BYTES);
+    if (http_io_pending(&cc->io)) set_write(cc, true);
+    if (n == -EAGAIN && !http_io_closed(&cc->io)) return;
+    if (!cc->call) { /* an idle connection has nothing to say */
+        http_exchange_free(cc);
+        return;
+    }
+    if (n < 0 && n != -EAGAIN) {
+        conn_fail(cc, n == -EPROTO ? -EPROTO : -EPIPE);
+        return;
+    }
+    if (n > 0) cc->got_bytes = true;
+    if (n <= 0 || http_io_closed(&cc->io)) {
+        cc->eof = true;
+        set_read(cc, false);
+    }
+    conn_parse(cc, scratch, n > 0 ? (size_t)n : 0);
+}
+
+static void on_event(evutil_socket_t fd, short what, void *arg)
+{
+    struct client_conn *cc = arg;
+    if (cc->phase == CC_CONNECTING) {
+        conn_connected(cc);
+    } else if (cc->phase == CC_HANDSHAKE && (what & EV_READ)) {
+        on_handshake(cc);
+    } else if (what & EV_READ) {
+        on_readable(cc);
+    } else if (!cc->call || cc->phase == CC_HANDSHAKE) {
+        ssize_t n = http_io_send(&cc->io, NULL, 0); /* what TLS itself has to say */
+        if (n != -EAGAIN) set_write(cc, false);
+    } else if (conn_write(cc) < 0) {
+        set_write(cc, false); /* the read side tells why */
+    }
+}
+
+static void on_timeout(void *arg)
+{
+    struct client_conn *cc = arg;
+    conn_fail(cc, -ETIMEDOUT);
+}
+
+void http_exchange_pause(struct client_conn *cc, bool pause)
+{
+    if (cc->phase != CC_OPEN || cc->busy) return;
+    if (pause) {
+        set_read(cc, false);
+        http_alarm_clear(&cc->alarm);
+    } else {
+        set_read(cc, !cc->eof);
+        http_alarm_set(&cc->alarm, cc->got_bytes ? cc->client->idle_ms : cc->client->first_byte_ms);
+        if (cc->got_bytes) http_defer(cc->client->loop, &cc->defer); /* what was left, or the end */
+    }
+}

@@ -1,0 +1,223 @@
+/* What a handler reads of its request, and the replies. They only queue and write, and ask for a
+ * step of the machine in http_conn.c when something was finished or broke. */
+#include "base/net/http_int.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers)
+{
+    char line[96];
+    (void)snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\nDate: ", status, http_status_text(status));
+    int r = buf_reserve(out, 512); /* chosen: nearly every head */
+    if (r == 0) r = buf_adds(out, line);
+    if (r == 0) r = buf_adds(out, http_loop_date(l));
+    if (r == 0) r = buf_adds(out, "\r\n");
+    if (r == 0 && extra_headers) r = buf_adds(out, extra_headers);
+    return r;
+}
+
+/* ---- what a handler reads ---- */
+
+const char *http_req_method(const struct http_req *r)
+{
+    return r->msg.method;
+}
+
+const char *http_req_path(const struct http_req *r)
+{
+    return r->msg.path;
+}
+
+const char *http_req_query(const struct http_req *r)
+{
+    return r->msg.query;
+}
+
+const char *http_req_target(const struct http_req *r)
+{
+    return r->msg.target;
+}
+
+const struct http_head *http_req_head(const struct http_req *r)
+{
+    return &r->msg.head;
+}
+
+const char *http_req_body(const struct http_req *r, size_t *ret_len)
+{
+    if (ret_len) *ret_len = r->body.len;
+    return r->body.data ? r->body.data : "";
+}
+
+const char *http_req_peer(const struct http_req *r)
+{
+    return r->conn->peer;
+}
+
+void http_req_set_user(struct http_req *r, void *user)
+{
+    r->user = user;
+}
+
+void *http_req_user(const struct http_req *r)
+{
+    return r->user;
+}
+
+uint64_t http_req_start_ns(const struct http_req *r)
+{
+    return r->start_ns;
+}
+
+uint64_t http_req_bytes_out(const struct http_req *r)
+{
+    return r->bytes_out;
+}
+
+/* ---- replies ---- */
+
+static int reply_head(struct http_req *r, struct buf *out, int status, const char *content_type,
+                      const char *extra_headers)
+{
+    struct http_conn *c = r->conn;
+    if (c->dead || r->started) return -EPIPE;
+    if (!r->msg.keep_alive || c->server->draining) c->close_after = true;
+    int e = http_reply_status(out, c->server->loop, status, extra_headers);
+    if (e == 0 && content_type) {
+        e = buf_adds(out, "Content-Type: ");
+        if (e == 0) e = buf_adds(out, content_type);
+        if (e == 0) e = buf_adds(out, "\r\n");
+    }
+    if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");
+    if (e == 0 && !c->close_after && r->msg.minor == 0)
+        e = buf_adds(out, "Connection: keep-alive\r\n");
+    return e;
+}
+
+static int broke(struct http_conn *c)
+{
+    c->dead = true;
+    http_conn_ask_step(c);
+    return -EPIPE;
+}
+
+int http_reply(struct http_req *r, int status, const char *content_type, const char *extra_headers,
+               const void *body, size_t len)
+{
+    struct http_conn *c = r->conn;
+    struct buf *head = &c->server->loop->head;
+    buf_clear(head);
+    int e = reply_head(r, head, status, content_type, extra_headers);
+    if (e == -EPIPE) return e;
+    bool bare = status == 204 || status == 304;
+    if (e == 0)
+        e = bare ? buf_adds(head, "\r\n") : buf_addf(head, "Content-Length: %zu\r\n\r\n", len);
+    bool with_body = len > 0 && !bare && !r->msg.is_head;
+    struct iovec iov[2] = {{head->data, head->len}, {(void *)(uintptr_t)body, len}};
+    if (e == 0) e = http_conn_send(c, iov, with_body ? 2 : 1);
+    r->bytes_out += head->len + (with_body ? len : 0);
+    if (e < 0) return broke(c);
+    r->started = r->ended = true;
+    http_conn_ask_step(c);
+    return 0;
+}
+
+/* The head waits for the first body bytes or the end of this turn, to leave in one segment. */
+static int start_reply(struct http_req *r, int status, const char *content_type,
+                       const char *extra_headers, const char *framing)
+{
+    struct http_conn *c = r->conn;
+    size_t before = c->out.len;
+    int e = reply_head(r, &c->out, status, content_type, extra_headers);
+    if (e == 0) e = buf_adds(&c->out, framing);
+    if (e < 0) return broke(c);
+    r->bytes_out += c->out.len - before;
+    r->started = true;
+    http_conn_ask_step(c);
+    return 0;
+}
+
+int http_reply_start(struct http_req *r, int status, const char *content_type,
+                     const char *extra_headers)
+{
+    if (r->conn->dead || r->started) return -EPIPE;
+    bool bare = status == 204 || status == 304;
+    r->no_body = r->msg.is_head || bare;
+    r->chunked = r->msg.minor >= 1 && !bare;
+    if (r->msg.minor == 0) r->msg.keep_alive = false; /* the end of the connection ends the body */
+    return start_reply(r, status, content_type, extra_headers,
+                       r->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
+}
+
+int http_reply_start_sized(struct http_req *r, int status, const char *content_type,
+                           const char *extra_headers, uint64_t length)
+{
+    if (r->conn->dead || r->started) return -EPIPE;
+    char framing[64];
+    bool bare = status == 204 || status == 304;
+    r->no_body = r->msg.is_head || bare;
+    r->sized = !r->no_body;
+    r->sized_left = length;
+    (void)snprintf(framing, sizeof framing, bare ? "\r\n" : "Content-Length: %llu\r\n\r\n",
+                   (unsigned long long)length);
+    return start_reply(r, status, content_type, extra_headers, framing);
+}
+
+enum { CHUNK_SIZE_BYTES = 18 };
+
+/* "LENGTH\r\n" at the end of text; where it starts. */
+static char *chunk_size(char text[CHUNK_SIZE_BYTES], size_t len, size_t *ret_len)
+{
+    char *p = text + CHUNK_SIZE_BYTES;
+    *--p = '\n';
+    *--p = '\r';
+    for (; len > 0; len >>= 4)
+        *--p = "0123456789abcdef"[len & 15];
+    *ret_len = (size_t)(text + CHUNK_SIZE_BYTES - p);
+    return p;
+}
+
+int http_reply_write(struct http_req *r, const void *data, size_t len)
+{
+    struct http_conn *c = r->conn;
+    if (c->dead || !r->started || r->ended) return -EPIPE;
+    if (len == 0 || r->no_body) return 0;
+    if (r->sized && len > r->sized_left) return -EMSGSIZE;
+    r->sized_left -= r->sized ? len : 0;
+    char size[CHUNK_SIZE_BYTES];
+    size_t n;
+    char *from = chunk_size(size, len, &n);
+    struct iovec iov[3] = {
+        {from, n}, {(void *)(uintptr_t)data, len}, {(void *)(uintptr_t) "\r\n", 2}};
+    int e = r->chunked ? http_conn_send(c, iov, 3) : http_conn_send(c, iov + 1, 1);
+    r->bytes_out += len + (r->chunked ? n + 2 : 0);
+    if (e < 0) return broke(c);
+    if (http_conn_unsent(c) > 0) http_conn_ask_step(c); /* for the write timeout */
+    if (http_conn_unsent(c) > c->server->lim.out_high_bytes) r->over_mark = true;
+    return r->over_mark;
+}
+
+int http_reply_end(struct http_req *r)
+{
+    struct http_conn *c = r->conn;
+    if (c->dead || !r->started || r->ended) return -EPIPE;
+    if (r->sized && r->sized_left > 0) return broke(c);
+    struct iovec iov = {(void *)(uintptr_t) "0\r\n\r\n", 5};
+    bool last = r->chunked && !r->no_body;
+    r->bytes_out += last ? 5 : 0;
+    r->ended = true;
+    if (http_conn_send(c, &iov, last ? 1 : 0) < 0) return broke(c);
+    http_conn_ask_step(c);
+    return 0;
+}
+
+void http_reply_abort(struct http_req *r)
+{
+    if (!r->conn->dead) (void)broke(r->conn);
+}
+
+size_t http_reply_pending(const struct http_req *r)
+{
+    return http_conn_unsent(r->conn);
+}
