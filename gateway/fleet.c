@@ -1,427 +1,500 @@
-#include "gateway/fleet.h"
+/* Targets: how they come, change and go. The mutex is held for table look-ups only; connections,
+ * TLS settings and addresses are made outside of it from copies. */
+#include "gateway/fleet_int.h"
 
 #include "base/assert.h"
-#include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/net/http.h"
 #include "gateway/config.h"
-#include "gateway/keys.h"
 #include "gateway/stats.h"
 
-#include <jansson.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 enum {
-    TARGETS_MAX = 64,
-    PROBE_FAST_MS = 50,    /* chosen: an own worker is used as soon as it can be */
-    PROBE_REMOTE_MS = 500, /* chosen: a remote one that is down is asked gently */
-    PROBE_SLOW_MS = 2000,
-    PROBE_TIMEOUT_MS = 5000,
-    PROBE_FAILURES = 3,
-    PROBE_BODY_MAX = 1 << 20,
     CONNS_MAX = 8192, /* above any sane max_inflight: admission is the limit, not this */
-};
-
-struct gw_fleet {
-    struct http_loop *loop;
-    const struct gw_config *config;
-    struct gw_fleet_ops ops;
-    void *ctx;
-    struct gw_target *target[TARGETS_MAX];
-    size_t n;
-    bool started;
-};
-
-struct gw_probe { /* one per target: its timer and the request under way */
-    struct gw_fleet *fleet;
-    struct gw_target *target;
-    struct http_client *client; /* of its own: short timeouts */
-    struct http_timer *timer;
-    struct http_call *call;
-    bool models; /* the call asks for /v1/models, not /health */
-    int status;
-    unsigned failures;
-    struct buf body;
 };
 
 const char *gw_target_state_name(enum gw_target_state s)
 {
-    static const char *const names[] = {"down", "loading", "ready"};
+    static const char *const names[] = {"down", "loading", "ready", "draining", "retired"};
     return names[s];
 }
 
-static void models_clear(struct gw_target *t)
+uint64_t fleet_random(struct gw_fleet *f) /* splitmix64 */
 {
-    for (size_t i = 0; i < t->n_models; i++) {
-        mem_free(t->model[i].id);
-        mem_free(t->model[i].json);
-    }
-    mem_free(t->model);
-    t->model = NULL;
-    t->n_models = 0;
+    uint64_t z = (f->random += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
 }
 
-static int dump_to_buf(const char *data, size_t len, void *ctx)
+/* ---- what others must be told ---- */
+
+void fleet_wake(struct gw_fleet *f)
 {
-    return buf_add(ctx, data, len);
+    uint64_t one = 1;
+    if (f->woken) return;
+    f->woken = true;
+    (void)!write(f->wake_fd, &one, sizeof one); /* the counter cannot overflow */
 }
 
-static int model_add(struct gw_target *t, const json_t *entry)
-{
-    const char *id = json_string_value(json_object_get(entry, "id"));
-    if (!id) return -EBADMSG;
-    struct buf dump = BUF_INIT;
-    struct gw_model m = {mem_strdup(id), NULL};
-    if (json_dump_callback(entry, dump_to_buf, &dump, JSON_COMPACT) == 0)
-        m.json = buf_take(&dump, NULL);
-    buf_fini(&dump);
-    struct gw_model *v = mem_realloc(t->model, (t->n_models + 1) * sizeof *v);
-    if (v) t->model = v;
-    if (!v || !m.id || !m.json) {
-        mem_free(m.id);
-        mem_free(m.json);
-        return -ENOMEM;
-    }
-    t->model[t->n_models++] = m;
-    return 0;
-}
-
-static int models_read(struct gw_target *t, const struct buf *body)
-{
-    json_error_t e;
-    json_t *root = json_loadb(body->data, body->len, 0, &e);
-    const json_t *data = json_object_get(root, "data");
-    int r = json_array_size(data) > 0 ? 0 : -EBADMSG;
-    if (r == 0) models_clear(t);
-    for (size_t i = 0; r == 0 && i < json_array_size(data); i++)
-        r = model_add(t, json_array_get(data, i));
-    json_decref(root);
-    return r;
-}
-
-/* ---- state ---- */
-
-unsigned gw_fleet_n_ready(const struct gw_fleet *f)
+static void count_ready(struct gw_fleet *f)
 {
     unsigned n = 0;
     for (size_t i = 0; i < f->n; i++)
-        n += f->target[i]->state == GW_TARGET_READY;
-    return n;
+        n += f->target[i]->worker && f->target[i]->health == GW_TARGET_READY &&
+             !f->target[i]->retired;
+    gw_stats_workers_ready(n);
 }
 
-static void set_state(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s)
+void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s)
 {
-    enum gw_target_state old = t->state;
+    enum gw_target_state old = t->health;
     if (s != GW_TARGET_READY) t->suspect = false;
     if (old == s) return;
-    t->state = s;
-    log_event(LOG_NOTICE, "worker.state", "worker=%u address=%s state=%s", t->index, t->address,
+    t->health = s;
+    log_event(LOG_NOTICE, t->worker ? "worker.state" : "upstream.state",
+              "target=%s index=%u address=%s state=%s", t->name, t->index, t->address,
               gw_target_state_name(s));
-    gw_stats_workers_ready(gw_fleet_n_ready(f));
+    count_ready(f);
     if (s == GW_TARGET_READY) {
-        t->ready_since_ns = clock_ns();
-        f->ops.on_ready(f->ctx, t);
+        uint64_t now = clock_ns();
+        if (t->ready_since_ns) t->slow_from_ns = now; /* it comes back: gently */
+        t->ready_since_ns = now;
+        if (t->worker) fleet_breaker_reset(f, t); /* another process, another history */
+        t->tell_ready = true;
     } else if (old == GW_TARGET_READY) {
-        f->ops.on_lost(f->ctx, t);
+        t->n_went_down++;
+        t->tell_lost = true;
     }
 }
 
-/* ---- probing ---- */
-
-static void probe_start(struct gw_probe *p, bool models);
-
-static void probe_again(struct gw_probe *p)
+/* One thing to tell, taken under the lock; false: none is left. */
+static bool take_news(struct gw_fleet *f, struct gw_target **ret_t, bool *ret_ready, bool *ret_lost,
+                      bool *ret_probe)
 {
-    const struct gw_target *t = p->target;
-    if (!p->fleet->started) return;
-    uint64_t ms = t->state == GW_TARGET_READY ? PROBE_SLOW_MS
-                  : t->own                    ? PROBE_FAST_MS
-                                              : PROBE_REMOTE_MS;
-    http_timer_set(p->timer, ms);
-}
-
-static void probe_failed(struct gw_probe *p)
-{
-    struct gw_fleet *f = p->fleet;
-    struct gw_target *t = p->target;
-    p->failures++;
-    /* An own worker that does not answer yet is starting: its death would come as a signal. */
-    bool starting = t->own && t->state == GW_TARGET_LOADING;
-    if (!starting && (t->state == GW_TARGET_LOADING || t->suspect || p->failures >= PROBE_FAILURES))
-        set_state(f, t, GW_TARGET_DOWN);
-    probe_again(p);
-    f->ops.on_silent(f->ctx, t, (clock_ns() - t->last_ok_ns) / 1000000);
-}
-
-static void probe_on_head(void *ctx, int status, const struct http_head *h)
-{
-    struct gw_probe *p = ctx;
-    p->status = status;
-}
-
-static void probe_on_body(void *ctx, const char *data, size_t len)
-{
-    struct gw_probe *p = ctx;
-    if (p->body.len + len <= PROBE_BODY_MAX) (void)buf_add(&p->body, data, len);
-}
-
-static void probe_on_end(void *ctx, int status)
-{
-    struct gw_probe *p = ctx;
-    struct gw_target *t = p->target;
-    p->call = NULL;
-    if (status < 0) {
-        probe_failed(p);
-        return;
+    for (size_t i = 0; i < f->n; i++) {
+        struct gw_target *t = f->target[i];
+        if (!t->tell_ready && !t->tell_lost && !t->probe_now) continue;
+        *ret_t = t;
+        *ret_ready = t->tell_ready;
+        *ret_lost = t->tell_lost;
+        *ret_probe = t->probe_now;
+        t->tell_ready = t->tell_lost = t->probe_now = false;
+        return true;
     }
-    t->last_ok_ns = clock_ns(); /* it answers, whatever it says */
-    p->failures = 0;
-    bool cleared = t->suspect && p->status == 200 && t->state == GW_TARGET_READY;
-    t->suspect = false;
-    if (p->status != 200) {
-        set_state(p->fleet, t, GW_TARGET_LOADING);
-    } else if (!p->models && t->state != GW_TARGET_READY) {
-        probe_start(p, true);
-        return;
-    } else if (p->models) {
-        int r = models_read(t, &p->body);
-        if (r < 0)
-            log_event(LOG_WARN, "worker.models", "worker=%u error=%s", t->index, err_name(r));
-        set_state(p->fleet, t, r < 0 ? GW_TARGET_LOADING : GW_TARGET_READY);
+    return false;
+}
+
+static void arm_room_timer(struct gw_fleet *f)
+{
+    fleet_lock(f);
+    uint64_t at = f->room_at_ns, now = clock_ns();
+    f->room_at_ns = 0;
+    fleet_unlock(f);
+    if (at && f->started) http_timer_set(f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
+}
+
+void fleet_pump(struct gw_fleet *f)
+{
+    struct gw_target *t = NULL;
+    bool ready = false, lost = false, probe = false;
+    if (f->pumping) return; /* a callback brought news: the loop below finds them */
+    f->pumping = true;
+    for (;;) {
+        fleet_lock(f);
+        bool more = take_news(f, &t, &ready, &lost, &probe), room = f->room;
+        f->room = false;
+        fleet_unlock(f);
+        if (!more && !room) break;
+        if (more && probe) fleet_probe_soon(&t->probe, 1);
+        if (more && lost) f->ops.on_lost(f->ctx, t->index);
+        if (more && ready) f->ops.on_ready(f->ctx, t->index);
+        if (room && f->ops.on_room) f->ops.on_room(f->ctx);
     }
-    if (cleared) p->fleet->ops.on_ready(p->fleet->ctx, t);
-    probe_again(p);
+    f->pumping = false;
+    arm_room_timer(f);
 }
 
-static const struct http_call_ops probe_ops = {probe_on_head, probe_on_body, probe_on_end};
-
-static void probe_start(struct gw_probe *p, bool models)
+static void on_wake(evutil_socket_t fd, short what, void *arg)
 {
-    p->models = models;
-    p->status = 0;
-    buf_clear(&p->body);
-    int r = http_call_start(p->client, "GET", models ? "/v1/models" : "/health", "", NULL, 0,
-                            &probe_ops, p, &p->call);
-    if (r < 0) {
-        p->call = NULL;
-        probe_failed(p);
-    }
+    struct gw_fleet *f = arg;
+    uint64_t count;
+    (void)!read(f->wake_fd, &count, sizeof count);
+    fleet_lock(f);
+    f->woken = false;
+    fleet_unlock(f);
+    fleet_pump(f);
 }
 
-static void probe_on_timer(void *arg)
+static void on_room_timer(void *arg)
 {
-    struct gw_probe *p = arg;
-    if (!p->call) probe_start(p, false);
-}
-
-static void probe_free(struct gw_probe *p)
-{
-    if (!p) return;
-    if (p->call) http_call_cancel(p->call);
-    if (p->timer) http_timer_destroy(p->timer);
-    if (p->client) http_client_destroy(p->client);
-    buf_fini(&p->body);
-    mem_free(p);
+    struct gw_fleet *f = arg;
+    fleet_lock(f);
+    f->room = true;
+    f->wants_room = false;
+    fleet_unlock(f);
+    fleet_pump(f);
 }
 
 /* ---- life cycle ---- */
 
+void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c)
+{
+    fleet_lock(f);
+    f->set = (struct fleet_settings){.connect_ms = c->connect_timeout_ms,
+                                     .first_byte_ms = c->first_byte_timeout_ms,
+                                     .idle_ms = c->idle_timeout_ms,
+                                     .total_ms = c->total_timeout_ms,
+                                     .failures = c->health_failures,
+                                     .successes = c->health_successes,
+                                     .breaker_failures = c->breaker_failures,
+                                     .breaker_open_ns = c->breaker_open_ms * 1000000ull,
+                                     .affinity = c->balance && strcmp(c->balance, "affinity") == 0};
+    fleet_unlock(f);
+}
+
 int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
-                    const struct gw_fleet_ops *ops, void *ctx, struct gw_fleet **ret)
+                    struct gw_directory *directory, const struct gw_fleet_ops *ops, void *ctx,
+                    struct gw_fleet **ret)
 {
     struct gw_fleet *f = mem_zalloc(sizeof *f);
     if (!f) return -ENOMEM;
     f->loop = loop;
-    f->config = c;
+    f->directory = directory;
     f->ops = *ops;
     f->ctx = ctx;
+    f->random = clock_ns();
+    int r = -ENOMEM;
+    if (pthread_mutex_init(&f->m, NULL) != 0) goto fail;
+    r = http_timer_create(loop, on_room_timer, f, &f->room_timer);
+    if (r < 0) goto fail_mutex;
+    f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r = -errno;
+    if (f->wake_fd < 0) goto fail_timer;
+    event_assign(&f->wake_ev, http_loop_base(loop), f->wake_fd, EV_READ | EV_PERSIST, on_wake, f);
+    r = -ENOMEM;
+    if (event_add(&f->wake_ev, NULL) < 0) goto fail_fd;
+    gw_fleet_configure(f, c);
     *ret = f;
     return 0;
+fail_fd:
+    (void)close(f->wake_fd);
+fail_timer:
+    http_timer_destroy(f->room_timer);
+fail_mutex:
+    (void)pthread_mutex_destroy(&f->m);
+fail:
+    mem_free(f);
+    return r;
 }
 
-static void target_free(struct gw_target *t)
+static void lane_close(struct gw_target *t, unsigned lane)
+{
+    struct fleet_client *next;
+    for (struct fleet_client *c = t->lane[lane]; c; c = next) {
+        next = c->next;
+        http_client_destroy(c->client);
+        mem_free(c);
+    }
+    t->lane[lane] = NULL;
+}
+
+void fleet_target_free(struct gw_target *t)
 {
     if (!t) return;
-    probe_free(t->probe);
-    if (t->client) http_client_destroy(t->client);
-    models_clear(t);
+    fleet_probe_fini(&t->probe);
+    for (unsigned i = 0; i < GW_LANES_MAX; i++)
+        lane_close(t, i);
+    fleet_models_clear(t);
     mem_free(t->address);
+    mem_free(t->name);
     mem_free(t);
-}
-
-int gw_fleet_add(struct gw_fleet *f, const char *address, bool own, struct gw_target **ret)
-{
-    if (f->n == TARGETS_MAX) return -ERANGE;
-    const struct gw_config *c = f->config;
-    struct buf norm = BUF_INIT;
-    struct gw_target *t = mem_zalloc(sizeof *t);
-    if (!t) return -ENOMEM;
-    int r = gw_parse_address(address, &norm);
-    if (r == 0 && buf_cstr(&norm)) t->address = mem_strdup(buf_cstr(&norm));
-    buf_fini(&norm);
-    t->probe = mem_zalloc(sizeof *t->probe);
-    if (r == 0 && (!t->address || !t->probe)) r = -ENOMEM;
-    if (r < 0) goto fail;
-    t->index = (unsigned)f->n;
-    t->own = own;
-    t->last_ok_ns = clock_ns();
-    t->probe->fleet = f;
-    t->probe->target = t;
-    struct http_client_opts o = {.address = t->address,
-                                 .conns_max = CONNS_MAX,
-                                 .connect_timeout_ms = c->connect_timeout_ms,
-                                 .first_byte_timeout_ms = c->first_byte_timeout_ms,
-                                 .idle_timeout_ms = c->idle_timeout_ms};
-    struct http_client_opts probe = {.address = t->address,
-                                     .conns_max = 1,
-                                     .connect_timeout_ms = PROBE_TIMEOUT_MS,
-                                     .first_byte_timeout_ms = PROBE_TIMEOUT_MS,
-                                     .idle_timeout_ms = PROBE_TIMEOUT_MS};
-    r = http_client_create(f->loop, &o, &t->client);
-    if (r == 0) r = http_client_create(f->loop, &probe, &t->probe->client);
-    if (r == 0) r = http_timer_create(f->loop, probe_on_timer, t->probe, &t->probe->timer);
-    if (r < 0) goto fail;
-    f->target[f->n++] = t;
-    *ret = t;
-    return 0;
-fail:
-    target_free(t);
-    return r;
 }
 
 void gw_fleet_start(struct gw_fleet *f)
 {
     f->started = true;
     for (size_t i = 0; i < f->n; i++)
-        http_timer_set(f->target[i]->probe->timer, 1);
+        if (!f->target[i]->retired) fleet_probe_soon(&f->target[i]->probe, 1);
+    fleet_pump(f);
 }
 
 void gw_fleet_stop(struct gw_fleet *f)
 {
     f->started = false;
-    for (size_t i = 0; i < f->n; i++) {
-        struct gw_probe *p = f->target[i]->probe;
-        http_timer_clear(p->timer);
-        if (p->call) http_call_cancel(p->call);
-        p->call = NULL;
-    }
+    http_timer_clear(f->room_timer);
+    for (size_t i = 0; i < f->n; i++)
+        fleet_probe_cancel(&f->target[i]->probe);
 }
 
 void gw_fleet_destroy(struct gw_fleet *f)
 {
     if (!f) return;
     for (size_t i = 0; i < f->n; i++)
-        target_free(f->target[i]);
+        fleet_target_free(f->target[i]);
+    struct fleet_set *next;
+    for (struct fleet_set *s = f->sets; s; s = next) {
+        next = s->next;
+        gw_upstreams_free(s->list);
+        mem_free(s);
+    }
+    (void)event_del(&f->wake_ev);
+    (void)close(f->wake_fd);
+    http_timer_destroy(f->room_timer);
+    (void)pthread_mutex_destroy(&f->m);
     mem_free(f);
 }
 
-void gw_fleet_lost(struct gw_fleet *f, struct gw_target *t)
-{
-    struct gw_probe *p = t->probe;
-    if (p->call) http_call_cancel(p->call);
-    p->call = NULL;
-    set_state(f, t, GW_TARGET_DOWN);
-    probe_again(p);
-}
+/* ---- coming and going ---- */
 
-void gw_fleet_expect(struct gw_fleet *f, struct gw_target *t)
+void fleet_recount(struct gw_fleet *f)
 {
-    t->last_ok_ns = clock_ns();
-    t->probe->failures = 0;
-    set_state(f, t, GW_TARGET_LOADING);
-    if (f->started && !t->probe->call) http_timer_set(t->probe->timer, PROBE_FAST_MS);
-}
-
-void gw_fleet_suspect(struct gw_fleet *f, struct gw_target *t)
-{
-    if (t->state != GW_TARGET_READY || !f->started) return;
-    t->suspect = true;
-    if (!t->probe->call) http_timer_set(t->probe->timer, 1);
-}
-
-/* ---- questions ---- */
-
-size_t gw_fleet_count(const struct gw_fleet *f)
-{
-    return f->n;
-}
-
-struct gw_target *gw_fleet_get(struct gw_fleet *f, size_t i)
-{
-    ASSERT(i < f->n);
-    return f->target[i];
-}
-
-static const struct gw_model *target_model(const struct gw_target *t, const char *id)
-{
-    for (size_t i = 0; i < t->n_models; i++)
-        if (strcmp(t->model[i].id, id) == 0) return &t->model[i];
-    return NULL;
-}
-
-/* A single worker judges names itself, because it knows more of them than it lists (its file's
- * name, "default"); among several the listed names decide. */
-static bool serves(const struct gw_fleet *f, const struct gw_target *t, const char *model)
-{
-    return !model || f->n == 1 || target_model(t, model);
-}
-
-struct gw_target *gw_fleet_pick(struct gw_fleet *f, const char *model)
-{
-    struct gw_target *best = NULL;
+    f->n_workers = f->n_upstreams = 0;
     for (size_t i = 0; i < f->n; i++) {
-        struct gw_target *t = f->target[i];
-        if (t->state != GW_TARGET_READY || t->suspect || !serves(f, t, model)) continue;
-        if (!best || t->n_inflight < best->n_inflight) best = t;
-    }
-    return best;
-}
-
-bool gw_fleet_unsure(const struct gw_fleet *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (f->target[i]->suspect) return true;
-    return false;
-}
-
-const struct gw_model *gw_fleet_model(const struct gw_fleet *f, const char *id)
-{
-    for (size_t i = 0; i < f->n; i++) {
-        const struct gw_model *m = target_model(f->target[i], id);
-        if (m) return m;
-    }
-    return NULL;
-}
-
-int gw_fleet_knows(const struct gw_fleet *f, const char *model)
-{
-    size_t n_known = 0;
-    for (size_t i = 0; i < f->n; i++)
-        n_known += f->target[i]->n_models > 0;
-    if (n_known == 0) return -EAGAIN;
-    return f->n == 1 || gw_fleet_model(f, model) != NULL;
-}
-
-bool gw_fleet_hopeful(const struct gw_fleet *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (f->target[i]->own || f->target[i]->state != GW_TARGET_DOWN) return true;
-    return false;
-}
-
-int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out)
-{
-    int r = buf_adds(out, "{\"object\":\"list\",\"data\":[");
-    unsigned n = 0;
-    for (size_t i = 0; r == 0 && i < f->n; i++) {
         const struct gw_target *t = f->target[i];
-        for (size_t j = 0; r == 0 && j < t->n_models; j++) {
-            if (gw_fleet_model(f, t->model[j].id) != &t->model[j]) continue; /* named before */
-            if (key && !gw_key_allows(key, t->model[j].id)) continue;
-            r = buf_addf(out, "%s%s", n++ ? "," : "", t->model[j].json);
-        }
+        if (t->retired || t->leaving) continue;
+        f->n_workers += t->worker;
+        f->n_upstreams += !t->worker;
     }
-    return r < 0 ? r : buf_adds(out, "]}");
+}
+
+struct gw_target *fleet_find(const struct gw_fleet *f, const char *name)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (strcmp(f->target[i]->name, name) == 0) return f->target[i];
+    return NULL;
+}
+
+int fleet_target_create(struct gw_fleet *f, const char *name, const char *address, bool worker,
+                        struct gw_target **ret)
+{
+    struct gw_target *t = mem_zalloc(sizeof *t);
+    if (!t) return -ENOMEM;
+    t->name = mem_strdup(name);
+    t->address = mem_strdup(address);
+    t->worker = worker;
+    t->last_ok_ns = clock_ns();
+    t->health = worker ? GW_TARGET_DOWN : GW_TARGET_LOADING;
+    t->id = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *p = name; *p; p++)
+        t->id = (t->id ^ (unsigned char)*p) * 0x100000001b3u;
+    int r = t->name && t->address ? fleet_probe_init(f, t) : -ENOMEM;
+    if (r < 0) {
+        fleet_target_free(t);
+        return r;
+    }
+    *ret = t;
+    return 0;
+}
+
+void fleet_target_enter(struct gw_fleet *f, struct gw_target *t)
+{
+    ASSERT(f->n < GW_TARGETS_MAX);
+    t->index = (unsigned)f->n;
+    f->target[f->n++] = t;
+    fleet_breaker_reset(f, t);
+    fleet_recount(f);
+}
+
+/* It is new again: nothing that was learned about it holds. */
+void fleet_target_forget(struct gw_fleet *f, struct gw_target *t)
+{
+    t->retired = t->leaving = t->drained = t->suspect = t->seen = false;
+    t->health = t->worker ? GW_TARGET_DOWN : GW_TARGET_LOADING;
+    t->ready_since_ns = t->slow_from_ns = t->models_at_ns = t->models_hash = 0;
+    t->last_ok_ns = clock_ns();
+    t->ttfb_ms = 0;
+    fleet_models_clear(t);
+    fleet_breaker_reset(f, t);
+}
+
+void fleet_retire_if_idle(struct gw_fleet *f, struct gw_target *t)
+{
+    if (!t->leaving || t->retired || t->n_inflight > 0) return;
+    t->retired = true;
+    t->health = GW_TARGET_DOWN;
+    if (t->set) fleet_set_release(f, t->set);
+    t->set = NULL;
+    t->up = NULL;
+    log_event(LOG_NOTICE, t->worker ? "worker.state" : "upstream.state",
+              "target=%s index=%u address=%s state=retired", t->name, t->index, t->address);
+    count_ready(f);
+    t->probe_now = true; /* the control loop ends its probes */
+    fleet_wake(f);
+}
+
+void fleet_target_leave(struct gw_fleet *f, struct gw_target *t)
+{
+    if (t->leaving || t->retired) return;
+    if (t->health == GW_TARGET_READY && !t->drained) t->tell_lost = true;
+    t->leaving = true;
+    fleet_recount(f);
+    fleet_retire_if_idle(f, t);
+}
+
+int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index)
+{
+    struct buf norm = BUF_INIT;
+    struct gw_target *t = NULL;
+    char name[32];
+    int r = gw_parse_address(address, &norm);
+    if (r == 0 && !buf_cstr(&norm)) r = -ENOMEM;
+    if (r < 0) goto out;
+    for (size_t i = 0; i < f->n && !t; i++)
+        if (f->target[i]->worker && strcmp(f->target[i]->address, norm.data) == 0) t = f->target[i];
+    if (t) {
+        fleet_lock(f);
+        bool here = !t->retired && !t->leaving;
+        if (!here) fleet_target_forget(f, t);
+        fleet_recount(f);
+        fleet_unlock(f);
+        *ret_index = t->index;
+        r = here;
+    } else {
+        (void)snprintf(name, sizeof name, "worker-%zu", f->n);
+        r = f->n < GW_TARGETS_MAX
+                ? fleet_target_create(f, own ? name : norm.data, norm.data, true, &t)
+                : -ERANGE;
+        if (r < 0) goto out;
+        t->own = own;
+        fleet_lock(f);
+        fleet_target_enter(f, t);
+        fleet_unlock(f);
+        *ret_index = t->index;
+    }
+    if (f->started) fleet_probe_soon(&t->probe, 1);
+out:
+    buf_fini(&norm);
+    return r;
+}
+
+void gw_fleet_remove(struct gw_fleet *f, unsigned index)
+{
+    ASSERT(index < f->n);
+    fleet_lock(f);
+    fleet_target_leave(f, f->target[index]);
+    fleet_unlock(f);
+    fleet_pump(f);
+}
+
+int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain)
+{
+    fleet_lock(f);
+    struct gw_target *t = fleet_find(f, name);
+    if (t && (t->retired || t->leaving)) t = NULL;
+    if (t && t->drained != drain) {
+        t->drained = drain;
+        log_event(LOG_NOTICE, t->worker ? "worker.state" : "upstream.state",
+                  "target=%s index=%u address=%s state=%s", t->name, t->index, t->address,
+                  drain ? "draining" : gw_target_state_name(t->health));
+        if (t->health == GW_TARGET_READY && drain) t->tell_lost = true;
+        if (t->health == GW_TARGET_READY && !drain) t->tell_ready = true;
+    }
+    fleet_unlock(f);
+    if (t) fleet_pump(f);
+    return t ? 0 : -ENOENT;
+}
+
+void gw_fleet_lost(struct gw_fleet *f, unsigned index)
+{
+    ASSERT(index < f->n);
+    struct gw_target *t = f->target[index];
+    fleet_probe_cancel(&t->probe);
+    fleet_lock(f);
+    fleet_set_health(f, t, GW_TARGET_DOWN);
+    fleet_unlock(f);
+    fleet_probe_soon(&t->probe, 0);
+    fleet_pump(f);
+}
+
+void gw_fleet_expect(struct gw_fleet *f, unsigned index)
+{
+    ASSERT(index < f->n);
+    struct gw_target *t = f->target[index];
+    t->probe.failures = 0;
+    fleet_lock(f);
+    t->last_ok_ns = clock_ns();
+    fleet_set_health(f, t, GW_TARGET_LOADING);
+    fleet_unlock(f);
+    fleet_probe_soon(&t->probe, 0);
+    fleet_pump(f);
+}
+
+/* ---- connections ---- */
+
+int fleet_dial_init(const struct gw_target *t, const struct gw_fleet *f, struct fleet_dial *ret)
+{
+    const struct gw_upstream *u = t->up;
+    struct fleet_dial d = {.generation = t->generation};
+    d.address = mem_strdup(t->address);
+    d.host = u ? mem_strdup(u->host) : NULL;
+    if (!d.address || (u && !d.host)) {
+        fleet_dial_fini(&d);
+        return -ENOMEM;
+    }
+    d.opts = (struct http_client_opts){
+        .address = d.address,
+        .host = d.host,
+        .conns_max = u && u->connections_max ? u->connections_max : CONNS_MAX,
+        .connect_timeout_ms = u ? u->connect_timeout_ms : f->set.connect_ms,
+        .first_byte_timeout_ms = u ? u->first_byte_timeout_ms : f->set.first_byte_ms,
+        .idle_timeout_ms = u ? u->idle_timeout_ms : f->set.idle_ms,
+        .total_timeout_ms = u ? u->total_timeout_ms : f->set.total_ms,
+    };
+    *ret = d;
+    return 0;
+}
+
+void fleet_dial_fini(struct fleet_dial *d)
+{
+    mem_free(d->address);
+    mem_free(d->host);
+}
+
+struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index)
+{
+    fleet_lock(f);
+    struct gw_target *t = index < f->n && !f->target[index]->retired ? f->target[index] : NULL;
+    fleet_unlock(f);
+    return t;
+}
+
+struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned lane,
+                                    struct http_loop *loop)
+{
+    struct fleet_dial d;
+    struct fleet_client *c = t->lane[lane];
+    ASSERT(lane < GW_LANES_MAX);
+    fleet_lock(f);
+    bool good = c && c->generation == t->generation;
+    int r = good ? 0 : fleet_dial_init(t, f, &d);
+    fleet_unlock(f);
+    if (good) return c->client;
+    if (r < 0) return NULL;
+    c = mem_zalloc(sizeof *c);
+    if (c && http_client_create(loop, &d.opts, &c->client) == 0) {
+        c->generation = d.generation;
+        c->next = t->lane[lane];
+        t->lane[lane] = c;
+    } else {
+        mem_free(c);
+        c = NULL;
+    }
+    fleet_dial_fini(&d);
+    return c ? c->client : NULL;
+}
+
+void gw_fleet_leave(struct gw_fleet *f, unsigned lane)
+{
+    ASSERT(lane < GW_LANES_MAX);
+    fleet_lock(f);
+    size_t n = f->n;
+    fleet_unlock(f);
+    for (size_t i = 0; i < n; i++)
+        lane_close(f->target[i], lane);
 }

@@ -1,16 +1,24 @@
-/* fleet: the workers this gateway can send requests to, their health and the models they serve.
+/* fleet: every backend a request may be sent to, with its health, its models
+ * and its load.
  *
- * Each target is probed with GET /health (often while it is not ready, seldom when it is); once
- * that gives 200 its /v1/models is read and kept, so that model names are checked and listed
- * without asking anybody. A target is ready from then on until three probes in a row fail, or until
- * gw_fleet_lost() says that its process is gone.
- * Life cycle: gw_fleet_create() → gw_fleet_add()… → gw_fleet_start() → gw_fleet_destroy() (no calls
- * through its clients may be left).
- * Thread: loop. */
+ * Backends ("targets") are own workers, workers by URL or from the registry,
+ * and upstreams of any OpenAI-compatible make. A target is probed actively
+ * (workers: GET /health, then their models; upstreams: the configured path,
+ * thresholds and interval) and judged passively by what requests met: a circuit
+ * breaker per target takes it out and lets one request try again.
+ * gw_fleet_pick() leases a target for one try of a request; gw_fleet_release()
+ * gives the lease back with what became of it. Which of several possible
+ * targets is best policy/route.h decides. Life cycle: gw_fleet_create() →
+ * gw_fleet_add()… → gw_fleet_start() → gw_fleet_stop() → gw_fleet_destroy().
+ * Targets that left stay as retired until the end, so that pointers and indices
+ * keep their meaning. Thread: pick, release, client and all questions: any
+ * loop's (one lock, held for microseconds); the rest and all callbacks: the
+ * control loop's. */
 #ifndef GATEWAY_FLEET_H
 #define GATEWAY_FLEET_H
 
 #include "base/err.h"
+#include "gateway/upstream.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,59 +26,151 @@
 
 struct buf;
 struct gw_config;
+struct gw_directory;
+struct gw_fleet;
 struct gw_key;
 struct http_client;
 struct http_loop;
 
-enum gw_target_state { GW_TARGET_DOWN, GW_TARGET_LOADING, GW_TARGET_READY };
-struct gw_model {
-    char *id;
-    char *json; /* its object in /v1/models */
+enum { GW_TARGETS_MAX = 256, GW_LANES_MAX = 64 };
+
+enum gw_target_state {
+    GW_TARGET_DOWN,
+    GW_TARGET_LOADING,
+    GW_TARGET_READY,
+    GW_TARGET_DRAINING, /* by an operator or the registry: no new requests */
+    GW_TARGET_RETIRED,  /* gone for good (its registration expired, a reload
+                           removed it) */
 };
-struct gw_target { /* read by others, written by fleet.c only, but for n_inflight */
-    unsigned index;
-    char *address;
-    bool own; /* a process of this gateway: coming back is only a matter of time */
-    enum gw_target_state state;
-    bool suspect; /* a connection to it broke: not used before a probe has succeeded */
-    struct http_client *client;
-    unsigned n_inflight; /* requests sent to it and not ended: kept by relay.c */
-    struct gw_model *model;
-    size_t n_models;
-    uint64_t ready_since_ns, last_ok_ns;
-    struct gw_probe *probe;
+struct gw_target; /* what others may see of it: gw_fleet_view() */
+
+/* ---- one try of a request ---- */
+
+struct gw_want {
+    const char *model;       /* NULL: any */
+    uint64_t affinity;       /* hash of the prompt's beginning or prompt_cache_key; 0:
+                                none */
+    const uint64_t *text_id; /* of the prompt's chunks: seg_text_id() */
+    size_t n_texts;
+    uint64_t prompt_tokens;              /* estimate */
+    uint64_t tried[GW_TARGETS_MAX / 64]; /* targets not to take again, while there is another */
+    bool upstream_only;                  /* a route that no worker serves */
+    bool worker_only;                    /* a route that only workers know */
 };
+struct gw_lease {             /* init {0}; held from pick to release */
+    struct gw_target *target; /* NULL: none is held */
+    unsigned index;           /* the target's */
+    const struct gw_upstream
+        *up;                /* its settings; NULL for workers. Valid while the lease is held */
+    const char *model;      /* name to send instead of the client's, NULL: as it came.
+                               Valid likewise */
+    const char *name;       /* the target's, for logs and metrics; valid for the fleet's life */
+    bool worker;            /* speaks the worker's own API, may get our headers */
+    uint64_t prompt_tokens; /* to compute there: without those it holds */
+    bool probe;             /* the breaker's one try */
+    bool computed;          /* gw_fleet_computed() was called */
+    int status; /* the answer's HTTP status, set by the holder before release; 0: none came */
+};
+enum gw_pick {
+    GW_PICK_OK,
+    GW_PICK_UNKNOWN_MODEL, /* nobody serves it, ready or not */
+    GW_PICK_LOADING,       /* somebody who serves it may come by itself soon */
+    GW_PICK_UNSURE,        /* a target is suspect: its probe will tell in milliseconds:
+                              wait */
+    GW_PICK_FULL,          /* all at their limit: wait for gw_fleet_ops.on_room */
+    GW_PICK_OPEN,          /* all breakers are open: try again in *ret_wait_ms */
+    GW_PICK_DOWN,          /* nobody who serves it can be reached, and nobody will come by
+                              itself */
+};
+enum gw_outcome {
+    GW_DONE_OK,        /* answered, whatever it said below 500 */
+    GW_DONE_BUSY,      /* 429, 503 with Retry-After: alive, but not now */
+    GW_DONE_FAILED,    /* not reached, connection lost, 5xx */
+    GW_DONE_TIMEOUT,   /* connected, but silent for too long */
+    GW_DONE_CANCELLED, /* the client left: says nothing about the target */
+};
+/* ret_wait_ms may be NULL. Counts the request as in flight at the target from
+ * here on. */
+enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct gw_lease *ret,
+                           uint32_t *ret_wait_ms);
+/* Exactly once per lease; ttfb_ns: 0 when no byte came. Clears the lease. */
+void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o, uint64_t ttfb_ns);
+/* The answer began: its prompt no longer waits there to be computed. Optional. */
+void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l);
+/* The lane's connections to the target, made at the first call. Needs no lease. NULL: out of
+ * memory, bad address. The pointer is good until this lane asks again: settings may change. */
+struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned lane,
+                                    struct http_loop *loop);
+/* Before a lane's loop is destroyed, on its thread: closes its connections. */
+void gw_fleet_leave(struct gw_fleet *f, unsigned lane);
+
+/* ---- life ---- */
+
 struct gw_fleet_ops {
-    void (*on_ready)(void *ctx, struct gw_target *t); /* became ready, or a suspicion was wrong */
-    void (*on_lost)(void *ctx, struct gw_target *t);  /* was ready, is no more */
-    /* A probe failed; silent_ms since the last success (or since gw_fleet_expect()). */
-    void (*on_silent)(void *ctx, struct gw_target *t, uint64_t silent_ms);
+    void (*on_ready)(void *ctx, unsigned index); /* became ready, or a suspicion was wrong */
+    void (*on_lost)(void *ctx, unsigned index);  /* was ready, is no more */
+    void (*on_room)(void *ctx);                  /* a full target has room again, a breaker lets
+                                                    somebody through */
+    /* A probe failed; silent_ms since the last success (or since
+     * gw_fleet_expect()). */
+    void (*on_silent)(void *ctx, unsigned index, uint64_t silent_ms);
 };
-struct gw_fleet;
-
+/* loop: the control loop. directory: which chunks live where; borrowed, NULL:
+ * nobody knows. */
 int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
-                    const struct gw_fleet_ops *ops, void *ctx, struct gw_fleet **ret);
-int gw_fleet_add(struct gw_fleet *f, const char *address, bool own, struct gw_target **ret);
+                    struct gw_directory *directory, const struct gw_fleet_ops *ops, void *ctx,
+                    struct gw_fleet **ret);
+/* Take over what a reload may change: intervals, thresholds, balancing. The config is not kept. */
+void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c);
+/* Own workers and workers by address. A retired target of the same address
+ * comes back to life. 1: it is there already. -ERANGE: too many. */
+int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index);
+/* The registration ended: drains, then retires. */
+void gw_fleet_remove(struct gw_fleet *f, unsigned index);
+/* Make the upstreams those of `list` (start, reload): new ones are added,
+ * missing ones drain and retire, changed ones go on with their history. Takes
+ * the list. */
+int gw_fleet_set_upstreams(struct gw_fleet *f, struct gw_upstreams *list, struct err *err);
 void gw_fleet_start(struct gw_fleet *f); /* begin to probe */
-void gw_fleet_stop(struct gw_fleet *f);  /* no more probes; cancels the one under way */
+void gw_fleet_stop(struct gw_fleet *f);  /* no more probes; cancels those under way */
 void gw_fleet_destroy(struct gw_fleet *f);
+void gw_fleet_lost(struct gw_fleet *f, unsigned index);   /* its process ended */
+void gw_fleet_expect(struct gw_fleet *f, unsigned index); /* its process was started */
+/* An operator's word: drain (no new requests), enable again. -ENOENT. */
+int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain);
 
-size_t gw_fleet_count(const struct gw_fleet *f);
-struct gw_target *gw_fleet_get(struct gw_fleet *f, size_t i);
+/* ---- questions ---- */
+
+struct gw_target_view { /* a copy */
+    unsigned index;
+    char name[128], address[256];
+    bool own, worker;
+    enum gw_target_state state;
+    const char *breaker; /* "closed", "open", "half_open" */
+    unsigned n_inflight, inflight_max, n_models;
+    uint64_t n_ok, n_failed, n_timeout, n_busy, n_picked, prompt_tokens_in_flight;
+    double ttfb_ms; /* moving average, 0: unknown */
+    uint64_t ready_since_ns;
+    double weight;
+};
+size_t gw_fleet_count(const struct gw_fleet *f); /* retired ones, too */
+bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret);
+/* For gw_fleet_client(); NULL: none, or retired. */
+struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
-/* The least busy ready target that serves `model` (NULL: any); NULL when there is none. */
-struct gw_target *gw_fleet_pick(struct gw_fleet *f, const char *model);
-/* 1 a target may serve it (ready or not), 0 none does, -EAGAIN no target's models are known yet. */
-int gw_fleet_knows(const struct gw_fleet *f, const char *model);
-/* A target that is down may come back by itself: an own worker, or any still loading. */
-bool gw_fleet_hopeful(const struct gw_fleet *f);
-bool gw_fleet_unsure(const struct gw_fleet *f); /* a target is suspect: an answer is near */
-const struct gw_model *gw_fleet_model(const struct gw_fleet *f, const char *id);
+bool gw_fleet_hopeful(const struct gw_fleet *f); /* a target that is down may come by itself */
+/* What kind of backend serves the model: bits of GW_SERVES_*; 0: nobody.
+ * GW_SERVES_UNKNOWN: no target's models are known yet. */
+enum { GW_SERVES_WORKER = 1, GW_SERVES_UPSTREAM = 2, GW_SERVES_LMCACHE = 4, GW_SERVES_UNKNOWN = 8 };
+unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model);
+/* The model's object of /v1/models appended; -ENOENT. */
+int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);
 /* OpenAI's list object, of what the key may use; NULL: of all. */
 int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out);
-void gw_fleet_suspect(struct gw_fleet *f, struct gw_target *t); /* probe it at once */
-void gw_fleet_lost(struct gw_fleet *f, struct gw_target *t);    /* its process ended */
-void gw_fleet_expect(struct gw_fleet *f, struct gw_target *t);  /* its process was started */
+/* All targets as a JSON array, for GET /admin/targets. */
+int gw_fleet_format(const struct gw_fleet *f, struct buf *out);
+/* kvblend_gateway_upstream_* of all targets, in Prometheus' text form. */
+int gw_fleet_metrics(const struct gw_fleet *f, struct buf *out);
 const char *gw_target_state_name(enum gw_target_state s);
 
 #endif
