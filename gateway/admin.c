@@ -16,23 +16,27 @@ static int add_str(struct buf *b, const char *key, const char *v)
     return r < 0 ? r : buf_add_json_str(b, v, strlen(v));
 }
 
-static int put_worker(struct gw_gate *g, const struct gw_page *page, struct buf *b)
+static const struct gw_child *child_of(const struct gw_house *h, unsigned target)
 {
-    const struct gw_target *t = gw_fleet_get(g->fleet, page->index);
-    bool own = g->child && gw_child_target(g->child) == t;
-    int r = buf_addf(b, "{\"index\":%u,", t->index);
-    if (r == 0) r = add_str(b, "address", t->address);
+    for (unsigned i = 0; i < h->n_children; i++)
+        if (gw_child_target(h->child[i]) == target) return h->child[i];
+    return NULL;
+}
+
+static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf *b)
+{
+    struct gw_target_view t;
+    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
+    const struct gw_child *child = child_of(h, page->index);
+    int r = buf_addf(b, "{\"index\":%u,", t.index);
+    if (r == 0) r = add_str(b, "address", t.address);
     if (r == 0)
-        r = buf_addf(b, ",\"own\":%s,\"state\":\"%s\",\"in_flight\":%u,\"models\":[",
-                     own ? "true" : "false", gw_target_state_name(t->state), t->n_inflight);
-    for (size_t i = 0; r == 0 && i < t->n_models; i++) {
-        if (i > 0) r = buf_addc(b, ',');
-        if (r == 0) r = buf_add_json_str(b, t->model[i].id, strlen(t->model[i].id));
-    }
-    if (r == 0) r = buf_addc(b, ']');
-    if (r == 0 && own)
-        r = buf_addf(b, ",\"pid\":%d,\"restarts\":%u", (int)gw_child_pid(g->child),
-                     gw_child_n_restarts(g->child));
+        r = buf_addf(b, ",\"own\":%s,\"state\":\"%s\",\"in_flight\":%u,\"models\":%u",
+                     t.own ? "true" : "false", gw_target_state_name(t.state), t.n_inflight,
+                     t.n_models);
+    if (r == 0 && child)
+        r = buf_addf(b, ",\"pid\":%d,\"restarts\":%u", (int)gw_child_pid(child),
+                     gw_child_n_restarts(child));
     if (r == 0 && page->status == 200 && page->body.len > 0) {
         r = buf_adds(b, ",\"status\":");
         if (r == 0) r = buf_add(b, page->body.data, page->body.len);
@@ -42,21 +46,23 @@ static int put_worker(struct gw_gate *g, const struct gw_page *page, struct buf 
 
 static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
-    struct gw_gate *g = q->gate;
+    struct gw_house *h = q->gate->house;
     struct buf b = BUF_INIT;
+    struct gw_admit_view a = gw_admit_view(&h->admit);
+    bool draining = h->draining;
     int r = buf_addf(&b,
                      "{\"gateway\":{\"version\":\"" KV_VERSION "\",\"pid\":%d,\"uptime_s\":%.1f,"
                      "\"ready\":%s,\"draining\":%s,\"in_flight\":%u,\"in_flight_max\":%u,"
-                     "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loop_lag_ms\":%.3f},"
-                     "\"workers\":[",
-                     (int)getpid(), clock_ms_since(g->start_ns) / 1e3,
-                     gw_fleet_n_ready(g->fleet) && !g->draining ? "true" : "false",
-                     g->draining ? "true" : "false", g->admit.n_running, g->admit.running_max,
-                     g->admit.n_waiting, g->admit.waiting_max, gw_keys_count(g->keys),
-                     http_loop_lag_ms(g->loop));
+                     "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loops\":%u,"
+                     "\"loop_lag_ms\":%.3f},\"workers\":[",
+                     (int)getpid(), clock_ms_since(h->start_ns) / 1e3,
+                     gw_fleet_n_ready(h->fleet) && !draining ? "true" : "false",
+                     draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
+                     a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
+                     http_loop_lag_ms(q->gate->loop));
     for (size_t i = 0; r == 0 && i < n; i++) {
         if (i > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_worker(g, &pages[i], &b);
+        if (r == 0) r = put_worker(h, &pages[i], &b);
     }
     if (r == 0) r = buf_adds(&b, "]}");
     if (r == 0)
@@ -89,23 +95,26 @@ static int put_request(const struct gw_req *q, struct buf *b)
                      ",\"stage\":\"%s\",\"age_ms\":%.1f,\"worker\":%d,\"stream\":%s,"
                      "\"bytes_out\":%llu,\"segments\":%u,\"retries\":%u}",
                      gw_stage_name(q->stage), clock_ms_since(http_req_start_ns(q->http)),
-                     q->target ? (int)q->target->index : -1, q->sse ? "true" : "false",
+                     q->target_index, q->ans.sse ? "true" : "false",
                      (unsigned long long)http_req_bytes_out(q->http), q->scan.n_segments,
                      q->n_retries);
     return r;
 }
 
-static void admin_requests(struct gw_req *q)
+static void list_requests(struct gw_gate *g, struct gw_errand *e)
+{
+    for (struct gw_req *x = g->reqs; e->result == 0 && x; x = x->next) {
+        if (!x->active) continue;
+        if (e->out.len > 0) e->result = buf_addc(&e->out, ',');
+        if (e->result == 0) e->result = put_request(x, &e->out);
+    }
+}
+
+static void requests_listed(struct gw_req *q, struct gw_errand *e)
 {
     struct buf b = BUF_INIT;
-    int r = buf_adds(&b, "{\"requests\":[");
-    unsigned n = 0;
-    for (struct gw_req *x = q->gate->reqs; r == 0 && x; x = x->next) {
-        if (!x->active) continue;
-        if (n++ > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_request(x, &b);
-    }
-    if (r == 0) r = buf_adds(&b, "]}");
+    int r = e->result;
+    if (r == 0) r = buf_addf(&b, "{\"requests\":[%s]}", e->out.len ? buf_cstr(&e->out) : "");
     if (r == 0)
         gw_answer_json(q, 200, &b);
     else
@@ -113,17 +122,34 @@ static void admin_requests(struct gw_req *q)
     buf_fini(&b);
 }
 
-static void admin_reload(struct gw_req *q)
+static void admin_requests(struct gw_req *q)
 {
-    struct err err = {0};
+    if (gw_errand_start(q, q->gate->house->n_lanes, list_requests, requests_listed) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
+static void reload(struct gw_gate *g, struct gw_errand *e)
+{
+    e->result = g->house->reload(g->house->run_ctx, &e->err);
+}
+
+static void reloaded(struct gw_req *q, struct gw_errand *e)
+{
     struct buf b = BUF_INIT;
-    if (q->gate->reload(q->gate->run_ctx, &err) < 0) {
-        gw_answer_error(q, GW_E_BAD_REQUEST, NULL, "%s", err.msg);
+    if (e->result < 0) {
+        gw_answer_error(q, GW_E_BAD_REQUEST, NULL, "%s",
+                        e->err.msg[0] ? e->err.msg : err_name(e->result));
         return;
     }
     (void)buf_adds(&b, "{\"reloaded\":true}");
     gw_answer_json(q, 200, &b);
     buf_fini(&b);
+}
+
+static void admin_reload(struct gw_req *q) /* by the control loop */
+{
+    if (gw_errand_start(q, 1, reload, reloaded) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
 /* ---- /admin/keys: who may do what, and how much of it is left ---- */
@@ -139,9 +165,8 @@ static int put_key(const struct gw_key *key, struct buf *b)
     if (r == 0 && key->models) r = buf_addc(b, ',');
     if (r == 0 && key->models) r = add_str(b, "models", key->models);
     if (r == 0)
-        r = buf_addf(b, ",\"running\":%u,\"concurrency\":%u,\"rpm\":%u,\"tpm\":%u",
-                     key->account->n_running, v.limit.running_max, v.limit.requests_per_min,
-                     v.limit.tokens_per_min);
+        r = buf_addf(b, ",\"running\":%u,\"concurrency\":%u,\"rpm\":%u,\"tpm\":%u", v.n_running,
+                     v.limit.running_max, v.limit.requests_per_min, v.limit.tokens_per_min);
     if (r == 0 && v.limit.requests_per_min)
         r = buf_addf(b, ",\"requests_left\":%u", v.requests_left);
     if (r == 0 && v.limit.tokens_per_min) r = buf_addf(b, ",\"tokens_left\":%u", v.tokens_left);
@@ -150,7 +175,7 @@ static int put_key(const struct gw_key *key, struct buf *b)
 
 static void admin_keys(struct gw_req *q)
 {
-    const struct gw_keys *k = q->gate->keys;
+    const struct gw_keys *k = q->settings->keys;
     struct buf b = BUF_INIT;
     int r = buf_adds(&b, "{\"keys\":[");
     for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
@@ -172,8 +197,8 @@ static void admin_boundaries(struct gw_req *q)
     size_t len;
     const char *body = http_req_body(q->http, &len);
     struct gw_scan s = {
-        .body = body, .len = len, .presets = q->gate->presets, .dry = true, .explain = &why};
-    if (gw_space_of(q, s.space)) s.learner = q->gate->learner;
+        .body = body, .len = len, .presets = q->gate->house->presets, .dry = true, .explain = &why};
+    if (gw_space_of(q, s.space)) s.learner = q->gate->house->learner;
     gw_scan_run(&s);
     if (s.failed) {
         gw_answer_error(q, s.error, NULL, "%s", s.message);
@@ -193,7 +218,8 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
-    {"/admin/segment", "POST", "/admin/segment", NULL, GW_R_ADMIN | GW_R_JSON | GW_R_DETECT},
-    {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST},
+    {"/admin/segment", "POST", "/admin/segment", NULL,
+     GW_R_ADMIN | GW_R_JSON | GW_R_DETECT | GW_R_WORKER | GW_R_REPEAT},
+    {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},
 };
 const size_t gw_admin_n_routes = sizeof gw_admin_routes / sizeof gw_admin_routes[0];

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/metric.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,12 +28,12 @@ static struct {
     struct metric m[FAMILIES];
 } seen[KEYS_MAX + 1];
 static size_t n_seen;
+static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the table, not its counts */
 
-static void count(const struct gw_req *q, int family, uint64_t n)
+static struct metric *metric_of(const char *id, int family)
 {
-    const char *id = q->key->id;
     size_t i = 0;
-    if (!*id) return;
+    (void)pthread_mutex_lock(&seen_lock);
     while (i < n_seen && strcmp(seen[i].id, id) != 0)
         i++;
     if (i >= KEYS_MAX && i == n_seen) id = "other", i = KEYS_MAX;
@@ -49,7 +50,13 @@ static void count(const struct gw_req *q, int family, uint64_t n)
             metric_register(&seen[i].m[f]);
         }
     }
-    metric_add(&seen[i].m[family], (double)n);
+    (void)pthread_mutex_unlock(&seen_lock);
+    return &seen[i].m[family];
+}
+
+static void count(const struct gw_req *q, int family, uint64_t n)
+{
+    if (*q->key->id) metric_add(metric_of(q->key->id, family), (double)n);
 }
 
 /* ---- taking on ---- */
@@ -66,7 +73,7 @@ static void estimate(struct gw_req *q)
     size_t len;
     uint64_t max = q->key->limit.tokens_per_min;
     (void)http_req_body(q->http, &len);
-    if (!(q->route->props & GW_R_ADMIT)) return;
+    if (!(q->route->props & GW_R_ADMIT) || q->scan.len == 0) return; /* a form is no prompt */
     q->limit.prompt_tokens = gw_usage_estimate(len);
     q->limit.tokens = q->limit.prompt_tokens + q->scan.max_tokens;
     /* A generous max_tokens is no crime: the whole minute is enough to ask for. */
@@ -89,7 +96,7 @@ static void refuse(struct gw_req *q, enum gw_limit_verdict v, uint64_t wait_ns)
     case GW_LIMIT_RUNNING:
         (void)snprintf(text, sizeof text,
                        "Rate limit reached on concurrent requests: Limit %u, Running %u.",
-                       l->running_max, q->key->account->n_running);
+                       l->running_max, q->limit.view.n_running);
         gw_answer_error_after(q, GW_E_RATE_REQUESTS, 1000, text);
         return;
     case GW_LIMIT_TOKENS:
@@ -143,11 +150,13 @@ static uint64_t used(const struct gw_req *q)
 {
     bool generates = q->route->props & GW_R_ADMIT;
     bool lost = q->end == GW_END_UPSTREAM || q->end == GW_END_TIMEOUT || q->end == GW_END_DRAIN;
-    if (!q->limit.sent || (q->got_head && q->up_status >= 400)) return 0;
-    if (lost && !q->sse) return 0; /* the client got an error */
-    if (!q->got_head) return q->limit.prompt_tokens; /* it may have been at it for long */
-    if (q->usage.known) return gw_usage_charge(&q->usage, 0, q->sse, 0);
-    return generates ? gw_usage_charge(&q->usage, q->limit.prompt_tokens, q->sse, q->body.len) : 0;
+    if (!q->limit.sent || (q->ans.got_head && q->ans.status >= 400)) return 0;
+    if (lost && !q->ans.sse) return 0;                   /* the client got an error */
+    if (!q->ans.got_head) return q->limit.prompt_tokens; /* it may have been at it for long */
+    if (q->usage.known) return gw_usage_charge(&q->usage, 0, q->ans.sse, 0);
+    return generates
+               ? gw_usage_charge(&q->usage, q->limit.prompt_tokens, q->ans.sse, q->ans.n_bytes)
+               : 0;
 }
 
 void gw_charge_leave(struct gw_req *q)

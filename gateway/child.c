@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -19,13 +20,14 @@ enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 10000, STEADY_MS = 30000 };
 struct gw_child {
     struct http_loop *loop;
     struct gw_fleet *fleet;
-    struct gw_target *target;
+    unsigned target; /* the fleet's index */
     struct gw_child_ops ops;
     void *ctx;
     char **argv;
-    pid_t pid;
-    int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
-    unsigned backoff_ms, n_starts;
+    atomic_int pid; /* 0: none runs */
+    int lifeline;   /* write end of the worker's standard input: closes when the gateway dies */
+    unsigned backoff_ms;
+    atomic_uint n_starts;
     uint64_t started_ns;
     bool stopping, served; /* served: has been ready at least once */
     struct http_timer *restart, *grace;
@@ -68,7 +70,7 @@ static int child_start(struct gw_child *c)
     c->pid = pid;
     c->started_ns = clock_ns();
     if (c->n_starts++ > 0) gw_stats_worker_restart();
-    log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", c->target->index, (int)pid);
+    log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", c->target, (int)pid);
     gw_fleet_expect(c->fleet, c->target);
     return 0;
 }
@@ -85,7 +87,7 @@ static void on_restart(void *arg)
     if (c->stopping || c->pid) return;
     int r = child_start(c);
     if (r < 0) {
-        log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", c->target->index, err_name(r));
+        log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", c->target, err_name(r));
         schedule_restart(c);
     }
 }
@@ -100,7 +102,8 @@ static void child_ended(struct gw_child *c, int status)
 {
     c->pid = 0;
     (void)close(c->lifeline);
-    c->served |= c->target->n_models > 0;
+    struct gw_target_view v;
+    c->served |= gw_fleet_view(c->fleet, c->target, &v) && v.n_models > 0;
     gw_fleet_lost(c->fleet, c->target);
     if (c->stopping) {
         http_timer_clear(c->grace);
@@ -109,8 +112,7 @@ static void child_ended(struct gw_child *c, int status)
     }
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d", c->target->index, code,
-              sig);
+    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d", c->target, code, sig);
     bool refused = !c->served && WIFEXITED(status) && code != 0;
     if (refused && c->ops.on_refused(c->ctx, code)) return;
     if (clock_ms_since(c->started_ns) > STEADY_MS) c->backoff_ms = BACKOFF_MIN_MS;
@@ -128,7 +130,7 @@ void gw_child_reaped(struct gw_child *c)
 void gw_child_kill(struct gw_child *c)
 {
     if (!c->pid || c->stopping) return;
-    log_event(LOG_ERROR, "worker.hangs", "worker=%u pid=%d", c->target->index, (int)c->pid);
+    log_event(LOG_ERROR, "worker.hangs", "worker=%u pid=%d", c->target, (int)c->pid);
     (void)kill(c->pid, SIGKILL);
 }
 
@@ -154,7 +156,7 @@ unsigned gw_child_n_restarts(const struct gw_child *c)
     return c->n_starts > 0 ? c->n_starts - 1 : 0;
 }
 
-const struct gw_target *gw_child_target(const struct gw_child *c)
+unsigned gw_child_target(const struct gw_child *c)
 {
     return c->target;
 }
@@ -173,18 +175,18 @@ static int copy_argv(struct gw_child *c, const char *const *argv)
     return 0;
 }
 
-int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, struct gw_target *target,
+int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, unsigned target,
                     const char *const *argv, const struct gw_child_ops *ops, void *ctx,
                     struct gw_child **ret)
 {
     struct gw_child *c = mem_zalloc(sizeof *c);
     if (!c) return -ENOMEM;
-    *c = (struct gw_child){.loop = loop,
-                           .fleet = fleet,
-                           .target = target,
-                           .ops = *ops,
-                           .ctx = ctx,
-                           .backoff_ms = BACKOFF_MIN_MS};
+    c->loop = loop;
+    c->fleet = fleet;
+    c->target = target;
+    c->ops = *ops;
+    c->ctx = ctx;
+    c->backoff_ms = BACKOFF_MIN_MS;
     int r = copy_argv(c, argv);
     if (r == 0) r = http_timer_create(loop, on_restart, c, &c->restart);
     if (r == 0) r = http_timer_create(loop, on_grace, c, &c->grace);

@@ -17,7 +17,6 @@
 #include <sys/types.h>
 
 struct gw_fleet;
-struct gw_target;
 struct http_loop;
 
 struct gw_child_ops {
@@ -27,7 +26,7 @@ struct gw_child_ops {
 struct gw_child;
 
 /* argv: NULL-terminated, copied; argv[0] is the program's path. Starts the process. */
-int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, struct gw_target *target,
+int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, unsigned target,
                     const char *const *argv, const struct gw_child_ops *ops, void *ctx,
                     struct gw_child **ret);
 void gw_child_reaped(struct gw_child *c);                  /* SIGCHLD came */
@@ -35,7 +34,7 @@ void gw_child_kill(struct gw_child *c);                    /* it hangs: SIGKILL,
 void gw_child_stop(struct gw_child *c, unsigned grace_ms); /* SIGTERM, SIGKILL after the grace */
 pid_t gw_child_pid(const struct gw_child *c);              /* 0 while none runs */
 unsigned gw_child_n_restarts(const struct gw_child *c);
-const struct gw_target *gw_child_target(const struct gw_child *c);
+unsigned gw_child_target(const struct gw_child *c);
 void gw_child_destroy(struct gw_child *c); /* kills what is left */
 
 #endif

@@ -55,6 +55,8 @@ enum {
 #define GW_CONF_TABLE(X)                                                                           \
     X(GW_LIST, listen, "listen", "listen", "127.0.0.1:8010", 0, 0, 0, NULL,                        \
       "HOST:PORT or unix:/path to serve on (repeatable)")                                          \
+    X(GW_U32, loops, "loops", "loops", "1", 1, 64, 0, NULL,                                        \
+      "event loops, one thread each, that share the addresses")                                    \
     X(GW_STR, model, "model", "model", NULL, 0, 0, 0, NULL,                                        \
       "GGUF file or Hugging Face folder for the gateway's own worker")                             \
     X(GW_LIST, workers, "workers", "worker", NULL, 0, 0, 0, NULL,                                  \
@@ -166,6 +168,8 @@ enum {
       "silence within a worker's answer")                                                          \
     X(GW_MS, total_timeout_ms, "timeouts.total", "total-timeout", "0", 0, 604800000, 0, NULL,      \
       "whole answer of a backend (0: no limit)")                                                   \
+    X(GW_MS, sse_keepalive_ms, "sse.keepalive", "sse-keepalive", "10s", 0, 3600000, GW_LIVE, NULL, \
+      "silence in a stream after which the client gets a comment (0: never)")                      \
     X(GW_MS, head_timeout_ms, "timeouts.client_head", "head-timeout", "10s", 1, 3600000, 0, NULL,  \
       "client sending its request head")                                                           \
     X(GW_MS, body_timeout_ms, "timeouts.client_body", "body-timeout", "60s", 1, 3600000, 0, NULL,  \

@@ -33,6 +33,7 @@ struct buf;
     X(NOT_SUPPORTED, 501, "not_supported_error", "not_supported", -1)                              \
     X(UPSTREAM, 502, "upstream_error", "upstream_unreachable", 1)                                  \
     X(UPSTREAM_TIMEOUT, 504, "upstream_error", "upstream_timeout", -1)                             \
+    X(UNAVAILABLE, 503, "upstream_error", "upstream_unavailable", 2)                               \
     X(LOADING, 503, "server_error", "model_loading", 2)                                            \
     X(DRAINING, 503, "server_error", "draining", 2)
 

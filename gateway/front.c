@@ -19,15 +19,14 @@
 
 /* ---- answers ---- */
 
-static struct gw_cors cors_of(const struct gw_gate *g)
+static struct gw_cors cors_of(const struct gw_config *c)
 {
-    const struct gw_config *c = g->config;
     return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
 }
 
 int gw_answer_headers(const struct gw_req *q, struct buf *out)
 {
-    struct gw_cors cors = cors_of(q->gate);
+    struct gw_cors cors = cors_of(gw_config_of(q));
     int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
     return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
@@ -62,13 +61,17 @@ void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const
     va_start(ap, fmt);
     (void)vsnprintf(message, sizeof message, fmt, ap);
     va_end(ap);
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    if (q->ans.begun) {
+        gw_answer_break(q, e, message);
+        return;
+    }
     struct buf headers = BUF_INIT, body = BUF_INIT;
     (void)gw_error_headers(e, &headers);
     if (e == GW_E_METHOD)
         (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
                        strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
     (void)gw_error_body(e, message, param, &body);
-    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
     answer(q, gw_error_status(e), "application/json", &headers, &body);
     buf_fini(&headers);
     buf_fini(&body);
@@ -78,9 +81,13 @@ void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
                            const char *message)
 {
     struct buf headers = BUF_INIT, body = BUF_INIT;
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    if (q->ans.begun) {
+        gw_answer_break(q, e, message);
+        return;
+    }
     (void)gw_error_headers_after(e, after_ms, &headers);
     (void)gw_error_body(e, message, NULL, &body);
-    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
     answer(q, gw_error_status(e), "application/json", &headers, &body);
     buf_fini(&headers);
     buf_fini(&body);
@@ -92,14 +99,15 @@ static void answer_health(struct gw_req *q)
 {
     struct buf b = BUF_INIT;
     (void)buf_addf(&b, "{\"status\":\"ok\",\"ready\":%s}",
-                   gw_fleet_n_ready(q->gate->fleet) && !q->gate->draining ? "true" : "false");
+                   gw_fleet_n_ready(q->gate->house->fleet) && !q->gate->house->draining ? "true"
+                                                                                        : "false");
     gw_answer_json(q, 200, &b);
     buf_fini(&b);
 }
 
 static void answer_ready(struct gw_req *q)
 {
-    struct gw_gate *g = q->gate;
+    struct gw_house *g = q->gate->house;
     struct buf b = BUF_INIT;
     if (g->draining) {
         gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
@@ -120,9 +128,11 @@ static void answer_version(struct gw_req *q)
     buf_fini(&b);
 }
 
+static const char empty_list[] = "{\"object\":\"list\",\"data\":[]}";
+
 static void models_unknown(struct gw_req *q)
 {
-    if (gw_fleet_hopeful(q->gate->fleet))
+    if (gw_fleet_hopeful(q->gate->house->fleet))
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
         gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
@@ -130,30 +140,30 @@ static void models_unknown(struct gw_req *q)
 
 static void answer_models(struct gw_req *q)
 {
-    struct buf b = BUF_INIT;
-    if (gw_fleet_knows(q->gate->fleet, "") == -EAGAIN) {
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct buf all = BUF_INIT, b = BUF_INIT;
+    if (gw_fleet_list_models(f, NULL, &all) == 0 && all.len <= sizeof empty_list - 1 &&
+        gw_fleet_n_ready(f) == 0) {
         models_unknown(q);
-        return;
+    } else {
+        (void)gw_fleet_list_models(f, q->key, &b);
+        gw_answer_json(q, 200, &b);
     }
-    (void)gw_fleet_list_models(q->gate->fleet, q->key, &b);
-    gw_answer_json(q, 200, &b);
+    buf_fini(&all);
     buf_fini(&b);
 }
 
 static void answer_model(struct gw_req *q)
 {
-    struct gw_fleet *f = q->gate->fleet;
-    const struct gw_model *m = gw_fleet_model(f, q->rest);
-    if (m && (!q->key || gw_key_allows(q->key, m->id))) {
-        struct buf b = BUF_INIT;
-        (void)buf_adds(&b, m->json);
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct buf b = BUF_INIT;
+    if ((!q->key || gw_key_allows(q->key, q->rest)) && gw_fleet_model(f, q->rest, &b) == 0)
         gw_answer_json(q, 200, &b);
-        buf_fini(&b);
-    } else if (gw_fleet_knows(f, "") == -EAGAIN) {
+    else if (gw_fleet_serves(f, q->rest) & GW_SERVES_UNKNOWN)
         models_unknown(q);
-    } else {
+    else
         gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", q->rest);
-    }
+    buf_fini(&b);
 }
 
 static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
@@ -161,6 +171,7 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
     int r = metric_render(&own);
+    if (r == 0) r = gw_fleet_metrics(q->gate->house->fleet, &own);
     if (r == 0) r = gw_merge_own(&m, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)
@@ -181,22 +192,36 @@ static void answer_metrics(struct gw_req *q)
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
+/* Routes of other backends that generate or compute and keep nothing: safe to repeat. */
+enum {
+    COMPLETION = GW_R_JSON | GW_R_ADMIT | GW_R_DONE | GW_R_REPEAT,
+    PASSED = GW_R_OPAQUE | GW_R_UPSTREAM | GW_R_ADMIT,
+    COMPUTED = PASSED | GW_R_REPEAT,
+};
+
 static const struct gw_route public_routes[] = {
-    {"/chat/completions", "POST", "/v1/chat/completions", NULL,
-     GW_R_JSON | GW_R_ADMIT | GW_R_DETECT},
-    {"/completions", "POST", "/v1/completions", NULL, GW_R_JSON | GW_R_ADMIT | GW_R_DETECT},
+    {"/chat/completions", "POST", "/v1/chat/completions", NULL, COMPLETION | GW_R_DETECT},
+    {"/completions", "POST", "/v1/completions", NULL, COMPLETION | GW_R_DETECT},
     {"/models", "GET", NULL, answer_models, 0},
     {"/models/", "GET", NULL, answer_model, GW_R_REST},
-    {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON},
-    {"/detokenize", "POST", "/detokenize", NULL, GW_R_JSON},
-    {"/segments", "GET, POST", "/v1/segments", NULL, GW_R_JSON},
-    {"/segments/", "GET, POST, DELETE", "/v1/segments/", NULL, GW_R_REST},
+    {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
+    {"/detokenize", "POST", "/detokenize", NULL, GW_R_JSON | GW_R_REPEAT},
+    {"/segments", "GET, POST", "/v1/segments", NULL, GW_R_JSON | GW_R_WORKER | GW_R_REPEAT},
+    {"/segments/", "GET, POST, DELETE", "/v1/segments/", NULL,
+     GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
     {"/health", "GET", NULL, answer_health, GW_R_OPEN},
     {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
     {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN},
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
+    {"/embeddings", "POST", "/v1/", NULL, COMPUTED},
+    {"/rerank", "POST", "/v1/", NULL, COMPUTED},
+    {"/score", "POST", "/v1/", NULL, COMPUTED},
+    {"/moderations", "POST", "/v1/", NULL, COMPUTED},
+    {"/messages", "POST", "/v1/", NULL, COMPUTED},
 };
+/* Whatever else a client asks for below /v1. */
+static const struct gw_route catch_all = {"/", "*", "/v1/", NULL, PASSED};
 enum { N_PUBLIC = sizeof public_routes / sizeof public_routes[0] };
 
 /* ---- routing ---- */
@@ -222,6 +247,7 @@ const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, con
 static bool method_allowed(const char *methods, const char *method)
 {
     if (strcmp(method, "HEAD") == 0) method = "GET"; /* the same answer, without its body */
+    if (strcmp(methods, "*") == 0) return true;
     size_t len = strlen(method);
     for (const char *p = methods; *p;) {
         size_t n = strcspn(p, ", ");
@@ -232,20 +258,17 @@ static bool method_allowed(const char *methods, const char *method)
     return false;
 }
 
-/* Path and query for the worker. Identifiers are plain, so that nothing needs escaping. */
-static int make_target_path(struct gw_req *q)
+/* A path for others to read must not lead out of its place, and identifiers of ours are plain, so
+ * that nothing needs escaping. */
+static bool path_ok(const struct gw_req *q)
 {
-    struct buf b = BUF_INIT;
-    for (const char *p = q->rest; (q->route->props & GW_R_REST) && *p; p++)
-        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/", *p))
-            return -EINVAL;
-    const char *query = http_req_query(q->http);
-    bool rest = q->route->props & GW_R_REST;
-    int r =
-        buf_addf(&b, "%s%s%s%s", q->route->upstream, rest ? q->rest : "", *query ? "?" : "", query);
-    if (r == 0 && buf_cstr(&b)) q->target_path = buf_take(&b, NULL);
-    buf_fini(&b);
-    return q->target_path ? 0 : -ENOMEM;
+    for (const char *p = http_req_path(q->http); (p = strchr(p, '/')); p++) {
+        size_t n = strcspn(p + 1, "/");
+        if ((n == 1 && p[1] == '.') || (n == 2 && p[1] == '.' && p[2] == '.')) return false;
+    }
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/";
+    return !(q->route->props & GW_R_REST) || q->rest[strspn(q->rest, plain)] == '\0';
 }
 
 /* The client's own id when it is harmless, else a fresh one. */
@@ -261,9 +284,9 @@ static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
     }
     uint64_t r[2];
     if (getrandom(r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r) {
-        static uint64_t counter;
+        static atomic_ullong counter;
         r[0] = clock_ns();
-        r[1] = ++counter;
+        r[1] = atomic_fetch_add(&counter, 1);
     }
     (void)snprintf(id, GW_ID_BYTES, "req_%016llx%016llx", (unsigned long long)r[0],
                    (unsigned long long)r[1]);
@@ -288,9 +311,8 @@ bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
 static bool key_ok(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
-    q->key = gw_keys_find(q->gate->keys, http_header_find(h, "authorization"),
+    q->key = gw_keys_find(q->settings->keys, http_header_find(h, "authorization"),
                           http_header_find(h, "x-api-key"));
-    if (q->key) q->keys = gw_keys_ref(q->gate->keys);
     return q->key != NULL;
 }
 
@@ -298,7 +320,7 @@ static bool key_ok(struct gw_req *q)
 static bool preflight(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
-    struct gw_cors cors = cors_of(q->gate);
+    struct gw_cors cors = cors_of(gw_config_of(q));
     struct buf headers = BUF_INIT;
     if (!gw_cors_is_preflight(&cors, http_req_method(q->http), h)) return false;
     (void)buf_addf(&headers, "x-request-id: %s\r\n", q->id);
@@ -310,12 +332,11 @@ static bool preflight(struct gw_req *q)
     return true;
 }
 
-static void serve(struct gw_req *q, const struct gw_route *table, size_t n, const char *path,
-                  bool need_key)
+static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
 {
     const char *method = http_req_method(q->http);
-    q->route = gw_route_find(table, n, path, &q->rest);
-    if (!q->route) {
+    q->route = route;
+    if (!route || !path_ok(q)) {
         gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
                         http_req_path(q->http));
         return;
@@ -335,14 +356,9 @@ static void serve(struct gw_req *q, const struct gw_route *table, size_t n, cons
         q->route->answer(q);
         return;
     }
-    if (q->gate->draining && !(q->route->props & GW_R_ADMIN)) {
+    if (q->gate->house->draining && !(q->route->props & GW_R_ADMIN)) {
         q->end = GW_END_DRAIN;
         gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
-        return;
-    }
-    if (make_target_path(q) < 0) {
-        gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
-                        http_req_path(q->http));
         return;
     }
     gw_relay_begin(q);
@@ -357,15 +373,27 @@ static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
     }
     q->gate = g;
     q->http = r;
+    q->settings = gw_house_settings(g->house);
+    q->target_index = -1;
     q->rest = "";
     q->next = g->reqs;
     if (g->reqs) g->reqs->prev = q;
     g->reqs = q;
-    g->n_reqs++;
+    (void)atomic_fetch_add(&g->house->n_reqs, 1);
     http_req_set_user(r, q);
     choose_id(http_req_head(r), q->id);
     (void)gw_trace_read(http_req_head(r), &q->trace);
     return q;
+}
+
+static const struct gw_route *find_public(struct gw_req *q, const char *path)
+{
+    bool v1 = strncmp(path, "/v1/", 4) == 0;
+    const struct gw_route *t =
+        gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
+    bool upstreams = gw_fleet_serves(q->gate->house->fleet, NULL) & GW_SERVES_UPSTREAM;
+    if (t && (t->props & GW_R_OPAQUE) && !upstreams) return NULL;
+    return t || !v1 || !upstreams ? t : &catch_all;
 }
 
 static void public_request(void *ctx, struct http_req *r)
@@ -374,12 +402,11 @@ static void public_request(void *ctx, struct http_req *r)
     struct gw_req *q = req_create(g, r);
     if (!q) return;
     const char *path = http_req_path(r);
-    if (g->config->admin_public && strncmp(path, "/admin/", 7) == 0) {
-        serve(q, gw_admin_routes, gw_admin_n_routes, path, true);
-        return;
-    }
-    if (strncmp(path, "/v1/", 4) == 0) path += 3;
-    serve(q, public_routes, N_PUBLIC, path, true);
+    bool admin = gw_config_of(q)->admin_public && strncmp(path, "/admin/", 7) == 0;
+    serve(q,
+          admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                : find_public(q, path),
+          true);
 }
 
 static void admin_request(void *ctx, struct http_req *r)
@@ -388,13 +415,12 @@ static void admin_request(void *ctx, struct http_req *r)
     struct gw_req *q = req_create(g, r);
     if (!q) return;
     const char *path = http_req_path(r);
-    if (strncmp(path, "/admin/", 7) == 0) {
-        serve(q, gw_admin_routes, gw_admin_n_routes, path, false);
-        return;
-    }
+    bool admin = strncmp(path, "/admin/", 7) == 0;
     /* Whoever may administer may also warm and ask. */
-    if (strncmp(path, "/v1/", 4) == 0) path += 3;
-    serve(q, public_routes, N_PUBLIC, path, false);
+    serve(q,
+          admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                : find_public(q, path),
+          false);
 }
 
 /* ---- ends ---- */
@@ -414,7 +440,7 @@ static void log_access(struct gw_req *q, bool aborted)
         .path = http_req_path(q->http),
         .model = q->scan.has_model ? q->scan.model : NULL,
         .detector = q->scan.n_segments ? q->scan.detector : NULL,
-        .upstream = q->target ? q->target->address : NULL,
+        .upstream = q->target_name,
         .trace_id = q->trace.trace,
         .span_id = q->trace.span,
         .parent_id = q->trace.parent,
@@ -425,8 +451,8 @@ static void log_access(struct gw_req *q, bool aborted)
         .cached_tokens = q->usage.cached,
         .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
         .status = aborted ? 499 : q->status,
-        .target = q->target ? (int)q->target->index : -1,
-        .stream = q->sse,
+        .target = q->target_index,
+        .stream = q->ans.sse || q->ans.early,
         .end = aborted ? GW_END_CLIENT_ABORT : q->end,
         .bytes_in = len,
         .bytes_out = http_req_bytes_out(q->http),
@@ -437,7 +463,7 @@ static void log_access(struct gw_req *q, bool aborted)
         .ttft_ms = ttft_ms,
         .overhead_us = (double)q->overhead_ns / 1e3,
     };
-    gw_stats_request(q->gate->stats, &a);
+    gw_stats_request(q->gate->house->stats, &a);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
@@ -450,16 +476,15 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (q->next) q->next->prev = q->prev;
     if (q->gather) gw_gather_cancel(q->gather);
     gw_relay_close(q);
-    gw_keys_unref(q->keys);
-    mem_free(q->target_path);
+    gw_settings_unref(q->settings);
     mem_free(q);
-    if (--g->n_reqs == 0 && g->draining) g->on_idle(g->run_ctx);
+    (void)atomic_fetch_sub(&g->house->n_reqs, 1);
 }
 
 static void on_drain(void *ctx, struct http_req *r)
 {
     struct gw_req *q = http_req_user(r);
-    if (q) gw_relay_drain(q);
+    if (q) gw_answer_drain(q);
 }
 
 static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
@@ -467,7 +492,8 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
 {
     struct gw_gate *g = ctx;
     enum gw_error e = gw_error_of_status(status);
-    struct gw_cors cors = cors_of(g);
+    struct gw_settings *settings = gw_house_settings(g->house);
+    struct gw_cors cors = cors_of(settings->config);
     struct gw_trace trace;
     char id[GW_ID_BYTES];
     choose_id(head, id);
@@ -481,11 +507,12 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
                           .end = GW_END_REFUSED,
                           .start_ns = clock_ns(),
                           .ttft_ms = -1};
-    gw_stats_request(g->stats, &a);
+    gw_stats_request(g->house->stats, &a);
     (void)buf_addf(ret_headers, "x-request-id: %s\r\n", id);
     (void)gw_cors_headers(&cors, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);
     (void)gw_error_body(e, why, NULL, ret_body);
+    gw_settings_unref(settings);
 }
 
 const struct http_server_ops gw_front_ops = {public_request, on_close, on_drain, on_refuse};

@@ -12,7 +12,6 @@ enum { PAGE_BYTES_MAX = 4 << 20 };
 struct gather_part {
     struct gw_gather *gather;
     struct http_call *call;
-    struct gw_target *target;
 };
 struct gw_gather {
     struct gw_req *q;
@@ -69,30 +68,38 @@ static void part_end(void *ctx, int status)
 
 static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 
+static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gather_part *p)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_target *t = gw_fleet_target(f, index);
+    struct http_client *c = t ? gw_fleet_client(f, t, q->gate->index, q->gate->loop) : NULL;
+    if (c && http_call_start(c, "GET", path, "", NULL, 0, &part_ops, p, &p->call) == 0)
+        p->gather->n_open++;
+}
+
 int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done)
 {
-    struct gw_fleet *f = q->gate->fleet;
+    struct gw_fleet *f = q->gate->house->fleet;
     size_t n = gw_fleet_count(f);
     struct gw_gather *g = mem_zalloc(sizeof *g);
     if (!g) return -ENOMEM;
     g->q = q;
     g->done = done;
-    g->page = mem_zalloc(n * sizeof *g->page);
-    g->part = mem_zalloc(n * sizeof *g->part);
+    g->page = mem_zalloc((n + 1) * sizeof *g->page);
+    g->part = mem_zalloc((n + 1) * sizeof *g->part);
     int r = g->page && g->part ? 0 : -ENOMEM;
     if (r == 0) r = http_timer_create(q->gate->loop, gather_finish, g, &g->timer);
     if (r < 0) {
         gather_free(g);
         return r;
     }
-    for (size_t i = 0; i < n; i++) {
-        struct gw_target *t = gw_fleet_get(f, i);
-        g->page[g->n].index = t->index;
-        g->part[g->n] = (struct gather_part){.gather = g, .target = t};
-        if (t->state == GW_TARGET_READY &&
-            http_call_start(t->client, "GET", path, "", NULL, 0, &part_ops, &g->part[g->n],
-                            &g->part[g->n].call) == 0)
-            g->n_open++;
+    for (unsigned i = 0; i < n; i++) {
+        struct gw_target_view v;
+        if (!gw_fleet_view(f, i, &v) || !v.worker || v.state == GW_TARGET_RETIRED) continue;
+        g->page[g->n].index = i;
+        g->part[g->n].gather = g;
+        if (v.state == GW_TARGET_READY || v.state == GW_TARGET_DRAINING)
+            ask_target(q, i, path, &g->part[g->n]);
         g->n++;
     }
     http_timer_set(g->timer, g->n_open ? timeout_ms : 0);

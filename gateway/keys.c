@@ -10,6 +10,8 @@
 
 #include <ctype.h>
 #include <fnmatch.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,11 +23,12 @@ struct entry {
     struct gw_key key;
     uint8_t hash[32];             /* of salt and key */
     char salt[SALT_TEXT_MAX + 1]; /* text in front of the key */
-    uint8_t print[32];            /* of the process's salt and key, once it is known */
-    bool known;
+    uint8_t print[32];            /* of the process's salt and key: fixed once `known` is set */
+    atomic_bool known;
 };
 struct gw_keys {
-    unsigned n_refs;
+    atomic_uint n_refs;
+    pthread_mutex_t lock; /* held to make an entry known */
     size_t n;
     struct entry *entry;
     struct gw_key anyone; /* while there are no keys */
@@ -323,6 +326,7 @@ int gw_keys_create(char *const *list, size_t n, const char *file, const struct g
     int r = 0;
     if (!defaults) defaults = &none;
     k->n_refs = 1;
+    (void)pthread_mutex_init(&k->lock, NULL);
     k->anyone.limit = *defaults;
     if (getrandom(k->salt, sizeof k->salt, 0) != (ssize_t)sizeof k->salt) r = -EIO;
     for (size_t i = 0; r == 0 && i < n; i++) {
@@ -346,16 +350,17 @@ int gw_keys_create(char *const *list, size_t n, const char *file, const struct g
 
 struct gw_keys *gw_keys_ref(struct gw_keys *k)
 {
-    k->n_refs++;
+    (void)atomic_fetch_add(&k->n_refs, 1);
     return k;
 }
 
 void gw_keys_unref(struct gw_keys *k)
 {
-    if (!k || --k->n_refs > 0) return;
+    if (!k || atomic_fetch_sub(&k->n_refs, 1) > 1) return;
     for (size_t i = 0; i < k->n; i++)
         entry_fini(&k->entry[i]);
     gw_account_unref(k->anyone.account);
+    (void)pthread_mutex_destroy(&k->lock);
     mem_free(k->entry);
     mem_free(k);
 }
@@ -384,8 +389,10 @@ static struct entry *find(struct gw_keys *k, const char *key, size_t len)
         struct entry *e = &k->entry[i];
         if (e->known || salted(e->salt, strlen(e->salt), key, len, hash) < 0) continue;
         if (!equal(hash, e->hash)) continue;
-        memcpy(e->print, print, sizeof print);
-        e->known = true;
+        (void)pthread_mutex_lock(&k->lock);
+        if (!e->known) memcpy(e->print, print, sizeof print);
+        e->known = true; /* last: whoever sees it sees the print */
+        (void)pthread_mutex_unlock(&k->lock);
         return e;
     }
     return found < k->n ? &k->entry[found] : NULL;

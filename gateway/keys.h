@@ -8,7 +8,7 @@
  * one id (to change a key without a gap): they share its account and must agree on its limits. An
  * empty set accepts all, as one account. Life cycle: gw_keys_create() → gw_keys_find() →
  * gw_keys_unref(); a reload makes a new set that takes the accounts over, old requests hold theirs.
- * Thread: loop. Source of the hash: FIPS 180-4. */
+ * Thread: any. Source of the hash: FIPS 180-4. */
 #ifndef GATEWAY_KEYS_H
 #define GATEWAY_KEYS_H
 

@@ -14,22 +14,27 @@ static const uint64_t unit = 60000000000ull;
 struct gw_account *gw_account_create(void)
 {
     struct gw_account *a = mem_zalloc(sizeof *a);
-    if (a) a->n_refs = 1;
+    if (!a) return NULL;
+    a->n_refs = 1;
+    (void)pthread_mutex_init(&a->lock, NULL);
     return a;
 }
 
 struct gw_account *gw_account_ref(struct gw_account *a)
 {
-    ASSERT(a->n_refs > 0);
-    a->n_refs++;
+    unsigned before = atomic_fetch_add(&a->n_refs, 1);
+    ASSERT(before > 0);
     return a;
 }
 
 void gw_account_unref(struct gw_account *a)
 {
     if (!a) return;
-    ASSERT(a->n_refs > 0);
-    if (--a->n_refs == 0) mem_free(a);
+    unsigned before = atomic_fetch_sub(&a->n_refs, 1);
+    ASSERT(before > 0);
+    if (before > 1) return;
+    (void)pthread_mutex_destroy(&a->lock);
+    mem_free(a);
 }
 
 /* A clock that steps back refills nothing and loses nothing. */
@@ -79,18 +84,27 @@ static uint64_t reset_ns(const struct gw_bucket *b, uint32_t limit)
     return limit ? b->spent / limit + (b->spent % limit != 0) : 0;
 }
 
-void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t now_ns,
-                     struct gw_limit_view *ret)
+static void view(struct gw_account *a, const struct gw_limit *l, uint64_t now_ns,
+                 struct gw_limit_view *ret)
 {
     refill(&a->requests, l->requests_per_min, now_ns);
     refill(&a->tokens, l->tokens_per_min, now_ns);
     *ret = (struct gw_limit_view){
         .limit = *l,
+        .n_running = a->n_running,
         .requests_left = left(&a->requests, l->requests_per_min),
         .tokens_left = left(&a->tokens, l->tokens_per_min),
         .requests_reset_ns = reset_ns(&a->requests, l->requests_per_min),
         .tokens_reset_ns = reset_ns(&a->tokens, l->tokens_per_min),
     };
+}
+
+void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t now_ns,
+                     struct gw_limit_view *ret)
+{
+    (void)pthread_mutex_lock(&a->lock);
+    view(a, l, now_ns, ret);
+    (void)pthread_mutex_unlock(&a->lock);
 }
 
 static enum gw_limit_verdict judge(const struct gw_account *a, const struct gw_limit *l,
@@ -113,6 +127,7 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
                                        struct gw_limit_view *ret_view, uint64_t *ret_wait_ns)
 {
     ASSERT(l->tokens_per_min <= GW_LIMIT_MAX && l->requests_per_min <= GW_LIMIT_MAX);
+    (void)pthread_mutex_lock(&a->lock);
     refill(&a->requests, l->requests_per_min, now_ns);
     refill(&a->tokens, l->tokens_per_min, now_ns);
     enum gw_limit_verdict v = judge(a, l, tokens, ret_wait_ns);
@@ -121,25 +136,30 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
         if (l->tokens_per_min) take(&a->tokens, tokens);
         a->n_running++;
     }
-    gw_account_view(a, l, now_ns, ret_view);
+    view(a, l, now_ns, ret_view);
+    (void)pthread_mutex_unlock(&a->lock);
     return v;
 }
 
 void gw_account_leave(struct gw_account *a, const struct gw_limit *l, uint64_t taken, uint64_t used,
                       bool refund)
 {
+    (void)pthread_mutex_lock(&a->lock);
     ASSERT(a->n_running > 0);
     a->n_running--;
     if (l->tokens_per_min && used > taken) take(&a->tokens, used - taken);
     if (l->tokens_per_min && used < taken) give(&a->tokens, taken - used);
     if (l->requests_per_min && refund) give(&a->requests, 1);
+    (void)pthread_mutex_unlock(&a->lock);
 }
 
 void gw_account_clamp(struct gw_account *a, const struct gw_limit *l)
 {
     uint64_t requests = capacity(l->requests_per_min), tokens = capacity(l->tokens_per_min);
+    (void)pthread_mutex_lock(&a->lock);
     if (a->requests.spent > requests) a->requests.spent = requests;
     if (a->tokens.spent > tokens) a->tokens.spent = tokens;
+    (void)pthread_mutex_unlock(&a->lock);
 }
 
 /* ---- headers ---- */

@@ -7,10 +7,13 @@
  * asked. Tokens are taken by estimate before a request runs and corrected afterwards; a request
  * that used more than its estimate leaves a debt that is paid off before the next one goes.
  * Life cycle: gw_account_create() (one holder) → _ref()/_unref(); every gw_account_enter() that
- * returned GW_LIMIT_OK is answered by exactly one gw_account_leave(). Thread: loop. */
+ * returned GW_LIMIT_OK is answered by exactly one gw_account_leave(). Thread: any; an account locks
+ * itself. */
 #ifndef GATEWAY_LIMITS_H
 #define GATEWAY_LIMITS_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,11 +28,15 @@ struct gw_bucket {
     uint64_t at_ns; /* when that was true */
 };
 struct gw_account {
-    unsigned n_refs, n_running;
+    atomic_uint n_refs;
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    unsigned n_running;
     struct gw_bucket requests, tokens;
 };
 struct gw_limit_view { /* what the x-ratelimit headers say */
     struct gw_limit limit;
+    unsigned n_running;
     uint32_t requests_left, tokens_left;
     uint64_t requests_reset_ns, tokens_reset_ns; /* until the bucket is full again */
 };

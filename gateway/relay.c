@@ -1,9 +1,10 @@
-/* One request's way to a worker and back.
+/* A request's way through its stages: read, charged, queued, parked, sent, closed.
  *
- * The body goes out and the answer comes back byte for byte. An event stream is passed on event by
- * event: bytes after the last complete event are held back, so that a worker's death can always be
- * told in a well-formed error frame; they come in one piece as a rule, so nothing waits. An answer
- * that is no stream is collected first, so that a death in its middle becomes a clean 502. */
+ * Two bounds hold a request back. Admission's is one for all lanes (admit.h). A target's own limit
+ * is the fleet's: a request that has its turn and finds every target of its model full (or suspect,
+ * until a probe has told) gives the turn back and is parked, so that what waits for one target
+ * takes no place from requests for another. Parked requests are tried again, oldest first, when the
+ * fleet says that something changed; a newcomer does not overtake those of its model. */
 #include "gateway/gate.h"
 
 #include "base/assert.h"
@@ -11,18 +12,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/config.h"
-#include "gateway/fleet.h"
 #include "gateway/pool.h"
 
+#include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 
-enum {
-    ANSWER_BYTES_MAX = 64 << 20, /* collected answers */
-    EVENT_BYTES_MAX = 4 << 20,   /* one event of a stream */
-    USAGE_BYTES_MAX = 1 << 20,   /* chosen: longer ones would hold up the loop for a millisecond */
-};
+enum { OPEN_WAIT_MAX_MS = 2000 }; /* chosen: a breaker that opens later is told to clients */
 
 const char *gw_stage_name(enum gw_stage s)
 {
@@ -31,539 +27,457 @@ const char *gw_stage_name(enum gw_stage s)
     return names[s];
 }
 
-static void dispatch(struct gw_req *q);
+/* ---- waiting for a target ---- */
 
-/* ---- to the worker ---- */
-
-static bool is_one_of(const char *name, const char *const *list)
-{
-    for (; *list; list++)
-        if (strcasecmp(name, *list) == 0) return true;
-    return false;
-}
-
-/* Hop-by-hop, ours to set, or nothing the worker may know. */
-static bool request_header_dropped(const char *name)
-{
-    static const char *const drop[] = {"connection",
-                                       "keep-alive",
-                                       "te",
-                                       "trailer",
-                                       "transfer-encoding",
-                                       "upgrade",
-                                       "host",
-                                       "content-length",
-                                       "expect",
-                                       "authorization",
-                                       "x-api-key",
-                                       "cookie",
-                                       "accept-encoding",
-                                       "x-request-id",
-                                       "traceparent",
-                                       NULL};
-    return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
-}
-
-static bool response_header_dropped(const char *name)
-{
-    static const char *const drop[] = {
-        "connection", "keep-alive",     "te",           "trailer", "transfer-encoding", "upgrade",
-        "date",       "content-length", "content-type", "server",  "x-request-id",      NULL};
-    return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
-}
-
-/* Is `name` listed in the Connection header? Such headers belong to this hop alone. */
-static bool named_by_connection(const struct http_head *h, const char *name)
-{
-    const char *p = http_header_find(h, "connection");
-    size_t len = strlen(name);
-    while (p && *p) {
-        p += strspn(p, ", \t");
-        size_t n = strcspn(p, ", \t");
-        if (n == len && strncasecmp(p, name, n) == 0) return true;
-        p += n;
-    }
-    return false;
-}
-
-/* A key's namespace is not the client's to choose, and a state belongs to a valid trace only. */
-static bool request_header_ours(const struct gw_req *q, const char *name)
-{
-    if (q->key && q->key->name_space && strcasecmp(name, "x-kvblend-namespace") == 0) return true;
-    return !q->trace.trace[0] && strcasecmp(name, "tracestate") == 0;
-}
-
-static int call_headers(const struct gw_req *q, struct buf *out)
-{
-    const struct http_head *h = http_req_head(q->http);
-    int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
-    if (r == 0) r = gw_trace_header(&q->trace, out);
-    if (r == 0 && q->key && q->key->name_space)
-        r = buf_addf(out, "X-KVBlend-Namespace: %s\r\n", q->key->name_space);
-    for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
-        const struct http_header *x = &h->headers[i];
-        if (request_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
-        if (request_header_ours(q, x->name)) continue;
-        r = buf_addf(out, "%s: %s\r\n", x->name, x->value);
-    }
-    if (r == 0 && q->scan.segments.len > 0)
-        r = buf_addf(out, "X-KVBlend-Segments: %.*s\r\n", (int)q->scan.segments.len,
-                     q->scan.segments.data);
-    return r;
-}
-
-/* ---- from the worker ---- */
-
-static int answer_headers(const struct gw_req *q, struct buf *out)
-{
-    int r = gw_answer_headers(q, out);
-    if (r == 0)
-        r = buf_addf(out, "x-kvblend-overhead-us: %llu\r\n",
-                     (unsigned long long)(q->overhead_ns / 1000));
-    return r < 0 ? r : buf_add(out, q->up_headers.data, q->up_headers.len);
-}
-
-static void call_dropped(struct gw_req *q)
-{
-    if (!q->target) return;
-    ASSERT(q->target->n_inflight > 0);
-    q->target->n_inflight--;
-}
-
-/* What the gateway says itself must not come twice. */
-static bool response_header_ours(const struct gw_req *q, const char *name)
-{
-    if (q->limit.shown && strncasecmp(name, "x-ratelimit-", 12) == 0) return true;
-    return q->gate->config->cors_origins.n > 0 && strncasecmp(name, "access-control-", 15) == 0;
-}
-
-static void on_head(void *ctx, int status, const struct http_head *h)
-{
-    struct gw_req *q = ctx;
-    const char *type = http_header_find(h, "content-type");
-    q->got_head = true;
-    q->up_status = status;
-    q->first_byte_ns = clock_ns();
-    q->sse = type && strncasecmp(type, "text/event-stream", 17) == 0;
-    mem_free(q->up_type);
-    q->up_type = mem_strdup(type ? type : "application/octet-stream");
-    buf_clear(&q->up_headers);
-    for (size_t i = 0; i < h->n_headers; i++) {
-        const struct http_header *x = &h->headers[i];
-        if (response_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
-        if (response_header_ours(q, x->name)) continue;
-        (void)buf_addf(&q->up_headers, "%s: %s\r\n", x->name, x->value);
-    }
-    if (!q->sse) return;
-    struct buf headers = BUF_INIT;
-    (void)answer_headers(q, &headers);
-    q->stage = GW_RELAYING;
-    q->status = status;
-    (void)http_reply_start(q->http, status, q->up_type, buf_cstr(&headers));
-    buf_fini(&headers);
-}
-
-/* Length of the complete events at the start of the bytes: up to the last blank line. */
-static size_t complete_events(const char *p, size_t len)
-{
-    for (size_t i = len; i >= 2; i--) {
-        if (p[i - 1] != '\n') continue;
-        if (p[i - 2] == '\n') return i;
-        if (i >= 4 && p[i - 2] == '\r' && p[i - 3] == '\n') return i;
-    }
-    return 0;
-}
-
-static void stream_bytes(struct gw_req *q, const char *data, size_t len)
-{
-    static const char done[] = "data: [DONE]\n\n";
-    size_t n = sizeof done - 1;
-    if (len == 0) return;
-    if (len >= n && memcmp(data + len - n, done, n) == 0) q->saw_done = true;
-    if (q->up_status == 200) gw_usage_events(&q->usage, data, len);
-    gw_stats_relayed(len);
-    if (http_reply_write(q->http, data, len) == 1 && q->call) http_call_pause(q->call, true);
-}
-
-static void on_body(void *ctx, const char *data, size_t len)
-{
-    struct gw_req *q = ctx;
-    if (q->sse && q->body.len == 0) { /* the usual case: whole events, nothing copied */
-        size_t n = complete_events(data, len);
-        stream_bytes(q, data, n);
-        data += n;
-        len -= n;
-    }
-    size_t max = q->sse ? EVENT_BYTES_MAX : ANSWER_BYTES_MAX;
-    if (len == 0) return;
-    if (q->body.len + len > max || buf_add(&q->body, data, len) < 0) {
-        gw_relay_cut(q, GW_E_UPSTREAM, "The worker's answer is too large.");
-        return;
-    }
-    if (!q->sse) return;
-    size_t n = complete_events(q->body.data, q->body.len);
-    stream_bytes(q, q->body.data, n);
-    buf_consume(&q->body, n);
-}
-
-static void answer_collected(struct gw_req *q)
-{
-    struct buf headers = BUF_INIT;
-    (void)answer_headers(q, &headers);
-    q->stage = GW_ANSWERED;
-    q->status = q->up_status;
-    if (q->status == 429) q->end = GW_END_SHED;
-    if (q->status == 200 && q->body.len <= USAGE_BYTES_MAX)
-        gw_usage_answer(&q->usage, q->body.data ? q->body.data : "", q->body.len);
-    gw_stats_relayed(q->body.len);
-    (void)http_reply(q->http, q->up_status, q->up_type, buf_cstr(&headers), q->body.data,
-                     q->body.len);
-    buf_fini(&headers);
-}
-
-/* The connection broke before the answer began. */
-static void lost_early(struct gw_req *q, int status)
+static void unpark(struct gw_req *q)
 {
     struct gw_gate *g = q->gate;
-    bool safe = status != -ETIMEDOUT && status != -EBADMSG;
-    log_event(LOG_WARN, "relay.lost", "request=%s worker=%d error=%s retries=%u", q->id,
-              q->target ? (int)q->target->index : -1, err_name(status), q->n_retries);
-    if (safe && q->target) gw_fleet_suspect(g->fleet, q->target);
-    q->target = NULL;
-    if (status == -ETIMEDOUT) {
-        q->end = GW_END_TIMEOUT;
-        gw_answer_error(q, GW_E_UPSTREAM_TIMEOUT, NULL, "The worker did not answer in time.");
-        return;
-    }
-    if (!safe || q->n_retries > 0) {
-        q->end = GW_END_UPSTREAM;
-        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The worker was lost before it answered.");
-        return;
-    }
-    q->n_retries++;
-    gw_stats_retry();
-    dispatch(q);
+    ASSERT(q->stage == GW_PARKED && g->n_parked[q->group] > 0);
+    *(q->park.prev ? &q->park.prev->park.next : &g->parked) = q->park.next;
+    *(q->park.next ? &q->park.next->park.prev : &g->parked_tail) = q->park.prev;
+    q->park.prev = q->park.next = NULL;
+    g->n_parked[q->group]--;
+    q->stage = GW_QUEUED;
+    http_timer_clear(q->park.timer);
 }
 
-static void on_end(void *ctx, int status)
+static void refuse_busy(struct gw_req *q, const char *message)
 {
-    struct gw_req *q = ctx;
-    q->call = NULL;
-    call_dropped(q);
-    if (status < 0 && !q->got_head) {
-        lost_early(q, status);
-        return;
-    }
-    if (status == 0 && !q->sse) {
-        answer_collected(q);
-        return;
-    }
-    if (status == 0 && (q->saw_done || q->up_status != 200)) {
-        stream_bytes(q, q->body.data, q->body.len);
-        q->stage = GW_ANSWERED;
-        (void)http_reply_end(q->http);
-        return;
-    }
-    if (status < 0 && status != -ETIMEDOUT) gw_fleet_suspect(q->gate->fleet, q->target);
-    gw_relay_cut(q, status == -ETIMEDOUT ? GW_E_UPSTREAM_TIMEOUT : GW_E_UPSTREAM,
-                 "The worker was lost while it answered.");
+    q->end = GW_END_SHED;
+    gw_answer_error(q, GW_E_OVERLOADED, NULL, "%s", message);
 }
 
-static const struct http_call_ops call_ops = {on_head, on_body, on_end};
+/* Why no target can be had, to the client. */
+static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
+{
+    const char *model = q->scan.has_model ? q->scan.model : "";
+    q->end = GW_END_UPSTREAM;
+    switch (why) {
+    case GW_PICK_OK:
+    case GW_PICK_UNKNOWN_MODEL:
+        q->end = GW_END_REFUSED;
+        if (q->scan.has_model)
+            gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.",
+                            model);
+        else
+            gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Nothing here serves %.200s.",
+                            http_req_path(q->http));
+        return;
+    case GW_PICK_LOADING:
+        q->end = GW_END_SHED;
+        gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
+        return;
+    case GW_PICK_FULL:
+        refuse_busy(q, "The server is busy; the request waited too long for its turn.");
+        return;
+    case GW_PICK_OPEN:
+        gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms,
+                              "The model's backends have failed repeatedly and are being left "
+                              "alone for a while.");
+        return;
+    case GW_PICK_UNSURE:
+    case GW_PICK_DOWN:
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
+        return;
+    }
+}
 
-/* ---- choosing a worker ---- */
-
-static void on_wait_over(void *arg)
+static void on_park_over(void *arg)
 {
     struct gw_req *q = arg;
-    ASSERT(q->stage == GW_WAITING);
-    q->end = GW_END_UPSTREAM;
-    gw_answer_error(q, GW_E_UPSTREAM, NULL, "The worker was lost and did not come back in time.");
+    unpark(q);
+    if (q->park.why == GW_PICK_LOADING) {
+        q->end = GW_END_UPSTREAM;
+        gw_answer_error(q, GW_E_UPSTREAM, NULL,
+                        "The worker was lost and did not come back in time.");
+        return;
+    }
+    answer_no_target(q, q->park.why, q->park.wait_ms);
 }
 
-static void wait_for_worker(struct gw_req *q)
+/* Is it worth waiting for? A request that lost its worker waits for the restart; a new one is told
+ * that the model is being loaded. */
+static bool worth_waiting(const struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
-    q->stage = GW_WAITING;
-    if (!q->timer && http_timer_create(q->gate->loop, on_wait_over, q, &q->timer) < 0) {
+    if (why == GW_PICK_LOADING) return q->n_retries > 0;
+    if (why == GW_PICK_OPEN) return wait_ms <= OPEN_WAIT_MAX_MS;
+    return why == GW_PICK_FULL || why == GW_PICK_UNSURE;
+}
+
+static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
+{
+    struct gw_gate *g = q->gate;
+    uint64_t now = clock_ns(), end = q->deadline_ns;
+    if (q->n_retries > 0 && why != GW_PICK_FULL) /* it waits for a restart */
+        end = now + gw_config_of(q)->retry_wait_ms * 1000000ull;
+    if (!q->park.timer && http_timer_create(g->loop, on_park_over, q, &q->park.timer) < 0) {
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
         return;
     }
-    http_timer_set(q->timer, q->gate->config->retry_wait_ms);
-}
-
-static void no_worker(struct gw_req *q)
-{
-    struct gw_fleet *f = q->gate->fleet;
-    if (gw_fleet_unsure(f) || (q->n_retries > 0 && gw_fleet_hopeful(f))) {
-        wait_for_worker(q);
-    } else if (gw_fleet_hopeful(f)) {
-        q->end = GW_END_SHED;
-        gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
-    } else {
-        q->end = GW_END_UPSTREAM;
-        gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
-    }
-}
-
-static void dispatch(struct gw_req *q)
-{
-    struct gw_gate *g = q->gate;
-    struct buf headers = BUF_INIT;
-    size_t len;
-    struct gw_target *t = gw_fleet_pick(g->fleet, q->scan.has_model ? q->scan.model : NULL);
-    if (!t) {
-        no_worker(q);
+    if (q->has_ticket && gw_admit_park(&g->house->admit, &q->ticket) < 0) {
+        refuse_busy(q, "The server is busy and its queue is full.");
         return;
     }
-    const char *body = http_req_body(q->http, &len);
-    int r = call_headers(q, &headers);
-    q->stage = GW_CALLING;
-    q->target = t;
-    q->got_head = false;
-    buf_clear(&q->body);
-    if (q->n_retries == 0) q->overhead_ns = clock_ns() - http_req_start_ns(q->http) - q->queue_ns;
-    if (r == 0)
-        r = http_call_start(t->client, http_req_method(q->http), q->target_path, buf_cstr(&headers),
-                            body, len, &call_ops, q, &q->call);
-    buf_fini(&headers);
-    if (r < 0) {
-        q->call = NULL;
-        lost_early(q, r);
-        return;
-    }
-    t->n_inflight++;
-    q->limit.sent = true;
+    q->stage = GW_PARKED;
+    q->park.was = true;
+    q->park.why = why;
+    q->park.wait_ms = wait_ms;
+    q->park.next = NULL;
+    q->park.prev = g->parked_tail;
+    *(g->parked_tail ? &g->parked_tail->park.next : &g->parked) = q;
+    g->parked_tail = q;
+    g->n_parked[q->group]++;
+    http_timer_set(q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
 }
 
-/* Waiting requests are found anew after each one, because handling one may end or start others. */
-static struct gw_req *find_waiting(struct gw_gate *g, bool (*wanted)(struct gw_req *q))
+void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
-    for (struct gw_req *q = g->reqs; q; q = q->next)
-        if (q->stage == GW_WAITING && wanted(q)) return q;
-    return NULL;
+    if (worth_waiting(q, why, wait_ms))
+        park(q, why, wait_ms);
+    else
+        answer_no_target(q, why, wait_ms);
 }
 
-static bool can_go(struct gw_req *q)
+void gw_relay_call_parked(struct gw_gate *g)
 {
-    return gw_fleet_pick(q->gate->fleet, q->scan.has_model ? q->scan.model : NULL) != NULL;
-}
-
-static bool waits_in_vain(struct gw_req *q)
-{
-    const struct gw_fleet *f = q->gate->fleet;
-    return !gw_fleet_unsure(f) && (q->n_retries == 0 || !gw_fleet_hopeful(f));
-}
-
-void gw_relay_on_ready(struct gw_gate *g)
-{
-    for (struct gw_req *q; (q = find_waiting(g, can_go));) {
-        http_timer_clear(q->timer);
-        dispatch(q);
-    }
-}
-
-void gw_relay_on_lost(struct gw_gate *g)
-{
-    for (struct gw_req *q; (q = find_waiting(g, waits_in_vain));) {
-        http_timer_clear(q->timer);
-        no_worker(q);
+    struct gw_house *h = g->house;
+    uint64_t blocked = 0; /* groups whose oldest cannot go yet */
+    gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
+    for (struct gw_req *q = g->parked, *next; q; q = next) {
+        struct gw_want want;
+        uint32_t wait_ms = 0;
+        next = q->park.next;
+        if (blocked >> q->group & 1) continue;
+        gw_send_want(q, &want);
+        enum gw_pick why = gw_fleet_pick(h->fleet, &want, &q->send.lease, &wait_ms);
+        if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
+            q->park.why = why;
+            q->park.wait_ms = wait_ms;
+            blocked |= 1ull << q->group;
+            continue;
+        }
+        unpark(q);
+        if (why != GW_PICK_OK) {
+            answer_no_target(q, why, wait_ms);
+        } else if (q->has_ticket && gw_admit_unpark(&h->admit, &q->ticket) == 0) {
+            gw_send_done(q, GW_DONE_CANCELLED); /* queued again, in its old place */
+            blocked |= 1ull << q->group;
+            gw_relay_arm_queue(g);
+        } else {
+            gw_send_leased(q);
+        }
     }
 }
 
 /* ---- taking turns ---- */
 
+static void has_turn(struct gw_req *q)
+{
+    if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
+    if (!q->park.was &&
+        q->gate->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
+        park(q, GW_PICK_FULL, 0);
+        gw_lane_tell(q->gate, GW_TELL_FLEET);
+        return;
+    }
+    gw_send(q);
+}
+
+static void show_waiting(struct gw_house *h)
+{
+    gw_stats_waiting(gw_admit_view(&h->admit).n_waiting);
+}
+
 void gw_relay_arm_queue(struct gw_gate *g)
 {
-    uint64_t now = clock_ns(), next = gw_admit_expire(&g->admit, now);
-    gw_stats_waiting(g->admit.n_waiting);
-    if (next) http_timer_set(g->admit_timer, (next - now) / 1000000 + 1);
+    struct gw_admit *a = &g->house->admit;
+    uint64_t next, now = clock_ns();
+    for (struct gw_ticket *t; (t = gw_admit_expire(a, g->index, now, &next));) {
+        struct gw_req *q = t->user;
+        q->queue_ns = now - q->queue_begin_ns;
+        refuse_busy(q, "The server is busy; the request waited too long for its turn.");
+    }
+    show_waiting(g->house);
+    if (next) http_timer_set(g->queue_timer, (next - now) / 1000000 + 1);
 }
 
-static void queue_left(struct gw_req *q)
+void gw_relay_take_turns(struct gw_gate *g)
 {
-    q->queue_ns = clock_ns() - q->queue_begin_ns;
-    gw_stats_waiting(q->gate->admit.n_waiting);
+    for (struct gw_ticket *t; (t = gw_admit_take(&g->house->admit, g->index));)
+        has_turn(t->user);
+    show_waiting(g->house);
 }
 
-void gw_relay_granted(struct gw_ticket *t)
+static unsigned group_of(const struct gw_req *q)
 {
-    struct gw_req *q = t->user;
-    queue_left(q);
-    dispatch(q);
-}
-
-void gw_relay_expired(struct gw_ticket *t)
-{
-    struct gw_req *q = t->user;
-    queue_left(q);
-    q->end = GW_END_SHED;
-    gw_answer_error(q, GW_E_OVERLOADED, NULL,
-                    "The server is busy; the request waited too long for its turn.");
+    uint32_t hash = 2166136261u;
+    for (const char *p = q->scan.has_model ? q->scan.model : ""; *p; p++)
+        hash = (hash ^ (unsigned char)*p) * 16777619u;
+    return (hash ^ hash >> 16) % GW_ADMIT_GROUPS;
 }
 
 static void take_turn(struct gw_req *q)
 {
     struct gw_gate *g = q->gate;
     if (!gw_charge_enter(q)) return;
-    if (!(q->route->props & GW_R_ADMIT)) {
-        dispatch(q);
+    uint64_t now = clock_ns();
+    q->deadline_ns = now + gw_config_of(q)->queue_timeout_ms * 1000000ull;
+    q->group = group_of(q);
+    q->stage = GW_QUEUED;
+    bool post = strcmp(http_req_method(q->http), "POST") == 0;
+    if (!post || !(q->route->props & GW_R_ADMIT)) {
+        has_turn(q);
         return;
     }
-    q->queue_begin_ns = clock_ns();
+    q->queue_begin_ns = now;
     q->ticket.user = q;
-    q->stage = GW_QUEUED;
-    uint64_t deadline = q->queue_begin_ns + g->config->queue_timeout_ms * 1000000ull;
-    int r = gw_admit_enter(&g->admit, &q->ticket, deadline);
-    if (r < 0) {
-        q->end = GW_END_SHED;
-        gw_answer_error(q, GW_E_OVERLOADED, NULL, "The server is busy and its queue is full.");
-    } else if (r == 1) {
-        dispatch(q);
-    } else {
+    int r = gw_admit_enter(&g->house->admit, &q->ticket, g->index, q->group, q->deadline_ns);
+    q->has_ticket = r >= 0;
+    if (r < 0)
+        refuse_busy(q, "The server is busy and its queue is full.");
+    else if (r == 1)
+        has_turn(q);
+    else
         gw_relay_arm_queue(g);
-    }
+}
+
+void gw_relay_send(struct gw_req *q, struct buf *body)
+{
+    buf_fini(&q->send.body);
+    q->send.body = *body;
+    q->send.has_body = true;
+    *body = (struct buf)BUF_INIT;
+    gw_send(q);
 }
 
 /* ---- reading the request ---- */
 
 struct gw_scan_job { /* outlives its request when the client leaves: q is NULL then */
+    struct gw_gate *gate;
+    struct gw_scan_job *prev, *next;
     struct gw_req *q;
-    struct http_loop *loop;
-    char *copy;
+    char *body, *separator, *given; /* copies */
     struct gw_scan scan;
+    void (*step)(struct gw_scan *s);
+    void (*then)(struct gw_req *q);
 };
 
-static void scanned(struct gw_req *q)
+static void job_free(struct gw_scan_job *j)
 {
-    struct gw_scan *s = &q->scan;
-    if (s->failed) {
-        q->end = GW_END_REFUSED;
-        gw_answer_error(q, s->error, NULL, "%s", s->message);
-        return;
-    }
-    if (s->n_segments) gw_stats_detected(s->detector, s->n_segments);
-    if (s->has_model && gw_fleet_knows(q->gate->fleet, s->model) == 0) {
-        q->end = GW_END_REFUSED;
-        gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", s->model);
-        return;
-    }
-    take_turn(q);
+    *(j->prev ? &j->prev->next : &j->gate->jobs) = j->next;
+    if (j->next) j->next->prev = j->prev;
+    gw_scan_fini(&j->scan);
+    mem_free(j->body);
+    mem_free(j->separator);
+    mem_free(j->given);
+    mem_free(j);
 }
 
-static void job_done(void *arg) /* loop */
+void gw_relay_free_jobs(struct gw_gate *g)
+{
+    while (g->jobs)
+        job_free(g->jobs);
+}
+
+static void job_done(void *arg) /* the lane's thread */
 {
     struct gw_scan_job *j = arg;
     struct gw_req *q = j->q;
+    void (*then)(struct gw_req *) = j->then;
     if (q) {
         q->job = NULL;
         q->scan = j->scan;
         q->scan.body = http_req_body(q->http, &q->scan.len);
+        q->scan.separator = q->scan.given = NULL; /* they have done their part */
         memset(&j->scan, 0, sizeof j->scan);
     }
-    gw_scan_fini(&j->scan);
-    mem_free(j->copy);
-    mem_free(j);
-    if (q) scanned(q);
+    job_free(j);
+    if (q) then(q);
 }
 
 static void job_run(void *arg) /* helper thread */
 {
     struct gw_scan_job *j = arg;
-    gw_scan_run(&j->scan);
-    while (http_loop_post(j->loop, job_done, j) == -EAGAIN)
+    struct http_loop *loop = j->gate->loop;
+    j->step(&j->scan);
+    while (http_loop_post(loop, job_done, j) == -EAGAIN)
         (void)sched_yield();
 }
 
-static int scan_elsewhere(struct gw_req *q, const char *body, size_t len)
+static int scan_elsewhere(struct gw_req *q, void (*step)(struct gw_scan *s),
+                          void (*then)(struct gw_req *q))
 {
+    struct gw_gate *g = q->gate;
+    const struct gw_scan *s = &q->scan;
     struct gw_scan_job *j = mem_zalloc(sizeof *j);
     if (!j) return -ENOMEM;
-    *j = (struct gw_scan_job){.q = q, .loop = q->gate->loop, .scan = q->scan};
-    j->copy = mem_strndup(body, len);
-    j->scan.body = j->copy;
-    int r = j->copy ? gw_pool_submit(q->gate->pool, job_run, j) : -ENOMEM;
-    if (r < 0) {
-        mem_free(j->copy);
-        mem_free(j);
-        return r;
-    }
+    *j = (struct gw_scan_job){.gate = g, .q = q, .step = step, .then = then, .next = g->jobs};
+    if (g->jobs) g->jobs->prev = j;
+    g->jobs = j;
+    j->body = mem_strndup(s->body, s->len);
+    if (s->separator) j->separator = mem_strdup(s->separator);
+    if (s->given) j->given = mem_strdup(s->given);
+    bool ok = j->body && !j->separator == !s->separator && !j->given == !s->given;
+    j->scan = *s;
+    j->scan.body = j->body;
+    j->scan.separator = j->separator;
+    j->scan.given = j->given;
     q->job = j;
-    return 0;
+    int r = ok ? gw_pool_submit(g->house->pool, job_run, j) : -ENOMEM;
+    if (r == 0) {
+        memset(&q->scan, 0, sizeof q->scan);
+        return 0;
+    }
+    q->job = NULL;
+    memset(&j->scan, 0, sizeof j->scan);
+    job_free(j);
+    return r;
+}
+
+static void scan(struct gw_req *q, void (*step)(struct gw_scan *s), size_t inline_max,
+                 void (*then)(struct gw_req *q))
+{
+    if (q->scan.len <= inline_max) {
+        step(&q->scan);
+        then(q);
+    } else if (scan_elsewhere(q, step, then) < 0) {
+        refuse_busy(q, "The server is busy.");
+    }
+}
+
+/* The texts' identities, for routing to the worker that holds them. */
+static void chunks_found(struct gw_req *q)
+{
+    const struct gw_scan *s = &q->scan;
+    if (s->n_segments) gw_stats_detected(s->detector, s->n_segments);
+    q->text_id = s->n_chunks ? mem_alloc(s->n_chunks * sizeof *q->text_id) : NULL;
+    if (q->text_id) q->n_texts = s->n_chunks;
+    for (size_t i = 0; i < q->n_texts; i++)
+        q->text_id[i] = s->chunk[i].text_id;
+    mem_free(q->separator);
+    q->separator = NULL;
+    take_turn(q);
+}
+
+/* Will anybody want to know the request's chunks? */
+static bool wants_chunks(const struct gw_req *q)
+{
+    const struct gw_scan *s = &q->scan;
+    if (!(q->route->props & GW_R_DETECT)) return false;
+    if ((q->route->props & GW_R_ADMIN) || s->strategy != GW_STRATEGY_NONE) return true;
+    if (http_header_find(http_req_head(q->http), "x-kvblend-strategy")) return true;
+    unsigned who = gw_fleet_serves(q->gate->house->fleet, s->has_model ? s->model : NULL);
+    return who & (GW_SERVES_WORKER | GW_SERVES_LMCACHE);
+}
+
+/* "%0A%0A" of a header as the text it stands for. */
+static char *decoded(const char *p)
+{
+    static const char digits[] = "0123456789abcdef";
+    char *text = p ? mem_strdup(p) : NULL, *to = text;
+    for (; text && *p; p++) {
+        const char *a = p[0] == '%' && p[1] ? strchr(digits, p[1] | 0x20) : NULL;
+        const char *b = a && p[2] ? strchr(digits, p[2] | 0x20) : NULL;
+        *to++ = b ? (char)((a - digits) << 4 | (b - digits)) : *p;
+        if (b) p += 2;
+    }
+    if (text) *to = '\0';
+    return text;
+}
+
+static void find_chunks(struct gw_req *q)
+{
+    struct gw_house *h = q->gate->house;
+    struct gw_scan *s = &q->scan;
+    const struct http_head *head = http_req_head(q->http);
+    const char *strategy = http_header_find(head, "x-kvblend-strategy");
+    s->presets = h->presets;
+    s->dry = (q->route->props & GW_R_ADMIN) != 0;
+    s->even_full = s->strategy != GW_STRATEGY_NONE || strategy;
+    s->space_ns = (q->key ? strlen(q->key->id) : 0) + 1;
+    s->given = http_header_find(head, "x-kvblend-segments");
+    s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
+    if (gw_space_of(q, s->space)) s->learner = h->learner;
+    scan(q, gw_scan_chunks, GW_SCAN_INLINE_MAX, chunks_found);
+}
+
+static void head_read(struct gw_req *q)
+{
+    struct gw_scan *s = &q->scan;
+    if (s->failed && !(q->route->props & GW_R_OPAQUE)) {
+        q->end = GW_END_REFUSED;
+        gw_answer_error(q, s->error, NULL, "%s", s->message);
+    } else if (s->has_model && gw_fleet_serves(q->gate->house->fleet, s->model) == 0) {
+        answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
+    } else if (!s->failed && wants_chunks(q)) {
+        find_chunks(q);
+    } else {
+        take_turn(q);
+    }
+}
+
+/* The field "model" of a form (audio and image routes): enough to choose a target. */
+static void read_form_model(struct gw_req *q, const char *body, size_t len)
+{
+    static const char name[] = "name=\"model\"";
+    const char *end = body + len, *p = memmem(body, len, name, sizeof name - 1);
+    const char *v = p ? memmem(p, (size_t)(end - p), "\r\n\r\n", 4) : NULL;
+    const char *stop = v ? memchr(v + 4, '\r', (size_t)(end - v - 4)) : NULL;
+    if (!stop || stop == v + 4 || (size_t)(stop - v - 4) >= sizeof q->scan.model) return;
+    memcpy(q->scan.model, v + 4, (size_t)(stop - v - 4));
+    q->scan.has_model = q->scan_form = true;
+    q->scan.model_value = (struct gw_scan_range){(size_t)(v + 4 - body), (size_t)(stop - v - 4)};
 }
 
 void gw_relay_begin(struct gw_req *q)
 {
     size_t len;
     const char *body = http_req_body(q->http, &len);
+    const char *type = http_header_find(http_req_head(q->http), "content-type");
+    bool post = strcmp(http_req_method(q->http), "POST") == 0;
     q->stage = GW_SCANNING;
     q->active = (q->route->props & GW_R_ADMIN) == 0;
     if (q->active) gw_stats_active(1);
-    if (!(q->route->props & GW_R_JSON) || strcmp(http_req_method(q->http), "POST") != 0) {
+    if (q->route->props & GW_R_OPAQUE) {
+        bool form = type && strncasecmp(type, "multipart/", 10) == 0;
+        if (form) read_form_model(q, body, len);
+        if (form || len == 0 || (*body != '{' && !(type && strcasestr(type, "json")))) {
+            head_read(q);
+            return;
+        }
+    } else if (!(q->route->props & GW_R_JSON) || !post) {
         take_turn(q);
         return;
     }
-    const struct http_head *h = http_req_head(q->http);
-    bool detect = (q->route->props & GW_R_DETECT) && !http_header_find(h, "x-kvblend-segments") &&
-                  !http_header_find(h, "x-kvblend-separator");
-    q->scan =
-        (struct gw_scan){.body = body, .len = len, .presets = detect ? q->gate->presets : NULL};
-    q->scan.dry = (q->route->props & GW_R_ADMIN) != 0;
-    q->scan.space_ns = (q->key ? strlen(q->key->id) : 0) + 1;
-    if (detect && gw_space_of(q, q->scan.space)) q->scan.learner = q->gate->learner;
-    if (len <= GW_SCAN_INLINE_MAX) {
-        gw_scan_run(&q->scan);
-        scanned(q);
-        return;
-    }
-    if (scan_elsewhere(q, body, len) < 0) {
-        q->end = GW_END_SHED;
-        gw_answer_error(q, GW_E_OVERLOADED, NULL, "The server is busy.");
-    }
+    q->scan = (struct gw_scan){.body = body, .len = len};
+    scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 
 /* ---- ends ---- */
 
-void gw_relay_drain(struct gw_req *q)
-{
-    if (q->call) http_call_pause(q->call, false);
-}
-
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message)
 {
     if (q->stage == GW_ANSWERED) return;
-    if (q->call) {
-        http_call_cancel(q->call);
-        q->call = NULL;
-        call_dropped(q);
-    }
+    if (q->stage == GW_PARKED) unpark(q);
+    gw_send_cancel(q);
     q->end = e == GW_E_DRAINING ? GW_END_DRAIN : GW_END_UPSTREAM;
-    if (q->stage != GW_RELAYING) {
-        gw_answer_error(q, e, NULL, "%s", message);
-        return;
-    }
-    struct buf frames = BUF_INIT;
-    (void)gw_error_frames(e, message, &frames);
-    q->stage = GW_ANSWERED;
-    (void)http_reply_write(q->http, frames.data, frames.len);
-    buf_fini(&frames);
-    (void)http_reply_end(q->http);
+    gw_answer_error(q, e, NULL, "%s", message);
 }
 
 void gw_relay_close(struct gw_req *q)
 {
-    if (q->call) {
-        http_call_cancel(q->call);
-        call_dropped(q);
-    }
+    if (q->stage == GW_PARKED) unpark(q);
+    gw_send_cancel(q);
     if (q->job) q->job->q = NULL;
-    if (q->timer) http_timer_destroy(q->timer);
+    if (q->errand) q->errand->q = NULL;
+    if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_active(-1);
     gw_charge_leave(q);
-    mem_free(q->up_type);
-    buf_fini(&q->up_headers);
-    buf_fini(&q->body);
+    gw_answer_fini(q);
+    gw_send_fini(q);
     gw_scan_fini(&q->scan);
-    /* Last, because it may hand the turn to another request. */
+    mem_free(q->text_id);
+    mem_free(q->separator);
     q->stage = GW_ANSWERED;
-    gw_admit_leave(&q->gate->admit, &q->ticket);
+    gw_admit_leave(&q->gate->house->admit, &q->ticket);
 }

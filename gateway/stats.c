@@ -47,6 +47,7 @@ COUNTER(m_relay, "kvblend_gateway_relay_bytes_total", "Bytes of answers relayed 
 COUNTER(m_segments, "kvblend_gateway_segments_total", "Chunks found in message texts.");
 COUNTER(m_restarts, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.");
 COUNTER(m_retries, "kvblend_gateway_retries_total", "Requests sent again after a worker was lost.");
+COUNTER(m_failovers, "kvblend_gateway_failovers_total", "Retries that went to another backend.");
 COUNTER(m_aborts, "kvblend_gateway_client_aborts_total", "Clients that left before their answer.");
 COUNTER(m_log_lost, "kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped.");
 HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
@@ -56,9 +57,9 @@ HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gate
 
 static void register_all(void)
 {
-    static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,   &m_relay,
-                                             &m_segments, &m_restarts, &m_retries, &m_aborts,
-                                             &m_log_lost, &m_overhead, &m_queue};
+    static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,    &m_relay,
+                                             &m_segments, &m_restarts, &m_retries,  &m_failovers,
+                                             &m_aborts,   &m_log_lost, &m_overhead, &m_queue};
     for (int i = 0; i <= N_CODES; i++) {
         if (i < N_CODES)
             (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
@@ -128,6 +129,11 @@ void gw_stats_workers_ready(unsigned n)
 void gw_stats_retry(void)
 {
     metric_add(&m_retries, 1);
+}
+
+void gw_stats_failover(void)
+{
+    metric_add(&m_failovers, 1);
 }
 
 /* ---- access log ---- */

@@ -3,7 +3,7 @@
  * The access log is one JSON object per line and request; it never holds prompt text or keys. Lines
  * are written by a helper thread of its own, so that a slow disk or pipe cannot stop the loop; when
  * its queue is full lines are dropped and counted.
- * Thread: loop. */
+ * Thread: any. */
 #ifndef GATEWAY_STATS_H
 #define GATEWAY_STATS_H
 
@@ -22,9 +22,9 @@ enum gw_end { /* why a request ended: access log */
 };
 struct gw_access { /* one request as the log shows it; strings borrowed */
     const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
-    const char *upstream;                       /* the target's address, NULL: none */
+    const char *upstream;                       /* the target's name, NULL: none */
     const char *trace_id, *span_id, *parent_id; /* "" = none */
-    int status, target;                         /* target: worker index, -1 none */
+    int status, target;                         /* target: its index, -1 none */
     bool stream;
     bool has_usage, has_cached; /* the counts below were reported */
     uint64_t prompt_tokens, completion_tokens, cached_tokens;
@@ -50,5 +50,6 @@ void gw_stats_detected(const char *detector, unsigned n_segments);
 void gw_stats_worker_restart(void);
 void gw_stats_workers_ready(unsigned n);
 void gw_stats_retry(void);
+void gw_stats_failover(void);
 
 #endif

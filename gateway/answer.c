@@ -1,0 +1,415 @@
+/* A target's answer on its way to the client, byte for byte.
+ *
+ * An event stream is passed on event by event: bytes behind the last complete event are held back,
+ * so that a target's death can always be told in a well-formed frame and a comment never lands
+ * inside an event; events come in one piece as a rule, so nothing waits. Any other answer is
+ * collected while it is small, so that a death in its middle becomes a clean 502; a longer one is
+ * streamed as it comes, and cut without an end when its target dies: no client takes half an answer
+ * for a whole one. */
+#include "gateway/gate.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    COLLECT_BYTES_MAX = 64 << 10,
+    EVENT_BYTES_MAX = 1 << 20, /* a longer event is passed on in pieces */
+    TAIL_BYTES = 4096,         /* of a streamed answer: where its usage stands */
+    GRACE_MS = 2000,           /* quick failures still get their status */
+};
+
+/* ---- headers ---- */
+
+static bool response_header_dropped(const char *name)
+{
+    static const char *const drop[] = {
+        "connection", "keep-alive",     "te",           "trailer", "transfer-encoding", "upgrade",
+        "date",       "content-length", "content-type", "server",  "x-request-id"};
+    for (size_t i = 0; i < sizeof drop / sizeof drop[0]; i++)
+        if (strcasecmp(name, drop[i]) == 0) return true;
+    return strncasecmp(name, "proxy-", 6) == 0;
+}
+
+static bool named_by_connection(const struct http_head *h, const char *name)
+{
+    const char *p = http_header_find(h, "connection");
+    size_t len = strlen(name);
+    while (p && *p) {
+        p += strspn(p, ", \t");
+        size_t n = strcspn(p, ", \t");
+        if (n == len && strncasecmp(p, name, n) == 0) return true;
+        p += n;
+    }
+    return false;
+}
+
+/* What the gateway says itself must not come twice. */
+static bool response_header_ours(const struct gw_req *q, const char *name)
+{
+    if (q->limit.shown && strncasecmp(name, "x-ratelimit-", 12) == 0) return true;
+    return gw_config_of(q)->cors_origins.n > 0 && strncasecmp(name, "access-control-", 15) == 0;
+}
+
+static int answer_headers(const struct gw_req *q, struct buf *out)
+{
+    int r = gw_answer_headers(q, out);
+    if (r == 0)
+        r = buf_addf(out, "x-kvblend-overhead-us: %llu\r\n",
+                     (unsigned long long)(q->overhead_ns / 1000));
+    return r < 0 ? r : buf_add(out, q->ans.headers.data, q->ans.headers.len);
+}
+
+static void keep_headers(struct gw_req *q, const struct http_head *h)
+{
+    const char *type = http_header_find(h, "content-type");
+    const char *length = http_header_find(h, "content-length");
+    mem_free(q->ans.type);
+    q->ans.type = type ? mem_strdup(type) : NULL;
+    q->ans.length = length ? strtoll(length, NULL, 10) : -1;
+    q->ans.framed = length || http_header_find(h, "transfer-encoding");
+    buf_clear(&q->ans.headers);
+    for (size_t i = 0; i < h->n_headers; i++) {
+        const struct http_header *x = &h->headers[i];
+        if (response_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
+        if (response_header_ours(q, x->name)) continue;
+        (void)buf_addf(&q->ans.headers, "%s: %s\r\n", x->name, x->value);
+    }
+}
+
+static void begin(struct gw_req *q)
+{
+    struct buf headers = BUF_INIT;
+    (void)answer_headers(q, &headers);
+    q->stage = GW_RELAYING;
+    q->status = q->ans.status;
+    q->ans.begun = true;
+    q->ans.last_ns = clock_ns();
+    if (q->ans.sse || q->ans.length < 0)
+        (void)http_reply_start(q->http, q->status, q->ans.type, buf_cstr(&headers));
+    else
+        (void)http_reply_start_sized(q->http, q->status, q->ans.type, buf_cstr(&headers),
+                                     (uint64_t)q->ans.length);
+    buf_fini(&headers);
+}
+
+/* What the client has the headers of is a stream of events. */
+static bool in_events(const struct gw_req *q)
+{
+    return q->ans.begun && (q->ans.sse || q->ans.early);
+}
+
+/* ---- bytes ---- */
+
+static void write_bytes(struct gw_req *q, const char *data, size_t len)
+{
+    if (len == 0) return;
+    q->ans.n_bytes += len;
+    q->ans.last_ns = clock_ns();
+    gw_stats_relayed(len);
+    if (http_reply_write(q->http, data, len) == 1 && q->send.call)
+        http_call_pause(q->send.call, true);
+}
+
+/* Length of the complete events at the start of the bytes: up to the last blank line. */
+static size_t complete_events(const char *p, size_t len)
+{
+    for (size_t i = len; i >= 2; i--) {
+        if (p[i - 1] != '\n') continue;
+        if (p[i - 2] == '\n') return i;
+        if (i >= 4 && p[i - 2] == '\r' && p[i - 3] == '\n') return i;
+    }
+    return 0;
+}
+
+static bool ends_with_done(const char *p, size_t len)
+{
+    static const char done[] = "[DONE]";
+    while (len > 0 && (p[len - 1] == '\n' || p[len - 1] == '\r'))
+        len--;
+    if (len < 11 || memcmp(p + len - 6, done, 6) != 0) return false;
+    for (len -= 6; len > 0 && p[len - 1] == ' ';)
+        len--;
+    return len >= 5 && memcmp(p + len - 5, "data:", 5) == 0;
+}
+
+static void write_events(struct gw_req *q, const char *data, size_t len)
+{
+    if (len == 0) return;
+    q->ans.mid_event = false;
+    q->ans.saw_done = ends_with_done(data, len);
+    if (q->ans.status == 200) gw_usage_events(&q->usage, data, len);
+    write_bytes(q, data, len);
+}
+
+static void on_events(struct gw_req *q, const char *data, size_t len)
+{
+    struct buf *held = &q->ans.body;
+    if (held->len == 0) { /* the usual case: whole events, nothing copied */
+        size_t n = complete_events(data, len);
+        write_events(q, data, n);
+        data += n;
+        len -= n;
+    }
+    if (len == 0) return;
+    if (buf_add(held, data, len) < 0) {
+        gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
+        return;
+    }
+    size_t n = complete_events(held->data, held->len);
+    write_events(q, held->data, n);
+    buf_consume(held, n);
+    if (held->len < EVENT_BYTES_MAX) return;
+    q->ans.mid_event = true; /* but for the last three, which may begin its end */
+    write_bytes(q, held->data, held->len - 3);
+    buf_consume(held, held->len - 3);
+}
+
+/* The usage of an answer stands at its end: of what is passed on only that much is looked at. */
+static void keep_tail(struct gw_req *q, const char *data, size_t len)
+{
+    struct buf *tail = &q->ans.body;
+    if (q->ans.status != 200 || !(q->route->props & GW_R_ADMIT)) return;
+    if (len > TAIL_BYTES) data += len - TAIL_BYTES, len = TAIL_BYTES;
+    if (tail->len + len > 2 * TAIL_BYTES) buf_consume(tail, tail->len + len - TAIL_BYTES);
+    (void)buf_add(tail, data, len);
+}
+
+static void read_tail(struct gw_req *q)
+{
+    static const char key[] = "\"usage\"";
+    struct buf *tail = &q->ans.body, json = BUF_INIT;
+    const char *p = NULL, *end = tail->data + tail->len;
+    for (const char *at = tail->data; at && (at = memmem(at, (size_t)(end - at), key, 7)); at++)
+        p = at;
+    if (p && buf_addc(&json, '{') == 0 && buf_add(&json, p, (size_t)(end - p)) == 0)
+        gw_usage_answer(&q->usage, json.data, json.len);
+    buf_fini(&json);
+}
+
+static void on_plain(struct gw_req *q, const char *data, size_t len)
+{
+    struct buf *whole = &q->ans.body;
+    if (!q->ans.streams && whole->len + len <= COLLECT_BYTES_MAX) {
+        if (buf_add(whole, data, len) < 0) gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
+        return;
+    }
+    if (q->ans.early) return; /* an error that is too long for a frame */
+    if (!q->ans.streams) {
+        struct buf first = *whole;
+        *whole = (struct buf)BUF_INIT;
+        q->ans.streams = true;
+        begin(q);
+        keep_tail(q, first.data ? first.data : "", first.len);
+        write_bytes(q, first.data, first.len);
+        buf_fini(&first);
+    }
+    keep_tail(q, data, len);
+    write_bytes(q, data, len);
+}
+
+/* ---- the call's events ---- */
+
+static bool is_type(const struct gw_req *q, const char *type)
+{
+    return q->ans.type && strncasecmp(q->ans.type, type, strlen(type)) == 0;
+}
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct gw_req *q = ctx;
+    bool again = status == 429 || status == 502 || status == 503 || status == 504;
+    q->ans.got_head = true;
+    q->ans.status = status;
+    q->first_byte_ns = clock_ns();
+    if (again && gw_send_elsewhere(q)) return;
+    gw_scan_forget(&q->scan); /* this is the last try */
+    gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
+    keep_headers(q, h);
+    bool plain_text = !http_header_find(h, "content-encoding");
+    q->ans.sse = plain_text && is_type(q, "text/event-stream");
+    if (q->ans.early) {
+        if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
+        return;
+    }
+    /* What is no stream of events and says no length is worth having as it comes, unless it is
+     * JSON, of which a part is worth nothing. */
+    bool long_answer = q->ans.length > COLLECT_BYTES_MAX ||
+                       (q->ans.length < 0 && (!plain_text || !is_type(q, "application/json")));
+    bool bare = status == 204 || status == 304;
+    bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
+    q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
+    if (q->ans.sse || q->ans.streams) begin(q);
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct gw_req *q = ctx;
+    if (q->ans.sse && (!q->ans.early || q->ans.status == 200))
+        on_events(q, data, len);
+    else
+        on_plain(q, data, len);
+}
+
+static void answer_collected(struct gw_req *q)
+{
+    struct buf headers = BUF_INIT, *b = &q->ans.body;
+    (void)answer_headers(q, &headers);
+    q->stage = GW_ANSWERED;
+    q->status = q->ans.status;
+    if (q->status == 429) q->end = GW_END_SHED;
+    if (q->status == 200) gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
+    q->ans.n_bytes = b->len;
+    gw_stats_relayed(b->len);
+    (void)http_reply(q->http, q->status, q->ans.type, buf_cstr(&headers), b->data, b->len);
+    buf_fini(&headers);
+}
+
+/* The client was given a stream's headers while it waited, and no stream came. */
+static void answer_early(struct gw_req *q)
+{
+    struct buf frames = BUF_INIT, *b = &q->ans.body;
+    bool json = b->len > 0 && b->data[0] == '{' && !memchr(b->data, '\n', b->len) &&
+                memmem(b->data, b->len, "\"error\"", 7);
+    q->stage = GW_ANSWERED;
+    q->status = q->ans.status;
+    q->end = q->status == 429 ? GW_END_SHED : GW_END_UPSTREAM;
+    if (json)
+        (void)buf_addf(&frames, "data: %.*s\n\ndata: [DONE]\n\n", (int)b->len, b->data);
+    else
+        (void)gw_error_frames(GW_E_UPSTREAM, "The upstream refused the request.", &frames);
+    (void)http_reply_write(q->http, frames.data, frames.len);
+    buf_fini(&frames);
+    (void)http_reply_end(q->http);
+}
+
+static enum gw_outcome outcome_of(const struct gw_req *q)
+{
+    if (q->ans.status == 429 || q->ans.status == 503) return GW_DONE_BUSY;
+    return q->ans.status >= 500 ? GW_DONE_FAILED : GW_DONE_OK;
+}
+
+/* Complete, as far as HTTP can tell. A stream of ours without [DONE] is a death all the same where
+ * nothing but the connection's end marked its own. */
+static bool is_whole(const struct gw_req *q)
+{
+    if (!q->ans.sse || q->ans.status != 200 || q->ans.saw_done) return true;
+    if (!(q->route->props & GW_R_DONE)) return true;
+    return q->ans.framed && !q->send.lease.worker;
+}
+
+static void answer_complete(struct gw_req *q)
+{
+    if (!q->ans.begun) {
+        answer_collected(q);
+        return;
+    }
+    if (q->ans.early && !(q->ans.sse && q->ans.status == 200)) {
+        answer_early(q);
+        return;
+    }
+    if (q->ans.sse)
+        write_bytes(q, q->ans.body.data, q->ans.body.len);
+    else
+        read_tail(q);
+    q->stage = GW_ANSWERED;
+    (void)http_reply_end(q->http);
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct gw_req *q = ctx;
+    bool sent = http_call_sent(q->send.call);
+    q->send.call = NULL;
+    if (status < 0 && !q->ans.got_head) {
+        gw_send_failed(q, status, sent);
+        return;
+    }
+    bool late = status == -ETIMEDOUT || status == -ETIME;
+    if ((status == 0 && is_whole(q)) || (q->ans.sse && q->ans.saw_done)) {
+        gw_send_done(q, outcome_of(q));
+        answer_complete(q);
+        return;
+    }
+    log_event(LOG_WARN, "relay.broken", "request=%s target=%s error=%s bytes=%llu", q->id,
+              q->target_name, status ? err_name(status) : "no_end",
+              (unsigned long long)q->ans.n_bytes);
+    gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
+    q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
+    gw_answer_error(q, late ? GW_E_UPSTREAM_TIMEOUT : GW_E_UPSTREAM, NULL,
+                    "The worker was lost while it answered.");
+}
+
+const struct http_call_ops gw_answer_ops = {on_head, on_body, on_end};
+
+/* ---- the client's side ---- */
+
+void gw_answer_drain(struct gw_req *q)
+{
+    if (q->send.call) http_call_pause(q->send.call, false);
+}
+
+void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
+{
+    q->stage = GW_ANSWERED;
+    /* A frame only between events, and only where the stream's readers know such frames. */
+    if (!in_events(q) || q->ans.mid_event || !(q->route->props & GW_R_DONE)) {
+        http_reply_abort(q->http);
+        return;
+    }
+    struct buf frames = BUF_INIT;
+    (void)gw_error_frames(e, message, &frames);
+    (void)http_reply_write(q->http, frames.data, frames.len);
+    buf_fini(&frames);
+    (void)http_reply_end(q->http);
+}
+
+/* Headers before the target's: the client learns that its request lives. */
+static void begin_early(struct gw_req *q)
+{
+    struct buf headers = BUF_INIT;
+    (void)gw_answer_headers(q, &headers);
+    (void)buf_adds(&headers, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    q->ans.begun = q->ans.early = true;
+    q->status = 200;
+    (void)http_reply_start(q->http, 200, "text/event-stream; charset=utf-8", buf_cstr(&headers));
+    buf_fini(&headers);
+}
+
+void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns)
+{
+    static const char comment[] = ": keep-alive\n\n";
+    if (q->stage == GW_ANSWERED || !q->route) return;
+    uint64_t every = gw_config_of(q)->sse_keepalive_ms * 1000000ull, since = q->ans.last_ns;
+    if (every == 0) return;
+    bool waits = q->scan.stream && (q->route->props & GW_R_DONE) && !q->ans.got_head;
+    if (!q->ans.begun) {
+        since = http_req_start_ns(q->http);
+        if (!waits || (every < GRACE_MS * 1000000ull && now_ns < since + GRACE_MS * 1000000ull))
+            return;
+    }
+    if (now_ns < since + every || (q->ans.begun && !in_events(q)) || q->ans.mid_event) return;
+    if (http_reply_pending(q->http) > 0) return; /* the client has enough to read */
+    if (!q->ans.begun) begin_early(q);
+    q->ans.last_ns = now_ns;
+    (void)http_reply_write(q->http, comment, sizeof comment - 1);
+}
+
+void gw_answer_reset(struct gw_req *q)
+{
+    q->ans.got_head = false;
+    q->ans.status = 0;
+    buf_clear(&q->ans.body);
+    buf_clear(&q->ans.headers);
+}
+
+void gw_answer_fini(struct gw_req *q)
+{
+    mem_free(q->ans.type);
+    buf_fini(&q->ans.headers);
+    buf_fini(&q->ans.body);
+}

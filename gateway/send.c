@@ -1,0 +1,352 @@
+/* A request's way to a target: choice, headers, body in pieces, and what to do when it fails.
+ *
+ * Sent again only while nothing of an answer has come: whatever never left us, and what was lost on
+ * its way where doing it twice is harmless; a refusal that another target may not give (429, 502,
+ * 503, 504) goes to another target when there is one, else to the client as it came. What timed out
+ * is not repeated: the target may be at it still. */
+#include "gateway/gate.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/config.h"
+#include "gateway/lmcache.h"
+#include "gateway/splice.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- headers ---- */
+
+static bool is_one_of(const char *name, const char *const *list)
+{
+    for (; *list; list++)
+        if (strcasecmp(name, *list) == 0) return true;
+    return false;
+}
+
+/* Hop-by-hop, ours to set, or nothing a target may know. */
+static bool dropped(const char *name)
+{
+    static const char *const drop[] = {"connection",
+                                       "keep-alive",
+                                       "te",
+                                       "trailer",
+                                       "transfer-encoding",
+                                       "upgrade",
+                                       "host",
+                                       "content-length",
+                                       "expect",
+                                       "authorization",
+                                       "x-api-key",
+                                       "cookie",
+                                       "x-request-id",
+                                       "traceparent",
+                                       "http2-settings",
+                                       NULL};
+    return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
+}
+
+/* Is `name` listed in the Connection header? Such headers belong to this hop alone. */
+static bool named_by_connection(const struct http_head *h, const char *name)
+{
+    size_t len = strlen(name);
+    for (size_t i = 0; i < h->n_headers; i++) {
+        if (strcasecmp(h->headers[i].name, "connection") != 0) continue;
+        for (const char *p = h->headers[i].value; *p;) {
+            p += strspn(p, ", \t");
+            size_t n = strcspn(p, ", \t");
+            if (n == len && strncasecmp(p, name, n) == 0) return true;
+            p += n;
+        }
+    }
+    return false;
+}
+
+static bool passes(const struct gw_req *q, const struct gw_lease *l, const char *name)
+{
+    if (dropped(name)) return false;
+    if (!l->worker && strncasecmp(name, "x-kvblend-", 10) == 0) return false;
+    /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
+     */
+    if (q->key && q->key->name_space && strcasecmp(name, "x-kvblend-namespace") == 0) return false;
+    if (!q->trace.trace[0] && strcasecmp(name, "tracestate") == 0) return false;
+    /* Answers that are metered must come as plain text. */
+    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return strcasecmp(name, "accept-encoding") != 0;
+    return true;
+}
+
+int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
+{
+    const struct http_head *h = http_req_head(q->http);
+    int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
+    if (r == 0) r = gw_trace_header(&q->trace, out);
+    if (r == 0 && l->up && l->up->authorization)
+        r = buf_addf(out, "Authorization: %s\r\n", l->up->authorization);
+    if (r == 0 && l->worker && q->key && q->key->name_space)
+        r = buf_addf(out, "X-KVBlend-Namespace: %s\r\n", q->key->name_space);
+    for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
+        const struct http_header *x = &h->headers[i];
+        if (passes(q, l, x->name) && !named_by_connection(h, x->name))
+            r = buf_addf(out, "%s: %s\r\n", x->name, x->value);
+    }
+    if (r == 0 && l->worker && q->scan.segments.len > 0)
+        r = buf_addf(out, "X-KVBlend-Segments: %.*s\r\n", (int)q->scan.segments.len,
+                     q->scan.segments.data);
+    return r;
+}
+
+/* ---- path ---- */
+
+int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out)
+{
+    if (!l->up) return buf_adds(out, path);
+    const char *base = l->up->base;
+    size_t len = strlen(base);
+    if (strncmp(path, "/v1/", 4) == 0)
+        path += 3;
+    else if (len >= 3 && strcmp(base + len - 3, "/v1") == 0)
+        len -= 3; /* routes beside /v1 */
+    int r = buf_add(out, base, len);
+    return r < 0 ? r : buf_adds(out, path);
+}
+
+/* What the client wrote behind /v1, as it wrote it: escapes are the target's to read. */
+static int add_rest(const struct gw_req *q, struct buf *out)
+{
+    const char *raw = http_req_target(q->http);
+    if (strncmp(raw, "/v1/", 4) == 0) return buf_adds(out, raw);
+    int r = strncmp(http_req_path(q->http), "/v1/", 4) == 0 ? 0 : buf_adds(out, "/v1");
+    for (const char *p = http_req_path(q->http); r == 0 && *p; p++) {
+        static const char plain[] =
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
+        r = strchr(plain, *p) ? buf_addc(out, *p) : buf_addf(out, "%%%02X", (unsigned char)*p);
+    }
+    if (r == 0 && *http_req_query(q->http)) r = buf_addf(out, "?%s", http_req_query(q->http));
+    return r;
+}
+
+static int add_path(const struct gw_req *q, struct buf *out)
+{
+    struct buf path = BUF_INIT;
+    const struct gw_route *t = q->route;
+    const char *query = http_req_query(q->http);
+    int r = t->props & GW_R_OPAQUE
+                ? add_rest(q, &path)
+                : buf_addf(&path, "%s%s%s%s", t->target, t->props & GW_R_REST ? q->rest : "",
+                           *query ? "?" : "", query);
+    if (r == 0) r = buf_cstr(&path) ? gw_send_path(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
+    buf_fini(&path);
+    return r;
+}
+
+/* ---- the call ---- */
+
+static void count_try(struct gw_req *q)
+{
+    q->target_name = q->send.lease.name;
+    q->target_index = (int)q->send.lease.index;
+    if (q->n_retries == 0) q->overhead_ns = clock_ns() - http_req_start_ns(q->http) - q->queue_ns;
+}
+
+static void pieces_free(struct gw_req *q)
+{
+    mem_free(q->send.edit);
+    mem_free(q->send.piece);
+    q->send.edit = NULL;
+    q->send.piece = NULL;
+}
+
+/* Room for one edit more, which goes where it belongs. */
+static int insert_edit(struct gw_req *q, size_t *n, struct gw_edit e)
+{
+    struct gw_edit *v = mem_realloc(q->send.edit, (*n + 1) * sizeof *v);
+    if (!v) return -ENOMEM;
+    q->send.edit = v;
+    size_t i = (*n)++;
+    for (; i > 0 && v[i - 1].at > e.at; i--)
+        v[i] = v[i - 1];
+    v[i] = e;
+    return 0;
+}
+
+/* The client's body, borrowed, with the few places that this target wants changed. */
+static int make_pieces(struct gw_req *q)
+{
+    const struct gw_scan_range *model = &q->scan.model_value;
+    const struct gw_lease *l = &q->send.lease;
+    size_t len = q->send.body.len, n = 0;
+    const char *body = q->send.has_body ? q->send.body.data : http_req_body(q->http, &len);
+    bool own = !q->send.has_body;
+    int r = 0;
+    pieces_free(q);
+    buf_clear(&q->send.model);
+    if (own && l->up && l->up->lmcache)
+        r = gw_lmcache_edits(&q->scan, l->up->separator, &q->send.edit, &n);
+    if (r == 0 && own && l->model && model->len) {
+        r = q->scan_form ? buf_adds(&q->send.model, l->model)
+                         : buf_add_json_str(&q->send.model, l->model, strlen(l->model));
+        if (r == 0)
+            r = insert_edit(
+                q, &n,
+                (struct gw_edit){model->at, model->len, q->send.model.data, q->send.model.len});
+    }
+    if (r == 0) q->send.piece = mem_alloc((2 * n + 1) * sizeof *q->send.piece);
+    if (r < 0 || !q->send.piece) return -ENOMEM;
+    return gw_splice(body, len, q->send.edit, n, q->send.piece, &q->send.n_pieces, &len);
+}
+
+static int start_call(struct gw_req *q, struct http_client *client)
+{
+    struct buf headers = BUF_INIT, path = BUF_INIT;
+    int r = make_pieces(q);
+    if (r == 0) r = gw_send_headers(q, &q->send.lease, &headers);
+    if (r == 0) r = add_path(q, &path);
+    if (r == 0 && (!buf_cstr(&headers) || !buf_cstr(&path))) r = -ENOMEM;
+    if (r == 0)
+        r = http_call_start_v(client, http_req_method(q->http), buf_cstr(&path), buf_cstr(&headers),
+                              q->send.piece, (int)q->send.n_pieces, &gw_answer_ops, q,
+                              &q->send.call);
+    buf_fini(&headers);
+    buf_fini(&path);
+    if (r < 0) q->send.call = NULL;
+    return r;
+}
+
+void gw_send_leased(struct gw_req *q)
+{
+    struct gw_gate *g = q->gate;
+    struct http_client *client =
+        gw_fleet_client(g->house->fleet, q->send.lease.target, g->index, g->loop);
+    gw_answer_reset(q);
+    q->stage = GW_CALLING;
+    q->send.start_ns = clock_ns();
+    count_try(q);
+    int r = client ? start_call(q, client) : -EHOSTUNREACH;
+    if (r < 0)
+        gw_send_failed(q, r, false);
+    else
+        q->limit.sent = true;
+}
+
+void gw_send_want(const struct gw_req *q, struct gw_want *ret)
+{
+    *ret = (struct gw_want){
+        .model = q->scan.has_model ? q->scan.model : NULL,
+        .affinity = q->scan.affinity,
+        .text_id = q->text_id,
+        .n_texts = q->n_texts,
+        .prompt_tokens = gw_usage_estimate(q->scan.len),
+        .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
+        .worker_only = (q->route->props & GW_R_WORKER) != 0,
+    };
+    memcpy(ret->tried, q->send.tried, sizeof ret->tried);
+}
+
+void gw_send(struct gw_req *q)
+{
+    struct gw_want want;
+    uint32_t wait_ms = 0;
+    gw_send_want(q, &want);
+    enum gw_pick p = gw_fleet_pick(q->gate->house->fleet, &want, &q->send.lease, &wait_ms);
+    if (p == GW_PICK_OK)
+        gw_send_leased(q);
+    else
+        gw_relay_no_target(q, p, wait_ms);
+}
+
+/* ---- ends of a try ---- */
+
+void gw_send_done(struct gw_req *q, enum gw_outcome o)
+{
+    if (!q->send.lease.target) return;
+    uint64_t ttfb = q->ans.got_head ? q->first_byte_ns - q->send.start_ns : 0;
+    q->send.lease.status = q->ans.status;
+    gw_fleet_release(q->gate->house->fleet, &q->send.lease, o, ttfb);
+}
+
+void gw_send_cancel(struct gw_req *q)
+{
+    if (q->send.call) http_call_cancel(q->send.call);
+    q->send.call = NULL;
+    gw_send_done(q, GW_DONE_CANCELLED);
+}
+
+void gw_send_fini(struct gw_req *q)
+{
+    pieces_free(q);
+    buf_fini(&q->send.body);
+    buf_fini(&q->send.model);
+}
+
+static void mark_tried(struct gw_req *q)
+{
+    unsigned i = q->send.lease.index;
+    q->send.tried[i / 64] |= 1ull << i % 64;
+}
+
+static bool was_tried(const struct gw_req *q, unsigned i)
+{
+    return q->send.tried[i / 64] >> i % 64 & 1;
+}
+
+static bool tries_left(const struct gw_req *q)
+{
+    return q->n_retries < gw_config_of(q)->retry_attempts;
+}
+
+bool gw_send_elsewhere(struct gw_req *q)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_lease next = {0};
+    struct gw_want want;
+    if (!tries_left(q)) return false;
+    mark_tried(q);
+    gw_send_want(q, &want);
+    if (gw_fleet_pick(f, &want, &next, NULL) != GW_PICK_OK) return false;
+    if (was_tried(q, next.index)) { /* there is no other */
+        gw_fleet_release(f, &next, GW_DONE_CANCELLED, 0);
+        return false;
+    }
+    http_call_cancel(q->send.call);
+    q->send.call = NULL;
+    gw_send_done(q, q->ans.status == 429 || q->ans.status == 503 ? GW_DONE_BUSY : GW_DONE_FAILED);
+    q->send.lease = next;
+    q->n_retries++;
+    gw_stats_retry();
+    gw_stats_failover();
+    gw_send_leased(q);
+    return true;
+}
+
+/* Twice does no harm: it never left, or asks only, or is a route without memory. */
+static bool may_repeat(const struct gw_req *q, bool sent)
+{
+    const char *m = http_req_method(q->http);
+    bool asks = strcmp(m, "GET") == 0 || strcmp(m, "HEAD") == 0 || strcmp(m, "OPTIONS") == 0;
+    return !sent || asks || (q->route->props & GW_R_REPEAT);
+}
+
+void gw_send_failed(struct gw_req *q, int status, bool sent)
+{
+    bool late = (status == -ETIMEDOUT && sent) || status == -ETIME, garbage = status == -EBADMSG;
+    log_event(LOG_WARN, "relay.lost", "request=%s target=%s error=%s retries=%u", q->id,
+              q->target_name, err_name(status), q->n_retries);
+    mark_tried(q);
+    gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
+    if (!late && !garbage && may_repeat(q, sent) && tries_left(q)) {
+        unsigned before = (unsigned)q->target_index;
+        q->n_retries++;
+        gw_stats_retry();
+        gw_send(q);
+        if (q->send.lease.target && q->send.lease.index != before) gw_stats_failover();
+        return;
+    }
+    q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
+    if (late)
+        gw_answer_error(q, GW_E_UPSTREAM_TIMEOUT, NULL, "The worker did not answer in time.");
+    else
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The worker was lost before it answered.");
+}
