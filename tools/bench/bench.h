@@ -84,6 +84,7 @@ struct bench_run { /* how to run a prompt */
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
     const bool *skip;     /* [n_chunks]: compute these, whatever the store has; may be NULL */
+    bool by_default;      /* what a request without settings gets */
 };
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are
  * compared with it. */

@@ -1,6 +1,8 @@
 /* kvblend-bench: options, loading, and the report's meta object. */
 #include "tools/bench/bench.h"
 
+#include "policy/plan.h"
+
 #include "base/buf.h"
 #include "base/clock.h"
 #include "version.h"
@@ -156,8 +158,8 @@ static const struct opt_def defs[] = {
     {.name = "data", .type = OPT_STR, .help = "quality: JSONL file or the MuSiQue sample"},
     {.name = "strategies",
      .type = OPT_STR,
-     .dflt = "full,prefix,reuse,hkvd,query,sink",
-     .help = "ttft, quality: methods to compare"},
+     .dflt = "full,prefix,reuse,hkvd,query,qs,sink",
+     .help = "ttft, quality: methods to compare; default: what a request without settings gets"},
     {.name = "prompt-format",
      .type = OPT_STR,
      .help = "quality: text with {preamble}, {chunks}, {question}; \\n is a line break"},
@@ -366,6 +368,21 @@ static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n
     return 0;
 }
 
+/* "default": the worker's own choice for a request that says nothing and finds all its chunks. */
+static struct bench_run default_run(void)
+{
+    const struct pol_plan_in in = {.ratio = -1,
+                                   .ratio_default = -1,
+                                   .prompt_tokens = 4096,
+                                   .reuse_tokens = 4000,
+                                   .suffix_tokens = 64,
+                                   .blend_allowed = true};
+    const struct pol_plan p = pol_plan(&in);
+    struct bench_run run = {.ratio = (float)p.ratio, .by_default = true};
+    (void)fus_strategy_parse(pol_strategy_name(p.strategy), &run.strategy);
+    return run;
+}
+
 /* Take the next name of "full,query,…" at *list. */
 static int next_strategy(const char **list, enum fus_strategy *ret, struct err *err)
 {
@@ -387,6 +404,12 @@ int bench_methods_of(const char *strategies, const char *ratios, struct bench_ru
     ret[n++] = (struct bench_run){.strategy = FUS_FULL, .ratio = 1};
     for (const char *p = strategies; *p;) {
         enum fus_strategy st;
+        if (strncmp(p, "default", 7) == 0 && (p[7] == ',' || p[7] == '\0')) {
+            if (n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
+            ret[n++] = default_run();
+            p += 7 + (p[7] == ',');
+            continue;
+        }
         r = next_strategy(&p, &st, err);
         if (r < 0) return r;
         if (st == FUS_FULL) continue;

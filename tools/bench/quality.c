@@ -7,6 +7,7 @@
  * line with "judge": "suffix" is judged over its suffix instead: kl_forced is the mean over suffix
  * tokens 2…. */
 #include "tools/bench/bench.h"
+#include "tools/bench/boot.h"
 #include "tools/bench/dataset.h"
 #include "tools/bench/score.h"
 
@@ -18,13 +19,24 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FORCED_TOKENS = 8, METHODS_MAX = 64, KINDS_MAX = 32, ANSWERS_MAX = 64, NEIGHBOURS_MAX = 16 };
+#define BASELINE_RATIO 0.15 /* of hkvd: what the paper recommends */
+
+enum {
+    SEED = 1,
+    FORCED_TOKENS = 8,
+    METHODS_MAX = 64,
+    KINDS_MAX = 32,
+    ANSWERS_MAX = 64,
+    NEIGHBOURS_MAX = 16
+};
 
 struct totals { /* sums over lines */
     unsigned n, n_text, n_top1, n_first, n_kl;
     double exact_match, f1, rouge_l, kl_first, kl_forced, tokens_recomputed, cost;
+    double *kl_line, *match_line; /* [n_kl], [n_text]: kl_forced and exact_match of each line */
 };
 struct method {
+    const char *name; /* as it was asked for */
     struct bench_run run;
     struct totals total[KINDS_MAX];
 };
@@ -89,6 +101,15 @@ static int greedy(struct study *s, struct bench_result *res, struct buf *text, i
     return r;
 }
 
+static int line_add(double **v, size_t n, double value)
+{
+    double *grown = mem_realloc(*v, (n + 1) * sizeof **v);
+    if (!grown) return -ENOMEM;
+    grown[n] = value;
+    *v = grown;
+    return 0;
+}
+
 static void add_text_scores(const json_t *line, const char *answer, struct totals *t)
 {
     const json_t *want = json_object_get(line, "answer"), *item;
@@ -101,6 +122,7 @@ static void add_text_scores(const json_t *line, const char *answer, struct total
     }
     struct score score;
     if (n == 0 || score_answer(answer, expected, n, &score) < 0) return;
+    if (line_add(&t->match_line, t->n_text, score.exact_match) < 0) return;
     t->exact_match += score.exact_match;
     t->f1 += score.f1;
     t->rouge_l += score.rouge_l;
@@ -116,6 +138,7 @@ static void add_logit_scores(const struct study *s, const struct reference *ref,
         sum += score_kl(ref->logits + i * V, logits + i * V, V);
     if (n == 0) return;
     size_t judged = suffix ? n - 1 : 0; /* the token that follows the prompt */
+    if (line_add(&t->kl_line, t->n_kl, sum / (double)n) < 0) return;
     t->kl_forced += sum / (double)n;
     t->kl_first += score_kl(ref->logits + judged * V, logits + judged * V, V);
     t->n_top1 += bench_argmax(ref->logits + judged * V, V) == bench_argmax(logits + judged * V, V);
@@ -274,49 +297,78 @@ static json_t *mean(double sum, unsigned n)
     return n ? json_real(sum / n) : json_null();
 }
 
-static void report_row(struct study *s, const struct method *m, size_t kind, double reuse_kl)
+/* value, NAME_lo, NAME_hi: 95 % */
+static void put_interval(json_t *row, const char *name, const struct boot *b)
+{
+    char key[64];
+    json_object_set_new(row, name, bench_number(b->value));
+    (void)snprintf(key, sizeof key, "%s_lo", name);
+    json_object_set_new(row, key, bench_number(b->lo));
+    (void)snprintf(key, sizeof key, "%s_hi", name);
+    json_object_set_new(row, key, bench_number(b->hi));
+}
+
+/* Against another method on the same lines; NAN unless both have judged all of them. */
+static struct boot compare(const struct totals *t, const struct totals *with)
+{
+    const bool same = with && with->n_kl == t->n_kl;
+    return boot_ratio(t->kl_line, same ? with->kl_line : NULL, same ? t->n_kl : 0, SEED);
+}
+
+static void report_row(struct study *s, const struct method *m, size_t kind,
+                       const struct totals *reuse, const struct totals *baseline)
 {
     const struct totals *t = &m->total[kind];
     if (t->n == 0) return;
+    const struct boot kl = boot_ratio(t->kl_line, NULL, t->n_kl, SEED);
+    const struct boot match = boot_ratio(t->match_line, NULL, t->n_text, SEED);
+    const struct boot to_reuse = compare(t, reuse), to_base = compare(t, baseline);
     json_t *row = json_object();
-    json_object_set_new(row, "strategy", json_string(fus_strategy_name(m->run.strategy)));
+    json_object_set_new(row, "strategy", json_string(m->name));
     json_object_set_new(row, "ratio", json_real((double)m->run.ratio));
     json_object_set_new(row, "kind", json_string(s->kind[kind]));
     json_object_set_new(row, "n", json_integer(t->n));
-    json_object_set_new(row, "exact_match", mean(t->exact_match, t->n_text));
+    put_interval(row, "exact_match", &match);
     json_object_set_new(row, "f1", mean(t->f1, t->n_text));
     json_object_set_new(row, "rouge_l", mean(t->rouge_l, t->n_text));
     json_object_set_new(row, "kl_mean", mean(t->kl_first, t->n_kl));
-    json_object_set_new(row, "kl_forced", mean(t->kl_forced, t->n_kl));
+    put_interval(row, "kl_forced", &kl);
     json_object_set_new(row, "top1_agreement", mean(t->n_top1, t->n_kl));
     json_object_set_new(row, "tokens_recomputed", mean(t->tokens_recomputed, t->n));
     json_object_set_new(row, "cost", mean(t->cost, t->n));
-    double kl = t->n_kl ? t->kl_forced / t->n_kl : NAN;
-    double to_reuse = reuse_kl > 0 ? kl / reuse_kl : NAN;
-    json_object_set_new(row, "kl_forced_vs_reuse",
-                        isnan(to_reuse) ? json_null() : json_real(to_reuse));
+    put_interval(row, "kl_forced_vs_reuse", &to_reuse);
+    put_interval(row, "kl_forced_vs_baseline", &to_base);
     json_array_append_new(s->b->rows, row);
-    (void)printf("%-8s %5.2f %-14s %4u %6.3f %6.3f %7.4f %8.5f %7.3f %6.2f %8.1f %6.3f\n",
-                 fus_strategy_name(m->run.strategy), (double)m->run.ratio, s->kind[kind], t->n,
-                 t->n_text ? t->exact_match / t->n_text : NAN, t->n_text ? t->f1 / t->n_text : NAN,
-                 t->n_kl ? t->kl_first / t->n_kl : NAN, kl, to_reuse,
-                 t->n_kl ? (double)t->n_top1 / t->n_kl : NAN, t->tokens_recomputed / t->n,
-                 t->cost / t->n);
+    (void)printf("%-8s %5.2f %-14s %4u %6.3f %6.3f %7.4f %8.5f %6.3f [%5.3f, %5.3f] %6.3f [%5.3f, "
+                 "%5.3f] %6.2f %8.1f %6.3f\n",
+                 m->name, (double)m->run.ratio, s->kind[kind], t->n, match.value,
+                 t->n_text ? t->f1 / t->n_text : NAN, t->n_kl ? t->kl_first / t->n_kl : NAN,
+                 kl.value, to_reuse.value, to_reuse.lo, to_reuse.hi, to_base.value, to_base.lo,
+                 to_base.hi, t->n_kl ? (double)t->n_top1 / t->n_kl : NAN,
+                 t->tokens_recomputed / t->n, t->cost / t->n);
+}
+
+static const struct totals *totals_of(const struct study *s, enum fus_strategy st, double ratio,
+                                      size_t kind)
+{
+    for (size_t i = 0; i < s->n_methods; i++) {
+        const struct bench_run *run = &s->method[i].run;
+        if (run->strategy == st && fabs((double)run->ratio - ratio) < 1e-6)
+            return &s->method[i].total[kind];
+    }
+    return NULL;
 }
 
 static void report(struct study *s)
 {
-    (void)printf("%-8s %5s %-14s %4s %6s %6s %7s %8s %7s %6s %8s %6s\n", "strategy", "ratio",
-                 "kind", "n", "EM", "F1", "KL 1st", "KL frcd", "/reuse", "top-1", "recomp", "cost");
+    (void)printf("%-8s %5s %-14s %4s %6s %6s %7s %8s %22s %22s %6s %8s %6s\n", "strategy", "ratio",
+                 "kind", "n", "EM", "F1", "KL 1st", "KL frcd", "/ reuse [95 %]",
+                 "/ hkvd@0.15 [95 %]", "top-1", "recomp", "cost");
     for (size_t k = 0; k < s->n_kinds; k++) {
-        double reuse_kl = 0;
-        for (size_t i = 0; i < s->n_methods; i++) {
-            const struct totals *t = &s->method[i].total[k];
-            if (s->method[i].run.strategy == FUS_REUSE && t->n_kl)
-                reuse_kl = t->kl_forced / t->n_kl;
-        }
+        const struct totals *reuse = totals_of(s, FUS_REUSE, 0, k);
+        const struct totals *baseline = totals_of(s, FUS_HKVD, BASELINE_RATIO, k);
         for (size_t i = 0; i < s->n_methods; i++)
-            report_row(s, &s->method[i], k, reuse_kl);
+            report_row(s, &s->method[i], k, reuse, baseline);
     }
 }
 
@@ -336,6 +388,7 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
     int r = bench_methods(opts, run, METHODS_MAX, &s->n_methods, err);
     for (size_t k = 0; k < s->n_methods; k++) {
         s->method[k].run = run[k];
+        s->method[k].name = run[k].by_default ? "default" : fus_strategy_name(run[k].strategy);
         s->wants_sense |= run[k].strategy == FUS_QS;
     }
     s->neighbours = (unsigned)opt_int(opts, "neighbours");
@@ -354,8 +407,13 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
         report(s);
     }
     dataset_close(&data);
-    for (size_t k = 0; k < s->n_kinds; k++)
+    for (size_t k = 0; k < s->n_kinds; k++) {
         mem_free(s->kind[k]);
+        for (size_t m = 0; m < s->n_methods; m++) {
+            mem_free(s->method[m].total[k].kl_line);
+            mem_free(s->method[m].total[k].match_line);
+        }
+    }
     mem_free(s);
     return r;
 }

@@ -1,0 +1,52 @@
+#include "tools/bench/boot.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+static uint64_t next_random(uint64_t *state) /* splitmix64 */
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static double ratio(double a, double b, size_t n, bool divide)
+{
+    return divide ? (b != 0 ? a / b : NAN) : a / (double)n;
+}
+
+static int by_value(const void *x, const void *y)
+{
+    const double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+struct boot boot_ratio(const double *a, const double *b, size_t n, uint64_t seed)
+{
+    struct boot r = {NAN, NAN, NAN};
+    double draw[BOOT_DRAWS], sa = 0, sb = 0;
+    size_t n_draws = 0;
+    if (n == 0) return r;
+    for (size_t i = 0; i < n; i++) {
+        sa += a[i];
+        sb += b ? b[i] : 0;
+    }
+    r.value = ratio(sa, sb, n, b != NULL);
+    for (size_t d = 0; d < BOOT_DRAWS; d++) {
+        sa = sb = 0;
+        for (size_t i = 0; i < n; i++) {
+            const size_t at = next_random(&seed) % n;
+            sa += a[at];
+            sb += b ? b[at] : 0;
+        }
+        const double v = ratio(sa, sb, n, b != NULL);
+        if (isfinite(v)) draw[n_draws++] = v;
+    }
+    if (n_draws == 0) return r;
+    qsort(draw, n_draws, sizeof *draw, by_value);
+    r.lo = draw[(size_t)(0.025 * (double)(n_draws - 1))];
+    r.hi = draw[(size_t)(0.975 * (double)(n_draws - 1) + 0.5)];
+    return r;
+}
