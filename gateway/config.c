@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/net/registry.h"
 #include "base/opt.h"
 #include "gateway/cors.h"
 #include "gateway/upstream.h"
@@ -344,6 +345,23 @@ static void check_addresses(struct gw_conf_build *b, const struct gw_strs *l, co
     }
 }
 
+static void check_registry(struct gw_conf_build *b)
+{
+    const char *url = b->c->registry;
+    struct redis_url u;
+    struct err e = {0};
+    if (!registry_group_ok(b->c->registry_group))
+        gw_conf_problem(b, NULL,
+                        "registry.group: expected letters, digits, '_', '-' or '.', found "
+                        "\"%.60s\"",
+                        b->c->registry_group);
+    if (!url) return;
+    if (redis_url_parse(&url, 1, &u, &e) == 0)
+        redis_url_fini(&u);
+    else
+        gw_conf_problem(b, NULL, "registry.url: %s", e.msg);
+}
+
 /* What a single value cannot show. */
 static void check_whole(struct gw_conf_build *b)
 {
@@ -351,6 +369,7 @@ static void check_whole(struct gw_conf_build *b)
     check_addresses(b, &c->listen, "listen");
     check_addresses(b, &c->workers, "workers");
     check_addresses(b, &c->admin, "admin.listen");
+    check_registry(b);
     if (c->model && access(c->model, R_OK) != 0)
         gw_conf_problem(b, NULL, "model: expected a readable GGUF file or folder, found \"%s\": %s",
                         c->model, strerror(errno));

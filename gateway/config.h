@@ -81,6 +81,12 @@ enum {
       "time before one request may try it again")                                                  \
     X(GW_STR, worker_bin, "worker.bin", "worker-bin", NULL, 0, 0, 0, NULL,                         \
       "worker program (default: kvblend-worker beside this program)")                              \
+    X(GW_U32, worker_count, "worker.count", "worker-count", "1", 1, 64, 0, NULL,                   \
+      "own worker processes; each has its own --ram and --threads, and PATH.N of --nvme")          \
+    X(GW_STR, registry, "registry.url", "registry", NULL, 0, 0, 0, NULL,                           \
+      "URL of the Redis that workers of other hosts register in (their --advertise)")              \
+    X(GW_STR, registry_group, "registry.group", "registry-group", "default", 0, 0, 0, NULL,        \
+      "use the workers of this group")                                                             \
     X(GW_STR, ram, "worker.ram", "ram", NULL, 0, 0, GW_PASS, "SIZE",                               \
       "RAM budget for chunk records, such as 512MiB or 4GiB")                                      \
     X(GW_STR, nvme, "worker.nvme", "nvme", NULL, 0, 0, GW_PASS, NULL,                              \

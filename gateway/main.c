@@ -39,7 +39,7 @@ static int check_keys(const struct gw_config *c)
     return r < 0 ? 2 : 0;
 }
 
-static const char *const secret_flags[] = {"secret", "api-key", "redis", NULL};
+static const char *const secret_flags[] = {"secret", "api-key", "redis", "registry", NULL};
 
 /* A reload reads the command line again: it gets a copy, and who lists processes sees no secret. */
 static int run(struct gw_config *c, int argc, char **argv, char **envp)

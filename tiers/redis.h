@@ -15,7 +15,7 @@
 #ifndef TIERS_REDIS_H
 #define TIERS_REDIS_H
 
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 #include "tiers/tier.h"
 
 struct tier_redis_opts {

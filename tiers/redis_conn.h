@@ -13,7 +13,7 @@
 #ifndef TIERS_REDIS_CONN_H
 #define TIERS_REDIS_CONN_H
 
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 
 #include <hiredis/hiredis.h>
 #include <openssl/types.h>

@@ -8,7 +8,7 @@
 #ifndef TIERS_REDIS_RESOLVE_H
 #define TIERS_REDIS_RESOLVE_H
 
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 
 #include <stdbool.h>
 #include <sys/socket.h>

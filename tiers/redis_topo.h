@@ -13,7 +13,7 @@
 #ifndef TIERS_REDIS_TOPO_H
 #define TIERS_REDIS_TOPO_H
 
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 
 #include <hiredis/hiredis.h>
 

@@ -278,7 +278,7 @@ static void loaded(struct wk_msg *m)
         return;
     }
     int loading = WK_LOADING;
-    (void)atomic_compare_exchange_strong(&w->state, &loading, WK_READY);
+    if (atomic_compare_exchange_strong(&w->state, &loading, WK_READY)) (void)wk_announce_start(w);
 }
 
 bool wk_is_loading(const struct worker *w)

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static const char *const secret_flags[] = {"secret", "api-key", "redis", "redis-urls", NULL};
+static const char *const secret_flags[] = {"secret",     "api-key",  "redis",
+                                           "redis-urls", "registry", NULL};
 
 int main(int argc, char **argv)
 {

@@ -18,6 +18,12 @@ static const struct opt_def defs[] = {
      "unix://. Repeatable. Variable: KVBLEND_WORKER_REDIS_URLS, separated by spaces.",
      .repeatable = true},
     {"redis-urls", OPT_STR, NULL, 0, 0, NULL, NULL},
+    {"advertise", OPT_STR, NULL, 0, 0, NULL,
+     "http://HOST:PORT that gateways on other hosts reach this worker by: registers it."},
+    {"registry", OPT_STR, NULL, 0, 0, NULL,
+     "URL of the Redis to register in; default: --redis. Better given by the variable "
+     "KVBLEND_WORKER_REGISTRY where it holds a password."},
+    {"registry-group", OPT_STR, "default", 0, 0, NULL, "Gateways of the same group use it."},
     {"ram-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from RAM."},
     {"nvme-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from NVMe."},
     {"quota", OPT_STR, NULL, 0, 0, NULL,
@@ -134,12 +140,19 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
     }
     take(ret, o);
     rc = wk_tier_opts_take(&ret->tiers, o, err);
+    if (rc >= 0) {
+        rc = wk_registry_opts_take(ret, o, err);
+        if (rc < 0) wk_tier_opts_fini(&ret->tiers);
+    }
     if (rc < 0) opts_destroy(o);
     return rc;
 }
 
 void wk_opts_fini(struct wk_opts *o)
 {
+    if (o->registry) redis_url_fini(o->registry);
+    mem_free(o->registry);
+    o->registry = NULL;
     wk_tier_opts_fini(&o->tiers);
     opts_destroy(o->store);
     o->store = NULL;

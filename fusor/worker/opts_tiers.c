@@ -1,6 +1,7 @@
 /* Options of the tiers whose values have an inner form: PATH:SIZE, NS=tier:SIZE, URLs, secrets. */
 #include "fusor/worker/worker.h"
 
+#include "base/net/registry.h"
 #include "base/opt.h"
 #include "tiers/nvme.h"
 
@@ -111,6 +112,37 @@ static int take_redis(struct wk_tier_opts *t, const struct opts *o, struct err *
     mem_free(t->redis);
     t->redis = NULL;
     return err_set(err, rc, "--redis: %s", e.msg);
+}
+
+int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *err)
+{
+    const char *url = opt_str(o, "registry"), *advertise = opt_str(o, "advertise");
+    struct err e = {0};
+    char *address;
+
+    w->registry_group = opt_str(o, "registry-group");
+    if (!*advertise && opt_source(o, "registry") == OPT_FLAG)
+        return err_set(err, -EINVAL, "--registry: there is no --advertise");
+    if (!*advertise) return 0;
+    if (!*url && !w->tiers.redis)
+        return err_set(err, -EINVAL, "--advertise: needs --registry or --redis to register in");
+    if (!registry_group_ok(w->registry_group))
+        return err_set(err, -EINVAL, "--registry-group: expected letters, digits, '_', '-' or '.'");
+    address = arena_alloc(&w->tiers.arena, REGISTRY_ADDRESS_BYTES);
+    if (!address) return err_set(err, -ENOMEM, "out of memory");
+    if (registry_address(advertise, address) < 0)
+        return err_set(err, -EINVAL,
+                       "--advertise: expected http://HOST:PORT that others can reach, found \"%s\"",
+                       advertise);
+    w->advertise = address;
+    if (!*url) return 0;
+    w->registry = mem_zalloc(sizeof *w->registry);
+    if (!w->registry) return err_set(err, -ENOMEM, "out of memory");
+    int rc = redis_url_parse(&url, 1, w->registry, &e);
+    if (rc >= 0) return 0;
+    mem_free(w->registry);
+    w->registry = NULL;
+    return err_set(err, rc, "--registry: %s", e.msg);
 }
 
 static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err *err)

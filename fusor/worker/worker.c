@@ -83,6 +83,7 @@ void wk_drain(struct worker *w)
               (unsigned long long)w->o.drain_timeout_ms);
     w->drain_deadline_ns = clock_ns() + w->o.drain_timeout_ms * 1000000 + 1;
     atomic_store(&w->state, WK_DRAINING);
+    wk_announce_leave(w);
     http_server_stop_accepting(w->server);
     http_timer_set(w->tick, 0);
 }
@@ -202,6 +203,7 @@ void wk_destroy(struct worker *w)
 {
     if (!w) return;
     if (w->loader_started) pthread_join(w->loader, NULL);
+    wk_announce_end(w);
     if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
     wk_pool_destroy(w->pool);
     fus_engine_destroy(w->engine);

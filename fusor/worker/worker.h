@@ -15,7 +15,7 @@
 #include "fusor/text/tok.h"
 #include "fusor/worker/api.h"
 #include "segment/segment.h"
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 #include "tiers/store.h"
 
 #include <pthread.h>
@@ -64,6 +64,9 @@ struct wk_opts {
     unsigned threads, ctx, max_running, max_queue;
     double ratio;
     bool exit_on_stdin_eof;
+    const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
+    struct redis_url *registry; /* where; NULL: the tier's */
+    const char *registry_group;
     struct wk_tier_opts tiers;
     struct opts *store; /* owns the strings */
 };
@@ -72,6 +75,7 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
 void wk_opts_fini(struct wk_opts *o);
 int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err);
 void wk_tier_opts_fini(struct wk_tier_opts *t);
+int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
 
 /* ---- the worker ---- */
 struct wk_msg { /* embedded; at most once on the list */
@@ -85,6 +89,7 @@ struct gen;
 struct residents;
 struct seg_task;
 struct wk_build;
+struct wk_announce;
 struct wk_kvlog;
 struct wk_reader;
 struct worker {
@@ -134,9 +139,10 @@ struct worker {
     struct gen *gens;
     unsigned n_gens;
     struct seg_task *seg_tasks;
-    struct residents *residents; /* which texts are here: any thread */
-    struct wk_reader *readers;   /* who waits for news of them */
-    uint64_t epoch, read_ns;     /* of this life; when somebody asked last */
+    struct residents *residents;  /* which texts are here: any thread */
+    struct wk_announce *announce; /* NULL: not registered */
+    struct wk_reader *readers;    /* who waits for news of them */
+    uint64_t epoch, read_ns;      /* of this life; when somebody asked last */
     uint64_t drain_deadline_ns;
     struct event *signals[2], *stdin_event;
     /* builds; guarded by builds_m */
@@ -371,6 +377,11 @@ int wk_detokenize(struct wk_task *t);
 void wk_feed_get(struct worker *w, struct wk_call *c); /* GET /admin/residents */
 void wk_feed_tick(struct worker *w);                   /* loop, every 250 ms, with a store */
 void wk_feed_note(struct worker *w, const struct wk_prompt *p); /* any thread */
+
+/* ---- the registry (announce.c); loop ---- */
+int wk_announce_start(struct worker *w);  /* once it serves; no --advertise: nothing */
+void wk_announce_leave(struct worker *w); /* at once, without waiting for it */
+void wk_announce_end(struct worker *w);
 
 /* ---- access log (kvlog.c) ---- */
 struct buf;

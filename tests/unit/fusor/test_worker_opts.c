@@ -197,3 +197,30 @@ TEST(a_log_that_cannot_be_written_counts)
     buf_fini(&big);
     wk_kvlog_close(l);
 }
+
+TEST(registry)
+{
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, "--advertise=http://h1:8012", "--registry=redis://:pw@r", NULL));
+    ASSERT_STREQ(o.advertise, "h1:8012");
+    ASSERT_STREQ(o.registry_group, "default");
+    ASSERT_STREQ(o.registry->password, "pw");
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, "--advertise=h1:8012", "--redis=redis://r", "--registry-group=a",
+                        NULL));
+    ASSERT_TRUE(!o.registry && strcmp(o.registry_group, "a") == 0);
+    wk_opts_fini(&o);
+    static const char *const bad[][2] = {{"--advertise=h1:8012", "--ttl=1h"},
+                                         {"--registry=redis://r", "--ttl=1h"},
+                                         {"--advertise=0.0.0.0:80", "--registry=redis://r"},
+                                         {"--advertise=h1:80", "--registry=http://:secret@r"}};
+    for (size_t i = 0; i < 4; i++) {
+        ASSERT_ERR(read_opts(&o, &err, bad[i][0], bad[i][1], NULL), -EINVAL);
+        ASSERT_TRUE(strncmp(err.msg, "--", 2) == 0 && !strstr(err.msg, "secret"));
+    }
+    ASSERT_ERR(
+        read_opts(&o, &err, "--advertise=h1:80", "--redis=redis://r", "--registry-group=a{", NULL),
+        -EINVAL);
+}

@@ -1,7 +1,7 @@
 /* Parsing goes left to right over one URL: scheme, credentials, hosts, path, parameters. Every
  * value is stored through a setter that refuses a second, different one, which is all that several
  * URLs need in order to describe one installation. */
-#include "tiers/redis_url.h"
+#include "base/net/redis_url.h"
 
 #include "base/assert.h"
 #include "base/opt.h"

@@ -14,8 +14,8 @@
  * would silently move most of the keys, and two lists in another order would never share a hit.
  * Messages repeat nothing of the URL, as any part of it may be a password typed wrongly.
  * Thread: any; constant after the parse. */
-#ifndef TIERS_REDIS_URL_H
-#define TIERS_REDIS_URL_H
+#ifndef BASE_NET_REDIS_URL_H
+#define BASE_NET_REDIS_URL_H
 
 #include "base/err.h"
 #include "base/mem.h"
