@@ -55,8 +55,8 @@ static void count(struct breaker *b, enum breaker_result r, uint64_t now_ns)
 {
     b->window = (b->window << 1 | (r != BREAKER_OK)) & ((1u << WINDOW) - 1);
     if (b->n < WINDOW) b->n++;
-    b->timeouts = r == BREAKER_TIMEOUT ? b->timeouts + (b->timeouts < UINT8_MAX) : 0;
-    b->run = r != BREAKER_OK ? b->run + (b->run < UINT8_MAX) : 0;
+    b->timeouts = r == BREAKER_TIMEOUT ? b->timeouts + 1 : 0;
+    b->run = r != BREAKER_OK ? b->run + 1 : 0;
     uint32_t failed = (uint32_t)__builtin_popcount(b->window);
     bool in_a_row = (b->rule.timeouts_max && b->timeouts >= b->rule.timeouts_max) ||
                     (b->rule.run_max && b->run >= b->rule.run_max);
@@ -79,7 +79,8 @@ void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns)
         b->state = BREAKER_CLOSED;
         b->probing = false;
         b->window = 0;
-        b->n = b->timeouts = b->run = 0;
+        b->n = 0;
+        b->timeouts = b->run = 0;
     }
     /* Open: an op that began before it opened; it has nothing new to say. */
 }

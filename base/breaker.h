@@ -24,9 +24,9 @@ enum breaker_result { BREAKER_OK, BREAKER_FAILED, BREAKER_TIMEOUT };
 struct breaker {
     enum breaker_state state;
     uint32_t window; /* last results, one bit each, 1 = failed */
-    uint8_t n, timeouts;
-    bool probing; /* half-open: the one probe is out */
-    uint8_t run;  /* failures in a row */
+    uint8_t n;
+    bool probing;           /* half-open: the one probe is out */
+    uint32_t timeouts, run; /* in a row: timeouts; failures of any kind */
     uint64_t open_until_ns, backoff_ns, seed;
     struct {                             /* rules */
         uint32_t failed_min, failed_pct; /* of the last 20: opens when both are reached */

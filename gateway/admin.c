@@ -216,6 +216,8 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
+    {"/admin/targets", "GET", NULL, gw_admin_targets, GW_R_ADMIN},
+    {"/admin/targets/", "POST", NULL, gw_admin_target_order, GW_R_ADMIN | GW_R_REST},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,

@@ -75,7 +75,7 @@ enum {
       "failed health checks in a row that take an upstream out")                                   \
     X(GW_U32, health_successes, "health.successes", "health-successes", "2", 1, 1000, GW_LIVE,     \
       NULL, "good health checks in a row that bring it back")                                      \
-    X(GW_U32, breaker_failures, "breaker.failures", "breaker-failures", "5", 1, 255, GW_LIVE,      \
+    X(GW_U32, breaker_failures, "breaker.failures", "breaker-failures", "5", 1, 1000000, GW_LIVE,  \
       NULL, "failed requests in a row that open the circuit breaker of a backend")                 \
     X(GW_MS, breaker_open_ms, "breaker.open", "breaker-open", "10s", 10, 3600000, GW_LIVE, NULL,   \
       "time before one request may try it again")                                                  \

@@ -20,6 +20,7 @@ struct buf;
     X(MODEL_NOT_ALLOWED, 403, "permission_denied", "model_not_allowed", -1)                        \
     X(UNKNOWN_URL, 404, "invalid_request_error", "unknown_url", -1)                                \
     X(UNKNOWN_MODEL, 404, "invalid_request_error", "model_not_found", -1)                          \
+    X(UNKNOWN_TARGET, 404, "invalid_request_error", "target_not_found", -1)                        \
     X(METHOD, 405, "invalid_request_error", "method_not_allowed", -1)                              \
     X(TIMEOUT, 408, "timeout_error", "request_timeout", 1)                                         \
     X(TOO_LARGE, 413, "invalid_request_error", "request_too_large", -1)                            \

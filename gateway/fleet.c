@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/config.h"
+#include "gateway/pool.h"
 #include "gateway/stats.h"
 
 #include <stdio.h>
@@ -30,6 +31,14 @@ uint64_t fleet_random(struct gw_fleet *f) /* splitmix64 */
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
+}
+
+uint64_t fleet_hash(const char *p, size_t len) /* FNV-1a */
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ (unsigned char)p[i]) * 0x100000001b3u;
+    return h;
 }
 
 /* ---- what others must be told ---- */
@@ -193,6 +202,22 @@ fail:
     return r;
 }
 
+/* Older connections go once their calls have ended. */
+static void lane_sweep(struct gw_target *t, unsigned lane)
+{
+    struct fleet_client **p = &t->lane[lane]->next;
+    while (*p) {
+        struct fleet_client *c = *p;
+        if (http_client_n_calls(c->client) > 0) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        http_client_destroy(c->client);
+        mem_free(c);
+    }
+}
+
 static void lane_close(struct gw_target *t, unsigned lane)
 {
     struct fleet_client *next;
@@ -211,7 +236,9 @@ void fleet_target_free(struct gw_target *t)
     for (unsigned i = 0; i < GW_LANES_MAX; i++)
         lane_close(t, i);
     fleet_models_clear(t);
+    if (t->tls) http_tls_unref(t->tls);
     mem_free(t->address);
+    mem_free(t->dial);
     mem_free(t->name);
     mem_free(t);
 }
@@ -235,6 +262,10 @@ void gw_fleet_stop(struct gw_fleet *f)
 void gw_fleet_destroy(struct gw_fleet *f)
 {
     if (!f) return;
+    fleet_lock(f);
+    f->quitting = true;
+    fleet_unlock(f);
+    gw_pool_destroy(f->resolver);
     for (size_t i = 0; i < f->n; i++)
         fleet_target_free(f->target[i]);
     struct fleet_set *next;
@@ -277,13 +308,13 @@ int fleet_target_create(struct gw_fleet *f, const char *name, const char *addres
     if (!t) return -ENOMEM;
     t->name = mem_strdup(name);
     t->address = mem_strdup(address);
+    t->is_name = fleet_is_name(address);
+    if (!t->is_name) t->dial = mem_strdup(address);
     t->worker = worker;
     t->last_ok_ns = clock_ns();
     t->health = worker ? GW_TARGET_DOWN : GW_TARGET_LOADING;
-    t->id = 0xcbf29ce484222325u; /* FNV-1a */
-    for (const char *p = name; *p; p++)
-        t->id = (t->id ^ (unsigned char)*p) * 0x100000001b3u;
-    int r = t->name && t->address ? fleet_probe_init(f, t) : -ENOMEM;
+    t->id = fleet_hash(name, strlen(name));
+    int r = t->name && t->address && (t->dial || t->is_name) ? fleet_probe_init(f, t) : -ENOMEM;
     if (r < 0) {
         fleet_target_free(t);
         return r;
@@ -311,6 +342,17 @@ void fleet_target_forget(struct gw_fleet *f, struct gw_target *t)
     t->ttfb_ms = 0;
     fleet_models_clear(t);
     fleet_breaker_reset(f, t);
+}
+
+void fleet_set_address(struct gw_target *t, char *address, char *dial)
+{
+    mem_free(t->address);
+    mem_free(t->dial);
+    t->address = address;
+    t->dial = dial;
+    t->is_name = !dial;
+    t->unresolved = false;
+    t->generation++;
 }
 
 void fleet_retire_if_idle(struct gw_fleet *f, struct gw_target *t)
@@ -394,9 +436,9 @@ int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain)
                   drain ? "draining" : gw_target_state_name(t->health));
         if (t->health == GW_TARGET_READY && drain) t->tell_lost = true;
         if (t->health == GW_TARGET_READY && !drain) t->tell_ready = true;
+        fleet_wake(f);
     }
     fleet_unlock(f);
-    if (t) fleet_pump(f);
     return t ? 0 : -ENOENT;
 }
 
@@ -431,13 +473,15 @@ int fleet_dial_init(const struct gw_target *t, const struct gw_fleet *f, struct 
 {
     const struct gw_upstream *u = t->up;
     struct fleet_dial d = {.generation = t->generation};
-    d.address = mem_strdup(t->address);
-    d.host = u ? mem_strdup(u->host) : NULL;
-    if (!d.address || (u && !d.host)) {
+    if (!t->dial) return -EHOSTUNREACH;
+    d.address = mem_strdup(t->dial);
+    d.host = u || t->is_name ? mem_strdup(u ? u->host : t->address) : NULL;
+    if (!d.address || (!d.host && (u || t->is_name))) {
         fleet_dial_fini(&d);
         return -ENOMEM;
     }
     d.opts = (struct http_client_opts){
+        .tls = t->tls ? http_tls_ref(t->tls) : NULL,
         .address = d.address,
         .host = d.host,
         .conns_max = u && u->connections_max ? u->connections_max : CONNS_MAX,
@@ -452,6 +496,7 @@ int fleet_dial_init(const struct gw_target *t, const struct gw_fleet *f, struct 
 
 void fleet_dial_fini(struct fleet_dial *d)
 {
+    if (d->opts.tls) http_tls_unref(d->opts.tls);
     mem_free(d->address);
     mem_free(d->host);
 }
@@ -474,6 +519,7 @@ struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, uns
     bool good = c && c->generation == t->generation;
     int r = good ? 0 : fleet_dial_init(t, f, &d);
     fleet_unlock(f);
+    if (good && c->next) lane_sweep(t, lane);
     if (good) return c->client;
     if (r < 0) return NULL;
     c = mem_zalloc(sizeof *c);

@@ -136,7 +136,7 @@ void gw_fleet_stop(struct gw_fleet *f);  /* no more probes; cancels those under 
 void gw_fleet_destroy(struct gw_fleet *f);
 void gw_fleet_lost(struct gw_fleet *f, unsigned index);   /* its process ended */
 void gw_fleet_expect(struct gw_fleet *f, unsigned index); /* its process was started */
-/* An operator's word: drain (no new requests), enable again. -ENOENT. */
+/* An operator's word: drain (no new requests), enable again. -ENOENT. Thread: any. */
 int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain);
 
 /* ---- questions ---- */

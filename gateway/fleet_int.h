@@ -20,6 +20,7 @@
 
 enum { GW_STATUSES_MAX = 16 };
 
+struct gw_pool;
 struct fleet_model {
     char *id;   /* as clients say it */
     char *json; /* its object in /v1/models */
@@ -57,6 +58,11 @@ struct gw_target {
     struct fleet_client *lane[GW_LANES_MAX]; /* each by its lane */
     /* guarded by the fleet's mutex */
     char *address;
+    char *dial;   /* where to connect: the address, or what its name stands for; NULL: unknown */
+    bool is_name; /* the address must be resolved */
+    bool resolving, unresolved; /* under way; has failed */
+    uint64_t resolved_at_ns, dial_hash;
+    struct http_tls *tls;         /* NULL: plain */
     const struct gw_upstream *up; /* NULL for workers */
     struct fleet_set *set;        /* that `up` belongs to */
     unsigned generation;          /* of what connections are made from */
@@ -91,6 +97,7 @@ struct gw_fleet {
     struct event wake_ev;
     int wake_fd;
     struct http_timer *room_timer; /* the next breaker that lets somebody through */
+    struct gw_pool *resolver;      /* NULL until a name must be resolved; control loop only */
     bool started, pumping;         /* control loop only */
     pthread_mutex_t m;
     /* guarded by m */
@@ -100,8 +107,8 @@ struct gw_fleet {
     unsigned n_workers, n_upstreams; /* that are not leaving */
     struct fleet_set *sets;
     uint64_t random;
-    bool woken, room, wants_room; /* wants_room: somebody was told to wait for it */
-    uint64_t room_at_ns;          /* when a breaker lets somebody through; 0: no timer needed */
+    bool quitting, woken, room, wants_room; /* wants_room: somebody was told to wait for it */
+    uint64_t room_at_ns; /* when a breaker lets somebody through; 0: no timer needed */
 };
 
 static inline void fleet_lock(const struct gw_fleet *f)
@@ -117,6 +124,7 @@ static inline void fleet_unlock(const struct gw_fleet *f)
 void fleet_pump(struct gw_fleet *f);       /* control loop, unlocked: tell and do what is due */
 void fleet_wake(struct gw_fleet *f);       /* any thread, locked: fleet_pump() soon */
 uint64_t fleet_random(struct gw_fleet *f); /* locked */
+uint64_t fleet_hash(const char *p, size_t len);
 /* Locked: change the health, note what must be told. */
 void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s);
 void fleet_set_release(struct gw_fleet *f, struct fleet_set *s); /* locked: one user less */
@@ -135,6 +143,8 @@ struct fleet_dial {
 int fleet_dial_init(const struct gw_target *t, const struct gw_fleet *f, struct fleet_dial *ret);
 void fleet_dial_fini(struct fleet_dial *d);
 
+/* Locked: another address; `dial` is known at once unless it is a name. Takes both. */
+void fleet_set_address(struct gw_target *t, char *address, char *dial);
 int fleet_target_create(struct gw_fleet *f, const char *name, const char *address, bool worker,
                         struct gw_target **ret);
 void fleet_target_free(struct gw_target *t);
@@ -152,6 +162,10 @@ int fleet_probe_init(struct gw_fleet *f, struct gw_target *t);
 void fleet_probe_fini(struct fleet_probe *p);
 void fleet_probe_soon(struct fleet_probe *p, uint64_t ms); /* unlocked */
 void fleet_probe_cancel(struct fleet_probe *p);
+
+/* ---- fleet_resolve.c ---- */
+bool fleet_is_name(const char *address);
+void fleet_resolve(struct gw_target *t); /* control loop, unlocked: if that is due */
 
 /* ---- fleet_models.c ---- */
 /* Unlocked: make the list anew from the body of GET /models. 0, -EBADMSG, -ENOMEM. */

@@ -132,17 +132,9 @@ static void install(struct gw_target *t, struct models *m, uint64_t hash)
     *m = old;
 }
 
-static uint64_t hash_of(const struct buf *b) /* FNV-1a */
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < b->len; i++)
-        h = (h ^ (unsigned char)b->data[i]) * 0x100000001b3u;
-    return h | 1;
-}
-
 int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf *body)
 {
-    uint64_t hash = hash_of(body);
+    uint64_t hash = fleet_hash(body->data, body->len) | 1;
     struct models m = {NULL, 0};
     fleet_lock(f);
     bool same = t->models_known && t->models_hash == hash;

@@ -28,7 +28,6 @@ void fleet_breaker_reset(struct gw_fleet *f, struct gw_target *t)
 {
     uint64_t opened = t->breaker.n_opened;
     breaker_init(&t->breaker, fleet_random(f));
-    t->breaker.rule.failed_min = BREAKER_HALF_MIN;
     t->breaker.rule.failed_pct = BREAKER_HALF_PCT;
     t->breaker.rule.timeouts_max = 0;
     t->breaker.n_opened = opened;
@@ -37,7 +36,10 @@ void fleet_breaker_reset(struct gw_fleet *f, struct gw_target *t)
 /* The rules may change by a reload. */
 static void breaker_rules(const struct gw_fleet *f, struct gw_target *t)
 {
-    t->breaker.rule.run_max = f->set.breaker_failures;
+    unsigned run = f->set.breaker_failures;
+    t->breaker.rule.run_max = run;
+    /* Who bears more than 20 in a row bears any share of them. */
+    t->breaker.rule.failed_min = run > BREAKER_HALF_MIN ? run : BREAKER_HALF_MIN;
     t->breaker.rule.backoff_first_ns = t->breaker.rule.backoff_max_ns = f->set.breaker_open_ns;
 }
 

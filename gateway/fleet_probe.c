@@ -238,15 +238,50 @@ static int ensure_client(struct fleet_probe *p)
     return r;
 }
 
+/* Health checks are off: it is ready as soon as its address is known, and is asked for nothing but
+ * a list of models that is needed. Locked. */
+static bool is_quiet(struct fleet_probe *p)
+{
+    struct gw_target *t = p->target;
+    if (!t->up || t->up->health) return false;
+    if (!t->retired) fleet_set_health(p->fleet, t, GW_TARGET_READY);
+    return !fleet_models_wanted(t);
+}
+
+/* Nothing can be asked before its name stands for an address. */
+static void await_address(struct fleet_probe *p)
+{
+    fleet_lock(p->fleet);
+    bool hopeless = p->target->unresolved;
+    p->target->unresolved = false; /* asked again the next time */
+    fleet_unlock(p->fleet);
+    if (hopeless)
+        failed(p);
+    else
+        fleet_resolve(p->target);
+    fleet_probe_soon(p, 0);
+}
+
 static void begin(struct fleet_probe *p, bool models)
 {
     struct buf path = BUF_INIT, headers = BUF_INIT;
     p->status = 0;
     buf_clear(&p->body);
     int r = ensure_client(p);
+    if (r == -EHOSTUNREACH) {
+        await_address(p);
+        return;
+    }
+    fleet_resolve(p->target);
     fleet_lock(p->fleet);
-    if (r == 0) r = compose(p, models, &path, &headers);
+    bool quiet = is_quiet(p);
+    if (r == 0 && !quiet) r = compose(p, models, &path, &headers);
     fleet_unlock(p->fleet);
+    if (quiet) {
+        fleet_probe_soon(p, 0);
+        fleet_pump(p->fleet);
+        return;
+    }
     if (r == 0)
         r = http_call_start(p->client, "GET", buf_cstr(&path), buf_cstr(&headers), NULL, 0,
                             &call_ops, p, &p->call);

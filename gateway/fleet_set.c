@@ -25,12 +25,16 @@ static bool same_text(const char *a, const char *b)
     return (!a && !b) || (a && b && strcmp(a, b) == 0);
 }
 
+static bool same_tls(const struct gw_upstream *a, const struct gw_upstream *b)
+{
+    return a->tls == b->tls && a->insecure == b->insecure && same_text(a->ca_file, b->ca_file) &&
+           same_text(a->cert_file, b->cert_file) && same_text(a->key_file, b->key_file);
+}
+
 /* Would connections made for `a` do for `b`? */
 static bool same_dial(const struct gw_upstream *a, const struct gw_upstream *b)
 {
-    return same_text(a->address, b->address) && same_text(a->host, b->host) && a->tls == b->tls &&
-           a->insecure == b->insecure && same_text(a->ca_file, b->ca_file) &&
-           same_text(a->cert_file, b->cert_file) && same_text(a->key_file, b->key_file) &&
+    return same_text(a->address, b->address) && same_text(a->host, b->host) && same_tls(a, b) &&
            a->connections_max == b->connections_max &&
            a->connect_timeout_ms == b->connect_timeout_ms &&
            a->first_byte_timeout_ms == b->first_byte_timeout_ms &&
@@ -49,14 +53,30 @@ static bool same_rules(const struct gw_upstream *a, const struct gw_upstream *b)
 
 struct plan { /* what an entry needs, made before anything changes */
     struct gw_target *target;
-    char *address; /* NULL: its target has this one */
+    char *address;        /* NULL: its target has this one */
+    char *dial;           /* the same, unless it is a name */
+    struct http_tls *tls; /* its new settings, NULL: as they were */
     bool is_new;
 };
+
+/* Certificates are read again at each reload, so that they can be renewed. */
+static int plan_tls(struct plan *p, const struct gw_upstream *u, struct err *err)
+{
+    const struct gw_target *t = p->target;
+    struct http_tls_opts o = {u->cert_file, u->key_file, u->ca_file, u->insecure};
+    struct err why = {0};
+    if (!u->tls) return 0;
+    int r = t && t->up && t->tls && same_tls(t->up, u) ? http_tls_reload(t->tls, &why)
+                                                       : http_tls_client(&o, &p->tls, &why);
+    return r < 0 ? err_set(err, r, "upstream %.60s: %.150s", u->name, why.msg) : 0;
+}
 
 static int make_plan(struct gw_fleet *f, const struct gw_upstream *u, size_t n_new, struct plan *p,
                      struct err *err)
 {
     p->target = fleet_find(f, u->name);
+    int r = plan_tls(p, u, err);
+    if (r < 0) return r;
     if (p->target && p->target->worker)
         return err_set(err, -EINVAL, "upstream %.100s: a worker has this name", u->name);
     if (!p->target) {
@@ -67,7 +87,9 @@ static int make_plan(struct gw_fleet *f, const struct gw_upstream *u, size_t n_n
     }
     if (strcmp(p->target->address, u->address) == 0) return 0;
     p->address = mem_strdup(u->address);
-    return p->address ? 0 : -ENOMEM;
+    bool is_name = fleet_is_name(u->address);
+    if (!is_name) p->dial = mem_strdup(u->address);
+    return p->address && (p->dial || is_name) ? 0 : -ENOMEM;
 }
 
 static void adopt(struct gw_fleet *f, struct plan *p, const struct gw_upstream *u,
@@ -76,10 +98,12 @@ static void adopt(struct gw_fleet *f, struct plan *p, const struct gw_upstream *
     struct gw_target *t = p->target;
     const struct gw_upstream *old = t->up;
     bool again = t->retired || p->address;
-    if (p->address) {
-        char *was = t->address;
-        t->address = p->address;
-        p->address = was;
+    if (p->address) fleet_set_address(t, p->address, p->dial);
+    p->address = p->dial = NULL;
+    if (p->tls || !u->tls) {
+        struct http_tls *was_tls = t->tls;
+        t->tls = p->tls;
+        p->tls = was_tls;
     }
     if (again) fleet_target_forget(f, t);
     t->leaving = false;
@@ -95,7 +119,7 @@ static void adopt(struct gw_fleet *f, struct plan *p, const struct gw_upstream *
     if (was) fleet_set_release(f, was);
     if (p->is_new) fleet_target_enter(f, t);
     p->is_new = false;
-    if (!u->health) fleet_set_health(f, t, GW_TARGET_READY);
+    if (!u->health && t->dial) fleet_set_health(f, t, GW_TARGET_READY);
 }
 
 int gw_fleet_set_upstreams(struct gw_fleet *f, struct gw_upstreams *list, struct err *err)
@@ -124,6 +148,8 @@ out:
     for (size_t i = 0; plan && i < n; i++) {
         if (plan[i].is_new) fleet_target_free(plan[i].target);
         mem_free(plan[i].address);
+        mem_free(plan[i].dial);
+        if (plan[i].tls) http_tls_unref(plan[i].tls);
     }
     mem_free(plan);
     if (r < 0) {

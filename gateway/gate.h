@@ -318,4 +318,8 @@ void gw_gather_cancel(struct gw_gather *g);
 extern const struct gw_route gw_admin_routes[];
 extern const size_t gw_admin_n_routes;
 
+/* ---- admin_targets.c ---- */
+void gw_admin_targets(struct gw_req *q);
+void gw_admin_target_order(struct gw_req *q);
+
 #endif

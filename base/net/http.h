@@ -163,8 +163,10 @@ void sse_parser_fini(struct sse_parser *p);
 struct http_client; /* connection pool to one target */
 struct http_call;
 struct http_client_opts {
-    const char *address; /* as for listen: "HOST:PORT" (numeric or resolvable), "unix:/path" */
-    unsigned conns_max;  /* 0 = 256 */
+    /* As for listen: "HOST:PORT" (numeric or resolvable), "unix:/path"; several, separated by
+     * commas, are tried in turn. */
+    const char *address;
+    unsigned conns_max;                                                  /* 0 = 256 */
     unsigned connect_timeout_ms, first_byte_timeout_ms, idle_timeout_ms; /* 2 s, 600 s, 180 s */
     unsigned keepalive_ms;     /* how long an idle connection is kept: 4 s */
     unsigned total_timeout_ms; /* of a whole call, waiting for its turn included; 0: none */
@@ -183,6 +185,7 @@ struct http_call_ops {
 int http_client_create(struct http_loop *l, const struct http_client_opts *o,
                        struct http_client **ret);
 void http_client_destroy(struct http_client *c); /* its calls must have ended */
+size_t http_client_n_calls(const struct http_client *c);
 /* headers: CRLF lines; Host, Content-Length are added. body is copied. A reused idle connection
  * that dies before its first response byte is retried once on a fresh one. */
 int http_call_start(struct http_client *c, const char *method, const char *target,

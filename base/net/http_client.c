@@ -124,6 +124,29 @@ static char *name_of(const char *host)
     return mem_strndup(host, len);
 }
 
+/* One address, or several separated by commas. */
+static int add_addresses(struct http_client *c, const char *list)
+{
+    bool is_unix = strncmp(list, "unix:", 5) == 0;
+    int r = is_unix ? http_addr_resolve(list, false, c->addrs, &c->n_addrs, NULL) : 0;
+    while (!is_unix && r == 0 && *list && c->n_addrs < HTTP_ADDRS_MAX) {
+        struct http_addr some[HTTP_ADDRS_MAX];
+        size_t len = strcspn(list, ","), n = 0;
+        char *one = mem_strndup(list, len);
+        r = one ? http_addr_resolve(one, false, some, &n, NULL) : -ENOMEM;
+        mem_free(one);
+        for (size_t i = 0; i < n && c->n_addrs < HTTP_ADDRS_MAX; i++)
+            c->addrs[c->n_addrs++] = some[i];
+        list += len + (list[len] == ',');
+    }
+    return r == 0 && c->n_addrs == 0 ? -EINVAL : r;
+}
+
+size_t http_client_n_calls(const struct http_client *c)
+{
+    return c->n_calls;
+}
+
 int http_client_create(struct http_loop *l, const struct http_client_opts *o,
                        struct http_client **ret)
 {
@@ -141,7 +164,7 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
     c->tls = o->tls ? http_tls_ref(o->tls) : NULL;
     c->host = mem_strdup(o->host ? o->host : default_host(o));
     c->name = c->host ? name_of(c->host) : NULL;
-    int r = c->name ? http_addr_resolve(o->address, false, c->addrs, &c->n_addrs, NULL) : -ENOMEM;
+    int r = c->name ? add_addresses(c, o->address) : -ENOMEM;
     if (r < 0) {
         http_client_destroy(c);
         return r;

@@ -61,6 +61,10 @@ bool ctl_flag(const json_t *o, const char *key);
 
 /* commands */
 int ctl_status(const struct ctl_args *a);
+int ctl_targets(const struct ctl_args *a);
+int ctl_drain(const struct ctl_args *a);
+int ctl_enable(const struct ctl_args *a);
+int ctl_reload(const struct ctl_args *a);
 int ctl_ls(const struct ctl_args *a);
 int ctl_show(const struct ctl_args *a);
 int ctl_pin(const struct ctl_args *a);

@@ -10,6 +10,10 @@ static const struct {
     int (*run)(const struct ctl_args *a);
 } commands[] = {
     {"status", "", "gateway and workers at a glance", ctl_status},
+    {"targets", "", "every backend: health, breaker, load, models", ctl_targets},
+    {"drain", "TARGET", "send it no new requests", ctl_drain},
+    {"enable", "TARGET", "send it requests again", ctl_enable},
+    {"reload", "", "read the configuration file and the keys again", ctl_reload},
     {"tiers", "", "what each tier holds, how fast it is and what it refuses", ctl_tiers},
     {"ls", "", "stored records (--chunks: without prefix blocks; --tier)", ctl_ls},
     {"show", "ID", "one record; an ID may be cut to its first digits", ctl_show},

@@ -1,0 +1,111 @@
+/* targets, drain, enable, reload: the backends that requests are sent to. */
+#include "tools/ctl/ctl.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* "a, b, c and 7 more": as many names as fit a line. */
+static void models_of(const json_t *models, char *text, size_t cap)
+{
+    size_t n = json_array_size(models), at = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < n; i++) {
+        const char *id = json_string_value(json_array_get(models, i));
+        if (i > 0 && at + strlen(id ? id : "") + 2 > 40) {
+            (void)snprintf(text + at, cap - at, " and %zu more", n - i);
+            return;
+        }
+        at += (size_t)snprintf(text + at, cap - at, "%s%.60s", i ? ", " : "", id ? id : "?");
+    }
+}
+
+static void print(const json_t *targets)
+{
+    static const char *const names[] = {"TARGET", "KIND",   "STATE", "BREAKER",    "IN FLIGHT",
+                                        "SENT",   "FAILED", "BUSY",  "FIRST BYTE", "MODELS"};
+    struct ctl_table t = {0};
+    char models[256];
+    size_t i;
+    const json_t *e;
+    ctl_table_head(&t, names, 10, "llllrrrrrl");
+    json_array_foreach(targets, i, e)
+    {
+        ctl_cell(&t, "%s", ctl_str(e, "name"));
+        ctl_cell(&t, "%s", ctl_str(e, "kind"));
+        ctl_cell(&t, "%s", ctl_str(e, "state"));
+        ctl_cell(&t, "%s", ctl_str(e, "breaker"));
+        if (ctl_num(e, "in_flight_max") > 0)
+            ctl_cell(&t, "%.0f/%.0f", ctl_num(e, "in_flight"), ctl_num(e, "in_flight_max"));
+        else
+            ctl_cell(&t, "%.0f", ctl_num(e, "in_flight"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "picked"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "failed") + ctl_num(e, "timeouts"));
+        ctl_cell(&t, "%.0f", ctl_num(e, "busy"));
+        if (ctl_num(e, "ttfb_ms") > 0)
+            ctl_cell(&t, "%.1f ms", ctl_num(e, "ttfb_ms"));
+        else
+            ctl_cell(&t, "-");
+        models_of(json_object_get(e, "models"), models, sizeof models);
+        ctl_cell(&t, "%s", models);
+    }
+    ctl_table_print(&t);
+    ctl_table_fini(&t);
+}
+
+static int show(const struct ctl_args *a, const char *method, const char *target)
+{
+    struct ctl_reply r;
+    int rc = ctl_expect(a, method, target, NULL, 0, &r);
+    if (rc != 0) return rc;
+    if (a->json)
+        ctl_print_json(&r);
+    else
+        print(json_object_get(r.json, "targets"));
+    ctl_reply_fini(&r);
+    return CTL_OK;
+}
+
+int ctl_targets(const struct ctl_args *a)
+{
+    return show(a, "GET", "/admin/targets");
+}
+
+static int order(const struct ctl_args *a, const char *what)
+{
+    struct buf b = BUF_INIT;
+    int r = buf_adds(&b, "/admin/targets/"), rc = CTL_REFUSED;
+    for (const unsigned char *p = (const unsigned char *)a->operand; r == 0 && *p; p++)
+        r = isalnum(*p) || strchr("-._:@/", *p) ? buf_addc(&b, (char)*p)
+                                                : buf_addf(&b, "%%%02X", *p);
+    if (r == 0) r = buf_addf(&b, "/%s", what);
+    if (r == 0)
+        rc = show(a, "POST", buf_cstr(&b));
+    else
+        (void)ctl_fail(a, rc, "out of memory");
+    buf_fini(&b);
+    return rc;
+}
+
+int ctl_drain(const struct ctl_args *a)
+{
+    return order(a, "drain");
+}
+
+int ctl_enable(const struct ctl_args *a)
+{
+    return order(a, "enable");
+}
+
+int ctl_reload(const struct ctl_args *a)
+{
+    struct ctl_reply r;
+    int rc = ctl_expect(a, "POST", "/admin/reload", NULL, 0, &r);
+    if (rc != 0) return rc;
+    if (a->json)
+        ctl_print_json(&r);
+    else
+        (void)printf("reloaded\n");
+    ctl_reply_fini(&r);
+    return CTL_OK;
+}
