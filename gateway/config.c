@@ -8,6 +8,7 @@
 #include "base/net/registry.h"
 #include "base/opt.h"
 #include "gateway/cors.h"
+#include "gateway/listen.h"
 #include "gateway/upstream.h"
 
 #include <ctype.h>
@@ -334,6 +335,32 @@ static int set_defaults(struct gw_conf_build *b)
     return 0;
 }
 
+static void check_listen(struct gw_conf_build *b)
+{
+    const struct gw_config *c = b->c;
+    for (size_t i = 0; i < c->listen.n; i++) {
+        if (!gw_listen_valid(c->listen.v[i], true))
+            gw_conf_problem(b, NULL,
+                            "listen: expected HOST:PORT, https://HOST:PORT, unix:/path or systemd, "
+                            "found \"%.60s\"",
+                            c->listen.v[i]);
+        if (strncmp(c->listen.v[i], "https://", 8) == 0 && !c->tls_cert)
+            gw_conf_problem(b, NULL, "listen: \"%.60s\" needs tls.cert", c->listen.v[i]);
+    }
+    for (size_t i = 0; i < c->admin.n; i++)
+        if (!gw_listen_valid(c->admin.v[i], false))
+            gw_conf_problem(b, NULL,
+                            "admin.listen: expected HOST:PORT, unix:/path or systemd, found "
+                            "\"%.60s\"",
+                            c->admin.v[i]);
+    const char *const files[] = {c->tls_cert, c->tls_key, c->tls_client_ca};
+    static const char *const names[] = {"tls.cert", "tls.key", "tls.client_ca"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (files[i] && access(files[i], R_OK) != 0)
+            gw_conf_problem(b, NULL, "%s: expected a readable file, found \"%s\": %s", names[i],
+                            files[i], strerror(errno));
+}
+
 static void check_addresses(struct gw_conf_build *b, const struct gw_strs *l, const char *key)
 {
     for (size_t i = 0; i < l->n; i++) {
@@ -366,9 +393,8 @@ static void check_registry(struct gw_conf_build *b)
 static void check_whole(struct gw_conf_build *b)
 {
     const struct gw_config *c = b->c;
-    check_addresses(b, &c->listen, "listen");
+    check_listen(b);
     check_addresses(b, &c->workers, "workers");
-    check_addresses(b, &c->admin, "admin.listen");
     check_registry(b);
     if (c->model && access(c->model, R_OK) != 0)
         gw_conf_problem(b, NULL, "model: expected a readable GGUF file or folder, found \"%s\": %s",

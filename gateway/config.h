@@ -54,7 +54,13 @@ enum {
 /* kind, field, YAML key, flag, default (NULL = unset), min, max, properties, choices, help */
 #define GW_CONF_TABLE(X)                                                                           \
     X(GW_LIST, listen, "listen", "listen", "127.0.0.1:8010", 0, 0, 0, NULL,                        \
-      "HOST:PORT or unix:/path to serve on (repeatable)")                                          \
+      "HOST:PORT, https://HOST:PORT, unix:/path or systemd to serve on (repeatable)")              \
+    X(GW_STR, tls_cert, "tls.cert", "tls-cert", NULL, 0, 0, 0, NULL,                               \
+      "PEM file with the certificate chain of https listeners; read again on SIGHUP")              \
+    X(GW_STR, tls_key, "tls.key", "tls-key", NULL, 0, 0, 0, NULL,                                  \
+      "PEM file with its private key (default: in the same file)")                                 \
+    X(GW_STR, tls_client_ca, "tls.client_ca", "tls-client-ca", NULL, 0, 0, 0, NULL,                \
+      "PEM file: only clients with a certificate of these authorities are served")                 \
     X(GW_U32, loops, "loops", "loops", "1", 1, 64, 0, NULL,                                        \
       "event loops, one thread each, that share the addresses")                                    \
     X(GW_STR, model, "model", "model", NULL, 0, 0, 0, NULL,                                        \

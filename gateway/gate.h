@@ -35,6 +35,7 @@ struct gw_child;
 struct gw_config;
 struct gw_directory;
 struct gw_pool;
+struct gw_sysd;
 struct seg_learner;
 struct seg_presets;
 
@@ -101,6 +102,8 @@ struct gw_house { /* what all lanes share */
     unsigned n_children;
     struct gw_pool *pool;
     struct gw_stats *stats;
+    struct http_tls *tls; /* of https listeners; NULL: none */
+    struct gw_sysd *sysd;
     struct seg_presets *presets;
     struct seg_learner *learner; /* what the segmenter remembers, by namespace */
     uint64_t start_ns;

@@ -12,6 +12,7 @@
 #include "gateway/listen.h"
 #include "gateway/pool.h"
 #include "gateway/rundir.h"
+#include "gateway/sysd.h"
 #include "segment/segment.h"
 
 #include <event2/event.h>
@@ -114,6 +115,7 @@ static void begin_drain(struct gw_run *u)
     uint32_t timeout_ms = s->config->drain_timeout_ms, delay_ms = s->config->drain_delay_ms;
     gw_settings_unref(s);
     h->draining = true;
+    gw_sysd_tell(h->sysd, "STOPPING=1");
     log_event(LOG_NOTICE, "gateway.draining", "requests=%u timeout_ms=%u", (unsigned)h->n_reqs,
               timeout_ms);
     http_timer_set(u->drain, timeout_ms + delay_ms);
@@ -195,6 +197,7 @@ static int reload(void *ctx, struct err *err)
     if (r == 0) r = gw_upstreams_parse(c, &ups, err);
     if (r == 0) r = (s = gw_settings_new(c, k)) ? 0 : -ENOMEM; /* takes both */
     if (s || r == -ENOMEM) c = NULL, k = NULL;
+    if (r == 0 && h->tls) r = http_tls_reload(h->tls, err);
     if (r == 0) {
         r = gw_fleet_set_upstreams(h->fleet, ups, err);
         ups = NULL;
@@ -238,8 +241,10 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
             gw_child_reaped(u->house.child[i]);
         break;
     case SIGHUP:
+        gw_sysd_tell(u->house.sysd, "RELOADING=1");
         if (reload(u, &err) < 0) log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
         reopen_log(u);
+        gw_sysd_tell(u->house.sysd, "READY=1");
         break;
     case SIGUSR1:
         reopen_log(u);
@@ -333,12 +338,7 @@ static int start_admin(struct gw_run *u, struct err *err)
     struct gw_gate *g = control(u);
     const struct gw_config *c = first_config(u);
     int r = http_server_create(g->loop, NULL, &gw_admin_ops, g, &g->admin);
-    for (size_t i = 0; r == 0 && i < c->admin.n; i++) {
-        struct buf a = BUF_INIT;
-        r = gw_parse_address(c->admin.v[i], &a);
-        if (r == 0) r = http_server_listen(g->admin, buf_cstr(&a), err);
-        buf_fini(&a);
-    }
+    if (r == 0) r = gw_listen_admin(&u->house, c, err);
     if (r < 0 || c->admin.n > 0) return r;
     r = gw_rundir_admin(buf_cstr(&u->dir), &u->admin_path);
     if (r == 1)
@@ -377,6 +377,7 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &h->stats);
     if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &h->pool);
+    if (r == 0) r = gw_sysd_create(control(u)->loop, &h->sysd, err);
     if (r == 0) r = start_timers(u);
     if (r == 0) r = watch_signals(u);
     if (r == 0) r = gw_listen(h, c, err); /* before the worker: a taken port costs no model load */
@@ -384,6 +385,7 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = start_fleet(u, err);
     if (r == 0) r = gw_lanes_start(h);
     if (r == 0) gw_fleet_start(h->fleet);
+    if (r == 0) gw_sysd_tell(h->sysd, "READY=1");
     return r;
 }
 
@@ -406,7 +408,9 @@ static void stop(struct gw_run *u)
         if (timers[i]) http_timer_destroy(timers[i]);
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);
+    gw_sysd_destroy(h->sysd);
     gw_lanes_destroy(h);
+    http_tls_unref(h->tls);
     seg_learner_free(h->learner);
     seg_presets_free(h->presets);
     for (unsigned i = 0; i < h->n_children; i++) {

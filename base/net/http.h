@@ -104,6 +104,7 @@ struct http_listen_opts {
     bool reuse_port;      /* servers of other loops will accept on it: http_server_listen_same() */
     int fd;               /* > 0: a listening socket, taken on success, instead of the address */
 };
+/* The port, 0 for unix sockets, or an error. */
 int http_server_listen_with(struct http_server *s, const char *address,
                             const struct http_listen_opts *o, struct err *err);
 /* Accept where `from`, a server of another loop, does: on a socket of its own when `from` reuses

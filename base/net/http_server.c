@@ -166,8 +166,8 @@ static int bound_port(int fd)
 }
 
 /* Takes fd and path. */
-static void add_listener(struct http_server *s, int fd, char *unix_path, struct http_tls *tls,
-                         bool shared)
+static int add_listener(struct http_server *s, int fd, char *unix_path, struct http_tls *tls,
+                        bool shared)
 {
     struct http_listener *ln = &s->listeners[s->n_listeners++];
     ln->unix_path = unix_path;
@@ -178,6 +178,7 @@ static void add_listener(struct http_server *s, int fd, char *unix_path, struct 
     ln->shared = shared;
     event_assign(&ln->ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_accept, ln);
     (void)event_add(&ln->ev, NULL);
+    return ln->port;
 }
 
 static int check_room(const struct http_server *s, struct err *err)
@@ -199,8 +200,7 @@ static int listen_fd(struct http_server *s, const char *address, const struct ht
     if (fcntl(o->fd, F_SETFL, fcntl(o->fd, F_GETFL) | O_NONBLOCK) < 0 ||
         fcntl(o->fd, F_SETFD, FD_CLOEXEC) < 0)
         return err_set(err, -errno, "cannot use descriptor %d: %s", o->fd, strerror(errno));
-    add_listener(s, o->fd, NULL, o->tls, false);
-    return 0;
+    return add_listener(s, o->fd, NULL, o->tls, false);
 }
 
 int http_server_listen_with(struct http_server *s, const char *address,
@@ -226,14 +226,14 @@ int http_server_listen_with(struct http_server *s, const char *address,
         (void)unlink(path);
         return err_set(err, -ENOMEM, "out of memory");
     }
-    add_listener(s, fd, copy, o->tls, shared);
-    return 0;
+    return add_listener(s, fd, copy, o->tls, shared);
 }
 
 int http_server_listen(struct http_server *s, const char *address, struct err *err)
 {
     static const struct http_listen_opts plain;
-    return http_server_listen_with(s, address, &plain, err);
+    int r = http_server_listen_with(s, address, &plain, err);
+    return r < 0 ? r : 0;
 }
 
 int http_server_listen_same(struct http_server *s, const struct http_server *from, struct err *err)
@@ -251,7 +251,7 @@ int http_server_listen_same(struct http_server *s, const struct http_server *fro
             r = r < 0 ? r : -errno;
             return err_set(err, r, "cannot share a listening socket: %s", strerror(-r));
         }
-        add_listener(s, fd, NULL, ln->tls, ln->shared);
+        (void)add_listener(s, fd, NULL, ln->tls, ln->shared);
     }
     return 0;
 }
