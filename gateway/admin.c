@@ -6,6 +6,7 @@
 #include "gateway/config.h"
 #include "gateway/fleet.h"
 #include "gateway/keys.h"
+#include "gateway/own.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -16,18 +17,11 @@ static int add_str(struct buf *b, const char *key, const char *v)
     return r < 0 ? r : buf_add_json_str(b, v, strlen(v));
 }
 
-static const struct gw_child *child_of(const struct gw_house *h, unsigned target)
-{
-    for (unsigned i = 0; i < h->n_children; i++)
-        if (gw_child_target(h->child[i]) == target) return h->child[i];
-    return NULL;
-}
-
 static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
     if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
-    const struct gw_child *child = child_of(h, page->index);
+    const struct gw_child *child = gw_own_child(h->own, page->index);
     int r = buf_addf(b, "{\"index\":%u,", t.index);
     if (r == 0) r = add_str(b, "address", t.address);
     if (r == 0)

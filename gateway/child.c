@@ -77,7 +77,8 @@ static int child_start(struct gw_child *c)
 
 static void schedule_restart(struct gw_child *c)
 {
-    http_timer_set(c->restart, c->backoff_ms);
+    /* Workers that died together do not come back together. */
+    http_timer_set(c->restart, c->backoff_ms + c->backoff_ms / 8 * (c->target % 4));
     c->backoff_ms = c->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : c->backoff_ms * 2;
 }
 

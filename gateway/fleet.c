@@ -285,13 +285,16 @@ void gw_fleet_destroy(struct gw_fleet *f)
 
 void fleet_recount(struct gw_fleet *f)
 {
+    unsigned n_own = 0;
     f->n_workers = f->n_upstreams = 0;
     for (size_t i = 0; i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
         f->n_workers += t->worker;
+        n_own += t->own;
         f->n_upstreams += !t->worker;
     }
+    f->one_model = f->n_workers == 1 || (f->n_workers > 0 && n_own == f->n_workers);
 }
 
 struct gw_target *fleet_find(const struct gw_fleet *f, const char *name)

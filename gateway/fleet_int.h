@@ -105,6 +105,7 @@ struct gw_fleet {
     struct gw_target *target[GW_TARGETS_MAX];
     size_t n;
     unsigned n_workers, n_upstreams; /* that are not leaving */
+    bool one_model; /* one worker, or all of them own: what one serves they all do */
     struct fleet_set *sets;
     uint64_t random;
     bool quitting, woken, room, wants_room; /* wants_room: somebody was told to wait for it */

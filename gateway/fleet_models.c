@@ -201,7 +201,7 @@ enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target 
         if (rule) *ret_sent = rule->sent;
         return rule ? FLEET_YES : FLEET_NO;
     }
-    if (t->worker && f->n_workers == 1) {
+    if (t->worker && f->one_model) {
         if (f->n_upstreams == 0 || strcmp(model, "default") == 0) return FLEET_YES;
     }
     if (!t->models_known) return FLEET_PERHAPS;
@@ -224,8 +224,9 @@ unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
                 : t->up->lmcache ? GW_SERVES_UPSTREAM | GW_SERVES_LMCACHE
                                  : GW_SERVES_UPSTREAM;
     }
+    bool nobody = f->n_workers + f->n_upstreams == 0; /* nobody has registered yet */
     fleet_unlock(f);
-    return bits ? bits : perhaps ? GW_SERVES_UNKNOWN : 0;
+    return bits ? bits : perhaps || nobody ? GW_SERVES_UNKNOWN : 0;
 }
 
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)

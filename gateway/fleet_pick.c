@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "gateway/directory.h"
+#include "gateway/stats.h"
 #include "policy/route.h"
 
 #include <string.h>
@@ -148,7 +149,9 @@ static size_t choose(struct gw_fleet *f, const struct search *s, const struct gw
                               .affinity = w->affinity,
                               .prompt_tokens = w->prompt_tokens,
                               .random = fleet_random(f)};
-    return pol_route(&in).chosen;
+    struct pol_route r = pol_route(&in);
+    gw_stats_routed(r.reason, resident ? w->prompt_tokens : 0, route[r.chosen].resident_tokens);
+    return r.chosen;
 }
 
 /* ---- pick ---- */
@@ -180,6 +183,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
 static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t now,
                             uint32_t *ret_wait_ms)
 {
+    if (f->n_workers + f->n_upstreams == 0) return GW_PICK_LOADING; /* nobody registered yet */
     if (!s->known && !s->perhaps) return GW_PICK_UNKNOWN_MODEL;
     if (s->unsure) return GW_PICK_UNSURE;
     if (s->full) {

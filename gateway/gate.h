@@ -31,7 +31,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct gw_child;
+struct gw_own;
 struct gw_config;
 struct gw_directory;
 struct gw_pool;
@@ -49,10 +49,7 @@ enum gw_stage {
 };
 const char *gw_stage_name(enum gw_stage s);
 
-enum {
-    GW_ID_BYTES = 132, /* a request id, at most 128 characters */
-    GW_CHILDREN_MAX = 64,
-};
+enum { GW_ID_BYTES = 132 }; /* a request id, at most 128 characters */
 
 /* Properties of a route. */
 enum {
@@ -98,8 +95,7 @@ struct gw_house { /* what all lanes share */
     struct gw_settings *first; /* what fleet and children were made from */
     struct gw_fleet *fleet;
     struct gw_directory *directory;
-    struct gw_child *child[GW_CHILDREN_MAX];
-    unsigned n_children;
+    struct gw_own *own; /* NULL: no own workers */
     struct gw_pool *pool;
     struct gw_stats *stats;
     struct http_tls *tls; /* of https listeners; NULL: none */

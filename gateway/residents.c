@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/directory.h"
+#include "gateway/stats.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -150,6 +151,7 @@ static void on_end(void *ctx, int status)
 {
     struct feed *f = ctx;
     f->call = NULL;
+    gw_stats_directory(gw_directory_count(f->r->directory));
     if (status < 0) {
         try_later(f, "lost");
     } else if (f->status != 200) {
@@ -234,6 +236,7 @@ void gw_residents_forget(struct gw_residents *r, unsigned target)
     feed_free(r->feed[target]);
     r->feed[target] = NULL;
     gw_directory_forget(r->directory, target);
+    gw_stats_directory(gw_directory_count(r->directory));
 }
 
 void gw_residents_destroy(struct gw_residents *r)

@@ -3,14 +3,16 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "gateway/child.h"
 #include "gateway/config.h"
-#include "gateway/findmodel.h"
 #include "gateway/fleet.h"
 #include "gateway/gate.h"
 #include "gateway/keys.h"
+#include "gateway/directory.h"
 #include "gateway/listen.h"
+#include "gateway/own.h"
 #include "gateway/pool.h"
+#include "gateway/registry.h"
+#include "gateway/residents.h"
 #include "gateway/rundir.h"
 #include "gateway/sysd.h"
 #include "segment/segment.h"
@@ -28,6 +30,7 @@ enum {
     WORKER_GRACE_MS = 5000, /* a worker's SIGTERM to SIGKILL, once nobody waits for it */
     CUT_GRACE_MS = 2000,    /* to deliver the last frames */
     IDLE_POLL_MS = 10,
+    DIRECTORY_BYTES = 32 << 20, /* chosen: half a million texts */
 };
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD};
 enum { N_SIGNALS = sizeof signals / sizeof signals[0] };
@@ -38,8 +41,9 @@ struct gw_run {
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
     struct http_timer *delay, *drain, *last, *idle;
-    struct buf dir, private_dir, admin_path;
-    unsigned n_stopped; /* children that have ended */
+    struct gw_residents *residents;
+    struct gw_registry *registry; /* NULL: none */
+    struct buf dir, admin_path;
     bool finishing;
 };
 
@@ -67,9 +71,10 @@ static void finish(struct gw_run *u)
     u->finishing = true;
     gw_fleet_stop(h->fleet);
     log_event(LOG_NOTICE, "gateway.drained", "requests=%u", (unsigned)h->n_reqs);
-    for (unsigned i = 0; i < h->n_children; i++)
-        gw_child_stop(h->child[i], WORKER_GRACE_MS);
-    if (u->n_stopped == h->n_children) stop_now(u);
+    if (h->own)
+        gw_own_stop(h->own, WORKER_GRACE_MS);
+    else
+        stop_now(u);
 }
 
 static void on_delay_over(void *arg)
@@ -127,48 +132,83 @@ static void begin_drain(struct gw_run *u)
 
 /* ---- workers ---- */
 
-static void on_fleet_changed(void *ctx, unsigned index)
+static void on_target_ready(void *ctx, unsigned index)
 {
     struct gw_run *u = ctx;
+    struct gw_target_view v;
+    if (gw_fleet_view(u->house.fleet, index, &v) && v.worker &&
+        gw_residents_watch(u->residents, index, v.address) < 0)
+        log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
+    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+}
+
+static void on_target_lost(void *ctx, unsigned index)
+{
+    struct gw_run *u = ctx;
+    gw_residents_forget(u->residents, index);
     gw_lanes_tell(&u->house, GW_TELL_FLEET);
 }
 
 static void on_room(void *ctx)
 {
-    on_fleet_changed(ctx, 0);
+    struct gw_run *u = ctx;
+    gw_lanes_tell(&u->house, GW_TELL_FLEET);
 }
 
-static void on_worker_silent(void *ctx, unsigned index, uint64_t silent_ms)
+static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
 {
     struct gw_run *u = ctx;
-    struct gw_target_view v;
-    if (silent_ms <= first_config(u)->hang_timeout_ms) return;
-    if (!gw_fleet_view(u->house.fleet, index, &v) || v.n_models == 0) return;
-    for (unsigned i = 0; i < u->house.n_children; i++)
-        if (gw_child_target(u->house.child[i]) == index) gw_child_kill(u->house.child[i]);
+    if (u->house.own) gw_own_silent(u->house.own, index, silent_ms);
 }
 
-static bool on_worker_refused(void *ctx, int exit_code)
+static void on_own_refused(void *ctx, int exit_code)
 {
     struct gw_run *u = ctx;
-    if (gw_fleet_count(u->house.fleet) > 1) return false; /* the others go on serving */
     log_event(LOG_ERROR, "gateway.end",
               "reason=\"the worker could not start; its own message stands above\" exit=%d",
               exit_code);
     u->exit_status = 1;
     stop_now(u);
-    return true;
 }
 
-static void on_worker_stopped(void *ctx)
+static void on_own_stopped(void *ctx)
+{
+    stop_now(ctx);
+}
+
+static void remove_worker(struct gw_fleet *f, const char *address)
+{
+    struct gw_target_view v;
+    for (size_t i = 0; i < gw_fleet_count(f); i++)
+        if (gw_fleet_view(f, (unsigned)i, &v) && v.worker && strcmp(v.address, address) == 0)
+            gw_fleet_remove(f, v.index);
+}
+
+/* A worker that is configured stays, whether it registers or not. */
+static void on_registered(void *ctx, const char *address, bool here)
 {
     struct gw_run *u = ctx;
-    if (++u->n_stopped == u->house.n_children) stop_now(u);
+    struct gw_house *h = &u->house;
+    const struct gw_config *c = first_config(u);
+    unsigned index;
+    for (size_t i = 0; i < c->workers.n; i++) {
+        struct buf a = BUF_INIT;
+        bool same = gw_parse_address(c->workers.v[i], &a) == 0 && buf_cstr(&a) &&
+                    strcmp(buf_cstr(&a), address) == 0;
+        buf_fini(&a);
+        if (same) return;
+    }
+    if (!here) {
+        remove_worker(h->fleet, address);
+        return;
+    }
+    int r = gw_fleet_add_worker(h->fleet, address, false, &index);
+    if (r < 0) log_event(LOG_ERROR, "registry.worker", "address=%s error=%s", address, err_name(r));
+    gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
 }
 
-static const struct gw_fleet_ops fleet_ops = {on_fleet_changed, on_fleet_changed, on_room,
-                                              on_worker_silent};
-static const struct gw_child_ops child_ops = {on_worker_refused, on_worker_stopped};
+static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, on_room, on_silent};
+static const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped};
 
 /* ---- reload ---- */
 
@@ -237,8 +277,7 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     struct err err = {0};
     switch (sig) {
     case SIGCHLD:
-        for (unsigned i = 0; i < u->house.n_children; i++)
-            gw_child_reaped(u->house.child[i]);
+        if (u->house.own) gw_own_reaped(u->house.own);
         break;
     case SIGHUP:
         gw_sysd_tell(u->house.sysd, "RELOADING=1");
@@ -266,69 +305,32 @@ static int watch_signals(struct gw_run *u)
 
 /* ---- start ---- */
 
-static int worker_address(struct gw_run *u, unsigned number, struct buf *out)
-{
-    const char *dir = buf_cstr(&u->private_dir);
-    if (number == 0) return buf_addf(out, "unix:%s/worker.sock", dir);
-    return buf_addf(out, "unix:%s/worker-%u.sock", dir, number);
-}
-
-static int start_worker(struct gw_run *u, unsigned number, struct err *err)
-{
-    struct gw_house *h = &u->house;
-    const struct gw_config *c = first_config(u);
-    struct buf bin = BUF_INIT, model = BUF_INIT, address = BUF_INIT;
-    unsigned target;
-    const char *argv[512];
-    size_t n = 0, n_pass = 0;
-    int r = c->worker_bin ? buf_adds(&bin, c->worker_bin) : gw_find_worker(&bin, err);
-    if (r == 0) r = c->model ? buf_adds(&model, c->model) : gw_find_model(&model, err);
-    if (r == 0 && !c->model) log_event(LOG_NOTICE, "model.found", "path=\"%s\"", buf_cstr(&model));
-    if (r == 0 && !u->private_dir.len)
-        r = gw_rundir_private(buf_cstr(&u->dir), &u->private_dir, err);
-    if (r == 0) r = worker_address(u, number, &address);
-    if (r == 0) r = gw_fleet_add_worker(h->fleet, buf_cstr(&address), true, &target);
-    if (r < 0) goto out;
-    argv[n++] = buf_cstr(&bin);
-    argv[n++] = "--model";
-    argv[n++] = buf_cstr(&model);
-    argv[n++] = "--listen";
-    argv[n++] = buf_cstr(&address);
-    argv[n++] = "--exit-on-stdin-eof";
-    r = gw_config_worker_args(c, argv + n, sizeof argv / sizeof argv[0] - n - 1, &n_pass);
-    argv[n + n_pass] = NULL;
-    if (r == 0) r = gw_config_worker_env(c);
-    if (r == 0)
-        r = gw_child_create(control(u)->loop, h->fleet, target, argv, &child_ops, u,
-                            &h->child[h->n_children]);
-    if (r == 0) h->n_children++;
-    if (r < 0) (void)err_set(err, r, "the worker %s could not be started", buf_cstr(&bin));
-out:
-    buf_fini(&bin);
-    buf_fini(&model);
-    buf_fini(&address);
-    return r;
-}
-
 static int start_fleet(struct gw_run *u, struct err *err)
 {
     struct gw_house *h = &u->house;
     const struct gw_config *c = first_config(u);
     struct gw_upstreams *ups = NULL;
+    struct http_loop *loop = control(u)->loop;
     int r = gw_upstreams_parse(c, &ups, err);
-    if (r == 0) r = gw_fleet_create(control(u)->loop, c, h->directory, &fleet_ops, u, &h->fleet);
+    if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &h->directory);
+    if (r == 0) r = gw_residents_create(loop, h->directory, &u->residents);
+    if (r == 0) r = gw_fleet_create(loop, c, h->directory, &fleet_ops, u, &h->fleet);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
         unsigned index;
         r = gw_fleet_add_worker(h->fleet, c->workers.v[i], false, &index);
         if (r < 0) (void)err_set(err, r, "worker %s cannot be used", c->workers.v[i]);
     }
-    bool others = c->workers.n > 0 || ups->n > 0;
+    bool others = c->workers.n > 0 || (ups && ups->n > 0) || c->registry;
     if (r == 0) {
         r = gw_fleet_set_upstreams(h->fleet, ups, err);
         ups = NULL;
     }
     gw_upstreams_free(ups);
-    if (r == 0 && (c->model || !others)) r = start_worker(u, 0, err);
+    if (r == 0 && (c->model || !others))
+        r = gw_own_create(loop, h->fleet, c, buf_cstr(&u->dir), others, &own_ops, u, &h->own, err);
+    if (r == 0 && c->registry)
+        r = gw_registry_create(loop, c->registry, c->registry_group, on_registered, u, &u->registry,
+                               err);
     if (r == 0) gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
     return r;
 }
@@ -398,11 +400,13 @@ static void stop(struct gw_run *u)
         gw_lanes_stop(h);
         gw_lane_close(control(u));
     }
-    for (unsigned i = 0; i < h->n_children; i++)
-        gw_child_destroy(h->child[i]);
+    gw_registry_destroy(u->registry);
+    gw_own_destroy(h->own);
+    gw_residents_destroy(u->residents);
     if (h->fleet) gw_fleet_stop(h->fleet);
     gw_pool_destroy(h->pool);
     gw_fleet_destroy(h->fleet);
+    gw_directory_destroy(h->directory);
     gw_stats_destroy(h->stats);
     for (size_t i = 0; i < sizeof timers / sizeof timers[0]; i++)
         if (timers[i]) http_timer_destroy(timers[i]);
@@ -413,15 +417,8 @@ static void stop(struct gw_run *u)
     http_tls_unref(h->tls);
     seg_learner_free(h->learner);
     seg_presets_free(h->presets);
-    for (unsigned i = 0; i < h->n_children; i++) {
-        struct buf address = BUF_INIT;
-        if (worker_address(u, i, &address) == 0) (void)unlink(buf_cstr(&address) + 5);
-        buf_fini(&address);
-    }
-    if (u->private_dir.len > 0) (void)rmdir(buf_cstr(&u->private_dir));
     if (u->admin_path.len > 5) (void)unlink(buf_cstr(&u->admin_path) + 5); /* after "unix:" */
     buf_fini(&u->dir);
-    buf_fini(&u->private_dir);
     buf_fini(&u->admin_path);
 }
 

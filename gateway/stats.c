@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 #include "gateway/pool.h"
+#include "policy/route.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,8 +56,41 @@ HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
 HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gateway.",
           queue_bounds);
 
+/* Policy/route's reasons. */
+static const char *const reasons[] = POL_ROUTE_REASONS;
+enum { N_REASONS = sizeof reasons / sizeof reasons[0] };
+static char reason_labels[N_REASONS][24];
+static struct metric m_routed[N_REASONS];
+GAUGE(m_directory, "kvblend_gateway_directory_texts",
+      "Texts that workers are known to hold, counted per worker.");
+static struct metric m_routed_tokens[2] = {
+    {.name = "kvblend_gateway_routed_tokens_total",
+     .labels = "kind=\"prompt\"",
+     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
+     .type = METRIC_COUNTER},
+    {.name = "kvblend_gateway_routed_tokens_total",
+     .labels = "kind=\"resident\"",
+     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
+     .type = METRIC_COUNTER}};
+
+static void register_routing(void)
+{
+    for (size_t i = 0; i < N_REASONS; i++) {
+        (void)snprintf(reason_labels[i], sizeof reason_labels[i], "reason=\"%s\"", reasons[i]);
+        m_routed[i].name = "kvblend_gateway_routed_total";
+        m_routed[i].labels = reason_labels[i];
+        m_routed[i].help = "Requests by why their target was chosen (policy/route.h).";
+        m_routed[i].type = METRIC_COUNTER;
+        metric_register(&m_routed[i]);
+    }
+    metric_register(&m_routed_tokens[0]);
+    metric_register(&m_routed_tokens[1]);
+    metric_register(&m_directory);
+}
+
 static void register_all(void)
 {
+    register_routing();
     static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,    &m_relay,
                                              &m_segments, &m_restarts, &m_retries,  &m_failovers,
                                              &m_aborts,   &m_log_lost, &m_overhead, &m_queue};
@@ -124,6 +158,21 @@ void gw_stats_worker_restart(void)
 void gw_stats_workers_ready(unsigned n)
 {
     metric_set(&m_ready, n);
+}
+
+void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens)
+{
+    for (size_t i = 0; i < N_REASONS; i++)
+        if (strcmp(reasons[i], reason) == 0) metric_add(&m_routed[i], 1);
+    if (prompt_tokens == 0) return;
+    metric_add(&m_routed_tokens[0], (double)prompt_tokens);
+    metric_add(&m_routed_tokens[1],
+               (double)(resident_tokens < prompt_tokens ? resident_tokens : prompt_tokens));
+}
+
+void gw_stats_directory(size_t n_texts)
+{
+    metric_set(&m_directory, (double)n_texts);
 }
 
 void gw_stats_retry(void)

@@ -49,6 +49,10 @@ void gw_stats_relayed(size_t bytes);
 void gw_stats_detected(const char *detector, unsigned n_segments);
 void gw_stats_worker_restart(void);
 void gw_stats_workers_ready(unsigned n);
+/* A target was chosen for policy/route's reason; of prompts with chunks: their tokens, and those of
+ * them that it holds. Any thread. */
+void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
+void gw_stats_directory(size_t n_texts);
 void gw_stats_retry(void);
 void gw_stats_failover(void);
 

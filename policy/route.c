@@ -106,10 +106,9 @@ static struct pol_route affinity(const struct pol_route_in *in)
 /* ---- resident ---- */
 
 /* One token for the request itself: among idle workers that hold all of it weights still count. */
-static double cost_of(const struct pol_route_in *in, const struct pol_route_target *t)
+static double cost_of(uint64_t prompt_tokens, const struct pol_route_target *t)
 {
-    uint64_t held = t->resident_tokens < in->prompt_tokens ? t->resident_tokens : in->prompt_tokens;
-    double tokens = (double)(in->prompt_tokens - held) + (double)t->queued_tokens + 1;
+    double tokens = (double)(prompt_tokens - t->resident_tokens) + (double)t->queued_tokens + 1;
     return tokens / weight_of(t);
 }
 
@@ -129,12 +128,16 @@ static struct pol_route resident(const struct pol_route_in *in)
 {
     struct candidate any = {.i = SIZE_MAX}, fair = any;
     uint64_t seed = in->affinity ? in->affinity : in->random;
+    uint64_t prompt_tokens = in->prompt_tokens; /* an estimate: who holds more of it knows better */
     double low = INFINITY, even = 0;
-    for (size_t i = 0; i < in->n; i++)
-        low = fmin(low, load_of(&in->target[i]));
     for (size_t i = 0; i < in->n; i++) {
         const struct pol_route_target *t = &in->target[i];
-        struct candidate c = {i, cost_of(in, t), score_of(t, seed)};
+        low = fmin(low, load_of(t));
+        if (t->resident_tokens > prompt_tokens) prompt_tokens = t->resident_tokens;
+    }
+    for (size_t i = 0; i < in->n; i++) {
+        const struct pol_route_target *t = &in->target[i];
+        struct candidate c = {i, cost_of(prompt_tokens, t), score_of(t, seed)};
         double load = load_of(t);
         consider(&any, c);
         if (load <= low + SKEW_INFLIGHT_MIN || load <= low * SKEW_RATIO_MAX) consider(&fair, c);
