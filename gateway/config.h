@@ -132,6 +132,10 @@ enum {
       "longest context in tokens (0: the model's)")                                                \
     X(GW_NUMBER, ratio, "worker.ratio", "ratio", NULL, 0, 1, GW_PASS, NULL,                        \
       "share of reused tokens to recompute, 0 to 1")                                               \
+    X(GW_NUMBER, mass, "worker.mass", "mass", NULL, 0, 1, GW_PASS, NULL,                           \
+      "share of the selection score to recompute with as few tokens as hold it, 0 to 1")           \
+    X(GW_NUMBER, min_ratio, "worker.min_ratio", "min-ratio", NULL, 0, 1, GW_PASS, NULL,            \
+      "least share of reused tokens to recompute where mass decides")                              \
     X(GW_STR, strategy, "worker.strategy", "strategy", NULL, 0, 0, GW_PASS, NULL,                  \
       "how the recomputed tokens are chosen")                                                      \
     X(GW_STR, chat_template, "worker.chat_template", "chat-template", NULL, 0, 0, GW_PASS, NULL,   \

@@ -79,10 +79,10 @@ struct api_range { /* kvblend.segments */
 };
 struct api_kvblend {
     enum api_mode mode;
-    bool has_strategy, has_ratio, explain, store;
+    bool has_strategy, explain, store;
     enum fus_strategy strategy;
-    double ratio;
-    const char *ns, *separator; /* NULL = not given */
+    double ratio, min_ratio, mass; /* -1 = not given */
+    const char *ns, *separator;    /* NULL = not given */
     struct api_range *range;
     size_t n_range;
 };

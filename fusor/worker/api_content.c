@@ -255,14 +255,21 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
     if ((v = json_object_get(o, "strategy")) && !json_is_null(v)) {
         if (!json_is_string(v) || !fus_strategy_parse(json_string_value(v), &k->strategy))
             return bad_value(e, "kvblend.strategy",
-                             "expected full, prefix, reuse, hkvd, sink or query");
+                             "expected full, prefix, reuse, hkvd, sink, query or qs");
         k->has_strategy = true;
     }
-    if ((v = json_object_get(o, "ratio")) && !json_is_null(v)) {
+    const struct {
+        const char *name, *param;
+        double *value;
+    } share[] = {{"ratio", "kvblend.ratio", &k->ratio},
+                 {"min_ratio", "kvblend.min_ratio", &k->min_ratio},
+                 {"mass", "kvblend.mass", &k->mass}};
+    for (size_t i = 0; i < sizeof share / sizeof *share; i++) {
+        *share[i].value = -1;
+        if (!(v = json_object_get(o, share[i].name)) || json_is_null(v)) continue;
         if (!json_is_number(v) || !(json_number_value(v) >= 0) || json_number_value(v) > 1)
-            return bad_value(e, "kvblend.ratio", "a number from 0 to 1 is expected");
-        k->ratio = json_number_value(v);
-        k->has_ratio = true;
+            return bad_value(e, share[i].param, "a number from 0 to 1 is expected");
+        *share[i].value = json_number_value(v);
     }
     return 0;
 }
@@ -274,6 +281,7 @@ int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
     int rc;
 
     k->store = true;
+    k->ratio = k->min_ratio = k->mass = -1;
     v = json_object_get(r->root, "cache_salt"); /* vLLM's name for a namespace */
     if (json_is_string(v)) k->ns = json_string_value(v);
     if (!o || json_is_null(o)) return 0;

@@ -61,6 +61,10 @@ static const struct opt_def defs[] = {
     {"strategy", OPT_ENUM, "qs", 0, 0, "qs|query|hkvd|sink|reuse|prefix|full",
      "Strategy of mode auto and blend."},
     {"ratio", OPT_DOUBLE, "0.15", 0, 1, NULL, "Share of reused tokens to recompute."},
+    {"mass", OPT_DOUBLE, "0", 0, 1, NULL,
+     "Recompute as few tokens as hold this share of the selection score, between --min-ratio and "
+     "--ratio; 0: as many as --ratio says."},
+    {"min-ratio", OPT_DOUBLE, "0.02", 0, 1, NULL, "Least share to recompute where --mass decides."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
@@ -107,6 +111,8 @@ static void take(struct wk_opts *r, struct opts *o)
                           .max_running = (unsigned)opt_int(o, "max-running"),
                           .max_queue = (unsigned)opt_int(o, "max-queue"),
                           .ratio = opt_double(o, "ratio"),
+                          .mass = opt_double(o, "mass"),
+                          .min_ratio = opt_double(o, "min-ratio"),
                           .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
                           .store = o};
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32

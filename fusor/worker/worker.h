@@ -62,7 +62,7 @@ struct wk_opts {
     enum kn_arith arith;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
-    double ratio;
+    double ratio, min_ratio, mass;
     bool exit_on_stdin_eof;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
@@ -252,7 +252,7 @@ struct wk_mode {
     enum api_mode asked; /* for the report */
     bool has_strategy;
     enum fus_strategy strategy;
-    double ratio; /* -1 = not given */
+    double ratio, min_ratio, mass; /* -1 = not given */
     bool store;
     char ns[512];
     const char *separator;

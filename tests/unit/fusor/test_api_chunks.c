@@ -411,7 +411,8 @@ TEST(a_strategy_without_chunks_is_a_mode)
 
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct api_req r = {
-            .kv = {.mode = t[i].mode, .has_strategy = true, .strategy = t[i].strategy}};
+            .kv = {
+                .mode = t[i].mode, .has_strategy = true, .strategy = t[i].strategy, .ratio = -1}};
         struct api_err e;
         struct wk_mode m;
         ASSERT_OK(wk_mode_of(&w, &r, &none, &m, &e));
