@@ -12,12 +12,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/config.h"
+#include "gateway/strategy.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     COLLECT_BYTES_MAX = 64 << 10,
+    STRATEGY_BYTES_MAX = 8 << 20, /* the same, where a report is added */
     EVENT_BYTES_MAX = 1 << 20, /* a longer event is passed on in pieces */
     TAIL_BYTES = 4096,         /* of a streamed answer: where its usage stands */
     GRACE_MS = 2000,           /* quick failures still get their status */
@@ -143,7 +145,12 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
     q->ans.mid_event = false;
     q->ans.saw_done = ends_with_done(data, len);
     if (q->ans.status == 200) gw_usage_events(&q->usage, data, len);
-    write_bytes(q, data, len);
+    struct buf edited = BUF_INIT;
+    if (q->strategy && gw_strategy_events(q, data, len, &edited))
+        write_bytes(q, edited.data, edited.len);
+    else
+        write_bytes(q, data, len);
+    buf_fini(&edited);
 }
 
 static void on_events(struct gw_req *q, const char *data, size_t len)
@@ -194,7 +201,8 @@ static void read_tail(struct gw_req *q)
 static void on_plain(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *whole = &q->ans.body;
-    if (!q->ans.streams && whole->len + len <= COLLECT_BYTES_MAX) {
+    size_t most = q->strategy ? STRATEGY_BYTES_MAX : COLLECT_BYTES_MAX;
+    if (!q->ans.streams && whole->len + len <= most) {
         if (buf_add(whole, data, len) < 0) gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
     }
@@ -240,6 +248,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
      * JSON, of which a part is worth nothing. */
     bool long_answer = q->ans.length > COLLECT_BYTES_MAX ||
                        (q->ans.length < 0 && (!plain_text || !is_type(q, "application/json")));
+    if (q->strategy) long_answer = false; /* its report goes in at the end */
     bool bare = status == 204 || status == 304;
     bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
     q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
@@ -263,10 +272,14 @@ static void answer_collected(struct gw_req *q)
     q->status = q->ans.status;
     if (q->status == 429) q->end = GW_END_SHED;
     if (q->status == 200) gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
+    struct buf edited = BUF_INIT;
+    if (q->strategy && q->status == 200 && gw_strategy_answer(q, b->data ? b->data : "", b->len, &edited))
+        b = &edited;
     q->ans.n_bytes = b->len;
     gw_stats_relayed(b->len);
     (void)http_reply(q->http, q->status, q->ans.type, buf_cstr(&headers), b->data, b->len);
     buf_fini(&headers);
+    buf_fini(&edited);
 }
 
 /* The client was given a stream's headers while it waited, and no stream came. */

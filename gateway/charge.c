@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/metric.h"
+#include "gateway/strategy.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -146,7 +147,8 @@ bool gw_charge_enter(struct gw_req *q)
 
 /* ---- settling ---- */
 
-static uint64_t used(const struct gw_req *q)
+/* Of the request itself, without the calls that a strategy made for it. */
+static uint64_t own_use(const struct gw_req *q)
 {
     bool generates = q->route->props & GW_R_ADMIT;
     bool lost = q->end == GW_END_UPSTREAM || q->end == GW_END_TIMEOUT || q->end == GW_END_DRAIN;
@@ -163,9 +165,15 @@ void gw_charge_leave(struct gw_req *q)
 {
     if (!q->limit.entered) return;
     q->limit.entered = false;
-    uint64_t n = used(q), prompt = q->usage.known ? q->usage.prompt : q->limit.prompt_tokens;
-    gw_account_leave(q->key->account, &q->key->limit, q->limit.tokens, n, !q->limit.sent);
+    struct gw_usage more;
+    gw_strategy_spent(q, &more);
+    bool itself = !q->strategy || q->send.start_ns > 0; /* a strategy may never send it */
+    uint64_t n = itself ? own_use(q) : 0;
+    uint64_t prompt = q->usage.known ? q->usage.prompt : q->limit.prompt_tokens;
     if (prompt > n) prompt = n;
+    prompt += more.prompt;
+    n += more.prompt + more.completion;
+    gw_account_leave(q->key->account, &q->key->limit, q->limit.tokens, n, !q->limit.sent);
     count(q, 2, prompt);
     count(q, 3, n - prompt);
 }

@@ -200,6 +200,16 @@ enum {
       "address of the admin API (default: a unix socket in the run folder)")                       \
     X(GW_BOOL, admin_public, "admin.public", "admin-public", "false", 0, 0, 0, NULL,               \
       "serve /admin on the public address, too")                                                   \
+    X(GW_U32, strategy_parallel, "strategy.parallel", "strategy-parallel", "8", 1, 256, GW_LIVE,   \
+      NULL, "calls at once of one request that map_reduce or map_rerank answers")                  \
+    X(GW_U32, map_tokens, "strategy.map_tokens", "map-tokens", "256", 1, 65536, GW_LIVE, NULL,     \
+      "longest summary of one chunk, in tokens")                                                   \
+    X(GW_STR, map_prompt, "strategy.map_prompt", "map-prompt", NULL, 0, 0, GW_LIVE, NULL,          \
+      "prompt that asks for a summary, with {question} and {text}")                                \
+    X(GW_STR, reduce_prompt, "strategy.reduce_prompt", "reduce-prompt", NULL, 0, 0, GW_LIVE, NULL, \
+      "what stands for a chunk in map_reduce's last request, with {text}")                         \
+    X(GW_STR, rerank_prompt, "strategy.rerank_prompt", "rerank-prompt", NULL, 0, 0, GW_LIVE, NULL, \
+      "what follows the question in map_rerank; it asks for a last line \"Score: N\"")             \
     X(GW_STR, log_level, "log.level", "log-level", "info", 0, 0, GW_LIVE | GW_PASS,                \
       "error|warn|notice|info|debug", "error, warn, notice, info or debug")                        \
     X(GW_STR, access_log, "log.access", "access-log", "stdout", 0, 0, 0, NULL,                     \

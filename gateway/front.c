@@ -11,6 +11,7 @@
 #include "gateway/fleet.h"
 #include "gateway/keys.h"
 #include "gateway/merge.h"
+#include "gateway/strategy.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,6 +30,7 @@ int gw_answer_headers(const struct gw_req *q, struct buf *out)
     struct gw_cors cors = cors_of(gw_config_of(q));
     int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
+    if (r == 0 && q->strategy_name) r = buf_addf(out, "X-KVBlend-Strategy: %s\r\n", q->strategy_name);
     return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
 }
 
@@ -431,6 +433,8 @@ static void log_access(struct gw_req *q, bool aborted)
     if (q->route && (q->route->props & GW_R_OPEN)) return;
     (void)http_req_body(q->http, &len);
     uint64_t start = http_req_start_ns(q->http);
+    struct gw_usage more; /* of a strategy's calls */
+    gw_strategy_spent(q, &more);
     double ttft_ms = q->first_byte_ns ? (double)(q->first_byte_ns - start) / 1e6 : -1;
     struct gw_access a = {
         .request_id = q->id,
@@ -444,11 +448,11 @@ static void log_access(struct gw_req *q, bool aborted)
         .trace_id = q->trace.trace,
         .span_id = q->trace.span,
         .parent_id = q->trace.parent,
-        .has_usage = q->usage.known,
+        .has_usage = q->usage.known || more.prompt > 0,
         .has_cached = q->usage.has_cached,
-        .prompt_tokens = q->usage.prompt,
-        .completion_tokens = q->usage.completion,
-        .cached_tokens = q->usage.cached,
+        .prompt_tokens = q->usage.prompt + more.prompt,
+        .completion_tokens = q->usage.completion + more.completion,
+        .cached_tokens = q->usage.cached + more.cached,
         .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
         .status = aborted ? 499 : q->status,
         .target = q->target_index,

@@ -126,6 +126,7 @@ struct gw_gate { /* one lane */
 
 struct gw_errand;
 struct gw_gather;
+struct gw_strategy_job;
 struct gw_req {
     struct gw_gate *gate;
     struct gw_req *prev, *next;
@@ -181,10 +182,11 @@ struct gw_req {
     } ans;
     struct gw_gather *gather; /* pages asked of all workers */
     struct gw_errand *errand; /* asked of other lanes */
-    void *strategy;           /* strategy.c's */
+    struct gw_strategy_job *strategy; /* strategy.c's */
+    const char *strategy_name;        /* for the answer's header; NULL: none was asked for */
     struct gw_trace trace;
     struct gw_usage usage;
-    bool active, strategy_asked;
+    bool active;
     bool scan_form; /* the model's name stands in a form, without quotes */
     /* for the log */
     int status;

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "gateway/config.h"
 #include "gateway/pool.h"
+#include "gateway/strategy.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -174,6 +175,7 @@ void gw_relay_call_parked(struct gw_gate *g)
 static void has_turn(struct gw_req *q)
 {
     if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
+    if (!q->strategy_name && gw_strategy_begin(q)) return;
     if (!q->park.was &&
         q->gate->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
         park(q, GW_PICK_FULL, 0);
@@ -247,6 +249,9 @@ void gw_relay_send(struct gw_req *q, struct buf *body)
     q->send.body = *body;
     q->send.has_body = true;
     *body = (struct buf)BUF_INIT;
+    struct gw_scan s = {.body = q->send.body.data, .len = q->send.body.len};
+    gw_scan_head(&s); /* where the model's name stands now */
+    q->scan.model_value = s.model_value;
     gw_send(q);
 }
 
@@ -473,6 +478,7 @@ void gw_relay_close(struct gw_req *q)
     if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_active(-1);
     gw_charge_leave(q);
+    gw_strategy_close(q);
     gw_answer_fini(q);
     gw_send_fini(q);
     gw_scan_fini(&q->scan);

@@ -185,7 +185,7 @@ static int make_pieces(struct gw_req *q)
     buf_clear(&q->send.model);
     if (own && l->up && l->up->lmcache)
         r = gw_lmcache_edits(&q->scan, l->up->separator, &q->send.edit, &n);
-    if (r == 0 && own && l->model && model->len) {
+    if (r == 0 && l->model && model->len) {
         r = q->scan_form ? buf_adds(&q->send.model, l->model)
                          : buf_add_json_str(&q->send.model, l->model, strlen(l->model));
         if (r == 0)

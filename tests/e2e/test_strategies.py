@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""MapReduce, MapRerank and the LMCache bridge in front of an upstream that answers by rule."""
+import json
+import threading
+
+from harness import KVBLEND, main, need, proxy, until
+from upstream import SCRIPT, Upstream
+
+need(KVBLEND)
+CHAT = "/v1/chat/completions"
+ANY = "models=* health=off"
+TOWNS = ["Arden", "Brill", "Corby", "Dunmow", "Esher"]
+
+
+def passage(town):
+    return (f"{town} has a mill that stands by the river {town}water. It was built by the miller of {town} "
+            f"after the flood, and the people of {town} still tell how the wheel turned all night.")
+
+
+def prompt(towns=TOWNS, question="Which river has the mill of Corby?"):
+    docs = "\n\n".join(f"[Document {i + 1}]\n{passage(t)}" for i, t in enumerate(towns))
+    return f"{docs}\n\nQuestion: {question}"
+
+
+def ask(strategy, towns=TOWNS, **kw):
+    body = {"model": "m", "messages": [{"role": "system", "content": "Be brief."},
+                                       {"role": "user", "content": prompt(towns)}],
+            "kvblend": {"strategy": strategy}}
+    body.update(kw)
+    return body
+
+
+def texts_of(body):
+    if "prompt" in body:
+        return body["prompt"]
+    parts = [m["content"] for m in body["messages"]]
+    return "\n".join(p if isinstance(p, str) else "\n".join(x["text"] for x in p) for p in parts)
+
+
+def usage(prompt_tokens, completion):
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion,
+            "total_tokens": prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": 1}}
+
+
+class Ruled(Upstream):
+    """Answers each completion by rule(body) → text, or a script; each call costs 10 + 3 tokens."""
+
+    def __init__(self, rule, **kw):
+        super().__init__(**kw)
+        self.rule, self.bodies = rule, []
+
+    def script_of(self, r):
+        body = r.json()
+        self.bodies.append(body)
+        answer = self.rule(body)
+        if isinstance(answer, dict):
+            return scripted(answer)
+        chat = r.path.endswith("chat/completions")
+        frame = {"id": "c1", "created": 1, "model": body.get("model")}
+        if body.get("stream"):
+            events = [dict(frame, object="chat.completion.chunk", choices=[
+                {"index": 0, "delta": d, "finish_reason": f}]) for d, f in
+                (({"role": "assistant", "content": ""}, None), ({"content": answer}, None), ({}, "stop"))]
+            if (body.get("stream_options") or {}).get("include_usage"):
+                events.append(dict(frame, object="chat.completion.chunk", choices=[], usage=usage(10, 3)))
+            data = "".join(f"data: {json.dumps(e)}\n\n" for e in events) + "data: [DONE]\n\n"
+            return scripted({"body": data, "type": "text/event-stream"})
+        choice = {"index": 0, "finish_reason": "stop", "logprobs": None}
+        choice.update({"message": {"role": "assistant", "content": answer}} if chat else {"text": answer})
+        return scripted({"body": json.dumps(dict(
+            frame, object="chat.completion", choices=[choice], usage=usage(10, 3)))})
+
+
+def scripted(fields):
+    return dict(SCRIPT, **fields)
+
+
+def is_map(body):
+    return "Summarise" in texts_of(body)
+
+
+def town_in(body):
+    found = [t for t in TOWNS if f"the miller of {t}" in texts_of(body)]
+    return found[0] if len(found) == 1 else None
+
+
+def summaries(body):
+    return f"Mill of {town_in(body)}: {town_in(body)}water." if is_map(body) else "FINAL"
+
+
+# ---- MapReduce ----
+
+def test_map_reduce():
+    with Ruled(summaries) as up, proxy([up.entry(ANY)]) as g:
+        r = g.post(CHAT, ask("map_reduce", max_tokens=50, top_p=0.5, temperature=None))
+        assert r.status == 200, r.body
+        a = r.json()
+        assert a["choices"][0]["message"]["content"] == "FINAL", a
+        assert r.headers["x-kvblend-strategy"] == "map_reduce"
+        maps, last = up.bodies[:-1], up.bodies[-1]
+        assert sorted(town_in(b) for b in maps) == sorted(TOWNS)
+        for b in maps:
+            assert b["temperature"] == 0 and b["max_tokens"] == 256 and b["top_p"] == 0.5, b
+            assert "Which river" in texts_of(b) and "stream" not in b and "kvblend" not in b or \
+                "strategy" not in b["kvblend"], b
+        text = texts_of(last)
+        for t in TOWNS:
+            assert f"Mill of {t}: {t}water." in text and f"the miller of {t}" not in text, text
+        assert text.startswith("Be brief.") and text.endswith("Question: Which river has the mill of Corby?")
+        assert last["max_tokens"] == 50 and last["kvblend"]["strategy"] is None
+        assert a["usage"] == {"prompt_tokens": 60, "completion_tokens": 18, "total_tokens": 78,
+                              "prompt_tokens_details": {"cached_tokens": 6}}, a["usage"]
+        assert a["kvblend"] == {"strategy": "map_reduce", "chunks": 5, "calls": 6, "failed": [],
+                                "tokens": {"map_prompt": 50, "map_completion": 15}}, a["kvblend"]
+        log = until("the log", lambda: [x for x in g.access_log() if x["path"] == CHAT])[0]
+        assert log["prompt_tokens"] == 60 and log["completion_tokens"] == 18, log
+
+
+def test_map_reduce_streams():
+    with Ruled(summaries) as up, proxy([up.entry(ANY)]) as g:
+        for counts in (False, True):
+            body = ask("map_reduce", stream=True)
+            if counts:
+                body["stream_options"] = {"include_usage": True}
+            r = g.post(CHAT, body)
+            events = r.events()
+            assert events[-1] == b"[DONE]", events
+            frames = [json.loads(e) for e in events[:-1]]
+            assert "".join(f["choices"][0]["delta"].get("content", "") for f in frames
+                           if f["choices"]) == "FINAL"
+            told = [f for f in frames if "kvblend" in f]
+            assert len(told) == 1 and told[0] is frames[-1], frames
+            assert told[0]["kvblend"]["calls"] == 6
+            if counts:
+                assert told[0]["choices"] == [] and told[0]["usage"]["total_tokens"] == 78, told
+            else:
+                assert told[0]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_parallel_is_bounded():
+    seen = {"now": 0, "most": 0}
+
+    def rule(body):
+        return {"wait_s": 0.15, "body": json.dumps({"choices": [{"message": {"content": "s"}}],
+                                                    "usage": usage(10, 3)})}
+
+    with Ruled(rule) as up, proxy([up.entry(ANY)], "--strategy-parallel", "2") as g:
+        done = []
+        t = threading.Thread(target=lambda: done.append(g.post(CHAT, ask("map_reduce"))))
+        t.start()
+        while t.is_alive():
+            open_now = sum(1 for c in list(up.conns) if c.current)
+            seen["most"] = max(seen["most"], open_now)
+            t.join(0.005)
+        assert done[0].status == 200, done[0].body
+        assert seen["most"] == 2, seen
+
+
+# ---- MapRerank ----
+
+def scored(body):
+    scores = {"Arden": "Score: 30", "Brill": "no score", "Corby": "Score: 90", "Dunmow": "Score: 90",
+              "Esher": "Score: 400"}
+    t = town_in(body)
+    return f"{t}water\n{scores[t]}"
+
+
+def test_map_rerank():
+    with Ruled(scored) as up, proxy([up.entry(ANY)]) as g:
+        r = g.post(CHAT, ask("map_rerank", max_tokens=20))
+        a = r.json()
+        assert r.status == 200 and r.headers["x-kvblend-strategy"] == "map_rerank", r.body
+        assert a["choices"][0]["message"]["content"] == "Corbywater", a  # a tie: the earlier one
+        assert a["kvblend"]["scores"] == [30, 0, 90, 90, 0] and a["kvblend"]["chosen"] == 2, a
+        assert a["kvblend"]["calls"] == 5 and len(up.bodies) == 5
+        assert a["usage"]["total_tokens"] == 65, a["usage"]
+        for b in up.bodies:
+            assert b["max_tokens"] == 36 and b["temperature"] == 0 and "Score: N" in texts_of(b), b
+            assert texts_of(b).startswith("Be brief.") and "Question: Which river" in texts_of(b)
+        r = g.post(CHAT, ask("map_rerank", stream=True, stream_options={"include_usage": True}))
+        frames = [json.loads(e) for e in r.events()[:-1]]
+        assert r.events()[-1] == b"[DONE]" and r.headers["content-type"].startswith("text/event-stream")
+        assert "".join(f["choices"][0]["delta"].get("content", "") for f in frames
+                       if f["choices"]) == "Corbywater"
+        assert frames[-1]["usage"]["total_tokens"] == 65 and frames[-1]["kvblend"]["chosen"] == 2
+
+
+def test_header_and_completions():
+    with Ruled(scored) as up, proxy([up.entry(ANY)]) as g:
+        body = {"model": "m", "prompt": prompt()}
+        r = g.post("/v1/completions", body, headers={"X-KVBlend-Strategy": "map_rerank"})
+        assert r.json()["choices"][0]["text"] == "Corbywater", r.body
+        assert all("prompt" in b and "messages" not in b for b in up.bodies)
+        up.rule = summaries
+        r = g.post("/v1/completions", body, headers={"X-KVBlend-Strategy": "map_reduce"})
+        assert r.json()["choices"][0]["text"] == "FINAL", r.body
+        r = g.post(CHAT, ask(None), headers={"X-KVBlend-Strategy": "guess"})
+        assert r.status == 400 and r.error()["param"] == "kvblend.strategy"
+        r = g.post(CHAT, ask("map_reduce", n=2))
+        assert r.status == 400 and "n > 1" in r.error()["message"]
+
+
+def test_marks_of_the_application():
+    """Content parts, documents and ranges are the chunks, as in any request."""
+    with Ruled(summaries) as up, proxy([up.entry(ANY)]) as g:
+        parts = [{"type": "text", "text": passage(t)} for t in TOWNS[:3]]
+        body = ask("map_reduce", messages=[
+            {"role": "user", "content": parts + [{"type": "text", "text": "Which river?"}]}])
+        assert g.post(CHAT, body).json()["kvblend"]["calls"] == 4
+        last = up.bodies[-1]["messages"][0]["content"]
+        assert [p["text"] for p in last][0].endswith("Mill of Arden: Ardenwater.") and len(last) == 4
+        body = ask("map_reduce", messages=[{"role": "user", "content": "Which river?"}],
+                   documents=[{"title": "x", "text": passage(t)} for t in TOWNS[:2]])
+        assert g.post(CHAT, body).json()["kvblend"]["calls"] == 3
+        assert up.bodies[-1]["documents"][1]["text"].endswith("Mill of Brill: Brillwater.")
+
+
+def test_no_chunks():
+    with Ruled(lambda b: "plain") as up, proxy([up.entry(ANY)]) as g:
+        body = ask("map_reduce", messages=[{"role": "user", "content": "Hello"}])
+        r = g.post(CHAT, body)
+        assert r.status == 200 and r.headers["x-kvblend-strategy"] == "none", r.headers
+        assert up.bodies == [dict(body, kvblend={"strategy": None})] and "kvblend" not in r.json()
+        r = g.post(CHAT, ask(None, messages=body["messages"]))
+        assert "x-kvblend-strategy" not in r.headers
+
+
+# ---- failures ----
+
+def test_a_failing_call_is_left_out():
+    tries = []
+
+    def rule(body):
+        if is_map(body) and town_in(body) == "Brill":
+            tries.append(1)
+            return {"status": 500}
+        return summaries(body)
+
+    with Ruled(rule) as up, proxy([up.entry(ANY)]) as g:
+        a = g.post(CHAT, ask("map_reduce")).json()
+        assert len(tries) == 2 and a["kvblend"]["failed"] == [1] and a["kvblend"]["calls"] == 7, a
+        assert "Brill" not in texts_of(up.bodies[-1])
+        tries.clear()
+        up.rule = lambda b: {"status": 500} if not tries.append(1) and len(tries) <= 1 else summaries(b)
+        a = g.post(CHAT, ask("map_reduce")).json()
+        assert a["kvblend"]["failed"] == [] and a["kvblend"]["calls"] == 7, a
+        up.rule = lambda b: {"status": 400}
+        r = g.post(CHAT, ask("map_rerank"))
+        assert r.status == 502 and "400" in r.error()["message"], r.body
+        r = g.post(CHAT, ask("map_reduce", stream=True))
+        assert r.status == 502, r.body
+        up.rule = lambda b: {"body": "nonsense"}
+        assert g.post(CHAT, ask("map_reduce")).status == 502
+
+
+def test_abort_cancels_all_calls():
+    with Ruled(lambda b: {"wait_s": 60}) as up, proxy([up.entry(ANY)]) as g:
+        s = g.open(CHAT, ask("map_reduce"))
+        until("five calls", lambda: len(up.bodies) == 5)
+        s.close()
+        until("all are given up", lambda: all(r.left_at for r in up.requests), 10)
+        log = until("the log", lambda: g.access_log())[-1]
+        assert log["status"] == 499 and log["end"] == "client_abort", log
+        assert not g.admin_get("/admin/requests")["requests"]
+
+
+def test_fail_over_to_another_upstream():
+    with Ruled(lambda b: {"status": 503}, name="a") as a, Ruled(summaries, name="b") as b, \
+            proxy([a.entry(ANY + " priority=0"), b.entry(ANY + " priority=1")]) as g:
+        r = g.post(CHAT, ask("map_reduce"))
+        assert r.status == 200 and r.json()["kvblend"]["failed"] == [], r.body
+        assert len(b.bodies) == 6
+
+
+def test_aliases_and_keys():
+    with Ruled(summaries) as up, proxy(
+            [up.entry("models=nice=real health=off api_key=secret")], "--api-key", "k1 id=a tpm=100000") as g:
+        r = g.post(CHAT, ask("map_reduce", model="nice"), headers={"Authorization": "Bearer k1"})
+        assert r.status == 200, r.body
+        assert {b["model"] for b in up.bodies} == {"real"}
+        assert {q.header("authorization") for q in up.requests} == {"Bearer secret"}
+        used = 100000 - g.admin_get("/admin/keys")["keys"][0]["tokens_left"]
+        assert 70 <= used <= 78, used  # 78 were used, some have come back since
+
+
+# ---- LMCache ----
+
+def test_lmcache_separators():
+    with Ruled(lambda b: "x") as up, proxy([up.entry(ANY + " lmcache=true")]) as g:
+        body = ask(None)
+        del body["kvblend"]
+        assert g.post(CHAT, body).status == 200
+        sent = texts_of(up.bodies[-1])
+        assert sent.replace(" # # ", "") == texts_of(body)
+        for t in TOWNS:
+            assert f" # # {passage(t)} # # " in sent, sent
+        assert sent.count(" # # ") == 10
+        g.post(CHAT, up.bodies[-1])  # its own work is recognised
+        assert texts_of(up.bodies[-1]) == sent
+        small = ask(None, messages=[{"role": "user", "content": "Hello \u00e4"}])
+        g.post(CHAT, small)
+        assert up.requests[-1].body == json.dumps(small).encode()
+    with Ruled(lambda b: "x") as up, proxy([up.entry(ANY)]) as g:
+        g.post(CHAT, body)
+        assert up.requests[-1].body == json.dumps(body).encode()
+
+
+if __name__ == "__main__":
+    main(globals())
