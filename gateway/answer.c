@@ -63,7 +63,11 @@ static int answer_headers(const struct gw_req *q, struct buf *out)
     if (r == 0)
         r = buf_addf(out, "x-kvblend-overhead-us: %llu\r\n",
                      (unsigned long long)(q->overhead_ns / 1000));
-    return r < 0 ? r : buf_add(out, q->ans.headers.data, q->ans.headers.len);
+    if (r == 0) r = buf_add(out, q->ans.headers.data, q->ans.headers.len);
+    /* Proxies between us and the client must neither hold events back nor keep them. */
+    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no\r\n");
+    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache\r\n");
+    return r;
 }
 
 static void keep_headers(struct gw_req *q, const struct http_head *h)
@@ -74,6 +78,8 @@ static void keep_headers(struct gw_req *q, const struct http_head *h)
     q->ans.type = type ? mem_strdup(type) : NULL;
     q->ans.length = length ? strtoll(length, NULL, 10) : -1;
     q->ans.framed = length || http_header_find(h, "transfer-encoding");
+    q->ans.unbuffered = http_header_find(h, "x-accel-buffering");
+    q->ans.uncached = http_header_find(h, "cache-control");
     buf_clear(&q->ans.headers);
     for (size_t i = 0; i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
@@ -231,6 +237,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
 {
     struct gw_req *q = ctx;
     bool again = status == 429 || status == 502 || status == 503 || status == 504;
+    q->ans.busy = status == 429 || (status == 503 && http_header_find(h, "retry-after"));
     q->ans.got_head = true;
     q->ans.status = status;
     q->first_byte_ns = clock_ns();
@@ -300,9 +307,9 @@ static void answer_early(struct gw_req *q)
     (void)http_reply_end(q->http);
 }
 
-static enum gw_outcome outcome_of(const struct gw_req *q)
+enum gw_outcome gw_answer_outcome(const struct gw_req *q)
 {
-    if (q->ans.status == 429 || q->ans.status == 503) return GW_DONE_BUSY;
+    if (q->ans.busy) return GW_DONE_BUSY;
     return q->ans.status >= 500 ? GW_DONE_FAILED : GW_DONE_OK;
 }
 
@@ -344,7 +351,7 @@ static void on_end(void *ctx, int status)
     }
     bool late = status == -ETIMEDOUT || status == -ETIME;
     if ((status == 0 && is_whole(q)) || (q->ans.sse && q->ans.saw_done)) {
-        gw_send_done(q, outcome_of(q));
+        gw_send_done(q, gw_answer_outcome(q));
         answer_complete(q);
         return;
     }

@@ -358,7 +358,7 @@ static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
         q->route->answer(q);
         return;
     }
-    if (q->gate->house->draining && !(q->route->props & GW_R_ADMIN)) {
+    if (!q->gate->accepting && !(q->route->props & GW_R_ADMIN)) {
         q->end = GW_END_DRAIN;
         gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
         return;
@@ -444,7 +444,6 @@ static void log_access(struct gw_req *q, bool aborted)
         .path = http_req_path(q->http),
         .model = q->scan.has_model ? q->scan.model : NULL,
         .detector = q->scan.n_segments ? q->scan.detector : NULL,
-        .upstream = q->target_name,
         .trace_id = q->trace.trace,
         .span_id = q->trace.span,
         .parent_id = q->trace.parent,
@@ -455,7 +454,7 @@ static void log_access(struct gw_req *q, bool aborted)
         .cached_tokens = q->usage.cached + more.cached,
         .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
         .status = aborted ? 499 : q->status,
-        .target = q->target_index,
+        .target = q->target_name,
         .stream = q->ans.sse || q->ans.early,
         .end = aborted ? GW_END_CLIENT_ABORT : q->end,
         .bytes_in = len,
@@ -507,7 +506,6 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
                           .span_id = trace.span,
                           .parent_id = trace.parent,
                           .status = status,
-                          .target = -1,
                           .end = GW_END_REFUSED,
                           .start_ns = clock_ns(),
                           .ttft_ms = -1};

@@ -173,7 +173,8 @@ struct gw_req {
     struct {                              /* answer.c */
         bool got_head, sse, begun, early; /* begun: the client has headers; early: before the target
                                              answered */
-        bool saw_done, mid_event, streams, framed;
+        bool saw_done, mid_event, streams, framed, unbuffered, uncached;
+        bool busy;  /* alive, but not now */
         int status; /* the target's */
         int64_t length;
         char *type;
@@ -294,7 +295,8 @@ void gw_send_fini(struct gw_req *q);
 extern const struct http_call_ops gw_answer_ops; /* ctx: struct gw_req */
 void gw_answer_reset(struct gw_req *q);          /* before another try */
 void gw_answer_fini(struct gw_req *q);
-void gw_answer_drain(struct gw_req *q); /* the client takes bytes again */
+enum gw_outcome gw_answer_outcome(const struct gw_req *q); /* of a whole answer */
+void gw_answer_drain(struct gw_req *q);                    /* the client takes bytes again */
 /* End the answer that has begun: an error frame where the stream's kind has one, else a cut
  * connection. */
 void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);

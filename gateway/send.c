@@ -312,7 +312,7 @@ bool gw_send_elsewhere(struct gw_req *q)
     }
     http_call_cancel(q->send.call);
     q->send.call = NULL;
-    gw_send_done(q, q->ans.status == 429 || q->ans.status == 503 ? GW_DONE_BUSY : GW_DONE_FAILED);
+    gw_send_done(q, gw_answer_outcome(q));
     q->send.lease = next;
     q->n_retries++;
     gw_stats_retry();

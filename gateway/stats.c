@@ -301,14 +301,14 @@ static int render(struct buf *b, const struct gw_access *a)
     if (r == 0) r = add_str(b, "method", a->method);
     if (r == 0) r = add_str(b, "path", a->path);
     if (r == 0) r = add_str(b, "model", a->model);
+    if (r == 0) r = add_str(b, "target", a->target);
     if (r == 0)
         r = buf_addf(b,
-                     ",\"target\":%d,\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
+                     ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
                      "\"bytes_out\":%llu,\"segments\":%u",
-                     a->target, a->stream ? "true" : "false", a->status, ends[a->end],
+                     a->stream ? "true" : "false", a->status, ends[a->end],
                      (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
                      a->n_segments);
-    if (r == 0 && a->upstream) r = add_str(b, "upstream", a->upstream);
     if (r == 0 && a->has_usage)
         r = buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
                      (unsigned long long)a->prompt_tokens,
@@ -329,7 +329,7 @@ void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
 {
     count_status(a->status);
     if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
-    if (a->target >= 0) {
+    if (a->target) {
         metric_observe(&m_overhead, a->overhead_us / 1e6);
         metric_observe(&m_queue, a->queue_ms / 1e3);
     }

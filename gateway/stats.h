@@ -22,9 +22,9 @@ enum gw_end { /* why a request ended: access log */
 };
 struct gw_access { /* one request as the log shows it; strings borrowed */
     const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
-    const char *upstream;                       /* the target's name, NULL: none */
+    const char *target;                         /* its name, NULL: none */
     const char *trace_id, *span_id, *parent_id; /* "" = none */
-    int status, target;                         /* target: its index, -1 none */
+    int status;
     bool stream;
     bool has_usage, has_cached; /* the counts below were reported */
     uint64_t prompt_tokens, completion_tokens, cached_tokens;

@@ -318,7 +318,7 @@ def test_access_log():
             for x in (first, second):
                 assert x["key_id"] == "team" and x["status"] == 200 and x["model"] == "stub-model"
                 assert (x["prompt_tokens"], x["completion_tokens"], x["cached_tokens"]) == (50, 7, 30)
-                assert x["path"] == CHAT and x["method"] == "POST" and "upstream" in x
+                assert x["path"] == CHAT and x["method"] == "POST" and x["target"] == "worker-0"
                 assert 0 <= x["queue_ms"] <= x["ttft_ms"] <= x["dur_ms"] and x["bytes_in"] > 0
                 assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", x["ts"])
             assert first["request_id"] == r.headers["x-request-id"] and second["stream"]
