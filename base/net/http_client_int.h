@@ -33,7 +33,8 @@ struct client_conn {
     struct http_defer defer; /* parse what was left when the call was paused */
     struct http_io io;
     enum conn_phase phase;
-    size_t addr_i;
+    size_t addr_i, n_tried; /* of client->addrs */
+    uint64_t open_by_ns;
     int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
     size_t piece_pos;
     bool write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
@@ -50,7 +51,7 @@ struct call_list {
 struct http_client {
     struct http_loop *loop;
     struct http_addr addrs[HTTP_ADDRS_MAX];
-    size_t n_addrs;
+    size_t n_addrs, addr_good; /* addr_good: worked last */
     char *host, *name; /* for the Host header; the server's name for TLS */
     struct http_tls *tls;
     struct http_tls_slot slot;

@@ -4,10 +4,12 @@
 #include "base/net/http_client_int.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -82,31 +84,47 @@ void http_exchange_free(struct client_conn *cc)
     if (c->waiting.head) http_defer(c->loop, &c->defer); /* a place is free */
 }
 
-/* Start connecting to the next address; 0, or the last error when none is left. */
-static int conn_connect(struct client_conn *cc)
+static uint64_t left_ms(const struct client_conn *cc)
+{
+    uint64_t now = clock_ns();
+    return now < cc->open_by_ns ? (cc->open_by_ns - now) / 1000000 + 1 : 1;
+}
+
+static int start_connect(struct client_conn *cc, const struct http_addr *a)
 {
     struct http_client *c = cc->client;
-    int r = -ECONNREFUSED;
-    for (; cc->addr_i < c->n_addrs; cc->addr_i++) {
-        const struct http_addr *a = &c->addrs[cc->addr_i];
-        int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd < 0) return -errno;
-        int one = 1;
-        if (a->ss.ss_family != AF_UNIX)
-            (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (connect(fd, (const struct sockaddr *)&a->ss, a->len) == 0 || errno == EINPROGRESS) {
-            cc->io.fd = fd;
-            cc->phase = CC_CONNECTING;
-            event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_event, cc);
-            event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_event, cc);
-            set_write(cc, true);
-            http_alarm_set(&cc->alarm, c->connect_ms);
-            return 0;
-        }
-        r = errno == ENOENT || errno == EAGAIN ? -ECONNREFUSED : -errno;
+    int one = 1, fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -errno;
+    if (a->ss.ss_family != AF_UNIX)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(fd, (const struct sockaddr *)&a->ss, a->len) < 0 && errno != EINPROGRESS) {
+        int r = errno == ENOENT || errno == EAGAIN ? -ECONNREFUSED : -errno;
         (void)close(fd);
+        return r;
     }
-    return r;
+    cc->io.fd = fd;
+    cc->phase = CC_CONNECTING;
+    event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_event, cc);
+    event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_event, cc);
+    set_write(cc, true);
+    return 0;
+}
+
+/* Start connecting to the next address; 0, or `last` when none is left. The one that worked last
+ * comes first, and each gets its share of the time: one that swallows packets does not use it up.
+ */
+static int conn_connect(struct client_conn *cc, int last)
+{
+    struct http_client *c = cc->client;
+    while (cc->n_tried < c->n_addrs) {
+        size_t n_left = c->n_addrs - cc->n_tried;
+        cc->addr_i = (c->addr_good + cc->n_tried++) % c->n_addrs;
+        last = start_connect(cc, &c->addrs[cc->addr_i]);
+        if (last < 0) continue;
+        http_alarm_set(&cc->alarm, left_ms(cc) / n_left + 1);
+        return 0;
+    }
+    return last;
 }
 
 int http_exchange_open(struct http_client *c, struct client_conn **ret)
@@ -120,7 +138,8 @@ int http_exchange_open(struct http_client *c, struct client_conn **ret)
     http_alarm_init(&cc->alarm, c->loop, on_timeout, cc);
     link_conn(cc, &c->conns);
     c->n_conns++;
-    int r = conn_connect(cc);
+    cc->open_by_ns = clock_ns() + c->connect_ms * 1000000ull;
+    int r = conn_connect(cc, -ECONNREFUSED);
     if (r < 0) {
         http_exchange_free(cc);
         return r;
@@ -203,12 +222,21 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     }
 }
 
+static void explain_connect(struct http_call *call, int status)
+{
+    char text[200];
+    (void)snprintf(text, sizeof text, "no connection to %.100s: %s", call->client->name,
+                   strerror(-status));
+    http_call_explain(call, text);
+}
+
 /* The connection is useless: retry its call, or end it with `status`. */
 static void conn_fail(struct client_conn *cc, int status)
 {
     struct http_client *c = cc->client;
     struct http_call *call = cc->call;
     bool retry = call && cc->reused && !cc->got_bytes && !call->retried && status != -ETIMEDOUT;
+    if (call && cc->phase == CC_CONNECTING) explain_connect(call, status);
     if (call && !retry && cc->io.tls) http_call_explain(call, http_tls_why(cc->io.tls));
     cc->call = NULL;
     http_exchange_free(cc);
@@ -358,6 +386,13 @@ static void conn_opened(struct client_conn *cc)
     http_exchange_begin(cc, cc->call); /* a cancelled call would have taken the connection along */
 }
 
+static void next_address(struct client_conn *cc, int error)
+{
+    close_socket(cc);
+    int r = conn_connect(cc, error);
+    if (r < 0) conn_fail(cc, r);
+}
+
 static void conn_connected(struct client_conn *cc)
 {
     struct http_client *c = cc->client;
@@ -365,17 +400,16 @@ static void conn_connected(struct client_conn *cc)
     socklen_t len = sizeof e;
     if (getsockopt(cc->io.fd, SOL_SOCKET, SO_ERROR, &e, &len) < 0) e = errno;
     if (e != 0) {
-        close_socket(cc);
-        cc->addr_i++;
-        int r = cc->addr_i < c->n_addrs ? conn_connect(cc) : -e;
-        if (r < 0) conn_fail(cc, r);
+        next_address(cc, -e);
         return;
     }
+    c->addr_good = cc->addr_i;
     if (!c->tls) {
         conn_opened(cc);
         return;
     }
     cc->phase = CC_HANDSHAKE;
+    http_alarm_set(&cc->alarm, left_ms(cc));
     int r = http_tls_begin(c->tls, c->loop, &cc->io, c->name, &c->slot);
     if (r < 0) {
         conn_fail(cc, r);
@@ -438,7 +472,10 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
 static void on_timeout(void *arg)
 {
     struct client_conn *cc = arg;
-    conn_fail(cc, -ETIMEDOUT);
+    if (cc->phase == CC_CONNECTING)
+        next_address(cc, -ETIMEDOUT);
+    else
+        conn_fail(cc, -ETIMEDOUT);
 }
 
 void http_exchange_pause(struct client_conn *cc, bool pause)

@@ -68,7 +68,7 @@ struct http_addr {
     struct sockaddr_storage ss;
     socklen_t len;
 };
-enum { HTTP_ADDRS_MAX = 4 };
+enum { HTTP_ADDRS_MAX = 8 };
 /* Resolve "HOST:PORT" or "unix:/path" (blocking for names); listening prefers the dual-stack
  * wildcard for an empty host. *ret_n gets 1..HTTP_ADDRS_MAX. */
 int http_addr_resolve(const char *address, bool listening, struct http_addr *ret, size_t *ret_n,

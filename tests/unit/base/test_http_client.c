@@ -463,6 +463,46 @@ TEST(refused_connection)
     fix_fini(&f);
 }
 
+/* Several addresses: what refuses or swallows is passed over, and what worked is tried first. */
+TEST(fallback_over_addresses)
+{
+    struct fix f;
+    int silent = socket(AF_INET, SOCK_STREAM, 0), filler[8];
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof in;
+    ASSERT_EQ(bind(silent, (struct sockaddr *)&in, len), 0);
+    ASSERT_EQ(getsockname(silent, (struct sockaddr *)&in, &len), 0);
+    char refusing[64], list[200];
+    (void)snprintf(refusing, sizeof refusing, "127.0.0.1:%d", ntohs(in.sin_port));
+    fix_init(&f, refusing);
+    http_client_destroy(f.client);
+    (void)snprintf(list, sizeof list, "%s,127.0.0.1:%d,%s", refusing, http_server_port(f.server),
+                   refusing);
+    struct http_client_opts o = {.address = list, .connect_timeout_ms = 10000, .keepalive_ms = 1};
+    ASSERT_OK(http_client_create(f.loop, &o, &f.client));
+    for (int i = 0; i < 2; i++) {
+        start(&f, i, "POST", "/echo", "x");
+        run(&f);
+        ASSERT_EQ(f.calls[i].end, 0);
+    }
+    /* A full backlog swallows: the next address gets its share of the time. */
+    ASSERT_EQ(listen(silent, 0), 0);
+    for (int i = 0; i < 8; i++) {
+        filler[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)connect(filler[i], (struct sockaddr *)&in, sizeof in);
+    }
+    http_client_destroy(f.client);
+    o.connect_timeout_ms = 1500;
+    ASSERT_OK(http_client_create(f.loop, &o, &f.client));
+    start(&f, 2, "POST", "/echo", "x");
+    run(&f);
+    ASSERT_EQ(f.calls[2].end, 0);
+    for (int i = 0; i < 8; i++)
+        close(filler[i]);
+    close(silent);
+    fix_fini(&f);
+}
+
 /* A scripted peer in a thread: per connection, read one request for each answer, write it, close.
  */
 struct script {
