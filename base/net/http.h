@@ -1,6 +1,6 @@
 /* http: the one HTTP/1.1 + SSE layer, server and client, on libevent's plain events.
  *
- * Not for: HTTP/2, anything but origin-form requests.
+ * Not for: HTTP/2, CONNECT, targets of other hosts.
  * Server life cycle: http_loop_create() → http_server_create() → http_server_listen() →
  * http_loop_run(). on_request is called once a request's head *and* whole body are in (body bounded
  * by the limits; 413 otherwise); the handler answers now or later by http_reply() or

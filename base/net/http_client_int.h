@@ -37,6 +37,7 @@ struct client_conn {
     uint64_t open_by_ns;
     int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
     size_t piece_pos;
+    unsigned n_informed;
     bool write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
     struct buf in;
     size_t scan;
@@ -52,7 +53,7 @@ struct http_client {
     struct http_loop *loop;
     struct http_addr addrs[HTTP_ADDRS_MAX];
     size_t n_addrs, addr_good; /* addr_good: worked last */
-    char *host, *name; /* for the Host header; the server's name for TLS */
+    char *host, *name;         /* for the Host header; the server's name for TLS */
     struct http_tls *tls;
     struct http_tls_slot slot;
     unsigned conns_max, connect_ms, first_byte_ms, idle_ms, keepalive_ms, total_ms;

@@ -14,6 +14,7 @@
 
 enum {
     RESPONSE_HEAD_BYTES_MAX = 64 * 1024, /* chosen: twice what the server side takes */
+    INFORMED_MAX = 16,                   /* chosen: 1xx answers before the real one */
     PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
 };
 
@@ -213,6 +214,7 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     cc->piece_pos = 0;
     cc->have_head = cc->got_bytes = cc->eof = false;
     cc->scan = 0;
+    cc->n_informed = 0;
     if (cc->phase != CC_OPEN) return;
     http_alarm_set(&cc->alarm, cc->client->first_byte_ms);
     set_read(cc, true); /* even when paused: nothing has come yet */
@@ -288,7 +290,8 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
     if (r < 0) return r;
     *p += n;
     cc->scan = 0;
-    if (cc->msg.status < 200) return cc->msg.status == 101 ? -EBADMSG : 1;
+    if (cc->msg.status < 200)
+        return cc->msg.status == 101 || ++cc->n_informed > INFORMED_MAX ? -EBADMSG : 1;
     cc->have_head = true;
     cc->chunked = (struct http_chunked){0};
     cc->body_left = cc->msg.length;
@@ -365,7 +368,7 @@ static void conn_parse(struct client_conn *cc, const char *data, size_t len)
     } else if (cc->call->paused) {
         set_read(cc, false);
         http_alarm_clear(&cc->alarm);
-    } else {
+    } else if (cc->have_head) { /* until then the first byte's time runs: a head may not drip */
         http_alarm_set(&cc->alarm, cc->client->idle_ms);
     }
 }
@@ -486,7 +489,7 @@ void http_exchange_pause(struct client_conn *cc, bool pause)
         http_alarm_clear(&cc->alarm);
     } else {
         set_read(cc, !cc->eof);
-        http_alarm_set(&cc->alarm, cc->got_bytes ? cc->client->idle_ms : cc->client->first_byte_ms);
+        http_alarm_set(&cc->alarm, cc->have_head ? cc->client->idle_ms : cc->client->first_byte_ms);
         if (cc->got_bytes) http_defer(cc->client->loop, &cc->defer); /* what was left, or the end */
     }
 }

@@ -152,9 +152,9 @@ struct http_msg {                /* init {0}; http_msg_fini() */
     uint64_t length; /* for HTTP_BODY_LENGTH */
     int minor;       /* HTTP/1.minor */
     bool keep_alive, expect_100, is_head;
-    const char *method, *target, *query; /* requests */
-    char *path;
-    int status; /* responses */
+    const char *method, *query;      /* requests */
+    char *target, *path, *authority; /* authority: of an absolute target, else NULL */
+    int status;                      /* responses */
 };
 /* Length of the head that starts at p including its empty line, 0 = incomplete, -EBADMSG = a line
  * feed without a carriage return. *scan (0 at first) is where the next search goes on. */

@@ -93,6 +93,12 @@ static char *next_line(char **cur, char *end)
     return memchr(line, '\0', len) || memchr(line, '\r', len) ? NULL : line;
 }
 
+static bool is_framing_name(const char *name)
+{
+    return strcasecmp(name, "content-length") == 0 || strcasecmp(name, "transfer-encoding") == 0 ||
+           strcasecmp(name, "host") == 0;
+}
+
 /* One "Name: value" line; false when malformed. */
 static bool parse_header(struct http_msg *m, char *line)
 {
@@ -102,14 +108,17 @@ static bool parse_header(struct http_msg *m, char *line)
     if (colon == line || *colon != ':') return false; /* also obs-fold and "Name :" */
     *colon = '\0';
     char *value = colon + 1;
-    while (*value == ' ' || *value == '\t')
-        value++;
+    bool tab = false;
+    for (; *value == ' ' || *value == '\t'; value++)
+        tab |= *value == '\t';
     char *end = value + strlen(value);
-    while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
-        end--;
+    for (; end > value && (end[-1] == ' ' || end[-1] == '\t'); end--)
+        tab |= end[-1] == '\t';
     *end = '\0';
     for (char *c = value; *c; c++)
         if (((unsigned char)*c < 0x20 && *c != '\t') || *c == 0x7F) return false;
+    /* Legal, but not every parser takes a tab for white space: what frames a message is clear. */
+    if (tab && is_framing_name(line)) return false;
     m->headers[m->head.n_headers++] = (struct http_header){line, value};
     return true;
 }
@@ -127,6 +136,16 @@ static bool has_token(const char *value, const char *token)
     return false;
 }
 
+/* A name or an address with or without port, or nothing. */
+static bool host_ok(const char *host)
+{
+    for (const char *c = host; *c; c++)
+        if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F ||
+            strchr("\"#,/;<>?@\\^`{|}", *c))
+            return false;
+    return true;
+}
+
 static int parse_length(const char *value, uint64_t *ret)
 {
     size_t n = strlen(value);
@@ -142,7 +161,7 @@ static int parse_length(const char *value, uint64_t *ret)
 
 /* What both directions need to know from the headers. */
 struct framing {
-    const char *length, *coding;
+    const char *length, *coding, *host;
     unsigned n_length, n_coding, n_host;
     bool close, keep_alive;
 };
@@ -158,6 +177,7 @@ static void scan_framing(const struct http_msg *m, struct framing *f)
             f->coding = h->value;
             f->n_coding++;
         } else if (strcasecmp(h->name, "host") == 0) {
+            f->host = h->value;
             f->n_host++;
         } else if (strcasecmp(h->name, "connection") == 0) {
             f->close |= has_token(h->value, "close");
@@ -172,9 +192,30 @@ static int refuse(const char **ret_why, int status, const char *why)
     return status;
 }
 
+/* "http://AUTHORITY/path" (RFC 9112 3.2.2): the target becomes the path, the authority is kept to
+ * be compared with Host. It moves over the slash before it, to make room for its NUL. */
+static int parse_absolute(struct http_msg *m, const char **ret_why)
+{
+    char *t = m->target;
+    size_t scheme = strncasecmp(t, "http://", 7) == 0    ? 7
+                    : strncasecmp(t, "https://", 8) == 0 ? 8
+                                                         : 0;
+    if (scheme == 0) return 0;
+    size_t len = strcspn(t + scheme, "/?");
+    if (len == 0 || t[scheme + len] == '?' || memchr(t + scheme, '@', len))
+        return refuse(ret_why, 400, "the request target is not a path");
+    static char root[] = "/";
+    m->target = t[scheme + len] ? t + scheme + len : root;
+    m->authority = memmove(t + scheme - 1, t + scheme, len);
+    m->authority[len] = '\0';
+    return 0;
+}
+
 /* The decoded path and the raw query out of the target. */
 static int parse_target(struct http_msg *m, const char **ret_why)
 {
+    int r = parse_absolute(m, ret_why);
+    if (r != 0) return r;
     const char *t = m->target;
     for (const char *c = t; *c; c++)
         if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F || *c == '#')
@@ -229,6 +270,9 @@ static int request_framing(struct http_msg *m, const struct http_limits *lim, co
     scan_framing(m, &f);
     if (f.n_host > 1 || (f.n_host == 0 && m->minor >= 1))
         return refuse(ret_why, 400, "exactly one Host header is required");
+    if (f.host && !host_ok(f.host)) return refuse(ret_why, 400, "malformed Host header");
+    if (m->authority && (!f.host || strcasecmp(f.host, m->authority) != 0))
+        return refuse(ret_why, 400, "Host and the request target name different hosts");
     if (f.n_length && f.n_coding)
         return refuse(ret_why, 400, "Content-Length and Transfer-Encoding exclude each other");
     if (f.n_length > 1 || f.n_coding > 1) return refuse(ret_why, 400, "repeated framing header");
@@ -295,7 +339,7 @@ int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool 
     if (f.n_length + f.n_coding > 1) return -EBADMSG;
     m->keep_alive = !f.close && (m->minor >= 1 || f.keep_alive);
     if (f.n_length && parse_length(f.length, &m->length) < 0) return -EBADMSG;
-    if (f.n_coding && strcasecmp(f.coding, "chunked") != 0) return -EBADMSG;
+    if (f.n_coding && (m->minor == 0 || strcasecmp(f.coding, "chunked") != 0)) return -EBADMSG;
     bool none = to_head || m->status < 200 || m->status == 204 || m->status == 304 ||
                 (f.n_length && m->length == 0);
     m->framing = none         ? HTTP_BODY_NONE
@@ -327,7 +371,8 @@ static int chunk_byte(struct http_chunked *c, char ch)
     case HTTP_CHUNK_EXT:
         if (ch == '\r')
             c->state = HTTP_CHUNK_SIZE_LF;
-        else if (((unsigned char)ch < 0x20 && ch != '\t') || ++c->line_bytes > CHUNK_EXT_BYTES_MAX)
+        else if (((unsigned char)ch < 0x20 && ch != '\t') || ch == 0x7F ||
+                 ++c->line_bytes > CHUNK_EXT_BYTES_MAX)
             return -EBADMSG;
         return 0;
     case HTTP_CHUNK_SIZE_LF:

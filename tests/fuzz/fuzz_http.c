@@ -6,6 +6,7 @@
 #include "base/net/http_int.h"
 
 #include <string.h>
+#include <strings.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
@@ -42,6 +43,8 @@ static void head(const char *p, size_t len, bool response)
         for (size_t i = 0; i < m.head.n_headers; i++)
             ASSERT(http_header_find(&m.head, m.headers[i].name));
         ASSERT(response || (strlen(m.path) <= strlen(m.target) && m.length <= lim.body_bytes_max));
+        ASSERT(response || *m.target == '/' || *m.target == '*');
+        ASSERT(!m.authority || strcasecmp(m.authority, http_header_find(&m.head, "host")) == 0);
         if (m.framing == HTTP_BODY_CHUNKED) chunked(p + n, len - (size_t)n, 7);
     } else {
         ASSERT(response || why);

@@ -592,6 +592,22 @@ TEST(odd_responses)
         {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "",
          -EBADMSG},
         {"SSH-2.0-x\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.0 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: gzip, chunked\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: -1\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 2, 2\r\n\r\nab", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "X: a\rHTTP/1.1 200 OK\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "X: a\n\nHTTP/1.1 200 OK\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE " folded\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "X : a\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 101 Switching Protocols\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 099 Odd\r\n\r\n", "", -EBADMSG},
+        {"HTTP/2 200\r\n\r\n", "", -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nab", "",
+         -EBADMSG},
+        {"HTTP/1.1 200 OK\r\n" DATE "Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n", "ab",
+         -EBADMSG},
+        {"HTTP/1.1 204 No Content\r\n" DATE "Content-Length: 5\r\n\r\nHTTP/", "", 0},
         {"HTTP/1.1 20 OK\r\n\r\n", "", -EBADMSG},
         {"HTTP/1.1 200 OK\nA: b\n\n", "", -EBADMSG},
         {"", "", -EPIPE},
@@ -613,6 +629,32 @@ TEST(odd_responses)
         close(s.listen_fd);
         fix_fini(&f);
     }
+}
+
+/* An upstream that never comes to the point. */
+TEST(floods_before_the_answer)
+{
+    struct buf flood = BUF_INIT;
+    for (int kind = 0; kind < 2; kind++) {
+        buf_clear(&flood);
+        if (kind == 1) ASSERT_OK(buf_adds(&flood, "HTTP/1.1 200 OK\r\n"));
+        for (int i = 0; i < 3000; i++)
+            ASSERT_OK(buf_adds(&flood, kind == 0 ? "HTTP/1.1 103 Early Hints\r\n\r\n"
+                                                 : "X-Header: and another one, and on and on\r\n"));
+        struct script s = {.n_conns = 1, .answers = {{buf_cstr(&flood)}}};
+        pthread_t t;
+        char address[64];
+        script_start(&s, &t, address);
+        struct fix f;
+        fix_init(&f, address);
+        start(&f, 0, "GET", "/", NULL);
+        run(&f);
+        ASSERT_EQ(f.calls[0].end, -EBADMSG);
+        pthread_join(t, NULL);
+        close(s.listen_fd);
+        fix_fini(&f);
+    }
+    buf_fini(&flood);
 }
 
 static void *post_many(void *arg)

@@ -203,6 +203,19 @@ TEST(accepted_requests)
          "3\r\nabc\r\n0A;ext=\"1\"\r\n0123456789\r\n000\r\nX-Trailer: 1\r\n\r\n",
          "POST|/p||13|abc0123456789"},
         {"GET /old HTTP/1.0\r\n\r\n", "GET|/old||0|"},
+        {"GET http://x/a//b?c HTTP/1.1\r\n" H "Connection: close\r\n\r\n", "GET|/a/b|c|0|"},
+        {"GET HTTPS://X HTTP/1.1\r\n" H "Connection: close\r\n\r\n", "GET|/||0|"},
+        {"GET / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n", "GET|/||0|"},
+        {"GET / HTTP/1.1\r\nHost: [::1]:80\r\nX:\ta\tb\t\r\nConnection: close\r\n\r\n",
+         "GET|/||0|"},
+        {"POST /p HTTP/1.1\r\n" H "Content-Length:   5   \r\nConnection: close\r\n\r\nhello",
+         "POST|/p||5|hello"},
+        {"POST /p HTTP/1.1\r\n" H "Transfer-Encoding: CHUNKED  \r\nConnection: close\r\n\r\n"
+         "1;a=\"q;\\\"\";b\r\nx\r\n0;last\r\nTransfer-Encoding: ignored\r\n\r\n",
+         "POST|/p||1|x"},
+        {"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+         "GET /two HTTP/1.0\r\n\r\n",
+         "GET|/two||0|"},
         {"OPTIONS * HTTP/1.1\r\n" H "Connection: close\r\n\r\n", "OPTIONS|*||0|"},
         {"POST / HTTP/1.1\r\nhost:x\r\ncontent-encoding: identity\r\ncontent-length: 0\r\n"
          "connection: keep-alive, close\r\n\r\n",
@@ -249,7 +262,31 @@ TEST(refused_requests)
         {400, "GET  / HTTP/1.1\r\n" H "\r\n"},
         {400, "GET /\r\n" H "\r\n"},
         {400, "G@T / HTTP/1.1\r\n" H "\r\n"},
-        {400, "GET http://x/ HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET http://y/ HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET http://x?q HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET http:/// HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET http://u@x/ HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET http://x/ HTTP/1.0\r\n\r\n"},
+        {400, "GET ftp://x/ HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET x:80 HTTP/1.1\r\n" H "\r\n"},
+        {400, "CONNECT x:80 HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET /\r\n\r\n"}, /* HTTP/0.9 */
+        {400, "GET / HTTP/1.1 \r\n" H "\r\n"},
+        {400, "GET\t/ HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET / http/1.1\r\n" H "\r\n"},
+        {400, "GET / HTTP/1.10\r\n" H "\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a b\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a, b\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: u@a\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost:\tx\r\n\r\n"},
+        {400, "\nGET / HTTP/1.1\r\n" H "\r\n"},
+        {400, "\rGET / HTTP/1.1\r\n" H "\r\n"},
+        {400, " GET / HTTP/1.1\r\n" H "\r\n"},
+        {400, "GET / HTTP/1.1\r\n X: leading fold\r\n" H "\r\n"},
+        {400, "GET / HTTP/1.1\r\n" H "X: a\x7f"
+              "b\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\n" H "X: a\nTransfer-Encoding: chunked\r\n\r\n"},
         {400, "GET * HTTP/1.1\r\n" H "\r\n"},
         {400, "GET /%zz HTTP/1.1\r\n" H "\r\n"},
         {400, "GET /%00 HTTP/1.1\r\n" H "\r\n"},
@@ -265,6 +302,30 @@ TEST(refused_requests)
         {400, "POST / HTTP/1.1\r\n" H "Content-Length: +3\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Content-Length: 3,3\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Content-Length: 0x3\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: -1\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: 3 3\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: 3;\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: 3.0\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: '3'\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length:\t3\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: 3\t\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length: 18446744073709551616\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Content-Length : 3\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding:\tchunked\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\t\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding : chunked\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding:\r\n chunked\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: \x0b"
+              "chunked\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: xchunked\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked, identity\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked, chunked\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked;q=1\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: ,chunked\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: \"chunked\"\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: identity\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\n" H "Transfer-Encoding:\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Content-Length: 99999999999999999999\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Content-Length:\r\n\r\n"},
         {400, "POST / HTTP/1.0\r\n" H "Transfer-Encoding: chunked\r\n\r\n"},
@@ -278,6 +339,19 @@ TEST(refused_requests)
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nxyz\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n-1\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n+1\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0x1\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n 1\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1 \r\na\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n;x\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1;x\na\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1;x=\"\r\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1\r\naa\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1\r\na\n0\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1\r\na\r0\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF1\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0\r\nX: \x01\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\n\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n3\nabc\r\n"},
         {400, "POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n1000000000000000\r\n"},
@@ -388,6 +462,27 @@ TEST(keep_alive_and_pipelining)
     ASSERT_EQ(count(text, "Connection: close"), 1);
     buf_fini(&b);
     close(fd);
+    fix_fini(&f);
+}
+
+TEST(garbage_behind_a_body_is_refused)
+{
+    static const char *const requests[] = {
+        "POST /p HTTP/1.1\r\n" H "Content-Length: 2\r\n\r\nabcd\r\n\r\n",
+        "POST /p HTTP/1.1\r\n" H "Content-Length: 2\r\n\r\nab\0\0\r\n\r\n",
+        "POST /p HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n0\r\n\r\n",
+    };
+    struct fix f;
+    fix_init(&f, NULL);
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        int fd = dial(&f);
+        put(fd, requests[i], i == 1 ? 56 : strlen(requests[i]));
+        const char *text = get(fd, NULL);
+        ASSERT_TRUE(strncmp(text, "HTTP/1.1 200 OK\r\n", 17) == 0);
+        ASSERT_EQ(count(text, "POST|/p||2|ab"), 1);
+        ASSERT_EQ(count(text, "HTTP/1.1 400 "), 1);
+        close(fd);
+    }
     fix_fini(&f);
 }
 
