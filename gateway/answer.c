@@ -307,10 +307,11 @@ static void answer_early(struct gw_req *q)
     (void)http_reply_end(q->http);
 }
 
+/* "Not implemented" is a clear answer to this request, and no fault of the target. */
 enum gw_outcome gw_answer_outcome(const struct gw_req *q)
 {
     if (q->ans.busy) return GW_DONE_BUSY;
-    return q->ans.status >= 500 ? GW_DONE_FAILED : GW_DONE_OK;
+    return q->ans.status >= 500 && q->ans.status != 501 ? GW_DONE_FAILED : GW_DONE_OK;
 }
 
 /* Complete, as far as HTTP can tell. A stream of ours without [DONE] is a death all the same where

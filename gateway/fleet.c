@@ -76,9 +76,10 @@ void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_st
         t->ready_since_ns = now;
         if (t->worker) fleet_breaker_reset(f, t); /* another process, another history */
         t->tell_ready = true;
-    } else if (old == GW_TARGET_READY) {
-        t->n_went_down++;
-        t->tell_lost = true;
+    } else {
+        t->n_went_down += old == GW_TARGET_READY;
+        /* Requests may wait for an upstream's first answer. */
+        t->tell_lost = old == GW_TARGET_READY || !t->worker;
     }
 }
 
@@ -105,7 +106,10 @@ static void arm_room_timer(struct gw_fleet *f)
     uint64_t at = f->room_at_ns, now = clock_ns();
     f->room_at_ns = 0;
     fleet_unlock(f);
-    if (at && f->started) http_timer_set(f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
+    bool sooner = at && (!f->room_due_ns || at < f->room_due_ns);
+    if (!sooner || !f->started) return;
+    f->room_due_ns = at;
+    http_timer_set(f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
 }
 
 void fleet_pump(struct gw_fleet *f)
@@ -143,6 +147,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 static void on_room_timer(void *arg)
 {
     struct gw_fleet *f = arg;
+    f->room_due_ns = 0;
     fleet_lock(f);
     f->room = true;
     f->wants_room = false;
@@ -255,6 +260,7 @@ void gw_fleet_stop(struct gw_fleet *f)
 {
     f->started = false;
     http_timer_clear(f->room_timer);
+    f->room_due_ns = 0;
     for (size_t i = 0; i < f->n; i++)
         fleet_probe_cancel(&f->target[i]->probe);
 }
@@ -314,7 +320,7 @@ int fleet_target_create(struct gw_fleet *f, const char *name, const char *addres
     t->is_name = fleet_is_name(address);
     if (!t->is_name) t->dial = mem_strdup(address);
     t->worker = worker;
-    t->last_ok_ns = clock_ns();
+    t->last_ok_ns = t->added_ns = clock_ns();
     t->health = worker ? GW_TARGET_DOWN : GW_TARGET_LOADING;
     t->id = fleet_hash(name, strlen(name));
     int r = t->name && t->address && (t->dial || t->is_name) ? fleet_probe_init(f, t) : -ENOMEM;
@@ -341,7 +347,7 @@ void fleet_target_forget(struct gw_fleet *f, struct gw_target *t)
     t->retired = t->leaving = t->drained = t->suspect = t->seen = false;
     t->health = t->worker ? GW_TARGET_DOWN : GW_TARGET_LOADING;
     t->ready_since_ns = t->slow_from_ns = t->models_at_ns = t->models_hash = 0;
-    t->last_ok_ns = clock_ns();
+    t->last_ok_ns = t->added_ns = clock_ns();
     t->ttfb_ms = 0;
     fleet_models_clear(t);
     fleet_breaker_reset(f, t);

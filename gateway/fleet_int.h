@@ -73,7 +73,7 @@ struct gw_target {
     bool tell_ready, tell_lost, probe_now;
     struct breaker breaker;
     uint64_t slow_from_ns; /* its weight grows from here on; 0: it is whole */
-    uint64_t ready_since_ns, last_ok_ns, models_at_ns, models_hash;
+    uint64_t added_ns, ready_since_ns, last_ok_ns, models_at_ns, models_hash;
     struct fleet_model *model;
     size_t n_models;
     bool models_known, any_model; /* any_model: it does not list its models */
@@ -97,6 +97,7 @@ struct gw_fleet {
     struct event wake_ev;
     int wake_fd;
     struct http_timer *room_timer; /* the next breaker that lets somebody through */
+    uint64_t room_due_ns;          /* 0: it is not set; control loop only */
     struct gw_pool *resolver;      /* NULL until a name must be resolved; control loop only */
     bool started, pumping;         /* control loop only */
     pthread_mutex_t m;

@@ -19,6 +19,7 @@ enum {
     SLOW_START_MS = 10000,   /* chosen: a backend that was away gets its whole share again */
     SLOW_START_PARTS = 10,   /* it begins with a tenth */
     PROBE_OUT_WAIT_MS = 500, /* chosen: the breaker's try is out; its end comes as on_room, too */
+    FIRST_CHECK_MS = 1000,   /* chosen: so long a better group is given its first health check */
     BREAKER_HALF_MIN = 10,   /* cited: half of the last 20 */
     BREAKER_HALF_PCT = 50,
 };
@@ -69,8 +70,15 @@ struct search {
     struct candidate can[GW_TARGETS_MAX];
     size_t n;
     bool known, perhaps, loading, unsure, full, open;
-    uint64_t wait_ns; /* until the first breaker lets somebody through */
+    uint64_t wait_ns;   /* until the first breaker lets somebody through */
+    unsigned new_group; /* the best of those that were added just now */
+    uint64_t new_until_ns;
 };
+
+static unsigned group_of(const struct gw_target *t)
+{
+    return t->worker ? 0 : 1 + t->up->priority;
+}
 
 static bool was_tried(const struct gw_want *w, unsigned index)
 {
@@ -88,7 +96,14 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (serves == FLEET_PERHAPS) s->perhaps = true;
     if (t->drained) return;
     if (t->health != GW_TARGET_READY) {
-        s->loading |= t->own || t->health == GW_TARGET_LOADING;
+        bool loading = t->health == GW_TARGET_LOADING;
+        s->loading |= t->own || (t->worker && loading);
+        s->unsure |= !t->worker && loading; /* its first health check is under way */
+        uint64_t until = t->added_ns + FIRST_CHECK_MS * 1000000ull;
+        if (!t->worker && loading && now < until && group_of(t) < s->new_group) {
+            s->new_group = group_of(t);
+            s->new_until_ns = until;
+        }
         return;
     }
     uint64_t wait = has_breaker(t) ? breaker_wait_ns(&t->breaker, now) : 0;
@@ -101,10 +116,10 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     } else if (t->up && t->up->inflight_max && t->n_inflight >= t->up->inflight_max) {
         s->full = true;
     } else if (serves == FLEET_PERHAPS) {
-        s->loading = true; /* its list of models is being asked for */
+        s->unsure = true; /* its list of models is being asked for */
     } else {
         bool trial = has_breaker(t) && t->breaker.state != BREAKER_CLOSED;
-        s->can[s->n++] = (struct candidate){t, sent, t->worker ? 0 : 1 + t->up->priority, trial};
+        s->can[s->n++] = (struct candidate){t, sent, group_of(t), trial};
     }
 }
 
@@ -180,6 +195,14 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
                              .probe = c->trial};
 }
 
+/* Have on_room called then. */
+static void room_at(struct gw_fleet *f, uint64_t at_ns)
+{
+    if (f->room_at_ns && f->room_at_ns <= at_ns) return;
+    f->room_at_ns = at_ns;
+    fleet_wake(f);
+}
+
 static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t now,
                             uint32_t *ret_wait_ms)
 {
@@ -191,13 +214,9 @@ static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t
         return GW_PICK_FULL;
     }
     if (s->open) {
-        uint64_t at = now + s->wait_ns;
         f->wants_room = true;
         if (ret_wait_ms) *ret_wait_ms = (uint32_t)(s->wait_ns / 1000000) + 1;
-        if (!f->room_at_ns || at < f->room_at_ns) {
-            f->room_at_ns = at;
-            fleet_wake(f);
-        }
+        room_at(f, now + s->wait_ns);
         return GW_PICK_OPEN;
     }
     return s->loading ? GW_PICK_LOADING : GW_PICK_DOWN;
@@ -213,6 +232,8 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     s.n = 0;
     s.known = s.perhaps = s.loading = s.unsure = s.full = s.open = false;
     s.wait_ns = 0;
+    s.new_group = UINT32_MAX;
+    s.new_until_ns = 0;
     if (f->directory && w->n_texts > 0 && !w->upstream_only) {
         gw_directory_resident(f->directory, w->text_id, w->n_texts, resident, gw_fleet_count(f));
         held = resident;
@@ -222,7 +243,10 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     for (size_t i = 0; i < f->n; i++)
         look_at(f, f->target[i], w, now, &s);
     narrow(&s, w);
-    if (s.n > 0) {
+    if (s.n > 0 && s.new_group < s.can[0].group) { /* just started: who comes first is not known */
+        r = GW_PICK_UNSURE;
+        room_at(f, s.new_until_ns);
+    } else if (s.n > 0) {
         const struct candidate *c = &s.can[choose(f, &s, w, held, now)];
         lease(f, c, w, held ? held[c->target->index] : 0, now, ret);
     } else {

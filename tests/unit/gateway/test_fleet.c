@@ -255,7 +255,7 @@ TEST(health_goes_down_and_up_by_thresholds)
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a api_key=k"));
-    ASSERT_EQ(how(&s, "m"), GW_PICK_LOADING); /* nothing is known yet */
+    ASSERT_EQ(how(&s, "m"), GW_PICK_UNSURE); /* its first check will tell */
     gw_fleet_start(s.fleet);
     ASSERT_TRUE(run_until(&s, one_ready)); /* by its first answer */
     ASSERT_EQ(s.stub[0].n_models, 1);
@@ -318,17 +318,45 @@ TEST(what_counts_as_alive)
     }
 }
 
+static bool knows_b(struct site *s)
+{
+    return view(s, "b").state == GW_TARGET_DOWN;
+}
+
+TEST(names_are_resolved_beside_the_loop)
+{
+    struct site s;
+    char entry[80];
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0"); /* not on ::1, which localhost may be, too */
+    (void)snprintf(entry, sizeof entry, "http://localhost%s name=a",
+                   strchr(s.stub[0].address, ':'));
+    ASSERT_OK(SET_UPSTREAMS(&s, entry, "http://no-such-host.invalid name=b models=x health=off"));
+    ASSERT_EQ(how(&s, "x"), GW_PICK_UNSURE);
+    gw_fleet_start(s.fleet);
+    ASSERT_TRUE(run_until(&s, one_ready));
+    ASSERT_STREQ(who(&s, "m"), "a");
+    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 0), 0, s.loop));
+    ASSERT_TRUE(run_until(&s, knows_b));
+    ASSERT_EQ(how(&s, "x"), GW_PICK_DOWN);
+    ASSERT_TRUE(!gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 1), 0, s.loop));
+    site_fini(&s);
+}
+
+static bool known_down(struct site *s)
+{
+    return view(s, "a").state == GW_TARGET_DOWN;
+}
+
 TEST(an_unreachable_one_is_down_and_comes_later)
 {
     struct site s;
     site_init(&s);
     stub_start(&s, &s.stub[0], "127.0.0.1:0");
     stub_stop(&s.stub[0]); /* its port is free again */
-    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a", "http://no-such-host.invalid name=b"));
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a"));
     gw_fleet_start(s.fleet);
-    run_for(&s, 50);
-    ASSERT_EQ(view(&s, "a").state, GW_TARGET_DOWN);
-    ASSERT_EQ(view(&s, "b").state, GW_TARGET_DOWN);
+    ASSERT_TRUE(run_until(&s, known_down));
     ASSERT_EQ(how(&s, "m"), GW_PICK_DOWN);
     stub_start(&s, &s.stub[0], s.stub[0].address);
     ASSERT_TRUE(run_until(&s, one_ready));
@@ -548,6 +576,22 @@ TEST(priorities_are_groups)
     site_fini(&s);
 }
 
+TEST(at_the_start_the_first_group_is_waited_for)
+{
+    struct site s;
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    s.stub[0].health = 0; /* hangs */
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=first models=m health=/h",
+                            "%0 name=next models=m priority=1 health=off"));
+    gw_fleet_start(s.fleet);
+    ASSERT_EQ(how(&s, "m"), GW_PICK_UNSURE);
+    ASSERT_TRUE(run_until(&s, can_serve_m)); /* but not for ever */
+    ASSERT_STREQ(who(&s, "m"), "next");
+    ASSERT_TRUE(s.n_room > 0);
+    site_fini(&s);
+}
+
 TEST(load_is_shared_by_weight)
 {
     struct site s;
@@ -616,13 +660,15 @@ TEST(a_removed_one_drains_first)
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=x=y health=off"));
     gw_fleet_start(s.fleet);
     ASSERT_EQ(pick(&s, "x", &l), GW_PICK_OK);
-    ASSERT_OK(set_upstreams(&s, NULL, 0));
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=b models=z health=off"));
     ASSERT_EQ(view(&s, "a").state, GW_TARGET_DRAINING);
     ASSERT_STREQ(l.up->name, "a"); /* the lease's settings stay as they were */
     ASSERT_STREQ(l.model, "y");
     ASSERT_EQ(how(&s, "x"), GW_PICK_UNKNOWN_MODEL);
     gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
     ASSERT_EQ(view(&s, "a").state, GW_TARGET_RETIRED);
+    ASSERT_OK(set_upstreams(&s, NULL, 0));
+    ASSERT_EQ(how(&s, "x"), GW_PICK_LOADING); /* nobody is there yet */
     run_for(&s, 20);
     site_fini(&s);
 }
