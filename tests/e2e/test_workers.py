@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""Several workers: routing by what they hold, their deaths, and the registry of other hosts' workers."""
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import (KVBLEND, KVBLENDCTL, STUB, WORKER, Program, free_port, gateway, listening, main,  # noqa: E402
+                     need, parse_events, read_until, skip, tiny_model, until)
+
+WORDS = "mill river wheel night miller water stone grain field summer winter bread".split()
+
+
+def doc(i):
+    r = random.Random(i)
+    return f"Document {i}. " + " ".join(r.choice(WORDS) for _ in range(40))
+
+
+def prompt(ids, question="what?"):
+    parts = [{"type": "text", "text": doc(i)} for i in ids]
+    return {"model": "default", "max_tokens": 2, "kvblend": {"explain": True},
+            "messages": [{"role": "user", "content": parts + [{"type": "text", "text": question}]}]}
+
+
+def ask(g, ids, **kw):
+    r = g.post("/v1/chat/completions", dict(prompt(ids), **kw))
+    assert r.status == 200, (r.status, r.body)
+    return [c["source"] for c in r.json()["kvblend"]["chunks"]]
+
+
+def workers(g):
+    return g.admin_get("/admin/status")["workers"]
+
+
+def ready(g, n):
+    until(f"{n} workers are ready", lambda: [w["state"] for w in workers(g)].count("ready") == n)
+
+
+def worker(*args, env=None):
+    w = Program([WORKER, "--model", tiny_model(), "--listen", f"127.0.0.1:{free_port()}",
+                 "--ram", "64MiB", "--threads", "1", *args], env)
+    try:
+        w.port = int(until("the worker listens", lambda: re.search(
+            r"listening .*port=(\d+)", w.log())).group(1))
+        until("the worker serves", lambda: w.get("/health").status == 200)
+    except BaseException:
+        w.__exit__(Exception, None)
+        raise
+    return w
+
+
+def routed(g, reason):
+    return g.metric('kvblend_gateway_routed_total{reason="%s"}' % reason)
+
+
+def completions(g):
+    return [x for x in g.access_log() if x["path"].endswith("completions")]
+
+
+def built(ports, n):
+    """All workers together hold n chunks, and have nothing left to build."""
+    def held():
+        total = 0
+        for p in ports:
+            m = p.get("/metrics").body.decode()
+            if re.search(r"^kvblend_builds_pending [^0]", m, re.M):
+                return False
+            total += int(float(re.search(r"^kvblend_builds_total (\S+)", m, re.M).group(1)))
+        return total >= n
+    until(f"{n} chunks are built", held)
+
+
+# ---- routing ----
+
+TOPICS = [list(range(10 * t, 10 * t + 3)) for t in range(1, 17)]
+
+
+def second_round(g, wait):
+    """Every topic once; then, when its chunks are built, in another order: the share of hits."""
+    for ids in TOPICS:
+        ask(g, ids)
+    wait()
+    order = random.Random(3)
+    hits = []
+    for ids in order.sample(TOPICS, len(TOPICS)):
+        hits += [s == "ram" for s in ask(g, order.sample(ids, len(ids)))]
+    return sum(hits) / len(hits)
+
+
+def test_documents_go_to_who_holds_them():
+    n = 3 * len(TOPICS)
+    with gateway("--worker-count", "2", "--ram", "64MiB") as g:
+        ready(g, 2)
+        share = second_round(g, lambda: until("the directory knows them", lambda: g.metric(
+            "kvblend_gateway_directory_texts") >= n))
+        assert share == 1, share
+        assert routed(g, "resident") == len(TOPICS), g.get("/metrics").body
+        used = {x["upstream"] for x in completions(g)}
+        assert len(used) == 2, used
+        prompt_tokens = g.metric('kvblend_gateway_routed_tokens_total{kind="prompt"}')
+        resident = g.metric('kvblend_gateway_routed_tokens_total{kind="resident"}')
+        assert 0 < resident <= prompt_tokens
+    with worker() as a, worker() as b:  # the same two, as backends that nobody knows the chunks of
+        ups = [f"http://127.0.0.1:{w.port}" for w in (a, b)]
+        args = [x for u in ups for x in ("--upstream", f"{u} models=*")]
+        g = listening(Program([KVBLEND, "--listen", "127.0.0.1:0", *args, "--balance", "least"]))
+        with g:
+            least = second_round(g, lambda: built([a, b], n))
+    print(f"     hits: resident {share:.2f}, least {least:.2f}")
+    assert least < 0.95, least
+
+
+def test_evicted_chunks_are_forgotten():
+    with gateway("--worker-count", "2", "--ram", "64MiB") as g:
+        ready(g, 2)
+        ask(g, TOPICS[0])
+        until("three texts", lambda: g.metric("kvblend_gateway_directory_texts") == 3)
+        need(KVBLENDCTL)
+        for w in workers(g):
+            port = w["address"][5:]
+            clear(port)
+        until("no text", lambda: g.metric("kvblend_gateway_directory_texts") == 0)
+        assert ask(g, TOPICS[0]) == ["computed"] * 3
+
+
+def clear(path):
+    from harness import unix_request
+    r = unix_request(path, "POST", "/admin/clear", b"{}")
+    assert r.status == 200, (r.status, r.body)
+
+
+def test_a_popular_chunk_drowns_nobody():
+    with gateway("--worker-count", "2", "--ram", "64MiB", "--max-inflight", "64") as g:
+        ready(g, 2)
+        ask(g, TOPICS[0])
+        until("three texts", lambda: g.metric("kvblend_gateway_directory_texts") >= 3)
+        before = len(completions(g))
+
+        def client():
+            for _ in range(6):
+                ask(g, TOPICS[0], max_tokens=60)
+
+        run_all([threading.Thread(target=client) for _ in range(32)])
+        until("the log is written", lambda: len(completions(g)) == before + 192)
+        by = {}
+        for x in completions(g)[before:]:
+            by[x["upstream"]] = by.get(x["upstream"], 0) + 1
+        print("     requests:", by)
+        assert min(by.values()) >= 192 // 8 and len(by) == 2, by
+
+
+def run_all(threads):
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+# ---- deaths ----
+
+def streams(g, n, stub):
+    body = {"model": "stub-model", "stream": True, "stub": stub,
+            "messages": [{"role": "user", "content": "x"}]}
+    return [g.open("/v1/chat/completions", body) for _ in range(n)]
+
+
+def test_kill_under_load():
+    with gateway("--worker-count", "2", stub=True) as g:
+        ready(g, 2)
+        begun = streams(g, 16, {"n": 60, "token_s": 0.05})
+        waiting = streams(g, 16, {"n": 2, "wait_s": 2})
+        heads = [read_until(s, b'"w0') for s in begun]
+        assert all(b'"w0' in h for h in heads)
+        until("both are busy", lambda: [w["in_flight"] for w in workers(g)] == [16, 16])
+        victim = workers(g)[0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        cut = whole = 0
+        for s, head in zip(begun, heads):
+            data = head + read_until(s, b"[DONE]", 1 << 24)
+            events = parse_events(data.split(b"\r\n\r\n", 1)[1].replace(b"\r\n", b"\n"))
+            assert b"[DONE]" in data, data[-300:]
+            if b'"error"' in data:
+                cut += 1
+            else:
+                whole += 1
+                assert b'"w59' in data
+        for s in waiting:  # no byte had come: they are answered by the other one
+            data = read_until(s, b"[DONE]", 1 << 20)
+            assert b" 200 " in data[:20] and b'"w1' in data and b'"error"' not in data, data
+        assert (cut, whole) == (8, 8), (cut, whole)
+        ready(g, 2)
+        again = workers(g)[0]
+        assert again["pid"] != victim["pid"] and again["restarts"] == 1, again
+        out = subprocess.run([KVBLENDCTL, "--admin", g.admin, "status"], capture_output=True,
+                             text=True, check=True, env=g.env).stdout
+        assert out.count("ready at unix:") == 2 and "1 restarts" in out, out
+
+
+def test_a_worker_that_keeps_dying_is_restarted_with_patience():
+    with gateway("--worker-count", "2", stub=True) as g:
+        ready(g, 2)
+        body = {"model": "stub-model", "stub": {"die": "before"},
+                "messages": [{"role": "user", "content": "x"}]}
+        for _ in range(3):
+            assert g.post("/v1/chat/completions", body).status == 502
+            ready(g, 2)
+        starts = re.findall(r"(\S+) notice kvblend worker\.started worker=0", g.log())
+        assert 2 <= len(starts) <= 8, starts
+        ok = dict(body, stub={})
+        assert g.post("/v1/chat/completions", ok).status == 200
+
+
+def test_workers_that_never_start_end_the_gateway():
+    p = Program([KVBLEND, "--listen", "127.0.0.1:0", "--model", tiny_model(), "--worker-count", "3",
+                 "--chat-template", "nonsense"])
+    with p:
+        assert p.proc.wait(60) == 1
+        assert "gateway.end" in p.log() and p.log().count("worker.started") >= 3
+
+
+def test_what_workers_cannot_share():
+    d = tempfile.mkdtemp(prefix="kvb-e2e-")
+    try:
+        with gateway("--worker-count", "2", "--ram", "32MiB", "--nvme", f"{d}/tier:64MiB") as g:
+            ready(g, 2)
+            assert sorted(os.listdir(d)) == ["tier.0", "tier.1"], os.listdir(d)
+            cores = os.cpu_count()
+            for w in workers(g):
+                assert w["status"]["compute"]["threads"] == max(1, cores // 2), w
+    finally:
+        shutil.rmtree(d, ignore_errors=True)
+
+
+# ---- registry ----
+
+class Redis:
+    def __init__(self):
+        if not shutil.which("redis-server"):
+            skip("redis-server is missing")
+        self.port = free_port()
+        self.dir = tempfile.mkdtemp(prefix="kvb-redis-")
+        self.url = f"redis://:sesame@127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        self.proc = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+             "--requirepass", "sesame", "--dir", self.dir], stdout=subprocess.DEVNULL)
+
+    def stop(self):
+        self.proc.kill()
+        self.proc.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def registered(redis, *args):
+    port = free_port()
+    w = Program([WORKER, "--model", tiny_model(), "--listen", f"127.0.0.1:{port}", "--ram", "64MiB",
+                 "--threads", "1", "--advertise", f"http://127.0.0.1:{port}", *args],
+                {"KVBLEND_WORKER_REGISTRY": redis.url})
+    w.port = port
+    return w
+
+
+def states(g):
+    return {w["address"]: w["state"] for w in workers(g)}
+
+
+def complete(g):
+    return g.post("/v1/chat/completions", {
+        "model": "default", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]})
+
+
+def test_registry():
+    with Redis() as redis:
+        g = listening(Program([KVBLEND, "--listen", "127.0.0.1:0"], {"KVBLEND_REGISTRY": redis.url}),
+                      ready=False)
+        with g:
+            r = complete(g)
+            assert r.status == 503 and r.error()["code"] == "model_loading", r.body
+            with registered(redis) as a, registered(redis, "--registry-group", "other") as c:
+                at = f"127.0.0.1:{a.port}"
+                until("the worker is found", lambda: states(g).get(at) == "ready")
+                assert complete(g).status == 200
+                lost, back = (g.log().count("registry state=" + s)
+                              for s in ("unreachable", "connected"))
+                redis.stop()
+                until("that is noticed",
+                      lambda: g.log().count("registry state=unreachable") > lost)
+                assert complete(g).status == 200 and states(g)[at] == "ready"
+                redis.start()
+                until("it is back", lambda: g.log().count("registry state=connected") > back)
+                with registered(redis) as b:
+                    bt = f"127.0.0.1:{b.port}"
+                    until("another one comes", lambda: states(g).get(bt) == "ready")
+                    assert states(g)[at] == "ready" and f"127.0.0.1:{c.port}" not in states(g)
+                    b.proc.kill()
+                    until("who is killed expires", lambda: states(g).get(bt, "retired") == "retired")
+                for _ in range(3):
+                    assert complete(g).status == 200
+                a.stop()
+                until("who leaves is gone", lambda: states(g).get(at, "retired") == "retired", 8)
+                assert "sesame" not in g.log() + a.log() + c.log()
+                with open(f"/proc/{g.proc.pid}/cmdline", "rb") as f:
+                    assert b"sesame" not in f.read()
+
+
+def test_a_configured_worker_that_registers_is_one():
+    with Redis() as redis, registered(redis) as a:
+        url = f"http://127.0.0.1:{a.port}"
+        g = listening(Program([KVBLEND, "--listen", "127.0.0.1:0", "--worker", url,
+                               "--registry", redis.url]))
+        with g:
+            until("both are read", lambda: "registry.worker address=" in g.log())
+            assert list(states(g)) == [f"127.0.0.1:{a.port}"], states(g)
+            a.stop()
+            until("it left", lambda: "state=gone" in g.log())
+            assert states(g).get(f"127.0.0.1:{a.port}", "retired") != "retired"
+
+
+if __name__ == "__main__":
+    need(KVBLEND, WORKER, STUB)
+    main(dict(globals()))
