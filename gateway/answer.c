@@ -20,9 +20,9 @@
 enum {
     COLLECT_BYTES_MAX = 64 << 10,
     STRATEGY_BYTES_MAX = 8 << 20, /* the same, where a report is added */
-    EVENT_BYTES_MAX = 1 << 20, /* a longer event is passed on in pieces */
-    TAIL_BYTES = 4096,         /* of a streamed answer: where its usage stands */
-    GRACE_MS = 2000,           /* quick failures still get their status */
+    EVENT_BYTES_MAX = 1 << 20,    /* a longer event is passed on in pieces */
+    TAIL_BYTES = 4096,            /* of a streamed answer: where its usage stands */
+    GRACE_MS = 2000,              /* quick failures still get their status */
 };
 
 /* ---- headers ---- */
@@ -280,7 +280,8 @@ static void answer_collected(struct gw_req *q)
     if (q->status == 429) q->end = GW_END_SHED;
     if (q->status == 200) gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
     struct buf edited = BUF_INIT;
-    if (q->strategy && q->status == 200 && gw_strategy_answer(q, b->data ? b->data : "", b->len, &edited))
+    if (q->strategy && q->status == 200 &&
+        gw_strategy_answer(q, b->data ? b->data : "", b->len, &edited))
         b = &edited;
     q->ans.n_bytes = b->len;
     gw_stats_relayed(b->len);

@@ -210,6 +210,9 @@ enum {
       "what stands for a chunk in map_reduce's last request, with {text}")                         \
     X(GW_STR, rerank_prompt, "strategy.rerank_prompt", "rerank-prompt", NULL, 0, 0, GW_LIVE, NULL, \
       "what follows the question in map_rerank; it asks for a last line \"Score: N\"")             \
+    X(GW_STR, segment_memory, "segment.memory", "segment-memory", NULL, 0, 0, 0, NULL,             \
+      "file that carries learned chunk boundaries over a restart, or off (default: "               \
+      "segment.memory in $CACHE_DIRECTORY, else in the run folder)")                               \
     X(GW_STR, log_level, "log.level", "log-level", "info", 0, 0, GW_LIVE | GW_PASS,                \
       "error|warn|notice|info|debug", "error, warn, notice, info or debug")                        \
     X(GW_STR, access_log, "log.access", "access-log", "stdout", 0, 0, 0, NULL,                     \

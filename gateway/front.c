@@ -30,7 +30,8 @@ int gw_answer_headers(const struct gw_req *q, struct buf *out)
     struct gw_cors cors = cors_of(gw_config_of(q));
     int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
-    if (r == 0 && q->strategy_name) r = buf_addf(out, "X-KVBlend-Strategy: %s\r\n", q->strategy_name);
+    if (r == 0 && q->strategy_name)
+        r = buf_addf(out, "X-KVBlend-Strategy: %s\r\n", q->strategy_name);
     return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
 }
 

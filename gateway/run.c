@@ -10,6 +10,7 @@
 #include "gateway/directory.h"
 #include "gateway/listen.h"
 #include "gateway/own.h"
+#include "gateway/memory.h"
 #include "gateway/pool.h"
 #include "gateway/registry.h"
 #include "gateway/residents.h"
@@ -43,6 +44,7 @@ struct gw_run {
     struct http_timer *delay, *drain, *last, *idle;
     struct gw_residents *residents;
     struct gw_registry *registry; /* NULL: none */
+    struct gw_memory *memory;     /* NULL: off */
     struct buf dir, admin_path;
     bool finishing;
 };
@@ -379,6 +381,9 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &h->stats);
     if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &h->pool);
+    if (r == 0)
+        r = gw_memory_create(control(u)->loop, h->pool, h->learner, c->segment_memory,
+                             buf_cstr(&u->dir), &u->memory);
     if (r == 0) r = gw_sysd_create(control(u)->loop, &h->sysd, err);
     if (r == 0) r = start_timers(u);
     if (r == 0) r = watch_signals(u);
@@ -405,6 +410,7 @@ static void stop(struct gw_run *u)
     gw_residents_destroy(u->residents);
     if (h->fleet) gw_fleet_stop(h->fleet);
     gw_pool_destroy(h->pool);
+    gw_memory_destroy(u->memory);
     gw_fleet_destroy(h->fleet);
     gw_directory_destroy(h->directory);
     gw_stats_destroy(h->stats);

@@ -23,7 +23,7 @@ struct part {
     struct gw_ask *ask;
     uint64_t prompt_tokens; /* of the call under way, by estimate */
     unsigned tries, score;
-    int status;     /* of the last try */
+    int status; /* of the last try */
     bool ok;
     struct buf text; /* summary; for rerank the whole answer */
 };
@@ -66,8 +66,8 @@ static int add_scores(const struct gw_strategy_job *j, struct buf *out)
 /* tokens: what the calls but the last one took; the answer's usage is the sum of all. */
 static int make_report(const struct gw_strategy_job *j, struct buf *out)
 {
-    int r = buf_addf(out, "{\"strategy\":\"%s\",\"chunks\":%zu,\"calls\":%u", name_of(j->kind), j->n,
-                     j->n_calls + j->last_call);
+    int r = buf_addf(out, "{\"strategy\":\"%s\",\"chunks\":%zu,\"calls\":%u", name_of(j->kind),
+                     j->n, j->n_calls + j->last_call);
     if (r == 0) r = add_failed(j, out);
     if (r == 0 && j->kind == GW_STRATEGY_MAP_RERANK) r = add_scores(j, out);
     if (r == 0)

@@ -7,57 +7,13 @@
  * Evidence is counted in texts, not in sightings: a text that was seen before, byte for byte (a
  * retry, the old turns of a conversation), adds nothing, and words that stand twice in one text say
  * nothing about where documents end. */
-#include "segment/learn.h"
+#include "segment/learn_int.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <xxhash.h>
-
-enum {
-    WAYS = 4,
-    LEVEL0 = 4096,              /* gap sides of a new space: 96 KiB */
-    SPACE_ENTRIES_MAX = 262144, /* 6 MiB: about 250 KB of structureless or 8 MB of other text */
-    TEXTS = 1024,
-    COUNT_MAX = 240, /* then both counts are halved: old habits fade */
-    PRIOR_LEAST = 4  /* chosen: decided gaps of a form before it says anything */
-};
-
-struct side { /* one side of a gap, as history */
-    uint64_t key;
-    uint32_t neighbour, stamp;
-    uint8_t seen, turns, sketch, moved;
-    bool repeated;
-};
-struct kept {
-    uint64_t start, all;
-    uint32_t len, stamp;
-    uint8_t sightings;
-};
-struct space {
-    pthread_mutex_t m; /* guards all below but refs and used */
-    struct side *side;
-    struct kept *kept;
-    size_t n_sides, n_kept, n_used; /* capacities; entries in use */
-    uint64_t text[TEXTS];
-    uint32_t clock;
-    uint32_t n_cut[FORM_COUNT], n_join[FORM_COUNT];
-    /* guarded by the learner's lock */
-    struct space *next;
-    uint64_t used;
-    unsigned refs;
-    size_t bytes;
-    size_t owner_len;
-    char name[];
-};
-struct seg_learner {
-    pthread_mutex_t m; /* inside a space's lock, never the other way round */
-    struct space *spaces;
-    size_t bytes, budget, n_spaces;
-    uint64_t clock, n_texts, n_repeated, n_evicted;
-};
 
 static size_t tables_bytes(size_t n_sides)
 {
@@ -235,7 +191,7 @@ static struct side *side_find(const struct space *s, uint64_t key)
 }
 
 /* A place for a new key: a free one, else the oldest. */
-static struct side *side_place(struct space *s, uint64_t key)
+struct side *learn_side_place(struct space *s, uint64_t key)
 {
     struct side *b = bucket(s, key), *old = b;
     for (int i = 0; i < WAYS; i++) {
@@ -249,8 +205,9 @@ static struct side *side_place(struct space *s, uint64_t key)
 }
 
 /* Four times the room, when the budget has it; the entries move. */
-static void grow(struct seg_learner *l, struct space *s)
+void learn_grow(struct seg_learner *l, struct space *s)
 {
+    if (s->n_used <= s->n_sides / 4 * 3) return;
     size_t n = s->n_sides * 4, more = tables_bytes(n) - tables_bytes(s->n_sides);
     if (n > SPACE_ENTRIES_MAX) return;
     pthread_mutex_lock(&l->m);
@@ -279,7 +236,7 @@ static void grow(struct seg_learner *l, struct space *s)
     s->n_kept = n / 8;
     s->n_used = 0;
     for (size_t i = 0; i < n_old; i++)
-        if (old[i].seen) *side_place(s, old[i].key) = old[i];
+        if (old[i].seen) *learn_side_place(s, old[i].key) = old[i];
     for (size_t i = 0; i < n_old_kept; i++) {
         struct kept *b = kept + ((old_kept[i].start >> 20) & (s->n_kept / WAYS - 1)) * WAYS;
         for (int k = 0; old_kept[i].sightings && k < WAYS; k++)
@@ -363,7 +320,7 @@ static struct side *add_side(struct space *s, uint64_t key, uint32_t neighbour, 
 {
     struct side *e = side_find(s, key);
     if (!e) {
-        e = side_place(s, key);
+        e = learn_side_place(s, key);
         *e = (struct side){.key = key, .neighbour = neighbour, .stamp = now, .seen = 1};
         e->sketch = (uint8_t)(1u << (neighbour & 7));
         return e;
@@ -415,7 +372,7 @@ void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
             learn_lock(s);
         }
         if (x->form == FORM_KNOWN) continue; /* a place that was looked up, not read */
-        if (s->n_used > s->n_sides / 4 * 3) grow(l, s);
+        learn_grow(l, s);
         bool together = moved && familiar(x);
         for (int k = 0; k < GAP_WIDTHS; k++) {
             struct side *left = i > 0 ? add_side(s, x->left[k], x->next, now) : NULL;
@@ -439,7 +396,7 @@ double learn_prior(struct space *s, unsigned form)
 
 /* ---- kept texts ---- */
 
-static struct kept *kept_bucket(const struct space *s, uint64_t start)
+struct kept *learn_kept_bucket(const struct space *s, uint64_t start)
 {
     return s->kept + ((start >> 20) & (s->n_kept / WAYS - 1)) * WAYS;
 }
@@ -449,7 +406,7 @@ void learn_keep(struct seg_learner *l, struct space *s, const char *text, size_t
     if (len < KEPT_WINDOW || len > KEPT_BYTES_MAX) return;
     uint64_t start = XXH3_64bits(text, KEPT_WINDOW), all = XXH3_64bits(text, len);
     learn_lock(s);
-    struct kept *b = kept_bucket(s, start), *at = b;
+    struct kept *b = learn_kept_bucket(s, start), *at = b;
     bool found = false;
     for (int i = 0; i < WAYS && !found; i++) {
         if (b[i].sightings && b[i].start == start && b[i].len == len && b[i].all == all) {
@@ -471,7 +428,7 @@ size_t learn_match(struct space *s, const char *text, size_t at, size_t end, siz
 {
     if (end - at < KEPT_WINDOW) return 0;
     uint64_t start = XXH3_64bits(text + at, KEPT_WINDOW);
-    const struct kept *b = kept_bucket(s, start);
+    const struct kept *b = learn_kept_bucket(s, start);
     size_t best = 0;
     for (int i = 0; i < WAYS; i++) {
         if (b[i].sightings < 2 || b[i].start != start || b[i].len > end - at || b[i].len <= best ||

@@ -73,6 +73,15 @@ enum { SEG_LEARNER_BYTES_MIN = 512 << 10, SEG_LEARNER_BYTES = 64 << 20 };
 int seg_learner_create(size_t budget_bytes, struct seg_learner **ret);
 void seg_learner_free(struct seg_learner *l);
 void seg_learner_get_stats(struct seg_learner *l, struct seg_learner_stats *ret);
+/* What it knows, as a file (fingerprints and names of namespaces; format: memory.c) that replaces
+ * the old one whole or not at all. Blocking. */
+struct buf;
+int seg_learner_save(struct seg_learner *l, const char *path);
+/* Into a fresh learner. -ENOENT, -EBADMSG damaged or none of ours, -ESTALE another version, -EPERM
+ * somebody else's: then it starts afresh. */
+int seg_learner_load(struct seg_learner *l, const char *path);
+int seg_learner_format(struct seg_learner *l, struct buf *out);
+int seg_learner_parse(struct seg_learner *l, const void *data, size_t len);
 /* Find chunks in the texts (separator, presets, learner, blocks); ranges ascending, not
  * overlapping. What the learner has no memory for is found as on first sight. */
 int seg_find(const struct seg_presets *p, const struct seg_opts *o, const struct seg_text *texts,
@@ -84,7 +93,6 @@ void seg_list_fini(struct seg_list *l);
 void seg_whys_fini(struct seg_whys *w);
 /* Wire form for header X-KVBlend-Segments: "msg:begin-end:detector,…"; parse is strict:
  * ascending, not overlapping, plain decimals, names of [a-z0-9_.-]; -EBADMSG leaves `out` alone. */
-struct buf;
 int seg_format(const struct seg_list *l, struct buf *out);
 /* The explanation as a JSON array, one object per gap (docs/api.md, POST /admin/boundaries). */
 int seg_whys_format(const struct seg_whys *w, struct buf *out);

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """MapReduce, MapRerank and the LMCache bridge in front of an upstream that answers by rule."""
 import json
+import os
+import tempfile
 import threading
 
 from harness import KVBLEND, main, need, proxy, until
@@ -304,6 +306,47 @@ def test_lmcache_separators():
     with Ruled(lambda b: "x") as up, proxy([up.entry(ANY)]) as g:
         g.post(CHAT, body)
         assert up.requests[-1].body == json.dumps(body).encode()
+
+
+# ---- what was learned ----
+
+def plain_prompt(towns):
+    return "\n\n".join(passage(t) for t in towns) + "\n\nWhich river has the mill of Corby?"
+
+
+def cuts_of(g, up, towns):
+    """Are exactly the passages enclosed?"""
+    g.post(CHAT, {"model": "m", "messages": [{"role": "user", "content": plain_prompt(towns)}]})
+    sent = texts_of(up.bodies[-1])
+    return (all(f" # # {passage(t)} # # " in sent for t in towns)
+            and sent.count(" # # ") == 2 * len(towns))
+
+
+def test_learning_survives_a_restart():
+    orders = [[TOWNS[(a * i + b) % 5] for i in range(5)] for a in (1, 2, 3, 4) for b in range(5)]
+    with tempfile.TemporaryDirectory() as d, Ruled(lambda b: "x") as up:
+        memory = os.path.join(d, "memory")
+        args = [up.entry(ANY + " lmcache=true")], "--segment-memory", memory
+        with proxy(*args) as g:
+            assert not cuts_of(g, up, orders[0])
+            for o in orders[1:8]:
+                g.post(CHAT, {"model": "m", "messages": [{"role": "user", "content": plain_prompt(o)}]})
+            assert cuts_of(g, up, orders[8])
+            assert g.stop() == 0
+        with open(memory, "rb") as f:
+            data = f.read()
+        assert b"miller" not in data and len(data) < 100000, len(data)
+        with proxy(*args) as g:
+            assert cuts_of(g, up, orders[9])
+        with open(memory, "wb") as f:
+            f.write(data[:200] + b"!" + data[201:])
+        with proxy(*args) as g:  # damaged: as if it were not there, and replaced
+            assert "ignoring" in g.log() and not cuts_of(g, up, orders[9])
+            assert g.stop() == 0
+        with proxy(*args) as g:
+            assert "ignoring" not in g.log()
+        with proxy([up.entry(ANY + " lmcache=true")], "--segment-memory", "off") as g:
+            assert not cuts_of(g, up, orders[9])
 
 
 if __name__ == "__main__":
