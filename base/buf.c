@@ -45,6 +45,16 @@ int buf_addc(struct buf *b, char c)
     return buf_add(b, &c, 1);
 }
 
+int buf_addu(struct buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+    do
+        digits[--at] = (char)('0' + v % 10);
+    while (v /= 10);
+    return buf_add(b, digits + at, sizeof digits - at);
+}
+
 int buf_vaddf(struct buf *b, const char *fmt, va_list ap)
 {
     va_list again;

@@ -9,6 +9,7 @@
 
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct buf {
     char *data;
@@ -24,6 +25,7 @@ int buf_reserve(struct buf *b, size_t extra_bytes); /* room for extra + NUL */
 int buf_add(struct buf *b, const void *p, size_t len);
 int buf_adds(struct buf *b, const char *s);
 int buf_addc(struct buf *b, char c);
+int buf_addu(struct buf *b, uint64_t v); /* in decimal digits */
 int buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int buf_vaddf(struct buf *b, const char *fmt, va_list ap);
 /* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */

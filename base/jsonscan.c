@@ -396,6 +396,7 @@ bool json_str_is(const struct json_val *v, const char *text)
 {
     if (v->type != JSON_T_STRING) return false;
     const char *p = v->p + 1, *end = v->p + v->len - 1;
+    if (v->len > 2 && *p != *text && *p != '\\') return false;
     size_t left = strlen(text), raw = v->len - 2;
     if (raw < left) return false; /* an escape never makes a text shorter */
     if (raw == left && !memchr(text, '\\', left)) return memcmp(p, text, left) == 0;

@@ -150,19 +150,25 @@ AVX2 static inline __m256i wrong_of_32(__m256i v, __m256i before)
     return _mm256_xor_si256(must, _mm256_and_si256(_mm256_and_si256(a, b), c));
 }
 
+/* What the last bytes of a block may be at most if no character is cut there. */
+static const uint8_t last_whole[32] = {255, 255, 255, 255, 255, 255, 255, 255,  255,  255, 255,
+                                       255, 255, 255, 255, 255, 255, 255, 255,  255,  255, 255,
+                                       255, 255, 255, 255, 255, 255, 255, 0xEF, 0xDF, 0xBF};
+
 AVX2 static bool utf8_avx2(const char *text, size_t len)
 {
-    __m256i wrong = _mm256_setzero_si256(), before = _mm256_setzero_si256();
+    __m256i wrong = _mm256_setzero_si256(), before = wrong, cut = wrong;
     size_t i = 0;
     for (; len - i >= 64; i += 64) {
         __m256i v = load32(text + i), w = load32(text + i + 32);
-        if (_mm256_movemask_epi8(_mm256_or_si256(v, w)) == 0 &&
-            _mm256_movemask_epi8(before) == 0) { /* `before` may end in half a character */
-            before = w;
-            continue;
+        if (_mm256_movemask_epi8(_mm256_or_si256(v, w)) == 0) {
+            wrong = _mm256_or_si256(wrong, cut);
+            cut = _mm256_setzero_si256();
+        } else {
+            wrong = _mm256_or_si256(wrong, wrong_of_32(v, before));
+            wrong = _mm256_or_si256(wrong, wrong_of_32(w, v));
+            cut = _mm256_subs_epu8(w, load32(last_whole));
         }
-        wrong = _mm256_or_si256(wrong, wrong_of_32(v, before));
-        wrong = _mm256_or_si256(wrong, wrong_of_32(w, v));
         before = w;
     }
     char tail[96] = {0}; /* the zeros behind it show a character that is cut off */

@@ -33,7 +33,7 @@ static bool response_header_dropped(const char *name)
         "connection", "keep-alive",     "te",           "trailer", "transfer-encoding", "upgrade",
         "date",       "content-length", "content-type", "server",  "x-request-id"};
     for (size_t i = 0; i < sizeof drop / sizeof drop[0]; i++)
-        if (strcasecmp(name, drop[i]) == 0) return true;
+        if (http_name_is(name, drop[i])) return true;
     return strncasecmp(name, "proxy-", 6) == 0;
 }
 
@@ -60,13 +60,16 @@ static bool response_header_ours(const struct gw_req *q, const char *name)
 static int answer_headers(const struct gw_req *q, struct buf *out)
 {
     int r = gw_answer_headers(q, out);
-    if (r == 0)
-        r = buf_addf(out, "x-kvblend-overhead-us: %llu\r\n",
-                     (unsigned long long)(q->overhead_ns / 1000));
+    if (r == 0) r = buf_adds(out, "x-kvblend-overhead-us: ");
+    if (r == 0) r = buf_addu(out, q->overhead_ns / 1000);
+    if (r == 0) r = buf_adds(out, "
+");
     if (r == 0) r = buf_add(out, q->ans.headers.data, q->ans.headers.len);
     /* Proxies between us and the client must neither hold events back nor keep them. */
-    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no\r\n");
-    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache\r\n");
+    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no
+");
+    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache
+");
     return r;
 }
 
@@ -85,7 +88,7 @@ static void keep_headers(struct gw_req *q, const struct http_head *h)
         const struct http_header *x = &h->headers[i];
         if (response_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
         if (response_header_ours(q, x->name)) continue;
-        (void)buf_addf(&q->ans.headers, "%s: %s\r\n", x->name, x->value);
+        (void)http_header_add(&q->ans.headers, x->name, x->value);
     }
 }
 

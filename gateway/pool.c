@@ -18,8 +18,7 @@ struct gw_pool {
     struct pool_job *ring;
     unsigned cap, head, n;
     bool stop;
-    /* constant after creation */
-    unsigned n_threads;
+    unsigned n_threads, n_idle, threads_max;
     pthread_t thread[8];
 };
 
@@ -28,8 +27,11 @@ static void *pool_main(void *arg)
     struct gw_pool *p = arg;
     (void)pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (p->n == 0 && !p->stop)
+        while (p->n == 0 && !p->stop) {
+            p->n_idle++;
             (void)pthread_cond_wait(&p->wake, &p->lock);
+            p->n_idle--;
+        }
         if (p->n == 0) break;
         struct pool_job job = p->ring[p->head];
         p->head = (p->head + 1) % p->cap;
@@ -42,6 +44,17 @@ static void *pool_main(void *arg)
     return NULL;
 }
 
+/* One thread more, if there may be one. Signals belong to the loop's thread. */
+static void add_thread(struct gw_pool *p)
+{
+    sigset_t all, old;
+    if (p->n_threads == p->threads_max) return;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &old);
+    if (pthread_create(&p->thread[p->n_threads], NULL, pool_main, p) == 0) p->n_threads++;
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
 int gw_pool_create(unsigned n_threads, unsigned capacity, struct gw_pool **ret)
 {
     struct gw_pool *p = mem_zalloc(sizeof *p);
@@ -52,23 +65,9 @@ int gw_pool_create(unsigned n_threads, unsigned capacity, struct gw_pool **ret)
         return -ENOMEM;
     }
     p->cap = capacity;
+    p->threads_max = n_threads > 8 ? 8 : n_threads;
     (void)pthread_mutex_init(&p->lock, NULL);
     (void)pthread_cond_init(&p->wake, NULL);
-    /* Signals belong to the loop's thread. */
-    sigset_t all, old;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (n_threads > 8) n_threads = 8;
-    int e = 0;
-    while (p->n_threads < n_threads && e == 0) {
-        e = pthread_create(&p->thread[p->n_threads], NULL, pool_main, p);
-        if (e == 0) p->n_threads++;
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (e != 0) {
-        gw_pool_destroy(p);
-        return -e;
-    }
     *ret = p;
     return 0;
 }
@@ -77,7 +76,8 @@ int gw_pool_submit(struct gw_pool *p, void (*fn)(void *arg), void *arg)
 {
     int r = -EAGAIN;
     (void)pthread_mutex_lock(&p->lock);
-    if (p->n < p->cap) {
+    if (p->n >= p->n_idle) add_thread(p);
+    if (p->n < p->cap && p->n_threads > 0) {
         p->ring[(p->head + p->n++) % p->cap] = (struct pool_job){fn, arg};
         (void)pthread_cond_signal(&p->wake);
         r = 0;

@@ -98,11 +98,14 @@ static size_t beginning(const char *p, size_t len)
     unsigned depth = 0;
     bool in_text = false;
     for (size_t i = 0; i < n; i++) {
-        if (in_text) {
-            if (p[i] == '\\')
-                i++;
-            else if (p[i] == '"')
-                in_text = false;
+        if (in_text) { /* to its quote, which no odd number of backslashes precedes */
+            const char *quote = memchr(p + i, '"', n - i);
+            if (!quote) break;
+            i = (size_t)(quote - p);
+            size_t slashes = 0;
+            while (p[i - 1 - slashes] == '\\')
+                slashes++;
+            in_text = slashes % 2 == 1;
             continue;
         }
         in_text = p[i] == '"';

@@ -18,12 +18,14 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { HEADERS_USUAL_BYTES = 960 }; /* chosen: one small block */
+
 /* ---- headers ---- */
 
 static bool is_one_of(const char *name, const char *const *list)
 {
     for (; *list; list++)
-        if (strcasecmp(name, *list) == 0) return true;
+        if (http_name_is(name, *list)) return true;
     return false;
 }
 
@@ -54,7 +56,7 @@ static bool named_by_connection(const struct http_head *h, const char *name)
 {
     size_t len = strlen(name);
     for (size_t i = 0; i < h->n_headers; i++) {
-        if (strcasecmp(h->headers[i].name, "connection") != 0) continue;
+        if (!http_name_is(h->headers[i].name, "connection")) continue;
         for (const char *p = h->headers[i].value; *p;) {
             p += strspn(p, ", \t");
             size_t n = strcspn(p, ", \t");
@@ -71,26 +73,28 @@ static bool passes(const struct gw_req *q, const struct gw_lease *l, const char 
     if (!l->worker && strncasecmp(name, "x-kvblend-", 10) == 0) return false;
     /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
      */
-    if (q->key && q->key->name_space && strcasecmp(name, "x-kvblend-namespace") == 0) return false;
-    if (!q->trace.trace[0] && strcasecmp(name, "tracestate") == 0) return false;
+    if (q->key && q->key->name_space && http_name_is(name, "x-kvblend-namespace")) return false;
+    if (!q->trace.trace[0] && http_name_is(name, "tracestate")) return false;
     /* Answers that are metered must come as plain text. */
-    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return strcasecmp(name, "accept-encoding") != 0;
+    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return !http_name_is(name, "accept-encoding");
     return true;
 }
 
 int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
 {
     const struct http_head *h = http_req_head(q->http);
-    int r = buf_addf(out, "x-request-id: %s\r\n", q->id);
+    bool names = http_header_find(h, "connection") != NULL;
+    int r = buf_reserve(out, HEADERS_USUAL_BYTES);
+    if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0) r = gw_trace_header(&q->trace, out);
     if (r == 0 && l->up && l->up->authorization)
-        r = buf_addf(out, "Authorization: %s\r\n", l->up->authorization);
+        r = http_header_add(out, "Authorization", l->up->authorization);
     if (r == 0 && l->worker && q->key && q->key->name_space)
-        r = buf_addf(out, "X-KVBlend-Namespace: %s\r\n", q->key->name_space);
+        r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
-        if (passes(q, l, x->name) && !named_by_connection(h, x->name))
-            r = buf_addf(out, "%s: %s\r\n", x->name, x->value);
+        if (passes(q, l, x->name) && !(names && named_by_connection(h, x->name)))
+            r = http_header_add(out, x->name, x->value);
     }
     if (r == 0 && l->worker && q->scan.segments.len > 0)
         r = buf_addf(out, "X-KVBlend-Segments: %.*s\r\n", (int)q->scan.segments.len,
@@ -133,10 +137,15 @@ static int add_path(const struct gw_req *q, struct buf *out)
     struct buf path = BUF_INIT;
     const struct gw_route *t = q->route;
     const char *query = http_req_query(q->http);
-    int r = t->props & GW_R_OPAQUE
-                ? add_rest(q, &path)
-                : buf_addf(&path, "%s%s%s%s", t->target, t->props & GW_R_REST ? q->rest : "",
-                           *query ? "?" : "", query);
+    int r = 0;
+    if (t->props & GW_R_OPAQUE) {
+        r = add_rest(q, &path);
+    } else {
+        r = buf_adds(&path, t->target);
+        if (r == 0 && t->props & GW_R_REST) r = buf_adds(&path, q->rest);
+        if (r == 0 && *query) r = buf_addc(&path, '?');
+        if (r == 0) r = buf_adds(&path, query);
+    }
     if (r == 0) r = buf_cstr(&path) ? gw_send_path(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
     buf_fini(&path);
     return r;

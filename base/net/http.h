@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <strings.h>
 #include <sys/uio.h>
 
 struct event_base;
@@ -71,6 +72,12 @@ struct http_head {
 };
 const char *http_header_find(const struct http_head *h,
                              const char *name); /* case-insensitive; NULL */
+/* Is it the header of that name? Most are told apart by their first letter. */
+static inline bool http_name_is(const char *name, const char *wanted)
+{
+    return ((name[0] ^ wanted[0]) & 0xDF) == 0 && strcasecmp(name, wanted) == 0;
+}
+int http_header_add(struct buf *out, const char *name, const char *value); /* a line with CRLF */
 
 struct http_limits {       /* 0 = default */
     size_t head_bytes_max; /* 32 KiB */

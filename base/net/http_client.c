@@ -208,11 +208,21 @@ static int write_head(struct http_call *call, const char *method, const char *ta
 {
     bool with_length =
         call->body_len > 0 || strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0;
-    int r = buf_addf(&call->out, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", method, target,
-                     call->client->host, headers ? headers : "");
-    if (r == 0 && with_length)
-        r = buf_addf(&call->out, "Content-Length: %llu\r\n", (unsigned long long)call->body_len);
-    return r == 0 ? buf_adds(&call->out, "\r\n") : r;
+    struct buf *out = &call->out;
+    size_t len = headers ? strlen(headers) : 0;
+    int r = buf_reserve(out, len + strlen(target) + 128);
+    if (r == 0) r = buf_adds(out, method);
+    if (r == 0) r = buf_addc(out, ' ');
+    if (r == 0) r = buf_adds(out, target);
+    if (r == 0) r = buf_adds(out, " HTTP/1.1\r\n");
+    if (r == 0) r = http_header_add(out, "Host", call->client->host);
+    if (r == 0) r = buf_add(out, headers, len);
+    if (r == 0 && with_length) {
+        r = buf_adds(out, "Content-Length: ");
+        if (r == 0) r = buf_addu(out, call->body_len);
+        if (r == 0) r = buf_adds(out, "\r\n");
+    }
+    return r == 0 ? buf_adds(out, "\r\n") : r;
 }
 
 static int call_create(struct http_client *c, const struct iovec *body, int n_pieces,

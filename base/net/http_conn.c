@@ -21,6 +21,7 @@ enum {
     BODY_STEP_BYTES = 64 * 1024,    /* the body timeout starts anew after this much: 1 KiB/s */
     BODY_RESERVE_MAX = 1024 * 1024, /* a claimed length reserves no more than this */
     BODY_DIRECT_BYTES = 16 * 1024,  /* chosen: from here on a copy costs more than an empty turn */
+    HEAD_READ_BYTES = 20 * 1024,    /* a head and a body below the line above come in one read */
     OUT_KEEP_BYTES = 4096,          /* what an idle connection may hold */
 };
 
@@ -389,7 +390,8 @@ static void on_read(evutil_socket_t fd, short what, void *arg)
     char *scratch = c->server->loop->scratch;
     ssize_t n;
     bool direct = recv_body(c, &n);
-    if (!direct) n = http_io_recv(&c->io, scratch, HTTP_SCRATCH_BYTES);
+    if (!direct)
+        n = http_io_recv(&c->io, scratch, c->io.tls ? HTTP_SCRATCH_BYTES : HEAD_READ_BYTES);
     if (c->io.tls) {
         if (http_io_pending(&c->io) && http_conn_send(c, NULL, 0) < 0) c->dead = true;
         if (http_io_closed(&c->io)) c->eof = true;

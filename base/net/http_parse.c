@@ -38,7 +38,7 @@ static int hex_value(char c)
 const char *http_header_find(const struct http_head *h, const char *name)
 {
     for (size_t i = 0; i < h->n_headers; i++)
-        if (strcasecmp(h->headers[i].name, name) == 0) return h->headers[i].value;
+        if (http_name_is(h->headers[i].name, name)) return h->headers[i].value;
     return NULL;
 }
 
@@ -170,16 +170,16 @@ static void scan_framing(const struct http_msg *m, struct framing *f)
 {
     for (size_t i = 0; i < m->head.n_headers; i++) {
         const struct http_header *h = &m->headers[i];
-        if (strcasecmp(h->name, "content-length") == 0) {
+        if (http_name_is(h->name, "content-length")) {
             f->length = h->value;
             f->n_length++;
-        } else if (strcasecmp(h->name, "transfer-encoding") == 0) {
+        } else if (http_name_is(h->name, "transfer-encoding")) {
             f->coding = h->value;
             f->n_coding++;
-        } else if (strcasecmp(h->name, "host") == 0) {
+        } else if (http_name_is(h->name, "host")) {
             f->host = h->value;
             f->n_host++;
-        } else if (strcasecmp(h->name, "connection") == 0) {
+        } else if (http_name_is(h->name, "connection")) {
             f->close |= has_token(h->value, "close");
             f->keep_alive |= has_token(h->value, "keep-alive");
         }

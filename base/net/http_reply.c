@@ -5,12 +5,28 @@
 #include <stdio.h>
 #include <string.h>
 
+int http_header_add(struct buf *out, const char *name, const char *value)
+{
+    size_t n = strlen(name), v = strlen(value);
+    int r = buf_reserve(out, n + v + 4);
+    if (r < 0) return r;
+    char *p = out->data + out->len;
+    memcpy(p, name, n);
+    memcpy(p + n, ": ", 2);
+    memcpy(p + n + 2, value, v);
+    memcpy(p + n + 2 + v, "\r\n", 2);
+    out->len += n + v + 4;
+    return 0;
+}
+
 int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers)
 {
-    char line[96];
-    (void)snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\nDate: ", status, http_status_text(status));
     int r = buf_reserve(out, 512); /* chosen: nearly every head */
-    if (r == 0) r = buf_adds(out, line);
+    if (r == 0) r = buf_adds(out, "HTTP/1.1 ");
+    if (r == 0) r = buf_addu(out, (unsigned)status);
+    if (r == 0) r = buf_addc(out, ' ');
+    if (r == 0) r = buf_adds(out, http_status_text(status));
+    if (r == 0) r = buf_adds(out, "\r\nDate: ");
     if (r == 0) r = buf_adds(out, http_loop_date(l));
     if (r == 0) r = buf_adds(out, "\r\n");
     if (r == 0 && extra_headers) r = buf_adds(out, extra_headers);
@@ -84,11 +100,7 @@ static int reply_head(struct http_req *r, struct buf *out, int status, const cha
     if (c->dead || r->started) return -EPIPE;
     if (!r->msg.keep_alive || c->server->draining) c->close_after = true;
     int e = http_reply_status(out, c->server->loop, status, extra_headers);
-    if (e == 0 && content_type) {
-        e = buf_adds(out, "Content-Type: ");
-        if (e == 0) e = buf_adds(out, content_type);
-        if (e == 0) e = buf_adds(out, "\r\n");
-    }
+    if (e == 0 && content_type) e = http_header_add(out, "Content-Type", content_type);
     if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");
     if (e == 0 && !c->close_after && r->msg.minor == 0)
         e = buf_adds(out, "Connection: keep-alive\r\n");
@@ -111,8 +123,9 @@ int http_reply(struct http_req *r, int status, const char *content_type, const c
     int e = reply_head(r, head, status, content_type, extra_headers);
     if (e == -EPIPE) return e;
     bool bare = status == 204 || status == 304;
-    if (e == 0)
-        e = bare ? buf_adds(head, "\r\n") : buf_addf(head, "Content-Length: %zu\r\n\r\n", len);
+    if (e == 0 && !bare) e = buf_adds(head, "Content-Length: ");
+    if (e == 0 && !bare) e = buf_addu(head, len);
+    if (e == 0) e = buf_adds(head, bare ? "\r\n" : "\r\n\r\n");
     bool with_body = len > 0 && !bare && !r->msg.is_head;
     struct iovec iov[2] = {{head->data, head->len}, {(void *)(uintptr_t)body, len}};
     if (e == 0) e = http_conn_send(c, iov, with_body ? 2 : 1);
