@@ -14,6 +14,8 @@ build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev lib
     ca-certificates curl git)
 test_packages=(python3 python3-venv python3-pip redis-server redis-sentinel openssl)
 e2e_packages=(nginx-light) # what kvblend is compared with
+# What kvblend-bench proxy compares with (tools/bench-setup).
+bench_packages=(nginx-light haproxy)
 
 # Install whatever of the given packages is missing; quiet when nothing is.
 need_packages() {

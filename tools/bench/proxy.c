@@ -130,7 +130,10 @@ static int start_servers(struct run *r, struct err *err)
         struct proxy_server *s = &r->server[r->n_servers];
         int e = proxy_server_start(&r->setup, name, s, err);
         if (e == 0 && s->missing) {
-            (void)fprintf(stderr, "%s is not installed: it is left out (see README.md)\n", name);
+            (void)fprintf(stderr,
+                          "%s is not installed and is left out: tools/bench-setup installs "
+                          "nginx-light and haproxy\n",
+                          name);
             json_array_append_new(json_object_get(r->meta, "left_out"), json_string(name));
             continue;
         }

@@ -61,9 +61,27 @@ static size_t make_answer(char *out, size_t cap, const char *text, size_t bytes)
                      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
                      "\r\n%s",
                      bytes, text);
-    size_t len = (size_t)n + bytes - strlen(text);
-    memset(out + n, ' ', len - (size_t)n); /* JSON may end in spaces */
-    return len;
+    return (size_t)n;
+}
+
+/* A completion of PROXY_ANSWER_BYTES. */
+static size_t make_completion(char *out, size_t cap)
+{
+    static const char head[] =
+        "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":"
+        "\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"";
+    static const char sentence[] = "The answer is in the second document: the bridge was opened in "
+                                   "1894 and carries both road and rail.\\n";
+    static const char tail[] = "\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1200,"
+                               "\"completion_tokens\":200,\"total_tokens\":1400}}";
+    char text[PROXY_ANSWER_BYTES + 1];
+    size_t n = sizeof head - 1, end = PROXY_ANSWER_BYTES - (sizeof tail - 1);
+    memcpy(text, head, n);
+    for (; n + sizeof sentence - 1 <= end; n += sizeof sentence - 1)
+        memcpy(text + n, sentence, sizeof sentence - 1);
+    memset(text + n, '.', end - n);
+    memcpy(text + end, tail, sizeof tail);
+    return make_answer(out, cap, text, PROXY_ANSWER_BYTES);
 }
 
 static void conn_close(struct origin_conn *c)
@@ -245,14 +263,7 @@ _Noreturn void proxy_origin_run(int listen_fd)
     o.epoll = epoll_create1(EPOLL_CLOEXEC);
     o.hash = XXH64_createState();
     o.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    o.answer_len = make_answer(
-        o.answer, sizeof o.answer,
-        "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":"
-        "\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
-        "\"The answer is in the second document: the bridge was opened in 1894 and carries both "
-        "road and rail.\\n\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1200,"
-        "\"completion_tokens\":24,\"total_tokens\":1224}}",
-        PROXY_ANSWER_BYTES);
+    o.answer_len = make_completion(o.answer, sizeof o.answer);
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = &o.listener};
     struct epoll_event t = {.events = EPOLLIN, .data.ptr = &o.timer};
     if (!o.hash || epoll_ctl(o.epoll, EPOLL_CTL_ADD, listen_fd, &e) < 0 ||

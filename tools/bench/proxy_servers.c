@@ -169,15 +169,16 @@ static int run_server(struct proxy_setup *s, char *const argv[], struct proxy_se
 
 static int start_kvblend(struct proxy_setup *s, struct proxy_server *ret, struct err *err)
 {
-    char program[PROXY_PATH_MAX], listen[40], origin[64], loops[16];
+    char program[PROXY_PATH_MAX], listen[40], origin[128], loops[16];
     own_program(program);
     ret->missing = !version_of(program, "--version", ret->version);
     if (ret->missing) return 0;
     (void)snprintf(listen, sizeof listen, "127.0.0.1:%u", ret->port);
-    (void)snprintf(origin, sizeof origin, "http://127.0.0.1:%u", s->origin_port);
+    (void)snprintf(origin, sizeof origin, "http://127.0.0.1:%u models=* max_connections=4096",
+                   s->origin_port);
     (void)snprintf(loops, sizeof loops, "%u", s->loops);
-    char *argv[ARGS_MAX] = {program,        "--listen", listen,           "--worker", origin,
-                            "--access-log", "off",      "--max-inflight", "8192"};
+    char *argv[ARGS_MAX] = {program, "--listen",       listen, "--upstream", origin, "--access-log",
+                            "off",   "--max-inflight", "8192", "--loops",    loops};
     for (int i = 1; argv[i]; i++)
         (void)buf_addf(&ret->config, "%s%s", i > 1 ? " " : "", argv[i]);
     return run_server(s, argv, ret, err);
