@@ -62,14 +62,11 @@ static int answer_headers(const struct gw_req *q, struct buf *out)
     int r = gw_answer_headers(q, out);
     if (r == 0) r = buf_adds(out, "x-kvblend-overhead-us: ");
     if (r == 0) r = buf_addu(out, q->overhead_ns / 1000);
-    if (r == 0) r = buf_adds(out, "
-");
+    if (r == 0) r = buf_adds(out, "\r\n");
     if (r == 0) r = buf_add(out, q->ans.headers.data, q->ans.headers.len);
     /* Proxies between us and the client must neither hold events back nor keep them. */
-    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no
-");
-    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache
-");
+    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no\r\n");
+    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache\r\n");
     return r;
 }
 

@@ -1,8 +1,8 @@
 /* pool: a few helper threads for work that must not run on the event loop.
  *
  * Threads start with the first jobs that find none idle: a process that needs none stays one
- * thread. Fixed-capacity queue, first in first out; a full queue refuses (-EAGAIN) and the caller says so
- * to its client. A job hands its result back by http_loop_post() itself. Life cycle:
+ * thread. Fixed-capacity queue, first in first out; a full queue refuses (-EAGAIN) and the caller
+ * says so to its client. A job hands its result back by http_loop_post() itself. Life cycle:
  * gw_pool_create() → gw_pool_submit() … → gw_pool_destroy() (runs what is queued, joins). Thread:
  * any. */
 #ifndef GATEWAY_POOL_H
