@@ -185,6 +185,18 @@ static void admin_keys(struct gw_req *q)
 }
 
 /* Why the gateway would cut a request as it would; nothing is learned from it. */
+static int put_cuts(const struct gw_scan *s, struct buf *b)
+{
+    int r = buf_adds(b, "{\"segments\":[");
+    for (size_t i = 0; i < s->n_chunks && r == 0; i++) {
+        const struct gw_scan_chunk *c = &s->chunk[i];
+        r = c->msg == GW_SCAN_DOCUMENT ? buf_addf(b, "%s{\"message\":null", i ? "," : "")
+                                       : buf_addf(b, "%s{\"message\":%u", i ? "," : "", c->msg);
+        if (r == 0) r = buf_addf(b, ",\"begin\":%u,\"end\":%u}", c->begin, c->end);
+    }
+    return r < 0 ? r : buf_addf(b, "],\"detector\":\"%s\"", s->detector);
+}
+
 static void admin_boundaries(struct gw_req *q)
 {
     struct buf why = BUF_INIT, b = BUF_INIT;
@@ -196,7 +208,8 @@ static void admin_boundaries(struct gw_req *q)
     gw_scan_run(&s);
     if (s.failed) {
         gw_answer_error(q, s.error, NULL, "%s", s.message);
-    } else if (buf_addf(&b, "{\"boundaries\":%s}", why.len ? buf_cstr(&why) : "[]") < 0) {
+    } else if (put_cuts(&s, &b) < 0 ||
+               buf_addf(&b, ",\"boundaries\":%s}", why.len ? buf_cstr(&why) : "[]") < 0) {
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
     } else {
         gw_answer_json(q, 200, &b);

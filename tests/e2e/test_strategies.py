@@ -2,13 +2,14 @@
 """MapReduce, MapRerank and the LMCache bridge in front of an upstream that answers by rule."""
 import json
 import os
+import subprocess
 import tempfile
 import threading
 
-from harness import KVBLEND, main, need, proxy, until
+from harness import KVBLEND, KVBLENDCTL, main, need, proxy, until
 from upstream import SCRIPT, Upstream
 
-need(KVBLEND)
+need(KVBLEND, KVBLENDCTL)
 CHAT = "/v1/chat/completions"
 ANY = "models=* health=off"
 TOWNS = ["Arden", "Brill", "Corby", "Dunmow", "Esher"]
@@ -306,6 +307,34 @@ def test_lmcache_separators():
     with Ruled(lambda b: "x") as up, proxy([up.entry(ANY)]) as g:
         g.post(CHAT, body)
         assert up.requests[-1].body == json.dumps(body).encode()
+
+
+def segment(g, body, *args):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(body, f)
+        f.flush()
+        return subprocess.run([KVBLENDCTL, "--admin", g.admin, *args, "segment", f.name],
+                              capture_output=True, text=True, timeout=60)
+
+
+def test_segment_explains_without_a_worker():
+    with Ruled(lambda b: "x") as up, proxy([up.entry(ANY)]) as g:
+        r = segment(g, ask(None))
+        assert r.returncode == 0, r.stderr
+        assert "no worker answered" in r.stdout and "document-bracket" in r.stdout, r.stdout
+        assert "Corby has a mill" in r.stdout and "a framework's marker" in r.stdout, r.stdout
+        r = segment(g, ask(None), "--json")
+        told = json.loads(r.stdout)
+        text = prompt().encode()
+        assert [text[s["begin"]:s["end"]].decode() for s in told["segments"]] == \
+            [passage(t) for t in TOWNS] and told["boundaries"], told
+        plain = {"model": "m", "messages": [{"role": "user", "content": plain_prompt(TOWNS)}]}
+        r = segment(g, plain)
+        assert "a short typed text, for the first time" in r.stdout, r.stdout
+        plain["messages"][0]["content"] = plain_prompt(TOWNS + TOWNS[::-1])
+        r = segment(g, plain)
+        assert "nothing is known yet" in r.stdout and "the question begins here" in r.stdout, r.stdout
+        assert segment(g, []).returncode == 1
 
 
 # ---- what was learned ----

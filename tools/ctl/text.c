@@ -282,6 +282,42 @@ static void around(const json_t *request, const json_t *why, struct buf *out)
     buf_fini(&text);
 }
 
+/* The reasons that occur in the list, in words (the table of segment/README.md). */
+static void print_reasons(const json_t *list)
+{
+    static const char *const words[][2] = {
+        {"both_sides_vary", "cut: either text was seen with other neighbours"},
+        {"next_varies", "cut: another text was seen behind this one"},
+        {"previous_varies", "cut: another text was seen before this one"},
+        {"one_side_constant", "whole: one side varies, the other never did"},
+        {"moves_together", "whole: both sides came together in other company"},
+        {"usual_boundary", "cut: gaps of this form mostly are boundaries here"},
+        {"usual_inside", "whole: gaps of this form mostly lie inside a document here"},
+        {"first_sight", "cut: nothing is known yet, so paragraphs are blocks"},
+        {"short_pieces_joined", "whole: nothing is known yet, and short paragraphs are joined"},
+        {"kept_text", "cut: a text that was cut before stands here"},
+        {"inside_kept_text", "whole: inside a text that was cut before"},
+        {"near_a_better_cut", "whole: too close to a better boundary"},
+        {"question", "cut: the question begins here"},
+        {"edge", "cut: the text's beginning or end"},
+        {"marker", "cut: a framework's marker or a part, document or range of the request"},
+        {"separator", "cut: the separator stands here"},
+        {"not_a_chunk", "a boundary between two texts that are no chunks"},
+        {"short_text", "whole: a short typed text, for the first time"},
+    };
+    (void)printf("\n");
+    for (size_t k = 0; k < sizeof words / sizeof words[0]; k++) {
+        size_t i;
+        const json_t *e;
+        json_array_foreach(list, i, e)
+        {
+            if (strcmp(ctl_str(e, "reason"), words[k][0]) != 0) continue;
+            (void)printf("  %-20s %s\n", words[k][0], words[k][1]);
+            break;
+        }
+    }
+}
+
 /* Every gap: is it cut, and why or why not. */
 static void print_boundaries(const json_t *list, const json_t *request)
 {
@@ -310,6 +346,52 @@ static void print_boundaries(const json_t *list, const json_t *request)
     }
     ctl_table_print(&t);
     ctl_table_fini(&t);
+    print_reasons(list);
+}
+
+/* What the gateway alone sees: no worker was there to count tokens and look records up. */
+static void print_places(const json_t *r, const json_t *request)
+{
+    static const char *const names[] = {"MESSAGE", "BYTES", "TEXT"};
+    struct ctl_table t = {0};
+    size_t i;
+    const json_t *e;
+    (void)printf("no worker answered; the gateway would cut (%s):\n", ctl_str(r, "detector"));
+    ctl_table_head(&t, names, 3, "rrl");
+    json_array_foreach(json_object_get(r, "segments"), i, e)
+    {
+        struct buf text = BUF_INIT;
+        bool document = json_is_null(json_object_get(e, "message"));
+        if (!document) preview(request, e, &text);
+        ctl_cell(&t, document ? "document" : "%.0f", ctl_num(e, "message"));
+        ctl_cell(&t, "%.0f-%.0f", ctl_num(e, "begin"), ctl_num(e, "end"));
+        ctl_cell(&t, "%s", buf_cstr(&text));
+        buf_fini(&text);
+    }
+    ctl_table_print(&t);
+    ctl_table_fini(&t);
+}
+
+/* The worker's view of the request; where there is none, the gateway's. */
+static int ask_cuts(const struct ctl_args *a, const char *query, const struct buf *content,
+                    struct ctl_reply *ret)
+{
+    struct buf path = BUF_INIT, instead = BUF_INIT;
+    int rc = CTL_REFUSED;
+    if (buf_addf(&path, "/admin/segment%s", query) < 0 ||
+        buf_addf(&instead, "/admin/boundaries%s", query) < 0)
+        goto out;
+    rc = ctl_ask(a, "POST", buf_cstr(&path), content->data, content->len, ret);
+    if (rc == 0 && ret->status != 200) {
+        bool nobody = ret->status == 404 || ret->status >= 500;
+        const struct buf *target = nobody ? &instead : &path; /* again, to say what is wrong */
+        ctl_reply_fini(ret);
+        rc = ctl_expect(a, "POST", target->data, content->data, content->len, ret);
+    }
+out:
+    buf_fini(&path);
+    buf_fini(&instead);
+    return rc;
 }
 
 /* A worker that cut by itself has said why; otherwise the gateway can tell, if there is one. */
@@ -331,13 +413,12 @@ static void add_boundaries(const struct ctl_args *a, const struct buf *content, 
 
 int ctl_segment(const struct ctl_args *a)
 {
-    struct buf content = BUF_INIT, query = BUF_INIT, path = BUF_INIT;
+    struct buf content = BUF_INIT, query = BUF_INIT;
     struct ctl_reply r;
     int rc = ctl_read_file(a, &content);
     if (rc == 0 && a->name_space && buf_addf(&query, "?space=%s", a->name_space) < 0)
         rc = CTL_REFUSED;
-    if (rc == 0 && buf_addf(&path, "/admin/segment%s", buf_cstr(&query)) < 0) rc = CTL_REFUSED;
-    if (rc == 0) rc = ctl_expect(a, "POST", buf_cstr(&path), content.data, content.len, &r);
+    if (rc == 0) rc = ask_cuts(a, buf_cstr(&query), &content, &r);
     if (rc == 0) {
         json_t *request = json_loadb(content.data, content.len, 0, NULL);
         add_boundaries(a, &content, buf_cstr(&query), r.json);
@@ -345,18 +426,20 @@ int ctl_segment(const struct ctl_args *a)
             (void)json_dumpf(r.json, stdout, JSON_COMPACT);
             (void)putchar('\n');
         } else {
-            if (json_array_size(json_object_get(r.json, "segments")) > 0)
+            bool whole = json_object_get(r.json, "prompt_tokens") != NULL;
+            if (json_array_size(json_object_get(r.json, "segments")) == 0)
+                (void)printf("no chunk was found in this request\n");
+            else if (whole)
                 print_cuts(r.json, request);
             else
-                (void)printf("no chunk was found in this request\n");
+                print_places(r.json, request);
             print_boundaries(json_object_get(r.json, "boundaries"), request);
-            print_outcome(r.json);
+            if (whole) print_outcome(r.json);
         }
         json_decref(request);
         ctl_reply_fini(&r);
     }
     buf_fini(&content);
     buf_fini(&query);
-    buf_fini(&path);
     return rc;
 }
