@@ -449,9 +449,7 @@ static void admin_request(void *ctx, struct http_req *r)
 
 static void log_access(struct gw_req *q, bool aborted)
 {
-    size_t len;
     if (q->route && (q->route->props & GW_R_OPEN)) return;
-    (void)http_req_body(q->http, &len);
     uint64_t start = http_req_start_ns(q->http);
     struct gw_usage more; /* of a strategy's calls */
     gw_strategy_spent(q, &more);
@@ -477,7 +475,7 @@ static void log_access(struct gw_req *q, bool aborted)
         .target = q->target_name,
         .stream = q->ans.sse || q->ans.early,
         .end = aborted ? GW_END_CLIENT_ABORT : q->end,
-        .bytes_in = len,
+        .bytes_in = http_req_bytes_in(q->http),
         .bytes_out = http_req_bytes_out(q->http),
         .start_ns = start,
         .n_segments = q->scan.n_segments,

@@ -181,8 +181,8 @@ struct gw_req {
         struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
         uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
     } ans;
-    struct gw_gather *gather; /* pages asked of all workers */
-    struct gw_errand *errand; /* asked of other lanes */
+    struct gw_gather *gather;         /* pages asked of all workers */
+    struct gw_errand *errand;         /* asked of other lanes */
     struct gw_strategy_job *strategy; /* strategy.c's */
     const char *strategy_name;        /* for the answer's header; NULL: none was asked for */
     struct gw_trace trace;
@@ -289,6 +289,7 @@ bool gw_send_elsewhere(struct gw_req *q);
 void gw_send_failed(struct gw_req *q, int status, bool sent);
 void gw_send_done(struct gw_req *q, enum gw_outcome o); /* the lease goes back; harmless without */
 void gw_send_cancel(struct gw_req *q);                  /* the call and the lease */
+void gw_send_forget(struct gw_req *q); /* the body: it is sent, and will not be again */
 void gw_send_fini(struct gw_req *q);
 
 /* ---- answer.c: from the target ---- */

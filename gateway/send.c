@@ -283,6 +283,14 @@ void gw_send_cancel(struct gw_req *q)
     gw_send_done(q, GW_DONE_CANCELLED);
 }
 
+/* A prompt may have 100 KiB and its stream last for minutes. */
+void gw_send_forget(struct gw_req *q)
+{
+    pieces_free(q);
+    buf_fini(&q->send.body);
+    http_req_drop_body(q->http);
+}
+
 void gw_send_fini(struct gw_req *q)
 {
     pieces_free(q);

@@ -130,7 +130,9 @@ const char *http_req_query(const struct http_req *r);  /* raw, "" when none */
 const char *http_req_target(const struct http_req *r); /* as sent */
 const struct http_head *http_req_head(const struct http_req *r);
 const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-terminated; borrow */
-const char *http_req_peer(const struct http_req *r); /* "127.0.0.1:4711" or "unix" */
+void http_req_drop_body(struct http_req *r);          /* free it early: from now on it is empty */
+uint64_t http_req_bytes_in(const struct http_req *r); /* of the body as it came */
+const char *http_req_peer(const struct http_req *r);  /* "127.0.0.1:4711" or "unix" */
 void http_req_set_user(struct http_req *r, void *user);
 void *http_req_user(const struct http_req *r);
 uint64_t http_req_start_ns(const struct http_req *r);
@@ -203,6 +205,8 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
 int http_call_start_v(struct http_client *c, const char *method, const char *target,
                       const char *headers, const struct iovec *body, int n_pieces,
                       const struct http_call_ops *ops, void *ctx, struct http_call **ret);
+bool http_call_sent_all(const struct http_call *c); /* the borrowed body is no longer looked at, but
+                                                     * by a retry after on_end */
 bool http_call_sent(const struct http_call *c); /* has any byte left, on its latest connection */
 const char *http_call_why(const struct http_call *c); /* in on_end: a sentence, or "" */
 void http_call_cancel(struct http_call *c);           /* closes its connection; no callback after */

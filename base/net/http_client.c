@@ -290,6 +290,12 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
     return 0;
 }
 
+bool http_call_sent_all(const struct http_call *call)
+{
+    const struct client_conn *cc = call->conn;
+    return cc && cc->have_head && cc->piece_i > call->n_pieces;
+}
+
 bool http_call_sent(const struct http_call *call)
 {
     return call->sent;

@@ -229,6 +229,7 @@ static int step_body(struct http_conn *c)
     c->req = r;
     c->state = CONN_PENDING;
     c->first_byte_ns = 0;
+    r->bytes_in = r->body.len;
     set_timer(c, TM_NONE, 0); /* whatever comes next is timed anew */
     c->server->n_requests++;
     c->server->ops.on_request(c->server->ctx, r);

@@ -216,7 +216,7 @@ struct http_req {
     struct http_msg msg;
     struct buf body;
     void *user;
-    uint64_t start_ns, bytes_out;
+    uint64_t start_ns, bytes_in, bytes_out;
     uint64_t sized_left;
     bool started, ended, chunked, sized, no_body, over_mark;
 };

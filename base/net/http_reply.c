@@ -66,6 +66,16 @@ const char *http_req_body(const struct http_req *r, size_t *ret_len)
     return r->body.data ? r->body.data : "";
 }
 
+void http_req_drop_body(struct http_req *r)
+{
+    buf_fini(&r->body);
+}
+
+uint64_t http_req_bytes_in(const struct http_req *r)
+{
+    return r->bytes_in;
+}
+
 const char *http_req_peer(const struct http_req *r)
 {
     return r->conn->peer;

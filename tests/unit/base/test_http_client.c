@@ -18,7 +18,7 @@ struct one_call {
     struct http_call *call;
     struct buf body;
     int status, end, n_ends, n_heads;
-    bool sent; /* in on_end */
+    bool sent, sent_all; /* in on_end, in on_head */
     bool cancel_in_body, pause_in_body, restart_in_end;
 };
 struct fix {
@@ -61,6 +61,13 @@ static void on_request(void *ctx, struct http_req *r)
     if (strcmp(path, "/echo") == 0) {
         int e = http_reply(r, 200, "text/plain", NULL, body, len);
         ASSERT_TRUE(e == 0 || f->tolerant);
+    } else if (strcmp(path, "/drop") == 0) {
+        http_req_drop_body(r);
+        http_req_drop_body(r);
+        ASSERT_STREQ(http_req_body(r, &len), "");
+        ASSERT_EQ(len, 0);
+        ASSERT_EQ(http_req_bytes_in(r), 40000);
+        ASSERT_EQ(http_reply(r, 200, "text/plain", NULL, "dropped", 7), 0);
     } else if (strcmp(path, "/hold") == 0) {
         f->held = r;
     } else if (strcmp(path, "/big") == 0) {
@@ -152,6 +159,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     struct one_call *c = ctx;
     c->status = status;
     c->n_heads++;
+    c->sent_all = http_call_sent_all(c->call);
     ASSERT_TRUE(http_header_find(h, "dATE") != NULL);
 }
 
@@ -248,12 +256,26 @@ TEST(borrowed_bodies)
         memset(pieces, 0, sizeof pieces); /* only what they point to is borrowed */
         run(&f);
         ASSERT_EQ(c->end, 0);
-        ASSERT_TRUE(c->sent);
+        ASSERT_TRUE(c->sent && c->sent_all);
         ASSERT_EQ(c->body.len, BYTES);
         ASSERT_MEMEQ(c->body.data, body, BYTES);
         ASSERT_STREQ(f.peers[round], f.peers[0]);
     }
     mem_free(body);
+    fix_fini(&f);
+}
+
+TEST(bodies_that_are_not_kept)
+{
+    static char body[40001];
+    struct fix f;
+    fix_init(&f, NULL);
+    memset(body, 'b', sizeof body - 1);
+    for (int i = 0; i < 2; i++) {
+        start(&f, i, "POST", "/drop", body);
+        run(&f);
+        ASSERT_STREQ(buf_cstr(&f.calls[i].body), "dropped");
+    }
     fix_fini(&f);
 }
 
