@@ -101,7 +101,7 @@ def test_documents_go_to_who_holds_them():
             "kvblend_gateway_directory_texts") >= n))
         assert share == 1, share
         assert routed(g, "resident") == len(TOPICS), g.get("/metrics").body
-        used = {x["upstream"] for x in completions(g)}
+        used = {x["target"] for x in completions(g)}
         assert len(used) == 2, used
         prompt_tokens = g.metric('kvblend_gateway_routed_tokens_total{kind="prompt"}')
         resident = g.metric('kvblend_gateway_routed_tokens_total{kind="resident"}')
@@ -150,7 +150,7 @@ def test_a_popular_chunk_drowns_nobody():
         until("the log is written", lambda: len(completions(g)) == before + 192)
         by = {}
         for x in completions(g)[before:]:
-            by[x["upstream"]] = by.get(x["upstream"], 0) + 1
+            by[x["target"]] = by.get(x["target"], 0) + 1
         print("     requests:", by)
         assert min(by.values()) >= 192 // 8 and len(by) == 2, by
 
