@@ -436,8 +436,8 @@ def test_a_full_upstream_takes_no_other_model_s_turn():
 def test_own_worker_and_upstream_side_by_side():
     with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off"),
                                    stub=True) as g:
-        ids = {m["id"] for m in g.get("/v1/models").json()["data"]}
-        assert {"stub-model", "up-model"} <= ids, ids
+        until("the worker is there, too", lambda: {"stub-model", "up-model"} <= {
+            m["id"] for m in g.get("/v1/models").json()["data"]})
         assert g.post(CHAT, ask(model="stub-model")).json()["model"] == "stub-model"
         assert not up.requests
         assert g.post(CHAT, ask()).json()["model"] == "up-model" and len(up.requests) == 1

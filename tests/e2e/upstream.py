@@ -365,7 +365,8 @@ class Upstream:
     # ---- what is answered ----
 
     def is_probe(self, r):
-        return r.method == "GET" and r.path in ("/health", "/v1/models", "/models", "/v1/health")
+        return r.method == "GET" and (r.path in ("/health", "/v1/health") or
+                                      r.path.endswith("/models"))
 
     def probe_script(self, r):
         s = dict(SCRIPT, status=200 if self.healthy else 503, type="application/json")
