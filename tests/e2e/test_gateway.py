@@ -10,7 +10,9 @@ import threading
 import time
 
 from harness import (KVBLEND, STUB, Program, clean_env, gateway, main, need, parse_events,
-                     parse_metrics, read_until, unix_request, until)
+                     listening, parse_metrics, read_until, unix_request, until)
+from upstream import Upstream
+import random
 import subprocess
 
 need(KVBLEND)
@@ -394,6 +396,64 @@ def test_twenty_streams():
         for t in threads:
             t.join()
         assert done == [True] * 20
+
+
+def test_lanes_under_load():
+    """Four loops, fewer turns than clients, and everything at once: streams, failures, clients that
+    leave, reloads, the admin API. Every request that stays gets an answer, and nothing is left."""
+    with Upstream("a") as a, Upstream("b") as b:
+        args = ["--loops", "4", "--max-inflight", "6", "--queue-limit", "500", "--listen", "127.0.0.1:0"]
+        for up in (a, b):
+            args += ["--upstream", up.entry("models=* health=off max_inflight=4")]
+        with listening(Program([KVBLEND] + args, None)) as g:
+            wrong = []
+
+            def client(seed):
+                rnd = random.Random(seed)
+                for i in range(25):
+                    script = rnd.choice(({}, {"n": 30}, {"status": 503}, {"token_s": 0.01},
+                                         {"body": "x" * 200000}, {"wait_s": 0.02}))
+                    stream, leave = rnd.random() < 0.5, rnd.random() < 0.25
+                    body = ask(stream=stream, model=f"m{rnd.randrange(3)}", script=script,
+                               pad="p" * rnd.choice((10, 90000)))
+                    if leave:
+                        s = g.open(CHAT, body)
+                        if rnd.random() < 0.5:
+                            s.recv(1)
+                        s.close()
+                        continue
+                    r = g.post(CHAT, body)
+                    ok = r.status in (200, 503)
+                    if ok and r.status == 200 and stream and "body" not in script:
+                        ok = r.events()[-1] == b"[DONE]"
+                    if not ok:
+                        wrong.append((seed, i, r.status, r.body[-200:]))
+
+            def operator():
+                for _ in range(20):
+                    g.admin_get("/admin/requests")
+                    g.admin_get("/admin/status")
+                    g.proc.send_signal(signal.SIGHUP)
+                    g.get("/metrics")
+
+            threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]
+            threads.append(threading.Thread(target=operator))
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            assert not wrong, wrong[:3]
+            until("nothing is left", lambda: g.metric("kvblend_requests_active") == 0)
+            gate = g.admin_get("/admin/status")["gateway"]
+            assert (gate["in_flight"], gate["waiting"], gate["loops"]) == (0, 0, 4), gate
+            held = [g.open(CHAT, ask(stream=True, script={"token_s": 0.01, "n": 300}))
+                    for _ in range(4)]
+            until("they run", lambda: g.admin_get("/admin/status")["gateway"]["in_flight"] == 4)
+            g.proc.send_signal(signal.SIGTERM)
+            for s in held:
+                assert b"[DONE]" in read_until(s, b"[DONE]")
+                s.close()
+            assert g.proc.wait(30) == 0
 
 
 def test_configuration_check():
