@@ -348,12 +348,12 @@ static bool may_repeat(const struct gw_req *q, bool sent)
 
 void gw_send_failed(struct gw_req *q, int status, bool sent)
 {
-    bool late = (status == -ETIMEDOUT && sent) || status == -ETIME, garbage = status == -EBADMSG;
+    bool late = (status == -ETIMEDOUT && sent) || status == -ETIME;
     log_event(LOG_WARN, "relay.lost", "request=%s target=%s error=%s retries=%u", q->id,
               q->target_name, err_name(status), q->n_retries);
     mark_tried(q);
     gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
-    if (!late && !garbage && may_repeat(q, sent) && tries_left(q)) {
+    if (!late && may_repeat(q, sent) && tries_left(q)) {
         unsigned before = (unsigned)q->target_index;
         q->n_retries++;
         gw_stats_retry();
