@@ -2,8 +2,8 @@
  *
  * Sent again only while nothing of an answer has come: whatever never left us, and what was lost on
  * its way where doing it twice is harmless; a refusal that another target may not give (429, 502,
- * 503, 504) goes to another target when there is one, else to the client as it came. What timed out
- * is not repeated: the target may be at it still. */
+ * 503, 504) goes to another target when there is one, else to the client as it came. A target that
+ * stays silent for too long is not asked again, another one is. */
 #include "gateway/gate.h"
 
 #include "base/assert.h"
@@ -314,27 +314,37 @@ static bool tries_left(const struct gw_req *q)
     return q->n_retries < gw_config_of(q)->retry_attempts;
 }
 
-bool gw_send_elsewhere(struct gw_req *q)
+/* A target that has not been tried. */
+static bool lease_other(struct gw_req *q, struct gw_lease *ret)
 {
     struct gw_fleet *f = q->gate->house->fleet;
-    struct gw_lease next = {0};
     struct gw_want want;
-    if (!tries_left(q)) return false;
-    mark_tried(q);
     gw_send_want(q, &want);
-    if (gw_fleet_pick(f, &want, &next, NULL) != GW_PICK_OK) return false;
-    if (was_tried(q, next.index)) { /* there is no other */
-        gw_fleet_release(f, &next, GW_DONE_CANCELLED, 0);
-        return false;
-    }
-    http_call_cancel(q->send.call);
-    q->send.call = NULL;
-    gw_send_done(q, gw_answer_outcome(q));
-    q->send.lease = next;
+    if (gw_fleet_pick(f, &want, ret, NULL) != GW_PICK_OK) return false;
+    if (!was_tried(q, ret->index)) return true;
+    gw_fleet_release(f, ret, GW_DONE_CANCELLED, 0); /* there is no other */
+    return false;
+}
+
+static void fail_over(struct gw_req *q, const struct gw_lease *to)
+{
+    q->send.lease = *to;
     q->n_retries++;
     gw_stats_retry();
     gw_stats_failover();
     gw_send_leased(q);
+}
+
+bool gw_send_elsewhere(struct gw_req *q)
+{
+    struct gw_lease next = {0};
+    if (!tries_left(q)) return false;
+    mark_tried(q);
+    if (!lease_other(q, &next)) return false;
+    http_call_cancel(q->send.call);
+    q->send.call = NULL;
+    gw_send_done(q, gw_answer_outcome(q));
+    fail_over(q, &next);
     return true;
 }
 
@@ -353,7 +363,13 @@ void gw_send_failed(struct gw_req *q, int status, bool sent)
               q->target_name, err_name(status), q->n_retries);
     mark_tried(q);
     gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
-    if (!late && may_repeat(q, sent) && tries_left(q)) {
+    bool again = may_repeat(q, sent) && tries_left(q);
+    struct gw_lease next = {0};
+    if (again && status == -ETIMEDOUT && late && lease_other(q, &next)) {
+        fail_over(q, &next); /* the one that is silent is not asked twice */
+        return;
+    }
+    if (again && !late) {
         unsigned before = (unsigned)q->target_index;
         q->n_retries++;
         gw_stats_retry();
