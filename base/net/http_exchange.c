@@ -299,6 +299,25 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
     return 1;
 }
 
+/* All data that is there as one piece: later chunks move up over the framing between. What comes
+ * together leaves together, so that who falls behind catches up. */
+static int take_chunks(struct client_conn *cc, const char **p, const char *end,
+                       const char **ret_data, size_t *ret_len)
+{
+    const char *data;
+    size_t n, total = 0;
+    int r;
+    while ((r = http_chunked_next(&cc->chunked, p, end, &data, &n)) == 1) {
+        if (total == 0)
+            *ret_data = data;
+        else
+            memmove((char *)(uintptr_t)*ret_data + total, data, n); /* our own buffer */
+        total += n;
+    }
+    *ret_len = total;
+    return r == 0 && total > 0 ? 1 : r;
+}
+
 static int parse_body(struct client_conn *cc, const char **p, const char *end)
 {
     struct http_call *call = cc->call;
@@ -315,16 +334,15 @@ static int parse_body(struct client_conn *cc, const char **p, const char *end)
         *p += n;
         break;
     case HTTP_BODY_CHUNKED:
-        r = http_chunked_next(&cc->chunked, p, end, &data, &n);
-        if (r != 1) return r;
+        r = take_chunks(cc, p, end, &data, &n);
         break;
     case HTTP_BODY_UNTIL_CLOSE:
         *p += n;
         break;
     }
-    if (n == 0) return 0;
+    if (n == 0) return r == 1 ? 0 : r;
     if (call->ops.on_body) call->ops.on_body(call->ctx, data, n);
-    return 1;
+    return r == 2 ? 1 : r; /* the end is told once nobody has paused */
 }
 
 /* Take what is there; cc may be gone afterwards. */
