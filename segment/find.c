@@ -6,6 +6,8 @@
 #include "segment/segment_int.h"
 
 #include "base/assert.h"
+#include "base/buf.h"
+#include "base/jsonscan.h"
 
 #include <string.h>
 
@@ -17,6 +19,7 @@ struct job {
     bool last_user; /* its last paragraph is the question */
     bool learn;     /* the preset is chosen: cut its regions by what was learned */
     bool tool;      /* a tool's answer: all of it was retrieved */
+    unsigned depth; /* strings of JSON that this text came out of */
 };
 
 static bool is_user(const char *role)
@@ -311,6 +314,79 @@ static int separated(const struct job *j, struct seg_list *out)
     }
 }
 
+/* ---- a tool's answer as JSON: its long strings are texts of their own ---- */
+
+static int find_in(const struct job *j, bool by_separator, struct seg_list *out);
+
+struct cursor { /* a place in a JSON string and how many bytes of its text lie before it */
+    const struct json_val *v;
+    size_t at, done;
+};
+
+static size_t body_place(struct cursor *c, size_t to)
+{
+    if (to < c->done) c->at = 1, c->done = 0;
+    c->done += json_str_seek(c->v, &c->at, to - c->done);
+    return c->at;
+}
+
+static int find_in_string(const struct job *j, const struct json_val *v, struct seg_list *out)
+{
+    struct buf plain = BUF_INIT;
+    struct seg_list found = {0};
+    struct seg_whys whys = {0};
+    struct cursor c = {v, 1, 0};
+    size_t base = (size_t)(v->p - j->text->text);
+    int r = json_str_read(v, &plain);
+    struct seg_text t = {j->text->role, plain.data, plain.len};
+    struct seg_opts o = *j->opts;
+    o.whys = o.whys ? &whys : NULL;
+    struct job inner = {.presets = j->presets,
+                        .opts = &o,
+                        .text = &t,
+                        .msg = j->msg,
+                        .tool = true,
+                        .depth = j->depth + 1};
+    if (r == 0 && plain.len >= TOOL_BYTES_MIN) r = find_in(&inner, false, &found);
+    for (size_t i = 0; i < found.n && r == 0; i++) {
+        size_t begin = body_place(&c, found.seg[i].begin), end = body_place(&c, found.seg[i].end);
+        r = seg_add(out, j->msg, base + begin, base + end, found.seg[i].detector);
+    }
+    for (size_t i = 0; i < whys.n && r == 0; i++) {
+        whys.why[i].begin = (uint32_t)(base + body_place(&c, whys.why[i].begin));
+        whys.why[i].end = (uint32_t)(base + body_place(&c, whys.why[i].end));
+        r = why_add(j->opts->whys, whys.why[i]);
+    }
+    seg_list_fini(&found);
+    seg_whys_fini(&whys);
+    buf_fini(&plain);
+    return r;
+}
+
+/* 1: looked into; 0: no JSON, or none with a long string. */
+static int find_in_json(const struct job *j, struct seg_list *out)
+{
+    const char *p = j->text->text, *end = p + j->text->len;
+    int n = 0, r = 0;
+    while (p < end && strchr(" \n\r\t", *p) && *p)
+        p++;
+    if (p == end || (*p != '{' && *p != '[')) return 0;
+    if (json_scan(j->text->text, j->text->len, NULL, NULL) < 0) return 0;
+    while (r == 0 && (p = memchr(p, '"', (size_t)(end - p)))) {
+        const char *q = p + 1;
+        while (*q != '"') /* it is valid: there is one */
+            q += *q == '\\' ? 2 : 1;
+        struct json_val v = {p, (size_t)(q - p) + 1, JSON_T_STRING};
+        for (p = q + 1; p < end && strchr(" \n\r\t", *p) && *p;)
+            p++;
+        bool key = p < end && *p == ':';
+        if (key || v.len < TOOL_BYTES_MIN) continue;
+        r = find_in_string(j, &v, out);
+        n = 1;
+    }
+    return r < 0 ? r : n;
+}
+
 static int find_in(const struct job *j, bool by_separator, struct seg_list *out)
 {
     const char *role = j->text->role;
@@ -322,6 +398,10 @@ static int find_in(const struct job *j, bool by_separator, struct seg_list *out)
         if (r == 0) r = explain_marks(j, out, n_before, "separator");
         if (r == 0) learned_keep(j->opts, j->text->text, out, n_before);
         return r;
+    }
+    if (j->tool && j->depth < JSON_IN_JSON_MAX) {
+        int r = find_in_json(j, out);
+        if (r != 0) return r < 0 ? r : 0;
     }
     if (j->presets && !j->opts->no_presets) {
         int r = by_preset(j, out);

@@ -25,6 +25,7 @@ enum {
     LEARNED_BYTES_MAX = 16384, /* chosen: about 4000 tokens; what is known to move together */
     TOOL_BYTES_MIN = 128,      /* chosen: about 32 tokens; shorter tool results are left alone */
     TEXT_BYTES_BLOCKS = 1000,  /* chosen: about 256 tokens, shorter plain text is left alone */
+    JSON_IN_JSON_MAX = 2,      /* chosen: a result in a protocol's envelope */
     QUESTION_BYTES_MAX = 4096  /* chosen: how far before the end a question's lead-in is believed */
 };
 

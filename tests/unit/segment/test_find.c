@@ -455,3 +455,60 @@ TEST(builtin_presets_equal_the_files)
     seg_presets_free(a);
     seg_presets_free(b);
 }
+
+/* Results of a tool as JSON: the long strings are looked into, their places are the text's own. */
+TEST(tool_results_in_json)
+{
+    enum { DOCS = 3 };
+    struct buf doc[DOCS] = {{NULL, 0, 0}}, text = BUF_INIT, whole = BUF_INIT;
+    for (size_t i = 0; i < DOCS; i++) {
+        ASSERT_OK(buf_addf(&doc[i], "Document %c says \"hello\":", (char)('A' + i)));
+        for (int k = 0; k < 20; k++)
+            ASSERT_OK(buf_addf(&doc[i], " the %c%d mill turns \xc3\xa4", (char)('A' + i), k));
+    }
+    ASSERT_OK(buf_adds(&text, " {\"query\": \"mills\", \"results\": ["));
+    for (size_t i = 0; i < DOCS; i++) {
+        ASSERT_OK(buf_addf(&text, "%s{\"id\":%zu,\"content\" : ", i ? ", " : "", i));
+        ASSERT_OK(buf_add_json_str(&text, doc[i].data, doc[i].len));
+        ASSERT_OK(buf_adds(&text, "}"));
+    }
+    ASSERT_OK(buf_adds(&text, "]}"));
+    for (int envelope = 0; envelope < 2; envelope++) {
+        struct seg_list l = {0};
+        struct seg_text t = {"tool", text.data, text.len};
+        if (envelope) { /* the same as a string in JSON */
+            ASSERT_OK(buf_adds(&whole, "[{\"type\":\"text\",\"text\":"));
+            ASSERT_OK(buf_add_json_str(&whole, text.data, text.len));
+            ASSERT_OK(buf_adds(&whole, "}]"));
+            t = (struct seg_text){"tool", whole.data, whole.len};
+        }
+        ASSERT_OK(seg_find(NULL, NULL, &t, 1, &l));
+        ASSERT_EQ(l.n, DOCS);
+        for (size_t i = 0; i < DOCS; i++) {
+            const char *p = t.text + l.seg[i].begin;
+            char first[16];
+            (void)snprintf(first, sizeof first, "Document %c", (char)('A' + i));
+            ASSERT_MEMEQ(p, first, 10);
+            ASSERT_TRUE(t.text[l.seg[i].begin - 1] == '"');
+            ASSERT_TRUE(t.text[l.seg[i].end] == (envelope ? '\\' : '"'));
+        }
+        seg_list_fini(&l);
+        t.role = "user"; /* typed text is left as it is */
+        ASSERT_OK(seg_find(NULL, NULL, &t, 1, &l));
+        for (size_t i = 0; i < l.n; i++)
+            ASSERT_TRUE(l.seg[i].end <= t.len);
+        seg_list_fini(&l);
+    }
+    static const char *const odd[] = {"{", "[\"", "{\"a\":\"b\"}", "[1,2]", "{} x", "[\"\\u12\"]"};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        struct seg_list l = {0};
+        struct seg_text t = {"tool", odd[i], strlen(odd[i])};
+        ASSERT_OK(seg_find(NULL, NULL, &t, 1, &l));
+        ASSERT_EQ(l.n, 0);
+        seg_list_fini(&l);
+    }
+    for (size_t i = 0; i < DOCS; i++)
+        buf_fini(&doc[i]);
+    buf_fini(&text);
+    buf_fini(&whole);
+}
