@@ -61,13 +61,15 @@ TEST(where_separators_go)
         {"{\"documents\":[\"" ALPHA "\"],\"prompt\":\"Why?\"}", " # # ",
          "{\"documents\":[\"" ALPHA "\"],\"prompt\":\"Why?\"}"},
     };
-    struct buf b = BUF_INIT;
+    struct buf b = BUF_INIT, again = BUF_INIT;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         edited(cases[i].body, strlen(cases[i].body), cases[i].separator, &b);
         ASSERT_STREQ(buf_cstr(&b), cases[i].want);
-        edited(buf_cstr(&b), b.len, cases[i].separator, &b); /* and nothing crashes on its own */
+        edited(buf_cstr(&b), b.len, cases[i].separator, &again); /* its own work, once more */
+        ASSERT_TRUE(again.len >= b.len);
     }
     buf_fini(&b);
+    buf_fini(&again);
 }
 
 /* ---- random texts with every kind of escape ---- */
