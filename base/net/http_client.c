@@ -70,6 +70,8 @@ static void dispatch(struct http_client *c)
 {
     while (c->waiting.head) {
         struct http_call *call = c->waiting.head;
+        while (c->idle && !http_exchange_silent(c->idle))
+            http_exchange_free(c->idle);
         struct client_conn *cc = call->retried ? NULL : c->idle;
         int r = 0;
         if (!cc && c->n_conns >= c->conns_max) {

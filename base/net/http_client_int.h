@@ -71,6 +71,9 @@ void http_call_explain(struct http_call *call, const char *why); /* NULL = nothi
 
 /* http_exchange.c */
 int http_exchange_open(struct http_client *c, struct client_conn **ret);
+/* An idle connection that said or ended something since is not used again: what it said would be
+ * taken for the answer to a request that it never saw. */
+bool http_exchange_silent(const struct client_conn *cc);
 /* Begin the call's exchange on a connection; errors are found by the read side. */
 void http_exchange_begin(struct client_conn *cc, struct http_call *call);
 void http_exchange_pause(struct client_conn *cc, bool pause);

@@ -199,7 +199,13 @@ static bool conn_wrote_all(const struct client_conn *cc)
     return cc->piece_i > cc->call->n_pieces;
 }
 
-/* Begin the call's exchange on a connection; errors are found by the read side. */
+bool http_exchange_silent(const struct client_conn *cc)
+{
+    char byte;
+    ssize_t n = recv(cc->io.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
 void http_exchange_begin(struct client_conn *cc, struct http_call *call)
 {
     if (cc->list == &cc->client->idle) {

@@ -593,6 +593,35 @@ TEST(dead_idle_connection_is_retried)
     fix_fini(&f);
 }
 
+/* What comes on an idle connection is nobody's answer. */
+TEST(unsolicited_answers)
+{
+    static const char answer[] = "HTTP/1.1 200 OK\r\n" DATE "Content-Length: 4\r\n\r\n";
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof in;
+    int listen_fd = socket(AF_INET, SOCK_STREAM, 0), fd[2];
+    ASSERT_EQ(bind(listen_fd, (struct sockaddr *)&in, len), 0);
+    ASSERT_EQ(listen(listen_fd, 8), 0);
+    ASSERT_EQ(getsockname(listen_fd, (struct sockaddr *)&in, &len), 0);
+    char address[64];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(in.sin_port));
+    struct fix f;
+    fix_init(&f, address);
+    for (int i = 0; i < 2; i++) {
+        start(&f, i, "POST", "/", "x");
+        fd[i] = accept(listen_fd, NULL, NULL); /* the second time: a connection of its own */
+        ASSERT_EQ(send(fd[i], answer, sizeof answer - 1, MSG_NOSIGNAL), sizeof answer - 1);
+        ASSERT_EQ(send(fd[i], i ? "good" : "zero", 4, MSG_NOSIGNAL), 4);
+        run(&f);
+        ASSERT_STREQ(buf_cstr(&f.calls[i].body), i ? "good" : "zero");
+        ASSERT_EQ(send(fd[i], answer, sizeof answer - 1, MSG_NOSIGNAL), sizeof answer - 1);
+    }
+    close(fd[0]);
+    close(fd[1]);
+    close(listen_fd);
+    fix_fini(&f);
+}
+
 TEST(odd_responses)
 {
     static const struct {
