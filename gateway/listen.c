@@ -11,6 +11,7 @@
 enum {
     FDS_KEPT = 256, /* chosen: tiers, logs, workers, probes */
     CONNS_MAX = 1000000,
+    LINE_BYTES_MAX = 8192, /* as nginx has it: what it refuses must not get around it */
 };
 
 static bool is_https(const char *entry)
@@ -48,6 +49,7 @@ static unsigned raise_fd_limit(void)
 static int make_server(struct gw_gate *g, const struct gw_config *c, unsigned conns_max)
 {
     struct http_limits lim = {.body_bytes_max = c->max_body_bytes,
+                              .line_bytes_max = LINE_BYTES_MAX,
                               .conns_max = conns_max,
                               .head_timeout_ms = c->head_timeout_ms,
                               .body_timeout_ms = c->body_timeout_ms,

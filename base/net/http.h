@@ -81,6 +81,7 @@ int http_header_add(struct buf *out, const char *name, const char *value); /* a 
 
 struct http_limits {       /* 0 = default */
     size_t head_bytes_max; /* 32 KiB */
+    size_t line_bytes_max; /* one line of the head, with its end; none */
     size_t body_bytes_max; /* 32 MiB */
     size_t out_high_bytes; /* 256 KiB */
     unsigned headers_max;  /* 100 */

@@ -136,9 +136,10 @@ static bool has_token(const char *value, const char *token)
     return false;
 }
 
-/* A name or an address with or without port, or nothing. */
+/* A name or an address with or without port. */
 static bool host_ok(const char *host)
 {
+    if (!*host || strstr(host, "..")) return false;
     for (const char *c = host; *c; c++)
         if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F ||
             strchr("\"#,/;<>?@\\^`{|}", *c))
@@ -306,11 +307,15 @@ int http_msg_parse_request(struct http_msg *m, const char *p, size_t len,
     if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
     if (lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
     char *cur = m->text, *end = m->text + len, *line = next_line(&cur, end);
+    size_t most = lim->line_bytes_max ? lim->line_bytes_max : SIZE_MAX;
     if (!line) return refuse(ret_why, 400, "malformed request line");
+    if ((size_t)(cur - line) > most) return refuse(ret_why, 414, "the request target is too long");
     int r = parse_request_line(m, line, ret_why);
     if (r != 0) return r;
     for (size_t i = 2; i < lines; i++) {
         line = next_line(&cur, end);
+        if (line && (size_t)(cur - line) > most)
+            return refuse(ret_why, 431, "a header line is too long");
         if (!line || !parse_header(m, line)) return refuse(ret_why, 400, "malformed header line");
     }
     return request_framing(m, lim, ret_why);

@@ -27,6 +27,7 @@ static void set_limits(struct http_limits *to, const struct http_limits *from)
     static const struct http_limits none;
     const struct http_limits *f = from ? from : &none;
     to->head_bytes_max = or_default(f->head_bytes_max, 32 * 1024);
+    to->line_bytes_max = f->line_bytes_max;
     to->body_bytes_max = or_default(f->body_bytes_max, 32 * 1024 * 1024);
     to->out_high_bytes = or_default(f->out_high_bytes, 256 * 1024);
     to->headers_max = (unsigned)or_default(f->headers_max, 100);
