@@ -24,7 +24,7 @@ WORKER = os.path.join(BUILD, "fusor", "worker", "kvblend-worker")
 KVBLENDCTL = os.path.join(BUILD, "tools", "ctl", "kvblendctl")
 STUB = os.path.join(HERE, "stub_worker.py")
 MODELS = os.path.join(ROOT, "tests", "data", "models")
-DEADLINE_S = 60
+DEADLINE_S = int(os.environ.get("E2E_DEADLINE_S", "60"))
 
 
 def skip(why):

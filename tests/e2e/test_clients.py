@@ -37,6 +37,10 @@ server = up = base = None
 own = None  # name of the worker's model
 
 
+# One loop for all tests: langchain keeps its asynchronous connections from one call to the next.
+run = asyncio.new_event_loop().run_until_complete
+
+
 def models():
     return (own, "up-model")
 
@@ -80,9 +84,9 @@ def test_openai_chat():
                                                 **kw(model)))
         assert text == "".join(x.choices[0].delta.content or "" for x in chunks if x.choices)
         assert chunks[-1].usage.total_tokens == r.usage.total_tokens and not chunks[-1].choices
-        with c.chat.completions.stream(**kw(model)) as s:  # the helper with events
-            assert s.get_final_completion().choices[0].message.content == text
     assert text == ANSWER
+    with c.chat.completions.stream(**kw("up-model")) as s:  # the helper with events
+        assert s.get_final_completion().choices[0].message.content == text
 
 
 def test_openai_completions():
@@ -111,7 +115,7 @@ def test_openai_async():
             e = await c.embeddings.create(model="up-model", input="a")
             assert e.data[0].embedding == [0.5, -1.0, 0.25]
 
-    asyncio.run(all_of_it())
+    run(all_of_it())
 
 
 def test_openai_other_routes():
@@ -159,7 +163,7 @@ def test_openai_errors_of_the_gateway():
     assert e.status_code == 413 and e.code == "request_too_large"
     e = raised(openai.InternalServerError, lambda: client().chat.completions.create(
         extra_body=script(end="reset", stop_at=-1), **kw("up-model")))
-    assert e.status_code == 502 and e.code == "upstream_unreachable"
+    assert (e.status_code, e.code) == (502, "upstream_unreachable"), e
 
 
 def test_openai_retries_as_told():
@@ -169,7 +173,8 @@ def test_openai_retries_as_told():
         up.plan = [{"status": status, "headers": header}, {}]
         r = client(max_retries=2).chat.completions.create(**kw("up-model"))
         assert r.choices[0].message.content == ANSWER
-        assert [x.header("x-stainless-retry-count") for x in up.requests] == ["0", "1"]
+        counts = [x.header("x-stainless-retry-count") for x in up.requests]
+        assert counts == ["0", "1"], (status, header, counts)
     up.requests.clear()
     up.plan = [{"status": 503, "headers": {"x-should-retry": "false"}}]
     raised(openai.InternalServerError,
@@ -227,7 +232,7 @@ def test_langchain_chat():
             text = "".join([p.content async for p in chat.astream("Say hello.")])
             return text, (await chat.ainvoke("Say hello.")).content
 
-        assert asyncio.run(later()) == (r.content, r.content)
+        assert run(later()) == (r.content, r.content)
 
 
 def test_langchain_llm_and_embeddings():
@@ -260,13 +265,13 @@ def test_llama_index():
                 parts = [x.delta or "" async for x in await llm.astream_complete("The river")]
                 return "".join(parts), (await llm.acomplete("The river")).text
 
-            assert asyncio.run(later()) == (text, text)
+            assert run(later()) == (text, text)
 
 
 # ---- LiteLLM ----
 
-def ll(model, **more):
-    return dict({"model": "openai/" + model, "api_base": base, "api_key": "key-one", "num_retries": 0,
+def ll(name, **more):
+    return dict({"model": "openai/" + name, "api_base": base, "api_key": "key-one", "num_retries": 0,
                  "max_tokens": 6, "temperature": 0, "messages": HELLO, "timeout": 60,
                  "max_retries": 0}, **more)
 
@@ -288,7 +293,7 @@ def test_litellm():
             return (whole.choices[0].message.content,
                     "".join(x.choices[0].delta.content or "" for x in parts if x.choices))
 
-        assert asyncio.run(later()) == (text, text)
+        assert run(later()) == (text, text)
         ask = ll(model, model="text-completion-openai/" + model, prompt="The river")
         del ask["messages"]
         assert litellm.text_completion(**ask).choices[0].text is not None
@@ -338,8 +343,12 @@ def test_everybody_at_once():
 
 if __name__ == "__main__":
     with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off"), "--api-key",
-                                   "key-one", "--max-body", "2MiB") as server:
+                                   "key-one", "--max-body", "2MiB", "--breaker-failures", "255") as server:
         base = f"http://127.0.0.1:{server.port}/v1"
-        listed = server.get("/v1/models", headers={"X-Api-Key": "key-one"}).json()["data"]
-        own = next(m["id"] for m in listed if m["id"] != "up-model")
+
+        def worker_model():
+            r = server.get("/v1/models", headers={"X-Api-Key": "key-one"}).json()
+            return [m["id"] for m in r["data"] if m["id"] != "up-model"]
+
+        own = until("the worker's model is there", worker_model)[0]
         main(globals())

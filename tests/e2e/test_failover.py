@@ -16,7 +16,7 @@ from upstream import Upstream
 need(KVBLEND)
 CHAT = "/v1/chat/completions"
 ANY = "models=* health=off"
-DEAF = ("--breaker-failures", "1000000")  # where a test fails more often than breakers bear
+DEAF = ("--breaker-failures", "255")  # where a test fails more often than breakers bear
 
 
 def ask(**kw):
@@ -47,15 +47,14 @@ def dechunk(raw):
 
 
 def read_all(sock):
-    data = b""
+    pieces = []
     try:
         while True:
-            got = sock.recv(1 << 16)
-            if not got:
-                return data
-            data += got
+            pieces.append(sock.recv(1 << 16))
+            if not pieces[-1]:
+                return b"".join(pieces)
     except ConnectionError:
-        return data
+        return b"".join(pieces)
     finally:
         sock.close()
 
@@ -251,11 +250,11 @@ def test_half_an_event_is_not_shown():
 
 
 def test_plain_death_never_looks_whole():
-    with Upstream("a") as a, Upstream("b") as b, pair(a, b, *DEAF) as g:
+    with Upstream() as up, proxy([up.entry(ANY)], *DEAF) as g:
         for size in (100, 100000, 3000000):
             for framing in ("length", "chunked"):
                 for end in ("close", "reset"):
-                    a.script = {"body": "x" * size, "framing": framing, "end": end,
+                    up.script = {"body": "x" * size, "framing": framing, "end": end,
                                 "stop_at": size // 2}
                     raw = read_all(g.open(CHAT, ask(), headers="Connection: close\r\n"))
                     status = int(raw[9:12]) if raw else 0
@@ -268,7 +267,6 @@ def test_plain_death_never_looks_whole():
                             assert not dechunk(raw)[2], (size, framing, end)
                     else:
                         assert status in (0, 502), raw[:300]
-        assert not b.requests or all(r.body for r in b.requests)
 
 
 def test_idle_timeout_of_a_plain_answer():
@@ -391,7 +389,7 @@ def test_abort_reaches_the_upstream():
         "stream, before the head": (ask(stream=True, script={"wait_s": 3600}), None),
         "stream, before the first event": (ask(stream=True, script={"body_wait_s": 3600}), None),
         "stream, between events": (ask(stream=True, script=long), b"w3 "),
-        "stream, silent": (ask(stream=True, script={"stop_at": 200, "end": "hold"}), b"data: "),
+        "stream, silent": (ask(stream=True, script={"stop_at": 900, "end": "hold"}), b"w1 "),
         "stream, flooding": (ask(stream=True, script={"n": 1000000, "pad": 1000}), b"w3 "),
     }
     with Upstream() as up, proxy([up.entry(ANY)]) as g:
@@ -440,11 +438,12 @@ def test_a_slow_reader_costs_no_memory():
     """Upstreams that send a gigabyte to clients that read nothing: held back, not stored."""
     with Upstream() as up, proxy([up.entry(ANY)], "--write-timeout", "600s") as g:
         up.script = {"n": 100000, "pad": 10000}
-        plain = {"body": "y" * (64 << 20), "framing": "chunked"}
+        plain = {"body": "y" * 64, "repeat": 1 << 20, "framing": "chunked"}
         g.post(CHAT, ask(script={"n": 1}))
         before = g.rss_mib()
         held = [g.open(CHAT, ask(stream=True)) for _ in range(4)]
-        held += [g.open(CHAT, ask(script=plain)), g.open("/v1/files", ask(script=plain))]
+        held += [g.open(path, ask(script=plain), headers="Connection: close\r\n")
+                 for path in (CHAT, "/v1/files")]
         until("they run", lambda: len(up.requests) == 7)
         until("the relay stops", lambda: steady(g))
         for _ in range(10):

@@ -474,7 +474,7 @@ def test_https_upstreams():
             for entry, status in (
                     (good, 200), (by_name, 200), (up.entry(f"{ANY} insecure=true"), 200),
                     (up.entry(f"{ANY} ca_file={stranger}"), 502), (up.entry(ANY), 502)):
-                with proxy([entry], "--retries", "0", ready=False) as g:
+                with proxy([entry], "--retries", "0") as g:
                     r = g.post(CHAT, ask())
                     assert r.status == status, (entry, r.status, r.body)
                     if status == 200:
@@ -499,7 +499,7 @@ def test_https_upstreams():
         with Upstream(tls=cert["server"] + (ca,)) as up:
             files = f"{ANY} ca_file={ca} cert_file={cert['client'][0]} key_file={cert['client'][1]}"
             for entry, status in ((up.entry(files), 200), (up.entry(f"{ANY} ca_file={ca}"), 502)):
-                with proxy([entry], "--retries", "0", ready=False) as g:
+                with proxy([entry], "--retries", "0") as g:
                     assert g.post(CHAT, ask()).status == status, entry
     assert n > 0
 

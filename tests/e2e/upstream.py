@@ -25,10 +25,11 @@ SCRIPT = {
     "headers": {},      # further headers; a list of pairs keeps order and repeats
     "body_wait_s": 0,   # between head and body
     "body": None,       # the whole body instead of the usual one: text, or bytes from Python
+    "repeat": 1,        # the body so many times over
     "type": None,       # its Content-Type
     "gzip": False,
     "framing": None,    # length, chunked or close; default: chunked for streams, else length
-    "n": None,          # events of a stream, words of an answer; default: max_tokens or 4
+    "n": None,          # events of a stream, words of an answer; default: as the request limits it, or 4
     "token_s": 0,       # before each event
     "pad": 0,           # bytes added to each event
     "split": 0,         # bytes a write at most, one TCP segment each
@@ -52,7 +53,7 @@ class Request:
     """One request as it was received."""
 
     def __init__(self, conn, head):
-        self.conn, self.head, self.t = conn.number, head, time.monotonic()
+        self.link, self.conn, self.head, self.t = conn, conn.number, head, time.monotonic()
         self.wire = self.body = b""
         self.left_at = self.done_at = None
         lines = head[:-4].split(b"\r\n")
@@ -141,6 +142,7 @@ class Conn(asyncio.Protocol):
         if self.gone.is_set():
             raise ConnectionError
         self.transport.write(data)
+        await asyncio.sleep(0)  # to hear of the other side's end, however fast it takes the bytes
         await self.writable.wait()
 
     async def take(self, n=None, marker=None):
@@ -275,7 +277,6 @@ class Conn(asyncio.Protocol):
     async def pieces(self, data, size):
         for i in range(0, len(data), size) if size else ():
             await self.write(data[i:i + size])
-            await asyncio.sleep(0)
         if not size:
             await self.write(data)
 
@@ -394,14 +395,15 @@ class Upstream:
     def content(self, r, s):
         """(async iterator of a stream or None, whole body, its type)"""
         if s["body"] is not None:
-            body = to_bytes(s["body"])
+            body = to_bytes(s["body"]) * s["repeat"]
             return None, gzip.compress(body) if s["gzip"] else body, s["type"] or "application/json"
         try:
             ask = r.json()
         except ValueError:
             ask = {}
         ask = ask if isinstance(ask, dict) else {}
-        n = s["n"] if s["n"] is not None else ask.get("max_tokens") or 4
+        limit = ask.get("max_completion_tokens") or ask.get("max_tokens")
+        n = s["n"] if s["n"] is not None else limit or 4
         if s["status"] >= 400:
             body = {"error": {"message": "as told", "type": "told", "param": None, "code": "told"}}
         elif r.path.endswith("completions"):
@@ -417,7 +419,6 @@ class Upstream:
         return None, gzip.compress(body) if s["gzip"] else body, s["type"] or "application/json"
 
     async def events(self, r, ask, n, s):
-        conn = next(c for c in self.conns if c.current is r)
         chat = r.path.endswith("chat/completions")
         frame = {"id": "chatcmpl-1", "created": 1, "model": ask.get("model"),
                  "object": "chat.completion.chunk" if chat else "text_completion"}
@@ -434,7 +435,7 @@ class Upstream:
             yield event({"role": "assistant", "content": ""})
         for i in range(n):
             if s["token_s"]:
-                await conn.sleep(s["token_s"])
+                await r.link.sleep(s["token_s"])
             yield event({"content": f"w{i} " + "x" * s["pad"]})
         yield event({}, "stop")
         if wanted:
