@@ -71,7 +71,6 @@ static void find_target(struct gw_ask *a);
 static bool try_again(struct gw_ask *a)
 {
     if (a->n_retries >= gw_config_of(a->q)->retry_attempts) return false;
-    a->tried[a->lease.index / 64] |= 1ull << a->lease.index % 64;
     a->n_retries++;
     return true;
 }
@@ -110,7 +109,8 @@ static void on_end(void *ctx, int status)
     int what = status < 0 ? status : a->status;
     bool elsewhere = what == 429 || what == 502 || what == 503 || what == 504;
     a->call = NULL;
-    release(a, outcome_of(what));
+    a->tried[a->lease.index / 64] |= 1ull << a->lease.index % 64;
+    release(a, outcome_of(what)); /* forgets whose it was */
     if ((elsewhere || (status < 0 && !sent)) && try_again(a)) {
         buf_clear(&a->answer);
         find_target(a);

@@ -276,6 +276,16 @@ def test_fail_over_to_another_upstream():
         assert len(b.bodies) == 6
 
 
+def test_the_one_that_failed_is_not_asked_again():
+    """Whatever its place in the list."""
+    with Ruled(summaries, name="a") as a, Ruled(lambda b: {"status": 503}, name="b") as b, \
+            proxy([a.entry(ANY + " priority=1"), b.entry(ANY + " priority=0")], "--breaker-failures",
+                  "1000000") as g:
+        r = g.post(CHAT, ask("map_reduce"))
+        assert r.status == 200 and r.json()["kvblend"]["failed"] == [], r.body
+        assert (len(a.bodies), len(b.bodies)) == (6, 6), (len(a.bodies), len(b.bodies))
+
+
 def test_aliases_and_keys():
     with Ruled(summaries) as up, proxy(
             [up.entry("models=nice=real health=off api_key=secret")], "--api-key", "k1 id=a tpm=100000") as g:
