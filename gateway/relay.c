@@ -19,7 +19,10 @@
 #include <sched.h>
 #include <string.h>
 
-enum { OPEN_WAIT_MAX_MS = 2000 }; /* chosen: a breaker that opens later is told to clients */
+enum {
+    OPEN_WAIT_MAX_MS = 2000, /* chosen: a breaker that opens later is told to clients */
+    BLOCKED_MAX = 32,        /* chosen: models that are full at once */
+};
 
 const char *gw_stage_name(enum gw_stage s)
 {
@@ -139,22 +142,46 @@ void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
         answer_no_target(q, why, wait_ms);
 }
 
+/* Models whose oldest request cannot go yet. Groups alone do not tell: several models may share
+ * one, and what waits for one holds up no other's. */
+struct blocked {
+    const struct gw_req *q[BLOCKED_MAX];
+    size_t n;
+    uint64_t groups; /* where there are more of them */
+};
+
+static bool is_blocked(const struct blocked *b, const struct gw_req *q)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (b->q[i]->group == q->group && strcmp(b->q[i]->scan.model, q->scan.model) == 0)
+            return true;
+    return b->groups >> q->group & 1;
+}
+
+static void block(struct blocked *b, const struct gw_req *q)
+{
+    if (b->n < BLOCKED_MAX)
+        b->q[b->n++] = q;
+    else
+        b->groups |= 1ull << q->group;
+}
+
 void gw_relay_call_parked(struct gw_gate *g)
 {
     struct gw_house *h = g->house;
-    uint64_t blocked = 0; /* groups whose oldest cannot go yet */
+    struct blocked blocked = {.n = 0};
     gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
     for (struct gw_req *q = g->parked, *next; q; q = next) {
         struct gw_want want;
         uint32_t wait_ms = 0;
         next = q->park.next;
-        if (blocked >> q->group & 1) continue;
+        if (is_blocked(&blocked, q)) continue;
         gw_send_want(q, &want);
         enum gw_pick why = gw_fleet_pick(h->fleet, &want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
             q->park.why = why;
             q->park.wait_ms = wait_ms;
-            blocked |= 1ull << q->group;
+            block(&blocked, q);
             continue;
         }
         unpark(q);
@@ -162,7 +189,7 @@ void gw_relay_call_parked(struct gw_gate *g)
             answer_no_target(q, why, wait_ms);
         } else if (q->has_ticket && gw_admit_unpark(&h->admit, &q->ticket) == 0) {
             gw_send_done(q, GW_DONE_CANCELLED); /* queued again, in its old place */
-            blocked |= 1ull << q->group;
+            blocked.groups |= 1ull << q->group; /* which admission counts by */
             gw_relay_arm_queue(g);
         } else {
             gw_send_leased(q);
@@ -174,6 +201,7 @@ void gw_relay_call_parked(struct gw_gate *g)
 
 static void has_turn(struct gw_req *q)
 {
+    if (q->stage == GW_ANSWERED) return; /* cut while it waited; close follows */
     if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
     if (!q->strategy_name && gw_strategy_begin(q)) return;
     if (!q->park.was &&
@@ -297,7 +325,7 @@ static void job_done(void *arg) /* the lane's thread */
         memset(&j->scan, 0, sizeof j->scan);
     }
     job_free(j);
-    if (q) then(q);
+    if (q && q->stage != GW_ANSWERED) then(q); /* cut meanwhile: close follows */
 }
 
 static void job_run(void *arg) /* helper thread */

@@ -433,6 +433,30 @@ def test_a_full_upstream_takes_no_other_model_s_turn():
                 s.close()
 
 
+def group_of(model):
+    """Admission's group, as the gateway hashes a name."""
+    h = 2166136261
+    for c in model.encode():
+        h = (h ^ c) * 16777619 & 0xffffffff
+    return (h ^ h >> 16) % 64
+
+
+def test_models_of_one_group_wait_for_their_own_upstream():
+    """Names may share a hash: who waits for one model's upstream holds up nobody else's requests."""
+    other = next(n for n in (f"m{i}" for i in range(10000)) if group_of(n) == group_of("slow"))
+    with Upstream("a") as a, Upstream("b") as b:
+        a.script = {"wait_s": 3600}
+        with proxy([a.entry("models=slow health=off max_inflight=1"),
+                    b.entry(f"models={other} health=off")]) as g:
+            held = [g.open(CHAT, ask(model="slow")) for _ in range(10)]
+            until("one runs", lambda: len(a.requests) == 1)
+            until("the others wait", lambda: active(g) == 10)
+            for _ in range(5):
+                assert g.post(CHAT, ask(model=other), timeout=10).status == 200
+            for s in held:
+                s.close()
+
+
 def test_own_worker_and_upstream_side_by_side():
     with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off"),
                                    stub=True) as g:
