@@ -244,6 +244,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     if (again && gw_send_elsewhere(q)) return;
     gw_scan_forget(&q->scan); /* this is the last try */
     if (!q->strategy && http_call_sent_all(q->send.call)) gw_send_forget(q);
+    q->send.lease.status = status;
     gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
     keep_headers(q, h);
     bool plain_text = !http_header_find(h, "content-encoding");

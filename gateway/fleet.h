@@ -54,6 +54,7 @@ struct gw_want {
     size_t n_texts;
     uint64_t prompt_tokens;              /* estimate */
     uint64_t tried[GW_TARGETS_MAX / 64]; /* targets not to take again, while there is another */
+    bool untried;                        /* those not even where there is no other */
     bool upstream_only;                  /* a route that no worker serves */
     bool worker_only;                    /* a route that only workers know */
 };
@@ -95,7 +96,8 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
                            uint32_t *ret_wait_ms);
 /* Exactly once per lease; ttfb_ns: 0 when no byte came. Clears the lease. */
 void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o, uint64_t ttfb_ns);
-/* The answer began: its prompt no longer waits there to be computed. Optional. */
+/* The answer began: its prompt no longer waits there to be computed, and a status below 500 in the
+ * lease is what the breaker's one try was to find out. Optional. */
 void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l);
 /* The lane's connections to the target, made at the first call. Needs no lease. NULL: out of
  * memory, bad address. The pointer is good until this lane asks again: settings may change. */
@@ -144,6 +146,7 @@ int gw_fleet_drain(struct gw_fleet *f, const char *name, bool drain);
 struct gw_target_view { /* a copy */
     unsigned index;
     char name[128], address[256];
+    char dial[256]; /* what the address stands for, numeric: no loop must look names up */
     bool own, worker;
     enum gw_target_state state;
     const char *breaker; /* "closed", "open", "half_open" */

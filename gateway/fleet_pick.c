@@ -243,7 +243,10 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     for (size_t i = 0; i < f->n; i++)
         look_at(f, f->target[i], w, now, &s);
     narrow(&s, w);
-    if (s.n > 0 && s.new_group < s.can[0].group) { /* just started: who comes first is not known */
+    if (w->untried && (s.n == 0 || was_tried(w, s.can[0].target->index))) {
+        r = GW_PICK_DOWN; /* nobody waits for another: nothing else is touched */
+    } else if (s.n > 0 &&
+               s.new_group < s.can[0].group) { /* just started: who comes first is not known */
         r = GW_PICK_UNSURE;
         room_at(f, s.new_until_ns);
     } else if (s.n > 0) {
@@ -293,14 +296,34 @@ static void count_outcome(struct gw_target *t, enum gw_outcome o, uint64_t ttfb_
     t->ttfb_ms = t->ttfb_ms > 0 ? 0.8 * t->ttfb_ms + 0.2 * ms : ms; /* chosen: the last ten or so */
 }
 
-void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
+static void computed(struct gw_lease *l)
 {
-    if (!l->target || l->computed) return;
-    fleet_lock(f);
+    if (l->computed) return;
     ASSERT(l->target->tokens_in_flight >= l->prompt_tokens);
     l->target->tokens_in_flight -= l->prompt_tokens;
-    fleet_unlock(f);
     l->computed = true;
+}
+
+static void tell_room(struct gw_fleet *f)
+{
+    if (!f->wants_room) return;
+    f->wants_room = false;
+    f->room = true;
+    fleet_wake(f);
+}
+
+void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
+{
+    uint64_t now = clock_ns();
+    if (!l->target) return;
+    fleet_lock(f);
+    computed(l);
+    if (l->probe && l->status > 0 && l->status < 500) {
+        judge(f, l->target, l, GW_DONE_OK, now); /* its stream may last for minutes */
+        l->probe = false;
+        tell_room(f);
+    }
+    fleet_unlock(f);
 }
 
 void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o, uint64_t ttfb_ns)
@@ -308,8 +331,8 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
     struct gw_target *t = l->target;
     uint64_t now = clock_ns();
     if (!t) return;
-    gw_fleet_computed(f, l);
     fleet_lock(f);
+    computed(l);
     ASSERT(t->n_inflight > 0);
     t->n_inflight--;
     count_outcome(t, o, ttfb_ns);
@@ -327,11 +350,7 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
         fleet_set_release(f, s);
     }
     fleet_retire_if_idle(f, t);
-    if (f->wants_room) {
-        f->wants_room = false;
-        f->room = true;
-        fleet_wake(f);
-    }
+    tell_room(f);
     fleet_unlock(f);
     *l = (struct gw_lease){0};
 }

@@ -180,7 +180,12 @@ static void on_end(void *ctx, int status)
 {
     struct fleet_probe *p = ctx;
     p->call = NULL;
-    if (p->target->worker)
+    fleet_lock(p->fleet);
+    bool stale = p->generation != p->target->generation;
+    fleet_unlock(p->fleet);
+    if (stale) /* another address by now, or another certificate: what was said counts no more */
+        fleet_probe_soon(p, 1);
+    else if (p->target->worker)
         status < 0 ? failed(p) : worker_answered(p);
     else if (status == 0 && (is_alive(p) || !p->health))
         upstream_answered(p);
@@ -230,7 +235,7 @@ static int ensure_client(struct fleet_probe *p)
     http_client_destroy(p->client);
     p->client = NULL;
     d.opts.conns_max = 1;
-    d.opts.total_timeout_ms = 0;
+    d.opts.total_timeout_ms = 2 * TIMEOUT_MS; /* an answer may not drip for ever */
     d.opts.connect_timeout_ms = d.opts.first_byte_timeout_ms = d.opts.idle_timeout_ms = TIMEOUT_MS;
     r = http_client_create(p->fleet->loop, &d.opts, &p->client);
     p->generation = d.generation;

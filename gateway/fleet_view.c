@@ -86,6 +86,7 @@ static void view(const struct gw_target *t, struct gw_target_view *ret)
     };
     (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
     (void)snprintf(ret->address, sizeof ret->address, "%s", t->address);
+    (void)snprintf(ret->dial, sizeof ret->dial, "%s", t->dial ? t->dial : "");
 }
 
 bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret)

@@ -304,11 +304,6 @@ static void mark_tried(struct gw_req *q)
     q->send.tried[i / 64] |= 1ull << i % 64;
 }
 
-static bool was_tried(const struct gw_req *q, unsigned i)
-{
-    return q->send.tried[i / 64] >> i % 64 & 1;
-}
-
 static bool tries_left(const struct gw_req *q)
 {
     return q->n_retries < gw_config_of(q)->retry_attempts;
@@ -320,10 +315,8 @@ static bool lease_other(struct gw_req *q, struct gw_lease *ret)
     struct gw_fleet *f = q->gate->house->fleet;
     struct gw_want want;
     gw_send_want(q, &want);
-    if (gw_fleet_pick(f, &want, ret, NULL) != GW_PICK_OK) return false;
-    if (!was_tried(q, ret->index)) return true;
-    gw_fleet_release(f, ret, GW_DONE_CANCELLED, 0); /* there is no other */
-    return false;
+    want.untried = true;
+    return gw_fleet_pick(f, &want, ret, NULL) == GW_PICK_OK;
 }
 
 static void fail_over(struct gw_req *q, const struct gw_lease *to)

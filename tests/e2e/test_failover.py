@@ -323,6 +323,45 @@ def test_clients_that_leave_open_no_breaker():
         assert g.post(CHAT, ask()).status == 200
 
 
+def test_a_long_stream_shows_that_it_is_back():
+    """The breaker's one try may be a stream of minutes: its beginning tells enough."""
+    with Upstream() as up:
+        up.script = {"status": 500}
+        with proxy([up.entry(ANY)], "--retries", "0", "--breaker-failures", "3", "--breaker-open",
+                   "300ms") as g:
+            assert [g.post(CHAT, ask()).status for _ in range(3)] == [500] * 3
+            until("the breaker opens", lambda: open_breakers(g) == 1)
+            up.script = {}
+            s = g.open(CHAT, ask(stream=True, script={"n": 100000, "token_s": 0.05}))
+            read_until(s, b"data: ")
+            for _ in range(5):
+                assert g.post(CHAT, ask(), timeout=10).status == 200
+            assert open_breakers(g) == 0
+            s.close()
+
+
+def test_a_health_check_that_drips():
+    """Bytes that come one by one, for ever, are no sign of health."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def drip():
+        while True:
+            try:
+                s, _ = server.accept()
+                s.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while True:
+                    s.sendall(b"x")
+                    time.sleep(0.2)
+            except ConnectionError:
+                continue
+            except OSError:
+                return
+    threading.Thread(target=drip, daemon=True).start()
+    with proxy([f"http://127.0.0.1:{server.getsockname()[1]} name=up health=/health"], ready=False) as g:
+        until("it is known to be down", lambda: state_of(g, "up") == "down")
+    server.close()
+
+
 def test_active_health():
     with Upstream("a") as a, Upstream("b") as b:
         health = "health=/health health_interval=100ms"
@@ -351,6 +390,10 @@ def test_active_health():
 
 def up_state(g, name):
     return g.metric('kvblend_gateway_upstream_up{target="%s"}' % name)
+
+
+def state_of(g, name):
+    return {t["name"]: t["state"] for t in g.admin_get("/admin/targets")["targets"]}[name]
 
 
 def test_a_dead_upstream_comes_back():

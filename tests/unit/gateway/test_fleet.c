@@ -20,6 +20,7 @@ struct stub {
     const char *models;        /* comma separated names */
     unsigned n_health, n_models;
     char authorization[64];
+    struct http_req *held; /* the last one that is not answered */
 };
 
 struct site {
@@ -43,7 +44,10 @@ static void stub_request(void *ctx, struct http_req *r)
     struct buf body = BUF_INIT;
     (void)snprintf(b->authorization, sizeof b->authorization, "%s", key ? key : "");
     *(models ? &b->n_models : &b->n_health) += 1;
-    if (status == 0) return; /* until the client gives up */
+    if (status == 0) { /* until the client gives up, or the test answers */
+        b->held = r;
+        return;
+    }
     (void)buf_adds(&body, "{\"data\":[");
     for (const char *p = b->models; p && *p;) {
         size_t n = strcspn(p, ",");
@@ -58,6 +62,8 @@ static void stub_request(void *ctx, struct http_req *r)
 
 static void stub_close(void *ctx, struct http_req *r, bool aborted)
 {
+    struct stub *b = ctx;
+    if (b->held == r) b->held = NULL;
 }
 
 static void stub_start(struct site *s, struct stub *b, const char *address)
@@ -479,6 +485,79 @@ TEST(breaker_opens_half_opens_and_closes)
     ASSERT_EQ(serve(&s, 1, GW_DONE_OK), 1);
     ASSERT_STREQ(view(&s, "a").breaker, "closed");
     ASSERT_EQ(serve(&s, 3, GW_DONE_OK), 3);
+    site_fini(&s);
+}
+
+/* A stream may last for minutes: its head already tells that the backend is back. */
+TEST(the_head_of_the_one_try_closes_the_breaker)
+{
+    struct site s;
+    struct gw_want w = {.model = "m"};
+    struct gw_lease l = {0}, other = {0};
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    s.config.breaker_open_ms = 50;
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
+    gw_fleet_start(s.fleet);
+    ASSERT_EQ(serve(&s, 5, GW_DONE_FAILED), 5);
+    ASSERT_TRUE(run_until(&s, can_serve_m));
+    ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
+    ASSERT_TRUE(l.probe);
+    uint32_t wait_ms = 0;
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, &wait_ms), GW_PICK_OPEN);
+    unsigned n_room = s.n_room;
+    l.status = 500; /* no good answer */
+    gw_fleet_computed(s.fleet, &l);
+    ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+    l.status = 200;
+    gw_fleet_computed(s.fleet, &l);
+    ASSERT_STREQ(view(&s, "a").breaker, "closed");
+    ASSERT_EQ(pick(&s, "m", &other), GW_PICK_OK);
+    run_for(&s, 20);
+    ASSERT_TRUE(s.n_room > n_room); /* who waited is told */
+    gw_fleet_release(s.fleet, &other, GW_DONE_OK, 0);
+    gw_fleet_release(s.fleet, &l, GW_DONE_FAILED, 1); /* it broke later: one failure among others */
+    ASSERT_STREQ(view(&s, "a").breaker, "closed");
+    site_fini(&s);
+}
+
+/* To look for another one is no try at the same one. */
+TEST(there_is_no_other)
+{
+    struct site s;
+    struct gw_lease l = {0};
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
+    struct gw_want w = {.model = "m", .tried = {1}, .untried = true};
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, NULL), GW_PICK_DOWN);
+    ASSERT_EQ(view(&s, "a").n_picked, 0);
+    w.untried = false;
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &l, NULL), GW_PICK_OK);
+    gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
+    site_fini(&s);
+}
+
+static bool first_was_asked(struct site *s)
+{
+    return s->stub[0].n_health >= 1 && s->stub[0].held;
+}
+
+/* What the old address answers late says nothing about the new one. */
+TEST(an_answer_of_the_old_address_counts_no_more)
+{
+    struct site s;
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    s.stub[0].health = 0;
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=/h"));
+    gw_fleet_start(s.fleet);
+    ASSERT_TRUE(run_until(&s, first_was_asked));
+    ASSERT_OK(SET_UPSTREAMS(&s, "http://127.0.0.1:1 name=a models=m health=/h"));
+    ASSERT_OK(http_reply(s.stub[0].held, 200, NULL, NULL, NULL, 0));
+    run_for(&s, 100);
+    ASSERT_EQ(s.n_ready, 0);
+    ASSERT_EQ(view(&s, "a").state, GW_TARGET_DOWN);
     site_fini(&s);
 }
 
