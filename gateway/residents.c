@@ -205,11 +205,13 @@ static void feed_free(struct feed *f)
     mem_free(f);
 }
 
-int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address)
+int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
+                       const char *host)
 {
     if (target >= TARGETS_MAX) return -ERANGE;
     if (r->feed[target]) return 0;
     struct http_client_opts o = {.address = address,
+                                 .host = host,
                                  .conns_max = 1,
                                  .connect_timeout_ms = 2000,
                                  .first_byte_timeout_ms = 2 * POLL_WAIT_MS,

@@ -18,8 +18,10 @@ struct http_loop;
 
 /* The directory is borrowed. */
 int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct gw_residents **ret);
-/* The worker `target` (an index of the fleet) is ready; again: nothing changes. */
-int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address);
+/* The worker `target` (an index of the fleet) is ready; again: nothing changes. The address must be
+ * numeric, or the loop would wait for its name; host: the name it stands for, NULL: none. */
+int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
+                       const char *host);
 void gw_residents_forget(struct gw_residents *r, unsigned target); /* it was lost */
 void gw_residents_destroy(struct gw_residents *r);
 

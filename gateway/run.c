@@ -138,8 +138,9 @@ static void on_target_ready(void *ctx, unsigned index)
 {
     struct gw_run *u = ctx;
     struct gw_target_view v;
-    if (gw_fleet_view(u->house.fleet, index, &v) && v.worker &&
-        gw_residents_watch(u->residents, index, v.address) < 0)
+    bool worker = gw_fleet_view(u->house.fleet, index, &v) && v.worker && v.dial[0];
+    const char *host = worker && strcmp(v.dial, v.address) != 0 ? v.address : NULL;
+    if (worker && gw_residents_watch(u->residents, index, v.dial, host) < 0)
         log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
     gw_lanes_tell(&u->house, GW_TELL_FLEET);
 }

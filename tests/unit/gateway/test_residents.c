@@ -96,9 +96,9 @@ static void world_start(struct world *w)
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
     ASSERT_OK(gw_residents_create(w->loop, w->directory, &w->residents));
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
-    ASSERT_OK(gw_residents_watch(w->residents, 3, address));
-    ASSERT_OK(gw_residents_watch(w->residents, 3, address)); /* known: nothing changes */
-    ASSERT_ERR(gw_residents_watch(w->residents, 256, address), -ERANGE);
+    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL));
+    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL)); /* known: nothing changes */
+    ASSERT_ERR(gw_residents_watch(w->residents, 256, address, NULL), -ERANGE);
 }
 
 static uint64_t held(struct world *w, uint64_t text)
