@@ -15,6 +15,7 @@
 #include "gateway/pool.h"
 #include "gateway/strategy.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -449,17 +450,72 @@ static void head_read(struct gw_req *q)
     }
 }
 
-/* The field "model" of a form (audio and image routes): enough to choose a target. */
-static void read_form_model(struct gw_req *q, const char *body, size_t len)
+/* A form's field "model" (audio and image routes): enough to choose a target. */
+struct form {
+    struct gw_scan_range model; /* the first one */
+    unsigned n_models;
+    bool odd; /* other readers may find other names */
+};
+
+/* The headers of one part of a form: is it the field? */
+static bool is_model_part(const char *p, size_t len, bool *odd)
 {
-    static const char name[] = "name=\"model\"";
-    const char *end = body + len, *p = memmem(body, len, name, sizeof name - 1);
-    const char *v = p ? memmem(p, (size_t)(end - p), "\r\n\r\n", 4) : NULL;
-    const char *stop = v ? memchr(v + 4, '\r', (size_t)(end - v - 4)) : NULL;
-    if (!stop || stop == v + 4 || (size_t)(stop - v - 4) >= sizeof q->scan.model) return;
-    memcpy(q->scan.model, v + 4, (size_t)(stop - v - 4));
+    unsigned n = 0;
+    bool is = false;
+    for (size_t i = 0; i + 4 <= len; i++) {
+        if (strncasecmp(p + i, "name", 4) != 0 || (i > 0 && isalnum((unsigned char)p[i - 1])))
+            continue;
+        const char *v = p + i + 6, *quote = NULL; /* behind name=" */
+        if (i + 6 < len && v[-2] == '=' && v[-1] == '"') quote = memchr(v, '"', len - i - 6);
+        size_t size = quote ? (size_t)(quote - v) : 0;
+        if (!quote || memchr(v, '\\', size) || memchr(v, '%', size)) *odd = true;
+        is |= size == 5 && memcmp(v, "model", 5) == 0;
+        n++;
+    }
+    *odd |= n != 1;
+    return is;
+}
+
+static void read_parts(struct form *f, const char *delimiter, const char *body, size_t len)
+{
+    const char *end = body + len;
+    size_t n = strlen(delimiter);
+    for (const char *p = body; (p = memmem(p, (size_t)(end - p), delimiter, n));) {
+        bool begins = p == body || p[-1] == '\n';
+        p += n;
+        if (!begins || (end - p >= 2 && memcmp(p, "--", 2) == 0)) continue;
+        const char *blank = memmem(p, (size_t)(end - p), "\r\n\r\n", 4);
+        if (!blank) return;
+        f->odd |= memmem(p, (size_t)(blank - p), "\n\n", 2) != NULL;
+        bool is_model = is_model_part(p, (size_t)(blank - p), &f->odd);
+        p = blank + 4;
+        const char *stop = is_model ? memchr(p, '\r', (size_t)(end - p)) : NULL;
+        if (stop && f->n_models++ == 0)
+            f->model = (struct gw_scan_range){(size_t)(p - body), (size_t)(stop - p)};
+    }
+}
+
+/* Readers of forms differ, above all in what they take for a name and which one of two counts: a
+ * key that is for some models only may send what they all read alike. */
+static void read_form_model(struct gw_req *q, const char *type, const char *body, size_t len)
+{
+    struct form f = {0};
+    char delimiter[2 + 70 + 1] = "--"; /* a boundary has at most 70 characters: RFC 2046 */
+    const char *b = strcasestr(type, "boundary=");
+    if (!b) return;
+    f.odd = strcasestr(b + 9, "boundary") != NULL;
+    b += 9 + (b[9] == '"');
+    size_t n = strcspn(b, b[-1] == '"' ? "\"" : "; \t,");
+    if (n == 0 || n > 70) return;
+    memcpy(delimiter + 2, b, n);
+    read_parts(&f, delimiter, body, len);
+    bool narrow = q->key && q->key->models;
+    if (f.n_models == 0 || f.model.len == 0 || f.model.len >= sizeof q->scan.model ||
+        memchr(body + f.model.at, '\0', f.model.len) || (narrow && (f.odd || f.n_models > 1)))
+        return;
+    memcpy(q->scan.model, body + f.model.at, f.model.len);
     q->scan.has_model = q->scan_form = true;
-    q->scan.model_value = (struct gw_scan_range){(size_t)(v + 4 - body), (size_t)(stop - v - 4)};
+    q->scan.model_value = f.model;
 }
 
 void gw_relay_begin(struct gw_req *q)
@@ -473,7 +529,7 @@ void gw_relay_begin(struct gw_req *q)
     if (q->active) gw_stats_active(1);
     if (q->route->props & GW_R_OPAQUE) {
         bool form = type && strncasecmp(type, "multipart/", 10) == 0;
-        if (form) read_form_model(q, body, len);
+        if (form) read_form_model(q, type, body, len);
         if (form || len == 0 || (*body != '{' && !(type && strcasestr(type, "json")))) {
             head_read(q);
             return;

@@ -304,6 +304,31 @@ def test_aliases_and_globs():
             assert g.get("/v1/models/fast").json()["id"] == "fast"
 
 
+def test_a_form_names_one_model_to_everybody():
+    """Readers of forms differ: who may use some models only sends what they all read alike."""
+    def part(disposition, value):
+        return b"--XyZ\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (disposition, value)
+    good, end = part(b'name="model"', b"open"), b"--XyZ--\r\n"
+    sound = part(b'name="file"; filename="a.wav"', b'x; name="model"\r\n\r\nother\r\n')
+    odd = [part(b'name="model"', b"secret"), part(b"name=model", b"secret"),
+           part(b"name*=utf-8''model", b"secret"), part(b'name="mod\\el"', b"secret"),
+           part(b'\r\n name="model"', b"secret"), part(b'NAME="model"', b"secret"),
+           part(b'name="x"; name="model"', b"secret")]
+    with Upstream() as up, proxy([up.entry(ANY)], "--api-key", "narrow models=open",
+                                 "--api-key", "wide") as g:
+        def send(key, *parts):
+            return g.post("/v1/audio/transcriptions", b"".join(parts) + end, headers={
+                "Content-Type": FORM, "Authorization": f"Bearer {key}"}).status
+        assert send("narrow", good, sound) == send("narrow", sound, good) == 200
+        n = len(up.requests)
+        for x in odd:
+            for parts in ((good, x), (x, good), (x,), (sound, x)):
+                assert send("narrow", *parts) in (403, 404), parts
+        assert len(up.requests) == n
+        for x in odd:
+            assert send("wide", good, x) == 200, x
+
+
 def test_models_of_the_upstream_are_asked_for():
     with Upstream("a", models=["m1", "m2"]) as a, Upstream("b", models=["m2", "m3"]) as b:
         with proxy([a.entry(), b.entry()]) as g:
