@@ -196,6 +196,7 @@ struct http_call_ops {
 int http_client_create(struct http_loop *l, const struct http_client_opts *o,
                        struct http_client **ret);
 void http_client_destroy(struct http_client *c); /* its calls must have ended */
+/* With those that were cancelled in one of their own callbacks, until it has returned. */
 size_t http_client_n_calls(const struct http_client *c);
 /* headers: CRLF lines; Host, Content-Length are added. body is copied. A reused idle connection
  * that dies before its first response byte is retried once on a fresh one. */

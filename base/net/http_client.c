@@ -307,16 +307,17 @@ void http_call_cancel(struct http_call *call)
 {
     struct http_client *c = call->client;
     struct client_conn *cc = call->conn;
-    if (cc) {
+    bool busy = cc && cc->busy; /* then it counts until its connection is gone */
+    if (busy) {
         cc->call = NULL;
-        if (cc->busy)
-            cc->dead = true;
-        else
-            http_exchange_free(cc);
+        cc->dead = true;
+    } else if (cc) {
+        cc->call = NULL;
+        http_exchange_free(cc);
     } else {
         http_calls_remove(call->error ? &c->failed : &c->waiting, call);
     }
-    c->n_calls--;
+    c->n_calls -= !busy;
     call_free(call);
 }
 

@@ -370,6 +370,7 @@ static void conn_parse(struct client_conn *cc, const char *data, size_t len)
         r = cc->have_head ? parse_body(cc, &p, end) : p < end ? parse_head(cc, &p, end) : 0;
     cc->busy = false;
     if (cc->dead) { /* cancelled by one of the callbacks */
+        cc->client->n_calls--;
         http_exchange_free(cc);
         return;
     }

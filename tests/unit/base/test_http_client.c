@@ -176,7 +176,9 @@ static void on_body(void *ctx, const char *data, size_t len)
     int r = buf_add(&c->body, data, len);
     ASSERT_TRUE(r == 0 || c->f->tolerant);
     if (c->cancel_in_body) {
+        size_t n = http_client_n_calls(c->f->client);
         http_call_cancel(c->call);
+        ASSERT_EQ(http_client_n_calls(c->f->client), n); /* its connection is still in use */
         stop_waiting(c->f);
     } else if (c->pause_in_body) {
         http_call_pause(c->call, true);
