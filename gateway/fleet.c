@@ -274,6 +274,12 @@ void gw_fleet_destroy(struct gw_fleet *f)
     gw_pool_destroy(f->resolver);
     for (size_t i = 0; i < f->n; i++)
         fleet_target_free(f->target[i]);
+    while (f->old_names) {
+        struct fleet_name *old = f->old_names;
+        f->old_names = old->next;
+        mem_free(old->name);
+        mem_free(old);
+    }
     struct fleet_set *next;
     for (struct fleet_set *s = f->sets; s; s = next) {
         next = s->next;
@@ -388,6 +394,39 @@ void fleet_target_leave(struct gw_fleet *f, struct gw_target *t)
     fleet_retire_if_idle(f, t);
 }
 
+/* Workers may come and go with ever new addresses: once the table is full, the place of one that
+ * left is used again. Its name is kept: the logs of its last requests point at it. */
+static struct gw_target *reuse(struct gw_fleet *f, const char *address)
+{
+    struct gw_target *t = NULL;
+    bool is_name = fleet_is_name(address);
+    char *name = mem_strdup(address), *to = mem_strdup(address);
+    char *dial = is_name ? NULL : mem_strdup(address);
+    struct fleet_name *old = mem_alloc(sizeof *old);
+    bool ok = name && to && old && (dial || is_name);
+    fleet_lock(f);
+    for (size_t i = 0; ok && i < f->n && !t; i++) {
+        struct gw_target *x = f->target[i];
+        if (x->worker && !x->own && x->retired && x->n_inflight == 0 && !x->probe.call) t = x;
+    }
+    if (t) {
+        *old = (struct fleet_name){f->old_names, t->name};
+        f->old_names = old;
+        t->name = name;
+        t->id = fleet_hash(name, strlen(name));
+        fleet_set_address(t, to, dial);
+        t->n_ok = t->n_failed = t->n_timeout = t->n_busy = t->n_cancelled = t->n_picked = 0;
+        memset(t->n_status, 0, sizeof t->n_status);
+        fleet_target_forget(f, t);
+        fleet_recount(f);
+    }
+    fleet_unlock(f);
+    void *unused[] = {name, to, dial, old};
+    for (size_t i = 0; !t && i < 4; i++)
+        mem_free(unused[i]);
+    return t;
+}
+
 int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index)
 {
     struct buf norm = BUF_INIT;
@@ -406,6 +445,11 @@ int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsig
         fleet_unlock(f);
         *ret_index = t->index;
         r = here;
+    } else if (!own && f->n == GW_TARGETS_MAX) {
+        t = reuse(f, norm.data);
+        r = t ? 0 : -ERANGE;
+        if (r < 0) goto out;
+        *ret_index = t->index;
     } else {
         (void)snprintf(name, sizeof name, "worker-%zu", f->n);
         r = f->n < GW_TARGETS_MAX

@@ -10,9 +10,9 @@
  * gives the lease back with what became of it. Which of several possible
  * targets is best policy/route.h decides. Life cycle: gw_fleet_create() →
  * gw_fleet_add()… → gw_fleet_start() → gw_fleet_stop() → gw_fleet_destroy().
- * Targets that left stay as retired until the end, so that pointers and indices
- * keep their meaning. Thread: pick, release, client and all questions: any
- * loop's (one lock, held for microseconds); the rest and all callbacks: the
+ * Targets that left stay as retired, so that pointers and indices keep their
+ * meaning; a worker's place is used again once the table is full. Thread: pick, release, client and
+ * all questions: any loop's (one lock, held for microseconds); the rest and all callbacks: the
  * control loop's. */
 #ifndef GATEWAY_FLEET_H
 #define GATEWAY_FLEET_H

@@ -31,6 +31,10 @@ struct fleet_set {
     struct gw_upstreams *list;
     unsigned n_users; /* targets and leases */
 };
+struct fleet_name { /* of a target whose place has been used again */
+    struct fleet_name *next;
+    char *name;
+};
 struct fleet_client {          /* one lane's connections; touched by that lane only */
     struct fleet_client *next; /* older ones whose calls have not all ended */
     struct http_client *client;
@@ -52,11 +56,11 @@ struct gw_target {
     /* set once */
     unsigned index;
     bool own, worker;
-    char *name;  /* for the fleet's life */
-    uint64_t id; /* hash of the name */
     struct fleet_probe probe;
     struct fleet_client *lane[GW_LANES_MAX]; /* each by its lane */
     /* guarded by the fleet's mutex */
+    char *name;  /* the text stays for the fleet's life; changed on the control loop only */
+    uint64_t id; /* hash of the name */
     char *address;
     char *dial;   /* where to connect: the address, or what its name stands for; NULL: unknown */
     bool is_name; /* the address must be resolved */
@@ -108,6 +112,7 @@ struct gw_fleet {
     unsigned n_workers, n_upstreams; /* that are not leaving */
     bool one_model; /* one worker, or all of them own: what one serves they all do */
     struct fleet_set *sets;
+    struct fleet_name *old_names;
     uint64_t random;
     bool quitting, woken, room, wants_room; /* wants_room: somebody was told to wait for it */
     uint64_t room_at_ns; /* when a breaker lets somebody through; 0: no timer needed */

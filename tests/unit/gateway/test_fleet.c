@@ -561,6 +561,41 @@ TEST(an_answer_of_the_old_address_counts_no_more)
     site_fini(&s);
 }
 
+/* Where each new worker has a new address. */
+TEST(more_workers_come_and_go_than_there_are_places)
+{
+    struct site s;
+    struct gw_lease l = {0};
+    char address[40], first[16] = "";
+    const char *name = NULL;
+    unsigned index, last = 0;
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    stub_start(&s, &s.stub[1], "127.0.0.1:0");
+    gw_fleet_start(s.fleet);
+    ASSERT_OK(gw_fleet_add_worker(s.fleet, s.stub[0].address, false, &index));
+    ASSERT_TRUE(run_until(&s, can_serve_m));
+    ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
+    name = l.name; /* as the log of a request keeps it */
+    (void)snprintf(first, sizeof first, "%.15s", name);
+    gw_fleet_remove(s.fleet, index);
+    gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
+    for (unsigned i = 0; i < 2 * GW_TARGETS_MAX; i++) {
+        (void)snprintf(address, sizeof address, "127.1.%u.%u:1", i / 200, i % 200 + 1);
+        int r = gw_fleet_add_worker(s.fleet, address, false, &last);
+        if (r < 0) test_fail(__FILE__, __LINE__, "worker %u: %d", i, r);
+        ASSERT_STREQ(view(&s, address).address, address);
+        gw_fleet_remove(s.fleet, last);
+    }
+    ASSERT_TRUE(strncmp(name, first, strlen(first)) == 0);
+    ASSERT_EQ(gw_fleet_count(s.fleet), GW_TARGETS_MAX);
+    ASSERT_OK(gw_fleet_add_worker(s.fleet, s.stub[1].address, false, &index));
+    ASSERT_TRUE(run_until(&s, can_serve_m));
+    ASSERT_STREQ(who(&s, "m"), s.stub[1].address);
+    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, index), 0, s.loop));
+    site_fini(&s);
+}
+
 TEST(half_of_twenty_opens_too)
 {
     struct site s;
