@@ -242,29 +242,50 @@ int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)
     return r;
 }
 
-static bool named_before(const struct gw_fleet *f, size_t n, const char *id)
+struct names { /* each once; lists of thousands are joined under the lock */
+    const char **slot;
+    size_t mask;
+};
+
+static bool is_new(struct names *s, const char *id)
 {
-    for (size_t i = 0; i < n; i++) {
-        const struct gw_target *t = f->target[i];
-        if (!t->retired && !t->leaving && model_of(t, id)) return true;
-    }
-    return false;
+    size_t i = fleet_hash(id, strlen(id)) & s->mask;
+    for (; s->slot[i]; i = (i + 1) & s->mask)
+        if (strcmp(s->slot[i], id) == 0) return false;
+    s->slot[i] = id;
+    return true;
+}
+
+/* Locked: room for the names of all targets. */
+static int names_init(struct names *s, const struct gw_fleet *f)
+{
+    size_t total = 0, size = 16;
+    for (size_t i = 0; i < f->n; i++)
+        total += f->target[i]->n_models;
+    while (size < 2 * total)
+        size *= 2;
+    s->mask = size - 1;
+    s->slot = mem_zalloc(size * sizeof *s->slot);
+    return s->slot ? 0 : -ENOMEM;
 }
 
 int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out)
 {
     int r = buf_adds(out, "{\"object\":\"list\",\"data\":[");
+    struct names names = {NULL, 0};
     unsigned n = 0;
     fleet_lock(f);
+    if (r == 0) r = names_init(&names, f);
     for (size_t i = 0; r == 0 && i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
         for (size_t j = 0; r == 0 && j < t->n_models; j++) {
             const char *id = t->model[j].id;
-            if ((key && !gw_key_allows(key, id)) || named_before(f, i, id)) continue;
+            if (!is_new(&names, id) || (key && !gw_key_allows(key, id))) continue;
             r = buf_addf(out, "%s%s", n++ ? "," : "", t->model[j].json);
         }
     }
     fleet_unlock(f);
+    mem_free(names.slot);
     return r < 0 ? r : buf_adds(out, "]}");
 }

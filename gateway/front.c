@@ -146,8 +146,8 @@ static void answer_models(struct gw_req *q)
 {
     struct gw_fleet *f = q->gate->house->fleet;
     struct buf all = BUF_INIT, b = BUF_INIT;
-    if (gw_fleet_list_models(f, NULL, &all) == 0 && all.len <= sizeof empty_list - 1 &&
-        gw_fleet_n_ready(f) == 0) {
+    if (gw_fleet_n_ready(f) == 0 && gw_fleet_list_models(f, NULL, &all) == 0 &&
+        all.len <= sizeof empty_list - 1) {
         models_unknown(q);
     } else {
         (void)gw_fleet_list_models(f, q->key, &b);

@@ -344,6 +344,19 @@ def test_models_of_the_upstream_are_asked_for():
 
 # ---- who gets it ----
 
+def test_long_lists_of_models_are_joined():
+    """Each name once, in the order of the targets, and only what the key may use."""
+    lists = [[f"v/{x}-{i}" for i in range(1500)] + ["both"] for x in "ab"]
+    with Upstream("a", models=lists[0]) as a, Upstream("b", models=lists[1]) as b:
+        with proxy([a.entry(), b.entry()], "--api-key", "all", "--api-key", "some models=v/b-1*,both") as g:
+            def listed(key):
+                r = g.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+                return [m["id"] for m in r.json()["data"]]
+            want = lists[0] + lists[1][:-1]
+            until("all are listed", lambda: listed("all") == want)
+            assert listed("some") == [m for m in want if m.startswith("v/b-1") or m == "both"]
+
+
 def spread(g, ups, n, **kw):
     for up in ups:
         up.requests.clear()
