@@ -14,6 +14,7 @@ struct scan {
     const char *why;
     int code;
     bool utf8; /* the whole text is known to be valid UTF-8 */
+    bool skim; /* what strings hold does not matter */
 };
 
 static int fail(struct scan *s, const char *why)
@@ -104,6 +105,12 @@ static const bool simple_escape[256] = {
 static int scan_string(struct scan *s)
 {
     s->p++;
+    if (s->skim) {
+        s->p = json_string_end(s->p, s->end);
+        if (s->p == s->end) return fail(s, "unterminated string");
+        s->p++;
+        return 0;
+    }
     while ((s->p = json_skip_string(s->p, s->end, s->utf8)) < s->end) {
         unsigned char c = (unsigned char)*s->p;
         if (c == '"') {
@@ -196,7 +203,10 @@ static int scan_key(struct scan *s, struct json_val *ret)
     skip_space(s);
     if (s->p == s->end || *s->p != '"') return fail(s, "a key is expected");
     const char *from = s->p;
+    const bool skim = s->skim;
+    s->skim = false; /* keys are read, and short */
     if (scan_string(s) < 0) return s->code;
+    s->skim = skim;
     if (ret) *ret = (struct json_val){from, (size_t)(s->p - from), JSON_T_STRING};
     skip_space(s);
     if (s->p == s->end || *s->p != ':') return fail(s, "':' is expected");
@@ -286,34 +296,48 @@ int json_scan(const char *text, size_t len, struct json_val *ret, struct json_fa
     return r;
 }
 
+static int scan_fields(struct scan *s, int (*on_field)(void *ctx, const struct json_field *f),
+                       void *ctx, struct json_fault *fault)
+{
+    skip_space(s);
+    if (s->p == s->end || *s->p != '{')
+        (void)fail(s, "an object is expected");
+    else
+        s->p++;
+    skip_space(s);
+    bool empty = !s->code && s->p < s->end && *s->p == '}';
+    if (empty) s->p++;
+    while (!s->code && !empty) {
+        struct json_field f;
+        if (scan_key(s, &f.key) < 0 || scan_value(s, 1, &f.val) < 0) break;
+        int r = on_field ? on_field(ctx, &f) : 0;
+        if (r < 0) return r;
+        skip_space(s);
+        char c = s->p < s->end ? *s->p : '\0';
+        if (c != ',' && c != '}') {
+            (void)fail(s, "',' or a closing bracket is expected");
+            break;
+        }
+        s->p++;
+        if (c == '}') break;
+    }
+    return finish(s, fault);
+}
+
 int json_scan_object(const char *text, size_t len,
                      int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
                      struct json_fault *fault)
 {
     struct scan s = scan_of(text, len);
-    skip_space(&s);
-    if (s.p == s.end || *s.p != '{')
-        (void)fail(&s, "an object is expected");
-    else
-        s.p++;
-    skip_space(&s);
-    bool empty = !s.code && s.p < s.end && *s.p == '}';
-    if (empty) s.p++;
-    while (!s.code && !empty) {
-        struct json_field f;
-        if (scan_key(&s, &f.key) < 0 || scan_value(&s, 1, &f.val) < 0) break;
-        int r = on_field ? on_field(ctx, &f) : 0;
-        if (r < 0) return r;
-        skip_space(&s);
-        char c = s.p < s.end ? *s.p : '\0';
-        if (c != ',' && c != '}') {
-            (void)fail(&s, "',' or a closing bracket is expected");
-            break;
-        }
-        s.p++;
-        if (c == '}') break;
-    }
-    return finish(&s, fault);
+    return scan_fields(&s, on_field, ctx, fault);
+}
+
+int json_skim_object(const char *text, size_t len,
+                     int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
+                     struct json_fault *fault)
+{
+    struct scan s = {.start = text, .p = text, .end = text + len, .skim = true};
+    return scan_fields(&s, on_field, ctx, fault);
 }
 
 int json_each(const struct json_val *array, int (*on_item)(void *ctx, const struct json_val *v),

@@ -49,6 +49,11 @@ struct json_fault {
 int json_scan_object(const char *text, size_t len,
                      int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
                      struct json_fault *fault);
+/* The same where somebody else judges the text, and strings are most of it: what strings hold is
+ * not checked (escapes, control characters, UTF-8). A value that is read must be scanned first. */
+int json_skim_object(const char *text, size_t len,
+                     int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
+                     struct json_fault *fault);
 /* Validate a whole document of any type. */
 int json_scan(const char *text, size_t len, struct json_val *ret, struct json_fault *fault);
 /* Call on_item for each element of an array value that was scanned before. */

@@ -35,6 +35,13 @@ static const char *skip_words(const char *p, const char *end, bool utf8)
     return p;
 }
 
+static const char *string_end_bytes(const char *p, const char *end)
+{
+    for (; p < end && *p != '"'; p++)
+        if (*p == '\\' && ++p == end) break;
+    return p < end ? p : end;
+}
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -97,6 +104,31 @@ AVX2 static const char *skip_avx2(const char *p, const char *end, bool utf8)
         p += BLOCK + over;
     }
     return p;
+}
+
+/* Which quotes are escaped follows from the runs of backslashes by arithmetic alone (Langdale and
+ * Lemire, "Parsing gigabytes of JSON per second", 3.1.1): no branch depends on the text. */
+AVX2 static const char *string_end_avx2(const char *p, const char *end)
+{
+    const uint64_t even = 0x5555555555555555ull;
+    const __m256i quote = _mm256_set1_epi8('"'), slash = _mm256_set1_epi8('\\');
+    uint64_t carry = 0; /* the block begins with an escaped character */
+    for (; end - p >= BLOCK; p += BLOCK) {
+        __m256i v = load32(p), w = load32(p + 32);
+        uint64_t quotes = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, quote)) |
+                          (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(w, quote))
+                              << 32;
+        uint64_t slashes = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, slash)) |
+                           (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(w, slash))
+                               << 32;
+        slashes &= ~carry;
+        uint64_t follows = slashes << 1 | carry;
+        uint64_t odd_starts = slashes & ~even & ~follows, sum;
+        carry = __builtin_add_overflow(odd_starts, slashes, &sum);
+        uint64_t escaped = (even ^ (sum << 1)) & follows;
+        if (quotes & ~escaped) return p + __builtin_ctzll(quotes & ~escaped);
+    }
+    return string_end_bytes(p + carry, end);
 }
 
 /* The three tables of the paper: what may be wrong with two bytes, by their nibbles. */
@@ -192,7 +224,17 @@ const char *json_skip_string(const char *p, const char *end, bool utf8)
         p = skip_avx2(p, end, utf8);
     return skip_words(p, end, utf8);
 }
+const char *json_string_end(const char *p, const char *end)
+{
+    return end - p >= BLOCK && __builtin_cpu_supports("avx2") ? string_end_avx2(p, end)
+                                                              : string_end_bytes(p, end);
+}
 #else
+const char *json_string_end(const char *p, const char *end)
+{
+    return string_end_bytes(p, end);
+}
+
 bool json_utf8_valid(const char *text, size_t len)
 {
     return false;

@@ -17,4 +17,7 @@ bool json_utf8_valid(const char *text, size_t len);
  * utf8: the text is known to be valid. */
 const char *json_skip_string(const char *p, const char *end, bool utf8);
 
+/* p is inside of a string: its closing quote, or `end`. Only quotes and backslashes count. */
+const char *json_string_end(const char *p, const char *end);
+
 #endif

@@ -435,6 +435,17 @@ static void find_chunks(struct gw_req *q)
     scan(q, gw_scan_chunks, GW_SCAN_INLINE_MAX, chunks_found);
 }
 
+/* The whole body has been checked: what reads its texts may rely on it. */
+static void head_checked(struct gw_req *q)
+{
+    if (q->scan.failed) {
+        q->end = GW_END_REFUSED;
+        gw_answer_error(q, q->scan.error, NULL, "%s", q->scan.message);
+        return;
+    }
+    find_chunks(q);
+}
+
 static void head_read(struct gw_req *q)
 {
     struct gw_scan *s = &q->scan;
@@ -444,7 +455,8 @@ static void head_read(struct gw_req *q)
     } else if (s->has_model && gw_fleet_serves(q->gate->house->fleet, s->model) == 0) {
         answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
     } else if (!s->failed && wants_chunks(q)) {
-        find_chunks(q);
+        *s = (struct gw_scan){.body = s->body, .len = s->len};
+        scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_checked);
     } else {
         take_turn(q);
     }
@@ -538,7 +550,7 @@ void gw_relay_begin(struct gw_req *q)
         take_turn(q);
         return;
     }
-    q->scan = (struct gw_scan){.body = body, .len = len};
+    q->scan = (struct gw_scan){.body = body, .len = len, .skim = true};
     scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 

@@ -78,6 +78,8 @@ static void read_model(struct head *h)
         refuse(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
     } else if (h->n_models == 0 || h->model.type != JSON_T_STRING) {
         return; /* the backend will say what is wrong */
+    } else if (json_scan(h->model.p, h->model.len, NULL, NULL) < 0) {
+        refuse(s, GW_E_INVALID_JSON, "The model's name is no valid text.");
     } else if (json_str_read(&h->model, &name) == 0 && name.len < sizeof s->model &&
                !memchr(name.data ? name.data : "", '\0', name.len)) {
         memcpy(s->model, name.data ? name.data : "", name.len);
@@ -144,7 +146,9 @@ void gw_scan_head(struct gw_scan *s)
 {
     struct head h = {.s = s};
     struct json_fault fault = {0};
-    if (json_scan_object(s->body, s->len, on_field, &h, &fault) < 0) {
+    int r = s->skim ? json_skim_object(s->body, s->len, on_field, &h, &fault)
+                    : json_scan_object(s->body, s->len, on_field, &h, &fault);
+    if (r < 0) {
         const char *why = fault.why ? fault.why : "malformed";
         s->failed = true;
         s->error = strstr(why, "UTF-8") ? GW_E_INVALID_UTF8 : GW_E_INVALID_JSON;

@@ -47,6 +47,7 @@ struct gw_scan {
     /* in */
     const char *body;
     size_t len;
+    bool skim; /* what the body's strings hold is not checked: enough to pass it on */
     /* out of gw_scan_head() */
     bool failed;
     enum gw_error error;

@@ -17,6 +17,7 @@ struct gw_usage { /* zeroed before */
     uint64_t prompt, completion, cached; /* cached: part of prompt */
     uint64_t n_events;                   /* of a stream, without [DONE] */
 };
+/* The last object that is the value of a "usage", at whatever depth. */
 void gw_usage_answer(struct gw_usage *u, const char *json, size_t len);
 void gw_usage_events(struct gw_usage *u, const char *data, size_t len);
 

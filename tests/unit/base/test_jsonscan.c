@@ -363,3 +363,26 @@ TEST(seek_walks_escapes)
     buf_fini(&all);
     buf_fini(&part);
 }
+
+static int keep_last(void *ctx, const struct json_field *f)
+{
+    *(struct json_val *)ctx = f->val;
+    return 0;
+}
+
+TEST(skimming_looks_at_structure_and_keys_alone)
+{
+    static const char *const passes[] = {"{\"a\":\"\\x \xff \x01\"}",
+                                         "{\"a\":[\"\\ud800\",{\"b\":1}]}"};
+    static const char *const fails[] = {
+        "{\"a\":\"x}", "{\"a\":\"\\\"}", "{\"\xff\":1}", "{\"a\\x\":1}",
+        "[1]",         "{\"a\":1}x",     "{\"a\":01}",   "{\"a\":{\"b\\x\":1}}"};
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        struct json_val v;
+        ASSERT_OK(json_skim_object(passes[i], strlen(passes[i]), keep_last, &v, NULL));
+        ASSERT_TRUE(v.p + v.len == passes[i] + strlen(passes[i]) - 1);
+        ASSERT_ERR(json_scan_object(passes[i], strlen(passes[i]), NULL, NULL, NULL), -EBADMSG);
+    }
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++)
+        ASSERT_ERR(json_skim_object(fails[i], strlen(fails[i]), NULL, NULL, NULL), -EBADMSG);
+}

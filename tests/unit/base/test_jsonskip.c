@@ -145,3 +145,35 @@ TEST(nothing_behind_the_end_is_read)
         free(p);
     }
 }
+
+static const char *plain_end(const char *p, const char *end)
+{
+    for (; p < end && *p != '"'; p++)
+        if (*p == '\\' && ++p == end) return end;
+    return p;
+}
+
+/* Runs of backslashes of every length at every place, before quotes and over the seams of blocks.
+ */
+TEST(the_end_of_a_string_is_the_first_quote_that_is_not_escaped)
+{
+    uint64_t seed = 11;
+    char text[300];
+    for (int i = 0; i < 200000; i++) {
+        size_t len = test_rand(&seed) % sizeof text;
+        unsigned some = 1 + (unsigned)(test_rand(&seed) % 40);
+        for (size_t k = 0; k < len; k++) {
+            uint64_t r = test_rand(&seed) % some;
+            text[k] = (char)(r == 0 ? '\\' : r == 1 && test_rand(&seed) % 16 == 0 ? '"' : 'a');
+        }
+        ASSERT_TRUE(json_string_end(text, text + len) == plain_end(text, text + len));
+    }
+    for (size_t at = 0; at < 200; at++)
+        for (size_t run = 0; run < 90; run++) {
+            memset(text, 'a', sizeof text);
+            memset(text + at, '\\', run);
+            text[at + run] = '"';
+            ASSERT_TRUE(json_string_end(text, text + sizeof text) ==
+                        plain_end(text, text + sizeof text));
+        }
+}

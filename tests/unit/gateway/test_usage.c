@@ -29,6 +29,9 @@ TEST(answers)
     ASSERT_TRUE(u.known && u.prompt == 4 && u.completion == 2 && u.cached == 1);
     u = answer("{\"usage\":{\"prompt_tokens\":7}}"); /* embeddings */
     ASSERT_TRUE(u.known && u.prompt == 7 && u.completion == 0 && !u.has_cached);
+    u = answer("{\"response\":{\"usage\":{\"input_tokens\":6,\"output_tokens\":2,"
+               "\"input_tokens_details\":{\"cached_tokens\":3}}}}"); /* /v1/responses */
+    ASSERT_TRUE(u.known && u.prompt == 6 && u.completion == 2 && u.cached == 3);
     u = answer("{\"usage\":{\"prompt_tokens\":99999999999999}}");
     ASSERT_EQ(u.prompt, GW_USAGE_MAX);
     static const char *const none[] = {"",
@@ -40,7 +43,9 @@ TEST(answers)
                                        "{\"usage\":{}}",
                                        "{\"usage\":{\"prompt_tokens\":-1}}",
                                        "{\"usage\":{\"prompt_tokens\":\"1\"}}",
-                                       "{\"a\":{\"usage\":{\"prompt_tokens\":1}}}"};
+                                       "{\"usage\":{\"prompt_tokens\":1",
+                                       "{\"usage\":{\"prompt_tokens\":1]}",
+                                       "{\"a\":\"\\\"usage\\\":{\\\"prompt_tokens\\\":1}\"}"};
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         ASSERT_TRUE(!answer(none[i]).known);
 }
