@@ -100,7 +100,8 @@ static const struct opt_def defs[] = {
     {.name = "servers",
      .type = OPT_STR,
      .dflt = "direct,kvblend,nginx,nginx-stream,haproxy",
-     .help = "proxy: what to put in front of the origin; nginx-stream: without request buffering"},
+     .help = "proxy: what to put in front of the origin; nginx-stream: without request buffering; "
+             "nginx-default: with its default body buffer"},
     {.name = "tiers", .type = OPT_STR, .help = "tiers, ttft: which, such as ram,nvme,redis"},
     {.name = "throttle-gbps",
      .type = OPT_DOUBLE,

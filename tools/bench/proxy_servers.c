@@ -85,17 +85,21 @@ static bool version_of(char *program, char *flag, char ret[64])
 
 /* ---- configuration ---- */
 
-static int nginx_config(const struct proxy_setup *s, uint16_t port, bool stream, struct buf *out)
+/* nginx: bodies in memory; nginx-stream: passed on as they come; nginx-default: as it comes, with a
+ * body buffer of 16 KiB, beyond which bodies go through a file. */
+static int nginx_config(const struct proxy_setup *s, uint16_t port, const char *name,
+                        struct buf *out)
 {
+    bool stream = strcmp(name, "nginx-stream") == 0;
+    bool tuned = strcmp(name, "nginx-default") != 0;
     static const char *const temp[] = {"client_body", "proxy", "fastcgi", "scgi", "uwsgi"};
     int r = buf_addf(out,
                      "daemon off;\nmaster_process off;\nworker_processes 1;\n"
                      "worker_rlimit_nofile 65536;\npid %s/nginx.pid;\nerror_log stderr crit;\n"
                      "events { use epoll; worker_connections 16384; multi_accept on; }\n"
                      "http {\n  access_log off;\n  tcp_nodelay on;\n  keepalive_timeout 300s;\n"
-                     "  keepalive_requests 1000000000;\n  client_max_body_size 64m;\n"
-                     "  client_body_buffer_size 256k;\n",
-                     s->dir);
+                     "  keepalive_requests 1000000000;\n  client_max_body_size 64m;\n%s",
+                     s->dir, tuned ? "  client_body_buffer_size 256k;\n" : "");
     for (size_t i = 0; r == 0 && i < sizeof temp / sizeof *temp; i++)
         if (i < 2) r = buf_addf(out, "  %s_temp_path %s/%s;\n", temp[i], s->dir, temp[i]);
     return r < 0 ? r
@@ -189,7 +193,7 @@ static int start_nginx(struct proxy_setup *s, struct proxy_server *ret, struct e
     char path[PROXY_PATH_MAX];
     ret->missing = !version_of("nginx", "-v", ret->version);
     if (ret->missing) return 0;
-    int r = nginx_config(s, ret->port, strcmp(ret->name, "nginx-stream") == 0, &ret->config);
+    int r = nginx_config(s, ret->port, ret->name, &ret->config);
     if (r == 0) r = write_config(s, ret->name, &ret->config, path);
     if (r < 0) return err_set(err, r, "nginx's configuration: %s", strerror(-r));
     char *argv[] = {"nginx", "-c", path, "-p", s->dir, "-e", "stderr", NULL};
