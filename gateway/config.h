@@ -166,8 +166,8 @@ enum {
       "(repeatable; none: CORS is off)")                                                           \
     X(GW_MS, cors_max_age_ms, "cors.max_age", "cors-max-age", "10m", 0, 86400000, GW_LIVE, NULL,   \
       "how long browsers may remember what is allowed")                                            \
-    X(GW_U32, max_inflight, "limits.max_inflight", "max-inflight", "64", 1, 65536, GW_LIVE, NULL,  \
-      "completions sent to the workers at once")                                                   \
+    X(GW_U32, max_inflight, "limits.max_inflight", "max-inflight", "0", 0, 65536, GW_LIVE, NULL,   \
+      "completions sent on at once (0: 64 to the workers; to upstreams what their entries say)")   \
     X(GW_U32, queue_limit, "limits.queue_limit", "queue-limit", "256", 0, 65536, GW_LIVE, NULL,    \
       "completions that may wait for their turn")                                                  \
     X(GW_MS, queue_timeout_ms, "limits.queue_timeout", "queue-timeout", "60s", 1, 3600000,         \

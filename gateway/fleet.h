@@ -163,8 +163,15 @@ struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
 bool gw_fleet_hopeful(const struct gw_fleet *f); /* a target that is down may come by itself */
 /* What kind of backend serves the model: bits of GW_SERVES_*; 0: nobody.
- * GW_SERVES_UNKNOWN: no target's models are known yet. */
-enum { GW_SERVES_WORKER = 1, GW_SERVES_UPSTREAM = 2, GW_SERVES_LMCACHE = 4, GW_SERVES_UNKNOWN = 8 };
+ * GW_SERVES_UNKNOWN: no target's models are known yet. GW_SERVES_BOUNDED: an upstream that takes
+ * so many at once only. */
+enum {
+    GW_SERVES_WORKER = 1,
+    GW_SERVES_UPSTREAM = 2,
+    GW_SERVES_LMCACHE = 4,
+    GW_SERVES_UNKNOWN = 8,
+    GW_SERVES_BOUNDED = 16
+};
 unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model);
 /* The model's object of /v1/models appended; -ENOENT. */
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);

@@ -223,6 +223,7 @@ unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
         bits |= t->worker        ? GW_SERVES_WORKER
                 : t->up->lmcache ? GW_SERVES_UPSTREAM | GW_SERVES_LMCACHE
                                  : GW_SERVES_UPSTREAM;
+        if (!t->worker && t->up->inflight_max) bits |= GW_SERVES_BOUNDED;
     }
     bool nobody = f->n_workers + f->n_upstreams == 0; /* nobody has registered yet */
     fleet_unlock(f);

@@ -148,10 +148,10 @@ struct gw_req {
     size_t n_texts;
     char *separator; /* X-KVBlend-Separator decoded, while it is needed */
     struct gw_ticket ticket;
-    bool has_ticket;
-    unsigned group;       /* admission's */
-    uint64_t deadline_ns; /* of waiting for a turn and for room at a target */
-    struct {              /* GW_PARKED */
+    bool has_ticket, unbounded; /* its model's upstreams take any number: no turn is needed */
+    unsigned group;             /* admission's */
+    uint64_t deadline_ns;       /* of waiting for a turn and for room at a target */
+    struct {                    /* GW_PARKED */
         struct gw_req *prev, *next;
         struct http_timer *timer;
         enum gw_pick why;

@@ -14,7 +14,10 @@
 #include <errno.h>
 #include <signal.h>
 
-enum { TICK_MS = 500 };
+enum {
+    WORKERS_INFLIGHT = 64, /* chosen: a few times what a worker decodes together */
+    TICK_MS = 500,
+};
 
 /* ---- settings ---- */
 
@@ -54,6 +57,12 @@ struct gw_settings *gw_house_settings(struct gw_house *h)
     return s;
 }
 
+/* Of requests that take a turn: all, when the operator says how many, else the workers'. */
+static unsigned admit_max(const struct gw_config *c)
+{
+    return c->max_inflight ? c->max_inflight : WORKERS_INFLIGHT;
+}
+
 void gw_house_apply(struct gw_house *h, struct gw_settings *s)
 {
     const struct gw_config *c = s->config;
@@ -62,7 +71,7 @@ void gw_house_apply(struct gw_house *h, struct gw_settings *s)
     h->settings = s;
     (void)pthread_mutex_unlock(&h->lock);
     gw_settings_unref(old);
-    gw_admit_set(&h->admit, c->max_inflight, c->queue_limit);
+    gw_admit_set(&h->admit, admit_max(c), c->queue_limit);
     gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
 }
 
@@ -144,7 +153,7 @@ int gw_lanes_create(struct gw_house *h, unsigned n)
 {
     const struct gw_config *c = h->settings->config;
     (void)pthread_mutex_init(&h->lock, NULL);
-    gw_admit_init(&h->admit, c->max_inflight, c->queue_limit, wake_for_turn, h);
+    gw_admit_init(&h->admit, admit_max(c), c->queue_limit, wake_for_turn, h);
     h->lane = mem_zalloc(n * sizeof *h->lane);
     if (!h->lane) return -ENOMEM;
     for (h->n_lanes = 0; h->n_lanes < n; h->n_lanes++) {

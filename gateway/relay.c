@@ -256,7 +256,7 @@ static void take_turn(struct gw_req *q)
     q->group = group_of(q);
     q->stage = GW_QUEUED;
     bool post = strcmp(http_req_method(q->http), "POST") == 0;
-    if (!post || !(q->route->props & GW_R_ADMIT)) {
+    if (!post || !(q->route->props & GW_R_ADMIT) || q->unbounded) {
         has_turn(q);
         return;
     }
@@ -394,13 +394,12 @@ static void chunks_found(struct gw_req *q)
 }
 
 /* Will anybody want to know the request's chunks? */
-static bool wants_chunks(const struct gw_req *q)
+static bool wants_chunks(const struct gw_req *q, unsigned who)
 {
     const struct gw_scan *s = &q->scan;
     if (!(q->route->props & GW_R_DETECT)) return false;
     if ((q->route->props & GW_R_ADMIN) || s->strategy != GW_STRATEGY_NONE) return true;
     if (http_header_find(http_req_head(q->http), "x-kvblend-strategy")) return true;
-    unsigned who = gw_fleet_serves(q->gate->house->fleet, s->has_model ? s->model : NULL);
     return who & (GW_SERVES_WORKER | GW_SERVES_LMCACHE);
 }
 
@@ -449,12 +448,16 @@ static void head_checked(struct gw_req *q)
 static void head_read(struct gw_req *q)
 {
     struct gw_scan *s = &q->scan;
+    unsigned who =
+        s->failed ? 0 : gw_fleet_serves(q->gate->house->fleet, s->has_model ? s->model : NULL);
+    q->unbounded = gw_config_of(q)->max_inflight == 0 && who &&
+                   !(who & (GW_SERVES_WORKER | GW_SERVES_UNKNOWN | GW_SERVES_BOUNDED));
     if (s->failed && !(q->route->props & GW_R_OPAQUE)) {
         q->end = GW_END_REFUSED;
         gw_answer_error(q, s->error, NULL, "%s", s->message);
-    } else if (s->has_model && gw_fleet_serves(q->gate->house->fleet, s->model) == 0) {
+    } else if (s->has_model && who == 0 && !s->failed) {
         answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
-    } else if (!s->failed && wants_chunks(q)) {
+    } else if (!s->failed && wants_chunks(q, who)) {
         *s = (struct gw_scan){.body = s->body, .len = s->len};
         scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_checked);
     } else {

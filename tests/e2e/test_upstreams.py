@@ -440,6 +440,16 @@ def test_max_inflight_of_an_upstream():
             s.close()
 
 
+def test_upstreams_without_a_limit_take_any_number():
+    """Unless --max-inflight is given: what bounds the own worker says nothing about them."""
+    with Upstream() as up, proxy([up.entry(ANY)], "--queue-limit", "0") as g:
+        held = [g.open(CHAT, ask(script={"wait_s": 60})) for _ in range(100)]
+        until("all are there", lambda: len(up.requests) == 100)
+        assert g.post(CHAT, ask()).status == 200
+        for s in held:
+            s.close()
+
+
 def test_a_stalled_upstream_blocks_nobody_else():
     with Upstream("a") as a, Upstream("b") as b:
         a.script = {"wait_s": 3600}

@@ -81,7 +81,7 @@ TEST(problems_name_line_key_and_expectation)
     expect_problem("worker:\n  ram: lots\n", ":2: worker.ram: expected a size");
     expect_problem("worker:\n  dtype: f64\n", "expected auto|f32|bf16, found \"f64\"");
     expect_problem("worker:\n  ratio: 1.5\n", "worker.ratio: expected a value from 0 to 1");
-    expect_problem("limits: {max_inflight: 0}\n", "expected a value from 1 to 65536");
+    expect_problem("limits: {max_inflight: 65537}\n", "expected a value from 0 to 65536");
     expect_problem("limits: 3\n", "limits: expected a section of keys");
     expect_problem("drain: {timeout: [1, 2]}\n", "drain.timeout: expected one value, found a list");
     expect_problem("model: {a: b}\n", "model: expected a value, found a mapping");
