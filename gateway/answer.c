@@ -37,19 +37,6 @@ static bool response_header_dropped(const char *name)
     return strncasecmp(name, "proxy-", 6) == 0;
 }
 
-static bool named_by_connection(const struct http_head *h, const char *name)
-{
-    const char *p = http_header_find(h, "connection");
-    size_t len = strlen(name);
-    while (p && *p) {
-        p += strspn(p, ", \t");
-        size_t n = strcspn(p, ", \t");
-        if (n == len && strncasecmp(p, name, n) == 0) return true;
-        p += n;
-    }
-    return false;
-}
-
 /* What the gateway says itself must not come twice. */
 static bool response_header_ours(const struct gw_req *q, const char *name)
 {
@@ -83,7 +70,7 @@ static void keep_headers(struct gw_req *q, const struct http_head *h)
     buf_clear(&q->ans.headers);
     for (size_t i = 0; i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
-        if (response_header_dropped(x->name) || named_by_connection(h, x->name)) continue;
+        if (response_header_dropped(x->name) || gw_send_hop_only(h, x->name)) continue;
         if (response_header_ours(q, x->name)) continue;
         (void)http_header_add(&q->ans.headers, x->name, x->value);
     }

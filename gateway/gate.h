@@ -281,6 +281,8 @@ void gw_send_leased(struct gw_req *q); /* to q->send.lease */
 void gw_send_want(const struct gw_req *q, struct gw_want *ret);
 /* Headers of the request to the target of the lease; its path there. */
 int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out);
+/* Is the header listed in a Connection header? Such ones belong to this hop alone. */
+bool gw_send_hop_only(const struct http_head *h, const char *name);
 int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out); /* path: "/v1/…" */
 /* The target's answer is a refusal that another target may not give: true when q is on its way
  * there. */

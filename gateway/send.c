@@ -51,8 +51,7 @@ static bool dropped(const char *name)
     return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
 }
 
-/* Is `name` listed in the Connection header? Such headers belong to this hop alone. */
-static bool named_by_connection(const struct http_head *h, const char *name)
+bool gw_send_hop_only(const struct http_head *h, const char *name)
 {
     size_t len = strlen(name);
     for (size_t i = 0; i < h->n_headers; i++) {
@@ -93,7 +92,7 @@ int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf
         r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
-        if (passes(q, l, x->name) && !(names && named_by_connection(h, x->name)))
+        if (passes(q, l, x->name) && !(names && gw_send_hop_only(h, x->name)))
             r = http_header_add(out, x->name, x->value);
     }
     if (r == 0 && l->worker && q->scan.segments.len > 0)
