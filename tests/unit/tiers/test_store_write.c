@@ -58,6 +58,16 @@ TEST(write_behind_follows_the_commit)
     store_destroy(s);
 }
 
+/* What was just loaded may be in its last transfers still, though nobody holds it. */
+static int evict_when_loaded(struct store *s, const struct tier_key *k)
+{
+    uint64_t begin = clock_ns();
+    int r;
+    while ((r = store_evict(s, k, "ram")) == -EBUSY && clock_ms_since(begin) < 10000)
+        (void)sched_yield();
+    return r;
+}
+
 TEST(what_a_tier_has_is_not_written_again)
 {
     struct mock *m;
@@ -66,10 +76,10 @@ TEST(what_a_tier_has_is_not_written_again)
     ASSERT_EQ(kit_put(s, 1), 1);
     kit_flush(s);
     for (int i = 0; i < 5; i++) {
-        ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+        ASSERT_EQ(evict_when_loaded(s, &k), 1);
         ASSERT_EQ(kit_why(s, 1), -1);
     }
-    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    ASSERT_EQ(evict_when_loaded(s, &k), 1);
     ASSERT_EQ(kit_put(s, 1), 1); /* computed again: the tier has it still */
     kit_flush(s);
     ASSERT_EQ(mock_get(m, &m->writes), 1);
@@ -119,14 +129,19 @@ TEST(write_on_eviction_comes_ahead_of_need)
     uint64_t one = kit_stats(s).used_bytes / (uint64_t)n;
     while (kit_stats(s).used_bytes > water_bytes(s, WATER_LOW_PCT) + one)
         sched_yield();
-    struct store_stats st = kit_stats(s);
+    struct store_stats st;
+    int gone;
+    do { /* until nothing left while they were counted */
+        st = kit_stats(s);
+        gone = 0;
+        for (int i = 0; i < n; i++) {
+            bool here = in_ram(s, i);
+            ASSERT_TRUE(here || has(m, i) == 1);
+            gone += !here;
+        }
+    } while (kit_stats(s).evictions != st.evictions);
     ASSERT_EQ(st.lost, 0);
     ASSERT_TRUE(n > 20 && st.evictions < (uint64_t)n / 2);
-    int gone = 0;
-    for (int i = 0; i < n; i++) {
-        ASSERT_TRUE(in_ram(s, i) || has(m, i) == 1);
-        gone += !in_ram(s, i);
-    }
     ASSERT_EQ((uint64_t)gone, st.evictions);
     ASSERT_TRUE(!in_ram(s, 0) && in_ram(s, n - 1));
     for (int i = 0; i < n; i++)
