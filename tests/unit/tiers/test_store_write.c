@@ -188,6 +188,8 @@ TEST(what_no_tier_has_yet_is_lost_last_and_counted)
         ASSERT_EQ(st.lost, 0); /* the clean ones first */
         ASSERT_EQ(kit_put(s, n++), 1);
     }
+    while (st.lost > st.evictions - 8 && kit_stats(s).evictions != st.evictions)
+        st = kit_stats(s); /* it was read in the middle of an eviction */
     ASSERT_TRUE(st.lost <= st.evictions - 8);
     for (int i = 0; i < 8; i++)
         ASSERT_TRUE(!in_ram(s, i));
