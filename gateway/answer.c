@@ -179,18 +179,6 @@ static void keep_tail(struct gw_req *q, const char *data, size_t len)
     (void)buf_add(tail, data, len);
 }
 
-static void read_tail(struct gw_req *q)
-{
-    static const char key[] = "\"usage\"";
-    struct buf *tail = &q->ans.body, json = BUF_INIT;
-    const char *p = NULL, *end = tail->data + tail->len;
-    for (const char *at = tail->data; at && (at = memmem(at, (size_t)(end - at), key, 7)); at++)
-        p = at;
-    if (p && buf_addc(&json, '{') == 0 && buf_add(&json, p, (size_t)(end - p)) == 0)
-        gw_usage_answer(&q->usage, json.data, json.len);
-    buf_fini(&json);
-}
-
 static void on_plain(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *whole = &q->ans.body;
@@ -326,7 +314,7 @@ static void answer_complete(struct gw_req *q)
     if (q->ans.sse)
         write_bytes(q, q->ans.body.data, q->ans.body.len);
     else
-        read_tail(q);
+        gw_usage_answer(&q->usage, q->ans.body.data ? q->ans.body.data : "", q->ans.body.len);
     q->stage = GW_ANSWERED;
     (void)http_reply_end(q->http);
 }
