@@ -151,7 +151,8 @@ void fus_select_weigh(struct fus_prefill *f)
             const struct pre_range *g = &f->range[i];
             const struct kv_source *src = &g->r.src;
             if (!g->active || !g->used || g->r.exact) continue;
-            const bool has = src->ops->scores && src->ops->scores(src->ctx, s) == 1;
+            const bool has =
+                src->ops->scores && src->ops->scores(src->ctx, KV_SCORE_SENSITIVITY, s) == 1;
             if (has != known) continue;
             const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
             for (uint32_t t = 0; t < g->r.n; t++) {

@@ -8,8 +8,8 @@ const char *pol_mode_name(enum pol_mode m)
 
 const char *pol_strategy_name(enum pol_strategy s)
 {
-    static const char *const name[] = {"default", "full", "prefix", "reuse",
-                                       "hkvd",    "sink", "query",  "qs"};
+    static const char *const name[] = {"default", "full", "prefix", "reuse",  "hkvd",  "sink",
+                                       "query",   "qs",   "side",   "static", "hybrid"};
     return (unsigned)s < POL_STRAT_COUNT ? name[s] : "unknown";
 }
 

@@ -33,11 +33,11 @@ static int source_ready(void *ctx, unsigned layer)
     return store_pin_ready(s->pin, layer);
 }
 
-static int source_scores(void *ctx, float *ret)
+static int source_scores(void *ctx, enum kv_score kind, float *ret)
 {
     struct source *s = ctx;
 
-    return store_pin_scores(s->pin, ret);
+    return kind == KV_SCORE_SENSITIVITY ? store_pin_scores(s->pin, ret) : 0;
 }
 
 static void source_release(void *ctx)
@@ -50,8 +50,8 @@ static void source_release(void *ctx)
 
 int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
 {
-    static const struct kv_source_ops ops = {NULL, source_layer, source_release, source_ready,
-                                             source_scores};
+    static const struct kv_source_ops ops = {NULL,         source_layer,  source_release,
+                                             source_ready, source_scores, NULL};
     struct source *s = mem_alloc(sizeof *s);
 
     if (!s) {

@@ -67,10 +67,10 @@ static int source_ready(void *ctx, unsigned layer)
     return held > 0 && (int)layer >= held ? 0 : (int)layer == c->fail_layer ? -EIO : 1;
 }
 
-static int source_scores(void *ctx, float *ret)
+static int source_scores(void *ctx, enum kv_score kind, float *ret)
 {
     const struct kit_chunk *c = ctx;
-    if (!c->score) return 0;
+    if (!c->score || kind != KV_SCORE_SENSITIVITY) return 0;
     memcpy(ret, c->score, c->n * sizeof(*ret));
     return 1;
 }
