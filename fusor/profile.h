@@ -12,14 +12,16 @@
 
 #include "fusor/core.h"
 
-enum { FUS_PROFILE_RATIOS_MAX = 12 };
+struct json_t;
+enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33 };
 enum fus_tensor { FUS_TENSOR_K, FUS_TENSOR_V, FUS_TENSOR_KV }; /* what hkvd's deviation looks at */
+const char *fus_tensor_name(enum fus_tensor t);                /* "K", "V", "KV" */
 
 struct fus_profile {
-    char fingerprint[33];        /* of weights and configuration, hex; "" = any model */
-    unsigned score_lo, score_hi; /* query, qs, hybrid: layers [lo, hi) */
-    unsigned side_layer;         /* whose K is the sidecar, 1…L-1; 0 = none */
-    unsigned check_layer;        /* hkvd, hybrid */
+    char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
+    unsigned score_lo, score_hi;             /* query, qs, hybrid: layers [lo, hi) */
+    unsigned side_layer;                     /* whose K is the sidecar, 1…L-1; 0 = none */
+    unsigned check_layer;                    /* hkvd, hybrid */
     enum fus_tensor tensor;
     unsigned sink_tokens;       /* that chunks are built behind: 0 or 1 */
     enum fus_strategy strategy; /* of a request that names none */
@@ -32,13 +34,17 @@ struct fus_profile {
     char measured[160]; /* on what, when, with which command; for people */
 };
 void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret);
+/* As in a profile and in the name of its file, of weights and configuration. */
+void fus_profile_fingerprint(const struct model_cfg *cfg, char ret[FUS_FINGERPRINT_BYTES]);
 /* 0; -ENOENT; -EINVAL with a sentence: not JSON, a layer the model lacks, a wrong fingerprint. */
 int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *fingerprint,
                      struct fus_profile *ret, struct err *err);
 int fus_profile_write(const struct fus_profile *p, const char *path, struct err *err); /* atomic */
+struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file; NULL: no memory */
 /* The smallest ratio at which the strategy loses at most `loss`, between measured points linearly
  * and never below the least one measured: 1 found, 0 not reached at any measured ratio. A curve
- * that rises by noise counts as its running minimum. */
+ * that rises by noise counts as its running minimum. full and prefix lose nothing, at 1; reuse
+ * loses 1, at 0. */
 int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
                           double *ret_ratio);
 /* Layers and tensor into a plan, where it leaves them open (0). */
