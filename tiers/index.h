@@ -40,11 +40,14 @@ struct entry {
     int head, status;    /* head: 0 not here, 1 verified, <0 none; status: <0 load failed */
     enum store_miss why; /* if head < 0 */
     int from;            /* tier it was read from, -1 = built here */
-    bool admin_pinned, scored, gave_up;
+    bool admin_pinned, gave_up;
+    bool scored[RECORD_SCORE_COUNT];
     uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
     double used_s, checked_s;              /* checked_s: since when the flags above count */
-    uint64_t scores_hash;
-    float *scores_later; /* set while a tier reads the header; applied afterwards */
+    struct entry_scores { /* came while a tier reads the header; applied afterwards */
+        float *score;     /* NULL: none */
+        uint64_t hash;
+    } scores_later[RECORD_SCORE_COUNT];
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;
     _Atomic uint8_t cancel; /* nobody wants the load any more */

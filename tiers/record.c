@@ -1,4 +1,4 @@
-/* Record format version 1; the offsets are in record.h.
+/* Record format version 2; the offsets are in record.h.
  *
  * The layout follows from the geometry alone, so a reader computes it and then demands that every
  * stored offset and size agrees, rather than believing them: no field of a damaged or hostile
@@ -64,8 +64,9 @@ int record_layout(const struct record_desc *d, struct record_layout *ret)
     l.n_groups = d->L - 1;
     l.token_off = RECORD_TABLE_OFF + l.n_groups * RECORD_GROUP_ENTRY;
     l.score_off = (uint32_t)align_up(l.token_off + 4ull * d->n_tokens, 64);
+    l.score_stride = (uint32_t)align_up(RECORD_SCORE_HEAD + 4ull * d->n_tokens, 64);
     l.header_bytes =
-        (uint32_t)align_up(l.score_off + RECORD_SCORE_HEAD + 4ull * d->n_tokens, RECORD_ALIGN);
+        (uint32_t)align_up(l.score_off + RECORD_SCORE_COUNT * l.score_stride, RECORD_ALIGN);
     l.group_bytes = 2 * row * d->n_tokens;
     l.group_stride = align_up(l.group_bytes, RECORD_ALIGN);
     if (l.group_stride > (UINT64_MAX >> 1) / RECORD_LAYERS_MAX) return -ERANGE;
@@ -136,6 +137,8 @@ void record_init(void *header, const struct record_desc *d, const struct record_
     put32(p + 92, l->score_off);
     put64(p + 96, d->created_ms);
     put64(p + 104, d->expires_ms);
+    put32(p + 112, RECORD_SCORE_COUNT);
+    put32(p + 116, l->score_stride);
     for (uint32_t i = 0; i < l->n_groups; i++) {
         uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
         put64(e, group_off(l, i));
@@ -173,6 +176,7 @@ static bool layout_agrees(const uint8_t *p, const struct record_layout *l)
     if (get32(p + 12) != l->header_bytes || get64(p + 16) != l->record_bytes) return false;
     if (get32(p + 80) != l->n_groups || get32(p + 84) != RECORD_TABLE_OFF) return false;
     if (get32(p + 88) != l->token_off || get32(p + 92) != l->score_off) return false;
+    if (get32(p + 112) != RECORD_SCORE_COUNT || get32(p + 116) != l->score_stride) return false;
     for (uint32_t i = 0; i < l->n_groups; i++) {
         const uint8_t *e = p + RECORD_TABLE_OFF + i * RECORD_GROUP_ENTRY;
         if (get64(e) != group_off(l, i) || get64(e + 8) != l->group_bytes) return false;
@@ -215,31 +219,42 @@ int record_check_group(uint8_t *const *part, const struct record_layout *l, uint
     return XXH3_64bits(record_group(part, l, group), l->group_bytes) == want ? 0 : -EBADMSG;
 }
 
-uint64_t record_score_hash(const float *score, uint32_t n)
+uint64_t record_score_hash(enum record_score kind, const float *score, uint32_t n)
 {
-    return XXH3_64bits_withSeed(score, 4ull * n, n);
+    return XXH3_64bits_withSeed(score, 4ull * n, n | (uint64_t)kind << 32);
 }
 
-void record_set_scores(void *header, const struct record_layout *l, const float *score, uint32_t n,
-                       uint64_t hash)
+static uint32_t score_at(const struct record_layout *l, enum record_score kind)
 {
-    uint8_t *p = (uint8_t *)header + l->score_off;
+    ASSERT((unsigned)kind < RECORD_SCORE_COUNT);
+    return l->score_off + (uint32_t)kind * l->score_stride;
+}
+
+void record_set_scores(void *header, const struct record_layout *l, enum record_score kind,
+                       const float *score, uint32_t n, uint64_t hash)
+{
+    uint8_t *p = (uint8_t *)header + score_at(l, kind);
     put64(p + 8, hash);
     memcpy(p + RECORD_SCORE_HEAD, score, 4ull * n);
     put32(p, 1);
 }
 
-int record_get_scores(const void *header, const struct record_layout *l, uint32_t n, float *ret,
-                      uint64_t *ret_hash)
+bool record_scored(const void *header, const struct record_layout *l, enum record_score kind)
 {
-    const uint8_t *p = (const uint8_t *)header + l->score_off;
-    if (get32(p) != 1) return 0;
+    return get32((const uint8_t *)header + score_at(l, kind)) == 1;
+}
+
+int record_get_scores(const void *header, const struct record_layout *l, enum record_score kind,
+                      uint32_t n, float *ret, uint64_t *ret_hash)
+{
+    const uint8_t *p = (const uint8_t *)header + score_at(l, kind);
+    if (!record_scored(header, l, kind)) return 0;
     memcpy(ret, p + RECORD_SCORE_HEAD, 4ull * n);
     *ret_hash = get64(p + 8);
     return 1;
 }
 
-void record_clear_scores(void *header, const struct record_layout *l)
+void record_clear_scores(void *header, const struct record_layout *l, enum record_score kind)
 {
-    put32((uint8_t *)header + l->score_off, 0);
+    put32((uint8_t *)header + score_at(l, kind), 0);
 }

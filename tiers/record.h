@@ -8,7 +8,8 @@
  * about 1 MiB. In memory the parts of a record need not be neighbours (`uint8_t *const *part`); on
  * a device they stand end to end. Life cycle: record_layout() → record_init() into part 0 → groups
  * are filled in place → record_seal() → record_open() distrusts every field → record_check_group()
- * before a group is used. The score block carries its own checksum and may be filled after sealing.
+ * before a group is used. The score block holds an array per kind of score, each with a checksum of
+ * its own, to be filled in after sealing, one without the other.
  * Not for: deciding where a record lives (store.h). Thread: any; one writer per record. */
 #ifndef TIERS_RECORD_H
 #define TIERS_RECORD_H
@@ -18,7 +19,7 @@
 
 /* Byte offsets of the fixed header; every number is little endian.
  *   0  u8[8]  magic "KVBREC\r\n"         64  u32 G (KV heads)
- *   8  u32    version, 1                 68  u32 K (head dim)
+ *   8  u32    version, 2                 68  u32 K (head dim)
  *  12  u32    header region bytes        72  u32 n_tokens
  *  16  u64    record bytes               76  u32 sink token, UINT32_MAX = none
  *  24  u64    key, high half             80  u32 number of groups, L-1
@@ -26,14 +27,16 @@
  *  40  u64    namespace hash             88  u32 offset of the token ids
  *  48  u64    identity hash              92  u32 offset of the score block
  *  56  u16    kind: 1 chunk, 2 prefix    96  u64 created, ms since the epoch
- *  58  u16    dtype: 1 f32 2 f16 3 bf16 104  u64 expires, ms; 0 never; u64 zero
- *  60  u32    L (model layers)          120  u64 XXH3-64 of [0, 120) and [128, score block)
+ *  58  u16    dtype: 1 f32 2 f16 3 bf16 104  u64 expires, ms; 0 never
+ *  60  u32    L (model layers)          112  u32 kinds of scores, 2; u32 bytes of one's array
+ *                                       120  u64 XXH3-64 of [0, 120) and [128, score block)
  * Group table: per group u64 offset, u64 bytes, u64 XXH3-64 of those bytes.
  * Token ids: i32[n_tokens], right behind the table.
- * Score block, on 64 bytes: u32 filled (0 or 1), u32 zero, u64 XXH3-64 of the scores with n_tokens
- * as the seed, f32[n_tokens]. Version rule: a reader takes only the version it knows. */
+ * Score block, on 64 bytes: an array per kind, each padded to 64 bytes: u32 filled (0 or 1), u32
+ * zero, u64 XXH3-64 of the scores with n_tokens + 2^32 * kind as the seed, f32[n_tokens].
+ * Version rule: a reader takes only the version it knows. Version 1 had one kind of score. */
 enum {
-    RECORD_VERSION = 1,
+    RECORD_VERSION = 2,
     RECORD_ALIGN = 4096,    /* cited: logical block of the drives that O_DIRECT must suit */
     RECORD_TABLE_OFF = 128, /* the fixed header's size */
     RECORD_GROUP_ENTRY = 24,
@@ -47,6 +50,12 @@ enum {
     RECORD_PARTS_MAX = RECORD_LAYERS_MAX,
 };
 
+enum record_score { /* per token; what they mean is the fusor's business (kv_io.h) */
+                    RECORD_SCORE_SENSITIVITY,
+                    RECORD_SCORE_STATIC,
+                    RECORD_SCORE_COUNT
+};
+
 struct record_desc { /* what a record is, apart from its bytes */
     struct tier_key key;
     uint64_t ns_hash, ident_hash, created_ms, expires_ms;
@@ -55,7 +64,7 @@ struct record_desc { /* what a record is, apart from its bytes */
     uint32_t L, G, K, n_tokens, sink_token;
 };
 struct record_layout { /* where things stand; a pure function of the geometry */
-    uint32_t n_groups, token_off, score_off, header_bytes;
+    uint32_t n_groups, token_off, score_off, score_stride, header_bytes;
     uint32_t groups_per_part, n_parts;
     uint64_t group_bytes, group_stride, record_bytes;
 };
@@ -92,12 +101,13 @@ static inline uint32_t record_part_of(const struct record_layout *l, uint32_t gr
     return 1 + group / l->groups_per_part;
 }
 
-uint64_t record_score_hash(const float *score, uint32_t n);
-void record_set_scores(void *header, const struct record_layout *l, const float *score, uint32_t n,
-                       uint64_t hash);
+uint64_t record_score_hash(enum record_score kind, const float *score, uint32_t n);
+void record_set_scores(void *header, const struct record_layout *l, enum record_score kind,
+                       const float *score, uint32_t n, uint64_t hash);
 /* 1 copied (*ret_hash: what they must hash to), 0 not filled in. */
-int record_get_scores(const void *header, const struct record_layout *l, uint32_t n, float *ret,
-                      uint64_t *ret_hash);
-void record_clear_scores(void *header, const struct record_layout *l);
+int record_get_scores(const void *header, const struct record_layout *l, enum record_score kind,
+                      uint32_t n, float *ret, uint64_t *ret_hash);
+bool record_scored(const void *header, const struct record_layout *l, enum record_score kind);
+void record_clear_scores(void *header, const struct record_layout *l, enum record_score kind);
 
 #endif

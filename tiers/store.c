@@ -90,7 +90,8 @@ static void entry_reap(struct store *s, struct entry *e)
     ASSERT(s->stats.used_bytes >= e->cost_bytes);
     s->stats.used_bytes -= e->cost_bytes;
     if (s->quota && e->quota_bytes) quota_refund(s->quota, e->desc.ns_hash, e->quota_bytes);
-    mem_free(e->scores_later);
+    for (int i = 0; i < RECORD_SCORE_COUNT; i++)
+        mem_free(e->scores_later[i].score);
     mem_free(e);
 }
 

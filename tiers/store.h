@@ -2,7 +2,7 @@
  *
  * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace, secret
  * and token ids; the ids are also in the record and compared on every look-up. A record is
- * immutable but for its scores (one float per token, filled in later). RAM is where records are
+ * immutable but for its scores (by kind, one per token, set later). RAM is where records are
  * built, read from and staged: a look-up that finds one in a slower tier hands out a pin at once
  * and the parts arrive behind it, in order of layers. Every cap is hard: room is made by evicting
  * what nobody holds, in the order of the tier's policy, else the put or the load is refused. Write
@@ -94,10 +94,12 @@ int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, con
 int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0 would, <0 failed */
 /* From where this look-up got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
-int store_pin_scores(struct store_pin *p, float *ret /* [n] */); /* 1 filled, 0 not yet */
-bool store_pin_scored(const struct store_pin *p);
-/* 1 kept, 0 the record is not in RAM any more. */
-int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n);
+/* 1 filled, 0 not yet; ret [n]. */
+int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret);
+bool store_pin_scored(const struct store_pin *p, enum record_score kind);
+/* 1 kept (tiers that have the record get its header anew), 0 the record is not in RAM any more. */
+int store_set_scores(struct store *s, const struct tier_key *k, enum record_score kind,
+                     const float *score, size_t n);
 void store_pin_release(struct store_pin *p);
 
 /* ---- writing ---- */
@@ -119,7 +121,7 @@ struct store_info {
     uint32_t n_tokens;
     uint64_t size_bytes, hits, ns_hash;
     double created_s, used_s, expires_s; /* wall clock; expires 0 = never */
-    bool pinned, building, scored;
+    bool pinned, building, scored[RECORD_SCORE_COUNT];
     char tier[16];  /* the fastest that has it */
     char tiers[48]; /* all local ones, "ram,nvme" */
 };

@@ -101,12 +101,29 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
     if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit, head_only);
 }
 
+/* m held. Scores that came while tiers read the header; false: none did. */
+static bool scores_apply(struct entry *e)
+{
+    struct shard *sh = shard_of(e->store, &e->desc.key);
+    bool any = false;
+    pthread_mutex_lock(&sh->m);
+    for (int i = 0; i < RECORD_SCORE_COUNT; i++) {
+        struct entry_scores *l = &e->scores_later[i];
+        if (!l->score) continue;
+        record_set_scores(e->part[0], &e->layout, i, l->score, e->desc.n_tokens, l->hash);
+        mem_free(l->score);
+        l->score = NULL;
+        e->scored[i] = any = true;
+    }
+    pthread_mutex_unlock(&sh->m);
+    return any;
+}
+
 static void write_end(struct write_slot *w, int status)
 {
     struct store *s = w->s;
     struct entry *e = w->e;
     struct store_tier *t = &s->tier[w->tier];
-    struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&s->m);
     e->writing &= (uint8_t) ~(1u << w->tier);
     write_learn(s, w, status);
@@ -114,16 +131,8 @@ static void write_end(struct write_slot *w, int status)
         e->leaving = false;
         s->leaving_bytes -= e->cost_bytes;
     }
-    if (!e->writing && e->scores_later) {
-        pthread_mutex_lock(&sh->m);
-        record_set_scores(e->part[0], &e->layout, e->scores_later, e->desc.n_tokens,
-                          e->scores_hash);
-        e->scored = true;
-        mem_free(e->scores_later);
-        e->scores_later = NULL;
-        pthread_mutex_unlock(&sh->m);
-        if (e->state == ENTRY_READY) write_queue(s, e, e->clean, true);
-    }
+    if (!e->writing && scores_apply(e) && e->state == ENTRY_READY)
+        write_queue(s, e, e->clean, true);
     bool purge = e->purge && status == 0;
     w->e = NULL;
     t->n_writes--;

@@ -23,9 +23,9 @@ static struct store_info info_of(struct store *s, const struct entry *e)
                            .expires_s = (double)e->desc.expires_ms / 1e3,
                            .pinned = e->admin_pinned,
                            .building = e->state == ENTRY_BUILDING,
-                           .scored = e->scored,
                            .tier = "ram",
                            .tiers = "ram"};
+    memcpy(i.scored, e->scored, sizeof i.scored);
     pthread_mutex_unlock(&sh->m);
     return i;
 }

@@ -76,15 +76,14 @@ static enum store_miss header_take(struct store *s, struct entry *e)
     enum store_miss why = header_check(s, e, &v);
     if (why != STORE_MISS_NEVER) return why;
     struct shard *sh = shard_of(s, &e->desc.key);
-    uint32_t filled;
-    memcpy(&filled, e->part[0] + e->layout.score_off, sizeof filled);
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
     e->desc.ns_hash = v.desc.ns_hash; /* key and geometry are what was asked for */
     e->desc.created_ms = v.desc.created_ms;
     e->desc.expires_ms = v.desc.expires_ms;
     e->desc.kind = v.desc.kind;
-    e->scored = filled == 1;
+    for (int i = 0; i < RECORD_SCORE_COUNT; i++)
+        e->scored[i] = record_scored(e->part[0], &e->layout, i);
     pthread_mutex_unlock(&sh->m);
     e->ns_known = true;
     if (v.desc.expires_ms) s->expiring = true; /* with tiers, maintenance ticks anyway */

@@ -339,32 +339,32 @@ const char *store_pin_tier(const struct store_pin *p)
     return p->from < 0 ? "ram" : p->e->store->tier[p->from].t->name;
 }
 
-bool store_pin_scored(const struct store_pin *p)
+bool store_pin_scored(const struct store_pin *p, enum record_score kind)
 {
     struct entry *e = p->e;
     struct shard *sh = shard_of(e->store, &e->desc.key);
     pthread_mutex_lock(&sh->m);
-    bool scored = e->scored;
+    bool scored = e->scored[kind];
     pthread_mutex_unlock(&sh->m);
     return scored;
 }
 
-int store_pin_scores(struct store_pin *p, float *ret)
+int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
 {
     struct entry *e = p->e;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
     uint64_t want = 0;
     pthread_mutex_lock(&sh->m);
-    int r = record_get_scores(e->part[0], &e->layout, e->desc.n_tokens, ret, &want);
+    int r = record_get_scores(e->part[0], &e->layout, kind, e->desc.n_tokens, ret, &want);
     pthread_mutex_unlock(&sh->m);
-    if (r == 0 || record_score_hash(ret, e->desc.n_tokens) == want) return r;
+    if (r == 0 || record_score_hash(kind, ret, e->desc.n_tokens) == want) return r;
     /* Damaged scores are scores not yet filled in: the KV groups are unharmed. */
     pthread_mutex_lock(&s->m);
     s->stats.corrupt++;
     pthread_mutex_lock(&sh->m);
-    e->scored = false;
-    if (!e->writing) record_clear_scores(e->part[0], &e->layout);
+    e->scored[kind] = false;
+    if (!e->writing) record_clear_scores(e->part[0], &e->layout, kind);
     pthread_mutex_unlock(&sh->m);
     pthread_mutex_unlock(&s->m);
     return 0;

@@ -108,33 +108,34 @@ void store_abort(struct store_writer *w)
 }
 
 /* m and the shard's lock held. While a tier reads the header its bytes stay as they are. */
-static int scores_put(struct entry *e, const float *score, uint32_t n, uint64_t hash)
+static int scores_put(struct entry *e, enum record_score kind, const float *score, uint32_t n,
+                      uint64_t hash)
 {
     if (n != e->desc.n_tokens) return -EINVAL;
     if (e->writing) {
         float *later = mem_alloc(4ull * n);
         if (!later) return -ENOMEM;
         memcpy(later, score, 4ull * n);
-        mem_free(e->scores_later);
-        e->scores_later = later;
-        e->scores_hash = hash;
+        mem_free(e->scores_later[kind].score);
+        e->scores_later[kind] = (struct entry_scores){later, hash};
         return 1;
     }
-    record_set_scores(e->part[0], &e->layout, score, n, hash);
-    e->scored = true;
+    record_set_scores(e->part[0], &e->layout, kind, score, n, hash);
+    e->scored[kind] = true;
     return 1;
 }
 
-int store_set_scores(struct store *s, const struct tier_key *k, const float *score, size_t n)
+int store_set_scores(struct store *s, const struct tier_key *k, enum record_score kind,
+                     const float *score, size_t n)
 {
     if (n == 0 || n > RECORD_TOKENS_MAX) return -EINVAL;
     struct shard *sh = shard_of(s, k);
-    uint64_t hash = record_score_hash(score, (uint32_t)n);
+    uint64_t hash = record_score_hash(kind, score, (uint32_t)n);
     int r = 0;
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
     struct entry *e = index_find(&sh->index, k);
-    if (e && e->state == ENTRY_READY) r = scores_put(e, score, (uint32_t)n, hash);
+    if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, hash);
     pthread_mutex_unlock(&sh->m);
     if (r == 1 && !e->writing) write_queue(s, e, e->clean, true);
     pthread_mutex_unlock(&s->m);

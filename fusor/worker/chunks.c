@@ -122,7 +122,8 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
         q->n_range++;
         return 0;
     }
-    if (!store_pin_scored(pin)) wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
+    if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
+        wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
     rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
     if (rc < 0) return rc;
     rec_source_tell(&r->src, &c->look.status);

@@ -37,7 +37,11 @@ static int source_scores(void *ctx, enum kv_score kind, float *ret)
 {
     struct source *s = ctx;
 
-    return kind == KV_SCORE_SENSITIVITY ? store_pin_scores(s->pin, ret) : 0;
+    static_assert((int)KV_SCORE_SENSITIVITY == RECORD_SCORE_SENSITIVITY &&
+                      (int)KV_SCORE_STATIC == RECORD_SCORE_STATIC &&
+                      (int)KV_SCORE_COUNT == RECORD_SCORE_COUNT,
+                  "the fusor's scores are the record's");
+    return store_pin_scores(s->pin, (enum record_score)kind, ret);
 }
 
 static void source_release(void *ctx)

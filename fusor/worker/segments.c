@@ -256,7 +256,8 @@ int wk_put_chunk(struct buf *out, const struct store_info *i)
                     "\"status\":\"%s\",\"created\":%.3f,\"used\":%.3f}",
                     hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
                     (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
-                    i->pinned ? "true" : "false", i->scored ? "true" : "false",
+                    i->pinned ? "true" : "false",
+                    i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
                     i->building ? "building" : "ready", i->created_s, i->used_s);
 }
 

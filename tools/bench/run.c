@@ -140,14 +140,15 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
         enum store_miss why;
         r = store_lookup(b->store, &key, tok, n, &pin, &why);
         if (r <= 0) break;
-        if (i == 0 && store_pin_scores(pin, score) == 1) {
+        if (i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1) {
             store_pin_release(pin);
             mem_free(score);
             return 0;
         }
         r = sense_behind(b, pin, tok, n, &before[i], score);
     }
-    if (r == 0 && n_before > 0) r = store_set_scores(b->store, &key, score, n);
+    if (r == 0 && n_before > 0)
+        r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, n);
     mem_free(score);
     return r < 0 ? r : 0;
 }

@@ -104,7 +104,7 @@ static void build(struct flips *f, int id)
     if (r == 1) ASSERT_OK(store_commit(w));
     flush(f);
     WAIT_FOR(n_loads(f) == 0);
-    (void)store_set_scores(f->s, &truth[id].key, truth[id].score, TOKENS);
+    (void)store_set_scores(f->s, &truth[id].key, RECORD_SCORE_SENSITIVITY, truth[id].score, TOKENS);
     flush(f);
 }
 
@@ -138,7 +138,7 @@ static bool look(struct flips *f, int id)
         f->wrong += memcmp(v, truth[id].kv[l - 1][1], sizeof truth[id].kv[0][1]) != 0;
     }
     float score[TOKENS];
-    if (store_pin_scores(p, score) == 1) {
+    if (store_pin_scores(p, RECORD_SCORE_SENSITIVITY, score) == 1) {
         f->wrong += memcmp(score, truth[id].score, sizeof score) != 0;
     } else {
         f->scores_gone++;

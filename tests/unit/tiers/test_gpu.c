@@ -247,7 +247,8 @@ TEST(header_is_replaced_in_place)
     uint64_t used = stat_of(r.t).used_bytes;
     for (int i = 0; i < 256; i++)
         score[i] = (float)i;
-    record_set_scores(a.part[0], &a.layout, score, 256, record_score_hash(score, 256));
+    record_set_scores(a.part[0], &a.layout, RECORD_SCORE_SENSITIVITY, score, 256,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 256));
     ASSERT_EQ(tier_gpu_pin(r.t, &a.desc.key, &p), 1);
     ASSERT_OK(r.t->ops->write(r.t, &w.op));
     ASSERT_OK(kit_wait(&w));

@@ -419,15 +419,18 @@ TEST(scores_in_place)
     ASSERT_ERR(write_header(t, &r), -ENOENT);
     ASSERT_OK(kit_write(t, &r));
     uint64_t used = nvme_stat(t).used_bytes;
-    record_set_scores(r.part[0], &r.layout, score, 100, record_score_hash(score, 100));
+    record_set_scores(r.part[0], &r.layout, RECORD_SCORE_SENSITIVITY, score, 100,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 100));
     ASSERT_OK(write_header(t, &r));
     ASSERT_EQ(nvme_stat(t).used_bytes, used);
     t->ops->destroy(t);
     t = nvme_tier(&o);
     kit_blank(&back, 1, "a", small);
     ASSERT_OK(kit_read(t, &back));
-    ASSERT_EQ(record_get_scores(back.part[0], &back.layout, 100, got, &hash), 1);
-    ASSERT_EQ(record_score_hash(got, 100), hash);
+    ASSERT_EQ(
+        record_get_scores(back.part[0], &back.layout, RECORD_SCORE_SENSITIVITY, 100, got, &hash),
+        1);
+    ASSERT_EQ(record_score_hash(RECORD_SCORE_SENSITIVITY, got, 100), hash);
     ASSERT_MEMEQ(got, score, sizeof got);
     ASSERT_OK(nvme_check(t, 1, "a", small));
     /* The header of another version of the record is not put in front of this one's groups. */

@@ -46,8 +46,8 @@ static void update(struct tier *t, struct kit_rec *r, uint64_t id)
     float score[256];
     struct kit_call c;
     scores_of(id, score, r->desc.n_tokens);
-    record_set_scores(r->part[0], &r->layout, score, r->desc.n_tokens,
-                      record_score_hash(score, r->desc.n_tokens));
+    record_set_scores(r->part[0], &r->layout, RECORD_SCORE_SENSITIVITY, score, r->desc.n_tokens,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, r->desc.n_tokens));
     kit_call_init(&c, r);
     c.op.part_hi = 1;
     if (t->ops->write(t, &c.op) == 0) (void)kit_wait(&c);
@@ -126,8 +126,9 @@ static bool scored(struct tier *t, uint64_t id)
     kit_blank(&r, id, ns_of(id), geometry_of(id));
     ASSERT_OK(kit_read(t, &r));
     uint32_t n = r.desc.n_tokens;
-    bool there = record_get_scores(r.part[0], &r.layout, n, got, &hash) == 1 &&
-                 record_score_hash(got, n) == hash;
+    bool there =
+        record_get_scores(r.part[0], &r.layout, RECORD_SCORE_SENSITIVITY, n, got, &hash) == 1 &&
+        record_score_hash(RECORD_SCORE_SENSITIVITY, got, n) == hash;
     scores_of(id, want, n);
     if (there) ASSERT_MEMEQ(got, want, n * sizeof *got);
     kit_free(&r);

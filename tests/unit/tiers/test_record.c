@@ -68,7 +68,7 @@ TEST(golden_bytes)
     uint8_t *p = make(&d, &l);
     ASSERT_EQ(l.record_bytes, 3 * 4096);
     ASSERT_MEMEQ(p, "KVBREC\r\n", 8);
-    ASSERT_EQ(le(p + 8, 4), 1);
+    ASSERT_EQ(le(p + 8, 4), 2);
     ASSERT_EQ(le(p + 12, 4), 4096);
     ASSERT_EQ(le(p + 16, 8), 12288);
     ASSERT_EQ(le(p + 24, 8), 0x0c33191b09f64059ull);
@@ -79,8 +79,10 @@ TEST(golden_bytes)
     for (size_t i = 0; i < sizeof at56 / sizeof *at56; i++)
         ASSERT_EQ(le(p + 56 + 4 * i, 4), at56[i]);
     ASSERT_EQ(le(p + 96, 8), 1700000000000ll);
-    ASSERT_EQ(le(p + 104, 8) | le(p + 112, 8), 0);
-    ASSERT_EQ(le(p + 120, 8), 0xe33ac44655e566aeull);
+    ASSERT_EQ(le(p + 104, 8), 0);
+    ASSERT_EQ(le(p + 112, 4), 2);
+    ASSERT_EQ(le(p + 116, 4), 64);
+    ASSERT_EQ(le(p + 120, 8), 0xbd7d05874c61ce5bull);
     ASSERT_EQ(le(p + 128, 8), 4096);
     ASSERT_EQ(le(p + 136, 8), 160);
     ASSERT_EQ(le(p + 144, 8), 0xfe3cf35150091a3eull);
@@ -89,11 +91,19 @@ TEST(golden_bytes)
     for (int i = 0; i < 5; i++)
         ASSERT_EQ(le(p + 176 + 4 * i, 4), tokens[i]);
     ASSERT_EQ(le(p + 256, 8), 0);
+    ASSERT_EQ(le(p + 320, 8), 0);
     float score[5] = {0.5f, 1, 2, 3, 4};
-    record_set_scores(p, &l, score, 5, record_score_hash(score, 5));
+    record_set_scores(p, &l, RECORD_SCORE_SENSITIVITY, score, 5,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 5));
     ASSERT_EQ(le(p + 256, 8), 1);
     ASSERT_EQ(le(p + 264, 8), 0xd6f04daf4a374bbfull);
     ASSERT_MEMEQ(p + 272, score, sizeof score);
+    ASSERT_EQ(le(p + 320, 8), 0);
+    record_set_scores(p, &l, RECORD_SCORE_STATIC, score, 5,
+                      record_score_hash(RECORD_SCORE_STATIC, score, 5));
+    ASSERT_EQ(le(p + 320, 8), 1);
+    ASSERT_EQ(le(p + 328, 8), 0xed264a60cf447da9ull);
+    ASSERT_MEMEQ(p + 336, score, sizeof score);
     mem_free(p);
 }
 
@@ -195,15 +205,57 @@ TEST(scores_are_checked_on_their_own)
     float in[5] = {5, 4, 3, 2, 1}, out[5];
     uint64_t want;
     uint8_t *p = make(&d, &l);
-    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 0);
-    record_set_scores(p, &l, in, 5, record_score_hash(in, 5));
+    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 0);
+    record_set_scores(p, &l, RECORD_SCORE_SENSITIVITY, in, 5,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, in, 5));
     ASSERT_EQ(record_open(p, l.record_bytes, &v), 0); /* the header is untouched by them */
-    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 1);
+    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 1);
     ASSERT_MEMEQ(in, out, sizeof in);
-    ASSERT_TRUE(record_score_hash(out, 5) == want);
+    ASSERT_TRUE(record_score_hash(RECORD_SCORE_SENSITIVITY, out, 5) == want);
     p[l.score_off + RECORD_SCORE_HEAD + 3] ^= 4;
-    ASSERT_EQ(record_get_scores(p, &l, 5, out, &want), 1);
-    ASSERT_TRUE(record_score_hash(out, 5) != want);
+    ASSERT_EQ(record_get_scores(p, &l, RECORD_SCORE_SENSITIVITY, 5, out, &want), 1);
+    ASSERT_TRUE(record_score_hash(RECORD_SCORE_SENSITIVITY, out, 5) != want);
+    mem_free(p);
+}
+
+/* One kind knows nothing of the other: neither filling one in nor damage to it. */
+TEST(kinds_of_scores_are_apart)
+{
+    struct record_desc d;
+    struct record_layout l;
+    float in[2][5] = {{5, 4, 3, 2, 1}, {1, 1, 2, 3, 5}}, out[5];
+    uint64_t hash[2], want;
+    uint8_t *p = make(&d, &l);
+    for (int kind = RECORD_SCORE_COUNT - 1; kind >= 0; kind--) {
+        hash[kind] = record_score_hash(kind, in[kind], 5);
+        ASSERT_TRUE(!record_scored(p, &l, kind));
+        record_set_scores(p, &l, kind, in[kind], 5, hash[kind]);
+        ASSERT_TRUE(record_scored(p, &l, kind));
+    }
+    for (int kind = 0; kind < RECORD_SCORE_COUNT; kind++) {
+        ASSERT_EQ(record_get_scores(p, &l, kind, 5, out, &want), 1);
+        ASSERT_MEMEQ(in[kind], out, sizeof out);
+        ASSERT_EQ(want, hash[kind]);
+    }
+    ASSERT_TRUE(record_score_hash(RECORD_SCORE_STATIC, in[0], 5) != hash[0]);
+    record_clear_scores(p, &l, RECORD_SCORE_SENSITIVITY);
+    ASSERT_TRUE(!record_scored(p, &l, RECORD_SCORE_SENSITIVITY));
+    ASSERT_TRUE(record_scored(p, &l, RECORD_SCORE_STATIC));
+    mem_free(p);
+}
+
+/* A sound record of version 1: another layout behind the same magic. */
+TEST(another_version_is_stale)
+{
+    struct record_desc d;
+    struct record_layout l;
+    struct record_view v;
+    uint8_t *p = make(&d, &l);
+    for (uint8_t version = 0; version < 16; version++) {
+        p[8] = version;
+        record_seal(parts(p, &l), &l);
+        ASSERT_ERR(record_open(p, l.record_bytes, &v), version == RECORD_VERSION ? 0 : -ESTALE);
+    }
     mem_free(p);
 }
 

@@ -245,7 +245,8 @@ TEST(scores_are_updated_in_place)
     ASSERT_OK(do_write(t, &a));
     for (int i = 0; i < 64; i++)
         score[i] = (float)i;
-    record_set_scores(a.part[0], &a.l, score, 64, record_score_hash(score, 64));
+    record_set_scores(a.part[0], &a.l, RECORD_SCORE_SENSITIVITY, score, 64,
+                      record_score_hash(RECORD_SCORE_SENSITIVITY, score, 64));
     waiter_init(&w, &a);
     w.op.part_hi = 1;
     ASSERT_OK(t->ops->write(t, &w.op));

@@ -321,21 +321,21 @@ TEST(scores_are_filled_in_later)
     float in[3] = {1, 2, 3}, out[3] = {0};
     ASSERT_EQ(put(s, 0), 1);
     ASSERT_EQ(look(s, 0, &p, &why), 1);
-    ASSERT_EQ(store_pin_scores(p, out), 0);
-    ASSERT_ERR(store_set_scores(s, &k, in, 2), -EINVAL);
-    ASSERT_EQ(store_set_scores(s, &none, in, 3), 0);
-    ASSERT_EQ(store_set_scores(s, &k, in, 3), 1);
-    ASSERT_EQ(store_pin_scores(p, out), 1);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 0);
+    ASSERT_ERR(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 2), -EINVAL);
+    ASSERT_EQ(store_set_scores(s, &none, RECORD_SCORE_SENSITIVITY, in, 3), 0);
+    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 3), 1);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
     ASSERT_MEMEQ(in, out, sizeof in);
     ASSERT_EQ(store_get_info(s, &k, &info), 1);
-    ASSERT_TRUE(info.scored && !info.pinned && !info.building);
+    ASSERT_TRUE(info.scored[RECORD_SCORE_SENSITIVITY] && !info.pinned && !info.building);
     ASSERT_EQ(info.n_tokens, 3);
     ASSERT_EQ(check_pin(p, 0), 0); /* the groups are as they were */
     p->e->part[0][p->e->layout.score_off + RECORD_SCORE_HEAD] ^= 1;
-    ASSERT_EQ(store_pin_scores(p, out), 0);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 0);
     ASSERT_EQ(check_pin(p, 0), 0);
-    ASSERT_EQ(store_set_scores(s, &k, in, 3), 1);
-    ASSERT_EQ(store_pin_scores(p, out), 1);
+    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, 3), 1);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
     store_pin_release(p);
     store_destroy(s);
 }
@@ -657,13 +657,14 @@ static void *mixed_load(void *arg)
         if (look(c->s, id, &p, &why) == 1) {
             c->hits++;
             if (check_pin(p, id) != 0) c->wrong++;
-            (void)store_pin_scores(p, score);
+            (void)store_pin_scores(p, RECORD_SCORE_SENSITIVITY, score);
             store_pin_release(p);
         } else {
             (void)put(c->s, id); /* may find no room while the others hold everything */
         }
         if (r % 7 == 0) (void)store_evict(c->s, &k, NULL);
-        if (r % 11 == 0) (void)store_set_scores(c->s, &k, score, tokens_of(id, tok));
+        if (r % 11 == 0)
+            (void)store_set_scores(c->s, &k, RECORD_SCORE_SENSITIVITY, score, tokens_of(id, tok));
         if (r % 501 == 0) store_clear(c->s, NULL, NULL, true);
     }
     return NULL;

@@ -99,7 +99,7 @@ static void play_admin(struct play *p, uint64_t r)
         (void)store_set_pinned(p->s, &k, r >> 30 & 1);
         break;
     case 2:
-        (void)store_set_scores(p->s, &k, score, KIT_SMALL_TOKENS);
+        (void)store_set_scores(p->s, &k, RECORD_SCORE_SENSITIVITY, score, KIT_SMALL_TOKENS);
         break;
     case 3:
         if ((r >> 33) % 8 == 0) (void)store_clear(p->s, NULL, r >> 31 & 1 ? "a" : NULL, true);

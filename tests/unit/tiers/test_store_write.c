@@ -278,28 +278,36 @@ TEST(scores_follow_into_the_tier)
     mock_set(m, &m->hold_writes, 1);
     ASSERT_EQ(kit_put(s, 1), 1);
     mock_wait(m, &m->queued, 1);
-    ASSERT_EQ(store_set_scores(s, &k, in, KIT_SMALL_TOKENS), 1); /* while it is being written */
+    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, in, KIT_SMALL_TOKENS),
+              1); /* while it is being written */
     ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
-    ASSERT_EQ(store_pin_scores(p, out), 0); /* the header is the tier's just now */
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out),
+              0); /* the header is the tier's just now */
     mock_set(m, &m->hold_writes, 0);
     kit_flush(s);
-    ASSERT_EQ(store_pin_scores(p, out), 1);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
     store_pin_release(p);
     ASSERT_EQ(mock_get(m, &m->writes), 1);
     ASSERT_EQ(mock_get(m, &m->head_writes), 1);
-    in[0] = 7;
-    ASSERT_EQ(store_set_scores(s, &k, in, KIT_SMALL_TOKENS), 1);
+    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_STATIC, in, KIT_SMALL_TOKENS), 1);
+    kit_flush(s);
+    ASSERT_EQ(mock_get(m, &m->writes), 1); /* the groups stay where they are */
+    ASSERT_EQ(mock_get(m, &m->head_writes), 2);
+    float other[KIT_SMALL_TOKENS] = {7, 2, 1};
+    ASSERT_EQ(store_set_scores(s, &k, RECORD_SCORE_SENSITIVITY, other, KIT_SMALL_TOKENS), 1);
     kit_flush(s);
     ASSERT_EQ(store_evict(s, &k, "ram"), 1);
     ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
     ASSERT_STREQ(store_pin_tier(p), "low");
-    ASSERT_EQ(store_pin_scores(p, out), 1);
-    ASSERT_MEMEQ(in, out, sizeof in);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, out), 1);
+    ASSERT_MEMEQ(other, out, sizeof out);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, out), 1);
+    ASSERT_MEMEQ(in, out, sizeof out);
     store_pin_release(p);
     while (kit_stats(s).inflight > 0)
         sched_yield();
     ASSERT_EQ(store_get_info(s, &k, &info), 1);
-    ASSERT_TRUE(info.scored);
+    ASSERT_TRUE(info.scored[RECORD_SCORE_SENSITIVITY] && info.scored[RECORD_SCORE_STATIC]);
     store_destroy(s);
 }
 
