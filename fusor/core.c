@@ -12,26 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const char *const strategy_names[FUS_STRATEGY_COUNT] = {
-    [FUS_FULL] = "full", [FUS_PREFIX] = "prefix", [FUS_REUSE] = "reuse", [FUS_HKVD] = "hkvd",
-    [FUS_SINK] = "sink", [FUS_QUERY] = "query",   [FUS_QS] = "qs",
-};
-
-const char *fus_strategy_name(enum fus_strategy s)
-{
-    return (unsigned)s < FUS_STRATEGY_COUNT ? strategy_names[s] : "?";
-}
-
-int fus_strategy_parse(const char *name, enum fus_strategy *ret)
-{
-    for (unsigned i = 0; i < FUS_STRATEGY_COUNT; i++) {
-        if (strcmp(name, strategy_names[i]) != 0) continue;
-        *ret = (enum fus_strategy)i;
-        return 1;
-    }
-    return 0;
-}
-
 /* ---- weights ---- */
 
 struct packer {

@@ -17,7 +17,7 @@
 
 #include <stdatomic.h>
 
-enum fus_strategy {             /* table of names in core.c */
+enum fus_strategy {             /* what each needs: strategy.c */
                     FUS_FULL,   /* everything computed; ranges ignored */
                     FUS_PREFIX, /* exact ranges that start the prompt are reused, the rest computed
                                  */
@@ -26,6 +26,10 @@ enum fus_strategy {             /* table of names in core.c */
                     FUS_SINK,   /* first k tokens of every non-first chunk */
                     FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
                     FUS_QS,     /* that times the tokens' context sensitivity (7.3) */
+                    FUS_SIDE,   /* the same from the chunks' K of one layer alone */
+                    FUS_STATIC, /* by scores stored with the chunks, nothing is asked of the prompt
+                                 */
+                    FUS_HYBRID, /* a part of the tokens by deviation, the others as qs */
                     FUS_STRATEGY_COUNT
 };
 const char *fus_strategy_name(enum fus_strategy s);
@@ -83,6 +87,8 @@ struct fus_plan {
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
     unsigned check_layer; /* hkvd; 0 = default 1 */
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
+    unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
+    float hybrid_share;          /* hybrid: part of the budget by deviation, 0…1; 0 = default */
     unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */
     uint32_t
         logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
@@ -94,8 +100,8 @@ struct fus_report { /* what happened */
     uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* sum = prompt tokens */
     uint32_t n_failed_ranges; /* sources that failed and were computed instead */
     double deviation_left;    /* hkvd: share of deviation mass not recomputed; -1 = not measured */
-    double score_left;        /* query, qs: share of the score not recomputed; -1 */
-    uint32_t n_sensed;        /* qs: reused tokens whose sensitivity was known */
+    double score_left;        /* by score: share of it that is not recomputed; -1 */
+    uint32_t n_sensed;        /* reused tokens whose stored score was known and asked */
     double
         cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
                  (layer 0 of reused tokens, unselected ones at the check layer) count nothing */

@@ -65,8 +65,9 @@ struct fus_phase {
     struct fus_core *core;
     struct kn_kv kv;
     unsigned layer;
-    float *x;           /* [n, D] residual */
-    const int32_t *pos; /* [n] ascending */
+    float *x;            /* [n, D] residual */
+    const int32_t *pos;  /* [n] ascending */
+    const int32_t *slot; /* [n] where their K,V are stored, and up to where rows see; NULL: pos */
     size_t n;
     const int32_t *embed_tok; /* phase A of layer 0: fill x with these tokens' embeddings first */
     fus_kv_hook hook;         /* phase A: sees K before RoPE and V; may be NULL */

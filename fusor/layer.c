@@ -56,6 +56,12 @@ static int embed_rows(struct fus_phase *p, size_t row0, size_t m)
     return 0;
 }
 
+/* Rows are rotated to their positions wherever they are stored. */
+static const int32_t *slots(const struct fus_phase *p)
+{
+    return p->slot ? p->slot : p->pos;
+}
+
 static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     struct fus_phase *p = arg;
@@ -81,7 +87,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
     }
     r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
     if (r < 0) return r;
-    return kn_kv_put(st, &p->kv, p->layer, p->pos + row0, m, k, 2 * GK, k + GK, 2 * GK);
+    return kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
 }
 
 int fus_phase_a(struct fus_phase *p)
@@ -124,7 +130,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     const struct kn_attn_args a = {.q = q,
                                    .ldq = HK,
                                    .m = m,
-                                   .pos = p->pos + row0,
+                                   .pos = slots(p) + row0,
                                    .H = cfg->H,
                                    .kv = &p->kv,
                                    .layer = p->layer,

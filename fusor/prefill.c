@@ -34,12 +34,13 @@ static int make_block(struct fus_prefill *f)
 {
     const struct model_cfg *g = &f->core->cfg;
     const size_t T = f->plan.n_tok, D = g->D;
-    const size_t n_keep = fus_scores_by_query(f->plan.strategy) ? f->n_suffix : 0;
+    const size_t n_keep = f->how->pass ? f->n_suffix : 0;
     f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
     size_t at = 0;
     const size_t emb = carve(&at, T * D, 4), x = carve(&at, T * D, 4), pos_all = carve(&at, T, 4),
-                 pos = carve(&at, T, 4), score = carve(&at, T, 4), cs = carve(&at, T, 4),
-                 cand = carve(&at, T, 4), sel = carve(&at, T, 4),
+                 pos = carve(&at, T, 4), slot = carve(&at, T, 4), score = carve(&at, T, 4),
+                 dev = carve(&at, T, 4), cs = carve(&at, T, 4), cand = carve(&at, T, 4),
+                 sel = carve(&at, T, 4), taken = carve(&at, T, 1),
                  kq = carve(&at, n_keep * g->H * g->K, 4), kl = carve(&at, n_keep * g->H, 4),
                  att = carve(&at, slice_max(f) * g->H * g->K, 4),
                  logits = carve(&at, f->n_logits * g->V, 4);
@@ -50,10 +51,13 @@ static int make_block(struct fus_prefill *f)
     f->x = (float *)(void *)(b + x);
     f->pos_all = (int32_t *)(void *)(b + pos_all);
     f->pos = (int32_t *)(void *)(b + pos);
+    f->slot = (int32_t *)(void *)(b + slot);
     f->score = (float *)(void *)(b + score);
+    f->dev = (float *)(void *)(b + dev);
     f->cand_score = (float *)(void *)(b + cs);
     f->cand = (int32_t *)(void *)(b + cand);
     f->sel = (int32_t *)(void *)(b + sel);
+    f->taken = (uint8_t *)(b + taken);
     f->att = (float *)(void *)(b + att);
     f->keep_q = (float *)(void *)(b + kq);
     f->keep_lse = (float *)(void *)(b + kl);
@@ -97,13 +101,20 @@ static void refuse_captures(struct fus_prefill *f)
     }
 }
 
+/* In the order of need: with a blind pass the layer that it asks comes first. */
 static void prefetch(struct fus_prefill *f)
 {
-    const unsigned check = f->plan.strategy == FUS_HKVD ? f->plan.check_layer : 1;
+    const bool only_deviation = f->how->by_deviation && !f->how->pass;
+    const unsigned first = only_deviation ? f->plan.check_layer : 1, side = f->plan.side_layer;
+    struct kv_layer got;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!g->active || !g->r.src.ops->prefetch) continue;
-        g->r.src.ops->prefetch(g->r.src.ctx, g->r.exact ? 1 : check, f->core->cfg.L);
+        const struct kv_source *s = &g->r.src;
+        if (!g->active || !s->ops->prefetch) continue;
+        if (f->how->pass == PASS_SIDE && !g->r.exact &&
+            !(s->ops->side && s->ops->side(s->ctx, side, &got)))
+            s->ops->prefetch(s->ctx, side, side + 1);
+        s->ops->prefetch(s->ctx, g->r.exact ? 1 : first, f->core->cfg.L);
     }
 }
 
@@ -114,6 +125,8 @@ static void restart(struct fus_prefill *f)
         if (!f->range[i].used) fus_range_release(&f->range[i]);
     if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
+    memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
+    memset(f->taken, 0, f->plan.n_tok);
     f->stage = STAGE_LAYER0;
     f->layer = 0;
     f->row0 = 0;
@@ -144,6 +157,7 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     f->plan = *p;
     f->wants_logits = wants_logits;
     int r = fus_plan_resolve(f);
+    if (r == 0) f->how = fus_method_of(p->strategy);
     if (r == 0) r = copy_plan(f);
     if (r == 0) {
         fus_roles_set(f);
@@ -233,6 +247,13 @@ static int rows_from_embeddings(struct fus_prefill *f, bool selected, bool all)
     return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
+/* Rows that see no chunk stand end to end behind the exact prefix, which starts the prompt. */
+static void close_ranks(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_rows; i++)
+        f->slot[i] = (int32_t)(f->report.n_prefix + i);
+}
+
 /* After the check layer's K,V: rows of reused tokens that were not selected end here. */
 static void drop_rows(struct fus_prefill *f)
 {
@@ -252,6 +273,13 @@ static void drop_rows(struct fus_prefill *f)
 
 /* ---- steps ---- */
 
+/* Layer 0 knows every token's K,V from the embeddings; the asked layer brings the chunks' K. */
+static bool is_blind(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE && f->layer > 0 &&
+           f->layer < f->plan.side_layer;
+}
+
 static struct fus_phase phase(struct fus_prefill *f, float *x, const int32_t *pos, size_t n)
 {
     return (struct fus_phase){.core = f->core,
@@ -259,9 +287,22 @@ static struct fus_phase phase(struct fus_prefill *f, float *x, const int32_t *po
                               .layer = f->layer,
                               .x = x,
                               .pos = pos,
+                              .slot = is_blind(f) ? f->slot : NULL,
                               .n = n,
                               .att = f->att,
                               .cancel = f->plan.cancel};
+}
+
+/* The rows of the answer, with what is known by now about which tokens are among them. */
+static int begin_main(struct fus_prefill *f)
+{
+    f->stage = STAGE_MAIN;
+    f->layer = 0;
+    f->checked = !f->chooses || !f->how->by_deviation;
+    if (!f->checked) return rows_from_embeddings(f, false, true);
+    if (f->chooses && f->how->by_stored) fus_select_stored(f);
+    if (f->chooses && (f->how->pass || f->how->by_stored)) fus_select(f);
+    return rows_from_embeddings(f, true, false);
 }
 
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
@@ -271,43 +312,46 @@ static int step_layer0(struct fus_prefill *f)
     p.embed_tok = f->plan.tok;
     int r = fus_phase_a(&p);
     if (r < 0) return r;
-    const size_t budget = fus_select_budget(f);
-    const bool choose = f->n_reusable > 0 && budget > 0 && f->core->cfg.L > 1;
+    f->chooses = fus_select_budget(f) > 0 && f->core->cfg.L > 1;
     if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
-    f->stage = STAGE_MAIN;
-    f->checked = true; /* no check layer, or nothing to choose from */
-    if (f->plan.strategy == FUS_HKVD && choose) {
-        f->checked = false;
-        return rows_from_embeddings(f, false, true);
-    }
-    if (fus_scores_by_query(f->plan.strategy) && choose) {
-        f->stage = STAGE_SCORE;
-        return rows_from_embeddings(f, false, false);
-    }
-    return rows_from_embeddings(f, true, false);
+    if (!f->chooses || !f->how->pass) return begin_main(f);
+    f->stage = STAGE_SCORE;
+    r = rows_from_embeddings(f, false, false);
+    if (f->how->pass == PASS_SIDE) close_ranks(f);
+    return r;
 }
 
 static bool is_check_layer(const struct fus_prefill *f)
 {
-    return !f->checked && f->layer == f->plan.check_layer;
+    return f->stage == STAGE_MAIN && !f->checked && f->layer == f->plan.check_layer;
+}
+
+/* What has to be in the pages before this layer runs. Up to the check layer all chunk tokens are
+ * rows, and their fresh K,V there are kept: chunks are placed only behind it. */
+static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE)
+        return f->layer == f->plan.side_layer ? BRING_SIDE : BRING_EXACT;
+    return f->stage == STAGE_SCORE || f->checked ? BRING_CHUNKS : BRING_EXACT;
 }
 
 bool fus_prefill_ready(const struct fus_prefill *f)
 {
     if (f->stage == STAGE_LAYER0 || f->stage == STAGE_DONE || f->in_b) return true;
+    if (is_check_layer(f)) return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
     if (f->layer < f->loaded_to) return true;
-    return fus_reuse_ready(f, f->layer, f->checked || is_check_layer(f));
+    return fus_reuse_ready(f, f->layer, wanted_in_pages(f));
 }
 
-/* Stored KV of this layer into the pages. hkvd computes all chunk tokens up to its check layer and
- * keeps their fresh K,V there, so chunks are placed only behind it. */
+/* Stored KV of this layer near, and into the pages. */
 static int bring_layer(struct fus_prefill *f)
 {
-    if (f->layer < f->loaded_to) return 0;
-    const bool place_chunks = f->checked;
-    int r = fus_reuse_fetch(f, f->layer, place_chunks || f->at_check);
-    if (r == 0) r = fus_reuse_place(f, f->layer, place_chunks);
-    if (r == 0) f->loaded_to = f->layer + 1;
+    const enum fus_bring what = wanted_in_pages(f);
+    const bool placed = f->layer < f->loaded_to;
+    if (placed && !f->at_check) return 0;
+    int r = fus_reuse_fetch(f, f->layer, f->at_check ? BRING_CHUNKS : what);
+    if (r == 0 && !placed) r = fus_reuse_place(f, f->layer, what);
+    if (r == 0 && !placed) f->loaded_to = f->layer + 1;
     return r;
 }
 
@@ -344,7 +388,7 @@ static int step_a(struct fus_prefill *f)
         if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
     }
     if (f->at_check) {
-        f->report.deviation_left = fus_select_top(f, fus_select_budget(f));
+        fus_select(f);
         f->checked = true;
         drop_rows(f);
     }
@@ -405,11 +449,9 @@ static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) {
-        if (f->plan.strategy == FUS_QS) fus_select_weigh(f);
-        f->report.score_left = fus_select_top(f, fus_select_budget(f));
-        f->stage = STAGE_MAIN;
-        f->layer = 0;
-        return rows_from_embeddings(f, true, false);
+        if (f->how->by_sensitivity) fus_select_weigh(f);
+        if (f->how->pass == PASS_SIDE) f->loaded_to = 1; /* blind rows stood in the chunks' place */
+        return begin_main(f);
     }
     if (f->layer < f->core->cfg.L) return 0;
     const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;

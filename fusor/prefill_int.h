@@ -1,9 +1,23 @@
-/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), select.c (roles,
- * scores, selection) and reuse.c (sources and sinks). Internal to fusor/. */
+/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), strategy.c (what
+ * each strategy needs), select.c (roles, scores, selection) and reuse.c (sources and sinks).
+ * Internal to fusor/. */
 #ifndef FUSOR_PREFILL_INT_H
 #define FUSOR_PREFILL_INT_H
 
 #include "fusor/core_int.h"
+
+enum fus_pass { /* what runs before the selected rows do */
+                PASS_NONE,
+                PASS_QUERY, /* what is not reused runs over the stored KV of the score's layers */
+                PASS_SIDE, /* it runs blind to the chunks, and only their K of one layer is asked */
+};
+struct fus_method { /* what a strategy needs */
+    const char *name;
+    enum fus_pass pass;
+    bool by_deviation;   /* everything runs up to the check layer; its deviation counts */
+    bool by_sensitivity; /* the pass's score is multiplied with the tokens' sensitivity */
+    bool by_stored;      /* scores that lie with the chunks decide alone */
+};
 
 enum fus_kind {                /* what becomes of a prompt token */
                 KIND_COMPUTED, /* a row in every layer */
@@ -38,6 +52,7 @@ struct fus_prefill {
     struct fus_core *core;
     struct fus_session *s;
     struct fus_plan plan; /* resolved: score layers, check layer; tok borrowed */
+    const struct fus_method *how;
     struct kn_kv kv;
     struct pre_range *range;
     size_t n_range;
@@ -55,10 +70,13 @@ struct fus_prefill {
     float *emb;        /* [n_tok, D] */
     float *x;          /* [n_tok, D] residual of the current rows */
     int32_t *pos;      /* [n_tok] positions of the current rows */
-    float *score;      /* [n_tok] deviation or attention mass, by token */
+    int32_t *slot;     /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    float *score;      /* [n_tok] attention mass or stored score, by token */
+    float *dev;        /* [n_tok] deviation */
     float *cand_score; /* [n_tok] of the candidates only */
     int32_t *cand;     /* [n_tok] their positions */
     int32_t *sel;      /* [n_tok] selected positions, ascending */
+    uint8_t *taken;    /* [n_tok] 1: selected */
     float *att;        /* [rows of a slice, H*K] */
     float *keep_q;     /* [n_suffix, H*K] */
     float *keep_lse;   /* [n_suffix, H] */
@@ -71,8 +89,9 @@ struct fus_prefill {
     size_t row0;        /* rows of phase B done in this layer */
     bool in_b;          /* phase A of this layer is done */
     unsigned loaded_to; /* layers below are in the pages */
-    bool checked;       /* hkvd: the choice is made (or there is none to make) */
+    bool checked;       /* by deviation: the choice is made (or there is none to make) */
     bool at_check;      /* this layer is the check layer */
+    bool chooses;       /* there are tokens to choose from, and a budget */
     bool finished;
     double token_layers;
     struct fus_report report;
@@ -82,16 +101,23 @@ struct fus_prefill {
 int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
 void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
 size_t fus_select_budget(const struct fus_prefill *f);
-/* Choose `k` of the reusable tokens by score; sets sel, n_sel. Returns the score share left. */
-double fus_select_top(struct fus_prefill *f, size_t k);
+/* Choose among the reusable tokens by what the strategy has gathered in score and dev; sets sel,
+ * n_sel and what the report says is left. */
+void fus_select(struct fus_prefill *f);
 void fus_select_sink(struct fus_prefill *f);
-void fus_select_weigh(struct fus_prefill *f); /* qs: the score times what ranges know */
+void fus_select_weigh(struct fus_prefill *f);  /* the score times what ranges know */
+void fus_select_stored(struct fus_prefill *f); /* the score is what ranges know */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
 /* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
-int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks);
-bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, bool chunks);
-int fus_reuse_place(struct fus_prefill *f, unsigned layer, bool chunks);
+enum fus_bring { /* of which ranges stored KV is wanted */
+                 BRING_EXACT,
+                 BRING_CHUNKS, /* and of chunks */
+                 BRING_SIDE,   /* and K alone of chunks: from their sidecars if they have it */
+};
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what);
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what);
 void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
@@ -110,12 +136,11 @@ int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, siz
 void fus_sense_done(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
+/* strategy.c */
+const struct fus_method *fus_method_of(enum fus_strategy s);
+
 /* prefill.c */
 int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
               struct fus_prefill **ret);
-static inline bool fus_scores_by_query(enum fus_strategy s)
-{
-    return s == FUS_QUERY || s == FUS_QS;
-}
 
 #endif

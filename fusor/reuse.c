@@ -12,34 +12,51 @@ void fus_range_release(struct pre_range *g)
     g->r.src.ops->release(g->r.src.ctx);
 }
 
+static bool wanted(const struct pre_range *g, enum fus_bring what)
+{
+    return g->active && (g->r.exact || what != BRING_EXACT);
+}
+
+static bool from_sidecar(const struct pre_range *g, unsigned layer, enum fus_bring what,
+                         struct kv_layer *ret)
+{
+    const struct kv_source *s = &g->r.src;
+    return what == BRING_SIDE && !g->r.exact && s->ops->side && s->ops->side(s->ctx, layer, ret);
+}
+
 /* Wait for a layer of the active ranges (exact ones always). A source that fails is dropped, its
  * range becomes a miss. */
-int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, bool chunks)
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 {
     for (size_t i = 0; i < f->n_range; i++) {
         struct pre_range *g = &f->range[i];
-        if (!g->active || !(g->r.exact || chunks)) continue;
+        if (!wanted(g, what)) continue;
         struct kv_layer got = {0};
-        int r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
+        int r = 0;
+        if (!from_sidecar(g, layer, what, &got)) r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
         if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
         if (r < 0) {
             fus_range_release(g);
             f->report.n_failed_ranges++;
             return -EAGAIN;
         }
-        ASSERT(got.k && got.v);
+        ASSERT(got.k);
+        /* Where only K is asked V is never read: anything may stand there. */
+        if (!got.v && what == BRING_SIDE) got.v = got.k;
+        ASSERT(got.v);
         g->cur = got;
     }
     return 0;
 }
 
 /* Would fus_reuse_fetch() not wait? A source that failed does not. */
-bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, bool chunks)
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what)
 {
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
         const struct kv_source *s = &g->r.src;
-        if (!g->active || !(g->r.exact || chunks) || !s->ops->ready) continue;
+        struct kv_layer side;
+        if (!wanted(g, what) || !s->ops->ready || from_sidecar(g, layer, what, &side)) continue;
         if (s->ops->ready(s->ctx, layer) == 0) return false;
     }
     return true;
@@ -48,7 +65,7 @@ bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, bool chunks)
 struct place {
     struct fus_prefill *f;
     unsigned layer;
-    bool chunks;
+    enum fus_bring what;
 };
 
 /* Rows [row0, row0+m) of the active ranges laid end to end. */
@@ -60,7 +77,7 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     size_t at = 0;
     for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!g->active || !(g->r.exact || p->chunks)) continue;
+        if (!wanted(g, p->what)) continue;
         const size_t lo = row0 > at ? row0 - at : 0;
         const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
         at += g->r.n;
@@ -74,12 +91,12 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return 0;
 }
 
-int fus_reuse_place(struct fus_prefill *f, unsigned layer, bool chunks)
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 {
     size_t n = 0;
     for (size_t i = 0; i < f->n_range; i++)
-        if (f->range[i].active && (f->range[i].r.exact || chunks)) n += f->range[i].r.n;
-    struct place p = {f, layer, chunks};
+        if (wanted(&f->range[i], what)) n += f->range[i].r.n;
+    struct place p = {f, layer, what};
     return n ? kn_rows(f->core->dev, n, f->plan.cancel, place_block, &p) : 0;
 }
 
@@ -140,7 +157,7 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
         /* At the check layer every token but the exact prefix is a row: no gaps. */
         const size_t off = (size_t)(lo - g->r.tok0) * GK * kn_dtype_size(g->cur.dtype);
         int r = kn_deviation(st, k + (lo - first) * ld, ld, (const char *)g->cur.k + off,
-                             g->cur.dtype, hi - lo, GK, f->score + lo);
+                             g->cur.dtype, hi - lo, GK, f->dev + lo);
         if (r < 0) return r;
     }
     return 0;

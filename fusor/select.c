@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define HYBRID_SHARE 0.2F /* measured: README.md */
+
 static int check_ranges(const struct fus_plan *p)
 {
     uint32_t end = 0;
@@ -46,7 +48,15 @@ int fus_plan_resolve(struct fus_prefill *f)
         p->score_hi = 5 * g->L / 6;
         if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
     }
+    if (p->side_layer == 0) p->side_layer = 17 * g->L / 30 > 1 ? 17 * g->L / 30 : 1;
+    if (p->side_layer >= g->L && g->L > 1) return -EINVAL;
+    if (fus_method_of(p->strategy)->pass == PASS_SIDE) {
+        p->score_lo = p->side_layer;
+        p->score_hi = p->side_layer + 1;
+    }
     if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
+    if (p->hybrid_share == 0) p->hybrid_share = HYBRID_SHARE;
+    if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);
 }
 
@@ -103,56 +113,95 @@ static int by_score(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* How many of the n largest candidates hold the wanted share of the score, k at most. */
-static size_t mass_budget(struct fus_prefill *f, size_t n, size_t k, double total)
+/* Reused tokens that are not taken yet, and their scores. */
+static size_t candidates(struct fus_prefill *f, const float *score)
 {
+    size_t n = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->kind[t] != KIND_REUSED || f->taken[t]) continue;
+        f->cand[n] = (int32_t)t;
+        f->cand_score[n++] = score[t];
+    }
+    return n;
+}
+
+/* How many of the best hold the wanted share of the score, k at most. */
+static size_t mass_budget(struct fus_prefill *f, const float *score, size_t k)
+{
+    const size_t n = candidates(f, score);
     const size_t least = (size_t)lround((double)f->plan.ratio_min * (double)n);
-    float *v = (float *)(void *)f->sel; /* [n_tok], written only after this */
-    double sum = 0;
+    double total = 0, sum = 0;
     size_t i = 0;
-    memcpy(v, f->cand_score, n * sizeof(*v));
-    qsort(v, n, sizeof(*v), by_score);
+    for (size_t j = 0; j < n; j++)
+        total += f->cand_score[j];
+    qsort(f->cand_score, n, sizeof(*f->cand_score), by_score);
     while (i < k && (i < least || sum < (double)f->plan.mass * total))
-        sum += v[i++];
+        sum += f->cand_score[i++];
     return i;
 }
 
-double fus_select_top(struct fus_prefill *f, size_t k)
+/* Take the k best of the candidates that are not taken yet. */
+static void take(struct fus_prefill *f, const float *score, size_t k)
 {
-    size_t n = 0;
-    double total = 0, taken = 0;
-    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->kind[t] != KIND_REUSED) continue;
-        f->cand[n] = (int32_t)t;
-        f->cand_score[n++] = f->score[t];
-        total += f->score[t];
-    }
-    ASSERT(n == f->n_reusable && k <= n);
-    if (f->plan.mass > 0) k = mass_budget(f, n, k, total);
+    const size_t n = candidates(f, score);
+    ASSERT(k <= n);
     int r = k ? kn_topk(f->cand_score, n, k, f->sel) : 0;
     ASSERT(r == 0);
-    for (size_t i = 0; i < k; i++) {
-        taken += f->cand_score[f->sel[i]];
-        f->sel[i] = f->cand[f->sel[i]];
+    for (size_t i = 0; i < k; i++)
+        f->taken[f->cand[f->sel[i]]] = 1;
+}
+
+/* The share of the score that the tokens hold which were not taken. */
+static double share_left(const struct fus_prefill *f, const float *score)
+{
+    double total = 0, left = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->kind[t] != KIND_REUSED) continue;
+        total += score[t];
+        if (!f->taken[t]) left += score[t];
     }
-    f->n_sel = k;
-    return total > 0 ? fmax(0, (total - taken) / total) : 0;
+    return total > 0 ? left / total : 0;
+}
+
+void fus_select(struct fus_prefill *f)
+{
+    const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
+    const float *main_score = by_score ? f->score : f->dev;
+    size_t k = fus_select_budget(f), k_dev = 0;
+    if (f->plan.mass > 0) k = mass_budget(f, main_score, k);
+    if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
+    if (k_dev) take(f, f->dev, k_dev);
+    take(f, main_score, k - k_dev);
+    f->n_sel = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++)
+        if (f->taken[t]) f->sel[f->n_sel++] = (int32_t)t;
+    if (by_dev) f->report.deviation_left = share_left(f, f->dev);
+    if (by_score) f->report.score_left = share_left(f, f->score);
+}
+
+static bool is_chunk(const struct pre_range *g)
+{
+    return g->active && g->used && !g->r.exact;
+}
+
+static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
+{
+    const struct kv_source *s = &g->r.src;
+    return s->ops->scores && s->ops->scores(s->ctx, kind, ret) == 1;
 }
 
 /* Ranges whose sensitivity is not known yet count as the average of those whose is: what the query
  * says decides between their tokens, and nobody is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
-    float *s = f->cand_score; /* filled by fus_select_top() later on */
+    float *s = f->cand_score; /* filled by candidates() later on */
     double sum = 0;
     f->report.n_sensed = 0;
     for (int known = 1; known >= 0; known--)
         for (size_t i = 0; i < f->n_range; i++) {
             const struct pre_range *g = &f->range[i];
-            const struct kv_source *src = &g->r.src;
-            if (!g->active || !g->used || g->r.exact) continue;
-            const bool has =
-                src->ops->scores && src->ops->scores(src->ctx, KV_SCORE_SENSITIVITY, s) == 1;
+            if (!is_chunk(g)) continue;
+            const bool has = scores_of(g, KV_SCORE_SENSITIVITY, s);
             if (has != known) continue;
             const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
             for (uint32_t t = 0; t < g->r.n; t++) {
@@ -160,6 +209,44 @@ void fus_select_weigh(struct fus_prefill *f)
                 sum += has ? s[t] : 0;
             }
             if (has) f->report.n_sensed += g->r.n;
+        }
+}
+
+/* Without a static score a range goes by its sensitivity, without that by place: the first tokens
+ * of a chunk change most. Each such range counts as much as the average of those that are known. */
+static bool fallback(const struct pre_range *g, float *ret)
+{
+    double sum = 0;
+    const bool known = scores_of(g, KV_SCORE_SENSITIVITY, ret);
+    for (uint32_t t = 0; t < g->r.n; t++) {
+        if (!known) ret[t] = 1 / (1 + (float)t);
+        sum += (double)ret[t];
+    }
+    for (uint32_t t = 0; t < g->r.n && sum > 0; t++)
+        ret[t] *= (float)(g->r.n / sum);
+    return known;
+}
+
+void fus_select_stored(struct fus_prefill *f)
+{
+    double sum = 0;
+    size_t n_known = 0;
+    f->report.n_sensed = 0;
+    for (int known = 1; known >= 0; known--)
+        for (size_t i = 0; i < f->n_range; i++) {
+            const struct pre_range *g = &f->range[i];
+            if (!is_chunk(g)) continue;
+            float *s = f->score + g->r.tok0;
+            const bool has = scores_of(g, KV_SCORE_STATIC, s);
+            if (has != known) continue;
+            if (has || fallback(g, s)) f->report.n_sensed += g->r.n;
+            for (uint32_t t = 0; t < g->r.n; t++) {
+                if (has)
+                    sum += (double)s[t];
+                else if (n_known)
+                    s[t] *= (float)(sum / (double)n_known);
+            }
+            if (has) n_known += g->r.n;
         }
 }
 

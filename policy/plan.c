@@ -34,7 +34,8 @@ static double ratio_of(const struct pol_plan_in *in)
 
 static bool scores_by_suffix(enum pol_strategy s)
 {
-    return s == POL_STRAT_QUERY || s == POL_STRAT_QS;
+    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE ||
+           s == POL_STRAT_HYBRID;
 }
 
 /* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through

@@ -255,7 +255,8 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
     if ((v = json_object_get(o, "strategy")) && !json_is_null(v)) {
         if (!json_is_string(v) || !fus_strategy_parse(json_string_value(v), &k->strategy))
             return bad_value(e, "kvblend.strategy",
-                             "expected full, prefix, reuse, hkvd, sink, query or qs");
+                             "expected full, prefix, reuse, hkvd, sink, query, qs, side, static "
+                             "or hybrid");
         k->has_strategy = true;
     }
     const struct {

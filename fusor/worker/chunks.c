@@ -14,9 +14,11 @@
 static enum pol_strategy to_policy(enum fus_strategy s)
 {
     static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
-        [FUS_FULL] = POL_STRAT_FULL, [FUS_PREFIX] = POL_STRAT_PREFIX, [FUS_REUSE] = POL_STRAT_REUSE,
-        [FUS_HKVD] = POL_STRAT_HKVD, [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
-        [FUS_QS] = POL_STRAT_QS};
+        [FUS_FULL] = POL_STRAT_FULL,     [FUS_PREFIX] = POL_STRAT_PREFIX,
+        [FUS_REUSE] = POL_STRAT_REUSE,   [FUS_HKVD] = POL_STRAT_HKVD,
+        [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
+        [FUS_QS] = POL_STRAT_QS,         [FUS_SIDE] = POL_STRAT_SIDE,
+        [FUS_STATIC] = POL_STRAT_STATIC, [FUS_HYBRID] = POL_STRAT_HYBRID};
 
     return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
 }

@@ -58,7 +58,7 @@ static const struct opt_def defs[] = {
     {"max-running", OPT_INT, "16", 1, 4096, NULL, "Choices decoded together."},
     {"max-queue", OPT_INT, "64", 1, 65536, NULL, "Requests waiting before 429."},
     {"api-key", OPT_STR, NULL, 0, 0, NULL, "Bearer key that clients must send."},
-    {"strategy", OPT_ENUM, "qs", 0, 0, "qs|query|hkvd|sink|reuse|prefix|full",
+    {"strategy", OPT_ENUM, "qs", 0, 0, "qs|query|side|static|hybrid|hkvd|sink|reuse|prefix|full",
      "Strategy of mode auto and blend."},
     {"ratio", OPT_DOUBLE, "0.15", 0, 1, NULL, "Share of reused tokens to recompute."},
     {"mass", OPT_DOUBLE, "0", 0, 1, NULL,

@@ -217,7 +217,7 @@ static int stored(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
         struct kit_chunk *c = p->of_range[i];
         if (!c || tok < g->tok0 || tok >= g->tok0 + g->n) continue;
         if (!g->exact && w->strategy == FUS_PREFIX) return 0;
-        if (!g->exact && w->strategy == FUS_HKVD && layer <= w->check) return 0;
+        if (!g->exact && layer <= w->check) return 0;
         if (!g->exact && selected(w->res, tok)) return 0;
         const size_t at = ((size_t)layer * c->n + tok - g->tok0) * GK;
         *ret = (struct ref_kv){c->k + at, c->v + at};
@@ -230,7 +230,8 @@ static void check_blend(struct prompt *p, enum fus_strategy s, float ratio, stru
 {
     double ref[V_MAX];
     run(p, s, ratio, res);
-    const struct view w = {p, res, s, res->n_sel ? 1 : 0};
+    const bool checks = s == FUS_HKVD || s == FUS_HYBRID;
+    const struct view w = {p, res, s, checks && res->n_sel ? 1 : 0};
     const struct ref_opts o = {.stored = stored, .ctx = (void *)&w};
     ref_forward(p->k->m, p->tok, p->n, &o, ref);
     const double d = max_diff(p->k, res->logits, ref);
@@ -331,6 +332,11 @@ TEST(build_gives_the_isolated_rows)
 
 /* ---- invariants ---- */
 
+/* Those that choose tokens by ratio. */
+static const enum fus_strategy blends[] = {FUS_HKVD, FUS_SINK,   FUS_QUERY, FUS_QS,
+                                           FUS_SIDE, FUS_STATIC, FUS_HYBRID};
+enum { N_BLENDS = sizeof(blends) / sizeof(blends[0]) };
+
 static const char *const layouts[] = {"SAq",    "SgAgBgCq", "SAAq",    "SCmBgAq",  "gDmDgq",
                                       "pgAgBq", "pAmCq",    "SBgmgAq", "SmmAgCgBq"};
 enum { N_LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
@@ -347,11 +353,12 @@ TEST(ratio_one_equals_full)
             prompt_init(&p, &k, layouts[i]);
             /* With an exact prefix the comparison is with prefix reuse. */
             run(&p, p.have_prefix ? FUS_PREFIX : FUS_FULL, 0, &full);
-            run(&p, FUS_HKVD, 1, &got);
-            same_logits(&k, &full, &got);
-            ASSERT_EQ(got.report.n_reused, 0);
-            run(&p, FUS_QUERY, 1, &got);
-            same_logits(&k, &full, &got);
+            for (size_t j = 0; j < N_BLENDS; j++) {
+                if (blends[j] == FUS_SINK) continue; /* its ratio is a mean over chunks */
+                run(&p, blends[j], 1, &got);
+                same_logits(&k, &full, &got);
+                ASSERT_EQ(got.report.n_reused, 0);
+            }
             struct fus_plan plan = plan_of(&p, FUS_SINK, 0);
             plan.sink_k = T_MAX;
             run_plan(&p, &plan, &got);
@@ -372,9 +379,8 @@ TEST(ratio_zero_equals_reuse)
         prompt_init(&p, &k, layouts[i]);
         check_blend(&p, FUS_REUSE, 0, &reuse);
         ASSERT_EQ(reuse.report.n_recomputed, 0);
-        const enum fus_strategy s[] = {FUS_HKVD, FUS_QUERY, FUS_SINK};
-        for (size_t j = 0; j < 3; j++) {
-            run(&p, s[j], 0, &got);
+        for (size_t j = 0; j < N_BLENDS; j++) {
+            run(&p, blends[j], 0, &got);
             ASSERT_MEMEQ(got.logits, reuse.logits, k.cfg->V * sizeof(float));
         }
         prompt_fini(&p);
@@ -393,12 +399,14 @@ TEST(blends_match_reference)
         prompt_init(&p, &k, layouts[i]);
         check_blend(&p, FUS_FULL, 0, &full);
         check_blend(&p, FUS_PREFIX, 0, &got);
-        for (size_t j = 0; j < 3; j++) {
-            check_blend(&p, FUS_HKVD, ratio[j], &got);
-            ASSERT_TRUE(got.report.deviation_left >= 0 && got.report.deviation_left <= 1);
-            check_blend(&p, FUS_QUERY, ratio[j], &got);
-            ASSERT_TRUE(got.report.score_left >= 0 && got.report.score_left <= 1);
-            check_blend(&p, FUS_SINK, ratio[j], &got);
+        for (size_t j = 0; j < 3 * N_BLENDS; j++) {
+            const enum fus_strategy s = blends[j / 3];
+            const bool chose = p.n_range > 0, deviates = s == FUS_HKVD || s == FUS_HYBRID;
+            check_blend(&p, s, ratio[j % 3], &got);
+            ASSERT_EQ(chose && deviates, got.report.deviation_left >= 0);
+            ASSERT_EQ(chose && s != FUS_HKVD && s != FUS_SINK, got.report.score_left >= 0);
+            ASSERT_TRUE(got.report.deviation_left <= 1 && got.report.score_left <= 1);
+            ASSERT_TRUE(got.report.cost <= 2);
         }
         prompt_fini(&p);
     }
@@ -509,8 +517,8 @@ TEST(no_row_depends_on_a_later_token)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK};
-    for (size_t i = 0; i < 4; i++) {
+    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK, FUS_STATIC};
+    for (size_t i = 0; i < 5; i++) {
         struct prompt p;
         float first[11][V_MAX];
         prompt_init(&p, &k, "SAgBmq");
@@ -680,8 +688,9 @@ TEST(a_failing_source_is_computed)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SINK, FUS_PREFIX};
-    for (size_t i = 0; i < 5; i++)
+    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD,   FUS_QUERY,  FUS_SINK,
+                                   FUS_SIDE,  FUS_STATIC, FUS_HYBRID, FUS_PREFIX};
+    for (size_t i = 0; i < 8; i++)
         for (int layer = 1; layer < 5; layer++) {
             struct prompt p;
             struct result want, got;
