@@ -48,7 +48,7 @@ int fus_plan_resolve(struct fus_prefill *f)
         p->score_hi = 5 * g->L / 6;
         if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
     }
-    if (p->side_layer == 0) p->side_layer = 17 * g->L / 30 > 1 ? 17 * g->L / 30 : 1;
+    if (p->side_layer == 0) p->side_layer = g->L > 1 ? (17 * g->L + 15) / 30 : 0;
     if (p->side_layer >= g->L && g->L > 1) return -EINVAL;
     if (fus_method_of(p->strategy)->pass == PASS_SIDE) {
         p->score_lo = p->side_layer;
