@@ -57,6 +57,13 @@ double fus_core_linear_params(const struct fus_core *c);      /* without embeddi
 /* Startup self-test (blending.md 6): r = 1 equals full, re-position property. 0 or -EBADMSG: then
  * blending must stay off for this model. */
 int fus_core_self_test(struct fus_core *c, struct err *err);
+/* Break blending on purpose, to show that the self-test and the guard notice. Before the engine. */
+enum fus_fault {
+    FUS_FAULT_NONE,
+    FUS_FAULT_REPOSITION, /* stored K of chunks is not rotated to its place */
+    FUS_FAULT_OFFSET,     /* it is rotated to the next one */
+};
+void fus_core_set_fault(struct fus_core *c, enum fus_fault f);
 uint32_t fus_core_kv_tokens_free(const struct fus_core *c); /* tokens that still fit in the pool */
 
 /* A reusable part of the prompt. Ranges ascend and do not overlap. exact: KV equals what a full

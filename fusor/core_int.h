@@ -29,6 +29,7 @@ struct fus_core {
     float *norm_out;         /* [D] */
     struct kn_rope rope;
     float *rope_tab; /* cos, then sin */
+    enum fus_fault fault;
     unsigned ctx_max;
     /* page pool */
     float *pool;

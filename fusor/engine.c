@@ -80,6 +80,7 @@ struct fus_engine {
     struct fus_session **batch_s;
     int32_t *batch_tok;
     atomic_bool build_cancel;
+    atomic_bool idle_cancel; /* of an idle plan: a request has come */
 };
 
 /* ---- jobs ---- */
@@ -202,6 +203,7 @@ static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c,
                       enum fus_finish *ret_last)
 {
     struct fus_event_token t = {.choice = (unsigned)(c - j->choice)};
+    if (j->req.ops->on_logits) j->req.ops->on_logits(j->req.ctx, t.choice, logits);
     const bool early = c->n_new < j->req.min_new;
     int r = fus_sampler_pick(c->sampler, logits, j->banned, early ? j->n_banned : 0, &t.picked);
     if (r < 0) return r;
@@ -472,11 +474,34 @@ static int sense_begin(struct fus_engine *e, struct build_job *b)
     return r;
 }
 
-/* 1 started or ended, 0 must wait for pages. */
+static int idle_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct fus_plan p = {.cancel = &e->idle_cancel};
+    int r = b->b.on_plan(b->b.ctx, &p);
+    if (r <= 0) return r == 0 ? 1 : r;
+    ASSERT(p.n_tok <= b->b.n && p.n_capture == 0);
+    r = fus_prefill_begin(e->build_session, &p, &e->build_prefill);
+    for (size_t i = 0; r < 0 && i < p.n_range; i++)
+        if (p.range[i].src.ops) p.range[i].src.ops->release(p.range[i].src.ctx);
+    return r;
+}
+
+static int begin(struct fus_engine *e, struct build_job *b)
+{
+    if (b->b.on_plan) return idle_begin(e, b);
+    return b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
+}
+
+/* 1 started or ended, 0 must wait for pages, or for requests to be gone. */
 static int build_start(struct fus_engine *e, bool alone)
 {
     pthread_mutex_lock(&e->m);
     struct build_job *b = e->builds;
+    if (b->b.on_plan && e->waiting) {
+        pthread_mutex_unlock(&e->m);
+        return 0;
+    }
+    atomic_store(&e->idle_cancel, e->stop);
     const uint32_t cap = b->b.n + (b->b.sink_token >= 0);
     const uint32_t need = fus_pages_for(cap);
     const bool never =
@@ -490,15 +515,31 @@ static int build_start(struct fus_engine *e, bool alone)
     pthread_mutex_unlock(&e->m);
     e->building = b;
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
-    if (r == 0) r = b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
+    if (r == 0) r = begin(e, b);
     if (r != 0) build_end(e, r);
     return 1;
 }
 
 static void build_step(struct fus_engine *e)
 {
+    const struct fus_build *b = &e->building->b;
     const int r = fus_prefill_step(e->build_prefill);
-    if (r != 1) build_end(e, r);
+    if (r == 1) return;
+    if (r == 0 && b->on_logits) {
+        struct fus_report report;
+        size_t n = 0;
+        const float *logits = fus_prefill_logits(e->build_prefill, &n);
+        fus_prefill_report(e->build_prefill, &report);
+        b->on_logits(b->ctx, logits, n, &report);
+    }
+    build_end(e, r == -ECANCELED && b->on_plan ? -EAGAIN : r);
+}
+
+/* An idle plan that is under way when a request comes gives everything back. */
+static void give_way(struct fus_engine *e)
+{
+    const bool idle_plan = e->building && e->building->b.on_plan;
+    if (idle_plan && atomic_load(&e->idle_cancel)) build_end(e, -EAGAIN);
 }
 
 /* ---- the thread ---- */
@@ -571,6 +612,7 @@ static bool prefill_waits(const struct fus_engine *e)
 static void turn(struct fus_engine *e)
 {
     end_cancelled(e);
+    give_way(e);
     start_next(e);
     pthread_mutex_lock(&e->m);
     const bool requests = e->waiting != NULL, builds = e->builds != NULL;
@@ -683,6 +725,7 @@ void fus_engine_destroy(struct fus_engine *e)
     pthread_mutex_lock(&e->m);
     e->stop = true;
     atomic_store(&e->build_cancel, true);
+    atomic_store(&e->idle_cancel, true);
     if (e->current) atomic_store(&e->current->cancel, true);
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);
@@ -708,6 +751,7 @@ int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job
         at = &(*at)->next;
     *at = j;
     e->stats.n_waiting++;
+    atomic_store(&e->idle_cancel, true);
     *ret = j; /* before the engine may run it */
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);

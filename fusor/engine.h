@@ -5,7 +5,8 @@
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
  * steps of all running choices between the layer steps of the oldest prefill; chunk builds only
- * when no request waits or runs (or when a waiting request asked for that chunk). Thread: any for
+ * when no request waits or runs (or when a waiting request asked for that chunk); idle plans give
+ * way to everything. Thread: any for
  * submit/cancel/stats. */
 #ifndef FUSOR_ENGINE_H
 #define FUSOR_ENGINE_H
@@ -40,6 +41,9 @@ struct fus_request_ops { /* engine thread */
     int (*on_token)(void *ctx, const struct fus_event_token *t);
     void (*on_choice)(void *ctx, unsigned choice, enum fus_finish f); /* that choice ended */
     void (*on_done)(void *ctx, const struct fus_event_done *d);
+    /* Logits [V] that a token of this choice is about to be drawn from, as the model gave them. May
+     * be NULL. */
+    void (*on_logits)(void *ctx, unsigned choice, const float *logits);
 };
 struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */
@@ -76,6 +80,12 @@ struct fus_build {
      * (sources, neighbour, score) likewise; `n` is what chunk and neighbour have together, `tok`
      * NULL. */
     int (*on_sense)(void *ctx, struct fus_sense *ret);
+    /* Not NULL: any plan of at most `n` tokens, for its logits; `tok` NULL. It runs only while the
+     * engine has nothing else to do, and gives way at once: with a request submitted it ends with
+     * -EAGAIN and all it had is given back, so nobody waits for it or for its pages. on_plan fills
+     * the rest of *ret, as on_build; on_logits gets the rows [n_rows, V] before on_end(0). */
+    int (*on_plan)(void *ctx, struct fus_plan *ret);
+    void (*on_logits)(void *ctx, const float *logits, size_t n_rows, const struct fus_report *r);
     void (*on_end)(void *ctx, int status); /* exactly once: 0, <0, 1 = skipped */
     void *ctx;
     bool urgent; /* not only in idle time (warm-up) */

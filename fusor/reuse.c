@@ -68,6 +68,19 @@ struct place {
     enum fus_bring what;
 };
 
+/* The rotation of a range's stored K; NULL: none. Wrong where a fault is injected. */
+static const struct kn_rope *rope_of(const struct fus_core *c, bool exact, struct kn_rope *tmp)
+{
+    if (c->fault == FUS_FAULT_NONE || exact) return &c->rope;
+    if (c->fault == FUS_FAULT_REPOSITION) return NULL;
+    /* A chunk ends before the prompt does: the table has a row for the next place. */
+    *tmp = c->rope;
+    tmp->cos += tmp->n_rot / 2;
+    tmp->sin += tmp->n_rot / 2;
+    tmp->pos_cap--;
+    return tmp;
+}
+
 /* Rows [row0, row0+m) of the active ranges laid end to end. */
 static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
@@ -83,9 +96,10 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
         at += g->r.n;
         if (lo >= hi) continue;
         const size_t off = lo * GK * kn_dtype_size(g->cur.dtype);
+        struct kn_rope tmp;
         int r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
                            (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
-                           &f->core->rope);
+                           rope_of(f->core, g->r.exact, &tmp));
         if (r < 0) return r;
     }
     return 0;

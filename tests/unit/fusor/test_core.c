@@ -902,6 +902,25 @@ TEST(self_test_passes)
     }
 }
 
+/* Stored KV that gets to the wrong place, and only that: exact prefixes are not touched. */
+TEST(self_test_catches_a_broken_reposition)
+{
+    static const enum fus_fault faults[] = {FUS_FAULT_REPOSITION, FUS_FAULT_OFFSET};
+    const struct tiny_opts all[] = {{0}, {.qk_norm = true, .L = 2}, {.yarn = 8, .qkv_bias = true}};
+    for (size_t i = 0; i < 6; i++) {
+        struct kit k;
+        struct err err = {0};
+        kit_open(&k, &all[i / 2], 512);
+        fus_core_set_fault(k.c, faults[i % 2]);
+        ASSERT_ERR(fus_core_self_test(k.c, &err), -EBADMSG);
+        ASSERT_TRUE(strstr(err.msg, "put back") != NULL);
+        printf("# %s\n", err.msg);
+        fus_core_set_fault(k.c, FUS_FAULT_NONE);
+        ASSERT_OK(fus_core_self_test(k.c, &err));
+        kit_close(&k);
+    }
+}
+
 TEST(strategy_names_round_trip)
 {
     enum fus_strategy s;

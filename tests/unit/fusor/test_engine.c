@@ -99,7 +99,7 @@ static bool is_eog(void *ctx, int32_t id)
     return id == ((struct client *)ctx)->eog;
 }
 
-static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done};
+static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done, NULL};
 
 static void client_init(struct client *c, struct kit *k, struct fus_engine *e, uint64_t seed,
                         uint32_t n_tok, uint32_t max_new)
@@ -603,6 +603,239 @@ TEST(builds_run_when_idle_and_urgent_ones_first)
         builder_fini(&b[i]);
     client_fini(c);
     mem_free(c);
+    rig_close(&r);
+}
+
+/* ---- idle plans ---- */
+
+struct idler {
+    pthread_mutex_t m;
+    pthread_cond_t changed;
+    const int32_t *tok;
+    uint32_t n_tok, logits_from;
+    struct kit_chunk *chunk; /* a range at token 1 */
+    struct fus_range range;
+    bool hold, planning;
+    int answer, n_ended, status;
+    float *logits;
+    size_t n_rows;
+    struct fus_report report;
+};
+
+static int idle_plan(void *ctx, struct fus_plan *p)
+{
+    struct idler *i = ctx;
+    pthread_mutex_lock(&i->m);
+    i->planning = true;
+    pthread_cond_broadcast(&i->changed);
+    while (i->hold)
+        pthread_cond_wait(&i->changed, &i->m);
+    pthread_mutex_unlock(&i->m);
+    p->tok = i->tok;
+    p->n_tok = i->n_tok;
+    p->logits_from = i->logits_from;
+    if (i->chunk) {
+        i->range = (struct fus_range){.tok0 = 1, .n = i->chunk->n, .src = kit_source(i->chunk)};
+        p->range = &i->range;
+        p->n_range = 1;
+        p->strategy = FUS_REUSE;
+    }
+    return i->answer;
+}
+
+static void idle_logits(void *ctx, const float *logits, size_t n_rows, const struct fus_report *r)
+{
+    struct idler *i = ctx;
+    i->n_rows = n_rows;
+    i->report = *r;
+    memcpy(i->logits, logits, n_rows * 96 * sizeof(*logits));
+}
+
+static void idle_end(void *ctx, int status)
+{
+    struct idler *i = ctx;
+    pthread_mutex_lock(&i->m);
+    i->status = status;
+    i->n_ended++;
+    pthread_cond_broadcast(&i->changed);
+    pthread_mutex_unlock(&i->m);
+}
+
+static void idler_init(struct idler *i, const int32_t *tok, uint32_t n_tok, uint32_t logits_from)
+{
+    *i = (struct idler){.tok = tok, .n_tok = n_tok, .logits_from = logits_from, .answer = 1};
+    i->logits = mem_zalloc(n_tok * 96 * sizeof(float));
+    pthread_mutex_init(&i->m, NULL);
+    pthread_cond_init(&i->changed, NULL);
+}
+
+static void idler_submit(struct idler *i, struct fus_engine *e)
+{
+    const struct fus_build job = {.n = i->n_tok,
+                                  .sink_token = -1,
+                                  .on_plan = idle_plan,
+                                  .on_logits = idle_logits,
+                                  .on_end = idle_end,
+                                  .ctx = i};
+    i->planning = false;
+    i->n_ended = 0;
+    ASSERT_OK(fus_build_submit(e, &job));
+}
+
+static void idler_wait(struct idler *i, const bool *planning)
+{
+    pthread_mutex_lock(&i->m);
+    while (planning ? !*planning : !i->n_ended)
+        pthread_cond_wait(&i->changed, &i->m);
+    pthread_mutex_unlock(&i->m);
+}
+
+static void idler_fini(struct idler *i)
+{
+    mem_free(i->logits);
+    pthread_mutex_destroy(&i->m);
+    pthread_cond_destroy(&i->changed);
+}
+
+TEST(an_idle_plan_hands_out_its_logits)
+{
+    struct rig r;
+    struct idler i;
+    struct builder b;
+    int32_t tok[70];
+    double ref[96];
+    int order = 0;
+    rig_open(&r, 64 * 32, 4, 8);
+    ASSERT_EQ(r.k.cfg->V, 96);
+    builder_init(&b, &r, 50, 1, &order);
+    ASSERT_OK(builder_submit(&b, &r, 77, true));
+    builder_wait(&b);
+    kit_tokens(&r.k, 3, tok, 70);
+    tok[0] = 1;
+    kit_tokens(&r.k, 77, tok + 1, 50);
+    for (int blend = 0; blend < 2; blend++) {
+        idler_init(&i, tok, 70, 66);
+        i.chunk = blend ? &b.chunk : NULL;
+        idler_submit(&i, r.e);
+        idler_wait(&i, NULL);
+        ASSERT_EQ(i.status, 0);
+        ASSERT_EQ(i.n_rows, 4);
+        ASSERT_EQ(i.report.n_reused, blend ? 50 : 0);
+        for (size_t row = 0; row < 4; row++) {
+            ref_forward(r.k.m, tok, (uint32_t)(67 + row), NULL, ref);
+            for (size_t v = 0; v < 96; v++)
+                ASSERT_NEAR(i.logits[row * 96 + v], ref[v], 2e-3 * (fabs(ref[v]) + 1));
+        }
+        idler_fini(&i);
+    }
+    ASSERT_EQ(b.chunk.released, b.chunk.uses);
+    idler_init(&i, tok, 70, 66);
+    i.answer = 0; /* skipped, and failed */
+    idler_submit(&i, r.e);
+    idler_wait(&i, NULL);
+    ASSERT_EQ(i.status, 1);
+    i.answer = -EIO;
+    idler_submit(&i, r.e);
+    idler_wait(&i, NULL);
+    ASSERT_EQ(i.status, -EIO);
+    ASSERT_EQ(i.n_rows, 0);
+    idler_fini(&i);
+    builder_fini(&b);
+    rig_close(&r);
+}
+
+/* It holds more pages than leave room for the request, which must neither fail nor wait for it. */
+TEST(an_idle_plan_gives_way_to_a_request)
+{
+    struct rig r;
+    struct idler i;
+    int32_t tok[250];
+    struct client *c = mem_alloc(sizeof(*c));
+    rig_open(&r, 64 * 6, 4, 8);
+    kit_tokens(&r.k, 3, tok, 250);
+    for (int twice = 0; twice < 2; twice++) {
+        idler_init(&i, tok, 250, 0);
+        i.hold = true;
+        idler_submit(&i, r.e);
+        idler_wait(&i, &i.planning);
+        client_init(c, &r.k, r.e, 1, 200, 8);
+        submit(c);
+        pthread_mutex_lock(&i.m);
+        i.hold = false;
+        pthread_cond_broadcast(&i.changed);
+        pthread_mutex_unlock(&i.m);
+        wait_done(c);
+        ASSERT_EQ(c->done.finish, FUS_LENGTH);
+        idler_wait(&i, NULL);
+        ASSERT_EQ(i.n_ended, 1);
+        ASSERT_EQ(i.status, -EAGAIN);
+        ASSERT_EQ(i.n_rows, 0);
+        idler_submit(&i, r.e); /* again, now that nobody is here */
+        idler_wait(&i, NULL);
+        ASSERT_EQ(i.status, 0);
+        ASSERT_EQ(i.n_rows, 1);
+        idler_fini(&i);
+        client_fini(c);
+    }
+    mem_free(c);
+    rig_close(&r);
+}
+
+TEST(destroy_ends_an_idle_plan)
+{
+    for (int held = 0; held < 2; held++) {
+        struct rig r;
+        struct idler i[2];
+        int32_t tok[250];
+        rig_open(&r, 64 * 16, 4, 8);
+        kit_tokens(&r.k, 3, tok, 250);
+        for (int k = 0; k < 2; k++) {
+            idler_init(&i[k], tok, 250, 0);
+            idler_submit(&i[k], r.e);
+        }
+        if (held) idler_wait(&i[0], &i[0].planning);
+        rig_close(&r);
+        for (int k = 0; k < 2; k++) {
+            ASSERT_EQ(i[k].n_ended, 1);
+            ASSERT_TRUE(i[k].status == 0 || i[k].status == -ECANCELED || i[k].status == -EAGAIN);
+            idler_fini(&i[k]);
+        }
+    }
+}
+
+struct shown {
+    struct client c; /* first: its callbacks take it as their context */
+    unsigned n[MAX_CHOICES], n_late;
+    float sum;
+};
+
+static void on_logits(void *ctx, unsigned choice, const float *logits)
+{
+    struct shown *s = ctx;
+    s->n_late += s->n[choice]++ != s->c.n_out[choice]; /* on_token counts those */
+    s->sum += logits[0];
+}
+
+TEST(logits_are_shown_before_each_token)
+{
+    static const struct fus_request_ops with = {on_plan,   on_first, on_token,
+                                                on_choice, on_done,  on_logits};
+    struct rig r;
+    struct shown *s = mem_zalloc(sizeof(*s));
+    rig_open(&r, 64 * 32, 4, 8);
+    client_init(&s->c, &r.k, r.e, 1, 40, 9);
+    s->c.req.ops = &with;
+    s->c.req.n_choices = 2;
+    submit(&s->c);
+    wait_done(&s->c);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(s->n[i], 9);
+        ASSERT_EQ(s->c.n_out[i], 9);
+    }
+    ASSERT_EQ(s->n_late, 0);
+    ASSERT_TRUE(isfinite(s->sum));
+    client_fini(&s->c);
+    mem_free(s);
     rig_close(&r);
 }
 
