@@ -130,6 +130,8 @@ enum {
       "matrix multiplication to use (default: measured at start)")                                 \
     X(GW_NUMBER, ctx, "worker.ctx", "ctx", NULL, 0, 16777216, GW_PASS, NULL,                       \
       "longest context in tokens (0: the model's)")                                                \
+    X(GW_STR, profile, "worker.profile", "profile", NULL, 0, 0, GW_PASS, NULL,                     \
+      "what kvblend-bench calibrate has written for the model (default: in the cache folder)")     \
     X(GW_NUMBER, ratio, "worker.ratio", "ratio", NULL, 0, 1, GW_PASS, NULL,                        \
       "share of reused tokens to recompute, 0 to 1")                                               \
     X(GW_NUMBER, mass, "worker.mass", "mass", NULL, 0, 1, GW_PASS, NULL,                           \

@@ -108,6 +108,13 @@ static void get_status(struct worker *w, struct wk_call *c)
     reply_or_oom(c, rc, &b);
 }
 
+static void get_profile(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+
+    reply_or_oom(c, wk_profile_put(w, &b), &b);
+}
+
 /* ---- chunks ---- */
 struct listing {
     struct buf *out;
@@ -371,6 +378,8 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         get_status(w, c);
     else if (get && strcmp(path, "chunks") == 0)
         list_chunks(w, c);
+    else if (get && strcmp(path, "profile") == 0)
+        get_profile(w, c);
     else if (get && strcmp(path, "residents") == 0)
         wk_feed_get(w, c);
     else if (strncmp(path, "chunks/", 7) == 0)

@@ -195,6 +195,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
     plan->ratio = (float)ratio;
     plan->mass = (float)(m->mass >= 0 ? m->mass : w->o.mass);
     plan->ratio_min = (float)(m->min_ratio >= 0 ? m->min_ratio : w->o.min_ratio);
+    fus_profile_apply(&w->profile, plan);
     plan->suffix = p->n_cut ? p->n_tok - last : 0;
     if (plan->strategy == FUS_FULL || plan->strategy == FUS_PREFIX) {
         /* No chunk will be reused: give their pins back, keep the prefix. */

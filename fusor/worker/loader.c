@@ -187,7 +187,7 @@ static int open_store(struct worker *w, struct err *err)
     int rc;
 
     rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
-    w->sink_token = find_sink(w);
+    w->sink_token = w->profile.sink_tokens ? find_sink(w) : -1;
     w->ident =
         (struct tier_ident){.rope_regime = XXH32(&rope, sizeof rope, 0),
                             .dtype = kv_dtype(w, c),
@@ -243,6 +243,7 @@ static int load(struct worker *w, struct err *err)
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;
     if ((rc = open_core(w, err)) < 0) return rc;
+    if ((rc = wk_profile_load(w, err)) < 0) return rc;
     if ((rc = open_store(w, err)) < 0) return rc;
     rc = fus_engine_create(w->core, &eo, &w->engine);
     return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;

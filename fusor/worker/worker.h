@@ -11,6 +11,7 @@
 
 #include "base/net/http.h"
 #include "fusor/engine.h"
+#include "fusor/profile.h"
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "fusor/worker/api.h"
@@ -57,12 +58,15 @@ struct wk_tier_opts {
     struct arena arena;
 };
 struct wk_opts {
-    const char *model, *listen, *gemm, *chat_template, *served_name, *api_key, *presets, *strategy;
+    const char *model, *listen, *gemm, *chat_template, *served_name, *api_key, *presets;
+    const char *strategy; /* NULL: the profile's */
+    const char *profile;  /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
     enum kn_arith arith;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
-    double ratio, min_ratio, mass;
+    double ratio; /* < 0: the profile's */
+    double min_ratio, mass;
     bool exit_on_stdin_eof;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
@@ -107,6 +111,8 @@ struct worker {
     struct tok *tok;
     struct chat *chat; /* NULL: the file has no template; chat routes answer 400 */
     char chat_error[240];
+    struct fus_profile profile;
+    char profile_source[4200]; /* its file, or "default" */
     struct fus_core *core;
     struct fus_engine *engine;
     struct store *store;
@@ -159,6 +165,10 @@ void wk_destroy(struct worker *w);
 void wk_drain(struct worker *w); /* stop accepting, end when idle or late; again: end now */
 /* loader.c */
 int wk_load_start(struct worker *w);
+/* profile.c: loader thread, once the model and the cache folder are known. What the options leave
+ * open (strategy, ratio) becomes the profile's. Fails only for --profile. */
+int wk_profile_load(struct worker *w, struct err *err);
+int wk_profile_put(const struct worker *w, struct buf *out); /* as JSON */
 /* tiers.c: the slower tiers into o, by the options; what is in o already is destroyed on failure.
  */
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err);

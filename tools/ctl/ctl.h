@@ -73,6 +73,7 @@ int ctl_evict(const struct ctl_args *a);
 int ctl_clear(const struct ctl_args *a);
 int ctl_warm(const struct ctl_args *a);
 int ctl_segment(const struct ctl_args *a);
+int ctl_profile(const struct ctl_args *a);
 int ctl_tiers(const struct ctl_args *a);
 int ctl_resize(const struct ctl_args *a);
 int ctl_policy(const struct ctl_args *a);

@@ -14,6 +14,7 @@ static const struct {
     {"drain", "TARGET", "send it no new requests", ctl_drain},
     {"enable", "TARGET", "send it requests again", ctl_enable},
     {"reload", "", "read the configuration file and the keys again", ctl_reload},
+    {"profile", "", "what calibration knows of the model: layers, losses, ratio", ctl_profile},
     {"tiers", "", "what each tier holds, how fast it is and what it refuses", ctl_tiers},
     {"ls", "", "stored records (--chunks: without prefix blocks; --tier)", ctl_ls},
     {"show", "ID", "one record; an ID may be cut to its first digits", ctl_show},
