@@ -115,5 +115,6 @@ int bench_replay(const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);
 int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
 int bench_proxy(const struct opts *opts, struct err *err);
+int bench_throughput(const struct opts *opts, struct err *err);
 
 #endif

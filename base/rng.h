@@ -1,0 +1,32 @@
+/* rng: a small seeded generator (SplitMix64, Steele et al. 2014) for simulations, load and tests.
+ *
+ * Not for: secrets. The same seed gives the same numbers everywhere. Thread: one per state. */
+#ifndef BASE_RNG_H
+#define BASE_RNG_H
+
+#include <math.h>
+#include <stdint.h>
+
+struct rng {
+    uint64_t state;
+};
+
+static inline uint64_t rng_next(struct rng *r)
+{
+    uint64_t z = r->state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+static inline double rng_unit(struct rng *r) /* [0, 1) */
+{
+    return (double)(rng_next(r) >> 11) * 0x1p-53;
+}
+
+static inline double rng_exp(struct rng *r, double mean) /* waiting times of a Poisson process */
+{
+    return -mean * log1p(-rng_unit(r));
+}
+
+#endif

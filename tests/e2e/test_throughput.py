@@ -1,0 +1,125 @@
+"""kvblend-bench throughput: the load generator against servers whose behaviour is known, and a real worker."""
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+BUILD = os.environ.get("KVBLEND_BUILD", "build")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BENCH = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
+MODEL = os.path.join(ROOT, "tests", "data", "models", "smollm2")
+FIELDS = {"strategy", "ratio", "rate", "ttft_ms_p50", "ttft_ms_p95", "ttft_ms_p99", "itl_ms_p99",
+          "goodput", "n"}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers one request at a time, `work_s` each; every `bad`th is refused."""
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, work_s, bad=0):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.work_s, self.bad, self.turn, self.bodies = work_s, bad, threading.Lock(), []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def reply(self, status, body, kind="application/json"):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply(200, b'{"object":"list","data":[{"id":"one-at-a-time"}]}')
+
+    def do_POST(self):
+        s = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with s.turn:
+            s.bodies.append(body)
+            n = len(s.bodies)
+            time.sleep(s.work_s)
+        if s.bad and n % s.bad == 0:
+            self.reply(503, b"{}")
+            return
+        frames = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+                  {"choices": [{"delta": {"content": "a"}}]}, {"choices": [{"delta": {"content": "b"}}]},
+                  {"choices": [], "usage": {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 5}}}]
+        text = "".join("data: %s\n\n" % json.dumps(f) for f in frames) + "data: [DONE]\n\n"
+        self.reply(200, text.encode(), "text/event-stream")
+
+
+def run(*args):
+    with tempfile.TemporaryDirectory() as d:
+        out = os.path.join(d, "out.json")
+        p = subprocess.run([BENCH, "throughput", "--model", MODEL, "--json", out, *args], cwd=ROOT,
+                           capture_output=True, text=True, timeout=250)
+        if p.returncode != 0:
+            raise AssertionError(p.stderr + p.stdout)
+        with open(out) as f:
+            return json.load(f)
+
+
+class Throughput(unittest.TestCase):
+    def test_an_overloaded_server_misses_the_objective(self):
+        s = Server(0.05)
+        got = run("--server", "127.0.0.1:%d" % s.server_port, "--chunks", "2", "--chunk-tokens", "40",
+                       "--pool", "5", "--requests", "60", "--rates", "2,60", "--slo-ms", "400")
+        calm, busy = got["rows"]
+        self.assertLessEqual(FIELDS, set(calm))
+        self.assertEqual([calm["n"], busy["n"]], [60, 60])
+        self.assertEqual([calm["failed"], busy["failed"]], [0, 0])
+        self.assertEqual(calm["cached_share"], 0.5)
+        # Sixty requests in about a second, each of 50 ms in turn: the last waits for two seconds, and
+        # a client that counted from when it got to send would not see it.
+        self.assertGreater(busy["ttft_ms_p99"], 1000)
+        self.assertLess(calm["ttft_ms_p50"], busy["ttft_ms_p50"])
+        at = got["meta"]["throughput_at_slo"]["server"]
+        self.assertGreaterEqual(at, 2)
+        self.assertLess(at, 60)
+
+    def test_prompts_are_all_different_and_made_of_the_same_documents(self):
+        s = Server(0.0)
+        run("--server", "127.0.0.1:%d" % s.server_port, "--chunks", "3", "--chunk-tokens", "40", "--pool", "5",
+            "--requests", "30", "--rates", "100,200")
+        texts = [b["messages"][0]["content"] for b in s.bodies]
+        self.assertEqual(len(set(texts)), len(texts))
+        documents = {part for t in texts for part in t.split("\n\n")[1:4]}
+        self.assertEqual(len(documents), 5)
+        for t in texts:
+            self.assertEqual(len(set(t.split("\n\n")[1:4])), 3)
+        self.assertTrue(all("kvblend" not in b for b in s.bodies))
+
+    def test_answers_that_fail_are_not_within_the_objective(self):
+        s = Server(0.0, bad=10)
+        got = run("--server", "127.0.0.1:%d" % s.server_port, "--chunks", "1", "--chunk-tokens", "40", "--pool",
+                     "3", "--requests", "30", "--rates", "50", "--slo-ms", "60000")
+        self.assertEqual(got["rows"][0]["failed"], 3)
+        self.assertIsNone(got["rows"][0]["ttft_ms_p95"])
+        self.assertIsNone(got["meta"]["throughput_at_slo"]["server"])
+
+    def test_a_worker_of_its_own(self):
+        got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--load", "0.2",
+                     "--strategies", "full,prefix,reuse,blend", "--threads", "1", "--gemm", "own-f32")
+        self.assertEqual([r["strategy"] for r in got["rows"]], ["full", "prefix", "reuse", "blend"])
+        self.assertTrue(all(r["failed"] == 0 and r["n"] == 10 for r in got["rows"]))
+        cached = {r["strategy"]: r["cached_share"] for r in got["rows"]}
+        self.assertEqual(cached["full"], 0)
+        self.assertGreater(cached["blend"], cached["prefix"])
+        self.assertGreater(cached["reuse"], cached["blend"])
+        self.assertEqual(set(got["meta"]["throughput_at_slo"]), {"full", "prefix", "reuse", "blend"})
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

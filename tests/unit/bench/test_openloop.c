@@ -1,0 +1,166 @@
+/* The open-loop client against a server of our own HTTP layer, in a child process. */
+#include "tests/test.h"
+
+#include "base/buf.h"
+#include "base/net/http.h"
+#include "tools/bench/openloop.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LATE_MS = 300 };
+
+static struct http_loop *loop; /* the child's */
+
+static void frame(struct http_req *r, const char *json)
+{
+    (void)http_sse_data(r, json, strlen(json));
+}
+
+static void finish(void *arg)
+{
+    struct http_req *r = arg;
+    frame(r, "{\"choices\":[{\"delta\":{\"content\":\"b\"}}]}");
+    frame(r, "{\"choices\":[],\"usage\":{\"prompt_tokens\":7}}");
+    frame(r, "[DONE]");
+    (void)http_reply_end(r);
+}
+
+/* /slow pauses within its answer, /silent never answers, /error ends in an error frame. */
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct http_timer *t;
+    (void)ctx;
+    if (strcmp(http_req_path(r), "/silent") == 0) return;
+    if (strcmp(http_req_method(r), "GET") == 0) {
+        (void)http_reply(r, 200, "text/plain", NULL, "here", 4);
+        return;
+    }
+    (void)http_sse_start(r, NULL);
+    if (strcmp(http_req_path(r), "/error") == 0) {
+        frame(r, "{\"error\":{\"message\":\"lost\"}}");
+        finish(r);
+        return;
+    }
+    frame(r, "{\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}");
+    frame(r, "{\"choices\":[{\"delta\":{\"content\":\"a\"}}]}");
+    if (http_timer_create(loop, finish, r, &t) == 0) http_timer_set(t, LATE_MS);
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+    (void)ctx, (void)r, (void)aborted;
+}
+
+static pid_t serve(char *address, size_t cap)
+{
+    int ready[2];
+    char c;
+    (void)snprintf(address, cap, "unix:/tmp/kvb-openloop-%d", (int)getpid());
+    if (pipe(ready) < 0) test_fail(__FILE__, __LINE__, "pipe");
+    pid_t pid = fork();
+    if (pid == 0) {
+        static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
+        struct http_server *s;
+        struct err err = {0};
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (http_loop_create(&loop) == 0 && http_server_create(loop, NULL, &ops, NULL, &s) == 0 &&
+            http_server_listen(s, address, &err) >= 0 && write(ready[1], "r", 1) == 1)
+            (void)http_loop_run(loop);
+        _exit(0);
+    }
+    (void)close(ready[1]);
+    if (read(ready[0], &c, 1) != 1) test_fail(__FILE__, __LINE__, "the server did not start");
+    (void)close(ready[0]);
+    return pid;
+}
+
+static void end(pid_t pid, const char *address)
+{
+    (void)kill(pid, SIGKILL);
+    (void)waitpid(pid, NULL, 0);
+    (void)unlink(address + 5);
+}
+
+static int body(void *ctx, size_t i, struct buf *out)
+{
+    (void)ctx;
+    return buf_addf(out, "{\"i\":%zu}", i);
+}
+
+enum { N = 20 };
+static void run(const char *address, const char *path, double give_up_s, struct openloop_shot *ret)
+{
+    double at_s[N];
+    struct err err = {0};
+    for (int i = 0; i < N; i++)
+        at_s[i] = i * 0.002;
+    const struct openloop_opts o = {.address = address,
+                                    .path = path,
+                                    .at_s = at_s,
+                                    .n = N,
+                                    .give_up_s = give_up_s,
+                                    .body = body};
+    ASSERT_EQ(openloop_run(&o, ret, &err), 0);
+}
+
+TEST(streams_are_timed_piece_by_piece)
+{
+    char address[64];
+    struct openloop_shot s[N];
+    pid_t pid = serve(address, sizeof address);
+    run(address, "/slow", 60, s);
+    for (int i = 0; i < N; i++) {
+        ASSERT_EQ(s[i].err, 0);
+        ASSERT_EQ(s[i].http_status, 200);
+        ASSERT_EQ(s[i].n_pieces, 2);
+        ASSERT_EQ(s[i].n_prompt, 7);
+        ASSERT_TRUE(s[i].ttft_ms >= 0 && s[i].end_ms >= s[i].ttft_ms + s[i].gap_ms_max);
+        ASSERT_TRUE(s[i].gap_ms_max > LATE_MS / 2.0);
+        ASSERT_TRUE(s[i].gap_ms_sum >= s[i].gap_ms_max);
+    }
+    end(pid, address);
+}
+
+TEST(what_never_comes_is_given_up_and_told)
+{
+    char address[64];
+    struct openloop_shot s[N];
+    pid_t pid = serve(address, sizeof address);
+    run(address, "/silent", 0.1, s);
+    for (int i = 0; i < N; i++) {
+        ASSERT_EQ(s[i].err, -ETIMEDOUT);
+        ASSERT_TRUE(s[i].ttft_ms < 0);
+    }
+    end(pid, address);
+}
+
+TEST(errors_within_a_stream_and_lost_servers_are_errors)
+{
+    char address[64];
+    struct openloop_shot s[N];
+    pid_t pid = serve(address, sizeof address);
+    run(address, "/error", 60, s);
+    for (int i = 0; i < N; i++)
+        ASSERT_EQ(s[i].err, -EPROTO);
+    end(pid, address);
+    run(address, "/slow", 60, s);
+    for (int i = 0; i < N; i++)
+        ASSERT_TRUE(s[i].err < 0 && s[i].ttft_ms < 0);
+}
+
+TEST(a_plain_exchange)
+{
+    char address[64];
+    struct buf b = BUF_INIT;
+    pid_t pid = serve(address, sizeof address);
+    ASSERT_EQ(openloop_call(address, "/health", NULL, &b, 10000), 200);
+    ASSERT_STREQ(buf_cstr(&b), "here");
+    buf_fini(&b);
+    ASSERT_TRUE(openloop_call(address, "/silent", NULL, NULL, 100) < 0);
+    end(pid, address);
+    ASSERT_TRUE(openloop_call(address, "/health", NULL, NULL, 1000) < 0);
+}

@@ -1,0 +1,43 @@
+/* openloop: sends requests at given times, whether or not earlier ones were answered, and times the
+ * streams that come back.
+ *
+ * Open loop, because a closed one slows down with the server and hides its queue (coordinated
+ * omission): times count from when a request was due. One HTTP loop on the calling thread; any
+ * OpenAI-compatible server. Thread: caller's. */
+#ifndef TOOLS_BENCH_OPENLOOP_H
+#define TOOLS_BENCH_OPENLOOP_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf;
+
+struct openloop_shot { /* of one request; times in ms from when it was due, < 0 = never */
+    double ttft_ms, end_ms;
+    double gap_ms_max;    /* longest pause between two pieces of text */
+    double gap_ms_sum;    /* over all of them */
+    unsigned n_pieces;    /* of text */
+    unsigned n_prompt;    /* tokens, as the server counts them; 0 = it did not say */
+    unsigned n_cached;    /* of them */
+    int http_status, err; /* err: of the exchange, 0 or negative errno */
+};
+struct openloop_opts {
+    const char *address; /* HOST:PORT or unix:/path */
+    const char *path;    /* "/v1/chat/completions" */
+    const double *at_s;  /* [n] ascending */
+    size_t n;
+    double give_up_s;          /* requests still open that long after the last was due are cut */
+    const char *extra_headers; /* lines with CRLF; may be NULL */
+    /* Body of request i, a streaming one. */
+    int (*body)(void *ctx, size_t i, struct buf *out);
+    void *ctx;
+};
+/* ret [n] is filled. 0, or what kept it from running at all. */
+int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struct err *err);
+/* One plain exchange: body NULL = GET. The HTTP status or <0; ret_body may be NULL. */
+int openloop_call(const char *address, const char *path, const char *body, struct buf *ret_body,
+                  unsigned timeout_ms);
+
+#endif
