@@ -2,45 +2,36 @@
  *
  * A pure function over a snapshot of numbers: what is held where, how fast the tiers and the
  * compute are right now, and what ratio each strategy needs to keep the quality wanted. It predicts
- * the time to first token of every sensible choice by walking the layers (a layer runs when the
- * layer before it has run and its stored KV has arrived), takes the least, and then raises the
- * ratio as far as that costs nothing. Never slower than a full prefill by its own prediction: full
- * is always among the choices. O(choices x layers), no allocation, about 10 us.
- * Times are seconds, sizes bytes. Sources: shared design blending.md 4, 5. Thread: any. */
+ * the time to first token of every sensible choice by walking the layers as fusor/prefill.c does (a
+ * layer runs when the layer before it has run and its stored KV has arrived), takes the least, and
+ * then raises the ratio as far as that costs next to nothing. Never slower than an exact prefill by
+ * its own prediction: that is always among the choices, and taken where it is as fast.
+ * Inputs may be anything: what is not a number, negative or out of range counts as unknown, and
+ * what is unknown is not relied on. No allocation, some 10 us at 256 chunks.
+ * Times are seconds, sizes bytes. Sources: design blending.md 4, 5; CacheBlend, arXiv 2405.16444.
+ * Thread: any. */
 #ifndef POLICY_CONTROL_H
 #define POLICY_CONTROL_H
 
+#include "policy/cost.h"
 #include "policy/plan.h"
-
-#include <stddef.h>
 
 enum { POL_TIERS_MAX = 8, POL_CHUNKS_MAX = 256, POL_REASON_BYTES = 96 };
 
-struct pol_tier_now {   /* a place that KV is loaded from, as moving averages; 0 = RAM */
-    double bytes_per_s; /* of one load after the other; <= 0: unknown, counts as not reachable */
+struct pol_tier_now {   /* a place that KV is loaded from, as moving averages; the first is RAM */
+    double bytes_per_s; /* <= 0: unknown, counts as not reachable; of RAM it is not asked */
     double first_s;     /* request to first byte */
     double queue_s;     /* until what is already asked of it has been served */
-};
-
-/* Compute, fitted to what this machine does with this model (policy/cost.h). */
-struct pol_cost {
-    double fixed_s;    /* per request */
-    double layer_s;    /* per layer and pass, however few rows */
-    double row_s;      /* a row through one layer: GEMMs */
-    double kv_row_s;   /* K,V only of a row in one layer */
-    double pair_s;     /* one row attending to one key in one layer */
-    double place_s;    /* placing one stored token in one layer */
-    double mass_s;     /* scoring one key against one row in one layer */
-    double head_s;     /* logits of the last row */
-    unsigned row_step; /* rows come in steps of this: the GEMM's natural size; 0 or 1 = any */
+    bool by_record;     /* the records of a request come one after the other, else layer by layer */
 };
 
 struct pol_chunk_now {
+    uint32_t tok0;  /* in the prompt, ascending */
     uint32_t n;     /* tokens */
     int tier;       /* that holds it; -1: none */
     uint64_t bytes; /* to load: all stored layers */
     bool side;      /* its sidecar is in RAM: `side` need not wait for the record */
-    bool scored;    /* its stored scores are known: `static`, `qs` */
+    bool scored;    /* its stored scores are known: without them `static` computes it */
 };
 struct pol_strat_now {
     bool allowed;
@@ -61,7 +52,7 @@ struct pol_control_in {
     struct pol_cost cost;
     struct pol_strat_now strat[POL_STRAT_COUNT];
     double ratio_max;  /* never more; 1 = no limit */
-    double max_ttft_s; /* objective: raise the ratio as far as it allows; 0 = none: fastest */
+    double max_ttft_s; /* as good an answer as it allows, exact if possible; 0 = none: fastest */
 };
 struct pol_prediction {
     double ttft_s;
@@ -69,8 +60,11 @@ struct pol_prediction {
     double compute_s; /* alone */
     double exposed_s; /* ttft - compute: what waiting for loads adds */
 };
+/* What a choice computes: the very counts behind its predicted compute_s. */
+void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ratio,
+                 const bool *reuse, struct pol_work *ret);
 /* TTFT of one choice. reuse [n_chunk]: ignored where the chunk is not held. `full` and `prefix`
- * reuse no chunk. */
+ * reuse no chunk, `full` no prefix either. */
 void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ratio,
                  const bool *reuse, struct pol_prediction *ret);
 struct pol_control {
@@ -90,7 +84,8 @@ struct pol_place_in {
     uint64_t bytes;
     uint32_t n_tokens, n_chunks; /* of it, and of a usual request */
     unsigned L;
-    double floor, price[POL_TIERS_MAX];
+    double floor; /* ratio */
+    double price[POL_TIERS_MAX];
     struct pol_tier_now tier[POL_TIERS_MAX];
     size_t n_tier;
     struct pol_cost cost;

@@ -1,0 +1,387 @@
+/* The time of one choice. A prefill is a few spans of layers in which every layer computes the same
+ * (spans_of(), which mirrors the stages of fusor/prefill.c), and the layers of a tier's records
+ * arrive at an even pace. So within a span the layer that waits longest is its first or its last
+ * one, and the walk over 80 layers becomes a walk over at most nine spans: the same number, some 20
+ * times as fast (the unit test walks the layers). */
+#include "policy/control_int.h"
+
+#include "base/assert.h"
+
+#include <math.h>
+
+enum { SPANS_MAX = 12 };
+enum wait { WAIT_NOTHING, WAIT_PREFIX, WAIT_SIDE, WAIT_CHUNKS };
+struct span {
+    unsigned lo, hi; /* layers */
+    enum wait wait;
+    struct pol_work work; /* of each of them */
+};
+struct walk {
+    struct span span[SPANS_MAX];
+    size_t n;
+};
+
+/* ---- sound input ---- */
+
+/* Beyond any machine: keeps sums and products finite. */
+static const double SECONDS_MAX = 1e9, BYTES_PER_S_MIN = 1;
+
+static double not_negative(double v)
+{
+    return v > 0 && v < SECONDS_MAX ? v : 0; /* NaN: 0 */
+}
+
+static unsigned at_most(unsigned v, unsigned most)
+{
+    return v < most ? v : most;
+}
+
+static void cost_make(const struct pol_cost *c, struct pol_cost *ret)
+{
+    *ret = (struct pol_cost){.fixed_s = not_negative(c->fixed_s),
+                             .layer_s = not_negative(c->layer_s),
+                             .row_s = not_negative(c->row_s),
+                             .kv_row_s = not_negative(c->kv_row_s),
+                             .pair_s = not_negative(c->pair_s),
+                             .place_s = not_negative(c->place_s),
+                             .mass_s = not_negative(c->mass_s),
+                             .head_s = not_negative(c->head_s),
+                             .row_step = c->row_step};
+}
+
+/* RAM is there at once. */
+static void tiers_make(const struct pol_control_in *in, struct prompt *p)
+{
+    p->n_tier = in->n_tier < POL_TIERS_MAX ? in->n_tier : POL_TIERS_MAX;
+    for (size_t i = 0; i < p->n_tier; i++) {
+        const struct pol_tier_now *t = &in->tier[i];
+        p->tier[i] = i == 0 ? (struct pol_tier_now){.bytes_per_s = INFINITY} : *t;
+        p->reachable[i] = i == 0 || (t->bytes_per_s > BYTES_PER_S_MIN && t->first_s < SECONDS_MAX &&
+                                     t->queue_s < SECONDS_MAX);
+        p->tier[i].first_s = not_negative(p->tier[i].first_s);
+        p->tier[i].queue_s = not_negative(p->tier[i].queue_s);
+    }
+}
+
+void prompt_drop_prefix(struct prompt *p)
+{
+    p->prefix = 0;
+    for (size_t i = 0; i < POL_TIERS_MAX; i++)
+        p->prefix_bytes[i] = 0;
+}
+
+/* Layers that are out of range get those that the fusor takes by itself. */
+static void layers_make(const struct pol_control_in *in, struct prompt *p)
+{
+    const unsigned L = in->L ? in->L : 1;
+    p->L = L;
+    p->check = in->check_layer && in->check_layer < L ? in->check_layer : at_most(1, L - 1);
+    p->score_lo = in->score_lo;
+    p->score_hi = in->score_hi;
+    if (p->score_hi == 0 || p->score_hi > L || p->score_lo >= p->score_hi) {
+        p->score_lo = L / 3;
+        p->score_hi = L > 1 ? 5 * L / 6 : 1;
+        if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
+    }
+    p->side = in->side_layer && in->side_layer < L ? in->side_layer : at_most(L / 2, L - 1);
+}
+
+void prompt_make(const struct pol_control_in *in, struct prompt *p)
+{
+    const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+    double end = (double)in->n_prefix;
+    layers_make(in, p);
+    cost_make(&in->cost, &p->cost);
+    tiers_make(in, p);
+    prompt_drop_prefix(p);
+    for (size_t i = 0; i < n; i++)
+        end = fmax(end, (double)in->chunk[i].tok0 + (double)in->chunk[i].n);
+    p->suffix = (double)in->n_suffix;
+    p->tokens = fmax((double)in->n_tok, fmax(end + p->suffix, 1));
+    const int at = in->prefix_tier;
+    if (in->n_prefix == 0 || at < 0 || (size_t)at >= p->n_tier || !p->reachable[at]) return;
+    p->prefix = fmin((double)in->n_prefix, p->tokens - 1); /* the last row is always computed */
+    p->prefix_bytes[at] = (double)in->prefix_bytes;
+}
+
+bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c, enum pol_strategy s)
+{
+    if (s == POL_STRAT_FULL || s == POL_STRAT_PREFIX) return false;
+    if (s == POL_STRAT_STATIC && !c->scored) return false;
+    return c->n > 0 && c->tier >= 0 && (size_t)c->tier < p->n_tier && p->reachable[c->tier] &&
+           (double)c->tok0 >= p->prefix;
+}
+
+double chunk_pairs(const struct pol_chunk_now *c)
+{
+    return (double)c->n * ((double)c->tok0 + ((double)c->n + 1) / 2);
+}
+
+/* ---- what is computed ---- */
+
+/* Rows of the parts of a prefill, and the keys they see. */
+struct rows {
+    double all, all_pairs;   /* what is not prefix */
+    double rest, rest_pairs; /* what is not reused either */
+    double main, main_pairs; /* that, and the selected tokens */
+    double suffix_pairs, mass, placed;
+    bool choose; /* there is something to choose, and to choose from */
+};
+
+static struct rows rows_of(const struct prompt *p, double ratio, const struct set *s)
+{
+    const double T = p->tokens, step = p->cost.row_step;
+    struct rows r = {.all = T - p->prefix,
+                     .all_pairs = (T * (T + 1) - p->prefix * (p->prefix + 1)) / 2,
+                     .placed = p->prefix + s->tokens,
+                     .suffix_pairs = p->suffix * (T - (p->suffix - 1) / 2),
+                     .mass = p->suffix * (T - p->suffix)};
+    const double selected = round(ratio * s->tokens);
+    r.rest = fmax(r.all - s->tokens, 1);
+    r.rest_pairs = fmax(r.all_pairs - s->pairs, 0);
+    r.main = r.rest + selected;
+    r.main_pairs = r.rest_pairs + (s->tokens > 0 ? s->pairs * selected / s->tokens : 0);
+    r.choose = selected > 0 && p->L > 1;
+    if (step > 1) {
+        r.all = ceil(r.all / step) * step;
+        r.rest = ceil(r.rest / step) * step;
+        r.main = ceil(r.main / step) * step;
+    }
+    return r;
+}
+
+static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, struct pol_work work)
+{
+    if (lo >= hi) return;
+    ASSERT(w->n < SPANS_MAX);
+    work.layers = 1;
+    w->span[w->n++] = (struct span){lo, hi, wait, work};
+}
+
+/* The rows that are not reused run over the stored KV of the scoring layers; the last of these
+ * layers only asks what the suffix attends to. */
+static void add_query_pass(struct walk *w, const struct prompt *p, const struct rows *r)
+{
+    const unsigned last = p->score_hi - 1, lo = at_most(p->score_lo, last);
+    struct pol_work k = {.rows = r->rest, .pairs = r->rest_pairs};
+    add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    k.kv_rows = r->rest;
+    k.places = r->placed;
+    add(w, 1, lo, WAIT_CHUNKS, k);
+    k.masses = r->mass;
+    add(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, k);
+    k.rows = 0;
+    k.kv_rows = r->rest + p->suffix; /* the suffix's queries are about as much work as its K,V */
+    k.pairs = r->suffix_pairs;
+    add(w, last, last + 1, WAIT_CHUNKS, k);
+}
+
+/* They run blind to the chunks, whose K of one layer is asked at the end. */
+static void add_side_pass(struct walk *w, const struct prompt *p, const struct rows *r)
+{
+    const unsigned last = p->side;
+    struct pol_work k = {.rows = r->rest, .pairs = r->rest_pairs};
+    add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    k.kv_rows = r->rest;
+    k.places = p->prefix;
+    k.pairs = r->rest * (p->prefix + (r->rest + 1) / 2);
+    add(w, 1, last, WAIT_PREFIX, k);
+    k.rows = 0;
+    k.kv_rows = r->rest + p->suffix;
+    k.pairs = r->suffix_pairs;
+    k.masses = r->mass;
+    k.places = p->prefix + (r->placed - p->prefix) / 2; /* K alone */
+    add(w, last, last + 1, WAIT_SIDE, k);
+}
+
+/* Layers from `lo` on with the rows of the answer; those below `loaded` have their stored KV. In
+ * the last layer only one row goes on behind its K,V. */
+static void add_main(struct walk *w, const struct prompt *p, const struct rows *r, unsigned lo,
+                     unsigned loaded)
+{
+    const unsigned last = p->L - 1;
+    struct pol_work k = {.rows = r->main, .pairs = r->main_pairs};
+    if (lo == 0) add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    if (lo == 0) lo = 1;
+    k.kv_rows = r->main;
+    add(w, lo, at_most(loaded, last), WAIT_NOTHING, k);
+    k.places = r->placed;
+    add(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, k);
+    k.rows = 1;
+    k.pairs = p->tokens;
+    if (last == 0) k.kv_rows = 0;
+    if (last < loaded) k.places = 0;
+    if (lo <= last || last == 0)
+        add(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, k);
+}
+
+/* Everything but the prefix runs up to the check layer, where the choice falls. */
+static void add_check(struct walk *w, const struct prompt *p, const struct rows *r, unsigned loaded)
+{
+    struct pol_work k = {.rows = r->all, .pairs = r->all_pairs};
+    add(w, 0, 1, WAIT_NOTHING, k);
+    k.kv_rows = r->all;
+    k.places = loaded > 1 ? 0 : p->prefix;
+    add(w, 1, p->check, WAIT_PREFIX, k);
+    k.rows = p->check + 1 == p->L ? 1 : r->main;
+    k.pairs = p->check + 1 == p->L ? p->tokens : r->main_pairs;
+    k.places = r->placed; /* comparing reads what placing would */
+    add(w, p->check, p->check + 1, WAIT_CHUNKS, k);
+}
+
+static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
+                     const struct set *set, struct walk *ret)
+{
+    const struct rows r = rows_of(p, ratio, set);
+    unsigned lo = 0, loaded = 1;
+    ret->n = 0;
+    /* K,V of layer 0 for all tokens. */
+    add(ret, 0, 1, WAIT_NOTHING, (struct pol_work){.kv_rows = p->tokens});
+    if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_HYBRID)) {
+        add_query_pass(ret, p, &r);
+        loaded = p->score_hi;
+    }
+    if (r.choose && s == POL_STRAT_SIDE) add_side_pass(ret, p, &r);
+    if (r.choose && p->check > 0 && (s == POL_STRAT_HKVD || s == POL_STRAT_HYBRID)) {
+        add_check(ret, p, &r, loaded);
+        lo = p->check + 1;
+    }
+    add_main(ret, p, &r, lo, loaded);
+}
+
+/* ---- when it arrives ---- */
+
+/* Layer l of what a tier sends is there at at0 + l * step. */
+struct arrival {
+    double at0, step;
+};
+struct arrivals {
+    struct arrival prefix, chunks[POL_TIERS_MAX], blind[POL_TIERS_MAX];
+    size_t n_chunks, n_blind;
+    bool has_prefix;
+    double load_s; /* until the last byte */
+};
+
+static void arrivals_of(const struct prompt *p, const struct set *s, struct arrivals *ret)
+{
+    const double per_layer = p->L > 1 ? 1.0 / (p->L - 1) : 0;
+    ret->n_chunks = ret->n_blind = 0;
+    ret->has_prefix = false;
+    ret->load_s = 0;
+    for (size_t i = 1; i < p->n_tier; i++) {
+        const struct pol_tier_now *t = &p->tier[i];
+        const double prefix = p->prefix_bytes[i], all = prefix + s->bytes[i];
+        if (!(all > 0)) continue;
+        const double begin = t->queue_s + t->first_s, s_per_byte = 1 / t->bytes_per_s;
+        /* One after the other: what counts is the last record, and the prefix comes first. */
+        const double last = t->by_record ? (s->bytes[i] > 0 ? s->last_bytes[i] : prefix) : all;
+        const double head = t->by_record && s->bytes[i] > 0 ? prefix : all;
+        struct arrival a = {begin + (all - last) * s_per_byte, last * s_per_byte * per_layer};
+        if (prefix > 0) {
+            ret->prefix = (struct arrival){begin, head * s_per_byte * per_layer};
+            ret->has_prefix = true;
+        }
+        ret->chunks[ret->n_chunks++] = a;
+        if (s->n_blind[i] > 0) ret->blind[ret->n_blind++] = a;
+        ret->load_s = fmax(ret->load_s, begin + all * s_per_byte);
+    }
+}
+
+static double latest(const struct arrivals *a, enum wait wait, unsigned layer)
+{
+    const struct arrival *list = wait == WAIT_CHUNKS ? a->chunks : a->blind;
+    const size_t n = wait == WAIT_CHUNKS ? a->n_chunks : wait == WAIT_SIDE ? a->n_blind : 0;
+    double t = a->has_prefix ? a->prefix.at0 + a->prefix.step * layer : 0;
+    for (size_t i = 0; i < n; i++) {
+        const double x = list[i].at0 + list[i].step * layer;
+        if (x > t) t = x;
+    }
+    return t;
+}
+
+static void walk_layers(const struct prompt *p, const struct walk *w, const struct arrivals *a,
+                        struct pol_prediction *ret)
+{
+    double t = p->cost.fixed_s, compute = p->cost.fixed_s;
+    for (size_t i = 0; i < w->n; i++) {
+        const struct span *s = &w->span[i];
+        const double each = pol_cost_time(&p->cost, &s->work), all = each * (s->hi - s->lo);
+        compute += all;
+        t += all;
+        if (s->wait == WAIT_NOTHING || a->load_s <= 0) continue;
+        t = fmax(t, latest(a, s->wait, s->lo) + all);
+        t = fmax(t, latest(a, s->wait, s->hi - 1) + each);
+    }
+    *ret = (struct pol_prediction){.ttft_s = t + p->cost.head_s,
+                                   .load_s = a->load_s,
+                                   .compute_s = compute + p->cost.head_s,
+                                   .exposed_s = t - compute};
+}
+
+void predict_set(const struct prompt *p, enum pol_strategy s, double ratio, const struct set *set,
+                 struct pol_prediction *ret)
+{
+    struct walk w;
+    struct arrivals a;
+    spans_of(p, s, ratio, set, &w);
+    arrivals_of(p, set, &a);
+    walk_layers(p, &w, &a, ret);
+}
+
+/* ---- of an input ---- */
+
+static void set_make(const struct pol_control_in *in, const struct prompt *p, enum pol_strategy s,
+                     const bool *reuse, struct set *ret)
+{
+    const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
+    *ret = (struct set){0};
+    for (size_t i = 0; i < n; i++) {
+        const struct pol_chunk_now *c = &in->chunk[i];
+        if (!reuse[i] || !chunk_usable(p, c, s)) continue;
+        ret->n++;
+        ret->tokens += (double)c->n;
+        ret->pairs += chunk_pairs(c);
+        ret->bytes[c->tier] += (double)c->bytes;
+        ret->last_bytes[c->tier] = (double)c->bytes;
+        ret->n_blind[c->tier] += !c->side;
+    }
+}
+
+static double ratio_make(enum pol_strategy s, double ratio)
+{
+    return s != POL_STRAT_REUSE && ratio > 0 ? fmin(ratio, 1) : 0; /* NaN, too */
+}
+
+void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ratio,
+                 const bool *reuse, struct pol_work *ret)
+{
+    struct prompt p;
+    struct set set;
+    struct walk w;
+    prompt_make(in, &p);
+    if (s == POL_STRAT_FULL) prompt_drop_prefix(&p);
+    set_make(in, &p, s, reuse, &set);
+    spans_of(&p, s, ratio_make(s, ratio), &set, &w);
+    *ret = (struct pol_work){.requests = 1, .heads = 1};
+    for (size_t i = 0; i < w.n; i++) {
+        const struct pol_work *k = &w.span[i].work;
+        const double n = w.span[i].hi - w.span[i].lo;
+        ret->layers += n * k->layers;
+        ret->rows += n * k->rows;
+        ret->kv_rows += n * k->kv_rows;
+        ret->pairs += n * k->pairs;
+        ret->places += n * k->places;
+        ret->masses += n * k->masses;
+    }
+}
+
+void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ratio,
+                 const bool *reuse, struct pol_prediction *ret)
+{
+    struct prompt p;
+    struct set set;
+    prompt_make(in, &p);
+    if (s == POL_STRAT_FULL) prompt_drop_prefix(&p);
+    set_make(in, &p, s, reuse, &set);
+    predict_set(&p, s, ratio_make(s, ratio), &set, ret);
+}
