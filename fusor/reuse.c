@@ -86,7 +86,7 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct place *p = arg;
     const struct fus_prefill *f = p->f;
-    const size_t GK = (size_t)f->core->cfg.G * f->core->cfg.K;
+    const struct model_cfg *cfg = &f->core->cfg;
     size_t at = 0;
     for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
         const struct pre_range *g = &f->range[i];
@@ -95,7 +95,7 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
         const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
         at += g->r.n;
         if (lo >= hi) continue;
-        const size_t off = lo * GK * kn_dtype_size(g->cur.dtype);
+        const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
         struct kn_rope tmp;
         int r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
                            (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
@@ -160,7 +160,7 @@ void fus_captures_close(struct fus_prefill *f, int status)
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
                        const float *k, size_t ld)
 {
-    const size_t GK = (size_t)f->core->cfg.G * f->core->cfg.K;
+    const struct model_cfg *cfg = &f->core->cfg;
     const uint32_t first = (uint32_t)f->pos[row0], last = (uint32_t)f->pos[row0 + m - 1];
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
@@ -169,9 +169,9 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
         const uint32_t hi = last + 1 < g->r.tok0 + g->r.n ? last + 1 : g->r.tok0 + g->r.n;
         if (lo >= hi) continue;
         /* At the check layer every token but the exact prefix is a row: no gaps. */
-        const size_t off = (size_t)(lo - g->r.tok0) * GK * kn_dtype_size(g->cur.dtype);
+        const size_t off = (lo - g->r.tok0) * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
         int r = kn_deviation(st, k + (lo - first) * ld, ld, (const char *)g->cur.k + off,
-                             g->cur.dtype, hi - lo, GK, f->dev + lo);
+                             g->cur.dtype, hi - lo, (size_t)cfg->G * cfg->K, cfg->K, f->dev + lo);
         if (r < 0) return r;
     }
     return 0;

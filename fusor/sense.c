@@ -45,8 +45,9 @@ int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, siz
                    const float *k, const float *v, size_t ld)
 {
     const struct pre_sense *p = &f->sense;
-    const size_t GK = (size_t)f->core->cfg.G * f->core->cfg.K;
-    const size_t row_bytes = GK * kn_dtype_size(p->cur.dtype);
+    const struct model_cfg *cfg = &f->core->cfg;
+    const size_t GK = (size_t)cfg->G * cfg->K;
+    const size_t row_bytes = kn_row_bytes(p->cur.dtype, cfg->G, cfg->K);
     const void *stored[2] = {p->cur.k, p->cur.v};
     const float *fresh[2] = {k, v};
     size_t a = 0;
@@ -58,7 +59,7 @@ int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, siz
     if (!sq) return -ENOMEM;
     for (int i = 0; i < 2; i++) {
         int r = kn_deviation(st, fresh[i] + a * ld, ld, (const char *)stored[i] + first * row_bytes,
-                             p->cur.dtype, m - a, GK, sq);
+                             p->cur.dtype, m - a, GK, cfg->K, sq);
         if (r < 0) return r;
         for (size_t j = 0; j < m - a; j++) {
             const double len = length(fresh[i] + (a + j) * ld, GK);

@@ -29,9 +29,17 @@
 enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
 
 enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16 };
-enum kn_dtype { KN_F32, KN_F16, KN_BF16 };                    /* stored KV and weights */
+/* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
+ * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
+enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
-size_t kn_dtype_size(enum kn_dtype t);                        /* bytes: 4, 2, 2 */
+const char *kn_dtype_name(enum kn_dtype t);                   /* "f32", "f16", "bf16", "q8" */
+int kn_dtype_parse(const char *name, int dflt);               /* dflt: no such name */
+/* Bytes of a stored row of G heads of K values. */
+static inline size_t kn_row_bytes(enum kn_dtype t, size_t G, size_t K)
+{
+    return t == KN_Q8 ? G * (K + 2) : G * K * (t == KN_F32 ? 4 : 2);
+}
 
 struct kn_dev;
 struct kn_stream;
@@ -150,9 +158,12 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
  * recomputed overwrite theirs with kn_kv_put() afterwards. */
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
-/* f32 rows -> dtype t (round to nearest even); -ERANGE when a value does not fit f16. */
-int kn_encode(struct kn_stream *st, const float *x, size_t n, enum kn_dtype t, void *out);
-int kn_decode(struct kn_stream *st, const void *x, size_t n, enum kn_dtype t, float *out);
+/* f32 -> dtype t, n values in heads of K (round to nearest even); -ERANGE when a value does not fit
+ * f16 or Q8, which know no infinity and no NaN, -EINVAL when n is not whole heads. */
+int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out);
+int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out);
+/* From one dtype to another on the host, without a device. Thread: any. As kn_encode(). */
+int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out);
 
 /* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows sorted by position.
  * GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */
@@ -173,9 +184,10 @@ int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
  * kn_attn() of the same rows. Not thread-safe on `mass`: one caller at a time per array. */
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t n_keys);
 
-/* ret[i] = sum of squares of (a[i] - b[i]) over n values, fp32; b in dtype t. Rows of n. */
+/* ret[i] = sum of squares of (a[i] - b[i]) over n values, fp32. Rows of n, in heads of K; b in
+ * dtype t, NULL = 0. */
 int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                 size_t m, size_t n, float *ret /* [m] */);
+                 size_t m, size_t n, size_t K, float *ret /* [m] */);
 /* Indices of the k largest scores, ties to the lower index, returned ascending. */
 int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx /* [k] */);
 

@@ -26,9 +26,14 @@ static uint64_t align_up(uint64_t v, uint64_t align)
     return (v + align - 1) & ~(align - 1);
 }
 
-static uint64_t dtype_bytes(enum kn_dtype t)
+static const enum kn_dtype dtypes[] = {KN_F32, KN_F16, KN_BF16, KN_Q8}; /* stored as 1, 2, … */
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+static uint16_t dtype_code(enum kn_dtype t) /* 0: none that is stored */
 {
-    return t == KN_F32 ? 4 : 2;
+    for (uint16_t i = 0; i < DTYPES; i++)
+        if (dtypes[i] == t) return i + 1;
+    return 0;
 }
 
 uint64_t record_ns_hash(const char *ns)
@@ -55,10 +60,10 @@ uint64_t record_ident_hash(const struct tier_ident *id)
 int record_layout(const struct record_desc *d, struct record_layout *ret)
 {
     if (d->n_tokens == 0 || d->L == 0 || d->G == 0 || d->K == 0) return -EINVAL;
-    if (d->dtype != KN_F32 && d->dtype != KN_F16 && d->dtype != KN_BF16) return -EINVAL;
+    if (dtype_code(d->dtype) == 0) return -EINVAL;
     if (d->n_tokens > RECORD_TOKENS_MAX || d->L > RECORD_LAYERS_MAX) return -ERANGE;
     if (d->G > RECORD_DIM_MAX || d->K > RECORD_DIM_MAX) return -ERANGE;
-    uint64_t row = (uint64_t)d->G * d->K * dtype_bytes(d->dtype);
+    uint64_t row = kn_row_bytes(d->dtype, d->G, d->K);
     if (row > UINT32_MAX) return -ERANGE; /* so that row * tokens * layers stays below 2^64 */
     struct record_layout l;
     l.n_groups = d->L - 1;
@@ -125,7 +130,7 @@ void record_init(void *header, const struct record_desc *d, const struct record_
     put64(p + 40, d->ns_hash);
     put64(p + 48, d->ident_hash);
     put16(p + 56, (uint16_t)d->kind);
-    put16(p + 58, (uint16_t)(d->dtype == KN_F32 ? 1 : d->dtype == KN_F16 ? 2 : 3));
+    put16(p + 58, dtype_code(d->dtype));
     put32(p + 60, d->L);
     put32(p + 64, d->G);
     put32(p + 68, d->K);
@@ -164,9 +169,8 @@ void record_seal(uint8_t *const *part, const struct record_layout *l)
 
 static int dtype_of(uint16_t code, enum kn_dtype *ret)
 {
-    static const enum kn_dtype by_code[] = {KN_F32, KN_F16, KN_BF16};
-    if (code < 1 || code > 3) return -EBADMSG;
-    *ret = by_code[code - 1];
+    if (code < 1 || code > DTYPES) return -EBADMSG;
+    *ret = dtypes[code - 1];
     return 0;
 }
 

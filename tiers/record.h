@@ -27,7 +27,8 @@
  *  40  u64    namespace hash             88  u32 offset of the token ids
  *  48  u64    identity hash              92  u32 offset of the score block
  *  56  u16    kind: 1 chunk, 2 prefix    96  u64 created, ms since the epoch
- *  58  u16    dtype: 1 f32 2 f16 3 bf16 104  u64 expires, ms; 0 never
+ *  58  u16    dtype: 1 f32 2 f16 3 bf16, 104  u64 expires, ms; 0 never
+ *            4 q8 (heads of kn.h)
  *  60  u32    L (model layers)          112  u32 kinds of scores, 2; u32 bytes of one's array
  *                                       120  u64 XXH3-64 of [0, 120) and [128, score block)
  * Group table: per group u64 offset, u64 bytes, u64 XXH3-64 of those bytes.

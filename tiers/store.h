@@ -91,6 +91,7 @@ bool store_in_ram(struct store *s, const struct tier_key *k);
  * what the ask allows) and checks them against their checksum the first time a record's layer is
  * read. -EBADMSG damaged (the copy is dropped), -EIO, -ETIMEDOUT: the caller recomputes. */
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
+enum kn_dtype store_pin_dtype(const struct store_pin *p); /* of its rows, once it has settled */
 int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0 would, <0 failed */
 /* From where this look-up got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);

@@ -334,6 +334,11 @@ int store_pin_ready(struct store_pin *p, unsigned layer)
     return r == 0 && clock_ns() >= p->deadline_ns ? -ETIMEDOUT : r;
 }
 
+enum kn_dtype store_pin_dtype(const struct store_pin *p)
+{
+    return p->e->desc.dtype;
+}
+
 const char *store_pin_tier(const struct store_pin *p)
 {
     return p->from < 0 ? "ram" : p->e->store->tier[p->from].t->name;

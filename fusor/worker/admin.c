@@ -33,7 +33,6 @@ static int put_gemm(struct worker *w, struct buf *b)
 static int put_model(struct worker *w, struct buf *b)
 {
     const struct model_cfg *m = model_config(w->model);
-    static const char *const dtypes[] = {"f32", "f16", "bf16"};
     int rc = buf_adds(b, ",\"model\":{\"id\":");
 
     rc |= buf_add_json_str(b, w->model_name, strlen(w->model_name)) | buf_adds(b, ",\"path\":");
@@ -43,8 +42,8 @@ static int put_model(struct worker *w, struct buf *b)
                          "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
                          "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
                          m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max,
-                         dtypes[w->ident.dtype], w->sink_token, w->chat ? chat_name(w->chat) : "",
-                         w->load_s);
+                         kn_dtype_name(w->ident.dtype), w->sink_token,
+                         w->chat ? chat_name(w->chat) : "", w->load_s);
 }
 
 static int put_engine(struct worker *w, struct buf *b)

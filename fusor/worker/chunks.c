@@ -96,7 +96,7 @@ static int find_prefix(struct planner *q)
                          q->late_ns, &pin);
         if (rc <= 0) return rc;
         *r = (struct fus_range){.tok0 = tok0, .n = WK_BLOCK_TOKENS, .exact = true};
-        rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
+        rc = rec_source_make(pin, &r->src);
         if (rc < 0) return rc;
         rec_source_tell(&r->src, &l->status);
         q->n_range++;
@@ -126,7 +126,7 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
     }
     if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
         wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
-    rc = rec_source_make(pin, q->w->ident.dtype, &r->src);
+    rc = rec_source_make(pin, &r->src);
     if (rc < 0) return rc;
     rec_source_tell(&r->src, &c->look.status);
     c->source = WK_STORED;

@@ -214,7 +214,6 @@ static int open_store(struct worker *w, struct err *err)
 static void log_loaded(struct worker *w)
 {
     const struct model_cfg *c = model_config(w->model);
-    static const char *const dtypes[] = {"f32", "f16", "bf16"};
     size_t n = 0;
     const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
 
@@ -227,7 +226,7 @@ static void log_loaded(struct worker *w)
               "ram_bytes=%llu blend=%s seconds=%.2f",
               w->model_name, c->arch, c->L, w->ctx_max, kn_dev_gemm(fus_core_dev(w->core)),
               kn_dev_isa(fus_core_dev(w->core)), kn_dev_threads(fus_core_dev(w->core)),
-              dtypes[w->ident.dtype], w->chat ? chat_name(w->chat) : "none",
+              kn_dtype_name(w->ident.dtype), w->chat ? chat_name(w->chat) : "none",
               (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->load_s);
 }
 

@@ -47,8 +47,8 @@ static const struct opt_def defs[] = {
      "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
      "Arithmetic; auto never goes below the file's own precision."},
-    {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16",
-     "Stored KV; auto: f32 for F32 files, else f16."},
+    {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
+     "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
     {"gemm", OPT_STR, "auto", 0, 0, NULL, "Force a GEMM candidate by name; auto measures."},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
@@ -123,10 +123,7 @@ static void take(struct wk_opts *r, struct opts *o)
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
                : strcmp(dt, "bf16") == 0 ? KN_ARITH_BF16
                                          : KN_ARITH_AUTO;
-    r->kv_dtype = strcmp(kv, "f32") == 0    ? (int)KN_F32
-                  : strcmp(kv, "f16") == 0  ? (int)KN_F16
-                  : strcmp(kv, "bf16") == 0 ? (int)KN_BF16
-                                            : -1;
+    r->kv_dtype = kn_dtype_parse(kv, -1);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
 }
 

@@ -8,7 +8,6 @@
 /* ---- kv_source ---- */
 struct source {
     struct store_pin *pin;
-    enum kn_dtype dtype;
     int *ret_status; /* NULL: nobody asks */
 };
 
@@ -22,7 +21,7 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
         if (s->ret_status) *s->ret_status = rc;
         return rc;
     }
-    *ret = (struct kv_layer){k, v, s->dtype};
+    *ret = (struct kv_layer){k, v, store_pin_dtype(s->pin)};
     return 0;
 }
 
@@ -52,7 +51,7 @@ static void source_release(void *ctx)
     mem_free(s);
 }
 
-int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret)
+int rec_source_make(struct store_pin *pin, struct kv_source *ret)
 {
     static const struct kv_source_ops ops = {NULL,         source_layer,  source_release,
                                              source_ready, source_scores, NULL};
@@ -62,7 +61,7 @@ int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source
         store_pin_release(pin);
         return -ENOMEM;
     }
-    *s = (struct source){pin, dtype, NULL};
+    *s = (struct source){pin, NULL};
     *ret = (struct kv_source){&ops, s};
     return 0;
 }
@@ -78,7 +77,7 @@ void rec_source_tell(struct kv_source *src, int *ret_status)
 struct sink {
     struct store_writer *writer;
     enum kn_dtype dtype;
-    size_t row; /* values of one row: G * K */
+    size_t G, K;
     uint32_t n_tok;
     unsigned L;
     int *ret_status;
@@ -88,7 +87,7 @@ static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row
                      const float *k, size_t ldk, const float *v, size_t ldv)
 {
     struct sink *s = ctx;
-    size_t size = kn_dtype_size(s->dtype) * s->row;
+    size_t n = s->G * s->K, size = kn_row_bytes(s->dtype, s->G, s->K); /* of a row */
     void *dk, *dv;
     int rc = 0;
 
@@ -98,13 +97,13 @@ static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     store_writer_layer(s->writer, layer, &dk, &dv);
     dk = (char *)dk + row0 * size;
     dv = (char *)dv + row0 * size;
-    if (ldk == s->row && ldv == s->row) {
-        rc = kn_encode(st, k, m * s->row, s->dtype, dk);
-        return rc < 0 ? rc : kn_encode(st, v, m * s->row, s->dtype, dv);
+    if (ldk == n && ldv == n) {
+        rc = kn_encode(st, k, m * n, s->K, s->dtype, dk);
+        return rc < 0 ? rc : kn_encode(st, v, m * n, s->K, s->dtype, dv);
     }
     for (size_t i = 0; rc >= 0 && i < m; i++) {
-        rc = kn_encode(st, k + i * ldk, s->row, s->dtype, (char *)dk + i * size);
-        if (rc >= 0) rc = kn_encode(st, v + i * ldv, s->row, s->dtype, (char *)dv + i * size);
+        rc = kn_encode(st, k + i * ldk, n, s->K, s->dtype, (char *)dk + i * size);
+        if (rc >= 0) rc = kn_encode(st, v + i * ldv, n, s->K, s->dtype, (char *)dv + i * size);
     }
     return rc;
 }
@@ -131,8 +130,7 @@ int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, u
         store_abort(writer);
         return -ENOMEM;
     }
-    *s = (struct sink){writer, ident->dtype, (size_t)ident->G * ident->K,
-                       n_tok,  ident->L,     ret_status};
+    *s = (struct sink){writer, ident->dtype, ident->G, ident->K, n_tok, ident->L, ret_status};
     *ret = (struct kv_sink){&ops, s};
     return 0;
 }

@@ -11,8 +11,8 @@
 #include "fusor/kv_io.h"
 #include "tiers/store.h"
 
-/* Takes the pin: on failure it is released. `dtype` is that of the store. */
-int rec_source_make(struct store_pin *pin, enum kn_dtype dtype, struct kv_source *ret);
+/* Takes the pin: on failure it is released. */
+int rec_source_make(struct store_pin *pin, struct kv_source *ret);
 /* ret_status (alive until release()) gets the error of a layer that cannot be had. */
 void rec_source_tell(struct kv_source *s, int *ret_status);
 /* Takes the writer: on failure it is aborted. done() commits after success and aborts otherwise;

@@ -137,7 +137,7 @@ static int find(struct worker *w, const struct text *t, struct kv_source *ret)
     if (!store_in_ram(w->store, &t->key)) return 0; /* idle work never waits for a slower tier */
     int rc = store_lookup(w->store, &t->key, t->tok, t->n, &pin, &why);
     if (rc <= 0) return rc;
-    rc = rec_source_make(pin, w->ident.dtype, ret);
+    rc = rec_source_make(pin, ret);
     return rc < 0 ? rc : 1;
 }
 

@@ -52,6 +52,9 @@ struct kn_simd {
     void (*decode_f16)(const uint16_t *x, size_t n, float *out);
     void (*encode_bf16)(const float *x, size_t n, uint16_t *out);
     void (*decode_bf16)(const uint16_t *x, size_t n, float *out);
+    int (*encode_q8)(const float *x, size_t K, uint8_t *out); /* one head */
+    /* Values [first, first+n) of one head. */
+    void (*decode_q8)(const uint8_t *head, size_t first, size_t n, float *out);
 };
 extern const struct kn_simd kn_simd_portable;
 #if defined(__x86_64__)

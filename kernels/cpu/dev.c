@@ -94,9 +94,20 @@ bool kn_gemm_invariant(const struct kn_dev *d)
 {
     return d->gemm == GEMM_OWN_F32 || d->gemm == GEMM_OWN_BF16;
 }
-size_t kn_dtype_size(enum kn_dtype t)
+
+static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8"};
+enum { DTYPES = sizeof dtype_names / sizeof *dtype_names };
+
+const char *kn_dtype_name(enum kn_dtype t)
 {
-    return t == KN_F32 ? 4 : 2;
+    return (unsigned)t < DTYPES ? dtype_names[t] : "unknown";
+}
+
+int kn_dtype_parse(const char *name, int dflt)
+{
+    for (int t = 0; t < DTYPES; t++)
+        if (strcmp(name, dtype_names[t]) == 0) return t;
+    return dflt;
 }
 
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)

@@ -120,10 +120,25 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
     return 0;
 }
 
-static int decode(const struct kn_simd *simd, const void *x, size_t first, size_t n,
+/* Values [first, first+n) of heads that stand end to end. */
+static void decode_heads(const struct kn_simd *simd, const uint8_t *x, size_t first, size_t n,
+                         size_t K, float *out)
+{
+    const uint8_t *head = x + first / K * kn_row_bytes(KN_Q8, 1, K);
+    size_t d = first % K;
+    for (size_t w; n > 0; n -= w, out += w, d = 0, head += kn_row_bytes(KN_Q8, 1, K)) {
+        w = K - d < n ? K - d : n;
+        simd->decode_q8(head, d, w, out);
+    }
+}
+
+static int decode(const struct kn_simd *simd, const void *x, size_t first, size_t n, size_t K,
                   enum kn_dtype t, float *out)
 {
-    if (t == KN_F32)
+    if (K == 0) return -EINVAL;
+    if (t == KN_Q8)
+        decode_heads(simd, x, first, n, K, out);
+    else if (t == KN_F32)
         memcpy(out, (const float *)x + first, n * sizeof(float));
     else if (t == KN_F16)
         simd->decode_f16((const uint16_t *)x + first, n, out);
@@ -157,8 +172,8 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     if (!k) return -ENOMEM;
     float *v = k + P * GK;
     const struct kn_simd *simd = st->dev->simd;
-    int r = decode(simd, l->k, i0 * GK, n * GK, l->t, k);
-    if (r == 0) r = decode(simd, l->v, i0 * GK, n * GK, l->t, v);
+    int r = decode(simd, l->k, i0 * GK, n * GK, l->kv->K, l->t, k);
+    if (r == 0) r = decode(simd, l->v, i0 * GK, n * GK, l->kv->K, l->t, v);
     for (size_t i = 0; i < n && r == 0 && l->rope; i++)
         r = rope_row(simd, l->rope, k + i * GK, l->kv->G, (int32_t)(a + i));
     if (r < 0) return r;
@@ -180,34 +195,60 @@ int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int
     return kn_par(st, last - first + 1, load_item, &l);
 }
 
-int kn_encode(struct kn_stream *st, const float *x, size_t n, enum kn_dtype t, void *out)
+static int encode(const struct kn_simd *simd, const float *x, size_t n, size_t K, enum kn_dtype t,
+                  void *out)
 {
-    if (t == KN_F16) return st->dev->simd->encode_f16(x, n, out);
+    if (K == 0 || n % K) return -EINVAL;
+    if (t == KN_F16) return simd->encode_f16(x, n, out);
     if (t == KN_BF16)
-        st->dev->simd->encode_bf16(x, n, out);
+        simd->encode_bf16(x, n, out);
     else if (t == KN_F32)
         memcpy(out, x, n * sizeof(float));
-    else
+    else if (t != KN_Q8)
         return -EINVAL;
+    for (size_t i = 0; t == KN_Q8 && i < n; i += K)
+        if (simd->encode_q8(x + i, K, (uint8_t *)out + kn_row_bytes(t, i / K, K)) < 0)
+            return -ERANGE;
     return 0;
 }
 
-int kn_decode(struct kn_stream *st, const void *x, size_t n, enum kn_dtype t, float *out)
+int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out)
 {
-    return decode(st->dev->simd, x, 0, n, t, out);
+    return encode(st->dev->simd, x, n, K, t, out);
+}
+
+int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out)
+{
+    return decode(st->dev->simd, x, 0, n, K, t, out);
+}
+
+int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out)
+{
+    enum { HEAD_MAX = 4096 };
+    float buf[HEAD_MAX] __attribute__((aligned(64)));
+    enum kn_isa isa;
+    if (K == 0 || K > HEAD_MAX || n % K) return -EINVAL;
+    int r = kn_isa_pick("auto", &isa, NULL);
+    if (r < 0) return r;
+    const struct kn_simd *simd = kn_isa_table(isa);
+    for (size_t i = 0; r == 0 && i < n; i += K) {
+        r = decode(simd, x, i, K, K, from, buf);
+        if (r == 0) r = encode(simd, buf, K, K, to, (uint8_t *)out + kn_row_bytes(to, i / K, K));
+    }
+    return r;
 }
 
 int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                 size_t m, size_t n, float *ret)
+                 size_t m, size_t n, size_t K, float *ret)
 {
     enum { PIECE = 1024 };
-    float buf[PIECE] __attribute__((aligned(64)));
+    float buf[PIECE] __attribute__((aligned(64))) = {0};
     if (lda < n) return -EINVAL;
     for (size_t i = 0; i < m; i++) {
         float sum = 0.0f;
         for (size_t d = 0; d < n; d += PIECE) {
             size_t w = n - d < PIECE ? n - d : PIECE;
-            int r = decode(st->dev->simd, b, i * n + d, w, t, buf);
+            int r = b ? decode(st->dev->simd, b, i * n + d, w, K, t, buf) : 0;
             if (r < 0) return r;
             sum += st->dev->simd->sqdist(a + i * lda + d, buf, w);
         }

@@ -23,6 +23,7 @@ struct bench {
     struct chat *chat; /* NULL: the model has no known chat template */
     struct fus_core *core;
     struct store *store;
+    enum kn_dtype kv_dtype; /* of its records */
     double ms_per_token; /* of a full prefill, as measured; 0: load whatever it takes */
     const struct model_cfg *cfg;
     int32_t sink; /* token every chunk is built behind, -1 = none */

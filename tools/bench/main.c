@@ -35,6 +35,11 @@ static const struct opt_def defs[] = {
      .dflt = "auto",
      .values = "auto|f32|bf16",
      .help = "arithmetic; auto never goes below the file's own precision"},
+    {.name = "kv-dtype",
+     .type = OPT_ENUM,
+     .dflt = "auto",
+     .values = "auto|f32|f16|bf16|q8",
+     .help = "stored KV; auto: f32 for F32 files, else f16"},
     {.name = "gemm", .type = OPT_STR, .dflt = "auto", .help = "force a GEMM candidate by name"},
     {.name = "isa", .type = OPT_STR, .dflt = "auto", .help = "auto, portable, avx2 or avx512"},
     {.name = "ctx",
@@ -280,7 +285,7 @@ static json_t *make_meta(const struct bench *b)
     json_t *own =
         json_pack("{s:s, s:i, s:s, s:s, s:i, s:s}", "isa", kn_dev_isa(dev), "threads",
                   (int)kn_dev_threads(dev), "model", b->cfg->name, "gemm", kn_dev_gemm(dev),
-                  "layers", (int)b->cfg->L, "kv_dtype", b->cfg->file_f32 ? "f32" : "f16");
+                  "layers", (int)b->cfg->L, "kv_dtype", kn_dtype_name(b->kv_dtype));
     json_object_update(meta, own);
     json_decref(own);
     size_t n;
@@ -365,6 +370,7 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
     r = fus_core_create(b->model, &o, &b->core, err);
     if (r < 0) return r;
     b->sink = sink_token(b);
+    b->kv_dtype = kn_dtype_parse(opt_str(opts, "kv-dtype"), b->cfg->file_f32 ? KN_F32 : KN_F16);
     r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
     if (r < 0) return r;
     b->meta = make_meta(b);

@@ -10,14 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum kn_dtype record_dtype(const struct model_cfg *cfg)
-{
-    return cfg->file_f32 ? KN_F32 : KN_F16;
-}
-
 struct tier_ident bench_ident(const struct bench *b)
 {
-    struct tier_ident id = {.dtype = record_dtype(b->cfg),
+    struct tier_ident id = {.dtype = b->kv_dtype,
                             .sink_token = (uint32_t)b->sink,
                             .L = b->cfg->L,
                             .G = b->cfg->G,
@@ -115,7 +110,7 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
                           .tok = tok,
                           .n = n,
                           .ret_score = score};
-    int r = rec_source_make(pin, record_dtype(b->cfg), &p.src);
+    int r = rec_source_make(pin, &p.src);
     if (r < 0) return r;
     r = fus_session_create(b->core, n + before->n + 1, &s);
     if (r == 0) r = fus_sense_begin(s, &p, &f);
@@ -232,7 +227,7 @@ static int settle(struct bench *b, enum tier_kind kind, struct look *l, struct f
     l->pin = NULL;
     if (pin && l->asking && store_pin_settle(pin, 0, &why) <= 0) pin = NULL;
     *ret_tier = pin ? store_pin_tier(pin) : NULL;
-    int r = pin ? rec_source_make(pin, record_dtype(b->cfg), &range.src) : 0;
+    int r = pin ? rec_source_make(pin, &range.src) : 0;
     if (r == 0) *ret = range;
     return r;
 }

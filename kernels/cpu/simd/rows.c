@@ -177,6 +177,62 @@ static void decode_f16(const uint16_t *x, size_t n, float *out)
         out[i] = f16_to_f32(x[i]);
 }
 
+/* The scale is the largest magnitude itself and not a 127th of it: f16 reaches 127 times further
+ * down that way. Rounded towards zero, so that no step is wider than promised. */
+static uint16_t q8_scale(float top)
+{
+    uint16_t h = f16_from_f32(top);
+    return f16_to_f32(h) > top ? (uint16_t)(h - 1) : h;
+}
+
+static int encode_q8(const float *x, size_t K, uint8_t *out)
+{
+    vf top = vf_set1(0), odd = vf_set1(0), zero = vf_set1(0);
+    for (size_t i = 0; i < K; i += VL) {
+        vf v = K - i >= VL ? vf_load(x + i) : vf_loadn(x + i, K - i);
+        top = vf_max(top, vf_max(v, vf_sub(zero, v)));
+        odd = vf_add(odd, vf_mul(v, zero)); /* NaN from an infinity or a NaN */
+    }
+    float bad = vf_hsum(odd), m = vf_hmax(top);
+    if (!(bad == 0.0f) || m >= 65520.0f) return -ERANGE;
+    uint16_t h = q8_scale(m);
+    float step = f16_to_f32(h), inv = step > 0 ? 127.0f / step : 0;
+    vf most = vf_set1(127.0f), least = vf_set1(-127.0f);
+    float q[VL];
+    memcpy(out, &h, sizeof h);
+    int8_t *dst = (int8_t *)out + sizeof h;
+    for (size_t i = 0; i < K; i += VL) {
+        size_t n = K - i < VL ? K - i : VL;
+        vf v = n == VL ? vf_load(x + i) : vf_loadn(x + i, n);
+        vf_store(q, vf_round(vf_max(vf_min(vf_mul(v, vf_set1(inv)), most), least)));
+        for (size_t j = 0; j < n; j++)
+            dst[i + j] = (int8_t)q[j];
+    }
+    return 0;
+}
+
+static void decode_q8(const uint8_t *head, size_t first, size_t n, float *out)
+{
+    uint16_t h;
+    memcpy(&h, head, sizeof h);
+    const float step = f16_to_f32(h) / 127.0f;
+    const int8_t *q = (const int8_t *)head + sizeof h + first;
+    size_t i = 0;
+#if KN_SIMD == 512
+    for (; i + 16 <= n; i += 16) {
+        __m512i v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(q + i)));
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(step)));
+    }
+#elif KN_SIMD == 256
+    for (; i + 8 <= n; i += 8) {
+        __m256i v = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(q + i)));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(step)));
+    }
+#endif
+    for (; i < n; i++)
+        out[i] = (float)q[i] * step;
+}
+
 const struct kn_simd KN_TABLE = {
 #if KN_SIMD == 512
     .name = "avx512",
@@ -203,4 +259,6 @@ const struct kn_simd KN_TABLE = {
     .decode_f16 = decode_f16,
     .encode_bf16 = encode_bf16,
     .decode_bf16 = decode_bf16,
+    .encode_q8 = encode_q8,
+    .decode_q8 = decode_q8,
 };

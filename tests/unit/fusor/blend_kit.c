@@ -19,6 +19,7 @@ void kit_chunk_fini(struct kit_chunk *c)
     mem_free(c->k);
     mem_free(c->v);
     mem_free(c->rows_seen);
+    mem_free(c->coded);
 }
 
 static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
@@ -44,6 +45,19 @@ static void sink_done(void *ctx, int status)
     c->status = status;
 }
 
+/* The layer's K and V in another dtype. */
+static void code_layer(struct kit_chunk *c, unsigned layer, struct kv_layer *ret)
+{
+    const size_t GK = (size_t)c->cfg->G * c->cfg->K, at = (size_t)layer * c->n * GK;
+    const size_t bytes = c->n * kn_row_bytes(c->dtype, c->cfg->G, c->cfg->K);
+    if (!c->coded) c->coded = mem_zalloc(2 * bytes * c->cfg->L);
+    ASSERT_TRUE(c->coded);
+    uint8_t *k = c->coded + 2 * bytes * layer, *v = k + bytes;
+    ASSERT_OK(kn_convert(c->k + at, KN_F32, c->n * GK, c->cfg->K, c->dtype, k));
+    ASSERT_OK(kn_convert(c->v + at, KN_F32, c->n * GK, c->cfg->K, c->dtype, v));
+    *ret = (struct kv_layer){.k = k, .v = v, .dtype = c->dtype};
+}
+
 static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
 {
     struct kit_chunk *c = ctx;
@@ -52,6 +66,7 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
     if (c->cancel_in_layer) atomic_store(c->cancel_in_layer, true);
     if ((int)layer == c->fail_layer) return -EIO;
     *ret = (struct kv_layer){.k = c->k + at, .v = c->v + at, .dtype = KN_F32};
+    if (c->dtype != KN_F32) code_layer(c, layer, ret);
     return 0;
 }
 

@@ -11,6 +11,8 @@ struct kit_chunk {
     const struct model_cfg *cfg;
     uint32_t n;
     float *k, *v;        /* [L, n, G*K]; layer 0 unused */
+    uint8_t *coded;      /* the same in `dtype`, layers of K then V; NULL = not yet */
+    enum kn_dtype dtype; /* as it is handed out */
     const float *score;  /* [n] context sensitivity, NULL: not measured */
     uint32_t *rows_seen; /* [L] rows delivered */
     int done, status;    /* times and last value */

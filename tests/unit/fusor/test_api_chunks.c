@@ -183,7 +183,7 @@ TEST(what_goes_into_a_sink_comes_out_of_a_source)
             struct tier_key key = tier_key_chunk(&k.w.ident, "", tok, N);
             build(&k, TIER_CHUNK, &key, tok, N, ld, 0);
             ASSERT_EQ(store_lookup(k.w.store, &key, tok, N, &pin, &why), 1);
-            ASSERT_OK(rec_source_make(pin, k.w.ident.dtype, &src));
+            ASSERT_OK(rec_source_make(pin, &src));
             check_source(&k, &src, N);
             src.ops->release(src.ctx);
             kit_close(&k);

@@ -413,6 +413,51 @@ TEST(blends_match_reference)
     kit_close(&k);
 }
 
+static void set_dtype(struct prompt *p, enum kn_dtype t)
+{
+    for (int i = 0; i < 4; i++) {
+        mem_free(p->chunk[i].coded);
+        p->chunk[i].coded = NULL;
+        p->chunk[i].dtype = t;
+    }
+}
+
+/* Stored in 16 or 8 bits a blend is what it is in 32 but for rounding: 2^-11 of a value, or 1/254
+ * of its head's largest, some hundred values deep; and the same tokens are chosen, ties aside. */
+TEST(blends_of_rounded_records_are_close)
+{
+    static const struct {
+        enum kn_dtype t;
+        double logits;
+    } kinds[] = {{KN_F16, 0.01}, {KN_BF16, 0.1}, {KN_Q8, 0.1}};
+    static const enum fus_strategy by[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY};
+    struct kit k;
+    struct prompt p;
+    open_default(&k);
+    prompt_init(&p, &k, "SAgCmBgq");
+    for (size_t s = 0; s < sizeof by / sizeof *by; s++) {
+        struct result want, got;
+        set_dtype(&p, KN_F32);
+        run(&p, by[s], 0.2f, &want);
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+            size_t both = 0;
+            double off = 0;
+            set_dtype(&p, kinds[i].t);
+            run(&p, by[s], 0.2f, &got);
+            for (unsigned j = 0; j < k.cfg->V; j++)
+                off = fmax(off, fabs((double)want.logits[j] - (double)got.logits[j]));
+            for (size_t j = 0; j < got.n_sel; j++)
+                both += selected(&want, (size_t)got.sel[j]);
+            ASSERT_TRUE(off > 0);
+            if (both == want.n_sel) ASSERT_NEAR(off, 0, kinds[i].logits);
+            ASSERT_EQ(got.n_sel, want.n_sel);
+            ASSERT_TRUE(both * 10 >= want.n_sel * 9);
+        }
+    }
+    prompt_fini(&p);
+    kit_close(&k);
+}
+
 TEST(chunk_behind_the_sink_is_exact)
 {
     struct kit k;

@@ -126,17 +126,17 @@ static void kv_body(struct kn_stream *st)
     int32_t pos[N];
     for (int i = 0; i < N; i++)
         pos[i] = POS0 + i;
-    for (int t = KN_F32; t <= KN_BF16; t++) {
+    for (int t = KN_F32; t <= KN_Q8; t++) {
         struct kern_kv a, b;
         uint16_t *ks = malloc(N * GK * 4), *vs = malloc(N * GK * 4);
         float *kf = malloc(N * GK * 4), *vf = malloc(N * GK * 4);
         kern_kv_init(&a, G, K, KEYS, 3);
         kern_kv_init(&b, G, K, KEYS, 3);
-        ASSERT_OK(kn_encode(st, k, N * GK, (enum kn_dtype)t, ks));
-        ASSERT_OK(kn_encode(st, v, N * GK, (enum kn_dtype)t, vs));
+        ASSERT_OK(kn_encode(st, k, N * GK, K, (enum kn_dtype)t, ks));
+        ASSERT_OK(kn_encode(st, v, N * GK, K, (enum kn_dtype)t, vs));
         ASSERT_OK(kn_kv_load(st, &a.kv, 2, POS0, N, ks, vs, (enum kn_dtype)t, &rope));
-        ASSERT_OK(kn_decode(st, ks, N * GK, (enum kn_dtype)t, kf));
-        ASSERT_OK(kn_decode(st, vs, N * GK, (enum kn_dtype)t, vf));
+        ASSERT_OK(kn_decode(st, ks, N * GK, K, (enum kn_dtype)t, kf));
+        ASSERT_OK(kn_decode(st, vs, N * GK, K, (enum kn_dtype)t, vf));
         ASSERT_OK(kn_rope(st, &rope, kf, GK, N, G, pos));
         ASSERT_OK(kn_kv_put(st, &b.kv, 2, pos, N, kf, GK, vf, GK));
         size_t floats = a.kv.n_pages * a.kv.page_stride;
@@ -148,6 +148,7 @@ static void kv_body(struct kn_stream *st)
             ASSERT_TRUE(page[(K + 3) * KN_PAGE + slot] == kf[i * GK + K + 3]);
             ASSERT_TRUE(page[GK * KN_PAGE + (KN_PAGE + slot) * K + 5] == vf[i * GK + K + 5]);
         }
+        ASSERT_ERR(kn_encode(st, k, N * GK - 1, K, (enum kn_dtype)t, ks), -EINVAL);
         ASSERT_ERR(kn_kv_load(st, &a.kv, 2, 107, N, ks, vs, (enum kn_dtype)t, &rope), -EINVAL);
         kern_kv_fini(&a);
         kern_kv_fini(&b);
@@ -175,17 +176,24 @@ TEST(kv_put_and_load)
 static void deviation_body(struct kn_stream *st)
 {
     for (size_t z = 0; z < N_SIZES; z++)
-        for (int t = KN_F32; t <= KN_BF16; t++) {
+        for (int t = KN_F32; t <= KN_Q8; t++) {
             size_t n = sizes[z], m = 3, lda = n + 1;
             float *a = kern_random(m * lda, 1, 1), *b = kern_random(m * n, 2, 1), ret[3];
-            uint16_t *bs = malloc(m * n * 4);
-            ASSERT_OK(kn_encode(st, b, m * n, (enum kn_dtype)t, bs));
-            ASSERT_OK(kn_decode(st, bs, m * n, (enum kn_dtype)t, b));
-            ASSERT_OK(kn_deviation(st, a, lda, bs, (enum kn_dtype)t, m, n, ret));
+            uint16_t *bs = malloc(m * n * 4 + 2 * m);
+            ASSERT_OK(kn_encode(st, b, m * n, n, (enum kn_dtype)t, bs));
+            ASSERT_OK(kn_decode(st, bs, m * n, n, (enum kn_dtype)t, b));
+            ASSERT_OK(kn_deviation(st, a, lda, bs, (enum kn_dtype)t, m, n, n, ret));
             for (size_t i = 0; i < m; i++) {
                 double s = 0;
                 for (size_t d = 0; d < n; d++)
                     s += pow((double)a[i * lda + d] - (double)b[i * n + d], 2);
+                ASSERT_NEAR(ret[i], s, 1e-6 * s + 1e-12);
+            }
+            ASSERT_OK(kn_deviation(st, a, lda, NULL, KN_F32, m, n, n, ret));
+            for (size_t i = 0; i < m; i++) {
+                double s = 0;
+                for (size_t d = 0; d < n; d++)
+                    s += pow((double)a[i * lda + d], 2);
                 ASSERT_NEAR(ret[i], s, 1e-6 * s + 1e-12);
             }
             free(a);
@@ -216,26 +224,26 @@ static void dtype_body(struct kn_stream *st)
             float x[PAD] = {0};
             uint16_t h[PAD];
             x[vec * 3] = known[i].f;
-            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, KN_F16, h));
+            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, 1, KN_F16, h));
             ASSERT_EQ(h[vec * 3], known[i].f16);
-            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, KN_BF16, h));
+            ASSERT_OK(kn_encode(st, x, vec ? PAD : 1, 1, KN_BF16, h));
             ASSERT_EQ(h[vec * 3], known[i].bf16);
         }
     uint16_t all[65536], back[65536];
     float *f = malloc(65536 * sizeof *f);
     for (int i = 0; i < 65536; i++)
         all[i] = (uint16_t)((i & 0x7c00) == 0x7c00 ? i & 0x8000 : i);
-    ASSERT_OK(kn_decode(st, all, 65536, KN_F16, f));
-    ASSERT_OK(kn_encode(st, f, 65536, KN_F16, back));
+    ASSERT_OK(kn_decode(st, all, 65536, 64, KN_F16, f));
+    ASSERT_OK(kn_encode(st, f, 65536, 64, KN_F16, back));
     ASSERT_MEMEQ(all, back, sizeof all);
     ASSERT_TRUE(f[0x3c00] == 1.0f && f[1] == 0x1p-24f && f[0x7bff] == 65504.0f);
     for (size_t n = 1; n <= PAD; n += PAD - 1) {
         float big[PAD] = {0};
         big[n - 1] = 65520.0f;
-        ASSERT_ERR(kn_encode(st, big, n, KN_F16, back), -ERANGE);
+        ASSERT_ERR(kn_encode(st, big, n, n, KN_F16, back), -ERANGE);
         big[n - 1] = NAN;
-        ASSERT_ERR(kn_encode(st, big, n, KN_F16, back), -ERANGE);
-        ASSERT_OK(kn_encode(st, big, n, KN_BF16, back));
+        ASSERT_ERR(kn_encode(st, big, n, n, KN_F16, back), -ERANGE);
+        ASSERT_OK(kn_encode(st, big, n, n, KN_BF16, back));
         ASSERT_TRUE((back[n - 1] & 0x7fc0) == 0x7fc0);
     }
     free(f);
@@ -244,6 +252,75 @@ static void dtype_body(struct kn_stream *st)
 TEST(encode_and_decode)
 {
     on_all(dtype_body);
+}
+
+/* A head comes back to within 1/254 of its largest value; a head of zeros as zeros. */
+static void q8_body(struct kn_stream *st)
+{
+    static const float scale[] = {1e-7f, 3e-5f, 0.01f, 1, 40, 60000};
+    enum { HEADS = 5 };
+    for (size_t z = 0; z < N_SIZES; z++)
+        for (size_t c = 0; c < sizeof scale / sizeof *scale; c++) {
+            size_t K = sizes[z], n = HEADS * K;
+            float *x = kern_random(n, 11 + z, scale[c]), *y = malloc(n * sizeof *y);
+            uint8_t *q = malloc(kn_row_bytes(KN_Q8, HEADS, K));
+            for (size_t i = 0; i < K; i++) {
+                x[2 * K + i] = 0;
+                x[3 * K + i] /= 4096; /* a quiet head does not suffer from a loud one */
+            }
+            ASSERT_OK(kn_encode(st, x, n, K, KN_Q8, q));
+            ASSERT_OK(kn_decode(st, q, n, K, KN_Q8, y));
+            for (size_t h = 0; h < HEADS; h++) {
+                double top = 0;
+                for (size_t i = 0; i < K; i++)
+                    top = fmax(top, fabs((double)x[h * K + i]));
+                for (size_t i = 0; i < K; i++)
+                    ASSERT_NEAR(y[h * K + i], x[h * K + i], top / 254 * (1 + 1e-5) + 0x1p-24);
+            }
+            free(x);
+            free(y);
+            free(q);
+        }
+}
+
+TEST(q8_is_within_its_bound)
+{
+    on_all(q8_body);
+}
+
+/* The same bytes from every instruction set: records are shared, and compared by checksum. */
+static void q8_bytes_body(struct kn_stream *st)
+{
+    enum { K = 20 };
+    static const uint8_t golden[2][K + 2] = {
+        {0x00, 0x42, 0x7f, 0x81, 0x40, 0x03, 0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},
+        {0}};
+    float x[2 * K] = {3, -3, 1.5f, 0.0591f, -0.0591f}, bad[K] = {0}, y[2 * K];
+    uint8_t q[2 * (K + 2)], other[2 * (K + 2)];
+    uint16_t h[2 * K];
+    x[K - 1] = 0.0237f;
+    ASSERT_OK(kn_encode(st, x, 2 * K, K, KN_Q8, q));
+    ASSERT_MEMEQ(q, golden, sizeof q);
+    ASSERT_OK(kn_convert(x, KN_F32, 2 * K, K, KN_Q8, other));
+    ASSERT_MEMEQ(q, other, sizeof q);
+    ASSERT_OK(kn_encode(st, x, 2 * K, K, KN_F16, h));
+    ASSERT_OK(kn_convert(h, KN_F16, 2 * K, K, KN_Q8, other));
+    ASSERT_MEMEQ(q, other, sizeof q);
+    ASSERT_OK(kn_convert(q, KN_Q8, 2 * K, K, KN_F32, y));
+    ASSERT_TRUE(y[0] == 3 && y[1] == -3 && y[K] == 0);
+    ASSERT_ERR(kn_convert(h, KN_F16, 2 * K - 1, K, KN_Q8, other), -EINVAL);
+    const float never[] = {NAN, -NAN, INFINITY, -INFINITY, 65520, -1e30f};
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        for (size_t at = 0; at < K; at++) {
+            bad[at] = never[i];
+            ASSERT_ERR(kn_encode(st, bad, K, K, KN_Q8, q), -ERANGE);
+            bad[at] = 0;
+        }
+}
+
+TEST(q8_bytes)
+{
+    on_all(q8_bytes_body);
 }
 
 TEST(topk_matches_sorting)

@@ -197,6 +197,35 @@ TEST(layout_limits)
     ASSERT_EQ(l.n_groups, 29);
 }
 
+/* 8 bits and a scale per head; the scales are under the group's checksum like all of it. */
+TEST(q8_records)
+{
+    struct record_layout l;
+    struct record_view v;
+    struct record_desc d = desc_of(5);
+    d.dtype = KN_Q8;
+    ASSERT_OK(record_layout(&d, &l));
+    ASSERT_EQ(l.group_bytes, 2 * 5 * 2 * (4 + 2));
+    uint8_t *p = mem_zalloc(l.record_bytes);
+    record_init(p, &d, &l, tokens);
+    for (uint32_t g = 0; g < l.n_groups; g++)
+        memset(record_group(parts(p, &l), &l, g), 7, l.group_bytes);
+    record_seal(parts(p, &l), &l);
+    ASSERT_EQ(le(p + 58, 2), 4);
+    ASSERT_OK(record_open(p, l.record_bytes, &v));
+    ASSERT_EQ(v.desc.dtype, KN_Q8);
+    for (uint64_t i = 0; i < l.group_bytes; i++) {
+        record_group(parts(p, &l), &l, 1)[i] ^= 0x80;
+        ASSERT_ERR(record_check_group(parts(p, &l), &v.layout, 1), -EBADMSG);
+        record_group(parts(p, &l), &l, 1)[i] ^= 0x80;
+        ASSERT_OK(record_check_group(parts(p, &l), &v.layout, 1));
+    }
+    d.L = 30, d.G = 3, d.K = 64, d.n_tokens = 512;
+    ASSERT_OK(record_layout(&d, &l));
+    ASSERT_EQ(l.group_bytes, 2 * 512 * 3 * 66);
+    mem_free(p);
+}
+
 TEST(scores_are_checked_on_their_own)
 {
     struct record_desc d;
