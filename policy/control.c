@@ -48,6 +48,7 @@ struct drop { /* how many each tier lets go of */
 struct found {
     struct drop drop;
     bool keeps[POL_CHUNKS_MAX];
+    bool by_chunk; /* keeps is more than drop says */
     struct set set;
     struct pol_prediction p;
     double ratio;
@@ -73,10 +74,8 @@ static void sort(struct place *x, size_t n)
         }
 }
 
-/* A single chunk without a sidecar makes `side` wait for its tier: such chunks go first. */
-static double dearness(const struct prompt *p, const struct pol_chunk_now *c, enum pol_strategy s)
+static double dearness(const struct prompt *p, const struct pol_chunk_now *c)
 {
-    if (s == POL_STRAT_SIDE && !c->side) return INFINITY;
     const double row = p->cost.row_s + p->cost.kv_row_s;
     const double saved = (double)c->n * row + chunk_pairs(c) * p->cost.pair_s;
     return saved > 0 ? (double)c->bytes / saved : (double)c->bytes;
@@ -102,8 +101,7 @@ static void lane_sum(const struct pol_control_in *in, struct lanes *l, size_t ti
     }
 }
 
-static void lanes_make(const struct pol_control_in *in, const struct prompt *p, enum pol_strategy s,
-                       struct lanes *l)
+static void lanes_make(const struct pol_control_in *in, const struct prompt *p, struct lanes *l)
 {
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     size_t at = 0;
@@ -111,12 +109,31 @@ static void lanes_make(const struct pol_control_in *in, const struct prompt *p, 
         l->from[t] = at;
         for (size_t i = 0; i < n; i++) {
             const struct pol_chunk_now *c = &in->chunk[i];
-            if (c->tier != (int)t || !chunk_usable(p, c, s)) continue;
-            l->place[at++] = (struct place){(uint16_t)i, dearness(p, c, s)};
+            if (c->tier != (int)t || !chunk_usable(p, c, POL_STRAT_REUSE)) continue;
+            l->place[at++] = (struct place){(uint16_t)i, dearness(p, c)};
         }
         l->n[t] = at - l->from[t];
         sort(l->place + l->from[t], l->n[t]);
         lane_sum(in, l, t);
+    }
+}
+
+/* `static` has no use for chunks without scores. A single chunk without a sidecar makes `side` wait
+ * for its tier: such chunks go first. */
+static void lanes_for(const struct pol_control_in *in, const struct prompt *p, enum pol_strategy s,
+                      const struct lanes *all, struct lanes *ret)
+{
+    size_t at = 0;
+    for (size_t t = 0; t < p->n_tier; t++) {
+        const struct place *x = all->place + all->from[t];
+        ret->from[t] = at;
+        for (int round = 0; round < (s == POL_STRAT_SIDE ? 2 : 1); round++)
+            for (size_t k = 0; k < all->n[t]; k++) {
+                const struct pol_chunk_now *c = &in->chunk[x[k].chunk];
+                if (s == POL_STRAT_SIDE ? c->side == round : c->scored) ret->place[at++] = x[k];
+            }
+        ret->n[t] = at - ret->from[t];
+        lane_sum(in, ret, t);
     }
 }
 
@@ -142,7 +159,7 @@ struct search {
     const struct prompt *p;
     const struct lanes *l;
     enum pol_strategy s;
-    struct found best; /* keeps: from search_grain() on */
+    struct found *best; /* keeps: from search_grain() on */
 };
 
 static double look(struct search *x, const struct drop *d)
@@ -150,11 +167,11 @@ static double look(struct search *x, const struct drop *d)
     struct set set;
     struct pol_prediction p;
     kept(x->p, x->l, d, &set);
-    predict_set(x->p, x->s, x->best.ratio, &set, &p);
-    if (p.ttft_s < x->best.p.ttft_s) {
-        x->best.drop = *d;
-        x->best.set = set;
-        x->best.p = p;
+    predict_set(x->p, x->s, x->best->ratio, &set, &p);
+    if (p.ttft_s < x->best->p.ttft_s) {
+        x->best->drop = *d;
+        x->best->set = set;
+        x->best->p = p;
     }
     return p.ttft_s;
 }
@@ -164,10 +181,9 @@ static struct drop drop_by(const struct search *x, double end_s)
 {
     struct drop d = {0};
     for (size_t t = 1; t < x->p->n_tier; t++) {
-        const struct pol_tier_now *tier = &x->p->tier[t];
         const struct rest *r = &x->l->rest[x->l->from[t] + t];
-        const double begin = tier->queue_s + tier->first_s;
-        const double room = (end_s - begin) * tier->bytes_per_s - x->p->prefix_bytes[t];
+        const double room =
+            (end_s - x->p->begin_s[t]) * x->p->tier[t].bytes_per_s - x->p->prefix_bytes[t];
         size_t lo = 0, hi = x->l->n[t]; /* the least k with r[k].bytes <= room */
         while (lo < hi) {
             const size_t mid = (lo + hi) / 2;
@@ -183,7 +199,7 @@ static struct drop drop_by(const struct search *x, double end_s)
 
 static void search_end(struct search *x)
 {
-    double lo = 0, hi = x->best.p.load_s;
+    double lo = 0, hi = x->best->p.load_s;
     for (int i = 0; i < SECTIONS; i++) {
         const double a = lo + 0.382 * (hi - lo), b = lo + 0.618 * (hi - lo);
         const struct drop da = drop_by(x, a), db = drop_by(x, b);
@@ -207,10 +223,10 @@ static void look_sighted(struct search *x)
 
 static void keep_by_drop(struct search *x)
 {
-    memset(x->best.keeps, 0, sizeof x->best.keeps);
+    memset(x->best->keeps, 0, sizeof x->best->keeps);
     for (size_t t = 0; t < x->p->n_tier; t++)
-        for (size_t k = x->best.drop.k[t]; k < x->l->n[t]; k++)
-            x->best.keeps[x->l->place[x->l->from[t] + k].chunk] = true;
+        for (size_t k = x->best->drop.k[t]; k < x->l->n[t]; k++)
+            x->best->keeps[x->l->place[x->l->from[t] + k].chunk] = true;
 }
 
 /* One chunk more or less. */
@@ -236,18 +252,18 @@ static void toggle(const struct search *x, bool *keeps, struct set *s, uint16_t 
 /* a, and b unless it is the same, change sides; undone unless that helps. */
 static bool swap(struct search *x, uint16_t a, uint16_t b)
 {
-    struct set set = x->best.set;
+    struct set set = x->best->set;
     struct pol_prediction p;
-    toggle(x, x->best.keeps, &set, a);
-    if (a != b) toggle(x, x->best.keeps, &set, b);
-    predict_set(x->p, x->s, x->best.ratio, &set, &p);
-    if (p.ttft_s < x->best.p.ttft_s * (1 - 1e-9)) {
-        x->best.set = set;
-        x->best.p = p;
+    toggle(x, x->best->keeps, &set, a);
+    if (a != b) toggle(x, x->best->keeps, &set, b);
+    predict_set(x->p, x->s, x->best->ratio, &set, &p);
+    if (p.ttft_s < x->best->p.ttft_s * (1 - 1e-9)) {
+        x->best->set = set;
+        x->best->p = p;
         return true;
     }
-    x->best.keeps[a] = !x->best.keeps[a];
-    if (a != b) x->best.keeps[b] = !x->best.keeps[b];
+    x->best->keeps[a] = !x->best->keeps[a];
+    if (a != b) x->best->keeps[b] = !x->best->keeps[b];
     return false;
 }
 
@@ -256,17 +272,17 @@ static bool swap(struct search *x, uint16_t a, uint16_t b)
 static void search_grain(struct search *x)
 {
     int left = LOOKS_MAX;
-    keep_by_drop(x);
+    x->best->by_chunk = true;
     for (bool better = true; better;) {
         better = false;
         for (size_t t = 0; t < x->p->n_tier; t++) {
             const struct place *at = x->l->place + x->l->from[t];
-            const size_t n = x->l->n[t], k = x->best.drop.k[t], wide = n > 32 ? 1 : n > 16 ? 2 : 4;
+            const size_t n = x->l->n[t], k = x->best->drop.k[t], wide = n > 32 ? 1 : n > 16 ? 2 : 4;
             const size_t lo = k > wide ? k - wide : 0, hi = k + wide < n ? k + wide : n;
             for (size_t i = lo; i < hi; i++)
                 for (size_t j = i; j < hi && left > 0; j++) {
                     const uint16_t a = at[i].chunk, b = at[j].chunk;
-                    if (i != j && x->best.keeps[a] == x->best.keeps[b]) continue;
+                    if (i != j && x->best->keeps[a] == x->best->keeps[b]) continue;
                     left--;
                     if (swap(x, a, b)) better = true;
                 }
@@ -278,14 +294,11 @@ static void search_grain(struct search *x)
 static void search_split(struct search *x, double limit_s)
 {
     const struct drop all = {0};
-    x->best.p.ttft_s = INFINITY;
     (void)look(x, &all);
-    if (x->best.p.compute_s > limit_s || !(x->best.p.exposed_s > 0)) {
-        keep_by_drop(x);
-        return;
-    }
+    if (x->best->p.compute_s > limit_s || !(x->best->p.exposed_s > 0)) return;
     if (x->s == POL_STRAT_SIDE) look_sighted(x);
     search_end(x);
+    keep_by_drop(x);
     search_grain(x);
 }
 
@@ -349,41 +362,40 @@ struct choice {
     bool found;
 };
 
-/* Only `static` minds whether chunks have scores, only `side` whether they have sidecars. */
-static bool same_lanes(enum pol_strategy a, enum pol_strategy b)
+static const struct lanes *lanes_of(const struct pol_control_in *in, const struct prompt *p,
+                                    enum pol_strategy s, const struct lanes *all, struct lanes *own)
 {
-    return a != POL_STRAT_DEFAULT && (a == POL_STRAT_STATIC) == (b == POL_STRAT_STATIC) &&
-           (a == POL_STRAT_SIDE) == (b == POL_STRAT_SIDE);
+    if (s != POL_STRAT_STATIC && s != POL_STRAT_SIDE) return all;
+    lanes_for(in, p, s, all, own);
+    return own;
 }
 
 /* The first strategy by preference among those that are as good as the fastest. */
 static void choose(const struct pol_control_in *in, const struct prompt *p, double exact_s,
                    struct choice *ret)
 {
-    struct lanes l;
+    struct lanes all, own;
     struct found f[N_STRATEGIES];
-    enum pol_strategy made = POL_STRAT_DEFAULT; /* whose lanes these are */
     double best = exact_s;
+    lanes_make(in, p, &all);
     for (size_t i = 0; i < N_STRATEGIES; i++) {
-        const enum pol_strategy s = PREFERENCE[i];
-        struct search x = {.in = in, .p = p, .l = &l, .s = s};
+        struct search x = {.in = in, .p = p, .s = PREFERENCE[i], .best = &f[i]};
         f[i].p.ttft_s = INFINITY;
-        if (!considered(in, s, &x.best.ratio)) continue;
-        if (!same_lanes(made, s)) lanes_make(in, p, s, &l);
-        made = s;
+        f[i].by_chunk = false;
+        if (!considered(in, x.s, &f[i].ratio)) continue;
+        x.l = lanes_of(in, p, x.s, &all, &own);
         search_split(&x, best * (1 + SLACK));
-        f[i] = x.best;
-        best = fmin(best, f[i].p.ttft_s);
+        best = smaller(best, f[i].p.ttft_s);
     }
-    ret->found = false;
     if (exact_s <= best * (1 + SLACK)) return;
     for (size_t i = 0; i < N_STRATEGIES && !ret->found; i++) {
         if (!(f[i].p.ttft_s <= best * (1 + SLACK))) continue;
-        ret->found = true;
-        ret->s = PREFERENCE[i];
-        ret->f = f[i];
-        const double limit = fmax(best * (1 + SLACK), in->max_ttft_s > 0 ? in->max_ttft_s : 0);
-        raise_ratio(p, ret->s, ratio_max(in), limit, &ret->f);
+        struct search x = {.in = in, .p = p, .s = PREFERENCE[i], .best = &f[i]};
+        x.l = lanes_of(in, p, x.s, &all, &own);
+        if (!f[i].by_chunk) keep_by_drop(&x);
+        const double limit = larger(best * (1 + SLACK), in->max_ttft_s > 0 ? in->max_ttft_s : 0);
+        raise_ratio(p, x.s, ratio_max(in), limit, &f[i]);
+        *ret = (struct choice){.s = x.s, .f = f[i], .found = true};
     }
 }
 

@@ -10,12 +10,24 @@
 
 #include "policy/control.h"
 
+/* Not fmax() and fmin(): those call a function for the sake of NaN, of which there is none here. */
+static inline double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static inline double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 struct prompt {
     unsigned L, check, score_lo, score_hi, side; /* layers in range */
     double tokens, prefix, suffix;
     struct pol_cost cost;
     struct pol_tier_now tier[POL_TIERS_MAX];
     bool reachable[POL_TIERS_MAX];
+    double begin_s[POL_TIERS_MAX], s_per_byte[POL_TIERS_MAX], per_layer; /* 1 / (L - 1) */
     size_t n_tier;
     double prefix_bytes[POL_TIERS_MAX]; /* where the prefix is, else 0 */
 };

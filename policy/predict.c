@@ -60,6 +60,8 @@ static void tiers_make(const struct pol_control_in *in, struct prompt *p)
                                      t->queue_s < SECONDS_MAX);
         p->tier[i].first_s = not_negative(p->tier[i].first_s);
         p->tier[i].queue_s = not_negative(p->tier[i].queue_s);
+        p->begin_s[i] = p->tier[i].queue_s + p->tier[i].first_s;
+        p->s_per_byte[i] = p->reachable[i] ? 1 / p->tier[i].bytes_per_s : 0;
     }
 }
 
@@ -75,6 +77,7 @@ static void layers_make(const struct pol_control_in *in, struct prompt *p)
 {
     const unsigned L = in->L ? in->L : 1;
     p->L = L;
+    p->per_layer = L > 1 ? 1.0 / (L - 1) : 0;
     p->check = in->check_layer && in->check_layer < L ? in->check_layer : at_most(1, L - 1);
     p->score_lo = in->score_lo;
     p->score_hi = in->score_hi;
@@ -128,6 +131,17 @@ struct rows {
     bool choose; /* there is something to choose, and to choose from */
 };
 
+static double floor_of(double v)
+{
+    return (double)(int64_t)v; /* of what is positive and less than 2^63; no call */
+}
+
+static double whole_steps(double rows, double step)
+{
+    const double n = floor_of(rows / step);
+    return (n * step < rows ? n + 1 : n) * step;
+}
+
 static struct rows rows_of(const struct prompt *p, double ratio, const struct set *s)
 {
     const double T = p->tokens, step = p->cost.row_step;
@@ -136,26 +150,25 @@ static struct rows rows_of(const struct prompt *p, double ratio, const struct se
                      .placed = p->prefix + s->tokens,
                      .suffix_pairs = p->suffix * (T - (p->suffix - 1) / 2),
                      .mass = p->suffix * (T - p->suffix)};
-    const double selected = round(ratio * s->tokens);
-    r.rest = fmax(r.all - s->tokens, 1);
-    r.rest_pairs = fmax(r.all_pairs - s->pairs, 0);
+    const double selected = floor_of(ratio * s->tokens + 0.5);
+    r.rest = larger(r.all - s->tokens, 1);
+    r.rest_pairs = larger(r.all_pairs - s->pairs, 0);
     r.main = r.rest + selected;
     r.main_pairs = r.rest_pairs + (s->tokens > 0 ? s->pairs * selected / s->tokens : 0);
     r.choose = selected > 0 && p->L > 1;
     if (step > 1) {
-        r.all = ceil(r.all / step) * step;
-        r.rest = ceil(r.rest / step) * step;
-        r.main = ceil(r.main / step) * step;
+        r.all = whole_steps(r.all, step);
+        r.rest = whole_steps(r.rest, step);
+        r.main = whole_steps(r.main, step);
     }
     return r;
 }
 
-static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, struct pol_work work)
+static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, const struct pol_work *k)
 {
     if (lo >= hi) return;
-    ASSERT(w->n < SPANS_MAX);
-    work.layers = 1;
-    w->span[w->n++] = (struct span){lo, hi, wait, work};
+    DEBUG_ASSERT(w->n < SPANS_MAX);
+    w->span[w->n++] = (struct span){lo, hi, wait, *k};
 }
 
 /* The rows that are not reused run over the stored KV of the scoring layers; the last of these
@@ -163,35 +176,35 @@ static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, struct
 static void add_query_pass(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     const unsigned last = p->score_hi - 1, lo = at_most(p->score_lo, last);
-    struct pol_work k = {.rows = r->rest, .pairs = r->rest_pairs};
-    add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    struct pol_work k = {.layers = 1, .rows = r->rest, .pairs = r->rest_pairs};
+    add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     k.kv_rows = r->rest;
     k.places = r->placed;
-    add(w, 1, lo, WAIT_CHUNKS, k);
+    add(w, 1, lo, WAIT_CHUNKS, &k);
     k.masses = r->mass;
-    add(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, k);
+    add(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, &k);
     k.rows = 0;
     k.kv_rows = r->rest + p->suffix; /* the suffix's queries are about as much work as its K,V */
     k.pairs = r->suffix_pairs;
-    add(w, last, last + 1, WAIT_CHUNKS, k);
+    add(w, last, last + 1, WAIT_CHUNKS, &k);
 }
 
 /* They run blind to the chunks, whose K of one layer is asked at the end. */
 static void add_side_pass(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     const unsigned last = p->side;
-    struct pol_work k = {.rows = r->rest, .pairs = r->rest_pairs};
-    add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    struct pol_work k = {.layers = 1, .rows = r->rest, .pairs = r->rest_pairs};
+    add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     k.kv_rows = r->rest;
     k.places = p->prefix;
     k.pairs = r->rest * (p->prefix + (r->rest + 1) / 2);
-    add(w, 1, last, WAIT_PREFIX, k);
+    add(w, 1, last, WAIT_PREFIX, &k);
     k.rows = 0;
     k.kv_rows = r->rest + p->suffix;
     k.pairs = r->suffix_pairs;
     k.masses = r->mass;
     k.places = p->prefix + (r->placed - p->prefix) / 2; /* K alone */
-    add(w, last, last + 1, WAIT_SIDE, k);
+    add(w, last, last + 1, WAIT_SIDE, &k);
 }
 
 /* Layers from `lo` on with the rows of the answer; those below `loaded` have their stored KV. In
@@ -200,33 +213,33 @@ static void add_main(struct walk *w, const struct prompt *p, const struct rows *
                      unsigned loaded)
 {
     const unsigned last = p->L - 1;
-    struct pol_work k = {.rows = r->main, .pairs = r->main_pairs};
-    if (lo == 0) add(w, 0, at_most(1, last), WAIT_NOTHING, k);
+    struct pol_work k = {.layers = 1, .rows = r->main, .pairs = r->main_pairs};
+    if (lo == 0) add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     if (lo == 0) lo = 1;
     k.kv_rows = r->main;
-    add(w, lo, at_most(loaded, last), WAIT_NOTHING, k);
+    add(w, lo, at_most(loaded, last), WAIT_NOTHING, &k);
     k.places = r->placed;
-    add(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, k);
+    add(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, &k);
     k.rows = 1;
     k.pairs = p->tokens;
     if (last == 0) k.kv_rows = 0;
     if (last < loaded) k.places = 0;
     if (lo <= last || last == 0)
-        add(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, k);
+        add(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, &k);
 }
 
 /* Everything but the prefix runs up to the check layer, where the choice falls. */
 static void add_check(struct walk *w, const struct prompt *p, const struct rows *r, unsigned loaded)
 {
-    struct pol_work k = {.rows = r->all, .pairs = r->all_pairs};
-    add(w, 0, 1, WAIT_NOTHING, k);
+    struct pol_work k = {.layers = 1, .rows = r->all, .pairs = r->all_pairs};
+    add(w, 0, 1, WAIT_NOTHING, &k);
     k.kv_rows = r->all;
     k.places = loaded > 1 ? 0 : p->prefix;
-    add(w, 1, p->check, WAIT_PREFIX, k);
+    add(w, 1, p->check, WAIT_PREFIX, &k);
     k.rows = p->check + 1 == p->L ? 1 : r->main;
     k.pairs = p->check + 1 == p->L ? p->tokens : r->main_pairs;
     k.places = r->placed; /* comparing reads what placing would */
-    add(w, p->check, p->check + 1, WAIT_CHUNKS, k);
+    add(w, p->check, p->check + 1, WAIT_CHUNKS, &k);
 }
 
 static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
@@ -236,7 +249,7 @@ static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
     unsigned lo = 0, loaded = 1;
     ret->n = 0;
     /* K,V of layer 0 for all tokens. */
-    add(ret, 0, 1, WAIT_NOTHING, (struct pol_work){.kv_rows = p->tokens});
+    add(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
     if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_HYBRID)) {
         add_query_pass(ret, p, &r);
         loaded = p->score_hi;
@@ -264,7 +277,6 @@ struct arrivals {
 
 static void arrivals_of(const struct prompt *p, const struct set *s, struct arrivals *ret)
 {
-    const double per_layer = p->L > 1 ? 1.0 / (p->L - 1) : 0;
     ret->n_chunks = ret->n_blind = 0;
     ret->has_prefix = false;
     ret->load_s = 0;
@@ -272,18 +284,18 @@ static void arrivals_of(const struct prompt *p, const struct set *s, struct arri
         const struct pol_tier_now *t = &p->tier[i];
         const double prefix = p->prefix_bytes[i], all = prefix + s->bytes[i];
         if (!(all > 0)) continue;
-        const double begin = t->queue_s + t->first_s, s_per_byte = 1 / t->bytes_per_s;
+        const double begin = p->begin_s[i], s_per_byte = p->s_per_byte[i];
         /* One after the other: what counts is the last record, and the prefix comes first. */
         const double last = t->by_record ? (s->bytes[i] > 0 ? s->last_bytes[i] : prefix) : all;
         const double head = t->by_record && s->bytes[i] > 0 ? prefix : all;
-        struct arrival a = {begin + (all - last) * s_per_byte, last * s_per_byte * per_layer};
+        struct arrival a = {begin + (all - last) * s_per_byte, last * s_per_byte * p->per_layer};
         if (prefix > 0) {
-            ret->prefix = (struct arrival){begin, head * s_per_byte * per_layer};
+            ret->prefix = (struct arrival){begin, head * s_per_byte * p->per_layer};
             ret->has_prefix = true;
         }
         ret->chunks[ret->n_chunks++] = a;
         if (s->n_blind[i] > 0) ret->blind[ret->n_blind++] = a;
-        ret->load_s = fmax(ret->load_s, begin + all * s_per_byte);
+        ret->load_s = larger(ret->load_s, begin + all * s_per_byte);
     }
 }
 
@@ -309,8 +321,8 @@ static void walk_layers(const struct prompt *p, const struct walk *w, const stru
         compute += all;
         t += all;
         if (s->wait == WAIT_NOTHING || a->load_s <= 0) continue;
-        t = fmax(t, latest(a, s->wait, s->lo) + all);
-        t = fmax(t, latest(a, s->wait, s->hi - 1) + each);
+        t = larger(t, latest(a, s->wait, s->lo) + all);
+        t = larger(t, latest(a, s->wait, s->hi - 1) + each);
     }
     *ret = (struct pol_prediction){.ttft_s = t + p->cost.head_s,
                                    .load_s = a->load_s,
@@ -349,7 +361,7 @@ static void set_make(const struct pol_control_in *in, const struct prompt *p, en
 
 static double ratio_make(enum pol_strategy s, double ratio)
 {
-    return s != POL_STRAT_REUSE && ratio > 0 ? fmin(ratio, 1) : 0; /* NaN, too */
+    return s != POL_STRAT_REUSE && ratio > 0 ? smaller(ratio, 1) : 0; /* NaN, too */
 }
 
 void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ratio,
