@@ -39,7 +39,7 @@ struct fus_job {
     size_t n_banned;
     atomic_bool cancel;
     bool planned; /* sources and sinks went to the prefill */
-    uint64_t submit_ns, start_ns;
+    uint64_t submit_ns, due_ns, start_ns;
     struct fus_prefill *prefill;
     struct choice *choice;
     unsigned n_live;
@@ -58,7 +58,7 @@ struct fus_engine {
     pthread_mutex_t m;
     pthread_cond_t wake;
     /* guarded by m */
-    struct fus_job *waiting;  /* oldest first */
+    struct fus_job *waiting;  /* by due_ns */
     struct build_job *builds; /* urgent ones first */
     unsigned n_builds;
     bool stop;
@@ -130,6 +130,7 @@ static int job_create(const struct fus_engine *e, const struct fus_request *r, s
     j->req.plan.cancel = &j->cancel;
     j->req.stop_ids = j->stop;
     j->submit_ns = clock_ns();
+    j->due_ns = j->submit_ns + (r->due_ms > 0 ? (uint64_t)(r->due_ms * 1e6) : 0);
     *ret = j;
     return 0;
 }
@@ -275,7 +276,18 @@ static int try_start(struct fus_engine *e, struct fus_job *j)
     return 1;
 }
 
-/* Take the oldest request off the queue when it can start. */
+/* By due time; `back`: it was there before, and goes before others of the same time. Under m. */
+static void enqueue(struct fus_engine *e, struct fus_job *j, bool back)
+{
+    struct fus_job **at = &e->waiting;
+    while (*at && ((*at)->due_ns < j->due_ns || (!back && (*at)->due_ns == j->due_ns)))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+    e->stats.n_waiting++;
+}
+
+/* Take the request that was due first off the queue when it can start. */
 static void start_next(struct fus_engine *e)
 {
     while (!e->prefilling) {
@@ -291,11 +303,7 @@ static void start_next(struct fus_engine *e)
         const int started = try_start(e, j); /* may have freed j */
         pthread_mutex_lock(&e->m);
         if (!e->prefilling) e->current = NULL;
-        if (!started) {
-            j->next = e->waiting;
-            e->waiting = j;
-            e->stats.n_waiting++;
-        }
+        if (!started) enqueue(e, j, true);
         pthread_mutex_unlock(&e->m);
         if (!started) return;
     }
@@ -746,11 +754,7 @@ int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job
         job_free(j);
         return -EAGAIN;
     }
-    struct fus_job **at = &e->waiting;
-    while (*at)
-        at = &(*at)->next;
-    *at = j;
-    e->stats.n_waiting++;
+    enqueue(e, j, false);
     atomic_store(&e->idle_cancel, true);
     *ret = j; /* before the engine may run it */
     pthread_cond_signal(&e->wake);

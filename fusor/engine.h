@@ -4,7 +4,8 @@
  * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
- * steps of all running choices between the layer steps of the oldest prefill; chunk builds only
+ * steps of all running choices between the layer steps of one prefill, that of the request that
+ * was due first; chunk builds only
  * when no request waits or runs (or when a waiting request asked for that chunk); idle plans give
  * way to everything. Thread: any for
  * submit/cancel/stats. */
@@ -49,6 +50,8 @@ struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */
     struct fus_sampling sampling;
     unsigned n_choices;        /* >= 1; seeds seed, seed+1, … */
+    /* The queue is sorted by arrival + due_ms (policy/order.h); 0 for all: as they come. */
+    double due_ms;
     uint32_t max_new, min_new; /* max_new is cut to what the context holds; 0 = prefill only */
     bool ignore_eos;
     const int32_t *stop_ids; /* copied */

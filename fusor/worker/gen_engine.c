@@ -6,6 +6,7 @@
 #include "fusor/worker/gen.h"
 
 #include "base/clock.h"
+#include "policy/order.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -166,6 +167,22 @@ static uint64_t random_seed(void)
     return getrandom(&s, sizeof s, 0) == (ssize_t)sizeof s ? s : clock_ns();
 }
 
+/* What the prompt will keep the engine busy for, as far as can be told before the plan is made. */
+static double work_ms(const struct gen *g, const struct gen_prompt *p)
+{
+    const struct worker *w = g->w;
+    const double own = w->o.ratio >= 0 ? w->o.ratio : w->profile.ratio;
+    const double ratio = g->mode.ratio >= 0 ? g->mode.ratio : own;
+    const bool chunks = g->mode.mode != API_FULL && g->mode.mode != API_PREFIX && w->blend_ok;
+    uint32_t held = 0;
+
+    for (size_t i = 0; chunks && i < p->p.n_cut; i++) {
+        const struct wk_cut *c = &p->p.cut[i];
+        if (c->look.pin || store_in_ram(w->store, &c->key)) held += c->n;
+    }
+    return atomic_load(&w->ms_per_token) * (p->p.n_tok - (1 - ratio) * held);
+}
+
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
     static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done};
@@ -175,6 +192,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
+        .due_ms = pol_order_due(g->w->o.order, work_ms(g, p) / 1e3, 0) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_id,
         .n_stop_ids = q->n_stop_id,

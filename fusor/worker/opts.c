@@ -57,6 +57,9 @@ static const struct opt_def defs[] = {
      "Name in the API; several are split by commas; default: the file's name."},
     {"max-running", OPT_INT, "16", 1, 4096, NULL, "Choices decoded together."},
     {"max-queue", OPT_INT, "64", 1, 65536, NULL, "Requests waiting before 429."},
+    {"order", OPT_ENUM, "sjf", 0, 0, "fifo|sjf|edf",
+     "Who goes first of waiting requests: as they come, the shortest (one may be overtaken for "
+     "three times as long as it will run), or the earliest deadline (kvblend.max_ttft_ms)."},
     {"api-key", OPT_STR, NULL, 0, 0, NULL, "Bearer key that clients must send."},
     {"profile", OPT_STR, NULL, 0, 0, NULL,
      "What kvblend-bench calibrate has written for the model; default: the one it left in the "
@@ -94,6 +97,14 @@ static const char *or_null(const char *s)
     return *s ? s : NULL;
 }
 
+static enum pol_order order_of(const char *name)
+{
+    enum pol_order o = POL_ORDER_FIFO;
+
+    (void)pol_order_parse(name, &o); /* the option's own list of values */
+    return o;
+}
+
 static void take(struct wk_opts *r, struct opts *o)
 {
     const char *dt = opt_str(o, "dtype"), *kv = opt_str(o, "kv-dtype");
@@ -115,6 +126,7 @@ static void take(struct wk_opts *r, struct opts *o)
                           .ctx = (unsigned)opt_int(o, "ctx"),
                           .max_running = (unsigned)opt_int(o, "max-running"),
                           .max_queue = (unsigned)opt_int(o, "max-queue"),
+                          .order = order_of(opt_str(o, "order")),
                           .ratio = opt_given(o, "ratio") ? opt_double(o, "ratio") : -1,
                           .mass = opt_double(o, "mass"),
                           .min_ratio = opt_double(o, "min-ratio"),

@@ -15,6 +15,7 @@
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "fusor/worker/api.h"
+#include "policy/order.h"
 #include "segment/segment.h"
 #include "base/net/redis_url.h"
 #include "tiers/store.h"
@@ -65,6 +66,7 @@ struct wk_opts {
     enum kn_arith arith;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
+    enum pol_order order; /* of the queue */
     double ratio; /* < 0: the profile's */
     double min_ratio, mass;
     bool exit_on_stdin_eof;

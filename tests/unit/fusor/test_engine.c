@@ -29,7 +29,9 @@ struct client {
     uint32_t cancel_after; /* fus_cancel() from inside on_token; 0 never */
     int32_t eog;
     int plan_error;
-    bool hold; /* on_plan waits until this is cleared */
+    int *n_planned; /* counted up by on_plan; NULL: not */
+    int turn;       /* what it then was */
+    bool hold;      /* on_plan waits until this is cleared */
     bool planning;
     struct kit_chunk *chunk; /* on_plan adds it as a range at token 1 */
     struct fus_range range;
@@ -39,6 +41,7 @@ static int on_plan(void *ctx, struct fus_plan *plan)
 {
     struct client *c = ctx;
     pthread_mutex_lock(&c->m);
+    if (c->n_planned) c->turn = ++*c->n_planned;
     c->planning = true;
     pthread_cond_broadcast(&c->changed);
     while (c->hold)
@@ -240,6 +243,37 @@ TEST(greedy_tokens_are_those_of_the_core)
         tok[33 + i] = (int32_t)best;
     }
     client_fini(c);
+    mem_free(c);
+    rig_close(&r);
+}
+
+/* Arrival and what it allows, together: of two that allow the same, the earlier one. */
+TEST(the_queue_is_sorted_by_when_requests_are_due)
+{
+    static const double due_ms[] = {0, 9e6, 3e6, 6e6, 3e6};
+    static const int turn[] = {1, 5, 2, 4, 3};
+    enum { N = 5 };
+    struct rig r;
+    int n_planned = 0;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(N * sizeof(*c));
+    for (int i = 0; i < N; i++) {
+        client_init(&c[i], &r.k, r.e, (uint64_t)i + 1, 20, 1);
+        c[i].req.due_ms = due_ms[i];
+        c[i].n_planned = &n_planned;
+        c[i].hold = i == 0;
+    }
+    for (int i = 0; i < N; i++) {
+        submit(&c[i]);
+        if (i == 0) wait_planning(&c[0]);
+    }
+    let_go(&c[0]);
+    for (int i = 0; i < N; i++)
+        wait_done(&c[i]);
+    for (int i = 0; i < N; i++) {
+        ASSERT_EQ(c[i].turn, turn[i]);
+        client_fini(&c[i]);
+    }
     mem_free(c);
     rig_close(&r);
 }
