@@ -35,6 +35,28 @@ enum fus_strategy {             /* what each needs: strategy.c */
 const char *fus_strategy_name(enum fus_strategy s);
 int fus_strategy_parse(const char *name, enum fus_strategy *ret); /* 1 found, 0 unknown */
 
+enum fus_tensor {                     /* what deviation is measured by */
+                  FUS_TENSOR_DEFAULT, /* the model's, else K */
+                  FUS_TENSOR_K,
+                  FUS_TENSOR_V,
+                  FUS_TENSOR_KV, /* both, each as a multiple of its mean */
+                  FUS_TENSOR_COUNT
+};
+const char *fus_tensor_name(enum fus_tensor t);               /* "default", "K", "V", "KV" */
+int fus_tensor_parse(const char *name, enum fus_tensor *ret); /* 1 found, 0 unknown */
+
+/* By deviation: how the set shrinks from the check layer on. Each recomputes as many token-layers
+ * as the ratio says; a token that is dropped keeps its fresh KV up to there. */
+enum fus_schedule {
+    FUS_SINGLE,    /* one choice */
+    FUS_TWO_STAGE, /* twice as many up to an eighth of the depth, then the rest of the budget */
+    FUS_LINEAR,    /* from 1.3 to 0.7 of the ratio */
+    FUS_GEOMETRIC, /* by a fifth every layer, from 2.7 to 0.8 of the ratio in 30 layers */
+    FUS_SCHEDULE_COUNT
+};
+const char *fus_schedule_name(enum fus_schedule s); /* "single", "two-stage", … */
+int fus_schedule_parse(const char *name, enum fus_schedule *ret);
+
 struct fus_core_opts {
     struct kn_dev_opts dev;
     unsigned ctx_max; /* tokens; 0 = the model's */
@@ -72,7 +94,12 @@ struct fus_range {
     uint32_t tok0, n;
     bool exact;
     struct kv_source src; /* ops NULL: no KV, the range is computed (a miss) */
+    bool home; /* the chunk stands right behind the token that it was built behind, so that its KV
+                  is exact but for the record's precision: recomputed last of all, at r = 1 */
 };
+/* Does a chunk at tok0 of the prompt stand where it was built: right behind its sink token (-1: it
+ * was built without one)? */
+bool fus_stands_home(int32_t sink_token, const int32_t *tok, uint32_t tok0);
 /* Hand out the computed KV of [tok0, tok0+n) while it is computed (only where every row of the
  * range is computed exactly; else the sink is aborted with -ENOTSUP). */
 struct fus_capture {
@@ -96,6 +123,8 @@ struct fus_plan {
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
     float hybrid_share;          /* hybrid: part of the budget by deviation, 0…1; 0 = default */
+    enum fus_tensor tensor;      /* hkvd, hybrid */
+    enum fus_schedule schedule;  /* hkvd, hybrid */
     unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */
     uint32_t
         logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */

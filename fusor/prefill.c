@@ -39,10 +39,10 @@ static int make_block(struct fus_prefill *f)
     size_t at = 0;
     const size_t emb = carve(&at, T * D, 4), x = carve(&at, T * D, 4), pos_all = carve(&at, T, 4),
                  pos = carve(&at, T, 4), slot = carve(&at, T, 4), score = carve(&at, T, 4),
-                 dev = carve(&at, T, 4), cs = carve(&at, T, 4), cand = carve(&at, T, 4),
-                 sel = carve(&at, T, 4), taken = carve(&at, T, 1),
-                 kq = carve(&at, n_keep * g->H * g->K, 4), kl = carve(&at, n_keep * g->H, 4),
-                 att = carve(&at, slice_max(f) * g->H * g->K, 4),
+                 dev = carve(&at, T, 4), dev_v = carve(&at, T, 4), cs = carve(&at, T, 4),
+                 cand = carve(&at, T, 4), pick = carve(&at, T, 4), sel = carve(&at, T, 4),
+                 chosen = carve(&at, T, 1), kq = carve(&at, n_keep * g->H * g->K, 4),
+                 kl = carve(&at, n_keep * g->H, 4), att = carve(&at, slice_max(f) * g->H * g->K, 4),
                  logits = carve(&at, f->n_logits * g->V, 4);
     char *b = fus_core_take_block(f->core, at, &f->block_bytes);
     if (!b) return -ENOMEM;
@@ -54,10 +54,12 @@ static int make_block(struct fus_prefill *f)
     f->slot = (int32_t *)(void *)(b + slot);
     f->score = (float *)(void *)(b + score);
     f->dev = (float *)(void *)(b + dev);
+    f->dev_v = (float *)(void *)(b + dev_v);
     f->cand_score = (float *)(void *)(b + cs);
     f->cand = (int32_t *)(void *)(b + cand);
     f->sel = (int32_t *)(void *)(b + sel);
-    f->taken = (uint8_t *)(b + taken);
+    f->pick = (int32_t *)(void *)(b + pick);
+    f->chosen = (uint8_t *)(b + chosen);
     f->att = (float *)(void *)(b + att);
     f->keep_q = (float *)(void *)(b + kq);
     f->keep_lse = (float *)(void *)(b + kl);
@@ -126,14 +128,15 @@ static void restart(struct fus_prefill *f)
     if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
     memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
-    memset(f->taken, 0, f->plan.n_tok);
+    memset(f->dev_v, 0, f->plan.n_tok * sizeof(*f->dev_v));
+    memset(f->chosen, CHOICE_OUT, f->plan.n_tok);
     f->stage = STAGE_LAYER0;
     f->layer = 0;
     f->row0 = 0;
     f->in_b = false;
     f->loaded_to = 1;
     f->checked = false;
-    f->n_sel = 0;
+    f->n_sel = f->n_chosen = 0;
     f->report.deviation_left = f->report.score_left = -1;
 }
 
@@ -229,18 +232,14 @@ static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return 0;
 }
 
-/* Rows = tokens that are not reused, with those of sel when `selected`, with all reused ones when
- * `all`; x from the embeddings. */
-static int rows_from_embeddings(struct fus_prefill *f, bool selected, bool all)
+/* Rows = tokens that are not reused, with those chosen, with all reused ones when `all`; x from the
+ * embeddings. */
+static int rows_from_embeddings(struct fus_prefill *f, bool all)
 {
-    size_t n = 0, s = 0;
+    size_t n = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        bool row = f->kind[t] == KIND_COMPUTED || (all && f->kind[t] == KIND_REUSED);
-        if (selected && s < f->n_sel && (uint32_t)f->sel[s] == t) {
-            row = true;
-            s++;
-        }
-        if (row) f->pos[n++] = (int32_t)t;
+        const bool reused = f->kind[t] == KIND_REUSED && (all || f->chosen[t] == CHOICE_ROW);
+        if (reused || f->kind[t] == KIND_COMPUTED) f->pos[n++] = (int32_t)t;
     }
     f->n_rows = n;
     struct gather g = {f->emb, f->x, f->pos, f->core->cfg.D};
@@ -254,17 +253,14 @@ static void close_ranks(struct fus_prefill *f)
         f->slot[i] = (int32_t)(f->report.n_prefix + i);
 }
 
-/* After the check layer's K,V: rows of reused tokens that were not selected end here. */
+/* After a choosing layer's K,V: rows of reused tokens that were not chosen end here. */
 static void drop_rows(struct fus_prefill *f)
 {
     const size_t D = f->core->cfg.D;
-    size_t n = 0, s = 0;
+    size_t n = 0;
     for (size_t i = 0; i < f->n_rows; i++) {
         const int32_t t = f->pos[i];
-        while (s < f->n_sel && f->sel[s] < t)
-            s++;
-        const bool selected = s < f->n_sel && f->sel[s] == t;
-        if (f->kind[t] == KIND_REUSED && !selected) continue;
+        if (f->kind[t] == KIND_REUSED && f->chosen[t] != CHOICE_ROW) continue;
         if (n != i) memcpy(f->x + n * D, f->x + i * D, D * sizeof(*f->x));
         f->pos[n++] = t;
     }
@@ -299,10 +295,10 @@ static int begin_main(struct fus_prefill *f)
     f->stage = STAGE_MAIN;
     f->layer = 0;
     f->checked = !f->chooses || !f->how->by_deviation;
-    if (!f->checked) return rows_from_embeddings(f, false, true);
+    if (!f->checked) return rows_from_embeddings(f, true);
     if (f->chooses && f->how->by_stored) fus_select_stored(f);
     if (f->chooses && (f->how->pass || f->how->by_stored)) fus_select(f);
-    return rows_from_embeddings(f, true, false);
+    return rows_from_embeddings(f, false);
 }
 
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
@@ -316,18 +312,20 @@ static int step_layer0(struct fus_prefill *f)
     if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
     if (!f->chooses || !f->how->pass) return begin_main(f);
     f->stage = STAGE_SCORE;
-    r = rows_from_embeddings(f, false, false);
+    r = rows_from_embeddings(f, false);
     if (f->how->pass == PASS_SIDE) close_ranks(f);
     return r;
 }
 
 static bool is_check_layer(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_MAIN && !f->checked && f->layer == f->plan.check_layer;
+    if (f->stage != STAGE_MAIN) return false;
+    return f->checked ? fus_select_again(f) : f->layer == f->plan.check_layer;
 }
 
 /* What has to be in the pages before this layer runs. Up to the check layer all chunk tokens are
- * rows, and their fresh K,V there are kept: chunks are placed only behind it. */
+ * rows, and their fresh K,V there are kept: chunks are placed only behind it. Where the set shrinks
+ * later on, the rows that leave have written theirs by then. */
 static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
 {
     if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE)
@@ -367,7 +365,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     struct fus_prefill *f = ctx;
     int r = 0;
     if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
-    if (f->at_check) r = fus_deviation_rows(f, st, row0, m, k, ld);
+    if (f->at_check) r = fus_deviation_rows(f, st, row0, m, k, v, ld);
     if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
     return r;
 }

@@ -25,6 +25,12 @@ enum fus_kind {                /* what becomes of a prompt token */
                 KIND_REUSED,   /* isolated chunk: may be selected */
 };
 
+enum fus_choice {
+    CHOICE_OUT,
+    CHOICE_CANDIDATE, /* within a choice only */
+    CHOICE_ROW,       /* a row, as any token that is not reused */
+};
+
 struct pre_range {
     struct fus_range r; /* n may be cut short where logits are wanted */
     bool used;          /* has a role in the plan (fus_roles_set) */
@@ -65,32 +71,35 @@ struct fus_prefill {
     /* the work block and its parts */
     void *block;
     size_t block_bytes;
-    uint8_t *kind;     /* [n_tok] enum fus_kind */
-    int32_t *pos_all;  /* [n_tok] 0, 1, 2, … */
-    float *emb;        /* [n_tok, D] */
-    float *x;          /* [n_tok, D] residual of the current rows */
-    int32_t *pos;      /* [n_tok] positions of the current rows */
-    int32_t *slot;     /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
-    float *score;      /* [n_tok] attention mass or stored score, by token */
-    float *dev;        /* [n_tok] deviation */
-    float *cand_score; /* [n_tok] of the candidates only */
-    int32_t *cand;     /* [n_tok] their positions */
-    int32_t *sel;      /* [n_tok] selected positions, ascending */
-    uint8_t *taken;    /* [n_tok] 1: selected */
-    float *att;        /* [rows of a slice, H*K] */
-    float *keep_q;     /* [n_suffix, H*K] */
-    float *keep_lse;   /* [n_suffix, H] */
-    float *logits;     /* [n_logits, V] or NULL */
+    uint8_t *kind;      /* [n_tok] enum fus_kind */
+    int32_t *pos_all;   /* [n_tok] 0, 1, 2, … */
+    float *emb;         /* [n_tok, D] */
+    float *x;           /* [n_tok, D] residual of the current rows */
+    int32_t *pos;       /* [n_tok] positions of the current rows */
+    int32_t *slot;      /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    float *score;       /* [n_tok] attention mass or stored score, by token */
+    float *dev, *dev_v; /* [n_tok] deviation; of V where both tensors count */
+    float *cand_score;  /* [n_tok] of the candidates only */
+    int32_t *cand;      /* [n_tok] their positions */
+    int32_t *pick;      /* [n_tok] indices into both */
+    int32_t *sel;       /* [n_tok] selected positions, ascending */
+    uint8_t *chosen;    /* [n_tok] enum fus_choice */
+    float *att;         /* [rows of a slice, H*K] */
+    float *keep_q;      /* [n_suffix, H*K] */
+    float *keep_lse;    /* [n_suffix, H] */
+    float *logits;      /* [n_logits, V] or NULL */
     size_t n_logits;
 
-    size_t n_rows, n_sel, n_reusable, n_suffix, n_suffix_max;
+    size_t n_rows, n_reusable, n_home, n_suffix, n_suffix_max;
+    size_t n_sel, n_chosen; /* selected; of those still rows */
+    size_t budget;          /* tokens, the mean over the layers from the check layer on */
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
     size_t row0;        /* rows of phase B done in this layer */
     bool in_b;          /* phase A of this layer is done */
     unsigned loaded_to; /* layers below are in the pages */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
-    bool at_check;      /* this layer is the check layer */
+    bool at_check;      /* in this layer tokens are chosen by deviation */
     bool chooses;       /* there are tokens to choose from, and a budget */
     bool finished;
     double token_layers;
@@ -101,9 +110,10 @@ struct fus_prefill {
 int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
 void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
 size_t fus_select_budget(const struct fus_prefill *f);
-/* Choose among the reusable tokens by what the strategy has gathered in score and dev; sets sel,
- * n_sel and what the report says is left. */
+/* Choose by what the strategy has gathered in score and dev: first among the reusable tokens, which
+ * sets sel, n_sel and what the report says is left, then in later layers among those still rows. */
 void fus_select(struct fus_prefill *f);
+bool fus_select_again(const struct fus_prefill *f); /* this layer's set is smaller */
 void fus_select_sink(struct fus_prefill *f);
 void fus_select_weigh(struct fus_prefill *f);  /* the score times what ranges know */
 void fus_select_stored(struct fus_prefill *f); /* the score is what ranges know */
@@ -121,7 +131,7 @@ int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what);
 void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, size_t ld);
+                       const float *k, const float *v, size_t ld);
 int fus_mass_add(struct fus_prefill *f, unsigned layer);
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
@@ -137,6 +147,8 @@ void fus_sense_done(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
 /* strategy.c */
+/* Recomputed tokens in this layer as a multiple of the budget; the mean over [check, L) is 1. */
+double fus_schedule_share(enum fus_schedule s, unsigned check, unsigned layer, unsigned L);
 const struct fus_method *fus_method_of(enum fus_strategy s);
 
 /* prefill.c */

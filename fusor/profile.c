@@ -17,15 +17,6 @@
 
 enum { FILE_VERSION = 1 };
 
-static const char *const tensor_name[] = {
-    [FUS_TENSOR_K] = "K", [FUS_TENSOR_V] = "V", [FUS_TENSOR_KV] = "KV"};
-
-const char *fus_tensor_name(enum fus_tensor t)
-{
-    ASSERT((unsigned)t < sizeof tensor_name / sizeof *tensor_name);
-    return tensor_name[t];
-}
-
 /* ---- defaults ---- */
 
 /* Measured: SmolLM2-135M-Instruct, ten continuation texts (docs/quality.md). By name, because which
@@ -128,16 +119,9 @@ static const char *text(struct reader *d, const char *key)
 static void read_names(struct reader *d, struct fus_profile *p)
 {
     const char *tensor = text(d, "tensor"), *strategy = text(d, "strategy");
-    const size_t n = sizeof tensor_name / sizeof *tensor_name;
-    size_t t = 0;
-    if (*tensor) {
-        while (t < n && strcmp(tensor, tensor_name[t]) != 0)
-            t++;
-        if (d->r == 0 && t == n)
-            d->r = err_set(d->err, -EINVAL, "%s: tensor \"%.20s\" is none of K, V and KV", d->path,
-                           tensor);
-        if (d->r == 0) p->tensor = (enum fus_tensor)t;
-    }
+    if (*tensor && fus_tensor_parse(tensor, &p->tensor) != 1 && d->r == 0)
+        d->r = err_set(d->err, -EINVAL, "%s: tensor \"%.20s\" is none of K, V and KV", d->path,
+                       tensor);
     if (*strategy && fus_strategy_parse(strategy, &p->strategy) != 1 && d->r == 0)
         d->r = err_set(d->err, -EINVAL, "%s: unknown strategy \"%.32s\"", d->path, strategy);
 }
@@ -326,6 +310,8 @@ int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, doub
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)
 {
     if (plan->check_layer == 0) plan->check_layer = p->check_layer;
+    if (plan->side_layer == 0) plan->side_layer = p->side_layer;
+    if (plan->tensor == FUS_TENSOR_DEFAULT) plan->tensor = p->tensor;
     if (plan->score_hi != 0) return;
     plan->score_lo = p->score_lo;
     plan->score_hi = p->score_hi;

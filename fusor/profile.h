@@ -14,8 +14,6 @@
 
 struct json_t;
 enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33 };
-enum fus_tensor { FUS_TENSOR_K, FUS_TENSOR_V, FUS_TENSOR_KV }; /* what hkvd's deviation looks at */
-const char *fus_tensor_name(enum fus_tensor t);                /* "K", "V", "KV" */
 
 struct fus_profile {
     char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */

@@ -156,23 +156,44 @@ void fus_captures_close(struct fus_prefill *f, int status)
 
 /* ---- scores ---- */
 
-/* hkvd: squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). */
+/* Squared L2 between fresh and stored rows of one tensor; K of both is before RoPE (a rotation
+ * keeps the norm). `at`: the first one's index in its range. */
+static int deviation_run(struct kn_stream *st, const struct model_cfg *cfg,
+                         const struct pre_range *g, bool of_v, uint32_t at, const float *fresh,
+                         size_t ld, size_t m, float *ret)
+{
+    const char *stored = of_v ? g->cur.v : g->cur.k;
+    stored += at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+    return kn_deviation(st, fresh, ld, stored, g->cur.dtype, m, (size_t)cfg->G * cfg->K, cfg->K,
+                        ret);
+}
+
+/* Of the m rows those of reused tokens: runs of neighbours within one range. */
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, size_t ld)
+                       const float *k, const float *v, size_t ld)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const uint32_t first = (uint32_t)f->pos[row0], last = (uint32_t)f->pos[row0 + m - 1];
-    for (size_t i = 0; i < f->n_range; i++) {
-        const struct pre_range *g = &f->range[i];
+    const enum fus_tensor tensor = f->plan.tensor;
+    float *dev_v = tensor == FUS_TENSOR_KV ? f->dev_v : f->dev;
+    const int32_t *pos = f->pos + row0;
+    size_t i = 0, n;
+    for (size_t j = 0; j < f->n_range && i < m; j++) {
+        const struct pre_range *g = &f->range[j];
         if (!g->active || g->r.exact) continue;
-        const uint32_t lo = first > g->r.tok0 ? first : g->r.tok0;
-        const uint32_t hi = last + 1 < g->r.tok0 + g->r.n ? last + 1 : g->r.tok0 + g->r.n;
-        if (lo >= hi) continue;
-        /* At the check layer every token but the exact prefix is a row: no gaps. */
-        const size_t off = (lo - g->r.tok0) * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
-        int r = kn_deviation(st, k + (lo - first) * ld, ld, (const char *)g->cur.k + off,
-                             g->cur.dtype, hi - lo, (size_t)cfg->G * cfg->K, cfg->K, f->dev + lo);
-        if (r < 0) return r;
+        while (i < m && (uint32_t)pos[i] < g->r.tok0)
+            i++;
+        for (; i < m && (uint32_t)pos[i] < g->r.tok0 + g->r.n; i += n) {
+            const uint32_t t = (uint32_t)pos[i], at = t - g->r.tok0;
+            int r = 0;
+            n = 1;
+            while (i + n < m && (uint32_t)pos[i + n] == t + n && at + n < g->r.n)
+                n++;
+            if (tensor != FUS_TENSOR_V)
+                r = deviation_run(st, cfg, g, false, at, k + i * ld, ld, n, f->dev + t);
+            if (r == 0 && tensor != FUS_TENSOR_K)
+                r = deviation_run(st, cfg, g, true, at, v + i * ld, ld, n, dev_v + t);
+            if (r < 0) return r;
+        }
     }
     return 0;
 }

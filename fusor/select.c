@@ -56,8 +56,16 @@ int fus_plan_resolve(struct fus_prefill *f)
     }
     if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
     if (p->hybrid_share == 0) p->hybrid_share = HYBRID_SHARE;
+    if (p->tensor == FUS_TENSOR_DEFAULT) p->tensor = FUS_TENSOR_K;
+    if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
+        return -EINVAL;
     if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);
+}
+
+bool fus_stands_home(int32_t sink_token, const int32_t *tok, uint32_t tok0)
+{
+    return sink_token < 0 ? tok0 == 0 : tok0 == 1 && tok[0] == sink_token;
 }
 
 /* Tokens that feed logits are always rows, so a range never reaches past logits_from. */
@@ -77,7 +85,7 @@ static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
 void fus_roles_set(struct fus_prefill *f)
 {
     memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
-    f->n_reusable = 0;
+    f->n_reusable = f->n_home = 0;
     size_t n_exact = 0;
     uint32_t last = 0; /* end of the last reused range */
     bool prefix_whole = true;
@@ -94,6 +102,7 @@ void fus_roles_set(struct fus_prefill *f)
         g->used = true;
         memset(f->kind + g->r.tok0, g->r.exact ? KIND_EXACT : KIND_REUSED, g->r.n);
         *(g->r.exact ? &n_exact : &f->n_reusable) += g->r.n;
+        if (g->r.home && !g->r.exact) f->n_home += g->r.n;
         last = g->r.tok0 + g->r.n;
     }
     f->n_suffix = f->plan.n_tok - last;
@@ -101,10 +110,12 @@ void fus_roles_set(struct fus_prefill *f)
     f->report.n_prefix = (uint32_t)n_exact;
 }
 
+/* Tokens of chunks that stand where they were built come last, and only together. */
 size_t fus_select_budget(const struct fus_prefill *f)
 {
     const size_t k = (size_t)lround((double)f->plan.ratio * (double)f->n_reusable);
-    return k < f->n_reusable ? k : f->n_reusable;
+    if (k >= f->n_reusable) return f->n_reusable;
+    return k < f->n_reusable - f->n_home ? k : f->n_reusable - f->n_home;
 }
 
 static int by_score(const void *a, const void *b)
@@ -113,12 +124,25 @@ static int by_score(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Reused tokens that are not taken yet, and their scores. */
+static bool is_chunk(const struct pre_range *g)
+{
+    return g->active && g->used && !g->r.exact;
+}
+
+static void nominate(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!is_chunk(g) || (g->r.home && f->budget < f->n_reusable)) continue;
+        memset(f->chosen + g->r.tok0, CHOICE_CANDIDATE, g->r.n);
+    }
+}
+
 static size_t candidates(struct fus_prefill *f, const float *score)
 {
     size_t n = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->kind[t] != KIND_REUSED || f->taken[t]) continue;
+        if (f->chosen[t] != CHOICE_CANDIDATE) continue;
         f->cand[n] = (int32_t)t;
         f->cand_score[n++] = score[t];
     }
@@ -140,48 +164,92 @@ static size_t mass_budget(struct fus_prefill *f, const float *score, size_t k)
     return i;
 }
 
-/* Take the k best of the candidates that are not taken yet. */
+/* The k best of the candidates become rows. */
 static void take(struct fus_prefill *f, const float *score, size_t k)
 {
     const size_t n = candidates(f, score);
     ASSERT(k <= n);
-    int r = k ? kn_topk(f->cand_score, n, k, f->sel) : 0;
+    int r = k ? kn_topk(f->cand_score, n, k, f->pick) : 0;
     ASSERT(r == 0);
     for (size_t i = 0; i < k; i++)
-        f->taken[f->cand[f->sel[i]]] = 1;
+        f->chosen[f->cand[f->pick[i]]] = CHOICE_ROW;
 }
 
-/* The share of the score that the tokens hold which were not taken. */
+/* The share of the score that those hold which were not taken. */
 static double share_left(const struct fus_prefill *f, const float *score)
 {
     double total = 0, left = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->kind[t] != KIND_REUSED) continue;
-        total += score[t];
-        if (!f->taken[t]) left += score[t];
+        if (f->chosen[t] == CHOICE_OUT) continue;
+        total += (double)score[t];
+        if (f->chosen[t] == CHOICE_CANDIDATE) left += (double)score[t];
     }
     return total > 0 ? left / total : 0;
 }
 
-void fus_select(struct fus_prefill *f)
+/* Both tensors: K and V have scales of their own, so each counts as a multiple of its mean. */
+static void join_tensors(struct fus_prefill *f)
 {
-    const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
-    const float *main_score = by_score ? f->score : f->dev;
-    size_t k = fus_select_budget(f), k_dev = 0;
-    if (f->plan.mass > 0) k = mass_budget(f, main_score, k);
-    if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
-    if (k_dev) take(f, f->dev, k_dev);
-    take(f, main_score, k - k_dev);
-    f->n_sel = 0;
+    double sum_k = 0, sum_v = 0;
+    if (f->plan.tensor != FUS_TENSOR_KV) return;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->chosen[t] != CHOICE_CANDIDATE) continue;
+        sum_k += (double)f->dev[t];
+        sum_v += (double)f->dev_v[t];
+    }
     for (uint32_t t = 0; t < f->plan.n_tok; t++)
-        if (f->taken[t]) f->sel[f->n_sel++] = (int32_t)t;
-    if (by_dev) f->report.deviation_left = share_left(f, f->dev);
-    if (by_score) f->report.score_left = share_left(f, f->score);
+        f->dev[t] = (float)((double)f->dev[t] / fmax(sum_k, 1e-30) +
+                            (double)f->dev_v[t] / fmax(sum_v, 1e-30));
 }
 
-static bool is_chunk(const struct pre_range *g)
+/* Of n candidates, in this layer. */
+static size_t layer_budget(const struct fus_prefill *f, size_t n)
 {
-    return g->active && g->used && !g->r.exact;
+    const struct fus_plan *p = &f->plan;
+    if (!f->how->by_deviation || f->budget == f->n_reusable) return f->budget;
+    const double share = fus_schedule_share(p->schedule, p->check_layer, f->layer, f->core->cfg.L);
+    const size_t k = (size_t)lround(share * (double)f->budget);
+    return k < n ? k : n;
+}
+
+static void choose(struct fus_prefill *f, size_t k)
+{
+    const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
+    size_t k_dev = by_dev ? k : 0;
+    if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
+    if (k_dev) take(f, f->dev, k_dev);
+    if (k > k_dev) take(f, f->score, k - k_dev);
+    f->n_chosen = k;
+}
+
+void fus_select(struct fus_prefill *f)
+{
+    const bool again = f->n_chosen > 0, by_score = f->how->pass || f->how->by_stored;
+    f->budget = again ? f->budget : fus_select_budget(f);
+    if (again) {
+        for (uint32_t t = 0; t < f->plan.n_tok; t++)
+            if (f->chosen[t] == CHOICE_ROW) f->chosen[t] = CHOICE_CANDIDATE;
+    } else {
+        nominate(f);
+    }
+    if (f->how->by_deviation) join_tensors(f);
+    if (!again && f->plan.mass > 0)
+        f->budget = mass_budget(f, by_score ? f->score : f->dev, f->budget);
+    choose(f, layer_budget(f, again ? f->n_chosen : f->n_reusable - f->n_home));
+    if (!again) {
+        if (f->how->by_deviation) f->report.deviation_left = share_left(f, f->dev);
+        if (by_score) f->report.score_left = share_left(f, f->score);
+    }
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
+        if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
+    }
+}
+
+bool fus_select_again(const struct fus_prefill *f)
+{
+    return f->how->by_deviation && f->n_chosen > 0 && f->layer > f->plan.check_layer &&
+           layer_budget(f, f->n_chosen) < f->n_chosen;
 }
 
 static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
@@ -250,23 +318,23 @@ void fus_select_stored(struct fus_prefill *f)
         }
 }
 
-/* The first k tokens of every reused chunk but one that stands where it was built, right behind the
- * sink token (its KV is exact there). */
+/* The first k tokens of every reused chunk, but for those whose KV is exact. */
 void fus_select_sink(struct fus_prefill *f)
 {
     size_t n_chunks = 0;
     for (size_t i = 0; i < f->n_range; i++)
-        n_chunks += f->range[i].active && !f->range[i].r.exact && f->range[i].r.tok0 > 1;
-    f->n_sel = 0;
+        n_chunks += is_chunk(&f->range[i]) && !f->range[i].r.home;
     if (n_chunks == 0) return;
     size_t k = f->plan.sink_k;
     if (k == 0) k = (fus_select_budget(f) + n_chunks / 2) / n_chunks;
     if (k == 0 && f->plan.ratio > 0) k = 1;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!g->active || g->r.exact || g->r.tok0 <= 1) continue;
-        for (uint32_t t = 0; t < g->r.n && t < k; t++)
+        if (!is_chunk(g) || g->r.home) continue;
+        for (uint32_t t = 0; t < g->r.n && t < k; t++) {
+            f->chosen[g->r.tok0 + t] = CHOICE_ROW;
             f->sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
+        }
     }
 }
 

@@ -118,6 +118,7 @@ static int find_chunk(struct planner *q, struct wk_cut *c)
     rc = wk_find(q->w, q->m, &c->key, q->p->tok + c->tok0, c->n, &c->look, q->late_ns, &pin);
     if (rc < 0) return rc;
     *r = (struct fus_range){.tok0 = c->tok0, .n = c->n};
+    r->home = fus_stands_home(q->w->sink_token, q->p->tok, c->tok0);
     if (rc == 0) {
         c->missed = true;
         if (wk_build_pending(q->w, &c->key, NULL)) c->look.why = STORE_MISS_BUILDING;
@@ -195,6 +196,8 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
     plan->ratio = (float)ratio;
     plan->mass = (float)(m->mass >= 0 ? m->mass : w->o.mass);
     plan->ratio_min = (float)(m->min_ratio >= 0 ? m->min_ratio : w->o.min_ratio);
+    plan->tensor = m->tensor;
+    plan->schedule = m->schedule;
     fus_profile_apply(&w->profile, plan);
     plan->suffix = p->n_cut ? p->n_tok - last : 0;
     if (plan->strategy == FUS_FULL || plan->strategy == FUS_PREFIX) {

@@ -32,6 +32,8 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     ret->asked = ret->mode;
     ret->has_strategy = k->has_strategy;
     ret->strategy = k->strategy;
+    ret->tensor = k->tensor;
+    ret->schedule = k->schedule;
     ret->ratio = k->ratio;
     ret->min_ratio = k->min_ratio;
     ret->mass = k->mass;

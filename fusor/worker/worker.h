@@ -264,6 +264,8 @@ struct wk_mode {
     enum api_mode asked; /* for the report */
     bool has_strategy;
     enum fus_strategy strategy;
+    enum fus_tensor tensor;
+    enum fus_schedule schedule;
     double ratio, min_ratio, mass; /* -1 = not given */
     bool store;
     char ns[512];

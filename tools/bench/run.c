@@ -255,6 +255,7 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
         struct fus_range got;
         int rc = settle(b, kind, &look[i], &got, &tier);
         if (rc == 0) {
+            got.home = kind == TIER_CHUNK && fus_stands_home(b->sink, p->tok, got.tok0);
             ret_tier[n] = tier;
             range[n++] = got;
         }

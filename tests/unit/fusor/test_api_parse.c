@@ -70,6 +70,8 @@ TEST(refusals_name_field_and_code)
         {true, "{\"kvblend\":{\"ratio\":true}," MSG "}", "invalid_value", "kvblend.ratio", 400},
         {true, "{\"kvblend\":{\"mode\":3}," MSG "}", "invalid_value", "kvblend.mode", 400},
         {true, "{\"kvblend\":{\"strategy\":3}," MSG "}", "invalid_value", "kvblend.strategy", 400},
+        {true, "{\"kvblend\":{\"tensor\":\"Q\"}," MSG "}", "invalid_value", "kvblend.tensor", 400},
+        {true, "{\"kvblend\":{\"schedule\":1}," MSG "}", "invalid_value", "kvblend.schedule", 400},
         {true, "{\"kvblend\":{\"explain\":1}," MSG "}", "invalid_value", "kvblend.explain", 400},
         {true, "{\"kvblend\":{\"separator\":5}," MSG "}", "invalid_value", "kvblend.separator",
          400},
@@ -168,6 +170,7 @@ TEST(everything_that_is_read)
         "\"stop\":[\"a\",\"\",\"bc\"],\"stop_token_ids\":[3,4],\"logit_bias\":{\"7\":-100},"
         "\"logprobs\":true,\"top_logprobs\":4,\"add_generation_prompt\":false,"
         "\"kvblend\":{\"mode\":\"blend\",\"strategy\":\"hkvd\",\"ratio\":0.25,\"explain\":true,"
+        "\"tensor\":\"KV\",\"schedule\":\"two-stage\","
         "\"namespace\":\"t\",\"store\":false,\"separator\":\"##\","
         "\"segments\":[{\"message\":0,\"begin\":0,\"end\":2}]}}",
         true, &r, &e));
@@ -188,6 +191,8 @@ TEST(everything_that_is_read)
     ASSERT_EQ(r.sampling.n_logprobs, 4);
     ASSERT_EQ(r.kv.mode, API_BLEND);
     ASSERT_TRUE(r.kv.has_strategy && r.kv.strategy == FUS_HKVD);
+    ASSERT_EQ(r.kv.tensor, FUS_TENSOR_KV);
+    ASSERT_EQ(r.kv.schedule, FUS_TWO_STAGE);
     ASSERT_NEAR(r.kv.ratio, 0.25, 1e-9);
     ASSERT_TRUE(r.kv.explain && !r.kv.store);
     ASSERT_STREQ(r.kv.ns, "t");

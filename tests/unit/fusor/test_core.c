@@ -44,6 +44,7 @@ static void add_chunk(struct prompt *p, unsigned i)
         p->have[i] = true;
     }
     add_range(p, p->n, n, false, &p->chunk[i]);
+    p->range[p->n_range - 1].home = fus_stands_home(p->tok[0], p->tok, p->n);
     memcpy(p->tok + p->n, p->chunk_tok[i], n * sizeof(*p->tok));
     p->n += n;
 }
@@ -388,6 +389,15 @@ TEST(ratio_zero_equals_reuse)
     kit_close(&k);
 }
 
+/* A chunk that is not exact where it stands. */
+static bool has_choice(const struct prompt *p)
+{
+    bool any = false;
+    for (size_t i = 0; i < p->n_range; i++)
+        any |= p->of_range[i] && !p->range[i].exact && !p->range[i].home;
+    return any;
+}
+
 TEST(blends_match_reference)
 {
     struct kit k;
@@ -401,7 +411,7 @@ TEST(blends_match_reference)
         check_blend(&p, FUS_PREFIX, 0, &got);
         for (size_t j = 0; j < 3 * N_BLENDS; j++) {
             const enum fus_strategy s = blends[j / 3];
-            const bool chose = p.n_range > 0, deviates = s == FUS_HKVD || s == FUS_HYBRID;
+            const bool deviates = s == FUS_HKVD || s == FUS_HYBRID, chose = has_choice(&p);
             check_blend(&p, s, ratio[j % 3], &got);
             ASSERT_EQ(chose && deviates, got.report.deviation_left >= 0);
             ASSERT_EQ(chose && s != FUS_HKVD && s != FUS_SINK, got.report.score_left >= 0);
@@ -485,7 +495,7 @@ static void check_choice(const struct prompt *p, const struct result *res, const
     double worst_in = INFINITY, best_out = 0, left = 0, total = 0;
     for (size_t i = 0; i < p->n_range; i++)
         for (uint32_t t = p->range[i].tok0; t < p->range[i].tok0 + p->range[i].n; t++) {
-            if (!p->of_range[i] || p->range[i].exact) continue;
+            if (!p->of_range[i] || p->range[i].exact || p->range[i].home) continue;
             total += score[t];
             if (selected(res, t)) {
                 worst_in = fmin(worst_in, score[t]);
@@ -523,36 +533,65 @@ TEST(query_selects_what_the_suffix_attends_to)
     kit_close(&k);
 }
 
+/* Squared change of each token's K or V at a layer, from a full prefill. */
+static void deviations(const struct prompt *p, unsigned layer, bool of_v, double *ret)
+{
+    const size_t GK = (size_t)p->k->cfg->G * p->k->cfg->K;
+    double *fresh = mem_alloc(p->k->cfg->L * p->n * GK * 8), ref[V_MAX];
+    struct ref_opts o = {.k_out = of_v ? NULL : fresh, .v_out = of_v ? fresh : NULL};
+    ref_forward(p->k->m, p->tok, p->n, &o, ref);
+    for (size_t i = 0; i < p->n_range; i++)
+        for (uint32_t t = 0; p->of_range[i] && t < p->range[i].n; t++)
+            for (size_t j = 0; j < GK; j++) {
+                const uint32_t at = p->range[i].tok0 + t;
+                const struct kit_chunk *c = p->of_range[i];
+                const float *stored = of_v ? c->v : c->k;
+                const double d = fresh[(layer * p->n + at) * GK + j] -
+                                 (double)stored[((size_t)layer * c->n + t) * GK + j];
+                ret[at] += d * d;
+            }
+    mem_free(fresh);
+}
+
+static double mean_of(const struct prompt *p, const double *score)
+{
+    double sum = 0, n = 0;
+    for (size_t i = 0; i < p->n_range; i++)
+        for (uint32_t t = 0; p->of_range[i] && !p->range[i].home && t < p->range[i].n; t++) {
+            sum += score[p->range[i].tok0 + t];
+            n++;
+        }
+    return sum / n;
+}
+
 TEST(hkvd_selects_the_largest_deviation)
 {
     struct kit k;
     open_default(&k);
-    const size_t GK = (size_t)k.cfg->G * k.cfg->K;
-    for (unsigned check = 1; check <= 3; check += 2) {
+    for (int i = 0; i < 4; i++) {
+        const enum fus_tensor tensor[] = {FUS_TENSOR_DEFAULT, FUS_TENSOR_K, FUS_TENSOR_V,
+                                          FUS_TENSOR_KV};
         struct prompt p;
         struct result got;
         prompt_init(&p, &k, "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
+        const unsigned check = i % 2 ? 3 : 1;
         plan.check_layer = check;
+        plan.tensor = tensor[i];
         run_plan(&p, &plan, &got);
-        double *fresh = mem_alloc(k.cfg->L * p.n * GK * 8), dev[T_MAX] = {0}, ref[V_MAX];
-        const struct ref_opts o = {.k_out = fresh};
-        ref_forward(k.m, p.tok, p.n, &o, ref);
-        for (size_t i = 0; i < p.n_range; i++)
-            for (uint32_t t = 0; p.of_range[i] && t < p.range[i].n; t++)
-                for (size_t j = 0; j < GK; j++) {
-                    const uint32_t at = p.range[i].tok0 + t;
-                    const struct kit_chunk *c = p.of_range[i];
-                    const double d = fresh[(check * p.n + at) * GK + j] -
-                                     (double)c->k[((size_t)check * c->n + t) * GK + j];
-                    dev[at] += d * d;
-                }
+        double dev[T_MAX] = {0}, dev_v[T_MAX] = {0}, ref[V_MAX];
+        deviations(&p, check, tensor[i] == FUS_TENSOR_V, dev);
+        if (tensor[i] == FUS_TENSOR_KV) {
+            deviations(&p, check, true, dev_v);
+            const double mean = mean_of(&p, dev), mean_v = mean_of(&p, dev_v);
+            for (size_t t = 0; t < T_MAX; t++)
+                dev[t] = dev[t] / mean + dev_v[t] / mean_v;
+        }
         check_choice(&p, &got, dev);
         const struct view w = {&p, &got, FUS_HKVD, check};
         const struct ref_opts blend = {.stored = stored, .ctx = (void *)&w};
         ref_forward(k.m, p.tok, p.n, &blend, ref);
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
-        mem_free(fresh);
         prompt_fini(&p);
     }
     kit_close(&k);
