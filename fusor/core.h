@@ -177,10 +177,13 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
                     const struct kv_sink *sink, const atomic_bool *cancel,
                     struct fus_prefill **ret);
 
-/* Measure the context sensitivity of an isolated chunk (blending.md 7.3): it runs once more behind
- * another one, up to the middle layer, and is compared with its stored KV. ret_score[i] becomes the
- * larger of itself and token i's change: the mean over layers 1…L/2 of |dK|/|K| + |dV|/|V|. Zero
- * it, then measure behind a few real neighbours. Steps as a prefill. */
+/* Measure an isolated chunk with another one, the neighbour. Context sensitivity (blending.md 7.3):
+ * the chunk runs once more behind the neighbour, up to the middle layer, and is compared with its
+ * stored KV; ret_score[i] becomes the larger of itself and token i's change: the mean over layers
+ * 1…L/2 of |dK|/|K| + |dV|/|V|. Static score: the neighbour's first tokens run behind the chunk as
+ * a question would, over its stored KV; what they attend to, the mean over rows, heads and the
+ * layers of `query`, is added to ret_static[i]. Zero both, then measure with a few real neighbours.
+ * Steps as a prefill. */
 struct fus_sense {
     int32_t sink_token;    /* as the chunk was built, -1: none */
     const int32_t *before; /* the neighbour; copied */
@@ -190,6 +193,7 @@ struct fus_sense {
     uint32_t n;
     struct kv_source src; /* its isolated KV */
     float *ret_score;     /* [n], valid until prefill_end; untouched when it fails */
+    float *ret_static;    /* the same, or NULL: not measured */
     const atomic_bool *cancel;
 };
 /* On success the sources are the prefill's, on failure the caller's. -ENOTSUP: one layer only. */

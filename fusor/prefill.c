@@ -120,7 +120,7 @@ static void prefetch(struct fus_prefill *f)
     }
 }
 
-static void restart(struct fus_prefill *f)
+void fus_restart(struct fus_prefill *f)
 {
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
@@ -176,7 +176,7 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     f->kv = fus_session_kv(s);
     f->report.strategy = f->plan.strategy;
     f->report.ratio = f->plan.ratio;
-    restart(f);
+    fus_restart(f);
     refuse_captures(f);
     prefetch(f);
     *ret = f;
@@ -447,6 +447,11 @@ static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) {
+        if (f->sense.asks) {
+            fus_sense_asked(f);
+            finish(f);
+            return 0;
+        }
         if (f->how->by_sensitivity) fus_select_weigh(f);
         if (f->how->pass == PASS_SIDE) f->loaded_to = 1; /* blind rows stood in the chunks' place */
         return begin_main(f);
@@ -469,13 +474,14 @@ int fus_prefill_step(struct fus_prefill *f)
     }
     if (!f->in_b) {
         r = step_a(f);
+        if (r == -EAGAIN && f->sense.asks) return -EIO; /* nothing left to measure */
         if (r == -EAGAIN) { /* a source failed: again, with its range as a miss */
-            restart(f);
+            fus_restart(f);
             return 1;
         }
         if (r < 0) return r;
         if (fus_sense_on(f) && fus_sense_last(f)) {
-            fus_sense_done(f);
+            if (fus_sense_done(f)) return 1;
             finish(f);
             return 0;
         }

@@ -45,11 +45,12 @@ struct pre_capture {
     bool open;           /* done() not called yet */
 };
 
-struct pre_sense {        /* a measurement of sensitivity instead of a prompt */
-    struct kv_source src; /* the chunk's isolated KV; ops NULL: none is measured */
+struct pre_sense {        /* a measurement instead of a prompt; its halves: sense.c */
+    struct kv_source src; /* the chunk's isolated KV in the first half, else ops NULL */
     struct kv_layer cur;
-    uint32_t tok0, n;
-    float *ret_score;
+    uint32_t head, tok0, n; /* sink tokens; where the chunk stands; its length */
+    float *ret_score, *ret_static;
+    bool asks; /* this is the second half */
 };
 
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_DONE };
@@ -137,13 +138,14 @@ void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
 void fus_range_release(struct pre_range *g);
 
-/* sense.c: nothing happens in them unless a sensitivity is measured */
-bool fus_sense_on(const struct fus_prefill *f);
+/* sense.c: nothing happens in them unless a chunk is measured */
+bool fus_sense_on(const struct fus_prefill *f);   /* in the first half */
 bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */
 int fus_sense_fetch(struct fus_prefill *f);
 int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
                    const float *k, const float *v, size_t ld);
-void fus_sense_done(struct fus_prefill *f);
+bool fus_sense_done(struct fus_prefill *f); /* the first half is; true: the second one begins */
+void fus_sense_asked(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
 /* strategy.c */
@@ -154,5 +156,6 @@ const struct fus_method *fus_method_of(enum fus_strategy s);
 /* prefill.c */
 int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
               struct fus_prefill **ret);
+void fus_restart(struct fus_prefill *f); /* with the ranges that are still active */
 
 #endif

@@ -100,7 +100,7 @@ struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint3
 }
 
 static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *tok, uint32_t n,
-                        const struct bench_text *before, float *score)
+                        const struct bench_text *before, float *score, float *score_static)
 {
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
@@ -109,7 +109,8 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
                           .n_before = before->n,
                           .tok = tok,
                           .n = n,
-                          .ret_score = score};
+                          .ret_score = score,
+                          .ret_static = score_static};
     int r = rec_source_make(pin, &p.src);
     if (r < 0) return r;
     r = fus_session_create(b->core, n + before->n + 1, &s);
@@ -128,7 +129,7 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
                       const struct bench_text *before, size_t n_before)
 {
     struct tier_key key = key_of(b, TIER_CHUNK, tok, n);
-    float *score = mem_zalloc(n * sizeof *score);
+    float *score = mem_zalloc(2 * n * sizeof *score), *score_static = score + n;
     int r = score ? 0 : -ENOMEM;
     for (size_t i = 0; r == 0 && i < n_before; i++) {
         struct store_pin *pin;
@@ -140,10 +141,12 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
             mem_free(score);
             return 0;
         }
-        r = sense_behind(b, pin, tok, n, &before[i], score);
+        r = sense_behind(b, pin, tok, n, &before[i], score, score_static);
     }
     if (r == 0 && n_before > 0)
         r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, n);
+    if (r >= 0 && n_before > 0)
+        r = store_set_scores(b->store, &key, RECORD_SCORE_STATIC, score_static, n);
     mem_free(score);
     return r < 0 ? r : 0;
 }

@@ -79,10 +79,20 @@ static void expected(struct scene *s, unsigned before, unsigned chunk, double *r
     kit_chunk_fini(&fresh);
 }
 
-static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
+static int run_sense(struct scene *s, const struct fus_sense *p)
 {
     struct fus_session *session = NULL;
     struct fus_prefill *f = NULL;
+    ASSERT_OK(fus_session_create(s->k.c, 1 + p->n_before + p->n, &session));
+    ASSERT_OK(fus_sense_begin(session, p, &f));
+    int r = kit_steps(f);
+    fus_prefill_end(f);
+    fus_session_destroy(session);
+    return r;
+}
+
+static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
+{
     struct fus_sense p = {.sink_token = SINK,
                           .before = s->tok[before],
                           .n_before = len[before],
@@ -91,12 +101,7 @@ static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored
                           .src = kit_source(&s->chunk[chunk]),
                           .ret_score = score};
     if (stored) p.before_src = kit_source(&s->chunk[before]);
-    ASSERT_OK(fus_session_create(s->k.c, 1 + len[before] + len[chunk], &session));
-    ASSERT_OK(fus_sense_begin(session, &p, &f));
-    int r = kit_steps(f);
-    fus_prefill_end(f);
-    fus_session_destroy(session);
-    return r;
+    return run_sense(s, &p);
 }
 
 TEST(sensitivity_is_the_change_behind_a_neighbour)
@@ -116,6 +121,41 @@ TEST(sensitivity_is_the_change_behind_a_neighbour)
         for (unsigned t = 0; t < N_A; t++)
             ASSERT_NEAR(got[t], fmax(want[0][t], want[1][t]), 1e-4 * (1 + want[0][t]));
     }
+    scene_close(&s);
+}
+
+/* What the neighbour's head attends to behind the chunk; both sums over neighbours. */
+TEST(static_score_is_what_a_text_behind_attends_to)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float got[N_A] = {0}, sense[N_A] = {0}, alone[N_A] = {0};
+    double want[N_A] = {0}, logits[96];
+    for (unsigned b = 1; b < 3; b++) {
+        int32_t tok[T_MAX] = {SINK};
+        double mass[T_MAX] = {0};
+        const uint32_t n = 1 + N_A + len[b];
+        const struct ref_opts o = {.mass = mass, .mass_from = 1 + N_A, .lo = 1, .hi = 4};
+        memcpy(tok + 1, s.tok[0], N_A * sizeof *tok);
+        memcpy(tok + 1 + N_A, s.tok[b], len[b] * sizeof *tok);
+        ref_forward(s.k.m, tok, n, &o, logits);
+        for (unsigned t = 0; t < N_A; t++)
+            want[t] += mass[1 + t] / (len[b] * s.k.cfg->H * 3);
+        struct fus_sense p = {.sink_token = SINK,
+                              .before = s.tok[b],
+                              .n_before = len[b],
+                              .before_src = kit_source(&s.chunk[b]),
+                              .tok = s.tok[0],
+                              .n = N_A,
+                              .src = kit_source(&s.chunk[0]),
+                              .ret_score = sense,
+                              .ret_static = got};
+        ASSERT_OK(run_sense(&s, &p));
+        ASSERT_OK(measure(&s, b, 0, true, alone));
+    }
+    for (unsigned t = 0; t < N_A; t++)
+        ASSERT_NEAR(got[t], want[t], 1e-5);
+    ASSERT_MEMEQ(sense, alone, sizeof sense); /* the first half knows nothing of the second */
     scene_close(&s);
 }
 
