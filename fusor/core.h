@@ -158,6 +158,9 @@ struct fus_prefill;
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
+/* Steps of about that many rows from now on, 0 = the usual: shorter ones let decode steps in sooner
+ * and cost throughput. Changes no bit where kn_gemm_invariant(). */
+void fus_prefill_pace(struct fus_prefill *f, size_t rows);
 /* Whether the next step would not wait for stored KV: a scheduler does something else meanwhile. */
 bool fus_prefill_ready(const struct fus_prefill *f);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */

@@ -22,6 +22,9 @@
 /* chosen: well below a layer's compute, and 4000 wake-ups a second of one thread are nothing. */
 enum { WAIT_SLICE_NS = 250000 };
 
+/* chosen: rows of a prefill's step while streams run; below 64 a step streams weights for little */
+enum { PACE_MIN = 64, PACE_FIRST = 128, PACE_MAX = 1024, PACE_CALM = 8 };
+
 struct choice {
     struct fus_session *s;
     struct fus_sampler *sampler;
@@ -73,7 +76,9 @@ struct fus_engine {
     struct fus_session *build_session;
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
-    uint64_t decode_end_ns, decode_took_ns;
+    uint64_t decode_end_ns, decode_took_ns, slice_took_ns;
+    size_t pace;           /* rows of a prefill's step while streams run */
+    unsigned calm;         /* steps in a row that were far shorter than they may be */
     float *logits;         /* [max_running, V] */
     struct choice **batch; /* [max_running], with the job of each: */
     struct fus_job **batch_job;
@@ -362,11 +367,37 @@ static void leave_decode(struct fus_engine *e, const struct fus_job *j)
     e->n_choices -= j->n_live;
 }
 
+/* While streams run a prefill goes on in steps of about half a decode step: between two tokens of
+ * a stream there is then about one decode step's time of somebody's prefill, not more. A step's
+ * time is found by trying, since rows cost what the machine makes of them. */
+static void keep_pace(struct fus_engine *e, uint64_t took_ns)
+{
+    const uint64_t wanted_ns = e->decode_took_ns / 2;
+    e->slice_took_ns = took_ns;
+    if (!e->running || !kn_gemm_invariant(fus_core_dev(e->core))) {
+        e->pace = 0;
+        return;
+    }
+    if (e->pace == 0)
+        e->pace = PACE_FIRST;
+    else if (took_ns > wanted_ns && e->pace > PACE_MIN)
+        e->pace /= 2;
+    /* The first half of a layer is short whatever the pace. */
+    e->calm = took_ns < wanted_ns / 4 ? e->calm + 1 : 0;
+    if (e->calm == PACE_CALM) {
+        e->calm = 0;
+        if (e->pace < PACE_MAX) e->pace *= 2;
+    }
+}
+
 static void prefill_step(struct fus_engine *e)
 {
     struct fus_job *j = e->prefilling;
     enum fus_finish last = FUS_LENGTH;
+    const uint64_t t0 = clock_ns();
+    fus_prefill_pace(j->prefill, e->running ? e->pace : 0);
     int r = fus_prefill_step(j->prefill);
+    keep_pace(e, clock_ns() - t0);
     if (r == 1) return;
     if (r == 0) r = first_tokens(e, j, &last);
     prefill_left(e);
@@ -638,7 +669,8 @@ static void turn(struct fus_engine *e)
     if (waits && !e->running && !(e->building && e->building->b.urgent)) wait_for_kv(e);
     end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
     const uint64_t since = clock_ns() - e->decode_end_ns;
-    if (e->running && (!e->prefilling || waits || since >= 2 * e->decode_took_ns)) decode_step(e);
+    const bool turn_of_streams = since + e->slice_took_ns >= e->decode_took_ns;
+    if (e->running && (!e->prefilling || waits || turn_of_streams)) decode_step(e);
 }
 
 static void *engine_main(void *arg)

@@ -23,7 +23,7 @@ static size_t carve(size_t *at, size_t n, size_t size)
     return off;
 }
 
-/* Rows of one phase B call: a slice, or up to half of one more rather than a small rest. */
+/* The most rows of one phase B call: a slice and half of one more. */
 static size_t slice_max(const struct fus_prefill *f)
 {
     const size_t slice = fus_slice_rows(f->core, f->plan.n_tok), most = slice + slice / 2;
@@ -333,6 +333,11 @@ static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
     return f->stage == STAGE_SCORE || f->checked ? BRING_CHUNKS : BRING_EXACT;
 }
 
+void fus_prefill_pace(struct fus_prefill *f, size_t rows)
+{
+    f->pace = rows;
+}
+
 bool fus_prefill_ready(const struct fus_prefill *f)
 {
     if (f->stage == STAGE_LAYER0 || f->stage == STAGE_DONE || f->in_b) return true;
@@ -412,8 +417,9 @@ static int step_b(struct fus_prefill *f)
     const size_t first = first_b_row(f);
     if (f->row0 < first) f->row0 = first;
     size_t m = f->n_rows - f->row0;
-    const size_t slice = fus_slice_rows(f->core, f->plan.n_tok);
-    if (m > slice_max(f)) m = slice;
+    const size_t usual = fus_slice_rows(f->core, f->plan.n_tok);
+    const size_t slice = f->pace && f->pace < usual ? f->pace : usual;
+    if (m > slice + slice / 2) m = slice; /* or half of one more rather than a small rest */
     struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
     if (is_scoring(f)) {
         p.keep_q = f->keep_q;

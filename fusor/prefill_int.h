@@ -96,6 +96,7 @@ struct fus_prefill {
     size_t budget;          /* tokens, the mean over the layers from the check layer on */
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
+    size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
     size_t row0;        /* rows of phase B done in this layer */
     bool in_b;          /* phase A of this layer is done */
     unsigned loaded_to; /* layers below are in the pages */

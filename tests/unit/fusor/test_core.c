@@ -855,6 +855,49 @@ TEST(capture_equals_build)
     kit_close(&k);
 }
 
+/* Prefills a copy of the plan in steps of `pace` rows; the logits are the caller's to free. */
+static float *paced(struct kit *k, struct prompt *p, enum fus_strategy s, size_t pace,
+                    int *ret_steps)
+{
+    struct fus_plan plan = plan_of(p, s, 0.5f);
+    struct fus_session *sess = NULL;
+    struct fus_prefill *f = NULL;
+    size_t rows = 0;
+    int r = 1;
+    use_sources(p);
+    ASSERT_OK(fus_session_create(k->c, p->n, &sess));
+    ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
+    for (*ret_steps = 0; r == 1; ++*ret_steps) {
+        fus_prefill_pace(f, *ret_steps % 3 == 2 ? 0 : pace); /* it may change at any time */
+        r = fus_prefill_step(f);
+    }
+    ASSERT_EQ(r, 0);
+    const float *got = fus_prefill_logits(f, &rows);
+    float *copy = mem_alloc(rows * k->cfg->V * sizeof *copy);
+    memcpy(copy, got, rows * k->cfg->V * sizeof *copy);
+    fus_prefill_end(f);
+    fus_session_destroy(sess);
+    return copy;
+}
+
+TEST(short_steps_change_no_bit)
+{
+    struct kit k;
+    open_default(&k);
+    for (enum fus_strategy s = FUS_FULL; s < FUS_STRATEGY_COUNT; s++) {
+        struct prompt p;
+        int n, n_short;
+        prompt_init(&p, &k, "pAgBq");
+        float *want = paced(&k, &p, s, 0, &n), *got = paced(&k, &p, s, 3, &n_short);
+        ASSERT_TRUE(n_short > n);
+        ASSERT_MEMEQ(got, want, k.cfg->V * sizeof *want);
+        mem_free(want);
+        mem_free(got);
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
 TEST(cancel_at_every_step)
 {
     struct kit k;
