@@ -1,8 +1,9 @@
 /* core: loads weights into the device, owns rope tables, the page pool and the sessions.
  *
- * The pool is one anonymous mapping, touched as pages are used; page p holds KN_PAGE tokens of all
- * layers of one sequence. Pages carry a reference count: a fork shares the full pages of its parent
- * (they are never written again) and copies only the last, partly filled one. */
+ * The pool is one block of device memory (on the CPU touched as pages are used); page p holds
+ * KN_PAGE tokens of all layers of one sequence. Pages carry a reference count: a fork shares the
+ * full pages of its parent (they are never written again) and copies only the last, partly filled
+ * one. */
 #include "fusor/core_int.h"
 
 #include "base/assert.h"
@@ -10,7 +11,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* ---- weights ---- */
 
@@ -56,22 +56,20 @@ static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned la
 }
 
 /* One or two vectors joined; absent ones leave *ret NULL. */
-static int vectors(const struct fus_core *c, const enum model_w *w, size_t n_w, unsigned layer,
-                   float **ret)
+static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
 {
+    const struct model *m = p->c->model;
     size_t n = 0;
-    if (!model_has(c->model, w[0], layer)) return 0;
-    for (size_t i = 0; i < n_w; i++)
-        n += model_w_cols(c->model, w[i]);
-    float *v = mem_aligned(64, n * sizeof(*v));
-    if (!v) return -ENOMEM;
-    *ret = v;
+    if (!model_has(m, w[0], layer)) return 0;
     for (size_t i = 0; i < n_w; i++) {
-        int r = model_rows(c->model, w[i], layer, 0, 1, v);
+        const size_t cols = model_w_cols(m, w[i]);
+        ASSERT(n + cols <= p->cap);
+        int r = model_rows(m, w[i], layer, 0, 1, p->rows + n);
         if (r < 0) return r;
-        v += model_w_cols(c->model, w[i]);
+        n += cols;
     }
-    return 0;
+    *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
+    return *ret ? kn_mem_write(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
 }
 
 #define W(...)                                                                                     \
@@ -82,20 +80,19 @@ static int vectors(const struct fus_core *c, const enum model_w *w, size_t n_w, 
 
 static int load_layer(struct packer *p, unsigned l)
 {
-    struct fus_core *c = p->c;
-    struct fus_layer *w = &c->layer[l];
+    struct fus_layer *w = &p->c->layer[l];
     int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
     if (r == 0) r = pack(p, W(MODEL_Q), 1, l, &w->q);
     if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
     if (r == 0) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
     if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
-    if (r == 0) r = vectors(c, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
-    if (r == 0) r = vectors(c, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
-    if (r == 0) r = vectors(c, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv_bias);
-    if (r == 0) r = vectors(c, W(MODEL_Q_BIAS), 1, l, &w->q_bias);
-    if (r == 0) r = vectors(c, W(MODEL_O_BIAS), 1, l, &w->o_bias);
-    if (r == 0) r = vectors(c, W(MODEL_Q_NORM), 1, l, &w->q_norm);
-    if (r == 0) r = vectors(c, W(MODEL_K_NORM), 1, l, &w->k_norm);
+    if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
+    if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
+    if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv_bias);
+    if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q_bias);
+    if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o_bias);
+    if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q_norm);
+    if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->k_norm);
     if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
     return r;
 }
@@ -111,15 +108,17 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
     if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
     p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
-    p.total = layer_params(&c->cfg) * c->cfg.L + (double)c->cfg.V * c->cfg.D;
+    p.total = layer_params(&c->cfg) * c->cfg.L +
+              (kn_dev_is_host(c->dev) ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
     p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
     int r = p.rows && c->layer ? 0 : -ENOMEM;
     for (unsigned l = 0; r == 0 && l < c->cfg.L; l++)
         r = load_layer(&p, l);
-    if (r == 0) r = vectors(c, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
+    if (r == 0) r = vectors(&p, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
     if (r == 0 && !c->norm_out) r = -EBADMSG;
     if (r == 0) r = pack(&p, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
+    if (r == 0 && !kn_dev_is_host(c->dev)) r = pack(&p, W(MODEL_EMBED), 1, 0, &c->embed);
     mem_free(p.rows);
     return r;
 }
@@ -141,27 +140,29 @@ static int make_rope(struct fus_core *c)
 {
     const size_t half = c->cfg.K / 2, n = (size_t)c->ctx_max * half;
     float *freq = mem_alloc(half * sizeof(*freq));
-    c->rope_tab = mem_aligned(64, 2 * n * sizeof(float));
-    if (!freq || !c->rope_tab) {
-        mem_free(freq);
-        return -ENOMEM;
-    }
+    float *tab = mem_alloc(2 * n * sizeof(*tab));
+    c->rope_tab = kn_mem_alloc(c->dev, KN_MEM_DEVICE, 2 * n * sizeof(*tab));
+    int r = freq && tab && c->rope_tab ? 0 : -ENOMEM;
+    if (r < 0) goto out;
     float mscale = 1;
     model_rope_freqs(&c->cfg, freq, &mscale);
     for (size_t p = 0; p < c->ctx_max; p++)
         for (size_t i = 0; i < half; i++) {
             const double angle = (double)p * (double)freq[i];
-            c->rope_tab[p * half + i] = (float)cos(angle);
-            c->rope_tab[n + p * half + i] = (float)sin(angle);
+            tab[p * half + i] = (float)cos(angle);
+            tab[n + p * half + i] = (float)sin(angle);
         }
-    mem_free(freq);
+    r = kn_mem_write(c->dev, c->rope_tab, tab, 2 * n * sizeof(*tab));
     c->rope = (struct kn_rope){.K = c->cfg.K,
                                .n_rot = c->cfg.K,
                                .cos = c->rope_tab,
                                .sin = c->rope_tab + n,
                                .pos_cap = c->ctx_max,
                                .mscale = mscale};
-    return 0;
+out:
+    mem_free(freq);
+    mem_free(tab);
+    return r;
 }
 
 /* ---- page pool ---- */
@@ -173,7 +174,7 @@ uint32_t fus_pages_for(uint32_t n_tokens)
 
 static int make_pool(struct fus_core *c, uint64_t kv_bytes)
 {
-    const uint64_t page_bytes = (uint64_t)c->page_stride * sizeof(float);
+    const uint64_t page_bytes = c->page_bytes;
     uint64_t want = kv_bytes;
     if (want == 0) {
         want = 8 * fus_pages_for(c->ctx_max) * page_bytes;
@@ -182,14 +183,8 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
     const uint64_t n = want / page_bytes;
     if (n == 0 || n > INT32_MAX) return n == 0 ? -ENOMEM : -ERANGE;
     c->pool_bytes = n * page_bytes;
-    c->pool = mmap(NULL, c->pool_bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (c->pool == MAP_FAILED) {
-        c->pool = NULL;
-        return -ENOMEM;
-    }
-    /* Large pages spare the attention TLB misses; where they are off nothing changes. */
-    (void)madvise(c->pool, c->pool_bytes, MADV_HUGEPAGE);
+    c->pool = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->pool_bytes);
+    if (!c->pool) return -ENOMEM;
     c->free_page = mem_alloc(n * sizeof(*c->free_page));
     c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
     if (!c->free_page || !c->page_ref) return -ENOMEM;
@@ -214,28 +209,41 @@ static void page_unref(struct fus_core *c, int32_t id)
     if (--c->page_ref[id] == 0) c->free_page[c->n_free++] = id;
 }
 
-void *fus_core_take_block(struct fus_core *c, size_t size_bytes, size_t *ret_bytes)
+static void block_free(struct fus_core *c, struct fus_block *b)
 {
-    if (c->spare && c->spare_bytes >= size_bytes) {
-        void *b = c->spare;
-        *ret_bytes = c->spare_bytes;
-        c->spare = NULL;
-        return b;
-    }
-    void *b = mem_aligned(64, size_bytes);
-    if (b) *ret_bytes = size_bytes;
-    return b;
+    kn_mem_free(c->dev, b->device);
+    kn_mem_free(c->dev, b->shared);
+    *b = (struct fus_block){0};
 }
 
-void fus_core_give_block(struct fus_core *c, void *block, size_t size_bytes)
+int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
+                        struct fus_block *ret)
 {
-    if (c->spare && c->spare_bytes >= size_bytes) {
-        mem_free(block);
-        return;
+    struct fus_block b = {NULL, NULL, device_bytes, shared_bytes};
+    const struct fus_block *s = &c->spare;
+    if (s->device && s->device_bytes >= device_bytes && s->shared_bytes >= shared_bytes) {
+        *ret = c->spare;
+        c->spare = (struct fus_block){0};
+        return 0;
     }
-    mem_free(c->spare);
-    c->spare = block;
-    c->spare_bytes = size_bytes;
+    b.device = kn_mem_alloc(c->dev, KN_MEM_DEVICE, device_bytes);
+    b.shared = kn_mem_alloc(c->dev, KN_MEM_SHARED, shared_bytes);
+    if (!b.device || !b.shared) {
+        block_free(c, &b);
+        return -ENOMEM;
+    }
+    *ret = b;
+    return 0;
+}
+
+void fus_core_give_block(struct fus_core *c, struct fus_block *b)
+{
+    if (b->device && b->device_bytes >= c->spare.device_bytes) {
+        block_free(c, &c->spare);
+        c->spare = *b;
+        *b = (struct fus_block){0};
+    }
+    block_free(c, b);
 }
 
 /* ---- core ---- */
@@ -263,10 +271,11 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (o->ctx_max && o->ctx_max < c->ctx_max) c->ctx_max = o->ctx_max;
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
-    c->layer_stride = kn_kv_layer_floats(c->cfg.G, c->cfg.K);
-    c->page_stride = c->layer_stride * c->cfg.L;
     r = kn_dev_create(&o->dev, &c->dev, err);
     if (r < 0) goto fail;
+    c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
+    c->page_stride = c->layer_stride * c->cfg.L;
+    c->page_bytes = c->page_stride * kn_kv_value_bytes(c->dev);
     r = tune(c);
     if (r < 0) {
         (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
@@ -290,38 +299,37 @@ fail:
     return r;
 }
 
-static void layer_fini(struct fus_layer *w)
+static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
-    kn_mat_destroy(w->kv);
-    kn_mat_destroy(w->q);
-    kn_mat_destroy(w->o);
-    kn_mat_destroy(w->gu);
-    kn_mat_destroy(w->down);
-    mem_free(w->norm_attn);
-    mem_free(w->norm_ffn);
-    mem_free(w->kv_bias);
-    mem_free(w->q_bias);
-    mem_free(w->o_bias);
-    mem_free(w->q_norm);
-    mem_free(w->k_norm);
+    struct kn_mat *const mats[] = {w->kv, w->q, w->o, w->gu, w->down};
+    float *const vecs[] = {w->norm_attn, w->norm_ffn, w->kv_bias, w->q_bias,
+                           w->o_bias,    w->q_norm,   w->k_norm};
+    for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++)
+        kn_mat_destroy(mats[i]);
+    for (size_t i = 0; i < sizeof(vecs) / sizeof(vecs[0]); i++)
+        kn_mem_free(d, vecs[i]);
 }
 
 void fus_core_destroy(struct fus_core *c)
 {
     if (!c) return;
     ASSERT(c->n_free == c->n_pages); /* a session outlived its core */
+    if (!c->dev) {
+        mem_free(c);
+        return;
+    }
     for (unsigned l = 0; c->layer && l < c->cfg.L; l++)
-        layer_fini(&c->layer[l]);
+        layer_fini(c->dev, &c->layer[l]);
     mem_free(c->layer);
     kn_mat_destroy(c->lm_head);
-    mem_free(c->norm_out);
-    mem_free(c->rope_tab);
-    if (c->pool) (void)munmap(c->pool, c->pool_bytes);
+    kn_mem_free(c->dev, c->norm_out);
+    kn_mat_destroy(c->embed);
+    kn_mem_free(c->dev, c->rope_tab);
+    kn_mem_free(c->dev, c->pool);
     mem_free(c->free_page);
     mem_free(c->page_ref);
-    mem_free(c->spare);
-    mem_free(c->dec_x);
-    mem_free(c->dec_pos);
+    block_free(c, &c->spare);
+    fus_decode_fini(c);
     kn_dev_destroy(c->dev);
     mem_free(c);
 }
@@ -376,24 +384,39 @@ uint32_t fus_core_kv_tokens_free(const struct fus_core *c)
 
 /* ---- sessions ---- */
 
+static void session_free(struct fus_session *s)
+{
+    if (s->page_dev != s->page) kn_mem_free(s->core->dev, s->page_dev);
+    mem_free(s->page);
+    mem_free(s);
+}
+
 static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
 {
     if (cap_tokens == 0) return -EINVAL;
     if (cap_tokens > c->ctx_max) return -ERANGE;
     struct fus_session *s = mem_zalloc(sizeof(*s));
-    const uint32_t n = fus_pages_for(cap_tokens);
-    int32_t *page = mem_alloc(n * sizeof(*page));
-    if (!s || !page) {
-        mem_free(s);
-        mem_free(page);
+    if (!s) return -ENOMEM;
+    s->core = c;
+    s->cap_tokens = cap_tokens;
+    s->n_pages = fus_pages_for(cap_tokens);
+    s->page = mem_alloc(s->n_pages * sizeof(*s->page));
+    s->page_dev = s->page;
+    if (!kn_dev_is_host(c->dev))
+        s->page_dev = kn_mem_alloc(c->dev, KN_MEM_DEVICE, s->n_pages * sizeof(*s->page));
+    if (!s->page || !s->page_dev) {
+        session_free(s);
         return -ENOMEM;
     }
-    s->core = c;
-    s->page = page;
-    s->n_pages = n;
-    s->cap_tokens = cap_tokens;
     *ret = s;
     return 0;
+}
+
+/* The device's copy of the page table follows. */
+static int pages_changed(struct fus_session *s)
+{
+    if (s->page_dev == s->page) return 0;
+    return kn_mem_write(s->core->dev, s->page_dev, s->page, s->n_pages * sizeof(*s->page));
 }
 
 int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
@@ -404,8 +427,12 @@ int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_sessi
     if (r < 0) return r;
     for (uint32_t i = 0; i < s->n_pages; i++)
         s->page[i] = page_take(c);
-    *ret = s;
-    return 0;
+    r = pages_changed(s);
+    if (r < 0)
+        fus_session_destroy(s);
+    else
+        *ret = s;
+    return r;
 }
 
 void fus_session_destroy(struct fus_session *s)
@@ -413,8 +440,7 @@ void fus_session_destroy(struct fus_session *s)
     if (!s) return;
     for (uint32_t i = 0; i < s->n_pages; i++)
         page_unref(s->core, s->page[i]);
-    mem_free(s->page);
-    mem_free(s);
+    session_free(s);
 }
 
 uint32_t fus_session_len(const struct fus_session *s)
@@ -428,30 +454,34 @@ struct kn_kv fus_session_kv(const struct fus_session *s)
     return (struct kn_kv){.base = c->pool,
                           .page_stride = c->page_stride,
                           .layer_stride = c->layer_stride,
-                          .pages = s->page,
+                          .pages = s->page_dev,
                           .n_pages = s->n_pages,
                           .G = c->cfg.G,
                           .K = c->cfg.K};
 }
 
-static void page_copy(struct fus_core *c, int32_t to, int32_t from)
+static int page_copy(struct fus_core *c, int32_t to, int32_t from)
 {
-    memcpy(c->pool + (size_t)to * c->page_stride, c->pool + (size_t)from * c->page_stride,
-           c->page_stride * sizeof(float));
+    return kn_mem_copy(c->dev, c->pool + (size_t)to * c->page_bytes,
+                       c->pool + (size_t)from * c->page_bytes, c->page_bytes);
 }
 
 int fus_session_own(struct fus_session *s, uint32_t from)
 {
     struct fus_core *c = s->core;
+    bool changed = false;
+    int r = 0;
     for (uint32_t i = from / KN_PAGE; i < s->n_pages; i++) {
         const int32_t old = s->page[i];
         if (c->page_ref[old] == 1) continue;
         if (c->n_free == 0) return -ENOMEM;
         s->page[i] = page_take(c);
-        if (i * KN_PAGE < s->len) page_copy(c, s->page[i], old);
+        if (i * KN_PAGE < s->len && r == 0) r = page_copy(c, s->page[i], old);
         page_unref(c, old);
+        changed = true;
     }
-    return 0;
+    if (changed && r == 0) r = pages_changed(s);
+    return r;
 }
 
 int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_session **ret)
@@ -473,7 +503,11 @@ int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_sess
         }
     }
     f->len = s->len;
-    if (s->len % KN_PAGE) page_copy(c, f->page[shared], s->page[shared]);
-    *ret = f;
-    return 0;
+    if (s->len % KN_PAGE) r = page_copy(c, f->page[shared], s->page[shared]);
+    if (r == 0) r = pages_changed(f);
+    if (r < 0)
+        fus_session_destroy(f);
+    else
+        *ret = f;
+    return r;
 }

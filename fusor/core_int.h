@@ -19,6 +19,12 @@ struct fus_layer {
     float *q_norm, *k_norm;           /* [K] or NULL */
 };
 
+/* Work memory of a prefill: one part that only operations touch, one that the host shares. */
+struct fus_block {
+    char *device, *shared;
+    size_t device_bytes, shared_bytes;
+};
+
 enum { FUS_RATES_MAX = 8 };
 struct fus_core {
     const struct model *model; /* borrowed: embedding rows are read from it */
@@ -26,22 +32,24 @@ struct fus_core {
     struct kn_dev *dev;
     struct fus_layer *layer; /* [L] */
     struct kn_mat *lm_head;  /* [V, D] */
+    struct kn_mat *embed;    /* [V, D] where the device cannot read the model's file, else NULL */
     float *norm_out;         /* [D] */
     struct kn_rope rope;
     float *rope_tab; /* cos, then sin */
     enum fus_fault fault;
     unsigned ctx_max;
     /* page pool */
-    float *pool;
-    size_t pool_bytes, page_stride, layer_stride; /* strides in floats */
+    char *pool;
+    size_t pool_bytes, page_stride, layer_stride; /* strides in values of the device's KV type */
+    size_t page_bytes;
     uint32_t n_pages, n_free;
     int32_t *free_page; /* stack of free ids */
     uint16_t *page_ref; /* [n_pages] sessions that hold the page */
     /* recycled work block of the last finished prefill */
-    void *spare;
-    size_t spare_bytes;
-    float *dec_x; /* [dec_cap, D] residual of a decode step, grows with the batch */
-    int32_t *dec_pos;
+    struct fus_block spare;
+    float *dec_x;      /* [dec_cap, D] residual of a decode step, grows with the batch */
+    int32_t *dec_pos;  /* [2, dec_cap] positions, then tokens */
+    float *dec_logits; /* [dec_cap, V] where the head cannot write to the caller */
     size_t dec_cap;
     struct kn_gemm_rate rate[FUS_RATES_MAX];
     size_t n_rates;
@@ -49,15 +57,17 @@ struct fus_core {
 
 struct fus_session {
     struct fus_core *core;
-    int32_t *page; /* [n_pages] */
+    int32_t *page;     /* [n_pages] */
+    int32_t *page_dev; /* the same for operations; `page` itself where memory is plain */
     uint32_t n_pages, cap_tokens, len;
 };
 struct kn_kv fus_session_kv(const struct fus_session *s);
 /* Give the session pages of its own for everything it is going to write from token `from` on. */
 int fus_session_own(struct fus_session *s, uint32_t from);
 uint32_t fus_pages_for(uint32_t n_tokens);
-void *fus_core_take_block(struct fus_core *c, size_t size_bytes, size_t *ret_bytes);
-void fus_core_give_block(struct fus_core *c, void *block, size_t size_bytes);
+int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
+                        struct fus_block *ret);
+void fus_core_give_block(struct fus_core *c, struct fus_block *b);
 
 /* ---- layer.c: one half of a layer over a set of rows ---- */
 typedef int (*fus_kv_hook)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
@@ -70,7 +80,7 @@ struct fus_phase {
     const int32_t *pos;  /* [n] ascending */
     const int32_t *slot; /* [n] where their K,V are stored, and up to where rows see; NULL: pos */
     size_t n;
-    const int32_t *embed_tok; /* phase A of layer 0: fill x with these tokens' embeddings first */
+    const int32_t *embed_tok; /* phase A of layer 0: [n] x is filled with their embeddings first */
     fus_kv_hook hook;         /* phase A: sees K before RoPE and V; may be NULL */
     void *hook_ctx;
     float *keep_q, *keep_lse; /* phase B: rows from keep_from on are copied here (query score) */
@@ -86,6 +96,7 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
 /* Final norm and head of rows x [n, D] into logits [n, V]. */
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
                      float *logits);
+void fus_decode_fini(struct fus_core *c); /* frees what fus_decode() keeps */
 /* Rows of one phase B call that keep a step short. */
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys);
 

@@ -49,7 +49,7 @@ struct fus_request_ops { /* engine thread */
 struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */
     struct fus_sampling sampling;
-    unsigned n_choices;        /* >= 1; seeds seed, seed+1, … */
+    unsigned n_choices; /* >= 1; seeds seed, seed+1, … */
     /* The queue is sorted by arrival + due_ms (policy/order.h); 0 for all: as they come. */
     double due_ms;
     uint32_t max_new, min_new; /* max_new is cut to what the context holds; 0 = prefill only */

@@ -45,12 +45,13 @@ static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias,
     return kn_gemm(st, &g);
 }
 
-static int embed_rows(struct fus_phase *p, size_t row0, size_t m)
+/* Embeddings of m tokens: from the device's table, or straight from the model's file. */
+static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int32_t *tok, size_t m,
+                      float *x)
 {
-    const struct model_cfg *cfg = &p->core->cfg;
-    for (size_t i = row0; i < row0 + m; i++) {
-        const size_t id = (size_t)p->embed_tok[p->pos[i]];
-        int r = model_rows(p->core->model, MODEL_EMBED, 0, id, 1, p->x + i * cfg->D);
+    if (c->embed) return kn_embed(st, c->embed, tok, m, x, c->cfg.D);
+    for (size_t i = 0; i < m; i++) {
+        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, x + i * c->cfg.D);
         if (r < 0) return r;
     }
     return 0;
@@ -71,7 +72,8 @@ static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
     float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));       /* [m, D] */
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
     if (!h || !k) return -ENOMEM;
-    int r = p->embed_tok ? embed_rows(p, row0, m) : 0;
+    int r = 0;
+    if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, p->x + row0 * D);
     if (r < 0) return r;
     r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
     if (r < 0) return r;
@@ -96,15 +98,16 @@ int fus_phase_a(struct fus_phase *p)
 }
 
 /* Rows of the block from keep_from on leave their queries and log-sum-exps for the mass. */
-static void keep_scores(const struct fus_phase *p, size_t row0, size_t m, const float *q,
-                        const float *lse)
+static int keep_scores(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
+                       const float *q, const float *lse)
 {
     const size_t HK = (size_t)p->core->cfg.H * p->core->cfg.K, H = p->core->cfg.H;
     const size_t first = p->keep_from > row0 ? p->keep_from - row0 : 0;
-    if (first >= m) return;
+    if (first >= m) return 0;
     const size_t to = row0 + first - p->keep_from;
-    memcpy(p->keep_q + to * HK, q + first * HK, (m - first) * HK * sizeof(*q));
-    memcpy(p->keep_lse + to * H, lse + first * H, (m - first) * H * sizeof(*lse));
+    int r = kn_copy(st, p->keep_q + to * HK, q + first * HK, (m - first) * HK * sizeof(*q));
+    if (r < 0) return r;
+    return kn_copy(st, p->keep_lse + to * H, lse + first * H, (m - first) * H * sizeof(*lse));
 }
 
 static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
@@ -139,7 +142,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
                                    .ldo = HK,
                                    .lse = lse};
     r = kn_attn(st, &a);
-    if (r == 0 && p->keep_q) keep_scores(p, row0, m, q, lse);
+    if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
     return r;
 }
 
@@ -287,16 +290,14 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     const struct model_cfg *cfg = &d->c->cfg;
     const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
     ASSERT(row0 == 0);
-    for (size_t i = 0; i < n; i++) {
-        int r = model_rows(d->c->model, MODEL_EMBED, 0, (size_t)d->tok[i], 1, d->x + i * D);
-        if (r < 0) return r;
-    }
+    int r = embed_rows(st, d->c, d->tok, n, d->x);
+    if (r < 0) return r;
     for (unsigned l = 0; l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
         float *h = kn_scratch(st, SLOT_H, n * D * sizeof(*h));
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!h || !att) return -ENOMEM;
-        int r = kn_rmsnorm(st, d->x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
+        r = kn_rmsnorm(st, d->x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
         if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, d->x, D, true);
         if (r == 0) r = feed_forward(st, d->c, l, d->x, n);
@@ -306,23 +307,31 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return block_logits(st, &a, 0, n);
 }
 
+void fus_decode_fini(struct fus_core *c)
+{
+    kn_mem_free(c->dev, c->dec_x);
+    kn_mem_free(c->dev, c->dec_pos);
+    kn_mem_free(c->dev, c->dec_logits);
+    c->dec_x = c->dec_logits = NULL;
+    c->dec_pos = NULL;
+    c->dec_cap = 0;
+}
+
 static int decode_room(struct fus_core *c, size_t n)
 {
+    const struct model_cfg *g = &c->cfg;
     if (n <= c->dec_cap) return 0;
-    const size_t cap = n < 16 ? 16 : n;
-    float *x = mem_aligned(64, cap * c->cfg.D * sizeof(*x));
-    int32_t *pos = mem_alloc(cap * sizeof(*pos));
-    if (!x || !pos) {
-        mem_free(x);
-        mem_free(pos);
-        return -ENOMEM;
+    fus_decode_fini(c);
+    c->dec_cap = n < 16 ? 16 : n;
+    c->dec_x = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->dec_cap * g->D * sizeof(*c->dec_x));
+    c->dec_pos = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * 2 * sizeof(*c->dec_pos));
+    bool ok = c->dec_x && c->dec_pos;
+    if (!kn_dev_is_host(c->dev)) { /* else the head writes where the caller wants it */
+        c->dec_logits = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * g->V * sizeof(float));
+        ok = ok && c->dec_logits;
     }
-    mem_free(c->dec_x);
-    mem_free(c->dec_pos);
-    c->dec_x = x;
-    c->dec_pos = pos;
-    c->dec_cap = cap;
-    return 0;
+    if (!ok) fus_decode_fini(c);
+    return ok ? 0 : -ENOMEM;
 }
 
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
@@ -330,16 +339,20 @@ int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *
 {
     if (n == 0) return 0;
     int r = decode_room(c, n);
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    if (r < 0) return r;
+    int32_t *pos = c->dec_pos, *ids = c->dec_pos + c->dec_cap;
+    for (size_t i = 0; i < n; i++) {
         if (tok[i] < 0 || (unsigned)tok[i] >= c->cfg.V) return -EINVAL;
         if (s[i]->len >= s[i]->cap_tokens) return -ENOSPC;
-        c->dec_pos[i] = (int32_t)s[i]->len;
+        pos[i] = (int32_t)s[i]->len;
+        ids[i] = tok[i];
         r = fus_session_own(s[i], s[i]->len);
+        if (r < 0) return r;
     }
-    if (r < 0) return r;
-    struct decode d = {c, s, tok, c->dec_pos, c->dec_x, ret_logits};
+    struct decode d = {c, s, ids, pos, c->dec_x, c->dec_logits ? c->dec_logits : ret_logits};
     r = kn_wide(c->dev, n, cancel, decode_block, &d);
     if (r < 0) return r;
+    if (c->dec_logits) memcpy(ret_logits, c->dec_logits, n * c->cfg.V * sizeof(*ret_logits));
     for (size_t i = 0; i < n; i++)
         s[i]->len++;
     return 0;

@@ -36,34 +36,37 @@ static int make_block(struct fus_prefill *f)
     const size_t T = f->plan.n_tok, D = g->D;
     const size_t n_keep = f->how->pass ? f->n_suffix : 0;
     f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
-    size_t at = 0;
-    const size_t emb = carve(&at, T * D, 4), x = carve(&at, T * D, 4), pos_all = carve(&at, T, 4),
-                 pos = carve(&at, T, 4), slot = carve(&at, T, 4), score = carve(&at, T, 4),
-                 dev = carve(&at, T, 4), dev_v = carve(&at, T, 4), cs = carve(&at, T, 4),
-                 cand = carve(&at, T, 4), pick = carve(&at, T, 4), sel = carve(&at, T, 4),
-                 chosen = carve(&at, T, 1), kq = carve(&at, n_keep * g->H * g->K, 4),
-                 kl = carve(&at, n_keep * g->H, 4), att = carve(&at, slice_max(f) * g->H * g->K, 4),
-                 logits = carve(&at, f->n_logits * g->V, 4);
-    char *b = fus_core_take_block(f->core, at, &f->block_bytes);
-    if (!b) return -ENOMEM;
-    f->block = b;
-    f->emb = (float *)(void *)(b + emb);
-    f->x = (float *)(void *)(b + x);
-    f->pos_all = (int32_t *)(void *)(b + pos_all);
-    f->pos = (int32_t *)(void *)(b + pos);
-    f->slot = (int32_t *)(void *)(b + slot);
-    f->score = (float *)(void *)(b + score);
-    f->dev = (float *)(void *)(b + dev);
-    f->dev_v = (float *)(void *)(b + dev_v);
-    f->cand_score = (float *)(void *)(b + cs);
-    f->cand = (int32_t *)(void *)(b + cand);
-    f->sel = (int32_t *)(void *)(b + sel);
-    f->pick = (int32_t *)(void *)(b + pick);
-    f->chosen = (uint8_t *)(b + chosen);
-    f->att = (float *)(void *)(b + att);
-    f->keep_q = (float *)(void *)(b + kq);
-    f->keep_lse = (float *)(void *)(b + kl);
-    f->logits = (float *)(void *)(b + logits);
+    size_t d = 0, h = 0; /* what only operations touch, and what the host shares */
+    const size_t emb = carve(&d, T * D, 4), x = carve(&d, T * D, 4),
+                 kq = carve(&d, n_keep * g->H * g->K, 4), kl = carve(&d, n_keep * g->H, 4),
+                 att = carve(&d, slice_max(f) * g->H * g->K, 4), tok = carve(&h, T, 4),
+                 pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), slot = carve(&h, T, 4),
+                 row = carve(&h, T, 4), score = carve(&h, T, 4), dev = carve(&h, T, 4),
+                 dev_v = carve(&h, T, 4), cs = carve(&h, T, 4), cand = carve(&h, T, 4),
+                 pick = carve(&h, T, 4), sel = carve(&h, T, 4), chosen = carve(&h, T, 1),
+                 logits = carve(&h, f->n_logits * g->V, 4);
+    int r = fus_core_take_block(f->core, d, h, &f->block);
+    if (r < 0) return r;
+    char *device = f->block.device, *shared = f->block.shared;
+    f->emb = (float *)(void *)(device + emb);
+    f->x = (float *)(void *)(device + x);
+    f->keep_q = (float *)(void *)(device + kq);
+    f->keep_lse = (float *)(void *)(device + kl);
+    f->att = (float *)(void *)(device + att);
+    f->tok = (int32_t *)(void *)(shared + tok);
+    f->pos_all = (int32_t *)(void *)(shared + pos_all);
+    f->pos = (int32_t *)(void *)(shared + pos);
+    f->slot = (int32_t *)(void *)(shared + slot);
+    f->row = (int32_t *)(void *)(shared + row);
+    f->score = (float *)(void *)(shared + score);
+    f->dev = (float *)(void *)(shared + dev);
+    f->dev_v = (float *)(void *)(shared + dev_v);
+    f->cand_score = (float *)(void *)(shared + cs);
+    f->cand = (int32_t *)(void *)(shared + cand);
+    f->pick = (int32_t *)(void *)(shared + pick);
+    f->sel = (int32_t *)(void *)(shared + sel);
+    f->chosen = (uint8_t *)(shared + chosen);
+    f->logits = (float *)(void *)(shared + logits);
     for (size_t i = 0; i < T; i++)
         f->pos_all[i] = (int32_t)i;
     return 0;
@@ -126,6 +129,7 @@ void fus_restart(struct fus_prefill *f)
     for (size_t i = 0; i < f->n_range; i++)
         if (!f->range[i].used) fus_range_release(&f->range[i]);
     if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
+    memcpy(f->tok, f->plan.tok, f->plan.n_tok * sizeof(*f->tok));
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
     memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
     memset(f->dev_v, 0, f->plan.n_tok * sizeof(*f->dev_v));
@@ -218,18 +222,16 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
 /* ---- rows ---- */
 
 struct gather {
-    const float *emb;
+    const float *from;
     float *x;
-    const int32_t *pos;
+    const int32_t *idx;
     size_t D;
 };
 
 static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct gather *g = arg;
-    for (size_t i = row0; i < row0 + m; i++)
-        memcpy(g->x + i * g->D, g->emb + (size_t)g->pos[i] * g->D, g->D * sizeof(*g->x));
-    return 0;
+    return kn_gather(st, g->from, g->idx + row0, m, g->D, g->x + row0 * g->D);
 }
 
 /* Rows = tokens that are not reused, with those chosen, with all reused ones when `all`; x from the
@@ -253,18 +255,20 @@ static void close_ranks(struct fus_prefill *f)
         f->slot[i] = (int32_t)(f->report.n_prefix + i);
 }
 
-/* After a choosing layer's K,V: rows of reused tokens that were not chosen end here. */
-static void drop_rows(struct fus_prefill *f)
+/* After a choosing layer's K,V: rows of reused tokens that were not chosen end here. The others
+ * move up in place, so in order: one block. */
+static int drop_rows(struct fus_prefill *f)
 {
-    const size_t D = f->core->cfg.D;
     size_t n = 0;
     for (size_t i = 0; i < f->n_rows; i++) {
         const int32_t t = f->pos[i];
         if (f->kind[t] == KIND_REUSED && f->chosen[t] != CHOICE_ROW) continue;
-        if (n != i) memcpy(f->x + n * D, f->x + i * D, D * sizeof(*f->x));
+        f->row[n] = (int32_t)i;
         f->pos[n++] = t;
     }
     f->n_rows = n;
+    struct gather g = {f->x, f->x, f->row, f->core->cfg.D};
+    return kn_wide(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
 /* ---- steps ---- */
@@ -305,7 +309,7 @@ static int begin_main(struct fus_prefill *f)
 static int step_layer0(struct fus_prefill *f)
 {
     struct fus_phase p = phase(f, f->emb, f->pos_all, f->plan.n_tok);
-    p.embed_tok = f->plan.tok;
+    p.embed_tok = f->tok;
     int r = fus_phase_a(&p);
     if (r < 0) return r;
     f->chooses = fus_select_budget(f) > 0 && f->core->cfg.L > 1;
@@ -393,7 +397,8 @@ static int step_a(struct fus_prefill *f)
     if (f->at_check) {
         fus_select(f);
         f->checked = true;
-        drop_rows(f);
+        r = drop_rows(f);
+        if (r < 0) return r;
     }
     f->token_layers += (double)f->n_rows;
     f->in_b = true;
@@ -524,7 +529,7 @@ void fus_prefill_end(struct fus_prefill *f)
         fus_range_release(&f->range[i]);
     fus_sense_release(f);
     fus_captures_close(f, -ECANCELED);
-    if (f->block) fus_core_give_block(f->core, f->block, f->block_bytes);
+    fus_core_give_block(f->core, &f->block);
     mem_free(f->range);
     mem_free(f->capture);
     mem_free(f->kind);

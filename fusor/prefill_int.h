@@ -70,14 +70,15 @@ struct fus_prefill {
     bool wants_logits;
 
     /* the work block and its parts */
-    void *block;
-    size_t block_bytes;
+    struct fus_block block;
     uint8_t *kind;      /* [n_tok] enum fus_kind */
+    float *emb;         /* [n_tok, D] dev */
+    float *x;           /* [n_tok, D] dev, residual of the current rows */
+    int32_t *tok;       /* [n_tok] the prompt */
     int32_t *pos_all;   /* [n_tok] 0, 1, 2, … */
-    float *emb;         /* [n_tok, D] */
-    float *x;           /* [n_tok, D] residual of the current rows */
     int32_t *pos;       /* [n_tok] positions of the current rows */
     int32_t *slot;      /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    int32_t *row;       /* [n_tok] rows that stay behind a choosing layer */
     float *score;       /* [n_tok] attention mass or stored score, by token */
     float *dev, *dev_v; /* [n_tok] deviation; of V where both tensors count */
     float *cand_score;  /* [n_tok] of the candidates only */
@@ -85,9 +86,9 @@ struct fus_prefill {
     int32_t *pick;      /* [n_tok] indices into both */
     int32_t *sel;       /* [n_tok] selected positions, ascending */
     uint8_t *chosen;    /* [n_tok] enum fus_choice */
-    float *att;         /* [rows of a slice, H*K] */
-    float *keep_q;      /* [n_suffix, H*K] */
-    float *keep_lse;    /* [n_suffix, H] */
+    float *att;         /* [rows of a slice, H*K] dev */
+    float *keep_q;      /* [n_suffix, H*K] dev */
+    float *keep_lse;    /* [n_suffix, H] dev */
     float *logits;      /* [n_logits, V] or NULL */
     size_t n_logits;
 

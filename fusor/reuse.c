@@ -200,9 +200,8 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
 
 struct mass {
     struct fus_prefill *f;
-    unsigned layer;
+    struct kn_attn_args q;
     size_t n_keys;
-    const int32_t *pos; /* of the suffix rows */
 };
 
 /* A block of keys, rounded to whole pages: every page's keys are summed by one thread, rows in
@@ -211,35 +210,27 @@ struct mass {
 static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct mass *a = arg;
-    struct fus_prefill *f = a->f;
-    const struct model_cfg *cfg = &f->core->cfg;
-    const size_t HK = (size_t)cfg->H * cfg->K;
-    const size_t page0 = (row0 + KN_PAGE - 1) / KN_PAGE, page1 = (row0 + m + KN_PAGE - 1) / KN_PAGE;
-    const size_t key0 = page0 * KN_PAGE, end = page1 * KN_PAGE;
-    if (page0 == page1) return 0;
-    struct kn_kv kv = f->kv;
-    kv.pages += page0;
-    kv.n_pages -= page0;
-    int32_t *pos = kn_scratch(st, 0, f->n_suffix * sizeof(*pos));
-    if (!pos) return -ENOMEM;
-    for (size_t i = 0; i < f->n_suffix; i++)
-        pos[i] = a->pos[i] - (int32_t)key0;
-    const struct kn_attn_args q = {.q = f->keep_q,
-                                   .ldq = HK,
-                                   .m = f->n_suffix,
-                                   .pos = pos,
-                                   .H = cfg->H,
-                                   .kv = &kv,
-                                   .layer = a->layer,
-                                   .scale = cfg->attn_scale,
-                                   .lse = f->keep_lse};
-    return kn_attn_mass(st, &q, f->score + key0, (end < a->n_keys ? end : a->n_keys) - key0);
+    const size_t key0 = (row0 + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
+    const size_t end = (row0 + m + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
+    if (key0 == end) return 0;
+    return kn_attn_mass(st, &a->q, a->f->score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
 }
 
 int fus_mass_add(struct fus_prefill *f, unsigned layer)
 {
+    const struct model_cfg *cfg = &f->core->cfg;
     const size_t n_keys = f->plan.n_tok - f->n_suffix;
-    struct mass a = {f, layer, n_keys, f->pos + f->n_rows - f->n_suffix};
+    struct mass a = {.f = f,
+                     .q = {.q = f->keep_q,
+                           .ldq = (size_t)cfg->H * cfg->K,
+                           .m = f->n_suffix,
+                           .pos = f->pos + f->n_rows - f->n_suffix,
+                           .H = cfg->H,
+                           .kv = &f->kv,
+                           .layer = layer,
+                           .scale = cfg->attn_scale,
+                           .lse = f->keep_lse},
+                     .n_keys = n_keys};
     if (f->n_suffix == 0 || n_keys == 0) return 0;
     return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
 }

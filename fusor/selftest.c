@@ -19,7 +19,7 @@ enum { CHUNK = 24, GLUE = 3, SUFFIX = 8, N_TOK = 1 + 2 * CHUNK + 2 * GLUE + SUFF
 /* A chunk's KV in memory: sink of its build, source of the blends. */
 struct shelf {
     unsigned L;
-    size_t GK;
+    size_t GK, K;
     float *k, *v; /* [L, CHUNK, G*K]; layer 0 unused */
     int status;
 };
@@ -28,12 +28,9 @@ static int shelf_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t ro
                       const float *k, size_t ldk, const float *v, size_t ldv)
 {
     struct shelf *s = ctx;
-    for (size_t i = 0; i < m; i++) {
-        const size_t at = ((size_t)layer * CHUNK + row0 + i) * s->GK;
-        memcpy(s->k + at, k + i * ldk, s->GK * sizeof(*k));
-        memcpy(s->v + at, v + i * ldv, s->GK * sizeof(*v));
-    }
-    return 0;
+    const size_t at = ((size_t)layer * CHUNK + row0) * s->GK;
+    int r = kn_encode_rows(st, k, ldk, m, s->GK, s->K, KN_F32, s->k + at);
+    return r < 0 ? r : kn_encode_rows(st, v, ldv, m, s->GK, s->K, KN_F32, s->v + at);
 }
 
 static void shelf_done(void *ctx, int status)
@@ -132,8 +129,8 @@ static int compare(const struct trial *t, const char *what, struct err *err)
 
 struct turn {
     struct fus_core *c;
-    float *a; /* [4, K]: key, key moved, query, query moved */
-    int32_t pos[4];
+    float *a;     /* [4, K]: key, key moved, query, query moved */
+    int32_t *pos; /* [4] */
 };
 
 static int turn_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -148,8 +145,10 @@ static int reposition(struct fus_core *c, struct err *err)
 {
     const size_t K = c->cfg.K;
     const int32_t d = (int32_t)(c->ctx_max / 2);
-    struct turn t = {c, mem_alloc(4 * K * sizeof(float)), {3, 3 + d, 11, 11 + d}};
-    if (!t.a) return -ENOMEM;
+    float *mem = kn_mem_alloc(c->dev, KN_MEM_SHARED, (4 * K + 4) * sizeof(float));
+    if (!mem) return -ENOMEM;
+    struct turn t = {c, mem, (int32_t *)(void *)(mem + 4 * K)};
+    t.pos[0] = 3, t.pos[1] = 3 + d, t.pos[2] = 11, t.pos[3] = 11 + d;
     for (size_t i = 0; i < K; i++) {
         t.a[i] = t.a[K + i] = sinf((float)(i * 7 + 1));
         t.a[2 * K + i] = t.a[3 * K + i] = cosf((float)(i * 5 + 2));
@@ -161,7 +160,7 @@ static int reposition(struct fus_core *c, struct err *err)
         dot[1] += (double)t.a[K + i] * (double)t.a[3 * K + i];
         size += fabs((double)t.a[i] * (double)t.a[2 * K + i]);
     }
-    mem_free(t.a);
+    kn_mem_free(c->dev, mem);
     if (r < 0) return r;
     if (c->ctx_max > 64 && fabs(dot[0] - dot[1]) > 1e-5 * (size + 1))
         return err_set(err, -EBADMSG, "self-test: moving key and query changes their product by %g",
@@ -176,7 +175,7 @@ static int trial_init(struct trial *t)
     int r = fus_session_create(t->c, N_TOK, &t->s);
     if (r < 0) return r;
     for (size_t i = 0; i < 2; i++) {
-        t->shelf[i] = (struct shelf){.L = g->L, .GK = GK, .status = -EIO};
+        t->shelf[i] = (struct shelf){.L = g->L, .GK = GK, .K = g->K, .status = -EIO};
         t->shelf[i].k = mem_zalloc(g->L * CHUNK * GK * sizeof(float));
         t->shelf[i].v = mem_zalloc(g->L * CHUNK * GK * sizeof(float));
         if (!t->shelf[i].k || !t->shelf[i].v) return -ENOMEM;

@@ -12,13 +12,9 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
-#include <math.h>
 #include <string.h>
 
-enum {
-    SCRATCH_SLOT = 7,
-    ASKING = 64, /* chosen: tokens of the neighbour's head, about a question's */
-};
+enum { ASKING = 64 }; /* chosen: tokens of the neighbour's head, about a question's */
 
 bool fus_sense_on(const struct fus_prefill *f)
 {
@@ -37,14 +33,6 @@ int fus_sense_fetch(struct fus_prefill *f)
     return fus_sense_on(f) ? p->src.ops->layer(p->src.ctx, f->layer, &p->cur) : 0;
 }
 
-static double length(const float *v, size_t n)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += (double)v[i] * (double)v[i];
-    return sqrt(sum);
-}
-
 /* Of the m rows those of the chunk: |fresh - stored| / |fresh| of K and of V is added to the
  * tokens' scores. */
 int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
@@ -61,16 +49,10 @@ int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, siz
         a++; /* the sink, and a neighbour that had to be computed */
     if (a == m) return 0;
     const size_t first = (size_t)f->pos[row0 + a] - p->tok0;
-    float *sq = kn_scratch(st, SCRATCH_SLOT, (m - a) * sizeof(*sq));
-    if (!sq) return -ENOMEM;
     for (int i = 0; i < 2; i++) {
-        int r = kn_deviation(st, fresh[i] + a * ld, ld, (const char *)stored[i] + first * row_bytes,
-                             p->cur.dtype, m - a, GK, cfg->K, sq);
+        int r = kn_change(st, fresh[i] + a * ld, ld, (const char *)stored[i] + first * row_bytes,
+                          p->cur.dtype, m - a, GK, cfg->K, f->score + p->tok0 + first);
         if (r < 0) return r;
-        for (size_t j = 0; j < m - a; j++) {
-            const double len = length(fresh[i] + (a + j) * ld, GK);
-            if (len > 0) f->score[p->tok0 + first + j] += (float)(sqrt((double)sq[j]) / len);
-        }
     }
     return 0;
 }

@@ -4,7 +4,14 @@
  * it; `struct kn_stream` an ordered sequence of operations. Operations are row-wise: `m` rows of an
  * activation matrix in f32, row-major. The caller cuts rows into blocks with kn_rows(): on the CPU
  * each block runs on one pool thread through all operations of a layer half (no barrier between
- * operations, activations stay in L2); a GPU backend gets one block with all rows.
+ * operations, activations stay in L2); a GPU gets one block with all rows on one stream, and
+ * kn_rows() waits for it at its end. Inside a row function nothing may be read that an operation of
+ * it writes.
+ *
+ * Memory: what operations touch comes from kn_mem_alloc(). KN_MEM_DEVICE is reached by operations
+ * alone, KN_MEM_SHARED by the host as well: written between runs (kn_rows(), kn_wide()), read
+ * inside a run where no operation of it writes. Exceptions are said at the operation (stored KV in,
+ * encoded rows out). On the CPU both are plain memory, and so is anything else.
  *
  * Determinism (the invariant the blend rests on): the result of a row depends only on that row and
  * on the keys it may see, bit for bit, never on m, on its neighbours or on the number of threads.
@@ -13,9 +20,11 @@
  *
  * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
- * Errors: 0 or negative errno (-ECANCELED when the stream's cancel flag was seen, -EINVAL shapes).
- * No operation allocates after kn_dev_create() but for per-thread scratch that grows once.
- * Thread: a stream belongs to one thread at a time; kn_rows() from one thread a device. */
+ * Errors: 0 or negative errno (-ECANCELED when the stream's cancel flag was seen, -EINVAL shapes
+ * and positions; a GPU finds bad positions when it gets there: then kn_sync(), kn_rows(), kn_wide()
+ * say so). -EIO: the device is lost and says nothing else from then on. No operation allocates
+ * after kn_dev_create() but for per-stream scratch that grows once. Thread: a stream belongs to one
+ * thread at a time; kn_rows() from one thread a device. */
 #ifndef KERNELS_KN_H
 #define KERNELS_KN_H
 
@@ -46,6 +55,7 @@ struct kn_stream;
 struct kn_mat;
 
 struct kn_dev_opts {
+    const char *device;    /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;    /* 0 = all cores this process may use */
     const char *isa;       /* NULL/"auto", "portable", "avx2", "avx512" */
     const char *gemm;      /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
@@ -65,8 +75,11 @@ struct kn_shape {
     size_t n, k; /* weight [n, k] */
 };
 
+/* -ENOTSUP: this build has no such backend; -ENODEV: no such device. */
 int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);
 void kn_dev_destroy(struct kn_dev *d);
+const char *kn_dev_device(const struct kn_dev *d); /* "cpu", "cuda:0 NVIDIA H200", … */
+bool kn_dev_is_host(const struct kn_dev *d);       /* all memory is plain memory */
 unsigned kn_dev_threads(const struct kn_dev *d);
 const char *kn_dev_isa(const struct kn_dev *d);
 const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
@@ -80,6 +93,17 @@ int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
 /* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (a bench's ceiling).
  */
 double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
+
+/* ---- memory ---- */
+enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED };
+/* Aligned to 64, cleared; NULL when there is none. Large blocks cost nothing until touched on the
+ * CPU. Freed blocks of a GPU are kept for the next request of their size. */
+void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
+void kn_mem_free(struct kn_dev *d, void *p); /* accepts NULL */
+/* Between runs, complete on return: from host memory, and from one place of the device to another.
+ */
+int kn_mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes);
+int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 
 /* ---- weights: W [n, k] row-major f32 rows in, packed for the chosen GEMM inside ---- */
 int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
@@ -101,8 +125,10 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
 /* Rows at or below which kn_wide() is the better choice on this device. */
 size_t kn_wide_rows_max(const struct kn_dev *d);
-/* Scratch of a stream: at least size_bytes, 64-byte aligned; slot 0..7 keeps them apart; borrow
- * until the next call with the same slot. NULL when out of memory. */
+/* Wait for what the stream was given so far; the first error of it. */
+int kn_sync(struct kn_stream *st);
+/* Scratch of a stream, device memory: at least size_bytes, 64-byte aligned; slot 0..7 keeps them
+ * apart; borrow until the next call with the same slot. NULL when out of memory. */
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 
 /* ---- row operations ---- */
@@ -116,6 +142,15 @@ struct kn_gemm_args {
     bool accumulate;
 };
 int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
+
+/* out[i] = row id[i] of the weight, as f32; out [m, k], row stride ldo. -ENOTSUP on the CPU, whose
+ * packed weights have no rows: it reads embeddings where the model has them. */
+int kn_embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m, float *out,
+             size_t ldo);
+/* out[i] = x[idx[i]], rows of n contiguous floats. out may be x when idx ascends. */
+int kn_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+              float *out);
+int kn_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes);
 
 /* out[i] = x[i] / rms(x[i]) * weight; rows of D; out may be x. */
 int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
@@ -140,26 +175,34 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
             size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
 
 /* ---- paged KV of one sequence ----
- * Page p of layer l holds tokens [p*P, p*P+P): K transposed [G, K, P] then V [G, P, K], f32, at
- * base + pages[p] * page_stride + l * layer_stride. K is rotated at its position. */
+ * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
+ * base + (pages[p] * page_stride + l * layer_stride) * kn_kv_value_bytes(). Type and order are the
+ * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]). K is rotated at its
+ * position. */
 struct kn_kv {
-    float *base;
-    size_t page_stride, layer_stride; /* floats */
+    void *base;
+    size_t page_stride, layer_stride; /* values */
     const int32_t *pages;             /* [n_pages] page ids of this sequence */
     size_t n_pages;
     unsigned G, K;
 };
-size_t kn_kv_layer_floats(unsigned G, unsigned K); /* floats of one page of one layer: 2*G*K*P */
+size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
+size_t kn_kv_value_bytes(const struct kn_dev *d);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
 /* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, at
  * positions pos0 … pos0+n-1, K rotated there (rope NULL: stored as it is). Rows that are
- * recomputed overwrite theirs with kn_kv_put() afterwards. */
+ * recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the host's own
+ * memory included, and must stay until the run is over. */
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
-/* f32 -> dtype t, n values in heads of K (round to nearest even); -ERANGE when a value does not fit
- * f16 or Q8, which know no infinity and no NaN, -EINVAL when n is not whole heads. */
+/* f32 rows x [m, n], stride ldx -> contiguous rows of dtype t, each n values in heads of K (round
+ * to nearest even); -ERANGE when a value does not fit f16 or Q8, which know no infinity and no NaN,
+ * -EINVAL when n is not whole heads. out may be the host's own memory, and is filled on return:
+ * this is how computed KV leaves the device. kn_encode(): one row. */
+int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
+                   enum kn_dtype t, void *out);
 int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out);
 int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out);
 /* From one dtype to another on the host, without a device. Thread: any. As kn_encode(). */
@@ -180,15 +223,21 @@ struct kn_attn_args {
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
 };
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
-/* mass[j] += sum over rows and heads of the attention probability of key j, j < n_keys; `lse` from
- * kn_attn() of the same rows. Not thread-safe on `mass`: one caller at a time per array. */
-int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t n_keys);
+/* mass[j] += sum over rows and heads of the attention probability of key j, key0 <= j < key0 +
+ * n_keys, key0 at the start of a page; `lse` from kn_attn() of the same rows. Concurrent callers
+ * have keys of their own. */
+int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
+                 size_t n_keys);
 
 /* ret[i] = sum of squares of (a[i] - b[i]) over n values, fp32. Rows of n, in heads of K; b in
- * dtype t, NULL = 0. */
+ * dtype t, anywhere as in kn_kv_load(), NULL = 0. */
 int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                  size_t m, size_t n, size_t K, float *ret /* [m] */);
-/* Indices of the k largest scores, ties to the lower index, returned ascending. */
+/* ret[i] += |a[i] - b[i]| / |a[i]|, the lengths of the vectors; nothing where a[i] is 0. */
+int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+              size_t m, size_t n, size_t K, float *ret /* [m] */);
+/* On the host, over memory it may read. Indices of the k largest scores, ties to the lower index,
+ * returned ascending. */
 int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx /* [k] */);
 
 #endif

@@ -89,7 +89,7 @@ static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     struct sink *s = ctx;
     size_t n = s->G * s->K, size = kn_row_bytes(s->dtype, s->G, s->K); /* of a row */
     void *dk, *dv;
-    int rc = 0;
+    int rc;
 
     ASSERT(row0 + m <= s->n_tok);
     ASSERT(layer < s->L);
@@ -97,15 +97,8 @@ static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     store_writer_layer(s->writer, layer, &dk, &dv);
     dk = (char *)dk + row0 * size;
     dv = (char *)dv + row0 * size;
-    if (ldk == n && ldv == n) {
-        rc = kn_encode(st, k, m * n, s->K, s->dtype, dk);
-        return rc < 0 ? rc : kn_encode(st, v, m * n, s->K, s->dtype, dv);
-    }
-    for (size_t i = 0; rc >= 0 && i < m; i++) {
-        rc = kn_encode(st, k + i * ldk, n, s->K, s->dtype, (char *)dk + i * size);
-        if (rc >= 0) rc = kn_encode(st, v + i * ldv, n, s->K, s->dtype, (char *)dv + i * size);
-    }
-    return rc;
+    rc = kn_encode_rows(st, k, ldk, m, n, s->K, s->dtype, dk);
+    return rc < 0 ? rc : kn_encode_rows(st, v, ldv, m, n, s->K, s->dtype, dv);
 }
 
 static void sink_done(void *ctx, int status)

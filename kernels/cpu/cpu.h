@@ -8,16 +8,15 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
-#include "kernels/kn.h"
+#include "kernels/kn_int.h"
 
 #include <pthread.h>
 
 enum {
-    KN_SLOTS = 8,     /* scratch slots of the caller; the operations' own follow */
-    KN_SLOT_ATTN = 8, /* packed queries and accumulators */
-    KN_SLOT_KV = 9,   /* rows of a record on their way into pages */
-    KN_SLOT_LIB = 10, /* activations converted for a library GEMM */
-    KN_SLOTS_ALL = 11,
+    KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
+    KN_SLOT_KV,              /* rows of a record on their way into pages */
+    KN_SLOT_LIB,             /* activations converted for a library GEMM */
+    KN_SLOTS_ALL,
 };
 
 struct kn_gemm_job {
@@ -84,6 +83,7 @@ typedef int (*pool_fn)(struct kn_stream *st, void *arg, size_t item);
 struct pool;
 
 struct kn_dev {
+    struct kn_head head;
     unsigned n_threads;
     enum kn_isa isa;
     const struct kn_simd *simd;
@@ -95,6 +95,7 @@ struct kn_dev {
     char *cache_dir;
     struct kn_stream *streams; /* [n_threads] */
     struct pool *pool;
+    struct mapped *mapped; /* large blocks that are in use */
 };
 
 struct kn_mat {
@@ -130,6 +131,50 @@ bool kn_gemm_is_bf16(enum kn_gemm_kind kind);
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);
+
+/* The table: kn.h's functions of the same names. dev.c fills it from these. */
+int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
+int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
+int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
+int kn_cpu_mat_done(struct kn_mat *w);
+void kn_cpu_mat_destroy(struct kn_mat *w);
+int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                void *arg);
+int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                       void *arg);
+int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                void *arg);
+size_t kn_cpu_wide_rows_max(const struct kn_dev *d);
+void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
+int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
+int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+                  float *out);
+int kn_cpu_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes);
+int kn_cpu_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                   const float *weight, float eps, float *out, size_t ldo);
+int kn_cpu_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
+                         size_t K, const float *weight, float eps);
+int kn_cpu_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+                  float *out, size_t ldo);
+int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+                size_t heads, const int32_t *pos);
+int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
+int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
+                   size_t n, const void *k, const void *v, enum kn_dtype t,
+                   const struct kn_rope *rope);
+int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                       size_t K, enum kn_dtype t, void *out);
+int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
+                  float *out);
+int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a);
+int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
+                     size_t n_keys);
+int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
+                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret);
+int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                  size_t m, size_t n, size_t K, float *ret);
 
 /* lib_openblas.c, lib_onednn.c: optional libraries, loaded at run time; false when absent. One call
  * computes one block of rows on the calling thread. */

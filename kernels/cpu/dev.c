@@ -1,10 +1,12 @@
 /* The device: threads, kernels, scratch. */
 #include "kernels/cpu/cpu.h"
+#include "base/assert.h"
 #include "base/mem.h"
 
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static unsigned cores_allowed(void)
 {
@@ -36,10 +38,174 @@ static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
     return err_set(err, -EINVAL, "GEMM \"%s\" is not available here (available: %s)", name, list);
 }
 
-int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
+static void destroy(struct kn_dev *d)
+{
+    pool_destroy(d->pool);
+    for (unsigned i = 0; d->streams && i < d->n_threads; i++)
+        for (unsigned s = 0; s < KN_SLOTS_ALL; s++)
+            mem_free(d->streams[i].slot[s]);
+    ASSERT(!d->mapped); /* somebody forgot his memory */
+    mem_free(d->streams);
+    mem_free(d->cache_dir);
+    mem_free(d);
+}
+
+static unsigned threads(const struct kn_dev *d)
+{
+    return d->n_threads;
+}
+
+static const char *device(const struct kn_dev *d)
+{
+    return "cpu";
+}
+
+static const char *isa(const struct kn_dev *d)
+{
+    return d->simd->name;
+}
+
+static const char *gemm_name(const struct kn_dev *d)
+{
+    return kn_gemm_name(d->gemm);
+}
+
+static bool gemm_invariant(const struct kn_dev *d)
+{
+    return d->gemm == GEMM_OWN_F32 || d->gemm == GEMM_OWN_BF16;
+}
+
+static struct kn_shape mat_shape(const struct kn_mat *w)
+{
+    return (struct kn_shape){w->n, w->k};
+}
+
+static size_t kv_value_bytes(const struct kn_dev *d)
+{
+    return sizeof(float);
+}
+
+/* Operations are done when they return. */
+static int sync_stream(struct kn_stream *st)
+{
+    return 0;
+}
+
+/* ---- memory ---- */
+
+/* Chosen: malloc's own limit. From here on what is not touched costs nothing. */
+enum { MAPPED_BYTES = 32 << 20 };
+
+struct mapped {
+    struct mapped *next;
+    size_t bytes;
+    void *p;
+};
+
+static void *map_block(struct kn_dev *d, size_t bytes)
+{
+    struct mapped *m = mem_alloc(sizeof *m);
+    if (!m) return NULL;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) {
+        mem_free(m);
+        return NULL;
+    }
+    /* Large pages spare the attention TLB misses; where they are off nothing changes. */
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    *m = (struct mapped){d->mapped, bytes, p};
+    d->mapped = m;
+    return p;
+}
+
+static void *alloc_any(struct kn_dev *d, enum kn_mem kind, size_t bytes)
+{
+    if (bytes >= MAPPED_BYTES) return map_block(d, bytes);
+    void *p = mem_aligned(64, bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+
+static void free_any(struct kn_dev *d, void *p)
+{
+    for (struct mapped **at = &d->mapped; *at; at = &(*at)->next) {
+        struct mapped *m = *at;
+        if (m->p != p) continue;
+        *at = m->next;
+        (void)munmap(m->p, m->bytes);
+        mem_free(m);
+        return;
+    }
+    mem_free(p);
+}
+
+static int mem_move(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+    return 0;
+}
+
+void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+{
+    if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
+        size_t want = (size_bytes + size_bytes / 4 + 4096) / 4096 * 4096;
+        void *p = want > size_bytes ? mem_aligned(64, want) : NULL;
+        if (!p) return NULL;
+        mem_free(st->slot[slot]);
+        st->slot[slot] = p;
+        st->slot_size[slot] = want;
+    }
+    return st->slot[slot];
+}
+
+static const struct kn_ops ops = {
+    .destroy = destroy,
+    .is_host = true,
+    .threads = threads,
+    .device = device,
+    .isa = isa,
+    .gemm_name = gemm_name,
+    .gemm_invariant = gemm_invariant,
+    .tune = kn_cpu_tune,
+    .mem_alloc = alloc_any,
+    .mem_free = free_any,
+    .mem_write = mem_move,
+    .mem_copy = mem_move,
+    .mat_create = kn_cpu_mat_create,
+    .mat_fill = kn_cpu_mat_fill,
+    .mat_done = kn_cpu_mat_done,
+    .mat_destroy = kn_cpu_mat_destroy,
+    .rows = kn_cpu_rows,
+    .rows_uneven = kn_cpu_rows_uneven,
+    .wide = kn_cpu_wide,
+    .wide_rows_max = kn_cpu_wide_rows_max,
+    .scratch = kn_cpu_scratch,
+    .gemm = kn_cpu_gemm,
+    .gather = kn_cpu_gather,
+    .copy = kn_cpu_copy,
+    .rmsnorm = kn_cpu_rmsnorm,
+    .rmsnorm_heads = kn_cpu_rmsnorm_heads,
+    .swiglu = kn_cpu_swiglu,
+    .rope = kn_cpu_rope,
+    .kv_put = kn_cpu_kv_put,
+    .kv_load = kn_cpu_kv_load,
+    .encode_rows = kn_cpu_encode_rows,
+    .decode = kn_cpu_decode,
+    .attn = kn_cpu_attn,
+    .attn_mass = kn_cpu_attn_mass,
+    .deviation = kn_cpu_deviation,
+    .change = kn_cpu_change,
+    .mat_shape = mat_shape,
+    .sync = sync_stream,
+    .kv_value_bytes = kv_value_bytes,
+};
+
+int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
 {
     struct kn_dev *d = mem_zalloc(sizeof *d);
     if (!d) return err_set(err, -ENOMEM, "out of memory");
+    d->head.ops = &ops;
     d->n_threads = o->n_threads ? o->n_threads : cores_allowed();
     if (d->n_threads > 1024) d->n_threads = 1024;
     d->arith = o->arith;
@@ -62,64 +228,6 @@ int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
 fail_memory:
     (void)err_set(err, r, "cannot start %u compute threads: %s", d->n_threads, err_name(r));
 fail:
-    kn_dev_destroy(d);
+    destroy(d);
     return r;
-}
-
-void kn_dev_destroy(struct kn_dev *d)
-{
-    if (!d) return;
-    pool_destroy(d->pool);
-    for (unsigned i = 0; d->streams && i < d->n_threads; i++)
-        for (unsigned s = 0; s < KN_SLOTS_ALL; s++)
-            mem_free(d->streams[i].slot[s]);
-    mem_free(d->streams);
-    mem_free(d->cache_dir);
-    mem_free(d);
-}
-
-unsigned kn_dev_threads(const struct kn_dev *d)
-{
-    return d->n_threads;
-}
-const char *kn_dev_isa(const struct kn_dev *d)
-{
-    return d->simd->name;
-}
-const char *kn_dev_gemm(const struct kn_dev *d)
-{
-    return kn_gemm_name(d->gemm);
-}
-bool kn_gemm_invariant(const struct kn_dev *d)
-{
-    return d->gemm == GEMM_OWN_F32 || d->gemm == GEMM_OWN_BF16;
-}
-
-static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8"};
-enum { DTYPES = sizeof dtype_names / sizeof *dtype_names };
-
-const char *kn_dtype_name(enum kn_dtype t)
-{
-    return (unsigned)t < DTYPES ? dtype_names[t] : "unknown";
-}
-
-int kn_dtype_parse(const char *name, int dflt)
-{
-    for (int t = 0; t < DTYPES; t++)
-        if (strcmp(name, dtype_names[t]) == 0) return t;
-    return dflt;
-}
-
-void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
-{
-    if (slot >= KN_SLOTS_ALL) return NULL;
-    if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
-        size_t want = (size_bytes + size_bytes / 4 + 4096) / 4096 * 4096;
-        void *p = want > size_bytes ? mem_aligned(64, want) : NULL;
-        if (!p) return NULL;
-        mem_free(st->slot[slot]);
-        st->slot[slot] = p;
-        st->slot_size[slot] = want;
-    }
-    return st->slot[slot];
 }

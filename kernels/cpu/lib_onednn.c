@@ -300,7 +300,8 @@ static int gemm_padded(struct kn_stream *st, struct dn_weight *w, const struct k
 {
     struct dn_prim *p = &w->prims[0];
     size_t pad = pad_bytes(p), src = NOMINAL_ROWS * w->k * sizeof(float);
-    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + NOMINAL_ROWS * w->n * sizeof(float));
+    char *scratch =
+        kn_cpu_scratch(st, KN_SLOT_LIB, pad + src + NOMINAL_ROWS * w->n * sizeof(float));
     if (!scratch) return -ENOMEM;
     float *out = (float *)(void *)(scratch + pad + src);
     for (size_t row = 0; row < j->m; row += NOMINAL_ROWS) {
@@ -330,7 +331,7 @@ int kn_onednn_gemm(struct kn_stream *st, void *lib, const struct kn_gemm_job *j)
     int r = prim_take(w, &want, &p);
     if (r < 0) return gemm_padded(st, w, j, want.sum);
     size_t pad = pad_bytes(p), src = bf16 ? j->m * j->k * 2 : 0;
-    char *scratch = kn_scratch(st, KN_SLOT_LIB, pad + src + 64);
+    char *scratch = kn_cpu_scratch(st, KN_SLOT_LIB, pad + src + 64);
     r = scratch ? 0 : -ENOMEM;
     if (r == 0 && bf16) copy_src(st, w, j->a, j->lda, j->m, scratch + pad);
     if (r == 0) r = prim_run(w, p, bf16 ? (void *)(scratch + pad) : (void *)j->a, j->c, scratch);

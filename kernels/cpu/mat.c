@@ -1,7 +1,8 @@
 /* Weights packed for the chosen GEMM, and the GEMM itself.
  *
  * Own kernels read panels of nr columns, [n / nr][k][nr] (bf16: [n / nr][k / 2][nr][2]), padded
- * with zeros. Libraries get the rows as they are, or pack them in their own form in kn_mat_done().
+ * with zeros. Libraries get the rows as they are, or pack them in their own form in
+ * kn_cpu_mat_done().
  */
 #include "kernels/cpu/cpu.h"
 #include "base/mem.h"
@@ -67,7 +68,6 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
                        struct kn_mat **ret_mat)
 {
     enum { HUGE = 2 << 20 };
-    if (n == 0 || k == 0) return -EINVAL;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
@@ -83,14 +83,13 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
     return 0;
 }
 
-int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
     return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
 }
 
-void kn_mat_destroy(struct kn_mat *w)
+void kn_cpu_mat_destroy(struct kn_mat *w)
 {
-    if (!w) return;
     kn_onednn_free(w->lib);
     mem_free(w->data);
     mem_free(w);
@@ -136,7 +135,7 @@ static void fill_padding(struct kn_mat *w)
     }
 }
 
-int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
+int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
     for (size_t i = 0; i < n_rows; i++) {
@@ -150,7 +149,7 @@ int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
     return 0;
 }
 
-int kn_mat_done(struct kn_mat *w)
+int kn_cpu_mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
     if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) fill_padding(w);
@@ -185,7 +184,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
                       (item + 1) * g->n_panels / g->n_items);
 }
 
-int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
+int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 {
     const struct kn_mat *w = a->w;
     if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;

@@ -9,19 +9,17 @@
 
 enum { P = KN_PAGE, ROWS_PER_ITEM = 8 };
 
-int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
-               const float *weight, float eps, float *out, size_t ldo)
+int kn_cpu_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                   const float *weight, float eps, float *out, size_t ldo)
 {
-    if (ldx < D || ldo < D || D == 0) return -EINVAL;
     for (size_t i = 0; i < m; i++)
         st->dev->simd->rmsnorm(x + i * ldx, D, weight, eps, out + i * ldo);
     return 0;
 }
 
-int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
-                     const float *weight, float eps)
+int kn_cpu_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
+                         size_t K, const float *weight, float eps)
 {
-    if (ldx < heads * K || K == 0) return -EINVAL;
     for (size_t i = 0; i < m; i++)
         for (size_t h = 0; h < heads; h++) {
             float *p = x + i * ldx + h * K;
@@ -48,10 +46,9 @@ static int swiglu_item(struct kn_stream *st, void *arg, size_t item)
     return 0;
 }
 
-int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-              float *out, size_t ldo)
+int kn_cpu_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+                  float *out, size_t ldo)
 {
-    if (ldg < 2 * F || ldo < F) return -EINVAL;
     struct swiglu_par s = {gate_up, ldg, m, F, out, ldo};
     return kn_par(st, (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, swiglu_item, &s);
 }
@@ -67,10 +64,9 @@ static int rope_row(const struct kn_simd *simd, const struct kn_rope *r, float *
     return 0;
 }
 
-int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
-            size_t heads, const int32_t *pos)
+int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+                size_t heads, const int32_t *pos)
 {
-    if (ldx < heads * r->K || r->n_rot > r->K || r->n_rot % 2) return -EINVAL;
     for (size_t i = 0; i < m; i++) {
         int e = rope_row(st->dev->simd, r, x + i * ldx, heads, pos[i]);
         if (e < 0) return e;
@@ -78,14 +74,10 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx,
     return 0;
 }
 
-size_t kn_kv_layer_floats(unsigned G, unsigned K)
-{
-    return (size_t)2 * G * K * P;
-}
-
 static float *kv_page(const struct kn_kv *kv, unsigned layer, size_t page)
 {
-    return kv->base + (size_t)kv->pages[page] * kv->page_stride + (size_t)layer * kv->layer_stride;
+    return (float *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
+           (size_t)layer * kv->layer_stride;
 }
 
 /* n rows into consecutive slots of one page: K transposed, V copied. */
@@ -103,11 +95,9 @@ static void put_run(const struct kn_kv *kv, float *page, size_t slot, size_t n, 
             memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
 }
 
-int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
-              size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
-    size_t GK = (size_t)kv->G * kv->K;
-    if (ldk < GK || ldv < GK) return -EINVAL;
     for (size_t i = 0; i < m; i++)
         if (pos[i] < 0 || (size_t)pos[i] / P >= kv->n_pages) return -EINVAL;
     for (size_t i = 0, n; i < m; i += n) {
@@ -168,7 +158,7 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     size_t b = (page + 1) * P, end = (size_t)l->pos0 + l->n;
     if (b > end) b = end;
     size_t i0 = a - (size_t)l->pos0, n = b - a;
-    float *k = kn_scratch(st, KN_SLOT_KV, 2 * P * GK * sizeof(float));
+    float *k = kn_cpu_scratch(st, KN_SLOT_KV, 2 * P * GK * sizeof(float));
     if (!k) return -ENOMEM;
     float *v = k + P * GK;
     const struct kn_simd *simd = st->dev->simd;
@@ -182,14 +172,10 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     return 0;
 }
 
-int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
-               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
+int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
+                   size_t n, const void *k, const void *v, enum kn_dtype t,
+                   const struct kn_rope *rope)
 {
-    if (n == 0) return 0;
-    if (pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n) return -EINVAL;
-    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2 ||
-                 (size_t)pos0 + n > rope->pos_cap))
-        return -EINVAL;
     struct load_par l = {kv, layer, pos0, n, k, v, t, rope};
     size_t first = (size_t)pos0 / P, last = ((size_t)pos0 + n - 1) / P;
     return kn_par(st, last - first + 1, load_item, &l);
@@ -212,12 +198,19 @@ static int encode(const struct kn_simd *simd, const float *x, size_t n, size_t K
     return 0;
 }
 
-int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out)
+int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                       size_t K, enum kn_dtype t, void *out)
 {
-    return encode(st->dev->simd, x, n, K, t, out);
+    const size_t row_bytes = kn_row_bytes(t, n / K, K);
+    if (ldx == n) n *= m, m = 1;
+    int r = 0;
+    for (size_t i = 0; i < m && r == 0; i++)
+        r = encode(st->dev->simd, x + i * ldx, n, K, t, (char *)out + i * row_bytes);
+    return r;
 }
 
-int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out)
+int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
+                  float *out)
 {
     return decode(st->dev->simd, x, 0, n, K, t, out);
 }
@@ -238,12 +231,11 @@ int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dt
     return r;
 }
 
-int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                 size_t m, size_t n, size_t K, float *ret)
+int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
+                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {
     enum { PIECE = 1024 };
     float buf[PIECE] __attribute__((aligned(64))) = {0};
-    if (lda < n) return -EINVAL;
     for (size_t i = 0; i < m; i++) {
         float sum = 0.0f;
         for (size_t d = 0; d < n; d += PIECE) {
@@ -265,7 +257,7 @@ struct attn_par {
 static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
 {
     size_t floats = st->dev->simd->attn_scratch(a->H / a->kv->G, a->kv->K);
-    return kn_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
+    return kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
 }
 
 static int attn_item(struct kn_stream *st, void *arg, size_t item)
@@ -287,20 +279,16 @@ static int attn_item(struct kn_stream *st, void *arg, size_t item)
 
 static int attn_check(const struct kn_attn_args *a)
 {
-    const struct kn_kv *kv = a->kv;
-    if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G) return -EINVAL;
-    if (a->ldq < (size_t)a->H * kv->K) return -EINVAL;
     for (size_t i = 0; i < a->m; i++)
-        if (a->pos[i] < (i ? a->pos[i - 1] : 0) || (size_t)a->pos[i] / P >= kv->n_pages)
+        if (a->pos[i] < (i ? a->pos[i - 1] : 0) || (size_t)a->pos[i] / P >= a->kv->n_pages)
             return -EINVAL;
     return 0;
 }
 
-int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
+int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
     int r = attn_check(a);
-    if (r < 0 || a->ldo < (size_t)a->H * a->kv->K) return -EINVAL;
-    if (a->m == 0) return 0;
+    if (r < 0) return r;
     struct attn_par p = {a, a->m, 1};
     if (!st->wide) {
         struct kn_attn_job j = {a, attn_scratch(st, a), st->cancel};
@@ -314,7 +302,7 @@ int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
 struct mass_par {
     const struct kn_attn_args *args;
     float *mass;
-    size_t n_keys;
+    size_t key0, end;
 };
 
 enum { MASS_KEYS = 8 * P }; /* keys of one item */
@@ -323,59 +311,58 @@ enum { MASS_KEYS = 8 * P }; /* keys of one item */
 static int mass_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct mass_par *p = arg;
-    size_t key0 = item * MASS_KEYS, n = p->n_keys - key0;
+    size_t key0 = p->key0 + item * MASS_KEYS, n = p->end - key0;
     struct kn_attn_job j = {p->args, attn_scratch(st, p->args), st->cancel};
     if (!j.scratch) return -ENOMEM;
     return st->dev->simd->attn_mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
 }
 
-int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t n_keys)
+int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
+                     size_t n_keys)
 {
     int r = attn_check(a);
-    if (r < 0 || !a->lse) return -EINVAL;
-    if (a->m == 0) return 0;
-    if (n_keys > (size_t)a->pos[a->m - 1] + 1) n_keys = (size_t)a->pos[a->m - 1] + 1;
-    struct mass_par p = {a, mass, n_keys};
-    return kn_par(st, (n_keys + MASS_KEYS - 1) / MASS_KEYS, mass_item, &p);
+    if (r < 0) return r;
+    const size_t visible = (size_t)a->pos[a->m - 1] + 1;
+    const size_t end = n_keys < visible && key0 < visible - n_keys ? key0 + n_keys : visible;
+    if (key0 >= end) return 0;
+    struct mass_par p = {a, mass, key0, end};
+    return kn_par(st, (end - key0 + MASS_KEYS - 1) / MASS_KEYS, mass_item, &p);
 }
 
-/* Score -> unsigned key that sorts alike; NaN and -0 are given a place: lowest, and equal to +0. */
-static uint32_t sort_key(float f)
+int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+                  float *out)
 {
-    uint32_t u;
-    if (isnan(f)) return 0;
-    f += 0.0f;
-    memcpy(&u, &f, 4);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
+    for (size_t i = 0; i < m; i++)
+        if (out + i * n != x + (size_t)idx[i] * n)
+            memcpy(out + i * n, x + (size_t)idx[i] * n, n * sizeof(*x));
+    return 0;
 }
 
-int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx)
+int kn_cpu_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes)
 {
-    if (k > n || n > INT32_MAX) return -EINVAL;
-    if (k == 0) return 0;
-    /* Radix selection, byte by byte from the top: `want` counts down to the rank inside the bucket
-     * that holds the k-th largest key. */
-    uint32_t prefix = 0, mask = 0;
-    size_t want = k;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        size_t count[256] = {0};
-        for (size_t i = 0; i < n; i++) {
-            uint32_t u = sort_key(score[i]);
-            if ((u & mask) == prefix) count[u >> shift & 255u]++;
-        }
-        uint32_t b = 255;
-        while (count[b] < want)
-            want -= count[b--];
-        prefix |= b << shift;
-        mask |= 255u << shift;
-    }
-    size_t out = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = sort_key(score[i]);
-        if (u > prefix || (u == prefix && want > 0)) {
-            want -= u == prefix;
-            ret_idx[out++] = (int32_t)i;
-        }
+    memcpy(dst, src, bytes);
+    return 0;
+}
+
+static double length(const float *v, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)v[i] * (double)v[i];
+    return sqrt(sum);
+}
+
+int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                  size_t m, size_t n, size_t K, float *ret)
+{
+    const size_t row_bytes = kn_row_bytes(t, n / K, K);
+    for (size_t i = 0; i < m; i++) {
+        const double len = length(a + i * lda, n);
+        float sq;
+        int r = kn_cpu_deviation(st, a + i * lda, lda, (const char *)b + i * row_bytes, t, 1, n, K,
+                                 &sq);
+        if (r < 0) return r;
+        if (len > 0) ret[i] += (float)(sqrt((double)sq) / len);
     }
     return 0;
 }

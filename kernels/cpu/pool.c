@@ -252,10 +252,10 @@ static int run_blocks(struct kn_dev *d, size_t n_rows, size_t block, const atomi
 
 /* Equal work per row: as few blocks as fill the threads evenly, because each block streams the
  * weights once more from beyond L2. */
-int kn_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                void *arg)
 {
     enum { ROWS_MAX = 196, ROWS_MIN = 16 }; /* measured: 168 to 250 are equal on a 2 MiB L2 */
-    if (n_rows == 0) return 0;
     size_t T = d->n_threads, mr = d->simd->mr, n_blocks;
     if (n_rows <= T * ROWS_MAX) {
         n_blocks = n_rows / ROWS_MIN < T ? n_rows / ROWS_MIN : T;
@@ -270,20 +270,18 @@ int kn_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_
 }
 
 /* Unequal work per row: about six blocks a thread, so that whoever is done early takes the next. */
-int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                   void *arg)
+int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                       void *arg)
 {
     enum { ROWS_MAX = 168, BLOCKS = 6 };
-    if (n_rows == 0) return 0;
     size_t mr = d->simd->mr, n_blocks = (size_t)d->n_threads * BLOCKS;
     size_t block = ((n_rows + n_blocks - 1) / n_blocks + mr - 1) / mr * mr;
     return run_blocks(d, n_rows, block < ROWS_MAX ? block : ROWS_MAX, cancel, fn, arg);
 }
 
-int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                void *arg)
 {
-    if (n_rows == 0) return 0;
-    if (kn_cancelled(cancel)) return -ECANCELED;
     struct kn_stream *st = &d->streams[0];
     st->cancel = cancel;
     st->wide = true;
@@ -292,7 +290,7 @@ int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_
     return r;
 }
 
-size_t kn_wide_rows_max(const struct kn_dev *d)
+size_t kn_cpu_wide_rows_max(const struct kn_dev *d)
 {
     return 48; /* chosen: above it blocks of rows fill the register tile on every thread */
 }

@@ -91,23 +91,6 @@ static double bench_once(struct kn_dev *d, struct bench *b, double *ret_cpu_s)
     return (double)(clock_ns() - t0) * 1e-9;
 }
 
-double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows)
-{
-    enum { ROUNDS = 5 };
-    struct bench b;
-    double best = 1e30;
-    if (n && rows && bench_init(&b, mats, n, rows) == 0) {
-        for (int i = 0; i < ROUNDS; i++) {
-            double s = bench_once(d, &b, NULL);
-            if (s < best) best = s;
-        }
-        best = bench_flops(&b) / best * 1e-9;
-        bench_fini(&b);
-        return best;
-    }
-    return 0;
-}
-
 struct candidate {
     enum kn_gemm_kind kind;
     struct kn_mat *mats[SHAPES_MAX];
@@ -287,10 +270,10 @@ static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
     return (enum kn_gemm_kind)best;
 }
 
-int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
 {
-    if (n_shapes == 0 || n_shapes > SHAPES_MAX || rows == 0) return -EINVAL;
+    if (n_shapes > SHAPES_MAX) return -EINVAL;
     double rates[GEMM_KINDS] = {0};
     enum kn_gemm_kind best;
     /* Two blocks a thread tell as much as a whole prompt. */

@@ -226,7 +226,7 @@ VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *k
 static void page_base(const struct chunk *c, size_t page, const float **ret_k, const float **ret_v)
 {
     const struct kn_kv *kv = c->a->kv;
-    const float *b = kv->base + (size_t)kv->pages[page] * kv->page_stride +
+    const float *b = (const float *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
                      (size_t)c->a->layer * kv->layer_stride;
     *ret_k = b + (size_t)c->g * c->K * P;
     *ret_v = b + ((size_t)kv->G + c->g) * c->K * P;

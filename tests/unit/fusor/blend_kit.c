@@ -29,11 +29,9 @@ static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     const size_t GK = (size_t)c->cfg->G * c->cfg->K;
     if (layer == 0 || layer >= c->cfg->L || row0 + m > c->n) return -EINVAL;
     if ((int)layer == c->fail_rows_at) return -EIO;
-    for (size_t i = 0; i < m; i++) {
-        const size_t at = ((size_t)layer * c->n + row0 + i) * GK;
-        memcpy(c->k + at, k + i * ldk, GK * sizeof(*k));
-        memcpy(c->v + at, v + i * ldv, GK * sizeof(*v));
-    }
+    const size_t at = ((size_t)layer * c->n + row0) * GK;
+    ASSERT_OK(kn_encode_rows(st, k, ldk, m, GK, c->cfg->K, KN_F32, c->k + at));
+    ASSERT_OK(kn_encode_rows(st, v, ldv, m, GK, c->cfg->K, KN_F32, c->v + at));
     __atomic_fetch_add(&c->rows_seen[layer], (uint32_t)m, __ATOMIC_RELAXED);
     return 0;
 }
@@ -112,7 +110,7 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     struct err err = {0};
     ASSERT_OK(tiny_model_create(o, &k->m));
     k->cfg = model_config(k->m);
-    const uint64_t page = kn_kv_layer_floats(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
+    const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
     const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* another candidate than our own */
     if (!gemm) gemm = "own-f32";
     const struct fus_core_opts co = {.dev = {.n_threads = 2, .gemm = gemm, .arith = KN_ARITH_F32},

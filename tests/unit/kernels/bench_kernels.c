@@ -93,7 +93,7 @@ static int attn_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     struct attn_run *r = arg;
-    return kn_attn_mass(st, &r->a, r->mass, r->n_keys);
+    return kn_attn_mass(st, &r->a, r->mass, 0, r->n_keys);
 }
 
 static void bench_attn(const char *isa, unsigned threads, int rounds, size_t T, size_t m,

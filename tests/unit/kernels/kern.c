@@ -31,7 +31,7 @@ struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w)
 
 void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers)
 {
-    size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_floats(G, K);
+    size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_values(G, K);
     s->mem = calloc(n * layers * lf + 1, sizeof(float));
     s->pages = malloc((n + 1) * sizeof *s->pages);
     for (size_t i = 0; i < n; i++)

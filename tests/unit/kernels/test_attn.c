@@ -45,7 +45,7 @@ static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     struct run *r = arg;
     struct kn_attn_args a = args_of(r, row0, n);
-    return kn_attn_mass(st, &a, r->mass, r->n_keys);
+    return kn_attn_mass(st, &a, r->mass, 0, r->n_keys);
 }
 
 /* m rows at ascending positions, the last at the last key. */

@@ -1,0 +1,399 @@
+/* The way from kn.h to a backend: shape checks, then its table. */
+#include "kernels/kn_int.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { P = KN_PAGE };
+
+static const struct kn_ops *dev_ops(const struct kn_dev *d)
+{
+    return ((const struct kn_head *)(const void *)d)->ops;
+}
+
+static const struct kn_ops *stream_ops(const struct kn_stream *st)
+{
+    return dev_ops(*(struct kn_dev *const *)(const void *)st);
+}
+
+static const struct kn_ops *mat_ops(const struct kn_mat *w)
+{
+    return dev_ops(*(struct kn_dev *const *)(const void *)w);
+}
+
+/* ---- device ---- */
+
+int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
+{
+    const char *name = o->device && *o->device ? o->device : "cpu";
+    if (strcmp(name, "cpu") == 0) return kn_cpu_create(o, ret_dev, err);
+    return err_set(err, -EINVAL, "device \"%s\" is unknown (known: cpu)", name);
+}
+
+void kn_dev_destroy(struct kn_dev *d)
+{
+    if (d) dev_ops(d)->destroy(d);
+}
+
+const char *kn_dev_device(const struct kn_dev *d)
+{
+    return dev_ops(d)->device(d);
+}
+
+bool kn_dev_is_host(const struct kn_dev *d)
+{
+    return dev_ops(d)->is_host;
+}
+
+unsigned kn_dev_threads(const struct kn_dev *d)
+{
+    return dev_ops(d)->threads(d);
+}
+
+const char *kn_dev_isa(const struct kn_dev *d)
+{
+    return dev_ops(d)->isa(d);
+}
+
+const char *kn_dev_gemm(const struct kn_dev *d)
+{
+    return dev_ops(d)->gemm_name(d);
+}
+
+bool kn_gemm_invariant(const struct kn_dev *d)
+{
+    return dev_ops(d)->gemm_invariant(d);
+}
+
+int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+{
+    if (n_shapes == 0 || rows == 0) return -EINVAL;
+    return dev_ops(d)->tune(d, shapes, n_shapes, rows, budget_ms, ret_rates, cap, ret_n);
+}
+
+static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8"};
+enum { DTYPES = sizeof dtype_names / sizeof *dtype_names };
+
+const char *kn_dtype_name(enum kn_dtype t)
+{
+    return (unsigned)t < DTYPES ? dtype_names[t] : "unknown";
+}
+
+int kn_dtype_parse(const char *name, int dflt)
+{
+    for (int t = 0; t < DTYPES; t++)
+        if (strcmp(name, dtype_names[t]) == 0) return t;
+    return dflt;
+}
+
+struct rate {
+    struct kn_mat *const *mats;
+    size_t n;
+    const float *a;
+    size_t k_max;
+    float *c;
+    size_t n_max;
+};
+
+static int rate_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct rate *b = arg;
+    for (size_t i = 0; i < b->n; i++) {
+        const struct kn_gemm_args g = {.a = b->a + row0 * b->k_max,
+                                       .lda = b->k_max,
+                                       .m = m,
+                                       .w = b->mats[i],
+                                       .c = b->c + row0 * b->n_max,
+                                       .ldc = b->n_max};
+        int r = kn_gemm(st, &g);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows)
+{
+    enum { ROUNDS = 5 };
+    struct rate b = {.mats = mats, .n = n};
+    double flops = 0, best_s = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct kn_shape s = mat_ops(mats[i])->mat_shape(mats[i]);
+        if (s.k > b.k_max) b.k_max = s.k;
+        if (s.n > b.n_max) b.n_max = s.n;
+        flops += 2.0 * (double)s.n * (double)s.k * (double)rows;
+    }
+    float *a = kn_mem_alloc(d, KN_MEM_SHARED, rows * b.k_max * sizeof(float));
+    b.c = kn_mem_alloc(d, KN_MEM_DEVICE, rows * b.n_max * sizeof(float));
+    for (size_t i = 0; a && i < rows * b.k_max; i++)
+        a[i] = (float)(int)(i * 2654435761u % 1000u) * 1e-3f - 0.5f;
+    b.a = a;
+    for (int i = 0; a && b.c && n && i < ROUNDS; i++) {
+        const uint64_t t0 = clock_ns();
+        if (kn_rows(d, rows, NULL, rate_rows, &b) < 0) break;
+        const double s = (double)(clock_ns() - t0) * 1e-9;
+        if (best_s == 0 || s < best_s) best_s = s;
+    }
+    kn_mem_free(d, a);
+    kn_mem_free(d, b.c);
+    return best_s > 0 ? flops / best_s * 1e-9 : 0;
+}
+
+/* ---- memory ---- */
+
+void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes)
+{
+    return dev_ops(d)->mem_alloc(d, kind, bytes ? bytes : 1);
+}
+
+void kn_mem_free(struct kn_dev *d, void *p)
+{
+    if (p) dev_ops(d)->mem_free(d, p);
+}
+
+int kn_mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+{
+    return bytes ? dev_ops(d)->mem_write(d, dst, src, bytes) : 0;
+}
+
+int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+{
+    return bytes ? dev_ops(d)->mem_copy(d, dst, src, bytes) : 0;
+}
+
+/* ---- weights ---- */
+
+int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    if (n == 0 || k == 0) return -EINVAL;
+    return dev_ops(d)->mat_create(d, n, k, ret_mat);
+}
+
+int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
+{
+    return mat_ops(w)->mat_fill(w, row0, n_rows, rows);
+}
+
+int kn_mat_done(struct kn_mat *w)
+{
+    return mat_ops(w)->mat_done(w);
+}
+
+void kn_mat_destroy(struct kn_mat *w)
+{
+    if (w) mat_ops(w)->mat_destroy(w);
+}
+
+/* ---- running ---- */
+
+int kn_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+{
+    return n_rows ? dev_ops(d)->rows(d, n_rows, cancel, fn, arg) : 0;
+}
+
+int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                   void *arg)
+{
+    return n_rows ? dev_ops(d)->rows_uneven(d, n_rows, cancel, fn, arg) : 0;
+}
+
+int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+{
+    if (n_rows == 0) return 0;
+    if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) return -ECANCELED;
+    return dev_ops(d)->wide(d, n_rows, cancel, fn, arg);
+}
+
+size_t kn_wide_rows_max(const struct kn_dev *d)
+{
+    return dev_ops(d)->wide_rows_max(d);
+}
+
+int kn_sync(struct kn_stream *st)
+{
+    return stream_ops(st)->sync(st);
+}
+
+void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+{
+    return slot < KN_SLOTS ? stream_ops(st)->scratch(st, slot, size_bytes) : NULL;
+}
+
+/* ---- operations ---- */
+
+int kn_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
+{
+    return stream_ops(st)->gemm(st, a);
+}
+
+int kn_embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m, float *out,
+             size_t ldo)
+{
+    const struct kn_ops *ops = stream_ops(st);
+    if (!ops->embed) return -ENOTSUP;
+    return m ? ops->embed(st, w, id, m, out, ldo) : 0;
+}
+
+int kn_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+              float *out)
+{
+    return m && n ? stream_ops(st)->gather(st, x, idx, m, n, out) : 0;
+}
+
+int kn_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes)
+{
+    return bytes ? stream_ops(st)->copy(st, dst, src, bytes) : 0;
+}
+
+int kn_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+               const float *weight, float eps, float *out, size_t ldo)
+{
+    if (ldx < D || ldo < D || D == 0) return -EINVAL;
+    return m ? stream_ops(st)->rmsnorm(st, x, ldx, m, D, weight, eps, out, ldo) : 0;
+}
+
+int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads, size_t K,
+                     const float *weight, float eps)
+{
+    if (ldx < heads * K || K == 0) return -EINVAL;
+    return m ? stream_ops(st)->rmsnorm_heads(st, x, ldx, m, heads, K, weight, eps) : 0;
+}
+
+int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+              float *out, size_t ldo)
+{
+    if (ldg < 2 * F || ldo < F) return -EINVAL;
+    return m && F ? stream_ops(st)->swiglu(st, gate_up, ldg, m, F, out, ldo) : 0;
+}
+
+int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+            size_t heads, const int32_t *pos)
+{
+    if (ldx < heads * r->K || r->n_rot > r->K || r->n_rot % 2) return -EINVAL;
+    return m ? stream_ops(st)->rope(st, r, x, ldx, m, heads, pos) : 0;
+}
+
+size_t kn_kv_layer_values(unsigned G, unsigned K)
+{
+    return (size_t)2 * G * K * P;
+}
+
+size_t kn_kv_value_bytes(const struct kn_dev *d)
+{
+    return dev_ops(d)->kv_value_bytes(d);
+}
+
+int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+              size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    const size_t GK = (size_t)kv->G * kv->K;
+    if (ldk < GK || ldv < GK) return -EINVAL;
+    return m ? stream_ops(st)->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
+}
+
+int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
+               const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
+{
+    if (n == 0) return 0;
+    if (pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n) return -EINVAL;
+    if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2 ||
+                 (size_t)pos0 + n > rope->pos_cap))
+        return -EINVAL;
+    return stream_ops(st)->kv_load(st, kv, layer, pos0, n, k, v, t, rope);
+}
+
+int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
+                   enum kn_dtype t, void *out)
+{
+    if (ldx < n || K == 0 || n % K || (unsigned)t >= DTYPES) return -EINVAL;
+    return m && n ? stream_ops(st)->encode_rows(st, x, ldx, m, n, K, t, out) : 0;
+}
+
+int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out)
+{
+    return kn_encode_rows(st, x, n, 1, n, K, t, out);
+}
+
+int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out)
+{
+    if (K == 0 || (unsigned)t >= DTYPES) return -EINVAL;
+    return n ? stream_ops(st)->decode(st, x, n, K, t, out) : 0;
+}
+
+static bool attn_fits(const struct kn_attn_args *a)
+{
+    const struct kn_kv *kv = a->kv;
+    if (kv->G == 0 || kv->K == 0 || a->H == 0 || a->H % kv->G) return false;
+    return a->ldq >= (size_t)a->H * kv->K;
+}
+
+int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
+{
+    if (!attn_fits(a) || a->ldo < (size_t)a->H * a->kv->K) return -EINVAL;
+    return a->m ? stream_ops(st)->attn(st, a) : 0;
+}
+
+int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
+                 size_t n_keys)
+{
+    if (!attn_fits(a) || !a->lse || key0 % P) return -EINVAL;
+    return a->m && n_keys ? stream_ops(st)->attn_mass(st, a, mass, key0, n_keys) : 0;
+}
+
+int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                 size_t m, size_t n, size_t K, float *ret)
+{
+    if (lda < n || (b && (K == 0 || (unsigned)t >= DTYPES))) return -EINVAL;
+    return m ? stream_ops(st)->deviation(st, a, lda, b, t, m, n, K, ret) : 0;
+}
+
+int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+              size_t m, size_t n, size_t K, float *ret)
+{
+    if (lda < n || K == 0 || (unsigned)t >= DTYPES) return -EINVAL;
+    return m && n ? stream_ops(st)->change(st, a, lda, b, t, m, n, K, ret) : 0;
+}
+
+/* Score -> unsigned key that sorts alike; NaN and -0 are given a place: lowest, and equal to +0. */
+static uint32_t sort_key(float f)
+{
+    uint32_t u;
+    if (isnan(f)) return 0;
+    f += 0.0f;
+    memcpy(&u, &f, 4);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx)
+{
+    if (k > n || n > INT32_MAX) return -EINVAL;
+    if (k == 0) return 0;
+    /* Radix selection, byte by byte from the top: `want` counts down to the rank inside the bucket
+     * that holds the k-th largest key. */
+    uint32_t prefix = 0, mask = 0;
+    size_t want = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        size_t count[256] = {0};
+        for (size_t i = 0; i < n; i++) {
+            uint32_t u = sort_key(score[i]);
+            if ((u & mask) == prefix) count[u >> shift & 255u]++;
+        }
+        uint32_t b = 255;
+        while (count[b] < want)
+            want -= count[b--];
+        prefix |= b << shift;
+        mask |= 255u << shift;
+    }
+    size_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = sort_key(score[i]);
+        if (u > prefix || (u == prefix && want > 0)) {
+            want -= u == prefix;
+            ret_idx[out++] = (int32_t)i;
+        }
+    }
+    return 0;
+}
