@@ -41,4 +41,8 @@ void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt); /* feeds t
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
                      struct fus_picked *ret);
 
+/* KL(p || q) in nats of the softmax of two rows of n logits; NAN when one is no number. ret_agree:
+ * the same best id. */
+double fus_kl(const float *p, const float *q, size_t n, bool *ret_agree);
+
 #endif

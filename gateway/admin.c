@@ -72,6 +72,43 @@ static void admin_status(struct gw_req *q)
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
+/* ---- /admin/quality: what every worker's guard says ---- */
+
+static int put_quality(struct gw_house *h, const struct gw_page *page, struct buf *b)
+{
+    struct gw_target_view t;
+    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
+    int r = buf_addf(b, "{\"index\":%u,", t.index);
+    if (r == 0) r = add_str(b, "address", t.address);
+    if (r == 0) r = buf_adds(b, ",\"quality\":");
+    if (r == 0)
+        r = page->status == 200 && page->body.len > 0 ? buf_add(b, page->body.data, page->body.len)
+                                                      : buf_adds(b, "null");
+    return r < 0 ? r : buf_addc(b, '}');
+}
+
+static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    struct buf b = BUF_INIT;
+    int r = buf_adds(&b, "{\"workers\":[");
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (i > 0) r = buf_addc(&b, ',');
+        if (r == 0) r = put_quality(q->gate->house, &pages[i], &b);
+    }
+    if (r == 0) r = buf_adds(&b, "]}");
+    if (r == 0)
+        gw_answer_json(q, 200, &b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(&b);
+}
+
+static void admin_quality(struct gw_req *q)
+{
+    if (gw_gather_start(q, "/admin/quality", 2000, quality_gathered) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
 static int put_request(const struct gw_req *q, struct buf *b)
 {
     int r = buf_addc(b, '{');
@@ -221,6 +258,7 @@ static void admin_boundaries(struct gw_req *q)
 
 const struct gw_route gw_admin_routes[] = {
     {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
+    {"/admin/quality", "GET", NULL, admin_quality, GW_R_ADMIN},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, gw_admin_targets, GW_R_ADMIN},

@@ -131,20 +131,21 @@ static bool is_good(const struct pol_guard_means *m)
 static void change(struct pol_guard *g, unsigned level)
 {
     g->came_down = level < g->level;
-    g->kl_left = g->came_down ? 0 : g->now.kl / g->now.n;
+    g->left = g->came_down ? g->below : g->now;
     g->level = level;
     memset(&g->now, 0, sizeof g->now);
     memset(&g->below, 0, sizeof g->below);
 }
 
-/* Up by one; past the ratios that are left when the last raise did not take a quarter away. */
+/* Up by one; to the largest ratio at once when the last raise did not take a quarter away. */
 static unsigned level_above(const struct pol_guard *g, const struct pol_guard_cfg *c)
 {
     double ratio;
     unsigned n = last_ratio(c, &ratio), up = g->level + 1;
-    bool helped = g->kl_left <= 0 || g->now.kl / g->now.n < 0.75 * g->kl_left;
+    bool first = g->came_down || g->left.count == 0;
+    bool helped = first || g->now.kl / g->now.n < 0.75 * g->left.kl / g->left.n;
 
-    return !helped && up <= n ? n + 1 : up;
+    return !helped && up < n ? n : up;
 }
 
 enum pol_guard_action pol_guard_see(struct pol_guard *g, const struct pol_guard_cfg *c,

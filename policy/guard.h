@@ -4,8 +4,8 @@
  * shows KL(full || blend), what plain reuse would have lost there, and how often the best token was
  * the same. Level 0 is what the operator configured; each level above recomputes more, the last but
  * one may use another strategy, the last blends no more (exact). pol_guard_see() takes a shadow of
- * the level in force and goes up when the mean loss is beyond the limit with confidence; a raise
- * that did not help is not tried again: the next step is the strategy, then exact.
+ * the level in force and goes up when the mean loss is beyond the limit with confidence; after a
+ * raise that did not help the next is the largest ratio, then comes the strategy, then exact.
  * pol_guard_trial() takes what the level below *would* have lost on the same prompt, and goes down
  * when that is well within the limit with confidence. Hence no flapping: no level is entered on
  * the evidence of another, and each way back that proved wrong doubles the evidence for the next.
@@ -53,9 +53,8 @@ struct pol_guard_means { /* moving sums, weights fall by 1 - 1/POL_GUARD_MEMORY 
 };
 struct pol_guard { /* {0} to start with */
     unsigned level, patience;
-    bool came_down; /* the last change of level */
-    double kl_left; /* mean KL at the level that was left upwards; 0: none */
-    struct pol_guard_means now, below;
+    bool came_down;                          /* the last change of level */
+    struct pol_guard_means now, below, left; /* left: what the last change was made on */
 };
 enum pol_guard_action { POL_GUARD_STAY, POL_GUARD_UP, POL_GUARD_DOWN };
 

@@ -2,6 +2,7 @@
 #include "fusor/worker/worker.h"
 
 #include "base/clock.h"
+#include "fusor/worker/guard.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -105,6 +106,13 @@ static void get_status(struct worker *w, struct wk_call *c)
     }
     rc |= buf_addc(&b, '}');
     reply_or_oom(c, rc, &b);
+}
+
+static void get_quality(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+
+    reply_or_oom(c, wk_guard_put_quality(w, &b), &b);
 }
 
 static void get_profile(struct worker *w, struct wk_call *c)
@@ -377,6 +385,8 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         get_status(w, c);
     else if (get && strcmp(path, "chunks") == 0)
         list_chunks(w, c);
+    else if (get && strcmp(path, "quality") == 0)
+        get_quality(w, c);
     else if (get && strcmp(path, "profile") == 0)
         get_profile(w, c);
     else if (get && strcmp(path, "residents") == 0)

@@ -4,6 +4,7 @@
  * thread just before the prefill starts, so that a chunk that was built while the request waited is
  * still used. Sources and sinks own nothing but their pin or writer: they may outlive the request.
  * A source that fails makes the fusor compute that range; nothing is answered from it. */
+#include "fusor/worker/guard.h"
 #include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
 #include "policy/plan.h"
@@ -46,6 +47,7 @@ static enum pol_mode policy_mode(enum api_mode m)
 enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
                             const struct wk_held *held, double *ret_ratio)
 {
+    struct pol_guard_setting guard;
     enum fus_strategy dflt;
     struct pol_plan_in in = {.mode = policy_mode(m->mode),
                              .ratio = m->ratio,
@@ -60,6 +62,11 @@ enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
     if (m->has_strategy) in.strategy = to_policy(m->strategy);
     if (w->o.strategy && fus_strategy_parse(w->o.strategy, &dflt) == 1)
         in.strategy_default = to_policy(dflt);
+    if (wk_guard_rules(w, m, &guard) > 0) {
+        in.blend_allowed &= !guard.exact;
+        in.ratio_default = guard.ratio;
+        in.strategy_default = guard.strategy;
+    }
     p = pol_plan(&in);
     *ret_ratio = p.ratio;
     return from_policy(p.strategy);
@@ -192,9 +199,11 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
         return rc;
     }
     struct wk_held held = {p->n_tok, q.n_prefix, q.n_hit, p->n_tok - last};
+    struct pol_guard_setting guard;
+    p->guard_level = wk_guard_rules(w, m, &guard);
     plan->strategy = wk_decide(w, m, &held, &ratio);
     plan->ratio = (float)ratio;
-    plan->mass = (float)(m->mass >= 0 ? m->mass : w->o.mass);
+    plan->mass = (float)(m->mass >= 0 ? m->mass : p->guard_level ? 0 : w->o.mass);
     plan->ratio_min = (float)(m->min_ratio >= 0 ? m->min_ratio : w->o.min_ratio);
     plan->tensor = m->tensor;
     plan->schedule = m->schedule;

@@ -8,7 +8,7 @@
 #ifndef FUSOR_WORKER_GEN_H
 #define FUSOR_WORKER_GEN_H
 
-#include "fusor/worker/worker.h"
+#include "fusor/worker/guard.h"
 
 struct gen_choice {
     /* engine writes, loop reads; under gen.m */
@@ -33,6 +33,7 @@ struct gen_prompt {
     void *arrays; /* of the plan */
     uint32_t n_captured;
     struct fus_job *job;       /* under gen.m; NULL when not running */
+    struct wk_shadow *shadow;  /* engine; NULL: not in the guard's sample */
     struct gen_choice *choice; /* [n] */
     /* under gen.m */
     bool started, done;

@@ -17,7 +17,16 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     struct gen *g = p->g;
 
     if (atomic_load(&g->gone)) return -ECANCELED;
-    return wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
+    int rc = wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
+    if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->mode, plan);
+    return rc;
+}
+
+static void on_logits(void *ctx, unsigned choice, const float *logits)
+{
+    const struct gen_prompt *p = ctx;
+
+    if (p->shadow && choice == 0) wk_guard_logits(p->shadow, logits);
 }
 
 static void wake(struct gen *g)
@@ -112,6 +121,7 @@ static int on_token(void *ctx, const struct fus_event_token *t)
 
     if (c->last_ns) wk_metrics_inter_token((double)(now - c->last_ns) / 1e9);
     c->last_ns = now;
+    if (p->shadow && t->choice == 0) wk_guard_token(p->shadow, t->picked.id);
     pthread_mutex_lock(&g->m);
     c->n_generated++;
     if (!t->end) stop = take_text(g, c, t);
@@ -144,6 +154,11 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
+    if (p->shadow && d->finish != FUS_FAILED)
+        wk_guard_put(p->shadow);
+    else
+        wk_guard_drop(p->shadow);
+    p->shadow = NULL;
     pthread_mutex_lock(&g->m);
     p->status = d->finish == FUS_FAILED ? d->status : d->finish == FUS_CANCELLED ? -ECANCELED : 0;
     p->done = true;
@@ -185,7 +200,8 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
 
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
-    static const struct fus_request_ops ops = {on_plan, on_first, on_token, on_choice, on_done};
+    static const struct fus_request_ops ops = {on_plan,   on_first, on_token,
+                                               on_choice, on_done,  on_logits};
     const struct api_req *q = &g->req;
     uint32_t room = g->w->ctx_max - p->p.n_tok;
     struct fus_request r = {

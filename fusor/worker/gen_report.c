@@ -154,6 +154,7 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
     rc |= put_measure(out, "score_left", r->score_left);
     if (r->strategy == FUS_QS) rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
     rc |= put_measure(out, "cost", r->cost);
+    rc |= wk_guard_put_note(g->w, &first->p, out);
     if (!g->w->blend_ok)
         rc |= buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
     return rc | buf_addc(out, '}') ? -ENOMEM : 0;

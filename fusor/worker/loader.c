@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fusor/worker/guard.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,6 +245,7 @@ static int load(struct worker *w, struct err *err)
     if ((rc = open_core(w, err)) < 0) return rc;
     if ((rc = wk_profile_load(w, err)) < 0) return rc;
     if ((rc = open_store(w, err)) < 0) return rc;
+    wk_guard_loaded(w);
     rc = fus_engine_create(w->core, &eo, &w->engine);
     return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;
 }

@@ -3,6 +3,7 @@
 #include "fusor/worker/worker.h"
 
 #include "base/metric.h"
+#include "fusor/worker/guard.h"
 
 #include <stdio.h>
 
@@ -94,6 +95,7 @@ void wk_metrics_init(void)
 
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
         metric_register(ones[i]);
+    wk_metrics_guard_init();
     for (size_t i = 0; i < TOKENS_COUNT; i++)
         metric_register(&tokens[i]);
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++)
@@ -140,6 +142,7 @@ void wk_metrics_report(const struct fus_report *r)
     metric_add(&tokens[TOKENS_REUSED], r->n_reused);
     metric_add(&tokens[TOKENS_RECOMPUTED], r->n_recomputed);
     metric_add(&tokens[TOKENS_COMPUTED], r->n_computed);
+    wk_metrics_guard_report(r);
 }
 
 void wk_metrics_generated(uint64_t n)
@@ -174,6 +177,7 @@ int wk_metrics_render(struct worker *w, struct buf *out)
         metric_set(&pending, w->n_builds);
         metric_set(&built, (double)w->n_built);
         metric_set(&build_failed, (double)w->n_build_failed);
+        wk_metrics_guard_render(w);
         struct wk_sense_stats sense;
         wk_sense_get_stats(w, &sense);
         metric_set(&measured, (double)sense.n_measured);

@@ -72,6 +72,12 @@ static const struct opt_def defs[] = {
      "Recompute as few tokens as hold this share of the selection score, between --min-ratio and "
      "--ratio; 0: as many as --ratio says."},
     {"min-ratio", OPT_DOUBLE, "0.02", 0, 1, NULL, "Least share to recompute where --mass decides."},
+    {"guard-sample", OPT_DOUBLE, "0.01", 0, 1, NULL,
+     "Share of blended requests that the guard compares with a full prefill in idle time; 0: none, "
+     "and no reaction."},
+    {"guard-kl", OPT_DOUBLE, "0", 0, 100, NULL,
+     "Mean KL(full || blend) in nats that the guard lets pass; 0: twice the profile's loss, as a "
+     "share of what plain reuse loses on the same prompts."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
@@ -130,6 +136,8 @@ static void take(struct wk_opts *r, struct opts *o)
                           .ratio = opt_given(o, "ratio") ? opt_double(o, "ratio") : -1,
                           .mass = opt_double(o, "mass"),
                           .min_ratio = opt_double(o, "min-ratio"),
+                          .guard_sample = opt_double(o, "guard-sample"),
+                          .guard_kl = opt_double(o, "guard-kl"),
                           .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
                           .store = o};
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32

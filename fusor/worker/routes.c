@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fusor/worker/guard.h"
 
 #include <string.h>
 #include <strings.h>
@@ -23,8 +24,14 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     struct buf b = BUF_INIT;
     int s = atomic_load(&w->state), rc;
 
-    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f}", names[s],
+    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f", names[s],
                   atomic_load(&w->progress) / 1000.0);
+    if (s == WK_READY) {
+        struct wk_guard_view v;
+        wk_guard_get_view(w, &v);
+        rc |= buf_addf(&b, ",\"quality\":\"%s\"", wk_guard_state_name(&v));
+    }
+    rc |= buf_addc(&b, '}');
     reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fusor/worker/guard.h"
 #include "fusor/worker/residents.h"
 
 #include <event2/event.h>
@@ -178,6 +179,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
     if ((rc = wk_senses_create(w)) < 0) goto fail;
+    if ((rc = wk_guard_create(w)) < 0) goto fail;
     if ((rc = http_server_listen(w->server, o->listen, err)) < 0) goto fail;
     if ((rc = wk_load_start(w)) < 0) goto fail;
     http_timer_set(w->tick, TICK_MS);
@@ -212,6 +214,7 @@ void wk_destroy(struct worker *w)
     wk_segments_fini(w);
     wk_builds_fini(w);
     wk_senses_destroy(w);
+    wk_guard_destroy(w);
     for (int i = 0; i < 2; i++)
         if (w->signals[i]) event_free(w->signals[i]);
     if (w->stdin_event) event_free(w->stdin_event);

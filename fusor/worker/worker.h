@@ -69,6 +69,7 @@ struct wk_opts {
     enum pol_order order; /* of the queue */
     double ratio; /* < 0: the profile's */
     double min_ratio, mass;
+    double guard_sample, guard_kl; /* guard_kl 0: by the profile */
     bool exit_on_stdin_eof;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
@@ -98,6 +99,7 @@ struct wk_build;
 struct wk_announce;
 struct wk_kvlog;
 struct wk_reader;
+struct wk_guard;
 struct worker {
     struct wk_opts o;
     struct http_loop *loop;
@@ -159,6 +161,7 @@ struct worker {
     unsigned n_builds, n_flight;
     uint64_t n_built, n_build_failed;
     struct wk_senses *senses;
+    struct wk_guard *guard; /* guard.h */
 };
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err);
 bool wk_is_loading(const struct worker *w);
@@ -252,6 +255,7 @@ struct wk_prompt { /* one tokenised prompt; wk_prompt_fini() */
     struct wk_look *block_look;
     size_t n_block;
     struct worker *held_by; /* NULL: no look-up was made early */
+    unsigned guard_level;   /* in force when the plan was made, if it changed the plan; else 0 */
     struct buf text;        /* prompt text for echo; empty unless asked for */
     struct chat_out chat;
 };

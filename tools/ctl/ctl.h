@@ -74,6 +74,7 @@ int ctl_clear(const struct ctl_args *a);
 int ctl_warm(const struct ctl_args *a);
 int ctl_segment(const struct ctl_args *a);
 int ctl_profile(const struct ctl_args *a);
+int ctl_quality(const struct ctl_args *a);
 int ctl_tiers(const struct ctl_args *a);
 int ctl_resize(const struct ctl_args *a);
 int ctl_policy(const struct ctl_args *a);

@@ -10,6 +10,8 @@ static const struct {
     int (*run)(const struct ctl_args *a);
 } commands[] = {
     {"status", "", "gateway and workers at a glance", ctl_status},
+    {"quality", "", "how close blended answers are to a full prefill's, and what was done about it",
+     ctl_quality},
     {"targets", "", "every backend: health, breaker, load, models", ctl_targets},
     {"drain", "TARGET", "send it no new requests", ctl_drain},
     {"enable", "TARGET", "send it requests again", ctl_enable},

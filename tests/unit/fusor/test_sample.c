@@ -249,3 +249,21 @@ TEST(creation_survives_any_failed_allocation)
         fus_sampler_destroy(s);
     }
 }
+
+TEST(kl_of_two_rows)
+{
+    const float p[4] = {0, 1, 2, -INFINITY}, same[4] = {5, 6, 7, -INFINITY};
+    const float q[4] = {2, 1, 0, 0}, nan_[4] = {NAN, 1, 0, 0};
+    double z_p = 1 + exp(1) + exp(2), z_q = exp(2) + exp(1) + 2, want = 0;
+    bool agree = false;
+    ASSERT_NEAR(fus_kl(p, same, 4, &agree), 0, 1e-12);
+    ASSERT_TRUE(agree);
+    for (int i = 0; i < 3; i++)
+        want += exp((double)p[i]) / z_p * log(exp((double)p[i]) / z_p / (exp((double)q[i]) / z_q));
+    ASSERT_NEAR(fus_kl(p, q, 4, &agree), want, 1e-12);
+    ASSERT_TRUE(!agree);
+    ASSERT_TRUE(isnan(fus_kl(p, nan_, 4, &agree)));
+    /* Large logits neither overflow nor lose the difference. */
+    const float big[2] = {1000, 990}, flat[2] = {1000, 1000};
+    ASSERT_NEAR(fus_kl(big, flat, 2, &agree), log(2), 1e-3);
+}
