@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "base/opt.h"
-#include "fusor/core.h"
+#include "fusor/profile.h"
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "tiers/store.h"
@@ -26,7 +26,9 @@ struct bench {
     enum kn_dtype kv_dtype; /* of its records */
     double ms_per_token; /* of a full prefill, as measured; 0: load whatever it takes */
     const struct model_cfg *cfg;
-    int32_t sink; /* token every chunk is built behind, -1 = none */
+    int32_t sink;       /* token every prompt starts with, -1 = none */
+    int32_t build_sink; /* token every chunk is built behind: the same unless it is left out */
+    struct fus_profile profile; /* --profile, else the default */
     json_t *meta, *rows;
 };
 
@@ -85,14 +87,18 @@ struct bench_run { /* how to run a prompt */
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
     const bool *skip;     /* [n_chunks]: compute these, whatever the store has; may be NULL */
+    struct fus_plan with; /* layers and the like; what is 0 is the profile's */
     bool by_default;      /* what a request without settings gets */
+    char name[64];        /* as it was asked for: "hkvd:check=2" */
 };
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are
- * compared with it. */
-int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
-                  struct err *err);
-int bench_methods_of(const char *strategies, const char *ratios, struct bench_run *ret, size_t cap,
-                     size_t *ret_n, struct err *err);
+ * compared with it. `default` comes at its own ratio and, where it varies (ratios were asked for),
+ * at those. */
+int bench_methods(const struct bench *b, const struct opts *opts, struct bench_run *ret, size_t cap,
+                  size_t *ret_n, struct err *err);
+int bench_methods_of(const struct bench *b, const char *strategies, const char *ratios,
+                     bool default_varies, struct bench_run *ret, size_t cap, size_t *ret_n,
+                     struct err *err);
 struct bench_result {
     struct fus_report report;
     double ttft_ms;
@@ -111,6 +117,8 @@ int32_t bench_argmax(const float *logits, size_t n);
 /* Subcommands: 0 or an exit code. */
 int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
 int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
+int bench_report(const struct opts *opts, struct err *err); /* quality --report --report-from */
+int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err);
 int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);

@@ -1,25 +1,20 @@
 /* kvblend-bench: options, loading, and the report's meta object. */
 #include "tools/bench/bench.h"
 
-#include "policy/plan.h"
-
 #include "base/buf.h"
 #include "base/clock.h"
 #include "version.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { RATIOS_MAX = 16 };
-
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
-     .values = "ttft|quality|demo|tiers|soak|replay|proxy|throughput",
+     .values = "ttft|quality|calibrate|demo|tiers|soak|replay|proxy|throughput",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -192,12 +187,22 @@ static const struct opt_def defs[] = {
      .min = 1,
      .max = 1000,
      .help = "ttft: measured rounds"},
+    {.name = "profile",
+     .type = OPT_STR,
+     .help = "what calibrate has written: layers, default strategy and ratio"},
+    {.name = "sink",
+     .type = OPT_BOOL,
+     .dflt = "true",
+     .help = "quality: build chunks behind the sink token (--no-sink: with nothing before them)"},
     {.name = "ratios", .type = OPT_STR, .dflt = "0.05,0.10,0.15", .help = "recompute ratios"},
-    {.name = "data", .type = OPT_STR, .help = "quality: JSONL file or the MuSiQue sample"},
+    {.name = "data",
+     .type = OPT_STR,
+     .help = "quality: JSONL file or the MuSiQue sample; calibrate: one of these, or any text"},
     {.name = "strategies",
      .type = OPT_STR,
      .dflt = "full,prefix,reuse,hkvd,query,qs,sink",
-     .help = "ttft, quality: methods to compare; default: what a request without settings gets"},
+     .help = "ttft, quality: methods to compare, each with settings behind it, such as "
+             "hkvd:check=2 or query:layers=10-24; default: what a request without settings gets"},
     {.name = "prompt-format",
      .type = OPT_STR,
      .help = "quality: text with {preamble}, {chunks}, {question}; \\n is a line break"},
@@ -211,6 +216,27 @@ static const struct opt_def defs[] = {
      .min = 8,
      .max = 4096,
      .help = "quality: tokens of an answer"},
+    {.name = "map-tokens",
+     .type = OPT_INT,
+     .dflt = "256",
+     .min = 1,
+     .max = 65536,
+     .help = "quality: longest summary of a chunk in map_reduce"},
+    {.name = "loss",
+     .type = OPT_DOUBLE,
+     .min = 0,
+     .max = 1,
+     .help =
+         "calibrate: what the default ratio may lose, as a share of reuse's KL (default 0.222)"},
+    {.name = "out",
+     .type = OPT_STR,
+     .help = "calibrate: file for the profile; default: where workers look for it, in the cache "
+             "folder"},
+    {.name = "max-loss",
+     .type = OPT_DOUBLE,
+     .min = 0,
+     .max = 1,
+     .help = "quality: name the fastest method that loses no more, as a share of reuse's KL"},
     {.name = "neighbours",
      .type = OPT_INT,
      .dflt = "4",
@@ -223,7 +249,7 @@ static const struct opt_def defs[] = {
      .dflt = "0",
      .min = 0,
      .max = 1e9,
-     .help = "quality: lines to use, 0 = all"},
+     .help = "quality, calibrate: lines to use, 0 = all"},
     {.name = "url",
      .type = OPT_STR,
      .dflt = "http://127.0.0.1:8010",
@@ -350,6 +376,18 @@ static int32_t sink_token(const struct bench *b)
     return sink;
 }
 
+static int open_profile(struct bench *b, const struct opts *opts, struct err *err)
+{
+    char fingerprint[FUS_FINGERPRINT_BYTES];
+    int r = 0;
+    fus_profile_fingerprint(b->cfg, fingerprint);
+    fus_profile_default(b->cfg, &b->profile);
+    if (opt_given(opts, "profile"))
+        r = fus_profile_read(opt_str(opts, "profile"), b->cfg, fingerprint, &b->profile, err);
+    b->build_sink = b->profile.sink_tokens && opt_bool(opts, "sink") ? b->sink : -1;
+    return r;
+}
+
 int bench_open(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct err no_chat = {0};
@@ -371,6 +409,8 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
     if (r < 0) return r;
     b->sink = sink_token(b);
     b->kv_dtype = kn_dtype_parse(opt_str(opts, "kv-dtype"), b->cfg->file_f32 ? KN_F32 : KN_F16);
+    r = open_profile(b, opts, err);
+    if (r < 0) return r;
     r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
     if (r < 0) return r;
     b->meta = make_meta(b);
@@ -387,87 +427,6 @@ void bench_close(struct bench *b)
     chat_close(b->chat);
     tok_close(b->tok);
     model_close(b->model);
-}
-
-/* "0.05,0.1" -> values in 0…1. */
-static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
-{
-    size_t n = 0;
-    for (const char *p = list; *p;) {
-        char *end;
-        double v = strtod(p, &end);
-        if (end == p || !(v >= 0 && v <= 1) || (*end && *end != ','))
-            return err_set(err, -EINVAL, "--ratios: \"%.40s\" is not a list of values in 0…1", p);
-        if (n == cap) return err_set(err, -ERANGE, "--ratios: more than %zu values", cap);
-        ret[n++] = v;
-        p = end + (*end == ',');
-    }
-    if (n == 0) return err_set(err, -EINVAL, "--ratios is empty");
-    *ret_n = n;
-    return 0;
-}
-
-/* "default": the worker's own choice for a request that says nothing and finds all its chunks. */
-static struct bench_run default_run(void)
-{
-    const struct pol_plan_in in = {.ratio = -1,
-                                   .ratio_default = -1,
-                                   .prompt_tokens = 4096,
-                                   .reuse_tokens = 4000,
-                                   .suffix_tokens = 64,
-                                   .blend_allowed = true};
-    const struct pol_plan p = pol_plan(&in);
-    struct bench_run run = {.ratio = (float)p.ratio, .by_default = true};
-    (void)fus_strategy_parse(pol_strategy_name(p.strategy), &run.strategy);
-    return run;
-}
-
-/* Take the next name of "full,query,…" at *list. */
-static int next_strategy(const char **list, enum fus_strategy *ret, struct err *err)
-{
-    char name[32];
-    size_t len = strcspn(*list, ",");
-    (void)snprintf(name, sizeof name, "%.*s", (int)len, *list);
-    *list += len + ((*list)[len] == ',');
-    if (fus_strategy_parse(name, ret) == 1) return 0;
-    return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
-}
-
-int bench_methods_of(const char *strategies, const char *ratios, struct bench_run *ret, size_t cap,
-                     size_t *ret_n, struct err *err)
-{
-    double ratio[RATIOS_MAX];
-    size_t n_ratios = 0, n = 0;
-    int r = parse_ratios(ratios, ratio, RATIOS_MAX, &n_ratios, err);
-    if (r < 0) return r;
-    ret[n++] = (struct bench_run){.strategy = FUS_FULL, .ratio = 1};
-    for (const char *p = strategies; *p;) {
-        enum fus_strategy st;
-        if (strncmp(p, "default", 7) == 0 && (p[7] == ',' || p[7] == '\0')) {
-            if (n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
-            ret[n++] = default_run();
-            p += 7 + (p[7] == ',');
-            continue;
-        }
-        r = next_strategy(&p, &st, err);
-        if (r < 0) return r;
-        if (st == FUS_FULL) continue;
-        bool takes_ratio = st != FUS_PREFIX && st != FUS_REUSE;
-        for (size_t i = 0; i < (takes_ratio ? n_ratios : 1); i++) {
-            if (n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
-            ret[n++] = (struct bench_run){
-                .strategy = st, .ratio = takes_ratio ? (float)ratio[i] : (st == FUS_PREFIX)};
-        }
-    }
-    *ret_n = n;
-    return 0;
-}
-
-int bench_methods(const struct opts *opts, struct bench_run *ret, size_t cap, size_t *ret_n,
-                  struct err *err)
-{
-    return bench_methods_of(opt_str(opts, "strategies"), opt_str(opts, "ratios"), ret, cap, ret_n,
-                            err);
 }
 
 static int run_loaded(const struct opts *opts,
@@ -488,10 +447,15 @@ static const struct sub {
     int (*loaded)(struct bench *b, const struct opts *opts, struct err *err);
     int (*bare)(const struct opts *opts, struct err *err);
 } subs[] = {
-    {"ttft", bench_ttft, NULL},   {"quality", bench_quality, NULL},
-    {"demo", NULL, bench_demo},   {"replay", NULL, bench_replay},
-    {"tiers", NULL, bench_tiers}, {"soak", bench_soak, NULL},
-    {"proxy", NULL, bench_proxy}, {"throughput", NULL, bench_throughput},
+    {"ttft", bench_ttft, NULL},
+    {"quality", bench_quality, NULL},
+    {"demo", NULL, bench_demo},
+    {"replay", NULL, bench_replay},
+    {"tiers", NULL, bench_tiers},
+    {"soak", bench_soak, NULL},
+    {"proxy", NULL, bench_proxy},
+    {"calibrate", bench_calibrate, NULL},
+    {"throughput", NULL, bench_throughput},
 };
 
 static int run_sub(const struct opts *o, struct err *err)

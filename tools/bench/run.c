@@ -13,7 +13,7 @@
 struct tier_ident bench_ident(const struct bench *b)
 {
     struct tier_ident id = {.dtype = b->kv_dtype,
-                            .sink_token = (uint32_t)b->sink,
+                            .sink_token = (uint32_t)b->build_sink,
                             .L = b->cfg->L,
                             .G = b->cfg->G,
                             .K = b->cfg->K};
@@ -71,7 +71,7 @@ static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint3
     struct fus_prefill *f = NULL;
     r = fus_session_create(b->core, n + 1, &s);
     if (r == 0)
-        r = kind == TIER_CHUNK ? fus_build_begin(s, b->sink, tok, n, &sink, NULL, &f)
+        r = kind == TIER_CHUNK ? fus_build_begin(s, b->build_sink, tok, n, &sink, NULL, &f)
                                : fus_prefill_begin(s, &plan, &f);
     if (r < 0) {
         sink.ops->done(sink.ctx, r);
@@ -104,7 +104,7 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
 {
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
-    struct fus_sense p = {.sink_token = b->sink,
+    struct fus_sense p = {.sink_token = b->build_sink,
                           .before = before->tok,
                           .n_before = before->n,
                           .tok = tok,
@@ -279,14 +279,16 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
     size_t n = collect_ranges(b, p, run, range, res.tier, &r);
     if (r == 0) r = fus_session_create(b->core, p->n_tok + extra_tokens, &res.session);
     if (r == 0) {
-        struct fus_plan plan = {.tok = p->tok,
-                                .n_tok = p->n_tok,
-                                .range = range,
-                                .n_range = n,
-                                .strategy = run->strategy,
-                                .ratio = run->ratio,
-                                .suffix = p->n_tok - p->suffix0,
-                                .logits_from = run->logits_from};
+        struct fus_plan plan = run->with;
+        plan.tok = p->tok;
+        plan.n_tok = p->n_tok;
+        plan.range = range;
+        plan.n_range = n;
+        plan.strategy = run->strategy;
+        plan.ratio = run->ratio;
+        plan.suffix = p->n_tok - p->suffix0;
+        plan.logits_from = run->logits_from;
+        fus_profile_apply(&b->profile, &plan);
         r = fus_prefill_begin(res.session, &plan, &f);
     }
     if (r < 0) {

@@ -226,16 +226,17 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
 }
 
 /* The full prefill first, then every method with its chunks in every tier. */
-static int make_rows(const struct opts *opts, const struct origins *all, unsigned reps,
-                     struct row *row, size_t *ret_n, struct err *err)
+static int make_rows(const struct bench *b, const struct opts *opts, const struct origins *all,
+                     unsigned reps, struct row *row, size_t *ret_n, struct err *err)
 {
     struct bench_run run[ROWS_MAX];
     size_t n_runs = 0, n = 0;
     bool tiers = opt_given(opts, "tiers");
-    int r = bench_methods_of(tiers && !opt_given(opts, "strategies") ? "full,hkvd,query"
+    int r = bench_methods_of(b,
+                             tiers && !opt_given(opts, "strategies") ? "full,hkvd,query"
                                                                      : opt_str(opts, "strategies"),
                              tiers && !opt_given(opts, "ratios") ? "0.15" : opt_str(opts, "ratios"),
-                             run, ROWS_MAX, &n_runs, err);
+                             opt_given(opts, "ratios"), run, ROWS_MAX, &n_runs, err);
     if (r < 0) return r;
     if (1 + (n_runs - 1) * all->n > ROWS_MAX) return err_set(err, -ERANGE, "too many rows");
     row[n++] = (struct row){.run = run[0], .from = &all->at[0]};
@@ -266,7 +267,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     double gflops = 0;
     places_init(&origins.places, opts);
     int r = open_origins(b, &origins, opts, err);
-    if (r == 0) r = make_rows(opts, &origins, (unsigned)reps, row, &n, err);
+    if (r == 0) r = make_rows(b, opts, &origins, (unsigned)reps, row, &n, err);
     if (r == 0) r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
     if (r == 0)
         r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,

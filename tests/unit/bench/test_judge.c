@@ -1,0 +1,200 @@
+#include "tools/bench/calibrate.h"
+#include "tools/bench/judge.h"
+#include "tools/bench/mapreduce.h"
+
+#include "tests/test.h"
+
+/* ---- methods ---- */
+
+static const struct model_cfg cfg = {.L = 30};
+
+static size_t methods(const char *strategies, const char *ratios, bool vary, struct bench_run *ret)
+{
+    struct bench b = {.cfg = &cfg};
+    struct err err = {0};
+    size_t n = 0;
+    fus_profile_default(&cfg, &b.profile);
+    int r = bench_methods_of(&b, strategies, ratios, vary, ret, 32, &n, &err);
+    if (r < 0) printf("# %s\n", err.msg);
+    return r < 0 ? 0 : n;
+}
+
+static void check(const struct bench_run *r, const char *name, enum fus_strategy s, double ratio)
+{
+    ASSERT_STREQ(r->name, name);
+    ASSERT_EQ(r->strategy, s);
+    ASSERT_NEAR(r->ratio, ratio, 1e-6);
+}
+
+TEST(full_comes_first_and_once)
+{
+    struct bench_run m[32];
+    ASSERT_EQ(methods("query,full,reuse,prefix", "0.05,0.1", true, m), 5);
+    check(&m[0], "full", FUS_FULL, 1);
+    check(&m[1], "query", FUS_QUERY, 0.05);
+    check(&m[2], "query", FUS_QUERY, 0.1);
+    check(&m[3], "reuse", FUS_REUSE, 0);
+    check(&m[4], "prefix", FUS_PREFIX, 1);
+}
+
+TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
+{
+    struct bench_run m[32];
+    ASSERT_EQ(methods("default", "0.05,0.1", false, m), 2);
+    check(&m[1], "default", FUS_QS, 0.15);
+    ASSERT_EQ(methods("default", "0.05,0.1", true, m), 4);
+    check(&m[1], "default", FUS_QS, 0.05);
+    check(&m[3], "default", FUS_QS, 0.15);
+    ASSERT_EQ(methods("default", "0.05,0.15", true, m), 3); /* its own is among them */
+    ASSERT_TRUE(m[1].by_default && m[2].by_default);
+}
+
+TEST(settings_behind_a_name)
+{
+    struct bench_run m[32];
+    ASSERT_EQ(methods("query:layers=8-20,side:side=5,hybrid:share=0.25:check=2:tensor=KV,"
+                      "hkvd:schedule=two-stage:mass=0.5",
+                      "0.1", true, m),
+              5);
+    check(&m[1], "query:layers=8-20", FUS_QUERY, 0.1);
+    ASSERT_EQ(m[1].with.score_lo, 8);
+    ASSERT_EQ(m[1].with.score_hi, 21);
+    ASSERT_EQ(m[2].with.side_layer, 5);
+    ASSERT_NEAR(m[3].with.hybrid_share, 0.25, 1e-6);
+    ASSERT_EQ(m[3].with.check_layer, 2);
+    ASSERT_EQ(m[3].with.tensor, FUS_TENSOR_KV);
+    ASSERT_EQ(m[4].with.schedule, FUS_TWO_STAGE);
+    ASSERT_NEAR(m[4].with.mass, 0.5, 1e-6);
+}
+
+TEST(what_is_no_method_is_refused)
+{
+    static const char *const bad[] = {"best",
+                                      "query:",
+                                      "query:layers",
+                                      "query:layers=5",
+                                      "query:layers=9-8",
+                                      "query:layers=0-30",
+                                      "side:side=0",
+                                      "hkvd:check=30",
+                                      "hkvd:check=2x",
+                                      "hkvd:tensor=Q",
+                                      "hkvd:schedule=slow",
+                                      "hybrid:share=0",
+                                      "hybrid:share=2",
+                                      "query:colour=red"};
+    struct bench_run m[32];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (methods(bad[i], "0.1", true, m) != 0)
+            test_fail(__FILE__, __LINE__, "%s was taken", bad[i]);
+    ASSERT_EQ(methods("query", "0.1,x", true, m), 0);
+    ASSERT_EQ(methods("query", "1.5", true, m), 0);
+}
+
+/* ---- text ---- */
+
+TEST(text_is_scored_where_the_line_says_what_is_right)
+{
+    struct verdict v = {0};
+    json_t *line = json_pack("{s:[s,s]}", "answer", "Paris", "the city of Paris");
+    judge_text(line, "City of Paris.", &v);
+    ASSERT_TRUE(v.has_score);
+    ASSERT_NEAR(v.score.exact_match, 1, 0);
+    json_decref(line);
+    line = json_object();
+    judge_text(line, "anything", &v);
+    ASSERT_TRUE(!v.has_score);
+    json_decref(line);
+}
+
+/* ---- map_reduce, map_rerank ---- */
+
+TEST(map_names_are_cut_out_of_the_list)
+{
+    static const struct {
+        const char *list, *rest;
+        unsigned taken;
+    } cases[] = {{"", "", 0},
+                 {"hkvd,query", "hkvd,query", 0},
+                 {"map_reduce", "", 1u << MAP_REDUCE},
+                 {"hkvd,map_rerank", "hkvd", 1u << MAP_RERANK},
+                 {"map_reduce,hkvd,map_rerank,qs", "hkvd,qs", 1u << MAP_REDUCE | 1u << MAP_RERANK},
+                 {"map_reduces,map", "map_reduces,map", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char list[64];
+        (void)snprintf(list, sizeof list, "%s", cases[i].list);
+        ASSERT_EQ(map_take_names(list), cases[i].taken);
+        ASSERT_STREQ(list, cases[i].rest);
+    }
+}
+
+TEST(score_is_read_from_the_very_end)
+{
+    static const struct {
+        const char *text, *rest;
+        unsigned score;
+    } cases[] = {{"Paris\nScore: 90", "Paris", 90},
+                 {"Paris\nScore:100 \n", "Paris", 100},
+                 {"Score: 7", "", 7},
+                 {"", "", 0},
+                 {"Paris", "Paris", 0},
+                 {"Paris Score: 101", "Paris Score: 101", 0},
+                 {"Paris\nScore: 90.", "Paris\nScore: 90.", 0},
+                 {"Paris\nscore: 90", "Paris\nscore: 90", 0},
+                 {"myScore: 5", "myScore: 5", 0},
+                 {"12345", "12345", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "%s", cases[i].text);
+        ASSERT_EQ(map_take_score(text), cases[i].score);
+        ASSERT_STREQ(text, cases[i].rest);
+    }
+}
+
+/* ---- lines to calibrate on ---- */
+
+/* Cut anywhere: nothing is lost or said twice, pieces end behind white space, and every line is one
+ * that is judged over its suffix. */
+TEST(a_text_is_cut_into_consecutive_chunks)
+{
+    uint64_t seed = 3;
+    static char text[20000];
+    for (unsigned round = 0; round < 50; round++) {
+        const size_t len = test_rand(&seed) % sizeof text;
+        char *at = text;
+        for (size_t i = 0; i < len; i++)
+            text[i] = test_rand(&seed) % 6 ? (char)('a' + test_rand(&seed) % 26) : ' ';
+        json_t *lines = json_array(), *line, *chunk;
+        size_t i, k, most = test_rand(&seed) % 8;
+        ASSERT_OK(calibrate_cut(text, len, most, lines));
+        ASSERT_TRUE(json_array_size(lines) <= most);
+        json_array_foreach(lines, i, line)
+        {
+            ASSERT_TRUE(dataset_judges_suffix(line));
+            ASSERT_EQ(json_array_size(json_object_get(line, "chunks")), CAL_CHUNKS);
+            json_array_foreach(json_object_get(line, "chunks"), k, chunk)
+            {
+                const size_t n = json_string_length(chunk);
+                ASSERT_MEMEQ(json_string_value(chunk), at, n);
+                ASSERT_TRUE(n >= CAL_CHUNK_BYTES && at[n - 1] == ' ');
+                at += n;
+            }
+            const json_t *suffix = json_object_get(line, "suffix");
+            ASSERT_MEMEQ(json_string_value(suffix), at, json_string_length(suffix));
+            at += json_string_length(suffix);
+        }
+        ASSERT_TRUE(at <= text + len);
+        json_decref(lines);
+    }
+}
+
+TEST(pages_of_the_project_make_lines)
+{
+    json_t *lines;
+    struct err err = {0};
+    ASSERT_OK(calibrate_lines("", &lines, &err));
+    ASSERT_TRUE(json_array_size(lines) >= 14);
+    json_decref(lines);
+    ASSERT_ERR(calibrate_lines("/nonexistent/text.txt", &lines, &err), -ENOENT);
+    ASSERT_TRUE(strstr(err.msg, "/nonexistent/text.txt") != NULL);
+}

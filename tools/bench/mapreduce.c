@@ -1,0 +1,171 @@
+#include "tools/bench/mapreduce.h"
+
+#include "base/buf.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SCORE_TOKENS = 16 }; /* as the gateway's: room for the score behind an answer */
+
+/* The gateway's defaults, word by word (gateway/plan.c): what is measured is what is shipped. */
+static const char map_prompt[] =
+    "Below are a question and one text of several that may help to answer it.\n\nQuestion:\n"
+    "%s\n\nText:\n%s\n\nSummarise what the text says that helps to answer the question. "
+    "Use only what the text says, and keep names, numbers and dates. If nothing in it helps, "
+    "write: Nothing relevant.";
+static const char rerank_prompt[] =
+    "\n\nUse only the text given above. After your answer add one more line, \"Score: N\", where N "
+    "is a whole number from 0 to 100: how completely and certainly the text above answers this. If "
+    "it does not answer it, N is 0.";
+
+const char *map_name(enum map_kind k)
+{
+    static const char *const name[MAP_KINDS] = {"", "map_reduce", "map_rerank"};
+    return name[k];
+}
+
+unsigned map_take_names(char *list)
+{
+    unsigned taken = 0;
+    char *out = list;
+    for (const char *p = list; *p;) {
+        const size_t n = strcspn(p, ","), whole = n + (p[n] == ',');
+        unsigned is = 0;
+        for (enum map_kind k = MAP_NONE + 1; k < MAP_KINDS; k++)
+            if (n == strlen(map_name(k)) && strncmp(p, map_name(k), n) == 0) is = 1u << k;
+        taken |= is;
+        if (!is) {
+            memmove(out, p, whole);
+            out += whole;
+        }
+        p += whole;
+    }
+    if (out > list && out[-1] == ',') out--;
+    *out = '\0';
+    return taken;
+}
+
+unsigned map_take_score(char *text)
+{
+    static const char word[] = "Score:";
+    static const char space[] = " \t\r\n";
+    size_t n = strlen(text), d;
+    unsigned score = 0;
+    while (n > 0 && strchr(space, text[n - 1]))
+        n--;
+    for (d = n; d > 0 && n - d < 4 && text[d - 1] >= '0' && text[d - 1] <= '9';)
+        d--;
+    if (d == n || n - d > 3) return 0;
+    for (size_t i = d; i < n; i++)
+        score = score * 10 + (unsigned)(text[i] - '0');
+    while (d > 0 && text[d - 1] == ' ')
+        d--;
+    if (score > 100 || d < sizeof word - 1) return 0;
+    d -= sizeof word - 1;
+    if (strncmp(text + d, word, sizeof word - 1) != 0) return 0;
+    if (d > 0 && !strchr(space, text[d - 1])) return 0;
+    while (d > 0 && strchr(space, text[d - 1]))
+        d--;
+    text[d] = '\0';
+    return score;
+}
+
+/* One call; what it takes is added to v. */
+static int call(const struct judge *j, const json_t *line, const struct prompt_style *style,
+                unsigned max_new, struct buf *text, struct verdict *v)
+{
+    struct bench_prompt p = {0};
+    struct err err = {0};
+    int r = dataset_prompt(j->b, line, style, &p, &err);
+    if (r < 0) return r;
+    if (p.n_tok + max_new > fus_core_ctx_max(j->b->core)) r = -ERANGE;
+    if (r == 0) r = judge_generate(j, &p, max_new, text, v);
+    bench_prompt_fini(&p);
+    if (r == 0) r = buf_reserve(text, 1); /* an empty answer is a string, too */
+    return r == 0 && !buf_cstr(text) ? -ENOMEM : r;
+}
+
+static json_t *with_chunks(const json_t *line, json_t *chunks)
+{
+    json_t *copy = json_copy((json_t *)(size_t)line);
+    json_object_set_new(copy, "chunks", chunks);
+    return copy;
+}
+
+static int map_reduce(const struct judge *j, const struct judge_line *l, unsigned map_tokens,
+                      struct buf *text, struct verdict *v)
+{
+    const struct prompt_style plain = {"{question}", j->style.chat};
+    const json_t *chunks = json_object_get(l->line, "chunks"), *chunk;
+    const char *question = json_string_value(json_object_get(l->line, "question"));
+    json_t *summaries = json_array();
+    size_t i;
+    int r = 0;
+    json_array_foreach(chunks, i, chunk)
+    {
+        json_t *line = json_object();
+        buf_clear(text);
+        json_object_set_new(
+            line, "question",
+            json_sprintf(map_prompt, question ? question : "", json_string_value(chunk)));
+        r = call(j, line, &plain, map_tokens, text, v);
+        json_decref(line);
+        if (r < 0) break;
+        v->ttft_ms = v->spent_ms; /* the answer comes behind whole summaries */
+        json_array_append_new(summaries, json_sprintf("Summary of a text:\n%s", buf_cstr(text)));
+    }
+    json_t *line = with_chunks(l->line, summaries);
+    buf_clear(text);
+    if (r == 0) r = call(j, line, &j->style, j->max_new, text, v);
+    json_decref(line);
+    return r;
+}
+
+static int map_rerank(const struct judge *j, const struct judge_line *l, struct buf *text,
+                      struct verdict *v)
+{
+    const json_t *chunks = json_object_get(l->line, "chunks"), *chunk;
+    struct buf format = BUF_INIT, answer = BUF_INIT;
+    struct prompt_style style = {NULL, j->style.chat};
+    size_t i;
+    int best = -1, r = buf_adds(&format, j->style.format);
+    if (r == 0) r = buf_adds(&format, rerank_prompt);
+    style.format = buf_cstr(&format);
+    json_array_foreach(chunks, i, chunk)
+    {
+        json_t *line = with_chunks(l->line, json_pack("[O]", chunk));
+        buf_clear(&answer);
+        if (r == 0) r = call(j, line, &style, j->max_new + SCORE_TOKENS, &answer, v);
+        json_decref(line);
+        if (r < 0) break;
+        const int score = (int)map_take_score(answer.data);
+        if (score <= best) continue;
+        best = score;
+        buf_clear(text);
+        r = buf_adds(text, answer.data);
+    }
+    v->ttft_ms = v->spent_ms; /* nothing can be sent before the last score is in */
+    buf_fini(&format);
+    buf_fini(&answer);
+    return r;
+}
+
+int map_run(const struct judge *j, enum map_kind k, const struct judge_line *l, unsigned map_tokens,
+            struct verdict *ret)
+{
+    struct buf text = BUF_INIT;
+    struct verdict v = {.kl_forced = NAN, .kl_first = NAN};
+    if (l->suffix || l->prompt.n_chunks == 0 || !json_object_get(l->line, "answer"))
+        return -ENODATA;
+    int r = k == MAP_REDUCE ? map_reduce(j, l, map_tokens, &text, &v) : map_rerank(j, l, &text, &v);
+    if (r == 0 && !buf_cstr(&text)) r = -ENOMEM;
+    if (r == 0) {
+        judge_text(l->line, buf_cstr(&text), &v);
+        v.cost /= l->prompt.n_tok; /* tokens so far */
+        *ret = v;
+    }
+    buf_fini(&text);
+    return r;
+}

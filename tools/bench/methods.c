@@ -1,0 +1,195 @@
+/* Methods to compare, as --strategies and --ratios name them. */
+#include "tools/bench/bench.h"
+
+#include "policy/plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RATIOS_MAX = 16 };
+
+/* "0.05,0.1" -> values in 0…1. */
+static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
+{
+    size_t n = 0;
+    for (const char *p = list; *p;) {
+        char *end;
+        double v = strtod(p, &end);
+        if (end == p || !(v >= 0 && v <= 1) || (*end && *end != ','))
+            return err_set(err, -EINVAL, "--ratios: \"%.40s\" is not a list of values in 0…1", p);
+        if (n == cap) return err_set(err, -ERANGE, "--ratios: more than %zu values", cap);
+        ret[n++] = v;
+        p = end + (*end == ',');
+    }
+    if (n == 0) return err_set(err, -EINVAL, "--ratios is empty");
+    *ret_n = n;
+    return 0;
+}
+
+/* "default": the worker's own choice for a request that says nothing and finds all its chunks. */
+static void choose_default(const struct fus_profile *profile, struct bench_run *run)
+{
+    struct pol_plan_in in = {.ratio = -1,
+                             .ratio_default = profile->ratio,
+                             .prompt_tokens = 4096,
+                             .reuse_tokens = 4000,
+                             .suffix_tokens = 64,
+                             .blend_allowed = true};
+    const char *name = fus_strategy_name(profile->strategy);
+    for (enum pol_strategy s = POL_STRAT_FULL; s < POL_STRAT_COUNT; s++)
+        if (strcmp(pol_strategy_name(s), name) == 0) in.strategy_default = s;
+    const struct pol_plan p = pol_plan(&in);
+    run->ratio = (float)p.ratio;
+    run->by_default = true;
+    (void)fus_strategy_parse(pol_strategy_name(p.strategy), &run->strategy);
+}
+
+/* ---- what a method sets beside its name: "hkvd:check=2:tensor=V" ---- */
+
+static bool whole(const char **p, unsigned max, unsigned *ret)
+{
+    char *end;
+    const long v = strtol(*p, &end, 10);
+    if (end == *p || v < 0 || v > (long)max) return false;
+    *p = end;
+    *ret = (unsigned)v;
+    return true;
+}
+
+static bool share(const char **p, float *ret)
+{
+    char *end;
+    const double v = strtod(*p, &end);
+    if (end == *p || !(v > 0 && v <= 1)) return false;
+    *p = end;
+    *ret = (float)v;
+    return true;
+}
+
+/* The value at *p as a word of its own. */
+static void word(const char **p, char *ret, size_t cap)
+{
+    const size_t n = strcspn(*p, ":");
+    (void)snprintf(ret, cap, "%.*s", (int)n, *p);
+    *p += n;
+}
+
+/* One "key=value" at *p, which moves behind it. */
+static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus_plan *with)
+{
+    const size_t key = strcspn(*p, "=");
+    const char *at = *p;
+    char name[16];
+    unsigned last;
+    bool ok = false;
+    if (at[key] != '=') return false;
+    *p += key + 1;
+    if (strncmp(at, "layers", key) == 0 && key == 6) {
+        ok = whole(p, cfg->L - 1, &with->score_lo) && **p == '-' && (++*p, true) &&
+             whole(p, cfg->L - 1, &last) && last >= with->score_lo;
+        if (ok) with->score_hi = last + 1;
+    } else if (strncmp(at, "check", key) == 0 && key == 5) {
+        ok = whole(p, cfg->L - 1, &with->check_layer) && with->check_layer > 0;
+    } else if (strncmp(at, "side", key) == 0 && key == 4) {
+        ok = whole(p, cfg->L - 1, &with->side_layer) && with->side_layer > 0;
+    } else if (strncmp(at, "share", key) == 0 && key == 5) {
+        ok = share(p, &with->hybrid_share);
+    } else if (strncmp(at, "mass", key) == 0 && key == 4) {
+        ok = share(p, &with->mass);
+    } else if (strncmp(at, "tensor", key) == 0 && key == 6) {
+        word(p, name, sizeof name);
+        ok = fus_tensor_parse(name, &with->tensor) == 1;
+    } else if (strncmp(at, "schedule", key) == 0 && key == 8) {
+        word(p, name, sizeof name);
+        ok = fus_schedule_parse(name, &with->schedule) == 1;
+    }
+    return ok && (**p == ':' || **p == '\0');
+}
+
+static int parse_method(const struct bench *b, const char *text, struct bench_run *ret,
+                        struct err *err)
+{
+    struct bench_run run = {0};
+    char name[32];
+    const size_t len = strcspn(text, ":");
+    const char *p = text + len;
+    (void)snprintf(run.name, sizeof run.name, "%s", text);
+    (void)snprintf(name, sizeof name, "%.*s", (int)len, text);
+    if (strcmp(name, "default") == 0)
+        choose_default(&b->profile, &run);
+    else if (fus_strategy_parse(name, &run.strategy) != 1)
+        return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
+    while (*p == ':') {
+        p++;
+        if (!take_setting(&p, b->cfg, &run.with))
+            return err_set(err, -EINVAL,
+                           "\"%s\": after the strategy come layers=FIRST-LAST, side=LAYER, "
+                           "check=LAYER, tensor=K|V|KV, schedule=NAME, share=SHARE or mass=SHARE, "
+                           "within the model's %u layers",
+                           text, b->cfg->L);
+    }
+    *ret = run;
+    return 0;
+}
+
+static bool asked_for(const double *ratio, size_t n, double of)
+{
+    for (size_t i = 0; i < n; i++)
+        if (fabs(ratio[i] - of) < 1e-6) return true;
+    return false;
+}
+
+/* One method at every ratio that it takes. */
+static int add_method(const struct bench_run *m, const double *ratio, size_t n_ratios,
+                      struct bench_run *ret, size_t cap, size_t *n, struct err *err)
+{
+    double at[RATIOS_MAX + 1] = {0};
+    size_t n_at = 1;
+    if (m->strategy == FUS_FULL && !m->by_default) return 0; /* it is there already */
+    if (m->strategy == FUS_PREFIX) {
+        at[0] = 1;
+    } else if (m->strategy != FUS_REUSE) {
+        memcpy(at, ratio, n_ratios * sizeof *ratio);
+        n_at = n_ratios;
+        if (m->by_default && !asked_for(at, n_at, (double)m->ratio)) at[n_at++] = (double)m->ratio;
+    }
+    for (size_t i = 0; i < n_at; i++) {
+        if (*n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
+        ret[*n] = *m;
+        ret[(*n)++].ratio = (float)at[i];
+    }
+    return 0;
+}
+
+int bench_methods_of(const struct bench *b, const char *strategies, const char *ratios,
+                     bool default_varies, struct bench_run *ret, size_t cap, size_t *ret_n,
+                     struct err *err)
+{
+    double ratio[RATIOS_MAX];
+    size_t n_ratios = 0, n = 0;
+    int r = parse_ratios(ratios, ratio, RATIOS_MAX, &n_ratios, err);
+    if (r < 0) return r;
+    ret[n++] = (struct bench_run){.name = "full", .strategy = FUS_FULL, .ratio = 1};
+    for (const char *p = strategies; r == 0 && *p;) {
+        struct bench_run m;
+        char text[sizeof m.name];
+        const size_t len = strcspn(p, ",");
+        if (len >= sizeof text) return err_set(err, -ERANGE, "\"%.60s\" is too long", p);
+        (void)snprintf(text, sizeof text, "%.*s", (int)len, p);
+        p += len + (p[len] == ',');
+        r = parse_method(b, text, &m, err);
+        const bool vary = !m.by_default || default_varies;
+        if (r == 0) r = add_method(&m, ratio, vary ? n_ratios : 0, ret, cap, &n, err);
+    }
+    if (r == 0) *ret_n = n;
+    return r;
+}
+
+int bench_methods(const struct bench *b, const struct opts *opts, struct bench_run *ret, size_t cap,
+                  size_t *ret_n, struct err *err)
+{
+    return bench_methods_of(b, opt_str(opts, "strategies"), opt_str(opts, "ratios"),
+                            opt_given(opts, "ratios"), ret, cap, ret_n, err);
+}
