@@ -232,6 +232,13 @@ static const struct opt_def defs[] = {
      .type = OPT_STR,
      .help = "calibrate: file for the profile; default: where workers look for it, in the cache "
              "folder"},
+    {.name = "report",
+     .type = OPT_BOOL,
+     .dflt = "false",
+     .help = "quality: write docs/quality.md (or --out) and its charts from the runs of "
+             "--report-from"},
+    {.name = "report-from", .type = OPT_STR, .help = "quality: files that --json has written"},
+    {.name = "notes", .type = OPT_STR, .help = "quality: Markdown for the end of the report"},
     {.name = "max-loss",
      .type = OPT_DOUBLE,
      .min = 0,
@@ -292,6 +299,21 @@ static void machine_name(char *ret, size_t cap)
     if (f) (void)fclose(f);
 }
 
+/* As it was typed, less the folders of paths: they are this machine's. */
+static char command[1024];
+
+static void note_command(int argc, char **argv)
+{
+    size_t at = (size_t)snprintf(command, sizeof command, "kvblend-bench");
+    for (int i = 1; i < argc && at < sizeof command; i++) {
+        const char *base = strrchr(argv[i], '/'), *eq = strchr(argv[i], '=');
+        const int key = base && eq && eq < base ? (int)(eq - argv[i]) + 1 : 0;
+        const int n = snprintf(command + at, sizeof command - at, " %.*s%s", key, argv[i],
+                               base && base[1] ? base + 1 : argv[i] + key);
+        at += n > 0 ? (size_t)n : 0;
+    }
+}
+
 json_t *bench_meta(void)
 {
     char machine[160], date[32];
@@ -300,8 +322,8 @@ json_t *bench_meta(void)
     gmtime_r(&now, &tm);
     (void)strftime(date, sizeof date, "%Y-%m-%d", &tm);
     machine_name(machine, sizeof machine);
-    return json_pack("{s:s, s:s, s:s, s:s}", "machine", machine, "commit", BENCH_COMMIT, "version",
-                     KV_VERSION, "date", date);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s}", "machine", machine, "commit", BENCH_COMMIT,
+                     "version", KV_VERSION, "date", date, "command", command);
 }
 
 static json_t *make_meta(const struct bench *b)
@@ -460,6 +482,8 @@ static const struct sub {
 
 static int run_sub(const struct opts *o, struct err *err)
 {
+    if (strcmp(opt_str(o, "sub"), "quality") == 0 && opt_bool(o, "report"))
+        return bench_report(o, err);
     for (size_t i = 0; i < sizeof subs / sizeof *subs; i++) {
         if (strcmp(opt_str(o, "sub"), subs[i].name) != 0) continue;
         return subs[i].bare ? subs[i].bare(o, err) : run_loaded(o, subs[i].loaded, err);
@@ -483,6 +507,7 @@ int main(int argc, char **argv)
     struct err err = {0};
     int r = opts_create(defs, &o);
     if (r < 0) return 1;
+    note_command(argc, argv);
     r = opts_parse_argv(o, argc, argv, &err);
     if (r == 0) r = opts_parse_env(o, "KVBLEND", &err);
     if (r == 1) {

@@ -257,6 +257,22 @@ static void report_fastest(struct study *s, size_t kind)
                  loss.lo, loss.hi, speed.value, speed.lo, speed.hi);
 }
 
+/* All lines as one more kind, where there are several. */
+static int add_all(struct study *s)
+{
+    const size_t all = s->n_kinds;
+    int r = 0;
+    if (all < 2 || all == KINDS_MAX) return 0;
+    s->kind[all] = mem_strdup("all");
+    if (!s->kind[all]) return -ENOMEM;
+    s->n_kinds++;
+    for (size_t m = 0; m < s->n_methods; m++)
+        for (size_t k = 0; k < all; k++)
+            for (size_t i = 0; r == 0 && i < s->method[m].total[k].n; i++)
+                r = keep(&s->method[m].total[all], &s->method[m].total[k].at[i]);
+    return r;
+}
+
 static void report(struct study *s)
 {
     (void)printf("%-22s %5s %-14s %4s %6s %6s %7s %8s %22s %22s %6s %8s %6s %7s\n", "strategy",
@@ -348,7 +364,8 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
         json_object_set_new(b->meta, "data", json_string(name ? name + 1 : path));
         json_object_set_new(b->meta, "prompt_format", json_string(s->judge.style.format));
         json_object_set_new(b->meta, "sink", json_boolean(b->build_sink >= 0));
-        report(s);
+        if ((r = add_all(s)) < 0) (void)err_set(err, r, "out of memory");
+        if (r == 0) report(s);
     }
     dataset_close(&data);
     study_fini(s);

@@ -13,7 +13,7 @@ enum { WIDTH = 860, HEIGHT = 480, LEFT = 76, RIGHT = 150, TOP = 64, BOTTOM = 64,
 static const struct {
     const char *colour, *dash;
 } style[] = {{"#0072b2", "none"}, {"#d55e00", "7 3"}, {"#009e73", "2 3"}, {"#cc79a7", "9 3 2 3"},
-             {"#e69f00", "12 4"}, {"#56b4e9", "4 2"}, {"#000000", "1 3"}};
+             {"#e69f00", "12 4"}, {"#56b4e9", "4 2"}, {"#000000", "1 3"}, {"#8c510a", "6 2 2 2"}};
 enum { N_STYLES = sizeof style / sizeof *style };
 
 struct axes {
