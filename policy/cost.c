@@ -13,6 +13,10 @@
 
 enum { N_PRICES = 8, HUBER_ROUNDS = 6, SWEEPS_MAX = 20000, SAMPLES_MAX = 256 };
 static const double CORRECT_WEIGHT = 0.05, CORRECT_STEP_MAX = 0.01; /* chosen: some 20 requests */
+/* Chosen: a price at twice its guess must explain 14 % of one sample. */
+static const double GUESS_WEIGHT = 0.02;
+/* Chosen: nor is any work five times as cheap as arithmetic says, whatever noise says. */
+static const double GUESS_SHARE_MIN = 0.2;
 static const double HUBER_RESIDUALS = 2.5; /* chosen: medians beyond which a sample is an outlier */
 
 static void as_row(const struct pol_work *w, double ret[N_PRICES])
@@ -57,6 +61,23 @@ double pol_cost_time(const struct pol_cost *c, const struct pol_work *w)
     return dot(price, count);
 }
 
+/* Operations, in the time of one of a GEMM. Attention reaches about a third of a GEMM's rate, and
+ * placing a token is a few passes over its K,V (measured on the CPU backend; hence a guess). */
+void pol_cost_guess(const struct pol_dims *d, struct pol_cost *ret)
+{
+    const double D = d->D, HK = (double)d->H * d->K, GK = (double)d->G * d->K, op = 1e-11;
+    const double row = 2 * D * (2 * HK + 3.0 * d->F) * op, kv = 4 * D * GK * op;
+    *ret = (struct pol_cost){.fixed_s = 10 * row,
+                             .layer_s = 5 * (row + kv),
+                             .row_s = row,
+                             .kv_row_s = kv,
+                             .pair_s = 3 * 4 * HK * op,
+                             .place_s = 40 * GK * op,
+                             .mass_s = 3 * 2 * HK * op,
+                             .head_s = 2 * D * d->V * op,
+                             .row_step = ret->row_step};
+}
+
 /* ---- fitting ---- */
 
 struct fit {
@@ -65,6 +86,7 @@ struct fit {
     size_t n;
     double scale[N_PRICES]; /* of the columns, so that all prices are of one size */
     double p[N_PRICES];     /* scaled prices */
+    double guess[N_PRICES]; /* the same, or 0: none */
 };
 
 static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
@@ -102,18 +124,45 @@ static void descend(struct fit *f)
             for (int j = 0; j < N_PRICES; j++)
                 g[k][j] += f->weight[i] * f->a[i][k] * f->a[i][j];
         }
+    for (int k = 0; k < N_PRICES; k++) {
+        if (!(f->guess[k] > 0)) continue;
+        g[k][k] += GUESS_WEIGHT / (f->guess[k] * f->guess[k]);
+        rhs[k] += GUESS_WEIGHT / f->guess[k];
+    }
     for (int sweep = 0; sweep < SWEEPS_MAX; sweep++) {
         double moved = 0, size = 0;
         for (int k = 0; k < N_PRICES; k++) {
             if (!(g[k][k] > 0)) continue;
             double p = f->p[k] + (rhs[k] - dot(g[k], f->p)) / g[k][k];
-            if (!(p > 0)) p = 0;
+            if (!(p > GUESS_SHARE_MIN * f->guess[k])) p = GUESS_SHARE_MIN * f->guess[k];
             moved = fmax(moved, fabs(p - f->p[k]));
             size = fmax(size, p);
             f->p[k] = p;
         }
         if (moved <= 1e-10 * size) return;
     }
+}
+
+/* The guess, as fast as the samples are on the whole, by that factor; none where it is no number.
+ */
+static double scale_guess(struct fit *f, const struct pol_cost *c)
+{
+    double guess[N_PRICES], sum = 0, square = 0;
+    as_prices(c, guess);
+    for (int k = 0; k < N_PRICES; k++)
+        f->guess[k] = f->scale[k] > 0 && isfinite(guess[k]) ? guess[k] / f->scale[k] : 0;
+    for (size_t i = 0; i < f->n; i++) {
+        const double b = dot(f->a[i], f->guess);
+        sum += b;
+        square += b * b;
+    }
+    const double factor = square > 0 && isfinite(square) ? sum / square : 0;
+    for (int k = 0; k < N_PRICES; k++) {
+        f->guess[k] *= factor;
+        const double weight = GUESS_WEIGHT / (f->guess[k] * f->guess[k]);
+        if (!(f->guess[k] > 0 && isfinite(weight))) f->guess[k] = 0;
+    }
+    return factor;
 }
 
 static int by_value(const void *a, const void *b)
@@ -143,13 +192,17 @@ int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret
         (void)add_sample(&f, &x[i]);
     if (f.n == 0) return -EINVAL;
     scale_columns(&f);
+    const double factor = scale_guess(&f, ret);
+    as_prices(ret, price);
     memset(f.p, 0, sizeof f.p);
     for (int round = 0; round < HUBER_ROUNDS; round++) {
         if (round > 0) weigh(&f);
         descend(&f);
     }
     for (int k = 0; k < N_PRICES; k++)
-        price[k] = f.p[k] * f.scale[k];
+        price[k] = f.scale[k] > 0 ? f.p[k] * f.scale[k] : price[k] * factor;
+    for (int k = 0; k < N_PRICES; k++)
+        if (!(price[k] >= 0 && isfinite(price[k]))) price[k] = 0;
     set_prices(ret, price);
     return 0;
 }

@@ -34,9 +34,18 @@ struct pol_cost_sample {
 
 double pol_cost_time(const struct pol_cost *c, const struct pol_work *w);
 
+/* What the prices are to each other by arithmetic alone: a first guess, right but for a common
+ * factor and for what memory and threads add. */
+struct pol_dims { /* of the model */
+    unsigned D, H, G, K, F, V;
+};
+void pol_cost_guess(const struct pol_dims *d, struct pol_cost *ret);
+
 /* Non-negative least squares of the relative errors; what fits far worse than the rest counts less.
- * Samples with a time that is not positive or a count that is not finite are left out. row_step is
- * kept as it is in *ret. What no sample contains gets price 0. -EINVAL no sample is left. */
+ * *ret is on entry a guess at how the prices are to each other, or all 0: few or noisy samples
+ * cannot tell work apart that always comes together, and then the guess decides. Samples with a
+ * time that is not positive or a count that is not finite are left out. row_step is kept. What
+ * neither a sample nor the guess knows gets price 0. -EINVAL no sample is left. */
 int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret);
 
 /* One more request is known: all times move a little towards it. One measurement, however wrong,
