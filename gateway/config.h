@@ -104,6 +104,10 @@ enum {
       "lru|clock|s3fifo|arc|gdsf", "eviction from RAM: lru, clock, s3fifo, arc or gdsf")           \
     X(GW_STR, nvme_policy, "worker.nvme_policy", "nvme-policy", NULL, 0, 0, GW_PASS,               \
       "lru|clock|s3fifo|arc|gdsf", "eviction from NVMe: lru, clock, s3fifo, arc or gdsf")          \
+    X(GW_STR, nvme_codec, "worker.nvme_codec", "nvme-codec", NULL, 0, 0, GW_PASS, "none|q8",       \
+      "what sinks to NVMe: none, or q8 (8 bits, half of f16)")                                     \
+    X(GW_STR, redis_codec, "worker.redis_codec", "redis-codec", NULL, 0, 0, GW_PASS, "none|q8",    \
+      "the same of Redis; workers share what is in one form")                                      \
     X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS | GW_SPACES, NULL,              \
       "NS=ram:SIZE,nvme:SIZE, hard caps of a namespace's records (repeatable)")                    \
     X(GW_STR, ttl, "worker.ttl", "ttl", NULL, 0, 0, GW_PASS, "DURATION",                           \

@@ -30,6 +30,7 @@ struct entry {
     struct store_writer writer; /* what the claim handed out */
     struct record_desc desc;    /* of a loading one: constant once its header is here */
     struct record_layout layout;
+    uint32_t parts_max; /* that there is room to point to */
     struct entry *chain;
     uint8_t **part;            /* [n_parts], NULL = no memory yet */
     _Atomic uint8_t *part_ok;  /* [n_parts] 1 once it is here */
@@ -63,9 +64,11 @@ struct entry {
     bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
     bool probation;      /* of a load: RAM was short when it came */
     bool ns_known;       /* desc.ns_hash is */
+    bool modest;         /* only what is clean makes way for it */
     /* the load's */
     struct tier_op op;
     unsigned tier;                      /* that is being asked */
+    bool other;                         /* for the form that it has not told of (codec_shape()) */
     enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
     double worth_ms;
     uint64_t start_ns, first_ns, queued_bytes;

@@ -43,10 +43,7 @@ static int slot_hold(struct nvme *n, struct nvme_op *x)
     struct nvme_slot *slot = nvme_space_find(&n->space, &op->key);
     if (!slot) return -ENOENT;
     if (slot->record_bytes != op->layout->record_bytes) {
-        if (x->write) return -ENOENT;
-        n->stat.corrupt++;
-        nvme_space_drop(&n->space, slot, false);
-        return -EBADMSG;
+        return x->write ? -ENOENT : -ESTALE; /* the caller may know it in another form */
     }
     if (x->write && slot->header_sum != x->head.header_sum) return -ENOENT; /* another version */
     x->slot = slot;

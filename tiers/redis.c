@@ -46,8 +46,7 @@ struct rop *redis_rop_new(struct redis_tier *t, enum rop_kind kind, const struct
     char hex[33];
     r->key = *k;
     tier_key_hex(k, hex);
-    int n = snprintf(r->rkey, sizeof r->rkey, "%s%s", t->url.prefix ? t->url.prefix : REDIS_PREFIX,
-                     hex);
+    int n = snprintf(r->rkey, sizeof r->rkey, "%s%s", t->url.prefix, hex);
     ASSERT(n > 0 && n < (int)sizeof r->rkey);
     r->rkey_len = (size_t)n;
     r->slot = redis_slot(r->rkey, r->rkey_len);
@@ -381,7 +380,7 @@ static void call_fini(struct call *k)
 static int visit_one(struct redis_tier *t, const redisReply *key, const redisReply *info,
                      tier_visit_fn fn, void *ctx)
 {
-    const char *prefix = t->url.prefix ? t->url.prefix : REDIS_PREFIX;
+    const char *prefix = t->url.prefix;
     size_t skip = strlen(prefix);
     char hex[33];
     struct redis_record_info i;
@@ -424,7 +423,7 @@ static int visit_keys(struct redis_tier *t, int node, const redisReply *keys, ti
 static int scan_node(struct redis_tier *t, int node, tier_visit_fn fn, void *ctx)
 {
     char cursor[24] = "0", match[REDIS_PREFIX_MAX + 2], count[16];
-    snprintf(match, sizeof match, "%s*", t->url.prefix ? t->url.prefix : REDIS_PREFIX);
+    snprintf(match, sizeof match, "%s*", t->url.prefix);
     snprintf(count, sizeof count, "%d", SCAN_COUNT);
     int s;
     do {
@@ -513,6 +512,16 @@ static int copy_string(struct arena *a, const char **s)
     return *s ? 0 : -ENOMEM;
 }
 
+static int add_form(struct redis_tier *t, const char *form)
+{
+    char prefix[REDIS_PREFIX_MAX];
+    int n = snprintf(prefix, sizeof prefix, "%s%s", t->url.prefix ? t->url.prefix : REDIS_PREFIX,
+                     form ? form : "");
+    if (n < 0 || (size_t)n >= sizeof prefix) return -ENAMETOOLONG;
+    t->url.prefix = prefix;
+    return copy_string(&t->url.arena, &t->url.prefix);
+}
+
 static int copy_url(struct redis_tier *t, const struct redis_url *u)
 {
     t->url = *u;
@@ -571,6 +580,7 @@ int tier_redis_create(const struct tier_redis_opts *o, struct tier **ret, struct
     if (s == 0 && epoll_ctl(t->epoll, EPOLL_CTL_ADD, t->wake, &e) < 0) s = -errno;
     if (s == 0 && getrandom(&t->seed, sizeof t->seed, 0) != sizeof t->seed) s = -EIO;
     if (s == 0) s = copy_url(t, o->url);
+    if (s == 0) s = add_form(t, o->form);
     if (s < 0) err_set(err, s, "redis: cannot begin: %s", err_name(s));
     if (s == 0) {
         set_options(t, o);

@@ -20,7 +20,11 @@
 
 struct tier_redis_opts {
     const struct redis_url *url; /* copied; redis_url_parse() */
-    unsigned connections;        /* per server, if the URL does not say; 0 = 4 */
+    /* Of records kept otherwise than other workers of the same key keep them (store_tier_opts.q8);
+     * between prefix and key, such as "q8:". NULL: none. Sizes are asked for by name here, so that
+     * readers of both forms would have to ask twice. */
+    const char *form;
+    unsigned connections; /* per server, if the URL does not say; 0 = 4 */
     unsigned depth; /* bodies in flight per connection; 0 = 4, to a server on this machine 1 */
     uint64_t window_bytes;       /* of bodies in flight per connection; 0 = 16 MiB */
     unsigned queue_ops;          /* beyond: -EAGAIN; 0 = 1024 */

@@ -44,6 +44,7 @@ struct entry *entry_create(struct store *s, const struct record_desc *d,
     e->group_ok = e->part_ok + l->n_parts;
     e->desc = *d;
     e->layout = *l;
+    e->parts_max = l->n_parts;
     e->meta_bytes = size_bytes + ENTRY_HEAP_OVERHEAD;
     e->state = state;
     e->from = -1;
@@ -93,6 +94,27 @@ static void entry_reap(struct store *s, struct entry *e)
     for (int i = 0; i < RECORD_SCORE_COUNT; i++)
         mem_free(e->scores_later[i].score);
     mem_free(e);
+}
+
+void parts_free(struct store *s, struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
+        if (!e->part[i]) continue;
+        pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
+        bytes += record_part_bytes(&e->layout, i);
+        e->part[i] = NULL;
+    }
+    if (bytes == 0) return;
+    s->stats.used_bytes -= bytes;
+    pthread_mutex_lock(&sh->m);
+    e->cost_bytes -= bytes;
+    held_update(sh, e);
+    pthread_mutex_unlock(&sh->m);
+    if (!s->quota || !e->ns_known) return;
+    quota_refund(s->quota, e->desc.ns_hash, e->quota_bytes - e->cost_bytes);
+    e->quota_bytes = e->cost_bytes;
 }
 
 void entry_unref(struct store *s, struct entry *e)
@@ -272,6 +294,16 @@ struct entry *pick_victim(struct store *s, const struct tier_key *incoming, cons
     return n ? (struct entry *)(void *)((char *)n - offsetof(struct entry, node)) : NULL;
 }
 
+/* m held. One makes way for e. */
+static bool make_way(struct store *s, struct entry *e)
+{
+    struct entry *v;
+    if (!e->modest) return evict_one(s, &e->desc.key, NULL);
+    while ((v = pick_victim(s, &e->desc.key, NULL, PICK_CLEAN)) != NULL)
+        if (entry_drop(s, v, STORE_MISS_EVICTED, true)) return true;
+    return false;
+}
+
 bool evict_one(struct store *s, const struct tier_key *incoming, const uint64_t *ns)
 {
     for (;;) {
@@ -327,7 +359,7 @@ static int parts_alloc(struct store *s, struct entry *e, uint32_t n_parts, bool 
     for (uint32_t i = n_parts; i-- > 0;) {
         if (e->part[i]) continue;
         while (!(e->part[i] = pool_alloc(&s->pool, record_part_bytes(&e->layout, i)))) {
-            if (evict_one(s, &e->desc.key, NULL)) {
+            if (make_way(s, e)) {
                 *evicted = true;
                 continue;
             }
@@ -355,7 +387,7 @@ static int take_room(struct store *s, struct entry *e, uint32_t n_parts, uint64_
     int r = quota_room(s, e, e->cost_bytes - e->quota_bytes + parts + meta);
     if (r < 0) return r;
     while (st->used_bytes > st->budget_bytes - parts - meta) {
-        if (!evict_one(s, &e->desc.key, NULL)) return -ENOSPC;
+        if (!make_way(s, e)) return -ENOSPC;
         evicted = true;
     }
     r = parts_alloc(s, e, n_parts, &evicted);
@@ -486,6 +518,7 @@ static void tiers_take(struct store *s, const struct store_opts *o)
         struct store_tier *t = &s->tier[i];
         t->t = o->tier[i].tier;
         t->write = o->tier[i].write;
+        t->q8 = o->tier[i].q8;
         s->mode[t->write] |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
         if (t->t->shared) t->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS;
@@ -516,6 +549,9 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     }
     s->ident = o->ident;
     s->ident_hash = record_ident_hash(&o->ident);
+    s->convert = o->convert;
+    s->codec = o->convert && kn_row_bytes(KN_Q8, o->ident.G, o->ident.K) <
+                                 kn_row_bytes(o->ident.dtype, o->ident.G, o->ident.K);
     s->touch_every_ns = 1000000000u;
     s->recheck_every_s = 1;
     s->ms_per_token = o->ms_per_token;

@@ -41,7 +41,11 @@ enum store_write { STORE_WRITE_BEHIND, STORE_WRITE_EVICT, STORE_WRITE_HIT, STORE
 struct store_tier_opts {
     struct tier *tier;
     enum store_write write;
+    bool q8; /* what sinks there is converted to 8 bits, and comes back so */
 };
+/* kn_convert(): rows from one stored dtype to another. */
+typedef int (*store_convert_fn)(const void *x, enum kn_dtype from, size_t n, size_t K,
+                                enum kn_dtype to, void *out);
 struct store;
 struct store_opts {
     uint64_t ram_bytes; /* hard budget, bookkeeping included */
@@ -49,9 +53,10 @@ struct store_opts {
     enum evict_policy ram_policy;
     struct store_tier_opts tier[STORE_TIERS_MAX]; /* fastest first */
     size_t n_tiers;
-    double pin_share_max; /* of RAM that administrators may pin; 0 = 0.5 */
-    uint64_t ttl_ms;      /* of records of namespaces without one of their own; 0 = for ever */
-    double ms_per_token;  /* predicted time to compute a token again, for GDSF; 0 = unknown */
+    store_convert_fn convert; /* NULL: no tier has a codec */
+    double pin_share_max;     /* of RAM that administrators may pin; 0 = 0.5 */
+    uint64_t ttl_ms;          /* of records of namespaces without one of their own; 0 = for ever */
+    double ms_per_token;      /* predicted time to compute a token again, for GDSF; 0 = unknown */
 };
 /* The tiers are the store's after success (destroyed with it); after a failure the caller's. */
 int store_create(const struct store_opts *o, struct store **ret, struct err *err);
@@ -85,9 +90,11 @@ bool store_probe(struct store *s, const struct tier_key *k);
 /* The fastest place: 0 RAM, 1 + i the i-th tier if that is local, -ENOENT. Else as store_probe().
  */
 int store_where(struct store *s, const struct tier_key *k);
+/* What a record of n tokens takes there: 0 RAM, 1 + i the i-th tier; 0 that cannot be. */
+uint64_t store_record_bytes(const struct store *s, int where, size_t n);
 /* Whole in RAM? Costs an index look-up (store_get_info() may list a tier): for the hot path. */
 bool store_in_ram(struct store *s, const struct tier_key *k);
-/* K and V of a layer (1…L-1), [n, G, K] in the store's dtype; waits for them to arrive (not beyond
+/* K and V of a layer (1…L-1), [n, G, K] in store_pin_dtype(); waits for them to arrive (not beyond
  * what the ask allows) and checks them against their checksum the first time a record's layer is
  * read. -EBADMSG damaged (the copy is dropped), -EIO, -ETIMEDOUT: the caller recomputes. */
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
@@ -123,8 +130,9 @@ struct store_info {
     uint64_t size_bytes, hits, ns_hash;
     double created_s, used_s, expires_s; /* wall clock; expires 0 = never */
     bool pinned, building, scored[RECORD_SCORE_COUNT];
-    char tier[16];  /* the fastest that has it */
-    char tiers[48]; /* all local ones, "ram,nvme" */
+    enum kn_dtype dtype; /* of the copy in RAM; else as the store's */
+    char tier[16];       /* the fastest that has it */
+    char tiers[48];      /* all local ones, "ram,nvme" */
 };
 typedef int (*store_visit_fn)(void *ctx, const struct store_info *i); /* !=0 stops */
 /* RAM and the local tiers; or what is in that tier, with its size there. */
@@ -169,7 +177,7 @@ struct store_stats { /* of RAM and of look-ups */
 void store_get_stats(struct store *s, struct store_stats *ret);
 struct store_tier_stats {
     char name[16];
-    bool persistent, shared;
+    bool persistent, shared, q8;
     struct tier_stat tier;
     uint64_t hits, hit_bytes; /* look-ups served from here */
     uint64_t misses[STORE_MISS_COUNT];

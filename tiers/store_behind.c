@@ -67,7 +67,7 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
     struct entry *e = w->e;
     uint64_t now = clock_ns();
     uint8_t bit = (uint8_t)(1u << w->tier);
-    bool head_only = w->op.part_hi < e->layout.n_parts, again = false;
+    bool head_only = w->head_only, again = false;
     enum breaker_result result = BREAKER_OK;
     bool silent = w->settled || status == -EAGAIN || status == -ECANCELED;
     switch (status) {
@@ -122,8 +122,9 @@ static bool scores_apply(struct entry *e)
 static void write_end(struct write_slot *w, int status)
 {
     struct store *s = w->s;
-    struct entry *e = w->e;
+    struct entry *e = w->e, *as = w->as;
     struct store_tier *t = &s->tier[w->tier];
+    if (as) entry_unref(s, as); /* before anybody may see that nothing moves any more */
     pthread_mutex_lock(&s->m);
     e->writing &= (uint8_t) ~(1u << w->tier);
     write_learn(s, w, status);
@@ -170,6 +171,7 @@ static struct write_slot *write_begin(struct store *s, unsigned i)
     t->n_writes++;
     s->n_writes++;
     *w = (struct write_slot){.e = e, .s = s, .tier = i};
+    w->head_only = head_only && e->layout.n_parts > 1;
     w->op = (struct tier_op){.key = e->desc.key,
                              .layout = &e->layout,
                              .part = e->part,
@@ -181,6 +183,27 @@ static struct write_slot *write_begin(struct store *s, unsigned i)
     return w;
 }
 
+/* No lock held. The op moves a copy of the record in the tier's codec. <0: it is not to be had, by
+ * no fault of the tier's. */
+static int write_convert(struct write_slot *w)
+{
+    struct store *s = w->s;
+    struct entry *e = w->e;
+    int r = e->desc.dtype == KN_Q8 ? 0 : codec_copy(s, e, &w->as);
+    if (w->as) {
+        w->op.layout = &w->as->layout;
+        w->op.part = w->as->part;
+        w->op.part_hi = w->head_only ? 1 : w->as->layout.n_parts;
+    }
+    if (r == 0) return 0;
+    pthread_mutex_lock(&s->m);
+    if (r == -EBADMSG) s->stats.corrupt += entry_drop(s, e, STORE_MISS_CORRUPT, false);
+    if (!w->head_only) s->stats.lost += !s->closing;
+    pthread_mutex_unlock(&s->m);
+    w->settled = true;
+    return -ENOSPC;
+}
+
 /* m held; let go meanwhile. */
 static void pump(struct store *s, unsigned i)
 {
@@ -189,11 +212,12 @@ static void pump(struct store *s, unsigned i)
         uint64_t now = clock_ns();
         if (now < t->retry_ns || !breaker_allow(&t->breaker, now)) break;
         struct write_slot *w = write_begin(s, i);
-        bool head_only = w->op.part_hi < w->op.layout->n_parts;
+        bool head_only = w->head_only;
         pthread_mutex_unlock(&s->m);
         int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);
         w->settled = here == (head_only ? 0 : 1); /* gone, or there by now: nothing to move */
-        int r = w->settled ? 0 : t->t->ops->write(t->t, &w->op);
+        int r = w->settled || !codec_on(s, i) ? 0 : write_convert(w);
+        if (r == 0 && !w->settled) r = t->t->ops->write(t->t, &w->op);
         if (w->settled || r < 0) write_end(w, w->settled && head_only ? -ENOENT : r);
         pthread_mutex_lock(&s->m);
     }

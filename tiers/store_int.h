@@ -50,11 +50,13 @@ struct write_slot {
     struct entry *e;
     struct store *s;
     unsigned tier;
-    bool settled; /* without asking the device */
+    bool head_only, settled; /* settled: without asking the device */
+    struct entry *as;        /* its copy in the tier's codec, or NULL */
 };
 struct store_tier {
     struct tier *t;
     enum store_write write;
+    bool q8; /* its codec */
     struct breaker breaker;
     struct entry_link queue; /* entries to write, oldest first */
     struct write_slot slot[WRITES_MAX];
@@ -71,6 +73,8 @@ struct ns_ttl {
 struct store {
     struct tier_ident ident;
     uint64_t ident_hash;
+    store_convert_fn convert;
+    bool codec; /* records may be of 8 bits: there is a converter, and it makes them smaller */
     uint64_t touch_every_ns; /* how often a hit tells the policy; tests say 0 */
     double recheck_every_s;  /* how long RAM is trusted; tests say 0 */
     struct shard shard[SHARDS];
@@ -170,6 +174,20 @@ int entry_enter_apart(struct store *s, struct entry *e);
 struct entry *entry_find(struct store *s, const struct tier_key *k);    /* m held, while it is */
 void store_arena_register(struct store *s, void *base, uint64_t bytes); /* no lock held */
 size_t store_n_ghosts(uint64_t budget_bytes);
+
+/* m held. Memory of parts goes back; no tier has the entry. */
+void parts_free(struct store *s, struct entry *e);
+
+/* ---- store_codec.c ---- */
+bool codec_on(const struct store *s, unsigned tier); /* what sinks there is converted */
+/* m held. The load's entry takes the form in which the tier should have the record; `other`: has it
+ * if not in that one. */
+void codec_shape(struct store *s, struct entry *e, unsigned tier, bool other);
+/* Does what a header says fit the memory that was taken, maybe in the other dtype? */
+bool codec_adopt(const struct entry *e, const struct record_view *v);
+/* No lock held, e held. A copy in 8 bits, apart from the index; the reference is the caller's. 0,
+ * -EBADMSG the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
+int codec_copy(struct store *s, const struct entry *e, struct entry **ret);
 
 /* ---- store_load.c ---- */
 /* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its

@@ -15,6 +15,7 @@ static struct store_info info_of(struct store *s, const struct entry *e)
     struct store_info i = {.key = e->desc.key,
                            .kind = e->desc.kind,
                            .n_tokens = e->desc.n_tokens,
+                           .dtype = e->desc.dtype,
                            .size_bytes = e->cost_bytes,
                            .hits = e->hits,
                            .ns_hash = e->desc.ns_hash,

@@ -34,8 +34,9 @@ static enum store_miss gate(struct store_tier *t, uint64_t bytes, double worth_m
 }
 
 /* The first tier from `from` on that may have the record and may be asked (its breaker then wants a
- * report); -1 none, and e->last_why says why if there is a reason. */
-static int next_tier(struct store *s, struct entry *e, unsigned from)
+ * report); -1 none, and e->last_why says why if there is a reason. `other`: that one is asked for
+ * the record's other form. */
+static int next_tier(struct store *s, struct entry *e, unsigned from, bool other)
 {
     for (unsigned i = from; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
@@ -43,6 +44,7 @@ static int next_tier(struct store *s, struct entry *e, unsigned from)
         if (found == 0) continue;
         uint64_t now = clock_ns();
         pthread_mutex_lock(&s->m);
+        if (e->state == ENTRY_LOADING) codec_shape(s, e, i, e->other = other && i == from);
         enum store_miss no = gate(t, e->layout.record_bytes, e->worth_ms, now);
         if (no != STORE_MISS_NEVER) {
             t->misses[no]++;
@@ -64,7 +66,7 @@ static enum store_miss header_check(const struct store *s, const struct entry *e
     if (r < 0 || !tier_key_same(&ret->desc.key, &e->desc.key)) return STORE_MISS_CORRUPT;
     if (ret->desc.ident_hash != s->ident_hash) return STORE_MISS_STALE;
     if (ret->desc.n_tokens != e->desc.n_tokens) return STORE_MISS_TOKENS;
-    if (ret->layout.record_bytes != e->layout.record_bytes) return STORE_MISS_STALE;
+    if (!codec_adopt(e, ret)) return STORE_MISS_STALE;
     if (entry_expired(&(struct entry){.desc = ret->desc}, wall_ms())) return STORE_MISS_EXPIRED;
     return STORE_MISS_NEVER;
 }
@@ -82,6 +84,10 @@ static enum store_miss header_take(struct store *s, struct entry *e)
     e->desc.created_ms = v.desc.created_ms;
     e->desc.expires_ms = v.desc.expires_ms;
     e->desc.kind = v.desc.kind;
+    if (v.desc.dtype != e->desc.dtype) {
+        e->desc.dtype = v.desc.dtype;
+        e->layout = v.layout;
+    }
     for (int i = 0; i < RECORD_SCORE_COUNT; i++)
         e->scored[i] = record_scored(e->part[0], &e->layout, i);
     pthread_mutex_unlock(&sh->m);
@@ -155,7 +161,8 @@ static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64
 {
     t->inflight_bytes -= e->layout.record_bytes;
     bool stopped = status == -ECANCELED && e->stop_why != STORE_MISS_NEVER;
-    bool answered = status == 0 || status == -ENOENT || status == -EBADMSG || stopped;
+    bool answered =
+        status == 0 || status == -ENOENT || status == -EBADMSG || status == -ESTALE || stopped;
     bool late = e->reported; /* as a timeout: slow, then, and not dead, if it answers after all */
     e->reported = true;
     if (late && !answered) return;
@@ -199,6 +206,7 @@ static enum store_miss why_of(const struct entry *e, int status)
     if (status == -ECANCELED && e->stop_why != STORE_MISS_NEVER) return e->stop_why;
     if (status == -ENOENT) return STORE_MISS_NEVER;
     if (status == -EBADMSG) return STORE_MISS_CORRUPT;
+    if (status == -ESTALE) return STORE_MISS_STALE;
     if (status == -EAGAIN) return STORE_MISS_GATE; /* its queue is full: computing is faster */
     return status == -ETIMEDOUT ? STORE_MISS_DEADLINE : STORE_MISS_IO;
 }
@@ -262,13 +270,19 @@ static int load_room(struct store *s, struct entry *e, unsigned i)
     return 0;
 }
 
+/* The tier has the record, but not in the form that it was asked for: is there another one? */
+static bool other_form(const struct store *s, const struct entry *e, int status)
+{
+    return status == -ESTALE && s->codec && !e->other;
+}
+
 /* Ask the tiers from `from` on, until one takes the read. The load's reference is the callee's. */
-static int load_run(struct store *s, struct entry *e, unsigned from)
+static int load_run(struct store *s, struct entry *e, unsigned from, bool other)
 {
     for (;;) {
         int i = -1, r = 0;
         if (clock_ns() < e->op.deadline_ns)
-            i = next_tier(s, e, from);
+            i = next_tier(s, e, from, other);
         else
             e->last_why = STORE_MISS_DEADLINE;
         if (i < 0) break;
@@ -286,15 +300,17 @@ static int load_run(struct store *s, struct entry *e, unsigned from)
         e->first_ns = 0;
         r = t->t->ops->read(t->t, &e->op);
         if (r == 0) return 0; /* the entry is the tier's now */
+        other = other_form(s, e, r);
+        if (r == -ESTALE && !other) (void)t->t->ops->remove(t->t, &e->desc.key, true);
         pthread_mutex_lock(&s->m);
-        enum store_miss no = why_of(e, r);
+        enum store_miss no = other ? STORE_MISS_NEVER : why_of(e, r);
         if (no != STORE_MISS_NEVER) {
             e->last_why = no;
             t->misses[no]++;
         }
         tier_learn(t, e, r, clock_ns());
         pthread_mutex_unlock(&s->m);
-        from = (unsigned)i + 1;
+        from = (unsigned)i + !other;
     }
     load_end(s, e, e->last_why, -EIO);
     return -ENOENT;
@@ -310,7 +326,8 @@ static void load_on_done(struct tier_op *op, int status)
         load_done(s, e);
         return;
     }
-    enum store_miss why = why_of(e, status);
+    bool other = other_form(s, e, status);
+    enum store_miss why = other ? STORE_MISS_NEVER : why_of(e, status);
     if (why == STORE_MISS_STALE || why == STORE_MISS_EXPIRED ||
         (why == STORE_MISS_CORRUPT && status != -EBADMSG)) /* of that the tier rid itself */
         (void)t->t->ops->remove(t->t, &e->desc.key, true);
@@ -323,7 +340,7 @@ static void load_on_done(struct tier_op *op, int status)
     pthread_mutex_unlock(&s->m);
     if (why != STORE_MISS_NEVER) e->last_why = why;
     if (next && others_begin(s)) {
-        (void)load_run(s, e, e->tier + 1);
+        (void)load_run(s, e, e->tier + !other, other);
         others_end(s);
     } else {
         load_end(s, e, e->last_why, status);
@@ -340,7 +357,7 @@ int load_start(struct store *s, struct entry *e)
     e->op.on_part = load_on_part;
     e->op.on_done = load_on_done;
     e->op.ctx = e;
-    return load_run(s, e, 0);
+    return load_run(s, e, 0, false);
 }
 
 void load_abandon(struct store *s, struct entry *e)
@@ -422,13 +439,15 @@ static void apart_on_done(struct tier_op *op, int status)
     entry_unref(e->store, e);
 }
 
-int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
-               struct entry **ret)
+/* In one of the forms in which the tier may have it. */
+static int apart_as(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
+                    bool other, struct entry **ret)
 {
     struct entry *e;
     int r = load_create(s, k, n, &e);
     if (r < 0) return r;
     pthread_mutex_lock(&s->m);
+    codec_shape(s, e, (unsigned)(t - s->tier), other);
     e->refs = 1;
     r = entry_enter_apart(s, e);
     pthread_mutex_unlock(&s->m);
@@ -457,9 +476,21 @@ int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, 
         r = e->head ? e->status : -ETIMEDOUT;
         pthread_mutex_unlock(&sh->m);
     }
+    struct record_view v;
+    if (r == 0 && record_open(e->part[0], e->layout.header_bytes, &v) == 0 && codec_adopt(e, &v)) {
+        e->desc.dtype = v.desc.dtype;
+        e->layout = v.layout;
+    }
     if (r == 0)
         *ret = e;
     else
         entry_unref(s, e);
     return r;
+}
+
+int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
+               struct entry **ret)
+{
+    int r = apart_as(s, t, k, n, false, ret);
+    return r == -ESTALE && s->codec ? apart_as(s, t, k, n, true, ret) : r;
 }

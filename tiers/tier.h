@@ -9,8 +9,9 @@
  * tier's until on_done has been entered; on_done may free the op.
  * Errors of an op: -ENOENT not here (a miss), -EAGAIN queue full, -ENOSPC no room (all pinned, over
  * quota, larger than a slot), -EPERM not admitted (write budget, too small), -EBADMSG torn, stale
- * or foreign bytes (the tier has dropped the record), -EIO device or connection, -ETIMEDOUT,
- * -ECANCELED stopped by on_part or by destroy.
+ * or foreign bytes (the tier has dropped the record), -ESTALE a record of that key in another
+ * geometry (the tier keeps it: the caller may ask for that, or remove it), -EIO device or
+ * connection, -ETIMEDOUT, -ECANCELED stopped by on_part or by destroy.
  * Thread: every call from any thread; none of them waits for a device or a peer but drain() and
  * destroy(). The store calls a tier without holding its own lock. */
 #ifndef TIERS_TIER_H

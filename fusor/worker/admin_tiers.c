@@ -62,13 +62,15 @@ static int put_tier(struct worker *w, size_t i, struct buf *b)
 
     store_get_tier_stats(w->store, i, &s);
     rc = buf_addf(b,
-                  ",{\"tier\":\"%s\",\"persistent\":%s,\"shared\":%s,\"capacity_bytes\":%llu,"
+                  ",{\"tier\":\"%s\",\"persistent\":%s,\"shared\":%s,\"codec\":\"%s\",\"capacity_"
+                  "bytes\":%llu,"
                   "\"used_bytes\":%llu,\"pinned_bytes\":%llu,\"records\":%llu,\"hits\":%llu,"
                   "\"hit_bytes\":%llu",
                   s.name, s.persistent ? "true" : "false", s.shared ? "true" : "false",
-                  (unsigned long long)t->capacity_bytes, (unsigned long long)t->used_bytes,
-                  (unsigned long long)t->pinned_bytes, (unsigned long long)t->n_records,
-                  (unsigned long long)s.hits, (unsigned long long)s.hit_bytes);
+                  s.q8 ? "q8" : "none", (unsigned long long)t->capacity_bytes,
+                  (unsigned long long)t->used_bytes, (unsigned long long)t->pinned_bytes,
+                  (unsigned long long)t->n_records, (unsigned long long)s.hits,
+                  (unsigned long long)s.hit_bytes);
     rc |= put_misses(b, s.misses) | put_rejected(b, t);
     rc |= buf_addf(b,
                    ",\"reads\":%llu,\"read_bytes\":%llu,\"writes\":%llu,\"write_bytes\":%llu,"

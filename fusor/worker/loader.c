@@ -183,8 +183,10 @@ static int open_store(struct worker *w, struct err *err)
     const struct model_cfg *c = model_config(w->model);
     struct model_rope rope = c->rope;
     const struct wk_tier_opts *t = &w->o.tiers;
-    struct store_opts o = {
-        .ram_bytes = w->o.ram_bytes, .ram_policy = t->ram_policy, .ttl_ms = t->ttl_ms};
+    struct store_opts o = {.ram_bytes = w->o.ram_bytes,
+                           .ram_policy = t->ram_policy,
+                           .ttl_ms = t->ttl_ms,
+                           .convert = kn_convert};
     int rc;
 
     rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */

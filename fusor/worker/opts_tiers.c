@@ -180,6 +180,8 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
 
     *t = (struct wk_tier_opts){.ttl_ms = opt_duration_ms(o, "ttl"),
                                .wait_ms = opt_duration_ms(o, "tier-wait"),
+                               .nvme_q8 = strcmp(opt_str(o, "nvme-codec"), "q8") == 0,
+                               .redis_q8 = strcmp(opt_str(o, "redis-codec"), "q8") == 0,
                                .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),
                                .access_log =
                                    *opt_str(o, "access-log") ? opt_str(o, "access-log") : NULL};
@@ -192,7 +194,11 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
     if (rc >= 0 && *opt_str(o, "nvme")) rc = parse_nvme(t, opt_str(o, "nvme"), err);
     if (rc >= 0 && t->nvme_write_bytes_per_day && !t->nvme_path)
         rc = err_set(err, -EINVAL, "--nvme-write-budget: there is no --nvme");
+    if (rc >= 0 && t->nvme_q8 && !t->nvme_path)
+        rc = err_set(err, -EINVAL, "--nvme-codec: there is no --nvme");
     if (rc >= 0) rc = take_redis(t, o, err);
+    if (rc >= 0 && t->redis_q8 && !t->redis)
+        rc = err_set(err, -EINVAL, "--redis-codec: there is no --redis");
     for (; rc >= 0 && t->n_quota < nq; t->n_quota++)
         rc = parse_quota(t, opt_str_at(o, "quota", t->n_quota), &t->quota[t->n_quota], err);
     for (; rc >= 0 && t->n_ttl < nt; t->n_ttl++)

@@ -30,17 +30,20 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
     int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, &e);
 
     if (rc < 0) return name_flag(err, rc, "nvme", &e);
+    o->tier[o->n_tiers].q8 = t->nvme_q8;
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
     return 0;
 }
 
 static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
 {
-    const struct tier_redis_opts r = {.url = w->o.tiers.redis};
+    const struct tier_redis_opts r = {.url = w->o.tiers.redis,
+                                      .form = w->o.tiers.redis_q8 ? "q8:" : NULL};
     struct err e = {0};
     int rc = tier_redis_create(&r, &o->tier[o->n_tiers].tier, &e);
 
     if (rc < 0) return name_flag(err, rc, "redis", &e);
+    o->tier[o->n_tiers].q8 = w->o.tiers.redis_q8;
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
     return 0;
 }

@@ -47,7 +47,8 @@ struct wk_ttl {
 };
 struct wk_tier_opts {
     enum evict_policy ram_policy, nvme_policy;
-    const char *nvme_path; /* NULL: no such tier */
+    bool nvme_q8, redis_q8; /* kept there in 8 bits */
+    const char *nvme_path;  /* NULL: no such tier */
     uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
     struct redis_url *redis; /* NULL: no such tier */
     struct wk_quota *quota;

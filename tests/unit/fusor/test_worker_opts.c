@@ -48,6 +48,21 @@ static void no_env(void)
     ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS_URLS"));
 }
 
+TEST(codecs)
+{
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, "--nvme", "/tmp/x:1GiB", "--nvme-codec", "q8", "--redis",
+                        "redis://h", "--redis-codec=none", NULL));
+    ASSERT_TRUE(o.tiers.nvme_q8 && !o.tiers.redis_q8);
+    wk_opts_fini(&o);
+    ASSERT_ERR(read_opts(&o, &err, "--nvme-codec", "q8", NULL), -EINVAL);
+    ASSERT_STREQ(err.msg, "--nvme-codec: there is no --nvme");
+    ASSERT_ERR(read_opts(&o, &err, "--redis-codec", "q8", NULL), -EINVAL);
+    ASSERT_STREQ(err.msg, "--redis-codec: there is no --redis");
+}
+
 TEST(tiers_by_flags)
 {
     struct wk_opts o;

@@ -36,7 +36,8 @@ static int record_store(struct mock *m, const struct tier_op *op)
 {
     struct mock_record *r = record_of(m, &op->key);
     bool head_only = op->part_hi == 1 && op->layout->n_parts > 1;
-    if (head_only && !r) return -ENOENT;
+    if (head_only && (!r || memcmp(r->bytes + 120, op->part[0] + 120, 8) != 0)) return -ENOENT;
+    if (r && r->size_bytes != op->layout->record_bytes) record_free(r);
     for (int i = 0; i < MOCK_RECORDS && !r; i++)
         if (!m->record[i].bytes) r = &m->record[i];
     if (!r) return -ENOSPC;
@@ -69,7 +70,8 @@ static int serve_part(struct mock *m, struct tier_op *op, uint32_t i)
     if (m->closing) return -ECANCELED;
     if (m->fail_read && i > 0) return m->fail_read;
     const struct mock_record *r = record_of(m, &op->key);
-    if (!r || r->size_bytes != op->layout->record_bytes) return -ENOENT;
+    if (!r) return -ENOENT;
+    if (r->size_bytes != op->layout->record_bytes) return -ESTALE;
     memcpy(op->part[i], r->bytes + record_part_off(op->layout, i),
            record_part_bytes(op->layout, i));
     if (m->flip_part == (int)i) op->part[i][m->flip_at] ^= 4;

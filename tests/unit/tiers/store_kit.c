@@ -16,11 +16,11 @@ const struct tier_ident kit_large = {.model = {1, 2},
 
 struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const struct kit_tiers *t)
 {
-    struct store_opts o = {.ram_bytes = ram_bytes, .ident = *id};
+    struct store_opts o = {.ram_bytes = ram_bytes, .ident = *id, .convert = kn_convert};
     struct store *s = NULL;
     struct err err = {0};
     for (size_t i = 0; t && i < t->n; i++)
-        o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->write[i]};
+        o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->write[i], t->q8[i]};
     ASSERT_OK(store_create(&o, &s, &err));
     s->touch_every_ns = 0; /* every use counts */
     return s;
@@ -54,7 +54,8 @@ static size_t rows(const struct tier_ident *id)
 
 static float row_of(int chunk, unsigned layer, int v, size_t i)
 {
-    return (float)(chunk * 8000 + (int)layer * 2000 + v * 1000 + (int)(i % 997));
+    return (float)(chunk % 7 * 8000 + /* within what 8 bits with an f16 take */
+                   (int)layer * 2000 + v * 1000 + (int)(i % 997));
 }
 
 int kit_claim(struct store *s, int chunk, struct store_writer **ret)
@@ -107,10 +108,20 @@ int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned la
     const void *row[2];
     int r = store_pin_layer(p, layer, &row[0], &row[1]);
     if (r < 0) return r;
-    for (int v = 0; v < 2; v++)
-        for (size_t i = 0; i < rows(&s->ident); i++)
-            if (((const float *)row[v])[i] != row_of(chunk, layer, v, i)) return 1;
-    return 0;
+    const size_t n = rows(&s->ident), bytes = store_pin_dtype(p) == KN_Q8
+                                                  ? kn_row_bytes(KN_Q8, n / s->ident.K, s->ident.K)
+                                                  : n * sizeof(float);
+    float *want = malloc(n * sizeof *want); /* not a failing allocation of the test's */
+    void *form = malloc(bytes);
+    for (int v = 0; v < 2 && r == 0; v++) {
+        for (size_t i = 0; i < n; i++)
+            want[i] = row_of(chunk, layer, v, i);
+        ASSERT_OK(kn_convert(want, KN_F32, n, s->ident.K, store_pin_dtype(p), form));
+        r = memcmp(row[v], form, bytes) != 0;
+    }
+    free(want);
+    free(form);
+    return r;
 }
 
 int kit_check(struct store *s, struct store_pin *p, int chunk)

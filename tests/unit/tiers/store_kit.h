@@ -12,6 +12,7 @@ enum { KIT_SMALL_TOKENS = 3, KIT_LARGE_TOKENS = 256, KIT_LARGE_LAYERS = 4 };
 struct kit_tiers {
     struct mock *mock[STORE_TIERS_MAX];
     enum store_write write[STORE_TIERS_MAX];
+    bool q8[STORE_TIERS_MAX];
     size_t n;
 };
 extern const struct tier_ident kit_small, kit_large;
@@ -26,7 +27,8 @@ int kit_put(struct store *s, int chunk); /* 1, or what the claim said */
 int kit_ask(struct store *s, int chunk, double worth_ms, struct store_pin **ret,
             enum store_miss *why);
 int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss *why);
-/* 0 every row is right, 1 one is not, <0 a layer is not to be had. */
+/* 0 every row is right (of a record in 8 bits: what the row is in them), 1 one is not, <0 a layer
+ * is not to be had. */
 int kit_check(struct store *s, struct store_pin *p, int chunk);
 int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer);
 struct store_stats kit_stats(struct store *s); /* and: used <= budget */
