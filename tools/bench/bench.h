@@ -15,7 +15,11 @@
 
 #include <jansson.h>
 
-enum { BENCH_CHUNKS_MAX = 256, BENCH_DOCS_MAX = 16 };
+enum {
+    BENCH_CHUNKS_MAX = 256,
+    BENCH_DOCS_MAX = 16,
+    BENCH_ARRIVAL_SEED = 1, /* of throughput; fleet --verify makes the same arrivals */
+};
 
 struct bench {
     struct model *model;
@@ -24,7 +28,7 @@ struct bench {
     struct fus_core *core;
     struct store *store;
     enum kn_dtype kv_dtype; /* of its records */
-    double ms_per_token; /* of a full prefill, as measured; 0: load whatever it takes */
+    double ms_per_token;    /* of a full prefill, as measured; 0: load whatever it takes */
     const struct model_cfg *cfg;
     int32_t sink;       /* token every prompt starts with, -1 = none */
     int32_t build_sink; /* token every chunk is built behind: the same unless it is left out */
@@ -125,5 +129,6 @@ int bench_tiers(const struct opts *opts, struct err *err);
 int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
 int bench_proxy(const struct opts *opts, struct err *err);
 int bench_throughput(const struct opts *opts, struct err *err);
+int bench_fleet(const struct opts *opts, struct err *err);
 
 #endif

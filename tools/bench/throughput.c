@@ -536,7 +536,7 @@ static int measure_rate(struct thru *t, struct method *m, double rate, struct er
     double *at_s = mem_alloc(n * sizeof *at_s);
     struct openloop_shot *shot = mem_alloc(n * sizeof *shot);
     struct tally c = {.ttft = mem_alloc(n * sizeof *c.ttft), .gap = mem_alloc(n * sizeof *c.gap)};
-    struct rng rng = {SEED}; /* the same arrivals for all */
+    struct rng rng = {BENCH_ARRIVAL_SEED}; /* the same arrivals for all */
     double now = 0;
     int r = at_s && shot && c.ttft && c.gap ? 0 : err_set(err, -ENOMEM, "out of memory");
     for (size_t i = 0; r == 0 && i < n; i++)

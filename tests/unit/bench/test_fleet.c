@@ -1,0 +1,166 @@
+/* The fleet simulation against what can be known without it. */
+#include "tests/test.h"
+
+#include "tools/bench/fleet_sim.h"
+
+#include <errno.h>
+
+enum { CHUNK = 512, K = 6 };
+
+static struct fleet_opts plain(void)
+{
+    return (struct fleet_opts){.n_workers = 1,
+                               .L = 30,
+                               .cost = {.fixed_s = 0.003,
+                                        .layer_s = 2e-4,
+                                        .row_s = 2.8e-5,
+                                        .kv_row_s = 1.7e-6,
+                                        .pair_s = 6e-9,
+                                        .place_s = 1e-7,
+                                        .mass_s = 5e-9,
+                                        .head_s = 0.003},
+                               .strategy = POL_STRAT_QS,
+                               .ratio = 0.15,
+                               .chunk_bytes = 11 << 20,
+                               .ram_bytes = 1ull << 30,
+                               .nvme_bytes = 8ull << 30,
+                               .redis_bytes = 64ull << 30,
+                               .nvme_bytes_per_s = 2e9,
+                               .nvme_first_s = 1e-4,
+                               .redis_bytes_per_s = 1e9,
+                               .redis_first_s = 1e-3,
+                               .n_shards = 4,
+                               .warm_share = 0.3,
+                               .seed = 1};
+}
+
+static void make(struct fleet_load *l, uint32_t n_docs, size_t n, double rate)
+{
+    *l = (struct fleet_load){
+        .n_docs = n_docs, .chunk_tokens = CHUNK, .suffix_tokens = 32, .answer_tokens = 4};
+    ASSERT_OK(fleet_load_make(l, n, rate, 0.7, K, 5));
+}
+
+static uint64_t total(const struct fleet_result *t)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < FLEET_PLACES; i++)
+        sum += t->from[i];
+    return sum;
+}
+
+/* A queue with one server and constant work: the mean wait is known (Pollaczek, Khinchine). */
+TEST(one_worker_is_the_queue_of_the_textbook)
+{
+    const double work_s = 0.5;
+    for (double load = 0.3; load < 0.95; load += 0.2) {
+        struct fleet_load l;
+        struct fleet_opts o = plain();
+        struct fleet_result t;
+        double sum = 0;
+        make(&l, 50, 60000, load / work_s);
+        l.answer_tokens = 0;
+        o.prefill_s = work_s;
+        o.warm_share = 0;
+        ASSERT_OK(fleet_run(&o, &l, &t));
+        ASSERT_EQ(t.n, l.n);
+        for (size_t i = 0; i < t.n; i++)
+            sum += t.ttft_s[i] - work_s;
+        const double want = load * work_s / (2 * (1 - load));
+        ASSERT_NEAR(sum / (double)t.n / want, 1, 0.1);
+        ASSERT_NEAR(t.busy_share, load, 0.02);
+        fleet_result_fini(&t);
+        fleet_load_fini(&l);
+    }
+}
+
+TEST(the_same_seed_gives_the_same_fleet)
+{
+    struct fleet_load l;
+    struct fleet_result a, b;
+    struct fleet_opts o = plain();
+    o.n_workers = 5;
+    o.routing = FLEET_RESIDENT;
+    make(&l, 800, 3000, 5);
+    ASSERT_OK(fleet_run(&o, &l, &a));
+    ASSERT_OK(fleet_run(&o, &l, &b));
+    ASSERT_EQ(a.n, b.n);
+    ASSERT_MEMEQ(a.ttft_s, b.ttft_s, a.n * sizeof *a.ttft_s);
+    ASSERT_MEMEQ(a.from, b.from, sizeof a.from);
+    fleet_result_fini(&a);
+    fleet_result_fini(&b);
+    fleet_load_fini(&l);
+}
+
+TEST(every_chunk_came_from_somewhere_and_tiers_that_hold_all_are_enough)
+{
+    struct fleet_load l;
+    struct fleet_result t;
+    struct fleet_opts o = plain();
+    make(&l, 60, 2000, 0.7); /* 60 documents of 11 MiB fit into a GiB */
+    ASSERT_OK(fleet_run(&o, &l, &t));
+    ASSERT_EQ(total(&t), (uint64_t)K * t.n);
+    ASSERT_EQ(t.from[FLEET_RAM], total(&t));
+    fleet_result_fini(&t);
+    o.ram_bytes = 200ull << 20;
+    ASSERT_OK(fleet_run(&o, &l, &t));
+    ASSERT_TRUE(t.from[FLEET_NVME] > t.from[FLEET_REDIS] && t.from[FLEET_NVME] > 0);
+    ASSERT_EQ(t.from[FLEET_COMPUTED], 0);
+    fleet_result_fini(&t);
+    o.strategy = POL_STRAT_FULL;
+    ASSERT_OK(fleet_run(&o, &l, &t));
+    ASSERT_EQ(t.from[FLEET_COMPUTED], total(&t));
+    fleet_result_fini(&t);
+    fleet_load_fini(&l);
+}
+
+/* Cold, and busier than exact prefills allow: chunks that are missed twice are built all the same,
+ * or the fleet would never get fast. */
+TEST(a_cold_fleet_under_load_gets_warm)
+{
+    struct fleet_load l;
+    struct fleet_result t;
+    struct fleet_opts o = plain();
+    o.cold = true;
+    o.max_queue = 16;
+    make(&l, 60, 4000, 0.6);
+    ASSERT_OK(fleet_run(&o, &l, &t));
+    ASSERT_TRUE((double)t.from[FLEET_RAM] > 0.95 * (double)total(&t));
+    ASSERT_TRUE(t.n_shed < t.n / 20);
+    fleet_result_fini(&t);
+    fleet_load_fini(&l);
+}
+
+TEST(residence_finds_more_in_ram_than_chance_and_none_is_drowned)
+{
+    struct fleet_load l;
+    struct fleet_result by[FLEET_ROUTINGS];
+    struct fleet_opts o = plain();
+    o.n_workers = 8;
+    make(&l, 600, 6000, 7);
+    for (int i = 0; i < FLEET_ROUTINGS; i++) {
+        o.routing = (enum fleet_routing)i;
+        ASSERT_OK(fleet_run(&o, &l, &by[i]));
+        ASSERT_EQ(by[i].n + by[i].n_shed, (size_t)(0.7 * 6000));
+    }
+    ASSERT_TRUE(by[FLEET_RESIDENT].from[FLEET_RAM] > by[FLEET_RANDOM].from[FLEET_RAM] * 1.2);
+    ASSERT_TRUE(fleet_quantile(&by[FLEET_RESIDENT], 0.95) <
+                fleet_quantile(&by[FLEET_RANDOM], 0.95));
+    ASSERT_TRUE(by[FLEET_RESIDENT].skew < 1.2);
+    ASSERT_TRUE(by[FLEET_RESIDENT].redis_bytes_per_s < by[FLEET_RANDOM].redis_bytes_per_s);
+    for (int i = 0; i < FLEET_ROUTINGS; i++)
+        fleet_result_fini(&by[i]);
+    fleet_load_fini(&l);
+}
+
+TEST(bad_input_is_refused)
+{
+    struct fleet_load l = {.n_docs = 3};
+    struct fleet_result t;
+    struct fleet_opts o = plain();
+    ASSERT_ERR(fleet_load_make(&l, 10, 1, 0, K, 1), -EINVAL);
+    make(&l, 20, 10, 1);
+    o.n_workers = 0;
+    ASSERT_ERR(fleet_run(&o, &l, &t), -EINVAL);
+    fleet_load_fini(&l);
+}

@@ -1,0 +1,325 @@
+/* kvblend-bench fleet: what a fleet of workers would do, by simulation with the product's own
+ * decisions and this machine's measured prices.
+ *
+ * Per number of workers and way of routing: where chunks come from, TTFT, bytes per second of the
+ * busiest Redis shard, the router's own time, and cost. Load grows with the fleet, so a row differs
+ * from the one above it only by what growing does. --verify replays a measured curve of
+ * `kvblend-bench throughput` with its arrivals and its unloaded times, and says how far off the
+ * simulation is. */
+#include "tools/bench/bench.h"
+#include "tools/bench/fleet_sim.h"
+#include "tools/bench/svg.h"
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SIZES_MAX = 16, ROUTINGS_MAX = FLEET_ROUTINGS };
+
+struct study {
+    struct fleet_opts o;
+    unsigned chunks, chunk_tokens, suffix_tokens, answer_tokens, per_worker;
+    uint32_t pool;
+    double zipf, load, worker_price_h, redis_price_gb_h;
+    double x[ROUTINGS_MAX][SIZES_MAX], p95[ROUTINGS_MAX][SIZES_MAX];
+    size_t n_sizes;
+    json_t *meta, *rows;
+};
+
+/* ---- prices ---- */
+
+static int read_cost(const char *path, struct pol_cost *ret, struct err *err)
+{
+    const struct {
+        const char *name;
+        double *value;
+    } field[] = {{"fixed_s", &ret->fixed_s}, {"layer_s", &ret->layer_s},
+                 {"row_s", &ret->row_s},     {"kv_row_s", &ret->kv_row_s},
+                 {"pair_s", &ret->pair_s},   {"place_s", &ret->place_s},
+                 {"mass_s", &ret->mass_s},   {"head_s", &ret->head_s}};
+    json_error_t e;
+    json_t *o = json_load_file(path, 0, &e);
+    if (!o) return err_set(err, -EINVAL, "%s: %.150s", path, e.text);
+    const json_t *in = json_is_object(json_object_get(o, "cost")) ? json_object_get(o, "cost") : o;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < sizeof field / sizeof *field; i++) {
+        const json_t *v = json_object_get(in, field[i].name);
+        *field[i].value = json_number_value(v);
+        if (!json_is_number(v) || !(*field[i].value >= 0))
+            r = err_set(err, -EINVAL, "%s: \"%s\" is not a number of seconds", path, field[i].name);
+    }
+    json_decref(o);
+    return r;
+}
+
+/* What a prefill takes with all its chunks in RAM (or none, for full). */
+static double service_s(const struct study *s)
+{
+    struct pol_chunk_now chunk[POL_CHUNKS_MAX];
+    bool reuse[POL_CHUNKS_MAX];
+    const unsigned L = s->o.L;
+    for (unsigned i = 0; i < s->chunks; i++) {
+        chunk[i] = (struct pol_chunk_now){
+            .tok0 = i * s->chunk_tokens, .n = s->chunk_tokens, .bytes = s->o.chunk_bytes};
+        reuse[i] = true;
+    }
+    const struct pol_control_in in = {.L = L,
+                                      .check_layer = 1,
+                                      .score_lo = L / 3,
+                                      .score_hi = 5 * L / 6,
+                                      .side_layer = (17 * L + 15) / 30,
+                                      .n_tok = s->chunks * s->chunk_tokens + s->suffix_tokens,
+                                      .prefix_tier = -1,
+                                      .n_suffix = s->suffix_tokens,
+                                      .chunk = chunk,
+                                      .n_chunk = s->chunks,
+                                      .n_tier = 1,
+                                      .cost = s->o.cost};
+    struct pol_prediction p;
+    pol_predict(&in, s->o.strategy, s->o.ratio, reuse, &p);
+    return p.ttft_s + s->answer_tokens * s->o.token_s;
+}
+
+/* ---- a row ---- */
+
+static void report(struct study *s, const struct fleet_result *t, double rate, size_t at)
+{
+    const unsigned n = s->o.n_workers;
+    double of[FLEET_PLACES], all = 0;
+    for (int i = 0; i < FLEET_PLACES; i++)
+        all += (double)t->from[i];
+    for (int i = 0; i < FLEET_PLACES; i++)
+        of[i] = (double)t->from[i] / all;
+    const double hour = n * s->worker_price_h +
+                        s->redis_price_gb_h * (double)s->o.redis_bytes / 1e9 * (s->o.n_shards > 0);
+    const double million = rate > 0 ? hour / (rate * 3600) * 1e6 : NAN;
+    const double shed = (double)t->n_shed / (double)(t->n + t->n_shed);
+    const char *routing = fleet_routing_name(s->o.routing);
+    s->x[s->o.routing][at] = n;
+    s->p95[s->o.routing][at] = 1e3 * fleet_quantile(t, 0.95);
+    json_array_append_new(
+        s->rows,
+        json_pack(
+            "{s:i, s:s, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
+            "workers", (int)n, "routing", routing, "rate", rate, "ttft_ms_p50",
+            bench_number(1e3 * fleet_quantile(t, 0.5)), "ttft_ms_p95",
+            bench_number(1e3 * fleet_quantile(t, 0.95)), "ttft_ms_p99",
+            bench_number(1e3 * fleet_quantile(t, 0.99)), "from_ram", of[FLEET_RAM], "from_nvme",
+            of[FLEET_NVME], "from_redis", of[FLEET_REDIS], "computed", of[FLEET_COMPUTED], "busy",
+            t->busy_share, "busiest", t->busiest_share, "skew", t->skew, "shed", shed,
+            "redis_bytes_per_s_per_shard", t->redis_bytes_per_s, "route_us", t->route_us,
+            "cost_per_million", bench_number(million)));
+    (void)printf(
+        "%7u %-9s %9.2f %8.0f %8.0f %8.0f %5.2f %5.2f %5.2f %5.2f %5.2f %5.2f %5.2f %9.1f %8.1f "
+        "%9.1f\n",
+        n, routing, rate, 1e3 * fleet_quantile(t, 0.5), 1e3 * fleet_quantile(t, 0.95),
+        1e3 * fleet_quantile(t, 0.99), of[FLEET_RAM], of[FLEET_NVME], of[FLEET_REDIS],
+        of[FLEET_COMPUTED], t->busy_share, t->skew, shed, t->redis_bytes_per_s / 1e6, t->route_us,
+        million);
+    (void)fflush(stdout);
+}
+
+static int run_size(struct study *s, unsigned n_workers, size_t at, struct err *err)
+{
+    struct fleet_load l = {.n_docs = s->pool,
+                           .chunk_tokens = s->chunk_tokens,
+                           .suffix_tokens = s->suffix_tokens,
+                           .answer_tokens = s->answer_tokens};
+    const double rate = n_workers * s->load / service_s(s);
+    int r = fleet_load_make(&l, (size_t)n_workers * s->per_worker, rate, s->zipf, s->chunks, 1);
+    s->o.n_workers = n_workers;
+    for (int i = 0; r == 0 && i < FLEET_ROUTINGS; i++) {
+        struct fleet_result t;
+        s->o.routing = (enum fleet_routing)i;
+        r = fleet_run(&s->o, &l, &t);
+        if (r < 0) break;
+        report(s, &t, rate, at);
+        fleet_result_fini(&t);
+    }
+    fleet_load_fini(&l);
+    return r < 0 ? err_set(err, r, "%u workers: %s", n_workers, err_name(r)) : 0;
+}
+
+static int run_sizes(struct study *s, const char *list, struct err *err)
+{
+    (void)printf("%7s %-9s %9s %8s %8s %8s %5s %5s %5s %5s %5s %5s %5s %9s %8s %9s\n", "workers",
+                 "routing", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ram", "nvme", "redis", "none",
+                 "busy", "skew", "shed", "MB/s/shd", "route us", "per mio.");
+    for (const char *p = list; *p && s->n_sizes < SIZES_MAX; s->n_sizes++) {
+        char *end;
+        const long v = strtol(p, &end, 10);
+        if (end == p || v < 1 || v > 100000 || (*end && *end != ','))
+            return err_set(err, -EINVAL, "--workers: \"%.40s\" is not a list of numbers", p);
+        p = end + (*end == ',');
+        int r = run_size(s, (unsigned)v, s->n_sizes, err);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+static int plot(const struct study *s, const char *path, struct err *err)
+{
+    struct svg_series line[FLEET_ROUTINGS];
+    for (int i = 0; i < FLEET_ROUTINGS; i++)
+        line[i] = (struct svg_series){.name = fleet_routing_name((enum fleet_routing)i),
+                                      .x = s->x[i],
+                                      .y = s->p95[i],
+                                      .n = s->n_sizes,
+                                      .markers = true};
+    const struct svg_chart c = {.title = "Simulated time to first token, p95",
+                                .x_label = "workers",
+                                .y_label = "ms",
+                                .x_log = true,
+                                .series = line,
+                                .n_series = FLEET_ROUTINGS};
+    return svg_write(&c, path, err);
+}
+
+/* ---- against a measured curve ---- */
+
+static int verify_row(struct study *s, const json_t *row, const json_t *alone, double *ret_off,
+                      struct err *err)
+{
+    const char *strategy = json_string_value(json_object_get(row, "strategy"));
+    const double rate = json_number_value(json_object_get(row, "rate"));
+    const double p50 = json_number_value(json_object_get(row, "ttft_ms_p50"));
+    const double alone_ms = strategy ? json_number_value(json_object_get(alone, strategy)) : 0;
+    const size_t n = (size_t)json_integer_value(json_object_get(row, "n"));
+    const uint32_t one = 0;
+    struct rng rng = {BENCH_ARRIVAL_SEED};
+    double now = 0;
+    if (!(rate > 0 && p50 > 0 && alone_ms > 0) || n == 0)
+        return err_set(err, -EINVAL,
+                       "--verify: a row without rate, ttft_ms_p50, n or unloaded time");
+    struct fleet_load l = {.n = n,
+                           .n_docs = 1,
+                           .chunk_tokens = s->chunk_tokens,
+                           .suffix_tokens = s->suffix_tokens,
+                           .answer_tokens = s->answer_tokens,
+                           .req = mem_alloc(n * sizeof *l.req)};
+    struct fleet_opts o = s->o;
+    struct fleet_result t;
+    if (!l.req) return err_set(err, -ENOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        l.req[i] = (struct fleet_request){now += rng_exp(&rng, 1 / rate), &one, 1};
+    o.n_workers = 1;
+    o.n_shards = 0;
+    o.strategy = POL_STRAT_FULL;
+    o.prefill_s = alone_ms / 1e3;
+    o.warm_share = 0;
+    o.max_queue = 0;
+    int r = fleet_run(&o, &l, &t);
+    mem_free(l.req);
+    if (r < 0) return err_set(err, r, "the simulation failed");
+    const double got = 1e3 * fleet_quantile(&t, 0.5), got95 = 1e3 * fleet_quantile(&t, 0.95);
+    const double p95 = json_number_value(json_object_get(row, "ttft_ms_p95"));
+    *ret_off = got / p50 - 1;
+    json_array_append_new(s->rows, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "strategy",
+                                             strategy, "rate", rate, "ttft_ms_p50", p50,
+                                             "simulated_ms_p50", got, "ttft_ms_p95", p95,
+                                             "simulated_ms_p95", got95, "off_p50", *ret_off));
+    (void)printf("%-10s %8.3f %9.0f %9.0f %9.0f %9.0f %+7.1f %%\n", strategy, rate, p50, got, p95,
+                 got95, 100 * *ret_off);
+    fleet_result_fini(&t);
+    return 0;
+}
+
+static int verify(struct study *s, const char *path, struct err *err)
+{
+    json_error_t e;
+    json_t *file = json_load_file(path, 0, &e);
+    const json_t *rows = json_object_get(file, "rows");
+    const json_t *alone = json_object_get(json_object_get(file, "meta"), "ttft_ms_unloaded");
+    const size_t n = json_array_size(rows);
+    double *off = mem_alloc((n + 1) * sizeof *off);
+    int r = 0;
+    if (!file || n == 0 || !alone)
+        r = err_set(err, -EINVAL, "%s: not a report of kvblend-bench throughput", path);
+    if (!off) r = err_set(err, -ENOMEM, "out of memory");
+    if (r == 0)
+        (void)printf("%-10s %8s %9s %9s %9s %9s\n", "", "rate/s", "p50 ms", "simulated", "p95 ms",
+                     "simulated");
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        r = verify_row(s, json_array_get(rows, i), alone, &off[i], err);
+        off[i] = fabs(off[i]);
+    }
+    if (r == 0) {
+        json_object_set_new(s->meta, "off_median", json_real(bench_quantile(off, n, 0.5)));
+        json_object_set_new(s->meta, "off_worst", json_real(bench_quantile(off, n, 1)));
+        (void)printf("off by %.1f %% (median), %.1f %% at worst\n",
+                     100 * bench_quantile(off, n, 0.5), 100 * bench_quantile(off, n, 1));
+    }
+    json_decref(file);
+    mem_free(off);
+    return r;
+}
+
+/* ---- the command ---- */
+
+static int read_opts(struct study *s, const struct opts *opts, struct err *err)
+{
+    const bool big = strcmp(opt_str(opts, "geometry"), "7b") == 0;
+    const unsigned L = big ? 32 : 30, GK = big ? 8 * 128 : 3 * 64;
+    const char *name = opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "qs";
+    s->chunks = (unsigned)opt_int(opts, "chunks");
+    s->chunk_tokens = (unsigned)opt_int(opts, "chunk-tokens");
+    s->suffix_tokens = (unsigned)opt_int(opts, "query-tokens");
+    s->answer_tokens = (unsigned)opt_int(opts, "answer-tokens");
+    s->per_worker = opt_given(opts, "requests") ? (unsigned)opt_int(opts, "requests") : 2000;
+    s->pool = (uint32_t)opt_int(opts, "pool");
+    s->zipf = opt_double(opts, "zipf");
+    s->load = opt_given(opts, "load") ? strtod(opt_str(opts, "load"), NULL) : 0.7;
+    s->worker_price_h = opt_double(opts, "worker-price");
+    s->redis_price_gb_h = opt_double(opts, "redis-price");
+    s->o = (struct fleet_opts){.order = POL_ORDER_SJF,
+                               .L = L,
+                               .ratio = 0.15,
+                               .token_s = opt_double(opts, "token-ms") / 1e3,
+                               .chunk_bytes = (uint64_t)s->chunk_tokens * 2 * 2 * (L - 1) * GK,
+                               .ram_bytes = opt_size(opts, "ram"),
+                               .nvme_bytes = opt_size(opts, "nvme-bytes"),
+                               .redis_bytes = opt_size(opts, "redis-bytes"),
+                               .nvme_bytes_per_s = opt_double(opts, "nvme-gbps") * 1e9,
+                               .nvme_first_s = 1e-4,
+                               .redis_bytes_per_s = opt_double(opts, "redis-gbps") * 1e9,
+                               .redis_first_s = 1e-3,
+                               .n_shards = (unsigned)opt_int(opts, "shards"),
+                               .max_queue = 64, /* the worker's default */
+                               .cold = opt_bool(opts, "cold"),
+                               .warm_share = 0.3,
+                               .seed = BENCH_ARRIVAL_SEED};
+    if (!(s->load > 0 && s->load < 10)) return err_set(err, -EINVAL, "--load: a share above 0");
+    if (s->chunks > POL_CHUNKS_MAX || s->pool < s->chunks)
+        return err_set(err, -EINVAL, "--pool must not be smaller than --chunks");
+    for (int i = 0; i < POL_STRAT_COUNT; i++)
+        if (strcmp(pol_strategy_name((enum pol_strategy)i), name) == 0)
+            s->o.strategy = (enum pol_strategy)i;
+    if (!s->o.strategy) return err_set(err, -EINVAL, "--strategies: one that there is");
+    if (opt_given(opts, "ratios")) s->o.ratio = strtod(opt_str(opts, "ratios"), NULL);
+    return 0;
+}
+
+int bench_fleet(const struct opts *opts, struct err *err)
+{
+    struct study s = {.meta = bench_meta(), .rows = json_array()};
+    int r = read_opts(&s, opts, err);
+    if (r == 0 && opt_given(opts, "cost")) r = read_cost(opt_str(opts, "cost"), &s.o.cost, err);
+    if (r == 0 && opt_given(opts, "verify")) {
+        r = verify(&s, opt_str(opts, "verify"), err);
+    } else if (r == 0) {
+        if (!opt_given(opts, "cost"))
+            r = err_set(err, -EINVAL,
+                        "--cost FILE is needed: prices as a worker has measured them");
+        if (r == 0) r = run_sizes(&s, opt_str(opts, "workers"), err);
+        if (r == 0) json_object_set_new(s.meta, "service_ms", json_real(1e3 * service_s(&s)));
+        if (r == 0 && opt_given(opts, "plot")) r = plot(&s, opt_str(opts, "plot"), err);
+    }
+    if (r == 0) r = bench_write_json(opts, s.meta, s.rows, err);
+    json_decref(s.meta);
+    json_decref(s.rows);
+    return r;
+}
