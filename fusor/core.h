@@ -34,6 +34,7 @@ enum fus_strategy {             /* what each needs: strategy.c */
 };
 const char *fus_strategy_name(enum fus_strategy s);
 int fus_strategy_parse(const char *name, enum fus_strategy *ret); /* 1 found, 0 unknown */
+bool fus_strategy_reads_scores(enum fus_strategy s); /* what is measured of chunks (fus_sense) */
 
 enum fus_tensor {                     /* what deviation is measured by */
                   FUS_TENSOR_DEFAULT, /* the model's, else K */
@@ -45,16 +46,19 @@ enum fus_tensor {                     /* what deviation is measured by */
 const char *fus_tensor_name(enum fus_tensor t);               /* "default", "K", "V", "KV" */
 int fus_tensor_parse(const char *name, enum fus_tensor *ret); /* 1 found, 0 unknown */
 
-/* By deviation: how the set shrinks from the check layer on. Each recomputes as many token-layers
- * as the ratio says; a token that is dropped keeps its fresh KV up to there. */
+/* How many of the chosen tokens are rows in which layer; the mean over the layers is the ratio. The
+ * first choice is the widest set; what leaves it keeps its fresh KV up to there and has its stored
+ * one behind. By deviation the tokens are compared again in every layer where the set shrinks. */
 enum fus_schedule {
-    FUS_SINGLE,    /* one choice */
-    FUS_TWO_STAGE, /* twice as many up to an eighth of the depth, then the rest of the budget */
-    FUS_LINEAR,    /* from 1.3 to 0.7 of the ratio */
-    FUS_GEOMETRIC, /* by a fifth every layer, from 2.7 to 0.8 of the ratio in 30 layers */
+    FUS_SCHEDULE_DEFAULT, /* the strategy's own */
+    FUS_SINGLE,           /* all of them in all layers */
+    FUS_EARLY,            /* next to none in the last sixth, which answers hardly depend on */
+    FUS_TWO_STAGE,        /* twice as many up to an eighth of the depth */
+    FUS_LINEAR,           /* from 1.3 to 0.7 of the ratio */
+    FUS_GEOMETRIC,        /* by a fifth every layer, from 2.7 to 0.8 of the ratio in 30 layers */
     FUS_SCHEDULE_COUNT
 };
-const char *fus_schedule_name(enum fus_schedule s); /* "single", "two-stage", … */
+const char *fus_schedule_name(enum fus_schedule s); /* "default", "single", … */
 int fus_schedule_parse(const char *name, enum fus_schedule *ret);
 
 struct fus_core_opts {

@@ -321,7 +321,7 @@ static int step_layer0(struct fus_prefill *f)
     return r;
 }
 
-static bool is_check_layer(const struct fus_prefill *f)
+static bool is_choice_layer(const struct fus_prefill *f)
 {
     if (f->stage != STAGE_MAIN) return false;
     return f->checked ? fus_select_again(f) : f->layer == f->plan.check_layer;
@@ -345,7 +345,8 @@ void fus_prefill_pace(struct fus_prefill *f, size_t rows)
 bool fus_prefill_ready(const struct fus_prefill *f)
 {
     if (f->stage == STAGE_LAYER0 || f->stage == STAGE_DONE || f->in_b) return true;
-    if (is_check_layer(f)) return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
+    if (is_choice_layer(f) && f->how->by_deviation)
+        return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
     if (f->layer < f->loaded_to) return true;
     return fus_reuse_ready(f, f->layer, wanted_in_pages(f));
 }
@@ -354,9 +355,9 @@ bool fus_prefill_ready(const struct fus_prefill *f)
 static int bring_layer(struct fus_prefill *f)
 {
     const enum fus_bring what = wanted_in_pages(f);
-    const bool placed = f->layer < f->loaded_to;
-    if (placed && !f->at_check) return 0;
-    int r = fus_reuse_fetch(f, f->layer, f->at_check ? BRING_CHUNKS : what);
+    const bool placed = f->layer < f->loaded_to, compares = f->at_choice && f->how->by_deviation;
+    if (placed && !compares) return 0;
+    int r = fus_reuse_fetch(f, f->layer, compares ? BRING_CHUNKS : what);
     if (r == 0 && !placed) r = fus_reuse_place(f, f->layer, what);
     if (r == 0 && !placed) f->loaded_to = f->layer + 1;
     return r;
@@ -374,7 +375,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     struct fus_prefill *f = ctx;
     int r = 0;
     if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
-    if (f->at_check) r = fus_deviation_rows(f, st, row0, m, k, v, ld);
+    if (f->at_choice && f->how->by_deviation) r = fus_deviation_rows(f, st, row0, m, k, v, ld);
     if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
     return r;
 }
@@ -382,7 +383,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
 /* The first half of a layer, and at the check layer the choice. */
 static int step_a(struct fus_prefill *f)
 {
-    f->at_check = is_check_layer(f);
+    f->at_choice = is_choice_layer(f);
     int r = bring_layer(f);
     if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
     if (r < 0) return r;
@@ -394,7 +395,7 @@ static int step_a(struct fus_prefill *f)
         if (r < 0) return r;
         if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
     }
-    if (f->at_check) {
+    if (f->at_choice) {
         fus_select(f);
         f->checked = true;
         r = drop_rows(f);

@@ -14,9 +14,10 @@ enum fus_pass { /* what runs before the selected rows do */
 struct fus_method { /* what a strategy needs */
     const char *name;
     enum fus_pass pass;
-    bool by_deviation;   /* everything runs up to the check layer; its deviation counts */
-    bool by_sensitivity; /* the pass's score is multiplied with the tokens' sensitivity */
-    bool by_stored;      /* scores that lie with the chunks decide alone */
+    bool by_deviation;          /* everything runs up to the check layer; its deviation counts */
+    bool by_sensitivity;        /* the pass's score is multiplied with the tokens' sensitivity */
+    bool by_stored;             /* scores that lie with the chunks decide alone */
+    enum fus_schedule schedule; /* unless another is asked for */
 };
 
 enum fus_kind {                /* what becomes of a prompt token */
@@ -102,7 +103,7 @@ struct fus_prefill {
     bool in_b;          /* phase A of this layer is done */
     unsigned loaded_to; /* layers below are in the pages */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
-    bool at_check;      /* in this layer tokens are chosen by deviation */
+    bool at_choice;     /* in this layer tokens are chosen, before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */
     bool finished;
     double token_layers;
@@ -151,8 +152,8 @@ void fus_sense_asked(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
 /* strategy.c */
-/* Recomputed tokens in this layer as a multiple of the budget; the mean over [check, L) is 1. */
-double fus_schedule_share(enum fus_schedule s, unsigned check, unsigned layer, unsigned L);
+/* Recomputed tokens in this layer as a multiple of the budget; the mean over [first, L) is 1. */
+double fus_schedule_share(enum fus_schedule s, unsigned first, unsigned layer, unsigned L);
 const struct fus_method *fus_method_of(enum fus_strategy s);
 
 /* prefill.c */

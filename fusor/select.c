@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define HYBRID_SHARE 0.2F /* measured: README.md */
+enum { POOL = 2 };        /* measured: README.md; tokens to each side */
 
 static int check_ranges(const struct fus_plan *p)
 {
@@ -59,6 +60,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     if (p->tensor == FUS_TENSOR_DEFAULT) p->tensor = FUS_TENSOR_K;
     if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
         return -EINVAL;
+    if (p->schedule == FUS_SCHEDULE_DEFAULT) p->schedule = fus_method_of(p->strategy)->schedule;
     if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);
 }
@@ -202,12 +204,18 @@ static void join_tensors(struct fus_prefill *f)
                             (double)f->dev_v[t] / fmax(sum_v, 1e-30));
 }
 
+/* Where the first choice is made. */
+static unsigned first_layer(const struct fus_prefill *f)
+{
+    return f->how->by_deviation ? f->plan.check_layer : 0;
+}
+
 /* Of n candidates, in this layer. */
 static size_t layer_budget(const struct fus_prefill *f, size_t n)
 {
-    const struct fus_plan *p = &f->plan;
-    if (!f->how->by_deviation || f->budget == f->n_reusable) return f->budget;
-    const double share = fus_schedule_share(p->schedule, p->check_layer, f->layer, f->core->cfg.L);
+    if (f->budget == f->n_reusable) return f->budget;
+    const double share =
+        fus_schedule_share(f->plan.schedule, first_layer(f), f->layer, f->core->cfg.L);
     const size_t k = (size_t)lround(share * (double)f->budget);
     return k < n ? k : n;
 }
@@ -248,7 +256,7 @@ void fus_select(struct fus_prefill *f)
 
 bool fus_select_again(const struct fus_prefill *f)
 {
-    return f->how->by_deviation && f->n_chosen > 0 && f->layer > f->plan.check_layer &&
+    return f->n_chosen > 0 && f->layer > first_layer(f) &&
            layer_budget(f, f->n_chosen) < f->n_chosen;
 }
 
@@ -258,10 +266,32 @@ static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
     return s->ops->scores && s->ops->scores(s->ctx, kind, ret) == 1;
 }
 
+/* One layer seen by rows that are blind to the chunks points beside the token as often as at it:
+ * each takes the mean of its neighbourhood in the chunk. */
+static void pool(struct fus_prefill *f)
+{
+    float *mean = f->cand_score; /* filled by candidates() later on */
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!is_chunk(g)) continue;
+        float *s = f->score + g->r.tok0;
+        for (uint32_t t = 0; t < g->r.n; t++) {
+            const uint32_t lo = t < POOL ? 0 : t - POOL,
+                           hi = t + POOL < g->r.n ? t + POOL : g->r.n - 1;
+            float sum = 0;
+            for (uint32_t j = lo; j <= hi; j++)
+                sum += s[j];
+            mean[t] = sum / (float)(hi - lo + 1);
+        }
+        memcpy(s, mean, g->r.n * sizeof(*s));
+    }
+}
+
 /* Ranges whose sensitivity is not known yet count as the average of those whose is: what the query
  * says decides between their tokens, and nobody is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
+    if (f->how->pass == PASS_SIDE) pool(f);
     float *s = f->cand_score; /* filled by candidates() later on */
     double sum = 0;
     f->report.n_sensed = 0;
@@ -280,26 +310,11 @@ void fus_select_weigh(struct fus_prefill *f)
         }
 }
 
-/* Without a static score a range goes by its sensitivity, without that by place: the first tokens
- * of a chunk change most. Each such range counts as much as the average of those that are known. */
-static bool fallback(const struct pre_range *g, float *ret)
-{
-    double sum = 0;
-    const bool known = scores_of(g, KV_SCORE_SENSITIVITY, ret);
-    for (uint32_t t = 0; t < g->r.n; t++) {
-        if (!known) ret[t] = 1 / (1 + (float)t);
-        sum += (double)ret[t];
-    }
-    for (uint32_t t = 0; t < g->r.n && sum > 0; t++)
-        ret[t] *= (float)(g->r.n / sum);
-    return known;
-}
-
+/* Static score times sensitivity. A range without a static score counts as much as the average of
+ * those that have one, and in it a token by its place: the first ones of a chunk change most. */
 void fus_select_stored(struct fus_prefill *f)
 {
-    double sum = 0;
-    size_t n_known = 0;
-    f->report.n_sensed = 0;
+    double sum = 0, n_known = 0;
     for (int known = 1; known >= 0; known--)
         for (size_t i = 0; i < f->n_range; i++) {
             const struct pre_range *g = &f->range[i];
@@ -307,15 +322,17 @@ void fus_select_stored(struct fus_prefill *f)
             float *s = f->score + g->r.tok0;
             const bool has = scores_of(g, KV_SCORE_STATIC, s);
             if (has != known) continue;
-            if (has || fallback(g, s)) f->report.n_sensed += g->r.n;
+            double places = 0;
             for (uint32_t t = 0; t < g->r.n; t++) {
-                if (has)
-                    sum += (double)s[t];
-                else if (n_known)
-                    s[t] *= (float)(sum / (double)n_known);
+                places += 1.0 / (1 + t);
+                sum += has ? (double)s[t] : 0;
             }
             if (has) n_known += g->r.n;
+            const double mean = n_known > 0 ? sum / n_known : 1;
+            for (uint32_t t = 0; t < g->r.n && !has; t++)
+                s[t] = (float)(mean * g->r.n / places / (1 + t));
         }
+    fus_select_weigh(f);
 }
 
 /* The first k tokens of every reused chunk, but for those whose KV is exact. */

@@ -14,7 +14,7 @@ static const struct fus_method methods[FUS_STRATEGY_COUNT] = {
     [FUS_SINK] = {"sink"},
     [FUS_QUERY] = {"query", .pass = PASS_QUERY},
     [FUS_QS] = {"qs", .pass = PASS_QUERY, .by_sensitivity = true},
-    [FUS_SIDE] = {"side", .pass = PASS_SIDE},
+    [FUS_SIDE] = {"side", .pass = PASS_SIDE, .by_sensitivity = true},
     [FUS_STATIC] = {"static", .by_stored = true},
     [FUS_HYBRID] = {"hybrid", .pass = PASS_QUERY, .by_deviation = true, .by_sensitivity = true},
 };
@@ -22,6 +22,11 @@ static const struct fus_method methods[FUS_STRATEGY_COUNT] = {
 const struct fus_method *fus_method_of(enum fus_strategy s)
 {
     return &methods[s];
+}
+
+bool fus_strategy_reads_scores(enum fus_strategy s)
+{
+    return methods[s].by_sensitivity || methods[s].by_stored;
 }
 
 const char *fus_strategy_name(enum fus_strategy s)
@@ -63,8 +68,8 @@ int fus_tensor_parse(const char *name, enum fus_tensor *ret)
     return 1;
 }
 
-static const char *const schedules[FUS_SCHEDULE_COUNT] = {"single", "two-stage", "linear",
-                                                          "geometric"};
+static const char *const schedules[FUS_SCHEDULE_COUNT] = {"default",   "single", "early",
+                                                          "two-stage", "linear", "geometric"};
 
 const char *fus_schedule_name(enum fus_schedule s)
 {
@@ -73,7 +78,7 @@ const char *fus_schedule_name(enum fus_schedule s)
 
 int fus_schedule_parse(const char *name, enum fus_schedule *ret)
 {
-    const unsigned i = find(schedules, 0, FUS_SCHEDULE_COUNT, name);
+    const unsigned i = find(schedules, FUS_SINGLE, FUS_SCHEDULE_COUNT, name);
     if (i == FUS_SCHEDULE_COUNT) return 0;
     *ret = (enum fus_schedule)i;
     return 1;
@@ -84,6 +89,8 @@ static double weight(enum fus_schedule s, unsigned i, unsigned n, unsigned L)
 {
     const unsigned stage = L / 8 > 1 ? L / 8 : 1; /* layers of the wide first stage */
     switch (s) {
+    case FUS_EARLY:
+        return 6 * i < 5 * n ? 1 : 0.1;
     case FUS_TWO_STAGE:
         return i < stage ? 2 : (n - 2.0 * stage) / (n - stage);
     case FUS_LINEAR:
@@ -95,13 +102,13 @@ static double weight(enum fus_schedule s, unsigned i, unsigned n, unsigned L)
     }
 }
 
-double fus_schedule_share(enum fus_schedule s, unsigned check, unsigned layer, unsigned L)
+double fus_schedule_share(enum fus_schedule s, unsigned first, unsigned layer, unsigned L)
 {
-    const unsigned n = L - check;
+    const unsigned n = L - first;
     double sum = 0;
-    ASSERT(layer >= check && layer < L);
-    if (s == FUS_SINGLE || n < 4) return 1; /* nothing to spread over */
+    ASSERT(layer >= first && layer < L);
+    if (s <= FUS_SINGLE || n < 4) return 1; /* nothing to spread over */
     for (unsigned i = 0; i < n; i++)
         sum += weight(s, i, n, L);
-    return weight(s, layer - check, n, L) * n / sum;
+    return weight(s, layer - first, n, L) * n / sum;
 }

@@ -82,7 +82,7 @@ struct api_kvblend {
     bool has_strategy, explain, store;
     enum fus_strategy strategy;
     enum fus_tensor tensor;        /* DEFAULT = not given */
-    enum fus_schedule schedule;    /* SINGLE = not given */
+    enum fus_schedule schedule;    /* DEFAULT = not given */
     double ratio, min_ratio, mass; /* -1 = not given */
     const char *ns, *separator;    /* NULL = not given */
     struct api_range *range;

@@ -152,7 +152,8 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
     rc |= buf_addc(out, '}');
     rc |= put_measure(out, "deviation_left", r->deviation_left);
     rc |= put_measure(out, "score_left", r->score_left);
-    if (r->strategy == FUS_QS) rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
+    if (fus_strategy_reads_scores(r->strategy))
+        rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
     rc |= put_measure(out, "cost", r->cost);
     rc |= wk_guard_put_note(g->w, &first->p, out);
     if (!g->w->blend_ok)

@@ -97,7 +97,7 @@ static bool wanted(const struct worker *w)
     enum fus_strategy dflt = FUS_QS;
 
     if (w->o.strategy) (void)fus_strategy_parse(w->o.strategy, &dflt);
-    return (dflt == FUS_QS || dflt == FUS_STATIC) && w->blend_ok;
+    return fus_strategy_reads_scores(dflt) && w->blend_ok;
 }
 
 void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,

@@ -301,7 +301,7 @@ static int set_methods(struct study *s, const struct opts *opts, struct err *err
     for (size_t k = 0; r == 0 && k < s->n_methods; k++) {
         const enum fus_strategy st = run[k].strategy;
         s->method[k].run = run[k];
-        if (st == FUS_QS || st == FUS_HYBRID || st == FUS_STATIC)
+        if (fus_strategy_reads_scores(st))
             s->judge.neighbours = (unsigned)opt_int(opts, "neighbours");
     }
     for (enum map_kind k = MAP_NONE + 1; r == 0 && k < MAP_KINDS; k++) {

@@ -61,6 +61,7 @@ static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
     struct kit_chunk *c = ctx;
     const size_t at = (size_t)layer * c->n * c->cfg->G * c->cfg->K;
     if (layer == 0 || layer >= c->cfg->L) return -EINVAL;
+    c->layers_asked |= 1u << layer;
     if (c->cancel_in_layer) atomic_store(c->cancel_in_layer, true);
     if ((int)layer == c->fail_layer) return -EIO;
     *ret = (struct kv_layer){.k = c->k + at, .v = c->v + at, .dtype = KN_F32};
@@ -83,8 +84,18 @@ static int source_ready(void *ctx, unsigned layer)
 static int source_scores(void *ctx, enum kv_score kind, float *ret)
 {
     const struct kit_chunk *c = ctx;
-    if (!c->score || kind != KV_SCORE_SENSITIVITY) return 0;
-    memcpy(ret, c->score, c->n * sizeof(*ret));
+    const float *score = kind == KV_SCORE_STATIC ? c->score_static : c->score;
+    if (!score) return 0;
+    memcpy(ret, score, c->n * sizeof(*ret));
+    return 1;
+}
+
+static int source_side(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    const struct kit_chunk *c = ctx;
+    if (layer != c->side_layer) return 0;
+    *ret = (struct kv_layer){.k = c->k + (size_t)layer * c->n * c->cfg->G * c->cfg->K,
+                             .dtype = KN_F32};
     return 1;
 }
 
@@ -92,7 +103,8 @@ static const struct kv_sink_ops sink_ops = {.rows = sink_rows, .done = sink_done
 static const struct kv_source_ops source_ops = {.layer = source_layer,
                                                 .release = source_release,
                                                 .ready = source_ready,
-                                                .scores = source_scores};
+                                                .scores = source_scores,
+                                                .side = source_side};
 
 struct kv_sink kit_sink(struct kit_chunk *c)
 {

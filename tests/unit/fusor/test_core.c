@@ -1,5 +1,6 @@
 /* The forward pass against a slow reference, and every invariant of blending. */
 #include "base/mem.h"
+#include "fusor/prefill_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 
@@ -594,6 +595,126 @@ TEST(hkvd_selects_the_largest_deviation)
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
         prompt_fini(&p);
     }
+    kit_close(&k);
+}
+
+/* Which tokens had fresh K,V in which layer, seen from inside while a prefill runs. */
+struct trace {
+    const struct prompt *p;
+    bool fresh[8][T_MAX];
+    size_t n_chosen[8]; /* reused tokens that ran phase B of the layer */
+};
+
+static int not_fresh(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
+{
+    const struct trace *w = ctx;
+    const struct result none = {.n_sel = 0};
+    const struct view v = {w->p, &none, FUS_REUSE, 0};
+    return w->fresh[layer][tok] ? 0 : stored((void *)&v, layer, tok, ret);
+}
+
+static void run_traced(struct prompt *p, const struct fus_plan *plan, struct trace *w,
+                       struct result *res)
+{
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    size_t rows;
+    int r;
+    w->p = p;
+    use_sources(p);
+    ASSERT_OK(fus_session_create(p->k->c, p->n, &s));
+    ASSERT_OK(fus_prefill_begin(s, plan, &f));
+    do {
+        const unsigned l = f->layer;
+        const bool phase_a = f->stage == STAGE_MAIN && !f->in_b;
+        if (phase_a)
+            for (size_t i = 0; i < f->n_rows; i++)
+                w->fresh[l][f->pos[i]] = true;
+        r = fus_prefill_step(f);
+        if (phase_a) {
+            w->n_chosen[l] = 0;
+            for (size_t i = 0; i < f->n_rows; i++)
+                w->n_chosen[l] += f->kind[f->pos[i]] == KIND_REUSED;
+        }
+    } while (r == 1);
+    ASSERT_OK(r);
+    memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
+    const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
+    memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
+    fus_prefill_report(f, &res->report);
+    fus_prefill_end(f);
+    fus_session_destroy(s);
+}
+
+/* Every strategy by every schedule: what was fresh where explains the logits, sets only shrink, and
+ * their mean is the ratio's. */
+TEST(schedules_shrink_the_set_at_the_same_mean)
+{
+    struct kit k;
+    const struct tiny_opts opts = {.L = 7, .qkv_bias = true};
+    kit_open(&k, &opts, 64 * 64);
+    const unsigned L = k.cfg->L;
+    for (int i = 0; i < (int)N_BLENDS * FUS_SCHEDULE_COUNT; i++) {
+        const enum fus_strategy s = blends[i % (int)N_BLENDS];
+        const enum fus_schedule schedule = (enum fus_schedule)(i / (int)N_BLENDS);
+        const unsigned first = s == FUS_HKVD || s == FUS_HYBRID ? 1 : 0;
+        struct prompt p;
+        struct result got, full;
+        struct trace w = {0};
+        double ref[V_MAX], sum = 0;
+        if (s == FUS_SINK) continue;
+        prompt_init(&p, &k, "SAgCmBgq");
+        struct fus_plan plan = plan_of(&p, s, 0.2f);
+        plan.schedule = schedule;
+        run_traced(&p, &plan, &w, &got);
+        const struct ref_opts o = {.stored = not_fresh, .ctx = &w};
+        ref_forward(k.m, p.tok, p.n, &o, ref);
+        ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
+        for (unsigned l = first; l < L; l++) {
+            sum += (double)w.n_chosen[l];
+            ASSERT_TRUE(l == first || w.n_chosen[l] <= w.n_chosen[l - 1]);
+        }
+        ASSERT_EQ(got.n_sel, w.n_chosen[first]);
+        ASSERT_NEAR(sum / (L - first), 0.2 * (37 + 20 + 64), 1);
+        if (schedule >= FUS_EARLY) ASSERT_TRUE(w.n_chosen[L - 1] < w.n_chosen[first]);
+        plan.ratio = 1;
+        run_plan(&p, &plan, &got);
+        run(&p, FUS_FULL, 0, &full);
+        same_logits(&k, &full, &got);
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+TEST(a_chunk_at_home_is_left_alone)
+{
+    struct kit k;
+    open_default(&k);
+    for (size_t i = 0; i < N_BLENDS; i++) {
+        struct prompt p;
+        struct result got, full;
+        prompt_init(&p, &k, "SAgBgq");
+        run(&p, blends[i], 0.3f, &got);
+        ASSERT_TRUE(got.n_sel >= (size_t)lround(0.3 * (37 + 64))); /* all of the budget */
+        for (size_t j = 0; j < got.n_sel; j++)
+            ASSERT_TRUE(got.sel[j] > 37);
+        prompt_fini(&p);
+        prompt_init(&p, &k, "SAgq");
+        run(&p, blends[i], 0.3f, &got);
+        run(&p, FUS_FULL, 0, &full);
+        ASSERT_EQ(got.n_sel, 0);
+        same_logits(&k, &full, &got);
+        prompt_fini(&p);
+        prompt_init(&p, &k, "gAgq"); /* behind three tokens it is not at home */
+        run(&p, blends[i], 0.3f, &got);
+        ASSERT_TRUE(got.n_sel > 0);
+        prompt_fini(&p);
+    }
+    ASSERT_TRUE(fus_stands_home(7, (const int32_t[]){7, 1}, 1));
+    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){8, 1}, 1));
+    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){7, 7, 1}, 2));
+    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){7}, 0));
+    ASSERT_TRUE(fus_stands_home(-1, (const int32_t[]){7}, 0));
     kit_close(&k);
 }
 

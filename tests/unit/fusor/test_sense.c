@@ -297,6 +297,81 @@ TEST(unmeasured_chunks_count_as_the_average)
     scene_close(&s);
 }
 
+/* `side` asks one layer's K and nothing else of the chunks before it has chosen, and a source that
+ * has a sidecar not even that. */
+TEST(side_asks_one_layer_of_the_chunks)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    const size_t GK = (size_t)s.k.cfg->G * s.k.cfg->K;
+    const struct fus_plan plan = {.strategy = FUS_SIDE, .ratio = 0.2f, .side_layer = 3};
+    int32_t a[T_MAX], b[T_MAX];
+    size_t na, nb;
+    struct fus_report r;
+    run(&s, &plan, a, &na, &r);
+    ASSERT_EQ(na, (size_t)lround(0.2 * (N_A + N_B + N_C)));
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned l = 1; l < s.k.cfg->L; l++)
+            for (size_t j = 0; j < len[i] * GK; j++) {
+                s.chunk[i].v[l * len[i] * GK + j] *= -2;
+                if (l != 3) s.chunk[i].k[l * len[i] * GK + j] *= -2;
+            }
+    run(&s, &plan, b, &nb, &r);
+    ASSERT_EQ(na, nb);
+    ASSERT_MEMEQ(a, b, na * sizeof *a);
+    for (unsigned i = 0; i < 3; i++)
+        s.chunk[i].side_layer = 3;
+    run(&s, &plan, b, &nb, &r);
+    ASSERT_MEMEQ(a, b, na * sizeof *a);
+    /* With everything but the sidecars missing there is nothing to compute with, but to choose. */
+    s.chunk[1].fail_layer = 1;
+    s.chunk[1].layers_asked = 0;
+    run(&s, &plan, b, &nb, &r);
+    ASSERT_EQ(s.chunk[1].layers_asked, 1u << 1); /* the first that MAIN needs */
+    ASSERT_EQ(r.n_failed_ranges, 1);
+    for (size_t j = 0; j < len[1] * GK; j++)
+        s.chunk[1].k[3 * len[1] * GK + j] *= -2;
+    s.chunk[1].fail_layer = -1;
+    run(&s, &plan, b, &nb, &r);
+    ASSERT_TRUE(memcmp(a, b, na * sizeof *a) != 0);
+    scene_close(&s);
+}
+
+TEST(static_goes_by_what_lies_with_the_chunks)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float b[N_B], b_static[N_B], c_static[N_C];
+    int32_t sel[T_MAX];
+    size_t n;
+    struct fus_report r;
+    for (unsigned i = 0; i < N_B; i++) {
+        b[i] = i == 9 ? 3 : 1;
+        b_static[i] = i == 4 || i == 9 ? 0.5f : 0.01f;
+    }
+    for (unsigned i = 0; i < N_C; i++)
+        c_static[i] = i == 11 ? 0.6f : 0.01f;
+    s.chunk[1].score = b;
+    s.chunk[1].score_static = b_static;
+    s.chunk[2].score_static = c_static;
+    const float all = N_A + N_B + N_C, at_b = 1 + N_A, at_c = at_b + N_B;
+    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 1 / all}, sel, &n, &r);
+    ASSERT_EQ(n, 1);
+    ASSERT_EQ(sel[0], at_b + 9);                                       /* score times sensitivity */
+    ASSERT_NEAR(r.cost, (float)(1 + N_Q + 1) / (1 + all + N_Q), 1e-6); /* nothing runs before */
+    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 3 / all}, sel, &n, &r);
+    ASSERT_EQ(sel[0], at_b + 4);
+    ASSERT_EQ(sel[2], at_c + 11); /* the average sensitivity, since its own is not known */
+    s.chunk[1].score = NULL;
+    s.chunk[1].score_static = s.chunk[2].score_static = NULL;
+    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 6 / all}, sel, &n, &r);
+    ASSERT_EQ(n, 6);
+    /* Nothing known: the first tokens of each, more of a longer one. */
+    const int32_t want[] = {1, 2, 3, 1 + N_A, 2 + N_A, 1 + N_A + N_B};
+    ASSERT_MEMEQ(sel, want, sizeof want);
+    scene_close(&s);
+}
+
 TEST(mass_takes_as_few_as_hold_the_share)
 {
     struct scene s = {0};
