@@ -81,38 +81,45 @@ static double dearness(const struct prompt *p, const struct pol_chunk_now *c)
     return saved > 0 ? (double)c->bytes / saved : (double)c->bytes;
 }
 
+/* What is kept from each place on. */
 static void lane_sum(const struct pol_control_in *in, struct lanes *l, size_t tier)
 {
     const struct place *x = l->place + l->from[tier];
     struct rest *r = l->rest + l->from[tier] + tier;
+    struct rest sum = {0};
     uint16_t last = 0;
-    r[l->n[tier]] = (struct rest){0};
+    r[l->n[tier]] = sum;
     for (size_t k = l->n[tier]; k-- > 0;) {
         const struct pol_chunk_now *c = &in->chunk[x[k].chunk];
-        r[k] = r[k + 1];
-        r[k].tokens += (double)c->n;
-        r[k].pairs += chunk_pairs(c);
-        r[k].bytes += (double)c->bytes;
-        r[k].blind += !c->side;
+        sum.tokens += (double)c->n;
+        sum.pairs += chunk_pairs(c);
+        sum.bytes += (double)c->bytes;
+        sum.blind += !c->side;
         if (x[k].chunk >= last) {
             last = x[k].chunk;
-            r[k].last_bytes = (double)c->bytes;
+            sum.last_bytes = (double)c->bytes;
         }
+        r[k] = sum;
     }
 }
 
 static void lanes_make(const struct pol_control_in *in, const struct prompt *p, struct lanes *l)
 {
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
-    size_t at = 0;
+    size_t at[POL_TIERS_MAX], sum = 0;
+    memset(l->n, 0, sizeof l->n);
+    for (size_t i = 0; i < n; i++)
+        if (chunk_usable(p, &in->chunk[i], POL_STRAT_REUSE)) l->n[in->chunk[i].tier]++;
     for (size_t t = 0; t < p->n_tier; t++) {
-        l->from[t] = at;
-        for (size_t i = 0; i < n; i++) {
-            const struct pol_chunk_now *c = &in->chunk[i];
-            if (c->tier != (int)t || !chunk_usable(p, c, POL_STRAT_REUSE)) continue;
-            l->place[at++] = (struct place){(uint16_t)i, dearness(p, c)};
-        }
-        l->n[t] = at - l->from[t];
+        l->from[t] = at[t] = sum;
+        sum += l->n[t];
+    }
+    for (size_t i = 0; i < n; i++) {
+        const struct pol_chunk_now *c = &in->chunk[i];
+        if (!chunk_usable(p, c, POL_STRAT_REUSE)) continue;
+        l->place[at[c->tier]++] = (struct place){(uint16_t)i, dearness(p, c)};
+    }
+    for (size_t t = 0; t < p->n_tier; t++) {
         sort(l->place + l->from[t], l->n[t]);
         lane_sum(in, l, t);
     }
@@ -391,8 +398,10 @@ static void choose(const struct pol_control_in *in, const struct prompt *p, doub
     for (size_t i = 0; i < N_STRATEGIES && !ret->found; i++) {
         if (!(f[i].p.ttft_s <= best * (1 + SLACK))) continue;
         struct search x = {.in = in, .p = p, .s = PREFERENCE[i], .best = &f[i]};
-        x.l = lanes_of(in, p, x.s, &all, &own);
-        if (!f[i].by_chunk) keep_by_drop(&x);
+        if (!f[i].by_chunk) {
+            x.l = lanes_of(in, p, x.s, &all, &own);
+            keep_by_drop(&x);
+        }
         const double limit = larger(best * (1 + SLACK), in->max_ttft_s > 0 ? in->max_ttft_s : 0);
         raise_ratio(p, x.s, ratio_max(in), limit, &f[i]);
         *ret = (struct choice){.s = x.s, .f = f[i], .found = true};

@@ -55,10 +55,9 @@ static double dot(const double a[N_PRICES], const double b[N_PRICES])
 
 double pol_cost_time(const struct pol_cost *c, const struct pol_work *w)
 {
-    double price[N_PRICES], count[N_PRICES];
-    as_prices(c, price);
-    as_row(w, count);
-    return dot(price, count);
+    return c->fixed_s * w->requests + c->layer_s * w->layers + c->row_s * w->rows +
+           c->kv_row_s * w->kv_rows + c->pair_s * w->pairs + c->place_s * w->places +
+           c->mass_s * w->masses + c->head_s * w->heads;
 }
 
 /* Operations, in the time of one of a GEMM. Attention reaches about a third of a GEMM's rate, and

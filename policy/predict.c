@@ -98,7 +98,7 @@ void prompt_make(const struct pol_control_in *in, struct prompt *p)
     tiers_make(in, p);
     prompt_drop_prefix(p);
     for (size_t i = 0; i < n; i++)
-        end = fmax(end, (double)in->chunk[i].tok0 + (double)in->chunk[i].n);
+        end = larger(end, (double)in->chunk[i].tok0 + (double)in->chunk[i].n);
     p->suffix = (double)in->n_suffix;
     p->tokens = fmax((double)in->n_tok, fmax(end + p->suffix, 1));
     const int at = in->prefix_tier;
@@ -113,11 +113,6 @@ bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c, enum po
     if (s == POL_STRAT_STATIC && !c->scored) return false;
     return c->n > 0 && c->tier >= 0 && (size_t)c->tier < p->n_tier && p->reachable[c->tier] &&
            (double)c->tok0 >= p->prefix;
-}
-
-double chunk_pairs(const struct pol_chunk_now *c)
-{
-    return (double)c->n * ((double)c->tok0 + ((double)c->n + 1) / 2);
 }
 
 /* ---- what is computed ---- */
