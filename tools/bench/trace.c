@@ -110,7 +110,13 @@ static int add_line(struct trace *t, const json_t *line, struct err *err)
         if (r == 0) r = t->own_log ? record_of(item, &rec, err) : block_of(item, &rec, err);
         if (r == 0) r = add_access(t, &rec);
     }
-    if (r == 0) t->request[++t->n_requests] = t->n_accesses;
+    if (r == 0) r = grow(&t->when, t->n_requests, &t->cap_when, sizeof *t->when);
+    if (r == 0) {
+        const double ms = json_number_value(json_object_get(line, "timestamp"));
+        const json_int_t n = json_integer_value(json_object_get(line, "input_length"));
+        t->when[t->n_requests] = (struct trace_when){ms / 1e3, n > 0 ? (uint64_t)n : 0};
+        t->request[++t->n_requests] = t->n_accesses;
+    }
     return r;
 }
 
@@ -179,6 +185,7 @@ void trace_close(struct trace *t)
     mem_free(t->record);
     mem_free(t->access);
     mem_free(t->request);
+    mem_free(t->when);
     mem_free(t->slot);
     *t = (struct trace){0};
 }

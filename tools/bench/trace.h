@@ -15,15 +15,20 @@ struct trace_record {
     uint64_t size_bytes; /* blocks: 1 */
     uint64_t n_tokens;   /* blocks: 0 */
 };
+struct trace_when {    /* zeros where the line does not say */
+    double t_s;        /* "timestamp", which is in ms */
+    uint64_t n_tokens; /* "input_length" */
+};
 struct trace {
     struct trace_record *record;
-    uint32_t *access;  /* [n_accesses] indices into record[] */
-    uint64_t *request; /* [n_requests + 1] where in access[] a request begins */
+    uint32_t *access;        /* [n_accesses] indices into record[] */
+    uint64_t *request;       /* [n_requests + 1] where in access[] a request begins */
+    struct trace_when *when; /* [n_requests] */
     size_t n_records, n_accesses, n_requests;
-    bool own_log;                                   /* bytes and tokens are known */
-    bool same_size;                                 /* of all records */
-    size_t cap_records, cap_accesses, cap_requests; /* reading: memory taken */
-    uint32_t *slot;                                 /* reading: hash table of records */
+    bool own_log;                                             /* bytes and tokens are known */
+    bool same_size;                                           /* of all records */
+    size_t cap_records, cap_accesses, cap_requests, cap_when; /* reading: memory taken */
+    uint32_t *slot;                                           /* reading: hash table of records */
     size_t n_slots;
 };
 /* -EIO, -EBADMSG, -ERANGE with file and line; -ENOMEM. */
