@@ -65,6 +65,8 @@ struct fus_engine {
     struct build_job *builds; /* urgent ones first */
     unsigned n_builds;
     bool stop;
+    const void *build_ctx;   /* of the build under way */
+    bool build_urgent;       /* it is */
     struct fus_job *current; /* == prefilling, for fus_engine_destroy() */
     struct fus_engine_stats stats;
     /* engine thread only */
@@ -481,6 +483,10 @@ static void build_end(struct fus_engine *e, int status)
     e->build_prefill = NULL;
     e->build_session = NULL;
     e->building = NULL;
+    pthread_mutex_lock(&e->m);
+    e->build_ctx = NULL; /* it may be gone once on_end has run */
+    e->build_urgent = false;
+    pthread_mutex_unlock(&e->m);
     if (b->b.on_end) b->b.on_end(b->b.ctx, status);
     mem_free(b->b.tok);
     mem_free(b);
@@ -551,6 +557,8 @@ static int build_start(struct fus_engine *e, bool alone)
     }
     e->builds = b->next;
     e->n_builds--;
+    e->build_ctx = b->b.ctx;
+    e->build_urgent = b->b.urgent;
     pthread_mutex_unlock(&e->m);
     e->building = b;
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
@@ -618,7 +626,7 @@ static bool busy(const struct fus_engine *e)
  * when nothing else does, or when a waiting request can only start after them. */
 static bool build_now(struct fus_engine *e, bool urgent, bool requests)
 {
-    if (urgent || (e->building && e->building->b.urgent)) {
+    if (urgent) {
         e->build_turn = !e->build_turn;
         return !e->prefilling || e->build_turn;
     }
@@ -655,7 +663,7 @@ static void turn(struct fus_engine *e)
     start_next(e);
     pthread_mutex_lock(&e->m);
     const bool requests = e->waiting != NULL, builds = e->builds != NULL;
-    const bool urgent = builds && e->builds->b.urgent;
+    const bool urgent = (builds && e->builds->b.urgent) || e->build_urgent;
     pthread_mutex_unlock(&e->m);
     bool waits = false;
     if ((builds || e->building) && build_now(e, urgent, requests)) {
@@ -666,7 +674,7 @@ static void turn(struct fus_engine *e)
         waits = prefill_waits(e);
         if (!waits) prefill_step(e);
     }
-    if (waits && !e->running && !(e->building && e->building->b.urgent)) wait_for_kv(e);
+    if (waits && !e->running && !(e->building && urgent)) wait_for_kv(e);
     end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
     const uint64_t since = clock_ns() - e->decode_end_ns;
     const bool turn_of_streams = since + e->slice_took_ns >= e->decode_took_ns;
@@ -802,6 +810,16 @@ void fus_cancel(struct fus_engine *e, struct fus_job *job)
     pthread_mutex_unlock(&e->m);
 }
 
+/* Behind all urgent ones, and behind the others if it is not urgent itself. Under m. */
+static void build_enqueue(struct fus_engine *e, struct build_job *j)
+{
+    struct build_job **at = &e->builds;
+    while (*at && ((*at)->b.urgent || !j->b.urgent))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+}
+
 int fus_build_submit(struct fus_engine *e, const struct fus_build *b)
 {
     struct build_job *j = mem_zalloc(sizeof(*j));
@@ -813,16 +831,29 @@ int fus_build_submit(struct fus_engine *e, const struct fus_build *b)
         mem_free(j);
         return -EAGAIN;
     }
-    struct build_job **at = &e->builds;
-    while (*at && ((*at)->b.urgent || !b->urgent))
-        at = &(*at)->next;
-    j->next = *at;
-    *at = j;
+    build_enqueue(e, j);
     e->n_builds++;
     e->stats.n_builds++;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->m);
     return 0;
+}
+
+void fus_build_hurry(struct fus_engine *e, const void *ctx)
+{
+    pthread_mutex_lock(&e->m);
+    struct build_job **at = &e->builds, *j;
+    while (*at && (*at)->b.ctx != ctx)
+        at = &(*at)->next;
+    j = *at;
+    if (j && !j->b.urgent) {
+        *at = j->next;
+        j->b.urgent = true;
+        build_enqueue(e, j);
+    }
+    if (e->build_ctx == ctx) e->build_urgent = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
 }
 
 void fus_engine_get_stats(struct fus_engine *e, struct fus_engine_stats *ret)

@@ -94,6 +94,8 @@ struct fus_build {
     bool urgent; /* not only in idle time (warm-up) */
 };
 int fus_build_submit(struct fus_engine *e, const struct fus_build *b); /* -EAGAIN: queue full */
+/* The build of that ctx has become urgent; nothing happens when it is not in the queue any more. */
+void fus_build_hurry(struct fus_engine *e, const void *ctx);
 
 struct fus_engine_stats {
     unsigned n_waiting, n_running, n_builds, n_active;

@@ -1,7 +1,9 @@
 /* Isolated chunk builds: which are wanted, which are under way.
  *
  * A missed chunk is queued once, whoever missed it; the engine gets a few at a time and runs them
- * when it is idle (warm-ups at once). The record is claimed just before its build starts, so that a
+ * when it is idle. Warm-ups run at once, and so does what a second request misses while it waits:
+ * a worker that is busy with exact prefills of the same chunks would else never find the time that
+ * makes it fast. The record is claimed just before its build starts, so that a
  * build that became needless costs nothing. When the list is full new wishes are dropped: the next
  * request that misses asks again. */
 #include "fusor/worker/records.h"
@@ -147,9 +149,12 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
     if (!w->blend_ok) return -ENOTSUP;
     pthread_mutex_lock(&w->builds_m);
     b = find(w, key);
-    if (b && urgent) b->urgent = true;
+    if (b) b->urgent = true;
     pthread_mutex_unlock(&w->builds_m);
-    if (b) return 0;
+    if (b) {
+        if (b->submitted) fus_build_hurry(w->engine, b);
+        return 0;
+    }
     if (w->n_builds >= WK_BUILDS_MAX) return -EAGAIN;
     b = mem_zalloc(sizeof *b);
     if (!b) return -ENOMEM;

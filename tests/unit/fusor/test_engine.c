@@ -640,6 +640,47 @@ TEST(builds_run_when_idle_and_urgent_ones_first)
     rig_close(&r);
 }
 
+/* Two requests wait, and so do three builds; the one that is wanted again goes before the others
+ * and before the second request has ended. */
+TEST(a_build_that_is_wanted_again_is_hurried)
+{
+    enum { REQUESTS = 2, BUILDS = 3 };
+    struct rig r;
+    rig_open(&r, 64 * 32, 4, 8);
+    struct client *c = mem_alloc(REQUESTS * sizeof(*c));
+    struct builder b[BUILDS];
+    int order = 0;
+    for (unsigned i = 0; i < BUILDS; i++)
+        builder_init(&b[i], &r, 40, 1, &order);
+    for (unsigned i = 0; i < REQUESTS; i++) {
+        client_init(&c[i], &r.k, r.e, i + 1, 100, 40);
+        c[i].hold = true;
+        submit(&c[i]);
+    }
+    wait_planning(&c[0]);
+    for (unsigned i = 0; i < BUILDS; i++)
+        ASSERT_OK(builder_submit(&b[i], &r, i, false));
+    fus_build_hurry(r.e, &b[2]);
+    fus_build_hurry(r.e, &r); /* nobody's */
+    let_go(&c[0]);
+    builder_wait(&b[2]); /* while a request waits: the others would never start */
+    ASSERT_EQ(b[2].started, 1);
+    ASSERT_EQ(b[2].status, 0);
+    ASSERT_EQ(b[0].started, 0);
+    fus_build_hurry(r.e, &b[2]); /* too late */
+    let_go(&c[1]);
+    for (unsigned i = 0; i < REQUESTS; i++) {
+        wait_done(&c[i]);
+        client_fini(&c[i]);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        builder_wait(&b[i]);
+    for (unsigned i = 0; i < BUILDS; i++)
+        builder_fini(&b[i]);
+    mem_free(c);
+    rig_close(&r);
+}
+
 /* ---- idle plans ---- */
 
 struct idler {
