@@ -46,10 +46,6 @@ struct bench_prompt {
     size_t n_chunks;
     uint32_t suffix0; /* first token after the last chunk */
 };
-/* The sink token, chunks one after another from the sample, which starts over at its end, and a
- * question. */
-int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, uint32_t chunks,
-                      uint32_t chunk_tokens, uint32_t query_tokens, struct bench_prompt *ret);
 void bench_prompt_fini(struct bench_prompt *p);
 
 int bench_open(struct bench *b, const struct opts *opts, struct err *err);
