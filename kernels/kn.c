@@ -4,7 +4,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+#include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { P = KN_PAGE };
@@ -26,11 +29,35 @@ static const struct kn_ops *mat_ops(const struct kn_mat *w)
 
 /* ---- device ---- */
 
+/* A backend apart, so that nothing else needs what it links with. Looked for in
+ * KVBLEND_KERNELS_DIR, then where it is installed; stays loaded. */
+static int create_apart(const struct kn_dev_opts *o, const char *kind, int index,
+                        struct kn_dev **ret_dev, struct err *err)
+{
+    typedef int (*create_fn)(const struct kn_dev_opts *, const char *, int, struct kn_dev **,
+                             struct err *);
+    const char *dir = getenv("KVBLEND_KERNELS_DIR");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libkn_%s.so", dir && *dir ? dir : KN_MODULE_DIR, kind);
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        return err_set(err, -ENOTSUP, "device \"%s\" is not available: %.150s", kind, dlerror());
+    create_fn create;
+    *(void **)&create = dlsym(lib, "kn_cuda_create");
+    if (!create) return err_set(err, -ENOTSUP, "%.200s is no backend", path);
+    return create(o, kind, index, ret_dev, err);
+}
+
 int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
 {
     const char *name = o->device && *o->device ? o->device : "cpu";
+    char rest;
+    int index = 0;
     if (strcmp(name, "cpu") == 0) return kn_cpu_create(o, ret_dev, err);
-    return err_set(err, -EINVAL, "device \"%s\" is unknown (known: cpu)", name);
+    if (strcmp(name, "hostcuda") == 0) return create_apart(o, "hostcuda", 0, ret_dev, err);
+    if (strcmp(name, "cuda") == 0 || (sscanf(name, "cuda:%3d%c", &index, &rest) == 1 && index >= 0))
+        return create_apart(o, "cuda", index, ret_dev, err);
+    return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
 }
 
 void kn_dev_destroy(struct kn_dev *d)

@@ -22,8 +22,11 @@ static int put_gemm(struct worker *w, struct buf *b)
     size_t n = 0;
     const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
     struct kn_dev *d = fus_core_dev(w->core);
-    int rc = buf_addf(b, ",\"compute\":{\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[",
-                      kn_dev_threads(d), kn_dev_isa(d), kn_dev_gemm(d));
+    const char *device = kn_dev_device(d);
+    int rc = buf_adds(b, ",\"compute\":{\"device\":") | buf_add_json_str(b, device, strlen(device));
+
+    rc |= buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[",
+                   kn_dev_threads(d), kn_dev_isa(d), kn_dev_gemm(d));
 
     for (size_t i = 0; i < n; i++)
         rc |= buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "",

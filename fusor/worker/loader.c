@@ -144,6 +144,7 @@ static int open_core(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
     struct fus_core_opts o = {.dev = {.n_threads = w->o.threads,
+                                      .device = w->o.device,
                                       .gemm = w->o.gemm,
                                       .arith = w->o.arith,
                                       .allow_bf16 = c->file_bf16_or_less,
@@ -225,12 +226,14 @@ static void log_loaded(struct worker *w)
             log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
                       r[i].chosen);
     log_event(LOG_NOTICE, "model_loaded",
-              "name=%s arch=%s layers=%u ctx=%u gemm=%s isa=%s threads=%u kv_dtype=%s chat=%s "
+              "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
+              "kv_dtype=%s chat=%s "
               "ram_bytes=%llu blend=%s seconds=%.2f",
-              w->model_name, c->arch, c->L, w->ctx_max, kn_dev_gemm(fus_core_dev(w->core)),
-              kn_dev_isa(fus_core_dev(w->core)), kn_dev_threads(fus_core_dev(w->core)),
-              kn_dtype_name(w->ident.dtype), w->chat ? chat_name(w->chat) : "none",
-              (unsigned long long)w->o.ram_bytes, w->blend_ok ? "on" : "off", w->load_s);
+              w->model_name, c->arch, c->L, w->ctx_max, kn_dev_device(fus_core_dev(w->core)),
+              kn_dev_gemm(fus_core_dev(w->core)), kn_dev_isa(fus_core_dev(w->core)),
+              kn_dev_threads(fus_core_dev(w->core)), kn_dtype_name(w->ident.dtype),
+              w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
+              w->blend_ok ? "on" : "off", w->load_s);
 }
 
 static int load(struct worker *w, struct err *err)

@@ -54,6 +54,7 @@ static const struct opt_def defs[] = {
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
+    {"device", OPT_STR, "cpu", 0, 0, NULL, "What computes: cpu, cuda, or cuda:N for GPU number N."},
     {"gemm", OPT_STR, "auto", 0, 0, NULL, "Force a GEMM candidate by name; auto measures."},
     {"ctx", OPT_INT, "0", 0, 1 << 24, NULL, "Context in tokens; 0 = the model's."},
     {"chat-template", OPT_STR, NULL, 0, 0, NULL, "Chat format by name instead of the file's."},
@@ -122,6 +123,7 @@ static void take(struct wk_opts *r, struct opts *o)
 
     *r = (struct wk_opts){.model = or_null(opt_str(o, "model")),
                           .listen = opt_str(o, "listen"),
+                          .device = or_null(opt_str(o, "device")),
                           .gemm = or_null(opt_str(o, "gemm")),
                           .chat_template = or_null(opt_str(o, "chat-template")),
                           .served_name = or_null(opt_str(o, "served-model-name")),

@@ -29,7 +29,9 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
-        rc |= buf_addf(&b, ",\"quality\":\"%s\"", wk_guard_state_name(&v));
+        const char *device = kn_dev_device(fus_core_dev(w->core));
+        rc |= buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
+        rc |= buf_add_json_str(&b, device, strlen(device));
     }
     rc |= buf_addc(&b, '}');
     reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);

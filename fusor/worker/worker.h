@@ -60,7 +60,7 @@ struct wk_tier_opts {
     struct arena arena;
 };
 struct wk_opts {
-    const char *model, *listen, *gemm, *chat_template, *served_name, *api_key, *presets;
+    const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
     const char *strategy; /* NULL: the profile's */
     const char *profile;  /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;

@@ -35,6 +35,7 @@ static const struct opt_def defs[] = {
      .dflt = "auto",
      .values = "auto|f32|f16|bf16|q8",
      .help = "stored KV; auto: f32 for F32 files, else f16"},
+    {.name = "device", .type = OPT_STR, .dflt = "cpu", .help = "what computes: cpu, cuda, cuda:N"},
     {.name = "gemm", .type = OPT_STR, .dflt = "auto", .help = "force a GEMM candidate by name"},
     {.name = "isa", .type = OPT_STR, .dflt = "auto", .help = "auto, portable, avx2 or avx512"},
     {.name = "ctx",
@@ -414,10 +415,10 @@ static json_t *make_meta(const struct bench *b)
 {
     struct kn_dev *dev = fus_core_dev(b->core);
     json_t *meta = bench_meta();
-    json_t *own =
-        json_pack("{s:s, s:i, s:s, s:s, s:i, s:s}", "isa", kn_dev_isa(dev), "threads",
-                  (int)kn_dev_threads(dev), "model", b->cfg->name, "gemm", kn_dev_gemm(dev),
-                  "layers", (int)b->cfg->L, "kv_dtype", kn_dtype_name(b->kv_dtype));
+    json_t *own = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s}", "device", kn_dev_device(dev),
+                            "isa", kn_dev_isa(dev), "threads", (int)kn_dev_threads(dev), "model",
+                            b->cfg->name, "gemm", kn_dev_gemm(dev), "layers", (int)b->cfg->L,
+                            "kv_dtype", kn_dtype_name(b->kv_dtype));
     json_object_update(meta, own);
     json_decref(own);
     size_t n;
@@ -506,6 +507,7 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
     if (chat_open(tok_chat_template(b->tok), NULL, &b->chat, &no_chat) < 0) b->chat = NULL;
     struct fus_core_opts o = {.dev = {.n_threads = (unsigned)opt_int(opts, "threads"),
                                       .isa = opt_str(opts, "isa"),
+                                      .device = opt_str(opts, "device"),
                                       .gemm = opt_str(opts, "gemm"),
                                       .arith = arith_of(opt_str(opts, "dtype")),
                                       .allow_bf16 = b->cfg->file_bf16_or_less},

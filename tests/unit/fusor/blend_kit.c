@@ -124,9 +124,11 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
     k->cfg = model_config(k->m);
     const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
     const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* another candidate than our own */
-    if (!gemm) gemm = "own-f32";
-    const struct fus_core_opts co = {.dev = {.n_threads = 2, .gemm = gemm, .arith = KN_ARITH_F32},
-                                     .kv_bytes = page * (kv_tokens / KN_PAGE)};
+    const char *device = getenv("KVBLEND_TEST_DEVICE");
+    if (!gemm && !device) gemm = "own-f32";
+    const struct fus_core_opts co = {
+        .dev = {.device = device, .n_threads = 2, .gemm = gemm, .arith = KN_ARITH_F32},
+        .kv_bytes = page * (kv_tokens / KN_PAGE)};
     int r = fus_core_create(k->m, &co, &k->c, &err);
     if (r < 0) test_fail(__FILE__, __LINE__, "core: %d %s", r, err.msg);
 }

@@ -2,8 +2,66 @@
 
 static const char *const isas[] = {"portable", "avx2", "avx512"};
 
+#undef malloc
+#undef free
+
+const char *kern_device(void)
+{
+    const char *name = getenv("KVBLEND_TEST_DEVICE");
+    return name && *name ? name : NULL;
+}
+
+/* The device that the tests' own memory is from: any device of the kind may use it. */
+static struct kn_dev *home(void)
+{
+    static struct kn_dev *d;
+    struct err e = {0};
+    const struct kn_dev_opts o = {.device = kern_device(), .arith = KN_ARITH_F32};
+    if (!d && kn_dev_create(&o, &d, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+    return d;
+}
+
+void *kern_alloc(size_t bytes)
+{
+    void *p = kern_device() ? kn_mem_alloc(home(), KN_MEM_SHARED, bytes) : malloc(bytes + 1);
+    if (!p) test_fail(__FILE__, __LINE__, "no memory");
+    memset(p, 0, bytes);
+    return p;
+}
+
+void kern_free(void *p)
+{
+    if (kern_device())
+        kn_mem_free(home(), p);
+    else
+        free(p);
+}
+
+int kern_done(struct kn_stream *st, int r)
+{
+    return r < 0 ? r : kn_sync(st);
+}
+
+#define malloc(n) kern_alloc(n)
+#define free(p) kern_free(p)
+
+/* The own GEMMs' names stand for arithmetics elsewhere. */
+static struct kn_dev *other_dev(const char *gemm)
+{
+    struct kn_dev_opts o = {.device = kern_device(), .arith = KN_ARITH_F32};
+    struct kn_dev *d = NULL;
+    struct err e = {0};
+    if (gemm && strcmp(gemm, "own-bf16") == 0)
+        o.arith = KN_ARITH_BF16;
+    else if (gemm && strcmp(gemm, "own-f32") != 0)
+        return NULL;
+    if (kn_dev_create(&o, &d, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+    return d;
+}
+
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 {
+    if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm) : NULL;
     if (i >= sizeof isas / sizeof *isas) return NULL;
     struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm};
     struct kn_dev *d = NULL;
@@ -32,7 +90,7 @@ struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w)
 void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsigned layers)
 {
     size_t n = (n_keys + KN_PAGE - 1) / KN_PAGE, lf = kn_kv_layer_values(G, K);
-    s->mem = calloc(n * layers * lf + 1, sizeof(float));
+    s->mem = malloc((n * layers * lf + 1) * sizeof(float));
     s->pages = malloc((n + 1) * sizeof *s->pages);
     for (size_t i = 0; i < n; i++)
         s->pages[i] = (int32_t)(n - 1 - i);

@@ -17,6 +17,16 @@ struct kern_shape {
 
 /* Device number i of those this machine has, with n_threads; NULL past the last. Destroy it. */
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
+/* With KVBLEND_TEST_DEVICE in the environment number 0 is that device, and there is no other. */
+const char *kern_device(void); /* NULL: the CPU */
+/* What operations touch and the tests as well; malloc() and free() of the tests are these. */
+void *kern_alloc(size_t bytes);
+void kern_free(void *p);
+#define malloc(n) kern_alloc(n)
+#define calloc(n, size) kern_alloc((n) * (size)) /* cleared in any case */
+#define free(p) kern_free(p)
+/* Wait for an operation that returned r; the first error. */
+int kern_done(struct kn_stream *st, int r);
 float *kern_random(size_t n, uint64_t seed, float scale); /* [-scale, scale); free() it */
 struct kn_mat *kern_mat(struct kn_dev *d, size_t n, size_t k, const float *w);
 

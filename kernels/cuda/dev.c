@@ -1,0 +1,512 @@
+/* The CUDA backend of kn.h: shapes and memory on the host's side, everything else in the .cu files.
+ *
+ * One stream a device; kn_rows() and kn_wide() run the function once with all rows and wait for the
+ * stream, so what a run wrote may be read behind it. Blocks of memory that are given back are kept
+ * for the next request of their size: in steady state nothing is allocated. What may lie in the
+ * host's memory (stored KV) is copied to scratch on the stream first. */
+#include "kernels/kn_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "kernels/cuda/launch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static_assert((int)KN_F32 == CU_F32 && (int)KN_F16 == CU_F16 && (int)KN_BF16 == CU_BF16 &&
+                  (int)KN_Q8 == CU_Q8,
+              "number formats are passed on as they are");
+static_assert((int)KN_MEM_DEVICE == CU_DEVICE && (int)KN_MEM_SHARED == CU_SHARED, "so is memory");
+
+enum {
+    SLOT_STAGE = KN_SLOTS, /* stored KV on its way in, encoded rows on their way out */
+    SLOT_PARTS,            /* attention over parts of the keys */
+    SLOT_OPERAND,          /* rows rounded for a product */
+    SLOT_ROWS,             /* a gather in place */
+    SLOTS_ALL
+};
+
+struct block {
+    struct block *next;
+    void *p;
+    size_t bytes;
+    enum kn_mem kind;
+    bool used;
+};
+
+struct kn_stream {
+    struct kn_dev *dev;
+    void *slot[SLOTS_ALL];
+    size_t slot_size[SLOTS_ALL];
+};
+
+struct kn_dev {
+    struct kn_head head;
+    struct cu *cu;
+    bool bf16;
+    char name[200];
+    struct kn_stream stream;
+    struct block *blocks;
+    int *bad; /* shared: a value did not fit its type */
+};
+
+struct kn_mat {
+    struct kn_dev *dev;
+    size_t n, k;
+    char *data;
+    bool ready;
+};
+
+int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
+                   struct kn_dev **ret_dev, struct err *err);
+
+/* ---- memory ---- */
+
+static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
+{
+    enum { UNIT = 4096 };
+    if (bytes > SIZE_MAX - UNIT) return NULL;
+    bytes = (bytes + UNIT - 1) / UNIT * UNIT;
+    for (struct block *b = d->blocks; b; b = b->next) {
+        if (b->used || b->kind != kind || b->bytes != bytes) continue;
+        if (kind == KN_MEM_SHARED)
+            memset(b->p, 0, bytes);
+        else if (cu_clear(d->cu, b->p, bytes) < 0)
+            return NULL;
+        b->used = true;
+        return b->p;
+    }
+    struct block *b = mem_alloc(sizeof *b);
+    if (!b) return NULL;
+    *b = (struct block){d->blocks, cu_alloc(d->cu, (enum cu_mem)kind, bytes), bytes, kind, true};
+    if (!b->p) {
+        mem_free(b);
+        return NULL;
+    }
+    d->blocks = b;
+    return b->p;
+}
+
+static void free_block(struct kn_dev *d, void *p)
+{
+    for (struct block *b = d->blocks; b; b = b->next)
+        if (b->p == p) {
+            ASSERT(b->used);
+            b->used = false;
+            return;
+        }
+    ASSERT(!"memory of another device");
+}
+
+static int mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+{
+    return cu_copy(d->cu, dst, src, bytes);
+}
+
+static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+{
+    int r = cu_copy(d->cu, dst, src, bytes);
+    return r < 0 ? r : cu_sync(d->cu);
+}
+
+static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+{
+    if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
+        const size_t want = size_bytes + size_bytes / 4;
+        void *p = want >= size_bytes ? cu_alloc(st->dev->cu, CU_DEVICE, want + 64) : NULL;
+        if (!p) return NULL;
+        if (st->slot[slot]) cu_free(st->dev->cu, st->slot[slot], CU_DEVICE);
+        st->slot[slot] = p;
+        st->slot_size[slot] = want;
+    }
+    return st->slot[slot];
+}
+
+/* ---- device ---- */
+
+static void destroy(struct kn_dev *d)
+{
+    for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
+        if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], CU_DEVICE);
+    if (d->bad) free_block(d, d->bad);
+    for (struct block *b = d->blocks, *next; b; b = next) {
+        ASSERT(!b->used); /* somebody forgot his memory */
+        next = b->next;
+        cu_free(d->cu, b->p, (enum cu_mem)b->kind);
+        mem_free(b);
+    }
+    cu_close(d->cu);
+    mem_free(d);
+}
+
+static unsigned threads(const struct kn_dev *d)
+{
+    return 1;
+}
+
+static const char *device(const struct kn_dev *d)
+{
+    return d->name;
+}
+
+static const char *isa(const struct kn_dev *d)
+{
+    return "cuda";
+}
+
+static const char *gemm_name(const struct kn_dev *d)
+{
+    return d->bf16 ? "cublaslt-bf16" : "cublaslt-f32";
+}
+
+/* The library may take another algorithm for another number of rows. */
+static bool gemm_invariant(const struct kn_dev *d)
+{
+    return false;
+}
+
+static int tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
+                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+{
+    if (cap > 0) ret_rates[0] = (struct kn_gemm_rate){.name = gemm_name(d), .chosen = true};
+    *ret_n = cap > 0;
+    return 0;
+}
+
+static size_t kv_value_bytes(const struct kn_dev *d)
+{
+    return d->bf16 ? 2 : 4;
+}
+
+/* ---- weights ---- */
+
+static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    size_t bytes;
+    if (!size_mul(n, k, &bytes) || !size_mul(bytes, kv_value_bytes(d), &bytes)) return -ENOMEM;
+    struct kn_mat *w = mem_zalloc(sizeof *w);
+    if (!w) return -ENOMEM;
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .data = alloc_block(d, KN_MEM_DEVICE, bytes)};
+    if (!w->data) {
+        mem_free(w);
+        return -ENOMEM;
+    }
+    *ret_mat = w;
+    return 0;
+}
+
+static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
+{
+    struct kn_dev *d = w->dev;
+    const size_t n = n_rows * w->k;
+    if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
+    if (n == 0) return 0;
+    float *stage = d->bf16 ? scratch(&d->stream, SLOT_STAGE, n * sizeof *stage) : NULL;
+    if (d->bf16 && !stage) return -ENOMEM;
+    return cu_pack(d->cu, rows, n, stage, w->data + row0 * w->k * kv_value_bytes(d));
+}
+
+static int mat_done(struct kn_mat *w)
+{
+    if (w->ready) return -EINVAL;
+    w->ready = true;
+    return cu_sync(w->dev->cu);
+}
+
+static struct kn_shape mat_shape(const struct kn_mat *w)
+{
+    return (struct kn_shape){w->n, w->k};
+}
+
+static void mat_destroy(struct kn_mat *w)
+{
+    free_block(w->dev, w->data);
+    mem_free(w);
+}
+
+/* ---- running ---- */
+
+static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+{
+    if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) return -ECANCELED;
+    int r = fn(&d->stream, arg, 0, n_rows), waited = cu_sync(d->cu);
+    return r < 0 ? r : waited;
+}
+
+static size_t wide_rows_max(const struct kn_dev *d)
+{
+    return 48; /* one path whatever is said: as on the CPU, so that callers make equal cuts */
+}
+
+static int sync_stream(struct kn_stream *st)
+{
+    return cu_sync(st->dev->cu);
+}
+
+/* ---- operations ---- */
+
+static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
+{
+    const struct kn_mat *w = a->w;
+    if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;
+    if (a->m == 0) return 0;
+    struct cu_gemm g = {.a = a->a,
+                        .lda = a->lda,
+                        .m = a->m,
+                        .n = w->n,
+                        .k = w->k,
+                        .w = w->data,
+                        .bias = a->bias,
+                        .c = a->c,
+                        .ldc = a->ldc,
+                        .accumulate = a->accumulate};
+    if (st->dev->bf16 && !(g.stage = scratch(st, SLOT_OPERAND, a->m * w->k * 2))) return -ENOMEM;
+    return cu_gemm(st->dev->cu, &g);
+}
+
+static int embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m,
+                 float *out, size_t ldo)
+{
+    if (!w->ready || ldo < w->k) return -EINVAL;
+    const struct cu_rows r = {.m = m, .n = w->k, .out = out, .ldo = ldo};
+    return cu_embed(st->dev->cu, w->data, w->n, id, &r);
+}
+
+static int gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+                  float *out)
+{
+    const size_t bytes = m * n * sizeof *x;
+    float *to = out == x ? scratch(st, SLOT_ROWS, bytes) : out;
+    if (!to) return -ENOMEM;
+    const struct cu_rows r = {x, n, m, n, to, n};
+    int e = cu_gather(st->dev->cu, &r, idx);
+    return e < 0 || to == out ? e : cu_copy(st->dev->cu, out, to, bytes);
+}
+
+static int copy(struct kn_stream *st, void *dst, const void *src, size_t bytes)
+{
+    return cu_copy(st->dev->cu, dst, src, bytes);
+}
+
+static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+                   const float *weight, float eps, float *out, size_t ldo)
+{
+    const struct cu_rows r = {x, ldx, m, D, out, ldo};
+    return cu_rmsnorm(st->dev->cu, &r, 1, weight, eps);
+}
+
+static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
+                         size_t K, const float *weight, float eps)
+{
+    const struct cu_rows r = {x, ldx, m, K, x, ldx};
+    return heads ? cu_rmsnorm(st->dev->cu, &r, heads, weight, eps) : 0;
+}
+
+static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+                  float *out, size_t ldo)
+{
+    const struct cu_rows r = {gate_up, ldg, m, F, out, ldo};
+    return cu_swiglu(st->dev->cu, &r);
+}
+
+static struct cu_rope rope_of(const struct kn_rope *r)
+{
+    return (struct cu_rope){r->K, r->n_rot, r->pos_cap, r->cos, r->sin, r->mscale};
+}
+
+static int rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+                size_t heads, const int32_t *pos)
+{
+    const struct cu_rope p = rope_of(r);
+    return cu_rope(st->dev->cu, &p, x, ldx, m, heads, pos);
+}
+
+static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer)
+{
+    const size_t value = kv_value_bytes(d);
+    return (struct cu_kv){.base = (char *)kv->base + layer * kv->layer_stride * value,
+                          .page_bytes = kv->page_stride * value,
+                          .pages = kv->pages,
+                          .n_pages = kv->n_pages,
+                          .G = kv->G,
+                          .K = kv->K};
+}
+
+static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    const struct cu_kv to = kv_of(st->dev, kv, layer);
+    return cu_kv_put(st->dev->cu, &to, pos, m, k, ldk, v, ldv);
+}
+
+/* Bytes from wherever they are into scratch, on the stream. */
+static char *staged(struct kn_stream *st, size_t offset, size_t all, const void *from, size_t bytes,
+                    int *ret)
+{
+    char *to = scratch(st, SLOT_STAGE, all);
+    *ret = to ? cu_copy(st->dev->cu, to + offset, from, bytes) : -ENOMEM;
+    return to + offset;
+}
+
+static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
+                   size_t n, const void *k, const void *v, enum kn_dtype t,
+                   const struct kn_rope *rope)
+{
+    const size_t bytes = n * kn_row_bytes(t, kv->G, kv->K), v_at = (bytes + 63) / 64 * 64;
+    const struct cu_kv to = kv_of(st->dev, kv, layer);
+    const struct cu_rope p = rope ? rope_of(rope) : (struct cu_rope){0};
+    int r;
+    const char *dk = staged(st, 0, v_at + bytes, k, bytes, &r), *dv = NULL;
+    if (r == 0) dv = staged(st, v_at, v_at + bytes, v, bytes, &r);
+    if (r < 0) return r;
+    return cu_kv_load(st->dev->cu, &to, pos0, n, dk, dv, (enum cu_type)t, rope ? &p : NULL);
+}
+
+static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                       size_t K, enum kn_dtype t, void *out)
+{
+    struct kn_dev *d = st->dev;
+    const size_t bytes = m * kn_row_bytes(t, n / K, K);
+    const struct cu_rows rows = {x, ldx, m, n, NULL, 0};
+    void *to = scratch(st, SLOT_STAGE, bytes);
+    if (!to) return -ENOMEM;
+    int r = cu_encode(d->cu, &rows, K, (enum cu_type)t, to, d->bad);
+    if (r == 0) r = cu_copy(d->cu, out, to, bytes);
+    if (r == 0) r = cu_sync(d->cu);
+    if (r == 0 && *d->bad) {
+        *d->bad = 0;
+        r = -ERANGE;
+    }
+    return r;
+}
+
+static int decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
+                  float *out)
+{
+    const size_t bytes = kn_row_bytes(t, (n + K - 1) / K, K);
+    int r;
+    const char *from = staged(st, 0, bytes, x, t == KN_Q8 ? bytes : n * (t == KN_F32 ? 4 : 2), &r);
+    return r < 0 ? r : cu_decode(st->dev->cu, from, n, K, (enum cu_type)t, out);
+}
+
+static int distance(struct kn_stream *st, const struct cu_rows *rows, const void *b,
+                    enum kn_dtype t, size_t K, bool relative, float *ret)
+{
+    const size_t bytes = b ? rows->m * kn_row_bytes(t, rows->n / K, K) : 0;
+    int r = 0;
+    const char *from = b ? staged(st, 0, bytes, b, bytes, &r) : NULL;
+    if (r < 0) return r;
+    return cu_distance(st->dev->cu, rows, from, (enum cu_type)t, K, relative, ret);
+}
+
+static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
+                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
+{
+    const struct cu_rows rows = {a, lda, m, n, NULL, 0};
+    return distance(st, &rows, b, t, K, false, ret);
+}
+
+static int change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
+                  size_t m, size_t n, size_t K, float *ret)
+{
+    const struct cu_rows rows = {a, lda, m, n, NULL, 0};
+    return distance(st, &rows, b, t, K, true, ret);
+}
+
+static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args *a)
+{
+    return (struct cu_attn){.q = a->q,
+                            .ldq = a->ldq,
+                            .m = a->m,
+                            .pos = a->pos,
+                            .H = a->H,
+                            .kv = kv_of(d, a->kv, a->layer),
+                            .scale = a->scale,
+                            .out = a->out,
+                            .ldo = a->ldo,
+                            .lse = a->lse};
+}
+
+static int attn(struct kn_stream *st, const struct kn_attn_args *a)
+{
+    struct cu_attn c = attn_of(st->dev, a);
+    const size_t floats = cu_attn_parts(&c);
+    if (floats && !(c.parts = scratch(st, SLOT_PARTS, floats * sizeof(float)))) return -ENOMEM;
+    return cu_attn(st->dev->cu, &c);
+}
+
+static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
+                     size_t n_keys)
+{
+    const struct cu_attn c = attn_of(st->dev, a);
+    return cu_mass(st->dev->cu, &c, mass, key0, n_keys);
+}
+
+static const struct kn_ops ops = {
+    .destroy = destroy,
+    .threads = threads,
+    .device = device,
+    .isa = isa,
+    .gemm_name = gemm_name,
+    .gemm_invariant = gemm_invariant,
+    .tune = tune,
+    .mem_alloc = alloc_block,
+    .mem_free = free_block,
+    .mem_write = mem_write,
+    .mem_copy = mem_copy,
+    .mat_create = mat_create,
+    .mat_fill = mat_fill,
+    .mat_done = mat_done,
+    .mat_shape = mat_shape,
+    .mat_destroy = mat_destroy,
+    .rows = run,
+    .rows_uneven = run,
+    .wide = run,
+    .wide_rows_max = wide_rows_max,
+    .sync = sync_stream,
+    .scratch = scratch,
+    .kv_value_bytes = kv_value_bytes,
+    .gemm = gemm,
+    .embed = embed,
+    .gather = gather,
+    .copy = copy,
+    .rmsnorm = rmsnorm,
+    .rmsnorm_heads = rmsnorm_heads,
+    .swiglu = swiglu,
+    .rope = rope,
+    .kv_put = kv_put,
+    .kv_load = kv_load,
+    .encode_rows = encode_rows,
+    .decode = decode,
+    .attn = attn,
+    .attn_mass = attn_mass,
+    .deviation = deviation,
+    .change = change,
+};
+
+int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
+                   struct kn_dev **ret_dev, struct err *err)
+{
+    char why[160] = "";
+    const char *g = o->gemm;
+    if (g && *g && strcmp(g, "auto") != 0 && strcmp(g, "cublaslt") != 0)
+        return err_set(err, -EINVAL, "GEMM \"%s\" is not available here (available: cublaslt)", g);
+    struct kn_dev *d = mem_zalloc(sizeof *d);
+    if (!d) return err_set(err, -ENOMEM, "out of memory");
+    d->head.ops = &ops;
+    d->stream.dev = d;
+    d->bf16 = o->arith == KN_ARITH_BF16 || (o->arith == KN_ARITH_AUTO && o->allow_bf16);
+    int r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
+    if (r < 0) {
+        mem_free(d);
+        return err_set(err, r, "%s", *why ? why : "out of memory");
+    }
+    snprintf(d->name, sizeof d->name, "%s:%s", kind, cu_name(d->cu));
+    d->bad = alloc_block(d, KN_MEM_SHARED, sizeof *d->bad);
+    if (!d->bad) {
+        destroy(d);
+        return err_set(err, -ENOMEM, "no memory on the device");
+    }
+    *ret_dev = d;
+    return 0;
+}

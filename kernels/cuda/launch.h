@@ -1,0 +1,106 @@
+/* launch: what dev.c (C) asks of the CUDA sources: a device with one stream, and kernels on it.
+ *
+ * All launches are queued on the device's stream and return at once: 0, or -EIO when the device is
+ * lost (for ever), -EINVAL for what no kernel can do. Pointers are the device's unless they are
+ * said to be the host's. Positions out of range are found by kernels, which write nothing there;
+ * cu_sync() then says -EINVAL, once. Tensors in f32 but for pages and weights, which are bf16 on a
+ * device of CU_BF16. Thread: one at a time per device. */
+#ifndef KERNELS_CUDA_LAUNCH_H
+#define KERNELS_CUDA_LAUNCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum cu_type { CU_F32, CU_F16, CU_BF16, CU_Q8 }; /* as enum kn_dtype */
+enum cu_mem { CU_DEVICE, CU_SHARED };
+struct cu;
+
+/* -ENODEV with a sentence. type: of pages, weights and the operands of products. */
+int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
+void cu_close(struct cu *c);
+const char *cu_name(const struct cu *c);
+void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes); /* cleared; NULL */
+void cu_free(struct cu *c, void *p, enum cu_mem kind);
+int cu_clear(struct cu *c, void *p, size_t bytes);
+/* Any direction. The host's pageable memory is read before the call returns and filled when it
+ * does. */
+int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes);
+int cu_sync(struct cu *c);
+
+struct cu_gemm {
+    const float *a; /* [m, k], stride lda */
+    size_t lda, m, n, k;
+    const void *w; /* [n, k] in the device's type */
+    const float *bias;
+    float *c; /* [m, n], stride ldc */
+    size_t ldc;
+    int accumulate;
+    void *stage; /* [m, k] bf16 for the operand; only on devices of CU_BF16 */
+};
+int cu_gemm(struct cu *c, const struct cu_gemm *g);
+
+struct cu_rows { /* x [m, n], stride ldx -> out, stride ldo */
+    const float *x;
+    size_t ldx, m, n;
+    float *out;
+    size_t ldo;
+};
+int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps);
+int cu_swiglu(struct cu *c, const struct cu_rows *r); /* x [m, 2n] */
+int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx);
+int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id,
+             const struct cu_rows *r);
+/* x -> type t, contiguous; heads of K; *bad becomes 1 when a value does not fit. */
+int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad);
+int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out);
+/* w [n, k] f32 rows of the host -> the device's type. stage: n * k floats of device memory. */
+int cu_pack(struct cu *c, const float *rows, size_t n, float *stage, void *out);
+/* ret[i] = |x[i] - b[i]|^2 (b NULL: 0), or ret[i] += |x[i] - b[i]| / |x[i]| */
+int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
+                int relative, float *ret);
+
+struct cu_rope {
+    size_t K, n_rot, pos_cap;
+    const float *cos, *sin;
+    float mscale;
+};
+int cu_rope(struct cu *c, const struct cu_rope *p, float *x, size_t ldx, size_t m, size_t heads,
+            const int32_t *pos);
+
+struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
+    char *base;
+    size_t page_bytes;
+    const int32_t *pages;
+    size_t n_pages;
+    unsigned G, K;
+};
+int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
+              size_t ldk, const float *v, size_t ldv);
+/* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
+int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
+               const void *v, enum cu_type t, const struct cu_rope *rope);
+
+struct cu_attn {
+    const float *q;
+    size_t ldq, m;
+    const int32_t *pos; /* ascending */
+    unsigned H;
+    struct cu_kv kv;
+    float scale;
+    float *out;
+    size_t ldo;
+    float *lse;   /* [m, H] or NULL; cu_mass() reads it */
+    float *parts; /* cu_attn_parts() floats */
+};
+size_t cu_attn_parts(const struct cu_attn *a);
+int cu_attn(struct cu *c, const struct cu_attn *a);
+int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

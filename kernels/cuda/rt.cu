@@ -1,0 +1,129 @@
+/* The device: opening, memory, copies, errors. */
+#include "kernels/cuda/cuda.h"
+
+#include <cstdio>
+#include <cstring>
+
+int cu_lt_open(struct cu *c); /* gemm.cu */
+void cu_lt_close(struct cu *c);
+
+/* Nothing says which errors leave a context usable, so all but a lack of memory lose the device. */
+int cu_failed(struct cu *c, cudaError_t e)
+{
+    if (e == cudaSuccess) return c->lost ? -EIO : 0;
+    (void)cudaGetLastError();
+    if (e == cudaErrorMemoryAllocation) return -ENOMEM;
+    c->lost = true;
+    return -EIO;
+}
+
+int cu_launched(struct cu *c)
+{
+    return cu_failed(c, cudaGetLastError());
+}
+
+int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size)
+{
+    int n = 0;
+    cudaDeviceProp p;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || index >= n) {
+        snprintf(msg, msg_size, "there is no GPU %d (%s)", index,
+                 e == cudaSuccess ? "too few" : cudaGetErrorString(e));
+        return -ENODEV;
+    }
+    struct cu *c = static_cast<struct cu *>(mem_zalloc(sizeof *c));
+    if (!c) return -ENOMEM;
+    c->index = index;
+    c->type = type;
+    e = cudaSetDevice(index);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, index);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) {
+        snprintf(msg, msg_size, "GPU %d: %s", index, cudaGetErrorString(e));
+        mem_free(c);
+        return -ENODEV;
+    }
+    snprintf(c->name, sizeof c->name, "%d %.120s", index, p.name);
+    c->fault = static_cast<int *>(cu_alloc(c, CU_SHARED, sizeof *c->fault));
+    if (!c->fault || cu_lt_open(c) < 0) {
+        snprintf(msg, msg_size, "GPU %d: cuBLASLt could not be set up", index);
+        cu_close(c);
+        return -ENODEV;
+    }
+    *ret = c;
+    return 0;
+}
+
+void cu_close(struct cu *c)
+{
+    if (!c) return;
+    (void)cudaSetDevice(c->index);
+    (void)cudaStreamSynchronize(c->stream);
+    cu_lt_close(c);
+    if (c->fault) cu_free(c, c->fault, CU_SHARED);
+    (void)cudaStreamDestroy(c->stream);
+    mem_free(c);
+}
+
+const char *cu_name(const struct cu *c)
+{
+    return c->name;
+}
+
+/* Shared: managed memory where both sides may touch it at any time, else pinned host memory that
+ * the device reads over the bus. */
+static bool managed(const struct cu *c)
+{
+    int yes = 0;
+    return cudaDeviceGetAttribute(&yes, cudaDevAttrConcurrentManagedAccess, c->index) ==
+               cudaSuccess &&
+           yes;
+}
+
+void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
+{
+    void *p = nullptr;
+    if (c->lost) return nullptr;
+    (void)cudaSetDevice(c->index);
+    cudaError_t e = kind == CU_DEVICE ? cudaMalloc(&p, bytes)
+                    : managed(c)      ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
+                                      : cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
+    if (cu_failed(c, e) < 0) return nullptr;
+    if (kind == CU_SHARED) {
+        memset(p, 0, bytes);
+    } else if (cu_clear(c, p, bytes) < 0) {
+        cu_free(c, p, kind);
+        return nullptr;
+    }
+    return p;
+}
+
+void cu_free(struct cu *c, void *p, enum cu_mem kind)
+{
+    (void)cudaSetDevice(c->index);
+    (void)(kind == CU_DEVICE || managed(c) ? cudaFree(p) : cudaFreeHost(p));
+}
+
+int cu_clear(struct cu *c, void *p, size_t bytes)
+{
+    if (c->lost) return -EIO;
+    return cu_failed(c, cudaMemsetAsync(p, 0, bytes, c->stream));
+}
+
+int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes)
+{
+    if (c->lost) return -EIO;
+    return cu_failed(c, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, c->stream));
+}
+
+int cu_sync(struct cu *c)
+{
+    if (c->lost) return -EIO;
+    int r = cu_failed(c, cudaStreamSynchronize(c->stream));
+    if (r == 0 && *c->fault) {
+        *c->fault = 0;
+        return -EINVAL;
+    }
+    return r;
+}

@@ -1,0 +1,610 @@
+/* The machine behind hostcuda.h: fibers, the queue, memory, products. */
+#include "kernels/hostcuda/hostcuda.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace hostcuda
+{
+[[noreturn]] static void misuse(const char *what, const char *name)
+{
+    fprintf(stderr, "hostcuda: %s%s%s\n", what, name ? ": " : "", name ? name : "");
+    abort();
+}
+
+/* ---- fibers: one stack each, switched by hand (swapcontext() makes a system call) ---- */
+enum { STACK_BYTES = 64 << 10, THREADS_MAX = 1024, SHARED_MAX = 227 << 10, WARP = 32 };
+
+struct Fiber {
+    Thread t;
+    void *sp;
+    ucontext_t context;
+    char *stack;
+    bool done;
+};
+
+#if defined(__x86_64__)
+extern "C" void hostcuda_switch(void **save, void *to);
+__asm__(".text\n.globl hostcuda_switch\n.type hostcuda_switch,@function\nhostcuda_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        ".size hostcuda_switch,.-hostcuda_switch\n");
+#endif
+
+struct Warp {
+    uint64_t word[2][WARP];
+    unsigned arrived, generation, phase[WARP], live;
+};
+struct Barrier {
+    unsigned arrived, generation;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Warp> warps;
+static Barrier barrier;
+static Fiber home; /* the scheduler's own place */
+static size_t n_fibers, n_live, at, idle;
+static const std::function<void()> *body;
+static const char *running;
+alignas(128) static char shared[SHARED_MAX];
+
+const Thread *current;
+dim3 block_index, block_size, grid_size;
+
+static void enter();
+
+#if defined(__SANITIZE_ADDRESS__)
+static const void *home_stack; /* where the scheduler runs, known once a thread has left it */
+static size_t home_bytes;
+static bool from_home;
+
+static void leave_stack(Fiber &from, Fiber &to, void **fake)
+{
+    from_home = &from == &home;
+    const bool back = &to == &home;
+    __sanitizer_start_switch_fiber(from.done ? nullptr : fake, back ? home_stack : to.stack,
+                                   back ? home_bytes : size_t(STACK_BYTES));
+}
+
+static void arrive_stack(void *fake)
+{
+    const void *bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(fake, &bottom, &bytes);
+    if (from_home) home_stack = bottom, home_bytes = bytes;
+}
+#else
+static void leave_stack(Fiber &, Fiber &, void **)
+{
+}
+
+static void arrive_stack(void *)
+{
+}
+#endif
+
+static void switch_fiber(Fiber &from, Fiber &to)
+{
+    void *fake = nullptr;
+    current = &to.t;
+    leave_stack(from, to, &fake);
+#if defined(__x86_64__)
+    hostcuda_switch(&from.sp, to.sp);
+#else
+    swapcontext(&from.context, &to.context);
+#endif
+    arrive_stack(fake);
+}
+
+static void start(Fiber &f)
+{
+    if (!f.stack) f.stack = static_cast<char *>(malloc(STACK_BYTES));
+    if (!f.stack) misuse("no memory for a thread's stack", running);
+    f.done = false;
+#if defined(__x86_64__)
+    /* Not all stacks at one distance: their ends would share few sets of the cache. */
+    const size_t stagger = (f.t.lane + 5 * f.t.warp) % 61 * 64;
+    void **sp = reinterpret_cast<void **>(
+        (reinterpret_cast<uintptr_t>(f.stack) + STACK_BYTES - stagger) & ~uintptr_t(63));
+    *--sp = nullptr; /* where enter() would return to: never */
+    *--sp = reinterpret_cast<void *>(&enter);
+    for (int i = 0; i < 6; i++)
+        *--sp = nullptr;
+    f.sp = sp;
+#else
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack;
+    f.context.uc_stack.ss_size = STACK_BYTES;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
+#endif
+}
+
+/* The next thread of the block that lives; the scheduler when none does. */
+static Fiber &next_fiber()
+{
+    if (n_live == 0) return home;
+    do
+        at = (at + 1) % n_fibers;
+    while (fibers[at].done);
+    return fibers[at];
+}
+
+static void enter()
+{
+    arrive_stack(nullptr);
+    (*body)();
+    Fiber &me = fibers[at];
+    me.done = true;
+    n_live--;
+    idle = 0;
+    warps[me.t.warp].live &= ~(1u << me.t.lane);
+    switch_fiber(me, next_fiber());
+}
+
+static void yield()
+{
+    /* Everybody had a turn and nobody came further. */
+    if (++idle > 2 * n_fibers + 2)
+        misuse("a barrier or warp operation that not all of its threads reach", running);
+    Fiber &me = fibers[at], &to = next_fiber();
+    if (&me != &to) switch_fiber(me, to);
+}
+
+void *dynamic_shared()
+{
+    return shared;
+}
+
+void block_barrier()
+{
+    const unsigned generation = barrier.generation;
+    if (n_live != n_fibers) misuse("__syncthreads() after a thread of the block has left", running);
+    if (++barrier.arrived == n_fibers) {
+        barrier.arrived = 0;
+        barrier.generation++;
+        idle = 0;
+        return;
+    }
+    while (barrier.generation == generation)
+        yield();
+}
+
+void warp_barrier(unsigned mask)
+{
+    Warp &w = warps[current->warp];
+    if (!(mask >> current->lane & 1) || (mask & ~w.live))
+        misuse("a warp operation whose mask is not its lanes", running);
+    const unsigned generation = w.generation;
+    if (++w.arrived == unsigned(__builtin_popcount(mask))) {
+        w.arrived = 0;
+        w.generation++;
+        idle = 0;
+        return;
+    }
+    while (w.generation == generation)
+        yield();
+}
+
+/* Two sets of words in turn: a lane that is one operation ahead disturbs nobody who still reads. */
+uint64_t warp_exchange(unsigned mask, uint64_t word, unsigned from)
+{
+    Warp &w = warps[current->warp];
+    const unsigned lane = current->lane, set = w.phase[lane]++ & 1;
+    w.word[set][lane] = word;
+    warp_barrier(mask);
+    if (!(mask >> from & 1)) misuse("a shuffle from a lane outside of its mask", running);
+    return w.word[set][from];
+}
+
+unsigned warp_ballot(unsigned mask, bool vote)
+{
+    Warp &w = warps[current->warp];
+    const unsigned lane = current->lane, set = w.phase[lane]++ & 1;
+    w.word[set][lane] = vote;
+    warp_barrier(mask);
+    unsigned all = 0;
+    for (unsigned i = 0; i < WARP; i++)
+        if (mask >> i & 1 && w.word[set][i]) all |= 1u << i;
+    return all;
+}
+
+static void run_block(dim3 block)
+{
+    n_fibers = n_live = size_t(block.x) * block.y * block.z;
+    warps.assign((n_fibers + WARP - 1) / WARP, Warp());
+    barrier = Barrier();
+    idle = 0;
+    for (size_t i = 0; i < n_fibers; i++) {
+        Fiber &f = fibers[i];
+        f.t.index = dim3(unsigned(i % block.x), unsigned(i / block.x % block.y),
+                         unsigned(i / block.x / block.y));
+        f.t.lane = unsigned(i % WARP);
+        f.t.warp = unsigned(i / WARP);
+        warps[f.t.warp].live |= 1u << f.t.lane;
+        start(f);
+    }
+    at = 0;
+    home.done = false;
+    switch_fiber(home, fibers[0]);
+}
+
+void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
+              const std::function<void()> &thread)
+{
+    running = name;
+    const size_t n = size_t(block.x) * block.y * block.z;
+    if (n == 0 || n > THREADS_MAX) misuse("a block of too many or no threads", name);
+    if (smem > SHARED_MAX) misuse("too much shared memory", name);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
+        misuse("a grid that no device takes", name);
+    if (fibers.size() < THREADS_MAX) fibers.resize(THREADS_MAX);
+    body = &thread;
+    grid_size = grid;
+    block_size = block;
+    /* What lies behind the asked for bytes must stay as it is. */
+    const size_t guard = SHARED_MAX - smem < 256 ? SHARED_MAX - smem : 256;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                block_index = dim3(x, y, z);
+                memset(shared, 0xff, smem + guard); /* NaN until written */
+                run_block(block);
+                for (size_t i = 0; i < guard; i++)
+                    if (shared[smem + i] != char(0xff))
+                        misuse("writes past its shared memory", name);
+            }
+}
+
+/* ---- memory: device memory opens with the queue, where there are protection keys ---- */
+struct Block {
+    size_t bytes;
+    bool device;
+};
+static std::map<char *, Block> blocks;
+static std::recursive_mutex lock;
+static int key = -2; /* not asked for yet */
+
+static void open_memory(bool open)
+{
+    if (key >= 0) (void)pkey_set(key, open ? 0 : PKEY_DISABLE_ACCESS);
+}
+
+static bool is_device(const void *p)
+{
+    auto b = blocks.upper_bound(const_cast<char *>(static_cast<const char *>(p)));
+    if (b == blocks.begin()) return false;
+    --b;
+    return b->second.device && static_cast<const char *>(p) < b->first + b->second.bytes;
+}
+
+static cudaError_t map_block(void **ret, size_t bytes, bool device)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (key == -2) key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    const size_t page = 4096, size = (bytes + page - 1) / page * page;
+    /* A page that nobody may touch behind every block. */
+    char *p = static_cast<char *>(
+        mmap(nullptr, size + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
+    const int access = PROT_READ | PROT_WRITE;
+    int r = device && key >= 0 ? pkey_mprotect(p, size, access, key) : mprotect(p, size, access);
+    if (r != 0) {
+        munmap(p, size + page);
+        return cudaErrorMemoryAllocation;
+    }
+    if (device && key >= 0) open_memory(false); /* of this thread: it may not have asked before */
+    blocks[p] = {size, device};
+    *ret = p;
+    return cudaSuccess;
+}
+
+/* ---- the queue ---- */
+struct Work {
+    std::function<void()> run;
+};
+static std::deque<Work> queue;
+static cudaError_t last_error;
+static long fails_after = -1; /* launches until the device is lost; -1 never */
+
+void enqueue(std::function<void()> work)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    queue.push_back({work});
+}
+
+static cudaError_t flush()
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    open_memory(true);
+    while (!queue.empty()) {
+        Work w = queue.front();
+        queue.pop_front();
+        if (fails_after == 0) last_error = cudaErrorLaunchFailure;
+        if (fails_after > 0) fails_after--;
+        if (last_error == cudaSuccess) w.run();
+    }
+    open_memory(false);
+    return last_error;
+}
+} /* namespace hostcuda */
+
+using namespace hostcuda;
+
+/* Tests lose the device after n more items of the queue; -1: never, and whatever was lost is well
+ * again. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_fail_after(long n)
+{
+    fails_after = n;
+    if (n < 0) last_error = cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int index)
+{
+    return index == 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    *p = cudaDeviceProp();
+    snprintf(p->name, sizeof p->name, "emulation on the host");
+    p->major = 8;
+    p->multiProcessorCount = 1;
+    p->sharedMemPerBlockOptin = SHARED_MAX;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
+{
+    *value = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError()
+{
+    return last_error;
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaSuccess ? "no error" : e == cudaErrorNoDevice ? "no device" : "failure";
+}
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    return map_block(p, bytes, true);
+}
+
+cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned)
+{
+    return map_block(p, bytes, false);
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    return map_block(p, bytes, false);
+}
+
+cudaError_t cudaFree(void *p)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    (void)flush();
+    auto b = blocks.find(static_cast<char *>(p));
+    if (b == blocks.end()) return p ? cudaErrorInvalidValue : cudaSuccess;
+    munmap(p, b->second.bytes + 4096);
+    blocks.erase(b);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    return cudaFree(p);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    *s = nullptr;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t)
+{
+    return flush();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return flush();
+}
+
+/* As with CUDA: pageable sources are read before the call returns, pageable destinations filled. */
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
+{
+    const bool to = is_device(dst), from = is_device(src);
+    if (!from && to) {
+        std::vector<char> staged(static_cast<const char *>(src),
+                                 static_cast<const char *>(src) + bytes);
+        enqueue([=] { memcpy(dst, staged.data(), bytes); });
+        return cudaSuccess;
+    }
+    enqueue([=] { memmove(dst, src, bytes); });
+    return to ? cudaSuccess : flush();
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t)
+{
+    enqueue([=] { memset(dst, value, bytes); });
+    return cudaSuccess;
+}
+
+/* ---- products ---- */
+struct hostcuda_matmul {
+    cublasOperation_t op_a, op_b;
+    cublasLtEpilogue_t epilogue;
+    const float *bias;
+};
+struct hostcuda_layout {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct hostcuda_preference {
+    size_t workspace;
+};
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
+{
+    *h = nullptr;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t,
+                                        cudaDataType_t)
+{
+    *d = new hostcuda_matmul{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t a, const void *v,
+                                              size_t bytes)
+{
+    void *to = a == CUBLASLT_MATMUL_DESC_TRANSA     ? static_cast<void *>(&d->op_a)
+               : a == CUBLASLT_MATMUL_DESC_TRANSB   ? static_cast<void *>(&d->op_b)
+               : a == CUBLASLT_MATMUL_DESC_EPILOGUE ? static_cast<void *>(&d->epilogue)
+                                                    : static_cast<void *>(&d->bias);
+    memcpy(to, v, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t t,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    if (ld < int64_t(rows)) return CUBLAS_STATUS_INVALID_VALUE;
+    *l = new hostcuda_layout{t, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
+{
+    *p = new hostcuda_preference{0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+    delete p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t,
+                                                    const void *v, size_t bytes)
+{
+    memcpy(&p->workspace, v, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t o,
+                                              cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t *r, int *n)
+{
+    if (d->op_a != CUBLAS_OP_T || d->op_b != CUBLAS_OP_N || a->rows != b->rows ||
+        o->rows != a->cols || o->cols != b->cols || a->type != b->type)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    *r = cublasLtMatmulHeuristicResult_t();
+    *n = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static void widen(const void *p, cudaDataType_t t, size_t at0, size_t n, float *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (t == CUDA_R_32F) {
+            out[i] = static_cast<const float *>(p)[at0 + i];
+        } else {
+            const uint32_t bits = uint32_t(static_cast<const uint16_t *>(p)[at0 + i]) << 16;
+            memcpy(&out[i], &bits, 4);
+        }
+    }
+}
+
+static float dot(const float *x, const float *y, size_t n)
+{
+    float part[8] = {0};
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++)
+            part[j] += x[i + size_t(j)] * y[i + size_t(j)];
+    float sum =
+        ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+    for (; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+
+/* op(A) = A^T: both operands have k down their columns. */
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t la, const void *b,
+                              cublasLtMatrixLayout_t lb, const void *beta, const void *,
+                              cublasLtMatrixLayout_t, void *o, cublasLtMatrixLayout_t lo,
+                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t)
+{
+    const hostcuda_matmul m = *d;
+    const hostcuda_layout A = *la, B = *lb, O = *lo;
+    const float scale = *static_cast<const float *>(alpha),
+                keep = *static_cast<const float *>(beta);
+    enqueue([=] {
+        const size_t k = A.rows;
+        std::vector<float> x(B.cols * k), y(k);
+        for (size_t j = 0; j < B.cols; j++)
+            widen(b, B.type, j * size_t(B.ld), k, x.data() + j * k);
+        for (size_t i = 0; i < A.cols; i++) {
+            widen(a, A.type, i * size_t(A.ld), k, y.data());
+            for (size_t j = 0; j < B.cols; j++) {
+                float *out = static_cast<float *>(o) + j * size_t(O.ld) + i;
+                float sum = scale * dot(y.data(), x.data() + j * k, k);
+                if (keep != 0) sum += keep * *out;
+                if (m.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += m.bias[i];
+                *out = sum;
+            }
+        }
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
