@@ -123,6 +123,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
 int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
 int bench_report(const struct opts *opts, struct err *err); /* quality --report --report-from */
 int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err);
+int bench_signals(struct bench *b, const struct opts *opts, struct err *err);
 int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);

@@ -14,7 +14,7 @@
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
-     .values = "ttft|quality|calibrate|demo|tiers|soak|replay|proxy|throughput|fleet|day",
+     .values = "ttft|quality|signals|calibrate|demo|tiers|soak|replay|proxy|throughput|fleet|day",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -557,6 +557,7 @@ static const struct sub {
 } subs[] = {
     {"ttft", bench_ttft, NULL},
     {"quality", bench_quality, NULL},
+    {"signals", bench_signals, NULL},
     {"demo", NULL, bench_demo},
     {"replay", NULL, bench_replay},
     {"tiers", NULL, bench_tiers},
