@@ -61,6 +61,8 @@ int fus_plan_resolve(struct fus_prefill *f)
     if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
         return -EINVAL;
     if (p->schedule == FUS_SCHEDULE_DEFAULT) p->schedule = fus_method_of(p->strategy)->schedule;
+    if (p->sense_power == 0) p->sense_power = 1;
+    if (!(p->sense_power > 0 && p->sense_power <= 4)) return -EINVAL;
     if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);
 }
@@ -291,9 +293,9 @@ static void pool(struct fus_prefill *f)
  * says decides between their tokens, and nobody is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
-    if (f->how->pass == PASS_SIDE) pool(f);
     float *s = f->cand_score; /* filled by candidates() later on */
     double sum = 0;
+    if (f->how->pass == PASS_SIDE) pool(f);
     f->report.n_sensed = 0;
     for (int known = 1; known >= 0; known--)
         for (size_t i = 0; i < f->n_range; i++) {
@@ -303,8 +305,9 @@ void fus_select_weigh(struct fus_prefill *f)
             if (has != known) continue;
             const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
             for (uint32_t t = 0; t < g->r.n; t++) {
-                f->score[g->r.tok0 + t] *= has ? s[t] : mean;
-                sum += has ? s[t] : 0;
+                const float weight = has ? powf(s[t], f->plan.sense_power) : mean;
+                f->score[g->r.tok0 + t] *= weight;
+                sum += has ? (double)weight : 0;
             }
             if (has) f->report.n_sensed += g->r.n;
         }

@@ -58,11 +58,11 @@ static bool whole(const char **p, unsigned max, unsigned *ret)
     return true;
 }
 
-static bool share(const char **p, float *ret)
+static bool positive(const char **p, double max, float *ret)
 {
     char *end;
     const double v = strtod(*p, &end);
-    if (end == *p || !(v > 0 && v <= 1)) return false;
+    if (end == *p || !(v > 0 && v <= max)) return false;
     *p = end;
     *ret = (float)v;
     return true;
@@ -95,9 +95,11 @@ static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus
     } else if (strncmp(at, "side", key) == 0 && key == 4) {
         ok = whole(p, cfg->L - 1, &with->side_layer) && with->side_layer > 0;
     } else if (strncmp(at, "share", key) == 0 && key == 5) {
-        ok = share(p, &with->hybrid_share);
+        ok = positive(p, 1, &with->hybrid_share);
+    } else if (strncmp(at, "power", key) == 0 && key == 5) {
+        ok = positive(p, 4, &with->sense_power);
     } else if (strncmp(at, "mass", key) == 0 && key == 4) {
-        ok = share(p, &with->mass);
+        ok = positive(p, 1, &with->mass);
     } else if (strncmp(at, "tensor", key) == 0 && key == 6) {
         word(p, name, sizeof name);
         ok = fus_tensor_parse(name, &with->tensor) == 1;
@@ -126,7 +128,8 @@ static int parse_method(const struct bench *b, const char *text, struct bench_ru
         if (!take_setting(&p, b->cfg, &run.with))
             return err_set(err, -EINVAL,
                            "\"%s\": after the strategy come layers=FIRST-LAST, side=LAYER, "
-                           "check=LAYER, tensor=K|V|KV, schedule=NAME, share=SHARE or mass=SHARE, "
+                           "check=LAYER, tensor=K|V|KV, schedule=NAME, share=SHARE, power=POWER "
+                           "or mass=SHARE, "
                            "within the model's %u layers",
                            text, b->cfg->L);
     }

@@ -297,6 +297,30 @@ TEST(unmeasured_chunks_count_as_the_average)
     scene_close(&s);
 }
 
+TEST(sense_power_decides_what_counts_more)
+{
+    struct scene s = {0};
+    scene_open(&s);
+    float b[N_B], b_static[N_B] = {0};
+    int32_t sel[T_MAX];
+    size_t n;
+    struct fus_report r;
+    for (unsigned i = 0; i < N_B; i++)
+        b[i] = 1;
+    b[4] = 2; /* a third of the score, twice the sensitivity */
+    b_static[4] = 1;
+    b_static[20] = 3;
+    s.chunk[1].score = b;
+    s.chunk[1].score_static = b_static;
+    struct fus_plan plan = {.strategy = FUS_STATIC, .ratio = 1.0f / (N_A + N_B + N_C)};
+    run(&s, &plan, sel, &n, &r);
+    ASSERT_EQ(sel[0], 1 + N_A + 20);
+    plan.sense_power = 2;
+    run(&s, &plan, sel, &n, &r);
+    ASSERT_EQ(sel[0], 1 + N_A + 4);
+    scene_close(&s);
+}
+
 /* `side` asks one layer's K and nothing else of the chunks before it has chosen, and a source that
  * has a sidecar not even that. */
 TEST(side_asks_one_layer_of_the_chunks)
