@@ -143,6 +143,7 @@ struct fus_report { /* what happened */
     double deviation_left;    /* hkvd: share of deviation mass not recomputed; -1 = not measured */
     double score_left;        /* by score: share of it that is not recomputed; -1 */
     uint32_t n_sensed;        /* reused tokens whose stored score was known and asked */
+    double compute_ms;        /* inside the steps, without waiting for stored KV */
     double
         cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
                  (layer 0 of reused tokens, unselected ones at the check layer) count nothing */

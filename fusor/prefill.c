@@ -10,6 +10,7 @@
 #include "fusor/prefill_int.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -357,7 +358,9 @@ static int bring_layer(struct fus_prefill *f)
     const enum fus_bring what = wanted_in_pages(f);
     const bool placed = f->layer < f->loaded_to, compares = f->at_choice && f->how->by_deviation;
     if (placed && !compares) return 0;
+    const uint64_t since = clock_ns();
     int r = fus_reuse_fetch(f, f->layer, compares ? BRING_CHUNKS : what);
+    f->report.compute_ms -= clock_ms_since(since); /* waiting is not computing */
     if (r == 0 && !placed) r = fus_reuse_place(f, f->layer, what);
     if (r == 0 && !placed) f->loaded_to = f->layer + 1;
     return r;
@@ -475,7 +478,7 @@ static int layer_done(struct fus_prefill *f)
     return r;
 }
 
-int fus_prefill_step(struct fus_prefill *f)
+static int step(struct fus_prefill *f)
 {
     int r;
     if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
@@ -502,6 +505,14 @@ int fus_prefill_step(struct fus_prefill *f)
     if (r == 1) r = layer_done(f);
     if (r < 0) return r;
     return f->stage == STAGE_DONE ? 0 : 1;
+}
+
+int fus_prefill_step(struct fus_prefill *f)
+{
+    const uint64_t since = clock_ns();
+    const int r = step(f);
+    f->report.compute_ms += clock_ms_since(since);
+    return r;
 }
 
 /* ---- results ---- */

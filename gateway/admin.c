@@ -132,6 +132,29 @@ static int put_request(const struct gw_req *q, struct buf *b)
     return r;
 }
 
+/* Only the worker that served a request knows how it was decided. */
+static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    const struct gw_page *best = NULL;
+    struct buf b = BUF_INIT;
+    for (size_t i = 0; i < n; i++)
+        if (pages[i].body.len > 0 && (!best || (best->status != 200 && pages[i].status != 0)))
+            best = &pages[i];
+    if (!best)
+        gw_answer_error(q, GW_E_UNAVAILABLE, NULL, "No worker answers.");
+    else if (buf_add(&b, best->body.data, best->body.len) == 0)
+        gw_answer_json(q, best->status, &b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(&b);
+}
+
+static void admin_decisions(struct gw_req *q)
+{
+    if (gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
 static void list_requests(struct gw_gate *g, struct gw_errand *e)
 {
     for (struct gw_req *x = g->reqs; e->result == 0 && x; x = x->next) {
@@ -263,6 +286,7 @@ const struct gw_route gw_admin_routes[] = {
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, gw_admin_targets, GW_R_ADMIN},
     {"/admin/targets/", "POST", NULL, gw_admin_target_order, GW_R_ADMIN | GW_R_REST},
+    {"/admin/decisions/", "GET", NULL, admin_decisions, GW_R_ADMIN | GW_R_REST},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,

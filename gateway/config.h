@@ -136,6 +136,14 @@ enum {
       "longest context in tokens (0: the model's)")                                                \
     X(GW_STR, profile, "worker.profile", "profile", NULL, 0, 0, GW_PASS, NULL,                     \
       "what kvblend-bench calibrate has written for the model (default: in the cache folder)")     \
+    X(GW_STR, controller, "worker.controller", "controller", NULL, 0, 0, GW_PASS, "on|off",        \
+      "choose for each request what is reused from where, and how, by predicted time")             \
+    X(GW_NUMBER, quality_loss, "worker.quality_loss", "quality-loss", NULL, 0, 1, GW_PASS, NULL,   \
+      "what the controller may lose, as a share of what plain reuse loses (default: profile)")     \
+    X(GW_STR, tier_price, "worker.tier_price", "tier-price", NULL, 0, 0, GW_PASS, NULL,            \
+      "TIER=PRICE,…: what a GB costs; decides where new records are written first")                \
+    X(GW_STR, decision_log, "worker.decision_log", "decision-log", NULL, 0, 0, GW_PASS, NULL,      \
+      "file for one JSON line a prompt: what was decided, from what, and what came of it")         \
     X(GW_NUMBER, ratio, "worker.ratio", "ratio", NULL, 0, 1, GW_PASS, NULL,                        \
       "share of reused tokens to recompute, 0 to 1")                                               \
     X(GW_NUMBER, mass, "worker.mass", "mass", NULL, 0, 1, GW_PASS, NULL,                           \

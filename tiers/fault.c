@@ -156,13 +156,18 @@ static void mark_ready(struct fault_op *p, uint32_t part)
     p->n_ready++;
 }
 
-static uint32_t take_ready(struct fault_op *p)
+static uint32_t first_ready(const struct fault_op *p)
 {
     uint32_t w = 0;
     while (!p->ready[w])
         w++;
-    uint32_t part = 64 * w + (uint32_t)__builtin_ctzll(p->ready[w]);
-    p->ready[w] &= p->ready[w] - 1;
+    return 64 * w + (uint32_t)__builtin_ctzll(p->ready[w]);
+}
+
+static uint32_t take_ready(struct fault_op *p)
+{
+    uint32_t part = first_ready(p);
+    p->ready[part / 64] &= p->ready[part / 64] - 1;
     p->n_ready--;
     return part;
 }
@@ -280,13 +285,24 @@ static void earlier(uint64_t *next_ns, uint64_t t_ns)
     if (t_ns < *next_ns) *next_ns = t_ns;
 }
 
+/* By priority, then in order of submission; of a batch the op that is furthest behind. */
+static struct fault_op *next_op(const struct fault *f, enum channel_id id)
+{
+    struct fault_op *best = NULL;
+    for (struct fault_op *p = f->head; p; p = p->next) {
+        if (p->channel != id || p->n_ready == 0) continue;
+        if (!best || p->outer->prio < best->outer->prio ||
+            (p->outer->prio == best->outer->prio && p->outer->batch &&
+             p->outer->batch == best->outer->batch && first_ready(p) < first_ready(best)))
+            best = p;
+    }
+    return best;
+}
+
 static void channel_pick(struct fault *f, enum channel_id id)
 {
     struct channel *c = &f->channel[id];
-    struct fault_op *best = NULL;
-    for (struct fault_op *p = f->head; p; p = p->next)
-        if (p->channel == id && p->n_ready > 0 && (!best || p->outer->prio < best->outer->prio))
-            best = p;
+    struct fault_op *best = next_op(f, id);
     if (!best) return;
     c->op = best;
     c->part = take_ready(best);

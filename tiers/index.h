@@ -41,6 +41,7 @@ struct entry {
     int head, status;    /* head: 0 not here, 1 verified, <0 none; status: <0 load failed */
     enum store_miss why; /* if head < 0 */
     int from;            /* tier it was read from, -1 = built here */
+    uint8_t first, then; /* write-behind: bits of the tier that goes first, and of those after */
     bool admin_pinned, gave_up;
     bool scored[RECORD_SCORE_COUNT];
     uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
@@ -71,7 +72,7 @@ struct entry {
     bool other;                         /* for the form that it has not told of (codec_shape()) */
     enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
     double worth_ms;
-    uint64_t start_ns, first_ns, queued_bytes;
+    uint64_t start_ns, first_ns, queued_bytes, moved_before;
     bool reported; /* guarded by m: the breaker knows how this load went */
 };
 

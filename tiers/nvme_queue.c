@@ -211,24 +211,42 @@ static void piece_start(struct nvme *n, struct nvme_op *x, void (*done)(struct n
     nvme_engine_start(n->engine, io);
 }
 
-/* More of one read as far as the depth and its own window allow. What is submitted together tends
- * to complete together (a virtual disk raises one interrupt for all of it), so a read that took the
- * whole depth would deliver its first part with its last. */
-static void read_start(struct nvme *n, struct nvme_op *x)
+/* What is submitted together tends to complete together (a virtual disk raises one interrupt for
+ * all of it), so a read that took the whole depth would deliver its first part with its last: each
+ * has a window of its own. */
+static bool read_waits(const struct nvme_op *x)
 {
     const struct tier_op *op = x->op;
-    while (n->n_reads < NVME_READ_DEPTH && x->n_busy < NVME_OP_WINDOW && x->part < op->part_hi) {
-        if (!op->part[x->part]) {
-            if (op->part_lo == 0 && !x->header_here && x->part > 0) return; /* waits for part 0 */
-            x->status = -EINVAL;
-            read_settle(n, x);
-            return;
-        }
-        x->started = true;
-        n->n_reads++;
-        piece_start(n, x, read_done);
+    bool for_header = !op->part[x->part] && op->part_lo == 0 && !x->header_here && x->part > 0;
+    return for_header || x->n_busy >= NVME_OP_WINDOW;
+}
+
+/* Whose turn it is: the oldest that can go on; of its batch the one that is furthest behind. */
+static struct nvme_op *read_next(struct nvme *n, unsigned prio)
+{
+    struct nvme_op *best = NULL, *x;
+    TAILQ_FOREACH(x, &n->reading[prio], link)
+    {
+        if (read_waits(x)) continue;
+        if (!best || (best->op->batch && best->op->batch == x->op->batch && x->part < best->part))
+            best = x;
+        if (!best->op->batch) break;
     }
-    if (x->part == op->part_hi) op_unlist(x, list_of(n, x));
+    return best;
+}
+
+/* One more piece of a read. */
+static void read_start(struct nvme *n, struct nvme_op *x)
+{
+    if (!x->op->part[x->part]) {
+        x->status = -EINVAL;
+        read_settle(n, x);
+        return;
+    }
+    x->started = true;
+    n->n_reads++;
+    piece_start(n, x, read_done);
+    if (x->part == x->op->part_hi) op_unlist(x, list_of(n, x));
 }
 
 static bool reads_wait(const struct nvme *n)
@@ -240,14 +258,10 @@ static bool reads_wait(const struct nvme *n)
 
 static void reads_start(struct nvme *n)
 {
-    struct nvme_op *x, *next;
-    for (unsigned p = 0; p < TIER_PRIO_COUNT; p++) {
-        for (x = TAILQ_FIRST(&n->reading[p]); x; x = next) {
-            next = TAILQ_NEXT(x, link);
-            if (n->n_reads >= NVME_READ_DEPTH) return;
+    struct nvme_op *x;
+    for (unsigned p = 0; p < TIER_PRIO_COUNT; p++)
+        while (n->n_reads < NVME_READ_DEPTH && (x = read_next(n, p)))
             read_start(n, x);
-        }
-    }
 }
 
 /* ---- superblock ---- */

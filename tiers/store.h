@@ -74,6 +74,8 @@ struct store_ask {
      * (at least 50 ms) is given up (STORE_MISS_DEADLINE). 0: load whatever it takes, 30 s at most.
      */
     double worth_ms;
+    uint64_t batch; /* the same for all records of a request: they arrive together, layer by layer;
+                       0 = alone */
 };
 /* Never waits. 1 hit: header and token ids are verified, layers may still be arriving;
  * STORE_ASKING: a tier is being asked, settle the pin; 0 miss (*ret_why); <0 error. */
@@ -108,7 +110,11 @@ bool store_pin_scored(const struct store_pin *p, enum record_score kind);
 /* 1 kept (tiers that have the record get its header anew), 0 the record is not in RAM any more. */
 int store_set_scores(struct store *s, const struct tier_key *k, enum record_score kind,
                      const float *score, size_t n);
+/* Bytes that have yet to arrive. */
+uint64_t store_pin_missing(const struct store_pin *p);
 void store_pin_release(struct store_pin *p);
+/* The same, and what is still to be loaded is not wanted: the load stops unless others hold it. */
+void store_pin_cancel(struct store_pin *p);
 
 /* ---- writing ---- */
 struct store_writer;
@@ -119,6 +125,9 @@ int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, 
 /* Where rows of a layer go: k, v [n, G, K] in the store's dtype; the caller writes them directly.
  */
 void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v);
+/* Write-behind begins with this tier; the others follow when it has the record, or has refused it.
+ */
+void store_writer_first(struct store_writer *w, unsigned tier);
 int store_commit(struct store_writer *w); /* checksums, publishes, queues write-behind; frees w */
 void store_abort(struct store_writer *w);
 
@@ -184,6 +193,7 @@ struct store_tier_stats {
     const char *breaker; /* "closed", "open", "half-open" */
     uint64_t breaker_opened;
     double read_bytes_per_s, first_ms; /* moving averages of loads; 0 = none yet */
+    uint64_t queued_bytes;             /* of loads under way */
 };
 size_t store_n_tiers(const struct store *s);
 void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *ret);

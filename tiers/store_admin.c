@@ -370,6 +370,7 @@ void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *re
     st.breaker = breaker_state_name(t->breaker.state);
     st.breaker_opened = t->breaker.n_opened;
     st.read_bytes_per_s = t->bytes_per_s;
+    st.queued_bytes = t->inflight_bytes;
     st.first_ms = t->first_ms;
     pthread_mutex_unlock(&s->m);
     *ret = st;

@@ -98,7 +98,11 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
         breaker_forget(&t->breaker);
     else
         breaker_report(&t->breaker, result, now);
-    if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit, head_only);
+    if (e->state != ENTRY_READY || s->closing) return;
+    if (again) write_queue(s, e, bit, head_only);
+    if (again || !(e->first & bit)) return;
+    write_queue(s, e, e->then & e->want, false); /* it has been served first */
+    e->first = e->then = 0;
 }
 
 /* m held. Scores that came while tiers read the header; false: none did. */

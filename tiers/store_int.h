@@ -63,6 +63,7 @@ struct store_tier {
     unsigned n_writes;
     uint64_t retry_ns; /* its queue was full: not before */
     uint64_t hits, hit_bytes, misses[STORE_MISS_COUNT], inflight_bytes;
+    _Atomic uint64_t moved_bytes; /* of parts that have come, of whatever record */
     double bytes_per_s, first_ms, rest_ms_per_byte; /* moving averages of loads, predict_ms() */
     uint64_t measured_ns;
     bool stale; /* what is known is old: the next load replaces it */
@@ -197,6 +198,7 @@ int load_start(struct store *s, struct entry *e);
  * somebody was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
 int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret);
 void load_abandon(struct store *s, struct entry *e); /* the tier took too long; no lock held */
+void load_cancel(struct store *s, struct entry *e);  /* nobody waits for it; no lock held */
 double predict_ms(const struct store_tier *t, uint64_t bytes); /* m held; <0 unknown */
 
 /* Read a copy beside the index and wait for it, 30 s at most. 0: the caller has a reference. */

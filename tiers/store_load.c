@@ -118,6 +118,8 @@ static int load_on_part(struct tier_op *op, uint32_t part)
         e->stop_why = STORE_MISS_DEADLINE;
         return -ECANCELED;
     }
+    atomic_fetch_add(&s->tier[e->tier].moved_bytes,
+                     part < e->layout.n_parts ? record_part_bytes(&e->layout, part) : 0);
     if (part == 0) {
         e->stop_why = header_take(s, e);
         return e->stop_why == STORE_MISS_NEVER ? 0 : -ECANCELED;
@@ -178,8 +180,11 @@ static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64
     double first = e->first_ns ? (double)(e->first_ns - e->start_ns) / 1e6 : total;
     double w = t->bytes_per_s > 0 && (late || !t->stale) ? AVERAGE_WEIGHT : 1;
     if (!late) t->stale = false;
-    double rate = (double)(e->queued_bytes + bytes) / total * 1e3;
-    t->rest_ms_per_byte += ((total - first) / (double)bytes - t->rest_ms_per_byte) * w;
+    /* Meanwhile it served others, too: those before it, and in turns those of its batch. */
+    uint64_t moved = atomic_load(&t->moved_bytes) - e->moved_before;
+    if (moved < bytes) moved = bytes;
+    double rate = (double)moved / total * 1e3;
+    t->rest_ms_per_byte += ((total - first) / (double)moved - t->rest_ms_per_byte) * w;
     t->bytes_per_s += (rate - t->bytes_per_s) * w;
     first -= (double)e->queued_bytes / rate * 1e3; /* the queue's share, which comes on top again */
     t->first_ms += ((first > 0 ? first : 0) - t->first_ms) * w;
@@ -266,6 +271,7 @@ static int load_room(struct store *s, struct entry *e, unsigned i)
     e->tier = i;
     e->reported = false;
     e->queued_bytes = t->inflight_bytes;
+    e->moved_before = atomic_load(&t->moved_bytes);
     t->inflight_bytes += e->layout.record_bytes;
     return 0;
 }
@@ -376,6 +382,17 @@ void load_abandon(struct store *s, struct entry *e)
         pthread_mutex_unlock(&sh->m);
         (void)entry_drop(s, e, STORE_MISS_NEVER, false);
     }
+    pthread_mutex_unlock(&s->m);
+}
+
+void load_cancel(struct store *s, struct entry *e)
+{
+    struct shard *sh = shard_of(s, &e->desc.key);
+    pthread_mutex_lock(&s->m);
+    pthread_mutex_lock(&sh->m);
+    bool alone = e->pins == 0 && e->state == ENTRY_LOADING; /* else somebody has asked since */
+    pthread_mutex_unlock(&sh->m);
+    if (alone) (void)entry_drop(s, e, STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
 }
 

@@ -125,6 +125,7 @@ static enum look look_tiers(struct store *s, const struct store_ask *a, struct s
     e->worth_ms = a->worth_ms;
     e->op.deadline_ns = p->deadline_ns;
     e->op.prio = TIER_DEMAND;
+    e->op.batch = a->batch;
     (void)load_start(s, e); /* if it has ended by now, settling says so */
     return LOOK_PENDING;
 }
@@ -375,9 +376,17 @@ int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
     return 0;
 }
 
-void store_pin_release(struct store_pin *p)
+uint64_t store_pin_missing(const struct store_pin *p)
 {
-    if (!p) return;
+    const struct entry *e = p->e;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < e->layout.n_parts; i++)
+        if (!e->part_ok[i]) bytes += record_part_bytes(&e->layout, i);
+    return bytes;
+}
+
+static void pin_end(struct store_pin *p, bool unwanted)
+{
     struct entry *e = p->e;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
@@ -392,7 +401,8 @@ void store_pin_release(struct store_pin *p)
         touch = now - e->touched_ns >= s->touch_every_ns || (e->want & s->mode[STORE_WRITE_HIT]);
         if (touch) e->touched_ns = now;
     }
-    if (!touch && !abandon) {
+    bool cancel = unwanted && !abandon && e->pins == 0 && e->state == ENTRY_LOADING;
+    if (!touch && !abandon && !cancel) {
         last = --e->refs == 0;
         held_update(sh, e);
         ASSERT(!last || e->state == ENTRY_DEAD);
@@ -400,7 +410,18 @@ void store_pin_release(struct store_pin *p)
     if (last) e->refs++; /* given back below, under the store's lock */
     pthread_mutex_unlock(&sh->m);
     if (abandon) load_abandon(s, e);
+    if (cancel) load_cancel(s, e);
     if (touch) entry_touch(s, e);
-    if (touch || abandon || last) entry_unref(s, e);
+    if (touch || abandon || cancel || last) entry_unref(s, e);
     mem_free(p);
+}
+
+void store_pin_release(struct store_pin *p)
+{
+    if (p) pin_end(p, false);
+}
+
+void store_pin_cancel(struct store_pin *p)
+{
+    if (p) pin_end(p, true);
 }

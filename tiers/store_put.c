@@ -71,6 +71,11 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
     *ret_v = k + e->layout.group_bytes / 2;
 }
 
+void store_writer_first(struct store_writer *w, unsigned tier)
+{
+    if (tier < w->e->store->n_tiers) w->e->first = (uint8_t)(1u << tier);
+}
+
 int store_commit(struct store_writer *w)
 {
     struct entry *e = w->e;
@@ -91,7 +96,10 @@ int store_commit(struct store_writer *w)
     e->clean = have;
     entry_ready(s, e);
     s->stats.puts++;
-    write_queue(s, e, want & s->mode[STORE_WRITE_BEHIND], false);
+    uint8_t due = want & s->mode[STORE_WRITE_BEHIND];
+    e->first &= due;
+    e->then = e->first ? due & (uint8_t)~e->first : 0;
+    write_queue(s, e, e->first ? e->first : due, false);
     pthread_mutex_unlock(&s->m);
     return 0;
 }

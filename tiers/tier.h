@@ -42,6 +42,8 @@ struct tier_op {
     enum tier_prio prio;
     uint64_t deadline_ns; /* clock_ns(); 0 none. Not started by then: -ETIMEDOUT. A tier that can
                            * abandon a transfer does so; a device finishes what it began. */
+    uint64_t batch;       /* reads of one request have one number: they are served part by part in
+                           * turns, so that all records' first layers come first; 0 = alone */
     float cost_ms;        /* write: predicted time to compute the record, for GDSF */
     /* A part has arrived (read), in any order but part 0 first when it was asked for. Anything but
      * 0 stops the op: on_done then gets -ECANCELED. Never NULL for reads. */
@@ -112,8 +114,8 @@ struct tier_ops {
     int (*resize)(struct tier *t, uint64_t capacity_bytes); /* live; -ENOTSUP, -EINVAL */
     /* Memory that parts of later ops will lie in (registered buffers); stays until destroy. */
     int (*add_memory)(struct tier *t, void *base, size_t size_bytes); /* -ENOTSUP */
-    int (*set_policy)(struct tier *t, enum evict_policy p); /* live; -ENOTSUP */
-    int (*drain)(struct tier *t, uint64_t deadline_ns);     /* until no op is queued or under way */
+    int (*set_policy)(struct tier *t, enum evict_policy p);           /* live; -ENOTSUP */
+    int (*drain)(struct tier *t, uint64_t deadline_ns); /* until no op is queued or under way */
     void (*destroy)(struct tier *t); /* ends every op (-ECANCELED), keeps persistent records */
 };
 struct tier {

@@ -1,5 +1,5 @@
 /* Admin routes: what is loaded, what is stored, why a request is cut as it is. */
-#include "fusor/worker/worker.h"
+#include "fusor/worker/control.h"
 
 #include "base/clock.h"
 #include "fusor/worker/guard.h"
@@ -289,14 +289,16 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
 /* Where a chunk stands, without touching the order of eviction. Why an absent one is absent only
  * the look-up itself can tell, and that counts as a miss. */
 static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
-                     const struct wk_cut *c, uint32_t *ret_hit)
+                     const struct wk_cut *c, struct pol_chunk_now *ret)
 {
     enum store_miss why = STORE_MISS_NEVER;
     struct store_pin *pin;
     struct store_info i;
 
     if (store_get_info(w->store, &c->key, &i) == 1 && !i.building) {
-        *ret_hit += c->n;
+        ret->tier = wk_tier_index(w, i.tier);
+        ret->bytes = ret->tier > 0 ? i.size_bytes : 0;
+        ret->scored = i.scored[RECORD_SCORE_STATIC];
         return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
                         (unsigned long long)i.hits);
     }
@@ -306,7 +308,8 @@ static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
     return buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
 }
 
-static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, uint32_t *ret_hit)
+static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b,
+                    struct ctl_decision *d)
 {
     char hex[33];
     int rc = buf_adds(b, "\"segments\":[");
@@ -319,7 +322,7 @@ static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b, 
                        "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
                        i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
                        c->detector);
-        rc |= put_state(w, b, p, c, ret_hit) | buf_addc(b, '}');
+        rc |= put_state(w, b, p, c, &d->chunk[i]) | buf_addc(b, '}');
     }
     return rc | buf_addc(b, ']');
 }
@@ -335,26 +338,28 @@ static int put_boundaries(const struct seg_whys *w, struct buf *b)
 static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
 {
     struct worker *w = t->w;
-    uint32_t hit = 0, prefix = 0, again;
-    uint32_t last = p->n_cut ? p->cut[p->n_cut - 1].tok0 + p->cut[p->n_cut - 1].n : 0;
-    double ratio;
-    int rc = buf_addc(&t->out, '{') | put_cuts(w, p, &t->out, &hit);
+    struct ctl_decision *d = wk_decision_create(w, p);
+    uint32_t hit = 0, again;
 
+    if (!d) return -ENOMEM;
+    int rc = buf_addc(&t->out, '{') | put_cuts(w, p, &t->out, d);
     for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
-        prefix += WK_BLOCK_TOKENS;
-    struct wk_held held = {p->n_tok, prefix, hit, p->n_tok - last};
-    enum fus_strategy s = wk_decide(w, m, &held, &ratio);
-    if (s == FUS_FULL) prefix = 0;
-    if (s == FUS_FULL || s == FUS_PREFIX) hit = 0;
-    again = (uint32_t)(ratio * hit + 0.5);
+        d->in.n_prefix += WK_BLOCK_TOKENS;
+    wk_decide(w, m, NULL, d);
+    for (size_t i = 0; i < p->n_cut; i++)
+        if (d->reuse[i]) hit += p->cut[i].n;
+    uint32_t prefix = d->out.strategy == POL_STRAT_FULL ? 0 : d->in.n_prefix;
+    again = (uint32_t)(d->out.ratio * hit + 0.5);
     rc |= buf_addf(&t->out,
                    ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
                    "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
-                   "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u}",
-                   p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_tok - last,
-                   api_mode_name(m->asked), fus_strategy_name(s), ratio, prefix, hit - again, again,
-                   p->n_tok - prefix - hit);
+                   "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u},\"why\":",
+                   p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_cut ? d->in.n_suffix : 0,
+                   api_mode_name(m->asked), pol_strategy_name(d->out.strategy), d->out.ratio,
+                   prefix, hit - again, again, p->n_tok - prefix - hit);
+    rc |= buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
     rc |= put_boundaries(m->whys, &t->out);
+    ctl_decision_free(d);
     return rc | buf_addc(&t->out, '}');
 }
 
@@ -392,6 +397,8 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         get_quality(w, c);
     else if (get && strcmp(path, "profile") == 0)
         get_profile(w, c);
+    else if (strncmp(path, "decisions", 9) == 0 && wk_admin_decisions(w, c, path + 9))
+        return 1;
     else if (get && strcmp(path, "residents") == 0)
         wk_feed_get(w, c);
     else if (strncmp(path, "chunks/", 7) == 0)

@@ -27,6 +27,7 @@ enum {
     API_MESSAGES_MAX = 4096,
     API_BIAS_MAX = 4096,
     API_STOP_IDS_MAX = 64,
+    API_TTFT_MS_MAX = 86400000,
 };
 
 /* ---- errors ---- */
@@ -81,10 +82,10 @@ struct api_kvblend {
     enum api_mode mode;
     bool has_strategy, explain, store;
     enum fus_strategy strategy;
-    enum fus_tensor tensor;        /* DEFAULT = not given */
-    enum fus_schedule schedule;    /* DEFAULT = not given */
-    double ratio, min_ratio, mass; /* -1 = not given */
-    const char *ns, *separator;    /* NULL = not given */
+    enum fus_tensor tensor;                     /* DEFAULT = not given */
+    enum fus_schedule schedule;                 /* DEFAULT = not given */
+    double ratio, min_ratio, mass, max_ttft_ms; /* -1 = not given */
+    const char *ns, *separator;                 /* NULL = not given */
     struct api_range *range;
     size_t n_range;
 };

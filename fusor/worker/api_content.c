@@ -278,6 +278,11 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
             return bad_value(e, share[i].param, "a number from 0 to 1 is expected");
         *share[i].value = json_number_value(v);
     }
+    v = json_object_get(o, "max_ttft_ms");
+    if (!v || json_is_null(v)) return 0;
+    if (!json_is_number(v) || !(json_number_value(v) > 0) || json_number_value(v) > API_TTFT_MS_MAX)
+        return bad_value(e, "kvblend.max_ttft_ms", "a number of milliseconds above 0 is expected");
+    k->max_ttft_ms = json_number_value(v);
     return 0;
 }
 
@@ -288,7 +293,7 @@ int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
     int rc;
 
     k->store = true;
-    k->ratio = k->min_ratio = k->mass = -1;
+    k->ratio = k->min_ratio = k->mass = k->max_ttft_ms = -1;
     v = json_object_get(r->root, "cache_salt"); /* vLLM's name for a namespace */
     if (json_is_string(v)) k->ns = json_string_value(v);
     if (!o || json_is_null(o)) return 0;

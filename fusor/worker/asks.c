@@ -4,9 +4,12 @@
  * helper that prepares a prompt asks for all its records at once, waits (bounded) for the answers
  * and leaves the pins with the prompt; the parts arrive meanwhile. wk_find() then hands a pin out
  * on the engine thread. What was not there is looked for once more in RAM: it may have been built
- * since. Pins of waiting prompts may hold half of RAM at most; a prompt beyond that asks when its
- * turn has come, and waits a few milliseconds only. Without slower tiers nothing is asked early. */
-#include "fusor/worker/worker.h"
+ * since. What is asked for early is not yet decided on: the controller, which sees the whole prompt
+ * and what has arrived by then, cancels what it does not want (chunks.c). Pins of waiting prompts
+ * may hold half of RAM at most; for a prompt beyond that another quarter is warmed, unpinned, and
+ * it asks again when its turn has come, and waits a few milliseconds only. Without slower tiers
+ * nothing is asked early. */
+#include "fusor/worker/control.h"
 
 #include "base/clock.h"
 
@@ -24,6 +27,13 @@ double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n)
     double least = (double)w->o.tiers.wait_ms;
 
     return saved > least ? saved : least;
+}
+
+double wk_prompt_worth_ms(struct worker *w, const struct wk_prompt *p)
+{
+    double all = wk_control_worth_ms(w, p->n_tok), least = (double)w->o.tiers.wait_ms;
+
+    return all <= 0 || all > least ? all : least;
 }
 
 void wk_measured(struct worker *w, double prefill_ms, double n_tok)
@@ -82,6 +92,8 @@ void wk_look_drop(struct worker *w, struct wk_look *l)
 
 void wk_drop_looks(struct worker *w, struct wk_prompt *p)
 {
+    atomic_fetch_sub(&w->warm_bytes, p->warm_bytes);
+    p->warm_bytes = 0;
     /* The tail first, so that a prefix outlives what hangs on it. */
     for (size_t i = p->n_cut; i-- > 0;)
         wk_look_drop(w, &p->cut[i].look);
@@ -94,7 +106,9 @@ struct asker {
     struct worker *w;
     struct wk_prompt *p;
     const struct wk_mode *m;
-    double worth_ms;    /* of all that was asked for */
+    double prompt_ms; /* the controller's, that decides later; 0: every record by itself */
+    double worth_ms;  /* of all that was asked for */
+    uint64_t batch;
     uint64_t cap_bytes; /* that all prompts may hold */
     bool full;
 };
@@ -111,7 +125,8 @@ static uint64_t hold_cap(const struct worker *w)
 int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
                 uint32_t n, struct wk_look *l)
 {
-    const struct store_ask a = {.key = *key, .tok = tok, .n = n, .worth_ms = worth_ms};
+    const struct store_ask a = {
+        .key = *key, .tok = tok, .n = n, .worth_ms = worth_ms, .batch = l->batch};
     int rc = store_ask(w->store, &a, &l->pin, &l->why);
 
     if (rc <= 0) l->pin = NULL;
@@ -120,16 +135,33 @@ int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, c
     return rc;
 }
 
+/* No room to hold it: it comes nearer all the same, and stays as long as RAM has room. */
+static void warm(struct asker *a, const struct tier_key *key, uint32_t tok0, uint32_t n)
+{
+    uint64_t bytes = wk_record_bytes(a->w, n);
+    struct wk_look l = {.batch = a->batch};
+
+    if (atomic_fetch_add(&a->w->warm_bytes, bytes) + bytes > a->cap_bytes / 2) {
+        atomic_fetch_sub(&a->w->warm_bytes, bytes);
+        return;
+    }
+    a->p->warm_bytes += bytes;
+    double worth_ms = a->prompt_ms > 0 ? a->prompt_ms : wk_worth_ms(a->w, a->m, n);
+    if (wk_look_ask(a->w, worth_ms, key, a->p->tok + tok0, n, &l) > 0) store_pin_release(l.pin);
+}
+
 static bool ask_early(struct asker *a, const struct tier_key *key, uint32_t tok0, uint32_t n,
                       struct wk_look *l)
 {
     if (a->full || !hold(a->w, l, n, a->cap_bytes)) {
         a->full = true;
+        warm(a, key, tok0, n);
         return false;
     }
-    double worth_ms = wk_worth_ms(a->w, a->m, n);
+    double worth_ms = a->prompt_ms > 0 ? a->prompt_ms : wk_worth_ms(a->w, a->m, n);
     l->asked = true;
-    a->worth_ms += worth_ms;
+    l->batch = a->batch;
+    a->worth_ms = a->prompt_ms > 0 ? a->prompt_ms : a->worth_ms + worth_ms;
     if (wk_look_ask(a->w, worth_ms, key, a->p->tok + tok0, n, l) > 0) return true;
     unhold(a->w, l);
     return false;
@@ -149,7 +181,7 @@ bool wk_look_settle(struct worker *w, struct wk_look *l, uint64_t until_ns)
 void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *m,
                    const atomic_bool *gone)
 {
-    struct asker a = {.w = w, .p = p, .m = m};
+    struct asker a = {.w = w, .p = p, .m = m, .batch = atomic_fetch_add(&w->n_batches, 1) + 1};
     size_t n_asked = 0, i;
     bool chain = true;
     uint64_t until_ns;
@@ -157,6 +189,7 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
     if (m->mode == API_FULL || store_n_tiers(w->store) == 0) return;
     p->held_by = w;
     a.cap_bytes = hold_cap(w);
+    a.prompt_ms = wk_prompt_worth_ms(w, p);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
         chain = ask_early(&a, &p->block[n_asked], (uint32_t)n_asked * WK_BLOCK_TOKENS,
                           WK_BLOCK_TOKENS, &p->block_look[n_asked]);
@@ -178,14 +211,13 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
 }
 
 /* ---- engine thread ---- */
-int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *key,
-            const int32_t *tok, uint32_t n, struct wk_look *l, uint64_t late_ns,
-            struct store_pin **ret)
+int wk_find(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
+            uint32_t n, struct wk_look *l, uint64_t late_ns, struct store_pin **ret)
 {
     l->tier = NULL;
     l->status = 0;
     if (!l->pin && (!l->asked || store_in_ram(w->store, key))) {
-        int rc = wk_look_ask(w, wk_worth_ms(w, m, n), key, tok, n, l);
+        int rc = wk_look_ask(w, worth_ms, key, tok, n, l);
         if (rc == -ENOMEM) return rc;
         if (rc > 0) (void)wk_look_settle(w, l, l->asked ? 1 : late_ns);
     }

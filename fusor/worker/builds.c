@@ -6,6 +6,7 @@
  * makes it fast. The record is claimed just before its build starts, so that a
  * build that became needless costs nothing. When the list is full new wishes are dropped: the next
  * request that misses asks again. */
+#include "fusor/worker/control.h"
 #include "fusor/worker/records.h"
 #include "fusor/worker/worker.h"
 
@@ -70,6 +71,7 @@ static int on_build(void *ctx, struct kv_sink *ret)
     int rc = store_claim(b->w->store, TIER_CHUNK, &b->key, b->ns, b->tok, b->n, &writer);
 
     if (rc <= 0) return rc;
+    wk_control_place(b->w, b->n, writer);
     rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
     return rc < 0 ? rc : 1;
 }

@@ -106,6 +106,10 @@ static int prepare(struct gen *g)
         p->index = (unsigned)i;
         g->n_prompt = i + 1;
         rc = wk_prepare(g->w, &g->req, &g->hints, &g->mode, i, &p->p, &g->e);
+        p->p.id = g->request_id;
+        p->p.alias = g->id;
+        p->p.index = p->index;
+        p->p.start_ns = g->start_ns;
         if (rc >= 0) rc = check_size(g, p, &g->e);
         if (rc < 0) return rc;
         wk_feed_note(g->w, &p->p);
@@ -285,6 +289,7 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     g->start_ns = http_req_start_ns(c->r);
     g->created = (int64_t)clock_wall_s();
     make_id(g);
+    (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);
     g->next = w->gens;
     g->prev = &w->gens;
     if (g->next) g->next->prev = &g->next;

@@ -65,7 +65,7 @@ struct gen {
     unsigned n_open; /* jobs whose on_done the loop has not seen */
     bool headers_sent, ended, builds_asked, tokens_counted;
     uint64_t last_write_ns;
-    char id[48];
+    char id[48], request_id[WK_ID_BYTES];
     int64_t created;
     pthread_mutex_t m;
     bool fresh; /* under m: something to look at */

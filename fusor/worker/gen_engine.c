@@ -3,6 +3,7 @@
  * A token's text is ready here, so that a stop string ends the choice at once and not a round trip
  * later. The loop is woken through the mail; a request that is already on it is not queued twice.
  */
+#include "fusor/worker/control.h"
 #include "fusor/worker/gen.h"
 
 #include "base/clock.h"
@@ -71,6 +72,9 @@ static void on_first(void *ctx, const struct fus_report *r, double queue_ms, dou
     wk_metrics_ttft(p->ttft_ms / 1e3);
     wk_metrics_queue(queue_ms / 1e3);
     wk_metrics_report(r);
+    const struct wk_run run = {
+        .report = r, .prefill_ms = prefill_ms, .ttft_ms = p->ttft_ms, .whole = !r->n_failed_ranges};
+    wk_control_done(g->w, p->p.decision, &run);
     if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, prefill_ms, r->cost * p->p.n_tok);
 }
 
@@ -154,6 +158,7 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
+    if (!p->started && p->p.decision) wk_control_done(g->w, p->p.decision, NULL);
     if (p->shadow && d->finish != FUS_FAILED)
         wk_guard_put(p->shadow);
     else

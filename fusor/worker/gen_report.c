@@ -1,4 +1,5 @@
 /* What happened to a request's prompt: the `kvblend` object and the usage numbers. */
+#include "fusor/worker/control.h"
 #include "fusor/worker/gen.h"
 
 #include "base/clock.h"
@@ -114,6 +115,20 @@ void gen_hits(const struct gen *g, struct gen_hits *ret)
     }
 }
 
+/* What the controller expected, and why it chose so. */
+static int put_decision(struct buf *out, const struct gen_prompt *p)
+{
+    const struct ctl_decision *d = p->started ? p->p.decision : NULL;
+    int rc = 0;
+
+    if (!d) return 0;
+    if (d->out.predicted.ttft_s > 0)
+        rc = buf_addf(out, ",\"predicted_ttft_ms\":%.3f",
+                      (d->before_s + d->out.predicted.ttft_s) * 1e3);
+    rc |= buf_adds(out, ",\"why\":");
+    return rc | buf_add_json_str(out, d->out.reason, strlen(d->out.reason));
+}
+
 int gen_put_report(struct gen *g, bool explain, struct buf *out)
 {
     const struct gen_prompt *first = &g->prompt[0];
@@ -143,6 +158,7 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
                    "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
                    "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f",
                    n[0], n[1], n[2], n[3], first->ttft_ms, first->queue_ms, first->prefill_ms);
+    rc |= put_decision(out, first);
     gen_hits(g, &hits);
     rc |= buf_adds(out, ",\"tiers\":{");
     for (size_t i = 0; i < hits.n; i++)

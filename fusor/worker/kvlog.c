@@ -1,4 +1,5 @@
-/* The access log: which records each request used, one JSON line each, for `kvblend-bench replay`.
+/* Logs of JSON lines that nobody may have to wait for: the access log (which records each request
+ * used) and the log of decisions, both for `kvblend-bench replay`.
  *
  * A thread writes, so that a slow disk delays nobody; the queue is bounded by bytes, and lines that
  * find it full are dropped and counted. One write() per line to a file opened with O_APPEND: lines
@@ -62,7 +63,7 @@ static void *kvlog_main(void *arg)
     return NULL;
 }
 
-int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err)
+int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, struct err *err)
 {
     struct wk_kvlog *l = mem_zalloc(sizeof *l);
     int rc;
@@ -70,8 +71,7 @@ int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err)
     if (!l) return err_set(err, -ENOMEM, "out of memory");
     l->fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
     if (l->fd < 0) {
-        rc = err_set(err, -errno, "--access-log: \"%s\" cannot be written: %s", path,
-                     strerror(errno));
+        rc = err_set(err, -errno, "%s: \"%s\" cannot be written: %s", flag, path, strerror(errno));
         mem_free(l);
         return rc;
     }
@@ -84,7 +84,7 @@ int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err)
         pthread_cond_destroy(&l->more);
         (void)close(l->fd);
         mem_free(l);
-        return err_set(err, rc, "no thread for the access log");
+        return err_set(err, rc, "no thread for the log");
     }
     *ret = l;
     return 0;

@@ -3,7 +3,7 @@
  * Everything it makes is published to the loop by one message; until then the loop touches none of
  * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
  */
-#include "fusor/worker/worker.h"
+#include "fusor/worker/control.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -241,8 +241,8 @@ static int load(struct worker *w, struct err *err)
     struct fus_engine_opts eo = {.max_running = w->o.max_running, .max_queue = w->o.max_queue};
     int rc;
 
-    if (w->o.tiers.access_log && (rc = wk_kvlog_open(w->o.tiers.access_log, &w->kvlog, err)) < 0)
-        return rc;
+    const char *log = w->o.tiers.access_log;
+    if (log && (rc = wk_kvlog_open(log, "--access-log", &w->kvlog, err)) < 0) return rc;
     if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
     if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->learner)) < 0) return rc;
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
@@ -250,6 +250,7 @@ static int load(struct worker *w, struct err *err)
     if ((rc = open_core(w, err)) < 0) return rc;
     if ((rc = wk_profile_load(w, err)) < 0) return rc;
     if ((rc = open_store(w, err)) < 0) return rc;
+    if ((rc = wk_control_open(w, err)) < 0) return rc;
     wk_guard_loaded(w);
     rc = fus_engine_create(w->core, &eo, &w->engine);
     return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;

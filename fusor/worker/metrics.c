@@ -1,6 +1,6 @@
 /* The worker's metrics. Store numbers are gauges and counters copied at render time, so that the
  * store needs to know nothing of metrics. */
-#include "fusor/worker/worker.h"
+#include "fusor/worker/control.h"
 
 #include "base/metric.h"
 #include "fusor/worker/guard.h"
@@ -109,6 +109,7 @@ void wk_metrics_init(void)
         misses[i].type = METRIC_COUNTER;
         metric_register(&misses[i]);
     }
+    wk_metrics_control_init();
 }
 
 void wk_metrics_request(int status, int active_delta)

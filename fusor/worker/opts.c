@@ -83,6 +83,20 @@ static const struct opt_def defs[] = {
     {"guard-kl", OPT_DOUBLE, "0", 0, 100, NULL,
      "Mean KL(full || blend) in nats that the guard lets pass; 0: twice the profile's loss, as a "
      "share of what plain reuse loses on the same prompts."},
+    {"controller", OPT_BOOL, "true", 0, 0, NULL,
+     "For each request choose what is reused from where, strategy and ratio by predicted time; "
+     "off: "
+     "--strategy and --ratio for all."},
+    {"quality-loss", OPT_DOUBLE, NULL, 0, 1, NULL,
+     "What the controller may lose against an exact answer, as a share of what plain reuse loses; "
+     "default: the profile's."},
+    {"tier-price", OPT_STR, NULL, 0, 0, NULL,
+     "TIER=PRICE,…: what a GB of a tier costs, in any unit: new records are written to the "
+     "cheapest "
+     "first whose load hides behind computing. Default: ram=3,nvme=0.1,redis=3."},
+    {"decision-log", OPT_STR, NULL, 0, 0, NULL,
+     "File for one JSON line a prompt: snapshot, choice and what came of it, for kvblend-bench "
+     "replay --decisions."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
@@ -144,6 +158,12 @@ static void take(struct wk_opts *r, struct opts *o)
                           .min_ratio = opt_double(o, "min-ratio"),
                           .guard_sample = opt_double(o, "guard-sample"),
                           .guard_kl = opt_double(o, "guard-kl"),
+                          .strategy_given = *opt_str(o, "strategy") != 0,
+                          .ratio_given = opt_given(o, "ratio"),
+                          .controller = opt_bool(o, "controller"),
+                          .quality_loss =
+                              opt_given(o, "quality-loss") ? opt_double(o, "quality-loss") : -1,
+                          .decision_log = or_null(opt_str(o, "decision-log")),
                           .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
                           .store = o};
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32

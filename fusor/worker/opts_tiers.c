@@ -2,10 +2,12 @@
 #include "fusor/worker/worker.h"
 
 #include "base/net/registry.h"
+#include "base/assert.h"
 #include "base/opt.h"
 #include "tiers/nvme.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -173,6 +175,35 @@ static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err 
     return 0;
 }
 
+/* "ram=3,nvme=0.1": what a GB costs; what is not named keeps its default. */
+static int take_prices(struct wk_tier_opts *t, const char *text, struct err *err)
+{
+    static const struct {
+        const char *name;
+        double price;
+    } known[] = {{"ram", 3}, {"nvme", 0.1}, {"redis", 3}}; /* chosen: $ per GB, late 2025 */
+    enum { N = sizeof known / sizeof *known };
+    const char *p = text;
+
+    static_assert(N <= sizeof t->price / sizeof *t->price, "a price each");
+    for (size_t i = 0; i < N; i++)
+        t->price[i] = known[i].price;
+    while (*p) {
+        size_t i = 0, n = strcspn(p, "=");
+        char *end = NULL;
+        while (i < N && (strlen(known[i].name) != n || strncmp(p, known[i].name, n) != 0))
+            i++;
+        double x = i < N && p[n] == '=' ? strtod(p + n + 1, &end) : -1;
+        if (!end || end == p + n + 1 || !(x >= 0) || x > 1e12 || (*end && *end != ','))
+            return err_set(err, -EINVAL,
+                           "--tier-price: expected ram=PRICE,nvme=PRICE,redis=PRICE, found \"%s\"",
+                           text);
+        t->price[i] = x;
+        p = end + (*end == ',');
+    }
+    return 0;
+}
+
 int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err)
 {
     size_t nq = opt_n(o, "quota"), nt = opt_n(o, "ttl-ns");
@@ -196,6 +227,7 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
         rc = err_set(err, -EINVAL, "--nvme-write-budget: there is no --nvme");
     if (rc >= 0 && t->nvme_q8 && !t->nvme_path)
         rc = err_set(err, -EINVAL, "--nvme-codec: there is no --nvme");
+    if (rc >= 0) rc = take_prices(t, opt_str(o, "tier-price"), err);
     if (rc >= 0) rc = take_redis(t, o, err);
     if (rc >= 0 && t->redis_q8 && !t->redis)
         rc = err_set(err, -EINVAL, "--redis-codec: there is no --redis");

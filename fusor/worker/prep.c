@@ -4,7 +4,7 @@
  * text, carried through the template by its spans and then to whole tokens. A token that straddles
  * a cut is glue. Nothing here ever changes what the model reads: segmentation decides reuse only.
  * Documents are rendered in front of the last user message's own text (or of the prompt). */
-#include "fusor/worker/worker.h"
+#include "fusor/worker/control.h"
 
 #include "base/assert.h"
 
@@ -37,6 +37,7 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     ret->ratio = k->ratio;
     ret->min_ratio = k->min_ratio;
     ret->mass = k->mass;
+    ret->max_ttft_ms = k->max_ttft_ms;
     if (k->has_strategy && (ret->mode == API_AUTO || ret->mode == API_BLEND)) {
         /* These strategies are modes of their own: what is looked up and kept depends on them. */
         if (k->strategy == FUS_FULL) ret->mode = API_FULL;
@@ -446,6 +447,7 @@ int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_
 void wk_prompt_fini(struct wk_prompt *p)
 {
     if (p->held_by) wk_drop_looks(p->held_by, p);
+    ctl_decision_free(p->decision);
     for (size_t i = 0; i < p->n_cut; i++)
         if (p->cut[i].own_detector) mem_free((char *)p->cut[i].detector);
     mem_free(p->cut);

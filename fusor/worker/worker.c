@@ -1,5 +1,5 @@
 /* The process: loop, server, signals, drain. */
-#include "fusor/worker/worker.h"
+#include "fusor/worker/control.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -221,6 +221,7 @@ void wk_destroy(struct worker *w)
     if (w->tick) http_timer_destroy(w->tick);
     http_loop_destroy(w->loop);
     wk_kvlog_close(w->kvlog);
+    wk_control_close(w);
     if (w->store) {
         int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));

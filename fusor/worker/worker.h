@@ -55,8 +55,9 @@ struct wk_tier_opts {
     size_t n_quota;
     struct wk_ttl *ttl;
     size_t n_ttl;
-    uint64_t secret[2];     /* tier_secret(): the text is not kept */
-    const char *access_log; /* NULL: none */
+    uint64_t secret[2];                /* tier_secret(): the text is not kept */
+    double price[STORE_TIERS_MAX + 1]; /* per GB: RAM, then nvme, redis */
+    const char *access_log;            /* NULL: none */
     struct arena arena;
 };
 struct wk_opts {
@@ -68,9 +69,13 @@ struct wk_opts {
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
     enum pol_order order; /* of the queue */
-    double ratio; /* < 0: the profile's */
+    double ratio;         /* < 0: the profile's */
     double min_ratio, mass;
-    double guard_sample, guard_kl; /* guard_kl 0: by the profile */
+    double guard_sample, guard_kl;    /* guard_kl 0: by the profile */
+    bool strategy_given, ratio_given; /* by the operator: the controller keeps to them */
+    bool controller;
+    double quality_loss;      /* <0: the profile's */
+    const char *decision_log; /* NULL: none */
     bool exit_on_stdin_eof;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
@@ -124,7 +129,10 @@ struct worker {
     struct tier_ident ident;
     _Atomic double ms_per_token; /* of a prefill, as measured; 0 = unknown */
     _Atomic uint64_t held_bytes; /* of records pinned for prompts that wait */
+    _Atomic uint64_t warm_bytes; /* of records that come nearer for prompts that wait, unpinned */
+    _Atomic uint64_t n_batches;  /* prompts that have asked tiers */
     struct wk_kvlog *kvlog;      /* NULL: no access log */
+    struct wk_control *control;  /* NULL: the rules decide (control.h) */
     struct wk_tier_seen {        /* loop; as logged last */
         char degraded[96];
         const char *breaker; /* NULL: not yet */
@@ -229,6 +237,7 @@ struct wk_look {           /* of one record; in this order: asked, settled, foun
     struct store_pin *pin; /* held for the prompt */
     uint64_t held_bytes;   /* charged for the pin */
     bool asked, asking;
+    uint64_t batch; /* the same for all looks of a prompt */
     enum store_miss why;
     const char *tier; /* where it was found; NULL: nowhere */
     int status;       /* <0: it was found, but its KV could not be read */
@@ -255,9 +264,14 @@ struct wk_prompt { /* one tokenised prompt; wk_prompt_fini() */
     struct tier_key *block; /* chained keys of the exact prefix blocks */
     struct wk_look *block_look;
     size_t n_block;
-    struct worker *held_by; /* NULL: no look-up was made early */
-    unsigned guard_level;   /* in force when the plan was made, if it changed the plan; else 0 */
-    struct buf text;        /* prompt text for echo; empty unless asked for */
+    uint64_t warm_bytes;           /* of the worker's, for this prompt */
+    struct worker *held_by;        /* NULL: no look-up was made early */
+    const char *id, *alias;        /* of the request, and of its reply; NULL = none. Borrowed */
+    unsigned index;                /* of a request with several prompts */
+    uint64_t start_ns;             /* when it came; 0 = unknown */
+    struct ctl_decision *decision; /* by wk_plan() */
+    unsigned guard_level;          /* in force when the plan was made, if it changed it; else 0 */
+    struct buf text;               /* prompt text for echo; empty unless asked for */
     struct chat_out chat;
 };
 struct wk_hints { /* from headers; NULL = absent. Copied strings. */
@@ -271,7 +285,7 @@ struct wk_mode {
     enum fus_strategy strategy;
     enum fus_tensor tensor;
     enum fus_schedule schedule;
-    double ratio, min_ratio, mass; /* -1 = not given */
+    double ratio, min_ratio, mass, max_ttft_ms; /* -1 = not given */
     bool store;
     char ns[512];
     const char *separator;
@@ -309,9 +323,8 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
 void wk_drop_looks(struct worker *w, struct wk_prompt *p);
 /* Engine thread: 1 and a pin, 0 a miss (look->why), <0. late_ns: until when a prompt that was not
  * asked for early may wait. */
-int wk_find(struct worker *w, const struct wk_mode *m, const struct tier_key *key,
-            const int32_t *tok, uint32_t n, struct wk_look *l, uint64_t late_ns,
-            struct store_pin **ret);
+int wk_find(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
+            uint32_t n, struct wk_look *l, uint64_t late_ns, struct store_pin **ret);
 uint64_t wk_late_ns(void);
 /* One look-up by hand: ask, settle, drop. As store_ask(); true = a hit. */
 int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, const int32_t *tok,
@@ -320,22 +333,17 @@ bool wk_look_settle(struct worker *w, struct wk_look *l, uint64_t until_ns);
 void wk_look_drop(struct worker *w, struct wk_look *l);
 /* What n reused tokens save, by what prefills have taken so far. m NULL: all of their compute. */
 double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n);
+/* With the controller: what any record of the prompt may be waited for, since it decides later; 0:
+ * it is off. */
+double wk_prompt_worth_ms(struct worker *w, const struct wk_prompt *p);
 void wk_measured(struct worker *w, double prefill_ms, double n_tok); /* engine thread */
 uint64_t wk_record_bytes(const struct worker *w, uint32_t n);
 
 /* ---- the plan (chunks.c) ---- */
-/* Look up and decide, on the engine thread: fills ranges, captures and the strategy of plan. The
- * arrays belong to *ret_arena (mem_free). */
+/* Look up and decide (control.h), on the engine thread: fills ranges, captures and the strategy of
+ * plan, and p->decision. The arrays belong to *ret_arena (mem_free). */
 int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, struct fus_plan *plan,
             void **ret_arrays, uint32_t *ret_captured);
-/* What the store holds of a prompt, in tokens. */
-struct wk_held {
-    uint32_t n_tok, n_prefix, n_hit, n_suffix;
-};
-/* policy/plan's decision for a request of this worker; admin's preview asks it, too. */
-enum fus_strategy wk_decide(const struct worker *w, const struct wk_mode *m,
-                            const struct wk_held *held, double *ret_ratio);
-
 /* ---- builds (builds.c) ---- */
 enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FAILED };
 /* Queue an isolated build of a chunk; loop thread. 0 queued (or already), 1 already stored (when
@@ -404,7 +412,8 @@ void wk_announce_end(struct worker *w);
 
 /* ---- access log (kvlog.c) ---- */
 struct buf;
-int wk_kvlog_open(const char *path, struct wk_kvlog **ret, struct err *err);
+/* flag: which names the path in messages. */
+int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, struct err *err);
 /* One line, taken over (buf is emptied). Never waits: a full queue drops it and counts. */
 void wk_kvlog_put(struct wk_kvlog *l, struct buf *line);
 uint64_t wk_kvlog_dropped(struct wk_kvlog *l);

@@ -73,6 +73,11 @@ int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *r
 int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
                         struct err *err);
 
+/* The sink token, --chunks chunks of --chunk-tokens and a question of --query-tokens, taken from
+ * the sample one after another, which starts over at its end. */
+int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const struct opts *opts,
+                      struct bench_prompt *ret, struct err *err);
+
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
 int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n);
@@ -126,6 +131,8 @@ int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err);
 int bench_signals(struct bench *b, const struct opts *opts, struct err *err);
 int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
+int bench_decisions(const struct opts *opts, struct err *err); /* replay --decisions */
+int bench_overlap(struct bench *b, const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);
 int bench_day(const struct opts *opts, struct err *err);
 int bench_soak(struct bench *b, const struct opts *opts, struct err *err);

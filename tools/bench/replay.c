@@ -323,6 +323,7 @@ static void describe(const struct replay *p, const struct opts *opts, json_t *me
 
 int bench_replay(const struct opts *opts, struct err *err)
 {
+    if (opt_given(opts, "decisions")) return bench_decisions(opts, err);
     struct replay p = {0};
     json_t *meta = bench_meta(), *rows = json_array();
     int r = meta && rows ? load(&p, opts, err) : -ENOMEM;

@@ -206,12 +206,13 @@ struct look {
 
 /* Reusing a chunk saves what is not recomputed; a tier slower than that is not asked. */
 static int ask(struct bench *b, enum tier_kind kind, const struct bench_prompt *p, double ratio,
-               struct look *l)
+               uint64_t batch, struct look *l)
 {
     const int32_t *tok = p->tok + l->tok0;
     struct store_ask a = {.key = key_of(b, kind, tok, l->n),
                           .tok = tok,
                           .n = l->n,
+                          .batch = batch,
                           .worth_ms = l->n * b->ms_per_token * (ratio < 0.9 ? 1 - ratio : 0.1)};
     enum store_miss why;
     int r = store_ask(b->store, &a, &l->pin, &why);
@@ -243,6 +244,7 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
 {
     struct look look[BENCH_CHUNKS_MAX];
     enum tier_kind kind = run->strategy == FUS_PREFIX ? TIER_PREFIX : TIER_CHUNK;
+    const uint64_t batch = clock_ns(); /* a number of its own */
     size_t n = 0, n_looks = kind == TIER_PREFIX ? 1 : p->n_chunks;
     int r = 0;
     *ret_status = 0;
@@ -251,7 +253,7 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
         look[i] = (struct look){.tok0 = p->chunk[i].tok0, .n = p->chunk[i].n};
         if (kind == TIER_PREFIX) look[i] = (struct look){.n = prefix_tokens(p)};
         if (r == 0 && !(run->skip && run->skip[i]))
-            r = ask(b, kind, p, (double)run->ratio, &look[i]);
+            r = ask(b, kind, p, (double)run->ratio, batch, &look[i]);
     }
     for (size_t i = 0; i < n_looks; i++) {
         const char *tier;

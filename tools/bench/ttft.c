@@ -38,11 +38,16 @@ struct origins {
     size_t n;
 };
 
-/* Chunk after chunk from the sample, starting over at its end. */
-static int make_prompt(const struct bench *b, const struct tok_ids *sample, uint32_t chunks,
-                       uint32_t chunk_tokens, uint32_t query_tokens, struct bench_prompt *ret)
+int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const struct opts *opts,
+                      struct bench_prompt *ret, struct err *err)
 {
-    uint32_t head = b->sink >= 0;
+    uint32_t chunks = (uint32_t)opt_int(opts, "chunks"), head = b->sink >= 0;
+    uint32_t chunk_tokens = (uint32_t)opt_int(opts, "chunk-tokens");
+    uint32_t query_tokens = (uint32_t)opt_int(opts, "query-tokens");
+    uint64_t total = (uint64_t)chunks * chunk_tokens + query_tokens + 1;
+    if (total > fus_core_ctx_max(b->core))
+        return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
+                       (unsigned long long)total, fus_core_ctx_max(b->core));
     struct bench_prompt p = {.n_tok = head + chunks * chunk_tokens + query_tokens};
     p.tok = mem_alloc(p.n_tok * sizeof *p.tok);
     if (!p.tok) return -ENOMEM;
@@ -253,13 +258,8 @@ static int make_rows(const struct bench *b, const struct opts *opts, const struc
 
 int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
-    int64_t chunks = opt_int(opts, "chunks"), chunk_tokens = opt_int(opts, "chunk-tokens");
-    int64_t query_tokens = opt_int(opts, "query-tokens"), reps = opt_int(opts, "reps");
+    int64_t reps = opt_int(opts, "reps");
     size_t n = 0;
-    uint64_t total = (uint64_t)(chunks * chunk_tokens + query_tokens) + 1;
-    if (total > fus_core_ctx_max(b->core))
-        return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
-                       (unsigned long long)total, fus_core_ctx_max(b->core));
     struct bench_prompt p = {0};
     struct tok_ids sample = {0};
     struct row row[ROWS_MAX] = {0};
@@ -269,9 +269,7 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     int r = open_origins(b, &origins, opts, err);
     if (r == 0) r = make_rows(b, opts, &origins, (unsigned)reps, row, &n, err);
     if (r == 0) r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
-    if (r == 0)
-        r = make_prompt(b, &sample, (uint32_t)chunks, (uint32_t)chunk_tokens,
-                        (uint32_t)query_tokens, &p);
+    if (r == 0) r = bench_make_prompt(b, &sample, opts, &p, err);
     if (r == 0) r = fill_origins(b, &origins, &p);
     if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, opt_bool(opts, "gate"), &gflops);
     if (r == 0)

@@ -73,6 +73,7 @@ int ctl_evict(const struct ctl_args *a);
 int ctl_clear(const struct ctl_args *a);
 int ctl_warm(const struct ctl_args *a);
 int ctl_segment(const struct ctl_args *a);
+int ctl_explain(const struct ctl_args *a);
 int ctl_profile(const struct ctl_args *a);
 int ctl_quality(const struct ctl_args *a);
 int ctl_tiers(const struct ctl_args *a);

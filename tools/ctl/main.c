@@ -26,6 +26,8 @@ static const struct {
     {"clear", "", "drop all but pinned records (--all, --tier, --namespace)", ctl_clear},
     {"warm", "FILE", "build chunks: .jsonl with \"text\", a JSON list, or one text", ctl_warm},
     {"segment", "FILE", "explain how a captured request would be cut and served", ctl_segment},
+    {"explain", "REQUEST_ID",
+     "why a request was served as it was, and what else it could have been", ctl_explain},
     {"verify", "[ID]", "read records back and check every byte (--tier)", ctl_verify},
     {"preload", "TIER [COUNT]", "bring the most recently used records into RAM", ctl_preload},
     {"flush", "", "wait until slower tiers have what is due to them", ctl_flush},

@@ -1,7 +1,7 @@
 /* Segments to tokens, and the glue between a real store and the fusor's sources and sinks. */
 #include "base/clock.h"
+#include "fusor/worker/control.h"
 #include "fusor/worker/records.h"
-#include "fusor/worker/worker.h"
 #include "tests/test.h"
 
 /* ---- bytes to tokens ---- */
@@ -362,38 +362,61 @@ TEST(a_failed_self_test_means_exact)
     kit_close(&k);
 }
 
+struct held {
+    uint32_t n_tok, n_prefix, n_hit, n_suffix;
+};
+
+static enum fus_strategy decide(struct kit *k, const struct wk_mode *m, const struct held *h,
+                                double *ret_ratio)
+{
+    struct wk_cut cut = {.tok0 = h->n_tok - h->n_suffix - h->n_hit, .n = h->n_hit};
+    struct wk_prompt p = {.n_tok = h->n_tok, .cut = &cut, .n_cut = 1};
+    struct ctl_decision *d = wk_decision_create(&k->w, &p);
+
+    ASSERT_TRUE(d);
+    d->chunk[0].tier = 0;
+    d->in.n_prefix = h->n_prefix;
+    wk_decide(&k->w, m, NULL, d);
+    enum fus_strategy s = ctl_from_policy(d->out.strategy);
+    *ret_ratio = d->out.ratio;
+    ASSERT_EQ(d->by, CTL_BY_RULES); /* there is no controller here */
+    ASSERT_EQ(d->reuse[0], s != FUS_FULL && s != FUS_PREFIX);
+    ctl_decision_free(d);
+    return s;
+}
+
 /* The worker's settings and names reach policy/plan and come back. */
 TEST(decisions)
 {
     struct kit k;
     double ratio;
-    struct wk_held held = {1000, 0, 100, 10};
+    struct held held = {1000, 0, 100, 10};
     struct wk_mode m = {.mode = API_AUTO, .ratio = -1};
 
     kit_open(&k, KN_F16);
     k.w.o.ratio = 0.2;
-    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_FULL); /* too little to gain */
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_FULL); /* too little to gain */
     held.n_prefix = 64;
-    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_PREFIX);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_PREFIX);
     held.n_hit = 800;
-    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_QUERY);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_QUERY);
     ASSERT_NEAR(ratio, 0.2, 1e-9);
     m.ratio = 0.3;
     held.n_suffix = 0;
-    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_HKVD);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_HKVD);
     ASSERT_NEAR(ratio, 0.3, 1e-9);
     m.mode = API_BLEND;
-    held = (struct wk_held){1000, 0, 20, 10};
+    held = (struct held){1000, 0, 20, 10};
     m.ratio = 1;
     for (int s = FUS_REUSE; s < FUS_STRATEGY_COUNT; s++) {
         m.has_strategy = true;
         m.strategy = (enum fus_strategy)s;
-        ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), (enum fus_strategy)s);
+        ASSERT_EQ(decide(&k, &m, &held, &ratio), (enum fus_strategy)s);
         ASSERT_NEAR(ratio, s == FUS_REUSE ? 0 : 1, 1e-9);
     }
     m.has_strategy = false;
     k.w.o.strategy = "sink";
-    ASSERT_EQ(wk_decide(&k.w, &m, &held, &ratio), FUS_SINK);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_SINK);
     kit_close(&k);
 }
 

@@ -197,6 +197,42 @@ TEST(a_prompt_that_never_runs_gives_its_pins_back)
     kit_close(&k);
 }
 
+/* Prompts ahead of it hold all that may be held: its records climb to RAM, and are not held there.
+ */
+TEST(a_prompt_that_may_hold_nothing_finds_it_in_ram_all_the_same)
+{
+    struct kit k;
+    uint64_t held = 2 << 20;
+    kit_open(&k);
+    put_all(&k);
+    leave_ram(&k);
+    atomic_store(&k.w.held_bytes, held);
+    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(atomic_load(&k.w.held_bytes), held);
+    ASSERT_TRUE(atomic_load(&k.w.warm_bytes) > 0);
+    ASSERT_EQ(atomic_load(&k.w.warm_bytes), k.p.warm_bytes);
+    for (size_t i = 0; i < N_CUT; i++) {
+        ASSERT_TRUE(!k.p.cut[i].look.pin);
+        wait_in_ram(&k, &k.p.cut[i].key);
+    }
+    atomic_store(&k.w.held_bytes, 0);
+    ASSERT_TRUE(plan(&k) >= N_CUT);
+    for (size_t i = 0; i < N_CUT; i++)
+        ASSERT_STREQ(k.p.cut[i].look.tier, "ram");
+    ASSERT_EQ(atomic_load(&k.w.warm_bytes), 0);
+
+    leave_ram(&k); /* and what is on its way is bounded, too */
+    uint64_t all = 1 << 20;
+    atomic_store(&k.w.held_bytes, held);
+    atomic_store(&k.w.warm_bytes, all);
+    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(atomic_load(&k.w.warm_bytes), all);
+    ASSERT_EQ(k.p.warm_bytes, 0);
+    atomic_store(&k.w.held_bytes, 0);
+    atomic_store(&k.w.warm_bytes, 0);
+    kit_close(&k);
+}
+
 TEST(a_chain_ends_at_its_first_miss)
 {
     struct kit k;

@@ -169,11 +169,11 @@ TEST(the_access_log_keeps_whole_lines)
     struct wk_kvlog *l;
     struct err err = {0};
     (void)close(mkstemp(path));
-    ASSERT_TRUE(wk_kvlog_open("/nonexistent/log", &l, &err) < 0);
+    ASSERT_TRUE(wk_kvlog_open("/nonexistent/log", "--access-log", &l, &err) < 0);
     ASSERT_TRUE(strstr(err.msg, "--access-log"));
     for (int i = 0; i < 2; i++) { /* the second time it goes on behind */
         struct buf b = BUF_INIT;
-        ASSERT_OK(wk_kvlog_open(path, &l, &err));
+        ASSERT_OK(wk_kvlog_open(path, "--access-log", &l, &err));
         for (int k = 0; k < 3; k++) {
             ASSERT_OK(buf_addf(&b, "%d%d\n", i, k));
             wk_kvlog_put(l, &b);
@@ -196,7 +196,7 @@ TEST(a_log_that_cannot_be_written_counts)
     struct wk_kvlog *l;
     struct err err = {0};
     struct buf b = BUF_INIT;
-    ASSERT_OK(wk_kvlog_open("/dev/full", &l, &err));
+    ASSERT_OK(wk_kvlog_open("/dev/full", "--access-log", &l, &err));
     ASSERT_OK(buf_adds(&b, "x\n"));
     wk_kvlog_put(l, &b);
     for (uint64_t t0 = clock_ns(); wk_kvlog_dropped(l) == 0 && clock_ms_since(t0) < 10000;)

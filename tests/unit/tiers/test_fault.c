@@ -752,3 +752,40 @@ TEST(store_over_random_faults)
     ASSERT_TRUE(hits > 100);
     site_close(&w);
 }
+
+/* How far the other call of the batch has come. */
+static void look_at_other(struct kit_call *c)
+{
+    struct kit_call *other = c->ctx;
+    pthread_mutex_lock(&other->m);
+    c->rec->desc.created_ms = other->n_parts;
+    pthread_mutex_unlock(&other->m);
+}
+
+TEST(the_reads_of_a_batch_take_turns)
+{
+    struct rig r = rig_open(&(struct tier_fault_opts){0});
+    struct kit_rec a, b;
+    struct kit_call x, y;
+    kit_make(&a, 1, "a", big);
+    kit_make(&b, 2, "a", big);
+    ASSERT_OK(kit_write(r.t, &a));
+    ASSERT_OK(kit_write(r.t, &b));
+    set(&r, (struct tier_fault_opts){.read_bytes_per_s = a.layout.record_bytes}); /* a second */
+    kit_call_init(&x, &a);
+    kit_call_init(&y, &b);
+    x.op.batch = y.op.batch = 7;
+    x.then = look_at_other;
+    x.ctx = &y;
+    ASSERT_OK(r.t->ops->read(r.t, &x.op));
+    ASSERT_OK(r.t->ops->read(r.t, &y.op));
+    ASSERT_OK(kit_wait(&x));
+    ASSERT_OK(kit_wait(&y));
+    ASSERT_TRUE(a.layout.n_parts > 3);
+    ASSERT_TRUE(a.desc.created_ms + 2 >= a.layout.n_parts); /* neither was served first */
+    kit_call_fini(&x);
+    kit_call_fini(&y);
+    kit_free(&a);
+    kit_free(&b);
+    rig_close(&r);
+}

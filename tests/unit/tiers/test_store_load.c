@@ -65,6 +65,48 @@ TEST(layers_are_readable_while_later_ones_arrive)
     layer_by_layer(true);
 }
 
+TEST(a_load_that_nobody_wants_any_more_stops)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_large, &m, false);
+    struct store_pin *p, *q;
+    enum store_miss why;
+    mock_set(m, &m->part_limit, 2);
+    ASSERT_TRUE(kit_ask(s, 1, 0, &p, &why) > 0);
+    ASSERT_EQ(store_pin_settle(p, 0, &why), 1);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    uint64_t missing = store_pin_missing(p);
+    ASSERT_TRUE(missing > 0 && missing < 4 * MIB);
+    ASSERT_TRUE(kit_ask(s, 1, 0, &q, &why) > 0);
+    store_pin_cancel(p); /* the other one still waits for it */
+    mock_set(m, &m->part_limit, 4);
+    ASSERT_EQ(kit_check(s, q, 1), 0);
+    ASSERT_EQ(store_pin_missing(q), 0);
+    store_pin_release(q);
+    mock_wait(m, &m->done, 2);
+
+    struct tier_key k = kit_key(&kit_large, 1);
+    for (int r = -EBUSY; r == -EBUSY; (void)sched_yield())
+        r = store_evict(s, &k, "ram");
+    mock_set(m, &m->part_limit, 2);
+    ASSERT_TRUE(kit_ask(s, 1, 0, &p, &why) > 0);
+    ASSERT_EQ(store_pin_settle(p, 0, &why), 1);
+    store_pin_cancel(p);
+    mock_set(m, &m->part_limit, 64);
+    mock_wait(m, &m->done, 3);
+    while (kit_stats(s).inflight > 0)
+        (void)sched_yield();
+    ASSERT_EQ(kit_stats(s).n_records, 0);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1); /* and it can be had again, from where it was */
+    ASSERT_STREQ(store_pin_tier(p), "near");
+    ASSERT_EQ(kit_check(s, p, 1), 0);
+    store_pin_release(p);
+    struct store_tier_stats st;
+    store_get_tier_stats(s, 0, &st);
+    ASSERT_STREQ(st.breaker, "closed"); /* the tier is not to blame */
+    store_destroy(s);
+}
+
 struct asker {
     struct store *s;
     pthread_t thread;

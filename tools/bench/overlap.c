@@ -1,0 +1,269 @@
+/* kvblend-bench overlap: does loading hide behind computing, or computing behind loading?
+ *
+ * The chunks of a prompt lie in a tier that is throttled from 0.2 to 20 GB/s (--throttles). For
+ * each rate and strategy: time_ms of the prefill while it loads, load_ms of the load alone,
+ * compute_ms with the chunks in RAM; the ratio is time / max(load, compute), 1 when the shorter is
+ * hidden wholly. `query` and `qs` read most layers before they choose, so they cannot hide: their
+ * ratio shows what waiting costs. A round measures every figure once; ratios are of one round, and
+ * the median of rounds is shown. */
+#include "tools/bench/bench.h"
+#include "tools/bench/places.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "tiers/fault.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RATES_MAX = 16, METHODS_MAX = 16, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
+
+struct cell { /* [reps] each */
+    double *time_ms, *load_ms, *ratio;
+};
+struct overlap {
+    struct bench *b;
+    struct bench_prompt p;
+    struct places places;
+    struct tier *slow; /* the throttled tier, the store's */
+    struct store *store;
+    struct bench_run run[METHODS_MAX];
+    size_t n_runs;
+    double rate[RATES_MAX]; /* GB/s */
+    size_t n_rates;
+    unsigned reps;
+    double *compute_ms[METHODS_MAX];
+    struct cell cell[METHODS_MAX][RATES_MAX];
+};
+
+static bool can_overlap(enum fus_strategy s)
+{
+    return s != FUS_QUERY && s != FUS_QS && s != FUS_HYBRID;
+}
+
+static int read_rates(struct overlap *o, const char *text, struct err *err)
+{
+    while (*text) {
+        char *end;
+        double x = strtod(text, &end);
+        if (end == text || !(x > 0) || (*end && *end != ',') || o->n_rates == RATES_MAX)
+            return err_set(err, -EINVAL, "--throttles: expected GB/s with commas between");
+        o->rate[o->n_rates++] = x;
+        text = end + (*end == ',');
+    }
+    return o->n_rates ? 0 : err_set(err, -EINVAL, "--throttles is empty");
+}
+
+static int open_tier(struct overlap *o, const struct opts *opts, struct err *err)
+{
+    struct tier_ident id = bench_ident(o->b);
+    uint64_t bytes = opt_size(opts, "ram");
+    struct place_want want = {.name = "gpu", .ident = &id, .capacity_bytes = bytes};
+    struct store_tier_opts t = {.write = STORE_WRITE_BEHIND};
+    const struct tier_fault_opts none = {0};
+    char note[256];
+    int r = place_open(&o->places, &want, &t.tier, note, err);
+    if (r <= 0) return r < 0 ? r : err_set(err, -ENOTSUP, "no tier to throttle: %s", note);
+    json_object_set_new(o->b->meta, "throttled_tier", json_string(note));
+    r = tier_fault_create(t.tier, &none, &o->slow);
+    if (r < 0) {
+        t.tier->ops->destroy(t.tier);
+        return r;
+    }
+    t.tier = o->slow;
+    r = bench_store_create(o->b, bytes, &t, 1, &o->store, err);
+    if (r < 0) o->slow->ops->destroy(o->slow);
+    return r;
+}
+
+static int throttle(struct overlap *o, double gbps)
+{
+    const struct tier_fault_opts f = {.read_bytes_per_s = (uint64_t)(gbps * 1e9)};
+    return tier_fault_set(o->slow, &f);
+}
+
+static struct tier_key key_of(const struct overlap *o, size_t i)
+{
+    return bench_chunk_key(o->b, o->p.tok + o->p.chunk[i].tok0, o->p.chunk[i].n);
+}
+
+/* Out of RAM, once the last load has really ended. */
+static int leave_ram(struct overlap *o)
+{
+    for (size_t i = 0; i < o->p.n_chunks; i++) {
+        struct tier_key k = key_of(o, i);
+        uint64_t t0 = clock_ns();
+        int r;
+        while ((r = store_evict(o->store, &k, "ram")) == -EBUSY && clock_ms_since(t0) < BUSY_MS_MAX)
+            (void)poll(NULL, 0, 1);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+/* All chunks at once, as a request asks for them, and nothing else. */
+static int load_alone(struct overlap *o, double *ret_ms)
+{
+    struct store_pin *pin[BENCH_CHUNKS_MAX] = {NULL};
+    enum store_miss why;
+    uint64_t t0 = clock_ns();
+    const void *k, *v;
+    int r = 0;
+    for (size_t i = 0; r >= 0 && i < o->p.n_chunks; i++) {
+        struct store_ask a = {.key = key_of(o, i),
+                              .tok = o->p.tok + o->p.chunk[i].tok0,
+                              .n = o->p.chunk[i].n,
+                              .batch = t0};
+        r = store_ask(o->store, &a, &pin[i], &why);
+        if (r <= 0) pin[i] = NULL;
+    }
+    for (size_t i = 0; i < o->p.n_chunks; i++) {
+        if (pin[i] && store_pin_settle(pin[i], 0, &why) <= 0) pin[i] = NULL;
+        if (!pin[i] && r >= 0) r = -ENOENT;
+    }
+    for (size_t i = 0; r >= 0 && i < o->p.n_chunks; i++)
+        r = store_pin_layer(pin[i], o->b->cfg->L - 1, &k, &v);
+    *ret_ms = clock_ms_since(t0);
+    for (size_t i = 0; i < o->p.n_chunks; i++)
+        store_pin_release(pin[i]);
+    return r < 0 ? r : 0;
+}
+
+static int prefill(struct overlap *o, const struct bench_run *run, double *ret_ms)
+{
+    struct store *own = o->b->store;
+    struct bench_result res;
+    o->b->store = o->store;
+    int r = bench_prefill(o->b, &o->p, run, 0, &res);
+    o->b->store = own;
+    if (r < 0) return r;
+    *ret_ms = res.ttft_ms;
+    size_t n_reused = 0;
+    for (size_t i = 0; i < o->p.n_chunks; i++)
+        n_reused += res.tier[i] != NULL;
+    bench_result_fini(&res);
+    return n_reused == o->p.n_chunks ? 0 : -ENOENT; /* else it is no load that was measured */
+}
+
+static int round_of(struct overlap *o, size_t m, unsigned rep)
+{
+    double *compute = &o->compute_ms[m][rep];
+    int r = throttle(o, 1000);
+    if (r == 0) r = prefill(o, &o->run[m], compute); /* whatever was missing is in RAM now */
+    if (r == 0) r = prefill(o, &o->run[m], compute);
+    for (size_t i = 0; r == 0 && i < o->n_rates; i++) {
+        struct cell *c = &o->cell[m][i];
+        r = throttle(o, o->rate[i]);
+        if (r == 0) r = leave_ram(o);
+        if (r == 0) r = load_alone(o, &c->load_ms[rep]);
+        if (r == 0) r = leave_ram(o);
+        if (r == 0) r = prefill(o, &o->run[m], &c->time_ms[rep]);
+        double least = c->load_ms[rep] > *compute ? c->load_ms[rep] : *compute;
+        c->ratio[rep] = c->time_ms[rep] / least;
+    }
+    return r;
+}
+
+static int allocate(struct overlap *o)
+{
+    for (size_t m = 0; m < o->n_runs; m++) {
+        o->compute_ms[m] = mem_zalloc(o->reps * sizeof(double));
+        if (!o->compute_ms[m]) return -ENOMEM;
+        for (size_t i = 0; i < o->n_rates; i++) {
+            struct cell *c = &o->cell[m][i];
+            c->time_ms = mem_zalloc(3 * o->reps * sizeof(double));
+            if (!c->time_ms) return -ENOMEM;
+            c->load_ms = c->time_ms + o->reps;
+            c->ratio = c->load_ms + o->reps;
+        }
+    }
+    return 0;
+}
+
+static void finish(struct overlap *o)
+{
+    for (size_t m = 0; m < o->n_runs; m++) {
+        mem_free(o->compute_ms[m]);
+        for (size_t i = 0; i < o->n_rates; i++)
+            mem_free(o->cell[m][i].time_ms);
+    }
+    store_destroy(o->store);
+    places_fini(&o->places);
+    bench_prompt_fini(&o->p);
+}
+
+static void report(struct overlap *o)
+{
+    (void)printf("%-8s %6s %8s %10s %10s %10s %8s\n", "strategy", "ratio", "GB/s", "time ms",
+                 "load ms", "compute ms", "t / max");
+    double worst = 0;
+    for (size_t m = 0; m < o->n_runs; m++)
+        for (size_t i = 0; i < o->n_rates; i++) {
+            const struct bench_run *run = &o->run[m];
+            struct cell *c = &o->cell[m][i];
+            const char *name = fus_strategy_name(run->strategy);
+            bool overlaps = can_overlap(run->strategy);
+            double time = bench_quantile(c->time_ms, o->reps, 0.5),
+                   load = bench_quantile(c->load_ms, o->reps, 0.5),
+                   compute = bench_quantile(o->compute_ms[m], o->reps, 0.5),
+                   ratio = bench_quantile(c->ratio, o->reps, 0.5);
+            if (overlaps && ratio > worst) worst = ratio;
+            json_array_append_new(
+                o->b->rows, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "strategy", name,
+                                      "ratio", (double)run->ratio, "throttle_gbps", o->rate[i],
+                                      "time_ms", time, "load_ms", load, "compute_ms", compute,
+                                      "time_per_max", ratio, "can_overlap", overlaps));
+            (void)printf("%-8s %6.2f %8.2f %10.1f %10.1f %10.1f %8.3f%s\n", name,
+                         (double)run->ratio, o->rate[i], time, load, compute, ratio,
+                         overlaps ? "" : " (waits)");
+        }
+    json_object_set_new(o->b->meta, "time_per_max_worst", json_real(worst));
+    (void)printf("worst of those that can overlap: %.3f (goal 1.05)\n", worst);
+}
+
+static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
+{
+    struct bench_run all[METHODS_MAX];
+    struct tok_ids sample = {0};
+    size_t n = 0;
+    const char *names = opt_given(opts, "strategies") ? opt_str(opts, "strategies")
+                                                      : "hkvd,side,static,sink,query,qs";
+    const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
+    int r = bench_methods_of(o->b, names, ratios, false, all, METHODS_MAX, &n, err);
+    for (size_t i = 0; r == 0 && i < n; i++)
+        if (all[i].strategy != FUS_FULL && all[i].strategy != FUS_PREFIX)
+            o->run[o->n_runs++] = all[i];
+    o->reps = (unsigned)opt_int(opts, "reps");
+    if (r == 0) r = read_rates(o, opt_str(opts, "throttles"), err);
+    if (r == 0) r = allocate(o);
+    if (r == 0) r = open_tier(o, opts, err);
+    if (r == 0) r = bench_sample_tokens(o->b, opt_str(opts, "documents"), &sample, err);
+    if (r == 0) r = bench_make_prompt(o->b, &sample, opts, &o->p, err);
+    tok_ids_fini(&sample);
+    if (r < 0) return r;
+    struct store *own = o->b->store;
+    o->b->store = o->store;
+    r = bench_build_chunks(o->b, &o->p);
+    o->b->store = own;
+    return r < 0 ? r : store_flush(o->store, clock_ns() + FLUSH_S * 1000000000ull);
+}
+
+int bench_overlap(struct bench *b, const struct opts *opts, struct err *err)
+{
+    struct overlap o = {.b = b};
+    places_init(&o.places, opts);
+    int r = set_up(&o, opts, err);
+    for (unsigned rep = 0; r == 0 && rep < o.reps; rep++)
+        for (size_t i = 0; r == 0 && i < o.n_runs; i++) {
+            r = round_of(&o, (i + rep) % o.n_runs, rep);
+            bench_progress("strategy", rep * o.n_runs + i + 1, o.reps * o.n_runs);
+        }
+    if (r == 0)
+        report(&o);
+    else if (err->code == 0)
+        (void)err_set(err, r, "measuring failed: %s", err_name(r));
+    finish(&o);
+    return r;
+}
