@@ -7,8 +7,8 @@ of every layer in one array, rows that are computed write over it, and a row at 
 K deviation at the check layer), query (attention of the suffix over the reused KV, layers L/3 to
 5L/6), qs (query times context sensitivity: per token the mean over layers 1...L/2 of
 |dK|/|K| + |dV|/|V| between the isolated encoding and one behind another chunk, largest over chunks of
-the four lines that follow, as the quality tool does it), sense (that sensitivity alone), two (an oracle: the
-asked fact's value and its pronoun or nickname, nothing else). "+first": tokens of a chunk right behind
+the four lines that follow, as the quality tool does it), sense (that sensitivity alone); oracles: value (the
+asked fact's value, nothing else), subject (its pronoun or role, nothing else), values (every fact's). "+first": tokens of a chunk right behind
 the first token, which are exact, are left out of the choice; the number of tokens stays.
 
 Run: python3 tools/crossref_reference.py FOLDER [--limit N] [--methods full,reuse,hkvd@0.15,...]
@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 
 import train_crossref as tc
+
+VALUE_IDS = {tc.ID["\u0120" + w] for v in tc.VALUES for w in v}
 
 
 def load(folder):
@@ -52,11 +54,15 @@ class Prompt:
         self.kind, self.want = line["kind"], tc.to_ids(" " + line["answer"])[0]
         self.text = line["chunks"]
 
-    def two(self):
-        """The asked fact's value and its subject where that is a pronoun or a nickname."""
+    def oracle(self, what):
+        """The asked fact's value, its subject where that is a pronoun or a role, all values."""
+        if what == "values":
+            return [i for i in range(self.suffix0) if self.ids[i] in VALUE_IDS]
         value = max(i for i in range(self.suffix0) if self.ids[i] == self.want)
+        if what == "value":
+            return [value]
         begin = max(i for i in range(value) if self.ids[i] in (tc.STOP, tc.NEWLINE))
-        return [i for i in range(begin, value) if self.ids[i] in tc.STAND_INS] + [value]
+        return [i for i in range(begin, value) if self.ids[i] in tc.STAND_INS]
 
 
 class Runner:
@@ -181,8 +187,8 @@ class Runner:
         among = reused.clone()
         if first:
             among[p.chunk[0][0]:p.chunk[0][1]] = False
-        if what == "two":
-            return self.finish(p, K, V, reused, torch.tensor(p.two()))
+        if what in ("value", "subject", "values"):
+            return self.finish(p, K, V, reused, torch.tensor(p.oracle(what), dtype=torch.long))
         score = self.query_score(p) if what[0] == "q" else torch.ones(len(p.ids))
         if what in ("qs", "sense"):
             for (lo, hi), text in zip(p.chunk, p.text):
@@ -196,9 +202,9 @@ def main():
     a.add_argument("folder")
     a.add_argument("--limit", type=int, default=0)
     a.add_argument("--neighbours", type=int, default=4)
-    a.add_argument("--methods", default="full,reuse,two," + ",".join(
-        f"{s}@{r}" for s in ("hkvd", "hkvd3", "query", "qs", "qs+first")
-        for r in ("0.20", "0.50")))
+    a.add_argument("--methods", default="full,reuse,value,subject," + ",".join(
+        f"{s}@{r}" for s in ("hkvd", "hkvd2", "query", "qs")
+        for r in ("0.05", "0.075", "0.15")))
     a = a.parse_args()
     torch.set_num_threads(1)
     with open(os.path.join(a.folder, "questions.jsonl")) as f:

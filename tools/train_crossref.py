@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Trains the small model of tests/data/crossref, whose answers need more than one chunk.
 
-The text is generated: people with names, nicknames and facts, told in 4 to 8 chunks of about 50
-tokens. A later chunk says "she", uses a nickname or corrects a fact, so that its meaning hangs on an
-earlier chunk; a question asks for one word. Kinds of questions:
-  single  the fact's own chunk names the person
-  coref   the fact is told of "she" or "he"; the name stands in an earlier chunk
-  alias   the fact is told of a nickname, introduced in an earlier chunk; asked by name
-  update  a later chunk replaces the fact ("she now lives in ...")
+The text is generated: people with names, roles and facts, told in 3 to 6 chunks of about 45 tokens.
+A later chunk says "she", names a role, leaves the subject out or corrects a fact, so that its meaning
+hangs on an earlier chunk; a question asks for one word. Kinds of questions:
+  single    the fact's own chunk names the person
+  coref     the fact is told of "she" or "he"; the name stands in an earlier chunk
+  ellipsis  the fact's subject is left out ("Also keeps a dog."); it ends an earlier chunk
+  alias     the fact is told of "the mayor", who an earlier chunk says is that person
+  update    a later chunk replaces the fact ("she now lives in ...", "the mayor now ...")
 What makes it learn: names drawn afresh per text, every word one token, few and short chunks first,
-many questions behind one text (they do not see each other), and two losses that exist in training
-only: name the owner of a fact, at its subject after an early layer and at its value after a middle
-one. Hidden matrices are trained with Muon, the rest with AdamW.
+many questions behind one text (they do not see each other), and losses that exist in training only:
+name the owner of a fact at the fact's last token, its value, after two layers; where the value looks
+for its sentence's subject (first layer) and for what says whom that means (second); where the
+question looks for its fact (fourth). So one token, the value, carries what a fact says and of whom.
+Hidden matrices are trained with Muon, the rest with AdamW.
 
 Writes a Hugging Face folder (config.json, model.safetensors in f16, tokenizer.json,
 tokenizer_config.json) and questions.jsonl in the format of kvblend-bench quality.
@@ -37,8 +40,7 @@ from torch import nn
 FIRST = "Ba Ce Da Fe Ga Hi Jo Ka Le Mi No Pe Ra Si Tu Ve".split()
 FEMALE = [a + b for a in FIRST for b in "lina rissa".split()]
 MALE = [a + b for a in FIRST for b in "ron mund".split()]
-NICK = [a + b for a in "Red Blue Grey Gold".split()
-        for b in "fox hawk bear moth wolf crow".split()]
+ROLES = "mayor baker doctor judge miller smith pilot clerk".split()
 RELATIONS = [  # verb and what follows it, the question's words, values
     ("lives in", "Where does {} live ?", "Paris Rome Oslo Cairo Lima Delhi Tokyo Quito Bern Minsk "
      "Accra Dublin Athens Hanoi Riga Sofia Tunis Lagos Madrid Vienna"),
@@ -58,7 +60,7 @@ RELATIONS = [  # verb and what follows it, the question's words, values
      "plums barley grapes lilies hops figs peas carrots olives pears lentils"),
 ]
 HEADINGS = "Letter Diary Report Notes Minutes Memo".split()
-OPENINGS = ["", "", "", "Today", "At home", "We hear", "As before"]
+OPENINGS = ["", "", "", "", "Today", "At home", "As before"]
 FILLERS = ["The rain fell all day", "Nobody said much", "It was cold in the morning",
            "The town was quiet", "Dinner was late", "The road is closed"]
 VALUES = [r[2].split() for r in RELATIONS]
@@ -79,11 +81,11 @@ def byte_alphabet():
 def vocabulary():
     """Token texts by id. Space is written as the byte-level alphabet does."""
     words = HEADINGS + ["Question", "Answer", "\n"]
-    spaced = ["She", "He", "she", "he", "now", "is", "also", "called", "within", "5", "words"]
+    spaced = ["She", "He", "she", "he", "The", "the", "Also", "now", "is", "within", "5", "words"]
     spaced += [w for r in RELATIONS for t in (r[0], r[1]) for w in t.split() if w not in ("{}", "?")]
     spaced += [w for v in VALUES for w in v]
     spaced += [w for t in OPENINGS + FILLERS for w in t.split()]
-    spaced += FEMALE + MALE + NICK
+    spaced += FEMALE + MALE + ROLES
     bytes_ = byte_alphabet()
     words = [w for w in words if len(w) > 1]
     return [BOS, EOS] + bytes_ + words + ["\u0120" + w for w in dict.fromkeys(spaced)]
@@ -93,7 +95,7 @@ VOCAB = vocabulary()
 ID = {t: i for i, t in enumerate(VOCAB)}
 NEWLINE, STOP, WHAT, COLON = ID["\u010a"], ID["."], ID["?"], ID[":"]
 PEOPLE = FEMALE + MALE
-STAND_INS = {ID["\u0120" + w] for w in NICK + ["She", "He", "she", "he"]}
+STAND_INS = {ID["\u0120" + w] for w in ROLES + ["She", "He", "she", "he"]}
 
 
 def spaced(text):
@@ -112,18 +114,19 @@ def to_text(ids):
 
 # ---- texts ------------------------------------------------------------------------------------
 
-KINDS = ["single", "coref", "alias", "update"]
+KINDS = ["single", "coref", "ellipsis", "alias", "update"]
 MIX = {  # ways to tell a fact at the beginning of a later chunk and elsewhere; questions asked
-    "begin": {"he": 0.55, "update": 0.3, "nick": 0.1, "new": 0.05},
-    "go on": {"he": 0.28, "new": 0.2, "old": 0.14, "nick": 0.13, "call": 0.1, "update": 0.15,
-              "fill": 0.05},
-    "ask": {"single": 0.25, "coref": 0.25, "alias": 0.2, "update": 0.3}}
+    "begin": {"pronoun": 0.3, "also": 0.4, "update": 0.25, "role": 0.2, "new": 0.05},
+    "go on": {"pronoun": 0.22, "also": 0.1, "new": 0.18, "old": 0.08, "role": 0.15, "call": 0.14,
+              "update": 0.1, "fill": 0.03},
+    "ask": {"single": 0.18, "coref": 0.2, "ellipsis": 0.2, "alias": 0.22, "update": 0.2}}
+APART = 12  # tokens between two women's (men's) names, or nobody says "she" ("he") after them
 
 
 class Person:
     def __init__(self, name, female):
         self.name, self.female = name, female
-        self.nick, self.nick_chunk, self.nick_at = None, None, None
+        self.role, self.role_chunk, self.role_at = None, None, None
         self.facts = {}  # relation -> Fact
 
 
@@ -132,17 +135,44 @@ class Fact:
         self.value, self.kind, self.chunk, self.at, self.updated = value, kind, chunk, at, False
 
 
+class Focus:
+    """Whom "she" or "he" stands for: the woman or man who was named last."""
+
+    def __init__(self):
+        self.person, self.chunk, self.at, self.other_at, self.clear = None, -1, None, None, False
+
+    def name(self, person, chunk, at):
+        if self.person is not person:
+            self.other_at = self.at
+        self.person, self.chunk, self.at = person, chunk, at
+        self.clear = self.other_at is None or at - self.other_at >= APART
+
+    def mention(self, person):
+        """Told of by her role: "she" is not clear any more if that is somebody else."""
+        self.clear = self.clear and person is self.person
+
+
+class Subject:
+    """Of a sentence: a person, where the word for her stands, and what says whom it means."""
+
+    def __init__(self, person, word, chunk, at, says, says_chunk):
+        self.person, self.word, self.chunk, self.at = person, word, chunk, at
+        self.says, self.says_chunk = says, says_chunk
+
+
 class Text:
-    """One generated text: ids, chunk ranges, labels of subjects and values, and its facts."""
+    """One generated text: ids, chunk ranges, its facts, and labels for training."""
 
     def __init__(self, rng, n_chunks, chunk_tokens, max_people):
         self.rng, self.max_people = rng, max_people
-        self.ids, self.chunks, self.subjects, self.values = [ID[BOS]], [], [], []
-        self.nick_uses = []  # where a nickname stands, where it was introduced
-        self.people, self.last = [], {True: None, False: None}
-        self.named_in = {True: -1, False: -1}  # chunk of the name that "she", "he" stands for
+        self.ids, self.chunks = [ID[BOS]], []
+        self.values = []  # position of a fact's value, class of its owner
+        self.tells = []  # position of such a value, of its sentence's subject
+        self.refers = [[], []]  # such a value, the token that says whom a pronoun, a role means
+        self.subject = None  # of the sentence before: see Subject
+        self.people, self.focus = [], {True: Focus(), False: Focus()}
         self.names = {True: rng.sample(FEMALE, len(FEMALE)), False: rng.sample(MALE, len(MALE))}
-        self.nicks = rng.sample(NICK, len(NICK))
+        self.roles = rng.sample(ROLES, len(ROLES))
         self.pool = [rng.sample(v, len(v)) for v in VALUES]
         for c in range(n_chunks):
             if c:
@@ -165,6 +195,7 @@ class Text:
         self.tell_fill(c)
 
     def tell_fill(self, c):
+        self.subject = None
         self.ids += spaced(self.rng.choice(FILLERS)) + [STOP]
         return True
 
@@ -172,42 +203,43 @@ class Text:
         free = [r for r in range(len(RELATIONS)) if r not in person.facts and self.pool[r]]
         return self.rng.choice(free) if free else None
 
-    def put(self, c, person, subject, kind, relation, update=False):
-        """One sentence. Labels: (position, class of the owner's name)."""
-        opening = self.rng.choice(OPENINGS)
-        owner = PEOPLE.index(person.name)
-        self.ids += spaced(opening)
-        self.subjects.append((len(self.ids), owner))
-        if subject == person.nick:
-            self.nick_uses.append((len(self.ids), person.nick_at))
-        self.ids += spaced(subject.lower() if opening and subject in ("She", "He") else subject)
-        if update:
+    def put(self, c, subject, kind, relation):
+        """One sentence; its subject is said already, or stood in the sentence before."""
+        person = subject.person
+        if kind == "update":
             self.ids += spaced("now")
             person.facts[relation].updated = True
         self.ids += spaced(RELATIONS[relation][0])
-        value = self.pool[relation].pop()
-        self.values.append((len(self.ids), owner, relation))
-        fact = Fact(value, kind, c, len(self.ids))
-        fact.updated = update
-        person.facts[relation] = fact
+        value, at = self.pool[relation].pop(), len(self.ids)
+        self.values.append((at, PEOPLE.index(person.name)))
+        self.tells.append((at, subject.at))
+        if subject.word != person.name:
+            self.refers[subject.word.startswith("The ")].append((at, subject.says))
+        person.facts[relation] = Fact(value, kind, c, at)
+        person.facts[relation].updated = kind == "update"
         self.ids += spaced(value) + [STOP]
+        self.subject = subject
         return True
 
-    def name(self, c, person):
-        self.last[person.female], self.named_in[person.female] = person, c
-        return person.name
+    def say(self, c, person, word, says=None, says_chunk=None):
+        """The beginning of a sentence: an opening and the subject."""
+        if word.startswith("The "):
+            self.focus[person.female].mention(person)
+        opening = self.rng.choice(OPENINGS)
+        self.ids += spaced(opening)
+        lower = opening and word != person.name
+        self.ids += spaced(word[0].lower() + word[1:] if lower else word)
+        at = len(self.ids) - 1
+        if word == person.name:
+            self.focus[person.female].name(person, c, at)
+        return Subject(person, word, c, at, says, says_chunk)
 
-    def tell_he(self, c):
-        options = [g for g in (True, False) if self.last[g]]
-        if not options:
-            return False
-        female = self.rng.choice(options)
-        person = self.last[female]
+    def named(self, c, person):
+        """A fact told with the person's name, which "she" stands for from now on."""
         relation = self.free_relation(person)
         if relation is None:
             return False
-        kind = "coref" if self.named_in[female] < c else "single"
-        return self.put(c, person, "She" if female else "He", kind, relation)
+        return self.put(c, self.say(c, person, person.name), "single", relation)
 
     def tell_new(self, c):
         if len(self.people) >= self.max_people:
@@ -215,56 +247,72 @@ class Text:
         female = self.rng.random() < 0.5
         person = Person(self.names[female].pop(), female)
         self.people.append(person)
-        relation = self.free_relation(person)
-        if relation is None:
-            return False
-        return self.put(c, person, self.name(c, person), "single", relation)
+        return self.named(c, person)
 
     def tell_old(self, c):
-        if not self.people:
-            return False
-        person = self.rng.choice(self.people)
-        relation = self.free_relation(person)
-        if relation is None:
-            return False
-        return self.put(c, person, self.name(c, person), "single", relation)
+        return bool(self.people) and self.named(c, self.rng.choice(self.people))
 
     def tell_call(self, c):
-        options = [p for p in self.people if not p.nick]
-        if not options:
+        options = [p for p in self.people if not p.role]
+        if not options or not self.roles:
             return False
         person = self.rng.choice(options)
-        person.nick, person.nick_chunk = self.nicks.pop(), c
-        owner = PEOPLE.index(person.name)
-        self.ids += spaced(self.name(c, person)) + spaced("is also called")
-        person.nick_at = len(self.ids)
-        self.subjects.append((len(self.ids), owner))
-        self.ids += spaced(person.nick) + [STOP]
+        person.role, person.role_chunk = self.roles.pop(), c
+        self.focus[person.female].name(person, c, len(self.ids))
+        self.ids += spaced(person.name + " is the " + person.role) + [STOP]
+        at = person.role_at = len(self.ids) - 2
+        self.subject = Subject(person, "The " + person.role, c, at, at, c)
         return True
 
-    def tell_nick(self, c):
-        options = [p for p in self.people if p.nick]
+    def tell_also(self, c):
+        """The subject left out: it is that of the sentence before."""
+        s = self.subject
+        relation = self.free_relation(s.person) if s else None
+        if relation is None:
+            return False
+        kind = "single"
+        if s.chunk < c:
+            kind = "ellipsis"
+        elif s.word != s.person.name and s.says_chunk < c:
+            kind = "alias" if s.word.startswith("The ") else "coref"
+        self.ids += spaced("Also")
+        return self.put(c, s, kind, relation)
+
+    def pronouns(self):
+        """(person, words that stand for her, position and chunk that say so)."""
+        return [(f.person, "She" if g else "He", f.at, f.chunk)
+                for g, f in self.focus.items() if f.person and f.clear]
+
+    def roles_told(self):
+        return [(p, "The " + p.role, p.role_at, p.role_chunk) for p in self.people if p.role]
+
+    def tell_of(self, c, options, kind):
         if not options:
             return False
-        person = self.rng.choice(options)
+        person, word, says, chunk = self.rng.choice(options)
         relation = self.free_relation(person)
         if relation is None:
             return False
-        self.last[person.female] = None  # "she" would be ambiguous from here
-        kind = "alias" if person.nick_chunk < c else "single"
-        return self.put(c, person, person.nick, kind, relation)
+        subject = self.say(c, person, word, says, chunk)
+        return self.put(c, subject, kind if chunk < c else "single", relation)
+
+    def tell_pronoun(self, c):
+        return self.tell_of(c, self.pronouns(), "coref")
+
+    def tell_role(self, c):
+        return self.tell_of(c, self.roles_told(), "alias")
 
     def tell_update(self, c):
-        options = [(g, r) for g in (True, False) for r, f in
-                   (self.last[g].facts.items() if self.last[g] else ())
-                   if f.chunk < c and not f.updated and self.pool[r] and self.named_in[g] < c]
+        options = [(x, r) for x in self.pronouns() + self.roles_told()
+                   for r, f in x[0].facts.items()
+                   if f.chunk < c and x[3] < c and not f.updated and self.pool[r]]
         if not options:
             return False
-        female, relation = self.rng.choice(options)
-        return self.put(c, self.last[female], "She" if female else "He", "update", relation, True)
+        (person, word, says, chunk), relation = self.rng.choice(options)
+        return self.put(c, self.say(c, person, word, says, chunk), "update", relation)
 
     def questions(self):
-        """(kind, name, relation, value) of every fact that still holds."""
+        """(kind, name, relation, value, its position) of every fact that still holds."""
         return [(f.kind, p.name, r, f.value, f.at) for p in self.people for r, f in p.facts.items()]
 
 
@@ -282,7 +330,10 @@ def question_text(name, relation):
 # ---- model ------------------------------------------------------------------------------------
 
 CONFIG = dict(L=6, D=128, H=4, G=2, K=32, F=256, theta=100000.0, eps=1e-5)
-SUBJECT_LAYER, VALUE_LAYER = 2, 4  # layers done where the training-only heads read
+TELL_LAYER = 0  # looks from a fact's value to the subject of its sentence
+REFER_LAYER = 1  # looks from a fact's value to what says whose it is
+OWNER_LAYER = 2  # layers done where the training-only heads read owner and relation
+READ_LAYER = 3  # looks from a question to the value of its fact
 
 
 def rotate(x, cos, sin):
@@ -336,11 +387,11 @@ class Model(nn.Module):
     def __init__(self, c=None):
         super().__init__()
         self.c = c or CONFIG
-        self.embed = nn.Parameter(torch.randn(len(VOCAB), self.c["D"]) * 0.1)
+        # Large, or what the layers add drowns which word it is; the last norm makes up for it.
+        self.embed = nn.Parameter(torch.randn(len(VOCAB), self.c["D"]) * 0.5)
         self.layers = nn.ModuleList(Layer(self.c) for _ in range(self.c["L"]))
-        self.norm_out = nn.Parameter(torch.ones(self.c["D"]))
-        self.subject_head = nn.Linear(self.c["D"], len(PEOPLE), bias=False)  # training only
-        self.value_head = nn.Linear(self.c["D"], len(PEOPLE), bias=False)  # training only
+        self.norm_out = nn.Parameter(torch.full((self.c["D"],), 0.2))
+        self.owner_head = nn.Linear(self.c["D"], len(PEOPLE), bias=False)  # training only
         self.relation_head = nn.Linear(self.c["D"], len(RELATIONS), bias=False)  # training only
         for layer in self.layers:
             with torch.no_grad():
@@ -391,7 +442,8 @@ class Batch:
         n_chunks = rng.randint(lo, hi)
         texts = [Text(rng, n_chunks, tokens, people) for _ in range(n)]
         T0 = max(len(t.ids) for t in texts)
-        rows, pos, group, subj, val, ask, nick, want, kinds = ([] for _ in range(9))
+        rows, pos, group, val, tells, ask, want, kinds = ([] for _ in range(8))
+        refers = ([], [])  # of pronouns, of roles
         for b, t in enumerate(texts):
             ids = t.ids + [0] * (T0 - len(t.ids))
             p, g = list(range(T0)), [0] * len(t.ids) + [-1] * (T0 - len(t.ids))
@@ -402,9 +454,10 @@ class Batch:
                 kinds.append(kind)
                 ids, g = ids + q, g + [k + 1] * len(q)
                 p = p + list(range(len(t.ids), len(t.ids) + len(q)))
-            subj += [(b, i, o) for i, o in t.subjects]
             val += [(b, *x) for x in t.values]
-            nick += [(b, *x) for x in t.nick_uses]
+            tells += [(b, *x) for x in t.tells]
+            for told, own in zip(refers, t.refers):
+                told += [(b, *x) for x in own]
             rows.append(ids), pos.append(p), group.append(g)
         T = max(len(r) for r in rows)
         self.ids = torch.tensor([r + [0] * (T - len(r)) for r in rows])
@@ -413,8 +466,8 @@ class Batch:
         causal = torch.ones(T, T, dtype=torch.bool).tril()[T0:]
         see = (g[:, None, :] == 0) | (g[:, None, :] == g[:, T0:, None])
         self.n_text, self.mask = T0, (see & causal)[:, None]  # rows: tokens behind the text
-        self.subj, self.val = torch.tensor(subj).T, torch.tensor(val).T
-        self.nick = torch.tensor(nick).T
+        self.val, self.tells = torch.tensor(val).T, torch.tensor(tells).T
+        self.refers = [torch.tensor(x).view(-1, 3).T for x in refers]
         self.ask, self.want, self.kinds = torch.tensor(ask).T, torch.tensor(want), kinds
         self.tokens = self.ids.numel()
 
@@ -446,8 +499,8 @@ class Muon(torch.optim.Optimizer):
 
 
 COOL = 0.3  # the learning rate falls over this last share of the steps
-NICK_FROM = 295  # step from which nicknames are told where they were introduced
-STAGES = [(2, 3, 26, 4), (3, 5, 44, 7), (4, 8, 50, 9)]
+OWNER_LEARNT = 0.96  # share of owners named right, before a next stage begins
+STAGES = [(2, 3, 26, 4), (3, 5, 44, 7), (3, 6, 44, 8)]
 """chunks from, to, tokens of a chunk, people at most: the next when the last one is learnt"""
 
 
@@ -464,63 +517,61 @@ class Trainer:
         self.base = [0.02, 4e-3]
         self.step, self.stage, self.bf16 = 0, 0, bf16
         self.right = {k: 0.0 for k in KINDS}
-        self.aux = [0.0, 0.0]
+        self.owner = 0.0
 
     def run(self, batch):
-        """Losses: the answer, the end behind it, owners at subjects, owners and relations."""
+        """Losses: the answer, the end behind it, owners and relations, where to look."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             out = self.model(batch.ids, batch.pos, batch.n_text, batch.mask)
-        m, (sb, si, so), (vb, vi, vo, vr), (qb, qi, qo, qr, at) = (
-            self.model, batch.subj, batch.val, batch.ask)
+        m, (vb, vi, vo), (qb, qi, qo, qr, at) = self.model, batch.val, batch.ask
         norm = lambda x: F.rms_norm(x.float(), (x.shape[-1],))
-        s = m.subject_head(norm(out[SUBJECT_LAYER][sb, si]))
-        middle_v, middle_q = norm(out[VALUE_LAYER][vb, vi]), norm(out[VALUE_LAYER][qb, qi])
-        v = m.value_head(middle_v)
-        owners = (F.cross_entropy(v, vo) + F.cross_entropy(m.value_head(middle_q), qo)
-                  + 0.5 * F.cross_entropy(m.relation_head(middle_v), vr)
-                  + 0.5 * F.cross_entropy(m.relation_head(middle_q), qr)
-                  + self.attention(batch, out[VALUE_LAYER], VALUE_LAYER, qb, qi, at))
-        if self.step >= NICK_FROM and len(batch.nick):
-            owners = owners + self.attention(batch, out[SUBJECT_LAYER - 1], SUBJECT_LAYER - 1,
-                                             *batch.nick)
+        value, asked = norm(out[OWNER_LAYER][vb, vi]), norm(out[OWNER_LAYER][qb, qi])
+        v = m.owner_head(value)
+        owners = (F.cross_entropy(v, vo) + F.cross_entropy(m.owner_head(asked), qo)
+                  + 0.5 * F.cross_entropy(m.relation_head(asked), qr))
+        look = (self.attention(batch, out, TELL_LAYER, 0, *batch.tells)
+                + self.attention(batch, out, READ_LAYER, 0, qb, qi, at))
+        for group, told in enumerate(batch.refers):
+            if told.shape[1]:
+                look = look + self.attention(batch, out, REFER_LAYER, group, *told)
         answers = m.logits(out[-1][qb, qi].float())
         ends = m.logits(out[-1][qb, qi + 1].float())
         eos = torch.full((len(qb),), ID[EOS])
-        self.note(batch, answers, (s.argmax(-1) == so).float().mean(),
-                  (v.argmax(-1) == vo).float().mean())
-        return [F.cross_entropy(answers, batch.want), F.cross_entropy(ends, eos),
-                F.cross_entropy(s, so), owners]
+        self.note(batch, answers, (v.argmax(-1) == vo).float().mean())
+        early = m.logits(out[READ_LAYER + 1][qb, qi].float())  # or the last layers drown what was read
+        return [F.cross_entropy(answers, batch.want), F.cross_entropy(ends, eos), owners,
+                look + F.cross_entropy(early, batch.want)]
 
-    def attention(self, batch, x, index, b, i, at):
-        """How far the heads of a layer's first group, at tokens (b, i), are from looking at `at`."""
-        layer, c = self.model.layers[index], self.model.c
-        cos, sin = self.model.cos_sin(batch.pos)
+    def attention(self, batch, out, index, group, b, i, at):
+        """How far the heads of a layer's group, at tokens (b, i), are from looking at `at`."""
+        layer, c, n_text = self.model.layers[index], self.model.c, batch.n_text
+        asks = bool((i >= n_text).any())  # text: what is behind it need not be looked at
+        x = out[index] if asks else out[index][:, :n_text]
+        cos, sin = self.model.cos_sin(batch.pos[:, :x.shape[1]])
         h = layer.norm(x, layer.norm_attn)
         n = c["H"] // c["G"]
-        q = rotate(layer.q(h[b, i])[:, :n * c["K"]].view(-1, n, c["K"]), cos[b, i][:, None],
-                   sin[b, i][:, None])
-        k = rotate(layer.k(h)[..., :c["K"]], cos, sin)[b]
+        q = h[b, i] @ layer.q.weight[group * n * c["K"]:][:n * c["K"]].T
+        q = rotate(q.view(-1, n, c["K"]), cos[b, i][:, None], sin[b, i][:, None])
+        k = rotate(h @ layer.k.weight[group * c["K"]:][:c["K"]].T, cos, sin)[b]
         s = torch.einsum("qhk,qtk->qht", q, k) * c["K"] ** -0.5
-        before = torch.arange(s.shape[-1]) <= i[:, None]
-        asks = (i >= batch.n_text)[:, None]
-        see = torch.where(asks, batch.mask[b, 0, (i - batch.n_text).clamp(min=0)], before)
+        see = (batch.mask[b, 0, i - n_text] if asks
+               else torch.arange(s.shape[-1]) <= i[:, None])
         s = s.masked_fill(~see[:, None], float("-inf"))
         return F.cross_entropy(s.flatten(0, 1), at.repeat_interleave(n))
 
-    def note(self, batch, answers, s, v):
+    def note(self, batch, answers, owner):
         ok = (answers.argmax(-1) == batch.want).tolist()
         for kind in set(batch.kinds):
             got = [o for o, k in zip(ok, batch.kinds) if k == kind]
             self.right[kind] += 0.05 * (sum(got) / len(got) - self.right[kind])
-        self.aux = [self.aux[0] + 0.05 * (float(s) - self.aux[0]),
-                    self.aux[1] + 0.05 * (float(v) - self.aux[1])]
+        self.owner += 0.05 * (float(owner) - self.owner)
 
     def train_step(self, share):
         """share: how much of the whole run is done, for the learning rate."""
-        texts = [32, 16, 12][self.stage]
+        texts = [24, 14, 12][self.stage]
         batch = Batch(self.rng, texts, STAGES[self.stage], [6, 10, 14][self.stage])
-        a, e, s, v = self.run(batch)
-        loss = a + 0.1 * e + s + v
+        answer, end, owners, look = self.run(batch)
+        loss = answer + 0.1 * end + owners + look
         for o in self.opts:
             o.zero_grad(set_to_none=True)
         loss.backward()
@@ -532,22 +583,23 @@ class Trainer:
                 g["lr"] = base * warm * max(cool, 0.02)
             o.step()
         self.step += 1
-        if self.stage + 1 < len(STAGES) and sum(self.right.values()) > 0.75 * len(self.right):
+        if (self.stage + 1 < len(STAGES) and self.owner > OWNER_LEARNT
+                and sum(self.right.values()) > 0.75 * len(self.right)):
             self.stage += 1
             self.right = {k: 0.5 for k in KINDS}
-        return [x.item() for x in (a, s, v)] + [batch.tokens]
+        return [x.item() for x in (answer, owners, look)]
 
     def state(self):
         return dict(model=self.model.state_dict(), opts=[o.state_dict() for o in self.opts],
                     rng=self.rng.getstate(), step=self.step, stage=self.stage, right=self.right,
-                    aux=self.aux)
+                    owner=self.owner)
 
     def load(self, s):
         self.model.load_state_dict(s["model"])
         for o, x in zip(self.opts, s["opts"]):
             o.load_state_dict(x)
         self.rng.setstate(s["rng"])
-        self.step, self.stage, self.right, self.aux = s["step"], s["stage"], s["right"], s["aux"]
+        self.step, self.stage, self.right, self.owner = s["step"], s["stage"], s["right"], s["owner"]
 
 
 def train(a):
@@ -560,7 +612,7 @@ def train(a):
         if t.step % 20 == 0 or t.step == a.steps:
             right = " ".join(f"{k} {v:.3f}" for k, v in t.right.items())
             print(f"{t.step} stage {t.stage} loss {loss[0]:.3f} {loss[1]:.3f} {loss[2]:.3f} "
-                  f"right {right} owner {t.aux[0]:.3f} {t.aux[1]:.3f} "
+                  f"right {right} owner {t.owner:.3f} "
                   f"{time.time() - begin:.0f} s", flush=True)
         if a.state and (time.time() - saved > 60 or t.step == a.steps):
             torch.save(t.state(), a.state + ".new")

@@ -1,6 +1,7 @@
 """Cross-chunk dependence by the engine's own numbers: the trained model of tests/data/crossref answers
-questions whose facts hang on earlier chunks; full is right, reuse is not, blending is in between, and
-recomputing everything is full again. What a blend gains is asserted per kind of question.
+questions whose facts hang on earlier chunks. Full is right, reuse is not; what a request without settings
+gets (`default`) loses at most a quarter of what hkvd loses at the ratio that the paper recommends, and at half
+of those tokens still less than hkvd. How far it stays below full is asserted as measured, not as wished.
 """
 import json
 import os
@@ -11,38 +12,34 @@ import tempfile
 
 BENCH = os.environ["KVBLEND_BENCH"]
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "crossref"
-LINES = 240  # of 640, all kinds alike
-DEPENDENT = ("coref", "update")  # kinds whose isolated chunks do not say whom they are about
-# Share of right answers by a full prefill; measured: 0.95, 1, 0.84, 1 of 320 lines.
-FLOOR = {"single": 0.88, "coref": 0.95, "alias": 0.72, "update": 0.95}
-# Share of what reuse loses that recomputing half of the tokens brings back; measured on coref and
-# update: hkvd 0.62, 0.58; query 0.48, 0.40; qs 0.85, 0.82.
-GAIN = {"hkvd": 0.35, "query": 0.2, "qs": 0.6}
+LINES = 520  # of 640, all kinds alike
+DEPENDENT = ("coref", "ellipsis", "alias", "update")  # whose own chunk does not say whom they are about
+EXACT_LINES = 20  # at ratio 1
+TUNED = "qs:layers=3-3"  # the layer in which this model's questions read
+# Right answers that a blend at 0.15 may fall short of full: measured 0.056 and 0.019 (0.005 is the aim).
+SHORT = {"default": 0.075, TUNED: 0.035}
 
 
-def quality(folder):
+def quality(folder, strategies, ratios, lines):
     report = pathlib.Path(folder) / "report.json"
     # f32: the same numbers on every machine, whatever it has for 16-bit arithmetic.
     out = subprocess.run([BENCH, "quality", "--model", DATA, "--data", DATA / "questions.jsonl",
-                          "--dtype", "f32", "--strategies", "full,reuse,hkvd,query,qs", "--ratios", "0.5,1",
-                          "--max-new", "8", "--limit", str(LINES), "--json", report],
-                         capture_output=True, text=True, timeout=900, check=False)
+                          "--dtype", "f32", "--strategies", strategies, "--ratios", ratios,
+                          "--max-new", "8", "--limit", str(lines), "--json", report],
+                         capture_output=True, text=True, timeout=600, check=False)
     assert out.returncode == 0, out.stderr
     print(out.stdout)
     rows = {}
     for row in json.loads(report.read_text())["rows"]:
-        rows[row["strategy"], round(row["ratio"], 2), row["kind"]] = row
+        rows[row["strategy"], round(row["ratio"], 3), row["kind"]] = row
     return rows
 
 
-def check_full(rows):
-    for kind, least in FLOOR.items():
-        full = rows["full", 1, kind]
-        assert full["n"] == LINES // 4, full
-        assert full["exact_match"] >= least, (kind, full)
-
-
-def check_reuse(rows):
+def check_ends(rows):
+    full, reuse = rows["full", 1, "all"], rows["reuse", 0, "all"]
+    assert full["n"] == LINES >= 500, full
+    assert full["exact_match"] >= 0.985, full
+    assert reuse["exact_match"] <= 0.6, reuse
     for kind in DEPENDENT:
         lost = rows["full", 1, kind]["exact_match"] - rows["reuse", 0, kind]["exact_match"]
         assert lost >= 0.3, (kind, lost)
@@ -51,25 +48,34 @@ def check_reuse(rows):
 
 
 def check_blend(rows):
-    for strategy, least in GAIN.items():
-        for kind in DEPENDENT:
-            full, reuse = rows["full", 1, kind], rows["reuse", 0, kind]
-            blend, whole = rows[strategy, 0.5, kind], rows[strategy, 1, kind]
-            gained = blend["exact_match"] - reuse["exact_match"]
-            open_ = full["exact_match"] - reuse["exact_match"]
-            assert gained >= least * open_, (strategy, kind, gained, open_)
-            assert blend["exact_match"] <= full["exact_match"] + 0.05, (strategy, kind, blend)
-            assert 0 < blend["kl_forced"] < reuse["kl_forced"], (strategy, kind, blend, reuse)
-            assert whole["kl_forced"] < 1e-9, (strategy, kind, whole)
-            assert whole["exact_match"] == full["exact_match"], (strategy, kind, whole)
+    full, hkvd = rows["full", 1, "all"], rows["hkvd", 0.15, "all"]
+    default, half = rows["default", 0.15, "all"], rows["default", 0.075, "all"]
+    for strategy, most in SHORT.items():
+        blend = rows[strategy, 0.15, "all"]
+        assert full["exact_match"] - blend["exact_match"] <= most, (strategy, blend, full)
+        assert blend["n"] == LINES, blend
+    assert default["kl_forced"] <= 0.25 * hkvd["kl_forced"], (default, hkvd)
+    assert rows[TUNED, 0.15, "all"]["kl_forced"] <= 0.12 * hkvd["kl_forced"], hkvd
+    assert half["kl_forced"] < hkvd["kl_forced"], (half, hkvd)
+    assert half["exact_match"] > hkvd["exact_match"], (half, hkvd)
+    assert half["tokens_recomputed"] < 0.6 * hkvd["tokens_recomputed"], (half, hkvd)
+    assert default["tokens_recomputed"] <= hkvd["tokens_recomputed"], (default, hkvd)
+
+
+def check_exact(rows):
+    for strategy in ("hkvd", "default"):
+        whole = rows[strategy, 1, "all"]
+        assert whole["n"] == EXACT_LINES, whole
+        assert whole["kl_forced"] < 1e-9, whole
 
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        rows = quality(folder)
-    check_full(rows)
-    check_reuse(rows)
+        rows = quality(folder, f"full,reuse,hkvd,default,{TUNED}", "0.075,0.15", LINES)
+        exact = quality(folder, "hkvd,default", "1", EXACT_LINES)
+    check_ends(rows)
     check_blend(rows)
+    check_exact(exact)
     print("ok")
 
 
