@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from harness import (KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model, until)
+from harness import (BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model, until)
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 
@@ -106,6 +106,32 @@ def test_what_calibrate_left_in_the_cache_is_taken_and_a_bad_one_is_not():
         with worker(env=env) as p:
             assert ready(p).get("/admin/profile").json()["source"] == "default"
             assert "state=refused" in p.log() and '"ratio"' in p.log().replace('\\"', '"'), p.log()
+
+
+def test_calibrate_writes_what_the_worker_then_takes():
+    bench = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
+    need(bench)
+    with Program(["true"]) as folder:
+        env = dict(os.environ, XDG_CACHE_HOME=folder.dir)
+        lines = [{"chunks": [text(i), text(i + 1), text(i + 2)], "question": "What does it say?"}
+                 for i in range(6)]
+        data = folder.write("words.jsonl", "\n".join(json.dumps(x) for x in lines))
+        run = [bench, "calibrate", "--model", tiny_model(), "--data", data, "--limit", "4"]
+        made = []
+        for _ in range(2):  # and twice the same
+            r = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600)
+            assert r.returncode == 0, (r.stdout, r.stderr)
+            path = re.search(r"written to (.*)", r.stdout).group(1)
+            with open(path) as f:
+                made.append(f.read())
+        assert made[0] == made[1]
+        mine = json.loads(made[0])
+        assert "words.jsonl" in mine["measured"] and set(mine["losses"]) >= {"hkvd", "query", "qs", "side"}
+        with worker(env={"XDG_CACHE_HOME": folder.dir}) as p:
+            shown = ready(p).get("/admin/profile").json()
+            assert shown["source"] == path and shown["profile"] == mine, (shown, mine)
+        bad = subprocess.run(run[:-1] + ["3"], env=env, capture_output=True, text=True, timeout=60)
+        assert bad.returncode != 0 and "too few" in bad.stderr, bad.stderr
 
 
 if __name__ == "__main__":
