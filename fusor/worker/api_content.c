@@ -264,7 +264,8 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
         return bad_value(e, "kvblend.tensor", "expected K, V or KV");
     if ((v = json_object_get(o, "schedule")) && !json_is_null(v) &&
         (!json_is_string(v) || !fus_schedule_parse(json_string_value(v), &k->schedule)))
-        return bad_value(e, "kvblend.schedule", "expected single, two-stage, linear or geometric");
+        return bad_value(e, "kvblend.schedule",
+                         "expected single, early, two-stage, linear or geometric");
     const struct {
         const char *name, *param;
         double *value;
