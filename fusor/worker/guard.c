@@ -44,6 +44,7 @@ struct wk_shadow {
     struct part *part;
     size_t n_part;
     struct pol_guard_shadow seen; /* kl < 0: not known */
+    bool has_trial;               /* of `tried`, the level below */
     struct pol_guard_setting tried;
     double trial_kl, trial_agree;
 };
@@ -396,9 +397,8 @@ static bool take(struct wk_guard *g)
         g->queue = s->next;
         if (!g->queue) g->tail = &g->queue;
         g->n.n_pending--;
-        if (g->g.level > 0) s->tried = pol_guard_setting(&g->cfg, g->g.level - 1);
-        if (s->epoch != g->epoch) s->tried.exact = true; /* no trial of what is no longer below */
-        if (g->g.level == 0) s->tried.exact = true;
+        s->has_trial = g->g.level > 0 && s->epoch == g->epoch;
+        if (s->has_trial) s->tried = pol_guard_setting(&g->cfg, g->g.level - 1);
     }
     pthread_mutex_unlock(&g->m);
     g->cur = s;
@@ -410,7 +410,7 @@ static bool take(struct wk_guard *g)
 static void next_step(struct wk_guard *g)
 {
     g->step++;
-    if (g->step == STEP_TRIAL && g->cur->tried.exact) g->step = STEP_END;
+    if (g->step == STEP_TRIAL && !g->cur->has_trial) g->step = STEP_END;
     if (g->step == STEP_END) conclude(g);
 }
 
