@@ -134,6 +134,7 @@ int bench_replay(const struct opts *opts, struct err *err);
 int bench_decisions(const struct opts *opts, struct err *err); /* replay --decisions */
 int bench_overlap(struct bench *b, const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);
+int bench_controller(struct bench *b, const struct opts *opts, struct err *err);
 int bench_day(const struct opts *opts, struct err *err);
 int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
 int bench_proxy(const struct opts *opts, struct err *err);
