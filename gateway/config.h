@@ -108,6 +108,8 @@ enum {
       "what sinks to NVMe: none, or q8 (8 bits, half of f16)")                                     \
     X(GW_STR, redis_codec, "worker.redis_codec", "redis-codec", NULL, 0, 0, GW_PASS, "none|q8",    \
       "the same of Redis; workers share what is in one form")                                      \
+    X(GW_NUMBER, side_share, "worker.side_share", "side-share", NULL, 0, 0.5, GW_PASS, NULL,       \
+      "share of ram for K of one layer of records that have sunk to a slower tier")                \
     X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS | GW_SPACES, NULL,              \
       "NS=ram:SIZE,nvme:SIZE, hard caps of a namespace's records (repeatable)")                    \
     X(GW_STR, ttl, "worker.ttl", "ttl", NULL, 0, 0, GW_PASS, "DURATION",                           \

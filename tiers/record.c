@@ -223,6 +223,11 @@ int record_check_group(uint8_t *const *part, const struct record_layout *l, uint
     return XXH3_64bits(record_group(part, l, group), l->group_bytes) == want ? 0 : -EBADMSG;
 }
 
+uint64_t record_bytes_hash(const void *bytes, uint64_t n)
+{
+    return XXH3_64bits(bytes, n);
+}
+
 uint64_t record_score_hash(enum record_score kind, const float *score, uint32_t n)
 {
     return XXH3_64bits_withSeed(score, 4ull * n, n | (uint64_t)kind << 32);

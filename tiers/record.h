@@ -102,6 +102,7 @@ static inline uint32_t record_part_of(const struct record_layout *l, uint32_t gr
     return 1 + group / l->groups_per_part;
 }
 
+uint64_t record_bytes_hash(const void *bytes, uint64_t n);
 uint64_t record_score_hash(enum record_score kind, const float *score, uint32_t n);
 void record_set_scores(void *header, const struct record_layout *l, enum record_score kind,
                        const float *score, uint32_t n, uint64_t hash);

@@ -188,6 +188,10 @@ bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evic
         st->tail_age_s = clock_wall_s() - e->used_s;
     }
     if (evict && entry_wanted(s, e)) st->lost++;
+    bool nowhere = was == ENTRY_READY && why == STORE_MISS_EVICTED && !e->clean;
+    if (nowhere || why == STORE_MISS_CORRUPT || why == STORE_MISS_EXPIRED ||
+        why == STORE_MISS_STALE)
+        side_drop(s, &e->desc.key);
     if (e->leaving) s->leaving_bytes -= e->cost_bytes;
     e->leaving = false;
     write_unqueue(s, e);
@@ -238,6 +242,7 @@ void entry_touch(struct store *s, struct entry *e)
         have = e->clean;
     }
     pthread_mutex_unlock(&s->m);
+    side_used(s, &e->desc.key);
     for (size_t i = 0; i < s->n_tiers; i++) {
         struct tier *t = s->tier[i].t;
         if (have >> i & 1) t->ops->touch(t, &e->desc.key);
@@ -460,6 +465,7 @@ static int locks_init(struct store *s)
 
 static void store_free(struct store *s)
 {
+    side_fini(s);
     pool_fini(&s->pool);
     evict_destroy(s->order);
     ghost_fini(&s->ghosts);
@@ -487,6 +493,8 @@ static int tables_create(struct store *s, const struct store_opts *o)
     s->fixed_bytes = sizeof *s + n_buckets * sizeof(struct entry *) +
                      n_sets * GHOST_WAYS * sizeof(struct ghost) + o->n_tiers * sizeof *s->tier +
                      evict_memory_bytes(s->order);
+    r = side_init(s, o);
+    if (r < 0) return r;
     if (s->fixed_bytes + 4 * POOL_PAGE_BYTES > o->ram_bytes) return -EINVAL;
     uint64_t rest = o->ram_bytes - s->fixed_bytes;
     uint64_t arena = (rest - rest / ARENA_SHARE) / (POOL_PAGE_BYTES + sizeof(struct pool_node));

@@ -53,6 +53,9 @@ struct store_opts {
     enum evict_policy ram_policy;
     struct store_tier_opts tier[STORE_TIERS_MAX]; /* fastest first */
     size_t n_tiers;
+    /* K of this layer stays resident when a chunk's record sinks (its sidecar); 0 = of none. */
+    unsigned side_layer;
+    double side_share;        /* of RAM, for all sidecars; 0 = 0.05, 0.5 at most */
     store_convert_fn convert; /* NULL: no tier has a codec */
     double pin_share_max;     /* of RAM that administrators may pin; 0 = 0.5 */
     uint64_t ttl_ms;          /* of records of namespaces without one of their own; 0 = for ever */
@@ -102,6 +105,11 @@ bool store_in_ram(struct store *s, const struct tier_key *k);
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
 enum kn_dtype store_pin_dtype(const struct store_pin *p); /* of its rows, once it has settled */
 int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0 would, <0 failed */
+/* The record's sidecar: K of that layer [n, G, K], whether or not the layer has arrived: 1, valid
+ * until the pin's release; 0 there is none. Never waits; not before the pin has settled. */
+int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
+                   enum kn_dtype *ret_dtype);
+bool store_has_side(struct store *s, const struct tier_key *k);
 /* From where this look-up got it: "ram" or the tier's name. Valid as long as the store. */
 const char *store_pin_tier(const struct store_pin *p);
 /* 1 filled, 0 not yet; ret [n]. */
@@ -137,8 +145,8 @@ struct store_info {
     enum tier_kind kind;
     uint32_t n_tokens;
     uint64_t size_bytes, hits, ns_hash;
-    double created_s, used_s, expires_s; /* wall clock; expires 0 = never */
-    bool pinned, building, scored[RECORD_SCORE_COUNT];
+    double created_s, used_s, expires_s;                     /* wall clock; expires 0 = never */
+    bool pinned, building, scored[RECORD_SCORE_COUNT], side; /* side: it has a sidecar */
     enum kn_dtype dtype; /* of the copy in RAM; else as the store's */
     char tier[16];       /* the fastest that has it */
     char tiers[48];      /* all local ones, "ram,nvme" */
@@ -182,6 +190,7 @@ struct store_stats { /* of RAM and of look-ups */
     uint64_t lost;            /* evicted before a tier that wanted it had it */
     uint64_t dirty, inflight; /* records waiting for write-behind; loads under way */
     double tail_age_s;
+    uint64_t sides, side_bytes, side_budget_bytes, side_hits, side_evictions; /* sidecars */
 };
 void store_get_stats(struct store *s, struct store_stats *ret);
 struct store_tier_stats {

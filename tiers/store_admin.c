@@ -77,6 +77,19 @@ static int evict_ram(struct store *s, const struct tier_key *k, bool purge)
     return 1;
 }
 
+/* A remote tier may have it as long as it was not told to remove it. */
+static bool anywhere(struct store *s, const struct tier_key *k, const char *removed)
+{
+    pthread_mutex_lock(&s->m);
+    bool here = entry_find(s, k) != NULL;
+    pthread_mutex_unlock(&s->m);
+    for (size_t i = 0; i < s->n_tiers && !here; i++) {
+        struct tier *t = s->tier[i].t;
+        here = t->shared ? !tier_meant(&s->tier[i], removed) : t->ops->find(t, k) == 1;
+    }
+    return here;
+}
+
 int store_evict(struct store *s, const struct tier_key *k, const char *tier)
 {
     int r = 0;
@@ -92,6 +105,7 @@ int store_evict(struct store *s, const struct tier_key *k, const char *tier)
         /* A remote tier always says 1: that counts only if it was the one that was meant. */
         if (q < 0 || (q == 1 && (tier || !t->shared))) r = q;
     }
+    if (r >= 0 && !anywhere(s, k, tier)) side_drop(s, k);
     return r;
 }
 
@@ -161,7 +175,9 @@ long store_clear(struct store *s, const char *tier, const char *ns, bool also_pi
         int r = t->ops->scan(t, clear_one, &c);
         if (r < 0 && tier) return r;
     }
-    return c.n + (ram_meant(tier) ? clear_ram(s, &c, !tier) : 0);
+    if (ram_meant(tier)) c.n += clear_ram(s, &c, !tier);
+    if (!tier) side_clear(s, ns ? &c.ns_hash : NULL);
+    return c.n;
 }
 
 /* ---- live settings ---- */
@@ -347,6 +363,7 @@ void store_get_stats(struct store *s, struct store_stats *ret)
     for (const struct entry_link *l = s->loads.next; l != &s->loads; l = l->next)
         st.inflight++;
     pthread_mutex_unlock(&s->m);
+    side_get_stats(s, &st);
     *ret = st;
 }
 

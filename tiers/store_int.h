@@ -2,8 +2,8 @@
  *
  * Locks: `m` guards the accounting, the pool, the policy's order, ghosts, queues and the tiers'
  * averages; a shard's lock guards its table and its entries' state and counts. Order: m, then one
- * shard. Neither is held while a tier is called, bytes are hashed or a visitor runs. A hit takes
- * its shard's lock only; `m` at most once a second per entry, to tell the policy.
+ * shard; a sidecar's lock last. None is held while a tier is called, bytes are hashed or a visitor
+ * runs. A hit takes its shard's lock only; `m` at most once a second per entry, to tell the policy.
  * An entry lives while refs > 0; who takes the last one away reaps it (under m). */
 #ifndef TIERS_STORE_INT_H
 #define TIERS_STORE_INT_H
@@ -71,6 +71,14 @@ struct store_tier {
 struct ns_ttl {
     uint64_t ns_hash, ttl_ms;
 };
+struct side;
+struct sides { /* store_side.c; a lock of its own, below all others */
+    pthread_mutex_t m;
+    unsigned layer; /* constant; 0: none are kept */
+    struct side **bucket;
+    uint64_t mask, budget_bytes, used_bytes, n, hits, evictions;
+    struct entry_link lru; /* newest first */
+};
 struct store {
     struct tier_ident ident;
     uint64_t ident_hash;
@@ -79,6 +87,7 @@ struct store {
     uint64_t touch_every_ns; /* how often a hit tells the policy; tests say 0 */
     double recheck_every_s;  /* how long RAM is trusted; tests say 0 */
     struct shard shard[SHARDS];
+    struct sides sides;
     pthread_mutex_t m;
     pthread_cond_t wake, idle; /* for the maintenance thread; for store_flush() */
     pthread_t thread;
@@ -107,6 +116,7 @@ struct store {
 };
 struct store_pin {
     struct entry *e;
+    struct side *side;  /* once it was asked for */
     const int32_t *tok; /* until it has settled */
     size_t n;
     uint64_t wait_ns, deadline_ns;
@@ -189,6 +199,17 @@ bool codec_adopt(const struct entry *e, const struct record_view *v);
 /* No lock held, e held. A copy in 8 bits, apart from the index; the reference is the caller's. 0,
  * -EBADMSG the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
 int codec_copy(struct store *s, const struct entry *e, struct entry **ret);
+
+/* ---- store_side.c: sidecars ---- */
+int side_init(struct store *s, const struct store_opts *o); /* charges its budget */
+void side_fini(struct store *s);
+/* No lock held; the caller holds e, whose parts are all here. */
+void side_keep(struct store *s, const struct entry *e);
+void side_used(struct store *s, const struct tier_key *k); /* its record is in use */
+void side_drop(struct store *s, const struct tier_key *k);
+void side_clear(struct store *s, const uint64_t *ns_hash); /* NULL: all */
+void side_unref(struct store *s, struct side *d);          /* takes NULL */
+void side_get_stats(struct store *s, struct store_stats *ret);
 
 /* ---- store_load.c ---- */
 /* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its

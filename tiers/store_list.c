@@ -143,8 +143,11 @@ int store_visit(struct store *s, const char *tier, store_visit_fn fn, void *ctx)
 {
     struct listing l = {.only = tier};
     int r = list_all(s, &l);
-    for (size_t i = 0; i < l.n && r == 0; i++)
-        if (l.info[i].size_bytes) r = fn(ctx, &l.info[i]);
+    for (size_t i = 0; i < l.n && r == 0; i++) {
+        if (!l.info[i].size_bytes) continue;
+        l.info[i].side = store_has_side(s, &l.info[i].key);
+        r = fn(ctx, &l.info[i]);
+    }
     mem_free(l.info);
     return r;
 }
@@ -196,6 +199,7 @@ int store_get_info(struct store *s, const struct tier_key *k, struct store_info 
         struct tier *at = s->tier[n].t;
         if (!at->shared && at->ops->find(at, k) == 1) add_tier(&i, at->name);
     }
+    i.side = store_has_side(s, k);
     *ret = i;
     return 1;
 }

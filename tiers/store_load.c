@@ -142,6 +142,9 @@ static int load_on_part(struct tier_op *op, uint32_t part)
 static void load_end(struct store *s, struct entry *e, enum store_miss why, int status)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
+    if (e->head == 0 && why != STORE_MISS_GATE && why != STORE_MISS_DEADLINE &&
+        why != STORE_MISS_IO && why != STORE_MISS_ROOM)
+        side_drop(s, &e->desc.key); /* no tier has the record any more */
     pthread_mutex_lock(&s->m);
     link_remove(&e->loads);
     pthread_mutex_lock(&sh->m);
@@ -244,6 +247,7 @@ static void others_end(struct store *s)
 static void load_done(struct store *s, struct entry *e)
 {
     uint8_t clean = (uint8_t)(1u << e->tier), want = 0;
+    side_keep(s, e);
     if (others_begin(s)) {
         want = tiers_without(s, e, e->tier, &clean);
         others_end(s);

@@ -113,7 +113,10 @@ static enum look look_tiers(struct store *s, const struct store_ask *a, struct s
     bool maybe = false;
     for (size_t i = 0; i < s->n_tiers && !maybe; i++)
         maybe = s->tier[i].t->ops->find(s->tier[i].t, &a->key) != 0;
-    if (!maybe) return LOOK_MISS;
+    if (!maybe) {
+        side_drop(s, &a->key);
+        return LOOK_MISS;
+    }
     struct entry *e;
     int r = load_enter(s, &a->key, a->n, &e);
     if (r == 0) return LOOK_AGAIN;
@@ -391,6 +394,7 @@ static void pin_end(struct store_pin *p, bool unwanted)
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
     bool touch = false, last = false;
+    side_unref(s, p->side);
     pthread_mutex_lock(&sh->m);
     ASSERT(e->pins > 0);
     e->pins--;

@@ -84,6 +84,7 @@ int store_commit(struct store_writer *w)
     record_seal(e->part, &e->layout);
     for (uint32_t i = 0; i < e->layout.n_parts; i++)
         e->part_ok[i] = 1;
+    side_keep(s, e);
     for (unsigned i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
         if (t->write == STORE_WRITE_NEVER) continue;

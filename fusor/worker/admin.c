@@ -158,18 +158,18 @@ static int put_one(struct buf *out, const struct store_info *i)
     double idle_s = i->used_s > 0 ? now - i->used_s : 0;
 
     tier_key_hex(&i->key, hex);
-    return buf_addf(
-        out,
-        "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-        "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-        "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"age_s\":%.1f,\"idle_s\":%.1f,"
-        "\"expires_s\":%.1f}",
-        hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
-        (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
-        i->pinned ? "true" : "false", i->building ? "true" : "false",
-        i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
-        i->scored[RECORD_SCORE_STATIC] ? "true" : "false", age_s, idle_s,
-        i->expires_s > 0 ? i->expires_s - now : 0);
+    return buf_addf(out,
+                    "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+                    "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
+                    "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
+                    "1f,\"idle_s\":%.1f,"
+                    "\"expires_s\":%.1f}",
+                    hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+                    (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
+                    i->tiers, i->pinned ? "true" : "false", i->building ? "true" : "false",
+                    i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+                    i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false",
+                    age_s, idle_s, i->expires_s > 0 ? i->expires_s - now : 0);
 }
 
 static int visit(void *ctx, const struct store_info *i)

@@ -204,6 +204,8 @@ static int open_store(struct worker *w, struct err *err)
     memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);
     atomic_store(&w->ms_per_token, guess_ms_per_token(w));
     o.ident = w->ident;
+    o.side_layer = w->profile.side_layer;
+    o.side_share = t->side_share;
     o.ms_per_token = atomic_load(&w->ms_per_token);
     if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
     if ((rc = store_create(&o, &w->store, err)) < 0) {

@@ -30,6 +30,8 @@ static const struct opt_def defs[] = {
      "What sinks to NVMe: q8 = 8 bits, half of f16."},
     {"redis-codec", OPT_ENUM, "none", 0, 0, "none|q8",
      "The same of Redis; shared by workers that say the same."},
+    {"side-share", OPT_DOUBLE, "0.05", 0.001, 0.5, NULL,
+     "Share of --ram for K of one layer of records that have sunk to a slower tier."},
     {"quota", OPT_STR, NULL, 0, 0, NULL,
      "NS=ram:SIZE,nvme:SIZE: hard caps of a namespace's records. Repeatable.", .repeatable = true},
     {"ttl", OPT_DURATION, "0", 0, 0, NULL, "Life of a record; 0 = for ever."},

@@ -211,6 +211,7 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
 
     *t = (struct wk_tier_opts){.ttl_ms = opt_duration_ms(o, "ttl"),
                                .wait_ms = opt_duration_ms(o, "tier-wait"),
+                               .side_share = opt_double(o, "side-share"),
                                .nvme_q8 = strcmp(opt_str(o, "nvme-codec"), "q8") == 0,
                                .redis_q8 = strcmp(opt_str(o, "redis-codec"), "q8") == 0,
                                .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),

@@ -43,6 +43,16 @@ static int source_scores(void *ctx, enum kv_score kind, float *ret)
     return store_pin_scores(s->pin, (enum record_score)kind, ret);
 }
 
+static int source_side(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct source *s = ctx;
+    struct kv_layer got = {0};
+
+    if (store_pin_side(s->pin, layer, &got.k, &got.dtype) == 0) return 0;
+    *ret = got;
+    return 1;
+}
+
 static void source_release(void *ctx)
 {
     struct source *s = ctx;
@@ -54,7 +64,7 @@ static void source_release(void *ctx)
 int rec_source_make(struct store_pin *pin, struct kv_source *ret)
 {
     static const struct kv_source_ops ops = {NULL,         source_layer,  source_release,
-                                             source_ready, source_scores, NULL};
+                                             source_ready, source_scores, source_side};
     struct source *s = mem_alloc(sizeof *s);
 
     if (!s) {

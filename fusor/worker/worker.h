@@ -48,6 +48,7 @@ struct wk_ttl {
 struct wk_tier_opts {
     enum evict_policy ram_policy, nvme_policy;
     bool nvme_q8, redis_q8; /* kept there in 8 bits */
+    double side_share;      /* of RAM, for sidecars */
     const char *nvme_path;  /* NULL: no such tier */
     uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
     struct redis_url *redis; /* NULL: no such tier */

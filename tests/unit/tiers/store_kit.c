@@ -19,6 +19,7 @@ struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const s
     struct store_opts o = {.ram_bytes = ram_bytes, .ident = *id, .convert = kn_convert};
     struct store *s = NULL;
     struct err err = {0};
+    if (t) o.side_layer = t->side_layer;
     for (size_t i = 0; t && i < t->n; i++)
         o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->write[i], t->q8[i]};
     ASSERT_OK(store_create(&o, &s, &err));
@@ -103,25 +104,37 @@ int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss
     return r == STORE_ASKING ? store_pin_settle(*ret, 0, why) : r;
 }
 
+/* 0: these rows are the chunk's in that form, else 1. */
+static int check_rows(struct store *s, const void *got, enum kn_dtype t, int chunk, unsigned layer,
+                      int v)
+{
+    const size_t n = rows(&s->ident), K = s->ident.K, bytes = kn_row_bytes(t, n / K, K);
+    float *want = malloc(n * sizeof *want); /* not a failing allocation of the test's */
+    void *form = malloc(bytes);
+    for (size_t i = 0; i < n; i++)
+        want[i] = row_of(chunk, layer, v, i);
+    ASSERT_OK(kn_convert(want, KN_F32, n, K, t, form));
+    int r = memcmp(got, form, bytes) != 0;
+    free(want);
+    free(form);
+    return r;
+}
+
 int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer)
 {
     const void *row[2];
     int r = store_pin_layer(p, layer, &row[0], &row[1]);
-    if (r < 0) return r;
-    const size_t n = rows(&s->ident), bytes = store_pin_dtype(p) == KN_Q8
-                                                  ? kn_row_bytes(KN_Q8, n / s->ident.K, s->ident.K)
-                                                  : n * sizeof(float);
-    float *want = malloc(n * sizeof *want); /* not a failing allocation of the test's */
-    void *form = malloc(bytes);
-    for (int v = 0; v < 2 && r == 0; v++) {
-        for (size_t i = 0; i < n; i++)
-            want[i] = row_of(chunk, layer, v, i);
-        ASSERT_OK(kn_convert(want, KN_F32, n, s->ident.K, store_pin_dtype(p), form));
-        r = memcmp(row[v], form, bytes) != 0;
-    }
-    free(want);
-    free(form);
+    for (int v = 0; v < 2 && r == 0; v++)
+        r = check_rows(s, row[v], store_pin_dtype(p), chunk, layer, v);
     return r;
+}
+
+int kit_check_side(struct store *s, struct store_pin *p, int chunk, unsigned layer)
+{
+    const void *k;
+    enum kn_dtype t;
+    if (store_pin_side(p, layer, &k, &t) == 0) return 1;
+    return check_rows(s, k, t, chunk, layer, 0) ? -EBADMSG : 0;
 }
 
 int kit_check(struct store *s, struct store_pin *p, int chunk)

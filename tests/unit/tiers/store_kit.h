@@ -13,6 +13,7 @@ struct kit_tiers {
     struct mock *mock[STORE_TIERS_MAX];
     enum store_write write[STORE_TIERS_MAX];
     bool q8[STORE_TIERS_MAX];
+    unsigned side_layer;
     size_t n;
 };
 extern const struct tier_ident kit_small, kit_large;
@@ -31,6 +32,7 @@ int kit_look(struct store *s, int chunk, struct store_pin **ret, enum store_miss
  * is not to be had. */
 int kit_check(struct store *s, struct store_pin *p, int chunk);
 int kit_check_layer(struct store *s, struct store_pin *p, int chunk, unsigned layer);
+int kit_check_side(struct store *s, struct store_pin *p, int chunk, unsigned layer); /* 1: none */
 struct store_stats kit_stats(struct store *s); /* and: used <= budget */
 void kit_flush(struct store *s);               /* also waits for loads to end */
 /* All memory has been given back, as soon as the tiers' threads have let go. */

@@ -12,7 +12,7 @@ struct play {
     struct mock *m[2];
     uint64_t seed;
     int steps;
-    _Atomic int wrong, over, hits, puts;
+    _Atomic int wrong, over, hits, puts, sides;
 };
 
 static void play_look(struct play *p, uint64_t r)
@@ -30,7 +30,9 @@ static void play_look(struct play *p, uint64_t r)
         got = store_pin_settle(pin, (r >> 28) % 8 == 0 ? clock_ns() + 100000 : 0, &why);
     }
     if (got == 1) {
+        if (kit_check_side(p->s, pin, chunk, 2) < 0) p->wrong++;
         if (kit_check(p->s, pin, chunk) == 1) p->wrong++;
+        p->sides += kit_check_side(p->s, pin, chunk, 2) == 0;
         p->hits++;
         store_pin_release(pin);
         return;
@@ -142,6 +144,7 @@ static void *play(void *arg)
             play_look(p, test_rand(&rng));
         store_get_stats(p->s, &st);
         if (st.used_bytes > st.budget_bytes) p->over++;
+        if (st.side_bytes > st.side_budget_bytes) p->over++;
     }
     return NULL;
 }
@@ -156,6 +159,7 @@ static void run(uint64_t seed)
                            .write = {seed % 2 ? STORE_WRITE_EVICT : STORE_WRITE_BEHIND,
                                      seed % 3 ? STORE_WRITE_BEHIND : STORE_WRITE_HIT},
                            .q8 = {seed & 1, seed & 2},
+                           .side_layer = 2,
                            .n = 2};
     p.s = kit_store(&kit_small, 256 * KIB, &kt);
     for (int i = 0; i < 4; i++)
@@ -164,12 +168,13 @@ static void run(uint64_t seed)
         ASSERT_EQ(pthread_join(t[i], NULL), 0);
     ASSERT_EQ(p.wrong, 0);
     ASSERT_EQ(p.over, 0);
-    ASSERT_TRUE(p.hits > 100 && p.puts > 100);
+    ASSERT_TRUE(p.hits > 100 && p.puts > 100 && p.sides > 100);
     for (int i = 0; i < 2; i++)
         play_mock(p.m[i], 9 << 16);
     (void)store_flush(p.s, clock_ns() + 20000000000ull);
     store_clear(p.s, NULL, NULL, true);
     kit_empty(p.s);
+    ASSERT_EQ(kit_stats(p.s).sides + kit_stats(p.s).side_bytes, 0);
     store_destroy(p.s);
 }
 

@@ -1,0 +1,251 @@
+/* Sidecars: K of one layer of a record, resident when the record itself has sunk.
+ *
+ * A strategy that asks a single layer (`side`) can then choose its tokens before the first part of
+ * a record has come back from a slow tier. The copy is made when a record is committed or has been
+ * loaded, so that nothing has to be copied on eviction, when room is short; it lives on heap memory
+ * under a budget of its own, which the store's budget holds in reserve. Least recently used ones
+ * make way, those in use do not. It goes when the record does: damaged, expired, stale, removed,
+ * evicted with no copy below, or found to have left the last tier by the next look-up. It carries
+ * the hash of the token ids that it belongs to and a checksum of its own, which every first use by
+ * a pin verifies. One lock, below all others. */
+#include "tiers/store_int.h"
+
+enum {
+    SIDE_HEAP_OVERHEAD = 32,   /* chosen: the allocator's own bytes, rounded up */
+    SIDE_BUCKET_BYTES = 65536, /* chosen: of budget per bucket; a model's sidecar is larger */
+};
+
+struct side {
+    struct side *chain;
+    struct entry_link lru; /* alone: out of the table, lives while refs > 0 */
+    struct tier_key key;
+    uint64_t ns_hash, tok_hash, sum, bytes, cost_bytes;
+    enum kn_dtype dtype;
+    uint32_t refs; /* pins; the table's own is not counted */
+    uint8_t data[];
+};
+#define SIDE_OF(l) ((struct side *)(void *)((char *)(l)-offsetof(struct side, lru)))
+
+/* ---- the table; sides.m held ---- */
+
+static struct side **slot_of(struct sides *t, const struct tier_key *k)
+{
+    struct side **at = &t->bucket[k->lo & t->mask];
+    while (*at && !tier_key_same(&(*at)->key, k))
+        at = &(*at)->chain;
+    return at;
+}
+
+static void release(struct sides *t, struct side *d)
+{
+    ASSERT(t->used_bytes >= d->cost_bytes);
+    t->used_bytes -= d->cost_bytes;
+    mem_free(d);
+}
+
+static void take_out(struct sides *t, struct side *d)
+{
+    *slot_of(t, &d->key) = d->chain;
+    link_remove(&d->lru);
+    t->n--;
+    if (d->refs == 0) release(t, d);
+}
+
+/* Others make way, oldest first; false: too many are in use. */
+static bool room(struct sides *t, uint64_t bytes)
+{
+    if (bytes > t->budget_bytes) return false;
+    for (struct entry_link *l = t->lru.prev, *prev; t->used_bytes > t->budget_bytes - bytes;
+         l = prev) {
+        if (l == &t->lru) return false;
+        prev = l->prev;
+        if (SIDE_OF(l)->refs > 0) continue;
+        take_out(t, SIDE_OF(l));
+        t->evictions++;
+    }
+    return true;
+}
+
+/* ---- life ---- */
+
+int side_init(struct store *s, const struct store_opts *o)
+{
+    struct sides *t = &s->sides;
+    double share = o->side_share > 0 ? o->side_share : 0.05;
+    if (pthread_mutex_init(&t->m, NULL) != 0) return -ENOMEM;
+    link_init(&t->lru);
+    if (o->side_layer == 0 || o->side_layer >= o->ident.L || o->n_tiers == 0) return 0;
+    t->budget_bytes = (uint64_t)((double)o->ram_bytes * (share < 0.5 ? share : 0.5));
+    uint64_t n = 16;
+    while (n < t->budget_bytes / SIDE_BUCKET_BYTES)
+        n *= 2;
+    t->bucket = mem_zalloc(n * sizeof *t->bucket);
+    if (!t->bucket) return -ENOMEM;
+    t->mask = n - 1;
+    t->layer = o->side_layer;
+    s->fixed_bytes += t->budget_bytes + n * sizeof *t->bucket;
+    return 0;
+}
+
+void side_fini(struct store *s)
+{
+    struct sides *t = &s->sides;
+    if (t->layer) side_clear(s, NULL);
+    ASSERT(t->used_bytes == 0); /* no pin is out */
+    mem_free(t->bucket);
+    pthread_mutex_destroy(&t->m);
+}
+
+/* ---- keeping and dropping ---- */
+
+static bool known(struct sides *t, const struct tier_key *k)
+{
+    pthread_mutex_lock(&t->m);
+    struct side *d = *slot_of(t, k);
+    if (d) {
+        link_remove(&d->lru);
+        link_insert_after(&t->lru, &d->lru);
+    }
+    pthread_mutex_unlock(&t->m);
+    return d != NULL;
+}
+
+void side_used(struct store *s, const struct tier_key *k)
+{
+    if (s->sides.layer) (void)known(&s->sides, k);
+}
+
+void side_keep(struct store *s, const struct entry *e)
+{
+    struct sides *t = &s->sides;
+    const struct record_layout *l = &e->layout;
+    if (!t->layer || e->desc.kind != TIER_CHUNK || known(t, &e->desc.key)) return;
+    uint64_t bytes = l->group_bytes / 2, cost = sizeof(struct side) + bytes + SIDE_HEAP_OVERHEAD;
+    if (record_check_group(e->part, l, t->layer - 1) < 0) return; /* a reader will find it out */
+    struct side *d = NULL;
+    pthread_mutex_lock(&t->m);
+    bool may = !*slot_of(t, &e->desc.key) && room(t, cost);
+    if (may) t->used_bytes += cost; /* before it is there, so that the cap is hard */
+    pthread_mutex_unlock(&t->m);
+    if (may) d = mem_alloc(sizeof *d + bytes);
+    if (d) {
+        *d = (struct side){.key = e->desc.key,
+                           .ns_hash = e->desc.ns_hash,
+                           .bytes = bytes,
+                           .cost_bytes = cost,
+                           .dtype = e->desc.dtype};
+        link_init(&d->lru);
+        memcpy(d->data, record_group(e->part, l, t->layer - 1), bytes);
+        d->sum = record_bytes_hash(d->data, bytes);
+        d->tok_hash = record_bytes_hash(e->part[0] + l->token_off, 4ull * e->desc.n_tokens);
+    }
+    pthread_mutex_lock(&t->m);
+    struct side **at = slot_of(t, &e->desc.key);
+    if (d && !*at) {
+        *at = d;
+        link_insert_after(&t->lru, &d->lru);
+        t->n++;
+    } else if (d) { /* somebody was faster */
+        release(t, d);
+    } else if (may) {
+        t->used_bytes -= cost;
+    }
+    pthread_mutex_unlock(&t->m);
+}
+
+void side_drop(struct store *s, const struct tier_key *k)
+{
+    struct sides *t = &s->sides;
+    if (!t->layer) return;
+    pthread_mutex_lock(&t->m);
+    struct side *d = *slot_of(t, k);
+    if (d) take_out(t, d);
+    pthread_mutex_unlock(&t->m);
+}
+
+void side_clear(struct store *s, const uint64_t *ns_hash)
+{
+    struct sides *t = &s->sides;
+    if (!t->layer) return;
+    pthread_mutex_lock(&t->m);
+    for (struct entry_link *l = t->lru.next, *next; l != &t->lru; l = next) {
+        next = l->next;
+        if (!ns_hash || SIDE_OF(l)->ns_hash == *ns_hash) take_out(t, SIDE_OF(l));
+    }
+    pthread_mutex_unlock(&t->m);
+}
+
+/* ---- use ---- */
+
+void side_unref(struct store *s, struct side *d)
+{
+    struct sides *t = &s->sides;
+    if (!d) return;
+    pthread_mutex_lock(&t->m);
+    ASSERT(d->refs > 0);
+    if (--d->refs == 0 && link_alone(&d->lru)) release(t, d);
+    pthread_mutex_unlock(&t->m);
+}
+
+static struct side *side_ref(struct sides *t, const struct tier_key *k)
+{
+    pthread_mutex_lock(&t->m);
+    struct side *d = *slot_of(t, k);
+    if (d) {
+        d->refs++;
+        t->hits++;
+        link_remove(&d->lru);
+        link_insert_after(&t->lru, &d->lru);
+    }
+    pthread_mutex_unlock(&t->m);
+    return d;
+}
+
+int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
+                   enum kn_dtype *ret_dtype)
+{
+    const struct entry *e = p->e;
+    struct store *s = e->store;
+    if (!s->sides.layer || layer != s->sides.layer || !p->settled) return 0;
+    if (!p->side) {
+        struct side *d = side_ref(&s->sides, &e->desc.key);
+        if (!d) return 0;
+        const uint8_t *tok = e->part[0] + e->layout.token_off;
+        bool ours = d->tok_hash == record_bytes_hash(tok, 4ull * e->desc.n_tokens);
+        bool sound = d->sum == record_bytes_hash(d->data, d->bytes);
+        if (!ours || !sound) {
+            side_drop(s, &e->desc.key);
+            side_unref(s, d);
+            pthread_mutex_lock(&s->m);
+            s->stats.corrupt += !sound;
+            pthread_mutex_unlock(&s->m);
+            return 0;
+        }
+        p->side = d;
+    }
+    *ret_k = p->side->data;
+    *ret_dtype = p->side->dtype;
+    return 1;
+}
+
+bool store_has_side(struct store *s, const struct tier_key *k)
+{
+    struct sides *t = &s->sides;
+    if (!t->layer) return false;
+    pthread_mutex_lock(&t->m);
+    bool has = *slot_of(t, k) != NULL;
+    pthread_mutex_unlock(&t->m);
+    return has;
+}
+
+void side_get_stats(struct store *s, struct store_stats *ret)
+{
+    struct sides *t = &s->sides;
+    pthread_mutex_lock(&t->m);
+    ret->sides = t->n;
+    ret->side_bytes = t->used_bytes;
+    ret->side_budget_bytes = t->budget_bytes;
+    ret->side_hits = t->hits;
+    ret->side_evictions = t->evictions;
+    pthread_mutex_unlock(&t->m);
+}
