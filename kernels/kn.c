@@ -75,6 +75,11 @@ bool kn_dev_is_host(const struct kn_dev *d)
     return dev_ops(d)->is_host;
 }
 
+bool kn_dev_lost(const struct kn_dev *d)
+{
+    return dev_ops(d)->lost && dev_ops(d)->lost(d);
+}
+
 unsigned kn_dev_threads(const struct kn_dev *d)
 {
     return dev_ops(d)->threads(d);

@@ -80,6 +80,7 @@ int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
 void kn_dev_destroy(struct kn_dev *d);
 const char *kn_dev_device(const struct kn_dev *d); /* "cpu", "cuda:0 NVIDIA H200", … */
 bool kn_dev_is_host(const struct kn_dev *d);       /* all memory is plain memory */
+bool kn_dev_lost(const struct kn_dev *d);          /* every run says -EIO; thread: any */
 unsigned kn_dev_threads(const struct kn_dev *d);
 const char *kn_dev_isa(const struct kn_dev *d);
 const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */

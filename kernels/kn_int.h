@@ -15,6 +15,7 @@ enum { KN_SLOTS = 8 }; /* scratch slots of the caller; a backend may have more o
 struct kn_ops {
     void (*destroy)(struct kn_dev *d);
     bool is_host;
+    bool (*lost)(const struct kn_dev *d); /* NULL: never */
     unsigned (*threads)(const struct kn_dev *d);
     const char *(*device)(const struct kn_dev *d);
     const char *(*isa)(const struct kn_dev *d);

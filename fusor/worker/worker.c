@@ -89,10 +89,22 @@ void wk_drain(struct worker *w)
     http_timer_set(w->tick, 0);
 }
 
+/* A lost device never comes back in this process: whoever started us starts another. */
+static void watch_device(struct worker *w)
+{
+    const struct kn_dev *d = fus_core_dev(w->core);
+
+    if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
+    log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_dev_device(d));
+    w->exit_code = 1;
+    wk_drain(w);
+}
+
 static void on_tick(void *arg)
 {
     struct worker *w = arg;
 
+    if (atomic_load(&w->state) == WK_READY) watch_device(w);
     wk_mail_kick(w);
     wk_gens_tick(w);
     if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);

@@ -44,6 +44,7 @@ struct kn_dev {
     struct kn_head head;
     struct cu *cu;
     bool bf16;
+    atomic_bool lost;
     char name[200];
     struct kn_stream stream;
     struct block *blocks;
@@ -139,6 +140,11 @@ static void destroy(struct kn_dev *d)
     mem_free(d);
 }
 
+static bool lost(const struct kn_dev *d)
+{
+    return atomic_load(&d->lost);
+}
+
 static unsigned threads(const struct kn_dev *d)
 {
     return 1;
@@ -230,6 +236,7 @@ static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_ro
 {
     if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) return -ECANCELED;
     int r = fn(&d->stream, arg, 0, n_rows), waited = cu_sync(d->cu);
+    if (waited == -EIO) atomic_store(&d->lost, true);
     return r < 0 ? r : waited;
 }
 
@@ -444,6 +451,7 @@ static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
 
 static const struct kn_ops ops = {
     .destroy = destroy,
+    .lost = lost,
     .threads = threads,
     .device = device,
     .isa = isa,

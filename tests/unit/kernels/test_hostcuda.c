@@ -170,10 +170,12 @@ TEST(a_bad_position_is_told_once_and_a_lost_device_for_ever)
     ASSERT_TRUE(lib != NULL);
     *(void **)&fail_after = dlsym(lib, "hostcuda_fail_after");
     ASSERT_TRUE(fail_after != NULL);
+    ASSERT_TRUE(!kn_dev_lost(d));
     fail_after(0);
     ASSERT_ERR(run(d, bad_rope, pos), -EIO);
     fail_after(-1); /* the driver is well again; this device stays lost */
     ASSERT_ERR(run(d, bad_rope, pos), -EIO);
+    ASSERT_TRUE(kn_dev_lost(d));
     ASSERT_ERR(kn_mem_write(d, pos, pos, 4), -EIO);
     ASSERT_TRUE(kn_mem_alloc(d, KN_MEM_DEVICE, 64) == NULL);
     kn_mem_free(d, pos);
