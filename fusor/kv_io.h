@@ -50,9 +50,9 @@ struct kv_sink {
     void *ctx;
 };
 struct kv_sink_ops {
-    /* Rows [row0, row0+m) of the range at `layer`, f32, strides in floats. Called from pool
-     * threads, each row once per layer, layers ascending; 0 or an error, which makes the sink be
-     * aborted. */
+    /* Rows [row0, row0+m) of the range at `layer`, f32, strides in floats, in the device's memory:
+     * kn_encode_rows() brings them to the host. Called from pool threads, each row once per layer,
+     * layers ascending; 0 or an error, which makes the sink be aborted. */
     int (*rows)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
                 const float *k, size_t ldk, const float *v, size_t ldv);
     void (*done)(void *ctx, int status); /* exactly once: 0 complete, <0 aborted */
