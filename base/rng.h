@@ -7,13 +7,14 @@
 #include <math.h>
 #include <stdint.h>
 
+#define RNG_STEP 0x9e3779b97f4a7c15ull /* a state this much further is one number further */
 struct rng {
     uint64_t state;
 };
 
 static inline uint64_t rng_next(struct rng *r)
 {
-    uint64_t z = r->state += 0x9e3779b97f4a7c15ull;
+    uint64_t z = r->state += RNG_STEP;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);

@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <errno.h>
 #include <math.h>
@@ -13,7 +14,7 @@ struct fus_sampler {
     struct fus_sampling p;
     struct fus_bias *bias;
     size_t n_vocab;
-    uint64_t rng;
+    struct rng rng;
     uint32_t *n_out;    /* [V] times generated; NULL without penalties */
     uint8_t *in_prompt; /* [V] */
     int32_t *heap;      /* [V] */
@@ -44,7 +45,7 @@ int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_
     if (!s) return -ENOMEM;
     s->p = *p;
     s->n_vocab = n_vocab;
-    s->rng = p->seed;
+    s->rng.state = p->seed;
     s->bias = mem_alloc((p->n_bias + 1) * sizeof(*s->bias));
     s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
     s->kept = mem_alloc(n_vocab * sizeof(*s->kept));
@@ -84,16 +85,6 @@ void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
         s->in_prompt[id] = 1;
     else
         s->n_out[id]++;
-}
-
-/* splitmix64 (Steele, Lea, Flood 2014): a uniform number in [0, 1). */
-static double uniform(struct fus_sampler *s)
-{
-    uint64_t z = s->rng += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
 }
 
 /* Bias and penalties. Presence and frequency count generated tokens (as OpenAI), repetition the
@@ -203,7 +194,7 @@ static size_t truncate(struct fus_sampler *s, const float *logits, double max, d
 static int32_t draw(struct fus_sampler *s, const float *logits, double max)
 {
     const struct fus_sampling *p = &s->p;
-    const double u = uniform(s), scale = 1 / (double)p->temperature;
+    const double u = rng_unit(&s->rng), scale = 1 / (double)p->temperature;
     if (p->top_k <= 0 && p->top_p >= 1 && p->min_p <= 0) {
         const double goal = u * exp_sum(logits, s->n_vocab, max, scale);
         double sum = 0;

@@ -6,6 +6,8 @@
  * counting bad prompts (blind to how bad). */
 #include "policy/guard.h"
 
+#include "base/rng.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -67,11 +69,20 @@ struct pol_guard_setting pol_guard_setting(const struct pol_guard_cfg *c, unsign
 
 /* ---- moving means ---- */
 
-static double limit_of(const struct pol_guard_cfg *c, double reuse_kl)
+/* What a blend at that ratio may lose, as a share of plain reuse's. */
+static double promised(const struct pol_guard_cfg *c, double ratio)
+{
+    double more = ratio - c->loss_ratio, loss = c->loss;
+
+    if (more > 0) loss *= exp2(-more / POL_GUARD_HALVING);
+    return loss > POL_GUARD_LOSS_MIN ? loss : POL_GUARD_LOSS_MIN;
+}
+
+static double limit_of(const struct pol_guard_cfg *c, double ratio, double reuse_kl)
 {
     double base = reuse_kl > c->reuse_kl ? reuse_kl : c->reuse_kl; /* false for NaN, too */
 
-    return c->kl_max > 0 ? c->kl_max : POL_GUARD_MARGIN * c->loss * base;
+    return c->kl_max > 0 ? c->kl_max : POL_GUARD_MARGIN * promised(c, ratio) * base;
 }
 
 static double bounded(double kl)
@@ -80,9 +91,10 @@ static double bounded(double kl)
     return kl > 0 ? kl : 0;
 }
 
-static void add(struct pol_guard_means *m, const struct pol_guard_cfg *c,
+static void add(struct pol_guard_means *m, const struct pol_guard_cfg *c, unsigned level,
                 const struct pol_guard_shadow *s)
 {
+    const double ratio = pol_guard_setting(c, level).ratio;
     const double keep = 1 - 1.0 / POL_GUARD_MEMORY, kl = bounded(s->kl);
     double *const sums[] = {&m->n,       &m->kl,      &m->agree,    &m->limit,    &m->excess,
                             &m->excess2, &m->n_reuse, &m->reuse_kl, &m->paired_kl};
@@ -91,7 +103,10 @@ static void add(struct pol_guard_means *m, const struct pol_guard_cfg *c,
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         *sums[i] *= keep;
     /* A prompt whose own yardstick is unknown is taken as the average one. */
-    double limit = limit_of(c, reuse >= 0 ? reuse : m->n_reuse > 0 ? m->reuse_kl / m->n_reuse : 0);
+    double limit = limit_of(c, ratio,
+                            reuse >= 0       ? reuse
+                            : m->n_reuse > 0 ? m->reuse_kl / m->n_reuse
+                                             : 0);
     double excess = kl - limit;
     m->count++;
     m->n++;
@@ -152,7 +167,7 @@ enum pol_guard_action pol_guard_see(struct pol_guard *g, const struct pol_guard_
                                     const struct pol_guard_shadow *s)
 {
     if (g->level >= pol_guard_top(c)) return POL_GUARD_STAY; /* nothing is blended there */
-    add(&g->now, c, s);
+    add(&g->now, c, g->level, s);
     if (is_bad(&g->now)) {
         if (g->came_down && g->patience < POL_GUARD_PATIENCE_MAX) g->patience++;
         change(g, level_above(g, c));
@@ -166,7 +181,7 @@ enum pol_guard_action pol_guard_trial(struct pol_guard *g, const struct pol_guar
                                       const struct pol_guard_shadow *s)
 {
     if (g->level == 0) return POL_GUARD_STAY;
-    add(&g->below, c, s);
+    add(&g->below, c, g->level - 1, s);
     if (g->below.count < (unsigned)POL_GUARD_TRIAL_MIN << g->patience) return POL_GUARD_STAY;
     if (!is_good(&g->below)) return POL_GUARD_STAY;
     change(g, g->level - 1);
@@ -200,10 +215,7 @@ struct pol_guard_gauge pol_guard_gauge(const struct pol_guard_means *m)
 
 bool pol_guard_sampled(uint64_t seed, uint64_t i, double share)
 {
-    uint64_t x = seed + (i + 1) * 0x9e3779b97f4a7c15u; /* splitmix64 */
+    struct rng r = {seed + i * RNG_STEP};
 
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    x ^= x >> 31;
-    return (double)(x >> 11) * 0x1p-53 < share;
+    return rng_unit(&r) < share;
 }

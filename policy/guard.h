@@ -23,14 +23,20 @@ enum {
     POL_GUARD_CALM = 512,       /* shadows without an alarm that take one doubling back */
 };
 #define POL_GUARD_MARGIN 2.0 /* chosen: alarm at twice the loss that the profile promises */
+/* measured: qs and query lose 0.49 to 0.54 times as much at a ratio that is 0.1 larger
+ * (docs/quality.md); a raise that does not help is a fault's mark, so larger ratios promise more */
+#define POL_GUARD_HALVING 0.1
+#define POL_GUARD_LOSS_MIN 0.05 /* chosen: a promise of nothing at all must not alarm at noise */
 #define POL_GUARD_BACK 0.7   /* chosen: the level below must stay under this share of the limit */
 #define POL_GUARD_Z 2.3      /* one-sided 99 % */
 #define POL_GUARD_KL_MAX 8.0 /* nats; more says no more, and one prompt must not rule the mean */
 #define POL_GUARD_RATIO_MAX 0.5 /* chosen: beyond it little is saved (POL_COST_MAX) */
 
 struct pol_guard_cfg {
-    double kl_max;   /* nats: the limit, if > 0; else it is POL_GUARD_MARGIN * loss of reuse's KL */
-    double loss;     /* that the profile promises, as a share of plain reuse's KL */
+    double kl_max; /* nats: the limit, if > 0; else it is POL_GUARD_MARGIN * loss of reuse's KL */
+    double loss;   /* that the profile promises, as a share of plain reuse's KL … */
+    double
+        loss_ratio; /* … at this ratio; a larger one must do better: half per POL_GUARD_HALVING */
     double reuse_kl; /* nats: plain reuse's by the profile; where a prompt's own is less, this */
     double ratio;    /* configured */
     enum pol_strategy strategy; /* configured; not POL_STRAT_DEFAULT */

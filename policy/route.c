@@ -1,6 +1,7 @@
 #include "policy/route.h"
 
 #include "base/assert.h"
+#include "base/rng.h"
 
 #include <math.h>
 
@@ -21,12 +22,10 @@ const char *pol_balance_name(enum pol_balance b)
     return (unsigned)b < sizeof name / sizeof name[0] ? name[b] : "unknown";
 }
 
-static uint64_t mix(uint64_t x) /* splitmix64 */
+static uint64_t mix(uint64_t x)
 {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    struct rng r = {x};
+    return rng_next(&r);
 }
 
 static double unit(uint64_t x) /* within (0, 1) */

@@ -142,12 +142,11 @@ static int load_on_part(struct tier_op *op, uint32_t part)
 static void load_end(struct store *s, struct entry *e, enum store_miss why, int status)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
-    if (e->head == 0 && why != STORE_MISS_GATE && why != STORE_MISS_DEADLINE &&
-        why != STORE_MISS_IO && why != STORE_MISS_ROOM)
-        side_drop(s, &e->desc.key); /* no tier has the record any more */
     pthread_mutex_lock(&s->m);
     link_remove(&e->loads);
     pthread_mutex_lock(&sh->m);
+    const bool gone = e->head == 0 && why != STORE_MISS_GATE && why != STORE_MISS_DEADLINE &&
+                      why != STORE_MISS_IO && why != STORE_MISS_ROOM;
     if (e->state == ENTRY_LOADING) {
         e->status = status == -ETIMEDOUT || status == -EBADMSG ? status : -EIO;
         if (e->head == 0) {
@@ -158,6 +157,7 @@ static void load_end(struct store *s, struct entry *e, enum store_miss why, int 
     pthread_mutex_unlock(&sh->m);
     (void)entry_drop(s, e, why == STORE_MISS_CORRUPT ? why : STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
+    if (gone) side_drop(s, &e->desc.key); /* no tier has the record any more */
     entry_unref(s, e);
 }
 

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOSS_MIN 0.05 /* chosen: a profile that promises nothing at all must not alarm at noise */
 enum {
     GUARD_BYTES_MAX = 64 << 20, /* chosen: about 80 shadows of a vocabulary of 49k */
     TRIES_MAX = 100,            /* of a shadow that always has to give way */
@@ -536,7 +535,8 @@ void wk_guard_loaded(struct worker *w)
 
     if (w->o.strategy) (void)fus_strategy_parse(w->o.strategy, &own);
     g->cfg = (struct pol_guard_cfg){.kl_max = w->o.guard_kl,
-                                    .loss = fmax(p->loss, LOSS_MIN),
+                                    .loss = p->loss,
+                                    .loss_ratio = p->ratio,
                                     .reuse_kl = p->reuse_kl,
                                     .ratio = w->o.ratio >= 0 ? w->o.ratio : p->ratio,
                                     .safer = safest(p, own)};

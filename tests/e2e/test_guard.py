@@ -118,8 +118,19 @@ def test_a_healthy_model_is_left_alone():
         assert "guard" not in ask(p, DEPENDENT[0])[1]
 
 
-def test_a_broken_reposition_is_noticed_and_answers_become_exact():
-    with worker("--ratio", "0.4", env={"KVBLEND_INJECT": "reposition"}) as p:
+def test_a_broken_reposition_is_noticed_as_the_guard_comes():
+    with worker(env={"KVBLEND_INJECT": "reposition"}) as p:
+        made, q = bursts(p, PATIENCE, stop=lambda q: q["alarms"] > 0)
+        assert q["alarms"] > 0, q
+        print(f"# first alarm within {made} requests", flush=True)
+        assert re.search(r" warn .*guard_raised .*level=1 ", p.log()), p.log()
+        # More and more is recomputed, which hides most of this fault on this model.
+        _, q = bursts(p, PATIENCE, stop=lambda q: q["level"] > 1)
+        assert q["level"] > 1 and (q["state"] == "exact" or q["ratio"] >= 0.3), q
+
+
+def test_answers_become_exact_where_nothing_else_helps():
+    with worker("--ratio", "0.15", "--guard-kl", "0.1", env={"KVBLEND_INJECT": "reposition"}) as p:
         assert "fault_injected" in p.log()
         assert quality(p)["self_test"] == "passed"  # the fault came behind it
         want = full_answers(p)

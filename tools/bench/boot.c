@@ -1,16 +1,10 @@
 #include "tools/bench/boot.h"
 
+#include "base/rng.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
-
-static uint64_t next_random(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 static double ratio(double a, double b, size_t n, bool divide)
 {
@@ -25,6 +19,7 @@ static int by_value(const void *x, const void *y)
 
 struct boot boot_ratio(const double *a, const double *b, size_t n, uint64_t seed)
 {
+    struct rng rng = {seed};
     struct boot r = {NAN, NAN, NAN};
     double draw[BOOT_DRAWS], sa = 0, sb = 0;
     size_t n_draws = 0;
@@ -37,7 +32,7 @@ struct boot boot_ratio(const double *a, const double *b, size_t n, uint64_t seed
     for (size_t d = 0; d < BOOT_DRAWS; d++) {
         sa = sb = 0;
         for (size_t i = 0; i < n; i++) {
-            const size_t at = next_random(&seed) % n;
+            const size_t at = rng_next(&rng) % n;
             sa += a[at];
             sb += b ? b[at] : 0;
         }

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "fusor/worker/calib.h"
 #include "fusor/worker/records.h"
 #include "policy/control.h"
@@ -468,11 +469,6 @@ static int run_cell(struct grid *g, const struct cell *cell, struct result *ret)
 
 /* ---- how long a decision takes ---- */
 
-static uint64_t next_random(uint64_t *s)
-{
-    return *s = *s * 6364136223846793005u + 1442695040888963407u;
-}
-
 /* 256 chunks in three tiers, 80 layers, every strategy allowed: the median over random prompts, in
  * CPU time of this thread. */
 static double decision_us(const struct grid *g)
@@ -481,7 +477,7 @@ static double decision_us(const struct grid *g)
     struct pol_chunk_now chunk[POL_CHUNKS_MAX];
     bool reuse[POL_CHUNKS_MAX];
     double us[PROMPTS];
-    uint64_t seed = 1;
+    struct rng rng = {1};
     for (int i = 0; i < PROMPTS; i++) {
         struct pol_control_in in = {.L = 80,
                                     .check_layer = 1,
@@ -496,18 +492,18 @@ static double decision_us(const struct grid *g)
                                     .ratio_max = 1};
         uint32_t at = 1;
         for (size_t k = 0; k < POL_CHUNKS_MAX; k++) {
-            const uint32_t n = 64 + (uint32_t)(next_random(&seed) >> 33) % 448;
+            const uint32_t n = 64 + (uint32_t)(rng_next(&rng) >> 33) % 448;
             chunk[k] = (struct pol_chunk_now){.tok0 = at,
                                               .n = n,
-                                              .tier = 1 + (int)(next_random(&seed) >> 33) % 3,
+                                              .tier = 1 + (int)(rng_next(&rng) >> 33) % 3,
                                               .bytes = record_bytes(g->b, n),
-                                              .side = next_random(&seed) >> 63,
+                                              .side = rng_next(&rng) >> 63,
                                               .scored = true};
             at += n;
         }
         in.n_tok = at + 32;
         for (int t = 1; t <= 3; t++)
-            in.tier[t].bytes_per_s = 2e7 * exp((double)(next_random(&seed) >> 40) * 0x1p-24 * 6);
+            in.tier[t].bytes_per_s = 2e7 * exp((double)(rng_next(&rng) >> 40) * 0x1p-24 * 6);
         for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
             in.strat[s] = (struct pol_strat_now){true, 0.1 + 0.01 * s};
         struct pol_control out;

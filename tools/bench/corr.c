@@ -1,17 +1,10 @@
 #include "tools/bench/corr.h"
 
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-static uint64_t next_random(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 struct place {
     double v;
@@ -61,13 +54,14 @@ static double pearson(const double *x, const double *y, size_t n)
 
 struct boot corr(const double *x, const double *y, size_t n, bool by_rank, uint64_t seed)
 {
+    struct rng rng = {seed};
     struct boot r = {NAN, NAN, NAN};
     double draw[BOOT_DRAWS], *a = mem_alloc((2 * n + 1) * sizeof *a), *b = a + n;
     struct place *p = mem_alloc((n + 1) * sizeof *p);
     size_t n_draws = 0;
     for (size_t d = 0; a && p && n >= 3 && d <= BOOT_DRAWS; d++) {
         for (size_t i = 0; i < n; i++) {
-            const size_t at = d == 0 ? i : next_random(&seed) % n;
+            const size_t at = d == 0 ? i : rng_next(&rng) % n;
             a[i] = x[at];
             b[i] = y[at];
         }

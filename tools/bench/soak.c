@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -43,7 +44,7 @@ struct soak {
     uint64_t *order; /* [requests], a hash of each request's documents in their order */
     size_t n_docs, n_chunks, n_requests, batch;
     uint32_t chunk_tokens, query_tokens;
-    uint64_t seed;
+    struct rng rng;
     float ratio;
     bool gate;
     double ms_per_token; /* of a full prefill */
@@ -54,14 +55,6 @@ struct soak {
 };
 
 /* ---- what a request asks ---- */
-
-static uint64_t next_random(struct soak *s)
-{
-    uint64_t z = s->seed += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
 
 /* Documents are windows of the sample text; their first two tokens make each unlike the others. */
 static void make_documents(struct soak *s, double zipf)
@@ -84,7 +77,7 @@ static void make_documents(struct soak *s, double zipf)
 
 static size_t draw_document(struct soak *s)
 {
-    double u = (double)(next_random(s) >> 11) / 9007199254740992.0;
+    double u = rng_unit(&s->rng);
     size_t lo = 0, hi = s->n_docs - 1;
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
@@ -123,7 +116,7 @@ static void draw_prompt(struct soak *s, struct bench_prompt *p, size_t request)
     p->n_chunks = s->n_chunks;
     p->suffix0 = (uint32_t)(head + s->n_chunks * s->chunk_tokens);
     p->n_tok = p->suffix0 + s->query_tokens;
-    size_t at = next_random(s) % s->sample.n;
+    size_t at = rng_next(&s->rng) % s->sample.n;
     for (uint32_t i = 0; i < s->query_tokens; i++)
         p->tok[p->suffix0 + i] = s->sample.id[(at + i * 3) % s->sample.n];
 }
@@ -426,7 +419,7 @@ static int take_options(struct soak *s, const struct opts *opts, struct err *err
     s->batch = (size_t)opt_int(opts, "batch");
     s->ratio = 0.15f;
     s->gate = opt_bool(opts, "gate");
-    s->seed = 1;
+    s->rng.state = 1;
     if (s->n_docs < s->n_chunks)
         return err_set(err, -EINVAL, "--documents: fewer than chunks of a prompt");
     uint64_t total = s->n_chunks * (uint64_t)s->chunk_tokens + s->query_tokens + 1;

@@ -4,6 +4,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -14,14 +15,6 @@ enum { MOVES_MAX = 64, POISON = 0xA5, HUGE_PAGE_BYTES = 2 << 20 };
 
 /* ---- the records ---- */
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 static uint8_t *map_bytes(uint64_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -30,13 +23,13 @@ static uint8_t *map_bytes(uint64_t bytes)
     return p;
 }
 
-static void make_record(struct bench_set *s, size_t i, uint64_t *seed)
+static void make_record(struct bench_set *s, size_t i, struct rng *rng)
 {
     const struct record_layout *l = &s->layout;
     int32_t *tok = s->tok + i * s->n_tokens;
     uint8_t **part = s->src_part + i * l->n_parts;
     for (uint32_t t = 0; t < s->n_tokens; t++)
-        tok[t] = (int32_t)(next_random(seed) % 30000);
+        tok[t] = (int32_t)(rng_next(rng) % 30000);
     s->key[i] = tier_key_chunk(&s->ident, "", tok, s->n_tokens);
     struct record_desc d = {.key = s->key[i],
                             .ns_hash = record_ns_hash(""),
@@ -53,7 +46,7 @@ static void make_record(struct bench_set *s, size_t i, uint64_t *seed)
     for (uint32_t g = 0; g < l->n_groups; g++) {
         uint8_t *row = record_group(part, l, g);
         for (uint64_t at = 0; at + 8 <= l->group_bytes; at += 8) {
-            uint64_t v = next_random(seed);
+            uint64_t v = rng_next(rng);
             memcpy(row + at, &v, 8);
         }
     }
@@ -63,6 +56,7 @@ static void make_record(struct bench_set *s, size_t i, uint64_t *seed)
 int bench_set_create(const struct tier_ident *ident, uint32_t n_tokens, uint64_t bytes,
                      size_t n_min, uint64_t seed, struct bench_set *ret)
 {
+    struct rng rng = {seed};
     struct bench_set s = {.ident = *ident, .n_tokens = n_tokens};
     struct record_desc d = {.kind = TIER_CHUNK,
                             .dtype = ident->dtype,
@@ -91,7 +85,7 @@ int bench_set_create(const struct tier_ident *ident, uint32_t n_tokens, uint64_t
             s.src_part[i * s.layout.n_parts + p] = s.src + off;
             s.dst_part[i * s.layout.n_parts + p] = s.dst + off;
         }
-        make_record(&s, i, &seed);
+        make_record(&s, i, &rng);
     }
     bench_set_poison(&s);
     *ret = s;

@@ -31,7 +31,7 @@ static struct ctl_decision *any_decision(uint64_t *seed)
                                             .first_s = share(seed) / 100,
                                             .queue_s = share(seed) / 10,
                                             .by_record = i == 2};
-        (void)snprintf(d->tier_name[i], sizeof d->tier_name[i], "tier%zu", i);
+        (void)snprintf(d->tier_name[i], sizeof d->tier_name[i], "tier%u", (unsigned)i % 10);
     }
     for (size_t i = 0; i < n; i++) {
         d->chunk[i] = (struct pol_chunk_now){.tok0 = at,

@@ -2,6 +2,7 @@
 #include "tests/test.h"
 
 static const struct pol_guard_cfg cfg = {.loss = 0.25,
+                                         .loss_ratio = 0.15,
                                          .reuse_kl = 0.04,
                                          .ratio = 0.15,
                                          .strategy = POL_STRAT_QS,
@@ -36,6 +37,13 @@ static enum pol_guard_action live(struct pol_guard *g, const struct pol_guard_cf
     if (a != POL_GUARD_STAY || g->level == 0) return a;
     s = prompt(seed, 0.3, share[g->level - 1]);
     return pol_guard_trial(g, c, &s);
+}
+
+/* What a blend may lose at a level: half for every tenth that its ratio is above the profile's. */
+static double promised(unsigned level)
+{
+    double more = pol_guard_setting(&cfg, level).ratio - cfg.loss_ratio;
+    return fmax(cfg.loss * exp2(-fmax(more, 0) / POL_GUARD_HALVING), POL_GUARD_LOSS_MIN);
 }
 
 TEST(the_ladder_gets_safer_and_ends_exact)
@@ -115,7 +123,8 @@ TEST(a_ratio_that_is_too_small_is_raised_until_it_does)
 /* What was broken for a while is trusted again: one level at a time, down to the bottom. */
 TEST(comes_back_after_good_evidence)
 {
-    static const double bad[16] = {1, 1, 1, 1, 1, 1}, good[16] = {0.2, 0.2, 0.2, 0.2, 0.2, 0.2};
+    static const double bad[16] = {1, 1, 1, 1, 1, 1},
+                        good[16] = {0.2, 0.07, 0.03, 0.03, 0.03, 0.03};
     for (uint64_t seed = 1; seed <= 50; seed++) {
         uint64_t state = seed;
         struct pol_guard g = {0};
@@ -127,6 +136,20 @@ TEST(comes_back_after_good_evidence)
             if (live(&g, &cfg, good, &state) == POL_GUARD_DOWN) ASSERT_EQ(g.level, was - 1);
         }
         ASSERT_EQ(g.level, 0);
+    }
+}
+
+/* A fault that recomputing more does not cure as a healthy model's loss is cured: what would do at
+ * the configured ratio is an alarm at a larger one, up to exact. */
+TEST(a_raise_that_does_not_help_enough_leads_to_exact)
+{
+    static const double broken[16] = {0.8, 0.35, 0.35, 0.35, 0.35, 0.35};
+    for (uint64_t seed = 1; seed <= 100; seed++) {
+        uint64_t state = seed;
+        struct pol_guard g = {0};
+        for (int i = 0; i < 400; i++)
+            (void)live(&g, &cfg, broken, &state);
+        ASSERT_EQ(g.level, pol_guard_top(&cfg));
     }
 }
 
@@ -162,7 +185,8 @@ TEST(is_monotone_in_what_it_sees)
         struct pol_guard_shadow s = prompt(&state, 0.3, share);
         unsigned was = 0;
         /* Beyond the limit a larger excess widens the interval, too: from there on no claim. */
-        for (double kl = 0; kl < 2 * cfg.loss * s.reuse_kl; kl += 0.1 * s.reuse_kl) {
+        const double limit = POL_GUARD_MARGIN * promised(g.level) * s.reuse_kl;
+        for (double kl = 0; kl < limit; kl += 0.2 * limit) {
             struct pol_guard h = g;
             struct pol_guard_shadow x = {kl, s.reuse_kl, 1};
             (void)pol_guard_see(&h, &cfg, &x);
