@@ -51,6 +51,13 @@ struct Barrier {
 };
 
 static std::vector<Fiber> fibers;
+static struct Stacks { /* theirs, when the library is unloaded */
+    ~Stacks()
+    {
+        for (Fiber &f : fibers)
+            free(f.stack);
+    }
+} stacks;
 static std::vector<Warp> warps;
 static Barrier barrier;
 static Fiber home; /* the scheduler's own place */

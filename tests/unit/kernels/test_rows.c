@@ -105,6 +105,7 @@ static void rope_body(struct kn_stream *st)
             }
         pos[1] = 40;
         ASSERT_ERR(kern_done(st, kn_rope(st, &r, x, heads * K, m, heads, pos)), -EINVAL);
+        free(pos);
         free(cs);
         free(sn);
         free(x);
