@@ -113,7 +113,7 @@ int score_answer(const char *answer, const char *const *expected, size_t n, stru
     struct score best = {0, 0, 0};
     int r = words_init(&got, answer);
     for (size_t i = 0; r == 0 && i < n; i++) {
-        struct score s;
+        struct score s = {0, 0, 0};
         r = score_one(&got, expected[i], &s);
         if (r < 0) break;
         best.exact_match = fmax(best.exact_match, s.exact_match);
