@@ -213,7 +213,8 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
-        .due_ms = pol_order_due(g->w->o.order, work_ms(g, p) / 1e3, 0) * 1e3,
+        .due_ms =
+            pol_order_due(g->w->o.order, work_ms(g, p) / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_id,
         .n_stop_ids = q->n_stop_id,
