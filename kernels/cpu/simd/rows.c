@@ -197,16 +197,28 @@ static int encode_q8(const float *x, size_t K, uint8_t *out)
     if (!(bad == 0.0f) || m >= 65520.0f) return -ERANGE;
     uint16_t h = q8_scale(m);
     float step = f16_to_f32(h), inv = step > 0 ? 127.0f / step : 0;
-    vf most = vf_set1(127.0f), least = vf_set1(-127.0f);
-    float q[VL];
     memcpy(out, &h, sizeof h);
     int8_t *dst = (int8_t *)out + sizeof h;
-    for (size_t i = 0; i < K; i += VL) {
-        size_t n = K - i < VL ? K - i : VL;
-        vf v = n == VL ? vf_load(x + i) : vf_loadn(x + i, n);
-        vf_store(q, vf_round(vf_max(vf_min(vf_mul(v, vf_set1(inv)), most), least)));
-        for (size_t j = 0; j < n; j++)
-            dst[i + j] = (int8_t)q[j];
+    size_t i = 0;
+#if KN_SIMD == 512
+    const __m512 by = _mm512_set1_ps(inv), most = _mm512_set1_ps(127), least = _mm512_set1_ps(-127);
+    for (; i + 16 <= K; i += 16) {
+        __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), by);
+        __m512i w = _mm512_cvtps_epi32(_mm512_max_ps(_mm512_min_ps(v, most), least));
+        _mm_storeu_si128((__m128i *)(void *)(dst + i), _mm512_cvtepi32_epi8(w));
+    }
+#elif KN_SIMD == 256
+    const __m256 by = _mm256_set1_ps(inv), most = _mm256_set1_ps(127), least = _mm256_set1_ps(-127);
+    for (; i + 8 <= K; i += 8) {
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), by);
+        __m256i w = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(v, most), least));
+        __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+        _mm_storel_epi64((__m128i *)(void *)(dst + i), _mm_packs_epi16(half, half));
+    }
+#endif
+    for (; i < K; i++) { /* to the nearest, ties to even, as above */
+        float v = x[i] * inv;
+        dst[i] = (int8_t)__builtin_rintf(v > 127 ? 127 : v < -127 ? -127 : v);
     }
     return 0;
 }
