@@ -57,6 +57,7 @@ int main(int argc, char **argv)
             passed++;
         } else if (r == 1) {
             (void)printf("FAIL %s: %s\n", t->name, test_msg);
+            (void)fflush(stdout); /* a sanitizer may end the program without it */
             failed++;
         } else {
             (void)printf("SKIP %s: %s\n", t->name, test_msg);
