@@ -188,6 +188,8 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
     c->free_page = mem_alloc(n * sizeof(*c->free_page));
     c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
     if (!c->free_page || !c->page_ref) return -ENOMEM;
+    int r = fus_share_create((uint32_t)n, &c->share);
+    if (r < 0) return r;
     c->n_pages = c->n_free = (uint32_t)n;
     for (uint32_t i = 0; i < c->n_pages; i++)
         c->free_page[i] = (int32_t)(c->n_pages - 1 - i);
@@ -203,10 +205,22 @@ static int32_t page_take(struct fus_core *c)
     return id;
 }
 
-static void page_unref(struct fus_core *c, int32_t id)
+void fus_page_share(struct fus_core *c, int32_t page)
 {
-    ASSERT(c->page_ref[id] > 0);
-    if (--c->page_ref[id] == 0) c->free_page[c->n_free++] = id;
+    ASSERT(c->page_ref[page] > 0 && c->page_ref[page] < UINT16_MAX);
+    c->page_ref[page]++;
+    c->n_doubled++;
+}
+
+void fus_page_give(struct fus_core *c, int32_t page)
+{
+    ASSERT(c->page_ref[page] > 0);
+    if (--c->page_ref[page] > 0) {
+        c->n_doubled--;
+        return;
+    }
+    fus_share_forget(c->share, page);
+    c->free_page[c->n_free++] = page;
 }
 
 static void block_free(struct fus_core *c, struct fus_block *b)
@@ -328,6 +342,7 @@ void fus_core_destroy(struct fus_core *c)
     kn_mem_free(c->dev, c->pool);
     mem_free(c->free_page);
     mem_free(c->page_ref);
+    fus_share_destroy(c->share);
     block_free(c, &c->spare);
     fus_decode_fini(c);
     kn_dev_destroy(c->dev);
@@ -382,6 +397,11 @@ uint32_t fus_core_kv_tokens_free(const struct fus_core *c)
     return c->n_free * KN_PAGE;
 }
 
+uint32_t fus_core_kv_tokens_shared(const struct fus_core *c)
+{
+    return c->n_doubled * KN_PAGE;
+}
+
 /* ---- sessions ---- */
 
 static void session_free(struct fus_session *s)
@@ -413,7 +433,7 @@ static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_ses
 }
 
 /* The device's copy of the page table follows. */
-static int pages_changed(struct fus_session *s)
+int fus_session_pages_changed(struct fus_session *s)
 {
     if (s->page_dev == s->page) return 0;
     return kn_mem_write(s->core->dev, s->page_dev, s->page, s->n_pages * sizeof(*s->page));
@@ -427,7 +447,7 @@ int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_sessi
     if (r < 0) return r;
     for (uint32_t i = 0; i < s->n_pages; i++)
         s->page[i] = page_take(c);
-    r = pages_changed(s);
+    r = fus_session_pages_changed(s);
     if (r < 0)
         fus_session_destroy(s);
     else
@@ -439,7 +459,7 @@ void fus_session_destroy(struct fus_session *s)
 {
     if (!s) return;
     for (uint32_t i = 0; i < s->n_pages; i++)
-        page_unref(s->core, s->page[i]);
+        fus_page_give(s->core, s->page[i]);
     session_free(s);
 }
 
@@ -473,14 +493,17 @@ int fus_session_own(struct fus_session *s, uint32_t from)
     int r = 0;
     for (uint32_t i = from / KN_PAGE; i < s->n_pages; i++) {
         const int32_t old = s->page[i];
-        if (c->page_ref[old] == 1) continue;
+        if (c->page_ref[old] == 1) {
+            fus_share_forget(c->share, old);
+            continue;
+        }
         if (c->n_free == 0) return -ENOMEM;
         s->page[i] = page_take(c);
         if (i * KN_PAGE < s->len && r == 0) r = page_copy(c, s->page[i], old);
-        page_unref(c, old);
+        fus_page_give(c, old);
         changed = true;
     }
-    if (changed && r == 0) r = pages_changed(s);
+    if (changed && r == 0) r = fus_session_pages_changed(s);
     return r;
 }
 
@@ -496,15 +519,14 @@ int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_sess
     for (uint32_t i = 0; i < f->n_pages; i++) {
         if (i < shared) {
             f->page[i] = s->page[i];
-            ASSERT(c->page_ref[f->page[i]] < UINT16_MAX);
-            c->page_ref[f->page[i]]++;
+            fus_page_share(c, f->page[i]);
         } else {
             f->page[i] = page_take(c);
         }
     }
     f->len = s->len;
     if (s->len % KN_PAGE) r = page_copy(c, f->page[shared], s->page[shared]);
-    if (r == 0) r = pages_changed(f);
+    if (r == 0) r = fus_session_pages_changed(f);
     if (r < 0)
         fus_session_destroy(f);
     else

@@ -91,6 +91,9 @@ enum fus_fault {
 };
 void fus_core_set_fault(struct fus_core *c, enum fus_fault f);
 uint32_t fus_core_kv_tokens_free(const struct fus_core *c); /* tokens that still fit in the pool */
+/* Tokens of KV that sharing saves: a stored prefix that several prompts begin with (a system
+ * message, say) and what choices of one prompt have in common are held once. */
+uint32_t fus_core_kv_tokens_shared(const struct fus_core *c);
 
 /* A reusable part of the prompt. Ranges ascend and do not overlap. exact: KV equals what a full
  * prefill would give (chained prefix; must be contiguous from token 0); else an isolated chunk. */

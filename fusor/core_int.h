@@ -45,6 +45,8 @@ struct fus_core {
     uint32_t n_pages, n_free;
     int32_t *free_page; /* stack of free ids */
     uint16_t *page_ref; /* [n_pages] sessions that hold the page */
+    uint32_t n_doubled; /* pages that would be taken more if none was shared */
+    struct fus_share *share;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
     float *dec_x;      /* [dec_cap, D] residual of a decode step, grows with the batch */
@@ -64,10 +66,19 @@ struct fus_session {
 struct kn_kv fus_session_kv(const struct fus_session *s);
 /* Give the session pages of its own for everything it is going to write from token `from` on. */
 int fus_session_own(struct fus_session *s, uint32_t from);
+int fus_session_pages_changed(struct fus_session *s); /* after `page` was written to */
 uint32_t fus_pages_for(uint32_t n_tokens);
+void fus_page_share(struct fus_core *c, int32_t page); /* one session more holds it */
+void fus_page_give(struct fus_core *c, int32_t page);  /* one less */
 int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
                         struct fus_block *ret);
 void fus_core_give_block(struct fus_core *c, struct fus_block *b);
+
+/* ---- share.c ---- */
+struct fus_share;
+int fus_share_create(uint32_t n_pages, struct fus_share **ret);
+void fus_share_destroy(struct fus_share *s);              /* accepts NULL */
+void fus_share_forget(struct fus_share *s, int32_t page); /* it is going to hold something else */
 
 /* ---- layer.c: one half of a layer over a set of rows ---- */
 typedef int (*fus_kv_hook)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,

@@ -698,6 +698,7 @@ static void *engine_main(void *arg)
         for (const struct fus_job *j = e->running; j; j = j->next)
             e->stats.n_running++;
         e->stats.kv_tokens_free = fus_core_kv_tokens_free(e->core);
+        e->stats.kv_tokens_shared = fus_core_kv_tokens_shared(e->core);
         pthread_mutex_unlock(&e->m);
     }
     return NULL;

@@ -99,7 +99,7 @@ void fus_build_hurry(struct fus_engine *e, const void *ctx);
 
 struct fus_engine_stats {
     unsigned n_waiting, n_running, n_builds, n_active;
-    uint32_t kv_tokens_free;
+    uint32_t kv_tokens_free, kv_tokens_shared; /* as core.h */
     uint64_t n_steps;
 };
 void fus_engine_get_stats(struct fus_engine *e, struct fus_engine_stats *ret);

@@ -474,6 +474,7 @@ static int layer_done(struct fus_prefill *f)
     if (f->layer < f->core->cfg.L) return 0;
     const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
     int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
+    if (r == 0) r = fus_share_prefix(f);
     if (r == 0) finish(f);
     return r;
 }

@@ -141,6 +141,9 @@ void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
 void fus_range_release(struct pre_range *g);
 
+/* share.c: after the last layer; the session's pages of the exact prefix may become others */
+int fus_share_prefix(struct fus_prefill *f);
+
 /* sense.c: nothing happens in them unless a chunk is measured */
 bool fus_sense_on(const struct fus_prefill *f);   /* in the first half */
 bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */

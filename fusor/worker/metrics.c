@@ -61,6 +61,8 @@ static struct metric running =
     ONE("kvblend_choices_running", METRIC_GAUGE, "Choices being decoded.");
 static struct metric kv_free =
     ONE("kvblend_kv_tokens_free", METRIC_GAUGE, "Tokens that fit into free KV pages.");
+static struct metric kv_shared =
+    ONE("kvblend_kv_tokens_shared", METRIC_GAUGE, "Tokens of KV that are held once for several.");
 static struct metric ram_used =
     ONE("kvblend_ram_bytes", METRIC_GAUGE, "Bytes of chunk and prefix records in RAM.");
 static struct metric ram_budget =
@@ -88,10 +90,10 @@ static char miss_labels[STORE_MISS_COUNT][40];
 
 void wk_metrics_init(void)
 {
-    struct metric *const ones[] = {&ttft,    &inter_token,  &queue_time, &active,    &generated,
-                                   &waiting, &running,      &kv_free,    &ram_used,  &ram_budget,
-                                   &records, &hits,         &evictions,  &put_total, &refused,
-                                   &built,   &build_failed, &pending,    &measured,  &unmeasured};
+    struct metric *const ones[] = {
+        &ttft,      &inter_token, &queue_time, &active,       &generated, &waiting,  &running,
+        &kv_free,   &kv_shared,   &ram_used,   &ram_budget,   &records,   &hits,     &evictions,
+        &put_total, &refused,     &built,      &build_failed, &pending,   &measured, &unmeasured};
 
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
         metric_register(ones[i]);
@@ -174,6 +176,7 @@ int wk_metrics_render(struct worker *w, struct buf *out)
             metric_set(&waiting, e.n_waiting);
             metric_set(&running, e.n_running);
             metric_set(&kv_free, e.kv_tokens_free);
+            metric_set(&kv_shared, e.kv_tokens_shared);
         }
         metric_set(&pending, w->n_builds);
         metric_set(&built, (double)w->n_built);
