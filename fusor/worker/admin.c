@@ -57,11 +57,13 @@ static int put_engine(struct worker *w, struct buf *b)
     fus_engine_get_stats(w->engine, &e);
     return buf_addf(b,
                     ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
-                    "\"kv_tokens_free\":%u,\"steps\":%llu,\"max_running\":%u,\"max_queue\":%u},"
+                    "\"kv_tokens_free\":%u,\"kv_tokens_shared\":%u,\"steps\":%llu,\"max_running\":%"
+                    "u,\"max_queue\":%u},"
                     "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
                     e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free,
-                    (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, w->n_builds,
-                    (unsigned long long)w->n_built, (unsigned long long)w->n_build_failed);
+                    e.kv_tokens_shared, (unsigned long long)e.n_steps, w->o.max_running,
+                    w->o.max_queue, w->n_builds, (unsigned long long)w->n_built,
+                    (unsigned long long)w->n_build_failed);
 }
 
 static int put_store(struct worker *w, struct buf *b)
@@ -299,6 +301,7 @@ static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
         ret->tier = wk_tier_index(w, i.tier);
         ret->bytes = ret->tier > 0 ? i.size_bytes : 0;
         ret->scored = i.scored[RECORD_SCORE_STATIC];
+        ret->side = ret->tier == 0 || i.side;
         return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
                         (unsigned long long)i.hits);
     }

@@ -88,7 +88,8 @@ static void gated(struct planner *q, const struct wk_cut *c, struct pol_chunk_no
 
     if (tier <= 0) return;
     now->tier = tier;
-    now->bytes = wk_record_bytes(q->w, c->n);
+    now->bytes = store_record_bytes(q->w->store, tier, c->n);
+    now->side = store_has_side(q->w->store, &c->key);
 }
 
 static int find_chunk(struct planner *q, size_t i)
@@ -108,6 +109,7 @@ static int find_chunk(struct planner *q, size_t i)
     const struct store_pin *pin = q->chunk[i];
     now->tier = comes_from(q, pin, &now->bytes);
     now->scored = store_pin_scored(pin, RECORD_SCORE_STATIC);
+    now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
     if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
         wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
     return 0;

@@ -208,13 +208,14 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     static const struct fus_request_ops ops = {on_plan,   on_first, on_token,
                                                on_choice, on_done,  on_logits};
     const struct api_req *q = &g->req;
+    const enum pol_order order = g->w->o.order;
+    const double work_s = order == POL_ORDER_SJF ? work_ms(g, p) / 1e3 : 0; /* asks the store */
     uint32_t room = g->w->ctx_max - p->p.n_tok;
     struct fus_request r = {
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
-        .due_ms =
-            pol_order_due(g->w->o.order, work_ms(g, p) / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
+        .due_ms = pol_order_due(order, work_s, g->mode.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_id,
         .n_stop_ids = q->n_stop_id,

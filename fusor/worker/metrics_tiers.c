@@ -93,6 +93,15 @@ static struct metric loads = {.name = "kvblend_store_loads_inflight",
 static struct metric lost = {.name = "kvblend_store_lost_total",
                              .type = METRIC_COUNTER,
                              .help = "Records evicted before a tier that wanted them had them."};
+static struct metric sides = {.name = "kvblend_store_sidecars",
+                              .type = METRIC_GAUGE,
+                              .help = "Records outside RAM whose scoring layer is in RAM."};
+static struct metric side_bytes = {.name = "kvblend_store_sidecar_bytes",
+                                   .type = METRIC_GAUGE,
+                                   .help = "What sidecars take of RAM."};
+static struct metric side_hits = {.name = "kvblend_store_sidecar_hits_total",
+                                  .type = METRIC_COUNTER,
+                                  .help = "Layers that were read from a sidecar."};
 static struct metric held = {.name = "kvblend_store_held_bytes",
                              .type = METRIC_GAUGE,
                              .help = "Bytes of records held for requests that wait."};
@@ -193,7 +202,8 @@ void wk_metrics_tiers(struct worker *w, const struct store_stats *s)
                                   .expired = s->expired,
                                   .corrupt = s->corrupt,
                                   .tail_age_s = s->tail_age_s};
-    struct metric *const ones[] = {&dirty, &loads, &lost, &held, &dropped};
+    struct metric *const ones[] = {&dirty, &loads,      &lost,      &held,
+                                   &sides, &side_bytes, &side_hits, &dropped};
     uint64_t behind = 0;
 
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
@@ -211,6 +221,9 @@ void wk_metrics_tiers(struct worker *w, const struct store_stats *s)
     metric_set(&dirty, (double)s->dirty);
     metric_set(&loads, (double)s->inflight);
     metric_set(&lost, (double)s->lost);
+    metric_set(&sides, (double)s->sides);
+    metric_set(&side_bytes, (double)s->side_bytes);
+    metric_set(&side_hits, (double)s->side_hits);
     metric_set(&held, (double)atomic_load(&w->held_bytes));
     if (w->kvlog) metric_set(&dropped, (double)wk_kvlog_dropped(w->kvlog));
 }

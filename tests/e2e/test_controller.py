@@ -208,6 +208,23 @@ def test_what_a_slow_tier_holds_is_computed_and_explained():
             assert [c["source"] for c in k["chunks"]] == ["nvme"] * 3, k
 
 
+def test_it_knows_which_chunks_left_a_sidecar():
+    with Place() as at:
+        slow = "tier-gbps:nvme=0.002"  # it has not arrived when the plan is made
+        with at.priced().worker("--nvme", at.dir + "/tier:64MiB", KVBLEND_INJECT=slow) as p:
+            build(p)
+            until("the drive has all", lambda: p.metric("kvblend_store_dirty_records") == 0)
+            first = ask(p, question(), "first")
+            assert all(c["side"] for c in decision(p, "first")["in"]["chunks"])  # in RAM
+            assert p.metric("kvblend_store_sidecars") == 3
+            for c in first["chunks"]:
+                r = p.request("DELETE", f"/admin/chunks/{c['id']}?tier=ram")
+                assert r.status == 200, r.body
+            ask(p, question(), "second")
+            seen = {(c["tier"], c["side"]) for c in decision(p, "second")["in"]["chunks"]}
+            assert seen == {(1, True)}, seen
+
+
 def test_explain_says_it_in_words():
     with Place() as at:
         with at.priced().worker():
