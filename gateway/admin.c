@@ -17,6 +17,34 @@ static int add_str(struct buf *b, const char *key, const char *v)
     return r < 0 ? r : buf_add_json_str(b, v, strlen(v));
 }
 
+/* What was built, if it could be. */
+static void answer_built(struct gw_req *q, int built, struct buf *b)
+{
+    if (built == 0)
+        gw_answer_json(q, 200, b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(b);
+}
+
+static void started(struct gw_req *q, int r)
+{
+    if (r < 0) gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
+typedef int (*put_page_fn)(struct gw_house *h, const struct gw_page *page, struct buf *b);
+/* The workers' pages as JSON's elements, and the end of the list and the object it is in. */
+static int put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put,
+                     struct buf *b)
+{
+    int r = buf_adds(b, "\"workers\":[");
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (i > 0) r = buf_addc(b, ',');
+        if (r == 0) r = put(q->gate->house, &pages[i], b);
+    }
+    return r < 0 ? r : buf_adds(b, "]}");
+}
+
 static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
@@ -48,28 +76,19 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
                      "{\"gateway\":{\"version\":\"" KV_VERSION "\",\"pid\":%d,\"uptime_s\":%.1f,"
                      "\"ready\":%s,\"draining\":%s,\"in_flight\":%u,\"in_flight_max\":%u,"
                      "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loops\":%u,"
-                     "\"loop_lag_ms\":%.3f},\"workers\":[",
+                     "\"loop_lag_ms\":%.3f},",
                      (int)getpid(), clock_ms_since(h->start_ns) / 1e3,
                      gw_fleet_n_ready(h->fleet) && !draining ? "true" : "false",
                      draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
                      a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
                      http_loop_lag_ms(q->gate->loop));
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        if (i > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_worker(h, &pages[i], &b);
-    }
-    if (r == 0) r = buf_adds(&b, "]}");
-    if (r == 0)
-        gw_answer_json(q, 200, &b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(&b);
+    if (r == 0) r = put_pages(q, pages, n, put_worker, &b);
+    answer_built(q, r, &b);
 }
 
 static void admin_status(struct gw_req *q)
 {
-    if (gw_gather_start(q, "/admin/status", 2000, status_gathered) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    started(q, gw_gather_start(q, "/admin/status", 2000, status_gathered));
 }
 
 /* ---- /admin/quality: what every worker's guard says ---- */
@@ -90,23 +109,14 @@ static int put_quality(struct gw_house *h, const struct gw_page *page, struct bu
 static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     struct buf b = BUF_INIT;
-    int r = buf_adds(&b, "{\"workers\":[");
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        if (i > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_quality(q->gate->house, &pages[i], &b);
-    }
-    if (r == 0) r = buf_adds(&b, "]}");
-    if (r == 0)
-        gw_answer_json(q, 200, &b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(&b);
+    int r = buf_addc(&b, '{');
+    if (r == 0) r = put_pages(q, pages, n, put_quality, &b);
+    answer_built(q, r, &b);
 }
 
 static void admin_quality(struct gw_req *q)
 {
-    if (gw_gather_start(q, "/admin/quality", 2000, quality_gathered) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    started(q, gw_gather_start(q, "/admin/quality", 2000, quality_gathered));
 }
 
 static int put_request(const struct gw_req *q, struct buf *b)
@@ -151,8 +161,7 @@ static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, si
 
 static void admin_decisions(struct gw_req *q)
 {
-    if (gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    started(q, gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered));
 }
 
 static void list_requests(struct gw_gate *g, struct gw_errand *e)
@@ -169,17 +178,12 @@ static void requests_listed(struct gw_req *q, struct gw_errand *e)
     struct buf b = BUF_INIT;
     int r = e->result;
     if (r == 0) r = buf_addf(&b, "{\"requests\":[%s]}", e->out.len ? buf_cstr(&e->out) : "");
-    if (r == 0)
-        gw_answer_json(q, 200, &b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(&b);
+    answer_built(q, r, &b);
 }
 
 static void admin_requests(struct gw_req *q)
 {
-    if (gw_errand_start(q, q->gate->house->n_lanes, list_requests, requests_listed) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    started(q, gw_errand_start(q, q->gate->house->n_lanes, list_requests, requests_listed));
 }
 
 static void reload(struct gw_gate *g, struct gw_errand *e)
@@ -202,8 +206,7 @@ static void reloaded(struct gw_req *q, struct gw_errand *e)
 
 static void admin_reload(struct gw_req *q) /* by the control loop */
 {
-    if (gw_errand_start(q, 1, reload, reloaded) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    started(q, gw_errand_start(q, 1, reload, reloaded));
 }
 
 /* ---- /admin/keys: who may do what, and how much of it is left ---- */
@@ -237,11 +240,7 @@ static void admin_keys(struct gw_req *q)
         if (r == 0) r = put_key(gw_keys_get(k, i), &b);
     }
     if (r == 0) r = buf_adds(&b, "]}");
-    if (r == 0)
-        gw_answer_json(q, 200, &b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(&b);
+    answer_built(q, r, &b);
 }
 
 /* Why the gateway would cut a request as it would; nothing is learned from it. */
