@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { FILE_VERSION = 1 };
+#define SENSE_POWER_MIN 0.01 /* 0 is "not said" in a plan */
 
 /* ---- defaults ---- */
 
@@ -46,6 +47,7 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .score_hi = 5 * L / 6,
                             /* 17 of 30 was best on the reference: blending.md 7.2 */
                             .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
+                            .sense_power = 1,
                             .check_layer = L > 1 ? 1 : 0,
                             .tensor = FUS_TENSOR_K,
                             .sink_tokens = 1,
@@ -208,6 +210,7 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     p.score_lo = whole(&d, "score_lo", p.score_lo, 0, top);
     p.score_hi = whole(&d, "score_hi", p.score_hi, p.score_lo + 1, cfg->L);
     p.side_layer = whole(&d, "side_layer", p.side_layer, 0, top);
+    p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, 4);
     p.check_layer = whole(&d, "check_layer", p.check_layer, first, top);
     p.sink_tokens = whole(&d, "sink_tokens", p.sink_tokens, 0, 1);
     p.ratio = number(&d, "ratio", p.ratio, 0, 1);
@@ -230,13 +233,13 @@ static json_t *number_or_null(double v)
 
 json_t *fus_profile_json(const struct fus_profile *p)
 {
-    json_t *root =
-        json_pack("{s:i, s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}", "version",
-                  FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo,
-                  "score_hi", (int)p->score_hi, "side_layer", (int)p->side_layer, "check_layer",
-                  (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
-                  (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio",
-                  p->ratio, "loss", p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
+    json_t *root = json_pack(
+        "{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}", "version",
+        FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo, "score_hi",
+        (int)p->score_hi, "side_layer", (int)p->side_layer, "sense_power", p->sense_power,
+        "check_layer", (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
+        (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio", p->ratio, "loss",
+        p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
     json_t *ratios = json_array(), *losses = json_object();
     for (size_t i = 0; i < p->n_ratios; i++)
         json_array_append_new(ratios, json_real(p->ratios[i]));
@@ -311,6 +314,7 @@ void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)
 {
     if (plan->check_layer == 0) plan->check_layer = p->check_layer;
     if (plan->side_layer == 0) plan->side_layer = p->side_layer;
+    if (plan->sense_power == 0) plan->sense_power = (float)p->sense_power;
     if (plan->tensor == FUS_TENSOR_DEFAULT) plan->tensor = p->tensor;
     if (plan->score_hi != 0) return;
     plan->score_lo = p->score_lo;

@@ -1,11 +1,11 @@
 /* kvblend-bench calibrate: the profile of a model (fusor/profile.h), found by measurement.
  *
  * The lines are halved. On the first half settings are searched, coarse to fine: the sink, the
- * layers that score, the sidecar's layer, the check layer and its tensor, each by the strategy that
- * it is for. A setting replaces the default only where its gain is beyond the paired bootstrap
- * interval: with a handful of texts the best of twenty candidates is better by luck alone. What the
- * profile says about losses is then measured on the second half, with the settings as they are. All
- * is greedy and seeded: same model, same texts, same profile. */
+ * layers that score, the power of sensitivity, the sidecar's layer, the check layer and its tensor,
+ * each by the strategy that it is for. A setting replaces the default only where its gain is beyond
+ * the paired bootstrap interval: with a handful of texts the best of twenty candidates is better by
+ * luck alone. What the profile says about losses is then measured on the second half, with the
+ * settings as they are. All is greedy and seeded: same model, same texts, same profile. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/calibrate.h"
@@ -109,6 +109,8 @@ static void describe(const struct fus_profile *p, const char *name, char *ret, s
 {
     if (strcmp(name, "score layers") == 0)
         (void)snprintf(ret, cap, "%u-%u", p->score_lo, p->score_hi - 1);
+    else if (strcmp(name, "power") == 0)
+        (void)snprintf(ret, cap, "%g", p->sense_power);
     else if (strcmp(name, "sidecar layer") == 0)
         (void)snprintf(ret, cap, "%u", p->side_layer);
     else if (strcmp(name, "check layer") == 0)
@@ -149,8 +151,8 @@ static double ratio_of(const struct knob *k, const struct fus_profile *p, unsign
 static bool same_setting(const struct fus_profile *a, const struct fus_profile *b)
 {
     return a->score_lo == b->score_lo && a->score_hi == b->score_hi &&
-           a->side_layer == b->side_layer && a->check_layer == b->check_layer &&
-           a->tensor == b->tensor;
+           a->sense_power == b->sense_power && a->side_layer == b->side_layer &&
+           a->check_layer == b->check_layer && a->tensor == b->tensor;
 }
 
 /* Adds the settings that are not among the candidates yet, and measures them. */
@@ -244,16 +246,36 @@ static int search_layers(struct calibration *c, struct fus_profile *p, struct er
 {
     static const struct knob knob = {"score layers", FUS_QS};
     const unsigned L = c->b->cfg->L;
+    const bool few = L * (L + 1) / 2 < CANDIDATES_MAX; /* then every range is one */
     struct fus_profile x[CANDIDATES_MAX];
     size_t n = 0;
-    for (unsigned lo = 0; lo <= 3; lo++) /* 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L */
+    for (unsigned lo = 0; few && lo < L; lo++)
+        for (unsigned hi = lo + 1; hi <= L; hi++, n++) {
+            x[n] = *p;
+            x[n].score_lo = lo;
+            x[n].score_hi = hi;
+        }
+    for (unsigned lo = 0; !few && lo <= 3; lo++) /* 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L */
         for (unsigned hi = 3; hi <= 6; hi++) {
             x[n] = *p;
             x[n].score_lo = lo * L / 6;
             x[n].score_hi = hi * L / 6;
             if (fits(&x[n], L)) n++;
         }
-    return search(c, &knob, x, n, layers_around, p, err);
+    return search(c, &knob, x, n, few ? NULL : layers_around, p, err);
+}
+
+static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
+{
+    static const struct knob knob = {"power", FUS_QS};
+    static const double power[] = {0.25, 0.5, 0.75, 1.5, 2};
+    struct fus_profile x[sizeof power / sizeof *power];
+    size_t n = 0;
+    for (; n < sizeof power / sizeof *power; n++) {
+        x[n] = *p;
+        x[n].sense_power = power[n];
+    }
+    return search(c, &knob, x, n, NULL, p, err);
 }
 
 static int search_side(struct calibration *c, struct fus_profile *p, struct err *err)
@@ -450,6 +472,7 @@ static int run(struct calibration *c, const struct opts *opts, struct fus_profil
                  "first half of the texts");
     if (r == 0) r = search_sink(c, p, opt_size(opts, "ram"), err);
     if (r == 0) r = search_layers(c, p, err);
+    if (r == 0) r = search_power(c, p, err);
     if (r == 0) r = search_side(c, p, err);
     if (r == 0) r = search_check(c, p, err);
     if (r == 0) r = open_set(c, &c->report, err);

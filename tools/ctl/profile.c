@@ -49,9 +49,10 @@ static void print_profile(const json_t *root)
     (void)printf("measured  %s\n", ctl_str(p, "measured"));
     (void)printf("strategy  %s, %.1f %% of the reused tokens recomputed, for a loss of %.3f\n",
                  ctl_str(p, "strategy"), 100 * ctl_num(p, "ratio"), ctl_num(p, "loss"));
-    (void)printf("layers    %.0f to %.0f score, %.0f is the sidecar's, %.0f is checked by %s\n",
-                 ctl_num(p, "score_lo"), ctl_num(p, "score_hi") - 1, ctl_num(p, "side_layer"),
-                 ctl_num(p, "check_layer"), ctl_str(p, "tensor"));
+    (void)printf("layers    %.0f to %.0f score (sensitivity to the power of %g), %.0f is the "
+                 "sidecar's, %.0f is checked by %s\n",
+                 ctl_num(p, "score_lo"), ctl_num(p, "score_hi") - 1, ctl_num(p, "sense_power"),
+                 ctl_num(p, "side_layer"), ctl_num(p, "check_layer"), ctl_str(p, "tensor"));
     (void)printf("sink      chunks are built %s\n",
                  ctl_num(p, "sink_tokens") > 0 ? "behind one token" : "with nothing before them");
     print_curves(p);

@@ -128,6 +128,7 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_EQ(a->score_lo, b->score_lo);
     ASSERT_EQ(a->score_hi, b->score_hi);
     ASSERT_EQ(a->side_layer, b->side_layer);
+    ASSERT_NEAR(a->sense_power, b->sense_power, 1e-5);
     ASSERT_EQ(a->check_layer, b->check_layer);
     ASSERT_EQ(a->tensor, b->tensor);
     ASSERT_EQ(a->sink_tokens, b->sink_tokens);
@@ -156,6 +157,7 @@ TEST(what_is_written_is_read)
     memcpy(p.fingerprint, hex, sizeof hex);
     p.score_lo = 3;
     p.tensor = FUS_TENSOR_KV;
+    p.sense_power = 0.25;
     p.sink_tokens = 0;
     p.strategy = FUS_HKVD;
     p.losses[FUS_HKVD][1] = NAN;
@@ -198,6 +200,8 @@ TEST(bad_files_give_sentences)
         {"{\"score_hi\": 31}", "\"score_hi\""},
         {"{\"side_layer\": 30}", "\"side_layer\""},
         {"{\"side_layer\": -1}", "\"side_layer\""},
+        {"{\"sense_power\": 0}", "\"sense_power\""},
+        {"{\"sense_power\": 5}", "\"sense_power\""},
         {"{\"check_layer\": 0}", "\"check_layer\""},
         {"{\"check_layer\": 1.5}", "\"check_layer\""},
         {"{\"sink_tokens\": 2}", "\"sink_tokens\""},
@@ -239,14 +243,18 @@ TEST(no_file)
 TEST(apply_fills_what_is_open)
 {
     struct fus_profile p;
-    struct fus_plan plan = {0}, own = {.check_layer = 4, .score_lo = 2, .score_hi = 3};
+    struct fus_plan plan = {0},
+                    own = {.check_layer = 4, .score_lo = 2, .score_hi = 3, .sense_power = 2};
     fus_profile_default(&cfg, &p);
     p.check_layer = 2;
+    p.sense_power = 0.5;
     fus_profile_apply(&p, &plan);
+    ASSERT_NEAR(plan.sense_power, 0.5, 1e-6);
     ASSERT_EQ(plan.check_layer, 2);
     ASSERT_EQ(plan.score_lo, 10);
     ASSERT_EQ(plan.score_hi, 25);
     fus_profile_apply(&p, &own);
+    ASSERT_NEAR(own.sense_power, 2, 1e-6);
     ASSERT_EQ(own.check_layer, 4);
     ASSERT_EQ(own.score_lo, 2);
     ASSERT_EQ(own.score_hi, 3);
