@@ -9,6 +9,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/fleet_sim.h"
 #include "tools/bench/svg.h"
+#include "tools/bench/trace.h"
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -22,8 +23,9 @@ enum { SIZES_MAX = 16, ROUTINGS_MAX = FLEET_ROUTINGS };
 
 struct study {
     struct fleet_opts o;
-    unsigned chunks, chunk_tokens, suffix_tokens, answer_tokens, per_worker;
-    uint32_t pool;
+    struct fleet_load kind; /* of load: no requests yet */
+    unsigned chunks, per_worker;
+    struct trace trace; /* --trace: what is asked for; no requests: drawn by Zipf */
     double zipf, load, worker_price_h, redis_price_gb_h;
     double x[ROUTINGS_MAX][SIZES_MAX], p95[ROUTINGS_MAX][SIZES_MAX];
     size_t n_sizes;
@@ -56,32 +58,73 @@ static int read_cost(const char *path, struct pol_cost *ret, struct err *err)
     return r;
 }
 
-/* What a prefill takes with all its chunks in RAM (or none, for full). */
-static double service_s(const struct study *s)
+/* What a request takes with all its chunks in RAM (or none reused, for full). */
+static double service_s(const struct study *s, unsigned n_chunks)
 {
     struct pol_chunk_now chunk[POL_CHUNKS_MAX];
     bool reuse[POL_CHUNKS_MAX];
-    const unsigned L = s->o.L;
-    for (unsigned i = 0; i < s->chunks; i++) {
-        chunk[i] = (struct pol_chunk_now){
-            .tok0 = i * s->chunk_tokens, .n = s->chunk_tokens, .bytes = s->o.chunk_bytes};
-        reuse[i] = true;
-    }
-    const struct pol_control_in in = {.L = L,
-                                      .check_layer = 1,
-                                      .score_lo = L / 3,
-                                      .score_hi = 5 * L / 6,
-                                      .side_layer = (17 * L + 15) / 30,
-                                      .n_tok = s->chunks * s->chunk_tokens + s->suffix_tokens,
-                                      .prefix_tier = -1,
-                                      .n_suffix = s->suffix_tokens,
-                                      .chunk = chunk,
-                                      .n_chunk = s->chunks,
-                                      .n_tier = 1,
-                                      .cost = s->o.cost};
+    struct pol_control_in in;
     struct pol_prediction p;
+    fleet_prompt(&s->o, &s->kind, n_chunks, chunk, &in);
+    for (unsigned i = 0; i < n_chunks; i++)
+        reuse[i] = true;
     pol_predict(&in, s->o.strategy, s->o.ratio, reuse, &p);
-    return p.ttft_s + s->answer_tokens * s->o.token_s;
+    return p.ttft_s + s->kind.answer_tokens * s->o.token_s;
+}
+
+/* ---- load ---- */
+
+static unsigned chunks_of(const struct study *s, size_t request)
+{
+    const uint64_t n = s->trace.request[request + 1] - s->trace.request[request];
+    return n < POL_CHUNKS_MAX ? (unsigned)n : POL_CHUNKS_MAX;
+}
+
+/* The mean of all requests. */
+static double mean_service_s(const struct study *s)
+{
+    double sum = 0;
+    size_t n = 0;
+    if (s->trace.n_requests == 0) return service_s(s, s->chunks);
+    for (size_t i = 0; i < s->trace.n_requests; i++)
+        if (chunks_of(s, i) > 0) {
+            sum += service_s(s, chunks_of(s, i));
+            n++;
+        }
+    return sum / (double)n;
+}
+
+/* The trace's requests in its own rhythm, so much faster or slower that `rate` come in a second. */
+static int load_of_trace(const struct study *s, double rate, struct fleet_load *l)
+{
+    const struct trace *t = &s->trace;
+    l->n_docs = (uint32_t)t->n_records;
+    l->req = mem_alloc(t->n_requests * sizeof *l->req);
+    l->chunk = mem_alloc(t->n_accesses * sizeof *l->chunk);
+    if (!l->req || !l->chunk) return -ENOMEM;
+    memcpy(l->chunk, t->access, t->n_accesses * sizeof *l->chunk);
+    const double begin_s = t->when[0].t_s, span_s = t->when[t->n_requests - 1].t_s - begin_s;
+    const double scale = (double)t->n_requests / (rate * span_s);
+    for (size_t i = 0; i < t->n_requests; i++) {
+        const double at_s = (t->when[i].t_s - begin_s) * scale;
+        if (chunks_of(s, i) > 0)
+            l->req[l->n++] =
+                (struct fleet_request){at_s, l->chunk + t->request[i], chunks_of(s, i)};
+    }
+    return 0;
+}
+
+static int read_trace(struct study *s, const char *path, struct err *err)
+{
+    int r = trace_open(path, &s->trace, err);
+    if (r < 0) return r;
+    const struct trace *t = &s->trace;
+    if (t->n_accesses == 0 || !(t->when[t->n_requests - 1].t_s > t->when[0].t_s))
+        return err_set(err, -EINVAL, "%s: a trace of one moment or without blocks", path);
+    s->o.cold = true; /* nobody holds what has never been asked for */
+    json_object_set_new(s->meta, "trace", json_string(path));
+    json_object_set_new(s->meta, "trace_requests", json_integer((json_int_t)t->n_requests));
+    return 0;
 }
 
 /* ---- a row ---- */
@@ -125,12 +168,11 @@ static void report(struct study *s, const struct fleet_result *t, double rate, s
 
 static int run_size(struct study *s, unsigned n_workers, size_t at, struct err *err)
 {
-    struct fleet_load l = {.n_docs = s->pool,
-                           .chunk_tokens = s->chunk_tokens,
-                           .suffix_tokens = s->suffix_tokens,
-                           .answer_tokens = s->answer_tokens};
-    const double rate = n_workers * s->load / service_s(s);
-    int r = fleet_load_make(&l, (size_t)n_workers * s->per_worker, rate, s->zipf, s->chunks, 1);
+    struct fleet_load l = s->kind;
+    const double rate = n_workers * s->load / mean_service_s(s);
+    int r = s->trace.n_requests ? load_of_trace(s, rate, &l)
+                                : fleet_load_make(&l, (size_t)n_workers * s->per_worker, rate,
+                                                  s->zipf, s->chunks, 1);
     s->o.n_workers = n_workers;
     for (int i = 0; r == 0 && i < FLEET_ROUTINGS; i++) {
         struct fleet_result t;
@@ -195,12 +237,10 @@ static int verify_row(struct study *s, const json_t *row, const json_t *alone, d
     if (!(rate > 0 && p50 > 0 && alone_ms > 0) || n == 0)
         return err_set(err, -EINVAL,
                        "--verify: a row without rate, ttft_ms_p50, n or unloaded time");
-    struct fleet_load l = {.n = n,
-                           .n_docs = 1,
-                           .chunk_tokens = s->chunk_tokens,
-                           .suffix_tokens = s->suffix_tokens,
-                           .answer_tokens = s->answer_tokens,
-                           .req = mem_alloc(n * sizeof *l.req)};
+    struct fleet_load l = s->kind;
+    l.n = n;
+    l.n_docs = 1;
+    l.req = mem_alloc(n * sizeof *l.req);
     struct fleet_opts o = s->o;
     struct fleet_result t;
     if (!l.req) return err_set(err, -ENOMEM, "out of memory");
@@ -266,11 +306,11 @@ static int read_opts(struct study *s, const struct opts *opts, struct err *err)
     const unsigned L = big ? 32 : 30, GK = big ? 8 * 128 : 3 * 64;
     const char *name = opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "qs";
     s->chunks = (unsigned)opt_int(opts, "chunks");
-    s->chunk_tokens = (unsigned)opt_int(opts, "chunk-tokens");
-    s->suffix_tokens = (unsigned)opt_int(opts, "query-tokens");
-    s->answer_tokens = (unsigned)opt_int(opts, "answer-tokens");
+    s->kind = (struct fleet_load){.n_docs = (uint32_t)opt_int(opts, "pool"),
+                                  .chunk_tokens = (uint32_t)opt_int(opts, "chunk-tokens"),
+                                  .suffix_tokens = (uint32_t)opt_int(opts, "query-tokens"),
+                                  .answer_tokens = (uint32_t)opt_int(opts, "answer-tokens")};
     s->per_worker = opt_given(opts, "requests") ? (unsigned)opt_int(opts, "requests") : 2000;
-    s->pool = (uint32_t)opt_int(opts, "pool");
     s->zipf = opt_double(opts, "zipf");
     s->load = opt_given(opts, "load") ? strtod(opt_str(opts, "load"), NULL) : 0.7;
     s->worker_price_h = opt_double(opts, "worker-price");
@@ -279,7 +319,7 @@ static int read_opts(struct study *s, const struct opts *opts, struct err *err)
                                .L = L,
                                .ratio = 0.15,
                                .token_s = opt_double(opts, "token-ms") / 1e3,
-                               .chunk_bytes = (uint64_t)s->chunk_tokens * 2 * 2 * (L - 1) * GK,
+                               .chunk_bytes = (uint64_t)s->kind.chunk_tokens * 2 * 2 * (L - 1) * GK,
                                .ram_bytes = opt_size(opts, "ram"),
                                .nvme_bytes = opt_size(opts, "nvme-bytes"),
                                .redis_bytes = opt_size(opts, "redis-bytes"),
@@ -293,7 +333,7 @@ static int read_opts(struct study *s, const struct opts *opts, struct err *err)
                                .warm_share = 0.3,
                                .seed = BENCH_ARRIVAL_SEED};
     if (!(s->load > 0 && s->load < 10)) return err_set(err, -EINVAL, "--load: a share above 0");
-    if (s->chunks > POL_CHUNKS_MAX || s->pool < s->chunks)
+    if (s->chunks > POL_CHUNKS_MAX || s->kind.n_docs < s->chunks)
         return err_set(err, -EINVAL, "--pool must not be smaller than --chunks");
     for (int i = 0; i < POL_STRAT_COUNT; i++)
         if (strcmp(pol_strategy_name((enum pol_strategy)i), name) == 0)
@@ -314,11 +354,13 @@ int bench_fleet(const struct opts *opts, struct err *err)
         if (!opt_given(opts, "cost"))
             r = err_set(err, -EINVAL,
                         "--cost FILE is needed: prices as a worker has measured them");
+        if (r == 0 && opt_given(opts, "trace")) r = read_trace(&s, opt_str(opts, "trace"), err);
         if (r == 0) r = run_sizes(&s, opt_str(opts, "workers"), err);
-        if (r == 0) json_object_set_new(s.meta, "service_ms", json_real(1e3 * service_s(&s)));
+        if (r == 0) json_object_set_new(s.meta, "service_ms", json_real(1e3 * mean_service_s(&s)));
         if (r == 0 && opt_given(opts, "plot")) r = plot(&s, opt_str(opts, "plot"), err);
     }
     if (r == 0) r = bench_write_json(opts, s.meta, s.rows, err);
+    trace_close(&s.trace);
     json_decref(s.meta);
     json_decref(s.rows);
     return r;

@@ -12,7 +12,6 @@
 #include <string.h>
 
 enum { BUILDS_MAX = 4096, BATCH_MAX = 8 };
-#define NVME_DISCOUNT 0.9 /* as the gateway's directory counts what is not in RAM */
 
 const char *fleet_routing_name(enum fleet_routing r)
 {
@@ -170,8 +169,8 @@ struct fleet {
     size_t n_heap, cap_heap;
     struct pol_route_target *target;
     struct rng rng;
-    double now_s;
-    size_t first, n_started; /* requests before `first` warm the fleet up */
+    double now_s, build_s, nvme_worth; /* price_chunk() */
+    size_t first, n_started;           /* requests before `first` warm the fleet up */
     int err;
 };
 
@@ -216,32 +215,41 @@ static int place_of(const struct fleet *f, const struct node *w, uint32_t chunk)
     return cache_has(&f->redis, chunk) ? FLEET_REDIS : -1;
 }
 
+void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsigned n_chunks,
+                  struct pol_chunk_now *chunk, struct pol_control_in *ret)
+{
+    *ret = (struct pol_control_in){.L = o->L,
+                                   .check_layer = 1,
+                                   .score_lo = o->L / 3,
+                                   .score_hi = 5 * o->L / 6,
+                                   .side_layer = (17 * o->L + 15) / 30,
+                                   .n_tok = n_chunks * l->chunk_tokens + l->suffix_tokens,
+                                   .prefix_tier = -1,
+                                   .n_suffix = l->suffix_tokens,
+                                   .chunk = chunk,
+                                   .n_chunk = n_chunks,
+                                   .n_tier = 3,
+                                   .cost = o->cost,
+                                   .ratio_max = 1};
+    for (unsigned i = 0; i < n_chunks; i++)
+        chunk[i] = (struct pol_chunk_now){.tok0 = i * l->chunk_tokens,
+                                          .n = l->chunk_tokens,
+                                          .tier = FLEET_RAM,
+                                          .bytes = o->chunk_bytes,
+                                          .scored = true};
+    ret->strat[POL_STRAT_FULL].allowed = ret->strat[POL_STRAT_PREFIX].allowed = true;
+    ret->strat[o->strategy] = (struct pol_strat_now){true, o->ratio};
+}
+
 static void snapshot(const struct fleet *f, const struct node *w, const struct fleet_request *q,
                      struct pol_chunk_now *chunk, struct pol_control_in *in)
 {
     const struct fleet_opts *o = f->o;
     double backlog_s = 0;
-    *in = (struct pol_control_in){.L = o->L,
-                                  .check_layer = 1,
-                                  .score_lo = o->L / 3,
-                                  .score_hi = 5 * o->L / 6,
-                                  .side_layer = (17 * o->L + 15) / 30,
-                                  .n_tok = q->n_chunks * f->l->chunk_tokens + f->l->suffix_tokens,
-                                  .prefix_tier = -1,
-                                  .n_suffix = f->l->suffix_tokens,
-                                  .chunk = chunk,
-                                  .n_chunk = q->n_chunks,
-                                  .n_tier = 3,
-                                  .cost = o->cost,
-                                  .ratio_max = 1};
+    fleet_prompt(o, f->l, q->n_chunks, chunk, in);
     for (unsigned i = 0; i < q->n_chunks; i++) {
-        const int tier = place_of(f, w, q->chunk[i]);
-        chunk[i] = (struct pol_chunk_now){.tok0 = i * f->l->chunk_tokens,
-                                          .n = f->l->chunk_tokens,
-                                          .tier = tier,
-                                          .bytes = o->chunk_bytes,
-                                          .scored = true};
-        if (tier == FLEET_REDIS)
+        chunk[i].tier = place_of(f, w, q->chunk[i]);
+        if (chunk[i].tier == FLEET_REDIS)
             backlog_s = fmax(backlog_s, f->shard_free_s[q->chunk[i] % o->n_shards] - f->now_s);
     }
     in->tier[FLEET_NVME] =
@@ -250,8 +258,6 @@ static void snapshot(const struct fleet *f, const struct node *w, const struct f
                                                   .first_s = o->redis_first_s,
                                                   .queue_s = backlog_s,
                                                   .by_record = true};
-    in->strat[POL_STRAT_FULL].allowed = in->strat[POL_STRAT_PREFIX].allowed = true;
-    in->strat[o->strategy] = (struct pol_strat_now){true, o->ratio};
 }
 
 static void load_from_redis(struct fleet *f, uint32_t chunk)
@@ -320,19 +326,22 @@ static double prefill(struct fleet *f, struct node *w, const struct fleet_reques
     return o->prefill_s > 0 ? o->prefill_s : got.predicted.ttft_s;
 }
 
-static double build_s(const struct fleet *f)
+/* What a chunk takes to compute, and what one in NVMe is worth beside one in RAM: the time that
+ * loading saves, as the worker reports it to the directory (its residents.c). */
+static void price_chunk(struct fleet *f)
 {
-    const struct pol_chunk_now none = {.n = f->l->chunk_tokens, .tier = -1};
-    const struct pol_control_in in = {.L = f->o->L,
-                                      .n_tok = f->l->chunk_tokens,
-                                      .prefix_tier = -1,
-                                      .chunk = &none,
-                                      .n_chunk = 1,
-                                      .cost = f->o->cost};
-    const bool reuse = false;
+    struct pol_chunk_now none;
+    struct pol_control_in in;
     struct pol_prediction p;
+    const bool reuse = false;
+    fleet_prompt(f->o, f->l, 1, &none, &in);
+    in.n_tok = f->l->chunk_tokens;
+    in.n_suffix = 0;
+    none.tier = -1;
     pol_predict(&in, POL_STRAT_FULL, 0, &reuse, &p);
-    return p.ttft_s;
+    f->build_s = p.ttft_s;
+    const double load_s = f->o->nvme_first_s + (double)f->o->chunk_bytes / f->o->nvme_bytes_per_s;
+    f->nvme_worth = f->build_s > 0 ? fmax(0, 1 - load_s / f->build_s) : 0;
 }
 
 /* ---- events ---- */
@@ -345,9 +354,8 @@ static void start_next(struct fleet *f, uint32_t i)
     if (j) {
         w->queue = j->next;
         double ttft_s = prefill(f, w, &f->l->req[j->req]);
-        const double one_s = build_s(f);
-        for (double left_s = ttft_s; w->n_urgent && left_s >= one_s; left_s -= one_s) {
-            ttft_s += one_s; /* urgent builds take every other turn of a prefill */
+        for (double left_s = ttft_s; w->n_urgent && left_s >= f->build_s; left_s -= f->build_s) {
+            ttft_s += f->build_s; /* urgent builds take every other turn of a prefill */
             built(f, w);
         }
         const unsigned batch = w->n_inflight < BATCH_MAX ? w->n_inflight : BATCH_MAX;
@@ -359,7 +367,7 @@ static void start_next(struct fleet *f, uint32_t i)
         w->end_s = f->now_s + busy_s;
     } else if (w->n_builds) {
         w->building = true;
-        if (w->build_left_s <= 0) w->build_left_s = build_s(f);
+        if (w->build_left_s <= 0) w->build_left_s = f->build_s;
         w->end_s = f->now_s + w->build_left_s;
     } else {
         return;
@@ -394,7 +402,7 @@ static uint32_t route(struct fleet *f, const struct fleet_request *q, uint64_t *
         double held = 0;
         for (unsigned k = 0; how == FLEET_RESIDENT && k < q->n_chunks; k++)
             held += cache_has(&w->ram, q->chunk[k])    ? 1
-                    : cache_has(&w->nvme, q->chunk[k]) ? NVME_DISCOUNT
+                    : cache_has(&w->nvme, q->chunk[k]) ? f->nvme_worth
                                                        : 0;
         f->target[i] =
             (struct pol_route_target){.weight = 1,
@@ -569,6 +577,7 @@ int fleet_run(const struct fleet_opts *o, const struct fleet_load *l, struct fle
     for (size_t i = 0; i < l->n; i++)
         if (l->req[i].n_chunks > POL_CHUNKS_MAX || l->req[i].n_chunks == 0) return -EINVAL;
     if (o->n_workers == 0 || l->n == 0 || l->n_docs == 0) return -EINVAL;
+    price_chunk(&f);
     f.err = fleet_open(&f);
     if (f.err == 0 && !o->cold) f.err = warm_up(&f);
     if (f.err == 0) run_events(&f);

@@ -58,6 +58,9 @@ struct fleet_opts {
     uint64_t seed;
 };
 enum { FLEET_RAM, FLEET_NVME, FLEET_REDIS, FLEET_COMPUTED, FLEET_PLACES };
+/* A prompt of the load's as the controller sees it, all its chunks (`chunk`: n_chunks) in RAM. */
+void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsigned n_chunks,
+                  struct pol_chunk_now *chunk, struct pol_control_in *ret);
 struct fleet_result {
     double *ttft_s; /* [n], sorted; fleet_result_fini() */
     size_t n, n_shed;

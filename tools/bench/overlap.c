@@ -4,8 +4,8 @@
  * each rate and strategy: time_ms of the prefill while it loads, load_ms of the load alone,
  * compute_ms with the chunks in RAM; the ratio is time / max(load, compute), 1 when the shorter is
  * hidden wholly. `query` and `qs` read most layers before they choose, so they cannot hide: their
- * ratio shows what waiting costs. A round measures every figure once; ratios are of one round, and
- * the median of rounds is shown. */
+ * ratio shows what waiting costs. A machine's speed changes within seconds, so each prefill that
+ * loads runs between two that need not, and is compared with their mean; medians over rounds. */
 #include "tools/bench/bench.h"
 #include "tools/bench/places.h"
 
@@ -21,7 +21,7 @@
 enum { RATES_MAX = 16, METHODS_MAX = 16, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
 
 struct cell { /* [reps] each */
-    double *time_ms, *load_ms, *ratio;
+    double *time_ms, *load_ms, *compute_ms, *ratio;
 };
 struct overlap {
     struct bench *b;
@@ -34,7 +34,6 @@ struct overlap {
     double rate[RATES_MAX]; /* GB/s */
     size_t n_rates;
     unsigned reps;
-    double *compute_ms[METHODS_MAX];
     struct cell cell[METHODS_MAX][RATES_MAX];
 };
 
@@ -149,18 +148,20 @@ static int prefill(struct overlap *o, const struct bench_run *run, double *ret_m
 
 static int round_of(struct overlap *o, size_t m, unsigned rep)
 {
-    double *compute = &o->compute_ms[m][rep];
-    int r = throttle(o, 1000);
-    if (r == 0) r = prefill(o, &o->run[m], compute); /* whatever was missing is in RAM now */
-    if (r == 0) r = prefill(o, &o->run[m], compute);
+    int r = 0;
     for (size_t i = 0; r == 0 && i < o->n_rates; i++) {
         struct cell *c = &o->cell[m][i];
+        double before = 0, after = 0; /* with what the load before them has left in RAM */
         r = throttle(o, o->rate[i]);
         if (r == 0) r = leave_ram(o);
         if (r == 0) r = load_alone(o, &c->load_ms[rep]);
+        if (r == 0) r = prefill(o, &o->run[m], &before);
         if (r == 0) r = leave_ram(o);
         if (r == 0) r = prefill(o, &o->run[m], &c->time_ms[rep]);
-        double least = c->load_ms[rep] > *compute ? c->load_ms[rep] : *compute;
+        if (r == 0) r = prefill(o, &o->run[m], &after);
+        if (r < 0) return r;
+        c->compute_ms[rep] = (before + after) / 2;
+        double least = c->load_ms[rep] > c->compute_ms[rep] ? c->load_ms[rep] : c->compute_ms[rep];
         c->ratio[rep] = c->time_ms[rep] / least;
     }
     return r;
@@ -168,27 +169,23 @@ static int round_of(struct overlap *o, size_t m, unsigned rep)
 
 static int allocate(struct overlap *o)
 {
-    for (size_t m = 0; m < o->n_runs; m++) {
-        o->compute_ms[m] = mem_zalloc(o->reps * sizeof(double));
-        if (!o->compute_ms[m]) return -ENOMEM;
+    for (size_t m = 0; m < o->n_runs; m++)
         for (size_t i = 0; i < o->n_rates; i++) {
             struct cell *c = &o->cell[m][i];
-            c->time_ms = mem_zalloc(3 * o->reps * sizeof(double));
+            c->time_ms = mem_zalloc(4 * o->reps * sizeof(double));
             if (!c->time_ms) return -ENOMEM;
             c->load_ms = c->time_ms + o->reps;
-            c->ratio = c->load_ms + o->reps;
+            c->compute_ms = c->load_ms + o->reps;
+            c->ratio = c->compute_ms + o->reps;
         }
-    }
     return 0;
 }
 
 static void finish(struct overlap *o)
 {
-    for (size_t m = 0; m < o->n_runs; m++) {
-        mem_free(o->compute_ms[m]);
+    for (size_t m = 0; m < o->n_runs; m++)
         for (size_t i = 0; i < o->n_rates; i++)
             mem_free(o->cell[m][i].time_ms);
-    }
     store_destroy(o->store);
     places_fini(&o->places);
     bench_prompt_fini(&o->p);
@@ -207,7 +204,7 @@ static void report(struct overlap *o)
             bool overlaps = can_overlap(run->strategy);
             double time = bench_quantile(c->time_ms, o->reps, 0.5),
                    load = bench_quantile(c->load_ms, o->reps, 0.5),
-                   compute = bench_quantile(o->compute_ms[m], o->reps, 0.5),
+                   compute = bench_quantile(c->compute_ms, o->reps, 0.5),
                    ratio = bench_quantile(c->ratio, o->reps, 0.5);
             if (overlaps && ratio > worst) worst = ratio;
             json_array_append_new(

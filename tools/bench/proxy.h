@@ -24,6 +24,9 @@ enum {
     PROXY_PATH_MAX = 256,
 };
 
+/* A program of ours: beside this one, where it was built (a path from here), else on PATH. */
+void proxy_program(const char *name, const char *built, char ret[PROXY_PATH_MAX]);
+
 struct proxy_point { /* one cell of the matrix */
     bool sse;
     size_t body_bytes;

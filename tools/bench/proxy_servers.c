@@ -33,18 +33,17 @@ void proxy_pin(int cpu0, int n_cpus)
 
 /* ---- programs ---- */
 
-/* kvblend beside this program, as installed or as built; else whatever the path has. */
-static void own_program(char ret[PROXY_PATH_MAX])
+void proxy_program(const char *name, const char *built, char ret[PROXY_PATH_MAX])
 {
-    static const char *const place[] = {"kvblend", "../../gateway/kvblend"};
-    char self[PROXY_PATH_MAX - 32];
+    const char *const place[] = {name, built};
+    char self[PROXY_PATH_MAX / 2];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     char *slash = n > 0 ? (self[n] = '\0', strrchr(self, '/')) : NULL;
     for (size_t i = 0; slash && i < sizeof place / sizeof *place; i++) {
-        (void)snprintf(ret, PROXY_PATH_MAX, "%.*s/%s", (int)(slash - self), self, place[i]);
+        (void)snprintf(ret, PROXY_PATH_MAX, "%.*s/%.100s", (int)(slash - self), self, place[i]);
         if (access(ret, X_OK) == 0) return;
     }
-    (void)snprintf(ret, PROXY_PATH_MAX, "kvblend");
+    (void)snprintf(ret, PROXY_PATH_MAX, "%.100s", name);
 }
 
 /* Runs argv with its output in a file or a pipe; -1 when it cannot be forked. */
@@ -174,7 +173,7 @@ static int run_server(struct proxy_setup *s, char *const argv[], struct proxy_se
 static int start_kvblend(struct proxy_setup *s, struct proxy_server *ret, struct err *err)
 {
     char program[PROXY_PATH_MAX], listen[40], origin[128], loops[16];
-    own_program(program);
+    proxy_program("kvblend", "../../gateway/kvblend", program);
     ret->missing = !version_of(program, "--version", ret->version);
     if (ret->missing) return 0;
     (void)snprintf(listen, sizeof listen, "127.0.0.1:%u", ret->port);

@@ -3,7 +3,8 @@
  * Every line is judged by judge.h, all methods on the same line, and summed up by kind of line:
  * means with 95 % intervals, paired comparisons with reuse and with hkvd at 0.15, and what each
  * method takes. With --max-loss the fastest method within that loss is named. The rows also hold
- * each line's divergence, so that reports compare runs line by line. */
+ * each line's divergence, so that reports compare runs line by line. Hours can be cut short: the
+ * first SIGINT or SIGTERM reports the lines that are done. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/judge.h"
@@ -12,6 +13,7 @@
 #include "base/mem.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -326,17 +328,30 @@ static void study_fini(struct study *s)
     mem_free(s);
 }
 
+static volatile sig_atomic_t stopped;
+
+static void stop(int sig)
+{
+    (void)sig;
+    stopped = 1;
+}
+
 static int run_lines(struct study *s, const json_t *lines, size_t n, struct err *err)
 {
+    const struct sigaction once = {.sa_handler = stop, .sa_flags = (int)SA_RESETHAND};
+    size_t i = 0;
     int r = 0;
+    (void)sigaction(SIGINT, &once, NULL);
+    (void)sigaction(SIGTERM, &once, NULL);
     s->v = mem_alloc(n * sizeof *s->v);
     s->w = mem_alloc(n * sizeof *s->w);
     if (!s->v || !s->w) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    for (; r == 0 && i < n && !stopped; i++) {
         r = study_line(s, lines, i, err);
         bench_progress("line", i + 1, n);
     }
-    return r;
+    json_object_set_new(s->b->meta, "lines", json_integer((json_int_t)i));
+    return r == 0 && i == 0 ? err_set(err, -ECANCELED, "stopped before the first line") : r;
 }
 
 int bench_quality(struct bench *b, const struct opts *opts, struct err *err)

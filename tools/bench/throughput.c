@@ -8,6 +8,7 @@
  * named in the request; --server drives any other OpenAI-compatible server with the same load. */
 #include "tools/bench/bench.h"
 #include "tools/bench/openloop.h"
+#include "tools/bench/proxy.h"
 #include "tools/bench/svg.h"
 
 #include "base/buf.h"
@@ -35,14 +36,14 @@ enum {
     START_S = 600,
     BUILD_S = 3600,
     ARGS_MAX = 40,
-    PATH_MAX_ = 256,
     QUESTION_WORDS = 24
 };
 
 struct method {
     char name[24], mode[12], strategy[12];
     double ratio;
-    double unloaded_ms; /* median TTFT of a request alone */
+    double unloaded_ms;     /* median TTFT of a request alone */
+    double unloaded_gap_ms; /* and of the longest time between two of its tokens; NAN */
     double rate[POINTS_MAX], p50[POINTS_MAX], p95[POINTS_MAX];
     size_t n_points;
     double at_slo; /* highest rate that keeps the objective; NAN: none of those measured */
@@ -59,7 +60,7 @@ struct thru {
     struct pool pool;
     struct method method[METHODS_MAX];
     size_t n_methods;
-    char dir[PATH_MAX_], address[PATH_MAX_], model_name[128];
+    char dir[PROXY_PATH_MAX], address[PROXY_PATH_MAX], model_name[128];
     pid_t pid;
     bool foreign; /* somebody else's server: no kvblend object in requests */
     unsigned chunks, answer_tokens, n_requests;
@@ -286,19 +287,6 @@ static int make_body(void *ctx, size_t i, struct buf *out)
 
 /* ---- the server ---- */
 
-static void worker_program(char ret[PATH_MAX_])
-{
-    static const char *const place[] = {"kvblend-worker", "../../fusor/worker/kvblend-worker"};
-    char self[PATH_MAX_ - 48];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash = n > 0 ? (self[n] = '\0', strrchr(self, '/')) : NULL;
-    for (size_t i = 0; slash && i < sizeof place / sizeof *place; i++) {
-        (void)snprintf(ret, PATH_MAX_, "%.*s/%s", (int)(slash - self), self, place[i]);
-        if (access(ret, X_OK) == 0) return;
-    }
-    (void)snprintf(ret, PATH_MAX_, "kvblend-worker");
-}
-
 static int wait_ready(struct thru *t, struct err *err)
 {
     const uint64_t begin = clock_ns();
@@ -316,7 +304,8 @@ static int wait_ready(struct thru *t, struct err *err)
 
 static int start_worker(struct thru *t, const struct opts *opts, struct err *err)
 {
-    char program[PATH_MAX_], listen[PATH_MAX_ + 8], threads[16], ram[32], log[PATH_MAX_ + 8];
+    char program[PROXY_PATH_MAX], listen[PROXY_PATH_MAX + 8], threads[16], ram[32],
+        log[PROXY_PATH_MAX + 8];
     char *argv[ARGS_MAX] = {program,
                             "--model",
                             (char *)opt_str(opts, "model"),
@@ -341,7 +330,7 @@ static int start_worker(struct thru *t, const struct opts *opts, struct err *err
     }
     (void)snprintf(t->dir, sizeof t->dir, "/tmp/kvblend-throughput-XXXXXX");
     if (!mkdtemp(t->dir)) return err_set(err, -errno, "/tmp: %s", strerror(errno));
-    worker_program(program);
+    proxy_program("kvblend-worker", "../../fusor/worker/kvblend-worker", program);
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(listen, sizeof listen, "%s", t->address);
     (void)snprintf(threads, sizeof threads, "%ld", (long)opt_int(opts, "threads"));
@@ -365,7 +354,7 @@ static int start_worker(struct thru *t, const struct opts *opts, struct err *err
 
 static void stop_worker(struct thru *t)
 {
-    char path[PATH_MAX_ + 16];
+    char path[PROXY_PATH_MAX + 16];
     if (t->pid > 0) {
         (void)kill(t->pid, SIGTERM);
         (void)waitpid(t->pid, NULL, 0);
@@ -470,7 +459,8 @@ static int run_point(struct thru *t, const struct method *m, const double *at_s,
 /* A request alone, a few times in a row. */
 static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
 {
-    double ms[UNLOADED_REPS];
+    double ms[UNLOADED_REPS], gap[UNLOADED_REPS];
+    size_t n_gap = 0;
     for (unsigned i = 0; i <= UNLOADED_REPS; i++) { /* the first one warms up */
         const double now = 0;
         struct openloop_shot shot;
@@ -480,7 +470,9 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
             return err_set(err, -EIO, "%s: HTTP %d, %s", m->name, shot.http_status,
                            shot.err < 0 ? err_name(shot.err) : "no text came");
         if (i > 0) ms[i - 1] = shot.ttft_ms;
+        if (i > 0 && shot.n_pieces > 1) gap[n_gap++] = shot.gap_ms_max;
     }
+    m->unloaded_gap_ms = n_gap ? bench_quantile(gap, n_gap, 0.5) : NAN;
     m->unloaded_ms = bench_quantile(ms, UNLOADED_REPS, 0.5);
     return 0;
 }
@@ -593,20 +585,23 @@ static int sweep(struct thru *t, struct method *m, const struct opts *opts, stru
 
 static void summary(struct thru *t)
 {
-    json_t *at = json_object(), *alone = json_object();
+    json_t *at = json_object(), *alone = json_object(), *gap = json_object();
     const double full = t->method[0].at_slo;
-    (void)printf("\n%-8s %12s %16s %8s\n", "", "alone ms", "rate at the SLO", "of full");
+    (void)printf("\n%-8s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
+                 "of full");
     for (size_t i = 0; i < t->n_methods; i++) {
         const struct method *m = &t->method[i];
         json_object_set_new(at, m->name, bench_number(m->at_slo));
         json_object_set_new(alone, m->name, bench_number(m->unloaded_ms));
-        (void)printf("%-8s %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms, m->at_slo,
-                     m->at_slo / full);
+        json_object_set_new(gap, m->name, bench_number(m->unloaded_gap_ms));
+        (void)printf("%-8s %12.0f %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms,
+                     m->unloaded_gap_ms, m->at_slo, m->at_slo / full);
         if (strcmp(m->name, "blend") == 0)
             json_object_set_new(t->meta, "throughput_ratio", bench_number(m->at_slo / full));
     }
     json_object_set_new(t->meta, "throughput_at_slo", at);
     json_object_set_new(t->meta, "ttft_ms_unloaded", alone);
+    json_object_set_new(t->meta, "itl_ms_unloaded", gap);
     json_object_set_new(t->meta, "slo_ms", bench_number(t->slo_ms));
 }
 
