@@ -49,9 +49,11 @@ struct fus_core {
     struct fus_share *share;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
-    float *dec_x;      /* [dec_cap, D] residual of a decode step, grows with the batch */
-    int32_t *dec_pos;  /* [2, dec_cap] positions, then tokens */
-    float *dec_logits; /* [dec_cap, V] where the head cannot write to the caller */
+    float *dec_x;         /* [dec_cap, D] residual of a decode step, grows with the batch */
+    int32_t *dec_pos;     /* [2, dec_cap] positions, then tokens */
+    float *dec_logits;    /* [dec_cap, V] where the head cannot write to the caller */
+    struct kn_kv *dec_kv; /* [dec_cap] */
+    struct kn_attn_args *dec_args;
     size_t dec_cap;
     struct kn_gemm_rate rate[FUS_RATES_MAX];
     size_t n_rates;

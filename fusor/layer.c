@@ -241,11 +241,12 @@ int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_
 /* ---- decode: one new token of each of several sessions ---- */
 struct decode {
     struct fus_core *c;
-    struct fus_session *const *s;
-    const int32_t *tok;
-    const int32_t *pos; /* [n] */
-    float *x;           /* [n, D] */
-    float *logits;      /* [n, V] */
+    const int32_t *tok;        /* [n] */
+    const int32_t *pos;        /* [n] */
+    float *x;                  /* [n, D] */
+    float *logits;             /* [n, V] */
+    struct kn_kv *kv;          /* [n] the sequences' */
+    struct kn_attn_args *args; /* [n] */
 };
 
 static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
@@ -265,23 +266,19 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
         r = kn_rmsnorm_heads(st, q, HK, n, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
     if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, d->pos);
     if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, d->pos);
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        const struct kn_kv kv = fus_session_kv(d->s[i]);
-        const float *ki = k + i * 2 * GK;
-        r = kn_kv_put(st, &kv, layer, d->pos + i, 1, ki, 2 * GK, ki + GK, 2 * GK);
-        const struct kn_attn_args a = {.q = q + i * HK,
-                                       .ldq = HK,
-                                       .m = 1,
-                                       .pos = d->pos + i,
-                                       .H = cfg->H,
-                                       .kv = &kv,
-                                       .layer = layer,
-                                       .scale = cfg->attn_scale,
-                                       .out = att + i * HK,
-                                       .ldo = HK};
-        if (r == 0) r = kn_attn(st, &a);
-    }
-    return r;
+    if (r == 0) r = kn_kv_put_many(st, d->kv, layer, d->pos, n, k, 2 * GK, k + GK, 2 * GK);
+    for (size_t i = 0; i < n; i++)
+        d->args[i] = (struct kn_attn_args){.q = q + i * HK,
+                                           .ldq = HK,
+                                           .m = 1,
+                                           .pos = d->pos + i,
+                                           .H = cfg->H,
+                                           .kv = d->kv + i,
+                                           .layer = layer,
+                                           .scale = cfg->attn_scale,
+                                           .out = att + i * HK,
+                                           .ldo = HK};
+    return r < 0 ? r : kn_attn_many(st, d->args, n);
 }
 
 static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -312,8 +309,12 @@ void fus_decode_fini(struct fus_core *c)
     kn_mem_free(c->dev, c->dec_x);
     kn_mem_free(c->dev, c->dec_pos);
     kn_mem_free(c->dev, c->dec_logits);
+    mem_free(c->dec_kv);
+    mem_free(c->dec_args);
     c->dec_x = c->dec_logits = NULL;
     c->dec_pos = NULL;
+    c->dec_kv = NULL;
+    c->dec_args = NULL;
     c->dec_cap = 0;
 }
 
@@ -325,7 +326,9 @@ static int decode_room(struct fus_core *c, size_t n)
     c->dec_cap = n < 16 ? 16 : n;
     c->dec_x = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->dec_cap * g->D * sizeof(*c->dec_x));
     c->dec_pos = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * 2 * sizeof(*c->dec_pos));
-    bool ok = c->dec_x && c->dec_pos;
+    c->dec_kv = mem_alloc(c->dec_cap * sizeof *c->dec_kv);
+    c->dec_args = mem_alloc(c->dec_cap * sizeof *c->dec_args);
+    bool ok = c->dec_x && c->dec_pos && c->dec_kv && c->dec_args;
     if (!kn_dev_is_host(c->dev)) { /* else the head writes where the caller wants it */
         c->dec_logits = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * g->V * sizeof(float));
         ok = ok && c->dec_logits;
@@ -348,8 +351,15 @@ int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *
         ids[i] = tok[i];
         r = fus_session_own(s[i], s[i]->len);
         if (r < 0) return r;
+        c->dec_kv[i] = fus_session_kv(s[i]);
     }
-    struct decode d = {c, s, ids, pos, c->dec_x, c->dec_logits ? c->dec_logits : ret_logits};
+    struct decode d = {.c = c,
+                       .tok = ids,
+                       .pos = pos,
+                       .x = c->dec_x,
+                       .logits = c->dec_logits ? c->dec_logits : ret_logits,
+                       .kv = c->dec_kv,
+                       .args = c->dec_args};
     r = kn_wide(c->dev, n, cancel, decode_block, &d);
     if (r < 0) return r;
     if (c->dec_logits) memcpy(ret_logits, c->dec_logits, n * c->cfg.V * sizeof(*ret_logits));

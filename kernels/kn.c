@@ -326,6 +326,15 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
     return m ? stream_ops(st)->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
 }
 
+int kn_kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    for (size_t i = 0; i < m; i++)
+        if (kv[i].G != kv->G || kv[i].K != kv->K) return -EINVAL;
+    if (m && (ldk < (size_t)kv->G * kv->K || ldv < (size_t)kv->G * kv->K)) return -EINVAL;
+    return m ? stream_ops(st)->kv_put_many(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
+}
+
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
 {
@@ -364,8 +373,19 @@ static bool attn_fits(const struct kn_attn_args *a)
 
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    if (!attn_fits(a) || a->ldo < (size_t)a->H * a->kv->K) return -EINVAL;
-    return a->m ? stream_ops(st)->attn(st, a) : 0;
+    return kn_attn_many(st, a, 1);
+}
+
+int kn_attn_many(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
+{
+    size_t rows = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct kn_kv *kv = a[i].kv;
+        if (!attn_fits(a + i) || a[i].ldo < (size_t)a[i].H * kv->K) return -EINVAL;
+        if (a[i].H != a->H || kv->G != a->kv->G || kv->K != a->kv->K) return -EINVAL;
+        rows += a[i].m;
+    }
+    return rows ? stream_ops(st)->attn(st, a, n) : 0;
 }
 
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,

@@ -192,6 +192,11 @@ size_t kn_kv_value_bytes(const struct kn_dev *d);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
+/* Row i into the pages of kv[i], all of one G and K: the new tokens of several sequences at once.
+ */
+int kn_kv_put_many(struct kn_stream *st, const struct kn_kv *kv /* [m] */, unsigned layer,
+                   const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
+                   size_t ldv);
 /* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, at
  * positions pos0 … pos0+n-1, K rotated there (rope NULL: stored as it is). Rows that are
  * recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the host's own
@@ -224,6 +229,9 @@ struct kn_attn_args {
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
 };
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
+/* The same for n sequences of one H, G and K at once, such as decodes: their rows side by side fill
+ * a device that one of them does not. Every row as by kn_attn(), bit for bit. */
+int kn_attn_many(struct kn_stream *st, const struct kn_attn_args *a, size_t n);
 /* mass[j] += sum over rows and heads of the attention probability of key j, key0 <= j < key0 +
  * n_keys, key0 at the start of a page; `lse` from kn_attn() of the same rows. Concurrent callers
  * have keys of their own. */

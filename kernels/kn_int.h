@@ -58,6 +58,9 @@ struct kn_ops {
                 size_t heads, const int32_t *pos);
     int (*kv_put)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
+    int (*kv_put_many)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
+                       size_t ldv);
     int (*kv_load)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
                    size_t n, const void *k, const void *v, enum kn_dtype t,
                    const struct kn_rope *rope);
@@ -65,7 +68,8 @@ struct kn_ops {
                        size_t K, enum kn_dtype t, void *out);
     int (*decode)(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
                   float *out);
-    int (*attn)(struct kn_stream *st, const struct kn_attn_args *a);
+    int (*attn)(struct kn_stream *st, const struct kn_attn_args *a,
+                size_t n); /* many; m may be 0 */
     int (*attn_mass)(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys);
     int (*deviation)(struct kn_stream *st, const float *a, size_t lda, const void *b,

@@ -189,6 +189,7 @@ static const struct kn_ops ops = {
     .swiglu = kn_cpu_swiglu,
     .rope = kn_cpu_rope,
     .kv_put = kn_cpu_kv_put,
+    .kv_put_many = kn_cpu_kv_put_many,
     .kv_load = kn_cpu_kv_load,
     .encode_rows = kn_cpu_encode_rows,
     .decode = kn_cpu_decode,

@@ -110,6 +110,16 @@ int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
     return 0;
 }
 
+int kn_cpu_kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
+                       size_t ldv)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < m; i++)
+        r = kn_cpu_kv_put(st, kv + i, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+    return r;
+}
+
 /* Values [first, first+n) of heads that stand end to end. */
 static void decode_heads(const struct kn_simd *simd, const uint8_t *x, size_t first, size_t n,
                          size_t K, float *out)
@@ -249,10 +259,19 @@ int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const voi
     return 0;
 }
 
+enum {
+    ATTN_STEP = 16
+}; /* rows of an item; chosen: a third of a chunk's rows at 3 heads a group,
+      balances few KV heads */
+
 struct attn_par {
-    const struct kn_attn_args *args;
-    size_t step, n_pieces; /* query rows per item */
+    const struct kn_attn_args *args; /* of several sequences */
 };
+
+static size_t attn_pieces(const struct kn_attn_args *a)
+{
+    return (a->m + ATTN_STEP - 1) / ATTN_STEP;
+}
 
 static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
 {
@@ -263,11 +282,14 @@ static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
 static int attn_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct attn_par *p = arg;
-    struct kn_attn_args a = *p->args;
+    const struct kn_attn_args *seq = p->args;
+    for (; item >= attn_pieces(seq) * seq->kv->G; seq++)
+        item -= attn_pieces(seq) * seq->kv->G;
+    struct kn_attn_args a = *seq;
     unsigned g = (unsigned)(item % a.kv->G);
     /* Later rows first, as in kn_rows(). */
-    size_t row0 = (p->n_pieces - 1 - item / a.kv->G) * p->step;
-    a.m = a.m - row0 < p->step ? a.m - row0 : p->step;
+    size_t row0 = (attn_pieces(seq) - 1 - item / a.kv->G) * ATTN_STEP;
+    a.m = a.m - row0 < ATTN_STEP ? a.m - row0 : ATTN_STEP;
     a.q += row0 * a.ldq;
     a.pos += row0;
     a.out += row0 * a.ldo;
@@ -285,18 +307,21 @@ static int attn_check(const struct kn_attn_args *a)
     return 0;
 }
 
-int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a)
+int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
 {
-    int r = attn_check(a);
-    if (r < 0) return r;
-    struct attn_par p = {a, a->m, 1};
-    if (!st->wide) {
-        struct kn_attn_job j = {a, attn_scratch(st, a), st->cancel};
-        return j.scratch ? st->dev->simd->attn(&j, 0, a->kv->G) : -ENOMEM;
+    struct attn_par p = {a};
+    size_t n_items = 0;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        r = attn_check(a + i);
+        n_items += attn_pieces(a + i) * a[i].kv->G;
     }
-    p.step = 16; /* chosen: a third of a chunk's rows at 3 heads a group; balances few KV heads */
-    p.n_pieces = (a->m + p.step - 1) / p.step;
-    return kn_par(st, p.n_pieces * a->kv->G, attn_item, &p);
+    if (r < 0 || st->wide) return r < 0 ? r : kn_par(st, n_items, attn_item, &p);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        struct kn_attn_job j = {a + i, attn_scratch(st, a + i), st->cancel};
+        r = j.scratch ? st->dev->simd->attn(&j, 0, a[i].kv->G) : -ENOMEM;
+    }
+    return r;
 }
 
 struct mass_par {

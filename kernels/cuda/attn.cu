@@ -1,17 +1,13 @@
-/* Attention of rows at exact positions, and what each key gets of it.
+/* Attention of rows at exact positions, and what each key gets of it: on plain cores, and the way
+ * to the tensor cores (attn_mma.cu) where pages are bf16.
  *
- * The queries of a KV head's group are packed: entry e is row e / group, head e % group of it. A
- * block takes 16 neighbouring entries, four a warp, over one part of CU_KEYS_PART keys, in tiles
- * of 32 keys: lanes are keys for the scores, and dimensions for the sums. Rows ascend, so a block
- * ends at its last row's position and a tile behind a row's position is not looked at for it.
- * Parts are cut at fixed keys whatever the number of rows, and a second kernel adds them up in
- * their order: a row's bits depend on that row and its keys alone, and few rows over many keys fill
- * the device all the same. Sums are f32, on plain cores: the path that must be right. */
-#include "kernels/cuda/cuda.h"
+ * Plain: a block takes 16 neighbouring entries (see attn.h), four a warp, over one part of the
+ * keys, in tiles of 32: lanes are keys for the scores, and dimensions for the sums. Rows ascend, so
+ * a block ends at its last row's position and a tile behind a row's position is not looked at for
+ * it. Sums are f32 and nothing is rounded: the path that must be right, and for odd sizes. */
+#include "kernels/cuda/attn.h"
 
 enum { ENTRIES = 16, PER_WARP = 4, TILE = 32, THREADS = 128, DIMS = 8 }; /* K up to 32 * DIMS */
-#define LOG2E 1.44269504088896341f
-#define LN2 0.693147180559945309f
 
 template <class T>
 static __device__ __forceinline__ const T *keys_of(const struct cu_kv &kv, size_t key, unsigned g,
@@ -22,17 +18,6 @@ static __device__ __forceinline__ const T *keys_of(const struct cu_kv &kv, size_
     return page + ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE) * kv.K;
 }
 
-/* Position of a row, -1 when it is none of a sorted list of existing ones. */
-static __device__ __forceinline__ int32_t checked_pos(const struct cu_attn &a, size_t row,
-                                                      int *fault)
-{
-    const int32_t pos = a.pos[row];
-    if (pos >= 0 && size_t(pos) / CU_PAGE < a.kv.n_pages && (row == 0 || a.pos[row - 1] <= pos))
-        return pos;
-    *fault = 1;
-    return -1;
-}
-
 struct sums { /* of one entry; dimension lane + 32 * r of the lane's */
     float top, total, acc[DIMS];
 };
@@ -40,11 +25,12 @@ struct sums { /* of one entry; dimension lane + 32 * r of the lane's */
 static __device__ __forceinline__ void write_entry(const struct cu_attn &a, const struct sums &s,
                                                    size_t row, unsigned head, unsigned lane)
 {
+    const float one = 1 / s.total;
     CU_UNROLL
     for (unsigned r = 0; r < DIMS; r++)
         if (lane + 32 * r < a.kv.K)
-            a.out[row * a.ldo + size_t(head) * a.kv.K + lane + 32 * r] = s.acc[r] / s.total;
-    if (a.lse && lane == 0) a.lse[row * a.H + head] = (s.top + log2f(s.total)) * LN2;
+            a.out[row * a.ldo + size_t(head) * a.kv.K + lane + 32 * r] = s.acc[r] * one;
+    if (a.lse && lane == 0) a.lse[row * a.H + head] = at_lse(s.top, s.total);
 }
 
 /* One tile for one entry: `prob` is the entry's row of shared memory. */
@@ -85,20 +71,23 @@ static __device__ __forceinline__ void load_tile(const struct cu_kv &kv, size_t 
 
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    attend(struct cu_attn a, unsigned group, int *fault)
+    attend(const __grid_constant__ struct at_batch batch, unsigned group, int *fault)
 {
     KN_DYNAMIC_SHARED(float, q);
-    const unsigned K = a.kv.K, g = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t e0 = size_t(blockIdx.x) * ENTRIES, n = a.m * group;
+    const struct cu_attn &a = batch.seq[blockIdx.y];
+    const unsigned K = a.kv.K, g = blockIdx.x % a.kv.G, lane = threadIdx.x % 32,
+                   warp = threadIdx.x / 32;
+    const size_t e0 = size_t(blockIdx.x / a.kv.G) * ENTRIES, n = a.m * group;
     const size_t part0 = size_t(blockIdx.z) * CU_KEYS_PART;
-    const int32_t last = checked_pos(a, ((e0 + ENTRIES < n ? e0 + ENTRIES : n) - 1) / group, fault);
+    if (e0 >= n) return;
+    const int32_t last = at_pos(a, ((e0 + ENTRIES < n ? e0 + ENTRIES : n) - 1) / group, fault);
     if (last < 0 || part0 > size_t(last)) return;
     const size_t end = part0 + CU_KEYS_PART < size_t(last) + 1 ? part0 + CU_KEYS_PART : last + 1;
     float *k = q + ENTRIES * K, *v = k + TILE * (K + 1), *prob = v + TILE * K;
     for (unsigned i = threadIdx.x; i < ENTRIES * K; i += THREADS) {
         const size_t e = e0 + i / K;
         const float *from = a.q + e / group * a.ldq + (g * group + e % group) * K;
-        q[i] = e < n ? from[i % K] * (a.scale * LOG2E) : 0.0f;
+        q[i] = e < n ? from[i % K] * (a.scale * AT_LOG2E) : 0.0f;
     }
     struct sums s[PER_WARP];
     int32_t pos[PER_WARP];
@@ -109,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS)
         CU_UNROLL
         for (unsigned r = 0; r < DIMS; r++)
             s[i].acc[r] = 0;
-        pos[i] = e < n ? checked_pos(a, e / group, fault) : -1;
+        pos[i] = e < n ? at_pos(a, e / group, fault) : -1;
     }
     for (size_t key0 = part0; key0 < end; key0 += TILE) {
         __syncthreads();
@@ -129,11 +118,11 @@ static __global__ void __launch_bounds__(THREADS)
         const size_t e = e0 + warp * PER_WARP + i, row = e / group;
         const unsigned head = g * group + unsigned(e % group);
         if (pos[i] < int64_t(part0)) continue;
-        if (gridDim.z == 1) {
+        if (at_parts(a) == 1) {
             write_entry(a, s[i], row, head, lane);
             continue;
         }
-        float *to = a.parts + ((row * a.H + head) * gridDim.z + blockIdx.z) * (K + 2);
+        float *to = at_part(a, row, head, blockIdx.z);
         if (lane == 0) to[0] = s[i].top, to[1] = s[i].total;
         CU_UNROLL
         for (unsigned r = 0; r < DIMS; r++)
@@ -142,58 +131,103 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* One warp an entry: its parts, in their order. */
-static __global__ void merge(struct cu_attn a, unsigned n_parts)
+static __global__ void fold_parts(const __grid_constant__ struct at_batch batch)
 {
+    const struct cu_attn &a = batch.seq[blockIdx.z];
     const unsigned K = a.kv.K, lane = threadIdx.x, head = blockIdx.y;
     const size_t row = blockIdx.x;
+    if (row >= a.m || at_parts(a) == 1) return;
     const int32_t pos = a.pos[row];
     if (pos < 0 || size_t(pos) / CU_PAGE >= a.kv.n_pages) return;
-    const unsigned n = unsigned(pos) / CU_KEYS_PART + 1;
-    const float *part = a.parts + (row * a.H + head) * n_parts * (K + 2);
-    struct sums s = {-INFINITY, 0, {0}};
-    for (unsigned p = 0; p < n; p++)
-        s.top = fmaxf(s.top, part[p * (K + 2)]);
-    for (unsigned p = 0; p < n; p++) {
-        const float *from = part + p * (K + 2), w = exp2f(from[0] - s.top);
-        s.total = fmaf(from[1], w, s.total);
+    const float *part = at_part(a, row, head, 0);
+    struct sums s = {part[0], part[1], {0}};
+    CU_UNROLL
+    for (unsigned r = 0; r < DIMS; r++)
+        if (lane + 32 * r < K) s.acc[r] = part[2 + lane + 32 * r];
+    for (unsigned p = 1; p <= unsigned(pos) / CU_KEYS_PART; p++) {
+        part = at_part(a, row, head, p);
+        const struct at_weights w = at_fold(s.top, s.total, part[0], part[1]);
         CU_UNROLL
         for (unsigned r = 0; r < DIMS; r++)
-            if (lane + 32 * r < K) s.acc[r] = fmaf(from[2 + lane + 32 * r], w, s.acc[r]);
+            if (lane + 32 * r < K) s.acc[r] = at_folded(w, s.acc[r], part[2 + lane + 32 * r]);
     }
     write_entry(a, s, row, head, lane);
 }
 
-static unsigned parts_of(const struct cu_attn *a)
+/* ---- the way to the kernels ---- */
+
+static bool on_tensor_cores(const struct cu *c, const struct cu_attn *a, size_t n)
 {
-    return cu_blocks(a->kv.n_pages * CU_PAGE, CU_KEYS_PART);
+    for (size_t i = 0; i < n; i++)
+        if (!at_mma_fits(a + i)) return false;
+    return c->type == CU_BF16;
 }
 
-size_t cu_attn_parts(const struct cu_attn *a)
+static size_t parts_floats(const struct cu_attn *a)
 {
-    const size_t n = parts_of(a);
+    const size_t n = at_parts(*a);
     return n > 1 ? a->m * a->H * n * (a->kv.K + 2) : 0;
 }
 
-template <class T> static int launch_attend(struct cu *c, const struct cu_attn *a)
+/* Blocks that go through all keys of their rows fill a device when there are enough: the longest
+ * start first, and shorter ones beside them. Parts that do not fit its caches cost more than they
+ * gain. 1.5 a multiprocessor, 128 MiB: chosen. */
+static bool by_whole_blocks(const struct cu *c, const struct cu_attn *a, size_t n)
 {
-    const unsigned K = a->kv.K, group = a->H / a->kv.G, parts = parts_of(a);
+    size_t floats = 0;
+    for (size_t i = 0; i < n; i++)
+        floats += parts_floats(a + i);
+    return on_tensor_cores(c, a, n) &&
+           (2 * at_mma_blocks(a, n) >= 3 * size_t(c->sms) || floats > 32u << 20);
+}
+
+size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a, size_t n)
+{
+    size_t floats = 0;
+    for (size_t i = 0; i < n; i++)
+        floats += parts_floats(a + i);
+    return by_whole_blocks(c, a, n) ? 0 : floats;
+}
+
+template <class T>
+static int launch_attend(struct cu *c, const struct at_batch *b, size_t n, unsigned rows,
+                         unsigned parts)
+{
+    const struct cu_attn *a = b->seq;
+    const unsigned K = a->kv.K, group = a->H / a->kv.G;
     const size_t smem = sizeof(float) * (ENTRIES * K + TILE * (K + 1) + TILE * K + ENTRIES * TILE);
-    const dim3 grid(cu_blocks(a->m * group, ENTRIES), a->kv.G, parts);
+    const dim3 grid(cu_blocks(size_t(rows) * group, ENTRIES) * a->kv.G, unsigned(n), parts);
     if (smem > 48 << 10) {
         cudaError_t e =
             cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
         if (e != cudaSuccess) return cu_failed(c, e);
     }
-    KN_LAUNCH(attend<T>, grid, dim3(THREADS), smem, c->stream, *a, group, c->fault);
-    if (parts > 1)
-        KN_LAUNCH(merge, dim3(unsigned(a->m), a->H), dim3(CU_WARP), 0, c->stream, *a, parts);
+    KN_LAUNCH(attend<T>, grid, dim3(THREADS), smem, c->stream, *b, group, c->fault);
     return cu_launched(c);
 }
 
-int cu_attn(struct cu *c, const struct cu_attn *a)
+int cu_attn(struct cu *c, const struct cu_attn *a, size_t n, float *parts)
 {
-    if (a->kv.K > CU_WARP * DIMS) return -EINVAL;
-    return c->type == CU_BF16 ? launch_attend<uint16_t>(c, a) : launch_attend<float>(c, a);
+    struct at_batch b;
+    unsigned rows = 0, most = 1;
+    const bool whole = by_whole_blocks(c, a, n);
+    if (a->kv.K > CU_WARP * DIMS || n > CU_ATTN_MAX) return -EINVAL;
+    for (size_t i = 0; i < CU_ATTN_MAX; i++) {
+        b.seq[i] = a[i < n ? i : 0];
+        if (i >= n) continue;
+        const unsigned p = at_parts(a[i]);
+        b.seq[i].parts = parts;
+        if (!whole) parts += parts_floats(a + i);
+        rows = a[i].m > rows ? unsigned(a[i].m) : rows;
+        most = p > most ? p : most;
+    }
+    if (rows == 0) return 0;
+    int r = on_tensor_cores(c, a, n) ? at_mma(c, &b, n, whole)
+            : c->type == CU_BF16     ? launch_attend<uint16_t>(c, &b, n, rows, most)
+                                     : launch_attend<float>(c, &b, n, rows, most);
+    if (r < 0 || whole || most == 1) return r;
+    KN_LAUNCH(fold_parts, dim3(rows, a->H, unsigned(n)), dim3(CU_WARP), 0, c->stream, b);
+    return cu_launched(c);
 }
 
 /* A block's 32 keys get what all rows and heads give them; every fourth entry a warp, the warps'
@@ -205,7 +239,7 @@ static __global__ void __launch_bounds__(THREADS)
     KN_DYNAMIC_SHARED(float, k);
     const unsigned K = a.kv.K, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t first = key0 + size_t(blockIdx.x) * TILE, key = first + lane;
-    const int32_t last = checked_pos(a, a.m - 1, fault);
+    const int32_t last = at_pos(a, a.m - 1, fault);
     if (last < 0 || first > size_t(last)) return;
     float *part = k + TILE * (K + 1), sum = 0;
     for (unsigned g = 0; g < a.kv.G; g++) {
@@ -214,12 +248,12 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (size_t e = warp; e < a.m * group; e += THREADS / 32) {
             const size_t row = e / group, head = g * group + e % group;
-            if (checked_pos(a, row, fault) < int64_t(key)) continue;
+            if (at_pos(a, row, fault) < int64_t(key)) continue;
             const float *q = a.q + row * a.ldq + head * K;
             float score = 0;
             for (unsigned d = 0; d < K; d++)
-                score = fmaf(q[d] * (a.scale * LOG2E), k[lane * (K + 1) + d], score);
-            sum += exp2f(score - a.lse[row * a.H + head] * LOG2E);
+                score = fmaf(q[d] * (a.scale * AT_LOG2E), k[lane * (K + 1) + d], score);
+            sum += exp2f(score - a.lse[row * a.H + head] * AT_LOG2E);
         }
     }
     part[warp * 32 + lane] = sum;
@@ -228,7 +262,26 @@ static __global__ void __launch_bounds__(THREADS)
         mass[key] += (part[lane] + part[32 + lane]) + (part[64 + lane] + part[96 + lane]);
 }
 
-int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys)
+/* The KV heads' shares of keys, in their order. */
+static __global__ void add_mass(struct cu_attn a, const float *part, float *mass, size_t key0,
+                                size_t n_keys)
+{
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64_t last = a.pos[a.m - 1];
+    if (i >= n_keys || int64_t(key0 + i) > last || size_t(last) / CU_PAGE >= a.kv.n_pages) return;
+    float sum = 0;
+    for (unsigned g = 0; g < a.kv.G; g++)
+        sum += part[g * n_keys + i];
+    mass[key0 + i] += sum;
+}
+
+size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys)
+{
+    return on_tensor_cores(c, a, 1) ? a->kv.G * n_keys : 0;
+}
+
+int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
+            float *parts)
 {
     const unsigned K = a->kv.K, group = a->H / a->kv.G;
     const size_t smem = sizeof(float) * (TILE * (K + 1) + THREADS);
@@ -236,6 +289,13 @@ int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, siz
     if (K > CU_WARP * DIMS) return -EINVAL;
     if (key0 >= room) return 0;
     if (n_keys > room - key0) n_keys = room - key0;
+    if (on_tensor_cores(c, a, 1)) {
+        int r = at_mma_mass(c, a, key0, n_keys, parts);
+        if (r < 0) return r;
+        KN_LAUNCH(add_mass, dim3(cu_blocks(n_keys, THREADS)), dim3(THREADS), 0, c->stream, *a,
+                  parts, mass, key0, n_keys);
+        return cu_launched(c);
+    }
     const dim3 grid(cu_blocks(n_keys, TILE));
     if (c->type == CU_BF16)
         KN_LAUNCH(mass_of_keys<uint16_t>, grid, dim3(THREADS), smem, c->stream, *a, group, mass,

@@ -28,13 +28,14 @@ extern "C" {
 
 #include <cerrno>
 
-enum { CU_PAGE = 64, CU_WARP = 32, CU_KEYS_PART = 1024 };
+enum { CU_PAGE = 64, CU_WARP = 32, CU_KEYS_PART = 512 };
 #define CU_ALL 0xffffffffu
 
 struct cu_pick; /* a product's algorithm, by shape */
 struct cu {
     int index;
     enum cu_type type;
+    unsigned sms; /* multiprocessors */
     cudaStream_t stream;
     bool lost;
     int *fault; /* shared: 1 when a kernel met a bad position */

@@ -346,6 +346,21 @@ static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
     return cu_kv_put(st->dev->cu, &to, pos, m, k, ldk, v, ldv);
 }
 
+static int kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
+                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
+                       size_t ldv)
+{
+    struct cu_kv to[CU_PUT_MAX];
+    int r = 0;
+    for (size_t i = 0, n; r == 0 && i < m; i += n) {
+        n = m - i < CU_PUT_MAX ? m - i : CU_PUT_MAX;
+        for (size_t j = 0; j < n; j++)
+            to[j] = kv_of(st->dev, kv + i + j, layer);
+        r = cu_kv_put_many(st->dev->cu, to, pos + i, n, k + i * ldk, ldk, v + i * ldv, ldv);
+    }
+    return r;
+}
+
 /* Bytes from wherever they are into scratch, on the stream. */
 static char *staged(struct kn_stream *st, size_t offset, size_t all, const void *from, size_t bytes,
                     int *ret)
@@ -434,19 +449,30 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .lse = a->lse};
 }
 
-static int attn(struct kn_stream *st, const struct kn_attn_args *a)
+static int attn(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
 {
-    struct cu_attn c = attn_of(st->dev, a);
-    const size_t floats = cu_attn_parts(&c);
-    if (floats && !(c.parts = scratch(st, SLOT_PARTS, floats * sizeof(float)))) return -ENOMEM;
-    return cu_attn(st->dev->cu, &c);
+    struct cu_attn c[CU_ATTN_MAX];
+    int r = 0;
+    for (size_t i = 0, now; r == 0 && i < n; i += now) {
+        now = n - i < CU_ATTN_MAX ? n - i : CU_ATTN_MAX;
+        for (size_t j = 0; j < now; j++)
+            c[j] = attn_of(st->dev, a + i + j);
+        const size_t floats = cu_attn_parts(st->dev->cu, c, now);
+        float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
+        if (floats && !parts) return -ENOMEM;
+        r = cu_attn(st->dev->cu, c, now, parts);
+    }
+    return r;
 }
 
 static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys)
 {
     const struct cu_attn c = attn_of(st->dev, a);
-    return cu_mass(st->dev->cu, &c, mass, key0, n_keys);
+    const size_t floats = cu_mass_parts(st->dev->cu, &c, n_keys);
+    float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
+    if (floats && !parts) return -ENOMEM;
+    return cu_mass(st->dev->cu, &c, mass, key0, n_keys, parts);
 }
 
 static const struct kn_ops ops = {
@@ -483,6 +509,7 @@ static const struct kn_ops ops = {
     .swiglu = swiglu,
     .rope = rope,
     .kv_put = kv_put,
+    .kv_put_many = kv_put_many,
     .kv_load = kv_load,
     .encode_rows = encode_rows,
     .decode = decode,

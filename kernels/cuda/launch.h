@@ -80,11 +80,15 @@ struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
 };
 int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
               size_t ldk, const float *v, size_t ldv);
+enum { CU_PUT_MAX = 64 }; /* rows of the next one */
+/* Row i into the pages of kv[i]; one G, one K. */
+int cu_kv_put_many(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m,
+                   const float *k, size_t ldk, const float *v, size_t ldv);
 /* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
                const void *v, enum cu_type t, const struct cu_rope *rope);
 
-struct cu_attn {
+struct cu_attn { /* of one sequence */
     const float *q;
     size_t ldq, m;
     const int32_t *pos; /* ascending */
@@ -94,11 +98,15 @@ struct cu_attn {
     float *out;
     size_t ldo;
     float *lse;   /* [m, H] or NULL; cu_mass() reads it */
-    float *parts; /* cu_attn_parts() floats */
+    float *parts; /* cu_attn()'s own */
 };
-size_t cu_attn_parts(const struct cu_attn *a);
-int cu_attn(struct cu *c, const struct cu_attn *a);
-int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys);
+enum { CU_ATTN_MAX = 32 }; /* sequences of one launch; they have H, G and K in common */
+/* Floats of scratch that the launch needs. */
+size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a, size_t n);
+int cu_attn(struct cu *c, const struct cu_attn *a, size_t n, float *parts);
+size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys);
+int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
+            float *parts);
 
 #ifdef __cplusplus
 }

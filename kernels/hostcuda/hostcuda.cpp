@@ -22,11 +22,26 @@ namespace hostcuda
     abort();
 }
 
+static const char *running; /* the kernel */
+
+void misuse(const char *what)
+{
+    misuse(what, running);
+}
+
 /* ---- fibers: one stack each, switched by hand (swapcontext() makes a system call) ---- */
-enum { STACK_BYTES = 64 << 10, THREADS_MAX = 1024, SHARED_MAX = 227 << 10, WARP = 32 };
+enum { STACK_BYTES = 64 << 10, THREADS_MAX = 1024, SHARED_MAX = 227 << 10, WARP = 32, SHARE = 32 };
+
+struct Copy {
+    char *to;
+    const void *from;
+    unsigned bytes, group;
+};
 
 struct Fiber {
     Thread t;
+    std::vector<Copy> copies; /* not yet made, groups ascend */
+    unsigned group;           /* that the next one is of */
     void *sp;
     ucontext_t context;
     char *stack;
@@ -44,6 +59,7 @@ __asm__(".text\n.globl hostcuda_switch\n.type hostcuda_switch,@function\nhostcud
 
 struct Warp {
     uint64_t word[2][WARP];
+    alignas(8) char wide[2][WARP * SHARE];
     unsigned arrived, generation, phase[WARP], live;
 };
 struct Barrier {
@@ -63,7 +79,6 @@ static Barrier barrier;
 static Fiber home; /* the scheduler's own place */
 static size_t n_fibers, n_live, at, idle;
 static const std::function<void()> *body;
-static const char *running;
 alignas(128) static char shared[SHARED_MAX];
 
 const Thread *current;
@@ -119,6 +134,8 @@ static void start(Fiber &f)
     if (!f.stack) f.stack = static_cast<char *>(malloc(STACK_BYTES));
     if (!f.stack) misuse("no memory for a thread's stack", running);
     f.done = false;
+    f.copies.clear();
+    f.group = 0;
 #if defined(__x86_64__)
     /* Not all stacks at one distance: their ends would share few sets of the cache. */
     const size_t stagger = (f.t.lane + 5 * f.t.warp) % 61 * 64;
@@ -153,6 +170,7 @@ static void enter()
     arrive_stack(nullptr);
     (*body)();
     Fiber &me = fibers[at];
+    if (!me.copies.empty()) misuse("a thread leaves before its copies have arrived", running);
     me.done = true;
     n_live--;
     idle = 0;
@@ -225,6 +243,43 @@ unsigned warp_ballot(unsigned mask, bool vote)
     for (unsigned i = 0; i < WARP; i++)
         if (mask >> i & 1 && w.word[set][i]) all |= 1u << i;
     return all;
+}
+
+const void *warp_share(const void *mine, size_t bytes)
+{
+    Warp &w = warps[current->warp];
+    const unsigned lane = current->lane, set = w.phase[lane]++ & 1;
+    if (bytes > SHARE) misuse("a lane's share that is too large", running);
+    memcpy(w.wide[set] + lane * bytes, mine, bytes);
+    warp_barrier(0xffffffffu);
+    return w.wide[set];
+}
+
+/* ---- copies to shared memory ---- */
+void copy_later(void *to, const void *from, unsigned bytes)
+{
+    Fiber &me = fibers[at];
+    if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+        misuse("a copy to shared memory that is not aligned to 16 bytes", running);
+    memset(to, 0xff, 16);
+    me.copies.push_back({static_cast<char *>(to), from, bytes, me.group});
+}
+
+void copies_end()
+{
+    fibers[at].group++;
+}
+
+void copies_wait(unsigned but_last)
+{
+    Fiber &me = fibers[at];
+    size_t n = 0;
+    for (; n < me.copies.size() && me.copies[n].group + but_last < me.group; n++) {
+        const Copy &c = me.copies[n];
+        memset(c.to, 0, 16);
+        memcpy(c.to, c.from, c.bytes);
+    }
+    me.copies.erase(me.copies.begin(), me.copies.begin() + std::ptrdiff_t(n));
 }
 
 static void run_block(dim3 block)
@@ -373,7 +428,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     *p = cudaDeviceProp();
     snprintf(p->name, sizeof p->name, "emulation on the host");
     p->major = 8;
-    p->multiProcessorCount = 1;
+    p->multiProcessorCount = 4; /* so that a few blocks fill it, and fewer do not */
     p->sharedMemPerBlockOptin = SHARED_MAX;
     return cudaSuccess;
 }

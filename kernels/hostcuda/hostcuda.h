@@ -22,6 +22,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __restrict__ __restrict
 #define __shared__ static
 #define KN_LAUNCH(kernel, grid, block, smem, stream, ...)                                          \
@@ -33,6 +34,9 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_)
     {
     }
+};
+struct float2 {
+    float x, y;
 };
 struct float4 {
     float x, y, z, w;
@@ -49,7 +53,11 @@ enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1 };
 enum { cudaMemAttachGlobal = 1 };
 enum cudaDeviceAttr { cudaDevAttrConcurrentManagedAccess = 89 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum { cudaSharedmemCarveoutMaxShared = 100 };
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount;
@@ -93,6 +101,16 @@ void warp_barrier(unsigned mask);
 /* Every lane of the mask gives a word and gets that of lane `from`. */
 uint64_t warp_exchange(unsigned mask, uint64_t word, unsigned from);
 unsigned warp_ballot(unsigned mask, bool vote);
+/* Every lane gives up to 32 bytes and gets the table of all lanes', good until its next warp
+ * operation. */
+const void *warp_share(const void *mine, size_t bytes);
+/* 16 bytes to shared memory, `bytes` of them from `from`, the others 0, as late as may be: when the
+ * thread waits for its group. Nobody may look at the place from now on until then: it is poisoned.
+ */
+void copy_later(void *to, const void *from, unsigned bytes);
+void copies_end();
+void copies_wait(unsigned but_last);
+[[noreturn]] void misuse(const char *what);
 void enqueue(std::function<void()> work);
 void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread);

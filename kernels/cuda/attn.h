@@ -1,0 +1,76 @@
+/* attn: what the attention on tensor cores (attn_mma.cu) and the one on plain cores (attn.cu)
+ * share.
+ *
+ * Entry e of a KV head's group is query row e / group, head e % group of it. Keys are cut into
+ * parts of CU_KEYS_PART at fixed places; a row's parts are summed up each by itself, then folded in
+ * their order by the two functions below. Where that happens, in one block (`whole`) or by a second
+ * kernel over parts that many blocks made, changes no bit. Thread: as launch.h. */
+#ifndef KERNELS_CUDA_ATTN_H
+#define KERNELS_CUDA_ATTN_H
+
+#include "kernels/cuda/mma.h"
+
+#define AT_LOG2E 1.44269504088896341f
+#define AT_LN2 0.693147180559945309f
+
+/* By value, so that nothing has to be copied before a launch; kernels take up to 4 KB. */
+struct at_batch {
+    struct cu_attn seq[CU_ATTN_MAX];
+};
+static_assert(sizeof(struct at_batch) <= 4000, "fits a kernel's arguments");
+
+/* attn_mma.cu: the device is of CU_BF16 and these shapes and addresses suit. */
+bool at_mma_fits(const struct cu_attn *a);
+size_t at_mma_blocks(const struct cu_attn *a, size_t n);
+int at_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole);
+/* ret[g * n_keys + i]: what key key0 + i gets of KV head g's group; keys behind the last position
+ * are left out. */
+int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret);
+
+/* Position of a row, -1 when it is none of a sorted list of existing ones. */
+static __device__ __forceinline__ int32_t at_pos(const struct cu_attn &a, size_t row, int *fault)
+{
+    const int32_t pos = a.pos[row];
+    if (pos >= 0 && size_t(pos) / CU_PAGE < a.kv.n_pages && (row == 0 || a.pos[row - 1] <= pos))
+        return pos;
+    *fault = 1;
+    return -1;
+}
+
+static __device__ __host__ __forceinline__ unsigned at_parts(const struct cu_attn &a)
+{
+    return unsigned((a.kv.n_pages * CU_PAGE + CU_KEYS_PART - 1) / CU_KEYS_PART);
+}
+
+/* Where a part of an entry's sums is kept: top, total, then K values. */
+static __device__ __forceinline__ float *at_part(const struct cu_attn &a, size_t row, size_t head,
+                                                 unsigned part)
+{
+    return a.parts + ((row * a.H + head) * at_parts(a) + part) * (a.kv.K + 2);
+}
+
+/* Sums so far of top and total meet those of the next part: the weights of both. */
+struct at_weights {
+    float old, next;
+};
+static __device__ __forceinline__ struct at_weights at_fold(float &top, float &total,
+                                                            float next_top, float next_total)
+{
+    const float most = fmaxf(top, next_top);
+    const struct at_weights w = {mma_exp2(top - most), mma_exp2(next_top - most)};
+    total = fmaf(total, w.old, next_total * w.next);
+    top = most;
+    return w;
+}
+
+static __device__ __forceinline__ float at_folded(const struct at_weights &w, float old, float next)
+{
+    return fmaf(old, w.old, next * w.next);
+}
+
+static __device__ __forceinline__ float at_lse(float top, float total)
+{
+    return (top + log2f(total)) * AT_LN2;
+}
+
+#endif

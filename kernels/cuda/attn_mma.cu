@@ -1,0 +1,485 @@
+/* Attention of rows at exact positions on tensor cores, bf16 pages.
+ *
+ * A warp has 16 neighbouring entries (see attn.h) and goes through the keys in tiles: scores S = Q
+ * K^T, softmax in f32, O += P V. S comes out of the product in the lanes that P is wanted in as an
+ * operand, so it never leaves the registers. K and V tiles come in turns through a ring of three
+ * buffers, copied two ahead while one is used, with one barrier a tile. A buffer's rows of 16-byte
+ * pieces are swizzled so that eight rows of one column are in eight different groups of banks.
+ *
+ * Rows ascend: a block ends at its last row's position, a warp skips tiles that none of its rows
+ * sees, and compares positions only in tiles that reach beyond its first row's. A tile that a row
+ * does not see multiplies its sums by exactly 1 and adds exactly 0, so a row's bits depend on that
+ * row and its keys alone: not on who shares its warp or block, nor on how many warps a block has.
+ * Blocks of one warp serve decodes, where 16 entries are all there is. Three buffers of 16 KiB (K
+ * 128) let two blocks live on a multiprocessor of sm_86 and sm_89, three or four elsewhere. */
+#include "kernels/cuda/attn.h"
+
+enum { AT_RING = 3, AT_WARP_ROWS = 16, AT_WIDE = 4 /* warps of a block */ };
+
+template <unsigned KP> struct at_dims { /* KP: K rounded up to what is compiled */
+    enum : unsigned {
+        KEYS = KP > 128 ? 32 : 64, /* of a tile */
+        STEPS = KP / 16,
+        PIECES = KP / 8, /* of 16 bytes in a row */
+        ROW = KP * 2,    /* bytes */
+        BUFFER = KEYS * ROW,
+        SWIZZLE = KP % 64 == 0 ? 8 : 4,
+    };
+};
+
+/* 16 entries of a warp; a lane has entries lane / 4 and 8 more. */
+template <unsigned KP> struct at_rows {
+    uint32_t q[at_dims<KP>::STEPS][4];
+    int32_t pos[2];      /* -1: there is none */
+    int32_t first, last; /* of the warp */
+};
+
+template <unsigned KP> struct at_sums { /* of a lane's two entries */
+    float acc[KP / 8][4];               /* entry i: [2i], [2i + 1] */
+    float top[2], total[2];             /* total: of this lane's keys */
+};
+
+/* What piece c of a buffer's row is exchanged with. Rows of 64 values more begin at the same bank,
+ * rows of 32 more half a round on. */
+template <unsigned KP> static __device__ __forceinline__ unsigned at_swizzled(unsigned row)
+{
+    return at_dims<KP>::SWIZZLE == 8 ? row % 8 : row / 2 % 4;
+}
+
+template <unsigned KP, unsigned THREADS>
+static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int32_t page,
+                                                    unsigned g, unsigned key, unsigned last, bool v,
+                                                    mma_addr to)
+{
+    typedef at_dims<KP> D;
+    const size_t row0 = (size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE;
+    const uint16_t *from =
+        reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) + row0 * kv.K;
+    CU_UNROLL
+    for (unsigned i = 0; i < D::KEYS * D::PIECES / THREADS; i++) {
+        /* Where rows divide evenly, their places differ by what is known at compile time. */
+        const unsigned at = i * THREADS + threadIdx.x, c = at % D::PIECES;
+        const unsigned row = THREADS % D::PIECES == 0
+                                 ? i * (THREADS / D::PIECES) + threadIdx.x / D::PIECES
+                                 : at / D::PIECES;
+        const bool there = key + row <= last && c * 8 < kv.K;
+        mma_copy16(to + row * D::ROW + (c ^ at_swizzled<KP>(row)) * 16,
+                   there ? from + row * kv.K + c * 8 : from, there);
+    }
+}
+
+template <unsigned KP>
+static __device__ __forceinline__ void at_load_rows(const struct cu_attn &a, unsigned group,
+                                                    unsigned g, unsigned entry0, int *fault,
+                                                    struct at_rows<KP> &w)
+{
+    const unsigned lane = threadIdx.x % CU_WARP, K = a.kv.K;
+    int32_t least = 0x7fffffff, most = -1;
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned e = entry0 + lane / 4 + 8 * i, row = e / group;
+        const bool there = row < a.m;
+        const float *q = a.q + (there ? row * a.ldq + size_t(g * group + e % group) * K : 0);
+        w.pos[i] = there ? at_pos(a, row, fault) : -1;
+        least = w.pos[i] < least ? w.pos[i] : least;
+        most = w.pos[i] > most ? w.pos[i] : most;
+        CU_UNROLL
+        for (unsigned s = 0; s < 2 * at_dims<KP>::STEPS; s++) {
+            const unsigned d = 8 * s + lane % 4 * 2;
+            struct float2 x = {0, 0};
+            if (there && d < K) x = *reinterpret_cast<const struct float2 *>(q + d);
+            const float f = a.scale * AT_LOG2E;
+            w.q[s / 2][i + s % 2 * 2] = mma_pack(x.x * f, x.y * f);
+        }
+    }
+    for (int with = 16; with > 0; with /= 2) {
+        const int32_t l = __shfl_xor_sync(CU_ALL, least, with);
+        const int32_t m = __shfl_xor_sync(CU_ALL, most, with);
+        least = l < least ? l : least;
+        most = m > most ? m : most;
+    }
+    w.first = least;
+    w.last = most;
+}
+
+/* s[n]: the rows against keys 8n… of the tile, in powers of two; behind a row's position -inf. */
+template <unsigned KP>
+static __device__ __forceinline__ void at_scores(const struct at_rows<KP> &w, mma_addr k,
+                                                 unsigned key0,
+                                                 float (&s)[at_dims<KP>::KEYS / 8][4])
+{
+    typedef at_dims<KP> D;
+    const unsigned lane = threadIdx.x % CU_WARP, row = lane % 8 + lane / 16 * 8;
+    CU_UNROLL
+    for (unsigned n = 0; n < D::KEYS / 8; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+    CU_UNROLL
+    for (unsigned d = 0; d < D::STEPS; d++) {
+        const unsigned c = (2 * d + lane / 8 % 2) ^ at_swizzled<KP>(lane % 8);
+        CU_UNROLL
+        for (unsigned n = 0; n < D::KEYS / 16; n++) {
+            uint32_t b[4];
+            mma_load(b, k + (n * 16 + row) * D::ROW + c * 16);
+            mma_bf16(s[2 * n], w.q[d], b[0], b[1]);
+            mma_bf16(s[2 * n + 1], w.q[d], b[2], b[3]);
+        }
+    }
+    if (int32_t(key0 + D::KEYS - 1) <= w.first) return;
+    CU_UNROLL
+    for (unsigned n = 0; n < D::KEYS / 8; n++) {
+        CU_UNROLL
+        for (unsigned x = 0; x < 4; x++)
+            if (int32_t(key0 + 8 * n + lane % 4 * 2 + x % 2) > w.pos[x / 2]) s[n][x] = -INFINITY;
+    }
+}
+
+/* Scores -> probabilities against the running maximum, which the sums follow. */
+template <unsigned KP>
+static __device__ __forceinline__ void at_softmax(float (&s)[at_dims<KP>::KEYS / 8][4],
+                                                  struct at_sums<KP> &o)
+{
+    float old[2];
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        float top = o.top[i], sum = 0;
+        CU_UNROLL
+        for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++)
+            top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+        top = fmaxf(top, __shfl_xor_sync(CU_ALL, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(CU_ALL, top, 2));
+        const float from = top == -INFINITY ? 0.0f : top; /* a row that sees nothing of this part */
+        old[i] = mma_exp2(o.top[i] - from);
+        CU_UNROLL
+        for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
+            s[n][2 * i] = mma_exp2(s[n][2 * i] - from);
+            s[n][2 * i + 1] = mma_exp2(s[n][2 * i + 1] - from);
+            sum += s[n][2 * i] + s[n][2 * i + 1];
+        }
+        o.total[i] = fmaf(o.total[i], old[i], sum);
+        o.top[i] = top;
+    }
+    if (!__ballot_sync(CU_ALL, old[0] != 1 || old[1] != 1)) return; /* times 1, for all rows */
+    CU_UNROLL
+    for (unsigned n = 0; n < KP / 8; n++) {
+        o.acc[n][0] *= old[0], o.acc[n][1] *= old[0];
+        o.acc[n][2] *= old[1], o.acc[n][3] *= old[1];
+    }
+}
+
+template <unsigned KP>
+static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KEYS / 8][4],
+                                                mma_addr v, struct at_sums<KP> &o)
+{
+    typedef at_dims<KP> D;
+    const unsigned lane = threadIdx.x % CU_WARP, row = lane % 16;
+    CU_UNROLL
+    for (unsigned n = 0; n < D::KEYS / 16; n++) {
+        const uint32_t a[4] = {
+            mma_pack(p[2 * n][0], p[2 * n][1]), mma_pack(p[2 * n][2], p[2 * n][3]),
+            mma_pack(p[2 * n + 1][0], p[2 * n + 1][1]), mma_pack(p[2 * n + 1][2], p[2 * n + 1][3])};
+        CU_UNROLL
+        for (unsigned d = 0; d < KP / 16; d++) {
+            const unsigned c = (2 * d + lane / 16) ^ at_swizzled<KP>(lane % 8);
+            uint32_t b[4];
+            mma_load_turned(b, v + (n * 16 + row) * D::ROW + c * 16);
+            mma_bf16(o.acc[2 * d], a, b[0], b[1]);
+            mma_bf16(o.acc[2 * d + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+template <unsigned KP> static __device__ __forceinline__ void at_clear(struct at_sums<KP> &o)
+{
+    o.top[0] = o.top[1] = -INFINITY;
+    o.total[0] = o.total[1] = 0;
+    CU_UNROLL
+    for (unsigned n = 0; n < KP / 8; n++)
+        o.acc[n][0] = o.acc[n][1] = o.acc[n][2] = o.acc[n][3] = 0;
+}
+
+struct at_before { /* a whole block: what the parts before this one came to; the values are in out
+                    */
+    float top[2], total[2];
+};
+
+/* The end of a part for entry i of the lane. Folded here, sums so far wait in `out`: these lanes
+ * alone write and read them. */
+template <unsigned KP>
+static __device__ __forceinline__ void
+at_close_entry(const struct cu_attn &a, size_t row, unsigned head, unsigned part, bool apart,
+               unsigned i, bool ends, const struct at_sums<KP> &o, struct at_before &b)
+{
+    const unsigned lane = threadIdx.x % CU_WARP, K = a.kv.K;
+    float *to = a.out + row * a.ldo + size_t(head) * K;
+    struct at_weights w = {0, 1};
+    if (apart) {
+        to = at_part(a, row, head, part);
+        if (lane % 4 == 0) to[0] = o.top[i], to[1] = o.total[i];
+        to += 2;
+    } else if (part == 0) {
+        b.top[i] = o.top[i], b.total[i] = o.total[i];
+    } else {
+        w = at_fold(b.top[i], b.total[i], o.top[i], o.total[i]);
+    }
+    const float one = 1 / b.total[i];
+    CU_UNROLL
+    for (unsigned n = 0; n < KP / 8; n++) {
+        const unsigned d = 8 * n + lane % 4 * 2;
+        struct float2 x = {o.acc[n][2 * i], o.acc[n][2 * i + 1]};
+        if (d >= K) break;
+        if (!apart && part > 0) {
+            const struct float2 old = *reinterpret_cast<const struct float2 *>(to + d);
+            x.x = at_folded(w, old.x, x.x);
+            x.y = at_folded(w, old.y, x.y);
+        }
+        if (!apart && ends) x.x *= one, x.y *= one;
+        *reinterpret_cast<struct float2 *>(to + d) = x;
+    }
+    if (!apart && ends && a.lse && lane % 4 == 0)
+        a.lse[row * a.H + head] = at_lse(b.top[i], b.total[i]);
+}
+
+template <unsigned KP>
+static __device__ __forceinline__ void
+at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, unsigned g,
+         unsigned entry0, unsigned part, bool apart, struct at_sums<KP> &o, struct at_before &b)
+{
+    const unsigned lane = threadIdx.x % CU_WARP;
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        o.total[i] += __shfl_xor_sync(CU_ALL, o.total[i], 1);
+        o.total[i] += __shfl_xor_sync(CU_ALL, o.total[i], 2);
+    }
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned e = entry0 + lane / 4 + 8 * i;
+        if (w.pos[i] < int32_t(part * CU_KEYS_PART)) continue;
+        at_close_entry<KP>(a, e / group, g * group + e % group, part, apart, i,
+                           unsigned(w.pos[i]) / CU_KEYS_PART == part, o, b);
+    }
+    at_clear(o);
+}
+
+template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K, V, K, V… */
+    typedef at_dims<KP> D;
+    mma_addr ring;
+    unsigned g, key0, end, last;
+    int32_t page; /* of the next tile: read before it is wanted */
+
+    __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned item)
+    {
+        const unsigned key = key0 + item / 2 * D::KEYS;
+        if (key < end)
+            at_copy_tile<KP, WARPS * CU_WARP>(kv, page, g, key, last, item % 2,
+                                              ring + item % AT_RING * D::BUFFER);
+        if (item % 2 && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
+        mma_copies_end();
+    }
+
+    /* Wait for an item; all warps are done with the one before it, whose buffer is filled again. */
+    __device__ __forceinline__ mma_addr next(const struct cu_kv &kv, unsigned item)
+    {
+        mma_copies_wait<1>();
+        __syncthreads();
+        send(kv, item + 2);
+        return ring + item % AT_RING * D::BUFFER;
+    }
+};
+
+template <unsigned KP, unsigned WARPS>
+static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
+                                                         : KP > 128 ? 2
+                                                                    : 3)
+    attend_mma(const __grid_constant__ struct at_batch batch, unsigned group, bool whole,
+               int *fault)
+{
+    typedef at_dims<KP> D;
+    KN_DYNAMIC_SHARED(char, buffers);
+    const struct cu_attn &a = batch.seq[blockIdx.y];
+    const unsigned g = blockIdx.x % a.kv.G, nth = blockIdx.x / a.kv.G;
+    const unsigned n = unsigned(a.m) * group, rows = WARPS * AT_WARP_ROWS,
+                   tiles = (n + rows - 1) / rows;
+    if (nth >= tiles) return;
+    const unsigned block0 = (tiles - 1 - nth) * rows; /* the longest start first */
+    const unsigned after = block0 + rows < n ? block0 + rows : n;
+    const int32_t last = at_pos(a, (after - 1) / group, fault);
+    const unsigned key0 = whole ? 0 : blockIdx.z * CU_KEYS_PART;
+    if (last < 0 || key0 > unsigned(last)) return;
+    const unsigned all = unsigned(last) + 1;
+    const unsigned end = whole || all < key0 + CU_KEYS_PART ? all : key0 + CU_KEYS_PART;
+    struct at_feed<KP, WARPS> feed = {
+        mma_address(buffers), g, key0, end, unsigned(last), a.kv.pages[key0 / CU_PAGE]
+    };
+    feed.send(a.kv, 0);
+    feed.send(a.kv, 1);
+
+    const unsigned entry0 = block0 + threadIdx.x / CU_WARP * AT_WARP_ROWS;
+    const bool apart = !whole && at_parts(a) > 1;
+    struct at_rows<KP> w;
+    struct at_sums<KP> o;
+    struct at_before b = {{0, 0}, {1, 1}};
+    at_load_rows(a, group, g, entry0, fault, w);
+    at_clear(o);
+    unsigned item = 0;
+    for (unsigned key = key0; key < end; key += D::KEYS, item += 2) {
+        const bool seen = w.last >= int32_t(key);
+        float s[D::KEYS / 8][4];
+        const mma_addr k = feed.next(a.kv, item);
+        if (seen) {
+            at_scores<KP>(w, k, key, s);
+            at_softmax<KP>(s, o);
+        }
+        const mma_addr v = feed.next(a.kv, item + 1);
+        if (seen) at_weigh<KP>(s, v, o);
+        if ((key + D::KEYS) % CU_KEYS_PART == 0 || key + D::KEYS >= end)
+            at_close(a, w, group, g, entry0, key / CU_KEYS_PART, apart, o, b);
+    }
+}
+
+bool at_mma_fits(const struct cu_attn *a)
+{
+    const unsigned K = a->kv.K;
+    const uintptr_t rows = reinterpret_cast<uintptr_t>(a->q) | reinterpret_cast<uintptr_t>(a->out) |
+                           uintptr_t(a->ldq * sizeof(float)) | uintptr_t(a->ldo * sizeof(float));
+    const uintptr_t pages = reinterpret_cast<uintptr_t>(a->kv.base) | uintptr_t(a->kv.page_bytes);
+    return K % 8 == 0 && K <= 256 && rows % 8 == 0 && pages % 16 == 0 && a->m * a->H < 1u << 31;
+}
+
+static bool at_few(const struct cu_attn *a, size_t n)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        if (a[i].m > most) most = a[i].m;
+    return most * (a->H / a->kv.G) <= AT_WARP_ROWS;
+}
+
+size_t at_mma_blocks(const struct cu_attn *a, size_t n)
+{
+    const size_t rows = (at_few(a, n) ? 1 : AT_WIDE) * AT_WARP_ROWS;
+    size_t blocks = 0;
+    for (size_t i = 0; i < n; i++)
+        blocks += cu_blocks(a[i].m * (a->H / a->kv.G), rows) * size_t(a->kv.G);
+    return blocks;
+}
+
+template <unsigned KP, unsigned WARPS>
+static int launch_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+{
+    const struct cu_attn *a = b->seq;
+    const unsigned group = a->H / a->kv.G;
+    unsigned tiles = 0, parts = 1;
+    for (size_t i = 0; i < n; i++) {
+        const unsigned t = cu_blocks(a[i].m * group, WARPS * AT_WARP_ROWS), p = at_parts(a[i]);
+        tiles = t > tiles ? t : tiles;
+        parts = p > parts && !whole ? p : parts;
+    }
+    /* All of the first-level cache as shared memory: nothing else here would use it. */
+    (void)cudaFuncSetAttribute(attend_mma<KP, WARPS>,
+                               cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
+    KN_LAUNCH((attend_mma<KP, WARPS>), dim3(tiles * a->kv.G, unsigned(n), parts),
+              dim3(WARPS * CU_WARP), AT_RING * at_dims<KP>::BUFFER, c->stream, *b, group, whole,
+              c->fault);
+    return cu_launched(c);
+}
+
+template <unsigned KP>
+static int launch_dims(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+{
+    static_assert(AT_RING * at_dims<KP>::BUFFER <= 48 << 10, "what a block gets without asking");
+    return at_few(b->seq, n) ? launch_mma<KP, 1>(c, b, n, whole)
+                             : launch_mma<KP, AT_WIDE>(c, b, n, whole);
+}
+
+int at_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+{
+    const unsigned K = b->seq->kv.K;
+    return K <= 64    ? launch_dims<64>(c, b, n, whole)
+           : K <= 96  ? launch_dims<96>(c, b, n, whole)
+           : K <= 128 ? launch_dims<128>(c, b, n, whole)
+                      : launch_dims<256>(c, b, n, whole);
+}
+
+/* ---- mass: a block has a tile of keys and one KV head, its warps every fourth 16 entries ---- */
+
+template <unsigned KP>
+static __device__ __forceinline__ void
+at_add_mass(const struct cu_attn &a, unsigned group, unsigned g, unsigned entry0, unsigned key0,
+            mma_addr k, int *fault, float (&sum)[at_dims<KP>::KEYS / 8][2])
+{
+    const unsigned lane = threadIdx.x % CU_WARP;
+    struct at_rows<KP> w;
+    float s[at_dims<KP>::KEYS / 8][4], lse[2];
+    at_load_rows(a, group, g, entry0, fault, w);
+    if (w.last < int32_t(key0)) return;
+    CU_UNROLL
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned e = entry0 + lane / 4 + 8 * i;
+        lse[i] =
+            w.pos[i] < 0 ? 0.0f : a.lse[size_t(e / group) * a.H + g * group + e % group] * AT_LOG2E;
+    }
+    at_scores<KP>(w, k, key0, s);
+    CU_UNROLL
+    for (unsigned n = 0; n < at_dims<KP>::KEYS / 8; n++) {
+        CU_UNROLL
+        for (unsigned x = 0; x < 4; x++)
+            sum[n][x % 2] += mma_exp2(s[n][x] - lse[x / 2]);
+    }
+}
+
+template <unsigned KP>
+static __global__ void __launch_bounds__(AT_WIDE *CU_WARP)
+    mass_mma(struct cu_attn a, unsigned group, size_t first, size_t n_keys, float *ret, int *fault)
+{
+    typedef at_dims<KP> D;
+    KN_DYNAMIC_SHARED(char, buffer);
+    __shared__ float part[AT_WIDE][D::KEYS];
+    const unsigned lane = threadIdx.x % CU_WARP, warp = threadIdx.x / CU_WARP, g = blockIdx.y;
+    const size_t key0 = first + size_t(blockIdx.x) * D::KEYS;
+    const int32_t last = at_pos(a, a.m - 1, fault);
+    if (last < 0 || key0 > size_t(last)) return;
+    const mma_addr k = mma_address(buffer);
+    at_copy_tile<KP, AT_WIDE * CU_WARP>(a.kv, a.kv.pages[key0 / CU_PAGE], g, unsigned(key0),
+                                        unsigned(last), false, k);
+    mma_copies_end();
+    mma_copies_wait<0>();
+    __syncthreads();
+    float sum[D::KEYS / 8][2];
+    CU_UNROLL
+    for (unsigned n = 0; n < D::KEYS / 8; n++)
+        sum[n][0] = sum[n][1] = 0;
+    for (unsigned e = warp * AT_WARP_ROWS; e < unsigned(a.m) * group; e += AT_WIDE * AT_WARP_ROWS)
+        at_add_mass<KP>(a, group, g, e, unsigned(key0), k, fault, sum);
+    CU_UNROLL
+    for (unsigned n = 0; n < D::KEYS / 8; n++) {
+        CU_UNROLL
+        for (unsigned x = 0; x < 2; x++) {
+            for (int with = 4; with < 32; with *= 2)
+                sum[n][x] += __shfl_xor_sync(CU_ALL, sum[n][x], with);
+            if (lane < 4) part[warp][8 * n + 2 * lane + x] = sum[n][x];
+        }
+    }
+    __syncthreads();
+    const size_t j = threadIdx.x, to = size_t(blockIdx.x) * D::KEYS + j;
+    if (j < D::KEYS && to < n_keys)
+        ret[g * n_keys + to] = (part[0][j] + part[1][j]) + (part[2][j] + part[3][j]);
+}
+
+template <unsigned KP>
+static int launch_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys,
+                       float *ret)
+{
+    const dim3 grid(cu_blocks(n_keys, at_dims<KP>::KEYS), a->kv.G);
+    KN_LAUNCH(mass_mma<KP>, grid, dim3(AT_WIDE * CU_WARP), at_dims<KP>::BUFFER, c->stream, *a,
+              a->H / a->kv.G, key0, n_keys, ret, c->fault);
+    return cu_launched(c);
+}
+
+int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret)
+{
+    const unsigned K = a->kv.K;
+    return K <= 64    ? launch_mass<64>(c, a, key0, n_keys, ret)
+           : K <= 96  ? launch_mass<96>(c, a, key0, n_keys, ret)
+           : K <= 128 ? launch_mass<128>(c, a, key0, n_keys, ret)
+                      : launch_mass<256>(c, a, key0, n_keys, ret);
+}

@@ -1,0 +1,376 @@
+/* Attention of rows anywhere: random positions with repeats and gaps, groups of 1 to 8 heads,
+ * tiles, parts and pages that end anywhere, sequences side by side; against the double oracle, and
+ * bit for bit against the same row by itself.
+ *
+ * On a device of bf16 the oracle gets what the device sees: keys and values that bf16 holds, and
+ * queries rounded as the kernel rounds them. What is left are the probabilities, which are rounded
+ * to 2^-9 before they weigh values but not where they are summed up: log-sum-exp and mass must be
+ * as good as in f32. */
+#include "tests/unit/kernels/kern.h"
+
+struct seq { /* one sequence and its rows */
+    struct kern_kv s;
+    size_t n_keys, m;
+    float *k, *v;     /* [n_keys, G, K] */
+    float *q;         /* [m, H, K] */
+    float *seen;      /* the same times scale * log2(e), as the device has it */
+    float *out, *lse; /* [m, H, K], [m, H] */
+    int32_t *pos;     /* [m] */
+    int32_t *key_pos; /* [n_keys] */
+};
+
+struct job {
+    struct kn_dev *d;
+    bool bf16;
+    struct kern_shape sh;
+    struct seq *seq;
+    size_t n;
+    /* what to run: rows [row0, row0 + m) of sequence 0, or all of all */
+    size_t row0, m, key0, n_mass;
+    float *mass, *out, *lse;
+};
+
+static float rounded(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    u = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static float scale_of(struct kern_shape sh)
+{
+    return 1.0f / sqrtf((float)sh.K);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Positions drawn one by one: some twice, gaps between; the last row at the last key. */
+static void seq_init(struct seq *s, struct kern_shape sh, bool bf16, size_t n_keys, size_t m,
+                     uint64_t seed)
+{
+    const size_t GK = (size_t)sh.G * sh.K, HK = (size_t)sh.H * sh.K;
+    *s = (struct seq){.n_keys = n_keys, .m = m};
+    kern_kv_init(&s->s, sh.G, sh.K, n_keys, 2);
+    s->k = kern_random(n_keys * GK, seed + 1, 1), s->v = kern_random(n_keys * GK, seed + 2, 1);
+    s->q = kern_random(m * HK, seed + 3, 3), s->seen = kern_random(m * HK, 0, 1);
+    s->out = kern_random(m * HK, 0, 1), s->lse = kern_random(m * sh.H, 0, 1);
+    s->pos = malloc((m + 1) * sizeof *s->pos);
+    s->key_pos = malloc(n_keys * sizeof *s->key_pos);
+    for (size_t i = 0; i < n_keys; i++)
+        s->key_pos[i] = (int32_t)i;
+    for (size_t i = 0; bf16 && i < n_keys * GK; i++)
+        s->k[i] = rounded(s->k[i]), s->v[i] = rounded(s->v[i]);
+    for (size_t i = 0; i < m * HK; i++) { /* odd sizes are no matter of tensor cores */
+        const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
+        s->seen[i] = bf16 && sh.K % 8 == 0 ? rounded(x) : x;
+    }
+    for (size_t i = 0; i < m; i++)
+        s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
+    qsort(s->pos, m, sizeof *s->pos, by_value);
+}
+
+static void seq_fini(struct seq *s)
+{
+    kern_kv_fini(&s->s);
+    free(s->k), free(s->v), free(s->q), free(s->seen), free(s->out), free(s->lse);
+    free(s->pos), free(s->key_pos);
+}
+
+static struct kn_attn_args args_of(const struct job *j, const struct seq *s, size_t row0, size_t m)
+{
+    const size_t HK = (size_t)j->sh.H * j->sh.K;
+    return (struct kn_attn_args){.q = s->q + row0 * HK,
+                                 .ldq = HK,
+                                 .m = m,
+                                 .pos = s->pos + row0,
+                                 .H = j->sh.H,
+                                 .kv = &s->s.kv,
+                                 .layer = 1,
+                                 .scale = scale_of(j->sh),
+                                 .out = s->out + row0 * HK,
+                                 .ldo = HK,
+                                 .lse = s->lse + row0 * j->sh.H};
+}
+
+static int put_keys(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    const size_t GK = (size_t)j->sh.G * j->sh.K;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < j->n; i++)
+        r = kn_kv_put(st, &j->seq[i].s.kv, 1, j->seq[i].key_pos, j->seq[i].n_keys, j->seq[i].k, GK,
+                      j->seq[i].v, GK);
+    return r;
+}
+
+static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    struct kn_attn_args a = args_of(j, j->seq, j->row0 + row0, n);
+    if (j->out) a.out = j->out + row0 * a.ldo, a.lse = j->lse + row0 * a.H;
+    return kn_attn(st, &a);
+}
+
+static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    struct kn_attn_args a = args_of(j, j->seq, 0, j->seq->m);
+    return kn_attn_mass(st, &a, j->mass, j->key0, j->n_mass);
+}
+
+/* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such. */
+static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
+{
+    *ret_bf16 = kern_device() && i == 1;
+    if (kern_device()) return i < 2 ? kern_dev(2, 1, i ? "own-bf16" : "own-f32") : NULL;
+    return kern_dev(i, 2, NULL);
+}
+
+static void check(const struct job *j, const struct seq *s)
+{
+    const size_t K = j->sh.K, GK = j->sh.G * K, HK = j->sh.H * K, group = j->sh.H / j->sh.G;
+    double *out = malloc(K * sizeof *out), *prob = malloc(s->n_keys * sizeof *prob);
+    double *mass = calloc(s->n_keys, sizeof *mass);
+    for (size_t i = 0; i < s->m; i++)
+        for (size_t h = 0; h < j->sh.H; h++) {
+            const size_t g = h / group, n = (size_t)s->pos[i] + 1;
+            const double lse = ref_attn(s->seen + i * HK + h * K, s->k + g * K, s->v + g * K, GK, K,
+                                        n, 0.69314718055994531, out, prob);
+            ASSERT_NEAR(s->lse[i * j->sh.H + h], lse, 1e-5 * (1 + fabs(lse)));
+            for (size_t d = 0; d < K; d++)
+                ASSERT_NEAR(s->out[i * HK + h * K + d], out[d], j->bf16 ? 0x1p-9 + 1e-5 : 1e-5);
+            for (size_t key = 0; key < n; key++)
+                mass[key] += prob[key];
+        }
+    for (size_t key = 0; j->mass && key < s->n_keys; key++) {
+        const bool asked = key >= j->key0 && key < j->key0 + j->n_mass;
+        const double want = asked ? 1 + mass[key] : 1; /* it is added to what was there */
+        ASSERT_NEAR(j->mass[key], want, 2e-5 * (mass[key] + 0.1) + 1e-6);
+    }
+    free(out), free(prob), free(mass);
+}
+
+static const struct {
+    struct kern_shape sh;
+    size_t n_keys, m;
+} cases[] = {
+    {{1, 1, 64}, 1, 1},      {{3, 1, 64}, 63, 5},     {{8, 1, 128}, 64, 2},  {{8, 2, 128}, 65, 17},
+    {{4, 2, 64}, 130, 33},   {{14, 2, 64}, 511, 9},   {{6, 1, 64}, 512, 11}, {{5, 1, 80}, 513, 7},
+    {{4, 2, 96}, 700, 21},   {{2, 1, 256}, 97, 20},   {{2, 2, 48}, 256, 40}, {{9, 3, 64}, 1100, 22},
+    {{8, 1, 128}, 1100, 16}, {{7, 1, 128}, 600, 19},  {{2, 1, 50}, 90, 6},   {{16, 1, 64}, 140, 1},
+    {{32, 1, 16}, 70, 3},    {{1, 1, 128}, 1025, 70}, {{4, 4, 256}, 40, 3},
+};
+
+TEST(rows_anywhere_match_the_oracle)
+{
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            struct seq s;
+            struct job j = {.d = d, .bf16 = bf16, .sh = cases[c].sh, .seq = &s, .n = 1};
+            seq_init(&s, j.sh, bf16, cases[c].n_keys, cases[c].m, 100 * c + 7);
+            j.mass = malloc(s.n_keys * sizeof *j.mass);
+            for (size_t key = 0; key < s.n_keys; key++)
+                j.mass[key] = 1;
+            j.key0 = s.n_keys > 200 ? 64 : 0; /* not from the first page, not to the last key */
+            j.n_mass = s.n_keys > 200 ? s.n_keys - 64 - 3 : s.n_keys;
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+            ASSERT_OK(kern_run(d, c % 2, s.m, attend_rows, &j));
+            ASSERT_OK(kern_run(d, true, s.m, mass_rows, &j));
+            check(&j, &s);
+            free(j.mass);
+            seq_fini(&s);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+/* A few rows make one warp a block and parts apart, many make whole blocks; tiles begin elsewhere,
+ * other rows come along: no bit of a row moves. */
+TEST(a_row_does_not_know_its_neighbours)
+{
+    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {5, 1, 96}, {6, 1, 256}};
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
+            enum { KEYS = 1200, M = 70 };
+            const size_t HK = (size_t)shapes[c].H * shapes[c].K, H = shapes[c].H;
+            uint64_t seed = c + 1;
+            struct seq s;
+            struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = &s, .n = 1};
+            seq_init(&s, j.sh, bf16, KEYS, M, 900 + c);
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+            ASSERT_OK(kern_run(d, true, M, attend_rows, &j));
+            j.out = kern_random(M * HK, 0, 1), j.lse = kern_random(M * H, 0, 1);
+            for (size_t t = 0; t < 14; t++) {
+                j.m = t < 4 ? t + 1 : 1 + test_rand(&seed) % 40;
+                j.row0 = test_rand(&seed) % (M - j.m + 1);
+                memset(j.out, 0xff, j.m * HK * sizeof *j.out);
+                ASSERT_OK(kern_run(d, t % 2, j.m, attend_rows, &j));
+                ASSERT_MEMEQ(j.out, s.out + j.row0 * HK, j.m * HK * sizeof *j.out);
+                ASSERT_MEMEQ(j.lse, s.lse + j.row0 * H, j.m * H * sizeof *j.lse);
+            }
+            free(j.out), free(j.lse);
+            seq_fini(&s);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+/* Keys behind the last row may hold anything, and so may pages that nobody has written. */
+TEST(keys_that_nobody_sees_may_be_anything)
+{
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        enum { KEYS = 300, SEEN = 139 };
+        struct seq s;
+        struct job j = {.d = d, .bf16 = bf16, .sh = {6, 2, 64}, .seq = &s, .n = 1};
+        seq_init(&s, j.sh, bf16, KEYS, 12, 5);
+        for (size_t r = 0; r < s.m; r++)
+            s.pos[r] = s.pos[r] < SEEN ? s.pos[r] : SEEN - 1;
+        for (size_t x = SEEN * 128; x < KEYS * 128; x++)
+            s.k[x] = s.v[x] = NAN;
+        ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+        ASSERT_OK(kern_run(d, true, s.m, attend_rows, &j));
+        s.n_keys = SEEN;
+        check(&j, &s);
+        seq_fini(&s);
+        kn_dev_destroy(d);
+    }
+}
+
+enum { SEQS = 41 };
+
+static int attend_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    struct kn_attn_args a[SEQS];
+    for (size_t i = 0; i < j->n; i++)
+        a[i] = args_of(j, j->seq + i, 0, j->seq[i].m);
+    return kn_attn_many(st, a, j->n);
+}
+
+/* The last key of each sequence again, all at once, with the first one's value: so that a row that
+ * goes elsewhere is seen. */
+static int put_last(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    const size_t GK = (size_t)j->sh.G * j->sh.K;
+    struct kn_kv kv[SEQS];
+    int32_t *pos = (int32_t *)(void *)j->lse;
+    for (size_t i = 0; i < j->n; i++) {
+        kv[i] = j->seq[i].s.kv;
+        pos[i] = (int32_t)j->seq[i].n_keys - 1;
+        memcpy(j->out + i * 2 * GK, j->seq[i].k, GK * sizeof(float));
+        memcpy(j->out + i * 2 * GK + GK, j->seq[i].v, GK * sizeof(float));
+    }
+    int r = kn_kv_put_many(st, kv, 1, pos, j->n, j->out, 2 * GK, j->out + GK, 2 * GK);
+    return r < 0 ? r : kn_sync(st);
+}
+
+/* More sequences than one launch takes, of any length, some without rows. */
+TEST(many_sequences_are_what_each_is)
+{
+    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {3, 1, 50}};
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
+            struct seq s[SEQS];
+            const size_t HK = (size_t)shapes[c].H * shapes[c].K, H = shapes[c].H,
+                         GK = (size_t)shapes[c].G * shapes[c].K;
+            struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = s, .n = SEQS};
+            uint64_t seed = 77 + c;
+            for (size_t n = 0; n < SEQS; n++)
+                seq_init(&s[n], j.sh, bf16, 1 + test_rand(&seed) % (n % 8 ? 130 : 1100),
+                         c == 1       ? 1
+                         : n % 9 == 4 ? 0
+                                      : 1 + n % 3,
+                         1000 * c + n);
+            j.out = kern_random(SEQS * 2 * GK, 0, 1), j.lse = kern_random(SEQS, 0, 1);
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+            ASSERT_OK(kern_run(d, true, 1, put_last, &j));
+            free(j.out), free(j.lse);
+            j.out = j.lse = NULL;
+            ASSERT_OK(kern_run(d, c != 0, 1, attend_all, &j));
+            for (size_t n = 0; n < SEQS; n++) {
+                struct job one = {.d = d, .bf16 = bf16, .sh = j.sh, .seq = s + n, .n = 1};
+                const size_t bytes = s[n].m * HK * sizeof(float);
+                memcpy(s[n].k + (s[n].n_keys - 1) * GK, s[n].k, GK * sizeof(float));
+                memcpy(s[n].v + (s[n].n_keys - 1) * GK, s[n].v, GK * sizeof(float));
+                check(&one, s + n);
+                one.out = kern_random(s[n].m * HK, 0, 1), one.lse = kern_random(s[n].m * H, 0, 1);
+                ASSERT_OK(kern_run(d, true, s[n].m, attend_rows, &one));
+                ASSERT_MEMEQ(one.out, s[n].out, bytes);
+                ASSERT_MEMEQ(one.lse, s[n].lse, s[n].m * H * sizeof(float));
+                free(one.out), free(one.lse);
+            }
+            for (size_t n = 0; n < SEQS; n++)
+                seq_fini(&s[n]);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+static int unlike(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct job *j = arg;
+    struct kn_attn_args a[2] = {args_of(j, j->seq, 0, 1), args_of(j, j->seq, 0, 1)};
+    struct kn_kv kv[2] = {j->seq->s.kv, j->seq->s.kv};
+    a[1].H = 2, a[1].ldq = a[1].ldo = 128;
+    ASSERT_ERR(kn_attn_many(st, a, 2), -EINVAL);
+    kv[1].K = 32, a[1] = a[0], a[1].kv = kv + 1;
+    ASSERT_ERR(kn_attn_many(st, a, 2), -EINVAL);
+    ASSERT_ERR(kn_kv_put_many(st, kv, 1, j->seq->pos, 2, j->seq->q, 64, j->seq->q, 64), -EINVAL);
+    ASSERT_ERR(kn_kv_put_many(st, kv, 1, j->seq->pos, 1, j->seq->q, 63, j->seq->q, 64), -EINVAL);
+    a[0].m = a[1].m = 0, a[1].kv = a[0].kv;
+    ASSERT_OK(kn_attn_many(st, a, 2));
+    return kn_attn_many(st, a, 0);
+}
+
+TEST(sequences_of_other_shapes_are_refused)
+{
+    bool bf16;
+    struct kn_dev *d = next_dev(0, &bf16);
+    struct seq s;
+    struct job j = {.d = d, .sh = {1, 1, 64}, .seq = &s, .n = 1};
+    seq_init(&s, j.sh, false, 10, 2, 3);
+    ASSERT_OK(kern_run(d, true, 1, unlike, &j));
+    seq_fini(&s);
+    kn_dev_destroy(d);
+}
+
+/* One of several sequences has a bad row: it is told, whichever it is. */
+TEST(a_bad_row_among_many_is_found)
+{
+    bool bf16;
+    struct kn_dev *d;
+    for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
+        struct seq s[3];
+        struct job j = {.d = d, .bf16 = bf16, .sh = {3, 1, 64}, .seq = s, .n = 3};
+        for (size_t n = 0; n < 3; n++)
+            seq_init(&s[n], j.sh, bf16, 100, 30, n);
+        ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
+        for (size_t n = 0; n < 3; n++) {
+            const int32_t kept = s[n].pos[11];
+            s[n].pos[11] = -3;
+            ASSERT_ERR(kern_run(d, true, 1, attend_all, &j), -EINVAL);
+            s[n].pos[11] = 128;
+            ASSERT_ERR(kern_run(d, true, 1, attend_all, &j), -EINVAL);
+            s[n].pos[11] = kept;
+            ASSERT_OK(kern_run(d, true, 1, attend_all, &j));
+        }
+        for (size_t n = 0; n < 3; n++)
+            seq_fini(&s[n]);
+        kn_dev_destroy(d);
+    }
+}
