@@ -28,16 +28,18 @@ static void packed(struct packer *p, double n)
     if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
 }
 
-/* Pack the rows of several weights, one below the other, into one matrix. */
-static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
-                struct kn_mat **ret)
+typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
+
+/* The rows of several weights, one below the other, into one matrix. */
+static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
+                   unsigned layer, struct kn_mat **ret)
 {
     const struct model *m = p->c->model;
     const size_t k = model_w_cols(m, w[0]);
     size_t n = 0;
     for (size_t i = 0; i < n_w; i++)
         n += model_w_rows(m, w[i]);
-    int r = kn_mat_create(p->c->dev, n, k, ret);
+    int r = create(p->c->dev, n, k, ret);
     if (r < 0) return r;
     size_t at = 0;
     for (size_t i = 0; i < n_w; i++) {
@@ -53,6 +55,12 @@ static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned la
         at += rows;
     }
     return kn_mat_done(*ret);
+}
+
+static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
+                struct kn_mat **ret)
+{
+    return pack_as(p, kn_mat_create, w, n_w, layer, ret);
 }
 
 /* One or two vectors joined; absent ones leave *ret NULL. */
@@ -117,8 +125,9 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
         r = load_layer(&p, l);
     if (r == 0) r = vectors(&p, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
     if (r == 0 && !c->norm_out) r = -EBADMSG;
-    if (r == 0) r = pack(&p, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
-    if (r == 0 && !kn_dev_is_host(c->dev)) r = pack(&p, W(MODEL_EMBED), 1, 0, &c->embed);
+    if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
+    if (r == 0 && !kn_dev_is_host(c->dev))
+        r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
     mem_free(p.rows);
     return r;
 }

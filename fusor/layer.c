@@ -69,7 +69,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
-    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));       /* [m, D] */
+    float *h = kn_operand(st, SLOT_H, m, w->kv);                 /* [m, D] */
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
     if (!h || !k) return -ENOMEM;
     int r = 0;
@@ -94,7 +94,10 @@ static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
 
 int fus_phase_a(struct fus_phase *p)
 {
-    return run_rows(p->core, p->n, p->cancel, block_a, p);
+    kn_hold(p->core->dev, p->goes_on);
+    const int r = run_rows(p->core, p->n, p->cancel, block_a, p);
+    kn_hold(p->core->dev, false);
+    return r;
 }
 
 /* Rows of the block from keep_from on leave their queries and log-sum-exps for the mass. */
@@ -116,7 +119,7 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
-    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));
+    float *h = kn_operand(st, SLOT_H, m, w->q);
     float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
@@ -152,9 +155,9 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     const struct model_cfg *cfg = &c->cfg;
     const struct fus_layer *w = &c->layer[layer];
     const size_t D = cfg->D, F = cfg->F;
-    float *h = kn_scratch(st, SLOT_H, m * D * sizeof(*h));
+    float *h = kn_operand(st, SLOT_H, m, w->gu);
     float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
-    float *act = kn_scratch(st, SLOT_ACT, m * F * sizeof(*act));  /* [m, F] */
+    float *act = kn_operand(st, SLOT_ACT, m, w->down);            /* [m, F] */
     if (!h || !gu || !act) return -ENOMEM;
     int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
     if (r < 0) return r;
@@ -191,12 +194,14 @@ static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
 }
 
 /* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
- * it (see kn_rows). */
+ * it (see kn_rows). Only the second is waited for. */
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
+    kn_hold(p->core->dev, !p->attn_only);
     int r = run_rows_uneven(p->core, m, p->cancel, block_attend, &s);
+    kn_hold(p->core->dev, false);
     if (r < 0 || p->attn_only) return r;
     return run_rows(p->core, m, p->cancel, block_rest, &s);
 }
@@ -223,7 +228,7 @@ static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct head *a = arg;
     const struct model_cfg *cfg = &a->c->cfg;
-    float *h = kn_scratch(st, SLOT_H, m * cfg->D * sizeof(*h));
+    float *h = kn_operand(st, SLOT_H, m, a->c->lm_head);
     if (!h) return -ENOMEM;
     int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
                        cfg->D);
@@ -291,7 +296,7 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     if (r < 0) return r;
     for (unsigned l = 0; l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
-        float *h = kn_scratch(st, SLOT_H, n * D * sizeof(*h));
+        float *h = kn_operand(st, SLOT_H, n, w->kv); /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!h || !att) return -ENOMEM;
         r = kn_rmsnorm(st, d->x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);

@@ -392,8 +392,11 @@ static int step_a(struct fus_prefill *f)
     if (r < 0) return r;
     if (f->layer > 0) { /* layer 0 has its K,V already */
         struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
-        p.hook = f->stage == STAGE_MAIN ? rows_hook : NULL;
+        const bool looks =
+            f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
+        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
         p.hook_ctx = f;
+        p.goes_on = !p.hook && !f->at_choice;
         r = fus_phase_a(&p);
         if (r < 0) return r;
         if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);

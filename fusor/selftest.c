@@ -111,6 +111,14 @@ static int prefill(struct trial *t, enum fus_strategy strategy, bool keep, float
     return r;
 }
 
+/* Where rows depend on how many there are: a sum's last bit can move an operand by a whole step,
+ * which is 2^-9 of it in bf16 and 2^-4 in 8 bits. */
+static double slack(const struct fus_core *c)
+{
+    const size_t in_16 = (size_t)c->cfg.H * c->cfg.K * c->cfg.D * 2;
+    return kn_mat_bytes(c->layer[0].q) < in_16 ? 3e-2 : 1e-2;
+}
+
 /* 0 equal, else -EBADMSG. A GEMM that is not row-invariant may differ in the last bits. */
 static int compare(const struct trial *t, const char *what, struct err *err)
 {
@@ -121,7 +129,7 @@ static int compare(const struct trial *t, const char *what, struct err *err)
         worst = fmax(worst, fabs((double)t->full[i] - (double)t->got[i]));
         scale = fmax(scale, fabs((double)t->full[i]));
     }
-    const double limit = kn_gemm_invariant(t->c->dev) ? 0 : 1e-2 * scale;
+    const double limit = kn_gemm_invariant(t->c->dev) ? 0 : slack(t->c) * scale;
     if (worst > limit)
         return err_set(err, -EBADMSG, "self-test: %s: off from a full prefill by %g", what, worst);
     return 0;

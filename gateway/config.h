@@ -128,6 +128,8 @@ enum {
       NULL, "file for one JSON line a request: which records it used, for kvblend-bench replay")   \
     X(GW_STR, dtype, "worker.dtype", "dtype", NULL, 0, 0, GW_PASS, "auto|f32|bf16",                \
       "arithmetic of the model: auto, f32 or bf16")                                                \
+    X(GW_STR, weights, "worker.weights", "weights", NULL, 0, 0, GW_PASS, "auto|bf16|fp8|int8",     \
+      "weights of the layers: as the arithmetic, or in 8 bits (on a GPU)")                         \
     X(GW_STR, kv_dtype, "worker.kv_dtype", "kv-dtype", NULL, 0, 0, GW_PASS, NULL,                  \
       "type that KV is kept in")                                                                   \
     X(GW_NUMBER, threads, "worker.threads", "threads", NULL, 0, 4096, GW_PASS, NULL,               \

@@ -48,15 +48,33 @@ static int create_apart(const struct kn_dev_opts *o, const char *kind, int index
     return create(o, kind, index, ret_dev, err);
 }
 
-int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
+/* The device's options, with weights of 16 bits said as arithmetic. */
+static int plain_weights(struct kn_dev_opts *o, bool cpu, struct err *err)
 {
-    const char *name = o->device && *o->device ? o->device : "cpu";
+    const bool eight = o->weights == KN_WEIGHTS_FP8 || o->weights == KN_WEIGHTS_INT8;
+    if (cpu && eight)
+        return err_set(err, -ENOTSUP, "weights in %s need a GPU (the CPU has f32 and bf16)",
+                       kn_weights_name(o->weights));
+    if (o->weights != KN_WEIGHTS_BF16) return 0;
+    if (o->arith == KN_ARITH_F32)
+        return err_set(err, -EINVAL, "weights in bf16 contradict arithmetic in f32");
+    o->arith = KN_ARITH_BF16;
+    o->weights = KN_WEIGHTS_AUTO;
+    return 0;
+}
+
+int kn_dev_create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struct err *err)
+{
+    struct kn_dev_opts o = *opts;
+    const char *name = o.device && *o.device ? o.device : "cpu";
+    const bool cpu = strcmp(name, "cpu") == 0;
     char rest;
-    int index = 0;
-    if (strcmp(name, "cpu") == 0) return kn_cpu_create(o, ret_dev, err);
-    if (strcmp(name, "hostcuda") == 0) return create_apart(o, "hostcuda", 0, ret_dev, err);
+    int index = 0, r = plain_weights(&o, cpu, err);
+    if (r < 0) return r;
+    if (cpu) return kn_cpu_create(&o, ret_dev, err);
+    if (strcmp(name, "hostcuda") == 0) return create_apart(&o, "hostcuda", 0, ret_dev, err);
     if (strcmp(name, "cuda") == 0 || (sscanf(name, "cuda:%3d%c", &index, &rest) == 1 && index >= 0))
-        return create_apart(o, "cuda", index, ret_dev, err);
+        return create_apart(&o, "cuda", index, ret_dev, err);
     return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
 }
 
@@ -115,11 +133,29 @@ const char *kn_dtype_name(enum kn_dtype t)
     return (unsigned)t < DTYPES ? dtype_names[t] : "unknown";
 }
 
+static int named(const char *const *names, int n, const char *name, int dflt)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0) return i;
+    return dflt;
+}
+
 int kn_dtype_parse(const char *name, int dflt)
 {
-    for (int t = 0; t < DTYPES; t++)
-        if (strcmp(name, dtype_names[t]) == 0) return t;
-    return dflt;
+    return named(dtype_names, DTYPES, name, dflt);
+}
+
+static const char *const weight_names[] = {"auto", "bf16", "fp8", "int8"};
+enum { WEIGHTS = sizeof weight_names / sizeof *weight_names };
+
+const char *kn_weights_name(enum kn_weights w)
+{
+    return (unsigned)w < WEIGHTS ? weight_names[w] : "unknown";
+}
+
+int kn_weights_parse(const char *name, int dflt)
+{
+    return named(weight_names, WEIGHTS, name, dflt);
 }
 
 struct rate {
@@ -158,17 +194,21 @@ double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n
         if (s.n > b.n_max) b.n_max = s.n;
         flops += 2.0 * (double)s.n * (double)s.k * (double)rows;
     }
-    float *a = kn_mem_alloc(d, KN_MEM_SHARED, rows * b.k_max * sizeof(float));
+    const size_t n_a = rows * b.k_max;
+    float *x = mem_alloc((n_a + 1) * sizeof *x);
+    float *a = kn_mem_alloc(d, KN_MEM_DEVICE, n_a * sizeof *a);
     b.c = kn_mem_alloc(d, KN_MEM_DEVICE, rows * b.n_max * sizeof(float));
-    for (size_t i = 0; a && i < rows * b.k_max; i++)
-        a[i] = (float)(int)(i * 2654435761u % 1000u) * 1e-3f - 0.5f;
+    for (size_t i = 0; x && i < n_a; i++)
+        x[i] = (float)(int)(i * 2654435761u % 1000u) * 1e-3f - 0.5f;
     b.a = a;
-    for (int i = 0; a && b.c && n && i < ROUNDS; i++) {
+    const bool ready = x && a && b.c && n && kn_mem_write(d, a, x, n_a * sizeof *a) == 0;
+    for (int i = 0; ready && i < ROUNDS; i++) {
         const uint64_t t0 = clock_ns();
         if (kn_rows(d, rows, NULL, rate_rows, &b) < 0) break;
         const double s = (double)(clock_ns() - t0) * 1e-9;
         if (best_s == 0 || s < best_s) best_s = s;
     }
+    mem_free(x);
     kn_mem_free(d, a);
     kn_mem_free(d, b.c);
     return best_s > 0 ? flops / best_s * 1e-9 : 0;
@@ -202,6 +242,18 @@ int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
     if (n == 0 || k == 0) return -EINVAL;
     return dev_ops(d)->mat_create(d, n, k, ret_mat);
+}
+
+int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    const struct kn_ops *ops = dev_ops(d);
+    if (n == 0 || k == 0) return -EINVAL;
+    return (ops->mat_create_full ? ops->mat_create_full : ops->mat_create)(d, n, k, ret_mat);
+}
+
+size_t kn_mat_bytes(const struct kn_mat *w)
+{
+    return mat_ops(w)->mat_bytes(w);
 }
 
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
@@ -244,6 +296,11 @@ size_t kn_wide_rows_max(const struct kn_dev *d)
     return dev_ops(d)->wide_rows_max(d);
 }
 
+void kn_hold(struct kn_dev *d, bool on)
+{
+    if (dev_ops(d)->hold) dev_ops(d)->hold(d, on);
+}
+
 int kn_sync(struct kn_stream *st)
 {
     return stream_ops(st)->sync(st);
@@ -252,6 +309,14 @@ int kn_sync(struct kn_stream *st)
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
 {
     return slot < KN_SLOTS ? stream_ops(st)->scratch(st, slot, size_bytes) : NULL;
+}
+
+float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w)
+{
+    const struct kn_ops *ops = stream_ops(st);
+    if (slot >= KN_SLOTS) return NULL;
+    if (ops->operand) return ops->operand(st, slot, m, w);
+    return ops->scratch(st, slot, m * ops->mat_shape(w).k * sizeof(float));
 }
 
 /* ---- operations ---- */

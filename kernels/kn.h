@@ -42,8 +42,13 @@ enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16 };
  * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
 enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
-const char *kn_dtype_name(enum kn_dtype t);                   /* "f32", "f16", "bf16", "q8" */
-int kn_dtype_parse(const char *name, int dflt);               /* dflt: no such name */
+/* Weights (--weights). AUTO: as the arithmetic. 8 bits, on a GPU: e4m3 or int8 with one scale a row
+ * of the weight; rows of the other operand are rounded to the same type, with a scale each. */
+enum kn_weights { KN_WEIGHTS_AUTO, KN_WEIGHTS_BF16, KN_WEIGHTS_FP8, KN_WEIGHTS_INT8 };
+const char *kn_weights_name(enum kn_weights w);   /* "auto", "bf16", "fp8", "int8" */
+int kn_weights_parse(const char *name, int dflt); /* dflt: no such name */
+const char *kn_dtype_name(enum kn_dtype t);       /* "f32", "f16", "bf16", "q8" */
+int kn_dtype_parse(const char *name, int dflt);   /* dflt: no such name */
 /* Bytes of a stored row of G heads of K values. */
 static inline size_t kn_row_bytes(enum kn_dtype t, size_t G, size_t K)
 {
@@ -55,13 +60,14 @@ struct kn_stream;
 struct kn_mat;
 
 struct kn_dev_opts {
-    const char *device;    /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
-    unsigned n_threads;    /* 0 = all cores this process may use */
-    const char *isa;       /* NULL/"auto", "portable", "avx2", "avx512" */
-    const char *gemm;      /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
-                              "openblas-f32", "onednn-f32", "onednn-bf16" */
-    enum kn_arith arith;   /* AUTO: bf16 only when allow_bf16 and measured faster */
-    bool allow_bf16;       /* the file's own precision is bf16 or below */
+    const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
+    unsigned n_threads;  /* 0 = all cores this process may use */
+    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512" */
+    const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
+                            "openblas-f32", "onednn-f32", "onednn-bf16" */
+    enum kn_arith arith; /* AUTO: bf16 only when allow_bf16 and measured faster */
+    bool allow_bf16;     /* the file's own precision is bf16 or below */
+    enum kn_weights weights;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
 };
 
@@ -108,9 +114,12 @@ int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 
 /* ---- weights: W [n, k] row-major f32 rows in, packed for the chosen GEMM inside ---- */
 int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
+/* Never in 8 bits: the embeddings and the head, whose errors nothing behind them averages out. */
+int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows /* [n_rows, k] */);
 int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
+size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */
 
 /* ---- running ---- */
 typedef int (*kn_rows_fn)(struct kn_stream *st, void *arg, size_t row0, size_t n_rows);
@@ -126,11 +135,20 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
 /* Rows at or below which kn_wide() is the better choice on this device. */
 size_t kn_wide_rows_max(const struct kn_dev *d);
+/* While held, a GPU's runs return when their operations are queued: nothing that they touch may be
+ * read, written or freed on the host before the end of a run that is not held, which also says what
+ * went wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
+void kn_hold(struct kn_dev *d, bool on);
 /* Wait for what the stream was given so far; the first error of it. */
 int kn_sync(struct kn_stream *st);
 /* Scratch of a stream, device memory: at least size_bytes, 64-byte aligned; slot 0..7 keeps them
  * apart; borrow until the next call with the same slot. NULL when out of memory. */
 void *kn_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
+/* Scratch for rows [m, k] that only products with w, or weights of its width and kind, read:
+ * written whole by kn_rmsnorm() or kn_swiglu() (out, stride k), read whole by kn_gemm() (a) any
+ * number of times. A device keeps them as those products want them (bf16, 8 bits), so nothing else
+ * may look. Slots as kn_scratch(). */
+float *kn_operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
 
 /* ---- row operations ---- */
 struct kn_gemm_args {

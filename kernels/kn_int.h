@@ -30,7 +30,10 @@ struct kn_ops {
     int (*mat_create)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
     int (*mat_fill)(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
     int (*mat_done)(struct kn_mat *w);
+    int (*mat_create_full)(struct kn_dev *d, size_t n, size_t k,
+                           struct kn_mat **ret_mat); /* NULL: as mat_create */
     struct kn_shape (*mat_shape)(const struct kn_mat *w);
+    size_t (*mat_bytes)(const struct kn_mat *w);
     void (*mat_destroy)(struct kn_mat *w);
     int (*rows)(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                 void *arg);
@@ -39,8 +42,11 @@ struct kn_ops {
     int (*wide)(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                 void *arg);
     size_t (*wide_rows_max)(const struct kn_dev *d);
+    void (*hold)(struct kn_dev *d, bool on); /* NULL: runs are over when they return */
     int (*sync)(struct kn_stream *st);
     void *(*scratch)(struct kn_stream *st, unsigned slot, size_t size_bytes);
+    /* NULL: scratch */
+    float *(*operand)(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w);
     size_t (*kv_value_bytes)(const struct kn_dev *d);
     int (*gemm)(struct kn_stream *st, const struct kn_gemm_args *a);
     int (*embed)(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m,

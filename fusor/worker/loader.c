@@ -147,6 +147,7 @@ static int open_core(struct worker *w, struct err *err)
                                       .device = w->o.device,
                                       .gemm = w->o.gemm,
                                       .arith = w->o.arith,
+                                      .weights = w->o.weights,
                                       .allow_bf16 = c->file_bf16_or_less,
                                       .cache_dir = cache_dir(w->cache_dir)},
                               .ctx_max = w->o.ctx,

@@ -53,6 +53,8 @@ static const struct opt_def defs[] = {
      "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
      "Arithmetic; auto never goes below the file's own precision."},
+    {"weights", OPT_ENUM, "auto", 0, 0, "auto|bf16|fp8|int8",
+     "Weights of the layers; auto: as the arithmetic. fp8 and int8 halve their memory, on a GPU."},
     {"kv-dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|f16|bf16|q8",
      "Stored KV; auto: f32 for F32 files, else f16; q8: 8 bits, half of f16."},
     {"threads", OPT_INT, "0", 0, 4096, NULL, "Compute threads; 0 = all cores."},
@@ -171,6 +173,7 @@ static void take(struct wk_opts *r, struct opts *o)
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
                : strcmp(dt, "bf16") == 0 ? KN_ARITH_BF16
                                          : KN_ARITH_AUTO;
+    r->weights = (enum kn_weights)kn_weights_parse(opt_str(o, "weights"), KN_WEIGHTS_AUTO);
     r->kv_dtype = kn_dtype_parse(kv, -1);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
 }

@@ -67,6 +67,7 @@ struct wk_opts {
     const char *profile;  /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
     enum kn_arith arith;
+    enum kn_weights weights;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
     enum pol_order order; /* of the queue */

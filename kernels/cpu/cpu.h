@@ -139,6 +139,7 @@ int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_
 int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
 int kn_cpu_mat_done(struct kn_mat *w);
 void kn_cpu_mat_destroy(struct kn_mat *w);
+size_t kn_cpu_mat_bytes(const struct kn_mat *w); /* as its kind stores it */
 int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                 void *arg);
 int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,

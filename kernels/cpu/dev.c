@@ -198,6 +198,7 @@ static const struct kn_ops ops = {
     .deviation = kn_cpu_deviation,
     .change = kn_cpu_change,
     .mat_shape = mat_shape,
+    .mat_bytes = kn_cpu_mat_bytes,
     .sync = sync_stream,
     .kv_value_bytes = kv_value_bytes,
 };

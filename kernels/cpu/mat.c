@@ -53,8 +53,8 @@ static size_t panels_of(const struct kn_mat *w)
     return (w->n + w->dev->simd->nr - 1) / w->dev->simd->nr;
 }
 
-/* Bytes of the weight as the kind stores it; 0 on overflow. */
-static size_t mat_bytes(const struct kn_mat *w)
+/* 0 on overflow. */
+size_t kn_cpu_mat_bytes(const struct kn_mat *w)
 {
     size_t nr = w->dev->simd->nr, cells;
     if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) {
@@ -71,7 +71,7 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
-    size_t bytes = mat_bytes(w);
+    size_t bytes = kn_cpu_mat_bytes(w);
     /* Reads ahead of the last panel stay inside the block: one vector of slack. */
     w->data = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
     if (!w->data) {

@@ -31,7 +31,8 @@ extern "C" {
 enum { CU_PAGE = 64, CU_WARP = 32, CU_KEYS_PART = 512 };
 #define CU_ALL 0xffffffffu
 
-struct cu_pick; /* a product's algorithm, by shape */
+struct cu_plan; /* a product's call, by shape */
+struct cu_best; /* a tuned algorithm */
 struct cu {
     int index;
     enum cu_type type;
@@ -40,10 +41,13 @@ struct cu {
     bool lost;
     int *fault; /* shared: 1 when a kernel met a bad position */
     char name[160];
+    int arch; /* 90: compute capability 9.0 */
     void *lt; /* cublasLtHandle_t */
     void *workspace;
-    struct cu_pick *picks;
-    size_t n_picks;
+    struct cu_plan *plans;
+    struct cu_best *best;
+    size_t n_plans, n_best;
+    bool fp8_apart; /* the library scales by whole tensors only: rows are scaled behind it */
 };
 int cu_launched(struct cu *c); /* after a launch: 0, -EIO */
 int cu_failed(struct cu *c, cudaError_t e);

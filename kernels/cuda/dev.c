@@ -23,6 +23,7 @@ enum {
     SLOT_PARTS,            /* attention over parts of the keys */
     SLOT_OPERAND,          /* rows rounded for a product */
     SLOT_ROWS,             /* a gather in place */
+    SLOT_PRODUCT,          /* sums that are scaled behind a product */
     SLOTS_ALL
 };
 
@@ -34,16 +35,26 @@ struct block {
     bool used;
 };
 
+struct operand { /* what kn_operand() gave for a slot; at NULL: nothing */
+    void *at;
+    size_t m, k;
+    enum cu_type type;
+};
+
 struct kn_stream {
     struct kn_dev *dev;
     void *slot[SLOTS_ALL];
     size_t slot_size[SLOTS_ALL];
+    struct operand operand[KN_SLOTS];
 };
 
 struct kn_dev {
     struct kn_head head;
     struct cu *cu;
     bool bf16;
+    enum cu_type weights; /* of layers' weights */
+    char *cache_dir;
+    bool holding;
     atomic_bool lost;
     char name[200];
     struct kn_stream stream;
@@ -54,7 +65,8 @@ struct kn_dev {
 struct kn_mat {
     struct kn_dev *dev;
     size_t n, k;
-    char *data;
+    enum cu_type type;
+    char *block; /* a side */
     bool ready;
 };
 
@@ -112,6 +124,7 @@ static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 
 static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
 {
+    if (slot < KN_SLOTS) st->operand[slot].at = NULL;
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
         const size_t want = size_bytes + size_bytes / 4;
         void *p = want >= size_bytes ? cu_alloc(st->dev->cu, CU_DEVICE, want + 64) : NULL;
@@ -121,6 +134,21 @@ static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
         st->slot_size[slot] = want;
     }
     return st->slot[slot];
+}
+
+static float *operand(struct kn_stream *st, unsigned slot, size_t m, const struct kn_mat *w)
+{
+    const struct operand o = {scratch(st, slot, cu_side_bytes(w->type, m, w->k)), m, w->k, w->type};
+    if (w->type != CU_F32) st->operand[slot] = o;
+    return o.at;
+}
+
+/* The operand that is there, else NULL. */
+static const struct operand *operand_at(const struct kn_stream *st, const float *at)
+{
+    for (unsigned i = 0; i < KN_SLOTS; i++)
+        if (at && st->operand[i].at == at) return &st->operand[i];
+    return NULL;
 }
 
 /* ---- device ---- */
@@ -137,6 +165,7 @@ static void destroy(struct kn_dev *d)
         mem_free(b);
     }
     cu_close(d->cu);
+    mem_free(d->cache_dir);
     mem_free(d);
 }
 
@@ -162,7 +191,10 @@ static const char *isa(const struct kn_dev *d)
 
 static const char *gemm_name(const struct kn_dev *d)
 {
-    return d->bf16 ? "cublaslt-bf16" : "cublaslt-f32";
+    return d->weights == CU_FP8    ? "cublaslt-fp8"
+           : d->weights == CU_INT8 ? "cublaslt-int8"
+           : d->bf16               ? "cublaslt-bf16"
+                                   : "cublaslt-f32";
 }
 
 /* The library may take another algorithm for another number of rows. */
@@ -174,7 +206,17 @@ static bool gemm_invariant(const struct kn_dev *d)
 static int tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
 {
-    if (cap > 0) ret_rates[0] = (struct kn_gemm_rate){.name = gemm_name(d), .chosen = true};
+    size_t(*shape)[2] = mem_alloc(n_shapes * sizeof *shape);
+    double gflops = 0;
+    if (!shape) return -ENOMEM;
+    for (size_t i = 0; i < n_shapes; i++)
+        shape[i][0] = shapes[i].n, shape[i][1] = shapes[i].k;
+    const struct cu_tune t = {d->weights,  (const size_t(*)[2])shape, n_shapes, rows, budget_ms,
+                              d->cache_dir};
+    int r = cu_tune(d->cu, &t, &gflops);
+    mem_free(shape);
+    if (r < 0) return r;
+    if (cap > 0) ret_rates[0] = (struct kn_gemm_rate){gemm_name(d), gflops, true};
     *ret_n = cap > 0;
     return 0;
 }
@@ -186,14 +228,16 @@ static size_t kv_value_bytes(const struct kn_dev *d)
 
 /* ---- weights ---- */
 
-static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+static int create_mat(struct kn_dev *d, enum cu_type type, size_t n, size_t k,
+                      struct kn_mat **ret_mat)
 {
     size_t bytes;
-    if (!size_mul(n, k, &bytes) || !size_mul(bytes, kv_value_bytes(d), &bytes)) return -ENOMEM;
+    if (!size_mul(n + CU_ROWS_UNIT, k, &bytes) || !size_mul(bytes, 8, &bytes)) return -ENOMEM;
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
-    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .data = alloc_block(d, KN_MEM_DEVICE, bytes)};
-    if (!w->data) {
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .type = type};
+    w->block = alloc_block(d, KN_MEM_DEVICE, cu_side_bytes(type, n, k));
+    if (!w->block) {
         mem_free(w);
         return -ENOMEM;
     }
@@ -201,15 +245,41 @@ static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_
     return 0;
 }
 
+static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    return create_mat(d, d->weights, n, k, ret_mat);
+}
+
+static int mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+{
+    return create_mat(d, d->bf16 ? CU_BF16 : CU_F32, n, k, ret_mat);
+}
+
+static struct cu_side side_of(const struct kn_mat *w)
+{
+    return cu_side_at(w->type, w->n, w->k, w->block);
+}
+
 static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     struct kn_dev *d = w->dev;
-    const size_t n = n_rows * w->k;
+    const size_t bytes = n_rows * w->k * sizeof *rows;
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
-    if (n == 0) return 0;
-    float *stage = d->bf16 ? scratch(&d->stream, SLOT_STAGE, n * sizeof *stage) : NULL;
-    if (d->bf16 && !stage) return -ENOMEM;
-    return cu_pack(d->cu, rows, n, stage, w->data + row0 * w->k * kv_value_bytes(d));
+    if (n_rows == 0) return 0;
+    const struct cu_side side = side_of(w);
+    char *to = (char *)side.data + row0 * w->k * cu_value_bytes(w->type);
+    if (w->type == CU_F32) return cu_copy(d->cu, to, rows, bytes);
+    float *stage = scratch(&d->stream, SLOT_STAGE, bytes);
+    int r = stage ? cu_copy(d->cu, stage, rows, bytes) : -ENOMEM;
+    if (r < 0) return r;
+    const struct cu_rows x = {.x = stage,
+                              .ldx = w->k,
+                              .m = n_rows,
+                              .n = w->k,
+                              .out = (float *)(void *)to,
+                              .to = w->type,
+                              .scale = side.scale ? side.scale + row0 : NULL};
+    return cu_stage(d->cu, &x);
 }
 
 static int mat_done(struct kn_mat *w)
@@ -224,9 +294,14 @@ static struct kn_shape mat_shape(const struct kn_mat *w)
     return (struct kn_shape){w->n, w->k};
 }
 
+static size_t mat_bytes(const struct kn_mat *w)
+{
+    return cu_side_bytes(w->type, w->n, w->k);
+}
+
 static void mat_destroy(struct kn_mat *w)
 {
-    free_block(w->dev, w->data);
+    free_block(w->dev, w->block);
     mem_free(w);
 }
 
@@ -234,10 +309,17 @@ static void mat_destroy(struct kn_mat *w)
 
 static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
 {
-    if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) return -ECANCELED;
-    int r = fn(&d->stream, arg, 0, n_rows), waited = cu_sync(d->cu);
+    const bool stop = cancel && atomic_load_explicit(cancel, memory_order_relaxed);
+    int r = stop ? -ECANCELED : fn(&d->stream, arg, 0, n_rows);
+    if (r == 0 && d->holding) return 0;
+    int waited = cu_sync(d->cu);
     if (waited == -EIO) atomic_store(&d->lost, true);
     return r < 0 ? r : waited;
+}
+
+static void hold(struct kn_dev *d, bool on)
+{
+    d->holding = on;
 }
 
 static size_t wide_rows_max(const struct kn_dev *d)
@@ -252,31 +334,72 @@ static int sync_stream(struct kn_stream *st)
 
 /* ---- operations ---- */
 
+/* Rows as a row operation shall write them: what is asked for, or an operand. */
+static int aim(const struct kn_stream *st, struct cu_rows *r)
+{
+    const struct operand *o = operand_at(st, r->out);
+    if (!o) return 0;
+    if (r->m > o->m || r->n != o->k) return -EINVAL;
+    const struct cu_side side = cu_side_at(o->type, o->m, o->k, o->at);
+    r->to = o->type;
+    r->scale = side.scale;
+    return 0;
+}
+
+/* The left side of a product: an operand as it is, f32 as it is, f32 rounded to scratch. */
+static int left_side(struct kn_stream *st, const struct kn_gemm_args *a, struct cu_side *ret)
+{
+    const struct kn_mat *w = a->w;
+    const struct operand *o = operand_at(st, a->a);
+    if (o) {
+        if (o->type != w->type || o->k != w->k || a->lda != w->k || a->m > o->m) return -EINVAL;
+        *ret = cu_side_at(o->type, o->m, o->k, o->at);
+        return 0;
+    }
+    if (w->type == CU_F32) {
+        *ret = (struct cu_side){.data = (void *)(uintptr_t)a->a};
+        return 0;
+    }
+    void *at = scratch(st, SLOT_OPERAND, cu_side_bytes(w->type, a->m, w->k));
+    if (!at) return -ENOMEM;
+    *ret = cu_side_at(w->type, a->m, w->k, at);
+    const struct cu_rows x = {.x = a->a,
+                              .ldx = a->lda,
+                              .m = a->m,
+                              .n = w->k,
+                              .out = at,
+                              .to = w->type,
+                              .scale = ret->scale};
+    return cu_stage(st->dev->cu, &x);
+}
+
 static int gemm(struct kn_stream *st, const struct kn_gemm_args *a)
 {
     const struct kn_mat *w = a->w;
     if (!w->ready || a->lda < w->k || a->ldc < w->n) return -EINVAL;
     if (a->m == 0) return 0;
-    struct cu_gemm g = {.a = a->a,
+    struct cu_gemm g = {.type = w->type,
+                        .w = side_of(w),
                         .lda = a->lda,
                         .m = a->m,
                         .n = w->n,
                         .k = w->k,
-                        .w = w->data,
                         .bias = a->bias,
                         .c = a->c,
                         .ldc = a->ldc,
                         .accumulate = a->accumulate};
-    if (st->dev->bf16 && !(g.stage = scratch(st, SLOT_OPERAND, a->m * w->k * 2))) return -ENOMEM;
-    return cu_gemm(st->dev->cu, &g);
+    int r = left_side(st, a, &g.a);
+    const size_t room = cu_gemm_room(st->dev->cu, &g);
+    if (r == 0 && room && !(g.room = scratch(st, SLOT_PRODUCT, room))) r = -ENOMEM;
+    return r < 0 ? r : cu_gemm(st->dev->cu, &g);
 }
 
 static int embed(struct kn_stream *st, const struct kn_mat *w, const int32_t *id, size_t m,
                  float *out, size_t ldo)
 {
-    if (!w->ready || ldo < w->k) return -EINVAL;
+    if (!w->ready || ldo < w->k || cu_is_eight(w->type)) return -EINVAL;
     const struct cu_rows r = {.m = m, .n = w->k, .out = out, .ldo = ldo};
-    return cu_embed(st->dev->cu, w->data, w->n, id, &r);
+    return cu_embed(st->dev->cu, w->block, w->n, id, &r);
 }
 
 static int gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
@@ -285,7 +408,7 @@ static int gather(struct kn_stream *st, const float *x, const int32_t *idx, size
     const size_t bytes = m * n * sizeof *x;
     float *to = out == x ? scratch(st, SLOT_ROWS, bytes) : out;
     if (!to) return -ENOMEM;
-    const struct cu_rows r = {x, n, m, n, to, n};
+    const struct cu_rows r = {x, n, m, n, to, n, CU_F32, NULL};
     int e = cu_gather(st->dev->cu, &r, idx);
     return e < 0 || to == out ? e : cu_copy(st->dev->cu, out, to, bytes);
 }
@@ -298,22 +421,24 @@ static int copy(struct kn_stream *st, void *dst, const void *src, size_t bytes)
 static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
                    const float *weight, float eps, float *out, size_t ldo)
 {
-    const struct cu_rows r = {x, ldx, m, D, out, ldo};
-    return cu_rmsnorm(st->dev->cu, &r, 1, weight, eps);
+    struct cu_rows r = {x, ldx, m, D, out, ldo, CU_F32, NULL};
+    int e = aim(st, &r);
+    return e < 0 ? e : cu_rmsnorm(st->dev->cu, &r, 1, weight, eps);
 }
 
 static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
                          size_t K, const float *weight, float eps)
 {
-    const struct cu_rows r = {x, ldx, m, K, x, ldx};
+    const struct cu_rows r = {x, ldx, m, K, x, ldx, CU_F32, NULL};
     return heads ? cu_rmsnorm(st->dev->cu, &r, heads, weight, eps) : 0;
 }
 
 static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
                   float *out, size_t ldo)
 {
-    const struct cu_rows r = {gate_up, ldg, m, F, out, ldo};
-    return cu_swiglu(st->dev->cu, &r);
+    struct cu_rows r = {gate_up, ldg, m, F, out, ldo, CU_F32, NULL};
+    int e = aim(st, &r);
+    return e < 0 ? e : cu_swiglu(st->dev->cu, &r);
 }
 
 static struct cu_rope rope_of(const struct kn_rope *r)
@@ -389,7 +514,7 @@ static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
 {
     struct kn_dev *d = st->dev;
     const size_t bytes = m * kn_row_bytes(t, n / K, K);
-    const struct cu_rows rows = {x, ldx, m, n, NULL, 0};
+    const struct cu_rows rows = {x, ldx, m, n, NULL, 0, CU_F32, NULL};
     void *to = scratch(st, SLOT_STAGE, bytes);
     if (!to) return -ENOMEM;
     int r = cu_encode(d->cu, &rows, K, (enum cu_type)t, to, d->bad);
@@ -424,14 +549,14 @@ static int distance(struct kn_stream *st, const struct cu_rows *rows, const void
 static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {
-    const struct cu_rows rows = {a, lda, m, n, NULL, 0};
+    const struct cu_rows rows = {a, lda, m, n, NULL, 0, CU_F32, NULL};
     return distance(st, &rows, b, t, K, false, ret);
 }
 
 static int change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret)
 {
-    const struct cu_rows rows = {a, lda, m, n, NULL, 0};
+    const struct cu_rows rows = {a, lda, m, n, NULL, 0, CU_F32, NULL};
     return distance(st, &rows, b, t, K, true, ret);
 }
 
@@ -489,16 +614,20 @@ static const struct kn_ops ops = {
     .mem_write = mem_write,
     .mem_copy = mem_copy,
     .mat_create = mat_create,
+    .mat_create_full = mat_create_full,
     .mat_fill = mat_fill,
     .mat_done = mat_done,
     .mat_shape = mat_shape,
+    .mat_bytes = mat_bytes,
     .mat_destroy = mat_destroy,
     .rows = run,
     .rows_uneven = run,
     .wide = run,
     .wide_rows_max = wide_rows_max,
+    .hold = hold,
     .sync = sync_stream,
     .scratch = scratch,
+    .operand = operand,
     .kv_value_bytes = kv_value_bytes,
     .gemm = gemm,
     .embed = embed,
@@ -531,9 +660,15 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     d->head.ops = &ops;
     d->stream.dev = d;
     d->bf16 = o->arith == KN_ARITH_BF16 || (o->arith == KN_ARITH_AUTO && o->allow_bf16);
+    d->weights = o->weights == KN_WEIGHTS_FP8    ? CU_FP8
+                 : o->weights == KN_WEIGHTS_INT8 ? CU_INT8
+                 : d->bf16                       ? CU_BF16
+                                                 : CU_F32;
     int r = cu_open(index, d->bf16 ? CU_BF16 : CU_F32, &d->cu, why, sizeof why);
+    if (r == 0 && cu_is_eight(d->weights)) r = cu_gemm_open(d->cu, d->weights, why, sizeof why);
+    if (r == 0 && o->cache_dir && !(d->cache_dir = mem_strdup(o->cache_dir))) r = -ENOMEM;
     if (r < 0) {
-        mem_free(d);
+        destroy(d);
         return err_set(err, r, "%s", *why ? why : "out of memory");
     }
     snprintf(d->name, sizeof d->name, "%s:%s", kind, cu_name(d->cu));

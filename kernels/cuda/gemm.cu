@@ -1,22 +1,68 @@
-/* Products: cuBLASLt, its first suggestion remembered by shape.
+/* Products: cuBLASLt, prepared once for every shape of a call.
  *
- * C [m, n] = A [m, k] W [n, k]^T in rows is C^T = W A^T in columns: both operands have k down their
- * columns. A device of bf16 rounds A on the way into `stage`; sums are f32 (no TF32: a device of
- * f32 is for exactness). m is part of the key: equal calls take equal algorithms, so what makes the
- * same calls gives the same bits. */
-#include "kernels/cuda/cuda.h"
+ * C [m, n] = A [m, k] W [n, k]^T in rows is C^T = W A^T in columns: both sides have k down their
+ * columns, the only form that 8-bit types know. Sums are f32, and int32 for int8 (no TF32: a device
+ * of f32 is for exactness); bias and the old C are added inside the product where the library can.
+ * Where it cannot (int8; e4m3 where there are no scales a row, that is everywhere but on sm_90),
+ * sums go to a room of their own, and finish() scales, adds and stores. int8 sums are exact, so
+ * such a row's bits depend on nothing but that row.
+ *
+ * m is part of a plan's key: equal calls take equal algorithms, so what makes the same calls gives
+ * the same bits. */
+#include "kernels/cuda/operand.h"
 
+#include <cstdio>
 #include <cstring>
 #if defined(__CUDACC__)
 #include <cublasLt.h>
 #endif
 
-struct cu_pick {
+enum {
+    PLANS_MAX = 4096, /* slots, a power of two; three quarters are used */
+    BEST_MAX = 512,
+    WORKSPACE = 64 << 20 /* chosen: enough for split-k on Hopper */
+};
+static const size_t ROOM_BYTES = size_t(256) << 20; /* chosen: 1024 rows of the widest weight */
+
+struct plan_key {
     size_t m, n, k, lda, ldc;
+    enum cu_type type;
     int bias;
+};
+struct cu_plan {
+    struct plan_key key;
+    bool used, refused; /* the library has nothing for it */
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, a, c;
     cublasLtMatmulAlgo_t algo;
 };
-enum { PICKS_MAX = 4096, WORKSPACE = 32 << 20 }; /* chosen: enough for split-k on Hopper */
+struct cu_best {
+    size_t bucket, n, k;
+    enum cu_type type;
+    struct cu_algo algo;
+};
+static_assert(sizeof(struct cu_algo) == sizeof(cublasLtMatmulAlgo_t), "kept as it is");
+
+static cublasLtHandle_t handle(const struct cu *c)
+{
+    return static_cast<cublasLtHandle_t>(c->lt);
+}
+
+static void forget(struct cu_plan *p)
+{
+    if (p->desc) (void)cublasLtMatmulDescDestroy(p->desc);
+    if (p->w) (void)cublasLtMatrixLayoutDestroy(p->w);
+    if (p->a) (void)cublasLtMatrixLayoutDestroy(p->a);
+    if (p->c) (void)cublasLtMatrixLayoutDestroy(p->c);
+    *p = cu_plan();
+}
+
+static void forget_all(struct cu *c)
+{
+    for (size_t i = 0; c->n_plans > 0 && i < PLANS_MAX; i++)
+        if (c->plans[i].used) forget(&c->plans[i]);
+    c->n_plans = 0;
+}
 
 int cu_lt_open(struct cu *c);
 void cu_lt_close(struct cu *c);
@@ -26,142 +72,407 @@ int cu_lt_open(struct cu *c)
     cublasLtHandle_t h;
     if (cublasLtCreate(&h) != CUBLAS_STATUS_SUCCESS) return -EIO;
     c->lt = h;
-    c->picks = static_cast<struct cu_pick *>(mem_zalloc(PICKS_MAX * sizeof(struct cu_pick)));
+    c->plans = static_cast<struct cu_plan *>(mem_zalloc(PLANS_MAX * sizeof(struct cu_plan)));
+    c->best = static_cast<struct cu_best *>(mem_zalloc(BEST_MAX * sizeof(struct cu_best)));
     c->workspace = cu_alloc(c, CU_DEVICE, WORKSPACE);
-    return c->picks && c->workspace ? 0 : -ENOMEM;
+    return c->plans && c->best && c->workspace ? 0 : -ENOMEM;
 }
 
 void cu_lt_close(struct cu *c)
 {
     if (c->workspace) cu_free(c, c->workspace, CU_DEVICE);
-    if (c->picks) (void)cublasLtDestroy(static_cast<cublasLtHandle_t>(c->lt));
-    mem_free(c->picks);
-}
-
-static __global__ void round_rows(const float *a, size_t lda, size_t k, uint16_t *out)
-{
-    const float *x = a + size_t(blockIdx.x) * lda;
-    for (size_t i = threadIdx.x; i < k; i += blockDim.x)
-        out[size_t(blockIdx.x) * k + i] = cu_f32_bf16(x[i]);
-}
-
-/* For shapes that the library refuses (odd sizes in bf16): one thread, one output. */
-template <class T> static __global__ void product(struct cu_gemm g)
-{
-    const size_t j = size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = blockIdx.y;
-    if (j >= g.n) return;
-    const float *a = g.a + i * g.lda;
-    const T *w = static_cast<const T *>(g.w) + j * g.k;
-    float sum = g.bias ? g.bias[j] : 0.0f;
-    if (g.accumulate) sum += g.c[i * g.ldc + j];
-    for (size_t d = 0; d < g.k; d++)
-        sum += (sizeof(T) == 4 ? a[d] : cu_bf16_f32(cu_f32_bf16(a[d]))) * cu_value(w[d]);
-    g.c[i * g.ldc + j] = sum;
-}
-
-static int plain(struct cu *c, const struct cu_gemm *g)
-{
-    for (size_t i = 0; i < g->m; i += 32768) {
-        struct cu_gemm part = *g;
-        part.a += i * g->lda;
-        part.c += i * g->ldc;
-        part.m = g->m - i < 32768 ? g->m - i : 32768;
-        const dim3 grid(cu_blocks(g->n, 128), unsigned(part.m));
-        if (c->type == CU_BF16)
-            KN_LAUNCH(product<uint16_t>, grid, dim3(128), 0, c->stream, part);
-        else
-            KN_LAUNCH(product<float>, grid, dim3(128), 0, c->stream, part);
+    if (c->plans) {
+        forget_all(c);
+        (void)cublasLtDestroy(handle(c));
     }
-    return cu_launched(c);
+    mem_free(c->plans);
+    mem_free(c->best);
 }
 
-struct lt_call {
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t w, a, c;
-};
-
-static bool describe(struct lt_call *t, const struct cu *c, const struct cu_gemm *g)
+void cu_versions(const struct cu *c, char *ret, size_t size)
 {
-    const cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
-    const cublasLtEpilogue_t add = CUBLASLT_EPILOGUE_BIAS;
-    const cudaDataType_t type = c->type == CU_BF16 ? CUDA_R_16BF : CUDA_R_32F;
-    const size_t lda = c->type == CU_BF16 ? g->k : g->lda;
-    bool ok = cublasLtMatmulDescCreate(&t->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0 &&
-              cublasLtMatrixLayoutCreate(&t->w, type, g->k, g->n, int64_t(g->k)) == 0 &&
-              cublasLtMatrixLayoutCreate(&t->a, type, g->k, g->m, int64_t(lda)) == 0 &&
-              cublasLtMatrixLayoutCreate(&t->c, CUDA_R_32F, g->n, g->m, int64_t(g->ldc)) == 0;
-    if (!ok) return false;
-    ok = cublasLtMatmulDescSetAttribute(t->desc, CUBLASLT_MATMUL_DESC_TRANSA, &yes, sizeof yes) ==
-             0 &&
-         cublasLtMatmulDescSetAttribute(t->desc, CUBLASLT_MATMUL_DESC_TRANSB, &no, sizeof no) == 0;
-    if (ok && g->bias)
-        ok = cublasLtMatmulDescSetAttribute(t->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &add,
-                                            sizeof add) == 0 &&
-             cublasLtMatmulDescSetAttribute(t->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias,
-                                            sizeof g->bias) == 0;
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver);
+    snprintf(ret, size, "%s sm_%d driver %d cublaslt %zu", strchr(c->name, ' ') + 1, c->arch,
+             driver, size_t(cublasLtGetVersion()));
+}
+
+/* ---- what the library is told ---- */
+
+/* Sums leave the product as they are; finish() does the rest. */
+static bool is_apart(const struct cu *c, enum cu_type t)
+{
+    return t == CU_INT8 || (t == CU_FP8 && c->fp8_apart);
+}
+
+static bool is_aligned(const struct plan_key *k)
+{
+    if (k->type == CU_F32) return k->lda % 4 == 0 && k->ldc % 4 == 0 && k->k % 4 == 0;
+    if (cu_is_eight(k->type)) return k->k % 16 == 0 && k->n % 16 == 0 && k->ldc % 4 == 0;
+    return k->k % 8 == 0 && k->ldc % 4 == 0;
+}
+
+template <class T>
+static bool attribute(struct cu_plan *p, cublasLtMatmulDescAttributes_t a, const T &value)
+{
+    return cublasLtMatmulDescSetAttribute(p->desc, a, &value, sizeof value) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+static bool layout(cublasLtMatrixLayout_t *l, cudaDataType_t t, size_t rows, size_t cols, size_t ld)
+{
+    return cublasLtMatrixLayoutCreate(l, t, rows, cols, int64_t(ld)) == CUBLAS_STATUS_SUCCESS;
+}
+
+static bool describe(const struct cu *c, struct cu_plan *p)
+{
+    const struct plan_key *k = &p->key;
+    const bool whole = k->type == CU_INT8;
+    const cudaDataType_t side = k->type == CU_INT8   ? CUDA_R_8I
+                                : k->type == CU_FP8  ? CUDA_R_8F_E4M3
+                                : k->type == CU_BF16 ? CUDA_R_16BF
+                                                     : CUDA_R_32F,
+                         sum = whole ? CUDA_R_32I : CUDA_R_32F;
+    bool ok = cublasLtMatmulDescCreate(&p->desc, whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
+                                       sum) == CUBLAS_STATUS_SUCCESS &&
+              layout(&p->w, side, k->k, k->n, k->k) && layout(&p->a, side, k->k, k->m, k->lda) &&
+              layout(&p->c, sum, k->n, k->m, k->ldc) &&
+              attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T) &&
+              attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+    if (ok && k->bias) ok = attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    if (ok && k->type == CU_FP8 && !is_apart(c, k->type)) {
+        const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        ok = attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, by_row) &&
+             attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, by_row);
+    }
     return ok;
 }
 
-static void forget(struct lt_call *t)
+static size_t suggestions(const struct cu *c, const struct cu_plan *p,
+                          cublasLtMatmulHeuristicResult_t *ret, int cap)
 {
-    if (t->desc) (void)cublasLtMatmulDescDestroy(t->desc);
-    if (t->w) (void)cublasLtMatrixLayoutDestroy(t->w);
-    if (t->a) (void)cublasLtMatrixLayoutDestroy(t->a);
-    if (t->c) (void)cublasLtMatrixLayoutDestroy(t->c);
-}
-
-/* The remembered algorithm, or the library's first suggestion; NULL when it has none. A full table
- * forgets everything: what comes again is asked again. */
-static const cublasLtMatmulAlgo_t *pick(struct cu *c, const struct cu_gemm *g,
-                                        const struct lt_call *t)
-{
-    for (size_t i = 0; i < c->n_picks; i++) {
-        const struct cu_pick *p = &c->picks[i];
-        if (p->m == g->m && p->n == g->n && p->k == g->k && p->lda == g->lda && p->ldc == g->ldc &&
-            p->bias == (g->bias != nullptr))
-            return &p->algo;
-    }
     cublasLtMatmulPreference_t pref;
-    cublasLtMatmulHeuristicResult_t got;
     const size_t room = WORKSPACE;
     int n = 0;
-    if (cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return nullptr;
+    if (cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return 0;
     (void)cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                &room, sizeof room);
-    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(static_cast<cublasLtHandle_t>(c->lt), t->desc,
-                                                      t->w, t->a, t->c, t->c, pref, 1, &got, &n);
+    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(handle(c), p->desc, p->w, p->a, p->c,
+                                                            p->c, pref, cap, ret, &n);
     (void)cublasLtMatmulPreferenceDestroy(pref);
-    if (s != CUBLAS_STATUS_SUCCESS || n == 0) return nullptr;
-    if (c->n_picks == PICKS_MAX) c->n_picks = 0;
-    struct cu_pick *p = &c->picks[c->n_picks++];
-    *p = {g->m, g->n, g->k, g->lda, g->ldc, g->bias != nullptr, got.algo};
-    return &p->algo;
+    return s == CUBLAS_STATUS_SUCCESS && n > 0 ? size_t(n) : 0;
+}
+
+static struct cu_best *best_of(struct cu *c, const struct plan_key *k)
+{
+    for (size_t i = 0; i < c->n_best; i++) {
+        struct cu_best *b = &c->best[i];
+        if (b->n == k->n && b->k == k->k && b->type == k->type && b->bucket == cu_bucket(k->m))
+            return b;
+    }
+    return nullptr;
+}
+
+/* The tuned algorithm where it runs with just these rows, else the library's first suggestion. */
+static bool choose(struct cu *c, struct cu_plan *p)
+{
+    cublasLtMatmulHeuristicResult_t got;
+    const struct cu_best *b = best_of(c, &p->key);
+    if (b) {
+        memcpy(&p->algo, &b->algo, sizeof p->algo);
+        if (cublasLtMatmulAlgoCheck(handle(c), p->desc, p->w, p->a, p->c, p->c, &p->algo, &got) ==
+                CUBLAS_STATUS_SUCCESS &&
+            got.workspaceSize <= WORKSPACE)
+            return true;
+    }
+    if (suggestions(c, p, &got, 1) == 0) return false;
+    p->algo = got.algo;
+    return true;
+}
+
+static bool same_key(const struct plan_key *a, const struct plan_key *b)
+{
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldc == b->ldc &&
+           a->type == b->type && a->bias == b->bias;
+}
+
+/* A full table forgets everything: what comes again is prepared again. */
+static struct cu_plan *plan_of(struct cu *c, const struct plan_key *k)
+{
+    size_t h = k->m;
+    const size_t parts[] = {k->n, k->k, k->lda, k->ldc, size_t(k->type) * 2 + size_t(k->bias)};
+    for (size_t v : parts)
+        h = (h ^ v) * 0x9e3779b97f4a7c15u;
+    if (c->n_plans >= PLANS_MAX / 4 * 3) forget_all(c);
+    size_t i = (h >> 40) % PLANS_MAX;
+    while (c->plans[i].used && !same_key(&c->plans[i].key, k))
+        i = (i + 1) % PLANS_MAX;
+    struct cu_plan *p = &c->plans[i];
+    if (p->used) return p;
+    c->n_plans++;
+    p->used = true;
+    p->key = *k;
+    p->refused = !is_aligned(k) || !describe(c, p) || !choose(c, p);
+    return p;
+}
+
+/* Of one call of the library: rows [0, m) of g, m at most cu_gemm_rows_max(). */
+static struct plan_key key_of(const struct cu *c, const struct cu_gemm *g, size_t m)
+{
+    const bool apart = is_apart(c, g->type);
+    return {cu_rows_room(apart ? g->type : CU_F32, m),
+            g->n,
+            g->k,
+            g->type == CU_F32 ? g->lda : g->k,
+            apart ? g->n : g->ldc,
+            g->type,
+            g->bias && !cu_is_eight(g->type)};
+}
+
+int cu_gemm_suggest(struct cu *c, const struct cu_gemm *g, struct cu_algo *ret, size_t cap,
+                    size_t *ret_n)
+{
+    enum { MOST = 32 };
+    cublasLtMatmulHeuristicResult_t got[MOST];
+    struct cu_plan p = {};
+    p.key = key_of(c, g, g->m);
+    *ret_n = is_aligned(&p.key) && describe(c, &p)
+                 ? suggestions(c, &p, got, int(cap < MOST ? cap : size_t(MOST)))
+                 : 0;
+    for (size_t i = 0; i < *ret_n; i++)
+        memcpy(&ret[i], &got[i].algo, sizeof ret[i]);
+    forget(&p);
+    return 0;
+}
+
+int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *algo)
+{
+    const struct plan_key k = key_of(c, g, g->m);
+    struct cu_best *b = best_of(c, &k);
+    forget_all(c);
+    if (!algo) {
+        if (b) *b = c->best[--c->n_best];
+        return 0;
+    }
+    if (!b && c->n_best == BEST_MAX) return -ENOSPC;
+    if (!b) b = &c->best[c->n_best++];
+    *b = {cu_bucket(k.m), k.n, k.k, k.type, *algo};
+    return 0;
+}
+
+/* ---- sides and rooms ---- */
+
+static size_t scale_at(enum cu_type t, size_t rows, size_t k)
+{
+    return (cu_rows_room(t, rows) * k * cu_value_bytes(t) + 255) / 256 * 256;
+}
+
+size_t cu_side_bytes(enum cu_type t, size_t rows, size_t k)
+{
+    return scale_at(t, rows, k) + (cu_is_eight(t) ? rows * sizeof(float) : 0);
+}
+
+struct cu_side cu_side_at(enum cu_type t, size_t rows, size_t k, void *at)
+{
+    char *p = static_cast<char *>(at);
+    return {p, cu_is_eight(t) ? reinterpret_cast<float *>(p + scale_at(t, rows, k)) : nullptr};
+}
+
+size_t cu_gemm_rows_max(const struct cu *c, enum cu_type type, size_t n)
+{
+    if (!is_apart(c, type)) return SIZE_MAX;
+    size_t rows = 4096;
+    while (rows > 128 && rows * n * 4 > ROOM_BYTES)
+        rows /= 2;
+    return rows;
+}
+
+size_t cu_gemm_room(const struct cu *c, const struct cu_gemm *g)
+{
+    if (!is_apart(c, g->type)) return 0;
+    const size_t rows = cu_rows_room(g->type, g->m), most = cu_gemm_rows_max(c, g->type, g->n);
+    return (rows < most ? rows : most) * g->n * 4;
+}
+
+/* ---- kernels ---- */
+
+/* For shapes that the library refuses (odd sizes): one thread, one output. lda in values. */
+template <class T, class Sum> static __global__ void product(struct cu_gemm g, size_t lda)
+{
+    const size_t j = size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = blockIdx.y;
+    if (j >= g.n) return;
+    const T *a = static_cast<const T *>(g.a.data) + i * lda;
+    const T *w = static_cast<const T *>(g.w.data) + j * g.k;
+    Sum sum = 0;
+    for (size_t d = 0; d < g.k; d++)
+        sum += Sum(cu_value(a[d])) * Sum(cu_value(w[d]));
+    float out = float(sum);
+    if (g.a.scale) out *= g.a.scale[i] * g.w.scale[j];
+    if (g.bias) out += g.bias[j];
+    float *c = g.c + i * g.ldc + j;
+    *c = g.accumulate ? *c + out : out;
+}
+
+static __device__ __forceinline__ bool is_wide(const void *p)
+{
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+/* The same from a product's sums in g.room, stride n: four outputs a thread, to which n and ldc are
+ * multiples. */
+template <class Sum> static __global__ void finish(struct cu_gemm g)
+{
+    const size_t j = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4, i = blockIdx.y;
+    if (j >= g.n) return;
+    float *c = g.c + i * g.ldc + j;
+    const cu_four scale = cu_four_at(g.w.scale, j, g.n, true);
+    cu_four out = cu_four_at(static_cast<const float *>(g.room), i * g.n + j, SIZE_MAX, true);
+    cu_four more = {{0, 0, 0, 0}}, old = more;
+    if (g.bias) more = cu_four_at(g.bias, j, g.n, is_wide(g.bias));
+    if (g.accumulate) old = cu_four_at(c, 0, 4, is_wide(c));
+    Sum sum[4];
+    memcpy(sum, out.v, sizeof sum);
+    for (unsigned x = 0; x < 4; x++) {
+        const float scaled = float(sum[x]) * (g.a.scale[i] * scale.v[x]);
+        out.v[x] = old.v[x] + (scaled + more.v[x]);
+    }
+    cu_put_four<float, float4>(c, 0, 4, is_wide(c), out.v);
+}
+
+/* Products of e4m3 take a bias of bf16 only: ours is added behind them. */
+static __global__ void add_bias(struct cu_gemm g)
+{
+    const size_t j = size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = blockIdx.y;
+    if (j < g.n) g.c[i * g.ldc + j] += g.bias[j];
+}
+
+/* Rows [row0, row0 + m) of a product. */
+static struct cu_gemm rows_of(const struct cu_gemm *g, size_t row0, size_t m)
+{
+    struct cu_gemm part = *g;
+    const size_t stride = g->type == CU_F32 ? g->lda : g->k;
+    part.a.data = static_cast<char *>(g->a.data) + row0 * stride * cu_value_bytes(g->type);
+    if (g->a.scale) part.a.scale = g->a.scale + row0;
+    part.c += row0 * g->ldc;
+    part.m = m;
+    return part;
+}
+
+static const size_t GRID_Y_MAX = 32768;
+enum { THREADS_OUT = 128 };
+
+static dim3 grid_of(const struct cu_gemm *g)
+{
+    return dim3(cu_blocks(g->n, THREADS_OUT), unsigned(g->m));
+}
+
+/* What fits one grid. */
+static struct cu_gemm slice_of(const struct cu_gemm *g, size_t row0)
+{
+    return rows_of(g, row0, g->m - row0 < GRID_Y_MAX ? g->m - row0 : GRID_Y_MAX);
+}
+
+static void plain(struct cu *c, const struct cu_gemm *g)
+{
+    for (size_t i = 0; i < g->m; i += GRID_Y_MAX) {
+        const struct cu_gemm part = slice_of(g, i);
+        const dim3 grid = grid_of(&part), block(THREADS_OUT);
+        if (g->type == CU_INT8)
+            KN_LAUNCH((product<int8_t, int32_t>), grid, block, 0, c->stream, part, g->k);
+        else if (g->type == CU_FP8)
+            KN_LAUNCH((product<cu_e4m3, float>), grid, block, 0, c->stream, part, g->k);
+        else if (g->type == CU_BF16)
+            KN_LAUNCH((product<uint16_t, float>), grid, block, 0, c->stream, part, g->k);
+        else
+            KN_LAUNCH((product<float, float>), grid, block, 0, c->stream, part, g->lda);
+    }
+}
+
+/* ---- calls ---- */
+
+static bool call(struct cu *c, const struct cu_plan *p, const struct cu_gemm *g, const void *alpha,
+                 const void *beta, void *out)
+{
+    return cublasLtMatmul(handle(c), p->desc, alpha, g->w.data, p->w, g->a.data, p->a, beta, out,
+                          p->c, out, p->c, &p->algo, c->workspace, WORKSPACE,
+                          c->stream) == CUBLAS_STATUS_SUCCESS;
+}
+
+static bool inside(struct cu *c, struct cu_plan *p, const struct cu_gemm *g)
+{
+    const float one = 1, keep = g->accumulate ? 1.0f : 0.0f;
+    const bool fp8 = g->type == CU_FP8;
+    if (fp8 && (!attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g->w.scale) ||
+                !attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g->a.scale)))
+        return false;
+    if (!fp8 && g->bias && !attribute(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias)) return false;
+    if (!call(c, p, g, &one, &keep, g->c)) return false;
+    for (size_t i = 0; fp8 && g->bias && i < g->m; i += GRID_Y_MAX) {
+        const struct cu_gemm part = slice_of(g, i);
+        KN_LAUNCH(add_bias, grid_of(&part), dim3(THREADS_OUT), 0, c->stream, part);
+    }
+    return true;
+}
+
+static bool apart(struct cu *c, const struct cu_plan *p, const struct cu_gemm *g)
+{
+    const int32_t i_one = 1, i_none = 0;
+    const float one = 1, none = 0;
+    const bool whole = g->type == CU_INT8;
+    if (!call(c, p, g, whole ? static_cast<const void *>(&i_one) : &one,
+              whole ? static_cast<const void *>(&i_none) : &none, g->room))
+        return false;
+    const dim3 grid(cu_blocks(g->n, 4 * THREADS_OUT), unsigned(g->m));
+    if (whole)
+        KN_LAUNCH(finish<int32_t>, grid, dim3(THREADS_OUT), 0, c->stream, *g);
+    else
+        KN_LAUNCH(finish<float>, grid, dim3(THREADS_OUT), 0, c->stream, *g);
+    return true;
 }
 
 int cu_gemm(struct cu *c, const struct cu_gemm *g)
 {
-    const float one = 1, keep = g->accumulate ? 1.0f : 0.0f;
-    struct lt_call t = {};
+    const size_t most = cu_gemm_rows_max(c, g->type, g->n);
     if (c->lost) return -EIO;
-    const bool aligned = g->k % 8 == 0 && g->lda % 4 == 0 && g->ldc % 4 == 0;
-    const cublasLtMatmulAlgo_t *algo = aligned && describe(&t, c, g) ? pick(c, g, &t) : nullptr;
-    if (!algo) {
-        forget(&t);
-        return plain(c, g);
-    }
-    const void *a = g->a;
-    if (c->type == CU_BF16) {
-        KN_LAUNCH(round_rows, dim3(unsigned(g->m)), dim3(g->k >= 1024 ? 256 : 64), 0, c->stream,
-                  g->a, g->lda, g->k, static_cast<uint16_t *>(g->stage));
-        a = g->stage;
-    }
-    cublasStatus_t s =
-        cublasLtMatmul(static_cast<cublasLtHandle_t>(c->lt), t.desc, &one, g->w, t.w, a, t.a, &keep,
-                       g->c, t.c, g->c, t.c, algo, c->workspace, WORKSPACE, c->stream);
-    forget(&t);
-    if (s != CUBLAS_STATUS_SUCCESS) {
-        c->lost = true;
-        return -EIO;
+    for (size_t i = 0; i < g->m; i += most) {
+        const size_t m = g->m - i < most ? g->m - i : most;
+        const struct cu_gemm part = rows_of(g, i, m);
+        const struct plan_key k = key_of(c, g, m);
+        struct cu_plan *p = plan_of(c, &k);
+        /* A refusal has written nothing; a device that is lost says so below. */
+        if (!p->refused)
+            p->refused = !(is_apart(c, g->type) ? apart(c, p, &part) : inside(c, p, &part));
+        if (p->refused) plain(c, &part);
+        if (m == g->m) break;
     }
     return cu_launched(c);
+}
+
+/* Asked of a product of usual size. e4m3 has a scale a row on sm_90 alone. */
+int cu_gemm_open(struct cu *c, enum cu_type type, char *msg, size_t msg_size)
+{
+    struct cu_gemm g = {};
+    struct cu_algo algo;
+    size_t n = 0;
+    g.type = type;
+    g.m = g.n = g.k = g.lda = g.ldc = 256;
+    if (type == CU_FP8 && c->arch < 89) {
+        snprintf(msg, msg_size,
+                 "weights in fp8 need a GPU of compute capability 8.9 or later (this one: %d.%d); "
+                 "int8 works here",
+                 c->arch / 10, c->arch % 10);
+        return -ENOTSUP;
+    }
+    int r = cu_gemm_suggest(c, &g, &algo, 1, &n);
+    if (r == 0 && n == 0 && type == CU_FP8) {
+        c->fp8_apart = true;
+        r = cu_gemm_suggest(c, &g, &algo, 1, &n);
+    }
+    if (r < 0 || n > 0) return r;
+    snprintf(msg, msg_size, "cuBLASLt has no products of %s for this GPU (sm_%d)",
+             type == CU_FP8    ? "fp8"
+             : type == CU_INT8 ? "int8"
+                               : "this type",
+             c->arch);
+    return -ENOTSUP;
 }

@@ -3,8 +3,9 @@
  * All launches are queued on the device's stream and return at once: 0, or -EIO when the device is
  * lost (for ever), -EINVAL for what no kernel can do. Pointers are the device's unless they are
  * said to be the host's. Positions out of range are found by kernels, which write nothing there;
- * cu_sync() then says -EINVAL, once. Tensors in f32 but for pages and weights, which are bf16 on a
- * device of CU_BF16. Thread: one at a time per device. */
+ * cu_sync() then says -EINVAL, once. Tensors in f32 but for pages, which are of the device's type
+ * (CU_F32, CU_BF16), and the sides of products, which may be of 8 bits. Thread: one at a time per
+ * device. */
 #ifndef KERNELS_CUDA_LAUNCH_H
 #define KERNELS_CUDA_LAUNCH_H
 
@@ -15,11 +16,18 @@
 extern "C" {
 #endif
 
-enum cu_type { CU_F32, CU_F16, CU_BF16, CU_Q8 }; /* as enum kn_dtype */
+enum cu_type {
+    CU_F32,
+    CU_F16,
+    CU_BF16,
+    CU_Q8,  /* up to here as enum kn_dtype */
+    CU_FP8, /* e4m3 */
+    CU_INT8
+};
 enum cu_mem { CU_DEVICE, CU_SHARED };
 struct cu;
 
-/* -ENODEV with a sentence. type: of pages, weights and the operands of products. */
+/* -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
 const char *cu_name(const struct cu *c);
@@ -31,24 +39,81 @@ int cu_clear(struct cu *c, void *p, size_t bytes);
 int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes);
 int cu_sync(struct cu *c);
 
+/* ---- products: c [m, n] = a [m, k] w [n, k]^T, both sides of one type ---- */
+struct cu_side {  /* rows of one side */
+    void *data;   /* contiguous */
+    float *scale; /* a row's, 8 bits only: a value is data * scale */
+};
+enum { CU_ROWS_UNIT = 32 }; /* 8-bit sides have room for a multiple: the library wants no fewer */
+static inline size_t cu_value_bytes(enum cu_type t)
+{
+    return t == CU_F32 ? 4 : t == CU_FP8 || t == CU_INT8 ? 1 : 2;
+}
+static inline int cu_is_eight(enum cu_type t)
+{
+    return t == CU_FP8 || t == CU_INT8;
+}
+static inline size_t cu_rows_room(enum cu_type t, size_t rows)
+{
+    return cu_is_eight(t) ? (rows + CU_ROWS_UNIT - 1) / CU_ROWS_UNIT * CU_ROWS_UNIT : rows;
+}
+/* Bytes of a side; its rows lie first, its scales behind them. */
+size_t cu_side_bytes(enum cu_type t, size_t rows, size_t k);
+struct cu_side cu_side_at(enum cu_type t, size_t rows, size_t k, void *at);
+
 struct cu_gemm {
-    const float *a; /* [m, k], stride lda */
-    size_t lda, m, n, k;
-    const void *w; /* [n, k] in the device's type */
+    enum cu_type type;
+    struct cu_side a, w;
+    size_t lda; /* of a in f32; other types are contiguous */
+    size_t m, n, k;
     const float *bias;
     float *c; /* [m, n], stride ldc */
     size_t ldc;
     int accumulate;
-    void *stage; /* [m, k] bf16 for the operand; only on devices of CU_BF16 */
+    void *room; /* cu_gemm_room() bytes; NULL when 0 */
 };
+/* -ENOTSUP with a sentence where the GPU or the library lacks products of this type. */
+int cu_gemm_open(struct cu *c, enum cu_type type, char *msg, size_t msg_size);
+size_t cu_gemm_room(const struct cu *c, const struct cu_gemm *g);
 int cu_gemm(struct cu *c, const struct cu_gemm *g);
+
+/* The library's algorithms: what it suggests, best guess first, and which to take from now on for
+ * this type and weight at row counts of the same bucket (NULL: its first suggestion). */
+struct cu_algo {
+    uint64_t word[8];
+};
+int cu_gemm_suggest(struct cu *c, const struct cu_gemm *g, struct cu_algo *ret, size_t cap,
+                    size_t *ret_n);
+int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *algo);
+/* Rows that one call of the library takes; more are cut. */
+size_t cu_gemm_rows_max(const struct cu *c, enum cu_type type, size_t n);
+void cu_versions(const struct cu *c, char *ret, size_t size);     /* GPU, driver, library */
+int cu_noise(struct cu *c, enum cu_type type, void *p, size_t n); /* n random values in (-1, 1) */
+
+/* tune.c: row counts that are tuned, and the smallest of them that is not below m. */
+size_t cu_bucket(size_t m);
+struct cu_tune {
+    enum cu_type type;
+    const size_t (*shape)[2]; /* n, k */
+    size_t n_shapes, rows;
+    unsigned budget_ms;
+    const char *cache_dir; /* NULL: nothing is remembered */
+};
+/* Time the suggestions for each shape and bucket that no earlier start has timed, within the
+ * budget; what it does not reach is left to the next start. ret_gflops: at `rows` rows, 0 where
+ * nothing was timed. Thread: before anything else runs. */
+int cu_tune(struct cu *c, const struct cu_tune *t, double *ret_gflops);
 
 struct cu_rows { /* x [m, n], stride ldx -> out, stride ldo */
     const float *x;
     size_t ldx, m, n;
     float *out;
     size_t ldo;
+    /* cu_rmsnorm(), cu_swiglu(), cu_stage(): not CU_F32: out is data of a side of this type. */
+    enum cu_type to;
+    float *scale;
 };
+int cu_stage(struct cu *c, const struct cu_rows *r); /* x -> a side, or rows of one */
 int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps);
 int cu_swiglu(struct cu *c, const struct cu_rows *r); /* x [m, 2n] */
 int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx);
@@ -57,8 +122,6 @@ int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id,
 /* x -> type t, contiguous; heads of K; *bad becomes 1 when a value does not fit. */
 int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad);
 int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out);
-/* w [n, k] f32 rows of the host -> the device's type. stage: n * k floats of device memory. */
-int cu_pack(struct cu *c, const float *rows, size_t n, float *stage, void *out);
 /* ret[i] = |x[i] - b[i]|^2 (b NULL: 0), or ret[i] += |x[i] - b[i]| / |x[i]| */
 int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                 int relative, float *ret);

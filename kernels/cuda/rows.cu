@@ -1,57 +1,66 @@
 /* Row operations: one block a row (of 32 threads where rows are short), fixed order of sums. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/operand.h"
 
-static unsigned row_threads(size_t n)
-{
-    return n >= 1024 ? 256 : n >= 256 ? 64 : CU_WARP;
-}
-
-/* In place as well: a row is read whole before it is written. */
-static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weight, float eps)
+/* In place as well: a thread writes what it has read. */
+static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weight, float eps,
+                               bool wide)
 {
     const size_t row = blockIdx.x / heads, head = blockIdx.x % heads;
     const float *x = r.x + row * r.ldx + head * r.n;
-    float *out = r.out + row * r.ldo + head * r.n;
     float sum = 0;
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x)
-        sum = fmaf(x[i], x[i], sum);
+    for (size_t i = size_t(threadIdx.x) * 4; i < r.n; i += size_t(blockDim.x) * 4) {
+        const cu_four q = cu_four_at(x, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            sum = fmaf(q.v[j], q.v[j], sum);
+    }
     const float inv = 1.0f / sqrtf(cu_block_sum(sum) / float(r.n) + eps);
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x)
-        out[i] = x[i] * inv * weight[i];
+    r.out += head * r.n; /* there is one where this is an operand */
+    cu_put_row(r, row, wide, [&](size_t i) {
+        cu_four q = cu_four_at(x, i, r.n, wide);
+        const cu_four w = cu_four_at(weight, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] = q.v[j] * inv * w.v[j];
+        return q;
+    });
 }
 
 int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps)
 {
-    KN_LAUNCH(rmsnorm, dim3(unsigned(r->m * heads)), dim3(row_threads(r->n)), 0, c->stream, *r,
-              heads, weight, eps);
+    const bool wide = cu_is_wide(r) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;
+    KN_LAUNCH(rmsnorm, dim3(unsigned(r->m * heads)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
+              heads, weight, eps, wide);
     return cu_launched(c);
 }
 
-static __global__ void swiglu(struct cu_rows r)
+static __global__ void swiglu(struct cu_rows r, bool wide)
 {
-    const float *x = r.x + size_t(blockIdx.x) * r.ldx;
-    float *out = r.out + size_t(blockIdx.x) * r.ldo;
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x)
-        out[i] = x[i] / (1.0f + expf(-x[i])) * x[r.n + i];
+    const float *gate = r.x + size_t(blockIdx.x) * r.ldx, *up = gate + r.n;
+    cu_put_row(r, blockIdx.x, wide, [&](size_t i) {
+        cu_four q = cu_four_at(gate, i, r.n, wide);
+        const cu_four u = cu_four_at(up, i, r.n, wide);
+        for (unsigned j = 0; j < 4; j++)
+            q.v[j] = q.v[j] / (1.0f + expf(-q.v[j])) * u.v[j];
+        return q;
+    });
 }
 
 int cu_swiglu(struct cu *c, const struct cu_rows *r)
 {
-    KN_LAUNCH(swiglu, dim3(unsigned(r->m)), dim3(row_threads(r->n)), 0, c->stream, *r);
+    KN_LAUNCH(swiglu, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
+              cu_is_wide(r));
     return cu_launched(c);
 }
 
-static __global__ void gather(struct cu_rows r, const int32_t *idx)
+static __global__ void gather(struct cu_rows r, const int32_t *idx, bool wide)
 {
     const float *x = r.x + size_t(idx[blockIdx.x]) * r.ldx;
-    float *out = r.out + size_t(blockIdx.x) * r.ldo;
-    for (size_t i = threadIdx.x; i < r.n; i += blockDim.x)
-        out[i] = x[i];
+    cu_put_row(r, blockIdx.x, wide, [&](size_t i) { return cu_four_at(x, i, r.n, wide); });
 }
 
 int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx)
 {
-    KN_LAUNCH(gather, dim3(unsigned(r->m)), dim3(row_threads(r->n)), 0, c->stream, *r, idx);
+    KN_LAUNCH(gather, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, idx,
+              cu_is_wide(r));
     return cu_launched(c);
 }
 
@@ -70,7 +79,7 @@ static __global__ void embed(const T *w, size_t n_rows, const int32_t *id, struc
 
 int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id, const struct cu_rows *r)
 {
-    const dim3 grid(unsigned(r->m)), block(row_threads(r->n));
+    const dim3 grid(unsigned(r->m)), block(cu_row_threads(r->n));
     if (c->type == CU_BF16)
         KN_LAUNCH(embed<uint16_t>, grid, block, 0, c->stream, static_cast<const uint16_t *>(w),
                   n_rows, id, *r, c->fault);
@@ -129,8 +138,8 @@ int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, v
         KN_LAUNCH(encode_q8, dim3(unsigned(r->m * (r->n / K))), dim3(CU_WARP), 0, c->stream, *r, K,
                   static_cast<uint8_t *>(out), bad);
     else
-        KN_LAUNCH(encode, dim3(unsigned(r->m)), dim3(row_threads(r->n)), 0, c->stream, *r, t, out,
-                  bad);
+        KN_LAUNCH(encode, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r, t,
+                  out, bad);
     return cu_launched(c);
 }
 
@@ -143,22 +152,6 @@ static __global__ void decode(const void *x, size_t n, size_t K, enum cu_type t,
 int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out)
 {
     KN_LAUNCH(decode, dim3(cu_blocks(n, 256)), dim3(256), 0, c->stream, x, n, K, t, out);
-    return cu_launched(c);
-}
-
-static __global__ void pack_bf16(const float *x, size_t n, uint16_t *out)
-{
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = cu_f32_bf16(x[i]);
-}
-
-int cu_pack(struct cu *c, const float *rows, size_t n, float *stage, void *out)
-{
-    if (c->type != CU_BF16) return cu_copy(c, out, rows, n * sizeof(float));
-    int r = cu_copy(c, stage, rows, n * sizeof(float));
-    if (r < 0) return r;
-    KN_LAUNCH(pack_bf16, dim3(cu_blocks(n, 256)), dim3(256), 0, c->stream, stage, n,
-              static_cast<uint16_t *>(out));
     return cu_launched(c);
 }
 
@@ -187,7 +180,7 @@ static __global__ void distance(struct cu_rows r, const char *b, enum cu_type t,
 int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                 int relative, float *ret)
 {
-    KN_LAUNCH(distance, dim3(unsigned(r->m)), dim3(row_threads(r->n)), 0, c->stream, *r,
+    KN_LAUNCH(distance, dim3(unsigned(r->m)), dim3(cu_row_threads(r->n)), 0, c->stream, *r,
               static_cast<const char *>(b), t, K, relative, ret);
     return cu_launched(c);
 }

@@ -46,6 +46,7 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     }
     snprintf(c->name, sizeof c->name, "%d %.120s", index, p.name);
     c->sms = unsigned(p.multiProcessorCount);
+    c->arch = p.major * 10 + p.minor;
     c->fault = static_cast<int *>(cu_alloc(c, CU_SHARED, sizeof *c->fault));
     if (!c->fault || cu_lt_open(c) < 0) {
         snprintf(msg, msg_size, "GPU %d: cuBLASLt could not be set up", index);

@@ -1,4 +1,4 @@
-/* The machine behind hostcuda.h: fibers, the queue, memory, products. */
+/* The machine behind hostcuda.h: fibers, the queue, memory. */
 #include "kernels/hostcuda/hostcuda.h"
 
 #include <cstdio>
@@ -282,6 +282,10 @@ void copies_wait(unsigned but_last)
     me.copies.erase(me.copies.begin(), me.copies.begin() + std::ptrdiff_t(n));
 }
 
+unsigned long n_launches;
+static unsigned long n_waits;
+int arch = 90;
+
 static void run_block(dim3 block)
 {
     n_fibers = n_live = size_t(block.x) * block.y * block.z;
@@ -306,6 +310,7 @@ void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread)
 {
     running = name;
+    n_launches++;
     const size_t n = size_t(block.x) * block.y * block.z;
     if (n == 0 || n > THREADS_MAX) misuse("a block of too many or no threads", name);
     if (smem > SHARED_MAX) misuse("too much shared memory", name);
@@ -412,6 +417,20 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_fail_after(long 
     if (n < 0) last_error = cudaSuccess;
 }
 
+/* What has run and been waited for so far; products count as launches. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned long *launches,
+                                                                       unsigned long *waits)
+{
+    *launches = n_launches;
+    *waits = n_waits;
+}
+
+/* Devices that are opened from now on say that they are of this compute capability. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_pretend(int major, int minor)
+{
+    arch = major * 10 + minor;
+}
+
 cudaError_t cudaGetDeviceCount(int *n)
 {
     *n = 1;
@@ -427,7 +446,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 {
     *p = cudaDeviceProp();
     snprintf(p->name, sizeof p->name, "emulation on the host");
-    p->major = 8;
+    p->major = arch / 10;
+    p->minor = arch % 10;
     p->multiProcessorCount = 4; /* so that a few blocks fill it, and fewer do not */
     p->sharedMemPerBlockOptin = SHARED_MAX;
     return cudaSuccess;
@@ -436,6 +456,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
 {
     *value = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = 13000;
     return cudaSuccess;
 }
 
@@ -493,6 +519,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
+    n_waits++;
     return flush();
 }
 
@@ -514,159 +541,4 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t)
 {
     enqueue([=] { memset(dst, value, bytes); });
     return cudaSuccess;
-}
-
-/* ---- products ---- */
-struct hostcuda_matmul {
-    cublasOperation_t op_a, op_b;
-    cublasLtEpilogue_t epilogue;
-    const float *bias;
-};
-struct hostcuda_layout {
-    cudaDataType_t type;
-    uint64_t rows, cols;
-    int64_t ld;
-};
-struct hostcuda_preference {
-    size_t workspace;
-};
-
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
-{
-    *h = nullptr;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t)
-{
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t,
-                                        cudaDataType_t)
-{
-    *d = new hostcuda_matmul{CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
-{
-    delete d;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
-                                              cublasLtMatmulDescAttributes_t a, const void *v,
-                                              size_t bytes)
-{
-    void *to = a == CUBLASLT_MATMUL_DESC_TRANSA     ? static_cast<void *>(&d->op_a)
-               : a == CUBLASLT_MATMUL_DESC_TRANSB   ? static_cast<void *>(&d->op_b)
-               : a == CUBLASLT_MATMUL_DESC_EPILOGUE ? static_cast<void *>(&d->epilogue)
-                                                    : static_cast<void *>(&d->bias);
-    memcpy(to, v, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t t,
-                                          uint64_t rows, uint64_t cols, int64_t ld)
-{
-    if (ld < int64_t(rows)) return CUBLAS_STATUS_INVALID_VALUE;
-    *l = new hostcuda_layout{t, rows, cols, ld};
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
-{
-    delete l;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
-{
-    *p = new hostcuda_preference{0};
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
-{
-    delete p;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
-                                                    cublasLtMatmulPreferenceAttributes_t,
-                                                    const void *v, size_t bytes)
-{
-    memcpy(&p->workspace, v, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t o,
-                                              cublasLtMatmulPreference_t, int,
-                                              cublasLtMatmulHeuristicResult_t *r, int *n)
-{
-    if (d->op_a != CUBLAS_OP_T || d->op_b != CUBLAS_OP_N || a->rows != b->rows ||
-        o->rows != a->cols || o->cols != b->cols || a->type != b->type)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    *r = cublasLtMatmulHeuristicResult_t();
-    *n = 1;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-static void widen(const void *p, cudaDataType_t t, size_t at0, size_t n, float *out)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (t == CUDA_R_32F) {
-            out[i] = static_cast<const float *>(p)[at0 + i];
-        } else {
-            const uint32_t bits = uint32_t(static_cast<const uint16_t *>(p)[at0 + i]) << 16;
-            memcpy(&out[i], &bits, 4);
-        }
-    }
-}
-
-static float dot(const float *x, const float *y, size_t n)
-{
-    float part[8] = {0};
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int j = 0; j < 8; j++)
-            part[j] += x[i + size_t(j)] * y[i + size_t(j)];
-    float sum =
-        ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
-    for (; i < n; i++)
-        sum += x[i] * y[i];
-    return sum;
-}
-
-/* op(A) = A^T: both operands have k down their columns. */
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha,
-                              const void *a, cublasLtMatrixLayout_t la, const void *b,
-                              cublasLtMatrixLayout_t lb, const void *beta, const void *,
-                              cublasLtMatrixLayout_t, void *o, cublasLtMatrixLayout_t lo,
-                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t)
-{
-    const hostcuda_matmul m = *d;
-    const hostcuda_layout A = *la, B = *lb, O = *lo;
-    const float scale = *static_cast<const float *>(alpha),
-                keep = *static_cast<const float *>(beta);
-    enqueue([=] {
-        const size_t k = A.rows;
-        std::vector<float> x(B.cols * k), y(k);
-        for (size_t j = 0; j < B.cols; j++)
-            widen(b, B.type, j * size_t(B.ld), k, x.data() + j * k);
-        for (size_t i = 0; i < A.cols; i++) {
-            widen(a, A.type, i * size_t(A.ld), k, y.data());
-            for (size_t j = 0; j < B.cols; j++) {
-                float *out = static_cast<float *>(o) + j * size_t(O.ld) + i;
-                float sum = scale * dot(y.data(), x.data() + j * k, k);
-                if (keep != 0) sum += keep * *out;
-                if (m.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += m.bias[i];
-                *out = sum;
-            }
-        }
-    });
-    return CUBLAS_STATUS_SUCCESS;
 }

@@ -68,6 +68,7 @@ cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int index);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int index);
+cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaMalloc(void **p, size_t bytes);
@@ -94,6 +95,8 @@ struct Thread {
 };
 extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
+extern unsigned long n_launches; /* that have run, products included */
+extern int arch;                 /* 90: compute capability 9.0 */
 
 void *dynamic_shared();
 void block_barrier();
@@ -168,9 +171,16 @@ inline float exp2f_fast(float x)
     return exp2f(x);
 }
 
-/* ---- cuBLASLt: D = alpha op(A) op(B) + beta C, columns first, f32 sums ---- */
-typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
-typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
+/* ---- cuBLASLt: D = alpha op(A) op(B) + beta C, columns first; f32 sums, int32 for int8. As the
+ * library: e4m3 from sm_89 on, scales a row on sm_90 alone, no bias for 8 bits. ---- */
+typedef enum {
+    CUDA_R_32F = 0,
+    CUDA_R_8I = 3,
+    CUDA_R_32I = 10,
+    CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28
+} cudaDataType_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32I = 72 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -181,8 +191,13 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+    CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,
+    CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32
 } cublasLtMatmulDescAttributes_t;
+enum { CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3 };
 typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
 typedef enum { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1 } cublasLtMatmulPreferenceAttributes_t;
 typedef struct hostcuda_lt *cublasLtHandle_t;
@@ -197,6 +212,7 @@ struct cublasLtMatmulHeuristicResult_t {
     size_t workspaceSize;
     cublasStatus_t state;
 };
+size_t cublasLtGetVersion();
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t c,
@@ -218,6 +234,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o,
                                               cublasLtMatmulPreference_t p, int want,
                                               cublasLtMatmulHeuristicResult_t *r, int *n);
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *r);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *c,

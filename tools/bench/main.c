@@ -31,6 +31,11 @@ static const struct opt_def defs[] = {
      .dflt = "auto",
      .values = "auto|f32|bf16",
      .help = "arithmetic; auto never goes below the file's own precision"},
+    {.name = "weights",
+     .type = OPT_ENUM,
+     .dflt = "auto",
+     .values = "auto|bf16|fp8|int8",
+     .help = "of the layers; auto: as the arithmetic; fp8, int8: on a GPU"},
     {.name = "kv-dtype",
      .type = OPT_ENUM,
      .dflt = "auto",
@@ -541,6 +546,8 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
                                       .device = opt_str(opts, "device"),
                                       .gemm = opt_str(opts, "gemm"),
                                       .arith = arith_of(opt_str(opts, "dtype")),
+                                      .weights = (enum kn_weights)kn_weights_parse(
+                                          opt_str(opts, "weights"), KN_WEIGHTS_AUTO),
                                       .allow_bf16 = b->cfg->file_bf16_or_less},
                               .ctx_max = (unsigned)opt_int(opts, "ctx"),
                               .progress = progress};

@@ -239,3 +239,17 @@ TEST(registry)
         read_opts(&o, &err, "--advertise=h1:80", "--redis=redis://r", "--registry-group=a{", NULL),
         -EINVAL);
 }
+
+TEST(weights)
+{
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, NULL));
+    ASSERT_EQ(o.weights, KN_WEIGHTS_AUTO);
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, "--weights", "int8", NULL));
+    ASSERT_EQ(o.weights, KN_WEIGHTS_INT8);
+    wk_opts_fini(&o);
+    ASSERT_ERR(read_opts(&o, &err, "--weights", "fp4", NULL), -EINVAL);
+}

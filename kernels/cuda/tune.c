@@ -1,0 +1,316 @@
+/* tune: which of the library's algorithms is fastest for a weight and so many rows, by timing them.
+ *
+ * The library's first suggestion is a guess that is often 10 % and at few rows a third behind its
+ * best. Suggestions are timed interleaved, each over changing copies of the weight so that no cache
+ * holds it, and what is twice behind after a round is left out. An algorithm is kept as the
+ * library's own 64 bytes; before it is used with other rows of its bucket the library checks it.
+ *
+ * Cache file <cache_dir>/cublaslt-<hash>.txt: the key (GPU, driver, library, type, shapes), a line
+ * for each pick (m n k, microseconds, the algorithm's 8 words), and a checksum of all before it. A
+ * file that is not just so is none; a new one replaces it as a whole. */
+#include "kernels/cuda/launch.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    VERSION = 1,
+    SUGGESTIONS = 8,
+    ROUNDS = 3,
+    REPS = 3, /* of a call that is long by itself */
+    REPS_FEW_ROWS = 8,
+    FEW_ROWS = 512,
+    COPIES_MAX = 32,
+    SHAPES_MAX = 16,
+    KEY_MAX = 800,
+    LINE_MAX = 400
+};
+static const size_t COPIES_BYTES = (size_t)192 << 20; /* chosen: beyond any second-level cache */
+
+static const size_t buckets[] = {16,  32,  64,   128,  192,  256,  384,
+                                 512, 768, 1024, 1536, 2048, 3072, 4096};
+enum { BUCKETS = sizeof buckets / sizeof *buckets, PICKS_MAX = BUCKETS * SHAPES_MAX };
+
+size_t cu_bucket(size_t m)
+{
+    size_t i = 0;
+    while (i + 1 < BUCKETS && buckets[i] < m)
+        i++;
+    return buckets[i];
+}
+
+struct pick {
+    size_t m, n, k;
+    double us;
+    struct cu_algo algo;
+};
+struct picks {
+    struct pick at[PICKS_MAX];
+    size_t n;
+};
+
+/* ---- the file ---- */
+
+static uint64_t checksum(uint64_t h, const char *s)
+{
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 1099511628211ull; /* FNV-1a */
+    return h;
+}
+#define CHECKSUM_START 14695981039346656037ull
+
+static void make_key(const struct cu *c, const struct cu_tune *t, char key[KEY_MAX])
+{
+    char versions[300];
+    cu_versions(c, versions, sizeof versions);
+    int at = snprintf(key, KEY_MAX, "v%d %s type %d", VERSION, versions, (int)t->type);
+    for (size_t i = 0; i < t->n_shapes && at < KEY_MAX; i++)
+        at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", t->shape[i][0], t->shape[i][1]);
+    if (at < KEY_MAX) (void)snprintf(key + at, KEY_MAX - (size_t)at, "\n");
+}
+
+static void file_name(const char *dir, const char *key, char *ret, size_t size)
+{
+    (void)snprintf(ret, size, "%s/cublaslt-%016" PRIx64 ".txt", dir, checksum(CHECKSUM_START, key));
+}
+
+static void pick_line(const struct pick *p, char line[LINE_MAX])
+{
+    int at = snprintf(line, LINE_MAX, "%zu %zu %zu %.3f", p->m, p->n, p->k, p->us);
+    for (int i = 0; i < 8; i++)
+        at += snprintf(line + at, LINE_MAX - (size_t)at, " %" PRIx64, p->algo.word[i]);
+    (void)snprintf(line + at, LINE_MAX - (size_t)at, "\n");
+}
+
+static int parse_pick(const char *line, struct pick *p)
+{
+    uint64_t *w = p->algo.word;
+    return sscanf(line,
+                  "%zu %zu %zu %lf %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+                  " %" SCNx64 " %" SCNx64 " %" SCNx64,
+                  &p->m, &p->n, &p->k, &p->us, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6,
+                  w + 7) == 12 &&
+           p->us > 0;
+}
+
+/* Picks of earlier starts; none when the file is absent, foreign or damaged. */
+static void read_file(const char *path, const char *key, struct picks *ret)
+{
+    char line[LINE_MAX + KEY_MAX];
+    uint64_t sum = CHECKSUM_START, want;
+    FILE *f = fopen(path, "re");
+    int whole = 0;
+    ret->n = 0;
+    if (!f) return;
+    if (fgets(line, sizeof line, f) && strcmp(line, key) == 0) {
+        sum = checksum(sum, line);
+        while (fgets(line, sizeof line, f)) {
+            whole = sscanf(line, "sum %" SCNx64, &want) == 1 && want == sum;
+            if (whole || ret->n == PICKS_MAX || !parse_pick(line, &ret->at[ret->n])) break;
+            sum = checksum(sum, line);
+            ret->n++;
+        }
+    }
+    (void)fclose(f);
+    if (!whole) ret->n = 0;
+}
+
+/* Best effort: without a file the next start measures again. */
+static void write_file(const char *dir, const char *path, const char *key, const struct picks *p)
+{
+    char tmp[4200], line[LINE_MAX];
+    uint64_t sum = checksum(CHECKSUM_START, key);
+    (void)mkdir(dir, 0777);
+    (void)snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid());
+    FILE *f = fopen(tmp, "we");
+    if (!f) return;
+    int ok = fputs(key, f) >= 0;
+    for (size_t i = 0; i < p->n; i++) {
+        pick_line(&p->at[i], line);
+        sum = checksum(sum, line);
+        ok = fputs(line, f) >= 0 && ok;
+    }
+    ok = fprintf(f, "sum %016" PRIx64 "\n", sum) > 0 && ok;
+    ok = fclose(f) == 0 && ok;
+    if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
+}
+
+/* ---- timing ---- */
+
+struct field { /* sides, sums and rooms of the largest call */
+    void *w, *a, *c, *room;
+    size_t w_bytes;
+};
+
+static void field_fini(struct cu *c, struct field *r)
+{
+    void *const all[] = {r->w, r->a, r->c, r->room};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]) cu_free(c, all[i], CU_DEVICE);
+}
+
+/* What is multiplied, without the memory. */
+static struct cu_gemm make_call(const struct cu_tune *t, size_t m, size_t n, size_t k)
+{
+    return (struct cu_gemm){.type = t->type, .lda = k, .m = m, .n = n, .k = k, .ldc = n};
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static int field_init(struct cu *c, const struct cu_tune *t, struct field *r)
+{
+    const size_t value = cu_value_bytes(t->type);
+    size_t w = 0, a = 0, sums = 0, room = 0;
+    for (size_t s = 0; s < t->n_shapes; s++) {
+        const struct cu_gemm g = make_call(t, buckets[BUCKETS - 1], t->shape[s][0], t->shape[s][1]);
+        w = larger(w, cu_side_bytes(t->type, g.n, g.k));
+        a = larger(a, cu_side_bytes(t->type, g.m, g.k));
+        sums = larger(sums, g.m * g.n * sizeof(float));
+        room = larger(room, cu_gemm_room(c, &g));
+    }
+    r->w_bytes = larger(w, w * COPIES_MAX < COPIES_BYTES ? w * COPIES_MAX : COPIES_BYTES);
+    r->w = cu_alloc(c, CU_DEVICE, r->w_bytes);
+    r->a = cu_alloc(c, CU_DEVICE, a);
+    r->c = cu_alloc(c, CU_DEVICE, sums);
+    r->room = room ? cu_alloc(c, CU_DEVICE, room) : NULL;
+    if (!r->w || !r->a || !r->c || (room && !r->room)) return -ENOMEM;
+    int e = cu_noise(c, t->type, r->w, r->w_bytes / value);
+    return e < 0 ? e : cu_noise(c, t->type, r->a, a / value);
+}
+
+/* One call after another, each with another copy of the weight; the first one, which prepares the
+ * call, is not timed. Scales are noise, too. */
+static int timed(struct cu *c, const struct field *r, struct cu_gemm *g, double *ret_us)
+{
+    const size_t bytes = cu_side_bytes(g->type, g->n, g->k), step = (bytes + 255) / 256 * 256;
+    const int reps = g->m <= FEW_ROWS ? REPS_FEW_ROWS : REPS;
+    size_t at = 0;
+    uint64_t t0 = 0;
+    int e = 0;
+    g->a = cu_side_at(g->type, g->m, g->k, r->a);
+    g->c = r->c;
+    g->room = r->room;
+    for (int i = 0; e == 0 && i <= reps; i++) {
+        g->w = cu_side_at(g->type, g->n, g->k, (char *)r->w + at);
+        at = at + step + bytes <= r->w_bytes ? at + step : 0;
+        e = cu_gemm(c, g);
+        if (i > 0 || e < 0) continue;
+        e = cu_sync(c);
+        t0 = clock_ns();
+    }
+    if (e == 0) e = cu_sync(c);
+    *ret_us = (double)(clock_ns() - t0) * 1e-3 / reps;
+    return e;
+}
+
+/* The fastest of the suggestions into *ret; 0: there is nothing to choose from. */
+static int measure(struct cu *c, const struct field *r, struct cu_gemm *g, struct pick *ret)
+{
+    struct cu_algo algo[SUGGESTIONS];
+    double best[SUGGESTIONS], fastest = 1e30;
+    size_t n = 0, winner = 0;
+    int e = cu_gemm_suggest(c, g, algo, SUGGESTIONS, &n);
+    if (e < 0 || n < 2) return e;
+    for (size_t i = 0; i < n; i++)
+        best[i] = 1e30;
+    for (int round = 0; round < ROUNDS; round++)
+        for (size_t i = 0; i < n; i++) {
+            double us = 0;
+            if (round > 0 && best[i] > 2 * fastest) continue;
+            e = cu_gemm_prefer(c, g, &algo[i]);
+            if (e == 0) e = timed(c, r, g, &us);
+            if (e < 0) return e;
+            if (us < best[i]) best[i] = us;
+            if (us < fastest) fastest = us;
+        }
+    for (size_t i = 1; i < n; i++)
+        if (best[i] < best[winner]) winner = i;
+    *ret = (struct pick){g->m, g->n, g->k, best[winner], algo[winner]};
+    return 1;
+}
+
+static struct pick *find(struct picks *p, size_t m, size_t n, size_t k)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->at[i].m == m && p->at[i].n == n && p->at[i].k == k) return &p->at[i];
+    return NULL;
+}
+
+/* Every bucket of every shape that has no pick, as long as there is time. *ret_n: new ones. A call
+ * that fails otherwise than by losing the device leaves tuning where it is. */
+static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, size_t *ret_n)
+{
+    const uint64_t t0 = clock_ns();
+    struct field r = {0};
+    struct cu_algo two[2];
+    int e = 0, ready = 0;
+    for (size_t b = 0; e == 0 && b < BUCKETS; b++)
+        for (size_t s = 0; e == 0 && s < t->n_shapes; s++) {
+            struct cu_gemm g = make_call(t, buckets[b], t->shape[s][0], t->shape[s][1]);
+            size_t n = 0;
+            if (find(p, g.m, g.n, g.k) || p->n == PICKS_MAX ||
+                g.m > cu_gemm_rows_max(c, t->type, g.n) || clock_ms_since(t0) > t->budget_ms)
+                continue;
+            e = ready ? 0 : cu_gemm_suggest(c, &g, two, 2, &n);
+            if (e < 0 || (!ready && n < 2)) continue;
+            if (!ready) e = field_init(c, t, &r);
+            ready = 1;
+            if (e == 0) e = measure(c, &r, &g, &p->at[p->n]);
+            const int found = e == 1;
+            if (e >= 0) e = cu_gemm_prefer(c, &g, found ? &p->at[p->n].algo : NULL);
+            p->n += (size_t)found;
+            *ret_n += (size_t)found;
+        }
+    if (cu_sync(c) == -EIO) e = -EIO;
+    field_fini(c, &r);
+    return e == -EIO ? e : 0;
+}
+
+static double rate(struct picks *p, const struct cu_tune *t)
+{
+    double flops = 0, us = 0;
+    for (size_t s = 0; s < t->n_shapes; s++) {
+        const struct pick *got = find(p, cu_bucket(t->rows), t->shape[s][0], t->shape[s][1]);
+        if (!got) return 0;
+        flops += 2.0 * (double)got->m * (double)got->n * (double)got->k;
+        us += got->us;
+    }
+    return us > 0 ? flops / us * 1e-3 : 0;
+}
+
+int cu_tune(struct cu *c, const struct cu_tune *t, double *ret_gflops)
+{
+    char key[KEY_MAX], path[4096];
+    struct picks *p = mem_zalloc(sizeof *p);
+    size_t n_new = 0;
+    int e = 0;
+    if (!p) return -ENOMEM;
+    *ret_gflops = 0;
+    if (t->n_shapes > SHAPES_MAX) goto out;
+    make_key(c, t, key);
+    if (t->cache_dir) {
+        file_name(t->cache_dir, key, path, sizeof path);
+        read_file(path, key, p);
+    }
+    for (size_t i = 0; e == 0 && i < p->n; i++) {
+        const struct pick *k = &p->at[i];
+        const struct cu_gemm g = make_call(t, k->m, k->n, k->k);
+        e = cu_gemm_prefer(c, &g, &k->algo);
+    }
+    if (e == 0) e = measure_all(c, t, p, &n_new);
+    if (e == 0 && n_new && t->cache_dir) write_file(t->cache_dir, path, key, p);
+    if (e == 0) *ret_gflops = rate(p, t);
+out:
+    mem_free(p);
+    return e;
+}

@@ -1,0 +1,181 @@
+/* Tuning on the emulation of a GPU, whose library can be told to have several algorithms, one of
+ * them fast: the fast one is found, used, remembered, and a damaged memory is no memory. */
+#include "tests/unit/kernels/kern.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+enum { N = 32, K = 16, FAST = 2, KNOWN = 4, BUDGET_MS = 60000 };
+static const struct kn_shape shape = {N, K};
+
+static void *hook(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
+    void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
+    if (!fn) test_fail(__FILE__, __LINE__, "%s: no %s", path, name);
+    return fn;
+}
+
+static void suggest(unsigned n, unsigned best)
+{
+    void (*fn)(unsigned, unsigned);
+    *(void **)&fn = hook("hostcuda_algorithms");
+    fn(n, best);
+}
+
+static unsigned long ran(unsigned algorithm)
+{
+    unsigned long (*fn)(unsigned);
+    *(void **)&fn = hook("hostcuda_ran");
+    return fn(algorithm);
+}
+
+static unsigned long ran_all(void)
+{
+    unsigned long sum = 0;
+    for (unsigned i = 0; i < KNOWN; i++)
+        sum += ran(i);
+    return sum;
+}
+
+static struct kn_dev *open_device(const char *cache_dir)
+{
+    const struct kn_dev_opts o = {
+        .device = "hostcuda", .arith = KN_ARITH_BF16, .cache_dir = cache_dir};
+    struct kn_dev *d = NULL;
+    struct err e = {0};
+    if (kn_dev_create(&o, &d, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+    return d;
+}
+
+/* Products that tuning ran. */
+static unsigned long tune(struct kn_dev *d, unsigned budget_ms, double *ret_gflops)
+{
+    struct kn_gemm_rate rate;
+    size_t n = 0;
+    const unsigned long before = ran_all();
+    ASSERT_OK(kn_dev_tune(d, &shape, 1, 512, budget_ms, &rate, 1, &n));
+    ASSERT_EQ(n, 1);
+    ASSERT_TRUE(rate.chosen);
+    *ret_gflops = rate.gflops;
+    return ran_all() - before;
+}
+
+static int multiply(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    return kn_gemm(st, arg);
+}
+
+/* The algorithm that m rows run on. */
+static unsigned used(struct kn_dev *d, size_t m)
+{
+    float *a = kern_random(m * K, 1, 1), *w = kern_random(N * K, 2, 1);
+    float *c = malloc(m * N * sizeof *c);
+    struct kn_mat *mat = kern_mat(d, N, K, w);
+    struct kn_gemm_args g = {.a = a, .lda = K, .m = m, .w = mat, .c = c, .ldc = N};
+    unsigned long before[KNOWN];
+    unsigned which = KNOWN;
+    for (unsigned i = 0; i < KNOWN; i++)
+        before[i] = ran(i);
+    ASSERT_OK(kn_rows(d, m, NULL, multiply, &g));
+    for (unsigned i = 0; i < KNOWN; i++)
+        if (ran(i) != before[i]) which = i;
+    kn_mat_destroy(mat);
+    free(a), free(w), free(c);
+    return which;
+}
+
+static void only_file(const char *dir, char *ret, size_t size)
+{
+    size_t n = 0;
+    DIR *h = opendir(dir);
+    for (struct dirent *e; h && (e = readdir(h));)
+        if (e->d_name[0] != '.') n++, snprintf(ret, size, "%s/%s", dir, e->d_name);
+    if (h) closedir(h);
+    ASSERT_EQ(n, 1);
+}
+
+TEST(one_suggestion_is_not_timed)
+{
+    struct kn_dev *d = open_device(NULL);
+    double gflops;
+    suggest(1, 0);
+    ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
+    ASSERT_TRUE(gflops == 0);
+    ASSERT_EQ(used(d, 20), 0);
+    kn_dev_destroy(d);
+}
+
+TEST(the_fastest_is_found_for_every_bucket_and_used_for_its_rows)
+{
+    static const size_t rows[] = {1, 16, 17, 20, 100, 500, 4096, 5000};
+    struct kn_dev *d = open_device(NULL);
+    double gflops;
+    suggest(KNOWN, FAST);
+    ASSERT_EQ(used(d, 20), 0); /* the first suggestion */
+    ASSERT_TRUE(tune(d, BUDGET_MS, &gflops) > 0);
+    ASSERT_TRUE(gflops > 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        ASSERT_EQ(used(d, rows[i]), FAST);
+    kn_dev_destroy(d);
+    suggest(1, 0);
+}
+
+TEST(picks_are_remembered_and_a_damaged_file_is_none)
+{
+    char dir[] = "/tmp/kn-tune-XXXXXX", path[512];
+    double first, gflops;
+    ASSERT_TRUE(mkdtemp(dir) != NULL);
+    suggest(KNOWN, FAST);
+    struct kn_dev *d = open_device(dir);
+    ASSERT_TRUE(tune(d, BUDGET_MS, &first) > 0);
+    kn_dev_destroy(d);
+    only_file(dir, path, sizeof path);
+    d = open_device(dir);
+    ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
+    ASSERT_NEAR(gflops, first, first * 1e-3);
+    ASSERT_EQ(used(d, 300), FAST);
+    kn_dev_destroy(d);
+    /* One changed digit, an end that is missing: measured again. */
+    for (int damage = 0; damage < 2; damage++) {
+        FILE *f = fopen(path, "re+");
+        ASSERT_TRUE(f != NULL);
+        ASSERT_OK(fseek(f, damage ? -4 : -40, SEEK_END));
+        if (damage)
+            ASSERT_OK(ftruncate(fileno(f), ftell(f)));
+        else
+            ASSERT_TRUE(fputc('~', f) == '~');
+        fclose(f);
+        d = open_device(dir);
+        ASSERT_TRUE(tune(d, BUDGET_MS, &gflops) > 0);
+        kn_dev_destroy(d);
+        d = open_device(dir);
+        ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
+        kn_dev_destroy(d);
+    }
+    ASSERT_OK(unlink(path));
+    ASSERT_OK(rmdir(dir));
+    suggest(1, 0);
+}
+
+/* No time: nothing is measured, and the next start does it. */
+TEST(what_the_budget_does_not_reach_is_left)
+{
+    char dir[] = "/tmp/kn-tune-XXXXXX", path[512];
+    double gflops;
+    ASSERT_TRUE(mkdtemp(dir) != NULL);
+    suggest(KNOWN, FAST);
+    struct kn_dev *d = open_device(dir);
+    const unsigned long some = tune(d, 0, &gflops);
+    kn_dev_destroy(d);
+    d = open_device(dir);
+    const unsigned long rest = tune(d, BUDGET_MS, &gflops);
+    ASSERT_TRUE(rest > some);
+    kn_dev_destroy(d);
+    only_file(dir, path, sizeof path);
+    ASSERT_OK(unlink(path));
+    ASSERT_OK(rmdir(dir));
+    suggest(1, 0);
+}
