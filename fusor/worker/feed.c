@@ -1,4 +1,5 @@
-/* GET /admin/residents: gateways learn which texts' KV is here, and where (residents.h).
+/* GET /admin/residents: gateways learn which texts' KV is here, and where (residents.h), and if
+ * they ask for it what waits here (load.c).
  *
  * A reader that is up to date is answered when something changes, or when its wait is over. The
  * table is swept a part at a time on the worker's tick, and only while somebody reads: a quarter of
@@ -22,7 +23,11 @@ enum {
 struct wk_reader { /* a long poll */
     struct wk_reader *next;
     struct wk_call *call;
-    uint64_t epoch, since, until_ns;
+    struct wanted {
+        uint64_t epoch, since, load_seq;
+        bool load;
+    } a;
+    uint64_t until_ns;
 };
 
 static uint64_t query_number(const char *query, const char *name, int base)
@@ -30,6 +35,12 @@ static uint64_t query_number(const char *query, const char *name, int base)
     const char *at = strstr(query, name);
 
     return at ? strtoull(at + strlen(name), NULL, base) : 0;
+}
+
+static bool is_news(struct worker *w, const struct wanted *a)
+{
+    return a->epoch != w->epoch || a->since != residents_seq(w->residents) ||
+           (a->load && a->load_seq != wk_load_seq(w->load));
 }
 
 /* What a look-up in each place takes. */
@@ -48,18 +59,24 @@ static size_t places(struct worker *w, struct residents_place ret[RESIDENTS_PLAC
     return 1 + n;
 }
 
-static void answer(struct worker *w, struct wk_call *c, uint64_t epoch, uint64_t since)
+static int put_load(struct worker *w, struct buf *b)
+{
+    return wk_load_put(w->load, atomic_load(&w->ms_per_token), w->o.max_running, b);
+}
+
+static void answer(struct worker *w, struct wk_call *c, const struct wanted *x)
 {
     struct residents_place place[RESIDENTS_PLACES_MAX];
     struct store_tier_stats name[STORE_TIERS_MAX];
-    struct residents_ask a = {.epoch = epoch,
-                              .since = since,
+    struct residents_ask a = {.epoch = x->epoch,
+                              .since = x->since,
                               .place = place,
                               .n_places = places(w, place, name),
                               .ms_per_token = atomic_load(&w->ms_per_token)};
     struct buf b = BUF_INIT, h = BUF_INIT;
 
-    if (residents_format(w->residents, &a, &b) < 0 || wk_call_headers(c, NULL, &h) < 0) {
+    if (residents_format(w->residents, &a, &b) < 0 || (x->load && put_load(w, &b) < 0) ||
+        wk_call_headers(c, NULL, &h) < 0) {
         wk_reply_oom(c);
     } else {
         c->status = 200;
@@ -82,14 +99,17 @@ static void reader_closed(void *owner, bool aborted)
 void wk_feed_get(struct worker *w, struct wk_call *c)
 {
     const char *q = http_req_query(c->r);
-    uint64_t epoch = query_number(q, "epoch=", 16), since = query_number(q, "since=", 10);
+    const struct wanted a = {.epoch = query_number(q, "epoch=", 16),
+                             .since = query_number(q, "since=", 10),
+                             .load_seq = query_number(q, "load=", 10),
+                             .load = strstr(q, "load=") != NULL};
     uint64_t wait_ms = query_number(q, "wait_ms=", 10);
     struct wk_reader *x;
 
     c->route = "residents";
     w->read_ns = clock_ns();
-    if (wait_ms == 0 || epoch != w->epoch || since != residents_seq(w->residents)) {
-        answer(w, c, epoch, since);
+    if (wait_ms == 0 || is_news(w, &a)) {
+        answer(w, c, &a);
         return;
     }
     x = mem_alloc(sizeof *x);
@@ -98,7 +118,7 @@ void wk_feed_get(struct worker *w, struct wk_call *c)
         return;
     }
     if (wait_ms > WAIT_MS_MAX) wait_ms = WAIT_MS_MAX;
-    *x = (struct wk_reader){w->readers, c, epoch, since, w->read_ns + wait_ms * 1000000};
+    *x = (struct wk_reader){w->readers, c, a, w->read_ns + wait_ms * 1000000};
     w->readers = x;
     c->owner = x;
     c->on_close = reader_closed;
@@ -109,13 +129,29 @@ static int where(void *ctx, const struct tier_key *key)
     return store_where(ctx, key);
 }
 
-static struct wk_reader *find_due(struct worker *w, uint64_t seq, uint64_t now)
+static struct wk_reader *find_due(struct worker *w, uint64_t now)
 {
     bool ends = atomic_load(&w->state) != WK_READY;
 
     for (struct wk_reader *x = w->readers; x; x = x->next)
-        if (ends || x->since != seq || now >= x->until_ns) return x;
+        if (ends || is_news(w, &x->a) || now >= x->until_ns) return x;
     return NULL;
+}
+
+static void answer_due(struct worker *w, uint64_t now)
+{
+    for (struct wk_reader *x; (x = find_due(w, now));) {
+        struct wk_call *c = x->call;
+        const struct wanted a = x->a;
+        c->on_close = NULL; /* answering may close the call at once, or later */
+        reader_closed(x, false);
+        answer(w, c, &a);
+    }
+}
+
+void wk_feed_load(struct worker *w)
+{
+    if (w->readers) answer_due(w, clock_ns());
 }
 
 void wk_feed_tick(struct worker *w)
@@ -124,14 +160,7 @@ void wk_feed_tick(struct worker *w)
 
     if (w->read_ns == 0 || now - w->read_ns > (uint64_t)READ_S * 1000000000) return;
     (void)residents_sweep(w->residents, where, w->store, SWEEP_MAX);
-    uint64_t seq = residents_seq(w->residents);
-    for (struct wk_reader *x; (x = find_due(w, seq, now));) {
-        struct wk_call *c = x->call;
-        uint64_t epoch = x->epoch, since = x->since;
-        c->on_close = NULL; /* answering may close the call at once, or later */
-        reader_closed(x, false);
-        answer(w, c, epoch, since);
-    }
+    answer_due(w, now);
 }
 
 void wk_feed_note(struct worker *w, const struct wk_prompt *p)

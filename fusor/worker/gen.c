@@ -226,6 +226,7 @@ static void gen_news(struct wk_msg *m)
     count_done(g);
     if (g->call && !g->ended) gen_flush(g);
     if (g->n_open == 0) ask_builds(g);
+    wk_feed_load(g->w);
     g->busy = false;
     maybe_free(g);
 }

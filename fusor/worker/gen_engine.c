@@ -12,12 +12,24 @@
 #include <string.h>
 #include <sys/random.h>
 
+static void wake(struct gen *g)
+{
+    if (!g->fresh) {
+        g->fresh = true;
+        wk_post(g->w, &g->msg);
+    }
+}
+
 static int on_plan(void *ctx, struct fus_plan *plan)
 {
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
     if (atomic_load(&g->gone)) return -ECANCELED;
+    wk_load_begin(g->w->load, &p->load);
+    pthread_mutex_lock(&g->m);
+    wake(g); /* gateways want to know that it waits no longer */
+    pthread_mutex_unlock(&g->m);
     int rc = wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
     if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->mode, plan);
     return rc;
@@ -28,14 +40,6 @@ static void on_logits(void *ctx, unsigned choice, const float *logits)
     const struct gen_prompt *p = ctx;
 
     if (p->shadow && choice == 0) wk_guard_logits(p->shadow, logits);
-}
-
-static void wake(struct gen *g)
-{
-    if (!g->fresh) {
-        g->fresh = true;
-        wk_post(g->w, &g->msg);
-    }
 }
 
 /* A chunk whose KV could not be read was computed after all. */
@@ -72,6 +76,9 @@ static void on_first(void *ctx, const struct fus_report *r, double queue_ms, dou
     wk_metrics_ttft(p->ttft_ms / 1e3);
     wk_metrics_queue(queue_ms / 1e3);
     wk_metrics_report(r);
+    wk_load_first(g->w->load, &p->load,
+                  prefill_ms - atomic_load(&g->w->ms_per_token) * r->n_computed,
+                  slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
     const struct wk_run run = {
         .report = r, .prefill_ms = prefill_ms, .ttft_ms = p->ttft_ms, .whole = !r->n_failed_ranges};
     wk_control_done(g->w, p->p.decision, &run);
@@ -158,6 +165,7 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
+    wk_load_end(g->w->load, &p->load);
     if (!p->started && p->p.decision) wk_control_done(g->w, p->p.decision, NULL);
     if (p->shadow && d->finish != FUS_FAILED)
         wk_guard_put(p->shadow);
@@ -208,14 +216,13 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     static const struct fus_request_ops ops = {on_plan,   on_first, on_token,
                                                on_choice, on_done,  on_logits};
     const struct api_req *q = &g->req;
-    const enum pol_order order = g->w->o.order;
-    const double work_s = order == POL_ORDER_SJF ? work_ms(g, p) / 1e3 : 0; /* asks the store */
     uint32_t room = g->w->ctx_max - p->p.n_tok;
+    const double work = work_ms(g, p);
     struct fus_request r = {
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
-        .due_ms = pol_order_due(order, work_s, g->mode.max_ttft_ms / 1e3) * 1e3,
+        .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_id,
         .n_stop_ids = q->n_stop_id,
@@ -229,6 +236,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     if (r.max_new > room) r.max_new = room;
     r.min_new = q->min_tokens < r.max_new ? q->min_tokens : r.max_new;
     if (!q->has_seed) r.sampling.seed = random_seed();
+    wk_load_queued(g->w->load, &p->load, work);
     pthread_mutex_lock(&g->m); /* on_done may come before fus_submit() has returned */
     rc = fus_submit(g->w->engine, &r, &job);
     if (rc >= 0) {
@@ -236,6 +244,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         g->n_open++;
     }
     pthread_mutex_unlock(&g->m);
+    if (rc < 0) wk_load_end(g->w->load, &p->load);
     return rc;
 }
 

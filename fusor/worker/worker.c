@@ -183,6 +183,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     wk_metrics_init();
     json_object_seed(0); /* before threads use jansson */
     if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
+    if ((rc = wk_load_create(&w->load)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
     if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
@@ -246,6 +247,7 @@ void wk_destroy(struct worker *w)
     seg_learner_free(w->learner);
     seg_presets_free(w->presets);
     residents_destroy(w->residents);
+    wk_load_destroy(w->load);
     pthread_mutex_destroy(&w->mail_m);
     pthread_mutex_destroy(&w->builds_m);
     mem_free(w);

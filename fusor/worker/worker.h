@@ -105,6 +105,7 @@ struct residents;
 struct seg_task;
 struct wk_build;
 struct wk_announce;
+struct wk_load;
 struct wk_kvlog;
 struct wk_reader;
 struct wk_guard;
@@ -163,6 +164,7 @@ struct worker {
     struct residents *residents;  /* which texts are here: any thread */
     struct wk_announce *announce; /* NULL: not registered */
     struct wk_reader *readers;    /* who waits for news of them */
+    struct wk_load *load;         /* what waits here: any thread (load.c) */
     uint64_t epoch, read_ns;      /* of this life; when somebody asked last */
     uint64_t drain_deadline_ns;
     struct event *signals[2], *stdin_event;
@@ -405,7 +407,27 @@ int wk_detokenize(struct wk_task *t);
 /* ---- which texts are here (feed.c, residents.h) ---- */
 void wk_feed_get(struct worker *w, struct wk_call *c); /* GET /admin/residents */
 void wk_feed_tick(struct worker *w);                   /* loop, every 250 ms, with a store */
+void wk_feed_load(struct worker *w);                   /* loop: who waits for news of the load */
 void wk_feed_note(struct worker *w, const struct wk_prompt *p); /* any thread */
+
+/* ---- what waits here, for gateways (load.c); any thread ---- */
+int wk_load_create(struct wk_load **ret);
+void wk_load_destroy(struct wk_load *l);
+/* A prompt's life: queued, its prefill begins, its first token (or it failed), its end. Each is
+ * told once at most, none without the one before but the end, which may follow any. */
+struct wk_load_item {
+    double work_ms; /* predicted */
+    enum { WK_LOAD_NONE, WK_LOAD_QUEUED, WK_LOAD_PREFILL, WK_LOAD_DECODE } stage;
+    uint64_t begin_ns;
+};
+void wk_load_queued(struct wk_load *l, struct wk_load_item *i, double work_ms);
+void wk_load_begin(struct wk_load *l, struct wk_load_item *i);
+/* reused_ms: what its n_reused tokens that were held took; 0 tokens: nothing is learnt from it. */
+void wk_load_first(struct wk_load *l, struct wk_load_item *i, double reused_ms, uint64_t n_reused);
+void wk_load_end(struct wk_load *l, struct wk_load_item *i);
+uint64_t wk_load_seq(struct wk_load *l); /* of the last change; never 0 */
+/* docs/api.md, GET /admin/residents: the line "=SEQ …". token_ms: of a computed token. */
+int wk_load_put(struct wk_load *l, double token_ms, unsigned slots, struct buf *out);
 
 /* ---- the registry (announce.c); loop ---- */
 int wk_announce_start(struct worker *w);  /* once it serves; no --advertise: nothing */
