@@ -66,6 +66,15 @@ static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf
     return r < 0 ? r : buf_addc(b, '}');
 }
 
+static int put_shed(struct buf *b)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < GW_SHED_COUNT; i++)
+        r = buf_addf(b, "%s\"%s\":%llu", i ? "," : "", gw_shed_reason_name((enum gw_shed_reason)i),
+                     (unsigned long long)gw_stats_n_shed((enum gw_shed_reason)i));
+    return r;
+}
+
 static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     struct gw_house *h = q->gate->house;
@@ -76,12 +85,14 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
                      "{\"gateway\":{\"version\":\"" KV_VERSION "\",\"pid\":%d,\"uptime_s\":%.1f,"
                      "\"ready\":%s,\"draining\":%s,\"in_flight\":%u,\"in_flight_max\":%u,"
                      "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loops\":%u,"
-                     "\"loop_lag_ms\":%.3f},",
+                     "\"loop_lag_ms\":%.3f,\"shed\":{",
                      (int)getpid(), clock_ms_since(h->start_ns) / 1e3,
                      gw_fleet_n_ready(h->fleet) && !draining ? "true" : "false",
                      draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
                      a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
                      http_loop_lag_ms(q->gate->loop));
+    if (r == 0) r = put_shed(&b);
+    if (r == 0) r = buf_adds(&b, "}},");
     if (r == 0) r = put_pages(q, pages, n, put_worker, &b);
     answer_built(q, r, &b);
 }
@@ -211,7 +222,19 @@ static void admin_reload(struct gw_req *q) /* by the control loop */
 
 /* ---- /admin/keys: who may do what, and how much of it is left ---- */
 
-static int put_key(const struct gw_key *key, struct buf *b)
+static int put_claims(const struct gw_key *key, struct gw_admit *a, struct buf *b)
+{
+    struct gw_flow f = gw_admit_flow(a, &key->account->flow);
+    double all = gw_admit_view(a).work;
+    int r =
+        buf_addf(b, ",\"weight\":%g,\"priority\":%u,\"waiting\":%u,\"work_share\":%.4f",
+                 key->claims.weight, key->claims.priority, f.n_waiting, all > 0 ? f.work / all : 0);
+    if (r == 0 && key->claims.max_ttft_ms)
+        r = buf_addf(b, ",\"max_ttft_ms\":%u", key->claims.max_ttft_ms);
+    return r;
+}
+
+static int put_key(const struct gw_key *key, struct gw_admit *a, struct buf *b)
 {
     struct gw_limit_view v;
     gw_account_view(key->account, &key->limit, clock_ns(), &v);
@@ -227,6 +250,7 @@ static int put_key(const struct gw_key *key, struct buf *b)
     if (r == 0 && v.limit.requests_per_min)
         r = buf_addf(b, ",\"requests_left\":%u", v.requests_left);
     if (r == 0 && v.limit.tokens_per_min) r = buf_addf(b, ",\"tokens_left\":%u", v.tokens_left);
+    if (r == 0) r = put_claims(key, a, b);
     return r < 0 ? r : buf_addc(b, '}');
 }
 
@@ -237,7 +261,7 @@ static void admin_keys(struct gw_req *q)
     int r = buf_adds(&b, "{\"keys\":[");
     for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
         if (i > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_key(gw_keys_get(k, i), &b);
+        if (r == 0) r = put_key(gw_keys_get(k, i), &q->gate->house->admit, &b);
     }
     if (r == 0) r = buf_adds(&b, "]}");
     answer_built(q, r, &b);

@@ -3,15 +3,18 @@
 #include "base/assert.h"
 
 #include <errno.h>
-#include <stddef.h>
 
 enum { SHARE = 7 }; /* chosen: an eighth stays free; 1 would keep half of it free for nobody */
 
 void gw_admit_init(struct gw_admit *a, unsigned running_max, unsigned waiting_max,
-                   void (*wake)(void *ctx, unsigned lane), void *ctx)
+                   void (*wake)(void *ctx, unsigned lane), bool (*room)(void *ctx, void *user),
+                   void *ctx)
 {
-    *a = (struct gw_admit){
-        .running_max = running_max, .waiting_max = waiting_max, .wake = wake, .ctx = ctx};
+    *a = (struct gw_admit){.running_max = running_max,
+                           .waiting_max = waiting_max,
+                           .wake = wake,
+                           .room = room,
+                           .ctx = ctx};
     (void)pthread_mutex_init(&a->lock, NULL);
 }
 
@@ -33,16 +36,22 @@ static void unlock(struct gw_admit *a, uint64_t wake)
         if (wake & 1) a->wake(a->ctx, lane);
 }
 
-/* Behind all that came before it: as a rule at the end. */
-static void put(struct gw_tickets *l, struct gw_ticket *t)
+static void put_behind(struct gw_tickets *l, struct gw_ticket *t, struct gw_ticket *before)
 {
-    struct gw_ticket *before = l->tail;
-    while (before && before->number > t->number)
-        before = before->prev;
     t->prev = before;
     t->next = before ? before->next : l->head;
     *(t->prev ? &t->prev->next : &l->head) = t;
     *(t->next ? &t->next->prev : &l->tail) = t;
+}
+
+/* By tag, then as they came: as a rule at the end. */
+static void put(struct gw_tickets *l, struct gw_ticket *t)
+{
+    struct gw_ticket *before = l->tail;
+    while (before &&
+           (before->tag > t->tag || (before->tag == t->tag && before->number > t->number)))
+        before = before->prev;
+    put_behind(l, t, before);
 }
 
 static void drop(struct gw_tickets *l, struct gw_ticket *t)
@@ -52,11 +61,20 @@ static void drop(struct gw_tickets *l, struct gw_ticket *t)
     t->prev = t->next = NULL;
 }
 
-static bool may_run(const struct gw_admit *a, unsigned group)
+/* ---- bounds ---- */
+
+static bool has_place(const struct gw_admit *a, unsigned group)
 {
     if (a->n_running >= a->running_max) return false;
     uint64_t left = a->running_max - a->n_running;
     return !a->shared || a->running[group] < SHARE * left;
+}
+
+static bool may_run(const struct gw_admit *a, const struct gw_ticket *t)
+{
+    if (!has_place(a, t->group)) return false;
+    if (!t->claim.paced || !a->room) return true;
+    return a->granted_paced[t->group] == 0 && a->room(a->ctx, t->user);
 }
 
 static bool may_wait(const struct gw_admit *a, unsigned group)
@@ -66,17 +84,44 @@ static bool may_wait(const struct gw_admit *a, unsigned group)
     return !a->shared || a->waiting[group] + a->parked[group] < SHARE * left;
 }
 
+/* ---- states ---- */
+
+static void come(struct gw_admit *a, struct gw_ticket *t)
+{
+    const struct gw_claim *c = &t->claim;
+    bool first = a->queue[c->class].head == NULL;
+    t->number = a->next_number++;
+    t->served = false;
+    t->tag = pol_fair_come(&a->fair, &c->flow->fair, c->class, c->work, c->weight, first);
+}
+
+static void go_unserved(struct gw_ticket *t)
+{
+    const struct gw_claim *c = &t->claim;
+    if (!t->served) pol_fair_go(&c->flow->fair, c->class, c->work, c->weight);
+}
+
 static void run(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
 {
     t->state = s;
     a->n_running++;
     a->running[t->group]++;
+    if (t->served) return; /* it had its turn before */
+    t->served = true;
+    t->claim.flow->work += t->claim.work;
+    pol_fair_serve(&a->fair, t->claim.class, t->tag, t->claim.work);
+}
+
+static void ungrant(struct gw_admit *a, struct gw_ticket *t)
+{
+    drop(&a->granted[t->lane], t);
+    if (t->claim.paced) a->granted_paced[t->group]--;
 }
 
 static void stop_running(struct gw_admit *a, struct gw_ticket *t)
 {
     ASSERT(a->n_running > 0 && a->running[t->group] > 0);
-    if (t->state == GW_TICKET_GRANTED) drop(&a->granted[t->lane], t);
+    if (t->state == GW_TICKET_GRANTED) ungrant(a, t);
     t->state = GW_TICKET_NONE;
     a->n_running--;
     a->running[t->group]--;
@@ -87,16 +132,18 @@ static void wait_in_line(struct gw_admit *a, struct gw_ticket *t)
     t->state = GW_TICKET_WAITING;
     a->n_waiting++;
     a->waiting[t->group]++;
-    put(&a->queue, t);
+    t->claim.flow->n_waiting++;
+    put(&a->queue[t->claim.class], t);
 }
 
 static void stop_waiting(struct gw_admit *a, struct gw_ticket *t)
 {
     ASSERT(t->state == GW_TICKET_WAITING && a->n_waiting > 0);
-    drop(&a->queue, t);
+    drop(&a->queue[t->claim.class], t);
     t->state = GW_TICKET_NONE;
     a->n_waiting--;
     a->waiting[t->group]--;
+    t->claim.flow->n_waiting--;
 }
 
 static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
@@ -105,43 +152,67 @@ static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
     t->state = GW_TICKET_NONE;
     a->n_waiting--;
     a->parked[t->group]--;
+    t->claim.flow->n_waiting--;
+}
+
+/* ---- whose turn it is ---- */
+
+/* The first that may run; NULL: none. Groups that were found without room are noted: only paced
+ * tickets of theirs wait for it. */
+static struct gw_ticket *next_of(struct gw_admit *a)
+{
+    unsigned class[POL_FAIR_CLASSES];
+    uint64_t full = 0;
+    pol_fair_order(&a->fair, class);
+    for (unsigned c = 0; c < POL_FAIR_CLASSES; c++)
+        for (struct gw_ticket *t = a->queue[class[c]].head; t; t = t->next) {
+            if (t->claim.paced && full >> t->group & 1) continue;
+            if (may_run(a, t)) return t;
+            if (t->claim.paced) full |= 1ull << t->group;
+        }
+    return NULL;
 }
 
 static uint64_t grant(struct gw_admit *a)
 {
     uint64_t wake = 0;
-    for (struct gw_ticket *t = a->queue.head, *next; t && a->n_running < a->running_max; t = next) {
-        next = t->next;
-        if (!may_run(a, t->group)) continue;
+    while (a->n_running < a->running_max && a->n_waiting > 0) {
+        struct gw_ticket *t = next_of(a);
+        if (!t) break;
         stop_waiting(a, t);
         run(a, t, GW_TICKET_GRANTED);
-        put(&a->granted[t->lane], t);
+        put_behind(&a->granted[t->lane], t, a->granted[t->lane].tail);
+        if (t->claim.paced) a->granted_paced[t->group]++;
         wake |= 1ull << t->lane;
     }
     return wake;
 }
 
 int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned lane, unsigned group,
-                   uint64_t deadline_ns)
+                   uint64_t deadline_ns, const struct gw_claim *c)
 {
+    uint64_t wake = 0;
     int r;
-    ASSERT(lane < GW_ADMIT_LANES && group < GW_ADMIT_GROUPS);
+    ASSERT(lane < GW_ADMIT_LANES && group < GW_ADMIT_GROUPS && c->class < POL_FAIR_CLASSES);
     lock(a);
     ASSERT(t->state == GW_TICKET_NONE);
     t->lane = lane;
     t->group = group;
     t->deadline_ns = deadline_ns;
-    t->number = a->next_number++;
-    if (a->waiting[group] == 0 && may_run(a, group)) {
+    t->claim = *c;
+    come(a, t);
+    if (a->waiting[group] == 0 && may_run(a, t)) {
         run(a, t, GW_TICKET_RUNNING);
         r = 1;
     } else if (may_wait(a, group)) {
         wait_in_line(a, t);
+        wake = grant(a); /* there may be room by now that nobody has told of */
         r = 0;
     } else {
+        go_unserved(t);
         r = -EAGAIN;
     }
-    unlock(a, 0);
+    unlock(a, wake);
     return r;
 }
 
@@ -151,6 +222,7 @@ void gw_admit_leave(struct gw_admit *a, struct gw_ticket *t)
     lock(a);
     if (t->state == GW_TICKET_WAITING) {
         stop_waiting(a, t);
+        go_unserved(t);
     } else if (t->state == GW_TICKET_PARKED) {
         stop_parking(a, t);
     } else if (t->state != GW_TICKET_NONE) {
@@ -171,6 +243,7 @@ int gw_admit_park(struct gw_admit *a, struct gw_ticket *t)
         t->state = GW_TICKET_PARKED;
         a->n_waiting++;
         a->parked[t->group]++;
+        t->claim.flow->n_waiting++;
         wake = grant(a);
         r = 0;
     }
@@ -182,7 +255,7 @@ int gw_admit_unpark(struct gw_admit *a, struct gw_ticket *t)
 {
     lock(a);
     stop_parking(a, t);
-    bool now = may_run(a, t->group);
+    bool now = has_place(a, t->group); /* it has a backend already */
     if (now)
         run(a, t, GW_TICKET_RUNNING);
     else
@@ -196,28 +269,38 @@ struct gw_ticket *gw_admit_take(struct gw_admit *a, unsigned lane)
     lock(a);
     struct gw_ticket *t = a->granted[lane].head;
     if (t) {
-        drop(&a->granted[lane], t);
+        ungrant(a, t);
         t->state = GW_TICKET_RUNNING;
     }
     unlock(a, 0);
     return t;
 }
 
+void gw_admit_again(struct gw_admit *a)
+{
+    lock(a);
+    unlock(a, grant(a));
+}
+
 struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned lane, uint64_t now_ns,
                                   uint64_t *ret_next)
 {
     uint64_t first = 0;
-    struct gw_ticket *t;
+    struct gw_ticket *late = NULL;
     lock(a);
-    for (t = a->queue.head; t; t = t->next) {
-        if (t->lane != lane) continue;
-        if (t->deadline_ns <= now_ns) break;
-        if (first == 0 || t->deadline_ns < first) first = t->deadline_ns;
+    for (unsigned c = 0; c < POL_FAIR_CLASSES && !late; c++)
+        for (struct gw_ticket *t = a->queue[c].head; t && !late; t = t->next) {
+            if (t->lane != lane) continue;
+            if (t->deadline_ns <= now_ns) late = t;
+            if (first == 0 || t->deadline_ns < first) first = t->deadline_ns;
+        }
+    if (late) {
+        stop_waiting(a, late);
+        go_unserved(late);
     }
-    if (t) stop_waiting(a, t);
     unlock(a, 0);
     *ret_next = first;
-    return t;
+    return late;
 }
 
 void gw_admit_set(struct gw_admit *a, unsigned running_max, unsigned waiting_max)
@@ -235,10 +318,42 @@ void gw_admit_share(struct gw_admit *a, bool shared)
     unlock(a, grant(a));
 }
 
+/* ---- views ---- */
+
 struct gw_admit_view gw_admit_view(struct gw_admit *a)
 {
     lock(a);
-    struct gw_admit_view v = {a->n_running, a->n_waiting, a->running_max, a->waiting_max};
+    struct gw_admit_view v = {a->n_running, a->n_waiting, a->running_max, a->waiting_max,
+                              a->fair.served};
     unlock(a, 0);
     return v;
+}
+
+struct gw_flow gw_admit_flow(struct gw_admit *a, const struct gw_flow *f)
+{
+    lock(a);
+    struct gw_flow copy = *f;
+    unlock(a, 0);
+    return copy;
+}
+
+struct gw_ahead gw_admit_ahead(struct gw_admit *a, unsigned group, const struct gw_claim *c)
+{
+    struct gw_ahead r = {0};
+    unsigned class[POL_FAIR_CLASSES];
+    bool own_class = false;
+    lock(a);
+    double tag = pol_fair_peek(&a->fair, &c->flow->fair, c->class);
+    pol_fair_order(&a->fair, class);
+    for (unsigned i = 0; i < POL_FAIR_CLASSES && !own_class; i++) {
+        own_class = class[i] == c->class;
+        for (const struct gw_ticket *t = a->queue[class[i]].head; t; t = t->next) {
+            if (t->group != group || (own_class && t->tag > tag)) continue;
+            r.n++;
+            r.work += t->claim.work;
+            if (t->claim.flow == c->flow) r.own_work += t->claim.work;
+        }
+    }
+    unlock(a, 0);
+    return r;
 }

@@ -174,7 +174,7 @@ enum {
       NULL, "own worker that answers no health check for this long is restarted")                  \
     X(GW_LIST, api_keys, "keys.list", "api-key", NULL, 0, 0, GW_LIVE | GW_ENTRIES, NULL,           \
       "accepted API key, plain or sha256:SALT:HEX, then id=, namespace=, models=, rpm=, tpm=, "    \
-      "concurrency= (repeatable; none: no key is asked for)")                                      \
+      "concurrency=, weight=, priority=, max_ttft= (repeatable; none: no key is asked for)")       \
     X(GW_STR, api_key_file, "keys.file", "api-key-file", NULL, 0, 0, GW_LIVE, NULL,                \
       "file of accepted API keys, one a line, # comments")                                         \
     X(GW_U32, key_rpm, "limits.rpm", "rpm", "0", 0, 100000000, GW_LIVE, NULL,                      \
@@ -194,6 +194,8 @@ enum {
       "completions that may wait for their turn")                                                  \
     X(GW_MS, queue_timeout_ms, "limits.queue_timeout", "queue-timeout", "60s", 1, 3600000,         \
       GW_LIVE, NULL, "longest wait for a turn")                                                    \
+    X(GW_MS, max_ttft_ms, "limits.max_ttft", "max-ttft", "0", 0, 3600000, GW_LIVE, NULL,           \
+      "completions that would wait longer for their first token are sent away (0: none)")          \
     X(GW_SIZE, max_body_bytes, "limits.max_body", "max-body", "32MiB", 1024, 1ull << 30, 0, NULL,  \
       "largest request body")                                                                      \
     X(GW_MS, retry_wait_ms, "limits.retry_wait", "retry-wait", "30s", 0, 600000, GW_LIVE, NULL,    \

@@ -28,6 +28,7 @@ struct buf;
     X(OVERLOADED, 429, "server_overloaded", "server_overloaded", 2)                                \
     X(RATE_REQUESTS, 429, "requests", "rate_limit_exceeded", 1)                                    \
     X(RATE_TOKENS, 429, "tokens", "rate_limit_exceeded", 1)                                        \
+    X(RATE_SHARE, 429, "requests", "rate_limit_exceeded", 1)                                       \
     X(RATE_NEVER, 429, "tokens", "rate_limit_exceeded", -1)                                        \
     X(HEADERS, 431, "invalid_request_error", "request_headers_too_large", -1)                      \
     X(INTERNAL, 500, "server_error", "internal_error", -1)                                         \
@@ -36,7 +37,8 @@ struct buf;
     X(UPSTREAM_TIMEOUT, 504, "upstream_error", "upstream_timeout", -1)                             \
     X(UNAVAILABLE, 503, "upstream_error", "upstream_unavailable", 2)                               \
     X(LOADING, 503, "server_error", "model_loading", 2)                                            \
-    X(DRAINING, 503, "server_error", "draining", 2)
+    X(DRAINING, 503, "server_error", "draining", 2)                                                \
+    X(SHED, 503, "server_overloaded", "server_overloaded", 2)
 
 enum gw_error {
 #define X(name, ...) GW_E_##name,

@@ -355,6 +355,7 @@ void fleet_target_forget(struct gw_fleet *f, struct gw_target *t)
     t->ready_since_ns = t->slow_from_ns = t->models_at_ns = t->models_hash = 0;
     t->last_ok_ns = t->added_ns = clock_ns();
     t->ttfb_ms = 0;
+    t->load = (struct fleet_load){0};
     fleet_models_clear(t);
     fleet_breaker_reset(f, t);
 }

@@ -31,6 +31,7 @@ struct gw_fleet;
 struct gw_key;
 struct http_client;
 struct http_loop;
+struct pol_shed_worker;
 
 enum { GW_TARGETS_MAX = 256, GW_LANES_MAX = 64 };
 
@@ -70,6 +71,8 @@ struct gw_lease {             /* init {0}; held from pick to release */
     uint64_t prompt_tokens; /* to compute there: without those it holds */
     bool probe;             /* the breaker's one try */
     bool computed;          /* gw_fleet_computed() was called */
+    double sent_ms;         /* predicted work, counted at the target since the report of */
+    uint64_t said_ns;
     int status; /* the answer's HTTP status, set by the holder before release; 0: none came */
 };
 enum gw_pick {
@@ -105,6 +108,24 @@ struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, uns
                                     struct http_loop *loop);
 /* Before a lane's loop is destroyed, on its thread: closes its connections. */
 void gw_fleet_leave(struct gw_fleet *f, unsigned lane);
+
+/* ---- what workers say of their load (fleet_load.c) ---- */
+
+struct gw_load {
+    double waiting_ms; /* predicted work of prefills there, and the rest of the running one */
+    unsigned n_waiting, n_running;
+    unsigned slots;             /* requests it can run at once */
+    double hold_ms;             /* how long one keeps its slot */
+    double token_ms, reused_ms; /* of a prefill, measured: a computed token's, a reused one's */
+};
+/* A worker's report; NULL: it does not report any more. */
+void gw_fleet_report(struct gw_fleet *f, unsigned index, const struct gw_load *l);
+/* What the request would meet at each worker that could take it, at most GW_TARGETS_MAX; 0: there
+ * is none, or it cannot be told, because one of them does not report. */
+size_t gw_fleet_forecast(struct gw_fleet *f, const struct gw_want *w, struct pol_shed_worker *ret);
+/* Is there a worker with room for one more request for the model? True as well where nobody knows.
+ */
+bool gw_fleet_room(struct gw_fleet *f, const char *model);
 
 /* ---- life ---- */
 
@@ -153,6 +174,7 @@ struct gw_target_view { /* a copy */
     unsigned n_inflight, inflight_max, n_models;
     uint64_t n_ok, n_failed, n_timeout, n_busy, n_picked, prompt_tokens_in_flight;
     double ttfb_ms; /* moving average, 0: unknown */
+    double wait_ms; /* predicted for a request that came now; -1: unknown */
     uint64_t ready_since_ns;
     double weight;
 };

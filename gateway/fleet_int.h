@@ -52,6 +52,15 @@ struct fleet_probe { /* control loop only */
     unsigned failures, successes;
     struct buf body;
 };
+struct fleet_load { /* of a worker that reports */
+    bool known;
+    struct gw_load said;
+    uint64_t said_ns;
+    /* since then */
+    double sent_ms;
+    unsigned n_sent;
+    uint64_t sent_ns; /* the first */
+};
 struct gw_target {
     /* set once */
     unsigned index;
@@ -86,6 +95,7 @@ struct gw_target {
     uint64_t n_ok, n_failed, n_timeout, n_busy, n_cancelled, n_picked, n_went_down;
     uint64_t n_status[GW_STATUSES_MAX];
     double ttfb_ms;
+    struct fleet_load load;
 };
 struct fleet_settings {
     unsigned connect_ms, first_byte_ms, idle_ms, total_ms; /* workers' */
@@ -185,6 +195,12 @@ enum fleet_serves { FLEET_NO, FLEET_YES, FLEET_PERHAPS };
 /* Locked. model NULL: any. *ret_sent: the name to send instead, or NULL. */
 enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target *t,
                                const char *model, const char **ret_sent);
+
+/* ---- fleet_load.c: locked ---- */
+/* A request of so many tokens to compute and to reuse is on its way; it waits there no more. */
+void fleet_load_sent(struct gw_lease *l, uint64_t computed, uint64_t reused, uint64_t now);
+void fleet_load_gone(struct gw_lease *l);
+double fleet_load_wait_ms(const struct gw_target *t, uint64_t now); /* -1: unknown */
 
 /* ---- fleet_view.c ---- */
 void fleet_count_status(struct gw_target *t, int status); /* locked */

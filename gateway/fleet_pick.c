@@ -193,6 +193,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
                              .worker = t->worker,
                              .prompt_tokens = tokens,
                              .probe = c->trial};
+    fleet_load_sent(ret, tokens, w->prompt_tokens - tokens, now);
 }
 
 /* Have on_room called then. */
@@ -301,6 +302,7 @@ static void computed(struct gw_lease *l)
     if (l->computed) return;
     ASSERT(l->target->tokens_in_flight >= l->prompt_tokens);
     l->target->tokens_in_flight -= l->prompt_tokens;
+    fleet_load_gone(l);
     l->computed = true;
 }
 

@@ -81,6 +81,7 @@ static void view(const struct gw_target *t, struct gw_target_view *ret)
         .n_picked = t->n_picked,
         .prompt_tokens_in_flight = t->tokens_in_flight,
         .ttfb_ms = t->ttfb_ms,
+        .wait_ms = fleet_load_wait_ms(t, clock_ns()),
         .ready_since_ns = t->health == GW_TARGET_READY ? t->ready_since_ns : 0,
         .weight = t->up ? t->up->weight : 1,
     };
@@ -137,6 +138,7 @@ static int put_target(const struct gw_target *t, struct buf *b)
                      (unsigned long long)v.n_failed, (unsigned long long)v.n_timeout,
                      (unsigned long long)v.prompt_tokens_in_flight, v.ttfb_ms,
                      v.ready_since_ns ? clock_ms_since(v.ready_since_ns) / 1e3 : 0);
+    if (r == 0 && v.wait_ms >= 0) r = buf_addf(b, ",\"predicted_wait_ms\":%.1f", v.wait_ms);
     if (r == 0 && t->up) r = buf_addf(b, ",\"lmcache\":%s", t->up->lmcache ? "true" : "false");
     if (r == 0) r = put_models(t, b);
     return r < 0 ? r : buf_addc(b, '}');
@@ -177,6 +179,11 @@ static double value_picked(const struct gw_target *t)
 {
     return (double)t->n_picked;
 }
+static double value_wait(const struct gw_target *t)
+{
+    double ms = fleet_load_wait_ms(t, clock_ns());
+    return ms > 0 ? ms / 1e3 : 0;
+}
 
 static const struct family {
     const char *name, *type, *help;
@@ -190,6 +197,9 @@ static const struct family {
      value_breaker},
     {"kvblend_gateway_upstream_picked_total", "counter", "Tries sent to the backend.",
      value_picked},
+    {"kvblend_gateway_upstream_predicted_wait_seconds", "gauge",
+     "Predicted wait for the first token of a request that came now (0: none, or unknown).",
+     value_wait},
     {"kvblend_gateway_upstream_requests_total", "counter", "Answers by status.", NULL},
 };
 

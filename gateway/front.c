@@ -176,6 +176,7 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     struct gw_merge m = {0};
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->gate->house->fleet, &own);
+    if (r == 0) r = gw_shed_metrics(q->gate->house, q->settings->keys, &own);
     if (r == 0) r = gw_merge_own(&m, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)

@@ -25,6 +25,7 @@
 #include "gateway/stats.h"
 #include "gateway/trace.h"
 #include "gateway/usage.h"
+#include "policy/shed.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -81,11 +82,18 @@ struct gw_settings {
     struct gw_keys *keys;
 };
 
+struct gw_shed {
+    pthread_mutex_t lock;
+    struct pol_promises promises; /* guarded by lock */
+    struct gw_flow operators;     /* of requests without a key; guarded by the queue's lock */
+};
+
 struct gw_gate;
 struct gw_house { /* what all lanes share */
     pthread_mutex_t lock;
     struct gw_settings *settings; /* guarded by lock; others hold references */
     struct gw_admit admit;
+    struct gw_shed shed;
     atomic_uint n_reqs;   /* of all lanes: they hold the process open while draining */
     atomic_uint n_closed; /* lanes that have stopped accepting */
     atomic_bool draining;
@@ -308,6 +316,14 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when o
 /* ---- charge.c: a request under its key ---- */
 bool gw_charge_enter(struct gw_req *q); /* false: refused, and answered */
 void gw_charge_leave(struct gw_req *q); /* harmless when it has not entered */
+
+/* ---- shed.c: admission by predicted delay ---- */
+/* q's claim to the queue; false: it would wait too long, and is answered. */
+bool gw_shed_admit(struct gw_req *q, struct gw_claim *ret);
+bool gw_shed_room(void *house, void *q); /* of gw_admit_init() */
+void gw_shed_refuse(struct gw_req *q, enum gw_shed_reason why, const char *message);
+/* kvblend_gateway_key_waiting and _work_total, in Prometheus' text form. */
+int gw_shed_metrics(struct gw_house *h, const struct gw_keys *k, struct buf *out);
 
 /* ---- gather.c: the same page of every worker ---- */
 struct gw_page {

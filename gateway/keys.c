@@ -7,6 +7,8 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/opt.h"
+#include "policy/fair.h"
 
 #include <ctype.h>
 #include <fnmatch.h>
@@ -164,6 +166,30 @@ static int set_limit(const char *text, uint32_t *ret)
     return 0;
 }
 
+static int set_weight(const char *text, double *ret)
+{
+    double v;
+    if (opt_parse_double(text, &v) < 0 || !(v >= POL_FAIR_WEIGHT_MIN && v <= POL_FAIR_WEIGHT_MAX))
+        return -EINVAL;
+    *ret = v;
+    return 0;
+}
+
+static int set_priority(const char *text, unsigned *ret)
+{
+    if (!isdigit((unsigned char)text[0]) || text[1]) return -EINVAL; /* the classes are digits */
+    *ret = (unsigned)(text[0] - '0');
+    return 0;
+}
+
+static int set_duration(const char *text, uint32_t *ret)
+{
+    uint64_t ms;
+    if (opt_parse_duration_ms(text, &ms) < 0 || ms == 0 || ms > UINT32_MAX) return -EINVAL;
+    *ret = (uint32_t)ms;
+    return 0;
+}
+
 static int set_text(const char *text, char **f)
 {
     char *copy = mem_strdup(text);
@@ -187,6 +213,9 @@ static int set_field(struct entry *e, const char *name, const char *value)
     if (strcmp(name, "rpm") == 0) return set_limit(value, &e->key.limit.requests_per_min);
     if (strcmp(name, "tpm") == 0) return set_limit(value, &e->key.limit.tokens_per_min);
     if (strcmp(name, "concurrency") == 0) return set_limit(value, &e->key.limit.running_max);
+    if (strcmp(name, "weight") == 0) return set_weight(value, &e->key.claims.weight);
+    if (strcmp(name, "priority") == 0) return set_priority(value, &e->key.claims.priority);
+    if (strcmp(name, "max_ttft") == 0) return set_duration(value, &e->key.claims.max_ttft_ms);
     return -ENOENT;
 }
 
@@ -218,8 +247,8 @@ static int parse_words(struct gw_keys *k, struct entry *e, char *text, const cha
             r = eq ? set_field(e, w, eq + 1) : -ENOENT;
             if (r == -ENOENT)
                 return err_set(err, -EINVAL,
-                               "%s: expected id=, namespace=, models=, rpm=, tpm= or concurrency= "
-                               "behind the key",
+                               "%s: expected id=, namespace=, models=, rpm=, tpm=, concurrency=, "
+                               "weight=, priority= or max_ttft= behind the key",
                                where);
             if (r == -EINVAL)
                 return err_set(err, r, "%s: %s= has a value that cannot be used", where, w);
@@ -229,6 +258,8 @@ static int parse_words(struct gw_keys *k, struct entry *e, char *text, const cha
     return has_key ? 0 : err_set(err, -EINVAL, "%s: expected a key", where);
 }
 
+static const struct gw_claims usual = {.weight = 1, .priority = GW_PRIORITY_USUAL};
+
 static int add_entry(struct gw_keys *k, const char *text, const struct gw_limit *defaults,
                      const char *where, struct err *err)
 {
@@ -236,7 +267,7 @@ static int add_entry(struct gw_keys *k, const char *text, const struct gw_limit 
     if (!p) return -ENOMEM;
     k->entry = p;
     struct entry *e = &k->entry[k->n];
-    *e = (struct entry){.key.limit = *defaults};
+    *e = (struct entry){.key = {.limit = *defaults, .claims = usual}};
     char *copy = mem_strdup(text);
     if (!copy) return -ENOMEM;
     k->n++;
@@ -290,6 +321,11 @@ static bool limits_differ(const struct gw_limit *a, const struct gw_limit *b)
            a->running_max != b->running_max;
 }
 
+static bool claims_differ(const struct gw_claims *a, const struct gw_claims *b)
+{
+    return a->weight != b->weight || a->priority != b->priority || a->max_ttft_ms != b->max_ttft_ms;
+}
+
 static int open_account(struct gw_key *key, const struct gw_key *before)
 {
     key->account = before ? gw_account_ref(before->account) : gw_account_create();
@@ -303,7 +339,8 @@ static int open_accounts(struct gw_keys *k, const struct gw_keys *old, struct er
 {
     for (size_t i = 0; i < k->n; i++) { /* first: what follows changes accounts that are in use */
         const struct gw_key *key = &k->entry[i].key, *twin = by_id(k, key->id, i);
-        if (twin && limits_differ(&key->limit, &twin->limit))
+        if (twin && (limits_differ(&key->limit, &twin->limit) ||
+                     claims_differ(&key->claims, &twin->claims)))
             return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
     }
     int r = open_account(&k->anyone, old ? &old->anyone : NULL);
@@ -328,6 +365,7 @@ int gw_keys_create(char *const *list, size_t n, const char *file, const struct g
     k->n_refs = 1;
     (void)pthread_mutex_init(&k->lock, NULL);
     k->anyone.limit = *defaults;
+    k->anyone.claims = usual;
     if (getrandom(k->salt, sizeof k->salt, 0) != (ssize_t)sizeof k->salt) r = -EIO;
     for (size_t i = 0; r == 0 && i < n; i++) {
         char where[40];

@@ -2,7 +2,7 @@
  *
  * One entry per key, in the configuration or a line of a file (# comments):
  *   KEY|sha256:HEX|sha256:SALT:HEX [id=NAME] [namespace=NS] [models=GLOB,…] [rpm=N] [tpm=N]
- *   [concurrency=N]
+ *   [concurrency=N] [weight=W] [priority=N] [max_ttft=DURATION]
  * HEX is SHA-256 of SALT followed by the key. Kept and compared as hashes without an early exit, so
  * that neither length nor position of a difference shows in the time taken. Several keys may have
  * one id (to change a key without a gap): they share its account and must agree on its limits. An
@@ -22,12 +22,18 @@
 struct buf;
 struct gw_keys;
 
-enum { GW_KEY_ID_BYTES = 65 };
+enum { GW_KEY_ID_BYTES = 65, GW_PRIORITY_USUAL = 5 };
+struct gw_claims {        /* to the queue */
+    double weight;        /* of its share of the work */
+    unsigned priority;    /* the best it may ask for, 0 first, and what its requests have */
+    uint32_t max_ttft_ms; /* objective of requests that state none; 0: the configuration's */
+};
 struct gw_key {
     char id[GW_KEY_ID_BYTES]; /* given, else 8 hex digits of the hash; "" where no key is asked */
     char *name_space;         /* NULL: none */
     char *models;             /* comma separated globs; NULL: all */
     struct gw_limit limit;
+    struct gw_claims claims;
     struct gw_account *account;
 };
 

@@ -143,6 +143,7 @@ static void on_tick(void *arg)
         next = q->next;
         gw_answer_keepalive(q, now);
     }
+    if (g->index == 0) gw_admit_again(&g->house->admit); /* a worker's backlog shrinks unasked */
     if (g->parked) gw_relay_call_parked(g);
     on_told(g);
 }
@@ -153,7 +154,8 @@ int gw_lanes_create(struct gw_house *h, unsigned n)
 {
     const struct gw_config *c = h->settings->config;
     (void)pthread_mutex_init(&h->lock, NULL);
-    gw_admit_init(&h->admit, admit_max(c), c->queue_limit, wake_for_turn, h);
+    (void)pthread_mutex_init(&h->shed.lock, NULL);
+    gw_admit_init(&h->admit, admit_max(c), c->queue_limit, wake_for_turn, gw_shed_room, h);
     h->lane = mem_zalloc(n * sizeof *h->lane);
     if (!h->lane) return -ENOMEM;
     for (h->n_lanes = 0; h->n_lanes < n; h->n_lanes++) {
@@ -231,6 +233,7 @@ void gw_lanes_destroy(struct gw_house *h)
     h->lane = NULL;
     h->n_lanes = 0;
     gw_admit_fini(&h->admit);
+    (void)pthread_mutex_destroy(&h->shed.lock);
     gw_settings_unref(h->settings);
     gw_settings_unref(h->first);
     (void)pthread_mutex_destroy(&h->lock);

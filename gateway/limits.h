@@ -12,6 +12,8 @@
 #ifndef GATEWAY_LIMITS_H
 #define GATEWAY_LIMITS_H
 
+#include "gateway/admit.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -33,6 +35,7 @@ struct gw_account {
     /* guarded by lock */
     unsigned n_running;
     struct gw_bucket requests, tokens;
+    struct gw_flow flow; /* guarded by the queue's own lock (admit.h) */
 };
 struct gw_limit_view { /* what the x-ratelimit headers say */
     struct gw_limit limit;

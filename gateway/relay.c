@@ -46,12 +46,6 @@ static void unpark(struct gw_req *q)
     http_timer_clear(q->park.timer);
 }
 
-static void refuse_busy(struct gw_req *q, const char *message)
-{
-    q->end = GW_END_SHED;
-    gw_answer_error(q, GW_E_OVERLOADED, NULL, "%s", message);
-}
-
 /* Why no target can be had, to the client. */
 static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
@@ -73,7 +67,8 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
         return;
     case GW_PICK_FULL:
-        refuse_busy(q, "The server is busy; the request waited too long for its turn.");
+        gw_shed_refuse(q, GW_SHED_TIMEOUT,
+                       "The server is busy; the request waited too long for its turn.");
         return;
     case GW_PICK_OPEN:
         gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms,
@@ -120,7 +115,7 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
         return;
     }
     if (q->has_ticket && gw_admit_park(&g->house->admit, &q->ticket) < 0) {
-        refuse_busy(q, "The server is busy and its queue is full.");
+        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
         return;
     }
     q->stage = GW_PARKED;
@@ -226,7 +221,8 @@ void gw_relay_arm_queue(struct gw_gate *g)
     for (struct gw_ticket *t; (t = gw_admit_expire(a, g->index, now, &next));) {
         struct gw_req *q = t->user;
         q->queue_ns = now - q->queue_begin_ns;
-        refuse_busy(q, "The server is busy; the request waited too long for its turn.");
+        gw_shed_refuse(q, GW_SHED_TIMEOUT,
+                       "The server is busy; the request waited too long for its turn.");
     }
     show_waiting(g->house);
     if (next) http_timer_set(g->queue_timer, (next - now) / 1000000 + 1);
@@ -236,6 +232,7 @@ void gw_relay_take_turns(struct gw_gate *g)
 {
     for (struct gw_ticket *t; (t = gw_admit_take(&g->house->admit, g->index));)
         has_turn(t->user);
+    gw_admit_again(&g->house->admit); /* what they take of a worker is known now */
     show_waiting(g->house);
 }
 
@@ -260,12 +257,15 @@ static void take_turn(struct gw_req *q)
         has_turn(q);
         return;
     }
+    struct gw_claim claim;
+    if (!gw_shed_admit(q, &claim)) return;
     q->queue_begin_ns = now;
     q->ticket.user = q;
-    int r = gw_admit_enter(&g->house->admit, &q->ticket, g->index, q->group, q->deadline_ns);
+    int r =
+        gw_admit_enter(&g->house->admit, &q->ticket, g->index, q->group, q->deadline_ns, &claim);
     q->has_ticket = r >= 0;
     if (r < 0)
-        refuse_busy(q, "The server is busy and its queue is full.");
+        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
     else if (r == 1)
         has_turn(q);
     else
@@ -375,7 +375,7 @@ static void scan(struct gw_req *q, void (*step)(struct gw_scan *s), size_t inlin
         step(&q->scan);
         then(q);
     } else if (scan_elsewhere(q, step, then) < 0) {
-        refuse_busy(q, "The server is busy.");
+        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy.");
     }
 }
 

@@ -18,6 +18,7 @@ enum {
     LINE_MAX_BYTES = 128,
     POLL_WAIT_MS = 20000, /* the worker answers by then, with news or without */
     POLL_GAP_MS = 50,     /* chosen: a busy worker's news come in bundles */
+    POLL_GAP_EACH_MS = 2, /* chosen: and many workers' do not fill the loop */
     BACKOFF_MIN_MS = 500,
     BACKOFF_MAX_MS = 30000,
     NO_FEED_MS = 60000,
@@ -29,9 +30,9 @@ struct feed { /* of one worker */
     struct http_client *client;
     struct http_call *call;
     struct http_timer *timer;
-    uint64_t epoch, seq; /* as of the last answer that came whole */
+    uint64_t epoch, seq, load_seq; /* as of the last answer that came whole */
     /* the answer under way */
-    uint64_t next_epoch, next_seq;
+    uint64_t next_epoch, next_seq, next_load_seq;
     int status;
     bool has_head, broken, told;
     size_t n_line;
@@ -40,6 +41,9 @@ struct feed { /* of one worker */
 struct gw_residents {
     struct http_loop *loop;
     struct gw_directory *directory;
+    gw_load_fn on_load;
+    void *ctx;
+    unsigned n_feeds;
     struct feed *feed[TARGETS_MAX];
 };
 
@@ -54,6 +58,34 @@ static bool number(const char **at, int base, uint64_t *ret)
     if (errno || (*end != ' ' && *end != '\0')) return false;
     *at = *end ? end + 1 : end;
     return true;
+}
+
+static bool measure(const char **at, double *ret)
+{
+    char *end;
+    double v = strtod(*at, &end);
+    if (end == *at || !(v >= 0 && v < 1e12) || (*end != ' ' && *end != '\0')) return false;
+    *at = *end ? end + 1 : end;
+    *ret = v;
+    return true;
+}
+
+static bool count(const char **at, unsigned *ret)
+{
+    uint64_t v;
+    if (!number(at, 10, &v) || v > UINT32_MAX) return false;
+    *ret = (unsigned)v;
+    return true;
+}
+
+/* What a later version may add behind it is no matter of ours. */
+static bool load_of(const char *p, struct gw_feed_line *l)
+{
+    struct gw_load *w = &l->load;
+    l->kind = GW_FEED_LOAD;
+    return number(&p, 10, &l->seq) && measure(&p, &w->waiting_ms) && count(&p, &w->n_waiting) &&
+           count(&p, &w->n_running) && count(&p, &w->slots) && measure(&p, &w->hold_ms) &&
+           measure(&p, &w->token_ms) && measure(&p, &w->reused_ms);
 }
 
 int gw_feed_parse(const char *line, struct gw_feed_line *ret)
@@ -81,11 +113,19 @@ int gw_feed_parse(const char *line, struct gw_feed_line *ret)
         l.cost = strtod(p, &end);
         if (end == p || !(l.cost >= 0 && l.cost <= 1) || *end != ' ') return -EBADMSG;
         break;
+    case '=':
+        if (!load_of(p, &l)) return -EBADMSG;
+        break;
     default:
         return -EBADMSG;
     }
     *ret = l;
     return 0;
+}
+
+static void tell_load(const struct feed *f, const struct gw_load *l)
+{
+    if (f->r->on_load) f->r->on_load(f->r->ctx, f->target, l);
 }
 
 static void take_line(struct feed *f)
@@ -100,6 +140,7 @@ static void take_line(struct feed *f)
     switch (l.kind) {
     case GW_FEED_HEAD:
         if (l.full || l.epoch != f->epoch) gw_directory_forget(d, f->target);
+        f->next_load_seq = 0;
         f->has_head = true;
         f->next_epoch = l.epoch;
         f->next_seq = l.seq;
@@ -109,6 +150,10 @@ static void take_line(struct feed *f)
         break;
     case GW_FEED_GONE:
         gw_directory_drop(d, f->target, l.text_id);
+        break;
+    case GW_FEED_LOAD:
+        f->next_load_seq = l.seq;
+        tell_load(f, &l.load);
         break;
     }
 }
@@ -138,7 +183,8 @@ static void on_body(void *ctx, const char *data, size_t len)
 static void try_later(struct feed *f, const char *why)
 {
     /* What was told half is asked for anew, all of it. */
-    f->epoch = f->seq = 0;
+    f->epoch = f->seq = f->load_seq = 0;
+    tell_load(f, NULL);
     if (!f->told)
         log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", f->target, why,
                   f->status);
@@ -161,9 +207,10 @@ static void on_end(void *ctx, int status)
     } else {
         f->epoch = f->next_epoch;
         f->seq = f->next_seq;
+        f->load_seq = f->next_load_seq;
         f->backoff_ms = BACKOFF_MIN_MS;
         f->told = false;
-        http_timer_set(f->timer, POLL_GAP_MS);
+        http_timer_set(f->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->r->n_feeds);
     }
 }
 
@@ -171,13 +218,15 @@ static void on_timer(void *arg)
 {
     static const struct http_call_ops ops = {on_head, on_body, on_end};
     struct feed *f = arg;
-    char target[128];
+    char target[160];
     if (f->call) return;
     f->status = 0;
     f->has_head = f->broken = false;
     f->n_line = 0;
-    (void)snprintf(target, sizeof target, "/admin/residents?epoch=%016llx&since=%llu&wait_ms=%d",
-                   (unsigned long long)f->epoch, (unsigned long long)f->seq, POLL_WAIT_MS);
+    (void)snprintf(target, sizeof target,
+                   "/admin/residents?epoch=%016llx&since=%llu&load=%llu&wait_ms=%d",
+                   (unsigned long long)f->epoch, (unsigned long long)f->seq,
+                   (unsigned long long)f->load_seq, POLL_WAIT_MS);
     if (http_call_start(f->client, "GET", target, "", NULL, 0, &ops, f, &f->call) < 0) {
         f->call = NULL;
         try_later(f, "unreachable");
@@ -194,6 +243,12 @@ int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct g
     r->directory = d;
     *ret = r;
     return 0;
+}
+
+void gw_residents_on_load(struct gw_residents *r, gw_load_fn fn, void *ctx)
+{
+    r->on_load = fn;
+    r->ctx = ctx;
 }
 
 static void feed_free(struct feed *f)
@@ -228,6 +283,7 @@ int gw_residents_watch(struct gw_residents *r, unsigned target, const char *addr
         return rc;
     }
     r->feed[target] = f;
+    r->n_feeds++;
     http_timer_set(f->timer, 0);
     return 0;
 }
@@ -235,8 +291,10 @@ int gw_residents_watch(struct gw_residents *r, unsigned target, const char *addr
 void gw_residents_forget(struct gw_residents *r, unsigned target)
 {
     if (target >= TARGETS_MAX || !r->feed[target]) return;
+    tell_load(r->feed[target], NULL);
     feed_free(r->feed[target]);
     r->feed[target] = NULL;
+    r->n_feeds--;
     gw_directory_forget(r->directory, target);
     gw_stats_directory(gw_directory_count(r->directory));
 }

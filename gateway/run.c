@@ -158,6 +158,13 @@ static void on_room(void *ctx)
     gw_lanes_tell(&u->house, GW_TELL_FLEET);
 }
 
+static void on_load(void *ctx, unsigned index, const struct gw_load *l)
+{
+    struct gw_run *u = ctx;
+    gw_fleet_report(u->house.fleet, index, l);
+    gw_admit_again(&u->house.admit);
+}
+
 static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
 {
     struct gw_run *u = ctx;
@@ -317,6 +324,7 @@ static int start_fleet(struct gw_run *u, struct err *err)
     int r = gw_upstreams_parse(c, &ups, err);
     if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &h->directory);
     if (r == 0) r = gw_residents_create(loop, h->directory, &u->residents);
+    if (r == 0) gw_residents_on_load(u->residents, on_load, u);
     if (r == 0) r = gw_fleet_create(loop, c, h->directory, &fleet_ops, u, &h->fleet);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
         unsigned index;

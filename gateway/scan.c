@@ -4,6 +4,7 @@
 
 #include "base/jsonscan.h"
 #include "base/mem.h"
+#include "policy/fair.h"
 #include "segment/segment.h"
 
 #include <stdio.h>
@@ -130,6 +131,25 @@ static uint64_t affinity_of(const struct head *h)
     return seg_text_id("text", v->p, n < AFFINITY_BYTES_MAX ? n : AFFINITY_BYTES_MAX);
 }
 
+/* What the queue goes by; a worker would take no notice of a wrong priority. */
+static void read_claims(struct head *h)
+{
+    struct json_val v;
+    int64_t n;
+    double ms;
+    if (h->kvblend.type != JSON_T_OBJECT) return;
+    if (json_find(h->kvblend.p, h->kvblend.len, "max_ttft_ms", &v) == 1 &&
+        json_double_read(&v, &ms) == 0 && ms > 0)
+        h->s->max_ttft_ms = ms;
+    if (json_find(h->kvblend.p, h->kvblend.len, "priority", &v) != 1 || v.type == JSON_T_NULL)
+        return;
+    if (json_int_read(&v, &n) < 0 || n < 0 || n >= POL_FAIR_CLASSES)
+        refuse(h->s, GW_E_BAD_REQUEST,
+               "Invalid 'kvblend.priority': expected a whole number from 0 (first) to 9.");
+    else
+        h->s->priority = (unsigned)n;
+}
+
 static void read_strategy(struct head *h)
 {
     struct json_val v;
@@ -160,6 +180,7 @@ void gw_scan_head(struct gw_scan *s)
     if (h.has_stream && json_bool_read(&h.stream, &s->stream) < 0) s->stream = false;
     read_model(&h);
     read_strategy(&h);
+    if (!s->failed) read_claims(&h);
     s->is_chat = h.has_messages;
     if (h.has_messages || h.has_prompt)
         s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);

@@ -56,7 +56,9 @@ struct gw_scan {
     char model[256];
     struct gw_scan_range model_value; /* with its quotes: replace it to send another name */
     uint32_t max_tokens;              /* max_completion_tokens, else max_tokens; 0: not said */
-    uint64_t affinity; /* of prompt_cache_key, else of the conversation's beginning; 0: none */
+    uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
+    unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */
+    double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
     enum gw_strategy strategy;                     /* kvblend.strategy, when it is one of ours */
     struct gw_scan_range strategy_value;           /* that value */
     struct gw_scan_range texts;                    /* messages or prompt */

@@ -73,6 +73,22 @@ static struct metric m_routed_tokens[2] = {
      .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
      .type = METRIC_COUNTER}};
 
+static const char *const sheds[] = {"objective", "share", "full", "timeout"};
+static char shed_labels[GW_SHED_COUNT][24];
+static struct metric m_shed[GW_SHED_COUNT];
+
+static void register_sheds(void)
+{
+    for (size_t i = 0; i < GW_SHED_COUNT; i++) {
+        (void)snprintf(shed_labels[i], sizeof shed_labels[i], "reason=\"%s\"", sheds[i]);
+        m_shed[i].name = "kvblend_gateway_shed_total";
+        m_shed[i].labels = shed_labels[i];
+        m_shed[i].help = "Completions sent away because they would have waited, or had, too long.";
+        m_shed[i].type = METRIC_COUNTER;
+        metric_register(&m_shed[i]);
+    }
+}
+
 static void register_routing(void)
 {
     for (size_t i = 0; i < N_REASONS; i++) {
@@ -91,6 +107,7 @@ static void register_routing(void)
 static void register_all(void)
 {
     register_routing();
+    register_sheds();
     static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,    &m_relay,
                                              &m_segments, &m_restarts, &m_retries,  &m_failovers,
                                              &m_aborts,   &m_log_lost, &m_overhead, &m_queue};
@@ -173,6 +190,21 @@ void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t reside
 void gw_stats_directory(size_t n_texts)
 {
     metric_set(&m_directory, (double)n_texts);
+}
+
+void gw_stats_shed(enum gw_shed_reason why)
+{
+    metric_add(&m_shed[why], 1);
+}
+
+const char *gw_shed_reason_name(enum gw_shed_reason why)
+{
+    return sheds[why];
+}
+
+uint64_t gw_stats_n_shed(enum gw_shed_reason why)
+{
+    return (uint64_t)atomic_load(&m_shed[why].value);
 }
 
 void gw_stats_retry(void)

@@ -20,6 +20,13 @@ enum gw_end { /* why a request ended: access log */
               GW_END_TIMEOUT,
               GW_END_DRAIN,
 };
+enum gw_shed_reason {                    /* why a completion was sent away */
+                      GW_SHED_OBJECTIVE, /* its predicted wait */
+                      GW_SHED_SHARE,     /* the same, for what its own key has waiting */
+                      GW_SHED_FULL,      /* the queue */
+                      GW_SHED_TIMEOUT,   /* it waited too long */
+                      GW_SHED_COUNT,
+};
 struct gw_access { /* one request as the log shows it; strings borrowed */
     const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
     const char *target;                         /* its name, NULL: none */
@@ -53,6 +60,9 @@ void gw_stats_workers_ready(unsigned n);
  * them that it holds. Any thread. */
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
 void gw_stats_directory(size_t n_texts);
+void gw_stats_shed(enum gw_shed_reason why);
+const char *gw_shed_reason_name(enum gw_shed_reason why);
+uint64_t gw_stats_n_shed(enum gw_shed_reason why);
 void gw_stats_retry(void);
 void gw_stats_failover(void);
 

@@ -4,7 +4,7 @@
 Used where a test wants to steer the worker's behaviour: slow tokens, a death in the middle of an answer,
 a long load. Behaviour is chosen per request by fields of the body ("stub": {...}) or by flags.
 Understands the gateway's way of starting a worker: --listen unix:/path or HOST:PORT; unknown flags are
-accepted with their value.
+accepted with their value. Where $STUB_LOAD names a file it reports that load to gateways.
 """
 import asyncio
 import json
@@ -25,6 +25,7 @@ def flag(name, default=None):
 
 MODEL = flag("served-model-name", "stub-model")
 LOAD_S = float(os.environ.get("STUB_LOAD_S", "0"))
+LOAD = os.environ.get("STUB_LOAD")  # a file: what it says of its load
 STARTED = time.monotonic()
 STATE = {"active": 0, "aborted": 0, "served": 0, "last_completion": None}
 
@@ -64,8 +65,24 @@ class Conn:
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         if target.endswith("completions"):
             STATE["last_completion"] = {"headers": headers, "body": body.decode("utf-8", "replace")}
-        await self.route(method, target.split("?")[0], headers, body)
+        path, _, query = target.partition("?")
+        if path == "/admin/residents" and LOAD:
+            await self.feed(query)
+        else:
+            await self.route(method, path, headers, body)
         return True
+
+    async def feed(self, query):
+        """The file's load ("SEQ WAITING_MS …"), once its number is another than the asker's."""
+        asked = query.split("load=")[1].split("&")[0]
+        end = time.monotonic() + 20
+        while True:
+            with open(LOAD) as f:
+                load = f.read().strip()
+            if load.split(" ")[0] != asked or time.monotonic() > end:
+                break
+            await self.wait(0.02)
+        await self.send(200, f"@1 0 full\n={load}\n".encode(), "text/plain")
 
     async def send(self, status, obj, kind="application/json", extra=""):
         data = obj if isinstance(obj, bytes) else json.dumps(obj).encode()

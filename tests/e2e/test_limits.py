@@ -208,6 +208,9 @@ def test_operators_see_what_is_left():
     with gateway("--api-key", "a id=x rpm=5 namespace=n models=stub*", "--api-key", "b id=y", stub=True) as g:
         assert g.post(CHAT, ask(), headers=key("a")).status == 200
         x, y = g.admin_get("/admin/keys")["keys"]
+        assert x.pop("work_share") == 1 and y.pop("work_share") == 0, (x, y)
+        for k in (x, y):
+            assert (k.pop("weight"), k.pop("priority"), k.pop("waiting")) == (1, 5, 0), k
         assert x == {"id": "x", "namespace": "n", "models": "stub*", "running": 0, "concurrency": 0,
                      "rpm": 5, "tpm": 0, "requests_left": 4}, x
         assert y == {"id": "y", "running": 0, "concurrency": 0, "rpm": 0, "tpm": 0}, y

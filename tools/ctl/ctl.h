@@ -62,6 +62,7 @@ bool ctl_flag(const json_t *o, const char *key);
 /* commands */
 int ctl_status(const struct ctl_args *a);
 int ctl_targets(const struct ctl_args *a);
+int ctl_keys(const struct ctl_args *a);
 int ctl_drain(const struct ctl_args *a);
 int ctl_enable(const struct ctl_args *a);
 int ctl_reload(const struct ctl_args *a);

@@ -13,6 +13,7 @@ static const struct {
     {"quality", "", "how close blended answers are to a full prefill's, and what was done about it",
      ctl_quality},
     {"targets", "", "every backend: health, breaker, load, models", ctl_targets},
+    {"keys", "", "every API key: what it may, has waiting and got of the work", ctl_keys},
     {"drain", "TARGET", "send it no new requests", ctl_drain},
     {"enable", "TARGET", "send it requests again", ctl_enable},
     {"reload", "", "read the configuration file and the keys again", ctl_reload},

@@ -16,6 +16,23 @@ static void print_gateway(const json_t *g)
                  ctl_num(g, "in_flight_max"), ctl_num(g, "waiting"), ctl_num(g, "waiting_max"));
 }
 
+static void print_shed(json_t *shed)
+{
+    const char *why, *comma = "";
+    json_t *v;
+    double sum = 0;
+    json_object_foreach(shed, why, v) sum += json_number_value(v);
+    if (sum == 0) return;
+    (void)printf("shed      ");
+    json_object_foreach(shed, why, v)
+    {
+        if (json_number_value(v) == 0) continue;
+        (void)printf("%s%.0f %s", comma, json_number_value(v), why);
+        comma = ", ";
+    }
+    (void)printf("\n");
+}
+
 static void print_store(const json_t *s)
 {
     char used[32], budget[32];
@@ -75,6 +92,7 @@ int ctl_status(const struct ctl_args *a)
         ctl_print_json(&r);
     } else {
         print_gateway(json_object_get(r.json, "gateway"));
+        print_shed(json_object_get(json_object_get(r.json, "gateway"), "shed"));
         json_array_foreach(json_object_get(r.json, "workers"), i, w) print_worker(w);
     }
     ctl_reply_fini(&r);

@@ -22,13 +22,14 @@ static void models_of(const json_t *models, char *text, size_t cap)
 
 static void print(const json_t *targets)
 {
-    static const char *const names[] = {"TARGET", "KIND",   "STATE", "BREAKER",    "IN FLIGHT",
-                                        "SENT",   "FAILED", "BUSY",  "FIRST BYTE", "MODELS"};
+    static const char *const names[] = {"TARGET",     "KIND", "STATE",  "BREAKER",
+                                        "IN FLIGHT",  "SENT", "FAILED", "BUSY",
+                                        "FIRST BYTE", "WAIT", "MODELS"};
     struct ctl_table t = {0};
     char models[256];
     size_t i;
     const json_t *e;
-    ctl_table_head(&t, names, 10, "llllrrrrrl");
+    ctl_table_head(&t, names, 11, "llllrrrrrrl");
     json_array_foreach(targets, i, e)
     {
         ctl_cell(&t, "%s", ctl_str(e, "name"));
@@ -44,6 +45,10 @@ static void print(const json_t *targets)
         ctl_cell(&t, "%.0f", ctl_num(e, "busy"));
         if (ctl_num(e, "ttfb_ms") > 0)
             ctl_cell(&t, "%.1f ms", ctl_num(e, "ttfb_ms"));
+        else
+            ctl_cell(&t, "-");
+        if (json_object_get(e, "predicted_wait_ms")) /* of a worker that reports its load */
+            ctl_cell(&t, "%.0f ms", ctl_num(e, "predicted_wait_ms"));
         else
             ctl_cell(&t, "-");
         models_of(json_object_get(e, "models"), models, sizeof models);

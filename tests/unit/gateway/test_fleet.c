@@ -6,6 +6,7 @@
 #include "base/net/http.h"
 #include "gateway/config.h"
 #include "gateway/directory.h"
+#include "policy/shed.h"
 #include "tests/test.h"
 
 #include <pthread.h>
@@ -915,6 +916,61 @@ TEST(workers_are_chosen_by_what_they_hold)
         ASSERT_EQ(view(&s, s.stub[1].address).prompt_tokens_in_flight, 0);
         gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
     }
+    site_fini(&s);
+    gw_directory_destroy(d);
+}
+
+/* What a request would meet: the last report, and what was sent since. */
+TEST(workers_that_report_can_be_forecast)
+{
+    struct site s;
+    struct gw_directory *d;
+    struct pol_shed_worker w[GW_TARGETS_MAX];
+    unsigned index[2];
+    uint64_t text = 11;
+    site_init(&s);
+    gw_fleet_destroy(s.fleet);
+    ASSERT_OK(gw_directory_create(1 << 20, &d));
+    ASSERT_OK(gw_fleet_create(s.loop, &s.config, d, &ops, &s, &s.fleet));
+    for (int i = 0; i < 2; i++) {
+        stub_start(&s, &s.stub[i], "127.0.0.1:0");
+        ASSERT_EQ(gw_fleet_add_worker(s.fleet, s.stub[i].address, false, &index[i]), 0);
+    }
+    gw_fleet_start(s.fleet);
+    ASSERT_TRUE(run_until(&s, two_ready));
+    ASSERT_OK(gw_directory_put(d, index[1], text, 1000, 0));
+    struct gw_want want = {.model = "m", .text_id = &text, .n_texts = 1, .prompt_tokens = 1100};
+    struct gw_load load = {1e6, 0, 1, 8, 500, 1, 0.25};
+    ASSERT_EQ(gw_fleet_forecast(s.fleet, &want, w), 0);
+    ASSERT_TRUE(gw_fleet_room(s.fleet, "m")); /* nobody knows */
+    ASSERT_NEAR(view(&s, s.stub[0].address).wait_ms, -1, 0);
+    gw_fleet_report(s.fleet, index[0], &load);
+    ASSERT_EQ(gw_fleet_forecast(s.fleet, &want, w), 0); /* the other one is silent */
+    load.waiting_ms = 0;
+    load.n_waiting = 1;
+    gw_fleet_report(s.fleet, index[1], &load);
+    ASSERT_EQ(gw_fleet_forecast(s.fleet, &want, w), 2);
+    ASSERT_NEAR(w[0].cost_ms, 1100, 1e-9);
+    ASSERT_NEAR(w[1].cost_ms, 100 + 1000 * 0.25, 1e-9);
+    ASSERT_TRUE(w[0].backlog_ms > 1e6 - 60000 && w[0].backlog_ms <= 1e6);
+    ASSERT_TRUE(w[1].backlog_ms == 0 && w[1].n_waiting == 1 && w[1].n_running == 1);
+    ASSERT_TRUE(w[1].slots == 8 && w[1].hold_ms == 500);
+    struct gw_lease l = {0};
+    ASSERT_EQ(gw_fleet_pick(s.fleet, &want, &l, NULL), GW_PICK_OK);
+    ASSERT_EQ(l.index, index[1]);
+    ASSERT_EQ(gw_fleet_forecast(s.fleet, &want, w), 2);
+    ASSERT_TRUE(w[1].backlog_ms > 0 && w[1].backlog_ms <= 350 && w[1].n_waiting == 2);
+    ASSERT_TRUE(view(&s, s.stub[0].address).wait_ms > 9e5);
+    ASSERT_TRUE(gw_fleet_room(s.fleet, "m")); /* one runs at the first, none waits */
+    load.n_waiting = 1;
+    load.waiting_ms = 1e6;
+    for (int i = 0; i < 2; i++)
+        gw_fleet_report(s.fleet, index[i], &load);
+    ASSERT_TRUE(!gw_fleet_room(s.fleet, "m"));
+    ASSERT_TRUE(gw_fleet_room(s.fleet, "another")); /* choosing a target will say what is wrong */
+    gw_fleet_report(s.fleet, index[0], NULL);
+    ASSERT_TRUE(gw_fleet_room(s.fleet, "m"));
+    gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
     site_fini(&s);
     gw_directory_destroy(d);
 }

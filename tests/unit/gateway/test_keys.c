@@ -47,6 +47,20 @@ TEST(no_keys_let_everybody_in)
     gw_keys_unref(k);
 }
 
+TEST(claims_to_the_queue)
+{
+    char *list[] = {"a", "b weight=2.5 priority=1 max_ttft=1500ms"};
+    struct gw_keys *k;
+    ASSERT_OK(gw_keys_create(list, 2, NULL, NULL, NULL, &k, NULL));
+    const struct gw_claims *a = &gw_keys_find(k, "Bearer a", NULL)->claims;
+    const struct gw_claims *b = &gw_keys_find(k, "Bearer b", NULL)->claims;
+    ASSERT_TRUE(a->weight == 1 && a->priority == GW_PRIORITY_USUAL && a->max_ttft_ms == 0);
+    ASSERT_TRUE(b->weight == 2.5 && b->priority == 1 && b->max_ttft_ms == 1500);
+    gw_keys_unref(k);
+    char *twins[] = {"a id=x", "b id=x weight=2"};
+    ASSERT_ERR(gw_keys_create(twins, 2, NULL, NULL, NULL, &k, NULL), -EINVAL);
+}
+
 TEST(only_whole_keys_match)
 {
     char *list[] = {"one", "two=="};
@@ -124,6 +138,13 @@ TEST(entries_that_cannot_be_meant)
         "",
         "k rpm=x",
         "k rpm=-1",
+        "k weight=0",
+        "k weight=nan",
+        "k weight=1001",
+        "k priority=10",
+        "k priority=",
+        "k max_ttft=0",
+        "k max_ttft=soon",
         "k rpm=100000001",
         "k tpm=",
         "k colour=red",

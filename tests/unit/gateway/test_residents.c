@@ -20,7 +20,19 @@ TEST(lines)
     ASSERT_NEAR(l.cost, 0.25, 1e-9);
     ASSERT_OK(gw_feed_parse("-1", &l));
     ASSERT_TRUE(l.kind == GW_FEED_GONE && l.text_id == 1);
+    ASSERT_OK(gw_feed_parse("=7 1500.5 2 3 16 900 0.25 0.0625 later=1", &l));
+    ASSERT_TRUE(l.kind == GW_FEED_LOAD && l.seq == 7 && l.load.n_waiting == 2);
+    ASSERT_TRUE(l.load.n_running == 3 && l.load.slots == 16 && l.load.hold_ms == 900);
+    ASSERT_NEAR(l.load.waiting_ms, 1500.5, 1e-9);
+    ASSERT_TRUE(l.load.token_ms == 0.25 && l.load.reused_ms == 0.0625);
     static const char *const bad[] = {"",
+                                      "=",
+                                      "=1 2 3 4 5 6 7",
+                                      "=x 1 2 3 16 900 0.25 0.0625",
+                                      "=1 nan 2 3 16 900 0.25 0.0625",
+                                      "=1 -1 2 3 16 900 0.25 0.0625",
+                                      "=1 1 2 3 -16 900 0.25 0.0625",
+                                      "=1 1 2 3 16 900 0.25 1e99",
                                       "@",
                                       "@1 2",
                                       "@1 2 half",
@@ -132,16 +144,45 @@ TEST(a_snapshot_then_news)
                                  "@aa 4 delta\n-1\n+3 300 0 ram\n", "@aa 4 delta\n", NULL}};
     world_start(&w);
     run_until_asked(&w, 2);
-    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&wait_ms=20000");
-    ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=2&wait_ms=20000");
+    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&load=0&wait_ms=20000");
+    ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=2&load=0&wait_ms=20000");
     run_until_asked(&w, 4);
-    ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=4&wait_ms=20000");
+    ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=4&load=0&wait_ms=20000");
     ASSERT_EQ(held(&w, 1), 0);
     ASSERT_EQ(held(&w, 2), 100);
     ASSERT_EQ(held(&w, 3), 300);
     gw_residents_forget(w.residents, 3);
     gw_residents_forget(w.residents, 3);
     ASSERT_EQ(gw_directory_count(w.directory), 0);
+    world_stop(&w);
+}
+
+static struct gw_load last_load;
+static unsigned n_loads, n_lost;
+
+static void on_load(void *ctx, unsigned target, const struct gw_load *l)
+{
+    ASSERT_EQ(target, 3);
+    if (l)
+        last_load = *l, n_loads++;
+    else
+        n_lost++;
+}
+
+TEST(the_load_is_passed_on_until_the_feed_breaks)
+{
+    struct world w = {.answer = {"@aa 1 full\n=5 100 1 1 4 50 1 0.5\n",
+                                 "@aa 1 delta\n=6 90 0 1 4 50 1 0.5\n", "=7\n", NULL}};
+    n_loads = n_lost = 0;
+    world_start(&w);
+    gw_residents_on_load(w.residents, on_load, NULL);
+    run_until_asked(&w, 3);
+    ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=1&load=5&wait_ms=20000");
+    ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=1&load=6&wait_ms=20000");
+    ASSERT_EQ(n_loads, 2);
+    ASSERT_NEAR(last_load.waiting_ms, 90, 1e-9);
+    run_until_asked(&w, 4);
+    ASSERT_EQ(n_lost, 1);
     world_stop(&w);
 }
 
@@ -163,9 +204,9 @@ TEST(broken_answers_are_asked_for_anew)
     world_start(&w);
     run_until_asked(&w, 2);
     ASSERT_EQ(held(&w, 1), 100);
-    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&wait_ms=20000");
+    ASSERT_STREQ(w.query[0], "epoch=0000000000000000&since=0&load=0&wait_ms=20000");
     run_until_asked(&w, 4);
-    ASSERT_STREQ(w.query[2], "epoch=0000000000000000&since=0&wait_ms=20000");
+    ASSERT_STREQ(w.query[2], "epoch=0000000000000000&since=0&load=0&wait_ms=20000");
     ASSERT_EQ(held(&w, 7), 7);
     ASSERT_EQ(gw_directory_count(w.directory), 2);
     world_stop(&w);

@@ -216,6 +216,27 @@ TEST(strategies_are_seen)
     gw_scan_fini(&s);
 }
 
+static struct gw_scan scan_text(const char *text)
+{
+    return run(text, strlen(text), NULL);
+}
+
+TEST(priority_and_objective)
+{
+    struct gw_scan s = scan_text("{\"kvblend\":{\"priority\":7,\"max_ttft_ms\":1500.5}}");
+    ASSERT_TRUE(!s.failed && s.priority == 7 && s.max_ttft_ms == 1500.5);
+    s = scan_text("{\"kvblend\":{\"priority\":null,\"max_ttft_ms\":-1},\"priority\":3}");
+    ASSERT_TRUE(!s.failed && s.priority == 0 && s.max_ttft_ms == 0); /* vLLM's is another one */
+    static const char *const bad[] = {"10", "-1", "1.5", "\"2\"", "true", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[80];
+        (void)snprintf(text, sizeof text, "{\"kvblend\":{\"priority\":%s}}", bad[i]);
+        s = scan_text(text);
+        ASSERT_TRUE(s.failed && s.error == GW_E_BAD_REQUEST);
+        ASSERT_TRUE(strstr(s.message, "kvblend.priority") != NULL);
+    }
+}
+
 /* ---- chunks by the sender's word ---- */
 
 #define LONG                                                                                       \
