@@ -1,7 +1,7 @@
 /* The unit-test harness: TEST(name){…} registers itself, assertions print both sides.
  *
  * One program per module, linked with tests/test_main.c. Runs all tests, or those whose name
- * contains the pattern of `-k`; prints one line per failed test and `N passed, N failed` at the
+ * contains a pattern of `-k A,B`; prints one line per failed test and `N passed, N failed` at the
  * end. A failing assertion ends its test (longjmp) and the next one runs. SKIP("why") ends a test
  * as skipped; when every test of a program was skipped it exits with 77 (Meson's skip code). */
 #ifndef TESTS_TEST_H
