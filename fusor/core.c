@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,6 +29,28 @@ static void packed(struct packer *p, double n)
     if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
 }
 
+/* From row `at` of the matrix on. Random rows are made where they are needed. */
+static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to, size_t at)
+{
+    const struct model *m = p->c->model;
+    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    const size_t step = p->cap / k ? p->cap / k : 1;
+    struct rng_field field;
+    if (model_random(m, w, layer, &field)) {
+        int r = kn_mat_random(to, at, rows, &field);
+        packed(p, (double)(rows * k));
+        return r;
+    }
+    for (size_t r0 = 0; r0 < rows; r0 += step) {
+        const size_t now = rows - r0 < step ? rows - r0 : step;
+        int r = model_rows(m, w, layer, r0, now, p->rows);
+        if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
+        if (r < 0) return r;
+        packed(p, (double)(now * k));
+    }
+    return 0;
+}
+
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
 
 /* The rows of several weights, one below the other, into one matrix. */
@@ -42,18 +65,12 @@ static int pack_as(struct packer *p, create_fn create, const enum model_w *w, si
     int r = create(p->c->dev, n, k, ret);
     if (r < 0) return r;
     size_t at = 0;
-    for (size_t i = 0; i < n_w; i++) {
-        const size_t rows = model_w_rows(m, w[i]), step = p->cap / k ? p->cap / k : 1;
+    for (size_t i = 0; r == 0 && i < n_w; i++) {
         ASSERT(model_w_cols(m, w[i]) == k);
-        for (size_t r0 = 0; r0 < rows; r0 += step) {
-            const size_t now = rows - r0 < step ? rows - r0 : step;
-            r = model_rows(m, w[i], layer, r0, now, p->rows);
-            if (r == 0) r = kn_mat_fill(*ret, at + r0, now, p->rows);
-            if (r < 0) return r;
-            packed(p, (double)(now * k));
-        }
-        at += rows;
+        r = pack_rows(p, w[i], layer, *ret, at);
+        at += model_w_rows(m, w[i]);
     }
+    if (r < 0) return r;
     return kn_mat_done(*ret);
 }
 

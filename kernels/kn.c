@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -259,6 +260,30 @@ size_t kn_mat_bytes(const struct kn_mat *w)
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     return mat_ops(w)->mat_fill(w, row0, n_rows, rows);
+}
+
+static int random_from_host(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f)
+{
+    enum { SLICE = 1 << 16 }; /* chosen: values that stay in L2 until they are packed */
+    const size_t k = mat_ops(w)->mat_shape(w).k, most = SLICE / k + 1;
+    float *rows = mem_alloc(most * k * sizeof *rows);
+    int r = rows ? 0 : -ENOMEM;
+    for (size_t at = 0, n; r == 0 && at < n_rows; at += n) {
+        n = n_rows - at < most ? n_rows - at : most;
+        for (size_t i = 0; i < n * k; i++)
+            rows[i] = rng_field_at(f, at * k + i);
+        r = kn_mat_fill(w, row0 + at, n, rows);
+    }
+    mem_free(rows);
+    return r;
+}
+
+int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f)
+{
+    const struct kn_ops *ops = mat_ops(w);
+    const size_t n = ops->mat_shape(w).n;
+    if (row0 > n || n_rows > n - row0) return -EINVAL;
+    return (ops->mat_random ? ops->mat_random : random_from_host)(w, row0, n_rows, f);
 }
 
 int kn_mat_done(struct kn_mat *w)

@@ -117,6 +117,10 @@ int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 /* Never in 8 bits: the embeddings and the head, whose errors nothing behind them averages out. */
 int kn_mat_create_full(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows /* [n_rows, k] */);
+/* The same with random rows, for benches: value i counted from row0 is rng_field_at()'s, on every
+ * device; made where the weight is. */
+struct rng_field;
+int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f);
 int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
 size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */

@@ -29,6 +29,8 @@ struct kn_ops {
     int (*mem_copy)(struct kn_dev *d, void *dst, const void *src, size_t bytes);
     int (*mat_create)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
     int (*mat_fill)(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
+    int (*mat_random)(struct kn_mat *w, size_t row0, size_t n_rows,
+                      const struct rng_field *f); /* NULL: rows come from the host */
     int (*mat_done)(struct kn_mat *w);
     int (*mat_create_full)(struct kn_dev *d, size_t n, size_t k,
                            struct kn_mat **ret_mat); /* NULL: as mat_create */

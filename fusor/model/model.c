@@ -1,13 +1,15 @@
 /* Opening is: pick the loader by the path, let it fill configuration and tensor table, check the
  * configuration against what the engine can do, bind every tensor to its weight kind with its exact
  * shape, refuse tensors nobody asked for (they would mean arithmetic that is not done), and take
- * the fingerprint. Rows are converted on demand straight from the mapping. */
+ * the fingerprint. Rows are converted on demand straight from the mapping. A shape (shape.c) has
+ * a configuration alone. */
 #include "fusor/model/model_int.h"
 
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/model/map.h"
+#include "fusor/model/shape.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -270,9 +272,21 @@ static void name_from_path(struct model *m)
                    m->path + at);
 }
 
+/* Slots without data: which weights there are follows from the configuration alone. */
+static int from_shape(struct model *m, struct err *err)
+{
+    int r = shape_parse(m->path + sizeof(SHAPE_PREFIX) - 1, &m->cfg, err);
+    if (r < 0) return r;
+    m->random = true;
+    m->w = mem_zalloc(slot(MODEL_NORM_ATTN, m->cfg.L) * sizeof(*m->w));
+    if (!m->w) return bad(m, -ENOMEM, "out of memory", err);
+    return fingerprint(m, err);
+}
+
 static int load(struct model *m, struct err *err)
 {
     struct stat st;
+    if (strncmp(m->path, SHAPE_PREFIX, sizeof(SHAPE_PREFIX) - 1) == 0) return from_shape(m, err);
     if (stat(m->path, &st) != 0) {
         int code = -errno;
         return err_set(err, code, "%s: cannot be opened: %s", m->where, strerror(-code));
@@ -341,7 +355,16 @@ static const struct weight *weight_of(const struct model *m, enum model_w w, uns
 
 bool model_has(const struct model *m, enum model_w w, unsigned layer)
 {
-    return weight_of(m, w, layer) != NULL;
+    if (!m->random) return weight_of(m, w, layer) != NULL;
+    if ((unsigned)w >= MODEL_W_COUNT || (w >= N_GLOBAL && layer >= m->cfg.L)) return false;
+    return w == MODEL_LM_HEAD || wanted(&m->cfg, kinds[w].when);
+}
+
+bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)
+{
+    if (!m->random || !model_has(m, w, layer) || model_w_rows(m, w) == 1) return false;
+    *ret = shape_field(m, w, layer);
+    return true;
 }
 
 size_t model_w_rows(const struct model *m, enum model_w w)
@@ -367,10 +390,14 @@ static size_t interleaved(size_t r, size_t K)
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out)
 {
+    if (!model_has(m, w, layer)) return -ENOENT;
     const struct weight *x = weight_of(m, w, layer);
-    if (!x) return -ENOENT;
     size_t rows = model_w_rows(m, w), cols = model_w_cols(m, w);
     if (row0 > rows || n > rows - row0) return -EINVAL;
+    if (m->random) {
+        shape_rows(m, w, layer, row0, n, out);
+        return 0;
+    }
     size_t row_bytes = cols / x->type->block * x->type->bytes;
     if (m->permuted && (w == MODEL_Q || w == MODEL_K)) {
         for (size_t i = 0; i < n; i++)

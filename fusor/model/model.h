@@ -1,4 +1,5 @@
-/* model: shapes and weights of a language model from a GGUF file or a Hugging Face folder.
+/* model: shapes and weights of a language model from a GGUF file or a Hugging Face folder, or
+ * random weights in the shape of a published one (shape.h).
  *
  * model_open() reads the configuration, checks that the engine can honour it (else -ENOTSUP with
  * the reason by name: unknown architecture, sliding window shorter than the context, unknown rope
@@ -72,6 +73,9 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer);
 /* Rows [row0, row0+n) as f32 into out [n, row length]; vectors are one row. */
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out);
+/* What matrix w is drawn from, its rows one after another; false: it is in a file. */
+struct rng_field;
+bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret);
 size_t model_w_rows(const struct model *m, enum model_w w); /* and row length: */
 size_t model_w_cols(const struct model *m, enum model_w w);
 /* inv_freq [K/2] and the YaRN attention factor from the rope settings (f32 arithmetic as in HF). */

@@ -2,6 +2,7 @@
 #ifndef FUSOR_MODEL_MODEL_INT_H
 #define FUSOR_MODEL_MODEL_INT_H
 
+#include "base/rng.h"
 #include "fusor/model/gguf.h"
 #include "fusor/model/model.h"
 #include "fusor/model/quant.h"
@@ -21,6 +22,7 @@ struct model {
     struct gguf *gguf; /* one of these two */
     struct st_set *st;
     struct tensors tensors;
+    bool random;         /* no file: weights are shape.c's */
     bool permuted;       /* Q and K rows come in interleaved order (GGUF "llama") */
     float *freq_factors; /* owned copy of rope_freqs, or NULL */
     struct weight *w;    /* [3 + L * (MODEL_W_COUNT - 3)] */
@@ -40,5 +42,9 @@ enum {
 /* Fill cfg, tensors and permuted from m->gguf / from the folder m->path. */
 int model_from_gguf(struct model *m, struct err *err);
 int model_from_hf(struct model *m, struct err *err);
+/* shape.c: what a matrix of a random model is drawn from, and rows of any weight of it. */
+struct rng_field shape_field(const struct model *m, enum model_w w, unsigned layer);
+void shape_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
+                float *out);
 
 #endif

@@ -31,7 +31,7 @@ enum { TOK_BOS = 1 /* add BOS (and EOS) where the tokenizer says so */ };
 
 int tok_open(const struct model *m, struct tok **ret, struct err *err);
 int tok_open_path(const char *path, struct tok **ret,
-                  struct err *err); /* GGUF or folder or tokenizer.json */
+                  struct err *err); /* GGUF, folder, tokenizer.json, shape:NAME */
 void tok_close(struct tok *t);
 int tok_encode(const struct tok *t, const struct tok_piece *pieces, size_t n, unsigned flags,
                struct tok_ids *out); /* appends; 0, -ENOMEM, -ERANGE (over 4 GiB) */

@@ -143,6 +143,7 @@ bool tok_is_byte_name(const char *s, size_t len, uint8_t *ret); /* "<0xAB>" */
 struct gguf;
 int tok_open_gguf(const struct gguf *g, struct tok **ret, struct err *err); /* tok_gguf.c */
 int tok_open_hf(const char *folder, const char *file, struct tok **ret,
-                struct err *err); /* tok_hf.c */
+                struct err *err);                                         /* tok_hf.c */
+int tok_open_shape(const char *shape, struct tok **ret, struct err *err); /* tok_shape.c */
 
 #endif

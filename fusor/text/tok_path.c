@@ -1,6 +1,7 @@
-/* Opening by path: a GGUF file, a Hugging Face folder, or its tokenizer.json. */
+/* Opening by path: a GGUF file, a Hugging Face folder, its tokenizer.json, or a shape's name. */
 #include "base/mem.h"
 #include "fusor/model/gguf.h"
+#include "fusor/model/shape.h"
 #include "fusor/text/tok_int.h"
 
 #include <string.h>
@@ -26,6 +27,8 @@ static int open_json(const char *path, struct tok **ret, struct err *err)
 int tok_open_path(const char *path, struct tok **ret, struct err *err)
 {
     struct stat st;
+    const size_t n = sizeof SHAPE_PREFIX - 1;
+    if (strncmp(path, SHAPE_PREFIX, n) == 0) return tok_open_shape(path + n, ret, err);
     if (stat(path, &st) < 0) return err_set(err, -errno, "cannot open '%s'", path);
     if (S_ISDIR(st.st_mode)) return tok_open_hf(path, "tokenizer.json", ret, err);
     if (ends_with(path, ".json")) return open_json(path, ret, err);

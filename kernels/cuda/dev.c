@@ -282,6 +282,22 @@ static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
     return cu_stage(d->cu, &x);
 }
 
+static int mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f)
+{
+    enum { SLICE = 4 << 20 }; /* chosen: launches cost little beside 4 Mi values */
+    struct kn_dev *d = w->dev;
+    const size_t most = SLICE / w->k + 1;
+    int r = 0;
+    for (size_t at = 0, n; r == 0 && at < n_rows; at += n) {
+        n = n_rows - at < most ? n_rows - at : most;
+        float *rows = scratch(&d->stream, SLOT_ROWS, n * w->k * sizeof *rows);
+        if (!rows) return -ENOMEM;
+        r = cu_random(d->cu, f, at * w->k, n * w->k, rows);
+        if (r == 0) r = mat_fill(w, row0 + at, n, rows);
+    }
+    return r;
+}
+
 static int mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
@@ -616,6 +632,7 @@ static const struct kn_ops ops = {
     .mat_create = mat_create,
     .mat_create_full = mat_create_full,
     .mat_fill = mat_fill,
+    .mat_random = mat_random,
     .mat_done = mat_done,
     .mat_shape = mat_shape,
     .mat_bytes = mat_bytes,

@@ -122,6 +122,9 @@ int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id,
 /* x -> type t, contiguous; heads of K; *bad becomes 1 when a value does not fit. */
 int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad);
 int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out);
+/* Values first … first + n - 1 of the field; struct rng_field of base/rng.h. */
+struct rng_field;
+int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, float *out);
 /* ret[i] = |x[i] - b[i]|^2 (b NULL: 0), or ret[i] += |x[i] - b[i]| / |x[i]| */
 int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                 int relative, float *ret);

@@ -1,6 +1,8 @@
 /* Row operations: one block a row (of 32 threads where rows are short), fixed order of sums. */
 #include "kernels/cuda/operand.h"
 
+#include "base/rng.h"
+
 /* In place as well: a thread writes what it has read. */
 static __global__ void rmsnorm(struct cu_rows r, size_t heads, const float *weight, float eps,
                                bool wide)
@@ -152,6 +154,20 @@ static __global__ void decode(const void *x, size_t n, size_t K, enum cu_type t,
 int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out)
 {
     KN_LAUNCH(decode, dim3(cu_blocks(n, 256)), dim3(256), 0, c->stream, x, n, K, t, out);
+    return cu_launched(c);
+}
+
+static __global__ void random_values(struct rng_field f, size_t first, size_t n, float *out)
+{
+    const size_t step = size_t(gridDim.x) * blockDim.x;
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
+        out[i] = rng_field_at(&f, first + i);
+}
+
+int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, float *out)
+{
+    KN_LAUNCH(random_values, dim3(cu_blocks(n, 256 * 16)), dim3(256), 0, c->stream, *f, first, n,
+              out);
     return cu_launched(c);
 }
 

@@ -49,6 +49,8 @@ struct bench_prompt {
 void bench_prompt_fini(struct bench_prompt *p);
 
 int bench_open(struct bench *b, const struct opts *opts, struct err *err);
+/* What --model or --shape names, for model_open(), tok_open_path() and a worker's --model. */
+int bench_model_path(const struct opts *opts, char *ret, size_t cap, struct err *err);
 void bench_close(struct bench *b);
 
 json_t *bench_meta(void);       /* what any report says: machine, commit, version, date */
@@ -69,7 +71,7 @@ void bench_progress(const char *what, size_t done, size_t of);
 int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
                     struct err *err);
 
-/* Their tokens, end to end. */
+/* Their tokens, end to end; of a model with random weights: random ones. */
 int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
                         struct err *err);
 

@@ -3,6 +3,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -66,13 +67,29 @@ int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *r
     return 0;
 }
 
+static int random_tokens(const struct bench *b, struct tok_ids *ret)
+{
+    enum { N = 1 << 16 }; /* chosen: no prompt repeats itself */
+    struct rng rng = {1};
+    const size_t V = b->cfg->V;
+    *ret = (struct tok_ids){.id = mem_alloc(N * sizeof *ret->id)};
+    if (!ret->id) return -ENOMEM;
+    while (ret->n < N) {
+        const int32_t id = (int32_t)(rng_next(&rng) % V);
+        if (!tok_is_special(b->tok, id)) ret->id[ret->n++] = id;
+    }
+    return 0;
+}
+
 /* Tokens of the sample documents, end to end: natural text, because what a strategy selects, and so
  * what its rows cost, depends on it (random tokens send `query` to the end of the prompt). */
 int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
                         struct err *err)
 {
     char *doc[BENCH_DOCS_MAX];
+    struct rng_field field;
     size_t n = 0;
+    if (model_random(b->model, MODEL_Q, 0, &field)) return random_tokens(b, ret);
     int r = bench_documents(folder, doc, &n, err);
     for (size_t i = 0; i < n; i++) {
         struct tok_piece piece = {doc[i], strlen(doc[i]), false};

@@ -3,8 +3,10 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "fusor/model/shape.h"
 #include "version.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +21,11 @@ static const struct opt_def defs[] = {
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
+    {.name = "shape",
+     .type = OPT_STR,
+     .help =
+         "random weights in the shape of a published model instead: smollm2, mistral-7b, yi-34b, "
+         "llama-70b, qwen3-8b; NAME:layers=N for fewer"},
     {.name = "json", .type = OPT_STR, .help = "write {\"meta\", \"rows\"} to this file"},
     {.name = "threads",
      .type = OPT_INT,
@@ -457,6 +464,11 @@ static json_t *make_meta(const struct bench *b)
                             "kv_dtype", kn_dtype_name(b->kv_dtype));
     json_object_update(meta, own);
     json_decref(own);
+    const struct model_cfg *c = b->cfg;
+    json_object_set_new(meta, "dims",
+                        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "L", (int)c->L, "D",
+                                  (int)c->D, "H", (int)c->H, "G", (int)c->G, "K", (int)c->K, "F",
+                                  (int)c->F, "V", (int)c->V));
     size_t n;
     const struct kn_gemm_rate *rate = fus_core_gemm_rates(b->core, &n);
     json_t *rates = json_array();
@@ -531,11 +543,22 @@ static int open_profile(struct bench *b, const struct opts *opts, struct err *er
     return r;
 }
 
+int bench_model_path(const struct opts *opts, char *ret, size_t cap, struct err *err)
+{
+    const bool shape = opt_given(opts, "shape"); /* a model may be in the environment as well */
+    if (!shape && !opt_given(opts, "model"))
+        return err_set(err, -EINVAL, "--model PATH or --shape NAME is needed");
+    const int n = snprintf(ret, cap, "%s%s", shape ? SHAPE_PREFIX : "",
+                           opt_str(opts, shape ? "shape" : "model"));
+    return n < 0 || (size_t)n >= cap ? err_set(err, -EINVAL, "--model is too long") : 0;
+}
+
 int bench_open(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct err no_chat = {0};
-    if (!opt_given(opts, "model")) return err_set(err, -EINVAL, "--model PATH is needed");
-    int r = model_open(opt_str(opts, "model"), &b->model, err);
+    char path[PATH_MAX];
+    int r = bench_model_path(opts, path, sizeof path, err);
+    if (r == 0) r = model_open(path, &b->model, err);
     if (r < 0) return r;
     b->cfg = model_config(b->model);
     r = tok_open(b->model, &b->tok, err);

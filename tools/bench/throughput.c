@@ -17,6 +17,7 @@
 #include "base/rng.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
@@ -302,13 +303,20 @@ static int wait_ready(struct thru *t, struct err *err)
     return err_set(err, -ETIMEDOUT, "%s does not get ready", t->address);
 }
 
-static int start_worker(struct thru *t, const struct opts *opts, struct err *err)
+static int start_worker(struct thru *t, const struct opts *opts, const char *model, struct err *err)
 {
     char program[PROXY_PATH_MAX], listen[PROXY_PATH_MAX + 8], threads[16], ram[32],
         log[PROXY_PATH_MAX + 8];
+    char ctx[16];
     char *argv[ARGS_MAX] = {program,
                             "--model",
-                            (char *)opt_str(opts, "model"),
+                            (char *)model,
+                            "--device",
+                            (char *)opt_str(opts, "device"),
+                            "--dtype",
+                            (char *)opt_str(opts, "dtype"),
+                            "--ctx",
+                            ctx,
                             "--listen",
                             listen,
                             "--threads",
@@ -322,7 +330,7 @@ static int start_worker(struct thru *t, const struct opts *opts, struct err *err
                             "--exit-on-stdin-eof",
                             "--log-level",
                             "warn"};
-    size_t n = 16;
+    size_t n = 22;
     const pid_t parent = getpid();
     if (opt_given(opts, "nvme")) {
         argv[n++] = "--nvme";
@@ -334,6 +342,7 @@ static int start_worker(struct thru *t, const struct opts *opts, struct err *err
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(listen, sizeof listen, "%s", t->address);
     (void)snprintf(threads, sizeof threads, "%ld", (long)opt_int(opts, "threads"));
+    (void)snprintf(ctx, sizeof ctx, "%ld", (long)opt_int(opts, "ctx"));
     (void)snprintf(ram, sizeof ram, "%llu", (unsigned long long)opt_size(opts, "ram"));
     (void)snprintf(log, sizeof log, "%s/log", t->dir);
     int keep[2]; /* its standard input ends when we do */
@@ -653,18 +662,18 @@ int bench_throughput(const struct opts *opts, struct err *err)
                      .meta = bench_meta(),
                      .rows = json_array()};
     struct tok *tok = NULL;
-    int r = 0;
-    if (!opt_given(opts, "model")) r = err_set(err, -EINVAL, "--model PATH is needed");
+    char model[PATH_MAX];
+    int r = bench_model_path(opts, model, sizeof model, err);
     if (r == 0 && t.chunks >= (unsigned)opt_int(opts, "pool"))
         r = err_set(err, -EINVAL, "--pool must be larger than --chunks");
-    if (r == 0) r = tok_open_path(opt_str(opts, "model"), &tok, err);
+    if (r == 0) r = tok_open_path(model, &tok, err);
     if (r == 0) r = make_pool(&t, opts, tok, err);
     if (r == 0) r = read_methods(&t, opts, err);
     if (r == 0 && t.foreign) {
         (void)snprintf(t.address, sizeof t.address, "%s", opt_str(opts, "server"));
         r = wait_ready(&t, err);
     } else if (r == 0) {
-        r = start_worker(&t, opts, err);
+        r = start_worker(&t, opts, model, err);
     }
     if (r == 0) r = first_model(&t, err);
     if (r == 0 && !t.foreign) r = build_pool(&t, err);

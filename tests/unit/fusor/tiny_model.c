@@ -155,6 +155,11 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     return 0;
 }
 
+bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)
+{
+    return false;
+}
+
 void model_rope_freqs(const struct model_cfg *c, float *ret_inv_freq, float *ret_mscale)
 {
     const unsigned half = c->K / 2;

@@ -1,6 +1,8 @@
 /* GEMM against the double oracle, and the invariance of its rows. */
 #include "tests/unit/kernels/kern.h"
 
+#include "base/rng.h"
+
 struct job {
     struct kn_gemm_args a;
 };
@@ -156,6 +158,49 @@ TEST(own_f32_rows_are_invariant)
 TEST(own_bf16_rows_are_invariant)
 {
     invariant("own-bf16", 2);
+}
+
+/* What the device draws is what the host would have filled in, from any row on. */
+static void random_rows(const char *gemm, unsigned isa)
+{
+    enum { M = 3, N = 150, SPLIT = 40, K = 577 }; /* the second part is more than one slice */
+    static const struct rng_field field[2] = {{5, 0.25f}, {77, 3}};
+    struct kn_dev *d = kern_dev(isa, 2, gemm);
+    if (!d) SKIP("this machine lacks the candidate");
+    float *a = kern_random(M * K, 8, 1), *w = kern_random(N * K, 9, 1);
+    float *want = malloc(M * N * sizeof *want), *got = malloc(M * N * sizeof *got);
+    struct kn_mat *mat;
+    for (size_t i = 0; i < N * K; i++)
+        w[i] = i < SPLIT * K ? rng_field_at(&field[0], i) : rng_field_at(&field[1], i - SPLIT * K);
+    ASSERT_OK(kn_mat_create(d, N, K, &mat));
+    ASSERT_ERR(kn_mat_random(mat, 1, N, &field[0]), -EINVAL);
+    ASSERT_OK(kn_mat_random(mat, 0, SPLIT, &field[0]));
+    ASSERT_OK(kn_mat_random(mat, SPLIT, N - SPLIT, &field[1]));
+    ASSERT_OK(kn_mat_done(mat));
+    struct kn_mat *filled = kern_mat(d, N, K, w);
+    struct job j = {{.a = a, .lda = K, .m = M, .w = mat, .c = got, .ldc = N}};
+    ASSERT_OK(kern_run(d, false, M, run_rows, &j));
+    j.a.w = filled;
+    j.a.c = want;
+    ASSERT_OK(kern_run(d, false, M, run_rows, &j));
+    ASSERT_MEMEQ(got, want, M * N * sizeof *got);
+    kn_mat_destroy(mat);
+    kn_mat_destroy(filled);
+    kn_dev_destroy(d);
+    free(a);
+    free(w);
+    free(want);
+    free(got);
+}
+
+TEST(random_rows_are_those_of_the_field_f32)
+{
+    random_rows("own-f32", 0);
+}
+
+TEST(random_rows_are_those_of_the_field_bf16)
+{
+    random_rows("own-bf16", 2);
 }
 
 TEST(shapes_are_checked)
