@@ -1,0 +1,143 @@
+"""tools/gpu-check: its steps against programs that pass, fail, hang or say nonsense, and tools/gpu-torch.py's skip."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parents[3] / "tools"
+TTFT = {"meta": {"dims": {"L": 1, "D": 64, "H": 1, "G": 1, "K": 64, "F": 64, "V": 64}, "full_share_of_gemm": 0.9,
+                 "gemm_gflops": 5e5},
+        "rows": [{"strategy": "full", "ratio": 1, "ttft_ms_median": 80.0, "speedup_vs_full": 1, "tokens_total": 41},
+                 {"strategy": "hkvd", "ratio": 0.15, "ttft_ms_median": 20.0, "speedup_vs_full": 4.0}]}
+OVERLAP = {"meta": {}, "rows": [{"strategy": "hkvd", "throttle_gbps": 7, "time_ms": 12.0, "load_ms": 10.0,
+                                 "compute_ms": 11.0, "time_per_max": 1.09, "can_overlap": True}]}
+THROUGHPUT = {"meta": {"throughput_at_slo": {"full": 2.0, "blend": 13.0}, "throughput_ratio": 6.5,
+                       "ttft_ms_unloaded": {"full": 80.0, "blend": 20.0}}, "rows": []}
+CEIL = {"meta": {}, "rows": [{"kind": "copy", "gbps": 4000.0}, {"kind": "run", "us": 20.0},
+                             {"kind": "gemm", "weight": "layer", "rows": 3104, "gflops": 7e5, "share": 0.97}]}
+STUB = """#!{python}
+import json, sys, time
+sub, file = sys.argv[1], sys.argv[-1]
+reports = {reports}
+if sub == "kernels":
+    print("no such shape")
+    sys.exit(1)
+if sub == "attn":
+    sys.exit(0)  # and leaves no report
+if sub == "ceil":
+    time.sleep({sleep})
+json.dump(reports.get(sub, {{"meta": {{}}, "rows": []}}), open(file, "w"))
+print(sub, "done")
+"""
+
+
+class GpuCheck(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.build, self.out = (pathlib.Path(self.folder.name) / name for name in ("build", "out"))
+
+    def program(self, path, text):
+        file = self.build / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+        return str(file)
+
+    def stubs(self, sleep=0):
+        reports = {"ceil": CEIL, "ttft": TTFT, "overlap": OVERLAP, "throughput": THROUGHPUT}
+        text = STUB.format(python=sys.executable, reports=repr(reports), sleep=sleep)
+        self.program("tools/bench/kvblend-bench", text)
+        tests = [{"name": "kernels/hostcuda_rows", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
+                  "cmd": [self.program("rows", "#!/bin/sh\necho $KVBLEND_TEST_DEVICE\necho 3 passed, 0 failed\n")]},
+                 {"name": "kernels/rows", "env": {}, "cmd": ["/never/run"]},
+                 {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]}]
+        self.program("meson-info/intro-tests.json", json.dumps(tests))
+
+    def run_check(self, *args):
+        argv = [TOOLS / "gpu-check", "--dry", "--no-build", "--build", self.build, "--out", self.out, *args]
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return r, json.loads((self.out / "gpu-check.json").read_text())
+
+    def test_a_failing_step_is_recorded_and_the_next_goes_on(self):
+        self.stubs()
+        r, got = self.run_check()
+        self.assertEqual(r.returncode, 1, r.stderr)
+        state = {s["step"].split()[0] if s["step"] != "test kernels/rows" else "test": s for s in got["steps"]}
+        self.assertEqual({k: v["state"] for k, v in state.items() if k not in ("torch", "memcheck")},
+                         {"build": "passed", "test": "passed", "ceil": "passed", "ttft": "passed", "kernels": "failed",
+                          "attn": "failed", "overlap": "passed", "throughput": "passed"})
+        self.assertIn("no such shape", state["kernels"]["note"])
+        self.assertEqual(state["memcheck"]["state"], "skipped")
+        self.assertEqual(state["test"]["note"], "3 passed, 0 failed")
+        self.assertIn("hostcuda\n", (self.out / "gpu-check.log").read_text())
+        self.assertEqual(got["reports"]["ttft smollm2:layers=2"], TTFT)
+
+    def test_figures_stand_beside_their_limits(self):
+        self.stubs()
+        _, got = self.run_check("--only", "ceil,ttft,overlap,throughput")
+        by_name = {f["figure"]: f for f in got["figures"]}
+        full = by_name["full prefill, 41 tokens"]
+        self.assertEqual((full["value"], full["met"]), ("80.0 ms", True))
+        self.assertIn("0.90 of the GEMM ceiling, 500 TFLOP/s", full["beside"])
+        self.assertEqual(by_name["hkvd, 0.15 recomputed"]["value"], "4.00x")
+        self.assertEqual(by_name["a layer's products, 3104 rows"]["value"], "700 TFLOP/s")
+        self.assertEqual(by_name["copy"]["value"], "4000.0 GB/s")
+        self.assertFalse(by_name["hkvd behind 7 GB/s"]["met"])
+        self.assertIn("0.90 hidden", by_name["hkvd behind 7 GB/s"]["beside"])
+        self.assertTrue(by_name["blend at the objective"]["met"])
+        table = (self.out / "gpu-check.md").read_text()
+        for figure in got["figures"]:
+            self.assertIn(figure["figure"], table)
+
+    def test_what_hangs_is_cut_off_and_what_no_longer_fits_is_left_out(self):
+        self.stubs(sleep=3600)
+        r, got = self.run_check("--minutes", "0.12")
+        self.assertEqual(r.returncode, 1)
+        state, ceil = {s["step"]: s["state"] for s in got["steps"]}, "ceil smollm2:layers=2"
+        self.assertEqual((state["test kernels/rows"], state[ceil]), ("passed", "failed"))
+        behind = list(state.values())[list(state).index(ceil) + 1:]
+        self.assertEqual(set(behind), {"left out"})
+
+    def test_nothing_to_run_is_a_failure(self):
+        self.build.mkdir()
+        r, got = self.run_check()
+        self.assertEqual(r.returncode, 1)
+        self.assertEqual([s["state"] for s in got["steps"]], ["failed"])
+
+    def test_without_a_gpu_it_says_so(self):
+        r = subprocess.run([sys.executable, TOOLS / "gpu-check", "--out", self.out], capture_output=True, text=True,
+                           timeout=60, env={"PATH": self.folder.name})
+        self.assertEqual(r.returncode, 77, r.stdout)
+        self.assertIn("nothing was checked", r.stderr)
+
+
+class Torch(unittest.TestCase):
+    def run_torch(self, dims, *args):
+        return subprocess.run([sys.executable, TOOLS / "gpu-torch.py", "--dims", dims, *args], capture_output=True,
+                              text=True, timeout=120)
+
+    def test_bad_dims_are_said(self):
+        for dims in ("L=1", "L=1,D=x", "L=0,D=64,H=1,G=1,K=64,F=64,V=64"):
+            r = self.run_torch(dims)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn("expected L", r.stderr)
+
+    def test_a_tiny_model_or_a_skip(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "torch.json"
+            r = self.run_torch("L=2,D=64,H=4,G=2,K=16,F=96,V=128", "--tokens", "33", "--reps", "2", "--device", "cpu",
+                               "--json", str(out))
+            if r.returncode == 77:
+                self.assertIn("PyTorch", r.stderr)
+                self.skipTest("no PyTorch")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            got = json.loads(out.read_text())
+            self.assertTrue(got["meta"]["finite"])
+            self.assertGreater(got["rows"][0]["ttft_ms_median"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
