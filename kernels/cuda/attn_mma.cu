@@ -10,8 +10,9 @@
  * sees, and compares positions only in tiles that reach beyond its first row's. A tile that a row
  * does not see multiplies its sums by exactly 1 and adds exactly 0, so a row's bits depend on that
  * row and its keys alone: not on who shares its warp or block, nor on how many warps a block has.
- * Blocks of one warp serve decodes, where 16 entries are all there is. Three buffers of 16 KiB (K
- * 128) let two blocks live on a multiprocessor of sm_86 and sm_89, three or four elsewhere. */
+ * Blocks of one warp serve decodes, where 16 entries are all there is. Blocks on a multiprocessor:
+ * as many as fit without a register in memory, which the three buffers leave room for everywhere.
+ */
 #include "kernels/cuda/attn.h"
 
 enum { AT_RING = 3, AT_WARP_ROWS = 16, AT_WIDE = 4 /* warps of a block */ };
@@ -39,11 +40,19 @@ template <unsigned KP> struct at_sums { /* of a lane's two entries */
     float top[2], total[2];             /* total: of this lane's keys */
 };
 
-/* What piece c of a buffer's row is exchanged with. Rows of 64 values more begin at the same bank,
+/* Piece c of a buffer's row is at piece c ^ this. Rows of 64 values more begin at the same bank,
  * rows of 32 more half a round on. */
 template <unsigned KP> static __device__ __forceinline__ unsigned at_swizzled(unsigned row)
 {
     return at_dims<KP>::SWIZZLE == 8 ? row % 8 : row / 2 % 4;
+}
+
+/* From the address of a row's piece 0 or 1 to that of piece 2 d more: one operation, and a constant
+ * that an instruction takes along. */
+template <unsigned KP> static __device__ __forceinline__ mma_addr at_step(mma_addr at, unsigned d)
+{
+    const unsigned half = at_dims<KP>::SWIZZLE / 2;
+    return (at ^ d % half * 32) + d / half * (half * 32);
 }
 
 template <unsigned KP, unsigned THREADS>
@@ -52,9 +61,10 @@ static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int3
                                                     mma_addr to)
 {
     typedef at_dims<KP> D;
-    const size_t row0 = (size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE;
+    const unsigned K = kv.K;
     const uint16_t *from =
-        reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) + row0 * kv.K;
+        reinterpret_cast<const uint16_t *>(kv.base + size_t(page) * kv.page_bytes) +
+        ((size_t(v) * kv.G + g) * CU_PAGE + key % CU_PAGE) * K;
     CU_UNROLL
     for (unsigned i = 0; i < D::KEYS * D::PIECES / THREADS; i++) {
         /* Where rows divide evenly, their places differ by what is known at compile time. */
@@ -62,9 +72,9 @@ static __device__ __forceinline__ void at_copy_tile(const struct cu_kv &kv, int3
         const unsigned row = THREADS % D::PIECES == 0
                                  ? i * (THREADS / D::PIECES) + threadIdx.x / D::PIECES
                                  : at / D::PIECES;
-        const bool there = key + row <= last && c * 8 < kv.K;
+        const bool there = key + row <= last && c * 8 < K;
         mma_copy16(to + row * D::ROW + (c ^ at_swizzled<KP>(row)) * 16,
-                   there ? from + row * kv.K + c * 8 : from, there);
+                   from + (there ? row * K + c * 8 : 0), there);
     }
 }
 
@@ -110,16 +120,16 @@ static __device__ __forceinline__ void at_scores(const struct at_rows<KP> &w, mm
 {
     typedef at_dims<KP> D;
     const unsigned lane = threadIdx.x % CU_WARP, row = lane % 8 + lane / 16 * 8;
+    const mma_addr at = k + row * D::ROW + (lane / 8 % 2 ^ at_swizzled<KP>(lane % 8)) * 16;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 8; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
     CU_UNROLL
     for (unsigned d = 0; d < D::STEPS; d++) {
-        const unsigned c = (2 * d + lane / 8 % 2) ^ at_swizzled<KP>(lane % 8);
         CU_UNROLL
         for (unsigned n = 0; n < D::KEYS / 16; n++) {
             uint32_t b[4];
-            mma_load(b, k + (n * 16 + row) * D::ROW + c * 16);
+            mma_load(b, at_step<KP>(at, d) + n * 16 * D::ROW);
             mma_bf16(s[2 * n], w.q[d], b[0], b[1]);
             mma_bf16(s[2 * n + 1], w.q[d], b[2], b[3]);
         }
@@ -172,6 +182,7 @@ static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KE
 {
     typedef at_dims<KP> D;
     const unsigned lane = threadIdx.x % CU_WARP, row = lane % 16;
+    const mma_addr at = v + row * D::ROW + (lane / 16 ^ at_swizzled<KP>(lane % 8)) * 16;
     CU_UNROLL
     for (unsigned n = 0; n < D::KEYS / 16; n++) {
         const uint32_t a[4] = {
@@ -179,9 +190,8 @@ static __device__ __forceinline__ void at_weigh(const float (&p)[at_dims<KP>::KE
             mma_pack(p[2 * n + 1][0], p[2 * n + 1][1]), mma_pack(p[2 * n + 1][2], p[2 * n + 1][3])};
         CU_UNROLL
         for (unsigned d = 0; d < KP / 16; d++) {
-            const unsigned c = (2 * d + lane / 16) ^ at_swizzled<KP>(lane % 8);
             uint32_t b[4];
-            mma_load_turned(b, v + (n * 16 + row) * D::ROW + c * 16);
+            mma_load_turned(b, at_step<KP>(at, d) + n * 16 * D::ROW);
             mma_bf16(o.acc[2 * d], a, b[0], b[1]);
             mma_bf16(o.acc[2 * d + 1], a, b[2], b[3]);
         }
@@ -263,32 +273,33 @@ at_close(const struct cu_attn &a, const struct at_rows<KP> &w, unsigned group, u
 template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K, V, K, V… */
     typedef at_dims<KP> D;
     mma_addr ring;
-    unsigned g, key0, end, last;
-    int32_t page; /* of the next tile: read before it is wanted */
+    unsigned at; /* offset of the tile that is used next */
+    unsigned g, end;
+    int32_t page; /* of the tile that is sent next: read before it is wanted */
 
-    __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned item)
+    __device__ __forceinline__ void send(const struct cu_kv &kv, unsigned key, bool v, unsigned to)
     {
-        const unsigned key = key0 + item / 2 * D::KEYS;
-        if (key < end)
-            at_copy_tile<KP, WARPS * CU_WARP>(kv, page, g, key, last, item % 2,
-                                              ring + item % AT_RING * D::BUFFER);
-        if (item % 2 && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
+        if (key < end) at_copy_tile<KP, WARPS * CU_WARP>(kv, page, g, key, end - 1, v, ring + to);
+        if (v && key + D::KEYS < end) page = kv.pages[(key + D::KEYS) / CU_PAGE];
         mma_copies_end();
     }
 
-    /* Wait for an item; all warps are done with the one before it, whose buffer is filled again. */
-    __device__ __forceinline__ mma_addr next(const struct cu_kv &kv, unsigned item)
+    /* Wait for the next tile, K or V, and send the one of the next keys to where the tile before it
+     * was: all warps are done with that. */
+    __device__ __forceinline__ mma_addr take(const struct cu_kv &kv, unsigned next_key, bool v)
     {
+        const unsigned now = at, last = (AT_RING - 1) * D::BUFFER;
         mma_copies_wait<1>();
         __syncthreads();
-        send(kv, item + 2);
-        return ring + item % AT_RING * D::BUFFER;
+        send(kv, next_key, v, now == 0 ? last : now - D::BUFFER);
+        at = now == last ? 0 : now + D::BUFFER;
+        return ring + now;
     }
 };
 
 template <unsigned KP, unsigned WARPS>
 static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
-                                                         : KP > 128 ? 2
+                                                         : KP > 64  ? 2
                                                                     : 3)
     attend_mma(const __grid_constant__ struct at_batch batch, unsigned group, bool whole,
                int *fault)
@@ -308,10 +319,10 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     const unsigned all = unsigned(last) + 1;
     const unsigned end = whole || all < key0 + CU_KEYS_PART ? all : key0 + CU_KEYS_PART;
     struct at_feed<KP, WARPS> feed = {
-        mma_address(buffers), g, key0, end, unsigned(last), a.kv.pages[key0 / CU_PAGE]
+        mma_address(buffers), 0, g, end, a.kv.pages[key0 / CU_PAGE]
     };
-    feed.send(a.kv, 0);
-    feed.send(a.kv, 1);
+    feed.send(a.kv, key0, false, 0);
+    feed.send(a.kv, key0, true, D::BUFFER);
 
     const unsigned entry0 = block0 + threadIdx.x / CU_WARP * AT_WARP_ROWS;
     const bool apart = !whole && at_parts(a) > 1;
@@ -320,19 +331,20 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
     struct at_before b = {{0, 0}, {1, 1}};
     at_load_rows(a, group, g, entry0, fault, w);
     at_clear(o);
-    unsigned item = 0;
-    for (unsigned key = key0; key < end; key += D::KEYS, item += 2) {
-        const bool seen = w.last >= int32_t(key);
-        float s[D::KEYS / 8][4];
-        const mma_addr k = feed.next(a.kv, item);
-        if (seen) {
-            at_scores<KP>(w, k, key, s);
-            at_softmax<KP>(s, o);
+    for (unsigned key = key0; key < end;) {
+        const unsigned part = key / CU_KEYS_PART, next = (part + 1) * CU_KEYS_PART;
+        for (; key < end && key < next; key += D::KEYS) {
+            const bool seen = w.last >= int32_t(key);
+            float s[D::KEYS / 8][4];
+            const mma_addr k = feed.take(a.kv, key + D::KEYS, false);
+            if (seen) {
+                at_scores<KP>(w, k, key, s);
+                at_softmax<KP>(s, o);
+            }
+            const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
+            if (seen) at_weigh<KP>(s, v, o);
         }
-        const mma_addr v = feed.next(a.kv, item + 1);
-        if (seen) at_weigh<KP>(s, v, o);
-        if ((key + D::KEYS) % CU_KEYS_PART == 0 || key + D::KEYS >= end)
-            at_close(a, w, group, g, entry0, key / CU_KEYS_PART, apart, o, b);
+        at_close(a, w, group, g, entry0, part, apart, o, b);
     }
 }
 
