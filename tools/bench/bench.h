@@ -142,5 +142,7 @@ int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
 int bench_proxy(const struct opts *opts, struct err *err);
 int bench_throughput(const struct opts *opts, struct err *err);
 int bench_fleet(const struct opts *opts, struct err *err);
+int bench_ceil(const struct opts *opts, struct err *err);
+int bench_kernels(const struct opts *opts, struct err *err);
 
 #endif

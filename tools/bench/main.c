@@ -17,7 +17,7 @@ static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
      .values = "ttft|quality|signals|calibrate|demo|tiers|soak|replay|proxy|throughput|controller|"
-               "fleet|day|overlap",
+               "fleet|day|overlap|ceil|kernels",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -266,7 +266,11 @@ static const struct opt_def defs[] = {
      .dflt = "7",
      .min = 1,
      .max = 1000,
-     .help = "ttft, overlap: measured rounds"},
+     .help = "ttft, overlap, ceil, kernels: measured rounds"},
+    {.name = "at-rows",
+     .type = OPT_STR,
+     .dflt = "1,16,32,128,256,512,1024,3104",
+     .help = "ceil, kernels: how many rows"},
     {.name = "profile",
      .type = OPT_STR,
      .help = "what calibrate has written: layers, default strategy and ratio"},
@@ -630,6 +634,8 @@ static const struct sub {
     {"day", NULL, bench_day},
     {"controller", bench_controller, NULL},
     {"overlap", bench_overlap, NULL},
+    {"ceil", NULL, bench_ceil},
+    {"kernels", NULL, bench_kernels},
 };
 
 static int run_sub(const struct opts *o, struct err *err)

@@ -1,0 +1,90 @@
+/* What the benches of single operations stand on: row counts, random data, repeated operations. */
+#include "tests/test.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/device.h"
+
+/* The program's own, which come with all of it. */
+json_t *bench_meta(void)
+{
+    return json_object();
+}
+
+json_t *bench_number(double v)
+{
+    return json_real(v);
+}
+
+double bench_quantile(double *v, size_t n, double q)
+{
+    return v[(size_t)(q * (double)(n - 1))];
+}
+
+TEST(row_counts_are_a_list_of_numbers)
+{
+    static const char *const bad[] = {"", "0", "1,", "1,,2", "a", "1;2", "-1", "1048577"};
+    size_t rows[BENCH_ROWS_MAX], n = 7;
+    struct err e;
+    ASSERT_OK(bench_rows_of("3104", rows, &n, &e));
+    ASSERT_TRUE(n == 1 && rows[0] == 3104);
+    ASSERT_OK(bench_rows_of("1,16,1048576", rows, &n, &e));
+    ASSERT_TRUE(n == 3 && rows[0] == 1 && rows[1] == 16 && rows[2] == 1 << 20);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (bench_rows_of(bad[i], rows, &n, &e) != -EINVAL)
+            test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
+    ASSERT_EQ(n, 3); /* untouched */
+}
+
+static int count_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    atomic_fetch_add((atomic_size_t *)arg, n);
+    return 0;
+}
+
+static int fail_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    return -EIO;
+}
+
+TEST(operations_are_repeated_and_data_are_no_zeros)
+{
+    static const struct opt_def defs[] = {{"shape", OPT_STR, "smollm2:layers=1", 0, 0, NULL, ""},
+                                          {"device", OPT_STR, "cpu", 0, 0, NULL, ""},
+                                          {"threads", OPT_INT, "1", 0, 8, NULL, ""},
+                                          {"isa", OPT_STR, "auto", 0, 0, NULL, ""},
+                                          {"gemm", OPT_STR, "own-f32", 0, 0, NULL, ""},
+                                          {"dtype", OPT_STR, "f32", 0, 0, NULL, ""},
+                                          {"weights", OPT_STR, "auto", 0, 0, NULL, ""},
+                                          {"reps", OPT_INT, "4", 1, 8, NULL, ""},
+                                          {0}};
+    struct bench_device b;
+    struct bench_time t;
+    struct opts *o;
+    struct err e = {0};
+    ASSERT_OK(opts_create(defs, &o));
+    if (bench_device_open(o, &b, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+    ASSERT_TRUE(b.copy_gbps > 0 && b.gemm_gflops == 0 && !b.emulated);
+    ASSERT_EQ(b.cfg.L, 1);
+    ASSERT_EQ(bench_operand_bytes(&b), sizeof(float));
+    atomic_size_t rows = 0;
+    ASSERT_OK(bench_device_time(&b, 100, count_rows, &rows, &t));
+    ASSERT_EQ(rows, 100 * (2 + 4)); /* two to warm up; once a run where memory is the host's */
+    ASSERT_TRUE(t.us > 0 && t.us_lo > 0 && t.us_hi > 0);
+    ASSERT_ERR(bench_device_time(&b, 100, fail_rows, NULL, &t), -EIO);
+    float *x = bench_device_random(&b, KN_MEM_DEVICE, 1000), sum = 0;
+    ASSERT_TRUE(x != NULL);
+    for (size_t i = 0; i < 1000; i++) {
+        ASSERT_TRUE(x[i] != 0 && fabsf(x[i]) <= 1);
+        sum += x[i];
+    }
+    ASSERT_TRUE(fabsf(sum) < 100); /* 5 standard deviations */
+    kn_mem_free(b.dev, x);
+    struct kn_mat *w = bench_device_mat(&b, 33, 40, 1);
+    ASSERT_TRUE(w && kn_mat_bytes(w) >= 33 * 40 * sizeof(float));
+    kn_mat_destroy(w);
+    json_t *meta = bench_device_meta(&b);
+    ASSERT_TRUE(json_number_value(json_object_get(json_object_get(meta, "ceilings"),
+                                                  "copy_gbps")) == b.copy_gbps);
+    json_decref(meta);
+    bench_device_close(&b);
+    opts_destroy(o);
+}

@@ -1,0 +1,44 @@
+/* device: what the benches of single operations share: a device and a model's shape by the options,
+ * memory of random values, and an operation that is repeated until it can be timed.
+ *
+ * Life cycle: bench_device_open() → bench_device_random(), bench_device_time() → kn_mem_free() →
+ * bench_device_close(). Thread: main. */
+#ifndef TOOLS_BENCH_DEVICE_H
+#define TOOLS_BENCH_DEVICE_H
+
+#include "base/err.h"
+#include "base/opt.h"
+#include "fusor/model/model.h"
+#include "kernels/kn.h"
+
+#include <jansson.h>
+
+struct bench_device {
+    struct kn_dev *dev;
+    struct model_cfg cfg; /* of --shape */
+    enum kn_weights weights;
+    size_t reps;
+    bool emulated;      /* hostcuda: everything small, whose times say nothing */
+    double copy_gbps;   /* read and written, of the device's memory */
+    double gemm_gflops; /* the best of this run; 0: not measured */
+};
+int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err);
+void bench_device_close(struct bench_device *b);
+json_t *bench_device_meta(const struct bench_device *b); /* with what was measured by then */
+
+float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n); /* NULL */
+struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k, uint64_t seed);
+size_t bench_operand_bytes(const struct bench_device *b); /* of one value that products read */
+
+struct bench_time {
+    double us, us_lo, us_hi; /* of one operation: the median, the least, the most */
+};
+/* fn over all rows, --reps times. On a device of its own it is called several times in a run, so
+ * that the way there does not count. */
+int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
+                      struct bench_time *ret);
+/* Row counts of a list such as "1,32,512"; -EINVAL with a sentence. */
+enum { BENCH_ROWS_MAX = 32 };
+int bench_rows_of(const char *list, size_t ret[BENCH_ROWS_MAX], size_t *ret_n, struct err *err);
+
+#endif
