@@ -135,6 +135,7 @@ int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
 int bench_decisions(const struct opts *opts, struct err *err); /* replay --decisions */
 int bench_overlap(struct bench *b, const struct opts *opts, struct err *err);
+int bench_attn(const struct opts *opts, struct err *err);
 int bench_tiers(const struct opts *opts, struct err *err);
 int bench_controller(struct bench *b, const struct opts *opts, struct err *err);
 int bench_day(const struct opts *opts, struct err *err);

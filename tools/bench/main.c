@@ -17,7 +17,7 @@ static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
      .values = "ttft|quality|signals|calibrate|demo|tiers|soak|replay|proxy|throughput|controller|"
-               "fleet|day|overlap|ceil|kernels",
+               "fleet|day|overlap|ceil|kernels|attn",
      .positional = true,
      .help = "what to measure"},
     {.name = "model", .type = OPT_STR, .help = "GGUF file or Hugging Face folder"},
@@ -266,7 +266,7 @@ static const struct opt_def defs[] = {
      .dflt = "7",
      .min = 1,
      .max = 1000,
-     .help = "ttft, overlap, ceil, kernels: measured rounds"},
+     .help = "ttft, overlap, ceil, kernels, attn: measured rounds"},
     {.name = "at-rows",
      .type = OPT_STR,
      .dflt = "1,16,32,128,256,512,1024,3104",
@@ -376,6 +376,12 @@ static const struct opt_def defs[] = {
      .min = 1,
      .max = 64,
      .help = "day: how many, each serves one prompt at a time"},
+    {.name = "keys",
+     .type = OPT_INT,
+     .dflt = "3104",
+     .min = 128,
+     .max = 1 << 20,
+     .help = "attn: tokens that rows may see"},
     {.name = "order-seed",
      .type = OPT_INT,
      .dflt = "1",
@@ -636,6 +642,7 @@ static const struct sub {
     {"overlap", bench_overlap, NULL},
     {"ceil", NULL, bench_ceil},
     {"kernels", NULL, bench_kernels},
+    {"attn", NULL, bench_attn},
 };
 
 static int run_sub(const struct opts *o, struct err *err)
