@@ -2,15 +2,15 @@
 
 #include "base/assert.h"
 #include "kernels/gpu_int.h"
+#include "kernels/module.h"
 
 int gpu_open(enum gpu_kind kind, int index, struct gpu **ret, struct err *err)
 {
+    int (*open)(int, struct gpu **, struct err *);
     if (kind == GPU_HOST) return gpu_host_open(index, ret, err);
-#if HAVE_CUDA
-    return gpu_cuda_open(index, ret, err);
-#else
-    return err_set(err, -ENOTSUP, "this build has no CUDA");
-#endif
+    if (kn_module_find("cuda", "kn_cuda_gpu_open", (void **)&open, err) == 0)
+        return open(index, ret, err);
+    return err_set(err, -ENOTSUP, "CUDA is not available");
 }
 
 void gpu_close(struct gpu *g)

@@ -39,6 +39,5 @@ struct gpu_ops {
     int (*event_wait)(struct gpu_event *e, uint64_t deadline_ns);
 };
 int gpu_host_open(int index, struct gpu **ret, struct err *err);
-int gpu_cuda_open(int index, struct gpu **ret, struct err *err); /* where it is built */
 
 #endif

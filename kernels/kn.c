@@ -4,11 +4,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kernels/module.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { P = KN_PAGE };
@@ -30,23 +29,14 @@ static const struct kn_ops *mat_ops(const struct kn_mat *w)
 
 /* ---- device ---- */
 
-/* A backend apart, so that nothing else needs what it links with. Looked for in
- * KVBLEND_KERNELS_DIR, then where it is installed; stays loaded. */
 static int create_apart(const struct kn_dev_opts *o, const char *kind, int index,
                         struct kn_dev **ret_dev, struct err *err)
 {
     typedef int (*create_fn)(const struct kn_dev_opts *, const char *, int, struct kn_dev **,
                              struct err *);
-    const char *dir = getenv("KVBLEND_KERNELS_DIR");
-    char path[4096];
-    snprintf(path, sizeof path, "%s/libkn_%s.so", dir && *dir ? dir : KN_MODULE_DIR, kind);
-    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!lib)
-        return err_set(err, -ENOTSUP, "device \"%s\" is not available: %.150s", kind, dlerror());
     create_fn create;
-    *(void **)&create = dlsym(lib, "kn_cuda_create");
-    if (!create) return err_set(err, -ENOTSUP, "%.200s is no backend", path);
-    return create(o, kind, index, ret_dev, err);
+    int r = kn_module_find(kind, "kn_cuda_create", (void **)&create, err);
+    return r < 0 ? r : create(o, kind, index, ret_dev, err);
 }
 
 /* The device's options, with weights of 16 bits said as arithmetic. */
@@ -97,6 +87,17 @@ bool kn_dev_is_host(const struct kn_dev *d)
 bool kn_dev_lost(const struct kn_dev *d)
 {
     return dev_ops(d)->lost && dev_ops(d)->lost(d);
+}
+
+int kn_dev_gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
+{
+    if (!dev_ops(d)->gpu) return err_set(err, -ENOTSUP, "the CPU has no memory of its own");
+    return dev_ops(d)->gpu(d, ret, err);
+}
+
+struct kn_memory kn_dev_memory(struct kn_dev *d)
+{
+    return dev_ops(d)->memory ? dev_ops(d)->memory(d) : (struct kn_memory){0};
 }
 
 unsigned kn_dev_threads(const struct kn_dev *d)
@@ -235,6 +236,31 @@ int kn_mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 {
     return bytes ? dev_ops(d)->mem_copy(d, dst, src, bytes) : 0;
+}
+
+/* Where memory is plain, everything is near. */
+int kn_stage(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_turn)
+{
+    if (dev_ops(d)->stage) return dev_ops(d)->stage(d, p, n, ret_turn);
+    for (size_t i = 0; i < n; i++)
+        p[i].at = p[i].from;
+    *ret_turn = 0;
+    return 0;
+}
+
+int kn_staged(struct kn_stream *st, uint64_t turn)
+{
+    return turn ? stream_ops(st)->staged(st, turn) : 0;
+}
+
+void kn_unstage(struct kn_dev *d, uint64_t turn)
+{
+    if (turn) dev_ops(d)->unstage(d, turn);
+}
+
+int kn_stage_room(struct kn_dev *d, size_t bytes)
+{
+    return dev_ops(d)->stage_room ? dev_ops(d)->stage_room(d, bytes) : 0;
 }
 
 /* ---- weights ---- */

@@ -87,6 +87,17 @@ void kn_dev_destroy(struct kn_dev *d);
 const char *kn_dev_device(const struct kn_dev *d); /* "cpu", "cuda:0 NVIDIA H200", … */
 bool kn_dev_is_host(const struct kn_dev *d);       /* all memory is plain memory */
 bool kn_dev_lost(const struct kn_dev *d);          /* every run says -EIO; thread: any */
+/* Memory, streams and copies of the same device, for who keeps things in its memory (gpu.h): the
+ * caller's, to be closed before the device. -ENOTSUP: the CPU has none. */
+struct gpu;
+int kn_dev_gpu(struct kn_dev *d, struct gpu **ret, struct err *err);
+struct kn_memory {                       /* all 0 on the CPU */
+    uint64_t free_bytes, total_bytes;    /* of the device, as it says now */
+    uint64_t device_bytes, shared_bytes; /* this process's: kn_mem_alloc(), weights, scratch */
+    uint64_t stage_bytes;                /* of these, the ring of kn_stage() */
+    uint64_t n_allocs;                   /* requests to the device for memory, ever */
+};
+struct kn_memory kn_dev_memory(struct kn_dev *d); /* thread: any */
 unsigned kn_dev_threads(const struct kn_dev *d);
 const char *kn_dev_isa(const struct kn_dev *d);
 const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
@@ -111,6 +122,23 @@ void kn_mem_free(struct kn_dev *d, void *p); /* accepts NULL */
  */
 int kn_mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes);
+
+/* Stored KV on its way to the device while operations run: a ring of device memory that is filled
+ * by copies on a stream of their own. kn_stage() starts to copy and says where each piece will be:
+ * `at` instead of `from` is what operations take behind kn_staged(), which makes the stream wait
+ * for the copies, not the host. -EAGAIN: no room just now, operations take `from`. The host's bytes
+ * stay until kn_unstage(), which gives the room back once nothing reads it any more, in any order.
+ * What is on the device already stays where it is. On the CPU nothing moves; turn 0: nothing to
+ * wait for. Thread: that of kn_rows(). */
+struct kn_piece {
+    const void *from;
+    size_t bytes;
+    const void *at;
+};
+int kn_stage_room(struct kn_dev *d, size_t bytes); /* the ring's size; once, before the first run */
+int kn_stage(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_turn);
+int kn_staged(struct kn_stream *st, uint64_t turn);
+void kn_unstage(struct kn_dev *d, uint64_t turn);
 
 /* ---- weights: W [n, k] row-major f32 rows in, packed for the chosen GEMM inside ---- */
 int kn_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);

@@ -16,6 +16,14 @@ struct kn_ops {
     void (*destroy)(struct kn_dev *d);
     bool is_host;
     bool (*lost)(const struct kn_dev *d); /* NULL: never */
+    /* NULL on the CPU: from here … */
+    int (*gpu)(struct kn_dev *d, struct gpu **ret, struct err *err);
+    struct kn_memory (*memory)(struct kn_dev *d);
+    int (*stage_room)(struct kn_dev *d, size_t bytes);
+    int (*stage)(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_turn);
+    int (*staged)(struct kn_stream *st, uint64_t turn);
+    void (*unstage)(struct kn_dev *d, uint64_t turn);
+    /* … to here. */
     unsigned (*threads)(const struct kn_dev *d);
     const char *(*device)(const struct kn_dev *d);
     const char *(*isa)(const struct kn_dev *d);

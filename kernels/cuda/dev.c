@@ -2,13 +2,15 @@
  *
  * One stream a device; kn_rows() and kn_wide() run the function once with all rows and wait for the
  * stream, so what a run wrote may be read behind it. Blocks of memory that are given back are kept
- * for the next request of their size: in steady state nothing is allocated. What may lie in the
- * host's memory (stored KV) is copied to scratch on the stream first. */
+ * for the next request of their size: in steady state nothing is allocated. What lies in the host's
+ * memory (stored KV that is not staged) is copied to scratch on the stream first. */
 #include "kernels/kn_int.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/mem.h"
+#include "kernels/cuda/stage.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -60,6 +62,8 @@ struct kn_dev {
     struct kn_stream stream;
     struct block *blocks;
     int *bad; /* shared: a value did not fit its type */
+    struct stage stage;
+    _Atomic uint64_t n_allocs, held[2]; /* requests for memory; bytes, by enum cu_mem */
 };
 
 struct kn_mat {
@@ -72,8 +76,19 @@ struct kn_mat {
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
                    struct kn_dev **ret_dev, struct err *err);
+int kn_cuda_gpu_open(int index, struct gpu **ret, struct err *err); /* gpu.c */
 
 /* ---- memory ---- */
+
+/* What operations and weights take of the device is counted. */
+static void *take_memory(struct kn_dev *d, enum cu_mem kind, size_t bytes)
+{
+    void *p = cu_alloc(d->cu, kind, bytes);
+    if (!p) return NULL;
+    atomic_fetch_add(&d->n_allocs, 1);
+    atomic_fetch_add(&d->held[kind], bytes);
+    return p;
+}
 
 static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
 {
@@ -91,7 +106,7 @@ static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
     }
     struct block *b = mem_alloc(sizeof *b);
     if (!b) return NULL;
-    *b = (struct block){d->blocks, cu_alloc(d->cu, (enum cu_mem)kind, bytes), bytes, kind, true};
+    *b = (struct block){d->blocks, take_memory(d, (enum cu_mem)kind, bytes), bytes, kind, true};
     if (!b->p) {
         mem_free(b);
         return NULL;
@@ -127,9 +142,12 @@ static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
     if (slot < KN_SLOTS) st->operand[slot].at = NULL;
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
         const size_t want = size_bytes + size_bytes / 4;
-        void *p = want >= size_bytes ? cu_alloc(st->dev->cu, CU_DEVICE, want + 64) : NULL;
+        void *p = want >= size_bytes ? take_memory(st->dev, CU_DEVICE, want + 64) : NULL;
         if (!p) return NULL;
-        if (st->slot[slot]) cu_free(st->dev->cu, st->slot[slot], CU_DEVICE);
+        if (st->slot[slot]) {
+            cu_free(st->dev->cu, st->slot[slot], CU_DEVICE);
+            atomic_fetch_sub(&st->dev->held[CU_DEVICE], st->slot_size[slot] + 64);
+        }
         st->slot[slot] = p;
         st->slot_size[slot] = want;
     }
@@ -151,12 +169,55 @@ static const struct operand *operand_at(const struct kn_stream *st, const float 
     return NULL;
 }
 
+static int gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
+{
+    return kn_cuda_gpu_open(cu_index(d->cu), ret, err);
+}
+
+static struct kn_memory memory(struct kn_dev *d)
+{
+    struct kn_memory m = {.device_bytes = atomic_load(&d->held[CU_DEVICE]),
+                          .shared_bytes = atomic_load(&d->held[CU_SHARED]),
+                          .stage_bytes = d->stage.bytes,
+                          .n_allocs = atomic_load(&d->n_allocs)};
+    (void)cu_mem_info(cu_index(d->cu), &m.free_bytes, &m.total_bytes);
+    return m;
+}
+
+static int stage_room(struct kn_dev *d, size_t bytes)
+{
+    char *base = d->stage.base ? NULL : alloc_block(d, KN_MEM_DEVICE, bytes);
+    if (!base) return -ENOMEM;
+    int r = stage_init(&d->stage, cu_index(d->cu), base, bytes);
+    if (r < 0) free_block(d, base);
+    return r == 0 ? cu_sync(d->cu) : r; /* it is cleared by another stream */
+}
+
+static int stage(struct kn_dev *d, struct kn_piece *p, size_t n, uint64_t *ret_turn)
+{
+    int r = stage_begin(&d->stage, p, n, ret_turn);
+    if (r == -EIO) atomic_store(&d->lost, true);
+    return r;
+}
+
+static int staged(struct kn_stream *st, uint64_t turn)
+{
+    return stage_wait(&st->dev->stage, cu_stream(st->dev->cu), turn);
+}
+
+static void unstage(struct kn_dev *d, uint64_t turn)
+{
+    stage_end(&d->stage, turn);
+}
+
 /* ---- device ---- */
 
 static void destroy(struct kn_dev *d)
 {
     for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
         if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], CU_DEVICE);
+    if (d->stage.base) free_block(d, d->stage.base);
+    stage_fini(&d->stage);
     if (d->bad) free_block(d, d->bad);
     for (struct block *b = d->blocks, *next; b; b = next) {
         ASSERT(!b->used); /* somebody forgot his memory */
@@ -502,10 +563,12 @@ static int kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned la
     return r;
 }
 
-/* Bytes from wherever they are into scratch, on the stream. */
-static char *staged(struct kn_stream *st, size_t offset, size_t all, const void *from, size_t bytes,
-                    int *ret)
+/* Where kernels may read the bytes: where they are, or in scratch behind a copy on the stream. */
+static const char *near(struct kn_stream *st, size_t offset, size_t all, const void *from,
+                        size_t bytes, int *ret)
 {
+    *ret = 0;
+    if (cu_mem_is_device(cu_index(st->dev->cu), from)) return from;
     char *to = scratch(st, SLOT_STAGE, all);
     *ret = to ? cu_copy(st->dev->cu, to + offset, from, bytes) : -ENOMEM;
     return to + offset;
@@ -519,8 +582,8 @@ static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
     const struct cu_kv to = kv_of(st->dev, kv, layer);
     const struct cu_rope p = rope ? rope_of(rope) : (struct cu_rope){0};
     int r;
-    const char *dk = staged(st, 0, v_at + bytes, k, bytes, &r), *dv = NULL;
-    if (r == 0) dv = staged(st, v_at, v_at + bytes, v, bytes, &r);
+    const char *dk = near(st, 0, v_at + bytes, k, bytes, &r), *dv = NULL;
+    if (r == 0) dv = near(st, v_at, v_at + bytes, v, bytes, &r);
     if (r < 0) return r;
     return cu_kv_load(st->dev->cu, &to, pos0, n, dk, dv, (enum cu_type)t, rope ? &p : NULL);
 }
@@ -548,7 +611,7 @@ static int decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum 
 {
     const size_t bytes = kn_row_bytes(t, (n + K - 1) / K, K);
     int r;
-    const char *from = staged(st, 0, bytes, x, t == KN_Q8 ? bytes : n * (t == KN_F32 ? 4 : 2), &r);
+    const char *from = near(st, 0, bytes, x, t == KN_Q8 ? bytes : n * (t == KN_F32 ? 4 : 2), &r);
     return r < 0 ? r : cu_decode(st->dev->cu, from, n, K, (enum cu_type)t, out);
 }
 
@@ -557,7 +620,7 @@ static int distance(struct kn_stream *st, const struct cu_rows *rows, const void
 {
     const size_t bytes = b ? rows->m * kn_row_bytes(t, rows->n / K, K) : 0;
     int r = 0;
-    const char *from = b ? staged(st, 0, bytes, b, bytes, &r) : NULL;
+    const char *from = b ? near(st, 0, bytes, b, bytes, &r) : NULL;
     if (r < 0) return r;
     return cu_distance(st->dev->cu, rows, from, (enum cu_type)t, K, relative, ret);
 }
@@ -619,6 +682,12 @@ static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
 static const struct kn_ops ops = {
     .destroy = destroy,
     .lost = lost,
+    .gpu = gpu,
+    .memory = memory,
+    .stage_room = stage_room,
+    .stage = stage,
+    .staged = staged,
+    .unstage = unstage,
     .threads = threads,
     .device = device,
     .isa = isa,

@@ -31,6 +31,8 @@ struct cu;
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
 const char *cu_name(const struct cu *c);
+int cu_index(const struct cu *c);
+void *cu_stream(struct cu *c);                                /* for mem.h */
 void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes); /* cleared; NULL */
 void cu_free(struct cu *c, void *p, enum cu_mem kind);
 int cu_clear(struct cu *c, void *p, size_t bytes);

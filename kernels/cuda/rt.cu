@@ -73,6 +73,16 @@ const char *cu_name(const struct cu *c)
     return c->name;
 }
 
+int cu_index(const struct cu *c)
+{
+    return c->index;
+}
+
+void *cu_stream(struct cu *c)
+{
+    return c->stream;
+}
+
 /* Shared: managed memory where both sides may touch it at any time, else pinned host memory that
  * the device reads over the bus. */
 static bool managed(const struct cu *c)

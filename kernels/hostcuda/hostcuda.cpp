@@ -5,9 +5,12 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -340,6 +343,7 @@ struct Block {
     bool device;
 };
 static std::map<char *, Block> blocks;
+static std::map<char *, size_t> registered; /* the host's own memory, pinned */
 static std::recursive_mutex lock;
 static int key = -2; /* not asked for yet */
 
@@ -348,12 +352,34 @@ static void open_memory(bool open)
     if (key >= 0) (void)pkey_set(key, open ? 0 : PKEY_DISABLE_ACCESS);
 }
 
-static bool is_device(const void *p)
+/* The block that p points into; the end: none of ours. */
+static std::map<char *, Block>::iterator block_of(const void *p)
 {
     auto b = blocks.upper_bound(const_cast<char *>(static_cast<const char *>(p)));
-    if (b == blocks.begin()) return false;
+    if (b == blocks.begin()) return blocks.end();
     --b;
-    return b->second.device && static_cast<const char *>(p) < b->first + b->second.bytes;
+    return static_cast<const char *>(p) < b->first + b->second.bytes ? b : blocks.end();
+}
+
+static bool is_device(const void *p)
+{
+    auto b = block_of(p);
+    return b != blocks.end() && b->second.device;
+}
+
+static bool leaves_its_block(const void *p, size_t bytes)
+{
+    auto b = block_of(p);
+    return b != blocks.end() &&
+           bytes > size_t(b->first + b->second.bytes - static_cast<const char *>(p));
+}
+
+static bool is_registered(const void *p)
+{
+    auto r = registered.upper_bound(const_cast<char *>(static_cast<const char *>(p)));
+    if (r == registered.begin()) return false;
+    --r;
+    return static_cast<const char *>(p) < r->first + r->second;
 }
 
 static cudaError_t map_block(void **ret, size_t bytes, bool device)
@@ -377,32 +403,88 @@ static cudaError_t map_block(void **ret, size_t bytes, bool device)
     return cudaSuccess;
 }
 
-/* ---- the queue ---- */
+/* ---- streams: each a queue that runs when somebody waits for it, or for an event in it ---- */
+struct Mark { /* an event's inside, which queued items share */
+    uint64_t recorded, fired;
+    cudaStream_t from; /* of the last record */
+};
 struct Work {
     std::function<void()> run;
+    std::shared_ptr<Mark> mark; /* instead of run: fires it, or waits until it has */
+    bool fires;
+    uint64_t turn;
+    cudaStream_t from;
 };
-static std::deque<Work> queue;
+} /* namespace hostcuda */
+
+struct hostcuda_stream {
+    std::deque<hostcuda::Work> queue;
+};
+struct hostcuda_event {
+    std::shared_ptr<hostcuda::Mark> mark;
+};
+
+namespace hostcuda
+{
+static std::set<cudaStream_t> streams;
 static cudaError_t last_error;
 static long fails_after = -1; /* launches until the device is lost; -1 never */
 
-void enqueue(std::function<void()> work)
+void enqueue(cudaStream_t s, std::function<void()> work)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    queue.push_back({work});
+    s->queue.push_back({work, nullptr, false, 0, nullptr});
 }
 
-static cudaError_t flush()
+/* The next item; a wait first runs as much of the other stream as it waits for, and no more. */
+static void step(cudaStream_t s)
 {
-    std::lock_guard<std::recursive_mutex> guard(lock);
-    open_memory(true);
-    while (!queue.empty()) {
-        Work w = queue.front();
-        queue.pop_front();
+    Work w = s->queue.front();
+    s->queue.pop_front();
+    if (w.run) {
         if (fails_after == 0) last_error = cudaErrorLaunchFailure;
         if (fails_after > 0) fails_after--;
         if (last_error == cudaSuccess) w.run();
+    } else if (w.fires) {
+        if (w.mark->fired < w.turn) w.mark->fired = w.turn;
+    } else {
+        while (w.mark->fired < w.turn) {
+            if (w.from->queue.empty()) misuse("an event that its stream does not have", nullptr);
+            step(w.from);
+        }
     }
+}
+
+/* Processes that are tested as a whole lose their device when this file appears, which is taken. */
+static void lose_if_told()
+{
+    static const char *const path = getenv("KVBLEND_HOSTCUDA_LOSE");
+    if (path && unlink(path) == 0) last_error = cudaErrorLaunchFailure;
+}
+
+template <class F> static cudaError_t run_while(F wanted)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    lose_if_told();
+    open_memory(true);
+    wanted();
     open_memory(false);
+    return last_error;
+}
+
+static cudaError_t flush(cudaStream_t s)
+{
+    return run_while([=] {
+        while (!s->queue.empty())
+            step(s);
+    });
+}
+
+static cudaError_t flush_all()
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    for (cudaStream_t s : streams)
+        (void)flush(s);
     return last_error;
 }
 } /* namespace hostcuda */
@@ -493,7 +575,7 @@ cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
 cudaError_t cudaFree(void *p)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    (void)flush();
+    (void)flush_all();
     auto b = blocks.find(static_cast<char *>(p));
     if (b == blocks.end()) return p ? cudaErrorInvalidValue : cudaSuccess;
     munmap(p, b->second.bytes + 4096);
@@ -506,39 +588,151 @@ cudaError_t cudaFreeHost(void *p)
     return cudaFree(p);
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+/* There is always as much left: enough for the pages and records of a test. */
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
-    *s = nullptr;
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    size_t used = 0;
+    for (const auto &b : blocks)
+        if (b.second.device) used += b.second.bytes;
+    *free_bytes = size_t(256) << 20;
+    *total_bytes = *free_bytes + used;
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t)
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned)
 {
-    return flush();
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    char *at = static_cast<char *>(p);
+    if (!p || bytes == 0) return cudaErrorInvalidValue;
+    auto next = registered.lower_bound(at);
+    if (is_registered(at) || (next != registered.end() && next->first < at + bytes))
+        return cudaErrorHostMemoryAlreadyRegistered;
+    registered[at] = bytes;
+    return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t)
+cudaError_t cudaHostUnregister(void *p)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    (void)flush_all();
+    return registered.erase(static_cast<char *>(p)) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    auto b = block_of(p);
+    a->type = b == blocks.end() ? is_registered(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered
+              : b->second.device ? cudaMemoryTypeDevice
+                                 : cudaMemoryTypeManaged;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    *s = new hostcuda_stream;
+    streams.insert(*s);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(s, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -1;
+    return cudaSuccess;
+}
+
+/* Others may still have to wait for what is in it. */
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    (void)flush_all();
+    streams.erase(s);
+    delete s;
+    return last_error;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     n_waits++;
-    return flush();
+    return flush(s);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    const Mark &m = *e->mark;
+    if (m.fired < m.recorded) s->queue.push_back({nullptr, e->mark, false, m.recorded, m.from});
+    return last_error;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    *e = new hostcuda_event{std::make_shared<Mark>()};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    delete e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    e->mark->from = s;
+    s->queue.push_back({nullptr, e->mark, true, ++e->mark->recorded, s});
+    return last_error;
+}
+
+/* Who asks again and again gets there: each time one more item has run. */
+cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+    bool fired = false;
+    const cudaError_t r = run_while([&] {
+        if (e->mark->fired < e->mark->recorded) step(e->mark->from);
+        fired = e->mark->fired == e->mark->recorded;
+    });
+    return r != cudaSuccess ? r : fired ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t e)
+{
+    return run_while([=] {
+        const uint64_t turn = e->mark->recorded;
+        while (e->mark->fired < turn)
+            step(e->mark->from);
+    });
 }
 
 /* As with CUDA: pageable sources are read before the call returns, pageable destinations filled. */
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t s)
 {
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (leaves_its_block(dst, bytes) || leaves_its_block(src, bytes)) return cudaErrorInvalidValue;
     const bool to = is_device(dst), from = is_device(src);
-    if (!from && to) {
+    if (!from && to && !is_registered(src)) {
         std::vector<char> staged(static_cast<const char *>(src),
                                  static_cast<const char *>(src) + bytes);
-        enqueue([=] { memcpy(dst, staged.data(), bytes); });
-        return cudaSuccess;
+        enqueue(s, [=] { memcpy(dst, staged.data(), bytes); });
+        return last_error;
     }
-    enqueue([=] { memmove(dst, src, bytes); });
-    return to ? cudaSuccess : flush();
+    enqueue(s, [=] { memmove(dst, src, bytes); });
+    return to || is_registered(dst) ? last_error : flush(s);
 }
 
-cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t)
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s)
 {
-    enqueue([=] { memset(dst, value, bytes); });
-    return cudaSuccess;
+    enqueue(s, [=] { memset(dst, value, bytes); });
+    return last_error;
 }

@@ -3,7 +3,9 @@
  *
  * A block's threads are fibers that run in turns; barriers and warp operations switch between them,
  * so they mean what they mean on a device. What is queued (launches, copies, products) runs in the
- * order of queueing when somebody waits, never earlier: a host that reads too soon reads old bytes.
+ * order of its stream when somebody waits for it, never earlier: a host that reads too soon, or a
+ * stream that does not wait for another one's event, finds old bytes. Copies from pageable memory
+ * read it at once, those from registered memory when their turn comes.
  * Device memory is out of the host's reach but while the queue runs, where the processor has
  * protection keys. Misuse ends the process with a sentence: a barrier that not all threads reach,
  * a warp operation with absent lanes, a block or shared memory that is too large.
@@ -42,15 +44,29 @@ struct float4 {
     float x, y, z, w;
 };
 typedef struct hostcuda_stream *cudaStream_t;
+typedef struct hostcuda_event *cudaEvent_t;
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorNoDevice = 100,
-    cudaErrorLaunchFailure = 719
+    cudaErrorNotReady = 600,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorNotSupported = 801
 };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
-enum { cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1 };
+enum { cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1, cudaHostRegisterPortable = 1 };
+enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged
+};
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+};
 enum { cudaMemAttachGlobal = 1 };
 enum cudaDeviceAttr { cudaDevAttrConcurrentManagedAccess = 89 };
 enum cudaFuncAttribute {
@@ -76,9 +92,21 @@ cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *p);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t e);
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
+cudaError_t cudaEventQuery(cudaEvent_t e);
+cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s);
@@ -114,15 +142,15 @@ void copy_later(void *to, const void *from, unsigned bytes);
 void copies_end();
 void copies_wait(unsigned but_last);
 [[noreturn]] void misuse(const char *what);
-void enqueue(std::function<void()> work);
+void enqueue(cudaStream_t s, std::function<void()> work);
 void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread);
 
 template <class... P, class... A>
-void launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t,
+void launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s,
             void (*kernel)(P...), A... args)
 {
-    enqueue([=] { run_grid(name, grid, block, smem, [=] { kernel(args...); }); });
+    enqueue(s, [=] { run_grid(name, grid, block, smem, [=] { kernel(args...); }); });
 }
 
 template <class T> T exchange(unsigned mask, T value, unsigned from)

@@ -3,6 +3,7 @@
 #include "kernels/cuda/attn_mma.cu"
 #include "kernels/cuda/gemm.cu"
 #include "kernels/cuda/kv.cu"
+#include "kernels/cuda/mem.cu"
 #include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rows.cu"
 #include "kernels/cuda/rt.cu"

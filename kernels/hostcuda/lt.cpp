@@ -262,7 +262,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *,
                               cublasLtMatrixLayout_t, void *o, cublasLtMatrixLayout_t lo,
-                              const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t)
+                              const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t stream)
 {
     if (!fits(d, la, lb, lo)) return CUBLAS_STATUS_NOT_SUPPORTED;
     const hostcuda_matmul m = *d;
@@ -271,7 +271,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     const float scale = whole ? 1.0f : *static_cast<const float *>(alpha),
                 keep = whole ? 0.0f : *static_cast<const float *>(beta);
     const size_t number = size_t(algo->data[0]);
-    enqueue([=] {
+    enqueue(stream, [=] {
         n_launches++;
         n_ran[number]++;
         if (n_algorithms > 1 && number != best_algorithm) (void)usleep(SLOW_US);

@@ -1,5 +1,9 @@
 /* What only a device of its own has: its name, its memory, errors that come late or for ever, bf16.
  */
+#include "base/mem.h"
+#include "kernels/cuda/stage.h"
+#include "kernels/gpu.h"
+#include "kernels/module.h"
 #include "tests/unit/kernels/kern.h"
 
 #include <dlfcn.h>
@@ -46,7 +50,12 @@ TEST(a_backend_that_is_not_there_is_said_to_be_so)
     ASSERT_OK(setenv("KVBLEND_KERNELS_DIR", "/nowhere", 1));
     ASSERT_ERR(kn_dev_create(&o, &d, &e), -ENOTSUP);
     ASSERT_TRUE(strstr(e.msg, "hostcuda") != NULL);
+    void *f = NULL;
+    ASSERT_ERR(kn_module_find("hostcuda", "kn_cuda_create", &f, &e), -ENOTSUP);
+    ASSERT_TRUE(!f);
     ASSERT_OK(setenv("KVBLEND_KERNELS_DIR", dir, 1));
+    ASSERT_ERR(kn_module_find("hostcuda", "no_such_function", &f, &e), -ENOTSUP);
+    ASSERT_OK(kn_module_find("hostcuda", "kn_cuda_create", &f, &e));
     (free)(dir);
 }
 
@@ -181,6 +190,195 @@ TEST(a_bad_position_is_told_once_and_a_lost_device_for_ever)
     kn_mem_free(d, pos);
     kn_dev_destroy(d);
     d = open_device(KN_ARITH_F32); /* and the next one works */
+    kn_dev_destroy(d);
+}
+
+/* ---- gpu.h on the same device ---- */
+
+static void gpu_of(struct kn_dev *d, struct gpu **ret)
+{
+    struct err e = {0};
+    if (kn_dev_gpu(d, ret, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
+}
+
+TEST(copies_of_a_stream_of_ones_own_reach_what_operations_read)
+{
+    enum { N = 8192 };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct gpu *g = NULL;
+    struct gpu_stream *s = NULL;
+    struct gpu_event *e = NULL;
+    gpu_of(d, &g);
+    char *dev = kn_mem_alloc(d, KN_MEM_DEVICE, N), *seen = kn_mem_alloc(d, KN_MEM_SHARED, N);
+    char *host = mem_aligned(4096, N);
+    memset(host, 1, N);
+    ASSERT_OK(gpu_host_register(g, host, N));
+    ASSERT_ERR(gpu_host_register(g, host, N), -EEXIST);
+    ASSERT_OK(gpu_stream_create(g, -1, &s));
+    ASSERT_OK(gpu_event_create(g, &e));
+    ASSERT_EQ(gpu_event_query(e), 1);
+    ASSERT_OK(gpu_copy_async(s, dev, host, N));
+    ASSERT_ERR(gpu_copy_async(s, dev + 1, host, N), -EINVAL);
+    ASSERT_OK(gpu_event_record(e, s));
+    memset(host, 2, N);
+    ASSERT_OK(kn_mem_copy(d, seen, dev, N)); /* nobody waited: what was there */
+    ASSERT_EQ(seen[0], 0);
+    ASSERT_OK(gpu_event_wait(e, 0));
+    ASSERT_OK(kn_mem_copy(d, seen, dev, N)); /* pinned memory is read when its turn comes */
+    ASSERT_TRUE(seen[0] == 2 && seen[N - 1] == 2);
+    gpu_event_destroy(e);
+    gpu_stream_destroy(s);
+    gpu_host_unregister(g, host);
+    gpu_close(g);
+    mem_free(host);
+    kn_mem_free(d, dev);
+    kn_mem_free(d, seen);
+    kn_dev_destroy(d);
+}
+
+/* ---- staged KV ---- */
+
+struct load {
+    struct kn_kv kv;
+    const void *k, *v;
+    enum kn_dtype t;
+    size_t n;
+    uint64_t turn;
+    const struct kn_rope *rope;
+};
+
+static int load_rows(struct kn_stream *st, void *arg)
+{
+    const struct load *l = arg;
+    int r = kn_staged(st, l->turn);
+    return r < 0 ? r : kn_kv_load(st, &l->kv, 0, 3, l->n, l->k, l->v, l->t, l->rope);
+}
+
+static int wait_for_it(struct kn_stream *st, void *arg)
+{
+    return kn_staged(st, ((const struct load *)arg)->turn);
+}
+
+/* Rotated, widened and put into pages from the ring as from the host's memory, bit for bit, in
+ * every stored form. */
+TEST(staged_kv_is_loaded_as_from_the_host)
+{
+    enum { G = 2, K = 16, N = 70, VALUES = 2 * G * K * KN_PAGE * 2 };
+    for (int arith = 0; arith < 2; arith++) {
+        struct kn_dev *d = open_device(arith ? KN_ARITH_BF16 : KN_ARITH_F32);
+        float *tab = kn_mem_alloc(d, KN_MEM_SHARED, 2 * 128 * K / 2 * sizeof *tab);
+        int32_t *pages = kn_mem_alloc(d, KN_MEM_SHARED, 2 * sizeof *pages);
+        char *pool[2];
+        ASSERT_OK(kn_stage_room(d, 64 << 10));
+        for (int i = 0; i < 128 * K; i++)
+            tab[i] = (float)(i % 7) * 0.125f;
+        pages[0] = 1;
+        const struct kn_rope rope = {K, K, tab, tab + 128 * K / 2, 128, 1};
+        for (int t = KN_F32; t <= KN_Q8; t++) {
+            const size_t bytes = N * kn_row_bytes((enum kn_dtype)t, G, K);
+            float *x = kern_random(2 * N * G * K, 5 + (uint64_t)t, 2);
+            char *host = mem_aligned(4096, 2 * bytes + 4096);
+            ASSERT_OK(kn_convert(x, KN_F32, N * G * K, K, (enum kn_dtype)t, host));
+            ASSERT_OK(
+                kn_convert(x + N * G * K, KN_F32, N * G * K, K, (enum kn_dtype)t, host + bytes));
+            struct kn_piece p[2] = {{host, bytes, NULL}, {host + bytes, bytes, NULL}};
+            struct load l = {.t = (enum kn_dtype)t, .n = N, .rope = &rope};
+            l.kv = (struct kn_kv){.page_stride = VALUES / 2,
+                                  .layer_stride = VALUES / 2,
+                                  .pages = pages,
+                                  .n_pages = 2,
+                                  .G = G,
+                                  .K = K};
+            for (int staged = 0; staged < 2; staged++) {
+                pool[staged] = kn_mem_alloc(d, KN_MEM_SHARED, VALUES * sizeof(float));
+                l.kv.base = pool[staged];
+                l.k = host, l.v = host + bytes;
+                if (staged) {
+                    ASSERT_OK(kn_stage(d, p, 2, &l.turn));
+                    ASSERT_TRUE(l.turn > 0 && p[0].at != p[0].from && p[1].at != p[1].from);
+                    l.k = p[0].at, l.v = p[1].at;
+                }
+                ASSERT_OK(run(d, load_rows, &l));
+                kn_unstage(d, l.turn);
+            }
+            ASSERT_MEMEQ(pool[0], pool[1], VALUES * sizeof(float));
+            for (int i = 0; i < 2; i++)
+                kn_mem_free(d, pool[i]);
+            mem_free(host);
+            free(x);
+        }
+        kn_mem_free(d, tab);
+        kn_mem_free(d, pages);
+        kn_dev_destroy(d);
+    }
+}
+
+/* Groups come and go in any order: each stays as it is while it is held, and there is an end. */
+TEST(so_many_groups_may_be_on_their_way)
+{
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    char host[64] = {0};
+    struct kn_piece p = {host, sizeof host, NULL};
+    uint64_t turn[STAGE_GROUPS], more;
+    ASSERT_ERR(kn_stage(d, &p, 1, &more), -EAGAIN); /* there is no ring yet */
+    ASSERT_OK(kn_stage_room(d, 1 << 20));
+    for (int i = 0; i < STAGE_GROUPS; i++)
+        ASSERT_OK(kn_stage(d, &p, 1, &turn[i]));
+    ASSERT_ERR(kn_stage(d, &p, 1, &more), -EAGAIN);
+    kn_unstage(d, turn[1]);
+    ASSERT_ERR(kn_stage(d, &p, 1, &more), -EAGAIN); /* the first one is still held */
+    kn_unstage(d, turn[0]);
+    ASSERT_OK(kn_stage(d, &p, 1, &turn[0]));
+    ASSERT_OK(kn_stage(d, &p, 1, &turn[1]));
+    for (int i = 0; i < STAGE_GROUPS; i++)
+        kn_unstage(d, turn[i]);
+    kn_dev_destroy(d);
+}
+
+TEST(property_ring_of_staged_kv)
+{
+    enum { RING = 16 << 10, HELD = 8, MOST = 6000 };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    char *host[HELD], *seen = kn_mem_alloc(d, KN_MEM_SHARED, MOST);
+    struct kn_piece p[HELD];
+    uint64_t turn[HELD] = {0}, rand = 11;
+    unsigned refused = 0, staged = 0;
+    ASSERT_OK(kn_stage_room(d, RING));
+    for (int i = 0; i < HELD; i++)
+        host[i] = mem_alloc(MOST);
+    const uint64_t allocs = kn_dev_memory(d).n_allocs;
+    for (int i = 0; i < 400; i++) {
+        const size_t h = test_rand(&rand) % HELD;
+        if (turn[h]) {
+            kn_unstage(d, turn[h]);
+            turn[h] = 0;
+        } else {
+            p[h] = (struct kn_piece){host[h], 1 + test_rand(&rand) % MOST, NULL};
+            memset(host[h], i, p[h].bytes);
+            const int r = kn_stage(d, &p[h], 1, &turn[h]);
+            ASSERT_TRUE(r == 0 || r == -EAGAIN);
+            refused += r < 0;
+            staged += r == 0;
+            if (r < 0) turn[h] = 0;
+        }
+        for (int j = 0; i % 8 == 0 && j < HELD; j++) {
+            if (!turn[j]) continue;
+            struct load l = {.turn = turn[j]};
+            ASSERT_OK(run(d, wait_for_it, &l));
+            ASSERT_OK(kn_mem_copy(d, seen, p[j].at, p[j].bytes));
+            ASSERT_MEMEQ(seen, host[j], p[j].bytes);
+        }
+    }
+    ASSERT_TRUE(refused > 0 && staged > 50);
+    ASSERT_EQ(kn_dev_memory(d).n_allocs, allocs);
+    for (int i = 0; i < HELD; i++) {
+        if (turn[i]) kn_unstage(d, turn[i]);
+        mem_free(host[i]);
+    }
+    p[0] = (struct kn_piece){seen, RING + 1, NULL};
+    ASSERT_OK(kn_stage(d, p, 1, &turn[0])); /* the device reads it where it is */
+    ASSERT_TRUE(turn[0] == 0 && p[0].at == seen);
+    kn_mem_free(d, seen);
     kn_dev_destroy(d);
 }
 

@@ -1,0 +1,219 @@
+/* Memory, streams, events and copies of a GPU. */
+#include "kernels/cuda/mem.h"
+
+#include "kernels/cuda/cuda.h"
+
+#include <cstdio>
+
+static int code(cudaError_t e)
+{
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError(); /* it would be reported again by the next call */
+    if (e == cudaErrorMemoryAllocation) return -ENOMEM;
+    if (e == cudaErrorInvalidValue) return -EINVAL;
+    if (e == cudaErrorHostMemoryAlreadyRegistered) return -EEXIST;
+    if (e == cudaErrorNotSupported) return -ENOTSUP;
+    return -EIO;
+}
+
+static void use(int index) /* the runtime keeps the current device per thread */
+{
+    static thread_local int current = -1;
+    if (current != index && cudaSetDevice(index) == cudaSuccess) current = index;
+}
+
+static cudaStream_t stream_of(void *stream)
+{
+    return static_cast<cudaStream_t>(stream);
+}
+
+static cudaEvent_t event_of(void *event)
+{
+    return static_cast<cudaEvent_t>(event);
+}
+
+int cu_mem_open(int index, char *name, size_t name_bytes, char *msg, size_t msg_bytes)
+{
+    int n = 0;
+    cudaDeviceProp prop;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e == cudaSuccess && (index < 0 || index >= n)) {
+        snprintf(msg, msg_bytes, "there is no CUDA device %d, this machine has %d", index, n);
+        return -ENODEV;
+    }
+    if (e == cudaSuccess) e = cudaSetDevice(index);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, index);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        snprintf(msg, msg_bytes, "CUDA device %d cannot be used: %s", index, cudaGetErrorString(e));
+        return -ENODEV;
+    }
+    snprintf(name, name_bytes, "%.63s", prop.name);
+    return 0;
+}
+
+int cu_mem_info(int index, uint64_t *ret_free, uint64_t *ret_total)
+{
+    size_t free_bytes, total_bytes;
+    use(index);
+    int r = code(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (r < 0) return r;
+    *ret_free = free_bytes;
+    *ret_total = total_bytes;
+    return 0;
+}
+
+int cu_mem_alloc(int index, size_t bytes, void **ret)
+{
+    use(index);
+    return code(cudaMalloc(ret, bytes));
+}
+
+void cu_mem_free(int index, void *p)
+{
+    use(index);
+    (void)code(cudaFree(p));
+}
+
+int cu_mem_pin(int index, void *p, size_t bytes)
+{
+    use(index);
+    return code(cudaHostRegister(p, bytes, cudaHostRegisterPortable));
+}
+
+void cu_mem_unpin(int index, void *p)
+{
+    use(index);
+    (void)code(cudaHostUnregister(p));
+}
+
+int cu_mem_is_device(int index, const void *p)
+{
+    cudaPointerAttributes a;
+    use(index);
+    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged;
+}
+
+/* ---- streams ---- */
+
+int cu_stream_create(int index, int urgent, void **ret)
+{
+    int least = 0, greatest = 0;
+    cudaStream_t s;
+    use(index);
+    (void)code(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    int r =
+        code(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, urgent ? greatest : least));
+    if (r == 0) *ret = s;
+    return r;
+}
+
+void cu_stream_destroy(int index, void *stream)
+{
+    use(index);
+    (void)code(cudaStreamSynchronize(stream_of(stream)));
+    (void)code(cudaStreamDestroy(stream_of(stream)));
+}
+
+int cu_stream_sync(int index, void *stream)
+{
+    use(index);
+    return code(cudaStreamSynchronize(stream_of(stream)));
+}
+
+int cu_stream_wait(int index, void *stream, void *event)
+{
+    use(index);
+    return code(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+}
+
+static int copy_each(cudaStream_t s, const struct gpu_copy *c, size_t n)
+{
+    int r = 0;
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = code(cudaMemcpyAsync(c[i].dst, c[i].src, c[i].bytes, cudaMemcpyDefault, s));
+    return r;
+}
+
+#if defined(CUDART_VERSION) && CUDART_VERSION >= 12080
+enum { BATCH = 64 }; /* chosen: bounds the stack; a record has few parts more */
+
+/* One submission for many copies. The source is read in the order of the stream: it may have been
+ * written by what is queued before. */
+static int copy_some(cudaStream_t s, const struct gpu_copy *c, size_t n)
+{
+    void *dst[BATCH];
+    const void *src[BATCH];
+    size_t bytes[BATCH], first = 0;
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = c[i].dst;
+        src[i] = c[i].src;
+        bytes[i] = c[i].bytes;
+    }
+    struct cudaMemcpyAttributes attr = {};
+    attr.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attr.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+#if CUDART_VERSION >= 13000
+    return code(cudaMemcpyBatchAsync(dst, src, bytes, n, &attr, &first, 1, s));
+#else
+    size_t failed;
+    return code(cudaMemcpyBatchAsync(dst, const_cast<void **>(src), bytes, n, &attr, &first, 1,
+                                     &failed, s));
+#endif
+}
+#endif
+
+int cu_stream_copy(int index, void *stream, const struct gpu_copy *c, size_t n)
+{
+    cudaStream_t s = stream_of(stream);
+    use(index);
+#if defined(CUDART_VERSION) && CUDART_VERSION >= 12080
+    for (; n > 1; c += n < BATCH ? n : BATCH, n -= n < BATCH ? n : BATCH) {
+        int r = copy_some(s, c, n < BATCH ? n : BATCH);
+        if (r == -ENOTSUP) break; /* a driver older than the call */
+        if (r < 0) return r;
+    }
+#endif
+    return copy_each(s, c, n);
+}
+
+/* ---- events ---- */
+
+int cu_event_create(int index, void **ret)
+{
+    cudaEvent_t e;
+    use(index);
+    int r = code(cudaEventCreateWithFlags(&e, cudaEventDisableTiming | cudaEventBlockingSync));
+    if (r == 0) *ret = e;
+    return r;
+}
+
+void cu_event_destroy(int index, void *event)
+{
+    use(index);
+    (void)code(cudaEventDestroy(event_of(event)));
+}
+
+int cu_event_record(int index, void *event, void *stream)
+{
+    use(index);
+    return code(cudaEventRecord(event_of(event), stream_of(stream)));
+}
+
+int cu_event_query(int index, void *event)
+{
+    use(index);
+    cudaError_t r = cudaEventQuery(event_of(event));
+    if (r == cudaErrorNotReady) (void)cudaGetLastError();
+    return r == cudaErrorNotReady ? 0 : r == cudaSuccess ? 1 : code(r);
+}
+
+int cu_event_sync(int index, void *event)
+{
+    use(index);
+    return code(cudaEventSynchronize(event_of(event)));
+}
