@@ -138,15 +138,16 @@ static void gpu_touch(struct tier *tier, const struct tier_key *k)
     pthread_mutex_unlock(&t->m);
 }
 
-int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
+static int pin(struct tier *tier, const struct tier_key *k, bool whole, struct tier_gpu_pin **ret)
 {
     struct gpu_tier *t = tier_of(tier);
     pthread_mutex_lock(&t->m);
     struct gpu_entry *e = find_live(t, k);
     if (e) used(t, e);
-    if (!e) e = gpu_find_writing(t, k);
+    if (!e && !whole) e = gpu_find_writing(t, k);
     if (e) {
         e->refs++;
+        e->pins++;
         gpu_update_evictable(e);
     }
     pthread_mutex_unlock(&t->m);
@@ -155,9 +156,43 @@ int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pi
     return 1;
 }
 
+int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
+{
+    return pin(tier, k, false, ret);
+}
+
+int tier_gpu_pin_whole(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
+{
+    return pin(tier, k, true, ret);
+}
+
 const struct record_layout *tier_gpu_layout(const struct tier_gpu_pin *p)
 {
     return &((const struct gpu_entry *)p)->layout;
+}
+
+const void *tier_gpu_header(const struct tier_gpu_pin *p)
+{
+    return ((const struct gpu_entry *)p)->part[0];
+}
+
+int tier_gpu_scores(struct tier_gpu_pin *p, enum record_score kind, uint32_t n, float *ret,
+                    uint64_t *ret_hash)
+{
+    struct gpu_entry *e = (struct gpu_entry *)p;
+    pthread_mutex_lock(&e->t->m);
+    int r = record_get_scores(e->part[0], &e->layout, kind, n, ret, ret_hash);
+    pthread_mutex_unlock(&e->t->m);
+    return r;
+}
+
+bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind)
+{
+    const struct gpu_entry *e = (const struct gpu_entry *)p;
+    pthread_mutex_lock(&e->t->m);
+    bool scored = record_scored(e->part[0], &e->layout, kind);
+    pthread_mutex_unlock(&e->t->m);
+    return scored;
 }
 
 int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret, struct gpu_event **ret_event)
@@ -168,9 +203,9 @@ int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret, struct gp
     pthread_mutex_lock(&t->m);
     while (e->writing && !e->failed && e->n_issued <= part)
         (void)pthread_cond_wait(&t->issued, &t->m);
-    int r = e->failed ? -ECANCELED : 0;
+    int r = e->failed || e->gone ? -ECANCELED : 0;
     if (r == 0) {
-        *ret = gpu_on_device(t, record_group(e->part, &e->layout, group));
+        *ret = record_group(e->part, &e->layout, group);
         *ret_event = e->writing ? e->event[part] : NULL;
     }
     pthread_mutex_unlock(&t->m);
@@ -182,7 +217,33 @@ void tier_gpu_unpin(struct tier_gpu_pin *p)
     struct gpu_entry *e = (struct gpu_entry *)p;
     struct gpu_tier *t = e->t;
     pthread_mutex_lock(&t->m);
+    e->pins--;
     gpu_unref(e);
+    pthread_mutex_unlock(&t->m);
+}
+
+/* ---- frames of a shared pool ---- */
+
+int32_t tier_gpu_lend(struct tier *tier)
+{
+    struct gpu_tier *t = tier_of(tier);
+    uint8_t *name;
+    pthread_mutex_lock(&t->m);
+    ASSERT(t->shares);
+    while (!(name = pool_alloc(&t->pool, POOL_PAGE_BYTES)))
+        if (!gpu_evict_one(t, NULL, NULL) && !gpu_revoke_one(t))
+            (void)pthread_cond_wait(&t->released, &t->m);
+    t->lent_bytes += t->frame_bytes;
+    pthread_mutex_unlock(&t->m);
+    return (int32_t)((name - t->pool.base) / POOL_PAGE_BYTES);
+}
+
+void tier_gpu_take_back(struct tier *tier, int32_t frame)
+{
+    struct gpu_tier *t = tier_of(tier);
+    pthread_mutex_lock(&t->m);
+    pool_free(&t->pool, t->pool.base + (uint64_t)frame * POOL_PAGE_BYTES, POOL_PAGE_BYTES);
+    t->lent_bytes -= t->frame_bytes;
     pthread_mutex_unlock(&t->m);
 }
 
@@ -262,8 +323,9 @@ static void gpu_stat(struct tier *tier, struct tier_stat *ret)
     pthread_mutex_lock(&t->m);
     *ret = t->stat;
     ret->capacity_bytes = t->cap_bytes;
-    ret->used_bytes = t->pool.used_bytes;
+    ret->used_bytes = t->used_bytes;
     ret->inflight_ops = t->n_jobs;
+    ret->host_pinned_bytes = t->host_pinned_bytes;
     ret->inflight_bytes = t->inflight_bytes;
     if (t->policy == EVICT_LRU) { /* asking the others moves their hands */
         struct evict_node *n = evict_victim(t->evict, NULL, gpu_may_evict, NULL, 0);
@@ -272,17 +334,12 @@ static void gpu_stat(struct tier *tier, struct tier_stat *ret)
     pthread_mutex_unlock(&t->m);
 }
 
-static uint64_t whole_pages(uint64_t bytes)
-{
-    return bytes / POOL_PAGE_BYTES * POOL_PAGE_BYTES;
-}
-
 static int gpu_resize(struct tier *tier, uint64_t capacity_bytes)
 {
     struct gpu_tier *t = tier_of(tier);
-    uint64_t cap = whole_pages(capacity_bytes);
+    uint64_t n_frames = capacity_bytes / t->frame_bytes, cap = n_frames * t->frame_bytes;
     if (cap == 0) return -EINVAL;
-    if (cap > t->pool.size_bytes) return -ENOTSUP;
+    if (n_frames > t->pool.size_bytes / POOL_PAGE_BYTES) return -ENOTSUP;
     pthread_mutex_lock(&t->m);
     t->cap_bytes = cap;
     evict_resize(t->evict, cap);
@@ -296,8 +353,15 @@ static int gpu_add_memory(struct tier *tier, void *base, size_t size_bytes)
 {
     struct gpu_tier *t = tier_of(tier);
     int r = gpu_host_register(t->gpu, base, size_bytes);
-    if (r < 0) return r;
     pthread_mutex_lock(&t->m);
+    if (r < 0 && t->shares)
+        (void)snprintf(t->stat.degraded, sizeof t->stat.degraded,
+                       "RAM is not pinned (%s): copies are slower", err_name(r));
+    if (r < 0) {
+        pthread_mutex_unlock(&t->m);
+        return r;
+    }
+    t->host_pinned_bytes += size_bytes;
     bool fits = t->n_memories < GPU_MEMORIES;
     if (fits) t->memory[t->n_memories++] = base;
     pthread_mutex_unlock(&t->m);
@@ -378,13 +442,15 @@ static void gpu_destroy(struct tier *tier)
     while (t->n_events > 0)
         gpu_event_destroy(t->events[--t->n_events]);
     evict_destroy(t->evict);
+    ASSERT(t->lent_bytes == 0);
     pool_fini(&t->pool);
-    gpu_free(t->gpu, t->device);
+    if (!t->shares) gpu_free(t->gpu, t->device);
     mem_free(t->events);
     mem_free(t->bucket);
     (void)pthread_cond_destroy(&t->work);
     (void)pthread_cond_destroy(&t->idle);
     (void)pthread_cond_destroy(&t->issued);
+    (void)pthread_cond_destroy(&t->released);
     (void)pthread_mutex_destroy(&t->m);
     mem_free(t);
 }
@@ -408,7 +474,7 @@ static const struct tier_ops gpu_tier_ops = {
 
 static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
 {
-    uint64_t cap = whole_pages(o->capacity_bytes);
+    uint64_t n_frames = o->capacity_bytes / t->frame_bytes, cap = n_frames * t->frame_bytes;
     t->cap_bytes = cap;
     t->policy = o->policy;
     t->n_buckets = 64;
@@ -418,11 +484,11 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
     t->bucket = mem_zalloc(t->n_buckets * sizeof(struct gpu_entry *));
     t->events = mem_alloc(t->n_events_max * sizeof(struct gpu_event *));
     if (!t->bucket || !t->events) return -ENOMEM;
-    void *device = NULL;
-    int r = gpu_alloc(t->gpu, cap, &device);
+    void *device = o->pool;
+    int r = t->shares ? 0 : gpu_alloc(t->gpu, cap, &device);
     t->device = device;
     if (r == 0) r = evict_create(o->policy, cap, ghosts_for(cap), &t->evict);
-    if (r == 0) r = pool_init(&t->pool, cap, cap);
+    if (r == 0) r = pool_init(&t->pool, n_frames * POOL_PAGE_BYTES, n_frames * POOL_PAGE_BYTES);
     for (int i = 0; i < 2 && r == 0; i++)
         r = gpu_lane_start(t, i == 1);
     return r;
@@ -430,13 +496,17 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
 
 int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err *err)
 {
-    if (o->capacity_bytes < POOL_PAGE_BYTES)
-        return err_set(err, -EINVAL, "the GPU tier needs at least %d bytes", POOL_PAGE_BYTES);
+    const size_t frame_bytes = o->pool ? o->frame_bytes : RECORD_ALIGN;
+    ASSERT(frame_bytes > 0 && frame_bytes % RECORD_ALIGN == 0);
+    if (o->capacity_bytes < frame_bytes)
+        return err_set(err, -EINVAL, "the GPU tier needs at least %zu bytes", frame_bytes);
     struct gpu_tier *t = mem_zalloc(sizeof *t);
     if (!t) return err_set(err, -ENOMEM, "out of memory");
     t->t.ops = &gpu_tier_ops;
     (void)snprintf(t->t.name, sizeof t->t.name, "gpu");
     t->gpu = o->gpu;
+    t->frame_bytes = frame_bytes;
+    t->shares = o->pool != NULL;
     pthread_condattr_t monotonic;
     (void)pthread_condattr_init(&monotonic);
     (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -444,6 +514,7 @@ int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err
     (void)pthread_cond_init(&t->work, &monotonic);
     (void)pthread_cond_init(&t->idle, &monotonic);
     (void)pthread_cond_init(&t->issued, &monotonic);
+    (void)pthread_cond_init(&t->released, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     int r = tier_fill(t, o);
     if (r < 0) {

@@ -9,6 +9,8 @@
 #include "base/mem.h"
 #include "tiers/gpu_int.h"
 
+#include <string.h>
+
 void gpu_lane_add(struct gpu_lane *l, struct gpu_job *j)
 {
     struct gpu_job **at = &l->head;
@@ -56,15 +58,32 @@ static void job_finish(struct gpu_lane *l, struct gpu_job **at)
     if (--t->n_jobs == 0) pthread_cond_broadcast(&t->idle);
 }
 
+/* The header is the host's: it is there at once, and brings the memory of the other parts. */
+static void header_move(struct gpu_lane *l, struct gpu_job *j)
+{
+    struct gpu_tier *t = l->t;
+    const struct record_layout *layout = &j->e->layout;
+    j->part = 1;
+    if (l->write) { /* of a record that is here the scores alone: look-ups read the rest */
+        const uint64_t from = j->e->writing ? 0 : layout->score_off;
+        memcpy(j->e->part[0] + from, j->op->part[0] + from, layout->header_bytes - from);
+        return;
+    }
+    memcpy(j->op->part[0], j->e->part[0], layout->header_bytes);
+    pthread_mutex_unlock(&t->m);
+    int r = j->op->on_part(j->op, 0) != 0 ? -ECANCELED : 0;
+    pthread_mutex_lock(&t->m);
+    if (r < 0 && j->status == 0) j->status = r;
+}
+
 static void part_issue(struct gpu_lane *l, struct gpu_job *j)
 {
     struct gpu_tier *t = l->t;
     struct gpu_entry *e = j->e;
     uint32_t part = j->part++, slot = (l->first + l->n_flight) % GPU_WINDOW;
-    struct gpu_event *event = l->write && !j->header ? e->event[part] : l->event[slot];
-    uint8_t *dev = gpu_on_device(t, j->header ? j->header : e->part[part]);
+    struct gpu_event *event = l->write ? e->event[part] : l->event[slot];
+    uint8_t *dev = e->part[part];
     uint64_t bytes = record_part_bytes(&e->layout, part);
-    j->waits = !l->write && part == 0;
     pthread_mutex_unlock(&t->m);
     uint8_t *host = j->op->part[part];
     ASSERT(host);
@@ -80,7 +99,7 @@ static void part_issue(struct gpu_lane *l, struct gpu_job *j)
     l->flight[slot] = (struct gpu_flight){j, part, event};
     l->n_flight++;
     j->n_flight++;
-    if (l->write && !j->header) {
+    if (l->write) {
         e->n_issued = part + 1;
         pthread_cond_broadcast(&t->issued);
     }
@@ -93,13 +112,12 @@ static void part_land(struct gpu_lane *l)
     bool wanted = !l->write && f.job->status == 0;
     pthread_mutex_unlock(&t->m);
     int r = gpu_event_wait(f.event, 0);
-    if (r == 0 && wanted && f.part > 0 && !f.job->first_ns) f.job->first_ns = clock_ns();
+    if (r == 0 && wanted && !f.job->first_ns) f.job->first_ns = clock_ns();
     if (r == 0 && wanted && f.job->op->on_part(f.job->op, f.part) != 0) r = -ECANCELED;
     pthread_mutex_lock(&t->m);
     l->first = (l->first + 1) % GPU_WINDOW;
     l->n_flight--;
     f.job->n_flight--;
-    if (f.part == 0) f.job->waits = false;
     if (r < 0 && f.job->status == 0) f.job->status = r;
 }
 
@@ -119,7 +137,11 @@ static bool lane_step(struct gpu_lane *l)
             job_finish(l, at);
             return true;
         }
-        if (j->waits || l->n_flight == GPU_WINDOW) continue;
+        if (j->part == 0) {
+            header_move(l, j);
+            return true;
+        }
+        if (l->n_flight == GPU_WINDOW) continue;
         part_issue(l, j);
         return true;
     }

@@ -1,8 +1,9 @@
 /* Records of the GPU tier and the room they take: index, eviction, publication.
  *
- * Room is managed by the RAM tier's pool, whose addresses are only names here: page i of the pool
- * is page i of the device allocation, and neither is ever touched. Parts need not be neighbours, so
- * a hole of a page more or less is all that records of any length leave. */
+ * Room is managed by the RAM tier's pool, whose addresses are only names here: its page i stands
+ * for frame i of the device, and is never touched. A record takes whole frames, which it fills part
+ * by part: neighbours if there are any, else as few runs of them as there are, so that frames that
+ * sequences took one by one and gave back are as good as new ones. */
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -55,16 +56,28 @@ static void events_back(struct gpu_entry *e)
     e->event = NULL;
 }
 
+static void frames_free(struct gpu_entry *e)
+{
+    struct gpu_tier *t = e->t;
+    while (e->n_runs > 0) {
+        const struct gpu_run *r = &e->run[--e->n_runs];
+        pool_free(&t->pool, r->name, (uint64_t)r->n_frames * POOL_PAGE_BYTES);
+        t->used_bytes -= r->n_frames * t->frame_bytes;
+    }
+    quota_refund(&t->quota, e->info.ns_hash, e->node.size_bytes);
+    e->node.size_bytes = 0;
+}
+
 static void entry_free(struct gpu_entry *e)
 {
     struct gpu_tier *t = e->t;
     ASSERT(!e->indexed && e->refs == 0);
-    for (uint32_t i = 0; i < e->layout.n_parts; i++)
-        if (e->part[i]) pool_free(&t->pool, e->part[i], record_part_bytes(&e->layout, i));
-    quota_refund(&t->quota, e->info.ns_hash, e->node.size_bytes);
+    frames_free(e);
     events_back(e);
     *(e->prev ? &e->prev->next : &t->entries) = e->next;
     if (e->next) e->next->prev = e->prev;
+    mem_free(e->part[0]);
+    mem_free(e->run);
     mem_free(e);
 }
 
@@ -82,12 +95,6 @@ void gpu_drop(struct gpu_entry *e, bool evicted)
     t->stat.n_records--;
     if (e->info.pinned) t->stat.pinned_bytes -= e->node.size_bytes;
     if (e->refs == 0) entry_free(e);
-}
-
-static void header_drop_stale(struct gpu_entry *e)
-{
-    if (e->stale) pool_free(&e->t->pool, e->stale, e->layout.header_bytes);
-    e->stale = NULL;
 }
 
 /* ---- room ---- */
@@ -108,9 +115,28 @@ bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const ui
     return true;
 }
 
+/* Nobody may have pinned it for ever: who did finds out, and has another copy or computes. */
+bool gpu_revoke_one(struct gpu_tier *t)
+{
+    struct gpu_entry *oldest = NULL;
+    for (struct gpu_entry *e = t->entries; e; e = e->next)
+        if (e->n_runs > 0 && !e->writing && e->refs == e->pins &&
+            (!oldest || e->info.used_s < oldest->info.used_s))
+            oldest = e;
+    if (!oldest) return false;
+    oldest->refs++; /* not gone before its frames are */
+    if (oldest->indexed) gpu_drop(oldest, true);
+    frames_free(oldest);
+    oldest->gone = true;
+    oldest->refs--;
+    if (oldest->refs == 0) entry_free(oldest);
+    t->stat.evictions++;
+    return true;
+}
+
 void gpu_trim(struct gpu_tier *t)
 {
-    while (t->pool.used_bytes > t->cap_bytes && gpu_evict_one(t, NULL, NULL)) {
+    while (t->used_bytes > t->cap_bytes && gpu_evict_one(t, NULL, NULL)) {
     }
 }
 
@@ -118,8 +144,9 @@ void gpu_unref(struct gpu_entry *e)
 {
     struct gpu_tier *t = e->t;
     ASSERT(e->refs > 0);
-    if (--e->refs > 0) return;
-    header_drop_stale(e);
+    e->refs--;
+    if (e->refs == e->pins) pthread_cond_broadcast(&t->released);
+    if (e->refs > 0) return;
     if (!e->indexed) {
         entry_free(e);
         return;
@@ -135,35 +162,73 @@ static int refuse(struct gpu_tier *t, enum tier_reject why)
     return -ENOSPC;
 }
 
+/* What records may have of what sequences leave. */
+static uint64_t limit(const struct gpu_tier *t)
+{
+    uint64_t left = t->pool.size_bytes / POOL_PAGE_BYTES * t->frame_bytes - t->lent_bytes;
+    return left < t->cap_bytes ? left : t->cap_bytes;
+}
+
 /* A refusal that can be foreseen evicts nothing. */
 static int make_room(struct gpu_tier *t, const struct tier_info *info, uint64_t bytes)
 {
     if (bytes > t->cap_bytes) return refuse(t, TIER_REJECT_SIZE);
     if (quota_over(&t->quota, info->ns_hash, bytes) == UINT64_MAX)
         return refuse(t, TIER_REJECT_QUOTA);
-    uint64_t held = t->pool.used_bytes - t->evictable_bytes;
-    if (held > t->cap_bytes || bytes > t->cap_bytes - held) return refuse(t, TIER_REJECT_FULL);
+    uint64_t held = t->used_bytes - t->evictable_bytes;
+    if (held > limit(t) || bytes > limit(t) - held) return refuse(t, TIER_REJECT_FULL);
     while (quota_over(&t->quota, info->ns_hash, bytes) > 0)
         if (!gpu_evict_one(t, &info->key, &info->ns_hash)) return refuse(t, TIER_REJECT_QUOTA);
-    while (t->pool.used_bytes > t->cap_bytes - bytes)
+    while (t->used_bytes > limit(t) - bytes)
         if (!gpu_evict_one(t, &info->key, NULL)) return refuse(t, TIER_REJECT_FULL);
     return 0;
 }
 
-/* Evicts on while the free pages are too scattered. NULL: nothing is left to evict. */
-static uint8_t *part_alloc(struct gpu_tier *t, const struct tier_key *incoming, uint64_t bytes)
+/* Neighbours: `want` of them, or half as many, …, `least` at the least. */
+static int run_take(struct gpu_tier *t, struct gpu_entry *e, uint64_t want, uint64_t least)
 {
-    for (;;) {
-        uint8_t *at = pool_alloc(&t->pool, bytes);
-        if (at || !gpu_evict_one(t, incoming, NULL)) return at;
+    for (uint64_t n = want;; n = n / 2 > least ? n / 2 : least) {
+        bool fits = t->used_bytes + n * t->frame_bytes <= limit(t);
+        uint8_t *name = fits ? pool_alloc(&t->pool, n * POOL_PAGE_BYTES) : NULL;
+        if (name) {
+            t->used_bytes += n * t->frame_bytes;
+            e->run[e->n_runs++] = (struct gpu_run){name, (uint32_t)n};
+            return 0;
+        }
+        if (n == least) return -ENOSPC;
     }
+}
+
+/* Frames for every part but the header; evicts on while the free ones are too scattered. */
+static int place(struct gpu_tier *t, struct gpu_entry *e)
+{
+    const struct record_layout *l = &e->layout;
+    uint64_t left = l->record_bytes - l->header_bytes, room = 0;
+    uint8_t *at = NULL;
+    for (uint32_t i = 1; i < l->n_parts; i++) {
+        const uint64_t bytes = record_part_bytes(l, i);
+        while (bytes > room) {
+            if (run_take(t, e, gpu_frames(t, left), gpu_frames(t, bytes)) == 0) {
+                const struct gpu_run *r = &e->run[e->n_runs - 1];
+                at = gpu_on_device(t, r->name);
+                room = r->n_frames * t->frame_bytes;
+            } else if (!gpu_evict_one(t, &e->node.key, NULL)) {
+                return refuse(t, TIER_REJECT_FULL);
+            }
+        }
+        e->part[i] = at;
+        at += bytes;
+        room -= bytes;
+        left -= bytes;
+    }
+    return 0;
 }
 
 static int events_take(struct gpu_tier *t, struct gpu_entry *e)
 {
     e->event = mem_zalloc(e->layout.n_parts * sizeof(struct gpu_event *));
     if (!e->event) return -ENOMEM;
-    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
+    for (uint32_t i = 1; i < e->layout.n_parts; i++) {
         int r = 0;
         if (t->n_events > 0)
             e->event[i] = t->events[--t->n_events];
@@ -180,7 +245,8 @@ int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct 
                      struct gpu_entry **ret)
 {
     const struct record_layout *l = op->layout;
-    int r = make_room(t, info, l->record_bytes);
+    uint64_t bytes = gpu_frames(t, l->record_bytes - l->header_bytes) * t->frame_bytes;
+    int r = make_room(t, info, bytes);
     if (r < 0) return r;
     struct gpu_entry *e = mem_zalloc(sizeof *e + l->n_parts * sizeof *e->part);
     if (!e) return -ENOMEM;
@@ -188,48 +254,33 @@ int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct 
     e->layout = *l;
     e->info = *info;
     e->node.key = info->key;
-    e->node.size_bytes = l->record_bytes;
     e->node.cost_ms = op->cost_ms;
     e->writing = true;
     e->next = t->entries;
     if (e->next) e->next->prev = e;
     t->entries = e;
-    quota_charge(&t->quota, info->ns_hash, l->record_bytes);
-    r = events_take(t, e);
-    for (uint32_t i = 0; i < l->n_parts && r == 0; i++) {
-        e->part[i] = part_alloc(t, &info->key, record_part_bytes(l, i));
-        if (!e->part[i]) r = refuse(t, TIER_REJECT_FULL);
-    }
+    e->part[0] = mem_alloc(l->header_bytes);
+    e->run = mem_alloc(l->n_parts * sizeof *e->run);
+    r = e->part[0] && e->run ? events_take(t, e) : -ENOMEM;
+    if (r == 0) r = place(t, e);
     if (r < 0) {
         entry_free(e);
         return r;
     }
+    for (uint32_t i = 0; i < e->n_runs; i++)
+        e->node.size_bytes += e->run[i].n_frames * t->frame_bytes;
+    quota_charge(&t->quota, info->ns_hash, e->node.size_bytes);
     *ret = e;
     return 0;
 }
 
-/* The new header goes beside the old one, which readers may be copying. */
 int gpu_header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info)
 {
     struct gpu_entry *e = gpu_find_entry(t, &info->key);
     if (!e) return -ENOENT;
     if (e->layout.record_bytes != j->op->layout->record_bytes) return -EINVAL;
-    if (e->stale || e->header_busy) {
-        t->stat.rejected[TIER_REJECT_BUSY]++;
-        return -EAGAIN;
-    }
-    e->refs++; /* first: room is not made by evicting the record itself */
+    e->refs++;
     gpu_update_evictable(e);
-    uint64_t bytes = e->layout.header_bytes, cap = t->cap_bytes;
-    bool fits = bytes <= cap;
-    while (fits && t->pool.used_bytes > cap - bytes)
-        fits = gpu_evict_one(t, &info->key, NULL);
-    j->header = fits ? part_alloc(t, &info->key, bytes) : NULL;
-    if (!j->header) {
-        gpu_unref(e);
-        return refuse(t, TIER_REJECT_FULL);
-    }
-    e->header_busy = true;
     j->e = e;
     return 0;
 }
@@ -255,15 +306,7 @@ static void publish(struct gpu_tier *t, struct gpu_entry *e)
 void gpu_job_done(struct gpu_tier *t, struct gpu_job *j)
 {
     struct gpu_entry *e = j->e;
-    if (j->header) {
-        e->header_busy = false;
-        if (j->status == 0) {
-            e->stale = e->part[0];
-            e->part[0] = j->header;
-        } else {
-            pool_free(&t->pool, j->header, e->layout.header_bytes);
-        }
-    } else if (e->writing) {
+    if (e->writing) { /* no read of it can have begun */
         e->writing = false;
         if (e->failed && j->status == 0) j->status = -ECANCELED; /* removed meanwhile */
         if (j->status == 0)

@@ -238,7 +238,12 @@ void entry_touch(struct store *s, struct entry *e)
             policy_remove(s, e, false);
             policy_insert(s, e);
         }
-        write_queue(s, e, e->want & s->mode[STORE_WRITE_HIT], false);
+        if (s->direct && !(e->writing & 1)) { /* that RAM was used says that it is not there */
+            e->clean &= (uint8_t)~1u;
+            e->want |= 1;
+        }
+        const uint8_t not_yet = s->direct && !again;
+        write_queue(s, e, e->want & s->mode[STORE_WRITE_HIT] & (uint8_t)~not_yet, false);
         have = e->clean;
     }
     pthread_mutex_unlock(&s->m);
@@ -527,6 +532,9 @@ static void tiers_take(struct store *s, const struct store_opts *o)
         t->t = o->tier[i].tier;
         t->write = o->tier[i].write;
         t->q8 = o->tier[i].q8;
+        t->direct = o->tier[i].direct;
+        if (t->direct) s->direct = t->t;
+        ASSERT(!t->direct || (i == 0 && !t->q8 && t->write == STORE_WRITE_HIT));
         s->mode[t->write] |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
         if (t->t->shared) t->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS;

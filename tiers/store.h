@@ -42,6 +42,9 @@ struct store_tier_opts {
     struct tier *tier;
     enum store_write write;
     bool q8; /* what sinks there is converted to 8 bits, and comes back so */
+    /* A GPU's tier (gpu.h), the first one: look-ups hand out its records where they lie on the
+     * device, without a copy in RAM. Only what was used twice is written to it. */
+    bool direct;
 };
 /* kn_convert(): rows from one stored dtype to another. */
 typedef int (*store_convert_fn)(const void *x, enum kn_dtype from, size_t n, size_t K,
@@ -101,7 +104,9 @@ uint64_t store_record_bytes(const struct store *s, int where, size_t n);
 bool store_in_ram(struct store *s, const struct tier_key *k);
 /* K and V of a layer (1…L-1), [n, G, K] in store_pin_dtype(); waits for them to arrive (not beyond
  * what the ask allows) and checks them against their checksum the first time a record's layer is
- * read. -EBADMSG damaged (the copy is dropped), -EIO, -ETIMEDOUT: the caller recomputes. */
+ * read. -EBADMSG damaged (the copy is dropped), -EIO, -ETIMEDOUT: the caller recomputes. Of a
+ * direct tier: pointers into the device, good until its frames are lent to a sequence; then the
+ * copy in RAM serves, if there is one. */
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
 enum kn_dtype store_pin_dtype(const struct store_pin *p); /* of its rows, once it has settled */
 int store_pin_ready(struct store_pin *p, unsigned layer); /* 1 would not wait, 0 would, <0 failed */
@@ -195,7 +200,7 @@ struct store_stats { /* of RAM and of look-ups */
 void store_get_stats(struct store *s, struct store_stats *ret);
 struct store_tier_stats {
     char name[16];
-    bool persistent, shared, q8;
+    bool persistent, shared, q8, direct;
     struct tier_stat tier;
     uint64_t hits, hit_bytes; /* look-ups served from here */
     uint64_t misses[STORE_MISS_COUNT];

@@ -376,8 +376,10 @@ void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *re
 {
     ASSERT(i < s->n_tiers);
     struct store_tier *t = &s->tier[i];
-    struct store_tier_stats st = {
-        .persistent = t->t->persistent, .shared = t->t->shared, .q8 = codec_on(s, (unsigned)i)};
+    struct store_tier_stats st = {.persistent = t->t->persistent,
+                                  .shared = t->t->shared,
+                                  .q8 = codec_on(s, (unsigned)i),
+                                  .direct = t->direct};
     memcpy(st.name, t->t->name, sizeof st.name);
     t->t->ops->stat(t->t, &st.tier);
     pthread_mutex_lock(&s->m);

@@ -208,6 +208,18 @@ static int write_convert(struct write_slot *w)
     return -ENOSPC;
 }
 
+/* No lock held. What is read where it lies is not checked again. */
+static int write_verify(struct write_slot *w)
+{
+    struct store *s = w->s;
+    if (direct_verify(w->e)) return 0;
+    pthread_mutex_lock(&s->m);
+    s->stats.corrupt += entry_drop(s, w->e, STORE_MISS_CORRUPT, false);
+    pthread_mutex_unlock(&s->m);
+    w->settled = true;
+    return -ENOSPC;
+}
+
 /* m held; let go meanwhile. */
 static void pump(struct store *s, unsigned i)
 {
@@ -221,6 +233,7 @@ static void pump(struct store *s, unsigned i)
         int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);
         w->settled = here == (head_only ? 0 : 1); /* gone, or there by now: nothing to move */
         int r = w->settled || !codec_on(s, i) ? 0 : write_convert(w);
+        if (r == 0 && !w->settled && t->direct && !head_only) r = write_verify(w);
         if (r == 0 && !w->settled) r = t->t->ops->write(t->t, &w->op);
         if (w->settled || r < 0) write_end(w, w->settled && head_only ? -ENOENT : r);
         pthread_mutex_lock(&s->m);

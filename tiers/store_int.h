@@ -57,6 +57,7 @@ struct store_tier {
     struct tier *t;
     enum store_write write;
     bool q8; /* its codec */
+    bool direct;
     struct breaker breaker;
     struct entry_link queue; /* entries to write, oldest first */
     struct write_slot slot[WRITES_MAX];
@@ -111,11 +112,17 @@ struct store {
     bool registered; /* a device knows the arena: pages must stay where they are */
     bool expiring;   /* some record has a time to live */
     struct store_stats stats;
+    struct tier *direct;     /* tier 0 when its records are read where they lie, else NULL */
     struct store_tier *tier; /* [n_tiers] */
     size_t n_tiers;
 };
+struct tier_gpu_pin;
 struct store_pin {
     struct entry *e;
+    struct tier_gpu_pin *there; /* instead of e: a record on a device */
+    struct store *s;
+    struct tier_key key;
+    enum kn_dtype dtype;
     struct side *side;  /* once it was asked for */
     const int32_t *tok; /* until it has settled */
     size_t n;
@@ -210,6 +217,17 @@ void side_drop(struct store *s, const struct tier_key *k);
 void side_clear(struct store *s, const uint64_t *ns_hash); /* NULL: all */
 void side_unref(struct store *s, struct side *d);          /* takes NULL */
 void side_get_stats(struct store *s, struct store_stats *ret);
+
+/* ---- store_direct.c: records that are read where they lie ---- */
+/* No lock held. 1: the pin has it, verified; 0 not there. */
+int direct_look(struct store *s, const struct store_ask *a, struct store_pin *p);
+/* The pin's layer on the device; -ECANCELED: it had to make way, and the pin lets go of it. */
+int direct_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
+int direct_scores(struct store_pin *p, enum record_score kind, float *ret);
+bool direct_scored(const struct store_pin *p, enum record_score kind);
+void direct_end(struct store_pin *p); /* of a pin that is done with */
+/* All groups of a record agree with their checksums: a copy on a device is never checked again. */
+bool direct_verify(const struct entry *e);
 
 /* ---- store_load.c ---- */
 /* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its

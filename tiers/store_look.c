@@ -6,6 +6,7 @@
  * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
  * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
  * found out at a cost that does not grow with the number of hits. */
+#include "tiers/gpu.h"
 #include "tiers/store_int.h"
 
 /* Shard's lock held. */
@@ -157,6 +158,11 @@ int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret
     if (ms > ASK_MS_MAX) ms = ASK_MS_MAX;
     p->wait_ns = (uint64_t)(ms * 1e6);
     enum store_miss why = STORE_MISS_NEVER;
+    if (direct_look(s, a, p)) {
+        *ret = p;
+        p->settled = true;
+        return 1;
+    }
     enum look r = LOOK_MISS;
     do {
         r = look_ram(s, a, p, r == LOOK_AGAIN, &why);
@@ -306,8 +312,36 @@ int pin_wait_whole(struct store_pin *p)
     return r;
 }
 
+/* The device's memory went to a sequence: on with the copy in RAM, if there is one. */
+static bool fall_back(struct store_pin *p)
+{
+    struct store *s = p->s;
+    struct shard *sh = shard_of(s, &p->key);
+    const struct record_layout *l = tier_gpu_layout(p->there);
+    const uint8_t *header = tier_gpu_header(p->there);
+    pthread_mutex_lock(&sh->m);
+    struct entry *e = index_find(&sh->index, &p->key);
+    bool here =
+        e && e->state == ENTRY_READY && e->desc.dtype == p->dtype &&
+        e->layout.record_bytes == l->record_bytes &&
+        tokens_same(e, (const int32_t *)(const void *)(header + l->token_off), e->desc.n_tokens);
+    if (here) attach(sh, e, p);
+    pthread_mutex_unlock(&sh->m);
+    if (!here) return false;
+    tier_gpu_unpin(p->there);
+    p->there = NULL;
+    p->from = -1;
+    p->deadline_ns = clock_ns() + p->wait_ns;
+    return true;
+}
+
 int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v)
 {
+    if (p->there) {
+        int r = direct_layer(p, layer, ret_k, ret_v);
+        if (r != -ECANCELED) return r;
+        if (!fall_back(p)) return -EIO;
+    }
     struct entry *e = p->e;
     if (layer < 1 || layer > e->layout.n_groups) return -EINVAL;
     int r = part_wait(p, record_part_of(&e->layout, layer - 1));
@@ -328,6 +362,7 @@ int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, con
 
 int store_pin_ready(struct store_pin *p, unsigned layer)
 {
+    if (p->there) return 1;
     struct entry *e = p->e;
     if (layer < 1 || layer > e->layout.n_groups) return -EINVAL;
     if (e->part_ok[record_part_of(&e->layout, layer - 1)]) return 1;
@@ -340,16 +375,18 @@ int store_pin_ready(struct store_pin *p, unsigned layer)
 
 enum kn_dtype store_pin_dtype(const struct store_pin *p)
 {
-    return p->e->desc.dtype;
+    return p->there ? p->dtype : p->e->desc.dtype;
 }
 
 const char *store_pin_tier(const struct store_pin *p)
 {
-    return p->from < 0 ? "ram" : p->e->store->tier[p->from].t->name;
+    const struct store *s = p->there ? p->s : p->e->store;
+    return p->from < 0 ? "ram" : s->tier[p->from].t->name;
 }
 
 bool store_pin_scored(const struct store_pin *p, enum record_score kind)
 {
+    if (p->there) return direct_scored(p, kind);
     struct entry *e = p->e;
     struct shard *sh = shard_of(e->store, &e->desc.key);
     pthread_mutex_lock(&sh->m);
@@ -360,6 +397,7 @@ bool store_pin_scored(const struct store_pin *p, enum record_score kind)
 
 int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
 {
+    if (p->there) return direct_scores(p, kind, ret);
     struct entry *e = p->e;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
@@ -381,6 +419,7 @@ int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
 
 uint64_t store_pin_missing(const struct store_pin *p)
 {
+    if (p->there) return 0;
     const struct entry *e = p->e;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < e->layout.n_parts; i++)
@@ -390,6 +429,11 @@ uint64_t store_pin_missing(const struct store_pin *p)
 
 static void pin_end(struct store_pin *p, bool unwanted)
 {
+    if (p->there) {
+        direct_end(p);
+        mem_free(p);
+        return;
+    }
     struct entry *e = p->e;
     struct store *s = e->store;
     struct shard *sh = shard_of(s, &e->desc.key);
@@ -402,7 +446,8 @@ static void pin_end(struct store_pin *p, bool unwanted)
     bool abandon = e->pins == 0 && e->state == ENTRY_LOADING && e->gave_up;
     if (e->pins == 0 && e->state == ENTRY_READY && p->settled) {
         uint64_t now = clock_ns();
-        touch = now - e->touched_ns >= s->touch_every_ns || (e->want & s->mode[STORE_WRITE_HIT]);
+        touch = now - e->touched_ns >= s->touch_every_ns || s->direct || /* it is not there */
+                (e->want & s->mode[STORE_WRITE_HIT]);
         if (touch) e->touched_ns = now;
     }
     bool cancel = unwanted && !abandon && e->pins == 0 && e->state == ENTRY_LOADING;

@@ -204,6 +204,7 @@ static struct side *side_ref(struct sides *t, const struct tier_key *k)
 int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
                    enum kn_dtype *ret_dtype)
 {
+    if (p->there) return 0; /* the layer itself is as near */
     const struct entry *e = p->e;
     struct store *s = e->store;
     if (!s->sides.layer || layer != s->sides.layer || !p->settled) return 0;

@@ -78,6 +78,7 @@ struct tier_stat {
     uint64_t evictions, expired, corrupt, errors, timeouts;
     uint64_t rejected[TIER_REJECT_COUNT];
     uint64_t inflight_bytes, inflight_ops;
+    uint64_t host_pinned_bytes;         /* of add_memory()'s, pinned for a device */
     double write_budget_ratio;          /* spent share of the write budget; 0 = no budget */
     double tail_age_s;                  /* since the last use of the next victim; 0 = unknown */
     unsigned endpoints, endpoints_open; /* of a remote tier: how many; how many breakers are open */

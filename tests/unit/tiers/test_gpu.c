@@ -30,6 +30,12 @@ static void rig_close(struct rig *r)
     gpu_close(r->g);
 }
 
+/* The header stays in host memory. */
+static uint64_t on_device(const struct record_layout *l)
+{
+    return l->record_bytes - l->header_bytes;
+}
+
 static struct tier_stat stat_of(struct tier *t)
 {
     struct tier_stat s;
@@ -82,14 +88,14 @@ TEST(writes_and_reads)
     kit_blank(&a, 1, "a", big);
     kit_blank(&b, 2, "a", small);
     ASSERT_EQ(s.n_records, 2);
-    ASSERT_EQ(s.used_bytes, a.layout.record_bytes + b.layout.record_bytes);
+    ASSERT_EQ(s.used_bytes, on_device(&a.layout) + on_device(&b.layout));
     ASSERT_EQ(s.writes, 3);
     ASSERT_EQ(s.reads, 2);
-    ASSERT_EQ(s.read_bytes, s.used_bytes);
+    ASSERT_EQ(s.read_bytes, a.layout.record_bytes + b.layout.record_bytes);
     ASSERT_TRUE(s.read_ns >= s.first_ns && s.first_ns > 0);
     ASSERT_EQ(r.t->ops->remove(r.t, &a.desc.key, false), 1);
     ASSERT_EQ(r.t->ops->remove(r.t, &a.desc.key, false), 0);
-    ASSERT_EQ(stat_of(r.t).used_bytes, b.layout.record_bytes);
+    ASSERT_EQ(stat_of(r.t).used_bytes, on_device(&b.layout));
     kit_free(&a);
     kit_free(&b);
     rig_close(&r);
@@ -156,7 +162,7 @@ TEST(published_when_it_has_arrived)
         gpu_host_pause(r.g, true);
         ASSERT_OK(r.t->ops->write(r.t, &c.op));
         ASSERT_EQ(r.t->ops->find(r.t, &a.desc.key), 0);
-        ASSERT_EQ(stat_of(r.t).used_bytes, a.layout.record_bytes); /* counts all the same */
+        ASSERT_EQ(stat_of(r.t).used_bytes, on_device(&a.layout)); /* counts all the same */
         ASSERT_EQ(stat_of(r.t).inflight_ops, 1);
         ASSERT_ERR(r.t->ops->drain(r.t, clock_ns() + 1000000), -ETIMEDOUT);
         if (removed) ASSERT_EQ(r.t->ops->remove(r.t, &a.desc.key, false), 1);
@@ -220,7 +226,7 @@ TEST(pin_of_a_record_on_its_way)
     ASSERT_MEMEQ(gpu_host_view(r.g, dev), record_group(a.part, &a.layout, 3), bytes);
     uint64_t before = stat_of(r.t).used_bytes;
     tier_gpu_unpin(p);
-    ASSERT_EQ(stat_of(r.t).used_bytes, before - a.layout.record_bytes);
+    ASSERT_EQ(stat_of(r.t).used_bytes, before - on_device(&a.layout));
     gpu_event_destroy(done);
     gpu_stream_destroy(s);
     mem_free(out);
@@ -229,7 +235,7 @@ TEST(pin_of_a_record_on_its_way)
     rig_close(&r);
 }
 
-/* A new header while the old one is being read: both are whole. */
+/* New scores while the record is held: who reads behind them has them. */
 TEST(header_is_replaced_in_place)
 {
     struct rig r = rig_open(32 << 20, EVICT_LRU);
@@ -253,7 +259,12 @@ TEST(header_is_replaced_in_place)
     ASSERT_OK(r.t->ops->write(r.t, &w.op));
     ASSERT_OK(kit_wait(&w));
     kit_call_again(&w);
-    ASSERT_ERR(r.t->ops->write(r.t, &w.op), -EAGAIN); /* the one before it is still held */
+    float got[256];
+    uint64_t want = 0;
+    ASSERT_EQ(tier_gpu_scores(p, RECORD_SCORE_SENSITIVITY, 256, got, &want), 1);
+    ASSERT_MEMEQ(got, score, sizeof score);
+    ASSERT_TRUE(tier_gpu_scored(p, RECORD_SCORE_SENSITIVITY));
+    ASSERT_TRUE(!tier_gpu_scored(p, RECORD_SCORE_STATIC));
     ASSERT_OK(r.t->ops->read(r.t, &rd.op));
     ASSERT_OK(kit_wait(&rd));
     ASSERT_MEMEQ(a.mem, b.mem, a.layout.record_bytes);
@@ -296,7 +307,7 @@ TEST(pins_quotas_and_caps)
 {
     struct kit_rec a;
     kit_make(&a, 1, "a", big);
-    uint64_t size = a.layout.record_bytes;
+    uint64_t size = on_device(&a.layout);
     struct rig r = rig_open(3 * size, EVICT_LRU);
     const struct tier_ops *ops = r.t->ops;
     put(r.t, 1, "a", big, 0);
@@ -333,6 +344,143 @@ TEST(pins_quotas_and_caps)
     ASSERT_EQ(get(r.t, 7, "b", big), 1);
     kit_free(&a);
     rig_close(&r);
+}
+
+/* ---- a pool shared with sequences ---- */
+
+enum { FRAME = 1 << 20, N_FRAMES = 16 }; /* of a `big` record each group is a frame */
+
+static struct rig rig_share(void **ret_pool)
+{
+    struct rig r = {0};
+    struct err err = {0};
+    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_alloc(r.g, (size_t)N_FRAMES * FRAME, ret_pool));
+    const struct tier_gpu_opts o = {.gpu = r.g,
+                                    .capacity_bytes = (uint64_t)N_FRAMES * FRAME,
+                                    .pool = *ret_pool,
+                                    .frame_bytes = FRAME};
+    ASSERT_OK(tier_gpu_create(&o, &r.t, &err));
+    return r;
+}
+
+TEST(sequences_come_first)
+{
+    void *pool = NULL;
+    struct rig r = rig_share(&pool);
+    struct tier_gpu_pin *p = NULL;
+    struct kit_rec a;
+    int32_t frame[N_FRAMES];
+    bool seen[N_FRAMES] = {0};
+    kit_make(&a, 2, "a", big);
+    put(r.t, 1, "a", big, 0);
+    put(r.t, 2, "a", big, 0);
+    ASSERT_EQ(stat_of(r.t).used_bytes, 12 * FRAME);
+    ASSERT_EQ(tier_gpu_pin_whole(r.t, &a.desc.key, &p), 1);
+    for (int i = 0; i < N_FRAMES; i++) {
+        frame[i] = tier_gpu_lend(r.t);
+        ASSERT_TRUE(frame[i] >= 0 && frame[i] < N_FRAMES && !seen[frame[i]]);
+        seen[frame[i]] = true;
+        /* 4 were free, 6 are of what nobody holds, the others of what is pinned. */
+        ASSERT_EQ(stat_of(r.t).n_records, i < 4 ? 2 : i < 10 ? 1 : 0);
+        ASSERT_EQ(get(r.t, 2, "a", big), i < 10);
+        void *dev;
+        struct gpu_event *e = NULL;
+        ASSERT_EQ(tier_gpu_group(p, 0, &dev, &e), i < 10 ? 0 : -ECANCELED);
+    }
+    put(r.t, 3, "a", big, -ENOSPC);
+    tier_gpu_unpin(p);
+    put(r.t, 3, "a", big, -ENOSPC);
+    ASSERT_EQ(stat_of(r.t).used_bytes, 0);
+    for (int i = 0; i < N_FRAMES; i += 2) /* no two neighbours, or nearly */
+        tier_gpu_take_back(r.t, frame[i]);
+    put(r.t, 3, "a", big, 0);
+    ASSERT_EQ(get(r.t, 3, "a", big), 1);
+    for (int i = 1; i < N_FRAMES; i += 2)
+        tier_gpu_take_back(r.t, frame[i]);
+    kit_free(&a);
+    r.t->ops->destroy(r.t);
+    gpu_free(r.g, pool);
+    gpu_close(r.g);
+}
+
+/* A frame is asked for while the only record is still on its way: the copy ends first. */
+static void *lend_one(void *arg)
+{
+    const struct rig *r = arg;
+    tier_gpu_take_back(r->t, tier_gpu_lend(r->t));
+    return NULL;
+}
+
+TEST(copies_under_way_are_waited_for)
+{
+    void *pool = NULL;
+    struct rig r = rig_share(&pool);
+    struct kit_rec a;
+    struct kit_call c;
+    int32_t frame[10];
+    pthread_t th;
+    kit_make(&a, 1, "a", big);
+    kit_call_init(&c, &a);
+    for (int i = 0; i < 10; i++)
+        frame[i] = tier_gpu_lend(r.t);
+    gpu_host_pause(r.g, true);
+    ASSERT_OK(r.t->ops->write(r.t, &c.op));
+    ASSERT_EQ(pthread_create(&th, NULL, lend_one, &r), 0);
+    gpu_host_pause(r.g, false);
+    ASSERT_OK(kit_wait(&c));
+    ASSERT_EQ(pthread_join(th, NULL), 0);
+    ASSERT_EQ(get(r.t, 1, "a", big), 0);
+    for (int i = 0; i < 10; i++)
+        tier_gpu_take_back(r.t, frame[i]);
+    kit_call_fini(&c);
+    kit_free(&a);
+    r.t->ops->destroy(r.t);
+    gpu_free(r.g, pool);
+    gpu_close(r.g);
+}
+
+/* Sequences that come and go while records do: no frame has two owners, and what is read is whole.
+ */
+TEST(property_shared_pool)
+{
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        void *pool = NULL;
+        struct rig r = rig_share(&pool);
+        uint64_t rand = seed;
+        int32_t frame[N_FRAMES];
+        uint32_t n = 0;
+        for (int i = 0; i < 60; i++) {
+            struct kit_geometry g = big;
+            uint64_t id = test_rand(&rand) % 6;
+            g.n_tokens = 64 + 100 * (uint32_t)id; /* up to three frames a group */
+            unsigned what = (unsigned)(test_rand(&rand) % 4);
+            struct kit_rec a;
+            if (what == 0 && n < N_FRAMES) {
+                frame[n++] = tier_gpu_lend(r.t);
+                memset(gpu_host_view(r.g, (char *)pool + (size_t)frame[n - 1] * FRAME), 0xEE,
+                       FRAME);
+            } else if (what == 1 && n > 0) {
+                uint32_t one = (uint32_t)(test_rand(&rand) % n);
+                tier_gpu_take_back(r.t, frame[one]);
+                frame[one] = frame[--n];
+            } else if (what == 2) {
+                kit_make(&a, id, "a", g);
+                int w = kit_write(r.t, &a);
+                ASSERT_TRUE(w == 0 || w == -ENOSPC);
+                kit_free(&a);
+            } else {
+                (void)get(r.t, id, "a", g);
+            }
+            ASSERT_TRUE(stat_of(r.t).used_bytes + (uint64_t)n * FRAME <=
+                        (uint64_t)N_FRAMES * FRAME);
+        }
+        while (n > 0)
+            tier_gpu_take_back(r.t, frame[--n]);
+        r.t->ops->destroy(r.t);
+        gpu_free(r.g, pool);
+        gpu_close(r.g);
+    }
 }
 
 static int count_visit(void *ctx, const struct tier_info *i)

@@ -1,0 +1,187 @@
+/* Records of a GPU's tier that look-ups hand out where they lie, on the emulation of device memory.
+ */
+#include "base/mem.h"
+#include "tests/test.h"
+#include "tests/unit/tiers/store_kit.h"
+#include "tiers/gpu.h"
+
+enum { MIB = 1 << 20, FRAME = MIB };
+
+struct rig {
+    struct gpu *g;
+    struct tier *t;
+    struct store *s;
+    void *pool;
+};
+
+static struct rig rig_open(uint32_t n_frames)
+{
+    struct rig r = {0};
+    struct err err = {0};
+    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_alloc(r.g, (size_t)n_frames * FRAME, &r.pool));
+    const struct tier_gpu_opts t = {.gpu = r.g,
+                                    .capacity_bytes = (uint64_t)n_frames * FRAME,
+                                    .pool = r.pool,
+                                    .frame_bytes = FRAME};
+    ASSERT_OK(tier_gpu_create(&t, &r.t, &err));
+    struct store_opts o = {.ram_bytes = 32 * MIB, .ident = kit_large, .n_tiers = 1};
+    o.tier[0] = (struct store_tier_opts){.tier = r.t, .write = STORE_WRITE_HIT, .direct = true};
+    ASSERT_OK(store_create(&o, &r.s, &err));
+    r.s->touch_every_ns = 0;
+    return r;
+}
+
+static void rig_close(struct rig *r)
+{
+    store_destroy(r->s);
+    gpu_free(r->g, r->pool);
+    gpu_close(r->g);
+}
+
+/* Look, and say from where it came; the pin is the caller's. */
+static const char *from(struct rig *r, int chunk, struct store_pin **ret)
+{
+    enum store_miss why;
+    ASSERT_EQ(kit_look(r->s, chunk, ret, &why), 1);
+    return store_pin_tier(*ret);
+}
+
+static void use(struct rig *r, int chunk, const char *where)
+{
+    struct store_pin *p;
+    ASSERT_STREQ(from(r, chunk, &p), where);
+    store_pin_release(p);
+    ASSERT_OK(store_flush(r->s, 0));
+}
+
+/* What the device has of each layer is what RAM had. */
+static void check_device(struct rig *r, int chunk)
+{
+    const size_t bytes = (size_t)KIT_LARGE_TOKENS * 8 * 64 * sizeof(float);
+    struct kit_tiers none = {.n = 0};
+    struct store *ram = kit_store(&kit_large, 32 * MIB, &none);
+    struct store_pin *p, *want;
+    enum store_miss why;
+    ASSERT_EQ(kit_put(ram, chunk), 1);
+    ASSERT_EQ(kit_look(ram, chunk, &want, &why), 1);
+    ASSERT_STREQ(from(r, chunk, &p), "gpu");
+    ASSERT_EQ(store_pin_dtype(p), KN_F32);
+    ASSERT_EQ(store_pin_missing(p), 0);
+    for (unsigned l = 1; l < KIT_LARGE_LAYERS; l++) {
+        const void *k, *v, *wk, *wv;
+        ASSERT_EQ(store_pin_ready(p, l), 1);
+        ASSERT_OK(store_pin_layer(p, l, &k, &v));
+        ASSERT_OK(store_pin_layer(want, l, &wk, &wv));
+        ASSERT_MEMEQ(gpu_host_view(r->g, k), wk, bytes);
+        ASSERT_MEMEQ(gpu_host_view(r->g, v), wv, bytes);
+    }
+    store_pin_release(p);
+    store_pin_release(want);
+    store_destroy(ram);
+}
+
+TEST(what_is_used_twice_goes_up_and_is_read_there)
+{
+    struct rig r = rig_open(16);
+    struct tier_key k = kit_key(&kit_large, 1);
+    ASSERT_EQ(kit_put(r.s, 1), 1);
+    use(&r, 1, "ram");
+    ASSERT_EQ(r.t->ops->find(r.t, &k), 0); /* once is not often */
+    use(&r, 1, "ram");
+    ASSERT_EQ(r.t->ops->find(r.t, &k), 1);
+    check_device(&r, 1);
+    struct store_tier_stats st;
+    store_get_tier_stats(r.s, 0, &st);
+    ASSERT_TRUE(st.direct);
+    ASSERT_EQ(st.hits, 1);
+    ASSERT_EQ(kit_stats(r.s).hits, 3);
+    /* Scores that come later are known there, too. */
+    float score[KIT_LARGE_TOKENS], got[KIT_LARGE_TOKENS];
+    for (int i = 0; i < KIT_LARGE_TOKENS; i++)
+        score[i] = (float)i;
+    ASSERT_EQ(store_set_scores(r.s, &k, RECORD_SCORE_STATIC, score, KIT_LARGE_TOKENS), 1);
+    ASSERT_OK(store_flush(r.s, 0));
+    struct store_pin *p;
+    ASSERT_STREQ(from(&r, 1, &p), "gpu");
+    ASSERT_TRUE(store_pin_scored(p, RECORD_SCORE_STATIC));
+    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_SENSITIVITY));
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, got), 1);
+    ASSERT_MEMEQ(got, score, sizeof score);
+    store_pin_release(p);
+    /* RAM may let go of it. */
+    ASSERT_EQ(store_evict(r.s, &k, "ram"), 1);
+    check_device(&r, 1);
+    ASSERT_EQ(store_evict(r.s, &k, NULL), 1);
+    ASSERT_EQ(kit_why(r.s, 1), STORE_MISS_EVICTED);
+    rig_close(&r);
+}
+
+TEST(what_had_to_make_way_comes_back_when_it_is_used)
+{
+    struct rig r = rig_open(4); /* a record has three layers, of a frame each */
+    int32_t frame[4];
+    ASSERT_EQ(kit_put(r.s, 1), 1);
+    for (int i = 0; i < 2; i++)
+        use(&r, 1, "ram");
+    use(&r, 1, "gpu");
+    for (int i = 0; i < 4; i++)
+        frame[i] = tier_gpu_lend(r.t);
+    use(&r, 1, "ram");
+    for (int i = 0; i < 4; i++)
+        tier_gpu_take_back(r.t, frame[i]);
+    use(&r, 1, "ram");
+    use(&r, 1, "gpu");
+    check_device(&r, 1);
+    rig_close(&r);
+}
+
+TEST(a_pin_whose_frames_were_taken_reads_on_in_ram)
+{
+    for (int in_ram = 0; in_ram < 2; in_ram++) {
+        struct rig r = rig_open(4);
+        struct tier_key key = kit_key(&kit_large, 1);
+        struct store_pin *p;
+        const void *k, *v;
+        int32_t frame[4];
+        ASSERT_EQ(kit_put(r.s, 1), 1);
+        for (int i = 0; i < 2; i++)
+            use(&r, 1, "ram");
+        ASSERT_STREQ(from(&r, 1, &p), "gpu");
+        ASSERT_OK(store_pin_layer(p, 1, &k, &v));
+        if (!in_ram) ASSERT_EQ(store_evict(r.s, &key, "ram"), 1);
+        for (int i = 0; i < 4; i++)
+            frame[i] = tier_gpu_lend(r.t);
+        if (in_ram) {
+            ASSERT_EQ(kit_check(r.s, p, 1), 0);
+            ASSERT_STREQ(store_pin_tier(p), "ram");
+        } else {
+            ASSERT_ERR(store_pin_layer(p, 2, &k, &v), -EIO);
+        }
+        store_pin_release(p);
+        for (int i = 0; i < 4; i++)
+            tier_gpu_take_back(r.t, frame[i]);
+        rig_close(&r);
+    }
+}
+
+/* Memory that rots in RAM between two uses does not get where nobody checks any more. */
+TEST(nothing_damaged_goes_up)
+{
+    struct rig r = rig_open(16);
+    struct tier_key key = kit_key(&kit_large, 1);
+    struct store_pin *p;
+    const void *k, *v;
+    ASSERT_EQ(kit_put(r.s, 1), 1);
+    ASSERT_STREQ(from(&r, 1, &p), "ram");
+    ASSERT_OK(store_pin_layer(p, 2, &k, &v));
+    *(uint8_t *)(uintptr_t)v ^= 1;
+    store_pin_release(p);
+    ASSERT_STREQ(from(&r, 1, &p), "ram");
+    store_pin_release(p);
+    ASSERT_OK(store_flush(r.s, 0));
+    ASSERT_EQ(r.t->ops->find(r.t, &key), 0);
+    ASSERT_EQ(kit_stats(r.s).corrupt, 1);
+    ASSERT_EQ(kit_why(r.s, 1), STORE_MISS_CORRUPT);
+    rig_close(&r);
+}
