@@ -198,10 +198,25 @@ uint32_t fus_pages_for(uint32_t n_tokens)
     return n_tokens / KN_PAGE + (n_tokens % KN_PAGE != 0);
 }
 
+/* What prefills need beside pages and weights: chosen, 1/8 of what is left. */
+static uint64_t auto_bytes(const struct fus_core *c)
+{
+    return kn_dev_is_host(c->dev) ? 0 : kn_dev_memory(c->dev).free_bytes / 8 * 7;
+}
+
+/* Room for two layers of the longest prompt to be on their way to the device, 256 MiB at most
+ * (chosen: what does not fit comes later). */
+static int make_stage(struct fus_core *c)
+{
+    const size_t row = 2 * (size_t)c->cfg.G * c->cfg.K * kn_kv_value_bytes(c->dev);
+    const size_t want = 2 * row * c->ctx_max, most = 256u << 20;
+    return kn_stage_room(c->dev, want < most ? want : most);
+}
+
 static int make_pool(struct fus_core *c, uint64_t kv_bytes)
 {
     const uint64_t page_bytes = c->page_bytes;
-    uint64_t want = kv_bytes;
+    uint64_t want = kv_bytes == FUS_KV_AUTO ? auto_bytes(c) : kv_bytes;
     if (want == 0) {
         want = 8 * fus_pages_for(c->ctx_max) * page_bytes;
         if (want > (uint64_t)2 << 30) want = (uint64_t)2 << 30;
@@ -225,7 +240,8 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
 static int32_t page_take(struct fus_core *c)
 {
     ASSERT(c->n_free > 0);
-    const int32_t id = c->free_page[--c->n_free];
+    c->n_free--;
+    const int32_t id = c->lender.lend ? c->lender.lend(c->lender.ctx) : c->free_page[c->n_free];
     ASSERT(c->page_ref[id] == 0);
     c->page_ref[id] = 1;
     return id;
@@ -246,7 +262,24 @@ void fus_page_give(struct fus_core *c, int32_t page)
         return;
     }
     fus_share_forget(c->share, page);
-    c->free_page[c->n_free++] = page;
+    if (c->lender.lend)
+        c->lender.take_back(c->lender.ctx, page);
+    else
+        c->free_page[c->n_free] = page;
+    c->n_free++;
+}
+
+struct fus_pool fus_core_pool(const struct fus_core *c)
+{
+    return (struct fus_pool){c->pool, c->page_bytes, c->n_pages};
+}
+
+void fus_core_share_pool(struct fus_core *c, const struct fus_lender *l, uint32_t n_kept)
+{
+    ASSERT(c->n_free == c->n_pages && n_kept < c->n_pages);
+    c->lender = *l;
+    c->n_pages -= n_kept;
+    c->n_free = c->n_pages;
 }
 
 static void block_free(struct fus_core *c, struct fus_block *b)
@@ -315,21 +348,26 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
+    if (!kn_dev_is_host(c->dev)) { /* whole 4 KiB, as records stand in shared pages */
+        const size_t unit = 4096 / kn_kv_value_bytes(c->dev);
+        c->page_stride = (c->page_stride + unit - 1) / unit * unit;
+    }
     c->page_bytes = c->page_stride * kn_kv_value_bytes(c->dev);
     r = tune(c);
     if (r < 0) {
         (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
         goto fail;
     }
-    r = make_pool(c, o->kv_bytes);
-    if (r < 0) {
-        (void)err_set(err, r, "no memory for the KV pages of running sequences");
-        goto fail;
-    }
     r = make_rope(c);
     if (r == 0) r = load_weights(c, o);
     if (r < 0) {
         (void)err_set(err, r, "loading the weights failed (%s)", err_name(r));
+        goto fail;
+    }
+    r = make_stage(c);
+    if (r == 0) r = make_pool(c, o->kv_bytes); /* last: it may take what is left */
+    if (r < 0) {
+        (void)err_set(err, r, "no memory for the KV pages of running sequences");
         goto fail;
     }
     *ret = c;

@@ -61,11 +61,13 @@ enum fus_schedule {
 const char *fus_schedule_name(enum fus_schedule s); /* "default", "single", … */
 int fus_schedule_parse(const char *name, enum fus_schedule *ret);
 
+#define FUS_KV_AUTO UINT64_MAX
 struct fus_core_opts {
     struct kn_dev_opts dev;
     unsigned ctx_max; /* tokens; 0 = the model's */
-    uint64_t
-        kv_bytes; /* page pool for running sequences; 0 = enough for 8 full contexts, <= 2 GiB */
+    /* Page pool for running sequences; 0 = enough for 8 full contexts, <= 2 GiB; FUS_KV_AUTO: most
+     * of what the device has left beside the weights, 0 on the CPU. */
+    uint64_t kv_bytes;
     void (*progress)(void *ctx, double share); /* weight packing, 0…1; may be NULL */
     void *progress_ctx;
 };
@@ -94,6 +96,22 @@ uint32_t fus_core_kv_tokens_free(const struct fus_core *c); /* tokens that still
 /* Tokens of KV that sharing saves: a stored prefix that several prompts begin with (a system
  * message, say) and what choices of one prompt have in common are held once. */
 uint32_t fus_core_kv_tokens_shared(const struct fus_core *c);
+
+/* The page pool, to share with who keeps things in the pages that sequences do not need: from then
+ * on each page is asked for when a sequence needs it. `lend` always has one for all but n_kept
+ * pages. While no session exists; the lender is there as long as there are any. */
+struct fus_pool {
+    void *base; /* the device's memory */
+    size_t page_bytes;
+    uint32_t n_pages;
+};
+struct fus_lender {
+    int32_t (*lend)(void *ctx); /* a page's number */
+    void (*take_back)(void *ctx, int32_t page);
+    void *ctx;
+};
+struct fus_pool fus_core_pool(const struct fus_core *c);
+void fus_core_share_pool(struct fus_core *c, const struct fus_lender *l, uint32_t n_kept);
 
 /* A reusable part of the prompt. Ranges ascend and do not overlap. exact: KV equals what a full
  * prefill would give (chained prefix; must be contiguous from token 0); else an isolated chunk. */

@@ -42,10 +42,11 @@ struct fus_core {
     char *pool;
     size_t pool_bytes, page_stride, layer_stride; /* strides in values of the device's KV type */
     size_t page_bytes;
-    uint32_t n_pages, n_free;
-    int32_t *free_page; /* stack of free ids */
-    uint16_t *page_ref; /* [n_pages] sessions that hold the page */
-    uint32_t n_doubled; /* pages that would be taken more if none was shared */
+    uint32_t n_pages, n_free; /* that sequences may have; that they may still have */
+    struct fus_lender lender; /* of pages; lend NULL: free_page has them */
+    int32_t *free_page;       /* stack of free ids */
+    uint16_t *page_ref;       /* [n_pages] sessions that hold the page */
+    uint32_t n_doubled;       /* pages that would be taken more if none was shared */
     struct fus_share *share;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;

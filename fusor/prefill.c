@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* ---- begin ---- */
@@ -77,9 +78,10 @@ static int make_block(struct fus_prefill *f)
 static int copy_plan(struct fus_prefill *f)
 {
     f->range = mem_zalloc((f->plan.n_range + 1) * sizeof(*f->range));
+    f->piece = mem_alloc((2 * f->plan.n_range + 1) * sizeof(*f->piece));
     f->capture = mem_zalloc((f->plan.n_capture + 1) * sizeof(*f->capture));
     f->kind = mem_alloc(f->plan.n_tok);
-    if (!f->range || !f->capture || !f->kind) return -ENOMEM;
+    if (!f->range || !f->piece || !f->capture || !f->kind) return -ENOMEM;
     f->n_range = f->plan.n_range;
     f->n_capture = f->plan.n_capture;
     for (size_t i = 0; i < f->n_range; i++) {
@@ -124,8 +126,26 @@ static void prefetch(struct fus_prefill *f)
     }
 }
 
+/* Of which ranges layer l will be wanted, as far as that is known by now. */
+static enum fus_bring wanted_ahead(const struct fus_prefill *f, unsigned l)
+{
+    const bool scoring = f->stage != STAGE_MAIN && f->how->pass;
+    if (scoring) return f->how->pass == PASS_SIDE ? BRING_EXACT : BRING_CHUNKS;
+    const bool later = f->how->by_deviation && !f->checked && l < f->plan.check_layer;
+    return later ? BRING_EXACT : BRING_CHUNKS;
+}
+
+/* While a layer is computed the next ones come. */
+static void look_ahead(struct fus_prefill *f)
+{
+    unsigned l = f->layer + 1 > f->loaded_to ? f->layer + 1 : f->loaded_to;
+    for (unsigned n = 1; n < PRE_NEAR; n++, l++)
+        fus_reuse_near(f, l, wanted_ahead(f, l));
+}
+
 void fus_restart(struct fus_prefill *f)
 {
+    fus_reuse_far(f, 0, UINT_MAX);
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
         if (!f->range[i].used) fus_range_release(&f->range[i]);
@@ -184,6 +204,7 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     fus_restart(f);
     refuse_captures(f);
     prefetch(f);
+    look_ahead(f);
     *ret = f;
     return 0;
 }
@@ -387,9 +408,11 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
 static int step_a(struct fus_prefill *f)
 {
     f->at_choice = is_choice_layer(f);
+    fus_reuse_far(f, 0, f->layer); /* the device has been waited for since */
     int r = bring_layer(f);
     if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
     if (r < 0) return r;
+    look_ahead(f);
     if (f->layer > 0) { /* layer 0 has its K,V already */
         struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
         const bool looks =
@@ -541,12 +564,14 @@ void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
 void fus_prefill_end(struct fus_prefill *f)
 {
     if (!f) return;
+    fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
     fus_sense_release(f);
     fus_captures_close(f, -ECANCELED);
     fus_core_give_block(f->core, &f->block);
     mem_free(f->range);
+    mem_free(f->piece);
     mem_free(f->capture);
     mem_free(f->kind);
     mem_free(f->own_tok);

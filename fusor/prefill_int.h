@@ -32,11 +32,20 @@ enum fus_choice {
     CHOICE_ROW,       /* a row, as any token that is not reused */
 };
 
+/* Layers on their way to the device at once (chosen: one is computed, one comes, and one for where
+ * the next is known late). */
+enum { PRE_NEAR = 3 };
 struct pre_range {
     struct fus_range r; /* n may be cut short where logits are wanted */
     bool used;          /* has a role in the plan (fus_roles_set) */
     bool active;        /* its source is used; cleared when it failed or was never needed */
-    struct kv_layer cur;
+    struct kv_layer cur, near[PRE_NEAR]; /* near: as staged; k NULL: it is not */
+};
+
+struct pre_near { /* a layer on its way to the device */
+    unsigned layer;
+    bool open;
+    uint64_t turn; /* kn_staged() */
 };
 
 struct pre_capture {
@@ -64,6 +73,8 @@ struct fus_prefill {
     struct kn_kv kv;
     struct pre_range *range;
     size_t n_range;
+    struct kn_piece *piece; /* [2, n_range] */
+    struct pre_near near[PRE_NEAR];
     struct pre_capture *capture;
     size_t n_capture;
     struct pre_sense sense;
@@ -132,6 +143,11 @@ enum fus_bring { /* of which ranges stored KV is wanted */
 int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what);
 bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what);
 int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+/* Where the device has memory of its own: start to bring a layer near, of the ranges whose stored
+ * KV is here; a hint. And the end of that for layers in [lo, hi): their copies are not read any
+ * more. */
+void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi);
 void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,

@@ -3,6 +3,7 @@
 
 #include "base/assert.h"
 
+#include <limits.h>
 #include <string.h>
 
 void fus_range_release(struct pre_range *g)
@@ -24,18 +25,91 @@ static bool from_sidecar(const struct pre_range *g, unsigned layer, enum fus_bri
     return what == BRING_SIDE && !g->r.exact && s->ops->side && s->ops->side(s->ctx, layer, ret);
 }
 
+static int near_slot(const struct fus_prefill *f, unsigned layer)
+{
+    for (int i = 0; i < PRE_NEAR; i++)
+        if (f->near[i].open && f->near[i].layer == layer) return i;
+    return -1;
+}
+
+void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi)
+{
+    for (int i = 0; i < PRE_NEAR; i++) {
+        struct pre_near *n = &f->near[i];
+        if (!n->open || n->layer < lo || n->layer >= hi) continue;
+        n->open = false;
+        kn_unstage(f->core->dev, n->turn);
+    }
+}
+
+/* What the stream is given next sees the layer's copies. */
+static int near_wait(const struct fus_prefill *f, struct kn_stream *st, unsigned layer)
+{
+    const int slot = near_slot(f, layer);
+    return slot >= 0 ? kn_staged(st, f->near[slot].turn) : 0;
+}
+
+/* K and V of a range's layer, if they are here: two pieces. */
+static size_t add_pieces(const struct fus_prefill *f, struct pre_range *g, unsigned layer,
+                         struct kv_layer *ret, struct kn_piece *p)
+{
+    const struct model_cfg *cfg = &f->core->cfg;
+    const struct kv_source *s = &g->r.src;
+    struct kv_layer got;
+    if (s->ops->ready && s->ops->ready(s->ctx, layer) != 1) return 0;
+    if (s->ops->layer(s->ctx, layer, &got) < 0) return 0; /* it will say so again */
+    const size_t bytes = g->r.n * kn_row_bytes(got.dtype, cfg->G, cfg->K);
+    p[0] = (struct kn_piece){.from = got.k, .bytes = bytes};
+    p[1] = (struct kn_piece){.from = got.v, .bytes = bytes};
+    *ret = got;
+    return 2;
+}
+
+void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    int slot = 0;
+    size_t n = 0;
+    if (kn_dev_is_host(f->core->dev) || layer >= f->core->cfg.L || near_slot(f, layer) >= 0) return;
+    while (slot < PRE_NEAR && f->near[slot].open)
+        slot++;
+    if (slot == PRE_NEAR) return;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        g->near[slot].k = NULL;
+        if (wanted(g, what)) n += add_pieces(f, g, layer, &g->near[slot], f->piece + n);
+    }
+    struct pre_near *near = &f->near[slot];
+    if (n == 0 || kn_stage(f->core->dev, f->piece, n, &near->turn) < 0) return;
+    near->layer = layer;
+    near->open = true;
+    n = 0;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct kv_layer *at = &f->range[i].near[slot];
+        if (!at->k) continue;
+        const struct kn_piece *p = &f->piece[n];
+        at->k = p->at == p->from ? NULL : p->at; /* what did not move may go between two steps */
+        at->v = p[1].at;
+        n += 2;
+    }
+}
+
 /* Wait for a layer of the active ranges (exact ones always). A source that fails is dropped, its
  * range becomes a miss. */
 int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 {
+    const int slot = near_slot(f, layer);
     for (size_t i = 0; i < f->n_range; i++) {
         struct pre_range *g = &f->range[i];
         if (!wanted(g, what)) continue;
         struct kv_layer got = {0};
         int r = 0;
-        if (!from_sidecar(g, layer, what, &got)) r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
+        if (slot >= 0 && g->near[slot].k)
+            got = g->near[slot];
+        else if (!from_sidecar(g, layer, what, &got))
+            r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
         if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
         if (r < 0) {
+            fus_reuse_far(f, 0, UINT_MAX);
             fus_range_release(g);
             f->report.n_failed_ranges++;
             return -EAGAIN;
@@ -88,6 +162,8 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const struct fus_prefill *f = p->f;
     const struct model_cfg *cfg = &f->core->cfg;
     size_t at = 0;
+    int r = near_wait(f, st, p->layer);
+    if (r < 0) return r;
     for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
         const struct pre_range *g = &f->range[i];
         if (!wanted(g, p->what)) continue;
@@ -97,9 +173,9 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
         if (lo >= hi) continue;
         const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
         struct kn_rope tmp;
-        int r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
-                           (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
-                           rope_of(f->core, g->r.exact, &tmp));
+        r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
+                       (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
+                       rope_of(f->core, g->r.exact, &tmp));
         if (r < 0) return r;
     }
     return 0;
@@ -177,6 +253,8 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
     float *dev_v = tensor == FUS_TENSOR_KV ? f->dev_v : f->dev;
     const int32_t *pos = f->pos + row0;
     size_t i = 0, n;
+    int r = near_wait(f, st, f->layer);
+    if (r < 0) return r;
     for (size_t j = 0; j < f->n_range && i < m; j++) {
         const struct pre_range *g = &f->range[j];
         if (!g->active || g->r.exact) continue;
@@ -184,7 +262,6 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
             i++;
         for (; i < m && (uint32_t)pos[i] < g->r.tok0 + g->r.n; i += n) {
             const uint32_t t = (uint32_t)pos[i], at = t - g->r.tok0;
-            int r = 0;
             n = 1;
             while (i + n < m && (uint32_t)pos[i + n] == t + n && at + n < g->r.n)
                 n++;

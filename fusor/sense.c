@@ -12,6 +12,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
+#include <limits.h>
 #include <string.h>
 
 enum { ASKING = 64 }; /* chosen: tokens of the neighbour's head, about a question's */
@@ -67,6 +68,7 @@ static void turn(struct fus_prefill *f)
     memcpy(head, f->own_tok + p->head, asking * sizeof(*head));
     memmove(f->own_tok + p->head, f->own_tok + p->tok0, p->n * sizeof(*head));
     memcpy(f->own_tok + p->head + p->n, head, asking * sizeof(*head));
+    fus_reuse_far(f, 0, UINT_MAX);
     fus_range_release(&f->range[0]);
     f->range[0] =
         (struct pre_range){.r = {.tok0 = p->head, .n = p->n, .src = p->src}, .active = true};

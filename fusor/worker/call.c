@@ -115,7 +115,10 @@ int wk_not_ready(struct worker *w, struct api_err *e)
     int s = atomic_load(&w->state);
 
     if (s == WK_READY) return 0;
-    if (s == WK_DRAINING)
+    if (w->device_lost)
+        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+                          "The GPU has failed; this worker ends, to be started anew.");
+    else if (s == WK_DRAINING)
         (void)api_err_set(e, 503, "server_error", "draining", NULL,
                           "This worker is shutting down.");
     else

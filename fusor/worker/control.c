@@ -139,6 +139,7 @@ struct ctl_decision *wk_decision_create(struct worker *w, const struct wk_prompt
 static double speed_of(const struct store_tier_stats *s)
 {
     if (strcmp(s->breaker, "open") == 0) return 0;
+    if (s->direct) return RAM_BYTES_PER_S; /* nothing is loaded from it */
     if (s->read_bytes_per_s > 0) return s->read_bytes_per_s;
     return strcmp(s->name, "nvme") == 0 ? NVME_BYTES_PER_S : OTHER_BYTES_PER_S;
 }

@@ -54,6 +54,7 @@ static size_t places(struct worker *w, struct residents_place ret[RESIDENTS_PLAC
         double one = store_predict_ms(w->store, i, 0);
         double usual = store_predict_ms(w->store, i, wk_record_bytes(w, USUAL_TOKENS));
         store_get_tier_stats(w->store, i, &name[i]);
+        if (name[i].direct) one = usual = 0;
         ret[1 + i] = (struct residents_place){name[i].name, one, (usual - one) / USUAL_TOKENS};
     }
     return 1 + n;

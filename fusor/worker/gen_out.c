@@ -45,10 +45,14 @@ static void api_err_of(const struct gen *g, int status, struct api_err *e)
         (void)api_err_set(e, 500, "server_error", "out_of_memory", NULL,
                           "The request needs more KV memory than this worker has free; lower "
                           "max_tokens or raise --kv-pages.");
+    else if (kn_dev_lost(fus_core_dev(g->w->core)))
+        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+                          "The GPU has failed; this worker ends, to be started anew.");
     else
         (void)api_err_set(e, 500, "server_error", "internal_error", NULL,
                           "The request failed inside the engine (%s).", err_name(status));
     if (e->status == 500) e->retry = API_RETRY_NO;
+    if (e->status == 503) e->retry = API_RETRY_YES;
 }
 
 void gen_fail(struct gen *g, const struct api_err *e)

@@ -151,7 +151,8 @@ static int open_core(struct worker *w, struct err *err)
                                       .allow_bf16 = c->file_bf16_or_less,
                                       .cache_dir = cache_dir(w->cache_dir)},
                               .ctx_max = w->o.ctx,
-                              .kv_bytes = w->o.kv_pages_bytes,
+                              .kv_bytes =
+                                  w->o.tiers.gpu_bytes ? w->o.tiers.gpu_bytes : w->o.kv_pages_bytes,
                               .progress = progress,
                               .progress_ctx = w};
     struct err te = {0};

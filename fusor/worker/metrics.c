@@ -172,6 +172,7 @@ int wk_metrics_render(struct worker *w, struct buf *out)
             wk_metrics_tiers(w, &s);
         }
         if (w->engine) {
+            wk_metrics_device(w);
             fus_engine_get_stats(w->engine, &e);
             metric_set(&waiting, e.n_waiting);
             metric_set(&running, e.n_running);

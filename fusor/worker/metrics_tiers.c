@@ -34,6 +34,7 @@ enum value {
     ENDPOINTS_OPEN,
     WRITE_BUDGET,
     TAIL_AGE,
+    HOST_PINNED,
     DEGRADED,
     BANDWIDTH,
     FIRST_GROUP,
@@ -71,6 +72,7 @@ static const struct {
     [ENDPOINTS_OPEN] = {"endpoints_open", METRIC_GAUGE, "Servers whose breaker is open."},
     [WRITE_BUDGET] = {"write_budget_ratio", METRIC_GAUGE, "Spent share of the write budget."},
     [TAIL_AGE] = {"tail_age_seconds", METRIC_GAUGE, "Since the last use of the next victim."},
+    [HOST_PINNED] = {"host_pinned_bytes", METRIC_GAUGE, "RAM pinned for its copies."},
     [DEGRADED] = {"degraded", METRIC_GAUGE, "1: it does not work as it was asked to; see the log."},
     [BANDWIDTH] = {"read_bandwidth_bytes_per_second", METRIC_GAUGE, "Moving average of loads."},
     [FIRST_GROUP] = {"first_group_seconds", METRIC_GAUGE,
@@ -183,6 +185,7 @@ static void set_tier(struct series *s, const struct store_tier_stats *x)
     set(s, ENDPOINTS, t->endpoints);
     set(s, ENDPOINTS_OPEN, t->endpoints_open);
     set(s, WRITE_BUDGET, t->write_budget_ratio);
+    set(s, HOST_PINNED, (double)t->host_pinned_bytes);
     set(s, DEGRADED, t->degraded[0] ? 1 : 0);
     set(s, BANDWIDTH, x->read_bytes_per_s);
     set(s, FIRST_GROUP, x->first_ms / 1e3);

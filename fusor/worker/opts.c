@@ -11,6 +11,11 @@ static const struct opt_def defs[] = {
     {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder to serve."},
     {"listen", OPT_STR, "127.0.0.1:8012", 0, 0, NULL, "HOST:PORT or unix:/path to listen on."},
     {"ram", OPT_SIZE, "1GiB", 1 << 20, 1e15, NULL, "Hard budget of the KV records kept in RAM."},
+    {"gpu", OPT_STR, NULL, 0, 0, NULL,
+     "With --device cuda: memory of the GPU for running requests and for records together, a size "
+     "or auto, most of what the weights leave. Default: --kv-pages if that is given, else auto."},
+    {"gpu-reserve", OPT_SIZE, "0", 0, 0, NULL,
+     "Of that, kept for records whatever running requests need."},
     {"nvme", OPT_STR, NULL, 0, 0, NULL,
      "PATH:SIZE of a file or device for records that RAM has no room for; hard budget."},
     {"redis", OPT_STR, NULL, 0, 0, NULL,

@@ -35,6 +35,26 @@ static int parse_nvme(struct wk_tier_opts *t, const char *text, struct err *err)
     return t->nvme_path ? 0 : -ENOMEM;
 }
 
+/* One number for pages and records, where the device has memory of its own. */
+static int take_gpu(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+{
+    const char *size = opt_str(o, "gpu");
+    const bool pages = opt_size(o, "kv-pages") > 0;
+
+    if (strcmp(opt_str(o, "device"), "cpu") == 0) {
+        if (!*size && !t->gpu_reserve_bytes) return 0;
+        return err_set(err, -EINVAL, "--gpu: needs --device cuda");
+    }
+    t->gpu_bytes = *size || !pages ? FUS_KV_AUTO : opt_size(o, "kv-pages");
+    if (*size && pages)
+        return err_set(err, -EINVAL, "--gpu and --kv-pages say the same: leave one out");
+    if (!*size || strcmp(size, "auto") == 0) return 0;
+    if (opt_parse_size(size, &t->gpu_bytes) < 0 || t->gpu_bytes == 0)
+        return err_set(err, -EINVAL, "--gpu: expected a size such as 40GiB or auto, found \"%s\"",
+                       size);
+    return 0;
+}
+
 static int bad_quota(const char *text, struct err *err)
 {
     return err_set(err, -EINVAL, "--quota: expected NS=ram:SIZE,nvme:SIZE, found \"%s\"", text);
@@ -215,6 +235,7 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
                                .nvme_q8 = strcmp(opt_str(o, "nvme-codec"), "q8") == 0,
                                .redis_q8 = strcmp(opt_str(o, "redis-codec"), "q8") == 0,
                                .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),
+                               .gpu_reserve_bytes = opt_size(o, "gpu-reserve"),
                                .access_log =
                                    *opt_str(o, "access-log") ? opt_str(o, "access-log") : NULL};
     arena_init(&t->arena);
@@ -223,6 +244,7 @@ int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *
     t->quota = arena_alloc(&t->arena, (nq + 1) * sizeof *t->quota);
     t->ttl = arena_alloc(&t->arena, (nt + 1) * sizeof *t->ttl);
     rc = t->quota && t->ttl ? 0 : -ENOMEM;
+    if (rc >= 0) rc = take_gpu(t, o, err);
     if (rc >= 0 && *opt_str(o, "nvme")) rc = parse_nvme(t, opt_str(o, "nvme"), err);
     if (rc >= 0 && t->nvme_write_bytes_per_day && !t->nvme_path)
         rc = err_set(err, -EINVAL, "--nvme-write-budget: there is no --nvme");

@@ -24,8 +24,8 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     struct buf b = BUF_INIT;
     int s = atomic_load(&w->state), rc;
 
-    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f", names[s],
-                  atomic_load(&w->progress) / 1000.0);
+    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f",
+                  w->device_lost ? "device_lost" : names[s], atomic_load(&w->progress) / 1000.0);
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
@@ -33,6 +33,9 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
         rc |= buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
         rc |= buf_add_json_str(&b, device, strlen(device));
     }
+    if (w->device_lost)
+        rc |= buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
+                           "anew.\"");
     rc |= buf_addc(&b, '}');
     reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);
 }

@@ -1,8 +1,9 @@
-/* The slower tiers of the store, as the options ask for them: NVMe first, Redis behind it. */
+/* The tiers beside RAM, as the options ask for them: the GPU's memory, NVMe, Redis behind it. */
 #include "fusor/worker/worker.h"
 
 #include "base/log.h"
 #include "tiers/fault.h"
+#include "tiers/gpu.h"
 #include "tiers/nvme.h"
 #include "tiers/redis.h"
 
@@ -34,6 +35,41 @@ static int slow_down(const char *name, struct tier **t)
     if (rc < 0) return rc;
     *t = slow;
     log_event(LOG_WARN, "inject", "tier=%s read_bytes_per_s=%.0f", name, rate);
+    return 0;
+}
+
+static int32_t lend(void *ctx)
+{
+    return tier_gpu_lend(ctx);
+}
+
+static void take_back(void *ctx, int32_t page)
+{
+    tier_gpu_take_back(ctx, page);
+}
+
+/* Records stand in the pages that running requests leave: there is one pool for both. */
+static int add_gpu(struct worker *w, struct store_opts *o, struct err *err)
+{
+    const struct fus_pool pool = fus_core_pool(w->core);
+    const uint64_t kept = (w->o.tiers.gpu_reserve_bytes + pool.page_bytes - 1) / pool.page_bytes;
+    struct fus_lender lender = {lend, take_back, NULL};
+    struct err e = {0};
+    int rc = kept < pool.n_pages ? kn_dev_gpu(fus_core_dev(w->core), &w->gpu, &e) : -EINVAL;
+
+    if (rc == -EINVAL) (void)err_set(&e, rc, "the reserve leaves nothing to run requests in");
+    if (rc < 0) return name_flag(err, rc, "gpu", &e);
+    const struct tier_gpu_opts g = {.gpu = w->gpu,
+                                    .capacity_bytes = (uint64_t)pool.page_bytes * pool.n_pages,
+                                    .policy = EVICT_LRU,
+                                    .pool = pool.base,
+                                    .frame_bytes = pool.page_bytes};
+    rc = tier_gpu_create(&g, &o->tier[o->n_tiers].tier, &e);
+    if (rc < 0) return name_flag(err, rc, "gpu", &e);
+    lender.ctx = o->tier[o->n_tiers].tier;
+    fus_core_share_pool(w->core, &lender, (uint32_t)kept);
+    o->tier[o->n_tiers].direct = true;
+    o->tier[o->n_tiers++].write = STORE_WRITE_HIT;
     return 0;
 }
 
@@ -71,7 +107,8 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
 {
     int rc = 0;
 
-    if (w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
+    if (w->o.tiers.gpu_bytes) rc = add_gpu(w, o, err);
+    if (rc >= 0 && w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
     if (rc >= 0 && w->o.tiers.redis) rc = add_redis(w, o, err);
     while (rc < 0 && o->n_tiers > 0) {
         struct tier *t = o->tier[--o->n_tiers].tier;

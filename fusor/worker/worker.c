@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "kernels/gpu.h"
 #include "fusor/worker/guard.h"
 #include "fusor/worker/residents.h"
 
@@ -96,7 +97,8 @@ static void watch_device(struct worker *w)
 
     if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
     log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_dev_device(d));
-    w->exit_code = 1;
+    w->exit_code = WK_EXIT_DEVICE_LOST;
+    w->device_lost = true;
     wk_drain(w);
 }
 
@@ -240,6 +242,7 @@ void wk_destroy(struct worker *w)
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));
     }
     store_destroy(w->store);
+    gpu_close(w->gpu);
     fus_core_destroy(w->core);
     chat_close(w->chat);
     tok_close(w->tok);

@@ -49,7 +49,9 @@ struct wk_tier_opts {
     enum evict_policy ram_policy, nvme_policy;
     bool nvme_q8, redis_q8; /* kept there in 8 bits */
     double side_share;      /* of RAM, for sidecars */
-    const char *nvme_path;  /* NULL: no such tier */
+    uint64_t gpu_bytes;     /* 0: no such tier; FUS_KV_AUTO */
+    uint64_t gpu_reserve_bytes;
+    const char *nvme_path; /* NULL: no such tier */
     uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
     struct redis_url *redis; /* NULL: no such tier */
     struct wk_quota *quota;
@@ -99,6 +101,7 @@ struct wk_msg { /* embedded; at most once on the list */
     void (*fn)(struct wk_msg *m); /* loop thread */
 };
 enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
+enum { WK_EXIT_DEVICE_LOST = 3 }; /* start me again; 1: that may not help, 2: usage */
 struct wk_pool;
 struct gen;
 struct residents;
@@ -116,6 +119,7 @@ struct worker {
     struct http_timer *tick;
     struct wk_pool *pool;
     _Atomic int state;         /* enum wk_state */
+    bool device_lost;          /* loop: why it drains */
     _Atomic unsigned progress; /* of loading, per mille */
     double started_s;
     int exit_code;
@@ -127,6 +131,7 @@ struct worker {
     struct fus_profile profile;
     char profile_source[4200]; /* its file, or "default" */
     struct fus_core *core;
+    struct gpu *gpu; /* the core's device, for its tier; NULL on the CPU */
     struct fus_engine *engine;
     struct store *store;
     struct tier_ident ident;
@@ -187,8 +192,8 @@ int wk_load_start(struct worker *w);
  * open (strategy, ratio) becomes the profile's. Fails only for --profile. */
 int wk_profile_load(struct worker *w, struct err *err);
 int wk_profile_put(const struct worker *w, struct buf *out); /* as JSON */
-/* tiers.c: the slower tiers into o, by the options; what is in o already is destroyed on failure.
- */
+/* tiers.c: the tiers beside RAM into o, by the options; what is in o already is destroyed on
+ * failure. */
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err);
 void wk_tiers_limits(struct worker *w); /* quotas and lives of namespaces */
 void wk_tiers_watch(struct worker *w);  /* log what has changed for better or worse; loop */
@@ -453,5 +458,6 @@ void wk_metrics_report(const struct fus_report *r);
 void wk_metrics_generated(uint64_t n);
 int wk_metrics_render(struct worker *w, struct buf *out);
 void wk_metrics_tiers(struct worker *w, const struct store_stats *s); /* metrics_tiers.c */
+void wk_metrics_device(struct worker *w);                             /* metrics_device.c */
 
 #endif

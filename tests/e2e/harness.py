@@ -169,7 +169,8 @@ class Program:
         args = [a.replace("{dir}", self.dir) for a in args]
         self.log_path = os.path.join(self.dir, "log")
         self.out_path = os.path.join(self.dir, "out")
-        full = dict(clean_env(), XDG_RUNTIME_DIR=self.dir, **(env or {}))
+        own = {k: v.replace("{dir}", self.dir) for k, v in (env or {}).items()}
+        full = dict(clean_env(), XDG_RUNTIME_DIR=self.dir, **own)
         self.admin = f"unix:{self.dir}/kvblend/admin.sock"
         with open(self.log_path, "wb") as err, open(self.out_path, "wb") as out:
             self.proc = subprocess.Popen(args, stdout=out, stderr=err, stdin=subprocess.DEVNULL,

@@ -63,6 +63,37 @@ TEST(codecs)
     ASSERT_STREQ(err.msg, "--redis-codec: there is no --redis");
 }
 
+TEST(memory_of_a_gpu)
+{
+    static const char *const device = "--device=cuda";
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, "--kv-pages=1GiB", NULL));
+    ASSERT_EQ(o.tiers.gpu_bytes, 0); /* the CPU has no such tier */
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, device, NULL));
+    ASSERT_EQ(o.tiers.gpu_bytes, FUS_KV_AUTO);
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, device, "--kv-pages=1GiB", NULL));
+    ASSERT_EQ(o.tiers.gpu_bytes, 1u << 30);
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, device, "--gpu=auto", "--gpu-reserve=1MiB", NULL));
+    ASSERT_EQ(o.tiers.gpu_bytes, FUS_KV_AUTO);
+    ASSERT_EQ(o.tiers.gpu_reserve_bytes, 1 << 20);
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, "--device=cuda:1", "--gpu", "3GiB", NULL));
+    ASSERT_EQ(o.tiers.gpu_bytes, 3ull << 30);
+    wk_opts_fini(&o);
+    ASSERT_ERR(read_opts(&o, &err, "--gpu=1GiB", NULL), -EINVAL);
+    ASSERT_STREQ(err.msg, "--gpu: needs --device cuda");
+    ASSERT_ERR(read_opts(&o, &err, "--gpu-reserve=1GiB", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=1GiB", "--kv-pages=1GiB", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=much", NULL), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "much") != NULL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=0", NULL), -EINVAL);
+}
+
 TEST(tiers_by_flags)
 {
     struct wk_opts o;
