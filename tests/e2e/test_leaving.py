@@ -69,7 +69,7 @@ def break_off(g, seed):
 
 
 def test_64_clients_that_break_off_leave_nothing_behind():
-    with gateway("--ram", "64MiB") as g:
+    with gateway("--ram", "16MiB") as g:
         free, worker_pid = engine(g)["kv_tokens_free"], status(g)["workers"][0]["pid"]
         assert g.post(CHAT, parts([1, 2, 3], max_tokens=3)).status == 200
         until("its connections have ended", lambda: n_sockets(g.proc.pid) <= 12)
@@ -83,7 +83,7 @@ def test_64_clients_that_break_off_leave_nothing_behind():
                     and s["gateway"]["in_flight"] == s["gateway"]["waiting"] == 0
                     and w["status"]["builds"]["pending"] == 0)
 
-        for seed in range(6):
+        for seed in range(10):
             break_off(g, seed)
             until("nothing runs and all pages are free", idle)
             rss.append((rss_mib(g.proc.pid), rss_mib(worker_pid)))
@@ -97,8 +97,8 @@ def test_64_clients_that_break_off_leave_nothing_behind():
         clear(g)
         assert status(g)["workers"][0]["status"]["store"]["records"] == 0
         print("     rss of gateway and worker:", " ".join(f"{a:.0f}/{b:.0f}" for a, b in rss))
-        for i in (0, 1):  # it has settled by the third round
-            assert rss[-1][i] <= max(x[i] for x in rss[1:3]) + 8, rss
+        for i, more in ((0, 4), (1, 16)):  # settled by half; records may fill what they may have
+            assert rss[-1][i] <= max(x[i] for x in rss[1:5]) + more, rss
         aborted = g.metric("kvblend_gateway_client_aborts_total")
         assert aborted >= CLIENTS, aborted
 

@@ -210,14 +210,14 @@ def test_priorities():
         for bad in (10, -1, "high", 1.5):
             r = g.post(CHAT, ask(kvblend={"priority": bad}), headers=key("a"))
             assert r.status == 400 and "kvblend.priority" in r.error()["message"], r.body
-        load.say(10000, 1, 1, token_ms=1)
+        load.say(10000, 1, 1, token_ms=100)
         until("it is known", lambda: wait_ms(g))
         c = Crowd(g)
         c.add("batch", "a", ask(kvblend={"priority": 9}))
         c.add("usual", "b", ask())
         c.add("wish", "b", ask(kvblend={"priority": 0}))  # no better than its key's
         c.add("best", "a", ask())
-        load.say(0, 0, 0, token_ms=1)
+        load.say(0, 0, 0, token_ms=100)
         order = c.order()
         assert {r.status for r in c.reply.values()} == {200}
         assert order == ["best", "usual", "wish", "batch"], order
