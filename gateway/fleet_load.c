@@ -12,10 +12,16 @@
 
 enum { SILENT_MAX_MS = 3000 }; /* chosen: several tries of its feed */
 
+/* Another thread may have written `then` after `now` was read. */
+static double since_ms(uint64_t then, uint64_t now)
+{
+    return now > then ? (double)(now - then) / 1e6 : 0;
+}
+
 static bool is_known(const struct gw_target *t, uint64_t now)
 {
     const struct fleet_load *l = &t->load;
-    return l->known && (l->n_sent == 0 || now - l->sent_ns < SILENT_MAX_MS * 1000000ull);
+    return l->known && (l->n_sent == 0 || since_ms(l->sent_ns, now) < SILENT_MAX_MS);
 }
 
 static double cost_ms(const struct gw_target *t, uint64_t computed, uint64_t reused)
@@ -27,7 +33,7 @@ static double cost_ms(const struct gw_target *t, uint64_t computed, uint64_t reu
 static struct pol_shed_worker now_at(const struct gw_target *t, uint64_t now)
 {
     const struct fleet_load *l = &t->load;
-    double left = l->said.waiting_ms + l->sent_ms - (double)(now - l->said_ns) / 1e6;
+    double left = l->said.waiting_ms + l->sent_ms - since_ms(l->said_ns, now);
     return (struct pol_shed_worker){.backlog_ms = left > 0 ? left : 0,
                                     .n_running = l->said.n_running,
                                     .n_waiting = l->said.n_waiting + l->n_sent,
