@@ -97,7 +97,7 @@ TEST(no_faults_no_difference)
     ASSERT_EQ(s.reads, 2);
     ASSERT_EQ(s.writes, 1);
     ASSERT_EQ(s.read_bytes, 2 * a.layout.record_bytes);
-    ASSERT_EQ(s.used_bytes, a.layout.record_bytes);
+    ASSERT_EQ(s.used_bytes, a.layout.record_bytes - a.layout.header_bytes);
     ASSERT_EQ(r.t->ops->set_pinned(r.t, &a.desc.key, true), 1);
     ASSERT_ERR(r.t->ops->remove(r.t, &a.desc.key, false), -EBUSY);
     r.t->ops->touch(r.t, &a.desc.key);

@@ -246,7 +246,8 @@ static bool flip_gpu(struct flips *f, int id)
     struct gpu_entry *e = gpu_find_entry(t, &truth[id].key);
     if (e) {
         uint64_t off = pick_part(f, &e->layout, &part);
-        flip_byte(f, gpu_host_view(f->g, gpu_on_device(t, e->part[part])) + off);
+        uint8_t *at = e->part[part]; /* the header is the host's */
+        flip_byte(f, (part ? gpu_host_view(f->g, at) : at) + off);
     }
     pthread_mutex_unlock(&t->m);
     return e != NULL;
