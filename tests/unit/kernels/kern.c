@@ -1,5 +1,7 @@
 #include "tests/unit/kernels/kern.h"
 
+#include <dlfcn.h>
+
 static const char *const isas[] = {"portable", "avx2", "avx512"};
 
 #undef malloc
@@ -35,6 +37,15 @@ void kern_free(void *p)
         kn_mem_free(home(), p);
     else
         free(p);
+}
+
+void *kern_hook(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
+    void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
+    if (!fn) test_fail(__FILE__, __LINE__, "%s: no %s", path, name);
+    return fn;
 }
 
 int kern_done(struct kn_stream *st, int r)

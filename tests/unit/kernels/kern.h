@@ -25,6 +25,8 @@ void kern_free(void *p);
 #define malloc(n) kern_alloc(n)
 #define calloc(n, size) kern_alloc((n) * (size)) /* cleared in any case */
 #define free(p) kern_free(p)
+/* A function of the emulation's own, such as hostcuda_pretend(). */
+void *kern_hook(const char *name);
 /* Wait for an operation that returned r; the first error. */
 int kern_done(struct kn_stream *st, int r);
 float *kern_random(size_t n, uint64_t seed, float scale); /* [-scale, scale); free() it */

@@ -2,23 +2,12 @@
  * what they take, where they are refused; and operands, which products read as they want them. */
 #include "tests/unit/kernels/kern.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-
-/* A hook of the emulation, which has been loaded by a device before. */
-static void *hook(const char *name)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
-    void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
-    if (!fn) test_fail(__FILE__, __LINE__, "%s: no %s", path, name);
-    return fn;
-}
 
 static void pretend(int major, int minor)
 {
     void (*fn)(int, int);
-    *(void **)&fn = hook("hostcuda_pretend");
+    *(void **)&fn = kern_hook("hostcuda_pretend");
     fn(major, minor);
 }
 

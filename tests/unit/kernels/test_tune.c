@@ -3,32 +3,22 @@
 #include "tests/unit/kernels/kern.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <unistd.h>
 
 enum { N = 32, K = 16, FAST = 2, KNOWN = 4, BUDGET_MS = 60000 };
 static const struct kn_shape shape = {N, K};
 
-static void *hook(const char *name)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
-    void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
-    if (!fn) test_fail(__FILE__, __LINE__, "%s: no %s", path, name);
-    return fn;
-}
-
 static void suggest(unsigned n, unsigned best)
 {
     void (*fn)(unsigned, unsigned);
-    *(void **)&fn = hook("hostcuda_algorithms");
+    *(void **)&fn = kern_hook("hostcuda_algorithms");
     fn(n, best);
 }
 
 static unsigned long ran(unsigned algorithm)
 {
     unsigned long (*fn)(unsigned);
-    *(void **)&fn = hook("hostcuda_ran");
+    *(void **)&fn = kern_hook("hostcuda_ran");
     return fn(algorithm);
 }
 
