@@ -53,7 +53,9 @@ class GpuCheck(unittest.TestCase):
         tests = [{"name": "kernels/hostcuda_rows", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
                   "cmd": [self.program("rows", "#!/bin/sh\necho $KVBLEND_TEST_DEVICE\necho 3 passed, 0 failed\n")]},
                  {"name": "kernels/rows", "env": {}, "cmd": ["/never/run"]},
-                 {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]}]
+                 {"name": "bench/hostcuda_cli", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"}, "cmd": ["/never/run"]},
+                 {"name": "kernels/hostcuda", "env": {"KVBLEND_TEST_DEVICE": "hostcuda"},
+                  "cmd": [str(self.build / "test_hostcuda")]}]
         self.program("meson-info/intro-tests.json", json.dumps(tests))
 
     def run_check(self, *args):
