@@ -23,9 +23,10 @@ import struct
 import torch
 import torch.nn.functional as F
 
+import crossref_texts as texts
 import train_crossref as tc
 
-VALUE_IDS = {tc.ID["\u0120" + w] for v in tc.VALUES for w in v}
+VALUE_IDS = {texts.ID["\u0120" + w] for v in texts.VALUES for w in v}
 
 
 def load(folder):
@@ -42,16 +43,16 @@ def load(folder):
 
 class Prompt:
     def __init__(self, line):
-        self.ids, self.chunk = [tc.ID[tc.BOS]], []
+        self.ids, self.chunk = [texts.ID[texts.BOS]], []
         for c in line["chunks"]:
             if self.chunk:
-                self.ids += [tc.NEWLINE] * 2
-            ids = tc.to_ids(c)
+                self.ids += [texts.NEWLINE] * 2
+            ids = texts.to_ids(c)
             self.chunk.append((len(self.ids), len(self.ids) + len(ids)))
             self.ids += ids
         self.suffix0 = len(self.ids)
-        self.ids += tc.to_ids("\n\nQuestion: " + line["question"] + "\nAnswer within 5 words.")
-        self.kind, self.want = line["kind"], tc.to_ids(" " + line["answer"])[0]
+        self.ids += texts.to_ids("\n\nQuestion: " + line["question"] + "\nAnswer within 5 words.")
+        self.kind, self.want = line["kind"], texts.to_ids(" " + line["answer"])[0]
         self.text = line["chunks"]
 
     def oracle(self, what):
@@ -61,8 +62,8 @@ class Prompt:
         value = max(i for i in range(self.suffix0) if self.ids[i] == self.want)
         if what == "value":
             return [value]
-        begin = max(i for i in range(value) if self.ids[i] in (tc.STOP, tc.NEWLINE))
-        return [i for i in range(begin, value) if self.ids[i] in tc.STAND_INS]
+        begin = max(i for i in range(value) if self.ids[i] in (texts.STOP, texts.NEWLINE))
+        return [i for i in range(begin, value) if self.ids[i] in texts.STAND_INS]
 
 
 class Runner:
@@ -101,7 +102,7 @@ class Runner:
 
     def stored(self, text):
         if text not in self.alone:
-            _, K, V = self.full([tc.ID[tc.BOS]] + tc.to_ids(text))
+            _, K, V = self.full([texts.ID[texts.BOS]] + texts.to_ids(text))
             self.alone[text] = ([k[1:].half().float() for k in K], [v[1:].half().float() for v in V])
         return self.alone[text]
 
@@ -110,7 +111,7 @@ class Runner:
         K0, V0 = self.stored(text)
         best = torch.zeros(K0[0].shape[0])
         for other in others:
-            ids = [tc.ID[tc.BOS]] + tc.to_ids(other) + tc.to_ids(text)
+            ids = [texts.ID[texts.BOS]] + texts.to_ids(other) + texts.to_ids(text)
             _, K, V = self.full(ids)
             n = len(best)
             s = torch.zeros(n)
