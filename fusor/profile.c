@@ -48,6 +48,7 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             /* 17 of 30 was best on the reference: blending.md 7.2 */
                             .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
                             .sense_power = 1,
+                            .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
                             .tensor = FUS_TENSOR_K,
                             .sink_tokens = 1,
@@ -211,6 +212,7 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     p.score_hi = whole(&d, "score_hi", p.score_hi, p.score_lo + 1, cfg->L);
     p.side_layer = whole(&d, "side_layer", p.side_layer, 0, top);
     p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, 4);
+    p.neighbours = whole(&d, "neighbours", p.neighbours, 1, FUS_NEIGHBOURS_MAX);
     p.check_layer = whole(&d, "check_layer", p.check_layer, first, top);
     p.sink_tokens = whole(&d, "sink_tokens", p.sink_tokens, 0, 1);
     p.ratio = number(&d, "ratio", p.ratio, 0, 1);
@@ -233,13 +235,14 @@ static json_t *number_or_null(double v)
 
 json_t *fus_profile_json(const struct fus_profile *p)
 {
-    json_t *root = json_pack(
-        "{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}", "version",
-        FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo, "score_hi",
-        (int)p->score_hi, "side_layer", (int)p->side_layer, "sense_power", p->sense_power,
-        "check_layer", (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
-        (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio", p->ratio, "loss",
-        p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
+    json_t *root =
+        json_pack("{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}",
+                  "version", FILE_VERSION, "fingerprint", p->fingerprint, "score_lo",
+                  (int)p->score_lo, "score_hi", (int)p->score_hi, "side_layer", (int)p->side_layer,
+                  "sense_power", p->sense_power, "neighbours", (int)p->neighbours, "check_layer",
+                  (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
+                  (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio",
+                  p->ratio, "loss", p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
     json_t *ratios = json_array(), *losses = json_object();
     for (size_t i = 0; i < p->n_ratios; i++)
         json_array_append_new(ratios, json_real(p->ratios[i]));

@@ -15,7 +15,6 @@
 #include <string.h>
 
 enum {
-    NEIGHBOURS = 4,     /* cited: design, blending.md 7.3: four beat two */
     NEIGHBOURS_MIN = 2, /* of a small collection: better than none */
     RECENT_MAX = 32,    /* chosen: to draw neighbours from */
     PENDING_MAX = 1024, /* chosen: about 2 MiB of token ids */
@@ -41,7 +40,7 @@ struct wk_senses {
     struct http_timer *timer;
     struct worker *w;
     /* The job; loop thread, and the engine thread while it is submitted. */
-    struct text *own, *before[NEIGHBOURS];
+    struct text *own, *before[FUS_NEIGHBOURS_MAX];
     size_t n_before, at;
     float *score; /* [2, n]: sensitivity, static */
     bool submitted;
@@ -181,14 +180,16 @@ static bool can_stand_before(const struct text *t, const struct text *own)
 /* Take the first pending chunk that has neighbours. m is held. */
 static bool take(struct wk_senses *s)
 {
+    const unsigned most = s->w->profile.neighbours;
+
     for (struct text **p = &s->pending; *p; p = &(*p)->next) {
         struct text *t = *p;
         size_t n = 0;
-        for (size_t i = 1; i <= RECENT_MAX && n < NEIGHBOURS; i++) {
+        for (size_t i = 1; i <= RECENT_MAX && n < most; i++) {
             struct text *r = s->recent[(s->recent_at + RECENT_MAX - i) % RECENT_MAX];
             if (can_stand_before(r, t)) s->before[n++] = r;
         }
-        if (n < NEIGHBOURS_MIN) continue;
+        if (n < NEIGHBOURS_MIN && n < most) continue;
         for (size_t i = 0; i < n; i++)
             s->before[i]->refs++;
         s->n_before = n;

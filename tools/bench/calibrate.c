@@ -1,11 +1,12 @@
 /* kvblend-bench calibrate: the profile of a model (fusor/profile.h), found by measurement.
  *
  * The lines are halved. On the first half settings are searched, coarse to fine: the sink, the
- * layers that score, the power of sensitivity, the sidecar's layer, the check layer and its tensor,
- * each by the strategy that it is for. A setting replaces the default only where its gain is beyond
- * the paired bootstrap interval: with a handful of texts the best of twenty candidates is better by
- * luck alone. What the profile says about losses is then measured on the second half, with the
- * settings as they are. All is greedy and seeded: same model, same texts, same profile. */
+ * layers that score, how many neighbours a chunk is measured with, the power of sensitivity, the
+ * sidecar's layer, the check layer and its tensor, each by the strategy that it is for. A setting
+ * replaces the default only where its gain is beyond the paired bootstrap interval: with a handful
+ * of texts the best of twenty candidates is better by luck alone. What the profile says about
+ * losses is then measured on the second half, with the settings as they are. All is greedy and
+ * seeded: same model, same texts, same profile. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/calibrate.h"
@@ -25,7 +26,7 @@
     0.10 /* chosen: where the curves of good and bad settings are furthest apart                   \
           */
 
-enum { SEED = 1, SET_MAX = 64, CANDIDATES_MAX = 48, NEIGHBOURS = 4 };
+enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48 };
 
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
@@ -109,6 +110,8 @@ static void describe(const struct fus_profile *p, const char *name, char *ret, s
 {
     if (strcmp(name, "score layers") == 0)
         (void)snprintf(ret, cap, "%u-%u", p->score_lo, p->score_hi - 1);
+    else if (strcmp(name, "neighbours") == 0)
+        (void)snprintf(ret, cap, "%u", p->neighbours);
     else if (strcmp(name, "power") == 0)
         (void)snprintf(ret, cap, "%g", p->sense_power);
     else if (strcmp(name, "sidecar layer") == 0)
@@ -268,7 +271,7 @@ static int search_layers(struct calibration *c, struct fus_profile *p, struct er
 static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
 {
     static const struct knob knob = {"power", FUS_QS};
-    static const double power[] = {0.25, 0.5, 0.75, 1.5, 2};
+    static const double power[] = {0.25, 0.5, 0.75, 1, 1.5, 2, 3};
     struct fus_profile x[sizeof power / sizeof *power];
     size_t n = 0;
     for (; n < sizeof power / sizeof *power; n++) {
@@ -312,8 +315,48 @@ static int search_check(struct calibration *c, struct fus_profile *p, struct err
     return r == 0 ? search(c, &tensor, x, n, NULL, p, err) : r;
 }
 
-/* Reuse with chunks built behind nothing, in a store of their own; back to the first one unless
- * that is better. */
+/* The search's chunks once more, in a store of their own, which is the bench's from now on. */
+static int build_again(struct calibration *c, uint64_t ram_bytes, struct err *err)
+{
+    struct store *own;
+    int r = bench_store_create(c->b, ram_bytes, NULL, 0, &own, err);
+    if (r < 0) return r;
+    c->b->store = own;
+    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+        if ((r = bench_build_chunks(c->b, &c->search.line[i].prompt)) < 0)
+            (void)err_set(err, r, "building the chunks failed: %s", err_name(r));
+    return r;
+}
+
+static int sense_again(struct calibration *c, struct err *err)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+        r = judge_sense(&c->judge, c->search.lines, i, &c->search.line[i], err);
+    return r;
+}
+
+/* x was measured in the bench's store, now in the old one: the better one's store stays. */
+static bool choose_store(struct calibration *c, const struct knob *k, struct candidate *x,
+                         struct candidate *now, struct store *old)
+{
+    x->mean = mean_of(x->kl, c->search.n);
+    now->mean = mean_of(now->kl, c->search.n);
+    const bool better = boot_ratio(x->kl, now->kl, c->search.n, SEED).hi < 1;
+    tell(c, k, now, now, !better);
+    tell(c, k, x, now, better);
+    store_destroy(better ? old : c->b->store);
+    if (!better) c->b->store = old;
+    return better;
+}
+
+static int give_up(struct calibration *c, struct store *old, int r)
+{
+    if (c->b->store != old) store_destroy(old);
+    return r;
+}
+
+/* Reuse with chunks built behind nothing. */
 static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
                        struct err *err)
 {
@@ -324,32 +367,48 @@ static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ra
     const int32_t sink = b->build_sink;
     if (sink < 0) return 0;
     memcpy(now.kl, c->search.reuse, sizeof now.kl);
-    now.mean = mean_of(now.kl, c->search.n);
     x.p.sink_tokens = 0;
     b->build_sink = -1;
-    int r = bench_store_create(b, ram_bytes, NULL, 0, &b->store, err);
-    if (r < 0) return r;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
-        if ((r = bench_build_chunks(b, &c->search.line[i].prompt)) < 0)
-            (void)err_set(err, r, "building the chunks failed: %s", err_name(r));
+    int r = build_again(c, ram_bytes, err);
     if (r == 0) r = evaluate(c, &c->search, FUS_REUSE, 0, x.kl, err);
-    x.mean = mean_of(x.kl, c->search.n);
-    const bool better = r == 0 && boot_ratio(x.kl, now.kl, c->search.n, SEED).hi < 1;
-    if (r == 0) {
-        tell(c, &knob, &now, &now, !better);
-        tell(c, &knob, &x, &now, better);
-    }
-    store_destroy(better ? with : b->store);
-    if (better) { /* the report's lines are prepared later, in the new store */
-        p->sink_tokens = 0;
+    if (r < 0) return give_up(c, with, r);
+    if (choose_store(c, &knob, &x, &now, with)) { /* the report's lines are prepared in it later */
+        *p = x.p;
         memcpy(c->search.reuse, x.kl, sizeof x.kl);
-        for (size_t i = 0; r == 0 && i < c->search.n; i++)
-            r = judge_sense(&c->judge, c->search.lines, i, &c->search.line[i], err);
+        r = sense_again(c, err);
     } else {
-        b->store = with;
         b->build_sink = sink;
     }
     b->profile = *p;
+    return r;
+}
+
+/* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
+ * is worth more weight, so they are tried with more. */
+static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
+                             struct err *err)
+{
+    static const struct knob knob = {"neighbours", FUS_QS};
+    struct store *few = c->b->store;
+    struct candidate x[4], now = {.p = *p};
+    size_t n = 0;
+    c->judge.neighbours = FUS_NEIGHBOURS_MAX;
+    int r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, now.kl, err);
+    if (r == 0) r = build_again(c, ram_bytes, err);
+    if (r == 0) r = sense_again(c, err);
+    for (double power = 1; r == 0 && n < 4; power *= 1.5, n++) {
+        x[n].p = *p;
+        x[n].p.neighbours = FUS_NEIGHBOURS_MAX;
+        x[n].p.sense_power = power;
+        c->b->profile = x[n].p;
+        r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, x[n].kl, err);
+        x[n].mean = mean_of(x[n].kl, c->search.n);
+    }
+    if (r < 0) return give_up(c, few, r);
+    const size_t best = best_of(x, n);
+    if (choose_store(c, &knob, &x[best], &now, few)) *p = x[best].p;
+    c->judge.neighbours = p->neighbours;
+    c->b->profile = *p;
     return r;
 }
 
@@ -472,6 +531,7 @@ static int run(struct calibration *c, const struct opts *opts, struct fus_profil
                  "first half of the texts");
     if (r == 0) r = search_sink(c, p, opt_size(opts, "ram"), err);
     if (r == 0) r = search_layers(c, p, err);
+    if (r == 0) r = search_neighbours(c, p, opt_size(opts, "ram"), err);
     if (r == 0) r = search_power(c, p, err);
     if (r == 0) r = search_side(c, p, err);
     if (r == 0) r = search_check(c, p, err);
@@ -494,10 +554,10 @@ int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err)
     c->b = b;
     c->judge = (struct judge){.b = b,
                               .style = {dataset_default_format, opt_bool(opts, "chat")},
-                              .max_new = JUDGE_FORCED_TOKENS,
-                              .neighbours = NEIGHBOURS};
+                              .max_new = JUDGE_FORCED_TOKENS};
     if (opt_given(opts, "prompt-format")) c->judge.style.format = opt_str(opts, "prompt-format");
     fus_profile_default(b->cfg, &p);
+    c->judge.neighbours = p.neighbours;
     fus_profile_fingerprint(b->cfg, p.fingerprint);
     if (opt_given(opts, "loss")) p.loss = opt_double(opts, "loss");
     int r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")

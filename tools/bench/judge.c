@@ -184,8 +184,8 @@ int judge_sense(const struct judge *j, const json_t *lines, size_t at, const str
                 struct err *err)
 {
     const struct bench_prompt *own = &l->prompt;
-    struct bench_prompt p[JUDGE_NEIGHBOURS_MAX] = {0};
-    struct bench_text before[JUDGE_NEIGHBOURS_MAX];
+    struct bench_prompt p[FUS_NEIGHBOURS_MAX] = {0};
+    struct bench_text before[FUS_NEIGHBOURS_MAX];
     size_t n_lines = json_array_size(lines), n = 0, n_before;
     int r = 0;
     while (r == 0 && n < j->neighbours && n + 1 < n_lines) {

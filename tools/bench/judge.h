@@ -13,7 +13,7 @@
 
 struct buf;
 
-enum { JUDGE_FORCED_TOKENS = 8, JUDGE_NEIGHBOURS_MAX = 16 };
+enum { JUDGE_FORCED_TOKENS = 8 };
 
 struct judge {
     struct bench *b;

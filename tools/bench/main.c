@@ -334,7 +334,7 @@ static const struct opt_def defs[] = {
      .min = 1,
      .max = 16,
      .help =
-         "quality: chunks of other lines that a chunk's context sensitivity is measured behind"},
+         "quality: chunks of other lines that a chunk is measured with; default: the profile's"},
     {.name = "limit",
      .type = OPT_INT,
      .dflt = "0",

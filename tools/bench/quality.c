@@ -304,7 +304,9 @@ static int set_methods(struct study *s, const struct opts *opts, struct err *err
         const enum fus_strategy st = run[k].strategy;
         s->method[k].run = run[k];
         if (fus_strategy_reads_scores(st))
-            s->judge.neighbours = (unsigned)opt_int(opts, "neighbours");
+            s->judge.neighbours = opt_given(opts, "neighbours")
+                                      ? (unsigned)opt_int(opts, "neighbours")
+                                      : s->b->profile.neighbours;
     }
     for (enum map_kind k = MAP_NONE + 1; r == 0 && k < MAP_KINDS; k++) {
         if (!(map & 1u << k)) continue;

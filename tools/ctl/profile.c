@@ -53,6 +53,7 @@ static void print_profile(const json_t *root)
                  "sidecar's, %.0f is checked by %s\n",
                  ctl_num(p, "score_lo"), ctl_num(p, "score_hi") - 1, ctl_num(p, "sense_power"),
                  ctl_num(p, "side_layer"), ctl_num(p, "check_layer"), ctl_str(p, "tensor"));
+    (void)printf("measured  with %.0f other chunks each, in idle time\n", ctl_num(p, "neighbours"));
     (void)printf("sink      chunks are built %s\n",
                  ctl_num(p, "sink_tokens") > 0 ? "behind one token" : "with nothing before them");
     print_curves(p);

@@ -1,7 +1,8 @@
 """Cross-chunk dependence by the engine's own numbers: the trained model of tests/data/crossref answers
-questions whose facts hang on earlier chunks. Full is right, reuse is not; what a request without settings
-gets (`default`) loses at most a quarter of what hkvd loses at the ratio that the paper recommends, and at half
-of those tokens still less than hkvd. How far it stays below full is asserted as measured, not as wished.
+questions whose facts hang on earlier chunks. Full is right, reuse is not. `default`, what a request without
+settings gets, is nearly as right as full with the profile that `calibrate` alone has found on other texts, at
+the number of tokens that the paper recommends for hkvd; at half of them it still loses less than hkvd does.
+Without a profile it loses at most a quarter of what hkvd loses.
 """
 import json
 import os
@@ -11,21 +12,34 @@ import sys
 import tempfile
 
 BENCH = os.environ["KVBLEND_BENCH"]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "crossref"
 LINES = 520  # of 640, all kinds alike
 DEPENDENT = ("coref", "ellipsis", "alias", "update")  # whose own chunk does not say whom they are about
 EXACT_LINES = 20  # at ratio 1
-TUNED = "qs:layers=3-3"  # the layer in which this model's questions read
-# Right answers that a blend at 0.15 may fall short of full: measured 0.056 and 0.019 (0.005 is the aim).
-SHORT = {"default": 0.075, TUNED: 0.035}
+CALIBRATION = 80  # lines of each kind, from a seed of their own
+# Right answers that the calibrated default at 0.15 may fall short of full: measured 0.0058, three of 520.
+SHORT = 0.0078
+SHORT_PLAIN = 0.075  # and without a profile: measured 0.056
 
 
-def quality(folder, strategies, ratios, lines):
+def calibrate(folder):
+    lines, profile = pathlib.Path(folder) / "lines.jsonl", pathlib.Path(folder) / "profile.json"
+    subprocess.run([sys.executable, ROOT / "tools" / "crossref_texts.py", lines, "--seed", "2",
+                    "--questions", str(CALIBRATION)], check=True, timeout=60)
+    out = subprocess.run([BENCH, "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32",
+                          "--out", profile], capture_output=True, text=True, timeout=800, check=False)
+    assert out.returncode == 0, out.stderr
+    print(out.stdout)
+    return profile
+
+
+def quality(folder, strategies, ratios, lines, *more):
     report = pathlib.Path(folder) / "report.json"
     # f32: the same numbers on every machine, whatever it has for 16-bit arithmetic.
     out = subprocess.run([BENCH, "quality", "--model", DATA, "--data", DATA / "questions.jsonl",
                           "--dtype", "f32", "--strategies", strategies, "--ratios", ratios,
-                          "--max-new", "8", "--limit", str(lines), "--json", report],
+                          "--max-new", "8", "--limit", str(lines), "--json", report, *more],
                          capture_output=True, text=True, timeout=600, check=False)
     assert out.returncode == 0, out.stderr
     print(out.stdout)
@@ -47,19 +61,16 @@ def check_ends(rows):
     assert abs(lost) <= 0.1, ("a fact that its chunk tells whole", lost)
 
 
-def check_blend(rows):
+def check_blend(rows, short, share):
     full, hkvd = rows["full", 1, "all"], rows["hkvd", 0.15, "all"]
     default, half = rows["default", 0.15, "all"], rows["default", 0.075, "all"]
-    for strategy, most in SHORT.items():
-        blend = rows[strategy, 0.15, "all"]
-        assert full["exact_match"] - blend["exact_match"] <= most, (strategy, blend, full)
-        assert blend["n"] == LINES, blend
-    assert default["kl_forced"] <= 0.25 * hkvd["kl_forced"], (default, hkvd)
-    assert rows[TUNED, 0.15, "all"]["kl_forced"] <= 0.12 * hkvd["kl_forced"], hkvd
+    assert default["n"] == LINES, default
+    assert full["exact_match"] - default["exact_match"] <= short + 1e-9, (default, full)
+    assert default["kl_forced"] <= share * hkvd["kl_forced"], (default, hkvd)
+    assert default["tokens_recomputed"] <= hkvd["tokens_recomputed"], (default, hkvd)
     assert half["kl_forced"] < hkvd["kl_forced"], (half, hkvd)
     assert half["exact_match"] > hkvd["exact_match"], (half, hkvd)
     assert half["tokens_recomputed"] < 0.6 * hkvd["tokens_recomputed"], (half, hkvd)
-    assert default["tokens_recomputed"] <= hkvd["tokens_recomputed"], (default, hkvd)
 
 
 def check_exact(rows):
@@ -71,10 +82,12 @@ def check_exact(rows):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        rows = quality(folder, f"full,reuse,hkvd,default,{TUNED}", "0.075,0.15", LINES)
+        plain = quality(folder, "full,reuse,hkvd,default", "0.075,0.15", LINES)
+        tuned = quality(folder, "full,hkvd,default", "0.075,0.15", LINES, "--profile", calibrate(folder))
         exact = quality(folder, "hkvd,default", "1", EXACT_LINES)
-    check_ends(rows)
-    check_blend(rows)
+    check_ends(plain)
+    check_blend(plain, SHORT_PLAIN, 0.25)
+    check_blend(tuned, SHORT, 0.05)
     check_exact(exact)
     print("ok")
 

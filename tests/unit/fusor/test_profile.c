@@ -128,6 +128,7 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_EQ(a->score_lo, b->score_lo);
     ASSERT_EQ(a->score_hi, b->score_hi);
     ASSERT_EQ(a->side_layer, b->side_layer);
+    ASSERT_EQ(a->neighbours, b->neighbours);
     ASSERT_NEAR(a->sense_power, b->sense_power, 1e-5);
     ASSERT_EQ(a->check_layer, b->check_layer);
     ASSERT_EQ(a->tensor, b->tensor);
@@ -158,6 +159,7 @@ TEST(what_is_written_is_read)
     p.score_lo = 3;
     p.tensor = FUS_TENSOR_KV;
     p.sense_power = 0.25;
+    p.neighbours = 9;
     p.sink_tokens = 0;
     p.strategy = FUS_HKVD;
     p.losses[FUS_HKVD][1] = NAN;
@@ -202,6 +204,7 @@ TEST(bad_files_give_sentences)
         {"{\"side_layer\": -1}", "\"side_layer\""},
         {"{\"sense_power\": 0}", "\"sense_power\""},
         {"{\"sense_power\": 5}", "\"sense_power\""},
+        {"{\"neighbours\": 17}", "\"neighbours\""},
         {"{\"check_layer\": 0}", "\"check_layer\""},
         {"{\"check_layer\": 1.5}", "\"check_layer\""},
         {"{\"sink_tokens\": 2}", "\"sink_tokens\""},
