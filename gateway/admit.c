@@ -4,7 +4,10 @@
 
 #include <errno.h>
 
-enum { SHARE = 7 }; /* chosen: an eighth stays free; 1 would keep half of it free for nobody */
+enum {
+    SHARE = 7,     /* chosen: an eighth stays free; 1 would keep half of it free for nobody */
+    FULL_MAX = 32, /* chosen: models that are full at once; of more each ticket asks */
+};
 
 void gw_admit_init(struct gw_admit *a, unsigned running_max, unsigned waiting_max,
                    void (*wake)(void *ctx, unsigned lane), bool (*room)(void *ctx, void *user),
@@ -89,16 +92,15 @@ static bool may_wait(const struct gw_admit *a, unsigned group)
 static void come(struct gw_admit *a, struct gw_ticket *t)
 {
     const struct gw_claim *c = &t->claim;
-    bool first = a->queue[c->class].head == NULL;
     t->number = a->next_number++;
     t->served = false;
-    t->tag = pol_fair_come(&a->fair, &c->flow->fair, c->class, c->work, c->weight, first);
+    t->tag = pol_fair_come(&a->fair, &c->flow->fair, c->class, c->work, c->weight);
 }
 
-static void go_unserved(struct gw_ticket *t)
+static void go_unserved(struct gw_admit *a, struct gw_ticket *t)
 {
     const struct gw_claim *c = &t->claim;
-    if (!t->served) pol_fair_go(&c->flow->fair, c->class, c->work, c->weight);
+    if (!t->served) pol_fair_go(&a->fair, &c->flow->fair, c->class, c->work, c->weight);
 }
 
 static void run(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
@@ -109,7 +111,7 @@ static void run(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
     if (t->served) return; /* it had its turn before */
     t->served = true;
     t->claim.flow->work += t->claim.work;
-    pol_fair_serve(&a->fair, t->claim.class, t->tag, t->claim.work);
+    pol_fair_serve(&a->fair, &t->claim.flow->fair, t->claim.class, t->tag, t->claim.work);
 }
 
 static void ungrant(struct gw_admit *a, struct gw_ticket *t)
@@ -157,18 +159,30 @@ static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
 
 /* ---- whose turn it is ---- */
 
-/* The first that may run; NULL: none. Groups that were found without room are noted: only paced
- * tickets of theirs wait for it. */
+/* Places that were found without room: nobody else who waits for them need ask. */
+struct full {
+    uint64_t place[FULL_MAX];
+    unsigned n;
+};
+
+static bool is_full(const struct full *f, const struct gw_ticket *t)
+{
+    for (unsigned i = 0; t->claim.paced && i < f->n; i++)
+        if (f->place[i] == t->claim.place) return true;
+    return false;
+}
+
+/* The first that may run; NULL: none. */
 static struct gw_ticket *next_of(struct gw_admit *a)
 {
     unsigned class[POL_FAIR_CLASSES];
-    uint64_t full = 0;
+    struct full full = {.n = 0};
     pol_fair_order(&a->fair, class);
     for (unsigned c = 0; c < POL_FAIR_CLASSES; c++)
         for (struct gw_ticket *t = a->queue[class[c]].head; t; t = t->next) {
-            if (t->claim.paced && full >> t->group & 1) continue;
+            if (is_full(&full, t)) continue;
             if (may_run(a, t)) return t;
-            if (t->claim.paced) full |= 1ull << t->group;
+            if (t->claim.paced && full.n < FULL_MAX) full.place[full.n++] = t->claim.place;
         }
     return NULL;
 }
@@ -209,7 +223,7 @@ int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned lane, unsig
         wake = grant(a); /* there may be room by now that nobody has told of */
         r = 0;
     } else {
-        go_unserved(t);
+        go_unserved(a, t);
         r = -EAGAIN;
     }
     unlock(a, wake);
@@ -222,7 +236,7 @@ void gw_admit_leave(struct gw_admit *a, struct gw_ticket *t)
     lock(a);
     if (t->state == GW_TICKET_WAITING) {
         stop_waiting(a, t);
-        go_unserved(t);
+        go_unserved(a, t);
     } else if (t->state == GW_TICKET_PARKED) {
         stop_parking(a, t);
     } else if (t->state != GW_TICKET_NONE) {
@@ -296,7 +310,7 @@ struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned lane, uint64_t no
         }
     if (late) {
         stop_waiting(a, late);
-        go_unserved(late);
+        go_unserved(a, late);
     }
     unlock(a, 0);
     *ret_next = first;

@@ -43,6 +43,7 @@ struct gw_claim {         /* what a ticket's place in the order depends on */
     struct gw_flow *flow; /* outlives the ticket */
     unsigned class;       /* priority, 0 first */
     double work, weight;  /* work: predicted, in the unit that all share */
+    uint64_t place;       /* who wait for the same room have the same; a group may have several */
     bool paced;
 };
 struct gw_ticket { /* embedded in the request; zeroed before the first use */

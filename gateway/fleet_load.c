@@ -2,8 +2,8 @@
  *
  * A report tells the work that waits in a worker; until the next one the work sent there is added
  * and the time that has passed is taken off. Reports follow each change within a tenth of a second,
- * so that a worker that says nothing after it was sent something has lost its feed: it is then
- * treated as one that never reported. */
+ * of hundreds of workers within one, so that a worker that says nothing after it was sent something
+ * has lost its feed: it is then treated as one that never reported. */
 #include "gateway/fleet_int.h"
 
 #include "base/clock.h"

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "gateway/config.h"
+#include "segment/segment.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -58,11 +59,13 @@ static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *wa
     double work = n > 0 ? worker[0].cost_ms : (double)(want->prompt_tokens + q->scan.max_tokens);
     for (size_t i = 1; i < n; i++)
         if (worker[i].cost_ms < work) work = worker[i].cost_ms;
+    const char *model = q->scan.has_model ? q->scan.model : "";
     return (struct gw_claim){
         .flow = q->key ? &q->key->account->flow : &q->gate->house->shed.operators,
         .class = q->scan.priority > c->priority ? q->scan.priority : c->priority,
         .work = work > 1 ? work : 1,
         .weight = c->weight,
+        .place = seg_text_id("model", model, strlen(model)),
         /* Nobody else could overtake: then the workers had better know all that comes. */
         .paced = gw_keys_count(q->settings->keys) > 1};
 }

@@ -2,6 +2,8 @@
 
 #include "base/assert.h"
 
+#include <math.h>
+
 static double sane(double work)
 {
     return work > 0 && work < 1e15 ? work : 0; /* false for NaN, too */
@@ -14,39 +16,53 @@ static double step(double work, double weight)
     return sane(work) / weight;
 }
 
+/* A flow that is behind its class comes just before those that are level with it: as many as are
+ * backlogged alike have one tag. */
 double pol_fair_peek(const struct pol_fair *f, const struct pol_flow *w, unsigned class)
 {
     ASSERT(class < POL_FAIR_CLASSES);
-    return w->next[class] > f->tag[class] ? w->next[class] : f->tag[class];
+    double tag = w->next[class] < f->tag[class] ? nextafter(f->tag[class], 0) : w->next[class];
+    return w->n[class] > 0 && w->last[class] > tag ? w->last[class] : tag;
 }
 
 double pol_fair_come(struct pol_fair *f, struct pol_flow *w, unsigned class, double work,
-                     double weight, bool first)
+                     double weight)
 {
-    double tag = pol_fair_peek(f, w, class);
-    w->next[class] = tag + step(work, weight);
-    if (first) f->since[class] = f->served;
-    return tag;
+    w->last[class] = pol_fair_peek(f, w, class);
+    w->next[class] = fmax(w->next[class], f->tag[class]) + step(work, weight);
+    w->n[class]++;
+    if (f->n[class]++ == 0) f->since[class] = f->served;
+    return w->last[class];
 }
 
-/* Those that came behind it keep their tags: they were promised no better ones. */
-void pol_fair_go(struct pol_flow *w, unsigned class, double work, double weight)
+static void leave(struct pol_fair *f, struct pol_flow *w, unsigned class)
 {
     ASSERT(class < POL_FAIR_CLASSES);
+    ASSERT(f->n[class] > 0 && w->n[class] > 0);
+    f->n[class]--;
+    w->n[class]--;
+}
+
+/* Those that came behind it keep their tags: they were promised no better ones. Nor does who comes
+ * later overtake them. */
+void pol_fair_go(struct pol_fair *f, struct pol_flow *w, unsigned class, double work, double weight)
+{
+    leave(f, w, class);
     w->next[class] -= step(work, weight);
 }
 
-void pol_fair_serve(struct pol_fair *f, unsigned class, double tag, double work)
+void pol_fair_serve(struct pol_fair *f, struct pol_flow *w, unsigned class, double tag, double work)
 {
-    ASSERT(class < POL_FAIR_CLASSES);
+    leave(f, w, class);
     if (tag > f->tag[class]) f->tag[class] = tag;
     f->served += sane(work);
     f->since[class] = f->served;
 }
 
+/* A class in which nobody waits has not aged. */
 static double level(const struct pol_fair *f, unsigned class)
 {
-    return class - (f->served - f->since[class]) / POL_FAIR_AGE;
+    return f->n[class] > 0 ? class - (f->served - f->since[class]) / POL_FAIR_AGE : class;
 }
 
 void pol_fair_order(const struct pol_fair *f, unsigned ret_class[POL_FAIR_CLASSES])

@@ -241,6 +241,27 @@ TEST(better_priorities_go_first_and_leaving_costs_nothing)
     gw_admit_fini(&a);
 }
 
+/* What waits for a class that nobody of is there yet: all that is better, however much was served
+ * since its last request. */
+TEST(a_low_priority_sees_what_is_ahead_of_it)
+{
+    struct gw_admit a = make(1, 99);
+    struct gw_flow f = {0};
+    struct gw_ticket t[40] = {0};
+    struct gw_claim c = {.flow = &f, .class = 2, .work = POL_FAIR_AGE, .weight = 1};
+    (void)enter_as(&a, &t[0], c);
+    for (int i = 1; i < 40; i++) {
+        (void)enter_as(&a, &t[i], c);
+        if (i < 37) ASSERT_TRUE(after(&a, &t[i - 1]) == &t[i]);
+    }
+    c.class = 9;
+    struct gw_ahead x = gw_admit_ahead(&a, 0, &c);
+    ASSERT_TRUE(x.n == 3 && x.work == 3 * POL_FAIR_AGE && x.own_work == x.work);
+    c.class = 0;
+    ASSERT_EQ(gw_admit_ahead(&a, 0, &c).n, 0);
+    gw_admit_fini(&a);
+}
+
 static bool has_room;
 static unsigned n_asked;
 
@@ -282,6 +303,31 @@ TEST(paced_tickets_wait_for_room_one_at_a_time)
     for (int i = 0; i < 4; i++)
         gw_admit_leave(&a, &t[i]);
     ASSERT_EQ(gw_admit_view(&a).n_running, 0);
+    gw_admit_fini(&a);
+}
+
+static bool room_for(void *ctx, void *user)
+{
+    return user != NULL; /* the second model's */
+}
+
+/* Two models whose names share a group: the one without room holds up nobody of the other. */
+TEST(a_full_place_is_no_other_s_of_its_group)
+{
+    struct gw_admit a = make(9, 9);
+    struct gw_flow f = {0};
+    struct gw_ticket t[4] = {0};
+    struct gw_claim c = {.flow = &f, .work = 1, .weight = 1, .place = 1, .paced = true};
+    a.room = room_for;
+    ASSERT_EQ(enter_as(&a, &t[0], c), 0);
+    ASSERT_EQ(enter_as(&a, &t[1], c), 0);
+    c.place = 2;
+    t[2].user = t[3].user = &a;
+    ASSERT_EQ(enter_as(&a, &t[2], c), 0);
+    ASSERT_TRUE(gw_admit_take(&a, 0) == &t[2]);
+    ASSERT_EQ(enter_as(&a, &t[3], c), 0);
+    ASSERT_TRUE(gw_admit_take(&a, 0) == &t[3]);
+    ASSERT_EQ(gw_admit_view(&a).n_waiting, 2);
     gw_admit_fini(&a);
 }
 
