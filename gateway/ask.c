@@ -151,6 +151,7 @@ static int send_it(struct gw_ask *a)
     if (r == 0)
         r = http_call_start_v(client, "POST", buf_cstr(&path), buf_cstr(&headers), a->piece, (int)n,
                               &call_ops, a, &a->call);
+    if (r == 0) http_call_may_repeat(a->call); /* a completion has no memory */
     buf_fini(&headers);
     buf_fini(&path);
     if (r < 0) a->call = NULL;

@@ -206,6 +206,14 @@ static int make_pieces(struct gw_req *q)
     return gw_splice(body, len, q->send.edit, n, q->send.piece, &q->send.n_pieces, &len);
 }
 
+/* Twice does no harm: it never left, or asks only, or is a route without memory. */
+static bool may_repeat(const struct gw_req *q, bool sent)
+{
+    const char *m = http_req_method(q->http);
+    bool asks = strcmp(m, "GET") == 0 || strcmp(m, "HEAD") == 0 || strcmp(m, "OPTIONS") == 0;
+    return !sent || asks || (q->route->props & GW_R_REPEAT);
+}
+
 static int start_call(struct gw_req *q, struct http_client *client)
 {
     struct buf headers = BUF_INIT, path = BUF_INIT;
@@ -217,6 +225,7 @@ static int start_call(struct gw_req *q, struct http_client *client)
         r = http_call_start_v(client, http_req_method(q->http), buf_cstr(&path), buf_cstr(&headers),
                               q->send.piece, (int)q->send.n_pieces, &gw_answer_ops, q,
                               &q->send.call);
+    if (r == 0 && may_repeat(q, true)) http_call_may_repeat(q->send.call);
     buf_fini(&headers);
     buf_fini(&path);
     if (r < 0) q->send.call = NULL;
@@ -338,14 +347,6 @@ bool gw_send_elsewhere(struct gw_req *q)
     gw_send_done(q, gw_answer_outcome(q));
     fail_over(q, &next);
     return true;
-}
-
-/* Twice does no harm: it never left, or asks only, or is a route without memory. */
-static bool may_repeat(const struct gw_req *q, bool sent)
-{
-    const char *m = http_req_method(q->http);
-    bool asks = strcmp(m, "GET") == 0 || strcmp(m, "HEAD") == 0 || strcmp(m, "OPTIONS") == 0;
-    return !sent || asks || (q->route->props & GW_R_REPEAT);
 }
 
 void gw_send_failed(struct gw_req *q, int status, bool sent)

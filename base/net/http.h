@@ -198,8 +198,10 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
 void http_client_destroy(struct http_client *c); /* its calls must have ended */
 /* With those that were cancelled in one of their own callbacks, until it has returned. */
 size_t http_client_n_calls(const struct http_client *c);
-/* headers: CRLF lines; Host, Content-Length are added. body is copied. A reused idle connection
- * that dies before its first response byte is retried once on a fresh one. */
+/* headers: CRLF lines; Host, Content-Length are added. body is copied. Where a reused idle
+ * connection dies before the first byte of an answer, the call is sent once more on a fresh one if
+ * it only asks (GET, HEAD, OPTIONS), not a byte of it had left, or http_call_may_repeat() said so:
+ * whatever else may have been done already (RFC 9110, 9.2.2). */
 int http_call_start(struct http_client *c, const char *method, const char *target,
                     const char *headers, const void *body, size_t len,
                     const struct http_call_ops *ops, void *ctx, struct http_call **ret);
@@ -207,6 +209,7 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
 int http_call_start_v(struct http_client *c, const char *method, const char *target,
                       const char *headers, const struct iovec *body, int n_pieces,
                       const struct http_call_ops *ops, void *ctx, struct http_call **ret);
+void http_call_may_repeat(struct http_call *c);     /* behind the start: twice does no harm */
 bool http_call_sent_all(const struct http_call *c); /* the borrowed body is no longer looked at, but
                                                      * by a retry after on_end */
 bool http_call_sent(const struct http_call *c); /* has any byte left, on its latest connection */

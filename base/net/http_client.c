@@ -245,6 +245,13 @@ static int call_create(struct http_client *c, const struct iovec *body, int n_pi
     return 0;
 }
 
+static void set_method(struct http_call *call, const char *method)
+{
+    call->to_head = strcmp(method, "HEAD") == 0;
+    call->repeatable =
+        call->to_head || strcmp(method, "GET") == 0 || strcmp(method, "OPTIONS") == 0;
+}
+
 static void call_submit(struct http_call *call)
 {
     struct http_client *c = call->client;
@@ -261,7 +268,7 @@ int http_call_start_v(struct http_client *c, const char *method, const char *tar
     struct http_call *call;
     int r = call_create(c, body, n_pieces, ops, ctx, &call);
     if (r < 0) return r;
-    call->to_head = strcmp(method, "HEAD") == 0;
+    set_method(call, method);
     r = write_head(call, method, target, headers);
     if (r < 0) {
         call_free(call);
@@ -279,7 +286,7 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
     struct http_call *call;
     int r = call_create(c, NULL, 0, ops, ctx, &call);
     if (r < 0) return r;
-    call->to_head = strcmp(method, "HEAD") == 0;
+    set_method(call, method);
     call->body_len = len;
     r = write_head(call, method, target, headers);
     if (r == 0) r = buf_add(&call->out, body, len);
@@ -290,6 +297,11 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
     call_submit(call);
     *ret = call;
     return 0;
+}
+
+void http_call_may_repeat(struct http_call *call)
+{
+    call->repeatable = true;
 }
 
 bool http_call_sent_all(const struct http_call *call)

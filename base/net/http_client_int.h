@@ -15,9 +15,10 @@ struct http_call {
     struct event ev_total;
     struct buf out; /* the head, and the body when it was copied */
     bool to_head, paused, retried;
-    bool sent; /* on its latest connection */
-    int error; /* in client->failed: what to report */
-    char *why; /* NULL: the error code says it all */
+    bool repeatable; /* it may be sent again once it was sent */
+    bool sent;       /* on its latest connection */
+    int error;       /* in client->failed: what to report */
+    char *why;       /* NULL: the error code says it all */
     uint64_t body_len;
     int n_pieces;
     struct iovec pieces[]; /* the body when it is borrowed */

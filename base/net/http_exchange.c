@@ -243,7 +243,8 @@ static void conn_fail(struct client_conn *cc, int status)
 {
     struct http_client *c = cc->client;
     struct http_call *call = cc->call;
-    bool retry = call && cc->reused && !cc->got_bytes && !call->retried && status != -ETIMEDOUT;
+    bool harmless = call && (call->repeatable || !call->sent);
+    bool retry = harmless && cc->reused && !cc->got_bytes && !call->retried && status != -ETIMEDOUT;
     if (call && cc->phase == CC_CONNECTING) explain_connect(call, status);
     if (call && !retry && cc->io.tls) http_call_explain(call, http_tls_why(cc->io.tls));
     cc->call = NULL;

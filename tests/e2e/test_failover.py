@@ -195,6 +195,17 @@ def test_stale_connections_are_harmless():
         assert up.n_accepted - n <= 2, "connections are not used again"
 
 
+def test_what_a_dying_connection_took_along_is_not_repeated():
+    """A kept connection that ends without a word: a completion is sent again, what may have been done is not."""
+    with Upstream() as up, proxy([up.entry(ANY)], *DEAF) as g:
+        for path, body, status, times in ((CHAT, ask(), 200, 2), ("/v1/batches", {"endpoint": CHAT}, 502, 1)):
+            assert g.post(path, body).status == 200  # a connection to keep
+            n = len(up.requests)
+            up.plan = [{"end": "close", "stop_at": -1}]
+            assert g.post(path, body).status == status, path
+            assert len(up.requests) - n == times, path
+
+
 def test_interim_answers():
     with Upstream() as up, proxy([up.entry(ANY)]) as g:
         for early in (100, 102, 103):

@@ -587,12 +587,48 @@ TEST(dead_idle_connection_is_retried)
     run(&f);
     ASSERT_STREQ(buf_cstr(&f.calls[0].body), "one");
     start(&f, 1, "POST", "/", "b");
+    http_call_may_repeat(f.calls[1].call);
     run(&f);
     ASSERT_EQ(f.calls[1].end, 0);
     ASSERT_STREQ(buf_cstr(&f.calls[1].body), "two");
     pthread_join(t, NULL);
     close(s.listen_fd);
     fix_fini(&f);
+}
+
+/* The peer read the request before it closed, so it may have done what was asked: once more only
+ * where that does no harm. */
+TEST(what_was_sent_is_not_repeated_unasked)
+{
+    static const struct {
+        const char *method, *body;
+        int end;
+    } all[] = {{"POST", "b", -EPIPE}, {"DELETE", NULL, -EPIPE}, {"GET", NULL, 0}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct script s = {
+            .n_conns = 2,
+            .answers = {{"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\none", ""},
+                        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\ntwo"}}};
+        pthread_t t;
+        char address[64];
+        script_start(&s, &t, address);
+        struct fix f;
+        fix_init(&f, address);
+        start(&f, 0, "POST", "/", "a");
+        run(&f);
+        start(&f, 1, all[i].method, "/", all[i].body);
+        run(&f);
+        ASSERT_EQ(f.calls[1].end, all[i].end);
+        ASSERT_EQ(f.calls[1].sent, true);
+        if (all[i].end < 0) { /* nothing else has come there */
+            start(&f, 2, "GET", "/", NULL);
+            run(&f);
+            ASSERT_STREQ(buf_cstr(&f.calls[2].body), "two");
+        }
+        pthread_join(t, NULL);
+        close(s.listen_fd);
+        fix_fini(&f);
+    }
 }
 
 /* What comes on an idle connection is nobody's answer. */
