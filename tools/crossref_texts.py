@@ -301,6 +301,7 @@ def question_ids(name, relation):
 def question_text(name, relation):
     return RELATIONS[relation][1].format(name).replace(" ?", "?")
 
+
 STAGES = [(2, 3, 26, 4), (3, 5, 44, 7), (3, 6, 44, 8)]
 """Of training: chunks from, to, tokens of a chunk, people at most."""
 

@@ -9,10 +9,10 @@
  * is small. The device's rate in one large product of matrices, before and behind, is what shares
  * are of. */
 #include "tools/bench/bench.h"
+#include "tools/bench/device.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "fusor/model/shape.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,9 +30,9 @@ enum {
 };
 
 struct attn_bench {
-    struct kn_dev *dev;
+    struct bench_device d;
     unsigned H, G, K;
-    size_t n_keys, reps;
+    size_t n_keys;
     float *host_k, *host_v, *host_q; /* [n_keys, G, K] twice, [n_keys, H, K] */
     void *pages;                     /* of all sequences */
     int32_t *page_ids;               /* [SEQS_MAX, n_pages] */
@@ -50,20 +50,13 @@ struct attn_bench {
         double *ms; /* [reps] */
     } c[CASES_MAX];
     size_t n_cases;
-    double gemm_gflops;
 };
-
-static float noise(uint64_t *seed)
-{
-    *seed ^= *seed << 13, *seed ^= *seed >> 7, *seed ^= *seed << 17;
-    return (float)(*seed >> 40) * 0x1p-23f - 1.0f;
-}
 
 static float *noise_of(size_t n, uint64_t seed, float scale)
 {
     float *x = mem_alloc(n * sizeof *x);
     for (size_t i = 0; x && i < n; i++)
-        x[i] = noise(&seed) * scale;
+        x[i] = bench_noise(&seed) * scale;
     return x;
 }
 
@@ -72,9 +65,9 @@ static float *noise_of(size_t n, uint64_t seed, float scale)
 static int take(struct attn_bench *b, enum kn_mem kind, size_t floats, const float *from,
                 float **ret)
 {
-    *ret = kn_mem_alloc(b->dev, kind, floats * sizeof **ret);
+    *ret = kn_mem_alloc(b->d.dev, kind, floats * sizeof **ret);
     if (!*ret) return -ENOMEM;
-    return from ? kn_mem_write(b->dev, *ret, from, floats * sizeof **ret) : 0;
+    return from ? kn_mem_write(b->d.dev, *ret, from, floats * sizeof **ret) : 0;
 }
 
 static int put_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -93,9 +86,9 @@ static int make_pages(struct attn_bench *b)
 {
     const size_t n = (b->n_keys + KN_PAGE - 1) / KN_PAGE, values = kn_kv_layer_values(b->G, b->K);
     b->pages =
-        kn_mem_alloc(b->dev, KN_MEM_DEVICE, SEQS_MAX * n * values * kn_kv_value_bytes(b->dev));
-    b->page_ids = kn_mem_alloc(b->dev, KN_MEM_SHARED, SEQS_MAX * n * sizeof *b->page_ids);
-    b->order = kn_mem_alloc(b->dev, KN_MEM_SHARED, b->n_keys * sizeof *b->order);
+        kn_mem_alloc(b->d.dev, KN_MEM_DEVICE, SEQS_MAX * n * values * kn_kv_value_bytes(b->d.dev));
+    b->page_ids = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * n * sizeof *b->page_ids);
+    b->order = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, b->n_keys * sizeof *b->order);
     if (!b->pages || !b->page_ids || !b->order) return -ENOMEM;
     for (size_t i = 0; i < SEQS_MAX * n; i++)
         b->page_ids[i] = (int32_t)(i % n * SEQS_MAX + i / n);
@@ -103,7 +96,7 @@ static int make_pages(struct attn_bench *b)
         b->kv[s] = (struct kn_kv){b->pages, values, values, b->page_ids + s * n, n, b->G, b->K};
     for (size_t i = 0; i < b->n_keys; i++)
         b->order[i] = (int32_t)i;
-    return kn_rows(b->dev, b->n_keys, NULL, put_all, b);
+    return kn_rows(b->d.dev, b->n_keys, NULL, put_all, b);
 }
 
 static int make_tensors(struct attn_bench *b)
@@ -133,20 +126,20 @@ static int add_case(struct attn_bench *b, const char *name, size_t m, size_t n_s
     uint64_t seed = 9;
     (void)snprintf(c->name, sizeof c->name, "%s", name);
     c->m = m, c->n_seqs = n_seqs, c->mass = mass;
-    c->pos = kn_mem_alloc(b->dev, KN_MEM_SHARED, rows * sizeof *c->pos);
-    c->ms = mem_zalloc(b->reps * sizeof *c->ms);
+    c->pos = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, rows * sizeof *c->pos);
+    c->ms = mem_zalloc(b->d.reps * sizeof *c->ms);
     if (!c->pos || !c->ms) return -ENOMEM;
     for (size_t i = 0; i < rows; i++) {
         size_t pos = n_seqs ? b->n_keys - 1 : b->n_keys - m + i;
         if (!n_seqs && m < b->n_keys && i < spread)
-            pos = (size_t)(((double)i + 0.5 + 0.49 * (double)noise(&seed)) / (double)spread *
+            pos = (size_t)(((double)i + 0.5 + 0.49 * (double)bench_noise(&seed)) / (double)spread *
                            (double)context);
         c->pos[i] = (int32_t)pos;
         c->visible += (double)pos + 1;
     }
     c->flops = per_key * c->visible;
     c->bytes = (double)(n_seqs ? n_seqs : 1) * (double)b->n_keys * b->G * b->K *
-               (double)kn_kv_value_bytes(b->dev) * (mass ? 1 : 2);
+               (double)kn_kv_value_bytes(b->d.dev) * (mass ? 1 : 2);
     return 0;
 }
 
@@ -213,9 +206,9 @@ static int run_case(struct attn_bench *b, const struct attn_case *c, unsigned re
 {
     struct attn_run x = {b, c, repeat, lse};
     const size_t rows = c->n_seqs ? c->n_seqs : c->m;
-    if (c->n_seqs || c->mass || rows <= kn_wide_rows_max(b->dev))
-        return kn_wide(b->dev, rows, NULL, rows_fn, &x);
-    return kn_rows_uneven(b->dev, rows, NULL, rows_fn, &x);
+    if (c->n_seqs || c->mass || rows <= kn_wide_rows_max(b->d.dev))
+        return kn_wide(b->d.dev, rows, NULL, rows_fn, &x);
+    return kn_rows_uneven(b->d.dev, rows, NULL, rows_fn, &x);
 }
 
 /* ---- is it right? ---- */
@@ -224,7 +217,8 @@ static double worst_of_row(const struct attn_bench *b, size_t row, size_t n, dou
 {
     const size_t K = b->K, GK = (size_t)b->G * K;
     double worst = 0;
-    for (size_t h = 0; h<b->H; h += b->H> 8 ? b->H / 8 : 1) {
+    const size_t step = b->H / 8 + (b->H < 8); /* heads */
+    for (size_t h = 0; h < b->H; h += step) {
         const float *q = b->host_q + (row * b->H + h) * K;
         const size_t kv = h / (b->H / b->G) * K;
         double sum = 0, out[HEAD_MAX] = {0};
@@ -249,12 +243,12 @@ static int check_case(struct attn_bench *b, const struct attn_case *c, double *p
 {
     const size_t HK = (size_t)b->H * b->K, rows = c->n_seqs ? c->n_seqs : c->m;
     /* bf16 rounds queries, keys, values and probabilities to 2^-9. */
-    const double tolerance = kn_kv_value_bytes(b->dev) == 2 ? 1e-2 : 1e-4;
+    const double tolerance = kn_kv_value_bytes(b->d.dev) == 2 ? 1e-2 : 1e-4;
     double worst = 0, sum = 0;
     int r = run_case(b, c, 1, true);
     for (size_t i = 0; r == 0 && i < CHECKED; i++) {
         const size_t row = i * (rows - 1) / (CHECKED - 1);
-        r = kn_mem_copy(b->dev, b->seen, b->out + row * HK, HK * sizeof *b->seen);
+        r = kn_mem_copy(b->d.dev, b->seen, b->out + row * HK, HK * sizeof *b->seen);
         if (r == 0) worst = fmax(worst, worst_of_row(b, row, (size_t)c->pos[row] + 1, prob));
     }
     if (r == 0 && c->mass) {
@@ -286,9 +280,9 @@ static int warm_up(struct attn_bench *b, struct attn_case *c)
     double ms = 0;
     int r = 0;
     c->repeat = 1;
-    for (unsigned i = 0; r == 0 && i < (kn_dev_is_host(b->dev) ? 1 : WARM_UPS); i++) {
+    for (unsigned i = 0; r == 0 && i < (kn_dev_is_host(b->d.dev) ? 1 : WARM_UPS); i++) {
         r = time_case(b, c, c->repeat, &ms);
-        if (kn_dev_is_host(b->dev)) continue;
+        if (kn_dev_is_host(b->d.dev)) continue;
         c->repeat = ms * REPEAT_MAX < LONG_MS ? REPEAT_MAX : (unsigned)(LONG_MS / ms) + 1;
     }
     return r;
@@ -297,23 +291,17 @@ static int warm_up(struct attn_bench *b, struct attn_case *c)
 /* One large product: what matrices run at here. */
 static int gemm_rate(struct attn_bench *b, bool first)
 {
-    const bool emulated = strncmp(kn_dev_device(b->dev), "hostcuda", 8) == 0; /* a dry run */
-    const size_t n = kn_dev_is_host(b->dev) ? 2048 : emulated ? 256 : 8192, slice = 256;
+    const size_t n = kn_dev_is_host(b->d.dev) ? 2048 : b->d.emulated ? 256 : 8192;
     const struct kn_shape shape = {n, n};
     struct kn_gemm_rate rate[8];
-    struct kn_mat *w = NULL;
     size_t n_rates;
-    float *rows = noise_of(slice * n, 4, 1);
-    int r = rows ? 0 : -ENOMEM;
-    if (r == 0 && first) r = kn_dev_tune(b->dev, &shape, 1, 512, 500, rate, 8, &n_rates);
-    if (r == 0) r = kn_mat_create(b->dev, n, n, &w);
-    for (size_t i = 0; r == 0 && i < n; i += slice)
-        r = kn_mat_fill(w, i, slice, rows);
-    if (r == 0) r = kn_mat_done(w);
-    if (r == 0) b->gemm_gflops = fmax(b->gemm_gflops, kn_dev_gemm_gflops(b->dev, &w, 1, n / 2));
+    int r = first ? kn_dev_tune(b->d.dev, &shape, 1, 512, 500, rate, 8, &n_rates) : 0;
+    if (r < 0) return r;
+    struct kn_mat *w = bench_device_mat(&b->d, n, n, 4);
+    if (!w) return -ENOMEM;
+    b->d.gemm_gflops = fmax(b->d.gemm_gflops, kn_dev_gemm_gflops(b->d.dev, &w, 1, n / 2));
     kn_mat_destroy(w);
-    mem_free(rows);
-    return r;
+    return 0;
 }
 
 static int measure(struct attn_bench *b)
@@ -321,36 +309,39 @@ static int measure(struct attn_bench *b)
     int r = gemm_rate(b, true);
     for (size_t i = 0; r == 0 && i < b->n_cases; i++)
         r = warm_up(b, &b->c[i]);
-    for (size_t rep = 0; r == 0 && rep < b->reps; rep++)
+    for (size_t rep = 0; r == 0 && rep < b->d.reps; rep++)
         for (size_t i = 0; r == 0 && i < b->n_cases; i++) {
             struct attn_case *c = &b->c[(i + rep) % b->n_cases];
             r = time_case(b, c, c->repeat, &c->ms[rep]);
-            bench_progress("measurement", rep * b->n_cases + i + 1, b->reps * b->n_cases);
+            bench_progress("measurement", rep * b->n_cases + i + 1, b->d.reps * b->n_cases);
         }
     return r < 0 ? r : gemm_rate(b, false);
 }
 
 /* ---- report ---- */
 
-static json_t *report(struct attn_bench *b, const char *shape, json_t *meta)
+static json_t *meta_of(const struct attn_bench *b)
+{
+    json_t *meta = bench_device_meta(&b->d);
+    json_object_update_new(meta, json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)b->H, "G",
+                                           (int)b->G, "K", (int)b->K, "kv_value_bytes",
+                                           (int)kn_kv_value_bytes(b->d.dev), "gemm_tflops",
+                                           b->d.gemm_gflops * 1e-3));
+    return meta;
+}
+
+static json_t *report(struct attn_bench *b)
 {
     json_t *rows = json_array();
-    json_t *own = json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f}", "device", kn_dev_device(b->dev),
-        "isa", kn_dev_isa(b->dev), "gemm", kn_dev_gemm(b->dev), "shape", shape, "threads",
-        (int)kn_dev_threads(b->dev), "H", (int)b->H, "G", (int)b->G, "K", (int)b->K,
-        "kv_value_bytes", (int)kn_kv_value_bytes(b->dev), "gemm_tflops", b->gemm_gflops * 1e-3);
-    json_object_update(meta, own);
-    json_decref(own);
     (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
-                 kn_dev_device(b->dev), b->H, b->G, b->K, b->n_keys, b->gemm_gflops * 1e-3);
+                 kn_dev_device(b->d.dev), b->H, b->G, b->K, b->n_keys, b->d.gemm_gflops * 1e-3);
     (void)printf("%-12s %6s %10s %10s %10s %10s %8s\n", "case", "rows", "ms", "best", "TFLOP/s",
                  "KV GB/s", "of GEMM");
     for (size_t i = 0; i < b->n_cases; i++) {
         const struct attn_case *c = &b->c[i];
-        const double ms = bench_quantile(c->ms, b->reps, 0.5), best = c->ms[0],
-                     worst = c->ms[b->reps - 1], tflops = c->flops / ms * 1e-9,
-                     share = tflops * 1e3 / b->gemm_gflops;
+        const double ms = bench_quantile(c->ms, b->d.reps, 0.5), best = c->ms[0],
+                     worst = c->ms[b->d.reps - 1], tflops = c->flops / ms * 1e-9,
+                     share = tflops * 1e3 / b->d.gemm_gflops;
         const int n = (int)(c->n_seqs ? c->n_seqs : c->m);
         json_array_append_new(
             rows, json_pack("{s:s, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "case",
@@ -368,41 +359,28 @@ static void finish(struct attn_bench *b)
 {
     void *const device[] = {b->pages, b->page_ids, b->q,    b->k,    b->v,
                             b->out,   b->lse,      b->mass, b->seen, b->order};
-    for (size_t i = 0; b->dev && i < sizeof device / sizeof *device; i++)
-        kn_mem_free(b->dev, device[i]);
+    for (size_t i = 0; b->d.dev && i < sizeof device / sizeof *device; i++)
+        kn_mem_free(b->d.dev, device[i]);
     for (size_t i = 0; i < b->n_cases; i++) {
-        kn_mem_free(b->dev, b->c[i].pos);
+        kn_mem_free(b->d.dev, b->c[i].pos);
         mem_free(b->c[i].ms);
     }
     mem_free(b->host_k), mem_free(b->host_v), mem_free(b->host_q);
-    kn_dev_destroy(b->dev);
+    bench_device_close(&b->d);
 }
 
 static int open_device(struct attn_bench *b, const struct opts *opts, struct err *err)
 {
-    const char *dtype = opt_str(opts, "dtype");
-    const struct kn_dev_opts o = {.device = opt_str(opts, "device"),
-                                  .n_threads = (unsigned)opt_int(opts, "threads"),
-                                  .isa = opt_str(opts, "isa"),
-                                  .gemm = opt_str(opts, "gemm"),
-                                  .arith = strcmp(dtype, "f32") == 0    ? KN_ARITH_F32
-                                           : strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16
-                                                                        : KN_ARITH_AUTO,
-                                  .allow_bf16 = true};
-    struct model_cfg cfg;
-    int r = shape_parse(opt_given(opts, "shape") ? opt_str(opts, "shape") : "smollm2", &cfg, err);
+    int r = bench_device_create(opts, &b->d, err);
     if (r < 0) return r;
-    b->H = cfg.H, b->G = cfg.G, b->K = cfg.K;
+    b->H = b->d.cfg.H, b->G = b->d.cfg.G, b->K = b->d.cfg.K;
     b->n_keys = (size_t)opt_int(opts, "keys");
-    b->reps = (size_t)opt_int(opts, "reps");
-    if (b->K > HEAD_MAX) return err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
-    return kn_dev_create(&o, &b->dev, err);
+    return b->K <= HEAD_MAX ? 0 : err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
 }
 
 int bench_attn(const struct opts *opts, struct err *err)
 {
     struct attn_bench b = {0};
-    json_t *meta = bench_meta(), *rows = NULL;
     int r = open_device(&b, opts, err);
     if (r == 0) r = make_tensors(&b);
     if (r == 0) r = make_cases(&b);
@@ -412,13 +390,13 @@ int bench_attn(const struct opts *opts, struct err *err)
         r = check_case(&b, &b.c[i], prob, err);
     if (r == 0) r = measure(&b);
     if (r == 0) {
-        rows = report(&b, opt_given(opts, "shape") ? opt_str(opts, "shape") : "smollm2", meta);
+        json_t *rows = report(&b), *meta = meta_of(&b);
         r = bench_write_json(opts, meta, rows, err);
+        json_decref(meta);
+        json_decref(rows);
     }
     if (r < 0 && err->code == 0) (void)err_set(err, r, "measuring failed: %s", err_name(r));
     mem_free(prob);
-    json_decref(meta);
-    json_decref(rows);
     finish(&b);
     return r;
 }

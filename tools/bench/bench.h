@@ -55,8 +55,14 @@ void bench_close(struct bench *b);
 
 json_t *bench_meta(void);       /* what any report says: machine, commit, version, date */
 json_t *bench_number(double v); /* null when it is not finite */
-/* {"meta", "rows"} to the file that --json names, if any. */
+/* {"meta", "rows"} to the file that --json names, if any; meta says so if it was cut short. */
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
+
+/* stop.c: hours of measuring can be cut short. From now on the first SIGINT or SIGTERM is only
+ * noted, for the subcommand to look for between its measurements: it reports those that are done.
+ * A second one ends the process. */
+void bench_stop_watch(void);
+bool bench_stopped(void);
 
 /* A record store for the model: RAM budget in bytes, and slower tiers, which are the store's after
  * success. */

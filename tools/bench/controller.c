@@ -7,6 +7,7 @@
  * these rounds count: the least of many noisy numbers would not be what any of them takes. The
  * controller decides anew in each of its runs, from what the store has measured of the tier and the
  * cost model of policy/, calibrated and corrected as in the worker; deciding is part of its time.
+ * The first SIGINT or SIGTERM ends it with the cells that are done.
  *
  * --emulate is for a machine that is busy with other things: records come from RAM, time is CPU
  * time (with --threads 1 that of a quiet machine), and a layer that a tier of that speed would not
@@ -394,6 +395,7 @@ static int measure_cell(struct grid *g, struct choice *c, size_t n, struct decid
         c[i].median_ms = c[i].ms[0];
         order[i] = &c[i];
     }
+    if (r < 0) return r;
     qsort(order + 1, n - 1, sizeof *order, by_median);
     const size_t n_final = n < 1 + FINALISTS ? n : 1 + FINALISTS;
     for (size_t i = 0; i < n_final; i++)
@@ -615,9 +617,11 @@ static int make_cells(const struct opts *opts, struct cell *cell, size_t *ret_n,
         if (!(count[k] >= 1 && count[k] <= most_chunks))
             return err_set(err, -ERANGE, "--counts: 1 to %g, which --chunks says", most_chunks);
         for (size_t i = 0; i < n_gbps; i++)
-            for (int m = 0; m < (gbps[i] > 0 && count[k] > 1 ? MIX_COUNT : 1); m++)
-                if (n < CELLS_MAX && !(m == MIX_THIRD && count[k] < 3))
-                    cell[n++] = (struct cell){gbps[i], (uint32_t)count[k], (enum mix)m};
+            for (int m = 0; m < (gbps[i] > 0 && count[k] > 1 ? MIX_COUNT : 1); m++) {
+                if (m == MIX_THIRD && count[k] < 3) continue;
+                if (n == CELLS_MAX) return err_set(err, -ERANGE, "more than %d cells", CELLS_MAX);
+                cell[n++] = (struct cell){gbps[i], (uint32_t)count[k], (enum mix)m};
+            }
     }
     const size_t most = (size_t)opt_int(opts, "cells");
     *ret_n = most && most < n ? most : n;
@@ -660,12 +664,14 @@ static int run_cells(struct grid *g, const struct opts *opts, struct err *err)
     if (r == 0) r = calibrate(g, err);
     if (r == 0) r = fill(g);
     const double us = r == 0 ? decision_us(g) : 0;
-    for (size_t i = 0; i < n && r == 0; i++) {
-        r = run_cell(g, &cell[i], &result[i]);
-        bench_progress("cell", i + 1, n);
+    size_t done = 0;
+    for (; done < n && r == 0 && !bench_stopped(); done++) {
+        r = run_cell(g, &cell[done], &result[done]);
+        bench_progress("cell", done + 1, n);
         (void)fflush(stdout);
     }
-    if (r == 0) summary(g->b, result, n, us);
+    if (r == 0 && done == 0) r = err_set(err, -ECANCELED, "stopped before the first cell");
+    if (r == 0) summary(g->b, result, done, us);
     return r;
 }
 
@@ -674,6 +680,7 @@ int bench_controller(struct bench *b, const struct opts *opts, struct err *err)
     struct grid g = {
         .b = b, .reps = (unsigned)opt_int(opts, "reps"), .emulate = opt_bool(opts, "emulate")};
     struct places places;
+    bench_stop_watch();
     places_init(&places, opts);
     int r = floors(&g, opts, err);
     if (r == 0) r = open_tier(&g, &places, opt_size(opts, "ram"), err);

@@ -5,6 +5,7 @@
  * Speaks only HTTP, so it shows what an application gets: the time to first token is taken here, at
  * the first content event of the stream; token counts come from the response's own report. */
 #include "tools/bench/bench.h"
+#include "tools/bench/openloop.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -51,10 +52,8 @@ static int on_event(void *ctx, const char *data, size_t len)
     struct reply *r = ctx;
     json_t *event = json_loadb(data, len, 0, NULL);
     if (!event) return 0; /* [DONE] */
-    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
-    const char *text =
-        json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
-    if (text && *text) {
+    const char *text = openloop_text(event);
+    if (text) {
         if (r->ttft_ms < 0) r->ttft_ms = clock_ms_since(r->start_ns);
         (void)buf_adds(&r->answer, text);
     }

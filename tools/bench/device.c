@@ -59,7 +59,7 @@ static int tune(struct bench_device *b)
     return kn_dev_tune(b->dev, shapes, sizeof shapes / sizeof *shapes, 512, budget_ms, rate, 8, &n);
 }
 
-int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err)
+int bench_device_create(const struct opts *opts, struct bench_device *ret, struct err *err)
 {
     const char *dtype = opt_str(opts, "dtype");
     const bool f32 = strcmp(dtype, "f32") == 0;
@@ -74,10 +74,20 @@ int bench_device_open(const struct opts *opts, struct bench_device *ret, struct 
                                                                         : KN_ARITH_AUTO,
                                   .allow_bf16 = !f32,
                                   .weights = b.weights};
-    int r = shape_parse(opt_str(opts, "shape"), &b.cfg, err);
+    const char *shape = opt_str(opts, "shape");
+    int r = shape_parse(*shape ? shape : "smollm2", &b.cfg, err);
     if (r == 0) r = kn_dev_create(&o, &b.dev, err);
     if (r < 0) return r;
     b.emulated = strncmp(kn_dev_device(b.dev), "hostcuda", 8) == 0;
+    *ret = b;
+    return 0;
+}
+
+int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err)
+{
+    struct bench_device b;
+    int r = bench_device_create(opts, &b, err);
+    if (r < 0) return r;
     r = tune(&b);
     if (r == 0) r = measure_copy(&b);
     if (r < 0) {
@@ -94,15 +104,19 @@ void bench_device_close(struct bench_device *b)
     b->dev = NULL;
 }
 
+static json_t *measured(double v)
+{
+    return v > 0 ? bench_number(v) : json_null();
+}
+
 json_t *bench_device_meta(const struct bench_device *b)
 {
     json_t *meta = bench_meta();
-    json_t *own =
-        json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_dev_device(b->dev),
-                  "isa", kn_dev_isa(b->dev), "threads", (int)kn_dev_threads(b->dev), "gemm",
-                  kn_dev_gemm(b->dev), "weights", kn_weights_name(b->weights), "shape", b->cfg.name,
-                  "ceilings", "copy_gbps", bench_number(b->copy_gbps), "gemm_gflops",
-                  b->gemm_gflops > 0 ? json_real(b->gemm_gflops) : json_null());
+    json_t *own = json_pack(
+        "{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_dev_device(b->dev), "isa",
+        kn_dev_isa(b->dev), "threads", (int)kn_dev_threads(b->dev), "gemm", kn_dev_gemm(b->dev),
+        "weights", kn_weights_name(b->weights), "shape", b->cfg.name, "ceilings", "copy_gbps",
+        measured(b->copy_gbps), "gemm_gflops", measured(b->gemm_gflops));
     json_object_update(meta, own);
     json_decref(own);
     return meta;
@@ -110,14 +124,18 @@ json_t *bench_device_meta(const struct bench_device *b)
 
 /* ---- data: never zeros, products of which take less power ---- */
 
+float bench_noise(uint64_t *seed)
+{
+    *seed ^= *seed << 13, *seed ^= *seed >> 7, *seed ^= *seed << 17;
+    return (float)(*seed >> 40) * 0x1p-23f - 1.0f;
+}
+
 static float *noise(size_t n, uint64_t seed)
 {
     float *x = mem_alloc((n ? n : 1) * sizeof *x);
     uint64_t s = seed * 0x9e3779b97f4a7c15u + 1;
-    for (size_t i = 0; x && i < n; i++) {
-        s ^= s << 13, s ^= s >> 7, s ^= s << 17;
-        x[i] = (float)(s >> 40) * 0x1p-23f - 1.0f;
-    }
+    for (size_t i = 0; x && i < n; i++)
+        x[i] = bench_noise(&s);
     return x;
 }
 
@@ -171,29 +189,31 @@ static int loop_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return r;
 }
 
-static int once(const struct bench_device *b, size_t rows, struct loop *l, double *ret_us)
+int bench_device_run(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
+                     unsigned times, double *ret_us)
 {
+    struct loop l = {fn, arg, times};
     const uint64_t t0 = clock_ns();
-    int r = rows <= kn_wide_rows_max(b->dev) ? kn_wide(b->dev, rows, NULL, loop_rows, l)
-                                             : kn_rows(b->dev, rows, NULL, loop_rows, l);
-    *ret_us = (double)(clock_ns() - t0) * 1e-3 / l->times;
+    int r = rows <= kn_wide_rows_max(b->dev) ? kn_wide(b->dev, rows, NULL, loop_rows, &l)
+                                             : kn_rows(b->dev, rows, NULL, loop_rows, &l);
+    *ret_us = (double)(clock_ns() - t0) * 1e-3 / times;
     return r;
 }
 
 int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
                       struct bench_time *ret)
 {
-    struct loop l = {fn, arg, 1};
+    unsigned times = 1;
     double us, *all = mem_alloc(b->reps * sizeof *all);
     int r = all ? 0 : -ENOMEM;
     for (int warm_up = 0; r == 0 && warm_up < 2; warm_up++)
-        r = once(b, rows, &l, &us);
+        r = bench_device_run(b, rows, fn, arg, 1, &us);
     if (r == 0 && !kn_dev_is_host(b->dev) && us < LONG_ENOUGH_US) {
-        l.times = us > 0 ? (unsigned)(LONG_ENOUGH_US / us) + 1 : TIMES_MAX;
-        if (l.times > TIMES_MAX) l.times = TIMES_MAX;
+        times = us > 0 ? (unsigned)(LONG_ENOUGH_US / us) + 1 : TIMES_MAX;
+        if (times > TIMES_MAX) times = TIMES_MAX;
     }
     for (size_t i = 0; r == 0 && i < b->reps; i++)
-        r = once(b, rows, &l, &all[i]);
+        r = bench_device_run(b, rows, fn, arg, times, &all[i]);
     if (r == 0)
         *ret =
             (struct bench_time){bench_quantile(all, b->reps, 0.5), bench_quantile(all, b->reps, 0),

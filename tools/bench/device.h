@@ -1,8 +1,9 @@
 /* device: what the benches of single operations share: a device and a model's shape by the options,
  * memory of random values, and an operation that is repeated until it can be timed.
  *
- * Life cycle: bench_device_open() → bench_device_random(), bench_device_time() → kn_mem_free() →
- * bench_device_close(). Thread: main. */
+ * Life cycle: bench_device_open(), or _create() where neither its products are tuned nor its copies
+ * measured → bench_device_random(), bench_device_time() → kn_mem_free() → bench_device_close().
+ * Thread: main. */
 #ifndef TOOLS_BENCH_DEVICE_H
 #define TOOLS_BENCH_DEVICE_H
 
@@ -18,14 +19,17 @@ struct bench_device {
     struct model_cfg cfg; /* of --shape */
     enum kn_weights weights;
     size_t reps;
-    bool emulated;      /* hostcuda: everything small, whose times say nothing */
+    bool emulated; /* hostcuda: everything small, whose times say nothing */
+    /* 0: not measured */
     double copy_gbps;   /* read and written, of the device's memory */
-    double gemm_gflops; /* the best of this run; 0: not measured */
+    double gemm_gflops; /* the best of this run */
 };
+int bench_device_create(const struct opts *opts, struct bench_device *ret, struct err *err);
 int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err);
 void bench_device_close(struct bench_device *b);
 json_t *bench_device_meta(const struct bench_device *b); /* with what was measured by then */
 
+float bench_noise(uint64_t *seed); /* -1 … 1; the seed is not 0 */
 float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n); /* NULL */
 struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k, uint64_t seed);
 size_t bench_operand_bytes(const struct bench_device *b); /* of one value that products read */
@@ -33,6 +37,9 @@ size_t bench_operand_bytes(const struct bench_device *b); /* of one value that p
 struct bench_time {
     double us, us_lo, us_hi; /* of one operation: the median, the least, the most */
 };
+/* fn over all rows, several times in one run; what each of them took. */
+int bench_device_run(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
+                     unsigned times, double *ret_us);
 /* fn over all rows, --reps times. On a device of its own it is called several times in a run, so
  * that the way there does not count. */
 int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,

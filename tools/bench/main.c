@@ -498,6 +498,7 @@ int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct
 {
     if (!opt_given(opts, "json")) return 0;
     const char *path = opt_str(opts, "json");
+    if (bench_stopped()) json_object_set_new(meta, "interrupted", json_true());
     json_t *all = json_pack("{s:O, s:O}", "meta", meta, "rows", rows);
     int r = json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(8));
     json_decref(all);

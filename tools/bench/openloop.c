@@ -6,10 +6,9 @@
 #include "base/net/http.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <string.h>
 
-enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600 };
+enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100 };
 
 struct run;
 struct shot { /* under way */
@@ -30,16 +29,21 @@ struct run {
     int err;
 };
 
+const char *openloop_text(const json_t *event)
+{
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+    const char *text =
+        json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+    return text && *text ? text : NULL;
+}
+
 static int on_event(void *ctx, const char *data, size_t len)
 {
     struct shot *s = ctx;
     struct openloop_shot *r = s->ret;
     json_t *event = json_loadb(data, len, 0, NULL);
     if (!event) return 0; /* [DONE] */
-    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
-    const char *text =
-        json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
-    if (text && *text) {
+    if (openloop_text(event)) {
         const uint64_t now = clock_ns();
         const double gap = (double)(now - s->last_ns) / 1e6;
         if (r->n_pieces == 0) {
@@ -99,9 +103,28 @@ static void start(struct run *u, struct shot *s, size_t i)
     if (r == 0)
         r = http_call_start(u->client, "POST", u->o->path, buf_cstr(&head), body.data, body.len,
                             &call_ops, s, &s->call);
+    if (r == 0) http_call_may_repeat(s->call);
     buf_fini(&body);
     buf_fini(&head);
     if (r < 0) over(s, r);
+}
+
+static void cut_all(struct run *u, int status)
+{
+    for (size_t i = 0; i < u->next; i++) {
+        struct http_call *call = u->shot[i].call;
+        if (!call) continue;
+        http_call_cancel(call);
+        over(&u->shot[i], status);
+    }
+}
+
+/* Sleep, but look now and then whether all is to stop. */
+static void sleep_until(struct run *u, double at_s, double now_s)
+{
+    uint64_t ms = (uint64_t)((at_s - now_s) * 1e3) + 1;
+    if (u->o->stopped && ms > LOOK_MS) ms = LOOK_MS;
+    http_timer_set(u->timer, ms);
 }
 
 /* All that is due by now, then sleep until the next. */
@@ -110,26 +133,26 @@ static void on_time(void *arg)
     struct run *u = arg;
     const struct openloop_opts *o = u->o;
     const double now_s = (double)(clock_ns() - u->start_ns) / 1e9;
+    if (o->stopped && o->stopped()) {
+        u->err = -ECANCELED;
+        cut_all(u, -ECANCELED);
+        http_loop_stop(u->loop);
+        return;
+    }
     while (u->next < o->n && o->at_s[u->next] <= now_s) {
         struct shot *s = &u->shot[u->next];
         s->due_ns = u->start_ns + (uint64_t)(o->at_s[u->next] * 1e9);
         start(u, s, u->next++);
     }
     if (u->next < o->n) {
-        http_timer_set(u->timer, (uint64_t)((o->at_s[u->next] - now_s) * 1e3) + 1);
+        sleep_until(u, o->at_s[u->next], now_s);
         return;
     }
     const double end_s = o->at_s[o->n - 1] + o->give_up_s;
-    if (now_s < end_s) {
-        http_timer_set(u->timer, (uint64_t)((end_s - now_s) * 1e3) + 1);
-        return;
-    }
-    for (size_t i = 0; i < o->n; i++) {
-        struct http_call *call = u->shot[i].call;
-        if (!call) continue;
-        http_call_cancel(call);
-        over(&u->shot[i], -ETIMEDOUT);
-    }
+    if (now_s < end_s)
+        sleep_until(u, end_s, now_s);
+    else
+        cut_all(u, -ETIMEDOUT);
 }
 
 static int run_open(struct run *u, struct err *err)
@@ -169,6 +192,7 @@ int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struc
         http_timer_set(u.timer, 0);
         r = http_loop_run(u.loop);
         if (r < 0) (void)err_set(err, r, "the HTTP loop failed");
+        if (r == 0) r = u.err;
     }
     run_close(&u);
     return r;

@@ -9,6 +9,8 @@
 
 #include "base/err.h"
 
+#include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,11 +35,14 @@ struct openloop_opts {
     /* Body of request i, a streaming one. */
     int (*body)(void *ctx, size_t i, struct buf *out);
     void *ctx;
+    bool (*stopped)(void); /* asked often: has nobody a use for the rest? May be NULL: never */
 };
-/* ret [n] is filled. 0, or what kept it from running at all. */
+/* ret [n] is filled. 0, -ECANCELED when it was stopped, or what kept it from running at all. */
 int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struct err *err);
 /* One plain exchange: body NULL = GET. The HTTP status or <0; ret_body may be NULL. */
 int openloop_call(const char *address, const char *path, const char *body, struct buf *ret_body,
                   unsigned timeout_ms);
+/* What an event of a stream adds to the first choice's text; NULL: nothing. */
+const char *openloop_text(const json_t *event);
 
 #endif

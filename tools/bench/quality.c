@@ -13,7 +13,6 @@
 #include "base/mem.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -330,25 +329,15 @@ static void study_fini(struct study *s)
     mem_free(s);
 }
 
-static volatile sig_atomic_t stopped;
-
-static void stop(int sig)
-{
-    (void)sig;
-    stopped = 1;
-}
-
 static int run_lines(struct study *s, const json_t *lines, size_t n, struct err *err)
 {
-    const struct sigaction once = {.sa_handler = stop, .sa_flags = (int)SA_RESETHAND};
     size_t i = 0;
     int r = 0;
-    (void)sigaction(SIGINT, &once, NULL);
-    (void)sigaction(SIGTERM, &once, NULL);
+    bench_stop_watch();
     s->v = mem_alloc(n * sizeof *s->v);
     s->w = mem_alloc(n * sizeof *s->w);
     if (!s->v || !s->w) return err_set(err, -ENOMEM, "out of memory");
-    for (; r == 0 && i < n && !stopped; i++) {
+    for (; r == 0 && i < n && !bench_stopped(); i++) {
         r = study_line(s, lines, i, err);
         bench_progress("line", i + 1, n);
     }

@@ -5,7 +5,8 @@
  * a request was due. Every strategy first answers alone (its unloaded time), then at rates that are
  * shares of what that allows. Objective: p95 of the time to first token within --slo times the
  * unloaded full prefill's median, the same for all. The same worker process serves every strategy,
- * named in the request; --server drives any other OpenAI-compatible server with the same load. */
+ * named in the request; --server drives any other OpenAI-compatible server with the same load. The
+ * first SIGINT or SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
 #include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
@@ -37,6 +38,7 @@ enum {
     START_S = 600,
     BUILD_S = 3600,
     ARGS_MAX = 40,
+    TMP_BYTES_MAX = 64, /* the path of a socket is short */
     QUESTION_WORDS = 24
 };
 
@@ -293,6 +295,7 @@ static int wait_ready(struct thru *t, struct err *err)
     const uint64_t begin = clock_ns();
     while (clock_ms_since(begin) < START_S * 1e3) {
         int status;
+        if (bench_stopped()) return -ECANCELED;
         if (openloop_call(t->address, "/health", NULL, NULL, 2000) == 200) return 0;
         if (t->pid > 0 && waitpid(t->pid, &status, WNOHANG) == t->pid) {
             t->pid = 0;
@@ -336,8 +339,13 @@ static int start_worker(struct thru *t, const struct opts *opts, const char *mod
         argv[n++] = "--nvme";
         argv[n++] = (char *)opt_str(opts, "nvme");
     }
-    (void)snprintf(t->dir, sizeof t->dir, "/tmp/kvblend-throughput-XXXXXX");
-    if (!mkdtemp(t->dir)) return err_set(err, -errno, "/tmp: %s", strerror(errno));
+    const char *tmp = getenv("TMPDIR");
+    if (!tmp || !*tmp || strlen(tmp) > TMP_BYTES_MAX) tmp = "/tmp";
+    (void)snprintf(t->dir, sizeof t->dir, "%s/kvblend-throughput-XXXXXX", tmp);
+    if (!mkdtemp(t->dir)) {
+        t->dir[0] = '\0';
+        return err_set(err, -errno, "%s: %s", tmp, strerror(errno));
+    }
     proxy_program("kvblend-worker", "../../fusor/worker/kvblend-worker", program);
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(listen, sizeof listen, "%s", t->address);
@@ -381,12 +389,14 @@ static void stop_worker(struct thru *t)
 static int build_pool(struct thru *t, struct err *err)
 {
     for (size_t i = 0; i < t->pool.n; i++) {
+        if (bench_stopped()) return -ECANCELED;
         json_t *body = json_pack("{s:[s], s:b}", "texts", t->pool.text[i], "wait", 1);
         char *s = body ? json_dumps(body, JSON_COMPACT) : NULL;
         json_decref(body);
         if (!s) return err_set(err, -ENOMEM, "out of memory");
         int status = openloop_call(t->address, "/v1/segments", s, NULL, BUILD_S * 1000);
         mem_free(s);
+        if (status != 200 && bench_stopped()) return -ECANCELED; /* the worker was told, too */
         if (status != 200) return err_set(err, -EIO, "a document was not built: HTTP %d", status);
         bench_progress("document", i + 1, t->pool.n);
     }
@@ -461,8 +471,10 @@ static int run_point(struct thru *t, const struct method *m, const double *at_s,
                                     .n = n,
                                     .give_up_s = 20 * t->slo_ms / 1e3 + 600,
                                     .body = make_body,
-                                    .ctx = &l};
-    return openloop_run(&o, ret, err);
+                                    .ctx = &l,
+                                    .stopped = bench_stopped};
+    int r = openloop_run(&o, ret, err);
+    return r == 0 && bench_stopped() ? -ECANCELED : r; /* the worker was told, too */
 }
 
 /* A request alone, a few times in a row. */
@@ -647,6 +659,7 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
                  "cached", "n", "fail");
     for (size_t i = 0; i < t->n_methods && r == 0; i++)
         r = sweep(t, &t->method[i], opts, err);
+    if (r == -ECANCELED && json_array_size(t->rows) > 0) r = 0; /* what is done is told */
     if (r == 0) summary(t);
     return r;
 }
@@ -663,6 +676,7 @@ int bench_throughput(const struct opts *opts, struct err *err)
                      .rows = json_array()};
     struct tok *tok = NULL;
     char model[PATH_MAX];
+    bench_stop_watch();
     int r = bench_model_path(opts, model, sizeof model, err);
     if (r == 0 && t.chunks >= (unsigned)opt_int(opts, "pool"))
         r = err_set(err, -EINVAL, "--pool must be larger than --chunks");
@@ -680,6 +694,7 @@ int bench_throughput(const struct opts *opts, struct err *err)
     if (r == 0) r = run_all(&t, opts, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
     if (r == 0 && opt_given(opts, "plot")) r = plot(&t, opt_str(opts, "plot"), err);
+    if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
     stop_worker(&t);
     tok_close(tok);
     pool_fini(&t.pool);

@@ -1,27 +1,17 @@
 """kvblend-bench attn: every case is there, and its figures follow from its time and its shape."""
-import json
-import os
-import pathlib
 import subprocess
-import tempfile
 import unittest
 
-BENCH = os.environ["KVBLEND_BENCH"]
+from bench_cli import BENCH, report
+
 KEYS = 640
-
-
-def attn(*args):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "attn.json"
-        subprocess.run([BENCH, "attn", "--keys", str(KEYS), "--reps", "2", "--json", str(out), *args],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.loads(out.read_text())
 
 
 class Attn(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.meta, cls.rows = (lambda r: (r["meta"], r["rows"]))(attn())
+        got = report("attn", "--keys", str(KEYS), "--reps", "2")
+        cls.meta, cls.rows = got["meta"], got["rows"]
 
     def test_cases(self):
         self.assertEqual([(r["case"], r["rows"], r["sequences"]) for r in self.rows],

@@ -1,12 +1,13 @@
 """kvblend-bench controller on a tiny model, emulated: what it reports, and that its choices are possible ones."""
 import json
-import os
 import pathlib
 import subprocess
 import tempfile
 import unittest
 
-BENCH = os.environ["KVBLEND_BENCH"]
+import bench_cli
+from bench_cli import BENCH
+
 MODEL = pathlib.Path(__file__).parents[2] / "data" / "models" / "smollm2.F32.gguf"
 ARGS = ["--model", str(MODEL), "--chunks", "3", "--chunk-tokens", "32", "--query-tokens", "8", "--counts", "3",
         "--floor-loss", "0.61", "--reps", "2", "--threads", "1", "--ram", "64MiB"]
@@ -17,11 +18,7 @@ def run(*args):
 
 
 def report(*args):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "controller.json"
-        r = run("--json", str(out), *args)
-        assert r.returncode == 0, r.stderr
-        return json.loads(out.read_text())
+    return bench_cli.report("controller", *ARGS, *args)
 
 
 class Controller(unittest.TestCase):
@@ -53,9 +50,24 @@ class Controller(unittest.TestCase):
     def test_from_a_real_tier(self):
         self.check(report("--bandwidths", "7", "--cells", "1"), 1)
 
+    def test_cut_short_it_tells_what_is_done(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "controller.json"
+            p = subprocess.Popen([BENCH, "controller", *ARGS, "--emulate", "--counts", ",".join("3" * 16),
+                                  "--json", str(out)], stdout=subprocess.PIPE, text=True)
+            self.assertTrue(any("regret" in line for line in iter(p.stdout.readline, "")))
+            p.terminate()
+            p.communicate(timeout=120)
+            self.assertEqual(p.returncode, 0)
+            got = json.loads(out.read_text())
+        self.assertTrue(got["meta"]["interrupted"])
+        self.check(got, got["meta"]["cells"])
+        self.assertTrue(0 < got["meta"]["cells"] < 208, got["meta"]["cells"])
+
     def test_bad_input_is_said(self):
         for args, word in ((["--counts", "9"], "--counts"), (["--bandwidths", "fast"], "--bandwidths"),
-                           (["--floor-loss", "0"], "--floor-loss")):
+                           (["--floor-loss", "0"], "--floor-loss"),
+                           (["--bandwidths", ",".join("7" * 16), "--counts", ",".join("3" * 6)], "256")):
             r = run(*args)
             self.assertEqual(r.returncode, 1)
             self.assertIn(word, r.stderr)

@@ -1,21 +1,16 @@
 """kvblend-bench day: the same seed gives the same day, and the controller's day is the best one."""
-import json
-import os
 import pathlib
 import subprocess
 import tempfile
 import unittest
 
-BENCH = os.environ["KVBLEND_BENCH"]
+from bench_cli import BENCH, report
+
 TRACE = pathlib.Path(__file__).parents[2] / "data" / "traces" / "mooncake_300.jsonl"
 
 
 def day(*args):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "day.json"
-        subprocess.run([BENCH, "day", "--trace", str(TRACE), "--hours", "0.25", "--json", str(out), *args],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.loads(out.read_text())
+    return report("day", "--trace", str(TRACE), "--hours", "0.25", *args)
 
 
 class Day(unittest.TestCase):

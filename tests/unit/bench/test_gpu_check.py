@@ -1,10 +1,15 @@
 """tools/gpu-check: its steps against programs that pass, fail, hang or say nonsense, and tools/gpu-torch.py's skip."""
+import argparse
+import importlib.machinery
+import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 TOOLS = pathlib.Path(__file__).resolve().parents[3] / "tools"
 TTFT = {"meta": {"dims": {"L": 1, "D": 64, "H": 1, "G": 1, "K": 64, "F": 64, "V": 64}, "full_share_of_gemm": 0.9,
@@ -102,6 +107,19 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual((state["test kernels/rows"], state[ceil]), ("passed", "failed"))
         behind = list(state.values())[list(state).index(ceil) + 1:]
         self.assertEqual(set(behind), {"left out"})
+
+    def test_memcheck_skips_what_the_program_itself_skips(self):
+        loader = importlib.machinery.SourceFileLoader("gpu_check", str(TOOLS / "gpu-check"))
+        tool = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+        loader.exec_module(tool)
+        path = pathlib.Path(self.program("bin/compute-sanitizer", "#!/bin/sh\nfor last; do :; done\nexec \"$last\"\n")).parent
+        with unittest.mock.patch.dict(os.environ, PATH="%s:%s" % (path, os.environ["PATH"])):
+            c = tool.Check(argparse.Namespace(dry=False, minutes=1, out=self.out, build=self.build))
+            self.addCleanup(c.log.close)
+            for rc, outcome in ((77, tool.Skipped), (1, tool.Failed)):
+                with self.assertRaises(outcome):
+                    c.memcheck(60, self.program("p%d" % rc, "#!/bin/sh\nexit %d\n" % rc))
+            self.assertEqual(c.memcheck(60, self.program("p0", "#!/bin/sh\n")), "no finding")
 
     def test_nothing_to_run_is_a_failure(self):
         self.build.mkdir()

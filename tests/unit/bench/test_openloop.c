@@ -138,6 +138,34 @@ TEST(what_never_comes_is_given_up_and_told)
     end(pid, address);
 }
 
+static int n_looks;
+
+static bool third_look(void)
+{
+    return ++n_looks >= 3;
+}
+
+/* One is under way and one is due in an hour: neither is waited for. */
+TEST(it_can_be_stopped)
+{
+    static const double at_s[2] = {0, 3600};
+    char address[64];
+    struct openloop_shot s[2];
+    struct err err = {0};
+    pid_t pid = serve(address, sizeof address);
+    const struct openloop_opts o = {.address = address,
+                                    .path = "/silent",
+                                    .at_s = at_s,
+                                    .n = 2,
+                                    .give_up_s = 3600,
+                                    .body = body,
+                                    .stopped = third_look};
+    ASSERT_EQ(openloop_run(&o, s, &err), -ECANCELED);
+    ASSERT_EQ(s[0].err, -ECANCELED);
+    ASSERT_TRUE(s[1].err == 0 && s[1].http_status == 0 && s[1].ttft_ms < 0);
+    end(pid, address);
+}
+
 TEST(errors_within_a_stream_and_lost_servers_are_errors)
 {
     char address[64];

@@ -1,11 +1,9 @@
 """kvblend-bench ceil and kernels: every figure is there, and they agree with each other."""
-import json
 import os
 import subprocess
-import sys
-import tempfile
 
-BENCH = os.environ["KVBLEND_BENCH"]
+from bench_cli import BENCH, report
+
 DEVICE = os.environ.get("KVBLEND_TEST_DEVICE", "cpu")
 KERNELS = ["copy", "gather", "rmsnorm", "rmsnorm+operand", "rmsnorm_heads", "swiglu", "swiglu+operand",
            "rope", "kv_put", "kv_load_f16", "kv_load_q8", "encode_f16", "encode_q8", "deviation_f16",
@@ -13,12 +11,7 @@ KERNELS = ["copy", "gather", "rmsnorm", "rmsnorm+operand", "rmsnorm_heads", "swi
 
 
 def run(sub, *args):
-    with tempfile.TemporaryDirectory() as d:
-        path = os.path.join(d, "out.json")
-        subprocess.run([BENCH, sub, "--shape", "smollm2", "--device", DEVICE, "--reps", "2", "--json",
-                        path, *args], check=True, stdout=subprocess.DEVNULL, timeout=600)
-        with open(path) as f:
-            return json.load(f)
+    return report(sub, "--shape", "smollm2", "--device", DEVICE, "--reps", "2", *args)
 
 
 def close(a, b):

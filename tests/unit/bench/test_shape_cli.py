@@ -1,12 +1,11 @@
 """kvblend-bench --shape: models of random weights in the shapes of real ones, without a file or a tokenizer's."""
-import json
 import os
-import pathlib
 import subprocess
-import tempfile
 import unittest
 
-BENCH = os.environ["KVBLEND_BENCH"]
+import bench_cli
+from bench_cli import BENCH
+
 ARGS = ["--gemm", "own-f32", "--chunks", "3", "--chunk-tokens", "48", "--query-tokens", "16", "--reps", "1",
         "--ram", "64MiB"]
 
@@ -16,11 +15,7 @@ def run(sub, *args):
 
 
 def report(sub, *args):
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "report.json"
-        r = run(sub, *ARGS, "--json", str(out), *args)
-        assert r.returncode == 0, r.stderr
-        return json.loads(out.read_text())
+    return bench_cli.report(sub, *ARGS, *args)
 
 
 class Shape(unittest.TestCase):
