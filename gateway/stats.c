@@ -16,6 +16,7 @@
 
 /* ---- metrics ---- */
 
+enum { LABEL_BYTES = 32 };
 static const int codes[] = {200, 204, 400, 401, 403, 404, 405, 408, 413,
                             415, 429, 431, 499, 500, 502, 503, 504};
 enum { N_CODES = sizeof codes / sizeof codes[0] };
@@ -25,7 +26,7 @@ static struct metric m_requests[N_CODES + 1];
 /* Detectors of segment/segment.h that the gateway itself runs; others are counted as "preset". */
 static const char *const detectors[] = {"blocks", "known", "learned", "separator", "preset"};
 enum { N_DETECTORS = sizeof detectors / sizeof detectors[0] };
-static char detector_labels[N_DETECTORS][32];
+static char detector_labels[N_DETECTORS][LABEL_BYTES];
 static struct metric m_detector[N_DETECTORS];
 
 static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
@@ -59,7 +60,7 @@ HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gate
 /* Policy/route's reasons. */
 static const char *const reasons[] = POL_ROUTE_REASONS;
 enum { N_REASONS = sizeof reasons / sizeof reasons[0] };
-static char reason_labels[N_REASONS][24];
+static char reason_labels[N_REASONS][LABEL_BYTES];
 static struct metric m_routed[N_REASONS];
 GAUGE(m_directory, "kvblend_gateway_directory_texts",
       "Texts that workers are known to hold, counted per worker.");
@@ -74,40 +75,37 @@ static struct metric m_routed_tokens[2] = {
      .type = METRIC_COUNTER}};
 
 static const char *const sheds[] = {"objective", "share", "full", "timeout"};
-static char shed_labels[GW_SHED_COUNT][24];
+static char shed_labels[GW_SHED_COUNT][LABEL_BYTES];
 static struct metric m_shed[GW_SHED_COUNT];
 
-static void register_sheds(void)
+/* A counter for each value of a label. */
+static void register_by(const char *label, const char *const *value, size_t n,
+                        const struct metric *as, char (*text)[LABEL_BYTES], struct metric *ret)
 {
-    for (size_t i = 0; i < GW_SHED_COUNT; i++) {
-        (void)snprintf(shed_labels[i], sizeof shed_labels[i], "reason=\"%s\"", sheds[i]);
-        m_shed[i].name = "kvblend_gateway_shed_total";
-        m_shed[i].labels = shed_labels[i];
-        m_shed[i].help = "Completions sent away because they would have waited, or had, too long.";
-        m_shed[i].type = METRIC_COUNTER;
-        metric_register(&m_shed[i]);
+    for (size_t i = 0; i < n; i++) {
+        (void)snprintf(text[i], LABEL_BYTES, "%s=\"%s\"", label, value[i]);
+        ret[i].name = as->name;
+        ret[i].help = as->help;
+        ret[i].labels = text[i];
+        ret[i].type = METRIC_COUNTER;
+        metric_register(&ret[i]);
     }
-}
-
-static void register_routing(void)
-{
-    for (size_t i = 0; i < N_REASONS; i++) {
-        (void)snprintf(reason_labels[i], sizeof reason_labels[i], "reason=\"%s\"", reasons[i]);
-        m_routed[i].name = "kvblend_gateway_routed_total";
-        m_routed[i].labels = reason_labels[i];
-        m_routed[i].help = "Requests by why their target was chosen (policy/route.h).";
-        m_routed[i].type = METRIC_COUNTER;
-        metric_register(&m_routed[i]);
-    }
-    metric_register(&m_routed_tokens[0]);
-    metric_register(&m_routed_tokens[1]);
-    metric_register(&m_directory);
 }
 
 static void register_all(void)
 {
-    register_routing();
-    register_sheds();
+    static const struct metric
+        routed = {.name = "kvblend_gateway_routed_total",
+                  .help = "Requests by why their target was chosen (policy/route.h)."},
+        shed = {.name = "kvblend_gateway_shed_total",
+                .help = "Completions sent away because they would have waited, or had, too long."},
+        detector = {.name = "kvblend_gateway_detector_hits_total",
+                    .help = "Requests in which a detector found chunks."};
+    register_by("reason", reasons, N_REASONS, &routed, reason_labels, m_routed);
+    metric_register(&m_routed_tokens[0]);
+    metric_register(&m_routed_tokens[1]);
+    metric_register(&m_directory);
+    register_by("reason", sheds, GW_SHED_COUNT, &shed, shed_labels, m_shed);
     static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,    &m_relay,
                                              &m_segments, &m_restarts, &m_retries,  &m_failovers,
                                              &m_aborts,   &m_log_lost, &m_overhead, &m_queue};
@@ -122,15 +120,7 @@ static void register_all(void)
         m_requests[i].type = METRIC_COUNTER;
         metric_register(&m_requests[i]);
     }
-    for (size_t i = 0; i < N_DETECTORS; i++) {
-        (void)snprintf(detector_labels[i], sizeof detector_labels[i], "detector=\"%s\"",
-                       detectors[i]);
-        m_detector[i].name = "kvblend_gateway_detector_hits_total";
-        m_detector[i].labels = detector_labels[i];
-        m_detector[i].help = "Requests in which a detector found chunks.";
-        m_detector[i].type = METRIC_COUNTER;
-        metric_register(&m_detector[i]);
-    }
+    register_by("detector", detectors, N_DETECTORS, &detector, detector_labels, m_detector);
     for (size_t i = 0; i < sizeof singles / sizeof singles[0]; i++)
         metric_register(singles[i]);
 }

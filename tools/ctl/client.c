@@ -113,3 +113,17 @@ int ctl_expect(const struct ctl_args *a, const char *method, const char *target,
     ctl_reply_fini(ret);
     return CTL_REFUSED;
 }
+
+int ctl_print(const struct ctl_args *a, const char *method, const char *target,
+              void (*print)(const json_t *answer))
+{
+    struct ctl_reply r;
+    int rc = ctl_expect(a, method, target, NULL, 0, &r);
+    if (rc != 0) return rc;
+    if (a->json)
+        ctl_print_json(&r);
+    else
+        print(r.json);
+    ctl_reply_fini(&r);
+    return CTL_OK;
+}

@@ -40,6 +40,9 @@ void ctl_reply_fini(struct ctl_reply *r);
 /* Ask; an answer other than 2xx is explained on stderr and gives CTL_REFUSED. */
 int ctl_expect(const struct ctl_args *a, const char *method, const char *target, const void *body,
                size_t len, struct ctl_reply *ret);
+/* Ask without a body, and print the answer: as it came (--json), else by `print`. An exit code. */
+int ctl_print(const struct ctl_args *a, const char *method, const char *target,
+              void (*print)(const json_t *answer));
 
 /* out.c */
 enum { CTL_COLUMNS_MAX = 12 };

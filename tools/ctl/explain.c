@@ -110,24 +110,22 @@ static void print_decision(const json_t *d)
     print_alternatives(d);
 }
 
-int ctl_explain(const struct ctl_args *a)
+static void print(const json_t *answer)
 {
-    struct ctl_reply r;
-    char target[192];
     const json_t *d;
     size_t i;
-    if (strlen(a->operand) > 128 || strcspn(a->operand, "/?#% ") != strlen(a->operand))
-        return ctl_fail(a, CTL_USAGE, "\"%.40s\" is no request id", a->operand);
-    (void)snprintf(target, sizeof target, "/admin/decisions/%s", a->operand);
-    int rc = ctl_expect(a, "GET", target, NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json) ctl_print_json(&r);
-    json_array_foreach(json_object_get(r.json, "data"), i, d)
+    json_array_foreach(json_object_get(answer, "data"), i, d)
     {
-        if (a->json) break;
         if (i > 0) (void)printf("\n---- prompt %zu ----\n", i + 1);
         print_decision(d);
     }
-    ctl_reply_fini(&r);
-    return CTL_OK;
+}
+
+int ctl_explain(const struct ctl_args *a)
+{
+    char target[192];
+    if (strlen(a->operand) > 128 || strcspn(a->operand, "/?#% ") != strlen(a->operand))
+        return ctl_fail(a, CTL_USAGE, "\"%.40s\" is no request id", a->operand);
+    (void)snprintf(target, sizeof target, "/admin/decisions/%s", a->operand);
+    return ctl_print(a, "GET", target, print);
 }

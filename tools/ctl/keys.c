@@ -19,7 +19,7 @@ static void left_cell(struct ctl_table *t, const json_t *e, const char *left, co
         ctl_cell(t, "-");
 }
 
-static void print(const json_t *keys)
+static void print(const json_t *answer)
 {
     static const char *const names[] = {"KEY",       "WEIGHT",        "PRIORITY",
                                         "OBJECTIVE", "WAITING",       "SHARE",
@@ -28,7 +28,7 @@ static void print(const json_t *keys)
     size_t i;
     const json_t *e;
     ctl_table_head(&t, names, 9, "lrrrrrrrr");
-    json_array_foreach(keys, i, e)
+    json_array_foreach(json_object_get(answer, "keys"), i, e)
     {
         ctl_cell(&t, "%s", ctl_str(e, "id"));
         ctl_cell(&t, "%g", ctl_num(e, "weight"));
@@ -49,13 +49,5 @@ static void print(const json_t *keys)
 
 int ctl_keys(const struct ctl_args *a)
 {
-    struct ctl_reply r;
-    int rc = ctl_expect(a, "GET", "/admin/keys", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        print(json_object_get(r.json, "keys"));
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    return ctl_print(a, "GET", "/admin/keys", print);
 }

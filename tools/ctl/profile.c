@@ -61,13 +61,5 @@ static void print_profile(const json_t *root)
 
 int ctl_profile(const struct ctl_args *a)
 {
-    struct ctl_reply r;
-    int rc = ctl_expect(a, "GET", "/admin/profile", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        print_profile(r.json);
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    return ctl_print(a, "GET", "/admin/profile", print_profile);
 }

@@ -56,17 +56,14 @@ static void print_worker(const json_t *w)
     (void)printf("  alarms    %.0f, returns %.0f\n", ctl_num(q, "alarms"), ctl_num(q, "returns"));
 }
 
-int ctl_quality(const struct ctl_args *a)
+static void print(const json_t *answer)
 {
-    struct ctl_reply r;
     size_t i;
     const json_t *w;
-    int rc = ctl_expect(a, "GET", "/admin/quality", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        json_array_foreach(json_object_get(r.json, "workers"), i, w) print_worker(w);
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
+}
+
+int ctl_quality(const struct ctl_args *a)
+{
+    return ctl_print(a, "GET", "/admin/quality", print);
 }

@@ -81,20 +81,16 @@ static void print_worker(const json_t *w)
         (void)printf("  blend   off: %s\n", ctl_str(b, "reason"));
 }
 
+static void print(const json_t *answer)
+{
+    const json_t *gateway = json_object_get(answer, "gateway"), *w;
+    size_t i;
+    print_gateway(gateway);
+    print_shed(json_object_get(gateway, "shed"));
+    json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
+}
+
 int ctl_status(const struct ctl_args *a)
 {
-    struct ctl_reply r;
-    size_t i;
-    const json_t *w;
-    int rc = ctl_expect(a, "GET", "/admin/status", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json) {
-        ctl_print_json(&r);
-    } else {
-        print_gateway(json_object_get(r.json, "gateway"));
-        print_shed(json_object_get(json_object_get(r.json, "gateway"), "shed"));
-        json_array_foreach(json_object_get(r.json, "workers"), i, w) print_worker(w);
-    }
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    return ctl_print(a, "GET", "/admin/status", print);
 }

@@ -20,7 +20,7 @@ static void models_of(const json_t *models, char *text, size_t cap)
     }
 }
 
-static void print(const json_t *targets)
+static void print(const json_t *answer)
 {
     static const char *const names[] = {"TARGET",     "KIND", "STATE",  "BREAKER",
                                         "IN FLIGHT",  "SENT", "FAILED", "BUSY",
@@ -30,7 +30,7 @@ static void print(const json_t *targets)
     size_t i;
     const json_t *e;
     ctl_table_head(&t, names, 11, "llllrrrrrrl");
-    json_array_foreach(targets, i, e)
+    json_array_foreach(json_object_get(answer, "targets"), i, e)
     {
         ctl_cell(&t, "%s", ctl_str(e, "name"));
         ctl_cell(&t, "%s", ctl_str(e, "kind"));
@@ -58,22 +58,9 @@ static void print(const json_t *targets)
     ctl_table_fini(&t);
 }
 
-static int show(const struct ctl_args *a, const char *method, const char *target)
-{
-    struct ctl_reply r;
-    int rc = ctl_expect(a, method, target, NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        print(json_object_get(r.json, "targets"));
-    ctl_reply_fini(&r);
-    return CTL_OK;
-}
-
 int ctl_targets(const struct ctl_args *a)
 {
-    return show(a, "GET", "/admin/targets");
+    return ctl_print(a, "GET", "/admin/targets", print);
 }
 
 static int order(const struct ctl_args *a, const char *what)
@@ -85,7 +72,7 @@ static int order(const struct ctl_args *a, const char *what)
                                                 : buf_addf(&b, "%%%02X", *p);
     if (r == 0) r = buf_addf(&b, "/%s", what);
     if (r == 0)
-        rc = show(a, "POST", buf_cstr(&b));
+        rc = ctl_print(a, "POST", buf_cstr(&b), print);
     else
         (void)ctl_fail(a, rc, "out of memory");
     buf_fini(&b);
@@ -102,15 +89,13 @@ int ctl_enable(const struct ctl_args *a)
     return order(a, "enable");
 }
 
+static void print_reloaded(const json_t *answer)
+{
+    (void)answer;
+    (void)printf("reloaded\n");
+}
+
 int ctl_reload(const struct ctl_args *a)
 {
-    struct ctl_reply r;
-    int rc = ctl_expect(a, "POST", "/admin/reload", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        (void)printf("reloaded\n");
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    return ctl_print(a, "POST", "/admin/reload", print_reloaded);
 }

@@ -104,23 +104,18 @@ static void print_table(const json_t *data)
     ctl_table_fini(&t);
 }
 
+static void print(const json_t *answer)
+{
+    const json_t *data = json_object_get(answer, "data"), *e;
+    size_t i;
+    print_table(data);
+    (void)putchar('\n');
+    json_array_foreach(data, i, e) print_detail(e);
+}
+
 int ctl_tiers(const struct ctl_args *a)
 {
-    struct ctl_reply r;
-    size_t i;
-    const json_t *e;
-    int rc = ctl_expect(a, "GET", "/admin/tiers", NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json) {
-        ctl_print_json(&r);
-    } else {
-        const json_t *data = json_object_get(r.json, "data");
-        print_table(data);
-        (void)putchar('\n');
-        json_array_foreach(data, i, e) print_detail(e);
-    }
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    return ctl_print(a, "GET", "/admin/tiers", print);
 }
 
 /* ---- orders ---- */
