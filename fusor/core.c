@@ -532,16 +532,21 @@ uint32_t fus_session_len(const struct fus_session *s)
     return s->len;
 }
 
-struct kn_kv fus_session_kv(const struct fus_session *s)
+struct kn_kv fus_pool_kv(const struct fus_core *c)
 {
-    const struct fus_core *c = s->core;
     return (struct kn_kv){.base = c->pool,
                           .page_stride = c->page_stride,
                           .layer_stride = c->layer_stride,
-                          .pages = s->page_dev,
-                          .n_pages = s->n_pages,
                           .G = c->cfg.G,
                           .K = c->cfg.K};
+}
+
+struct kn_kv fus_session_kv(const struct fus_session *s)
+{
+    struct kn_kv kv = fus_pool_kv(s->core);
+    kv.pages = s->page_dev;
+    kv.n_pages = s->n_pages;
+    return kv;
 }
 
 static int page_copy(struct fus_core *c, int32_t to, int32_t from)

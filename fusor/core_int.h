@@ -25,6 +25,18 @@ struct fus_block {
     size_t device_bytes, shared_bytes;
 };
 
+/* What decode steps keep. A device plays a step again and again (kn_replay), so all of it has its
+ * place until there is a larger batch. */
+struct fus_decoder {
+    size_t cap;        /* rows */
+    char *rows, *near; /* what a step's rows are (layer.c): as the host fills it, as operations read
+                          it; one where memory is plain */
+    float *x;          /* [cap, D] residual */
+    int32_t *best, *best_near; /* [cap] the largest logits' places; likewise */
+    float *logits;             /* [cap, V] NULL: the head writes to the caller */
+    float *seen;               /* [cap, V] rows of logits that the host wants */
+};
+
 enum { FUS_RATES_MAX = 8 };
 struct fus_core {
     const struct model *model; /* borrowed: embedding rows are read from it */
@@ -50,12 +62,7 @@ struct fus_core {
     struct fus_share *share;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
-    float *dec_x;         /* [dec_cap, D] residual of a decode step, grows with the batch */
-    int32_t *dec_pos;     /* [2, dec_cap] positions, then tokens */
-    float *dec_logits;    /* [dec_cap, V] where the head cannot write to the caller */
-    struct kn_kv *dec_kv; /* [dec_cap] */
-    struct kn_attn_args *dec_args;
-    size_t dec_cap;
+    struct fus_decoder dec;
     struct kn_gemm_rate rate[FUS_RATES_MAX];
     size_t n_rates;
 };
@@ -66,6 +73,7 @@ struct fus_session {
     int32_t *page_dev; /* the same for operations; `page` itself where memory is plain */
     uint32_t n_pages, cap_tokens, len;
 };
+struct kn_kv fus_pool_kv(const struct fus_core *c); /* of no sequence yet */
 struct kn_kv fus_session_kv(const struct fus_session *s);
 /* Give the session pages of its own for everything it is going to write from token `from` on. */
 int fus_session_own(struct fus_session *s, uint32_t from);

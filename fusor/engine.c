@@ -85,7 +85,8 @@ struct fus_engine {
     struct choice **batch; /* [max_running], with the job of each: */
     struct fus_job **batch_job;
     struct fus_session **batch_s;
-    int32_t *batch_tok;
+    int32_t *batch_tok, *batch_best;
+    bool *batch_wants; /* logits */
     atomic_bool build_cancel;
     atomic_bool idle_cancel; /* of an idle plan: a request has come */
 };
@@ -205,15 +206,36 @@ static void end_choice(struct fus_engine *e, struct fus_job *j, struct choice *c
     if (j->req.ops->on_choice) j->req.ops->on_choice(j->req.ctx, (unsigned)(c - j->choice), f);
 }
 
-/* Sample from logits (overwritten), deliver. 0 or <0; *ret_last is the finish of a choice that
- * ended. */
-static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c, float *logits,
-                      enum fus_finish *ret_last)
+/* Ids that have no chance as the next token. */
+static size_t n_banned_now(const struct fus_job *j, const struct choice *c)
 {
-    struct fus_event_token t = {.choice = (unsigned)(c - j->choice)};
-    if (j->req.ops->on_logits) j->req.ops->on_logits(j->req.ctx, t.choice, logits);
-    const bool early = c->n_new < j->req.min_new;
-    int r = fus_sampler_pick(c->sampler, logits, j->banned, early ? j->n_banned : 0, &t.picked);
+    return c->n_new < j->req.min_new ? j->n_banned : 0;
+}
+
+/* Does the next token of this choice take more than to know the best one? */
+static bool wants_logits(const struct fus_job *j, const struct choice *c)
+{
+    const struct fus_request_ops *ops = j->req.ops;
+    const unsigned choice = (unsigned)(c - j->choice);
+    if (ops->on_logits && (!ops->looks || ops->looks(j->req.ctx, choice))) return true;
+    return n_banned_now(j, c) > 0 || !fus_sampler_is_greedy(c->sampler);
+}
+
+/* Sample from logits (overwritten). */
+static int pick_token(struct fus_job *j, struct choice *c, float *logits, struct fus_picked *ret)
+{
+    const struct fus_request_ops *ops = j->req.ops;
+    if (ops->on_logits) ops->on_logits(j->req.ctx, (unsigned)(c - j->choice), logits);
+    return fus_sampler_pick(c->sampler, logits, j->banned, n_banned_now(j, c), ret);
+}
+
+/* Deliver a token: one sampled from logits, or (NULL) the best. 0 or <0; *ret_last is the finish of
+ * a choice that ended. */
+static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c, float *logits,
+                      int32_t best, enum fus_finish *ret_last)
+{
+    struct fus_event_token t = {.choice = (unsigned)(c - j->choice), .picked = {.id = best}};
+    int r = logits ? pick_token(j, c, logits, &t.picked) : best < 0 ? -EBADMSG : 0;
     if (r < 0) return r;
     c->last = t.picked.id;
     c->n_new++;
@@ -359,7 +381,7 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
         for (uint32_t t = 0; t < r->plan.n_tok; t++)
             fus_sampler_see(c->sampler, r->plan.tok[t], true);
         memcpy(e->logits, logits + (rows - 1) * V, V * sizeof(*logits));
-        err = take_token(e, j, c, e->logits, last);
+        err = take_token(e, j, c, e->logits, -1, last);
     }
     return err;
 }
@@ -430,6 +452,7 @@ static size_t gather_batch(struct fus_engine *e)
             e->batch[n] = c;
             e->batch_job[n] = j;
             e->batch_s[n] = c->s;
+            e->batch_wants[n] = wants_logits(j, c);
             e->batch_tok[n++] = c->last;
         }
     return n;
@@ -454,14 +477,16 @@ static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
     const uint64_t t0 = clock_ns();
-    int r = fus_decode(e->core, e->batch_s, e->batch_tok, n, NULL, e->logits);
+    int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, e->batch_wants, e->logits,
+                            e->batch_best);
     for (size_t i = 0; i < n;) {
         struct fus_job *j = e->batch_job[i];
         enum fus_finish last = FUS_LENGTH;
         int err = r;
         for (; i < n && e->batch_job[i] == j; i++)
             if (err == 0 && !atomic_load(&j->cancel))
-                err = take_token(e, j, e->batch[i], e->logits + i * V, &last);
+                err = take_token(e, j, e->batch[i], e->batch_wants[i] ? e->logits + i * V : NULL,
+                                 e->batch_best[i], &last);
         if (err < 0) {
             fail_running(e, j, err);
         } else if (j->n_live == 0) {
@@ -713,6 +738,8 @@ static void engine_free(struct fus_engine *e)
     mem_free(e->batch_job);
     mem_free(e->batch_s);
     mem_free(e->batch_tok);
+    mem_free(e->batch_best);
+    mem_free(e->batch_wants);
     pthread_mutex_destroy(&e->m);
     pthread_cond_destroy(&e->wake);
     mem_free(e);
@@ -739,8 +766,12 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     e->batch_job = mem_alloc(n * sizeof(struct fus_job *));
     e->batch_s = mem_alloc(n * sizeof(struct fus_session *));
     e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
+    e->batch_best = mem_alloc(n * sizeof(*e->batch_best));
+    e->batch_wants = mem_alloc(n * sizeof(*e->batch_wants));
     e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
-    int r = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok ? 0 : -ENOMEM;
+    const bool ok = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok &&
+                    e->batch_best && e->batch_wants;
+    int r = ok ? 0 : -ENOMEM;
     if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
     if (r < 0) {
         engine_free(e);

@@ -43,8 +43,10 @@ struct fus_request_ops { /* engine thread */
     void (*on_choice)(void *ctx, unsigned choice, enum fus_finish f); /* that choice ended */
     void (*on_done)(void *ctx, const struct fus_event_done *d);
     /* Logits [V] that a token of this choice is about to be drawn from, as the model gave them. May
-     * be NULL. */
+     * be NULL. looks(): whether it will look at the next ones, so that others need not be brought
+     * to the host; NULL: at all of them. */
     void (*on_logits)(void *ctx, unsigned choice, const float *logits);
+    bool (*looks)(void *ctx, unsigned choice);
 };
 struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */

@@ -244,14 +244,30 @@ int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_
 }
 
 /* ---- decode: one new token of each of several sessions ---- */
+
+/* The rows of a step, [cap] each; rows behind the sessions' are nobody's. */
+struct rows {
+    struct kn_pages *pages;
+    int32_t *pos, *tok;
+};
+
+static struct rows rows_at(char *p, size_t cap)
+{
+    char *pos = p + cap * sizeof(struct kn_pages), *tok = pos + cap * sizeof(int32_t);
+    return (struct rows){(void *)p, (void *)pos, (void *)tok};
+}
+
+static size_t rows_bytes(size_t cap)
+{
+    return cap * (sizeof(struct kn_pages) + 2 * sizeof(int32_t));
+}
+
 struct decode {
     struct fus_core *c;
-    const int32_t *tok;        /* [n] */
-    const int32_t *pos;        /* [n] */
-    float *x;                  /* [n, D] */
-    float *logits;             /* [n, V] */
-    struct kn_kv *kv;          /* [n] the sequences' */
-    struct kn_attn_args *args; /* [n] */
+    struct rows rows; /* as operations read them */
+    struct kn_kv kv;
+    float *logits;     /* [n, V] */
+    const bool *wants; /* [sessions] their logits are; NULL: all are */
 };
 
 static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
@@ -260,6 +276,7 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
     const struct model_cfg *cfg = &d->c->cfg;
     const struct fus_layer *w = &d->c->layer[layer];
     const size_t HK = (size_t)cfg->H * cfg->K, GK = (size_t)cfg->G * cfg->K;
+    const int32_t *pos = d->rows.pos;
     float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
     float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
     if (!k || !q) return -ENOMEM;
@@ -269,106 +286,180 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
         r = kn_rmsnorm_heads(st, k, 2 * GK, n, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
     if (r == 0 && w->q_norm)
         r = kn_rmsnorm_heads(st, q, HK, n, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
-    if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, d->pos);
-    if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, d->pos);
-    if (r == 0) r = kn_kv_put_many(st, d->kv, layer, d->pos, n, k, 2 * GK, k + GK, 2 * GK);
-    for (size_t i = 0; i < n; i++)
-        d->args[i] = (struct kn_attn_args){.q = q + i * HK,
-                                           .ldq = HK,
-                                           .m = 1,
-                                           .pos = d->pos + i,
-                                           .H = cfg->H,
-                                           .kv = d->kv + i,
-                                           .layer = layer,
-                                           .scale = cfg->attn_scale,
-                                           .out = att + i * HK,
-                                           .ldo = HK};
-    return r < 0 ? r : kn_attn_many(st, d->args, n);
+    if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, pos);
+    if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, pos);
+    if (r == 0) r = kn_kv_put(st, &d->kv, layer, pos, n, k, 2 * GK, k + GK, 2 * GK);
+    const struct kn_attn_args a = {.q = q,
+                                   .ldq = HK,
+                                   .m = n,
+                                   .pos = pos,
+                                   .H = cfg->H,
+                                   .kv = &d->kv,
+                                   .layer = layer,
+                                   .scale = cfg->attn_scale,
+                                   .out = att,
+                                   .ldo = HK};
+    return r < 0 ? r : kn_attn(st, &a);
 }
 
-static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
 {
-    const struct decode *d = arg;
     const struct model_cfg *cfg = &d->c->cfg;
     const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
-    ASSERT(row0 == 0);
-    int r = embed_rows(st, d->c, d->tok, n, d->x);
-    if (r < 0) return r;
-    for (unsigned l = 0; l < cfg->L; l++) {
+    float *x = d->c->dec.x;
+    int r = embed_rows(st, d->c, d->rows.tok, n, x);
+    for (unsigned l = 0; r == 0 && l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
         float *h = kn_operand(st, SLOT_H, n, w->kv); /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!h || !att) return -ENOMEM;
-        r = kn_rmsnorm(st, d->x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
+        r = kn_rmsnorm(st, x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
-        if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, d->x, D, true);
-        if (r == 0) r = feed_forward(st, d->c, l, d->x, n);
-        if (r < 0) return r;
+        if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, x, D, true);
+        if (r == 0) r = feed_forward(st, d->c, l, x, n);
     }
-    struct head a = {d->c, d->x, d->logits};
-    return block_logits(st, &a, 0, n);
+    return r;
+}
+
+/* The whole step, without a look at anything that the next one may have otherwise. */
+static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct decode *d = arg;
+    const struct fus_decoder *dec = &d->c->dec;
+    const size_t V = d->c->cfg.V;
+    struct head a = {d->c, dec->x, d->logits};
+    int r = 0;
+    ASSERT(row0 == 0);
+    if (dec->near != dec->rows) r = kn_copy(st, dec->near, dec->rows, rows_bytes(dec->cap));
+    if (r == 0) r = decode_layers(st, d, n);
+    if (r == 0) r = block_logits(st, &a, 0, n);
+    if (r == 0) r = kn_best(st, d->logits, V, n, V, dec->best_near);
+    if (r == 0 && dec->best_near != dec->best)
+        r = kn_copy(st, dec->best, dec->best_near, n * sizeof(*dec->best));
+    return r;
+}
+
+/* Rows of logits on their way to the host, those that stand together at once. */
+static int fetch_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct decode *d = arg;
+    const size_t V = d->c->cfg.V;
+    int r = 0;
+    for (size_t i = 0, m; r == 0 && i < n; i += m) {
+        const bool wants = !d->wants || d->wants[i];
+        for (m = 1; i + m < n && wants == (!d->wants || d->wants[i + m]); m++)
+            ;
+        if (wants)
+            r = kn_copy(st, d->c->dec.seen + i * V, d->logits + i * V, m * V * sizeof(float));
+    }
+    return r;
 }
 
 void fus_decode_fini(struct fus_core *c)
 {
-    kn_mem_free(c->dev, c->dec_x);
-    kn_mem_free(c->dev, c->dec_pos);
-    kn_mem_free(c->dev, c->dec_logits);
-    mem_free(c->dec_kv);
-    mem_free(c->dec_args);
-    c->dec_x = c->dec_logits = NULL;
-    c->dec_pos = NULL;
-    c->dec_kv = NULL;
-    c->dec_args = NULL;
-    c->dec_cap = 0;
+    struct fus_decoder *d = &c->dec;
+    kn_forget(c->dev);
+    if (d->near != d->rows) kn_mem_free(c->dev, d->near);
+    if (d->best_near != d->best) kn_mem_free(c->dev, d->best_near);
+    kn_mem_free(c->dev, d->rows);
+    kn_mem_free(c->dev, d->best);
+    kn_mem_free(c->dev, d->x);
+    kn_mem_free(c->dev, d->logits);
+    kn_mem_free(c->dev, d->seen);
+    *d = (struct fus_decoder){0};
 }
 
 static int decode_room(struct fus_core *c, size_t n)
 {
-    const struct model_cfg *g = &c->cfg;
-    if (n <= c->dec_cap) return 0;
+    struct fus_decoder *d = &c->dec;
+    struct kn_dev *dev = c->dev;
+    if (n <= d->cap) return 0;
     fus_decode_fini(c);
-    c->dec_cap = n < 16 ? 16 : n;
-    c->dec_x = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->dec_cap * g->D * sizeof(*c->dec_x));
-    c->dec_pos = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * 2 * sizeof(*c->dec_pos));
-    c->dec_kv = mem_alloc(c->dec_cap * sizeof *c->dec_kv);
-    c->dec_args = mem_alloc(c->dec_cap * sizeof *c->dec_args);
-    bool ok = c->dec_x && c->dec_pos && c->dec_kv && c->dec_args;
-    if (!kn_dev_is_host(c->dev)) { /* else the head writes where the caller wants it */
-        c->dec_logits = kn_mem_alloc(c->dev, KN_MEM_SHARED, c->dec_cap * g->V * sizeof(float));
-        ok = ok && c->dec_logits;
+    const size_t cap = n < 16 ? 16 : n, D = c->cfg.D, V = c->cfg.V;
+    d->cap = cap;
+    d->rows = d->near = kn_mem_alloc(dev, KN_MEM_HOST, rows_bytes(cap));
+    d->best = d->best_near = kn_mem_alloc(dev, KN_MEM_HOST, cap * sizeof(*d->best));
+    d->x = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * D * sizeof(*d->x));
+    bool ok = d->rows && d->best && d->x;
+    if (ok && !kn_dev_is_host(dev)) {
+        d->near = kn_mem_alloc(dev, KN_MEM_DEVICE, rows_bytes(cap));
+        d->best_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->best));
+        d->logits = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * V * sizeof(*d->logits));
+        d->seen = kn_mem_alloc(dev, KN_MEM_HOST, cap * V * sizeof(*d->seen));
+        ok = d->near && d->best_near && d->logits && d->seen;
     }
     if (!ok) fus_decode_fini(c);
     return ok ? 0 : -ENOMEM;
 }
 
-int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
-               const atomic_bool *cancel, float *ret_logits)
+/* Fills the rows of a step; *ret_pages: what the longest of them has. */
+static int decode_rows(struct fus_core *c, struct fus_session *const *s, const int32_t *tok,
+                       size_t n, size_t *ret_pages)
 {
-    if (n == 0) return 0;
-    int r = decode_room(c, n);
-    if (r < 0) return r;
-    int32_t *pos = c->dec_pos, *ids = c->dec_pos + c->dec_cap;
+    const struct rows rows = rows_at(c->dec.rows, c->dec.cap);
+    size_t most = 0;
+    memset(c->dec.rows, 0, rows_bytes(c->dec.cap));
     for (size_t i = 0; i < n; i++) {
         if (tok[i] < 0 || (unsigned)tok[i] >= c->cfg.V) return -EINVAL;
         if (s[i]->len >= s[i]->cap_tokens) return -ENOSPC;
-        pos[i] = (int32_t)s[i]->len;
-        ids[i] = tok[i];
-        r = fus_session_own(s[i], s[i]->len);
+        int r = fus_session_own(s[i], s[i]->len);
         if (r < 0) return r;
-        c->dec_kv[i] = fus_session_kv(s[i]);
+        rows.pages[i] = (struct kn_pages){s[i]->page_dev, s[i]->n_pages};
+        rows.pos[i] = (int32_t)s[i]->len;
+        rows.tok[i] = tok[i];
+        if (s[i]->n_pages > most) most = s[i]->n_pages;
     }
-    struct decode d = {.c = c,
-                       .tok = ids,
-                       .pos = pos,
-                       .x = c->dec_x,
-                       .logits = c->dec_logits ? c->dec_logits : ret_logits,
-                       .kv = c->dec_kv,
-                       .args = c->dec_args};
-    r = kn_wide(c->dev, n, cancel, decode_block, &d);
-    if (r < 0) return r;
-    if (c->dec_logits) memcpy(ret_logits, c->dec_logits, n * c->cfg.V * sizeof(*ret_logits));
-    for (size_t i = 0; i < n; i++)
-        s[i]->len++;
+    *ret_pages = most;
     return 0;
+}
+
+/* Steps of as many rows, whose longest sequence is of about the same length, are the same
+ * operations: the pages are said to be a power of two, which costs blocks that find nothing to do.
+ */
+static size_t pages_like(size_t n)
+{
+    size_t like = 8; /* chosen: keys of which nobody makes parts */
+    while (like < n)
+        like *= 2;
+    return like;
+}
+
+int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
+                    const atomic_bool *cancel, const bool *wants, float *ret_logits,
+                    int32_t *ret_best)
+{
+    const size_t V = c->cfg.V, m = kn_replay_rows(c->dev, n);
+    size_t n_pages = 0;
+    if (n == 0) return 0;
+    int r = decode_room(c, m);
+    if (r == 0) r = decode_rows(c, s, tok, n, &n_pages);
+    if (r < 0) return r;
+    struct decode d = {.c = c,
+                       .rows = rows_at(c->dec.near, c->dec.cap),
+                       .kv = fus_pool_kv(c),
+                       .logits = c->dec.logits ? c->dec.logits : ret_logits,
+                       .wants = wants};
+    d.kv.n_pages = pages_like(n_pages);
+    d.kv.each = d.rows.pages;
+    bool fetches = false;
+    for (size_t i = 0; c->dec.logits && i < n; i++)
+        fetches |= !wants || wants[i];
+    kn_hold(c->dev, fetches);
+    r = kn_replay(c->dev, (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
+    kn_hold(c->dev, false);
+    if (r == 0 && fetches) r = kn_wide(c->dev, n, NULL, fetch_block, &d);
+    if (r < 0) return r;
+    for (size_t i = 0; i < n; i++) {
+        if (fetches && (!wants || wants[i]))
+            memcpy(ret_logits + i * V, c->dec.seen + i * V, V * sizeof(*ret_logits));
+        if (ret_best) ret_best[i] = c->dec.best[i];
+        s[i]->len++;
+    }
+    return 0;
+}
+
+int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
+               const atomic_bool *cancel, float *ret_logits)
+{
+    return fus_decode_some(c, s, tok, n, cancel, NULL, ret_logits, NULL);
 }

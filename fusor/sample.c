@@ -87,6 +87,16 @@ void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
         s->n_out[id]++;
 }
 
+static bool draws(const struct fus_sampler *s)
+{
+    return s->p.temperature > 1e-5f;
+}
+
+bool fus_sampler_is_greedy(const struct fus_sampler *s)
+{
+    return !draws(s) && !s->n_out && s->p.n_bias == 0 && s->p.n_logprobs < 0;
+}
+
 /* Bias and penalties. Presence and frequency count generated tokens (as OpenAI), repetition the
  * prompt as well (as the CTRL paper's users do). */
 static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned)
@@ -233,7 +243,7 @@ int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned
     const int32_t best = arg_max(logits, s->n_vocab);
     const double max = (double)logits[best];
     if (!isfinite(max)) return -EBADMSG; /* no token has a chance */
-    const int32_t id = s->p.temperature > 1e-5f ? draw(s, logits, max) : best;
+    const int32_t id = draws(s) ? draw(s, logits, max) : best;
     *ret = (struct fus_picked){.id = id};
     if (s->p.n_logprobs >= 0) {
         const double lse = max + log(exp_sum(logits, s->n_vocab, max, 1));

@@ -37,6 +37,9 @@ struct fus_sampler;
 int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_sampler **ret);
 void fus_sampler_destroy(struct fus_sampler *s);
 void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt); /* feeds the penalties */
+/* It takes the largest logit, the lowest id of equal ones, and reports nothing else: who knows that
+ * id need not ask. */
+bool fus_sampler_is_greedy(const struct fus_sampler *s);
 /* logits [n_vocab] are overwritten; `banned` (may be NULL) ids get no chance (min_tokens: EOS). */
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
                      struct fus_picked *ret);

@@ -352,6 +352,29 @@ void kn_hold(struct kn_dev *d, bool on)
     if (dev_ops(d)->hold) dev_ops(d)->hold(d, on);
 }
 
+int kn_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+              kn_rows_fn fn, void *arg)
+{
+    const struct kn_ops *ops = dev_ops(d);
+    if (!ops->replay || n_rows == 0) return kn_wide(d, n_rows, cancel, fn, arg);
+    return ops->replay(d, key, n_rows, cancel, fn, arg);
+}
+
+size_t kn_replay_rows(const struct kn_dev *d, size_t n)
+{
+    return dev_ops(d)->replay_rows ? dev_ops(d)->replay_rows(d, n) : n;
+}
+
+void kn_forget(struct kn_dev *d)
+{
+    if (dev_ops(d)->forget) dev_ops(d)->forget(d);
+}
+
+struct kn_replays kn_replays(const struct kn_dev *d)
+{
+    return dev_ops(d)->replays ? dev_ops(d)->replays(d) : (struct kn_replays){0};
+}
+
 int kn_sync(struct kn_stream *st)
 {
     return stream_ops(st)->sync(st);
@@ -442,20 +465,12 @@ int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, cons
     return m ? stream_ops(st)->kv_put(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
 }
 
-int kn_kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
-                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
-{
-    for (size_t i = 0; i < m; i++)
-        if (kv[i].G != kv->G || kv[i].K != kv->K) return -EINVAL;
-    if (m && (ldk < (size_t)kv->G * kv->K || ldv < (size_t)kv->G * kv->K)) return -EINVAL;
-    return m ? stream_ops(st)->kv_put_many(st, kv, layer, pos, m, k, ldk, v, ldv) : 0;
-}
-
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope)
 {
     if (n == 0) return 0;
-    if (pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n) return -EINVAL;
+    if (kv->each || pos0 < 0 || n > kv->n_pages * P || (size_t)pos0 > kv->n_pages * P - n)
+        return -EINVAL;
     if (rope && (rope->K != kv->K || rope->n_rot > rope->K || rope->n_rot % 2 ||
                  (size_t)pos0 + n > rope->pos_cap))
         return -EINVAL;
@@ -489,25 +504,14 @@ static bool attn_fits(const struct kn_attn_args *a)
 
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    return kn_attn_many(st, a, 1);
-}
-
-int kn_attn_many(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
-{
-    size_t rows = 0;
-    for (size_t i = 0; i < n; i++) {
-        const struct kn_kv *kv = a[i].kv;
-        if (!attn_fits(a + i) || a[i].ldo < (size_t)a[i].H * kv->K) return -EINVAL;
-        if (a[i].H != a->H || kv->G != a->kv->G || kv->K != a->kv->K) return -EINVAL;
-        rows += a[i].m;
-    }
-    return rows ? stream_ops(st)->attn(st, a, n) : 0;
+    if (!attn_fits(a) || a->ldo < (size_t)a->H * a->kv->K) return -EINVAL;
+    return a->m ? stream_ops(st)->attn(st, a) : 0;
 }
 
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                  size_t n_keys)
 {
-    if (!attn_fits(a) || !a->lse || key0 % P) return -EINVAL;
+    if (!attn_fits(a) || a->kv->each || !a->lse || key0 % P) return -EINVAL;
     return a->m && n_keys ? stream_ops(st)->attn_mass(st, a, mass, key0, n_keys) : 0;
 }
 
@@ -523,6 +527,19 @@ int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, e
 {
     if (lda < n || K == 0 || (unsigned)t >= DTYPES) return -EINVAL;
     return m && n ? stream_ops(st)->change(st, a, lda, b, t, m, n, K, ret) : 0;
+}
+
+int kn_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+{
+    if (n == 0 || n > INT32_MAX || ldx < n) return -EINVAL;
+    return m ? stream_ops(st)->best(st, x, ldx, m, n, ret) : 0;
+}
+
+int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+           int32_t *ret)
+{
+    if (k > n || n > INT32_MAX) return -EINVAL;
+    return k ? stream_ops(st)->top(st, score, idx, n, k, ret) : 0;
 }
 
 /* Score -> unsigned key that sorts alike; NaN and -0 are given a place: lowest, and equal to +0. */

@@ -113,7 +113,12 @@ int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
 double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
 
 /* ---- memory ---- */
-enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED };
+enum kn_mem {
+    KN_MEM_DEVICE,
+    KN_MEM_SHARED,
+    KN_MEM_HOST /* the host's; kn_copy() to and from it happens in the stream's order, unwaited for
+                 */
+};
 /* Aligned to 64, cleared; NULL when there is none. Large blocks cost nothing until touched on the
  * CPU. Freed blocks of a GPU are kept for the next request of their size. */
 void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
@@ -171,6 +176,23 @@ size_t kn_wide_rows_max(const struct kn_dev *d);
  * read, written or freed on the host before the end of a run that is not held, which also says what
  * went wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
 void kn_hold(struct kn_dev *d, bool on);
+/* kn_wide() of what is run again and again: what fn queues under a key is always the same
+ * operations on the same memory, and all that differs from run to run is read by operations. So a
+ * device may record it and play the recording later, without calling fn. Keys of other shapes are
+ * other recordings; where one cannot be made (kn_replays() says so) fn is called each time, with
+ * the same bits. fn waits for nothing and copies to and from KN_MEM_HOST alone. */
+int kn_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+              kn_rows_fn fn, void *arg);
+/* So many rows shall a run of n be that is played again: runs of about as many share a recording. n
+ * itself where nothing is recorded. */
+size_t kn_replay_rows(const struct kn_dev *d, size_t n);
+/* No recording is played any more: before memory is freed that one of them touches. */
+void kn_forget(struct kn_dev *d);
+struct kn_replays {
+    uint64_t n_recorded, n_played;
+    bool refused; /* the device does not record, and is not asked again */
+};
+struct kn_replays kn_replays(const struct kn_dev *d); /* thread: any */
 /* Wait for what the stream was given so far; the first error of it. */
 int kn_sync(struct kn_stream *st);
 /* Scratch of a stream, device memory: at least size_bytes, 64-byte aligned; slot 0..7 keeps them
@@ -225,32 +247,34 @@ struct kn_rope {
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,
             size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
 
-/* ---- paged KV of one sequence ----
+/* ---- paged KV ----
  * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
  * base + (pages[p] * page_stride + l * layer_stride) * kn_kv_value_bytes(). Type and order are the
  * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]). K is rotated at its
- * position. */
+ * position.
+ * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
+ * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
+struct kn_pages {
+    const int32_t *id; /* [n] */
+    uint64_t n;        /* 0: nobody's row, which fills a batch up: it is left alone */
+};
 struct kn_kv {
     void *base;
     size_t page_stride, layer_stride; /* values */
-    const int32_t *pages;             /* [n_pages] page ids of this sequence */
-    size_t n_pages;
+    const int32_t *pages;             /* [n_pages] page ids of the sequence */
+    size_t n_pages;                   /* `each`: no row has more */
     unsigned G, K;
+    const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
 };
 size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
 size_t kn_kv_value_bytes(const struct kn_dev *d);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-/* Row i into the pages of kv[i], all of one G and K: the new tokens of several sequences at once.
- */
-int kn_kv_put_many(struct kn_stream *st, const struct kn_kv *kv /* [m] */, unsigned layer,
-                   const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
-                   size_t ldv);
 /* Store rows that come from a record: K un-rotated and V, [n, G, K] contiguous in dtype t, at
- * positions pos0 … pos0+n-1, K rotated there (rope NULL: stored as it is). Rows that are
- * recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the host's own
- * memory included, and must stay until the run is over. */
+ * positions pos0 … pos0+n-1 of one sequence, K rotated there (rope NULL: stored as it is). Rows
+ * that are recomputed overwrite theirs with kn_kv_put() afterwards. k, v may lie anywhere, the
+ * host's own memory included, and must stay until the run is over. */
 int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0, size_t n,
                const void *k, const void *v, enum kn_dtype t, const struct kn_rope *rope);
 /* f32 rows x [m, n], stride ldx -> contiguous rows of dtype t, each n values in heads of K (round
@@ -264,8 +288,8 @@ int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_d
 /* From one dtype to another on the host, without a device. Thread: any. As kn_encode(). */
 int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out);
 
-/* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows sorted by position.
- * GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */
+/* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows of one sequence sorted
+ * by position. GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */
 struct kn_attn_args {
     const float *q; /* [m, H, K], rotated */
     size_t ldq, m;
@@ -279,12 +303,9 @@ struct kn_attn_args {
     float *lse; /* [m, H] log-sum-exp of the scaled scores, or NULL */
 };
 int kn_attn(struct kn_stream *st, const struct kn_attn_args *a);
-/* The same for n sequences of one H, G and K at once, such as decodes: their rows side by side fill
- * a device that one of them does not. Every row as by kn_attn(), bit for bit. */
-int kn_attn_many(struct kn_stream *st, const struct kn_attn_args *a, size_t n);
 /* mass[j] += sum over rows and heads of the attention probability of key j, key0 <= j < key0 +
- * n_keys, key0 at the start of a page; `lse` from kn_attn() of the same rows. Concurrent callers
- * have keys of their own. */
+ * n_keys, key0 at the start of a page, all of one sequence; `lse` from kn_attn() of the same rows.
+ * Concurrent callers have keys of their own. */
 int kn_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                  size_t n_keys);
 
@@ -295,6 +316,13 @@ int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b
 /* ret[i] += |a[i] - b[i]| / |a[i]|, the lengths of the vectors; nothing where a[i] is 0. */
 int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
               size_t m, size_t n, size_t K, float *ret /* [m] */);
+/* ret[i] = where the largest of the n values of row i is, the first of equal ones; what is no
+ * number is less than any; -1: the largest is not finite. Rows of x in a stride of ldx. */
+int kn_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+/* The k of idx [n] (NULL: 0 … n-1) whose scores are the largest, in the order of idx, ties to the
+ * earlier: kn_topk() where the scores are. */
+int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+           int32_t *ret /* [k] */);
 /* On the host, over memory it may read. Indices of the k largest scores, ties to the lower index,
  * returned ascending. */
 int kn_topk(const float *score, size_t n, size_t k, int32_t *ret_idx /* [k] */);

@@ -53,6 +53,13 @@ struct kn_ops {
                 void *arg);
     size_t (*wide_rows_max)(const struct kn_dev *d);
     void (*hold)(struct kn_dev *d, bool on); /* NULL: runs are over when they return */
+    /* NULL: nothing is recorded; from here … */
+    int (*replay)(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+                  kn_rows_fn fn, void *arg);
+    size_t (*replay_rows)(const struct kn_dev *d, size_t n);
+    void (*forget)(struct kn_dev *d);
+    struct kn_replays (*replays)(const struct kn_dev *d);
+    /* … to here. */
     int (*sync)(struct kn_stream *st);
     void *(*scratch)(struct kn_stream *st, unsigned slot, size_t size_bytes);
     /* NULL: scratch */
@@ -74,9 +81,6 @@ struct kn_ops {
                 size_t heads, const int32_t *pos);
     int (*kv_put)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-    int (*kv_put_many)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
-                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
-                       size_t ldv);
     int (*kv_load)(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
                    size_t n, const void *k, const void *v, enum kn_dtype t,
                    const struct kn_rope *rope);
@@ -84,14 +88,16 @@ struct kn_ops {
                        size_t K, enum kn_dtype t, void *out);
     int (*decode)(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
                   float *out);
-    int (*attn)(struct kn_stream *st, const struct kn_attn_args *a,
-                size_t n); /* many; m may be 0 */
+    int (*attn)(struct kn_stream *st, const struct kn_attn_args *a);
     int (*attn_mass)(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys);
     int (*deviation)(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret);
     int (*change)(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret);
+    int (*best)(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+    int (*top)(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+               int32_t *ret);
 };
 struct kn_head {
     const struct kn_ops *ops;

@@ -35,11 +35,18 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     return rc;
 }
 
+static bool looks(void *ctx, unsigned choice)
+{
+    const struct gen_prompt *p = ctx;
+
+    return p->shadow && choice == 0;
+}
+
 static void on_logits(void *ctx, unsigned choice, const float *logits)
 {
     const struct gen_prompt *p = ctx;
 
-    if (p->shadow && choice == 0) wk_guard_logits(p->shadow, logits);
+    if (looks(ctx, choice)) wk_guard_logits(p->shadow, logits);
 }
 
 /* A chunk whose KV could not be read was computed after all. */
@@ -213,8 +220,8 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
 
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
-    static const struct fus_request_ops ops = {on_plan,   on_first, on_token,
-                                               on_choice, on_done,  on_logits};
+    static const struct fus_request_ops ops = {on_plan, on_first,  on_token, on_choice,
+                                               on_done, on_logits, looks};
     const struct api_req *q = &g->req;
     uint32_t room = g->w->ctx_max - p->p.n_tok;
     const double work = work_ms(g, p);

@@ -18,6 +18,12 @@ static struct metric allocations = {
     .type = METRIC_COUNTER,
     .help = "Requests to the device for memory; they end once it is warm."};
 
+static struct metric replays = {
+    .name = "kvblend_device_replays_total",
+    .type = METRIC_COUNTER,
+    .help = "Decode steps that were played from a recording (CUDA graph) instead of being queued "
+            "kernel by kernel."};
+
 void wk_metrics_device(struct worker *w)
 {
     struct kn_dev *d = fus_core_dev(w->core);
@@ -32,4 +38,6 @@ void wk_metrics_device(struct worker *w)
     }
     metric_register(&allocations);
     metric_set(&allocations, (double)m.n_allocs);
+    metric_register(&replays);
+    metric_set(&replays, (double)kn_replays(d).n_played);
 }

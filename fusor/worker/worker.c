@@ -95,6 +95,12 @@ static void watch_device(struct worker *w)
 {
     const struct kn_dev *d = fus_core_dev(w->core);
 
+    if (!w->replays_refused && kn_replays(d).refused) {
+        w->replays_refused = true;
+        log_event(LOG_WARN, "replay_refused",
+                  "device=\"%s\" note=\"decode steps are queued kernel by kernel\"",
+                  kn_dev_device(d));
+    }
     if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
     log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_dev_device(d));
     w->exit_code = WK_EXIT_DEVICE_LOST;

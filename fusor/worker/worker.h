@@ -120,6 +120,7 @@ struct worker {
     struct wk_pool *pool;
     _Atomic int state;         /* enum wk_state */
     bool device_lost;          /* loop: why it drains */
+    bool replays_refused;      /* loop: that was logged */
     _Atomic unsigned progress; /* of loading, per mille */
     double started_s;
     int exit_code;

@@ -16,6 +16,7 @@ enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_LIB,             /* activations converted for a library GEMM */
+    KN_SLOT_PICK,            /* the scores that kn_top() is asked for */
     KN_SLOTS_ALL,
 };
 
@@ -162,9 +163,6 @@ int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t 
                 size_t heads, const int32_t *pos);
 int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-int kn_cpu_kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
-                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
-                       size_t ldv);
 int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
                    size_t n, const void *k, const void *v, enum kn_dtype t,
                    const struct kn_rope *rope);
@@ -172,13 +170,17 @@ int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
                        size_t K, enum kn_dtype t, void *out);
 int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
                   float *out);
-int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a, size_t n);
+int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a);
 int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys);
 int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret);
 int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret);
+
+int kn_cpu_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+               int32_t *ret);
 
 /* lib_openblas.c, lib_onednn.c: optional libraries, loaded at run time; false when absent. One call
  * computes one block of rows on the calling thread. */

@@ -95,8 +95,9 @@ static void put_run(const struct kn_kv *kv, float *page, size_t slot, size_t n, 
             memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
 }
 
-int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
-                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+/* Of one sequence. */
+static int put(const struct kn_kv *kv, unsigned layer, const int32_t *pos, size_t m, const float *k,
+               size_t ldk, const float *v, size_t ldv)
 {
     for (size_t i = 0; i < m; i++)
         if (pos[i] < 0 || (size_t)pos[i] / P >= kv->n_pages) return -EINVAL;
@@ -110,13 +111,25 @@ int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
     return 0;
 }
 
-int kn_cpu_kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
-                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
-                       size_t ldv)
+/* The sequence of row i of many. */
+static struct kn_kv kv_of_row(const struct kn_kv *kv, size_t i)
 {
+    struct kn_kv one = *kv;
+    one.pages = kv->each[i].id;
+    one.n_pages = kv->each[i].n;
+    one.each = NULL;
+    return one;
+}
+
+int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    if (!kv->each) return put(kv, layer, pos, m, k, ldk, v, ldv);
     int r = 0;
-    for (size_t i = 0; r == 0 && i < m; i++)
-        r = kn_cpu_kv_put(st, kv + i, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+    for (size_t i = 0; r == 0 && i < m; i++) {
+        const struct kn_kv one = kv_of_row(kv, i);
+        if (one.n_pages) r = put(&one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+    }
     return r;
 }
 
@@ -259,18 +272,17 @@ int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const voi
     return 0;
 }
 
-enum {
-    ATTN_STEP = 16
-}; /* rows of an item; chosen: a third of a chunk's rows at 3 heads a group,
-      balances few KV heads */
+/* Rows of an item; chosen: a third of a chunk's rows at 3 heads a group, balances few KV heads. */
+enum { ATTN_STEP = 16 };
 
-struct attn_par {
-    const struct kn_attn_args *args; /* of several sequences */
-};
+static size_t attn_step(const struct kn_attn_args *a) /* rows of an item */
+{
+    return a->kv->each ? 1 : ATTN_STEP;
+}
 
 static size_t attn_pieces(const struct kn_attn_args *a)
 {
-    return (a->m + ATTN_STEP - 1) / ATTN_STEP;
+    return (a->m + attn_step(a) - 1) / attn_step(a);
 }
 
 static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
@@ -279,48 +291,55 @@ static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
     return kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
 }
 
-static int attn_item(struct kn_stream *st, void *arg, size_t item)
+/* Rows [row0, row0 + m), all of one sequence, and KV heads [g0, g1). */
+static int attn_rows(struct kn_stream *st, const struct kn_attn_args *all, size_t row0, size_t m,
+                     unsigned g0, unsigned g1)
 {
-    const struct attn_par *p = arg;
-    const struct kn_attn_args *seq = p->args;
-    for (; item >= attn_pieces(seq) * seq->kv->G; seq++)
-        item -= attn_pieces(seq) * seq->kv->G;
-    struct kn_attn_args a = *seq;
-    unsigned g = (unsigned)(item % a.kv->G);
-    /* Later rows first, as in kn_rows(). */
-    size_t row0 = (attn_pieces(seq) - 1 - item / a.kv->G) * ATTN_STEP;
-    a.m = a.m - row0 < ATTN_STEP ? a.m - row0 : ATTN_STEP;
+    struct kn_attn_args a = *all;
+    struct kn_kv one;
+    if (a.kv->each) {
+        one = kv_of_row(a.kv, row0);
+        if (one.n_pages == 0) return 0;
+        a.kv = &one;
+    }
+    a.m = m;
     a.q += row0 * a.ldq;
     a.pos += row0;
     a.out += row0 * a.ldo;
     if (a.lse) a.lse += row0 * a.H;
     struct kn_attn_job j = {&a, attn_scratch(st, &a), st->cancel};
     if (!j.scratch) return -ENOMEM;
-    return st->dev->simd->attn(&j, g, g + 1);
+    return st->dev->simd->attn(&j, g0, g1);
+}
+
+static int attn_item(struct kn_stream *st, void *arg, size_t item)
+{
+    const struct kn_attn_args *a = arg;
+    const unsigned g = (unsigned)(item % a->kv->G);
+    /* Later rows first, as in kn_rows(). */
+    const size_t step = attn_step(a), row0 = (attn_pieces(a) - 1 - item / a->kv->G) * step;
+    return attn_rows(st, a, row0, a->m - row0 < step ? a->m - row0 : step, g, g + 1);
 }
 
 static int attn_check(const struct kn_attn_args *a)
 {
-    for (size_t i = 0; i < a->m; i++)
-        if (a->pos[i] < (i ? a->pos[i - 1] : 0) || (size_t)a->pos[i] / P >= a->kv->n_pages)
-            return -EINVAL;
+    for (size_t i = 0; i < a->m; i++) {
+        const size_t n_pages = a->kv->each ? a->kv->each[i].n : a->kv->n_pages;
+        const int32_t least = i && !a->kv->each ? a->pos[i - 1] : 0;
+        if (a->kv->each && n_pages == 0) continue;
+        if (a->pos[i] < least || (size_t)a->pos[i] / P >= n_pages) return -EINVAL;
+    }
     return 0;
 }
 
-int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
+int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    struct attn_par p = {a};
-    size_t n_items = 0;
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        r = attn_check(a + i);
-        n_items += attn_pieces(a + i) * a[i].kv->G;
-    }
-    if (r < 0 || st->wide) return r < 0 ? r : kn_par(st, n_items, attn_item, &p);
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        struct kn_attn_job j = {a + i, attn_scratch(st, a + i), st->cancel};
-        r = j.scratch ? st->dev->simd->attn(&j, 0, a[i].kv->G) : -ENOMEM;
-    }
+    int r = attn_check(a);
+    if (r < 0) return r;
+    if (st->wide) return kn_par(st, attn_pieces(a) * a->kv->G, attn_item, (void *)(uintptr_t)a);
+    const size_t step = a->kv->each ? 1 : a->m;
+    for (size_t i = 0; r == 0 && i < a->m; i += step)
+        r = attn_rows(st, a, i, step, 0, a->kv->G);
     return r;
 }
 
@@ -390,4 +409,33 @@ int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *
         if (len > 0) ret[i] += (float)(sqrt((double)sq) / len);
     }
     return 0;
+}
+
+int kn_cpu_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+{
+    for (size_t i = 0; i < m; i++, x += ldx) {
+        float top = -INFINITY;
+        ret[i] = -1;
+        for (size_t j = 0; j < n; j++) {
+            if (!(x[j] > top)) continue;
+            top = x[j];
+            ret[i] = (int32_t)j;
+        }
+        if (!isfinite(top)) ret[i] = -1;
+    }
+    return 0;
+}
+
+int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+               int32_t *ret)
+{
+    if (!idx) return kn_topk(score, n, k, ret);
+    float *mine = kn_cpu_scratch(st, KN_SLOT_PICK, n * sizeof *mine);
+    if (!mine) return -ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        mine[i] = score[idx[i]];
+    int r = kn_topk(mine, n, k, ret);
+    for (size_t i = 0; r == 0 && i < k; i++)
+        ret[i] = idx[ret[i]];
+    return r;
 }

@@ -71,10 +71,10 @@ static __device__ __forceinline__ void load_tile(const struct cu_kv &kv, size_t 
 
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    attend(const __grid_constant__ struct at_batch batch, unsigned group, int *fault)
+    attend(const __grid_constant__ struct cu_attn args, unsigned group, int *fault)
 {
     KN_DYNAMIC_SHARED(float, q);
-    const struct cu_attn &a = batch.seq[blockIdx.y];
+    const struct cu_attn a = at_sequence(args, blockIdx.y);
     const unsigned K = a.kv.K, g = blockIdx.x % a.kv.G, lane = threadIdx.x % 32,
                    warp = threadIdx.x / 32;
     const size_t e0 = size_t(blockIdx.x / a.kv.G) * ENTRIES, n = a.m * group;
@@ -131,9 +131,9 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* One warp an entry: its parts, in their order. */
-static __global__ void fold_parts(const __grid_constant__ struct at_batch batch)
+static __global__ void fold_parts(const __grid_constant__ struct cu_attn args)
 {
-    const struct cu_attn &a = batch.seq[blockIdx.z];
+    const struct cu_attn a = at_sequence(args, blockIdx.z);
     const unsigned K = a.kv.K, lane = threadIdx.x, head = blockIdx.y;
     const size_t row = blockIdx.x;
     if (row >= a.m || at_parts(a) == 1) return;
@@ -156,11 +156,9 @@ static __global__ void fold_parts(const __grid_constant__ struct at_batch batch)
 
 /* ---- the way to the kernels ---- */
 
-static bool on_tensor_cores(const struct cu *c, const struct cu_attn *a, size_t n)
+static bool on_tensor_cores(const struct cu *c, const struct cu_attn *a)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!at_mma_fits(a + i)) return false;
-    return c->type == CU_BF16;
+    return c->type == CU_BF16 && at_mma_fits(a);
 }
 
 static size_t parts_floats(const struct cu_attn *a)
@@ -172,61 +170,45 @@ static size_t parts_floats(const struct cu_attn *a)
 /* Blocks that go through all keys of their rows fill a device when there are enough: the longest
  * start first, and shorter ones beside them. Parts that do not fit its caches cost more than they
  * gain. 1.5 a multiprocessor, 128 MiB: chosen. */
-static bool by_whole_blocks(const struct cu *c, const struct cu_attn *a, size_t n)
+static bool by_whole_blocks(const struct cu *c, const struct cu_attn *a)
 {
-    size_t floats = 0;
-    for (size_t i = 0; i < n; i++)
-        floats += parts_floats(a + i);
-    return on_tensor_cores(c, a, n) &&
-           (2 * at_mma_blocks(a, n) >= 3 * size_t(c->sms) || floats > 32u << 20);
+    return on_tensor_cores(c, a) &&
+           (2 * at_mma_blocks(a) >= 3 * size_t(c->sms) || parts_floats(a) > 32u << 20);
 }
 
-size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a, size_t n)
+size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a)
 {
-    size_t floats = 0;
-    for (size_t i = 0; i < n; i++)
-        floats += parts_floats(a + i);
-    return by_whole_blocks(c, a, n) ? 0 : floats;
+    return by_whole_blocks(c, a) ? 0 : parts_floats(a);
 }
 
-template <class T>
-static int launch_attend(struct cu *c, const struct at_batch *b, size_t n, unsigned rows,
-                         unsigned parts)
+template <class T> static int launch_attend(struct cu *c, const struct cu_attn *a)
 {
-    const struct cu_attn *a = b->seq;
     const unsigned K = a->kv.K, group = a->H / a->kv.G;
     const size_t smem = sizeof(float) * (ENTRIES * K + TILE * (K + 1) + TILE * K + ENTRIES * TILE);
-    const dim3 grid(cu_blocks(size_t(rows) * group, ENTRIES) * a->kv.G, unsigned(n), parts);
+    const dim3 grid(cu_blocks(at_each_rows(a) * group, ENTRIES) * a->kv.G,
+                    unsigned(at_sequences(a)), a->n_parts);
     if (smem > 48 << 10) {
         cudaError_t e =
             cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(smem));
         if (e != cudaSuccess) return cu_failed(c, e);
     }
-    KN_LAUNCH(attend<T>, grid, dim3(THREADS), smem, c->stream, *b, group, c->fault);
+    KN_LAUNCH(attend<T>, grid, dim3(THREADS), smem, c->stream, *a, group, c->fault);
     return cu_launched(c);
 }
 
-int cu_attn(struct cu *c, const struct cu_attn *a, size_t n, float *parts)
+int cu_attn(struct cu *c, const struct cu_attn *args, float *parts)
 {
-    struct at_batch b;
-    unsigned rows = 0, most = 1;
-    const bool whole = by_whole_blocks(c, a, n);
-    if (a->kv.K > CU_WARP * DIMS || n > CU_ATTN_MAX) return -EINVAL;
-    for (size_t i = 0; i < CU_ATTN_MAX; i++) {
-        b.seq[i] = a[i < n ? i : 0];
-        if (i >= n) continue;
-        const unsigned p = at_parts(a[i]);
-        b.seq[i].parts = parts;
-        if (!whole) parts += parts_floats(a + i);
-        rows = a[i].m > rows ? unsigned(a[i].m) : rows;
-        most = p > most ? p : most;
-    }
-    if (rows == 0) return 0;
-    int r = on_tensor_cores(c, a, n) ? at_mma(c, &b, n, whole)
-            : c->type == CU_BF16     ? launch_attend<uint16_t>(c, &b, n, rows, most)
-                                     : launch_attend<float>(c, &b, n, rows, most);
-    if (r < 0 || whole || most == 1) return r;
-    KN_LAUNCH(fold_parts, dim3(rows, a->H, unsigned(n)), dim3(CU_WARP), 0, c->stream, b);
+    struct cu_attn a = *args;
+    const bool whole = by_whole_blocks(c, args);
+    if (a.kv.K > CU_WARP * DIMS) return -EINVAL;
+    a.parts = parts;
+    a.n_parts = at_parts(a) > 0 ? at_parts(a) : 1;
+    int r = on_tensor_cores(c, &a) ? at_mma(c, &a, whole)
+            : c->type == CU_BF16   ? launch_attend<uint16_t>(c, &a)
+                                   : launch_attend<float>(c, &a);
+    if (r < 0 || whole || a.n_parts == 1) return r;
+    KN_LAUNCH(fold_parts, dim3(unsigned(at_each_rows(&a)), a.H, unsigned(at_sequences(&a))),
+              dim3(CU_WARP), 0, c->stream, a);
     return cu_launched(c);
 }
 
@@ -277,7 +259,7 @@ static __global__ void add_mass(struct cu_attn a, const float *part, float *mass
 
 size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys)
 {
-    return on_tensor_cores(c, a, 1) ? a->kv.G * n_keys : 0;
+    return on_tensor_cores(c, a) ? a->kv.G * n_keys : 0;
 }
 
 int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
@@ -289,7 +271,7 @@ int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, siz
     if (K > CU_WARP * DIMS) return -EINVAL;
     if (key0 >= room) return 0;
     if (n_keys > room - key0) n_keys = room - key0;
-    if (on_tensor_cores(c, a, 1)) {
+    if (on_tensor_cores(c, a)) {
         int r = at_mma_mass(c, a, key0, n_keys, parts);
         if (r < 0) return r;
         KN_LAUNCH(add_mass, dim3(cu_blocks(n_keys, THREADS)), dim3(THREADS), 0, c->stream, *a,

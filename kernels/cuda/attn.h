@@ -4,7 +4,11 @@
  * Entry e of a KV head's group is query row e / group, head e % group of it. Keys are cut into
  * parts of CU_KEYS_PART at fixed places; a row's parts are summed up each by itself, then folded in
  * their order by the two functions below. Where that happens, in one block (`whole`) or by a second
- * kernel over parts that many blocks made, changes no bit. Thread: as launch.h. */
+ * kernel over parts that many blocks made, changes no bit.
+ *
+ * The rows of a launch are of one sequence, or each of its own (`each`, in the device's memory):
+ * then block y takes row y as a sequence of one row, and rows that are nobody's as one of none.
+ * Thread: as launch.h. */
 #ifndef KERNELS_CUDA_ATTN_H
 #define KERNELS_CUDA_ATTN_H
 
@@ -13,16 +17,10 @@
 #define AT_LOG2E 1.44269504088896341f
 #define AT_LN2 0.693147180559945309f
 
-/* By value, so that nothing has to be copied before a launch; kernels take up to 4 KB. */
-struct at_batch {
-    struct cu_attn seq[CU_ATTN_MAX];
-};
-static_assert(sizeof(struct at_batch) <= 4000, "fits a kernel's arguments");
-
 /* attn_mma.cu: the device is of CU_BF16 and these shapes and addresses suit. */
 bool at_mma_fits(const struct cu_attn *a);
-size_t at_mma_blocks(const struct cu_attn *a, size_t n);
-int at_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole);
+size_t at_mma_blocks(const struct cu_attn *a);
+int at_mma(struct cu *c, const struct cu_attn *a, bool whole);
 /* ret[g * n_keys + i]: what key key0 + i gets of KV head g's group; keys behind the last position
  * are left out. */
 int at_mma_mass(struct cu *c, const struct cu_attn *a, size_t key0, size_t n_keys, float *ret);
@@ -46,7 +44,32 @@ static __device__ __host__ __forceinline__ unsigned at_parts(const struct cu_att
 static __device__ __forceinline__ float *at_part(const struct cu_attn &a, size_t row, size_t head,
                                                  unsigned part)
 {
-    return a.parts + ((row * a.H + head) * at_parts(a) + part) * (a.kv.K + 2);
+    return a.parts + ((row * a.H + head) * a.n_parts + part) * (a.kv.K + 2);
+}
+
+static inline size_t at_sequences(const struct cu_attn *a)
+{
+    return a->kv.each ? a->m : 1;
+}
+
+static inline size_t at_each_rows(const struct cu_attn *a) /* of a sequence */
+{
+    return a->kv.each ? 1 : a->m;
+}
+
+/* The rows that block y has to do with. */
+static __device__ __forceinline__ struct cu_attn at_sequence(struct cu_attn a, unsigned y)
+{
+    if (!a.kv.each) return a;
+    a.kv.pages = a.kv.each[y].id;
+    a.kv.n_pages = a.kv.each[y].n;
+    a.m = a.kv.n_pages > 0;
+    a.q += y * a.ldq;
+    a.pos += y;
+    a.out += y * a.ldo;
+    if (a.lse) a.lse += size_t(y) * a.H;
+    a.parts += size_t(y) * a.H * a.n_parts * (a.kv.K + 2);
+    return a;
 }
 
 /* Sums so far of top and total meet those of the next part: the weights of both. */

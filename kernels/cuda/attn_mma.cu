@@ -297,16 +297,22 @@ template <unsigned KP, unsigned WARPS> struct at_feed { /* tiles on their way: K
     }
 };
 
+/* Looked up again behind the keys: registers are short in front of them. */
+template <unsigned WARPS>
+static __device__ __forceinline__ struct cu_attn at_mine(const struct cu_attn &args)
+{
+    return WARPS == 1 ? at_sequence(args, blockIdx.y) : args;
+}
+
 template <unsigned KP, unsigned WARPS>
 static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
                                                          : KP > 64  ? 2
                                                                     : 3)
-    attend_mma(const __grid_constant__ struct at_batch batch, unsigned group, bool whole,
-               int *fault)
+    attend_mma(const __grid_constant__ struct cu_attn args, unsigned group, bool whole, int *fault)
 {
     typedef at_dims<KP> D;
     KN_DYNAMIC_SHARED(char, buffers);
-    const struct cu_attn &a = batch.seq[blockIdx.y];
+    const struct cu_attn a = at_mine<WARPS>(args);
     const unsigned g = blockIdx.x % a.kv.G, nth = blockIdx.x / a.kv.G;
     const unsigned n = unsigned(a.m) * group, rows = WARPS * AT_WARP_ROWS,
                    tiles = (n + rows - 1) / rows;
@@ -344,7 +350,7 @@ static __global__ void __launch_bounds__(WARPS *CU_WARP, WARPS == 1 ? 1
             const mma_addr v = feed.take(a.kv, key + D::KEYS, true);
             if (seen) at_weigh<KP>(s, v, o);
         }
-        at_close(a, w, group, g, entry0, part, apart, o, b);
+        at_close(at_mine<WARPS>(args), w, group, g, entry0, part, apart, o, b);
     }
 }
 
@@ -357,59 +363,50 @@ bool at_mma_fits(const struct cu_attn *a)
     return K % 8 == 0 && K <= 256 && rows % 8 == 0 && pages % 16 == 0 && a->m * a->H < 1u << 31;
 }
 
-static bool at_few(const struct cu_attn *a, size_t n)
+/* By blocks of one warp: alone these know of sequences a row each. */
+static bool at_few(const struct cu_attn *a)
 {
-    size_t most = 0;
-    for (size_t i = 0; i < n; i++)
-        if (a[i].m > most) most = a[i].m;
-    return most * (a->H / a->kv.G) <= AT_WARP_ROWS;
+    return a->kv.each || a->m * (a->H / a->kv.G) <= AT_WARP_ROWS;
 }
 
-size_t at_mma_blocks(const struct cu_attn *a, size_t n)
+static size_t at_tiles(const struct cu_attn *a) /* of a sequence and KV head */
 {
-    const size_t rows = (at_few(a, n) ? 1 : AT_WIDE) * AT_WARP_ROWS;
-    size_t blocks = 0;
-    for (size_t i = 0; i < n; i++)
-        blocks += cu_blocks(a[i].m * (a->H / a->kv.G), rows) * size_t(a->kv.G);
-    return blocks;
+    const size_t rows = (at_few(a) ? 1 : AT_WIDE) * AT_WARP_ROWS;
+    return cu_blocks(at_each_rows(a) * (a->H / a->kv.G), rows);
+}
+
+size_t at_mma_blocks(const struct cu_attn *a)
+{
+    return at_sequences(a) * at_tiles(a) * a->kv.G;
 }
 
 template <unsigned KP, unsigned WARPS>
-static int launch_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+static int launch_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
-    const struct cu_attn *a = b->seq;
-    const unsigned group = a->H / a->kv.G;
-    unsigned tiles = 0, parts = 1;
-    for (size_t i = 0; i < n; i++) {
-        const unsigned t = cu_blocks(a[i].m * group, WARPS * AT_WARP_ROWS), p = at_parts(a[i]);
-        tiles = t > tiles ? t : tiles;
-        parts = p > parts && !whole ? p : parts;
-    }
+    const dim3 grid(unsigned(at_tiles(a)) * a->kv.G, unsigned(at_sequences(a)),
+                    whole ? 1 : a->n_parts);
     /* All of the first-level cache as shared memory: nothing else here would use it. */
     (void)cudaFuncSetAttribute(attend_mma<KP, WARPS>,
                                cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);
-    KN_LAUNCH((attend_mma<KP, WARPS>), dim3(tiles * a->kv.G, unsigned(n), parts),
-              dim3(WARPS * CU_WARP), AT_RING * at_dims<KP>::BUFFER, c->stream, *b, group, whole,
-              c->fault);
+    KN_LAUNCH((attend_mma<KP, WARPS>), grid, dim3(WARPS * CU_WARP), AT_RING * at_dims<KP>::BUFFER,
+              c->stream, *a, a->H / a->kv.G, whole, c->fault);
     return cu_launched(c);
 }
 
-template <unsigned KP>
-static int launch_dims(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+template <unsigned KP> static int launch_dims(struct cu *c, const struct cu_attn *a, bool whole)
 {
     static_assert(AT_RING * at_dims<KP>::BUFFER <= 48 << 10, "what a block gets without asking");
-    return at_few(b->seq, n) ? launch_mma<KP, 1>(c, b, n, whole)
-                             : launch_mma<KP, AT_WIDE>(c, b, n, whole);
+    return at_few(a) ? launch_mma<KP, 1>(c, a, whole) : launch_mma<KP, AT_WIDE>(c, a, whole);
 }
 
-int at_mma(struct cu *c, const struct at_batch *b, size_t n, bool whole)
+int at_mma(struct cu *c, const struct cu_attn *a, bool whole)
 {
-    const unsigned K = b->seq->kv.K;
-    return K <= 64    ? launch_dims<64>(c, b, n, whole)
-           : K <= 96  ? launch_dims<96>(c, b, n, whole)
-           : K <= 128 ? launch_dims<128>(c, b, n, whole)
-                      : launch_dims<256>(c, b, n, whole);
+    const unsigned K = a->kv.K;
+    return K <= 64    ? launch_dims<64>(c, a, whole)
+           : K <= 96  ? launch_dims<96>(c, a, whole)
+           : K <= 128 ? launch_dims<128>(c, a, whole)
+                      : launch_dims<256>(c, a, whole);
 }
 
 /* ---- mass: a block has a tile of keys and one KV head, its warps every fourth 16 entries ---- */

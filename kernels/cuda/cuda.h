@@ -39,7 +39,8 @@ struct cu {
     unsigned sms; /* multiprocessors */
     cudaStream_t stream;
     bool lost;
-    int *fault; /* shared: 1 when a kernel met a bad position */
+    bool recording; /* between cu_record() and cu_recorded() */
+    int *fault;     /* shared: 1 when a kernel met a bad position */
     char name[160];
     int arch; /* 90: compute capability 9.0 */
     void *lt; /* cublasLtHandle_t */
@@ -143,35 +144,56 @@ static __device__ __host__ __forceinline__ size_t cu_row_bytes(enum cu_type t, s
 }
 
 /* ---- reductions: one fixed order for a given number of threads ---- */
-static __device__ __forceinline__ float cu_warp_sum(float v)
+template <class T, class F> static __device__ __forceinline__ T cu_warp_fold(T v, F two)
 {
     for (int with = 16; with > 0; with /= 2)
-        v += __shfl_xor_sync(CU_ALL, v, with);
-    return v;
-}
-
-static __device__ __forceinline__ float cu_warp_max(float v)
-{
-    for (int with = 16; with > 0; with /= 2)
-        v = fmaxf(v, __shfl_xor_sync(CU_ALL, v, with));
+        v = two(v, __shfl_xor_sync(CU_ALL, v, with));
     return v;
 }
 
 /* Of all threads of a block of whole warps, 1024 at most; everyone gets it. */
-static __device__ __forceinline__ float cu_block_sum(float v)
+template <class T, class F> static __device__ __forceinline__ T cu_block_fold(T v, F two)
 {
-    __shared__ float part[CU_WARP];
+    __shared__ T part[CU_WARP];
     const unsigned lane = threadIdx.x % CU_WARP, warp = threadIdx.x / CU_WARP;
     const unsigned n_warps = blockDim.x / CU_WARP;
-    v = cu_warp_sum(v);
+    v = cu_warp_fold(v, two);
     if (n_warps == 1) return v;
-    __syncthreads(); /* the last sum's readers are done */
+    __syncthreads(); /* the last one's readers are done */
     if (lane == 0) part[warp] = v;
     __syncthreads();
-    float sum = 0;
-    for (unsigned w = 0; w < n_warps; w++)
-        sum += part[w];
-    return sum;
+    v = part[0];
+    for (unsigned w = 1; w < n_warps; w++)
+        v = two(v, part[w]);
+    return v;
+}
+
+struct cu_add {
+    template <class T> __device__ __forceinline__ T operator()(T a, T b) const
+    {
+        return a + b;
+    }
+};
+struct cu_more {
+    template <class T> __device__ __forceinline__ T operator()(T a, T b) const
+    {
+        return b > a ? b : a;
+    }
+};
+
+static __device__ __forceinline__ float cu_warp_sum(float v)
+{
+    return cu_warp_fold(v, cu_add());
+}
+
+static __device__ __forceinline__ float cu_warp_max(float v)
+{
+    return cu_warp_fold(v, [](float a, float b) { return fmaxf(a, b); });
+}
+
+static __device__ __forceinline__ float cu_block_sum(float v)
+{
+    return cu_block_fold(v, cu_add());
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mem.h"
+#include "kernels/cuda/replay.h"
 #include "kernels/cuda/stage.h"
 
 #include <stdio.h>
@@ -18,7 +19,12 @@
 static_assert((int)KN_F32 == CU_F32 && (int)KN_F16 == CU_F16 && (int)KN_BF16 == CU_BF16 &&
                   (int)KN_Q8 == CU_Q8,
               "number formats are passed on as they are");
-static_assert((int)KN_MEM_DEVICE == CU_DEVICE && (int)KN_MEM_SHARED == CU_SHARED, "so is memory");
+static_assert((int)KN_MEM_DEVICE == CU_DEVICE && (int)KN_MEM_SHARED == CU_SHARED &&
+                  (int)KN_MEM_HOST == CU_HOST,
+              "so is memory");
+static_assert(sizeof(struct kn_pages) == sizeof(struct cu_pages) &&
+                  offsetof(struct kn_pages, n) == offsetof(struct cu_pages, n),
+              "kernels read the caller's own");
 
 enum {
     SLOT_STAGE = KN_SLOTS, /* stored KV on its way in, encoded rows on their way out */
@@ -63,7 +69,9 @@ struct kn_dev {
     struct block *blocks;
     int *bad; /* shared: a value did not fit its type */
     struct stage stage;
-    _Atomic uint64_t n_allocs, held[2]; /* requests for memory; bytes, by enum cu_mem */
+    struct replay replay;
+    uint64_t n_moved;                         /* times that scratch has come to lie elsewhere */
+    _Atomic uint64_t n_allocs, held[CU_MEMS]; /* requests for memory; bytes, by enum cu_mem */
 };
 
 struct kn_mat {
@@ -97,7 +105,7 @@ static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
     bytes = (bytes + UNIT - 1) / UNIT * UNIT;
     for (struct block *b = d->blocks; b; b = b->next) {
         if (b->used || b->kind != kind || b->bytes != bytes) continue;
-        if (kind == KN_MEM_SHARED)
+        if (kind != KN_MEM_DEVICE)
             memset(b->p, 0, bytes);
         else if (cu_clear(d->cu, b->p, bytes) < 0)
             return NULL;
@@ -126,11 +134,6 @@ static void free_block(struct kn_dev *d, void *p)
     ASSERT(!"memory of another device");
 }
 
-static int mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes)
-{
-    return cu_copy(d->cu, dst, src, bytes);
-}
-
 static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 {
     int r = cu_copy(d->cu, dst, src, bytes);
@@ -142,8 +145,10 @@ static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
     if (slot < KN_SLOTS) st->operand[slot].at = NULL;
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
         const size_t want = size_bytes + size_bytes / 4;
+        if (st->dev->replay.recording) return NULL; /* the next run that is not has room for it */
         void *p = want >= size_bytes ? take_memory(st->dev, CU_DEVICE, want + 64) : NULL;
         if (!p) return NULL;
+        st->dev->n_moved++;
         if (st->slot[slot]) {
             cu_free(st->dev->cu, st->slot[slot], CU_DEVICE);
             atomic_fetch_sub(&st->dev->held[CU_DEVICE], st->slot_size[slot] + 64);
@@ -177,7 +182,8 @@ static int gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
 static struct kn_memory memory(struct kn_dev *d)
 {
     struct kn_memory m = {.device_bytes = atomic_load(&d->held[CU_DEVICE]),
-                          .shared_bytes = atomic_load(&d->held[CU_SHARED]),
+                          .shared_bytes =
+                              atomic_load(&d->held[CU_SHARED]) + atomic_load(&d->held[CU_HOST]),
                           .stage_bytes = d->stage.bytes,
                           .n_allocs = atomic_load(&d->n_allocs)};
     (void)cu_mem_info(cu_index(d->cu), &m.free_bytes, &m.total_bytes);
@@ -214,6 +220,7 @@ static void unstage(struct kn_dev *d, uint64_t turn)
 
 static void destroy(struct kn_dev *d)
 {
+    if (d->cu) replay_forget(&d->replay, d->cu);
     for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
         if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], CU_DEVICE);
     if (d->stage.base) free_block(d, d->stage.base);
@@ -384,14 +391,61 @@ static void mat_destroy(struct kn_mat *w)
 
 /* ---- running ---- */
 
-static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+static bool cancelled(const atomic_bool *cancel)
 {
-    const bool stop = cancel && atomic_load_explicit(cancel, memory_order_relaxed);
-    int r = stop ? -ECANCELED : fn(&d->stream, arg, 0, n_rows);
+    return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
+}
+
+/* Everything is queued, or it failed. */
+static int end_run(struct kn_dev *d, int r)
+{
     if (r == 0 && d->holding) return 0;
     int waited = cu_sync(d->cu);
     if (waited == -EIO) atomic_store(&d->lost, true);
     return r < 0 ? r : waited;
+}
+
+static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+{
+    return end_run(d, cancelled(cancel) ? -ECANCELED : fn(&d->stream, arg, 0, n_rows));
+}
+
+/* The first run under a key prepares what one run is enough for: scratch, the products' calls, code
+ * that the driver loads when it is first asked for. */
+static int replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+                  kn_rows_fn fn, void *arg)
+{
+    struct recording *x = replay_find(&d->replay, d->cu, key, d->n_moved);
+    const bool prepared = x->prepared;
+    if (cancelled(cancel)) return end_run(d, -ECANCELED);
+    x->prepared = true;
+    if (prepared && !x->graph && replay_begin(&d->replay, d->cu))
+        replay_end(&d->replay, d->cu, x, fn(&d->stream, arg, 0, n_rows));
+    if (!x->graph) return run(d, n_rows, cancel, fn, arg);
+    atomic_fetch_add(&d->replay.n_played, 1);
+    return end_run(d, cu_play(d->cu, x->graph));
+}
+
+/* Powers of two up to 32, then by 32: a step of few rows reads the weights in whatever time its
+ * rows take, and there are few recordings to keep. */
+static size_t replay_rows(const struct kn_dev *d, size_t n)
+{
+    size_t rows = 1;
+    while (rows < n && rows < 32)
+        rows *= 2;
+    return rows < n ? (n + 31) / 32 * 32 : rows;
+}
+
+static void forget(struct kn_dev *d)
+{
+    replay_forget(&d->replay, d->cu);
+}
+
+static struct kn_replays replays(const struct kn_dev *d)
+{
+    return (struct kn_replays){.n_recorded = atomic_load(&d->replay.n_recorded),
+                               .n_played = atomic_load(&d->replay.n_played),
+                               .refused = atomic_load(&d->replay.refused)};
 }
 
 static void hold(struct kn_dev *d, bool on)
@@ -538,7 +592,8 @@ static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsign
                           .pages = kv->pages,
                           .n_pages = kv->n_pages,
                           .G = kv->G,
-                          .K = kv->K};
+                          .K = kv->K,
+                          .each = (const struct cu_pages *)(const void *)kv->each};
 }
 
 static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
@@ -546,21 +601,6 @@ static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
 {
     const struct cu_kv to = kv_of(st->dev, kv, layer);
     return cu_kv_put(st->dev->cu, &to, pos, m, k, ldk, v, ldv);
-}
-
-static int kv_put_many(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
-                       const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
-                       size_t ldv)
-{
-    struct cu_kv to[CU_PUT_MAX];
-    int r = 0;
-    for (size_t i = 0, n; r == 0 && i < m; i += n) {
-        n = m - i < CU_PUT_MAX ? m - i : CU_PUT_MAX;
-        for (size_t j = 0; j < n; j++)
-            to[j] = kv_of(st->dev, kv + i + j, layer);
-        r = cu_kv_put_many(st->dev->cu, to, pos + i, n, k + i * ldk, ldk, v + i * ldv, ldv);
-    }
-    return r;
 }
 
 /* Where kernels may read the bytes: where they are, or in scratch behind a copy on the stream. */
@@ -653,20 +693,13 @@ static struct cu_attn attn_of(const struct kn_dev *d, const struct kn_attn_args 
                             .lse = a->lse};
 }
 
-static int attn(struct kn_stream *st, const struct kn_attn_args *a, size_t n)
+static int attn(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    struct cu_attn c[CU_ATTN_MAX];
-    int r = 0;
-    for (size_t i = 0, now; r == 0 && i < n; i += now) {
-        now = n - i < CU_ATTN_MAX ? n - i : CU_ATTN_MAX;
-        for (size_t j = 0; j < now; j++)
-            c[j] = attn_of(st->dev, a + i + j);
-        const size_t floats = cu_attn_parts(st->dev->cu, c, now);
-        float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
-        if (floats && !parts) return -ENOMEM;
-        r = cu_attn(st->dev->cu, c, now, parts);
-    }
-    return r;
+    const struct cu_attn c = attn_of(st->dev, a);
+    const size_t floats = cu_attn_parts(st->dev->cu, &c);
+    float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
+    if (floats && !parts) return -ENOMEM;
+    return cu_attn(st->dev->cu, &c, parts);
 }
 
 static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
@@ -677,6 +710,17 @@ static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
     float *parts = floats ? scratch(st, SLOT_PARTS, floats * sizeof *parts) : NULL;
     if (floats && !parts) return -ENOMEM;
     return cu_mass(st->dev->cu, &c, mass, key0, n_keys, parts);
+}
+
+static int best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+{
+    return cu_best_of(st->dev->cu, x, ldx, m, n, ret);
+}
+
+static int top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
+               int32_t *ret)
+{
+    return cu_topk(st->dev->cu, score, idx, n, k, ret);
 }
 
 static const struct kn_ops ops = {
@@ -696,7 +740,7 @@ static const struct kn_ops ops = {
     .tune = tune,
     .mem_alloc = alloc_block,
     .mem_free = free_block,
-    .mem_write = mem_write,
+    .mem_write = mem_copy,
     .mem_copy = mem_copy,
     .mat_create = mat_create,
     .mat_create_full = mat_create_full,
@@ -711,6 +755,10 @@ static const struct kn_ops ops = {
     .wide = run,
     .wide_rows_max = wide_rows_max,
     .hold = hold,
+    .replay = replay,
+    .replay_rows = replay_rows,
+    .forget = forget,
+    .replays = replays,
     .sync = sync_stream,
     .scratch = scratch,
     .operand = operand,
@@ -724,7 +772,6 @@ static const struct kn_ops ops = {
     .swiglu = swiglu,
     .rope = rope,
     .kv_put = kv_put,
-    .kv_put_many = kv_put_many,
     .kv_load = kv_load,
     .encode_rows = encode_rows,
     .decode = decode,
@@ -732,6 +779,8 @@ static const struct kn_ops ops = {
     .attn_mass = attn_mass,
     .deviation = deviation,
     .change = change,
+    .best = best,
+    .top = top,
 };
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,

@@ -439,9 +439,12 @@ int cu_gemm(struct cu *c, const struct cu_gemm *g)
         const struct cu_gemm part = rows_of(g, i, m);
         const struct plan_key k = key_of(c, g, m);
         struct cu_plan *p = plan_of(c, &k);
-        /* A refusal has written nothing; a device that is lost says so below. */
-        if (!p->refused)
-            p->refused = !(is_apart(c, g->type) ? apart(c, p, &part) : inside(c, p, &part));
+        /* A refusal has written nothing; a device that is lost says so below. One that may come
+         * from being recorded says nothing of the shape. */
+        const bool done =
+            !p->refused && (is_apart(c, g->type) ? apart(c, p, &part) : inside(c, p, &part));
+        if (!done && !p->refused && c->recording) return -EIO;
+        p->refused = !done;
         if (p->refused) plain(c, &part);
         if (m == g->m) break;
     }

@@ -53,39 +53,26 @@ static __device__ __forceinline__ T *slot(const struct cu_kv &kv, int64_t pos, b
 
 /* A row by a block. */
 template <class T>
-static __device__ __forceinline__ void put_row(const struct cu_kv &kv, int32_t pos, const float *k,
-                                               const float *v, int *fault)
-{
-    if (!slot<T>(kv, pos, false, 0)) {
-        *fault = 1;
-        return;
-    }
-    for (size_t i = threadIdx.x; i < size_t(kv.G) * kv.K; i += blockDim.x) {
-        const unsigned g = unsigned(i / kv.K);
-        cu_store(slot<T>(kv, pos, false, g) + i % kv.K, k[i]);
-        cu_store(slot<T>(kv, pos, true, g) + i % kv.K, v[i]);
-    }
-}
-
-template <class T>
 static __global__ void put(struct cu_kv kv, const int32_t *pos, const float *k, size_t ldk,
                            const float *v, size_t ldv, int *fault)
 {
     const size_t row = blockIdx.x;
-    put_row<T>(kv, pos[row], k + row * ldk, v + row * ldv, fault);
-}
-
-struct put_batch { /* by value: nothing has to be copied before the launch */
-    struct cu_kv kv[CU_PUT_MAX];
-};
-static_assert(sizeof(struct put_batch) <= 4000, "fits a kernel's arguments");
-
-template <class T>
-static __global__ void put_many(const __grid_constant__ struct put_batch b, const int32_t *pos,
-                                const float *k, size_t ldk, const float *v, size_t ldv, int *fault)
-{
-    const size_t row = blockIdx.x;
-    put_row<T>(b.kv[row], pos[row], k + row * ldk, v + row * ldv, fault);
+    if (kv.each) {
+        kv.pages = kv.each[row].id;
+        kv.n_pages = kv.each[row].n;
+        if (kv.n_pages == 0) return;
+    }
+    if (!slot<T>(kv, pos[row], false, 0)) {
+        *fault = 1;
+        return;
+    }
+    k += row * ldk;
+    v += row * ldv;
+    for (size_t i = threadIdx.x; i < size_t(kv.G) * kv.K; i += blockDim.x) {
+        const unsigned g = unsigned(i / kv.K);
+        cu_store(slot<T>(kv, pos[row], false, g) + i % kv.K, k[i]);
+        cu_store(slot<T>(kv, pos[row], true, g) + i % kv.K, v[i]);
+    }
 }
 
 static dim3 row_block(const struct cu_kv *kv)
@@ -101,21 +88,6 @@ int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m
         KN_LAUNCH(put<uint16_t>, grid, block, 0, c->stream, *kv, pos, k, ldk, v, ldv, c->fault);
     else
         KN_LAUNCH(put<float>, grid, block, 0, c->stream, *kv, pos, k, ldk, v, ldv, c->fault);
-    return cu_launched(c);
-}
-
-int cu_kv_put_many(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m,
-                   const float *k, size_t ldk, const float *v, size_t ldv)
-{
-    const dim3 grid(static_cast<unsigned>(m)), block = row_block(kv);
-    struct put_batch b;
-    if (m > CU_PUT_MAX) return -EINVAL;
-    for (size_t i = 0; i < CU_PUT_MAX; i++)
-        b.kv[i] = kv[i < m ? i : 0];
-    if (c->type == CU_BF16)
-        KN_LAUNCH(put_many<uint16_t>, grid, block, 0, c->stream, b, pos, k, ldk, v, ldv, c->fault);
-    else
-        KN_LAUNCH(put_many<float>, grid, block, 0, c->stream, b, pos, k, ldk, v, ldv, c->fault);
     return cu_launched(c);
 }
 

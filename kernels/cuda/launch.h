@@ -24,7 +24,7 @@ enum cu_type {
     CU_FP8, /* e4m3 */
     CU_INT8
 };
-enum cu_mem { CU_DEVICE, CU_SHARED };
+enum cu_mem { CU_DEVICE, CU_SHARED, CU_HOST /* pinned */, CU_MEMS };
 struct cu;
 
 /* -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
@@ -37,9 +37,18 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes); /* cleared; NULL *
 void cu_free(struct cu *c, void *p, enum cu_mem kind);
 int cu_clear(struct cu *c, void *p, size_t bytes);
 /* Any direction. The host's pageable memory is read before the call returns and filled when it
- * does. */
+ * does; pinned memory when the stream gets there. */
 int cu_copy(struct cu *c, void *dst, const void *src, size_t bytes);
 int cu_sync(struct cu *c);
+
+/* What is queued between cu_record() and cu_recorded() does not run: it becomes a graph, of these
+ * addresses and shapes, that cu_play() queues as a whole. -ENOTSUP: it cannot be; then what was
+ * queued is forgotten and the device is as it was. No memory is asked for or given back meanwhile.
+ */
+int cu_record(struct cu *c);
+int cu_recorded(struct cu *c, void **ret_graph);
+int cu_play(struct cu *c, void *graph);
+void cu_graph_free(struct cu *c, void *graph); /* accepts NULL */
 
 /* ---- products: c [m, n] = a [m, k] w [n, k]^T, both sides of one type ---- */
 struct cu_side {  /* rows of one side */
@@ -131,6 +140,10 @@ int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, f
 int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                 int relative, float *ret);
 
+/* pick.cu: as kn_best() and kn_top(). */
+int cu_best_of(struct cu *c, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+int cu_topk(struct cu *c, const float *score, const int32_t *idx, size_t n, size_t k, int32_t *ret);
+
 struct cu_rope {
     size_t K, n_rot, pos_cap;
     const float *cos, *sin;
@@ -139,39 +152,42 @@ struct cu_rope {
 int cu_rope(struct cu *c, const struct cu_rope *p, float *x, size_t ldx, size_t m, size_t heads,
             const int32_t *pos);
 
+struct cu_pages {
+    const int32_t *id;
+    uint64_t n; /* 0: the row is left alone */
+};
 struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
     char *base;
     size_t page_bytes;
     const int32_t *pages;
     size_t n_pages;
     unsigned G, K;
+    const struct cu_pages
+        *each; /* not NULL: row i is of a sequence of its own, of n_pages at most */
 };
 int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
               size_t ldk, const float *v, size_t ldv);
-enum { CU_PUT_MAX = 64 }; /* rows of the next one */
-/* Row i into the pages of kv[i]; one G, one K. */
-int cu_kv_put_many(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m,
-                   const float *k, size_t ldk, const float *v, size_t ldv);
 /* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
                const void *v, enum cu_type t, const struct cu_rope *rope);
 
-struct cu_attn { /* of one sequence */
+struct cu_attn {
     const float *q;
     size_t ldq, m;
-    const int32_t *pos; /* ascending */
+    const int32_t *pos; /* of one sequence: ascending */
     unsigned H;
     struct cu_kv kv;
     float scale;
     float *out;
     size_t ldo;
-    float *lse;   /* [m, H] or NULL; cu_mass() reads it */
-    float *parts; /* cu_attn()'s own */
+    float *lse; /* [m, H] or NULL; cu_mass() reads it */
+    /* cu_attn()'s own: */
+    float *parts;
+    unsigned n_parts;
 };
-enum { CU_ATTN_MAX = 32 }; /* sequences of one launch; they have H, G and K in common */
 /* Floats of scratch that the launch needs. */
-size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a, size_t n);
-int cu_attn(struct cu *c, const struct cu_attn *a, size_t n, float *parts);
+size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a);
+int cu_attn(struct cu *c, const struct cu_attn *a, float *parts);
 size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys);
 int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
             float *parts);

@@ -45,26 +45,6 @@ static __device__ __forceinline__ int32_t cu_value(int8_t x)
     return x;
 }
 
-/* Of all threads of a block of whole warps, 1024 at most; everyone gets it. */
-static __device__ __forceinline__ uint32_t cu_block_max(uint32_t v)
-{
-    __shared__ uint32_t part[CU_WARP];
-    const unsigned lane = threadIdx.x % CU_WARP, warp = threadIdx.x / CU_WARP;
-    const unsigned n_warps = blockDim.x / CU_WARP;
-    for (int with = 16; with > 0; with /= 2) {
-        const uint32_t other = __shfl_xor_sync(CU_ALL, v, with);
-        v = other > v ? other : v;
-    }
-    if (n_warps == 1) return v;
-    __syncthreads(); /* the last maximum's readers are done */
-    if (lane == 0) part[warp] = v;
-    __syncthreads();
-    uint32_t top = 0;
-    for (unsigned w = 0; w < n_warps; w++)
-        top = part[w] > top ? part[w] : top;
-    return top;
-}
-
 /* ---- four values at a time: one access of 16 bytes where rows are aligned to that (wide), else
  * four of the same values, so that sums have one order ---- */
 struct cu_four {
@@ -142,7 +122,7 @@ static __device__ __forceinline__ void cu_put_row(const struct cu_rows &r, size_
             top = mag > top && i + j < n ? mag : top;
         }
     }
-    top = cu_block_max(top);
+    top = cu_block_fold(top, cu_more());
     float scale = cu_from_bits(top) / (r.to == CU_FP8 ? 448.0f : 127.0f);
     if (scale < 1e-37f) scale = 0; /* 1 / scale must be a number */
     const float inv = scale > 0 && top < 0x7f800000u ? 1.0f / scale : 0.0f;

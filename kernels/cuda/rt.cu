@@ -13,7 +13,7 @@ int cu_failed(struct cu *c, cudaError_t e)
     if (e == cudaSuccess) return c->lost ? -EIO : 0;
     (void)cudaGetLastError();
     if (e == cudaErrorMemoryAllocation) return -ENOMEM;
-    c->lost = true;
+    if (!c->recording) c->lost = true; /* else nothing has run, and who records will judge */
     return -EIO;
 }
 
@@ -85,10 +85,11 @@ void *cu_stream(struct cu *c)
 
 /* Shared: managed memory where both sides may touch it at any time, else pinned host memory that
  * the device reads over the bus. */
-static bool managed(const struct cu *c)
+static bool is_managed(const struct cu *c, enum cu_mem kind)
 {
     int yes = 0;
-    return cudaDeviceGetAttribute(&yes, cudaDevAttrConcurrentManagedAccess, c->index) ==
+    return kind == CU_SHARED &&
+           cudaDeviceGetAttribute(&yes, cudaDevAttrConcurrentManagedAccess, c->index) ==
                cudaSuccess &&
            yes;
 }
@@ -98,11 +99,11 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
     void *p = nullptr;
     if (c->lost) return nullptr;
     (void)cudaSetDevice(c->index);
-    cudaError_t e = kind == CU_DEVICE ? cudaMalloc(&p, bytes)
-                    : managed(c)      ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
-                                      : cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
+    cudaError_t e = kind == CU_DEVICE     ? cudaMalloc(&p, bytes)
+                    : is_managed(c, kind) ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
+                                          : cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
     if (cu_failed(c, e) < 0) return nullptr;
-    if (kind == CU_SHARED) {
+    if (kind != CU_DEVICE) {
         memset(p, 0, bytes);
     } else if (cu_clear(c, p, bytes) < 0) {
         cu_free(c, p, kind);
@@ -114,7 +115,7 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
 void cu_free(struct cu *c, void *p, enum cu_mem kind)
 {
     (void)cudaSetDevice(c->index);
-    (void)(kind == CU_DEVICE || managed(c) ? cudaFree(p) : cudaFreeHost(p));
+    (void)(kind == CU_DEVICE || is_managed(c, kind) ? cudaFree(p) : cudaFreeHost(p));
 }
 
 int cu_clear(struct cu *c, void *p, size_t bytes)
@@ -138,4 +139,46 @@ int cu_sync(struct cu *c)
         return -EINVAL;
     }
     return r;
+}
+
+/* ---- graphs ---- */
+
+/* The calls of this thread only: others may open files of records and pin memory meanwhile. */
+int cu_record(struct cu *c)
+{
+    if (c->lost) return -EIO;
+    if (cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -ENOTSUP;
+    }
+    c->recording = true;
+    return 0;
+}
+
+int cu_recorded(struct cu *c, void **ret_graph)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaError_t e = cudaStreamEndCapture(c->stream, &graph);
+    if (e == cudaSuccess) e = cudaGraphInstantiate(&exec, graph, 0);
+    if (graph) (void)cudaGraphDestroy(graph);
+    c->recording = false;
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -ENOTSUP;
+    }
+    *ret_graph = exec;
+    return 0;
+}
+
+int cu_play(struct cu *c, void *graph)
+{
+    if (c->lost) return -EIO;
+    return cu_failed(c, cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), c->stream));
+}
+
+void cu_graph_free(struct cu *c, void *graph)
+{
+    (void)cudaSetDevice(c->index);
+    if (graph) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <sys/mman.h>
+#include <thread>
 #include <ucontext.h>
 #include <unistd.h>
 #include <vector>
@@ -285,9 +286,14 @@ void copies_wait(unsigned but_last)
     me.copies.erase(me.copies.begin(), me.copies.begin() + std::ptrdiff_t(n));
 }
 
-unsigned long n_launches;
-static unsigned long n_waits;
+static unsigned long n_launches, n_waits;
+static bool in_graph;
 int arch = 90;
+
+void count_launch()
+{
+    n_launches += !in_graph;
+}
 
 static void run_block(dim3 block)
 {
@@ -313,7 +319,7 @@ void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread)
 {
     running = name;
-    n_launches++;
+    count_launch();
     const size_t n = size_t(block.x) * block.y * block.z;
     if (n == 0 || n > THREADS_MAX) misuse("a block of too many or no threads", name);
     if (smem > SHARED_MAX) misuse("too much shared memory", name);
@@ -382,9 +388,23 @@ static bool is_registered(const void *p)
     return static_cast<const char *>(p) < r->first + r->second;
 }
 
+static bool spoils_mine();
+
+static bool is_pinned(const void *p) /* or the device's */
+{
+    return block_of(p) != blocks.end() || is_registered(p);
+}
+
+void check_argument(const char *kernel, const void *p)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (p && !is_pinned(p)) misuse("a kernel is given memory that no device reaches", kernel);
+}
+
 static cudaError_t map_block(void **ret, size_t bytes, bool device)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
+    if (spoils_mine()) return cudaErrorStreamCaptureUnsupported;
     if (key == -2) key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
     const size_t page = 4096, size = (bytes + page - 1) / page * page;
     /* A page that nobody may touch behind every block. */
@@ -408,6 +428,7 @@ struct Mark { /* an event's inside, which queued items share */
     uint64_t recorded, fired;
     cudaStream_t from; /* of the last record */
 };
+typedef std::vector<std::function<void()>> Works; /* of a graph, in its order */
 struct Work {
     std::function<void()> run;
     std::shared_ptr<Mark> mark; /* instead of run: fires it, or waits until it has */
@@ -417,8 +438,14 @@ struct Work {
 };
 } /* namespace hostcuda */
 
+struct hostcuda_graph {
+    std::shared_ptr<hostcuda::Works> works;
+};
 struct hostcuda_stream {
     std::deque<hostcuda::Work> queue;
+    std::shared_ptr<hostcuda::Works> recorded; /* while it records: */
+    std::thread::id recorder;                  /* for whom */
+    bool spoilt;
 };
 struct hostcuda_event {
     std::shared_ptr<hostcuda::Mark> mark;
@@ -433,7 +460,25 @@ static long fails_after = -1; /* launches until the device is lost; -1 never */
 void enqueue(cudaStream_t s, std::function<void()> work)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    s->queue.push_back({work, nullptr, false, 0, nullptr});
+    if (s->recorded)
+        s->recorded->push_back(work);
+    else
+        s->queue.push_back({work, nullptr, false, 0, nullptr});
+}
+
+/* What no recording may hold; said of a stream, or of all that this thread records. */
+static bool spoils(cudaStream_t s)
+{
+    if (s->recorded) s->spoilt = true;
+    return s->recorded != nullptr;
+}
+
+static bool spoils_mine()
+{
+    bool any = false;
+    for (cudaStream_t s : streams)
+        if (s->recorded && s->recorder == std::this_thread::get_id()) any = spoils(s);
+    return any;
 }
 
 /* The next item; a wait first runs as much of the other stream as it waits for, and no more. */
@@ -499,12 +544,19 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_fail_after(long 
     if (n < 0) last_error = cudaSuccess;
 }
 
-/* What has run and been waited for so far; products count as launches. */
+/* What has run and been waited for so far; products count as launches, a graph as one. */
 extern "C" __attribute__((visibility("default"))) void hostcuda_counts(unsigned long *launches,
                                                                        unsigned long *waits)
 {
     *launches = n_launches;
     *waits = n_waits;
+}
+
+static bool records = true;
+/* From now on streams refuse to record, or do not. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_records(bool on)
+{
+    records = on;
 }
 
 /* Devices that are opened from now on say that they are of this compute capability. */
@@ -575,6 +627,7 @@ cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
 cudaError_t cudaFree(void *p)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
+    if (spoils_mine()) return cudaErrorStreamCaptureUnsupported;
     (void)flush_all();
     auto b = blocks.find(static_cast<char *>(p));
     if (b == blocks.end()) return p ? cudaErrorInvalidValue : cudaSuccess;
@@ -632,7 +685,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    *s = new hostcuda_stream;
+    *s = new hostcuda_stream();
     streams.insert(*s);
     return cudaSuccess;
 }
@@ -661,6 +714,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
+    if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
     n_waits++;
     return flush(s);
 }
@@ -669,8 +723,63 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     const Mark &m = *e->mark;
+    if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
     if (m.fired < m.recorded) s->queue.push_back({nullptr, e->mark, false, m.recorded, m.from});
     return last_error;
+}
+
+/* ---- graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (!records || s->recorded) return cudaErrorNotSupported;
+    s->recorded = std::make_shared<Works>();
+    s->recorder = std::this_thread::get_id();
+    s->spoilt = false;
+    return last_error;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (!s->recorded) return cudaErrorInvalidValue;
+    const std::shared_ptr<Works> works = s->recorded;
+    s->recorded = nullptr;
+    if (s->spoilt) return cudaErrorStreamCaptureInvalidated;
+    *g = new hostcuda_graph{works};
+    return last_error;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long)
+{
+    *x = new hostcuda_graph{g->works};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+    delete g;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
+{
+    const std::shared_ptr<Works> works = x->works;
+    enqueue(s, [=] {
+        count_launch();
+        in_graph = true;
+        for (const std::function<void()> &work : *works)
+            work();
+        in_graph = false;
+    });
+    return last_error;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
+{
+    delete x;
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
@@ -689,6 +798,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
+    if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
     e->mark->from = s;
     s->queue.push_back({nullptr, e->mark, true, ++e->mark->recorded, s});
     return last_error;
@@ -721,14 +831,16 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (leaves_its_block(dst, bytes) || leaves_its_block(src, bytes)) return cudaErrorInvalidValue;
     const bool to = is_device(dst), from = is_device(src);
-    if (!from && to && !is_registered(src)) {
+    const bool pageable = !is_pinned(src) || !is_pinned(dst);
+    if (pageable && spoils(s)) return cudaErrorStreamCaptureUnsupported;
+    if (!from && to && !is_pinned(src)) {
         std::vector<char> staged(static_cast<const char *>(src),
                                  static_cast<const char *>(src) + bytes);
         enqueue(s, [=] { memcpy(dst, staged.data(), bytes); });
         return last_error;
     }
     enqueue(s, [=] { memmove(dst, src, bytes); });
-    return to || is_registered(dst) ? last_error : flush(s);
+    return is_pinned(dst) ? last_error : flush(s);
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t s)

@@ -5,11 +5,13 @@
  * so they mean what they mean on a device. What is queued (launches, copies, products) runs in the
  * order of its stream when somebody waits for it, never earlier: a host that reads too soon, or a
  * stream that does not wait for another one's event, finds old bytes. Copies from pageable memory
- * read it at once, those from registered memory when their turn comes.
- * Device memory is out of the host's reach but while the queue runs, where the processor has
- * protection keys. Misuse ends the process with a sentence: a barrier that not all threads reach,
- * a warp operation with absent lanes, a block or shared memory that is too large.
- * Not for speed: one thread does everything. Thread: any, one at a time inside. */
+ * read it at once, those from registered or pinned memory when their turn comes.
+ * A stream that records keeps what is queued, arguments by value; a graph runs them with just
+ * those. What may not be in between (waiting, memory, events, pageable copies) spoils the
+ * recording. Device memory is out of the host's reach but while the queue runs, where the processor
+ * has protection keys. Misuse ends the process with a sentence: a barrier that not all threads
+ * reach, a warp operation with absent lanes, a block or shared memory that is too large. Not for
+ * speed: one thread does everything. Thread: any, one at a time inside. */
 #ifndef KERNELS_HOSTCUDA_HOSTCUDA_H
 #define KERNELS_HOSTCUDA_HOSTCUDA_H
 
@@ -45,6 +47,8 @@ struct float4 {
 };
 typedef struct hostcuda_stream *cudaStream_t;
 typedef struct hostcuda_event *cudaEvent_t;
+typedef struct hostcuda_graph *cudaGraph_t;
+typedef struct hostcuda_graph *cudaGraphExec_t;
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
@@ -53,8 +57,11 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorLaunchFailure = 719,
-    cudaErrorNotSupported = 801
+    cudaErrorNotSupported = 801,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901
 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocPortable = 1, cudaHostRegisterPortable = 1 };
 enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
@@ -102,6 +109,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t g);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
@@ -123,8 +136,8 @@ struct Thread {
 };
 extern const Thread *current;
 extern dim3 block_index, block_size, grid_size;
-extern unsigned long n_launches; /* that have run, products included */
-extern int arch;                 /* 90: compute capability 9.0 */
+void count_launch(); /* of a kernel or product that runs; those of a graph are one */
+extern int arch;     /* 90: compute capability 9.0 */
 
 void *dynamic_shared();
 void block_barrier();
@@ -143,13 +156,24 @@ void copies_end();
 void copies_wait(unsigned but_last);
 [[noreturn]] void misuse(const char *what);
 void enqueue(cudaStream_t s, std::function<void()> work);
+void check_argument(const char *kernel, const void *p);
 void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
               const std::function<void()> &thread);
+
+/* A kernel gets addresses that a device can reach, and what is recorded those that last. */
+template <class T> void check_argument(const char *kernel, T *p)
+{
+    check_argument(kernel, static_cast<const void *>(p));
+}
+template <class T> void check_argument(const char *, const T &)
+{
+}
 
 template <class... P, class... A>
 void launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s,
             void (*kernel)(P...), A... args)
 {
+    (check_argument(name, args), ...);
     enqueue(s, [=] { run_grid(name, grid, block, smem, [=] { kernel(args...); }); });
 }
 
@@ -187,6 +211,16 @@ template <class T> T __shfl_sync(unsigned mask, T v, int from)
 inline unsigned __ballot_sync(unsigned mask, int vote)
 {
     return hostcuda::warp_ballot(mask, vote != 0);
+}
+inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+template <class T> T atomicAdd(T *p, T v)
+{
+    T old = *p;
+    *p += v;
+    return old;
 }
 template <class T> T atomicExch(T *p, T v)
 {

@@ -76,24 +76,19 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 
 static void *place_of(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a)
 {
-    switch (a) {
-    case CUBLASLT_MATMUL_DESC_TRANSA:
-        return &d->op_a;
-    case CUBLASLT_MATMUL_DESC_TRANSB:
-        return &d->op_b;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE:
-        return &d->epilogue;
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
-        return &d->bias;
-    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
-        return &d->a_scale;
-    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
-        return &d->b_scale;
-    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
-        return &d->a_mode;
-    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
-        return &d->b_mode;
-    }
+    const struct {
+        cublasLtMatmulDescAttributes_t name;
+        void *at;
+    } places[] = {{CUBLASLT_MATMUL_DESC_TRANSA, &d->op_a},
+                  {CUBLASLT_MATMUL_DESC_TRANSB, &d->op_b},
+                  {CUBLASLT_MATMUL_DESC_EPILOGUE, &d->epilogue},
+                  {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias},
+                  {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &d->a_scale},
+                  {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &d->b_scale},
+                  {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &d->a_mode},
+                  {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &d->b_mode}};
+    for (const auto &p : places)
+        if (p.name == a) return p.at;
     return nullptr;
 }
 
@@ -273,7 +268,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                 keep = whole ? 0.0f : *static_cast<const float *>(beta);
     const size_t number = size_t(algo->data[0]);
     enqueue(stream, [=] {
-        n_launches++;
+        count_launch();
         n_ran[number]++;
         const auto t0 = std::chrono::steady_clock::now();
         if (whole)

@@ -70,6 +70,7 @@ def test_records_are_read_where_they_lie():
         before = p.metric("kvblend_device_allocations_total")
         same(first, answers(p, [1, 2], "gpu"))
         assert p.metric("kvblend_device_allocations_total") == before > 0
+        assert p.metric("kvblend_device_replays_total") > 0
 
 
 def test_running_requests_come_first():

@@ -36,7 +36,8 @@ struct attn_bench {
     float *host_k, *host_v, *host_q; /* [n_keys, G, K] twice, [n_keys, H, K] */
     void *pages;                     /* of all sequences */
     int32_t *page_ids;               /* [SEQS_MAX, n_pages] */
-    struct kn_kv kv[SEQS_MAX];
+    struct kn_kv kv[SEQS_MAX], many;
+    struct kn_pages *each;               /* [SEQS_MAX] */
     float *q, *k, *v, *out, *lse, *mass; /* the device's; mass and seen are shared */
     float *seen;                         /* [H, K]: a row that came back */
     int32_t *order;                      /* 0, 1, … */
@@ -89,11 +90,16 @@ static int make_pages(struct attn_bench *b)
         kn_mem_alloc(b->d.dev, KN_MEM_DEVICE, SEQS_MAX * n * values * kn_kv_value_bytes(b->d.dev));
     b->page_ids = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * n * sizeof *b->page_ids);
     b->order = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, b->n_keys * sizeof *b->order);
-    if (!b->pages || !b->page_ids || !b->order) return -ENOMEM;
+    b->each = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * sizeof *b->each);
+    if (!b->pages || !b->page_ids || !b->order || !b->each) return -ENOMEM;
     for (size_t i = 0; i < SEQS_MAX * n; i++)
         b->page_ids[i] = (int32_t)(i % n * SEQS_MAX + i / n);
-    for (size_t s = 0; s < SEQS_MAX; s++)
-        b->kv[s] = (struct kn_kv){b->pages, values, values, b->page_ids + s * n, n, b->G, b->K};
+    for (size_t s = 0; s < SEQS_MAX; s++) {
+        b->each[s] = (struct kn_pages){b->page_ids + s * n, n};
+        b->kv[s] = (struct kn_kv){b->pages, values, values, b->each[s].id, n, b->G, b->K, NULL};
+    }
+    b->many = b->kv[0];
+    b->many.each = b->each;
     for (size_t i = 0; i < b->n_keys; i++)
         b->order[i] = (int32_t)i;
     return kn_rows(b->d.dev, b->n_keys, NULL, put_all, b);
@@ -188,16 +194,12 @@ static int rows_fn(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     const struct attn_run *x = arg;
     const struct attn_case *c = x->c;
-    struct kn_attn_args a[SEQS_MAX];
+    struct kn_attn_args a = args_of(x->b, row0, n, c->pos + row0);
     int r = 0;
-    for (size_t i = 0; i < c->n_seqs; i++) {
-        a[i] = args_of(x->b, i, 1, c->pos + i);
-        a[i].kv = &x->b->kv[i];
-    }
-    if (!c->n_seqs) a[0] = args_of(x->b, row0, n, c->pos + row0);
+    if (c->n_seqs) a.kv = &x->b->many;
     for (unsigned i = 0; r == 0 && i < x->repeat; i++)
-        r = c->mass && !x->lse ? kn_attn_mass(st, a, x->b->mass, 0, x->b->n_keys)
-                               : kn_attn_many(st, a, c->n_seqs ? c->n_seqs : 1);
+        r = c->mass && !x->lse ? kn_attn_mass(st, &a, x->b->mass, 0, x->b->n_keys)
+                               : kn_attn(st, &a);
     return r;
 }
 
@@ -357,8 +359,8 @@ static json_t *report(struct attn_bench *b)
 
 static void finish(struct attn_bench *b)
 {
-    void *const device[] = {b->pages, b->page_ids, b->q,    b->k,    b->v,
-                            b->out,   b->lse,      b->mass, b->seen, b->order};
+    void *const device[] = {b->pages, b->page_ids, b->q,    b->k,     b->v,   b->out,
+                            b->lse,   b->mass,     b->seen, b->order, b->each};
     for (size_t i = 0; b->d.dev && i < sizeof device / sizeof *device; i++)
         kn_mem_free(b->d.dev, device[i]);
     for (size_t i = 0; i < b->n_cases; i++) {

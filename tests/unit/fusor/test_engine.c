@@ -914,6 +914,49 @@ TEST(logits_are_shown_before_each_token)
     rig_close(&r);
 }
 
+static bool looks_at_some(void *ctx, unsigned choice)
+{
+    struct shown *s = ctx;
+    return s->c.n_out[choice] % 3 == 2;
+}
+
+/* Whoever wants logits gets them, and all of them together the tokens of who does not. */
+TEST(greedy_tokens_are_the_same_with_and_without_a_look)
+{
+    enum { N = 5, NEW = 12 };
+    static const struct fus_request_ops all = {on_plan,   on_first, on_token,
+                                               on_choice, on_done,  on_logits};
+    static const struct fus_request_ops some = {on_plan, on_first,  on_token,     on_choice,
+                                                on_done, on_logits, looks_at_some};
+    static const struct fus_bias none = {.id = 3, .bias = 0};
+    struct rig r;
+    struct shown *s = mem_zalloc(N * sizeof(*s));
+    rig_open(&r, 64 * 32, N, 8);
+    for (int i = 0; i < N; i++) {
+        client_init(&s[i].c, &r.k, r.e, 5, 33, NEW);
+        s[i].c.req.sampling.temperature = 0;
+    }
+    s[1].c.req.ops = &all;
+    s[2].c.req.ops = &some;
+    s[3].c.req.sampling.bias = &none;
+    s[3].c.req.sampling.n_bias = 1;
+    s[4].c.req.sampling.temperature = 1;
+    s[4].c.req.sampling.top_k = 1;
+    for (int i = 0; i < N; i++)
+        submit(&s[i].c);
+    for (int i = 0; i < N; i++) {
+        wait_done(&s[i].c);
+        ASSERT_EQ(s[i].c.n_out[0], NEW);
+        ASSERT_MEMEQ(s[i].c.out[0], s[0].c.out[0], NEW * sizeof(int32_t));
+    }
+    ASSERT_EQ(s[1].n[0], NEW);
+    ASSERT_EQ(s[2].n[0], 1 + NEW / 3); /* and the first, which comes from the prompt */
+    for (int i = 0; i < N; i++)
+        client_fini(&s[i].c);
+    mem_free(s);
+    rig_close(&r);
+}
+
 TEST(destroy_ends_builds)
 {
     enum { N = 12 };

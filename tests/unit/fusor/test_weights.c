@@ -1,5 +1,7 @@
 /* Whole models with weights of 8 bits on the emulation of a GPU: blends stay exact where they must
- * be, answers stay close; and how many launches and waits a layer costs. */
+ * be, answers stay close; how many launches and waits a layer costs, and decode steps that are
+ * played from a recording. */
+#include "base/mem.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 
@@ -124,15 +126,21 @@ struct counts {
     unsigned long launches, waits;
 };
 
+/* A function of the emulation's own. */
+static void *hook(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
+    void *lib = dlopen(path, RTLD_NOW), *fn = lib ? dlsym(lib, name) : NULL;
+    ASSERT_TRUE(fn != NULL);
+    return fn;
+}
+
 static struct counts now(void)
 {
     struct counts c;
-    char path[4096];
     void (*fn)(unsigned long *, unsigned long *) = NULL;
-    snprintf(path, sizeof path, "%s/libkn_hostcuda.so", getenv("KVBLEND_KERNELS_DIR"));
-    void *lib = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    if (lib) *(void **)&fn = dlsym(lib, "hostcuda_counts");
-    ASSERT_TRUE(fn != NULL);
+    *(void **)&fn = hook("hostcuda_counts");
     fn(&c.launches, &c.waits);
     return c;
 }
@@ -182,4 +190,182 @@ TEST(a_layer_takes_so_many_launches_and_one_wait)
     check_layer("bf16", 14, 13);
     check_layer("fp8", 14, 13);
     check_layer("int8", 19, 18); /* one more for each product: it is scaled behind it */
+}
+
+/* ---- decode steps from a recording ---- */
+
+enum { BATCH = 20, STEPS_MAX = 64 };
+
+struct stepper {
+    struct kit k;
+    struct fus_session *s[BATCH];
+    uint32_t next; /* token */
+    float logits[BATCH * V];
+    float *log; /* all logits of all steps */
+    size_t n_log;
+};
+
+/* Sessions of other lengths; every fourth has room for so much that its keys are cut into parts. */
+static void stepper_init(struct stepper *t, const char *weights)
+{
+    const struct tiny_opts o = {.L = 3, .qkv_bias = true, .ctx_max = 1600};
+    memset(t, 0, sizeof *t);
+    ASSERT_OK(setenv("KVBLEND_TEST_WEIGHTS", weights, 1));
+    kit_open(&t->k, &o, 64 * 200);
+    ASSERT_OK(unsetenv("KVBLEND_TEST_WEIGHTS"));
+    t->log = mem_zalloc((size_t)STEPS_MAX * BATCH * V * sizeof *t->log);
+    ASSERT_TRUE(t->log != NULL);
+}
+
+static void join(struct stepper *t, unsigned i)
+{
+    int32_t tok[PROMPT];
+    struct fus_prefill *f = NULL;
+    kit_tokens(&t->k, 5 + i, tok, PROMPT);
+    const struct fus_plan plan = {.tok = tok, .n_tok = 3 + i * 2 % (PROMPT - 3)};
+    ASSERT_OK(fus_session_create(t->k.c, i % 4 == 3 ? 1500 : PROMPT + 40, &t->s[i]));
+    ASSERT_OK(fus_prefill_begin(t->s[i], &plan, &f));
+    ASSERT_OK(kit_steps(f));
+    fus_prefill_end(f);
+}
+
+static void leave(struct stepper *t, unsigned i)
+{
+    fus_session_destroy(t->s[i]);
+    t->s[i] = NULL;
+}
+
+static void stepper_fini(struct stepper *t)
+{
+    for (unsigned i = 0; i < BATCH; i++)
+        fus_session_destroy(t->s[i]);
+    mem_free(t->log);
+    kit_close(&t->k);
+}
+
+/* One step of all sessions that there are; what it cost. */
+static struct counts step(struct stepper *t, const bool *wants)
+{
+    struct fus_session *s[BATCH];
+    int32_t tok[BATCH], best[BATCH];
+    size_t n = 0;
+    for (unsigned i = 0; i < BATCH; i++)
+        if (t->s[i]) s[n] = t->s[i], tok[n++] = (int32_t)(t->next++ * 7 % V);
+    for (size_t i = 0; i < n * V; i++)
+        t->logits[i] = NAN;
+    const struct counts a = now();
+    ASSERT_OK(fus_decode_some(t->k.c, s, tok, n, NULL, wants, t->logits, best));
+    const struct counts b = now();
+    for (size_t i = 0; i < n; i++) {
+        const float *l = t->logits + i * V;
+        if (wants && !wants[i]) {
+            for (unsigned v = 0; v < V; v++)
+                ASSERT_TRUE(isnan(l[v]));
+            continue;
+        }
+        ASSERT_TRUE(best[i] >= 0 && best[i] < V);
+        for (int32_t v = 0; v < V; v++)
+            ASSERT_TRUE(v < best[i] ? l[v] < l[best[i]] : l[v] <= l[best[i]]);
+    }
+    ASSERT_TRUE(t->n_log + n * V <= (size_t)STEPS_MAX * BATCH * V);
+    if (!wants) memcpy(t->log + t->n_log, t->logits, n * V * sizeof(float));
+    if (!wants) t->n_log += n * V;
+    return (struct counts){b.launches - a.launches, b.waits - a.waits};
+}
+
+static void check_played(struct counts c)
+{
+    ASSERT_EQ(c.launches, 1);
+    ASSERT_EQ(c.waits, 1);
+}
+
+TEST(the_second_step_of_a_batch_is_one_launch_and_one_wait)
+{
+    static const bool none[BATCH] = {false}, some[BATCH] = {false, true, true, false, true};
+    struct stepper *t = mem_alloc(sizeof *t);
+    stepper_init(t, "bf16");
+    struct kn_dev *d = fus_core_dev(t->k.c);
+    for (unsigned i = 3; i < 5; i++) { /* so that no later prefill needs more scratch */
+        join(t, i);
+        leave(t, i);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        join(t, i);
+    struct counts c = step(t, NULL);
+    ASSERT_TRUE(c.launches > 3 * 13);
+    ASSERT_EQ(c.waits, 1);
+    const uint64_t n_allocs = kn_dev_memory(d).n_allocs;
+    for (int i = 0; i < 4; i++)
+        check_played(step(t, i == 1 ? none : i == 2 ? some : NULL));
+    ASSERT_EQ(kn_dev_memory(d).n_allocs, n_allocs);
+    ASSERT_EQ(kn_replays(d).n_recorded, 1);
+
+    leave(t, 1); /* two rows: another recording, to which the rest goes on */
+    ASSERT_TRUE(step(t, none).launches > 1);
+    check_played(step(t, none));
+    check_played(step(t, none));
+    ASSERT_EQ(kn_replays(d).n_recorded, 2);
+    leave(t, 0);
+    join(t, 1); /* other sequences in the same rows */
+    check_played(step(t, none));
+    join(t, 0), join(t, 4);
+    check_played(step(t, none)); /* four rows, where three were recorded */
+    ASSERT_EQ(kn_replays(d).n_recorded, 2);
+
+    leave(t, 4);
+    join(t, 3); /* room for more keys */
+    ASSERT_TRUE(step(t, none).launches > 1);
+    check_played(step(t, none));
+    ASSERT_EQ(kn_replays(d).n_recorded, 3);
+    ASSERT_EQ(kn_replays(d).n_played, 9);
+    ASSERT_TRUE(!kn_replays(d).refused);
+    stepper_fini(t);
+    mem_free(t);
+}
+
+/* The same steps: batches that grow, beyond the room for rows as well, and shrink; and prefills in
+ * between, of more rows than before. */
+static void run_steps(struct stepper *t)
+{
+    for (unsigned i = 0; i < BATCH; i++) {
+        join(t, i);
+        if (i % 3 != 1 && i != BATCH - 1) continue;
+        (void)step(t, NULL);
+        (void)step(t, NULL);
+        (void)step(t, NULL);
+    }
+    for (unsigned i = 1; i < BATCH; i += 2)
+        leave(t, i);
+    for (int i = 0; i < 3; i++)
+        (void)step(t, NULL);
+    join(t, 17);
+    for (int i = 0; i < 3; i++)
+        (void)step(t, NULL);
+}
+
+TEST(recorded_steps_give_the_same_bits)
+{
+    static const char *const weights[] = {"bf16", "int8"};
+    void (*records)(bool) = NULL;
+    for (size_t w = 0; w < 2; w++) {
+        struct stepper *t[2];
+        for (int i = 0; i < 2; i++) {
+            t[i] = mem_alloc(sizeof *t[i]);
+            stepper_init(t[i], weights[w]);
+            *(void **)&records = hook("hostcuda_records");
+            records(i == 0);
+            run_steps(t[i]);
+            const struct kn_replays seen = kn_replays(fus_core_dev(t[i]->k.c));
+            ASSERT_EQ(seen.refused, i == 1);
+            ASSERT_TRUE(i == 1 || (seen.n_recorded >= 4 && seen.n_played > seen.n_recorded));
+        }
+        records(true);
+        ASSERT_TRUE(t[0]->n_log > 20 * V);
+        ASSERT_EQ(t[0]->n_log, t[1]->n_log);
+        ASSERT_MEMEQ(t[0]->log, t[1]->log, t[0]->n_log * sizeof(float));
+        for (int i = 0; i < 2; i++) {
+            stepper_fini(t[i]);
+            mem_free(t[i]);
+        }
+    }
 }

@@ -105,7 +105,7 @@ void kern_kv_init(struct kern_kv *s, unsigned G, unsigned K, size_t n_keys, unsi
     s->pages = malloc((n + 1) * sizeof *s->pages);
     for (size_t i = 0; i < n; i++)
         s->pages[i] = (int32_t)(n - 1 - i);
-    s->kv = (struct kn_kv){s->mem, layers * lf, lf, s->pages, n, G, K};
+    s->kv = (struct kn_kv){s->mem, layers * lf, lf, s->pages, n, G, K, NULL};
 }
 
 void kern_kv_fini(struct kern_kv *s)

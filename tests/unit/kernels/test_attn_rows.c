@@ -1,4 +1,4 @@
-/* Attention of rows anywhere: random positions with repeats and gaps, groups of 1 to 8 heads,
+/* Attention of rows anywhere: random positions with repeats and gaps, groups of 1 to 32 heads,
  * tiles, parts and pages that end anywhere, sequences side by side; against the double oracle, and
  * bit for bit against the same row by itself.
  *
@@ -248,105 +248,159 @@ TEST(keys_that_nobody_sees_may_be_anything)
     }
 }
 
-enum { SEQS = 41 };
+/* ---- rows that are of a sequence each ---- */
+
+enum { SEQS = 41, NOBODY = 9 /* every so many-th row is nobody's */ };
+
+struct batch {
+    struct kn_kv kv;
+    struct kn_pages *each;
+    struct seq *seq;
+    float *mem, *q, *out, *lse, *k; /* k: [SEQS, 2, G, K] */
+    int32_t *pos, *last;
+    struct kern_shape sh;
+};
+
+static bool is_nobody(size_t i)
+{
+    return i % NOBODY == NOBODY / 2;
+}
+
+/* Sequences of one row in one pool. */
+static void batch_init(struct batch *b, struct kern_shape sh, bool bf16, uint64_t seed)
+{
+    const size_t HK = (size_t)sh.H * sh.K, GK = (size_t)sh.G * sh.K;
+    size_t n_pages = 0, most = 0;
+    *b = (struct batch){.sh = sh, .seq = (calloc)(SEQS, sizeof *b->seq)};
+    b->each = calloc(SEQS, sizeof *b->each);
+    b->q = kern_random(SEQS * HK, 0, 1), b->out = kern_random(SEQS * HK, 0, 1);
+    b->lse = kern_random(SEQS * sh.H, 0, 1), b->k = kern_random(SEQS * 2 * GK, 0, 1);
+    b->pos = calloc(SEQS, sizeof *b->pos), b->last = calloc(SEQS, sizeof *b->last);
+    for (size_t i = 0; i < SEQS; i++) {
+        struct seq *s = &b->seq[i];
+        seq_init(s, sh, bf16, 1 + test_rand(&seed) % (i % 8 ? 130 : 1100), 1, seed + i);
+        b->last[i] = (int32_t)s->n_keys - 1;
+        if (i % 3 == 1) s->pos[0] = (int32_t)(test_rand(&seed) % s->n_keys);
+        b->pos[i] = s->pos[0];
+        memcpy(b->q + i * HK, s->q, HK * sizeof(float));
+        memcpy(b->k + i * 2 * GK, s->k, GK * sizeof(float)); /* the first key again */
+        memcpy(b->k + i * 2 * GK + GK, s->v, GK * sizeof(float));
+        for (size_t p = 0; p < s->s.kv.n_pages; p++)
+            s->s.pages[p] += (int32_t)n_pages;
+        b->each[i] = (struct kn_pages){s->s.pages, s->s.kv.n_pages};
+        n_pages += s->s.kv.n_pages;
+        if (s->s.kv.n_pages > most) most = s->s.kv.n_pages;
+        if (!is_nobody(i)) continue;
+        b->each[i] = (struct kn_pages){0};
+        b->pos[i] = b->last[i] = -5;
+        for (size_t x = 0; x < 2 * GK; x++)
+            b->k[i * 2 * GK + x] = NAN;
+    }
+    b->kv = b->seq[0].s.kv;
+    b->mem = malloc(n_pages * b->kv.page_stride * sizeof(float));
+    for (size_t i = 0; i < SEQS; i++)
+        b->seq[i].s.kv.base = b->mem;
+    b->kv.base = b->mem, b->kv.pages = NULL, b->kv.n_pages = most, b->kv.each = b->each;
+}
+
+static void batch_fini(struct batch *b)
+{
+    for (size_t i = 0; i < SEQS; i++)
+        seq_fini(&b->seq[i]);
+    (free)(b->seq);
+    free(b->each), free(b->mem), free(b->q), free(b->out), free(b->lse), free(b->k);
+    free(b->pos), free(b->last);
+}
 
 static int attend_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct job *j = arg;
-    struct kn_attn_args a[SEQS];
-    for (size_t i = 0; i < j->n; i++)
-        a[i] = args_of(j, j->seq + i, 0, j->seq[i].m);
-    return kn_attn_many(st, a, j->n);
+    const struct batch *b = arg;
+    const size_t HK = (size_t)b->sh.H * b->sh.K;
+    const struct kn_attn_args a = {.q = b->q,
+                                   .ldq = HK,
+                                   .m = SEQS,
+                                   .pos = b->pos,
+                                   .H = b->sh.H,
+                                   .kv = &b->kv,
+                                   .layer = 1,
+                                   .scale = scale_of(b->sh),
+                                   .out = b->out,
+                                   .ldo = HK,
+                                   .lse = b->lse};
+    return kn_attn(st, &a);
 }
 
 /* The last key of each sequence again, all at once, with the first one's value: so that a row that
  * goes elsewhere is seen. */
 static int put_last(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct job *j = arg;
-    const size_t GK = (size_t)j->sh.G * j->sh.K;
-    struct kn_kv kv[SEQS];
-    int32_t *pos = (int32_t *)(void *)j->lse;
-    for (size_t i = 0; i < j->n; i++) {
-        kv[i] = j->seq[i].s.kv;
-        pos[i] = (int32_t)j->seq[i].n_keys - 1;
-        memcpy(j->out + i * 2 * GK, j->seq[i].k, GK * sizeof(float));
-        memcpy(j->out + i * 2 * GK + GK, j->seq[i].v, GK * sizeof(float));
-    }
-    int r = kn_kv_put_many(st, kv, 1, pos, j->n, j->out, 2 * GK, j->out + GK, 2 * GK);
-    return r < 0 ? r : kn_sync(st);
+    const struct batch *b = arg;
+    const size_t GK = (size_t)b->sh.G * b->sh.K;
+    return kn_kv_put(st, &b->kv, 1, b->last, SEQS, b->k, 2 * GK, b->k + GK, 2 * GK);
 }
 
-/* More sequences than one launch takes, of any length, some without rows. */
+static void check_batch(struct kn_dev *d, bool bf16, struct batch *b)
+{
+    const size_t HK = (size_t)b->sh.H * b->sh.K, GK = (size_t)b->sh.G * b->sh.K, H = b->sh.H;
+    for (size_t i = 0; i < SEQS; i++) {
+        struct seq *s = &b->seq[i];
+        struct job one = {.d = d, .bf16 = bf16, .sh = b->sh, .seq = s, .n = 1};
+        if (is_nobody(i)) { /* as kern_random() of scale 1 and seed 0 left it */
+            float *was = kern_random(SEQS * HK, 0, 1);
+            ASSERT_MEMEQ(b->out + i * HK, was + i * HK, HK * sizeof(float));
+            free(was);
+            continue;
+        }
+        memcpy(s->k + (s->n_keys - 1) * GK, s->k, GK * sizeof(float));
+        memcpy(s->v + (s->n_keys - 1) * GK, s->v, GK * sizeof(float));
+        memcpy(s->out, b->out + i * HK, HK * sizeof(float));
+        memcpy(s->lse, b->lse + i * H, H * sizeof(float));
+        check(&one, s);
+        ASSERT_OK(kern_run(d, true, 1, attend_rows, &one));
+        ASSERT_MEMEQ(b->out + i * HK, s->out, HK * sizeof(float));
+        ASSERT_MEMEQ(b->lse + i * H, s->lse, H * sizeof(float));
+    }
+}
+
+/* Of any length, some of them nobody's; how long the longest may be changes no bit. */
 TEST(many_sequences_are_what_each_is)
 {
-    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {3, 1, 50}};
+    static const struct kern_shape shapes[] = {{9, 3, 64}, {8, 1, 128}, {3, 1, 50}, {32, 1, 16}};
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
         for (size_t c = 0; c < sizeof shapes / sizeof *shapes; c++) {
-            struct seq s[SEQS];
-            const size_t HK = (size_t)shapes[c].H * shapes[c].K, H = shapes[c].H,
-                         GK = (size_t)shapes[c].G * shapes[c].K;
-            struct job j = {.d = d, .bf16 = bf16, .sh = shapes[c], .seq = s, .n = SEQS};
-            uint64_t seed = 77 + c;
-            for (size_t n = 0; n < SEQS; n++)
-                seq_init(&s[n], j.sh, bf16, 1 + test_rand(&seed) % (n % 8 ? 130 : 1100),
-                         c == 1       ? 1
-                         : n % 9 == 4 ? 0
-                                      : 1 + n % 3,
-                         1000 * c + n);
-            j.out = kern_random(SEQS * 2 * GK, 0, 1), j.lse = kern_random(SEQS, 0, 1);
-            ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
-            ASSERT_OK(kern_run(d, true, 1, put_last, &j));
-            free(j.out), free(j.lse);
-            j.out = j.lse = NULL;
-            ASSERT_OK(kern_run(d, c != 0, 1, attend_all, &j));
-            for (size_t n = 0; n < SEQS; n++) {
-                struct job one = {.d = d, .bf16 = bf16, .sh = j.sh, .seq = s + n, .n = 1};
-                const size_t bytes = s[n].m * HK * sizeof(float);
-                memcpy(s[n].k + (s[n].n_keys - 1) * GK, s[n].k, GK * sizeof(float));
-                memcpy(s[n].v + (s[n].n_keys - 1) * GK, s[n].v, GK * sizeof(float));
-                check(&one, s + n);
-                one.out = kern_random(s[n].m * HK, 0, 1), one.lse = kern_random(s[n].m * H, 0, 1);
-                ASSERT_OK(kern_run(d, true, s[n].m, attend_rows, &one));
-                ASSERT_MEMEQ(one.out, s[n].out, bytes);
-                ASSERT_MEMEQ(one.lse, s[n].lse, s[n].m * H * sizeof(float));
-                free(one.out), free(one.lse);
+            struct batch b;
+            batch_init(&b, shapes[c], bf16, 77 + 100 * c);
+            struct job keys = {.d = d, .bf16 = bf16, .sh = b.sh, .seq = b.seq, .n = SEQS};
+            ASSERT_OK(kern_run(d, true, 1, put_keys, &keys));
+            ASSERT_OK(kern_run(d, c != 0, 1, put_last, &b));
+            for (size_t n = 0; n < 2; n++) {
+                ASSERT_OK(kern_run(d, c != 1, 1, attend_all, &b));
+                check_batch(d, bf16, &b);
+                b.kv.n_pages = 2 * b.kv.n_pages + 8;
             }
-            for (size_t n = 0; n < SEQS; n++)
-                seq_fini(&s[n]);
+            batch_fini(&b);
         }
         kn_dev_destroy(d);
     }
 }
 
-static int unlike(struct kn_stream *st, void *arg, size_t row0, size_t n)
+static int of_one_alone(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct job *j = arg;
-    struct kn_attn_args a[2] = {args_of(j, j->seq, 0, 1), args_of(j, j->seq, 0, 1)};
-    struct kn_kv kv[2] = {j->seq->s.kv, j->seq->s.kv};
-    a[1].H = 2, a[1].ldq = a[1].ldo = 128;
-    ASSERT_ERR(kn_attn_many(st, a, 2), -EINVAL);
-    kv[1].K = 32, a[1] = a[0], a[1].kv = kv + 1;
-    ASSERT_ERR(kn_attn_many(st, a, 2), -EINVAL);
-    ASSERT_ERR(kn_kv_put_many(st, kv, 1, j->seq->pos, 2, j->seq->q, 64, j->seq->q, 64), -EINVAL);
-    ASSERT_ERR(kn_kv_put_many(st, kv, 1, j->seq->pos, 1, j->seq->q, 63, j->seq->q, 64), -EINVAL);
-    a[0].m = a[1].m = 0, a[1].kv = a[0].kv;
-    ASSERT_OK(kn_attn_many(st, a, 2));
-    return kn_attn_many(st, a, 0);
-}
-
-TEST(sequences_of_other_shapes_are_refused)
-{
-    bool bf16;
-    struct kn_dev *d = next_dev(0, &bf16);
-    struct seq s;
-    struct job j = {.d = d, .sh = {1, 1, 64}, .seq = &s, .n = 1};
-    seq_init(&s, j.sh, false, 10, 2, 3);
-    ASSERT_OK(kern_run(d, true, 1, unlike, &j));
-    seq_fini(&s);
-    kn_dev_destroy(d);
+    const struct batch *b = arg;
+    float mass[KN_PAGE] = {0};
+    const struct kn_attn_args a = {.q = b->q,
+                                   .ldq = 1 << 20,
+                                   .m = 1,
+                                   .pos = b->pos,
+                                   .H = b->sh.H,
+                                   .kv = &b->kv,
+                                   .lse = b->lse};
+    ASSERT_ERR(kn_attn_mass(st, &a, mass, 0, KN_PAGE), -EINVAL);
+    ASSERT_ERR(kn_kv_load(st, &b->kv, 1, 0, 1, b->k, b->k, KN_F32, NULL), -EINVAL);
+    ASSERT_ERR(kn_kv_put(st, &b->kv, 1, b->last, 1, b->k, 63, b->k, 64), -EINVAL);
+    return 0;
 }
 
 /* One of several sequences has a bad row: it is told, whichever it is. */
@@ -355,22 +409,24 @@ TEST(a_bad_row_among_many_is_found)
     bool bf16;
     struct kn_dev *d;
     for (unsigned i = 0; (d = next_dev(i, &bf16)); i++) {
-        struct seq s[3];
-        struct job j = {.d = d, .bf16 = bf16, .sh = {3, 1, 64}, .seq = s, .n = 3};
-        for (size_t n = 0; n < 3; n++)
-            seq_init(&s[n], j.sh, bf16, 100, 30, n);
-        ASSERT_OK(kern_run(d, true, 1, put_keys, &j));
-        for (size_t n = 0; n < 3; n++) {
-            const int32_t kept = s[n].pos[11];
-            s[n].pos[11] = -3;
-            ASSERT_ERR(kern_run(d, true, 1, attend_all, &j), -EINVAL);
-            s[n].pos[11] = 128;
-            ASSERT_ERR(kern_run(d, true, 1, attend_all, &j), -EINVAL);
-            s[n].pos[11] = kept;
-            ASSERT_OK(kern_run(d, true, 1, attend_all, &j));
+        static const size_t bad[] = {0, 17, SEQS - 2};
+        struct batch b;
+        batch_init(&b, (struct kern_shape){1, 1, 64}, bf16, 5);
+        ASSERT_OK(kern_run(d, true, 1, of_one_alone, &b));
+        for (size_t n = 0; n < sizeof bad / sizeof *bad; n++) {
+            const size_t row = bad[n];
+            const int32_t pos = b.pos[row], last = b.last[row];
+            ASSERT_TRUE(!is_nobody(row));
+            for (size_t t = 0; t < 2; t++) {
+                b.pos[row] = b.last[row] = t ? -3 : (int32_t)b.each[row].n * KN_PAGE;
+                ASSERT_ERR(kern_run(d, true, 1, attend_all, &b), -EINVAL);
+                ASSERT_ERR(kern_run(d, true, 1, put_last, &b), -EINVAL);
+            }
+            b.pos[row] = pos, b.last[row] = last;
+            ASSERT_OK(kern_run(d, true, 1, put_last, &b));
+            ASSERT_OK(kern_run(d, true, 1, attend_all, &b));
         }
-        for (size_t n = 0; n < 3; n++)
-            seq_fini(&s[n]);
+        batch_fini(&b);
         kn_dev_destroy(d);
     }
 }

@@ -1,6 +1,7 @@
 /* What only a device of its own has: its name, its memory, errors that come late or for ever, bf16.
  */
 #include "base/mem.h"
+#include "kernels/cuda/replay.h"
 #include "kernels/cuda/stage.h"
 #include "kernels/gpu.h"
 #include "kernels/module.h"
@@ -191,6 +192,211 @@ TEST(a_bad_position_is_told_once_and_a_lost_device_for_ever)
     kn_dev_destroy(d);
     d = open_device(KN_ARITH_F32); /* and the next one works */
     kn_dev_destroy(d);
+}
+
+/* ---- runs that are played again ---- */
+
+struct played {
+    float *x, *host; /* x: [64] dev; host: [64] of KN_MEM_HOST, copied to x by each run */
+    int32_t *best, calls;
+    size_t scratch; /* bytes that a run asks for */
+    int fails;
+    bool waits;
+};
+
+static int copy_and_look(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct played *p = arg;
+    p->calls++;
+    if (p->fails) return p->fails;
+    float *s = kn_scratch(st, 0, p->scratch);
+    if (!s) return -ENOMEM;
+    int r = kn_copy(st, p->x, p->host, 64 * sizeof(float));
+    if (r == 0 && p->waits) r = kn_sync(st);
+    if (r == 0) r = kn_copy(st, s, p->x, 64 * sizeof(float));
+    return r == 0 ? kn_best(st, s, 64, 1, 64, p->best) : r;
+}
+
+static void played_init(struct kn_dev *d, struct played *p)
+{
+    *p = (struct played){.scratch = 256};
+    p->x = kn_mem_alloc(d, KN_MEM_DEVICE, 64 * sizeof(float));
+    p->host = kn_mem_alloc(d, KN_MEM_HOST, 64 * sizeof(float));
+    p->best = kn_mem_alloc(d, KN_MEM_SHARED, sizeof(int32_t));
+    ASSERT_TRUE(p->x && p->host && p->best);
+}
+
+static void played_fini(struct kn_dev *d, struct played *p)
+{
+    kn_mem_free(d, p->x), kn_mem_free(d, p->host), kn_mem_free(d, p->best);
+}
+
+/* One run with the largest value at `at`. */
+static int play(struct kn_dev *d, struct played *p, uint64_t key, int at)
+{
+    for (int i = 0; i < 64; i++)
+        p->host[i] = i == at ? 1 : 0;
+    *p->best = -7;
+    return kn_replay(d, key, 1, NULL, copy_and_look, p);
+}
+
+static void play_ok(struct kn_dev *d, struct played *p, uint64_t key, int at)
+{
+    ASSERT_OK(play(d, p, key, at));
+    ASSERT_EQ(*p->best, at);
+}
+
+TEST(a_run_is_recorded_once_and_played)
+{
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct played p;
+    unsigned long l0, l1, w0, w1;
+    void (*counts)(unsigned long *, unsigned long *) = NULL;
+    *(void **)&counts = kern_hook("hostcuda_counts");
+    played_init(d, &p);
+    for (int i = 0; i < 5; i++) {
+        const uint64_t n_allocs = kn_dev_memory(d).n_allocs;
+        counts(&l0, &w0);
+        play_ok(d, &p, 1, 3 * i);
+        counts(&l1, &w1);
+        ASSERT_EQ(l1 - l0, 1);
+        ASSERT_EQ(w1 - w0, 1);
+        if (i) ASSERT_EQ(kn_dev_memory(d).n_allocs, n_allocs);
+    }
+    ASSERT_EQ(p.calls, 2); /* to run, and to be recorded */
+    ASSERT_EQ(kn_replays(d).n_recorded, 1);
+    ASSERT_EQ(kn_replays(d).n_played, 4);
+    play_ok(d, &p, 2, 7); /* another key is another recording */
+    play_ok(d, &p, 2, 8);
+    ASSERT_EQ(p.calls, 4);
+    play_ok(d, &p, 1, 9);
+    ASSERT_EQ(p.calls, 4);
+    kn_forget(d);
+    play_ok(d, &p, 1, 10);
+    ASSERT_EQ(p.calls, 5);
+    const atomic_bool cancel = true;
+    ASSERT_ERR(kn_replay(d, 1, 1, &cancel, copy_and_look, &p), -ECANCELED);
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+}
+
+static int want_scratch(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const size_t *bytes = arg;
+    return kn_scratch(st, 0, *bytes) ? 0 : -ENOMEM;
+}
+
+TEST(scratch_that_moves_is_recorded_again)
+{
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct played p;
+    size_t more = 1 << 20;
+    played_init(d, &p);
+    for (int i = 0; i < 3; i++)
+        play_ok(d, &p, 1, i);
+    ASSERT_EQ(p.calls, 2);
+    ASSERT_OK(kn_wide(d, 1, NULL, want_scratch, &more)); /* somebody else's run needs more */
+    play_ok(d, &p, 1, 5);
+    play_ok(d, &p, 1, 6);
+    ASSERT_EQ(p.calls, 3);
+    ASSERT_EQ(kn_replays(d).n_recorded, 2);
+    kn_forget(d);
+    play_ok(d, &p, 1, 7);
+    p.scratch =
+        4 << 20; /* more than it was prepared with: no recording, and none is lost for ever */
+    play_ok(d, &p, 1, 8);
+    ASSERT_EQ(kn_replays(d).n_recorded, 2);
+    ASSERT_TRUE(!kn_replays(d).refused);
+    play_ok(d, &p, 1, 9);
+    play_ok(d, &p, 1, 10);
+    ASSERT_EQ(kn_replays(d).n_recorded, 3);
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+}
+
+TEST(the_recording_that_was_played_least_recently_makes_room)
+{
+    enum { KEYS = REPLAY_MAX + 1 };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct played p;
+    played_init(d, &p);
+    for (uint64_t key = 0; key < KEYS; key++)
+        for (int i = 0; i < 2; i++)
+            play_ok(d, &p, key, i);
+    p.calls = 0;
+    for (uint64_t key = 1; key < KEYS; key++)
+        play_ok(d, &p, key, 5);
+    ASSERT_EQ(p.calls, 0);
+    play_ok(d, &p, 0, 6);
+    ASSERT_EQ(p.calls, 1);
+    play_ok(d, &p, 2, 7);
+    ASSERT_EQ(p.calls, 1);
+    play_ok(d, &p, 1, 8);
+    ASSERT_EQ(p.calls, 2);
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+}
+
+TEST(what_cannot_be_recorded_runs_as_ever)
+{
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct played p;
+    void (*records)(bool) = NULL;
+    *(void **)&records = kern_hook("hostcuda_records");
+    played_init(d, &p);
+    records(false);
+    for (int i = 0; i < 4; i++)
+        play_ok(d, &p, 1, i);
+    records(true);
+    ASSERT_EQ(p.calls, 4);
+    ASSERT_TRUE(kn_replays(d).refused);
+    ASSERT_EQ(kn_replays(d).n_recorded, 0);
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+
+    d = open_device(KN_ARITH_F32); /* a run that waits spoils its recording, not the device */
+    played_init(d, &p);
+    p.waits = true;
+    for (int i = 0; i < 4; i++)
+        play_ok(d, &p, 1, i);
+    ASSERT_TRUE(kn_replays(d).refused && !kn_dev_lost(d));
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+
+    d = open_device(KN_ARITH_F32); /* what fails by itself says so, and is recorded when it works */
+    played_init(d, &p);
+    p.fails = -ERANGE;
+    for (int i = 0; i < 3; i++)
+        ASSERT_ERR(play(d, &p, 1, i), -ERANGE);
+    p.fails = 0;
+    for (int i = 0; i < 3; i++)
+        play_ok(d, &p, 1, i);
+    ASSERT_EQ(kn_replays(d).n_recorded, 1);
+    void (*fail_after)(long) = NULL;
+    *(void **)&fail_after = kern_hook("hostcuda_fail_after");
+    fail_after(0);
+    ASSERT_ERR(play(d, &p, 1, 3), -EIO);
+    fail_after(-1);
+    ASSERT_TRUE(kn_dev_lost(d));
+    ASSERT_ERR(play(d, &p, 1, 3), -EIO);
+    ASSERT_ERR(play(d, &p, 2, 3), -EIO);
+    played_fini(d, &p);
+    kn_dev_destroy(d);
+}
+
+static void give_the_hosts_memory(void)
+{
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    struct played p;
+    int32_t mine;
+    played_init(d, &p);
+    p.best = &mine;
+    (void)kn_wide(d, 1, NULL, copy_and_look, &p);
+}
+
+TEST(a_kernel_that_is_given_the_hosts_memory_ends_the_process)
+{
+    ASSERT_TRUE(child_of(give_the_hosts_memory) != 0);
 }
 
 /* ---- gpu.h on the same device ---- */

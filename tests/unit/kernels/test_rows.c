@@ -362,3 +362,78 @@ TEST(topk_matches_sorting)
     ASSERT_ERR(kn_topk(&one, 1, 2, &idx), -EINVAL);
     ASSERT_OK(kn_topk(&one, 0, 0, &idx));
 }
+
+/* Few values, so that many are equal; some that are no number, infinite, or -0. */
+static float odd_value(uint64_t *seed)
+{
+    static const float odd[] = {NAN, -NAN, -0.0f, 0.0f, -INFINITY, 1e-45f};
+    const uint64_t r = test_rand(seed);
+    return r % 11 == 0 ? odd[r / 11 % 6] : (float)(int)(r / 11 % 9) - 4.0f;
+}
+
+static void best_body(struct kn_stream *st)
+{
+    enum { N = 5000, M = 3 };
+    uint64_t seed = 3;
+    float *x = calloc(M * N, sizeof *x);
+    int32_t *got = calloc(M, sizeof *got);
+    for (int round = 0; round < 40; round++) {
+        const size_t n = round < 30 ? 1 + test_rand(&seed) % 70 : N - test_rand(&seed) % 100;
+        for (size_t i = 0; i < M * N; i++)
+            x[i] = odd_value(&seed);
+        if (round % 5 == 0) x[test_rand(&seed) % n] = INFINITY;
+        for (size_t i = 0; round % 7 == 0 && i < n; i++)
+            x[N + i] = i % 2 ? NAN : -INFINITY;
+        ASSERT_OK(kern_done(st, kn_best(st, x, N, M, n, got)));
+        for (size_t i = 0; i < M; i++) {
+            const float *row = x + i * N;
+            float top = -INFINITY;
+            int32_t want = -1;
+            for (size_t j = 0; j < n; j++)
+                if (row[j] > top) top = row[j], want = (int32_t)j;
+            ASSERT_EQ(got[i], isfinite(top) ? want : -1);
+        }
+    }
+    ASSERT_ERR(kn_best(st, x, 4, 1, 5, got), -EINVAL);
+    ASSERT_ERR(kn_best(st, x, 4, 1, 0, got), -EINVAL);
+    free(x), free(got);
+}
+
+TEST(the_best_of_a_row)
+{
+    on_all(best_body);
+}
+
+static void top_body(struct kn_stream *st)
+{
+    enum { N = 3000 };
+    uint64_t seed = 8;
+    float *x = calloc(N, sizeof *x), *listed = calloc(N, sizeof *listed);
+    int32_t *idx = calloc(N, sizeof *idx), *got = calloc(N, sizeof *got),
+            *want = calloc(N, sizeof *want);
+    for (int round = 0; round < 40; round++) {
+        const size_t all = round < 20 ? 1 + test_rand(&seed) % 60 : N - test_rand(&seed) % 900;
+        size_t n = 0;
+        for (size_t i = 0; i < all; i++) {
+            x[i] = round % 4 == 3 ? (float)test_rand(&seed) : odd_value(&seed);
+            if (round % 2 && test_rand(&seed) % 3 == 0) continue;
+            listed[n] = x[i];
+            idx[n++] = (int32_t)i;
+        }
+        const size_t k = round % 10 == 9 ? n : test_rand(&seed) % (n + 1);
+        const bool whole = n == all;
+        memset(got, 0xff, N * sizeof *got);
+        ASSERT_OK(kern_done(st, kn_top(st, x, whole ? NULL : idx, n, k, got)));
+        ASSERT_OK(kn_topk(listed, n, k, want));
+        for (size_t i = 0; i < k; i++)
+            ASSERT_EQ(got[i], idx[want[i]]);
+        ASSERT_TRUE(k == N || got[k] == -1);
+    }
+    ASSERT_ERR(kn_top(st, x, NULL, 1, 2, got), -EINVAL);
+    free(x), free(listed), free(idx), free(got), free(want);
+}
+
+TEST(the_top_of_a_list_is_what_the_host_finds)
+{
+    on_all(top_body);
+}
