@@ -323,8 +323,9 @@ static int begin_main(struct fus_prefill *f)
     f->checked = !f->chooses || !f->how->by_deviation;
     if (!f->checked) return rows_from_embeddings(f, true);
     if (f->chooses && f->how->by_stored) fus_select_stored(f);
-    if (f->chooses && (f->how->pass || f->how->by_stored)) fus_select(f);
-    return rows_from_embeddings(f, false);
+    const bool now = f->chooses && (f->how->pass || f->how->by_stored);
+    const int r = now ? fus_select(f) : 0;
+    return r < 0 ? r : rows_from_embeddings(f, false);
 }
 
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
@@ -419,13 +420,14 @@ static int step_a(struct fus_prefill *f)
             f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
         p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
         p.hook_ctx = f;
-        p.goes_on = !p.hook && !f->at_choice;
+        p.goes_on = f->at_choice ? !fus_select_looks(f) : !p.hook;
         r = fus_phase_a(&p);
         if (r < 0) return r;
         if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
     }
     if (f->at_choice) {
-        fus_select(f);
+        r = fus_select(f);
+        if (r < 0) return r;
         f->checked = true;
         r = drop_rows(f);
         if (r < 0) return r;

@@ -93,9 +93,9 @@ struct fus_prefill {
     int32_t *row;       /* [n_tok] rows that stay behind a choosing layer */
     float *score;       /* [n_tok] attention mass or stored score, by token */
     float *dev, *dev_v; /* [n_tok] deviation; of V where both tensors count */
-    float *cand_score;  /* [n_tok] of the candidates only */
+    float *cand_score;  /* [n_tok] of the candidates only; room for other things before */
     int32_t *cand;      /* [n_tok] their positions */
-    int32_t *pick;      /* [n_tok] indices into both */
+    int32_t *pick;      /* [n_tok] those of them that were taken */
     int32_t *sel;       /* [n_tok] selected positions, ascending */
     uint8_t *chosen;    /* [n_tok] enum fus_choice */
     float *att;         /* [rows of a slice, H*K] dev */
@@ -127,7 +127,10 @@ void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and
 size_t fus_select_budget(const struct fus_prefill *f);
 /* Choose by what the strategy has gathered in score and dev: first among the reusable tokens, which
  * sets sel, n_sel and what the report says is left, then in later layers among those still rows. */
-void fus_select(struct fus_prefill *f);
+int fus_select(struct fus_prefill *f);
+/* The next choice reads scores on the host, not only what was chosen by them: whoever calls has
+ * waited for them. */
+bool fus_select_looks(const struct fus_prefill *f);
 bool fus_select_again(const struct fus_prefill *f); /* this layer's set is smaller */
 void fus_select_sink(struct fus_prefill *f);
 void fus_select_weigh(struct fus_prefill *f);  /* the score times what ranges know */

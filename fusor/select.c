@@ -142,41 +142,63 @@ static void nominate(struct fus_prefill *f)
     }
 }
 
-static size_t candidates(struct fus_prefill *f, const float *score)
+static size_t candidates(struct fus_prefill *f)
 {
     size_t n = 0;
-    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->chosen[t] != CHOICE_CANDIDATE) continue;
-        f->cand[n] = (int32_t)t;
-        f->cand_score[n++] = score[t];
-    }
+    for (uint32_t t = 0; t < f->plan.n_tok; t++)
+        if (f->chosen[t] == CHOICE_CANDIDATE) f->cand[n++] = (int32_t)t;
     return n;
 }
 
 /* How many of the best hold the wanted share of the score, k at most. */
 static size_t mass_budget(struct fus_prefill *f, const float *score, size_t k)
 {
-    const size_t n = candidates(f, score);
+    const size_t n = candidates(f);
     const size_t least = (size_t)lround((double)f->plan.ratio_min * (double)n);
     double total = 0, sum = 0;
     size_t i = 0;
     for (size_t j = 0; j < n; j++)
-        total += f->cand_score[j];
+        total += f->cand_score[j] = score[f->cand[j]];
     qsort(f->cand_score, n, sizeof(*f->cand_score), by_score);
     while (i < k && (i < least || sum < (double)f->plan.mass * total))
         sum += f->cand_score[i++];
     return i;
 }
 
-/* The k best of the candidates become rows. */
-static void take(struct fus_prefill *f, const float *score, size_t k)
+struct top {
+    struct fus_prefill *f;
+    const float *score;
+    size_t n, k;
+};
+
+static int top_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
-    const size_t n = candidates(f, score);
-    ASSERT(k <= n);
-    int r = k ? kn_topk(f->cand_score, n, k, f->pick) : 0;
-    ASSERT(r == 0);
-    for (size_t i = 0; i < k; i++)
-        f->chosen[f->cand[f->pick[i]]] = CHOICE_ROW;
+    const struct top *t = arg;
+    return kn_top(st, t->score, t->f->cand, t->n, t->k, t->f->pick);
+}
+
+/* Of the candidates, by scores that the host has looked at. */
+static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t k)
+{
+    for (size_t i = 0; i < n; i++)
+        f->cand_score[i] = score[f->cand[i]];
+    int r = kn_topk(f->cand_score, n, k, f->pick);
+    for (size_t i = 0; r == 0 && i < k; i++)
+        f->pick[i] = f->cand[f->pick[i]];
+    return r;
+}
+
+/* The k best of the candidates become rows. Elsewhere: behind what makes the scores, in the wait
+ * for it. */
+static int take(struct fus_prefill *f, const float *score, size_t k)
+{
+    struct top t = {f, score, candidates(f), k};
+    ASSERT(k <= t.n);
+    int r = fus_select_looks(f) ? top_here(f, score, t.n, k)
+                                : kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t);
+    for (size_t i = 0; r == 0 && i < k; i++)
+        f->chosen[f->pick[i]] = CHOICE_ROW;
+    return r;
 }
 
 /* The share of the score that those hold which were not taken. */
@@ -222,17 +244,25 @@ static size_t layer_budget(const struct fus_prefill *f, size_t n)
     return k < n ? k : n;
 }
 
-static void choose(struct fus_prefill *f, size_t k)
+static int choose(struct fus_prefill *f, size_t k)
 {
+    int r = 0;
     const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
     size_t k_dev = by_dev ? k : 0;
     if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
-    if (k_dev) take(f, f->dev, k_dev);
-    if (k > k_dev) take(f, f->score, k - k_dev);
+    if (by_dev) r = take(f, f->dev, k_dev);
+    if (r == 0 && k > k_dev) r = take(f, f->score, k - k_dev);
     f->n_chosen = k;
+    return r;
 }
 
-void fus_select(struct fus_prefill *f)
+bool fus_select_looks(const struct fus_prefill *f)
+{
+    const bool first = f->n_chosen == 0, by_score = f->how->pass || f->how->by_stored;
+    return by_score || f->plan.tensor == FUS_TENSOR_KV || (first && f->plan.mass > 0);
+}
+
+int fus_select(struct fus_prefill *f)
 {
     const bool again = f->n_chosen > 0, by_score = f->how->pass || f->how->by_stored;
     f->budget = again ? f->budget : fus_select_budget(f);
@@ -245,7 +275,8 @@ void fus_select(struct fus_prefill *f)
     if (f->how->by_deviation) join_tensors(f);
     if (!again && f->plan.mass > 0)
         f->budget = mass_budget(f, by_score ? f->score : f->dev, f->budget);
-    choose(f, layer_budget(f, again ? f->n_chosen : f->n_reusable - f->n_home));
+    int r = choose(f, layer_budget(f, again ? f->n_chosen : f->n_reusable - f->n_home));
+    if (r < 0) return r;
     if (!again) {
         if (f->how->by_deviation) f->report.deviation_left = share_left(f, f->dev);
         if (by_score) f->report.score_left = share_left(f, f->score);
@@ -254,6 +285,7 @@ void fus_select(struct fus_prefill *f)
         if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
         if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
     }
+    return 0;
 }
 
 bool fus_select_again(const struct fus_prefill *f)
@@ -272,7 +304,7 @@ static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
  * each takes the mean of its neighbourhood in the chunk. */
 static void pool(struct fus_prefill *f)
 {
-    float *mean = f->cand_score; /* filled by candidates() later on */
+    float *mean = f->cand_score; /* filled later on */
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
         if (!is_chunk(g)) continue;
@@ -293,7 +325,7 @@ static void pool(struct fus_prefill *f)
  * says decides between their tokens, and nobody is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
-    float *s = f->cand_score; /* filled by candidates() later on */
+    float *s = f->cand_score; /* filled later on */
     double sum = 0;
     if (f->how->pass == PASS_SIDE) pool(f);
     f->report.n_sensed = 0;
