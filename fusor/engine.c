@@ -2,12 +2,12 @@
  *
  * A turn of the thread: end what was cancelled → start the oldest waiting request when its KV fits
  * → one prefill step (or one build step) → one decode step of all running choices. While a prefill
- * is under way decode gets at most a third of the time, so that a first token is not starved by a
- * full batch; while a prefill waits for stored KV to arrive, decode and urgent builds have all of
- * it. Only one prefill runs at a time: two at once would both be late. KV is reserved whole
- * at the start (prompt, all new tokens, all choices), so a running request never runs out; one that
- * does not fit now waits and everything behind it with it (no starving of the big). Lock: `m`
- * guards the queues and what other threads read; callbacks run without it. */
+ * is under way and streams run, steps of it fill PREFILL_SHARE of a decode step between two of
+ * these; while it waits for stored KV to arrive, decode and urgent builds have all of the time.
+ * Only one prefill runs at a time: two at once would both be late. KV is reserved whole at the
+ * start (prompt, all new tokens, all choices), so a running request never runs out; one that does
+ * not fit now waits and everything behind it with it (no starving of the big). Lock: `m` guards the
+ * queues and what other threads read; callbacks run without it. */
 #include "fusor/engine.h"
 
 #include "base/assert.h"
@@ -23,6 +23,10 @@
 enum { WAIT_SLICE_NS = 250000 };
 
 /* chosen: rows of a prefill's step while streams run; below 64 a step streams weights for little */
+/* chosen: between two tokens of a stream lie 1.6 decode steps at the most, and a first token that
+ * has to wait for streams takes 2.7 times as long as alone. */
+static const double PREFILL_SHARE = 0.6;
+
 enum { PACE_MIN = 64, PACE_FIRST = 128, PACE_MAX = 1024, PACE_CALM = 8 };
 
 struct choice {
@@ -391,12 +395,11 @@ static void leave_decode(struct fus_engine *e, const struct fus_job *j)
     e->n_choices -= j->n_live;
 }
 
-/* While streams run a prefill goes on in steps of about half a decode step: between two tokens of
- * a stream there is then about one decode step's time of somebody's prefill, not more. A step's
- * time is found by trying, since rows cost what the machine makes of them. */
+/* While streams run a prefill goes on in steps of about half of its share, so that whole steps fill
+ * it. A step's time is found by trying, since rows cost what the machine makes of them. */
 static void keep_pace(struct fus_engine *e, uint64_t took_ns)
 {
-    const uint64_t wanted_ns = e->decode_took_ns / 2;
+    const uint64_t wanted_ns = (uint64_t)(PREFILL_SHARE / 2 * (double)e->decode_took_ns);
     e->slice_took_ns = took_ns;
     if (!e->running || !kn_gemm_invariant(fus_core_dev(e->core))) {
         e->pace = 0;
@@ -702,7 +705,8 @@ static void turn(struct fus_engine *e)
     if (waits && !e->running && !(e->building && urgent)) wait_for_kv(e);
     end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
     const uint64_t since = clock_ns() - e->decode_end_ns;
-    const bool turn_of_streams = since + e->slice_took_ns >= e->decode_took_ns;
+    const bool turn_of_streams =
+        (double)(since + e->slice_took_ns) >= PREFILL_SHARE * (double)e->decode_took_ns;
     if (e->running && (!e->prefilling || waits || turn_of_streams)) decode_step(e);
 }
 
