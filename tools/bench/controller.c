@@ -131,8 +131,16 @@ static int emulated_scores(void *ctx, enum kv_score kind, float *ret)
     return s->inner.ops->scores ? s->inner.ops->scores(s->inner.ctx, kind, ret) : 0;
 }
 
-static const struct kv_source_ops emulated_ops = {
-    .layer = emulated_layer, .release = emulated_release, .scores = emulated_scores};
+static int emulated_side(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct emulated_source *s = ctx;
+    return s->inner.ops->side ? s->inner.ops->side(s->inner.ctx, layer, ret) : 0;
+}
+
+static const struct kv_source_ops emulated_ops = {.layer = emulated_layer,
+                                                  .release = emulated_release,
+                                                  .scores = emulated_scores,
+                                                  .side = emulated_side};
 
 /* ---- the controller's view ---- */
 
@@ -174,6 +182,7 @@ static void snapshot(struct grid *g, struct pol_control_in *in)
         const struct tier_key k = bench_chunk_key(b, g->p.tok + tok0, n);
         g->chunk[i] = (struct pol_chunk_now){
             .tok0 = tok0, .n = n, .tier = store_where(g->store, &k), .bytes = record_bytes(b, n)};
+        g->chunk[i].side = g->chunk[i].tier == 0 || store_has_side(g->store, &k);
         if (g->emulate) g->chunk[i].tier = g->in_tier[i];
         if (g->missing[i] || g->chunk[i].tier > 1) g->chunk[i].tier = -1;
     }
