@@ -211,7 +211,7 @@ int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *
     p.score_lo = whole(&d, "score_lo", p.score_lo, 0, top);
     p.score_hi = whole(&d, "score_hi", p.score_hi, p.score_lo + 1, cfg->L);
     p.side_layer = whole(&d, "side_layer", p.side_layer, 0, top);
-    p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, 4);
+    p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, FUS_SENSE_POWER_MAX);
     p.neighbours = whole(&d, "neighbours", p.neighbours, 1, FUS_NEIGHBOURS_MAX);
     p.check_layer = whole(&d, "check_layer", p.check_layer, first, top);
     p.sink_tokens = whole(&d, "sink_tokens", p.sink_tokens, 0, 1);

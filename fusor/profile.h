@@ -13,13 +13,13 @@
 #include "fusor/core.h"
 
 struct json_t;
-enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 16 };
+enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 32 };
 
 struct fus_profile {
     char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
     unsigned score_lo, score_hi;             /* query, qs, hybrid: layers [lo, hi) */
     unsigned side_layer;                     /* whose K is the sidecar, 1…L-1; 0 = none */
-    double sense_power;                      /* qs: to which sensitivity counts, above 0, to 4 */
+    double sense_power;                      /* qs: to which sensitivity counts, above 0 */
     unsigned neighbours;  /* chunks that each chunk is measured with, 1…FUS_NEIGHBOURS_MAX */
     unsigned check_layer; /* hkvd, hybrid */
     enum fus_tensor tensor;

@@ -15,9 +15,9 @@
 #include <string.h>
 
 enum {
-    NEIGHBOURS_MIN = 2, /* of a small collection: better than none */
-    RECENT_MAX = 32,    /* chosen: to draw neighbours from */
-    PENDING_MAX = 1024, /* chosen: about 2 MiB of token ids */
+    NEIGHBOURS_MIN = 2,                  /* of a small collection: better than none */
+    RECENT_MAX = 2 * FUS_NEIGHBOURS_MAX, /* chosen: to draw neighbours from */
+    PENDING_MAX = 1024,                  /* chosen: about 2 MiB of token ids */
     IDLE_MS = 1000,
 };
 
@@ -27,13 +27,18 @@ struct text { /* of a chunk; counted references, guarded by senses.m */
     char *ns;
     int32_t *tok;
     uint32_t n;
-    struct text *next; /* in pending */
+    unsigned n_behind; /* neighbours that it has been measured with */
+    struct text *next; /* in its queue */
+};
+struct queue {
+    struct text *first, **end;
+    unsigned n;
 };
 struct wk_senses {
     pthread_mutex_t m;
     struct text *recent[RECENT_MAX];
-    size_t recent_at; /* the next place to overwrite */
-    struct text *pending, **pending_tail;
+    size_t recent_at;          /* the next place to overwrite */
+    struct queue pending, few; /* few: measured, and once more when the collection has grown */
     struct wk_sense_stats stats;
     uint64_t wanted_ns; /* the last wish */
     struct wk_msg msg;  /* something is pending, or a step of the job has ended */
@@ -72,12 +77,41 @@ static struct text *text_make(const struct tier_key *key, const char *ns, const 
     return t;
 }
 
-static bool is_pending(const struct wk_senses *s, const struct tier_key *key)
+static void queue_init(struct queue *q)
 {
-    if (s->own && tier_key_same(&s->own->key, key)) return true;
-    for (const struct text *t = s->pending; t; t = t->next)
-        if (tier_key_same(&t->key, key)) return true;
-    return false;
+    *q = (struct queue){.end = &q->first};
+}
+
+static void queue_put(struct queue *q, struct text *t)
+{
+    *q->end = t;
+    q->end = &t->next;
+    q->n++;
+}
+
+static struct text *queue_take(struct queue *q, struct text **at)
+{
+    struct text *t = *at;
+
+    *at = t->next;
+    if (q->end == &t->next) q->end = at;
+    t->next = NULL;
+    q->n--;
+    return t;
+}
+
+static struct text **queue_find(struct queue *q, const struct tier_key *key)
+{
+    struct text **p = &q->first;
+
+    while (*p && !tier_key_same(&(*p)->key, key))
+        p = &(*p)->next;
+    return *p ? p : NULL;
+}
+
+static bool is_pending(struct wk_senses *s, const struct tier_key *key)
+{
+    return (s->own && tier_key_same(&s->own->key, key)) || queue_find(&s->pending, key);
 }
 
 static void remember(struct wk_senses *s, struct text *t)
@@ -107,12 +141,12 @@ void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns,
 
     if (!s || n == 0 || !wanted(w)) return;
     pthread_mutex_lock(&s->m);
-    if (s->stats.n_pending < PENDING_MAX && !is_pending(s, key)) t = text_make(key, ns, tok, n);
+    if (s->pending.n < PENDING_MAX && !is_pending(s, key)) t = text_make(key, ns, tok, n);
     if (t) {
+        struct text **lost = queue_find(&s->few, key); /* with its record: this is a new one */
+        if (lost) text_unref(queue_take(&s->few, lost));
         remember(s, t);
-        *s->pending_tail = t;
-        s->pending_tail = &t->next;
-        s->stats.n_pending++;
+        queue_put(&s->pending, t);
         s->wanted_ns = clock_ns();
     }
     pthread_mutex_unlock(&s->m);
@@ -123,6 +157,7 @@ void wk_sense_get_stats(struct worker *w, struct wk_sense_stats *ret)
 {
     pthread_mutex_lock(&w->senses->m);
     *ret = w->senses->stats;
+    ret->n_pending = w->senses->pending.n;
     pthread_mutex_unlock(&w->senses->m);
 }
 
@@ -177,30 +212,32 @@ static bool can_stand_before(const struct text *t, const struct text *own)
     return t && !tier_key_same(&t->key, &own->key) && strcmp(t->ns, own->ns) == 0;
 }
 
-/* Take the first pending chunk that has neighbours. m is held. */
-static bool take(struct wk_senses *s)
+/* Take the first of the queue that has neighbours: twice those that it was measured with, if any,
+ * so that a chunk is measured a few times at most while its collection grows. m is held. */
+static bool take_from(struct wk_senses *s, struct queue *q)
 {
     const unsigned most = s->w->profile.neighbours;
 
-    for (struct text **p = &s->pending; *p; p = &(*p)->next) {
-        struct text *t = *p;
+    for (struct text **p = &q->first; *p; p = &(*p)->next) {
+        const unsigned least = (*p)->n_behind ? 2 * (*p)->n_behind : NEIGHBOURS_MIN;
         size_t n = 0;
         for (size_t i = 1; i <= RECENT_MAX && n < most; i++) {
             struct text *r = s->recent[(s->recent_at + RECENT_MAX - i) % RECENT_MAX];
-            if (can_stand_before(r, t)) s->before[n++] = r;
+            if (can_stand_before(r, *p)) s->before[n++] = r;
         }
-        if (n < NEIGHBOURS_MIN && n < most) continue;
+        if (n < least && n < most) continue;
         for (size_t i = 0; i < n; i++)
             s->before[i]->refs++;
         s->n_before = n;
-        s->own = t;
-        *p = t->next;
-        if (s->pending_tail == &t->next) s->pending_tail = p;
-        t->next = NULL;
-        s->stats.n_pending--;
+        s->own = queue_take(q, p);
         return true;
     }
     return false;
+}
+
+static bool take(struct wk_senses *s)
+{
+    return take_from(s, &s->pending) || take_from(s, &s->few);
 }
 
 static void job_end(struct wk_senses *s, bool measured, bool failed)
@@ -208,9 +245,13 @@ static void job_end(struct wk_senses *s, bool measured, bool failed)
     pthread_mutex_lock(&s->m);
     s->stats.n_measured += measured;
     s->stats.n_failed += failed;
+    s->own->n_behind = (unsigned)s->n_before;
     for (size_t i = 0; i < s->n_before; i++)
         text_unref(s->before[i]);
-    text_unref(s->own);
+    if (measured && s->n_before < s->w->profile.neighbours && s->few.n < PENDING_MAX)
+        queue_put(&s->few, s->own);
+    else
+        text_unref(s->own);
     s->own = NULL;
     s->n_before = s->at = 0;
     pthread_mutex_unlock(&s->m);
@@ -277,7 +318,7 @@ static void pump(void *arg)
         return;
     }
     pthread_mutex_lock(&s->m);
-    bool pending = s->pending != NULL, idle = is_idle(s);
+    bool pending = s->pending.first || s->few.first, idle = is_idle(s);
     bool taken = idle && take(s);
     pthread_mutex_unlock(&s->m);
     if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
@@ -302,7 +343,8 @@ int wk_senses_create(struct worker *w)
     }
     s->w = w;
     s->msg.fn = on_msg;
-    s->pending_tail = &s->pending;
+    queue_init(&s->pending);
+    queue_init(&s->few);
     pthread_mutex_init(&s->m, NULL);
     w->senses = s;
     return 0;
@@ -316,10 +358,10 @@ void wk_senses_destroy(struct worker *w)
     wk_unpost(w, &s->msg);
     http_timer_destroy(s->timer);
     if (s->own) job_end(s, false, false);
-    for (struct text *t = s->pending, *next; t; t = next) {
-        next = t->next;
-        text_unref(t);
-    }
+    while (s->pending.first)
+        text_unref(queue_take(&s->pending, &s->pending.first));
+    while (s->few.first)
+        text_unref(queue_take(&s->few, &s->few.first));
     for (size_t i = 0; i < RECENT_MAX; i++)
         text_unref(s->recent[i]);
     pthread_mutex_destroy(&s->m);

@@ -271,7 +271,7 @@ static int search_layers(struct calibration *c, struct fus_profile *p, struct er
 static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
 {
     static const struct knob knob = {"power", FUS_QS};
-    static const double power[] = {0.25, 0.5, 0.75, 1, 1.5, 2, 3};
+    static const double power[] = {0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4.5, 7};
     struct fus_profile x[sizeof power / sizeof *power];
     size_t n = 0;
     for (; n < sizeof power / sizeof *power; n++) {
@@ -383,22 +383,22 @@ static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ra
     return r;
 }
 
-/* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
- * is worth more weight, so they are tried with more. */
-static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
-                             struct err *err)
+/* What `many` neighbours say is worth more weight, so they are tried with more. */
+static int try_neighbours(struct calibration *c, unsigned many, struct fus_profile *p,
+                          uint64_t ram_bytes, bool *ret_better, struct err *err)
 {
     static const struct knob knob = {"neighbours", FUS_QS};
     struct store *few = c->b->store;
-    struct candidate x[4], now = {.p = *p};
+    struct candidate x[6], now = {.p = *p};
     size_t n = 0;
-    c->judge.neighbours = FUS_NEIGHBOURS_MAX;
+    c->judge.neighbours = many;
+    c->b->profile = *p;
     int r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, now.kl, err);
     if (r == 0) r = build_again(c, ram_bytes, err);
     if (r == 0) r = sense_again(c, err);
-    for (double power = 1; r == 0 && n < 4; power *= 1.5, n++) {
+    for (double power = 1; r == 0 && n < 6; power *= 1.5, n++) {
         x[n].p = *p;
-        x[n].p.neighbours = FUS_NEIGHBOURS_MAX;
+        x[n].p.neighbours = many;
         x[n].p.sense_power = power;
         c->b->profile = x[n].p;
         r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, x[n].kl, err);
@@ -406,7 +406,20 @@ static int search_neighbours(struct calibration *c, struct fus_profile *p, uint6
     }
     if (r < 0) return give_up(c, few, r);
     const size_t best = best_of(x, n);
-    if (choose_store(c, &knob, &x[best], &now, few)) *p = x[best].p;
+    *ret_better = choose_store(c, &knob, &x[best], &now, few);
+    if (*ret_better) *p = x[best].p;
+    return 0;
+}
+
+/* Idle time is free, but not endless: more neighbours have to be better than fewer. */
+static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
+                             struct err *err)
+{
+    static const unsigned many[] = {16, FUS_NEIGHBOURS_MAX};
+    bool better = true;
+    int r = 0;
+    for (size_t i = 0; r == 0 && better && i < sizeof many / sizeof *many; i++)
+        r = try_neighbours(c, many[i], p, ram_bytes, &better, err);
     c->judge.neighbours = p->neighbours;
     c->b->profile = *p;
     return r;

@@ -332,7 +332,7 @@ static const struct opt_def defs[] = {
      .type = OPT_INT,
      .dflt = "4",
      .min = 1,
-     .max = 16,
+     .max = FUS_NEIGHBOURS_MAX,
      .help =
          "quality: chunks of other lines that a chunk is measured with; default: the profile's"},
     {.name = "limit",
