@@ -25,7 +25,7 @@ int buf_reserve(struct buf *b, size_t extra_bytes)
     return 0;
 }
 
-int buf_add(struct buf *b, const void *p, size_t len)
+int buf_add_more(struct buf *b, const void *p, size_t len)
 {
     if (len == 0) return 0;
     int r = buf_reserve(b, len);
@@ -33,11 +33,6 @@ int buf_add(struct buf *b, const void *p, size_t len)
     memcpy(b->data + b->len, p, len);
     b->len += len;
     return 0;
-}
-
-int buf_adds(struct buf *b, const char *s)
-{
-    return buf_add(b, s, strlen(s));
 }
 
 int buf_addc(struct buf *b, char c)
@@ -123,7 +118,7 @@ int buf_add_json_str(struct buf *b, const char *s, size_t len)
 const char *buf_cstr(struct buf *b)
 {
     if (b->len == 0 && !b->data) return "";
-    if (buf_reserve(b, 0) < 0) return NULL;
+    if (b->len >= b->cap && buf_reserve(b, 0) < 0) return NULL;
     b->data[b->len] = '\0';
     return b->data;
 }

@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 struct buf {
     char *data;
@@ -21,9 +22,19 @@ struct buf {
         NULL, 0, 0                                                                                 \
     }
 
-int buf_reserve(struct buf *b, size_t extra_bytes); /* room for extra + NUL */
-int buf_add(struct buf *b, const void *p, size_t len);
-int buf_adds(struct buf *b, const char *s);
+int buf_reserve(struct buf *b, size_t extra_bytes);         /* room for extra + NUL */
+int buf_add_more(struct buf *b, const void *p, size_t len); /* buf_add() where it must grow */
+static inline int buf_add(struct buf *b, const void *p, size_t len)
+{
+    if (len == 0 || len >= b->cap - b->len) return buf_add_more(b, p, len);
+    memcpy(b->data + b->len, p, len);
+    b->len += len;
+    return 0;
+}
+static inline int buf_adds(struct buf *b, const char *s)
+{
+    return buf_add(b, s, strlen(s)); /* which a literal does not count at run time */
+}
 int buf_addc(struct buf *b, char c);
 int buf_addu(struct buf *b, uint64_t v); /* in decimal digits */
 int buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

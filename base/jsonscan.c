@@ -15,6 +15,7 @@ struct scan {
     int code;
     bool utf8; /* the whole text is known to be valid UTF-8 */
     bool skim; /* what strings hold does not matter */
+    bool more; /* other text may follow */
 };
 
 static int fail(struct scan *s, const char *why)
@@ -28,8 +29,20 @@ static int fail(struct scan *s, const char *why)
 
 static void skip_space(struct scan *s)
 {
-    while (s->p < s->end && (*s->p == ' ' || *s->p == '\n' || *s->p == '\r' || *s->p == '\t'))
-        s->p++;
+    for (; s->p < s->end && (unsigned char)*s->p <= ' '; s->p++)
+        if (*s->p != ' ' && *s->p != '\n' && *s->p != '\r' && *s->p != '\t') return;
+}
+
+/* Characters that stand for themselves in a string: ASCII but controls, quote and backslash. */
+static const bool plain[256] = {
+    [' '] = true, ['!'] = true, ['#' ... '['] = true, [']' ... 0x7F] = true};
+
+bool json_str_plain(const struct json_val *v)
+{
+    bool all = v->type == JSON_T_STRING;
+    for (size_t i = 1; all && i + 1 < v->len; i++)
+        all = plain[(unsigned char)v->p[i]];
+    return all;
 }
 
 size_t json_utf8_len(const char *text, size_t len)
@@ -202,11 +215,17 @@ static int scan_key(struct scan *s, struct json_val *ret)
 {
     skip_space(s);
     if (s->p == s->end || *s->p != '"') return fail(s, "a key is expected");
-    const char *from = s->p;
-    const bool skim = s->skim;
-    s->skim = false; /* keys are read, and short */
-    if (scan_string(s) < 0) return s->code;
-    s->skim = skim;
+    const char *from = s->p, *end = from + 1;
+    while (end < s->end && plain[(unsigned char)*end]) /* keys are short */
+        end++;
+    if (end < s->end && *end == '"') {
+        s->p = end + 1;
+    } else {
+        const bool skim = s->skim;
+        s->skim = false; /* they are read */
+        if (scan_string(s) < 0) return s->code;
+        s->skim = skim;
+    }
     if (ret) *ret = (struct json_val){from, (size_t)(s->p - from), JSON_T_STRING};
     skip_space(s);
     if (s->p == s->end || *s->p != ':') return fail(s, "':' is expected");
@@ -270,7 +289,7 @@ static int scan_value(struct scan *s, int depth, struct json_val *ret)
 
 static int finish(struct scan *s, struct json_fault *fault)
 {
-    if (!s->code) {
+    if (!s->code && !s->more) {
         skip_space(s);
         if (s->p < s->end) (void)fail(s, "text after the end");
     }
@@ -338,6 +357,13 @@ int json_skim_object(const char *text, size_t len,
 {
     struct scan s = {.start = text, .p = text, .end = text + len, .skim = true};
     return scan_fields(&s, on_field, ctx, fault);
+}
+
+int json_scan_object_at(const char *text, size_t len,
+                        int (*on_field)(void *ctx, const struct json_field *f), void *ctx)
+{
+    struct scan s = {.start = text, .p = text, .end = text + len, .more = true};
+    return scan_fields(&s, on_field, ctx, NULL);
 }
 
 int json_each(const struct json_val *array, int (*on_item)(void *ctx, const struct json_val *v),
@@ -416,14 +442,14 @@ static size_t next_char(const char **p, const char *end, char out[4])
     return 1;
 }
 
-bool json_str_is(const struct json_val *v, const char *text)
+bool json_str_equals(const struct json_val *v, const char *text)
 {
     if (v->type != JSON_T_STRING) return false;
     const char *p = v->p + 1, *end = v->p + v->len - 1;
-    if (v->len > 2 && *p != *text && *p != '\\') return false;
     size_t left = strlen(text), raw = v->len - 2;
     if (raw < left) return false; /* an escape never makes a text shorter */
     if (raw == left && !memchr(text, '\\', left)) return memcmp(p, text, left) == 0;
+    if (!memchr(p, '\\', raw)) return false; /* no escape makes it as short as that */
     while (p < end) {
         char c[4];
         size_t n = next_char(&p, end, c);
@@ -491,10 +517,25 @@ int json_double_read(const struct json_val *v, double *ret)
     return 0;
 }
 
+enum { DIGITS_FIT = 18 }; /* in an int64_t */
+
+/* Nothing but digits, as nearly always. */
+static bool small_int(const struct json_val *v, int64_t *ret)
+{
+    int64_t n = 0;
+    for (size_t i = 0; i < v->len; i++) {
+        if (v->p[i] < '0' || v->p[i] > '9') return false;
+        n = n * 10 + (v->p[i] - '0');
+    }
+    *ret = n;
+    return v->len > 0;
+}
+
 int json_int_read(const struct json_val *v, int64_t *ret)
 {
     char text[32], *end;
     if (v->type != JSON_T_NUMBER) return -EINVAL;
+    if (v->len <= DIGITS_FIT && small_int(v, ret)) return 0;
     if (memchr(v->p, '.', v->len) || memchr(v->p, 'e', v->len) || memchr(v->p, 'E', v->len)) {
         double d; /* 4.0 and 1e3 are whole numbers too */
         int r = json_double_read(v, &d);

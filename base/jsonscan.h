@@ -54,6 +54,9 @@ int json_scan_object(const char *text, size_t len,
 int json_skim_object(const char *text, size_t len,
                      int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
                      struct json_fault *fault);
+/* The same of an object with which the text only begins: what follows it is not looked at. */
+int json_scan_object_at(const char *text, size_t len,
+                        int (*on_field)(void *ctx, const struct json_field *f), void *ctx);
 /* Validate a whole document of any type. */
 int json_scan(const char *text, size_t len, struct json_val *ret, struct json_fault *fault);
 /* Call on_item for each element of an array value that was scanned before. */
@@ -65,8 +68,17 @@ int json_find(const char *text, size_t len, const char *key, struct json_val *re
 /* Deepest nesting of a JSON text, strings skipped and syntax not checked: a guard in front of
  * parsers that recurse. */
 unsigned json_depth(const char *text, size_t len);
-/* Whether a string value (with quotes) equals `text` after unescaping. */
-bool json_str_is(const struct json_val *v, const char *text);
+/* A string in which every byte stands for itself, ASCII throughout? Then its text is what stands
+ * between the quotes, even where it was only skimmed. */
+bool json_str_plain(const struct json_val *v);
+/* Whether a string value (with quotes) equals `text` after unescaping. Most differ in their first
+ * character. */
+bool json_str_equals(const struct json_val *v, const char *text);
+static inline bool json_str_is(const struct json_val *v, const char *text)
+{
+    bool differs = v->len > 2 && v->p[1] != *text && v->p[1] != '\\';
+    return !differs && json_str_equals(v, text);
+}
 /* Append the unescaped string. 0, -EINVAL when not a string, -ENOMEM. May contain NUL bytes when
  * the text had \u0000; the length is what counts. */
 int json_str_read(const struct json_val *v, struct buf *out);

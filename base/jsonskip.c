@@ -25,7 +25,9 @@ static const char *skip_words(const char *p, const char *end, bool utf8)
     while (end - p >= 8) {
         uint64_t w;
         memcpy(&w, p, 8);
-        if (special_of_word(w) | (w & doubt)) break;
+        uint64_t stop = special_of_word(w) | (w & doubt);
+        if (stop && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__) return p + __builtin_ctzll(stop) / 8;
+        if (stop) break;
         p += 8;
     }
     for (; p < end; p++) {

@@ -18,6 +18,18 @@ char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t len); /* adds the NUL; may hold embedded NULs */
 void mem_free(void *p);                       /* accepts NULL */
 
+/* Blocks of one size that come and go in bursts: the last ones that were given back are handed out
+ * again. (The C library keeps seven of a size for a thread, and none above 1 KiB.) One thread at a
+ * time. Init {size_bytes, n_max}. */
+struct mem_stock {
+    size_t size_bytes; /* at least a pointer's */
+    unsigned n_max, n;
+    void *head;
+};
+void *mem_stock_take(struct mem_stock *s); /* uninitialised; NULL: no memory */
+void mem_stock_give(struct mem_stock *s, void *p);
+void mem_stock_fini(struct mem_stock *s);
+
 /* a * b into *ret; false (ret untouched) on overflow. */
 bool size_mul(size_t a, size_t b, size_t *ret);
 

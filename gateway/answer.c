@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "gateway/config.h"
 #include "gateway/strategy.h"
 
@@ -27,69 +26,65 @@ enum {
 
 /* ---- headers ---- */
 
-static bool response_header_dropped(const char *name)
+static bool response_header_dropped(const struct http_header *h)
 {
-    static const char *const drop[] = {
-        "connection", "keep-alive",     "te",           "trailer", "transfer-encoding", "upgrade",
-        "date",       "content-length", "content-type", "server",  "x-request-id"};
-    for (size_t i = 0; i < sizeof drop / sizeof drop[0]; i++)
-        if (http_name_is(name, drop[i])) return true;
-    return strncasecmp(name, "proxy-", 6) == 0;
+    static const struct http_name drop[] = {HTTP_NAME("connection"),
+                                            HTTP_NAME("keep-alive"),
+                                            HTTP_NAME("te"),
+                                            HTTP_NAME("trailer"),
+                                            HTTP_NAME("upgrade"),
+                                            HTTP_NAME("date"),
+                                            HTTP_NAME("transfer-encoding"),
+                                            HTTP_NAME("content-type"),
+                                            HTTP_NAME("content-length"),
+                                            HTTP_NAME("server"),
+                                            HTTP_NAME("x-request-id")};
+    return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
 }
 
 /* What the gateway says itself must not come twice. */
-static bool response_header_ours(const struct gw_req *q, const char *name)
+static bool response_header_ours(const struct gw_req *q, const struct http_header *h)
 {
-    if (q->limit.shown && strncasecmp(name, "x-ratelimit-", 12) == 0) return true;
-    return gw_config_of(q)->cors_origins.n > 0 && strncasecmp(name, "access-control-", 15) == 0;
+    if (q->limit.shown && http_header_begins(h, "x-ratelimit-")) return true;
+    return gw_config_of(q)->cors_origins.n > 0 && http_header_begins(h, "access-control-");
 }
 
-static int answer_headers(const struct gw_req *q, struct buf *out)
+/* The answer's headers as they will leave: ours and the target's. */
+static int make_headers(struct gw_req *q, const struct http_head *h, const char *type)
 {
+    struct buf *out = &q->ans.headers;
+    bool names = http_header_find(h, "connection");
+    buf_clear(out);
     int r = gw_answer_headers(q, out);
     if (r == 0) r = buf_adds(out, "x-kvblend-overhead-us: ");
     if (r == 0) r = buf_addu(out, q->overhead_ns / 1000);
     if (r == 0) r = buf_adds(out, "\r\n");
-    if (r == 0) r = buf_add(out, q->ans.headers.data, q->ans.headers.len);
-    /* Proxies between us and the client must neither hold events back nor keep them. */
-    if (r == 0 && q->ans.sse && !q->ans.unbuffered) r = buf_adds(out, "X-Accel-Buffering: no\r\n");
-    if (r == 0 && q->ans.sse && !q->ans.uncached) r = buf_adds(out, "Cache-Control: no-cache\r\n");
-    return r;
-}
-
-static void keep_headers(struct gw_req *q, const struct http_head *h)
-{
-    const char *type = http_header_find(h, "content-type");
-    const char *length = http_header_find(h, "content-length");
-    mem_free(q->ans.type);
-    q->ans.type = type ? mem_strdup(type) : NULL;
-    q->ans.length = length ? strtoll(length, NULL, 10) : -1;
-    q->ans.framed = length || http_header_find(h, "transfer-encoding");
-    q->ans.unbuffered = http_header_find(h, "x-accel-buffering");
-    q->ans.uncached = http_header_find(h, "cache-control");
-    buf_clear(&q->ans.headers);
-    for (size_t i = 0; i < h->n_headers; i++) {
+    for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
-        if (response_header_dropped(x->name) || gw_send_hop_only(h, x->name)) continue;
-        if (response_header_ours(q, x->name)) continue;
-        (void)http_header_add(&q->ans.headers, x->name, x->value);
+        if (response_header_dropped(x) || response_header_ours(q, x)) continue;
+        if (!(names && gw_send_hop_only(h, x->name))) r = http_header_copy(out, x);
     }
+    /* Proxies between us and the client must neither hold events back nor keep them. */
+    if (r == 0 && q->ans.sse && !http_header_find(h, "x-accel-buffering"))
+        r = buf_adds(out, "X-Accel-Buffering: no\r\n");
+    if (r == 0 && q->ans.sse && !http_header_find(h, "cache-control"))
+        r = buf_adds(out, "Cache-Control: no-cache\r\n");
+    if (r == 0 && type) r = http_header_add(out, "Content-Type", type);
+    return r == 0 && !buf_cstr(out) ? -ENOMEM : r;
 }
 
 static void begin(struct gw_req *q)
 {
-    struct buf headers = BUF_INIT;
-    (void)answer_headers(q, &headers);
+    const char *headers = buf_cstr(&q->ans.headers);
     q->stage = GW_RELAYING;
     q->status = q->ans.status;
     q->ans.begun = true;
     q->ans.last_ns = clock_ns();
     if (q->ans.sse || q->ans.length < 0)
-        (void)http_reply_start(q->http, q->status, q->ans.type, buf_cstr(&headers));
+        (void)http_reply_start(q->http, q->status, NULL, headers);
     else
-        (void)http_reply_start_sized(q->http, q->status, q->ans.type, buf_cstr(&headers),
-                                     (uint64_t)q->ans.length);
-    buf_fini(&headers);
+        (void)http_reply_start_sized(q->http, q->status, NULL, headers, (uint64_t)q->ans.length);
+    buf_fini(&q->ans.headers); /* a stream may last for minutes */
 }
 
 /* What the client has the headers of is a stream of events. */
@@ -179,10 +174,32 @@ static void keep_tail(struct gw_req *q, const char *data, size_t len)
     (void)buf_add(tail, data, len);
 }
 
+static void answer_collected(struct gw_req *q, const char *body, size_t len)
+{
+    struct buf edited = BUF_INIT;
+    q->stage = GW_ANSWERED;
+    q->status = q->ans.status;
+    if (q->status == 429) q->end = GW_END_SHED;
+    if (q->status == 200) gw_usage_answer(&q->usage, body, len);
+    if (q->strategy && q->status == 200 && gw_strategy_answer(q, body, len, &edited)) {
+        body = edited.data;
+        len = edited.len;
+    }
+    q->ans.n_bytes = len;
+    gw_stats_relayed(len);
+    (void)http_reply(q->http, q->status, NULL, buf_cstr(&q->ans.headers), body, len);
+    buf_fini(&edited);
+}
+
 static void on_plain(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *whole = &q->ans.body;
     size_t most = q->strategy ? STRATEGY_BYTES_MAX : COLLECT_BYTES_MAX;
+    if (!q->ans.begun && !q->ans.streams && (int64_t)len == q->ans.length) { /* all in one piece */
+        gw_send_done(q, gw_answer_outcome(q));
+        answer_collected(q, data, len);
+        return;
+    }
     if (!q->ans.streams && whole->len + len <= most) {
         if (buf_add(whole, data, len) < 0) gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
@@ -203,14 +220,16 @@ static void on_plain(struct gw_req *q, const char *data, size_t len)
 
 /* ---- the call's events ---- */
 
-static bool is_type(const struct gw_req *q, const char *type)
+static bool is_type(const char *type, const char *wanted)
 {
-    return q->ans.type && strncasecmp(q->ans.type, type, strlen(type)) == 0;
+    return type && strncasecmp(type, wanted, strlen(wanted)) == 0;
 }
 
 static void on_head(void *ctx, int status, const struct http_head *h)
 {
     struct gw_req *q = ctx;
+    const char *type = http_header_find(h, "content-type");
+    const char *length = http_header_find(h, "content-length");
     bool again = status == 429 || status == 502 || status == 503 || status == 504;
     q->ans.busy = status == 429 || (status == 503 && http_header_find(h, "retry-after"));
     q->ans.got_head = true;
@@ -221,17 +240,22 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     if (!q->strategy && http_call_sent_all(q->send.call)) gw_send_forget(q);
     q->send.lease.status = status;
     gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
-    keep_headers(q, h);
     bool plain_text = !http_header_find(h, "content-encoding");
-    q->ans.sse = plain_text && is_type(q, "text/event-stream");
+    q->ans.length = length ? strtoll(length, NULL, 10) : -1;
+    q->ans.framed = length || http_header_find(h, "transfer-encoding");
+    q->ans.sse = plain_text && is_type(type, "text/event-stream");
     if (q->ans.early) {
         if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
+        return;
+    }
+    if (make_headers(q, h, type) < 0) {
+        gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
     }
     /* What is no stream of events and says no length is worth having as it comes, unless it is
      * JSON, of which a part is worth nothing. */
     bool long_answer = q->ans.length > COLLECT_BYTES_MAX ||
-                       (q->ans.length < 0 && (!plain_text || !is_type(q, "application/json")));
+                       (q->ans.length < 0 && (!plain_text || !is_type(type, "application/json")));
     if (q->strategy) long_answer = false; /* its report goes in at the end */
     bool bare = status == 204 || status == 304;
     bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
@@ -246,25 +270,6 @@ static void on_body(void *ctx, const char *data, size_t len)
         on_events(q, data, len);
     else
         on_plain(q, data, len);
-}
-
-static void answer_collected(struct gw_req *q)
-{
-    struct buf headers = BUF_INIT, *b = &q->ans.body;
-    (void)answer_headers(q, &headers);
-    q->stage = GW_ANSWERED;
-    q->status = q->ans.status;
-    if (q->status == 429) q->end = GW_END_SHED;
-    if (q->status == 200) gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
-    struct buf edited = BUF_INIT;
-    if (q->strategy && q->status == 200 &&
-        gw_strategy_answer(q, b->data ? b->data : "", b->len, &edited))
-        b = &edited;
-    q->ans.n_bytes = b->len;
-    gw_stats_relayed(b->len);
-    (void)http_reply(q->http, q->status, q->ans.type, buf_cstr(&headers), b->data, b->len);
-    buf_fini(&headers);
-    buf_fini(&edited);
 }
 
 /* The client was given a stream's headers while it waited, and no stream came. */
@@ -303,8 +308,9 @@ static bool is_whole(const struct gw_req *q)
 
 static void answer_complete(struct gw_req *q)
 {
+    const struct buf *b = &q->ans.body;
     if (!q->ans.begun) {
-        answer_collected(q);
+        answer_collected(q, b->data ? b->data : "", b->len);
         return;
     }
     if (q->ans.early && !(q->ans.sse && q->ans.status == 200)) {
@@ -312,9 +318,9 @@ static void answer_complete(struct gw_req *q)
         return;
     }
     if (q->ans.sse)
-        write_bytes(q, q->ans.body.data, q->ans.body.len);
+        write_bytes(q, b->data, b->len);
     else
-        gw_usage_answer(&q->usage, q->ans.body.data ? q->ans.body.data : "", q->ans.body.len);
+        gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
     q->stage = GW_ANSWERED;
     (void)http_reply_end(q->http);
 }
@@ -324,6 +330,7 @@ static void on_end(void *ctx, int status)
     struct gw_req *q = ctx;
     bool sent = http_call_sent(q->send.call);
     q->send.call = NULL;
+    if (q->stage == GW_ANSWERED) return; /* with its last byte */
     if (status < 0 && !q->ans.got_head) {
         gw_send_failed(q, status, sent);
         return;
@@ -408,7 +415,6 @@ void gw_answer_reset(struct gw_req *q)
 
 void gw_answer_fini(struct gw_req *q)
 {
-    mem_free(q->ans.type);
     buf_fini(&q->ans.headers);
     buf_fini(&q->ans.body);
 }

@@ -133,9 +133,10 @@ bool gw_charge_enter(struct gw_req *q)
         return false;
     }
     estimate(q);
-    enum gw_limit_verdict v =
-        gw_account_enter(q->key->account, l, q->limit.tokens, clock_ns(), &q->limit.view, &wait_ns);
     q->limit.shown = l->requests_per_min || l->tokens_per_min;
+    uint64_t now = q->limit.shown ? clock_ns() : 0; /* without rates time does not matter */
+    enum gw_limit_verdict v =
+        gw_account_enter(q->key->account, l, q->limit.tokens, now, &q->limit.view, &wait_ns);
     if (v != GW_LIMIT_OK) {
         refuse(q, v, wait_ns);
         return false;

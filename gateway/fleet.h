@@ -63,16 +63,16 @@ struct gw_lease {             /* init {0}; held from pick to release */
     struct gw_target *target; /* NULL: none is held */
     unsigned index;           /* the target's */
     const struct gw_upstream
-        *up;                /* its settings; NULL for workers. Valid while the lease is held */
-    const char *model;      /* name to send instead of the client's, NULL: as it came.
-                               Valid likewise */
-    const char *name;       /* the target's, for logs and metrics; valid for the fleet's life */
-    bool worker;            /* speaks the worker's own API, may get our headers */
-    uint64_t prompt_tokens; /* to compute there: without those it holds */
-    bool probe;             /* the breaker's one try */
-    bool computed;          /* gw_fleet_computed() was called */
-    double sent_ms;         /* predicted work, counted at the target since the report of */
-    uint64_t said_ns;
+        *up;                 /* its settings; NULL for workers. Valid while the lease is held */
+    const char *model;       /* name to send instead of the client's, NULL: as it came.
+                                Valid likewise */
+    const char *name;        /* the target's, for logs and metrics; valid for the fleet's life */
+    bool worker;             /* speaks the worker's own API, may get our headers */
+    uint64_t prompt_tokens;  /* to compute there: without those it holds */
+    bool probe;              /* the breaker's one try */
+    bool computed;           /* gw_fleet_computed() was called */
+    double sent_ms;          /* predicted work, counted at the target since the report of */
+    uint64_t said_ns, at_ns; /* at_ns: when it was picked */
     int status; /* the answer's HTTP status, set by the holder before release; 0: none came */
 };
 enum gw_pick {
@@ -178,7 +178,8 @@ struct gw_target_view { /* a copy */
     uint64_t ready_since_ns;
     double weight;
 };
-size_t gw_fleet_count(const struct gw_fleet *f); /* retired ones, too */
+size_t gw_fleet_count(const struct gw_fleet *f);    /* retired ones, too */
+bool gw_fleet_has_choice(const struct gw_fleet *f); /* there may be more than one upstream */
 bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret);
 /* For gw_fleet_client(); NULL: none, or retired. */
 struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index);

@@ -93,17 +93,17 @@ static bool takes(const struct gw_fleet *f, const struct gw_target *t, const cha
 
 size_t gw_fleet_forecast(struct gw_fleet *f, const struct gw_want *w, struct pol_shed_worker *ret)
 {
-    uint64_t held[GW_TARGETS_MAX] = {0}, now = clock_ns();
-    bool known = true;
+    uint64_t held[GW_TARGETS_MAX], now = clock_coarse_ns();
+    bool known = true, holds = f->directory && w->n_texts > 0;
     size_t n = 0;
-    if (f->directory && w->n_texts > 0)
-        gw_directory_resident(f->directory, w->text_id, w->n_texts, held, gw_fleet_count(f));
+    if (holds) gw_directory_resident(f->directory, w->text_id, w->n_texts, held, GW_TARGETS_MAX);
     fleet_lock(f);
     for (size_t i = 0; i < f->n && known; i++) {
         const struct gw_target *t = f->target[i];
         if (!t->worker || !takes(f, t, w->model)) continue;
         known = is_known(t, now);
-        uint64_t reused = held[i] < w->prompt_tokens ? held[i] : w->prompt_tokens;
+        uint64_t reused = holds ? held[i] : 0;
+        if (reused > w->prompt_tokens) reused = w->prompt_tokens;
         ret[n] = now_at(t, now);
         ret[n++].cost_ms = cost_ms(t, w->prompt_tokens - reused, reused);
     }

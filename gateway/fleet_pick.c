@@ -192,6 +192,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
                              .name = t->name,
                              .worker = t->worker,
                              .prompt_tokens = tokens,
+                             .at_ns = now,
                              .probe = c->trial};
     fleet_load_sent(ret, tokens, w->prompt_tokens - tokens, now);
 }
@@ -236,7 +237,7 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     s.new_group = UINT32_MAX;
     s.new_until_ns = 0;
     if (f->directory && w->n_texts > 0 && !w->upstream_only) {
-        gw_directory_resident(f->directory, w->text_id, w->n_texts, resident, gw_fleet_count(f));
+        gw_directory_resident(f->directory, w->text_id, w->n_texts, resident, GW_TARGETS_MAX);
         held = resident;
     }
     enum gw_pick r = GW_PICK_OK;
@@ -316,12 +317,11 @@ static void tell_room(struct gw_fleet *f)
 
 void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
 {
-    uint64_t now = clock_ns();
     if (!l->target) return;
     fleet_lock(f);
     computed(l);
     if (l->probe && l->status > 0 && l->status < 500) {
-        judge(f, l->target, l, GW_DONE_OK, now); /* its stream may last for minutes */
+        judge(f, l->target, l, GW_DONE_OK, clock_coarse_ns()); /* its stream may last for minutes */
         l->probe = false;
         tell_room(f);
     }
@@ -331,7 +331,7 @@ void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
 void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o, uint64_t ttfb_ns)
 {
     struct gw_target *t = l->target;
-    uint64_t now = clock_ns();
+    uint64_t now = clock_coarse_ns();
     if (!t) return;
     fleet_lock(f);
     computed(l);

@@ -29,6 +29,14 @@ size_t gw_fleet_count(const struct gw_fleet *f)
     return n;
 }
 
+bool gw_fleet_has_choice(const struct gw_fleet *f)
+{
+    fleet_lock(f);
+    bool choice = f->n_workers > 0 || f->n_upstreams > 1;
+    fleet_unlock(f);
+    return choice;
+}
+
 unsigned gw_fleet_n_ready(const struct gw_fleet *f)
 {
     unsigned n = 0;

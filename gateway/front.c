@@ -389,11 +389,13 @@ static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
 
 static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
 {
-    struct gw_req *q = mem_zalloc(sizeof *q);
+    struct gw_req *q = mem_stock_take(&g->stock);
     if (!q) {
         (void)http_reply(r, 500, "application/json", NULL, NULL, 0);
         return NULL;
     }
+    memset(q, 0, offsetof(struct gw_req, scan));
+    gw_scan_init(&q->scan, NULL, 0, false);
     q->gate = g;
     q->http = r;
     q->settings = gw_house_settings(g->house);
@@ -414,9 +416,10 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
     bool v1 = strncmp(path, "/v1/", 4) == 0;
     const struct gw_route *t =
         gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
+    if (t ? !(t->props & GW_R_OPAQUE) : !v1) return t;
     bool upstreams = gw_fleet_serves(q->gate->house->fleet, NULL) & GW_SERVES_UPSTREAM;
-    if (t && (t->props & GW_R_OPAQUE) && !upstreams) return NULL;
-    return t || !v1 || !upstreams ? t : &catch_all;
+    if (!upstreams) return NULL;
+    return t ? t : &catch_all;
 }
 
 static void public_request(void *ctx, struct http_req *r)
@@ -499,7 +502,7 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (q->gather) gw_gather_cancel(q->gather);
     gw_relay_close(q);
     gw_settings_unref(q->settings);
-    mem_free(q);
+    mem_stock_give(&g->stock, q);
     (void)atomic_fetch_sub(&g->house->n_reqs, 1);
 }
 

@@ -15,6 +15,7 @@
 #define GATEWAY_GATE_H
 
 #include "base/buf.h"
+#include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/admit.h"
 #include "gateway/error.h"
@@ -124,7 +125,9 @@ struct gw_gate { /* one lane */
     struct gw_req *reqs;                 /* all requests in hand */
     struct gw_req *parked, *parked_tail; /* in the order they came */
     unsigned n_parked[GW_ADMIT_GROUPS];
+    struct mem_stock stock;   /* struct gw_req */
     struct gw_scan_job *jobs; /* with the helpers */
+    struct buf path, headers; /* of the call that is being made */
     struct http_timer *queue_timer, *tick;
     atomic_uint told; /* GW_TELL_*: what other threads want of this lane */
     bool accepting;
@@ -150,7 +153,6 @@ struct gw_req {
         struct gw_limit_view view;
     } limit;
     const char *rest; /* what follows the path of a GW_R_REST route; borrowed from http */
-    struct gw_scan scan;
     struct gw_scan_job *job;
     uint64_t *text_id; /* of the chunks */
     size_t n_texts;
@@ -175,17 +177,16 @@ struct gw_req {
         bool has_body;
         struct buf model; /* the name that the target knows, quoted */
         struct gw_edit *edit;
-        struct iovec *piece;
+        struct iovec *piece, whole; /* piece: &whole where there is no edit */
         size_t n_pieces;
     } send;
     struct {                              /* answer.c */
         bool got_head, sse, begun, early; /* begun: the client has headers; early: before the target
                                              answered */
-        bool saw_done, mid_event, streams, framed, unbuffered, uncached;
+        bool saw_done, mid_event, streams, framed;
         bool busy;  /* alive, but not now */
         int status; /* the target's */
         int64_t length;
-        char *type;
         struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
         uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
     } ans;
@@ -204,6 +205,7 @@ struct gw_req {
     int target_index;        /* -1: none */
     unsigned n_retries;
     uint64_t queue_begin_ns, queue_ns, first_byte_ns, overhead_ns;
+    struct gw_scan scan; /* the last member: its texts are not cleared */
 };
 
 static inline const struct gw_config *gw_config_of(const struct gw_req *q)

@@ -17,6 +17,7 @@
 enum {
     WORKERS_INFLIGHT = 64, /* chosen: a few times what a worker decodes together */
     TICK_MS = 500,
+    STOCK_MAX = 64, /* chosen: requests that come and go in one turn of the loop */
 };
 
 /* ---- settings ---- */
@@ -161,6 +162,7 @@ int gw_lanes_create(struct gw_house *h, unsigned n)
     for (h->n_lanes = 0; h->n_lanes < n; h->n_lanes++) {
         struct gw_gate *g = &h->lane[h->n_lanes];
         g->house = h;
+        g->stock = (struct mem_stock){sizeof(struct gw_req), STOCK_MAX};
         g->index = h->n_lanes;
         g->accepting = true;
         int r = http_loop_create(&g->loop);
@@ -228,6 +230,9 @@ void gw_lanes_destroy(struct gw_house *h)
         http_timer_destroy(g->queue_timer);
         http_timer_destroy(g->tick);
         http_loop_destroy(g->loop);
+        mem_stock_fini(&g->stock);
+        buf_fini(&g->path);
+        buf_fini(&g->headers);
     }
     mem_free(h->lane);
     h->lane = NULL;

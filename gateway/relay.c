@@ -118,6 +118,7 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
         gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
         return;
     }
+    if (q->has_ticket && !q->queue_begin_ns) q->queue_begin_ns = now; /* it may queue again */
     q->stage = GW_PARKED;
     q->park.was = true;
     q->park.why = why;
@@ -244,12 +245,17 @@ static unsigned group_of(const struct gw_req *q)
     return (hash ^ hash >> 16) % GW_ADMIT_GROUPS;
 }
 
+static void wait_in_queue(struct gw_req *q)
+{
+    q->queue_begin_ns = clock_ns();
+    gw_relay_arm_queue(q->gate);
+}
+
 static void take_turn(struct gw_req *q)
 {
     struct gw_gate *g = q->gate;
     if (!gw_charge_enter(q)) return;
-    uint64_t now = clock_ns();
-    q->deadline_ns = now + gw_config_of(q)->queue_timeout_ms * 1000000ull;
+    q->deadline_ns = clock_coarse_ns() + gw_config_of(q)->queue_timeout_ms * 1000000ull;
     q->group = group_of(q);
     q->stage = GW_QUEUED;
     bool post = strcmp(http_req_method(q->http), "POST") == 0;
@@ -259,7 +265,6 @@ static void take_turn(struct gw_req *q)
     }
     struct gw_claim claim;
     if (!gw_shed_admit(q, &claim)) return;
-    q->queue_begin_ns = now;
     q->ticket.user = q;
     int r =
         gw_admit_enter(&g->house->admit, &q->ticket, g->index, q->group, q->deadline_ns, &claim);
@@ -269,7 +274,7 @@ static void take_turn(struct gw_req *q)
     else if (r == 1)
         has_turn(q);
     else
-        gw_relay_arm_queue(g);
+        wait_in_queue(q);
 }
 
 void gw_relay_send(struct gw_req *q, struct buf *body)
@@ -458,7 +463,7 @@ static void head_read(struct gw_req *q)
     } else if (s->has_model && who == 0 && !s->failed) {
         answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
     } else if (!s->failed && wants_chunks(q, who)) {
-        *s = (struct gw_scan){.body = s->body, .len = s->len};
+        gw_scan_init(s, s->body, s->len, false);
         scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_checked);
     } else {
         take_turn(q);
@@ -529,6 +534,7 @@ static void read_form_model(struct gw_req *q, const char *type, const char *body
         memchr(body + f.model.at, '\0', f.model.len) || (narrow && (f.odd || f.n_models > 1)))
         return;
     memcpy(q->scan.model, body + f.model.at, f.model.len);
+    q->scan.model[f.model.len] = '\0';
     q->scan.has_model = q->scan_form = true;
     q->scan.model_value = f.model;
 }
@@ -553,7 +559,8 @@ void gw_relay_begin(struct gw_req *q)
         take_turn(q);
         return;
     }
-    q->scan = (struct gw_scan){.body = body, .len = len, .skim = true};
+    gw_scan_init(&q->scan, body, len, true);
+    q->scan.lone = !gw_fleet_has_choice(q->gate->house->fleet);
     scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 

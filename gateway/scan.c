@@ -79,6 +79,11 @@ static void read_model(struct head *h)
         refuse(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
     } else if (h->n_models == 0 || h->model.type != JSON_T_STRING) {
         return; /* the backend will say what is wrong */
+    } else if (json_str_plain(&h->model) && h->model.len - 2 < sizeof s->model) {
+        memcpy(s->model, h->model.p + 1, h->model.len - 2);
+        s->model[h->model.len - 2] = '\0';
+        s->has_model = true;
+        s->model_value = range_of(h, &h->model);
     } else if (json_scan(h->model.p, h->model.len, NULL, NULL) < 0) {
         refuse(s, GW_E_INVALID_JSON, "The model's name is no valid text.");
     } else if (json_str_read(&h->model, &name) == 0 && name.len < sizeof s->model &&
@@ -162,6 +167,15 @@ static void read_strategy(struct head *h)
     if (h->s->strategy) h->s->strategy_value = range_of(h, &v);
 }
 
+void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)
+{
+    memset(s, 0, offsetof(struct gw_scan, message));
+    s->message[0] = s->model[0] = s->detector[0] = s->space[0] = '\0';
+    s->body = body;
+    s->len = len;
+    s->skim = skim;
+}
+
 void gw_scan_head(struct gw_scan *s)
 {
     struct head h = {.s = s};
@@ -184,7 +198,7 @@ void gw_scan_head(struct gw_scan *s)
     s->is_chat = h.has_messages;
     if (h.has_messages || h.has_prompt)
         s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
-    s->affinity = affinity_of(&h);
+    if (!s->lone) s->affinity = affinity_of(&h);
 }
 
 void gw_scan_run(struct gw_scan *s)

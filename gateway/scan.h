@@ -48,12 +48,11 @@ struct gw_scan {
     const char *body;
     size_t len;
     bool skim; /* what the body's strings hold is not checked: enough to pass it on */
+    bool lone; /* there is one target only: nobody asks for `affinity` */
     /* out of gw_scan_head() */
-    bool failed;
+    bool failed; /* error, message */
     enum gw_error error;
-    char message[200];
-    bool stream, has_model;
-    char model[256];
+    bool stream, has_model;           /* has_model: model */
     struct gw_scan_range model_value; /* with its quotes: replace it to send another name */
     uint32_t max_tokens;              /* max_completion_tokens, else max_tokens; 0: not said */
     uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
@@ -66,8 +65,7 @@ struct gw_scan {
     bool is_chat;                                  /* `texts` is messages */
     /* in of gw_scan_chunks() */
     const struct seg_presets *presets; /* NULL: only chunks by the sender's word */
-    struct seg_learner *learner;       /* NULL: every request is the first one */
-    char space[GW_SCAN_SPACE_MAX];     /* "KEY/NAMESPACE"; the body's namespace is added */
+    struct seg_learner *learner;       /* NULL: every request is the first one; else `space` */
     size_t space_ns;                   /* where NAMESPACE begins in it: X-KVBlend-Namespace */
     const char *separator;             /* X-KVBlend-Separator, decoded; NULL: none */
     const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
@@ -78,9 +76,14 @@ struct gw_scan {
     struct gw_scan_chunk *chunk; /* in the order of the texts, documents first */
     size_t n_chunks;
     struct buf segments; /* value of X-KVBlend-Segments; empty: none to be sent */
-    char detector[64];   /* of the first chunk */
     unsigned n_segments; /* n_chunks, for logs */
+    /* Texts: "" at first. */
+    char message[200], model[256];
+    char detector[64];             /* of the first chunk */
+    char space[GW_SCAN_SPACE_MAX]; /* in: "KEY/NAMESPACE"; the body's namespace is added */
 };
+/* Cheaper than clearing all of it. */
+void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim);
 void gw_scan_head(struct gw_scan *s);
 /* After a head that has not failed. No failure of it is the client's: there are no chunks then. */
 void gw_scan_chunks(struct gw_scan *s);

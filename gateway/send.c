@@ -22,40 +22,23 @@ enum { HEADERS_USUAL_BYTES = 960 }; /* chosen: one small block */
 
 /* ---- headers ---- */
 
-static bool is_one_of(const char *name, const char *const *list)
-{
-    for (; *list; list++)
-        if (http_name_is(name, *list)) return true;
-    return false;
-}
-
 /* Hop-by-hop, ours to set, or nothing a target may know. */
-static bool dropped(const char *name)
+static bool dropped(const struct http_header *h)
 {
-    static const char *const drop[] = {"connection",
-                                       "keep-alive",
-                                       "te",
-                                       "trailer",
-                                       "transfer-encoding",
-                                       "upgrade",
-                                       "host",
-                                       "content-length",
-                                       "expect",
-                                       "authorization",
-                                       "x-api-key",
-                                       "cookie",
-                                       "x-request-id",
-                                       "traceparent",
-                                       "http2-settings",
-                                       NULL};
-    return is_one_of(name, drop) || strncasecmp(name, "proxy-", 6) == 0;
+    static const struct http_name drop[] = {
+        HTTP_NAME("connection"),        HTTP_NAME("keep-alive"),  HTTP_NAME("te"),
+        HTTP_NAME("trailer"),           HTTP_NAME("upgrade"),     HTTP_NAME("host"),
+        HTTP_NAME("transfer-encoding"), HTTP_NAME("expect"),      HTTP_NAME("content-length"),
+        HTTP_NAME("authorization"),     HTTP_NAME("x-api-key"),   HTTP_NAME("cookie"),
+        HTTP_NAME("x-request-id"),      HTTP_NAME("traceparent"), HTTP_NAME("http2-settings")};
+    return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
 }
 
 bool gw_send_hop_only(const struct http_head *h, const char *name)
 {
     size_t len = strlen(name);
     for (size_t i = 0; i < h->n_headers; i++) {
-        if (!http_name_is(h->headers[i].name, "connection")) continue;
+        if (!http_header_is(&h->headers[i], "connection")) continue;
         for (const char *p = h->headers[i].value; *p;) {
             p += strspn(p, ", \t");
             size_t n = strcspn(p, ", \t");
@@ -66,16 +49,16 @@ bool gw_send_hop_only(const struct http_head *h, const char *name)
     return false;
 }
 
-static bool passes(const struct gw_req *q, const struct gw_lease *l, const char *name)
+static bool passes(const struct gw_req *q, const struct gw_lease *l, const struct http_header *h)
 {
-    if (dropped(name)) return false;
-    if (!l->worker && strncasecmp(name, "x-kvblend-", 10) == 0) return false;
+    if (dropped(h)) return false;
+    if (!l->worker && http_header_begins(h, "x-kvblend-")) return false;
     /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
      */
-    if (q->key && q->key->name_space && http_name_is(name, "x-kvblend-namespace")) return false;
-    if (!q->trace.trace[0] && http_name_is(name, "tracestate")) return false;
+    if (q->key && q->key->name_space && http_header_is(h, "x-kvblend-namespace")) return false;
+    if (!q->trace.trace[0] && http_header_is(h, "tracestate")) return false;
     /* Answers that are metered must come as plain text. */
-    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return !http_name_is(name, "accept-encoding");
+    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return !http_header_is(h, "accept-encoding");
     return true;
 }
 
@@ -92,8 +75,8 @@ int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf
         r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
         const struct http_header *x = &h->headers[i];
-        if (passes(q, l, x->name) && !(names && gw_send_hop_only(h, x->name)))
-            r = http_header_add(out, x->name, x->value);
+        if (passes(q, l, x) && !(names && gw_send_hop_only(h, x->name)))
+            r = http_header_copy(out, x);
     }
     if (r == 0 && l->worker && q->scan.segments.len > 0)
         r = buf_addf(out, "X-KVBlend-Segments: %.*s\r\n", (int)q->scan.segments.len,
@@ -137,6 +120,8 @@ static int add_path(const struct gw_req *q, struct buf *out)
     const struct gw_route *t = q->route;
     const char *query = http_req_query(q->http);
     int r = 0;
+    if (!(t->props & (GW_R_OPAQUE | GW_R_REST)) && !*query)
+        return gw_send_path(&q->send.lease, t->target, out);
     if (t->props & GW_R_OPAQUE) {
         r = add_rest(q, &path);
     } else {
@@ -156,13 +141,14 @@ static void count_try(struct gw_req *q)
 {
     q->target_name = q->send.lease.name;
     q->target_index = (int)q->send.lease.index;
-    if (q->n_retries == 0) q->overhead_ns = clock_ns() - http_req_start_ns(q->http) - q->queue_ns;
+    if (q->n_retries == 0)
+        q->overhead_ns = q->send.start_ns - http_req_start_ns(q->http) - q->queue_ns;
 }
 
 static void pieces_free(struct gw_req *q)
 {
     mem_free(q->send.edit);
-    mem_free(q->send.piece);
+    if (q->send.piece != &q->send.whole) mem_free(q->send.piece);
     q->send.edit = NULL;
     q->send.piece = NULL;
 }
@@ -201,7 +187,8 @@ static int make_pieces(struct gw_req *q)
                 q, &n,
                 (struct gw_edit){model->at, model->len, q->send.model.data, q->send.model.len});
     }
-    if (r == 0) q->send.piece = mem_alloc((2 * n + 1) * sizeof *q->send.piece);
+    if (r == 0)
+        q->send.piece = n > 0 ? mem_alloc((2 * n + 1) * sizeof *q->send.piece) : &q->send.whole;
     if (r < 0 || !q->send.piece) return -ENOMEM;
     return gw_splice(body, len, q->send.edit, n, q->send.piece, &q->send.n_pieces, &len);
 }
@@ -216,18 +203,18 @@ static bool may_repeat(const struct gw_req *q, bool sent)
 
 static int start_call(struct gw_req *q, struct http_client *client)
 {
-    struct buf headers = BUF_INIT, path = BUF_INIT;
+    struct buf *headers = &q->gate->headers, *path = &q->gate->path;
+    buf_clear(headers);
+    buf_clear(path);
     int r = make_pieces(q);
-    if (r == 0) r = gw_send_headers(q, &q->send.lease, &headers);
-    if (r == 0) r = add_path(q, &path);
-    if (r == 0 && (!buf_cstr(&headers) || !buf_cstr(&path))) r = -ENOMEM;
+    if (r == 0) r = gw_send_headers(q, &q->send.lease, headers);
+    if (r == 0) r = add_path(q, path);
+    if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
     if (r == 0)
-        r = http_call_start_v(client, http_req_method(q->http), buf_cstr(&path), buf_cstr(&headers),
+        r = http_call_start_v(client, http_req_method(q->http), path->data, buf_cstr(headers),
                               q->send.piece, (int)q->send.n_pieces, &gw_answer_ops, q,
                               &q->send.call);
     if (r == 0 && may_repeat(q, true)) http_call_may_repeat(q->send.call);
-    buf_fini(&headers);
-    buf_fini(&path);
     if (r < 0) q->send.call = NULL;
     return r;
 }
@@ -239,7 +226,7 @@ void gw_send_leased(struct gw_req *q)
         gw_fleet_client(g->house->fleet, q->send.lease.target, g->index, g->loop);
     gw_answer_reset(q);
     q->stage = GW_CALLING;
-    q->send.start_ns = clock_ns();
+    q->send.start_ns = q->send.lease.at_ns;
     count_try(q);
     int r = client ? start_call(q, client) : -EHOSTUNREACH;
     if (r < 0)

@@ -169,8 +169,10 @@ void gw_stats_workers_ready(unsigned n)
 
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens)
 {
-    for (size_t i = 0; i < N_REASONS; i++)
-        if (strcmp(reasons[i], reason) == 0) metric_add(&m_routed[i], 1);
+    size_t r = 0;
+    while (r < N_REASONS && strcmp(reasons[r], reason) != 0)
+        r++;
+    if (r < N_REASONS) metric_add(&m_routed[r], 1);
     if (prompt_tokens == 0) return;
     metric_add(&m_routed_tokens[0], (double)prompt_tokens);
     metric_add(&m_routed_tokens[1],

@@ -49,7 +49,7 @@ bool gw_trace_read(const struct http_head *h, struct gw_trace *ret)
     const char *value = NULL;
     memset(ret, 0, sizeof *ret);
     for (size_t i = 0; i < h->n_headers; i++) {
-        if (strcasecmp(h->headers[i].name, "traceparent") != 0) continue;
+        if (!http_header_is(&h->headers[i], "traceparent")) continue;
         if (value) return false; /* two say nothing */
         value = h->headers[i].value;
     }

@@ -38,12 +38,12 @@ static bool read_count(const struct json_val *v, uint64_t *ret)
     return true;
 }
 
-/* The object that is the value of "usage". */
+/* The text begins with the object that is the value of "usage". */
 static void read_usage(struct gw_usage *u, const char *p, size_t len)
 {
     struct counts c = {0}, d = {0};
     uint64_t prompt, completion = 0;
-    if (json_scan_object(p, len, on_count, &c, NULL) < 0 || !read_count(&c.prompt, &prompt)) return;
+    if (json_scan_object_at(p, len, on_count, &c) < 0 || !read_count(&c.prompt, &prompt)) return;
     (void)read_count(&c.completion, &completion);
     u->known = true;
     u->prompt = prompt;
@@ -53,41 +53,27 @@ static void read_usage(struct gw_usage *u, const char *p, size_t len)
     u->has_cached = read_count(c.details.type == JSON_T_OBJECT ? &d.cached : &c.cached, &u->cached);
 }
 
-/* Where the object that starts at p ends, NULL when it does not. */
-static const char *object_end(const char *p, const char *end)
+/* The last object that stands behind the key: within strings its quotes are escaped, so it is not
+ * met there. Looked for from the end, where it stands as a rule, by the key's rarest letter. */
+static const char *last_usage(const char *json, const char *end)
 {
-    unsigned depth = 0;
-    bool in_str = false;
-    for (; p < end; p++) {
-        if (in_str) {
-            if (*p == '\\' && p + 1 < end)
-                p++;
-            else if (*p == '"')
-                in_str = false;
-        } else if (*p == '"') {
-            in_str = true;
-        } else if (*p == '{') {
-            depth++;
-        } else if (*p == '}' && --depth == 0) {
-            return p + 1;
-        }
+    static const char key[] = "\"usage\"";
+    enum { BEFORE = 4, BEHIND = sizeof key - 1 - BEFORE }; /* of its g */
+    for (const char *g = end; (g = memrchr(json, 'g', (size_t)(g - json)));) {
+        if (g - json < BEFORE || end - g < BEHIND || memcmp(g - BEFORE, key, sizeof key - 1) != 0)
+            continue;
+        const char *p = g + BEHIND;
+        while (p < end && (*p == ':' || *p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'))
+            p++;
+        if (p < end && *p == '{') return p;
     }
     return NULL;
 }
 
-/* The last object that stands behind the key: within strings its quotes are escaped, so it is not
- * met there. Looked for, not parsed for: an answer is long, its usage is not. */
 void gw_usage_answer(struct gw_usage *u, const char *json, size_t len)
 {
-    static const char key[] = "\"usage\"";
-    const char *p = json, *end = json + len, *object = NULL;
-    while ((p = memmem(p, (size_t)(end - p), key, sizeof key - 1))) {
-        for (p += sizeof key - 1; p < end && strchr(": \t\r\n", *p) && *p;)
-            p++;
-        if (p < end && *p == '{') object = p;
-    }
-    const char *stop = object ? object_end(object, end) : NULL;
-    if (stop) read_usage(u, object, (size_t)(stop - object));
+    const char *end = json + len, *object = last_usage(json, end);
+    if (object) read_usage(u, object, (size_t)(end - object));
 }
 
 void gw_usage_events(struct gw_usage *u, const char *data, size_t len)

@@ -37,9 +37,15 @@ void http_calls_remove(struct call_list *l, struct http_call *c)
     c->next = c->prev = NULL;
 }
 
+static void stop_clock(struct http_call *call)
+{
+    if (call->timed) (void)event_del(&call->ev_total);
+    call->timed = false;
+}
+
 static void call_free(struct http_call *call)
 {
-    (void)event_del(&call->ev_total);
+    stop_clock(call);
     buf_fini(&call->out);
     mem_free(call->why);
     mem_free(call);
@@ -48,7 +54,7 @@ static void call_free(struct http_call *call)
 void http_call_end(struct http_call *call, int status)
 {
     call->client->n_calls--;
-    (void)event_del(&call->ev_total);
+    stop_clock(call);
     call->conn = NULL;
     if (call->ops.on_end) call->ops.on_end(call->ctx, status); /* may destroy the client */
     call_free(call);
@@ -196,6 +202,8 @@ static void on_total(evutil_socket_t fd, short what, void *arg)
     struct http_call *call = arg;
     struct http_client *c = call->client;
     struct client_conn *cc = call->conn;
+    struct http_loop *l = c->loop;
+    http_handler_begin(l);
     if (cc) {
         cc->call = NULL;
         http_exchange_free(cc);
@@ -203,6 +211,7 @@ static void on_total(evutil_socket_t fd, short what, void *arg)
         http_calls_remove(call->error ? &c->failed : &c->waiting, call);
     }
     http_call_end(call, -ETIME);
+    http_handler_end(l);
 }
 
 static int write_head(struct http_call *call, const char *method, const char *target,
@@ -240,7 +249,6 @@ static int call_create(struct http_client *c, const struct iovec *body, int n_pi
         call->pieces[i] = body[i];
         call->body_len += body[i].iov_len;
     }
-    event_assign(&call->ev_total, c->loop->base, -1, 0, on_total, call);
     *ret = call;
     return 0;
 }
@@ -256,7 +264,11 @@ static void call_submit(struct http_call *call)
 {
     struct http_client *c = call->client;
     c->n_calls++;
-    if (c->total_ms) http_timeout_add(&call->ev_total, c->total_ms);
+    if (c->total_ms) {
+        call->timed = true;
+        event_assign(&call->ev_total, c->loop->base, -1, 0, on_total, call);
+        http_timeout_add(&call->ev_total, c->total_ms);
+    }
     http_calls_push(&c->waiting, call, false);
     dispatch(c);
 }

@@ -12,9 +12,9 @@ struct http_call {
     struct client_conn *conn;
     struct http_call_ops ops;
     void *ctx;
-    struct event ev_total;
-    struct buf out; /* the head, and the body when it was copied */
-    bool to_head, paused, retried;
+    struct event ev_total; /* when `timed` */
+    struct buf out;        /* the head, and the body when it was copied */
+    bool timed, to_head, paused, retried;
     bool repeatable; /* it may be sent again once it was sent */
     bool sent;       /* on its latest connection */
     int error;       /* in client->failed: what to report */
@@ -41,7 +41,7 @@ struct client_conn {
     unsigned n_informed;
     bool write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
     struct buf in;
-    size_t scan;
+    struct http_scan scan;
     struct http_msg msg;
     struct http_chunked chunked;
     uint64_t body_left;

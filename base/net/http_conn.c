@@ -88,12 +88,12 @@ void http_conn_ask_step(struct http_conn *c)
 
 /* ---- the life of a request ---- */
 
-void http_req_free(struct http_req *r)
+void http_req_free(struct http_loop *l, struct http_req *r)
 {
     if (!r) return;
     http_msg_fini(&r->msg);
     buf_fini(&r->body);
-    mem_free(r);
+    mem_stock_give(&l->reqs, r);
 }
 
 static void finish_req(struct http_conn *c, bool aborted)
@@ -104,7 +104,7 @@ static void finish_req(struct http_conn *c, bool aborted)
     if (s->ops.on_close) s->ops.on_close(s->ctx, r, aborted);
     c->req = NULL;
     s->n_requests--;
-    http_req_free(r);
+    http_req_free(s->loop, r);
 }
 
 /* Answer in the layer's own name and give the connection up. */
@@ -129,7 +129,7 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
     if (r < 0) c->dead = true;
     buf_fini(&head);
     buf_fini(&body);
-    http_req_free(c->partial);
+    http_req_free(s->loop, c->partial);
     c->partial = NULL;
     c->view_len = 0;
     c->refused = c->close_after = true;
@@ -146,7 +146,7 @@ static void take(struct http_conn *c, size_t n)
 static int step_head(struct http_conn *c)
 {
     struct http_server *s = c->server;
-    while (c->scan == 0 && c->view_len >= 2 && c->view[0] == '\r' && c->view[1] == '\n')
+    while (c->scan.at == 0 && c->view_len >= 2 && c->view[0] == '\r' && c->view[1] == '\n')
         take(c, 2); /* RFC 9112 2.2: empty lines before a request */
     if (c->view_len == 0) return 0;
     if (c->first_byte_ns == 0) c->first_byte_ns = clock_ns();
@@ -158,17 +158,19 @@ static int step_head(struct http_conn *c)
         return 1;
     }
     if (n == 0) return 0;
-    struct http_req *r = mem_zalloc(sizeof *r);
+    struct http_req *r = mem_stock_take(&s->loop->reqs);
     if (!r) {
         c->dead = true;
         return 1;
     }
+    memset(r, 0, sizeof *r);
     const char *why = "bad request";
-    int status = http_msg_parse_request(&r->msg, c->view, (size_t)n, &s->lim, &why);
+    int status =
+        http_msg_parse_request(&r->msg, c->view, (size_t)n, c->scan.n_lines, &s->lim, &why);
     r->conn = c;
     r->start_ns = c->first_byte_ns;
     c->partial = r;
-    c->scan = 0;
+    c->scan = (struct http_scan){0};
     take(c, (size_t)n);
     if (status != 0) {
         conn_refuse(c, status < 0 ? 503 : status, status < 0 ? "out of memory" : why);
@@ -308,8 +310,8 @@ static void conn_update(struct http_conn *c)
     if (http_conn_unsent(c) == 0 && c->out.cap > OUT_KEEP_BYTES) buf_fini(&c->out);
 }
 
-/* Drive the machine as far as the bytes at view allow; c may be gone afterwards. */
-static void conn_step(struct http_conn *c)
+/* Drive the machine as far as the bytes at view allow. False: c is gone. */
+static bool conn_step(struct http_conn *c)
 {
     bool from_in = c->view == NULL;
     if (from_in) {
@@ -346,25 +348,31 @@ static void conn_step(struct http_conn *c)
     c->view_len = 0;
     if (c->dead) {
         http_conn_destroy(c);
-        return;
+        return false;
     }
     if (budget == 0) http_defer(c->server->loop, &c->defer);
     conn_update(c);
+    return true;
 }
 
 static void on_defer(void *arg)
 {
-    conn_step(arg);
+    (void)conn_step(arg);
+}
+
+static bool wants_long_body(const struct http_conn *c)
+{
+    const struct http_req *r = c->partial;
+    return c->state == CONN_BODY && r->msg.framing == HTTP_BODY_LENGTH && c->in.len == 0 &&
+           !c->io.tls && r->msg.length - r->body.len >= BODY_DIRECT_BYTES;
 }
 
 /* A body that is still long is received where it will stay. */
 static bool recv_body(struct http_conn *c, ssize_t *ret_n)
 {
     struct http_req *r = c->partial;
-    if (c->state != CONN_BODY || r->msg.framing != HTTP_BODY_LENGTH || c->in.len > 0 || c->io.tls)
-        return false;
+    if (!wants_long_body(c)) return false;
     size_t left = (size_t)r->msg.length - r->body.len;
-    if (left < BODY_DIRECT_BYTES) return false;
     if (left > BODY_RESERVE_MAX) left = BODY_RESERVE_MAX;
     if (buf_reserve(&r->body, left) < 0) return false;
     *ret_n = http_io_recv(&c->io, r->body.data + r->body.len, left);
@@ -373,7 +381,7 @@ static bool recv_body(struct http_conn *c, ssize_t *ret_n)
 }
 
 /* What a failed or fruitless reception means. */
-static void recv_failed(struct http_conn *c, ssize_t e)
+static bool recv_failed(struct http_conn *c, ssize_t e)
 {
     if (e == -EPROTONOSUPPORT) {
         http_tls_conn_free(c->io.tls);
@@ -382,12 +390,12 @@ static void recv_failed(struct http_conn *c, ssize_t e)
     } else {
         c->dead = true;
     }
-    conn_step(c);
+    return conn_step(c);
 }
 
-static void on_read(evutil_socket_t fd, short what, void *arg)
+/* False: c is gone. */
+static bool receive(struct http_conn *c)
 {
-    struct http_conn *c = arg;
     char *scratch = c->server->loop->scratch;
     ssize_t n;
     bool direct = recv_body(c, &n);
@@ -399,11 +407,8 @@ static void on_read(evutil_socket_t fd, short what, void *arg)
         if (n == -EAGAIN && (c->dead || c->eof)) n = 0;
         if (n == -EAGAIN && http_tls_ready(c->io.tls)) conn_update(c);
     }
-    if (n == -EAGAIN) return;
-    if (n < 0) {
-        recv_failed(c, n);
-        return;
-    }
+    if (n == -EAGAIN) return true;
+    if (n < 0) return recv_failed(c, n);
     if (n == 0) {
         c->eof = true;
     } else if (direct) {
@@ -414,12 +419,25 @@ static void on_read(evutil_socket_t fd, short what, void *arg)
         c->view = scratch;
         c->view_len = (size_t)n;
     }
-    conn_step(c);
+    return conn_step(c);
+}
+
+static void on_read(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_conn *c = arg;
+    struct http_loop *l = c->server->loop;
+    http_handler_begin(l);
+    bool new_head = c->state == CONN_HEAD;
+    /* Behind a head that came with the beginning of a long body the rest waits, as a rule. */
+    if (receive(c) && new_head && wants_long_body(c)) (void)receive(c);
+    http_handler_end(l);
 }
 
 static void on_write(evutil_socket_t fd, short what, void *arg)
 {
     struct http_conn *c = arg;
+    struct http_loop *l = c->server->loop;
+    http_handler_begin(l);
     size_t before = http_conn_unsent(c);
     c->write_on = false; /* http_conn_send() writes only while nobody waits for the socket */
     (void)event_del(&c->ev_write);
@@ -427,7 +445,8 @@ static void on_write(evutil_socket_t fd, short what, void *arg)
         c->dead = true;
     else if (http_conn_unsent(c) < before && c->timer == TM_WRITE)
         c->timer = TM_NONE; /* progress: anew */
-    conn_step(c);
+    (void)conn_step(c);
+    http_handler_end(l);
 }
 
 static void on_timer(void *arg)
@@ -445,7 +464,7 @@ static void on_timer(void *arg)
     } else if (kind != TM_NONE) {
         c->dead = true;
     }
-    conn_step(c);
+    (void)conn_step(c);
 }
 
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
@@ -508,7 +527,7 @@ void http_conn_destroy(struct http_conn *c)
     if (c->next) c->next->prev = c->prev;
     s->n_conns--;
     http_io_close(&c->io);
-    http_req_free(c->partial);
+    http_req_free(s->loop, c->partial);
     buf_fini(&c->in);
     buf_fini(&c->out);
     mem_free(c);

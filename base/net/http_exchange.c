@@ -219,7 +219,7 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     cc->piece_i = 0;
     cc->piece_pos = 0;
     cc->have_head = cc->got_bytes = cc->eof = false;
-    cc->scan = 0;
+    cc->scan = (struct http_scan){0};
     cc->n_informed = 0;
     if (cc->phase != CC_OPEN) return;
     http_alarm_set(&cc->alarm, cc->client->first_byte_ms);
@@ -293,16 +293,17 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
     if (n < 0 || (n > 0 ? (size_t)n : len) > RESPONSE_HEAD_BYTES_MAX) return -EBADMSG;
     if (n == 0) return 0;
     http_msg_fini(&cc->msg);
-    int r = http_msg_parse_response(&cc->msg, *p, (size_t)n, call->to_head);
+    int r = http_msg_parse_response(&cc->msg, *p, (size_t)n, cc->scan.n_lines, call->to_head);
     if (r < 0) return r;
     *p += n;
-    cc->scan = 0;
+    cc->scan = (struct http_scan){0};
     if (cc->msg.status < 200)
         return cc->msg.status == 101 || ++cc->n_informed > INFORMED_MAX ? -EBADMSG : 1;
     cc->have_head = true;
     cc->chunked = (struct http_chunked){0};
     cc->body_left = cc->msg.length;
     if (call->ops.on_head) call->ops.on_head(call->ctx, cc->msg.status, &cc->msg.head);
+    http_msg_drop_text(&cc->msg); /* a stream may last for minutes */
     return 1;
 }
 
@@ -484,6 +485,8 @@ static void on_readable(struct client_conn *cc)
 static void on_event(evutil_socket_t fd, short what, void *arg)
 {
     struct client_conn *cc = arg;
+    struct http_loop *l = cc->client->loop; /* cc may be gone afterwards */
+    http_handler_begin(l);
     if (cc->phase == CC_CONNECTING) {
         conn_connected(cc);
     } else if (cc->phase == CC_HANDSHAKE && (what & EV_READ)) {
@@ -496,6 +499,7 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     } else if (conn_write(cc) < 0) {
         set_write(cc, false); /* the read side tells why */
     }
+    http_handler_end(l);
 }
 
 static void on_timeout(void *arg)

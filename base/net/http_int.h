@@ -9,6 +9,7 @@
 #include "base/net/http.h"
 
 #include "base/buf.h"
+#include "base/mem.h"
 #include "base/ring.h"
 
 #include <event2/event.h>
@@ -35,25 +36,36 @@ struct http_loop {
     struct event ev_wake, ev_defer, ev_lag;
     struct http_defer defers; /* list head */
     size_t n_defers;
+    bool in_handler;
     uint64_t lag_due_ns;
     double lag_ms;
     char *scratch; /* HTTP_SCRATCH_BYTES: every read goes here first, so that idle connections hold
                       no buffer */
     char *tls_scratch;        /* as large: records before and after the cipher; NULL until used */
     struct buf tls_out, head; /* records on their way out; a reply's head: empty between uses */
-    int64_t date_s;           /* what `date` says */
-    char date[32];
+    struct mem_stock reqs;    /* struct http_req */
+    /* What http_loop_status_line() said last, and until when it is true. */
+    uint64_t line_until_ns;
+    int line_status;
+    size_t line_len;
+    char line[128];
 };
-const char *http_loop_date(struct http_loop *l); /* for the Date header, formatted once a second */
+enum { HTTP_STOCK_MAX = 64 }; /* chosen: more than are under way in one turn, as a rule */
+/* "HTTP/1.1 200 OK" and the Date header: written anew when one of them changes. */
+const char *http_loop_status_line(struct http_loop *l, int status, size_t *ret_len);
 
 void http_defer(struct http_loop *l, struct http_defer *d); /* idempotent while queued */
 void http_defer_cancel(struct http_loop *l, struct http_defer *d);
+/* Around the handler of an event: what it defers is done when it ends, while its memory is warm. */
+void http_handler_begin(struct http_loop *l);
+void http_handler_end(struct http_loop *l);
 void http_timeout_add(struct event *ev, uint64_t delay_ms);
 
 /* A timer that is moved at every step of a connection and hardly ever fires: moving it on costs a
  * store; the event is armed anew only when it fires too early. */
 struct http_alarm {
     struct event ev;
+    struct http_loop *loop;
     uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire */
     void (*fn)(void *arg);
     void *arg;
@@ -114,10 +126,12 @@ static inline ssize_t http_io_recv(struct http_io *io, char *p, size_t size)
 static inline ssize_t http_io_send(struct http_io *io, struct iovec *iov, int n)
 {
     if (io->tls) return http_tls_send(io, iov, n);
+    const int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
     struct msghdr mh = {.msg_iov = iov, .msg_iovlen = (size_t)n};
     ssize_t sent;
     do
-        sent = sendmsg(io->fd, &mh, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent =
+            n == 1 ? send(io->fd, iov->iov_base, iov->iov_len, flags) : sendmsg(io->fd, &mh, flags);
     while (sent < 0 && errno == EINTR);
     return sent < 0 ? -errno : sent;
 }
@@ -156,14 +170,21 @@ struct http_msg {                /* init {0}; http_msg_fini() */
     char *target, *path, *authority; /* authority: of an absolute target, else NULL */
     int status;                      /* responses */
 };
+struct http_scan { /* init {0} */
+    size_t at;     /* where the next search goes on */
+    size_t n_lines;
+};
 /* Length of the head that starts at p including its empty line, 0 = incomplete, -EBADMSG = a line
- * feed without a carriage return. *scan (0 at first) is where the next search goes on. */
-long http_head_end(const char *p, size_t len, size_t *scan);
-/* 0, or the HTTP status to refuse with and its reason; -ENOMEM. */
-int http_msg_parse_request(struct http_msg *m, const char *p, size_t len,
+ * feed without a carriage return. */
+long http_head_end(const char *p, size_t len, struct http_scan *scan);
+/* Of the head that http_head_end() found, with its n_lines. 0, or the HTTP status to refuse with
+ * and its reason; -ENOMEM. */
+int http_msg_parse_request(struct http_msg *m, const char *p, size_t len, size_t n_lines,
                            const struct http_limits *lim, const char **ret_why);
 /* 0, -EBADMSG or -ENOMEM. */
-int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool to_head);
+int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, size_t n_lines,
+                            bool to_head);
+void http_msg_drop_text(struct http_msg *m); /* headers and texts; the rest stays known */
 void http_msg_fini(struct http_msg *m);
 const char *http_status_text(int status);
 
@@ -237,7 +258,7 @@ struct http_conn {
     size_t out_pos;
     const char *view; /* the bytes that conn_step() takes from: the loop's scratch or in */
     size_t view_len;
-    size_t scan; /* for http_head_end() */
+    struct http_scan scan;
     struct http_req *req, *partial;
     struct http_chunked chunked;
     uint64_t first_byte_ns;
@@ -253,7 +274,7 @@ int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces
 void http_conn_ask_step(struct http_conn *c); /* the machine must look at it */
 /* "HTTP/1.1 200 OK", Date and the user's lines. */
 int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers);
-void http_req_free(struct http_req *r);
+void http_req_free(struct http_loop *l, struct http_req *r);
 /* Takes fd; closes it when it cannot. */
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
                      struct http_tls *tls);

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -33,20 +34,24 @@ void http_timeout_add(struct event *ev, uint64_t delay_ms)
 static void on_alarm(evutil_socket_t fd, short what, void *arg)
 {
     struct http_alarm *a = arg;
+    struct http_loop *l = a->loop; /* a may be gone afterwards */
     a->armed_ns = 0;
     if (a->due_ns == 0) return;
-    uint64_t now = clock_ns();
+    uint64_t now = clock_coarse_ns();
     if (now < a->due_ns) {
         a->armed_ns = a->due_ns;
         http_timeout_add(&a->ev, (a->due_ns - now + 999999) / 1000000);
         return;
     }
     a->due_ns = 0;
+    http_handler_begin(l);
     a->fn(a->arg);
+    http_handler_end(l);
 }
 
 void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg)
 {
+    a->loop = l;
     a->fn = fn;
     a->arg = arg;
     event_assign(&a->ev, l->base, -1, 0, on_alarm, a);
@@ -54,7 +59,7 @@ void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void 
 
 void http_alarm_set(struct http_alarm *a, uint64_t delay_ms)
 {
-    a->due_ns = clock_ns() + delay_ms * 1000000ull;
+    a->due_ns = clock_coarse_ns() + delay_ms * 1000000ull;
     if (a->armed_ns && a->armed_ns <= a->due_ns) return;
     a->armed_ns = a->due_ns;
     http_timeout_add(&a->ev, delay_ms);
@@ -70,15 +75,23 @@ void http_alarm_fini(struct http_alarm *a)
     (void)event_del(&a->ev);
 }
 
-const char *http_loop_date(struct http_loop *l)
+const char *http_loop_status_line(struct http_loop *l, int status, size_t *ret_len)
 {
-    time_t now = (time_t)clock_wall_s();
-    if (now == l->date_s) return l->date;
-    struct tm tm;
-    gmtime_r(&now, &tm);
-    (void)strftime(l->date, sizeof l->date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    l->date_s = now;
-    return l->date;
+    uint64_t now_ns = clock_coarse_ns();
+    if (now_ns >= l->line_until_ns || status != l->line_status) {
+        double wall = clock_wall_s();
+        time_t now = (time_t)wall;
+        struct tm tm;
+        int n = snprintf(l->line, sizeof l->line, "HTTP/1.1 %d %s\r\nDate: ", status,
+                         http_status_text(status));
+        gmtime_r(&now, &tm);
+        l->line_len = (size_t)n + strftime(l->line + n, sizeof l->line - (size_t)n,
+                                           "%a, %d %b %Y %H:%M:%S GMT\r\n", &tm);
+        l->line_until_ns = now_ns + (uint64_t)(((double)(now + 1) - wall) * 1e9);
+        l->line_status = status;
+    }
+    *ret_len = l->line_len;
+    return l->line;
 }
 
 static void wake(struct http_loop *l)
@@ -105,20 +118,35 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
     void *fn_arg;
     for (int i = 0; i < POSTS_PER_WAKE; i++) {
         if (!ring_pop(&l->ring, &fn, &fn_arg)) return;
+        http_handler_begin(l);
         fn(fn_arg);
+        http_handler_end(l);
     }
     wake(l);
 }
 
-static void on_defer(evutil_socket_t fd, short what, void *arg)
+void http_handler_begin(struct http_loop *l)
 {
-    struct http_loop *l = arg;
+    l->in_handler = true;
+}
+
+/* Each at most once: who defers itself again leaves the loop a turn. */
+void http_handler_end(struct http_loop *l)
+{
     for (size_t n = l->n_defers; n > 0 && l->n_defers > 0; n--) {
         struct http_defer *d = l->defers.next;
         http_defer_cancel(l, d);
         d->fn(d->arg);
     }
+    l->in_handler = false;
     if (l->n_defers > 0) event_active(&l->ev_defer, EV_TIMEOUT, 0);
+}
+
+static void on_defer(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_loop *l = arg;
+    http_handler_begin(l);
+    http_handler_end(l);
 }
 
 void http_defer(struct http_loop *l, struct http_defer *d)
@@ -129,7 +157,7 @@ void http_defer(struct http_loop *l, struct http_defer *d)
     d->prev = l->defers.prev;
     d->prev->next = d;
     l->defers.prev = d;
-    if (l->n_defers++ == 0) event_active(&l->ev_defer, EV_TIMEOUT, 0);
+    if (l->n_defers++ == 0 && !l->in_handler) event_active(&l->ev_defer, EV_TIMEOUT, 0);
 }
 
 void http_defer_cancel(struct http_loop *l, struct http_defer *d)
@@ -170,6 +198,7 @@ int http_loop_create(struct http_loop **ret)
     if (!l) return -ENOMEM;
     memset(l, 0, sizeof *l);
     l->defers.next = l->defers.prev = &l->defers;
+    l->reqs = (struct mem_stock){sizeof(struct http_req), HTTP_STOCK_MAX};
     int r = -ENOMEM;
     l->scratch = mem_alloc(HTTP_SCRATCH_BYTES);
     if (!l->scratch) goto fail;
@@ -214,6 +243,7 @@ void http_loop_destroy(struct http_loop *l)
     mem_free(l->tls_scratch);
     buf_fini(&l->tls_out);
     buf_fini(&l->head);
+    mem_stock_fini(&l->reqs);
     mem_free(l);
 }
 
@@ -256,6 +286,7 @@ double http_loop_lag_ms(const struct http_loop *l)
 
 struct http_timer {
     struct event ev;
+    struct http_loop *loop;
     void (*fn)(void *arg);
     void *arg;
 };
@@ -263,7 +294,10 @@ struct http_timer {
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
     struct http_timer *t = arg;
+    struct http_loop *l = t->loop;
+    http_handler_begin(l);
     t->fn(t->arg); /* may destroy t */
+    http_handler_end(l);
 }
 
 int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
@@ -271,6 +305,7 @@ int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
 {
     struct http_timer *t = mem_zalloc(sizeof *t);
     if (!t) return -ENOMEM;
+    t->loop = l;
     t->fn = fn;
     t->arg = arg;
     event_assign(&t->ev, l->base, -1, 0, on_timer, t);

@@ -35,35 +35,27 @@ static int hex_value(char c)
     return -1;
 }
 
-const char *http_header_find(const struct http_head *h, const char *name)
+long http_head_end(const char *p, size_t len, struct http_scan *scan)
 {
-    for (size_t i = 0; i < h->n_headers; i++)
-        if (http_name_is(h->headers[i].name, name)) return h->headers[i].value;
-    return NULL;
-}
-
-long http_head_end(const char *p, size_t len, size_t *scan)
-{
-    size_t at = *scan; /* the start of an unfinished line */
+    size_t at = scan->at; /* the start of an unfinished line */
     for (;;) {
         const char *lf = at < len ? memchr(p + at, '\n', len - at) : NULL;
         if (!lf) break;
         size_t end = (size_t)(lf - p);
         if (end == at || p[end - 1] != '\r') return -EBADMSG;
+        scan->n_lines++;
         if (end == at + 1) return (long)end + 1;
         at = end + 1;
     }
-    *scan = at;
+    scan->at = at;
     return 0;
 }
 
 /* Allocate the table of headers, the copy of the head and room for a path, in one block. */
-static int msg_init(struct http_msg *m, const char *p, size_t len, size_t *ret_lines)
+static int msg_init(struct http_msg *m, const char *p, size_t len, size_t n_lines)
 {
-    size_t lines = 0, path = 0;
-    for (const char *at = p, *lf; (lf = memchr(at, '\n', len - (size_t)(at - p))); at = lf + 1)
-        if (lines++ == 0) path = (size_t)(lf - p) + 1;
-    size_t table = (lines + 1) * sizeof *m->headers;
+    const char *lf = memchr(p, '\n', len);
+    size_t path = lf ? (size_t)(lf - p) + 1 : 0, table = n_lines * sizeof *m->headers;
     m->headers = mem_alloc(table + len + 1 + path);
     if (!m->headers) return -ENOMEM;
     m->head.headers = m->headers;
@@ -71,8 +63,14 @@ static int msg_init(struct http_msg *m, const char *p, size_t len, size_t *ret_l
     memcpy(m->text, p, len);
     m->text[len] = '\0';
     m->path = m->text + len + 1;
-    *ret_lines = lines;
     return 0;
+}
+
+void http_msg_drop_text(struct http_msg *m)
+{
+    mem_free(m->headers);
+    m->headers = NULL;
+    m->head = (struct http_head){0};
 }
 
 void http_msg_fini(struct http_msg *m)
@@ -81,26 +79,59 @@ void http_msg_fini(struct http_msg *m)
     memset(m, 0, sizeof *m);
 }
 
-/* The line at *cur as a C string, without its end; NULL when it has a NUL, CR or LF inside. */
-static char *next_line(char **cur, char *end)
+/* The line at *cur without its end, which becomes a NUL at *ret_end; NULL when it has none. */
+static char *next_line(char **cur, char *end, char **ret_end)
 {
     char *line = *cur;
     char *lf = memchr(line, '\n', (size_t)(end - line));
     if (!lf || lf == line || lf[-1] != '\r') return NULL;
     lf[-1] = '\0';
     *cur = lf + 1;
-    size_t len = (size_t)(lf - 1 - line);
+    *ret_end = lf - 1;
+    return line;
+}
+
+/* The first line, as a C string; NULL when it has a NUL or CR inside. */
+static char *first_line(char **cur, char *end)
+{
+    char *stop, *line = next_line(cur, end, &stop);
+    if (!line) return NULL;
+    size_t len = (size_t)(stop - line);
     return memchr(line, '\0', len) || memchr(line, '\r', len) ? NULL : line;
 }
 
-static bool is_framing_name(const char *name)
+static bool is_framing(const struct http_header *h)
 {
-    return strcasecmp(name, "content-length") == 0 || strcasecmp(name, "transfer-encoding") == 0 ||
-           strcasecmp(name, "host") == 0;
+    return http_header_is(h, "content-length") || http_header_is(h, "transfer-encoding") ||
+           http_header_is(h, "host");
 }
 
-/* One "Name: value" line; false when malformed. */
-static bool parse_header(struct http_msg *m, char *line)
+/* Is one of eight bytes a control character? */
+static bool word_has_control(const char *p)
+{
+    const uint64_t ones = 0x0101010101010101ull, highs = 0x8080808080808080ull;
+    uint64_t w;
+    memcpy(&w, p, sizeof w);
+    uint64_t del = w ^ ones * 0x7F;
+    return ((((w - ones * 0x20) & ~w) | ((del - ones) & ~del)) & highs) != 0;
+}
+
+/* Has the text a control character that is no tab? Only where a word has one of them the bytes are
+ * looked at. */
+static bool has_control(const char *p, const char *end)
+{
+    if (end - p >= 8) {
+        while (end - p >= 8 && !word_has_control(p))
+            p += 8;
+        if (end - p < 8 && !word_has_control(end - 8)) return false;
+    }
+    for (; p < end; p++)
+        if (((unsigned char)*p < 0x20 && *p != '\t') || *p == 0x7F) return true;
+    return false;
+}
+
+/* One "Name: value" line, with a NUL at its end; false when malformed. */
+static bool parse_header(struct http_msg *m, char *line, char *end)
 {
     char *colon = line;
     while (is_tchar((unsigned char)*colon))
@@ -111,15 +142,14 @@ static bool parse_header(struct http_msg *m, char *line)
     bool tab = false;
     for (; *value == ' ' || *value == '\t'; value++)
         tab |= *value == '\t';
-    char *end = value + strlen(value);
     for (; end > value && (end[-1] == ' ' || end[-1] == '\t'); end--)
         tab |= end[-1] == '\t';
     *end = '\0';
-    for (char *c = value; *c; c++)
-        if (((unsigned char)*c < 0x20 && *c != '\t') || *c == 0x7F) return false;
+    if (has_control(value, end)) return false; /* a NUL or CR inside of the line, too */
+    struct http_header h = {line, value, (uint32_t)(colon - line), (uint32_t)(end - value)};
     /* Legal, but not every parser takes a tab for white space: what frames a message is clear. */
-    if (tab && is_framing_name(line)) return false;
-    m->headers[m->head.n_headers++] = (struct http_header){line, value};
+    if (tab && is_framing(&h)) return false;
+    m->headers[m->head.n_headers++] = h;
     return true;
 }
 
@@ -139,12 +169,14 @@ static bool has_token(const char *value, const char *token)
 /* A name or an address with or without port. */
 static bool host_ok(const char *host)
 {
-    if (!*host || strstr(host, "..")) return false;
+    static const bool no[256] = {[0 ... 0x20] = true,   ['"'] = true, ['#'] = true,  [','] = true,
+                                 ['/'] = true,          [';'] = true, ['<'] = true,  ['>'] = true,
+                                 ['?'] = true,          ['@'] = true, ['\\'] = true, ['^'] = true,
+                                 ['`'] = true,          ['{'] = true, ['|'] = true,  ['}'] = true,
+                                 [0x7F ... 0xFF] = true};
     for (const char *c = host; *c; c++)
-        if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F ||
-            strchr("\"#,/;<>?@\\^`{|}", *c))
-            return false;
-    return true;
+        if (no[(unsigned char)*c] || (c[0] == '.' && c[1] == '.')) return false;
+    return *host != '\0';
 }
 
 static int parse_length(const char *value, uint64_t *ret)
@@ -171,16 +203,16 @@ static void scan_framing(const struct http_msg *m, struct framing *f)
 {
     for (size_t i = 0; i < m->head.n_headers; i++) {
         const struct http_header *h = &m->headers[i];
-        if (http_name_is(h->name, "content-length")) {
+        if (http_header_is(h, "content-length")) {
             f->length = h->value;
             f->n_length++;
-        } else if (http_name_is(h->name, "transfer-encoding")) {
+        } else if (http_header_is(h, "transfer-encoding")) {
             f->coding = h->value;
             f->n_coding++;
-        } else if (http_name_is(h->name, "host")) {
+        } else if (http_header_is(h, "host")) {
             f->host = h->value;
             f->n_host++;
-        } else if (http_name_is(h->name, "connection")) {
+        } else if (http_header_is(h, "connection")) {
             f->close |= has_token(h->value, "close");
             f->keep_alive |= has_token(h->value, "keep-alive");
         }
@@ -300,33 +332,33 @@ static int request_framing(struct http_msg *m, const struct http_limits *lim, co
     return 0;
 }
 
-int http_msg_parse_request(struct http_msg *m, const char *p, size_t len,
+int http_msg_parse_request(struct http_msg *m, const char *p, size_t len, size_t n_lines,
                            const struct http_limits *lim, const char **ret_why)
 {
-    size_t lines;
-    if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
-    if (lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
-    char *cur = m->text, *end = m->text + len, *line = next_line(&cur, end);
+    if (msg_init(m, p, len, n_lines) < 0) return -ENOMEM;
+    if (n_lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
+    char *cur = m->text, *end = m->text + len, *line = first_line(&cur, end), *stop;
     size_t most = lim->line_bytes_max ? lim->line_bytes_max : SIZE_MAX;
     if (!line) return refuse(ret_why, 400, "malformed request line");
     if ((size_t)(cur - line) > most) return refuse(ret_why, 414, "the request target is too long");
     int r = parse_request_line(m, line, ret_why);
     if (r != 0) return r;
-    for (size_t i = 2; i < lines; i++) {
-        line = next_line(&cur, end);
+    for (size_t i = 2; i < n_lines; i++) {
+        line = next_line(&cur, end, &stop);
         if (line && (size_t)(cur - line) > most)
             return refuse(ret_why, 431, "a header line is too long");
-        if (!line || !parse_header(m, line)) return refuse(ret_why, 400, "malformed header line");
+        if (!line || !parse_header(m, line, stop))
+            return refuse(ret_why, 400, "malformed header line");
     }
     return request_framing(m, lim, ret_why);
 }
 
-int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool to_head)
+int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, size_t n_lines,
+                            bool to_head)
 {
-    size_t lines;
-    if (msg_init(m, p, len, &lines) < 0) return -ENOMEM;
-    if (lines > RESPONSE_HEADERS_MAX) return -EBADMSG;
-    char *cur = m->text, *end = m->text + len, *line = next_line(&cur, end);
+    if (msg_init(m, p, len, n_lines) < 0) return -ENOMEM;
+    if (n_lines > RESPONSE_HEADERS_MAX) return -EBADMSG;
+    char *cur = m->text, *end = m->text + len, *line = first_line(&cur, end), *stop;
     if (!line || strncmp(line, "HTTP/1.", 7) != 0 || (line[7] != '0' && line[7] != '1') ||
         line[8] != ' ')
         return -EBADMSG;
@@ -335,9 +367,9 @@ int http_msg_parse_response(struct http_msg *m, const char *p, size_t len, bool 
     if ((line[12] && line[12] != ' ') || line[9] == '0') return -EBADMSG;
     m->minor = line[7] - '0';
     m->status = (line[9] - '0') * 100 + (line[10] - '0') * 10 + (line[11] - '0');
-    for (size_t i = 2; i < lines; i++) {
-        line = next_line(&cur, end);
-        if (!line || !parse_header(m, line)) return -EBADMSG;
+    for (size_t i = 2; i < n_lines; i++) {
+        line = next_line(&cur, end, &stop);
+        if (!line || !parse_header(m, line, stop)) return -EBADMSG;
     }
     struct framing f = {0};
     scan_framing(m, &f);

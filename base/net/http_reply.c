@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-int http_header_add(struct buf *out, const char *name, const char *value)
+static int add_line(struct buf *out, const char *name, size_t n, const char *value, size_t v)
 {
-    size_t n = strlen(name), v = strlen(value);
     int r = buf_reserve(out, n + v + 4);
     if (r < 0) return r;
     char *p = out->data + out->len;
@@ -19,16 +18,22 @@ int http_header_add(struct buf *out, const char *name, const char *value)
     return 0;
 }
 
+int http_header_add(struct buf *out, const char *name, const char *value)
+{
+    return add_line(out, name, strlen(name), value, strlen(value));
+}
+
+int http_header_copy(struct buf *out, const struct http_header *h)
+{
+    return add_line(out, h->name, h->name_len, h->value, h->value_len);
+}
+
 int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers)
 {
+    size_t len;
+    const char *line = http_loop_status_line(l, status, &len);
     int r = buf_reserve(out, 512); /* chosen: nearly every head */
-    if (r == 0) r = buf_adds(out, "HTTP/1.1 ");
-    if (r == 0) r = buf_addu(out, (unsigned)status);
-    if (r == 0) r = buf_addc(out, ' ');
-    if (r == 0) r = buf_adds(out, http_status_text(status));
-    if (r == 0) r = buf_adds(out, "\r\nDate: ");
-    if (r == 0) r = buf_adds(out, http_loop_date(l));
-    if (r == 0) r = buf_adds(out, "\r\n");
+    if (r == 0) r = buf_add(out, line, len);
     if (r == 0 && extra_headers) r = buf_adds(out, extra_headers);
     return r;
 }

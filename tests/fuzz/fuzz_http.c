@@ -28,20 +28,24 @@ static void chunked(const char *p, size_t len, size_t step)
 
 static void head(const char *p, size_t len, bool response)
 {
-    size_t scan = 0, half = 0;
+    struct http_scan scan = {0}, half = {0};
     long n = http_head_end(p, len, &scan);
     /* The same answer when the bytes come in two parts. */
     long early = http_head_end(p, len / 2, &half);
     if (early == 0) early = http_head_end(p, len, &half);
     ASSERT(early == n);
+    ASSERT(n < 0 || half.n_lines == scan.n_lines);
     if (n <= 0) return;
     struct http_msg m = {0};
     const char *why = NULL;
-    int r = response ? http_msg_parse_response(&m, p, (size_t)n, false)
-                     : http_msg_parse_request(&m, p, (size_t)n, &lim, &why);
+    int r = response ? http_msg_parse_response(&m, p, (size_t)n, scan.n_lines, false)
+                     : http_msg_parse_request(&m, p, (size_t)n, scan.n_lines, &lim, &why);
     if (r == 0) {
-        for (size_t i = 0; i < m.head.n_headers; i++)
+        for (size_t i = 0; i < m.head.n_headers; i++) {
             ASSERT(http_header_find(&m.head, m.headers[i].name));
+            ASSERT(m.headers[i].name_len == strlen(m.headers[i].name));
+            ASSERT(m.headers[i].value_len == strlen(m.headers[i].value));
+        }
         ASSERT(response || (strlen(m.path) <= strlen(m.target) && m.length <= lim.body_bytes_max));
         ASSERT(response || *m.target == '/' || *m.target == '*');
         ASSERT(!m.authority || strcasecmp(m.authority, http_header_find(&m.head, "host")) == 0);

@@ -85,6 +85,26 @@ TEST(mem_and_arena)
     arena_fini(&ar);
 }
 
+TEST(a_stock_hands_out_what_it_got)
+{
+    struct mem_stock s = {100, 2};
+    void *p[4];
+    for (int i = 0; i < 4; i++) {
+        ASSERT_TRUE((p[i] = mem_stock_take(&s)) != NULL);
+        memset(p[i], i, 100);
+    }
+    for (int i = 0; i < 4; i++)
+        mem_stock_give(&s, p[i]);
+    ASSERT_TRUE(s.n <= s.n_max); /* the others went back to the system */
+    mem_fail_nth(1);
+    ASSERT_TRUE(!mem_stock_take(&s) && mem_fail_fired()); /* tests can fail it, stocked or not */
+    mem_fail_nth(0);
+    ASSERT_TRUE((p[0] = mem_stock_take(&s)) != NULL);
+    mem_stock_give(&s, p[0]);
+    mem_stock_fini(&s);
+    ASSERT_TRUE(s.n == 0 && !s.head);
+}
+
 TEST(errors)
 {
     struct err e = {0};

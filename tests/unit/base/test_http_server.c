@@ -420,6 +420,28 @@ TEST(nul_in_a_head_is_refused)
     fix_fini(&f);
 }
 
+/* Values are looked at several bytes at a time: whatever stands beside it, a control character is
+ * found, and nothing else is taken for one. */
+TEST(each_byte_at_several_places_of_a_value)
+{
+    static const size_t places[] = {0, 1, 7, 8, 15, 16, 17};
+    struct fix f;
+    fix_init(&f, NULL);
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+        for (int c = 0; c < 256; c++) {
+            char request[] = "GET / HTTP/1.1\r\n" H "Connection: close\r\n"
+                             "X:0123456 89\tabcde\x80\xFF\r\n\r\n";
+            bool bad = (c < 0x20 && c != '\t') || c == 0x7F;
+            int fd = dial(&f);
+            *(strstr(request, "X:") + 2 + places[i]) = (char)c;
+            put(fd, request, sizeof request - 1);
+            if (strncmp(get(fd, NULL), bad ? "HTTP/1.1 400 " : "HTTP/1.1 200 ", 13) != 0)
+                test_fail(__FILE__, __LINE__, "byte %d at %zu", c, places[i]);
+            close(fd);
+        }
+    fix_fini(&f);
+}
+
 TEST(head_limits)
 {
     struct http_limits lim = {.head_bytes_max = 1000, .headers_max = 10};

@@ -149,6 +149,12 @@ TEST(readers)
     ASSERT_TRUE(i == INT64_MIN);
     ASSERT_OK(json_scan("9223372036854775808", 19, &v, NULL));
     ASSERT_ERR(json_int_read(&v, &i), -ERANGE);
+    ASSERT_OK(json_scan("999999999999999999", 18, &v, NULL));
+    ASSERT_OK(json_int_read(&v, &i));
+    ASSERT_TRUE(i == 999999999999999999);
+    ASSERT_OK(json_scan("-7", 2, &v, NULL));
+    ASSERT_OK(json_int_read(&v, &i));
+    ASSERT_EQ(i, -7);
     ASSERT_OK(json_scan("1.5", 3, &v, NULL));
     ASSERT_ERR(json_int_read(&v, &i), -EINVAL);
     ASSERT_OK(json_double_read(&v, &d));
@@ -229,6 +235,46 @@ static int check_field(void *ctx, const struct json_field *f)
     json_decref(got);
     buf_fini(&key);
     return 0;
+}
+
+TEST(plain_strings)
+{
+    static const struct {
+        const char *text;
+        bool plain;
+    } t[] = {{"\"\"", true},          {"\"a/b [x]~\x7F\"", true}, {"\"a\\n\"", false},
+             {"\"\xC3\xA9\"", false}, {"\"a\tb\"", false},        {"12", false}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        enum json_type type = t[i].text[0] == '"' ? JSON_T_STRING : JSON_T_NUMBER;
+        struct json_val v = {t[i].text, strlen(t[i].text), type};
+        if (json_str_plain(&v) != t[i].plain) test_fail(__FILE__, __LINE__, "%s", t[i].text);
+    }
+}
+
+static int count_field(void *ctx, const struct json_field *f)
+{
+    ++*(unsigned *)ctx;
+    return 0;
+}
+
+TEST(an_object_with_text_behind_it)
+{
+    static const struct {
+        const char *text;
+        unsigned n; /* fields; 0: no object */
+    } t[] = {{"{\"a\":1,\"b\":{\"c\":[2]}}, \"d\": 3}", 2},
+             {"{\"a\":1}\xFF", 1},
+             {"{\"\\u0061\":\"}\"}}", 1},
+             {"{\"a\":1", 0},
+             {"{\"a\" 1}", 0},
+             {"{\"\xFF\":1}", 0},
+             {"[1]", 0}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        unsigned n = 0;
+        int r = json_scan_object_at(t[i].text, strlen(t[i].text), count_field, &n);
+        if ((r == 0) != (t[i].n > 0) || (r == 0 && n != t[i].n))
+            test_fail(__FILE__, __LINE__, "%s: %d, %u fields", t[i].text, r, n);
+    }
 }
 
 TEST(random_documents_agree_with_jansson)

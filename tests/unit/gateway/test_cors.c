@@ -3,6 +3,11 @@
 #include "gateway/cors.h"
 #include "tests/test.h"
 
+#define H(name, value)                                                                             \
+    {                                                                                              \
+        name, value, sizeof name - 1, sizeof value - 1                                             \
+    }
+
 static char *const some[] = {"https://app.example", "https://*.corp.example:8443"};
 static char *const all[] = {"*"};
 
@@ -47,8 +52,8 @@ static const char *lines(const struct gw_cors *c, const struct http_head *h, boo
 
 TEST(answers)
 {
-    struct http_header good[] = {{"Origin", "https://app.example"}},
-                       evil[] = {{"Origin", "https://e"}};
+    struct http_header good[] = {H("Origin", "https://app.example")},
+                       evil[] = {H("Origin", "https://e")};
     struct http_head h = {good, 1}, e = {evil, 1}, none = {good, 0};
     struct gw_cors off = {NULL, 0, 0}, c = {some, 2, 60}, any = {all, 1, 60};
     ASSERT_STREQ(lines(&off, &h, false), "");
@@ -63,9 +68,9 @@ TEST(answers)
 
 TEST(preflights)
 {
-    struct http_header p[] = {{"Origin", "https://app.example"},
-                              {"Access-Control-Request-Method", "POST"},
-                              {"Access-Control-Request-Headers", "authorization,x-stainless-os"}};
+    struct http_header p[] = {H("Origin", "https://app.example"),
+                              H("Access-Control-Request-Method", "POST"),
+                              H("Access-Control-Request-Headers", "authorization,x-stainless-os")};
     struct http_head h = {p, 3}, plain = {p, 1};
     struct gw_cors off = {NULL, 0, 0}, c = {some, 2, 60};
     ASSERT_TRUE(gw_cors_is_preflight(&c, "OPTIONS", &h));

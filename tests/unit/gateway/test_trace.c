@@ -5,6 +5,10 @@
 
 #define TRACE "0af7651916cd43dd8448eb211c80319c"
 #define SPAN "b7ad6b7169203331"
+#define H(name, value)                                                                             \
+    {                                                                                              \
+        name, value, sizeof name - 1, sizeof value - 1                                             \
+    }
 
 TEST(only_what_the_standard_allows)
 {
@@ -38,8 +42,8 @@ TEST(only_what_the_standard_allows)
 
 TEST(a_new_span_for_the_worker)
 {
-    struct http_header given[] = {{"TraceParent", "00-" TRACE "-" SPAN "-03"},
-                                  {"traceparent", "x"}};
+    struct http_header given[] = {H("TraceParent", "00-" TRACE "-" SPAN "-03"),
+                                  H("traceparent", "x")};
     struct http_head one = {given, 1}, two = {given, 2}, none = {given, 0};
     struct gw_trace a, b;
     struct buf out = BUF_INIT, want = BUF_INIT;

@@ -50,6 +50,31 @@ TEST(answers)
         ASSERT_TRUE(!answer(none[i]).known);
 }
 
+TEST(the_last_object_counts)
+{
+    static const struct {
+        const char *text;
+        uint64_t prompt; /* 0: not known */
+    } t[] = {
+        {"{\"usage\":{\"prompt_tokens\":1},\"usage\":{\"prompt_tokens\":2}}", 2},
+        {"{\"usage\":{\"prompt_tokens\":1},\"usage\":null}", 1},
+        {"{\"usage\":{\"prompt_tokens\":1},\"g\":\"going, going, gone: usage\"}", 1},
+        {"{\"big\":\"ggggggg\",\"usage\" :\t\r\n {\"prompt_tokens\":3},\"gg\":\"g\"}", 3},
+        {"{\"usage\":{\"prompt_tokens\":4}}\"usag", 4},
+        {"{\"usage\":{\"prompt_tokens\":5}}\"usage", 5},
+        {"{\"usage\":{\"prompt_tokens\":6}}\"usage\"", 6},
+        {"usage\":{\"prompt_tokens\":7}}", 0},
+        {"{\"usagE\":{\"prompt_tokens\":8}}", 0},
+        {"g", 0},
+        {"\"usag", 0},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        struct gw_usage u = answer(t[i].text);
+        if (u.known != (t[i].prompt > 0) || (u.known && u.prompt != t[i].prompt))
+            test_fail(__FILE__, __LINE__, "%s: %llu", t[i].text, (unsigned long long)u.prompt);
+    }
+}
+
 TEST(streams)
 {
     struct gw_usage u = events(": ping\n\n"
