@@ -113,13 +113,9 @@ int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
 double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
 
 /* ---- memory ---- */
-enum kn_mem {
-    KN_MEM_DEVICE,
-    KN_MEM_SHARED,
-    KN_MEM_HOST /* the host's; kn_copy() to and from it happens in the stream's order, unwaited for
-                 */
-};
-/* Aligned to 64, cleared; NULL when there is none. Large blocks cost nothing until touched on the
+enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST };
+/* KN_MEM_HOST is the host's, pinned: kn_copy() to and from it happens when the stream gets there.
+ * Aligned to 64, cleared; NULL when there is none. Large blocks cost nothing until touched on the
  * CPU. Freed blocks of a GPU are kept for the next request of their size. */
 void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
 void kn_mem_free(struct kn_dev *d, void *p); /* accepts NULL */
@@ -180,7 +176,7 @@ void kn_hold(struct kn_dev *d, bool on);
  * operations on the same memory, and all that differs from run to run is read by operations. So a
  * device may record it and play the recording later, without calling fn. Keys of other shapes are
  * other recordings; where one cannot be made (kn_replays() says so) fn is called each time, with
- * the same bits. fn waits for nothing and copies to and from KN_MEM_HOST alone. */
+ * the same bits. fn waits for nothing, and of host memory it copies KN_MEM_HOST alone. */
 int kn_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
               kn_rows_fn fn, void *arg);
 /* So many rows shall a run of n be that is played again: runs of about as many share a recording. n
