@@ -2,6 +2,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kvblend
 
+test_jobs=$(($(nproc) + 2)) # many tests wait for time-outs
+
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2

@@ -571,29 +571,44 @@ static void script_start(struct script *s, pthread_t *t, char *address)
 
 #define DATE "Date: now\r\n"
 
+/* Of a peer whose first connection answers once and dies on the second request without a byte. */
+struct dying {
+    struct script s;
+    struct fix f;
+    pthread_t t;
+};
+
+static void dying_start(struct dying *d)
+{
+    char address[64];
+    d->s =
+        (struct script){.n_conns = 2,
+                        .answers = {{"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\none", ""},
+                                    {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\ntwo"}}};
+    script_start(&d->s, &d->t, address);
+    fix_init(&d->f, address);
+    start(&d->f, 0, "POST", "/", "a");
+    run(&d->f);
+    ASSERT_STREQ(buf_cstr(&d->f.calls[0].body), "one");
+}
+
+static void dying_end(struct dying *d)
+{
+    pthread_join(d->t, NULL);
+    close(d->s.listen_fd);
+    fix_fini(&d->f);
+}
+
 TEST(dead_idle_connection_is_retried)
 {
-    struct script s = {
-        .n_conns = 2,
-        /* The first connection answers once and dies on the second request without a byte. */
-        .answers = {{"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\none", ""},
-                    {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\ntwo"}}};
-    pthread_t t;
-    char address[64];
-    script_start(&s, &t, address);
-    struct fix f;
-    fix_init(&f, address);
-    start(&f, 0, "POST", "/", "a");
-    run(&f);
-    ASSERT_STREQ(buf_cstr(&f.calls[0].body), "one");
-    start(&f, 1, "POST", "/", "b");
-    http_call_may_repeat(f.calls[1].call);
-    run(&f);
-    ASSERT_EQ(f.calls[1].end, 0);
-    ASSERT_STREQ(buf_cstr(&f.calls[1].body), "two");
-    pthread_join(t, NULL);
-    close(s.listen_fd);
-    fix_fini(&f);
+    struct dying d;
+    dying_start(&d);
+    start(&d.f, 1, "POST", "/", "b");
+    http_call_may_repeat(d.f.calls[1].call);
+    run(&d.f);
+    ASSERT_EQ(d.f.calls[1].end, 0);
+    ASSERT_STREQ(buf_cstr(&d.f.calls[1].body), "two");
+    dying_end(&d);
 }
 
 /* The peer read the request before it closed, so it may have done what was asked: once more only
@@ -605,29 +620,18 @@ TEST(what_was_sent_is_not_repeated_unasked)
         int end;
     } all[] = {{"POST", "b", -EPIPE}, {"DELETE", NULL, -EPIPE}, {"GET", NULL, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        struct script s = {
-            .n_conns = 2,
-            .answers = {{"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\none", ""},
-                        {"HTTP/1.1 200 OK\r\n" DATE "Content-Length: 3\r\n\r\ntwo"}}};
-        pthread_t t;
-        char address[64];
-        script_start(&s, &t, address);
-        struct fix f;
-        fix_init(&f, address);
-        start(&f, 0, "POST", "/", "a");
-        run(&f);
-        start(&f, 1, all[i].method, "/", all[i].body);
-        run(&f);
-        ASSERT_EQ(f.calls[1].end, all[i].end);
-        ASSERT_EQ(f.calls[1].sent, true);
+        struct dying d;
+        dying_start(&d);
+        start(&d.f, 1, all[i].method, "/", all[i].body);
+        run(&d.f);
+        ASSERT_EQ(d.f.calls[1].end, all[i].end);
+        ASSERT_EQ(d.f.calls[1].sent, true);
         if (all[i].end < 0) { /* nothing else has come there */
-            start(&f, 2, "GET", "/", NULL);
-            run(&f);
-            ASSERT_STREQ(buf_cstr(&f.calls[2].body), "two");
+            start(&d.f, 2, "GET", "/", NULL);
+            run(&d.f);
+            ASSERT_STREQ(buf_cstr(&d.f.calls[2].body), "two");
         }
-        pthread_join(t, NULL);
-        close(s.listen_fd);
-        fix_fini(&f);
+        dying_end(&d);
     }
 }
 

@@ -27,7 +27,7 @@ def calibrate(folder):
     lines, profile = pathlib.Path(folder) / "lines.jsonl", pathlib.Path(folder) / "profile.json"
     subprocess.run([sys.executable, ROOT / "tools" / "crossref_texts.py", lines, "--seed", "2",
                     "--questions", str(CALIBRATION)], check=True, timeout=60)
-    out = subprocess.run([BENCH, "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32",
+    out = subprocess.run([BENCH, "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32", "--threads", "1",
                           "--out", profile], capture_output=True, text=True, timeout=800, check=False)
     assert out.returncode == 0, out.stderr
     print(out.stdout)
@@ -36,9 +36,10 @@ def calibrate(folder):
 
 def quality(folder, strategies, ratios, lines, *more):
     report = pathlib.Path(folder) / "report.json"
-    # f32: the same numbers on every machine, whatever it has for 16-bit arithmetic.
+    # f32: the same numbers on every machine, whatever it has for 16-bit arithmetic. One thread: the model is so
+    # small that a second one takes half as much again of the processor, and other tests run beside it.
     out = subprocess.run([BENCH, "quality", "--model", DATA, "--data", DATA / "questions.jsonl",
-                          "--dtype", "f32", "--strategies", strategies, "--ratios", ratios,
+                          "--dtype", "f32", "--threads", "1", "--strategies", strategies, "--ratios", ratios,
                           "--max-new", "8", "--limit", str(lines), "--json", report, *more],
                          capture_output=True, text=True, timeout=600, check=False)
     assert out.returncode == 0, out.stderr
