@@ -26,7 +26,9 @@
     0.10 /* chosen: where the curves of good and bad settings are furthest apart                   \
           */
 
-enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48 };
+enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
+
+#define POWER_DEFAULT 1.0 /* fusor/profile.h */
 
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
@@ -268,17 +270,50 @@ static int search_layers(struct calibration *c, struct fus_profile *p, struct er
     return search(c, &knob, x, n, few ? NULL : layers_around, p, err);
 }
 
+/* Powers are a line on which the loss is flat around its least, where a few lines of text decide
+ * who is best: the default stays if it is no worse than the best beyond the interval, else the one
+ * in the middle of those that are not is taken. */
+static size_t middle_power(const struct candidate *x, size_t n, size_t n_line)
+{
+    const size_t best = best_of(x, n);
+    double lo = x[best].p.sense_power, hi = lo;
+    size_t ret = best;
+    for (size_t i = 0; i < n; i++) {
+        if (boot_ratio(x[i].kl, x[best].kl, n_line, SEED).lo > 1) continue;
+        if (x[i].p.sense_power == POWER_DEFAULT) return i;
+        lo = fmin(lo, x[i].p.sense_power);
+        hi = fmax(hi, x[i].p.sense_power);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (fabs(log(x[i].p.sense_power / sqrt(lo * hi))) <
+            fabs(log(x[ret].p.sense_power / sqrt(lo * hi))))
+            ret = i;
+    return ret;
+}
+
 static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
 {
     static const struct knob knob = {"power", FUS_QS};
-    static const double power[] = {0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4.5, 7};
-    struct fus_profile x[sizeof power / sizeof *power];
+    static const double power[] = {0.25, 0.5, 0.75, POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
+    struct candidate *x = mem_alloc(CANDIDATES_MAX * sizeof *x);
+    struct fus_profile tried[sizeof power / sizeof *power];
     size_t n = 0;
-    for (; n < sizeof power / sizeof *power; n++) {
-        x[n] = *p;
-        x[n].sense_power = power[n];
+    if (!x) return err_set(err, -ENOMEM, "out of memory");
+    for (size_t i = 0; i < sizeof power / sizeof *power; i++) {
+        tried[i] = *p;
+        tried[i].sense_power = power[i];
     }
-    return search(c, &knob, x, n, NULL, p, err);
+    int r = measure(c, &knob, x, &n, p, 1, err);
+    if (r == 0) r = measure(c, &knob, x, &n, tried, sizeof power / sizeof *power, err);
+    if (r == 0) {
+        const size_t chosen = middle_power(x, n, c->search.n);
+        for (size_t i = 0; i < n; i++)
+            tell(c, &knob, &x[i], &x[0], i == chosen);
+        *p = x[chosen].p;
+    }
+    c->b->profile = *p;
+    mem_free(x);
+    return r;
 }
 
 static int search_side(struct calibration *c, struct fus_profile *p, struct err *err)
@@ -383,22 +418,22 @@ static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ra
     return r;
 }
 
-/* What `many` neighbours say is worth more weight, so they are tried with more. */
-static int try_neighbours(struct calibration *c, unsigned many, struct fus_profile *p,
-                          uint64_t ram_bytes, bool *ret_better, struct err *err)
+/* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
+ * is worth more weight, so they are tried with more. */
+static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
+                             struct err *err)
 {
     static const struct knob knob = {"neighbours", FUS_QS};
     struct store *few = c->b->store;
-    struct candidate x[6], now = {.p = *p};
+    struct candidate x[4], now = {.p = *p};
     size_t n = 0;
-    c->judge.neighbours = many;
-    c->b->profile = *p;
+    c->judge.neighbours = NEIGHBOURS_MANY;
     int r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, now.kl, err);
     if (r == 0) r = build_again(c, ram_bytes, err);
     if (r == 0) r = sense_again(c, err);
-    for (double power = 1; r == 0 && n < 6; power *= 1.5, n++) {
+    for (double power = 1; r == 0 && n < 4; power *= 1.5, n++) {
         x[n].p = *p;
-        x[n].p.neighbours = many;
+        x[n].p.neighbours = NEIGHBOURS_MANY;
         x[n].p.sense_power = power;
         c->b->profile = x[n].p;
         r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, x[n].kl, err);
@@ -406,20 +441,7 @@ static int try_neighbours(struct calibration *c, unsigned many, struct fus_profi
     }
     if (r < 0) return give_up(c, few, r);
     const size_t best = best_of(x, n);
-    *ret_better = choose_store(c, &knob, &x[best], &now, few);
-    if (*ret_better) *p = x[best].p;
-    return 0;
-}
-
-/* Idle time is free, but not endless: more neighbours have to be better than fewer. */
-static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
-                             struct err *err)
-{
-    static const unsigned many[] = {16, FUS_NEIGHBOURS_MAX};
-    bool better = true;
-    int r = 0;
-    for (size_t i = 0; r == 0 && better && i < sizeof many / sizeof *many; i++)
-        r = try_neighbours(c, many[i], p, ram_bytes, &better, err);
+    if (choose_store(c, &knob, &x[best], &now, few)) *p = x[best].p;
     c->judge.neighbours = p->neighbours;
     c->b->profile = *p;
     return r;
