@@ -22,11 +22,11 @@
 /* chosen: well below a layer's compute, and 4000 wake-ups a second of one thread are nothing. */
 enum { WAIT_SLICE_NS = 250000 };
 
-/* chosen: rows of a prefill's step while streams run; below 64 a step streams weights for little */
 /* chosen: between two tokens of a stream lie 1.6 decode steps at the most, and a first token that
  * has to wait for streams takes 2.7 times as long as alone. */
 static const double PREFILL_SHARE = 0.6;
 
+/* chosen: rows of a prefill's step while streams run; below 64 a step streams weights for little */
 enum { PACE_MIN = 64, PACE_FIRST = 128, PACE_MAX = 1024, PACE_CALM = 8 };
 
 struct choice {
