@@ -131,6 +131,7 @@ struct fus_capture {
     uint32_t tok0, n;
     struct kv_sink sink;
 };
+#define FUS_SENSE_POWER_DEFAULT 1
 #define FUS_SENSE_POWER_MAX 8
 struct fus_plan {
     const int32_t *tok; /* the whole prompt, borrowed until prefill_end */
@@ -149,7 +150,7 @@ struct fus_plan {
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
     float hybrid_share;          /* hybrid: part of the budget by deviation, 0…1; 0 = default */
-    float sense_power;           /* to which sensitivity counts, 0…FUS_SENSE_POWER_MAX; 0 = 1 */
+    float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX; 0 = default */
     enum fus_tensor tensor;      /* hkvd, hybrid */
     enum fus_schedule schedule;  /* hkvd, hybrid */
     unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */

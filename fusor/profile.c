@@ -47,7 +47,7 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .score_hi = 5 * L / 6,
                             /* 17 of 30 was best on the reference: blending.md 7.2 */
                             .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
-                            .sense_power = 1,
+                            .sense_power = FUS_SENSE_POWER_DEFAULT,
                             .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
                             .tensor = FUS_TENSOR_K,

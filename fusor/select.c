@@ -61,7 +61,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
         return -EINVAL;
     if (p->schedule == FUS_SCHEDULE_DEFAULT) p->schedule = fus_method_of(p->strategy)->schedule;
-    if (p->sense_power == 0) p->sense_power = 1;
+    if (p->sense_power == 0) p->sense_power = FUS_SENSE_POWER_DEFAULT;
     if (!(p->sense_power > 0 && p->sense_power <= FUS_SENSE_POWER_MAX)) return -EINVAL;
     if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);

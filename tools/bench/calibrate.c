@@ -28,8 +28,6 @@
 
 enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
 
-#define POWER_DEFAULT 1.0 /* fusor/profile.h */
-
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
 static const enum fus_strategy curve_strategy[] = {FUS_HKVD, FUS_SINK,   FUS_QUERY, FUS_QS,
@@ -91,13 +89,15 @@ static void close_set(struct set *s)
 
 /* ---- searching ---- */
 
-struct knob {
-    const char *name;
-    enum fus_strategy strategy; /* that shows what it is worth */
-};
 struct candidate {
     struct fus_profile p;
     double mean, kl[SET_MAX];
+};
+struct knob {
+    const char *name;
+    enum fus_strategy strategy; /* that shows what it is worth */
+    /* Which of the candidates is taken, of which the first is what there was; NULL: clearly_best */
+    size_t (*choose)(const struct candidate *x, size_t n, size_t n_lines);
 };
 
 static double mean_of(const double *v, size_t n)
@@ -187,8 +187,15 @@ static size_t best_of(const struct candidate *x, size_t n)
     return best;
 }
 
-/* The coarse settings, then those around the best of them; *p becomes the best of all if that is
- * better than it beyond the interval. around: fills at most 8 settings near one, or NULL. */
+/* The best if it is better than the first beyond the interval. */
+static size_t clearly_best(const struct candidate *x, size_t n, size_t n_lines)
+{
+    const size_t best = best_of(x, n);
+    return boot_ratio(x[best].kl, x[0].kl, n_lines, SEED).hi < 1 ? best : 0;
+}
+
+/* The coarse settings, then those around the best of them; *p becomes the one that is chosen of
+ * all. around: fills at most 8 settings near one, or NULL. */
 static int search(struct calibration *c, const struct knob *k, const struct fus_profile *coarse,
                   size_t n_coarse,
                   size_t (*around)(const struct fus_profile *, unsigned L, struct fus_profile *),
@@ -196,7 +203,7 @@ static int search(struct calibration *c, const struct knob *k, const struct fus_
 {
     struct candidate *x = mem_alloc((CANDIDATES_MAX + 1) * sizeof *x);
     struct fus_profile near[8];
-    size_t n = 0, best;
+    size_t n = 0;
     if (!x) return err_set(err, -ENOMEM, "out of memory");
     int r = measure(c, k, x, &n, p, 1, err);
     if (r == 0) r = measure(c, k, x, &n, coarse, n_coarse, err);
@@ -205,11 +212,10 @@ static int search(struct calibration *c, const struct knob *k, const struct fus_
         r = measure(c, k, x, &n, near, n_near, err);
     }
     if (r == 0) {
-        best = best_of(x, n);
-        if (!(boot_ratio(x[best].kl, x[0].kl, c->search.n, SEED).hi < 1)) best = 0;
+        const size_t chosen = (k->choose ? k->choose : clearly_best)(x, n, c->search.n);
         for (size_t i = 0; i < n; i++)
-            tell(c, k, &x[i], &x[0], i == best);
-        *p = x[best].p;
+            tell(c, k, &x[i], &x[0], i == chosen);
+        *p = x[chosen].p;
     }
     c->b->profile = *p;
     mem_free(x);
@@ -273,14 +279,14 @@ static int search_layers(struct calibration *c, struct fus_profile *p, struct er
 /* Powers are a line on which the loss is flat around its least, where a few lines of text decide
  * who is best: the default stays if it is no worse than the best beyond the interval, else the one
  * in the middle of those that are not is taken. */
-static size_t middle_power(const struct candidate *x, size_t n, size_t n_line)
+static size_t middle_power(const struct candidate *x, size_t n, size_t n_lines)
 {
     const size_t best = best_of(x, n);
     double lo = x[best].p.sense_power, hi = lo;
     size_t ret = best;
     for (size_t i = 0; i < n; i++) {
-        if (boot_ratio(x[i].kl, x[best].kl, n_line, SEED).lo > 1) continue;
-        if (x[i].p.sense_power == POWER_DEFAULT) return i;
+        if (boot_ratio(x[i].kl, x[best].kl, n_lines, SEED).lo > 1) continue;
+        if (x[i].p.sense_power == FUS_SENSE_POWER_DEFAULT) return i;
         lo = fmin(lo, x[i].p.sense_power);
         hi = fmax(hi, x[i].p.sense_power);
     }
@@ -293,27 +299,15 @@ static size_t middle_power(const struct candidate *x, size_t n, size_t n_line)
 
 static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob knob = {"power", FUS_QS};
-    static const double power[] = {0.25, 0.5, 0.75, POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
-    struct candidate *x = mem_alloc(CANDIDATES_MAX * sizeof *x);
-    struct fus_profile tried[sizeof power / sizeof *power];
+    static const struct knob knob = {"power", FUS_QS, middle_power};
+    static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
+    struct fus_profile x[sizeof power / sizeof *power];
     size_t n = 0;
-    if (!x) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < sizeof power / sizeof *power; i++) {
-        tried[i] = *p;
-        tried[i].sense_power = power[i];
+    for (; n < sizeof power / sizeof *power; n++) {
+        x[n] = *p;
+        x[n].sense_power = power[n];
     }
-    int r = measure(c, &knob, x, &n, p, 1, err);
-    if (r == 0) r = measure(c, &knob, x, &n, tried, sizeof power / sizeof *power, err);
-    if (r == 0) {
-        const size_t chosen = middle_power(x, n, c->search.n);
-        for (size_t i = 0; i < n; i++)
-            tell(c, &knob, &x[i], &x[0], i == chosen);
-        *p = x[chosen].p;
-    }
-    c->b->profile = *p;
-    mem_free(x);
-    return r;
+    return search(c, &knob, x, n, NULL, p, err);
 }
 
 static int search_side(struct calibration *c, struct fus_profile *p, struct err *err)
