@@ -8,6 +8,7 @@
  */
 #include "tiers/store.h"
 
+#include "kernels/gpu.h"
 #include "tiers/store_int.h"
 
 #include <time.h>
@@ -470,6 +471,8 @@ static int locks_init(struct store *s)
 
 static void store_free(struct store *s)
 {
+    while (s->n_pinned > 0)
+        gpu_host_unregister(s->reader, s->pinned[--s->n_pinned]);
     side_fini(s);
     pool_fini(&s->pool);
     evict_destroy(s->order);
@@ -513,8 +516,20 @@ size_t store_n_ghosts(uint64_t budget_bytes)
     return pow2_clamp(budget_bytes >> 18, 64, 1 << 16);
 }
 
+/* Memory that cannot be pinned, or not any more, is copied more slowly and nothing worse. */
+static void pin_for_reader(struct store *s, void *base, uint64_t bytes)
+{
+    if (!s->reader || s->n_pinned == ARENAS) return;
+    if (gpu_host_register(s->reader, base, bytes) < 0) return;
+    pthread_mutex_lock(&s->m);
+    s->pinned[s->n_pinned++] = base;
+    s->registered = true;
+    pthread_mutex_unlock(&s->m);
+}
+
 void store_arena_register(struct store *s, void *base, uint64_t bytes)
 {
+    pin_for_reader(s, base, bytes);
     for (size_t i = 0; i < s->n_tiers; i++) {
         struct tier *t = s->tier[i].t;
         bool knows = t->ops->add_memory(t, base, bytes) == 0;
@@ -571,6 +586,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->touch_every_ns = 1000000000u;
     s->recheck_every_s = 1;
     s->ms_per_token = o->ms_per_token;
+    s->reader = o->reader;
     s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
     s->ttl_ms = o->ttl_ms;
     s->stats.budget_bytes = o->ram_bytes;

@@ -50,6 +50,7 @@ struct store_tier_opts {
 typedef int (*store_convert_fn)(const void *x, enum kn_dtype from, size_t n, size_t K,
                                 enum kn_dtype to, void *out);
 struct store;
+struct gpu; /* kernels/gpu.h */
 struct store_opts {
     uint64_t ram_bytes; /* hard budget, bookkeeping included */
     struct tier_ident ident;
@@ -62,7 +63,9 @@ struct store_opts {
     store_convert_fn convert; /* NULL: no tier has a codec */
     double pin_share_max;     /* of RAM that administrators may pin; 0 = 0.5 */
     uint64_t ttl_ms;          /* of records of namespaces without one of their own; 0 = for ever */
-    double ms_per_token;      /* predicted time to compute a token again, for GDSF; 0 = unknown */
+    struct gpu *reader;  /* copies records from RAM, which is pinned for it; NULL: none, or one that
+                            a tier is on. Borrowed until destroy() */
+    double ms_per_token; /* predicted time to compute a token again, for GDSF; 0 = unknown */
 };
 /* The tiers are the store's after success (destroyed with it); after a failure the caller's. */
 int store_create(const struct store_opts *o, struct store **ret, struct err *err);

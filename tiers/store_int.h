@@ -32,6 +32,7 @@ enum {
     ASK_MS_MAX = 30000,
     GIVE_UP_MS_MIN = 50,
     TTL_MAX = 64,          /* chosen: namespaces with a time to live of their own */
+    ARENAS = 8,            /* chosen: pieces of RAM that are pinned, which resizing adds to */
     GATE_STALE_MS = 10000, /* chosen: an average that old is measured anew by letting one pass */
 };
 
@@ -110,7 +111,10 @@ struct store {
     unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;
     bool registered; /* a device knows the arena: pages must stay where they are */
-    bool expiring;   /* some record has a time to live */
+    struct gpu *reader;
+    void *pinned[ARENAS]; /* pieces of the arena that are pinned for the reader */
+    unsigned n_pinned;
+    bool expiring; /* some record has a time to live */
     struct store_stats stats;
     struct tier *direct;     /* tier 0 when its records are read where they lie, else NULL */
     struct store_tier *tier; /* [n_tiers] */

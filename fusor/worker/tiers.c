@@ -105,9 +105,13 @@ static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
 
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
 {
+    struct kn_dev *dev = fus_core_dev(w->core);
     int rc = 0;
 
-    if (w->o.tiers.gpu_bytes) rc = add_gpu(w, o, err);
+    if (w->o.tiers.gpu_bytes)
+        rc = add_gpu(w, o, err);
+    else if (!kn_dev_is_host(dev) && (rc = kn_dev_gpu(dev, &w->gpu, err)) == 0)
+        o->reader = w->gpu;
     if (rc >= 0 && w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
     if (rc >= 0 && w->o.tiers.redis) rc = add_redis(w, o, err);
     while (rc < 0 && o->n_tiers > 0) {

@@ -28,6 +28,7 @@ struct bench {
     struct fus_core *core;
     struct store *store;
     enum kn_dtype kv_dtype; /* of its records */
+    struct gpu *gpu;        /* the core's device, which reads them; NULL: the CPU */
     double ms_per_token;    /* of a full prefill, as measured; 0: load whatever it takes */
     const struct model_cfg *cfg;
     int32_t sink;       /* token every prompt starts with, -1 = none */

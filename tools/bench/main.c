@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "fusor/model/shape.h"
+#include "kernels/gpu.h"
 #include "version.h"
 
 #include <limits.h>
@@ -591,7 +592,8 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
     b->kv_dtype = kn_dtype_parse(opt_str(opts, "kv-dtype"), b->cfg->file_f32 ? KN_F32 : KN_F16);
     r = open_profile(b, opts, err);
     if (r < 0) return r;
-    r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
+    if (!kn_dev_is_host(fus_core_dev(b->core))) r = kn_dev_gpu(fus_core_dev(b->core), &b->gpu, err);
+    if (r == 0) r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
     if (r < 0) return r;
     b->meta = make_meta(b);
     b->rows = json_array();
@@ -603,6 +605,7 @@ void bench_close(struct bench *b)
     json_decref(b->meta);
     json_decref(b->rows);
     store_destroy(b->store);
+    gpu_close(b->gpu);
     fus_core_destroy(b->core);
     chat_close(b->chat);
     tok_close(b->tok);

@@ -1,4 +1,5 @@
 /* Caps, pins, expiry, live settings, and what is listed, checked and brought back. */
+#include "kernels/gpu_int.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/store_kit.h"
 
@@ -218,6 +219,72 @@ TEST(ram_is_resized_live)
     ASSERT_OK(store_resize(s, "ram", 2 * MIB));
     ASSERT_TRUE(m[0]->memory_bytes >= known + MIB / 2); /* the tiers are told of what came */
     store_destroy(s);
+}
+
+struct reader { /* a device that notes what is pinned for it */
+    struct gpu g;
+    char *base[ARENAS];
+    size_t bytes[ARENAS], n, n_calls;
+};
+
+static int note_pinned(struct gpu *g, void *p, size_t bytes)
+{
+    struct reader *r = (struct reader *)g;
+    if (++r->n_calls == 3) return -ENOMEM; /* not more than the system allows */
+    r->base[r->n] = p;
+    r->bytes[r->n++] = bytes;
+    return 0;
+}
+
+static void note_unpinned(struct gpu *g, void *p)
+{
+    struct reader *r = (struct reader *)g;
+    size_t i = 0;
+    while (i < r->n && r->base[i] != p)
+        i++;
+    ASSERT_TRUE(i < r->n);
+    memset(p, 0xab, 64); /* it is still there */
+    r->n--;
+    r->base[i] = r->base[r->n];
+    r->bytes[i] = r->bytes[r->n];
+}
+
+static bool is_pinned(const struct reader *r, const void *p)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if ((const char *)p >= r->base[i] && (const char *)p < r->base[i] + r->bytes[i])
+            return true;
+    return false;
+}
+
+TEST(records_stand_where_a_reader_has_them_pinned)
+{
+    static const struct gpu_ops ops = {.host_register = note_pinned,
+                                       .host_unregister = note_unpinned};
+    struct reader reader = {.g = {.ops = &ops}};
+    const struct store_opts o = {.ram_bytes = 256 * KIB, .ident = kit_small, .reader = &reader.g};
+    struct store *s = NULL;
+    struct err err = {0};
+    ASSERT_OK(store_create(&o, &s, &err));
+    static const uint64_t grows[] = {384, 640, 900, 0};
+    for (size_t g = 0; g < 4; g++) {
+        for (int i = 0; i < 20; i++) {
+            struct store_pin *p;
+            enum store_miss why;
+            const void *k, *v;
+            ASSERT_EQ(kit_put(s, (int)(100 * g) + i), 1);
+            ASSERT_EQ(kit_look(s, (int)(100 * g) + i, &p, &why), 1);
+            ASSERT_OK(store_pin_layer(p, 1, &k, &v));
+            if (reader.n_calls < 3) ASSERT_TRUE(is_pinned(&reader, k) && is_pinned(&reader, v));
+            store_pin_release(p);
+        }
+        if (grows[g]) ASSERT_OK(store_resize(s, "ram", grows[g] * KIB));
+    }
+    ASSERT_EQ(reader.n, 3); /* and a piece that could not be pinned */
+    ASSERT_OK(store_resize(s, "ram", 128 * KIB));
+    ASSERT_TRUE(!s->pool.discard); /* pinned pages stay */
+    store_destroy(s);
+    ASSERT_EQ(reader.n, 0);
 }
 
 TEST(the_policy_is_changed_live)
