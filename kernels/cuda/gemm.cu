@@ -8,7 +8,8 @@
  * such a row's bits depend on nothing but that row.
  *
  * m is part of a plan's key: equal calls take equal algorithms, so what makes the same calls gives
- * the same bits. */
+ * the same bits. So is what the addresses are multiples of: an algorithm reads as widely as it was
+ * told that it may, and the library neither asks nor checks when it runs. */
 #include "kernels/cuda/operand.h"
 
 #include <cstdio>
@@ -20,7 +21,8 @@
 enum {
     PLANS_MAX = 4096, /* slots, a power of two; three quarters are used */
     BEST_MAX = 512,
-    WORKSPACE = 64 << 20 /* chosen: enough for split-k on Hopper */
+    WORKSPACE = 64 << 20, /* chosen: enough for split-k on Hopper */
+    ALIGN = 256           /* what the library expects of addresses unless it is told otherwise */
 };
 static const size_t ROOM_BYTES = size_t(256) << 20; /* chosen: 1024 rows of the widest weight */
 
@@ -28,6 +30,7 @@ struct plan_key {
     size_t m, n, k, lda, ldc;
     enum cu_type type;
     int bias;
+    uint32_t align; /* of all addresses, ALIGN at most */
 };
 struct cu_plan {
     struct plan_key key;
@@ -105,11 +108,13 @@ static bool is_apart(const struct cu *c, enum cu_type t)
     return t == CU_INT8 || (t == CU_FP8 && c->fp8_apart);
 }
 
+/* What both sides are must be read 16 bytes at a time; the result need not (a head of an odd number
+ * of words). */
 static bool is_aligned(const struct plan_key *k)
 {
-    if (k->type == CU_F32) return k->lda % 4 == 0 && k->ldc % 4 == 0 && k->k % 4 == 0;
+    if (k->type == CU_F32) return k->lda % 4 == 0 && k->k % 4 == 0;
     if (cu_is_eight(k->type)) return k->k % 16 == 0 && k->n % 16 == 0 && k->ldc % 4 == 0;
-    return k->k % 8 == 0 && k->ldc % 4 == 0;
+    return k->k % 8 == 0;
 }
 
 template <class T>
@@ -124,10 +129,34 @@ static bool layout(cublasLtMatrixLayout_t *l, cudaDataType_t t, size_t rows, siz
     return cublasLtMatrixLayoutCreate(l, t, rows, cols, int64_t(ld)) == CUBLAS_STATUS_SUCCESS;
 }
 
-static bool describe(const struct cu *c, struct cu_plan *p)
+/* Addresses that differ from call to call. The library wants to see some before it suggests. */
+static bool addresses(struct cu_plan *p, const struct cu_gemm *g, bool by_row)
+{
+    if (by_row && (!attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g->w.scale) ||
+                   !attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g->a.scale)))
+        return false;
+    return !p->key.bias || attribute(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias);
+}
+
+/* cuBLASLt 12.9 is the first with scales a row. */
+#if !defined(CUBLAS_VERSION) || CUBLAS_VERSION >= 120900
+static bool scale_by_row(struct cu_plan *p)
+{
+    const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    return attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, by_row) &&
+           attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, by_row);
+}
+#else
+static bool scale_by_row(struct cu_plan *)
+{
+    return false;
+}
+#endif
+
+static bool describe(const struct cu *c, struct cu_plan *p, const struct cu_gemm *g)
 {
     const struct plan_key *k = &p->key;
-    const bool whole = k->type == CU_INT8;
+    const bool whole = k->type == CU_INT8, by_row = k->type == CU_FP8 && !is_apart(c, k->type);
     const cudaDataType_t side = k->type == CU_INT8   ? CUDA_R_8I
                                 : k->type == CU_FP8  ? CUDA_R_8F_E4M3
                                 : k->type == CU_BF16 ? CUDA_R_16BF
@@ -140,25 +169,28 @@ static bool describe(const struct cu *c, struct cu_plan *p)
               attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T) &&
               attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
     if (ok && k->bias) ok = attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    if (ok && k->type == CU_FP8 && !is_apart(c, k->type)) {
-        const int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-        ok = attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, by_row) &&
-             attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, by_row);
-    }
-    return ok;
+    if (ok && by_row) ok = scale_by_row(p);
+    return ok && addresses(p, g, by_row);
 }
 
 static size_t suggestions(const struct cu *c, const struct cu_plan *p,
                           cublasLtMatmulHeuristicResult_t *ret, int cap)
 {
     cublasLtMatmulPreference_t pref;
+    static const cublasLtMatmulPreferenceAttributes_t sides[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const size_t room = WORKSPACE;
+    const uint32_t align = p->key.align;
     int n = 0;
     if (cublasLtMatmulPreferenceCreate(&pref) != CUBLAS_STATUS_SUCCESS) return 0;
-    (void)cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &room, sizeof room);
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(handle(c), p->desc, p->w, p->a, p->c,
-                                                            p->c, pref, cap, ret, &n);
+    cublasStatus_t s = cublasLtMatmulPreferenceSetAttribute(
+        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room);
+    for (size_t i = 0; i < 4 && s == CUBLAS_STATUS_SUCCESS; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(pref, sides[i], &align, sizeof align);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulAlgoGetHeuristic(handle(c), p->desc, p->w, p->a, p->c, p->c, pref, cap,
+                                           ret, &n);
     (void)cublasLtMatmulPreferenceDestroy(pref);
     return s == CUBLAS_STATUS_SUCCESS && n > 0 ? size_t(n) : 0;
 }
@@ -173,11 +205,12 @@ static struct cu_best *best_of(struct cu *c, const struct plan_key *k)
     return nullptr;
 }
 
-/* The tuned algorithm where it runs with just these rows, else the library's first suggestion. */
+/* The tuned algorithm where it runs with just these rows, else the library's first suggestion. It
+ * was tuned on blocks of memory, whose addresses nothing limits. */
 static bool choose(struct cu *c, struct cu_plan *p)
 {
     cublasLtMatmulHeuristicResult_t got;
-    const struct cu_best *b = best_of(c, &p->key);
+    const struct cu_best *b = p->key.align == ALIGN ? best_of(c, &p->key) : nullptr;
     if (b) {
         memcpy(&p->algo, &b->algo, sizeof p->algo);
         if (cublasLtMatmulAlgoCheck(handle(c), p->desc, p->w, p->a, p->c, p->c, &p->algo, &got) ==
@@ -193,14 +226,15 @@ static bool choose(struct cu *c, struct cu_plan *p)
 static bool same_key(const struct plan_key *a, const struct plan_key *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->lda == b->lda && a->ldc == b->ldc &&
-           a->type == b->type && a->bias == b->bias;
+           a->type == b->type && a->bias == b->bias && a->align == b->align;
 }
 
 /* A full table forgets everything: what comes again is prepared again. */
-static struct cu_plan *plan_of(struct cu *c, const struct plan_key *k)
+static struct cu_plan *plan_of(struct cu *c, const struct plan_key *k, const struct cu_gemm *g)
 {
     size_t h = k->m;
-    const size_t parts[] = {k->n, k->k, k->lda, k->ldc, size_t(k->type) * 2 + size_t(k->bias)};
+    const size_t parts[] = {k->n,   k->k,     k->lda,
+                            k->ldc, k->align, size_t(k->type) * 2 + size_t(k->bias)};
     for (size_t v : parts)
         h = (h ^ v) * 0x9e3779b97f4a7c15u;
     if (c->n_plans >= PLANS_MAX / 4 * 3) forget_all(c);
@@ -212,21 +246,26 @@ static struct cu_plan *plan_of(struct cu *c, const struct plan_key *k)
     c->n_plans++;
     p->used = true;
     p->key = *k;
-    p->refused = !is_aligned(k) || !describe(c, p) || !choose(c, p);
+    p->refused = !is_aligned(k) || !describe(c, p, g) || !choose(c, p);
     return p;
 }
 
-/* Of one call of the library: rows [0, m) of g, m at most cu_gemm_rows_max(). */
-static struct plan_key key_of(const struct cu *c, const struct cu_gemm *g, size_t m)
+/* Of one call of the library: g has cu_gemm_rows_max() rows at most. */
+static struct plan_key key_of(const struct cu *c, const struct cu_gemm *g)
 {
     const bool apart = is_apart(c, g->type);
-    return {cu_rows_room(apart ? g->type : CU_F32, m),
+    const void *const addresses[] = {g->a.data, g->w.data, apart ? g->room : g->c};
+    uintptr_t all = ALIGN;
+    for (const void *p : addresses)
+        all |= reinterpret_cast<uintptr_t>(p);
+    return {cu_rows_room(apart ? g->type : CU_F32, g->m),
             g->n,
             g->k,
             g->type == CU_F32 ? g->lda : g->k,
             apart ? g->n : g->ldc,
             g->type,
-            g->bias && !cu_is_eight(g->type)};
+            g->bias && !cu_is_eight(g->type),
+            uint32_t(all & (~all + 1))};
 }
 
 int cu_gemm_suggest(struct cu *c, const struct cu_gemm *g, struct cu_algo *ret, size_t cap,
@@ -235,8 +274,10 @@ int cu_gemm_suggest(struct cu *c, const struct cu_gemm *g, struct cu_algo *ret, 
     enum { MOST = 32 };
     cublasLtMatmulHeuristicResult_t got[MOST];
     struct cu_plan p = {};
-    p.key = key_of(c, g, g->m);
-    *ret_n = is_aligned(&p.key) && describe(c, &p)
+    struct cu_gemm with = *g; /* scales, which nobody reads: the library looks if there are any */
+    with.a.scale = with.w.scale = static_cast<float *>(c->workspace);
+    p.key = key_of(c, g);
+    *ret_n = is_aligned(&p.key) && describe(c, &p, &with)
                  ? suggestions(c, &p, got, int(cap < MOST ? cap : size_t(MOST)))
                  : 0;
     for (size_t i = 0; i < *ret_n; i++)
@@ -247,7 +288,7 @@ int cu_gemm_suggest(struct cu *c, const struct cu_gemm *g, struct cu_algo *ret, 
 
 int cu_gemm_prefer(struct cu *c, const struct cu_gemm *g, const struct cu_algo *algo)
 {
-    const struct plan_key k = key_of(c, g, g->m);
+    const struct plan_key k = key_of(c, g);
     struct cu_best *b = best_of(c, &k);
     forget_all(c);
     if (!algo) {
@@ -402,11 +443,7 @@ static bool inside(struct cu *c, struct cu_plan *p, const struct cu_gemm *g)
 {
     const float one = 1, keep = g->accumulate ? 1.0f : 0.0f;
     const bool fp8 = g->type == CU_FP8;
-    if (fp8 && (!attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g->w.scale) ||
-                !attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g->a.scale)))
-        return false;
-    if (!fp8 && g->bias && !attribute(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias)) return false;
-    if (!call(c, p, g, &one, &keep, g->c)) return false;
+    if (!addresses(p, g, fp8) || !call(c, p, g, &one, &keep, g->c)) return false;
     for (size_t i = 0; fp8 && g->bias && i < g->m; i += GRID_Y_MAX) {
         const struct cu_gemm part = slice_of(g, i);
         KN_LAUNCH(add_bias, grid_of(&part), dim3(THREADS_OUT), 0, c->stream, part);
@@ -437,8 +474,8 @@ int cu_gemm(struct cu *c, const struct cu_gemm *g)
     for (size_t i = 0; i < g->m; i += most) {
         const size_t m = g->m - i < most ? g->m - i : most;
         const struct cu_gemm part = rows_of(g, i, m);
-        const struct plan_key k = key_of(c, g, m);
-        struct cu_plan *p = plan_of(c, &k);
+        const struct plan_key k = key_of(c, &part);
+        struct cu_plan *p = plan_of(c, &k, &part);
         /* A refusal has written nothing; a device that is lost says so below. One that may come
          * from being recorded says nothing of the shape. */
         const bool done =

@@ -1,9 +1,10 @@
 /* tune: which of the library's algorithms is fastest for a weight and so many rows, by timing them.
  *
  * The library's first suggestion is a guess that is often 10 % and at few rows a third behind its
- * best. Suggestions are timed interleaved, each over changing copies of the weight so that no cache
- * holds it, and what is twice behind after a round is left out. An algorithm is kept as the
- * library's own 64 bytes; before it is used with other rows of its bucket the library checks it.
+ * best. Many rows go first, where a prompt's time is. Suggestions are timed interleaved, each over
+ * changing copies of the weight so that no cache holds it, and what is twice behind after a round
+ * is left out. An algorithm is kept as the library's own 64 bytes; before it is used with other
+ * rows of its bucket the library checks it.
  *
  * Cache file <cache_dir>/cublaslt-<hash>.txt: the key (GPU, driver, library, type, shapes), a line
  * for each pick (m n k, microseconds, the algorithm's 8 words), and a checksum of all before it. A
@@ -254,7 +255,7 @@ static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, s
     struct field r = {0};
     struct cu_algo two[2];
     int e = 0, ready = 0;
-    for (size_t b = 0; e == 0 && b < BUCKETS; b++)
+    for (size_t b = BUCKETS; e == 0 && b-- > 0;)
         for (size_t s = 0; e == 0 && s < t->n_shapes; s++) {
             struct cu_gemm g = make_call(t, buckets[b], t->shape[s][0], t->shape[s][1]);
             size_t n = 0;

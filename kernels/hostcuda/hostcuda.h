@@ -234,7 +234,9 @@ inline float exp2f_fast(float x)
 }
 
 /* ---- cuBLASLt: D = alpha op(A) op(B) + beta C, columns first; f32 sums, int32 for int8. As the
- * library: e4m3 from sm_89 on, scales a row on sm_90 alone, no bias for 8 bits. ---- */
+ * library: e4m3 from sm_89 on, scales a row on sm_90 alone and only to who shows them before, no
+ * bias for 8 bits; a suggestion is for addresses that are multiples of what was said, 256 if
+ * nothing was, and with others it ends the process. ---- */
 typedef enum {
     CUDA_R_32F = 0,
     CUDA_R_8I = 3,
@@ -261,7 +263,13 @@ typedef enum {
 } cublasLtMatmulDescAttributes_t;
 enum { CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3 };
 typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
-typedef enum { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1 } cublasLtMatmulPreferenceAttributes_t;
+typedef enum {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+} cublasLtMatmulPreferenceAttributes_t;
 typedef struct hostcuda_lt *cublasLtHandle_t;
 typedef struct hostcuda_matmul *cublasLtMatmulDesc_t;
 typedef struct hostcuda_layout *cublasLtMatrixLayout_t;

@@ -24,6 +24,7 @@ struct hostcuda_layout {
 };
 struct hostcuda_preference {
     size_t workspace;
+    uint32_t align[4]; /* of both sides, and of the result as it was and will be */
 };
 
 enum { ALGORITHMS_MAX = 8, SLOWER = 6 };
@@ -118,7 +119,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
 {
-    *p = new hostcuda_preference{0};
+    *p = new hostcuda_preference{0, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -129,10 +130,13 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
-                                                    cublasLtMatmulPreferenceAttributes_t,
+                                                    cublasLtMatmulPreferenceAttributes_t a,
                                                     const void *v, size_t bytes)
 {
-    memcpy(&p->workspace, v, bytes);
+    if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        memcpy(&p->workspace, v, bytes);
+    else
+        memcpy(&p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], v, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -155,13 +159,17 @@ static bool fits(const hostcuda_matmul *d, const hostcuda_layout *a, const hostc
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t o,
-                                              cublasLtMatmulPreference_t, int want,
+                                              cublasLtMatmulPreference_t p, int want,
                                               cublasLtMatmulHeuristicResult_t *r, int *n)
 {
-    if (!fits(d, a, b, o)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool by_row = d->a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    if (!fits(d, a, b, o) || (by_row && (!d->a_scale || !d->b_scale)))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     for (*n = 0; *n < want && unsigned(*n) < n_algorithms; ++*n) {
         r[*n] = cublasLtMatmulHeuristicResult_t();
         r[*n].algo.data[0] = uint64_t(*n);
+        for (int i = 0; i < 4; i++)
+            r[*n].algo.data[1 + i] = p->align[i];
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -173,8 +181,9 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
                                        cublasLtMatmulHeuristicResult_t *r)
 {
     *r = cublasLtMatmulHeuristicResult_t();
-    return fits(d, a, b, o) && algo->data[0] < ALGORITHMS_MAX ? CUBLAS_STATUS_SUCCESS
-                                                              : CUBLAS_STATUS_NOT_SUPPORTED;
+    return fits(d, a, b, o) && algo->data[0] < ALGORITHMS_MAX && algo->data[1] > 0
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* From the definition of e4m3: nobody else's code. */
@@ -256,11 +265,15 @@ static void multiply_whole(const Sides &s)
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
-                              cublasLtMatrixLayout_t lb, const void *beta, const void *,
+                              cublasLtMatrixLayout_t lb, const void *beta, const void *c,
                               cublasLtMatrixLayout_t, void *o, cublasLtMatrixLayout_t lo,
                               const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t stream)
 {
+    const void *const at[] = {a, b, c, o};
     if (!fits(d, la, lb, lo)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int i = 0; i < 4; i++)
+        if (reinterpret_cast<uintptr_t>(at[i]) % algo->data[1 + i])
+            hostcuda::misuse("a product at addresses that its algorithm was not asked for");
     const hostcuda_matmul m = *d;
     const Sides s = {a, b, *la, *lb, *lo, o};
     const bool whole = la->type == CUDA_R_8I;
