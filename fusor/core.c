@@ -155,8 +155,10 @@ static int tune(struct fus_core *c)
     const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
     const struct kn_shape shapes[] = {
         {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
-    /* 512 rows and 1.5 s: chosen, a prompt's block sizes without slowing the start-up much. */
-    return kn_dev_tune(c->dev, shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 1500, c->rate,
+    /* 512 rows and 1.5 s: chosen, a prompt's block sizes without slowing the start-up much. A GPU
+     * has more to choose from, does it once, and is given its weights for as long. */
+    const unsigned budget_ms = kn_dev_is_host(c->dev) ? 1500 : 8000;
+    return kn_dev_tune(c->dev, shapes, sizeof(shapes) / sizeof(shapes[0]), 512, budget_ms, c->rate,
                        FUS_RATES_MAX, &c->n_rates);
 }
 
@@ -198,10 +200,26 @@ uint32_t fus_pages_for(uint32_t n_tokens)
     return n_tokens / KN_PAGE + (n_tokens % KN_PAGE != 0);
 }
 
-/* What prefills need beside pages and weights: chosen, 1/8 of what is left. */
+/* What a prefill of the longest prompt needs beside pages and weights: rows of a step in all their
+ * forms, with a quarter more because scratch grows by so much, and the residual of all rows twice.
+ */
+static uint64_t work_bytes(const struct fus_core *c)
+{
+    const struct model_cfg *g = &c->cfg;
+    const uint64_t D = g->D, F = g->F, HK = (uint64_t)g->H * g->K, GK = (uint64_t)g->G * g->K;
+    uint64_t rows = fus_slice_rows(c, c->ctx_max) * 3 / 2;
+    if (rows > c->ctx_max) rows = c->ctx_max;
+    return rows * (12 * F + 12 * HK + 8 * GK + 4 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
+}
+
+/* Chosen: 7/8 of what is left, or what prefills leave of it. */
 static uint64_t auto_bytes(const struct fus_core *c)
 {
-    return kn_dev_is_host(c->dev) ? 0 : kn_dev_memory(c->dev).free_bytes / 8 * 7;
+    if (kn_dev_is_host(c->dev)) return 0;
+    const uint64_t free_bytes = kn_dev_memory(c->dev).free_bytes, work = work_bytes(c);
+    const uint64_t most = free_bytes / 8 * 7;
+    if (work >= free_bytes) return free_bytes / 8; /* long prompts will be told so */
+    return free_bytes - work < most ? free_bytes - work : most;
 }
 
 /* Room for two layers of the longest prompt to be on their way to the device, 256 MiB at most

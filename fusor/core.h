@@ -202,12 +202,15 @@ void fus_prefill_end(struct fus_prefill *f);
 /* Append tok[i] to s[i] and return the logits that follow, [n, V] at ret. */
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits);
-/* The same for who does not look at all of them: rows of ret_logits that nobody wants (`wants` [n],
- * NULL: all are) may stay as they were. ret_best (may be NULL): the token with the largest logit,
- * the lowest of equal ones; -1 when that is not finite. */
+/* The same for who does not look at all of them. */
+struct fus_next {
+    const struct kn_draw *draw; /* [n] how next tokens are drawn; NULL: those of largest logits */
+    const bool *wants;          /* [n] whose logits are wanted; NULL: all are */
+    float *logits;              /* [n, V] rows that nobody wants may stay as they were */
+    int32_t *tok;               /* [n] the next tokens, -1: no logit is finite; may be NULL */
+};
 int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
-                    const atomic_bool *cancel, const bool *wants, float *ret_logits,
-                    int32_t *ret_best);
+                    const atomic_bool *cancel, const struct fus_next *next);
 
 /* Build an isolated chunk: sink token (-1: none) at position 0, chunk behind it, rows of the chunk
  * to the sink, layers 1…L-1. Steps as a prefill; logits are not computed. */

@@ -32,7 +32,7 @@ struct fus_decoder {
     char *rows, *near; /* what a step's rows are (layer.c): as the host fills it, as operations read
                           it; one where memory is plain */
     float *x;          /* [cap, D] residual */
-    int32_t *best, *best_near; /* [cap] the largest logits' places; likewise */
+    int32_t *next, *next_near; /* [cap] the tokens that follow; likewise */
     float *logits;             /* [cap, V] NULL: the head writes to the caller */
     float *seen;               /* [cap, V] rows of logits that the host wants */
 };

@@ -89,8 +89,9 @@ struct fus_engine {
     struct choice **batch; /* [max_running], with the job of each: */
     struct fus_job **batch_job;
     struct fus_session **batch_s;
-    int32_t *batch_tok, *batch_best;
-    bool *batch_wants; /* logits */
+    int32_t *batch_tok, *batch_next; /* the last tokens, and those that are drawn behind them */
+    struct kn_draw *batch_draw;
+    bool *batch_wants; /* logits: they are looked at, and its token is not drawn */
     atomic_bool build_cancel;
     atomic_bool idle_cancel; /* of an idle plan: a request has come */
 };
@@ -216,13 +217,13 @@ static size_t n_banned_now(const struct fus_job *j, const struct choice *c)
     return c->n_new < j->req.min_new ? j->n_banned : 0;
 }
 
-/* Does the next token of this choice take more than to know the best one? */
+/* Does the next token of this choice take more than to draw it? */
 static bool wants_logits(const struct fus_job *j, const struct choice *c)
 {
     const struct fus_request_ops *ops = j->req.ops;
     const unsigned choice = (unsigned)(c - j->choice);
     if (ops->on_logits && (!ops->looks || ops->looks(j->req.ctx, choice))) return true;
-    return n_banned_now(j, c) > 0 || !fus_sampler_is_greedy(c->sampler);
+    return n_banned_now(j, c) > 0 || fus_sampler_looks(c->sampler);
 }
 
 /* Sample from logits (overwritten). */
@@ -233,13 +234,13 @@ static int pick_token(struct fus_job *j, struct choice *c, float *logits, struct
     return fus_sampler_pick(c->sampler, logits, j->banned, n_banned_now(j, c), ret);
 }
 
-/* Deliver a token: one sampled from logits, or (NULL) the best. 0 or <0; *ret_last is the finish of
- * a choice that ended. */
+/* Deliver a token: one sampled from logits, or (NULL) that which was drawn. 0 or <0; *ret_last is
+ * the finish of a choice that ended. */
 static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c, float *logits,
-                      int32_t best, enum fus_finish *ret_last)
+                      int32_t drawn, enum fus_finish *ret_last)
 {
-    struct fus_event_token t = {.choice = (unsigned)(c - j->choice), .picked = {.id = best}};
-    int r = logits ? pick_token(j, c, logits, &t.picked) : best < 0 ? -EBADMSG : 0;
+    struct fus_event_token t = {.choice = (unsigned)(c - j->choice), .picked = {.id = drawn}};
+    int r = logits ? pick_token(j, c, logits, &t.picked) : drawn < 0 ? -EBADMSG : 0;
     if (r < 0) return r;
     c->last = t.picked.id;
     c->n_new++;
@@ -456,6 +457,8 @@ static size_t gather_batch(struct fus_engine *e)
             e->batch_job[n] = j;
             e->batch_s[n] = c->s;
             e->batch_wants[n] = wants_logits(j, c);
+            e->batch_draw[n] =
+                e->batch_wants[n] ? (struct kn_draw){0} : fus_sampler_draw(c->sampler);
             e->batch_tok[n++] = c->last;
         }
     return n;
@@ -480,8 +483,8 @@ static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
     const uint64_t t0 = clock_ns();
-    int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, e->batch_wants, e->logits,
-                            e->batch_best);
+    const struct fus_next next = {e->batch_draw, e->batch_wants, e->logits, e->batch_next};
+    int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, &next);
     for (size_t i = 0; i < n;) {
         struct fus_job *j = e->batch_job[i];
         enum fus_finish last = FUS_LENGTH;
@@ -489,7 +492,7 @@ static void decode_step(struct fus_engine *e)
         for (; i < n && e->batch_job[i] == j; i++)
             if (err == 0 && !atomic_load(&j->cancel))
                 err = take_token(e, j, e->batch[i], e->batch_wants[i] ? e->logits + i * V : NULL,
-                                 e->batch_best[i], &last);
+                                 e->batch_next[i], &last);
         if (err < 0) {
             fail_running(e, j, err);
         } else if (j->n_live == 0) {
@@ -742,7 +745,8 @@ static void engine_free(struct fus_engine *e)
     mem_free(e->batch_job);
     mem_free(e->batch_s);
     mem_free(e->batch_tok);
-    mem_free(e->batch_best);
+    mem_free(e->batch_next);
+    mem_free(e->batch_draw);
     mem_free(e->batch_wants);
     pthread_mutex_destroy(&e->m);
     pthread_cond_destroy(&e->wake);
@@ -770,11 +774,12 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     e->batch_job = mem_alloc(n * sizeof(struct fus_job *));
     e->batch_s = mem_alloc(n * sizeof(struct fus_session *));
     e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
-    e->batch_best = mem_alloc(n * sizeof(*e->batch_best));
+    e->batch_next = mem_alloc(n * sizeof(*e->batch_next));
+    e->batch_draw = mem_alloc(n * sizeof(*e->batch_draw));
     e->batch_wants = mem_alloc(n * sizeof(*e->batch_wants));
     e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
     const bool ok = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok &&
-                    e->batch_best && e->batch_wants;
+                    e->batch_next && e->batch_draw && e->batch_wants;
     int r = ok ? 0 : -ENOMEM;
     if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
     if (r < 0) {

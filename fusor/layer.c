@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE };
@@ -207,15 +208,22 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
- * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. */
+ * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. A
+ * GPU has 500 times the rate: 4 TFLOP, as long as what the rows' widest product gives stays below
+ * 512 MiB, and under 1024 rows products would read weights for longer than they compute. So a layer
+ * of 3000 tokens is one step there; cut like on a CPU it would be twelve, each of them waited for.
+ */
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
 {
     const struct model_cfg *g = &c->cfg;
+    const bool host = kn_dev_is_host(c->dev);
     const double linear = 2.0 * g->D * (2.0 * g->H * g->K + 3.0 * g->F);
     const double row =
         linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
-    const size_t rows = (size_t)(8e9 / row) / 64 * 64;
-    return rows < 256 ? 256 : rows;
+    const double flops = host ? 8e9 : 4e12, least = host ? 256 : 1024;
+    const double room = host ? INFINITY : (double)(512u << 20) / (8.0 * g->F);
+    const size_t rows = (size_t)fmin(flops / row, room) / 64 * 64;
+    return rows < (size_t)least ? (size_t)least : rows;
 }
 
 struct head {
@@ -248,18 +256,19 @@ int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_
 /* The rows of a step, [cap] each; rows behind the sessions' are nobody's. */
 struct rows {
     struct kn_pages *pages;
+    struct kn_draw *draw;
     int32_t *pos, *tok;
 };
 
 static struct rows rows_at(char *p, size_t cap)
 {
-    char *pos = p + cap * sizeof(struct kn_pages), *tok = pos + cap * sizeof(int32_t);
-    return (struct rows){(void *)p, (void *)pos, (void *)tok};
+    char *draw = p + cap * sizeof(struct kn_pages), *pos = draw + cap * sizeof(struct kn_draw);
+    return (struct rows){(void *)p, (void *)draw, (void *)pos, (void *)(pos + cap * 4)};
 }
 
 static size_t rows_bytes(size_t cap)
 {
-    return cap * (sizeof(struct kn_pages) + 2 * sizeof(int32_t));
+    return cap * (sizeof(struct kn_pages) + sizeof(struct kn_draw) + 2 * sizeof(int32_t));
 }
 
 struct decode {
@@ -333,9 +342,9 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     if (dec->near != dec->rows) r = kn_copy(st, dec->near, dec->rows, rows_bytes(dec->cap));
     if (r == 0) r = decode_layers(st, d, n);
     if (r == 0) r = block_logits(st, &a, 0, n);
-    if (r == 0) r = kn_best(st, d->logits, V, n, V, dec->best_near);
-    if (r == 0 && dec->best_near != dec->best)
-        r = kn_copy(st, dec->best, dec->best_near, n * sizeof(*dec->best));
+    if (r == 0) r = kn_draw(st, d->logits, V, n, V, d->rows.draw, dec->next_near);
+    if (r == 0 && dec->next_near != dec->next)
+        r = kn_copy(st, dec->next, dec->next_near, n * sizeof(*dec->next));
     return r;
 }
 
@@ -360,9 +369,9 @@ void fus_decode_fini(struct fus_core *c)
     struct fus_decoder *d = &c->dec;
     kn_forget(c->dev);
     if (d->near != d->rows) kn_mem_free(c->dev, d->near);
-    if (d->best_near != d->best) kn_mem_free(c->dev, d->best_near);
+    if (d->next_near != d->next) kn_mem_free(c->dev, d->next_near);
     kn_mem_free(c->dev, d->rows);
-    kn_mem_free(c->dev, d->best);
+    kn_mem_free(c->dev, d->next);
     kn_mem_free(c->dev, d->x);
     kn_mem_free(c->dev, d->logits);
     kn_mem_free(c->dev, d->seen);
@@ -378,15 +387,15 @@ static int decode_room(struct fus_core *c, size_t n)
     const size_t cap = n < 16 ? 16 : n, D = c->cfg.D, V = c->cfg.V;
     d->cap = cap;
     d->rows = d->near = kn_mem_alloc(dev, KN_MEM_HOST, rows_bytes(cap));
-    d->best = d->best_near = kn_mem_alloc(dev, KN_MEM_HOST, cap * sizeof(*d->best));
+    d->next = d->next_near = kn_mem_alloc(dev, KN_MEM_HOST, cap * sizeof(*d->next));
     d->x = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * D * sizeof(*d->x));
-    bool ok = d->rows && d->best && d->x;
+    bool ok = d->rows && d->next && d->x;
     if (ok && !kn_dev_is_host(dev)) {
         d->near = kn_mem_alloc(dev, KN_MEM_DEVICE, rows_bytes(cap));
-        d->best_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->best));
+        d->next_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->next));
         d->logits = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * V * sizeof(*d->logits));
         d->seen = kn_mem_alloc(dev, KN_MEM_HOST, cap * V * sizeof(*d->seen));
-        ok = d->near && d->best_near && d->logits && d->seen;
+        ok = d->near && d->next_near && d->logits && d->seen;
     }
     if (!ok) fus_decode_fini(c);
     return ok ? 0 : -ENOMEM;
@@ -394,7 +403,7 @@ static int decode_room(struct fus_core *c, size_t n)
 
 /* Fills the rows of a step; *ret_pages: what the longest of them has. */
 static int decode_rows(struct fus_core *c, struct fus_session *const *s, const int32_t *tok,
-                       size_t n, size_t *ret_pages)
+                       size_t n, const struct kn_draw *draw, size_t *ret_pages)
 {
     const struct rows rows = rows_at(c->dec.rows, c->dec.cap);
     size_t most = 0;
@@ -407,6 +416,7 @@ static int decode_rows(struct fus_core *c, struct fus_session *const *s, const i
         rows.pages[i] = (struct kn_pages){s[i]->page_dev, s[i]->n_pages};
         rows.pos[i] = (int32_t)s[i]->len;
         rows.tok[i] = tok[i];
+        if (draw) rows.draw[i] = draw[i];
         if (s[i]->n_pages > most) most = s[i]->n_pages;
     }
     *ret_pages = most;
@@ -425,19 +435,19 @@ static size_t pages_like(size_t n)
 }
 
 int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
-                    const atomic_bool *cancel, const bool *wants, float *ret_logits,
-                    int32_t *ret_best)
+                    const atomic_bool *cancel, const struct fus_next *next)
 {
     const size_t V = c->cfg.V, m = kn_replay_rows(c->dev, n);
+    const bool *wants = next->wants;
     size_t n_pages = 0;
     if (n == 0) return 0;
     int r = decode_room(c, m);
-    if (r == 0) r = decode_rows(c, s, tok, n, &n_pages);
+    if (r == 0) r = decode_rows(c, s, tok, n, next->draw, &n_pages);
     if (r < 0) return r;
     struct decode d = {.c = c,
                        .rows = rows_at(c->dec.near, c->dec.cap),
                        .kv = fus_pool_kv(c),
-                       .logits = c->dec.logits ? c->dec.logits : ret_logits,
+                       .logits = c->dec.logits ? c->dec.logits : next->logits,
                        .wants = wants};
     d.kv.n_pages = pages_like(n_pages);
     d.kv.each = d.rows.pages;
@@ -451,8 +461,8 @@ int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int3
     if (r < 0) return r;
     for (size_t i = 0; i < n; i++) {
         if (fetches && (!wants || wants[i]))
-            memcpy(ret_logits + i * V, c->dec.seen + i * V, V * sizeof(*ret_logits));
-        if (ret_best) ret_best[i] = c->dec.best[i];
+            memcpy(next->logits + i * V, c->dec.seen + i * V, V * sizeof(*next->logits));
+        if (next->tok) next->tok[i] = c->dec.next[i];
         s[i]->len++;
     }
     return 0;
@@ -461,5 +471,6 @@ int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int3
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits)
 {
-    return fus_decode_some(c, s, tok, n, cancel, NULL, ret_logits, NULL);
+    const struct fus_next next = {.logits = ret_logits};
+    return fus_decode_some(c, s, tok, n, cancel, &next);
 }

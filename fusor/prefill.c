@@ -383,7 +383,11 @@ static int bring_layer(struct fus_prefill *f)
     const uint64_t since = clock_ns();
     int r = fus_reuse_fetch(f, f->layer, compares ? BRING_CHUNKS : what);
     f->report.compute_ms -= clock_ms_since(since); /* waiting is not computing */
-    if (r == 0 && !placed) r = fus_reuse_place(f, f->layer, what);
+    if (r == 0 && !placed) {
+        kn_hold(f->core->dev, f->n_rows > 0); /* the layer itself follows */
+        r = fus_reuse_place(f, f->layer, what);
+        kn_hold(f->core->dev, false);
+    }
     if (r == 0 && !placed) f->loaded_to = f->layer + 1;
     return r;
 }
@@ -410,8 +414,8 @@ static int step_a(struct fus_prefill *f)
 {
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->layer); /* the device has been waited for since */
-    int r = bring_layer(f);
-    if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
+    int r = f->layer > 0 ? fus_sense_fetch(f) : 0;
+    if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
     if (f->layer > 0) { /* layer 0 has its K,V already */

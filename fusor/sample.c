@@ -1,5 +1,5 @@
-/* sample: one pass over the logits for bias, penalties and the maximum; candidates are taken from a
- * heap in order of probability, so that top-k and top-p cost O(V + k log V) and no sort of V. */
+/* sample: one pass over the logits for bias and penalties, then the choice of kernels/draw.h; what
+ * is reported beside it is taken from a heap in order of probability. */
 #include "fusor/sample.h"
 
 #include "base/assert.h"
@@ -17,14 +17,13 @@ struct fus_sampler {
     struct rng rng;
     uint32_t *n_out;    /* [V] times generated; NULL without penalties */
     uint8_t *in_prompt; /* [V] */
-    int32_t *heap;      /* [V] */
-    float *prob;        /* [V] of the kept candidates, in order of the heap's pops */
-    int32_t *kept;      /* [V] */
+    int32_t *heap;      /* [V]; NULL where nothing is reported */
+    uint32_t *room;     /* [V] of the choice */
 };
 
 static int check(const struct fus_sampling *p, size_t n_vocab)
 {
-    if (n_vocab == 0 || n_vocab > INT32_MAX) return -EINVAL;
+    if (n_vocab == 0 || n_vocab > DRAW_ROWS_MAX) return -EINVAL;
     if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1)) return -EINVAL;
     if (!(p->min_p >= 0 && p->min_p <= 1) || !(p->repetition > 0)) return -EINVAL;
     if (!isfinite(p->temperature) || !isfinite(p->presence) || !isfinite(p->frequency) ||
@@ -47,10 +46,12 @@ int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_
     s->n_vocab = n_vocab;
     s->rng.state = p->seed;
     s->bias = mem_alloc((p->n_bias + 1) * sizeof(*s->bias));
-    s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
-    s->kept = mem_alloc(n_vocab * sizeof(*s->kept));
-    s->prob = mem_alloc(n_vocab * sizeof(*s->prob));
-    bool ok = s->bias && s->heap && s->kept && s->prob;
+    s->room = mem_alloc(n_vocab * sizeof(*s->room));
+    bool ok = s->bias && s->room;
+    if (p->n_logprobs > 0) {
+        s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
+        ok = ok && s->heap;
+    }
     if (p->presence != 0 || p->frequency != 0 || p->repetition != 1) {
         s->n_out = mem_zalloc(n_vocab * sizeof(*s->n_out));
         s->in_prompt = mem_zalloc(n_vocab);
@@ -73,8 +74,7 @@ void fus_sampler_destroy(struct fus_sampler *s)
     mem_free(s->n_out);
     mem_free(s->in_prompt);
     mem_free(s->heap);
-    mem_free(s->kept);
-    mem_free(s->prob);
+    mem_free(s->room);
     mem_free(s);
 }
 
@@ -92,9 +92,16 @@ static bool draws(const struct fus_sampler *s)
     return s->p.temperature > 1e-5f;
 }
 
-bool fus_sampler_is_greedy(const struct fus_sampler *s)
+bool fus_sampler_looks(const struct fus_sampler *s)
 {
-    return !draws(s) && !s->n_out && s->p.n_bias == 0 && s->p.n_logprobs < 0;
+    return s->n_out || s->p.n_bias > 0 || s->p.n_logprobs >= 0;
+}
+
+struct kn_draw fus_sampler_draw(struct fus_sampler *s)
+{
+    const struct fus_sampling *p = &s->p;
+    if (!draws(s)) return (struct kn_draw){0};
+    return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
 }
 
 /* Bias and penalties. Presence and frequency count generated tokens (as OpenAI), repetition the
@@ -112,8 +119,6 @@ static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, 
     }
     for (size_t i = 0; i < n_banned; i++)
         if (banned[i] >= 0 && (size_t)banned[i] < s->n_vocab) logits[banned[i]] = -INFINITY;
-    for (size_t i = 0; i < s->n_vocab; i++)
-        if (isnan(logits[i])) logits[i] = -INFINITY;
 }
 
 /* ---- heap of ids, the most probable on top (ties: the lower id) ---- */
@@ -160,67 +165,13 @@ static int32_t arg_max(const float *logits, size_t n)
     return (int32_t)best;
 }
 
-/* Sum of exp((logit - max) * scale). */
-static double exp_sum(const float *logits, size_t n, double max, double scale)
+/* Sum of exp(logit - max). */
+static double exp_sum(const float *logits, size_t n, double max)
 {
     double sum = 0;
     for (size_t i = 0; i < n; i++)
-        sum += exp(((double)logits[i] - max) * scale);
+        sum += exp((double)logits[i] - max);
     return sum;
-}
-
-/* Candidates in falling probability until top-k, top-p and min-p say stop: top-k first, top-p over
- * what it left, min-p relative to the best. Returns how many. */
-static size_t truncate(struct fus_sampler *s, const float *logits, double max, double *ret_sum)
-{
-    const struct fus_sampling *p = &s->p;
-    const size_t k = p->top_k > 0 && (size_t)p->top_k < s->n_vocab ? (size_t)p->top_k : s->n_vocab;
-    const double scale = 1 / (double)p->temperature;
-    double limit = INFINITY, sum = 0;
-    if (k == s->n_vocab && p->top_p < 1)
-        limit = (double)p->top_p * exp_sum(logits, s->n_vocab, max, scale);
-    size_t left = s->n_vocab, n = 0;
-    heap_make(s, logits);
-    while (n < k) {
-        const int32_t id = heap_pop(s, logits, &left);
-        const double w = exp(((double)logits[id] - max) * scale);
-        if (n > 0 && (w < (double)p->min_p || w == 0 || sum >= limit)) break;
-        s->kept[n] = id;
-        s->prob[n++] = (float)w;
-        sum += w;
-    }
-    if (k < s->n_vocab && p->top_p < 1) {
-        limit = (double)p->top_p * sum;
-        sum = 0;
-        size_t m = 0;
-        while (m < n && (m == 0 || sum < limit))
-            sum += (double)s->prob[m++];
-        n = m;
-    }
-    *ret_sum = sum;
-    return n;
-}
-
-static int32_t draw(struct fus_sampler *s, const float *logits, double max)
-{
-    const struct fus_sampling *p = &s->p;
-    const double u = rng_unit(&s->rng), scale = 1 / (double)p->temperature;
-    if (p->top_k <= 0 && p->top_p >= 1 && p->min_p <= 0) {
-        const double goal = u * exp_sum(logits, s->n_vocab, max, scale);
-        double sum = 0;
-        for (size_t i = 0; i < s->n_vocab; i++) {
-            sum += exp(((double)logits[i] - max) * scale);
-            if (sum > goal) return (int32_t)i;
-        }
-        return arg_max(logits, s->n_vocab); /* rounding left the goal a hair above the sum */
-    }
-    double sum = 0, at = 0;
-    const size_t n = truncate(s, logits, max, &sum);
-    for (size_t i = 0; i < n; i++) {
-        at += (double)s->prob[i];
-        if (at > u * sum) return s->kept[i];
-    }
-    return s->kept[n - 1];
 }
 
 static void report_top(struct fus_sampler *s, const float *logits, double lse,
@@ -239,14 +190,17 @@ static void report_top(struct fus_sampler *s, const float *logits, double lse,
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
                      struct fus_picked *ret)
 {
+    const size_t V = s->n_vocab;
     adjust(s, logits, banned, n_banned);
-    const int32_t best = arg_max(logits, s->n_vocab);
-    const double max = (double)logits[best];
-    if (!isfinite(max)) return -EBADMSG; /* no token has a chance */
-    const int32_t id = draws(s) ? draw(s, logits, max) : best;
+    const struct kn_draw how = fus_sampler_draw(s);
+    const int32_t id = kn_draw_row(logits, V, &how, s->room);
+    if (id < 0) return -EBADMSG; /* no token has a chance */
     *ret = (struct fus_picked){.id = id};
     if (s->p.n_logprobs >= 0) {
-        const double lse = max + log(exp_sum(logits, s->n_vocab, max, 1));
+        for (size_t i = 0; i < V; i++)
+            if (isnan(logits[i])) logits[i] = -INFINITY;
+        const double max = (double)logits[arg_max(logits, V)];
+        const double lse = max + log(exp_sum(logits, V, max));
         ret->logprob = (float)((double)logits[id] - lse);
         report_top(s, logits, lse, ret);
     }

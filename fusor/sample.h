@@ -1,11 +1,14 @@
 /* sample: from logits to a token: penalties, bias, temperature, top-k, top-p, min-p, seed.
  *
- * Order: logit_bias, repetition/presence/frequency penalties, then temperature; temperature 0 is
- * greedy (ties to the lower id). Logprobs are of the distribution before temperature and truncation
- * (as OpenAI reports them). Deterministic for a seed. One sampler per choice.
- * Thread: one at a time. */
+ * Order: logit_bias, repetition/presence/frequency penalties, then temperature, top-k, top-p of
+ * what that leaves, min-p; temperature 0 is greedy (ties to the lower id). Logprobs are of the
+ * distribution before temperature and truncation (as OpenAI reports them). The choice itself is
+ * kernels/draw.h's: deterministic for a seed, and the same whether a token is picked here or drawn
+ * where its logits are (kn_draw()). One sampler per choice. Thread: one at a time. */
 #ifndef FUSOR_SAMPLE_H
 #define FUSOR_SAMPLE_H
+
+#include "kernels/draw.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,9 +40,11 @@ struct fus_sampler;
 int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_sampler **ret);
 void fus_sampler_destroy(struct fus_sampler *s);
 void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt); /* feeds the penalties */
-/* It takes the largest logit, the lowest id of equal ones, and reports nothing else: who knows that
- * id need not ask. */
-bool fus_sampler_is_greedy(const struct fus_sampler *s);
+/* The logits are changed before the choice, or reported: only fus_sampler_pick() will do. */
+bool fus_sampler_looks(const struct fus_sampler *s);
+/* Instead of a pick, where the sampler does not look: what kn_draw() needs to make the same choice.
+ * Each is good for one token. */
+struct kn_draw fus_sampler_draw(struct fus_sampler *s);
 /* logits [n_vocab] are overwritten; `banned` (may be NULL) ids get no chance (min_tokens: EOS). */
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
                      struct fus_picked *ret);

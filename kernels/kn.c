@@ -337,9 +337,7 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
 {
-    if (n_rows == 0) return 0;
-    if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) return -ECANCELED;
-    return dev_ops(d)->wide(d, n_rows, cancel, fn, arg);
+    return n_rows ? dev_ops(d)->wide(d, n_rows, cancel, fn, arg) : 0;
 }
 
 size_t kn_wide_rows_max(const struct kn_dev *d)
@@ -529,10 +527,11 @@ int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, e
     return m && n ? stream_ops(st)->change(st, a, lda, b, t, m, n, K, ret) : 0;
 }
 
-int kn_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+int kn_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+            const struct kn_draw *how, int32_t *ret)
 {
-    if (n == 0 || n > INT32_MAX || ldx < n) return -EINVAL;
-    return m ? stream_ops(st)->best(st, x, ldx, m, n, ret) : 0;
+    if (n == 0 || n > DRAW_ROWS_MAX || ldx < n) return -EINVAL;
+    return m ? stream_ops(st)->draw(st, x, ldx, m, n, how, ret) : 0;
 }
 
 int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,

@@ -29,6 +29,7 @@
 #define KERNELS_KN_H
 
 #include "base/err.h"
+#include "kernels/draw.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -312,9 +313,12 @@ int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b
 /* ret[i] += |a[i] - b[i]| / |a[i]|, the lengths of the vectors; nothing where a[i] is 0. */
 int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
               size_t m, size_t n, size_t K, float *ret /* [m] */);
-/* ret[i] = where the largest of the n values of row i is, the first of equal ones; what is no
- * number is less than any; -1: the largest is not finite. Rows of x in a stride of ldx. */
-int kn_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+/* ret[i] = a place of row i of x [m, n], stride ldx: drawn as how[i] says (draw.h), or, with how
+ * NULL or how[i] zeroed, that of the largest value, the first of equal ones. What is no number is
+ * less than any; -1: the largest is not finite. Given the same, every device draws the same.
+ * -EINVAL: n is beyond DRAW_ROWS_MAX. */
+int kn_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+            const struct kn_draw *how /* [m] or NULL */, int32_t *ret);
 /* The k of idx [n] (NULL: 0 … n-1) whose scores are the largest, in the order of idx, ties to the
  * earlier: kn_topk() where the scores are. */
 int kn_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,

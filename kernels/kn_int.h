@@ -95,7 +95,8 @@ struct kn_ops {
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret);
     int (*change)(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret);
-    int (*best)(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+    int (*draw)(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_draw *how, int32_t *ret);
     int (*top)(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
                int32_t *ret);
 };

@@ -16,7 +16,7 @@ enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_LIB,             /* activations converted for a library GEMM */
-    KN_SLOT_PICK,            /* the scores that kn_top() is asked for */
+    KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOTS_ALL,
 };
 
@@ -178,7 +178,8 @@ int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const voi
 int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret);
 
-int kn_cpu_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret);
+int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_draw *how, int32_t *ret);
 int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
                int32_t *ret);
 

@@ -411,19 +411,30 @@ int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *
     return 0;
 }
 
-int kn_cpu_best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+struct draws {
+    const float *x;
+    size_t ldx, n;
+    const struct kn_draw *how;
+    int32_t *ret;
+};
+
+static int draw_item(struct kn_stream *st, void *arg, size_t i)
 {
-    for (size_t i = 0; i < m; i++, x += ldx) {
-        float top = -INFINITY;
-        ret[i] = -1;
-        for (size_t j = 0; j < n; j++) {
-            if (!(x[j] > top)) continue;
-            top = x[j];
-            ret[i] = (int32_t)j;
-        }
-        if (!isfinite(top)) ret[i] = -1;
-    }
+    static const struct kn_draw largest;
+    const struct draws *d = arg;
+    const struct kn_draw *how = d->how ? &d->how[i] : &largest;
+    uint32_t *room = NULL;
+    if (how->rate != 0 && !(room = kn_cpu_scratch(st, KN_SLOT_PICK, d->n * sizeof *room)))
+        return -ENOMEM;
+    d->ret[i] = kn_draw_row(d->x + i * d->ldx, d->n, how, room);
     return 0;
+}
+
+int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_draw *how, int32_t *ret)
+{
+    struct draws d = {x, ldx, n, how, ret};
+    return kn_par(st, m, draw_item, &d);
 }
 
 int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,

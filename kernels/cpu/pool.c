@@ -283,6 +283,7 @@ int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_r
                 void *arg)
 {
     struct kn_stream *st = &d->streams[0];
+    if (kn_cancelled(cancel)) return -ECANCELED;
     st->cancel = cancel;
     st->wide = true;
     int r = fn(st, arg, 0, n_rows);

@@ -712,9 +712,10 @@ static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
     return cu_mass(st->dev->cu, &c, mass, key0, n_keys, parts);
 }
 
-static int best(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, int32_t *ret)
+static int draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_draw *how, int32_t *ret)
 {
-    return cu_best_of(st->dev->cu, x, ldx, m, n, ret);
+    return cu_draw(st->dev->cu, x, ldx, m, n, how, ret);
 }
 
 static int top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
@@ -779,7 +780,7 @@ static const struct kn_ops ops = {
     .attn_mass = attn_mass,
     .deviation = deviation,
     .change = change,
-    .best = best,
+    .draw = draw,
     .top = top,
 };
 

@@ -920,10 +920,11 @@ static bool looks_at_some(void *ctx, unsigned choice)
     return s->c.n_out[choice] % 3 == 2;
 }
 
-/* Whoever wants logits gets them, and all of them together the tokens of who does not. */
-TEST(greedy_tokens_are_the_same_with_and_without_a_look)
+/* Whoever wants logits gets them, and all of them together the tokens of who does not: those are
+ * drawn where the logits are. */
+static void check_looks(const struct fus_sampling *how)
 {
-    enum { N = 5, NEW = 12 };
+    enum { N = 4, NEW = 12 };
     static const struct fus_request_ops all = {on_plan,   on_first, on_token,
                                                on_choice, on_done,  on_logits};
     static const struct fus_request_ops some = {on_plan, on_first,  on_token,     on_choice,
@@ -934,14 +935,12 @@ TEST(greedy_tokens_are_the_same_with_and_without_a_look)
     rig_open(&r, 64 * 32, N, 8);
     for (int i = 0; i < N; i++) {
         client_init(&s[i].c, &r.k, r.e, 5, 33, NEW);
-        s[i].c.req.sampling.temperature = 0;
+        s[i].c.req.sampling = *how;
     }
     s[1].c.req.ops = &all;
     s[2].c.req.ops = &some;
     s[3].c.req.sampling.bias = &none;
     s[3].c.req.sampling.n_bias = 1;
-    s[4].c.req.sampling.temperature = 1;
-    s[4].c.req.sampling.top_k = 1;
     for (int i = 0; i < N; i++)
         submit(&s[i].c);
     for (int i = 0; i < N; i++) {
@@ -955,6 +954,20 @@ TEST(greedy_tokens_are_the_same_with_and_without_a_look)
         client_fini(&s[i].c);
     mem_free(s);
     rig_close(&r);
+}
+
+TEST(tokens_are_the_same_with_and_without_a_look)
+{
+    const struct fus_sampling plain = {.top_p = 1, .repetition = 1, .n_logprobs = -1, .seed = 11};
+    struct fus_sampling p = plain;
+    check_looks(&p);
+    p.temperature = 1.3f;
+    check_looks(&p);
+    p.top_p = 0.9f;
+    check_looks(&p);
+    p.top_k = 20;
+    p.min_p = 0.02f;
+    check_looks(&p);
 }
 
 TEST(destroy_ends_builds)

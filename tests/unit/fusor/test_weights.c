@@ -2,6 +2,7 @@
  * be, answers stay close; how many launches and waits a layer costs, and decode steps that are
  * played from a recording. */
 #include "base/mem.h"
+#include "fusor/core_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 
@@ -192,6 +193,53 @@ TEST(a_layer_takes_so_many_launches_and_one_wait)
     check_layer("int8", 19, 18); /* one more for each product: it is scaled behind it */
 }
 
+/* Of a blend that recomputes nothing, so each layer's KV is brought. */
+static struct counts count_reuse(unsigned L)
+{
+    const struct tiny_opts o = {.L = L};
+    struct kit k;
+    struct prompt p;
+    float logits[V];
+    open_with(&k, "bf16", &o);
+    prompt_init(&k, &p);
+    const struct counts a = now();
+    run(&k, &p, FUS_REUSE, 0, logits);
+    const struct counts b = now();
+    kit_chunk_fini(&p.chunk);
+    kit_close(&k);
+    return (struct counts){b.launches - a.launches, b.waits - a.waits};
+}
+
+TEST(a_layer_of_stored_kv_is_waited_for_with_the_layer)
+{
+    const struct counts c3 = count_reuse(3), c5 = count_reuse(5);
+    ASSERT_EQ(c5.waits - c3.waits, 2);
+    ASSERT_EQ(c5.launches - c3.launches, 2 * (14 + 1 + 13)); /* and a decode step behind it */
+}
+
+/* What a GPU is given at once, for models that do not fit here. */
+TEST(a_layer_of_a_large_model_is_one_step)
+{
+    static const struct model_cfg large[] = {
+        {.L = 32, .D = 4096, .H = 32, .G = 8, .K = 128, .F = 14336},
+        {.L = 60, .D = 7168, .H = 56, .G = 8, .K = 128, .F = 20480},
+        {.L = 80, .D = 8192, .H = 64, .G = 8, .K = 128, .F = 28672}};
+    enum { TOKENS = 3105 };
+    const struct tiny_opts o = {.L = 1};
+    struct kit k;
+    open_with(&k, "bf16", &o);
+    const struct model_cfg small = k.c->cfg;
+    for (size_t i = 0; i < 3; i++) {
+        k.c->cfg = large[i];
+        const size_t rows = fus_slice_rows(k.c, TOKENS);
+        ASSERT_TRUE(rows + rows / 2 >= TOKENS);
+        ASSERT_TRUE(rows * 2 * large[i].F * sizeof(float) <= 512u << 20);
+        ASSERT_TRUE(fus_slice_rows(k.c, 1 << 20) >= 1024);
+    }
+    k.c->cfg = small;
+    kit_close(&k);
+}
+
 /* ---- decode steps from a recording ---- */
 
 enum { BATCH = 18, STEPS_MAX = 64 };
@@ -243,18 +291,35 @@ static void stepper_fini(struct stepper *t)
     kit_close(&t->k);
 }
 
+/* Of every kind that a sampler asks for, in turns. */
+static struct kn_draw draw_of(uint32_t i)
+{
+    const uint64_t random = i * 0x9e3779b97f4a7c15ull;
+    return i % 4 == 0   ? (struct kn_draw){0}
+           : i % 4 == 1 ? kn_draw_of(1, 0, 1, 0, random)
+           : i % 4 == 2 ? kn_draw_of(0.8f, 12, 0.9f, 0, random)
+                        : kn_draw_of(2, 0, 0.7f, 0.05f, random);
+}
+
 /* One step of all sessions that there are; what it cost. */
 static struct counts step(struct stepper *t, const bool *wants)
 {
     struct fus_session *s[BATCH];
-    int32_t tok[BATCH], best[BATCH];
+    int32_t tok[BATCH], got[BATCH];
+    struct kn_draw draw[BATCH];
+    uint32_t room[V];
     size_t n = 0;
     for (unsigned i = 0; i < BATCH; i++)
-        if (t->s[i]) s[n] = t->s[i], tok[n++] = (int32_t)(t->next++ * 7 % V);
+        if (t->s[i]) {
+            s[n] = t->s[i];
+            draw[n] = draw_of(t->next);
+            tok[n++] = (int32_t)(t->next++ * 7 % V);
+        }
     for (size_t i = 0; i < n * V; i++)
         t->logits[i] = NAN;
     const struct counts a = now();
-    ASSERT_OK(fus_decode_some(t->k.c, s, tok, n, NULL, wants, t->logits, best));
+    const struct fus_next next = {draw, wants, t->logits, got};
+    ASSERT_OK(fus_decode_some(t->k.c, s, tok, n, NULL, &next));
     const struct counts b = now();
     for (size_t i = 0; i < n; i++) {
         const float *l = t->logits + i * V;
@@ -263,9 +328,7 @@ static struct counts step(struct stepper *t, const bool *wants)
                 ASSERT_TRUE(isnan(l[v]));
             continue;
         }
-        ASSERT_TRUE(best[i] >= 0 && best[i] < V);
-        for (int32_t v = 0; v < V; v++)
-            ASSERT_TRUE(v < best[i] ? l[v] < l[best[i]] : l[v] <= l[best[i]]);
+        ASSERT_EQ(got[i], kn_draw_row(l, V, &draw[i], room));
     }
     ASSERT_TRUE(t->n_log + n * V <= (size_t)STEPS_MAX * BATCH * V);
     if (!wants) memcpy(t->log + t->n_log, t->logits, n * V * sizeof(float));

@@ -1,4 +1,5 @@
 /* Row operations against double oracles, on every instruction set, odd sizes included. */
+#include "kernels/draw.h"
 #include "tests/unit/kernels/kern.h"
 
 struct body {
@@ -384,7 +385,7 @@ static void best_body(struct kn_stream *st)
         if (round % 5 == 0) x[test_rand(&seed) % n] = INFINITY;
         for (size_t i = 0; round % 7 == 0 && i < n; i++)
             x[N + i] = i % 2 ? NAN : -INFINITY;
-        ASSERT_OK(kern_done(st, kn_best(st, x, N, M, n, got)));
+        ASSERT_OK(kern_done(st, kn_draw(st, x, N, M, n, NULL, got)));
         for (size_t i = 0; i < M; i++) {
             const float *row = x + i * N;
             float top = -INFINITY;
@@ -394,14 +395,128 @@ static void best_body(struct kn_stream *st)
             ASSERT_EQ(got[i], isfinite(top) ? want : -1);
         }
     }
-    ASSERT_ERR(kn_best(st, x, 4, 1, 5, got), -EINVAL);
-    ASSERT_ERR(kn_best(st, x, 4, 1, 0, got), -EINVAL);
+    ASSERT_ERR(kn_draw(st, x, 4, 1, 5, NULL, got), -EINVAL);
+    ASSERT_ERR(kn_draw(st, x, 4, 1, 0, NULL, got), -EINVAL);
+    ASSERT_ERR(kn_draw(st, x, DRAW_ROWS_MAX + 1, 1, DRAW_ROWS_MAX + 1, NULL, got), -EINVAL);
     free(x), free(got);
 }
 
 TEST(the_best_of_a_row)
 {
     on_all(best_body);
+}
+
+TEST(weights_are_powers_of_two)
+{
+    uint64_t seed = 5;
+    ASSERT_EQ(draw_weight(0), 1ull << 40);
+    ASSERT_EQ(draw_weight(3u << 26), 1ull << 37);
+    ASSERT_EQ(draw_weight(41u << 26), 0);
+    ASSERT_EQ(draw_weight(UINT32_MAX), 0);
+    for (int i = 0; i < 100000; i++) {
+        const uint32_t far = (uint32_t)(test_rand(&seed) % (41ull << 26));
+        const double want = ldexp(exp2(-ldexp(far, -26)), 40);
+        ASSERT_NEAR((double)draw_weight(far), want, 2e-8 * want + 1);
+        ASSERT_TRUE(draw_weight(far + 64) <= draw_weight(far));
+    }
+    for (int i = 0; i < 1000; i++) { /* from a logit to its weight: as far as f32 knows it */
+        const float top = (float)(test_rand(&seed) % 4096) / 128 - 16, down = (float)i / 100;
+        const double far = ((double)top - (double)(top - down)) * M_LOG2E / 0.7;
+        const struct kn_draw d = kn_draw_of(0.7f, 0, 1, 0, 0);
+        const double got = (double)draw_weight(draw_distance(top - down, top, d.rate));
+        ASSERT_NEAR(got, ldexp(exp2(-far), 40), 3e-6 * got + 2);
+    }
+    ASSERT_EQ(draw_distance(-INFINITY, 0, 1), UINT32_MAX);
+    ASSERT_EQ(draw_distance(NAN, 0, 1), UINT32_MAX);
+    ASSERT_EQ(draw_distance(2, 2, 144269.5f), 0);
+}
+
+struct near { /* a token, for sorting */
+    uint32_t far, id;
+};
+
+static int by_far(const void *a, const void *b)
+{
+    const struct near *x = a, *y = b;
+    if (x->far != y->far) return x->far < y->far ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* As draw.h says it: the sorted list is cut three times, then the sum by id is walked along. */
+static int32_t drawn_by_the_book(const float *x, size_t n, const struct kn_draw *d,
+                                 struct near *list, uint64_t *weight)
+{
+    float top = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    for (size_t i = 0; i < n; i++)
+        list[i] = (struct near){draw_distance(x[i], top, d->rate), (uint32_t)i};
+    qsort(list, n, sizeof *list, by_far);
+    uint64_t sum = 0, at = 0;
+    size_t k = d->k > 0 && d->k < n ? d->k : n, taken = 0;
+    for (size_t i = 0; i < k; i++)
+        sum += draw_weight(list[i].far);
+    if (d->share != DRAW_ALL) {
+        const uint64_t limit = (uint64_t)((__extension__(unsigned __int128) sum) * d->share >> 64);
+        for (taken = 0; taken < k && (taken == 0 || at < limit); taken++)
+            at += draw_weight(list[taken].far);
+        k = taken;
+    }
+    memset(weight, 0, n * sizeof *weight);
+    for (size_t i = sum = 0; i < k; i++) {
+        const uint64_t w = draw_weight(list[i].far);
+        if (w >= d->least) sum += weight[list[i].id] = w;
+    }
+    uint64_t goal = (uint64_t)((__extension__(unsigned __int128) sum) * d->random >> 64);
+    for (size_t i = 0; i < n; i++) {
+        if (goal < weight[i]) return (int32_t)i;
+        goal -= weight[i];
+    }
+    return -2;
+}
+
+static struct kn_draw any_draw(uint64_t *seed, size_t n)
+{
+    const float temperature = (float)(1 + test_rand(seed) % 40) / 10;
+    const uint64_t r = test_rand(seed);
+    const int32_t k = r % 2 ? 1 + (int32_t)(r / 16 % (n + 3)) : 0;
+    const float p = r / 2 % 2 ? (float)(r / 1024 % 1001) / 1000 : 1;
+    const float m = r / 4 % 4 == 0 ? (float)(r >> 40 & 1023) / 1024 : 0;
+    const uint64_t random = r / 8 % 8 == 0 ? r % 3 - 1 : test_rand(seed); /* the ends as well */
+    return r >> 60 == 0 ? (struct kn_draw){0} : kn_draw_of(temperature, k, p, m, random);
+}
+
+static void draw_body(struct kn_stream *st)
+{
+    enum { N = 5000, M = 4 };
+    uint64_t seed = 9;
+    float *x = calloc(M * N, sizeof *x);
+    int32_t *got = calloc(M, sizeof *got);
+    struct kn_draw *how = calloc(M, sizeof *how);
+    struct near *list = calloc(N, sizeof *list);
+    uint64_t *weight = calloc(N, sizeof *weight);
+    uint32_t *room = calloc(N, sizeof *room);
+    for (int round = 0; round < 60; round++) {
+        const size_t n = round < 45 ? 1 + test_rand(&seed) % 90 : N - test_rand(&seed) % 3000;
+        for (size_t i = 0; i < M * N; i++)
+            x[i] = round % 3 ? (float)(test_rand(&seed) >> 40) * 0x1p-20f : odd_value(&seed);
+        for (size_t i = 0; i < M; i++)
+            how[i] = any_draw(&seed, n);
+        if (round % 8 == 0) x[N + test_rand(&seed) % n] = INFINITY;
+        ASSERT_OK(kern_done(st, kn_draw(st, x, N, M, n, how, got)));
+        for (size_t i = 0; i < M; i++) {
+            const int32_t here = kn_draw_row(x + i * N, n, &how[i], room);
+            ASSERT_EQ(got[i], here);
+            if (here < 0 || how[i].rate == 0) continue;
+            ASSERT_EQ(here, drawn_by_the_book(x + i * N, n, &how[i], list, weight));
+        }
+    }
+    free(x), free(got), free(how), free(list), free(weight), free(room);
+}
+
+TEST(a_drawn_token_is_the_same_everywhere)
+{
+    on_all(draw_body);
 }
 
 static void top_body(struct kn_stream *st)
