@@ -1,12 +1,14 @@
 /* prefill: one prompt through the model by a plan, one slice of a layer a step.
  *
  * Stages: LAYER0 embeds all tokens and writes K,V of layer 0 for every one of them (a reused token
- * needs no more at that layer) → SCORE (query only) runs the rows that are not reused over the
- * stored KV to find what the suffix attends to → MAIN runs the selected rows and everything that is
- * not reused through all layers → logits. Layer by layer stored KV is placed first; then the fresh
- * K,V of the rows overwrite it. All cuts depend on row counts alone, so r = 1 makes the same calls
- * as a full prefill. A source that fails turns its range into a miss and the prefill starts again
- * (each restart loses a range, so there are at most n_range of them). */
+ * needs no more at that layer) → SCORE (where the suffix is asked) runs the rows that are no
+ * chunk's over the stored KV to find what the suffix attends to, as if chunks that are not held
+ * were not in the prompt: their rows would cost as much again as the answer's → MAIN runs the
+ * selected rows and everything that is not reused through all layers → logits. Layer by layer
+ * stored KV is placed first; then the fresh K,V of the rows overwrite it. All cuts depend on row
+ * counts alone, so r = 1 makes the same calls as a full prefill. A source that fails turns its
+ * range into a miss and the prefill starts again (each restart loses a range, so there are at most
+ * n_range of them). */
 #include "fusor/prefill_int.h"
 
 #include "base/assert.h"
@@ -42,11 +44,11 @@ static int make_block(struct fus_prefill *f)
     const size_t emb = carve(&d, T * D, 4), x = carve(&d, T * D, 4),
                  kq = carve(&d, n_keep * g->H * g->K, 4), kl = carve(&d, n_keep * g->H, 4),
                  att = carve(&d, slice_max(f) * g->H * g->K, 4), tok = carve(&h, T, 4),
-                 pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), slot = carve(&h, T, 4),
-                 row = carve(&h, T, 4), score = carve(&h, T, 4), dev = carve(&h, T, 4),
-                 dev_v = carve(&h, T, 4), cs = carve(&h, T, 4), cand = carve(&h, T, 4),
-                 pick = carve(&h, T, 4), sel = carve(&h, T, 4), chosen = carve(&h, T, 1),
-                 logits = carve(&h, f->n_logits * g->V, 4);
+                 pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), ask = carve(&h, T, 4),
+                 slot = carve(&h, T, 4), row = carve(&h, T, 4), score = carve(&h, T, 4),
+                 dev = carve(&h, T, 4), dev_v = carve(&h, T, 4), cs = carve(&h, T, 4),
+                 cand = carve(&h, T, 4), pick = carve(&h, T, 4), sel = carve(&h, T, 4),
+                 chosen = carve(&h, T, 1), logits = carve(&h, f->n_logits * g->V, 4);
     int r = fus_core_take_block(f->core, d, h, &f->block);
     if (r < 0) return r;
     char *device = f->block.device, *shared = f->block.shared;
@@ -58,6 +60,7 @@ static int make_block(struct fus_prefill *f)
     f->tok = (int32_t *)(void *)(shared + tok);
     f->pos_all = (int32_t *)(void *)(shared + pos_all);
     f->pos = (int32_t *)(void *)(shared + pos);
+    f->ask = (int32_t *)(void *)(shared + ask);
     f->slot = (int32_t *)(void *)(shared + slot);
     f->row = (int32_t *)(void *)(shared + row);
     f->score = (float *)(void *)(shared + score);
@@ -149,7 +152,6 @@ void fus_restart(struct fus_prefill *f)
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
         if (!f->range[i].used) fus_range_release(&f->range[i]);
-    if (f->n_suffix > f->n_suffix_max) f->n_suffix = f->n_suffix_max;
     memcpy(f->tok, f->plan.tok, f->plan.n_tok * sizeof(*f->tok));
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
     memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
@@ -189,7 +191,6 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     if (r == 0) r = copy_plan(f);
     if (r == 0) {
         fus_roles_set(f);
-        f->n_suffix_max = f->n_suffix;
         s->len = 0;
         r = fus_session_own(s, 0);
     }
@@ -256,14 +257,21 @@ static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return kn_gather(st, g->from, g->idx + row0, m, g->D, g->x + row0 * g->D);
 }
 
-/* Rows = tokens that are not reused, with those chosen, with all reused ones when `all`; x from the
- * embeddings. */
+/* Rows = tokens that are no chunk's; for the answer those of missed chunks and the chosen ones too,
+ * with all reused ones when `all`; x from the embeddings. */
 static int rows_from_embeddings(struct fus_prefill *f, bool all)
 {
+    const bool answer = f->stage == STAGE_MAIN;
+    int32_t missed = 0;
     size_t n = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        const bool reused = f->kind[t] == KIND_REUSED && (all || f->chosen[t] == CHOICE_ROW);
-        if (reused || f->kind[t] == KIND_COMPUTED) f->pos[n++] = (int32_t)t;
+        const enum fus_kind kind = (enum fus_kind)f->kind[t];
+        missed += kind == KIND_MISSED;
+        if (kind == KIND_COMPUTED || (kind == KIND_MISSED && answer) ||
+            (kind == KIND_REUSED && (all || f->chosen[t] == CHOICE_ROW))) {
+            f->ask[n] = (int32_t)t - missed;
+            f->pos[n++] = (int32_t)t;
+        }
     }
     f->n_rows = n;
     struct gather g = {f->emb, f->x, f->pos, f->core->cfg.D};
@@ -302,15 +310,21 @@ static bool is_blind(const struct fus_prefill *f)
            f->layer < f->plan.side_layer;
 }
 
-static struct fus_phase phase(struct fus_prefill *f, float *x, const int32_t *pos, size_t n)
+/* Positions of the current rows. Layer 0 has K,V of the missed chunks as well. */
+static const int32_t *positions(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->layer > 0 ? f->ask : f->pos;
+}
+
+static struct fus_phase phase(struct fus_prefill *f)
 {
     return (struct fus_phase){.core = f->core,
                               .kv = f->kv,
                               .layer = f->layer,
-                              .x = x,
-                              .pos = pos,
+                              .x = f->x,
+                              .pos = positions(f),
                               .slot = is_blind(f) ? f->slot : NULL,
-                              .n = n,
+                              .n = f->n_rows,
                               .att = f->att,
                               .cancel = f->plan.cancel};
 }
@@ -331,7 +345,10 @@ static int begin_main(struct fus_prefill *f)
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
 static int step_layer0(struct fus_prefill *f)
 {
-    struct fus_phase p = phase(f, f->emb, f->pos_all, f->plan.n_tok);
+    struct fus_phase p = phase(f);
+    p.x = f->emb;
+    p.pos = f->pos_all;
+    p.n = f->plan.n_tok;
     p.embed_tok = f->tok;
     int r = fus_phase_a(&p);
     if (r < 0) return r;
@@ -419,7 +436,7 @@ static int step_a(struct fus_prefill *f)
     if (r < 0) return r;
     look_ahead(f);
     if (f->layer > 0) { /* layer 0 has its K,V already */
-        struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
+        struct fus_phase p = phase(f);
         const bool looks =
             f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
         p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
@@ -461,7 +478,7 @@ static int step_b(struct fus_prefill *f)
     const size_t usual = fus_slice_rows(f->core, f->plan.n_tok);
     const size_t slice = f->pace && f->pace < usual ? f->pace : usual;
     if (m > slice + slice / 2) m = slice; /* or half of one more rather than a small rest */
-    struct fus_phase p = phase(f, f->x, f->pos, f->n_rows);
+    struct fus_phase p = phase(f);
     if (is_scoring(f)) {
         p.keep_q = f->keep_q;
         p.keep_lse = f->keep_lse;
@@ -472,7 +489,7 @@ static int step_b(struct fus_prefill *f)
     if (r < 0) return r;
     f->row0 += m;
     if (f->row0 < f->n_rows) return 0;
-    if (is_scoring(f)) r = fus_mass_add(f, f->layer);
+    if (is_scoring(f)) r = fus_mass_add(f, f->layer, positions(f));
     f->in_b = false;
     return r < 0 ? r : 1;
 }
@@ -490,19 +507,25 @@ static void finish(struct fus_prefill *f)
     fus_captures_close(f, 0);
 }
 
+static int end_of_score(struct fus_prefill *f)
+{
+    if (f->sense.asks) {
+        fus_sense_asked(f);
+        finish(f);
+        return 0;
+    }
+    fus_score_spread(f);
+    if (f->how->by_sensitivity) fus_select_weigh(f);
+    /* Blind rows stood in the chunks' place, or chunks in that of missed ones. */
+    if (f->how->pass == PASS_SIDE || f->n_missed > 0) f->loaded_to = 1;
+    return begin_main(f);
+}
+
 static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
-    if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) {
-        if (f->sense.asks) {
-            fus_sense_asked(f);
-            finish(f);
-            return 0;
-        }
-        if (f->how->by_sensitivity) fus_select_weigh(f);
-        if (f->how->pass == PASS_SIDE) f->loaded_to = 1; /* blind rows stood in the chunks' place */
-        return begin_main(f);
-    }
+    if (f->stage == STAGE_SCORE && f->layer == 1) fus_score_squeeze(f);
+    if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) return end_of_score(f);
     if (f->layer < f->core->cfg.L) return 0;
     const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
     int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);

@@ -8,7 +8,7 @@
 
 enum fus_pass { /* what runs before the selected rows do */
                 PASS_NONE,
-                PASS_QUERY, /* what is not reused runs over the stored KV of the score's layers */
+                PASS_QUERY, /* what is no chunk runs over the stored KV of the score's layers */
                 PASS_SIDE, /* it runs blind to the chunks, and only their K of one layer is asked */
 };
 struct fus_method { /* what a strategy needs */
@@ -22,6 +22,7 @@ struct fus_method { /* what a strategy needs */
 
 enum fus_kind {                /* what becomes of a prompt token */
                 KIND_COMPUTED, /* a row in every layer */
+                KIND_MISSED,   /* of a chunk that is not held: that, but not asked with */
                 KIND_EXACT,    /* prefix: KV of a full prefill, never a row */
                 KIND_REUSED,   /* isolated chunk: may be selected */
 };
@@ -37,6 +38,7 @@ enum fus_choice {
 enum { PRE_NEAR = 3 };
 struct pre_range {
     struct fus_range r; /* n may be cut short where logits are wanted */
+    uint32_t ask0;      /* where it stands in a prompt without the missed chunks */
     bool used;          /* has a role in the plan (fus_roles_set) */
     bool active;        /* its source is used; cleared when it failed or was never needed */
     struct kv_layer cur, near[PRE_NEAR]; /* near: as staged; k NULL: it is not */
@@ -89,6 +91,7 @@ struct fus_prefill {
     int32_t *tok;       /* [n_tok] the prompt */
     int32_t *pos_all;   /* [n_tok] 0, 1, 2, … */
     int32_t *pos;       /* [n_tok] positions of the current rows */
+    int32_t *ask;       /* [n_tok] the same in a prompt without the missed chunks */
     int32_t *slot;      /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
     int32_t *row;       /* [n_tok] rows that stay behind a choosing layer */
     float *score;       /* [n_tok] attention mass or stored score, by token */
@@ -104,7 +107,7 @@ struct fus_prefill {
     float *logits;      /* [n_logits, V] or NULL */
     size_t n_logits;
 
-    size_t n_rows, n_reusable, n_home, n_suffix, n_suffix_max;
+    size_t n_rows, n_reusable, n_home, n_missed, n_suffix;
     size_t n_sel, n_chosen; /* selected; of those still rows */
     size_t budget;          /* tokens, the mean over the layers from the check layer on */
     enum pre_stage stage;
@@ -155,7 +158,11 @@ void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned laye
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
                        const float *k, const float *v, size_t ld);
-int fus_mass_add(struct fus_prefill *f, unsigned layer);
+/* What the suffix, the last of the rows at these positions, attends to in a layer. */
+int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos);
+/* Scores by token to those of a prompt without the missed chunks, and back. */
+void fus_score_squeeze(struct fus_prefill *f);
+void fus_score_spread(struct fus_prefill *f);
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
 void fus_range_release(struct pre_range *g);

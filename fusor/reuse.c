@@ -172,8 +172,9 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
         at += g->r.n;
         if (lo >= hi) continue;
         const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+        const uint32_t tok0 = f->stage == STAGE_SCORE ? g->ask0 : g->r.tok0;
         struct kn_rope tmp;
-        r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(g->r.tok0 + lo), hi - lo,
+        r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(tok0 + lo), hi - lo,
                        (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
                        rope_of(f->core, g->r.exact, &tmp));
         if (r < 0) return r;
@@ -293,21 +294,36 @@ static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return kn_attn_mass(st, &a->q, a->f->score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
 }
 
-int fus_mass_add(struct fus_prefill *f, unsigned layer)
+int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const size_t n_keys = f->plan.n_tok - f->n_suffix;
+    const size_t suffix = f->n_rows - f->n_suffix; /* its first row: it sees all keys before it */
+    const size_t n_keys = f->n_suffix ? (size_t)pos[suffix] : 0;
     struct mass a = {.f = f,
                      .q = {.q = f->keep_q,
                            .ldq = (size_t)cfg->H * cfg->K,
                            .m = f->n_suffix,
-                           .pos = f->pos + f->n_rows - f->n_suffix,
+                           .pos = pos + suffix,
                            .H = cfg->H,
                            .kv = &f->kv,
                            .layer = layer,
                            .scale = cfg->attn_scale,
                            .lse = f->keep_lse},
                      .n_keys = n_keys};
-    if (f->n_suffix == 0 || n_keys == 0) return 0;
+    if (n_keys == 0) return 0;
     return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
+}
+
+void fus_score_squeeze(struct fus_prefill *f)
+{
+    size_t n = 0;
+    for (size_t t = 0; t < f->plan.n_tok && f->n_missed > 0; t++)
+        if (f->kind[t] != KIND_MISSED) f->score[n++] = f->score[t];
+}
+
+void fus_score_spread(struct fus_prefill *f)
+{
+    size_t n = f->plan.n_tok - f->n_missed;
+    for (size_t t = f->plan.n_tok; t-- > 0 && f->n_missed > 0;)
+        f->score[t] = f->kind[t] != KIND_MISSED ? f->score[--n] : 0;
 }

@@ -89,25 +89,26 @@ static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
 void fus_roles_set(struct fus_prefill *f)
 {
     memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
-    f->n_reusable = f->n_home = 0;
+    f->n_reusable = f->n_home = f->n_missed = 0;
     size_t n_exact = 0;
-    uint32_t last = 0; /* end of the last reused range */
+    uint32_t last = 0; /* end of the last range */
     bool prefix_whole = true;
     for (size_t i = 0; i < f->n_range; i++) {
         struct pre_range *g = &f->range[i];
         g->r.n = usable(f, &g->r);
+        g->ask0 = (uint32_t)(g->r.tok0 - f->n_missed);
         /* Behind a prefix range that failed the later ones no longer start at a known state. */
         const bool broken = g->r.exact && !prefix_whole;
-        if (!range_used(f, g) || g->r.n == 0 || broken) {
-            if (g->r.exact) prefix_whole = false;
-            g->used = false;
+        g->used = range_used(f, g) && g->r.n > 0 && !broken;
+        if (g->r.exact && !g->used) {
+            prefix_whole = false;
             continue;
         }
-        g->used = true;
-        memset(f->kind + g->r.tok0, g->r.exact ? KIND_EXACT : KIND_REUSED, g->r.n);
-        *(g->r.exact ? &n_exact : &f->n_reusable) += g->r.n;
-        if (g->r.home && !g->r.exact) f->n_home += g->r.n;
-        last = g->r.tok0 + g->r.n;
+        const enum fus_kind kind = !g->used ? KIND_MISSED : g->r.exact ? KIND_EXACT : KIND_REUSED;
+        memset(f->kind + g->r.tok0, kind, g->r.n);
+        *(g->r.exact ? &n_exact : g->used ? &f->n_reusable : &f->n_missed) += g->r.n;
+        if (g->r.home && kind == KIND_REUSED) f->n_home += g->r.n;
+        if (g->r.n > 0) last = g->r.tok0 + g->r.n;
     }
     f->n_suffix = f->plan.n_tok - last;
     if (f->plan.suffix && f->plan.suffix < f->n_suffix) f->n_suffix = f->plan.suffix;
@@ -395,7 +396,7 @@ bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n)
 {
     for (uint32_t t = 0; t < tok0 + n; t++) {
         if (f->kind[t] == KIND_REUSED) return false;
-        if (t >= tok0 && f->kind[t] != KIND_COMPUTED) return false;
+        if (t >= tok0 && f->kind[t] == KIND_EXACT) return false;
     }
     return true;
 }

@@ -38,13 +38,14 @@ static bool scores_by_suffix(enum pol_strategy s)
            s == POL_STRAT_HYBRID;
 }
 
-/* Token-layers, as shares of a token's: whatever is not reused runs in full, and once more through
- * the scoring layers when the suffix scores. */
+/* Token-layers, as shares of a token's: whatever is not reused runs in full, and where the suffix
+ * scores what is no chunk's once more through the scoring layers. */
 static bool worth_blending(const struct pol_plan_in *in, enum pol_strategy s, double ratio)
 {
     double held = in->reuse_tokens;
     double rest = (double)in->prompt_tokens - in->prefix_tokens - held;
-    double cost = rest * (scores_by_suffix(s) ? POL_QUERY_PASSES : 1) + ratio * held;
+    double ask = scores_by_suffix(s) ? POL_ASK_DEPTH * (rest - in->missed_tokens) : 0;
+    double cost = rest + ask + ratio * held;
 
     return cost < POL_COST_MAX * (rest + held);
 }

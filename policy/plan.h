@@ -35,6 +35,7 @@ struct pol_plan_in {
     uint32_t prompt_tokens;             /* all of them */
     uint32_t prefix_tokens;             /* held by the exact prefix */
     uint32_t reuse_tokens;              /* held by chunk records, behind the prefix */
+    uint32_t missed_tokens;             /* of chunks that are not held */
     uint32_t suffix_tokens;             /* behind the last chunk: the question */
     bool blend_allowed;                 /* the engine's self-test passed */
 };
@@ -44,9 +45,9 @@ struct pol_plan {
     double ratio;               /* 0 unless mode is POL_BLEND */
     const char *reason;         /* static, for log and tests */
 };
-#define POL_RATIO_DEFAULT 0.15 /* cited: CacheBlend's range; the project's quality runs */
-#define POL_COST_MAX 0.9       /* chosen: less than a tenth saved is not worth an inexact answer */
-#define POL_QUERY_PASSES (11.0 / 6) /* scoring runs five sixths of the depth once more */
+#define POL_RATIO_DEFAULT 0.15  /* cited: CacheBlend's range; the project's quality runs */
+#define POL_COST_MAX 0.9        /* chosen: less than a tenth saved is not worth an inexact answer */
+#define POL_ASK_DEPTH (5.0 / 6) /* of the layers, that scoring runs through */
 
 struct pol_plan pol_plan(const struct pol_plan_in *in);
 const char *pol_mode_name(enum pol_mode m);

@@ -102,9 +102,16 @@ void prompt_make(const struct pol_control_in *in, struct prompt *p)
     p->suffix = (double)in->n_suffix;
     p->tokens = fmax((double)in->n_tok, fmax(end + p->suffix, 1));
     const int at = in->prefix_tier;
-    if (in->n_prefix == 0 || at < 0 || (size_t)at >= p->n_tier || !p->reachable[at]) return;
-    p->prefix = fmin((double)in->n_prefix, p->tokens - 1); /* the last row is always computed */
-    p->prefix_bytes[at] = (double)in->prefix_bytes;
+    if (in->n_prefix > 0 && at >= 0 && (size_t)at < p->n_tier && p->reachable[at]) {
+        p->prefix = fmin((double)in->n_prefix, p->tokens - 1); /* the last row is computed */
+        p->prefix_bytes[at] = (double)in->prefix_bytes;
+    }
+    p->chunk_tokens = p->chunk_pairs = 0;
+    for (size_t i = 0; i < n; i++) {
+        if ((double)in->chunk[i].tok0 < p->prefix) continue;
+        p->chunk_tokens += (double)in->chunk[i].n;
+        p->chunk_pairs += chunk_pairs(&in->chunk[i]);
+    }
 }
 
 bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c, enum pol_strategy s)
@@ -122,6 +129,8 @@ struct rows {
     double all, all_pairs;   /* what is not prefix */
     double rest, rest_pairs; /* what is not reused either */
     double main, main_pairs; /* that, and the selected tokens */
+    double missed;           /* of chunks that are not reused: not asked with */
+    double ask, ask_pairs;   /* what is no chunk's */
     double suffix_pairs, mass, placed;
     bool choose; /* there is something to choose, and to choose from */
 };
@@ -143,8 +152,12 @@ static struct rows rows_of(const struct prompt *p, double ratio, const struct se
     struct rows r = {.all = T - p->prefix,
                      .all_pairs = (T * (T + 1) - p->prefix * (p->prefix + 1)) / 2,
                      .placed = p->prefix + s->tokens,
-                     .suffix_pairs = p->suffix * (T - (p->suffix - 1) / 2),
-                     .mass = p->suffix * (T - p->suffix)};
+                     .missed = p->chunk_tokens - s->tokens};
+    const double seen = T - r.missed; /* by the end of the suffix, when it asks */
+    r.suffix_pairs = p->suffix * larger(seen - (p->suffix - 1) / 2, 0);
+    r.mass = p->suffix * larger(seen - p->suffix, 0);
+    r.ask = larger(r.all - p->chunk_tokens, 1);
+    r.ask_pairs = larger(r.all_pairs - p->chunk_pairs, 0);
     const double selected = floor_of(ratio * s->tokens + 0.5);
     r.rest = larger(r.all - s->tokens, 1);
     r.rest_pairs = larger(r.all_pairs - s->pairs, 0);
@@ -154,6 +167,7 @@ static struct rows rows_of(const struct prompt *p, double ratio, const struct se
     if (step > 1) {
         r.all = whole_steps(r.all, step);
         r.rest = whole_steps(r.rest, step);
+        r.ask = whole_steps(r.ask, step);
         r.main = whole_steps(r.main, step);
     }
     return r;
@@ -166,20 +180,22 @@ static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, const 
     w->span[w->n++] = (struct span){lo, hi, wait, *k};
 }
 
-/* The rows that are not reused run over the stored KV of the scoring layers; the last of these
- * layers only asks what the suffix attends to. */
+/* The rows that are no chunk's run over the stored KV of the scoring layers; the last of these
+ * layers only asks what the suffix attends to. Behind layer 0 the suffix, most of them as a rule,
+ * does not see what is missed. */
 static void add_query_pass(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     const unsigned last = p->score_hi - 1, lo = at_most(p->score_lo, last);
-    struct pol_work k = {.layers = 1, .rows = r->rest, .pairs = r->rest_pairs};
+    struct pol_work k = {.layers = 1, .rows = r->ask, .pairs = r->ask_pairs};
     add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
-    k.kv_rows = r->rest;
+    k.kv_rows = r->ask;
     k.places = r->placed;
+    k.pairs = larger(r->ask_pairs - p->suffix * r->missed, 0);
     add(w, 1, lo, WAIT_CHUNKS, &k);
     k.masses = r->mass;
     add(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, &k);
     k.rows = 0;
-    k.kv_rows = r->rest + p->suffix; /* the suffix's queries are about as much work as its K,V */
+    k.kv_rows = r->ask + p->suffix; /* the suffix's queries are about as much work as its K,V */
     k.pairs = r->suffix_pairs;
     add(w, last, last + 1, WAIT_CHUNKS, &k);
 }
@@ -188,14 +204,14 @@ static void add_query_pass(struct walk *w, const struct prompt *p, const struct 
 static void add_side_pass(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     const unsigned last = p->side;
-    struct pol_work k = {.layers = 1, .rows = r->rest, .pairs = r->rest_pairs};
+    struct pol_work k = {.layers = 1, .rows = r->ask, .pairs = r->ask_pairs};
     add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
-    k.kv_rows = r->rest;
+    k.kv_rows = r->ask;
     k.places = p->prefix;
-    k.pairs = r->rest * (p->prefix + (r->rest + 1) / 2);
+    k.pairs = r->ask * (p->prefix + (r->ask + 1) / 2);
     add(w, 1, last, WAIT_PREFIX, &k);
     k.rows = 0;
-    k.kv_rows = r->rest + p->suffix;
+    k.kv_rows = r->ask + p->suffix;
     k.pairs = r->suffix_pairs;
     k.masses = r->mass;
     k.places = p->prefix + (r->placed - p->prefix) / 2; /* K alone */
@@ -247,7 +263,7 @@ static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
     add(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
     if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_HYBRID)) {
         add_query_pass(ret, p, &r);
-        loaded = p->score_hi;
+        if (r.missed <= 0) loaded = p->score_hi; /* else chunks stood elsewhere when asked */
     }
     if (r.choose && s == POL_STRAT_SIDE) add_side_pass(ret, p, &r);
     if (r.choose && p->check > 0 && (s == POL_STRAT_HKVD || s == POL_STRAT_HYBRID)) {

@@ -251,7 +251,7 @@ static void by_rules(struct worker *w, const struct wk_mode *m, struct ctl_decis
                              .blend_allowed = w->blend_ok};
 
     for (size_t i = 0; i < d->in.n_chunk; i++)
-        if (d->chunk[i].tier >= 0) in.reuse_tokens += d->chunk[i].n;
+        *(d->chunk[i].tier >= 0 ? &in.reuse_tokens : &in.missed_tokens) += d->chunk[i].n;
     if (m->has_strategy) in.strategy = ctl_to_policy(m->strategy);
     if (w->o.strategy && fus_strategy_parse(w->o.strategy, &dflt) == 1)
         in.strategy_default = ctl_to_policy(dflt);

@@ -2,195 +2,7 @@
 #include "base/mem.h"
 #include "fusor/prefill_int.h"
 #include "tests/test.h"
-#include "tests/unit/fusor/blend_kit.h"
-
-enum { V_MAX = 96, T_MAX = 400, N_PARTS = 12 };
-
-/* A prompt made of parts: 'S' one sink token, 'g' glue, 'm' miss (a range without KV), 'p' exact
- * prefix, 'A'…'D' chunks (the same letter is the same chunk). */
-struct prompt {
-    struct kit *k;
-    int32_t tok[T_MAX];
-    uint32_t n;
-    struct fus_range range[N_PARTS];
-    struct kit_chunk *of_range[N_PARTS];
-    size_t n_range;
-    struct kit_chunk chunk[4], prefix;
-    int32_t chunk_tok[4][T_MAX];
-    bool have[4], have_prefix;
-};
-
-static const uint32_t chunk_len[4] = {37, 64, 20, 90};
-
-static void add_tokens(struct prompt *p, uint64_t seed, uint32_t n)
-{
-    ASSERT_TRUE(p->n + n <= T_MAX);
-    kit_tokens(p->k, seed, p->tok + p->n, n);
-    p->n += n;
-}
-
-static void add_range(struct prompt *p, uint32_t tok0, uint32_t n, bool exact, struct kit_chunk *c)
-{
-    p->range[p->n_range] = (struct fus_range){.tok0 = tok0, .n = n, .exact = exact};
-    p->of_range[p->n_range++] = c;
-}
-
-static void add_chunk(struct prompt *p, unsigned i)
-{
-    const uint32_t n = chunk_len[i];
-    if (!p->have[i]) {
-        kit_tokens(p->k, 100 + i, p->chunk_tok[i], n);
-        kit_chunk_init(&p->chunk[i], p->k->cfg, n);
-        kit_build(p->k, p->tok[0], p->chunk_tok[i], &p->chunk[i]);
-        p->have[i] = true;
-    }
-    add_range(p, p->n, n, false, &p->chunk[i]);
-    p->range[p->n_range - 1].home = fus_stands_home(p->tok[0], p->tok, p->n);
-    memcpy(p->tok + p->n, p->chunk_tok[i], n * sizeof(*p->tok));
-    p->n += n;
-}
-
-static void add_prefix(struct prompt *p)
-{
-    const uint32_t n = 23;
-    ASSERT_EQ(p->n, 0);
-    add_tokens(p, 11, n);
-    kit_chunk_init(&p->prefix, p->k->cfg, n);
-    kit_build(p->k, -1, p->tok, &p->prefix);
-    p->have_prefix = true;
-    add_range(p, 0, n, true, &p->prefix);
-}
-
-static void prompt_init(struct prompt *p, struct kit *k, const char *parts)
-{
-    memset(p, 0, sizeof(*p));
-    p->k = k;
-    for (const char *c = parts; *c; c++) {
-        const uint64_t seed = (uint64_t)(c - parts) * 17 + 5;
-        switch (*c) {
-        case 'S':
-            add_tokens(p, 3, 1);
-            break;
-        case 'g':
-            add_tokens(p, seed, 3);
-            break;
-        case 'q':
-            add_tokens(p, seed, 11);
-            break;
-        case 'm':
-            add_range(p, p->n, 19, false, NULL);
-            add_tokens(p, seed, 19);
-            break;
-        case 'p':
-            add_prefix(p);
-            break;
-        default:
-            add_chunk(p, (unsigned)(*c - 'A'));
-        }
-    }
-}
-
-static void prompt_fini(struct prompt *p)
-{
-    for (unsigned i = 0; i < 4; i++) {
-        if (!p->have[i]) continue;
-        ASSERT_EQ(p->chunk[i].released, p->chunk[i].uses);
-        kit_chunk_fini(&p->chunk[i]);
-    }
-    if (!p->have_prefix) return;
-    ASSERT_EQ(p->prefix.released, p->prefix.uses);
-    kit_chunk_fini(&p->prefix);
-}
-
-struct result {
-    float logits[V_MAX];
-    int32_t sel[T_MAX];
-    size_t n_sel;
-    struct fus_report report;
-};
-
-static struct fus_plan plan_of(const struct prompt *p, enum fus_strategy s, float ratio)
-{
-    return (struct fus_plan){.tok = p->tok,
-                             .n_tok = p->n,
-                             .range = p->range,
-                             .n_range = p->n_range,
-                             .strategy = s,
-                             .ratio = ratio};
-}
-
-static void use_sources(struct prompt *p)
-{
-    for (size_t i = 0; i < p->n_range; i++)
-        p->range[i].src = p->of_range[i] ? kit_source(p->of_range[i]) : (struct kv_source){0};
-}
-
-/* A plan that did not begin has touched no source. */
-static void forget_sources(struct prompt *p)
-{
-    for (size_t i = 0; i < p->n_range; i++)
-        if (p->of_range[i]) p->of_range[i]->uses--;
-}
-
-static int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
-                  struct result *res)
-{
-    struct fus_prefill *f = NULL;
-    size_t rows = 0;
-    use_sources(p);
-    int r = fus_prefill_begin(s, plan, &f);
-    if (r < 0) {
-        forget_sources(p);
-        return r;
-    }
-    r = kit_steps(f);
-    if (r == 0) {
-        const float *l = fus_prefill_logits(f, &rows);
-        memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));
-        const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
-        if (res->n_sel) memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
-        fus_prefill_report(f, &res->report);
-        ASSERT_EQ(fus_session_len(s), p->n);
-        const struct fus_report *t = &res->report;
-        ASSERT_EQ(t->n_prefix + t->n_reused + t->n_recomputed + t->n_computed, p->n);
-        ASSERT_EQ(t->n_recomputed, res->n_sel);
-    }
-    fus_prefill_end(f);
-    return r;
-}
-
-static void run_plan(struct prompt *p, const struct fus_plan *plan, struct result *res)
-{
-    struct fus_session *s = NULL;
-    ASSERT_OK(fus_session_create(p->k->c, p->n, &s));
-    ASSERT_OK(run_on(s, p, plan, res));
-    fus_session_destroy(s);
-}
-
-static void run(struct prompt *p, enum fus_strategy s, float ratio, struct result *res)
-{
-    const struct fus_plan plan = plan_of(p, s, ratio);
-    run_plan(p, &plan, res);
-}
-
-/* Two results of the same rows: equal to the bit where the GEMM keeps rows apart. */
-static void same_logits(const struct kit *k, const struct result *a, const struct result *b)
-{
-    if (kn_gemm_invariant(fus_core_dev(k->c))) {
-        ASSERT_MEMEQ(a->logits, b->logits, k->cfg->V * sizeof(float));
-        return;
-    }
-    for (unsigned i = 0; i < k->cfg->V; i++)
-        ASSERT_NEAR(a->logits[i], b->logits[i], 1e-3);
-}
-
-static double max_diff(const struct kit *k, const float *a, const double *b)
-{
-    double d = 0;
-    for (unsigned i = 0; i < k->cfg->V; i++)
-        d = fmax(d, fabs((double)a[i] - b[i]));
-    return d;
-}
+#include "tests/unit/fusor/prompt_kit.h"
 
 /* ---- the reference's view of a blend ---- */
 
@@ -511,26 +323,60 @@ static void check_choice(const struct prompt *p, const struct result *res, const
     ASSERT_NEAR(got, left / total, 1e-3);
 }
 
+/* The suffix asks as if the missed chunk were not there, but for layer 0, which knows it. */
 TEST(query_selects_what_the_suffix_attends_to)
 {
+    static const unsigned layers[][2] = {{1, 4}, {0, 2}, {0, 1}}; /* the first: L/3, 5L/6 of 5 */
     struct kit k;
     open_default(&k);
-    struct prompt p;
-    struct result none = {0}, got;
-    prompt_init(&p, &k, "SAgCmBgq");
-    double mass[T_MAX] = {0}, ref[V_MAX];
-    const struct view w = {&p, &none, FUS_QUERY, 0};
-    const struct ref_opts o = {.stored = stored,
-                               .ctx = (void *)&w,
-                               .mass = mass,
-                               .mass_from = p.n - 11 - 3,
-                               .lo = 1,
-                               .hi = 4}; /* L/3, 5L/6 of 5 */
-    run(&p, FUS_QUERY, 0.2f, &got);
-    ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
-    ref_forward(k.m, p.tok, p.n, &o, ref);
-    check_choice(&p, &got, mass);
-    prompt_fini(&p);
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        struct prompt p;
+        struct result none = {0}, got;
+        prompt_init(&p, &k, "SAgCmBgq");
+        const struct fus_range *missed = &p.range[2];
+        double mass[T_MAX] = {0}, ref[V_MAX];
+        const struct view w = {&p, &none, FUS_QUERY, 0};
+        const struct ref_opts o = {.stored = stored,
+                                   .ctx = (void *)&w,
+                                   .mass = mass,
+                                   .mass_from = p.n - 11 - 3,
+                                   .lo = layers[i][0],
+                                   .hi = layers[i][1],
+                                   .gap0 = missed->tok0,
+                                   .gap = missed->n};
+        struct fus_plan plan = plan_of(&p, FUS_QUERY, 0.2f);
+        if (i > 0) plan.score_lo = layers[i][0];
+        if (i > 0) plan.score_hi = layers[i][1];
+        ASSERT_TRUE(!p.of_range[2]);
+        run_plan(&p, &plan, &got);
+        ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
+        ref_forward(k.m, p.tok, p.n, &o, ref);
+        check_choice(&p, &got, mass);
+        prompt_fini(&p);
+    }
+    kit_close(&k);
+}
+
+/* Rows of missed chunks run once, for the answer. */
+TEST(missed_chunks_are_not_asked_with)
+{
+    static const enum fus_strategy asks[] = {FUS_QUERY, FUS_QS, FUS_SIDE};
+    struct kit k;
+    open_default(&k);
+    for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
+        struct prompt with, without;
+        struct result got, less;
+        prompt_init(&with, &k, "SAgmCBmgq");
+        prompt_init(&without, &k, "SAgCBgq");
+        run(&with, asks[i], 0.2f, &got);
+        run(&without, asks[i], 0.2f, &less);
+        const double L = k.cfg->L, missed = (double)(with.n - without.n);
+        ASSERT_NEAR(got.report.cost * (double)with.n * L,
+                    less.report.cost * (double)without.n * L + missed * L, 1e-6);
+        ASSERT_EQ(got.n_sel, less.n_sel);
+        prompt_fini(&with);
+        prompt_fini(&without);
+    }
     kit_close(&k);
 }
 

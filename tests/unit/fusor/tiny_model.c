@@ -182,6 +182,7 @@ struct ref {
     double *k, *v; /* [n, G*K] of the layer, K rotated */
     float inv[256];
     float mscale;
+    size_t gap0, gap; /* of this layer */
 };
 
 static float *weight(const struct model *m, enum model_w w, unsigned layer)
@@ -234,9 +235,10 @@ static void rotate(const struct ref *r, double *x, size_t heads)
     const size_t K = r->c->K, half = K / 2;
     for (size_t t = 0; t < r->n; t++)
         for (size_t h = 0; h < heads; h++) {
+            const size_t at = t < r->gap0 + r->gap ? t : t - r->gap;
             double *p = x + (t * heads + h) * K;
             for (size_t i = 0; i < half; i++) {
-                const double a = (double)t * (double)r->inv[i], c = cos(a), s = sin(a);
+                const double a = (double)at * (double)r->inv[i], c = cos(a), s = sin(a);
                 const double u = p[i], w = p[i + half];
                 p[i] = (u * c - w * s) * (double)r->mscale;
                 p[i + half] = (w * c + u * s) * (double)r->mscale;
@@ -258,6 +260,7 @@ static void attend(const struct ref *r, const struct ref_opts *o, unsigned l, co
                 for (size_t i = 0; i < K; i++)
                     p[j] += q[(t * H + h) * K + i] * r->k[(j * G + g) * K + i];
                 p[j] *= (double)r->c->attn_scale;
+                if (j >= r->gap0 && j < r->gap0 + r->gap) p[j] = -INFINITY;
                 max = fmax(max, p[j]);
             }
             for (size_t j = 0; j <= t; j++)
@@ -340,8 +343,11 @@ void ref_forward(const struct model *m, const int32_t *tok, size_t n, const stru
     for (size_t t = 0; t < n; t++)
         for (size_t i = 0; i < D; i++)
             r.x[t * D + i] = (double)e[(size_t)tok[t] * D + i];
-    for (unsigned l = 0; l < r.c->L; l++)
+    for (unsigned l = 0; l < r.c->L; l++) {
         layer(&r, o, l);
+        r.gap0 = o->gap0;
+        r.gap = o->gap;
+    }
     double *last = r.x + (n - 1) * D;
     norm(last, D, no, (double)r.c->rms_eps, last);
     mul(&r, MODEL_LM_HEAD, MODEL_W_COUNT, 0, last, 1, logits, false);

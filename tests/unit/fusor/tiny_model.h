@@ -30,6 +30,8 @@ struct ref_opts {
     double *mass; /* NULL, or [n]: attention of rows >= mass_from over layers [lo, hi), all heads */
     size_t mass_from;
     unsigned lo, hi;
+    /* Tokens [gap0, gap0 + gap) are not in the prompt from layer 1 on. */
+    size_t gap0, gap;
 };
 /* Logits of the last token, [V]. */
 void ref_forward(const struct model *m, const int32_t *tok, size_t n, const struct ref_opts *o,

@@ -90,6 +90,7 @@ struct slow {
     const bool *reuse;
     enum pol_strategy s;
     double P, T, R, pairs_all, pairs_rest, rest, t, compute;
+    double chunks, pairs_chunks; /* tokens of all, held or not, behind the prefix */
 };
 
 static bool used(const struct slow *x, size_t i)
@@ -151,27 +152,31 @@ static void layer(struct slow *x, unsigned l, enum need need, double kv, double 
 static void slow_passes(struct slow *x, double selected, double placed)
 {
     const struct pol_control_in *in = x->in;
-    const double S = in->n_suffix, mass = S * (x->T - S), ask = S * (x->T - (S - 1) / 2);
+    const double missed = x->chunks - x->R, T = x->T - missed; /* as the suffix sees it */
+    const double S = in->n_suffix, mass = S * (T - S), ask = S * (T - (S - 1) / 2);
+    const double rows = x->T - x->P - x->chunks, pairs = x->pairs_all - x->pairs_chunks;
     if (selected > 0 &&
         (x->s == POL_STRAT_QUERY || x->s == POL_STRAT_QS || x->s == POL_STRAT_HYBRID))
         for (unsigned l = 0; l < in->score_hi; l++) {
             const bool last = l + 1 == in->score_hi;
-            layer(x, l, l ? NEED_ALL : NEED_NONE, l ? x->rest + (last ? S : 0) : 0,
-                  last ? 0 : x->rest, last ? ask : x->pairs_rest, l ? placed : 0,
-                  l >= in->score_lo ? mass : 0);
+            layer(x, l, l ? NEED_ALL : NEED_NONE, l ? rows + (last ? S : 0) : 0, last ? 0 : rows,
+                  last ? ask
+                  : l  ? pairs - S * missed
+                       : pairs,
+                  l ? placed : 0, l >= in->score_lo ? mass : 0);
         }
     if (selected > 0 && x->s == POL_STRAT_SIDE)
         for (unsigned l = 0; l <= in->side_layer; l++) {
             const bool last = l == in->side_layer;
-            const double blind = x->rest * (x->P + (x->rest + 1) / 2);
+            const double blind = rows * (x->P + (rows + 1) / 2);
             layer(x, l,
                   last ? NEED_SIDE
                   : l  ? NEED_PREFIX
                        : NEED_NONE,
-                  l ? x->rest + (last ? S : 0) : 0, last ? 0 : x->rest,
+                  l ? rows + (last ? S : 0) : 0, last ? 0 : rows,
                   last ? ask
                   : l  ? blind
-                       : x->pairs_rest,
+                       : pairs,
                   last ? x->P + x->R / 2
                   : l  ? x->P
                        : 0,
@@ -188,9 +193,12 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     for (uint32_t p = (uint32_t)x.P; p < in->n_tok; p++)
         x.pairs_all += p + 1.0;
     for (size_t i = 0; i < in->n_chunk; i++)
-        for (uint32_t k = 0; used(&x, i) && k < in->chunk[i].n; k++) {
-            x.R++;
-            pairs_reused += in->chunk[i].tok0 + k + 1.0;
+        for (uint32_t k = 0; in->chunk[i].tok0 >= x.P && k < in->chunk[i].n; k++) {
+            const double pairs = in->chunk[i].tok0 + k + 1.0;
+            x.chunks++;
+            x.pairs_chunks += pairs;
+            x.R += used(&x, i);
+            pairs_reused += used(&x, i) ? pairs : 0;
         }
     x.rest = x.T - x.P - x.R;
     x.pairs_rest = x.pairs_all - pairs_reused;
@@ -202,7 +210,7 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     const bool asked = selected > 0 && (s == POL_STRAT_QUERY || s == POL_STRAT_QS);
     const bool hybrid = selected > 0 && s == POL_STRAT_HYBRID;
     const bool checks = hybrid || (selected > 0 && s == POL_STRAT_HKVD);
-    const unsigned loaded = asked || hybrid ? in->score_hi : 1;
+    const unsigned loaded = (asked || hybrid) && x.chunks == x.R ? in->score_hi : 1;
     for (unsigned l = 0; l < in->L; l++) {
         const bool in_pages = l < loaded, last = l + 1 == in->L;
         if (checks && l <= in->check_layer) {
@@ -212,9 +220,9 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
                   : l ? NEED_PREFIX
                       : NEED_NONE,
                   l ? x.T - x.P : 0, at ? rows : x.T - x.P, at ? pairs : x.pairs_all,
-                  at             ? placed
-                  : l && !hybrid ? x.P
-                                 : 0,
+                  at                 ? placed
+                  : l && loaded == 1 ? x.P
+                                     : 0,
                   0);
             continue;
         }

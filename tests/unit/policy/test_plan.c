@@ -22,7 +22,7 @@ TEST(table)
         {POL_AUTO, S, -1, 3000, 0, 2800, 32, true, POL_BLEND, S, 0.15},
         {POL_AUTO, 0, -1, 3000, 0, 3000, 0, true, POL_BLEND, H, 0.15},
         {POL_AUTO, 0, -1, 3000, 0, 2800, 32, false, POL_FULL, POL_STRAT_FULL, 0},
-        /* Scoring makes a half-cached prompt as dear as an exact one; hkvd has no such pass. */
+        /* Scoring with half of a prompt makes it as dear as an exact one; hkvd has no such pass. */
         {POL_AUTO, 0, -1, 1000, 0, 450, 10, true, POL_FULL, POL_STRAT_FULL, 0},
         {POL_AUTO, 0, -1, 1000, 0, 450, 0, true, POL_BLEND, H, 0.15},
         {POL_AUTO, 0, -1, 1000, 0, 100, 10, true, POL_FULL, POL_STRAT_FULL, 0},
@@ -62,6 +62,23 @@ TEST(table)
         ASSERT_EQ(p.strategy, cases[i].want_strategy);
         ASSERT_NEAR(p.ratio, cases[i].want_ratio, 1e-12);
     }
+}
+
+TEST(what_is_missed_is_not_asked_with)
+{
+    struct pol_plan_in in = {.mode = POL_AUTO,
+                             .ratio = -1,
+                             .ratio_default = -1,
+                             .prompt_tokens = 1000,
+                             .reuse_tokens = 450,
+                             .suffix_tokens = 10,
+                             .blend_allowed = true};
+    ASSERT_EQ(pol_plan(&in).mode, POL_FULL);
+    in.missed_tokens = 450;
+    ASSERT_EQ(pol_plan(&in).strategy, Q);
+    in.reuse_tokens = 100; /* less than a tenth to save */
+    in.missed_tokens = 800;
+    ASSERT_EQ(pol_plan(&in).mode, POL_FULL);
 }
 
 TEST(defaults_of_the_operator)
