@@ -495,15 +495,25 @@ json_t *bench_number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
+enum { DIGITS = 6 }; /* of a number in a report: more than any measurement has */
+
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)
 {
     if (!opt_given(opts, "json")) return 0;
     const char *path = opt_str(opts, "json");
     if (bench_stopped()) json_object_set_new(meta, "interrupted", json_true());
-    json_t *all = json_pack("{s:O, s:O}", "meta", meta, "rows", rows);
-    int r = json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(8));
-    json_decref(all);
-    return r == 0 ? 0 : err_set(err, -EIO, "%s: cannot be written", path);
+    FILE *f = fopen(path, "w");
+    bool good = f && fputs("{\n\"meta\": ", f) >= 0 &&
+                json_dumpf(meta, f, JSON_INDENT(1) | JSON_REAL_PRECISION(DIGITS)) == 0 &&
+                fputs(",\n\"rows\": [", f) >= 0;
+    size_t i;
+    const json_t *row;
+    json_array_foreach(rows, i, row) /* a line each: runs that are kept can be compared */
+        good = good && fputs(i > 0 ? ",\n" : "\n", f) >= 0 &&
+               json_dumpf(row, f, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS)) == 0;
+    good = good && fputs("\n]\n}\n", f) >= 0;
+    if (f) good = fclose(f) == 0 && good;
+    return good ? 0 : err_set(err, -EIO, "%s: cannot be written", path);
 }
 
 /* ---- loading ---- */
@@ -676,6 +686,7 @@ int main(int argc, char **argv)
     struct err err = {0};
     int r = opts_create(defs, &o);
     if (r < 0) return 1;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* long runs are watched through files too */
     note_command(argc, argv);
     r = opts_parse_argv(o, argc, argv, &err);
     if (r == 0) r = opts_parse_env(o, "KVBLEND", &err);
