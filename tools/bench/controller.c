@@ -4,7 +4,9 @@
  * they are. In every cell every fixed choice runs: strategy at the floor ratio of its profile x how
  * many of the tier's chunks are loaded rather than computed, and the full prefill. The fastest few
  * of them then run against the controller and the full prefill in interleaved rounds, and only
- * these rounds count: the least of many noisy numbers would not be what any of them takes. The
+ * these rounds count: the least of many noisy numbers would not be what any of them takes. Regret
+ * and speed-up are medians of ratios within a round, since a machine's speed changes from one to
+ * the next; a cell has --reps rounds, and more while they take less than half a minute. The
  * controller decides anew in each of its runs, from what the store has measured of the tier and the
  * cost model of policy/, calibrated and corrected as in the worker; deciding is part of its time.
  * The first SIGINT or SIGTERM ends it with the cells that are done.
@@ -36,7 +38,9 @@ enum {
     FINALISTS = 3,
     WARM_RUNS = 4,
     FLUSH_S = 60,
-    LIST_MAX = 16
+    LIST_MAX = 16,
+    CELL_MS = 30000, /* chosen: rounds of short prompts are noisy, and cheap */
+    ROUNDS_MAX = 24  /* by that; as many as --reps says in any case */
 };
 /* Chosen: waiting for less than this, a run says what computing costs. */
 static const double EXPOSED_MAX = 0.02;
@@ -53,13 +57,13 @@ struct choice {
     struct bench_run run;
     bool skip[BENCH_CHUNKS_MAX];
     size_t n_loaded; /* from the tier */
-    double *ms;      /* [reps + 1] */
+    double *ms;      /* [rounds or warm runs], in order */
     size_t n;
     double predicted_ms, median_ms;
 };
 struct decided { /* the controller's runs of a cell */
     struct pol_control last;
-    double *ms, *off; /* [reps]: measured, and how far off the prediction was */
+    double *ms, *off; /* [rounds]: measured, and how far off the prediction was */
     size_t n;
 };
 
@@ -387,6 +391,23 @@ static int by_median(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Of v, or of v / by, element by element. */
+static double median_of(const double *v, const double *by, size_t n)
+{
+    double *x = mem_alloc((n + !n) * sizeof *x);
+    if (!x) return NAN;
+    for (size_t i = 0; i < n; i++)
+        x[i] = by ? v[i] / by[i] : v[i];
+    const double ret = bench_quantile(x, n, 0.5);
+    mem_free(x);
+    return ret;
+}
+
+static bool goes_on(const struct grid *g, unsigned rounds, uint64_t since)
+{
+    return !g->emulate && rounds < ROUNDS_MAX && clock_ms_since(since) < CELL_MS;
+}
+
 /* Every choice once (the first two rounds tell the store how fast the tier is); then those that
  * count. ret_best: the fixed choice that was fastest in the rounds that count. */
 static int measure_cell(struct grid *g, struct choice *c, size_t n, struct decided *d,
@@ -409,13 +430,14 @@ static int measure_cell(struct grid *g, struct choice *c, size_t n, struct decid
     const size_t n_final = n < 1 + FINALISTS ? n : 1 + FINALISTS;
     for (size_t i = 0; i < n_final; i++)
         order[i]->n = 0;
-    for (unsigned rep = 0; rep < g->reps && r == 0; rep++)
+    const uint64_t since = clock_ns();
+    for (unsigned rep = 0; r == 0 && (rep < g->reps || goes_on(g, rep, since)); rep++)
         for (size_t i = 0; i <= n_final && r == 0; i++) {
             const size_t at = (i + rep) % (n_final + 1);
             r = at == n_final ? run_controller(g, d) : run_choice(g, order[at]);
         }
     for (size_t i = 0; i < n_final && r == 0; i++)
-        order[i]->median_ms = bench_quantile(order[i]->ms, order[i]->n, 0.5);
+        order[i]->median_ms = median_of(order[i]->ms, NULL, order[i]->n);
     qsort(order, n_final, sizeof *order, by_median);
     *ret_best = order[0];
     return r;
@@ -432,10 +454,11 @@ static void report_cell(struct grid *g, const struct choice *c, size_t n, struct
                         const struct choice *best, struct result *ret)
 {
     const struct cell *x = &g->cell;
-    const double ms = bench_quantile(d->ms, d->n, 0.5), full = c[0].median_ms;
+    const double ms = median_of(d->ms, NULL, d->n), full = c[0].median_ms;
     const char *chosen = pol_strategy_name(d->last.strategy);
     char where[32] = "ram";
-    *ret = (struct result){*x, ms / best->median_ms, bench_quantile(d->off, d->n, 0.5), full / ms};
+    *ret = (struct result){*x, median_of(d->ms, best->ms, d->n), median_of(d->off, NULL, d->n),
+                           median_of(c[0].ms, d->ms, d->n)};
     if (x->gbps > 0) (void)snprintf(where, sizeof where, "%g GB/s %s", x->gbps, mix_names[x->mix]);
     (void)printf("%-16s %3u | %-7s %5.3f %3zu %8.1f ms (said %7.1f) | best %-7s %5.3f %8.1f | full "
                  "%8.1f | regret %.3f speedup %.2f\n",
@@ -447,26 +470,27 @@ static void report_cell(struct grid *g, const struct choice *c, size_t n, struct
         json_array_append_new(all, choice_json(&c[i]));
     json_array_append_new(
         g->b->rows,
-        json_pack("{s:f, s:i, s:s, s:s, s:f, s:i, s:f, s:f, s:f, s:f, s:o, s:f, s:f, s:s, s:o}",
-                  "throttle_gbps", x->gbps, "chunks", (int)x->n_chunks, "residence",
-                  x->gbps > 0 ? mix_names[x->mix] : "ram", "strategy", chosen, "ratio",
-                  d->last.ratio, "chunks_reused", (int)d->last.n_reused, "ttft_ms", ms,
-                  "predicted_ms", d->last.predicted.ttft_s * 1e3, "prediction_error", ret->error,
-                  "full_ms", full, "best", choice_json(best), "regret", ret->regret,
-                  "speedup_vs_full", ret->speedup, "reason", d->last.reason, "choices", all));
+        json_pack(
+            "{s:f, s:i, s:s, s:i, s:s, s:f, s:i, s:f, s:f, s:f, s:f, s:o, s:f, s:f, s:s, s:o}",
+            "throttle_gbps", x->gbps, "chunks", (int)x->n_chunks, "residence",
+            x->gbps > 0 ? mix_names[x->mix] : "ram", "rounds", (int)d->n, "strategy", chosen,
+            "ratio", d->last.ratio, "chunks_reused", (int)d->last.n_reused, "ttft_ms", ms,
+            "predicted_ms", d->last.predicted.ttft_s * 1e3, "prediction_error", ret->error,
+            "full_ms", full, "best", choice_json(best), "regret", ret->regret, "speedup_vs_full",
+            ret->speedup, "reason", d->last.reason, "choices", all));
 }
 
 static int run_cell(struct grid *g, const struct cell *cell, struct result *ret)
 {
     struct choice *c = mem_zalloc(CHOICES_MAX * sizeof *c), *best = NULL;
-    struct decided d = {.ms = mem_zalloc(2 * g->reps * sizeof *d.ms)};
-    const size_t each = g->reps + WARM_RUNS + 1;
+    const size_t rounds = g->reps > ROUNDS_MAX ? g->reps : ROUNDS_MAX, each = rounds + WARM_RUNS;
+    struct decided d = {.ms = mem_zalloc(2 * rounds * sizeof *d.ms)};
     double *ms = mem_zalloc(CHOICES_MAX * each * sizeof *ms);
     int r = c && d.ms && ms ? 0 : -ENOMEM;
     for (size_t i = 0; i < CHOICES_MAX && r == 0; i++)
         c[i].ms = ms + i * each;
     if (r == 0) {
-        d.off = d.ms + g->reps;
+        d.off = d.ms + rounds;
         enter_cell(g, cell);
         const size_t n = make_choices(g, c);
         r = measure_cell(g, c, n, &d, &best);
