@@ -41,6 +41,7 @@ struct lanes {
     struct place place[POL_CHUNKS_MAX];
     struct rest rest[POL_CHUNKS_MAX + POL_TIERS_MAX]; /* one more per tier: nothing is kept */
     size_t from[POL_TIERS_MAX], n[POL_TIERS_MAX];     /* into place; rest begins at from + tier */
+    size_t n_all, n_scored, n_side;                   /* chunks; with these */
 };
 struct drop { /* how many each tier lets go of */
     uint16_t k[POL_TIERS_MAX];
@@ -108,8 +109,15 @@ static void lanes_make(const struct pol_control_in *in, const struct prompt *p, 
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     size_t at[POL_TIERS_MAX], sum = 0;
     memset(l->n, 0, sizeof l->n);
-    for (size_t i = 0; i < n; i++)
-        if (chunk_usable(p, &in->chunk[i], POL_STRAT_REUSE)) l->n[in->chunk[i].tier]++;
+    l->n_all = l->n_scored = l->n_side = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct pol_chunk_now *c = &in->chunk[i];
+        if (!chunk_usable(p, c, POL_STRAT_REUSE)) continue;
+        l->n[c->tier]++;
+        l->n_all++;
+        l->n_scored += c->scored;
+        l->n_side += c->side;
+    }
     for (size_t t = 0; t < p->n_tier; t++) {
         l->from[t] = at[t] = sum;
         sum += l->n[t];
@@ -369,10 +377,14 @@ struct choice {
     bool found;
 };
 
+/* Where all chunks are alike to the strategy, the lanes of all are its own. */
 static const struct lanes *lanes_of(const struct pol_control_in *in, const struct prompt *p,
                                     enum pol_strategy s, const struct lanes *all, struct lanes *own)
 {
-    if (s != POL_STRAT_STATIC && s != POL_STRAT_SIDE) return all;
+    if (s == POL_STRAT_STATIC
+            ? all->n_scored == all->n_all
+            : s != POL_STRAT_SIDE || all->n_side == 0 || all->n_side == all->n_all)
+        return all;
     lanes_for(in, p, s, all, own);
     return own;
 }
