@@ -76,6 +76,13 @@ void mem_free(void *p)
     free(p);
 }
 
+void mem_touch(void *p, size_t size_bytes)
+{
+    enum { PAGE_BYTES = 4096 }; /* the least there are */
+    for (size_t at = 0; at < size_bytes; at += PAGE_BYTES)
+        ((volatile char *)p)[at] = 0;
+}
+
 /* AddressSanitizer shall see blocks go. */
 #ifdef __SANITIZE_ADDRESS__
 enum { KEEPS = 0 };

@@ -17,6 +17,8 @@ void *mem_aligned(size_t align, size_t size_bytes); /* align: power of two >= 16
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t len); /* adds the NUL; may hold embedded NULs */
 void mem_free(void *p);                       /* accepts NULL */
+/* Write a zero to each of its system pages: from now on they are there. */
+void mem_touch(void *p, size_t size_bytes);
 
 /* Blocks of one size that come and go in bursts: the last ones that were given back are handed out
  * again. (The C library keeps seven of a size for a thread, and none above 1 KiB.) One thread at a

@@ -262,7 +262,19 @@ static int32_t page_take(struct fus_core *c)
     const int32_t id = c->lender.lend ? c->lender.lend(c->lender.ctx) : c->free_page[c->n_free];
     ASSERT(c->page_ref[id] == 0);
     c->page_ref[id] = 1;
+    if ((uint32_t)id >= c->n_touched) c->n_touched = (uint32_t)id + 1;
+    if (c->n_pages - c->n_free > c->used_max) c->used_max = c->n_pages - c->n_free;
     return id;
+}
+
+/* Pages are taken from the first one on, and those given back before new ones. */
+bool fus_core_warm_page(struct fus_core *c)
+{
+    const uint64_t want = (uint64_t)c->used_max + c->session_max;
+    if (c->n_touched >= c->n_pages || c->n_touched >= want) return false;
+    if (!kn_dev_is_host(c->dev) || c->lender.lend) return false;
+    mem_touch(c->pool + (size_t)c->n_touched++ * c->page_bytes, c->page_bytes);
+    return true;
 }
 
 void fus_page_share(struct fus_core *c, int32_t page)
@@ -529,6 +541,7 @@ int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_sessi
     if (r < 0) return r;
     for (uint32_t i = 0; i < s->n_pages; i++)
         s->page[i] = page_take(c);
+    if (s->n_pages > c->session_max) c->session_max = s->n_pages;
     r = fus_session_pages_changed(s);
     if (r < 0)
         fus_session_destroy(s);

@@ -2,11 +2,11 @@
  *
  * fus_core_create() packs the weights → fus_session_create() reserves KV pages for a sequence →
  * fus_prefill_begin()/step()/end() runs a prompt by a plan (by strategy)
- * one layer a step, so that a scheduler can run decode steps in between → fus_decode() appends one
- * token to each of several sessions. The benchmarks call this directly; the server goes through
- * engine.h. Nothing allocates per token or layer.
- * Blend rules: shared design in fusor/README.md. Rows carry exact positions and see keys j <= pos.
- * Thread: one thread at a time per core (the engine thread); fus_core_create() any. */
+ * a part of a layer a step, so that a scheduler can run decode steps in between → fus_decode()
+ * appends one token to each of several sessions. The benchmarks call this directly; the server goes
+ * through engine.h. Nothing allocates per token or layer. Blend rules: shared design in
+ * fusor/README.md. Rows carry exact positions and see keys j <= pos. Thread: one thread at a time
+ * per core (the engine thread); fus_core_create() any. */
 #ifndef FUSOR_CORE_H
 #define FUSOR_CORE_H
 
@@ -92,6 +92,13 @@ enum fus_fault {
     FUS_FAULT_OFFSET,     /* it is rotated to the next one */
 };
 void fus_core_set_fault(struct fus_core *c, enum fus_fault f);
+/* Have the memory that a prompt of n_tok tokens takes at hand, a quarter of the pool at most: the
+ * system gives memory when it is first touched, and that had better not be between two tokens of
+ * somebody's stream. While no session exists. 0 or -ENOMEM. */
+int fus_core_warm(struct fus_core *c, uint32_t n_tok);
+/* The same for one page, in idle time, until there are as many more than ever were in use at once
+ * as the largest prompt took. false: there was nothing to do. */
+bool fus_core_warm_page(struct fus_core *c);
 uint32_t fus_core_kv_tokens_free(const struct fus_core *c); /* tokens that still fit in the pool */
 /* Tokens of KV that sharing saves: a stored prefix that several prompts begin with (a system
  * message, say) and what choices of one prompt have in common are held once. */
@@ -187,9 +194,28 @@ struct fus_prefill;
 int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret);
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
-/* Steps of about that many rows from now on, 0 = the usual: shorter ones let decode steps in sooner
- * and cost throughput. Changes no bit where kn_gemm_invariant(). */
+/* Steps of at most that many rows from now on, 0 = the usual: shorter ones let decode steps in
+ * sooner and cost throughput. Changes no bit where kn_gemm_invariant(). */
 void fus_prefill_pace(struct fus_prefill *f, size_t rows);
+enum fus_step_kind {
+    FUS_STEP_BEGIN,  /* what comes before: fus_prefill_begin(), and whatever its caller does */
+    FUS_STEP_EMBED,  /* embeddings, and K,V of layer 0 */
+    FUS_STEP_STORED, /* stored KV to its places in a layer */
+    FUS_STEP_KV,     /* K,V of rows */
+    FUS_STEP_ROWS,   /* their attention and everything behind it */
+    FUS_STEP_SCORE,  /* what the suffix attends to; behind the last scoring layer the choice */
+    FUS_STEP_HEAD,   /* logits */
+    FUS_STEP_KINDS
+};
+/* The next step, for who plans with its time: that grows with fixed + rows * row, in a unit that
+ * steps of one kind have in common. */
+struct fus_step {
+    enum fus_step_kind kind;
+    size_t rows; /* it will go through, if the pace allows; 1 or more */
+    bool whole;  /* whatever the pace */
+    double row, fixed;
+};
+void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret);
 /* Whether the next step would not wait for stored KV: a scheduler does something else meanwhile. */
 bool fus_prefill_ready(const struct fus_prefill *f);
 /* Logits rows [n_rows, V] for positions logits_from…, valid until end(). */

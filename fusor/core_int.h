@@ -54,11 +54,13 @@ struct fus_core {
     char *pool;
     size_t pool_bytes, page_stride, layer_stride; /* strides in values of the device's KV type */
     size_t page_bytes;
-    uint32_t n_pages, n_free; /* that sequences may have; that they may still have */
-    struct fus_lender lender; /* of pages; lend NULL: free_page has them */
-    int32_t *free_page;       /* stack of free ids */
-    uint16_t *page_ref;       /* [n_pages] sessions that hold the page */
-    uint32_t n_doubled;       /* pages that would be taken more if none was shared */
+    uint32_t n_pages, n_free;       /* that sequences may have; that they may still have */
+    uint32_t n_touched;             /* pages from the first on that have memory */
+    uint32_t used_max, session_max; /* pages ever in use at once, and of one session */
+    struct fus_lender lender;       /* of pages; lend NULL: free_page has them */
+    int32_t *free_page;             /* stack of free ids */
+    uint16_t *page_ref;             /* [n_pages] sessions that hold the page */
+    uint32_t n_doubled;             /* pages that would be taken more if none was shared */
     struct fus_share *share;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
@@ -112,9 +114,8 @@ struct fus_phase {
     bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */
     const atomic_bool *cancel;
 };
-/* Phase A: K,V of rows [0, n) into the pages. Phase B of rows [row0, row0 + m): attention and FFN.
- */
-int fus_phase_a(struct fus_phase *p);
+/* Of rows [row0, row0 + m): phase A puts K,V into the pages, phase B does attention and FFN. */
+int fus_phase_a(struct fus_phase *p, size_t row0, size_t m);
 int fus_phase_b(struct fus_phase *p, size_t row0, size_t m);
 /* Final norm and head of rows x [n, D] into logits [n, V]. */
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,

@@ -1,19 +1,20 @@
 /* engine: one thread that owns the core and everything that runs on it.
  *
- * A turn of the thread: end what was cancelled → start the oldest waiting request when its KV fits
- * → one prefill step (or one build step) → one decode step of all running choices. While a prefill
- * is under way and streams run, steps of it fill PREFILL_SHARE of a decode step between two of
- * these; while it waits for stored KV to arrive, decode and urgent builds have all of the time.
- * Only one prefill runs at a time: two at once would both be late. KV is reserved whole at the
- * start (prompt, all new tokens, all choices), so a running request never runs out; one that does
- * not fit now waits and everything behind it with it (no starving of the big). Lock: `m` guards the
- * queues and what other threads read; callbacks run without it. */
+ * A turn of the thread does one unit of work: start the oldest waiting request when its KV fits,
+ * one prefill step, one build step, or one decode step of all running choices. While streams run,
+ * the others come between two decode steps as far as pace.h lets them; while a prefill waits for
+ * stored KV to arrive, decode and urgent builds have all of the time. Only one prefill runs at a
+ * time: two at once would both be late. KV is reserved whole at the start (prompt, all new tokens,
+ * all choices), so a running request never runs out; one that does not fit now waits and everything
+ * behind it with it (no starving of the big). Lock: `m` guards the queues and what other threads
+ * read; callbacks run without it. */
 #include "fusor/engine.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/core_int.h"
+#include "fusor/pace.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -21,13 +22,6 @@
 
 /* chosen: well below a layer's compute, and 4000 wake-ups a second of one thread are nothing. */
 enum { WAIT_SLICE_NS = 250000 };
-
-/* chosen: between two tokens of a stream lie 1.6 decode steps at the most, and a first token that
- * has to wait for streams takes 2.7 times as long as alone. */
-static const double PREFILL_SHARE = 0.6;
-
-/* chosen: rows of a prefill's step while streams run; below 64 a step streams weights for little */
-enum { PACE_MIN = 64, PACE_FIRST = 128, PACE_MAX = 1024, PACE_CALM = 8 };
 
 struct choice {
     struct fus_session *s;
@@ -82,9 +76,7 @@ struct fus_engine {
     struct fus_session *build_session;
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
-    uint64_t decode_end_ns, decode_took_ns, slice_took_ns;
-    size_t pace;           /* rows of a prefill's step while streams run */
-    unsigned calm;         /* steps in a row that were far shorter than they may be */
+    struct fus_pace pace;
     float *logits;         /* [max_running, V] */
     struct choice **batch; /* [max_running], with the job of each: */
     struct fus_job **batch_job;
@@ -253,6 +245,44 @@ static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c,
     return 0;
 }
 
+/* ---- units ---- */
+
+struct unit {
+    struct fus_engine_unit u;
+    struct fus_step step;
+    uint64_t t0;
+};
+
+static const struct fus_step step_begin = {FUS_STEP_BEGIN, 1, .whole = true, .row = 1};
+
+/* May this step run now? If not, a decode step goes first. */
+static bool unit_begin(const struct fus_engine *e, const struct fus_step *s, struct unit *ret)
+{
+    const uint64_t now = clock_ns();
+    struct unit u = {.step = *s, .t0 = now, .u = {.kind = s->kind, .rows = s->rows}};
+    u.step.whole |= !kn_gemm_invariant(fus_core_dev(e->core)); /* no bit may depend on time */
+    u.u.streams = e->running != NULL;
+    u.u.first = e->pace.n_since == 0;
+    if (u.u.streams) {
+        u.u.rows = fus_pace_rows(&e->pace, &u.step, now);
+        u.u.left_ns = fus_pace_left_ns(&e->pace, now);
+    }
+    u.u.predicted_ns = fus_pace_predict_ns(&e->pace, s, u.u.rows);
+    *ret = u;
+    return u.u.rows > 0;
+}
+
+static void unit_end(struct fus_engine *e, struct unit *u)
+{
+    const uint64_t now = clock_ns();
+    u->u.took_ns = now - u->t0;
+    if (u->u.decode)
+        fus_pace_decoded(&e->pace, now, u->u.took_ns);
+    else
+        fus_pace_ran(&e->pace, &u->step, u->u.rows, u->u.took_ns);
+    if (e->o.on_unit) e->o.on_unit(e->o.unit_ctx, &u->u);
+}
+
 /* ---- starting a request ---- */
 
 static uint32_t fork_pages(const struct fus_job *j, uint32_t cap)
@@ -321,26 +351,27 @@ static void enqueue(struct fus_engine *e, struct fus_job *j, bool back)
     e->stats.n_waiting++;
 }
 
-/* Take the request that was due first off the queue when it can start. */
-static void start_next(struct fus_engine *e)
+/* Take the request that was due first off the queue. false: there is none, or not yet. */
+static bool start_next(struct fus_engine *e)
 {
-    while (!e->prefilling) {
-        pthread_mutex_lock(&e->m);
-        struct fus_job *j = e->waiting;
-        if (j) {
-            e->waiting = j->next;
-            e->stats.n_waiting--;
-        }
-        e->current = j;
-        pthread_mutex_unlock(&e->m);
-        if (!j) return;
-        const int started = try_start(e, j); /* may have freed j */
-        pthread_mutex_lock(&e->m);
-        if (!e->prefilling) e->current = NULL;
-        if (!started) enqueue(e, j, true);
-        pthread_mutex_unlock(&e->m);
-        if (!started) return;
+    struct unit u;
+    pthread_mutex_lock(&e->m);
+    struct fus_job *j = e->waiting;
+    if (j && !unit_begin(e, &step_begin, &u)) j = NULL;
+    if (j) {
+        e->waiting = j->next;
+        e->stats.n_waiting--;
     }
+    e->current = j;
+    pthread_mutex_unlock(&e->m);
+    if (!j) return false;
+    const int started = try_start(e, j); /* may have freed j */
+    pthread_mutex_lock(&e->m);
+    if (!e->prefilling) e->current = NULL;
+    if (!started) enqueue(e, j, true);
+    pthread_mutex_unlock(&e->m);
+    if (started) unit_end(e, &u);
+    return started;
 }
 
 /* ---- prefill and decode ---- */
@@ -396,52 +427,42 @@ static void leave_decode(struct fus_engine *e, const struct fus_job *j)
     e->n_choices -= j->n_live;
 }
 
-/* While streams run a prefill goes on in steps of about half of its share, so that whole steps fill
- * it. A step's time is found by trying, since rows cost what the machine makes of them. */
-static void keep_pace(struct fus_engine *e, uint64_t took_ns)
+/* A step of a prefill or build, as far as streams allow: 1 more to do, 0 done, <0 failed. */
+static int paced_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
 {
-    const uint64_t wanted_ns = (uint64_t)(PREFILL_SHARE / 2 * (double)e->decode_took_ns);
-    e->slice_took_ns = took_ns;
-    if (!e->running || !kn_gemm_invariant(fus_core_dev(e->core))) {
-        e->pace = 0;
-        return;
-    }
-    if (e->pace == 0)
-        e->pace = PACE_FIRST;
-    else if (took_ns > wanted_ns && e->pace > PACE_MIN)
-        e->pace /= 2;
-    /* The first half of a layer is short whatever the pace. */
-    e->calm = took_ns < wanted_ns / 4 ? e->calm + 1 : 0;
-    if (e->calm == PACE_CALM) {
-        e->calm = 0;
-        if (e->pace < PACE_MAX) e->pace *= 2;
-    }
+    const bool may_cut = kn_gemm_invariant(fus_core_dev(e->core));
+    fus_prefill_pace(f, !may_cut ? 0 : u->u.streams ? u->u.rows : SIZE_MAX);
+    return fus_prefill_step(f);
 }
 
-static void prefill_step(struct fus_engine *e)
+/* false: not yet. */
+static bool prefill_step(struct fus_engine *e)
 {
     struct fus_job *j = e->prefilling;
     enum fus_finish last = FUS_LENGTH;
-    const uint64_t t0 = clock_ns();
-    fus_prefill_pace(j->prefill, e->running ? e->pace : 0);
-    int r = fus_prefill_step(j->prefill);
-    keep_pace(e, clock_ns() - t0);
-    if (r == 1) return;
+    struct fus_step next;
+    struct unit u;
+    fus_prefill_next(j->prefill, &next);
+    if (!unit_begin(e, &next, &u)) return false;
+    int r = paced_step(e, &u, j->prefill);
     if (r == 0) r = first_tokens(e, j, &last);
+    unit_end(e, &u);
+    if (r == 1) return true;
     prefill_left(e);
     if (r < 0) {
         leave_decode(e, j);
         job_fail(j, r);
-        return;
+        return true;
     }
     fus_prefill_end(j->prefill);
     j->prefill = NULL;
     if (j->n_live == 0) {
         job_end(j, last, 0);
-        return;
+        return true;
     }
     j->next = e->running;
     e->running = j;
+    return true;
 }
 
 /* The batch of all live choices; there are never more than max_running. */
@@ -482,7 +503,7 @@ static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
 static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
-    const uint64_t t0 = clock_ns();
+    struct unit u = {.u = {.decode = true, .rows = n, .streams = true}, .t0 = clock_ns()};
     const struct fus_next next = {e->batch_draw, e->batch_wants, e->logits, e->batch_next};
     int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, &next);
     for (size_t i = 0; i < n;) {
@@ -500,8 +521,7 @@ static void decode_step(struct fus_engine *e)
             job_end(j, last, 0);
         }
     }
-    e->decode_end_ns = clock_ns();
-    e->decode_took_ns = e->decode_end_ns - t0;
+    unit_end(e, &u);
 }
 
 /* ---- builds ---- */
@@ -568,12 +588,14 @@ static int begin(struct fus_engine *e, struct build_job *b)
     return b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
 }
 
-/* 1 started or ended, 0 must wait for pages, or for requests to be gone. */
-static int build_start(struct fus_engine *e, bool alone)
+/* 1 started or ended, 0 must wait for pages, for requests to be gone, or for a decode step. */
+static int build_start(struct fus_engine *e)
 {
+    const bool alone = !e->prefilling && !e->running;
+    struct unit u;
     pthread_mutex_lock(&e->m);
     struct build_job *b = e->builds;
-    if (b->b.on_plan && e->waiting) {
+    if ((b->b.on_plan && e->waiting) || !unit_begin(e, &step_begin, &u)) {
         pthread_mutex_unlock(&e->m);
         return 0;
     }
@@ -595,14 +617,19 @@ static int build_start(struct fus_engine *e, bool alone)
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
     if (r == 0) r = begin(e, b);
     if (r != 0) build_end(e, r);
+    unit_end(e, &u);
     return 1;
 }
 
-static void build_step(struct fus_engine *e)
+/* Likewise. */
+static int build_step(struct fus_engine *e)
 {
     const struct fus_build *b = &e->building->b;
-    const int r = fus_prefill_step(e->build_prefill);
-    if (r == 1) return;
+    struct fus_step next;
+    struct unit u;
+    fus_prefill_next(e->build_prefill, &next);
+    if (!unit_begin(e, &next, &u)) return 0;
+    const int r = paced_step(e, &u, e->build_prefill);
     if (r == 0 && b->on_logits) {
         struct fus_report report;
         size_t n = 0;
@@ -610,7 +637,9 @@ static void build_step(struct fus_engine *e)
         fus_prefill_report(e->build_prefill, &report);
         b->on_logits(b->ctx, logits, n, &report);
     }
-    build_end(e, r == -ECANCELED && b->on_plan ? -EAGAIN : r);
+    if (r != 1) build_end(e, r == -ECANCELED && b->on_plan ? -EAGAIN : r);
+    unit_end(e, &u);
+    return 1;
 }
 
 /* An idle plan that is under way when a request comes gives everything back. */
@@ -687,30 +716,36 @@ static bool prefill_waits(const struct fus_engine *e)
            !fus_prefill_ready(e->prefilling->prefill);
 }
 
+/* One unit of work, or a decode step where none may come before it. */
 static void turn(struct fus_engine *e)
 {
     end_cancelled(e);
     give_way(e);
-    start_next(e);
+    if (!e->prefilling && start_next(e)) return;
     pthread_mutex_lock(&e->m);
     const bool requests = e->waiting != NULL, builds = e->builds != NULL;
     const bool urgent = (builds && e->builds->b.urgent) || e->build_urgent;
     pthread_mutex_unlock(&e->m);
-    bool waits = false;
+    bool waits = false, worked = false;
     if ((builds || e->building) && build_now(e, urgent, requests)) {
-        const bool alone = !e->prefilling && !e->running;
-        if (!e->building) (void)build_start(e, alone);
-        if (e->build_prefill) build_step(e);
+        worked = e->building ? build_step(e) : build_start(e);
     } else if (e->prefilling) {
         waits = prefill_waits(e);
-        if (!waits) prefill_step(e);
+        worked = !waits && prefill_step(e);
     }
+    /* Streams alone leave time for it as well. */
+    if (!worked && !e->prefilling && e->running) (void)fus_core_warm_page(e->core);
+    if (!worked && e->running) decode_step(e);
     if (waits && !e->running && !(e->building && urgent)) wait_for_kv(e);
-    end_cancelled(e); /* not a prefill slice and a decode late, but the longer of both */
-    const uint64_t since = clock_ns() - e->decode_end_ns;
-    const bool turn_of_streams =
-        (double)(since + e->slice_took_ns) >= PREFILL_SHARE * (double)e->decode_took_ns;
-    if (e->running && (!e->prefilling || waits || turn_of_streams)) decode_step(e);
+}
+
+/* Under m. */
+static void idle(struct fus_engine *e)
+{
+    pthread_mutex_unlock(&e->m);
+    const bool more = fus_core_warm_page(e->core);
+    pthread_mutex_lock(&e->m);
+    if (!more && !e->stop && !e->waiting && !e->builds) pthread_cond_wait(&e->wake, &e->m);
 }
 
 static void *engine_main(void *arg)
@@ -719,7 +754,7 @@ static void *engine_main(void *arg)
     for (;;) {
         pthread_mutex_lock(&e->m);
         while (!e->stop && !e->waiting && !e->builds && !busy(e))
-            pthread_cond_wait(&e->wake, &e->m);
+            idle(e);
         const bool stop = e->stop;
         e->stats.n_steps++;
         pthread_mutex_unlock(&e->m);

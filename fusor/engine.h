@@ -4,7 +4,7 @@
  * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
- * steps of all running choices between the layer steps of one prefill, that of the request that
+ * steps of all running choices between the steps of one prefill (pace.h), that of the request that
  * was due first; chunk builds only
  * when no request waits or runs (or when a waiting request asked for that chunk); idle plans give
  * way to everything. Thread: any for
@@ -16,9 +16,22 @@
 #include "fusor/sample.h"
 
 struct fus_engine;
+/* One thing that the thread did without looking up: what a running stream may have to wait for. */
+struct fus_engine_unit {
+    bool decode; /* a step of all running choices; else a step of a prefill or a build: */
+    enum fus_step_kind kind; /* rows: that it went through */
+    size_t rows;
+    bool streams;        /* choices were running meanwhile */
+    bool first;          /* since the last decode step */
+    double predicted_ns; /* 0: of that kind none has been seen */
+    double left_ns;      /* of what may lie between two decode steps */
+    uint64_t took_ns;
+};
 struct fus_engine_opts {
     unsigned max_running; /* choices decoded together; 0 = 16 */
     unsigned max_queue;   /* waiting requests; 0 = 64; full: -EAGAIN */
+    void (*on_unit)(void *ctx, const struct fus_engine_unit *u); /* engine thread; may be NULL */
+    void *unit_ctx;
 };
 enum fus_finish { FUS_STOP, FUS_LENGTH, FUS_CANCELLED, FUS_FAILED };
 struct fus_event_token {

@@ -64,9 +64,16 @@ static const int32_t *slots(const struct fus_phase *p)
     return p->slot ? p->slot : p->pos;
 }
 
-static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
+struct slice {
+    struct fus_phase *p;
+    size_t row0;
+};
+
+static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
 {
-    struct fus_phase *p = arg;
+    const struct slice *s = arg;
+    const struct fus_phase *p = s->p;
+    const size_t row0 = s->row0 + row;
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
@@ -93,10 +100,12 @@ static int block_a(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
 }
 
-int fus_phase_a(struct fus_phase *p)
+int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
 {
+    ASSERT(row0 + m <= p->n);
+    struct slice s = {p, row0};
     kn_hold(p->core->dev, p->goes_on);
-    const int r = run_rows(p->core, p->n, p->cancel, block_a, p);
+    const int r = run_rows(p->core, m, p->cancel, block_a, &s);
     kn_hold(p->core->dev, false);
     return r;
 }
@@ -168,11 +177,6 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     if (r < 0) return r;
     return gemm(st, w->down, NULL, act, F, m, x, D, true);
 }
-
-struct slice {
-    struct fus_phase *p;
-    size_t row0;
-};
 
 static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
 {

@@ -1,14 +1,14 @@
-/* prefill: one prompt through the model by a plan, one slice of a layer a step.
+/* prefill: one prompt through the model by a plan, a part of a layer or a slice of its rows a step.
  *
  * Stages: LAYER0 embeds all tokens and writes K,V of layer 0 for every one of them (a reused token
  * needs no more at that layer) → SCORE (where the suffix is asked) runs the rows that are no
  * chunk's over the stored KV to find what the suffix attends to, as if chunks that are not held
  * were not in the prompt: their rows would cost as much again as the answer's → MAIN runs the
- * selected rows and everything that is not reused through all layers → logits. Layer by layer
- * stored KV is placed first; then the fresh K,V of the rows overwrite it. All cuts depend on row
- * counts alone, so r = 1 makes the same calls as a full prefill. A source that fails turns its
- * range into a miss and the prefill starts again (each restart loses a range, so there are at most
- * n_range of them). */
+ * selected rows and everything that is not reused through all layers → HEAD, the logits. Layer by
+ * layer stored KV is placed first; then the fresh K,V of the rows overwrite it. Without a pace all
+ * cuts depend on row counts alone, so r = 1 makes the same calls as a full prefill. A source that
+ * fails turns its range into a miss and the prefill starts again (each restart loses a range, so
+ * there are at most n_range of them). */
 #include "fusor/prefill_int.h"
 
 #include "base/assert.h"
@@ -160,7 +160,7 @@ void fus_restart(struct fus_prefill *f)
     f->stage = STAGE_LAYER0;
     f->layer = 0;
     f->row0 = 0;
-    f->in_b = false;
+    f->part = PART_STORED;
     f->loaded_to = 1;
     f->checked = false;
     f->n_sel = f->n_chosen = 0;
@@ -240,6 +240,32 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
     f->own_tok = own;
     *ret = f;
     return 0;
+}
+
+int fus_core_warm(struct fus_core *c, uint32_t n_tok)
+{
+    const uint32_t most = c->n_pages / 4 * KN_PAGE;
+    struct fus_plan p = {.n_tok = n_tok < most ? n_tok : most};
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    if (p.n_tok > c->ctx_max) p.n_tok = c->ctx_max;
+    if (p.n_tok == 0 || !kn_dev_is_host(c->dev)) return 0;
+    p.logits_from = p.n_tok - 1;
+    int32_t *tok = mem_zalloc(p.n_tok * sizeof(*tok));
+    p.tok = tok;
+    int r = tok ? fus_session_create(c, p.n_tok, &s) : -ENOMEM;
+    if (r == 0) r = fus_prefill_begin(s, &p, &f);
+    if (r == 0) {
+        mem_touch(f->block.device, f->block.device_bytes);
+        mem_touch(f->block.shared, f->block.shared_bytes);
+    }
+    fus_prefill_end(f); /* its block and its pages are the next to be taken */
+    fus_session_destroy(s);
+    mem_free(tok);
+    c->n_touched = 0; /* nobody has written to them yet */
+    while (r == 0 && fus_core_warm_page(c))
+        ;
+    return r;
 }
 
 /* ---- rows ---- */
@@ -342,6 +368,13 @@ static int begin_main(struct fus_prefill *f)
     return r < 0 ? r : rows_from_embeddings(f, false);
 }
 
+/* Of the n rows of a part as many as the pace allows. */
+static size_t rows_now(const struct fus_prefill *f, size_t n)
+{
+    const size_t left = n - f->row0;
+    return f->pace && f->pace < left ? f->pace : left;
+}
+
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
 static int step_layer0(struct fus_prefill *f)
 {
@@ -350,8 +383,12 @@ static int step_layer0(struct fus_prefill *f)
     p.pos = f->pos_all;
     p.n = f->plan.n_tok;
     p.embed_tok = f->tok;
-    int r = fus_phase_a(&p);
+    const size_t m = rows_now(f, p.n);
+    int r = fus_phase_a(&p, f->row0, m);
     if (r < 0) return r;
+    f->row0 += m;
+    if (f->row0 < p.n) return 0;
+    f->row0 = 0;
     f->chooses = fus_select_budget(f) > 0 && f->core->cfg.L > 1;
     if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
     if (!f->chooses || !f->how->pass) return begin_main(f);
@@ -384,7 +421,8 @@ void fus_prefill_pace(struct fus_prefill *f, size_t rows)
 
 bool fus_prefill_ready(const struct fus_prefill *f)
 {
-    if (f->stage == STAGE_LAYER0 || f->stage == STAGE_DONE || f->in_b) return true;
+    const bool in_layers = f->stage == STAGE_SCORE || f->stage == STAGE_MAIN;
+    if (!in_layers || f->part != PART_STORED) return true;
     if (is_choice_layer(f) && f->how->by_deviation)
         return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
     if (f->layer < f->loaded_to) return true;
@@ -426,8 +464,8 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     return r;
 }
 
-/* The first half of a layer, and at the check layer the choice. */
-static int step_a(struct fus_prefill *f)
+/* Stored KV of the layer to its place. */
+static int step_stored(struct fus_prefill *f)
 {
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->layer); /* the device has been waited for since */
@@ -435,28 +473,43 @@ static int step_a(struct fus_prefill *f)
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
-    if (f->layer > 0) { /* layer 0 has its K,V already */
-        struct fus_phase p = phase(f);
-        const bool looks =
-            f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
-        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
-        p.hook_ctx = f;
-        p.goes_on = f->at_choice ? !fus_select_looks(f) : !p.hook;
-        r = fus_phase_a(&p);
-        if (r < 0) return r;
-        if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
-    }
+    f->part = PART_A;
+    return 0;
+}
+
+/* Behind the last slice of a layer's first half; at the check layer the choice. */
+static int end_a(struct fus_prefill *f)
+{
+    if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
     if (f->at_choice) {
-        r = fus_select(f);
+        int r = fus_select(f);
         if (r < 0) return r;
         f->checked = true;
         r = drop_rows(f);
         if (r < 0) return r;
     }
     f->token_layers += (double)f->n_rows;
-    f->in_b = true;
+    f->part = PART_B;
     f->row0 = 0;
     return 0;
+}
+
+/* A slice of the first half of a layer. Layer 0 has its K,V already. */
+static int step_a(struct fus_prefill *f)
+{
+    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
+    if (f->layer > 0) {
+        struct fus_phase p = phase(f);
+        const bool looks =
+            f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
+        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
+        p.hook_ctx = f;
+        p.goes_on = f->at_choice ? !fus_select_looks(f) : !p.hook;
+        int r = fus_phase_a(&p, f->row0, m);
+        if (r < 0) return r;
+    }
+    f->row0 += m;
+    return f->row0 < f->n_rows ? 0 : end_a(f);
 }
 
 /* Rows of phase B in this layer: [*ret_row0, n_rows). In the last layer only those that feed
@@ -469,15 +522,21 @@ static size_t first_b_row(const struct fus_prefill *f)
     return 0;
 }
 
+/* Rows of the next slice of phase B. */
+static size_t b_rows(const struct fus_prefill *f)
+{
+    const size_t first = first_b_row(f), row0 = f->row0 < first ? first : f->row0;
+    const size_t left = f->n_rows - row0, slice = fus_slice_rows(f->core, f->plan.n_tok);
+    /* half of one more rather than a small rest */
+    const size_t m = left > slice + slice / 2 ? slice : left;
+    return f->pace && f->pace < m ? f->pace : m;
+}
+
 /* A slice of the second half of a layer; 1 when the layer is done. */
 static int step_b(struct fus_prefill *f)
 {
-    const size_t first = first_b_row(f);
+    const size_t first = first_b_row(f), m = b_rows(f);
     if (f->row0 < first) f->row0 = first;
-    size_t m = f->n_rows - f->row0;
-    const size_t usual = fus_slice_rows(f->core, f->plan.n_tok);
-    const size_t slice = f->pace && f->pace < usual ? f->pace : usual;
-    if (m > slice + slice / 2) m = slice; /* or half of one more rather than a small rest */
     struct fus_phase p = phase(f);
     if (is_scoring(f)) {
         p.keep_q = f->keep_q;
@@ -489,9 +548,9 @@ static int step_b(struct fus_prefill *f)
     if (r < 0) return r;
     f->row0 += m;
     if (f->row0 < f->n_rows) return 0;
-    if (is_scoring(f)) r = fus_mass_add(f, f->layer, positions(f));
-    f->in_b = false;
-    return r < 0 ? r : 1;
+    if (!is_scoring(f)) return 1;
+    f->part = PART_SCORE;
+    return 0;
 }
 
 static void finish(struct fus_prefill *f)
@@ -505,6 +564,15 @@ static void finish(struct fus_prefill *f)
     t->n_computed = f->plan.n_tok - t->n_prefix - t->n_reused - t->n_recomputed;
     t->cost = f->token_layers / ((double)f->plan.n_tok * f->core->cfg.L);
     fus_captures_close(f, 0);
+}
+
+static int step_head(struct fus_prefill *f)
+{
+    const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
+    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
+    if (r == 0) r = fus_share_prefix(f);
+    if (r == 0) finish(f);
+    return r;
 }
 
 static int end_of_score(struct fus_prefill *f)
@@ -524,43 +592,119 @@ static int end_of_score(struct fus_prefill *f)
 static int layer_done(struct fus_prefill *f)
 {
     f->layer++;
+    f->part = PART_STORED;
+    f->row0 = 0;
     if (f->stage == STAGE_SCORE && f->layer == 1) fus_score_squeeze(f);
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) return end_of_score(f);
     if (f->layer < f->core->cfg.L) return 0;
-    const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
-    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
-    if (r == 0) r = fus_share_prefix(f);
-    if (r == 0) finish(f);
-    return r;
+    f->stage = STAGE_HEAD;
+    return f->n_logits > 0 ? 0 : step_head(f); /* nothing to wait for */
+}
+
+/* What of the stored KV this layer's step brings, in tokens. */
+static size_t tokens_to_bring(const struct fus_prefill *f)
+{
+    const bool placed = f->layer < f->loaded_to;
+    return placed ? 0 : fus_reuse_tokens(f, wanted_in_pages(f));
+}
+
+/* Without a pace a layer is one step where its rows are few enough: a device then has one to wait
+ * for, and stored KV that lies on it stays where it is until it has been read. */
+static int step_first_half(struct fus_prefill *f)
+{
+    if (f->part == PART_STORED) {
+        const bool apart = f->pace && tokens_to_bring(f) > 0;
+        const int r = step_stored(f);
+        if (r == -EAGAIN && f->sense.asks) return -EIO; /* nothing left to measure */
+        if (r == -EAGAIN) fus_restart(f); /* a source failed: again, with its range as a miss */
+        if (r == -EAGAIN || apart) return 0;
+        if (r < 0) return r;
+    }
+    const int r = step_a(f);
+    if (r < 0 || f->part != PART_B || !fus_sense_on(f) || !fus_sense_last(f)) return r;
+    if (!fus_sense_done(f)) finish(f);
+    return 0;
+}
+
+static int step_second_half(struct fus_prefill *f)
+{
+    if (f->part == PART_SCORE) {
+        const int r = fus_mass_add(f, f->layer, positions(f));
+        return r < 0 ? r : layer_done(f);
+    }
+    const int r = step_b(f);
+    return r == 1 ? layer_done(f) : r;
+}
+
+static int step_layer(struct fus_prefill *f)
+{
+    if (f->part < PART_B) {
+        const int r = step_first_half(f);
+        if (r < 0 || f->part < PART_B || f->stage == STAGE_DONE) return r;
+        if (f->pace && f->layer > 0) return r; /* in layer 0 there was nothing to do */
+    }
+    return step_second_half(f);
 }
 
 static int step(struct fus_prefill *f)
 {
-    int r;
+    int r = 0;
     if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
-    if (f->stage == STAGE_DONE) return 0;
-    if (f->stage == STAGE_LAYER0) {
+    if (f->stage == STAGE_LAYER0)
         r = step_layer0(f);
-        return r < 0 ? r : 1;
-    }
-    if (!f->in_b) {
-        r = step_a(f);
-        if (r == -EAGAIN && f->sense.asks) return -EIO; /* nothing left to measure */
-        if (r == -EAGAIN) { /* a source failed: again, with its range as a miss */
-            fus_restart(f);
-            return 1;
-        }
-        if (r < 0) return r;
-        if (fus_sense_on(f) && fus_sense_last(f)) {
-            if (fus_sense_done(f)) return 1;
-            finish(f);
-            return 0;
-        }
-    }
-    r = step_b(f);
-    if (r == 1) r = layer_done(f);
+    else if (f->stage == STAGE_HEAD)
+        r = step_head(f);
+    else if (f->stage != STAGE_DONE)
+        r = step_layer(f);
     if (r < 0) return r;
     return f->stage == STAGE_DONE ? 0 : 1;
+}
+
+/* Streaming a layer's weights takes about as long as computing that many rows with them (chosen:
+ * 13 MB of SmolLM2's at 15 GB/s against 6.6 MFLOP a row at 250 GFLOP/s). */
+enum { FLOOR_ROWS = 32 };
+
+/* Of a row in phase B, in operations: the matrices, and the keys that the slice's last row sees.
+ * Attention does fewer of them a second: measured (docs/scale.md), two thirds. */
+static double b_row_work(const struct fus_prefill *f, size_t m)
+{
+    const struct model_cfg *g = &f->core->cfg;
+    const size_t HK = (size_t)g->H * g->K, first = first_b_row(f);
+    const size_t last = (f->row0 < first ? first : f->row0) + m;
+    const int32_t *at = is_blind(f) ? f->slot : positions(f);
+    const double keys = last > 0 ? (double)at[last - 1] + 1 : 0;
+    const bool attn_only = is_scoring(f) && f->layer + 1 == f->plan.score_hi;
+    const double linear = 2.0 * g->D * ((double)HK + (attn_only ? 0 : (double)HK + 3.0 * g->F));
+    return linear + 1.5 * 4.0 * (double)HK * keys;
+}
+
+static void next_in_layer(const struct fus_prefill *f, struct fus_step *s)
+{
+    const size_t tokens = f->part == PART_STORED ? tokens_to_bring(f) : 0;
+    if (tokens > 0) {
+        *s = (struct fus_step){FUS_STEP_STORED, tokens, .whole = true, .row = 1};
+    } else if (f->part < PART_B && f->layer > 0) {
+        *s = (struct fus_step){FUS_STEP_KV, f->n_rows - f->row0, .row = 1, .fixed = FLOOR_ROWS};
+    } else if (f->part < PART_SCORE) {
+        const size_t m = b_rows(f);
+        const double row = b_row_work(f, m);
+        *s = (struct fus_step){FUS_STEP_ROWS, m, .row = row, .fixed = FLOOR_ROWS * row};
+    } else {
+        const double pairs = (double)f->n_suffix * (double)(f->plan.n_tok - f->n_suffix);
+        *s = (struct fus_step){FUS_STEP_SCORE, 1, .whole = true, .row = pairs};
+    }
+}
+
+void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret)
+{
+    struct fus_step s = {FUS_STEP_HEAD, f->n_logits, .whole = true, .row = 1, .fixed = FLOOR_ROWS};
+    if (f->stage == STAGE_LAYER0)
+        s = (struct fus_step){FUS_STEP_EMBED, f->plan.n_tok - f->row0, .row = 1,
+                              .fixed = FLOOR_ROWS};
+    else if (f->stage == STAGE_SCORE || f->stage == STAGE_MAIN)
+        next_in_layer(f, &s);
+    if (s.rows == 0) s.rows = 1;
+    *ret = s;
 }
 
 int fus_prefill_step(struct fus_prefill *f)

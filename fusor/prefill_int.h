@@ -65,7 +65,8 @@ struct pre_sense {        /* a measurement instead of a prompt; its halves: sens
     bool asks; /* this is the second half */
 };
 
-enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_DONE };
+enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
+enum pre_part { PART_STORED, PART_A, PART_B, PART_SCORE }; /* of a layer, in this order */
 
 struct fus_prefill {
     struct fus_core *core;
@@ -113,8 +114,8 @@ struct fus_prefill {
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
     size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
-    size_t row0;        /* rows of phase B done in this layer */
-    bool in_b;          /* phase A of this layer is done */
+    enum pre_part part; /* of that layer, next to run */
+    size_t row0;        /* rows that are through with it */
     unsigned loaded_to; /* layers below are in the pages */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
     bool at_choice;     /* in this layer tokens are chosen, before phase B */
@@ -163,6 +164,7 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos);
 /* Scores by token to those of a prompt without the missed chunks, and back. */
 void fus_score_squeeze(struct fus_prefill *f);
 void fus_score_spread(struct fus_prefill *f);
+size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what); /* to be placed */
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
 void fus_captures_close(struct fus_prefill *f, int status);
 void fus_range_release(struct pre_range *g);

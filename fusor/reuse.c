@@ -182,11 +182,17 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return 0;
 }
 
-int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what)
 {
     size_t n = 0;
     for (size_t i = 0; i < f->n_range; i++)
         if (wanted(&f->range[i], what)) n += f->range[i].r.n;
+    return n;
+}
+
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    const size_t n = fus_reuse_tokens(f, what);
     struct place p = {f, layer, what};
     return n ? kn_rows(f->core->dev, n, f->plan.cancel, place_block, &p) : 0;
 }

@@ -18,6 +18,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+enum {
+    WARM_TOKENS = 4096
+}; /* chosen: six chunks of 512 and more; some 4 % of the weights' memory */
+
 /* ---- progress ---- */
 static void progress(void *ctx, double share)
 {
@@ -166,6 +170,7 @@ static int open_core(struct worker *w, struct err *err)
         (void)snprintf(w->blend_error, sizeof w->blend_error, "%s", te.msg);
         log_event(LOG_ERROR, "self_test", "state=failed blending=off reason=\"%s\"", te.msg);
     }
+    (void)fus_core_warm(w->core, WARM_TOKENS); /* without it the first prompt is slower */
     return 0;
 }
 
@@ -242,7 +247,8 @@ static void log_loaded(struct worker *w)
 
 static int load(struct worker *w, struct err *err)
 {
-    struct fus_engine_opts eo = {.max_running = w->o.max_running, .max_queue = w->o.max_queue};
+    struct fus_engine_opts eo = {
+        .max_running = w->o.max_running, .max_queue = w->o.max_queue, .on_unit = wk_metrics_step};
     int rc;
 
     const char *log = w->o.tiers.access_log;

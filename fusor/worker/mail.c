@@ -6,6 +6,10 @@
  * happened is in the object it is embedded in. */
 #include "fusor/worker/worker.h"
 
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 static void mail_drain(void *arg)
 {
     struct worker *w = arg;
@@ -64,7 +68,10 @@ void wk_unpost(struct worker *w, struct wk_msg *m)
 }
 
 /* ---- helpers ---- */
-enum { POOL_THREADS_MAX = 8 };
+enum {
+    POOL_THREADS_MAX = 8,
+    HELPER_NICE = 10, /* chosen: about a tenth of a compute thread's share where both want a core */
+};
 struct wk_pool {
     pthread_mutex_t m;
     pthread_cond_t more;
@@ -74,10 +81,24 @@ struct wk_pool {
     pthread_t thread[POOL_THREADS_MAX];
 };
 
+/* Compute threads meet after every operation, so one that shares its core with a helper holds up
+ * all of them, and with them every stream. A helper gets the cores that nobody computes on, else a
+ * small share; and it never takes a core from a thread that is at it. */
+static void give_way(void)
+{
+    const id_t self = (id_t)gettid();
+    const struct sched_param none = {0};
+    const int now = getpriority(PRIO_PROCESS, self);
+
+    (void)sched_setscheduler(0, SCHED_BATCH, &none);
+    (void)setpriority(PRIO_PROCESS, self, now + HELPER_NICE);
+}
+
 static void *pool_main(void *arg)
 {
     struct wk_pool *p = arg;
 
+    give_way();
     for (;;) {
         struct wk_job *j;
         pthread_mutex_lock(&p->m);

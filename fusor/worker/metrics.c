@@ -112,6 +112,7 @@ void wk_metrics_init(void)
         metric_register(&misses[i]);
     }
     wk_metrics_control_init();
+    wk_metrics_steps_init();
 }
 
 void wk_metrics_request(int status, int active_delta)

@@ -460,5 +460,7 @@ void wk_metrics_generated(uint64_t n);
 int wk_metrics_render(struct worker *w, struct buf *out);
 void wk_metrics_tiers(struct worker *w, const struct store_stats *s); /* metrics_tiers.c */
 void wk_metrics_device(struct worker *w);                             /* metrics_device.c */
+void wk_metrics_steps_init(void);                                     /* metrics_steps.c */
+void wk_metrics_step(void *ctx, const struct fus_engine_unit *u);     /* engine thread */
 
 #endif

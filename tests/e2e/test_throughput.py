@@ -121,6 +121,59 @@ class Throughput(unittest.TestCase):
         self.assertGreater(cached["reuse"], cached["blend"])
         self.assertEqual(set(got["meta"]["throughput_at_slo"]), {"full", "prefix", "reuse", "blend"})
 
+    def test_streams_run_through_every_point(self):
+        got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--rates", "5",
+                  "--strategies", "full,prefix,reuse,blend", "--threads", "1", "--gemm", "own-f32", "--slo-ms", "60000",
+                  "--streams", "2", "--stream-tokens", "100", "--alone-s", "0.5")
+        self.assertEqual([r["strategy"] for r in got["rows"]], ["full", "prefix", "reuse", "blend"])
+        for r in got["rows"]:
+            self.assertEqual([r["failed"], r["n"]], [0, 10])
+            # The answers' own gaps are three a request: what is counted are the streams'.
+            self.assertGreater(r["itl_n"], 60)
+            self.assertGreater(r["itl_alone_n"], 60)
+            self.assertLessEqual(r["itl_ms_p50"], r["itl_ms_p99"])
+            self.assertLessEqual(r["itl_ms_p99"], r["itl_ms_max"])
+            self.assertAlmostEqual(r["itl_ratio"] / (r["itl_ms_p99"] / r["itl_alone_ms_p99"]), 1, 5)
+            self.assertGreater(r["streams_share"], 0)
+        self.assertEqual(got["meta"]["streams"], 2)
+        alone = [r["itl_alone_ms_p99"] for r in got["rows"]]
+        self.assertLessEqual(min(alone), got["meta"]["itl_unloaded_ms_p99"])
+        self.assertLessEqual(got["meta"]["itl_unloaded_ms_p99"], max(alone))
+
+    def test_requests_come_in_the_rhythm_of_a_trace(self):
+        s = Server(0.0)
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "trace.jsonl")
+            for name, times in (("trace.jsonl", (0, 10, 9000, 9990, 99999)), ("bad.jsonl", (5, 5, 5, 5))):
+                with open(os.path.join(d, name), "w") as f:
+                    for t in times:
+                        f.write(json.dumps({"timestamp": t, "hash_ids": [1], "input_length": 5}) + "\n")
+            args = ["--server", "127.0.0.1:%d" % s.server_port, "--chunks", "1", "--chunk-tokens", "40", "--pool",
+                    "3", "--rates", "20", "--slo-ms", "60000", "--requests", "4"]
+            got = run(*args, "--trace", path)
+            self.assertEqual([(r["n"], r["failed"]) for r in got["rows"]], [(4, 0)])
+            self.assertEqual(got["meta"]["trace"], path)
+            p = subprocess.run([BENCH, "throughput", "--model", MODEL, *args, "--trace", os.path.join(d, "bad.jsonl")],
+                               cwd=ROOT, capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(p.returncode, 0)
+            self.assertIn("of one moment", p.stderr)
+
+    def test_the_chart_has_every_strategy(self):
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "out.svg")
+            run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "4", "--rates", "10,20",
+                "--threads", "1", "--gemm", "own-f32", "--plot", path)
+            with open(path) as f:
+                svg = f.read()
+        for name in ("full", "prefix", "reuse", "blend"):
+            self.assertIn(">%s<" % name, svg)
+
+    def test_an_objective_in_ms_needs_no_full_prefill(self):
+        got = run("--chunks", "2", "--chunk-tokens", "40", "--pool", "4", "--requests", "4", "--rates", "20", "--threads",
+                  "1", "--gemm", "own-f32", "--slo-ms", "60000", "--strategies", "reuse")
+        self.assertEqual([r["strategy"] for r in got["rows"]], ["reuse"])
+        self.assertEqual(got["meta"]["throughput_at_slo"], {"reuse": 20})
+
     def test_cut_short_it_tells_what_is_done_and_leaves_nothing_behind(self):
         with tempfile.TemporaryDirectory() as d:
             out = os.path.join(d, "out.json")

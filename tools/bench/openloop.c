@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100 };
+enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100, STREAM_TRIES = 50 };
 
 struct run;
 struct shot { /* under way */
@@ -17,7 +17,10 @@ struct shot { /* under way */
     struct http_call *call; /* NULL: not started, or over */
     struct sse_parser sse;
     uint64_t due_ns, last_ns;
+    bool of_stream, answered; /* answered: the stream has at least once */
 };
+/* Streams run alone until all of them answer and for alone_s more; then the requests' time begins.
+ */
 struct run {
     const struct openloop_opts *o;
     struct http_loop *loop;
@@ -25,7 +28,12 @@ struct run {
     struct http_timer *timer;
     struct shot *shot; /* [n] */
     size_t next, n_over;
-    uint64_t start_ns;
+    struct shot *stream;              /* [streams->n] */
+    struct openloop_shot *stream_ret; /* [streams->n] */
+    size_t n_begun, n_failed;         /* streams; failures in a row before the requests began */
+    int failed_status;                /* HTTP, of the last of them */
+    uint64_t together_ns;             /* since when all streams answer, 0: not yet */
+    uint64_t start_ns;                /* the requests' time; 0: not yet */
     int err;
 };
 
@@ -37,6 +45,19 @@ const char *openloop_text(const json_t *event)
     return text && *text ? text : NULL;
 }
 
+static void on_gap(const struct shot *s, uint64_t now)
+{
+    const struct run *u = s->run;
+    struct openloop_shot *r = s->ret;
+    const struct openloop_gap g = {.of_stream = s->of_stream,
+                                   .alone = u->start_ns == 0 || now < u->start_ns,
+                                   .ms = (double)(now - s->last_ns) / 1e6};
+    r->gap_ms_sum += g.ms;
+    if (g.ms > r->gap_ms_max) r->gap_ms_max = g.ms;
+    if (g.of_stream && !g.alone) u->o->streams->answering_s += g.ms / 1e3;
+    if (u->o->on_gap) u->o->on_gap(u->o->ctx, &g);
+}
+
 static int on_event(void *ctx, const char *data, size_t len)
 {
     struct shot *s = ctx;
@@ -45,14 +66,11 @@ static int on_event(void *ctx, const char *data, size_t len)
     if (!event) return 0; /* [DONE] */
     if (openloop_text(event)) {
         const uint64_t now = clock_ns();
-        const double gap = (double)(now - s->last_ns) / 1e6;
-        if (r->n_pieces == 0) {
+        s->answered = true;
+        if (r->n_pieces++ == 0)
             r->ttft_ms = (double)(now - s->due_ns) / 1e6;
-        } else {
-            r->gap_ms_sum += gap;
-            if (gap > r->gap_ms_max) r->gap_ms_max = gap;
-        }
-        r->n_pieces++;
+        else
+            on_gap(s, now);
         s->last_ns = now;
     }
     const json_t *usage = json_object_get(event, "usage");
@@ -80,10 +98,19 @@ static void on_body(void *ctx, const char *data, size_t len)
 
 static void over(struct shot *s, int status)
 {
+    struct run *u = s->run;
     s->call = NULL;
     if (s->ret->err == 0) s->ret->err = status;
     s->ret->end_ms = (double)(clock_ns() - s->due_ns) / 1e6;
-    if (++s->run->n_over == s->run->o->n) http_loop_stop(s->run->loop);
+    if (s->of_stream) {
+        u->failed_status = s->ret->http_status;
+        u->n_failed = s->ret->n_pieces > 0 ? 0 : u->n_failed + 1;
+        if (u->n_failed == 0) http_timer_set(u->timer, 0); /* else again at the next look */
+        return;
+    }
+    if (++u->n_over < u->o->n) return;
+    if (u->o->streams) u->o->streams->load_s = (double)(clock_ns() - u->start_ns) / 1e9;
+    http_loop_stop(u->loop);
 }
 
 static void on_end(void *ctx, int status)
@@ -97,7 +124,7 @@ static void start(struct run *u, struct shot *s, size_t i)
 {
     struct buf body = BUF_INIT;
     struct buf head = BUF_INIT;
-    int r = u->o->body(u->o->ctx, i, &body);
+    int r = (s->of_stream ? u->o->streams->body : u->o->body)(u->o->ctx, i, &body);
     if (r == 0) r = buf_adds(&head, "Content-Type: application/json\r\n");
     if (r == 0 && u->o->extra_headers) r = buf_adds(&head, u->o->extra_headers);
     if (r == 0)
@@ -119,11 +146,48 @@ static void cut_all(struct run *u, int status)
     }
 }
 
+/* Begins the streams that are not under way. Have all of them answered? */
+static bool keep_streams(struct run *u)
+{
+    bool all = true;
+    for (size_t i = 0; i < u->o->streams->n; i++) {
+        struct shot *s = &u->stream[i];
+        if (!s->call) {
+            sse_parser_fini(&s->sse);
+            *s->ret = (struct openloop_shot){.ttft_ms = -1, .end_ms = -1};
+            s->due_ns = clock_ns();
+            start(u, s, u->n_begun++);
+        }
+        all &= s->answered;
+    }
+    return all;
+}
+
+/* Has the requests' time begun? */
+static bool begun(struct run *u)
+{
+    const struct openloop_streams *t = u->o->streams;
+    if (!t) return true;
+    const bool all = keep_streams(u);
+    if (u->start_ns) return true;
+    const uint64_t now = clock_ns();
+    if (all && !u->together_ns) u->together_ns = now;
+    if (!u->together_ns || now - u->together_ns < (uint64_t)(t->alone_s * 1e9)) return false;
+    u->start_ns = now;
+    return true;
+}
+
+static void stop_run(struct run *u, int status)
+{
+    u->err = status;
+    http_loop_stop(u->loop);
+}
+
 /* Sleep, but look now and then whether all is to stop. */
 static void sleep_until(struct run *u, double at_s, double now_s)
 {
     uint64_t ms = (uint64_t)((at_s - now_s) * 1e3) + 1;
-    if (u->o->stopped && ms > LOOK_MS) ms = LOOK_MS;
+    if ((u->o->stopped || u->o->streams) && ms > LOOK_MS) ms = LOOK_MS;
     http_timer_set(u->timer, ms);
 }
 
@@ -132,13 +196,17 @@ static void on_time(void *arg)
 {
     struct run *u = arg;
     const struct openloop_opts *o = u->o;
-    const double now_s = (double)(clock_ns() - u->start_ns) / 1e9;
     if (o->stopped && o->stopped()) {
-        u->err = -ECANCELED;
         cut_all(u, -ECANCELED);
-        http_loop_stop(u->loop);
+        stop_run(u, -ECANCELED);
         return;
     }
+    if (!begun(u)) {
+        if (u->n_failed > STREAM_TRIES) stop_run(u, -EIO);
+        http_timer_set(u->timer, LOOK_MS);
+        return;
+    }
+    const double now_s = (double)(clock_ns() - u->start_ns) / 1e9;
     while (u->next < o->n && o->at_s[u->next] <= now_s) {
         struct shot *s = &u->shot[u->next];
         s->due_ns = u->start_ns + (uint64_t)(o->at_s[u->next] * 1e9);
@@ -169,30 +237,54 @@ static int run_open(struct run *u, struct err *err)
 
 static void run_close(struct run *u)
 {
+    const size_t n_streams = u->stream && u->o->streams ? u->o->streams->n : 0;
+    for (size_t i = 0; i < n_streams; i++) {
+        if (u->stream[i].call) http_call_cancel(u->stream[i].call);
+        sse_parser_fini(&u->stream[i].sse);
+    }
     if (u->timer) http_timer_destroy(u->timer);
     if (u->client) http_client_destroy(u->client);
     if (u->loop) http_loop_destroy(u->loop);
     for (size_t i = 0; u->shot && i < u->o->n; i++)
         sse_parser_fini(&u->shot[i].sse);
     mem_free(u->shot);
+    mem_free(u->stream);
+    mem_free(u->stream_ret);
+}
+
+static int make_shots(struct run *u, struct openloop_shot *ret)
+{
+    const size_t n_streams = u->o->streams ? u->o->streams->n : 0;
+    u->shot = mem_zalloc((u->o->n + 1) * sizeof *u->shot);
+    u->stream = mem_zalloc((n_streams + 1) * sizeof *u->stream);
+    u->stream_ret = mem_zalloc((n_streams + 1) * sizeof *u->stream_ret);
+    if (!u->shot || !u->stream || !u->stream_ret) return -ENOMEM;
+    for (size_t i = 0; i < u->o->n; i++) {
+        ret[i] = (struct openloop_shot){.ttft_ms = -1, .end_ms = -1};
+        u->shot[i] = (struct shot){.run = u, .ret = &ret[i]};
+    }
+    for (size_t i = 0; i < n_streams; i++)
+        u->stream[i] = (struct shot){.run = u, .ret = &u->stream_ret[i], .of_stream = true};
+    return 0;
 }
 
 int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struct err *err)
 {
-    struct run u = {.o = o, .shot = mem_zalloc((o->n + 1) * sizeof(struct shot))};
-    if (!u.shot) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < o->n; i++) {
-        ret[i] = (struct openloop_shot){.ttft_ms = -1, .end_ms = -1};
-        u.shot[i].run = &u;
-        u.shot[i].ret = &ret[i];
-    }
-    int r = run_open(&u, err);
+    struct run u = {.o = o};
+    int r = make_shots(&u, ret);
+    if (r < 0)
+        (void)err_set(err, r, "out of memory");
+    else
+        r = run_open(&u, err);
     if (r == 0 && o->n > 0) {
-        u.start_ns = clock_ns();
+        if (!o->streams) u.start_ns = clock_ns();
         http_timer_set(u.timer, 0);
         r = http_loop_run(u.loop);
         if (r < 0) (void)err_set(err, r, "the HTTP loop failed");
         if (r == 0) r = u.err;
+        if (r == -EIO)
+            (void)err_set(err, r, "%s: a stream gets no answer (HTTP %d)", o->address,
+                          u.failed_status);
     }
     run_close(&u);
     return r;

@@ -2,8 +2,9 @@
  * streams that come back.
  *
  * Open loop, because a closed one slows down with the server and hides its queue (coordinated
- * omission): times count from when a request was due. One HTTP loop on the calling thread; any
- * OpenAI-compatible server. Thread: caller's. */
+ * omission): times count from when a request was due. Beside them long streams may run, each sent
+ * again when it has ended: what a reader of an answer feels while others come. One HTTP loop on the
+ * calling thread; any OpenAI-compatible server. Thread: caller's. */
 #ifndef TOOLS_BENCH_OPENLOOP_H
 #define TOOLS_BENCH_OPENLOOP_H
 
@@ -25,6 +26,18 @@ struct openloop_shot { /* of one request; times in ms from when it was due, < 0 
     unsigned n_cached;    /* of them */
     int http_status, err; /* err: of the exchange, 0 or negative errno */
 };
+struct openloop_gap { /* between two pieces of one answer */
+    bool of_stream;
+    bool alone; /* no request was due yet */
+    double ms;
+};
+struct openloop_streams {
+    size_t n;
+    double alone_s; /* they run that long before the first request is due, all of them answering */
+    int (*body)(void *ctx, size_t i, struct buf *out); /* of the i-th that is begun */
+    double answering_s; /* out: while requests were under way, over all of them */
+    double load_s;      /* out: how long that was */
+};
 struct openloop_opts {
     const char *address; /* HOST:PORT or unix:/path */
     const char *path;    /* "/v1/chat/completions" */
@@ -35,9 +48,12 @@ struct openloop_opts {
     /* Body of request i, a streaming one. */
     int (*body)(void *ctx, size_t i, struct buf *out);
     void *ctx;
+    struct openloop_streams *streams;                        /* NULL: none */
+    void (*on_gap)(void *ctx, const struct openloop_gap *g); /* may be NULL */
     bool (*stopped)(void); /* asked often: has nobody a use for the rest? May be NULL: never */
 };
-/* ret [n] is filled. 0, -ECANCELED when it was stopped, or what kept it from running at all. */
+/* ret [n] is filled. 0, -ECANCELED when it was stopped, -EIO when a stream got no answer before the
+ * requests began, or what kept it from running at all. */
 int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struct err *err);
 /* One plain exchange: body NULL = GET. The HTTP status or <0; ret_body may be NULL. */
 int openloop_call(const char *address, const char *path, const char *body, struct buf *ret_body,

@@ -5,12 +5,17 @@
  * a request was due. Every strategy first answers alone (its unloaded time), then at rates that are
  * shares of what that allows. Objective: p95 of the time to first token within --slo times the
  * unloaded full prefill's median, the same for all. The same worker process serves every strategy,
- * named in the request; --server drives any other OpenAI-compatible server with the same load. The
- * first SIGINT or SIGTERM ends it with the points that are done. */
+ * named in the request; --server drives any other OpenAI-compatible server with the same load.
+ * --streams keeps that many long answers running beside the requests, through everything that is
+ * measured: the time between two of their tokens is what the load does to whoever is being
+ * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
+ * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
+#include "tools/bench/docpool.h"
 #include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
 #include "tools/bench/svg.h"
+#include "tools/bench/trace.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -33,13 +38,15 @@ enum {
     METHODS_MAX = 16,
     POINTS_MAX = 32,
     SEED = 1,
+    STREAM_SEED = 977,
     UNLOADED_REPS = 5,
     REQUESTS = 60, /* of a point: enough for a p95 */
     START_S = 600,
     BUILD_S = 3600,
     ARGS_MAX = 40,
     TMP_BYTES_MAX = 64, /* the path of a socket is short */
-    QUESTION_WORDS = 24
+    QUESTION_WORDS = 24,
+    STREAM_WORDS = 12
 };
 
 struct method {
@@ -51,168 +58,27 @@ struct method {
     size_t n_points;
     double at_slo; /* highest rate that keeps the objective; NAN: none of those measured */
 };
-struct pool { /* the documents */
-    char **text;
-    uint32_t *n_tok;
-    double *popular; /* cumulative, [n] ends at 1 */
-    size_t n;
-    char **word; /* of the questions */
-    size_t n_words;
+struct gaps { /* between two pieces of an answer */
+    double *ms;
+    size_t n, cap;
+    bool lost; /* there was no memory for one */
 };
 struct thru {
-    struct pool pool;
+    struct docpool pool;
+    struct trace trace; /* --trace: when requests come; no requests: a Poisson process */
+    struct gaps alone;  /* of the streams while nothing else was asked, all points together */
     struct method method[METHODS_MAX];
     size_t n_methods;
     char dir[PROXY_PATH_MAX], address[PROXY_PATH_MAX], model_name[128];
     pid_t pid;
     bool foreign; /* somebody else's server: no kvblend object in requests */
-    unsigned chunks, answer_tokens, n_requests;
+    unsigned chunks, answer_tokens, n_requests, n_streams, stream_tokens;
+    double alone_s;
     double slo, slo_ms;
     uint64_t n_measured; /* points and lone requests so far: each has prompts of its own, or a
                             prefix cache would know them from the last time */
     json_t *meta, *rows;
 };
-
-/* ---- documents ---- */
-
-static void pool_fini(struct pool *p)
-{
-    for (size_t i = 0; i < p->n; i++)
-        mem_free(p->text[i]);
-    mem_free(p->text);
-    mem_free(p->n_tok);
-    mem_free(p->popular);
-    if (p->word) mem_free(p->word[0]);
-    mem_free(p->word);
-}
-
-/* Sentences of the sample, drawn until a document is long enough: all different, all English. */
-static int write_document(struct rng *r, char *const *sentence, const uint32_t *len, size_t n,
-                          uint32_t want, size_t number, struct buf *out, uint32_t *ret_n)
-{
-    uint32_t have = 8; /* of the title */
-    int rc = buf_addf(out, "Report %zu.", number + 1);
-    while (rc == 0 && have < want) {
-        size_t i = rng_next(r) % n;
-        if (have + len[i] > want + want / 16 && have > want / 2) break;
-        rc = buf_addf(out, " %s", sentence[i]);
-        have += len[i];
-    }
-    *ret_n = have;
-    return rc;
-}
-
-struct sample {
-    char *all; /* the texts, cut into sentences and words in place */
-    char **sentence;
-    uint32_t *n_tok;
-    size_t n;
-};
-
-static int read_sample(const struct tok *tok, const char *folder, struct sample *ret,
-                       struct err *err)
-{
-    char *doc[BENCH_DOCS_MAX] = {0};
-    struct buf all = BUF_INIT;
-    size_t n_docs = 0, cap;
-    int r = bench_documents(folder, doc, &n_docs, err);
-    for (size_t i = 0; i < n_docs; i++) {
-        if (r == 0) r = buf_addf(&all, "%s ", doc[i]);
-        mem_free(doc[i]);
-    }
-    if (r < 0) return r;
-    for (size_t i = 0; i < all.len; i++)
-        if (all.data[i] == '\n' || all.data[i] == '\r') all.data[i] = ' ';
-    cap = all.len / 8 + 1;
-    ret->all = mem_strdup(buf_cstr(&all));
-    buf_fini(&all);
-    ret->sentence = mem_alloc(cap * sizeof *ret->sentence);
-    ret->n_tok = mem_alloc(cap * sizeof *ret->n_tok);
-    if (!ret->all || !ret->sentence || !ret->n_tok) return err_set(err, -ENOMEM, "out of memory");
-    for (char *at = ret->all, *end; at && *at && ret->n < cap; at = end) {
-        at += strspn(at, " ");
-        end = strstr(at, ". ");
-        if (!end) break;
-        end[1] = '\0';
-        struct tok_ids ids = {0};
-        const struct tok_piece piece = {.text = at, .len = strlen(at)};
-        r = tok_encode(tok, &piece, 1, 0, &ids);
-        end += 2;
-        if (r < 0) return err_set(err, r, "the sample cannot be tokenised");
-        if (ids.n >= 6 && ids.n <= 80) {
-            ret->n_tok[ret->n] = (uint32_t)ids.n;
-            ret->sentence[ret->n++] = at;
-        }
-        tok_ids_fini(&ids);
-    }
-    return ret->n >= 20 ? 0 : err_set(err, -EINVAL, "%s: too little text", folder);
-}
-
-static void sample_fini(struct sample *s)
-{
-    mem_free(s->all);
-    mem_free(s->sentence);
-    mem_free(s->n_tok);
-}
-
-static int make_words(struct pool *p, const char *text)
-{
-    char *copy = mem_strdup(text);
-    p->word = mem_alloc((strlen(text) / 2 + 1) * sizeof *p->word);
-    if (!copy || !p->word) {
-        mem_free(copy);
-        return -ENOMEM;
-    }
-    for (char *save, *w = strtok_r(copy, " .,;:()\"", &save); w;
-         w = strtok_r(NULL, " .,;:()\"", &save))
-        p->word[p->n_words++] = w;
-    p->word[0] = copy; /* owns all of them; as a word it ends at its first separator */
-    return 0;
-}
-
-static int make_pool(struct thru *t, const struct opts *opts, const struct tok *tok,
-                     struct err *err)
-{
-    struct pool *p = &t->pool;
-    struct sample s = {0};
-    struct rng rng = {SEED};
-    const size_t n = (size_t)opt_int(opts, "pool");
-    const uint32_t want = (uint32_t)opt_int(opts, "chunk-tokens");
-    double sum = 0;
-    int r = read_sample(tok, opt_str(opts, "documents"), &s, err);
-    p->text = mem_zalloc(n * sizeof *p->text);
-    p->n_tok = mem_zalloc(n * sizeof *p->n_tok);
-    p->popular = mem_zalloc(n * sizeof *p->popular);
-    if (r == 0 && (!p->text || !p->n_tok || !p->popular)) r = -ENOMEM;
-    if (r == 0) r = make_words(p, s.sentence[0]);
-    for (; r == 0 && p->n < n; p->n++) {
-        struct buf text = BUF_INIT;
-        r = write_document(&rng, s.sentence, s.n_tok, s.n, want, p->n, &text, &p->n_tok[p->n]);
-        if (r == 0 && !(p->text[p->n] = buf_take(&text, NULL))) r = -ENOMEM;
-        buf_fini(&text);
-        if (r < 0) break;
-        sum += pow((double)(p->n + 1), -opt_double(opts, "zipf"));
-        p->popular[p->n] = sum;
-    }
-    for (size_t i = 0; i < p->n; i++)
-        p->popular[i] /= sum;
-    sample_fini(&s);
-    return r < 0 && !err->code ? err_set(err, r, "out of memory") : r;
-}
-
-static size_t draw(const struct pool *p, struct rng *r)
-{
-    const double u = rng_unit(r);
-    size_t lo = 0, hi = p->n - 1;
-    while (lo < hi) {
-        const size_t mid = (lo + hi) / 2;
-        if (p->popular[mid] > u)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo;
-}
 
 /* ---- requests ---- */
 
@@ -220,6 +86,7 @@ struct load { /* of one point */
     const struct thru *t;
     const struct method *m;
     uint64_t seed;
+    struct gaps *gaps, *alone; /* under load, and of the streams before it; NULL: not wanted */
 };
 
 static int add_segments(json_t *kvblend, const size_t *begin, const size_t *end, size_t n)
@@ -238,7 +105,7 @@ static int prompt_of(const struct load *l, size_t i, struct buf *text, size_t *b
     size_t seen[BENCH_CHUNKS_MAX];
     int r = buf_adds(text, "Answer the question from these reports.\n\n");
     for (unsigned k = 0; r == 0 && k < t->chunks; k++) {
-        size_t d = draw(&t->pool, &rng);
+        size_t d = docpool_draw(&t->pool, &rng);
         for (unsigned j = 0; j < k; j++)
             if (seen[j] == d) { /* a prompt shows a document once: take the next one */
                 d = (d + 1) % t->pool.n;
@@ -256,6 +123,42 @@ static int prompt_of(const struct load *l, size_t i, struct buf *text, size_t *b
     return r < 0 ? r : buf_adds(text, "?");
 }
 
+/* A streaming request for exactly that many tokens. */
+static json_t *chat(const struct thru *t, const char *text, unsigned n_tokens)
+{
+    return json_pack("{s:s, s:b, s:i, s:i, s:b, s:f, s:{s:b}, s:[{s:s, s:s}]}", "model",
+                     t->model_name, "stream", 1, "max_tokens", (int)n_tokens, "min_tokens",
+                     (int)n_tokens, "ignore_eos", 1, "temperature", 0.0, "stream_options",
+                     "include_usage", 1, "messages", "role", "user", "content", text);
+}
+
+/* Takes the body over. */
+static int put_body(json_t *body, struct buf *out)
+{
+    char *s = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    json_decref(body);
+    const int r = s ? buf_adds(out, s) : -ENOMEM;
+    mem_free(s);
+    return r;
+}
+
+/* A prompt of its own, short: it stands for somebody whose answer is on its way. */
+static int stream_body(void *ctx, size_t i, struct buf *out)
+{
+    const struct load *l = ctx;
+    const struct thru *t = l->t;
+    struct rng rng = {(l->seed << 32) + STREAM_SEED + i};
+    struct buf text = BUF_INIT;
+    int r = buf_adds(&text, "Tell a story of");
+    for (int w = 0; r == 0 && w < STREAM_WORDS; w++)
+        r = buf_addf(&text, " %s", t->pool.word[rng_next(&rng) % t->pool.n_words]);
+    json_t *body = r < 0 ? NULL : chat(t, buf_cstr(&text), t->stream_tokens);
+    if (body && !t->foreign)
+        json_object_set_new(body, "kvblend", json_pack("{s:s}", "mode", "full"));
+    buf_fini(&text);
+    return put_body(body, out);
+}
+
 static int make_body(void *ctx, size_t i, struct buf *out)
 {
     const struct load *l = ctx;
@@ -263,13 +166,7 @@ static int make_body(void *ctx, size_t i, struct buf *out)
     size_t begin[BENCH_CHUNKS_MAX], end[BENCH_CHUNKS_MAX];
     struct buf text = BUF_INIT;
     int r = prompt_of(l, i, &text, begin, end);
-    json_t *body =
-        r < 0 ? NULL
-              : json_pack("{s:s, s:b, s:i, s:i, s:b, s:f, s:{s:b}, s:[{s:s, s:s}]}", "model",
-                          t->model_name, "stream", 1, "max_tokens", (int)t->answer_tokens,
-                          "min_tokens", (int)t->answer_tokens, "ignore_eos", 1, "temperature", 0.0,
-                          "stream_options", "include_usage", 1, "messages", "role", "user",
-                          "content", buf_cstr(&text));
+    json_t *body = r < 0 ? NULL : chat(t, buf_cstr(&text), t->answer_tokens);
     if (body && !t->foreign) {
         json_t *k = json_pack("{s:s}", "mode", l->m->mode);
         if (k && l->m->strategy[0]) {
@@ -279,13 +176,31 @@ static int make_body(void *ctx, size_t i, struct buf *out)
         if (k) r = add_segments(k, begin, end, t->chunks);
         json_object_set_new(body, "kvblend", k);
     }
-    char *s = body && r == 0 ? json_dumps(body, JSON_COMPACT) : NULL;
-    json_decref(body);
     buf_fini(&text);
-    if (!s) return -ENOMEM;
-    r = buf_adds(out, s);
-    mem_free(s);
+    if (r == 0) return put_body(body, out);
+    json_decref(body);
     return r;
+}
+
+static void add_gap(struct gaps *g, double ms)
+{
+    if (g->n == g->cap) {
+        const size_t cap = g->cap ? 2 * g->cap : 4096;
+        double *more = mem_realloc(g->ms, cap * sizeof *more);
+        g->lost |= !more;
+        if (!more) return;
+        g->ms = more;
+        g->cap = cap;
+    }
+    g->ms[g->n++] = ms;
+}
+
+/* Under load those of the streams count, of requests only where no stream runs. */
+static void on_gap(void *ctx, const struct openloop_gap *g)
+{
+    const struct load *l = ctx;
+    if (g->alone && l->alone) add_gap(l->alone, g->ms);
+    if (!g->alone && l->gaps && g->of_stream == (l->t->n_streams > 0)) add_gap(l->gaps, g->ms);
 }
 
 /* ---- the server ---- */
@@ -444,14 +359,15 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
         opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "full,prefix,reuse,blend";
     const double ratio = opt_given(opts, "ratios") ? strtod(opt_str(opts, "ratios"), NULL) : 0.15;
     if (t->foreign) return add_method(t, "server", 1, err);
-    int r = add_method(t, "full", 1, err); /* the objective is its time */
+    const bool by_full = !opt_given(opts, "slo-ms"); /* the objective is its time */
+    int r = by_full ? add_method(t, "full", 1, err) : 0;
     while (r == 0 && *p) {
         char name[24];
         const size_t len = strcspn(p, ",");
         (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
         enum fus_strategy s;
-        if (strcmp(name, "full") == 0) continue;
+        if (by_full && strcmp(name, "full") == 0) continue;
         if (strcmp(name, "blend") != 0 && fus_strategy_parse(name, &s) != 1)
             return err_set(err, -EINVAL, "--strategies: there is no \"%s\"", name);
         r = add_method(t, name, ratio, err);
@@ -461,19 +377,33 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
 
 /* ---- points ---- */
 
-static int run_point(struct thru *t, const struct method *m, const double *at_s, size_t n,
-                     struct openloop_shot *ret, struct err *err)
+struct point {          /* what is asked and what came of it */
+    const double *at_s; /* [n] */
+    size_t n;
+    double alone_s; /* streams by themselves before */
+    struct openloop_shot *shot;
+    struct gaps gaps, alone;
+    double streams_share; /* of the time under load that streams were answering */
+};
+
+static int run_point(struct thru *t, const struct method *m, struct point *p, struct err *err)
 {
-    struct load l = {t, m, SEED + ++t->n_measured};
+    struct load l = {t, m, SEED + ++t->n_measured, &p->gaps, &p->alone};
+    struct openloop_streams streams = {
+        .n = t->n_streams, .alone_s = p->alone_s, .body = stream_body};
     const struct openloop_opts o = {.address = t->address,
                                     .path = "/v1/chat/completions",
-                                    .at_s = at_s,
-                                    .n = n,
+                                    .at_s = p->at_s,
+                                    .n = p->n,
                                     .give_up_s = 20 * t->slo_ms / 1e3 + 600,
                                     .body = make_body,
                                     .ctx = &l,
+                                    .streams = t->n_streams ? &streams : NULL,
+                                    .on_gap = on_gap,
                                     .stopped = bench_stopped};
-    int r = openloop_run(&o, ret, err);
+    int r = openloop_run(&o, p->shot, err);
+    p->streams_share = t->n_streams ? streams.answering_s / (streams.load_s * t->n_streams) : NAN;
+    if (r == 0 && (p->gaps.lost || p->alone.lost)) r = err_set(err, -ENOMEM, "out of memory");
     return r == 0 && bench_stopped() ? -ECANCELED : r; /* the worker was told, too */
 }
 
@@ -485,7 +415,10 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
     for (unsigned i = 0; i <= UNLOADED_REPS; i++) { /* the first one warms up */
         const double now = 0;
         struct openloop_shot shot;
-        int r = run_point(t, m, &now, 1, &shot, err);
+        struct point p = {.at_s = &now, .n = 1, .shot = &shot};
+        int r = run_point(t, m, &p, err);
+        mem_free(p.gaps.ms);
+        mem_free(p.alone.ms);
         if (r < 0) return r;
         if (shot.err < 0 || shot.http_status != 200 || shot.ttft_ms < 0)
             return err_set(err, -EIO, "%s: HTTP %d, %s", m->name, shot.http_status,
@@ -499,8 +432,8 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
 }
 
 struct tally {
-    double *ttft, *gap;
-    size_t n_ttft, n_gap, n_failed, n_cached, n_prompt, n_good;
+    double *ttft;
+    size_t n_ttft, n_failed, n_cached, n_prompt, n_good;
 };
 
 static void count(struct tally *c, const struct openloop_shot *s, size_t n, double slo_ms)
@@ -512,14 +445,33 @@ static void count(struct tally *c, const struct openloop_shot *s, size_t n, doub
         }
         c->ttft[c->n_ttft++] = s[i].ttft_ms;
         c->n_good += s[i].ttft_ms <= slo_ms;
-        if (s[i].n_pieces > 1) c->gap[c->n_gap++] = s[i].gap_ms_max;
         c->n_cached += s[i].n_cached;
         c->n_prompt += s[i].n_prompt;
     }
 }
 
+static void report_gaps(const struct thru *t, const struct point *p, json_t *row)
+{
+    const double p99 = bench_quantile(p->gaps.ms, p->gaps.n, 0.99);
+    const double alone = bench_quantile(p->alone.ms, p->alone.n, 0.99);
+    json_t *j = json_pack("{s:o, s:o, s:o, s:I}", "itl_ms_p50",
+                          bench_number(bench_quantile(p->gaps.ms, p->gaps.n, 0.5)), "itl_ms_p99",
+                          bench_number(p99), "itl_ms_max",
+                          bench_number(bench_quantile(p->gaps.ms, p->gaps.n, 1)), "itl_n",
+                          (json_int_t)p->gaps.n);
+    if (t->n_streams)
+        json_object_update_new(
+            j, json_pack("{s:o, s:o, s:I, s:o, s:o}", "itl_alone_ms_p50",
+                         bench_number(bench_quantile(p->alone.ms, p->alone.n, 0.5)),
+                         "itl_alone_ms_p99", bench_number(alone), "itl_alone_n",
+                         (json_int_t)p->alone.n, "itl_ratio", bench_number(p99 / alone),
+                         "streams_share", bench_number(p->streams_share)));
+    json_object_update_new(row, j);
+    (void)printf(" %9.0f %6.2f", p99, p99 / alone);
+}
+
 static void report_point(struct thru *t, struct method *m, double rate, double wall_s,
-                         struct tally *c)
+                         const struct point *p, struct tally *c)
 {
     const size_t k = m->n_points++;
     m->rate[k] = rate;
@@ -527,43 +479,57 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
     m->p95[k] = bench_quantile(c->ttft, c->n_ttft, 0.95);
     if (c->n_failed) m->p95[k] = INFINITY; /* an answer that never came is not within any bound */
     const double p99 = bench_quantile(c->ttft, c->n_ttft, 0.99);
-    const double gap = bench_quantile(c->gap, c->n_gap, 0.99);
     const double hit = c->n_prompt ? (double)c->n_cached / (double)c->n_prompt : NAN;
-    json_array_append_new(
-        t->rows,
-        json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:o, s:f, s:o, s:I, s:I, s:f}", "strategy",
-                  m->name, "ratio", m->ratio, "rate", rate, "ttft_ms_p50", bench_number(m->p50[k]),
+    json_t *row =
+        json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:f, s:o, s:I, s:I, s:f}", "strategy", m->name,
+                  "ratio", m->ratio, "rate", rate, "ttft_ms_p50", bench_number(m->p50[k]),
                   "ttft_ms_p95", bench_number(m->p95[k]), "ttft_ms_p99", bench_number(p99),
-                  "itl_ms_p99", bench_number(gap), "goodput", (double)c->n_good / wall_s,
-                  "cached_share", bench_number(hit), "n", (json_int_t)(c->n_ttft + c->n_failed),
-                  "failed", (json_int_t)c->n_failed, "offered", rate * m->unloaded_ms / 1e3));
-    (void)printf("%-8s %7.3f %9.0f %9.0f %9.0f %9.0f %8.3f %6.2f %4zu %4zu\n", m->name, rate,
-                 m->p50[k], m->p95[k], p99, gap, (double)c->n_good / wall_s, hit,
+                  "goodput", (double)c->n_good / wall_s, "cached_share", bench_number(hit), "n",
+                  (json_int_t)(c->n_ttft + c->n_failed), "failed", (json_int_t)c->n_failed,
+                  "offered", rate * m->unloaded_ms / 1e3);
+    (void)printf("%-8s %7.3f %9.0f %9.0f %9.0f", m->name, rate, m->p50[k], m->p95[k], p99);
+    report_gaps(t, p, row);
+    (void)printf(" %8.3f %6.2f %4zu %4zu\n", (double)c->n_good / wall_s, hit,
                  c->n_ttft + c->n_failed, c->n_failed);
     (void)fflush(stdout);
+    json_array_append_new(t->rows, row);
+}
+
+/* As a Poisson process, or as the trace's first requests came. The same for all strategies. */
+static void make_arrivals(const struct thru *t, double rate, size_t n, double *at_s)
+{
+    struct rng rng = {BENCH_ARRIVAL_SEED};
+    double now = 0;
+    if (t->trace.n_requests)
+        (void)trace_arrivals(&t->trace, n, rate, at_s); /* it could when the trace was read */
+    for (size_t i = 0; i < n && !t->trace.n_requests; i++)
+        at_s[i] = now += rng_exp(&rng, 1 / rate);
 }
 
 static int measure_rate(struct thru *t, struct method *m, double rate, struct err *err)
 {
     const size_t n = t->n_requests;
     double *at_s = mem_alloc(n * sizeof *at_s);
-    struct openloop_shot *shot = mem_alloc(n * sizeof *shot);
-    struct tally c = {.ttft = mem_alloc(n * sizeof *c.ttft), .gap = mem_alloc(n * sizeof *c.gap)};
-    struct rng rng = {BENCH_ARRIVAL_SEED}; /* the same arrivals for all */
-    double now = 0;
-    int r = at_s && shot && c.ttft && c.gap ? 0 : err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < n; i++)
-        at_s[i] = now += rng_exp(&rng, 1 / rate);
-    const uint64_t begin = clock_ns();
-    if (r == 0) r = run_point(t, m, at_s, n, shot, err);
+    struct point p = {.at_s = at_s, .n = n, .alone_s = t->alone_s};
+    struct tally c = {.ttft = mem_alloc(n * sizeof *c.ttft)};
+    p.shot = mem_alloc(n * sizeof *p.shot);
+    int r = at_s && p.shot && c.ttft ? 0 : err_set(err, -ENOMEM, "out of memory");
+    if (r == 0) make_arrivals(t, rate, n, at_s);
+    if (r == 0) r = run_point(t, m, &p, err);
     if (r == 0) {
-        count(&c, shot, n, t->slo_ms);
-        report_point(t, m, rate, clock_ms_since(begin) / 1e3, &c);
+        double wall_ms = 0;
+        for (size_t i = 0; i < n; i++)
+            wall_ms = fmax(wall_ms, 1e3 * at_s[i] + p.shot[i].end_ms);
+        count(&c, p.shot, n, t->slo_ms);
+        report_point(t, m, rate, wall_ms / 1e3, &p, &c);
+        for (size_t i = 0; i < p.alone.n; i++)
+            add_gap(&t->alone, p.alone.ms[i]);
     }
     mem_free(at_s);
-    mem_free(shot);
+    mem_free(p.shot);
+    mem_free(p.gaps.ms);
+    mem_free(p.alone.ms);
     mem_free(c.ttft);
-    mem_free(c.gap);
     return r;
 }
 
@@ -607,7 +573,8 @@ static int sweep(struct thru *t, struct method *m, const struct opts *opts, stru
 static void summary(struct thru *t)
 {
     json_t *at = json_object(), *alone = json_object(), *gap = json_object();
-    const double full = t->method[0].at_slo;
+    const bool has_full = strcmp(t->method[0].name, "full") == 0;
+    const double full = has_full ? t->method[0].at_slo : NAN;
     (void)printf("\n%-8s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
                  "of full");
     for (size_t i = 0; i < t->n_methods; i++) {
@@ -624,6 +591,12 @@ static void summary(struct thru *t)
     json_object_set_new(t->meta, "ttft_ms_unloaded", alone);
     json_object_set_new(t->meta, "itl_ms_unloaded", gap);
     json_object_set_new(t->meta, "slo_ms", bench_number(t->slo_ms));
+    json_object_set_new(t->meta, "streams", json_integer(t->n_streams));
+    const double unloaded = bench_quantile(t->alone.ms, t->alone.n, 0.99);
+    json_object_set_new(t->meta, "itl_unloaded_ms_p99", bench_number(unloaded));
+    if (t->n_streams)
+        (void)printf("streams alone: %.1f ms between two tokens in the median, p99 %.1f ms (%zu)\n",
+                     bench_quantile(t->alone.ms, t->alone.n, 0.5), unloaded, t->alone.n);
 }
 
 static int plot(const struct thru *t, const char *path, struct err *err)
@@ -653,14 +626,43 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
     }
     if (opt_given(opts, "slo-ms")) t->slo_ms = opt_double(opts, "slo-ms");
     if (r < 0) return r;
-    (void)printf("objective: p95 of the TTFT within %.0f ms\n%-8s %7s %9s %9s %9s %9s %8s %6s %4s "
-                 "%4s\n",
-                 t->slo_ms, "", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ITL p99", "good/s",
-                 "cached", "n", "fail");
+    (void)printf("objective: p95 of the TTFT within %.0f ms\n%-8s %7s %9s %9s %9s %9s %6s %8s %6s "
+                 "%4s %4s\n",
+                 t->slo_ms, "", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ITL p99", "/alone",
+                 "good/s", "cached", "n", "fail");
     for (size_t i = 0; i < t->n_methods && r == 0; i++)
         r = sweep(t, &t->method[i], opts, err);
     if (r == -ECANCELED && json_array_size(t->rows) > 0) r = 0; /* what is done is told */
     if (r == 0) summary(t);
+    return r;
+}
+
+/* Arrivals from a file: as many as a point asks for. */
+static int read_trace(struct thru *t, const char *path, struct err *err)
+{
+    int r = trace_open(path, &t->trace, err);
+    if (r < 0) return r;
+    if (t->n_requests > t->trace.n_requests) t->n_requests = (unsigned)t->trace.n_requests;
+    double *at_s = mem_alloc(t->n_requests * sizeof *at_s);
+    r = at_s ? trace_arrivals(&t->trace, t->n_requests, 1, at_s) : -ENOMEM;
+    mem_free(at_s);
+    if (r < 0)
+        return err_set(err, r, "%s: its first %u requests are of one moment, or not in order", path,
+                       t->n_requests);
+    json_object_set_new(t->meta, "trace", json_string(path));
+    return 0;
+}
+
+static int prepare(struct thru *t, const struct opts *opts, const struct tok *tok, struct err *err)
+{
+    const struct docpool_opts docs = {.folder = opt_str(opts, "documents"),
+                                      .n = (size_t)opt_int(opts, "pool"),
+                                      .n_tok = (uint32_t)opt_int(opts, "chunk-tokens"),
+                                      .zipf = opt_double(opts, "zipf"),
+                                      .seed = SEED};
+    int r = docpool_make(&t->pool, &docs, tok, err);
+    if (r == 0) r = read_methods(t, opts, err);
+    if (r == 0 && opt_given(opts, "trace")) r = read_trace(t, opt_str(opts, "trace"), err);
     return r;
 }
 
@@ -670,6 +672,9 @@ int bench_throughput(const struct opts *opts, struct err *err)
                      .answer_tokens = (unsigned)opt_int(opts, "answer-tokens"),
                      .n_requests = opt_given(opts, "requests") ? (unsigned)opt_int(opts, "requests")
                                                                : REQUESTS,
+                     .n_streams = (unsigned)opt_int(opts, "streams"),
+                     .stream_tokens = (unsigned)opt_int(opts, "stream-tokens"),
+                     .alone_s = opt_double(opts, "alone-s"),
                      .slo = opt_double(opts, "slo"),
                      .foreign = opt_given(opts, "server"),
                      .meta = bench_meta(),
@@ -681,8 +686,7 @@ int bench_throughput(const struct opts *opts, struct err *err)
     if (r == 0 && t.chunks >= (unsigned)opt_int(opts, "pool"))
         r = err_set(err, -EINVAL, "--pool must be larger than --chunks");
     if (r == 0) r = tok_open_path(model, &tok, err);
-    if (r == 0) r = make_pool(&t, opts, tok, err);
-    if (r == 0) r = read_methods(&t, opts, err);
+    if (r == 0) r = prepare(&t, opts, tok, err);
     if (r == 0 && t.foreign) {
         (void)snprintf(t.address, sizeof t.address, "%s", opt_str(opts, "server"));
         r = wait_ready(&t, err);
@@ -697,7 +701,9 @@ int bench_throughput(const struct opts *opts, struct err *err)
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
     stop_worker(&t);
     tok_close(tok);
-    pool_fini(&t.pool);
+    docpool_fini(&t.pool);
+    trace_close(&t.trace);
+    mem_free(t.alone.ms);
     json_decref(t.meta);
     json_decref(t.rows);
     return r;

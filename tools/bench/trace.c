@@ -189,3 +189,15 @@ void trace_close(struct trace *t)
     mem_free(t->slot);
     *t = (struct trace){0};
 }
+
+int trace_arrivals(const struct trace *t, size_t n, double rate, double *ret_s)
+{
+    if (n < 2 || n > t->n_requests) return -EINVAL;
+    const double begin = t->when[0].t_s, span = t->when[n - 1].t_s - begin;
+    if (!(span > 0)) return -EINVAL;
+    for (size_t i = 1; i < n; i++)
+        if (t->when[i].t_s < t->when[i - 1].t_s) return -EINVAL;
+    for (size_t i = 0; i < n; i++)
+        ret_s[i] = (t->when[i].t_s - begin) / span * (double)(n - 1) / rate;
+    return 0;
+}

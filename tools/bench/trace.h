@@ -34,5 +34,8 @@ struct trace {
 /* -EIO, -EBADMSG, -ERANGE with file and line; -ENOMEM. */
 int trace_open(const char *path, struct trace *ret, struct err *err);
 void trace_close(struct trace *t);
+/* When the first n requests come, from 0 on: in the trace's rhythm, so much faster or slower that
+ * `rate` come in a second. -EINVAL: fewer, all of one moment, or not in order. */
+int trace_arrivals(const struct trace *t, size_t n, double rate, double *ret_s);
 
 #endif

@@ -138,6 +138,95 @@ TEST(what_never_comes_is_given_up_and_told)
     end(pid, address);
 }
 
+enum { STREAMS = 3 };
+struct heard {
+    size_t n_begun, n_bodies, n_gaps[2][2]; /* [of a stream][alone] */
+    double ms[2];                           /* of streams, under load: all, longest */
+};
+
+static int stream_body(void *ctx, size_t i, struct buf *out)
+{
+    struct heard *h = ctx;
+    if (i == h->n_begun) h->n_begun++;
+    return buf_adds(out, "{}");
+}
+
+static int counted_body(void *ctx, size_t i, struct buf *out)
+{
+    ((struct heard *)ctx)->n_bodies++;
+    return body(NULL, i, out);
+}
+
+static void on_gap(void *ctx, const struct openloop_gap *g)
+{
+    struct heard *h = ctx;
+    h->n_gaps[g->of_stream][g->alone]++;
+    if (!g->of_stream || g->alone) return;
+    h->ms[0] += g->ms;
+    if (g->ms > h->ms[1]) h->ms[1] = g->ms;
+}
+
+/* They run alone first, then beside the requests, again and again, and their gaps are told apart.
+ */
+TEST(streams_run_before_and_beside_the_requests)
+{
+    static const double at_s[2] = {0, 1};
+    char address[64];
+    struct openloop_shot s[2];
+    struct err err = {0};
+    struct heard h = {0};
+    pid_t pid = serve(address, sizeof address);
+    struct openloop_streams streams = {.n = STREAMS, .alone_s = 0.5, .body = stream_body};
+    const struct openloop_opts o = {.address = address,
+                                    .path = "/slow",
+                                    .at_s = at_s,
+                                    .n = 2,
+                                    .give_up_s = 60,
+                                    .body = counted_body,
+                                    .ctx = &h,
+                                    .streams = &streams,
+                                    .on_gap = on_gap};
+    ASSERT_EQ(openloop_run(&o, s, &err), 0);
+    for (int i = 0; i < 2; i++) { /* counted from when they were due, not from when streams began */
+        ASSERT_EQ(s[i].err, 0);
+        ASSERT_EQ(s[i].n_pieces, 2);
+        ASSERT_TRUE(s[i].end_ms >= s[i].gap_ms_max);
+    }
+    ASSERT_EQ(h.n_bodies, 2);
+    ASSERT_EQ(h.n_gaps[0][0], 2); /* one in an answer */
+    ASSERT_EQ(h.n_gaps[0][1], 0);
+    ASSERT_TRUE(h.n_gaps[1][1] >= STREAMS);     /* half a second alone: one of 0.3 s each */
+    ASSERT_TRUE(h.n_gaps[1][0] >= 2 * STREAMS); /* 1.3 s */
+    ASSERT_TRUE(h.n_begun >= 3 * STREAMS);      /* each ended and was begun anew */
+    ASSERT_NEAR(streams.answering_s, h.ms[0] / 1e3, 1e-9);
+    ASSERT_TRUE(streams.load_s >= 1 + h.ms[1] / 2e3);
+    ASSERT_TRUE(streams.answering_s <= STREAMS * (streams.load_s + h.ms[1] / 1e3));
+    end(pid, address);
+}
+
+TEST(streams_that_nobody_answers_end_the_run)
+{
+    static const double at_s = 0;
+    char address[64];
+    struct openloop_shot s;
+    struct err err = {0};
+    struct heard h = {0};
+    pid_t pid = serve(address, sizeof address);
+    struct openloop_streams streams = {.n = STREAMS, .body = stream_body};
+    const struct openloop_opts o = {.address = address,
+                                    .path = "/error",
+                                    .at_s = &at_s,
+                                    .n = 1,
+                                    .give_up_s = 60,
+                                    .body = counted_body,
+                                    .ctx = &h,
+                                    .streams = &streams};
+    end(pid, address);
+    ASSERT_EQ(openloop_run(&o, &s, &err), -EIO);
+    ASSERT_EQ(h.n_bodies, 0);
+    ASSERT_TRUE(err.code != 0);
+}
+
 static int n_looks;
 
 static bool third_look(void)

@@ -194,6 +194,30 @@ TEST(bad_input_is_named_by_line)
     ASSERT_ERR(trace_open("/", &t, &err), -EIO);
 }
 
+TEST(arrivals_keep_the_rhythm_at_another_rate)
+{
+    static const char text[] =
+        "{\"timestamp\":500,\"hash_ids\":[1]}\n{\"timestamp\":600,\"hash_ids\":[1]}\n"
+        "{\"timestamp\":2500,\"hash_ids\":[1]}\n{\"timestamp\":4500,\"hash_ids\":[1]}\n"
+        "{\"timestamp\":100,\"hash_ids\":[1]}\n";
+    struct trace t;
+    struct err err = {0};
+    double at_s[5] = {-1, -1, -1, -1, -1};
+    ASSERT_OK(open_text(text, sizeof text - 1, &t, &err));
+    ASSERT_OK(trace_arrivals(&t, 4, 0.5, at_s)); /* three intervals in six seconds, not in four */
+    ASSERT_NEAR(at_s[0], 0, 1e-12);
+    ASSERT_NEAR(at_s[1], 0.15, 1e-12);
+    ASSERT_NEAR(at_s[2], 3, 1e-12);
+    ASSERT_NEAR(at_s[3], 6, 1e-12);
+    ASSERT_NEAR(at_s[4], -1, 1e-12);
+    ASSERT_ERR(trace_arrivals(&t, 5, 1, at_s), -EINVAL); /* not in order */
+    ASSERT_ERR(trace_arrivals(&t, 6, 1, at_s), -EINVAL);
+    ASSERT_ERR(trace_arrivals(&t, 1, 1, at_s), -EINVAL);
+    t.when[1].t_s = t.when[0].t_s;
+    ASSERT_ERR(trace_arrivals(&t, 2, 1, at_s), -EINVAL); /* of one moment */
+    trace_close(&t);
+}
+
 TEST(out_of_memory_is_reported)
 {
     static const char text[] = "{\"hash_ids\":[1,2,3,1]}\n{\"hash_ids\":[3,4]}\n";

@@ -472,7 +472,7 @@ static void run_traced(struct prompt *p, const struct fus_plan *plan, struct tra
     ASSERT_OK(fus_prefill_begin(s, plan, &f));
     do {
         const unsigned l = f->layer;
-        const bool phase_a = f->stage == STAGE_MAIN && !f->in_b;
+        const bool phase_a = f->stage == STAGE_MAIN && f->part < PART_B;
         if (phase_a)
             for (size_t i = 0; i < f->n_rows; i++)
                 w->fresh[l][f->pos[i]] = true;

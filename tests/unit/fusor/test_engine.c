@@ -29,9 +29,10 @@ struct client {
     uint32_t cancel_after; /* fus_cancel() from inside on_token; 0 never */
     int32_t eog;
     int plan_error;
-    int *n_planned; /* counted up by on_plan; NULL: not */
-    int turn;       /* what it then was */
-    bool hold;      /* on_plan waits until this is cleared */
+    int *n_planned;   /* counted up by on_plan; NULL: not */
+    int turn;         /* what it then was */
+    bool hold;        /* on_plan waits until this is cleared */
+    uint32_t hold_at; /* if not 0: not it, but on_token at that token */
     bool planning;
     struct kit_chunk *chunk; /* on_plan adds it as a range at token 1 */
     struct fus_range range;
@@ -44,7 +45,7 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     if (c->n_planned) c->turn = ++*c->n_planned;
     c->planning = true;
     pthread_cond_broadcast(&c->changed);
-    while (c->hold)
+    while (c->hold && !c->hold_at)
         pthread_cond_wait(&c->changed, &c->m);
     pthread_mutex_unlock(&c->m);
     if (c->plan_error) return c->plan_error;
@@ -74,6 +75,8 @@ static int on_token(void *ctx, const struct fus_event_token *t)
     const uint32_t n = c->n_out[t->choice];
     const bool cancel = c->cancel_after && n == c->cancel_after;
     pthread_cond_broadcast(&c->changed);
+    while (c->hold && n == c->hold_at)
+        pthread_cond_wait(&c->changed, &c->m);
     pthread_mutex_unlock(&c->m);
     if (cancel) fus_cancel(c->e, c->job);
     return c->stop_after && n == (uint32_t)c->stop_after;
@@ -169,16 +172,28 @@ static void let_go(struct client *c)
     pthread_mutex_unlock(&c->m);
 }
 
+enum { UNITS_MAX = 20000 };
 struct rig {
     struct kit k;
     struct fus_engine *e;
     uint32_t all;
+    struct fus_engine_unit *unit; /* all that the engine has done, to look at when it has ended */
+    size_t n_units;
 };
+
+static void on_unit(void *ctx, const struct fus_engine_unit *u)
+{
+    struct rig *r = ctx;
+    if (r->unit && r->n_units < UNITS_MAX) r->unit[r->n_units++] = *u;
+}
 
 static void rig_open(struct rig *r, uint64_t kv_tokens, unsigned max_running, unsigned max_queue)
 {
     const struct tiny_opts o = {.L = 3};
-    const struct fus_engine_opts eo = {.max_running = max_running, .max_queue = max_queue};
+    const struct fus_engine_opts eo = {
+        .max_running = max_running, .max_queue = max_queue, .on_unit = on_unit, .unit_ctx = r};
+    r->unit = NULL;
+    r->n_units = 0;
     kit_open(&r->k, &o, kv_tokens);
     r->all = fus_core_kv_tokens_free(r->k.c);
     ASSERT_OK(fus_engine_create(r->k.c, &eo, &r->e));
@@ -641,7 +656,7 @@ TEST(builds_run_when_idle_and_urgent_ones_first)
 }
 
 /* Two requests wait, and so do three builds; the one that is wanted again goes before the others
- * and before the second request has ended. */
+ * and before the second request has ended: a build has fewer steps than that has tokens. */
 TEST(a_build_that_is_wanted_again_is_hurried)
 {
     enum { REQUESTS = 2, BUILDS = 3 };
@@ -655,6 +670,7 @@ TEST(a_build_that_is_wanted_again_is_hurried)
     for (unsigned i = 0; i < REQUESTS; i++) {
         client_init(&c[i], &r.k, r.e, i + 1, 100, 40);
         c[i].hold = true;
+        c[i].hold_at = i ? 30 : 0;
         submit(&c[i]);
     }
     wait_planning(&c[0]);
@@ -1093,5 +1109,83 @@ TEST(stored_kv_under_way_stalls_nobody_else)
     client_fini(&c[2]);
     builder_fini(&b[0]);
     mem_free(c);
+    rig_close(&r);
+}
+
+/* ---- pauses ---- */
+
+/* Long streams run while prompts of every strategy, builds that are waited for and cancelled
+ * requests come. By the engine's own account nothing that lies between two decode steps exceeds
+ * what is left of their share, but for the first step of a gap where it could not be smaller; and
+ * no gap holds two of those. */
+TEST(between_two_tokens_lies_no_more_than_the_share)
+{
+    enum { STREAMS = 2, N = 24, BUILDS = 6 };
+    struct rig r;
+    struct builder b[BUILDS];
+    int order = 0;
+    rig_open(&r, 64 * 128, 8, 64);
+    r.unit = mem_zalloc(UNITS_MAX * sizeof(*r.unit));
+    struct client *s = mem_alloc(STREAMS * sizeof(*s)), *c = mem_alloc(N * sizeof(*c));
+    builder_init(&b[0], &r, 200, 1, &order);
+    ASSERT_OK(builder_submit(&b[0], &r, 77, true));
+    builder_wait(&b[0]);
+    for (int i = 0; i < STREAMS; i++) {
+        client_init(&s[i], &r.k, r.e, 100 + (uint64_t)i, 20, MAX_NEW);
+        s[i].hold = true; /* until all the others are there */
+        s[i].hold_at = 10;
+        submit(&s[i]);
+    }
+    wait_tokens(&s[0], 2);
+    for (int i = 0; i < N; i++) {
+        client_init(&c[i], &r.k, r.e, (uint64_t)i + 1, 260 + (uint32_t)i, 2);
+        kit_tokens(&r.k, 77, c[i].tok + 1, 200);
+        c[i].req.plan.strategy = (enum fus_strategy)(i % FUS_STRATEGY_COUNT);
+        c[i].req.plan.ratio = 0.3f;
+        c[i].chunk = i % 3 ? &b[0].chunk : NULL;
+        submit(&c[i]);
+        if (i % 5 == 4) fus_cancel(r.e, c[i].job);
+    }
+    for (int i = 1; i < BUILDS; i++) {
+        builder_init(&b[i], &r, 300, 1, &order);
+        ASSERT_OK(builder_submit(&b[i], &r, (uint64_t)i, true));
+    }
+    for (int i = 0; i < STREAMS; i++)
+        let_go(&s[i]);
+    for (int i = 0; i < N; i++)
+        wait_done(&c[i]);
+    for (int i = 0; i < STREAMS; i++)
+        wait_done(&s[i]);
+    for (int i = 1; i < BUILDS; i++)
+        builder_wait(&b[i]);
+    fus_engine_destroy(r.e);
+    r.e = NULL;
+    ASSERT_TRUE(r.n_units < UNITS_MAX);
+    const bool may_cut = kn_gemm_invariant(fus_core_dev(r.k.c));
+    size_t n_beside = 0, n_cut = 0;
+    for (size_t i = 0; i < r.n_units; i++) {
+        const struct fus_engine_unit *u = &r.unit[i];
+        if (u->decode || !u->streams) continue;
+        const bool fits = u->predicted_ns > 0 && u->predicted_ns <= u->left_ns;
+        n_beside++;
+        ASSERT_TRUE(u->rows >= 1);
+        ASSERT_EQ(u->first, i > 0 && r.unit[i - 1].decode);
+        if (!u->first) ASSERT_TRUE(fits);
+        const bool can_cut = may_cut && (u->kind == FUS_STEP_EMBED || u->kind == FUS_STEP_KV ||
+                                         u->kind == FUS_STEP_ROWS);
+        if (can_cut && u->rows > 64) ASSERT_TRUE(fits);
+        n_cut += can_cut && u->rows <= 64;
+    }
+    ASSERT_TRUE(n_beside > 20); /* one in each of fifty gaps at the least */
+    if (may_cut) ASSERT_TRUE(n_cut > 0);
+    for (int i = 0; i < STREAMS; i++)
+        client_fini(&s[i]);
+    for (int i = 0; i < N; i++)
+        client_fini(&c[i]);
+    for (int i = 0; i < BUILDS; i++)
+        builder_fini(&b[i]);
+    mem_free(s);
+    mem_free(c);
+    mem_free(r.unit);
     rig_close(&r);
 }

@@ -1,0 +1,29 @@
+/* docpool: documents that requests ask about, made of the sample's sentences, all different, and
+ * how often each is asked for (Zipf). The same for the same options. Thread: one. */
+#ifndef TOOLS_BENCH_DOCPOOL_H
+#define TOOLS_BENCH_DOCPOOL_H
+
+#include "base/err.h"
+#include "base/rng.h"
+#include "fusor/text/tok.h"
+
+struct docpool {
+    char **text;     /* [n] */
+    double *popular; /* [n] cumulative, ends at 1 */
+    size_t n;
+    char **word; /* [n_words] to ask with */
+    size_t n_words;
+};
+struct docpool_opts {
+    const char *folder; /* of the sample */
+    size_t n;
+    uint32_t n_tok; /* of a document, about */
+    double zipf;
+    uint64_t seed;
+};
+int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct tok *tok,
+                 struct err *err);
+void docpool_fini(struct docpool *p);
+size_t docpool_draw(const struct docpool *p, struct rng *r); /* one, by popularity */
+
+#endif
