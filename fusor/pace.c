@@ -1,9 +1,10 @@
 /* pace: see pace.h.
  *
  * A rate per kind of step rather than one for all: a row of K,V, a row of attention behind 3000
- * keys and a token put to its place have nothing in common. Rates rise faster than they fall, since
- * a slice that is too short costs a little throughput and one that is too long is a pause. One odd
- * measurement (the thread had lost its core) moves a rate by a quarter at most. */
+ * keys and a token put to its place have nothing in common, nor have one row and a hundred. Rates
+ * rise faster than they fall, since a slice that is too short costs a little throughput and one
+ * that is too long is a pause. One odd measurement (the thread had lost its core) moves a rate by a
+ * quarter at most. */
 #include "fusor/pace.h"
 
 /* chosen */
@@ -15,6 +16,12 @@
 static double work(const struct fus_step *s, size_t rows)
 {
     return s->fixed + s->row * (double)rows;
+}
+
+/* A few rows go another way through the kernels than many do. */
+static size_t column(const struct fus_step *s)
+{
+    return !s->whole && s->rows < FUS_PACE_ROWS_MIN / 2;
 }
 
 void fus_pace_decoded(struct fus_pace *p, uint64_t now_ns, uint64_t took_ns)
@@ -32,16 +39,16 @@ double fus_pace_left_ns(const struct fus_pace *p, uint64_t now_ns)
 
 double fus_pace_predict_ns(const struct fus_pace *p, const struct fus_step *s, size_t rows)
 {
-    return p->ns_per_work[s->kind] * work(s, rows);
+    return p->ns_per_work[s->kind][column(s)] * work(s, rows);
 }
 
 size_t fus_pace_rows(const struct fus_pace *p, const struct fus_step *s, uint64_t now_ns)
 {
-    const double left = fus_pace_left_ns(p, now_ns), rate = p->ns_per_work[s->kind];
+    const double left = fus_pace_left_ns(p, now_ns), rate = p->ns_per_work[s->kind][0];
     const bool first = p->n_since == 0;
     if (s->whole || s->rows <= FUS_PACE_ROWS_MIN) {
-        const bool fits = rate > 0 && rate * work(s, s->rows) <= left;
-        return first || fits ? s->rows : 0;
+        const double takes = fus_pace_predict_ns(p, s, s->rows);
+        return first || (takes > 0 && takes <= left) ? s->rows : 0;
     }
     double fit = rate > 0 ? (left / rate - s->fixed) / s->row : 0;
     if (!(fit >= FUS_PACE_ROWS_MIN)) {
@@ -58,7 +65,7 @@ size_t fus_pace_rows(const struct fus_pace *p, const struct fus_step *s, uint64_
 
 void fus_pace_ran(struct fus_pace *p, const struct fus_step *s, size_t rows, uint64_t took_ns)
 {
-    double *rate = &p->ns_per_work[s->kind];
+    double *rate = &p->ns_per_work[s->kind][column(s)];
     const double done = work(s, rows), seen = done > 0 ? (double)took_ns / done : 0;
     p->n_since++;
     if (seen <= 0) return;

@@ -17,9 +17,9 @@ enum {
     FUS_PACE_ROWS_MAX = 1024, /* chosen: a look at the clock costs nothing, a wrong guess does */
 };
 
-struct fus_pace { /* zeros: nothing is known yet */
-    double ns_per_work[FUS_STEP_KINDS];
-    double decode_ns; /* of a decode step, smoothed */
+struct fus_pace {                          /* zeros: nothing is known yet */
+    double ns_per_work[FUS_STEP_KINDS][2]; /* [1]: fewer than half of FUS_PACE_ROWS_MIN */
+    double decode_ns;                      /* of a decode step, smoothed */
     uint64_t decode_end_ns;
     unsigned n_since; /* steps since then */
 };

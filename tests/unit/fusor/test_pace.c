@@ -33,8 +33,12 @@ TEST(slices_fill_the_share_and_are_of_one_length)
     ASSERT_NEAR(fus_pace_left_ns(&p, 110 * MS), 14 * MS, 1);
     fus_pace_ran(&p, &rows_3000, n, 23 * MS);
     ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 123 * MS), 0); /* a millisecond is left */
-    const struct fus_step rest = {FUS_STEP_ROWS, 10, .row = 1, .fixed = 0};
+    /* A few rows are another matter: nothing is known of them, and then that they are cheap. */
+    const struct fus_step rest = {FUS_STEP_ROWS, 10, .row = 1, .fixed = 32};
+    ASSERT_EQ(fus_pace_rows(&p, &rest, 123 * MS), 0);
+    fus_pace_ran(&p, &rest, 10, MS / 2);
     ASSERT_EQ(fus_pace_rows(&p, &rest, 123 * MS), 10);
+    ASSERT_NEAR(fus_pace_predict_ns(&p, &rows_3000, 968), 50 * MS, MS / 10);
 }
 
 TEST(what_does_not_fit_runs_by_itself)
