@@ -262,7 +262,7 @@ int fus_core_warm(struct fus_core *c, uint32_t n_tok)
     fus_prefill_end(f); /* its block and its pages are the next to be taken */
     fus_session_destroy(s);
     mem_free(tok);
-    c->n_touched = 0; /* nobody has written to them yet */
+    c->n_touched = c->used_max = 0; /* nobody has written to them yet */
     while (r == 0 && fus_core_warm_page(c))
         ;
     return r;

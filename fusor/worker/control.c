@@ -19,7 +19,7 @@
 #define NVME_BYTES_PER_S 1e9
 #define OTHER_BYTES_PER_S 3e8
 #define RAM_BYTES_PER_S 1e11 /* placing it is compute: place_s */
-/* while streams run: what decode steps add to a prefill (fusor/engine.c, PREFILL_SHARE) */
+/* while streams run: what decode steps add to a prefill (fusor/pace.h, FUS_PACE_SHARE) */
 #define BUSY_SHARE_FIRST 1.7
 #define AVERAGE_WEIGHT 0.1
 enum { USUAL_CHUNKS = 6 }; /* chosen: of a prompt, before one has come */

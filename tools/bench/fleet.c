@@ -280,6 +280,9 @@ static int verify(struct study *s, const char *path, struct err *err)
     if (!file || n == 0 || !alone)
         r = err_set(err, -EINVAL, "%s: not a report of kvblend-bench throughput", path);
     if (!off) r = err_set(err, -ENOMEM, "out of memory");
+    const json_t *streams = json_object_get(json_object_get(file, "meta"), "streams");
+    if (r == 0 && json_integer_value(streams) > 0)
+        r = err_set(err, -EINVAL, "%s: measured beside streams, which are not simulated", path);
     if (r == 0)
         (void)printf("%-10s %8s %9s %9s %9s %9s\n", "", "rate/s", "p50 ms", "simulated", "p95 ms",
                      "simulated");

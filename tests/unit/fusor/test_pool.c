@@ -1,5 +1,6 @@
 /* The page pool: shared with a lender, and what requests of one shape ask of the device. */
 #include "base/mem.h"
+#include "fusor/core_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 
@@ -112,5 +113,41 @@ TEST(a_second_request_asks_the_device_for_nothing)
         before = now;
     }
     ASSERT_EQ(before > 0, !kn_dev_is_host(fus_core_dev(s.k.c)));
+    scene_close(&s);
+}
+
+/* What the first prompt takes has memory before it comes, then as much more as the largest one
+ * took, and no answer shows it. */
+TEST(memory_is_at_hand_before_it_is_asked_for)
+{
+    struct scene s;
+    struct fus_session *all = NULL;
+    float cold[V_MAX], warm[V_MAX];
+    enum { WARM = N_PAGES / 4, USED = (N_TOK + 1 + KN_PAGE - 1) / KN_PAGE };
+    scene_open(&s);
+    struct fus_core *c = s.k.c;
+    const bool host = kn_dev_is_host(fus_core_dev(c));
+    run(&s, FUS_QS, cold);
+    ASSERT_OK(fus_core_warm(c, 1000 * KN_PAGE)); /* a quarter of the pool at most */
+    ASSERT_EQ(fus_core_kv_tokens_free(c), N_PAGES * KN_PAGE);
+    if (host) ASSERT_EQ(c->n_touched, WARM);
+    ASSERT_EQ(fus_core_warm_page(c), false);
+    run(&s, FUS_QS, warm);
+    ASSERT_MEMEQ(cold, warm, s.k.cfg->V * sizeof *warm);
+    for (int i = 0; host && i < USED; i++)
+        ASSERT_TRUE(fus_core_warm_page(c));
+    ASSERT_EQ(fus_core_warm_page(c), false);
+    if (host) ASSERT_EQ(c->n_touched, USED + WARM);
+    ASSERT_OK(fus_session_create(c, 7 * KN_PAGE, &all)); /* a larger one than any before */
+    fus_session_destroy(all);
+    int n = 0;
+    while (fus_core_warm_page(c))
+        n++;
+    ASSERT_EQ(n, host ? 14 - (USED + WARM > 7 ? USED + WARM : 7) : 0);
+    ASSERT_OK(fus_session_create(c, N_PAGES / 2 * KN_PAGE, &all));
+    fus_session_destroy(all);
+    while (fus_core_warm_page(c))
+        ;
+    if (host) ASSERT_EQ(c->n_touched, N_PAGES);
     scene_close(&s);
 }

@@ -48,6 +48,22 @@ static void no_env(void)
     ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS_URLS"));
 }
 
+TEST(order_of_the_queue)
+{
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, NULL));
+    ASSERT_EQ(o.order, POL_ORDER_SJF);
+    wk_opts_fini(&o);
+    for (int i = 0; i < POL_ORDER_COUNT; i++) {
+        ASSERT_OK(read_opts(&o, &err, "--order", pol_order_name((enum pol_order)i), NULL));
+        ASSERT_EQ((int)o.order, i);
+        wk_opts_fini(&o);
+    }
+    ASSERT_ERR(read_opts(&o, &err, "--order", "lifo", NULL), -EINVAL);
+}
+
 TEST(codecs)
 {
     struct wk_opts o;
