@@ -204,6 +204,7 @@ enum fus_step_kind {
     FUS_STEP_KV,     /* K,V of rows */
     FUS_STEP_ROWS,   /* their attention and everything behind it */
     FUS_STEP_SCORE,  /* what the suffix attends to; behind the last scoring layer the choice */
+    FUS_STEP_SINK,   /* computed KV handed over: sealing a record reads all of it */
     FUS_STEP_HEAD,   /* logits */
     FUS_STEP_KINDS
 };

@@ -563,11 +563,15 @@ static void finish(struct fus_prefill *f)
     t->n_reused = (uint32_t)(f->n_reusable - f->n_sel);
     t->n_computed = f->plan.n_tok - t->n_prefix - t->n_reused - t->n_recomputed;
     t->cost = f->token_layers / ((double)f->plan.n_tok * f->core->cfg.L);
-    fus_captures_close(f, 0);
+    fus_captures_close(f, SIZE_MAX, 0);
 }
 
 static int step_head(struct fus_prefill *f)
 {
+    if (f->pace && fus_captures_open(f) > 0) {
+        fus_captures_close(f, f->pace, 0);
+        if (f->n_logits > 0 || fus_captures_open(f) > 0) return 0;
+    }
     const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
     int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
     if (r == 0) r = fus_share_prefix(f);
@@ -598,7 +602,8 @@ static int layer_done(struct fus_prefill *f)
     if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) return end_of_score(f);
     if (f->layer < f->core->cfg.L) return 0;
     f->stage = STAGE_HEAD;
-    return f->n_logits > 0 ? 0 : step_head(f); /* nothing to wait for */
+    /* With nothing to wait for it is at its end. */
+    return f->n_logits > 0 || (f->pace && fus_captures_open(f) > 0) ? 0 : step_head(f);
 }
 
 /* What of the stored KV this layer's step brings, in tokens. */
@@ -698,6 +703,8 @@ static void next_in_layer(const struct fus_prefill *f, struct fus_step *s)
 void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret)
 {
     struct fus_step s = {FUS_STEP_HEAD, f->n_logits, .whole = true, .row = 1, .fixed = FLOOR_ROWS};
+    const size_t open = fus_captures_open(f);
+    if (f->stage == STAGE_HEAD && open > 0) s = (struct fus_step){FUS_STEP_SINK, open, .row = 1};
     if (f->stage == STAGE_LAYER0)
         s = (struct fus_step){FUS_STEP_EMBED, f->plan.n_tok - f->row0, .row = 1,
                               .fixed = FLOOR_ROWS};
@@ -741,7 +748,7 @@ void fus_prefill_end(struct fus_prefill *f)
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
     fus_sense_release(f);
-    fus_captures_close(f, -ECANCELED);
+    fus_captures_close(f, SIZE_MAX, -ECANCELED);
     fus_core_give_block(f->core, &f->block);
     mem_free(f->range);
     mem_free(f->piece);

@@ -166,7 +166,9 @@ void fus_score_squeeze(struct fus_prefill *f);
 void fus_score_spread(struct fus_prefill *f);
 size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what); /* to be placed */
 void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
-void fus_captures_close(struct fus_prefill *f, int status);
+size_t fus_captures_open(const struct fus_prefill *f); /* tokens of those that are */
+/* Those of `most` tokens together, one at least. */
+void fus_captures_close(struct fus_prefill *f, size_t most, int status);
 void fus_range_release(struct pre_range *g);
 
 /* share.c: after the last layer; the session's pages of the exact prefix may become others */

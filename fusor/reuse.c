@@ -226,11 +226,22 @@ void fus_captures_layer_done(struct fus_prefill *f, unsigned layer)
         if (layer >= f->capture[i].next_layer) f->capture[i].next_layer = layer + 1;
 }
 
-void fus_captures_close(struct fus_prefill *f, int status)
+size_t fus_captures_open(const struct fus_prefill *f)
 {
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_capture; i++)
+        if (f->capture[i].open) n += f->capture[i].c.n;
+    return n;
+}
+
+void fus_captures_close(struct fus_prefill *f, size_t most, int status)
+{
+    size_t n = 0;
     for (size_t i = 0; i < f->n_capture; i++) {
         struct pre_capture *c = &f->capture[i];
         if (!c->open) continue;
+        if (n > 0 && n + c->c.n > most) return;
+        n += c->c.n;
         c->open = false;
         const int own = atomic_load(&c->status);
         c->c.sink.ops->done(c->c.sink.ctx, own < 0 ? own : status);

@@ -9,8 +9,8 @@
 
 static const double bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03,
                                 0.05,   0.075, 0.1,    0.15,  0.2,  0.5,   1};
-static const char *const names[FUS_STEP_KINDS + 1] = {"begin", "embed", "stored", "kv",
-                                                      "rows",  "score", "head",   "decode"};
+static const char *const names[FUS_STEP_KINDS + 1] = {"begin", "embed", "stored", "kv",    "rows",
+                                                      "score", "sink",  "head",   "decode"};
 static struct metric steps[FUS_STEP_KINDS + 1];
 static char labels[FUS_STEP_KINDS + 1][24];
 
