@@ -851,10 +851,11 @@ TEST(short_steps_change_no_bit)
 {
     struct kit k;
     open_default(&k);
-    for (enum fus_strategy s = FUS_FULL; s < FUS_STRATEGY_COUNT; s++) {
+    for (int i = 0; i < 2 * FUS_STRATEGY_COUNT; i++) {
+        const enum fus_strategy s = (enum fus_strategy)(i / 2);
         struct prompt p;
         int n, n_short;
-        prompt_init(&p, &k, "pAgBq");
+        prompt_init(&p, &k, i % 2 ? "pAmgBq" : "pAgBq");
         float *want = paced(&k, &p, s, 0, &n), *got = paced(&k, &p, s, 3, &n_short);
         ASSERT_TRUE(n_short > n);
         ASSERT_MEMEQ(got, want, k.cfg->V * sizeof *want);
@@ -862,6 +863,51 @@ TEST(short_steps_change_no_bit)
         mem_free(got);
         prompt_fini(&p);
     }
+    kit_close(&k);
+}
+
+/* What the next step is said to go through adds up to all that a full prefill computes. */
+TEST(steps_are_what_they_are_said_to_be)
+{
+    enum { PACE = 7 };
+    struct kit k;
+    struct prompt p;
+    struct kit_chunk sunk;
+    open_default(&k);
+    prompt_init(&p, &k, "qqqg");
+    kit_chunk_init(&sunk, k.cfg, p.n - 1);
+    const struct fus_capture cap = {1, p.n - 1, kit_sink(&sunk)};
+    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    struct fus_session *sess = NULL;
+    struct fus_prefill *f = NULL;
+    size_t rows[FUS_STEP_KINDS] = {0};
+    int r = 1;
+    plan.capture = &cap;
+    plan.n_capture = 1;
+    ASSERT_OK(fus_session_create(k.c, p.n, &sess));
+    ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
+    fus_prefill_pace(f, PACE);
+    while (r == 1) {
+        struct fus_step s;
+        fus_prefill_next(f, &s);
+        ASSERT_TRUE(s.rows >= 1 && s.row > 0 && s.fixed >= 0);
+        const bool one = s.whole || s.kind == FUS_STEP_SINK; /* a record is not cut */
+        rows[s.kind] += one || s.rows < PACE ? s.rows : PACE;
+        r = fus_prefill_step(f);
+    }
+    ASSERT_EQ(r, 0);
+    ASSERT_EQ(rows[FUS_STEP_EMBED], p.n);
+    ASSERT_EQ(rows[FUS_STEP_KV], (k.cfg->L - 1) * p.n); /* layer 0's came with the embeddings */
+    ASSERT_EQ(rows[FUS_STEP_ROWS], (k.cfg->L - 1) * p.n + 1); /* of the last layer the last row */
+    ASSERT_EQ(rows[FUS_STEP_STORED] + rows[FUS_STEP_SCORE] + rows[FUS_STEP_BEGIN], 0);
+    ASSERT_EQ(rows[FUS_STEP_SINK], p.n - 1);
+    ASSERT_EQ(rows[FUS_STEP_HEAD], 1);
+    ASSERT_EQ(sunk.done, 1);
+    ASSERT_EQ(sunk.status, 0);
+    fus_prefill_end(f);
+    fus_session_destroy(sess);
+    kit_chunk_fini(&sunk);
+    prompt_fini(&p);
     kit_close(&k);
 }
 
