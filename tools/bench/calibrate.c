@@ -569,9 +569,10 @@ static int run(struct calibration *c, const struct opts *opts, struct fus_profil
     if (r < 0) return r;
     choose_ratio(p);
     json_object_set_new(c->b->meta, "seconds", json_real(clock_ms_since(t0) / 1e3));
-    json_object_set_new(c->b->meta, "profile", fus_profile_json(p));
     (void)printf("%u runs of a prompt, %.0f s\n", c->n_runs, clock_ms_since(t0) / 1e3);
-    return write_profile(c, opts, p, err);
+    r = write_profile(c, opts, p, err);
+    json_object_set_new(c->b->meta, "profile", fus_profile_json(p));
+    return r;
 }
 
 int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err)
