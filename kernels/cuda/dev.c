@@ -136,6 +136,7 @@ static void free_block(struct kn_dev *d, void *p)
 
 static int mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 {
+    cu_use(d->cu);
     int r = cu_copy(d->cu, dst, src, bytes);
     return r < 0 ? r : cu_sync(d->cu);
 }
@@ -274,6 +275,7 @@ static bool gemm_invariant(const struct kn_dev *d)
 static int tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
 {
+    cu_use(d->cu);
     size_t(*shape)[2] = mem_alloc(n_shapes * sizeof *shape);
     double gflops = 0;
     if (!shape) return -ENOMEM;
@@ -332,6 +334,7 @@ static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
 {
     struct kn_dev *d = w->dev;
     const size_t bytes = n_rows * w->k * sizeof *rows;
+    cu_use(d->cu);
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
     if (n_rows == 0) return 0;
     const struct cu_side side = side_of(w);
@@ -356,6 +359,7 @@ static int mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct
     struct kn_dev *d = w->dev;
     const size_t most = SLICE / w->k + 1;
     int r = 0;
+    cu_use(d->cu);
     for (size_t at = 0, n; r == 0 && at < n_rows; at += n) {
         n = n_rows - at < most ? n_rows - at : most;
         float *rows = scratch(&d->stream, SLOT_ROWS, n * w->k * sizeof *rows);
@@ -407,6 +411,7 @@ static int end_run(struct kn_dev *d, int r)
 
 static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
 {
+    cu_use(d->cu);
     return end_run(d, cancelled(cancel) ? -ECANCELED : fn(&d->stream, arg, 0, n_rows));
 }
 
@@ -417,6 +422,7 @@ static int replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bo
 {
     struct recording *x = replay_find(&d->replay, d->cu, key, d->n_moved);
     const bool prepared = x->prepared;
+    cu_use(d->cu);
     if (cancelled(cancel)) return end_run(d, -ECANCELED);
     x->prepared = true;
     if (prepared && !x->graph && replay_begin(&d->replay, d->cu))

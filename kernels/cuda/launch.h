@@ -30,6 +30,7 @@ struct cu;
 /* -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size);
 void cu_close(struct cu *c);
+void cu_use(const struct cu *c); /* before anything else that a thread asks of it */
 const char *cu_name(const struct cu *c);
 int cu_index(const struct cu *c);
 void *cu_stream(struct cu *c);                                /* for mem.h */

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda.h"
 
+#include <atomic>
 #include <cstdio>
 
 static int code(cudaError_t e)
@@ -16,10 +17,17 @@ static int code(cudaError_t e)
     return -EIO;
 }
 
-static void use(int index) /* the runtime keeps the current device per thread */
+int cu_mem_use(int index)
 {
     static thread_local int current = -1;
-    if (current != index && cudaSetDevice(index) == cudaSuccess) current = index;
+    int r = current == index ? 0 : code(cudaSetDevice(index));
+    if (r == 0) current = index;
+    return r;
+}
+
+static void use(int index)
+{
+    (void)cu_mem_use(index);
 }
 
 static cudaStream_t stream_of(void *stream)
@@ -41,7 +49,7 @@ int cu_mem_open(int index, char *name, size_t name_bytes, char *msg, size_t msg_
         snprintf(msg, msg_bytes, "there is no CUDA device %d, this machine has %d", index, n);
         return -ENODEV;
     }
-    if (e == cudaSuccess) e = cudaSetDevice(index);
+    use(index);
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&prop, index);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
@@ -172,10 +180,13 @@ int cu_stream_copy(int index, void *stream, const struct gpu_copy *c, size_t n)
     cudaStream_t s = stream_of(stream);
     use(index);
 #if defined(CUDART_VERSION) && CUDART_VERSION >= 12080
-    for (; n > 1; c += n < BATCH ? n : BATCH, n -= n < BATCH ? n : BATCH) {
+    static std::atomic<bool> refused;
+    for (; n > 1 && !refused; c += n < BATCH ? n : BATCH, n -= n < BATCH ? n : BATCH) {
         int r = copy_some(s, c, n < BATCH ? n : BATCH);
-        if (r == -ENOTSUP) break; /* a driver older than the call */
-        if (r < 0) return r;
+        if (r == -EIO || r == -ENOMEM) return r;
+        if (r == 0) continue;
+        refused = true; /* a driver that does not know the call, or not for such memory */
+        break;
     }
 #endif
     return copy_each(s, c, n);

@@ -1,5 +1,6 @@
 /* The device: opening, memory, copies, errors. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/mem.h"
 
 #include <cstdio>
 #include <cstring>
@@ -22,6 +23,11 @@ int cu_launched(struct cu *c)
     return cu_failed(c, cudaGetLastError());
 }
 
+void cu_use(const struct cu *c)
+{
+    (void)cu_mem_use(c->index);
+}
+
 int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg_size)
 {
     int n = 0;
@@ -36,8 +42,8 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     if (!c) return -ENOMEM;
     c->index = index;
     c->type = type;
-    e = cudaSetDevice(index);
-    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, index);
+    cu_use(c);
+    e = cudaGetDeviceProperties(&p, index);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
         snprintf(msg, msg_size, "GPU %d: %s", index, cudaGetErrorString(e));
@@ -60,7 +66,7 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
 void cu_close(struct cu *c)
 {
     if (!c) return;
-    (void)cudaSetDevice(c->index);
+    cu_use(c);
     (void)cudaStreamSynchronize(c->stream);
     cu_lt_close(c);
     if (c->fault) cu_free(c, c->fault, CU_SHARED);
@@ -98,7 +104,7 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
 {
     void *p = nullptr;
     if (c->lost) return nullptr;
-    (void)cudaSetDevice(c->index);
+    cu_use(c);
     cudaError_t e = kind == CU_DEVICE     ? cudaMalloc(&p, bytes)
                     : is_managed(c, kind) ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
                                           : cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
@@ -114,7 +120,7 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
 
 void cu_free(struct cu *c, void *p, enum cu_mem kind)
 {
-    (void)cudaSetDevice(c->index);
+    cu_use(c);
     (void)(kind == CU_DEVICE || is_managed(c, kind) ? cudaFree(p) : cudaFreeHost(p));
 }
 
@@ -179,6 +185,6 @@ int cu_play(struct cu *c, void *graph)
 
 void cu_graph_free(struct cu *c, void *graph)
 {
-    (void)cudaSetDevice(c->index);
+    cu_use(c);
     if (graph) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }

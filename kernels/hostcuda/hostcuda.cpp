@@ -442,6 +442,7 @@ struct hostcuda_graph {
     std::shared_ptr<hostcuda::Works> works;
 };
 struct hostcuda_stream {
+    int device;
     std::deque<hostcuda::Work> queue;
     std::shared_ptr<hostcuda::Works> recorded; /* while it records: */
     std::thread::id recorder;                  /* for whom */
@@ -454,8 +455,15 @@ struct hostcuda_event {
 namespace hostcuda
 {
 static std::set<cudaStream_t> streams;
+static int n_devices = 1;
+static thread_local int device; /* the current one */
 static cudaError_t last_error;
 static long fails_after = -1; /* launches until the device is lost; -1 never */
+
+void check_device(cudaStream_t s)
+{
+    if (s->device != device) misuse("work of one device is given to a stream of another", nullptr);
+}
 
 void enqueue(cudaStream_t s, std::function<void()> work)
 {
@@ -565,15 +573,23 @@ extern "C" __attribute__((visibility("default"))) void hostcuda_pretend(int majo
     arch = major * 10 + minor;
 }
 
+/* There are so many devices from now on; they share everything but their streams. */
+extern "C" __attribute__((visibility("default"))) void hostcuda_devices(int n)
+{
+    n_devices = n;
+}
+
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    *n = n_devices;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int index)
 {
-    return index == 0 ? cudaSuccess : cudaErrorNoDevice;
+    if (index < 0 || index >= n_devices) return cudaErrorNoDevice;
+    device = index;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
@@ -686,6 +702,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     *s = new hostcuda_stream();
+    (*s)->device = device;
     streams.insert(*s);
     return cudaSuccess;
 }

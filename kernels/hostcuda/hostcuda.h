@@ -155,6 +155,7 @@ void copy_later(void *to, const void *from, unsigned bytes);
 void copies_end();
 void copies_wait(unsigned but_last);
 [[noreturn]] void misuse(const char *what);
+void check_device(cudaStream_t s); /* kernels and products: it is the thread's current one's */
 void enqueue(cudaStream_t s, std::function<void()> work);
 void check_argument(const char *kernel, const void *p);
 void run_grid(const char *name, dim3 grid, dim3 block, size_t smem,
@@ -173,6 +174,7 @@ template <class... P, class... A>
 void launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s,
             void (*kernel)(P...), A... args)
 {
+    check_device(s);
     (check_argument(name, args), ...);
     enqueue(s, [=] { run_grid(name, grid, block, smem, [=] { kernel(args...); }); });
 }

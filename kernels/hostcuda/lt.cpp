@@ -270,6 +270,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                               const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t stream)
 {
     const void *const at[] = {a, b, c, o};
+    check_device(stream);
     if (!fits(d, la, lb, lo)) return CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < 4; i++)
         if (reinterpret_cast<uintptr_t>(at[i]) % algo->data[1 + i])

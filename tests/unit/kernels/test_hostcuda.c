@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -229,6 +230,46 @@ TEST(a_cancelled_run_has_waited_for_what_was_held)
     kn_mem_free(d, h.x);
     kn_mem_free(d, h.ret);
     kn_dev_destroy(d);
+}
+
+static void *draw_elsewhere(void *arg)
+{
+    struct held *h = arg;
+    *h->ret = -7;
+    ASSERT_OK(run(h->d, draw_later, h));
+    return NULL;
+}
+
+/* A device is opened by one thread and run by another, whose current device is the first. */
+TEST(the_second_device_runs_on_any_thread)
+{
+    typedef int (*create_fn)(const struct kn_dev_opts *, const char *, int, struct kn_dev **,
+                             struct err *);
+    static const float x[4] = {1, 2, 3, 9};
+    void (*devices)(int) = NULL;
+    create_fn create = NULL;
+    struct err e = {0};
+    const struct kn_dev_opts o = {.arith = KN_ARITH_F32};
+    struct kn_dev *d[2];
+    pthread_t thread;
+    *(void **)&devices = kern_hook("hostcuda_devices");
+    *(void **)&create = kern_hook("kn_cuda_create");
+    devices(2);
+    for (int i = 0; i < 2; i++)
+        ASSERT_OK(create(&o, "hostcuda", i, &d[i], &e));
+    ASSERT_ERR(create(&o, "hostcuda", 2, &d[0], &e), -ENODEV);
+    struct held h = {d[1], kn_mem_alloc(d[1], KN_MEM_DEVICE, sizeof x),
+                     kn_mem_alloc(d[1], KN_MEM_SHARED, sizeof(int32_t))};
+    ASSERT_OK(kn_mem_write(d[1], h.x, x, sizeof x));
+    ASSERT_OK(pthread_create(&thread, NULL, draw_elsewhere, &h));
+    ASSERT_OK(pthread_join(thread, NULL));
+    ASSERT_EQ(*h.ret, 3);
+    (void)draw_elsewhere(&h); /* and in turns on one thread */
+    kn_mem_free(d[1], h.x);
+    kn_mem_free(d[1], h.ret);
+    kn_dev_destroy(d[0]);
+    kn_dev_destroy(d[1]);
+    devices(1);
 }
 
 struct product {
