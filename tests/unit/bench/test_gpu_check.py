@@ -38,6 +38,13 @@ print(sub, "done")
 """
 
 
+def load_tool():
+    loader = importlib.machinery.SourceFileLoader("gpu_check", str(TOOLS / "gpu-check"))
+    tool = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+    loader.exec_module(tool)
+    return tool
+
+
 class GpuCheck(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -73,11 +80,11 @@ class GpuCheck(unittest.TestCase):
         r, got = self.run_check()
         self.assertEqual(r.returncode, 1, r.stderr)
         state = {s["step"].split()[0] if s["step"] != "test kernels/rows" else "test": s for s in got["steps"]}
-        self.assertEqual({k: v["state"] for k, v in state.items() if k not in ("torch", "memcheck")},
+        self.assertEqual({k: v["state"] for k, v in state.items() if k not in ("torch", "memcheck", "racecheck")},
                          {"build": "passed", "test": "passed", "ceil": "passed", "ttft": "passed", "kernels": "failed",
                           "attn": "failed", "overlap": "passed", "throughput": "passed"})
         self.assertIn("no such shape", state["kernels"]["note"])
-        self.assertEqual(state["memcheck"]["state"], "skipped")
+        self.assertEqual([state[tool]["state"] for tool in ("memcheck", "racecheck")], ["skipped"] * 2)
         self.assertEqual(state["test"]["note"], "3 passed, 0 failed")
         self.assertIn("hostcuda\n", (self.out / "gpu-check.log").read_text())
         self.assertEqual(got["reports"]["ttft smollm2:layers=2"], TTFT)
@@ -109,17 +116,38 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(set(behind), {"left out"})
 
     def test_memcheck_skips_what_the_program_itself_skips(self):
-        loader = importlib.machinery.SourceFileLoader("gpu_check", str(TOOLS / "gpu-check"))
-        tool = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
-        loader.exec_module(tool)
+        tool = load_tool()
         path = pathlib.Path(self.program("bin/compute-sanitizer", "#!/bin/sh\nfor last; do :; done\nexec \"$last\"\n")).parent
         with unittest.mock.patch.dict(os.environ, PATH="%s:%s" % (path, os.environ["PATH"])):
             c = tool.Check(argparse.Namespace(dry=False, minutes=1, out=self.out, build=self.build))
             self.addCleanup(c.log.close)
             for rc, outcome in ((77, tool.Skipped), (1, tool.Failed)):
                 with self.assertRaises(outcome):
-                    c.memcheck(60, self.program("p%d" % rc, "#!/bin/sh\nexit %d\n" % rc))
-            self.assertEqual(c.memcheck(60, self.program("p0", "#!/bin/sh\n")), "no finding")
+                    c.sanitize(60, "memcheck", self.program("p%d" % rc, "#!/bin/sh\nexit %d\n" % rc))
+            self.assertEqual(c.sanitize(60, "memcheck", self.program("p0", "#!/bin/sh\n")), "no finding")
+
+    def test_shapes_fit_the_memory(self):
+        tool = load_tool()
+        h100, a100, small = 81000 << 20, 39000 << 20, 22000 << 20
+        self.assertEqual([tool.fitted(s, h100) for s in tool.SHAPES], list(tool.SHAPES))
+        self.assertEqual(tool.fitted("mistral-7b", small), "mistral-7b")
+        self.assertEqual(tool.fitted("yi-34b", a100), "yi-34b:layers=29")
+        self.assertEqual(tool.fitted("llama-70b", small), "llama-70b:layers=14")
+        for shape, (layers, layer, _) in tool.SIZES.items():
+            self.assertGreater(layers * layer, 6e9, shape)
+
+    def test_a_part_of_the_build_that_fails_leaves_the_rest(self):
+        self.stubs()
+        self.program("build.ninja", "")
+        self.program("kernels/libkn_hostcuda.so", "")
+        self.program("bin/ninja", "#!/bin/sh\necho one target does not build\nexit 1\n")
+        path = "%s:%s" % (self.build / "bin", os.environ["PATH"])
+        argv = [TOOLS / "gpu-check", "--dry", "--build", self.build, "--out", self.out, "--only", "test,ceil"]
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False,
+                           env=dict(os.environ, PATH=path))
+        got = json.loads((self.out / "gpu-check.json").read_text())
+        self.assertEqual(r.returncode, 1, r.stderr)
+        self.assertEqual([s["state"] for s in got["steps"]], ["failed", "passed", "passed"], got["steps"])
 
     def test_nothing_to_run_is_a_failure(self):
         self.build.mkdir()
