@@ -222,12 +222,12 @@ static uint64_t auto_bytes(const struct fus_core *c)
     return free_bytes - work < most ? free_bytes - work : most;
 }
 
-/* Room for two layers of the longest prompt to be on their way to the device, 256 MiB at most
- * (chosen: what does not fit comes later). */
+/* Room for three layers of the longest prompt on the device beside their pages (one that is read,
+ * one behind it, one that comes), 256 MiB at most (chosen: what does not fit comes later). */
 static int make_stage(struct fus_core *c)
 {
     const size_t row = 2 * (size_t)c->cfg.G * c->cfg.K * kn_kv_value_bytes(c->dev);
-    const size_t want = 2 * row * c->ctx_max, most = 256u << 20;
+    const size_t want = 3 * row * c->ctx_max, most = 256u << 20;
     return kn_stage_room(c->dev, want < most ? want : most);
 }
 
@@ -258,6 +258,7 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
 static int32_t page_take(struct fus_core *c)
 {
     ASSERT(c->n_free > 0);
+    if (c->lender.lend) (void)kn_settle(c->dev); /* a record that is being read may make way */
     c->n_free--;
     const int32_t id = c->lender.lend ? c->lender.lend(c->lender.ctx) : c->free_page[c->n_free];
     ASSERT(c->page_ref[id] == 0);

@@ -148,6 +148,7 @@ static void look_ahead(struct fus_prefill *f)
 
 void fus_restart(struct fus_prefill *f)
 {
+    (void)kn_settle(f->core->dev); /* its rows are about to change; what failed says so again */
     fus_reuse_far(f, 0, UINT_MAX);
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
@@ -162,6 +163,7 @@ void fus_restart(struct fus_prefill *f)
     f->row0 = 0;
     f->part = PART_STORED;
     f->loaded_to = 1;
+    f->done_to = 0;
     f->checked = false;
     f->n_sel = f->n_chosen = 0;
     f->report.deviation_left = f->report.score_left = -1;
@@ -468,8 +470,9 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
 static int step_stored(struct fus_prefill *f)
 {
     f->at_choice = is_choice_layer(f);
-    fus_reuse_far(f, 0, f->layer); /* the device has been waited for since */
-    int r = f->layer > 0 ? fus_sense_fetch(f) : 0;
+    fus_reuse_far(f, 0, f->done_to);
+    int r = f->at_choice ? kn_settle(f->core->dev) : 0; /* rows change here */
+    if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
@@ -532,6 +535,13 @@ static size_t b_rows(const struct fus_prefill *f)
     return f->pace && f->pace < m ? f->pace : m;
 }
 
+/* The next layer may be queued before this one is done: nobody looks at what it makes. */
+static bool goes_on(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sense_on(f) &&
+           f->layer + 1 < f->core->cfg.L;
+}
+
 /* A slice of the second half of a layer; 1 when the layer is done. */
 static int step_b(struct fus_prefill *f)
 {
@@ -544,8 +554,12 @@ static int step_b(struct fus_prefill *f)
         p.keep_from = f->n_rows - f->n_suffix;
         p.attn_only = f->layer + 1 == f->plan.score_hi;
     }
+    const bool trails = goes_on(f);
+    kn_trail(f->core->dev, trails);
     int r = fus_phase_b(&p, f->row0, m);
+    kn_trail(f->core->dev, false);
     if (r < 0) return r;
+    f->done_to = trails ? f->layer : f->layer + 1;
     f->row0 += m;
     if (f->row0 < f->n_rows) return 0;
     if (!is_scoring(f)) return 1;
@@ -744,6 +758,7 @@ void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
 void fus_prefill_end(struct fus_prefill *f)
 {
     if (!f) return;
+    (void)kn_settle(f->core->dev); /* the last layer may have been queued when this was cancelled */
     fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);

@@ -33,9 +33,9 @@ enum fus_choice {
     CHOICE_ROW,       /* a row, as any token that is not reused */
 };
 
-/* Layers on their way to the device at once (chosen: one is computed, one comes, and one for where
- * the next is known late). */
-enum { PRE_NEAR = 3 };
+/* Layers on their way to the device at once (chosen: one is computed, one queued behind it, one
+ * comes, and one for where the next is known late). */
+enum { PRE_NEAR = 4 };
 struct pre_range {
     struct fus_range r; /* n may be cut short where logits are wanted */
     uint32_t ask0;      /* where it stands in a prompt without the missed chunks */
@@ -117,6 +117,7 @@ struct fus_prefill {
     enum pre_part part; /* of that layer, next to run */
     size_t row0;        /* rows that are through with it */
     unsigned loaded_to; /* layers below are in the pages */
+    unsigned done_to;   /* layers below have been waited for */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
     bool at_choice;     /* in this layer tokens are chosen, before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */

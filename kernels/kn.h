@@ -173,6 +173,12 @@ size_t kn_wide_rows_max(const struct kn_dev *d);
  * read, written or freed on the host before the end of a run that is not held, which also says what
  * went wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
 void kn_hold(struct kn_dev *d, bool on);
+/* While trailing, a GPU's run returns when the run before it is done, so that the device never
+ * waits for who waits for it: the last one is under way until the end of a run that does not trail,
+ * or of kn_settle(), either of which says what went wrong. The host leaves what it touches as it
+ * is. */
+void kn_trail(struct kn_dev *d, bool on);
+int kn_settle(struct kn_dev *d);
 /* kn_wide() of what is run again and again: what fn queues under a key is always the same
  * operations on the same memory, and all that differs from run to run is read by operations. So a
  * device may record it and play the recording later, without calling fn. Keys of other shapes are

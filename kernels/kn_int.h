@@ -52,7 +52,11 @@ struct kn_ops {
     int (*wide)(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                 void *arg);
     size_t (*wide_rows_max)(const struct kn_dev *d);
-    void (*hold)(struct kn_dev *d, bool on); /* NULL: runs are over when they return */
+    /* NULL: runs are over when they return; from here … */
+    void (*hold)(struct kn_dev *d, bool on);
+    void (*trail)(struct kn_dev *d, bool on);
+    int (*settle)(struct kn_dev *d);
+    /* … to here. */
     /* NULL: nothing is recorded; from here … */
     int (*replay)(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
                   kn_rows_fn fn, void *arg);

@@ -62,7 +62,10 @@ struct kn_dev {
     bool bf16;
     enum cu_type weights; /* of layers' weights */
     char *cache_dir;
-    bool holding;
+    bool holding, trailing;
+    void *mark[2]; /* events behind runs that trail, in turns */
+    uint64_t n_trailed;
+    bool under_way; /* the last of them, for all that the host knows */
     atomic_bool lost;
     char name[200];
     struct kn_stream stream;
@@ -227,6 +230,8 @@ static void destroy(struct kn_dev *d)
     if (d->stage.base) free_block(d, d->stage.base);
     stage_fini(&d->stage);
     if (d->bad) free_block(d, d->bad);
+    for (int i = 0; i < 2; i++)
+        if (d->mark[i]) cu_event_destroy(cu_index(d->cu), d->mark[i]);
     for (struct block *b = d->blocks, *next; b; b = next) {
         ASSERT(!b->used); /* somebody forgot his memory */
         next = b->next;
@@ -400,11 +405,24 @@ static bool cancelled(const atomic_bool *cancel)
     return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
 }
 
+/* The one before this one is done. */
+static int wait_before(struct kn_dev *d)
+{
+    const int index = cu_index(d->cu);
+    const uint64_t n = d->n_trailed++;
+    int r = cu_event_record(index, d->mark[n % 2], cu_stream(d->cu));
+    if (r == 0 && d->under_way) r = cu_event_sync(index, d->mark[(n + 1) % 2]);
+    d->under_way = true;
+    return r;
+}
+
 /* Everything is queued, or it failed. */
 static int end_run(struct kn_dev *d, int r)
 {
     if (r == 0 && d->holding) return 0;
+    if (r == 0 && d->trailing && (r = wait_before(d)) == 0) return 0;
     int waited = cu_sync(d->cu);
+    d->under_way = false;
     if (waited == -EIO) atomic_store(&d->lost, true);
     return r < 0 ? r : waited;
 }
@@ -457,6 +475,17 @@ static struct kn_replays replays(const struct kn_dev *d)
 static void hold(struct kn_dev *d, bool on)
 {
     d->holding = on;
+}
+
+static void trail(struct kn_dev *d, bool on)
+{
+    d->trailing = on;
+}
+
+static int settle(struct kn_dev *d)
+{
+    ASSERT(!d->trailing && !d->holding);
+    return d->under_way ? end_run(d, 0) : 0;
 }
 
 static size_t wide_rows_max(const struct kn_dev *d)
@@ -762,6 +791,8 @@ static const struct kn_ops ops = {
     .wide = run,
     .wide_rows_max = wide_rows_max,
     .hold = hold,
+    .trail = trail,
+    .settle = settle,
     .replay = replay,
     .replay_rows = replay_rows,
     .forget = forget,
@@ -815,7 +846,9 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
     }
     snprintf(d->name, sizeof d->name, "%s:%s", kind, cu_name(d->cu));
     d->bad = alloc_block(d, KN_MEM_SHARED, sizeof *d->bad);
-    if (!d->bad) {
+    for (int i = 0; d->bad && i < 2; i++)
+        if (cu_event_create(index, &d->mark[i]) < 0) r = -ENOMEM;
+    if (!d->bad || r < 0) {
         destroy(d);
         return err_set(err, -ENOMEM, "no memory on the device");
     }

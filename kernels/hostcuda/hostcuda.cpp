@@ -834,6 +834,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+    n_waits += e->mark->fired < e->mark->recorded;
     return run_while([=] {
         const uint64_t turn = e->mark->recorded;
         while (e->mark->fired < turn)

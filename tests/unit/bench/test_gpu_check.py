@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,33 @@ class GpuCheck(unittest.TestCase):
         got = json.loads((self.out / "gpu-check.json").read_text())
         self.assertEqual(r.returncode, 1, r.stderr)
         self.assertEqual([s["state"] for s in got["steps"]], ["failed", "passed", "passed"], got["steps"])
+
+    @unittest.skipUnless(shutil.which("dpkg-deb"), "packages of Debian are carried")
+    def test_what_the_machine_lacks_is_carried(self):
+        tool, root, deps = load_tool(), pathlib.Path(self.folder.name), pathlib.Path(self.folder.name) / "deps"
+        self.program("../deb/DEBIAN/control", "Package: all\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\n"
+                     "Description: all\n")
+        for name in ("meson", "ninja", "pkg-config"):
+            self.program("../deb/usr/bin/" + name, "#!/bin/sh\ntest -f \"${PKG_CONFIG_PATH%%:*}/$2.pc\"\n")
+        for name in tool.PACKAGES:
+            self.program("../deb/usr/lib/x-linux-gnu/pkgconfig/%s.pc" % name, "")
+        (root / "bin").mkdir()
+        for name in ("dpkg-deb", "sh", "tar", "rm", "xz", "zstd"):
+            if shutil.which(name):
+                (root / "bin" / name).symlink_to(shutil.which(name))
+        with unittest.mock.patch.dict(os.environ, PATH=str(root / "bin")):
+            c = tool.Check(argparse.Namespace(dry=True, minutes=1, out=self.out, build=self.build, deps=str(deps)))
+            self.addCleanup(c.log.close)
+            self.assertEqual(c.missing(), ["meson", "ninja", "pkg-config"])
+            with self.assertRaisesRegex(tool.Failed, "has no packages"):
+                c.use_carried()
+            deps.mkdir()
+            subprocess.run([shutil.which("dpkg-deb"), "-b", str(root / "deb"), str(deps / "all.deb")], check=True,
+                           capture_output=True, env=dict(os.environ, PATH=os.defpath))
+            c.use_carried()
+            self.assertEqual(c.missing(), [])
+            (self.build.with_name("build-deps") / "usr/lib/x-linux-gnu/pkgconfig/hiredis.pc").unlink()
+            self.assertEqual(c.missing(), ["hiredis"])
 
     def test_nothing_to_run_is_a_failure(self):
         self.build.mkdir()

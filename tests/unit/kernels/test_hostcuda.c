@@ -232,6 +232,45 @@ TEST(a_cancelled_run_has_waited_for_what_was_held)
     kn_dev_destroy(d);
 }
 
+TEST(a_run_that_trails_waits_for_the_one_before)
+{
+    enum { RUNS = 5 };
+    struct kn_dev *d = open_device(KN_ARITH_F32);
+    float x[RUNS][4] = {{0}};
+    struct held h[RUNS];
+    float *dev = kn_mem_alloc(d, KN_MEM_DEVICE, sizeof x);
+    int32_t *ret = kn_mem_alloc(d, KN_MEM_SHARED, RUNS * sizeof *ret);
+    for (int i = 0; i < RUNS; i++) {
+        x[i][i % 4] = 1;
+        h[i] = (struct held){d, dev + 4 * i, ret + i};
+        ret[i] = -7;
+    }
+    ASSERT_OK(kn_mem_write(d, dev, x, sizeof x));
+    ASSERT_OK(kn_settle(d)); /* nothing to wait for */
+    kn_trail(d, true);
+    for (int i = 0; i < 3; i++) {
+        kn_hold(d, true);
+        ASSERT_OK(run(d, draw_later, &h[i])); /* twice: held ones belong to the run behind them */
+        kn_hold(d, false);
+        ASSERT_OK(run(d, draw_later, &h[i]));
+        ASSERT_EQ(ret[i], -7);
+        if (i > 0) ASSERT_EQ(ret[i - 1], i - 1);
+    }
+    kn_trail(d, false);
+    ASSERT_OK(kn_settle(d));
+    ASSERT_EQ(ret[2], 2);
+    kn_trail(d, true);
+    ASSERT_OK(run(d, draw_later, &h[3]));
+    kn_trail(d, false);
+    ASSERT_EQ(ret[3], -7);
+    ASSERT_OK(run(d, draw_later, &h[4])); /* one that does not trail waits for all */
+    ASSERT_EQ(ret[3], 3);
+    ASSERT_EQ(ret[4], 0);
+    kn_mem_free(d, dev);
+    kn_mem_free(d, ret);
+    kn_dev_destroy(d);
+}
+
 static void *draw_elsewhere(void *arg)
 {
     struct held *h = arg;
@@ -279,6 +318,31 @@ struct product {
 static int multiply(struct kn_stream *st, void *arg)
 {
     return kn_gemm(st, &((struct product *)arg)->g);
+}
+
+/* A bench's ceiling is of products alone: their operands are written before. */
+TEST(the_ceiling_is_of_products_alone)
+{
+    static const size_t shape[3][2] = {{64, 32}, {96, 32}, {32, 96}};
+    struct kn_dev *d = open_device(KN_ARITH_BF16);
+    struct kn_mat *mat[3] = {NULL};
+    unsigned long launches, waits, before;
+    void (*counts)(unsigned long *, unsigned long *) = NULL;
+    for (int i = 0; i < 3; i++) {
+        float *w = kern_random(shape[i][0] * shape[i][1], 1, 1);
+        ASSERT_OK(kn_mat_create(d, shape[i][0], shape[i][1], &mat[i]));
+        ASSERT_OK(kn_mat_fill(mat[i], 0, shape[i][0], w));
+        ASSERT_OK(kn_mat_done(mat[i]));
+        free(w);
+    }
+    *(void **)&counts = kern_hook("hostcuda_counts");
+    counts(&before, &waits);
+    ASSERT_TRUE(kn_dev_gemm_gflops(d, mat, 3, 20) > 0);
+    counts(&launches, &waits);
+    ASSERT_EQ(launches - before, 3 + 5 * 3); /* norms, then five rounds */
+    for (int i = 0; i < 3; i++)
+        kn_mat_destroy(mat[i]);
+    kn_dev_destroy(d);
 }
 
 /* The emulation ends the process where an algorithm meets addresses that it was not asked for. */
