@@ -230,11 +230,17 @@ void fus_prefill_end(struct fus_prefill *f);
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits);
 /* The same for who does not look at all of them. */
+enum { FUS_EDITS_MAX = 1024 }; /* chosen: of a row; 16 KiB on their way a step */
+struct fus_edits {
+    const struct kn_edit *at; /* of different ids */
+    size_t n;                 /* FUS_EDITS_MAX at most */
+};
 struct fus_next {
     const struct kn_draw *draw; /* [n] how next tokens are drawn; NULL: those of largest logits */
-    const bool *wants;          /* [n] whose logits are wanted; NULL: all are */
-    float *logits;              /* [n, V] rows that nobody wants may stay as they were */
-    int32_t *tok;               /* [n] the next tokens, -1: no logit is finite; may be NULL */
+    const struct fus_edits *edits; /* [n] of logits, before; NULL: none */
+    const bool *wants;             /* [n] whose logits, edited, are wanted; NULL: all are */
+    float *logits;                 /* [n, V] rows that nobody wants may stay as they were */
+    int32_t *tok;                  /* [n] the next tokens, -1: no logit is finite; may be NULL */
 };
 int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                     const atomic_bool *cancel, const struct fus_next *next);

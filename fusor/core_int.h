@@ -32,9 +32,10 @@ struct fus_decoder {
     char *rows, *near; /* what a step's rows are (layer.c): as the host fills it, as operations read
                           it; one where memory is plain */
     float *x;          /* [cap, D] residual */
-    int32_t *next, *next_near; /* [cap] the tokens that follow; likewise */
-    float *logits;             /* [cap, V] NULL: the head writes to the caller */
-    float *seen;               /* [cap, V] rows of logits that the host wants */
+    struct kn_edit *edits, *edits_near; /* [cap, FUS_EDITS_MAX]; likewise */
+    int32_t *next, *next_near;          /* [cap] the tokens that follow; likewise */
+    float *logits;                      /* [cap, V] NULL: the head writes to the caller */
+    float *seen;                        /* [cap, V] rows of logits that the host wants */
 };
 
 enum { FUS_RATES_MAX = 8 };

@@ -83,6 +83,7 @@ struct fus_engine {
     struct fus_session **batch_s;
     int32_t *batch_tok, *batch_next; /* the last tokens, and those that are drawn behind them */
     struct kn_draw *batch_draw;
+    struct fus_edits *batch_edits;
     bool *batch_wants; /* logits: they are looked at, and its token is not drawn */
     atomic_bool build_cancel;
     atomic_bool idle_cancel; /* of an idle plan: a request has come */
@@ -215,7 +216,9 @@ static bool wants_logits(const struct fus_job *j, const struct choice *c)
     const struct fus_request_ops *ops = j->req.ops;
     const unsigned choice = (unsigned)(c - j->choice);
     if (ops->on_logits && (!ops->looks || ops->looks(j->req.ctx, choice))) return true;
-    return n_banned_now(j, c) > 0 || fus_sampler_looks(c->sampler);
+    size_t n_edits;
+    (void)fus_sampler_edits(c->sampler, &n_edits);
+    return n_banned_now(j, c) > 0 || fus_sampler_looks(c->sampler) || n_edits > FUS_EDITS_MAX;
 }
 
 /* Sample from logits (overwritten). */
@@ -478,8 +481,12 @@ static size_t gather_batch(struct fus_engine *e)
             e->batch_job[n] = j;
             e->batch_s[n] = c->s;
             e->batch_wants[n] = wants_logits(j, c);
-            e->batch_draw[n] =
-                e->batch_wants[n] ? (struct kn_draw){0} : fus_sampler_draw(c->sampler);
+            e->batch_draw[n] = (struct kn_draw){0};
+            e->batch_edits[n] = (struct fus_edits){0};
+            if (!e->batch_wants[n]) {
+                e->batch_draw[n] = fus_sampler_draw(c->sampler);
+                e->batch_edits[n].at = fus_sampler_edits(c->sampler, &e->batch_edits[n].n);
+            }
             e->batch_tok[n++] = c->last;
         }
     return n;
@@ -504,7 +511,11 @@ static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
     struct unit u = {.u = {.decode = true, .rows = n, .streams = true}, .t0 = clock_ns()};
-    const struct fus_next next = {e->batch_draw, e->batch_wants, e->logits, e->batch_next};
+    bool edits = false;
+    for (size_t i = 0; i < n; i++)
+        edits |= e->batch_edits[i].n > 0;
+    const struct fus_next next = {e->batch_draw, edits ? e->batch_edits : NULL, e->batch_wants,
+                                  e->logits, e->batch_next};
     int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, &next);
     for (size_t i = 0; i < n;) {
         struct fus_job *j = e->batch_job[i];
@@ -782,6 +793,7 @@ static void engine_free(struct fus_engine *e)
     mem_free(e->batch_tok);
     mem_free(e->batch_next);
     mem_free(e->batch_draw);
+    mem_free(e->batch_edits);
     mem_free(e->batch_wants);
     pthread_mutex_destroy(&e->m);
     pthread_cond_destroy(&e->wake);
@@ -811,10 +823,11 @@ int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
     e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
     e->batch_next = mem_alloc(n * sizeof(*e->batch_next));
     e->batch_draw = mem_alloc(n * sizeof(*e->batch_draw));
+    e->batch_edits = mem_alloc(n * sizeof(*e->batch_edits));
     e->batch_wants = mem_alloc(n * sizeof(*e->batch_wants));
     e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
     const bool ok = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok &&
-                    e->batch_next && e->batch_draw && e->batch_wants;
+                    e->batch_next && e->batch_draw && e->batch_edits && e->batch_wants;
     int r = ok ? 0 : -ENOMEM;
     if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
     if (r < 0) {

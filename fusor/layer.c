@@ -262,17 +262,19 @@ struct rows {
     struct kn_pages *pages;
     struct kn_draw *draw;
     int32_t *pos, *tok;
+    uint32_t *n_edits;
 };
 
 static struct rows rows_at(char *p, size_t cap)
 {
     char *draw = p + cap * sizeof(struct kn_pages), *pos = draw + cap * sizeof(struct kn_draw);
-    return (struct rows){(void *)p, (void *)draw, (void *)pos, (void *)(pos + cap * 4)};
+    return (struct rows){(void *)p, (void *)draw, (void *)pos, (void *)(pos + cap * 4),
+                         (void *)(pos + cap * 8)};
 }
 
 static size_t rows_bytes(size_t cap)
 {
-    return cap * (sizeof(struct kn_pages) + sizeof(struct kn_draw) + 2 * sizeof(int32_t));
+    return cap * (sizeof(struct kn_pages) + sizeof(struct kn_draw) + 3 * sizeof(int32_t));
 }
 
 struct decode {
@@ -281,6 +283,7 @@ struct decode {
     struct kn_kv kv;
     float *logits;     /* [n, V] */
     const bool *wants; /* [sessions] their logits are; NULL: all are */
+    bool edits;        /* some logits are edited */
 };
 
 static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
@@ -344,8 +347,12 @@ static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
     int r = 0;
     ASSERT(row0 == 0);
     if (dec->near != dec->rows) r = kn_copy(st, dec->near, dec->rows, rows_bytes(dec->cap));
+    if (r == 0 && d->edits && dec->edits_near != dec->edits)
+        r = kn_copy(st, dec->edits_near, dec->edits, n * FUS_EDITS_MAX * sizeof(*dec->edits));
     if (r == 0) r = decode_layers(st, d, n);
     if (r == 0) r = block_logits(st, &a, 0, n);
+    if (r == 0 && d->edits)
+        r = kn_edit(st, d->logits, V, n, V, dec->edits_near, FUS_EDITS_MAX, d->rows.n_edits);
     if (r == 0) r = kn_draw(st, d->logits, V, n, V, d->rows.draw, dec->next_near);
     if (r == 0 && dec->next_near != dec->next)
         r = kn_copy(st, dec->next, dec->next_near, n * sizeof(*dec->next));
@@ -374,6 +381,8 @@ void fus_decode_fini(struct fus_core *c)
     kn_forget(c->dev);
     if (d->near != d->rows) kn_mem_free(c->dev, d->near);
     if (d->next_near != d->next) kn_mem_free(c->dev, d->next_near);
+    if (d->edits_near != d->edits) kn_mem_free(c->dev, d->edits_near);
+    kn_mem_free(c->dev, d->edits);
     kn_mem_free(c->dev, d->rows);
     kn_mem_free(c->dev, d->next);
     kn_mem_free(c->dev, d->x);
@@ -392,14 +401,17 @@ static int decode_room(struct fus_core *c, size_t n)
     d->cap = cap;
     d->rows = d->near = kn_mem_alloc(dev, KN_MEM_HOST, rows_bytes(cap));
     d->next = d->next_near = kn_mem_alloc(dev, KN_MEM_HOST, cap * sizeof(*d->next));
+    const size_t edits_bytes = cap * FUS_EDITS_MAX * sizeof(*d->edits);
+    d->edits = d->edits_near = kn_mem_alloc(dev, KN_MEM_HOST, edits_bytes);
     d->x = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * D * sizeof(*d->x));
-    bool ok = d->rows && d->next && d->x;
+    bool ok = d->rows && d->next && d->edits && d->x;
     if (ok && !kn_dev_is_host(dev)) {
         d->near = kn_mem_alloc(dev, KN_MEM_DEVICE, rows_bytes(cap));
         d->next_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->next));
+        d->edits_near = kn_mem_alloc(dev, KN_MEM_DEVICE, edits_bytes);
         d->logits = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * V * sizeof(*d->logits));
         d->seen = kn_mem_alloc(dev, KN_MEM_HOST, cap * V * sizeof(*d->seen));
-        ok = d->near && d->next_near && d->logits && d->seen;
+        ok = d->near && d->next_near && d->edits_near && d->logits && d->seen;
     }
     if (!ok) fus_decode_fini(c);
     return ok ? 0 : -ENOMEM;
@@ -407,7 +419,7 @@ static int decode_room(struct fus_core *c, size_t n)
 
 /* Fills the rows of a step; *ret_pages: what the longest of them has. */
 static int decode_rows(struct fus_core *c, struct fus_session *const *s, const int32_t *tok,
-                       size_t n, const struct kn_draw *draw, size_t *ret_pages)
+                       size_t n, const struct fus_next *next, size_t *ret_pages)
 {
     const struct rows rows = rows_at(c->dec.rows, c->dec.cap);
     size_t most = 0;
@@ -420,7 +432,13 @@ static int decode_rows(struct fus_core *c, struct fus_session *const *s, const i
         rows.pages[i] = (struct kn_pages){s[i]->page_dev, s[i]->n_pages};
         rows.pos[i] = (int32_t)s[i]->len;
         rows.tok[i] = tok[i];
-        if (draw) rows.draw[i] = draw[i];
+        if (next->draw) rows.draw[i] = next->draw[i];
+        if (next->edits && next->edits[i].n > 0) {
+            const struct fus_edits *e = &next->edits[i];
+            if (e->n > FUS_EDITS_MAX) return -EINVAL;
+            memcpy(c->dec.edits + i * FUS_EDITS_MAX, e->at, e->n * sizeof(*e->at));
+            rows.n_edits[i] = (uint32_t)e->n;
+        }
         if (s[i]->n_pages > most) most = s[i]->n_pages;
     }
     *ret_pages = most;
@@ -446,20 +464,22 @@ int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int3
     size_t n_pages = 0;
     if (n == 0) return 0;
     int r = decode_room(c, m);
-    if (r == 0) r = decode_rows(c, s, tok, n, next->draw, &n_pages);
+    if (r == 0) r = decode_rows(c, s, tok, n, next, &n_pages);
     if (r < 0) return r;
     struct decode d = {.c = c,
                        .rows = rows_at(c->dec.near, c->dec.cap),
                        .kv = fus_pool_kv(c),
                        .logits = c->dec.logits ? c->dec.logits : next->logits,
-                       .wants = wants};
+                       .wants = wants,
+                       .edits = next->edits != NULL};
+    const uint64_t kind = (uint64_t)d.edits << 63;
     d.kv.n_pages = pages_like(n_pages);
     d.kv.each = d.rows.pages;
     bool fetches = false;
     for (size_t i = 0; c->dec.logits && i < n; i++)
         fetches |= !wants || wants[i];
     kn_hold(c->dev, fetches);
-    r = kn_replay(c->dev, (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
+    r = kn_replay(c->dev, kind | (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
     kn_hold(c->dev, false);
     if (r == 0 && fetches) r = kn_wide(c->dev, n, NULL, fetch_block, &d);
     if (r < 0) return r;

@@ -1,4 +1,4 @@
-/* sample: one pass over the logits for bias and penalties, then the choice of kernels/draw.h; what
+/* sample: bias and penalties as a list of edits, then the choice of kernels/draw.h; what
  * is reported beside it is taken from a heap in order of probability. */
 #include "fusor/sample.h"
 
@@ -12,13 +12,14 @@
 
 struct fus_sampler {
     struct fus_sampling p;
-    struct fus_bias *bias;
     size_t n_vocab;
     struct rng rng;
-    uint32_t *n_out;    /* [V] times generated; NULL without penalties */
-    uint8_t *in_prompt; /* [V] */
-    int32_t *heap;      /* [V]; NULL where nothing is reported */
-    uint32_t *room;     /* [V] of the choice */
+    struct kn_edit *edit; /* [n_edit] of all ids that have a bias or were seen */
+    uint32_t *n_out;      /* [n_edit] times generated */
+    int32_t *edit_of;     /* [V] the place of an id's edit, plus 1; 0: it has none */
+    size_t n_edit;
+    int32_t *heap;  /* [V]; NULL where nothing is reported */
+    uint32_t *room; /* [V] of the choice */
 };
 
 static int check(const struct fus_sampling *p, size_t n_vocab)
@@ -36,6 +37,21 @@ static int check(const struct fus_sampling *p, size_t n_vocab)
     return 0;
 }
 
+static bool penalizes(const struct fus_sampling *p)
+{
+    return p->presence != 0 || p->frequency != 0 || p->repetition != 1;
+}
+
+/* The place of the id's edit, which is made if there is none. */
+static size_t edit_for(struct fus_sampler *s, int32_t id)
+{
+    if (s->edit_of[id] == 0) {
+        s->edit[s->n_edit] = (struct kn_edit){.id = id, .factor = 1};
+        s->edit_of[id] = (int32_t)++s->n_edit;
+    }
+    return (size_t)s->edit_of[id] - 1;
+}
+
 int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_sampler **ret)
 {
     int r = check(p, n_vocab);
@@ -43,26 +59,28 @@ int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_
     struct fus_sampler *s = mem_zalloc(sizeof(*s));
     if (!s) return -ENOMEM;
     s->p = *p;
+    s->p.bias = NULL;
     s->n_vocab = n_vocab;
     s->rng.state = p->seed;
-    s->bias = mem_alloc((p->n_bias + 1) * sizeof(*s->bias));
     s->room = mem_alloc(n_vocab * sizeof(*s->room));
-    bool ok = s->bias && s->room;
+    bool ok = s->room;
     if (p->n_logprobs > 0) {
         s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
         ok = ok && s->heap;
     }
-    if (p->presence != 0 || p->frequency != 0 || p->repetition != 1) {
-        s->n_out = mem_zalloc(n_vocab * sizeof(*s->n_out));
-        s->in_prompt = mem_zalloc(n_vocab);
-        ok = ok && s->n_out && s->in_prompt;
+    if (penalizes(p) || p->n_bias > 0) {
+        const size_t most = penalizes(p) ? n_vocab : p->n_bias; /* untouched pages cost nothing */
+        s->edit = mem_alloc(most * sizeof(*s->edit));
+        s->n_out = mem_zalloc(most * sizeof(*s->n_out));
+        s->edit_of = mem_zalloc(n_vocab * sizeof(*s->edit_of));
+        ok = ok && s->edit && s->n_out && s->edit_of;
     }
     if (!ok) {
         fus_sampler_destroy(s);
         return -ENOMEM;
     }
-    if (p->n_bias) memcpy(s->bias, p->bias, p->n_bias * sizeof(*s->bias));
-    s->p.bias = s->bias;
+    for (size_t i = 0; i < p->n_bias; i++)
+        s->edit[edit_for(s, p->bias[i].id)].bias += p->bias[i].bias;
     *ret = s;
     return 0;
 }
@@ -70,21 +88,24 @@ int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_
 void fus_sampler_destroy(struct fus_sampler *s)
 {
     if (!s) return;
-    mem_free(s->bias);
+    mem_free(s->edit);
     mem_free(s->n_out);
-    mem_free(s->in_prompt);
+    mem_free(s->edit_of);
     mem_free(s->heap);
     mem_free(s->room);
     mem_free(s);
 }
 
+/* Presence and frequency count generated tokens (as OpenAI), repetition the prompt as well (as the
+ * CTRL paper's users do). */
 void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt)
 {
-    if (!s->n_out || id < 0 || (size_t)id >= s->n_vocab) return;
-    if (prompt)
-        s->in_prompt[id] = 1;
-    else
-        s->n_out[id]++;
+    const struct fus_sampling *p = &s->p;
+    if (!penalizes(p) || id < 0 || (size_t)id >= s->n_vocab) return;
+    if (prompt && p->repetition == 1) return;
+    const size_t i = edit_for(s, id);
+    s->edit[i].factor = p->repetition;
+    if (!prompt) s->edit[i].minus = p->presence + p->frequency * (float)++s->n_out[i];
 }
 
 static bool draws(const struct fus_sampler *s)
@@ -94,7 +115,13 @@ static bool draws(const struct fus_sampler *s)
 
 bool fus_sampler_looks(const struct fus_sampler *s)
 {
-    return s->n_out || s->p.n_bias > 0 || s->p.n_logprobs >= 0;
+    return s->p.n_logprobs >= 0;
+}
+
+const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret_n)
+{
+    *ret_n = s->n_edit;
+    return s->edit;
 }
 
 struct kn_draw fus_sampler_draw(struct fus_sampler *s)
@@ -104,19 +131,10 @@ struct kn_draw fus_sampler_draw(struct fus_sampler *s)
     return kn_draw_of(p->temperature, p->top_k, p->top_p, p->min_p, rng_next(&s->rng));
 }
 
-/* Bias and penalties. Presence and frequency count generated tokens (as OpenAI), repetition the
- * prompt as well (as the CTRL paper's users do). */
 static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned)
 {
-    const struct fus_sampling *p = &s->p;
-    for (size_t i = 0; i < p->n_bias; i++)
-        logits[p->bias[i].id] += p->bias[i].bias;
-    for (size_t i = 0; s->n_out && i < s->n_vocab; i++) {
-        if (!s->n_out[i] && !s->in_prompt[i]) continue;
-        if (p->repetition != 1)
-            logits[i] = logits[i] > 0 ? logits[i] / p->repetition : logits[i] * p->repetition;
-        if (s->n_out[i]) logits[i] -= p->presence + p->frequency * (float)s->n_out[i];
-    }
+    for (size_t i = 0; i < s->n_edit; i++)
+        logits[s->edit[i].id] = draw_edited(logits[s->edit[i].id], &s->edit[i]);
     for (size_t i = 0; i < n_banned; i++)
         if (banned[i] >= 0 && (size_t)banned[i] < s->n_vocab) logits[banned[i]] = -INFINITY;
 }

@@ -40,11 +40,12 @@ struct fus_sampler;
 int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_sampler **ret);
 void fus_sampler_destroy(struct fus_sampler *s);
 void fus_sampler_see(struct fus_sampler *s, int32_t id, bool prompt); /* feeds the penalties */
-/* The logits are changed before the choice, or reported: only fus_sampler_pick() will do. */
+/* The logits are reported: only fus_sampler_pick() will do. */
 bool fus_sampler_looks(const struct fus_sampler *s);
-/* Instead of a pick, where the sampler does not look: what kn_draw() needs to make the same choice.
- * Each is good for one token. */
+/* Instead of a pick, where the sampler does not look: what kn_edit() and kn_draw() need to make the
+ * same choice. Each draw is good for one token, edits until the next see(). */
 struct kn_draw fus_sampler_draw(struct fus_sampler *s);
+const struct kn_edit *fus_sampler_edits(const struct fus_sampler *s, size_t *ret_n);
 /* logits [n_vocab] are overwritten; `banned` (may be NULL) ids get no chance (min_tokens: EOS). */
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
                      struct fus_picked *ret);

@@ -8,7 +8,8 @@
  * Kept are tokens by ascending distance, equal ones by id: the first k, of these as few as hold
  * `share` of their weights, of these all of weight `least` and more; the first one in any case. The
  * one drawn is where the sum of weights, by ascending id, goes beyond a random part of all of it.
- * Not for: what comes before (penalties, bias) or behind (log-probabilities); fusor/sample.h.
+ * Before, single logits may be edited (bias, penalties), with one rounding an operation. Not for:
+ * what is reported of a choice, and why logits are edited; fusor/sample.h.
  * Thread: any. The kernel: cuda/pick.cu. */
 #ifndef KERNELS_DRAW_H
 #define KERNELS_DRAW_H
@@ -33,6 +34,24 @@ struct kn_draw {     /* zeroed: the largest logit, the lowest id of equal ones *
     uint32_t k;      /* top-k; 0: all */
     float rate;      /* halvings a logit: log2(e) / temperature */
 };
+
+struct kn_edit { /* of one logit: bias first, then the factor pulls it down, then minus */
+    int32_t id;
+    float bias, factor, minus; /* 0, 1, 0: nothing */
+};
+
+DRAW_FN float draw_edited(float x, const struct kn_edit *e)
+{
+    x += e->bias;
+    if (e->factor == 1.0f) return x - e->minus;
+#ifdef __CUDA_ARCH__
+    const float scaled = x > 0 ? __fdiv_rn(x, e->factor) : __fmul_rn(x, e->factor);
+    return __fsub_rn(scaled, e->minus);
+#else
+    const volatile float scaled = x > 0 ? x / e->factor : x * e->factor; /* rounded, not fused */
+    return scaled - e->minus;
+#endif
+}
 
 /* NaN and -INFINITY are as far as anything. */
 DRAW_FN uint32_t draw_distance(float x, float top, float rate)

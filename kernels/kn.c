@@ -567,6 +567,13 @@ int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, e
     return m && n ? stream_ops(st)->change(st, a, lda, b, t, m, n, K, ret) : 0;
 }
 
+int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+            const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
+{
+    if (ldx < n) return -EINVAL;
+    return m ? stream_ops(st)->edit(st, x, ldx, m, n, list, stride, n_edits) : 0;
+}
+
 int kn_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
             const struct kn_draw *how, int32_t *ret)
 {

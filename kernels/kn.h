@@ -175,8 +175,8 @@ size_t kn_wide_rows_max(const struct kn_dev *d);
 void kn_hold(struct kn_dev *d, bool on);
 /* While trailing, a GPU's run returns when the run before it is done, so that the device never
  * waits for who waits for it: the last one is under way until the end of a run that does not trail,
- * or of kn_settle(), either of which says what went wrong. The host leaves what it touches as it
- * is. */
+ * or of kn_settle(), which waits for what was held, too; either says what went wrong. The host
+ * leaves what it touches as it is. */
 void kn_trail(struct kn_dev *d, bool on);
 int kn_settle(struct kn_dev *d);
 /* kn_wide() of what is run again and again: what fn queues under a key is always the same
@@ -319,6 +319,10 @@ int kn_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b
 /* ret[i] += |a[i] - b[i]| / |a[i]|, the lengths of the vectors; nothing where a[i] is 0. */
 int kn_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
               size_t m, size_t n, size_t K, float *ret /* [m] */);
+/* The first n_edits[i] of row i of list [m, stride], all of different ids, are done to row i of x
+ * [m, n], stride ldx. What is beyond n is left out. */
+int kn_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+            const struct kn_edit *list, size_t stride, const uint32_t *n_edits /* [m] */);
 /* ret[i] = a place of row i of x [m, n], stride ldx: drawn as how[i] says (draw.h), or, with how
  * NULL or how[i] zeroed, that of the largest value, the first of equal ones. What is no number is
  * less than any; -1: the largest is not finite. Given the same, every device draws the same.

@@ -178,6 +178,8 @@ int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const voi
 int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
                   size_t m, size_t n, size_t K, float *ret);
 
+int kn_cpu_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_edit *list, size_t stride, const uint32_t *n_edits);
 int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
                 const struct kn_draw *how, int32_t *ret);
 int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,

@@ -196,6 +196,7 @@ static const struct kn_ops ops = {
     .attn_mass = kn_cpu_attn_mass,
     .deviation = kn_cpu_deviation,
     .change = kn_cpu_change,
+    .edit = kn_cpu_edit,
     .draw = kn_cpu_draw,
     .top = kn_cpu_top,
     .mat_shape = mat_shape,

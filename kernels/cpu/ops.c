@@ -411,6 +411,15 @@ int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *
     return 0;
 }
 
+int kn_cpu_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
+{
+    for (size_t i = 0; i < m; i++, x += ldx, list += stride)
+        for (uint32_t j = 0; j < n_edits[i]; j++)
+            if ((size_t)list[j].id < n) x[list[j].id] = draw_edited(x[list[j].id], &list[j]);
+    return 0;
+}
+
 struct draws {
     const float *x;
     size_t ldx, n;

@@ -65,7 +65,7 @@ struct kn_dev {
     bool holding, trailing;
     void *mark[2]; /* events behind runs that trail, in turns */
     uint64_t n_trailed;
-    bool under_way; /* the last of them, for all that the host knows */
+    bool under_way; /* the last of them, or what was held, for all that the host knows */
     atomic_bool lost;
     char name[200];
     struct kn_stream stream;
@@ -419,7 +419,10 @@ static int wait_before(struct kn_dev *d)
 /* Everything is queued, or it failed. */
 static int end_run(struct kn_dev *d, int r)
 {
-    if (r == 0 && d->holding) return 0;
+    if (r == 0 && d->holding) {
+        d->under_way = true;
+        return 0;
+    }
     if (r == 0 && d->trailing && (r = wait_before(d)) == 0) return 0;
     int waited = cu_sync(d->cu);
     d->under_way = false;
@@ -747,6 +750,12 @@ static int attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
     return cu_mass(st->dev->cu, &c, mass, key0, n_keys, parts);
 }
 
+static int edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+                const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
+{
+    return cu_edit(st->dev->cu, x, ldx, m, n, list, stride, n_edits);
+}
+
 static int draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
                 const struct kn_draw *how, int32_t *ret)
 {
@@ -817,6 +826,7 @@ static const struct kn_ops ops = {
     .attn_mass = attn_mass,
     .deviation = deviation,
     .change = change,
+    .edit = edit,
     .draw = draw,
     .top = top,
 };

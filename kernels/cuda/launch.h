@@ -141,8 +141,11 @@ int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, f
 int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
                 int relative, float *ret);
 
-/* pick.cu: as kn_draw() and kn_top(). */
+/* pick.cu: as kn_draw(), kn_edit() and kn_top(). */
 struct kn_draw;
+struct kn_edit;
+int cu_edit(struct cu *c, float *x, size_t ldx, size_t m, size_t n, const struct kn_edit *list,
+            size_t stride, const uint32_t *n_edits);
 int cu_draw(struct cu *c, const float *x, size_t ldx, size_t m, size_t n, const struct kn_draw *how,
             int32_t *ret);
 int cu_topk(struct cu *c, const float *score, const int32_t *idx, size_t n, size_t k, int32_t *ret);

@@ -212,3 +212,19 @@ int cu_draw(struct cu *c, const float *x, size_t ldx, size_t m, size_t n, const 
     KN_LAUNCH(draw, dim3(unsigned(m)), dim3(PICKERS), 0, c->stream, x, ldx, n, how, ret);
     return cu_launched(c);
 }
+
+static __global__ void edit(float *x, size_t ldx, size_t n, const struct kn_edit *list,
+                            size_t stride, const uint32_t *n_edits)
+{
+    float *row = x + blockIdx.x * ldx;
+    const struct kn_edit *e = list + blockIdx.x * stride;
+    for (uint32_t i = threadIdx.x; i < n_edits[blockIdx.x]; i += blockDim.x)
+        if (size_t(e[i].id) < n) row[e[i].id] = draw_edited(row[e[i].id], &e[i]);
+}
+
+int cu_edit(struct cu *c, float *x, size_t ldx, size_t m, size_t n, const struct kn_edit *list,
+            size_t stride, const uint32_t *n_edits)
+{
+    KN_LAUNCH(edit, dim3(unsigned(m)), dim3(128), 0, c->stream, x, ldx, n, list, stride, n_edits);
+    return cu_launched(c);
+}

@@ -945,7 +945,6 @@ static void check_looks(const struct fus_sampling *how)
                                                on_choice, on_done,  on_logits};
     static const struct fus_request_ops some = {on_plan, on_first,  on_token,     on_choice,
                                                 on_done, on_logits, looks_at_some};
-    static const struct fus_bias none = {.id = 3, .bias = 0};
     struct rig r;
     struct shown *s = mem_zalloc(N * sizeof(*s));
     rig_open(&r, 64 * 32, N, 8);
@@ -955,8 +954,7 @@ static void check_looks(const struct fus_sampling *how)
     }
     s[1].c.req.ops = &all;
     s[2].c.req.ops = &some;
-    s[3].c.req.sampling.bias = &none;
-    s[3].c.req.sampling.n_bias = 1;
+    s[3].c.req.sampling.n_logprobs = 0;
     for (int i = 0; i < N; i++)
         submit(&s[i].c);
     for (int i = 0; i < N; i++) {
@@ -983,6 +981,16 @@ TEST(tokens_are_the_same_with_and_without_a_look)
     check_looks(&p);
     p.top_k = 20;
     p.min_p = 0.02f;
+    check_looks(&p);
+    static const struct fus_bias bias[] = {{3, 2}, {40, -100}, {3, 0.5f}};
+    p.bias = bias;
+    p.n_bias = 3;
+    check_looks(&p);
+    p.presence = 0.4f;
+    p.frequency = 0.7f;
+    p.repetition = 1.3f;
+    check_looks(&p);
+    p.temperature = 0;
     check_looks(&p);
 }
 

@@ -307,18 +307,23 @@ static struct counts step(struct stepper *t, const bool *wants)
     struct fus_session *s[BATCH];
     int32_t tok[BATCH], got[BATCH];
     struct kn_draw draw[BATCH];
+    struct fus_edits edits[BATCH];
+    struct kn_edit list[3];
     uint32_t room[V];
     size_t n = 0;
     for (unsigned i = 0; i < BATCH; i++)
         if (t->s[i]) {
             s[n] = t->s[i];
             draw[n] = draw_of(t->next);
+            edits[n] = (struct fus_edits){list, n % 4};
             tok[n++] = (int32_t)(t->next++ * 7 % V);
         }
     for (size_t i = 0; i < n * V; i++)
         t->logits[i] = NAN;
+    for (int32_t i = 0; i < 3; i++) /* so that the second and third are never drawn */
+        list[i] = (struct kn_edit){i * 7 + 1, 0.5f, 2, i ? INFINITY : 1};
     const struct counts a = now();
-    const struct fus_next next = {draw, wants, t->logits, got};
+    const struct fus_next next = {draw, edits, wants, t->logits, got};
     ASSERT_OK(fus_decode_some(t->k.c, s, tok, n, NULL, &next));
     const struct counts b = now();
     for (size_t i = 0; i < n; i++) {
@@ -329,6 +334,8 @@ static struct counts step(struct stepper *t, const bool *wants)
             continue;
         }
         ASSERT_EQ(got[i], kn_draw_row(l, V, &draw[i], room));
+        for (int32_t j = 1; j < 3; j++)
+            ASSERT_EQ(isinf(l[j * 7 + 1]) != 0, (size_t)j < edits[i].n);
     }
     ASSERT_TRUE(t->n_log + n * V <= (size_t)STEPS_MAX * BATCH * V);
     if (!wants) memcpy(t->log + t->n_log, t->logits, n * V * sizeof(float));

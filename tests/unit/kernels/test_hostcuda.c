@@ -266,6 +266,13 @@ TEST(a_run_that_trails_waits_for_the_one_before)
     ASSERT_OK(run(d, draw_later, &h[4])); /* one that does not trail waits for all */
     ASSERT_EQ(ret[3], 3);
     ASSERT_EQ(ret[4], 0);
+    ret[4] = -7;
+    kn_hold(d, true);
+    ASSERT_OK(run(d, draw_later, &h[4]));
+    kn_hold(d, false);
+    ASSERT_EQ(ret[4], -7);
+    ASSERT_OK(kn_settle(d)); /* what was held as well */
+    ASSERT_EQ(ret[4], 0);
     kn_mem_free(d, dev);
     kn_mem_free(d, ret);
     kn_dev_destroy(d);

@@ -486,6 +486,42 @@ static struct kn_draw any_draw(uint64_t *seed, size_t n)
     return r >> 60 == 0 ? (struct kn_draw){0} : kn_draw_of(temperature, k, p, m, random);
 }
 
+static void edit_body(struct kn_stream *st)
+{
+    enum { N = 700, M = 3, STRIDE = 300 };
+    uint64_t seed = 21;
+    float *x = kern_random(M * N, 1, 20), *want = kern_random(M * N, 1, 20);
+    struct kn_edit *list = calloc(M * STRIDE, sizeof *list);
+    uint32_t *n = calloc(M, sizeof *n);
+    for (int round = 0; round < 10; round++) {
+        for (size_t i = 0; i < M; i++) {
+            n[i] = round == 0 ? 0 : (uint32_t)(test_rand(&seed) % (STRIDE + 1));
+            for (uint32_t j = 0; j < n[i]; j++) {
+                const uint64_t r = test_rand(&seed);
+                list[i * STRIDE + j] = (struct kn_edit){
+                    (int32_t)(j * 2 + r % 2), r & 4 ? (float)(r >> 50) / 999 - 8 : 0,
+                    r & 8 ? 1 + (float)(r >> 40 & 255) / 99 : 1, r & 16 ? (float)(r >> 55) / 7 : 0};
+                if (j % 50 == 49) list[i * STRIDE + j].minus = INFINITY;
+                if (j % 50 == 48) list[i * STRIDE + j].id = j % 100 == 48 ? -1 : N; /* nobody's */
+                const struct kn_edit *e = &list[i * STRIDE + j];
+                if ((size_t)e->id >= N) continue;
+                float *at = want + i * N + e->id, y = *at + e->bias;
+                const volatile float scaled = y > 0 ? y / e->factor : y * e->factor;
+                *at = scaled - e->minus;
+            }
+        }
+        ASSERT_OK(kern_done(st, kn_edit(st, x, N, M, N, list, STRIDE, n)));
+        ASSERT_MEMEQ(x, want, M * N * sizeof *x);
+    }
+    ASSERT_ERR(kn_edit(st, x, 4, 1, 5, list, STRIDE, n), -EINVAL);
+    free(x), free(want), free(list), free(n);
+}
+
+TEST(edits_are_the_same_everywhere)
+{
+    on_all(edit_body);
+}
+
 static void draw_body(struct kn_stream *st)
 {
     enum { N = 5000, M = 4 };
