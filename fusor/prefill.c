@@ -602,8 +602,12 @@ static int end_of_score(struct fus_prefill *f)
     }
     fus_score_spread(f);
     if (f->how->by_sensitivity) fus_select_weigh(f);
-    /* Blind rows stood in the chunks' place, or chunks in that of missed ones. */
-    if (f->how->pass == PASS_SIDE || f->n_missed > 0) f->loaded_to = 1;
+    /* Blind rows stood in the chunks' place, or chunks in that of missed ones: all comes again. */
+    if (f->how->pass == PASS_SIDE || f->n_missed > 0) {
+        fus_reuse_far(f, 0, UINT_MAX);
+        f->loaded_to = 1;
+        f->done_to = 0;
+    }
     return begin_main(f);
 }
 
