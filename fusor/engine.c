@@ -270,7 +270,7 @@ static bool unit_begin(const struct fus_engine *e, const struct fus_step *s, str
         u.u.rows = fus_pace_rows(&e->pace, &u.step, now);
         u.u.left_ns = fus_pace_left_ns(&e->pace, now);
     }
-    u.u.predicted_ns = fus_pace_predict_ns(&e->pace, s, u.u.rows);
+    u.u.predicted_ns = fus_pace_predict_ns(&e->pace, &u.step, u.u.rows);
     *ret = u;
     return u.u.rows > 0;
 }

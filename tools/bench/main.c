@@ -514,7 +514,7 @@ json_t *bench_number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
-enum { DIGITS = 6 }; /* of a number in a report: more than any measurement has */
+enum { DIGITS = 8 }; /* of a number in a report: more than any measurement has */
 
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)
 {
