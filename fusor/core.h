@@ -229,7 +229,6 @@ void fus_prefill_end(struct fus_prefill *f);
 /* Append tok[i] to s[i] and return the logits that follow, [n, V] at ret. */
 int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                const atomic_bool *cancel, float *ret_logits);
-/* The same for who does not look at all of them. */
 enum { FUS_EDITS_MAX = 1024 }; /* chosen: of a row; 16 KiB on their way a step */
 struct fus_edits {
     const struct kn_edit *at; /* of different ids */
@@ -242,6 +241,7 @@ struct fus_next {
     float *logits;                 /* [n, V] rows that nobody wants may stay as they were */
     int32_t *tok;                  /* [n] the next tokens, -1: no logit is finite; may be NULL */
 };
+/* The same for who does not look at all of them. */
 int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                     const atomic_bool *cancel, const struct fus_next *next);
 

@@ -713,7 +713,7 @@ static void next_in_layer(const struct fus_prefill *f, struct fus_step *s)
         const double row = b_row_work(f, m);
         *s = (struct fus_step){FUS_STEP_ROWS, m, .row = row, .fixed = FLOOR_ROWS * row};
     } else {
-        const double pairs = (double)f->n_suffix * (double)(f->plan.n_tok - f->n_suffix);
+        const double pairs = (double)f->n_suffix * (double)fus_mass_keys(f, positions(f));
         *s = (struct fus_step){FUS_STEP_SCORE, 1, .whole = true, .row = pairs};
     }
 }

@@ -160,7 +160,9 @@ void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned laye
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
                        const float *k, const float *v, size_t ld);
-/* What the suffix, the last of the rows at these positions, attends to in a layer. */
+/* What the suffix, the last of the rows at these positions, attends to in a layer, among the keys
+ * before it: how many those are. */
+size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos);
 int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos);
 /* Scores by token to those of a prompt without the missed chunks, and back. */
 void fus_score_squeeze(struct fus_prefill *f);

@@ -312,16 +312,20 @@ static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     return kn_attn_mass(st, &a->q, a->f->score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
 }
 
+size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos)
+{
+    return f->n_suffix ? (size_t)pos[f->n_rows - f->n_suffix] : 0;
+}
+
 int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const size_t suffix = f->n_rows - f->n_suffix; /* its first row: it sees all keys before it */
-    const size_t n_keys = f->n_suffix ? (size_t)pos[suffix] : 0;
+    const size_t n_keys = fus_mass_keys(f, pos);
     struct mass a = {.f = f,
                      .q = {.q = f->keep_q,
                            .ldq = (size_t)cfg->H * cfg->K,
                            .m = f->n_suffix,
-                           .pos = pos + suffix,
+                           .pos = pos + f->n_rows - f->n_suffix,
                            .H = cfg->H,
                            .kv = &f->kv,
                            .layer = layer,
@@ -335,13 +339,13 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
 void fus_score_squeeze(struct fus_prefill *f)
 {
     size_t n = 0;
-    for (size_t t = 0; t < f->plan.n_tok && f->n_missed > 0; t++)
+    for (size_t t = 0; t < f->plan.n_tok; t++)
         if (f->kind[t] != KIND_MISSED) f->score[n++] = f->score[t];
 }
 
 void fus_score_spread(struct fus_prefill *f)
 {
     size_t n = f->plan.n_tok - f->n_missed;
-    for (size_t t = f->plan.n_tok; t-- > 0 && f->n_missed > 0;)
+    for (size_t t = f->plan.n_tok; t-- > 0;)
         f->score[t] = f->kind[t] != KIND_MISSED ? f->score[--n] : 0;
 }

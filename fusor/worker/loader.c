@@ -18,9 +18,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum {
-    WARM_TOKENS = 4096
-}; /* chosen: six chunks of 512 and more; some 4 % of the weights' memory */
+/* chosen: six chunks of 512 and more; some 4 % of the weights' memory */
+enum { WARM_TOKENS = 4096 };
 
 /* ---- progress ---- */
 static void progress(void *ctx, double share)
