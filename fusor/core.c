@@ -51,27 +51,47 @@ static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn
     return 0;
 }
 
+/* The same as the file has them. */
+static int pack_codes(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to,
+                      size_t at)
+{
+    const struct model *m = p->c->model;
+    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    ASSERT(model_codes_room(k) <= p->cap * sizeof(*p->rows));
+    for (size_t i = 0; i < rows; i++) {
+        struct codes_row codes;
+        int r = model_codes(m, w, layer, i, p->rows, &codes);
+        if (r == 0) r = kn_mat_fill_codes(to, at + i, &codes);
+        if (r < 0) return r;
+    }
+    packed(p, (double)(rows * k));
+    return 0;
+}
+
 typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
 
-/* The rows of several weights, one below the other, into one matrix. */
+/* The rows of several weights, one below the other, into one matrix: in the file's form where the
+ * device keeps such. */
 static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
                    unsigned layer, struct kn_mat **ret)
 {
+    enum { JOINED_MAX = 2 };
     const struct model *m = p->c->model;
     const size_t k = model_w_cols(m, w[0]);
+    struct kn_part part[JOINED_MAX];
     size_t n = 0;
-    for (size_t i = 0; i < n_w; i++)
-        n += model_w_rows(m, w[i]);
-    int r = create(p->c->dev, n, k, ret);
-    if (r < 0) return r;
-    size_t at = 0;
-    for (size_t i = 0; r == 0 && i < n_w; i++) {
+    ASSERT(n_w <= JOINED_MAX);
+    for (size_t i = 0; i < n_w; i++) {
         ASSERT(model_w_cols(m, w[i]) == k);
-        r = pack_rows(p, w[i], layer, *ret, at);
-        at += model_w_rows(m, w[i]);
+        part[i] = (struct kn_part){model_w_rows(m, w[i]), model_form(m, w[i], layer)};
+        n += part[i].n;
     }
-    if (r < 0) return r;
-    return kn_mat_done(*ret);
+    int r = kn_mat_create_coded(p->c->dev, part, n_w, k, ret);
+    const bool coded = r == 0;
+    if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
+    for (size_t i = 0, at = 0; r == 0 && i < n_w; at += part[i++].n)
+        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, w[i], layer, *ret, at);
+    return r < 0 ? r : kn_mat_done(*ret);
 }
 
 static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
@@ -375,7 +395,9 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (o->ctx_max && o->ctx_max < c->ctx_max) c->ctx_max = o->ctx_max;
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
-    r = kn_dev_create(&o->dev, &c->dev, err);
+    struct kn_dev_opts dev = o->dev;
+    dev.form = model_form(m, MODEL_GATE, 0);
+    r = kn_dev_create(&dev, &c->dev, err);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;

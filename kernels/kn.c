@@ -342,6 +342,27 @@ int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng
     return (ops->mat_random ? ops->mat_random : random_from_host)(w, row0, n_rows, f);
 }
 
+int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                        struct kn_mat **ret_mat)
+{
+    const struct kn_ops *ops = dev_ops(d);
+    size_t n = 0, n_codes = 0;
+    for (size_t i = 0; i < n_parts; i++) {
+        if (!codes_form_fits(&parts[i].form, k)) return -EINVAL;
+        n += parts[i].n;
+        n_codes += parts[i].form.bits ? parts[i].n : 0;
+    }
+    if (n == 0 || k == 0) return -EINVAL;
+    if (n_codes == 0 || !ops->mat_create_coded) return -ENOTSUP;
+    return ops->mat_create_coded(d, parts, n_parts, k, ret_mat);
+}
+
+int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
+{
+    const struct kn_ops *ops = mat_ops(w);
+    return ops->mat_fill_codes ? ops->mat_fill_codes(w, row, c) : -ENOTSUP;
+}
+
 int kn_mat_done(struct kn_mat *w)
 {
     return mat_ops(w)->mat_done(w);

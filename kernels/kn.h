@@ -29,6 +29,7 @@
 #define KERNELS_KN_H
 
 #include "base/err.h"
+#include "base/codes.h"
 #include "kernels/draw.h"
 
 #include <stdatomic.h>
@@ -69,6 +70,8 @@ struct kn_dev_opts {
     enum kn_arith arith; /* AUTO: bf16 only when allow_bf16 and measured faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */
     enum kn_weights weights;
+    struct codes_form
+        form;              /* that most weights will have (kn_mat_create_coded()), for the tuning */
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
 };
 
@@ -151,6 +154,17 @@ int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows 
  * device; made where the weight is. */
 struct rng_field;
 int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f);
+/* In the form that a file has the rows in, part after part: the same numbers in less memory, and
+ * less to read for few rows. Where kn_gemm_invariant(), products are those of the same values
+ * filled in as f32, bit for bit. Rows of a part without a form come by kn_mat_fill(), the others
+ * one by one by kn_mat_fill_codes(). -ENOTSUP: this device keeps weights its own way only. */
+struct kn_part {
+    size_t n;
+    struct codes_form form;
+};
+int kn_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                        struct kn_mat **ret_mat);
+int kn_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
 int kn_mat_done(struct kn_mat *w); /* all rows filled: ready for use */
 void kn_mat_destroy(struct kn_mat *w);
 size_t kn_mat_bytes(const struct kn_mat *w); /* memory that it takes */

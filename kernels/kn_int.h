@@ -39,6 +39,9 @@ struct kn_ops {
     int (*mat_fill)(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
     int (*mat_random)(struct kn_mat *w, size_t row0, size_t n_rows,
                       const struct rng_field *f); /* NULL: rows come from the host */
+    int (*mat_create_coded)(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                            struct kn_mat **ret_mat); /* NULL: -ENOTSUP, and no … */
+    int (*mat_fill_codes)(struct kn_mat *w, size_t row, const struct codes_row *c);
     int (*mat_done)(struct kn_mat *w);
     int (*mat_create_full)(struct kn_dev *d, size_t n, size_t k,
                            struct kn_mat **ret_mat); /* NULL: as mat_create */

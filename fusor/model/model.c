@@ -163,7 +163,7 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
     if (t->n_dims > 2 || t->n_dims < 1 || t->rows != rows || t->cols != cols)
         return err_set(err, -EBADMSG, "%s: tensor \"%s\" has shape [%zu, %zu], expected [%zu, %zu]",
                        m->where, name, t->rows, t->cols, rows, cols);
-    if (!t->type || !t->type->fn)
+    if (!t->type)
         return err_set(err, -ENOTSUP, "%s: tensor \"%s\" has type %s, which is not supported",
                        m->where, name, t->type_name);
     if (vector && t->type->block != 1)
@@ -379,6 +379,12 @@ size_t model_w_cols(const struct model *m, enum model_w w)
     return dim_size(&m->cfg, kinds[w].cols);
 }
 
+struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer)
+{
+    const struct weight *x = weight_of(m, w, layer);
+    return x ? x->type->form : (struct codes_form){0};
+}
+
 /* Where row (or bias element) r of rotate-half order lies in a file with interleaved pairs: element
  * j * K/2 + i of a head is stored at 2 i + j. */
 static size_t interleaved(size_t r, size_t K)
@@ -409,6 +415,27 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     } else {
         quant_to_f32(x->type, x->data + row0 * row_bytes, n * cols, out);
     }
+    return 0;
+}
+
+size_t model_codes_room(size_t cols)
+{
+    return cols * 2 + cols / 32 * (2 + 2) + cols / 16 * (1 + 1);
+}
+
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
+                struct codes_row *ret)
+{
+    const struct weight *x = weight_of(m, w, layer);
+    if (!x) return -ENOENT;
+    const size_t cols = model_w_cols(m, w), row_bytes = cols / x->type->block * x->type->bytes;
+    if (row >= model_w_rows(m, w) || x->type->form.bits == 0) return -EINVAL;
+    if (m->permuted && (w == MODEL_Q || w == MODEL_K)) row = interleaved(row, m->cfg.K);
+    uint16_t *d = room, *mins = d + cols / 32;
+    int8_t *q = (int8_t *)(mins + cols / 32), *s = q + 2 * cols;
+    const struct quant_parts parts = {q, d, mins, s, (uint8_t *)s + cols / 16};
+    quant_to_codes(x->type, x->data + row * row_bytes, cols, &parts);
+    *ret = (struct codes_row){q, d, mins, s, parts.t};
     return 0;
 }
 

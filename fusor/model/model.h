@@ -4,13 +4,15 @@
  * model_open() reads the configuration, checks that the engine can honour it (else -ENOTSUP with
  * the reason by name: unknown architecture, sliding window shorter than the context, unknown rope
  * type, …), maps the weight files and checks every tensor's shape. Weights are handed out as f32
- * rows, dequantised on the fly, so that the caller packs them piecewise. Conventions are normalised
- * here: rotate-half rope (GGUF's permuted Llama Q/K rows are put back), [out, in] row-major, gate
- * before up. Immutable after open. Thread: any. Dimension letters: kernels/kn.h. */
+ * rows, dequantised on the fly, so that the caller packs them piecewise, or in the file's form.
+ * Conventions are normalised here: rotate-half rope (GGUF's permuted Llama Q/K rows are put back),
+ * [out, in] row-major, gate before up. Immutable after open. Thread: any. Dimension letters:
+ * kernels/kn.h. */
 #ifndef FUSOR_MODEL_MODEL_H
 #define FUSOR_MODEL_MODEL_H
 
 #include "base/err.h"
+#include "base/codes.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,6 +75,12 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer);
 /* Rows [row0, row0+n) as f32 into out [n, row length]; vectors are one row. */
 int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row0, size_t n,
                float *out);
+/* How the file has the rows of w (all 0: f32, or there is no file), and one of them, taken apart in
+ * `room` of model_codes_room() bytes, aligned to 2. A weight that is f32 has none: -EINVAL. */
+struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer);
+size_t model_codes_room(size_t cols);
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
+                struct codes_row *ret);
 /* What matrix w is drawn from, its rows one after another; false: it is in a file. */
 struct rng_field;
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret);

@@ -1,12 +1,14 @@
-/* quant: the tensor element types of GGUF and safetensors files, and their conversion to f32.
+/* quant: the tensor element types of GGUF and safetensors files: taken apart, and as f32.
  *
- * A type stores `block` values in `bytes` bytes. quant_rows() gives the same f32 values, bit for
+ * A type stores `block` values in `bytes` bytes. quant_to_f32() gives the same f32 values, bit for
  * bit, as the reference dequantisers of the gguf Python package (golden blocks in
  * tests/data/quant/). Source pointers need no alignment.
  * Type ids and block layouts: ggml's public format description (ggml type enumeration).
  * Thread: any (pure functions). */
 #ifndef FUSOR_MODEL_QUANT_H
 #define FUSOR_MODEL_QUANT_H
+
+#include "base/codes.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,19 +30,27 @@ enum { /* ggml type ids */
        QUANT_BF16 = 30
 };
 
-typedef void (*quant_fn)(const uint8_t *src, size_t n_blocks, float *out);
+struct quant_parts { /* a struct codes_row to be filled; arrays that a form has not may be NULL */
+    int8_t *q;       /* of 16 bits: the numbers themselves, aligned to 2 */
+    uint16_t *d, *m;
+    int8_t *s;
+    uint8_t *t;
+};
+typedef void (*quant_fn)(const uint8_t *src, size_t n_blocks, const struct quant_parts *out);
 struct quant_type {
     uint32_t id;
     const char *name;
     unsigned block; /* values per block */
     unsigned bytes; /* bytes per block */
-    quant_fn fn;    /* NULL: size known, conversion not supported */
+    quant_fn fn;    /* takes blocks apart */
+    struct codes_form form;
 };
 
 const struct quant_type *quant_type(uint32_t id); /* NULL = unknown */
-/* n values (a multiple of the block) from src to out. The type must have a conversion. */
+/* n values (a multiple of the block) from src to out. */
 void quant_to_f32(const struct quant_type *t, const void *src, size_t n, float *out);
-
-float quant_f16(uint16_t h); /* IEEE half to float, exact */
+/* The same in the type's form, which is not f32. */
+void quant_to_codes(const struct quant_type *t, const void *src, size_t n,
+                    const struct quant_parts *out);
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
+#include "kernels/cpu/coded.h"
 #include "kernels/kn_int.h"
 
 #include <pthread.h>
@@ -16,14 +17,21 @@ enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
     KN_SLOT_LIB,             /* activations converted for a library GEMM */
+    KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOTS_ALL,
 };
 
+/* Columns and k units (an f32, two bf16) of a block of weights, see gemm_tile.h. */
+enum { KN_GEMM_NC = 512, KN_GEMM_KC = 384, KN_GEMM_BLOCK = KN_GEMM_NC * KN_GEMM_KC * 4 };
+
 struct kn_gemm_job {
     const float *a;
     size_t lda, m;
-    const void *b; /* packed panels: [n / nr][k][nr] f32, or [n / nr][k / 2][nr][2] bf16 */
+    const void
+        *b; /* packed panels: [n / nr][k][nr] f32, or [n / nr][k / 2][nr][2] bf16; or NULL: */
+    const struct kn_coded *coded;
+    void *block; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
     size_t n, k;
     const float *bias;
     float *c;
@@ -41,6 +49,8 @@ struct kn_simd {
     const char *name;
     unsigned mr, nr; /* register tile: rows, columns = panel width */
     int (*gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+    bool (*codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
+                        float *out);
     size_t (*attn_scratch)(size_t group, size_t K); /* floats that attn and attn_mass need */
     int (*attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
     int (*attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
@@ -60,6 +70,8 @@ extern const struct kn_simd kn_simd_portable;
 #if defined(__x86_64__)
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
+                           float *out);
 #endif
 
 enum kn_gemm_kind {
@@ -91,7 +103,9 @@ struct kn_dev {
     bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
     enum kn_arith arith;
     bool allow_bf16;
+    struct codes_form form; /* that weights will have */
     enum kn_gemm_kind gemm;
+    size_t coded_rows; /* beside a library: rows up to which coded weights are the faster ones */
     bool forced;
     char *cache_dir;
     struct kn_stream *streams; /* [n_threads] */
@@ -103,8 +117,10 @@ struct kn_mat {
     struct kn_dev *dev;
     size_t n, k;
     enum kn_gemm_kind kind;
-    void *data; /* panels, or row-major for a library */
-    void *lib;  /* the library's own packed form */
+    void *data;             /* panels, or row-major for a library */
+    void *lib;              /* the library's own packed form */
+    struct kn_coded *coded; /* instead of data, or (a library) beside it for few rows; or NULL */
+    float *row;             /* [k] while it is filled */
     bool ready;
 };
 
@@ -132,12 +148,19 @@ bool kn_gemm_is_bf16(enum kn_gemm_kind kind);
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);
+int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size_t n_parts,
+                             size_t k, enum kn_gemm_kind kind, struct kn_mat **ret_mat);
+/* Uncleared, on large pages where that matters; NULL for 0 bytes. mem_free(). */
+void *kn_huge_alloc(size_t bytes);
 
 /* The table: kn.h's functions of the same names. dev.c fills it from these. */
 int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
 int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
+int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                            struct kn_mat **ret_mat);
+int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
 int kn_cpu_mat_done(struct kn_mat *w);
 void kn_cpu_mat_destroy(struct kn_mat *w);
 size_t kn_cpu_mat_bytes(const struct kn_mat *w); /* as its kind stores it */

@@ -174,6 +174,8 @@ static const struct kn_ops ops = {
     .mem_copy = mem_move,
     .mat_create = kn_cpu_mat_create,
     .mat_fill = kn_cpu_mat_fill,
+    .mat_create_coded = kn_cpu_mat_create_coded,
+    .mat_fill_codes = kn_cpu_mat_fill_codes,
     .mat_done = kn_cpu_mat_done,
     .mat_destroy = kn_cpu_mat_destroy,
     .rows = kn_cpu_rows,
@@ -214,10 +216,12 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     if (d->n_threads > 1024) d->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;
+    d->form = o->form;
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa == KN_ISA_AVX512_BF16;
+    d->coded_rows = 4; /* chosen; kn_dev_tune() measures it */
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
     r = -ENOMEM;

@@ -53,34 +53,97 @@ static size_t panels_of(const struct kn_mat *w)
     return (w->n + w->dev->simd->nr - 1) / w->dev->simd->nr;
 }
 
-/* 0 on overflow. */
-size_t kn_cpu_mat_bytes(const struct kn_mat *w)
+static bool own(enum kn_gemm_kind kind)
+{
+    return kind == GEMM_OWN_F32 || kind == GEMM_OWN_BF16;
+}
+
+/* Of its kind's own form; 0 on overflow. */
+static size_t data_bytes(const struct kn_mat *w)
 {
     size_t nr = w->dev->simd->nr, cells;
-    if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) {
+    if (own(w->kind)) {
         size_t k = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
         return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
     }
     return size_mul(w->n, w->k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
 }
 
+size_t kn_cpu_mat_bytes(const struct kn_mat *w)
+{
+    return (w->data || w->lib ? data_bytes(w) : 0) + (w->coded ? w->coded->bytes : 0);
+}
+
+void *kn_huge_alloc(size_t bytes)
+{
+    enum { HUGE = 2 << 20 };
+    /* Reads ahead of the last panel stay inside the block: one vector of slack. */
+    void *p = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
+    if (p && bytes >= 2 * HUGE) (void)madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat)
 {
-    enum { HUGE = 2 << 20 };
     struct kn_mat *w = mem_zalloc(sizeof *w);
     if (!w) return -ENOMEM;
     *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
-    size_t bytes = kn_cpu_mat_bytes(w);
-    /* Reads ahead of the last panel stay inside the block: one vector of slack. */
-    w->data = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
+    w->data = kn_huge_alloc(data_bytes(w));
     if (!w->data) {
         mem_free(w);
         return -ENOMEM;
     }
-    if (bytes >= 2 * HUGE) (void)madvise(w->data, bytes, MADV_HUGEPAGE);
     *ret_mat = w;
     return 0;
+}
+
+/* Whether the codes are fewer bytes than what the kind keeps. */
+static bool coded_pays(const struct kn_dev *d, enum kn_gemm_kind kind, const struct kn_part *parts,
+                       size_t n_parts)
+{
+    size_t bits = 0, kept = 0;
+    for (size_t i = 0; i < n_parts; i++) {
+        const struct codes_form *f = &parts[i].form;
+        if (f->bits < 16 && f->bits && !d->simd->codes_panel(f, NULL, 0, 0, NULL)) return false;
+        bits += parts[i].n * (f->bits ? f->bits : 32);
+        kept += parts[i].n * (kn_gemm_is_bf16(kind) ? 16 : 32);
+    }
+    return bits < kept;
+}
+
+int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size_t n_parts,
+                             size_t k, enum kn_gemm_kind kind, struct kn_mat **ret_mat)
+{
+    struct kn_mat *w = NULL;
+    size_t n = 0;
+    if (n_parts > KN_PARTS_MAX || !coded_pays(d, kind, parts, n_parts)) return -ENOTSUP;
+    for (size_t i = 0; i < n_parts; i++)
+        n += parts[i].n;
+    int r = 0;
+    if (own(kind)) {
+        w = mem_zalloc(sizeof *w);
+        if (w)
+            *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
+        else
+            r = -ENOMEM;
+    } else {
+        r = kn_mat_create_kind(d, n, k, kind, &w);
+    }
+    if (r == 0) r = kn_coded_create(d, parts, n_parts, k, &w->coded);
+    if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
+    if (r < 0) {
+        if (w) kn_cpu_mat_destroy(w);
+        return r;
+    }
+    *ret_mat = w;
+    return 0;
+}
+
+int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                            struct kn_mat **ret_mat)
+{
+    return kn_mat_create_coded_kind(d, parts, n_parts, k, d->gemm, ret_mat);
 }
 
 int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
@@ -91,6 +154,8 @@ int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_
 void kn_cpu_mat_destroy(struct kn_mat *w)
 {
     kn_onednn_free(w->lib);
+    kn_coded_destroy(w->coded);
+    mem_free(w->row);
     mem_free(w->data);
     mem_free(w);
 }
@@ -135,30 +200,52 @@ static void fill_padding(struct kn_mat *w)
     }
 }
 
+static void fill_row(struct kn_mat *w, size_t row, const float *x)
+{
+    if (w->coded) kn_coded_fill_f32(w->coded, row, x);
+    if (!w->data) return;
+    if (w->kind == GEMM_OWN_F32)
+        fill_f32(w, row, x);
+    else if (w->kind == GEMM_OWN_BF16)
+        fill_bf16(w, row, x);
+    else
+        memcpy((float *)w->data + row * w->k, x, w->k * sizeof(float));
+}
+
 int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
     for (size_t i = 0; i < n_rows; i++) {
-        if (w->kind == GEMM_OWN_F32)
-            fill_f32(w, row0 + i, rows + i * w->k);
-        else if (w->kind == GEMM_OWN_BF16)
-            fill_bf16(w, row0 + i, rows + i * w->k);
-        else
-            memcpy((float *)w->data + (row0 + i) * w->k, rows + i * w->k, w->k * sizeof(float));
+        if (w->coded && kn_coded_form(w->coded, row0 + i).bits) return -EINVAL;
+        fill_row(w, row0 + i, rows + i * w->k);
     }
+    return 0;
+}
+
+int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
+{
+    if (row >= w->n || w->ready || !w->coded) return -EINVAL;
+    const struct codes_form f = kn_coded_form(w->coded, row);
+    if (f.bits == 0) return -EINVAL;
+    kn_coded_fill(w->coded, row, c);
+    if (!w->data && w->coded->panel[row / w->coded->nr].form.bits) return 0;
+    codes_values(&f, c, w->k, w->row);
+    fill_row(w, row, w->row);
     return 0;
 }
 
 int kn_cpu_mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
-    if (w->kind == GEMM_OWN_F32 || w->kind == GEMM_OWN_BF16) fill_padding(w);
+    if (own(w->kind) && w->data) fill_padding(w);
     if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16) {
         int r = kn_onednn_pack(w->data, w->n, w->k, w->kind == GEMM_ONEDNN_BF16, &w->lib);
         if (r < 0) return r;
         mem_free(w->data);
         w->data = NULL;
     }
+    mem_free(w->row);
+    w->row = NULL;
     w->ready = true;
     return 0;
 }
@@ -180,7 +267,9 @@ static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_
 static int gemm_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct gemm_par *g = arg;
-    return run_panels(g->w, g->job, item * g->n_panels / g->n_items,
+    struct kn_gemm_job j = *g->job;
+    if (j.coded && !(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
+    return run_panels(g->w, &j, item * g->n_panels / g->n_items,
                       (item + 1) * g->n_panels / g->n_items);
 }
 
@@ -200,17 +289,22 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
-    if (w->kind == GEMM_OPENBLAS) {
+    if (w->coded && (own(w->kind) || a->m <= w->dev->coded_rows))
+        j.coded = w->coded;
+    else if (w->kind == GEMM_OPENBLAS) {
         kn_openblas_gemm(&j);
         return 0;
-    }
-    if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16)
+    } else if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16)
         return kn_onednn_gemm(st, w->lib, &j);
     size_t panels = panels_of(w);
     /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
     size_t min_panels = 1 + 16384 / (w->dev->simd->nr * w->k + 1);
     size_t n_items = panels / min_panels, most = (size_t)w->dev->n_threads * 4;
-    if (!st->wide || n_items < 2) return run_panels(w, &j, 0, panels);
+    if (n_items < 1) n_items = 1;
     struct gemm_par g = {&j, w, panels, n_items < most ? n_items : most};
+    if (!st->wide || n_items < 2) {
+        g.n_items = 1;
+        return gemm_item(st, &g, 0);
+    }
     return kn_par(st, g.n_items, gemm_item, &g);
 }

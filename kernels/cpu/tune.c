@@ -5,9 +5,14 @@
  * of its best round, in CPU time a thread, so that other load on the machine does not choose. Own
  * kernels win ties within 3 %, f32 before bf16: their rows do not depend on their neighbours.
  *
+ * Where a library wins and the weights come in codes, both ways are then timed at few rows, as
+ * decode steps run them: the own kernel over the codes has less to read, the library its tiles.
+ * Here the weights of a layer may stay in a cache, which favours who reads more of them: the
+ * library.
+ *
  * Cache file <cache_dir>/gemm-<hash>.txt: line 1 the key it was measured for, then a line for each
- * candidate, name and GFLOP/s, the winner's with " *". A file whose key differs is measured anew.
- */
+ * candidate, name and GFLOP/s, the winner's with " *", and one with the rows up to which codes win.
+ * A file whose key differs is measured anew. */
 #include "kernels/cpu/cpu.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -19,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TUNE_VERSION = 2, SHAPES_MAX = 16, KEY_MAX = 768 };
+enum { TUNE_VERSION = 3, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 32 };
 
 struct bench {
     struct kn_mat *const *mats;
@@ -152,6 +157,9 @@ static void tune_key(const struct kn_dev *d, const struct kn_shape *s, size_t n,
     int at = snprintf(key, KEY_MAX, "v%d %s isa %s bf16 %d threads %u arith %d allow %d rows %zu",
                       TUNE_VERSION, cpu, d->simd->name, d->has_bf16, d->n_threads, (int)d->arith,
                       d->allow_bf16, rows);
+    const struct codes_form *f = &d->form;
+    at += snprintf(key + at, KEY_MAX - (size_t)at, " form %u.%u.%u.%d.%u.%u", f->bits, f->bf16,
+                   f->group, f->low, f->min, f->super);
     for (int i = 0; i < GEMM_KINDS && at < KEY_MAX; i++)
         if (kn_gemm_available(d, (enum kn_gemm_kind)i))
             at +=
@@ -165,9 +173,17 @@ static void cache_path(const struct kn_dev *d, const char *key, char *buf, size_
     snprintf(buf, size, "%s/gemm-%016llx.txt", d->cache_dir, (unsigned long long)key_hash(key));
 }
 
-/* Rates and winner of an earlier run; false when there is none for this key. */
-static bool cache_read(const struct kn_dev *d, const char *key, double rates[GEMM_KINDS],
-                       enum kn_gemm_kind *ret_best)
+/* What is chosen, and by what. */
+struct verdict {
+    double rates[GEMM_KINDS];
+    enum kn_gemm_kind best;
+    size_t coded_rows;
+};
+
+static const char coded_name[] = "coded-rows";
+
+/* That of an earlier run; false when there is none for this key. */
+static bool cache_read(const struct kn_dev *d, const char *key, struct verdict *v)
 {
     char path[4096], line[KEY_MAX + 2];
     if (!d->cache_dir) return false;
@@ -183,14 +199,15 @@ static bool cache_read(const struct kn_dev *d, const char *key, double rates[GEM
         char name[32];
         double g;
         if (sscanf(line, "%31s %lf", name, &g) != 2 || !(g > 0)) continue;
+        if (strcmp(name, coded_name) == 0 && g <= CODED_ROWS_MAX) v->coded_rows = (size_t)g;
         for (int i = 0; i < GEMM_KINDS; i++) {
             if (strcmp(name, kn_gemm_name((enum kn_gemm_kind)i)) != 0) continue;
-            rates[i] = g;
+            v->rates[i] = g;
             if (strchr(line, '*')) best = i;
         }
     }
     if (best >= 0 && candidate_fits(d, (enum kn_gemm_kind)best)) {
-        *ret_best = (enum kn_gemm_kind)best;
+        v->best = (enum kn_gemm_kind)best;
         ok = true;
     }
 out:
@@ -199,8 +216,7 @@ out:
 }
 
 /* Best effort: without a cache the next start measures again. */
-static void cache_write(const struct kn_dev *d, const char *key, const double rates[GEMM_KINDS],
-                        enum kn_gemm_kind best)
+static void cache_write(const struct kn_dev *d, const char *key, const struct verdict *v)
 {
     char path[4096], tmp[4200];
     if (!d->cache_dir) return;
@@ -211,10 +227,11 @@ static void cache_write(const struct kn_dev *d, const char *key, const double ra
     if (!f) return;
     bool ok = fprintf(f, "%s\n", key) > 0;
     for (int i = 0; i < GEMM_KINDS; i++)
-        if (rates[i] > 0)
-            ok = fprintf(f, "%s %.2f%s\n", kn_gemm_name((enum kn_gemm_kind)i), rates[i],
-                         i == (int)best ? " *" : "") > 0 &&
+        if (v->rates[i] > 0)
+            ok = fprintf(f, "%s %.2f%s\n", kn_gemm_name((enum kn_gemm_kind)i), v->rates[i],
+                         i == (int)v->best ? " *" : "") > 0 &&
                  ok;
+    ok = fprintf(f, "%s %zu\n", coded_name, v->coded_rows) > 0 && ok;
     ok = fclose(f) == 0 && ok;
     if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
 }
@@ -270,27 +287,85 @@ static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
     return (enum kn_gemm_kind)best;
 }
 
+/* ---- codes beside a library ---- */
+
+static int coded_mat(struct kn_dev *d, struct kn_shape s, struct kn_mat **ret)
+{
+    const struct kn_part part = {s.n, d->form};
+    /* Zeros take as long as other codes. */
+    char *zero = mem_zalloc(2 * s.k + sizeof(float));
+    const struct codes_row row = {zero, (void *)zero, (void *)zero, (void *)zero, (void *)zero};
+    if (!zero) return -ENOMEM;
+    int r = codes_form_fits(&d->form, s.k)
+                ? kn_mat_create_coded_kind(d, &part, 1, s.k, d->gemm, ret)
+                : -ENOTSUP;
+    for (size_t i = 0; r == 0 && i < s.n; i++)
+        r = kn_mat_fill_codes(*ret, i, &row);
+    if (r == 0) r = kn_mat_done(*ret);
+    mem_free(zero);
+    return r;
+}
+
+/* The best of some rounds each way, in wall time: whether codes are not slower at these rows. */
+static bool codes_win(struct kn_dev *d, struct bench *b, size_t rows)
+{
+    enum { ROUNDS = 9 };
+    double best[2] = {1e30, 1e30};
+    for (int i = 0; i < 2 * ROUNDS; i++) {
+        d->coded_rows = i % 2 ? rows : 0;
+        const uint64_t t0 = clock_ns();
+        if (kn_wide(d, rows, NULL, bench_rows, b) < 0) return false;
+        const double t = (double)(clock_ns() - t0);
+        if (t < best[i % 2]) best[i % 2] = t;
+    }
+    return best[1] <= best[0];
+}
+
+/* For the chosen GEMM, a library. */
+static int measure_codes(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t *ret_rows)
+{
+    struct kn_mat *mats[SHAPES_MAX] = {0};
+    struct bench b = {0};
+    size_t most = 0;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < n; i++)
+        r = coded_mat(d, s[i], &mats[i]);
+    if (r == 0) r = bench_init(&b, mats, n, CODED_ROWS_MAX);
+    for (size_t m = 1; r == 0 && m <= CODED_ROWS_MAX && codes_win(d, &b, m); m *= 2)
+        most = m;
+    bench_fini(&b);
+    for (size_t i = 0; i < n; i++)
+        kn_mat_destroy(mats[i]);
+    if (r == 0 || r == -ENOTSUP) *ret_rows = most;
+    return r == -ENOTSUP ? 0 : r;
+}
+
 int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
 {
     if (n_shapes > SHAPES_MAX) return -EINVAL;
-    double rates[GEMM_KINDS] = {0};
-    enum kn_gemm_kind best;
+    struct verdict v = {0};
     /* Two blocks a thread tell as much as a whole prompt. */
     if (rows > (size_t)d->n_threads * 336) rows = (size_t)d->n_threads * 336;
     char key[KEY_MAX];
     tune_key(d, shapes, n_shapes, rows, key);
-    if (d->forced || !cache_read(d, key, rates, &best)) {
-        int r = measure(d, shapes, n_shapes, rows, budget_ms, rates);
+    const bool known = !d->forced && cache_read(d, key, &v);
+    if (!known) {
+        int r = measure(d, shapes, n_shapes, rows, budget_ms, v.rates);
         if (r < 0) return r;
-        best = winner(rates);
-        if (!d->forced) cache_write(d, key, rates, best);
+        v.best = winner(v.rates);
     }
-    d->gemm = best;
+    d->gemm = v.best;
+    if (!known && d->form.bits && !kn_gemm_invariant(d)) {
+        int r = measure_codes(d, shapes, n_shapes, &v.coded_rows);
+        if (r < 0) return r;
+    }
+    d->coded_rows = v.coded_rows;
+    if (!known && !d->forced) cache_write(d, key, &v);
     size_t n = 0;
     for (int i = 0; i < GEMM_KINDS && n < cap; i++)
         ret_rates[n++] =
-            (struct kn_gemm_rate){kn_gemm_name((enum kn_gemm_kind)i), rates[i], i == (int)best};
+            (struct kn_gemm_rate){kn_gemm_name((enum kn_gemm_kind)i), v.rates[i], i == (int)v.best};
     *ret_n = n;
     return 0;
 }

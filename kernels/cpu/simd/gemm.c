@@ -24,6 +24,13 @@ static void tile_copy_a(elem *dst, const float *row, size_t k, size_t k0, size_t
     memcpy(dst, row + k0, kc * sizeof(float));
 }
 
+static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
+                        size_t k, elem *out)
+{
+    (void)k;
+    (void)KN_NAME(codes_panel)(f, panel, k0, kc, out);
+}
+
 #include "kernels/cpu/simd/gemm_tile.h"
 
 int KN_NAME(gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)

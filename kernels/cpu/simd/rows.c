@@ -260,6 +260,7 @@ const struct kn_simd KN_TABLE = {
     .nr = 8,
 #endif
     .gemm_f32 = KN_NAME(gemm_f32),
+    .codes_panel = KN_NAME(codes_panel),
     .attn_scratch = KN_NAME(attn_scratch),
     .attn = KN_NAME(attn),
     .attn_mass = KN_NAME(attn_mass),

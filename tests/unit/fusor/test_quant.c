@@ -54,7 +54,7 @@ TEST(source_needs_no_alignment)
 TEST(all_halves_convert_exactly)
 {
     for (unsigned h = 0; h < 0x10000; h++) {
-        float got = quant_f16((uint16_t)h);
+        float got = codes_f16((uint16_t)h);
         int e = (int)(h >> 10 & 31), m = (int)(h & 1023);
         double mag = e == 31 ? (double)(m ? NAN : INFINITY)
                      : e     ? ldexp(1024 + m, e - 25)

@@ -155,6 +155,23 @@ int model_rows(const struct model *m, enum model_w w, unsigned layer, size_t row
     return 0;
 }
 
+/* Nothing but f32. */
+struct codes_form model_form(const struct model *m, enum model_w w, unsigned layer)
+{
+    return (struct codes_form){0};
+}
+
+size_t model_codes_room(size_t cols)
+{
+    return 0;
+}
+
+int model_codes(const struct model *m, enum model_w w, unsigned layer, size_t row, void *room,
+                struct codes_row *ret)
+{
+    return -EINVAL;
+}
+
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)
 {
     return false;

@@ -1,0 +1,54 @@
+/* coded: weights in the form of a model file, in panels of nr columns as the GEMM reads them.
+ *
+ * A column of a panel is a row of the weight. Where the f32 panel has [k][nr] values, this has
+ *   16 bits   [k][nr] uint16
+ *   4, 8 bits [k / 32] steps, or (super) [k / 256] units of [nr] f16 D, [nr] f16 M, then 8 steps
+ *   a step    D and M of its values: [nr] f16 each; super: [32 / group][nr] bytes each; then codes
+ *   8 bits    [32][nr] int8
+ *   4 bits    [nr / 16, 8, 4: the vectors across][4][lanes] uint32: nibble j of word w is k = 8w +
+ * j with M only where the form has it. All little-endian. A panel in which parts of different forms
+ * meet is f32. Columns past the last row are zero bytes. Thread: any once it is filled. */
+#ifndef KERNELS_CPU_CODED_H
+#define KERNELS_CPU_CODED_H
+
+#include "kernels/kn.h"
+
+struct kn_panel {
+    struct codes_form form;
+    size_t at; /* bytes from the data's start */
+};
+enum { KN_PARTS_MAX = 4 };
+struct kn_coded {
+    unsigned nr, lanes; /* columns of a panel, of a vector */
+    size_t k, n_panels, bytes;
+    struct kn_panel *panel;
+    uint8_t *data;
+    struct kn_part part[KN_PARTS_MAX];
+    size_t n_parts;
+};
+
+struct kn_layout { /* bytes */
+    size_t unit_head, step_head, step, unit, steps /* number of a unit's */;
+};
+static inline __attribute__((always_inline)) struct kn_layout kn_layout(const struct codes_form *f,
+                                                                        size_t nr)
+{
+    const size_t pair = f->min ? 2 : 1;
+    struct kn_layout l = {.unit_head = f->super ? pair * 2 * nr : 0,
+                          .step_head = pair * nr * (f->super ? CODES_STEP / f->group : 2),
+                          .steps = f->super ? CODES_SUPER / CODES_STEP : 1};
+    l.step = l.step_head + CODES_STEP * nr * f->bits / 8;
+    l.unit = l.unit_head + l.steps * l.step;
+    return l;
+}
+
+struct kn_dev;
+int kn_coded_create(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                    struct kn_coded **ret);
+void kn_coded_destroy(struct kn_coded *c);                             /* accepts NULL */
+struct codes_form kn_coded_form(const struct kn_coded *c, size_t row); /* as it came */
+/* By codes where the panel has them, by values where it is f32; the other call does nothing. */
+void kn_coded_fill(struct kn_coded *c, size_t row, const struct codes_row *codes);
+void kn_coded_fill_f32(struct kn_coded *c, size_t row, const float *x);
+
+#endif

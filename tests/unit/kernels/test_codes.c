@@ -1,0 +1,307 @@
+/* Weights in the form of a file: the products of their values, bit for bit, whatever the form, the
+ * instruction set, the rows, the threads and the cut. */
+#include "base/codes.h"
+#include "kernels/cpu/coded.h"
+#include "tests/unit/kernels/kern.h"
+
+#define ONE(...) __VA_ARGS__,
+static const struct codes_form forms[] = {
+    CODES_FORMS(ONE){.bits = 16}, {.bits = 16, .bf16 = true}, {0}};
+enum { N_FORMS = sizeof forms / sizeof *forms, FORM_F32 = N_FORMS - 1, FORM_F16 = N_FORMS - 3 };
+
+/* ---- rows ---- */
+
+struct row {
+    int8_t *q;
+    uint16_t *d, *m;
+    int8_t *s;
+    uint8_t *t;
+};
+
+/* Halves as files have them, and now and then one at the end of what a half can be. */
+static uint16_t random_half(uint64_t *seed)
+{
+    static const uint16_t odd[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400,
+                                   0x7bff, 0xfbff, 0x3c00, 0xbc00, 0x2e66, 0x1400};
+    const uint64_t x = test_rand(seed);
+    if (x % 4 == 0) return odd[x / 4 % (sizeof odd / sizeof *odd)];
+    return (uint16_t)((x >> 32 & 0x83ff) | (4 + (x >> 48) % 16) << 10);
+}
+
+static void random_row(const struct codes_form *f, size_t k, uint64_t *seed, struct row *r)
+{
+    const int span = f->bits == 4 ? 16 : 256, low = f->bits == 4 ? f->low : -128;
+    for (size_t i = 0; f->bits < 16 && i < k; i++)
+        r->q[i] = (int8_t)(low + (int)(test_rand(seed) >> 33) % span);
+    for (size_t i = 0; f->bits == 16 && i < k; i++) {
+        const uint16_t h = random_half(seed);
+        memcpy(r->q + 2 * i, &h, sizeof h);
+    }
+    for (size_t i = 0; i < k / 32; i++) {
+        r->d[i] = random_half(seed);
+        r->m[i] = random_half(seed);
+    }
+    for (size_t i = 0; i < k / 16; i++) {
+        const uint64_t x = test_rand(seed);
+        /* 6 bits, or 8 with a sign where there is no M. */
+        r->s[i] = (int8_t)(f->min ? x >> 33 & 63 : x >> 33);
+        r->t[i] = (uint8_t)(x >> 41 & 63);
+    }
+}
+
+static struct row row_make(size_t k)
+{
+    return (struct row){malloc(2 * k), malloc(k / 16 + 2), malloc(k / 16 + 2), malloc(k / 16 + 1),
+                        malloc(k / 16 + 1)};
+}
+
+static void row_drop(struct row *r)
+{
+    free(r->q), free(r->d), free(r->m), free(r->s), free(r->t);
+}
+
+/* The same rows twice: as the parts say and as f32. */
+static void fill_both(const struct kn_part *parts, size_t n_parts, size_t k, uint64_t seed,
+                      struct kn_mat *coded, struct kn_mat *plain)
+{
+    struct row r = row_make(k);
+    float *x = malloc(k * sizeof *x);
+    for (size_t p = 0, row = 0; p < n_parts; p++)
+        for (size_t i = 0; i < parts[p].n; i++, row++) {
+            const struct codes_form *f = &parts[p].form;
+            const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
+            random_row(f, k, &seed, &r);
+            if (f->bits == 0) {
+                for (size_t j = 0; j < k; j++)
+                    x[j] = (float)(int)(test_rand(&seed) >> 40) * 0x1p-23f - 1;
+                ASSERT_OK(kn_mat_fill(coded, row, 1, x));
+            } else {
+                codes_values(f, &c, k, x);
+                ASSERT_OK(kn_mat_fill_codes(coded, row, &c));
+            }
+            ASSERT_OK(kn_mat_fill(plain, row, 1, x));
+        }
+    ASSERT_OK(kn_mat_done(coded));
+    ASSERT_OK(kn_mat_done(plain));
+    row_drop(&r);
+    free(x);
+}
+
+/* ---- products ---- */
+
+static int run_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    struct kn_gemm_args a = *(const struct kn_gemm_args *)arg;
+    a.a += row0 * a.lda;
+    a.c += row0 * a.ldc;
+    a.m = n;
+    return kn_gemm(st, &a);
+}
+
+struct pair {
+    struct kn_dev *dev;
+    struct kn_mat *coded, *plain;
+    size_t n, k;
+};
+
+/* -ENOTSUP: the device rather has them its own way. */
+static int pair_make(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+                     struct pair *ret)
+{
+    *ret = (struct pair){.dev = d, .k = k};
+    for (size_t i = 0; i < n_parts; i++)
+        ret->n += parts[i].n;
+    int r = kn_mat_create_coded(d, parts, n_parts, k, &ret->coded);
+    if (r < 0) return r;
+    ASSERT_OK(kn_mat_create(d, ret->n, k, &ret->plain));
+    fill_both(parts, n_parts, k, ret->n * 31 + k, ret->coded, ret->plain);
+    return 0;
+}
+
+static void pair_drop(struct pair *p)
+{
+    kn_mat_destroy(p->coded);
+    kn_mat_destroy(p->plain);
+}
+
+static void same_products(const struct pair *p, size_t m)
+{
+    for (int variant = 0; variant < 4; variant++) {
+        const size_t lda = p->k + (variant & 1 ? 5 : 0), ldc = p->n + (variant & 1 ? 3 : 0);
+        float *a = kern_random(m * lda, 1 + m, 1), *bias = kern_random(p->n, 3, 1);
+        float *c[2] = {kern_random(m * ldc, 4, 1), kern_random(m * ldc, 4, 1)};
+        for (int i = 0; i < 2; i++) {
+            struct kn_gemm_args g = {.a = a,
+                                     .lda = lda,
+                                     .m = m,
+                                     .w = i ? p->coded : p->plain,
+                                     .bias = variant & 2 ? bias : NULL,
+                                     .c = c[i],
+                                     .ldc = ldc,
+                                     .accumulate = variant == 1 || variant == 2};
+            ASSERT_OK(kern_run(p->dev, variant % 2, m, run_rows, &g));
+        }
+        ASSERT_MEMEQ(c[0], c[1], m * ldc * sizeof *c[0]);
+        free(a), free(bias), free(c[0]), free(c[1]);
+    }
+}
+
+static void every_form(const char *gemm, unsigned first_isa)
+{
+    static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 40}, ns[] = {1, 33, 130, 300};
+    static const size_t ks[] = {256, 768, 1280}, odd_ks[] = {32, 96, 416};
+    unsigned n_dev = 0;
+    for (unsigned i = first_isa; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, gemm);
+        if (!d) continue;
+        n_dev++;
+        for (size_t f = 0; f < FORM_F32; f++)
+            for (size_t x = 0; x < sizeof ns / sizeof *ns * 3; x++) {
+                const struct kn_part part = {ns[x / 3], forms[f]};
+                struct pair p;
+                const size_t k = (forms[f].super ? ks : odd_ks)[x % 3] + (forms[f].bits == 16);
+                if (pair_make(d, &part, 1, k, &p) == -ENOTSUP) {
+                    ASSERT_TRUE(forms[f].bits == 16 && strstr(gemm, "bf16"));
+                    continue;
+                }
+                for (size_t m = 0; m < sizeof ms / sizeof *ms; m++)
+                    same_products(&p, ms[m]);
+                pair_drop(&p);
+            }
+        kn_dev_destroy(d);
+    }
+    if (n_dev == 0) SKIP("this machine lacks the candidate");
+}
+
+TEST(products_of_codes_are_those_of_their_values_f32)
+{
+    every_form("own-f32", 0);
+}
+
+TEST(products_of_codes_are_those_of_their_values_bf16)
+{
+    every_form("own-bf16", 2);
+}
+
+/* More columns and more k than a block of the GEMM has, on one to three threads. */
+TEST(blocks_and_threads_make_no_difference)
+{
+    const struct kn_part part = {1100, forms[1]};
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned threads = 1; threads <= 3; threads++) {
+            struct kn_dev *d = kern_dev(i, threads, "own-f32");
+            struct pair p;
+            if (!d) continue;
+            ASSERT_OK(pair_make(d, &part, 1, 1504, &p));
+            same_products(&p, 1);
+            same_products(&p, 203);
+            pair_drop(&p);
+            kn_dev_destroy(d);
+        }
+}
+
+/* Parts meet inside of a panel, too. */
+TEST(parts_of_different_forms_are_one_weight)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-f32");
+        if (!d) continue;
+        for (size_t f = 0; f < N_FORMS; f++) {
+            const struct kn_part parts[] = {
+                {64, forms[f]}, {41, forms[(f + 1) % N_FORMS]}, {70, forms[(f + 4) % N_FORMS]}};
+            struct pair p;
+            ASSERT_OK(pair_make(d, parts, 3, 512, &p));
+            same_products(&p, 1);
+            same_products(&p, 5);
+            same_products(&p, 20);
+            pair_drop(&p);
+        }
+        kn_dev_destroy(d);
+    }
+}
+
+/* A library has its own form for many rows; few rows are the own kernel's, to the bit. */
+static void few_rows_beside(const char *gemm)
+{
+    struct kn_dev *lib = kern_dev(2, 2, gemm), *own = kern_dev(2, 2, "own-f32");
+    const struct kn_part part = {96, forms[1]};
+    float *a = kern_random(64 * 128, 8, 1), *c = malloc(64 * 96 * sizeof *c * 2);
+    struct pair p, q;
+    if (!lib) SKIP("this machine or installation lacks the library");
+    ASSERT_OK(pair_make(lib, &part, 1, 128, &p));
+    ASSERT_OK(pair_make(own, &part, 1, 128, &q));
+    ASSERT_TRUE(kn_mat_bytes(p.coded) > kn_mat_bytes(p.plain));
+    for (size_t m = 1; m <= 64; m += 63) {
+        struct kn_gemm_args g = {.a = a, .lda = 128, .m = m, .w = p.coded, .c = c, .ldc = 96};
+        ASSERT_OK(kern_run(lib, true, m, run_rows, &g));
+        g.w = q.coded;
+        g.c = c + 64 * 96;
+        ASSERT_OK(kern_run(own, true, m, run_rows, &g));
+        if (m == 1) ASSERT_MEMEQ(c, c + 64 * 96, 96 * sizeof *c);
+        double most = 0;
+        for (size_t i = 0; i < m * 96; i++)
+            most = fmax(most, fabs((double)c[64 * 96 + i]));
+        for (size_t i = 0; i < m * 96; i++)
+            ASSERT_NEAR(c[i], c[64 * 96 + i], 0.02 * most); /* bf16: 2^-8 of either operand */
+    }
+    pair_drop(&p);
+    pair_drop(&q);
+    kn_dev_destroy(lib);
+    kn_dev_destroy(own);
+    free(a), free(c);
+}
+
+TEST(few_rows_beside_openblas)
+{
+    few_rows_beside("openblas-f32");
+}
+
+TEST(few_rows_beside_onednn)
+{
+    few_rows_beside("onednn-bf16");
+}
+
+TEST(codes_take_the_memory_that_they_are)
+{
+    struct kn_dev *d = kern_dev(0, 1, "own-f32");
+    const struct kn_part part = {64, {.bits = 4, .group = 32, .min = true}};
+    struct pair p;
+    ASSERT_OK(pair_make(d, &part, 1, 128, &p));
+    ASSERT_EQ(kn_mat_bytes(p.plain), 64 * 128 * 4);
+    ASSERT_EQ(kn_mat_bytes(p.coded), 64 * 128 / 32 * 20);
+    for (size_t f = 0; f < FORM_F16; f++) /* panels of any width waste nothing */
+        ASSERT_EQ(kn_layout(&forms[f], 16).unit * 2, kn_layout(&forms[f], 32).unit);
+    pair_drop(&p);
+    kn_dev_destroy(d);
+}
+
+TEST(what_fits_no_form_is_refused)
+{
+    struct kn_dev *d = kern_dev(0, 1, "own-f32");
+    struct kn_mat *w = NULL;
+    struct row r = row_make(256);
+    uint64_t seed = 1;
+    float *x = kern_random(256, 1, 1);
+    const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
+    const struct codes_form unknown = {.bits = 4, .group = 32, .low = -3};
+    random_row(&forms[1], 256, &seed, &r);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){0, forms[1]}, 1, 256, &w), -EINVAL);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 0, &w), -EINVAL);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[1]}, 1, 33, &w), -EINVAL);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, forms[4]}, 1, 96, &w), -EINVAL);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, unknown}, 1, 96, &w), -ENOTSUP);
+    ASSERT_ERR(kn_mat_create_coded(d, &(struct kn_part){8, {0}}, 1, 96, &w), -ENOTSUP);
+    const struct kn_part parts[] = {{8, forms[1]}, {8, {0}}};
+    ASSERT_OK(kn_mat_create_coded(d, parts, 2, 256, &w));
+    ASSERT_ERR(kn_mat_fill(w, 0, 1, x), -EINVAL);
+    ASSERT_ERR(kn_mat_fill_codes(w, 8, &c), -EINVAL);
+    ASSERT_ERR(kn_mat_fill_codes(w, 16, &c), -EINVAL);
+    ASSERT_OK(kn_mat_fill_codes(w, 7, &c));
+    ASSERT_OK(kn_mat_fill(w, 8, 8, memset(malloc(8 * 1024), 0, 8 * 1024)));
+    ASSERT_OK(kn_mat_done(w));
+    ASSERT_ERR(kn_mat_fill_codes(w, 7, &c), -EINVAL);
+    kn_mat_destroy(w);
+    kn_dev_destroy(d);
+    row_drop(&r);
+    free(x);
+}
