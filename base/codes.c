@@ -4,12 +4,6 @@
 
 #include <string.h>
 
-bool codes_form_same(const struct codes_form *a, const struct codes_form *b)
-{
-    return a->bits == b->bits && a->bf16 == b->bf16 && a->group == b->group && a->low == b->low &&
-           a->min == b->min && a->super == b->super;
-}
-
 bool codes_form_fits(const struct codes_form *f, size_t k)
 {
     if (k == 0) return false;

@@ -51,7 +51,11 @@ struct codes_row {     /* one row; what a form has not is not looked at */
     const uint8_t *t;  /* of M */
 };
 
-bool codes_form_same(const struct codes_form *a, const struct codes_form *b);
+static inline bool codes_form_same(const struct codes_form *a, const struct codes_form *b)
+{
+    return a->bits == b->bits && a->bf16 == b->bf16 && a->group == b->group && a->low == b->low &&
+           a->min == b->min && a->super == b->super;
+}
 /* Whether a row of k values can have the form. */
 bool codes_form_fits(const struct codes_form *f, size_t k);
 float codes_f16(uint16_t h); /* IEEE half to float, exact */

@@ -29,7 +29,7 @@ static struct codes_form panel_form(const struct kn_part *parts, size_t n_parts,
     return f;
 }
 
-int kn_coded_create(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                     struct kn_coded **ret)
 {
     struct kn_coded *c = mem_zalloc(sizeof *c);
@@ -47,7 +47,7 @@ int kn_coded_create(const struct kn_dev *d, const struct kn_part *parts, size_t 
         c->panel[i] = (struct kn_panel){f, c->bytes};
         c->bytes += panel_bytes(&f, k, c->nr);
     }
-    if (c->panel) c->data = kn_huge_alloc(c->bytes);
+    if (c->panel) c->data = kn_slab_take(d, c->bytes, &c->slab);
     if (!c->data) {
         kn_coded_destroy(c);
         return -ENOMEM;
@@ -61,7 +61,7 @@ void kn_coded_destroy(struct kn_coded *c)
 {
     if (!c) return;
     mem_free(c->panel);
-    mem_free(c->data);
+    kn_slab_unref(c->slab);
     mem_free(c);
 }
 

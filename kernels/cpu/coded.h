@@ -2,11 +2,13 @@
  *
  * A column of a panel is a row of the weight. Where the f32 panel has [k][nr] values, this has
  *   16 bits   [k][nr] uint16
- *   4, 8 bits [k / 32] steps, or (super) [k / 256] units of [nr] f16 D, [nr] f16 M, then 8 steps
- *   a step    D and M of its values: [nr] f16 each; super: [32 / group][nr] bytes each; then codes
+ *   4, 8 bits [k / 32] steps; super: [k / 256] units of [nr] f16 D, [nr] f16 M, 8 steps
+ *   a step    [nr] f16 D, [nr] f16 M; super: [32 / group][nr] bytes of D, as many of M; its codes
  *   8 bits    [32][nr] int8
- *   4 bits    [nr / 16, 8, 4: the vectors across][4][lanes] uint32: nibble j of word w is k = 8w +
- * j with M only where the form has it. All little-endian. A panel in which parts of different forms
+ *   4 bits    [2][4][lanes] uint32: half of the columns, word, column: nibble j of word w is value
+ *             8 w + j of the step
+ *
+ * with M only where the form has it. All little-endian. A panel in which parts of different forms
  * meet is f32. Columns past the last row are zero bytes. Thread: any once it is filled. */
 #ifndef KERNELS_CPU_CODED_H
 #define KERNELS_CPU_CODED_H
@@ -22,7 +24,8 @@ struct kn_coded {
     unsigned nr, lanes; /* columns of a panel, of a vector */
     size_t k, n_panels, bytes;
     struct kn_panel *panel;
-    uint8_t *data;
+    uint8_t *data; /* in the slab */
+    struct kn_slab *slab;
     struct kn_part part[KN_PARTS_MAX];
     size_t n_parts;
 };
@@ -43,7 +46,7 @@ static inline __attribute__((always_inline)) struct kn_layout kn_layout(const st
 }
 
 struct kn_dev;
-int kn_coded_create(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+int kn_coded_create(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                     struct kn_coded **ret);
 void kn_coded_destroy(struct kn_coded *c);                             /* accepts NULL */
 struct codes_form kn_coded_form(const struct kn_coded *c, size_t row); /* as it came */

@@ -22,8 +22,14 @@ enum {
     KN_SLOTS_ALL,
 };
 
-/* Columns and k units (an f32, two bf16) of a block of weights, see gemm_tile.h. */
-enum { KN_GEMM_NC = 512, KN_GEMM_KC = 384, KN_GEMM_BLOCK = KN_GEMM_NC * KN_GEMM_KC * 4 };
+/* Columns and k units (an f32, two bf16) of a block of weights, its bytes; panels of a pass over
+ * few rows: see gemm_tile.h. */
+enum {
+    KN_GEMM_NC = 512,
+    KN_GEMM_KC = 384,
+    KN_GEMM_BLOCK = KN_GEMM_NC * KN_GEMM_KC * 4,
+    KN_GEMM_FEW = 2
+};
 
 struct kn_gemm_job {
     const float *a;
@@ -110,6 +116,7 @@ struct kn_dev {
     char *cache_dir;
     struct kn_stream *streams; /* [n_threads] */
     struct pool *pool;
+    struct kn_slab *slab;  /* that new weights go to, or NULL */
     struct mapped *mapped; /* large blocks that are in use */
 };
 
@@ -152,6 +159,11 @@ int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size
                              size_t k, enum kn_gemm_kind kind, struct kn_mat **ret_mat);
 /* Uncleared, on large pages where that matters; NULL for 0 bytes. mem_free(). */
 void *kn_huge_alloc(size_t bytes);
+/* The same for what is smaller than a large page: a piece, aligned to 64, of a slab that the
+ * device's weights share. It is freed with the last of them. */
+struct kn_slab;
+void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret);
+void kn_slab_unref(struct kn_slab *s); /* accepts NULL */
 
 /* The table: kn.h's functions of the same names. dev.c fills it from these. */
 int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,

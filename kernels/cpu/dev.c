@@ -45,6 +45,7 @@ static void destroy(struct kn_dev *d)
         for (unsigned s = 0; s < KN_SLOTS_ALL; s++)
             mem_free(d->streams[i].slot[s]);
     ASSERT(!d->mapped); /* somebody forgot his memory */
+    kn_slab_unref(d->slab);
     mem_free(d->streams);
     mem_free(d->cache_dir);
     mem_free(d);

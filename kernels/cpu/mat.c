@@ -83,6 +83,37 @@ void *kn_huge_alloc(size_t bytes)
     return p;
 }
 
+struct kn_slab {
+    size_t bytes, used; /* the header included */
+    unsigned n_refs;
+};
+enum { SLAB_BYTES = 32 << 20, SLAB_LINE = 64 }; /* chosen: of a last one half is lost, untouched */
+
+void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret)
+{
+    struct kn_slab *s = d->slab;
+    if (bytes == 0 || bytes > SIZE_MAX / 2) return NULL;
+    bytes = (bytes + SLAB_LINE - 1) / SLAB_LINE * SLAB_LINE;
+    if (!s || s->bytes - s->used < bytes) {
+        const size_t all = SLAB_LINE + (bytes > SLAB_BYTES ? bytes : SLAB_BYTES - SLAB_LINE);
+        s = kn_huge_alloc(all);
+        if (!s) return NULL;
+        *s = (struct kn_slab){all, SLAB_LINE, 1};
+        kn_slab_unref(d->slab);
+        d->slab = s;
+    }
+    char *p = (char *)s + s->used;
+    s->used += bytes;
+    s->n_refs++;
+    *ret = s;
+    return p;
+}
+
+void kn_slab_unref(struct kn_slab *s)
+{
+    if (s && --s->n_refs == 0) mem_free(s);
+}
+
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat)
 {
@@ -253,8 +284,19 @@ int kn_cpu_mat_done(struct kn_mat *w)
 struct gemm_par {
     const struct kn_gemm_job *job;
     const struct kn_mat *w;
-    size_t n_panels, n_items;
+    size_t n_panels, group, n_items; /* items are whole groups of panels */
 };
+
+static size_t n_groups(const struct gemm_par *g)
+{
+    return (g->n_panels + g->group - 1) / g->group;
+}
+
+static size_t item_start(const struct gemm_par *g, size_t item)
+{
+    const size_t p = item * n_groups(g) / g->n_items * g->group;
+    return p < g->n_panels ? p : g->n_panels;
+}
 
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
@@ -269,8 +311,7 @@ static int gemm_item(struct kn_stream *st, void *arg, size_t item)
     const struct gemm_par *g = arg;
     struct kn_gemm_job j = *g->job;
     if (j.coded && !(j.block = kn_cpu_scratch(st, KN_SLOT_WEIGHTS, KN_GEMM_BLOCK))) return -ENOMEM;
-    return run_panels(g->w, &j, item * g->n_panels / g->n_items,
-                      (item + 1) * g->n_panels / g->n_items);
+    return run_panels(g->w, &j, item_start(g, item), item_start(g, item + 1));
 }
 
 int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
@@ -289,22 +330,19 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
-    if (w->coded && (own(w->kind) || a->m <= w->dev->coded_rows))
+    if (w->coded && (own(w->kind) || a->m <= w->dev->coded_rows)) {
         j.coded = w->coded;
-    else if (w->kind == GEMM_OPENBLAS) {
+    } else if (w->kind == GEMM_OPENBLAS) {
         kn_openblas_gemm(&j);
         return 0;
-    } else if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16)
+    } else if (!own(w->kind)) {
         return kn_onednn_gemm(st, w->lib, &j);
-    size_t panels = panels_of(w);
-    /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
-    size_t min_panels = 1 + 16384 / (w->dev->simd->nr * w->k + 1);
-    size_t n_items = panels / min_panels, most = (size_t)w->dev->n_threads * 4;
-    if (n_items < 1) n_items = 1;
-    struct gemm_par g = {&j, w, panels, n_items < most ? n_items : most};
-    if (!st->wide || n_items < 2) {
-        g.n_items = 1;
-        return gemm_item(st, &g, 0);
     }
+    struct gemm_par g = {&j, w, panels_of(w), j.coded ? KN_GEMM_FEW : 1, 1};
+    /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
+    const size_t min_groups = 1 + 16384 / (w->dev->simd->nr * g.group * w->k + 1);
+    const size_t n_items = n_groups(&g) / min_groups, most = (size_t)w->dev->n_threads * 4;
+    if (!st->wide || n_items < 2) return gemm_item(st, &g, 0);
+    g.n_items = n_items < most ? n_items : most;
     return kn_par(st, g.n_items, gemm_item, &g);
 }

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TUNE_VERSION = 3, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 32 };
+enum { TUNE_VERSION = 3, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 8 };
 
 struct bench {
     struct kn_mat *const *mats;

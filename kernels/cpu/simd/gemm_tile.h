@@ -21,8 +21,8 @@ enum {
     TILE_LDA = TILE_KC + 16, /* odd number of cache lines */
     TILE_NC = KN_GEMM_NC,    /* chosen: 512 x 384 x 4 bytes = 768 KiB of B in L2 */
     TILE_AHEAD = 24,         /* k steps of software prefetch */
-    TILE_FEW = 4, /* chosen: panels of a pass over one tile's rows: 8 sums in registers */
-    TILE_FEW_K = 64 / TILE_UNIT, /* chosen: 4 x 32 x 64 x 4 bytes = 32 KiB */
+    TILE_FEW = KN_GEMM_FEW,  /* measured: panels of a pass over one tile's rows; 4 are no faster */
+    TILE_FEW_K = 64 / TILE_UNIT, /* chosen: 2 x 32 x 64 x 4 bytes = 16 KiB */
 };
 
 struct tile_c {
@@ -178,12 +178,13 @@ static int tile_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
             const struct tile_c t = {j->c + p * TILE_NR, j->ldc,
                                      k0 == 0 && j->bias ? j->bias + p * TILE_NR : NULL,
                                      k0 != 0 || j->accumulate};
-            if (whole && R == 1) {
+            if (whole && R == 1)
                 tile_rows(1, TILE_FEW, a, b, kc * TILE_NR, kc, t);
-                continue;
-            }
-            for (size_t i = 0; i < n; i++)
-                tile_panel(j, 0, R, p + i, a, b + i * kc * TILE_NR, k0, kc);
+            else if (whole && R == 2)
+                tile_rows(2, TILE_FEW, a, b, kc * TILE_NR, kc, t);
+            else
+                for (size_t i = 0; i < n; i++)
+                    tile_panel(j, 0, R, p + i, a, b + i * kc * TILE_NR, k0, kc);
         }
     }
     return 0;

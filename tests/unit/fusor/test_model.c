@@ -112,6 +112,51 @@ TEST(gguf_twins_hold_the_same_weights)
     same_weights("qwen2", "qwen2.F32.gguf");
 }
 
+/* Taken apart and put together again, every row is what it is; GGUF's permuted ones, too. */
+static void same_in_codes(const char *name, unsigned bits)
+{
+    struct model *m = open_model(name);
+    for (int w = 0; w < MODEL_W_COUNT; w++) {
+        const size_t rows = model_w_rows(m, (enum model_w)w), k = model_w_cols(m, (enum model_w)w);
+        const struct codes_form f = model_form(m, (enum model_w)w, 1);
+        struct codes_row c;
+        size_t n;
+        if (rows == 1 || !model_has(m, (enum model_w)w, 1)) continue;
+        ASSERT_EQ(f.bits, bits);
+        ASSERT_TRUE(codes_form_fits(&f, k));
+        float *want = rows_of(m, (enum model_w)w, 1, &n), *got = mem_alloc(k * sizeof(*got));
+        void *room = mem_alloc(model_codes_room(k));
+        ASSERT_TRUE(got && room);
+        for (size_t i = 0; i < rows; i++) {
+            ASSERT_OK(model_codes(m, (enum model_w)w, 1, i, room, &c));
+            codes_values(&f, &c, k, got);
+            ASSERT_MEMEQ(got, want + i * k, k * sizeof(*got));
+        }
+        ASSERT_ERR(model_codes(m, (enum model_w)w, 1, rows, room, &c), -EINVAL);
+        mem_free(want);
+        mem_free(got);
+        mem_free(room);
+    }
+    model_close(m);
+}
+
+TEST(rows_in_codes_are_the_same_rows)
+{
+    same_in_codes("llama3.Q8_0.gguf", 8);
+    same_in_codes("yi", 16);
+}
+
+TEST(what_is_f32_has_no_codes)
+{
+    struct model *m = open_model("qwen3.F32.gguf");
+    struct codes_row c;
+    char room[8];
+    ASSERT_EQ(model_form(m, MODEL_Q, 0).bits, 0);
+    ASSERT_ERR(model_codes(m, MODEL_Q, 0, 0, room, &c), -EINVAL);
+    ASSERT_ERR(model_codes(m, MODEL_Q_BIAS, 0, 0, room, &c), -ENOENT);
+    model_close(m);
+}
+
 TEST(rows_in_pieces)
 {
     struct model *m = open_model("llama3.Q8_0.gguf");

@@ -281,7 +281,7 @@ TEST(what_fits_no_form_is_refused)
     struct kn_mat *w = NULL;
     struct row r = row_make(256);
     uint64_t seed = 1;
-    float *x = kern_random(256, 1, 1);
+    float *x = kern_random(8 * 256, 1, 1);
     const struct codes_row c = {r.q, r.d, r.m, r.s, r.t};
     const struct codes_form unknown = {.bits = 4, .group = 32, .low = -3};
     random_row(&forms[1], 256, &seed, &r);
@@ -297,7 +297,7 @@ TEST(what_fits_no_form_is_refused)
     ASSERT_ERR(kn_mat_fill_codes(w, 8, &c), -EINVAL);
     ASSERT_ERR(kn_mat_fill_codes(w, 16, &c), -EINVAL);
     ASSERT_OK(kn_mat_fill_codes(w, 7, &c));
-    ASSERT_OK(kn_mat_fill(w, 8, 8, memset(malloc(8 * 1024), 0, 8 * 1024)));
+    ASSERT_OK(kn_mat_fill(w, 8, 8, x));
     ASSERT_OK(kn_mat_done(w));
     ASSERT_ERR(kn_mat_fill_codes(w, 7, &c), -EINVAL);
     kn_mat_destroy(w);

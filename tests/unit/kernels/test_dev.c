@@ -115,6 +115,36 @@ TEST(the_choice_is_remembered_and_a_foreign_file_is_not_believed)
     ASSERT_OK(rmdir(dir));
 }
 
+TEST(weights_of_another_form_are_another_choice)
+{
+    char dir[] = "/tmp/kn-cache-XXXXXX", path[512];
+    struct kn_gemm_rate r[8];
+    const char *gemm;
+    ASSERT_TRUE(mkdtemp(dir) != NULL);
+    struct kn_dev_opts o = {.n_threads = 1, .isa = "portable", .cache_dir = dir};
+    tune(&o, r, &gemm);
+    o.form = (struct codes_form){.bits = 4, .group = 32, .min = true};
+    tune(&o, r, &gemm);
+    tune(&o, r, &gemm);
+    ASSERT_EQ(list_dir(dir, path, sizeof path, true), 2);
+    ASSERT_OK(rmdir(dir));
+}
+
+/* Both ways are timed; whichever wins, products are right. */
+TEST(codes_beside_a_library_are_tuned)
+{
+    const struct codes_form form = {.bits = 8, .group = 32};
+    const struct kn_dev_opts o = {.n_threads = 2, .gemm = "openblas-f32", .form = form};
+    struct kn_dev *d;
+    struct kn_gemm_rate r[8];
+    struct err e;
+    size_t n = 0;
+    if (kn_dev_create(&o, &d, &e) < 0) SKIP("no OpenBLAS here");
+    ASSERT_OK(kn_dev_tune(d, shapes, 2, 64, 5, r, 8, &n));
+    ASSERT_STREQ(kn_dev_gemm(d), "openblas-f32");
+    kn_dev_destroy(d);
+}
+
 TEST(ceiling_is_measured)
 {
     struct kn_dev *d = kern_dev(0, 2, NULL);
