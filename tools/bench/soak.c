@@ -351,7 +351,7 @@ static int conclude(struct soak *s, struct err *err)
 static int open_store(struct soak *s, const struct opts *opts, struct err *err)
 {
     static const char *const name[] = {"nvme", "redis"};
-    struct store_tier_opts tier[STORE_TIERS_MAX];
+    struct store_tier_opts tier[STORE_TIERS_MAX] = {0};
     struct tier_ident id = bench_ident(s->b);
     struct record_desc d = {
         .dtype = id.dtype, .L = id.L, .G = id.G, .K = id.K, .n_tokens = s->chunk_tokens};
