@@ -6,9 +6,10 @@
  * of them then run against the controller and the full prefill in interleaved rounds, and only
  * these rounds count: the least of many noisy numbers would not be what any of them takes. Regret
  * and speed-up are medians of ratios within a round, since a machine's speed changes from one to
- * the next; a cell has --reps rounds, and more while they take less than half a minute. The
- * controller decides anew in each of its runs, from what the store has measured of the tier and the
- * cost model of policy/, calibrated and corrected as in the worker; deciding is part of its time.
+ * the next; a cell has --reps rounds, and more while they take less than three quarters of a
+ * minute, without those that were clearly slower in the first ones. The controller decides anew in
+ * each of its runs, from what the store has measured of the tier and the cost model of policy/,
+ * calibrated and corrected as in the worker; deciding is part of its time.
  * The first SIGINT or SIGTERM ends it with the cells that are done.
  *
  * --emulate is for a machine that is busy with other things: records come from RAM, time is CPU
@@ -39,9 +40,11 @@ enum {
     WARM_RUNS = 4,
     FLUSH_S = 60,
     LIST_MAX = 16,
-    CELL_MS = 30000, /* chosen: rounds of short prompts are noisy, and cheap */
+    CELL_MS = 45000, /* chosen: rounds are noisy, and those of short prompts cheap */
     ROUNDS_MAX = 24  /* by that; as many as --reps says in any case */
 };
+/* Chosen: who takes so many times the fastest one's median after --reps rounds runs no more. */
+static const double LOST_MIN = 1.25;
 /* Chosen: waiting for less than this, a run says what computing costs. */
 static const double EXPOSED_MAX = 0.02;
 static const double EMULATED_FIRST_S = 1e-4; /* chosen: as a flash drive */
@@ -57,8 +60,9 @@ struct choice {
     struct bench_run run;
     bool skip[BENCH_CHUNKS_MAX];
     size_t n_loaded; /* from the tier */
-    double *ms;      /* [rounds or warm runs], in order */
+    double *ms;      /* [rounds or warm runs], in order; the first n rounds */
     size_t n;
+    bool lost; /* too slow to be the best: runs no more */
     double predicted_ms, median_ms;
 };
 struct decided { /* the controller's runs of a cell */
@@ -384,11 +388,12 @@ static size_t make_choices(struct grid *g, struct choice *c)
     return n;
 }
 
+/* Those that lost last. */
 static int by_median(const void *a, const void *b)
 {
-    const double x = (*(struct choice *const *)a)->median_ms,
-                 y = (*(struct choice *const *)b)->median_ms;
-    return (x > y) - (x < y);
+    const struct choice *x = *(struct choice *const *)a, *y = *(struct choice *const *)b;
+    if (x->lost != y->lost) return x->lost - y->lost;
+    return (x->median_ms > y->median_ms) - (x->median_ms < y->median_ms);
 }
 
 /* Of v, or of v / by, element by element. */
@@ -406,6 +411,22 @@ static double median_of(const double *v, const double *by, size_t n)
 static bool goes_on(const struct grid *g, unsigned rounds, uint64_t since)
 {
     return !g->emulate && rounds < ROUNDS_MAX && clock_ms_since(since) < CELL_MS;
+}
+
+static void medians(struct choice **c, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        c[i]->median_ms = median_of(c[i]->ms, NULL, c[i]->n);
+}
+
+static void drop_slow(struct choice **c, size_t n)
+{
+    double least = INFINITY;
+    medians(c, n);
+    for (size_t i = 0; i < n; i++)
+        least = fmin(least, c[i]->median_ms);
+    for (size_t i = 0; i < n; i++)
+        c[i]->lost = c[i]->median_ms > least * LOST_MIN;
 }
 
 /* Every choice once (the first two rounds tell the store how fast the tier is); then those that
@@ -431,16 +452,21 @@ static int measure_cell(struct grid *g, struct choice *c, size_t n, struct decid
     for (size_t i = 0; i < n_final; i++)
         order[i]->n = 0;
     const uint64_t since = clock_ns();
-    for (unsigned rep = 0; r == 0 && (rep < g->reps || goes_on(g, rep, since)); rep++)
+    for (unsigned rep = 0; r == 0 && (rep < g->reps || goes_on(g, rep, since)); rep++) {
+        if (rep == g->reps) drop_slow(order, n_final);
         for (size_t i = 0; i <= n_final && r == 0; i++) {
             const size_t at = (i + rep) % (n_final + 1);
-            r = at == n_final ? run_controller(g, d) : run_choice(g, order[at]);
+            if (at == n_final)
+                r = run_controller(g, d);
+            else if (!order[at]->lost)
+                r = run_choice(g, order[at]);
         }
-    for (size_t i = 0; i < n_final && r == 0; i++)
-        order[i]->median_ms = median_of(order[i]->ms, NULL, order[i]->n);
+    }
+    if (r < 0) return r;
+    medians(order, n_final);
     qsort(order, n_final, sizeof *order, by_median);
     *ret_best = order[0];
-    return r;
+    return 0;
 }
 
 static json_t *choice_json(const struct choice *c)
@@ -458,7 +484,7 @@ static void report_cell(struct grid *g, const struct choice *c, size_t n, struct
     const char *chosen = pol_strategy_name(d->last.strategy);
     char where[32] = "ram";
     *ret = (struct result){*x, median_of(d->ms, best->ms, d->n), median_of(d->off, NULL, d->n),
-                           median_of(c[0].ms, d->ms, d->n)};
+                           median_of(c[0].ms, d->ms, c[0].n)};
     if (x->gbps > 0) (void)snprintf(where, sizeof where, "%g GB/s %s", x->gbps, mix_names[x->mix]);
     (void)printf("%-16s %3u | %-7s %5.3f %3zu %8.1f ms (said %7.1f) | best %-7s %5.3f %8.1f | full "
                  "%8.1f | regret %.3f speedup %.2f\n",
