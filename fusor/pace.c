@@ -7,6 +7,8 @@
  * quarter at most. */
 #include "fusor/pace.h"
 
+#include <math.h>
+
 /* chosen */
 #define RISE 0.25
 #define FALL 0.0625
@@ -26,7 +28,8 @@ static size_t column(const struct fus_step *s)
 
 void fus_pace_decoded(struct fus_pace *p, uint64_t now_ns, uint64_t took_ns)
 {
-    const double took = (double)took_ns;
+    const double took = (double)took_ns, most = (FUS_PACE_MOST - FUS_PACE_SHARE) * p->decode_ns;
+    p->kept_ns = fmin(fmax(fus_pace_left_ns(p, now_ns - took_ns), 0), most);
     p->decode_ns = p->decode_ns > 0 ? p->decode_ns + DECODE_WEIGHT * (took - p->decode_ns) : took;
     p->decode_end_ns = now_ns;
     p->n_since = 0;
@@ -34,7 +37,7 @@ void fus_pace_decoded(struct fus_pace *p, uint64_t now_ns, uint64_t took_ns)
 
 double fus_pace_left_ns(const struct fus_pace *p, uint64_t now_ns)
 {
-    return FUS_PACE_SHARE * p->decode_ns - (double)(now_ns - p->decode_end_ns);
+    return FUS_PACE_SHARE * p->decode_ns + p->kept_ns - (double)(now_ns - p->decode_end_ns);
 }
 
 double fus_pace_predict_ns(const struct fus_pace *p, const struct fus_step *s, size_t rows)
