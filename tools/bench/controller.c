@@ -9,8 +9,9 @@
  * the next; a cell has --reps rounds, and more while they take less than three quarters of a
  * minute, without those that were clearly slower in the first ones. The controller decides anew in
  * each of its runs, from what the store has measured of the tier and the cost model of policy/,
- * calibrated and corrected as in the worker; deciding is part of its time.
- * The first SIGINT or SIGTERM ends it with the cells that are done.
+ * calibrated and corrected as in the worker; deciding is part of its time. A cell's prediction
+ * error compares medians; single runs are off by more, by as much as they differ from each other
+ * (run_error, run_noise). The first SIGINT or SIGTERM ends it with the cells that are done.
  *
  * --emulate is for a machine that is busy with other things: records come from RAM, time is CPU
  * time (with --threads 1 that of a quiet machine), and a layer that a tier of that speed would not
@@ -67,7 +68,7 @@ struct choice {
 };
 struct decided { /* the controller's runs of a cell */
     struct pol_control last;
-    double *ms, *off; /* [rounds]: measured, and how far off the prediction was */
+    double *ms, *said; /* [rounds]: measured, and predicted */
     size_t n;
 };
 
@@ -88,7 +89,7 @@ struct grid {
 };
 struct result {
     struct cell cell;
-    double regret, error, speedup;
+    double regret, error, run_error, run_noise, speedup;
 };
 
 /* ---- time ---- */
@@ -328,7 +329,7 @@ static int run_controller(struct grid *g, struct decided *d)
     int r = run_once(g, &run, &ms);
     if (r < 0) return r;
     d->ms[d->n] = ms + decide_ms;
-    d->off[d->n++] = fabs(d->last.predicted.ttft_s * 1e3 / ms - 1);
+    d->said[d->n++] = d->last.predicted.ttft_s * 1e3;
     correct(g, &d->last.predicted, ms);
     return 0;
 }
@@ -408,6 +409,19 @@ static double median_of(const double *v, const double *by, size_t n)
     return ret;
 }
 
+/* How far v is from by, or from its own median, as a share: the median. */
+static double median_off(const double *v, const double *by, size_t n)
+{
+    const double middle = by ? 0 : median_of(v, NULL, n);
+    double *x = mem_alloc((n + !n) * sizeof *x);
+    if (!x) return NAN;
+    for (size_t i = 0; i < n; i++)
+        x[i] = fabs(v[i] / (by ? by[i] : middle) - 1);
+    const double ret = bench_quantile(x, n, 0.5);
+    mem_free(x);
+    return ret;
+}
+
 static bool goes_on(const struct grid *g, unsigned rounds, uint64_t since)
 {
     return !g->emulate && rounds < ROUNDS_MAX && clock_ms_since(since) < CELL_MS;
@@ -480,30 +494,36 @@ static void report_cell(struct grid *g, const struct choice *c, size_t n, struct
                         const struct choice *best, struct result *ret)
 {
     const struct cell *x = &g->cell;
-    const double ms = median_of(d->ms, NULL, d->n), full = c[0].median_ms;
+    const double ms = median_of(d->ms, NULL, d->n), said = median_of(d->said, NULL, d->n),
+                 full = c[0].median_ms;
     const char *chosen = pol_strategy_name(d->last.strategy);
     char where[32] = "ram";
-    *ret = (struct result){*x, median_of(d->ms, best->ms, d->n), median_of(d->off, NULL, d->n),
-                           median_of(c[0].ms, d->ms, c[0].n)};
+    *ret = (struct result){.cell = *x,
+                           .regret = median_of(d->ms, best->ms, d->n),
+                           .error = fabs(said / ms - 1),
+                           .run_error = median_off(d->said, d->ms, d->n),
+                           .run_noise = median_off(d->ms, NULL, d->n),
+                           .speedup = median_of(c[0].ms, d->ms, c[0].n)};
     if (x->gbps > 0) (void)snprintf(where, sizeof where, "%g GB/s %s", x->gbps, mix_names[x->mix]);
     (void)printf("%-16s %3u | %-7s %5.3f %3zu %8.1f ms (said %7.1f) | best %-7s %5.3f %8.1f | full "
                  "%8.1f | regret %.3f speedup %.2f\n",
-                 where, x->n_chunks, chosen, d->last.ratio, d->last.n_reused, ms,
-                 d->last.predicted.ttft_s * 1e3, fus_strategy_name(best->run.strategy),
-                 (double)best->run.ratio, best->median_ms, full, ret->regret, ret->speedup);
+                 where, x->n_chunks, chosen, d->last.ratio, d->last.n_reused, ms, said,
+                 fus_strategy_name(best->run.strategy), (double)best->run.ratio, best->median_ms,
+                 full, ret->regret, ret->speedup);
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(all, choice_json(&c[i]));
     json_array_append_new(
         g->b->rows,
-        json_pack(
-            "{s:f, s:i, s:s, s:i, s:s, s:f, s:i, s:f, s:f, s:f, s:f, s:o, s:f, s:f, s:s, s:o}",
-            "throttle_gbps", x->gbps, "chunks", (int)x->n_chunks, "residence",
-            x->gbps > 0 ? mix_names[x->mix] : "ram", "rounds", (int)d->n, "strategy", chosen,
-            "ratio", d->last.ratio, "chunks_reused", (int)d->last.n_reused, "ttft_ms", ms,
-            "predicted_ms", d->last.predicted.ttft_s * 1e3, "prediction_error", ret->error,
-            "full_ms", full, "best", choice_json(best), "regret", ret->regret, "speedup_vs_full",
-            ret->speedup, "reason", d->last.reason, "choices", all));
+        json_pack("{s:f, s:i, s:s, s:i, s:s, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:f, "
+                  "s:f, s:s, s:o}",
+                  "throttle_gbps", x->gbps, "chunks", (int)x->n_chunks, "residence",
+                  x->gbps > 0 ? mix_names[x->mix] : "ram", "rounds", (int)d->n, "strategy", chosen,
+                  "ratio", d->last.ratio, "chunks_reused", (int)d->last.n_reused, "ttft_ms", ms,
+                  "predicted_ms", said, "prediction_error", ret->error, "run_error", ret->run_error,
+                  "run_noise", ret->run_noise, "full_ms", full, "best", choice_json(best), "regret",
+                  ret->regret, "speedup_vs_full", ret->speedup, "reason", d->last.reason, "choices",
+                  all));
 }
 
 static int run_cell(struct grid *g, const struct cell *cell, struct result *ret)
@@ -516,7 +536,7 @@ static int run_cell(struct grid *g, const struct cell *cell, struct result *ret)
     for (size_t i = 0; i < CHOICES_MAX && r == 0; i++)
         c[i].ms = ms + i * each;
     if (r == 0) {
-        d.off = d.ms + rounds;
+        d.said = d.ms + rounds;
         enter_cell(g, cell);
         const size_t n = make_choices(g, c);
         r = measure_cell(g, c, n, &d, &best);
@@ -692,22 +712,27 @@ static int make_cells(const struct opts *opts, struct cell *cell, size_t *ret_n,
 
 static void summary(struct bench *b, const struct result *x, size_t n, double us)
 {
-    double regret[CELLS_MAX], error[CELLS_MAX], least = INFINITY;
+    double regret[CELLS_MAX], error[CELLS_MAX], run_error[CELLS_MAX], noise[CELLS_MAX],
+        least = INFINITY;
     for (size_t i = 0; i < n; i++) {
         regret[i] = x[i].regret;
         error[i] = x[i].error;
+        run_error[i] = x[i].run_error;
+        noise[i] = x[i].run_noise;
         least = fmin(least, x[i].speedup);
     }
     const double median = bench_quantile(regret, n, 0.5), worst = bench_quantile(regret, n, 1),
-                 off = bench_quantile(error, n, 0.5);
-    json_object_update_new(b->meta, json_pack("{s:i, s:f, s:f, s:f, s:f, s:f}", "cells", (int)n,
-                                              "regret_median", median, "regret_worst", worst,
-                                              "prediction_error_median", off, "speedup_vs_full_min",
-                                              least, "decision_us", us));
-    (void)printf(
-        "%zu cells: regret %.3f median, %.3f worst; prediction off %.1f %%; full prefill / "
-        "controller %.3f at least; a decision over 256 chunks %.1f us\n",
-        n, median, worst, off * 100, least, us);
+                 off = bench_quantile(error, n, 0.5), run_off = bench_quantile(run_error, n, 0.5),
+                 runs = bench_quantile(noise, n, 0.5);
+    json_object_update_new(b->meta, json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "cells",
+                                              (int)n, "regret_median", median, "regret_worst",
+                                              worst, "prediction_error_median", off,
+                                              "run_error_median", run_off, "run_noise_median", runs,
+                                              "speedup_vs_full_min", least, "decision_us", us));
+    (void)printf("%zu cells: regret %.3f median, %.3f worst; prediction off %.1f %% (of single "
+                 "runs %.1f, which are off their median by %.1f); full prefill / controller %.3f "
+                 "at least; a decision over 256 chunks %.1f us\n",
+                 n, median, worst, off * 100, run_off * 100, runs * 100, least, us);
 }
 
 static int run_cells(struct grid *g, const struct opts *opts, struct err *err)
