@@ -69,7 +69,7 @@ static double service_s(const struct study *s, unsigned n_chunks)
     for (unsigned i = 0; i < n_chunks; i++)
         reuse[i] = true;
     pol_predict(&in, s->o.strategy, s->o.ratio, reuse, &p);
-    return p.ttft_s + s->kind.answer_tokens * s->o.token_s;
+    return p.ttft_s + fleet_answer_s(&s->o, s->kind.answer_tokens, p.ttft_s);
 }
 
 /* ---- load ---- */
@@ -223,13 +223,16 @@ static int plot(const struct study *s, const char *path, struct err *err)
 
 /* ---- against a measured curve ---- */
 
-static int verify_row(struct study *s, const json_t *row, const json_t *alone, double *ret_off,
+static int verify_row(struct study *s, const json_t *row, const json_t *meta, double *ret_off,
                       struct err *err)
 {
+    const json_t *alone = json_object_get(meta, "ttft_ms_unloaded");
     const char *strategy = json_string_value(json_object_get(row, "strategy"));
     const double rate = json_number_value(json_object_get(row, "rate"));
     const double p50 = json_number_value(json_object_get(row, "ttft_ms_p50"));
     const double alone_ms = strategy ? json_number_value(json_object_get(alone, strategy)) : 0;
+    const json_t *token_ms =
+        strategy ? json_object_get(json_object_get(meta, "itl_ms_unloaded"), strategy) : NULL;
     const size_t n = (size_t)json_integer_value(json_object_get(row, "n"));
     const uint32_t one = 0;
     struct rng rng = {BENCH_ARRIVAL_SEED};
@@ -250,6 +253,7 @@ static int verify_row(struct study *s, const json_t *row, const json_t *alone, d
     o.n_shards = 0;
     o.strategy = POL_STRAT_FULL;
     o.prefill_s = alone_ms / 1e3;
+    if (json_is_number(token_ms)) o.token_s = json_number_value(token_ms) / 1e3;
     o.warm_share = 0;
     o.max_queue = 0;
     int r = fleet_run(&o, &l, &t);
@@ -273,21 +277,21 @@ static int verify(struct study *s, const char *path, struct err *err)
     json_error_t e;
     json_t *file = json_load_file(path, 0, &e);
     const json_t *rows = json_object_get(file, "rows");
-    const json_t *alone = json_object_get(json_object_get(file, "meta"), "ttft_ms_unloaded");
+    const json_t *meta = json_object_get(file, "meta");
     const size_t n = json_array_size(rows);
     double *off = mem_alloc((n + 1) * sizeof *off);
     int r = 0;
-    if (!file || n == 0 || !alone)
+    if (!file || n == 0 || !json_object_get(meta, "ttft_ms_unloaded"))
         r = err_set(err, -EINVAL, "%s: not a report of kvblend-bench throughput", path);
     if (!off) r = err_set(err, -ENOMEM, "out of memory");
-    const json_t *streams = json_object_get(json_object_get(file, "meta"), "streams");
+    const json_t *streams = json_object_get(meta, "streams");
     if (r == 0 && json_integer_value(streams) > 0)
         r = err_set(err, -EINVAL, "%s: measured beside streams, which are not simulated", path);
     if (r == 0)
         (void)printf("%-10s %8s %9s %9s %9s %9s\n", "", "rate/s", "p50 ms", "simulated", "p95 ms",
                      "simulated");
     for (size_t i = 0; r == 0 && i < n; i++) {
-        r = verify_row(s, json_array_get(rows, i), alone, &off[i], err);
+        r = verify_row(s, json_array_get(rows, i), meta, &off[i], err);
         off[i] = fabs(off[i]);
     }
     if (r == 0) {

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "fusor/pace.h"
 #include "tiers/evict.h"
 
 #include <errno.h>
@@ -346,6 +347,12 @@ static void price_chunk(struct fleet *f)
 
 /* ---- events ---- */
 
+double fleet_answer_s(const struct fleet_opts *o, uint32_t n_tokens, double ttft_s)
+{
+    const double steps_s = n_tokens > 1 ? (n_tokens - 1) * o->token_s : 0;
+    return steps_s / fmin(fmax(FUS_PACE_SHARE * steps_s / ttft_s, 1), BATCH_MAX);
+}
+
 static void start_next(struct fleet *f, uint32_t i)
 {
     struct node *w = &f->node[i];
@@ -358,8 +365,7 @@ static void start_next(struct fleet *f, uint32_t i)
             ttft_s += f->build_s; /* urgent builds take every other turn of a prefill */
             built(f, w);
         }
-        const unsigned batch = w->n_inflight < BATCH_MAX ? w->n_inflight : BATCH_MAX;
-        const double busy_s = ttft_s + f->l->answer_tokens * f->o->token_s / batch;
+        const double busy_s = ttft_s + fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
         f->n_started++;
         if (j->req >= f->first) f->ret->ttft_s[f->ret->n++] = f->now_s - j->at_s + ttft_s;
         w->running = j;
