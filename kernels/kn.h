@@ -39,7 +39,7 @@
 
 enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
 
-enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16 };
+enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16, KN_ISA_AMX };
 /* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
  * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
 enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
@@ -64,7 +64,7 @@ struct kn_mat;
 struct kn_dev_opts {
     const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
-    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512" */
+    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512"; "amx" if it is asked for */
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
                             "openblas-f32", "onednn-f32", "onednn-bf16" */
     enum kn_arith arith; /* AUTO: bf16 only when allow_bf16 and measured faster */

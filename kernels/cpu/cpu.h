@@ -76,6 +76,7 @@ extern const struct kn_simd kn_simd_portable;
 #if defined(__x86_64__)
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif

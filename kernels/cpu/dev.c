@@ -63,7 +63,7 @@ static const char *device(const struct kn_dev *d)
 
 static const char *isa(const struct kn_dev *d)
 {
-    return d->simd->name;
+    return kn_isa_name(d->isa);
 }
 
 static const char *gemm_name(const struct kn_dev *d)
@@ -221,7 +221,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
     d->simd = kn_isa_table(d->isa);
-    d->has_bf16 = d->isa == KN_ISA_AVX512_BF16;
+    d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
     d->coded_rows = 4; /* chosen; kn_dev_tune() measures it */
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;

@@ -4,12 +4,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512"};
+static const char *const isa_names[] = {"portable", "avx2", "avx512", "avx512", "amx"};
 
 const char *kn_isa_name(enum kn_isa isa)
 {
     return isa_names[isa];
+}
+
+/* Tiles of bf16, and the kernel's leave to use them, which holds for all threads of the process. */
+static bool has_amx(void)
+{
+#if defined(__x86_64__)
+    enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA */
+    const unsigned tiles_of_bf16 = 1u << 24 | 1u << 22;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles_of_bf16) == tiles_of_bf16 &&
+           syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
 }
 
 static enum kn_isa isa_best(void)
@@ -26,7 +45,7 @@ static enum kn_isa isa_best(void)
 
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
 {
-    enum kn_isa best = isa_best();
+    enum kn_isa best = isa_best(); /* AMX is for who asks for it */
     if (!name || !*name || strcmp(name, "auto") == 0) name = getenv("KVBLEND_ISA");
     if (!name || !*name || strcmp(name, "auto") == 0) {
         *ret_isa = best;
@@ -39,9 +58,12 @@ int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
         want = KN_ISA_AVX2;
     else if (strcmp(name, "avx512") == 0)
         want = best == KN_ISA_AVX512_BF16 ? best : KN_ISA_AVX512;
+    else if (strcmp(name, "amx") == 0)
+        want = KN_ISA_AMX;
     else
         return err_set(err, -EINVAL,
-                       "unknown instruction set \"%s\" (auto, portable, avx2, avx512)", name);
+                       "unknown instruction set \"%s\" (auto, portable, avx2, avx512, amx)", name);
+    if (want == KN_ISA_AMX && best == KN_ISA_AVX512_BF16 && has_amx()) best = want;
     if (want > best)
         return err_set(err, -ENOTSUP, "this CPU has no %s, its best is %s", name, isa_names[best]);
     *ret_isa = want;

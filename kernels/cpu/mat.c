@@ -301,7 +301,8 @@ static size_t item_start(const struct gemm_par *g, size_t item)
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
 #if defined(__x86_64__)
-    if (w->kind == GEMM_OWN_BF16) return kn_gemm_bf16_avx512(j, p0, p1);
+    if (w->kind == GEMM_OWN_BF16)
+        return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
     return w->dev->simd->gemm_f32(j, p0, p1);
 }

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TUNE_VERSION = 3, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 8 };
+enum { TUNE_VERSION = 4, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 8 };
 
 struct bench {
     struct kn_mat *const *mats;
@@ -154,8 +154,8 @@ static void tune_key(const struct kn_dev *d, const struct kn_shape *s, size_t n,
 {
     char cpu[300];
     kn_cpu_model(cpu, sizeof cpu);
-    int at = snprintf(key, KEY_MAX, "v%d %s isa %s bf16 %d threads %u arith %d allow %d rows %zu",
-                      TUNE_VERSION, cpu, d->simd->name, d->has_bf16, d->n_threads, (int)d->arith,
+    int at = snprintf(key, KEY_MAX, "v%d %s isa %s %d threads %u arith %d allow %d rows %zu",
+                      TUNE_VERSION, cpu, d->simd->name, (int)d->isa, d->n_threads, (int)d->arith,
                       d->allow_bf16, rows);
     const struct codes_form *f = &d->form;
     at += snprintf(key + at, KEY_MAX - (size_t)at, " form %u.%u.%u.%d.%u.%u", f->bits, f->bf16,

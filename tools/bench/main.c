@@ -51,7 +51,7 @@ static const struct opt_def defs[] = {
      .help = "stored KV; auto: f32 for F32 files, else f16"},
     {.name = "device", .type = OPT_STR, .dflt = "cpu", .help = "what computes: cpu, cuda, cuda:N"},
     {.name = "gemm", .type = OPT_STR, .dflt = "auto", .help = "force a GEMM candidate by name"},
-    {.name = "isa", .type = OPT_STR, .dflt = "auto", .help = "auto, portable, avx2 or avx512"},
+    {.name = "isa", .type = OPT_STR, .dflt = "auto", .help = "auto, portable, avx2, avx512 or amx"},
     {.name = "ctx",
      .type = OPT_INT,
      .dflt = "0",

@@ -1,6 +1,6 @@
-/* bf16 GEMM with f32 sums (vdpbf16ps): units of two k values, activations rounded while copied.
- * On some CPUs it runs at twice the f32 rate, on others at half of it: it is measured, not assumed.
- * Compiled for AVX-512 with BF16 only. */
+/* bf16 GEMM with f32 sums (vdpbf16ps, or AMX tiles where there are some): units of two k values,
+ * activations rounded while copied. vdpbf16ps runs on some CPUs twice the f32 rate, on others half
+ * of it: it is measured, not assumed. Compiled for AVX-512 with BF16 only. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/vec.h"
 
@@ -58,4 +58,11 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
     return tile_gemm(j, panel0, panel1);
+}
+
+#include "kernels/cpu/simd/gemm_amx.h"
+
+int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+{
+    return amx_gemm(j, panel0, panel1);
 }

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-static const char *const isas[] = {"portable", "avx2", "avx512"};
+static const char *const isas[KERN_ISAS] = {"portable", "avx2", "avx512", "amx"};
 
 #undef malloc
 #undef free
@@ -73,7 +73,8 @@ static struct kn_dev *other_dev(const char *gemm)
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
 {
     if (kern_device()) return i == 0 || (i == 2 && gemm) ? other_dev(gemm) : NULL;
-    if (i >= sizeof isas / sizeof *isas) return NULL;
+    if (i >= KERN_ISAS) return NULL;
+    if (i == KERN_ISAS - 1 && (!gemm || strcmp(gemm, "own-bf16") != 0)) return NULL;
     struct kn_dev_opts o = {.n_threads = n_threads, .isa = isas[i], .gemm = gemm};
     struct kn_dev *d = NULL;
     struct err e = {0};

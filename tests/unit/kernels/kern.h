@@ -15,7 +15,9 @@ struct kern_shape {
     unsigned H, G, K;
 };
 
-/* Device number i of those this machine has, with n_threads; NULL past the last. Destroy it. */
+/* Device number i of those this machine has, with n_threads; NULL past the last, and where the GEMM
+ * would be another instruction set's. Destroy it. */
+enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
 /* With KVBLEND_TEST_DEVICE in the environment number 0 is that device, and there is no other. */
 const char *kern_device(void); /* NULL: the CPU */

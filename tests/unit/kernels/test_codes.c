@@ -148,10 +148,10 @@ static void same_products(const struct pair *p, size_t m)
 
 static void every_form(const char *gemm, unsigned first_isa)
 {
-    static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 40}, ns[] = {1, 33, 130, 300};
+    static const size_t ms[] = {1, 2, 3, 6, 7, 14, 15, 16, 17, 40}, ns[] = {1, 33, 130, 300};
     static const size_t ks[] = {256, 768, 1280}, odd_ks[] = {32, 96, 416};
     unsigned n_dev = 0;
-    for (unsigned i = first_isa; i < 3; i++) {
+    for (unsigned i = first_isa; i < KERN_ISAS; i++) {
         struct kn_dev *d = kern_dev(i, 2, gemm);
         if (!d) continue;
         n_dev++;
@@ -187,7 +187,7 @@ TEST(products_of_codes_are_those_of_their_values_bf16)
 TEST(blocks_and_threads_make_no_difference)
 {
     const struct kn_part part = {1100, forms[1]};
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < KERN_ISAS; i++)
         for (unsigned threads = 1; threads <= 3; threads++) {
             struct kn_dev *d = kern_dev(i, threads, "own-f32");
             struct pair p;
@@ -203,7 +203,7 @@ TEST(blocks_and_threads_make_no_difference)
 /* Parts meet inside of a panel, too. */
 TEST(parts_of_different_forms_are_one_weight)
 {
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < KERN_ISAS; i++) {
         struct kn_dev *d = kern_dev(i, 2, "own-f32");
         if (!d) continue;
         for (size_t f = 0; f < N_FORMS; f++) {

@@ -64,12 +64,12 @@ static void one_shape(struct kn_dev *d, size_t m, size_t n, size_t k, bool bf16)
 
 static void all_shapes(const char *gemm, bool bf16, unsigned first_isa)
 {
-    static const size_t ms[] = {0, 1, 2, 5, 14, 29}, ns[] = {1, 31, 33, 96, 130};
+    static const size_t ms[] = {0, 1, 2, 5, 14, 16, 29}, ns[] = {1, 31, 33, 96, 130};
     static const size_t ks[] = {1, 7, 64, 385, 800};
     /* A library compiles code for every shape it meets: fewer shapes. */
     size_t stride = strncmp(gemm, "own", 3) == 0 ? 1 : 2;
     unsigned n_dev = 0;
-    for (unsigned i = first_isa; i < 3; i++) {
+    for (unsigned i = first_isa; i < KERN_ISAS; i++) {
         struct kn_dev *d = kern_dev(i, 2, gemm);
         if (!d) continue;
         n_dev++;
@@ -121,7 +121,7 @@ static void invariant(const char *gemm, unsigned first_isa)
           *bias = kern_random(N, 7, 1);
     float *want = malloc(M * N * sizeof *want), *got = malloc(M * N * sizeof *got);
     unsigned n_dev = 0;
-    for (unsigned i = first_isa; i < 3; i++)
+    for (unsigned i = first_isa; i < KERN_ISAS; i++)
         for (unsigned threads = 1; threads <= 3; threads++) {
             struct kn_dev *d = kern_dev(i, threads, gemm);
             if (!d) continue;
