@@ -18,7 +18,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* chosen: six chunks of 512 and more; some 4 % of the weights' memory */
+/* chosen: six chunks of 512 and more */
 enum { WARM_TOKENS = 4096 };
 
 /* ---- progress ---- */

@@ -153,6 +153,7 @@ void kn_cpu_model(char *buf, size_t size);
 /* mat.c: candidates by name and what this machine offers. */
 const char *kn_gemm_name(enum kn_gemm_kind kind);
 bool kn_gemm_is_bf16(enum kn_gemm_kind kind);
+bool kn_gemm_is_own(enum kn_gemm_kind kind); /* no library's */
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);

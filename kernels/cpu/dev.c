@@ -73,7 +73,7 @@ static const char *gemm_name(const struct kn_dev *d)
 
 static bool gemm_invariant(const struct kn_dev *d)
 {
-    return d->gemm == GEMM_OWN_F32 || d->gemm == GEMM_OWN_BF16;
+    return kn_gemm_is_own(d->gemm);
 }
 
 static struct kn_shape mat_shape(const struct kn_mat *w)

@@ -29,6 +29,11 @@ bool kn_gemm_is_bf16(enum kn_gemm_kind kind)
     return kinds[kind].bf16;
 }
 
+bool kn_gemm_is_own(enum kn_gemm_kind kind)
+{
+    return kind == GEMM_OWN_F32 || kind == GEMM_OWN_BF16;
+}
+
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
     switch (kind) {
@@ -53,16 +58,11 @@ static size_t panels_of(const struct kn_mat *w)
     return (w->n + w->dev->simd->nr - 1) / w->dev->simd->nr;
 }
 
-static bool own(enum kn_gemm_kind kind)
-{
-    return kind == GEMM_OWN_F32 || kind == GEMM_OWN_BF16;
-}
-
 /* Of its kind's own form; 0 on overflow. */
 static size_t data_bytes(const struct kn_mat *w)
 {
     size_t nr = w->dev->simd->nr, cells;
-    if (own(w->kind)) {
+    if (kn_gemm_is_own(w->kind)) {
         size_t k = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
         return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
     }
@@ -152,7 +152,7 @@ int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size
     for (size_t i = 0; i < n_parts; i++)
         n += parts[i].n;
     int r = 0;
-    if (own(kind)) {
+    if (kn_gemm_is_own(kind)) {
         w = mem_zalloc(sizeof *w);
         if (w)
             *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
@@ -268,7 +268,7 @@ int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *
 int kn_cpu_mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
-    if (own(w->kind) && w->data) fill_padding(w);
+    if (kn_gemm_is_own(w->kind) && w->data) fill_padding(w);
     if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16) {
         int r = kn_onednn_pack(w->data, w->n, w->k, w->kind == GEMM_ONEDNN_BF16, &w->lib);
         if (r < 0) return r;
@@ -331,12 +331,12 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
-    if (w->coded && (own(w->kind) || a->m <= w->dev->coded_rows)) {
+    if (w->coded && (kn_gemm_is_own(w->kind) || a->m <= w->dev->coded_rows)) {
         j.coded = w->coded;
     } else if (w->kind == GEMM_OPENBLAS) {
         kn_openblas_gemm(&j);
         return 0;
-    } else if (!own(w->kind)) {
+    } else if (!kn_gemm_is_own(w->kind)) {
         return kn_onednn_gemm(st, w->lib, &j);
     }
     struct gemm_par g = {&j, w, panels_of(w), j.coded ? KN_GEMM_FEW : 1, 1};

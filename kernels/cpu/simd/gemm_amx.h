@@ -74,14 +74,14 @@ struct amx_part {
     size_t row, R, p;
 };
 
-static bool amx_whole(const struct kn_gemm_job *j, const struct amx_part *t)
-{
-    return t->R == AMX_ROWS && (t->p + 1) * TILE_NR <= j->n;
-}
-
 static size_t amx_width(const struct kn_gemm_job *j, const struct amx_part *t)
 {
     return j->n - t->p * TILE_NR < TILE_NR ? j->n - t->p * TILE_NR : TILE_NR;
+}
+
+static bool amx_whole(const struct kn_gemm_job *j, const struct amx_part *t)
+{
+    return t->R == AMX_ROWS && amx_width(j, t) == TILE_NR;
 }
 
 static void amx_begin(const struct kn_gemm_job *j, int half, const struct amx_part *t, size_t k0)
