@@ -16,7 +16,8 @@
  * Determinism (the invariant the blend rests on): the result of a row depends only on that row and
  * on the keys it may see, bit for bit, never on m, on its neighbours or on the number of threads.
  * Every own kernel keeps it. A library GEMM (OpenBLAS, oneDNN) keeps it only for equal m; it is a
- * candidate because it can be faster, and `kn_gemm_invariant()` tells.
+ * candidate because it can be faster, and `kn_gemm_invariant()` tells. Runs of kn_replay() may have
+ * products of their own, which keep it among themselves.
  *
  * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
@@ -108,7 +109,8 @@ const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
 bool kn_gemm_invariant(const struct kn_dev *d);
 
 /* Choose the GEMM for these weight shapes by measuring (about `budget_ms`); call once, before the
- * first kn_mat_create(). ret_rates: up to `cap` entries filled, *ret_n set. */
+ * first kn_mat_create() and before pages are made. ret_rates: up to `cap` entries filled, *ret_n
+ * set. */
 int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
                 unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
 
@@ -267,8 +269,8 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
 /* ---- paged KV ----
  * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
  * base + (pages[p] * page_stride + l * layer_stride) * kn_kv_value_bytes(). Type and order are the
- * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]). K is rotated at its
- * position.
+ * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it multiplies bf16 on
+ * AMX tiles: bf16 in tiles, cpu/simd/attn_amx.c). K is rotated at its position.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_pages {
@@ -284,7 +286,7 @@ struct kn_kv {
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
 };
 size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
-size_t kn_kv_value_bytes(const struct kn_dev *d);
+size_t kn_kv_value_bytes(const struct kn_dev *d);  /* settled by kn_dev_tune() */
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);

@@ -37,6 +37,7 @@ struct kn_gemm_job {
     const void
         *b; /* packed panels: [n / nr][k][nr] f32, or [n / nr][k / 2][nr][2] bf16; or NULL: */
     const struct kn_coded *coded;
+    bool as_f32; /* coded: not rounded to bf16 on the way */
     void *block; /* room for a block of them, unpacked: KN_GEMM_BLOCK bytes */
     size_t n, k;
     const float *bias;
@@ -47,8 +48,19 @@ struct kn_gemm_job {
 };
 struct kn_attn_job {
     const struct kn_attn_args *args;
-    float *scratch; /* kn_simd.attn_scratch() floats */
+    float *scratch; /* kn_attn_ops.scratch() floats */
     const atomic_bool *cancel;
+};
+/* What pages hold, and who reads it. */
+struct kn_attn_ops {
+    size_t value_bytes;
+    /* n rows into consecutive slots of one page of a layer; -ENOTSUP: heads that it has no form
+     * for. */
+    int (*put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
+               size_t ldk, const float *v, size_t ldv);
+    size_t (*scratch)(size_t group, size_t K); /* floats that attn and mass need */
+    int (*attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
+    int (*mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
 };
 
 struct kn_simd {
@@ -57,9 +69,7 @@ struct kn_simd {
     int (*gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
     bool (*codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                         float *out);
-    size_t (*attn_scratch)(size_t group, size_t K); /* floats that attn and attn_mass need */
-    int (*attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
-    int (*attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
+    struct kn_attn_ops attn; /* f32 pages */
     void (*rmsnorm)(const float *x, size_t D, const float *w, float eps, float *out);
     void (*swiglu)(const float *gate, const float *up, size_t F, float *out);
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
@@ -77,6 +87,7 @@ extern const struct kn_simd kn_simd_portable;
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
+extern const struct kn_attn_ops kn_attn_amx; /* bf16 pages */
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
@@ -115,6 +126,7 @@ struct kn_dev {
     size_t coded_rows; /* beside a library: rows up to which coded weights are the faster ones */
     bool forced;
     char *cache_dir;
+    bool replaying;            /* kn_replay(): few rows, whose time is that of reading weights */
     struct kn_stream *streams; /* [n_threads] */
     struct pool *pool;
     struct kn_slab *slab;  /* that new weights go to, or NULL */
@@ -185,6 +197,8 @@ int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cance
 int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                 void *arg);
 size_t kn_cpu_wide_rows_max(const struct kn_dev *d);
+int kn_cpu_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+                  kn_rows_fn fn, void *arg);
 void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
 int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
 int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
@@ -207,6 +221,10 @@ int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
                        size_t K, enum kn_dtype t, void *out);
 int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
                   float *out);
+/* Products round to bf16 and this CPU has tiles for them: attention is theirs, too, and pages hold
+ * bf16. Settled by the choice of the GEMM. */
+bool kn_cpu_tiles(const struct kn_dev *d);
+const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d);
 int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a);
 int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
                      size_t n_keys);

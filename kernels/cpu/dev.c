@@ -83,7 +83,7 @@ static struct kn_shape mat_shape(const struct kn_mat *w)
 
 static size_t kv_value_bytes(const struct kn_dev *d)
 {
-    return sizeof(float);
+    return kn_cpu_attn_ops(d)->value_bytes;
 }
 
 /* Operations are done when they return. */
@@ -183,6 +183,7 @@ static const struct kn_ops ops = {
     .rows_uneven = kn_cpu_rows_uneven,
     .wide = kn_cpu_wide,
     .wide_rows_max = kn_cpu_wide_rows_max,
+    .replay = kn_cpu_replay,
     .scratch = kn_cpu_scratch,
     .gemm = kn_cpu_gemm,
     .gather = kn_cpu_gather,

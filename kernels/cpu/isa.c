@@ -36,8 +36,10 @@ static enum kn_isa isa_best(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return __builtin_cpu_supports("avx512bf16") ? KN_ISA_AVX512_BF16 : KN_ISA_AVX512;
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        if (!__builtin_cpu_supports("avx512bf16")) return KN_ISA_AVX512;
+        return has_amx() ? KN_ISA_AMX : KN_ISA_AVX512_BF16;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KN_ISA_AVX2;
 #endif
     return KN_ISA_PORTABLE;
@@ -45,7 +47,7 @@ static enum kn_isa isa_best(void)
 
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
 {
-    enum kn_isa best = isa_best(); /* AMX is for who asks for it */
+    const enum kn_isa best = isa_best();
     if (!name || !*name || strcmp(name, "auto") == 0) name = getenv("KVBLEND_ISA");
     if (!name || !*name || strcmp(name, "auto") == 0) {
         *ret_isa = best;
@@ -57,13 +59,12 @@ int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)
     else if (strcmp(name, "avx2") == 0)
         want = KN_ISA_AVX2;
     else if (strcmp(name, "avx512") == 0)
-        want = best == KN_ISA_AVX512_BF16 ? best : KN_ISA_AVX512;
+        want = best >= KN_ISA_AVX512_BF16 ? KN_ISA_AVX512_BF16 : KN_ISA_AVX512;
     else if (strcmp(name, "amx") == 0)
         want = KN_ISA_AMX;
     else
         return err_set(err, -EINVAL,
                        "unknown instruction set \"%s\" (auto, portable, avx2, avx512, amx)", name);
-    if (want == KN_ISA_AMX && best == KN_ISA_AVX512_BF16 && has_amx()) best = want;
     if (want > best)
         return err_set(err, -ENOTSUP, "this CPU has no %s, its best is %s", name, isa_names[best]);
     *ret_isa = want;

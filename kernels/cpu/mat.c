@@ -301,7 +301,7 @@ static size_t item_start(const struct gemm_par *g, size_t item)
 static int run_panels(const struct kn_mat *w, const struct kn_gemm_job *j, size_t p0, size_t p1)
 {
 #if defined(__x86_64__)
-    if (w->kind == GEMM_OWN_BF16)
+    if (w->kind == GEMM_OWN_BF16 && !j->as_f32)
         return (w->dev->isa == KN_ISA_AMX ? kn_gemm_bf16_amx : kn_gemm_bf16_avx512)(j, p0, p1);
 #endif
     return w->dev->simd->gemm_f32(j, p0, p1);
@@ -333,6 +333,8 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                             .cancel = st->cancel};
     if (w->coded && (kn_gemm_is_own(w->kind) || a->m <= w->dev->coded_rows)) {
         j.coded = w->coded;
+        /* A code on its way to bf16 costs more than the product with one row. */
+        j.as_f32 = w->dev->replaying;
     } else if (w->kind == GEMM_OPENBLAS) {
         kn_openblas_gemm(&j);
         return 0;

@@ -74,41 +74,28 @@ int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t 
     return 0;
 }
 
-static float *kv_page(const struct kn_kv *kv, unsigned layer, size_t page)
+static void *kv_page(const struct kn_kv *kv, unsigned layer, size_t page, size_t value_bytes)
 {
-    return (float *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
-           (size_t)layer * kv->layer_stride;
-}
-
-/* n rows into consecutive slots of one page: K transposed, V copied. */
-static void put_run(const struct kn_kv *kv, float *page, size_t slot, size_t n, const float *k,
-                    size_t ldk, const float *v, size_t ldv)
-{
-    size_t K = kv->K, GK = (size_t)kv->G * K;
-    for (size_t d = 0; d < GK; d++) {
-        float *dst = page + d * P + slot;
-        for (size_t i = 0; i < n; i++)
-            dst[i] = k[i * ldk + d];
-    }
-    for (size_t g = 0; g < kv->G; g++)
-        for (size_t i = 0; i < n; i++)
-            memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
+    return (char *)kv->base +
+           ((size_t)kv->pages[page] * kv->page_stride + (size_t)layer * kv->layer_stride) *
+               value_bytes;
 }
 
 /* Of one sequence. */
-static int put(const struct kn_kv *kv, unsigned layer, const int32_t *pos, size_t m, const float *k,
-               size_t ldk, const float *v, size_t ldv)
+static int put(const struct kn_attn_ops *ops, const struct kn_kv *kv, unsigned layer,
+               const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
+    int r = 0;
     for (size_t i = 0; i < m; i++)
         if (pos[i] < 0 || (size_t)pos[i] / P >= kv->n_pages) return -EINVAL;
-    for (size_t i = 0, n; i < m; i += n) {
+    for (size_t i = 0, n; r == 0 && i < m; i += n) {
         size_t page = (size_t)pos[i] / P;
         for (n = 1; i + n < m && pos[i + n] == pos[i] + (int32_t)n; n++)
             if ((size_t)pos[i + n] / P != page) break;
-        put_run(kv, kv_page(kv, layer, page), (size_t)pos[i] % P, n, k + i * ldk, ldk, v + i * ldv,
-                ldv);
+        r = ops->put(kv, kv_page(kv, layer, page, ops->value_bytes), (size_t)pos[i] % P, n,
+                     k + i * ldk, ldk, v + i * ldv, ldv);
     }
-    return 0;
+    return r;
 }
 
 /* The sequence of row i of many. */
@@ -124,11 +111,12 @@ static struct kn_kv kv_of_row(const struct kn_kv *kv, size_t i)
 int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
-    if (!kv->each) return put(kv, layer, pos, m, k, ldk, v, ldv);
+    const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
+    if (!kv->each) return put(ops, kv, layer, pos, m, k, ldk, v, ldv);
     int r = 0;
     for (size_t i = 0; r == 0 && i < m; i++) {
         const struct kn_kv one = kv_of_row(kv, i);
-        if (one.n_pages) r = put(&one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+        if (one.n_pages) r = put(ops, &one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
     }
     return r;
 }
@@ -190,9 +178,9 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     for (size_t i = 0; i < n && r == 0 && l->rope; i++)
         r = rope_row(simd, l->rope, k + i * GK, l->kv->G, (int32_t)(a + i));
     if (r < 0) return r;
-    float *dst = kv_page(l->kv, l->layer, page);
-    put_run(l->kv, dst, a % P, n, k, GK, v, GK);
-    return 0;
+    const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
+    return ops->put(l->kv, kv_page(l->kv, l->layer, page, ops->value_bytes), a % P, n, k, GK, v,
+                    GK);
 }
 
 int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
@@ -285,9 +273,22 @@ static size_t attn_pieces(const struct kn_attn_args *a)
     return (a->m + attn_step(a) - 1) / attn_step(a);
 }
 
+bool kn_cpu_tiles(const struct kn_dev *d)
+{
+    return d->isa == KN_ISA_AMX && kn_gemm_is_bf16(d->gemm);
+}
+
+const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
+{
+#if defined(__x86_64__)
+    if (kn_cpu_tiles(d)) return &kn_attn_amx;
+#endif
+    return &d->simd->attn;
+}
+
 static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    size_t floats = st->dev->simd->attn_scratch(a->H / a->kv->G, a->kv->K);
+    size_t floats = kn_cpu_attn_ops(st->dev)->scratch(a->H / a->kv->G, a->kv->K);
     return kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
 }
 
@@ -309,7 +310,7 @@ static int attn_rows(struct kn_stream *st, const struct kn_attn_args *all, size_
     if (a.lse) a.lse += row0 * a.H;
     struct kn_attn_job j = {&a, attn_scratch(st, &a), st->cancel};
     if (!j.scratch) return -ENOMEM;
-    return st->dev->simd->attn(&j, g0, g1);
+    return kn_cpu_attn_ops(st->dev)->attn(&j, g0, g1);
 }
 
 static int attn_item(struct kn_stream *st, void *arg, size_t item)
@@ -358,7 +359,7 @@ static int mass_item(struct kn_stream *st, void *arg, size_t item)
     size_t key0 = p->key0 + item * MASS_KEYS, n = p->end - key0;
     struct kn_attn_job j = {p->args, attn_scratch(st, p->args), st->cancel};
     if (!j.scratch) return -ENOMEM;
-    return st->dev->simd->attn_mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
+    return kn_cpu_attn_ops(st->dev)->mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
 }
 
 int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,

@@ -290,15 +290,15 @@ static int warm_up(struct attn_bench *b, struct attn_case *c)
     return r;
 }
 
-/* One large product: what matrices run at here. */
-static int gemm_rate(struct attn_bench *b, bool first)
+static size_t gemm_side(const struct attn_bench *b)
 {
-    const size_t n = kn_dev_is_host(b->d.dev) ? 2048 : b->d.emulated ? 256 : 8192;
-    const struct kn_shape shape = {n, n};
-    struct kn_gemm_rate rate[8];
-    size_t n_rates;
-    int r = first ? kn_dev_tune(b->d.dev, &shape, 1, 512, 500, rate, 8, &n_rates) : 0;
-    if (r < 0) return r;
+    return kn_dev_is_host(b->d.dev) ? 2048 : b->d.emulated ? 256 : 8192;
+}
+
+/* One large product: what matrices run at here. */
+static int gemm_rate(struct attn_bench *b)
+{
+    const size_t n = gemm_side(b);
     struct kn_mat *w = bench_device_mat(&b->d, n, n, 4);
     if (!w) return -ENOMEM;
     b->d.gemm_gflops = fmax(b->d.gemm_gflops, kn_dev_gemm_gflops(b->d.dev, &w, 1, n / 2));
@@ -308,7 +308,7 @@ static int gemm_rate(struct attn_bench *b, bool first)
 
 static int measure(struct attn_bench *b)
 {
-    int r = gemm_rate(b, true);
+    int r = gemm_rate(b);
     for (size_t i = 0; r == 0 && i < b->n_cases; i++)
         r = warm_up(b, &b->c[i]);
     for (size_t rep = 0; r == 0 && rep < b->d.reps; rep++)
@@ -317,7 +317,7 @@ static int measure(struct attn_bench *b)
             r = time_case(b, c, c->repeat, &c->ms[rep]);
             bench_progress("measurement", rep * b->n_cases + i + 1, b->d.reps * b->n_cases);
         }
-    return r < 0 ? r : gemm_rate(b, false);
+    return r < 0 ? r : gemm_rate(b);
 }
 
 /* ---- report ---- */
@@ -377,7 +377,11 @@ static int open_device(struct attn_bench *b, const struct opts *opts, struct err
     if (r < 0) return r;
     b->H = b->d.cfg.H, b->G = b->d.cfg.G, b->K = b->d.cfg.K;
     b->n_keys = (size_t)opt_int(opts, "keys");
-    return b->K <= HEAD_MAX ? 0 : err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
+    if (b->K > HEAD_MAX) return err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
+    const struct kn_shape shape = {gemm_side(b), gemm_side(b)};
+    struct kn_gemm_rate rate[8];
+    size_t n;
+    return kn_dev_tune(b->d.dev, &shape, 1, 512, 500, rate, 8, &n); /* it settles the pages' type */
 }
 
 int bench_attn(const struct opts *opts, struct err *err)

@@ -35,6 +35,23 @@ struct chunk {
     float *m; /* [n * group] running maximum, log2 units */
 };
 
+/* K transposed, V copied. */
+int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
+                      size_t ldk, const float *v, size_t ldv)
+{
+    float *page = layer;
+    const size_t K = kv->K, GK = (size_t)kv->G * K;
+    for (size_t d = 0; d < GK; d++) {
+        float *dst = page + d * P + slot;
+        for (size_t i = 0; i < n; i++)
+            dst[i] = k[i * ldk + d];
+    }
+    for (size_t g = 0; g < kv->G; g++)
+        for (size_t i = 0; i < n; i++)
+            memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
+    return 0;
+}
+
 static size_t chunk_rows(size_t group)
 {
     size_t n = ATTN_ROWS / group;

@@ -6,36 +6,17 @@
  * An output is one chain of tile products over k in ascending order, sixteen units each, its start
  * and what lies between blocks of k as in gemm_tile.h: its bits depend on its own row alone.
  * They are not those of vdpbf16ps: the even and the odd k of a unit are summed apart.
- * Tiles are zeroed and given back at the end of a call, so that nobody saves them for nothing.
  * Thread: any, once the process may use AMX (isa.c). */
 #ifndef KERNELS_CPU_SIMD_GEMM_AMX_H
 #define KERNELS_CPU_SIMD_GEMM_AMX_H
 
+#include "kernels/cpu/simd/amx.h"
+
 enum {
-    AMX_ROWS = 16,  /* of a tile of A and C */
-    AMX_UNITS = 16, /* of a row of A, in 64 bytes; rows of B */
     AMX_LDB = TILE_NR * 4,
     AMX_LDA = TILE_LDA * 4,
     AMX_FEW_K = 2 * AMX_UNITS, /* chosen: two panels of them are 8 KiB */
 };
-
-/* GCC's tile loads do not say that they read memory: what they will read has to be there. */
-#define amx_barrier() __asm__ volatile("" ::: "memory")
-
-static void amx_open(void)
-{
-    struct {
-        uint8_t palette, start_row, zero[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } c = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        c.row_bytes[i] = 64;
-        c.rows[i] = AMX_ROWS;
-    }
-    amx_barrier();
-    _tile_loadconfig(&c);
-}
 
 /* Half 0 is tiles 0 and 1, half 1 is 2 and 3. NULL: zeros. */
 static void amx_load(int half, const float *c, size_t ldc)

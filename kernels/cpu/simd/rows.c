@@ -261,9 +261,8 @@ const struct kn_simd KN_TABLE = {
 #endif
     .gemm_f32 = KN_NAME(gemm_f32),
     .codes_panel = KN_NAME(codes_panel),
-    .attn_scratch = KN_NAME(attn_scratch),
-    .attn = KN_NAME(attn),
-    .attn_mass = KN_NAME(attn_mass),
+    .attn = {sizeof(float), KN_NAME(attn_put), KN_NAME(attn_scratch), KN_NAME(attn),
+             KN_NAME(attn_mass)},
     .rmsnorm = rmsnorm,
     .swiglu = swiglu,
     .rope = rope,

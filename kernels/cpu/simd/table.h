@@ -18,6 +18,8 @@
 int KN_NAME(gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 bool KN_NAME(codes_panel)(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                           float *out);
+int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
+                      size_t ldk, const float *v, size_t ldv);
 size_t KN_NAME(attn_scratch)(size_t group, size_t K);
 int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1);
 int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);

@@ -66,9 +66,10 @@ static void seq_init(struct seq *s, struct kern_shape sh, bool bf16, size_t n_ke
         s->key_pos[i] = (int32_t)i;
     for (size_t i = 0; bf16 && i < n_keys * GK; i++)
         s->k[i] = rounded(s->k[i]), s->v[i] = rounded(s->v[i]);
-    for (size_t i = 0; i < m * HK; i++) { /* odd sizes are no matter of tensor cores */
+    for (size_t i = 0; i < m * HK;
+         i++) { /* odd sizes are no matter of tensor cores, but of tiles */
         const float x = s->q[i] * (scale_of(sh) * 1.44269504088896341f);
-        s->seen[i] = bf16 && sh.K % 8 == 0 ? rounded(x) : x;
+        s->seen[i] = bf16 && (sh.K % 8 == 0 || !kern_device()) ? rounded(x) : x;
     }
     for (size_t i = 0; i < m; i++)
         s->pos[i] = (int32_t)(i + 1 == m ? n_keys - 1 : test_rand(&seed) % n_keys);
@@ -127,9 +128,11 @@ static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 /* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such. */
 static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
 {
-    *ret_bf16 = kern_device() && i == 1;
+    const bool bf16 = *ret_bf16 = i == (kern_device() ? 1 : KERN_ISAS - 1); /* tiles are the last */
     if (kern_device()) return i < 2 ? kern_dev(2, 1, i ? "own-bf16" : "own-f32") : NULL;
-    return kern_dev(i, 2, NULL);
+    struct kn_dev *d = kern_dev(i, 2, bf16 ? "own-bf16" : NULL);
+    if (d) ASSERT_EQ(kn_kv_value_bytes(d), bf16 ? 2 : 4);
+    return d;
 }
 
 static void check(const struct job *j, const struct seq *s)

@@ -261,6 +261,37 @@ TEST(few_rows_beside_onednn)
     few_rows_beside("onednn-bf16");
 }
 
+/* Runs that are played again multiply codes as f32, whatever the others round them to. */
+TEST(replayed_rows_take_codes_as_they_are)
+{
+    const struct kn_part part = {96, forms[1]};
+    unsigned n_dev = 0;
+    for (unsigned i = 2; i < KERN_ISAS; i++) {
+        struct kn_dev *d = kern_dev(i, 2, "own-bf16"), *f32 = kern_dev(2, 2, "own-f32");
+        float *a = kern_random(16 * 128, 8, 1), *c = malloc(2 * 16 * 96 * sizeof *c),
+              *want = c + 16 * 96;
+        struct pair p, q;
+        if (!d) continue;
+        n_dev++;
+        ASSERT_OK(pair_make(d, &part, 1, 128, &p));
+        ASSERT_OK(pair_make(f32, &part, 1, 128, &q));
+        for (size_t m = 1; m <= 16; m += 5) {
+            struct kn_gemm_args g = {
+                .a = a, .lda = 128, .m = m, .w = q.coded, .c = want, .ldc = 96};
+            ASSERT_OK(kern_run(f32, true, m, run_rows, &g));
+            g.w = p.coded, g.c = c;
+            ASSERT_OK(kn_replay(d, 1, m, NULL, run_rows, &g));
+            ASSERT_MEMEQ(c, want, m * 96 * sizeof *c);
+            ASSERT_OK(kern_run(d, true, m, run_rows, &g));
+            ASSERT_TRUE(memcmp(c, want, m * 96 * sizeof *c) != 0);
+        }
+        pair_drop(&p), pair_drop(&q);
+        kn_dev_destroy(d), kn_dev_destroy(f32);
+        free(a), free(c);
+    }
+    if (n_dev == 0) SKIP("this machine has no products of bf16");
+}
+
 TEST(codes_take_the_memory_that_they_are)
 {
     struct kn_dev *d = kern_dev(0, 1, "own-f32");

@@ -1,0 +1,466 @@
+/* Attention over bf16 pages of 64 keys on AMX tiles; the design of attn.c with tiles for vectors.
+ *
+ * A page holds what a tile load takes. K of a KV head: [P / 16][K / 2][16] pairs, the two dims of a
+ * pair beside each other, sixteen keys in the columns; V: [ceil(K / 16)][P / 2][16] pairs, the two
+ * keys beside each other, dims in the columns, the last tile as wide as dims are left. So both
+ * products read B as it lies there, and nothing is rounded but once, when it is stored.
+ * Queries and probabilities are rounded to bf16, scores, sums and outputs are f32. Sixteen packed
+ * rows go together. Invariance: as in attn.c; an output is one chain of tile products over the keys
+ * in ascending order, 32 at a time, and a key that a row does not see has probability 0 and a
+ * finite value. What lies behind the last key that any row of a chunk sees may be anything and is
+ * read as zeros. Thread: any, once the process may use AMX (isa.c). */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/vec.h"
+
+enum {
+    P = KN_PAGE,
+    R = AMX_ROWS,    /* packed rows that go together */
+    CHUNK_ROWS = 96, /* chosen: queries, outputs and a page fit L2 */
+    KEY_TILES = P / AMX_COLS,
+    KEY_PAIRS = P / 2,
+    DIM_TILES = 4, /* that are summed at once */
+};
+
+typedef uint32_t pair; /* two bf16, the lower index in the lower half */
+
+struct chunk {
+    const struct kn_attn_args *a;
+    size_t K, Kp;   /* head dim; in whole tiles of columns */
+    size_t units;   /* pairs of a query in whole tiles */
+    size_t group;   /* query heads per KV head */
+    size_t row0, n; /* query rows of the chunk */
+    unsigned g;
+    float *o;    /* [rows, Kp] */
+    float *l;    /* [rows, VL] partial sums */
+    float *s;    /* [R, P] scores */
+    float *m;    /* [rows] running maximum, log2 units */
+    pair *q;     /* [rows, units] scaled */
+    pair *p;     /* [R, KEY_PAIRS] probabilities */
+    pair *k_end; /* [KEY_TILES][AMX_UNITS][AMX_COLS]: units that fill no tile, zeros behind them */
+    pair *v;     /* [Kp / AMX_COLS][KEY_PAIRS][AMX_COLS]: V where it cannot be read as it is */
+};
+
+static size_t round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static size_t chunk_rows(size_t group)
+{
+    const size_t n = CHUNK_ROWS / group;
+    return n ? n : 1;
+}
+
+/* Floats and pairs are of one size. */
+static size_t chunk_layout(struct chunk *c, float *scratch)
+{
+    const size_t rows = round_up(chunk_rows(c->group) * c->group, R);
+    c->Kp = round_up(c->K, AMX_COLS);
+    c->units = round_up((c->K + 1) / 2, AMX_UNITS);
+    c->o = scratch;
+    c->l = c->o + rows * c->Kp;
+    c->s = c->l + rows * VL;
+    c->q = (pair *)(c->s + R * P);
+    c->p = c->q + rows * c->units;
+    c->k_end = c->p + R * KEY_PAIRS;
+    c->v = c->k_end + KEY_TILES * AMX_UNITS * AMX_COLS;
+    c->m = (float *)(c->v + KEY_PAIRS * c->Kp);
+    return (size_t)(c->m + rows - scratch);
+}
+
+static size_t attn_scratch(size_t group, size_t K)
+{
+    struct chunk c = {.K = K, .group = group};
+    return chunk_layout(&c, NULL);
+}
+
+static uint16_t bf16_of(float x)
+{
+    return (uint16_t)_mm_cvtsi128_si32((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)));
+}
+
+/* n floats as pairs, a zero behind an odd one. */
+static void round_pairs(const float *x, size_t n, pair *out)
+{
+    for (size_t i = 0; i < n; i += 2 * VL) {
+        const size_t left = n - i;
+        const vf lo = left < VL ? vf_loadn(x + i, left) : vf_load(x + i);
+        const vf hi = left >= 2 * VL ? vf_load(x + i + VL)
+                      : left > VL    ? vf_loadn(x + i + VL, left - VL)
+                                     : vf_set1(0.0f);
+        const __m512i v = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
+        const size_t n_pairs = left >= 2 * VL ? VL : (left + 1) / 2;
+        _mm512_mask_storeu_epi32(out + i / 2, (__mmask16)((1u << n_pairs) - 1u), v);
+    }
+}
+
+/* ---- pages ---- */
+
+static pair *k_of(const struct kn_kv *kv, void *layer, size_t g)
+{
+    return (pair *)((uint16_t *)layer + g * kv->K * P);
+}
+
+static pair *v_of(const struct kn_kv *kv, void *layer, size_t g)
+{
+    return k_of(kv, layer, kv->G + g);
+}
+
+static void put_k(pair *page, size_t K, size_t slot, const float *k)
+{
+    pair *to = page + slot / AMX_COLS * (K / 2) * AMX_COLS + slot % AMX_COLS;
+    pair row[VL];
+    for (size_t u = 0; u < K / 2; u += VL) {
+        const size_t n = K / 2 - u < VL ? K / 2 - u : VL;
+        round_pairs(k + 2 * u, 2 * n, row);
+        for (size_t i = 0; i < n; i++)
+            to[(u + i) * AMX_COLS] = row[i];
+    }
+}
+
+/* One key: its half of the pairs. */
+static void put_v(pair *page, size_t K, size_t slot, const float *v)
+{
+    uint16_t *to = (uint16_t *)page + slot % 2;
+    for (size_t d = 0; d < K; d++) {
+        const size_t tile = d / AMX_COLS * AMX_COLS, w = K - tile < AMX_COLS ? K - tile : AMX_COLS;
+        to[2 * (tile * KEY_PAIRS + slot / 2 * w + d - tile)] = bf16_of(v[d]);
+    }
+}
+
+/* Both keys of a pair. */
+static void put_v2(pair *page, size_t K, size_t slot, const float *v0, const float *v1)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i both =
+        _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(VL)), 16));
+    for (size_t d = 0; d < K; d += VL) {
+        const size_t w = K - d < VL ? K - d : VL;
+        const vf a = vf_loadn(v0 + d, w), b = vf_loadn(v1 + d, w);
+        const __m512i x = _mm512_permutexvar_epi16(both, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        _mm512_mask_storeu_epi32(page + d * KEY_PAIRS + slot / 2 * w, (__mmask16)((1u << w) - 1u),
+                                 x);
+    }
+}
+
+static int put(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
+               size_t ldk, const float *v, size_t ldv)
+{
+    if (kv->K % 2) return -ENOTSUP;
+    for (size_t g = 0; g < kv->G; g++) {
+        for (size_t i = 0; i < n; i++)
+            put_k(k_of(kv, layer, g), kv->K, slot + i, k + i * ldk + g * kv->K);
+        const float *from = v + g * kv->K;
+        for (size_t i = 0; i < n;) {
+            const bool two = (slot + i) % 2 == 0 && i + 1 < n;
+            if (two)
+                put_v2(v_of(kv, layer, g), kv->K, slot + i, from + i * ldv, from + (i + 1) * ldv);
+            else
+                put_v(v_of(kv, layer, g), kv->K, slot + i, from + i * ldv);
+            i += 1 + two;
+        }
+    }
+    return 0;
+}
+
+/* ---- a chunk ---- */
+
+static void chunk_pack(struct chunk *c)
+{
+    const struct kn_attn_args *a = c->a;
+    const float scale = a->scale * 1.44269504088896341f;
+    const size_t rows = c->n * c->group, all = round_up(rows, R);
+    memset(c->q, 0, all * c->units * sizeof *c->q);
+    for (size_t t = 0; t < rows; t++) {
+        const size_t head = c->g * c->group + t % c->group;
+        const float *src = a->q + (c->row0 + t / c->group) * a->ldq + head * c->K;
+        pair *dst = c->q + t * c->units;
+        float x[2 * VL];
+        for (size_t d = 0; d < c->K; d += 2 * VL) {
+            const size_t n = c->K - d < 2 * VL ? c->K - d : 2 * VL;
+            for (size_t i = 0; i < n; i++)
+                x[i] = src[d + i] * scale;
+            round_pairs(x, n, dst + d / 2);
+        }
+    }
+}
+
+/* Units that fill no tile, behind the others, padded with zeros. */
+static void copy_k_end(const struct chunk *c, const pair *k)
+{
+    const size_t units = c->K / 2, whole = units / AMX_UNITS * AMX_UNITS, n = units - whole;
+    for (size_t t = 0; t < KEY_TILES; t++) {
+        pair *to = c->k_end + t * AMX_UNITS * AMX_COLS;
+        memcpy(to, k + (t * units + whole) * AMX_COLS, n * AMX_COLS * sizeof *to);
+        memset(to + n * AMX_COLS, 0, (AMX_UNITS - n) * AMX_COLS * sizeof *to);
+    }
+}
+
+/* The first n_keys of V, zeros behind them and in the columns that there are no dims for. */
+static void copy_v(const struct chunk *c, const pair *v, size_t n_keys)
+{
+    const size_t whole = n_keys / 2;
+    memset(c->v, 0, c->Kp * KEY_PAIRS * sizeof *c->v);
+    for (size_t d = 0; d < c->K; d += AMX_COLS) {
+        const size_t w = c->K - d < AMX_COLS ? c->K - d : AMX_COLS;
+        const pair *from = v + d * KEY_PAIRS;
+        pair *to = c->v + d * KEY_PAIRS;
+        for (size_t u = 0; u < whole; u++)
+            memcpy(to + u * AMX_COLS, from + u * w, w * sizeof *to);
+        for (size_t i = 0; n_keys % 2 && i < w; i++)
+            to[whole * AMX_COLS + i] = from[whole * w + i] & 0xffff;
+    }
+}
+
+static void *layer_of(const struct kn_attn_args *a, size_t page)
+{
+    const struct kn_kv *kv = a->kv;
+    return (uint16_t *)kv->base + (size_t)kv->pages[page] * kv->page_stride +
+           (size_t)a->layer * kv->layer_stride;
+}
+
+static const pair *open_k(const struct chunk *c, size_t page)
+{
+    const pair *k = k_of(c->a->kv, layer_of(c->a, page), c->g);
+    if (c->K / 2 % AMX_UNITS) copy_k_end(c, k);
+    return k;
+}
+
+static const pair *open_v(const struct chunk *c, size_t page)
+{
+    const int64_t n = (int64_t)c->a->pos[c->row0 + c->n - 1] - (int64_t)(page * P) + 1;
+    const pair *v = v_of(c->a->kv, layer_of(c->a, page), c->g);
+    if (n >= P && c->K == c->Kp) return v;
+    copy_v(c, v, n < P ? (size_t)n : P);
+    return c->v;
+}
+
+/* s[r][key] = q[r] . k[key] of sixteen packed rows and one page. */
+static void scores(const struct chunk *c, size_t t0, const pair *k)
+{
+    const pair *q = c->q + t0 * c->units;
+    const size_t whole = c->K / 2 / AMX_UNITS * AMX_UNITS, ldq = c->units * sizeof *q;
+    const size_t ld = AMX_COLS * sizeof *k;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    amx_barrier();
+    for (size_t u = 0; u < c->units; u += AMX_UNITS) {
+        const bool end = u == whole;
+        const pair *b = end ? c->k_end : k + u * AMX_COLS;
+        const size_t next = (end ? AMX_UNITS : c->K / 2) * AMX_COLS; /* key tile */
+        _tile_loadd(4, q + u, ldq);
+        _tile_loadd(5, b, ld);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, b + next, ld);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(5, b + 2 * next, ld);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(6, b + 3 * next, ld);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+    _tile_stored(0, c->s, P * sizeof *c->s);
+    _tile_stored(1, c->s + AMX_COLS, P * sizeof *c->s);
+    _tile_stored(2, c->s + 2 * AMX_COLS, P * sizeof *c->s);
+    _tile_stored(3, c->s + 3 * AMX_COLS, P * sizeof *c->s);
+    amx_barrier();
+}
+
+/* Keys of the page that a packed row sees. */
+static int sees(const struct chunk *c, size_t t, int32_t key0)
+{
+    const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] - key0 + 1;
+    return n < 0 ? 0 : n < P ? (int)n : P;
+}
+
+/* Scores of one row -> probabilities against the running maximum, as pairs; what the row has summed
+ * so far is brought to that maximum. */
+static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see)
+{
+    const float *s = c->s + r * P;
+    float *o = c->o + t * c->Kp, *l = c->l + t * VL;
+    vf x[P / VL], top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+    for (int v = 0; v < P / VL; v++) {
+        x[v] = vf_load(s + v * VL);
+        if (n_see < P) x[v] = vf_below(x[v], vf_set1(-INFINITY), n_see - v * VL);
+        top = vf_max(x[v], top);
+    }
+    const float old = c->m[t], seen = vf_hmax(top), now = seen > old ? seen : old;
+    for (int v = 0; v < P / VL; v++) {
+        x[v] = vf_exp2(vf_sub(x[v], vf_set1(now)));
+        sum = vf_add(sum, x[v]);
+    }
+    for (int v = 0; v < P / VL; v += 2)
+        _mm512_storeu_si512(c->p + r * KEY_PAIRS + v / 2 * VL,
+                            (__m512i)_mm512_cvtne2ps_pbh(x[v + 1], x[v]));
+    if (now != old) {
+        const vf corr = vf_exp2(vf_set1(old - now));
+        sum = vf_fma(vf_load(l), corr, sum);
+        for (size_t d = 0; d < c->Kp; d += VL)
+            vf_store(o + d, vf_mul(vf_load(o + d), corr));
+        c->m[t] = now;
+    } else {
+        sum = vf_add(vf_load(l), sum);
+    }
+    vf_store(l, sum);
+}
+
+#define TILES(n, first, second, third, fourth)                                                     \
+    do {                                                                                           \
+        first;                                                                                     \
+        if ((n) > 1) second;                                                                       \
+        if ((n) > 2) third;                                                                        \
+        if ((n) > 3) fourth;                                                                       \
+    } while (0)
+
+/* o[r] += sum over keys of p[r][key] v[key], n tiles of dims. */
+static void weigh(const struct chunk *c, float *o, const pair *v, size_t n)
+{
+    const size_t ldo = c->Kp * sizeof *o, ld = AMX_COLS * sizeof *v, next = KEY_PAIRS * AMX_COLS;
+    amx_barrier();
+    TILES(n, _tile_loadd(0, o, ldo), _tile_loadd(1, o + AMX_COLS, ldo),
+          _tile_loadd(2, o + 2 * AMX_COLS, ldo), _tile_loadd(3, o + 3 * AMX_COLS, ldo));
+    for (size_t u = 0; u < KEY_PAIRS; u += AMX_UNITS) {
+        const pair *b = v + u * AMX_COLS;
+        _tile_loadd(4, c->p + u, KEY_PAIRS * sizeof *c->p);
+        TILES(n, _tile_loadd(5, b, ld), _tile_loadd(6, b + next, ld),
+              _tile_loadd(7, b + 2 * next, ld), (void)0);
+        TILES(n, _tile_dpbf16ps(0, 4, 5), _tile_dpbf16ps(1, 4, 6), _tile_dpbf16ps(2, 4, 7), {
+            _tile_loadd(5, b + 3 * next, ld);
+            _tile_dpbf16ps(3, 4, 5);
+        });
+    }
+    TILES(n, _tile_stored(0, o, ldo), _tile_stored(1, o + AMX_COLS, ldo),
+          _tile_stored(2, o + 2 * AMX_COLS, ldo), _tile_stored(3, o + 3 * AMX_COLS, ldo));
+    amx_barrier();
+}
+
+/* Sixteen packed rows (or what is left of them) of a chunk against one page. */
+static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k, const pair *v,
+                      int32_t key0)
+{
+    scores(c, t0, k);
+    for (size_t r = 0; r < n; r++)
+        softmax_row(c, r, t0 + r, sees(c, t0 + r, key0));
+    memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
+    for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
+        const size_t left = (c->Kp - d) / AMX_COLS;
+        weigh(c, c->o + t0 * c->Kp + d, v + d * KEY_PAIRS, left < DIM_TILES ? left : DIM_TILES);
+    }
+}
+
+static void chunk_run(const struct chunk *c)
+{
+    const size_t rows = c->n * c->group;
+    const int32_t *pos = c->a->pos + c->row0;
+    const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
+    memset(c->o, 0, round_up(rows, R) * c->Kp * sizeof *c->o);
+    memset(c->l, 0, rows * VL * sizeof *c->l);
+    for (size_t i = 0; i < rows; i++)
+        c->m[i] = -INFINITY;
+    for (size_t page = 0; page < n_pages; page++) {
+        const int32_t key0 = (int32_t)(page * P);
+        const pair *k = open_k(c, page), *v = open_v(c, page);
+        for (size_t t = 0; t < rows; t += R) {
+            const size_t n = rows - t < R ? rows - t : R;
+            if (pos[(t + n - 1) / c->group] >= key0) tile_page(c, t, n, k, v, key0);
+        }
+    }
+}
+
+static void chunk_finish(const struct chunk *c)
+{
+    const struct kn_attn_args *a = c->a;
+    for (size_t t = 0; t < c->n * c->group; t++) {
+        const size_t row = c->row0 + t / c->group, head = c->g * c->group + t % c->group;
+        const float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
+        float *out = a->out + row * a->ldo + head * c->K;
+        for (size_t d = 0; d < c->K; d++)
+            out[d] = c->o[t * c->Kp + d] * inv;
+        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(l)) * 0.693147180559945309f;
+    }
+}
+
+static struct chunk chunk_init(const struct kn_attn_job *j)
+{
+    const struct kn_attn_args *a = j->args;
+    struct chunk c = {.a = a, .K = a->kv->K, .group = a->H / a->kv->G};
+    (void)chunk_layout(&c, j->scratch);
+    return c;
+}
+
+static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
+{
+    struct chunk c = chunk_init(j);
+    const size_t step = chunk_rows(c.group);
+    int r = 0;
+    amx_open();
+    for (c.g = g0; r == 0 && c.g < g1; c.g++)
+        for (c.row0 = 0; c.row0 < j->args->m; c.row0 += step) {
+            if (kn_cancelled(j->cancel)) {
+                r = -ECANCELED;
+                break;
+            }
+            c.n = j->args->m - c.row0 < step ? j->args->m - c.row0 : step;
+            chunk_pack(&c);
+            chunk_run(&c);
+            chunk_finish(&c);
+        }
+    _tile_release();
+    return r;
+}
+
+/* Probabilities of up to sixteen packed rows for one page, added to sum[P]. */
+static void mass_tile(const struct chunk *c, size_t t0, size_t n, const pair *k, int32_t key0,
+                      float *sum)
+{
+    scores(c, t0, k);
+    for (size_t r = 0; r < n; r++) {
+        const int n_see = sees(c, t0 + r, key0);
+        const vf lse = vf_set1(c->m[t0 + r]);
+        for (int v = 0; v < P / VL; v++) {
+            vf p = vf_exp2(vf_sub(vf_load(c->s + r * P + v * VL), lse));
+            p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
+            vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
+        }
+    }
+}
+
+static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
+{
+    const struct kn_attn_args *a = j->args;
+    struct chunk c = chunk_init(j);
+    const size_t step = chunk_rows(c.group), end = key0 + n_keys;
+    int e = 0;
+    amx_open();
+    for (c.g = 0; e == 0 && c.g < a->kv->G; c.g++)
+        for (c.row0 = 0; c.row0 < a->m; c.row0 += step) {
+            if (kn_cancelled(j->cancel)) {
+                e = -ECANCELED;
+                break;
+            }
+            c.n = a->m - c.row0 < step ? a->m - c.row0 : step;
+            chunk_pack(&c);
+            const size_t rows = c.n * c.group;
+            for (size_t t = 0; t < rows; t++)
+                c.m[t] = a->lse[(c.row0 + t / c.group) * a->H + c.g * c.group + t % c.group] *
+                         1.44269504088896341f;
+            const size_t last = (size_t)a->pos[c.row0 + c.n - 1] + 1,
+                         stop = last < end ? last : end;
+            for (size_t key = key0; key < stop; key += P) {
+                float sum[P] __attribute__((aligned(64))) = {0};
+                const pair *k = open_k(&c, key / P);
+                for (size_t t = 0; t < rows; t += R)
+                    mass_tile(&c, t, rows - t < R ? rows - t : R, k, (int32_t)key, sum);
+                const size_t w = stop - key < P ? stop - key : P;
+                for (size_t i = 0; i < w; i++)
+                    mass[key + i] += sum[i];
+            }
+        }
+    _tile_release();
+    return e;
+}
+
+const struct kn_attn_ops kn_attn_amx = {sizeof(uint16_t), put, attn_scratch, attn, attn_mass};
