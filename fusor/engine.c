@@ -259,10 +259,11 @@ struct unit {
 static const struct fus_step step_begin = {FUS_STEP_BEGIN, 1, .whole = true, .row = 1};
 
 /* May this step run now? If not, a decode step goes first. */
-static bool unit_begin(const struct fus_engine *e, const struct fus_step *s, struct unit *ret)
+static bool unit_begin(const struct fus_engine *e, enum fus_work work, const struct fus_step *s,
+                       struct unit *ret)
 {
     const uint64_t now = clock_ns();
-    struct unit u = {.step = *s, .t0 = now, .u = {.kind = s->kind, .rows = s->rows}};
+    struct unit u = {.step = *s, .t0 = now, .u = {.work = work, .kind = s->kind, .rows = s->rows}};
     u.step.whole |= !kn_gemm_invariant(fus_core_dev(e->core)); /* no bit may depend on time */
     u.u.streams = e->running != NULL;
     u.u.first = e->pace.n_since == 0;
@@ -279,7 +280,7 @@ static void unit_end(struct fus_engine *e, struct unit *u)
 {
     const uint64_t now = clock_ns();
     u->u.took_ns = now - u->t0;
-    if (u->u.decode)
+    if (u->u.work == FUS_WORK_DECODE)
         fus_pace_decoded(&e->pace, now, u->u.took_ns);
     else
         fus_pace_ran(&e->pace, &u->step, u->u.rows, u->u.took_ns);
@@ -360,7 +361,7 @@ static bool start_next(struct fus_engine *e)
     struct unit u;
     pthread_mutex_lock(&e->m);
     struct fus_job *j = e->waiting;
-    if (j && !unit_begin(e, &step_begin, &u)) j = NULL;
+    if (j && !unit_begin(e, FUS_WORK_PREFILL, &step_begin, &u)) j = NULL;
     if (j) {
         e->waiting = j->next;
         e->stats.n_waiting--;
@@ -446,7 +447,7 @@ static bool prefill_step(struct fus_engine *e)
     struct fus_step next;
     struct unit u;
     fus_prefill_next(j->prefill, &next);
-    if (!unit_begin(e, &next, &u)) return false;
+    if (!unit_begin(e, FUS_WORK_PREFILL, &next, &u)) return false;
     int r = paced_step(e, &u, j->prefill);
     if (r == 0) r = first_tokens(e, j, &last);
     unit_end(e, &u);
@@ -510,7 +511,7 @@ static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
 static void decode_step(struct fus_engine *e)
 {
     const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
-    struct unit u = {.u = {.decode = true, .rows = n, .streams = true}, .t0 = clock_ns()};
+    struct unit u = {.u = {.work = FUS_WORK_DECODE, .rows = n, .streams = true}, .t0 = clock_ns()};
     bool edits = false;
     for (size_t i = 0; i < n; i++)
         edits |= e->batch_edits[i].n > 0;
@@ -606,7 +607,7 @@ static int build_start(struct fus_engine *e)
     struct unit u;
     pthread_mutex_lock(&e->m);
     struct build_job *b = e->builds;
-    if ((b->b.on_plan && e->waiting) || !unit_begin(e, &step_begin, &u)) {
+    if ((b->b.on_plan && e->waiting) || !unit_begin(e, FUS_WORK_BUILD, &step_begin, &u)) {
         pthread_mutex_unlock(&e->m);
         return 0;
     }
@@ -639,7 +640,7 @@ static int build_step(struct fus_engine *e)
     struct fus_step next;
     struct unit u;
     fus_prefill_next(e->build_prefill, &next);
-    if (!unit_begin(e, &next, &u)) return 0;
+    if (!unit_begin(e, FUS_WORK_BUILD, &next, &u)) return 0;
     const int r = paced_step(e, &u, e->build_prefill);
     if (r == 0 && b->on_logits) {
         struct fus_report report;

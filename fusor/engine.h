@@ -16,10 +16,16 @@
 #include "fusor/sample.h"
 
 struct fus_engine;
+enum fus_work {
+    FUS_WORK_PREFILL,
+    FUS_WORK_DECODE, /* a step of all running choices */
+    FUS_WORK_BUILD,  /* or a measurement, or an idle plan */
+    FUS_WORKS
+};
 /* One thing that the thread did without looking up: what a running stream may have to wait for. */
 struct fus_engine_unit {
-    bool decode; /* a step of all running choices; else a step of a prefill or a build: */
-    enum fus_step_kind kind; /* rows: that it went through */
+    enum fus_work work;
+    enum fus_step_kind kind; /* unless it decoded; rows: that it went through */
     size_t rows;
     bool streams;        /* choices were running meanwhile */
     bool first;          /* since the last decode step */

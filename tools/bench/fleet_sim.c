@@ -365,7 +365,10 @@ static void start_next(struct fleet *f, uint32_t i)
             ttft_s += f->build_s; /* urgent builds take every other turn of a prefill */
             built(f, w);
         }
-        const double busy_s = ttft_s + fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
+        const double answer_s = f->o->prefill_s > 0
+                                    ? f->o->answer_s
+                                    : fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
+        const double busy_s = ttft_s + answer_s;
         f->n_started++;
         if (j->req >= f->first) f->ret->ttft_s[f->ret->n++] = f->now_s - j->at_s + ttft_s;
         w->running = j;

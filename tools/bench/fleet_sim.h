@@ -52,9 +52,11 @@ struct fleet_opts {
     double redis_bytes_per_s, redis_first_s; /* of one shard */
     unsigned n_shards;                       /* 0: no Redis */
     unsigned max_queue; /* of a worker: beyond it requests are refused; 0 = none */
-    double prefill_s;   /* > 0: every prefill takes this; to check against a measured curve */
-    bool cold;          /* nothing is held at first */
-    double warm_share;  /* of the requests, the first ones, that count for nothing, 0…1 */
+    /* prefill_s > 0: every prefill takes this, and an answer's steps answer_s; to check against a
+     * measured curve */
+    double prefill_s, answer_s;
+    bool cold;         /* nothing is held at first */
+    double warm_share; /* of the requests, the first ones, that count for nothing, 0…1 */
     uint64_t seed;
 };
 enum { FLEET_RAM, FLEET_NVME, FLEET_REDIS, FLEET_COMPUTED, FLEET_PLACES };

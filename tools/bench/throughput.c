@@ -49,11 +49,15 @@ enum {
     STREAM_WORDS = 12
 };
 
+struct busy { /* of the worker's engine, s; NAN: the server does not say */
+    double prefill_s, decode_s;
+};
 struct method {
     char name[24], mode[12], strategy[12];
     double ratio;
     double unloaded_ms;     /* median TTFT of a request alone */
     double unloaded_gap_ms; /* and of the longest time between two of its tokens; NAN */
+    struct busy unloaded;   /* mean of those requests */
     double rate[POINTS_MAX], p50[POINTS_MAX], p95[POINTS_MAX];
     size_t n_points;
     double at_slo; /* highest rate that keeps the objective; NAN: none of those measured */
@@ -377,6 +381,38 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
 
 /* ---- points ---- */
 
+static double metric_of(const char *text, const char *name)
+{
+    const char *at = strstr(text, name);
+    return at ? strtod(at + strlen(name), NULL) : NAN;
+}
+
+/* Since it started. */
+static struct busy read_busy(const struct thru *t)
+{
+    struct buf text = BUF_INIT;
+    struct busy b = {NAN, NAN};
+    if (openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200)
+        b = (struct busy){
+            metric_of(buf_cstr(&text), "kvblend_engine_busy_seconds_total{work=\"prefill\"} "),
+            metric_of(buf_cstr(&text), "kvblend_engine_busy_seconds_total{work=\"decode\"} ")};
+    buf_fini(&text);
+    return b;
+}
+
+static struct busy busy_since(const struct thru *t, const struct busy *before, size_t n)
+{
+    const struct busy now = read_busy(t);
+    return (struct busy){(now.prefill_s - before->prefill_s) / (double)n,
+                         (now.decode_s - before->decode_s) / (double)n};
+}
+
+static json_t *busy_json(const struct busy *b)
+{
+    return json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * b->prefill_s), "decode",
+                     bench_number(1e3 * b->decode_s));
+}
+
 struct point {          /* what is asked and what came of it */
     const double *at_s; /* [n] */
     size_t n;
@@ -384,6 +420,7 @@ struct point {          /* what is asked and what came of it */
     struct openloop_shot *shot;
     struct gaps gaps, alone;
     double streams_share; /* of the time under load that streams were answering */
+    struct busy busy;     /* a request */
 };
 
 static int run_point(struct thru *t, const struct method *m, struct point *p, struct err *err)
@@ -401,7 +438,9 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
                                     .streams = t->n_streams ? &streams : NULL,
                                     .on_gap = on_gap,
                                     .stopped = bench_stopped};
+    const struct busy before = read_busy(t);
     int r = openloop_run(&o, p->shot, err);
+    p->busy = busy_since(t, &before, p->n);
     p->streams_share = t->n_streams ? streams.answering_s / (streams.load_s * t->n_streams) : NAN;
     if (r == 0 && (p->gaps.lost || p->alone.lost)) r = err_set(err, -ENOMEM, "out of memory");
     return r == 0 && bench_stopped() ? -ECANCELED : r; /* the worker was told, too */
@@ -411,6 +450,7 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
 static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
 {
     double ms[UNLOADED_REPS], gap[UNLOADED_REPS];
+    struct busy before = {NAN, NAN};
     size_t n_gap = 0;
     for (unsigned i = 0; i <= UNLOADED_REPS; i++) { /* the first one warms up */
         const double now = 0;
@@ -423,9 +463,11 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
         if (shot.err < 0 || shot.http_status != 200 || shot.ttft_ms < 0)
             return err_set(err, -EIO, "%s: HTTP %d, %s", m->name, shot.http_status,
                            shot.err < 0 ? err_name(shot.err) : "no text came");
+        if (i == 0) before = read_busy(t);
         if (i > 0) ms[i - 1] = shot.ttft_ms;
         if (i > 0 && shot.n_pieces > 1) gap[n_gap++] = shot.gap_ms_max;
     }
+    m->unloaded = busy_since(t, &before, UNLOADED_REPS);
     m->unloaded_gap_ms = n_gap ? bench_quantile(gap, n_gap, 0.5) : NAN;
     m->unloaded_ms = bench_quantile(ms, UNLOADED_REPS, 0.5);
     return 0;
@@ -492,6 +534,7 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
     (void)printf(" %8.3f %6.2f %4zu %4zu\n", (double)c->n_good / wall_s, hit,
                  c->n_ttft + c->n_failed, c->n_failed);
     (void)fflush(stdout);
+    json_object_set_new(row, "busy_ms", busy_json(&p->busy));
     json_array_append_new(t->rows, row);
 }
 
@@ -573,6 +616,7 @@ static int sweep(struct thru *t, struct method *m, const struct opts *opts, stru
 static void summary(struct thru *t)
 {
     json_t *at = json_object(), *alone = json_object(), *gap = json_object();
+    json_t *busy = json_object();
     const bool has_full = strcmp(t->method[0].name, "full") == 0;
     const double full = has_full ? t->method[0].at_slo : NAN;
     (void)printf("\n%-8s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
@@ -582,6 +626,7 @@ static void summary(struct thru *t)
         json_object_set_new(at, m->name, bench_number(m->at_slo));
         json_object_set_new(alone, m->name, bench_number(m->unloaded_ms));
         json_object_set_new(gap, m->name, bench_number(m->unloaded_gap_ms));
+        json_object_set_new(busy, m->name, busy_json(&m->unloaded));
         (void)printf("%-8s %12.0f %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms,
                      m->unloaded_gap_ms, m->at_slo, m->at_slo / full);
         if (strcmp(m->name, "blend") == 0)
@@ -590,6 +635,7 @@ static void summary(struct thru *t)
     json_object_set_new(t->meta, "throughput_at_slo", at);
     json_object_set_new(t->meta, "ttft_ms_unloaded", alone);
     json_object_set_new(t->meta, "itl_ms_unloaded", gap);
+    json_object_set_new(t->meta, "busy_ms_unloaded", busy);
     json_object_set_new(t->meta, "slo_ms", bench_number(t->slo_ms));
     json_object_set_new(t->meta, "streams", json_integer(t->n_streams));
     const double unloaded = bench_quantile(t->alone.ms, t->alone.n, 0.99);

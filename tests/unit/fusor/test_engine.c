@@ -1170,14 +1170,15 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
     r.e = NULL;
     ASSERT_TRUE(r.n_units < UNITS_MAX);
     const bool may_cut = kn_gemm_invariant(fus_core_dev(r.k.c));
-    size_t n_beside = 0, n_cut = 0;
+    size_t n_beside = 0, n_cut = 0, n_of[FUS_WORKS] = {0};
     for (size_t i = 0; i < r.n_units; i++) {
         const struct fus_engine_unit *u = &r.unit[i];
-        if (u->decode || !u->streams) continue;
+        n_of[u->work]++;
+        if (u->work == FUS_WORK_DECODE || !u->streams) continue;
         const bool fits = u->predicted_ns > 0 && u->predicted_ns <= u->left_ns;
         n_beside++;
         ASSERT_TRUE(u->rows >= 1);
-        ASSERT_EQ(u->first, i > 0 && r.unit[i - 1].decode);
+        ASSERT_EQ(u->first, i > 0 && r.unit[i - 1].work == FUS_WORK_DECODE);
         if (!u->first) ASSERT_TRUE(fits);
         const bool can_cut = may_cut && (u->kind == FUS_STEP_EMBED || u->kind == FUS_STEP_KV ||
                                          u->kind == FUS_STEP_ROWS);

@@ -1,0 +1,56 @@
+"""kvblend-bench fleet --verify: which queue comes of a measured curve's work."""
+import json
+import pathlib
+import subprocess
+import tempfile
+
+from bench_cli import BENCH, report
+
+COST = {"cost": dict.fromkeys(("fixed_s", "layer_s", "row_s", "kv_row_s", "pair_s", "place_s", "mass_s", "head_s"), 1e-5)}
+N = 5
+
+
+def verify(folder, rows, meta):
+    cost, measured = folder / "cost.json", folder / "measured.json"
+    cost.write_text(json.dumps(COST))
+    measured.write_text(json.dumps({"rows": rows, "meta": meta}))
+    return ["fleet", "--verify", str(measured), "--cost", str(cost), "--pool", "24", "--answer-tokens", "4"]
+
+
+def row(rate, **more):
+    return dict({"strategy": "blend", "rate": rate, "ttft_ms_p50": 1000, "ttft_ms_p95": 2000, "n": N}, **more)
+
+
+def close(a, b):
+    assert abs(a - b) < 0.01, (a, b)
+
+
+def check_times(folder):
+    meta = {"ttft_ms_unloaded": {"blend": 800}, "itl_ms_unloaded": {"blend": 20}, "streams": 0}
+    told = {"busy_ms_unloaded": {"blend": {"prefill": 700, "decode": 60}}}
+    busy = {"busy_ms": {"prefill": 900, "decode": 90}}
+    # Nobody waits; all come at once (the median is the third one); what the engine did, not what it did alone.
+    got = report(*verify(folder, [row(1e-6), row(1e9)], meta))["rows"]
+    close(got[0]["simulated_ms_p50"], 800)
+    close(got[1]["simulated_ms_p50"], 3 * 800 + 2 * 60)
+    got = report(*verify(folder, [row(1e-6, **busy), row(1e9, **busy), row(1e9)], {**meta, **told}))
+    close(got["rows"][0]["simulated_ms_p50"], 100 + 900)
+    close(got["rows"][0]["off_p50"], 0)
+    close(got["rows"][1]["simulated_ms_p50"], 100 + 3 * 900 + 2 * 90)
+    close(got["rows"][1]["simulated_ms_p95"], 100 + 4.8 * 900 + 3.8 * 90)
+    close(got["rows"][2]["simulated_ms_p50"], 3 * 800 + 2 * 60)
+    close(got["meta"]["off_worst"], 1.98)
+
+
+def check_refusals(folder):
+    alone = {"ttft_ms_unloaded": {"blend": 800}}
+    for rows, meta, why in (([], alone, "not a report"), ([row(1)], {}, "not a report"),
+                            ([row(0)], alone, "without rate"), ([row(1, strategy="else")], alone, "without rate"),
+                            ([row(1)], {**alone, "streams": 2}, "beside streams")):
+        r = subprocess.run([BENCH, *verify(folder, rows, meta)], capture_output=True, text=True, timeout=60)
+        assert r.returncode != 0 and why in r.stderr, (r.returncode, r.stderr)
+
+
+with tempfile.TemporaryDirectory() as name:
+    check_times(pathlib.Path(name))
+    check_refusals(pathlib.Path(name))
