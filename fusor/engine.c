@@ -77,6 +77,7 @@ struct fus_engine {
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
     struct fus_pace pace;
+    uint64_t free_ns;      /* when the last unit ended, or there was something to do again */
     float *logits;         /* [max_running, V] */
     struct choice **batch; /* [max_running], with the job of each: */
     struct fus_job **batch_job;
@@ -280,6 +281,8 @@ static void unit_end(struct fus_engine *e, struct unit *u)
 {
     const uint64_t now = clock_ns();
     u->u.took_ns = now - u->t0;
+    u->u.spent_ns = now - e->free_ns;
+    e->free_ns = now;
     if (u->u.work == FUS_WORK_DECODE)
         fus_pace_decoded(&e->pace, now, u->u.took_ns);
     else
@@ -720,6 +723,7 @@ static void wait_for_kv(struct fus_engine *e)
     if (!e->stop && !atomic_load(&e->prefilling->cancel))
         (void)pthread_cond_timedwait(&e->wake, &e->m, &t);
     pthread_mutex_unlock(&e->m);
+    e->free_ns = clock_ns();
 }
 
 static bool prefill_waits(const struct fus_engine *e)
@@ -758,11 +762,13 @@ static void idle(struct fus_engine *e)
     const bool more = fus_core_warm_page(e->core);
     pthread_mutex_lock(&e->m);
     if (!more && !e->stop && !e->waiting && !e->builds) pthread_cond_wait(&e->wake, &e->m);
+    e->free_ns = clock_ns();
 }
 
 static void *engine_main(void *arg)
 {
     struct fus_engine *e = arg;
+    e->free_ns = clock_ns();
     for (;;) {
         pthread_mutex_lock(&e->m);
         while (!e->stop && !e->waiting && !e->builds && !busy(e))

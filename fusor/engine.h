@@ -32,6 +32,8 @@ struct fus_engine_unit {
     double predicted_ns; /* 0: of that kind none has been seen */
     double left_ns;      /* of what may lie between two decode steps */
     uint64_t took_ns;
+    uint64_t spent_ns; /* since the one before, or since there was something to do: with what lies
+                          between */
 };
 struct fus_engine_opts {
     unsigned max_running; /* choices decoded together; 0 = 16 */

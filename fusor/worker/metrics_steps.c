@@ -16,7 +16,7 @@ static char labels[FUS_STEP_KINDS + 1][24];
 #define BUSY(work_)                                                                                \
     {                                                                                              \
         .name = "kvblend_engine_busy_seconds_total", .labels = "work=\"" work_ "\"",               \
-        .help = "What the engine's thread computed for, by kind of work.", .type = METRIC_COUNTER, \
+        .help = "What the engine's thread was busy with, by kind of work.", .type = METRIC_COUNTER, \
     }
 static struct metric busy[FUS_WORKS] = {BUSY("prefill"), BUSY("decode"), BUSY("build")};
 
@@ -42,7 +42,7 @@ void wk_metrics_step(void *ctx, const struct fus_engine_unit *u)
     const int kind = u->work == FUS_WORK_DECODE ? FUS_STEP_KINDS : (int)u->kind;
 
     (void)ctx;
-    metric_add(&busy[u->work], (double)u->took_ns / 1e9);
+    metric_add(&busy[u->work], (double)u->spent_ns / 1e9);
     if (!u->streams) return;
     metric_observe(&steps[kind], (double)u->took_ns / 1e9);
     log_event(LOG_DEBUG, "step", "kind=%s rows=%zu first=%d ms=%.2f predicted_ms=%.2f left_ms=%.2f",

@@ -1,6 +1,7 @@
 /* Instruction sets: what this machine has, and the kernel table of each. */
 #include "kernels/cpu/cpu.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,7 @@ static bool has_amx(void)
 #endif
 }
 
-static enum kn_isa isa_best(void)
+static enum kn_isa find_best(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -43,6 +44,18 @@ static enum kn_isa isa_best(void)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return KN_ISA_AVX2;
 #endif
     return KN_ISA_PORTABLE;
+}
+
+/* Asked once: CPUID traps in virtual machines, and kn_convert() comes often. */
+static enum kn_isa isa_best(void)
+{
+    static atomic_int known; /* plus 1; whoever comes at once finds the same */
+    int best = atomic_load_explicit(&known, memory_order_relaxed);
+    if (best == 0) {
+        best = (int)find_best() + 1;
+        atomic_store_explicit(&known, best, memory_order_relaxed);
+    }
+    return (enum kn_isa)(best - 1);
 }
 
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err)

@@ -108,6 +108,7 @@ class Throughput(unittest.TestCase):
                      "3", "--requests", "30", "--rates", "50", "--slo-ms", "60000")
         self.assertEqual(got["rows"][0]["failed"], 3)
         self.assertIsNone(got["rows"][0]["ttft_ms_p95"])
+        self.assertEqual(got["rows"][0]["busy_ms"], {"prefill": None, "decode": None})  # it does not say
         self.assertIsNone(got["meta"]["throughput_at_slo"]["server"])
 
     def test_a_worker_of_its_own(self):
@@ -120,6 +121,9 @@ class Throughput(unittest.TestCase):
         self.assertGreater(cached["blend"], cached["prefix"])
         self.assertGreater(cached["reuse"], cached["blend"])
         self.assertEqual(set(got["meta"]["throughput_at_slo"]), {"full", "prefix", "reuse", "blend"})
+        self.assertEqual(set(got["meta"]["outside_ms_unloaded"]), set(cached))
+        for r in got["rows"]:  # what the engine did for a request
+            self.assertTrue(0 < r["busy_ms"]["prefill"] and 0 < r["busy_ms"]["decode"])
 
     def test_streams_run_through_every_point(self):
         got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--rates", "5",

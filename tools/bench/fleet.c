@@ -250,13 +250,12 @@ static int read_row(const struct study *s, const json_t *row, const json_t *meta
                          .p95_ms = number_of(row, "ttft_ms_p95"),
                          .n = (size_t)json_integer_value(json_object_get(row, "n"))};
     const json_t *busy = json_object_get(row, "busy_ms");
-    const json_t *idle = json_object_get(json_object_get(meta, "busy_ms_unloaded"), m.strategy);
-    const double outside_ms = -number_of(idle, "prefill");
+    const double outside_ms = number_of(json_object_get(meta, "outside_ms_unloaded"), m.strategy);
     m.alone_ms = number_of(json_object_get(meta, "ttft_ms_unloaded"), m.strategy);
     m.prefill_ms = number_of(busy, "prefill");
     m.answer_ms = number_of(busy, "decode");
-    if (m.prefill_ms > 0 && outside_ms < 0) {
-        m.alone_ms += outside_ms + m.prefill_ms;
+    if (m.prefill_ms > 0 && m.answer_ms >= 0 && isfinite(outside_ms)) {
+        m.alone_ms = outside_ms + m.prefill_ms;
     } else {
         const double step_ms = number_of(json_object_get(meta, "itl_ms_unloaded"), m.strategy);
         struct fleet_opts o = s->o;

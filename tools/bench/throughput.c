@@ -57,7 +57,7 @@ struct method {
     double ratio;
     double unloaded_ms;     /* median TTFT of a request alone */
     double unloaded_gap_ms; /* and of the longest time between two of its tokens; NAN */
-    struct busy unloaded;   /* mean of those requests */
+    double outside_ms;      /* and of what a request took beside its prefill; NAN */
     double rate[POINTS_MAX], p50[POINTS_MAX], p95[POINTS_MAX];
     size_t n_points;
     double at_slo; /* highest rate that keeps the objective; NAN: none of those measured */
@@ -400,19 +400,6 @@ static struct busy read_busy(const struct thru *t)
     return b;
 }
 
-static struct busy busy_since(const struct thru *t, const struct busy *before, size_t n)
-{
-    const struct busy now = read_busy(t);
-    return (struct busy){(now.prefill_s - before->prefill_s) / (double)n,
-                         (now.decode_s - before->decode_s) / (double)n};
-}
-
-static json_t *busy_json(const struct busy *b)
-{
-    return json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * b->prefill_s), "decode",
-                     bench_number(1e3 * b->decode_s));
-}
-
 struct point {          /* what is asked and what came of it */
     const double *at_s; /* [n] */
     size_t n;
@@ -440,7 +427,9 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
                                     .stopped = bench_stopped};
     const struct busy before = read_busy(t);
     int r = openloop_run(&o, p->shot, err);
-    p->busy = busy_since(t, &before, p->n);
+    const struct busy now = read_busy(t);
+    p->busy = (struct busy){(now.prefill_s - before.prefill_s) / (double)p->n,
+                            (now.decode_s - before.decode_s) / (double)p->n};
     p->streams_share = t->n_streams ? streams.answering_s / (streams.load_s * t->n_streams) : NAN;
     if (r == 0 && (p->gaps.lost || p->alone.lost)) r = err_set(err, -ENOMEM, "out of memory");
     return r == 0 && bench_stopped() ? -ECANCELED : r; /* the worker was told, too */
@@ -449,8 +438,7 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
 /* A request alone, a few times in a row. */
 static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
 {
-    double ms[UNLOADED_REPS], gap[UNLOADED_REPS];
-    struct busy before = {NAN, NAN};
+    double ms[UNLOADED_REPS], gap[UNLOADED_REPS], outside[UNLOADED_REPS];
     size_t n_gap = 0;
     for (unsigned i = 0; i <= UNLOADED_REPS; i++) { /* the first one warms up */
         const double now = 0;
@@ -463,11 +451,11 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
         if (shot.err < 0 || shot.http_status != 200 || shot.ttft_ms < 0)
             return err_set(err, -EIO, "%s: HTTP %d, %s", m->name, shot.http_status,
                            shot.err < 0 ? err_name(shot.err) : "no text came");
-        if (i == 0) before = read_busy(t);
         if (i > 0) ms[i - 1] = shot.ttft_ms;
+        if (i > 0) outside[i - 1] = shot.ttft_ms - 1e3 * p.busy.prefill_s;
         if (i > 0 && shot.n_pieces > 1) gap[n_gap++] = shot.gap_ms_max;
     }
-    m->unloaded = busy_since(t, &before, UNLOADED_REPS);
+    m->outside_ms = bench_quantile(outside, UNLOADED_REPS, 0.5);
     m->unloaded_gap_ms = n_gap ? bench_quantile(gap, n_gap, 0.5) : NAN;
     m->unloaded_ms = bench_quantile(ms, UNLOADED_REPS, 0.5);
     return 0;
@@ -534,7 +522,9 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
     (void)printf(" %8.3f %6.2f %4zu %4zu\n", (double)c->n_good / wall_s, hit,
                  c->n_ttft + c->n_failed, c->n_failed);
     (void)fflush(stdout);
-    json_object_set_new(row, "busy_ms", busy_json(&p->busy));
+    json_object_set_new(row, "busy_ms",
+                        json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * p->busy.prefill_s),
+                                  "decode", bench_number(1e3 * p->busy.decode_s)));
     json_array_append_new(t->rows, row);
 }
 
@@ -576,20 +566,21 @@ static int measure_rate(struct thru *t, struct method *m, double rate, struct er
     return r;
 }
 
-/* Between the last rate that keeps the objective and the first that does not, on a line. */
+/* Between the last rate that keeps the objective and the first that does not, on a line; below the
+ * lowest rate lies that of nobody, with the time of a request alone. */
 static double rate_at(const struct method *m, double slo_ms)
 {
-    double best = NAN;
+    double rate = 0, p95 = m->unloaded_ms;
     for (size_t i = 0; i < m->n_points; i++) {
-        if (m->p95[i] <= slo_ms) {
-            best = m->rate[i];
-            continue;
+        if (m->p95[i] > slo_ms) {
+            if (isfinite(m->p95[i]) && p95 < slo_ms)
+                rate += (slo_ms - p95) / (m->p95[i] - p95) * (m->rate[i] - rate);
+            break;
         }
-        if (i == 0 || !isfinite(m->p95[i])) break;
-        const double share = (slo_ms - m->p95[i - 1]) / (m->p95[i] - m->p95[i - 1]);
-        return m->rate[i - 1] + share * (m->rate[i] - m->rate[i - 1]);
+        rate = m->rate[i];
+        p95 = m->p95[i];
     }
-    return best;
+    return rate > 0 ? rate : NAN;
 }
 
 /* Rates go up until one misses the objective by far: what lies beyond only takes time. */
@@ -616,7 +607,7 @@ static int sweep(struct thru *t, struct method *m, const struct opts *opts, stru
 static void summary(struct thru *t)
 {
     json_t *at = json_object(), *alone = json_object(), *gap = json_object();
-    json_t *busy = json_object();
+    json_t *outside = json_object();
     const bool has_full = strcmp(t->method[0].name, "full") == 0;
     const double full = has_full ? t->method[0].at_slo : NAN;
     (void)printf("\n%-8s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
@@ -626,7 +617,7 @@ static void summary(struct thru *t)
         json_object_set_new(at, m->name, bench_number(m->at_slo));
         json_object_set_new(alone, m->name, bench_number(m->unloaded_ms));
         json_object_set_new(gap, m->name, bench_number(m->unloaded_gap_ms));
-        json_object_set_new(busy, m->name, busy_json(&m->unloaded));
+        json_object_set_new(outside, m->name, bench_number(m->outside_ms));
         (void)printf("%-8s %12.0f %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms,
                      m->unloaded_gap_ms, m->at_slo, m->at_slo / full);
         if (strcmp(m->name, "blend") == 0)
@@ -635,7 +626,7 @@ static void summary(struct thru *t)
     json_object_set_new(t->meta, "throughput_at_slo", at);
     json_object_set_new(t->meta, "ttft_ms_unloaded", alone);
     json_object_set_new(t->meta, "itl_ms_unloaded", gap);
-    json_object_set_new(t->meta, "busy_ms_unloaded", busy);
+    json_object_set_new(t->meta, "outside_ms_unloaded", outside);
     json_object_set_new(t->meta, "slo_ms", bench_number(t->slo_ms));
     json_object_set_new(t->meta, "streams", json_integer(t->n_streams));
     const double unloaded = bench_quantile(t->alone.ms, t->alone.n, 0.99);

@@ -1174,6 +1174,7 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
     for (size_t i = 0; i < r.n_units; i++) {
         const struct fus_engine_unit *u = &r.unit[i];
         n_of[u->work]++;
+        ASSERT_TRUE(u->spent_ns >= u->took_ns);
         if (u->work == FUS_WORK_DECODE || !u->streams) continue;
         const bool fits = u->predicted_ns > 0 && u->predicted_ns <= u->left_ns;
         n_beside++;
