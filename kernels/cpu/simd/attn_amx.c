@@ -52,27 +52,42 @@ static size_t chunk_rows(size_t group)
     return n ? n : 1;
 }
 
-/* Floats and pairs are of one size. */
-static size_t chunk_layout(struct chunk *c, float *scratch)
+static size_t rows_max(const struct chunk *c) /* packed ones, in whole tiles */
 {
-    const size_t rows = round_up(chunk_rows(c->group) * c->group, R);
-    c->Kp = round_up(c->K, AMX_COLS);
-    c->units = round_up((c->K + 1) / 2, AMX_UNITS);
-    c->o = scratch;
-    c->l = c->o + rows * c->Kp;
-    c->s = c->l + rows * VL;
-    c->q = (pair *)(c->s + R * P);
-    c->p = c->q + rows * c->units;
-    c->k_end = c->p + R * KEY_PAIRS;
-    c->v = c->k_end + KEY_TILES * AMX_UNITS * AMX_COLS;
-    c->m = (float *)(c->v + KEY_PAIRS * c->Kp);
-    return (size_t)(c->m + rows - scratch);
+    return round_up(chunk_rows(c->group) * c->group, R);
 }
 
+static struct chunk chunk_of(size_t group, size_t K)
+{
+    return (struct chunk){.K = K,
+                          .Kp = round_up(K, AMX_COLS),
+                          .units = round_up((K + 1) / 2, AMX_UNITS),
+                          .group = group};
+}
+
+/* Floats and pairs are of one size. */
 static size_t attn_scratch(size_t group, size_t K)
 {
-    struct chunk c = {.K = K, .group = group};
-    return chunk_layout(&c, NULL);
+    const struct chunk c = chunk_of(group, K);
+    return rows_max(&c) * (c.Kp + VL + 1 + c.units) + R * (P + KEY_PAIRS) +
+           KEY_TILES * AMX_UNITS * AMX_COLS + KEY_PAIRS * c.Kp;
+}
+
+static struct chunk chunk_init(const struct kn_attn_job *j)
+{
+    const struct kn_attn_args *a = j->args;
+    struct chunk c = chunk_of(a->H / a->kv->G, a->kv->K);
+    const size_t rows = rows_max(&c);
+    c.a = a;
+    c.o = j->scratch;
+    c.l = c.o + rows * c.Kp;
+    c.m = c.l + rows * VL;
+    c.s = c.m + rows;
+    c.q = (pair *)(c.s + R * P);
+    c.p = c.q + rows * c.units;
+    c.k_end = c.p + R * KEY_PAIRS;
+    c.v = c.k_end + KEY_TILES * AMX_UNITS * AMX_COLS;
+    return c;
 }
 
 static uint16_t bf16_of(float x)
@@ -381,14 +396,6 @@ static void chunk_finish(const struct chunk *c)
             out[d] = c->o[t * c->Kp + d] * inv;
         if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(l)) * 0.693147180559945309f;
     }
-}
-
-static struct chunk chunk_init(const struct kn_attn_job *j)
-{
-    const struct kn_attn_args *a = j->args;
-    struct chunk c = {.a = a, .K = a->kv->K, .group = a->H / a->kv->G};
-    (void)chunk_layout(&c, j->scratch);
-    return c;
 }
 
 static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
