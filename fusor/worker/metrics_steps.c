@@ -16,7 +16,7 @@ static char labels[FUS_STEP_KINDS + 1][24];
 #define BUSY(work_)                                                                                \
     {                                                                                              \
         .name = "kvblend_engine_busy_seconds_total", .labels = "work=\"" work_ "\"",               \
-        .help = "What the engine's thread was busy with, by kind of work.", .type = METRIC_COUNTER, \
+        .help = "What the engine's time went to, by kind of work.", .type = METRIC_COUNTER,        \
     }
 static struct metric busy[FUS_WORKS] = {BUSY("prefill"), BUSY("decode"), BUSY("build")};
 
