@@ -65,7 +65,7 @@ struct kn_mat;
 struct kn_dev_opts {
     const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
-    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512"; "amx" if it is asked for */
+    const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512", "amx" */
     const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
                             "openblas-f32", "onednn-f32", "onednn-bf16" */
     enum kn_arith arith; /* AUTO: bf16 only when allow_bf16 and measured faster */

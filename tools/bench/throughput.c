@@ -60,7 +60,7 @@ struct method {
     double outside_ms;      /* and of what a request took beside its prefill; NAN */
     double rate[POINTS_MAX], p50[POINTS_MAX], p95[POINTS_MAX];
     size_t n_points;
-    double at_slo; /* highest rate that keeps the objective; NAN: none of those measured */
+    double at_slo; /* highest rate that keeps the objective; NAN: none is known */
 };
 struct gaps { /* between two pieces of an answer */
     double *ms;

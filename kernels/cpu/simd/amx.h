@@ -1,12 +1,11 @@
-/* amx: how a call gets its tiles. All eight are 16 rows of 64 bytes.
+/* amx: how a call gets its tiles, all eight 16 rows of 64 bytes; the pairs that they hold.
  *
  * A call gives them back with _tile_release(), so that nobody saves them for nothing.
  * Thread: any, once the process may use AMX (isa.c). */
 #ifndef KERNELS_CPU_SIMD_AMX_H
 #define KERNELS_CPU_SIMD_AMX_H
 
-#include <immintrin.h>
-#include <stdint.h>
+#include "kernels/cpu/simd/vec.h"
 
 enum {
     AMX_ROWS = 16,  /* of a tile of A and C */
@@ -16,6 +15,16 @@ enum {
 
 /* GCC's tile loads do not say that they read memory: what they will read has to be there. */
 #define amx_barrier() __asm__ volatile("" ::: "memory")
+
+/* lo[i], hi[i] as pairs of bf16, lo in the lower half. */
+VF_INLINE __m512i bf16_pairs(vf lo, vf hi)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    /* Of the words lo 0 … 15, hi 0 … 15: lo 0, hi 0, lo 1, hi 1 … */
+    const __m512i order =
+        _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(VL)), 16));
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
+}
 
 static inline void amx_open(void)
 {

@@ -11,7 +11,6 @@
  * read as zeros. Thread: any, once the process may use AMX (isa.c). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
-#include "kernels/cpu/simd/vec.h"
 
 enum {
     P = KN_PAGE,
@@ -147,15 +146,11 @@ static void put_v(pair *page, size_t K, size_t slot, const float *v)
 /* Both keys of a pair. */
 static void put_v2(pair *page, size_t K, size_t slot, const float *v0, const float *v1)
 {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i both =
-        _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(VL)), 16));
     for (size_t d = 0; d < K; d += VL) {
         const size_t w = K - d < VL ? K - d : VL;
         const vf a = vf_loadn(v0 + d, w), b = vf_loadn(v1 + d, w);
-        const __m512i x = _mm512_permutexvar_epi16(both, (__m512i)_mm512_cvtne2ps_pbh(b, a));
         _mm512_mask_storeu_epi32(page + d * KEY_PAIRS + slot / 2 * w, (__mmask16)((1u << w) - 1u),
-                                 x);
+                                 bf16_pairs(a, b));
     }
 }
 

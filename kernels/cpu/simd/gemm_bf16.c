@@ -2,7 +2,7 @@
  * activations rounded while copied. vdpbf16ps runs on some CPUs twice the f32 rate, on others half
  * of it: it is measured, not assumed. Compiled for AVX-512 with BF16 only. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/simd/vec.h"
+#include "kernels/cpu/simd/amx.h"
 
 typedef uint32_t elem; /* two bf16, the lower k in the lower half */
 typedef __m512i tile_b;
@@ -36,10 +36,6 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
 {
     enum { NR = TILE_NV * VL, PAIRS = CODES_STEP / 2 };
     float x[CODES_STEP * NR] __attribute__((aligned(64)));
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    /* Of the words lo 0 … 15, hi 0 … 15: lo 0, hi 0, lo 1, hi 1 … */
-    const __m512i pairs =
-        _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(VL)), 16));
     for (size_t i = 0, n; i < kc; i += n) {
         n = kc - i < PAIRS ? kc - i : PAIRS;
         const size_t k1 = (k0 + i) * 2, left = k - k1 < n * 2 ? k - k1 : n * 2;
@@ -47,8 +43,7 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
         if (left & 1) memset(x + left * NR, 0, NR * sizeof *x);
         for (size_t at = 0; at < n * NR; at += VL) {
             const float *lo = x + at / NR * 2 * NR + at % NR;
-            const __m512bh both = _mm512_cvtne2ps_pbh(vf_load(lo + NR), vf_load(lo));
-            _mm512_storeu_si512(out + i * NR + at, _mm512_permutexvar_epi16(pairs, (__m512i)both));
+            _mm512_storeu_si512(out + i * NR + at, bf16_pairs(vf_load(lo), vf_load(lo + NR)));
         }
     }
 }
