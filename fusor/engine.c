@@ -41,6 +41,7 @@ struct fus_job {
     atomic_bool cancel;
     bool planned; /* sources and sinks went to the prefill */
     uint64_t submit_ns, due_ns, start_ns;
+    uint64_t worked_ns; /* by the engine for its prefill, up to the unit under way */
     struct fus_prefill *prefill;
     struct choice *choice;
     unsigned n_live;
@@ -378,6 +379,7 @@ static bool start_next(struct fus_engine *e)
     if (!started) enqueue(e, j, true);
     pthread_mutex_unlock(&e->m);
     if (started) unit_end(e, &u);
+    if (e->prefilling) e->prefilling->worked_ns = u.u.spent_ns;
     return started;
 }
 
@@ -402,9 +404,10 @@ static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish
     struct fus_report report;
     fus_prefill_report(j->prefill, &report);
     const uint64_t now = clock_ns();
-    if (r->ops->on_first)
-        r->ops->on_first(r->ctx, &report, (double)(j->start_ns - j->submit_ns) / 1e6,
-                         (double)(now - j->start_ns) / 1e6);
+    const struct fus_times ms = {.queue = (double)(j->start_ns - j->submit_ns) / 1e6,
+                                 .prefill = (double)(now - j->start_ns) / 1e6,
+                                 .engine = (double)(j->worked_ns + now - e->free_ns) / 1e6};
+    if (r->ops->on_first) r->ops->on_first(r->ctx, &report, &ms);
     int err = 0;
     for (unsigned i = 1; err == 0 && i < r->n_choices; i++)
         err = fus_session_fork(j->choice[0].s, r->plan.n_tok + r->max_new, &j->choice[i].s);
@@ -454,7 +457,10 @@ static bool prefill_step(struct fus_engine *e)
     int r = paced_step(e, &u, j->prefill);
     if (r == 0) r = first_tokens(e, j, &last);
     unit_end(e, &u);
-    if (r == 1) return true;
+    if (r == 1) {
+        j->worked_ns += u.u.spent_ns;
+        return true;
+    }
     prefill_left(e);
     if (r < 0) {
         leave_decode(e, j);

@@ -53,12 +53,17 @@ struct fus_event_done {
         finish; /* of the whole request: FAILED and CANCELLED; else of the last choice */
     int status; /* negative errno when FAILED */
 };
+struct fus_times { /* of a request until its first token, ms */
+    double queue, prefill;
+    double engine; /* of the prefill, what the engine worked for this prompt; the rest are other
+                      requests' decode steps, builds, and waiting for stored KV */
+};
 struct fus_request_ops { /* engine thread */
     /* Just before the prefill starts: the caller may look its chunks up now (as late as possible)
      * and fill plan->range/capture/strategy. After 0 the engine sees to every release() and done();
      * a negative errno fails the request, and the caller keeps what it looked up. May be NULL. */
     int (*on_plan)(void *ctx, struct fus_plan *plan);
-    void (*on_first)(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms);
+    void (*on_first)(void *ctx, const struct fus_report *r, const struct fus_times *ms);
     /* 0 go on, 1 stop this choice (the caller saw a stop string). */
     int (*on_token)(void *ctx, const struct fus_event_token *t);
     void (*on_choice)(void *ctx, unsigned choice, enum fus_finish f); /* that choice ended */

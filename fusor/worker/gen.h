@@ -40,7 +40,8 @@ struct gen_prompt {
     bool started, done;
     int status;
     struct fus_report report;
-    double queue_ms, prefill_ms, ttft_ms;
+    struct fus_times ms;
+    double ttft_ms;
 };
 struct gen {
     struct gen *next, **prev; /* loop: list of all */

@@ -67,7 +67,7 @@ static bool own_up(struct wk_prompt *p)
     return slow;
 }
 
-static void on_first(void *ctx, const struct fus_report *r, double queue_ms, double prefill_ms)
+static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
 {
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
@@ -76,20 +76,21 @@ static void on_first(void *ctx, const struct fus_report *r, double queue_ms, dou
     p->report = *r;
     p->started = true;
     bool slow = own_up(&p->p); /* waiting for a tier says nothing of the time to compute */
-    p->queue_ms = queue_ms;
-    p->prefill_ms = prefill_ms;
+    p->ms = *ms;
     p->ttft_ms = clock_ms_since(g->start_ns);
     pthread_mutex_unlock(&g->m);
     wk_metrics_ttft(p->ttft_ms / 1e3);
-    wk_metrics_queue(queue_ms / 1e3);
+    wk_metrics_queue(ms->queue / 1e3);
     wk_metrics_report(r);
     wk_load_first(g->w->load, &p->load,
-                  prefill_ms - atomic_load(&g->w->ms_per_token) * r->n_computed,
+                  ms->prefill - atomic_load(&g->w->ms_per_token) * r->n_computed,
                   slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
-    const struct wk_run run = {
-        .report = r, .prefill_ms = prefill_ms, .ttft_ms = p->ttft_ms, .whole = !r->n_failed_ranges};
+    const struct wk_run run = {.report = r,
+                               .prefill_ms = ms->prefill,
+                               .ttft_ms = p->ttft_ms,
+                               .whole = !r->n_failed_ranges};
     wk_control_done(g->w, p->p.decision, &run);
-    if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, prefill_ms, r->cost * p->p.n_tok);
+    if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, ms->prefill, r->cost * p->p.n_tok);
 }
 
 static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)

@@ -30,7 +30,7 @@ void gen_count(struct gen *g)
     pthread_mutex_lock(&g->m);
     gen_usage(g, &u);
     double ttft_ms = g->prompt[0].started ? g->prompt[0].ttft_ms : -1;
-    double queue_ms = g->prompt[0].started ? g->prompt[0].queue_ms : -1;
+    double queue_ms = g->prompt[0].started ? g->prompt[0].ms.queue : -1;
     pthread_mutex_unlock(&g->m);
     g->tokens_counted = true;
     gen_log_records(g);
@@ -156,8 +156,10 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
     }
     rc |= buf_addf(out,
                    "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
-                   "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f",
-                   n[0], n[1], n[2], n[3], first->ttft_ms, first->queue_ms, first->prefill_ms);
+                   "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f,"
+                   "\"engine_ms\":%.3f",
+                   n[0], n[1], n[2], n[3], first->ttft_ms, first->ms.queue, first->ms.prefill,
+                   first->ms.engine);
     rc |= put_decision(out, first);
     gen_hits(g, &hits);
     rc |= buf_adds(out, ",\"tiers\":{");

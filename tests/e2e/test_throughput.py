@@ -109,6 +109,7 @@ class Throughput(unittest.TestCase):
         self.assertEqual(got["rows"][0]["failed"], 3)
         self.assertIsNone(got["rows"][0]["ttft_ms_p95"])
         self.assertEqual(got["rows"][0]["busy_ms"], {"prefill": None, "decode": None})  # it does not say
+        self.assertEqual([q["engine_ms"] for q in got["rows"][0]["requests"]], [None] * 30)
         self.assertIsNone(got["meta"]["throughput_at_slo"]["server"])
 
     def test_a_worker_of_its_own(self):
@@ -124,6 +125,14 @@ class Throughput(unittest.TestCase):
         self.assertEqual(set(got["meta"]["outside_ms_unloaded"]), set(cached))
         for r in got["rows"]:  # what the engine did for a request
             self.assertTrue(0 < r["busy_ms"]["prefill"] and 0 < r["busy_ms"]["decode"])
+            each = r["requests"]
+            self.assertEqual([len(each), sorted(q["at_s"] for q in each)], [10, [q["at_s"] for q in each]])
+            for q in each:
+                self.assertLessEqual(q["queue_ms"] + q["prefill_ms"], q["ttft_ms"])
+                self.assertLess(q["ttft_ms"], q["end_ms"])
+            # The rest of a prefill's last step, behind the first token, is the engine's alone.
+            self.assertLess(sum(q["engine_ms"] for q in each) / 10, r["busy_ms"]["prefill"])
+            self.assertGreater(sum(q["engine_ms"] for q in each) / 10, r["busy_ms"]["prefill"] / 2)
 
     def test_streams_run_through_every_point(self):
         got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--rates", "5",

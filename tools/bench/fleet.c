@@ -3,16 +3,13 @@
  *
  * Per number of workers and way of routing: where chunks come from, TTFT, bytes per second of the
  * busiest Redis shard, the router's own time, and cost. Load grows with the fleet, so a row differs
- * from the one above it only by what growing does. --verify replays a measured curve of
- * `kvblend-bench throughput` with its arrivals and its unloaded times, and says how far off the
- * simulation is. */
+ * from the one above it only by what growing does. --verify: fleet_verify.h. */
 #include "tools/bench/bench.h"
-#include "tools/bench/fleet_sim.h"
+#include "tools/bench/fleet_verify.h"
 #include "tools/bench/svg.h"
 #include "tools/bench/trace.h"
 
 #include "base/mem.h"
-#include "base/rng.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -221,137 +218,6 @@ static int plot(const struct study *s, const char *path, struct err *err)
     return svg_write(&c, path, err);
 }
 
-/* ---- against a measured curve ---- */
-
-struct measured { /* a row of the report */
-    const char *strategy;
-    double rate, p50_ms, p95_ms;
-    double alone_ms;              /* TTFT of a request that nobody is before */
-    double prefill_ms, answer_ms; /* of the engine, each request */
-    size_t n;
-};
-
-static double number_of(const json_t *o, const char *name)
-{
-    const json_t *v = json_object_get(o, name);
-    return json_is_number(v) ? json_number_value(v) : NAN;
-}
-
-/* What requests took of the engine while this was measured, where the server said; if not, what one
- * took alone. The machine's speed changes by a tenth within minutes, and a tenth of its capacity is
- * most of a queue: which queue comes of given work is the question here. */
-static int read_row(const struct study *s, const json_t *row, const json_t *meta,
-                    struct measured *ret, struct err *err)
-{
-    const char *name = json_string_value(json_object_get(row, "strategy"));
-    struct measured m = {.strategy = name ? name : "",
-                         .rate = number_of(row, "rate"),
-                         .p50_ms = number_of(row, "ttft_ms_p50"),
-                         .p95_ms = number_of(row, "ttft_ms_p95"),
-                         .n = (size_t)json_integer_value(json_object_get(row, "n"))};
-    const json_t *busy = json_object_get(row, "busy_ms");
-    const double outside_ms = number_of(json_object_get(meta, "outside_ms_unloaded"), m.strategy);
-    m.alone_ms = number_of(json_object_get(meta, "ttft_ms_unloaded"), m.strategy);
-    m.prefill_ms = number_of(busy, "prefill");
-    m.answer_ms = number_of(busy, "decode");
-    if (m.prefill_ms > 0 && m.answer_ms >= 0 && isfinite(outside_ms)) {
-        m.alone_ms = outside_ms + m.prefill_ms;
-    } else {
-        const double step_ms = number_of(json_object_get(meta, "itl_ms_unloaded"), m.strategy);
-        struct fleet_opts o = s->o;
-        if (step_ms > 0) o.token_s = step_ms / 1e3;
-        m.prefill_ms = m.alone_ms;
-        m.answer_ms = 1e3 * fleet_answer_s(&o, s->kind.answer_tokens, m.alone_ms / 1e3);
-    }
-    *ret = m;
-    if (!(m.rate > 0 && m.p50_ms > 0 && m.p95_ms > 0 && m.prefill_ms > 0) || m.n == 0)
-        return err_set(err, -EINVAL, "--verify: a row without rate, TTFT, n or unloaded time");
-    return 0;
-}
-
-/* ret_off: of p50, of p95. */
-static int verify_row(struct study *s, const json_t *row, const json_t *meta, double ret_off[2],
-                      struct err *err)
-{
-    const uint32_t one = 0;
-    struct rng rng = {BENCH_ARRIVAL_SEED};
-    struct fleet_load l = s->kind;
-    struct fleet_opts o = s->o;
-    struct fleet_result t;
-    struct measured m = {0};
-    double now = 0;
-    int r = read_row(s, row, meta, &m, err);
-    if (r < 0) return r;
-    l.n = m.n;
-    l.n_docs = 1;
-    l.req = mem_alloc(m.n * sizeof *l.req);
-    if (!l.req) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < m.n; i++)
-        l.req[i] = (struct fleet_request){now += rng_exp(&rng, 1 / m.rate), &one, 1};
-    o.n_workers = 1;
-    o.n_shards = 0;
-    o.strategy = POL_STRAT_FULL;
-    o.prefill_s = m.prefill_ms / 1e3;
-    o.answer_s = m.answer_ms / 1e3;
-    o.warm_share = 0;
-    o.max_queue = 0;
-    r = fleet_run(&o, &l, &t);
-    mem_free(l.req);
-    if (r < 0) return err_set(err, r, "the simulation failed");
-    const double outside_ms = m.alone_ms - m.prefill_ms;
-    const double p50 = outside_ms + 1e3 * fleet_quantile(&t, 0.5);
-    const double p95 = outside_ms + 1e3 * fleet_quantile(&t, 0.95);
-    ret_off[0] = p50 / m.p50_ms - 1;
-    ret_off[1] = p95 / m.p95_ms - 1;
-    const double busy = m.rate * (o.prefill_s + o.answer_s);
-    json_array_append_new(s->rows, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
-                                             "strategy", m.strategy, "rate", m.rate, "busy", busy,
-                                             "ttft_ms_p50", m.p50_ms, "simulated_ms_p50", p50,
-                                             "ttft_ms_p95", m.p95_ms, "simulated_ms_p95", p95,
-                                             "off_p50", ret_off[0], "off_p95", ret_off[1]));
-    (void)printf("%-10s %8.3f %5.2f %9.0f %9.0f %+7.1f %% %9.0f %9.0f %+7.1f %%\n", m.strategy,
-                 m.rate, busy, m.p50_ms, p50, 100 * ret_off[0], m.p95_ms, p95, 100 * ret_off[1]);
-    fleet_result_fini(&t);
-    return 0;
-}
-
-static int verify(struct study *s, const char *path, struct err *err)
-{
-    json_error_t e;
-    json_t *file = json_load_file(path, 0, &e);
-    const json_t *rows = json_object_get(file, "rows");
-    const json_t *meta = json_object_get(file, "meta");
-    const size_t n = json_array_size(rows);
-    double *off[2] = {mem_alloc((n + 1) * sizeof(double)), mem_alloc((n + 1) * sizeof(double))};
-    int r = 0;
-    if (!file || n == 0 || !json_object_get(meta, "ttft_ms_unloaded"))
-        r = err_set(err, -EINVAL, "%s: not a report of kvblend-bench throughput", path);
-    if (!off[0] || !off[1]) r = err_set(err, -ENOMEM, "out of memory");
-    const json_t *streams = json_object_get(meta, "streams");
-    if (r == 0 && json_integer_value(streams) > 0)
-        r = err_set(err, -EINVAL, "%s: measured beside streams, which are not simulated", path);
-    if (r == 0)
-        (void)printf("%-10s %8s %5s %9s %9s %9s %9s %9s %9s\n", "", "rate/s", "busy", "p50 ms",
-                     "simulated", "off", "p95 ms", "simulated", "off");
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        double of[2] = {0};
-        r = verify_row(s, json_array_get(rows, i), meta, of, err);
-        off[0][i] = fabs(of[0]);
-        off[1][i] = fabs(of[1]);
-    }
-    for (int q = 0; r == 0 && q < 2; q++) {
-        const double median = bench_quantile(off[q], n, 0.5), worst = bench_quantile(off[q], n, 1);
-        json_object_set_new(s->meta, q ? "off_p95_median" : "off_median", json_real(median));
-        json_object_set_new(s->meta, q ? "off_p95_worst" : "off_worst", json_real(worst));
-        (void)printf("%s off by %.1f %% (median), %.1f %% at worst\n", q ? "p95" : "p50",
-                     100 * median, 100 * worst);
-    }
-    json_decref(file);
-    mem_free(off[0]);
-    mem_free(off[1]);
-    return r;
-}
-
 /* ---- the command ---- */
 
 static int read_opts(struct study *s, const struct opts *opts, struct err *err)
@@ -403,7 +269,9 @@ int bench_fleet(const struct opts *opts, struct err *err)
     int r = read_opts(&s, opts, err);
     if (r == 0 && opt_given(opts, "cost")) r = read_cost(opt_str(opts, "cost"), &s.o.cost, err);
     if (r == 0 && opt_given(opts, "verify")) {
-        r = verify(&s, opt_str(opts, "verify"), err);
+        r = fleet_verify(&s.o, &s.kind, opt_str(opts, "verify"), s.meta, s.rows, err);
+        if (r == 0 && opt_given(opts, "plot"))
+            r = fleet_verify_plot(s.rows, opt_str(opts, "plot"), err);
     } else if (r == 0) {
         if (!opt_given(opts, "cost"))
             r = err_set(err, -EINVAL,

@@ -324,7 +324,7 @@ static double prefill(struct fleet *f, struct node *w, const struct fleet_reques
         if (cache_put(&w->ram, c, o->chunk_bytes) < 0) f->err = -ENOMEM;
         if (from == FLEET_REDIS && cache_put(&w->nvme, c, o->chunk_bytes) < 0) f->err = -ENOMEM;
     }
-    return o->prefill_s > 0 ? o->prefill_s : got.predicted.ttft_s;
+    return o->prefill_s ? o->prefill_s[q - f->l->req] : got.predicted.ttft_s;
 }
 
 /* What a chunk takes to compute, and what one in NVMe is worth beside one in RAM: the time that
@@ -365,9 +365,8 @@ static void start_next(struct fleet *f, uint32_t i)
             ttft_s += f->build_s; /* urgent builds take every other turn of a prefill */
             built(f, w);
         }
-        const double answer_s = f->o->prefill_s > 0
-                                    ? f->o->answer_s
-                                    : fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
+        const double answer_s =
+            f->o->prefill_s ? f->o->answer_s : fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
         const double busy_s = ttft_s + answer_s;
         f->n_started++;
         if (j->req >= f->first) f->ret->ttft_s[f->ret->n++] = f->now_s - j->at_s + ttft_s;

@@ -52,9 +52,10 @@ struct fleet_opts {
     double redis_bytes_per_s, redis_first_s; /* of one shard */
     unsigned n_shards;                       /* 0: no Redis */
     unsigned max_queue; /* of a worker: beyond it requests are refused; 0 = none */
-    /* prefill_s > 0: every prefill takes this, and an answer's steps answer_s; to check against a
-     * measured curve */
-    double prefill_s, answer_s;
+    /* Not NULL: the prefill of each request [n], and every answer's steps take answer_s; to check
+     * against a measured curve. */
+    const double *prefill_s;
+    double answer_s;
     bool cold;         /* nothing is held at first */
     double warm_share; /* of the requests, the first ones, that count for nothing, 0…1 */
     uint64_t seed;

@@ -10,6 +10,9 @@
 
 enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100, STREAM_TRIES = 50 };
 
+static const struct openloop_shot shot_begin = {
+    .ttft_ms = -1, .end_ms = -1, .queue_ms = -1, .prefill_ms = -1, .engine_ms = -1};
+
 struct run;
 struct shot { /* under way */
     struct run *run;
@@ -78,6 +81,12 @@ static int on_event(void *ctx, const char *data, size_t len)
         const json_t *more = json_object_get(usage, "prompt_tokens_details");
         r->n_prompt = (unsigned)json_integer_value(json_object_get(usage, "prompt_tokens"));
         r->n_cached = (unsigned)json_integer_value(json_object_get(more, "cached_tokens"));
+    }
+    const json_t *explained = json_object_get(event, "kvblend");
+    if (json_is_object(explained)) {
+        r->queue_ms = json_number_value(json_object_get(explained, "queue_ms"));
+        r->prefill_ms = json_number_value(json_object_get(explained, "prefill_ms"));
+        r->engine_ms = json_number_value(json_object_get(explained, "engine_ms"));
     }
     if (json_object_get(event, "error")) r->err = -EPROTO;
     json_decref(event);
@@ -154,7 +163,7 @@ static bool keep_streams(struct run *u)
         struct shot *s = &u->stream[i];
         if (!s->call) {
             sse_parser_fini(&s->sse);
-            *s->ret = (struct openloop_shot){.ttft_ms = -1, .end_ms = -1};
+            *s->ret = shot_begin;
             s->due_ns = clock_ns();
             start(u, s, u->n_begun++);
         }
@@ -260,7 +269,7 @@ static int make_shots(struct run *u, struct openloop_shot *ret)
     u->stream_ret = mem_zalloc((n_streams + 1) * sizeof *u->stream_ret);
     if (!u->shot || !u->stream || !u->stream_ret) return -ENOMEM;
     for (size_t i = 0; i < u->o->n; i++) {
-        ret[i] = (struct openloop_shot){.ttft_ms = -1, .end_ms = -1};
+        ret[i] = shot_begin;
         u->shot[i] = (struct shot){.run = u, .ret = &ret[i]};
     }
     for (size_t i = 0; i < n_streams; i++)

@@ -19,12 +19,13 @@ struct buf;
 
 struct openloop_shot { /* of one request; times in ms from when it was due, < 0 = never */
     double ttft_ms, end_ms;
-    double gap_ms_max;    /* longest pause between two pieces of text */
-    double gap_ms_sum;    /* over all of them */
-    unsigned n_pieces;    /* of text */
-    unsigned n_prompt;    /* tokens, as the server counts them; 0 = it did not say */
-    unsigned n_cached;    /* of them */
-    int http_status, err; /* err: of the exchange, 0 or negative errno */
+    double gap_ms_max; /* longest pause between two pieces of text */
+    double gap_ms_sum; /* over all of them */
+    unsigned n_pieces; /* of text */
+    unsigned n_prompt; /* tokens, as the server counts them; 0 = it did not say */
+    unsigned n_cached; /* of them */
+    double queue_ms, prefill_ms, engine_ms; /* as a kvblend worker explains itself (docs/api.md) */
+    int http_status, err;                   /* err: of the exchange, 0 or negative errno */
 };
 struct openloop_gap { /* between two pieces of one answer */
     bool of_stream;

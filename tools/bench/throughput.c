@@ -57,7 +57,7 @@ struct method {
     double ratio;
     double unloaded_ms;     /* median TTFT of a request alone */
     double unloaded_gap_ms; /* and of the longest time between two of its tokens; NAN */
-    double outside_ms;      /* and of what a request took beside its prefill; NAN */
+    double outside_ms;      /* and of what its first token took beside the engine's work; NAN */
     double rate[POINTS_MAX], p50[POINTS_MAX], p95[POINTS_MAX];
     size_t n_points;
     double at_slo; /* highest rate that keeps the objective; NAN: none is known */
@@ -172,7 +172,7 @@ static int make_body(void *ctx, size_t i, struct buf *out)
     int r = prompt_of(l, i, &text, begin, end);
     json_t *body = r < 0 ? NULL : chat(t, buf_cstr(&text), t->answer_tokens);
     if (body && !t->foreign) {
-        json_t *k = json_pack("{s:s}", "mode", l->m->mode);
+        json_t *k = json_pack("{s:s, s:b}", "mode", l->m->mode, "explain", 1);
         if (k && l->m->strategy[0]) {
             json_object_set_new(k, "strategy", json_string(l->m->strategy));
             json_object_set_new(k, "ratio", json_real(l->m->ratio));
@@ -304,9 +304,28 @@ static void stop_worker(struct thru *t)
     (void)rmdir(t->dir);
 }
 
-/* Every document's KV into the store, so that the first point is not the one that builds them. */
+static double metric_of(const char *text, const char *name)
+{
+    const char *at = strstr(text, name);
+    return at ? strtod(at + strlen(name), NULL) : NAN;
+}
+
+/* Chunks whose sensitivity the worker has still to measure; NAN: it does not answer. */
+static double to_measure(const struct thru *t)
+{
+    struct buf text = BUF_INIT;
+    double n = NAN;
+    if (openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200)
+        n = metric_of(buf_cstr(&text), "\nkvblend_sensitivity_pending ");
+    buf_fini(&text);
+    return n;
+}
+
+/* Every document's KV into the store, and all that is measured of it in idle time: a point is of a
+ * worker that knows its documents, whatever was measured before it has put out of the store. */
 static int build_pool(struct thru *t, struct err *err)
 {
+    const uint64_t begin = clock_ns();
     for (size_t i = 0; i < t->pool.n; i++) {
         if (bench_stopped()) return -ECANCELED;
         json_t *body = json_pack("{s:[s], s:b}", "texts", t->pool.text[i], "wait", 1);
@@ -318,6 +337,12 @@ static int build_pool(struct thru *t, struct err *err)
         if (status != 200 && bench_stopped()) return -ECANCELED; /* the worker was told, too */
         if (status != 200) return err_set(err, -EIO, "a document was not built: HTTP %d", status);
         bench_progress("document", i + 1, t->pool.n);
+    }
+    for (double n; (n = to_measure(t)) != 0;) {
+        if (bench_stopped()) return -ECANCELED;
+        if (isnan(n) || clock_ms_since(begin) > BUILD_S * 1e3)
+            return err_set(err, -EIO, "the documents' sensitivity does not get measured");
+        (void)poll(NULL, 0, 500);
     }
     return 0;
 }
@@ -380,12 +405,6 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
 }
 
 /* ---- points ---- */
-
-static double metric_of(const char *text, const char *name)
-{
-    const char *at = strstr(text, name);
-    return at ? strtod(at + strlen(name), NULL) : NAN;
-}
 
 /* Since it started. */
 static struct busy read_busy(const struct thru *t)
@@ -452,7 +471,7 @@ static int measure_unloaded(struct thru *t, struct method *m, struct err *err)
             return err_set(err, -EIO, "%s: HTTP %d, %s", m->name, shot.http_status,
                            shot.err < 0 ? err_name(shot.err) : "no text came");
         if (i > 0) ms[i - 1] = shot.ttft_ms;
-        if (i > 0) outside[i - 1] = shot.ttft_ms - 1e3 * p.busy.prefill_s;
+        if (i > 0) outside[i - 1] = shot.engine_ms < 0 ? NAN : shot.ttft_ms - shot.engine_ms;
         if (i > 0 && shot.n_pieces > 1) gap[n_gap++] = shot.gap_ms_max;
     }
     m->outside_ms = bench_quantile(outside, UNLOADED_REPS, 0.5);
@@ -500,6 +519,26 @@ static void report_gaps(const struct thru *t, const struct point *p, json_t *row
     (void)printf(" %9.0f %6.2f", p99, p99 / alone);
 }
 
+static json_t *time_or_null(double ms)
+{
+    return bench_number(ms < 0 ? NAN : ms);
+}
+
+/* One by one, in the order that they came in. */
+static json_t *each_request(const struct point *p)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; list && i < p->n; i++) {
+        const struct openloop_shot *s = &p->shot[i];
+        json_array_append_new(
+            list, json_pack("{s:f, s:o, s:o, s:o, s:o, s:o}", "at_s", p->at_s[i], "ttft_ms",
+                            time_or_null(s->ttft_ms), "end_ms", time_or_null(s->end_ms), "queue_ms",
+                            time_or_null(s->queue_ms), "prefill_ms", time_or_null(s->prefill_ms),
+                            "engine_ms", time_or_null(s->engine_ms)));
+    }
+    return list;
+}
+
 static void report_point(struct thru *t, struct method *m, double rate, double wall_s,
                          const struct point *p, struct tally *c)
 {
@@ -525,6 +564,7 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
     json_object_set_new(row, "busy_ms",
                         json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * p->busy.prefill_s),
                                   "decode", bench_number(1e3 * p->busy.decode_s)));
+    json_object_set_new(row, "requests", each_request(p));
     json_array_append_new(t->rows, row);
 }
 
@@ -667,8 +707,10 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
                  "%4s %4s\n",
                  t->slo_ms, "", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ITL p99", "/alone",
                  "good/s", "cached", "n", "fail");
-    for (size_t i = 0; i < t->n_methods && r == 0; i++)
-        r = sweep(t, &t->method[i], opts, err);
+    for (size_t i = 0; i < t->n_methods && r == 0; i++) {
+        if (i > 0 && !t->foreign) r = build_pool(t, err);
+        if (r == 0) r = sweep(t, &t->method[i], opts, err);
+    }
     if (r == -ECANCELED && json_array_size(t->rows) > 0) r = 0; /* what is done is told */
     if (r == 0) summary(t);
     return r;

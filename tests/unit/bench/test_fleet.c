@@ -3,6 +3,9 @@
 
 #include "tools/bench/fleet_sim.h"
 
+#include "base/mem.h"
+#include "base/rng.h"
+
 #include <errno.h>
 
 enum { CHUNK = 512, K = 6 };
@@ -49,28 +52,43 @@ static uint64_t total(const struct fleet_result *t)
     return sum;
 }
 
-/* A queue with one server and constant work: the mean wait is known (Pollaczek, Khinchine). */
-TEST(one_worker_is_the_queue_of_the_textbook)
+/* A queue with one server: the mean wait is known, for equal work and for work of any spread
+ * (Pollaczek, Khinchine). */
+static void check_queue(double load, bool equal)
 {
     const double work_s = 0.5;
-    for (double load = 0.3; load < 0.95; load += 0.2) {
-        struct fleet_load l;
-        struct fleet_opts o = plain();
-        struct fleet_result t;
-        double sum = 0;
-        make(&l, 50, 60000, load / work_s);
-        l.answer_tokens = 0;
-        o.prefill_s = work_s;
-        o.warm_share = 0;
-        ASSERT_OK(fleet_run(&o, &l, &t));
-        ASSERT_EQ(t.n, l.n);
-        for (size_t i = 0; i < t.n; i++)
-            sum += t.ttft_s[i] - work_s;
-        const double want = load * work_s / (2 * (1 - load));
-        ASSERT_NEAR(sum / (double)t.n / want, 1, 0.1);
-        ASSERT_NEAR(t.busy_share, load, 0.02);
-        fleet_result_fini(&t);
-        fleet_load_fini(&l);
+    struct rng rng = {11};
+    struct fleet_load l;
+    struct fleet_opts o = plain();
+    struct fleet_result t;
+    double sum = 0;
+    make(&l, 50, 120000, load / work_s);
+    double *prefill_s = mem_alloc(l.n * sizeof *prefill_s);
+    ASSERT_TRUE(prefill_s != NULL);
+    for (size_t i = 0; i < l.n; i++) {
+        prefill_s[i] = equal ? work_s : rng_exp(&rng, work_s);
+        sum -= prefill_s[i];
+    }
+    l.answer_tokens = 0;
+    o.prefill_s = prefill_s;
+    o.warm_share = 0;
+    ASSERT_OK(fleet_run(&o, &l, &t));
+    ASSERT_EQ(t.n, l.n);
+    for (size_t i = 0; i < t.n; i++)
+        sum += t.ttft_s[i];
+    const double want = load * work_s / (1 - load) / (equal ? 2 : 1);
+    ASSERT_NEAR(sum / (double)t.n / want, 1, 0.1);
+    ASSERT_NEAR(t.busy_share, load, 0.02);
+    fleet_result_fini(&t);
+    fleet_load_fini(&l);
+    mem_free(prefill_s);
+}
+
+TEST(one_worker_is_the_queue_of_the_textbook)
+{
+    for (double load = 0.3; load < 0.95; load += 0.3) {
+        check_queue(load, true);
+        check_queue(load, false);
     }
 }
 

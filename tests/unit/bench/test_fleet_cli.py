@@ -40,6 +40,22 @@ def check_times(folder):
     close(got["rows"][1]["simulated_ms_p95"], 100 + 4.8 * 900 + 3.8 * 90)
     close(got["rows"][2]["simulated_ms_p50"], 3 * 800 + 2 * 60)
     close(got["meta"]["off_worst"], 1.98)
+    # Each its own work, when it came; one of unknown work counts as the mean.
+    each = [{"at_s": at, "engine_ms": ms} for at, ms in ((1, 500), (2, 1500), (2.5, None), (9, 700), (9, 300))]
+    got = report(*verify(folder, [row(1, requests=each, **busy), row(1, requests=each[:2], **busy)], {**meta, **told}))
+    ttft = [500, 1500, (3.5 + 0.09 - 2.5) * 1e3 + 900, 700, 700 + 90 + 300]
+    close(got["rows"][0]["simulated_ms_p50"], 100 + sorted(ttft)[2])
+    close(got["rows"][0]["simulated_ms_p95"], 100 + sorted(ttft)[3] + 0.8 * (max(ttft) - sorted(ttft)[3]))
+    close(got["rows"][0]["mean_ms_p50"], 100 + 900)
+    assert got["rows"][0]["each"] and not got["rows"][1]["each"], got["rows"]
+    close(got["rows"][1]["simulated_ms_p95"], got["rows"][1]["mean_ms_p95"])
+    chart = folder / "chart.svg"
+    other = row(2, **{**busy, "strategy": "full"})
+    both = {key: {**of, "full": of["blend"]} for key, of in {**meta, **told}.items() if key != "streams"}
+    report(*verify(folder, [row(1, **busy), row(2, **busy), other], both), "--plot", str(chart))
+    svg = chart.read_text()
+    for name in ("blend, measured", "blend, simulated", "full, measured", "full, simulated"):
+        assert svg.count(">%s<" % name) == 1, (name, svg)
 
 
 def check_refusals(folder):
