@@ -269,8 +269,8 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
 /* ---- paged KV ----
  * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
  * base + (pages[p] * page_stride + l * layer_stride) * kn_kv_value_bytes(). Type and order are the
- * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it multiplies bf16 on
- * AMX tiles: bf16 in tiles, cpu/simd/attn_amx.c). K is rotated at its position.
+ * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it multiplies bf16:
+ * bf16 in tiles, cpu/simd/attn_bf16.c). K is rotated at its position.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
 struct kn_pages {

@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CALIB_VERSION = 3, KEY_BYTES = 640, RUNS_MAX = 16, SUFFIX = 24, CONTEXT_MAX = 2048 };
+enum { CALIB_VERSION = 4, KEY_BYTES = 640, RUNS_MAX = 16, SUFFIX = 24, CONTEXT_MAX = 2048 };
 #define BUDGET_S 2.0
 #define CPU_SHARE_MIN 0.05 /* chosen: a machine twenty times overcommitted, or no CPU device */
 

@@ -48,6 +48,7 @@ struct kn_gemm_job {
 };
 struct kn_attn_job {
     const struct kn_attn_args *args;
+    bool tiles;     /* bf16 pages: by AMX */
     float *scratch; /* kn_attn_ops.scratch() floats */
     const atomic_bool *cancel;
 };
@@ -87,7 +88,7 @@ extern const struct kn_simd kn_simd_portable;
 extern const struct kn_simd kn_simd_avx2, kn_simd_avx512;
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1);
-extern const struct kn_attn_ops kn_attn_amx; /* bf16 pages */
+extern const struct kn_attn_ops kn_attn_bf16; /* bf16 pages */
 bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, size_t k0, size_t kc,
                            float *out);
 #endif
@@ -221,8 +222,8 @@ int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
                        size_t K, enum kn_dtype t, void *out);
 int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
                   float *out);
-/* Products round to bf16 and this CPU has tiles for them: attention is theirs, too, and pages hold
- * bf16. Settled by the choice of the GEMM. */
+/* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold: where
+ * products round to bf16, attention does, too. */
 bool kn_cpu_tiles(const struct kn_dev *d);
 const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d);
 int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a);

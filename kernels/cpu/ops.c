@@ -281,15 +281,17 @@ bool kn_cpu_tiles(const struct kn_dev *d)
 const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
 {
 #if defined(__x86_64__)
-    if (kn_cpu_tiles(d)) return &kn_attn_amx;
+    if (d->has_bf16 && kn_gemm_is_bf16(d->gemm)) return &kn_attn_bf16;
 #endif
     return &d->simd->attn;
 }
 
-static float *attn_scratch(struct kn_stream *st, const struct kn_attn_args *a)
+/* Its scratch is NULL where there is no memory. */
+static struct kn_attn_job attn_job(struct kn_stream *st, const struct kn_attn_args *a)
 {
-    size_t floats = kn_cpu_attn_ops(st->dev)->scratch(a->H / a->kv->G, a->kv->K);
-    return kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
+    const size_t floats = kn_cpu_attn_ops(st->dev)->scratch(a->H / a->kv->G, a->kv->K);
+    float *scratch = kn_cpu_scratch(st, KN_SLOT_ATTN, floats * sizeof(float));
+    return (struct kn_attn_job){a, kn_cpu_tiles(st->dev), scratch, st->cancel};
 }
 
 /* Rows [row0, row0 + m), all of one sequence, and KV heads [g0, g1). */
@@ -308,7 +310,7 @@ static int attn_rows(struct kn_stream *st, const struct kn_attn_args *all, size_
     a.pos += row0;
     a.out += row0 * a.ldo;
     if (a.lse) a.lse += row0 * a.H;
-    struct kn_attn_job j = {&a, attn_scratch(st, &a), st->cancel};
+    const struct kn_attn_job j = attn_job(st, &a);
     if (!j.scratch) return -ENOMEM;
     return kn_cpu_attn_ops(st->dev)->attn(&j, g0, g1);
 }
@@ -357,7 +359,7 @@ static int mass_item(struct kn_stream *st, void *arg, size_t item)
 {
     const struct mass_par *p = arg;
     size_t key0 = p->key0 + item * MASS_KEYS, n = p->end - key0;
-    struct kn_attn_job j = {p->args, attn_scratch(st, p->args), st->cancel};
+    const struct kn_attn_job j = attn_job(st, p->args);
     if (!j.scratch) return -ENOMEM;
     return kn_cpu_attn_ops(st->dev)->mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
 }

@@ -81,6 +81,12 @@ struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm)
     return kn_dev_create(&o, &d, &e) < 0 ? NULL : d;
 }
 
+struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads)
+{
+    if (i < KERN_PAGES_BF16) return kern_dev(i, n_threads, NULL);
+    return kern_device() ? NULL : kern_dev(i - 1, n_threads, "own-bf16");
+}
+
 float *kern_random(size_t n, uint64_t seed, float scale)
 {
     float *x = malloc((n + 1) * sizeof *x);

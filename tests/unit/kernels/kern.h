@@ -19,6 +19,9 @@ struct kern_shape {
  * would be another instruction set's. Destroy it. */
 enum { KERN_ISAS = 4 };
 struct kn_dev *kern_dev(unsigned i, unsigned n_threads, const char *gemm);
+/* The same by what pages hold: f32 of every instruction set, then bf16, with and without tiles. */
+enum { KERN_PAGES_BF16 = KERN_ISAS - 1, KERN_PAGES = KERN_ISAS + 1 };
+struct kn_dev *kern_dev_of_pages(unsigned i, unsigned n_threads);
 /* With KVBLEND_TEST_DEVICE in the environment number 0 is that device, and there is no other. */
 const char *kern_device(void); /* NULL: the CPU */
 /* What operations touch and the tests as well; malloc() and free() of the tests are these. */

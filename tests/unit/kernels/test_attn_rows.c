@@ -128,9 +128,9 @@ static int mass_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 /* The arithmetics of the device under test, in turns; the CPU's instruction sets count as such. */
 static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
 {
-    const bool bf16 = *ret_bf16 = i == (kern_device() ? 1 : KERN_ISAS - 1); /* tiles are the last */
+    const bool bf16 = *ret_bf16 = i >= (kern_device() ? 1 : KERN_PAGES_BF16);
     if (kern_device()) return i < 2 ? kern_dev(2, 1, i ? "own-bf16" : "own-f32") : NULL;
-    struct kn_dev *d = kern_dev(i, 2, bf16 ? "own-bf16" : NULL);
+    struct kn_dev *d = i < KERN_PAGES ? kern_dev_of_pages(i, 2) : NULL;
     if (d) ASSERT_EQ(kn_kv_value_bytes(d), bf16 ? 2 : 4);
     return d;
 }

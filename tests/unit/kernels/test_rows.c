@@ -18,8 +18,8 @@ static size_t page_value; /* bytes, of the device under test */
 static void on_all(void (*fn)(struct kn_stream *st))
 {
     struct body b = {fn};
-    for (unsigned i = 0; i < KERN_ISAS; i++) { /* tiles are the last, and come with their GEMM */
-        struct kn_dev *d = kern_dev(i, 2, i == KERN_ISAS - 1 ? "own-bf16" : NULL);
+    for (unsigned i = 0; i < KERN_PAGES; i++) {
+        struct kn_dev *d = kern_dev_of_pages(i, 2);
         if (!d) continue;
         page_value = kn_kv_value_bytes(d);
         ASSERT_OK(kern_run(d, false, 1, call_body, &b));

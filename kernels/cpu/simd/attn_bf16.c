@@ -1,14 +1,16 @@
-/* Attention over bf16 pages of 64 keys on AMX tiles; the design of attn.c with tiles for vectors.
+/* Attention over bf16 pages of 64 keys, by AMX tiles or by vdpbf16ps; the design of attn.c with
+ * pairs for values.
  *
  * A page holds what a tile load takes. K of a KV head: [P / 16][K / 2][16] pairs, the two dims of a
  * pair beside each other, sixteen keys in the columns; V: [ceil(K / 16)][P / 2][16] pairs, the two
  * keys beside each other, dims in the columns, the last tile as wide as dims are left. So both
- * products read B as it lies there, and nothing is rounded but once, when it is stored.
+ * products read B as it lies there, and nothing is rounded but once, when it is stored; a row of a
+ * tile is a vector of vdpbf16ps.
  * Queries and probabilities are rounded to bf16, scores, sums and outputs are f32. Sixteen packed
- * rows go together. Invariance: as in attn.c; an output is one chain of tile products over the keys
- * in ascending order, 32 at a time, and a key that a row does not see has probability 0 and a
+ * rows go together. Invariance: as in attn.c; an output is one chain of products over the keys in
+ * ascending order, 32 or 2 at a time, and a key that a row does not see has probability 0 and a
  * finite value. What lies behind the last key that any row of a chunk sees may be anything and is
- * read as zeros. Thread: any, once the process may use AMX (isa.c). */
+ * read as zeros. Thread: any, by tiles once the process may use AMX (isa.c). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/amx.h"
 
@@ -18,13 +20,15 @@ enum {
     CHUNK_ROWS = 96, /* chosen: queries, outputs and a page fit L2 */
     KEY_TILES = P / AMX_COLS,
     KEY_PAIRS = P / 2,
-    DIM_TILES = 4, /* that are summed at once */
+    DIM_TILES = 4, /* that are summed at once, as many as key tiles */
+    VR = 4,        /* rows of a pass by vectors: with four tiles' columns sixteen chains */
 };
 
 typedef uint32_t pair; /* two bf16, the lower index in the lower half */
 
 struct chunk {
     const struct kn_attn_args *a;
+    bool tiles;
     size_t K, Kp;   /* head dim; in whole tiles of columns */
     size_t units;   /* pairs of a query in whole tiles */
     size_t group;   /* query heads per KV head */
@@ -78,6 +82,7 @@ static struct chunk chunk_init(const struct kn_attn_job *j)
     struct chunk c = chunk_of(a->H / a->kv->G, a->kv->K);
     const size_t rows = rows_max(&c);
     c.a = a;
+    c.tiles = j->tiles;
     c.o = j->scratch;
     c.l = c.o + rows * c.Kp;
     c.m = c.l + rows * VL;
@@ -233,7 +238,7 @@ static void *layer_of(const struct kn_attn_args *a, size_t page)
 static const pair *open_k(const struct chunk *c, size_t page)
 {
     const pair *k = k_of(c->a->kv, layer_of(c->a, page), c->g);
-    if (c->K / 2 % AMX_UNITS) copy_k_end(c, k);
+    if (c->tiles && c->K / 2 % AMX_UNITS) copy_k_end(c, k);
     return k;
 }
 
@@ -246,8 +251,7 @@ static const pair *open_v(const struct chunk *c, size_t page)
     return c->v;
 }
 
-/* s[r][key] = q[r] . k[key] of sixteen packed rows and one page. */
-static void scores(const struct chunk *c, size_t t0, const pair *k)
+static void scores_tiles(const struct chunk *c, size_t t0, const pair *k)
 {
     const pair *q = c->q + t0 * c->units;
     const size_t whole = c->K / 2 / AMX_UNITS * AMX_UNITS, ldq = c->units * sizeof *q;
@@ -276,6 +280,53 @@ static void scores(const struct chunk *c, size_t t0, const pair *k)
     _tile_stored(2, c->s + 2 * AMX_COLS, P * sizeof *c->s);
     _tile_stored(3, c->s + 3 * AMX_COLS, P * sizeof *c->s);
     amx_barrier();
+}
+
+/* c[r][i] (+)= sum over u of a[r][u] b[i][u], of VR rows and n tiles of columns. */
+VF_INLINE void multiply(float *c, size_t ldc, bool add, const pair *a, size_t lda, const pair *b,
+                        size_t next, size_t units, const size_t n)
+{
+    vf sum[VR][DIM_TILES];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < VR; r++)
+#pragma GCC unroll 4
+        for (size_t i = 0; i < n; i++)
+            sum[r][i] = add ? vf_load(c + r * ldc + i * VL) : vf_set1(0.0f);
+    for (size_t u = 0; u < units; u++, b += AMX_COLS) {
+        __m512bh bu[DIM_TILES];
+#pragma GCC unroll 4
+        for (size_t i = 0; i < n; i++)
+            bu[i] = (__m512bh)_mm512_loadu_si512(b + i * next);
+#pragma GCC unroll 4
+        for (size_t r = 0; r < VR; r++) {
+            const __m512bh au = (__m512bh)_mm512_set1_epi32((int)a[r * lda + u]);
+#pragma GCC unroll 4
+            for (size_t i = 0; i < n; i++)
+                sum[r][i] = _mm512_dpbf16_ps(sum[r][i], au, bu[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (size_t r = 0; r < VR; r++)
+#pragma GCC unroll 4
+        for (size_t i = 0; i < n; i++)
+            vf_store(c + r * ldc + i * VL, sum[r][i]);
+}
+
+static void scores_vectors(const struct chunk *c, size_t t0, size_t n, const pair *k)
+{
+    const size_t units = c->K / 2;
+    for (size_t r = 0; r < n; r += VR)
+        multiply(c->s + r * P, P, false, c->q + (t0 + r) * c->units, c->units, k, units * AMX_COLS,
+                 units, KEY_TILES);
+}
+
+/* s[r][key] = q[r] . k[key] of n <= 16 packed rows and one page. */
+static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
+{
+    if (c->tiles)
+        scores_tiles(c, t0, k);
+    else
+        scores_vectors(c, t0, n, k);
 }
 
 /* Keys of the page that a packed row sees. */
@@ -325,8 +376,7 @@ static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see)
         if ((n) > 3) fourth;                                                                       \
     } while (0)
 
-/* o[r] += sum over keys of p[r][key] v[key], n tiles of dims. */
-static void weigh(const struct chunk *c, float *o, const pair *v, size_t n)
+static void weigh_tiles(const struct chunk *c, float *o, const pair *v, size_t n)
 {
     const size_t ldo = c->Kp * sizeof *o, ld = AMX_COLS * sizeof *v, next = KEY_PAIRS * AMX_COLS;
     amx_barrier();
@@ -347,17 +397,42 @@ static void weigh(const struct chunk *c, float *o, const pair *v, size_t n)
     amx_barrier();
 }
 
+static void weigh_vectors(const struct chunk *c, size_t rows, float *o, const pair *v, size_t n)
+{
+    const size_t next = KEY_PAIRS * AMX_COLS;
+    const pair *p = c->p;
+    for (size_t r = 0; r < rows; r += VR, o += VR * c->Kp, p += VR * KEY_PAIRS) {
+        if (n == 4)
+            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 4);
+        else if (n == 3)
+            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 3);
+        else if (n == 2)
+            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 2);
+        else
+            multiply(o, c->Kp, true, p, KEY_PAIRS, v, next, KEY_PAIRS, 1);
+    }
+}
+
+/* o[r] += sum over keys of p[r][key] v[key], of `rows` packed rows and n tiles of dims. */
+static void weigh(const struct chunk *c, size_t rows, float *o, const pair *v, size_t n)
+{
+    if (c->tiles)
+        weigh_tiles(c, o, v, n);
+    else
+        weigh_vectors(c, rows, o, v, n);
+}
+
 /* Sixteen packed rows (or what is left of them) of a chunk against one page. */
 static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k, const pair *v,
                       int32_t key0)
 {
-    scores(c, t0, k);
+    scores(c, t0, n, k);
     for (size_t r = 0; r < n; r++)
         softmax_row(c, r, t0 + r, sees(c, t0 + r, key0));
     memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
     for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
         const size_t left = (c->Kp - d) / AMX_COLS;
-        weigh(c, c->o + t0 * c->Kp + d, v + d * KEY_PAIRS, left < DIM_TILES ? left : DIM_TILES);
+        weigh(c, n, c->o + t0 * c->Kp + d, v + d * KEY_PAIRS, left < DIM_TILES ? left : DIM_TILES);
     }
 }
 
@@ -398,7 +473,7 @@ static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
     struct chunk c = chunk_init(j);
     const size_t step = chunk_rows(c.group);
     int r = 0;
-    amx_open();
+    if (c.tiles) amx_open();
     for (c.g = g0; r == 0 && c.g < g1; c.g++)
         for (c.row0 = 0; c.row0 < j->args->m; c.row0 += step) {
             if (kn_cancelled(j->cancel)) {
@@ -410,7 +485,7 @@ static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
             chunk_run(&c);
             chunk_finish(&c);
         }
-    _tile_release();
+    if (c.tiles) _tile_release();
     return r;
 }
 
@@ -418,7 +493,7 @@ static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 static void mass_tile(const struct chunk *c, size_t t0, size_t n, const pair *k, int32_t key0,
                       float *sum)
 {
-    scores(c, t0, k);
+    scores(c, t0, n, k);
     for (size_t r = 0; r < n; r++) {
         const int n_see = sees(c, t0 + r, key0);
         const vf lse = vf_set1(c->m[t0 + r]);
@@ -436,7 +511,7 @@ static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size
     struct chunk c = chunk_init(j);
     const size_t step = chunk_rows(c.group), end = key0 + n_keys;
     int e = 0;
-    amx_open();
+    if (c.tiles) amx_open();
     for (c.g = 0; e == 0 && c.g < a->kv->G; c.g++)
         for (c.row0 = 0; c.row0 < a->m; c.row0 += step) {
             if (kn_cancelled(j->cancel)) {
@@ -461,8 +536,8 @@ static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size
                     mass[key + i] += sum[i];
             }
         }
-    _tile_release();
+    if (c.tiles) _tile_release();
     return e;
 }
 
-const struct kn_attn_ops kn_attn_amx = {sizeof(uint16_t), put, attn_scratch, attn, attn_mass};
+const struct kn_attn_ops kn_attn_bf16 = {sizeof(uint16_t), put, attn_scratch, attn, attn_mass};
