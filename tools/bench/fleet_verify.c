@@ -204,11 +204,12 @@ static size_t curve(const json_t *rows, size_t at, double *x, double *measured, 
 int fleet_verify_plot(const json_t *rows, const char *path, struct err *err)
 {
     const size_t n = json_array_size(rows);
-    double *x = mem_alloc((n + 1) * 3 * sizeof *x), *measured = x + n, *simulated = x + 2 * n;
+    double *x = mem_alloc((n + 1) * 3 * sizeof *x);
     char name[2 * STRATEGIES_MAX][40];
     struct svg_series line[2 * STRATEGIES_MAX];
     size_t n_line = 0;
     if (!x) return err_set(err, -ENOMEM, "out of memory");
+    double *measured = x + n, *simulated = x + 2 * n;
     for (size_t at = 0, end; at < n && n_line < 2 * STRATEGIES_MAX; at = end) {
         const json_t *row = json_array_get(rows, at);
         const char *strategy = json_string_value(json_object_get(row, "strategy"));

@@ -310,14 +310,22 @@ static double metric_of(const char *text, const char *name)
     return at ? strtod(at + strlen(name), NULL) : NAN;
 }
 
-/* Chunks whose sensitivity the worker has still to measure; NAN: it does not answer. */
-static double to_measure(const struct thru *t)
+/* n of them, as they are at one time; NAN: the server does not say. */
+static void read_metrics(const struct thru *t, const char *const name[], size_t n, double ret[])
 {
     struct buf text = BUF_INIT;
-    double n = NAN;
-    if (openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200)
-        n = metric_of(buf_cstr(&text), "\nkvblend_sensitivity_pending ");
+    const bool told = openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200;
+    for (size_t i = 0; i < n; i++)
+        ret[i] = told ? metric_of(buf_cstr(&text), name[i]) : NAN;
     buf_fini(&text);
+}
+
+/* Chunks whose sensitivity the worker has still to measure. */
+static double to_measure(const struct thru *t)
+{
+    static const char *const pending = "\nkvblend_sensitivity_pending ";
+    double n;
+    read_metrics(t, &pending, 1, &n);
     return n;
 }
 
@@ -409,14 +417,11 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
 /* Since it started. */
 static struct busy read_busy(const struct thru *t)
 {
-    struct buf text = BUF_INIT;
-    struct busy b = {NAN, NAN};
-    if (openloop_call(t->address, "/metrics", NULL, &text, 10000) == 200)
-        b = (struct busy){
-            metric_of(buf_cstr(&text), "kvblend_engine_busy_seconds_total{work=\"prefill\"} "),
-            metric_of(buf_cstr(&text), "kvblend_engine_busy_seconds_total{work=\"decode\"} ")};
-    buf_fini(&text);
-    return b;
+    static const char *const work[] = {"kvblend_engine_busy_seconds_total{work=\"prefill\"} ",
+                                       "kvblend_engine_busy_seconds_total{work=\"decode\"} "};
+    double s[2];
+    read_metrics(t, work, 2, s);
+    return (struct busy){s[0], s[1]};
 }
 
 struct point {          /* what is asked and what came of it */
