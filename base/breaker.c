@@ -41,6 +41,7 @@ bool breaker_allow(struct breaker *b, uint64_t now_ns)
     if (waiting && now_ns < b->open_until_ns) return false;
     b->state = BREAKER_HALF_OPEN;
     b->probing = true;
+    b->since_ns = now_ns;
     b->open_until_ns = now_ns + backoff_max_ns;
     return true;
 }
@@ -67,8 +68,9 @@ static void count(struct breaker *b, enum breaker_result r, uint64_t now_ns)
     }
 }
 
-void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns)
+void breaker_report(struct breaker *b, enum breaker_result r, uint64_t began_ns, uint64_t now_ns)
 {
+    if (began_ns < b->since_ns) return;
     if (b->state == BREAKER_CLOSED) {
         count(b, r, now_ns);
     } else if (b->state == BREAKER_HALF_OPEN && b->probing) {
@@ -82,12 +84,12 @@ void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns)
         b->n = 0;
         b->timeouts = b->run = 0;
     }
-    /* Open: an op that began before it opened; it has nothing new to say. */
+    /* Open: an op that began before; it has nothing new to say. */
 }
 
-void breaker_forget(struct breaker *b)
+void breaker_forget(struct breaker *b, uint64_t began_ns)
 {
-    b->probing = false;
+    if (began_ns >= b->since_ns) b->probing = false;
 }
 
 const char *breaker_state_name(enum breaker_state s)

@@ -5,8 +5,8 @@
  * failed probe up to 60 s, with ±20 % jitter → half-open: one probe is let through; its success
  * closes, its failure opens again. A relapse within the 20 results after closing doubles the time
  * as a failed probe does, so that a peer that answers probes only does not flap. A probe that is
- * not reported within 60 s is lost and another one goes. Reports while open are ignored: those ops
- * began before.
+ * not reported within 60 s is lost and another one goes. What began before the last probe decides
+ * nothing, however late it ends; nor does what is reported while it is open.
  * "Busy" (our own queue full) and misses are not failures: do not report them.
  * The rules are the tiers' and may be set after breaker_init(): backoff_max_ns where a probe costs
  * little (a remote peer's takes no memory worth naming, a device's that hangs keeps a whole
@@ -28,6 +28,7 @@ struct breaker {
     bool probing;           /* half-open: the one probe is out */
     uint32_t timeouts, run; /* in a row: timeouts; failures of any kind */
     uint64_t open_until_ns, backoff_ns, seed;
+    uint64_t since_ns; /* the last probe's start: what began before has nothing to say */
     struct {                             /* rules */
         uint32_t failed_min, failed_pct; /* of the last 20: opens when both are reached */
         uint32_t timeouts_max, run_max;  /* in a row; 0: no such rule */
@@ -40,9 +41,11 @@ void breaker_init(struct breaker *b, uint64_t seed);
 bool breaker_allow(struct breaker *b, uint64_t now_ns);
 /* Time until breaker_allow() would say yes, as far as is known; 0: now. Changes nothing. */
 uint64_t breaker_wait_ns(const struct breaker *b, uint64_t now_ns);
-void breaker_report(struct breaker *b, enum breaker_result r, uint64_t now_ns);
-/* The probe ended without telling anything about the peer (cancelled). */
-void breaker_forget(struct breaker *b);
+/* began_ns: when the op was allowed, or later. */
+void breaker_report(struct breaker *b, enum breaker_result r, uint64_t began_ns, uint64_t now_ns);
+/* The op ended without telling anything about the peer (cancelled): if it was the probe, another
+ * one may go. */
+void breaker_forget(struct breaker *b, uint64_t began_ns);
 const char *breaker_state_name(enum breaker_state s);
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/jsonskip.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,10 +21,8 @@ struct scan {
 
 static int fail(struct scan *s, const char *why)
 {
-    if (!s->code) {
-        s->code = -EBADMSG;
-        s->why = why;
-    }
+    if (!s->why) s->why = why;
+    if (!s->code) s->code = -EBADMSG;
     return s->code;
 }
 
@@ -160,8 +159,37 @@ static bool digits(struct scan *s)
     return s->p > from;
 }
 
+enum { DOUBLE_DIGITS_MAX = 309, DIGITS_READ = 40 }; /* chosen: more digits change nothing */
+
+/* A number of any length, known to be well-formed: is it too large for a double? Its first digits
+ * and its exponent tell. */
+static bool overflows(const char *p, const char *end)
+{
+    char text[DIGITS_READ + 32];
+    size_t n = 0;
+    long exponent = 0, given = 0;
+    bool fraction = false;
+    for (; p < end && *p != 'e' && *p != 'E'; p++) {
+        if (*p == '.') fraction = true;
+        if (*p < '0' || *p > '9') continue;
+        if ((n > 0 || *p != '0') && n < DIGITS_READ)
+            text[n++] = *p;
+        else if (n > 0)
+            exponent++; /* a digit that is not read */
+        exponent -= fraction;
+    }
+    bool negative = end - p > 1 && p[1] == '-';
+    for (; p < end; p++) /* bodies have fewer digits than that */
+        if (*p >= '0' && *p <= '9' && given < INT32_MAX / 16) given = given * 10 + (*p - '0');
+    if (n == 0) return false; /* zero */
+    (void)snprintf(text + n, sizeof text - n, "e%ld", exponent + (negative ? -given : given));
+    return isinf(strtod(text, NULL));
+}
+
 static int scan_number(struct scan *s)
 {
+    const char *from = s->p;
+    bool exponent = false;
     if (*s->p == '-') s->p++;
     if (s->p < s->end && *s->p == '0')
         s->p++;
@@ -172,11 +200,14 @@ static int scan_number(struct scan *s)
         if (!digits(s)) return fail(s, "malformed number");
     }
     if (s->p < s->end && (*s->p == 'e' || *s->p == 'E')) {
+        exponent = true;
         s->p++;
         if (s->p < s->end && (*s->p == '+' || *s->p == '-')) s->p++;
         if (!digits(s)) return fail(s, "malformed number");
     }
-    return 0;
+    bool large = (exponent || s->p - from >= DOUBLE_DIGITS_MAX) && overflows(from, s->p);
+    if (large) s->code = -EDOM;
+    return large ? fail(s, "a number is too large") : 0;
 }
 
 static int scan_word(struct scan *s, const char *word)
@@ -249,7 +280,7 @@ static int scan_value(struct scan *s, int depth, struct json_val *ret)
         if (fresh && (c == '{' || c == '[')) {
             if (depth + open >= JSON_DEPTH_MAX) {
                 s->code = -ERANGE;
-                return fail(s, NULL);
+                return fail(s, "nested too deeply");
             }
             bool object = c == '{';
             if (open == 0) first = object ? JSON_T_OBJECT : JSON_T_ARRAY;
@@ -293,9 +324,7 @@ static int finish(struct scan *s, struct json_fault *fault)
         skip_space(s);
         if (s->p < s->end) (void)fail(s, "text after the end");
     }
-    if (s->code && fault)
-        *fault = (struct json_fault){(size_t)(s->p - s->start),
-                                     s->code == -ERANGE ? "nested too deeply" : s->why};
+    if (s->code && fault) *fault = (struct json_fault){(size_t)(s->p - s->start), s->why};
     return s->code;
 }
 

@@ -45,7 +45,8 @@ struct json_fault {
 
 /* Scan a whole document that must be an object. on_field (may be NULL) returns 0, or a negative
  * code that ends the scan and is returned. 0, -EBADMSG (malformed, or not an object), -ERANGE (too
- * deep); fault (may be NULL) is filled for those two. */
+ * deep), -EDOM (a number that no double holds, which readers take for infinity or refuse); fault
+ * (may be NULL) is filled for those three. */
 int json_scan_object(const char *text, size_t len,
                      int (*on_field)(void *ctx, const struct json_field *f), void *ctx,
                      struct json_fault *fault);

@@ -162,10 +162,10 @@ static const struct opt_def *find(const struct opts *o, const char *name)
     return NULL;
 }
 
-enum { NAME_MAX_LEN = 63 };
+enum { NAME_MAX_LEN = 63, VARIABLE_BYTES = 160 };
 
-/* Levenshtein distance of short names; long ones count as far apart. */
-static size_t distance(const char *a, const char *b)
+/* Levenshtein's distance. */
+size_t opt_distance(const char *a, const char *b)
 {
     size_t row[NAME_MAX_LEN + 1], n = strlen(a), m = strlen(b);
     if (n > NAME_MAX_LEN || m > NAME_MAX_LEN) return SIZE_MAX;
@@ -191,7 +191,7 @@ static int unknown(const struct opts *o, const char *where, const char *name, co
     const char *best = NULL;
     size_t best_d = strlen(name) / 3 + 2;
     for (size_t i = 0; i < o->n_defs; i++) {
-        size_t d = distance(name, o->defs[i].name);
+        size_t d = opt_distance(name, o->defs[i].name);
         if (d < best_d) {
             best_d = d;
             best = o->defs[i].name;
@@ -424,14 +424,43 @@ int opts_parse_argv(struct opts *o, int argc, char **argv, struct err *err)
 
 /* ---- environment ---- */
 
+/* The variable of an option; false: its name is too long for one. */
+static bool variable_of(const struct opt_def *d, const char *prefix, char ret[VARIABLE_BYTES])
+{
+    int n = snprintf(ret, VARIABLE_BYTES, "%s_%s", prefix, d->name);
+    if (n < 0 || n >= VARIABLE_BYTES) return false;
+    for (char *p = ret; *p; p++)
+        *p = *p == '-' || *p == '.' ? '_' : (char)toupper((unsigned char)*p);
+    return true;
+}
+
+int opts_unknown_env(const struct opts *o, const char *prefix, char *const *envp, struct buf *out)
+{
+    size_t n_prefix = strlen(prefix);
+    int r = 0;
+    for (; r == 0 && *envp; envp++) {
+        char name[VARIABLE_BYTES], known[VARIABLE_BYTES], near[VARIABLE_BYTES] = "";
+        size_t n = strcspn(*envp, "="), best = n > n_prefix ? (n - n_prefix) / 3 + 2 : 0;
+        if (n >= sizeof name || strncmp(*envp, prefix, n_prefix) != 0 || (*envp)[n_prefix] != '_')
+            continue;
+        (void)snprintf(name, sizeof name, "%.*s", (int)n, *envp);
+        for (size_t i = 0; i < o->n_defs; i++) {
+            size_t d = variable_of(&o->defs[i], prefix, known) ? opt_distance(name, known) : best;
+            if (d >= best) continue;
+            best = d;
+            memcpy(near, known, sizeof known);
+        }
+        if (strcmp(name, near) != 0)
+            r = buf_addf(out, "%s%s%s\n", name, *near ? "; expected one like " : "", near);
+    }
+    return r;
+}
+
 int opts_parse_env(struct opts *o, const char *prefix, struct err *err)
 {
     for (size_t i = 0; i < o->n_defs; i++) {
-        char name[160], where[200];
-        int n = snprintf(name, sizeof name, "%s_%s", prefix, o->defs[i].name);
-        if (n < 0 || (size_t)n >= sizeof name) continue;
-        for (char *p = name; *p; p++)
-            *p = *p == '-' || *p == '.' ? '_' : (char)toupper((unsigned char)*p);
+        char name[VARIABLE_BYTES], where[VARIABLE_BYTES + 40];
+        if (!variable_of(&o->defs[i], prefix, name)) continue;
         const char *value = getenv(name);
         if (!value) continue;
         (void)snprintf(where, sizeof where, "environment %s", name);

@@ -61,6 +61,9 @@ void opts_hide_argv(int argc, char **argv, const char *const *names);
 /* Reads PREFIX_NAME variables ("KVBLEND" → KVBLEND_LISTEN); variables that match no option are left
  * alone. */
 int opts_parse_env(struct opts *o, const char *prefix, struct err *err);
+/* Those that look like ours and match no option, mostly typing errors: "NAME", or "NAME; expected
+ * one like NAME", a line each, appended. envp: "NAME=value", ended by NULL. */
+int opts_unknown_env(const struct opts *o, const char *prefix, char *const *envp, struct buf *out);
 /* A YAML file; unknown keys are errors that name file, line and key. */
 int opts_parse_file(struct opts *o, const char *path, struct err *err);
 int opts_parse_yaml(struct opts *o, const char *text, size_t len, const char *file_name,
@@ -68,6 +71,8 @@ int opts_parse_yaml(struct opts *o, const char *text, size_t len, const char *fi
 /* Set one value as `source` would; what the parsers use, for programs with sources of their own. */
 int opts_set(struct opts *o, enum opt_source source, const char *name, const char *value,
              struct err *err);
+/* Typing errors between two names, for suggestions; SIZE_MAX: a name is too long to compare. */
+size_t opt_distance(const char *a, const char *b);
 /* "Usage: PROGRAM …" and the table. */
 int opts_help(const struct opts *o, const char *program, const char *about, struct buf *out);
 /* The effective values as YAML with their sources as comments. */

@@ -17,11 +17,16 @@ static bool is_secret(const char *const *names, char *arg, char **ret_value)
     return false;
 }
 
-/* Of URLs, what stands between the first "://" and the last '@'; else all of it. */
+/* Of URLs, what stands between the first "://" and the last '@', and the fields behind them; else
+ * all of it. */
 static void overwrite(char *v)
 {
-    char *from = strstr(v, "://"), *at = strrchr(v, '@');
-    if (from && !at && !strstr(v, "password=")) return; /* a URL without a secret */
+    char *url = v + strspn(v, " \t\r\n"), *fields = url + strcspn(url, " \t\r\n");
+    char *from = strstr(url, "://");
+    bool is_url = (from && from < fields) || strncmp(url, "unix:/", 6) == 0;
+    if (is_url && strchr(fields, '=')) memset(fields, '*', strlen(fields));
+    char *at = strrchr(url, '@');
+    if (is_url && !at && !strstr(url, "password=")) return; /* a URL without a secret */
     if (from && at > from && !strstr(at, "password=")) {
         from += 3;
         memset(from, '*', (size_t)(at - from));

@@ -169,17 +169,17 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     return r;
 }
 
-static int tune(struct fus_core *c)
+static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struct err *err)
 {
     const struct model_cfg *g = &c->cfg;
     const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
     const struct kn_shape shapes[] = {
         {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
-    /* 512 rows and 1.5 s: chosen, a prompt's block sizes without slowing the start-up much. A GPU
-     * has more to choose from, does it once, and is given its weights for as long. */
-    const unsigned budget_ms = kn_dev_is_host(c->dev) ? 1500 : 8000;
-    return kn_dev_tune(c->dev, shapes, sizeof(shapes) / sizeof(shapes[0]), 512, budget_ms, c->rate,
-                       FUS_RATES_MAX, &c->n_rates);
+    struct kn_dev_opts o = *opts;
+    o.form = model_form(c->model, MODEL_GATE, 0);
+    /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
+    o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 0};
+    return kn_dev_create(&o, &c->dev, err);
 }
 
 /* ---- rope tables ---- */
@@ -305,6 +305,14 @@ void fus_page_share(struct fus_core *c, int32_t page)
     c->n_doubled++;
 }
 
+/* Debug builds: whoever reads a page that is nobody's finds NaNs, not somebody else's KV. */
+static void page_spoil(struct fus_core *c, int32_t page)
+{
+#ifdef KV_DEBUG
+    if (kn_dev_is_host(c->dev)) memset(c->pool + page * c->page_bytes, 0xff, c->page_bytes);
+#endif
+}
+
 void fus_page_give(struct fus_core *c, int32_t page)
 {
     ASSERT(c->page_ref[page] > 0);
@@ -313,6 +321,7 @@ void fus_page_give(struct fus_core *c, int32_t page)
         return;
     }
     fus_share_forget(c->share, page);
+    page_spoil(c, page);
     if (c->lender.lend)
         c->lender.take_back(c->lender.ctx, page);
     else
@@ -395,9 +404,7 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (o->ctx_max && o->ctx_max < c->ctx_max) c->ctx_max = o->ctx_max;
     int r = check_config(&c->cfg, err);
     if (r < 0) goto fail;
-    struct kn_dev_opts dev = o->dev;
-    dev.form = model_form(m, MODEL_GATE, 0);
-    r = kn_dev_create(&dev, &c->dev, err);
+    r = open_device(c, &o->dev, err);
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
@@ -406,11 +413,6 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
         c->page_stride = (c->page_stride + unit - 1) / unit * unit;
     }
     c->page_bytes = c->page_stride * kn_kv_value_bytes(c->dev);
-    r = tune(c);
-    if (r < 0) {
-        (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
-        goto fail;
-    }
     r = make_rope(c);
     if (r == 0) r = load_weights(c, o);
     if (r < 0) {
@@ -483,8 +485,7 @@ unsigned fus_core_ctx_max(const struct fus_core *c)
 
 const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n)
 {
-    *ret_n = c->n_rates;
-    return c->rate;
+    return kn_dev_rates(c->dev, ret_n);
 }
 
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows)

@@ -38,7 +38,6 @@ struct fus_decoder {
     float *seen;                        /* [cap, V] rows of logits that the host wants */
 };
 
-enum { FUS_RATES_MAX = 8 };
 struct fus_core {
     const struct model *model; /* borrowed: embedding rows are read from it */
     struct model_cfg cfg;
@@ -66,8 +65,6 @@ struct fus_core {
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
     struct fus_decoder dec;
-    struct kn_gemm_rate rate[FUS_RATES_MAX];
-    size_t n_rates;
 };
 
 struct fus_session {

@@ -309,6 +309,18 @@ static int make_plan(struct fus_job *j)
     return err < 0 ? err : 0;
 }
 
+/* Does it wait for builds, and do they get on? Building its chunks takes no longer than computing
+ * them in its own prefill would, and whoever comes next has them as well. */
+static bool waits_for_builds(struct fus_engine *e, const struct fus_job *j)
+{
+    pthread_mutex_lock(&e->m);
+    const struct build_job *b = e->builds;
+    bool on = e->building ? e->build_urgent
+                          : b && b->b.urgent && fus_pages_for(b->b.n + 1) <= e->core->n_free;
+    pthread_mutex_unlock(&e->m);
+    return on && j->req.ops->waits && j->req.ops->waits(j->req.ctx);
+}
+
 /* 1 started or ended, 0 must wait. */
 static int try_start(struct fus_engine *e, struct fus_job *j)
 {
@@ -333,6 +345,7 @@ static int try_start(struct fus_engine *e, struct fus_job *j)
         job_fail(j, -ENOMEM);                    /* somebody outside the engine holds the pages */
         return 1;
     }
+    if (waits_for_builds(e, j)) return 0;
     j->start_ns = clock_ns();
     err = fus_session_create(e->core, cap, &j->choice[0].s);
     if (err == 0) err = find_banned(e, j);

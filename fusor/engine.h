@@ -6,8 +6,8 @@
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
  * steps of all running choices between the steps of one prefill (pace.h), that of the request that
  * was due first; chunk builds only
- * when no request waits or runs (or when a waiting request asked for that chunk); idle plans give
- * way to everything. Thread: any for
+ * when no request waits or runs, urgent ones whenever there is a turn, and before the request that
+ * waits for them; idle plans give way to everything. Thread: any for
  * submit/cancel/stats. */
 #ifndef FUSOR_ENGINE_H
 #define FUSOR_ENGINE_H
@@ -73,6 +73,9 @@ struct fus_request_ops { /* engine thread */
      * to the host; NULL: at all of them. */
     void (*on_logits)(void *ctx, unsigned choice, const float *logits);
     bool (*looks)(void *ctx, unsigned choice);
+    /* Is a chunk of it about to be built urgently? Then it starts behind such builds, as long as
+     * they get on, and on_plan finds what they made. May be NULL. */
+    bool (*waits)(void *ctx);
 };
 struct fus_request {
     struct fus_plan plan; /* tok must stay valid until on_done */

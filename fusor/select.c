@@ -371,19 +371,22 @@ void fus_select_stored(struct fus_prefill *f)
     fus_select_weigh(f);
 }
 
-/* The first k tokens of every reused chunk, but for those whose KV is exact. */
+/* The first k tokens of every reused chunk, but for those whose KV is exact; at ratio 1 all of all.
+ */
 void fus_select_sink(struct fus_prefill *f)
 {
+    const size_t budget = fus_select_budget(f);
+    const bool all = budget == f->n_reusable;
     size_t n_chunks = 0;
     for (size_t i = 0; i < f->n_range; i++)
-        n_chunks += is_chunk(&f->range[i]) && !f->range[i].r.home;
+        n_chunks += is_chunk(&f->range[i]) && (all || !f->range[i].r.home);
     if (n_chunks == 0) return;
     size_t k = f->plan.sink_k;
-    if (k == 0) k = (fus_select_budget(f) + n_chunks / 2) / n_chunks;
+    if (k == 0) k = all ? SIZE_MAX : (budget + n_chunks / 2) / n_chunks;
     if (k == 0 && f->plan.ratio > 0) k = 1;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!is_chunk(g) || g->r.home) continue;
+        if (!is_chunk(g) || (g->r.home && !all)) continue;
         for (uint32_t t = 0; t < g->r.n && t < k; t++) {
             f->chosen[g->r.tok0 + t] = CHOICE_ROW;
             f->sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);

@@ -59,6 +59,8 @@ static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf
     if (r == 0 && child)
         r = buf_addf(b, ",\"pid\":%d,\"restarts\":%u", (int)gw_child_pid(child),
                      gw_child_n_restarts(child));
+    if (r == 0 && t.why[0]) r = buf_addc(b, ',');
+    if (r == 0 && t.why[0]) r = add_str(b, "reason", t.why);
     if (r == 0 && page->status == 200 && page->body.len > 0) {
         r = buf_adds(b, ",\"status\":");
         if (r == 0) r = buf_add(b, page->body.data, page->body.len);
@@ -92,7 +94,9 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
                      a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
                      http_loop_lag_ms(q->gate->loop));
     if (r == 0) r = put_shed(&b);
-    if (r == 0) r = buf_adds(&b, "}},");
+    if (r == 0) r = buf_adds(&b, "}},\"upstreams\":");
+    if (r == 0) r = gw_fleet_format(h->fleet, GW_SERVES_UPSTREAM, &b);
+    if (r == 0) r = buf_addc(&b, ',');
     if (r == 0) r = put_pages(q, pages, n, put_worker, &b);
     answer_built(q, r, &b);
 }
@@ -162,7 +166,8 @@ static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, si
         if (pages[i].body.len > 0 && (!best || (best->status != 200 && pages[i].status != 0)))
             best = &pages[i];
     if (!best)
-        gw_answer_error(q, GW_E_UNAVAILABLE, NULL, "No worker answers.");
+        gw_answer_error(q, GW_E_UNAVAILABLE, NULL,
+                        n ? "No worker answers." : "No worker is there.");
     else if (buf_add(&b, best->body.data, best->body.len) == 0)
         gw_answer_json(q, best->status, &b);
     else
@@ -199,7 +204,7 @@ static void admin_requests(struct gw_req *q)
 
 static void reload(struct gw_gate *g, struct gw_errand *e)
 {
-    e->result = g->house->reload(g->house->run_ctx, &e->err);
+    e->result = g->house->reload(g->house->run_ctx, &e->out, &e->err);
 }
 
 static void reloaded(struct gw_req *q, struct gw_errand *e)
@@ -210,9 +215,15 @@ static void reloaded(struct gw_req *q, struct gw_errand *e)
                         e->err.msg[0] ? e->err.msg : err_name(e->result));
         return;
     }
-    (void)buf_adds(&b, "{\"reloaded\":true}");
-    gw_answer_json(q, 200, &b);
-    buf_fini(&b);
+    const char *names = e->out.len ? buf_cstr(&e->out) : "";
+    int r = buf_adds(&b, "{\"reloaded\":true,\"restart_needed\":[");
+    for (const char *p = names; r == 0 && p && *p; p += strspn(p, ",")) {
+        size_t n = strcspn(p, ",");
+        r = buf_addf(&b, "%s\"%.*s\"", p > names ? "," : "", (int)n, p);
+        p += n;
+    }
+    if (r == 0) r = buf_adds(&b, "]}");
+    answer_built(q, names ? r : -ENOMEM, &b);
 }
 
 static void admin_reload(struct gw_req *q) /* by the control loop */

@@ -10,7 +10,8 @@ void gw_admin_targets(struct gw_req *q)
 {
     struct buf b = BUF_INIT;
     int r = buf_adds(&b, "{\"targets\":");
-    if (r == 0) r = gw_fleet_format(q->gate->house->fleet, &b);
+    if (r == 0)
+        r = gw_fleet_format(q->gate->house->fleet, GW_SERVES_WORKER | GW_SERVES_UPSTREAM, &b);
     if (r == 0) r = buf_addc(&b, '}');
     if (r == 0)
         gw_answer_json(q, 200, &b);

@@ -2,7 +2,9 @@
  *
  * An event stream is passed on event by event: bytes behind the last complete event are held back,
  * so that a target's death can always be told in a well-formed frame and a comment never lands
- * inside an event; events come in one piece as a rule, so nothing waits. Any other answer is
+ * inside an event; events come in one piece as a rule, so nothing waits. Headers and comments go
+ * out at once, events that only open the answer (a role) with its first token: until then a target
+ * that dies has said nothing, and the next one goes on in the same response. Any other answer is
  * collected while it is small, so that a death in its middle becomes a clean 502; a longer one is
  * streamed as it comes, and cut without an end when its target dies: no client takes half an answer
  * for a whole one. */
@@ -46,7 +48,7 @@ static bool response_header_dropped(const struct http_header *h)
 static bool response_header_ours(const struct gw_req *q, const struct http_header *h)
 {
     if (q->limit.shown && http_header_begins(h, "x-ratelimit-")) return true;
-    return gw_config_of(q)->cors_origins.n > 0 && http_header_begins(h, "access-control-");
+    return http_header_begins(h, "access-control-"); /* who may read is this place's to say */
 }
 
 /* The answer's headers as they will leave: ours and the target's. */
@@ -141,11 +143,32 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
     buf_fini(&edited);
 }
 
+/* The answer counts from here on: this was the last try. */
+static void take(struct gw_req *q)
+{
+    q->ans.taken = true;
+    q->first_byte_ns = clock_ns();
+    gw_scan_forget(&q->scan);
+    if (!q->strategy && http_call_sent_all(q->send.call)) gw_send_forget(q);
+    q->send.lease.status = q->ans.status;
+    gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
+}
+
+/* Whole events at the start of the bytes, of those that may go out now. */
+static size_t ripe_events(struct gw_req *q, const char *data, size_t len)
+{
+    size_t n = complete_events(data, len);
+    if (q->ans.taken || n == 0) return n;
+    enum gw_bring brings = gw_usage_bring(data, n);
+    if (brings == GW_BRING_TOKEN) take(q);
+    return brings == GW_BRING_OPENING ? 0 : n;
+}
+
 static void on_events(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *held = &q->ans.body;
     if (held->len == 0) { /* the usual case: whole events, nothing copied */
-        size_t n = complete_events(data, len);
+        size_t n = ripe_events(q, data, len);
         write_events(q, data, n);
         data += n;
         len -= n;
@@ -155,10 +178,11 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
         gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
     }
-    size_t n = complete_events(held->data, held->len);
+    size_t n = ripe_events(q, held->data, held->len);
     write_events(q, held->data, n);
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
+    if (!q->ans.taken) take(q);
     q->ans.mid_event = true; /* but for the last three, which may begin its end */
     write_bytes(q, held->data, held->len - 3);
     buf_consume(held, held->len - 3);
@@ -234,16 +258,12 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     q->ans.busy = status == 429 || (status == 503 && http_header_find(h, "retry-after"));
     q->ans.got_head = true;
     q->ans.status = status;
-    q->first_byte_ns = clock_ns();
     if (again && gw_send_elsewhere(q)) return;
-    gw_scan_forget(&q->scan); /* this is the last try */
-    if (!q->strategy && http_call_sent_all(q->send.call)) gw_send_forget(q);
-    q->send.lease.status = status;
-    gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
     bool plain_text = !http_header_find(h, "content-encoding");
     q->ans.length = length ? strtoll(length, NULL, 10) : -1;
     q->ans.framed = length || http_header_find(h, "transfer-encoding");
     q->ans.sse = plain_text && is_type(type, "text/event-stream");
+    if (!q->ans.sse || status != 200) take(q);
     if (q->ans.early) {
         if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
         return;
@@ -275,6 +295,10 @@ static void on_body(void *ctx, const char *data, size_t len)
 /* The client was given a stream's headers while it waited, and no stream came. */
 static void answer_early(struct gw_req *q)
 {
+    if (!(q->route->props & GW_R_DONE)) { /* no frame would be understood */
+        gw_answer_break(q, GW_E_UPSTREAM, NULL);
+        return;
+    }
     struct buf frames = BUF_INIT, *b = &q->ans.body;
     bool json = b->len > 0 && b->data[0] == '{' && !memchr(b->data, '\n', b->len) &&
                 memmem(b->data, b->len, "\"error\"", 7);
@@ -290,11 +314,12 @@ static void answer_early(struct gw_req *q)
     (void)http_reply_end(q->http);
 }
 
-/* "Not implemented" is a clear answer to this request, and no fault of the target. */
+/* "Not implemented" and a loop are clear answers to this request, and no fault of the target. */
 enum gw_outcome gw_answer_outcome(const struct gw_req *q)
 {
     if (q->ans.busy) return GW_DONE_BUSY;
-    return q->ans.status >= 500 && q->ans.status != 501 ? GW_DONE_FAILED : GW_DONE_OK;
+    bool clear = q->ans.status < 500 || q->ans.status == 501 || q->ans.status == 508;
+    return clear ? GW_DONE_OK : GW_DONE_FAILED;
 }
 
 /* Complete, as far as HTTP can tell. A stream of ours without [DONE] is a death all the same where
@@ -317,10 +342,13 @@ static void answer_complete(struct gw_req *q)
         answer_early(q);
         return;
     }
-    if (q->ans.sse)
-        write_bytes(q, b->data, b->len);
-    else
+    if (q->ans.sse) {
+        size_t n = complete_events(b->data, b->len); /* an opening without a token */
+        write_events(q, b->data, n);
+        write_bytes(q, b->data + n, b->len - n);
+    } else {
         gw_usage_answer(&q->usage, b->data ? b->data : "", b->len);
+    }
     q->stage = GW_ANSWERED;
     (void)http_reply_end(q->http);
 }
@@ -331,23 +359,24 @@ static void on_end(void *ctx, int status)
     bool sent = http_call_sent(q->send.call);
     q->send.call = NULL;
     if (q->stage == GW_ANSWERED) return; /* with its last byte */
-    if (status < 0 && !q->ans.got_head) {
-        gw_send_failed(q, status, sent);
-        return;
-    }
-    bool late = status == -ETIMEDOUT || status == -ETIME;
     if ((status == 0 && is_whole(q)) || (q->ans.sse && q->ans.saw_done)) {
         gw_send_done(q, gw_answer_outcome(q));
         answer_complete(q);
         return;
     }
+    if (!q->ans.taken) {
+        gw_send_failed(q, status ? status : -ECONNRESET, sent);
+        return;
+    }
+    bool late = status == -ETIMEDOUT || status == -ETIME;
     log_event(LOG_WARN, "relay.broken", "request=%s target=%s error=%s bytes=%llu", q->id,
               q->target_name, status ? err_name(status) : "no_end",
               (unsigned long long)q->ans.n_bytes);
+    q->send.lease.error = status ? status : -ECONNRESET;
     gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
     q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
     gw_answer_error(q, late ? GW_E_UPSTREAM_TIMEOUT : GW_E_UPSTREAM, NULL,
-                    "The worker was lost while it answered.");
+                    "The %s was lost while it answered.", q->noun);
 }
 
 const struct http_call_ops gw_answer_ops = {on_head, on_body, on_end};
@@ -407,8 +436,10 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns)
 
 void gw_answer_reset(struct gw_req *q)
 {
-    q->ans.got_head = false;
+    q->ans.early = q->ans.begun; /* with the headers of the one before */
+    q->ans.got_head = q->ans.taken = q->ans.sse = q->ans.mid_event = false;
     q->ans.status = 0;
+    q->first_byte_ns = 0;
     buf_clear(&q->ans.body);
     buf_clear(&q->ans.headers);
 }

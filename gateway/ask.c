@@ -30,6 +30,7 @@ struct gw_ask {
     uint64_t deadline_ns, start_ns, first_byte_ns;
     unsigned n_retries;
     int status;
+    bool sent;   /* at least once: it counts */
     bool failed; /* the timer brings the bad news */
     struct iovec piece[3];
 };
@@ -167,7 +168,8 @@ static void find_target(struct gw_ask *a)
     if (p == GW_PICK_OK) {
         int r = send_it(a);
         if (r == 0) {
-            a->q->limit.sent = true;
+            if (!a->sent) a->q->limit.n_called++;
+            a->sent = true;
             return;
         }
         release(a, GW_DONE_CANCELLED);

@@ -99,6 +99,12 @@ static void on_grace(void *arg)
     if (c->pid) (void)kill(c->pid, SIGKILL);
 }
 
+/* fusor/worker/worker.h has the statuses. */
+static const char *reason_of(int code)
+{
+    return code == 3 ? "device_lost" : code == 4 ? "model_file" : "-";
+}
+
 static void child_ended(struct gw_child *c, int status)
 {
     c->pid = 0;
@@ -113,7 +119,8 @@ static void child_ended(struct gw_child *c, int status)
     }
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d", c->target, code, sig);
+    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d reason=%s", c->target, code,
+              sig, reason_of(code));
     bool refused = !c->served && WIFEXITED(status) && code != 0;
     if (refused && c->ops.on_refused(c->ctx, code)) return;
     if (clock_ms_since(c->started_ns) > STEADY_MS) c->backoff_ms = BACKOFF_MIN_MS;

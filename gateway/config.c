@@ -118,9 +118,8 @@ static int out_of_range(struct gw_conf_build *b, const struct gw_conf_key *k,
                         const struct gw_conf_source *src, const char *text)
 {
     const char *unit = k->kind == GW_MS ? " ms" : k->kind == GW_SIZE ? " bytes" : "";
-    gw_conf_problem(b, src, "%s: expected a value from %llu to %llu%s, found \"%.60s\"",
-                    key_name(k, src), (unsigned long long)k->min, (unsigned long long)k->max, unit,
-                    text);
+    gw_conf_problem(b, src, "%s: expected a value from %.10g to %.10g%s, found \"%.60s\"",
+                    key_name(k, src), k->min, k->max, unit, text);
     return -EINVAL;
 }
 
@@ -148,10 +147,10 @@ static int strs_add(struct gw_strs *l, const char *s, size_t len)
 /* Bytes up to the separator; a ';' within quotes is none. */
 static size_t item_len(const char *text, const char *separator)
 {
-    if (*separator != ';') return strcspn(text, separator);
+    if (!strchr(separator, ';')) return strcspn(text, separator);
     bool quoted = false;
     size_t n = 0;
-    for (; text[n] && (quoted || text[n] != ';'); n++) {
+    for (; text[n] && (quoted || !strchr(separator, text[n])); n++) {
         if (text[n] == '"') quoted = !quoted;
         if (text[n] == '\\' && text[n + 1]) n++;
     }
@@ -168,7 +167,7 @@ static int set_list(struct gw_strs *l, const char *text, const char *separator)
             int r = strs_add(l, text, n);
             if (r < 0) return r;
         }
-        text += n + (text[n] == *separator);
+        text += n + (text[n] != '\0');
     }
     return 0;
 }
@@ -190,7 +189,7 @@ static int set_number(struct gw_conf_build *b, const struct gw_conf_key *k, cons
         v = strtoull(text, &end, 10);
         if (errno || *end) return bad_value(b, k, src, text, "a whole number");
     }
-    if (v < k->min || v > k->max) return out_of_range(b, k, src, text);
+    if ((double)v < k->min || (double)v > k->max) return out_of_range(b, k, src, text);
     if (k->kind == GW_SIZE)
         *(uint64_t *)f = v;
     else
@@ -208,7 +207,7 @@ static int set_text(struct gw_conf_build *b, const struct gw_conf_key *k, const 
         double v = strtod(text, &end);
         if (errno || end == text || *end || !isfinite(v))
             return bad_value(b, k, src, text, "a number");
-        if (v < (double)k->min || v > (double)k->max) return out_of_range(b, k, src, text);
+        if (v < k->min || v > k->max) return out_of_range(b, k, src, text);
     } else if (k->choices && strcmp(k->choices, "SIZE") == 0) {
         if (opt_parse_size(text, &bytes) < 0)
             return bad_value(b, k, src, text, "a size such as 512MiB or 4GiB");
@@ -232,7 +231,10 @@ int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char
     size_t i = (size_t)(k - gw_conf_keys);
     void *f = field_of(b->c, k);
     int rank = src ? src->rank : 0;
-    const char *separator = k->props & GW_SPACES ? " " : k->props & GW_QUOTED ? ";" : ",";
+    const char *separator = k->props & GW_SPACES   ? " "
+                            : k->props & GW_COMMAS ? ",;"
+                            : k->props & GW_QUOTED ? ";"
+                                                   : ",";
     switch (k->kind) {
     case GW_LIST:
         if (b->rank[i] != rank) strs_clear(f);
@@ -270,27 +272,79 @@ static const struct gw_conf_key *find_flag(const char *name, size_t len)
 
 /* ---- sources ---- */
 
+enum { VARIABLE_BYTES = 80 };
+
+/* "KVBLEND_RAM_POLICY"; "" for flags that no variable stands for. */
+static void variable_of(const struct gw_conf_key *k, char ret[VARIABLE_BYTES])
+{
+    ret[0] = '\0';
+    if (k->kind == GW_BOOL && (k->props & GW_NOFILE)) return;
+    (void)snprintf(ret, VARIABLE_BYTES, "KVBLEND_%s", k->flag);
+    for (char *p = ret; *p; p++)
+        *p = (char)(*p == '-' ? '_' : toupper((unsigned char)*p));
+}
+
 /* only: as for read_flags(). */
 static int read_env(struct gw_conf_build *b, char *const *envp, const char *only)
 {
     for (size_t i = 0; i < gw_conf_n_keys; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];
-        if (k->kind == GW_BOOL && (k->props & GW_NOFILE)) continue;
         if (only && strcmp(only, k->flag) != 0) continue;
-        char name[80];
-        int n = snprintf(name, sizeof name, "KVBLEND_%s=", k->flag);
-        for (char *p = name; *p; p++)
-            *p = (char)(*p == '-' ? '_' : toupper((unsigned char)*p));
-        for (char *const *e = envp; e && *e; e++) {
-            if (strncmp(*e, name, (size_t)n) != 0 || (*e)[n] == '\0') continue;
-            char where[96];
-            (void)snprintf(where, sizeof where, "environment variable %.*s", n - 1, name);
+        char name[VARIABLE_BYTES], where[VARIABLE_BYTES + 32];
+        variable_of(k, name);
+        size_t n = strlen(name);
+        for (char *const *e = envp; n > 0 && e && *e; e++) {
+            if (strncmp(*e, name, n) != 0 || (*e)[n] != '=' || (*e)[n + 1] == '\0') continue;
+            (void)snprintf(where, sizeof where, "environment variable %s", name);
             struct gw_conf_source src = {where, 0, 2};
-            int r = gw_conf_set(b, k, *e + n, &src);
+            int r = gw_conf_set(b, k, *e + n + 1, &src);
             if (r == -ENOMEM) return r;
         }
     }
     return 0;
+}
+
+/* What others of our programs read; the worker's own variables begin with KVBLEND_WORKER_. */
+static const char *const other_variables[] = {"KVBLEND_ADMIN", "KVBLEND_INJECT", "KVBLEND_ISA",
+                                              "KVBLEND_KERNELS_DIR", "KVBLEND_MODELS"};
+
+/* The known name that is nearest; *ret_distance 0: it is that one. */
+static void nearest_variable(const char *name, char ret[VARIABLE_BYTES], size_t *ret_distance)
+{
+    enum { N_OTHERS = sizeof other_variables / sizeof other_variables[0] };
+    char known[VARIABLE_BYTES];
+    for (size_t i = 0; i < gw_conf_n_keys + N_OTHERS; i++) {
+        if (i < gw_conf_n_keys)
+            variable_of(&gw_conf_keys[i], known);
+        else
+            (void)snprintf(known, sizeof known, "%s", other_variables[i - gw_conf_n_keys]);
+        size_t d = *known ? opt_distance(name, known) : SIZE_MAX;
+        if (d >= *ret_distance) continue;
+        *ret_distance = d;
+        memcpy(ret, known, sizeof known);
+    }
+}
+
+/* A typing error in a variable's name would else pass in silence. What the file or a flag refers
+ * to by ${NAME} is the operator's own. */
+static void warn_of_variables(struct gw_conf_build *b, int argc, char *const *argv,
+                              char *const *envp)
+{
+    for (char *const *e = envp; b->problems && e && *e; e++) {
+        char name[VARIABLE_BYTES], near[VARIABLE_BYTES] = "", spaced[VARIABLE_BYTES + 2];
+        size_t n = strcspn(*e, "="), best = n / 3; /* chosen: of PORT two are too many */
+        if (strncmp(*e, "KVBLEND_", 8) != 0 || strncmp(*e, "KVBLEND_WORKER_", 15) == 0) continue;
+        if (n >= sizeof name) continue;
+        (void)snprintf(name, sizeof name, "%.*s", (int)n, *e);
+        (void)snprintf(spaced, sizeof spaced, " %s ", name);
+        bool used = b->named.len > 0 && memmem(b->named.data, b->named.len, spaced, n + 2);
+        for (int i = 1; i < argc && !used; i++)
+            used = strstr(argv[i], name) != NULL;
+        nearest_variable(name, near, &best);
+        if (used || (*near && strcmp(near, name) == 0)) continue;
+        (void)buf_addf(b->problems, "warning: environment variable %s is unknown%s%s\n", name,
+                       *near ? "; expected one like " : "", near);
+    }
 }
 
 /* only: NULL = all flags; else just that key (the file's name must be known before it is read). */
@@ -353,6 +407,12 @@ static void check_listen(struct gw_conf_build *b)
                             "admin.listen: expected HOST:PORT, unix:/path or systemd, found "
                             "\"%.60s\"",
                             c->admin.v[i]);
+    bool tcp = false; /* systemd may pass what it likes: without a key nobody is let in there */
+    for (size_t i = 0; i < c->admin.n; i++)
+        tcp |= strncmp(c->admin.v[i], "unix:", 5) != 0 && strcmp(c->admin.v[i], "systemd") != 0;
+    if (c->admin_keys.n == 0 && (tcp || c->admin_public))
+        gw_conf_problem(b, NULL, "%s needs admin.keys: whoever reaches it could else do anything",
+                        tcp ? "admin.listen: HOST:PORT" : "admin.public");
     const char *const files[] = {c->tls_cert, c->tls_key, c->tls_client_ca};
     static const char *const names[] = {"tls.cert", "tls.key", "tls.client_ca"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
@@ -361,15 +421,18 @@ static void check_listen(struct gw_conf_build *b)
                             files[i], strerror(errno));
 }
 
-static void check_addresses(struct gw_conf_build *b, const struct gw_strs *l, const char *key)
+/* A device has a size of its own; the worker alone could say that a file has none. */
+static void check_nvme(struct gw_conf_build *b)
 {
-    for (size_t i = 0; i < l->n; i++) {
-        struct buf scratch = BUF_INIT;
-        if (gw_parse_address(l->v[i], &scratch) < 0)
-            gw_conf_problem(b, NULL, "%s: expected HOST:PORT or unix:/path, found \"%.60s\"", key,
-                            l->v[i]);
-        buf_fini(&scratch);
-    }
+    const char *text = b->c->nvme, *colon = text ? strrchr(text, ':') : NULL;
+    uint64_t bytes = 0;
+    struct stat st;
+    if (!text || (!colon && stat(text, &st) == 0 && S_ISBLK(st.st_mode))) return;
+    if (!colon || colon == text || opt_parse_size(colon + 1, &bytes) < 0 || bytes == 0)
+        gw_conf_problem(b, NULL,
+                        "worker.nvme: expected PATH:SIZE such as /var/cache/kvblend/tier:100GiB, "
+                        "found \"%.200s\"",
+                        text);
 }
 
 static void check_registry(struct gw_conf_build *b)
@@ -382,6 +445,9 @@ static void check_registry(struct gw_conf_build *b)
                         "registry.group: expected letters, digits, '_', '-' or '.', found "
                         "\"%.60s\"",
                         b->c->registry_group);
+    const char *key = b->c->registry_api_key;
+    if (key && (!*key || key[strcspn(key, " \t\r\n")]))
+        gw_conf_problem(b, NULL, "registry.api_key: expected a key without spaces");
     if (!url) return;
     if (redis_url_parse(&url, 1, &u, &e) == 0)
         redis_url_fini(&u);
@@ -389,13 +455,38 @@ static void check_registry(struct gw_conf_build *b)
         gw_conf_problem(b, NULL, "registry.url: %s", e.msg);
 }
 
+/* ---- files with secrets ---- */
+
+bool gw_conf_is_exposed(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & (S_IRWXG | S_IRWXO));
+}
+
+static void warn_exposed(struct gw_conf_build *b, const char *where, const char *path)
+{
+    if (b->problems && path && gw_conf_is_exposed(path))
+        (void)buf_addf(b->problems,
+                       "warning: %s: others than its owner may read or write %s; chmod 600 it\n",
+                       where, path);
+}
+
+static void warn_of_files(struct gw_conf_build *b, const char *list, const struct gw_upstreams *l)
+{
+    char where[40];
+    for (size_t i = 0; l && i < l->n; i++) {
+        (void)snprintf(where, sizeof where, "%s, entry %zu", list, i + 1);
+        warn_exposed(b, where, l->up[i].exposed);
+    }
+}
+
 /* What a single value cannot show. */
 static void check_whole(struct gw_conf_build *b)
 {
     const struct gw_config *c = b->c;
     check_listen(b);
-    check_addresses(b, &c->workers, "workers");
     check_registry(b);
+    check_nvme(b);
     if (c->model && access(c->model, R_OK) != 0)
         gw_conf_problem(b, NULL, "model: expected a readable GGUF file or folder, found \"%s\": %s",
                         c->model, strerror(errno));
@@ -417,11 +508,18 @@ static void check_whole(struct gw_conf_build *b)
     for (size_t i = 0; i < c->api_keys.n; i++)
         if (c->api_keys.v[i][0] == '\0')
             gw_conf_problem(b, NULL, "keys.list: expected a key, found an empty text");
-    struct gw_upstreams *ups = NULL;
+    struct gw_upstreams *ups = NULL, *workers = NULL;
     struct err err = {0};
-    if (gw_upstreams_parse(c, &ups, &err) < 0)
-        gw_conf_problem(b, NULL, "%s", err.msg[0] ? err.msg : "upstreams: out of memory");
+    int r = gw_upstreams_parse(c, &ups, &err);
+    if (r == 0) r = gw_workers_parse(c, &workers, &err);
+    if (r < 0) gw_conf_problem(b, NULL, "%s", err.msg[0] ? err.msg : "upstreams: out of memory");
+    warn_exposed(b, "keys.file", c->api_key_file);
+    warn_exposed(b, "worker.secret_file", c->secret_file);
+    warn_exposed(b, c->tls_key ? "tls.key" : "tls.cert", c->tls_key ? c->tls_key : c->tls_cert);
+    warn_of_files(b, "upstreams", ups);
+    warn_of_files(b, "workers", workers);
     gw_upstreams_free(ups);
+    gw_upstreams_free(workers);
 }
 
 int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,
@@ -445,10 +543,14 @@ int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_con
     r = read_env(&b, envp, NULL);
     if (r == 0) r = read_flags(&b, argc, argv, NULL);
     if (r < 0) goto out;
-    if (!b.c->help && !b.c->version && !b.c->hash_key) check_whole(&b);
+    if (!b.c->help && !b.c->version && !b.c->hash_key) {
+        check_whole(&b);
+        warn_of_variables(&b, argc, argv, envp);
+    }
     if (b.n_problems > 0) r = -EINVAL;
 out:
     mem_free(b.rank);
+    buf_fini(&b.named);
     if (r < 0) {
         gw_config_free(b.c);
         return r;
@@ -476,6 +578,12 @@ static const char *worker_flag(const struct gw_conf_key *k)
     return strncmp(k->flag, "worker-", 7) == 0 ? k->flag + 7 : k->flag;
 }
 
+/* The worker takes such a value only behind a "=". */
+static bool is_switch(const struct gw_conf_key *k)
+{
+    return k->choices && strcmp(k->choices, "on|off") == 0;
+}
+
 int gw_config_worker_args(const struct gw_config *c, const char **out, size_t cap, size_t *ret_n)
 {
     static _Thread_local char flags[sizeof gw_conf_keys / sizeof gw_conf_keys[0]][40];
@@ -489,6 +597,11 @@ int gw_config_worker_args(const struct gw_config *c, const char **out, size_t ca
         (void)snprintf(flags[i], sizeof flags[i], "--%s", worker_flag(k));
         for (size_t m = 0; m < n_values; m++) {
             if (n + 2 > cap) return -ERANGE;
+            if (is_switch(k)) {
+                (void)snprintf(flags[i], sizeof flags[i], "--%s=%s", worker_flag(k), v[m]);
+                out[n++] = flags[i];
+                continue;
+            }
             out[n++] = flags[i];
             out[n++] = v[m];
         }
@@ -559,8 +672,9 @@ int gw_config_help(struct buf *out)
     int r =
         buf_adds(out, "usage: kvblend [--model PATH] [--listen HOST:PORT] [--config FILE] …\n\n"
                       "OpenAI-compatible gateway that reuses the KV cache of retrieved chunks.\n"
-                      "Every flag has a variable KVBLEND_NAME and, but for the last five, a key "
-                      "in the YAML file.\n\n");
+                      "Every flag but the last four has a variable, KVBLEND_NAME with _ for -; its "
+                      "key in the YAML file stands in\nparentheses, its default in brackets. "
+                      "kvblend-worker --help has the worker's own defaults.\n\n");
     for (size_t i = 0; r == 0 && i < gw_conf_n_keys; i++) {
         const struct gw_conf_key *k = &gw_conf_keys[i];
         r = buf_addf(out, "  --%-20s %s", k->flag, k->help);

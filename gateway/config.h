@@ -10,13 +10,12 @@
 #ifndef GATEWAY_CONFIG_H
 #define GATEWAY_CONFIG_H
 
+#include "base/buf.h"
 #include "base/err.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-struct buf;
 
 struct gw_strs {
     char **v;
@@ -48,6 +47,7 @@ enum {
     GW_PASS_ENV = 8, /* handed to the own worker in its environment: may hold a password */
     GW_ENTRIES = 32, /* a list whose items may be mappings: "VALUE name=value …" in one text */
     GW_QUOTED = 64,  /* a list of entries with values in quotes; ';' separates them in a variable */
+    GW_COMMAS = 128, /* ... or ',', since no value of an entry has one */
     GW_SPACES = 16,  /* a list whose values hold commas: spaces separate them in a variable */
 };
 
@@ -65,8 +65,9 @@ enum {
       "event loops, one thread each, that share the addresses")                                    \
     X(GW_STR, model, "model", "model", NULL, 0, 0, 0, NULL,                                        \
       "GGUF file or Hugging Face folder for the gateway's own worker")                             \
-    X(GW_LIST, workers, "workers", "worker", NULL, 0, 0, 0, NULL,                                  \
-      "http://HOST:PORT or unix:/path of a worker that runs elsewhere (repeatable)")               \
+    X(GW_LIST, workers, "workers", "worker", NULL, 0, 0, GW_ENTRIES | GW_QUOTED | GW_COMMAS, NULL, \
+      "http(s)://HOST:PORT or unix:/path of a worker that runs elsewhere, then api_key=, "         \
+      "api_key_file=, ca_file=, cert_file=, key_file=, insecure= (repeatable)")                    \
     X(GW_LIST, upstreams, "upstreams", "upstream", NULL, 0, 0, GW_LIVE | GW_ENTRIES | GW_QUOTED,   \
       NULL,                                                                                        \
       "URL of an OpenAI-compatible backend, then name=, models=, api_key=, weight=, priority=, "   \
@@ -74,7 +75,7 @@ enum {
     X(GW_STR, balance, "balance.upstreams", "balance", "least", 0, 0, GW_LIVE, "least|affinity",   \
       "choice among upstreams: the least busy of two, or the same for the same beginning")         \
     X(GW_U32, retry_attempts, "retry.attempts", "retries", "2", 0, 16, GW_LIVE, NULL,              \
-      "times a request is sent again before its first byte came")                                  \
+      "times a request is sent again before its answer began")                                     \
     X(GW_MS, health_interval_ms, "health.interval", "health-interval", "5s", 10, 3600000, GW_LIVE, \
       NULL, "time between health checks of an upstream, with jitter")                              \
     X(GW_U32, health_failures, "health.failures", "health-failures", "3", 1, 1000, GW_LIVE, NULL,  \
@@ -93,6 +94,8 @@ enum {
       "URL of the Redis that workers of other hosts register in (their --advertise)")              \
     X(GW_STR, registry_group, "registry.group", "registry-group", "default", 0, 0, 0, NULL,        \
       "use the workers of this group")                                                             \
+    X(GW_STR, registry_api_key, "registry.api_key", "registry-api-key", NULL, 0, 0, 0, NULL,       \
+      "key that they ask for (their --api-key)")                                                   \
     X(GW_STR, ram, "worker.ram", "ram", NULL, 0, 0, GW_PASS, "SIZE",                               \
       "RAM budget for chunk records, such as 512MiB or 4GiB")                                      \
     X(GW_STR, nvme, "worker.nvme", "nvme", NULL, 0, 0, GW_PASS, NULL,                              \
@@ -108,7 +111,7 @@ enum {
       "what sinks to NVMe: none, or q8 (8 bits, half of f16)")                                     \
     X(GW_STR, redis_codec, "worker.redis_codec", "redis-codec", NULL, 0, 0, GW_PASS, "none|q8",    \
       "the same of Redis; workers share what is in one form")                                      \
-    X(GW_NUMBER, side_share, "worker.side_share", "side-share", NULL, 0, 0.5, GW_PASS, NULL,       \
+    X(GW_NUMBER, side_share, "worker.side_share", "side-share", NULL, 0.001, 0.5, GW_PASS, NULL,   \
       "share of ram for K of one layer of records that have sunk to a slower tier")                \
     X(GW_LIST, quota, "worker.quota", "quota", NULL, 0, 0, GW_PASS | GW_SPACES, NULL,              \
       "NS=ram:SIZE,nvme:SIZE, hard caps of a namespace's records (repeatable)")                    \
@@ -130,8 +133,8 @@ enum {
       "arithmetic of the model: auto, f32 or bf16")                                                \
     X(GW_STR, weights, "worker.weights", "weights", NULL, 0, 0, GW_PASS, "auto|bf16|fp8|int8",     \
       "weights of the layers: as the arithmetic, or in 8 bits (on a GPU)")                         \
-    X(GW_STR, kv_dtype, "worker.kv_dtype", "kv-dtype", NULL, 0, 0, GW_PASS, NULL,                  \
-      "type that KV is kept in")                                                                   \
+    X(GW_STR, kv_dtype, "worker.kv_dtype", "kv-dtype", NULL, 0, 0, GW_PASS,                        \
+      "auto|f32|f16|bf16|q8", "type that KV is kept in: auto, f32, f16, bf16 or q8 (8 bits)")      \
     X(GW_NUMBER, threads, "worker.threads", "threads", NULL, 0, 4096, GW_PASS, NULL,               \
       "compute threads of the worker (0: all cores)")                                              \
     X(GW_STR, gemm, "worker.gemm", "gemm", NULL, 0, 0, GW_PASS, NULL,                              \
@@ -158,8 +161,10 @@ enum {
       "mean KL in nats that the guard lets pass (default: by the profile)")                        \
     X(GW_NUMBER, min_ratio, "worker.min_ratio", "min-ratio", NULL, 0, 1, GW_PASS, NULL,            \
       "least share of reused tokens to recompute where mass decides")                              \
-    X(GW_STR, strategy, "worker.strategy", "strategy", NULL, 0, 0, GW_PASS, NULL,                  \
-      "how the recomputed tokens are chosen")                                                      \
+    X(GW_STR, strategy, "worker.strategy", "strategy", NULL, 0, 0, GW_PASS,                        \
+      "qs|query|side|static|hybrid|hkvd|sink|reuse|prefix|full",                                   \
+      "how the recomputed tokens are chosen: qs, query, side, static, hybrid, hkvd or sink; or "   \
+      "reuse, prefix or full, which choose none (default: the profile's)")                         \
     X(GW_STR, chat_template, "worker.chat_template", "chat-template", NULL, 0, 0, GW_PASS, NULL,   \
       "name of the chat template, where the model's own is not known")                             \
     X(GW_STR, served_model_name, "worker.served_model_name", "served-model-name", NULL, 0, 0,      \
@@ -168,6 +173,8 @@ enum {
       "sequences the worker decodes together")                                                     \
     X(GW_NUMBER, max_queue, "worker.max_queue", "max-queue", NULL, 1, 65536, GW_PASS, NULL,        \
       "requests that may wait in the worker")                                                      \
+    X(GW_STR, sandbox, "worker.sandbox", "sandbox", NULL, 0, 0, GW_PASS, "on|off",                 \
+      "the worker gives up what it does not need once the model is loaded")                        \
     X(GW_STR, presets, "worker.presets", "presets", NULL, 0, 0, GW_PASS, NULL,                     \
       "folder of segment presets (default: the built-in ones)")                                    \
     X(GW_MS, hang_timeout_ms, "worker.hang_timeout", "hang-timeout", "60s", 1000, 3600000, 0,      \
@@ -198,6 +205,13 @@ enum {
       "completions that would wait longer for their first token are sent away (0: none)")          \
     X(GW_SIZE, max_body_bytes, "limits.max_body", "max-body", "32MiB", 1024, 1ull << 30, 0, NULL,  \
       "largest request body")                                                                      \
+    X(GW_SIZE, body_memory, "limits.body_memory", "body-memory", "0", 0, 1ull << 50, 0, NULL,      \
+      "all request bodies in memory together; then 503 (0: an eighth of the RAM)")                 \
+    X(GW_SIZE, body_rate, "limits.body_rate", "body-rate", "4KiB", 1, 1ull << 30, 0, NULL,         \
+      "least bytes a second of a request body, by timeouts.client_body; else 408")                 \
+    X(GW_U32, connections_per_address, "limits.connections_per_address",                           \
+      "connections-per-address", "0", 0, 1000000, 0, NULL,                                         \
+      "connections of one client address, IPv6: of one /64 (0: half of all there is room for)")    \
     X(GW_MS, retry_wait_ms, "limits.retry_wait", "retry-wait", "30s", 0, 600000, GW_LIVE, NULL,    \
       "how long a request waits for a restarted worker")                                           \
     X(GW_MS, connect_timeout_ms, "timeouts.connect", "connect-timeout", "2s", 1, 600000, 0, NULL,  \
@@ -221,9 +235,16 @@ enum {
     X(GW_MS, drain_delay_ms, "drain.delay", "drain-delay", "0s", 0, 3600000, GW_LIVE, NULL,        \
       "time between reporting not ready and refusing connections")                                 \
     X(GW_LIST, admin, "admin.listen", "admin", NULL, 0, 0, 0, NULL,                                \
-      "address of the admin API (default: a unix socket in the run folder)")                       \
+      "address of the admin API (default: a unix socket in the run folder); HOST:PORT needs "      \
+      "admin.keys")                                                                                \
     X(GW_BOOL, admin_public, "admin.public", "admin-public", "false", 0, 0, 0, NULL,               \
-      "serve /admin on the public address, too")                                                   \
+      "serve /admin on the public address, too; needs admin.keys")                                 \
+    X(GW_BOOL, metrics_public, "metrics.public", "metrics-public", "false", 0, 0, GW_LIVE, NULL,   \
+      "serve /metrics on the public address, too: it tells of all keys, models and backends")      \
+    X(GW_LIST, admin_keys, "admin.keys", "admin-key", NULL, 0, 0, GW_LIVE | GW_ENTRIES, NULL,      \
+      "key of the admin API where it is on TCP or public, plain or sha256:SALT:HEX (repeatable)")  \
+    X(GW_LIST, admin_hosts, "admin.hosts", "admin-host", NULL, 0, 0, GW_LIVE, NULL,                \
+      "name that the admin API goes by there, beside IP addresses and localhost (repeatable)")     \
     X(GW_U32, strategy_parallel, "strategy.parallel", "strategy-parallel", "8", 1, 256, GW_LIVE,   \
       NULL, "calls at once of one request that map_reduce or map_rerank answers")                  \
     X(GW_U32, map_tokens, "strategy.map_tokens", "map-tokens", "256", 1, 65536, GW_LIVE, NULL,     \
@@ -260,7 +281,7 @@ struct gw_conf_key { /* one row of the table, as data */
     enum gw_conf_kind kind;
     size_t offset;
     const char *yaml, *flag, *def;
-    uint64_t min, max;
+    double min, max;
     unsigned props;
     const char *choices, *help;
 };
@@ -268,7 +289,8 @@ extern const struct gw_conf_key gw_conf_keys[];
 extern const size_t gw_conf_n_keys;
 
 /* Defaults, file, environment, flags. `problems` (may be NULL) receives one line per problem.
- * 0 and *ret set; -EINVAL with problems; -ENOMEM. envp: NULL-terminated "NAME=value" list. */
+ * 0 and *ret set, what is there are warnings; -EINVAL with problems; -ENOMEM. envp: NULL-terminated
+ * "NAME=value" list. */
 int gw_config_load(int argc, char *const *argv, char *const *envp, struct gw_config **ret,
                    struct buf *problems);
 void gw_config_free(struct gw_config *c);
@@ -281,6 +303,8 @@ int gw_config_worker_env(const struct gw_config *c);
 int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out);
 int gw_config_help(struct buf *out);
 
+/* A regular file that others than its owner may read or write: no place for a secret. */
+bool gw_conf_is_exposed(const char *path);
 /* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
 int gw_parse_address(const char *s, struct buf *out);
 
@@ -295,6 +319,7 @@ struct gw_conf_build {
     int *rank; /* per key: who set it last */
     struct buf *problems;
     unsigned n_problems;
+    struct buf named; /* " NAME " of each variable that the file refers to */
 };
 const struct gw_conf_key *gw_conf_find_yaml(const char *path);
 int gw_conf_set(struct gw_conf_build *b, const struct gw_conf_key *k, const char *text,

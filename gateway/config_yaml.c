@@ -5,18 +5,24 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/opt.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
 
-enum { DEPTH_MAX = 2 };
+enum {
+    DEPTH_MAX = 2,
+    OPEN_MAX =
+        16, /* chosen: four are ever of use, and libyaml takes quadratic time for thousands */
+};
 
 struct yaml_state {
     struct gw_conf_build *b;
     struct gw_conf_source src;
     char path[DEPTH_MAX][64];       /* key at each mapping level */
+    struct buf seen[DEPTH_MAX + 1]; /* the keys there so far, a line each; the last: an item's */
     int depth;                      /* open mappings */
     bool want_value;                /* the key of the innermost mapping has been read */
     const struct gw_conf_key *list; /* inside the sequence of this key */
@@ -26,6 +32,7 @@ struct yaml_state {
         struct buf key, rest;
     } entry;
     int skip; /* > 0: inside a value that was already complained about */
+    int open; /* brackets, of any kind */
 };
 
 static void full_path(const struct yaml_state *s, char *out, size_t cap)
@@ -45,36 +52,13 @@ static bool is_section(const char *name)
     return false;
 }
 
-/* Number of single-character edits between two short names. */
-static unsigned distance(const char *a, const char *b)
-{
-    enum { MAX = 64 };
-    unsigned row[MAX + 1];
-    size_t n = strlen(b);
-    if (n > MAX || strlen(a) > MAX) return MAX;
-    for (size_t j = 0; j <= n; j++)
-        row[j] = (unsigned)j;
-    for (size_t i = 0; a[i]; i++) {
-        unsigned diag = row[0];
-        row[0] = (unsigned)i + 1;
-        for (size_t j = 0; j < n; j++) {
-            unsigned best = diag + (a[i] != b[j]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            diag = row[j + 1];
-            if (diag + 1 < best) best = diag + 1;
-            row[j + 1] = best;
-        }
-    }
-    return row[n];
-}
-
 static void unknown_key(struct yaml_state *s, const char *path)
 {
     const char *near = NULL;
-    unsigned best = 4; /* chosen: up to three typing errors are worth a suggestion */
+    size_t best = 4; /* chosen: up to three typing errors are worth a suggestion */
     for (size_t i = 0; i < gw_conf_n_keys; i++) {
         if (gw_conf_keys[i].props & GW_NOFILE) continue;
-        unsigned d = distance(path, gw_conf_keys[i].yaml);
+        size_t d = opt_distance(path, gw_conf_keys[i].yaml);
         if (d >= best) continue;
         best = d;
         near = gw_conf_keys[i].yaml;
@@ -84,6 +68,19 @@ static void unknown_key(struct yaml_state *s, const char *path)
     else
         gw_conf_problem(s->b, &s->src, "%s: unknown key; kvblend --help lists the known ones",
                         path);
+}
+
+/* YAML has a mapping's key once; the second one would win in silence. */
+static int note_key(struct yaml_state *s, struct buf *seen, const char *where, const char *key)
+{
+    struct buf line = BUF_INIT;
+    int r = buf_addf(&line, "\n%s\n", key);
+    if (r == 0 && seen->len > 0 && memmem(seen->data, seen->len, line.data, line.len))
+        gw_conf_problem(s->b, &s->src, "%s: expected once, found again", where);
+    else if (r == 0)
+        r = buf_add(seen, line.data, line.len);
+    buf_fini(&line);
+    return r;
 }
 
 /* "${NAME}" and "os.environ/NAME" stand for a variable, so that secrets stay out of the file. */
@@ -97,6 +94,7 @@ static const char *expand(struct yaml_state *s, const char *text, char *name, si
     else
         return text;
     const char *v = getenv(name);
+    (void)buf_addf(&s->b->named, " %s ", name);
     if (!v) gw_conf_problem(s->b, &s->src, "variable %s is not set", name);
     return v;
 }
@@ -127,6 +125,8 @@ static int entry_scalar(struct yaml_state *s, const char *text)
     if (!s->entry.want_value) {
         s->entry.is_key = is_head(s, text);
         s->entry.want_value = true;
+        (void)snprintf(name, sizeof name, "%s, %.40s", s->list->yaml, text);
+        if (note_key(s, &s->seen[DEPTH_MAX], name, text) < 0) return -ENOMEM;
         return s->entry.is_key ? 0 : buf_addf(&s->entry.rest, " %s=", text);
     }
     const char *v = expand(s, text, name, sizeof name);
@@ -193,7 +193,8 @@ static int on_scalar(struct yaml_state *s, const yaml_event_t *e)
     if (!s->want_value) {
         (void)snprintf(s->path[s->depth - 1], sizeof s->path[0], "%s", text);
         s->want_value = true;
-        return 0;
+        full_path(s, path, sizeof path);
+        return note_key(s, &s->seen[s->depth - 1], path, text);
     }
     s->want_value = false;
     full_path(s, path, sizeof path);
@@ -225,6 +226,7 @@ static void on_mapping_start(struct yaml_state *s)
     if (s->list && (s->list->props & GW_ENTRIES)) {
         s->entry.open = true;
         s->entry.want_value = false;
+        buf_clear(&s->seen[DEPTH_MAX]);
         return;
     }
     if (s->list) {
@@ -234,6 +236,7 @@ static void on_mapping_start(struct yaml_state *s)
     } else if (s->depth == 1 && is_section(path)) {
         s->depth = 2;
         s->want_value = false;
+        buf_clear(&s->seen[1]);
         return;
     } else if (gw_conf_find_yaml(path)) {
         gw_conf_problem(s->b, &s->src, "%s: expected a value, found a mapping", path);
@@ -267,11 +270,19 @@ static int on_event(struct yaml_state *s, const yaml_event_t *e)
 {
     bool opens = e->type == YAML_MAPPING_START_EVENT || e->type == YAML_SEQUENCE_START_EVENT;
     bool closes = e->type == YAML_MAPPING_END_EVENT || e->type == YAML_SEQUENCE_END_EVENT;
+    s->open += opens - closes;
+    if (s->open > OPEN_MAX) {
+        s->src.line = (unsigned)e->start_mark.line + 1;
+        gw_conf_problem(s->b, &s->src, "nested too deeply: more than %d levels", OPEN_MAX);
+        return -E2BIG;
+    }
     if (s->skip > 0) {
         s->skip += opens - closes;
         return 0;
     }
     s->src.line = (unsigned)e->start_mark.line + 1;
+    if (e->type == YAML_SCALAR_EVENT && memchr(e->data.scalar.value, '\0', e->data.scalar.length))
+        gw_conf_problem(s->b, &s->src, "a text holds a NUL byte");
     if (s->entry.open) return entry_event(s, e);
     switch (e->type) {
     case YAML_SCALAR_EVENT:
@@ -312,7 +323,7 @@ int gw_conf_read_yaml(struct gw_conf_build *b, const char *path)
     }
     yaml_parser_set_input_file(&p, f);
     int r = 0;
-    for (bool end = false; !end && r != -ENOMEM;) {
+    for (bool end = false; !end && r != -ENOMEM && r != -E2BIG;) {
         yaml_event_t e;
         if (!yaml_parser_parse(&p, &e)) {
             s.src.line = (unsigned)p.problem_mark.line + 1;
@@ -328,5 +339,7 @@ int gw_conf_read_yaml(struct gw_conf_build *b, const char *path)
     (void)fclose(f);
     buf_fini(&s.entry.key); /* of a file that ended in its middle */
     buf_fini(&s.entry.rest);
+    for (int i = 0; i <= DEPTH_MAX; i++)
+        buf_fini(&s.seen[i]);
     return r == -ENOMEM ? r : b->n_problems ? -EINVAL : 0;
 }

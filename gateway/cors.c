@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 
+#include <arpa/inet.h>
 #include <string.h>
 
 enum { ASKED_BYTES_MAX = 1024 };
@@ -115,4 +116,29 @@ int gw_cors_preflight(const struct gw_cors *c, const struct http_head *h, const 
     if (r == 0 && asked && is_name_list(asked))
         r = buf_addf(out, "Access-Control-Allow-Headers: %s\r\n", asked);
     return r;
+}
+
+bool gw_cors_is_own(const char *origin, const char *host)
+{
+    const char *at = strstr(origin, "://");
+    return host && at && strcasecmp(at + 3, host) == 0;
+}
+
+bool gw_cors_host_is_ours(const char *host, char *const *names, size_t n)
+{
+    char name[256];
+    struct in6_addr address;
+    bool v6 = host && *host == '[';
+    size_t len = !host ? 0 : v6 ? strcspn(host, "]") : strcspn(host, ":");
+    if (len == 0 || len >= sizeof name) return false;
+    const char *port = host + len + v6;
+    if (v6 && host[len] != ']') return false;
+    if (*port && (*port != ':' || port[1 + strspn(port + 1, "0123456789")])) return false;
+    memcpy(name, host + v6, len - v6);
+    name[len - v6] = '\0';
+    if (inet_pton(v6 ? AF_INET6 : AF_INET, name, &address) == 1) return true;
+    bool ours = !v6 && strcasecmp(name, "localhost") == 0;
+    for (size_t i = 0; i < n && !ours && !v6; i++)
+        ours = strcasecmp(name, names[i]) == 0;
+    return ours;
 }

@@ -27,6 +27,11 @@ int gw_cors_headers(const struct gw_cors *c, const struct http_head *h, struct b
 /* Header lines of the answer to a preflight; methods: "GET, POST" of the route. */
 int gw_cors_preflight(const struct gw_cors *c, const struct http_head *h, const char *methods,
                       struct buf *out);
+/* Against pages that reach for a private address: is the origin the one that was asked (its host
+ * and port)? Is a Host header one that no page can borrow by its own DNS: an IP address, localhost
+ * or one of the names, whatever its port? NULL: no. */
+bool gw_cors_is_own(const char *origin, const char *host);
+bool gw_cors_host_is_ours(const char *host, char *const *names, size_t n);
 /* A pattern that can match something: for the configuration's checks. */
 bool gw_cors_pattern_ok(const char *pattern);
 

@@ -22,7 +22,8 @@ int gw_error_status(enum gw_error e)
 
 enum gw_error gw_error_of_status(int status)
 {
-    if (status == 400) return GW_E_BAD_REQUEST; /* the first of several with that status */
+    if (status == 400) return GW_E_BAD_REQUEST; /* these are not the first with their status */
+    if (status == 503) return GW_E_SHED;
     for (int e = 0; e < GW_E_COUNT; e++)
         if (errors[e].status == status) return (enum gw_error)e;
     return status < 500 ? GW_E_BAD_REQUEST : GW_E_INTERNAL;

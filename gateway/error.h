@@ -17,7 +17,9 @@ struct buf;
     X(INVALID_UTF8, 400, "invalid_request_error", "invalid_utf8", -1)                              \
     X(BAD_REQUEST, 400, "invalid_request_error", "bad_request", -1)                                \
     X(INVALID_KEY, 401, "invalid_request_error", "invalid_api_key", -1)                            \
+    X(FOREIGN, 403, "permission_denied", "foreign_origin", -1)                                     \
     X(MODEL_NOT_ALLOWED, 403, "permission_denied", "model_not_allowed", -1)                        \
+    X(NOT_PUBLIC, 403, "permission_denied", "not_public", -1)                                      \
     X(UNKNOWN_URL, 404, "invalid_request_error", "unknown_url", -1)                                \
     X(UNKNOWN_MODEL, 404, "invalid_request_error", "model_not_found", -1)                          \
     X(UNKNOWN_TARGET, 404, "invalid_request_error", "target_not_found", -1)                        \
@@ -26,6 +28,7 @@ struct buf;
     X(TOO_LARGE, 413, "invalid_request_error", "request_too_large", -1)                            \
     X(MEDIA_TYPE, 415, "invalid_request_error", "unsupported_media_type", -1)                      \
     X(OVERLOADED, 429, "server_overloaded", "server_overloaded", 2)                                \
+    X(CONNECTIONS, 429, "server_overloaded", "too_many_connections", 1)                            \
     X(RATE_REQUESTS, 429, "requests", "rate_limit_exceeded", 1)                                    \
     X(RATE_TOKENS, 429, "tokens", "rate_limit_exceeded", 1)                                        \
     X(RATE_SHARE, 429, "requests", "rate_limit_exceeded", 1)                                       \
@@ -34,6 +37,7 @@ struct buf;
     X(INTERNAL, 500, "server_error", "internal_error", -1)                                         \
     X(NOT_SUPPORTED, 501, "not_supported_error", "not_supported", -1)                              \
     X(UPSTREAM, 502, "upstream_error", "upstream_unreachable", 1)                                  \
+    X(LOOP, 508, "upstream_error", "loop_detected", -1)                                            \
     X(UPSTREAM_TIMEOUT, 504, "upstream_error", "upstream_timeout", -1)                             \
     X(UNAVAILABLE, 503, "upstream_error", "upstream_unavailable", 2)                               \
     X(LOADING, 503, "server_error", "model_loading", 2)                                            \

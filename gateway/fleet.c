@@ -67,8 +67,9 @@ void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_st
     if (old == s) return;
     t->health = s;
     log_event(LOG_NOTICE, t->worker ? "worker.state" : "upstream.state",
-              "target=%s index=%u address=%s state=%s", t->name, t->index, t->address,
-              gw_target_state_name(s));
+              "target=%s index=%u address=%s state=%s%s%s%s", t->name, t->index, t->address,
+              gw_target_state_name(s), t->why[0] ? " reason=\"" : "", t->why,
+              t->why[0] ? "\"" : "");
     count_ready(f);
     if (s == GW_TARGET_READY) {
         uint64_t now = clock_ns();
@@ -242,6 +243,8 @@ void fleet_target_free(struct gw_target *t)
         lane_close(t, i);
     fleet_models_clear(t);
     if (t->tls) http_tls_unref(t->tls);
+    if (t->authorization) explicit_bzero(t->authorization, strlen(t->authorization));
+    mem_free(t->authorization);
     mem_free(t->address);
     mem_free(t->dial);
     mem_free(t->name);
@@ -355,6 +358,7 @@ void fleet_target_forget(struct gw_fleet *f, struct gw_target *t)
     t->ready_since_ns = t->slow_from_ns = t->models_at_ns = t->models_hash = 0;
     t->last_ok_ns = t->added_ns = clock_ns();
     t->ttfb_ms = 0;
+    t->why[0] = '\0';
     t->load = (struct fleet_load){0};
     fleet_models_clear(t);
     fleet_breaker_reset(f, t);
@@ -466,6 +470,40 @@ int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsig
     if (f->started) fleet_probe_soon(&t->probe, 1);
 out:
     buf_fini(&norm);
+    return r;
+}
+
+int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream *u,
+                    struct err *err)
+{
+    struct http_tls_opts o = {u->cert_file, u->key_file, u->ca_file, u->insecure};
+    struct http_tls *tls = NULL;
+    struct gw_target *t = f->target[index];
+    if (t->authorization || t->tls) return 0; /* leases borrow what is there */
+    char *key = u->authorization ? mem_strdup(u->authorization) : NULL;
+    int r = u->authorization && !key ? -ENOMEM : 0;
+    if (r == 0 && u->tls) r = http_tls_client(&o, &tls, err);
+    if (r < 0) {
+        mem_free(key);
+        return r;
+    }
+    fleet_lock(f);
+    t->authorization = key;
+    t->tls = tls;
+    t->generation++;
+    fleet_unlock(f);
+    return 0;
+}
+
+int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers,
+                  struct http_tls **ret_tls)
+{
+    fleet_lock(f);
+    const struct gw_target *t = f->target[index];
+    const char *key = t->up ? t->up->authorization : t->authorization;
+    int r = key ? buf_addf(headers, "authorization: %s\r\n", key) : 0;
+    if (r == 0 && ret_tls) *ret_tls = t->tls ? http_tls_ref(t->tls) : NULL;
+    fleet_unlock(f);
     return r;
 }
 

@@ -31,6 +31,7 @@ struct gw_fleet;
 struct gw_key;
 struct http_client;
 struct http_loop;
+struct http_tls;
 struct pol_shed_worker;
 
 enum { GW_TARGETS_MAX = 256, GW_LANES_MAX = 64 };
@@ -58,27 +59,31 @@ struct gw_want {
     bool untried;                        /* those not even where there is no other */
     bool upstream_only;                  /* a route that no worker serves */
     bool worker_only;                    /* a route that only workers know */
+    const char *path; /* of a route that only upstreams' `paths` open; NULL: another */
 };
 struct gw_lease {             /* init {0}; held from pick to release */
     struct gw_target *target; /* NULL: none is held */
     unsigned index;           /* the target's */
     const struct gw_upstream
-        *up;                 /* its settings; NULL for workers. Valid while the lease is held */
-    const char *model;       /* name to send instead of the client's, NULL: as it came.
-                                Valid likewise */
-    const char *name;        /* the target's, for logs and metrics; valid for the fleet's life */
-    bool worker;             /* speaks the worker's own API, may get our headers */
-    uint64_t prompt_tokens;  /* to compute there: without those it holds */
-    bool probe;              /* the breaker's one try */
-    bool computed;           /* gw_fleet_computed() was called */
-    double sent_ms;          /* predicted work, counted at the target since the report of */
-    uint64_t said_ns, at_ns; /* at_ns: when it was picked */
+        *up;                   /* its settings; NULL for workers. Valid while the lease is held */
+    const char *authorization; /* the key it asks for, "Bearer …", or NULL; valid likewise */
+    const char *model;         /* name to send instead of the client's, NULL: as it came.
+                                  Valid likewise */
+    const char *name;          /* the target's, for logs and metrics; valid for the fleet's life */
+    bool worker;               /* speaks the worker's own API, may get our headers */
+    uint64_t prompt_tokens;    /* to compute there: without those it holds */
+    bool probe;                /* the breaker's one try */
+    bool computed;             /* gw_fleet_computed() was called */
+    double sent_ms;            /* predicted work, counted at the target since the report of */
+    uint64_t said_ns, at_ns;   /* at_ns: when it was picked */
     int status; /* the answer's HTTP status, set by the holder before release; 0: none came */
+    int error;  /* negative errno that ended the try, set likewise; 0: none */
 };
 enum gw_pick {
     GW_PICK_OK,
     GW_PICK_UNKNOWN_MODEL, /* nobody serves it, ready or not */
     GW_PICK_LOADING,       /* somebody who serves it may come by itself soon */
+    GW_PICK_RETURNING,     /* the same, and he was here before: wait */
     GW_PICK_UNSURE,        /* a target is suspect: its probe will tell in milliseconds:
                               wait */
     GW_PICK_FULL,          /* all at their limit: wait for gw_fleet_ops.on_room */
@@ -148,6 +153,14 @@ void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c);
 /* Own workers and workers by address. A retired target of the same address
  * comes back to life. 1: it is there already. -ERANGE: too many. */
 int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsigned *ret_index);
+/* How a worker that runs elsewhere is got into: the key and the TLS settings of u, copied, unless
+ * it has some. */
+int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream *u,
+                    struct err *err);
+/* The same for calls beside those of a lease: the line of the key appended; the TLS settings (a
+ * reference, NULL: plain) where ret_tls is asked for. */
+int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers,
+                  struct http_tls **ret_tls);
 /* The registration ended: drains, then retires. */
 void gw_fleet_remove(struct gw_fleet *f, unsigned index);
 /* Make the upstreams those of `list` (start, reload): new ones are added,
@@ -171,6 +184,7 @@ struct gw_target_view { /* a copy */
     bool own, worker;
     enum gw_target_state state;
     const char *breaker; /* "closed", "open", "half_open" */
+    char why[160];       /* what it failed with last, for people; "": it is well */
     unsigned n_inflight, inflight_max, n_models;
     uint64_t n_ok, n_failed, n_timeout, n_busy, n_picked, prompt_tokens_in_flight;
     double ttfb_ms; /* moving average, 0: unknown */
@@ -184,6 +198,16 @@ bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_vi
 /* For gw_fleet_client(); NULL: none, or retired. */
 struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index);
 unsigned gw_fleet_n_ready(const struct gw_fleet *f);
+struct gw_fleet_count { /* those that a registration or reload has not taken away */
+    unsigned workers, upstreams, workers_ready, upstreams_ready;
+};
+struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f);
+/* What the gateway has behind it: "worker", "upstream", or "backend" where it is both or nobody. */
+const char *gw_fleet_noun(const struct gw_fleet *f);
+/* Why those that serve the model (NULL: any) are not well, in words for clients: no names, no
+ * addresses. Appended, separated by semicolons, each once; nothing: nobody failed. */
+int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *out);
+const char *gw_fleet_error_words(int error);     /* of a negative errno: "connection refused" */
 bool gw_fleet_hopeful(const struct gw_fleet *f); /* a target that is down may come by itself */
 /* What kind of backend serves the model: bits of GW_SERVES_*; 0: nobody.
  * GW_SERVES_UNKNOWN: no target's models are known yet. GW_SERVES_BOUNDED: an upstream that takes
@@ -196,12 +220,13 @@ enum {
     GW_SERVES_BOUNDED = 16
 };
 unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model);
+bool gw_fleet_opens(const struct gw_fleet *f, const char *path); /* does an upstream's `paths`? */
 /* The model's object of /v1/models appended; -ENOENT. */
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);
 /* OpenAI's list object, of what the key may use; NULL: of all. */
 int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out);
-/* All targets as a JSON array, for GET /admin/targets. */
-int gw_fleet_format(const struct gw_fleet *f, struct buf *out);
+/* All targets of these kinds (GW_SERVES_WORKER | GW_SERVES_UPSTREAM) as a JSON array. */
+int gw_fleet_format(const struct gw_fleet *f, unsigned kinds, struct buf *out);
 /* kvblend_gateway_upstream_* of all targets, in Prometheus' text form. */
 int gw_fleet_metrics(const struct gw_fleet *f, struct buf *out);
 const char *gw_target_state_name(enum gw_target_state s);

@@ -76,6 +76,7 @@ struct gw_target {
     bool resolving, unresolved; /* under way; has failed */
     uint64_t resolved_at_ns, dial_hash;
     struct http_tls *tls;         /* NULL: plain */
+    char *authorization;          /* a worker's key, "Bearer …"; NULL: none; set once */
     const struct gw_upstream *up; /* NULL for workers */
     struct fleet_set *set;        /* that `up` belongs to */
     unsigned generation;          /* of what connections are made from */
@@ -95,6 +96,7 @@ struct gw_target {
     uint64_t n_ok, n_failed, n_timeout, n_busy, n_cancelled, n_picked, n_went_down;
     uint64_t n_status[GW_STATUSES_MAX];
     double ttfb_ms;
+    char why[160]; /* it failed last, in words; "" since it was well again */
     struct fleet_load load;
 };
 struct fleet_settings {
@@ -203,6 +205,9 @@ void fleet_load_gone(struct gw_lease *l);
 double fleet_load_wait_ms(const struct gw_target *t, uint64_t now); /* -1: unknown */
 
 /* ---- fleet_view.c ---- */
+/* Locked: it failed: with an errno, else by the status of its answer. detail: what more is known,
+ * or "". */
+void fleet_blame(struct gw_target *t, int error, int status, const char *detail);
 void fleet_count_status(struct gw_target *t, int status); /* locked */
 
 #endif

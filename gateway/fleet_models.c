@@ -230,6 +230,18 @@ unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
     return bits ? bits : perhaps || nobody ? GW_SERVES_UNKNOWN : 0;
 }
 
+bool gw_fleet_opens(const struct gw_fleet *f, const char *path)
+{
+    bool yes = false;
+    fleet_lock(f);
+    for (size_t i = 0; !yes && i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        yes = t->up && !t->retired && !t->leaving && gw_upstream_opens(t->up, path);
+    }
+    fleet_unlock(f);
+    return yes;
+}
+
 int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)
 {
     int r = -ENOENT;

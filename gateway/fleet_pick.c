@@ -69,7 +69,7 @@ struct candidate {
 struct search {
     struct candidate can[GW_TARGETS_MAX];
     size_t n;
-    bool known, perhaps, loading, unsure, full, open;
+    bool known, perhaps, loading, returning, unsure, full, open;
     uint64_t wait_ns;   /* until the first breaker lets somebody through */
     unsigned new_group; /* the best of those that were added just now */
     uint64_t new_until_ns;
@@ -90,6 +90,7 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
 {
     const char *sent = NULL;
     if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
+    if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
     enum fleet_serves serves = fleet_serves(f, t, w->model, &sent);
     if (serves == FLEET_NO) return;
     if (serves == FLEET_YES) s->known = true;
@@ -97,7 +98,9 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (t->drained) return;
     if (t->health != GW_TARGET_READY) {
         bool loading = t->health == GW_TARGET_LOADING;
-        s->loading |= t->own || (t->worker && loading);
+        bool comes = t->own || (t->worker && loading);
+        s->loading |= comes;
+        s->returning |= comes && t->ready_since_ns > 0;
         s->unsure |= !t->worker && loading; /* its first health check is under way */
         uint64_t until = t->added_ns + FIRST_CHECK_MS * 1000000ull;
         if (!t->worker && loading && now < until && group_of(t) < s->new_group) {
@@ -188,6 +191,7 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
     *ret = (struct gw_lease){.target = t,
                              .index = t->index,
                              .up = t->up,
+                             .authorization = t->up ? t->up->authorization : t->authorization,
                              .model = c->sent,
                              .name = t->name,
                              .worker = t->worker,
@@ -221,6 +225,7 @@ static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t
         room_at(f, now + s->wait_ns);
         return GW_PICK_OPEN;
     }
+    if (s->returning) return GW_PICK_RETURNING;
     return s->loading ? GW_PICK_LOADING : GW_PICK_DOWN;
 }
 
@@ -232,7 +237,7 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
     const uint64_t *held = NULL;
     struct search s;
     s.n = 0;
-    s.known = s.perhaps = s.loading = s.unsure = s.full = s.open = false;
+    s.known = s.perhaps = s.loading = s.returning = s.unsure = s.full = s.open = false;
     s.wait_ns = 0;
     s.new_group = UINT32_MAX;
     s.new_until_ns = 0;
@@ -273,12 +278,10 @@ static void judge(struct gw_fleet *f, struct gw_target *t, const struct gw_lease
     enum breaker_state before = t->breaker.state;
     if (!has_breaker(t)) return;
     breaker_rules(f, t);
-    if (o == GW_DONE_CANCELLED) {
-        if (l->probe) breaker_forget(&t->breaker);
-    } else if (l->probe || before == BREAKER_CLOSED) {
-        /* While it is half open the one try counts; the others began before. */
-        breaker_report(&t->breaker, results[o], now);
-    }
+    if (o == GW_DONE_CANCELLED)
+        breaker_forget(&t->breaker, l->at_ns);
+    else
+        breaker_report(&t->breaker, results[o], l->at_ns, now);
     if (t->breaker.state == before) return;
     log_event(t->breaker.state == BREAKER_CLOSED ? LOG_NOTICE : LOG_WARN, "upstream.breaker",
               "target=%s state=%s", t->name, breaker_state_name(t->breaker.state));
@@ -340,6 +343,8 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
     count_outcome(t, o, ttfb_ns);
     fleet_count_status(t, l->status);
     judge(f, t, l, o, now);
+    if (o == GW_DONE_OK) t->why[0] = '\0';
+    if (o == GW_DONE_FAILED || o == GW_DONE_TIMEOUT) fleet_blame(t, l->error, l->status, "");
     if (o == GW_DONE_FAILED && t->worker && t->health == GW_TARGET_READY) {
         t->suspect = t->probe_now = true;
         fleet_wake(f);

@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -70,7 +72,8 @@ void fleet_probe_cancel(struct fleet_probe *p)
 
 /* ---- what was answered ---- */
 
-static void failed(struct fleet_probe *p)
+/* error: a negative errno, or 0 and the answer's status tells. */
+static void failed(struct fleet_probe *p, int error, const char *detail)
 {
     struct gw_fleet *f = p->fleet;
     struct gw_target *t = p->target;
@@ -79,6 +82,7 @@ static void failed(struct fleet_probe *p)
     fleet_lock(f);
     /* An own worker that does not answer yet is starting: its death would come as a signal. */
     bool starting = t->own && t->health == GW_TARGET_LOADING;
+    if (!starting) fleet_blame(t, error, p->status, detail);
     unsigned max = t->worker ? WORKER_FAILURES : f->set.failures;
     bool out = t->health == GW_TARGET_LOADING || t->suspect || p->failures >= max;
     if (out && !starting && !t->retired) fleet_set_health(f, t, GW_TARGET_DOWN);
@@ -102,6 +106,7 @@ static void worker_answered(struct fleet_probe *p)
     fleet_lock(f);
     bool ready = t->health == GW_TARGET_READY;
     t->last_ok_ns = clock_ns(); /* it answers, whatever it says */
+    t->why[0] = '\0';
     if (t->suspect && p->status == 200 && ready) t->tell_ready = true;
     t->suspect = false;
     bool next = p->status == 200 && !p->models && !ready;
@@ -151,6 +156,7 @@ static void upstream_answered(struct fleet_probe *p)
         p->failures = 0;
         p->successes++;
         t->last_ok_ns = now;
+        if (t->breaker.state == BREAKER_CLOSED) t->why[0] = '\0';
         bool enough = t->ready_since_ns == 0 || p->successes >= f->set.successes;
         if (enough && !t->retired) fleet_set_health(f, t, GW_TARGET_READY);
     }
@@ -179,6 +185,10 @@ static void on_body(void *ctx, const char *data, size_t len)
 static void on_end(void *ctx, int status)
 {
     struct fleet_probe *p = ctx;
+    char why[160];
+    /* Of TLS more is worth saying; other sentences name addresses, which are not clients' to know.
+     */
+    (void)snprintf(why, sizeof why, "%s", status == -EPROTO ? http_call_why(p->call) : "");
     p->call = NULL;
     fleet_lock(p->fleet);
     bool stale = p->generation != p->target->generation;
@@ -186,11 +196,11 @@ static void on_end(void *ctx, int status)
     if (stale) /* another address by now, or another certificate: what was said counts no more */
         fleet_probe_soon(p, 1);
     else if (p->target->worker)
-        status < 0 ? failed(p) : worker_answered(p);
+        status < 0 ? failed(p, status, why) : worker_answered(p);
     else if (status == 0 && (is_alive(p) || !p->health))
         upstream_answered(p);
     else if (p->health)
-        failed(p);
+        failed(p, status, why);
     else
         fleet_probe_soon(p, 0);
 }
@@ -205,7 +215,11 @@ static int compose(struct fleet_probe *p, bool models, struct buf *path, struct 
     const struct gw_upstream *u = p->target->up;
     p->models = models;
     p->health = !models;
-    if (p->target->worker) return buf_adds(path, models ? "/v1/models" : "/health");
+    if (p->target->worker) {
+        const char *key = p->target->authorization;
+        int r = buf_adds(path, models ? "/v1/models" : "/health");
+        return r < 0 || !key ? r : buf_addf(headers, "authorization: %s\r\n", key);
+    }
     if (!u) return -ENOENT;
     int r = buf_addf(path, "%s/models", u->base);
     if (r == 0 && buf_addc(path, '\0') == 0) path->len--;
@@ -261,7 +275,7 @@ static void await_address(struct fleet_probe *p)
     p->target->unresolved = false; /* asked again the next time */
     fleet_unlock(p->fleet);
     if (hopeless)
-        failed(p);
+        failed(p, -EADDRNOTAVAIL, "");
     else
         fleet_resolve(p->target);
     fleet_probe_soon(p, 0);
@@ -295,7 +309,7 @@ static void begin(struct fleet_probe *p, bool models)
     buf_fini(&headers);
     if (r == 0) return;
     p->call = NULL;
-    failed(p);
+    failed(p, r, "");
 }
 
 static void on_timer(void *arg)

@@ -4,6 +4,7 @@
 #include "base/assert.h"
 #include "base/clock.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,6 +36,80 @@ bool gw_fleet_has_choice(const struct gw_fleet *f)
     bool choice = f->n_workers > 0 || f->n_upstreams > 1;
     fleet_unlock(f);
     return choice;
+}
+
+/* ---- how they are, in words ---- */
+
+const char *gw_fleet_error_words(int error)
+{
+    static const struct {
+        int error;
+        const char *words;
+    } table[] = {{ECONNREFUSED, "connection refused"},
+                 {ETIMEDOUT, "no answer in time"},
+                 {ETIME, "the answer took too long"},
+                 {EPIPE, "the connection was cut"},
+                 {ECONNRESET, "the connection was cut"},
+                 {EHOSTUNREACH, "no way to its address"},
+                 {ENETUNREACH, "no way to its address"},
+                 {EBADMSG, "the answer is not HTTP"},
+                 {EPROTO, "TLS failed"},
+                 {EADDRNOTAVAIL, "its name cannot be resolved"}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].error == -error) return table[i].words;
+    return err_name(error);
+}
+
+void fleet_blame(struct gw_target *t, int error, int status, const char *detail)
+{
+    if (*detail)
+        (void)snprintf(t->why, sizeof t->why, "%s", detail);
+    else if (error < 0)
+        (void)snprintf(t->why, sizeof t->why, "%s", gw_fleet_error_words(error));
+    else if (status == 401)
+        (void)snprintf(t->why, sizeof t->why, "401: the key is not accepted");
+    else
+        (void)snprintf(t->why, sizeof t->why, "it answers %d", status);
+}
+
+int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *out)
+{
+    size_t begin = out->len;
+    const char *sent;
+    int r = 0;
+    fleet_lock(f);
+    for (size_t i = 0; r == 0 && i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        if (!t->why[0] || !fleet_is_open(t) || fleet_serves(f, t, model, &sent) == FLEET_NO)
+            continue;
+        const char *said = out->len > begin ? buf_cstr(out) : "";
+        if (said && strstr(said + (*said ? begin : 0), t->why)) continue;
+        r = buf_addf(out, "%s%s", *said ? "; " : "", t->why);
+    }
+    fleet_unlock(f);
+    return r;
+}
+
+struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f)
+{
+    struct gw_fleet_count c = {0};
+    fleet_lock(f);
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        if (t->retired || t->leaving) continue;
+        bool ready = t->health == GW_TARGET_READY && fleet_is_open(t);
+        *(t->worker ? &c.workers : &c.upstreams) += 1;
+        *(t->worker ? &c.workers_ready : &c.upstreams_ready) += ready;
+    }
+    fleet_unlock(f);
+    return c;
+}
+
+const char *gw_fleet_noun(const struct gw_fleet *f)
+{
+    struct gw_fleet_count c = gw_fleet_count_kinds(f);
+    if (!c.workers == !c.upstreams) return "backend";
+    return c.workers ? "worker" : "upstream";
 }
 
 unsigned gw_fleet_n_ready(const struct gw_fleet *f)
@@ -95,6 +170,7 @@ static void view(const struct gw_target *t, struct gw_target_view *ret)
     };
     (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
     (void)snprintf(ret->address, sizeof ret->address, "%s", t->address);
+    (void)snprintf(ret->why, sizeof ret->why, "%s", t->why);
     (void)snprintf(ret->dial, sizeof ret->dial, "%s", t->dial ? t->dial : "");
 }
 
@@ -148,16 +224,19 @@ static int put_target(const struct gw_target *t, struct buf *b)
                      v.ready_since_ns ? clock_ms_since(v.ready_since_ns) / 1e3 : 0);
     if (r == 0 && v.wait_ms >= 0) r = buf_addf(b, ",\"predicted_wait_ms\":%.1f", v.wait_ms);
     if (r == 0 && t->up) r = buf_addf(b, ",\"lmcache\":%s", t->up->lmcache ? "true" : "false");
+    if (r == 0 && t->why[0]) r = buf_adds(b, ",");
+    if (r == 0 && t->why[0]) r = put_str(b, "reason", t->why);
     if (r == 0) r = put_models(t, b);
     return r < 0 ? r : buf_addc(b, '}');
 }
 
-int gw_fleet_format(const struct gw_fleet *f, struct buf *out)
+int gw_fleet_format(const struct gw_fleet *f, unsigned kinds, struct buf *out)
 {
     int r = buf_addc(out, '[');
     fleet_lock(f);
     for (size_t i = 0, n = 0; r == 0 && i < f->n; i++) {
-        if (f->target[i]->retired) continue;
+        unsigned kind = f->target[i]->worker ? GW_SERVES_WORKER : GW_SERVES_UPSTREAM;
+        if (f->target[i]->retired || !(kinds & kind)) continue;
         if (n++ > 0) r = buf_addc(out, ',');
         if (r == 0) r = put_target(f->target[i], out);
     }

@@ -12,6 +12,7 @@
 #include "gateway/keys.h"
 #include "gateway/merge.h"
 #include "gateway/strategy.h"
+#include "segment/segment.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -109,16 +110,31 @@ static void answer_health(struct gw_req *q)
     buf_fini(&b);
 }
 
+void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
+{
+    const struct gw_fleet *f = q->gate->house->fleet;
+    struct buf why = BUF_INIT;
+    (void)gw_fleet_reasons(f, q->scan.has_model ? q->scan.model : NULL, &why);
+    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", gw_fleet_noun(f), what, why.len ? ": " : "",
+                    why.len ? buf_cstr(&why) : "");
+    buf_fini(&why);
+}
+
 static void answer_ready(struct gw_req *q)
 {
     struct gw_house *g = q->gate->house;
+    struct gw_fleet_count n = gw_fleet_count_kinds(g->fleet);
     struct buf b = BUF_INIT;
     if (g->draining) {
         gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
-    } else if (gw_fleet_n_ready(g->fleet) == 0) {
-        gw_answer_error(q, GW_E_LOADING, NULL, "No worker is ready yet.");
+    } else if (n.workers_ready + n.upstreams_ready == 0) {
+        bool upstreams = n.upstreams > 0 && n.workers == 0;
+        gw_answer_nobody(q, upstreams ? GW_E_UNAVAILABLE : GW_E_LOADING, "is ready yet");
     } else {
-        (void)buf_addf(&b, "{\"status\":\"ready\",\"workers\":%u}", gw_fleet_n_ready(g->fleet));
+        (void)buf_adds(&b, "{\"status\":\"ready\"");
+        if (n.workers) (void)buf_addf(&b, ",\"workers\":%u", n.workers_ready);
+        if (n.upstreams) (void)buf_addf(&b, ",\"upstreams\":%u", n.upstreams_ready);
+        (void)buf_addc(&b, '}');
         gw_answer_json(q, 200, &b);
     }
     buf_fini(&b);
@@ -139,7 +155,7 @@ static void models_unknown(struct gw_req *q)
     if (gw_fleet_hopeful(q->gate->house->fleet))
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
-        gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
+        gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");
 }
 
 static void answer_models(struct gw_req *q)
@@ -160,20 +176,29 @@ static void answer_models(struct gw_req *q)
 static void answer_model(struct gw_req *q)
 {
     struct gw_fleet *f = q->gate->house->fleet;
-    struct buf b = BUF_INIT;
-    if ((!q->key || gw_key_allows(q->key, q->rest)) && gw_fleet_model(f, q->rest, &b) == 0)
+    struct buf b = BUF_INIT, id = BUF_INIT;
+    int r = buf_adds(&id, q->rest);
+    while (id.len > 1 && id.data[id.len - 1] == '/')
+        id.len--;
+    const char *model = r == 0 ? buf_cstr(&id) : NULL;
+    if (!model)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    else if ((!q->key || gw_key_allows(q->key, model)) && gw_fleet_model(f, model, &b) == 0)
         gw_answer_json(q, 200, &b);
-    else if (gw_fleet_serves(f, q->rest) & GW_SERVES_UNKNOWN)
+    else if (gw_fleet_serves(f, model) & GW_SERVES_UNKNOWN)
         models_unknown(q);
     else
-        gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", q->rest);
+        gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", model);
     buf_fini(&b);
+    buf_fini(&id);
 }
 
 static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
+    struct http_bounds_view bounds = http_bounds_view(q->gate->house->bounds);
+    gw_stats_bounds(&bounds);
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->gate->house->fleet, &own);
     if (r == 0) r = gw_shed_metrics(q->gate->house, q->settings->keys, &own);
@@ -216,18 +241,29 @@ static const struct gw_route public_routes[] = {
      GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
     {"/health", "GET", NULL, answer_health, GW_R_OPEN},
     {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
-    {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN},
+    {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN | GW_R_METRICS},
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
-    {"/embeddings", "POST", "/v1/", NULL, COMPUTED},
-    {"/rerank", "POST", "/v1/", NULL, COMPUTED},
-    {"/score", "POST", "/v1/", NULL, COMPUTED},
-    {"/moderations", "POST", "/v1/", NULL, COMPUTED},
-    {"/messages", "POST", "/v1/", NULL, COMPUTED},
+    /* What upstreams compute; their key opens nothing else to clients. */
+    {"/embeddings", "POST", "/v1/embeddings", NULL, COMPUTED},
+    {"/rerank", "POST", "/v1/rerank", NULL, COMPUTED},
+    {"/score", "POST", "/v1/score", NULL, COMPUTED},
+    {"/classify", "POST", "/v1/classify", NULL, COMPUTED},
+    {"/pooling", "POST", "/v1/pooling", NULL, COMPUTED},
+    {"/moderations", "POST", "/v1/moderations", NULL, COMPUTED},
+    {"/messages", "POST", "/v1/messages", NULL, COMPUTED},
+    {"/messages/count_tokens", "POST", "/v1/messages/count_tokens", NULL, COMPUTED},
+    {"/responses", "POST", "/v1/responses", NULL, PASSED},
+    {"/images/generations", "POST", "/v1/images/generations", NULL, PASSED},
+    {"/images/edits", "POST", "/v1/images/edits", NULL, PASSED},
+    {"/images/variations", "POST", "/v1/images/variations", NULL, PASSED},
+    {"/audio/speech", "POST", "/v1/audio/speech", NULL, PASSED},
+    {"/audio/transcriptions", "POST", "/v1/audio/transcriptions", NULL, PASSED},
+    {"/audio/translations", "POST", "/v1/audio/translations", NULL, PASSED},
 };
-/* Whatever else a client asks for below /v1. */
-static const struct gw_route catch_all = {"/", "GET, POST, PUT, PATCH, DELETE, OPTIONS", "/v1/",
-                                          NULL, PASSED};
+/* Whatever else a client asks for below /v1, where an upstream's `paths` let it. */
+static const struct gw_route opened = {"/", "GET, POST, PUT, PATCH, DELETE, OPTIONS", "/v1/", NULL,
+                                       PASSED | GW_R_OPENED};
 enum { N_PUBLIC = sizeof public_routes / sizeof public_routes[0] };
 
 /* ---- routing ---- */
@@ -263,8 +299,9 @@ static bool method_allowed(const char *methods, const char *method)
     return false;
 }
 
-/* A path for others to read must not lead out of its place, and identifiers of ours are plain, so
- * that nothing needs escaping. */
+/* A path for others to read must not lead out of its place, however they read it: nothing in it is
+ * escaped twice, a parameter (';') or a separator of other systems. Identifiers of ours are plain,
+ * so that nothing needs escaping. */
 static bool path_ok(const struct gw_req *q)
 {
     for (const char *p = http_req_path(q->http); (p = strchr(p, '/')); p++) {
@@ -273,6 +310,8 @@ static bool path_ok(const struct gw_req *q)
     }
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/";
+    const char *opened_path = http_req_path(q->http);
+    if (q->route->props & GW_R_OPENED) return !opened_path[strcspn(opened_path, "%;\\")];
     return !(q->route->props & GW_R_REST) || q->rest[strspn(q->rest, plain)] == '\0';
 }
 
@@ -318,17 +357,17 @@ static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
 bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
 {
     const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
-    int n;
-    if (q->route->props & GW_R_ADMIN) {
-        const char *query = strstr(http_req_query(q->http), "space=");
-        n = query
-                ? snprintf(ret, GW_SCAN_SPACE_MAX, "%.*s", (int)strcspn(query + 6, "&"), query + 6)
-                : snprintf(ret, GW_SCAN_SPACE_MAX, "/");
-    } else {
-        if (q->key && q->key->name_space) given = q->key->name_space;
-        n = snprintf(ret, GW_SCAN_SPACE_MAX, "%s/%s", q->key ? q->key->id : "", given ? given : "");
-    }
-    return n >= 0 && n < GW_SCAN_SPACE_MAX;
+    const char *query =
+        q->route->props & GW_R_ADMIN ? strstr(http_req_query(q->http), "space=") : NULL;
+    if (q->key && q->key->name_space) given = q->key->name_space;
+    if (query) given = query + strlen("space=");
+    size_t len = !given ? 0 : query ? strcspn(given, "&") : strlen(given);
+    if (len >= GW_SCAN_SPACE_MAX) return false;
+    if (len > 0) memcpy(ret, given, len);
+    ret[len] = '\0';
+    char *slash = query ? strchr(ret, '/') : NULL;
+    if (slash) *slash = slash[1] ? SEG_SPACE_INNER : '\0';
+    return true;
 }
 
 static bool key_ok(struct gw_req *q)
@@ -337,6 +376,30 @@ static bool key_ok(struct gw_req *q)
     q->key = gw_keys_find(q->settings->keys, http_header_find(h, "authorization"),
                           http_header_find(h, "x-api-key"));
     return q->key != NULL;
+}
+
+/* Where more than a file's mode must keep strangers out. A page in an operator's browser must not
+ * reach through it, so it may have no key of its own and neither name nor origin are borrowed. */
+static bool admin_ok(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    const struct gw_config *c = gw_config_of(q);
+    struct gw_keys *keys = q->settings->admin_keys;
+    const char *host = http_header_find(h, "host"), *origin = http_header_find(h, "origin");
+    if (!gw_cors_host_is_ours(host, c->admin_hosts.v, c->admin_hosts.n) ||
+        (origin && !gw_cors_is_own(origin, host))) {
+        gw_answer_error(q, GW_E_FOREIGN, NULL,
+                        "The admin API takes no request of another origin, nor by a name that "
+                        "admin.hosts does not have.");
+        return false;
+    }
+    if (gw_keys_count(keys) > 0 &&
+        gw_keys_find(keys, http_header_find(h, "authorization"), http_header_find(h, "x-api-key")))
+        return true;
+    gw_answer_error(
+        q, GW_E_INVALID_KEY, NULL,
+        "Incorrect admin key. Send one of admin.keys as \"Authorization: Bearer KEY\".");
+    return false;
 }
 
 /* Before the key: browsers send none with it. */
@@ -355,7 +418,17 @@ static bool preflight(struct gw_req *q)
     return true;
 }
 
-static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
+static bool closing(struct gw_req *q)
+{
+    if (q->gate->accepting || q->route->answer || (q->route->props & GW_R_ADMIN)) return false;
+    gw_relay_cut(q, GW_E_DRAINING, "The server is shutting down.");
+    return true;
+}
+
+enum asked_for { NO_KEY, CLIENT_KEY, ADMIN_KEY };
+
+/* By its head alone, before anything of a body is taken: whoever is turned away costs nothing. */
+static void judge_head(struct gw_req *q, const struct gw_route *route, enum asked_for who)
 {
     const char *method = http_req_method(q->http);
     q->route = route;
@@ -364,8 +437,20 @@ static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
                         http_req_path(q->http));
         return;
     }
+    if (http_req_crowded(q->http) && !(route->props & GW_R_OPEN)) {
+        gw_answer_error(q, GW_E_CONNECTIONS, NULL,
+                        "There are too many connections, from this address or from all.");
+        return;
+    }
     if (preflight(q)) return;
-    if (need_key && !(q->route->props & GW_R_OPEN) && !key_ok(q)) {
+    if (who == CLIENT_KEY && (route->props & GW_R_METRICS) && !gw_config_of(q)->metrics_public) {
+        gw_answer_error(q, GW_E_NOT_PUBLIC, NULL,
+                        "Metrics are served on the admin address (here, too: metrics.public).");
+        return;
+    }
+    bool open = (route->props & GW_R_OPEN) && !(who == ADMIN_KEY && (route->props & GW_R_METRICS));
+    if (who == ADMIN_KEY && !open && !admin_ok(q)) return;
+    if (who == CLIENT_KEY && !open && !key_ok(q)) {
         gw_answer_error(q, GW_E_INVALID_KEY, NULL,
                         "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
         return;
@@ -375,23 +460,21 @@ static void serve(struct gw_req *q, const struct gw_route *route, bool need_key)
                         http_req_path(q->http));
         return;
     }
-    if (q->route->answer) {
-        q->route->answer(q);
-        return;
-    }
-    if (!q->gate->accepting && !(q->route->props & GW_R_ADMIN)) {
-        q->end = GW_END_DRAIN;
-        gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
-        return;
-    }
-    gw_relay_begin(q);
+    if (gw_hop_loops(http_req_head(q->http), q->gate->house->hop))
+        gw_answer_error(
+            q, GW_E_LOOP, NULL,
+            "This request has been here before: an upstream leads back to this server.");
+    else if ((q->route->props & GW_R_OPEN) && http_req_has_body(q->http))
+        gw_answer_error(q, GW_E_TOO_LARGE, NULL, "%.200s takes no body.", http_req_path(q->http));
+    else
+        (void)closing(q);
 }
 
 static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
 {
     struct gw_req *q = mem_stock_take(&g->stock);
     if (!q) {
-        (void)http_reply(r, 500, "application/json", NULL, NULL, 0);
+        (void)http_reply(r, 500, "application/json", NULL, NULL, 0); /* and that was it */
         return NULL;
     }
     memset(q, 0, offsetof(struct gw_req, scan));
@@ -416,37 +499,54 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
     bool v1 = strncmp(path, "/v1/", 4) == 0;
     const struct gw_route *t =
         gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
-    if (t ? !(t->props & GW_R_OPAQUE) : !v1) return t;
-    bool upstreams = gw_fleet_serves(q->gate->house->fleet, NULL) & GW_SERVES_UPSTREAM;
-    if (!upstreams) return NULL;
-    return t ? t : &catch_all;
+    struct gw_fleet *f = q->gate->house->fleet;
+    if (!t) return v1 && gw_fleet_opens(f, path + 4) ? &opened : NULL;
+    bool here = !(t->props & GW_R_UPSTREAM) || gw_fleet_serves(f, NULL) & GW_SERVES_UPSTREAM;
+    return here ? t : NULL;
 }
 
-static void public_request(void *ctx, struct http_req *r)
+static void public_head(void *ctx, struct http_req *r)
 {
     struct gw_gate *g = ctx;
     struct gw_req *q = req_create(g, r);
     if (!q) return;
     const char *path = http_req_path(r);
     bool admin = gw_config_of(q)->admin_public && strncmp(path, "/admin/", 7) == 0;
-    serve(q,
-          admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
-                : find_public(q, path),
-          true);
+    judge_head(q,
+               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                     : find_public(q, path),
+               admin ? ADMIN_KEY : CLIENT_KEY);
 }
 
-static void admin_request(void *ctx, struct http_req *r)
+static void admin_head(void *ctx, struct http_req *r)
 {
     struct gw_gate *g = ctx;
     struct gw_req *q = req_create(g, r);
     if (!q) return;
     const char *path = http_req_path(r);
     bool admin = strncmp(path, "/admin/", 7) == 0;
+    bool private = strcmp(http_req_peer(r), "unix") == 0; /* the file's mode is its key */
     /* Whoever may administer may also warm and ask. */
-    serve(q,
-          admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
-                : find_public(q, path),
-          false);
+    judge_head(q,
+               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                     : find_public(q, path),
+               private ? NO_KEY : ADMIN_KEY);
+}
+
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct gw_req *q = http_req_user(r);
+    if (q->route->answer)
+        q->route->answer(q);
+    else if (!closing(q))
+        gw_relay_begin(q);
+}
+
+static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
+{
+    struct gw_req *q = http_req_user(r);
+    if (status == 503) gw_stats_body_refused();
+    gw_answer_error(q, gw_error_of_status(status), NULL, "%s", why);
 }
 
 /* ---- ends ---- */
@@ -539,5 +639,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     gw_settings_unref(settings);
 }
 
-const struct http_server_ops gw_front_ops = {public_request, on_close, on_drain, on_refuse};
-const struct http_server_ops gw_admin_ops = {admin_request, on_close, on_drain, on_refuse};
+const struct http_server_ops gw_front_ops = {public_head, on_fault, on_request,
+                                             on_close,    on_drain, on_refuse};
+const struct http_server_ops gw_admin_ops = {admin_head, on_fault, on_request,
+                                             on_close,   on_drain, on_refuse};

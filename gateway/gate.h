@@ -8,7 +8,8 @@
  * target, answer.c brings the answer back, lanes.c joins the lanes, run.c owns the process.
  *
  * A request is a small state machine:
- *   SCANNING → (QUEUED) → (PARKED: its targets are full or unsure) → CALLING → RELAYING → ANSWERED
+ *   READING → SCANNING → (QUEUED) → (PARKED: its targets are full or unsure) → CALLING → RELAYING
+ *   → ANSWERED
  * and can be closed at every stage; whatever it holds (ticket, lease, call, job) is given back
  * then. Reply functions may close the request before they return: nobody touches it after them. */
 #ifndef GATEWAY_GATE_H
@@ -20,6 +21,7 @@
 #include "gateway/admit.h"
 #include "gateway/error.h"
 #include "gateway/fleet.h"
+#include "gateway/hop.h"
 #include "gateway/keys.h"
 #include "gateway/scan.h"
 #include "gateway/splice.h"
@@ -42,6 +44,7 @@ struct seg_learner;
 struct seg_presets;
 
 enum gw_stage {
+    GW_READING,
     GW_SCANNING,
     GW_QUEUED,
     GW_PARKED,
@@ -66,6 +69,8 @@ enum {
     GW_R_UPSTREAM = 256, /* no worker serves it */
     GW_R_WORKER = 512,   /* workers alone serve it */
     GW_R_OPAQUE = 1024,  /* the body is whatever the target takes */
+    GW_R_OPENED = 2048,  /* for upstreams whose `paths` hold it; the path goes on as it is */
+    GW_R_METRICS = 4096, /* tells of all tenants: on the public address with metrics.public only */
 };
 struct gw_req;
 struct gw_route {
@@ -80,7 +85,7 @@ struct gw_route {
 struct gw_settings {
     atomic_uint n_refs;
     struct gw_config *config;
-    struct gw_keys *keys;
+    struct gw_keys *keys, *admin_keys; /* an empty admin_keys lets nobody in */
 };
 
 struct gw_shed {
@@ -108,11 +113,15 @@ struct gw_house { /* what all lanes share */
     struct gw_pool *pool;
     struct gw_stats *stats;
     struct http_tls *tls; /* of https listeners; NULL: none */
+    struct http_bounds *bounds;
     struct gw_sysd *sysd;
     struct seg_presets *presets;
     struct seg_learner *learner; /* what the segmenter remembers, by namespace */
     uint64_t start_ns;
-    int (*reload)(void *ctx, struct err *err); /* run.c; on the control loop */
+    /* run.c; on the control loop. ret_restart: names of changed keys that need a restart, appended,
+     * comma separated. */
+    char hop[GW_HOP_BYTES]; /* this process's */
+    int (*reload)(void *ctx, struct buf *ret_restart, struct err *err);
     void *run_ctx;
 };
 
@@ -149,6 +158,8 @@ struct gw_req {
     const struct gw_key *key;
     struct {                            /* what the key's account is charged with */
         bool entered, shown, sent;      /* shown: the answer carries `view` */
+        unsigned n_taken, n_called;     /* requests; calls of a strategy that went out */
+        unsigned n_slots;               /* of such calls, beside the request's own */
         uint64_t tokens, prompt_tokens; /* by estimate */
         struct gw_limit_view view;
     } limit;
@@ -166,6 +177,7 @@ struct gw_req {
         struct http_timer *timer;
         enum gw_pick why;
         uint32_t wait_ms;
+        uint64_t since_ns;
         bool was; /* has its place in the order already */
     } park;
     struct { /* send.c */
@@ -181,8 +193,9 @@ struct gw_req {
         size_t n_pieces;
     } send;
     struct {                              /* answer.c */
-        bool got_head, sse, begun, early; /* begun: the client has headers; early: before the target
-                                             answered */
+        bool got_head, sse, begun, early; /* begun: the client has headers; early: before this
+                                             target answered */
+        bool taken; /* a token of a stream, or another answer's head: nothing is sent again */
         bool saw_done, mid_event, streams, framed;
         bool busy;  /* alive, but not now */
         int status; /* the target's */
@@ -203,6 +216,7 @@ struct gw_req {
     enum gw_end end;
     const char *target_name; /* the last one; lives as long as the fleet */
     int target_index;        /* -1: none */
+    const char *noun;        /* what it is: "worker" or "upstream"; NULL: none yet */
     unsigned n_retries;
     uint64_t queue_begin_ns, queue_ns, first_byte_ns, overhead_ns;
     struct gw_scan scan; /* the last member: its texts are not cleared */
@@ -214,7 +228,8 @@ static inline const struct gw_config *gw_config_of(const struct gw_req *q)
 }
 
 /* ---- lanes.c ---- */
-struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k); /* takes both */
+/* Takes all three. */
+struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k, struct gw_keys *admin);
 struct gw_settings *gw_settings_ref(struct gw_settings *s);
 void gw_settings_unref(struct gw_settings *s);
 struct gw_settings *gw_house_settings(struct gw_house *h); /* a reference to the current ones */
@@ -257,6 +272,8 @@ extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct g
 void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 /* The same, where it is known when to try again. */
+/* "No upstream is ready yet: connection refused.": with what and why of those it might go to. */
+void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what);
 void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
                            const char *message);
 /* Lines that every answer carries: x-request-id, the rate limits', CORS. */
@@ -266,8 +283,8 @@ void gw_answer_text(struct gw_req *q, int status, const char *type, const struct
 const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
                                      const char **ret_rest);
 
-/* Whose memory of chunk boundaries: "KEY/NAMESPACE"; on the admin API the query's `space`. False:
- * too long to be learned for. */
+/* The caller's namespace: of its key; without keys, of its header; on the admin API also the
+ * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
 bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
 
 /* ---- relay.c: stages ---- */
@@ -297,7 +314,7 @@ int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out); /
 /* The target's answer is a refusal that another target may not give: true when q is on its way
  * there. */
 bool gw_send_elsewhere(struct gw_req *q);
-/* Nothing of an answer came; sent: the target may have the request. */
+/* Nothing of an answer counts yet; sent: the target may have the request. */
 void gw_send_failed(struct gw_req *q, int status, bool sent);
 void gw_send_done(struct gw_req *q, enum gw_outcome o); /* the lease goes back; harmless without */
 void gw_send_cancel(struct gw_req *q);                  /* the call and the lease */
@@ -318,6 +335,12 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when o
 /* ---- charge.c: a request under its key ---- */
 bool gw_charge_enter(struct gw_req *q); /* false: refused, and answered */
 void gw_charge_leave(struct gw_req *q); /* harmless when it has not entered */
+/* It becomes so many calls more, which take tokens by estimate, its own included, prompts alone
+ * apart. false: refused, and answered. */
+bool gw_charge_calls(struct gw_req *q, unsigned more, uint64_t prompt_tokens, uint64_t tokens);
+bool gw_charge_again(struct gw_req *q);     /* a call is to be made once more; false: it may not */
+bool gw_charge_try_slot(struct gw_req *q);  /* may a call run beside those that do? */
+void gw_charge_give_slot(struct gw_req *q); /* one of them ended; harmless without */
 
 /* ---- shed.c: admission by predicted delay ---- */
 /* q's claim to the queue; false: it would wait too long, and is answered. */

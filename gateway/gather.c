@@ -73,8 +73,13 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
     struct gw_fleet *f = q->gate->house->fleet;
     struct gw_target *t = gw_fleet_target(f, index);
     struct http_client *c = t ? gw_fleet_client(f, t, q->gate->index, q->gate->loop) : NULL;
-    if (c && http_call_start(c, "GET", path, "", NULL, 0, &part_ops, p, &p->call) == 0)
+    struct buf headers = BUF_INIT;
+    if (c && gw_hop_header(http_req_head(q->http), q->gate->house->hop, &headers) == 0 &&
+        gw_fleet_door(f, index, &headers, NULL) == 0 && buf_cstr(&headers) &&
+        http_call_start(c, "GET", path, headers.data, NULL, 0, &part_ops, p, &p->call) == 0)
         p->gather->n_open++;
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&headers);
 }
 
 int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done)

@@ -8,6 +8,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/sha256.h"
 #include "policy/fair.h"
 
 #include <ctype.h>
@@ -27,6 +28,7 @@ struct entry {
     char salt[SALT_TEXT_MAX + 1]; /* text in front of the key */
     uint8_t print[32];            /* of the process's salt and key: fixed once `known` is set */
     atomic_bool known;
+    bool named, alone; /* id= is given; namespace= is not */
 };
 struct gw_keys {
     atomic_uint n_refs;
@@ -37,69 +39,6 @@ struct gw_keys {
     uint8_t salt[SALT_BYTES];
 };
 
-/* ---- SHA-256 ---- */
-
-static const uint32_t sha_k[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
-};
-
-static uint32_t rotr(uint32_t x, int n)
-{
-    return (x >> n) | (x << (32 - n));
-}
-
-static void sha_block(uint32_t h[8], const uint8_t *p)
-{
-    uint32_t w[64], s[8];
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
-               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
-    for (int i = 16; i < 64; i++) {
-        uint32_t s0 = rotr(w[i - 15], 7) ^ rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
-        uint32_t s1 = rotr(w[i - 2], 17) ^ rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
-        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-    }
-    memcpy(s, h, sizeof s);
-    for (int i = 0; i < 64; i++) {
-        uint32_t s1 = rotr(s[4], 6) ^ rotr(s[4], 11) ^ rotr(s[4], 25);
-        uint32_t t1 = s[7] + s1 + ((s[4] & s[5]) ^ (~s[4] & s[6])) + sha_k[i] + w[i];
-        uint32_t s0 = rotr(s[0], 2) ^ rotr(s[0], 13) ^ rotr(s[0], 22);
-        uint32_t t2 = s0 + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[4] += t1;
-        s[0] = t1 + t2;
-    }
-    for (int i = 0; i < 8; i++)
-        h[i] += s[i];
-}
-
-void gw_sha256(const void *data, size_t len, uint8_t ret[32])
-{
-    uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                     0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    const uint8_t *p = data;
-    size_t left = len;
-    for (; left >= 64; left -= 64, p += 64)
-        sha_block(h, p);
-    uint8_t tail[128] = {0};
-    if (left) memcpy(tail, p, left);
-    tail[left] = 0x80;
-    size_t size = left < 56 ? 64 : 128;
-    for (int i = 0; i < 8; i++)
-        tail[size - 1 - (size_t)i] = (uint8_t)((uint64_t)len * 8 >> (8 * i));
-    sha_block(h, tail);
-    if (size == 128) sha_block(h, tail + 64);
-    for (int i = 0; i < 32; i++)
-        ret[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
-}
-
 /* ---- entries ---- */
 
 static int salted(const void *salt, size_t salt_len, const char *key, size_t len, uint8_t ret[32])
@@ -109,7 +48,7 @@ static int salted(const void *salt, size_t salt_len, const char *key, size_t len
     if (!p) return -ENOMEM;
     memcpy(p, salt, salt_len);
     memcpy(p + salt_len, key, len);
-    gw_sha256(p, salt_len + len, ret);
+    sha256(p, salt_len + len, ret);
     if (p != small) mem_free(p);
     return 0;
 }
@@ -140,7 +79,7 @@ static int set_key(struct gw_keys *k, struct entry *e, const char *text)
 {
     if (strncmp(text, "sha256:", 7) != 0) {
         e->known = true;
-        gw_sha256(text, strlen(text), e->hash);
+        sha256(text, strlen(text), e->hash);
         return salted(k->salt, SALT_BYTES, text, strlen(text), e->print);
     }
     const char *hex = strrchr(text, ':') + 1;
@@ -204,6 +143,7 @@ static int set_field(struct entry *e, const char *name, const char *value)
     if (strcmp(name, "id") == 0) {
         if (!id_is_plain(value)) return -EINVAL;
         memcpy(e->key.id, value, strlen(value) + 1);
+        e->named = true;
         return 0;
     }
     if (strcmp(name, "namespace") == 0)
@@ -280,26 +220,37 @@ static int add_entry(struct gw_keys *k, const char *text, const struct gw_limit 
     return r;
 }
 
+/* The next line, white space at its ends cut off: what does not fit is refused, never split in two
+ * entries. 1, 0 at the end, -EINVAL. */
+static int next_line(FILE *f, char line[ENTRY_BYTES_MAX])
+{
+    size_t len = 0;
+    int c = getc(f);
+    if (c == EOF) return 0;
+    for (; c != EOF && c != '\n'; c = getc(f)) {
+        if (c == '\0' || len == ENTRY_BYTES_MAX - 1) return -EINVAL;
+        if (len > 0 || !isspace(c)) line[len++] = (char)c;
+    }
+    while (len > 0 && isspace((unsigned char)line[len - 1]))
+        len--;
+    line[len] = '\0';
+    return 1;
+}
+
 static int read_file(struct gw_keys *k, const char *path, const struct gw_limit *defaults,
                      struct err *err)
 {
     FILE *f = fopen(path, "re");
     if (!f) return err_set(err, -errno, "key file %s: %s", path, strerror(errno));
     char line[ENTRY_BYTES_MAX], where[300];
-    int r = 0;
-    for (unsigned n = 1; r == 0 && fgets(line, sizeof line, f); n++) {
-        size_t len = strlen(line);
+    int r = 0, more = 1;
+    for (unsigned n = 1; r == 0 && (more = next_line(f, line)) != 0; n++) {
         (void)snprintf(where, sizeof where, "key file %.200s:%u", path, n);
-        if (len == sizeof line - 1 && line[len - 1] != '\n') {
-            r = err_set(err, -EINVAL, "%s: longer than %zu bytes", where, len);
-            break;
-        }
-        char *p = line;
-        while (len > 0 && isspace((unsigned char)p[len - 1]))
-            p[--len] = '\0';
-        while (isspace((unsigned char)*p))
-            p++;
-        if (*p && *p != '#') r = add_entry(k, p, defaults, where, err);
+        if (more < 0)
+            r = err_set(err, more, "%s: longer than %d bytes, or binary", where,
+                        ENTRY_BYTES_MAX - 1);
+        else if (*line && *line != '#')
+            r = add_entry(k, line, defaults, where, err);
     }
     explicit_bzero(line, sizeof line);
     (void)fclose(f);
@@ -326,6 +277,63 @@ static bool claims_differ(const struct gw_claims *a, const struct gw_claims *b)
     return a->weight != b->weight || a->priority != b->priority || a->max_ttft_ms != b->max_ttft_ms;
 }
 
+/* The same key twice: one of the entries would never be looked at. A plain key and its salted hash
+ * cannot be told to be one without the text. */
+static const struct entry *same_key(const struct gw_keys *k, size_t at)
+{
+    const struct entry *e = &k->entry[at];
+    for (size_t i = 0; i < at; i++)
+        if (strcmp(k->entry[i].salt, e->salt) == 0 && equal(k->entry[i].hash, e->hash))
+            return &k->entry[i];
+    return NULL;
+}
+
+/* Entries that contradict each other. */
+static int check_twins(const struct gw_keys *k, struct err *err)
+{
+    for (size_t i = 0; i < k->n; i++) {
+        const struct gw_key *key = &k->entry[i].key, *twin = by_id(k, key->id, i);
+        const struct entry *same = same_key(k, i);
+        if (same)
+            return err_set(err, -EINVAL, "one key stands in two entries, as %s and as %s",
+                           same->key.id, key->id);
+        if (twin && (limits_differ(&key->limit, &twin->limit) ||
+                     claims_differ(&key->claims, &twin->claims)))
+            return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
+    }
+    return 0;
+}
+
+/* Shared by chance, not by what the entries say. */
+static bool meet(const struct entry *a, const struct entry *b)
+{
+    bool twins = strcmp(a->key.id, b->key.id) == 0 && (a->named || b->named);
+    return !twins && (a->alone || b->alone) && strcmp(a->key.name_space, b->key.name_space) == 0;
+}
+
+/* '/' divides a key's namespace from a body's in all that names one, so none has it. */
+static int own_namespaces(struct gw_keys *k, struct err *err)
+{
+    for (size_t i = 0; i < k->n; i++) {
+        struct gw_key *key = &k->entry[i].key;
+        if (key->name_space) continue;
+        if (strchr(key->id, '/'))
+            return err_set(err, -EINVAL, "the key with id %s needs a namespace=, without a '/'",
+                           key->id);
+        k->entry[i].alone = true;
+        if (!(key->name_space = mem_strdup(key->id))) return -ENOMEM;
+    }
+    for (size_t i = 0; i < k->n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (meet(&k->entry[i], &k->entry[j]))
+                return err_set(
+                    err, -EINVAL,
+                    "the keys with ids %s and %s would share the namespace %s: give both "
+                    "a namespace=",
+                    k->entry[j].key.id, k->entry[i].key.id, k->entry[i].key.name_space);
+    return 0;
+}
+
 static int open_account(struct gw_key *key, const struct gw_key *before)
 {
     key->account = before ? gw_account_ref(before->account) : gw_account_create();
@@ -335,14 +343,8 @@ static int open_account(struct gw_key *key, const struct gw_key *before)
     return 0;
 }
 
-static int open_accounts(struct gw_keys *k, const struct gw_keys *old, struct err *err)
+static int open_accounts(struct gw_keys *k, const struct gw_keys *old)
 {
-    for (size_t i = 0; i < k->n; i++) { /* first: what follows changes accounts that are in use */
-        const struct gw_key *key = &k->entry[i].key, *twin = by_id(k, key->id, i);
-        if (twin && (limits_differ(&key->limit, &twin->limit) ||
-                     claims_differ(&key->claims, &twin->claims)))
-            return err_set(err, -EINVAL, "two keys have the id %s and different limits", key->id);
-    }
     int r = open_account(&k->anyone, old ? &old->anyone : NULL);
     for (size_t i = 0; r == 0 && i < k->n; i++) {
         struct gw_key *key = &k->entry[i].key;
@@ -377,7 +379,9 @@ int gw_keys_create(char *const *list, size_t n, const char *file, const struct g
         if (r == 0 && k->n == 0)
             r = err_set(err, -EINVAL, "key file %s holds no key; nobody could get in", file);
     }
-    if (r == 0) r = open_accounts(k, old, err);
+    if (r == 0) r = check_twins(k, err);
+    if (r == 0) r = own_namespaces(k, err);
+    if (r == 0) r = open_accounts(k, old); /* last: it changes accounts that are in use */
     if (r < 0) {
         gw_keys_unref(k);
         return r;

@@ -5,10 +5,11 @@
  *   [concurrency=N] [weight=W] [priority=N] [max_ttft=DURATION]
  * HEX is SHA-256 of SALT followed by the key. Kept and compared as hashes without an early exit, so
  * that neither length nor position of a difference shows in the time taken. Several keys may have
- * one id (to change a key without a gap): they share its account and must agree on its limits. An
- * empty set accepts all, as one account. Life cycle: gw_keys_create() → gw_keys_find() →
- * gw_keys_unref(); a reload makes a new set that takes the accounts over, old requests hold theirs.
- * Thread: any. Source of the hash: FIPS 180-4. */
+ * one id (to change a key without a gap): they share its account and must agree on its limits. No
+ * key may stand in two entries. Every key has a namespace, its id where none is given; keys share
+ * one only where each of their entries names it. An empty set accepts all, as one account. Life
+ * cycle: gw_keys_create() → gw_keys_find() → gw_keys_unref(); a reload makes a new set that takes
+ * the accounts over, old requests hold theirs. Thread: any. */
 #ifndef GATEWAY_KEYS_H
 #define GATEWAY_KEYS_H
 
@@ -30,14 +31,13 @@ struct gw_claims {        /* to the queue */
 };
 struct gw_key {
     char id[GW_KEY_ID_BYTES]; /* given, else 8 hex digits of the hash; "" where no key is asked */
-    char *name_space;         /* NULL: none */
+    char *name_space;         /* without '/'; NULL: no key is asked */
     char *models;             /* comma separated globs; NULL: all */
     struct gw_limit limit;
     struct gw_claims claims;
     struct gw_account *account;
 };
 
-void gw_sha256(const void *data, size_t len, uint8_t ret[32]);
 /* list: n entries; file: NULL or a path; defaults: limits of entries that state none; old: the set
  * to take accounts over from, or NULL. */
 int gw_keys_create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,

@@ -22,17 +22,19 @@ enum {
 
 /* ---- settings ---- */
 
-struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k)
+struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k, struct gw_keys *admin)
 {
     struct gw_settings *s = mem_zalloc(sizeof *s);
     if (!s) {
         gw_config_free(c);
         gw_keys_unref(k);
+        gw_keys_unref(admin);
         return NULL;
     }
     s->n_refs = 1;
     s->config = c;
     s->keys = k;
+    s->admin_keys = admin;
     return s;
 }
 
@@ -47,6 +49,7 @@ void gw_settings_unref(struct gw_settings *s)
     if (!s || atomic_fetch_sub(&s->n_refs, 1) > 1) return;
     gw_config_free(s->config);
     gw_keys_unref(s->keys);
+    gw_keys_unref(s->admin_keys);
     mem_free(s);
 }
 
@@ -83,6 +86,9 @@ static void stop_accepting(struct gw_gate *g)
     if (!g->accepting) return;
     g->accepting = false;
     http_server_stop_accepting(g->server);
+    for (struct gw_req *q = g->reqs; q; q = q->next) /* nobody waits for the rest of a body */
+        if (q->stage == GW_READING && q->route && !q->route->answer)
+            gw_relay_cut(q, GW_E_DRAINING, "The server is shutting down.");
     (void)atomic_fetch_add(&g->house->n_closed, 1);
 }
 
@@ -239,6 +245,7 @@ void gw_lanes_destroy(struct gw_house *h)
     h->n_lanes = 0;
     gw_admit_fini(&h->admit);
     (void)pthread_mutex_destroy(&h->shed.lock);
+    http_bounds_destroy(h->bounds);
     gw_settings_unref(h->settings);
     gw_settings_unref(h->first);
     (void)pthread_mutex_destroy(&h->lock);

@@ -1,16 +1,19 @@
 #include "gateway/listen.h"
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "gateway/config.h"
 #include "gateway/gate.h"
 #include "gateway/sysd.h"
 
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 enum {
     FDS_KEPT = 256, /* chosen: tiers, logs, workers, probes */
     CONNS_MAX = 1000000,
+    BODY_MEMORY_SHARE = 8, /* chosen: scanning may hold each body twice for a moment */
     LINE_BYTES_MAX = 8192, /* as nginx has it: what it refuses must not get around it */
 };
 
@@ -46,10 +49,20 @@ static unsigned raise_fd_limit(void)
     return n < CONNS_MAX ? (unsigned)n : CONNS_MAX;
 }
 
+/* Bodies of all requests in flight. Where nothing is said no more than what leaves a worker its
+ * room, and always one of the largest. */
+static uint64_t body_memory(const struct gw_config *c)
+{
+    uint64_t share = c->body_memory ? c->body_memory : mem_machine_bytes() / BODY_MEMORY_SHARE;
+    return share > c->max_body_bytes ? share : c->max_body_bytes;
+}
+
 static int make_server(struct gw_gate *g, const struct gw_config *c, unsigned conns_max)
 {
     struct http_limits lim = {.body_bytes_max = c->max_body_bytes,
                               .line_bytes_max = LINE_BYTES_MAX,
+                              .body_rate_min = c->body_rate,
+                              .bounds = g->house->bounds,
                               .conns_max = conns_max,
                               .head_timeout_ms = c->head_timeout_ms,
                               .body_timeout_ms = c->body_timeout_ms,
@@ -115,13 +128,25 @@ int gw_listen(struct gw_house *h, const struct gw_config *c, struct err *err)
 {
     int r = 0;
     unsigned conns_max = raise_fd_limit();
+    struct http_bounds_opts bounds = {.body_memory_bytes = body_memory(c),
+                                      .conns_per_address = c->connections_per_address,
+                                      .n_servers = h->n_lanes};
+    if (bounds.conns_per_address == 0) bounds.conns_per_address = conns_max / 2 + 1;
+    r = http_bounds_create(&bounds, &h->bounds);
     for (unsigned i = 0; r == 0 && i < h->n_lanes; i++)
-        r = make_server(&h->lane[i], c, conns_max);
+        r = make_server(&h->lane[i], c, conns_max / h->n_lanes + 1);
     for (size_t i = 0; r == 0 && i < c->listen.n; i++)
         r = listen_on(h, c, c->listen.v[i], err);
     for (unsigned i = 1; r == 0 && i < h->n_lanes; i++)
         r = http_server_listen_same(h->lane[i].server, h->lane[0].server, err);
     return r;
+}
+
+int gw_listen_private(struct http_server *s, const char *address, struct err *err)
+{
+    static const struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
+    int r = http_server_listen_with(s, address, &o, err);
+    return r < 0 ? r : 0;
 }
 
 int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *err)
@@ -134,7 +159,7 @@ int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *e
             r = listen_passed(h, c, s, true, err);
         } else {
             r = gw_parse_address(c->admin.v[i], &a);
-            if (r == 0) r = http_server_listen(s, buf_cstr(&a), err);
+            if (r == 0) r = gw_listen_private(s, buf_cstr(&a), err);
         }
         buf_fini(&a);
     }

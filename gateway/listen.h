@@ -19,6 +19,8 @@ struct http_server;
 bool gw_listen_valid(const char *entry, bool tls);
 /* Makes every lane's server, opens all addresses of c->listen; h->tls when one of them needs it. */
 int gw_listen(struct gw_house *h, const struct gw_config *c, struct err *err);
+/* A unix socket's file is the user's own from its first moment on, whatever the umask. */
+int gw_listen_private(struct http_server *s, const char *address, struct err *err);
 /* The addresses of c->admin, on the control loop's admin server. */
 int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *err);
 

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/sandbox.h"
 #include "gateway/config.h"
 #include "gateway/keys.h"
 #include "gateway/run.h"
@@ -34,15 +35,20 @@ static int hash_key(struct buf *text)
 /* The keys are part of the configuration. */
 static int check_keys(const struct gw_config *c)
 {
-    struct gw_keys *k = NULL;
+    struct gw_keys *k = NULL, *admin = NULL;
     struct err err = {0};
     int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, NULL, NULL, &k, &err);
+    if (r == 0)
+        r = gw_keys_create(c->admin_keys.v, c->admin_keys.n, NULL, NULL, NULL, &admin, &err);
     gw_keys_unref(k);
+    gw_keys_unref(admin);
     if (r < 0) (void)fprintf(stderr, "%s\n", err.msg[0] ? err.msg : err_name(r));
     return r < 0 ? 2 : 0;
 }
 
-static const char *const secret_flags[] = {"secret", "api-key", "redis", "registry", NULL};
+static const char *const secret_flags[] = {"secret",    "api-key",          "redis",
+                                           "registry",  "upstream",         "worker",
+                                           "admin-key", "registry-api-key", NULL};
 
 /* A reload reads the command line again: it gets a copy, and who lists processes sees no secret. */
 static int run(struct gw_config *c, int argc, char **argv, char **envp)
@@ -80,6 +86,7 @@ int main(int argc, char **argv, char **envp)
     struct gw_config *c = NULL;
     struct buf text = BUF_INIT;
     keep_pages();
+    sandbox_no_new_privs();
     log_set_name("kvblend");
     int r = gw_config_load(argc, argv, envp, &c, &text);
     if (r < 0) {
@@ -88,6 +95,8 @@ int main(int argc, char **argv, char **envp)
         return r == -EINVAL ? 2 : 1;
     }
     int status = 0;
+    if (text.len > 0) (void)fprintf(stderr, "%s", buf_cstr(&text)); /* warnings */
+    buf_clear(&text);
     if (c->help) {
         (void)gw_config_help(&text);
         (void)printf("%s", buf_cstr(&text));

@@ -89,7 +89,8 @@ static int merge_text(struct gw_merge *m, int worker, const char *text, size_t l
         p += n + 1;
         bool is_type = n > 7 && memcmp(line, "# TYPE ", 7) == 0;
         bool is_help = n > 7 && memcmp(line, "# HELP ", 7) == 0;
-        if (n == 0 || (*line == '#' && !is_type && !is_help)) continue;
+        if (n == 0 || memchr(line, '\0', n)) continue; /* no text */
+        if (*line == '#' && !is_type && !is_help) continue;
         size_t skip = *line == '#' ? 7 : 0, n_name = 0;
         while (skip + n_name < n && line[skip + n_name] != ' ' && line[skip + n_name] != '{')
             n_name++;

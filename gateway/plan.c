@@ -203,15 +203,17 @@ int gw_plan_create(const struct gw_scan *s, enum gw_strategy kind, const struct 
     if (!p->prompts.map) p->prompts.map = map_prompt;
     if (!p->prompts.reduce) p->prompts.reduce = reduce_prompt;
     if (!p->prompts.rerank) p->prompts.rerank = rerank_prompt;
-    p->root = json_loadb(s->body, s->len, JSON_ALLOW_NUL, NULL);
+    json_error_t fault;
+    p->root = json_loadb(s->body, s->len, JSON_ALLOW_NUL, &fault);
     p->chunk = mem_alloc((s->n_chunks + 1) * sizeof *p->chunk);
-    if (!p->root || !p->chunk) goto fail;
+    bool large = !p->root && json_error_code(&fault) == json_error_numeric_overflow;
+    if (!p->chunk || (!p->root && !large)) goto fail;
     p->question_msg = s->is_chat ? last_user(p) : 0;
     for (size_t i = 0; i < s->n_chunks; i++)
         if (!is_question(p, &s->chunk[i])) p->chunk[p->n++] = i;
     p->wants_usage =
         json_is_true(json_object_get(json_object_get(p->root, "stream_options"), "include_usage"));
-    const char *why = refusal(p);
+    const char *why = large ? "the body holds a number that is too large" : refusal(p);
     if (why) {
         *ret_why = why;
         gw_plan_free(p);
@@ -258,6 +260,23 @@ static int fill(const char *prompt, const struct buf *question, const struct buf
         if (r == 0 && *p && !q && !t) r = buf_addc(out, *p);
         p += q ? 10 : t ? 6 : *p != '\0';
     }
+    return r;
+}
+
+int gw_plan_bytes(const struct gw_plan *p, size_t *ret_call, size_t *ret_chunks)
+{
+    struct buf question = BUF_INIT;
+    size_t chunks = 0;
+    bool map = p->kind == GW_STRATEGY_MAP_REDUCE;
+    for (size_t i = 0; i < p->n; i++)
+        chunks += p->s->chunk[p->chunk[i]].body_end - p->s->chunk[p->chunk[i]].body_begin;
+    int r = map ? add_question(p, &question) : 0;
+    if (r == 0) {
+        *ret_chunks = chunks;
+        *ret_call = map ? strlen(p->prompts.map) + question.len
+                        : strlen(p->prompts.rerank) + p->s->len - chunks;
+    }
+    buf_fini(&question);
     return r;
 }
 

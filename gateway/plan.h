@@ -27,7 +27,9 @@ struct gw_plan;
 int gw_plan_create(const struct gw_scan *s, enum gw_strategy kind, const struct gw_prompts *p,
                    struct gw_plan **ret, const char **ret_why);
 void gw_plan_free(struct gw_plan *p);
-size_t gw_plan_count(const struct gw_plan *p);     /* chunks: the calls to be made */
+size_t gw_plan_count(const struct gw_plan *p); /* chunks: the calls to be made */
+/* Bytes of one call beside its chunk's, about; of all chunks. -ENOMEM. */
+int gw_plan_bytes(const struct gw_plan *p, size_t *ret_call, size_t *ret_chunks);
 bool gw_plan_wants_usage(const struct gw_plan *p); /* stream_options.include_usage */
 /* The body of call i: a summary of chunk i, or an answer from it with a score. */
 int gw_plan_call(const struct gw_plan *p, size_t i, struct buf *out);

@@ -18,6 +18,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -27,8 +28,8 @@ enum {
 
 const char *gw_stage_name(enum gw_stage s)
 {
-    static const char *const names[] = {"scanning", "queued",   "waiting",
-                                        "calling",  "relaying", "answered"};
+    static const char *const names[] = {"reading", "scanning", "queued",  "waiting",
+                                        "calling", "relaying", "answered"};
     return names[s];
 }
 
@@ -46,6 +47,19 @@ static void unpark(struct gw_req *q)
     http_timer_clear(q->park.timer);
 }
 
+static void answer_open(struct gw_req *q, uint32_t wait_ms)
+{
+    char text[400];
+    struct buf why = BUF_INIT;
+    (void)gw_fleet_reasons(q->gate->house->fleet, q->scan.has_model ? q->scan.model : NULL, &why);
+    (void)snprintf(text, sizeof text,
+                   "The model's backends have failed repeatedly and are being left alone for a "
+                   "while%s%.200s.",
+                   why.len ? ": " : "", why.len ? buf_cstr(&why) : "");
+    gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms, text);
+    buf_fini(&why);
+}
+
 /* Why no target can be had, to the client. */
 static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
@@ -58,11 +72,16 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
         if (q->scan.has_model)
             gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.",
                             model);
+        else if (q->route->props & GW_R_WORKER)
+            gw_answer_error(q, GW_E_UNKNOWN_URL, NULL,
+                            "This gateway has no workers, and they alone serve %.200s.",
+                            http_req_path(q->http));
         else
             gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Nothing here serves %.200s.",
                             http_req_path(q->http));
         return;
     case GW_PICK_LOADING:
+    case GW_PICK_RETURNING:
         q->end = GW_END_SHED;
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
         return;
@@ -71,13 +90,11 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
                        "The server is busy; the request waited too long for its turn.");
         return;
     case GW_PICK_OPEN:
-        gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms,
-                              "The model's backends have failed repeatedly and are being left "
-                              "alone for a while.");
+        answer_open(q, wait_ms);
         return;
     case GW_PICK_UNSURE:
     case GW_PICK_DOWN:
-        gw_answer_error(q, GW_E_UPSTREAM, NULL, "No worker can be reached.");
+        gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");
         return;
     }
 }
@@ -86,30 +103,41 @@ static void on_park_over(void *arg)
 {
     struct gw_req *q = arg;
     unpark(q);
-    if (q->park.why == GW_PICK_LOADING) {
+    bool returns = q->park.why == GW_PICK_LOADING || q->park.why == GW_PICK_RETURNING;
+    if (returns && q->n_retries > 0) {
         q->end = GW_END_UPSTREAM;
-        gw_answer_error(q, GW_E_UPSTREAM, NULL,
-                        "The worker was lost and did not come back in time.");
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The %s was lost and did not come back in time.",
+                        q->noun);
         return;
     }
     answer_no_target(q, q->park.why, q->park.wait_ms);
 }
 
-/* Is it worth waiting for? A request that lost its worker waits for the restart; a new one is told
- * that the model is being loaded. */
+/* Is it worth waiting for? A restart is, but operators are told at once; while the model is loaded
+ * for the first time, which may take minutes, everybody is. */
 static bool worth_waiting(const struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
     if (why == GW_PICK_LOADING) return q->n_retries > 0;
+    if (why == GW_PICK_RETURNING) return !(q->route->props & GW_R_ADMIN);
     if (why == GW_PICK_OPEN) return wait_ms <= OPEN_WAIT_MAX_MS;
     return why == GW_PICK_FULL || why == GW_PICK_UNSURE;
+}
+
+/* What it waits for may become another thing while it waits, and with it the end. */
+static void wait_for(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
+{
+    bool restart = why == GW_PICK_RETURNING || (q->n_retries > 0 && why != GW_PICK_FULL);
+    uint64_t now = clock_ns(), end = q->deadline_ns;
+    if (restart) end = q->park.since_ns + gw_config_of(q)->retry_wait_ms * 1000000ull;
+    q->park.why = why;
+    q->park.wait_ms = wait_ms;
+    http_timer_set(q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
 }
 
 static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
     struct gw_gate *g = q->gate;
-    uint64_t now = clock_ns(), end = q->deadline_ns;
-    if (q->n_retries > 0 && why != GW_PICK_FULL) /* it waits for a restart */
-        end = now + gw_config_of(q)->retry_wait_ms * 1000000ull;
+    uint64_t now = clock_ns();
     if (!q->park.timer && http_timer_create(g->loop, on_park_over, q, &q->park.timer) < 0) {
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
         return;
@@ -121,14 +149,13 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     if (q->has_ticket && !q->queue_begin_ns) q->queue_begin_ns = now; /* it may queue again */
     q->stage = GW_PARKED;
     q->park.was = true;
-    q->park.why = why;
-    q->park.wait_ms = wait_ms;
+    q->park.since_ns = now;
     q->park.next = NULL;
     q->park.prev = g->parked_tail;
     *(g->parked_tail ? &g->parked_tail->park.next : &g->parked) = q;
     g->parked_tail = q;
     g->n_parked[q->group]++;
-    http_timer_set(q->park.timer, end > now ? (end - now) / 1000000 + 1 : 1);
+    wait_for(q, why, wait_ms);
 }
 
 void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
@@ -176,8 +203,7 @@ void gw_relay_call_parked(struct gw_gate *g)
         gw_send_want(q, &want);
         enum gw_pick why = gw_fleet_pick(h->fleet, &want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
-            q->park.why = why;
-            q->park.wait_ms = wait_ms;
+            if (why != q->park.why) wait_for(q, why, wait_ms);
             block(&blocked, q);
             continue;
         }
@@ -432,7 +458,6 @@ static void find_chunks(struct gw_req *q)
     s->presets = h->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
     s->even_full = s->strategy != GW_STRATEGY_NONE || strategy;
-    s->space_ns = (q->key ? strlen(q->key->id) : 0) + 1;
     s->given = http_header_find(head, "x-kvblend-segments");
     s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
     if (gw_space_of(q, s->space)) s->learner = h->learner;
@@ -457,10 +482,11 @@ static void head_read(struct gw_req *q)
         s->failed ? 0 : gw_fleet_serves(q->gate->house->fleet, s->has_model ? s->model : NULL);
     q->unbounded = gw_config_of(q)->max_inflight == 0 && who &&
                    !(who & (GW_SERVES_WORKER | GW_SERVES_UNKNOWN | GW_SERVES_BOUNDED));
-    if (s->failed && !(q->route->props & GW_R_OPAQUE)) {
+    if (s->failed && (s->overflow || !(q->route->props & GW_R_OPAQUE))) {
         q->end = GW_END_REFUSED;
         gw_answer_error(q, s->error, NULL, "%s", s->message);
-    } else if (s->has_model && who == 0 && !s->failed) {
+    } else if (s->has_model && who == 0 && !s->failed &&
+               (!q->key || gw_key_allows(q->key, s->model))) { /* else it may not know */
         answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
     } else if (!s->failed && wants_chunks(q, who)) {
         gw_scan_init(s, s->body, s->len, false);

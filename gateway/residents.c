@@ -30,6 +30,7 @@ struct feed { /* of one worker */
     struct http_client *client;
     struct http_call *call;
     struct http_timer *timer;
+    char *headers;
     uint64_t epoch, seq, load_seq; /* as of the last answer that came whole */
     /* the answer under way */
     uint64_t next_epoch, next_seq, next_load_seq;
@@ -227,7 +228,7 @@ static void on_timer(void *arg)
                    "/admin/residents?epoch=%016llx&since=%llu&load=%llu&wait_ms=%d",
                    (unsigned long long)f->epoch, (unsigned long long)f->seq,
                    (unsigned long long)f->load_seq, POLL_WAIT_MS);
-    if (http_call_start(f->client, "GET", target, "", NULL, 0, &ops, f, &f->call) < 0) {
+    if (http_call_start(f->client, "GET", target, f->headers, NULL, 0, &ops, f, &f->call) < 0) {
         f->call = NULL;
         try_later(f, "unreachable");
     }
@@ -257,16 +258,19 @@ static void feed_free(struct feed *f)
     if (f->call) http_call_cancel(f->call);
     if (f->timer) http_timer_destroy(f->timer);
     if (f->client) http_client_destroy(f->client);
+    if (f->headers) explicit_bzero(f->headers, strlen(f->headers));
+    mem_free(f->headers);
     mem_free(f);
 }
 
 int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
-                       const char *host)
+                       const char *host, struct http_tls *tls, const char *headers)
 {
     if (target >= TARGETS_MAX) return -ERANGE;
     if (r->feed[target]) return 0;
     struct http_client_opts o = {.address = address,
                                  .host = host,
+                                 .tls = tls,
                                  .conns_max = 1,
                                  .connect_timeout_ms = 2000,
                                  .first_byte_timeout_ms = 2 * POLL_WAIT_MS,
@@ -276,7 +280,8 @@ int gw_residents_watch(struct gw_residents *r, unsigned target, const char *addr
     f->r = r;
     f->target = target;
     f->backoff_ms = BACKOFF_MIN_MS;
-    int rc = http_client_create(r->loop, &o, &f->client);
+    f->headers = mem_strdup(headers);
+    int rc = f->headers ? http_client_create(r->loop, &o, &f->client) : -ENOMEM;
     if (rc == 0) rc = http_timer_create(r->loop, on_timer, f, &f->timer);
     if (rc < 0) {
         feed_free(f);

@@ -22,9 +22,10 @@ struct http_loop;
 /* The directory is borrowed. */
 int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct gw_residents **ret);
 /* The worker `target` (an index of the fleet) is ready; again: nothing changes. The address must be
- * numeric, or the loop would wait for its name; host: the name it stands for, NULL: none. */
+ * numeric, or the loop would wait for its name; host: the name it stands for, NULL: none. tls:
+ * NULL: plain. headers: lines of each request, for a worker's key. */
 int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
-                       const char *host);
+                       const char *host, struct http_tls *tls, const char *headers);
 void gw_residents_forget(struct gw_residents *r, unsigned target); /* it was lost */
 /* load NULL: the worker's feed has ended, and nothing is known any more. */
 typedef void (*gw_load_fn)(void *ctx, unsigned target, const struct gw_load *load);

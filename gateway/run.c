@@ -45,6 +45,7 @@ struct gw_run {
     struct gw_residents *residents;
     struct gw_registry *registry; /* NULL: none */
     struct gw_memory *memory;     /* NULL: off */
+    struct gw_upstreams *workers; /* of the configuration */
     struct buf dir, admin_path;
     bool finishing;
 };
@@ -140,8 +141,16 @@ static void on_target_ready(void *ctx, unsigned index)
     struct gw_target_view v;
     bool worker = gw_fleet_view(u->house.fleet, index, &v) && v.worker && v.dial[0];
     const char *host = worker && strcmp(v.dial, v.address) != 0 ? v.address : NULL;
-    if (worker && gw_residents_watch(u->residents, index, v.dial, host) < 0)
-        log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
+    struct http_tls *tls = NULL;
+    struct buf headers = BUF_INIT;
+    int r = worker ? gw_fleet_door(u->house.fleet, index, &headers, &tls) : 0;
+    if (r == 0 && worker)
+        r = gw_residents_watch(u->residents, index, v.dial, host, tls,
+                               headers.len ? buf_cstr(&headers) : "");
+    if (r < 0) log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&headers);
+    if (tls) http_tls_unref(tls);
     gw_lanes_tell(&u->house, GW_TELL_FLEET);
 }
 
@@ -199,20 +208,22 @@ static void on_registered(void *ctx, const char *address, bool here)
 {
     struct gw_run *u = ctx;
     struct gw_house *h = &u->house;
-    const struct gw_config *c = first_config(u);
     unsigned index;
-    for (size_t i = 0; i < c->workers.n; i++) {
-        struct buf a = BUF_INIT;
-        bool same = gw_parse_address(c->workers.v[i], &a) == 0 && buf_cstr(&a) &&
-                    strcmp(buf_cstr(&a), address) == 0;
-        buf_fini(&a);
-        if (same) return;
-    }
+    for (size_t i = 0; i < u->workers->n; i++)
+        if (strcmp(u->workers->up[i].address, address) == 0) return;
     if (!here) {
         remove_worker(h->fleet, address);
         return;
     }
-    int r = gw_fleet_add_worker(h->fleet, address, false, &index);
+    struct buf key = BUF_INIT;
+    const char *text = first_config(u)->registry_api_key;
+    struct gw_upstream door = {0};
+    if (text && buf_addf(&key, "Bearer %s", text) == 0) door.authorization = (char *)buf_cstr(&key);
+    int r = text && !door.authorization ? -ENOMEM : 0;
+    if (r == 0) r = gw_fleet_add_worker(h->fleet, address, false, &index);
+    if (r == 0) r = gw_fleet_secure(h->fleet, index, &door, NULL);
+    if (key.data) explicit_bzero(key.data, key.cap);
+    buf_fini(&key);
     if (r < 0) log_event(LOG_ERROR, "registry.worker", "address=%s error=%s", address, err_name(r));
     gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
 }
@@ -222,40 +233,47 @@ static const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped};
 
 /* ---- reload ---- */
 
-static int read_keys(const struct gw_config *c, const struct gw_keys *old, struct gw_keys **ret,
-                     struct err *err)
+/* Takes c. */
+static int read_settings(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
+                         struct err *err)
 {
     struct gw_limit defaults = {c->key_rpm, c->key_tpm, c->key_concurrency};
-    return gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &defaults, old, ret, err);
+    struct gw_keys *k = NULL, *admin = NULL;
+    int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &defaults, old, &k, err);
+    if (r == 0) r = gw_keys_create(c->admin_keys.v, c->admin_keys.n, NULL, NULL, NULL, &admin, err);
+    if (r < 0) {
+        gw_keys_unref(k);
+        gw_config_free(c);
+        return r;
+    }
+    struct gw_settings *s = gw_settings_new(c, k, admin);
+    if (s) *ret = s;
+    return s ? 0 : -ENOMEM;
 }
 
 /* Read everything first, then change everything: an error leaves all as it was. */
-static int reload(void *ctx, struct err *err)
+static int reload(void *ctx, struct buf *ret_restart, struct err *err)
 {
     struct gw_run *u = ctx;
     struct gw_house *h = &u->house;
     struct gw_settings *old = gw_house_settings(h), *s = NULL;
     struct gw_upstreams *ups = NULL;
     struct gw_config *c = NULL;
-    struct gw_keys *k = NULL;
     struct buf text = BUF_INIT;
     int r = gw_config_load(u->argc, u->argv, u->envp, &c, &text);
     if (r < 0)
         (void)err_set(err, r, "configuration unchanged: %.*s", (int)strcspn(buf_cstr(&text), "\n"),
                       buf_cstr(&text));
-    if (r == 0) r = read_keys(c, old->keys, &k, err);
-    if (r == 0) r = gw_upstreams_parse(c, &ups, err);
-    if (r == 0) r = (s = gw_settings_new(c, k)) ? 0 : -ENOMEM; /* takes both */
-    if (s || r == -ENOMEM) c = NULL, k = NULL;
+    if (r == 0) r = read_settings(c, old->keys, &s, err);
+    if (r == 0) r = gw_upstreams_parse(s->config, &ups, err);
     if (r == 0 && h->tls) r = http_tls_reload(h->tls, err);
     if (r == 0) {
         r = gw_fleet_set_upstreams(h->fleet, ups, err);
         ups = NULL;
     }
     if (r < 0) goto out;
-    buf_clear(&text);
-    if (gw_config_restart_keys(u->house.first->config, s->config, &text) > 0)
-        log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(&text));
+    if (gw_config_restart_keys(u->house.first->config, s->config, ret_restart) > 0)
+        log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(ret_restart));
     log_event(LOG_NOTICE, "config.reloaded", "keys=%zu", gw_keys_count(s->keys));
     enum log_level level;
     if (log_parse_level(s->config->log_level, &level)) log_set_level(level);
@@ -267,8 +285,6 @@ out:
     gw_settings_unref(s);
     gw_settings_unref(old);
     gw_upstreams_free(ups);
-    gw_config_free(c);
-    gw_keys_unref(k);
     buf_fini(&text);
     return r;
 }
@@ -285,13 +301,15 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
 {
     struct gw_run *u = arg;
     struct err err = {0};
+    struct buf restart = BUF_INIT;
     switch (sig) {
     case SIGCHLD:
         if (u->house.own) gw_own_reaped(u->house.own);
         break;
     case SIGHUP:
         gw_sysd_tell(u->house.sysd, "RELOADING=1");
-        if (reload(u, &err) < 0) log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
+        if (reload(u, &restart, &err) < 0)
+            log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
         reopen_log(u);
         gw_sysd_tell(u->house.sysd, "READY=1");
         break;
@@ -301,6 +319,7 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     default:
         begin_drain(u);
     }
+    buf_fini(&restart);
 }
 
 static int watch_signals(struct gw_run *u)
@@ -326,10 +345,13 @@ static int start_fleet(struct gw_run *u, struct err *err)
     if (r == 0) r = gw_residents_create(loop, h->directory, &u->residents);
     if (r == 0) gw_residents_on_load(u->residents, on_load, u);
     if (r == 0) r = gw_fleet_create(loop, c, h->directory, &fleet_ops, u, &h->fleet);
+    if (r == 0) r = gw_workers_parse(c, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
+        const struct gw_upstream *w = &u->workers->up[i];
         unsigned index;
-        r = gw_fleet_add_worker(h->fleet, c->workers.v[i], false, &index);
-        if (r < 0) (void)err_set(err, r, "worker %s cannot be used", c->workers.v[i]);
+        r = gw_fleet_add_worker(h->fleet, w->address, false, &index);
+        if (r < 0) (void)err_set(err, r, "worker %s cannot be used", w->address);
+        if (r == 0) r = gw_fleet_secure(h->fleet, index, w, err);
     }
     bool others = c->workers.n > 0 || (ups && ups->n > 0) || c->registry;
     if (r == 0) {
@@ -357,7 +379,7 @@ static int start_admin(struct gw_run *u, struct err *err)
     if (r == 1)
         log_event(LOG_NOTICE, "admin.taken", "reason=\"another gateway runs; use --admin\" path=%s",
                   buf_cstr(&u->admin_path));
-    return r < 0 ? r : http_server_listen(g->admin, buf_cstr(&u->admin_path), err);
+    return r < 0 ? r : gw_listen_private(g->admin, buf_cstr(&u->admin_path), err);
 }
 
 static int start_timers(struct gw_run *u)
@@ -372,17 +394,12 @@ static int start_timers(struct gw_run *u)
 static int start(struct gw_run *u, struct gw_config *c, struct err *err)
 {
     struct gw_house *h = &u->house;
-    struct gw_keys *k = NULL;
     h->start_ns = clock_ns();
+    gw_hop_new(h->hop);
     h->reload = reload;
     h->run_ctx = u;
-    int r = read_keys(c, NULL, &k, err);
-    if (r < 0) {
-        gw_config_free(c);
-        return r;
-    }
-    h->first = gw_settings_new(c, k);
-    if (!h->first) return -ENOMEM;
+    int r = read_settings(c, NULL, &h->first, err);
+    if (r < 0) return r;
     h->settings = gw_settings_ref(h->first);
     r = gw_lanes_create(h, c->loops);
     if (r == 0) r = seg_presets_load(c->presets, &h->presets, err);
@@ -396,8 +413,8 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = gw_sysd_create(control(u)->loop, &h->sysd, err);
     if (r == 0) r = start_timers(u);
     if (r == 0) r = watch_signals(u);
-    if (r == 0) r = gw_listen(h, c, err); /* before the worker: a taken port costs no model load */
     if (r == 0) r = start_admin(u, err);
+    if (r == 0) r = gw_listen(h, c, err); /* before the worker: a taken port costs no model load */
     if (r == 0) r = start_fleet(u, err);
     if (r == 0) r = gw_lanes_start(h);
     if (r == 0) gw_fleet_start(h->fleet);
@@ -421,6 +438,7 @@ static void stop(struct gw_run *u)
     gw_pool_destroy(h->pool);
     gw_memory_destroy(u->memory);
     gw_fleet_destroy(h->fleet);
+    gw_upstreams_free(u->workers);
     gw_directory_destroy(h->directory);
     gw_stats_destroy(h->stats);
     for (size_t i = 0; i < sizeof timers / sizeof timers[0]; i++)

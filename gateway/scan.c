@@ -56,11 +56,13 @@ static int on_field(void *ctx, const struct json_field *f)
     return 0;
 }
 
+/* Which of the two counts is the route's to say: the larger never promises too little. */
 static uint32_t token_limit(const struct head *h)
 {
-    int64_t n;
-    if (json_int_read(&h->max_completion, &n) < 0 && json_int_read(&h->max_tokens, &n) < 0)
-        return 0;
+    int64_t n = 0, other = 0;
+    (void)json_int_read(&h->max_completion, &n);
+    (void)json_int_read(&h->max_tokens, &other);
+    if (other > n) n = other;
     return n < 0 ? 0 : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)n;
 }
 
@@ -185,6 +187,7 @@ void gw_scan_head(struct gw_scan *s)
     if (r < 0) {
         const char *why = fault.why ? fault.why : "malformed";
         s->failed = true;
+        s->overflow = r == -EDOM;
         s->error = strstr(why, "UTF-8") ? GW_E_INVALID_UTF8 : GW_E_INVALID_JSON;
         (void)snprintf(s->message, sizeof s->message,
                        "The request body must be a JSON object: %s at byte %zu.", why, fault.at);

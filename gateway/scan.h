@@ -50,11 +50,12 @@ struct gw_scan {
     bool skim; /* what the body's strings hold is not checked: enough to pass it on */
     bool lone; /* there is one target only: nobody asks for `affinity` */
     /* out of gw_scan_head() */
-    bool failed; /* error, message */
+    bool failed;   /* error, message */
+    bool overflow; /* ... because of a number that some readers take for infinity */
     enum gw_error error;
     bool stream, has_model;           /* has_model: model */
     struct gw_scan_range model_value; /* with its quotes: replace it to send another name */
-    uint32_t max_tokens;              /* max_completion_tokens, else max_tokens; 0: not said */
+    uint32_t max_tokens;              /* the larger of it and max_completion_tokens; 0: not said */
     uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
     unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */
     double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
@@ -66,7 +67,6 @@ struct gw_scan {
     /* in of gw_scan_chunks() */
     const struct seg_presets *presets; /* NULL: only chunks by the sender's word */
     struct seg_learner *learner;       /* NULL: every request is the first one; else `space` */
-    size_t space_ns;                   /* where NAMESPACE begins in it: X-KVBlend-Namespace */
     const char *separator;             /* X-KVBlend-Separator, decoded; NULL: none */
     const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
     bool dry;                          /* an administrator looks: learn nothing */
@@ -80,7 +80,7 @@ struct gw_scan {
     /* Texts: "" at first. */
     char message[200], model[256];
     char detector[64];             /* of the first chunk */
-    char space[GW_SCAN_SPACE_MAX]; /* in: "KEY/NAMESPACE"; the body's namespace is added */
+    char space[GW_SCAN_SPACE_MAX]; /* in: the caller's namespace; the body's lies within it */
 };
 /* Cheaper than clearing all of it. */
 void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim);

@@ -333,36 +333,33 @@ static int on_said(void *ctx, const struct json_field *f)
     return 0;
 }
 
-/* "KEY/NAMESPACE/BODY'S": what one tenant sends is never seen through another's requests. And the
- * same as the worker names it, for the identities of texts. */
-static bool spaces_of(const struct gw_scan *s, const struct said *said, struct buf *ret_learn,
-                      struct buf *ret_ns)
+/* As the worker names it. The caller's part holds no SEG_SPACE_INNER, so that no body reaches into
+ * another's. False: no name to learn under. */
+static bool space_of(const struct gw_scan *s, const struct said *said, struct buf *ret)
 {
     struct json_val salt = value_at(s, s->salt);
     const struct json_val *own = said->space.type == JSON_T_STRING ? &said->space : &salt;
-    int r = buf_addf(ret_learn, "%s/", s->space);
-    if (r == 0 && s->space_ns <= strlen(s->space)) r = buf_adds(ret_ns, s->space + s->space_ns);
+    int r = buf_adds(ret, s->space);
     if (r == 0 && own->type == JSON_T_STRING && own->len > 2) {
-        r = json_str_read(own, ret_learn);
-        if (r == 0) r = buf_addc(ret_ns, '\x1f');
-        if (r == 0) r = json_str_read(own, ret_ns);
+        r = buf_addc(ret, SEG_SPACE_INNER);
+        if (r == 0) r = json_str_read(own, ret);
     }
-    return r == 0 && buf_cstr(ret_learn) && buf_cstr(ret_ns) &&
-           ret_learn->len < GW_SCAN_SPACE_MAX && strlen(ret_learn->data) == ret_learn->len;
+    const char *name = r == 0 ? buf_cstr(ret) : NULL;
+    return name && ret->len < GW_SCAN_SPACE_MAX && strlen(name) == ret->len;
 }
 
 /* Cuts of the gateway's own making into ret; *ret_ours: a worker does not know them. */
 static int look(struct gw_scan *s, const struct texts *t, const struct said *said,
-                const char *learn_space, struct seg_list *ret, bool *ret_ours)
+                const char *space, struct seg_list *ret, bool *ret_ours)
 {
     struct seg_whys whys = {0};
     struct buf separator = BUF_INIT;
     struct seg_opts o = {
         .dry = s->dry, .whys = s->explain ? &whys : NULL, .separator = s->separator};
     int r = 0;
-    if (learn_space) {
+    if (space) {
         o.learner = s->learner;
-        o.space = learn_space;
+        o.space = space;
     }
     if (s->given) {
         r = seg_parse(s->given, strlen(s->given), ret);
@@ -398,7 +395,7 @@ static bool has_items(const struct json_val *v)
 }
 
 static int find_chunks(struct gw_scan *s, struct texts *t, const struct said *said, struct list *l,
-                       const char *learn_space)
+                       const char *space)
 {
     struct seg_list found = {0};
     struct json_val docs = value_at(s, s->documents);
@@ -406,7 +403,7 @@ static int find_chunks(struct gw_scan *s, struct texts *t, const struct said *sa
     int r = read_texts(s, t);
     if (r == 0 && has_items(&docs)) r = json_each(&docs, on_document, l);
     if (r == 0 && has_items(&said->segments)) r = json_each(&said->segments, on_range, t);
-    if (r == 0 && !marked) r = look(s, t, said, learn_space, &found, &ours);
+    if (r == 0 && !marked) r = look(s, t, said, space, &found, &ours);
     if (r == 0 && ours && found.n > 0) r = seg_format(&found, &s->segments);
     if (r == 0 && s->segments.len > GW_SCAN_HEADER_MAX) buf_clear(&s->segments);
     if (r == 0) r = join(&t->marked, &found, t);
@@ -423,19 +420,18 @@ void gw_scan_chunks(struct gw_scan *s)
 {
     struct texts t = {.bytes = BUF_INIT};
     struct said said = {0};
-    struct buf space = BUF_INIT, ns = BUF_INIT;
+    struct buf space = BUF_INIT;
     struct json_val v = value_at(s, s->kvblend);
     if (v.type == JSON_T_OBJECT) (void)json_scan_object(v.p, v.len, on_said, &said, NULL);
     if (json_str_is(&said.mode, "full") && !s->even_full) return;
-    bool learns = spaces_of(s, &said, &space, &ns) && s->learner;
-    struct list l = {.s = s, .ns = buf_cstr(&ns), .text = BUF_INIT};
+    bool learns = space_of(s, &said, &space) && s->learner;
+    struct list l = {.s = s, .ns = buf_cstr(&space), .text = BUF_INIT};
     if (find_chunks(s, &t, &said, &l, learns ? buf_cstr(&space) : NULL) < 0) {
         gw_scan_forget(s);
         s->n_segments = 0;
     }
     buf_fini(&l.text);
     buf_fini(&space);
-    buf_fini(&ns);
     texts_fini(&t);
 }
 

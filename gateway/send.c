@@ -1,9 +1,9 @@
 /* A request's way to a target: choice, headers, body in pieces, and what to do when it fails.
  *
- * Sent again only while nothing of an answer has come: whatever never left us, and what was lost on
- * its way where doing it twice is harmless; a refusal that another target may not give (429, 502,
- * 503, 504) goes to another target when there is one, else to the client as it came. A target that
- * stays silent for too long is not asked again, another one is. */
+ * Sent again only while no answer has begun (a stream begins with its first token): whatever never
+ * left us, and what was lost on its way where doing it twice is harmless; a refusal that another
+ * target may not give (429, 502, 503, 504) goes to another target when there is one, else to the
+ * client as it came. A target that stays silent for too long is not asked again, another one is. */
 #include "gateway/gate.h"
 
 #include "base/assert.h"
@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/config.h"
+#include "gateway/hop.h"
 #include "gateway/lmcache.h"
 #include "gateway/splice.h"
 
@@ -30,7 +31,8 @@ static bool dropped(const struct http_header *h)
         HTTP_NAME("trailer"),           HTTP_NAME("upgrade"),     HTTP_NAME("host"),
         HTTP_NAME("transfer-encoding"), HTTP_NAME("expect"),      HTTP_NAME("content-length"),
         HTTP_NAME("authorization"),     HTTP_NAME("x-api-key"),   HTTP_NAME("cookie"),
-        HTTP_NAME("x-request-id"),      HTTP_NAME("traceparent"), HTTP_NAME("http2-settings")};
+        HTTP_NAME("x-request-id"),      HTTP_NAME("traceparent"), HTTP_NAME("http2-settings"),
+        HTTP_NAME(GW_HOP_HEADER)};
     return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
 }
 
@@ -49,9 +51,16 @@ bool gw_send_hop_only(const struct http_head *h, const char *name)
     return false;
 }
 
+/* Whose account pays, at OpenAI: the operator's, unless the entry leaves it to the client. */
+static bool is_account(const struct http_header *h)
+{
+    return http_header_is(h, "openai-organization") || http_header_is(h, "openai-project");
+}
+
 static bool passes(const struct gw_req *q, const struct gw_lease *l, const struct http_header *h)
 {
     if (dropped(h)) return false;
+    if (is_account(h) && !(l->up && l->up->client_organization)) return false;
     if (!l->worker && http_header_begins(h, "x-kvblend-")) return false;
     /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
      */
@@ -68,9 +77,9 @@ int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf
     bool names = http_header_find(h, "connection") != NULL;
     int r = buf_reserve(out, HEADERS_USUAL_BYTES);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
+    if (r == 0) r = gw_hop_header(h, q->gate->house->hop, out);
     if (r == 0) r = gw_trace_header(&q->trace, out);
-    if (r == 0 && l->up && l->up->authorization)
-        r = http_header_add(out, "Authorization", l->up->authorization);
+    if (r == 0 && l->authorization) r = http_header_add(out, "Authorization", l->authorization);
     if (r == 0 && l->worker && q->key && q->key->name_space)
         r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);
     for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
@@ -99,12 +108,14 @@ int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out)
     return r < 0 ? r : buf_adds(out, path);
 }
 
-/* What the client wrote behind /v1, as it wrote it: escapes are the target's to read. */
+/* What the client wrote behind /v1, as it wrote it: escapes are the target's to read. Where the
+ * target is no plain path ("//", "http://…"), the path as it was judged. */
 static int add_rest(const struct gw_req *q, struct buf *out)
 {
     const char *raw = http_req_target(q->http);
-    if (strncmp(raw, "/v1/", 4) == 0) return buf_adds(out, raw);
-    int r = strncmp(http_req_path(q->http), "/v1/", 4) == 0 ? 0 : buf_adds(out, "/v1");
+    size_t len = strcspn(raw, "?");
+    if (strncmp(raw, "/v1/", 4) == 0 && !memmem(raw, len, "//", 2)) return buf_adds(out, raw);
+    int r = 0;
     for (const char *p = http_req_path(q->http); r == 0 && *p; p++) {
         static const char plain[] =
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
@@ -120,9 +131,9 @@ static int add_path(const struct gw_req *q, struct buf *out)
     const struct gw_route *t = q->route;
     const char *query = http_req_query(q->http);
     int r = 0;
-    if (!(t->props & (GW_R_OPAQUE | GW_R_REST)) && !*query)
+    if (!(t->props & (GW_R_OPENED | GW_R_REST)) && !*query)
         return gw_send_path(&q->send.lease, t->target, out);
-    if (t->props & GW_R_OPAQUE) {
+    if (t->props & GW_R_OPENED) {
         r = add_rest(q, &path);
     } else {
         r = buf_adds(&path, t->target);
@@ -141,6 +152,7 @@ static void count_try(struct gw_req *q)
 {
     q->target_name = q->send.lease.name;
     q->target_index = (int)q->send.lease.index;
+    q->noun = q->send.lease.worker ? "worker" : "upstream";
     if (q->n_retries == 0)
         q->overhead_ns = q->send.start_ns - http_req_start_ns(q->http) - q->queue_ns;
 }
@@ -245,6 +257,7 @@ void gw_send_want(const struct gw_req *q, struct gw_want *ret)
         .prompt_tokens = gw_usage_estimate(q->scan.len),
         .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
         .worker_only = (q->route->props & GW_R_WORKER) != 0,
+        .path = q->route->props & GW_R_OPENED ? http_req_path(q->http) + strlen("/v1/") : NULL,
     };
     memcpy(ret->tried, q->send.tried, sizeof ret->tried);
 }
@@ -266,7 +279,7 @@ void gw_send(struct gw_req *q)
 void gw_send_done(struct gw_req *q, enum gw_outcome o)
 {
     if (!q->send.lease.target) return;
-    uint64_t ttfb = q->ans.got_head ? q->first_byte_ns - q->send.start_ns : 0;
+    uint64_t ttfb = q->first_byte_ns ? q->first_byte_ns - q->send.start_ns : 0;
     q->send.lease.status = q->ans.status;
     gw_fleet_release(q->gate->house->fleet, &q->send.lease, o, ttfb);
 }
@@ -342,6 +355,7 @@ void gw_send_failed(struct gw_req *q, int status, bool sent)
     log_event(LOG_WARN, "relay.lost", "request=%s target=%s error=%s retries=%u", q->id,
               q->target_name, err_name(status), q->n_retries);
     mark_tried(q);
+    q->send.lease.error = status;
     gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
     bool again = may_repeat(q, sent) && tries_left(q);
     struct gw_lease next = {0};
@@ -359,7 +373,8 @@ void gw_send_failed(struct gw_req *q, int status, bool sent)
     }
     q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
     if (late)
-        gw_answer_error(q, GW_E_UPSTREAM_TIMEOUT, NULL, "The worker did not answer in time.");
+        gw_answer_error(q, GW_E_UPSTREAM_TIMEOUT, NULL, "The %s did not answer in time.", q->noun);
     else
-        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The worker was lost before it answered.");
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The %s was lost before it answered: %s.", q->noun,
+                        gw_fleet_error_words(status));
 }

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/metric.h"
+#include "base/net/http.h"
 #include "gateway/pool.h"
 #include "policy/route.h"
 
@@ -18,7 +19,7 @@
 
 enum { LABEL_BYTES = 32 };
 static const int codes[] = {200, 204, 400, 401, 403, 404, 405, 408, 413,
-                            415, 429, 431, 499, 500, 502, 503, 504};
+                            415, 429, 431, 499, 500, 502, 503, 504, 508};
 enum { N_CODES = sizeof codes / sizeof codes[0] };
 static char code_labels[N_CODES + 1][20];
 static struct metric m_requests[N_CODES + 1];
@@ -44,13 +45,18 @@ static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 3
                                .n_bounds = sizeof b / sizeof b[0]}
 GAUGE(m_active, "kvblend_requests_active", "Requests being served.");
 GAUGE(m_waiting, "kvblend_gateway_queue_length", "Completions waiting for their turn.");
-GAUGE(m_ready, "kvblend_gateway_workers_ready", "Workers that can serve.");
+GAUGE(m_ready, "kvblend_gateway_workers_ready", "Workers and upstreams that can serve.");
 COUNTER(m_relay, "kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers.");
 COUNTER(m_segments, "kvblend_gateway_segments_total", "Chunks found in message texts.");
 COUNTER(m_restarts, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.");
 COUNTER(m_retries, "kvblend_gateway_retries_total", "Requests sent again after a worker was lost.");
 COUNTER(m_failovers, "kvblend_gateway_failovers_total", "Retries that went to another backend.");
 COUNTER(m_aborts, "kvblend_gateway_client_aborts_total", "Clients that left before their answer.");
+GAUGE(m_body_bytes, "kvblend_gateway_body_bytes", "Request bodies in memory.");
+COUNTER(m_evicted, "kvblend_gateway_connections_evicted_total",
+        "Idle connections of clients that were closed to make room for others.");
+COUNTER(m_body_refused, "kvblend_gateway_bodies_refused_total",
+        "Request bodies refused because limits.body_memory was used up.");
 COUNTER(m_log_lost, "kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped.");
 HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
           "Time the gateway itself took before a request went to a worker.", overhead_bounds);
@@ -106,9 +112,10 @@ static void register_all(void)
     metric_register(&m_routed_tokens[1]);
     metric_register(&m_directory);
     register_by("reason", sheds, GW_SHED_COUNT, &shed, shed_labels, m_shed);
-    static struct metric *const singles[] = {&m_active,   &m_waiting,  &m_ready,    &m_relay,
-                                             &m_segments, &m_restarts, &m_retries,  &m_failovers,
-                                             &m_aborts,   &m_log_lost, &m_overhead, &m_queue};
+    static struct metric *const singles[] = {
+        &m_active,   &m_waiting, &m_ready,      &m_relay,        &m_segments,
+        &m_restarts, &m_retries, &m_failovers,  &m_aborts,       &m_log_lost,
+        &m_overhead, &m_queue,   &m_body_bytes, &m_body_refused, &m_evicted};
     for (int i = 0; i <= N_CODES; i++) {
         if (i < N_CODES)
             (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
@@ -197,6 +204,17 @@ const char *gw_shed_reason_name(enum gw_shed_reason why)
 uint64_t gw_stats_n_shed(enum gw_shed_reason why)
 {
     return (uint64_t)atomic_load(&m_shed[why].value);
+}
+
+void gw_stats_bounds(const struct http_bounds_view *v)
+{
+    metric_set(&m_body_bytes, (double)v->body_bytes);
+    metric_set(&m_evicted, (double)v->n_evicted);
+}
+
+void gw_stats_body_refused(void)
+{
+    metric_add(&m_body_refused, 1);
 }
 
 void gw_stats_retry(void)

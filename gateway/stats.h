@@ -63,6 +63,9 @@ void gw_stats_directory(size_t n_texts);
 void gw_stats_shed(enum gw_shed_reason why);
 const char *gw_shed_reason_name(enum gw_shed_reason why);
 uint64_t gw_stats_n_shed(enum gw_shed_reason why);
+struct http_bounds_view;
+void gw_stats_bounds(const struct http_bounds_view *v);
+void gw_stats_body_refused(void); /* there was no memory for it */
 void gw_stats_retry(void);
 void gw_stats_failover(void);
 

@@ -182,10 +182,22 @@ static int start_call(struct gw_strategy_job *j, size_t i)
     return 0;
 }
 
+/* The first of those that run has the request's own place, the others need one each. */
+static bool may_start(struct gw_strategy_job *j)
+{
+    if (j->n_open >= gw_config_of(j->q)->strategy_parallel) return false;
+    return j->n_open == 0 || gw_charge_try_slot(j->q);
+}
+
+static void end_call(struct gw_strategy_job *j)
+{
+    j->n_open--;
+    gw_charge_give_slot(j->q);
+}
+
 static void go_on(struct gw_strategy_job *j)
 {
-    unsigned most = gw_config_of(j->q)->strategy_parallel;
-    while (j->next < j->n && j->n_open < most)
+    while (j->next < j->n && may_start(j))
         if (start_call(j, j->next++) < 0) {
             out_of_memory(j->q);
             return;
@@ -227,13 +239,18 @@ static void on_answer(void *ctx, int status, const char *body, size_t len)
     size_t i = (size_t)(p - j->part);
     p->ask = NULL;
     p->status = status;
-    j->n_open--;
-    if (j->q->stage == GW_ANSWERED) return; /* cut meanwhile; close follows */
+    if (j->q->stage == GW_ANSWERED) { /* cut meanwhile; close follows */
+        end_call(j);
+        return;
+    }
     if (status == 200) keep_answer(p, body, len);
-    if (p->ok)
-        j->n_ok++;
-    else if (p->tries < TRIES)
-        (void)start_call(j, i); /* else it is left out */
+    j->n_ok += p->ok;
+    bool again = !p->ok && p->tries < TRIES && gw_charge_again(j->q);
+    if (again) j->n_open--; /* in the same place; else it is left out */
+    if (!again || start_call(j, i) < 0) {
+        j->n_open += again;
+        end_call(j);
+    }
     go_on(j);
 }
 
@@ -276,6 +293,26 @@ static bool refuse(struct gw_req *q, const char *why)
     return true;
 }
 
+/* Every call is a request of the key: MapReduce's last one is what the key has paid already,
+ * MapRerank's first. */
+static bool charge(struct gw_strategy_job *j)
+{
+    struct gw_req *q = j->q;
+    bool map = j->kind == GW_STRATEGY_MAP_REDUCE;
+    size_t call, chunks;
+    if (gw_plan_bytes(j->plan, &call, &chunks) < 0) {
+        out_of_memory(q);
+        return false;
+    }
+    uint64_t prompts = gw_usage_estimate(chunks) + j->n * gw_usage_estimate(call);
+    uint64_t tokens = prompts + j->n * (map ? gw_config_of(q)->map_tokens : q->scan.max_tokens);
+    if (map) {
+        prompts += q->limit.prompt_tokens;
+        tokens += q->limit.tokens;
+    }
+    return gw_charge_calls(q, (unsigned)j->n - !map, prompts, tokens);
+}
+
 bool gw_strategy_begin(struct gw_req *q)
 {
     const struct gw_config *c = gw_config_of(q);
@@ -308,6 +345,7 @@ bool gw_strategy_begin(struct gw_req *q)
     q->strategy_name = name_of(kind);
     if (j->n == 0) return plain(q);
     buf_clear(&q->scan.segments); /* they are of the whole request */
+    if (!charge(j)) return true;
     q->stage = GW_CALLING;
     go_on(j);
     return true;

@@ -19,6 +19,7 @@ enum { FILE_KEY_MAX = 4096, NAME_MAX_BYTES = 100, INFLIGHT_MAX = 1000000 };
 struct entry { /* one being read */
     struct gw_upstream *up;
     const char *where; /* "upstreams, entry 2" */
+    bool worker;
     struct err *err;
 };
 
@@ -176,19 +177,25 @@ static int set_key(struct gw_upstream *u, const char *key)
     return r;
 }
 
+static int note_exposed(struct gw_upstream *u, const char *path)
+{
+    return gw_conf_is_exposed(path) ? set_text(&u->exposed, path) : 0;
+}
+
 static int set_key_file(struct gw_upstream *u, const char *path)
 {
     char line[FILE_KEY_MAX];
     FILE *f = fopen(path, "re");
     if (!f) return -EINVAL;
-    int r = fgets(line, sizeof line, f) ? 0 : -EINVAL;
+    bool whole = fgets(line, sizeof line, f) && (strchr(line, '\n') || feof(f));
+    int r = whole ? 0 : -EINVAL; /* half a key is none */
     (void)fclose(f);
     if (r == 0) {
         line[strcspn(line, "\r\n")] = '\0';
         r = set_key(u, line);
     }
     explicit_bzero(line, sizeof line);
-    return r;
+    return r < 0 ? r : note_exposed(u, path);
 }
 
 static int set_uint(const char *s, unsigned max, unsigned *ret)
@@ -217,6 +224,20 @@ static int set_health(struct gw_upstream *u, const char *s)
     mem_free(u->health);
     u->health = NULL;
     return 0;
+}
+
+/* Segments of plain characters, so that nothing in a request's path can be read in two ways. */
+static int set_paths(struct gw_upstream *u, const char *s)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/";
+    for (const char *p = s;; p++) {
+        size_t n = strcspn(p, ",");
+        bool all = n == 1 && *p == '*';
+        if (n == 0 || *p == '/' || p[n - 1] == '/' || (!all && strspn(p, plain) < n))
+            return -EINVAL;
+        p += n;
+        if (!*p) return set_text(&u->paths, s);
+    }
 }
 
 static int set_separator(struct gw_upstream *u, const char *s)
@@ -257,6 +278,7 @@ static const struct field {
     F("key_file", TEXT, key_file, 0, 0),
     F("insecure", BOOL, insecure, 0, 0),
     F("lmcache", BOOL, lmcache, 0, 0),
+    F("client_organization", BOOL, client_organization, 0, 0),
 #undef F
 };
 
@@ -288,6 +310,7 @@ static int set_field(struct gw_upstream *u, const char *name, const char *value)
     if (strcmp(name, "name") == 0)
         return name_is_plain(value) ? set_text(&u->name, value) : -EINVAL;
     if (strcmp(name, "models") == 0) return set_models(u, value);
+    if (strcmp(name, "paths") == 0) return set_paths(u, value);
     if (strcmp(name, "api_key_file") == 0) return set_key_file(u, value);
     if (strcmp(name, "health") == 0) return set_health(u, value);
     if (strcmp(name, "lmcache_separator") == 0) return set_separator(u, value);
@@ -297,6 +320,16 @@ static int set_field(struct gw_upstream *u, const char *name, const char *value)
     int r = key ? set_key(u, key) : -EINVAL;
     buf_fini(&scratch);
     return r;
+}
+
+/* How to get in is all that is to be said of a worker: it tells the rest itself. */
+static bool is_of_worker(const char *name)
+{
+    static const char *const names[] = {"api_key",   "api_key_file", "ca_file",
+                                        "cert_file", "key_file",     "insecure"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
 }
 
 /* ---- entries ---- */
@@ -325,12 +358,26 @@ static int set_word(struct entry *e, char *word)
 {
     char *eq = strchr(word, '=');
     if (eq) *eq = '\0';
-    int r = eq ? set_field(e->up, word, eq + 1) : -ENOENT;
+    bool known = eq && (!e->worker || is_of_worker(word));
+    int r = known ? set_field(e->up, word, eq + 1) : -ENOENT;
     if (r == -ENOENT)
         return err_set(e->err, -EINVAL, "%s: unknown field \"%.40s\" behind the URL", e->where,
                        eq ? word : "(a word without =)");
     if (r == -EINVAL)
         return err_set(e->err, r, "%s: %.40s= has a value that cannot be used", e->where, word);
+    return r;
+}
+
+/* A worker's routes have one place. */
+static int set_worker_url(struct entry *e, const char *s)
+{
+    struct buf url = BUF_INIT;
+    bool bare = !strstr(s, "://") && strncmp(s, "unix:", 5) != 0;
+    int r = buf_addf(&url, "%s%s", bare ? "http://" : "", s);
+    if (r == 0) r = buf_cstr(&url) ? set_url(e, url.data) : -ENOMEM;
+    if (r == 0 && *e->up->base && strcmp(e->up->base, "/v1") != 0)
+        r = err_set(e->err, -EINVAL, "%s: a worker's URL has no path", e->where);
+    buf_fini(&url);
     return r;
 }
 
@@ -348,7 +395,10 @@ static int parse_entry(struct entry *e, const struct gw_config *c, const char *t
             r = set_word(e, word.data);
         } else {
             if (strncmp(word.data, "url=", 4) == 0) buf_consume(&word, 4);
-            r = buf_cstr(&word) ? set_url(e, word.data) : -ENOMEM;
+            if (!buf_cstr(&word))
+                r = -ENOMEM;
+            else
+                r = e->worker ? set_worker_url(e, word.data) : set_url(e, word.data);
             if (r == 0) r = default_health(e->up);
             has_url = true;
         }
@@ -358,23 +408,26 @@ static int parse_entry(struct entry *e, const struct gw_config *c, const char *t
     else if (r == 0 && more < 0)
         r = more;
     if (r == 0 && !has_url) r = bad_url(e);
+    if (r == 0 && e->up->key_file) r = note_exposed(e->up, e->up->key_file);
     if (word.data) explicit_bzero(word.data, word.cap);
     buf_fini(&word);
     return r;
 }
 
-int gw_upstreams_parse(const struct gw_config *c, struct gw_upstreams **ret, struct err *err)
+static int parse_list(const struct gw_config *c, const struct gw_strs *texts, bool workers,
+                      struct gw_upstreams **ret, struct err *err)
 {
     struct gw_upstreams *l = mem_zalloc(sizeof *l);
     if (!l) return -ENOMEM;
     int r = 0;
-    if (c->upstreams.n > 0) l->up = mem_zalloc(c->upstreams.n * sizeof *l->up);
-    if (c->upstreams.n > 0 && !l->up) r = -ENOMEM;
-    for (size_t i = 0; r == 0 && i < c->upstreams.n; i++) {
+    if (texts->n > 0) l->up = mem_zalloc(texts->n * sizeof *l->up);
+    if (texts->n > 0 && !l->up) r = -ENOMEM;
+    for (size_t i = 0; r == 0 && i < texts->n; i++) {
         char where[40];
-        (void)snprintf(where, sizeof where, "upstreams, entry %zu", i + 1);
-        struct entry e = {&l->up[l->n++], where, err};
-        r = parse_entry(&e, c, c->upstreams.v[i]);
+        (void)snprintf(where, sizeof where, "%s, entry %zu", workers ? "workers" : "upstreams",
+                       i + 1);
+        struct entry e = {&l->up[l->n++], where, workers, err};
+        r = parse_entry(&e, c, texts->v[i]);
         for (size_t j = 0; r == 0 && j < i; j++)
             if (strcmp(l->up[j].name, l->up[i].name) == 0)
                 r = err_set(err, -EINVAL,
@@ -387,6 +440,16 @@ int gw_upstreams_parse(const struct gw_config *c, struct gw_upstreams **ret, str
     }
     *ret = l;
     return 0;
+}
+
+int gw_upstreams_parse(const struct gw_config *c, struct gw_upstreams **ret, struct err *err)
+{
+    return parse_list(c, &c->upstreams, false, ret, err);
+}
+
+int gw_workers_parse(const struct gw_config *c, struct gw_upstreams **ret, struct err *err)
+{
+    return parse_list(c, &c->workers, true, ret, err);
 }
 
 static void wipe(char *secret)
@@ -402,8 +465,8 @@ void gw_upstreams_free(struct gw_upstreams *l)
         struct gw_upstream *u = &l->up[i];
         wipe(u->text);
         wipe(u->authorization);
-        char *texts[] = {u->name,      u->address,  u->host,   u->base,     u->ca_file,
-                         u->cert_file, u->key_file, u->health, u->separator};
+        char *texts[] = {u->name,     u->address, u->host,      u->base,  u->ca_file, u->cert_file,
+                         u->key_file, u->health,  u->separator, u->paths, u->exposed};
         for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++)
             mem_free(texts[j]);
         for (size_t j = 0; j < u->n_models; j++) {
@@ -423,4 +486,15 @@ const struct gw_model_rule *gw_upstream_rule(const struct gw_upstream *u, const 
         if (m->sent ? strcmp(m->pattern, model) == 0 : fnmatch(m->pattern, model, 0) == 0) return m;
     }
     return NULL;
+}
+
+bool gw_upstream_opens(const struct gw_upstream *u, const char *path)
+{
+    for (const char *p = u->paths; p && *p; p += strspn(p, ",")) {
+        size_t n = strcspn(p, ",");
+        if (n == 1 && *p == '*') return true;
+        if (strncmp(path, p, n) == 0 && (path[n] == '/' || !path[n])) return true;
+        p += n;
+    }
+    return false;
 }

@@ -2,6 +2,7 @@
 
 #include "base/jsonscan.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -76,17 +77,67 @@ void gw_usage_answer(struct gw_usage *u, const char *json, size_t len)
     if (object) read_usage(u, object, (size_t)(end - object));
 }
 
+/* The next line of data, *p moved behind it; NULL: there is none. */
+static const char *next_data(const char **p, const char *end, size_t *ret_len)
+{
+    while (*p < end) {
+        const char *line = *p, *nl = memchr(line, '\n', (size_t)(end - line));
+        *p = nl ? nl + 1 : end;
+        if ((size_t)(*p - line) < 7 || memcmp(line, "data:", 5) != 0) continue;
+        line += 5 + (line[5] == ' ');
+        *ret_len = (size_t)(*p - line);
+        return line;
+    }
+    return NULL;
+}
+
 void gw_usage_events(struct gw_usage *u, const char *data, size_t len)
 {
-    for (const char *p = data, *end = data + len, *next; p < end; p = next) {
-        const char *nl = memchr(p, '\n', (size_t)(end - p));
-        next = nl ? nl + 1 : end;
-        if ((size_t)(next - p) < 7 || memcmp(p, "data:", 5) != 0) continue;
-        p += 5 + (p[5] == ' ');
-        if (*p != '{') continue;
+    size_t n;
+    for (const char *p = data, *json; (json = next_data(&p, data + len, &n));) {
+        if (*json != '{') continue;
         u->n_events++;
-        gw_usage_answer(u, p, (size_t)(next - p));
+        gw_usage_answer(u, json, n);
     }
+}
+
+/* ---- what events bring ---- */
+
+static bool is_empty(const struct json_val *v)
+{
+    return v->type == JSON_T_NULL || (v->len == 2 && v->type != JSON_T_NUMBER); /* "", [], {} */
+}
+
+static int in_delta(void *ctx, const struct json_field *f)
+{
+    return is_empty(&f->val) || json_str_is(&f->key, "role") ? 0 : -ENOENT;
+}
+
+static int in_choice(void *ctx, const struct json_field *f)
+{
+    if (json_str_is(&f->key, "delta") && f->val.type == JSON_T_OBJECT)
+        return json_scan_object(f->val.p, f->val.len, in_delta, NULL, NULL);
+    return is_empty(&f->val) || json_str_is(&f->key, "index") ? 0 : -ENOENT;
+}
+
+static int on_choice(void *ctx, const struct json_val *v)
+{
+    return v->type == JSON_T_OBJECT ? json_scan_object(v->p, v->len, in_choice, NULL, NULL)
+                                    : -ENOENT;
+}
+
+enum gw_bring gw_usage_bring(const char *data, size_t len)
+{
+    enum gw_bring r = GW_BRING_NOTHING;
+    struct json_val choices;
+    size_t n;
+    for (const char *p = data, *json; (json = next_data(&p, data + len, &n));) {
+        if (json_find(json, n, "choices", &choices) != 1 || choices.type != JSON_T_ARRAY ||
+            json_each(&choices, on_choice, NULL) < 0)
+            return GW_BRING_TOKEN;
+        r = GW_BRING_OPENING;
+    }
+    return r;
 }
 
 uint64_t gw_usage_estimate(uint64_t body_bytes)

@@ -12,9 +12,14 @@
 
 enum { P = KN_PAGE };
 
+static const struct kn_head *dev_head(const struct kn_dev *d)
+{
+    return (const void *)d;
+}
+
 static const struct kn_ops *dev_ops(const struct kn_dev *d)
 {
-    return ((const struct kn_head *)(const void *)d)->ops;
+    return dev_head(d)->ops;
 }
 
 static const struct kn_ops *stream_ops(const struct kn_stream *st)
@@ -54,7 +59,7 @@ static int plain_weights(struct kn_dev_opts *o, bool cpu, struct err *err)
     return 0;
 }
 
-int kn_dev_create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struct err *err)
+static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struct err *err)
 {
     struct kn_dev_opts o = *opts;
     const char *name = o.device && *o.device ? o.device : "cpu";
@@ -67,6 +72,22 @@ int kn_dev_create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struc
     if (strcmp(name, "cuda") == 0 || (sscanf(name, "cuda:%3d%c", &index, &rest) == 1 && index >= 0))
         return create_apart(&o, "cuda", index, ret_dev, err);
     return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
+}
+
+int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
+{
+    struct kn_dev *d = NULL;
+    int r = create(o, &d, err);
+    if (r == 0 && o->tune.n_shapes) {
+        r = o->tune.rows ? dev_ops(d)->tune(d, &o->tune) : -EINVAL;
+        if (r < 0)
+            (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
+    }
+    if (r < 0)
+        kn_dev_destroy(d);
+    else
+        *ret_dev = d;
+    return r;
 }
 
 void kn_dev_destroy(struct kn_dev *d)
@@ -120,11 +141,10 @@ bool kn_gemm_invariant(const struct kn_dev *d)
     return dev_ops(d)->gemm_invariant(d);
 }
 
-int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+const struct kn_gemm_rate *kn_dev_rates(const struct kn_dev *d, size_t *ret_n)
 {
-    if (n_shapes == 0 || rows == 0) return -EINVAL;
-    return dev_ops(d)->tune(d, shapes, n_shapes, rows, budget_ms, ret_rates, cap, ret_n);
+    *ret_n = dev_head(d)->n_rates;
+    return dev_head(d)->rate;
 }
 
 static const char *const dtype_names[] = {"f32", "f16", "bf16", "q8"};

@@ -62,6 +62,18 @@ struct kn_dev;
 struct kn_stream;
 struct kn_mat;
 
+struct kn_shape {
+    size_t n, k; /* weight [n, k] */
+};
+/* How the GEMM is chosen: by measuring the candidates over these weight shapes. */
+struct kn_tuning {
+    const struct kn_shape *shapes;
+    size_t n_shapes; /* 0: nothing is measured, the first candidate that fits is taken */
+    size_t rows;
+    unsigned budget_ms; /* about; 0: the device's own, 1500 on the CPU, 8000 on a GPU (chosen: a GPU
+                           has more to choose from, and does it once) */
+};
+
 struct kn_dev_opts {
     const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
@@ -73,6 +85,7 @@ struct kn_dev_opts {
     enum kn_weights weights;
     struct codes_form
         form;              /* that most weights will have (kn_mat_create_coded()), for the tuning */
+    struct kn_tuning tune;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
 };
 
@@ -82,11 +95,11 @@ struct kn_gemm_rate {
     double gflops; /* all threads, over the given shapes, at `rows` rows; 0 = not available */
     bool chosen;
 };
-struct kn_shape {
-    size_t n, k; /* weight [n, k] */
-};
+enum { KN_RATES_MAX = 8 };
 
-/* -ENOTSUP: this build has no such backend; -ENODEV: no such device. */
+/* A device with its GEMM chosen: all that hangs on the choice (what pages hold, how weights are
+ * packed) is settled, and stays. -ENOTSUP: this build has no such backend; -ENODEV: no such device.
+ */
 int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);
 void kn_dev_destroy(struct kn_dev *d);
 const char *kn_dev_device(const struct kn_dev *d); /* "cpu", "cuda:0 NVIDIA H200", … */
@@ -108,11 +121,8 @@ const char *kn_dev_isa(const struct kn_dev *d);
 const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
 bool kn_gemm_invariant(const struct kn_dev *d);
 
-/* Choose the GEMM for these weight shapes by measuring (about `budget_ms`); call once, before the
- * first kn_mat_create() and before pages are made. ret_rates: up to `cap` entries filled, *ret_n
- * set. */
-int kn_dev_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
+/* What the tuning measured, the device's own; *ret_n 0: it was not asked to. */
+const struct kn_gemm_rate *kn_dev_rates(const struct kn_dev *d, size_t *ret_n);
 
 /* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (a bench's ceiling).
  */
@@ -286,7 +296,7 @@ struct kn_kv {
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
 };
 size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
-size_t kn_kv_value_bytes(const struct kn_dev *d);  /* settled by kn_dev_tune() */
+size_t kn_kv_value_bytes(const struct kn_dev *d);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
@@ -306,6 +316,9 @@ int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_
 int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out);
 /* From one dtype to another on the host, without a device. Thread: any. As kn_encode(). */
 int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out);
+
+/* Rows of n values in heads of K: numbers all, no infinity and no NaN? On the host. Thread: any. */
+bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K);
 
 /* Attention of m rows at exact positions: row i sees keys j <= pos[i]; rows of one sequence sorted
  * by position. GQA: head h reads KV head h / (H/G). Softmax in f32, exp of (q·k)*scale. */

@@ -29,8 +29,7 @@ struct kn_ops {
     const char *(*isa)(const struct kn_dev *d);
     const char *(*gemm_name)(const struct kn_dev *d);
     bool (*gemm_invariant)(const struct kn_dev *d);
-    int (*tune)(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
+    int (*tune)(struct kn_dev *d, const struct kn_tuning *t); /* fills the head's rates */
     void *(*mem_alloc)(struct kn_dev *d, enum kn_mem kind, size_t bytes);
     void (*mem_free)(struct kn_dev *d, void *p);
     int (*mem_write)(struct kn_dev *d, void *dst, const void *src, size_t bytes);
@@ -111,6 +110,8 @@ struct kn_ops {
 };
 struct kn_head {
     const struct kn_ops *ops;
+    struct kn_gemm_rate rate[KN_RATES_MAX];
+    size_t n_rates;
 };
 
 int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);

@@ -3,10 +3,11 @@
  * A piece (paragraph, else line, else sentence) of at least `own` bytes is a chunk of its own.
  * Shorter neighbours are joined; the group ends after a piece whose hash says so (a share of the
  * pieces that grows with their size, so that groups are about BLOCK_BYTES_GROUP long whatever they
- * are made of), at BLOCK_BYTES_CUT, and wherever a long piece starts. As every rule but the size
- * bound looks at one piece alone, the same run of paragraphs is cut the same way in any company,
- * after one group at most. What has neither lines nor sentences is cut by a rolling hash. Rejected:
- * fixed-size blocks (any shift changes all of them) and the rolling hash for all texts (it cuts
+ * are made of), at BLOCK_BYTES_CUT, and wherever a long piece starts; a title in front goes with
+ * that. As every rule but the size bound looks at one piece alone (and at what leads in), the same
+ * run of paragraphs is cut the same way in any company, after one group at most. What has neither
+ * lines nor sentences is cut by a rolling hash. Rejected: fixed-size blocks (any shift changes all
+ * of them) and the rolling hash for all texts (it cuts
  * inside sentences, where tokens straddle). */
 #include "segment/segment_int.h"
 
@@ -109,6 +110,13 @@ static int take_short(struct cutter *c, struct span s)
     return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? blocks_flush(c) : 0;
 }
 
+/* A title, a line of metadata: too short for a block, it belongs to the paragraph behind it. */
+static bool leads_in(const struct cutter *c, const struct span *s)
+{
+    size_t size = c->group.end - c->group.begin;
+    return !c->by_line && size > 0 && size < BLOCK_BYTES_MIN && c->group.end == s->begin;
+}
+
 static int cut_level(struct cutter *c, size_t begin, size_t end, enum level level);
 
 static int cut_piece(struct cutter *c, struct span s, enum level level)
@@ -120,7 +128,10 @@ static int cut_piece(struct cutter *c, struct span s, enum level level)
         if (r == 0) r = cut_level(c, s.begin, s.end, level + 1);
         if (r == 0) r = blocks_flush(c);
     } else if (size >= c->own) {
-        r = blocks_flush(c);
+        if (leads_in(c, &s))
+            s.begin = c->group.begin;
+        else
+            r = blocks_flush(c);
         if (r == 0) r = emit(c, s, 0);
         c->group = (struct span){s.end, s.end};
     } else {
@@ -157,6 +168,7 @@ int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, boo
                        .msg = msg,
                        .detector = detector,
                        .out = out,
+                       .by_line = by_line,
                        .group = {begin, begin}};
     int r = cut_level(&c, begin, end, by_line ? LEVEL_LINE : LEVEL_PARAGRAPH);
     return r < 0 ? r : blocks_flush(&c);

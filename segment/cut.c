@@ -25,6 +25,7 @@ enum {
 };
 #define PRIOR_CUT 0.7
 #define PRIOR_JOIN 0.3
+#define PRIOR_CHANCE 0.4 /* chosen by tests/unit/segment: frameworks */
 
 struct region {
     const struct region_job *job;
@@ -66,7 +67,9 @@ static bool held(const struct gap *x)
 /* One side varies, the other never did: a paragraph that two documents share, or a rare pair. */
 static void judge_conflict(struct gap *x, double prior, bool splits_here)
 {
-    bool cut = prior >= 0 ? prior >= PRIOR_CUT : splits_here;
+    unsigned n_held = x->turns_l ? x->seen_r : x->seen_l;
+    bool chance = n_held == 1 && x->form != FORM_WORD; /* the same neighbour twice is no habit */
+    bool cut = prior >= 0 ? prior >= (chance ? PRIOR_CHANCE : PRIOR_CUT) : splits_here;
     bool left = x->turns_l > 0;
     set(x, cut ? GAP_CUT : GAP_JOIN,
         !cut   ? "one_side_constant"
@@ -75,29 +78,30 @@ static void judge_conflict(struct gap *x, double prior, bool splits_here)
         0.5);
 }
 
-static void judge(const struct region *r, struct gap *x, const double *prior)
+static void judge(const struct region *r, struct gap *x)
 {
+    double prior = r->space ? (double)x->prior : -1;
     bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
     bool splits_here = x->form >= FORM_BLANK || r->job->by_line;
+    bool moved = x->moved > 0 || (x->together && x->form != FORM_WORD);
     if (x->form == FORM_EDGE) {
         set(x, GAP_CUT, "edge", 1);
     } else if ((left || right) && held(x)) {
-        judge_conflict(x, prior[x->form], splits_here);
+        judge_conflict(x, prior, splits_here);
     } else if (left || right) {
         set(x, GAP_CUT,
             left && right ? "both_sides_vary"
             : left        ? "next_varies"
                           : "previous_varies",
             turn_share(x));
-    } else if (x->moved >= MOVED_SURE ||
-               (x->moved > 0 && prior[x->form] < PRIOR_CUT && prior[x->form] >= 0)) {
-        set(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved));
+    } else if (x->moved >= MOVED_SURE || (moved && prior < PRIOR_CUT && prior >= 0)) {
+        set(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved + x->together));
     } else if (x->form == FORM_WORD) {
         set(x, GAP_UNSURE_JOIN, "unknown", 0.5);
-    } else if (prior[x->form] >= PRIOR_CUT) {
-        set(x, GAP_CUT, "usual_boundary", prior[x->form]);
-    } else if (prior[x->form] >= 0 && prior[x->form] <= PRIOR_JOIN) {
-        set(x, GAP_JOIN, "usual_inside", 1 - prior[x->form]);
+    } else if (prior >= PRIOR_CUT) {
+        set(x, GAP_CUT, "usual_boundary", prior);
+    } else if (prior >= 0 && prior <= PRIOR_JOIN) {
+        set(x, GAP_JOIN, "usual_inside", 1 - prior);
     } else {
         set(x, splits_here ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
     }
@@ -149,11 +153,8 @@ static void cut_question(struct region *r)
 
 static void judge_all(struct region *r)
 {
-    double prior[FORM_COUNT];
-    for (unsigned f = 0; f < FORM_COUNT; f++)
-        prior[f] = r->space ? learn_prior(r->space, f) : -1;
     for (size_t i = 0; i < r->gaps.n; i++)
-        judge(r, &r->gaps.gap[i], prior);
+        judge(r, &r->gaps.gap[i]);
     thin_words(&r->gaps);
     if (r->question < r->job->end) cut_question(r);
 }
@@ -325,6 +326,7 @@ static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
                        .msg = j->msg,
                        .detector = name,
                        .out = r->out,
+                       .by_line = j->by_line,
                        .group = {s.begin, s.begin}};
     int rc = 0;
     size_t at = s.begin;

@@ -13,7 +13,14 @@
 #include <strings.h>
 #include <xxhash.h>
 
-enum { SEED_LEFT = 1, SEED_RIGHT = 2, SEED_WORD = 3, MARKER_BYTES_MAX = 48 };
+enum {
+    SEED_LEFT = 1,
+    SEED_RIGHT = 2,
+    SEED_WORD = 3,
+    SEED_OPENING = 16, /* and the form */
+    OPENING_BYTES_MAX = 24,
+    MARKER_BYTES_MAX = 48
+};
 
 static bool is_blank(char c)
 {
@@ -196,6 +203,15 @@ static uint32_t print_word(const char *t, size_t at, size_t end)
     return (uint32_t)XXH3_64bits_withSeed(t + at, end - at, SEED_WORD);
 }
 
+/* "file_path:", "Title:", "<doc": what a piece starts with up to the first blank. */
+static uint32_t print_opening(const char *t, size_t at, size_t end, unsigned form)
+{
+    size_t to = at;
+    while (to < end && to - at < OPENING_BYTES_MAX && !is_blank(t[to]))
+        to++;
+    return (uint32_t)XXH3_64bits_withSeed(t + at, to - at, SEED_OPENING + form) | 1;
+}
+
 /* ---- finding ---- */
 
 struct piece {
@@ -214,6 +230,7 @@ static int add_line_gap(struct scanner *s, const struct piece *before, const str
     }
     if (behind) {
         print_right(s, begin, behind->end, g.right);
+        g.opens = print_opening(s->text, begin, behind->end, form);
         g.next = (uint32_t)g.right[0];
     }
     return gaps_add(s->out, g);

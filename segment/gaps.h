@@ -28,12 +28,15 @@ struct gap {
     uint32_t end, begin;                          /* the piece before ends, the one behind begins */
     uint64_t left[GAP_WIDTHS], right[GAP_WIDTHS]; /* what stands before and behind; 0 at an edge */
     uint32_t next, prev;       /* fingerprints of the neighbours, as the other side sees them */
+    uint32_t opens;            /* form, and the word that the piece behind starts with; 0: none */
     uint16_t seen_l, seen_r;   /* times the sides were seen before, in other texts */
     uint16_t turns_l, turns_r; /* how often the neighbour was another one, this text included */
     uint8_t n_left, n_right;   /* different neighbours, about */
     uint8_t moved;             /* times that both sides moved together */
     uint8_t form, verdict;
+    bool together;       /* in this very text both sides moved together */
     bool blur_l, blur_r; /* the side stands in a text twice: known, but says nothing */
+    float prior;         /* share of boundaries among the gaps like it; -1: too few are known */
     const char *reason;
     float confidence;
 };

@@ -64,7 +64,7 @@ void seg_learner_get_stats(struct seg_learner *l, struct seg_learner_stats *ret)
 
 static size_t owner_of(const char *name)
 {
-    return strcspn(name, "/");
+    return (size_t)(strchrnul(name, SEG_SPACE_INNER) - name);
 }
 
 static bool same_owner(const struct space *a, const struct space *b)
@@ -263,6 +263,70 @@ bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, boo
     return seen;
 }
 
+/* ---- gaps like it ---- */
+
+static struct opening *openings(struct space *s, uint32_t key)
+{
+    return s->opening + (key >> 8) % (OPENINGS / WAYS) * WAYS;
+}
+
+/* A word that nearly all pieces behind it make a boundary of is a marker that no preset knows. */
+static bool marks(const struct opening *o)
+{
+    return o->n_cut >= MARKS_LEAST && 4 * o->n_cut >= 3 * (o->n_cut + o->n_join + 2);
+}
+
+static float share(double cut, double join)
+{
+    return (float)((cut + 1) / (cut + join + 2));
+}
+
+/* Share of boundaries among the decided gaps in front of this word, when it is a marker; else among
+ * those of this form; -1 while there are too few. */
+static float prior_of(struct space *s, const struct gap *x)
+{
+    const struct opening *b = openings(s, x->opens);
+    for (int i = 0; i < WAYS && x->opens; i++)
+        if (b[i].key == x->opens && marks(&b[i])) return share(b[i].n_cut, b[i].n_join);
+    uint32_t cut = s->n_cut[x->form], join = s->n_join[x->form];
+    return cut + join < PRIOR_LEAST ? -1 : share(cut, join);
+}
+
+static void halve_late(uint16_t *a, uint16_t *b)
+{
+    if (*a < COUNT_MAX && *b < COUNT_MAX) return;
+    *a /= 2;
+    *b /= 2;
+}
+
+/* Is this word a marker, this gap included? */
+static bool count_opening(struct space *s, const struct gap *x, bool cut)
+{
+    struct opening *b = openings(s, x->opens), *o = b;
+    for (int i = 0; i < WAYS; i++) {
+        if (b[i].key == x->opens) {
+            o = &b[i];
+            break;
+        }
+        if (b[i].n_cut + b[i].n_join < o->n_cut + o->n_join) o = &b[i];
+    }
+    if (o->key != x->opens) *o = (struct opening){.key = x->opens};
+    if (o->last != x->next) *(cut ? &o->n_cut : &o->n_join) += 1;
+    o->last = x->next;
+    halve_late(&o->n_cut, &o->n_join);
+    return marks(o);
+}
+
+/* What a marker explains says nothing about the other gaps of this form. */
+static void count_gap(struct space *s, const struct gap *x, bool cut)
+{
+    if (x->opens && count_opening(s, x, cut)) return;
+    uint32_t *n = cut ? &s->n_cut[x->form] : &s->n_join[x->form];
+    if (++*n < 1u << 20) return;
+    s->n_cut[x->form] /= 2;
+    s->n_join[x->form] /= 2;
+}
+
 /* ---- evidence ---- */
 
 struct look {
@@ -288,8 +352,16 @@ static struct look look_side(const struct space *s, const uint64_t *key, uint32_
     return r;
 }
 
+/* Both sides were next to each other before, as far as they say anything. */
+static bool familiar(const struct gap *x)
+{
+    bool known = (x->seen_l || x->blur_l) && (x->seen_r || x->blur_r) && (x->seen_l || x->seen_r);
+    return known && x->turns_l == 0 && x->turns_r == 0;
+}
+
 void learn_look(struct space *s, struct gaps *g)
 {
+    bool moved = false; /* the run that we are in came in other company than before */
     for (size_t from = 0; from < g->n; from += LEARN_BATCH) {
         size_t to = g->n - from > LEARN_BATCH ? from + LEARN_BATCH : g->n;
         learn_lock(s);
@@ -311,6 +383,9 @@ void learn_look(struct space *s, struct gaps *g)
             x->turns_r = r.turns;
             x->n_right = r.n;
             x->moved = l.moved > r.moved ? l.moved : r.moved;
+            x->prior = prior_of(s, x);
+            x->together = moved && familiar(x);
+            if (!familiar(x)) moved = x->turns_r > 0;
         }
         learn_unlock(s);
     }
@@ -345,24 +420,8 @@ static struct side *add_side(struct space *s, uint64_t key, uint32_t neighbour, 
     return e;
 }
 
-/* Both sides were next to each other before, as far as they say anything. */
-static bool familiar(const struct gap *x)
-{
-    bool known = (x->seen_l || x->blur_l) && (x->seen_r || x->blur_r) && (x->seen_l || x->seen_r);
-    return known && x->turns_l == 0 && x->turns_r == 0;
-}
-
-static void count_form(struct space *s, unsigned form, bool cut)
-{
-    uint32_t *n = cut ? &s->n_cut[form] : &s->n_join[form];
-    if (++*n < 1u << 20) return;
-    s->n_cut[form] /= 2;
-    s->n_join[form] /= 2;
-}
-
 void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
 {
-    bool moved = false; /* the run that we are in came in other company than before */
     learn_lock(s);
     uint32_t now = ++s->clock;
     for (size_t i = 0; i < g->n; i++) {
@@ -373,25 +432,15 @@ void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
         }
         if (x->form == FORM_KNOWN) continue; /* a place that was looked up, not read */
         learn_grow(l, s);
-        bool together = moved && familiar(x);
         for (int k = 0; k < GAP_WIDTHS; k++) {
             struct side *left = i > 0 ? add_side(s, x->left[k], x->next, now) : NULL;
-            if (left && together) left->moved += left->moved < 255;
+            if (left && x->together) left->moved += left->moved < 255;
             struct side *right = i + 1 < g->n ? add_side(s, x->right[k], x->prev, now) : NULL;
-            if (right && together) right->moved += right->moved < 255;
+            if (right && x->together) right->moved += right->moved < 255;
         }
-        if (!familiar(x)) moved = x->turns_r > 0;
-        if (together || x->verdict == GAP_CUT) count_form(s, x->form, x->verdict == GAP_CUT);
+        if (x->together || x->verdict == GAP_CUT) count_gap(s, x, x->verdict == GAP_CUT);
     }
     learn_unlock(s);
-}
-
-double learn_prior(struct space *s, unsigned form)
-{
-    learn_lock(s);
-    double cut = s->n_cut[form], join = s->n_join[form];
-    learn_unlock(s);
-    return cut + join < PRIOR_LEAST ? -1 : (cut + 1) / (cut + join + 2);
 }
 
 /* ---- kept texts ---- */

@@ -22,12 +22,10 @@ int learn_open(struct seg_learner *l, const char *name, struct space **ret);
 void learn_close(struct seg_learner *l, struct space *s);
 /* Has this very text been seen? Remembers it unless dry. */
 bool learn_text(struct seg_learner *l, struct space *s, uint64_t text_print, bool dry);
-/* Fill in what is known of the gaps' sides. */
+/* Fill in what is known of the gaps' sides, and of gaps like them. */
 void learn_look(struct space *s, struct gaps *g);
 /* Add this text to the history, after learn_look(). */
 void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g);
-/* Share of boundaries among the decided gaps of a form; -1 while there are too few. */
-double learn_prior(struct space *s, unsigned form);
 /* Keep a text (sighting 1 for candidates; a second one or `sure` makes it found). */
 void learn_keep(struct seg_learner *l, struct space *s, const char *text, size_t len, bool sure);
 /* The longest kept text that starts at text[at]; its length or 0. `work`: bytes that may still be

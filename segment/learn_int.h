@@ -13,7 +13,9 @@ enum {
     SPACE_ENTRIES_MAX = 262144, /* 6 MiB: about 250 KB of structureless or 8 MB of other text */
     TEXTS = 1024,
     COUNT_MAX = 240, /* then both counts are halved: old habits fade */
-    PRIOR_LEAST = 4  /* chosen: decided gaps of a form before it says anything */
+    PRIOR_LEAST = 4, /* chosen: decided gaps of a form before it says anything */
+    OPENINGS = 512,
+    MARKS_LEAST = 3 /* chosen: boundaries in front of different pieces before a word marks them */
 };
 
 struct side { /* one side of a gap, as history */
@@ -21,6 +23,10 @@ struct side { /* one side of a gap, as history */
     uint32_t neighbour, stamp;
     uint8_t seen, turns, sketch, moved;
     bool repeated;
+};
+struct opening {        /* the word that pieces start with, by the gap in front of them */
+    uint32_t key, last; /* the piece it was counted for last: one that comes again says nothing */
+    uint16_t n_cut, n_join;
 };
 struct kept {
     uint64_t start, all;
@@ -35,6 +41,7 @@ struct space {
     uint64_t text[TEXTS];
     uint32_t clock;
     uint32_t n_cut[FORM_COUNT], n_join[FORM_COUNT];
+    struct opening opening[OPENINGS];
     /* guarded by the learner's lock */
     struct space *next;
     uint64_t used;

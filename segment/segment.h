@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A namespace is "OUTER" or "OUTER\x1fINNER": whose it is, and how he divides it. */
+enum { SEG_SPACE_INNER = '\x1f' };
 enum seg_kind { SEG_CHUNK, SEG_GLUE }; /* what lies between chunks is glue by default */
 struct seg_text {                      /* one message's text as the application sent it */
     const char *role;                  /* "prompt" for /v1/completions */
@@ -45,7 +47,7 @@ struct seg_opts {
     size_t block_bytes_min; /* shorter paragraphs are joined; 0 = default */
     bool no_presets, no_blocks;
     struct seg_learner *learner; /* NULL: every request is the first one */
-    const char *space;           /* the namespace "OWNER/…" that sees and learns; NULL = "" */
+    const char *space;           /* the namespace that sees and learns; NULL = "" */
     bool dry;                    /* use what was learned, learn nothing */
     struct seg_whys *whys;       /* filled when not NULL */
 };
@@ -99,7 +101,7 @@ int seg_whys_format(const struct seg_whys *w, struct buf *out);
 int seg_parse(const char *s, size_t len, struct seg_list *out);
 /* Identity of a chunk's text between gateways and workers (XXH3-64, seeded by the namespace, so
  * that one tenant's texts say nothing about another's). name_space: as the worker keys its records,
- * "OUTER" or "OUTER\x1fINNER", NULL = "". Equal bytes in one namespace, equal id; never 0. */
+ * NULL = "". Equal bytes in one namespace, equal id; never 0. */
 uint64_t seg_text_id(const char *name_space, const char *text, size_t len);
 
 #endif

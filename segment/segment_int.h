@@ -99,6 +99,7 @@ struct cutter {
     uint32_t msg;
     const char *detector;
     struct seg_list *out;
+    bool by_line;      /* every line may be a chunk: a short one leads nothing in */
     struct span group; /* joined short pieces, empty when begin == end */
 };
 int blocks_piece(struct cutter *c, struct span piece);

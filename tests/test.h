@@ -3,7 +3,9 @@
  * One program per module, linked with tests/test_main.c. Runs all tests, or those whose name
  * contains a pattern of `-k A,B`; prints one line per failed test and `N passed, N failed` at the
  * end. A failing assertion ends its test (longjmp) and the next one runs. SKIP("why") ends a test
- * as skipped; when every test of a program was skipped it exits with 77 (Meson's skip code). */
+ * as skipped; when every test of a program was skipped it exits with 77 (Meson's skip code).
+ * MISSING("what") is for what every full installation has (Redis, the model): one such test is
+ * enough for the program to exit with 77, so that a pass means that all of it ran. */
 #ifndef TESTS_TEST_H
 #define TESTS_TEST_H
 
@@ -23,6 +25,7 @@ void test_register(struct test *t);
 _Noreturn void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 _Noreturn void test_skip(const char *why);
+_Noreturn void test_missing(const char *what);
 const char *test_data(const char *rel); /* path below tests/data/; borrowed until the next call */
 uint64_t test_rand(uint64_t *state);    /* splitmix64: seeded, for property tests */
 
@@ -36,6 +39,7 @@ uint64_t test_rand(uint64_t *state);    /* splitmix64: seeded, for property test
     static void test_##id(void)
 
 #define SKIP(why) test_skip(why)
+#define MISSING(what) test_missing(what)
 #define ASSERT_TRUE(x)                                                                             \
     do {                                                                                           \
         if (!(x)) test_fail(__FILE__, __LINE__, "%s is false", #x);                                \

@@ -25,6 +25,8 @@ enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
 /* READY entries stand in the policy's order, or on probation: brought in at others' expense and
  * used once, they leave first. */
 enum entry_place { PLACE_NONE, PLACE_ORDER, PLACE_PROBATION };
+/* AGAIN: was once, by tag too, and is to be checked anew for rot. */
+enum group_state { GROUP_NEW, GROUP_OK, GROUP_AGAIN };
 struct entry {
     struct store *store;
     struct store_writer writer; /* what the claim handed out */
@@ -34,7 +36,7 @@ struct entry {
     struct entry *chain;
     uint8_t **part;            /* [n_parts], NULL = no memory yet */
     _Atomic uint8_t *part_ok;  /* [n_parts] 1 once it is here */
-    _Atomic uint8_t *group_ok; /* [n_groups] 1 once the group agreed with its checksum */
+    _Atomic uint8_t *group_ok; /* [n_groups] enum group_state */
     /* guarded by the shard's lock */
     enum entry_state state;
     uint32_t refs, pins; /* refs: index, pins, load, writes; pins: look-ups alone */
@@ -48,7 +50,7 @@ struct entry {
     double used_s, checked_s;              /* checked_s: since when the flags above count */
     struct entry_scores { /* came while a tier reads the header; applied afterwards */
         float *score;     /* NULL: none */
-        uint64_t hash;
+        struct record_score_sum sum;
     } scores_later[RECORD_SCORE_COUNT];
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;

@@ -7,6 +7,8 @@
 #include "tiers/key.h"
 
 #include "base/assert.h"
+#include "tiers/auth.h"
+#include "tiers/bytes.h"
 #include "tiers/record.h"
 
 #include <string.h>
@@ -20,7 +22,7 @@ static struct tier_key key_of(const struct tier_ident *id, const char *ns, enum 
     XXH3_state_t st;
     ASSERT(id && ns && (tok || n == 0));
     XXH3_INITSTATE(&st); /* a reset reads the old seed, to know whether its secret still serves */
-    XXH3_128bits_reset_withSeed(&st, record_ns_hash(ns) ^ id->secret[0]);
+    XXH3_128bits_reset_withSeed(&st, XXH3_64bits(ns, strlen(ns)) ^ id->secret[0]);
     if (id->secret[0] | id->secret[1]) XXH3_128bits_update(&st, id->secret, sizeof id->secret);
     XXH3_128bits_update(&st, ns, strlen(ns) + 1); /* the NUL ends it: no two names run together */
     XXH3_128bits_update(&st, head, sizeof head);
@@ -45,9 +47,15 @@ struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
 
 void tier_secret(const char *text, uint64_t ret[2])
 {
-    XXH128_hash_t h = XXH3_128bits(text, strlen(text));
-    ret[0] = *text ? h.high64 : 0;
-    ret[1] = *text ? h.low64 : 0;
+    uint8_t b[AUTH_KEY_BYTES] = {0};
+    if (*text) auth_derive(text, "kvblend ids 1", b);
+    ret[0] = get64(b);
+    ret[1] = get64(b + 8);
+}
+
+void tier_secret_auth(const char *text, uint8_t ret[AUTH_KEY_BYTES])
+{
+    auth_derive(text, "kvblend records 1", ret);
 }
 
 void tier_key_hex(const struct tier_key *k, char ret[33])

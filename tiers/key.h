@@ -30,7 +30,10 @@ struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, cons
                                size_t n);
 struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
                                 const struct tier_key *parent, const int32_t *tok, size_t n);
-void tier_secret(const char *text, uint64_t ret[2]); /* every byte counts; "" = none */
+/* Every byte counts; "" = none. Ids tell of what goes into them, so it is derived one way, apart
+ * from the key of the records' tags (auth.h). */
+void tier_secret(const char *text, uint64_t ret[2]);
+void tier_secret_auth(const char *text, uint8_t ret[32]);
 void tier_key_hex(const struct tier_key *k, char ret[33]);
 int tier_key_parse(const char *hex, struct tier_key *ret);
 static inline bool tier_key_same(const struct tier_key *a, const struct tier_key *b)

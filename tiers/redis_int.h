@@ -74,6 +74,7 @@ struct rop {
     bool exists;                       /* WRITE: there was a record */
     bool guard_asked, published_asked; /* WRITE */
     bool sent_any;
+    uint64_t sent_ns;              /* the latest unit of it */
     struct redis_conn *first_conn; /* READ: of the first part */
     bool removes;                  /* TEXT: writes that have not begun are called off */
     uint64_t bytes;
@@ -178,7 +179,7 @@ struct node *redis_node_at(struct redis_tier *t, const struct redis_addr *a);
 /* A connection with room, or NULL. */
 struct redis_conn *redis_node_pick(struct node *n, enum tier_prio prio, bool bulk);
 unsigned redis_node_depth(const struct node *n); /* bodies in flight per connection */
-void redis_node_report(struct node *n, enum breaker_result r);
+void redis_node_report(struct node *n, enum breaker_result r, uint64_t began_ns);
 void redis_net_refresh(struct redis_tier *t); /* the map is not to be trusted */
 
 #endif

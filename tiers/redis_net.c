@@ -133,10 +133,10 @@ static void went_down(struct node *n)
     n->t->dirty = true;
 }
 
-void redis_node_report(struct node *n, enum breaker_result r)
+void redis_node_report(struct node *n, enum breaker_result r, uint64_t began_ns)
 {
     enum breaker_state before = n->breaker.state;
-    breaker_report(&n->breaker, r, n->t->now_ns);
+    breaker_report(&n->breaker, r, began_ns, n->t->now_ns);
     /* Commands of other ops are under way: they end when the connections are reaped. */
     if (before == BREAKER_CLOSED && n->breaker.state == BREAKER_OPEN)
         for (unsigned i = 0; i < n->t->o.connections; i++)
@@ -151,11 +151,11 @@ static void connect_failed(struct node *n, int status, const char *why)
     if (why) snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, why);
     if (n->probing) {
         n->probing = false;
-        breaker_report(&n->breaker, r, n->t->now_ns);
+        breaker_report(&n->breaker, r, n->t->now_ns, n->t->now_ns);
     } else if (ready(n) == 0) {
         /* Nothing is left: no need to let ops find that out one by one. */
         for (int i = 0; i < 20 && n->breaker.state == BREAKER_CLOSED; i++)
-            breaker_report(&n->breaker, r, n->t->now_ns);
+            breaker_report(&n->breaker, r, n->t->now_ns, n->t->now_ns);
         went_down(n);
     } else {
         n->backoff_ns = n->backoff_ns ? 2 * n->backoff_ns : BACKOFF_MIN_NS;
@@ -387,7 +387,7 @@ static void conn_ready(struct redis_conn *c)
     n->backoff_ns = 0;
     if (n->probing) {
         n->probing = false;
-        breaker_report(&n->breaker, BREAKER_OK, n->t->now_ns);
+        breaker_report(&n->breaker, BREAKER_OK, n->t->now_ns, n->t->now_ns);
         n->info_ns = 0;
     }
     n->t->dirty = true;

@@ -565,11 +565,11 @@ static void end(struct redis_tier *t, struct rop *r)
     if (r->sent_any && r->kind != ROP_CALL) {
         struct node *n = redis_node_of(t, r->slot);
         if (n && s == -ETIMEDOUT)
-            redis_node_report(n, BREAKER_TIMEOUT);
+            redis_node_report(n, BREAKER_TIMEOUT, r->sent_ns);
         else if (n && s == -EIO)
-            redis_node_report(n, BREAKER_FAILED);
+            redis_node_report(n, BREAKER_FAILED, r->sent_ns);
         else if (n && s != -ECANCELED)
-            redis_node_report(n, BREAKER_OK);
+            redis_node_report(n, BREAKER_OK, r->sent_ns);
         if (n && s == 0 && r->kind == ROP_WRITE) n->why[0] = '\0';
     }
     TAILQ_REMOVE(r->active ? &t->active[r->prio] : &t->waiting[r->prio], r, link);
@@ -618,6 +618,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     conn->bytes += c->bytes;
     r->in_flight++;
     r->sent_any = true;
+    r->sent_ns = t->now_ns;
     if (u.what == UNIT_GET && !r->first_conn) r->first_conn = conn;
     took_unit(r, &u);
     return 1;

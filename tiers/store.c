@@ -474,6 +474,7 @@ static void store_free(struct store *s)
     while (s->n_pinned > 0)
         gpu_host_unregister(s->reader, s->pinned[--s->n_pinned]);
     side_fini(s);
+    auth_destroy(s->auth);
     pool_fini(&s->pool);
     evict_destroy(s->order);
     ghost_fini(&s->ghosts);
@@ -567,6 +568,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     if (!s) return err_set(err, -ENOMEM, "no memory for the store");
     memset(s, 0, sizeof *s);
     int r = tables_create(s, o);
+    if (r == 0 && o->auth_key) r = auth_create(o->auth_key, &s->auth);
     if (r == 0) r = locks_init(s);
     if (r == -EINVAL) {
         store_free(s);
@@ -581,6 +583,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->ident = o->ident;
     s->ident_hash = record_ident_hash(&o->ident);
     s->convert = o->convert;
+    s->finite = o->finite;
     s->codec = o->convert && kn_row_bytes(KN_Q8, o->ident.G, o->ident.K) <
                                  kn_row_bytes(o->ident.dtype, o->ident.G, o->ident.K);
     s->touch_every_ns = 1000000000u;

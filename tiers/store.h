@@ -32,6 +32,7 @@ enum store_miss {                   /* why a look-up missed: metric label and re
                   STORE_MISS_DEADLINE, /* a tier did not answer in time */
                   STORE_MISS_IO,       /* a tier failed, or its breaker is open */
                   STORE_MISS_ROOM,     /* no RAM to bring it into */
+                  STORE_MISS_FORGED,   /* sound, but not by somebody who has the secret */
                   STORE_MISS_COUNT
 };
 const char *store_miss_name(enum store_miss m);
@@ -49,6 +50,8 @@ struct store_tier_opts {
 /* kn_convert(): rows from one stored dtype to another. */
 typedef int (*store_convert_fn)(const void *x, enum kn_dtype from, size_t n, size_t K,
                                 enum kn_dtype to, void *out);
+/* kn_finite(): numbers all, no infinity and no NaN. */
+typedef bool (*store_finite_fn)(const void *x, enum kn_dtype t, size_t n, size_t K);
 struct store;
 struct gpu; /* kernels/gpu.h */
 struct store_opts {
@@ -61,6 +64,10 @@ struct store_opts {
     unsigned side_layer;
     double side_share;        /* of RAM, for all sidecars; 0 = 0.05, 0.5 at most */
     store_convert_fn convert; /* NULL: no tier has a codec */
+    store_finite_fn finite;   /* NULL: what comes from a tier may be anything */
+    /* [AUTH_KEY_BYTES], borrowed for the call: records carry tags, and none without the right ones
+     * comes in from a tier. NULL: checksums alone. */
+    const uint8_t *auth_key;
     double pin_share_max;     /* of RAM that administrators may pin; 0 = 0.5 */
     uint64_t ttl_ms;          /* of records of namespaces without one of their own; 0 = for ever */
     struct gpu *reader;  /* copies records from RAM, which is pinned for it; NULL: none, or one that
@@ -144,7 +151,9 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
 /* Write-behind begins with this tier; the others follow when it has the record, or has refused it.
  */
 void store_writer_first(struct store_writer *w, unsigned tier);
-int store_commit(struct store_writer *w); /* checksums, publishes, queues write-behind; frees w */
+/* Checksums, publishes, queues write-behind; frees w. -ERANGE: not all are numbers; it is aborted.
+ */
+int store_commit(struct store_writer *w);
 void store_abort(struct store_writer *w);
 
 /* ---- administration. `tier`: "ram", a tier's name, or NULL for all of them ---- */
@@ -195,6 +204,7 @@ int store_flush(struct store *s, uint64_t deadline_ns);
 struct store_stats { /* of RAM and of look-ups */
     uint64_t used_bytes, budget_bytes, n_records, n_pinned, pinned_bytes;
     uint64_t hits, misses[STORE_MISS_COUNT], puts, put_refused, evictions, expired, corrupt;
+    uint64_t forged;          /* records, or scores, whose tag is not of our secret */
     uint64_t lost;            /* evicted before a tier that wanted it had it */
     uint64_t dirty, inflight; /* records waiting for write-behind; loads under way */
     double tail_age_s;

@@ -408,7 +408,7 @@ const char *store_miss_name(enum store_miss m)
 {
     static const char *const name[] = {"never",    "evicted",  "tokens",  "stale",
                                        "corrupt",  "building", "expired", "gate",
-                                       "deadline", "io",       "room"};
+                                       "deadline", "io",       "room",    "forged"};
     static_assert(sizeof name / sizeof *name == STORE_MISS_COUNT, "a name per reason");
     return (unsigned)m < STORE_MISS_COUNT ? name[m] : "unknown";
 }

@@ -95,9 +95,9 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
         s->stats.lost += !s->closing;
     }
     if (silent)
-        breaker_forget(&t->breaker);
+        breaker_forget(&t->breaker, w->start_ns);
     else
-        breaker_report(&t->breaker, result, now);
+        breaker_report(&t->breaker, result, w->start_ns, now);
     if (e->state != ENTRY_READY || s->closing) return;
     if (again) write_queue(s, e, bit, head_only);
     if (again || !(e->first & bit)) return;
@@ -114,10 +114,10 @@ static bool scores_apply(struct entry *e)
     for (int i = 0; i < RECORD_SCORE_COUNT; i++) {
         struct entry_scores *l = &e->scores_later[i];
         if (!l->score) continue;
-        record_set_scores(e->part[0], &e->layout, i, l->score, e->desc.n_tokens, l->hash);
+        scores_write(e, i, l->score, &l->sum);
         mem_free(l->score);
         l->score = NULL;
-        e->scored[i] = any = true;
+        any = true;
     }
     pthread_mutex_unlock(&sh->m);
     return any;
@@ -156,7 +156,7 @@ static void write_on_done(struct tier_op *op, int status)
 }
 
 /* m held. The slot's op for the entry at the head of the queue; it has a reference now. */
-static struct write_slot *write_begin(struct store *s, unsigned i)
+static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
 {
     struct store_tier *t = &s->tier[i];
     struct entry *e = LINK_ENTRY(t->queue.next, queue[i]);
@@ -174,7 +174,7 @@ static struct write_slot *write_begin(struct store *s, unsigned i)
     pthread_mutex_unlock(&sh->m);
     t->n_writes++;
     s->n_writes++;
-    *w = (struct write_slot){.e = e, .s = s, .tier = i};
+    *w = (struct write_slot){.e = e, .s = s, .tier = i, .start_ns = now};
     w->head_only = head_only && e->layout.n_parts > 1;
     w->op = (struct tier_op){.key = e->desc.key,
                              .layout = &e->layout,
@@ -201,9 +201,9 @@ static int write_convert(struct write_slot *w)
     }
     if (r == 0) return 0;
     pthread_mutex_lock(&s->m);
-    if (r == -EBADMSG) s->stats.corrupt += entry_drop(s, e, STORE_MISS_CORRUPT, false);
     if (!w->head_only) s->stats.lost += !s->closing;
     pthread_mutex_unlock(&s->m);
+    if (r == -EBADMSG || r == -EKEYREJECTED) entry_reject(e, r, r == -EKEYREJECTED);
     w->settled = true;
     return -ENOSPC;
 }
@@ -227,7 +227,7 @@ static void pump(struct store *s, unsigned i)
     while (!s->closing && t->n_writes < WRITES_MAX && !link_alone(&t->queue)) {
         uint64_t now = clock_ns();
         if (now < t->retry_ns || !breaker_allow(&t->breaker, now)) break;
-        struct write_slot *w = write_begin(s, i);
+        struct write_slot *w = write_begin(s, i, now);
         bool head_only = w->head_only;
         pthread_mutex_unlock(&s->m);
         int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);

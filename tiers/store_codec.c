@@ -54,7 +54,7 @@ bool codec_adopt(const struct entry *e, const struct record_view *v)
     return v->layout.record_bytes == l->record_bytes && v->layout.n_parts == l->n_parts;
 }
 
-/* The groups, converted; 0, -EBADMSG, -ERANGE. */
+/* The groups, converted; 0, or as group_check() or -ERANGE. */
 static int convert(struct store *s, const struct entry *from, struct entry *to)
 {
     const struct record_desc *d = &from->desc;
@@ -65,16 +65,18 @@ static int convert(struct store *s, const struct entry *from, struct entry *to)
     record_init(to->part[0], &to->desc, &to->layout, v.tok);
     for (uint32_t g = 0; g < from->layout.n_groups; g++) {
         uint8_t *dst = record_group(to->part, &to->layout, g);
-        if (record_check_group(from->part, &from->layout, g) < 0) return -EBADMSG;
-        int r = s->convert(record_group(from->part, &from->layout, g), d->dtype, n, d->K,
+        int r = group_check(s, from, g);
+        if (r == 0)
+            r = s->convert(record_group(from->part, &from->layout, g), d->dtype, n, d->K,
                            to->desc.dtype, dst);
         if (r < 0) return r;
         memset(dst + to->layout.group_bytes, 0, to->layout.group_stride - to->layout.group_bytes);
     }
     record_seal(to->part, &to->layout);
+    int r = s->auth ? record_sign(s->auth, to->part, &to->layout) : 0;
     memcpy((uint8_t *)to->part[0] + to->layout.score_off, from->part[0] + from->layout.score_off,
            RECORD_SCORE_COUNT * (size_t)from->layout.score_stride);
-    return 0;
+    return r;
 }
 
 int codec_copy(struct store *s, const struct entry *e, struct entry **ret)

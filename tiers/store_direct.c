@@ -103,6 +103,6 @@ void direct_end(struct store_pin *p)
 bool direct_verify(const struct entry *e)
 {
     for (uint32_t i = 0; i < e->layout.n_groups; i++)
-        if (record_check_group(e->part, &e->layout, i) < 0) return false;
+        if (group_check(e->store, e, i) < 0) return false;
     return true;
 }

@@ -51,6 +51,7 @@ struct write_slot {
     struct entry *e;
     struct store *s;
     unsigned tier;
+    uint64_t start_ns;
     bool head_only, settled; /* settled: without asking the device */
     struct entry *as;        /* its copy in the tier's codec, or NULL */
 };
@@ -85,6 +86,8 @@ struct store {
     struct tier_ident ident;
     uint64_t ident_hash;
     store_convert_fn convert;
+    store_finite_fn finite;
+    struct auth *auth; /* constant; NULL: no secret */
     bool codec; /* records may be of 8 bits: there is a converter, and it makes them smaller */
     uint64_t touch_every_ns; /* how often a hit tells the policy; tests say 0 */
     double recheck_every_s;  /* how long RAM is trusted; tests say 0 */
@@ -233,6 +236,16 @@ void direct_end(struct store_pin *p); /* of a pin that is done with */
 /* All groups of a record agree with their checksums: a copy on a device is never checked again. */
 bool direct_verify(const struct entry *e);
 
+/* ---- store_check.c: what comes from a tier ---- */
+/* Its header's and its scores' tags; wrong scores are cleared. FORGED, or NEVER: nothing is wrong.
+ */
+enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v);
+/* A group that came from a tier and was not checked yet: by its tag, and for numbers; any other by
+ * its checksum. 0, -EBADMSG, -EKEYREJECTED its tag alone is wrong. */
+int group_check(const struct store *s, const struct entry *e, uint32_t group);
+/* No lock held. Drop it as what the check said; `there`: out of the tier that it came from, too. */
+void entry_reject(struct entry *e, int status, bool there);
+
 /* ---- store_load.c ---- */
 /* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its
  * deadline and priority are set. 0; <0 it has ended by now. */
@@ -248,6 +261,11 @@ double predict_ms(const struct store_tier *t, uint64_t bytes); /* m held; <0 unk
 int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
                struct entry **ret);
 int pin_wait_whole(struct store_pin *p); /* store_look.c: 0, or <0 it did not come */
+
+/* ---- store_put.c ---- */
+/* Shard's lock held: no tier reads the header. */
+void scores_write(struct entry *e, enum record_score kind, const float *score,
+                  const struct record_score_sum *sum);
 
 /* ---- store_behind.c ---- */
 /* m held. Queue the entry for the tiers in `mask`, whole or (where they have it) its header. */

@@ -290,7 +290,7 @@ long store_preload(struct store *s, const char *tier, size_t n)
     return r < 0 ? r : done;
 }
 
-/* 0, -EBADMSG. */
+/* 0, or as group_check(). */
 static int check_all(const struct store *s, const struct entry *e)
 {
     struct record_view v;
@@ -298,9 +298,10 @@ static int check_all(const struct store *s, const struct entry *e)
     if (!tier_key_same(&v.desc.key, &e->desc.key)) return -EBADMSG;
     if (v.desc.ident_hash != s->ident_hash) return -EBADMSG;
     if (v.layout.record_bytes != e->layout.record_bytes) return -EBADMSG;
-    for (uint32_t g = 0; g < e->layout.n_groups; g++)
-        if (record_check_group(e->part, &e->layout, g) < 0) return -EBADMSG;
-    return 0;
+    int r = 0;
+    for (uint32_t g = 0; g < e->layout.n_groups && r == 0; g++)
+        r = group_check(s, e, g);
+    return r;
 }
 
 /* 1 sound, 0 absent, -EBADMSG. */
@@ -318,13 +319,9 @@ static int verify_ram(struct store *s, const struct tier_key *k, uint32_t *ret_n
     if (!e) return 0;
     *ret_n = e->desc.n_tokens;
     int r = check_all(s, e);
-    if (r < 0) {
-        pthread_mutex_lock(&s->m);
-        s->stats.corrupt += entry_drop(s, e, STORE_MISS_CORRUPT, false);
-        pthread_mutex_unlock(&s->m);
-    }
+    if (r < 0) entry_reject(e, r, r == -EKEYREJECTED);
     entry_unref(s, e);
-    return r < 0 ? r : 1;
+    return r < 0 ? -EBADMSG : 1;
 }
 
 /* 1 sound, 0 absent, <0 as the tier says. */
@@ -335,7 +332,10 @@ static int verify_tier(struct store *s, struct store_tier *t, const struct tier_
     if (at->ops->find(at, k) == 0) return 0;
     int r = load_apart(s, t, k, n, &e);
     if (r == 0) {
-        r = check_all(s, e) < 0 ? -EBADMSG : 1;
+        struct record_view v;
+        r = record_open(e->part[0], e->layout.header_bytes, &v);
+        if (r == 0 && header_auth(s, e, &v) != STORE_MISS_NEVER) r = -EBADMSG;
+        r = r < 0 || check_all(s, e) < 0 ? -EBADMSG : 1;
         entry_unref(s, e);
         if (r < 0) (void)at->ops->remove(at, k, true);
     }

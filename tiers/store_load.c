@@ -58,8 +58,7 @@ static int next_tier(struct store *s, struct entry *e, unsigned from, bool other
 
 /* ---- a part has come ---- */
 
-static enum store_miss header_check(const struct store *s, const struct entry *e,
-                                    struct record_view *ret)
+static enum store_miss header_check(struct store *s, struct entry *e, struct record_view *ret)
 {
     int r = record_open(e->part[0], e->layout.header_bytes, ret);
     if (r == -ESTALE) return STORE_MISS_STALE;
@@ -68,7 +67,7 @@ static enum store_miss header_check(const struct store *s, const struct entry *e
     if (ret->desc.n_tokens != e->desc.n_tokens) return STORE_MISS_TOKENS;
     if (!codec_adopt(e, ret)) return STORE_MISS_STALE;
     if (entry_expired(&(struct entry){.desc = ret->desc}, wall_ms())) return STORE_MISS_EXPIRED;
-    return STORE_MISS_NEVER;
+    return header_auth(s, e, ret);
 }
 
 /* The header is sound: the record may have its memory, and who waits may be told. */
@@ -155,7 +154,8 @@ static void load_end(struct store *s, struct entry *e, enum store_miss why, int 
         }
     }
     pthread_mutex_unlock(&sh->m);
-    (void)entry_drop(s, e, why == STORE_MISS_CORRUPT ? why : STORE_MISS_NEVER, false);
+    bool wrong = why == STORE_MISS_CORRUPT || why == STORE_MISS_FORGED;
+    (void)entry_drop(s, e, wrong ? why : STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
     if (gone) side_drop(s, &e->desc.key); /* no tier has the record any more */
     entry_unref(s, e);
@@ -172,11 +172,12 @@ static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64
     e->reported = true;
     if (late && !answered) return;
     if (answered)
-        breaker_report(&t->breaker, BREAKER_OK, now);
+        breaker_report(&t->breaker, BREAKER_OK, e->start_ns, now);
     else if (status == -EAGAIN || status == -ECANCELED)
-        breaker_forget(&t->breaker);
+        breaker_forget(&t->breaker, e->start_ns);
     else
-        breaker_report(&t->breaker, status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED, now);
+        breaker_report(&t->breaker, status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED,
+                       e->start_ns, now);
     if (status != 0 && !(late && stopped)) return;
     uint64_t bytes = e->layout.record_bytes;
     double total = (double)(now - e->start_ns) / 1e6 + 1e-3;
@@ -299,7 +300,7 @@ static int load_run(struct store *s, struct entry *e, unsigned from, bool other)
         struct store_tier *t = &s->tier[i];
         pthread_mutex_lock(&s->m);
         r = load_room(s, e, (unsigned)i);
-        if (r < 0) breaker_forget(&t->breaker);
+        if (r < 0) breaker_forget(&t->breaker, clock_ns());
         pthread_mutex_unlock(&s->m);
         if (r < 0) {
             if (r == -ENOSPC) e->last_why = STORE_MISS_ROOM;
@@ -338,12 +339,13 @@ static void load_on_done(struct tier_op *op, int status)
     }
     bool other = other_form(s, e, status);
     enum store_miss why = other ? STORE_MISS_NEVER : why_of(e, status);
-    if (why == STORE_MISS_STALE || why == STORE_MISS_EXPIRED ||
+    if (why == STORE_MISS_STALE || why == STORE_MISS_EXPIRED || why == STORE_MISS_FORGED ||
         (why == STORE_MISS_CORRUPT && status != -EBADMSG)) /* of that the tier rid itself */
         (void)t->t->ops->remove(t->t, &e->desc.key, true);
     pthread_mutex_lock(&s->m);
     if (why != STORE_MISS_NEVER && !e->reported && !e->cancel) t->misses[why]++;
     s->stats.corrupt += why == STORE_MISS_CORRUPT;
+    s->stats.forged += why == STORE_MISS_FORGED;
     s->stats.expired += why == STORE_MISS_EXPIRED;
     tier_learn(t, e, status, clock_ns());
     bool next = e->head == 0 && !e->cancel && why != STORE_MISS_ROOM;
@@ -378,7 +380,7 @@ void load_abandon(struct store *s, struct entry *e)
         struct store_tier *t = &s->tier[e->tier];
         if (!e->reported) {
             e->reported = true; /* it may never say more */
-            breaker_report(&t->breaker, BREAKER_TIMEOUT, clock_ns());
+            breaker_report(&t->breaker, BREAKER_TIMEOUT, e->start_ns, clock_ns());
             t->misses[STORE_MISS_DEADLINE]++;
         }
         pthread_mutex_lock(&sh->m);
@@ -477,6 +479,7 @@ static int apart_as(struct store *s, struct store_tier *t, const struct tier_key
         return r;
     }
     e->state = ENTRY_DEAD; /* no look-up ever sees it; its references keep it */
+    e->from = (int)(t - s->tier);
     e->op = (struct tier_op){.key = *k,
                              .layout = &e->layout,
                              .part = e->part,

@@ -63,8 +63,10 @@ static void distrust(struct entry *e, double now_s)
 {
     e->checked_s = now_s;
     e->header_ok = 0;
-    for (uint32_t i = 0; i < e->layout.n_groups; i++)
-        atomic_store_explicit(&e->group_ok[i], 0, memory_order_release);
+    for (uint32_t i = 0; i < e->layout.n_groups; i++) {
+        uint8_t was = GROUP_OK;
+        (void)atomic_compare_exchange_strong(&e->group_ok[i], &was, GROUP_AGAIN);
+    }
 }
 
 static enum look look_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
@@ -267,17 +269,6 @@ bool store_in_ram(struct store *s, const struct tier_key *k)
 
 /* ---- pins ---- */
 
-/* Bytes that a tier delivered, or that lay in RAM, are not what was written. */
-static void entry_corrupt(struct entry *e, int from)
-{
-    struct store *s = e->store;
-    pthread_mutex_lock(&s->m);
-    bool first = entry_drop(s, e, STORE_MISS_CORRUPT, false);
-    s->stats.corrupt += first;
-    pthread_mutex_unlock(&s->m);
-    if (first && from >= 0) (void)s->tier[from].t->ops->remove(s->tier[from].t, &e->desc.key, true);
-}
-
 /* Until the part is here, or can no longer come. */
 static int part_wait(struct store_pin *p, uint32_t part)
 {
@@ -347,12 +338,13 @@ int store_pin_layer(struct store_pin *p, unsigned layer, const void **ret_k, con
     int r = part_wait(p, record_part_of(&e->layout, layer - 1));
     if (r < 0) return r;
     _Atomic uint8_t *ok = &e->group_ok[layer - 1];
-    if (!atomic_load_explicit(ok, memory_order_acquire)) {
-        if (record_check_group(e->part, &e->layout, layer - 1) < 0) {
-            entry_corrupt(e, e->from);
+    if (atomic_load_explicit(ok, memory_order_acquire) != GROUP_OK) {
+        r = group_check(e->store, e, layer - 1);
+        if (r < 0) {
+            entry_reject(e, r, true);
             return -EBADMSG;
         }
-        atomic_store_explicit(ok, 1, memory_order_release);
+        atomic_store_explicit(ok, GROUP_OK, memory_order_release);
     }
     const uint8_t *k = record_group(e->part, &e->layout, layer - 1);
     *ret_k = k;

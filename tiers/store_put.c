@@ -76,12 +76,27 @@ void store_writer_first(struct store_writer *w, unsigned tier)
     if (tier < w->e->store->n_tiers) w->e->first = (uint8_t)(1u << tier);
 }
 
+/* -ERANGE: what was computed are no numbers. */
+static int seal(const struct store *s, const struct entry *e)
+{
+    const struct record_desc *d = &e->desc;
+    const size_t n = 2 * (size_t)d->n_tokens * d->G * d->K;
+    for (uint32_t g = 0; g < e->layout.n_groups && s->finite; g++)
+        if (!s->finite(record_group(e->part, &e->layout, g), d->dtype, n, d->K)) return -ERANGE;
+    record_seal(e->part, &e->layout);
+    return s->auth ? record_sign(s->auth, e->part, &e->layout) : 0;
+}
+
 int store_commit(struct store_writer *w)
 {
     struct entry *e = w->e;
     struct store *s = e->store;
     uint8_t want = 0, have = 0;
-    record_seal(e->part, &e->layout);
+    int r = seal(s, e);
+    if (r < 0) {
+        store_abort(w);
+        return r;
+    }
     for (uint32_t i = 0; i < e->layout.n_parts; i++)
         e->part_ok[i] = 1;
     side_keep(s, e);
@@ -116,9 +131,17 @@ void store_abort(struct store_writer *w)
     pthread_mutex_unlock(&s->m);
 }
 
+void scores_write(struct entry *e, enum record_score kind, const float *score,
+                  const struct record_score_sum *sum)
+{
+    record_set_scores(e->part[0], &e->layout, kind, score, e->desc.n_tokens, sum->hash);
+    record_set_score_tag(e->part[0], &e->layout, kind, sum->tag);
+    e->scored[kind] = true;
+}
+
 /* m and the shard's lock held. While a tier reads the header its bytes stay as they are. */
 static int scores_put(struct entry *e, enum record_score kind, const float *score, uint32_t n,
-                      uint64_t hash)
+                      const struct record_score_sum *sum)
 {
     if (n != e->desc.n_tokens) return -EINVAL;
     if (e->writing) {
@@ -126,11 +149,10 @@ static int scores_put(struct entry *e, enum record_score kind, const float *scor
         if (!later) return -ENOMEM;
         memcpy(later, score, 4ull * n);
         mem_free(e->scores_later[kind].score);
-        e->scores_later[kind] = (struct entry_scores){later, hash};
+        e->scores_later[kind] = (struct entry_scores){later, *sum};
         return 1;
     }
-    record_set_scores(e->part[0], &e->layout, kind, score, n, hash);
-    e->scored[kind] = true;
+    scores_write(e, kind, score, sum);
     return 1;
 }
 
@@ -139,12 +161,13 @@ int store_set_scores(struct store *s, const struct tier_key *k, enum record_scor
 {
     if (n == 0 || n > RECORD_TOKENS_MAX) return -EINVAL;
     struct shard *sh = shard_of(s, k);
-    uint64_t hash = record_score_hash(kind, score, (uint32_t)n);
-    int r = 0;
+    struct record_score_sum sum;
+    int r = record_score_sum(s->auth, k, kind, score, (uint32_t)n, &sum);
+    if (r < 0) return r;
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
     struct entry *e = index_find(&sh->index, k);
-    if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, hash);
+    if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, &sum);
     pthread_mutex_unlock(&sh->m);
     if (r == 1 && !e->writing) write_queue(s, e, e->clean, true);
     pthread_mutex_unlock(&s->m);

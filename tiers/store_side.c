@@ -121,7 +121,7 @@ void side_keep(struct store *s, const struct entry *e)
     const struct record_layout *l = &e->layout;
     if (!t->layer || e->desc.kind != TIER_CHUNK || known(t, &e->desc.key)) return;
     uint64_t bytes = l->group_bytes / 2, cost = sizeof(struct side) + bytes + SIDE_HEAP_OVERHEAD;
-    if (record_check_group(e->part, l, t->layer - 1) < 0) return; /* a reader will find it out */
+    if (group_check(s, e, t->layer - 1) < 0) return; /* a reader will find it out */
     struct side *d = NULL;
     pthread_mutex_lock(&t->m);
     bool may = !*slot_of(t, &e->desc.key) && room(t, cost);

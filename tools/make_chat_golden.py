@@ -2,10 +2,15 @@
 """Render the chat templates of tests/data/chat with Python's jinja2, as transformers sets it up.
 
 Usage: tools/make_chat_golden.py > tests/data/chat/golden.json
+       tools/make_chat_golden.py --ids > tests/data/chat/ids.json
 
 Each case: template file, expected family name, messages, add_generation_prompt, and `text`, or
 `error` where the template raises. bos_token is <s>, eos_token </s>. llama3.2 takes the date of the
 day it runs, so it is rendered with {{DATE}} in its place. Needs jinja2.
+
+--ids: the token ids that transformers makes of a chat (`messages`, apply_chat_template) and of a text
+(`prompt`), with the tokenizers of tests/data/tokenizers/hf, all of which put a BOS before a text.
+Needs transformers.
 """
 import json
 import pathlib
@@ -68,11 +73,42 @@ SETS = {
 }
 
 
+IDS_TOKENIZERS = ("smollm", "llama3", "llama2", "metaspace-split")
+IDS_TEMPLATES = ("chatml", "qwen2.5", "yi", "zephyr", "phi3", "llama2", "llama3", "mistral-v1", "phi3-v1")
+IDS_CHATS = [msgs(("u", "Name a river.")),
+             msgs(("u", "Hi"), ("a", "Hello there."), ("u", "And now, 2 rivers?"))]
+
+
+def ids():
+    from transformers import PreTrainedTokenizerFast
+    cases = []
+    for name in IDS_TOKENIZERS:
+        path = ROOT.parent / "tokenizers" / "hf" / name / "tokenizer.json"
+        tok = PreTrainedTokenizerFast(tokenizer_file=str(path), bos_token="<s>", eos_token="</s>")
+        for text in ("Name a river.", " two"):
+            cases.append({"tokenizer": name, "prompt": text, "ids": tok(text)["input_ids"]})
+        for template in IDS_TEMPLATES:
+            for chat in IDS_CHATS:
+                got = tok.apply_chat_template(chat, chat_template=(ROOT / f"{template}.jinja").read_text(),
+                                              add_generation_prompt=True, return_dict=False)
+                cases.append({"tokenizer": name, "template": template, "messages": chat, "ids": got})
+    return cases
+
+
 def fail(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
+def write(cases):
+    print("[")
+    print(",\n".join(json.dumps(c, ensure_ascii=False) for c in cases))
+    print("]")
+    return 0
+
+
 def main():
+    if sys.argv[1:] == ["--ids"]:
+        return write(ids())
     env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                        extensions=["jinja2.ext.loopcontrols"])
     env.globals["raise_exception"] = fail
@@ -90,10 +126,7 @@ def main():
                 except jinja2.exceptions.TemplateError as e:
                     case["error"] = str(e)
                 cases.append(case)
-    print("[")
-    print(",\n".join(json.dumps(c, ensure_ascii=False) for c in cases))
-    print("]")
-    return 0
+    return write(cases)
 
 
 if __name__ == "__main__":

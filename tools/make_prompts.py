@@ -19,6 +19,7 @@ import json
 import pathlib
 import random
 import sys
+import tempfile
 import zipfile
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "segment"
@@ -104,6 +105,36 @@ def write(name, package, licence, made_by, presets, build, marked, only=None, ch
     data = {"framework": name, "package": package, "version": version or VERSIONS.get(name), "licence": licence,
             "made_by": made_by, "presets": presets, "marked": marked, "cases": cases}
     (OUT / f"{name}.json").write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+    print(name, len(cases), "shapes")
+
+
+def order_shapes(rng):
+    yield "short", [prose(rng, 2) for _ in range(8)]
+    yield "plain", [prose(rng, 5) for _ in range(8)]
+    yield "long", [prose(rng, 14) for _ in range(8)]
+    yield "paragraphs", ["\n\n".join(prose(rng, 2) for _ in range(4)) for _ in range(8)]
+    yield "titles", [f"{rng.choice(WORDS).capitalize()} {i}\n\n{prose(rng, 5)}" for i in range(8)]
+    yield "same opening", ["Copyright the Harbour Company. All rights are reserved.\n\n" + prose(rng, 5)
+                           for _ in range(8)]
+    yield "lists", [prose(rng, 1) + "\n" + "\n".join(f"- {sentence(rng, n=8)}" for _ in range(5)) for _ in range(8)]
+
+
+def factored(prompt, documents, picked):
+    """The prompt as what stands between documents, and their numbers: each document is written down once."""
+    parts, at = [], 0
+    for i in picked:
+        begin = prompt.index(documents[i], at)
+        parts += [prompt[at:begin], i]
+        at = begin + len(documents[i])
+    return parts + [prompt[at:]]
+
+
+def write_orders(name, package, licence, made_by, cases):
+    data = {"framework": name, "package": package, "version": importlib.metadata.version(package), "licence": licence,
+            "made_by": made_by, "cases": cases}
+    folder = OUT / "orders"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(data, ensure_ascii=False, indent=0) + "\n")
     print(name, len(cases), "shapes")
 
 
@@ -252,6 +283,32 @@ def llamaindex():
         get_response_synthesizer(llm=Settings.llm, response_mode=ResponseMode.REFINE).synthesize(QUESTION, nodes(docs))
         return sent[-1]
 
+    def metadata_orders():
+        """SimpleDirectoryReader's nodes carry "file_path: …" in front of their text; four of eight, in 30 orders."""
+        from llama_index.core import SimpleDirectoryReader
+
+        rng, cases = random.Random(3), []
+        for shape, docs in order_shapes(rng):
+            with tempfile.TemporaryDirectory() as folder:
+                for i, text in enumerate(docs):
+                    (pathlib.Path(folder) / f"{WORDS[i]}-{i}.md").write_text(text)
+                found = SimpleDirectoryReader(folder).load_data()
+            for node in found:
+                node.metadata["file_path"] = node.metadata["file_path"].replace(folder, "/srv/docs")
+            texts = [n.get_content(metadata_mode=MetadataMode.LLM).strip() for n in found]
+            asked = []
+            for _ in range(30):
+                picked = rng.sample(range(len(docs)), 4)
+                sent.clear()
+                question = f"What of the {rng.choice(WORDS)} in {rng.randrange(1800, 2000)}?"
+                get_response_synthesizer(llm=Settings.llm, response_mode=ResponseMode.COMPACT).synthesize(
+                    question, nodes=[NodeWithScore(node=found[i], score=1) for i in picked])
+                assert len(sent) == 1 and len(sent[0]) == 1
+                asked.append(factored(sent[0][0]["content"], texts, picked))
+            cases.append({"shape": shape, "documents": texts, "prompts": asked})
+        write_orders("llamaindex-file-path", "llama-index-core", "MIT", LIBRARY, cases)
+
+    metadata_orders()
     qa = ["llamaindex-text-qa", "llamaindex-chat"]
     write("llamaindex-text-qa", "llama-index-core", "MIT", LIBRARY, qa, synthesised(ResponseMode.COMPACT), False,
           chunk_of=content)

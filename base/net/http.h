@@ -4,7 +4,8 @@
  * Server life cycle: http_loop_create() → http_server_create() → http_server_listen() →
  * http_loop_run(). on_request is called once a request's head *and* whole body are in (body bounded
  * by the limits; 413 otherwise); the handler answers now or later by http_reply() or
- * http_reply_start()/write()/end(). A struct http_req is valid until its on_close returned, which
+ * http_reply_start()/write()/end(). on_head may turn a request away before its body is read: of
+ * strangers nothing is kept. A struct http_req is valid until its on_close returned, which
  * comes exactly once: after the response was sent, or as soon as the client is gone (EOF and resets
  * are watched for while a request is pending: `aborted` tells). After an abort all reply calls are
  * harmless no-ops that return -EPIPE.
@@ -109,7 +110,7 @@ static inline const char *http_header_find(const struct http_head *h, const char
         if (http_header_is(&h->headers[i], name)) return h->headers[i].value;
     return NULL;
 }
-/* A line with CRLF. */
+/* A line with CRLF. -EINVAL: the value would end it. */
 int http_header_add(struct buf *out, const char *name, const char *value);
 int http_header_copy(struct buf *out, const struct http_header *h);
 
@@ -117,21 +118,43 @@ struct http_limits {       /* 0 = default */
     size_t head_bytes_max; /* 32 KiB */
     size_t line_bytes_max; /* one line of the head, with its end; none */
     size_t body_bytes_max; /* 32 MiB */
+    size_t body_rate_min;  /* bytes a second that a body comes with, by the body timeout; 4 KiB */
     size_t out_high_bytes; /* 256 KiB */
     unsigned headers_max;  /* 100 */
-    unsigned conns_max;    /* 10000 */
+    unsigned conns_max;    /* 10000; then the one that has been idle for longest goes */
     unsigned head_timeout_ms, body_timeout_ms, idle_timeout_ms,
-        write_timeout_ms; /* 10 s, 60 s, 75 s, 60 s */
+        write_timeout_ms;       /* 10 s, 60 s, 75 s, 60 s */
+    struct http_bounds *bounds; /* of several servers together, who outlives them; none */
 };
+struct http_bounds_opts {
+    uint64_t body_memory_bytes; /* of request bodies; above it 503 */
+    unsigned conns_per_address; /* of IPv6: of a /64; 0: no bound */
+    unsigned n_servers;         /* that will name it */
+};
+struct http_bounds_view {
+    uint64_t body_bytes; /* in memory now */
+    uint64_t n_evicted;  /* idle connections that made room for others */
+};
+/* Thread: any. */
+int http_bounds_create(const struct http_bounds_opts *o, struct http_bounds **ret);
+void http_bounds_destroy(struct http_bounds *b);
+struct http_bounds_view http_bounds_view(const struct http_bounds *b);
 
 /* ---- server ---- */
 struct http_server;
 struct http_req;
 struct http_server_ops {
+    /* The head is in; of a body nothing was kept or asked for ("100 Continue"). May answer by
+     * http_reply(), and before on_request came at any later time: then the body is not read, and
+     * a connection that has one to come ends with the answer. May be NULL. */
+    void (*on_head)(void *ctx, struct http_req *r);
+    /* Beside on_head: the body does not come as it should (400, 408, 413, 503 out of memory), and
+     * on_request will not. The handler answers at once; the connection ends. */
+    void (*on_fault)(void *ctx, struct http_req *r, int status, const char *why);
     void (*on_request)(void *ctx, struct http_req *r);
     void (*on_close)(void *ctx, struct http_req *r, bool aborted); /* only for requests seen */
     void (*on_drain)(void *ctx, struct http_req *r);               /* may be NULL */
-    /* The layer refused a request by itself (400, 408, 413, 415, 431, 501…): fill the body of the
+    /* The layer refused what no handler saw (400, 408, 413, 415, 431, 501…): fill the body of the
      * answer (JSON) and extra header lines, each ended by CRLF; NULL = plain text. head: what was
      * understood of the request's headers, perhaps nothing, never NULL. */
     void (*on_refuse)(void *ctx, int status, const char *why, const struct http_head *head,
@@ -145,6 +168,7 @@ struct http_listen_opts {
     struct http_tls *tls; /* NULL: plain; the server takes a reference */
     bool reuse_port;      /* servers of other loops will accept on it: http_server_listen_same() */
     int fd;               /* > 0: a listening socket, taken on success, instead of the address */
+    unsigned unix_mode;   /* of a unix socket's file, from its first moment on; 0: by the umask */
 };
 /* The port, 0 for unix sockets, or an error. */
 int http_server_listen_with(struct http_server *s, const char *address,
@@ -164,10 +188,14 @@ const char *http_req_path(const struct http_req *r);   /* decoded, "//" collapse
 const char *http_req_query(const struct http_req *r);  /* raw, "" when none */
 const char *http_req_target(const struct http_req *r); /* as sent */
 const struct http_head *http_req_head(const struct http_req *r);
+bool http_req_has_body(const struct http_req *r);                     /* the head announces one */
 const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-terminated; borrow */
 void http_req_drop_body(struct http_req *r);          /* free it early: from now on it is empty */
 uint64_t http_req_bytes_in(const struct http_req *r); /* of the body as it came */
 const char *http_req_peer(const struct http_req *r);  /* "127.0.0.1:4711" or "unix" */
+/* Its connection is one too many, of its address or of all, and nobody idle could go: to be
+ * answered from memory or not at all. Only where there is an on_head. The connection ends then. */
+bool http_req_crowded(const struct http_req *r);
 void http_req_set_user(struct http_req *r, void *user);
 void *http_req_user(const struct http_req *r);
 uint64_t http_req_start_ns(const struct http_req *r);

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -18,11 +19,11 @@ enum {
     REQUESTS_PER_STEP = 64,         /* chosen: bounded work per wake-up */
     WATCH_MS = 50,                  /* cancel within 100 ms even when the read-ahead is full */
     LINGER_MS = 3000,               /* chosen: time for the client to read a refusal */
-    BODY_STEP_BYTES = 64 * 1024,    /* the body timeout starts anew after this much: 1 KiB/s */
     BODY_RESERVE_MAX = 1024 * 1024, /* a claimed length reserves no more than this */
     BODY_DIRECT_BYTES = 16 * 1024,  /* chosen: from here on a copy costs more than an empty turn */
     HEAD_READ_BYTES = 20 * 1024,    /* a head and a body below the line above come in one read */
     OUT_KEEP_BYTES = 4096,          /* what an idle connection may hold */
+    LOOKS_MAX = 16,                 /* chosen: bounded work for one that comes */
 };
 
 /* ---- writing ---- */
@@ -92,8 +93,31 @@ void http_req_free(struct http_loop *l, struct http_req *r)
 {
     if (!r) return;
     http_msg_fini(&r->msg);
-    buf_fini(&r->body);
+    http_req_drop_body(r);
     mem_stock_give(&l->reqs, r);
+}
+
+static void leave_idle(struct http_conn *c)
+{
+    if (!c->idle) return;
+    c->idle = false;
+    http_link_remove(&c->among_all);
+    if (c->peer) http_link_remove(&c->among_peers);
+}
+
+static void enter_idle(struct http_conn *c)
+{
+    if (c->idle) return;
+    c->idle = true;
+    http_link_add(&c->server->idle, &c->among_all);
+    if (c->peer) http_link_add(&c->peer->idle[c->server->place], &c->among_peers);
+}
+
+/* The handler learns of it, and of its end. */
+static void see_req(struct http_conn *c)
+{
+    c->req->seen = true;
+    c->server->n_requests++;
 }
 
 static void finish_req(struct http_conn *c, bool aborted)
@@ -101,9 +125,9 @@ static void finish_req(struct http_conn *c, bool aborted)
     struct http_req *r = c->req;
     struct http_server *s = c->server;
     r->ended = true;
-    if (s->ops.on_close) s->ops.on_close(s->ctx, r, aborted);
+    if (r->seen && s->ops.on_close) s->ops.on_close(s->ctx, r, aborted);
     c->req = NULL;
-    s->n_requests--;
+    s->n_requests -= r->seen;
     http_req_free(s->loop, r);
 }
 
@@ -116,30 +140,62 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
     bool json = s->ops.on_refuse != NULL;
     int r = http_reply_status(&head, s->loop, status, NULL);
     if (json)
-        s->ops.on_refuse(s->ctx, status, why, c->partial ? &c->partial->msg.head : &none, &head,
-                         &body);
+        s->ops.on_refuse(s->ctx, status, why, c->req ? &c->req->msg.head : &none, &head, &body);
     else
         (void)buf_addf(&body, "%s\n", why);
     if (r == 0)
         r = buf_addf(&head, "Content-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
                      json ? "application/json" : "text/plain", body.len);
-    bool with_body = body.len > 0 && !(c->partial && c->partial->msg.is_head);
+    bool with_body = body.len > 0 && !(c->req && c->req->msg.is_head);
     struct iovec iov[2] = {{head.data, head.len}, {body.data, body.len}};
     if (r == 0) r = http_conn_send(c, iov, with_body ? 2 : 1);
     if (r < 0) c->dead = true;
     buf_fini(&head);
     buf_fini(&body);
-    http_req_free(s->loop, c->partial);
-    c->partial = NULL;
+    http_req_free(s->loop, c->req);
+    c->req = NULL;
     c->view_len = 0;
     c->refused = c->close_after = true;
     c->state = CONN_LINGER;
+}
+
+/* No more of this request is taken. Whoever has seen it answers. */
+static void conn_fault(struct http_conn *c, int status, const char *why)
+{
+    struct http_req *r = c->req;
+    if (!r || !r->seen) {
+        conn_refuse(c, status, why);
+        return;
+    }
+    c->view_len = 0;
+    if (!r->ended) c->server->ops.on_fault(c->server->ctx, r, status, why);
+    if (!r->ended) c->dead = true;
 }
 
 static void take(struct http_conn *c, size_t n)
 {
     c->view += n;
     c->view_len -= n;
+}
+
+static const char no_room[] = "request bodies take all the memory that is set aside for them";
+
+/* What a length claims holds no memory yet, but what cannot have any need not come. */
+static void begin_body(struct http_conn *c)
+{
+    struct http_req *r = c->req;
+    if (r->msg.framing == HTTP_BODY_LENGTH) {
+        size_t first = (size_t)r->msg.length;
+        if (!http_bounds_has_room(c->server->lim.bounds, first)) {
+            conn_fault(c, 503, no_room);
+            return;
+        }
+        (void)buf_reserve(&r->body, first < BODY_RESERVE_MAX ? first : BODY_RESERVE_MAX);
+    }
+    if (r->msg.expect_100 && r->msg.framing != HTTP_BODY_NONE && c->view_len == 0) {
+        struct iovec iov = {(void *)(uintptr_t) "HTTP/1.1 100 Continue\r\n\r\n", 25};
+        if (http_conn_send(c, &iov, 1) < 0) c->dead = true;
+    }
 }
 
 /* 1 = a head was taken (or refused), 0 = more bytes needed. */
@@ -169,7 +225,8 @@ static int step_head(struct http_conn *c)
         http_msg_parse_request(&r->msg, c->view, (size_t)n, c->scan.n_lines, &s->lim, &why);
     r->conn = c;
     r->start_ns = c->first_byte_ns;
-    c->partial = r;
+    c->req = r;
+    leave_idle(c);
     c->scan = (struct http_scan){0};
     take(c, (size_t)n);
     if (status != 0) {
@@ -179,21 +236,24 @@ static int step_head(struct http_conn *c)
     c->state = CONN_BODY;
     c->chunked = (struct http_chunked){0};
     c->body_mark = 0;
-    if (r->msg.framing == HTTP_BODY_LENGTH) {
-        size_t first = (size_t)r->msg.length;
-        (void)buf_reserve(&r->body, first < BODY_RESERVE_MAX ? first : BODY_RESERVE_MAX);
+    if (s->ops.on_head) {
+        see_req(c);
+        s->ops.on_head(s->ctx, r);
     }
-    if (r->msg.expect_100 && r->msg.framing != HTTP_BODY_NONE && c->view_len == 0) {
-        struct iovec iov = {(void *)(uintptr_t) "HTTP/1.1 100 Continue\r\n\r\n", 25};
-        if (http_conn_send(c, &iov, 1) < 0) c->dead = true;
-    }
+    if (!r->ended && !c->dead) begin_body(c);
     return 1;
+}
+
+/* Is there room for n more bytes of the body below the limit? */
+static bool body_fits(const struct http_conn *c, uint64_t n)
+{
+    size_t max = c->server->lim.body_bytes_max, len = c->req->body.len;
+    return len <= max && n <= max - len;
 }
 
 /* Take body bytes: 1 = complete, 0 = more needed, a status = refuse. */
 static int step_body_bytes(struct http_conn *c, struct http_req *r)
 {
-    size_t max = c->server->lim.body_bytes_max;
     if (r->msg.framing == HTTP_BODY_NONE) return 1;
     if (r->msg.framing == HTTP_BODY_LENGTH) {
         size_t n = (size_t)r->msg.length - r->body.len;
@@ -206,34 +266,44 @@ static int step_body_bytes(struct http_conn *c, struct http_req *r)
     size_t n;
     int e;
     while ((e = http_chunked_next(&c->chunked, &p, end, &data, &n)) == 1) {
-        if (n > max - r->body.len) return 413;
+        if (!body_fits(c, n)) return 413;
         if (buf_add(&r->body, data, n) < 0) return 503;
     }
-    if (c->chunked.left > max - r->body.len && c->chunked.state == HTTP_CHUNK_DATA) return 413;
+    if (c->chunked.state == HTTP_CHUNK_DATA && !body_fits(c, c->chunked.left)) return 413;
     take(c, (size_t)(p - c->view));
     return e < 0 ? 400 : e == 2;
 }
 
+/* What has come is charged to the bounds: 0, or a status. */
+static int charge_body(struct http_conn *c, struct http_req *r)
+{
+    size_t more = r->body.len - r->body_charged;
+    if (!http_bounds_take(c->server->lim.bounds, more)) return 503;
+    r->body_charged += more;
+    return 0;
+}
+
 static int step_body(struct http_conn *c)
 {
-    struct http_req *r = c->partial;
-    int e = step_body_bytes(c, r);
+    struct http_req *r = c->req;
+    int e = r->ended ? 1 : step_body_bytes(c, r), full = 0;
+    if (e == 0 || e == 1) full = charge_body(c, r);
+    if (full) e = full;
     if (e == 0) return 0;
     if (e == 1 && !buf_cstr(&r->body)) e = 503;
-    if (e > 1) {
-        conn_refuse(c, e,
-                    e == 413   ? "the request body is too large"
-                    : e == 503 ? "out of memory"
-                               : "malformed chunked body");
-        return 1;
-    }
-    c->partial = NULL;
-    c->req = r;
+    if (e > 1)
+        conn_fault(c, e,
+                   e == 413   ? "the request body is too large"
+                   : full     ? no_room
+                   : e == 503 ? "out of memory"
+                              : "malformed chunked body");
+    if (!c->req) return 1;
     c->state = CONN_PENDING;
     c->first_byte_ns = 0;
     r->bytes_in = r->body.len;
     set_timer(c, TM_NONE, 0); /* whatever comes next is timed anew */
-    c->server->n_requests++;
+    if (r->ended || c->dead) return 1;
+    if (!r->seen) see_req(c);
     c->server->ops.on_request(c->server->ctx, r);
     return 1;
 }
@@ -280,11 +350,18 @@ static void step_linger(struct http_conn *c)
 
 /* ---- events ---- */
 
+/* After this much of a body its timeout starts anew. */
+static uint64_t body_step_bytes(const struct http_limits *lim)
+{
+    return (uint64_t)lim->body_rate_min * lim->body_timeout_ms / 1000 + 1;
+}
+
 static void conn_update(struct http_conn *c)
 {
     const struct http_limits *lim = &c->server->lim;
     bool full = c->state == CONN_PENDING && c->in.len >= PIPELINE_BYTES_MAX;
     set_read(c, !full);
+    if (!c->req) enter_idle(c);
     if (c->write_on && http_conn_unsent(c) == 0) {
         c->write_on = false;
         (void)event_del(&c->ev_write);
@@ -296,8 +373,8 @@ static void conn_update(struct http_conn *c)
     } else if (c->state == CONN_LINGER) {
         set_timer(c, TM_LINGER, LINGER_MS);
     } else if (c->state == CONN_BODY) {
-        if (c->partial->body.len - c->body_mark >= BODY_STEP_BYTES) {
-            c->body_mark = c->partial->body.len;
+        if (c->req->body.len - c->body_mark >= body_step_bytes(lim)) {
+            c->body_mark = c->req->body.len;
             c->timer = TM_NONE;
         }
         set_timer(c, TM_BODY, lim->body_timeout_ms);
@@ -362,15 +439,15 @@ static void on_defer(void *arg)
 
 static bool wants_long_body(const struct http_conn *c)
 {
-    const struct http_req *r = c->partial;
-    return c->state == CONN_BODY && r->msg.framing == HTTP_BODY_LENGTH && c->in.len == 0 &&
-           !c->io.tls && r->msg.length - r->body.len >= BODY_DIRECT_BYTES;
+    const struct http_req *r = c->req;
+    return c->state == CONN_BODY && !r->ended && r->msg.framing == HTTP_BODY_LENGTH &&
+           c->in.len == 0 && !c->io.tls && r->msg.length - r->body.len >= BODY_DIRECT_BYTES;
 }
 
 /* A body that is still long is received where it will stay. */
 static bool recv_body(struct http_conn *c, ssize_t *ret_n)
 {
-    struct http_req *r = c->partial;
+    struct http_req *r = c->req;
     if (!wants_long_body(c)) return false;
     size_t left = (size_t)r->msg.length - r->body.len;
     if (left > BODY_RESERVE_MAX) left = BODY_RESERVE_MAX;
@@ -460,11 +537,46 @@ static void on_timer(void *arg)
     } else if ((kind == TM_HEAD || kind == TM_BODY) && !c->refused && http_io_ready(&c->io)) {
         c->view_len = 0;
         buf_clear(&c->in);
-        conn_refuse(c, 408, "the request did not arrive in time");
+        conn_fault(c, 408, "the request did not arrive in time");
     } else if (kind != TM_NONE) {
         c->dead = true;
     }
     (void)conn_step(c);
+}
+
+/* Has the client begun to ask, though nobody has looked yet? */
+static bool has_more(const struct http_conn *c)
+{
+    char byte;
+    return c->state == CONN_HEAD && recv(c->io.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+struct http_conn *http_conn_oldest(const struct http_link *list, size_t link_at)
+{
+    struct http_link *l = list->next;
+    for (int i = 0; l != list && i < LOOKS_MAX; i++, l = l->next) {
+        struct http_conn *c = (struct http_conn *)((char *)l - link_at);
+        if (!has_more(c)) return c;
+    }
+    return NULL;
+}
+
+void http_conn_evict(struct http_conn *c)
+{
+    http_bounds_evicted(c->server->lim.bounds);
+    http_conn_destroy(c);
+}
+
+/* An idle one of its own address goes first. */
+static bool is_crowded(struct http_conn *c)
+{
+    struct http_server *s = c->server;
+    struct http_conn *goes = NULL;
+    if (http_bounds_crowded(s->lim.bounds, c->peer))
+        goes = http_conn_oldest(&c->peer->idle[s->place], offsetof(struct http_conn, among_peers));
+    if (goes) http_conn_evict(goes);
+    if (!s->ops.on_head) return false;
+    return s->n_conns >= s->lim.conns_max || http_bounds_crowded(s->lim.bounds, c->peer);
 }
 
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
@@ -477,15 +589,18 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
     }
     c->server = s;
     c->io.fd = fd;
-    int r = tls ? http_tls_begin(tls, s->loop, &c->io, NULL, NULL) : 0;
+    int r = http_bounds_enter(s->lim.bounds, peer, &c->peer);
+    if (r == 0 && tls) r = http_tls_begin(tls, s->loop, &c->io, NULL, NULL);
     if (r < 0) {
+        http_bounds_leave(s->lim.bounds, c->peer);
         (void)close(fd);
         mem_free(c);
         return r;
     }
     c->defer.fn = on_defer;
     c->defer.arg = c;
-    http_addr_format(peer, c->peer, sizeof c->peer);
+    c->crowded = is_crowded(c);
+    http_addr_format(peer, c->peer_name, sizeof c->peer_name);
     event_assign(&c->ev_read, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
     event_assign(&c->ev_write, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
     http_alarm_init(&c->alarm, s->loop, on_timer, c);
@@ -506,7 +621,7 @@ void http_conn_drain(struct http_conn *c)
 {
     bool idle =
         c->state == CONN_HEAD && c->in.len == 0 && c->view_len == 0 && http_conn_unsent(c) == 0;
-    if (!idle || c->stepping) return;
+    if (!idle || c->stepping || has_more(c)) return;
     c->dead = true;
     http_conn_ask_step(c);
 }
@@ -519,6 +634,7 @@ void http_conn_destroy(struct http_conn *c)
     (void)event_del(&c->ev_read);
     (void)event_del(&c->ev_write);
     http_alarm_fini(&c->alarm);
+    leave_idle(c);
     if (c->req) finish_req(c, true);
     if (c->prev)
         c->prev->next = c->next;
@@ -527,9 +643,9 @@ void http_conn_destroy(struct http_conn *c)
     if (c->next) c->next->prev = c->prev;
     s->n_conns--;
     http_io_close(&c->io);
-    http_req_free(s->loop, c->partial);
     buf_fini(&c->in);
     buf_fini(&c->out);
+    http_bounds_leave(s->lim.bounds, c->peer);
     mem_free(c);
     http_server_conn_gone(s);
 }

@@ -209,6 +209,27 @@ struct http_chunked { /* init {0} */
 int http_chunked_next(struct http_chunked *c, const char **p, const char *end,
                       const char **ret_data, size_t *ret_len);
 
+/* ---- lists: a ring with its head in it ---- */
+struct http_link {
+    struct http_link *prev, *next;
+};
+static inline void http_link_init(struct http_link *l)
+{
+    l->prev = l->next = l;
+}
+static inline void http_link_add(struct http_link *list, struct http_link *l) /* at the end */
+{
+    l->prev = list->prev;
+    l->next = list;
+    l->prev->next = list->prev = l;
+}
+static inline void http_link_remove(struct http_link *l) /* harmless when it is in none */
+{
+    l->prev->next = l->next;
+    l->next->prev = l->prev;
+    http_link_init(l);
+}
+
 /* ---- server internals (http_server.c, http_conn.c, http_reply.c) ---- */
 enum { HTTP_LISTENERS_MAX = 16 };
 struct http_listener {
@@ -230,15 +251,19 @@ struct http_server {
     struct event ev_resume; /* accepting paused: out of descriptors or connections */
     bool draining, paused;
     struct http_conn *conns;
+    struct http_link idle; /* who has no request, the oldest first */
+    unsigned place;        /* in the bounds */
     size_t n_conns, n_requests;
 };
 struct http_req {
     struct http_conn *conn;
     struct http_msg msg;
     struct buf body;
+    size_t body_charged; /* to the server's bounds */
     void *user;
     uint64_t start_ns, bytes_in, bytes_out;
     uint64_t sized_left;
+    bool seen; /* the handler knows it: on_close is due */
     bool started, ended, chunked, sized, no_body, over_mark;
 };
 enum http_conn_state { CONN_HEAD, CONN_BODY, CONN_PENDING, CONN_LINGER };
@@ -254,16 +279,19 @@ struct http_conn {
     enum http_conn_timer timer;
     bool read_on, write_on;
     bool dead, eof, stepping, close_after, refused;
+    bool idle, crowded;
+    struct http_link among_all, among_peers; /* while it is idle */
+    struct http_peer *peer;                  /* NULL: its address is not bounded */
     struct buf in, out; /* in: bytes that were read and not yet taken */
     size_t out_pos;
     const char *view; /* the bytes that conn_step() takes from: the loop's scratch or in */
     size_t view_len;
     struct http_scan scan;
-    struct http_req *req, *partial;
+    struct http_req *req;
     struct http_chunked chunked;
     uint64_t first_byte_ns;
     size_t body_mark;
-    char peer[64];
+    char peer_name[64];
 };
 static inline size_t http_conn_unsent(const struct http_conn *c)
 {
@@ -279,8 +307,29 @@ void http_req_free(struct http_loop *l, struct http_req *r);
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
                      struct http_tls *tls);
 void http_conn_drain(struct http_conn *c); /* close it when idle */
+/* The oldest of a list of idle ones, but none that has begun to ask. NULL: there is none. */
+struct http_conn *http_conn_oldest(const struct http_link *list, size_t link_at);
+void http_conn_evict(struct http_conn *c); /* it makes room for others */
 struct http_conn *http_conn_next(struct http_conn *c);
 void http_conn_destroy(struct http_conn *c); /* aborts its request */
 void http_server_conn_gone(struct http_server *s);
+
+/* ---- bounds (http_bounds.c); b may be NULL: none ---- */
+struct http_peer { /* an address that has connections */
+    uint64_t key;
+    unsigned n; /* guarded by the bounds' lock */
+    struct http_peer *next;
+    struct http_link idle[]; /* of each server, which alone touches it */
+};
+unsigned http_bounds_join(struct http_bounds *b); /* the server's place in http_peer.idle */
+/* One connection more. NULL in *ret_peer: it is not bounded. 0 or -ENOMEM. */
+int http_bounds_enter(struct http_bounds *b, const struct http_addr *a,
+                      struct http_peer **ret_peer);
+bool http_bounds_crowded(struct http_bounds *b, const struct http_peer *p); /* p may be NULL */
+void http_bounds_leave(struct http_bounds *b, struct http_peer *p);
+void http_bounds_evicted(struct http_bounds *b);
+bool http_bounds_has_room(const struct http_bounds *b, uint64_t body_bytes);
+bool http_bounds_take(struct http_bounds *b, size_t body_bytes); /* false: there is no room */
+void http_bounds_give(struct http_bounds *b, size_t body_bytes);
 
 #endif

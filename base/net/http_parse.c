@@ -499,6 +499,7 @@ const char *http_status_text(int status)
         {504, "Gateway Timeout"},
         {505, "HTTP Version Not Supported"},
         {507, "Insufficient Storage"},
+        {508, "Loop Detected"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (table[i].status == status) return table[i].text;

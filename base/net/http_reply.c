@@ -20,6 +20,7 @@ static int add_line(struct buf *out, const char *name, size_t n, const char *val
 
 int http_header_add(struct buf *out, const char *name, const char *value)
 {
+    if (value[strcspn(value, "\r\n")]) return -EINVAL;
     return add_line(out, name, strlen(name), value, strlen(value));
 }
 
@@ -71,8 +72,15 @@ const char *http_req_body(const struct http_req *r, size_t *ret_len)
     return r->body.data ? r->body.data : "";
 }
 
+bool http_req_has_body(const struct http_req *r)
+{
+    return r->msg.framing != HTTP_BODY_NONE;
+}
+
 void http_req_drop_body(struct http_req *r)
 {
+    http_bounds_give(r->conn->server->lim.bounds, r->body_charged);
+    r->body_charged = 0;
     buf_fini(&r->body);
 }
 
@@ -83,7 +91,12 @@ uint64_t http_req_bytes_in(const struct http_req *r)
 
 const char *http_req_peer(const struct http_req *r)
 {
-    return r->conn->peer;
+    return r->conn->peer_name;
+}
+
+bool http_req_crowded(const struct http_req *r)
+{
+    return r->conn->crowded;
 }
 
 void http_req_set_user(struct http_req *r, void *user)
@@ -113,7 +126,10 @@ static int reply_head(struct http_req *r, struct buf *out, int status, const cha
 {
     struct http_conn *c = r->conn;
     if (c->dead || r->started) return -EPIPE;
-    if (!r->msg.keep_alive || c->server->draining) c->close_after = true;
+    if (c->crowded) c->close_after = true;
+    bool unread = c->state == CONN_BODY && http_req_has_body(r);
+    if (!r->msg.keep_alive || c->server->draining || unread) c->close_after = true;
+    c->refused |= unread;
     int e = http_reply_status(out, c->server->loop, status, extra_headers);
     if (e == 0 && content_type) e = http_header_add(out, "Content-Type", content_type);
     if (e == 0 && c->close_after) e = buf_adds(out, "Connection: close\r\n");

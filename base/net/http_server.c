@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -15,6 +16,7 @@ enum {
     ACCEPTS_PER_WAKE = 64, /* chosen: bounded work per wake-up */
     BACKLOG = 1024,
     PAUSE_MS = 100, /* chosen: how soon accepting is tried again when descriptors ran out */
+    SPARE = 16,     /* chosen: connections above the limit that are answered from memory */
 };
 
 static size_t or_default(size_t v, size_t dflt)
@@ -29,6 +31,7 @@ static void set_limits(struct http_limits *to, const struct http_limits *from)
     to->head_bytes_max = or_default(f->head_bytes_max, 32 * 1024);
     to->line_bytes_max = f->line_bytes_max;
     to->body_bytes_max = or_default(f->body_bytes_max, 32 * 1024 * 1024);
+    to->body_rate_min = or_default(f->body_rate_min, 4096);
     to->out_high_bytes = or_default(f->out_high_bytes, 256 * 1024);
     to->headers_max = (unsigned)or_default(f->headers_max, 100);
     to->conns_max = (unsigned)or_default(f->conns_max, 10000);
@@ -36,6 +39,7 @@ static void set_limits(struct http_limits *to, const struct http_limits *from)
     to->body_timeout_ms = (unsigned)or_default(f->body_timeout_ms, 60000);
     to->idle_timeout_ms = (unsigned)or_default(f->idle_timeout_ms, 75000);
     to->write_timeout_ms = (unsigned)or_default(f->write_timeout_ms, 60000);
+    to->bounds = f->bounds;
 }
 
 static void set_accepting(struct http_server *s, bool on)
@@ -49,10 +53,15 @@ static void set_accepting(struct http_server *s, bool on)
     }
 }
 
-static void on_resume(evutil_socket_t fd, short what, void *arg)
+static struct http_conn *oldest_idle(struct http_server *s)
 {
-    struct http_server *s = arg;
-    if (!s->draining && s->n_conns < s->lim.conns_max) set_accepting(s, true);
+    return http_conn_oldest(&s->idle, offsetof(struct http_conn, among_all));
+}
+
+/* Whoever can tell a request by its head that it is one too many may look at a few of them. */
+static bool is_full(const struct http_server *s)
+{
+    return s->n_conns >= (size_t)s->lim.conns_max + (s->ops.on_head ? SPARE : 0);
 }
 
 static void pause_accepting(struct http_server *s)
@@ -61,12 +70,23 @@ static void pause_accepting(struct http_server *s)
     http_timeout_add(&s->ev_resume, PAUSE_MS);
 }
 
+static void on_resume(evutil_socket_t fd, short what, void *arg)
+{
+    struct http_server *s = arg;
+    if (s->draining) return;
+    if (is_full(s) && !oldest_idle(s))
+        pause_accepting(s);
+    else
+        set_accepting(s, true);
+}
+
 static void on_accept(evutil_socket_t fd, short what, void *arg)
 {
     struct http_listener *ln = arg;
     struct http_server *s = ln->server;
     for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
-        if (s->n_conns >= s->lim.conns_max) {
+        struct http_conn *goes = s->n_conns >= s->lim.conns_max ? oldest_idle(s) : NULL;
+        if (!goes && is_full(s)) {
             pause_accepting(s);
             return;
         }
@@ -74,11 +94,17 @@ static void on_accept(evutil_socket_t fd, short what, void *arg)
         int c =
             accept4(ln->fd, (struct sockaddr *)&peer.ss, &peer.len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (c < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-            pause_accepting(s);
-            return;
+            goes = oldest_idle(s);
+            if (!goes) {
+                pause_accepting(s);
+                return;
+            }
+            http_conn_evict(goes);
+            continue;
         }
         if (c < 0 && errno != ECONNABORTED && errno != EINTR) return;
         if (c < 0) continue;
+        if (goes) http_conn_evict(goes);
         if (ln->port) {
             int one = 1;
             (void)setsockopt(c, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -104,6 +130,8 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
     s->ops = *ops;
     s->ctx = ctx;
     set_limits(&s->lim, lim);
+    http_link_init(&s->idle);
+    s->place = http_bounds_join(s->lim.bounds);
     event_assign(&s->ev_resume, l->base, -1, 0, on_resume, s);
     *ret = s;
     return 0;
@@ -130,7 +158,8 @@ enum port_sharing { PORT_ALONE, PORT_FIRST, PORT_NEXT };
 
 /* The first of several listeners on one port binds alone, so that a port which another program
  * holds is noticed, and opens it to the others afterwards. */
-static int open_listener(const struct http_addr *a, enum port_sharing sharing, int *ret_fd)
+static int open_listener(const struct http_addr *a, enum port_sharing sharing, unsigned unix_mode,
+                         int *ret_fd)
 {
     int one = 1, zero = 0;
     int fd = socket(a->ss.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -138,9 +167,12 @@ static int open_listener(const struct http_addr *a, enum port_sharing sharing, i
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (a->ss.ss_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    const struct sockaddr_un *un = (const struct sockaddr_un *)&a->ss;
     int r = 0;
+    if (unix_mode) r = fchmod(fd, unix_mode); /* the file gets it, less what the umask takes */
     if (sharing == PORT_NEXT) r = setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
     if (r == 0) r = bind(fd, (const struct sockaddr *)&a->ss, a->len);
+    if (r == 0 && unix_mode) r = chmod(un->sun_path, unix_mode);
     if (r == 0 && sharing == PORT_FIRST)
         r = setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
     if (r == 0) r = listen(fd, BACKLOG);
@@ -219,7 +251,8 @@ int http_server_listen_with(struct http_server *s, const char *address,
     if (r < 0) return r;
     bool shared = o->reuse_port && !path;
     for (size_t i = 0; i < n && fd < 0; i++)
-        r = open_listener(&addrs[i], shared ? PORT_FIRST : PORT_ALONE, &fd);
+        r = open_listener(&addrs[i], shared ? PORT_FIRST : PORT_ALONE, path ? o->unix_mode : 0,
+                          &fd);
     if (fd < 0) return err_set(err, r, "cannot listen on \"%.120s\": %s", address, strerror(-r));
     char *copy = path ? mem_strdup(path) : NULL;
     if (path && !copy) {
@@ -247,7 +280,7 @@ int http_server_listen_same(struct http_server *s, const struct http_server *fro
         if (!ln->shared)
             fd = fcntl(ln->fd, F_DUPFD_CLOEXEC, 3);
         else if (getsockname(ln->fd, (struct sockaddr *)&a.ss, &a.len) == 0)
-            r = open_listener(&a, PORT_NEXT, &fd);
+            r = open_listener(&a, PORT_NEXT, 0, &fd);
         if (fd < 0) {
             r = r < 0 ? r : -errno;
             return err_set(err, r, "cannot share a listening socket: %s", strerror(-r));

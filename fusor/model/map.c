@@ -1,10 +1,65 @@
 #include "fusor/model/map.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* What the handler may read at any time: a name is whole before its place counts. */
+enum { GUARDED_MAX = 256, NAME_MAX_BYTES = 104 }; /* chosen: more parts than a model comes in */
+static struct {
+    _Atomic uintptr_t lo, hi;
+    char name[NAME_MAX_BYTES];
+} guarded[GUARDED_MAX];
+static const char *guard_program;
+static int guard_status;
+
+static void guard_add(const struct map *m, const char *tail)
+{
+    for (size_t i = 0; i < GUARDED_MAX; i++) {
+        if (guarded[i].hi) continue;
+        (void)strncpy(guarded[i].name, tail, NAME_MAX_BYTES - 1);
+        guarded[i].lo = (uintptr_t)m->data;
+        guarded[i].hi = (uintptr_t)m->data + m->size_bytes;
+        return;
+    }
+}
+
+static void guard_remove(const struct map *m)
+{
+    for (size_t i = 0; i < GUARDED_MAX; i++)
+        if (guarded[i].lo == (uintptr_t)m->data) guarded[i].lo = guarded[i].hi = 0;
+}
+
+static void say(const char *text)
+{
+    (void)!write(STDERR_FILENO, text, strlen(text));
+}
+
+static void on_bus_error(int sig, siginfo_t *info, void *context)
+{
+    const uintptr_t at = (uintptr_t)info->si_addr;
+    for (size_t i = 0; i < GUARDED_MAX; i++) {
+        if (at < guarded[i].lo || at >= guarded[i].hi) continue;
+        say(guard_program);
+        say(": ");
+        say(guarded[i].name);
+        say(": became shorter, or unreadable, while it was in use: ending\n");
+        _exit(guard_status);
+    }
+    (void)signal(sig, SIG_DFL); /* somebody else's: once more, and as it always was */
+}
+
+void map_guard(const char *program, int status)
+{
+    struct sigaction a = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    guard_program = program;
+    guard_status = status;
+    (void)sigaction(SIGBUS, &a, NULL);
+}
 
 const char *map_path_tail(const char *path)
 {
@@ -28,6 +83,7 @@ static int map_fd(int fd, const char *path, struct map *ret, struct err *err)
     }
     ret->data = p;
     ret->size_bytes = (size_t)st.st_size;
+    guard_add(ret, path);
     return 0;
 }
 
@@ -46,6 +102,7 @@ int map_open(const char *path, struct map *ret, struct err *err)
 void map_close(struct map *m)
 {
     if (!m || !m->data) return;
+    guard_remove(m);
     (void)munmap((void *)(uintptr_t)m->data, m->size_bytes);
     m->data = NULL;
     m->size_bytes = 0;

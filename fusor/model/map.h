@@ -1,9 +1,11 @@
 /* map: a whole regular file mapped read-only, for the model loaders.
  *
  * map_open() → read through `data` → map_close(). The mapping is private and shared with the page
- * cache, so weights never exist twice in memory. Not for files that another process truncates while
- * they are in use (the kernel answers that with SIGBUS).
- * Thread: any after open. */
+ * cache, so weights never exist twice in memory. A file that becomes shorter while it is in use can
+ * be read no more, and the kernel answers with SIGBUS: map_guard() makes that a line of text and a
+ * status. Copying the file, or forbidding others to write to it, is not to be had: it may be larger
+ * than memory, and locks bind only who asks for them.
+ * Thread: any after open; open and close from one at a time. */
 #ifndef FUSOR_MODEL_MAP_H
 #define FUSOR_MODEL_MAP_H
 
@@ -20,6 +22,10 @@ struct map {
 /* -ENOENT and other errors of open(2); -EINVAL not a regular file; -EBADMSG empty. */
 int map_open(const char *path, struct map *ret, struct err *err);
 void map_close(struct map *m); /* accepts a closed one */
+
+/* From now on reading beyond the end of a mapped file that was cut ends the process: one line on
+ * stderr, behind `program`'s name (which stays valid), and this exit status. */
+void map_guard(const char *program, int status);
 
 /* The last 100 bytes of a path: a message keeps room for its cause. */
 const char *map_path_tail(const char *path);

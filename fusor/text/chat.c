@@ -31,36 +31,31 @@ static const struct chat chats[] = {
     {.name = "qwen3", .render = chat_chatml, .tools = true, .think = true},
     {.name = "chatml", .render = chat_chatml},
     {.name = "yi", .render = chat_yi},
-    {.name = "llama2", .render = chat_llama2, .bos = "<s>", .eos = "</s>", .brings_bos = true},
-    {.name = "llama3", .render = chat_llama3, .bos = "<|begin_of_text|>", .brings_bos = true},
+    {.name = "llama2", .render = chat_llama2, .bos = "<s>", .eos = "</s>"},
+    {.name = "llama3", .render = chat_llama3, .bos = "<|begin_of_text|>"},
     {.name = "llama3.1",
      .render = chat_llama3,
      .bos = "<|begin_of_text|>",
-     .brings_bos = true,
      .date = CHAT_DATE_FIXED},
     {.name = "llama3.2",
      .render = chat_llama3,
      .bos = "<|begin_of_text|>",
-     .brings_bos = true,
      .date = CHAT_DATE_TODAY},
     {.name = "mistral-v0.1",
      .render = chat_mistral,
      .bos = "<s>",
      .eos = "</s>",
-     .brings_bos = true,
      .mistral = {.open = "[INST] ", .close = " [/INST]", .after_eos = " "}},
     {.name = "mistral-v1",
      .render = chat_mistral,
      .bos = "<s>",
      .eos = "</s>",
-     .brings_bos = true,
      .mistral =
          {.open = " [INST] ", .close = " [/INST]", .lead = " ", .system = CHAT_SYSTEM_FIRST}},
     {.name = "mistral-v3",
      .render = chat_mistral,
      .bos = "<s>",
      .eos = "</s>",
-     .brings_bos = true,
      .mistral = {.open = "[INST] ",
                  .close = "[/INST]",
                  .lead = " ",
@@ -71,12 +66,11 @@ static const struct chat chats[] = {
      .render = chat_mistral,
      .bos = "<s>",
      .eos = "</s>",
-     .brings_bos = true,
      .mistral =
          {.open = "[INST]", .close = "[/INST]", .system = CHAT_SYSTEM_LAST, .control = true}},
     {.name = "zephyr", .render = chat_zephyr, .eos = "</s>"},
     {.name = "phi3", .render = chat_phi3, .eos = "<|endoftext|>"},
-    {.name = "phi3-v1", .render = chat_phi3_v1, .bos = "<s>", .brings_bos = true},
+    {.name = "phi3-v1", .render = chat_phi3_v1, .bos = "<s>"},
 };
 enum { N_CHATS = sizeof chats / sizeof chats[0] };
 
@@ -327,11 +321,6 @@ const char *chat_name(const struct chat *c)
     return c->name;
 }
 
-bool chat_brings_bos(const struct chat *c)
-{
-    return c->brings_bos;
-}
-
 /* ---- rendering ---------------------------------------------------------------------------------
  */
 
@@ -407,4 +396,19 @@ void chat_out_fini(struct chat_out *out)
     mem_free(out->pieces);
     mem_free(out->spans);
     *out = (struct chat_out){0};
+}
+
+int32_t chat_sink(const struct chat *c, const struct tok *t)
+{
+    const struct chat_msg m = {"user", "x", 1};
+    struct chat_out out = {0};
+    struct tok_ids ids = {0};
+    int32_t sink = tok_bos(t);
+
+    if (c && chat_render(c, t, &m, 1, true, &out, NULL) == 0 &&
+        tok_encode(t, out.pieces, out.n_pieces, 0, &ids) == 0 && ids.n > 0)
+        sink = ids.id[0];
+    tok_ids_fini(&ids);
+    chat_out_fini(&out);
+    return sink;
 }

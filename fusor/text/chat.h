@@ -33,10 +33,12 @@ int chat_open(const char *jinja /* or NULL */, const char *name /* or NULL */, s
               struct err *err);
 void chat_close(struct chat *c);
 const char *chat_name(const struct chat *c);
-bool chat_brings_bos(const struct chat *c); /* then the tokenizer must not add one */
-/* The first token's text of any prompt: the sink for chunk building when there is no BOS. */
+/* The pieces are the whole prompt: the tokenizer adds no BOS to them. */
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_msg *msgs, size_t n,
                 bool add_generation_prompt, struct chat_out *out, struct err *err);
 void chat_out_fini(struct chat_out *out);
+/* The sink, which chunks are built behind: the first token of a chat, whatever it is; without a
+ * template (c NULL), and where memory is short, BOS. -1 = none. */
+int32_t chat_sink(const struct chat *c, const struct tok *t);
 
 #endif

@@ -28,7 +28,6 @@ struct chat {
     const char *name;
     int (*render)(struct chat_job *j);
     const char *bos, *eos; /* their text where no tokenizer says it */
-    bool brings_bos;
     const char *default_system; /* chatml; NULL = none */
     char *system_copy;          /* owned, or NULL */
     bool tools, think;          /* chatml: tool role; Qwen3's thoughts */

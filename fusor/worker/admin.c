@@ -87,6 +87,23 @@ static int put_store(struct worker *w, struct buf *b)
     return rc | buf_adds(b, "}}");
 }
 
+/* Those beside RAM: whether they take and give records, and why not. */
+static int put_tiers(struct worker *w, struct buf *b)
+{
+    int rc = buf_adds(b, ",\"tiers\":[");
+
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        struct store_tier_stats s;
+        store_get_tier_stats(w->store, i, &s);
+        rc |= buf_addf(b, "%s{\"tier\":\"%s\",\"state\":\"%s\",\"reason\":", i ? "," : "", s.name,
+                       wk_tier_state(&s));
+        rc |= s.tier.degraded[0] ? buf_add_json_str(b, s.tier.degraded, strlen(s.tier.degraded))
+                                 : buf_adds(b, "null");
+        rc |= buf_addc(b, '}');
+    }
+    return rc | buf_addc(b, ']');
+}
+
 static void get_status(struct worker *w, struct wk_call *c)
 {
     static const char *const names[] = {"loading", "ready", "draining", "failed"};
@@ -99,7 +116,8 @@ static void get_status(struct worker *w, struct wk_call *c)
                       clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
 
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
-        rc |= put_model(w, &b) | put_gemm(w, &b) | put_engine(w, &b) | put_store(w, &b);
+        rc |= put_model(w, &b) | put_gemm(w, &b) | put_engine(w, &b) | put_store(w, &b) |
+              put_tiers(w, &b);
         rc |= buf_addf(&b,
                        ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
                        "\"ratio\":%g,\"reason\":",
@@ -129,29 +147,33 @@ static void get_profile(struct worker *w, struct wk_call *c)
 
 /* ---- chunks ---- */
 struct listing {
+    struct worker *w;
     struct buf *out;
     size_t n, limit;
-    bool chunks_only;
+    bool chunks_only, by_ns;
+    uint64_t ns_hash;
 };
 
-/* A parameter of the query as it stands there; "" when absent or too long. */
-static void query_value(const struct wk_call *c, const char *name, char *ret, size_t cap)
+/* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
+static bool query_value(const struct wk_call *c, const char *name, char *ret, size_t cap)
 {
     const char *p = http_req_query(c->r);
     size_t len = strlen(name);
+    bool found = false;
 
     *ret = 0;
     while (p && *p) {
         size_t n = strcspn(p, "&");
-        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0 && n - len - 1 < cap) {
-            memcpy(ret, p + len + 1, n - len - 1);
-            ret[n - len - 1] = 0;
+        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0) {
+            (void)snprintf(ret, cap, "%.*s", (int)(n - len - 1), p + len + 1);
+            found = true;
         }
         p += n + (p[n] == '&');
     }
+    return found;
 }
 
-static int put_one(struct buf *out, const struct store_info *i)
+static int put_one(struct worker *w, struct buf *out, const struct store_info *i)
 {
     char hex[33];
     double now = clock_wall_s();
@@ -160,18 +182,20 @@ static int put_one(struct buf *out, const struct store_info *i)
     double idle_s = i->used_s > 0 ? now - i->used_s : 0;
 
     tier_key_hex(&i->key, hex);
-    return buf_addf(out,
-                    "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-                    "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-                    "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
-                    "1f,\"idle_s\":%.1f,"
-                    "\"expires_s\":%.1f}",
-                    hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
-                    (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
-                    i->tiers, i->pinned ? "true" : "false", i->building ? "true" : "false",
-                    i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
-                    i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false",
-                    age_s, idle_s, i->expires_s > 0 ? i->expires_s - now : 0);
+    int rc = buf_addf(
+        out,
+        "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+        "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
+        "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
+        "1f,\"idle_s\":%.1f,"
+        "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
+        hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+        (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
+        i->pinned ? "true" : "false", i->building ? "true" : "false",
+        i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+        i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false", age_s,
+        idle_s, i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
+    return rc < 0 ? rc : wk_names_put(w->names, i->ns_hash, out) | buf_addc(out, '}');
 }
 
 static int visit(void *ctx, const struct store_info *i)
@@ -179,8 +203,9 @@ static int visit(void *ctx, const struct store_info *i)
     struct listing *l = ctx;
 
     if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
+    if (l->by_ns && i->ns_hash != l->ns_hash) return 0;
     if (l->n >= l->limit) return 1;
-    if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->out, i) < 0) return -ENOMEM;
+    if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->w, l->out, i) < 0) return -ENOMEM;
     l->n++;
     return 0;
 }
@@ -190,9 +215,28 @@ static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t ca
 {
     struct api_err e;
 
-    query_value(c, "tier", ret, cap);
-    if (!*ret || wk_tier_known(w, ret)) return true;
+    if (!query_value(c, "tier", ret, cap) || !*ret || wk_tier_known(w, ret)) return true;
     (void)api_err_set(&e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%s' here.", ret);
+    wk_reply_error(c, &e);
+    return false;
+}
+
+/* False: it cannot be one, and the answer says so. */
+static bool query_ns(struct wk_call *c, struct listing *l)
+{
+    char given[2048], ns[512]; /* what is cut here is too long there */
+    struct api_err e;
+
+    l->by_ns = query_value(c, "namespace", given, sizeof given);
+    if (!l->by_ns) return true;
+    wk_percent_decode(given);
+    if (wk_ns_parse(given, ns, sizeof ns) == 0) {
+        l->ns_hash = record_ns_hash(ns);
+        wk_names_note(l->w->names, ns);
+        return true;
+    }
+    (void)api_err_set(&e, 400, API_INVALID, "string_above_max_length", "namespace",
+                      "The namespace is too long.");
     wk_reply_error(c, &e);
     return false;
 }
@@ -200,12 +244,12 @@ static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t ca
 static void list_chunks(struct worker *w, struct wk_call *c)
 {
     struct buf b = BUF_INIT;
-    struct listing l = {.out = &b, .limit = 100000};
+    struct listing l = {.w = w, .out = &b, .limit = 100000};
     char kind[16], tier[16];
     int rc;
 
-    query_value(c, "kind", kind, sizeof kind);
-    if (!query_tier(w, c, tier, sizeof tier)) return;
+    (void)query_value(c, "kind", kind, sizeof kind);
+    if (!query_tier(w, c, tier, sizeof tier) || !query_ns(c, &l)) return;
     l.chunks_only = strcmp(kind, "chunk") == 0;
     rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     if (store_visit(w->store, *tier ? tier : NULL, visit, &l) < 0) rc = -ENOMEM;
@@ -240,7 +284,7 @@ static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key
     if (store_get_info(w->store, k, &i) != 1)
         absent(c);
     else
-        reply_or_oom(c, put_one(&b, &i), &b);
+        reply_or_oom(c, put_one(w, &b, &i), &b);
 }
 
 static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)

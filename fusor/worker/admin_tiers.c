@@ -36,12 +36,15 @@ static int put_ram(struct worker *w, struct buf *b)
                   (unsigned long long)s.pinned_bytes, (unsigned long long)s.n_records,
                   (unsigned long long)s.hits);
     rc |= put_misses(b, s.misses);
-    return rc | buf_addf(b,
-                         ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,\"lost\":%llu,"
-                         "\"dirty\":%llu,\"loading\":%llu,\"tail_age_s\":%.1f}",
-                         (unsigned long long)s.evictions, (unsigned long long)s.expired,
-                         (unsigned long long)s.corrupt, (unsigned long long)s.lost,
-                         (unsigned long long)s.dirty, (unsigned long long)s.inflight, s.tail_age_s);
+    return rc |
+           buf_addf(
+               b,
+               ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,"
+               "\"forged\":%llu,\"lost\":%llu,\"dirty\":%llu,\"loading\":%llu,\"tail_age_s\":%.1f}",
+               (unsigned long long)s.evictions, (unsigned long long)s.expired,
+               (unsigned long long)s.corrupt, (unsigned long long)s.forged,
+               (unsigned long long)s.lost, (unsigned long long)s.dirty,
+               (unsigned long long)s.inflight, s.tail_age_s);
 }
 
 static int put_rejected(struct buf *b, const struct tier_stat *t)
@@ -144,6 +147,7 @@ static int ask_read(struct wk_task *t, struct ask *a)
     a->has_ns = json_is_string(ns);
     if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
         return refuse(t, "string_above_max_length", "namespace", "The namespace is too long.");
+    if (a->has_ns) wk_names_note(t->w->names, a->ns);
     if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
     return api_err_set(&t->e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%.40s' here.",
                        a->tier);
@@ -285,6 +289,21 @@ static int do_preload(struct wk_task *t, const struct ask *a)
     return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", n);
 }
 
+/* Records that a slower tier should have and has not: given up after some tries, dropped from RAM
+ * before their turn, or refused for want of room. */
+static uint64_t n_lost(struct worker *w)
+{
+    struct store_stats s;
+    struct store_tier_stats x;
+
+    store_get_stats(w->store, &s);
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &x);
+        s.lost += x.tier.rejected[TIER_REJECT_FULL] + x.tier.rejected[TIER_REJECT_BUDGET];
+    }
+    return s.lost;
+}
+
 static int do_flush(struct wk_task *t, const struct ask *a)
 {
     const uint64_t most_ns = 60ull * 1000000000; /* chosen: an operator waits that long */
@@ -293,7 +312,10 @@ static int do_flush(struct wk_task *t, const struct ask *a)
     if (rc < 0)
         return api_err_set(&t->e, 503, "server_error", "timeout", NULL,
                            "Records are still waiting to be written.");
-    return buf_adds(&t->out, "{\"flushed\":true}");
+    uint64_t lost = n_lost(t->w), told = atomic_exchange(&t->w->lost_told, lost);
+    if (lost <= told) return buf_adds(&t->out, "{\"flushed\":true}");
+    return buf_addf(&t->out, "{\"flushed\":false,\"lost\":%llu}",
+                    (unsigned long long)(lost - told));
 }
 
 #define ORDER(verb)                                                                                \

@@ -141,6 +141,8 @@ struct api_stops {
  * where it begins; 0: text up to *ret_safe may be shown, the rest may be the start of one. */
 int api_stop_scan(const struct api_stops *s, const char *text, size_t len, size_t from,
                   size_t *ret_safe);
+/* The last bytes of the text that may be the beginning of a stop string. */
+size_t api_stop_begun(const struct api_stops *s, const char *text, size_t len);
 
 /* ---- replies ---- */
 struct api_token { /* one generated token: its text is bytes [begin, end) of the choice's text */
@@ -162,7 +164,7 @@ struct api_span { /* a part of one choice to be sent */
     size_t begin, end;
     const struct api_token *tok; /* tokens of this part; used when logprobs */
     size_t n_tok;
-    size_t text_base;   /* legacy text_offset of text[0] (echo) */
+    size_t chars;       /* characters before `begin`, for text_offset */
     const char *finish; /* NULL = not finished */
 };
 struct api_usage {
@@ -176,6 +178,7 @@ int api_put_frame_finish(struct buf *out, const struct api_head *h, const struct
                          const char *extra);
 int api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
                         const char *extra);
+size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
 /* The whole non-stream reply. */
 int api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
                   const struct api_usage *u, const char *extra);

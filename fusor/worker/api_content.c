@@ -3,6 +3,8 @@
  * the joined text are kept, because each is a chunk by its sender's own word. */
 #include "fusor/worker/api.h"
 
+#include "base/opt.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -287,6 +289,37 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
     return 0;
 }
 
+/* A misspelt field is a wish that is not heard: say so, and what it may have meant. `priority` is
+ * the gateway's. */
+static int only_known(const json_t *o, struct api_err *e)
+{
+    static const char *const known[] = {
+        "mode",     "strategy", "tensor",  "schedule",  "ratio",    "min_ratio", "max_ttft_ms",
+        "priority", "mass",     "explain", "namespace", "segments", "separator", "store"};
+    enum { N = sizeof known / sizeof *known };
+    const char *name;
+    json_t *v;
+
+    json_object_foreach((json_t *)o, name, v)
+    {
+        size_t best = N, best_d = strlen(name) / 2 + 1;
+        bool found = false;
+        for (size_t i = 0; i < N; i++) {
+            size_t d = opt_distance(name, known[i]);
+            found |= strcmp(name, known[i]) == 0;
+            if (d < best_d) best = i, best_d = d;
+        }
+        if (found) continue;
+        char param[64], hint[64] = "";
+        (void)snprintf(param, sizeof param, "kvblend.%.40s", name);
+        if (best < N)
+            (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", known[best]);
+        return api_err_set(e, 400, API_INVALID, "unknown_parameter", param,
+                           "Unknown parameter: '%s'%s", param, hint[0] ? hint : ".");
+    }
+    return 0;
+}
+
 int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
 {
     struct api_kvblend *k = &r->kv;
@@ -299,6 +332,7 @@ int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
     if (json_is_string(v)) k->ns = json_string_value(v);
     if (!o || json_is_null(o)) return 0;
     if (!json_is_object(o)) return bad_value(e, "kvblend", "an object is expected");
+    if ((rc = only_known(o, e)) < 0) return rc;
     if ((rc = parse_kv_scalars(r, o, e)) < 0) return rc;
     if ((v = json_object_get(o, "explain")) && !json_is_null(v)) {
         if (!json_is_boolean(v)) return bad_value(e, "kvblend.explain", "a boolean is expected");

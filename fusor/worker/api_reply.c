@@ -103,8 +103,19 @@ static int put_top_map(struct buf *out, const struct api_head *h, const struct f
     return rc | buf_addc(out, '}');
 }
 
+size_t api_chars(const char *text, size_t len)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return n;
+}
+
+/* Clients index the text by text_offset, and their strings are made of characters. */
 static int put_legacy_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
+    size_t at = s->begin, chars = s->chars;
     int rc = buf_adds(out, "{\"tokens\":[");
 
     for (size_t i = 0; i < s->n_tok; i++) {
@@ -120,14 +131,16 @@ static int put_legacy_logprobs(struct buf *out, const struct api_head *h, const 
     for (size_t i = 0; i < s->n_tok; i++)
         rc |= (i ? buf_addc(out, ',') : 0) | put_top_map(out, h, &s->tok[i].picked);
     rc |= buf_adds(out, "],\"text_offset\":[");
-    for (size_t i = 0; i < s->n_tok; i++)
-        rc |= buf_addf(out, "%s%zu", i ? "," : "", s->text_base + s->tok[i].begin);
+    for (size_t i = 0; i < s->n_tok; at = s->tok[i++].begin) {
+        chars += api_chars(s->text + at, s->tok[i].begin - at);
+        rc |= buf_addf(out, "%s%zu", i ? "," : "", chars);
+    }
     return rc | buf_adds(out, "]}");
 }
 
 static int put_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    if (!h->logprobs || !s->tok) return buf_adds(out, "null");
+    if (!h->logprobs) return buf_adds(out, "null");
     return h->chat ? put_chat_logprobs(out, h, s) : put_legacy_logprobs(out, h, s);
 }
 

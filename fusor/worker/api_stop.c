@@ -4,10 +4,23 @@
 
 #include <string.h>
 
+size_t api_stop_begun(const struct api_stops *s, const char *text, size_t len)
+{
+    size_t most = 0;
+
+    for (size_t i = 0; i < s->n; i++) {
+        size_t k = s->len[i] - 1 < len ? s->len[i] - 1 : len;
+        while (k > most && memcmp(text + len - k, s->s[i], k) != 0)
+            k--;
+        if (k > most) most = k;
+    }
+    return most;
+}
+
 int api_stop_scan(const struct api_stops *s, const char *text, size_t len, size_t from,
                   size_t *ret_safe)
 {
-    size_t best = SIZE_MAX, hold = 0;
+    size_t best = SIZE_MAX;
 
     for (size_t i = 0; i < s->n; i++) {
         size_t n = s->len[i];
@@ -19,12 +32,6 @@ int api_stop_scan(const struct api_stops *s, const char *text, size_t len, size_
         *ret_safe = best;
         return 1;
     }
-    for (size_t i = 0; i < s->n; i++) {
-        size_t k = s->len[i] - 1 < len ? s->len[i] - 1 : len;
-        while (k > hold && memcmp(text + len - k, s->s[i], k) != 0)
-            k--;
-        if (k > hold) hold = k;
-    }
-    *ret_safe = len - hold;
+    *ret_safe = len - api_stop_begun(s, text, len);
     return 0;
 }

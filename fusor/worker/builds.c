@@ -1,9 +1,10 @@
 /* Isolated chunk builds: which are wanted, which are under way.
  *
- * A missed chunk is queued once, whoever missed it; the engine gets a few at a time and runs them
- * when it is idle. Warm-ups run at once, and so does what a second request misses while it waits:
- * a worker that is busy with exact prefills of the same chunks would else never find the time that
- * makes it fast. The record is claimed just before its build starts, so that a
+ * A missed chunk is queued once, whoever missed it, as soon as that request has its first token;
+ * the engine gets a few at a time and runs them when it is idle. Warm-ups run at once, and so does
+ * what a second request comes with: it starts behind its builds and blends, because a worker that
+ * is busy with exact prefills of the same chunks would else never find the time that makes it
+ * fast. The record is claimed just before its build starts, so that a
  * build that became needless costs nothing. When the list is full new wishes are dropped: the next
  * request that misses asks again. */
 #include "fusor/worker/control.h"
@@ -110,17 +111,27 @@ static void build_ended(struct wk_msg *m)
     pump(w);
 }
 
-/* Hand waiting builds to the engine, urgent ones first. */
+static void set_submitted(struct worker *w, struct wk_build *b, bool yes)
+{
+    pthread_mutex_lock(&w->builds_m);
+    b->submitted = yes;
+    w->n_flight += yes ? 1 : -1u;
+    pthread_mutex_unlock(&w->builds_m);
+}
+
+/* Hand waiting builds to the engine, urgent ones first: a busy engine keeps the others, so that
+ * those must not take all the places. */
 static void pump(struct worker *w)
 {
-    while (w->n_flight < WK_BUILDS_FLIGHT_MAX) {
+    for (;;) {
         struct wk_build *b = NULL;
         for (struct wk_build *i = w->builds; i; i = i->next) {
             if (i->submitted) continue;
             if (!b || (i->urgent && !b->urgent)) b = i;
             if (i->urgent) break;
         }
-        if (!b) return;
+        unsigned most = b && b->urgent ? 2 * WK_BUILDS_FLIGHT_MAX : WK_BUILDS_FLIGHT_MAX;
+        if (!b || w->n_flight >= most) return;
         int32_t *tok = mem_alloc((b->n + 1) * sizeof *tok);
         if (!tok) return;
         memcpy(tok, b->tok, b->n * sizeof *tok);
@@ -131,15 +142,44 @@ static void pump(struct worker *w)
                               .on_end = on_end,
                               .ctx = b,
                               .urgent = b->urgent};
-        b->submitted = true;
-        w->n_flight++;
+        set_submitted(w, b, true);
         if (fus_build_submit(w->engine, &f) < 0) {
             mem_free(tok);
-            b->submitted = false;
-            w->n_flight--;
+            set_submitted(w, b, false);
             return; /* the engine's list is full: the next end pumps again */
         }
     }
+}
+
+/* Urgent from now on. */
+static void hurry(struct worker *w, struct wk_build *b)
+{
+    pthread_mutex_lock(&w->builds_m);
+    b->urgent = true;
+    pthread_mutex_unlock(&w->builds_m);
+    if (b->submitted) fus_build_hurry(w->engine, b);
+}
+
+void wk_builds_hurry(struct worker *w, const struct wk_prompt *p)
+{
+    for (size_t i = 0; i < p->n_cut; i++) {
+        struct wk_build *b = find(w, &p->cut[i].key);
+        if (b) hurry(w, b);
+    }
+    pump(w);
+}
+
+bool wk_builds_due(struct worker *w, const struct wk_prompt *p)
+{
+    bool due = false;
+
+    pthread_mutex_lock(&w->builds_m);
+    for (size_t i = 0; i < p->n_cut && !due; i++) {
+        const struct wk_build *b = find(w, &p->cut[i].key);
+        due = b && b->submitted && b->urgent;
+    }
+    pthread_mutex_unlock(&w->builds_m);
+    return due;
 }
 
 int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
@@ -149,12 +189,9 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
 
     if (urgent ? store_probe(w->store, key) : store_in_ram(w->store, key)) return 1;
     if (!w->blend_ok) return -ENOTSUP;
-    pthread_mutex_lock(&w->builds_m);
     b = find(w, key);
-    if (b) b->urgent = true;
-    pthread_mutex_unlock(&w->builds_m);
     if (b) {
-        if (b->submitted) fus_build_hurry(w->engine, b);
+        hurry(w, b);
         return 0;
     }
     if (w->n_builds >= WK_BUILDS_MAX) return -EAGAIN;

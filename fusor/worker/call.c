@@ -147,7 +147,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-static void percent_decode(char *s)
+void wk_percent_decode(char *s)
 {
     char *o = s;
 
@@ -178,7 +178,7 @@ int wk_hints_read(const struct http_req *r, struct wk_hints *ret)
         wk_hints_fini(ret);
         return -ENOMEM;
     }
-    if (ret->separator) percent_decode(ret->separator);
+    if (ret->separator) wk_percent_decode(ret->separator);
     return 0;
 }
 
@@ -197,7 +197,7 @@ int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner)
 
     if (a + b + 2 > cap) return -ERANGE;
     memcpy(out, outer ? outer : "", a);
-    if (b) out[a++] = '\x1f';
+    if (b) out[a++] = SEG_SPACE_INNER;
     memcpy(out + a, inner ? inner : "", b);
     out[a + b] = 0;
     return 0;

@@ -153,6 +153,11 @@ static void finish_empty(struct gen *g)
     gen_flush(g);
 }
 
+static bool may_build(const struct gen *g)
+{
+    return g->mode.store && g->mode.mode != API_FULL && g->mode.mode != API_PREFIX;
+}
+
 static void admit(struct gen *g)
 {
     struct api_err e;
@@ -175,6 +180,7 @@ static void admit(struct gen *g)
         return;
     }
     for (size_t i = 0; i < g->n_prompt; i++) {
+        if (may_build(g)) wk_builds_hurry(g->w, &g->prompt[i].p);
         int rc = gen_submit(g, &g->prompt[i]);
         if (rc >= 0) continue;
         gen_cancel_jobs(g);
@@ -188,11 +194,10 @@ static void admit(struct gen *g)
     }
 }
 
-/* Missed chunks are built behind the request's back, once it is out of the way. */
+/* Missed chunks are built behind the request's back. */
 static void ask_builds(struct gen *g)
 {
-    if (g->builds_asked || !g->mode.store || g->mode.mode == API_FULL || g->mode.mode == API_PREFIX)
-        return;
+    if (g->builds_asked || !may_build(g)) return;
     g->builds_asked = true;
     for (size_t i = 0; i < g->n_prompt; i++)
         for (size_t k = 0; g->prompt[i].started && k < g->prompt[i].p.n_cut; k++) {
@@ -207,10 +212,13 @@ static void count_done(struct gen *g)
 {
     pthread_mutex_lock(&g->m);
     g->fresh = false;
-    unsigned open = 0;
-    for (size_t i = 0; i < g->n_prompt; i++)
+    unsigned open = 0, planned = 0;
+    for (size_t i = 0; i < g->n_prompt; i++) {
         open += g->prompt[i].job != NULL;
+        planned += g->prompt[i].started || g->prompt[i].done;
+    }
     g->n_open = open;
+    g->planned = planned == g->n_prompt;
     pthread_mutex_unlock(&g->m);
 }
 
@@ -225,7 +233,7 @@ static void gen_news(struct wk_msg *m)
     }
     count_done(g);
     if (g->call && !g->ended) gen_flush(g);
-    if (g->n_open == 0) ask_builds(g);
+    if (g->planned) ask_builds(g);
     wk_feed_load(g->w);
     g->busy = false;
     maybe_free(g);

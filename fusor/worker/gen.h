@@ -19,11 +19,10 @@ struct gen_choice {
     uint64_t n_generated;
     bool finished, stopped; /* stopped: by a stop string, text is cut */
     enum fus_finish finish;
-    /* engine only */
     struct tok_stream stream;
-    uint64_t last_ns;
+    uint64_t last_ns; /* engine only */
     /* loop only */
-    size_t sent_bytes, sent_tok;
+    size_t sent_bytes, sent_chars, sent_tok;
     bool role_sent, finish_sent;
 };
 struct gen_prompt {
@@ -65,6 +64,7 @@ struct gen {
     /* loop */
     bool in_helper, busy, counted;
     unsigned n_open; /* jobs whose on_done the loop has not seen */
+    bool planned;    /* what was missed is known of all prompts */
     bool headers_sent, ended, builds_asked, tokens_counted;
     uint64_t last_write_ns;
     char id[48], request_id[WK_ID_BYTES];

@@ -67,6 +67,13 @@ static bool own_up(struct wk_prompt *p)
     return slow;
 }
 
+static bool waits(void *ctx)
+{
+    const struct gen_prompt *p = ctx;
+
+    return wk_builds_due(p->g->w, &p->p);
+}
+
 static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
 {
     struct gen_prompt *p = ctx;
@@ -115,8 +122,8 @@ static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event
 
     if (tok_stream_push(g->w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
     if (g->req.logprobs && keep_token(c, &t->picked, from) < 0) return 1;
-    if (c->n_generated <= g->req.min_tokens && g->req.min_tokens > 0) {
-        c->safe = c->text.len;
+    if (c->n_generated <= g->req.min_tokens) { /* a later token may end what begins here */
+        c->safe = c->text.len - api_stop_begun(&stops, c->text.data, c->text.len);
         return 0;
     }
     hit = api_stop_scan(&stops, c->text.data ? c->text.data : "", c->text.len, from, &c->safe);
@@ -222,7 +229,7 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
 int gen_submit(struct gen *g, struct gen_prompt *p)
 {
     static const struct fus_request_ops ops = {on_plan, on_first,  on_token, on_choice,
-                                               on_done, on_logits, looks};
+                                               on_done, on_logits, looks,    waits};
     const struct api_req *q = &g->req;
     uint32_t room = g->w->ctx_max - p->p.n_tok;
     const double work = work_ms(g, p);

@@ -115,6 +115,13 @@ static int put_role(struct gen *g, const struct gen_prompt *p, unsigned index,
     return rc;
 }
 
+/* It may still get the end of a character that it began, or go with a stop string that begins where
+ * it stands. */
+static bool is_open(const struct gen_choice *c, const struct api_token *t)
+{
+    return !c->finished && t->end == c->safe && (t->begin == t->end || c->stream.n_hold);
+}
+
 /* New text and the end of one choice; gen.m is held. */
 static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choice *c,
                       unsigned index, const struct api_head *h, struct buf *out)
@@ -129,7 +136,7 @@ static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choi
     if (g->req.logprobs) { /* whole tokens only */
         tok_to = c->sent_tok;
         to = c->sent_bytes;
-        while (tok_to < c->n_tok && c->tok[tok_to].end <= c->safe)
+        while (tok_to < c->n_tok && c->tok[tok_to].end <= c->safe && !is_open(c, &c->tok[tok_to]))
             to = c->tok[tok_to++].end;
         if (c->finished) to = c->safe;
     }
@@ -140,8 +147,9 @@ static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choi
                              .end = to,
                              .tok = c->tok + c->sent_tok,
                              .n_tok = tok_to - c->sent_tok,
-                             .text_base = p->p.text.len};
+                             .chars = c->sent_chars};
         rc |= begin_frame(out) | api_put_frame_text(out, h, &s) | end_frame(out);
+        c->sent_chars += api_chars(s.text + s.begin, s.end - s.begin);
         c->sent_bytes = to;
         c->sent_tok = tok_to;
     }
@@ -273,7 +281,6 @@ static int put_whole(struct gen *g, struct buf *out)
                                  .end = texts[i].len,
                                  .tok = c->tok,
                                  .n_tok = c->n_tok,
-                                 .text_base = 0,
                                  .finish = finish_name(c)};
     }
     if (rc == 0) {

@@ -16,7 +16,7 @@ void gen_usage(struct gen *g, struct api_usage *ret)
         ret->prefix += p->report.n_prefix;
         ret->reused += p->report.n_reused;
         ret->recomputed += p->report.n_recomputed;
-        ret->written += p->n_captured;
+        if (p->started) ret->written += p->n_captured; /* the engine's until then */
         for (unsigned k = 0; p->choice && k < g->req.n; k++)
             ret->completion += p->choice[k].n_generated;
     }

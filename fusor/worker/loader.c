@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/sandbox.h"
 #include "fusor/worker/guard.h"
 
 #include <stdio.h>
@@ -105,23 +106,6 @@ static int open_text(struct worker *w, struct err *err)
     return 0;
 }
 
-static int32_t find_sink(struct worker *w)
-{
-    struct chat_msg m = {"user", "x", 1};
-    struct chat_out out = {0};
-    struct tok_ids ids = {0};
-    struct err err = {0};
-    int32_t sink = tok_bos(w->tok);
-
-    if (sink >= 0 && (tok_adds_bos(w->tok) || !w->chat || chat_brings_bos(w->chat))) return sink;
-    if (w->chat && chat_render(w->chat, w->tok, &m, 1, true, &out, &err) >= 0 &&
-        tok_encode(w->tok, out.pieces, out.n_pieces, 0, &ids) >= 0 && ids.n > 0)
-        sink = ids.id[0];
-    tok_ids_fini(&ids);
-    chat_out_fini(&out);
-    return sink;
-}
-
 /* Where the measured choice of GEMM is remembered: the user's cache folder. NULL = nowhere. */
 static const char *cache_dir(char ret[4096])
 {
@@ -193,11 +177,13 @@ static int open_store(struct worker *w, struct err *err)
     struct store_opts o = {.ram_bytes = w->o.ram_bytes,
                            .ram_policy = t->ram_policy,
                            .ttl_ms = t->ttl_ms,
-                           .convert = kn_convert};
+                           .convert = kn_convert,
+                           .finite = kn_finite,
+                           .auth_key = t->has_secret ? t->auth_key : NULL};
     int rc;
 
     rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
-    w->sink_token = w->profile.sink_tokens ? find_sink(w) : -1;
+    w->sink_token = w->profile.sink_tokens ? chat_sink(w->chat, w->tok) : -1;
     w->ident =
         (struct tier_ident){.rope_regime = XXH32(&rope, sizeof rope, 0),
                             .dtype = kv_dtype(w, c),
@@ -270,6 +256,8 @@ static void *loader_main(void *arg)
     struct worker *w = arg;
     uint64_t t0 = clock_ns();
     int rc = load(w, &w->load_error);
+
+    if (rc >= 0 && w->o.sandbox) rc = sandbox_enter(&w->load_error);
 
     w->load_s = clock_ms_since(t0) / 1e3;
     if (rc < 0 && w->load_error.code == 0)

@@ -3,6 +3,8 @@
 
 #include "base/log.h"
 #include "base/opt.h"
+#include "base/sandbox.h"
+#include "fusor/model/map.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -17,7 +19,9 @@ int main(int argc, char **argv)
     struct err err = {0};
     int rc;
 
+    sandbox_no_new_privs();
     log_set_name("kvblend-worker");
+    map_guard("kvblend-worker", WK_EXIT_MODEL_FILE);
     rc = wk_opts_read(argc, argv, &o, &err);
     if (rc == 1) return 0;
     if (rc < 0) {

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct opt_def defs[] = {
     {"model", OPT_STR, NULL, 0, 0, NULL, "GGUF file or Hugging Face folder to serve."},
@@ -74,7 +75,16 @@ static const struct opt_def defs[] = {
     {"order", OPT_ENUM, "sjf", 0, 0, "fifo|sjf|edf",
      "Who goes first of waiting requests: as they come, the shortest (one may be overtaken for "
      "three times as long as it will run), or the earliest deadline (kvblend.max_ttft_ms)."},
-    {"api-key", OPT_STR, NULL, 0, 0, NULL, "Bearer key that clients must send."},
+    {"api-key", OPT_STR, NULL, 0, 0, NULL,
+     "Bearer key that clients must send. Better given by the variable KVBLEND_WORKER_API_KEY. "
+     "Gateways send it by api_key= of their --worker, which also lets them read what is held "
+     "here."},
+    {"admin-tcp", OPT_BOOL, "false", 0, 0, NULL,
+     "Serve /admin on TCP as on a unix socket; needs --api-key."},
+    {"tls-cert", OPT_STR, NULL, 0, 0, NULL,
+     "PEM file with the certificate chain: HTTPS instead of HTTP."},
+    {"tls-key", OPT_STR, NULL, 0, 0, NULL,
+     "PEM file with its private key; default: in --tls-cert."},
     {"profile", OPT_STR, NULL, 0, 0, NULL,
      "What kvblend-bench calibrate has written for the model; default: the one it left in the "
      "cache folder, else shares of the depth."},
@@ -110,6 +120,9 @@ static const struct opt_def defs[] = {
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,
      "End when the parent dies or closes standard input."},
+    {"sandbox", OPT_BOOL, "false", 0, 0, NULL,
+     "Once the model is loaded give up all system calls that serving does not need, starting "
+     "programs first of all. Not with --device cuda."},
     {"log-level", OPT_ENUM, "info", 0, 0, "error|warn|notice|info|debug", "Least level logged."},
     {"version", OPT_BOOL, "false", 0, 0, NULL, "Print the version and end."},
     {0}};
@@ -151,6 +164,9 @@ static void take(struct wk_opts *r, struct opts *o)
                           .chat_template = or_null(opt_str(o, "chat-template")),
                           .served_name = or_null(opt_str(o, "served-model-name")),
                           .api_key = or_null(opt_str(o, "api-key")),
+                          .admin_tcp = opt_bool(o, "admin-tcp"),
+                          .tls_cert = or_null(opt_str(o, "tls-cert")),
+                          .tls_key = or_null(opt_str(o, "tls-key")),
                           .presets = or_null(opt_str(o, "presets")),
                           .strategy = or_null(opt_str(o, "strategy")),
                           .profile = or_null(opt_str(o, "profile")),
@@ -174,6 +190,7 @@ static void take(struct wk_opts *r, struct opts *o)
                               opt_given(o, "quality-loss") ? opt_double(o, "quality-loss") : -1,
                           .decision_log = or_null(opt_str(o, "decision-log")),
                           .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
+                          .sandbox = opt_bool(o, "sandbox"),
                           .store = o};
     r->arith = strcmp(dt, "f32") == 0    ? KN_ARITH_F32
                : strcmp(dt, "bf16") == 0 ? KN_ARITH_BF16
@@ -181,6 +198,18 @@ static void take(struct wk_opts *r, struct opts *o)
     r->weights = (enum kn_weights)kn_weights_parse(opt_str(o, "weights"), KN_WEIGHTS_AUTO);
     r->kv_dtype = kn_dtype_parse(kv, -1);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
+}
+
+/* The gateway's own begin so, too, and are handed down. */
+static void warn_of_variables(const struct opts *o)
+{
+    struct buf b = BUF_INIT;
+
+    if (opts_unknown_env(o, "KVBLEND_WORKER", environ, &b) == 0 && buf_cstr(&b))
+        for (char *p = b.data, *end; p && (end = strchr(p, '\n')); p = end + 1)
+            if (strncmp(p, "KVBLEND_WORKER_BIN", 18) && strncmp(p, "KVBLEND_WORKER_COUNT", 20))
+                log_event(LOG_WARN, "unknown_variable", "name=\"%.*s\"", (int)(end - p), p);
+    buf_fini(&b);
 }
 
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
@@ -196,13 +225,22 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
         (void)printf("kvblend-worker %s\n", KV_VERSION);
         rc = 1;
     }
+    if (rc == 0 && opt_bool(o, "admin-tcp") && !*opt_str(o, "api-key"))
+        rc = err_set(err, -EINVAL,
+                     "--admin-tcp needs --api-key: whoever reaches it could else "
+                     "do anything");
     if (rc == 0 && !*opt_str(o, "model"))
         rc = err_set(err, -EINVAL, "--model is missing: a GGUF file or a Hugging Face folder");
+    if (rc == 0 && opt_bool(o, "sandbox") && strncmp(opt_str(o, "device"), "cuda", 4) == 0)
+        rc = err_set(err, -EINVAL,
+                     "--sandbox and --device cuda exclude each other: what the "
+                     "driver calls is not known");
     if (rc != 0) {
         opts_destroy(o);
         return rc;
     }
     take(ret, o);
+    warn_of_variables(o);
     rc = wk_tier_opts_take(&ret->tiers, o, err);
     if (rc >= 0) {
         rc = wk_registry_opts_take(ret, o, err);

@@ -167,6 +167,13 @@ int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *e
     return err_set(err, rc, "--registry: %s", e.msg);
 }
 
+static void derive_secret(struct wk_tier_opts *t, const char *text)
+{
+    tier_secret(text, t->secret);
+    tier_secret_auth(text, t->auth_key);
+    t->has_secret = true;
+}
+
 static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err *err)
 {
     const char *text = opt_str(o, "secret"), *path = opt_str(o, "secret-file");
@@ -174,7 +181,7 @@ static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err 
     ssize_t n;
     int fd;
 
-    if (*text) tier_secret(text, t->secret);
+    if (*text) derive_secret(t, text);
     if (!*path) return 0;
     if (*text) return err_set(err, -EINVAL, "--secret and --secret-file exclude each other");
     fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -190,7 +197,7 @@ static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err 
     if (n == 0 || n == (ssize_t)sizeof buf || memchr(buf, 0, (size_t)n))
         return err_set(err, -EINVAL, "--secret-file: \"%s\" should hold one line of text", path);
     buf[n] = 0;
-    tier_secret(buf, t->secret);
+    derive_secret(t, buf);
     explicit_bzero(buf, sizeof buf);
     return 0;
 }

@@ -49,6 +49,7 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     if (wk_ns_join(ret->ns, sizeof ret->ns, h->ns, k->ns) < 0)
         return api_err_set(e, 400, API_INVALID, "string_above_max_length", "kvblend.namespace",
                            "Invalid 'kvblend.namespace': at most %zu bytes.", sizeof ret->ns - 2);
+    wk_names_note(w->names, ret->ns);
     return 0;
 }
 
@@ -317,8 +318,9 @@ static int render_chat(const struct worker *w, const struct api_req *r, size_t u
                          err.msg[0] ? err.msg : "The chat template cannot render these messages");
     else if (rc < 0)
         rc = no_memory(e);
-    if (rc >= 0 && tok_encode(w->tok, p->chat.pieces, p->chat.n_pieces,
-                              chat_brings_bos(w->chat) ? 0 : TOK_BOS, &p->ids) < 0)
+    /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
+     */
+    if (rc >= 0 && tok_encode(w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)
         rc = no_memory(e);
     mem_free(joined);
     mem_free(msgs);

@@ -18,6 +18,22 @@ static void reply_or_oom(struct wk_call *c, int status, int rc, struct buf *b)
     buf_fini(b);
 }
 
+/* Names of the tiers that refuse; why, the admin API says. */
+static int put_refusing(struct worker *w, struct buf *b)
+{
+    const char *comma = "";
+    int rc = buf_adds(b, ",\"tiers_refusing\":[");
+
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        struct store_tier_stats s;
+        store_get_tier_stats(w->store, i, &s);
+        if (strcmp(wk_tier_state(&s), "refuses") != 0) continue;
+        rc |= buf_addf(b, "%s\"%s\"", comma, s.name);
+        comma = ",";
+    }
+    return rc | buf_addc(b, ']');
+}
+
 static void get_health(struct worker *w, struct wk_call *c, const char *rest)
 {
     static const char *const names[] = {"loading", "ok", "draining", "failed"};
@@ -32,6 +48,7 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
         const char *device = kn_dev_device(fus_core_dev(w->core));
         rc |= buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
         rc |= buf_add_json_str(&b, device, strlen(device));
+        rc |= put_refusing(w, &b);
     }
     if (w->device_lost)
         rc |= buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
@@ -84,19 +101,23 @@ static void get_models(struct worker *w, struct wk_call *c, const char *rest)
 
 static void get_model(struct worker *w, struct wk_call *c, const char *rest)
 {
-    struct buf b = BUF_INIT;
+    struct buf b = BUF_INIT, id = BUF_INIT;
     struct api_err e;
+    int rc = buf_adds(&id, rest);
 
-    if (!*rest) {
-        get_models(w, c, rest);
-    } else if (!wk_serves_model(w, rest)) {
+    while (id.len > 1 && id.data[id.len - 1] == '/')
+        id.len--;
+    if (rc < 0 || !buf_cstr(&id)) {
+        wk_reply_oom(c);
+    } else if (!wk_serves_model(w, id.data)) {
         (void)api_err_set(&e, 404, API_INVALID, "model_not_found", "model",
-                          "The model '%.100s' does not exist.", rest);
+                          "The model '%.100s' does not exist.", id.data);
         wk_reply_error(c, &e);
     } else {
-        int rc = put_model(w, &b);
+        rc = put_model(w, &b);
         reply_or_oom(c, 200, rc, &b);
     }
+    buf_fini(&id);
 }
 
 /* ---- the table ---- */
@@ -176,12 +197,48 @@ static bool authorised(const struct worker *w, const struct wk_call *c)
     return h && same_secret(h, w->o.api_key);
 }
 
+/* Whose a request is only a gateway can say: on TCP, one that knows the key. A stranger's word is
+ * refused, not ignored: a gateway that has no key must not put all its tenants into one. */
+static bool names_namespace(const struct worker *w, const struct wk_call *c)
+{
+    const char *ns = http_header_find(http_req_head(c->r), "X-KVBlend-Namespace");
+
+    return ns && *ns && !w->o.api_key && strcmp(http_req_peer(c->r), "unix") != 0;
+}
+
+static void refuse_namespace(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 403, "permission_denied", "namespace_closed", "X-KVBlend-Namespace",
+                      "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
+                      "--api-key, and give the gateway that key (workers: api_key).");
+    wk_reply_error(c, &e);
+}
+
 static void refuse_key(struct wk_call *c)
 {
     struct api_err e;
 
     (void)api_err_set(&e, 401, API_INVALID, "invalid_api_key", NULL,
                       "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.");
+    wk_reply_error(c, &e);
+}
+
+/* A unix socket is its user's own. On TCP an operator has to ask for admin routes; what is held
+ * here, by which gateways route, any that knows the key may read. */
+static bool admin_open(const struct worker *w, const struct wk_call *c, const char *path)
+{
+    if (strcmp(http_req_peer(c->r), "unix") == 0) return true;
+    return w->o.api_key && (w->o.admin_tcp || strcmp(path, "/admin/residents") == 0);
+}
+
+static void refuse_admin(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 403, "permission_denied", "admin_closed", NULL,
+                      "Admin routes are off on TCP (--admin-tcp, with --api-key).");
     wk_reply_error(c, &e);
 }
 
@@ -216,6 +273,8 @@ void wk_route(struct worker *w, struct wk_call *c)
         }
         if (!(r->flags & R_OPEN) && !authorised(w, c)) {
             refuse_key(c);
+        } else if (names_namespace(w, c)) {
+            refuse_namespace(c);
         } else if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0) {
             wk_reply_error(c, &e);
         } else {
@@ -225,6 +284,10 @@ void wk_route(struct worker *w, struct wk_call *c)
     }
     if (!allow && strncmp(path, "/admin/", 7) == 0) {
         c->route = "admin";
+        if (!admin_open(w, c, path)) {
+            refuse_admin(c);
+            return;
+        }
         if (!authorised(w, c)) {
             refuse_key(c);
             return;

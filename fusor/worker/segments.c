@@ -121,6 +121,7 @@ static int segments_run(struct wk_task *t)
         return api_err_set(&t->e, 400, API_INVALID, "string_above_max_length", "namespace",
                            "Invalid 'namespace': at most %zu bytes.", sizeof s->ns - 2);
     }
+    wk_names_note(t->w->names, s->ns);
     if (!json_is_array(list) || json_array_size(list) == 0)
         rc = api_err_set(&t->e, 400, API_INVALID, "missing_required_parameter", "texts",
                          "Missing required parameter: 'texts', an array of texts.");

@@ -29,7 +29,7 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     struct chat_msg *m;
     struct err err = {0};
     int rc = api_parse_messages(r, json_object_get(r->root, "messages"), &t->e);
-    bool bos = flag(r->root, "add_special", "add_special_tokens", 1);
+    bool bos = flag(r->root, "add_special", "add_special_tokens", 0);
 
     if (rc < 0) return rc;
     if (!w->chat)
@@ -43,17 +43,15 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
                      &out, &err);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(&t->e, 400, API_INVALID, "invalid_value", "messages", "%s.", err.msg);
-    if (rc >= 0)
-        rc = tok_encode(w->tok, out.pieces, out.n_pieces,
-                        bos && !chat_brings_bos(w->chat) ? TOK_BOS : 0, &ids);
+    if (rc >= 0) rc = tok_encode(w->tok, out.pieces, out.n_pieces, bos ? TOK_BOS : 0, &ids);
     if (rc >= 0) rc = put_ids(t, ids.id, ids.n);
     tok_ids_fini(&ids);
     chat_out_fini(&out);
     return rc;
 }
 
-/* Defaults of add_special as in the servers the two names come from: `content` (llama.cpp) without,
- * `prompt` (vLLM) with. */
+/* Defaults of add_special as in the servers the names come from: `content` (llama.cpp) without,
+ * `prompt` (vLLM) with, `messages` (vLLM) without: on top of the template it would be a second. */
 static int tokenize_text(struct wk_task *t, const json_t *root)
 {
     const json_t *v = json_object_get(root, "content");

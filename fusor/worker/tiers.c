@@ -127,13 +127,25 @@ void wk_tiers_limits(struct worker *w)
 
     for (size_t i = 0; i < t->n_quota; i++) {
         const struct wk_quota *q = &t->quota[i];
+        wk_names_note(w->names, q->ns);
         if (q->ram_bytes && store_set_quota(w->store, "ram", q->ns, q->ram_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=ram state=refused");
         if (q->nvme_bytes && store_set_quota(w->store, "nvme", q->ns, q->nvme_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
     }
-    for (size_t i = 0; i < t->n_ttl; i++)
+    for (size_t i = 0; i < t->n_ttl; i++) {
+        wk_names_note(w->names, t->ttl[i].ns);
         store_set_ttl(w->store, t->ttl[i].ns, t->ttl[i].ms);
+    }
+}
+
+const char *wk_tier_state(const struct store_tier_stats *s)
+{
+    const struct tier_stat *t = &s->tier;
+    bool away = s->shared && t->degraded[0] && t->endpoints_open >= t->endpoints;
+
+    if (strcmp(s->breaker, "open") == 0 || away) return "refuses";
+    return t->degraded[0] || strcmp(s->breaker, "closed") != 0 ? "degraded" : "ok";
 }
 
 void wk_tiers_watch(struct worker *w)

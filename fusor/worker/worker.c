@@ -173,10 +173,23 @@ static int watch_process(struct worker *w)
     return w->stdin_event && event_add(w->stdin_event, NULL) == 0 ? 0 : -ENOMEM;
 }
 
+/* A unix socket has admin routes: it is the user's own. */
+static int open_door(struct worker *w, struct err *err)
+{
+    struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
+    struct http_tls_opts files = {.cert_file = w->o.tls_cert, .key_file = w->o.tls_key};
+    int rc = w->o.tls_cert ? http_tls_server(&files, &o.tls, err) : 0;
+
+    if (rc >= 0) rc = http_server_listen_with(w->server, w->o.listen, &o, err);
+    if (o.tls) http_tls_unref(o.tls); /* the listener has its own */
+    return rc;
+}
+
 /* ---- life ---- */
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
 {
-    static const struct http_server_ops ops = {on_request, on_close, NULL, on_refuse};
+    static const struct http_server_ops ops = {
+        .on_request = on_request, .on_close = on_close, .on_refuse = on_refuse};
     struct worker *w = mem_zalloc(sizeof *w);
     int rc = -ENOMEM;
 
@@ -192,6 +205,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     json_object_seed(0); /* before threads use jansson */
     if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
     if ((rc = wk_load_create(&w->load)) < 0) goto fail;
+    if ((rc = wk_names_create(&w->names)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
     if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
@@ -201,7 +215,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = watch_process(w)) < 0) goto fail;
     if ((rc = wk_senses_create(w)) < 0) goto fail;
     if ((rc = wk_guard_create(w)) < 0) goto fail;
-    if ((rc = http_server_listen(w->server, o->listen, err)) < 0) goto fail;
+    if ((rc = open_door(w, err)) < 0) goto fail;
     if ((rc = wk_load_start(w)) < 0) goto fail;
     http_timer_set(w->tick, TICK_MS);
     log_event(LOG_NOTICE, "listening", "address=%s port=%d", o->listen,
@@ -257,6 +271,7 @@ void wk_destroy(struct worker *w)
     seg_presets_free(w->presets);
     residents_destroy(w->residents);
     wk_load_destroy(w->load);
+    wk_names_destroy(w->names);
     pthread_mutex_destroy(&w->mail_m);
     pthread_mutex_destroy(&w->builds_m);
     mem_free(w);

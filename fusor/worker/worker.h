@@ -29,7 +29,7 @@ enum {
     WK_PART_TOKENS_MIN = 32, /* content parts: a short one is a question or a label */
     WK_BLOCK_TOKENS = 64,    /* exact prefix records; KN_PAGE, so that loads are whole pages */
     WK_BUILDS_MAX = 4096,    /* queued isolated builds */
-    WK_BUILDS_FLIGHT_MAX = 8, /* handed to the engine at a time */
+    WK_BUILDS_FLIGHT_MAX = 8, /* handed to the engine at a time, and as many urgent ones */
     WK_LIVE_MAX = 4096,       /* requests in any stage, before the engine's own queue says no */
     WK_GRACE_MS = 2000,       /* stream headers wait this long for a real status */
     WK_COMMENT_MS = 10000,    /* keep-alive comment while a stream is silent */
@@ -59,14 +59,18 @@ struct wk_tier_opts {
     struct wk_ttl *ttl;
     size_t n_ttl;
     uint64_t secret[2];                /* tier_secret(): the text is not kept */
+    uint8_t auth_key[AUTH_KEY_BYTES];  /* tier_secret_auth() */
+    bool has_secret;
     double price[STORE_TIERS_MAX + 1]; /* per GB: RAM, then nvme, redis */
     const char *access_log;            /* NULL: none */
     struct arena arena;
 };
 struct wk_opts {
     const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
-    const char *strategy; /* NULL: the profile's */
-    const char *profile;  /* NULL: the cached one, else the default */
+    const char *tls_cert, *tls_key; /* NULL: plain HTTP; in tls_cert */
+    bool admin_tcp;                 /* /admin not on unix sockets alone */
+    const char *strategy;           /* NULL: the profile's */
+    const char *profile;            /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
     enum kn_arith arith;
     enum kn_weights weights;
@@ -80,7 +84,7 @@ struct wk_opts {
     bool controller;
     double quality_loss;      /* <0: the profile's */
     const char *decision_log; /* NULL: none */
-    bool exit_on_stdin_eof;
+    bool exit_on_stdin_eof, sandbox;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
     struct redis_url *registry; /* where; NULL: the tier's */
     const char *registry_group;
@@ -101,7 +105,8 @@ struct wk_msg { /* embedded; at most once on the list */
     void (*fn)(struct wk_msg *m); /* loop thread */
 };
 enum wk_state { WK_LOADING, WK_READY, WK_DRAINING, WK_FAILED };
-enum { WK_EXIT_DEVICE_LOST = 3 }; /* start me again; 1: that may not help, 2: usage */
+/* Start me again; 1: that may not help, 2: usage. */
+enum { WK_EXIT_DEVICE_LOST = 3, WK_EXIT_MODEL_FILE = 4 };
 struct wk_pool;
 struct gen;
 struct residents;
@@ -109,6 +114,7 @@ struct seg_task;
 struct wk_build;
 struct wk_announce;
 struct wk_load;
+struct wk_names;
 struct wk_kvlog;
 struct wk_reader;
 struct wk_guard;
@@ -171,6 +177,8 @@ struct worker {
     struct wk_announce *announce; /* NULL: not registered */
     struct wk_reader *readers;    /* who waits for news of them */
     struct wk_load *load;         /* what waits here: any thread (load.c) */
+    struct wk_names *names;       /* of namespaces: any thread (names.c) */
+    _Atomic uint64_t lost_told;   /* writes that a flush has reported as lost */
     uint64_t epoch, read_ns;      /* of this life; when somebody asked last */
     uint64_t drain_deadline_ns;
     struct event *signals[2], *stdin_event;
@@ -198,6 +206,8 @@ int wk_profile_put(const struct worker *w, struct buf *out); /* as JSON */
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err);
 void wk_tiers_limits(struct worker *w); /* quotas and lives of namespaces */
 void wk_tiers_watch(struct worker *w);  /* log what has changed for better or worse; loop */
+/* "ok", "degraded" (it serves, but not as was asked for) or "refuses". */
+const char *wk_tier_state(const struct store_tier_stats *s);
 bool wk_serves_model(const struct worker *w, const char *name);
 /* mail.c. Thread: any. wk_unpost() takes a message off the list when it is on it. */
 void wk_post(struct worker *w, struct wk_msg *m);
@@ -362,6 +372,10 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
                    uint32_t n, bool urgent);
 /* Any thread. ns NULL: of whatever namespace. */
 bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns);
+/* A request comes with chunks that another one has missed before: they are built now. Loop. */
+void wk_builds_hurry(struct worker *w, const struct wk_prompt *p);
+/* Is one of its chunks with the engine, to be built urgently? Any thread. */
+bool wk_builds_due(struct worker *w, const struct wk_prompt *p);
 void wk_builds_fini(struct worker *w);
 void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
 
@@ -397,6 +411,13 @@ void wk_hints_fini(struct wk_hints *h);
 int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner);
 /* As operators write it: "acme" (of the caller's key), "/team" (of the body), "acme/team". */
 int wk_ns_parse(const char *text, char *out, size_t cap);
+/* names.c, any thread: what a namespace is called, as far as it was heard of since the start. */
+int wk_names_create(struct wk_names **ret);
+void wk_names_destroy(struct wk_names *n);
+void wk_names_note(struct wk_names *n, const char *ns); /* n may be NULL */
+/* As operators write it, in quotes; "/": of nobody's; null: not known. */
+int wk_names_put(struct wk_names *n, uint64_t hash, struct buf *out);
+void wk_percent_decode(char *s);
 void wk_segments_post(struct worker *w, struct wk_call *c); /* segments.c */
 void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
 void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);

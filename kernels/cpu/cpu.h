@@ -161,6 +161,7 @@ static inline bool kn_cancelled(const atomic_bool *cancel)
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err);
 const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);
+bool kn_isa_emulated(void); /* a library would not take part in it */
 void kn_cpu_model(char *buf, size_t size);
 
 /* mat.c: candidates by name and what this machine offers. */
@@ -181,8 +182,7 @@ void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret);
 void kn_slab_unref(struct kn_slab *s); /* accepts NULL */
 
 /* The table: kn.h's functions of the same names. dev.c fills it from these. */
-int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n);
+int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t);
 int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
 int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
 int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,

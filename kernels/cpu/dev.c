@@ -16,7 +16,7 @@ static unsigned cores_allowed(void)
     return n > 0 ? (unsigned)n : 1;
 }
 
-/* Forced by name, or the own kernel of the arithmetic asked for until kn_dev_tune() decides. */
+/* Forced by name, or the own kernel of the arithmetic asked for until kn_cpu_tune() decides. */
 static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
 {
     bool any = !name || !*name || strcmp(name, "auto") == 0;
@@ -223,7 +223,7 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     if (r < 0) goto fail;
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
-    d->coded_rows = 4; /* chosen; kn_dev_tune() measures it */
+    d->coded_rows = 4; /* chosen; kn_cpu_tune() measures it */
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
     r = -ENOMEM;

@@ -18,6 +18,12 @@ const char *kn_isa_name(enum kn_isa isa)
     return isa_names[isa];
 }
 
+#if !defined(KN_HOSTSIMD)
+bool kn_isa_emulated(void)
+{
+    return false;
+}
+
 /* Tiles of bf16, and the kernel's leave to use them, which holds for all threads of the process. */
 static bool has_amx(void)
 {
@@ -45,6 +51,17 @@ static enum kn_isa find_best(void)
 #endif
     return KN_ISA_PORTABLE;
 }
+#else /* hostsimd/, for tests: whatever this CPU is */
+bool kn_isa_emulated(void)
+{
+    return true;
+}
+
+static enum kn_isa find_best(void)
+{
+    return KN_ISA_AMX;
+}
+#endif
 
 /* Asked once: CPUID traps in virtual machines, and kn_convert() comes often. */
 static enum kn_isa isa_best(void)

@@ -36,6 +36,7 @@ bool kn_gemm_is_own(enum kn_gemm_kind kind)
 
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
+    if (!kn_gemm_is_own(kind) && kn_isa_emulated()) return false;
     switch (kind) {
     case GEMM_OWN_F32:
         return true;

@@ -242,6 +242,35 @@ int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dt
     return r;
 }
 
+/* Words of which none has all bits of its exponent set; whole vectors a turn. */
+static bool finite16(const void *x, size_t n, size_t stride, uint16_t exponent)
+{
+    const uint8_t *p = x;
+    uint16_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t v;
+        memcpy(&v, p + i * stride, sizeof v);
+        bad |= (v & exponent) == exponent;
+    }
+    return !bad;
+}
+
+static bool finite32(const uint32_t *x, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++)
+        bad |= (x[i] & 0x7f800000u) == 0x7f800000u;
+    return !bad;
+}
+
+bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K)
+{
+    if (t == KN_F32) return finite32(x, n);
+    if (t == KN_Q8) return finite16(x, n / K, K + 2, 0x7c00); /* each head's largest */
+    if (t == KN_F16) return finite16(x, n, 2, 0x7c00);
+    return finite16(x, n, 2, 0x7f80);
+}
+
 int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {

@@ -340,9 +340,12 @@ static int measure_codes(struct kn_dev *d, const struct kn_shape *s, size_t n, s
     return r == -ENOTSUP ? 0 : r;
 }
 
-int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t)
 {
+    enum { BUDGET_MS = 1500 };
+    const struct kn_shape *shapes = t->shapes;
+    const size_t n_shapes = t->n_shapes;
+    size_t rows = t->rows;
     if (n_shapes > SHAPES_MAX) return -EINVAL;
     struct verdict v = {0};
     /* Two blocks a thread tell as much as a whole prompt. */
@@ -351,6 +354,7 @@ int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
     tune_key(d, shapes, n_shapes, rows, key);
     const bool known = !d->forced && cache_read(d, key, &v);
     if (!known) {
+        const unsigned budget_ms = t->budget_ms ? t->budget_ms : BUDGET_MS;
         int r = measure(d, shapes, n_shapes, rows, budget_ms, v.rates);
         if (r < 0) return r;
         v.best = winner(v.rates);
@@ -362,10 +366,8 @@ int kn_cpu_tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes
     }
     d->coded_rows = v.coded_rows;
     if (!known && !d->forced) cache_write(d, key, &v);
-    size_t n = 0;
-    for (int i = 0; i < GEMM_KINDS && n < cap; i++)
-        ret_rates[n++] =
+    for (int i = 0; i < GEMM_KINDS; i++)
+        d->head.rate[d->head.n_rates++] =
             (struct kn_gemm_rate){kn_gemm_name((enum kn_gemm_kind)i), v.rates[i], i == (int)v.best};
-    *ret_n = n;
     return 0;
 }

@@ -277,22 +277,25 @@ static bool gemm_invariant(const struct kn_dev *d)
     return false;
 }
 
-static int tune(struct kn_dev *d, const struct kn_shape *shapes, size_t n_shapes, size_t rows,
-                unsigned budget_ms, struct kn_gemm_rate *ret_rates, size_t cap, size_t *ret_n)
+static int tune(struct kn_dev *d, const struct kn_tuning *how)
 {
+    enum { BUDGET_MS = 8000 };
     cu_use(d->cu);
-    size_t(*shape)[2] = mem_alloc(n_shapes * sizeof *shape);
+    size_t(*shape)[2] = mem_alloc(how->n_shapes * sizeof *shape);
     double gflops = 0;
     if (!shape) return -ENOMEM;
-    for (size_t i = 0; i < n_shapes; i++)
-        shape[i][0] = shapes[i].n, shape[i][1] = shapes[i].k;
-    const struct cu_tune t = {d->weights,  (const size_t(*)[2])shape, n_shapes, rows, budget_ms,
+    for (size_t i = 0; i < how->n_shapes; i++)
+        shape[i][0] = how->shapes[i].n, shape[i][1] = how->shapes[i].k;
+    const struct cu_tune t = {d->weights,
+                              (const size_t(*)[2])shape,
+                              how->n_shapes,
+                              how->rows,
+                              how->budget_ms ? how->budget_ms : BUDGET_MS,
                               d->cache_dir};
     int r = cu_tune(d->cu, &t, &gflops);
     mem_free(shape);
     if (r < 0) return r;
-    if (cap > 0) ret_rates[0] = (struct kn_gemm_rate){gemm_name(d), gflops, true};
-    *ret_n = cap > 0;
+    d->head.rate[d->head.n_rates++] = (struct kn_gemm_rate){gemm_name(d), gflops, true};
     return 0;
 }
 

@@ -24,7 +24,12 @@ WORKER = os.path.join(BUILD, "fusor", "worker", "kvblend-worker")
 KVBLENDCTL = os.path.join(BUILD, "tools", "ctl", "kvblendctl")
 STUB = os.path.join(HERE, "stub_worker.py")
 MODELS = os.path.join(ROOT, "tests", "data", "models")
+ADMIN = ["--api-key", "sesame", "--admin-tcp"]  # of a worker on TCP whose admin routes a test asks for
 DEADLINE_S = int(os.environ.get("E2E_DEADLINE_S", "60"))
+
+
+class Missing(Exception):
+    """What this machine lacks: ends one test; main() exits with 77 then, however many others passed."""
 
 
 def skip(why):
@@ -47,13 +52,23 @@ def tiny_model():
     skip("no tiny model in tests/data/models")
 
 
+def redis_server():
+    """The program's path."""
+    path = shutil.which("redis-server")
+    if not path:
+        raise Missing("redis-server is not installed")
+    return path
+
+
 def real_model():
-    """$KVBLEND_TEST_MODEL or $KVBLEND_MODEL, else what tools/get-model left; None: there is none."""
+    """$KVBLEND_TEST_MODEL or $KVBLEND_MODEL, else what tools/get-model left."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = os.environ.get("KVBLEND_MODELS") or os.path.join(cache, "kvblend", "models")
     path = (os.environ.get("KVBLEND_TEST_MODEL") or os.environ.get("KVBLEND_MODEL") or
             os.path.join(folder, "SmolLM2-135M-Instruct.Q4_1.gguf"))
-    return path if os.path.exists(path) else None
+    if not os.path.exists(path):
+        raise Missing("no real model (KVBLEND_MODEL, tools/get-model)")
+    return path
 
 
 def until(what, fn, deadline_s=DEADLINE_S):
@@ -177,6 +192,7 @@ class Program:
                                          env=full, pass_fds=fds)
         self.env = full
         self.port = None
+        self.key = args[args.index("--api-key") + 1] if "--admin-tcp" in args else None  # ADMIN
 
     def write(self, name, text):
         """A file of its folder, replaced whole."""
@@ -200,6 +216,8 @@ class Program:
 
     def request(self, method, path, body=None, headers=None, timeout=DEADLINE_S):
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        if self.key:
+            headers = {"Authorization": f"Bearer {self.key}", **(headers or {})}
         return ask_on(sock, method, path, body, headers)
 
     def get(self, path, **kw):
@@ -212,18 +230,28 @@ class Program:
         """A raw socket with the request sent: the caller reads or leaves."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         s = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        if self.key:
+            headers += f"Authorization: Bearer {self.key}\r\n"
         s.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
                   f"{headers}\r\n".encode() + data)
         return s
 
+    def metrics(self):
+        """The page: of a gateway where it is served, on the admin address; of a worker itself."""
+        path = self.admin[5:]
+        r = unix_request(path, "GET", "/metrics") if os.path.exists(path) else self.get("/metrics")
+        assert r.status == 200, (r.status, r.body)
+        return r.body.decode()
+
     def metric(self, name):
         """Value of an unlabelled or labelled sample, by its exact name with labels."""
-        for line in self.get("/metrics").body.decode().split("\n"):
+        for line in self.metrics().split("\n"):
             if line.startswith(name + " "):
                 return float(line[len(name) + 1:])
         return None
 
     def admin_get(self, path):
+        until("the admin socket is there", lambda: os.path.exists(self.admin[5:]))  # the last to listen
         return unix_request(self.admin[5:], "GET", path).json()
 
     def stop(self, sig=signal.SIGTERM):
@@ -319,6 +347,33 @@ def proxy(upstreams, *args, ready=True, env=None, files=None):
     return listening(Program(cmd + list(args), env, files), ready)
 
 
+class TieredSite:
+    """A gateway with its own worker, 16 MiB of RAM and an NVMe file of 64 MiB in a folder of its own."""
+
+    def __init__(self, *args):
+        self.dir = tempfile.mkdtemp(prefix="kvb-site-")
+        self.file = self.dir + "/tier"
+        try:
+            self.g = gateway("--ram", "16MiB", "--nvme", self.file + ":64MiB", *args)
+        except BaseException:
+            shutil.rmtree(self.dir, ignore_errors=True)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        try:
+            self.g.__exit__(*why)
+        finally:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def document(i):
+    """Words that differ by document: nothing in common but single tokens."""
+    return " ".join(f"item{i * 7919 % 997} note{(i * 31 + k * k) % 613}" for k in range(32))
+
+
 def listening(g, ready=True):
     """Wait until the program serves (ready: requests, too) and learn its port; else end it."""
     try:
@@ -348,7 +403,7 @@ def main(namespace):
     """Run the test_* functions of a module; arguments select by part of the name."""
     tests = [(n, f) for n, f in namespace.items() if n.startswith("test_") and callable(f)]
     wanted = sys.argv[1:]
-    passed = failed = 0
+    passed = failed = missing = 0
     for name, fn in tests:
         if wanted and not any(w in name for w in wanted):
             continue
@@ -356,9 +411,12 @@ def main(namespace):
             fn()
             passed += 1
             print("ok  ", name, flush=True)
+        except Missing as e:
+            missing += 1
+            print("SKIP", name, e, flush=True)
         except Exception:
             failed += 1
             print("FAIL", name, flush=True)
             traceback.print_exc()
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    print(f"{passed} passed, {failed} failed, {missing} skipped")
+    sys.exit(1 if failed else 77 if missing else 0)

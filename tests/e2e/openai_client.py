@@ -5,6 +5,7 @@ Run by a Python that has the package: $KVBLEND_PYTHON, else this one; skipped wh
 Base URL and model can be given instead of starting a gateway: OPENAI_BASE_URL (and OPENAI_MODEL).
 """
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -43,6 +44,28 @@ def chat(c=None, **kw):
     return (c or client()).chat.completions.create(**body)
 
 
+def tokens(**body):
+    """How many the worker's own tokenizer makes of it."""
+    r = server.post("/tokenize", body, headers={"X-Api-Key": "key-one"})
+    assert r.status == 200, r.body
+    return r.json()["count"]
+
+
+def made_chat():
+    """Tokens of the greedy answer, by its logprobs; the one that ended it has none."""
+    c = chat(logprobs=True).choices[0]
+    return len(c.logprobs.content) + (c.finish_reason == "stop")
+
+
+def check_usage(u, prompt, completion, reused=0, recomputed=0):
+    """To the digit: counts are what people pay by."""
+    d = u.prompt_tokens_details
+    got = (u.prompt_tokens, u.completion_tokens, u.total_tokens, d.cached_tokens, d.prefix_tokens, d.reused_tokens,
+           d.recomputed_tokens, d.cache_write_tokens, u.completion_tokens_details.reasoning_tokens)
+    want = (prompt, completion, prompt + completion, reused, 0, reused, recomputed, 0, 0)
+    assert got == want, (got, want)
+
+
 def expect(kind, fn, status, code=None):
     try:
         fn()
@@ -69,8 +92,7 @@ def test_chat():
     assert r.object == "chat.completion" and r.model == model and r._request_id
     assert r.choices[0].message.role == "assistant" and r.choices[0].message.content
     assert r.choices[0].finish_reason in ("stop", "length")
-    assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
-    assert r.usage.prompt_tokens_details.cached_tokens >= 0
+    check_usage(r.usage, tokens(messages=HELLO), made_chat())
 
 
 def test_chat_stream():
@@ -82,7 +104,7 @@ def test_chat_stream():
         assert text == want
         assert chunks[0].choices[0].delta.role == "assistant"
         if include:
-            assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens >= 1
+            assert chunks[-1].choices == [] and chunks[-1].usage == chat().usage
             assert all(c.usage is None for c in chunks[:-1])
         else:
             assert all(c.usage is None for c in chunks)
@@ -94,23 +116,30 @@ def test_completions():
     c = client()
     kw = dict(model=model, prompt="The river", **GREEDY)
     r = c.completions.create(**kw)
-    assert r.object == "text_completion" and r.choices[0].text and r.usage.completion_tokens >= 1
+    assert r.object == "text_completion" and r.choices[0].text
+    lp = c.completions.create(**dict(kw, logprobs=0)).choices[0]
+    made, river = len(lp.logprobs.tokens) + (lp.finish_reason == "stop"), tokens(prompt="The river")
+    check_usage(r.usage, river, made)
     for include in (False, True):
         o = {"stream_options": {"include_usage": True}} if include else {}
         chunks = list(c.completions.create(stream=True, **o, **kw))
         assert "".join(x.choices[0].text for x in chunks if x.choices) == r.choices[0].text
-        assert bool(chunks[-1].usage) == include
+        assert chunks[-1].usage == (r.usage if include else None)
     both = c.completions.create(**dict(kw, prompt=["The river", "A mill"]))
     assert [x.index for x in both.choices] == [0, 1]
     assert both.choices[0].text == r.choices[0].text
+    second = c.completions.create(**dict(kw, prompt="A mill")).usage
+    check_usage(both.usage, river + second.prompt_tokens, made + second.completion_tokens)
     ids = c.completions.create(**dict(kw, prompt=[5, 6, 7]))
     assert ids.usage.prompt_tokens == 3
+    check_usage(c.completions.create(**dict(kw, n=3, temperature=1, extra_body=NO_EOS)).usage, river, 24)
+    check_usage(c.completions.create(**dict(kw, max_tokens=0, extra_body={"echo": True})).usage, river, 0)
 
 
 def test_logprobs():
     r = chat(logprobs=True, top_logprobs=3)
     content = r.choices[0].logprobs.content
-    assert len(content) == r.usage.completion_tokens
+    check_usage(r.usage, tokens(messages=HELLO), len(content) + (r.choices[0].finish_reason == "stop"))
     for t in content:
         assert t.logprob <= 0 and len(t.top_logprobs) == 3
         assert t.top_logprobs[0].logprob >= t.top_logprobs[1].logprob
@@ -164,18 +193,26 @@ def test_errors():
 
 
 def test_overload():
-    held = [chat(stream=True, max_tokens=6000, extra_body=NO_EOS) for _ in range(4)]
-    waiting = threading.Thread(target=lambda: chat())
-    for s in held:
-        next(iter(s))
-    waiting.start()
-    until("one waits", lambda: server.admin_get("/admin/status")["gateway"]["waiting"] >= 1)
-    e = expect(openai.RateLimitError, chat, 429, "server_overloaded")
-    assert float(e.response.headers["retry-after"]) > 0
-    assert e.response.headers["x-should-retry"] == "true"
-    for s in held:
-        s.close()
-    waiting.join()
+    """The worker stands still meanwhile: nothing ends before it may."""
+    def stages():
+        return sorted(r["stage"] for r in server.admin_get("/admin/requests")["requests"])
+
+    worker = server.admin_get("/admin/status")["workers"][0]["pid"]
+    answers = []
+    asked = [threading.Thread(target=lambda: answers.append(chat())) for _ in range(5)]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for t in asked:
+            t.start()
+        until("four run, one waits", lambda: stages() == ["calling"] * 4 + ["queued"])
+        e = expect(openai.RateLimitError, chat, 429, "server_overloaded")
+        assert float(e.response.headers["retry-after"]) > 0
+        assert e.response.headers["x-should-retry"] == "true"
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    for t in asked:
+        t.join()
+    assert len(answers) == 5 and all(a.choices for a in answers), answers
     assert chat(client(max_retries=2)).choices
 
 
@@ -229,8 +266,11 @@ def test_kvblend_extension():
         return [c["source"] for c in k["chunks"]]
 
     until("both chunks come from RAM", lambda: sources() == ["ram", "ram"])
-    k = chat(**ask, extra_body={"kvblend": {"ratio": 0.5}}).model_extra["kvblend"]
-    assert k["ratio"] == 0.5 and k["tokens"]["reused"] > 0 and k["ttft_ms"] > 0
+    r = chat(**ask, extra_body={"kvblend": {"ratio": 0.5}, **NO_EOS})
+    k = r.model_extra["kvblend"]
+    held = sum(c["tokens"] for c in k["chunks"])
+    assert k["ratio"] == 0.5 and k["ttft_ms"] > 0
+    check_usage(r.usage, tokens(**ask), 8, reused=held - (held + 1) // 2, recomputed=(held + 1) // 2)
     chunks = list(chat(**ask, stream=True, extra_body={"kvblend": {"explain": True}}))
     assert len(chunks[-1].model_extra["kvblend"]["chunks"]) == 2
     assert all("kvblend" not in (c.model_extra or {}) for c in chunks[:-1])

@@ -25,13 +25,14 @@ def flag(name, default=None):
 
 MODEL = flag("served-model-name", "stub-model")
 LOAD_S = float(os.environ.get("STUB_LOAD_S", "0"))
+HOLD = os.environ.get("STUB_HOLD")  # a file: it loads while that is there
 LOAD = os.environ.get("STUB_LOAD")  # a file: what it says of its load
 STARTED = time.monotonic()
 STATE = {"active": 0, "aborted": 0, "served": 0, "last_completion": None}
 
 
 def loading():
-    return time.monotonic() - STARTED < LOAD_S
+    return time.monotonic() - STARTED < LOAD_S or (HOLD and os.path.exists(HOLD))
 
 
 class Abort(Exception):
@@ -141,10 +142,14 @@ class Conn:
         try:
             if stub.get("die") == "before":
                 os._exit(1)
+            if "comment" in stub:  # a stream's headers and a comment, before the wait
+                await self.stream_head()
+                await self.chunk(b": working\n\n")
             await self.wait(stub.get("wait_s", 0))
             if "status" in stub:
                 await self.send(stub["status"], {"error": {
-                    "message": "as told", "type": "server_error", "param": None, "code": "told"}})
+                    "message": "as told", "type": "server_error", "param": None, "code": "told"}},
+                    extra=self.further(stub))
                 return
             n = stub.get("n", ask.get("max_tokens", 4))
             if ask.get("stream"):
@@ -184,7 +189,11 @@ class Conn:
             "id": "chatcmpl-1", "object": "chat.completion" if chat else "text_completion",
             "created": 1, "model": MODEL, "choices": [choice],
             "usage": self.usage(n, stub)},
-            extra="".join(f"{k}: {v}\r\n" for k, v in stub.get("headers", {}).items()))
+            extra=self.further(stub))
+
+    @staticmethod
+    def further(stub):
+        return "".join(f"{k}: {v}\r\n" for k, v in stub.get("headers", {}).items())
 
     @staticmethod
     def usage(n, stub):
@@ -192,9 +201,13 @@ class Conn:
         return {"prompt_tokens": prompt, "completion_tokens": n, "total_tokens": prompt + n,
                 "prompt_tokens_details": {"cached_tokens": stub.get("cached_tokens", 0)}}
 
-    async def stream(self, chat, n, stub, usage):
+    async def stream_head(self):
         self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
                           b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    async def stream(self, chat, n, stub, usage):
+        if "comment" not in stub:
+            await self.stream_head()
         frame = {"id": "chatcmpl-1", "created": 1, "model": MODEL,
                  "object": "chat.completion.chunk" if chat else "text_completion"}
 
@@ -206,6 +219,8 @@ class Conn:
                                     "finish_reason": None}))
         for i in range(n):
             await self.wait(stub.get("token_s", 0))
+            while i == stub.get("hold_at") and os.path.exists(stub["hold"]):  # until the test lets go
+                await self.wait(0.02)
             if stub.get("die") == "middle" and i == n // 2:
                 self.writer.write(b"10\r\ndata: {\"id\":\"hal")
                 await self.writer.drain()

@@ -2,41 +2,20 @@
 """kvblendctl's commands for tiers, from the gateway's admin socket down to an NVMe file."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 
-from harness import KVBLEND, KVBLENDCTL, WORKER, gateway, main, need, unix_request, until
+from harness import (KVBLEND, KVBLENDCTL, WORKER, TieredSite, document, main, need, unix_request,
+                     until)
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 MIB = 1 << 20
 
 
-def document(i):
-    return " ".join(f"item{i * 7919 % 997} note{(i * 31 + k * k) % 613}" for k in range(32))
-
-
-class Site:
-    """A gateway with its own worker and an NVMe file, and kvblendctl pointed at it."""
+class Site(TieredSite):
+    """With kvblendctl pointed at it."""
 
     def __init__(self, *args):
-        self.dir = tempfile.mkdtemp(prefix="kvb-admin-")
-        self.file = self.dir + "/tier"
-        try:
-            self.g = gateway("--ram", "16MiB", "--nvme", self.file + ":64MiB", "--tier-wait", "4s",
-                             *args)
-        except BaseException:
-            shutil.rmtree(self.dir, ignore_errors=True)
-            raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *why):
-        try:
-            self.g.__exit__(*why)
-        finally:
-            shutil.rmtree(self.dir, ignore_errors=True)
+        super().__init__("--tier-wait", "4s", *args)
 
     def ctl(self, *args, status=0):
         r = subprocess.run([KVBLENDCTL, "--admin", self.g.admin, *args], capture_output=True,
@@ -87,7 +66,7 @@ def test_listing_and_figures():
         assert s.tier("nvme")["used_bytes"] == sum(x["bytes"] for x in there.values())
         assert "No tier" in s.ctl("ls", "--tier", "tape", status=1)
         assert "No tier" in s.ctl("evict", ids[0], "--tier", "tape", status=1)
-        s.ctl("clear", "--tier", "ram")
+        s.ctl("clear", "--tier", "ram", "--yes")
         assert not s.listed("ram")
         assert {x: y["bytes"] for x, y in s.listed("nvme").items()} == {
             x: y["bytes"] for x, y in there.items()}
@@ -104,7 +83,7 @@ def test_verify():
         assert s.json("verify") == {"ok": 10, "bad": 0, "gone": 0}
         assert s.json("verify", "--tier", "nvme") == {"ok": 5, "bad": 0, "gone": 0}
         assert s.json("verify", ids[1]) == {"ok": 2, "bad": 0, "gone": 0}
-        s.ctl("clear", "--tier", "ram")
+        s.ctl("clear", "--tier", "ram", "--yes")
         # A bit flips in the middle of one record.
         with open(s.file, "r+b") as f:
             at = f.read().rindex(b"KVBSLOT\n") + 100000
@@ -131,14 +110,14 @@ def test_evict_clear_preload():
         s.ctl("pin", ids[2])
         assert "pinned" in s.ctl("evict", ids[2], status=1)
         s.ctl("unpin", ids[2])
-        assert s.json("clear", "--tier", "ram") == {"cleared": 2}
+        assert s.json("clear", "--tier", "ram", "--yes") == {"cleared": 2}
         assert not s.listed("ram") and len(s.listed("nvme")) == 3
         assert s.json("preload", "nvme", "2") == {"loaded": 2}
         assert len(s.listed("ram")) == 2
         assert s.json("preload", "nvme") == {"loaded": 1}
         assert "below RAM" in s.ctl("preload", "ram", status=1)
         assert "no number" in s.ctl("preload", "nvme", "0", status=2)
-        assert s.json("clear") == {"cleared": 3}
+        assert s.json("clear", "--yes") == {"cleared": 3}
         assert not s.json("ls")["data"]
         assert s.tier("nvme")["used_bytes"] == s.tier("nvme")["records"] == 0
 
@@ -156,7 +135,7 @@ def test_sizes_policies_and_quotas():
         for tier, size, why in (("nvme", "1", "below the least"), ("ram", "0", "below the least"),
                                 ("ram", "1GiB", "four times"), ("ram", "many", "Invalid 'bytes'"),
                                 ("redis", "1GiB", "No tier"), ("nvme", "800TiB", "the most")):
-            assert why in s.ctl("resize", tier, size, status=1), (tier, size)
+            assert why in s.ctl("resize", tier, size, "--yes", status=1), (tier, size)
         assert "SIZE is missing" in s.ctl("resize", "ram", status=2)
         for name in ("clock", "s3fifo", "arc", "gdsf", "lru"):
             for tier in ("ram", "nvme"):
@@ -172,7 +151,7 @@ def test_sizes_policies_and_quotas():
             s.build([i], namespace="acme")
         mine = set(s.listed("nvme")) - others
         assert 0 < sum(s.listed("nvme")[x]["bytes"] for x in mine) <= cap
-        assert s.json("clear", "--tier", "nvme", "--namespace", "/acme")["cleared"] == len(mine)
+        assert s.json("clear", "--tier", "nvme", "--namespace", "/acme", "--yes")["cleared"] == len(mine)
         assert set(s.listed("nvme")) == others
 
 

@@ -8,8 +8,10 @@ clients.txt), else this one; skipped when neither has them.
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
+import tempfile
 import threading
 
 from harness import KVBLEND, WORKER, gateway, main, need, skip, until
@@ -18,10 +20,14 @@ from upstream import Upstream
 os.environ.update({"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
                    "OPENAI_API_KEY": "key-one", "TOKENIZERS_PARALLELISM": "false"})
 try:
+    import httpx
     import litellm
     import openai
     from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+    from llama_index.core import SimpleDirectoryReader
     from llama_index.core.llms import ChatMessage
+    from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+    from llama_index.core.schema import MetadataMode, NodeWithScore
     from llama_index.llms.openai_like import OpenAILike
 except ImportError as e:
     other = os.environ.get("KVBLEND_CLIENTS_PYTHON")
@@ -268,6 +274,56 @@ def test_llama_index():
             assert run(later()) == (text, text)
 
 
+def seen_and_reused(body, answer, texts, seen):
+    """Bytes of the documents that were asked for before, and how many of them stand in chunks that were held."""
+    whole = reused = 0
+    for m, message in enumerate(body["messages"]):
+        data = message["content"].encode()
+        held = [(c["begin"], c["end"]) for c in answer["kvblend"]["chunks"]
+                if c["message"] == m and c["source"] != "computed"]
+        for text in texts:
+            begin = data.find(text.encode())
+            if begin < 0:
+                continue
+            end = begin + len(text.encode())
+            if text in seen:
+                whole += end - begin
+                reused += sum(max(0, min(e, end) - max(b, begin)) for b, e in held)
+            seen.add(text)
+    return whole, reused
+
+
+def test_llama_index_documents_in_new_orders():
+    """Its default template and metadata, four of eight files, thirty orders, without a pause between them."""
+    rng = random.Random(20)
+    words = "harbour granite signal keeper winter lantern railway orchard copper meadow".split()
+    exchanges = []
+
+    def note(response):
+        response.read()
+        exchanges.append((json.loads(response.request.content), response.json()))
+
+    with tempfile.TemporaryDirectory() as folder, httpx.Client(event_hooks={"response": [note]}) as http:
+        for i in range(8):
+            with open(os.path.join(folder, f"{words[i]}.md"), "w") as f:
+                f.write("\n\n".join(" ".join(rng.choice(words) for _ in range(50)) for _ in range(1 + i % 2)))
+        nodes = SimpleDirectoryReader(folder).load_data()
+        texts = [n.get_content(metadata_mode=MetadataMode.LLM).strip() for n in nodes]
+        assert all(t.startswith("file_path: ") for t in texts)
+        llm = OpenAILike(model=own, api_base=base, api_key="key-one", max_tokens=2, temperature=0,
+                         is_chat_model=True, max_retries=0, timeout=60, context_window=8192, http_client=http,
+                         additional_kwargs={"extra_body": {"kvblend": {"explain": True}}})
+        for k in range(30):
+            get_response_synthesizer(llm=llm, response_mode=ResponseMode.COMPACT).synthesize(
+                f"What of the {rng.choice(words)} in {1800 + k}?",
+                nodes=[NodeWithScore(node=n, score=1) for n in rng.sample(nodes, 4)])
+    seen = set()
+    each = [seen_and_reused(body, answer, texts, seen) for body, answer in exchanges]
+    assert len(each) == 30 and len(seen) == 8, each
+    whole, reused = (sum(x) for x in zip(*each[4:]))
+    assert reused >= 0.95 * whole, (reused / whole, each)
+
+
 # ---- LiteLLM ----
 
 def ll(name, **more):
@@ -342,8 +398,9 @@ def test_everybody_at_once():
 
 
 if __name__ == "__main__":
-    with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off"), "--api-key",
-                                   "key-one", "--max-body", "2MiB", "--breaker-failures", "255") as server:
+    with Upstream() as up, gateway("--upstream", up.entry("models=up-model health=off paths=files"),
+                                   "--api-key", "key-one", "--max-body", "2MiB",
+                                   "--breaker-failures", "255") as server:
         base = f"http://127.0.0.1:{server.port}/v1"
 
         def worker_model():

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 
-from harness import (BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model,
+from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model,
                      until)
 
 BENCH = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
@@ -49,7 +49,7 @@ class Place:
         return glob.glob(self.dir + "/kvblend/cost-*.txt")
 
     def worker(self, *args, **env):
-        p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--gemm",
+        p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
                      "own-f32", *args], self.env(**env))
         try:
             port = until("the worker listens", lambda: p.proc.poll() is not None or
@@ -157,7 +157,7 @@ def test_from_ram_it_blends_and_keeps_to_what_was_asked():
         lines = p.get("/admin/decisions").json()["data"]
         assert [x["id"] for x in lines[-5:]] == ["exact", "own", "slow", "floor", "first"], lines
         assert p.get("/admin/decisions/nobody").status == 404
-        samples = p.get("/metrics").body.decode()
+        samples = p.metrics()
         assert 'kvblend_decisions_total{strategy="full",by="rules"} 1' in samples, samples
         for name in ("prediction_error_ratio", "exposed_load_seconds", "decide_seconds"):
             assert f"kvblend_{name}_count" in samples, name
@@ -183,6 +183,19 @@ def replay(path, folder):
     r = subprocess.run([BENCH, "replay", "--decisions", path, "--json", out], capture_output=True,
                        text=True)
     assert r.returncode != 0 and "1 decisions differ, 1 lines" in r.stderr, (r.stdout, r.stderr)
+
+
+def test_each_prefill_corrects_the_price_of_computing():
+    """Prices are a thousand times too high: every prefill that is measured takes its step down, and no more."""
+    with Place() as at, at.priced().worker() as p:
+        price = []
+        for i in range(6):
+            ask(p, question((i, i + 1), mode="full", store=False), f"r{i}")
+            d = decision(p, f"r{i}")
+            assert d["measured"]["whole"] and d["measured"]["compute_s"] < d["out"]["predicted"]["compute_s"], d
+            price.append(d["in"]["cost"]["row_s"])
+        assert abs(price[0] / ROW_S - 1) < 1e-6, price
+        assert all(0.98 * a < b < 0.999 * a for a, b in zip(price, price[1:])), price
 
 
 def test_what_a_slow_tier_holds_is_computed_and_explained():

@@ -197,7 +197,7 @@ def test_stale_connections_are_harmless():
 
 def test_what_a_dying_connection_took_along_is_not_repeated():
     """A kept connection that ends without a word: a completion is sent again, what may have been done is not."""
-    with Upstream() as up, proxy([up.entry(ANY)], *DEAF) as g:
+    with Upstream() as up, proxy([up.entry(ANY + " paths=batches")], *DEAF) as g:
         for path, body, status, times in ((CHAT, ask(), 200, 2), ("/v1/batches", {"endpoint": CHAT}, 502, 1)):
             assert g.post(path, body).status == 200  # a connection to keep
             n = len(up.requests)
@@ -214,22 +214,148 @@ def test_interim_answers():
                 assert r.status == 200 and r.body, (early, r.status)
 
 
+# ---- before the first token of a stream ----
+
+SSE = {"type": "text/event-stream", "framing": "chunked"}
+COMMENT = ": working\n\n"
+
+
+def chunk(*choices, **kw):
+    return "data: " + json.dumps(dict({"id": "first", "choices": choices}, **kw)) + "\n\n"
+
+
+def role(index=0):
+    return {"index": index, "delta": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": None, "finish_reason": None}
+
+
+# What a target may say without a token.
+OPENINGS = {
+    "headers": "",
+    "a comment": COMMENT,
+    "comments": COMMENT * 3,
+    "a role": chunk(role()),
+    "two roles": chunk(role(0)) + COMMENT + chunk(role(1)),
+    "two roles in one": chunk(role(0), role(1)),
+    "an empty text": chunk({"index": 0, "text": "", "finish_reason": None}),
+    "no choices": chunk(prompt_filter_results=[{"prompt_index": 0}]),
+    "half a token": COMMENT + chunk({"index": 0, "delta": {"content": "half"}})[:-2],
+}
+
+
+def settled(g, *names):
+    until("nothing is left", lambda: g.metric("kvblend_requests_active") == 0)
+    for name in names:
+        assert g.metric('kvblend_gateway_upstream_inflight{target="%s"}' % name) == 0
+    for k in g.admin_get("/admin/keys")["keys"]:
+        assert k["running"] == 0, k
+
+
+def all_logged(g, n):
+    def lines():
+        return [x for x in g.access_log() if x["path"] == CHAT]
+    until("all are logged", lambda: len(lines()) >= n)
+    return lines()
+
+
+def test_a_stream_without_a_token_is_sent_again():
+    key = {"Authorization": "Bearer k"}
+    with Upstream("a") as a, Upstream("b") as b:
+        with pair(a, b, *DEAF, "--api-key", "k id=k", first="idle_timeout=300ms") as g:
+            n = 0
+            for name, said in OPENINGS.items():
+                for end in ("reset", "close", "hold"):
+                    a.script = dict(SSE, body=said + "x" * 9, stop_at=len(said), end=end)
+                    body = json.dumps(ask(stream=True, max_tokens=3,
+                                          stream_options={"include_usage": True})).encode()
+                    r = g.post(CHAT, body, headers=key)
+                    n += 1
+                    assert r.status == 200 and r.headers["content-type"].startswith("text/event-stream")
+                    events = r.events()
+                    assert b"error" not in r.body and b"first" not in r.body, (name, end, r.body)
+                    assert b"half" not in r.body, (name, end, r.body)
+                    assert len(events) == 7 and events[-1] == b"[DONE]", (name, end, r.body)
+                    assert len(b.requests) == n and a.requests[-1].body == b.requests[-1].body == body
+            settled(g, "a", "b")
+            logged = all_logged(g, n)
+            assert {(x["status"], x["end"], x["retries"], x["target"], x["completion_tokens"])
+                    for x in logged} == {(200, "ok", 1, "b", 3)}
+            for kind, tokens in (("prompt", 7), ("completion", 3)):  # once each, as the second one says
+                name = 'kvblend_gateway_key_tokens_total{key="k",kind="%s"}' % kind
+                assert g.metric(name) == tokens * n, (kind, g.metric(name))
+            assert g.metric("kvblend_gateway_failovers_total") == n
+
+
+def test_the_second_target_of_a_stream_refuses():
+    """The client has a stream's headers: what is no stream comes as an error frame."""
+    with Upstream("a") as a, Upstream("b") as b:
+        a.script = dict(SSE, body=COMMENT + "x", stop_at=len(COMMENT), end="reset")
+        with pair(a, b, *DEAF, "--api-key", "k id=k") as g:
+            for script, code in (({"status": 400}, "told"), ({"status": 429}, "told"),
+                                 ({"end": "reset", "stop_at": -1}, "upstream_unreachable"),
+                                 ({"body": "{}"}, "upstream_unreachable"), (a.script, "upstream_unreachable")):
+                b.script = script
+                r = g.post(CHAT, ask(stream=True), headers={"Authorization": "Bearer k"})
+                events = r.events()
+                assert r.status == 200 and len(events) == 2 and events[1] == b"[DONE]", (script, r.body)
+                assert json.loads(events[0])["error"]["code"] == code, (script, r.body)
+            settled(g, "a", "b")
+            for kind in ("prompt", "completion"):  # the client got nothing
+                name = 'kvblend_gateway_key_tokens_total{key="k",kind="%s"}' % kind
+                assert not g.metric(name), (kind, g.metric(name))
+
+
+def test_streams_without_a_token_are_bounded():
+    with Upstream() as up, proxy([up.entry(ANY)], *DEAF, "--retries", "2") as g:
+        up.script = dict(SSE, body=COMMENT + "x", stop_at=len(COMMENT), end="close")
+        events = g.post(CHAT, ask(stream=True)).events()
+        assert len(events) == 2 and json.loads(events[0])["error"], events
+        assert len(up.requests) == 3, len(up.requests)
+
+
+def test_what_only_opens_an_answer_arrives_with_it():
+    """Held back until the first token, then passed on as it came; the end alone lets it go, too."""
+    token = chunk({"index": 0, "delta": {"content": "x"}})
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        for said in OPENINGS.values():
+            for rest in (token + "data: [DONE]\n\n", "data: [DONE]\n\n", ""):
+                for split in (0, 1):
+                    up.script = dict(SSE, body=said + rest, split=split)
+                    r = g.post(CHAT, ask(stream=True))
+                    assert r.body == (said + rest).encode(), (said, rest, r.body)
+
+
+def test_ttft_is_the_first_tokens():
+    """Neither headers, a comment nor a role stop the clock."""
+    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+        up.script = {"token_s": 0.4, "n": 1, "early": 102}
+        assert len(g.post(CHAT, ask(stream=True)).events()) == 4
+        up.script = {"body_wait_s": 0.4, "n": 1}
+        assert len(g.post(CHAT, ask(stream=True)).events()) == 4
+        up.script = dict(SSE, body=COMMENT)
+        g.post(CHAT, ask(stream=True))
+        logged = all_logged(g, 3)
+        assert all(400 <= x["ttft_ms"] <= x["dur_ms"] for x in logged[:2]), logged
+        assert "ttft_ms" not in logged[2], logged[2]  # no token, no time
+        assert g.admin_get("/admin/targets")["targets"][0]["ttfb_ms"] >= 400
+
+
 # ---- after it ----
 
 DEATHS = {
-    "reset": {"stop_at": 20, "end": "reset"},
-    "closed": {"stop_at": 20, "end": "close"},
+    "reset": {"stop_at": 420, "end": "reset"},
+    "closed": {"stop_at": 420, "end": "close"},
     "bad chunk": {"raw": "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-                         "Transfer-Encoding: chunked\r\n\r\nd\r\ndata: {\"a\":1}\r\n\r\nZZ\r\n"},
+                         "Transfer-Encoding: chunked\r\n\r\nf\r\ndata: {\"a\":1}\n\n\r\nZZ\r\n"},
     "short of its length": {"stop_at": 50, "end": "close", "framing": "length",
                             "body": "data: {\"a\":1}\n\ndata: {\"b\"" + "x" * 100,
                             "type": "text/event-stream"},
-    "idle": {"stop_at": 20, "end": "hold"},
+    "idle": {"stop_at": 420, "end": "hold"},
 }
 
 
 def test_stream_death_is_an_error_frame():
-    """After the first byte nothing is tried again; whole events, one error, [DONE], a clean end."""
+    """After the first token nothing is tried again; whole events, one error, [DONE], a clean end."""
     with Upstream("a") as a, Upstream("b") as b:
         with pair(a, b, *DEAF, first="idle_timeout=300ms") as g:
             for name, script in DEATHS.items():
@@ -490,7 +616,7 @@ def test_leaving_while_it_is_tried_elsewhere():
 
 def test_a_slow_reader_costs_no_memory():
     """Upstreams that send a gigabyte to clients that read nothing: held back, not stored."""
-    with Upstream() as up, proxy([up.entry(ANY)], "--write-timeout", "600s") as g:
+    with Upstream() as up, proxy([up.entry(ANY + " paths=files")], "--write-timeout", "600s") as g:
         up.script = {"n": 100000, "pad": 10000}
         plain = {"body": "y" * 64, "repeat": 1 << 20, "framing": "chunked"}
         g.post(CHAT, ask(script={"n": 1}))

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 
-from harness import (KVBLEND, STUB, Program, clean_env, gateway, main, need, parse_events,
+from harness import (KVBLEND, STUB, WORKER, Program, clean_env, gateway, main, need, parse_events,
                      listening, parse_metrics, read_until, unix_request, until)
 from upstream import Upstream
 import random
@@ -60,8 +60,10 @@ def test_models_and_unknown_model():
     with gateway(stub=True) as g:
         r = g.get("/v1/models").json()
         assert r["object"] == "list" and r["data"][0]["max_model_len"] == 2048
-        assert g.get("/v1/models/stub-model").json()["id"] == "stub-model"
-        for r in (g.get("/v1/models/nope"), g.post(CHAT, ask(model="nope"))):
+        for path in ("/v1/models/stub-model", "/v1/models/stub-model/", "/models//stub-model//"):
+            r = g.get(path)
+            assert r.status == 200 and r.json()["id"] == "stub-model", (path, r.status, r.body)
+        for r in (g.get("/v1/models/nope"), g.get("/v1/models/nope/"), g.post(CHAT, ask(model="nope"))):
             e = r.error()
             assert r.status == 404 and e["code"] == "model_not_found" and e["param"] == "model", e
 
@@ -73,6 +75,8 @@ def test_refusals():
             (b"[1]", 400, "invalid_json"), (b"", 400, "invalid_json"), (b"{", 400, "invalid_json"),
             (b'{"a":' + deep + b"}", 400, "invalid_json"),
             (b'{"a":"\xff"}', 400, "invalid_utf8"),
+            (b'{"messages":[{"role":"user","content":"x"}],"temperature":1e999}', 400, "invalid_json"),
+            (b'{"messages":[],"kvblend":{"x":[-1e999]}}', 400, "invalid_json"),
             (b'{"a":"' + b"x" * (1 << 17) + b'"}', 413, "request_too_large"),
         ]
         for body, status, code in cases:
@@ -111,7 +115,7 @@ def test_keys_and_reload():
             assert g.post(CHAT, ask(), headers=ok).status == 200
             assert g.post(CHAT, ask(), headers={"X-Api-Key": "from-file"}).status == 200
             assert g.post(CHAT, ask(), headers={"Authorization": "Bearer secre"}).status == 401
-            assert g.get("/v1/models").status == 401 and g.get("/metrics").status == 200
+            assert g.get("/v1/models").status == 401 and g.get("/ready").status == 200
             f.write("second\n")
             f.flush()
             g.proc.send_signal(signal.SIGHUP)
@@ -143,6 +147,16 @@ def test_admission():
         assert b"HTTP/1.1 200" in read_until(c, b"}}")
         for s in (b, c):
             s.close()
+
+
+def test_a_full_worker_says_when_to_come_again():
+    """Its refusal passes as it came."""
+    with gateway(stub=True) as g:
+        hint = {"Retry-After": "7", "x-should-retry": "true"}
+        for status in (429, 503):
+            r = g.post(CHAT, ask(stub={"status": status, "headers": hint}))
+            assert r.status == status, r.body
+            assert (r.headers["retry-after"], r.headers["x-should-retry"]) == ("7", "true"), r.headers
 
 
 def cancel_ms(g, body):
@@ -218,6 +232,54 @@ def test_worker_death_before_the_answer_is_retried():
         s.close()
         r = g.post(CHAT, ask(stub={"die": "before"}))  # dies again on the retry
         assert r.status == 502 and r.error()["code"] == "upstream_unreachable"
+
+
+def kill(g):
+    os.kill(g.admin_get("/admin/status")["workers"][0]["pid"], signal.SIGKILL)
+
+
+def test_worker_death_behind_a_comment_is_retried():
+    """A real worker says that it is at work after 2 s: that is no answer yet."""
+    with gateway(stub=True) as g:
+        s = g.open(CHAT, ask(stream=True, max_tokens=2, stub={"comment": 1, "wait_s": 1}))
+        head = read_until(s, b": working")
+        kill(g)
+        data = head + read_until(s, b"[DONE]")
+        assert data.count(b"HTTP/1.1") == 1 and data.count(b": working") == 2, data
+        assert b'"w1' in data and b"error" not in data, data
+        s.close()
+        until("nothing is left", lambda: g.metric("kvblend_requests_active") == 0)
+        x = [x for x in g.access_log() if x["path"] == CHAT][0]
+        assert x["retries"] == 1 and x["end"] == "ok" and x["ttft_ms"] > 1000, x
+        assert g.admin_get("/admin/targets")["targets"][0]["ttfb_ms"] > 1000
+
+
+def test_requests_wait_for_a_restart():
+    """Those that come while the only worker restarts, too; a gateway that starts says so at once."""
+    with gateway(stub=True, env={"STUB_HOLD": "{dir}/hold"}) as g:
+        hold = g.write("hold", "")
+        kill(g)
+        until("it is away", lambda: g.get("/ready").status == 503)
+        asked = [g.open(CHAT, ask(stream=i % 2 == 1)) for i in range(4)]
+        until("they wait", lambda: waiting(g) == 4)
+        assert g.get("/v1/models").status == 200
+        os.unlink(hold)
+        for s in asked:
+            data = read_until(s, b"usage" if s in asked[::2] else b"[DONE]")
+            assert b" 200 " in data[:20] and b"error" not in data, data
+            s.close()
+    with gateway("--retry-wait", "200ms", stub=True, env={"STUB_HOLD": "{dir}/hold"}) as g:
+        g.write("hold", "")
+        kill(g)
+        until("it is away", lambda: g.get("/ready").status == 503)
+        r = g.post(CHAT, ask())
+        assert r.status == 503 and r.error()["code"] == "model_loading", r.body
+        assert r.headers["x-should-retry"] == "true" and "retry-after" in r.headers
+        assert waiting(g) == 0
+
+
+def waiting(g):
+    return sum(r["stage"] == "waiting" for r in g.admin_get("/admin/requests")["requests"])
 
 
 def test_worker_death_in_the_answer():
@@ -302,7 +364,7 @@ def test_worker_dies_with_the_gateway():
 def test_metrics_merge():
     with gateway(stub=True) as g:
         g.post(CHAT, ask())
-        text = g.get("/metrics").body.decode()
+        text = g.metrics()
         lines = text.split("\n")
         assert [x for x in lines if re.match(r"kvblend_requests_active\b", x)] == \
             ["kvblend_requests_active 0"], text
@@ -375,7 +437,7 @@ def test_two_workers():
                     assert g.post(CHAT, ask(model=n)).json()["model"] == n
                 r = g.post(CHAT, ask(model="three"))
                 assert r.status == 404 and r.error()["code"] == "model_not_found"
-                assert 'kvblend_ttft_seconds_count{worker="1"} 1' in g.get("/metrics").body.decode()
+                assert 'kvblend_ttft_seconds_count{worker="1"} 1' in g.metrics()
         finally:
             for s in stubs:
                 s.kill()
@@ -434,7 +496,7 @@ def test_lanes_under_load():
                     g.admin_get("/admin/requests")
                     g.admin_get("/admin/status")
                     g.proc.send_signal(signal.SIGHUP)
-                    g.get("/metrics")
+                    g.metrics()
 
             threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]
             threads.append(threading.Thread(target=operator))
@@ -465,10 +527,60 @@ def test_configuration_check():
         assert r.returncode == 2
         assert f"{f.name}:2: limits.max_inflght: unknown key" in r.stderr, r.stderr
         assert f"{f.name}:3: limits.queue_timeout: expected a duration" in r.stderr, r.stderr
+    r = subprocess.run([KVBLEND, "--check", "--listen", ":1"], capture_output=True, text=True, timeout=60,
+                       env=dict(clean_env(), KVBLEND_QUEUE_LIMITS="9"))
+    assert r.returncode == 0 and r.stdout.strip() == "configuration ok", r
+    assert r.stderr == ("warning: environment variable KVBLEND_QUEUE_LIMITS is unknown; expected one like "
+                        "KVBLEND_QUEUE_LIMIT\n"), r
+    with tempfile.TemporaryDirectory() as d:
+        names = ("keys", "secret", "up")
+        for name in names:
+            with open(f"{d}/{name}", "w") as f:
+                f.write("sk-text\n")
+        args = [KVBLEND, "--check", "--api-key-file", f"{d}/keys", "--secret-file", f"{d}/secret", "--upstream",
+                f"http://127.0.0.1:1 api_key_file={d}/up"]
+        for mode, n in ((0o600, 0), (0o400, 0), (0o640, 3), (0o604, 3), (0o620, 3)):
+            for name in names:
+                os.chmod(f"{d}/{name}", mode)
+            r = subprocess.run(args, capture_output=True, text=True, timeout=60, env=clean_env())
+            assert r.returncode == 0 and r.stdout.strip() == "configuration ok", r
+            lines = r.stderr.splitlines()
+            assert len(lines) == n and "sk-text" not in r.stderr, r.stderr
+            assert all(x.startswith("warning: ") and "chmod 600" in x for x in lines), lines
     sample = os.path.join(os.path.dirname(STUB), "..", "..", "etc", "kvblend.yaml")
     r = subprocess.run([KVBLEND, "--check", "--config", sample], capture_output=True, text=True,
                        timeout=60, env=clean_env())
-    assert r.returncode == 0 and r.stdout.strip() == "configuration ok", r.stderr
+    assert r.returncode == 0 and r.stdout.strip() == "configuration ok" and r.stderr == "", r
+    with open(sample) as f:
+        shown, section = set(), ""
+        for line in f:
+            section = (re.match(r"(?:# )?([a-z_]+):", line) or [None, section])[1]
+            shown |= {section} | {f"{section}.{x}" for x in re.findall(r"([a-z_]+):", line)}
+    described = subprocess.run([KVBLEND, "--help"], capture_output=True, text=True, timeout=60).stdout
+    known = set(re.findall(r"\(([a-z_.]+)\)$", described, re.M))
+    assert len(known) > 80 and known <= shown, known - shown
+
+
+def test_choices_are_the_workers():
+    """What the gateway lets pass its worker takes, and the other way round."""
+    need(WORKER)
+    shown = subprocess.run([WORKER, "--help"], capture_output=True, text=True, timeout=60).stdout
+    listed = dict(re.findall(r"^  --([a-z-]+) ([a-z0-9]+(?:\\|[a-z0-9]+)+)", shown, re.M))
+    for name in ("strategy", "dtype", "kv-dtype", "weights", "ram-policy", "nvme-policy", "nvme-codec", "redis-codec"):
+        for value in listed[name].split("|") + ["nonsense"]:
+            r = subprocess.run([KVBLEND, "--check", f"--{name}={value}"], capture_output=True, text=True,
+                               timeout=60, env=clean_env())
+            assert r.returncode == (2 if value == "nonsense" else 0), (name, value, r.stderr)
+            assert value != "nonsense" or f"expected {listed[name]}" in r.stderr, (name, r.stderr)
+
+
+def test_a_worker_warns_of_variables_too():
+    need(WORKER)
+    r = subprocess.run([WORKER, "--model", "/nonexistent", "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=60, env=dict(
+        clean_env(), KVBLEND_WORKER_RAMM="1GiB", KVBLEND_WORKER_COUNT="1", KVBLEND_WORKER_BIN="x",
+        KVBLEND_WORKER_THREADS="1", KVBLEND_LISTEN=":0"))
+    said = [line for line in r.stderr.splitlines() if "unknown_variable" in line]
+    assert len(said) == 1 and 'name="KVBLEND_WORKER_RAMM; expected one like KVBLEND_WORKER_RAM"' in said[0], r.stderr
 
 
 def test_no_model_says_what_to_do():

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 
-from harness import (KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, gateway, main, need, parse_metrics,
+from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, gateway, main, need, parse_metrics,
                      until)
 
 MODEL = os.path.join(ROOT, "tests", "data", "crossref")
@@ -51,7 +51,7 @@ def ask(p, q, **kw):
 
 
 def worker(*args, env=None, sample="1"):
-    p = Program([WORKER, "--model", MODEL, "--dtype", "f32", "--listen", "127.0.0.1:0",
+    p = Program([WORKER, "--model", MODEL, "--dtype", "f32", "--listen", "127.0.0.1:0", *ADMIN,
                  "--guard-sample", sample, *args], env)
     try:
         p.port = int(until("the worker listens",
@@ -100,7 +100,7 @@ def full_answers(p):
 
 
 def metric(p, name):
-    fams = parse_metrics(p.get("/metrics").body.decode())
+    fams = parse_metrics(p.metrics())
     return fams[name][1][0][2]
 
 
@@ -232,7 +232,7 @@ def test_the_gateway_passes_it_on_and_kvblendctl_shows_it():
             assert r.returncode == 0 and want in r.stdout, (r.stdout, r.stderr)
             if "--json" not in args:
                 assert "RAISED" in r.stdout or "EXACT" in r.stdout, r.stdout
-        fams = parse_metrics(g.get("/metrics").body.decode())
+        fams = parse_metrics(g.metrics())
         assert fams["kvblend_guard_alarms_total"][1][0][2] >= 1
 
 

@@ -224,6 +224,22 @@ def test_reload_changes_limits():
             held.close()
 
 
+def test_a_reload_names_what_needs_a_restart():
+    with Upstream() as up, configured(config(up.entry(ANY))) as g:
+        def ctl(*args):
+            p = subprocess.run([KVBLENDCTL, *args], env=g.env, capture_output=True, text=True, timeout=30)
+            assert p.returncode == 0 and p.stderr == "", p
+            return p.stdout
+        assert ctl("reload") == "reloaded\n"
+        g.write("kvblend.yaml", config(up.entry(ANY), more="limits: {rpm: 90, max_body: 1MiB}\nloops: 2\n"))
+        for _ in range(2):  # it stays true until the restart
+            assert json.loads(ctl("--json", "reload")) == {
+                "reloaded": True, "restart_needed": ["loops", "limits.max_body"]}
+        assert ctl("reload").splitlines()[1:] == ["changed, but needs a restart: loops, limits.max_body"]
+        g.write("kvblend.yaml", config(up.entry(ANY)))
+        assert json.loads(ctl("--json", "reload"))["restart_needed"] == []
+
+
 def test_a_bad_file_changes_nothing():
     with Upstream() as up, configured(config(up.entry(ANY))) as g:
         for bad in ("listen: [", "unknown_key: 1\n", config("ftp://x models=*"),
@@ -231,7 +247,7 @@ def test_a_bad_file_changes_nothing():
                     config(up.entry("ca_file=/nonexistent models=*").replace("http:", "https:")),
                     config(up.entry(ANY), more="limits: {max_inflight: many}"),
                     config(up.entry(ANY), up.entry(ANY)),
-                    config(up.entry(ANY), keys=["x rpm=many"])):
+                    config(up.entry(ANY), keys=["x rpm=many"]), config(up.entry(ANY), keys=["x", "x id=y"])):
             g.write("kvblend.yaml", bad)
             r = unix_request(g.admin[5:], "POST", "/admin/reload")
             assert r.status >= 400 and r.error()["message"], (bad, r.status, r.body)
@@ -267,9 +283,12 @@ def test_limits_hold_across_loops():
         entry = up.entry(ANY + " max_inflight=7")
         with proxy([entry], "--loops", "4", "--api-key", "many", "--api-key", "few concurrency=3",
                    "--api-key", "slow rpm=10", "--queue-timeout", "60s") as g:
-            assert len(lane_threads(g)) >= 4, lane_threads(g)
+            until("its loops run", lambda: len(lane_threads(g)) >= 4)
+            t0 = time.monotonic()
             got = in_threads(40, lambda i: g.post(CHAT, ask(), headers=key("slow")).status)
-            assert got.count(200) in (10, 11) and set(got) == {200, 429}, got
+            grown = (time.monotonic() - t0) / 6  # ten a minute, while they were asked for
+            served = got.count(200)
+            assert 10 <= served <= 10 + grown and got.count(429) == 40 - served, (got, grown)
             up.requests.clear()
             held = [g.open(CHAT, ask(script={"wait_s": 3600}),
                            headers="Authorization: Bearer few\r\n") for _ in range(3)]
@@ -286,7 +305,8 @@ def test_limits_hold_across_loops():
             until("nothing is left", lambda: g.metric("kvblend_requests_active") == 0)
             got = in_threads(40, lambda i: g.post(CHAT, ask(), headers=key("many")).status)
             assert got == [200] * 40, got
-            until("all are counted", lambda: g.metric('kvblend_requests_total{code="200"}') in (50, 51))
+            until("all are counted",
+                  lambda: g.metric('kvblend_requests_total{code="200"}') == served + 40)
 
 
 def lane_threads(g):
@@ -503,7 +523,7 @@ LOGGED = {"ts", "request_id", "client", "method", "path", "model", "target", "st
 
 def test_access_log():
     secret = "the river of secrets"
-    with Upstream() as up, proxy([up.entry(ANY + " api_key=sk-upstream")], "--api-key", "one id=me",
+    with Upstream() as up, proxy([up.entry(ANY + " api_key=sk-upstream paths=files")], "--api-key", "one id=me",
                                  "--retries", "0") as g:
         def line(**kw):
             got = [x for x in g.access_log() if all(x.get(k) == v for k, v in kw.items())]

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 
-from harness import (BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model, until)
+from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model, until)
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 
@@ -26,7 +26,7 @@ def ctl(g, *args):
 
 
 def worker(*args, env=None):
-    return Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *args], env)
+    return Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, *args], env)
 
 
 def ready(p):

@@ -7,13 +7,12 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import KVBLEND, WORKER, Program, free_port, listening, main, need, skip, tiny_model, until  # noqa: E402
+from harness import KVBLEND, WORKER, Program, free_port, listening, main, need, redis_server, tiny_model, until  # noqa: E402
 
 
 class Redis:
     def __init__(self):
-        if not shutil.which("redis-server"):
-            skip("redis-server is missing")
+        self.server = redis_server()
         self.port = free_port()
         self.dir = tempfile.mkdtemp(prefix="kvb-redis-")
         self.url = f"redis://:sesame@127.0.0.1:{self.port}"
@@ -21,7 +20,7 @@ class Redis:
 
     def start(self):
         self.proc = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
              "--requirepass", "sesame", "--dir", self.dir], stdout=subprocess.DEVNULL)
 
     def stop(self):
@@ -86,6 +85,17 @@ def test_registry():
                 assert "sesame" not in g.log() + a.log() + c.log()
                 with open(f"/proc/{g.proc.pid}/cmdline", "rb") as f:
                     assert b"sesame" not in f.read()
+
+
+def test_registered_workers_ask_for_a_key():
+    with Redis() as redis, registered(redis, "--api-key", "sesame") as a:
+        for env, state in (({}, "loading"), ({"KVBLEND_REGISTRY_API_KEY": "sesame"}, "ready")):
+            g = listening(Program([KVBLEND, "--listen", "127.0.0.1:0"], {"KVBLEND_REGISTRY": redis.url, **env}),
+                          ready=False)
+            with g:
+                complete(g)  # once that is answered everything is open
+                until(f"it is {state}", lambda: states(g).get(f"127.0.0.1:{a.port}") == state)
+                assert complete(g).status == (200 if state == "ready" else 503)
 
 
 def test_a_configured_worker_that_registers_is_one():

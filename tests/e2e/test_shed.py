@@ -79,7 +79,7 @@ def test_over_the_objective_and_a_true_retry_after():
         assert shed(g) == {"objective": 1, "share": 0, "full": 0, "timeout": 0}, shed(g)
         assert g.metric('kvblend_gateway_shed_total{reason="objective"}') == 1
         until("it is logged", lambda: "shed" in {x["end"] for x in g.access_log()})
-        parse_metrics(g.get("/metrics").body.decode())
+        parse_metrics(g.metrics())
 
 
 def test_whose_objective_counts():

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from harness import KVBLEND, free_port, main, need, proxy, skip, until
+from harness import KVBLEND, Missing, free_port, main, need, proxy, until
 from upstream import Upstream
 
 need(KVBLEND)
@@ -412,14 +412,14 @@ def judge(name, legitimate, nginx_said, kvblend_said):
 
 def test_smuggling_against_nginx():
     if not os.path.exists(NGINX):
-        skip("nginx is not installed")
+        raise Missing("nginx is not installed")
     folder = tempfile.mkdtemp(prefix="kvb-nginx-")
     behind = [Upstream("nginx-up"), Upstream("kvblend-up")]
     said = [{}, {}]
     process = None
     try:
         process, port = nginx(behind[0], folder)
-        with proxy([behind[1].entry("models=* health=off")]) as g:
+        with proxy([behind[1].entry("models=* health=off paths=echo")]) as g:
             threads = [threading.Thread(target=run_cases, args=a) for a in
                        ((behind[0], port, said[0]), (behind[1], g.port, said[1]))]
             for t in threads:
@@ -509,7 +509,7 @@ def test_malicious_upstream():
     """One request gets one well-formed answer at most, and the next one its own."""
     bad = []
     with Upstream() as up:
-        with proxy([up.entry("models=* health=off")], "--retries", "0", "--breaker-failures", "255",
+        with proxy([up.entry("models=* health=off paths=echo")], "--retries", "0", "--breaker-failures", "255",
                    "--first-byte-timeout", "5s", "--idle-timeout", "5s") as g:
             for name, (raw, whole) in ANSWERS.items():
                 for end in ("close", "hold") if name in LEFT_OVER else ("close",):
@@ -569,7 +569,7 @@ def exchange_patiently(port, raw):
 
 def test_unsolicited_answers_are_nobodys():
     """An answer sent on an idle connection must not become the next request's."""
-    with Upstream() as up, proxy([up.entry("models=* health=off")]) as g:
+    with Upstream() as up, proxy([up.entry("models=* health=off paths=echo")]) as g:
         assert g.post("/v1/echo", {"model": "m"}).status == 200
         evil = (OK + LENGTH + "\r\n" + JSON).encode()
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
-import threading
+import time
 
 from harness import KVBLEND, KVBLENDCTL, main, need, proxy, until
 from upstream import SCRIPT, Upstream
@@ -12,6 +12,7 @@ from upstream import SCRIPT, Upstream
 need(KVBLEND, KVBLENDCTL)
 CHAT = "/v1/chat/completions"
 ANY = "models=* health=off"
+WAIT_S = 0.15
 TOWNS = ["Arden", "Brill", "Corby", "Dunmow", "Esher"]
 
 
@@ -141,23 +142,22 @@ def test_map_reduce_streams():
                 assert told[0]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_parallel_is_bounded():
-    seen = {"now": 0, "most": 0}
-
+def slow_and_counted(up, at_once):
+    """A rule whose answers take WAIT_S: what came no longer ago than that is surely not answered yet."""
     def rule(body):
-        return {"wait_s": 0.15, "body": json.dumps({"choices": [{"message": {"content": "s"}}],
-                                                    "usage": usage(10, 3)})}
+        at_once.append(sum(1 for r in up.requests if time.monotonic() - r.t < WAIT_S))
+        return {"wait_s": WAIT_S, "body": json.dumps({"choices": [{"message": {"content": "s"}}],
+                                                      "usage": usage(10, 3)})}
+    return rule
 
-    with Ruled(rule) as up, proxy([up.entry(ANY)], "--strategy-parallel", "2") as g:
-        done = []
-        t = threading.Thread(target=lambda: done.append(g.post(CHAT, ask("map_reduce"))))
-        t.start()
-        while t.is_alive():
-            open_now = sum(1 for c in list(up.conns) if c.current)
-            seen["most"] = max(seen["most"], open_now)
-            t.join(0.005)
-        assert done[0].status == 200, done[0].body
-        assert seen["most"] == 2, seen
+
+def test_parallel_is_bounded():
+    at_once = []
+    with Ruled(None) as up, proxy([up.entry(ANY)], "--strategy-parallel", "2") as g:
+        up.rule = slow_and_counted(up, at_once)
+        r = g.post(CHAT, ask("map_reduce"))
+        assert r.status == 200, r.body
+        assert max(at_once) == 2, at_once
 
 
 # ---- MapRerank ----
@@ -295,6 +295,69 @@ def test_aliases_and_keys():
         assert {q.header("authorization") for q in up.requests} == {"Bearer secret"}
         used = 2000 - g.admin_get("/admin/keys")["keys"][0]["tokens_left"]
         assert 40 < used <= 78, used  # 78 were used by six calls, 33 a second come back
+
+
+def left(g):
+    return g.admin_get("/admin/keys")["keys"][0]
+
+
+def test_every_call_counts():
+    """Requests, tokens and places of the key: those that were made, no more and no fewer."""
+    n = len(TOWNS)
+    auth = {"Authorization": "Bearer k1"}
+
+    def rule(body):
+        return "An answer.\nScore: 5"
+    for kind, calls in (("map_reduce", n + 1), ("map_rerank", n)):
+        with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", f"k1 rpm={2 * calls}") as g:
+            r = g.post(CHAT, ask(kind), headers=auth)
+            assert r.status == 200 and len(up.bodies) == calls, (kind, r.status, len(up.bodies))
+            assert r.headers["x-ratelimit-remaining-requests"] == str(calls), r.headers
+            until("it is settled", lambda: left(g)["running"] == 0)
+            assert left(g)["requests_left"] in (calls, calls + 1), left(g)  # one may have come back
+        with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", f"k1 rpm={calls - 1}") as g:
+            r = g.post(CHAT, ask(kind), headers=auth)  # more than a minute ever holds
+            assert r.status == 429 and f"Requested {calls}" in r.error()["message"], r.body
+            assert r.headers["x-should-retry"] == "false" and not up.bodies
+            assert left(g)["requests_left"] == calls - 1, left(g)  # it costs nothing
+        with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", f"k1 rpm={calls}") as g:
+            plain = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            assert g.post(CHAT, plain, headers=auth).status == 200
+            up.bodies.clear()
+            r = g.post(CHAT, ask(kind), headers=auth)  # one is missing: none is made
+            assert r.status == 429 and int(r.headers["retry-after"]) >= 1, r.headers
+            assert r.headers["x-should-retry"] == "true" and not up.bodies
+        with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", "k1 tpm=200") as g:
+            r = g.post(CHAT, ask(kind), headers=auth)
+            assert r.status == 429 and "tokens per min" in r.error()["message"] and not up.bodies, r.body
+
+
+def test_calls_take_places_of_the_key():
+    for limit, most in ((1, 1), (2, 2), (0, 8)):
+        at_once = []
+        with Ruled(None) as up:
+            up.rule = slow_and_counted(up, at_once)
+            with proxy([up.entry("models=* health=off")], "--api-key", f"k1 concurrency={limit}") as g:
+                r = g.post(CHAT, ask("map_reduce"), headers={"Authorization": "Bearer k1"})
+                assert r.status == 200 and len(up.bodies) == len(TOWNS) + 1, r.body
+                assert max(at_once) <= most, (limit, at_once)
+                until("all places are free", lambda: left(g)["running"] == 0)
+
+
+def test_a_call_that_is_made_again_counts():
+    failed = []
+
+    def rule(body):
+        if is_map(body) and not failed:
+            failed.append(1)
+            return {"status": 500}
+        return summaries(body)
+    with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", "k1 rpm=100", "--retries", "0") as g:
+        r = g.post(CHAT, ask("map_reduce"), headers={"Authorization": "Bearer k1"})
+        assert r.status == 200 and len(up.bodies) == len(TOWNS) + 2, r.body
+        until("it is settled", lambda: left(g)["running"] == 0)
+        used = 100 - left(g)["requests_left"]
+        assert len(TOWNS) <= used <= len(TOWNS) + 2, used
 
 
 # ---- LMCache ----

@@ -63,7 +63,8 @@ class Origin:
 
 def start_gateway(*origins, args=()):
     """A gateway in front of these; ready when all are."""
-    cmd = [KVBLEND, "--listen", "127.0.0.1:0", "--max-inflight", "65536", "--access-log", "off", *args]
+    cmd = [KVBLEND, "--listen", "127.0.0.1:0", "--max-inflight", "65536", "--access-log", "off",
+           "--connections-per-address", "1000000", *args]
     for i, o in enumerate(origins):
         cmd += ["--upstream", f"http://127.0.0.1:{o.port} name=o{i} models=m max_connections=65536"]
     g = Program(cmd)

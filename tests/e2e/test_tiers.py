@@ -13,12 +13,11 @@ import subprocess
 import tempfile
 import threading
 
-from harness import (KVBLEND, WORKER, Program, gateway, main, need, parse_metrics, re, tiny_model,
-                     until)
+from harness import (ADMIN, KVBLEND, WORKER, Program, gateway, main, need, parse_metrics, re, redis_server,
+                     tiny_model, until)
 
 need(KVBLEND, WORKER)
 CHAT = "/v1/chat/completions"
-REDIS = shutil.which("redis-server")
 
 
 def document(i, words=64):
@@ -34,7 +33,7 @@ def parts(order, question="What does the note say?", **kv):
 
 
 def worker(*args, env=None, ready=True):
-    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--tier-wait", "4s",
+    p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--tier-wait", "4s",
                  *args], env)
     try:
         port = until("the worker listens", lambda: p.proc.poll() is not None or re.search(
@@ -64,7 +63,7 @@ def written_behind(p):
 
 
 def tier_value(p, name, tier):
-    samples = parse_metrics(p.get("/metrics").body.decode())["kvblend_tier_" + name][1]
+    samples = parse_metrics(p.metrics())["kvblend_tier_" + name][1]
     return sum(v for _, labels, v in samples if labels["tier"] == tier)
 
 
@@ -102,6 +101,7 @@ class Redis:
     """A server of our own on a unix socket."""
 
     def __init__(self, *args):
+        self.server = redis_server()
         self.dir = tempfile.mkdtemp(prefix="kvb-redis-")
         self.path = self.dir + "/sock"
         self.url = f"unix://{self.path}"
@@ -110,7 +110,7 @@ class Redis:
 
     def start(self):
         self.proc = subprocess.Popen(
-            [REDIS, "--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no",
+            [self.server, "--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no",
              "--dir", self.dir, *self.args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until("redis answers", self.answers)
 
@@ -176,7 +176,7 @@ def test_documents_beyond_ram_come_from_nvme():
         assert set(seen) <= {"ram", "nvme"} and "nvme" in seen, seen
         s = store(p)
         assert s["ram_bytes"] <= s["ram_budget_bytes"], s
-        f = parse_metrics(p.get("/metrics").body.decode())
+        f = parse_metrics(p.metrics())
         tier = {name: {x[1]["tier"]: x[2] for x in samples} for name, (_, samples) in f.items()
                 if name.startswith("kvblend_tier_") and "reason" not in samples[0][1]}
         assert tier["kvblend_tier_hit_total"]["nvme"] == seen.count("nvme"), (tier, seen)
@@ -199,8 +199,8 @@ def test_many_at_once_get_the_same_bits_from_any_tier():
     """RAM for eight documents, requests that hold three each, clearing in between."""
     want = reference(ORDERS)
     ram, _ = small_ram()
-    with Folder() as d, Redis() if REDIS else Folder() as r:
-        with worker("--ram", ram, "--nvme", d.nvme(), *(["--redis", r.url] if REDIS else [])) as p:
+    with Folder() as d, Redis() as r:
+        with worker("--ram", ram, "--nvme", d.nvme(), "--redis", r.url) as p:
             for i in range(0, 12, 3):
                 build(p, range(i, i + 3))
                 written_behind(p)
@@ -211,7 +211,7 @@ def test_many_at_once_get_the_same_bits_from_any_tier():
                     which = (k + i * 3) % len(ORDERS)
                     a = ask(p, parts(ORDERS[which]))
                     if k == 0:
-                        p.post("/admin/clear", {"tier": ("ram", "nvme")[i % 2 if REDIS else 0]})
+                        p.post("/admin/clear", {"tier": ("ram", "nvme")[i % 2]})
                     seen.extend(sources(a))
                     if "computed" not in sources(a) and a["choices"] != want[which]["choices"]:
                         bad.append((ORDERS[which], a))
@@ -295,9 +295,6 @@ def test_bad_options_are_named():
 
 
 def test_two_workers_share_redis():
-    if not REDIS:
-        print("      skipped: no redis-server")
-        return
     want = reference(ORDERS)
     with Redis() as r, worker("--redis", r.url) as a, \
             worker(env={"KVBLEND_WORKER_REDIS_URLS": r.url}) as b:
@@ -325,9 +322,6 @@ def test_two_workers_share_redis():
 
 
 def test_redis_that_stops_fails_no_request():
-    if not REDIS:
-        print("      skipped: no redis-server")
-        return
     with worker("--ram", "64MiB") as p:
         want = [ask(p, parts(o, mode="full")) for o in ORDERS]
     with Redis() as r, worker("--redis", r.url) as a, \
@@ -415,7 +409,7 @@ def test_secrets_are_on_no_command_line():
             "--nvme", d.nvme(), "--tier-wait", "4s", "--redis", "redis://u:mellon@127.0.0.1:1,[::1]:1",
             env={"KVBLEND_SECRET": secrets[0]}) as g:
         pid = g.admin_get("/admin/status")["workers"][0]["pid"]
-        text = shown(pid) + g.log() + g.get("/metrics").body.decode()
+        text = shown(pid) + g.log() + g.metrics()
         assert not any(x in text + shown(g.proc.pid) for x in secrets), text
         assert "KVBLEND_WORKER_SECRET=open-sesame" in shown(pid, "environ")
         # The gateway's worker keeps its file when it is killed and started again.

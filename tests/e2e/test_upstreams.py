@@ -17,6 +17,7 @@ import subprocess
 need(KVBLEND)
 CHAT = "/v1/chat/completions"
 ANY = "models=* health=off"
+OPEN = ANY + " paths=*"
 
 
 def ask(**kw):
@@ -62,7 +63,7 @@ def test_every_route_passes_byte_for_byte():
         ("PUT", "/v1/things/1", noise(9000, 3), "application/octet-stream"),
         ("PATCH", "/v1/things/1", b"{}", "application/merge-patch+json"),
     ]
-    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+    with Upstream() as up, proxy([up.entry(OPEN)]) as g:
         for i, (method, target, body, kind) in enumerate(cases):
             answer = noise(1 + i * 7919, i)
             up.script = {"body": answer, "type": "application/x-test", "status": 200 + i % 3,
@@ -105,7 +106,7 @@ def test_paths_with_and_without_v1():
 
 def test_a_chat_body_is_never_rewritten():
     odd = ('{ "model"\t:"up-model",\n "messages":[{"role":"user","content":"\\u00e4 \\ud83d\\ude00 é 𝄞"}]'
-           ',"temperature":1.50e0, "x":-0.0, "y":1E400, "z":123456789012345678901234567890,'
+           ',"temperature":1.50e0, "x":-0.0, "y":1E300, "z":123456789012345678901234567890,'
            '"dup":1,"dup":2, "nested":{"model":"other","stream":true}, "empty":{} , "a":[ ]}').encode()
     with Upstream() as up, proxy([up.entry(ANY)]) as g:
         for body in (odd, b"\n\t " + odd + b"  \n", odd[:-1] + b',"pad":"' + b"x" * 300000 + b'"}'):
@@ -137,7 +138,7 @@ def test_a_stream_passes_byte_for_byte():
     odd = (b": comment\n\nevent: message_start\ndata: {\"a\":1}\n\ndata: one\ndata: two\n\n"
            b"id: 7\r\ndata: crlf\r\n\r\nretry: 10\n\ndata:{\"nospace\":true}\n\n"
            b"data: \xf0\x9f\x98\x80\n\nevent: message_stop\ndata: {}\n\ndata: [DONE]\n\n")
-    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+    with Upstream() as up, proxy([up.entry(OPEN)]) as g:
         for path in (CHAT, "/v1/responses", "/v1/messages", "/v1/other"):
             for split in (0, 1, 13):
                 for framing in ("chunked", "close"):
@@ -179,7 +180,7 @@ def test_events_are_flushed_one_by_one():
 
 def test_compressed_and_binary_answers():
     text = json.dumps({"x": "y" * 5000})
-    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+    with Upstream() as up, proxy([up.entry(OPEN)]) as g:
         up.script = {"body": text, "gzip": True}
         for path in ("/v1/embeddings", "/v1/files/1"):
             r = g.post(path, ask(), headers={"Accept-Encoding": "gzip"})
@@ -208,6 +209,79 @@ def test_errors_of_the_upstream_pass_untouched():
                 assert [n for n, _ in r.pairs if n.lower() == "retry-after"] == ["Retry-After"]
 
 
+CLOSED = ["organization/usage/completions", "organization/admin_api_keys", "files", "files/", "files/f1/content",
+          "files?purpose=batch", "batches", "fine_tuning/jobs", "assistants", "threads/t/messages", "vector_stores",
+          "uploads", "responses/r1", "responses/r1/cancel", "chat/completions/c1", "evals", "videos/v1", "", "x/y",
+          "load_lora_adapter", "Embeddings", "embeddings/x", "fil%65s", "%2e/files", "embeddings/../files",
+          "embeddings/%2e%2e/files", "embeddings/%2E%2E%2Ffiles", "embeddings%2f..%2ffiles", "embeddings/..;/files",
+          "embeddings;x=/../files", "embeddings/..%5cfiles", "embeddings/%252e%252e/files", "embeddings%00/files",
+          "embeddings/.", "embeddings%20", "embeddings%3f/files", "embeddings%23"]
+
+
+def test_an_upstream_s_key_opens_what_computes_and_no_more():
+    """As a stranger tries it: everything else of the operator's account, by every spelling of a path."""
+    with Upstream() as up, proxy([up.entry(ANY + " api_key=sk-operator")]) as g:
+        for path in CLOSED:
+            for prefix in ("/v1/", "//v1//", "/v1/./", "/v1/x/../", "/V1/", "http://x/v1/", "/", "/v1/v1/"):
+                for method in ("GET", "POST", "DELETE"):
+                    s = g.open(prefix + path, b"{}", method, "Connection: close\r\n")
+                    status = int(read_until(s, b"\r\n\r\n").split(b" ", 2)[1])
+                    s.close()
+                    assert status in (400, 404, 405), (method, prefix + path, status)
+        assert not up.requests, [r.head for r in up.requests]
+        for path, to in (("/v1/embeddings/", "/v1/embeddings"), ("//v1//embeddings", "/v1/embeddings"),
+                         ("/v1/%65mbeddings?a=//b", "/v1/embeddings?a=//b"), ("/embeddings", "/v1/embeddings"),
+                         ("/v1/audio/speech", "/v1/audio/speech")):
+            assert g.post(path, ask()).status == 200, path  # what is open is sent as it is known
+            assert up.requests.pop().target == to, path
+        for method in ("GET", "DELETE", "PUT"):
+            assert g.request(method, "/v1/responses").status == 405
+
+
+def test_keys_are_on_no_command_line():
+    with Upstream() as up:
+        for more in ("api_key=sk-hidden", '"api_key=sk-hidden" name=x', "models=* api_key=sk-hidden health=off"):
+            with proxy([up.url + " " + more], "--api-key", "sk-hidden-too") as g:
+                until("it is ready", lambda: g.get("/ready").status == 200)
+                with open(f"/proc/{g.proc.pid}/cmdline") as f:
+                    line = f.read()
+                assert "sk-hidden" not in line + g.log() and up.url in line, line
+
+
+def test_paths_that_an_entry_opens():
+    """By whole segments, to the upstream whose entry says so; nothing leads out of them."""
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry(ANY), b.entry(ANY + " priority=9 api_key=sk-b paths=files,fine_tuning/jobs")]) as g:
+            for path, to in (("/v1/files", None), ("/v1/files/f1/content?x=%2e%2e", None), ("/v1/files/a%2Fb", None),
+                             ("/v1//files//f1", "/v1/files/f1"), ("//v1/fine_tuning/jobs/", "/v1/fine_tuning/jobs/"),
+                             ("/v1/files?next=http://h/", None)):
+                r = g.get(path)
+                assert r.status == 200, (path, r.status, r.body)
+                assert b.requests.pop().target == (to or path), path
+            for path in ("filesystem", "Files", "fine_tuning", "fine_tuning/jobs2", "files/../organization",
+                         "files/%2e%2e/organization", "files%2f..%2forganization", "files/..%2Forganization",
+                         "files/%252e%252e/organization", "files/..;/organization", "files;/../organization",
+                         "files/..%5corganization", "files/.%2e/organization", "batches", "x/../files/../batches"):
+                assert g.get("/v1/" + path).status in (400, 404), path
+            assert not a.requests and not b.requests
+            assert g.post("/v1/embeddings", ask()).status == 200 and len(a.requests) == 1
+
+
+def test_whose_organization_pays():
+    """The operator's, unless the entry leaves it to the client."""
+    mine = {"OpenAI-Organization": "org-x", "openai-project": "proj-x"}
+    with Upstream("a") as a, Upstream("b") as b:
+        with proxy([a.entry("models=a health=off api_key=sk-a"),
+                    b.entry("models=b health=off client_organization=true")]) as g:
+            for path in (CHAT, "/v1/embeddings"):
+                assert g.post(path, ask(model="a"), headers=mine).status == 200
+                got = a.requests.pop()
+                assert not got.all("openai-organization") + got.all("openai-project"), got.headers
+                assert g.post(path, ask(model="b"), headers=mine).status == 200
+                got = b.requests.pop()
+                assert (got.header("openai-organization"), got.header("openai-project")) == ("org-x", "proj-x")
+
+
 # ---- headers ----
 
 def test_hop_by_hop_headers_stay_here():
@@ -219,16 +293,17 @@ def test_hop_by_hop_headers_stay_here():
         sent = {"Connection": "keep-alive, X-Private", "X-Private": "1", "Keep-Alive": "timeout=9",
                 "TE": "trailers", "Trailer": "X", "Proxy-Authorization": "Basic eA==",
                 "Proxy-Connection": "keep-alive", "Upgrade": "websocket", "OpenAI-Organization": "org",
+                "OpenAI-Project": "proj",
                 "anthropic-version": "2023-06-01", "User-Agent": "test/1", "Accept": "a/b",
                 "x-stainless-retry-count": "0", "X-Public": "2"}
         r = g.post("/v1/embeddings", ask(), headers=sent)
         got = up.requests.pop()
         names = {n.lower() for n, _ in got.headers}
         gone = {"x-private", "keep-alive", "te", "trailer", "proxy-authorization",
-                "proxy-connection", "upgrade"}
+                "proxy-connection", "upgrade", "openai-organization", "openai-project"}
         assert not names & gone, names & gone
         assert "x-private" not in (got.header("connection") or "").lower()
-        for name in ("OpenAI-Organization", "anthropic-version", "User-Agent", "Accept",
+        for name in ("anthropic-version", "User-Agent", "Accept",
                      "x-stainless-retry-count", "X-Public"):
             assert got.all(name.lower()) == [sent[name]], name
         assert got.header("host") == f"127.0.0.1:{up.port}"
@@ -245,7 +320,7 @@ def test_authorization_is_replaced():
         with Upstream("a") as a, Upstream("b") as b, Upstream("c") as c:
             ups = [a.entry("models=a health=off api_key=sk-up"),
                    b.entry(f"models=b health=off api_key_file={f.name}"),
-                   c.entry("models=c health=off")]
+                   c.entry("models=c health=off paths=files")]
             with proxy(ups, "--api-key", "sk-client") as g:
                 for up, model, want in ((a, "a", ["Bearer sk-up"]), (b, "b", ["Bearer sk-from-file"]),
                                         (c, "c", [])):
@@ -263,7 +338,7 @@ def test_authorization_is_replaced():
 
 def test_request_id_and_trace_reach_the_upstream():
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with Upstream() as up, proxy([up.entry(ANY)]) as g:
+    with Upstream() as up, proxy([up.entry(OPEN)]) as g:
         for path in (CHAT, "/v1/embeddings", "/v1/other"):
             r = g.post(path, ask(), headers={"x-request-id": "mine-7", "traceparent": parent,
                                              "tracestate": "a=b"})
@@ -514,7 +589,8 @@ def test_own_worker_and_upstream_side_by_side():
         assert not up.requests
         assert g.post(CHAT, ask()).json()["model"] == "up-model" and len(up.requests) == 1
         got = up.requests.pop()
-        assert not [n for n, _ in got.headers if n.lower().startswith("x-kvblend")], got.headers
+        assert not [n for n, _ in got.headers if n.lower().startswith("x-kvblend") and
+                    n != "X-KVBlend-Hop"], got.headers
         s = g.open(CHAT, ask(stream=True, max_tokens=40, script={"token_s": 0.02}))
         data = read_until(s, b"w1 ")
         os.kill(g.admin_get("/admin/status")["workers"][0]["pid"], 9)
@@ -596,6 +672,72 @@ def test_targets_and_drain():
             assert ctl(g, "drain", "nobody", ok=False) != ""
 
 
+def nobody_there():
+    """A port that refuses, as long as the socket lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    return s, f"http://127.0.0.1:{s.getsockname()[1]}"
+
+
+def test_why_an_upstream_is_down():
+    """/ready, errors and kvblendctl say it; a gateway without workers does not speak of them."""
+    with tempfile.TemporaryDirectory() as d, Upstream() as up, Upstream() as closed, socket.socket() as silent:
+        cert = certificates(d)
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        held, refusing = nobody_there()
+        closed.healthy = 401
+        up.healthy = False
+        with Upstream(tls=cert["server"]) as secure, held:
+            for entry, word in ((refusing, "connection refused"), (closed.entry(""), "401: the key is not accepted"),
+                                (up.entry(""), "it answers 503"), (secure.entry(""), "certificate is not accepted"),
+                                ("http://" + "x" * 64 + ":1", "its name cannot be resolved"),  # longer than any
+                                (f"http://127.0.0.1:{silent.getsockname()[1]}", "no answer in time")):
+                with proxy([entry + " name=far health_interval=100ms api_key=sesame"], "--retries", "0",
+                           "--retry-wait", "0", "--health-failures", "1", ready=False) as g:
+                    r = until("it is known", lambda: (lambda r: r if word in r.error()["message"] else None)(
+                        g.get("/ready")))
+                    assert (r.status, r.error()["code"]) == (503, "upstream_unavailable"), r.body
+                    assert r.error()["message"].startswith("No upstream is ready yet: "), r.body
+                    said = [r.body, g.post(CHAT, ask()).body, g.get("/v1/models").body, g.get("/v1/segments").body,
+                            *(ctl(g, x, ok=x in ("status", "targets", "quality")).encode()
+                              for x in ("status", "targets", "quality", "ls", "tiers"))]
+                    assert all(word.encode() in said[i] for i in (0, 1, 2, 4, 5)), (word, said)
+                    assert b"No upstream can be reached: " in said[1], said
+                    assert not [x for x in said[:3] if b"orker" in x or b"sesame" in x or b"127.0.0.1" in x], said
+                    assert b"has no workers" in said[3] and b"has no workers" in said[7] + said[8], said
+                    assert b"sesame" not in b"".join(said)
+                    t, = targets(g)
+                    assert t["state"] in ("down", "loading") and word in t["reason"], t
+                    assert b"orker" not in said[4], said
+
+
+def test_a_reason_goes_when_it_is_well_again():
+    with Upstream() as up, proxy([up.entry("name=far health_interval=50ms")], "--retries", "0") as g:
+        assert g.get("/ready").json() == {"status": "ready", "upstreams": 1}
+        assert "reason" not in targets(g)[0]
+        up.plan.append({"end": "close", "stop_at": -1})
+        r = g.post(CHAT, ask())
+        assert r.status == 502 and r.error()["message"] == (
+            "The upstream was lost before it answered: the connection was cut."), r.body
+        until("it is forgotten", lambda: "reason" not in targets(g)[0])
+        up.healthy = False
+        until("it is down", lambda: targets(g)[0].get("reason") == "it answers 503")
+        until("it is refused", lambda: g.get("/ready").status == 503)
+        up.healthy = True
+        until("it is back", lambda: g.get("/ready").status == 200 and "reason" not in targets(g)[0])
+
+
+def test_an_open_breaker_says_why():
+    with Upstream() as up:
+        up.script = {"status": 500, "body": "{}"}
+        with proxy([up.entry(ANY + " name=far")], "--retries", "0", "--breaker-failures", "2",
+                   "--breaker-open", "60s") as g:
+            r = until("it is open", lambda: (lambda r: r if r.status == 503 else None)(g.post(CHAT, ask())))
+            assert r.error()["code"] == "upstream_unavailable" and "it answers 500" in r.error()["message"], r.body
+            assert "breaker open: it answers 500" in ctl(g, "status")
+
+
 def targets(g):
     r = g.admin_get("/admin/targets")
     return r if isinstance(r, list) else r.get("targets") or r.get("data")
@@ -612,7 +754,7 @@ def test_metrics_and_log_of_targets():
         a.script = {"end": "reset", "stop_at": -1}
         with proxy([a.entry(ANY + " priority=0"), b.entry(ANY + " priority=1")]) as g:
             assert g.post(CHAT, ask()).status == 200
-            families = parse_metrics(g.get("/metrics").body.decode())
+            families = parse_metrics(g.metrics())
             p = "kvblend_gateway_upstream_"
             for name in ("up", "inflight", "requests_total", "failures_total", "breaker_open",
                          "picked_total"):

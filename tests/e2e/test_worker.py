@@ -2,6 +2,7 @@
 """Gateway and real worker together on a tiny random model, and kvblendctl against them."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -109,6 +110,19 @@ def check_stream_equals_plain(g):
     assert "".join(f["choices"][0]["delta"].get("content") or "" for f in frames) == plain
 
 
+def check_streamed_prompts(g):
+    """Every frame says whose it is: the choices of several prompts, put together by index, are the plain answer's."""
+    body = {"prompt": ["The mill", "A river runs", "Bread"], "n": 2, "max_tokens": 5, "temperature": 0}
+    plain = {c["index"]: c["text"] for c in g.post("/v1/completions", body).json()["choices"]}
+    assert sorted(plain) == list(range(6)) and len(set(plain.values())) == 3, plain
+    texts, ended = dict.fromkeys(range(6), ""), []
+    for e in g.post("/v1/completions", dict(body, stream=True)).events()[:-1]:
+        for c in json.loads(e)["choices"]:
+            texts[c["index"]] += c["text"]
+            ended += [c["index"]] if c["finish_reason"] else []
+    assert texts == plain and sorted(ended) == list(range(6)), (texts, plain, ended)
+
+
 def check_models_and_tokens(g):
     m = g.get("/v1/models").json()["data"][0]
     assert m["object"] == "model" and m["max_model_len"] > 0
@@ -156,7 +170,7 @@ def check_chunks_are_reused(g):
 
 
 def metric(g, name):
-    family = parse_metrics(g.get("/metrics").body.decode())[name]
+    family = parse_metrics(g.metrics())[name]
     return sum(value for _, _, value in family[1])
 
 
@@ -227,13 +241,13 @@ def check_kvblendctl(g):
     ctl(g, "pin", ids[0][:10])
     assert ctl(g, "show", ids[0], "--json")["pinned"]
     ctl(g, "evict", ids[0], ok=1)
-    ctl(g, "clear")
+    ctl(g, "clear", "--yes")
     assert [x["id"] for x in ctl(g, "ls", "--json")["data"]] == [ids[0]]
     ctl(g, "unpin", ids[0])
     ctl(g, "evict", ids[0])
     ctl(g, "show", ids[0], ok=1)
     ctl(g, "show", "f" * 31, ok=1)
-    ctl(g, "clear", "--all", "--json")
+    ctl(g, "clear", "--all", "--yes", "--json")
     for args, code in ((("show", "f" * 8), 1), (("show", "xyz"), 2), (("dance",), 2),
                        (("warm", "/nonexistent"), 1), (("segment", "/nonexistent"), 1)):
         assert json.loads(ctl(g, "--json", *args, ok=code))["error"]["message"], args
@@ -290,7 +304,7 @@ def check_twenty_streams(g):
 
 def check_head(g):
     for path in ("/health", "/ready", "/v1/models", "/metrics"):
-        r = g.request("HEAD", path)
+        r = (unix_request(g.admin[5:], "HEAD", path) if path == "/metrics" else g.request("HEAD", path))
         assert (r.status, r.body) == (200, b"") and int(r.headers["content-length"]) > 0, path
     r = g.request("HEAD", CHAT)
     assert r.status == 405 and r.headers["allow"] == "POST"
@@ -358,7 +372,7 @@ def check_metrics(g):
                 kvblend={"mode": "prefix"})
     until("a prefix is reused", lambda: g.post(CHAT, again).json()["kvblend"]["tokens"]["prefix"])
     until("nothing runs", lambda: worker_active(g) == 0)
-    f = parse_metrics(g.get("/metrics").body.decode())
+    f = parse_metrics(g.metrics())
     assert f["kvblend_requests_active"] == ["gauge", [("kvblend_requests_active", {}, 0)]]
     for name in ("ttft", "inter_token", "queue", "loop_lag"):
         kind, samples = f[f"kvblend_{name}_seconds"]
@@ -377,6 +391,50 @@ def check_metrics(g):
     own = unix_request(address.removeprefix("unix:"), "GET", "/metrics")
     alone = parse_metrics(own.body.decode())
     assert [x[2] for x in alone["kvblend_requests_active"][1]] == [0]
+
+
+class Busy:
+    """Two clients whose long streams follow each other: something is decoded at any time."""
+
+    def __init__(self, g):
+        self.g, self.over = g, threading.Event()
+        self.threads = [threading.Thread(target=self.run) for _ in range(2)]
+
+    def run(self):
+        while not self.over.is_set():
+            with self.g.open(CHAT, ask(max_tokens=LONG, ignore_eos=True, stream=True)) as s:
+                while not self.over.is_set() and s.recv(65536):
+                    pass
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        until("both are decoded", lambda: engine(self.g)["running"] >= 2)
+
+    def __exit__(self, *_):
+        self.over.set()
+        for t in self.threads:
+            t.join()
+
+
+def test_reuse_starts_while_busy():
+    """Documents that were missed once are there for the next request, though the engine never rests."""
+    with gateway() as g:
+        for nth, (stream, system) in enumerate([(False, False), (True, False), (False, True)]):
+            docs = range(40 + 10 * nth, 44 + 10 * nth)
+            with Busy(g):
+                for k in range(3):
+                    body = parts(docs, f"What does note {k} say?", stream=stream, kvblend={"explain": True})
+                    if system:
+                        body["messages"].insert(0, {"role": "system", "content": document(39 - nth, 90)})
+                    r = g.post(CHAT, body)
+                    frames = [json.loads(e) for e in r.events()[:-1]] if stream else [r.json()]
+                    chunks = [f["kvblend"] for f in frames if "kvblend" in f][0]["chunks"]
+                    sources = [c["source"] for c in chunks]
+                    assert len(sources) == 4, frames
+                    if k == 0:
+                        assert sources == ["computed"] * 4, sources
+            assert sources == ["ram"] * 4, (stream, system, sources)
 
 
 def test_worker_killed_and_restarted():
@@ -415,9 +473,6 @@ def test_tiny_ram_budget():
 def test_cancel_in_the_prefill_of_a_real_model():
     """A tiny model's prefill is over before anybody could leave; seconds of it are needed."""
     model = real_model()
-    if not model:
-        print("      skipped: no real model (KVBLEND_TEST_MODEL, tools/get-model)")
-        return
     gauge = 'kvblend_worker_requests_active{worker="0"}'
     with gateway(model=model) as g:
         took, order = [], 100
@@ -430,6 +485,20 @@ def test_cancel_in_the_prefill_of_a_real_model():
             until("it is cancelled", lambda: g.metric(gauge) == 0 and engine(g)["running"] == 0)
             took.append((time.monotonic() - t0) * 1e3)
         assert min(took) < 100, took
+
+
+def test_a_full_worker_says_when_to_come_again():
+    with gateway("--max-running", "1", "--max-queue", "1") as g:
+        def refused():
+            body = ask(max_tokens=200, min_tokens=200, n=1, temperature=1)
+            socks = [g.open(CHAT, body, headers="Connection: close\r\n") for _ in range(12)]
+            heads = [read_until(s, b"\r\n\r\n").split(b"\r\n\r\n")[0].decode().lower() for s in socks]
+            for s in socks:
+                s.close()
+            return [h for h in heads if h.startswith("http/1.1 429")]
+        for head in until("the worker's queue is full", refused):
+            assert int(re.search(r"\nretry-after: (\d+)\r", head + "\r").group(1)) >= 1, head
+            assert "x-should-retry: true" in head, head
 
 
 def test_unreadable_model_is_a_clear_error():

@@ -68,7 +68,7 @@ def built(ports, n):
     def held():
         total = 0
         for p in ports:
-            m = p.get("/metrics").body.decode()
+            m = p.metrics()
             if re.search(r"^kvblend_builds_pending [^0]", m, re.M):
                 return False
             total += int(float(re.search(r"^kvblend_builds_total (\S+)", m, re.M).group(1)))
@@ -100,7 +100,7 @@ def test_documents_go_to_who_holds_them():
         share = second_round(g, lambda: until("the directory knows them", lambda: g.metric(
             "kvblend_gateway_directory_texts") >= n))
         assert share == 1, share
-        assert routed(g, "resident") == len(TOPICS), g.get("/metrics").body
+        assert routed(g, "resident") == len(TOPICS), g.metrics()
         used = {x["target"] for x in completions(g)}
         assert len(used) == 2, used
         prompt_tokens = g.metric('kvblend_gateway_routed_tokens_total{kind="prompt"}')
@@ -171,17 +171,22 @@ def streams(g, n, stub):
 
 
 def test_kill_under_load():
+    """Streams that wait in their middle and such that have no token yet, until the test lets go."""
     with gateway("--worker-count", "2", stub=True) as g:
         ready(g, 2)
-        begun = streams(g, 16, {"n": 60, "token_s": 0.1})
+        hold = g.write("hold", "")
+        begun = streams(g, 16, {"n": 60, "hold": hold, "hold_at": 1})
         heads = [read_until(s, b'"w0') for s in begun]
         assert all(b'"w0' in h for h in heads)
         split = [w["in_flight"] for w in workers(g)]
         assert sum(split) == 16 and max(split) <= 10, split
-        waiting = streams(g, 16, {"n": 2, "wait_s": 2})
+        waiting = streams(g, 16, {"n": 2, "comment": 1, "hold": hold, "hold_at": 0})
         until("both are busy", lambda: sum(w["in_flight"] for w in workers(g)) == 32)
         victim = workers(g)[0]
         os.kill(victim["pid"], signal.SIGKILL)
+        until("its streams without a token are elsewhere, or here again",
+              lambda: sum(w["in_flight"] for w in workers(g)) == 32 - split[0])
+        os.unlink(hold)
         cut = whole = 0
         for s, head in zip(begun, heads):
             data = head + read_until(s, b"[DONE]", 1 << 24)

@@ -3,7 +3,8 @@
 It answers like a small OpenAI server until a script says otherwise. A script is a dict (fields: see
 SCRIPT); the one used is, in this order: the request's header `x-script` (JSON), its body's field
 `script`, the next one of `upstream.plan` (a list, used up), `upstream.script`. Health checks and model
-lists follow `upstream.healthy` and `upstream.models` only, so that a script meets no probe by chance.
+lists follow `upstream.healthy` (true, false, or a status) and `upstream.models` only, so that a script
+meets no probe by chance.
 
 Every request is kept as it came (`upstream.requests`: head, wire, body); what is no well-formed
 request goes to `upstream.malformed`. When the other side leaves before the answer is complete,
@@ -370,7 +371,8 @@ class Upstream:
                                       r.path.endswith("/models"))
 
     def probe_script(self, r):
-        s = dict(SCRIPT, status=200 if self.healthy else 503, type="application/json")
+        code = {True: 200, False: 503}.get(self.healthy, self.healthy)
+        s = dict(SCRIPT, status=code, type="application/json")
         if r.path.endswith("/models"):
             s["body"] = json.dumps({"object": "list", "data": [
                 {"id": m, "object": "model", "created": 1, "owned_by": self.name}

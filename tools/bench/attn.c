@@ -373,15 +373,13 @@ static void finish(struct attn_bench *b)
 
 static int open_device(struct attn_bench *b, const struct opts *opts, struct err *err)
 {
-    int r = bench_device_create(opts, &b->d, err);
+    enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
+    int r = bench_device_create(opts, GPU_TUNE_MS, &b->d, err);
     if (r < 0) return r;
     b->H = b->d.cfg.H, b->G = b->d.cfg.G, b->K = b->d.cfg.K;
     b->n_keys = (size_t)opt_int(opts, "keys");
     if (b->K > HEAD_MAX) return err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
-    const struct kn_shape shape = {gemm_side(b), gemm_side(b)};
-    struct kn_gemm_rate rate[8];
-    size_t n;
-    return kn_dev_tune(b->d.dev, &shape, 1, 512, 500, rate, 8, &n); /* it settles the pages' type */
+    return 0;
 }
 
 int bench_attn(const struct opts *opts, struct err *err)

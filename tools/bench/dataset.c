@@ -209,8 +209,7 @@ static int to_chat_prompt(const struct bench *b, struct draft *d, struct bench_p
         }
     }
     if (r == 0)
-        r = to_prompt(b, d, out.pieces, out.n_pieces,
-                      !chat_brings_bos(b->chat) && tok_adds_bos(b->tok), ret);
+        r = to_prompt(b, d, out.pieces, out.n_pieces, false, ret);
     chat_out_fini(&out);
     return r;
 }

@@ -178,13 +178,18 @@ static int pause_ms(struct demo *d, unsigned ms)
 }
 
 /* Chunks are built in idle time after the first request; a moment later the next one finds them. */
-static int wait_for_builds(struct demo *d)
+static int wait_for_builds(struct demo *d, struct err *err)
 {
     uint64_t t0 = clock_ns();
     while (clock_ms_since(t0) < BUILD_WAIT_S * 1000.0) {
         struct reply r;
         int status = exchange(d, "GET", "/metrics", NULL, &r);
         double pending = status < 0 ? 0 : metric_value(&r, "kvblend_builds_pending");
+        if (status == 0 && r.http_status != 200)
+            status = err_set(err, -EACCES,
+                             "HTTP %d for /metrics, which says when the chunks are built: start "
+                             "kvblend with --metrics-public",
+                             r.http_status);
         reply_fini(&r);
         if (status < 0) return status;
         if (pending <= 0) return 0;
@@ -262,7 +267,7 @@ static int run_show(struct demo *d, struct err *err)
     }
     int r = show(d, "1. First time (cold): nothing is cached", first,
                  "Who built the lighthouse at Harrow Point?", err);
-    if (r == 0) r = wait_for_builds(d);
+    if (r == 0) r = wait_for_builds(d, err);
     if (r == 0)
         r = show(d, "2. Same documents, another order, another question (warm)", second,
                  "Who founded the observatory on Mount Ester?", err);

@@ -47,36 +47,33 @@ static int measure_copy(struct bench_device *b)
 
 /* ---- device ---- */
 
-static int tune(struct bench_device *b)
+int bench_device_create(const struct opts *opts, unsigned gpu_tune_ms, struct bench_device *ret,
+                        struct err *err)
 {
-    const struct model_cfg *g = &b->cfg;
-    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
-    const struct kn_shape shapes[] = {
-        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
-    const unsigned budget_ms = kn_dev_is_host(b->dev) ? 500 : 20000; /* every bucket is tuned */
-    struct kn_gemm_rate rate[8];
-    size_t n;
-    return kn_dev_tune(b->dev, shapes, sizeof shapes / sizeof *shapes, 512, budget_ms, rate, 8, &n);
-}
-
-int bench_device_create(const struct opts *opts, struct bench_device *ret, struct err *err)
-{
+    enum { CPU_TUNE_MS = 500 };
     const char *dtype = opt_str(opts, "dtype");
     const bool f32 = strcmp(dtype, "f32") == 0;
     struct bench_device b = {.reps = (size_t)opt_int(opts, "reps")};
     b.weights = (enum kn_weights)kn_weights_parse(opt_str(opts, "weights"), KN_WEIGHTS_AUTO);
-    const struct kn_dev_opts o = {.device = opt_str(opts, "device"),
-                                  .n_threads = (unsigned)opt_int(opts, "threads"),
-                                  .isa = opt_str(opts, "isa"),
-                                  .gemm = opt_str(opts, "gemm"),
-                                  .arith = f32                          ? KN_ARITH_F32
-                                           : strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16
-                                                                        : KN_ARITH_AUTO,
-                                  .allow_bf16 = !f32,
-                                  .weights = b.weights};
+    struct kn_dev_opts o = {.device = opt_str(opts, "device"),
+                            .n_threads = (unsigned)opt_int(opts, "threads"),
+                            .isa = opt_str(opts, "isa"),
+                            .gemm = opt_str(opts, "gemm"),
+                            .arith = f32                          ? KN_ARITH_F32
+                                     : strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16
+                                                                  : KN_ARITH_AUTO,
+                            .allow_bf16 = !f32,
+                            .weights = b.weights};
     const char *shape = opt_str(opts, "shape");
     int r = shape_parse(*shape ? shape : "smollm2", &b.cfg, err);
-    if (r == 0) r = kn_dev_create(&o, &b.dev, err);
+    if (r < 0) return r;
+    const struct model_cfg *g = &b.cfg;
+    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
+    const struct kn_shape shapes[] = {
+        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
+    o.tune = (struct kn_tuning){shapes, sizeof shapes / sizeof *shapes, 512,
+                                strcmp(o.device, "cpu") == 0 ? CPU_TUNE_MS : gpu_tune_ms};
+    r = kn_dev_create(&o, &b.dev, err);
     if (r < 0) return r;
     b.emulated = strncmp(kn_dev_device(b.dev), "hostcuda", 8) == 0;
     *ret = b;
@@ -85,11 +82,11 @@ int bench_device_create(const struct opts *opts, struct bench_device *ret, struc
 
 int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err)
 {
+    enum { GPU_TUNE_MS = 20000 }; /* every bucket is tuned */
     struct bench_device b;
-    int r = bench_device_create(opts, &b, err);
+    int r = bench_device_create(opts, GPU_TUNE_MS, &b, err);
     if (r < 0) return r;
-    r = tune(&b);
-    if (r == 0) r = measure_copy(&b);
+    r = measure_copy(&b);
     if (r < 0) {
         bench_device_close(&b);
         return err_set(err, r, "the device could not be measured (%s)", err_name(r));

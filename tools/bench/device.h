@@ -1,8 +1,8 @@
 /* device: what the benches of single operations share: a device and a model's shape by the options,
  * memory of random values, and an operation that is repeated until it can be timed.
  *
- * Life cycle: bench_device_open(), or _create() where neither its products are tuned nor its copies
- * measured → bench_device_random(), bench_device_time() → kn_mem_free() → bench_device_close().
+ * Life cycle: bench_device_open(), or _create() where its copies are not measured →
+ * bench_device_random(), bench_device_time() → kn_mem_free() → bench_device_close().
  * Thread: main. */
 #ifndef TOOLS_BENCH_DEVICE_H
 #define TOOLS_BENCH_DEVICE_H
@@ -24,7 +24,8 @@ struct bench_device {
     double copy_gbps;   /* read and written, of the device's memory */
     double gemm_gflops; /* the best of this run */
 };
-int bench_device_create(const struct opts *opts, struct bench_device *ret, struct err *err);
+int bench_device_create(const struct opts *opts, unsigned gpu_tune_ms, struct bench_device *ret,
+                        struct err *err); /* gpu_tune_ms: what a GPU's tuning may take, about */
 int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err);
 void bench_device_close(struct bench_device *b);
 json_t *bench_device_meta(const struct bench_device *b); /* with what was measured by then */

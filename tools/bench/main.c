@@ -76,6 +76,9 @@ static const struct opt_def defs[] = {
      .dflt = "smollm2",
      .values = "smollm2|7b",
      .help = "tiers: whose records: SmolLM2-135M (f16), or 32 layers of 8 x 128 bf16"},
+    {.name = "secret",
+     .type = OPT_STR,
+     .help = "tiers: records carry tags under that secret, and are checked by them"},
     {.name = "record-mb",
      .type = OPT_INT,
      .dflt = "0",
@@ -410,7 +413,7 @@ static const struct opt_def defs[] = {
     {.name = "url",
      .type = OPT_STR,
      .dflt = "http://127.0.0.1:8010",
-     .help = "demo: a running gateway"},
+     .help = "demo: a running gateway, with --metrics-public"},
     {.name = "documents",
      .type = OPT_STR,
      .dflt = "etc/demo",
@@ -556,22 +559,6 @@ static enum kn_arith arith_of(const char *dtype)
     return strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16 : KN_ARITH_AUTO;
 }
 
-/* The token every chunk is built behind: BOS, else the first token of any templated prompt. */
-static int32_t sink_token(const struct bench *b)
-{
-    if (tok_bos(b->tok) >= 0 || !b->chat) return tok_bos(b->tok);
-    struct chat_msg msg = {"user", "x", 1};
-    struct chat_out out = {0};
-    struct tok_ids ids = {0};
-    int32_t sink = -1;
-    if (chat_render(b->chat, b->tok, &msg, 1, true, &out, NULL) == 0 &&
-        tok_encode(b->tok, out.pieces, out.n_pieces, 0, &ids) == 0 && ids.n > 0)
-        sink = ids.id[0];
-    tok_ids_fini(&ids);
-    chat_out_fini(&out);
-    return sink;
-}
-
 static int open_profile(struct bench *b, const struct opts *opts, struct err *err)
 {
     char fingerprint[FUS_FINGERPRINT_BYTES];
@@ -617,7 +604,7 @@ int bench_open(struct bench *b, const struct opts *opts, struct err *err)
                               .progress = progress};
     r = fus_core_create(b->model, &o, &b->core, err);
     if (r < 0) return r;
-    b->sink = sink_token(b);
+    b->sink = chat_sink(b->chat, b->tok);
     b->kv_dtype = kn_dtype_parse(opt_str(opts, "kv-dtype"), b->cfg->file_f32 ? KN_F32 : KN_F16);
     r = open_profile(b, opts, err);
     if (r < 0) return r;

@@ -513,6 +513,7 @@ static int lab_open(struct lab *lab, const struct opts *opts, struct err *err)
     lab->seconds = opt_double(opts, "seconds");
     places_init(&lab->places, opts);
     int r = bench_set_create(&id, tokens_of(opts, &id), bytes, lab->inflight, SEED, &lab->set);
+    if (r == 0 && opt_given(opts, "secret")) r = bench_set_sign(&lab->set, opt_str(opts, "secret"));
     if (r < 0) return err_set(err, r, "no memory for the records");
     lab->meta = bench_meta();
     lab->rows = json_array();

@@ -21,10 +21,13 @@ struct bench_set {
     int32_t *tok;                   /* [n, n_tokens] */
     uint8_t *src, *dst;             /* [n * layout.record_bytes] */
     uint8_t **src_part, **dst_part; /* [n, layout.n_parts] */
+    struct auth *auth;              /* NULL: checksums alone */
 };
 /* As many records as fit into `bytes`, at least `n_min`. Random, the same for the same seed. */
 int bench_set_create(const struct tier_ident *ident, uint32_t n_tokens, uint64_t bytes,
                      size_t n_min, uint64_t seed, struct bench_set *ret);
+/* From now on with tags, as under that secret: checked instead of the groups' checksums. */
+int bench_set_sign(struct bench_set *s, const char *secret);
 void bench_set_fini(struct bench_set *s);
 void bench_set_poison(struct bench_set *s); /* dst, so that only what arrives verifies */
 /* Every byte of dst as of a record that arrived: header, token ids, every group. 0 or -EBADMSG;

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,8 +49,21 @@ static int find_admin(struct buf *out)
     return buf_addf(out, "unix:/tmp/kvblend-%u/admin.sock", (unsigned)getuid());
 }
 
+/* The KEY of --namespace goes along: an administrator may act for any. So does the key that the
+ * admin API asks for on TCP; by a variable, because ps shows flags. */
+static int add_headers(const struct ctl_args *a, struct buf *out)
+{
+    const char *ns = a->name_space ? a->name_space : "", *key = getenv("KVBLEND_ADMIN_KEY");
+    size_t n = strcspn(ns, "/\r\n");
+    int r = http_header_add(out, "Content-Type", "application/json");
+    if (r == 0 && n > 0) r = buf_addf(out, "X-KVBlend-Namespace: %.*s\r\n", (int)n, ns);
+    if (r == 0 && key && *key && !key[strcspn(key, " \t\r\n")])
+        r = buf_addf(out, "Authorization: Bearer %s\r\n", key);
+    return r;
+}
+
 static int exchange_run(struct exchange *x, const char *address, const char *method,
-                        const char *target, const void *body, size_t len)
+                        const char *target, const char *headers, const void *body, size_t len)
 {
     struct http_client *client = NULL;
     struct http_call *call;
@@ -58,9 +72,7 @@ static int exchange_run(struct exchange *x, const char *address, const char *met
                                  .first_byte_timeout_ms = 3600000, /* a warm-up may take long */
                                  .idle_timeout_ms = 600000};
     int r = http_client_create(x->loop, &o, &client);
-    if (r == 0)
-        r = http_call_start(client, method, target, "Content-Type: application/json\r\n", body, len,
-                            &ops, x, &call);
+    if (r == 0) r = http_call_start(client, method, target, headers, body, len, &ops, x, &call);
     if (r == 0) r = http_loop_run(x->loop);
     if (r >= 0) r = x->error;
     if (client) http_client_destroy(client);
@@ -70,14 +82,16 @@ static int exchange_run(struct exchange *x, const char *address, const char *met
 int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
             size_t len, struct ctl_reply *ret)
 {
-    struct buf address = BUF_INIT;
+    struct buf address = BUF_INIT, headers = BUF_INIT;
     struct exchange x = {.reply = ret};
     *ret = (struct ctl_reply){.body = BUF_INIT};
     int r = a->admin ? buf_adds(&address, a->admin + (strncmp(a->admin, "http://", 7) ? 0 : 7))
                      : find_admin(&address);
-    if (r == 0 && !buf_cstr(&address)) r = -ENOMEM;
+    if (r == 0) r = add_headers(a, &headers);
+    if (r == 0 && (!buf_cstr(&address) || !buf_cstr(&headers))) r = -ENOMEM;
     if (r == 0) r = http_loop_create(&x.loop);
-    if (r == 0) r = exchange_run(&x, buf_cstr(&address), method, target, body, len);
+    if (r == 0)
+        r = exchange_run(&x, buf_cstr(&address), method, target, buf_cstr(&headers), body, len);
     http_loop_destroy(x.loop);
     if (r < 0) {
         (void)ctl_fail(a, CTL_UNREACHABLE,
@@ -89,6 +103,7 @@ int ctl_ask(const struct ctl_args *a, const char *method, const char *target, co
         ret->json = json_loadb(ret->body.data ? ret->body.data : "", ret->body.len, 0, NULL);
     }
     buf_fini(&address);
+    buf_fini(&headers);
     return r < 0 ? CTL_UNREACHABLE : 0;
 }
 
@@ -112,6 +127,15 @@ int ctl_expect(const struct ctl_args *a, const char *method, const char *target,
                        ret->status);
     ctl_reply_fini(ret);
     return CTL_REFUSED;
+}
+
+int ctl_parameter(struct buf *out, const char *name, const char *value)
+{
+    int r = buf_addf(out, "&%s=", name);
+    for (const unsigned char *p = (const unsigned char *)value; r == 0 && *p; p++)
+        r = isalnum(*p) || strchr("-._~/", *p) ? buf_addc(out, (char)*p)
+                                               : buf_addf(out, "%%%02X", *p);
+    return r;
 }
 
 int ctl_print(const struct ctl_args *a, const char *method, const char *target,

@@ -18,7 +18,7 @@ enum { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_UNREACHABLE = 3 };
 struct ctl_args {
     const char *admin;             /* NULL: look in the usual places */
     const char *name_space, *tier; /* NULL: not given */
-    bool json, all, no_wait, chunks_only;
+    bool json, all, no_wait, chunks_only, yes, dry_run;
     const char *operand; /* the first: ID, FILE or TIER */
     const char *second;  /* SIZE, POLICY, COUNT or NULL */
 };
@@ -33,6 +33,10 @@ struct ctl_reply {
 int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* out.c: before records go: 0 with --yes, or when the terminal's answer is yes; else an exit code
+ * with a sentence. what: "evict 3 records (2.1 MiB)". */
+int ctl_confirm(const struct ctl_args *a, const char *what);
+
 /* client.c: one request; 0, or CTL_UNREACHABLE with a sentence. */
 int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
             size_t len, struct ctl_reply *ret);
@@ -43,6 +47,9 @@ int ctl_expect(const struct ctl_args *a, const char *method, const char *target,
 /* Ask without a body, and print the answer: as it came (--json), else by `print`. An exit code. */
 int ctl_print(const struct ctl_args *a, const char *method, const char *target,
               void (*print)(const json_t *answer));
+
+/* client.c: "&name=value", escaped. */
+int ctl_parameter(struct buf *out, const char *name, const char *value);
 
 /* out.c */
 enum { CTL_COLUMNS_MAX = 12 };

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static void add_cell(struct ctl_table *t, char *s)
 {
@@ -95,6 +96,18 @@ int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
     if (r == 0) (void)printf("%s}}\n", buf_cstr(&b));
     buf_fini(&b);
     return rc;
+}
+
+int ctl_confirm(const struct ctl_args *a, const char *what)
+{
+    char line[16] = "";
+    if (a->yes) return CTL_OK;
+    if (!isatty(STDIN_FILENO))
+        return ctl_fail(a, CTL_USAGE, "this would %s; --yes does it, --dry-run says what would go",
+                        what);
+    (void)fprintf(stderr, "This will %s. Go on? [y/N] ", what);
+    if (fgets(line, sizeof line, stdin) && (line[0] == 'y' || line[0] == 'Y')) return CTL_OK;
+    return ctl_fail(a, CTL_REFUSED, "nothing was changed");
 }
 
 void ctl_print_json(const struct ctl_reply *r)

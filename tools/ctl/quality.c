@@ -60,6 +60,8 @@ static void print(const json_t *answer)
 {
     size_t i;
     const json_t *w;
+    if (json_array_size(json_object_get(answer, "workers")) == 0)
+        (void)printf("no worker is there to be watched\n");
     json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
 }
 

@@ -2,6 +2,7 @@
 #include "tools/ctl/ctl.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void print_gateway(const json_t *g)
 {
@@ -52,6 +53,21 @@ static void print_store(const json_t *s)
     (void)printf("\n");
 }
 
+/* Those that do not do what they are for. */
+static void print_tiers(const json_t *tiers)
+{
+    size_t i;
+    const json_t *t;
+    json_array_foreach(tiers, i, t)
+    {
+        const char *state = ctl_str(t, "state"), *reason = ctl_str(t, "reason");
+        if (strcmp(state, "ok") == 0) continue;
+        (void)printf("  tier    %s %s%s%s\n", ctl_str(t, "tier"),
+                     strcmp(state, "refuses") == 0 ? "REFUSES" : state, *reason ? ": " : "",
+                     reason);
+    }
+}
+
 static void print_worker(const json_t *w)
 {
     const json_t *s = json_object_get(w, "status"), *m = json_object_get(s, "model");
@@ -61,7 +77,7 @@ static void print_worker(const json_t *w)
                  ctl_str(w, "address"));
     if (ctl_flag(w, "own"))
         (void)printf(", pid %.0f, %.0f restarts", ctl_num(w, "pid"), ctl_num(w, "restarts"));
-    (void)printf("\n");
+    (void)printf("%s%s\n", *ctl_str(w, "reason") ? ": " : "", ctl_str(w, "reason"));
     if (ctl_num(s, "progress") < 1 && !m && s)
         (void)printf("  loading %.0f %%\n", 100 * ctl_num(s, "progress"));
     if (m)
@@ -75,10 +91,20 @@ static void print_worker(const json_t *w)
         (void)printf("  engine  %.0f running, %.0f waiting, %.0f builds\n", ctl_num(e, "running"),
                      ctl_num(e, "waiting"), ctl_num(json_object_get(s, "builds"), "pending"));
     if (json_is_object(json_object_get(s, "store"))) print_store(json_object_get(s, "store"));
+    print_tiers(json_object_get(s, "tiers"));
     if (b && ctl_flag(b, "enabled"))
         (void)printf("  blend   %s at ratio %g\n", ctl_str(b, "strategy"), ctl_num(b, "ratio"));
     else if (b)
         (void)printf("  blend   off: %s\n", ctl_str(b, "reason"));
+}
+
+static void print_upstream(const json_t *u)
+{
+    const char *breaker = ctl_str(u, "breaker"), *reason = ctl_str(u, "reason");
+    (void)printf("upstream  %s %s at %s", ctl_str(u, "name"), ctl_str(u, "state"),
+                 ctl_str(u, "address"));
+    if (strcmp(breaker, "closed") != 0) (void)printf(", breaker %s", breaker);
+    (void)printf("%s%s\n", *reason ? ": " : "", reason);
 }
 
 static void print(const json_t *answer)
@@ -87,6 +113,7 @@ static void print(const json_t *answer)
     size_t i;
     print_gateway(gateway);
     print_shed(json_object_get(gateway, "shed"));
+    json_array_foreach(json_object_get(answer, "upstreams"), i, w) print_upstream(w);
     json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
 }
 

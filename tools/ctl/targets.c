@@ -24,12 +24,12 @@ static void print(const json_t *answer)
 {
     static const char *const names[] = {"TARGET",     "KIND", "STATE",  "BREAKER",
                                         "IN FLIGHT",  "SENT", "FAILED", "BUSY",
-                                        "FIRST BYTE", "WAIT", "MODELS"};
+                                        "FIRST BYTE", "WAIT", "MODELS", "REASON"};
     struct ctl_table t = {0};
     char models[256];
     size_t i;
     const json_t *e;
-    ctl_table_head(&t, names, 11, "llllrrrrrrl");
+    ctl_table_head(&t, names, 12, "llllrrrrrrll");
     json_array_foreach(json_object_get(answer, "targets"), i, e)
     {
         ctl_cell(&t, "%s", ctl_str(e, "name"));
@@ -53,6 +53,7 @@ static void print(const json_t *answer)
             ctl_cell(&t, "-");
         models_of(json_object_get(e, "models"), models, sizeof models);
         ctl_cell(&t, "%s", models);
+        ctl_cell(&t, "%s", ctl_str(e, "reason"));
     }
     ctl_table_print(&t);
     ctl_table_fini(&t);
@@ -91,8 +92,12 @@ int ctl_enable(const struct ctl_args *a)
 
 static void print_reloaded(const json_t *answer)
 {
-    (void)answer;
+    const json_t *name;
+    size_t i;
     (void)printf("reloaded\n");
+    json_array_foreach(json_object_get(answer, "restart_needed"), i, name)(void)
+        printf("%s%s", i ? ", " : "changed, but needs a restart: ", json_string_value(name));
+    if (i > 0) (void)printf("\n");
 }
 
 int ctl_reload(const struct ctl_args *a)

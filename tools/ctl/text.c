@@ -113,7 +113,8 @@ static int warm_batch(const struct ctl_args *a, const json_t *texts, size_t from
     }
     (void)json_object_set_new(body, "texts", batch);
     if (a->no_wait) (void)json_object_set_new(body, "wait", json_false());
-    if (a->name_space) (void)json_object_set_new(body, "namespace", json_string(a->name_space));
+    const char *inner = a->name_space ? strchr(a->name_space, '/') : NULL; /* of KEY/BODY */
+    if (inner) (void)json_object_set_new(body, "namespace", json_string(inner + 1));
     int rc = json_dump_callback(body, to_buf, &b, JSON_COMPACT) < 0 ? CTL_REFUSED : 0;
     if (rc == 0) rc = ctl_expect(a, "POST", "/v1/segments", b.data, b.len, ret);
     json_decref(body);

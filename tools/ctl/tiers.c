@@ -1,6 +1,8 @@
 /* tiers, verify, preload, flush, resize, policy, quota: the places where records live. */
 #include "tools/ctl/ctl.h"
 
+#include "base/opt.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +54,7 @@ static void print_detail(const json_t *e)
     print_counts("refused", json_object_get(e, "rejected"));
     (void)printf("  evicted   %.0f, expired %.0f, corrupt %.0f", ctl_num(e, "evictions"),
                  ctl_num(e, "expired"), ctl_num(e, "corrupt"));
+    if (ctl_num(e, "forged") > 0) (void)printf(", forged %.0f", ctl_num(e, "forged"));
     if (slow)
         (void)printf(", errors %.0f, timeouts %.0f\n", ctl_num(e, "errors"),
                      ctl_num(e, "timeouts"));
@@ -144,9 +147,41 @@ static int send_tier(const struct ctl_args *a, const char *verb, json_t *body)
     return CTL_OK;
 }
 
+/* Below what is used a tier evicts: says how much (--dry-run), or asks. 0: it may be done. */
+static int ask_resize(const struct ctl_args *a)
+{
+    char what[96], text[32], whole[32];
+    struct ctl_reply r;
+    uint64_t bytes = 0;
+    double used = 0;
+    size_t i;
+    const json_t *e;
+    if (opt_parse_size(a->second, &bytes) < 0) /* the worker says what it expects */
+        return a->dry_run ? ctl_fail(a, CTL_USAGE, "\"%.40s\" is no size", a->second) : CTL_OK;
+    int rc = ctl_expect(a, "GET", "/admin/tiers", NULL, 0, &r);
+    if (rc != CTL_OK) return rc;
+    json_array_foreach(json_object_get(r.json, "data"), i,
+                       e) if (strcmp(ctl_str(e, "tier"), a->operand) == 0) used =
+        ctl_num(e, "used_bytes");
+    ctl_reply_fini(&r);
+    double over = used > (double)bytes ? used - (double)bytes : 0;
+    (void)snprintf(what, sizeof what, "evict %s of the %s that %.15s uses",
+                   ctl_bytes(over, text, sizeof text), ctl_bytes(used, whole, sizeof whole),
+                   a->operand);
+    if (!a->dry_run) return over > 0 ? ctl_confirm(a, what) : CTL_OK;
+    if (a->json)
+        (void)printf("{\"dry_run\":true,\"evict_bytes\":%.0f}\n", over);
+    else
+        (void)printf("would %s; nothing was changed\n", what);
+    return CTL_OK;
+}
+
 int ctl_resize(const struct ctl_args *a)
 {
-    return send_tier(a, "resize", json_pack("{s:s}", "bytes", a->second));
+    int rc = a->yes && !a->dry_run ? CTL_OK : ask_resize(a);
+    return rc != CTL_OK || a->dry_run
+               ? rc
+               : send_tier(a, "resize", json_pack("{s:s}", "bytes", a->second));
 }
 
 int ctl_policy(const struct ctl_args *a)
@@ -191,7 +226,15 @@ int ctl_flush(const struct ctl_args *a)
     struct ctl_reply r;
     int rc = send(a, "/admin/flush", json_object(), &r);
     if (rc != 0) return rc;
-    if (!a->json) (void)puts("flushed");
+    double lost = ctl_num(r.json, "lost");
+    if (!a->json && lost > 0)
+        (void)fprintf(
+            stderr,
+            "kvblendctl: %.0f writes were lost since the last flush; kvblendctl tiers says "
+            "why\n",
+            lost);
+    else if (!a->json)
+        (void)puts("flushed");
     ctl_reply_fini(&r);
-    return CTL_OK;
+    return lost > 0 ? CTL_REFUSED : CTL_OK;
 }

@@ -65,6 +65,14 @@ TEST(buf_is_unchanged_when_memory_is_out)
     buf_fini(&b);
 }
 
+/* What it says cannot be known here, but it is a machine's. */
+TEST(memory_of_the_machine)
+{
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    ASSERT_TRUE(mem_machine_bytes() >= 1 << 20);
+    ASSERT_TRUE(mem_machine_bytes() <= all);
+}
+
 TEST(mem_and_arena)
 {
     size_t v = 7;

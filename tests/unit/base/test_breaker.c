@@ -12,7 +12,7 @@ static unsigned feed(struct breaker *b, const char *results, uint64_t now)
                        results[i] == 'f'   ? BREAKER_FAILED
                        : results[i] == 't' ? BREAKER_TIMEOUT
                                            : BREAKER_OK,
-                       now);
+                       now, now);
         if (b->state == BREAKER_OPEN) return i + 1;
     }
     return 0;
@@ -61,10 +61,10 @@ TEST(half_open_lets_one_probe_through)
     ASSERT_STREQ(breaker_state_name(b.state), "half-open");
     for (int i = 0; i < 100; i++)
         ASSERT_TRUE(!breaker_allow(&b, now + (uint64_t)i * ms));
-    breaker_forget(&b); /* the probe told nothing: another one may go, and only one */
+    breaker_forget(&b, now); /* the probe told nothing: another one may go, and only one */
     ASSERT_TRUE(breaker_allow(&b, now));
     ASSERT_TRUE(!breaker_allow(&b, now));
-    breaker_report(&b, BREAKER_OK, now);
+    breaker_report(&b, BREAKER_OK, now, now);
     ASSERT_STREQ(breaker_state_name(b.state), "closed");
     ASSERT_EQ(feed(&b, "ffff", now), 0); /* old failures are forgotten */
 }
@@ -86,9 +86,36 @@ TEST(reports_while_open_change_nothing)
     breaker_init(&b, 3);
     ASSERT_EQ(feed(&b, "fffff", 0), 5);
     struct breaker before = b;
-    breaker_report(&b, BREAKER_TIMEOUT, 1);
-    breaker_report(&b, BREAKER_OK, 2);
+    breaker_report(&b, BREAKER_TIMEOUT, 0, 1);
+    breaker_report(&b, BREAKER_OK, 0, 2);
     ASSERT_MEMEQ(&before, &b, sizeof b);
+}
+
+/* Neither a good nor a bad end of what began before the probe says anything about the peer. */
+TEST(what_began_before_the_probe_decides_nothing)
+{
+    struct breaker b;
+    breaker_init(&b, 3);
+    ASSERT_EQ(feed(&b, "ttt", 10 * s), 3);
+    ASSERT_TRUE(breaker_allow(&b, 12 * s));
+    breaker_report(&b, BREAKER_OK, 9 * s, 12 * s + ms);
+    ASSERT_EQ(b.state, BREAKER_HALF_OPEN);
+    breaker_report(&b, BREAKER_TIMEOUT, 9 * s, 12 * s + ms);
+    ASSERT_EQ(b.state, BREAKER_HALF_OPEN);
+    breaker_forget(&b, 9 * s);
+    ASSERT_TRUE(!breaker_allow(&b, 13 * s)); /* the probe is still out */
+    ASSERT_TRUE(breaker_allow(&b, 73 * s));  /* lost: another one */
+    breaker_report(&b, BREAKER_OK, 12 * s, 74 * s);
+    ASSERT_EQ(b.state, BREAKER_HALF_OPEN);
+    breaker_report(&b, BREAKER_OK, 73 * s, 75 * s);
+    ASSERT_EQ(b.state, BREAKER_CLOSED);
+    for (int i = 0; i < 30; i++)
+        breaker_report(&b, BREAKER_TIMEOUT, 9 * s, 76 * s);
+    ASSERT_EQ(b.state, BREAKER_CLOSED);
+    breaker_report(&b, BREAKER_TIMEOUT, 76 * s, 77 * s); /* what began since counts, as ever */
+    breaker_report(&b, BREAKER_TIMEOUT, 76 * s, 77 * s);
+    breaker_report(&b, BREAKER_TIMEOUT, 76 * s, 77 * s);
+    ASSERT_EQ(b.state, BREAKER_OPEN);
 }
 
 /* Back-off doubles from 1 s to 60 s, and every wait is within 20 % of it; jitter differs by seed.
@@ -110,7 +137,7 @@ TEST(backoff_bounds)
             ASSERT_TRUE(!breaker_allow(&b, b.open_until_ns - 1));
             now = b.open_until_ns;
             ASSERT_TRUE(breaker_allow(&b, now));
-            breaker_report(&b, BREAKER_FAILED, now);
+            breaker_report(&b, BREAKER_FAILED, now, now);
             base = 2 * base > 60 * s ? 60 * s : 2 * base;
         }
     }
@@ -128,7 +155,7 @@ TEST(a_cheap_probe_goes_within_ten_seconds)
         ASSERT_TRUE(b.open_until_ns - now <= 10 * s);
         now = b.open_until_ns;
         ASSERT_TRUE(breaker_allow(&b, now));
-        breaker_report(&b, BREAKER_FAILED, now);
+        breaker_report(&b, BREAKER_FAILED, now, now);
     }
 }
 
@@ -140,7 +167,8 @@ TEST(no_flapping)
     uint64_t now = 0, asked = 0;
     while (now < 3600 * s) {
         if (breaker_allow(&b, now)) {
-            breaker_report(&b, b.state == BREAKER_HALF_OPEN ? BREAKER_OK : BREAKER_TIMEOUT, now);
+            breaker_report(&b, b.state == BREAKER_HALF_OPEN ? BREAKER_OK : BREAKER_TIMEOUT, now,
+                           now);
             asked++;
         }
         now += 10 * ms;
@@ -151,11 +179,11 @@ TEST(no_flapping)
     while (!breaker_allow(&b, now))
         now += 10 * ms;
     for (int i = 0; i < 30; i++)
-        breaker_report(&b, BREAKER_OK, now);
+        breaker_report(&b, BREAKER_OK, now, now);
     uint64_t opened = b.n_opened;
     for (int i = 0; i < 1000; i++) {
         ASSERT_TRUE(breaker_allow(&b, now));
-        breaker_report(&b, i % 3 ? BREAKER_OK : BREAKER_FAILED, now);
+        breaker_report(&b, i % 3 ? BREAKER_OK : BREAKER_FAILED, now, now);
     }
     ASSERT_EQ(b.n_opened, opened);
     ASSERT_EQ(b.backoff_ns, 0);
@@ -183,7 +211,7 @@ TEST(property_model)
             ASSERT_TRUE(!probe || !out);
             out = probe;
             int fails = test_rand(&seed) % 100 < bad ? 1 + (int)(test_rand(&seed) % 2) : 0;
-            breaker_report(&b, (enum breaker_result)fails, now);
+            breaker_report(&b, (enum breaker_result)fails, now, now);
             out = false;
             if (probe) {
                 ASSERT_EQ(b.state, fails ? BREAKER_OPEN : BREAKER_CLOSED);

@@ -122,7 +122,8 @@ static void on_guard(void *arg)
 
 static void fix_init(struct fix *f, const char *client_address)
 {
-    static const struct http_server_ops ops = {on_request, on_close, on_drain, NULL};
+    static const struct http_server_ops ops = {
+        .on_request = on_request, .on_close = on_close, .on_drain = on_drain};
     memset(f, 0, sizeof *f);
     ASSERT_OK(http_loop_create(&f->loop));
     ASSERT_OK(http_server_create(f->loop, NULL, &ops, f, &f->server));

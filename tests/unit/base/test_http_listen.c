@@ -40,7 +40,7 @@ static void *lane_main(void *arg)
 
 static void lanes_create(struct lane *lanes)
 {
-    static const struct http_server_ops ops = {on_request, on_close, NULL, NULL};
+    static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
     memset(lanes, 0, LANES * sizeof *lanes);
     for (int i = 0; i < LANES; i++) {
         ASSERT_OK(http_loop_create(&lanes[i].loop));

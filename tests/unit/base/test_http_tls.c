@@ -128,7 +128,8 @@ static void fix_init(struct fix *f)
 static void serve(struct fix *f, const char *cert, const char *client_ca,
                   const struct http_limits *lim)
 {
-    static const struct http_server_ops ops = {on_request, on_close, on_drain, NULL};
+    static const struct http_server_ops ops = {
+        .on_request = on_request, .on_close = on_close, .on_drain = on_drain};
     struct http_tls_opts o = {.cert_file = file(f, cert),
                               .ca_file = client_ca ? file(f, client_ca) : NULL};
     struct err err = {0};
@@ -469,8 +470,10 @@ static void *raw_server_main(void *arg)
         (void)SSL_write(ssl, s->answer, (int)strlen(s->answer));
         if (s->end != RAW_CUT) (void)SSL_shutdown(ssl);
     }
+    ssize_t over = 0;
     if (s->end == RAW_NOTIFY_AND_STAY || s->end == RAW_STALL)
-        (void)read(s->stop[0], in, 1); /* until the test is over */
+        over = read(s->stop[0], in, 1); /* until the test is over */
+    (void)over;
     SSL_free(ssl);
     (void)close(fd);
     return NULL;

@@ -224,6 +224,26 @@ TEST(environment_error_names_the_variable)
     opts_destroy(o);
 }
 
+TEST(variables_that_no_option_has)
+{
+    static const struct opt_def two[] = {
+        {.name = "ram", .type = OPT_SIZE}, {.name = "write.budget-day", .type = OPT_SIZE}, {0}};
+    char *env[] = {"KVBW_RAM=1",  "KVBW_WRITE_BUDGET_DAY=1",
+                   "KVBW_RAMM=1", "KVBW_WRITE_BUGDET_DAY=",
+                   "KVBW_COUNT=", "KVBWX_RAN=1",
+                   "RAM=1",       "KVBW=1",
+                   NULL};
+    struct buf b = BUF_INIT;
+    struct opts *o;
+    ASSERT_OK(opts_create(two, &o));
+    ASSERT_OK(opts_unknown_env(o, "KVBW", env, &b));
+    ASSERT_STREQ(buf_cstr(&b), "KVBW_RAMM; expected one like KVBW_RAM\n"
+                               "KVBW_WRITE_BUGDET_DAY; expected one like KVBW_WRITE_BUDGET_DAY\n"
+                               "KVBW_COUNT\n");
+    buf_fini(&b);
+    opts_destroy(o);
+}
+
 TEST(sizes)
 {
     static const struct {
@@ -302,6 +322,10 @@ TEST(secrets_leave_the_command_line)
         {"--redis=redis://u:p@h:1 redis://u:p@i", "--redis=redis://*******************@i"},
         {"--redis=unix:///s?password=p", "--redis=********************"},
         {"--redis=u:p@h", "--redis=*****"},
+        {"--redis=http://h:1/v1 api_key=abc x=@", "--redis=http://h:1/v1****************"},
+        {"--redis= http://h\t\"api_key=a b\"", "--redis= http://h**************"},
+        {"--redis=unix:/s api_key=abc", "--redis=unix:/s************"},
+        {"--redis=http://u:p@h api_key=abc", "--redis=http://***@h************"},
         {"--api-key=", "--api-key="},
         {"--", "--"},
         {"--api-key=abc", "--api-key=abc"},

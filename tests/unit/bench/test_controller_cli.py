@@ -43,6 +43,16 @@ class Controller(unittest.TestCase):
         rows = self.check(report("--emulate", "--bandwidths", "ram,1"), 4)
         self.assertEqual([r["residence"] for r in rows], ["ram", "tier", "half", "third"])
 
+    def test_regret_is_against_the_best_fixed_choice(self):
+        rows = report("--emulate", "--bandwidths", "ram,1", "--reps", "1")["rows"]
+        for row in rows:  # of one round, so that a median of ratios is the ratio
+            self.assertEqual(row["rounds"], 1)
+            self.assertIn(row["best"], row["choices"])
+            self.assertLessEqual(row["best"]["ttft_ms"], row["full_ms"])
+            self.assertAlmostEqual(row["regret"], row["ttft_ms"] / row["best"]["ttft_ms"], places=6)
+            self.assertAlmostEqual(row["speedup_vs_full"], row["full_ms"] / row["ttft_ms"], places=6)
+        self.assertTrue(any(row["regret"] != 1 for row in rows), rows)
+
     def test_a_tier_slower_than_computing_is_left_alone(self):
         (row,) = self.check(report("--emulate", "--bandwidths", "0.0001", "--cells", "1"), 1)
         self.assertEqual((row["strategy"], row["chunks_reused"]), ("full", 0))

@@ -55,6 +55,7 @@ static void through(struct places *p, const char *name)
     if (r == 0) {
         bench_set_fini(&s);
         places_fini(p);
+        if (strncmp(name, "redis", 5) == 0) MISSING(note);
         SKIP(note);
     }
     ASSERT_EQ(r, 1);
@@ -160,7 +161,7 @@ TEST(hiredis_reference_knows_wrong_bytes)
     char note[256];
     places_init(&p, o);
     int r = place_open(&p, &want, &t, note, &err);
-    if (r == 0) SKIP(note);
+    if (r == 0) MISSING(note);
     ASSERT_EQ(r, 1);
     make(&s);
     for (unsigned n = 1; n <= 3; n++) {
@@ -192,7 +193,7 @@ static json_t *run(const char *args, ...)
     char json[64] = "/tmp/kvblend-test-XXXXXX";
     size_t n = 1;
     va_list ap;
-    if (!program) SKIP("KVBLEND_BENCH names no program");
+    if (!program) MISSING("KVBLEND_BENCH names no program");
     int fd = mkstemp(json), status = -1;
     ASSERT_TRUE(fd >= 0);
     (void)close(fd);

@@ -4,6 +4,9 @@
 #include "base/mem.h"
 #include "tests/test.h"
 
+#include <dirent.h>
+#include <unistd.h>
+
 void kit_chunk_init(struct kit_chunk *c, const struct model_cfg *cfg, uint32_t n)
 {
     const size_t floats = (size_t)cfg->L * n * cfg->G * cfg->K;
@@ -117,12 +120,66 @@ struct kv_source kit_source(struct kit_chunk *c)
     return (struct kv_source){&source_ops, c};
 }
 
+static void only_file(const char *dir, char *ret, size_t size)
+{
+    DIR *h = opendir(dir);
+    for (struct dirent *e; h && (e = readdir(h));)
+        if (e->d_name[0] != '.') snprintf(ret, size, "%s/%s", dir, e->d_name);
+    if (h) closedir(h);
+}
+
+/* What the tuning remembers in this file: from now on this GEMM is the fastest. */
+static void say_fastest(const char *path, const char *gemm)
+{
+    char key[1024];
+    FILE *f = fopen(path, "re");
+    ASSERT_TRUE(f && fgets(key, sizeof key, f));
+    fclose(f);
+    f = fopen(path, "we");
+    ASSERT_TRUE(f && fprintf(f, "%s%s 123456.50 *\n", key, gemm) > 0);
+    ASSERT_OK(fclose(f));
+}
+
+/* As start-up chooses by itself where bf16 on this instruction set is measured the fastest. */
+static int open_chosen(struct kit *k, const char *isa, uint64_t kv_bytes, struct err *err)
+{
+    char dir[] = "/tmp/fus-kit-XXXXXX", path[512] = "";
+    ASSERT_TRUE(mkdtemp(dir) != NULL);
+    const struct fus_core_opts co = {
+        .dev = {.n_threads = 2, .isa = isa, .allow_bf16 = true, .cache_dir = dir},
+        .kv_bytes = kv_bytes};
+    int r = fus_core_create(k->m, &co, &k->c, err);
+    if (r == 0) {
+        fus_core_destroy(k->c);
+        only_file(dir, path, sizeof path);
+        say_fastest(path, "own-bf16");
+        r = fus_core_create(k->m, &co, &k->c, err);
+        ASSERT_OK(unlink(path));
+    }
+    ASSERT_OK(rmdir(dir));
+    if (r == 0) {
+        ASSERT_STREQ(kn_dev_gemm(fus_core_dev(k->c)), "own-bf16");
+        ASSERT_EQ(kn_kv_value_bytes(fus_core_dev(k->c)), 2);
+    }
+    return r;
+}
+
 void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
 {
     struct err err = {0};
     ASSERT_OK(tiny_model_create(o, &k->m));
     k->cfg = model_config(k->m);
     const uint64_t page = kn_kv_layer_values(k->cfg->G, k->cfg->K) * k->cfg->L * sizeof(float);
+    const char *isa = getenv("KVBLEND_TEST_PAGES"); /* pages of bf16, by this instruction set */
+    if (isa) {
+        int r = open_chosen(k, isa, page / 2 * (kv_tokens / KN_PAGE), &err);
+        if (r == -ENOTSUP) { /* the whole program is about nothing else */
+            printf("SKIP %s\n", err.msg);
+            exit(77);
+        }
+        if (r < 0) test_fail(__FILE__, __LINE__, "core: %d %s", r, err.msg);
+        return;
+    }
     const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* another candidate than our own */
     const char *device = getenv("KVBLEND_TEST_DEVICE");
     const char *weights = getenv("KVBLEND_TEST_WEIGHTS"); /* and then the arithmetic of bf16 */

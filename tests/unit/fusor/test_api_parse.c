@@ -76,6 +76,9 @@ TEST(refusals_name_field_and_code)
         {true, "{\"kvblend\":{\"separator\":5}," MSG "}", "invalid_value", "kvblend.separator",
          400},
         {true, "{\"kvblend\":[]," MSG "}", "invalid_value", "kvblend", 400},
+        {true, "{\"kvblend\":{\"rato\":0.1}," MSG "}", "unknown_parameter", "kvblend.rato", 400},
+        {false, "{\"kvblend\":{\"x\":null},\"prompt\":\"x\"}", "unknown_parameter", "kvblend.x",
+         400},
         {true, "{\"kvblend\":{\"segments\":[{\"message\":0,\"begin\":0,\"end\":3}]}," MSG "}",
          "invalid_value", "kvblend.segments", 400},
         {true, "{\"documents\":[{\"title\":\"x\"}]," MSG "}", "invalid_value", "documents", 400},
@@ -154,6 +157,37 @@ TEST(defaults_and_unknown_fields)
     ASSERT_TRUE(r.kv.store);
     ASSERT_EQ(r.kv.mode, API_AUTO);
     ASSERT_TRUE(!r.stream && !r.has_seed && !r.model);
+    api_req_fini(&r);
+}
+
+TEST(an_unknown_kvblend_field_is_told_the_nearest)
+{
+    static const struct {
+        const char *field, *nearest;
+    } t[] = {{"rato", "ratio"},
+             {"Ratio", "ratio"},
+             {"max_ttft", "max_ttft_ms"},
+             {"name-spaces", "namespace"},
+             {"seperator", "separator"},
+             {"qqqqqqqq", NULL},
+             {"", NULL}};
+    struct api_req r;
+    struct api_err e;
+
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        char body[200], want[80];
+        (void)snprintf(body, sizeof body, "{" MSG ",\"kvblend\":{\"mode\":\"full\",\"%s\":1}}",
+                       t[i].field);
+        ASSERT_ERR(parse(body, true, &r, &e), -EINVAL);
+        (void)snprintf(want, sizeof want, "did you mean 'kvblend.%s'?",
+                       t[i].nearest ? t[i].nearest : "");
+        ASSERT_EQ(strstr(e.msg, want) != NULL, t[i].nearest != NULL);
+        ASSERT_TRUE(strstr(e.msg, e.param) != NULL);
+        api_req_fini(&r);
+    }
+    ASSERT_OK(parse("{" MSG ",\"kvblend\":{\"priority\":3,\"mass\":null,\"max_ttft_ms\":5,"
+                    "\"min_ratio\":0.1}}",
+                    true, &r, &e)); /* priority: the gateway's */
     api_req_fini(&r);
 }
 

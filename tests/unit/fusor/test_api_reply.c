@@ -120,13 +120,38 @@ TEST(legacy_logprobs)
         {0, 3, {.id = 0, .logprob = -1, .n_top = 1, .top_id = {0}, .top_logprob = {-1}}},
         {3, 5, {.id = 1, .logprob = -2}}};
     struct api_head h = head(false, true);
-    struct api_span s = {.text = "Hello", .end = 5, .tok = t, .n_tok = 2, .text_base = 10};
+    struct api_span s = {.text = "Hello", .end = 5, .tok = t, .n_tok = 2, .chars = 10};
     struct buf b = BUF_INIT;
 
     ASSERT_OK(api_put_frame_text(&b, &h, &s));
     ASSERT_TRUE(strstr(buf_cstr(&b),
                        "\"logprobs\":{\"tokens\":[\"Hel\",\"lo\"],\"token_logprobs\":[-1,-2],"
                        "\"top_logprobs\":[{\"Hel\":-1},{}],\"text_offset\":[10,13]}"));
+    buf_fini(&b);
+}
+
+/* Places are counted in characters, as strings of the clients' languages are; a frame goes on where
+ * the one before ended. No token is no reason for no lists. */
+TEST(legacy_offsets_are_characters)
+{
+    struct api_token t[3] = {{0, 0, {.id = 2}}, {0, 3, {.id = 3}}, {3, 6, {.id = 0}}};
+    struct api_head h = head(false, true);
+    struct api_span s = {.text = "\xe2\x82\xacHel", .end = 6, .tok = t, .n_tok = 3};
+    struct buf b = BUF_INIT;
+
+    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\"tokens\":[\"\",\"\xe2\x82\xac\",\"Hel\"]"));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\"text_offset\":[0,0,1]"));
+    buf_clear(&b);
+    s = (struct api_span){
+        .text = s.text, .begin = 3, .end = 6, .tok = t + 2, .n_tok = 1, .chars = 1};
+    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\"text_offset\":[1]"));
+    buf_clear(&b);
+    s = (struct api_span){.text = "", .finish = "stop"};
+    ASSERT_OK(api_put_reply(&b, &h, &s, 1, &usage, NULL));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "\"logprobs\":{\"tokens\":[],\"token_logprobs\":[],"));
+    ASSERT_EQ(api_chars("a\xc3\xbc\xe2\x82\xac\xf0\x9f\xa6\x99", 10), 4);
     buf_fini(&b);
 }
 

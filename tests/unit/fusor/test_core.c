@@ -168,7 +168,6 @@ TEST(ratio_one_equals_full)
             /* With an exact prefix the comparison is with prefix reuse. */
             run(&p, p.have_prefix ? FUS_PREFIX : FUS_FULL, 0, &full);
             for (size_t j = 0; j < N_BLENDS; j++) {
-                if (blends[j] == FUS_SINK) continue; /* its ratio is a mean over chunks */
                 run(&p, blends[j], 1, &got);
                 same_logits(&k, &full, &got);
                 ASSERT_EQ(got.report.n_reused, 0);

@@ -243,7 +243,7 @@ TEST(smollm2_135m)
     const char *path = getenv("KVBLEND_MODEL");
     size_t len = path ? strlen(path) : 0;
     if (len < sizeof(kind) || strcmp(path + len - strlen(kind), kind) != 0)
-        SKIP("KVBLEND_MODEL does not name the Q4_1 file of SmolLM2-135M-Instruct");
+        MISSING("KVBLEND_MODEL does not name the Q4_1 file of SmolLM2-135M-Instruct");
     run_path(path, "smollm2-135m.q4_1", 8, false);
 }
 

@@ -207,6 +207,30 @@ TEST(logprobs_are_of_the_untruncated_distribution)
     fus_sampler_destroy(s);
 }
 
+TEST(logprob_is_the_drawn_tokens)
+{
+    float l[V], copy[V];
+    random_logits(4, l);
+    struct fus_sampling p = defaults();
+    p.temperature = 1.5f;
+    p.n_logprobs = 1;
+    struct fus_sampler *s = make(&p, V);
+    double sum = 0;
+    int n_other = 0;
+    for (size_t i = 0; i < V; i++)
+        sum += exp((double)l[i]);
+    for (int i = 0; i < 50; i++) {
+        struct fus_picked got;
+        memcpy(copy, l, sizeof(l));
+        ASSERT_OK(fus_sampler_pick(s, copy, NULL, 0, &got));
+        ASSERT_NEAR(got.logprob, (double)l[got.id] - log(sum), 1e-4);
+        ASSERT_NEAR(got.top_logprob[0], (double)l[got.top_id[0]] - log(sum), 1e-4);
+        n_other += got.id != got.top_id[0];
+    }
+    ASSERT_TRUE(n_other > 5);
+    fus_sampler_destroy(s);
+}
+
 TEST(bad_settings_and_logits_are_refused)
 {
     struct fus_sampler *s = NULL;

@@ -11,7 +11,7 @@ static const char *model_file(void)
 {
     const char *path = getenv("KVBLEND_MODEL");
     if (!path || !strstr(path, "SmolLM2-135M-Instruct") || access(path, R_OK) != 0)
-        SKIP("KVBLEND_MODEL does not name the file of SmolLM2-135M-Instruct");
+        MISSING("KVBLEND_MODEL does not name the file of SmolLM2-135M-Instruct");
     return path;
 }
 

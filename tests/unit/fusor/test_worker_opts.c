@@ -192,7 +192,9 @@ TEST(secrets_by_environment_and_file_agree)
     struct wk_opts o;
     struct err err;
     no_env();
+    uint8_t auth[AUTH_KEY_BYTES];
     tier_secret("open sesame", want);
+    tier_secret_auth("open sesame", auth);
     int fd = mkstemp(path);
     ASSERT_EQ(write(fd, "open sesame\n", 12), 12);
     (void)close(fd);
@@ -200,11 +202,13 @@ TEST(secrets_by_environment_and_file_agree)
     ASSERT_OK(setenv("KVBLEND_WORKER_REDIS_URLS", "redis://:p%40w@h1,h2:7 redis://h3", 1));
     ASSERT_OK(read_opts(&o, &err, NULL));
     ASSERT_MEMEQ(o.tiers.secret, want, sizeof want);
+    ASSERT_TRUE(o.tiers.has_secret && memcmp(o.tiers.auth_key, auth, sizeof auth) == 0);
     ASSERT_EQ(o.tiers.redis->n_hosts, 3);
     wk_opts_fini(&o);
     no_env();
     ASSERT_OK(read_opts(&o, &err, "--secret-file", path, NULL));
     ASSERT_MEMEQ(o.tiers.secret, want, sizeof want);
+    ASSERT_TRUE(o.tiers.has_secret && memcmp(o.tiers.auth_key, auth, sizeof auth) == 0);
     wk_opts_fini(&o);
     (void)unlink(path);
     ASSERT_TRUE(read_opts(&o, &err, "--secret-file=/dev/null", NULL) < 0);

@@ -2,6 +2,7 @@
 #include "gateway/config.h"
 #include "tests/test.h"
 
+#include <time.h>
 #include <unistd.h>
 
 static struct buf problems;
@@ -96,6 +97,78 @@ TEST(problems_name_line_key_and_expectation)
                    ":2: b: unknown key"); /* all are reported, not the first alone */
 }
 
+/* YAML has a key once; of two values one would be dropped in silence. */
+TEST(a_key_stands_once_in_the_file)
+{
+    expect_problem("listen: :1\nlisten: :2\n", ":2: listen: expected once, found again");
+    expect_problem("limits: {rpm: 1, rpm: 2}\n", ":1: limits.rpm: expected once");
+    expect_problem("limits: {rpm: 1}\nlog: {level: info}\nlimits:\n  tpm: 2\n", ":3: limits: exp");
+    expect_problem("a: {b: 1}\na: {b: 1}\n", ":2: a: expected once");
+    expect_problem("keys:\n  list:\n    - {key: a, id: x, id: y}\n", ":3: keys.list, id: expected");
+    expect_problem("keys:\n  list:\n    - {key: a, key: b}\n", ":3: keys.list, key: expected");
+    struct gw_config *c;
+    char *env[] = {NULL};
+    const char *path = file_with("limits: {rpm: 1}\nlog: {level: info}\ndrain: {delay: 1}\n"
+                                 "keys:\n  list:\n    - {key: a, id: x}\n    - {key: b, id: x}\n");
+    ASSERT_OK(load(&c, env, "--config", path));
+    (void)unlink(path);
+    gw_config_free(c);
+}
+
+TEST(what_the_worker_would_refuse)
+{
+    struct gw_config *c;
+    char *env[] = {NULL};
+    static const char *const bad[][2] = {{"--strategy", "best"}, {"--kv-dtype", "f64"},
+                                         {"--dtype", "f16"},     {"--side-share", "0.6"},
+                                         {"--side-share", "0"},  {"--nvme", "/x"},
+                                         {"--nvme", ":1GiB"},    {"--nvme", "/x:lots"},
+                                         {"--nvme", "/x:0"},     {"--nvme", "/dev/null"}};
+    static const char *const good[][2] = {{"--strategy", "side"},  {"--strategy", "full"},
+                                          {"--kv-dtype", "q8"},    {"--kv-dtype", "f16"},
+                                          {"--side-share", "0.3"}, {"--nvme", "/a:b:1GiB"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        ASSERT_ERR(load(&c, env, bad[i][0], bad[i][1]), -EINVAL);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), "expected") != NULL);
+    }
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        ASSERT_OK(load(&c, env, good[i][0], good[i][1]));
+        gw_config_free(c);
+    }
+}
+
+/* A warning, not a problem: variables are others', too. */
+TEST(variables_that_nobody_reads)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_RATOI=0.2",
+                   "KVBLEND_PORT=1",
+                   "KVBLEND_WORKER_DEVICE=cpu",
+                   "KVBLEND_ADMIN=unix:/x",
+                   "KVBLEND_TTL=1h",
+                   "KVBLEND_MY_TOKEN=x",
+                   "KVBLEND_OTHER_TOKEN=y",
+                   "OTHER_RATOI=1",
+                   "KVBLEND_CHECK=1",
+                   NULL};
+    (void)setenv("KVBLEND_MY_TOKEN", "x", 1);
+    const char *path = file_with("keys:\n  list: [\"${KVBLEND_MY_TOKEN}\"]\n");
+    char config[80];
+    (void)snprintf(config, sizeof config, "--config=%s", path);
+    char *argv[] = {"kvblend", config, "--upstream=http://h:1 api_key=${KVBLEND_OTHER_TOKEN}",
+                    NULL};
+    (void)setenv("KVBLEND_OTHER_TOKEN", "y", 1);
+    buf_clear(&problems);
+    ASSERT_OK(gw_config_load(3, argv, env, &c, &problems));
+    (void)unlink(path);
+    ASSERT_STREQ(buf_cstr(&problems),
+                 "warning: environment variable KVBLEND_RATOI is unknown; expected one like "
+                 "KVBLEND_RATIO\n"
+                 "warning: environment variable KVBLEND_PORT is unknown\n"
+                 "warning: environment variable KVBLEND_CHECK is unknown\n");
+    gw_config_free(c);
+}
+
 TEST(flags_are_checked)
 {
     struct gw_config *c;
@@ -104,6 +177,7 @@ TEST(flags_are_checked)
     ASSERT_ERR(load(&c, env, "--model", NULL), -EINVAL);
     ASSERT_ERR(load(&c, env, "stray", NULL), -EINVAL);
     ASSERT_ERR(load(&c, env, "--max-body", "3"), -EINVAL);
+    ASSERT_ERR(load(&c, env, "--registry-api-key", "a\r\nX: y"), -EINVAL);
     ASSERT_OK(load(&c, env, "-h", NULL));
     ASSERT_TRUE(c->help);
     gw_config_free(c);
@@ -125,6 +199,67 @@ TEST(secrets_come_from_variables)
     gw_config_free(c);
 }
 
+TEST(workers_in_a_variable)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_WORKER=h:1,http://h:2 api_key=a;unix:/w api_key=\"b\"", NULL};
+    ASSERT_OK(load(&c, env, NULL, NULL));
+    ASSERT_EQ(c->workers.n, 3);
+    ASSERT_STREQ(c->workers.v[1], "http://h:2 api_key=a");
+    gw_config_free(c);
+    char *none[] = {NULL};
+    const char *path =
+        file_with("workers:\n  - {url: \"http://h:2\", api_key: \"a;,b\"}\n  - h:1\n");
+    int r = load(&c, none, "--config", path);
+    (void)unlink(path);
+    ASSERT_OK(r);
+    ASSERT_STREQ(c->workers.v[0], "http://h:2 api_key=\"a;,b\"");
+    ASSERT_STREQ(c->workers.v[1], "h:1");
+    gw_config_free(c);
+}
+
+/* A hostile file ends at the first brackets too many, whatever their kind and place. */
+TEST(brackets_without_end)
+{
+    static const char *const forms[] = {"[", "{", "{a: ", "keys: {list: [", "- ", "x: [", "? "};
+    struct gw_config *c;
+    char *env[] = {NULL};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        struct buf b = BUF_INIT;
+        size_t n = strlen(forms[i]);
+        while (b.len < 100000 * n)
+            ASSERT_OK(buf_add(&b, forms[i], n));
+        struct timespec from, to;
+        (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+        const char *path = file_with(buf_cstr(&b));
+        ASSERT_EQ(load(&c, env, "--config", path), -EINVAL);
+        (void)unlink(path);
+        (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+        ASSERT_TRUE(to.tv_sec - from.tv_sec < 2); /* quadratic time is minutes */
+        ASSERT_TRUE(strstr(buf_cstr(&problems), "nested too deeply: more than 16 levels") ||
+                    strstr(buf_cstr(&problems), "not YAML: "));
+        buf_fini(&b);
+    }
+}
+
+TEST(nul_bytes_are_refused)
+{
+    static const char *const bad[] = {"model: \"/m\\0x\"",
+                                      "keys: {list: [\"k\\0 id=x\"]}",
+                                      "keys: {list: [{key: k, id: \"x\\0y\"}]}",
+                                      "\"log\\0x\": {}",
+                                      "upstreams: [\"http://h:1\\0 insecure=true\"]",
+                                      "listen: \"\\0\""};
+    struct gw_config *c;
+    char *env[] = {NULL};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const char *path = file_with(bad[i]);
+        ASSERT_EQ(load(&c, env, "--config", path), -EINVAL);
+        (void)unlink(path);
+        ASSERT_TRUE(strstr(buf_cstr(&problems), ":1: a text holds a NUL byte") != NULL);
+    }
+}
+
 TEST(keys_with_fields)
 {
     struct gw_config *c;
@@ -144,6 +279,7 @@ TEST(keys_with_fields)
     ASSERT_STREQ(c->api_keys.v[3], "last");
     ASSERT_TRUE(c->key_rpm == 5 && c->key_tpm == 1000 && c->key_concurrency == 2);
     ASSERT_TRUE(c->cors_origins.n == 1 && c->cors_max_age_ms == 60000);
+    (void)unlink(path);
     gw_config_free(c);
     static const char *const bad[] = {
         "- {id: x}\n",          "- {key: a b}\n", "- {key: a, id: {b: c}}\n", "- {key: [a, b]}\n",
@@ -151,7 +287,9 @@ TEST(keys_with_fields)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char text[200];
         (void)snprintf(text, sizeof text, "keys:\n  list:\n    %s    - z\n", bad[i]);
-        ASSERT_EQ(load(&c, env, "--config", file_with(text)), -EINVAL);
+        path = file_with(text);
+        ASSERT_EQ(load(&c, env, "--config", path), -EINVAL);
+        (void)unlink(path);
         ASSERT_TRUE(strstr(buf_cstr(&problems), ":3: keys.list: expected ") != NULL);
     }
     ASSERT_EQ(load(&c, env, "--cors-origin", "app.example"), -EINVAL);
@@ -221,6 +359,23 @@ TEST(tiers_of_the_worker)
         ASSERT_ERR(load(&c, none, bad[i][0], bad[i][1]), -EINVAL);
         ASSERT_TRUE(strstr(buf_cstr(&problems), bad[i][0]));
     }
+    buf_fini(&problems);
+}
+
+/* Its boolean options take no word of their own: "--controller off" kept it from starting. */
+TEST(switches_of_the_worker_are_one_word)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_CONTROLLER=off", NULL};
+    const char *args[80];
+    size_t n;
+    ASSERT_OK(load(&c, env, "--sandbox", "on"));
+    ASSERT_OK(gw_config_worker_args(c, args, 80, &n));
+    ASSERT_EQ(n, 4); /* these and log-level */
+    ASSERT_STREQ(args[0], "--controller=off");
+    ASSERT_STREQ(args[1], "--sandbox=on");
+    gw_config_free(c);
+    ASSERT_ERR(load(&c, env, "--sandbox", "maybe"), -EINVAL);
     buf_fini(&problems);
 }
 

@@ -87,3 +87,45 @@ TEST(preflights)
     p[0].value = "https://evil.example";
     ASSERT_TRUE(strstr(lines(&c, &h, true), "Allow-Methods") == NULL);
 }
+
+TEST(own_origins_and_hosts)
+{
+    ASSERT_TRUE(gw_cors_is_own("http://127.0.0.1:8011", "127.0.0.1:8011"));
+    ASSERT_TRUE(gw_cors_is_own("https://KV.example", "kv.example"));
+    static const char *const foreign[] = {"null",
+                                          "",
+                                          "127.0.0.1:8011",
+                                          "http://127.0.0.1",
+                                          "http://127.0.0.1:8012",
+                                          "http://evil/127.0.0.1:8011",
+                                          "http://127.0.0.1:8011.evil"};
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
+        ASSERT_TRUE(!gw_cors_is_own(foreign[i], "127.0.0.1:8011"));
+    ASSERT_TRUE(!gw_cors_is_own("http://a", NULL));
+    char *const names[] = {"kv.internal"};
+    static const char *const ours[] = {"127.0.0.1",        "10.1.2.3:80", "[::1]",
+                                       "[fe80::1]:8011",   "localhost:1", "LOCALHOST",
+                                       "kv.internal:8011", "KV.Internal", "127.0.0.1:"};
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
+        ASSERT_TRUE(gw_cors_host_is_ours(ours[i], names, 1));
+    static const char *const others[] = {"evil.example",
+                                         "127.0.0.1.evil.example",
+                                         "localhost.evil",
+                                         "::1",
+                                         "[::1",
+                                         "[::1]x",
+                                         "[localhost]",
+                                         "[kv.internal]",
+                                         "127.1",
+                                         "0x7f000001",
+                                         "kv.internal.",
+                                         "",
+                                         "kv.internal:80@e",
+                                         "127.0.0.1:8011.evil",
+                                         ":80",
+                                         "kv.internal.evil:80"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        ASSERT_TRUE(!gw_cors_host_is_ours(others[i], names, 1));
+    ASSERT_TRUE(!gw_cors_host_is_ours(NULL, names, 1) &&
+                !gw_cors_host_is_ours("kv.internal", names, 0));
+}

@@ -48,8 +48,9 @@ TEST(when_to_come_again)
 
 TEST(refusals_of_the_http_layer)
 {
-    static const int statuses[] = {400, 408, 413, 415, 429, 431, 500, 501};
+    static const int statuses[] = {400, 408, 413, 415, 429, 431, 500, 501, 503};
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
         ASSERT_EQ(gw_error_status(gw_error_of_status(statuses[i])), statuses[i]);
     ASSERT_EQ(gw_error_status(gw_error_of_status(505)), 500);
+    ASSERT_EQ(gw_error_of_status(503), GW_E_SHED); /* it is no upstream's fault */
 }

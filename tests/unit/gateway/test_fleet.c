@@ -69,7 +69,7 @@ static void stub_close(void *ctx, struct http_req *r, bool aborted)
 
 static void stub_start(struct site *s, struct stub *b, const char *address)
 {
-    static const struct http_server_ops ops = {stub_request, stub_close, NULL, NULL};
+    static const struct http_server_ops ops = {.on_request = stub_request, .on_close = stub_close};
     ASSERT_OK(http_server_create(s->loop, NULL, &ops, b, &b->server));
     ASSERT_OK(http_server_listen(b->server, address, NULL));
     (void)snprintf(b->address, sizeof b->address, "127.0.0.1:%d", http_server_port(b->server));
@@ -522,6 +522,42 @@ TEST(the_head_of_the_one_try_closes_the_breaker)
     site_fini(&s);
 }
 
+/* Answers of calls that began before it opened come at any time: nothing follows from them. */
+TEST(late_answers_decide_nothing)
+{
+    static const enum gw_outcome ends[] = {GW_DONE_OK, GW_DONE_FAILED, GW_DONE_CANCELLED};
+    enum { OLD = 12 };
+    struct site s;
+    struct gw_want w = {.model = "m"};
+    struct gw_lease old[OLD] = {{0}}, l = {0}, other = {0};
+    uint32_t wait_ms = 0;
+    site_init(&s);
+    stub_start(&s, &s.stub[0], "127.0.0.1:0");
+    s.config.breaker_open_ms = 50;
+    ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a models=m health=off"));
+    gw_fleet_start(s.fleet);
+    for (int i = 0; i < OLD; i++)
+        ASSERT_EQ(pick(&s, "m", &old[i]), GW_PICK_OK);
+    ASSERT_EQ(serve(&s, 5, GW_DONE_FAILED), 5);
+    ASSERT_TRUE(run_until(&s, can_serve_m));
+    ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
+    ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+    for (int i = 0; i < 3; i++) {
+        gw_fleet_release(s.fleet, &old[i], ends[i], 0);
+        ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+        ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, &wait_ms), GW_PICK_OPEN); /* one is out */
+    }
+    gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
+    for (int i = 3; i < OLD; i++) {
+        ASSERT_STREQ(view(&s, "a").breaker, "closed");
+        gw_fleet_release(s.fleet, &old[i], GW_DONE_FAILED, 0);
+    }
+    ASSERT_STREQ(view(&s, "a").breaker, "closed");
+    ASSERT_EQ(serve(&s, 9, GW_DONE_FAILED), 5); /* of those that began since */
+    ASSERT_STREQ(view(&s, "a").breaker, "open");
+    site_fini(&s);
+}
+
 /* To look for another one is no try at the same one. */
 TEST(there_is_no_other)
 {
@@ -850,10 +886,11 @@ TEST(a_suspect_worker_is_probed_at_once)
     ASSERT_TRUE(run_until(&s, none_ready));
     ASSERT_EQ(s.n_lost, 1);
     ASSERT_TRUE(s.n_silent > 0);
-    ASSERT_EQ(how(&s, "m"), GW_PICK_LOADING); /* an own one comes back */
+    ASSERT_EQ(how(&s, "m"), GW_PICK_RETURNING); /* an own one comes back */
     gw_fleet_lost(s.fleet, i);
     gw_fleet_expect(s.fleet, i);
     ASSERT_EQ(view(&s, "worker-0").state, GW_TARGET_LOADING);
+    ASSERT_EQ(how(&s, "m"), GW_PICK_RETURNING);
     stub_start(&s, &s.stub[0], s.stub[0].address);
     ASSERT_TRUE(run_until(&s, one_ready));
     site_fini(&s);
@@ -992,7 +1029,7 @@ TEST(json_and_metrics)
     l.status = 200;
     gw_fleet_release(s.fleet, &l, GW_DONE_OK, 5000000);
     ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
-    ASSERT_OK(gw_fleet_format(s.fleet, &b));
+    ASSERT_OK(gw_fleet_format(s.fleet, GW_SERVES_WORKER | GW_SERVES_UPSTREAM, &b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"name\":\"a\""));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"in_flight\":1"));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"models\":[\"m\"]"));

@@ -1,32 +1,10 @@
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "gateway/keys.h"
 #include "tests/test.h"
 
 #include <unistd.h>
-
-static void hex(const void *data, size_t len, char *out)
-{
-    uint8_t h[32];
-    gw_sha256(data, len, h);
-    for (int i = 0; i < 32; i++)
-        (void)snprintf(out + 2 * i, 3, "%02x", h[i]);
-}
-
-TEST(sha256_of_the_standard)
-{
-    char out[65], *million = calloc(1, 1000000);
-    hex("", 0, out);
-    ASSERT_STREQ(out, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    hex("abc", 3, out);
-    ASSERT_STREQ(out, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    hex("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 56, out);
-    ASSERT_STREQ(out, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-    memset(million, 'a', 1000000);
-    hex(million, 1000000, out);
-    ASSERT_STREQ(out, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-    free(million);
-}
 
 static const struct gw_key *bearer(struct gw_keys *k, const char *key)
 {
@@ -82,10 +60,10 @@ TEST(hashed_keys)
     struct buf made = BUF_INIT, again = BUF_INIT;
     uint8_t h[32];
     char plain[80] = "sha256:", own[80] = "sha256:pepper:";
-    gw_sha256("three", 5, h);
+    sha256("three", 5, h);
     for (int i = 0; i < 32; i++)
         (void)snprintf(plain + 7 + 2 * i, 3, "%02X", h[i]);
-    gw_sha256("pepperone", 9, h);
+    sha256("pepperone", 9, h);
     for (int i = 0; i < 32; i++)
         (void)snprintf(own + 14 + 2 * i, 3, "%02x", h[i]);
     ASSERT_OK(gw_key_hash("two", &made));
@@ -109,6 +87,76 @@ TEST(hashed_keys)
     buf_fini(&again);
 }
 
+/* All 32 bytes of a digest count: of the entry's own, and of the one that is kept for known keys.
+ */
+TEST(every_byte_of_a_digest_counts)
+{
+    char text[80];
+    uint8_t h[32];
+    for (int wrong = 0; wrong < 33; wrong++) { /* 32: none */
+        char *list[] = {text};
+        struct gw_keys *k;
+        sha256("key", 3, h);
+        if (wrong < 32) h[wrong] ^= 0x10;
+        size_t n = (size_t)snprintf(text, sizeof text, "sha256:");
+        for (int i = 0; i < 32; i++, n += 2)
+            (void)snprintf(text + n, 3, "%02x", h[i]);
+        ASSERT_OK(gw_keys_create(list, 1, NULL, NULL, NULL, &k, NULL));
+        ASSERT_EQ(bearer(k, "key") != NULL, wrong == 32);
+        gw_keys_unref(k);
+    }
+}
+
+/* Two keys whose digests begin with the same two bytes. */
+TEST(a_key_of_nearly_the_same_digest_is_refused)
+{
+    static char seen[65536][16];
+    char a[16] = "", b[16], entry[80] = "sha256:", *list[] = {a}, *hashed[] = {entry};
+    uint8_t h[32];
+    for (int i = 0; !*a; i++) {
+        (void)snprintf(b, sizeof b, "k%d", i);
+        sha256(b, strlen(b), h);
+        char *first = seen[h[0] << 8 | h[1]];
+        memcpy(*first ? a : first, *first ? first : b, sizeof b);
+    }
+    sha256(a, strlen(a), h);
+    for (int i = 0; i < 32; i++)
+        (void)snprintf(entry + 7 + 2 * i, 3, "%02x", h[i]);
+    struct gw_keys *k;
+    for (int round = 0; round < 2; round++) {
+        ASSERT_OK(gw_keys_create(round ? hashed : list, 1, NULL, NULL, NULL, &k, NULL));
+        ASSERT_TRUE(bearer(k, b) == NULL);
+        ASSERT_TRUE(bearer(k, a) != NULL);
+        ASSERT_TRUE(bearer(k, b) == NULL); /* also once `a` is known */
+        for (int i = 0; i < 4096; i++) {   /* the digest kept of it is salted: one byte would do */
+            (void)snprintf(b, sizeof b, "x%d", i);
+            ASSERT_TRUE(bearer(k, b) == NULL);
+        }
+        gw_keys_unref(k);
+    }
+}
+
+/* A name is a name, not the beginning of others. */
+TEST(models_are_matched_whole)
+{
+    char *list[] = {"a models=gpt-4", "b models=gpt-4*", "c models=gpt-4,gpt-4o-mini",
+                    "d models=*4"};
+    static const struct {
+        const char *model;
+        bool ok[4];
+    } cases[] = {
+        {"gpt-4", {1, 1, 1, 1}},          {"gpt-4o", {0, 1, 0, 0}}, {"gpt-4o-mini", {0, 1, 1, 0}},
+        {"gpt-4o-minimal", {0, 1, 0, 0}}, {"gpt", {0, 0, 0, 0}},    {"xgpt-4", {0, 0, 0, 1}},
+        {"GPT-4", {0, 0, 0, 1}},          {"gpt-4/", {0, 1, 0, 0}}, {" gpt-4", {0, 0, 0, 1}},
+    };
+    struct gw_keys *k;
+    ASSERT_OK(gw_keys_create(list, 4, NULL, NULL, NULL, &k, NULL));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t j = 0; j < 4; j++)
+            ASSERT_EQ(gw_key_allows(gw_keys_get(k, j), cases[i].model), cases[i].ok[j]);
+    gw_keys_unref(k);
+}
+
 TEST(fields_of_an_entry)
 {
     char *list[] = {
@@ -129,6 +177,55 @@ TEST(fields_of_an_entry)
     key = bearer(k, "d=f");
     ASSERT_EQ(key->limit.requests_per_min, 5);
     ASSERT_EQ(key->limit.running_max, 7);
+    gw_keys_unref(k);
+}
+
+static int made(size_t n, char *const *list, struct gw_keys **ret, struct err *err)
+{
+    return gw_keys_create(list, n, NULL, NULL, NULL, ret, err);
+}
+
+TEST(every_key_has_a_namespace_of_its_own)
+{
+    char *list[] = {"k1 id=a", "k2 id=b namespace=shared", "k3 id=c namespace=shared", "k4", "k5",
+                    "k6 id=a", "k7 id=a namespace=d"};
+    struct gw_keys *k;
+    ASSERT_OK(made(7, list, &k, NULL));
+    ASSERT_STREQ(bearer(k, "k1")->name_space, "a");
+    ASSERT_STREQ(bearer(k, "k2")->name_space, "shared");
+    ASSERT_STREQ(bearer(k, "k3")->name_space, "shared");
+    ASSERT_STREQ(bearer(k, "k4")->name_space, bearer(k, "k4")->id);
+    ASSERT_TRUE(strcmp(bearer(k, "k4")->name_space, bearer(k, "k5")->name_space) != 0);
+    ASSERT_STREQ(bearer(k, "k6")->name_space, "a"); /* in the place of k1 */
+    ASSERT_STREQ(bearer(k, "k7")->name_space, "d");
+    gw_keys_unref(k);
+    ASSERT_OK(made(0, NULL, &k, NULL));
+    ASSERT_TRUE(gw_keys_find(k, NULL, NULL)->name_space == NULL);
+    gw_keys_unref(k);
+}
+
+/* Two keys meet where both entries say so, and nowhere by chance. */
+TEST(no_two_keys_share_a_namespace_by_chance)
+{
+    static const char *const bad[][2] = {
+        {"secret-1 id=acme", "secret-2 id=b namespace=acme"},
+        {"secret-1 id=b namespace=acme", "secret-2 id=acme"},
+        {"secret-1 id=b namespace=c", "secret-2 id=a/b"}, /* "a/b": of a body within a's */
+        /* The same first eight digits, which are the ids of both. */
+        {"sha256:0123456700000000000000000000000000000000000000000000000000000000",
+         "sha256:0123456711111111111111111111111111111111111111111111111111111111"},
+        {"sha256:0123456700000000000000000000000000000000000000000000000000000000",
+         "secret-2 id=b namespace=01234567"},
+    };
+    struct gw_keys *k;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char *list[] = {(char *)bad[i][0], (char *)bad[i][1]};
+        struct err err = {0};
+        ASSERT_EQ(made(2, list, &k, &err), -EINVAL);
+        ASSERT_TRUE(strstr(err.msg, "namespace=") && !strstr(err.msg, "secret"));
+    }
+    char *said[] = {"secret-1 id=a/b namespace=b", "secret-2 id=c namespace=b"};
+    ASSERT_OK(made(2, said, &k, NULL));
     gw_keys_unref(k);
 }
 
@@ -168,6 +265,30 @@ TEST(entries_that_cannot_be_meant)
     struct err err = {0};
     ASSERT_EQ(gw_keys_create(twins, 2, NULL, NULL, NULL, &k, &err), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, "secret") == NULL);
+}
+
+/* Of two entries of one key the second would never be looked at. */
+TEST(a_key_stands_in_one_entry)
+{
+    static const char digest[] = /* of "secret" */
+        "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    char salted[2][96];
+    for (int i = 0; i < 2; i++)
+        (void)snprintf(salted[i], sizeof salted[i], "sha256:salt:%s id=%d", digest + 7, i);
+    char *const lists[][2] = {{"secret id=a", "secret id=b"},
+                              {"secret id=a", "secret id=a"},
+                              {"secret id=a", (char *)digest},
+                              {salted[0], salted[1]}};
+    struct gw_keys *k;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        struct err err = {0};
+        ASSERT_EQ(gw_keys_create(lists[i], 2, NULL, NULL, NULL, &k, &err), -EINVAL);
+        ASSERT_TRUE(strstr(err.msg, "two entries") != NULL);
+        ASSERT_TRUE(strstr(err.msg, "secret") == NULL);
+    }
+    char *const fine[] = {"secret id=a", "other id=a", salted[0]};
+    ASSERT_OK(gw_keys_create(fine, 3, NULL, NULL, NULL, &k, NULL));
+    gw_keys_unref(k);
 }
 
 /* A reload neither fills a bucket nor takes an account from a request that runs. */
@@ -241,4 +362,47 @@ TEST(key_file)
     ASSERT_TRUE(strstr(err.msg, ":6: ") != NULL);
     (void)unlink(path);
     ASSERT_EQ(gw_keys_create(NULL, 0, path, NULL, NULL, &k, &err), -ENOENT);
+}
+
+static int keys_of(const void *text, size_t len, struct gw_keys **ret, struct err *err)
+{
+    char path[] = "/tmp/kvb-keys-XXXXXX";
+    int fd = mkstemp(path);
+    ASSERT_EQ(write(fd, text, len), (ssize_t)len);
+    (void)close(fd);
+    int r = gw_keys_create(NULL, 0, path, NULL, NULL, ret, err);
+    (void)unlink(path);
+    return r;
+}
+
+/* What is too long for an entry is never two: its end would be a key of its own. */
+TEST(long_lines_of_a_key_file)
+{
+    enum { MAX = 1023 };
+    char text[4096];
+    struct gw_keys *k;
+    for (size_t len = MAX - 1; len < MAX + 8; len++) {
+        struct err err = {0};
+        (void)snprintf(text, sizeof text, "one\n# %*s\nlast", (int)len - 2, "x");
+        int r = keys_of(text, strlen(text), &k, &err);
+        ASSERT_EQ(r, len <= MAX ? 0 : -EINVAL);
+        if (r < 0) ASSERT_TRUE(strstr(err.msg, ":2: longer than 1023 bytes") != NULL);
+        if (r < 0) continue;
+        ASSERT_EQ(gw_keys_count(k), 2);
+        gw_keys_unref(k);
+    }
+    for (size_t len = MAX - 1; len < MAX + 2; len++) { /* the last line, without its end */
+        struct err err = {0};
+        memset(text, 'k', len);
+        ASSERT_EQ(keys_of(text, len, &k, &err), len <= MAX ? 0 : -EINVAL);
+        if (len > MAX) continue;
+        text[len] = '\0';
+        ASSERT_TRUE(gw_keys_find(k, NULL, text) != NULL);
+        gw_keys_unref(k);
+    }
+    struct err err = {0};
+    memset(text, 'k', sizeof text);
+    memcpy(text, "key\0", 4); /* a text that ends early hides how long its line is */
+    ASSERT_EQ(keys_of(text, sizeof text, &k, &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, ":1: ") != NULL);
 }

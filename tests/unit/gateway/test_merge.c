@@ -46,3 +46,16 @@ TEST(odd_input_is_survived)
         buf_fini(&b);
     }
 }
+
+/* A name that begins with NUL became a family without one: "# HELP  …", which no reader takes. */
+TEST(lines_that_are_no_text_are_left_out)
+{
+    static const char page[] = "# HELP \0x X.\n\0 1\nb\0 2\nc 3\n";
+    struct gw_merge m = {0};
+    struct buf b = BUF_INIT;
+    ASSERT_OK(gw_merge_worker(&m, 0, page, sizeof page - 1));
+    ASSERT_OK(gw_merge_render(&m, &b));
+    ASSERT_STREQ(buf_cstr(&b), "c{worker=\"0\"} 3\n");
+    gw_merge_fini(&m);
+    buf_fini(&b);
+}

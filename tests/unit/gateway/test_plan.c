@@ -151,6 +151,7 @@ TEST(what_cannot_be_done_is_refused)
         {"\"response_format\":{\"type\":\"json_object\"}", true, false},
         {"\"logprobs\":true", true, false},
         {"\"logprobs\":false", true, true},
+        {"\"seed\":99999999999999999999", false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct buf b = BUF_INIT;

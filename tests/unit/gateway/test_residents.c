@@ -100,7 +100,7 @@ static void on_limit(void *arg)
 
 static void world_start(struct world *w)
 {
-    static const struct http_server_ops ops = {on_request, on_close, NULL, NULL};
+    static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
     char address[32];
     ASSERT_OK(http_loop_create(&w->loop));
     ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
@@ -108,9 +108,10 @@ static void world_start(struct world *w)
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
     ASSERT_OK(gw_residents_create(w->loop, w->directory, &w->residents));
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
-    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL));
-    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL)); /* known: nothing changes */
-    ASSERT_ERR(gw_residents_watch(w->residents, 256, address, NULL), -ERANGE);
+    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL, NULL, ""));
+    ASSERT_OK(
+        gw_residents_watch(w->residents, 3, address, NULL, NULL, "")); /* known: nothing changes */
+    ASSERT_ERR(gw_residents_watch(w->residents, 256, address, NULL, NULL, ""), -ERANGE);
 }
 
 static uint64_t held(struct world *w, uint64_t text)

@@ -38,6 +38,8 @@ TEST(refusals)
         {"{\"model\":\"a\\u0000b\"}", GW_E_UNKNOWN_MODEL},
         {"{\"model\":\"allowed\",\"x\":1,\"model\":\"other\"}", GW_E_INVALID_JSON},
         {"{\"model\":\"other\",\"mod\\u0065l\":null}", GW_E_INVALID_JSON},
+        {"{\"model\":\"m\",\"temperature\":1e999}", GW_E_INVALID_JSON},
+        {"{\"model\":\"m\",\"kvblend\":{\"max_ttft_ms\":-1e999}}", GW_E_INVALID_JSON},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct gw_scan s = run(cases[i].body, strlen(cases[i].body), NULL);
@@ -307,13 +309,44 @@ TEST(text_ids_are_those_of_the_worker)
 {
     static const char body[] = "{\"prompt\":\"" LONG "\",\"cache_salt\":\"salt\"}";
     struct gw_scan s = {.body = body, .len = sizeof body - 1, .given = "0:0-8:x"};
-    memcpy(s.space, "key/team", 9);
-    s.space_ns = 4;
+    memcpy(s.space, "team", 5);
     gw_scan_run(&s);
     gw_scan_chunks(&s);
     ASSERT_EQ(s.n_chunks, 1);
     ASSERT_TRUE(s.chunk[0].text_id == seg_text_id("team\x1fsalt", LONG, 8));
     gw_scan_fini(&s);
+}
+
+static uint64_t id_in(const char *space, const char *body_space)
+{
+    struct buf b = BUF_INIT;
+    ASSERT_OK(buf_adds(&b, "{\"prompt\":\"" LONG "\",\"kvblend\":{\"namespace\":"));
+    ASSERT_OK(buf_add_json_str(&b, body_space, strlen(body_space)));
+    ASSERT_OK(buf_adds(&b, "}}"));
+    struct gw_scan s = {.body = b.data, .len = b.len, .given = "0:0-8:x"};
+    (void)snprintf(s.space, sizeof s.space, "%s", space);
+    gw_scan_run(&s);
+    gw_scan_chunks(&s);
+    ASSERT_EQ(s.n_chunks, 1);
+    uint64_t id = s.chunk[0].text_id;
+    gw_scan_fini(&s);
+    buf_fini(&b);
+    return id;
+}
+
+/* Whatever a body says, and however its words and the key's run together. */
+TEST(no_body_leaves_its_keys_namespace)
+{
+    static const char *const spaces[] = {"", "a", "b", "a/b", "ab"};
+    static const char *const bodies[] = {"",   "a",  "b",      "a/b",   "/b",   "/",
+                                         "ab", "a/", "\x1f_b", "a\x1f", "../b", "b\x1f_a"};
+    enum { N = sizeof spaces / sizeof spaces[0], M = sizeof bodies / sizeof bodies[0] };
+    uint64_t id[N * M];
+    for (size_t i = 0; i < N * M; i++) {
+        id[i] = id_in(spaces[i / M], bodies[i % M]);
+        for (size_t j = 0; j < i; j++)
+            ASSERT_TRUE(id[i] != id[j]);
+    }
 }
 
 TEST(prompts_are_cut_like_messages)
@@ -341,4 +374,21 @@ TEST(prompts_are_cut_like_messages)
     }
     buf_fini(&b);
     seg_presets_free(p);
+}
+
+/* A key's tokens are reserved by it, and the worker's /v1/completions knows max_tokens only. */
+TEST(the_larger_token_limit_counts)
+{
+    static const struct {
+        const char *body;
+        uint32_t n;
+    } t[] = {{"{}", 0},
+             {"{\"max_tokens\":7}", 7},
+             {"{\"max_completion_tokens\":7}", 7},
+             {"{\"max_tokens\":900,\"max_completion_tokens\":1}", 900},
+             {"{\"max_tokens\":1,\"max_completion_tokens\":900}", 900},
+             {"{\"max_tokens\":4.0,\"max_completion_tokens\":null}", 4},
+             {"{\"max_tokens\":-1}", 0}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++)
+        ASSERT_EQ(scan_text(t[i].body).max_tokens, t[i].n);
 }

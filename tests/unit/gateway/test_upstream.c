@@ -5,6 +5,7 @@
 #include "gateway/config.h"
 #include "tests/test.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The list of these entries; ret is NULL with the sentence in `why` when they are refused. */
@@ -126,6 +127,15 @@ TEST(what_is_refused_and_never_with_the_key)
         "http://h api_key=${NO_SUCH_VARIABLE_SECRET}",
         "http://h api_key_file=/nonexistent/sk-secret",
         "http://h api_key=sk-secret lmcache=perhaps",
+        "http://h api_key=sk-secret client_organization=mine",
+        "http://h paths=",
+        "http://h paths=/files",
+        "http://h paths=files/",
+        "http://h paths=files,",
+        "http://h paths=files,,batches",
+        "http://h paths=files/*",
+        "http://h paths=../files",
+        "http://h paths=fi%6ces",
         "http://h api_key=sk-secret name=\"open",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -160,6 +170,93 @@ TEST(keys_come_from_files_and_variables)
         ASSERT_STREQ(l->up[0].authorization, "Bearer sk-env");
         gw_upstreams_free(l);
     }
+}
+
+TEST(workers)
+{
+    const char *good[] = {"10.0.0.7:8020", "http://h:1/", "unix:/run/w.sock", "[::1]:9",
+                          "https://w:8443 api_key=sk-w ca_file=/ca insecure=false"};
+    struct gw_config c = {.workers = {(char **)(uintptr_t)good, 5}};
+    struct gw_upstreams *l = NULL;
+    ASSERT_OK(gw_workers_parse(&c, &l, &why));
+    ASSERT_STREQ(l->up[0].address, "10.0.0.7:8020");
+    ASSERT_STREQ(l->up[1].address, "h:1");
+    ASSERT_STREQ(l->up[2].address, "unix:/run/w.sock");
+    ASSERT_STREQ(l->up[3].name, "[::1]:9");
+    ASSERT_TRUE(!l->up[0].tls && !l->up[0].authorization && l->up[4].tls);
+    ASSERT_STREQ(l->up[4].authorization, "Bearer sk-w");
+    ASSERT_STREQ(l->up[4].ca_file, "/ca");
+    gw_upstreams_free(l);
+    static const char *const bad[] = {
+        "",          "http://h:1/v2",       "http://h:1 name=x",   "http://h:1 paths=files",
+        "ftp://h:1", "http://h:1 models=*", "http://h:1 api_key=", "unix:w.sock"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        c.workers = (struct gw_strs){(char **)(uintptr_t)&bad[i], 1};
+        why = (struct err){0};
+        if (gw_workers_parse(&c, &l, &why) == 0)
+            test_fail(__FILE__, __LINE__, "accepted: %s", bad[i]);
+        ASSERT_TRUE(strstr(why.msg, "workers, entry 1") != NULL);
+    }
+}
+
+/* A path opens itself and what is below it, by whole segments. */
+TEST(paths)
+{
+    static const struct {
+        const char *path;
+        bool some, all;
+    } cases[] = {
+        {"files", true, true},
+        {"files/", true, true},
+        {"files/f-1/content", true, true},
+        {"filesystem", false, true},
+        {"Files", false, true},
+        {"file", false, true},
+        {"fine_tuning", false, true},
+        {"fine_tuning/jobs", true, true},
+        {"fine_tuning/jobs/a", true, true},
+        {"fine_tuning/jobs2", false, true},
+        {"a/files", false, true},
+        {"", false, true},
+        {"files,fine_tuning", false, true},
+        {"organization/keys", false, true},
+    };
+    const char *entries[] = {"http://a paths=files,fine_tuning/jobs", "http://b paths=*",
+                             "http://c"};
+    struct gw_upstreams *l = parse(entries, 3);
+    if (!l) test_fail(__FILE__, __LINE__, "%s", why.msg);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ASSERT_EQ(gw_upstream_opens(&l->up[0], cases[i].path), cases[i].some);
+        ASSERT_EQ(gw_upstream_opens(&l->up[1], cases[i].path), cases[i].all);
+        ASSERT_EQ(gw_upstream_opens(&l->up[2], cases[i].path), false);
+    }
+    ASSERT_TRUE(!l->up[0].client_organization);
+    gw_upstreams_free(l);
+    l = parse_one("http://a client_organization=true");
+    ASSERT_TRUE(l && l->up[0].client_organization);
+    gw_upstreams_free(l);
+}
+
+TEST(files_that_others_may_read)
+{
+    char path[] = "/tmp/kvb-upstream-XXXXXX", entry[128];
+    int fd = mkstemp(path);
+    ASSERT_EQ(write(fd, "sk-file\n", 8), 8);
+    static const char *const fields[] = {"api_key_file", "key_file", "ca_file"};
+    for (size_t i = 0; i < 3; i++)
+        for (unsigned mode = 0; mode < 8; mode++) {
+            ASSERT_OK(fchmod(fd, 0600 | mode << (i == 0 ? 3 : 0)));
+            (void)snprintf(entry, sizeof entry, "https://h %s=%s", fields[i], path);
+            struct gw_upstreams *l = parse_one(entry);
+            if (!l) test_fail(__FILE__, __LINE__, "%s", why.msg);
+            if (mode && i < 2)
+                ASSERT_STREQ(l->up[0].exposed, path);
+            else
+                ASSERT_TRUE(!l->up[0].exposed);
+            gw_upstreams_free(l);
+        }
+    (void)close(fd);
+    (void)unlink(path);
 }
 
 TEST(out_of_memory_everywhere)

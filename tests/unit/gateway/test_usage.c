@@ -96,3 +96,75 @@ TEST(streams)
     u = events("data: \n\ndata: {\"usage\":{\n");
     ASSERT_TRUE(!u.known);
 }
+
+/* An event is a line of data with an object; what stands around it is none. */
+TEST(events_are_counted_exactly)
+{
+    static const struct {
+        const char *text;
+        uint64_t n;
+    } t[] = {
+        {"", 0},
+        {": {}\n\n", 0},
+        {"event: x\nid: 1\n\n", 0},
+        {"data: [DONE]\n\n", 0},
+        {"data: \"x\"\n\n", 0},
+        {"xdata: {}\n\n", 0},
+        {"data: {}\n\n", 1},
+        {"data:{}\n\n", 1},
+        {"event: x\ndata: {}\nid: 1\n\n", 1},
+        {"data: {}\r\n\r\ndata: {}\r\n\r\n", 2},
+        {": a\n\ndata: {}\n\n: b\n\ndata: {}\n\ndata: {}\n\ndata: [DONE]\n\n", 3},
+        {"data: {}", 1},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        ASSERT_EQ(events(t[i].text).n_events, t[i].n);
+        struct gw_usage u = events(t[i].text);
+        ASSERT_EQ(gw_usage_charge(&u, 10, true, 1000), 10 + t[i].n);
+    }
+    struct gw_usage u = {0}; /* over several pieces, and what is reported replaces the count */
+    gw_usage_events(&u, "data: {}\n\n", 10);
+    gw_usage_events(&u, "data: {}\n\n", 10);
+    ASSERT_EQ(gw_usage_charge(&u, 10, true, 0), 12);
+    static const char last[] =
+        "data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n";
+    gw_usage_events(&u, last, sizeof last - 1);
+    ASSERT_EQ(u.n_events, 3);
+    ASSERT_EQ(gw_usage_charge(&u, 10, true, 0), 6);
+}
+
+TEST(what_events_bring)
+{
+    static const struct {
+        const char *text;
+        enum gw_bring brings;
+    } t[] = {
+        {"", GW_BRING_NOTHING},
+        {": working\n\n: working\n\n", GW_BRING_NOTHING},
+        {"event: ping\n\n", GW_BRING_NOTHING},
+        {"data: {\"choices\":[]}\n\n", GW_BRING_OPENING},
+        {"data: {\"choices\":[],\"prompt_filter_results\":[{}]}\n\n", GW_BRING_OPENING},
+        {"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\","
+         "\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}]}\r\n\r\n",
+         GW_BRING_OPENING},
+        {"data: {\"choices\":[{\"index\":1,\"delta\":{}},{\"index\":0,\"text\":\"\"}]}\n\n: x\n\n",
+         GW_BRING_OPENING},
+        {"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"a\"}}]}\n\n",
+         GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"a\"}}]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{}]}}]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"text\":\"\"},{\"text\":\"a\"}]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"text\":\"\",\"x\":12}]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[]}\n\ndata: {\"choices\":[1]}\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":{}}\n\n", GW_BRING_TOKEN},
+        {"data: {\"error\":{\"message\":\"x\"}}\n\n", GW_BRING_TOKEN},
+        {"data: [DONE]\n\n", GW_BRING_TOKEN},
+        {"data: {\"choices\":[{\"text\":\"\"\n\n", GW_BRING_TOKEN},
+        {"data: hello\n\n", GW_BRING_TOKEN},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        if (gw_usage_bring(t[i].text, strlen(t[i].text)) != t[i].brings)
+            test_fail(__FILE__, __LINE__, "%s brings another thing", t[i].text);
+    }
+}

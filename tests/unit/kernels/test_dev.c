@@ -42,14 +42,17 @@ TEST(isa_is_forced_by_option_and_environment)
 
 static const struct kn_shape shapes[] = {{96, 64}, {64, 128}};
 
-static size_t tune(const struct kn_dev_opts *o, struct kn_gemm_rate rates[8], const char **ret_gemm)
+static size_t tune(const struct kn_dev_opts *opts, struct kn_gemm_rate rates[KN_RATES_MAX],
+                   const char **ret_gemm)
 {
     static char name[32];
+    struct kn_dev_opts o = *opts;
     struct kn_dev *d;
     struct err e;
     size_t n = 0;
-    ASSERT_OK(kn_dev_create(o, &d, &e));
-    ASSERT_OK(kn_dev_tune(d, shapes, 2, 64, 5, rates, 8, &n));
+    o.tune = (struct kn_tuning){shapes, 2, 64, 5};
+    ASSERT_OK(kn_dev_create(&o, &d, &e));
+    memcpy(rates, kn_dev_rates(d, &n), KN_RATES_MAX * sizeof *rates);
     snprintf(name, sizeof name, "%s", kn_dev_gemm(d));
     *ret_gemm = name;
     kn_dev_destroy(d);
@@ -58,7 +61,7 @@ static size_t tune(const struct kn_dev_opts *o, struct kn_gemm_rate rates[8], co
 
 TEST(tune_chooses_an_available_candidate)
 {
-    struct kn_gemm_rate r[8];
+    struct kn_gemm_rate r[KN_RATES_MAX];
     const char *gemm;
     size_t n = tune(&(struct kn_dev_opts){.n_threads = 2}, r, &gemm), chosen = 0;
     ASSERT_TRUE(n >= 2);
@@ -93,7 +96,7 @@ TEST(the_choice_is_remembered_and_a_foreign_file_is_not_believed)
     char dir[] = "/tmp/kn-cache-XXXXXX", path[512], line[1024];
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     struct kn_dev_opts o = {.n_threads = 1, .isa = "portable", .cache_dir = dir};
-    struct kn_gemm_rate r[8];
+    struct kn_gemm_rate r[KN_RATES_MAX];
     const char *gemm;
     tune(&o, r, &gemm);
     ASSERT_EQ(list_dir(dir, path, sizeof path, false), 1);
@@ -118,7 +121,7 @@ TEST(the_choice_is_remembered_and_a_foreign_file_is_not_believed)
 TEST(weights_of_another_form_are_another_choice)
 {
     char dir[] = "/tmp/kn-cache-XXXXXX", path[512];
-    struct kn_gemm_rate r[8];
+    struct kn_gemm_rate r[KN_RATES_MAX];
     const char *gemm;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     struct kn_dev_opts o = {.n_threads = 1, .isa = "portable", .cache_dir = dir};
@@ -134,13 +137,13 @@ TEST(weights_of_another_form_are_another_choice)
 TEST(codes_beside_a_library_are_tuned)
 {
     const struct codes_form form = {.bits = 8, .group = 32};
-    const struct kn_dev_opts o = {.n_threads = 2, .gemm = "openblas-f32", .form = form};
+    const struct kn_dev_opts o = {.n_threads = 2,
+                                  .gemm = "openblas-f32",
+                                  .form = form,
+                                  .tune = (struct kn_tuning){shapes, 2, 64, 5}};
     struct kn_dev *d;
-    struct kn_gemm_rate r[8];
     struct err e;
-    size_t n = 0;
     if (kn_dev_create(&o, &d, &e) < 0) SKIP("no OpenBLAS here");
-    ASSERT_OK(kn_dev_tune(d, shapes, 2, 64, 5, r, 8, &n));
     ASSERT_STREQ(kn_dev_gemm(d), "openblas-f32");
     kn_dev_destroy(d);
 }

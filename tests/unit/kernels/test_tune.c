@@ -30,27 +30,37 @@ static unsigned long ran_all(void)
     return sum;
 }
 
-static struct kn_dev *open_device(const char *cache_dir)
+static struct kn_dev *open_device(const char *cache_dir, const struct kn_tuning *tune)
 {
     const struct kn_dev_opts o = {
-        .device = "hostcuda", .arith = KN_ARITH_BF16, .cache_dir = cache_dir};
+        .device = "hostcuda", .arith = KN_ARITH_BF16, .cache_dir = cache_dir, .tune = *tune};
     struct kn_dev *d = NULL;
     struct err e = {0};
     if (kn_dev_create(&o, &d, &e) < 0) test_fail(__FILE__, __LINE__, "%s", e.msg);
     return d;
 }
 
-/* Products that tuning ran. */
-static unsigned long tune(struct kn_dev *d, unsigned budget_ms, double *ret_gflops)
+/* A tuned device, and the products that its tuning ran. */
+static struct kn_dev *open_tuned(const char *cache_dir, unsigned budget_ms, unsigned long *ret_ran,
+                                 double *ret_gflops)
 {
-    struct kn_gemm_rate rate;
-    size_t n = 0;
     const unsigned long before = ran_all();
-    ASSERT_OK(kn_dev_tune(d, &shape, 1, 512, budget_ms, &rate, 1, &n));
+    struct kn_dev *d = open_device(cache_dir, &(struct kn_tuning){&shape, 1, 512, budget_ms});
+    size_t n = 0;
+    const struct kn_gemm_rate *rate = kn_dev_rates(d, &n);
     ASSERT_EQ(n, 1);
-    ASSERT_TRUE(rate.chosen);
-    *ret_gflops = rate.gflops;
-    return ran_all() - before;
+    ASSERT_TRUE(rate->chosen);
+    *ret_gflops = rate->gflops;
+    *ret_ran = ran_all() - before;
+    return d;
+}
+
+static unsigned long tuned(const char *cache_dir, unsigned budget_ms)
+{
+    unsigned long n;
+    double gflops;
+    kn_dev_destroy(open_tuned(cache_dir, budget_ms, &n, &gflops));
+    return n;
 }
 
 static int multiply(struct kn_stream *st, void *arg, size_t row0, size_t m)
@@ -89,10 +99,11 @@ static void only_file(const char *dir, char *ret, size_t size)
 
 TEST(one_suggestion_is_not_timed)
 {
-    struct kn_dev *d = open_device(NULL);
+    unsigned long n;
     double gflops;
     suggest(1, 0);
-    ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
+    struct kn_dev *d = open_tuned(NULL, BUDGET_MS, &n, &gflops);
+    ASSERT_EQ(n, 0);
     ASSERT_TRUE(gflops == 0);
     ASSERT_EQ(used(d, 20), 0);
     kn_dev_destroy(d);
@@ -101,11 +112,14 @@ TEST(one_suggestion_is_not_timed)
 TEST(the_fastest_is_found_for_every_bucket_and_used_for_its_rows)
 {
     static const size_t rows[] = {1, 16, 17, 20, 100, 500, 4096, 5000};
-    struct kn_dev *d = open_device(NULL);
-    double gflops;
     suggest(KNOWN, FAST);
+    struct kn_dev *d = open_device(NULL, &(struct kn_tuning){0});
+    unsigned long n;
+    double gflops;
     ASSERT_EQ(used(d, 20), 0); /* the first suggestion */
-    ASSERT_TRUE(tune(d, BUDGET_MS, &gflops) > 0);
+    kn_dev_destroy(d);
+    d = open_tuned(NULL, BUDGET_MS, &n, &gflops);
+    ASSERT_TRUE(n > 0);
     ASSERT_TRUE(gflops > 0);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         ASSERT_EQ(used(d, rows[i]), FAST);
@@ -116,15 +130,16 @@ TEST(the_fastest_is_found_for_every_bucket_and_used_for_its_rows)
 TEST(picks_are_remembered_and_a_damaged_file_is_none)
 {
     char dir[] = "/tmp/kn-tune-XXXXXX", path[512];
+    unsigned long n;
     double first, gflops;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     suggest(KNOWN, FAST);
-    struct kn_dev *d = open_device(dir);
-    ASSERT_TRUE(tune(d, BUDGET_MS, &first) > 0);
+    struct kn_dev *d = open_tuned(dir, BUDGET_MS, &n, &first);
+    ASSERT_TRUE(n > 0);
     kn_dev_destroy(d);
     only_file(dir, path, sizeof path);
-    d = open_device(dir);
-    ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
+    d = open_tuned(dir, BUDGET_MS, &n, &gflops);
+    ASSERT_EQ(n, 0);
     ASSERT_NEAR(gflops, first, first * 1e-3);
     ASSERT_EQ(used(d, 300), FAST);
     kn_dev_destroy(d);
@@ -138,32 +153,22 @@ TEST(picks_are_remembered_and_a_damaged_file_is_none)
         else
             ASSERT_TRUE(fputc('~', f) == '~');
         fclose(f);
-        d = open_device(dir);
-        ASSERT_TRUE(tune(d, BUDGET_MS, &gflops) > 0);
-        kn_dev_destroy(d);
-        d = open_device(dir);
-        ASSERT_EQ(tune(d, BUDGET_MS, &gflops), 0);
-        kn_dev_destroy(d);
+        ASSERT_TRUE(tuned(dir, BUDGET_MS) > 0);
+        ASSERT_EQ(tuned(dir, BUDGET_MS), 0);
     }
     ASSERT_OK(unlink(path));
     ASSERT_OK(rmdir(dir));
     suggest(1, 0);
 }
 
-/* No time: nothing is measured, and the next start does it. */
+/* Hardly any time: little is measured, and the next start does it. */
 TEST(what_the_budget_does_not_reach_is_left)
 {
     char dir[] = "/tmp/kn-tune-XXXXXX", path[512];
-    double gflops;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     suggest(KNOWN, FAST);
-    struct kn_dev *d = open_device(dir);
-    const unsigned long some = tune(d, 0, &gflops);
-    kn_dev_destroy(d);
-    d = open_device(dir);
-    const unsigned long rest = tune(d, BUDGET_MS, &gflops);
-    ASSERT_TRUE(rest > some);
-    kn_dev_destroy(d);
+    const unsigned long some = tuned(dir, 1);
+    ASSERT_TRUE(tuned(dir, BUDGET_MS) > some);
     only_file(dir, path, sizeof path);
     ASSERT_OK(unlink(path));
     ASSERT_OK(rmdir(dir));

@@ -71,7 +71,7 @@ static const char *binary(void)
     const char *name = getenv("KVBLEND_REDIS_SERVER"), *path = getenv("PATH");
     if (!name || !*name) name = "redis-server";
     if (strchr(name, '/')) {
-        if (access(name, X_OK) != 0) SKIP("no Redis server");
+        if (access(name, X_OK) != 0) MISSING("redis-server");
         return name;
     }
     for (const char *p = path ? path : "/usr/bin"; p && *p;) {
@@ -80,7 +80,7 @@ static const char *binary(void)
         if (access(found, X_OK) == 0) return found;
         p = p[len] ? p + len + 1 : NULL;
     }
-    SKIP("no Redis server");
+    MISSING("redis-server");
 }
 
 static bool port_is_free(unsigned port)
@@ -140,7 +140,7 @@ const char *redis_server_tls_file(const char *name)
             "$c.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out $c.crt -days 2 -extfile ext "
             "|| exit 1; done",
             root_dir(), root_dir());
-        if (shell("command -v openssl >/dev/null") != 0) SKIP("no openssl command");
+        if (shell("command -v openssl >/dev/null") != 0) MISSING("openssl");
         if (shell(cmd) != 0) test_fail(__FILE__, __LINE__, "no certificates could be made");
         made = true;
     }

@@ -3,7 +3,7 @@
  * Servers listen on 127.0.0.1 at a free port outside the range of outgoing connections (so that a
  * restart finds it free) and on a unix socket, keep nothing on disk that outlives the test and die
  * with the thread that started them. What cannot be started fails the test; without a server binary
- * (redis-server, or what $KVBLEND_REDIS_SERVER names) the test is skipped.
+ * (redis-server, or what $KVBLEND_REDIS_SERVER names) the test is MISSING() it.
  * Commands go over the unix socket, so they work whatever the TCP port demands.
  * Waits have deadlines of 30 s and fail the test. Thread: the test's main thread. */
 #ifndef TESTS_UNIT_TIERS_REDIS_SERVER_H

@@ -14,6 +14,8 @@ struct kit_tiers {
     enum store_write write[STORE_TIERS_MAX];
     bool q8[STORE_TIERS_MAX];
     unsigned side_layer;
+    const uint8_t *auth_key;
+    bool finite; /* what comes is checked for numbers */
     size_t n;
 };
 extern const struct tier_ident kit_small, kit_large;

@@ -321,8 +321,10 @@ TEST(pins_quotas_and_caps)
     ASSERT_EQ(get(r.t, 2, "a", big), 0);
     ASSERT_OK(ops->set_quota(r.t, record_ns_hash("a"), size)); /* over it: evicts at once */
     ASSERT_EQ(get(r.t, 4, "a", big), 0);
+    ASSERT_EQ(get(r.t, 3, "b", big), 1); /* the other namespace's is the older one, and stays */
     put(r.t, 5, "a", big, -ENOSPC);
     ASSERT_EQ(stat_of(r.t).rejected[TIER_REJECT_QUOTA], 1);
+    ASSERT_EQ(get(r.t, 3, "b", big), 1);
     put(r.t, 6, "b", big, 0);
     ASSERT_OK(ops->set_quota(r.t, record_ns_hash("a"), size - 1)); /* smaller than a record */
     ASSERT_EQ(get(r.t, 1, "a", big), 1);                           /* pinned */

@@ -30,6 +30,17 @@ static uint64_t ns_bytes(struct store *s, const char *ns)
     return n;
 }
 
+/* How many of the even chunks below n, of the namespace without a cap, are in RAM. */
+static int neighbours(struct store *s, int n)
+{
+    int here = 0;
+    for (int i = 0; i < n; i += 2) {
+        struct tier_key k = kit_key(&kit_small, i);
+        here += store_probe(s, &k);
+    }
+    return here;
+}
+
 TEST(a_namespace_stays_under_its_cap)
 {
     struct store *s = kit_store(&kit_small, 4 * MIB, NULL);
@@ -48,6 +59,7 @@ TEST(a_namespace_stays_under_its_cap)
     for (int i = 41; i < 81; i += 2) {
         ASSERT_EQ(kit_put(s, i), 1);
         ASSERT_TRUE(ns_bytes(s, "b") <= 100 * KIB);
+        ASSERT_EQ(neighbours(s, 40), 20); /* its own make way, though the others' are older */
     }
     struct store_pin *pin[16];
     enum store_miss why;
@@ -56,6 +68,7 @@ TEST(a_namespace_stays_under_its_cap)
         if (n < 16) n += kit_look(s, i, &pin[n], &why);
     struct store_writer *w;
     ASSERT_ERR(kit_claim(s, 99, &w), -ENOSPC); /* its own are all in use */
+    ASSERT_EQ(neighbours(s, 40), 20);
     ASSERT_EQ(kit_put(s, 98), 1);
     for (int i = 0; i < n; i++)
         store_pin_release(pin[i]);
@@ -80,10 +93,13 @@ TEST(a_cap_holds_for_what_is_loaded)
         ASSERT_EQ(kit_put(s, i), 1);
     kit_flush(s);
     ASSERT_EQ(store_clear(s, "ram", NULL, true), 10);
+    for (int i = 0; i < 20; i += 2)
+        ASSERT_EQ(kit_put(s, i), 1);
     ASSERT_OK(store_set_quota(s, "ram", "b", 40 * KIB));
     for (int i = 1; i < 21; i += 2) {
         ASSERT_EQ(kit_why(s, i), -1);
         ASSERT_TRUE(ns_bytes(s, "b") <= 40 * KIB);
+        ASSERT_EQ(neighbours(s, 20), 10);
     }
     ASSERT_OK(store_set_quota(s, NULL, "b", KIB));
     ASSERT_EQ(kit_why(s, 1), STORE_MISS_ROOM);
@@ -498,5 +514,28 @@ TEST(what_takes_long_ends_with_the_program)
     ASSERT_EQ(store_clear(s, "ram", NULL, true), 8);
     ASSERT_EQ(store_preload(s, "near", 8), 0);
     ASSERT_EQ(kit_why(s, 1), -1); /* look-ups go on */
+    store_destroy(s);
+}
+
+/* What the store needs for itself beside records, to the byte. */
+static uint64_t tables_bytes(struct store *s)
+{
+    uint64_t n = sizeof *s + (s->ghosts.mask + 1) * GHOST_WAYS * sizeof(struct ghost) +
+                 evict_memory_bytes(s->order) + s->n_tiers * sizeof *s->tier;
+    for (int i = 0; i < SHARDS; i++)
+        n += (s->shard[i].index.mask + 1) * sizeof(struct entry *);
+    return n;
+}
+
+TEST(the_arenas_table_is_within_the_budget)
+{
+    struct store *s = kit_store(&kit_small, 16 << 20, NULL);
+    for (uint64_t bytes = 16 << 20;; bytes = 48 << 20) {
+        ASSERT_EQ(s->fixed_bytes, tables_bytes(s) + pool_memory_bytes(s->pool.size_bytes));
+        ASSERT_EQ(kit_stats(s).used_bytes, s->fixed_bytes);
+        ASSERT_TRUE(s->fixed_bytes + s->pool.size_bytes <= bytes);
+        if (bytes > 16 << 20) break;
+        ASSERT_OK(store_resize(s, "ram", 48 << 20));
+    }
     store_destroy(s);
 }

@@ -580,7 +580,7 @@ TEST(an_open_breaker_does_not_use_up_the_measuring_load)
     set_average(s, 1e6, 1000, clock_ns() - 2ull * GATE_STALE_MS * 1000000);
     pthread_mutex_lock(&s->m);
     for (int i = 0; i < 3; i++)
-        breaker_report(&s->tier[0].breaker, BREAKER_TIMEOUT, clock_ns());
+        breaker_report(&s->tier[0].breaker, BREAKER_TIMEOUT, clock_ns(), clock_ns());
     s->tier[0].breaker.open_until_ns = UINT64_MAX;
     pthread_mutex_unlock(&s->m);
     ASSERT_EQ(kit_ask(s, 1, 25, &p, &why), 0);

@@ -301,6 +301,33 @@ TEST(a_tier_that_fails_is_written_again_when_it_is_back)
     store_destroy(s);
 }
 
+/* What could not be written is neither listed nor counted as there, and is lost when RAM lets go.
+ */
+TEST(a_failed_write_is_not_stored)
+{
+    struct mock *m = mock_create("near", false);
+    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_BEHIND}, .n = 1};
+    struct store *s = kit_store(&kit_small, MIB, &t);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_info i;
+    mock_set(m, &m->fail_write, -EIO);
+    ASSERT_EQ(kit_put(s, 1), 1);
+    mock_wait(m, &m->done, 1);
+    ASSERT_EQ(store_get_info(s, &k, &i), 1);
+    ASSERT_STREQ(i.tiers, "ram");
+    ASSERT_EQ(mock_has(m, &k), 0);
+    struct store_tier_stats st;
+    store_get_tier_stats(s, 0, &st);
+    ASSERT_EQ(st.tier.n_records, 0);
+    pthread_mutex_lock(&s->m);
+    struct entry *e = entry_find(s, &k);
+    ASSERT_TRUE(e && e->clean == 0);
+    pthread_mutex_unlock(&s->m);
+    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_EVICTED);
+    store_destroy(s);
+}
+
 TEST(scores_follow_into_the_tier)
 {
     struct mock *m;

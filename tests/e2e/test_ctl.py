@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""What kvblendctl promises: options that do what they say, records that go only when told, tiers and
+writes that are not well."""
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import (KVBLEND, KVBLENDCTL, WORKER, TieredSite, document, free_port, main, need,  # noqa: E402
+                     skip, unix_request, until)
+
+need(KVBLEND, WORKER, KVBLENDCTL)
+OPTIONS = {"--tier": "ram", "--namespace": "x", "--chunks": None, "--all": None, "--no-wait": None,
+           "--yes": None, "--dry-run": None}
+COMMANDS = {  # operands, and the options that go with it
+    "status": ([], ""), "quality": ([], ""), "targets": ([], ""), "keys": ([], ""), "drain": (["a"], ""),
+    "enable": (["a"], ""), "reload": ([], ""), "profile": ([], ""), "tiers": ([], ""),
+    "ls": ([], "--chunks --tier --namespace"), "show": (["ab"], ""), "pin": (["ab"], ""), "unpin": (["ab"], ""),
+    "evict": (["ab"], "--tier --yes --dry-run"), "clear": ([], "--all --tier --namespace --yes --dry-run"),
+    "warm": ([__file__], "--namespace --no-wait"), "segment": ([__file__], "--namespace"), "explain": (["r"], ""),
+    "verify": ([], "--tier"), "preload": (["nvme"], ""), "flush": ([], ""),
+    "resize": (["ram", "1GiB"], "--yes --dry-run"), "policy": (["ram", "lru"], ""),
+    "quota": (["ram", "1GiB"], "--namespace"),
+}
+
+
+class Redis:
+    def __init__(self, *args):
+        if not shutil.which("redis-server"):
+            skip("redis-server is missing")
+        self.port = free_port()
+        self.dir = tempfile.mkdtemp(prefix="kvb-redis-")
+        self.proc = subprocess.Popen(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                                      "--dir", self.dir, *args], stdout=subprocess.DEVNULL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proc.kill()
+        self.proc.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Site(TieredSite):
+    def run(self, *args, stdin=subprocess.DEVNULL):
+        return subprocess.run([KVBLENDCTL, "--admin", self.g.admin, *args], capture_output=True, text=True,
+                              stdin=stdin, timeout=120)
+
+    def ctl(self, *args, status=0, **kw):
+        r = self.run(*args, **kw)
+        assert r.returncode == status, (args, r)
+        return r.stdout + r.stderr
+
+    def json(self, *args, status=0):
+        r = self.run("--json", *args)
+        assert r.returncode == status, (args, r)
+        return json.loads(r.stdout)
+
+    def build(self, numbers, key=None, **body):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        r = self.g.post("/v1/segments", dict({"texts": [document(i) for i in numbers]}, **body), headers=headers)
+        assert r.status == 200, r.body
+        return [x["id"] for x in r.json()["data"]]
+
+    def ids(self, *args):
+        return {x["id"] for x in self.json("ls", *args)["data"]}
+
+
+def test_options_go_with_their_commands():
+    nobody = ["--admin", "unix:/nonexistent/x"]
+    for command, (operands, fine) in COMMANDS.items():
+        for option, value in OPTIONS.items():
+            given = [option] if value is None else [option, value]
+            r = subprocess.run([KVBLENDCTL, *nobody, command, *operands, *given], capture_output=True, text=True,
+                               stdin=subprocess.DEVNULL, timeout=30)
+            if option in fine.split():
+                assert "does not go with" not in r.stderr and r.returncode in (2, 3), (command, option, r)
+            else:
+                assert r.returncode == 2 and f'{option} does not go with "{command}"' in r.stderr, (command, option, r)
+    told = subprocess.run([KVBLENDCTL, "--help"], capture_output=True, text=True, timeout=30).stdout
+    assert all(x in told for x in [*COMMANDS, *OPTIONS, "--admin", "--json"]), told
+
+
+def test_namespaces_are_shown_and_told_apart():
+    with Site("--api-key", "one namespace=acme", "--api-key", "two namespace=globex") as s:
+        mine = {"acme": s.build(range(2), "one"), "acme/a b&c": s.build([2], "one", namespace="a b&c"),
+                "globex": s.build(range(2, 4), "two")}
+        s.ctl("flush")
+        all_ids = {x for ids in mine.values() for x in ids}
+        assert len(all_ids) == 5 and s.ids() == all_ids
+        for name, ids in mine.items():
+            assert s.ids("--namespace", name) == set(ids), name
+            assert s.ids("--namespace", name, "--tier", "nvme") == set(ids), name
+            shown = s.json("show", ids[0])
+            assert shown["namespace"] == name and len(shown["namespace_hash"]) == 16, shown
+            assert name in s.ctl("show", ids[0]) and name in s.ctl("ls", "--namespace", name)
+        assert s.ids("--namespace", "acm") == s.ids("--namespace", "/acme") == set()
+        assert "too long" in s.ctl("ls", "--namespace", "x" * 600, status=1)
+        # A worker that has just started knows the records' namespaces as numbers alone.
+        worker, = s.json("status")["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        until("it is back", lambda: [w for w in s.json("status")["workers"]
+                                     if w["pid"] != worker["pid"] and w["state"] == "ready"])
+        listed = s.json("ls")["data"]
+        assert {x["id"] for x in listed} == all_ids and {x["namespace"] for x in listed} == {None}, listed
+        assert "#" + listed[0]["namespace_hash"] in s.ctl("ls")
+        assert s.ids("--namespace", "globex") == set(mine["globex"])
+        assert s.json("clear", "--namespace", "acme", "--yes") == {"cleared": 2}
+        assert s.ids() == all_ids - set(mine["acme"])
+
+
+def answered(s, text, *args):
+    """kvblendctl at a terminal where somebody types that."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, text)
+        return s.run(*args, stdin=theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_records_go_only_when_told():
+    with Site() as s:
+        ids = set(s.build(range(40)))
+        pinned = sorted(ids)[0]
+        s.ctl("pin", pinned)
+        before = s.json("ls")["data"]
+        first = max("0123456789abcdef", key=lambda c: sum(x[0] == c and x != pinned for x in ids))
+        many = {x for x in ids if x[0] == first and x != pinned}
+        assert len(many) > 1, "40 IDs begin with sixteen digits"
+        said = s.ctl("clear", status=2)
+        assert "would drop 39 records" in said and "--yes" in said and "--dry-run" in said, said
+        assert f"drop {len({x for x in ids if x[0] == first})} records" in s.ctl("evict", first, status=2)
+        assert "evict" in s.ctl("resize", "nvme", "1MiB", status=2)
+        assert "nothing was changed" in s.ctl("clear", "--dry-run")
+        assert {x["id"] for x in s.json("clear", "--dry-run")["data"]} == ids - {pinned}
+        assert s.json("clear", "--dry-run", "--all", "--yes")["count"] == 40, "a dry run asks for nothing"
+        assert s.json("clear", "--dry-run", "--namespace", "x")["count"] == 0
+        assert {x["id"] for x in s.json("evict", first, "--dry-run")["data"]} == many
+        assert s.json("resize", "nvme", "1MiB", "--dry-run")["evict_bytes"] > 0
+        assert s.json("resize", "nvme", "1GiB", "--dry-run")["evict_bytes"] == 0
+        r = answered(s, b"n\n", "clear")
+        assert r.returncode == 1 and "drop 39 records" in r.stderr and "nothing was changed" in r.stderr, r
+        assert answered(s, b"\n", "evict", first).returncode == 1
+        after = s.json("ls")["data"]
+        assert [x["id"] for x in after] == [x["id"] for x in before], "nothing went"
+        assert s.json("tiers")["data"][1]["capacity_bytes"] == 64 << 20
+        assert answered(s, b"y\n", "evict", first).returncode in (0, 1)  # 1: the pinned one stays
+        assert not s.ids() & many
+        one = next(iter(ids - many - {pinned}))
+        s.ctl("evict", one)  # one record is asked for by name: no question
+        s.ctl("resize", "nvme", "1GiB")  # nothing goes
+        r = answered(s, b"y\n", "clear")
+        assert r.returncode == 0 and "records dropped" in r.stdout, r
+        assert s.ids() == {pinned}
+        assert s.json("clear") == {"cleared": 0}, "nothing would go: no question"
+
+
+def test_a_tier_that_refuses_is_shown():
+    with Redis("--requirepass", "right") as redis, Site("--redis", f"redis://:wrong@127.0.0.1:{redis.port}") as s:
+        until("it is noticed", lambda: "redis REFUSES: WRONGPASS" in s.ctl("status"))
+        worker, = s.json("status")["workers"]
+        assert [(t["tier"], t["state"]) for t in worker["status"]["tiers"]] == [("nvme", "ok"), ("redis", "refuses")]
+        health = unix_request(worker["address"][5:], "GET", "/health")
+        assert health.status == 200 and health.json()["tiers_refusing"] == ["redis"], health.body
+        assert b"WRONGPASS" not in health.body and "wrong" not in s.ctl("status"), "reasons are the operator's"
+
+
+def test_flush_says_what_was_lost():
+    with Redis("--maxmemory", "1", "--maxmemory-policy", "noeviction") as redis:
+        with Site("--redis", f"redis://127.0.0.1:{redis.port}") as s:
+            def built(numbers):
+                s.build(numbers)  # and measured, which is written, too
+                until("they are measured", lambda: all(x["scored"] for x in s.json("ls")["data"]))
+            built(range(3))
+            said = s.json("flush", status=1)
+            assert said == {"flushed": False, "lost": 3}, said
+            assert s.json("flush") == {"flushed": True}
+            built([3])
+            assert "1 writes were lost" in s.ctl("flush", status=1)
+            assert s.ctl("flush") == "flushed\n"
+
+
+if __name__ == "__main__":
+    main(globals())

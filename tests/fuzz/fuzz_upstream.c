@@ -1,0 +1,108 @@
+/* Fuzz target: any bytes as what a backend answers: a completion, a stream of events, a list of
+ * models, a page of metrics, a worker's feed. The first byte chooses. Events are counted alike
+ * however they are cut. */
+#include "base/assert.h"
+#include "base/buf.h"
+#include "base/mem.h"
+#include "gateway/fleet_int.h"
+#include "gateway/merge.h"
+#include "gateway/plan.h"
+#include "gateway/residents.h"
+#include "gateway/usage.h"
+
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+
+static void sound(const struct gw_usage *u)
+{
+    ASSERT(u->prompt <= GW_USAGE_MAX && u->completion <= GW_USAGE_MAX && u->cached <= GW_USAGE_MAX);
+}
+
+static void completion(const char *p, size_t len)
+{
+    struct gw_usage u = {0};
+    struct buf text = BUF_INIT, out = BUF_INIT;
+    gw_usage_answer(&u, p, len);
+    sound(&u);
+    if (gw_plan_answer(p, len, &text) == 0) {
+        size_t n = text.len;
+        (void)gw_plan_score(text.data ? text.data : "", &n);
+        ASSERT(n <= text.len);
+    }
+    (void)gw_plan_add_report(p, len, &u, "{\"x\":1}", &out);
+    buf_clear(&out);
+    (void)gw_plan_choice(p, len, &u, "{\"x\":1}", len & 1, len & 2, &out);
+    buf_fini(&text);
+    buf_fini(&out);
+}
+
+static void events(const char *p, size_t len)
+{
+    struct gw_usage whole = {0}, parts = {0};
+    enum gw_bring most = GW_BRING_NOTHING;
+    gw_usage_events(&whole, p, len);
+    sound(&whole);
+    ASSERT(whole.n_events <= len / 6);
+    for (size_t at = 0; at < len;) { /* a line is the least that comes */
+        const char *nl = memchr(p + at, '\n', len - at);
+        size_t n = nl ? (size_t)(nl - p) + 1 - at : len - at;
+        enum gw_bring b = gw_usage_bring(p + at, n);
+        if (b > most) most = b;
+        gw_usage_events(&parts, p + at, n);
+        at += n;
+    }
+    ASSERT(memcmp(&whole, &parts, sizeof whole) == 0);
+    ASSERT(gw_usage_bring(p, len) == most);
+}
+
+static void models(const char *p, size_t len)
+{
+    struct gw_fleet f = {.m = PTHREAD_MUTEX_INITIALIZER};
+    struct gw_target t = {.worker = len & 1};
+    struct buf body = BUF_INIT;
+    ASSERT(buf_add(&body, p, len) == 0);
+    (void)fleet_models_read(&f, &t, &body);
+    fleet_models_clear(&t);
+    buf_fini(&body);
+}
+
+static void metrics(const char *p, size_t len)
+{
+    struct gw_merge m = {0};
+    struct buf out = BUF_INIT;
+    ASSERT(gw_merge_own(&m, "# HELP a A.\n# TYPE a gauge\na 1\n", 31) == 0);
+    if (gw_merge_worker(&m, 0, p, len) == 0 && gw_merge_worker(&m, 1, p, len / 2) == 0)
+        ASSERT(gw_merge_render(&m, &out) == 0);
+    buf_fini(&out);
+    gw_merge_fini(&m);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    if (len == 0) return 0;
+    const char *p = (const char *)data + 1;
+    struct gw_feed_line line;
+    char *text;
+    len--;
+    switch (data[0] % 5) {
+    case 0:
+        completion(p, len);
+        break;
+    case 1:
+        events(p, len);
+        break;
+    case 2:
+        models(p, len);
+        break;
+    case 3:
+        metrics(p, len);
+        break;
+    default:
+        text = mem_strndup(p, len);
+        ASSERT(text);
+        (void)gw_feed_parse(text, &line);
+        mem_free(text);
+    }
+    return 0;
+}

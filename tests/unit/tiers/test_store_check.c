@@ -1,0 +1,347 @@
+/* Records that somebody else wrote: summed anew, moved to another key, or no numbers at all. */
+#include "tests/test.h"
+#include "tests/unit/tiers/store_kit.h"
+
+#include <math.h>
+
+enum { MIB = 1 << 20 };
+static const uint8_t our_key[AUTH_KEY_BYTES] = {1, 2, 3}, other_key[AUTH_KEY_BYTES] = {1, 2, 4};
+
+static struct kit_tiers tiers_of(struct mock *m, const uint8_t *key)
+{
+    return (struct kit_tiers){
+        .mock = {m}, .write = {STORE_WRITE_BEHIND}, .n = 1, .auth_key = key, .finite = true};
+}
+
+/* A store over one tier that has these chunks, and RAM has not. */
+static struct store *cold(const struct tier_ident *id, const uint8_t *key, int n, struct mock **ret)
+{
+    struct mock *m = mock_create("near", false);
+    struct kit_tiers t = tiers_of(m, key);
+    struct store *s = kit_store(id, 16 * MIB, &t);
+    for (int i = 1; i <= n; i++) {
+        struct tier_key k = kit_key(id, i);
+        ASSERT_EQ(kit_put(s, i), 1);
+        kit_flush(s);
+        ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    }
+    *ret = m;
+    return s;
+}
+
+struct bytes { /* a record as it lies in the tier */
+    struct record_view v;
+    uint8_t *part[RECORD_PARTS_MAX];
+};
+
+static void bytes_of(struct mock *m, const struct tier_key *k, struct bytes *ret)
+{
+    struct mock_record *r = m->record;
+    while (!r->bytes || !tier_key_same(&r->key, k))
+        r++;
+    ASSERT_OK(record_open(r->bytes, r->size_bytes, &ret->v));
+    for (uint32_t i = 0; i < ret->v.layout.n_parts; i++)
+        ret->part[i] = r->bytes + record_part_off(&ret->v.layout, i);
+}
+
+/* What an attacker does: V of every layer against its sign, and sums that agree. */
+static void negate(struct bytes *b)
+{
+    const struct record_layout *l = &b->v.layout;
+    for (uint32_t g = 0; g < l->n_groups; g++) {
+        uint8_t *v = record_group(b->part, l, g) + l->group_bytes / 2;
+        for (uint64_t i = 3; i < l->group_bytes / 2; i += 4)
+            v[i] ^= 0x80;
+    }
+    record_seal(b->part, l);
+}
+
+TEST(without_a_secret_sums_are_all_there_is)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, NULL, 1, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct bytes b;
+    struct store_pin *p;
+    enum store_miss why;
+    bytes_of(m, &k, &b);
+    negate(&b);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    ASSERT_EQ(kit_check(s, p, 1), 1); /* other rows: docs/tiers.md says so */
+    store_pin_release(p);
+    store_destroy(s);
+}
+
+/* The look-up misses for a reason of its own, the tier has it no more, and it can be built anew. */
+static void is_forged(struct store *s, struct mock *m, int chunk)
+{
+    struct tier_key k = kit_key(&s->ident, chunk);
+    struct store_tier_stats st;
+    uint64_t before = kit_stats(s).forged;
+    ASSERT_EQ(kit_why(s, chunk), STORE_MISS_FORGED);
+    ASSERT_EQ(kit_stats(s).forged, before + 1);
+    store_get_tier_stats(s, 0, &st);
+    ASSERT_TRUE(st.misses[STORE_MISS_FORGED] > 0);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    kit_flush(s);
+    ASSERT_EQ(kit_put(s, chunk), 1);
+    ASSERT_EQ(kit_why(s, chunk), -1);
+}
+
+TEST(rewritten_rows_are_a_miss_under_a_secret)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 2, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct bytes b;
+    ASSERT_EQ(kit_why(s, 2), -1); /* untouched: a hit, from the tier */
+    bytes_of(m, &k, &b);
+    negate(&b);
+    is_forged(s, m, 1);
+    ASSERT_EQ(kit_stats(s).corrupt, 0);
+    ASSERT_STREQ(store_miss_name(STORE_MISS_FORGED), "forged");
+    store_destroy(s);
+}
+
+/* Signed, but with another secret; and not at all. */
+TEST(anothers_tags_and_none_are_a_miss)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 2, &m);
+    struct tier_key k = kit_key(&kit_small, 1), k2 = kit_key(&kit_small, 2);
+    struct auth *other;
+    struct bytes b;
+    ASSERT_OK(auth_create(other_key, &other));
+    bytes_of(m, &k, &b);
+    ASSERT_OK(record_sign(other, b.part, &b.v.layout));
+    is_forged(s, m, 1);
+    bytes_of(m, &k2, &b);
+    memset(b.part[0] + 128, 0, AUTH_TAG_BYTES);
+    record_seal(b.part, &b.v.layout);
+    is_forged(s, m, 2);
+    auth_destroy(other);
+    store_destroy(s);
+}
+
+/* A sound record of ours under another key: as it is, and with the key in it rewritten. */
+TEST(a_record_does_not_pass_for_another)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 2, &m);
+    struct tier_key k1 = kit_key(&kit_small, 1), k2 = kit_key(&kit_small, 2);
+    struct bytes b1, b2;
+    bytes_of(m, &k1, &b1);
+    bytes_of(m, &k2, &b2);
+    uint8_t keep[64];
+    memcpy(keep, b1.part[0], sizeof keep);
+    memcpy(b1.part[0], b2.part[0], b1.v.layout.record_bytes);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_CORRUPT);
+    kit_flush(s);
+    ASSERT_EQ(kit_put(s, 1), 1);
+    kit_flush(s);
+    ASSERT_EQ(store_evict(s, &k1, "ram"), 1);
+    bytes_of(m, &k1, &b1);
+    memcpy(b1.part[0], b2.part[0], b1.v.layout.record_bytes);
+    memcpy(b1.part[0] + 24, keep + 24, 24); /* key and namespace */
+    record_seal(b1.part, &b1.v.layout);
+    is_forged(s, m, 1);
+    store_destroy(s);
+}
+
+/* A field at a time of what the tag covers, all sums right. */
+TEST(no_field_of_the_header_can_be_changed)
+{
+    static const uint32_t at[] = {40, 96, 110, 128, 144 + 24}; /* 110: expires, in a far future */
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        struct mock *m;
+        struct store *s = cold(&kit_small, our_key, 1, &m);
+        struct tier_key k = kit_key(&kit_small, 1);
+        struct bytes b;
+        bytes_of(m, &k, &b);
+        b.part[0][at[i]] ^= 1;
+        record_seal(b.part, &b.v.layout);
+        ASSERT_EQ(kit_why(s, 1), STORE_MISS_FORGED);
+        store_destroy(s);
+    }
+}
+
+/* Only a group's tag stands against bytes that XXH3 takes for the right ones: as if somebody had
+ * found them, the sum in the header that has come is made to agree. */
+TEST(a_group_is_checked_by_its_tag)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_large, our_key, 1, &m);
+    struct tier_key k = kit_key(&kit_large, 1);
+    struct bytes b;
+    struct store_pin *p;
+    enum store_miss why;
+    mock_set(m, &m->part_limit, 2);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    bytes_of(m, &k, &b);
+    uint8_t *group = record_group(b.part, &b.v.layout, 1);
+    group[b.v.layout.group_bytes - 1] ^= 0x80;
+    uint64_t sum = record_bytes_hash(group, b.v.layout.group_bytes);
+    memcpy(p->e->part[0] + RECORD_TABLE_OFF + RECORD_GROUP_ENTRY + 16, &sum, sizeof sum);
+    mock_set(m, &m->part_limit, 8);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 2), -EBADMSG);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    store_pin_release(p);
+    kit_flush(s);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_FORGED);
+    ASSERT_EQ(kit_stats(s).forged, 1);
+    store_destroy(s);
+}
+
+static void set_score(struct bytes *b, int kind, float f, int of_sound)
+{
+    float score[KIT_SMALL_TOKENS] = {f, f, f};
+    record_set_scores(b->part[0], &b->v.layout, kind, score, KIT_SMALL_TOKENS,
+                      record_score_hash(of_sound, score, KIT_SMALL_TOKENS));
+}
+
+/* Scores have tags of their own; without the right ones they are as not filled in. */
+TEST(scores_are_checked_when_they_come)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 1, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    float score[KIT_SMALL_TOKENS] = {1, 2, 3}, got[KIT_SMALL_TOKENS];
+    struct store_pin *p;
+    enum store_miss why;
+    struct bytes b;
+    ASSERT_EQ(kit_why(s, 1), -1);
+    kit_flush(s);
+    for (int kind = 0; kind < RECORD_SCORE_COUNT; kind++)
+        ASSERT_EQ(store_set_scores(s, &k, kind, score, KIT_SMALL_TOKENS), 1);
+    kit_flush(s);
+    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    bytes_of(m, &k, &b);
+    set_score(&b, RECORD_SCORE_STATIC, 9, RECORD_SCORE_STATIC);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_SENSITIVITY, got), 1);
+    ASSERT_MEMEQ(got, score, sizeof score);
+    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_STATIC));
+    ASSERT_EQ(store_pin_scores(p, RECORD_SCORE_STATIC, got), 0);
+    ASSERT_EQ(kit_check(s, p, 1), 0); /* the KV is unharmed */
+    ASSERT_EQ(kit_stats(s).forged, 1);
+    store_pin_release(p);
+    store_destroy(s);
+}
+
+/* What was converted was checked before, and is signed anew: a q8 tier's records pass, too. */
+TEST(a_forged_record_is_not_signed_on_its_way_down)
+{
+    struct mock *near = mock_create("near", false), *below = mock_create("below", false);
+    struct kit_tiers t = tiers_of(near, our_key);
+    t.mock[1] = below;
+    t.write[1] = STORE_WRITE_HIT;
+    t.q8[1] = true;
+    t.n = 2;
+    struct store *s = kit_store(&kit_small, 16 * MIB, &t);
+    struct tier_key k = kit_key(&kit_small, 2);
+    struct store_pin *p;
+    enum store_miss why;
+    ASSERT_EQ(kit_put(s, 2), 1);
+    kit_flush(s);
+    ASSERT_EQ(kit_why(s, 2), -1); /* used: it goes to the second tier as well */
+    kit_flush(s);
+    ASSERT_EQ(mock_has(below, &k), 1);
+    ASSERT_EQ(store_evict(s, &k, "ram"), 1);
+    ASSERT_EQ(store_evict(s, &k, "near"), 1);
+    ASSERT_EQ(kit_look(s, 2, &p, &why), 1);
+    ASSERT_STREQ(store_pin_tier(p), "below");
+    ASSERT_EQ(kit_check(s, p, 2), 0);
+    store_pin_release(p);
+    ASSERT_EQ(kit_stats(s).forged, 0);
+    store_destroy(s);
+}
+
+/* No secret, and all sums right: a number that is none makes it damaged all the same. */
+static void not_a_number(const struct tier_ident *id, float f, const uint8_t *key)
+{
+    struct mock *m;
+    struct store *s = cold(id, key, 1, &m);
+    struct tier_key k = kit_key(id, 1);
+    struct auth *a = NULL;
+    struct store_pin *p;
+    enum store_miss why;
+    struct bytes b;
+    bytes_of(m, &k, &b);
+    memcpy(record_group(b.part, &b.v.layout, 1) + b.v.layout.group_bytes / 2 + 8, &f, sizeof f);
+    record_seal(b.part, &b.v.layout);
+    if (key) ASSERT_OK(auth_create(key, &a));
+    if (key) ASSERT_OK(record_sign(a, b.part, &b.v.layout));
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 1), 0);
+    ASSERT_EQ(kit_check_layer(s, p, 1, 2), -EBADMSG);
+    store_pin_release(p);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    kit_flush(s);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_CORRUPT);
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    auth_destroy(a);
+    store_destroy(s);
+}
+
+TEST(nan_and_infinity_are_damage)
+{
+    not_a_number(&kit_small, NAN, NULL);
+    not_a_number(&kit_small, -INFINITY, our_key);
+    not_a_number(&kit_large, INFINITY, NULL);
+}
+
+TEST(scores_that_are_no_numbers_are_not_there)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, NULL, 1, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_pin *p;
+    enum store_miss why;
+    struct bytes b;
+    bytes_of(m, &k, &b);
+    set_score(&b, RECORD_SCORE_SENSITIVITY, NAN, RECORD_SCORE_SENSITIVITY);
+    ASSERT_EQ(kit_look(s, 1, &p, &why), 1);
+    ASSERT_TRUE(!store_pin_scored(p, RECORD_SCORE_SENSITIVITY));
+    ASSERT_EQ(kit_stats(s).corrupt, 1);
+    store_pin_release(p);
+    store_destroy(s);
+}
+
+TEST(what_was_computed_wrong_is_not_kept)
+{
+    struct mock *m = mock_create("near", false);
+    struct kit_tiers t = tiers_of(m, NULL);
+    struct store *s = kit_store(&kit_small, MIB, &t);
+    struct tier_key key = kit_key(&kit_small, 1);
+    struct store_writer *w;
+    void *k, *v;
+    ASSERT_EQ(kit_claim(s, 1, &w), 1);
+    kit_fill(s, w, 1);
+    store_writer_layer(w, 1, &k, &v);
+    ((float *)v)[3] = NAN;
+    ASSERT_ERR(store_commit(w), -ERANGE);
+    kit_flush(s);
+    ASSERT_EQ(mock_has(m, &key), 0);
+    ASSERT_EQ(kit_why(s, 1), STORE_MISS_NEVER);
+    kit_empty(s);
+    ASSERT_EQ(kit_put(s, 1), 1);
+    store_destroy(s);
+}
+
+/* An administrator's check sees what a look-up would. */
+TEST(verify_finds_forged_copies)
+{
+    struct mock *m;
+    struct store *s = cold(&kit_small, our_key, 2, &m);
+    struct tier_key k = kit_key(&kit_small, 1);
+    struct store_verify v;
+    struct bytes b;
+    bytes_of(m, &k, &b);
+    negate(&b);
+    ASSERT_OK(store_verify(s, NULL, NULL, &v));
+    ASSERT_EQ(v.n_ok, 1);
+    ASSERT_EQ(v.n_bad, 1);
+    ASSERT_EQ(mock_has(m, &k), 0);
+    store_destroy(s);
+}

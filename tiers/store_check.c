@@ -1,0 +1,65 @@
+/* What comes from a tier is somebody else's bytes until it was checked.
+ *
+ * Checksums are against faults. With a secret the header's tag is checked when it comes, a group's
+ * when it is first read, so that it costs nothing beside the transfer; both are a record's own, so
+ * neither another record's nor half of one passes. What was built here, or has passed, is checked
+ * against rot alone. A number that is none would make every answer from the record fail, now and
+ * after each restart: it is damage, whoever summed it. */
+#include "tiers/store_int.h"
+
+#include <math.h>
+
+static bool scores_finite(const struct entry *e, const struct record_layout *l,
+                          enum record_score kind, uint32_t n)
+{
+    const uint8_t *at = e->part[0] + l->score_off + kind * l->score_stride + RECORD_SCORE_HEAD;
+    for (uint32_t i = 0; i < n; i++) {
+        float f;
+        memcpy(&f, at + 4ull * i, sizeof f);
+        if (!isfinite(f)) return false;
+    }
+    return true;
+}
+
+enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v)
+{
+    uint8_t *p = e->part[0];
+    if (s->auth && record_auth_header(s->auth, p, &v->layout) < 0) return STORE_MISS_FORGED;
+    for (int i = 0; i < RECORD_SCORE_COUNT; i++) {
+        if (!record_scored(p, &v->layout, i)) continue;
+        bool ours =
+            !s->auth || record_auth_scores(s->auth, p, &v->layout, i, v->desc.n_tokens) == 0;
+        if (ours && scores_finite(e, &v->layout, i, v->desc.n_tokens)) continue;
+        record_clear_scores(p, &v->layout, i); /* they are measured again; the KV is unharmed */
+        pthread_mutex_lock(&s->m);
+        *(ours ? &s->stats.corrupt : &s->stats.forged) += 1;
+        pthread_mutex_unlock(&s->m);
+    }
+    return STORE_MISS_NEVER;
+}
+
+int group_check(const struct store *s, const struct entry *e, uint32_t group)
+{
+    const struct record_desc *d = &e->desc;
+    const size_t n = 2 * (size_t)d->n_tokens * d->G * d->K;
+    const bool ours = e->from < 0 || e->group_ok[group] != GROUP_NEW;
+    int r = s->auth && !ours ? record_auth_group(s->auth, e->part, &e->layout, group)
+                             : record_check_group(e->part, &e->layout, group);
+    if (r == -EBADMSG && s->auth && !ours && record_check_group(e->part, &e->layout, group) == 0)
+        r = -EKEYREJECTED;
+    if (r < 0 || ours || !s->finite) return r;
+    return s->finite(record_group(e->part, &e->layout, group), d->dtype, n, d->K) ? 0 : -EBADMSG;
+}
+
+void entry_reject(struct entry *e, int status, bool there)
+{
+    struct store *s = e->store;
+    const bool forged = status == -EKEYREJECTED;
+    const int from = there ? e->from : -1;
+    pthread_mutex_lock(&s->m);
+    bool first = entry_drop(s, e, forged ? STORE_MISS_FORGED : STORE_MISS_CORRUPT, false);
+    *(forged ? &s->stats.forged : &s->stats.corrupt) += first;
+    if (forged && e->from >= 0) s->tier[e->from].misses[STORE_MISS_FORGED] += first;
+    pthread_mutex_unlock(&s->m);
+    if (first && from >= 0) (void)s->tier[from].t->ops->remove(s->tier[from].t, &e->desc.key, true);
+}
