@@ -29,7 +29,7 @@ struct breaker {
     uint32_t timeouts, run; /* in a row: timeouts; failures of any kind */
     uint64_t open_until_ns, backoff_ns, seed;
     uint64_t since_ns; /* the last probe's start: what began before has nothing to say */
-    struct {                             /* rules */
+    struct {           /* rules */
         uint32_t failed_min, failed_pct; /* of the last 20: opens when both are reached */
         uint32_t timeouts_max, run_max;  /* in a row; 0: no such rule */
         uint64_t backoff_first_ns, backoff_max_ns;

@@ -1,6 +1,6 @@
 /* log: one line per event: `ts level event key=value …` on stderr.
  *
- * Only gateway/, fusor/worker/ and tools/ log; library code returns codes. Control characters are
+ * Only gateway/, worker/ and tools/ log; library code returns codes. Control characters are
  * replaced, so no input can forge a line. Warn and above are rate-limited per call site. Never log
  * prompts, keys or KV contents. Thread: any. */
 #ifndef BASE_LOG_H

@@ -9,7 +9,7 @@
  * `share` of their weights, of these all of weight `least` and more; the first one in any case. The
  * one drawn is where the sum of weights, by ascending id, goes beyond a random part of all of it.
  * Before, single logits may be edited (bias, penalties), with one rounding an operation. Not for:
- * what is reported of a choice, and why logits are edited; fusor/sample.h.
+ * what is reported of a choice, and why logits are edited; fusor/core/sample.h.
  * Thread: any. The kernel: cuda/pick.cu. */
 #ifndef KERNELS_DRAW_H
 #define KERNELS_DRAW_H

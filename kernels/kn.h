@@ -30,7 +30,7 @@
 #define KERNELS_KN_H
 
 #include "base/err.h"
-#include "base/codes.h"
+#include "kernels/codes.h"
 #include "kernels/draw.h"
 
 #include <stdatomic.h>
@@ -84,7 +84,7 @@ struct kn_dev_opts {
     bool allow_bf16;     /* the file's own precision is bf16 or below */
     enum kn_weights weights;
     struct codes_form
-        form;              /* that most weights will have (kn_mat_create_coded()), for the tuning */
+        form; /* that most weights will have (kn_mat_create_coded()), for the tuning */
     struct kn_tuning tune;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
 };

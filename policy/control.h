@@ -2,10 +2,11 @@
  *
  * A pure function over a snapshot of numbers: what is held where, how fast the tiers and the
  * compute are right now, and what ratio each strategy needs to keep the quality wanted. It predicts
- * the time to first token of every sensible choice by walking the layers as fusor/prefill.c does (a
- * layer runs when the layer before it has run and its stored KV has arrived), takes the least, and
- * then raises the ratio as far as that costs next to nothing. Never slower than an exact prefill by
- * its own prediction: that is always among the choices, and taken where it is as fast.
+ * the time to first token of every sensible choice by walking the layers as fusor/core/prefill.c
+ * does (a layer runs when the layer before it has run and its stored KV has arrived), takes the
+ * least, and then raises the ratio as far as that costs next to nothing. Never slower
+ * than an exact prefill by its own prediction: that is always among the choices, and taken where it
+ * is as fast.
  * Inputs may be anything: what is not a number, negative or out of range counts as unknown, and
  * what is unknown is not relied on. No allocation, some 10 us at 256 chunks.
  * Times are seconds, sizes bytes. Sources: design blending.md 4, 5; CacheBlend, arXiv 2405.16444.

@@ -1,5 +1,5 @@
 /* The time of one choice. A prefill is a few spans of layers in which every layer computes the same
- * (spans_of(), which mirrors the stages of fusor/prefill.c), and the layers of a tier's records
+ * (spans_of() mirrors the stages of fusor/core/prefill.c), and the layers of a tier's records
  * arrive at an even pace. So within a span the layer that waits longest is its first or its last
  * one, and the walk over 80 layers becomes a walk over at most nine spans: the same number, some 20
  * times as fast (the unit test walks the layers). */

@@ -68,8 +68,8 @@ struct store_opts {
     /* [AUTH_KEY_BYTES], borrowed for the call: records carry tags, and none without the right ones
      * comes in from a tier. NULL: checksums alone. */
     const uint8_t *auth_key;
-    double pin_share_max;     /* of RAM that administrators may pin; 0 = 0.5 */
-    uint64_t ttl_ms;          /* of records of namespaces without one of their own; 0 = for ever */
+    double pin_share_max; /* of RAM that administrators may pin; 0 = 0.5 */
+    uint64_t ttl_ms;      /* of records of namespaces without one of their own; 0 = for ever */
     struct gpu *reader;  /* copies records from RAM, which is pinned for it; NULL: none, or one that
                             a tier is on. Borrowed until destroy() */
     double ms_per_token; /* predicted time to compute a token again, for GDSF; 0 = unknown */

@@ -4,7 +4,7 @@
  * verified as in RAM; the groups were when they went there. The copy in RAM, if there is one, is
  * told of the use: what is hot stays there as well, and serves on when running sequences want the
  * device's memory. */
-#include "tiers/gpu.h"
+#include "tiers/gpu/gpu.h"
 #include "tiers/store_int.h"
 
 static bool is_asked(struct store *s, const struct store_ask *a, struct tier_gpu_pin *g,

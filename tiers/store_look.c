@@ -6,7 +6,7 @@
  * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
  * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
  * found out at a cost that does not grow with the number of hits. */
-#include "tiers/gpu.h"
+#include "tiers/gpu/gpu.h"
 #include "tiers/store_int.h"
 
 /* Shard's lock held. */

@@ -15,18 +15,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may include itself and these. Longest match first decides where a file belongs.
 LAYERS = {
     "base": set(),
+    "base/net": {"base"},
+    "base/redis": {"base"},
     "policy": {"base"},
     "segment": {"base"},
     "kernels": {"base"},
-    "tiers": {"base", "kernels"},
-    "fusor/model": {"base"},
-    "fusor/text": {"base", "fusor/model"},
+    "tiers": {"base", "base/redis", "kernels"},
+    "fusor/model": {"base", "kernels"},
+    "fusor/text": {"base", "kernels", "fusor/model"},
     "fusor": {"base", "kernels", "fusor/model", "fusor/text"},
-    "fusor/worker": {"base", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text"},
-    "gateway": {"base", "policy", "segment"},
-    "tools/ctl": {"base"},
-    "tools/bench": {"base", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
-                    "fusor/worker"},
+    "worker": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text"},
+    "gateway": {"base", "base/net", "base/redis", "policy", "segment"},
+    "tools/ctl": {"base", "base/net"},
+    "tools/bench": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
+                    "worker"},
 }
 BANNED = {
     r"\bstrcpy\s*\(": "memcpy or buf_adds",
@@ -40,11 +42,11 @@ BANNED = {
     r"\bcudaDeviceSynchronize\b": "an event on the stream",
 }
 RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
-EVENT_FOLDERS = ("base/net", "gateway", "fusor/worker", "tools")
+EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 # Modules that only a running process can show (tests/e2e drives them), or a neighbour's tests do.
-END_TO_END = {"gateway/ask.c", "gateway/child.c", "gateway/memory.c", "gateway/own.c",
-              "gateway/run.c", "gateway/stats.c", "gateway/strategy.c",
-              "fusor/worker/worker.c", "fusor/worker/gen.c", "tools/bench/dataset.c",
+END_TO_END = {"gateway/request/ask.c", "gateway/process/child.c", "gateway/process/memory.c", "gateway/process/own.c",
+              "gateway/process/run.c", "gateway/process/stats.c", "gateway/request/strategy.c",
+              "worker/worker.c", "worker/request/gen.c", "tools/bench/dataset.c",
               "fusor/text/unicode.c"}
 MAX_LINES, MAX_FUNCTION, MAX_COLUMNS = 1200, 70, 100
 LONG_FUNCTION_SHARE = 0.02

@@ -282,7 +282,7 @@ struct http_conn {
     bool idle, crowded;
     struct http_link among_all, among_peers; /* while it is idle */
     struct http_peer *peer;                  /* NULL: its address is not bounded */
-    struct buf in, out; /* in: bytes that were read and not yet taken */
+    struct buf in, out;                      /* in: bytes that were read and not yet taken */
     size_t out_pos;
     const char *view; /* the bytes that conn_step() takes from: the loop's scratch or in */
     size_t view_len;

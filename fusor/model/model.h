@@ -12,7 +12,7 @@
 #define FUSOR_MODEL_MODEL_H
 
 #include "base/err.h"
-#include "base/codes.h"
+#include "kernels/codes.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Blocks are taken apart here; what their parts mean as numbers says base/codes.h. Plain loops,
+/* Blocks are taken apart here; what their parts mean as numbers says kernels/codes.h. Plain loops,
  * written so that the compiler vectorises them: no branches inside, fixed trip counts. */
 #include "fusor/model/quant.h"
 

@@ -8,7 +8,7 @@
 #ifndef FUSOR_MODEL_QUANT_H
 #define FUSOR_MODEL_QUANT_H
 
-#include "base/codes.h"
+#include "kernels/codes.h"
 
 #include <stdbool.h>
 #include <stddef.h>

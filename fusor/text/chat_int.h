@@ -27,7 +27,7 @@ struct chat_mistral {
 struct chat {
     const char *name;
     int (*render)(struct chat_job *j);
-    const char *bos, *eos; /* their text where no tokenizer says it */
+    const char *bos, *eos;      /* their text where no tokenizer says it */
     const char *default_system; /* chatml; NULL = none */
     char *system_copy;          /* owned, or NULL */
     bool tools, think;          /* chatml: tool role; Qwen3's thoughts */

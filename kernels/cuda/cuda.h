@@ -18,7 +18,7 @@
     extern __shared__ __align__(128) char kn_dynamic_shared[];                                     \
     type *name = reinterpret_cast<type *>(kn_dynamic_shared)
 #else
-#include "kernels/hostcuda/hostcuda.h"
+#include "hostcuda.h"
 #define CU_UNROLL
 #endif
 

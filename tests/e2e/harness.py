@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.environ.get("KVBLEND_BUILD", os.path.join(ROOT, "build"))
 KVBLEND = os.path.join(BUILD, "gateway", "kvblend")
-WORKER = os.path.join(BUILD, "fusor", "worker", "kvblend-worker")
+WORKER = os.path.join(BUILD, "worker", "kvblend-worker")
 KVBLENDCTL = os.path.join(BUILD, "tools", "ctl", "kvblendctl")
 STUB = os.path.join(HERE, "stub_worker.py")
 MODELS = os.path.join(ROOT, "tests", "data", "models")
@@ -38,8 +38,11 @@ def skip(why):
 
 
 def need(*paths):
+    """Skips what this machine lacks; what the build should have made is an error."""
     for p in paths:
         if not os.path.exists(p):
+            if p.startswith(BUILD + os.sep):
+                sys.exit(f"{p} was not built")
             skip(f"{p} is missing")
 
 

@@ -9,7 +9,7 @@ import os
 from harness import BUILD, KVBLEND, WORKER, gateway, main, need, read_until, until
 from test_tiers import CHAT, ask, document, same, sources, tier_value, worker
 
-KERNELS = os.path.join(BUILD, "kernels")
+KERNELS = os.path.join(BUILD, "tests", "doubles")
 need(KVBLEND, WORKER, os.path.join(KERNELS, "libkn_hostcuda.so"))
 ENV = {"KVBLEND_KERNELS_DIR": KERNELS}
 

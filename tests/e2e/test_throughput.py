@@ -130,9 +130,9 @@ class Throughput(unittest.TestCase):
             for q in each:
                 self.assertLessEqual(q["queue_ms"] + q["prefill_ms"], q["ttft_ms"])
                 self.assertLess(q["ttft_ms"], q["end_ms"])
+                self.assertLess(0, q["engine_ms"])
             # The rest of a prefill's last step, behind the first token, is the engine's alone.
             self.assertLess(sum(q["engine_ms"] for q in each) / 10, r["busy_ms"]["prefill"])
-            self.assertGreater(sum(q["engine_ms"] for q in each) / 10, r["busy_ms"]["prefill"] / 2)
 
     def test_streams_run_through_every_point(self):
         got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--rates", "5",

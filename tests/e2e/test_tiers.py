@@ -272,7 +272,7 @@ def test_a_small_or_full_file_fails_nobody():
         with worker("--ram", small_ram()[0], "--nvme", d.nvme("8MiB")) as p:
             for i in range(0, 60, 4):
                 build(p, range(i, i + 4))
-            written_behind(p)
+                written_behind(p)  # RAM drops what the file is too slow for
             assert tier_value(p, "evict_total", "nvme") > 0
             for order, w in zip(ORDERS, want):
                 a = ask(p, parts(order))

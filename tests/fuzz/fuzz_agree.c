@@ -5,8 +5,8 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/jsonscan.h"
-#include "fusor/worker/api.h"
-#include "gateway/scan.h"
+#include "gateway/request/scan.h"
+#include "worker/api/api.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* Fuzz target: any bytes as a Redis URL, as what a server says about its cluster, its sentinels and
  * itself, and as the answers on a connection. The first byte chooses. */
 #include "base/assert.h"
-#include "tiers/redis_conn.h"
-#include "tiers/redis_frame.h"
-#include "tiers/redis_topo.h"
+#include "base/redis/redis_conn.h"
+#include "base/redis/redis_topo.h"
+#include "tiers/redis/redis_frame.h"
 
 #include <stdio.h>
 #include <string.h>

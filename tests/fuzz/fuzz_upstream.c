@@ -4,11 +4,11 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
-#include "gateway/fleet_int.h"
-#include "gateway/merge.h"
-#include "gateway/plan.h"
-#include "gateway/residents.h"
-#include "gateway/usage.h"
+#include "gateway/fleet/fleet_int.h"
+#include "gateway/fleet/residents.h"
+#include "gateway/request/merge.h"
+#include "gateway/request/plan.h"
+#include "gateway/request/usage.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "base/opt.h"
-#include "fusor/profile.h"
+#include "fusor/core/profile.h"
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "tiers/store.h"

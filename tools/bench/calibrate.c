@@ -1,4 +1,4 @@
-/* kvblend-bench calibrate: the profile of a model (fusor/profile.h), found by measurement.
+/* kvblend-bench calibrate: the profile of a model (fusor/core/profile.h), found by measurement.
  *
  * The lines are halved. On the first half settings are searched, coarse to fine: the sink, the
  * layers that score, how many neighbours a chunk is measured with, the power of sensitivity, the

@@ -10,9 +10,9 @@ enum { TEXT_BYTES_MAX = 64 << 20 };
 
 /* Prose of the source tree, for a calibration without data: the first four are searched on, the
  * others measured. */
-static const char *const pages[] = {
-    "README.md",       "docs/gateway.md",   "docs/tiers.md", "fusor/worker/README.md",
-    "tiers/README.md", "gateway/README.md", "docs/api.md",   "kernels/README.md"};
+static const char *const pages[] = {"README.md",        "docs/gateway.md",  "docs/tiers.md",
+                                    "worker/README.md", "tiers/README.md",  "gateway/README.md",
+                                    "docs/api.md",      "kernels/README.md"};
 
 /* Where a piece of about n bytes ends: behind white space, which stays with it. */
 static size_t piece_end(const char *text, size_t at, size_t len, size_t n)

@@ -23,10 +23,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "fusor/worker/calib.h"
-#include "fusor/worker/records.h"
 #include "policy/control.h"
 #include "tiers/fault.h"
+#include "worker/reuse/calib.h"
+#include "worker/reuse/records.h"
 
 #include <math.h>
 #include <stdio.h>

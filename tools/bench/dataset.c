@@ -208,8 +208,7 @@ static int to_chat_prompt(const struct bench *b, struct draft *d, struct bench_p
             break;
         }
     }
-    if (r == 0)
-        r = to_prompt(b, d, out.pieces, out.n_pieces, false, ret);
+    if (r == 0) r = to_prompt(b, d, out.pieces, out.n_pieces, false, ret);
     chat_out_fini(&out);
     return r;
 }

@@ -5,7 +5,7 @@
 #include "tools/bench/bench.h"
 
 #include "base/mem.h"
-#include "fusor/worker/control_io.h"
+#include "worker/reuse/control_io.h"
 
 #include <math.h>
 #include <stdio.h>

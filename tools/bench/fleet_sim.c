@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "fusor/pace.h"
+#include "fusor/core/pace.h"
 #include "tiers/evict.h"
 
 #include <errno.h>

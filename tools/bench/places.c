@@ -3,9 +3,9 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "tiers/gpu.h"
-#include "tiers/nvme.h"
-#include "tiers/redis.h"
+#include "tiers/gpu/gpu.h"
+#include "tiers/nvme/nvme.h"
+#include "tiers/redis/redis.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

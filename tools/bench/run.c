@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "fusor/worker/records.h"
+#include "worker/reuse/records.h"
 
 #include <math.h>
 #include <stdlib.h>

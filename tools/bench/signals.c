@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROWS = 4, METHODS_MAX = 16, SEED = 1 }; /* ROWS: as in fusor/worker/guard.h */
+enum { ROWS = 4, METHODS_MAX = 16, SEED = 1 }; /* ROWS: as in worker/quality/guard.h */
 
 enum signal {
     SCORE_LEFT,

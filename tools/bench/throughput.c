@@ -265,7 +265,7 @@ static int start_worker(struct thru *t, const struct opts *opts, const char *mod
         t->dir[0] = '\0';
         return err_set(err, -errno, "%s: %s", tmp, strerror(errno));
     }
-    proxy_program("kvblend-worker", "../../fusor/worker/kvblend-worker", program);
+    proxy_program("kvblend-worker", "../../worker/kvblend-worker", program);
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(listen, sizeof listen, "%s", t->address);
     (void)snprintf(threads, sizeof threads, "%ld", (long)opt_int(opts, "threads"));

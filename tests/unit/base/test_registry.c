@@ -1,5 +1,5 @@
 /* redis_sync and registry, against real servers, and what a reader makes of lists. */
-#include "base/net/registry.h"
+#include "base/redis/registry.h"
 #include "base/clock.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"

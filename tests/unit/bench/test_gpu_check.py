@@ -140,7 +140,7 @@ class GpuCheck(unittest.TestCase):
     def test_a_part_of_the_build_that_fails_leaves_the_rest(self):
         self.stubs()
         self.program("build.ninja", "")
-        self.program("kernels/libkn_hostcuda.so", "")
+        self.program("tests/doubles/libkn_hostcuda.so", "")
         self.program("bin/ninja", "#!/bin/sh\necho one target does not build\nexit 1\n")
         path = "%s:%s" % (self.build / "bin", os.environ["PATH"])
         argv = [TOOLS / "gpu-check", "--dry", "--build", self.build, "--out", self.out, "--only", "test,ceil"]

@@ -3,7 +3,7 @@
 #ifndef TESTS_UNIT_FUSOR_BLEND_KIT_H
 #define TESTS_UNIT_FUSOR_BLEND_KIT_H
 
-#include "fusor/core.h"
+#include "fusor/core/core.h"
 #include "tests/unit/fusor/tiny_model.h"
 
 /* A chunk built in isolation: sink of its build, source of any number of uses. */

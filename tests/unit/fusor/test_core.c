@@ -1,6 +1,6 @@
 /* The forward pass against a slow reference, and every invariant of blending. */
 #include "base/mem.h"
-#include "fusor/prefill_int.h"
+#include "fusor/core/prefill_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/prompt_kit.h"
 

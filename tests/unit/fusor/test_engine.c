@@ -1,6 +1,6 @@
 /* The engine thread: queueing, batching, cancelling at every stage, choices, builds, pool limits.
  */
-#include "fusor/engine.h"
+#include "fusor/core/engine.h"
 
 #include "base/mem.h"
 #include "tests/test.h"

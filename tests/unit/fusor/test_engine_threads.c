@@ -1,7 +1,7 @@
 /* What any thread may call, called from several at once: submit, cancel, builds, hurry, stats. For
  * ThreadSanitizer (tools/check tsan) above all; without it, that everything ends exactly once and
  * nobody's answer depends on who else is there. */
-#include "fusor/engine.h"
+#include "fusor/core/engine.h"
 
 #include "base/mem.h"
 #include "tests/test.h"

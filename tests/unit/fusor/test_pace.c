@@ -3,7 +3,7 @@
 #include "tests/test.h"
 
 #include "base/rng.h"
-#include "fusor/pace.h"
+#include "fusor/core/pace.h"
 
 #define MS UINT64_C(1000000)
 

@@ -1,6 +1,6 @@
 /* The page pool: shared with a lender, and what requests of one shape ask of the device. */
 #include "base/mem.h"
-#include "fusor/core_int.h"
+#include "fusor/core/core_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 

@@ -1,4 +1,4 @@
-#include "fusor/profile.h"
+#include "fusor/core/profile.h"
 #include "tests/test.h"
 
 #include <jansson.h>

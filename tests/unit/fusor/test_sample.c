@@ -1,5 +1,5 @@
 /* The sampler: order of operations, truncation, penalties, determinism, logprobs. */
-#include "fusor/sample.h"
+#include "fusor/core/sample.h"
 
 #include "base/mem.h"
 #include "tests/test.h"

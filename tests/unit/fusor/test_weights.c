@@ -2,7 +2,7 @@
  * be, answers stay close; how many launches and waits a layer costs, and decode steps that are
  * played from a recording. */
 #include "base/mem.h"
-#include "fusor/core_int.h"
+#include "fusor/core/core_int.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
 

@@ -1,4 +1,4 @@
-#include "gateway/admit.h"
+#include "gateway/front/admit.h"
 #include "tests/test.h"
 
 #include <errno.h>

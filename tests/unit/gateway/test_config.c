@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/config.h"
+#include "gateway/process/config.h"
 #include "tests/test.h"
 
 #include <time.h>

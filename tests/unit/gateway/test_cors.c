@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/cors.h"
+#include "gateway/front/cors.h"
 #include "tests/test.h"
 
 #define H(name, value)                                                                             \

@@ -1,4 +1,4 @@
-#include "gateway/directory.h"
+#include "gateway/fleet/directory.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "tests/test.h"

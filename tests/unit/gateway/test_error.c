@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/error.h"
+#include "gateway/front/error.h"
 #include "tests/test.h"
 
 TEST(shape)

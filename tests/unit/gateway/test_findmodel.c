@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/findmodel.h"
+#include "gateway/process/findmodel.h"
 #include "tests/test.h"
 
 #include <fcntl.h>

@@ -1,11 +1,11 @@
-#include "gateway/fleet.h"
+#include "gateway/fleet/fleet.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/net/http.h"
-#include "gateway/config.h"
-#include "gateway/directory.h"
+#include "gateway/fleet/directory.h"
+#include "gateway/process/config.h"
 #include "policy/shed.h"
 #include "tests/test.h"
 

@@ -1,7 +1,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/sha256.h"
-#include "gateway/keys.h"
+#include "gateway/front/keys.h"
 #include "tests/test.h"
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/limits.h"
+#include "gateway/front/limits.h"
 #include "tests/test.h"
 
 static const uint64_t second = 1000000000ull;

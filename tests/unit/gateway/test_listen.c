@@ -1,5 +1,5 @@
 /* Entries of `listen` and `admin.listen`. What they open is met by tests/e2e. */
-#include "gateway/listen.h"
+#include "gateway/front/listen.h"
 #include "tests/test.h"
 
 TEST(entries)

@@ -1,5 +1,5 @@
 #include "base/buf.h"
-#include "gateway/merge.h"
+#include "gateway/request/merge.h"
 #include "tests/test.h"
 
 static const char own[] = "# HELP kvblend_a A.\n# TYPE kvblend_a gauge\nkvblend_a 1\n"

@@ -1,4 +1,4 @@
-#include "gateway/plan.h"
+#include "gateway/request/plan.h"
 #include "base/err.h"
 #include "tests/test.h"
 

@@ -1,4 +1,4 @@
-#include "gateway/pool.h"
+#include "gateway/process/pool.h"
 #include "tests/test.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
-#include "gateway/registry.h"
+#include "gateway/fleet/registry.h"
 #include "base/net/http.h"
-#include "base/net/registry.h"
+#include "base/redis/registry.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
 

@@ -1,8 +1,8 @@
-#include "gateway/residents.h"
+#include "gateway/fleet/residents.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/net/http.h"
-#include "gateway/directory.h"
+#include "gateway/fleet/directory.h"
 #include "tests/test.h"
 
 #include <event2/event.h>

@@ -1,4 +1,4 @@
-#include "gateway/scan.h"
+#include "gateway/request/scan.h"
 #include "segment/segment.h"
 #include "tests/test.h"
 

@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/err.h"
-#include "gateway/splice.h"
+#include "gateway/request/splice.h"
 #include "tests/test.h"
 
 static void joined(const struct iovec *v, size_t n, struct buf *ret)

@@ -1,7 +1,7 @@
 /* systemd's variables and messages, from the other side. */
 #include "base/err.h"
 #include "base/net/http.h"
-#include "gateway/sysd.h"
+#include "gateway/process/sysd.h"
 #include "tests/test.h"
 
 #include <fcntl.h>

@@ -1,8 +1,8 @@
-#include "gateway/upstream.h"
+#include "gateway/fleet/upstream.h"
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "gateway/config.h"
+#include "gateway/process/config.h"
 #include "tests/test.h"
 
 #include <sys/stat.h>

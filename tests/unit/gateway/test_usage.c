@@ -1,4 +1,4 @@
-#include "gateway/usage.h"
+#include "gateway/request/usage.h"
 #include "tests/test.h"
 
 static struct gw_usage events(const char *text)

@@ -1,6 +1,6 @@
 /* Weights in the form of a file: the products of their values, bit for bit, whatever the form, the
  * instruction set, the rows, the threads and the cut. */
-#include "base/codes.h"
+#include "kernels/codes.h"
 #include "kernels/cpu/coded.h"
 #include "tests/unit/kernels/kern.h"
 

@@ -83,7 +83,7 @@ static void make(uint64_t seed, size_t n_chunk, struct instance *ret)
             (struct pol_strat_now){k != POL_STRAT_REUSE && unit(&s) < 0.7, 0.02 + 0.3 * unit(&s)};
 }
 
-/* ---- the reference: layer by layer, as fusor/prefill.c ---- */
+/* ---- the reference: layer by layer, as fusor/core/prefill.c ---- */
 
 struct slow {
     const struct pol_control_in *in;

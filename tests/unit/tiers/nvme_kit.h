@@ -4,7 +4,7 @@
 #define TESTS_NVME_KIT_H
 
 #include "tests/unit/tiers/tier_kit.h"
-#include "tiers/nvme_int.h"
+#include "tiers/nvme/nvme_int.h"
 
 struct nvme_file { /* a directory with one file in it */
     char dir[256], path[300];

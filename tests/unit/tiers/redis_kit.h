@@ -5,8 +5,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "tests/unit/tiers/redis_server.h"
-#include "tiers/redis.h"
-#include "tiers/redis_frame.h"
+#include "tiers/redis/redis.h"
+#include "tiers/redis/redis_frame.h"
 
 #include <pthread.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "tests/unit/tiers/redis_server.h"
-#include "tiers/redis.h"
+#include "tiers/redis/redis.h"
 
 const struct shape SHAPE_SMALL = {3, 16}, SHAPE_LARGE = {9, 256};
 enum { HEADS = 2, HEAD_DIM = 64, ROW = HEADS * HEAD_DIM, TOKENS_MAX = 256 };

@@ -5,9 +5,9 @@
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/tier_kit.h"
-#include "tiers/gpu.h"
-#include "tiers/nvme.h"
-#include "tiers/redis.h"
+#include "tiers/gpu/gpu.h"
+#include "tiers/nvme/nvme.h"
+#include "tiers/redis/redis.h"
 #include "tiers/store.h"
 
 #include <unistd.h>

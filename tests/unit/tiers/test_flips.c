@@ -11,9 +11,9 @@
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tiers/fault.h"
-#include "tiers/gpu_int.h"
-#include "tiers/nvme_int.h"
-#include "tiers/redis.h"
+#include "tiers/gpu/gpu_int.h"
+#include "tiers/nvme/nvme_int.h"
+#include "tiers/redis/redis.h"
 #include "tiers/store_int.h"
 
 #include <fcntl.h>

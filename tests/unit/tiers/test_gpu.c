@@ -1,4 +1,4 @@
-#include "tiers/gpu.h"
+#include "tiers/gpu/gpu.h"
 
 #include "base/clock.h"
 #include "base/mem.h"

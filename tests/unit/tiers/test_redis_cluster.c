@@ -1,8 +1,8 @@
 /* Clusters that reshard or lose a node and masters that fail over, under workers that use them.
  * What must hold is what test_redis_faults.c says. */
+#include "base/redis/redis_topo.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/redis_worker.h"
-#include "tiers/redis_topo.h"
 
 static struct worker a, b; /* on two hosts, so to speak */
 

@@ -1,7 +1,7 @@
-/* The Redis tier when servers fail and when much happens at once; tiers/redis_conn.h,
- * tiers/redis_resolve.h. */
+/* The Redis tier when servers fail and when much happens at once; base/redis/redis_conn.h,
+ * base/redis/redis_resolve.h. */
+#include "base/redis/redis_resolve.h"
 #include "tests/unit/tiers/redis_kit.h"
-#include "tiers/redis_resolve.h"
 
 /* Reads with deadlines against a stopped server: all end in time, nobody waits for it, the breaker
  * opens, and closes when the server goes on. */

@@ -1,6 +1,6 @@
 /* The Redis tier on a cluster and behind sentinels: ops follow the slots and the master. */
+#include "base/redis/redis_topo.h"
 #include "tests/unit/tiers/redis_kit.h"
-#include "tiers/redis_topo.h"
 
 static unsigned slot_of(const struct rec *r)
 {

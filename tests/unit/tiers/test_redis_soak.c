@@ -2,9 +2,9 @@
  * must hold at every moment is what test_redis_faults.c says; that everything works again at the
  * end is checked as well. KVBLEND_TEST_SEED=n plays another order of events; it is printed on
  * failure. */
+#include "base/redis/redis_topo.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/redis_worker.h"
-#include "tiers/redis_topo.h"
 
 enum { SOAK_MS = 60000, RECORDS = 24, BUILDS = 1000 };
 static struct worker a, b;

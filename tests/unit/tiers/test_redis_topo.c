@@ -1,6 +1,6 @@
+#include "base/redis/redis_topo.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
-#include "tiers/redis_topo.h"
 
 static struct redis_topo topo, before;
 

@@ -1,5 +1,5 @@
 #include "tests/test.h"
-#include "base/net/redis_url.h"
+#include "base/redis/redis_url.h"
 
 static int parse1(const char *url, struct redis_url *ret, struct err *err)
 {

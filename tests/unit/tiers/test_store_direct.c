@@ -3,7 +3,7 @@
 #include "base/mem.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/store_kit.h"
-#include "tiers/gpu.h"
+#include "tiers/gpu/gpu.h"
 
 enum { MIB = 1 << 20, FRAME = MIB };
 

@@ -1,0 +1,419 @@
+/* Parsing goes left to right over one URL: scheme, credentials, hosts, path, parameters. Every
+ * value is stored through a setter that refuses a second, different one, which is all that several
+ * URLs need in order to describe one installation. */
+#include "base/redis/redis_url.h"
+
+#include "base/assert.h"
+#include "base/opt.h"
+
+#include <string.h>
+
+enum { URL_BYTES_MAX = 8192, DB_MAX = 65535 };
+/* chosen: an expiry stays far below the server's limit of 2^63 ms since the epoch */
+static const uint64_t TTL_MAX_MS = 10ull * 365 * 86400 * 1000;
+
+static const struct scheme {
+    const char *name;
+    enum redis_mode mode;
+    bool tls, is_unix;
+} schemes[] = {
+    {"redis", REDIS_PLAIN, false, false},
+    {"rediss", REDIS_PLAIN, true, false},
+    {"redis-cluster", REDIS_CLUSTER, false, false},
+    {"rediss-cluster", REDIS_CLUSTER, true, false},
+    {"redis-sentinel", REDIS_SENTINEL, false, false},
+    {"rediss-sentinel", REDIS_SENTINEL, true, false},
+    {"unix", REDIS_PLAIN, false, true},
+    {"redis+unix", REDIS_PLAIN, false, true},
+};
+
+struct text { /* a piece of the URL */
+    const char *p;
+    size_t len;
+};
+struct parser {
+    struct redis_url *u;
+    size_t i; /* of the URL under way */
+    const struct scheme *scheme;
+    bool said_db, said_ttl, said_connections, said_insecure;
+    struct err *err;
+};
+
+static int refuse(const struct parser *p, const char *why)
+{
+    return err_set(p->err, -EINVAL, "Redis URL %zu: %s", p->i + 1, why);
+}
+
+/* Splits at the first `c`: *ret is what stands before it, *rest what follows. Without a `c`: *ret
+ * is everything and *rest is empty with p NULL. */
+static void cut(struct text *rest, char c, struct text *ret)
+{
+    const char *at = rest->len ? memchr(rest->p, c, rest->len) : NULL;
+    struct text all = *rest;
+    *ret = at ? (struct text){all.p, (size_t)(at - all.p)} : all;
+    *rest = at ? (struct text){at + 1, all.len - ret->len - 1} : (struct text){NULL, 0};
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+/* %XX decoded, in the arena. */
+static int decode(const struct parser *p, struct text t, char **ret)
+{
+    char *out = arena_alloc(&p->u->arena, t.len + 1);
+    if (!out) return err_set(p->err, -ENOMEM, "no memory for a Redis URL");
+    size_t n = 0;
+    for (size_t i = 0; i < t.len; i++) {
+        int c = (unsigned char)t.p[i];
+        if (c == '%') {
+            int hi = i + 2 < t.len ? hex_digit(t.p[i + 1]) : -1;
+            int lo = i + 2 < t.len ? hex_digit(t.p[i + 2]) : -1;
+            if (hi < 0 || lo < 0) return refuse(p, "'%' must be followed by two hex digits");
+            c = hi * 16 + lo;
+            i += 2;
+        }
+        if (c == 0) return refuse(p, "a NUL byte");
+        out[n++] = (char)c;
+    }
+    *ret = out;
+    return 0;
+}
+
+static bool is_printable(const char *s) /* and without a space */
+{
+    for (; *s; s++)
+        if ((unsigned char)*s <= ' ' || *s == 0x7f) return false;
+    return true;
+}
+
+static int set_str(const struct parser *p, const char **at, const char *value, const char *what)
+{
+    if (*at && strcmp(*at, value) != 0)
+        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
+                       what);
+    *at = value;
+    return 0;
+}
+
+/* `said`: whether *at has been given before. */
+static int set_num(const struct parser *p, bool *said, uint64_t before, uint64_t value,
+                   const char *what)
+{
+    if (*said && before != value)
+        return err_set(p->err, -EINVAL, "Redis URL %zu: another %s was given before", p->i + 1,
+                       what);
+    *said = true;
+    return 0;
+}
+
+static int set_db(struct parser *p, const char *value)
+{
+    int64_t v;
+    if (opt_parse_int(value, &v) < 0 || v < 0 || v > DB_MAX)
+        return refuse(p, "the database must be a number from 0 to 65535");
+    int r = set_num(p, &p->said_db, p->u->db, (uint64_t)v, "database");
+    if (r == 0) p->u->db = (unsigned)v;
+    return r;
+}
+
+static int set_ttl(struct parser *p, const char *value)
+{
+    uint64_t ms;
+    if (opt_parse_duration_ms(value, &ms) < 0 || ms > TTL_MAX_MS)
+        return refuse(p, "ttl must be a duration up to ten years, such as 36h");
+    int r = set_num(p, &p->said_ttl, p->u->ttl_ms, ms, "ttl");
+    if (r == 0) p->u->ttl_ms = ms;
+    return r;
+}
+
+static int set_connections(struct parser *p, const char *value)
+{
+    int64_t v;
+    if (opt_parse_int(value, &v) < 0 || v < 1 || v > REDIS_CONNECTIONS_MAX)
+        return refuse(p, "connections must be a number from 1 to 64");
+    int r =
+        set_num(p, &p->said_connections, p->u->connections, (uint64_t)v, "number of connections");
+    if (r == 0) p->u->connections = (unsigned)v;
+    return r;
+}
+
+static int set_insecure(struct parser *p, const char *value)
+{
+    bool v;
+    if (opt_parse_bool(value, &v) < 0) return refuse(p, "insecure must be true or false");
+    int r = set_num(p, &p->said_insecure, p->u->insecure, v, "word on insecure");
+    if (r == 0) p->u->insecure = v;
+    return r;
+}
+
+static int set_prefix(struct parser *p, const char *value)
+{
+    if (strlen(value) >= REDIS_PREFIX_MAX || !is_printable(value))
+        return refuse(p, "the prefix must be up to 63 printable characters");
+    /* A hash tag would put every key into one slot. */
+    if (strpbrk(value, "{}")) return refuse(p, "the prefix must not contain braces");
+    return set_str(p, &p->u->prefix, value, "prefix");
+}
+
+static int set_parameter(struct parser *p, const char *name, const char *value)
+{
+    struct redis_url *u = p->u;
+    const struct {
+        const char *name;
+        const char **at;
+        const char *what;
+        bool tls_only;
+    } strings[] = {
+        {"user", &u->user, "user", false},
+        {"password", &u->password, "password", false},
+        {"sentinel_user", &u->sentinel_user, "sentinel user", false},
+        {"sentinel_password", &u->sentinel_password, "sentinel password", false},
+        {"ca", &u->ca, "CA file", true},
+        {"cert", &u->cert, "certificate file", true},
+        {"key", &u->key, "key file", true},
+    };
+    const struct {
+        const char *name;
+        int (*set)(struct parser *p, const char *value);
+        bool tls_only;
+    } others[] = {
+        {"db", set_db, false},
+        {"ttl", set_ttl, false},
+        {"connections", set_connections, false},
+        {"prefix", set_prefix, false},
+        {"insecure", set_insecure, true},
+    };
+    const char *no_tls = "ca, cert, key and insecure need a TLS scheme such as rediss://";
+    for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++) {
+        if (strcmp(name, strings[i].name) != 0) continue;
+        if (strings[i].tls_only && !p->scheme->tls) return refuse(p, no_tls);
+        if (!*value) return refuse(p, "a parameter without a value");
+        return set_str(p, strings[i].at, value, strings[i].what);
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (strcmp(name, others[i].name) != 0) continue;
+        if (others[i].tls_only && !p->scheme->tls) return refuse(p, no_tls);
+        return others[i].set(p, value);
+    }
+    return refuse(p, "a parameter that is not known");
+}
+
+static int parse_query(struct parser *p, struct text rest)
+{
+    while (rest.p) {
+        struct text one, name;
+        char *n, *v;
+        cut(&rest, '&', &one);
+        if (one.len == 0) continue;
+        cut(&one, '=', &name);
+        if (!one.p) return refuse(p, "a parameter without '='");
+        int r = decode(p, name, &n);
+        if (r == 0) r = decode(p, one, &v);
+        if (r == 0) r = set_parameter(p, n, v);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+/* [user][:password]; a password alone is what servers without users want. */
+static int parse_userinfo(struct parser *p, struct text rest)
+{
+    struct text name;
+    char *s;
+    cut(&rest, ':', &name);
+    if (!rest.p) return refuse(p, "a user without a password; ':' stands before a password");
+    int r = 0;
+    if (name.len > 0) {
+        r = decode(p, name, &s);
+        if (r == 0) r = set_str(p, &p->u->user, s, "user");
+    }
+    if (r == 0) r = decode(p, rest, &s);
+    if (r < 0) return r;
+    if (!*s) return refuse(p, "an empty password");
+    return set_str(p, &p->u->password, s, "password");
+}
+
+static int add_host(struct parser *p, const struct redis_addr *a)
+{
+    struct redis_url *u = p->u;
+    for (size_t i = 0; i < u->n_hosts; i++)
+        if (redis_addr_same(&u->host[i], a)) return 0;
+    if (u->n_hosts == REDIS_HOSTS_MAX) return refuse(p, "more than 64 hosts");
+    u->host[u->n_hosts++] = *a;
+    return 0;
+}
+
+/* host, host:port, [ipv6], [ipv6]:port */
+static int parse_host(struct parser *p, struct text t)
+{
+    struct redis_addr a = {.port = p->scheme->mode == REDIS_SENTINEL ? 26379 : 6379};
+    struct text host, port = t;
+    if (t.len > 0 && t.p[0] == '[') {
+        port = (struct text){t.p + 1, t.len - 1};
+        cut(&port, ']', &host);
+        if (!port.p) return refuse(p, "'[' without ']'");
+        if (port.len > 0 && port.p[0] != ':') return refuse(p, "']' must end the host");
+        port = port.len > 0 ? (struct text){port.p + 1, port.len - 1} : (struct text){NULL, 0};
+    } else {
+        cut(&port, ':', &host);
+        if (port.p && memchr(port.p, ':', port.len))
+            return refuse(p, "an IPv6 address must stand in brackets");
+    }
+    char *s;
+    int r = decode(p, host, &s);
+    if (r < 0) return r;
+    if (!*s || strlen(s) >= REDIS_HOST_MAX || !is_printable(s) || strpbrk(s, "/@[]"))
+        return refuse(p, "a host is missing or is not a name or an address");
+    memcpy(a.host, s, strlen(s) + 1);
+    if (port.p) {
+        int64_t v = 0;
+        r = decode(p, port, &s);
+        if (r < 0) return r;
+        if (opt_parse_int(s, &v) < 0 || v < 1 || v > 65535)
+            return refuse(p, "a port must be a number from 1 to 65535");
+        a.port = (uint16_t)v;
+    }
+    return add_host(p, &a);
+}
+
+static int parse_unix(struct parser *p, struct text rest)
+{
+    struct redis_addr a = {0};
+    char *s;
+    const char *slash = memchr(rest.p, '/', rest.len);
+    if (!slash) return refuse(p, "a unix socket needs a path, as in unix:///run/redis.sock");
+    struct text before = {rest.p, (size_t)(slash - rest.p)};
+    if (before.len > 0) {
+        if (before.p[before.len - 1] != '@')
+            return refuse(p, "a unix socket has no host: unix:///path");
+        before.len--;
+        int r = parse_userinfo(p, before);
+        if (r < 0) return r;
+    }
+    int r = decode(p, (struct text){slash, rest.len - (size_t)(slash - rest.p)}, &s);
+    if (r < 0) return r;
+    enum { SUN_PATH_MAX = 108 }; /* struct sockaddr_un, with the NUL */
+    if (strlen(s) >= SUN_PATH_MAX || strlen(s) < 2) return refuse(p, "no path of a unix socket");
+    memcpy(a.host, s, strlen(s) + 1);
+    return add_host(p, &a);
+}
+
+static int parse_hosts(struct parser *p, struct text rest)
+{
+    struct text one;
+    const char *at = rest.len ? memrchr(rest.p, '@', rest.len) : NULL;
+    if (at) {
+        struct text info = {rest.p, (size_t)(at - rest.p)};
+        int r = parse_userinfo(p, info);
+        if (r < 0) return r;
+        rest = (struct text){at + 1, rest.len - info.len - 1};
+    }
+    do {
+        cut(&rest, ',', &one);
+        int r = parse_host(p, one);
+        if (r < 0) return r;
+    } while (rest.p);
+    return 0;
+}
+
+static int parse_path(struct parser *p, struct text path)
+{
+    char *s;
+    int r = decode(p, path, &s);
+    if (r < 0) return r;
+    if (p->scheme->mode == REDIS_SENTINEL) {
+        if (!*s || !is_printable(s) || strchr(s, '/'))
+            return refuse(p, "behind the sentinels the master's name is wanted, as in /mymaster");
+        return set_str(p, &p->u->master, s, "master name");
+    }
+    return *s ? set_db(p, s) : 0;
+}
+
+static int parse_one(struct parser *p, const char *url)
+{
+    size_t len = strlen(url);
+    if (len > URL_BYTES_MAX) return refuse(p, "too long");
+    const char *sep = strstr(url, "://");
+    p->scheme = NULL;
+    for (size_t i = 0; sep && i < sizeof(schemes) / sizeof(schemes[0]); i++)
+        if (strlen(schemes[i].name) == (size_t)(sep - url) &&
+            strncmp(url, schemes[i].name, (size_t)(sep - url)) == 0)
+            p->scheme = &schemes[i];
+    if (!p->scheme)
+        return refuse(p, "begins with none of redis:// rediss:// redis-cluster:// rediss-cluster://"
+                         " redis-sentinel:// rediss-sentinel:// unix:// redis+unix://");
+    if (p->i > 0 && (p->u->mode != p->scheme->mode || p->u->tls != p->scheme->tls))
+        return refuse(p, "another scheme than the URLs before it");
+    p->u->mode = p->scheme->mode;
+    p->u->tls = p->scheme->tls;
+    struct text query = {sep + 3, len - (size_t)(sep + 3 - url)}, hosts, path;
+    if (memchr(query.p, '#', query.len)) return refuse(p, "'#' must be written %23");
+    cut(&query, '?', &hosts);
+    int r;
+    if (p->scheme->is_unix) {
+        r = parse_unix(p, hosts);
+    } else {
+        path = hosts;
+        cut(&path, '/', &hosts);
+        r = parse_hosts(p, hosts);
+        if (r == 0) r = parse_path(p, path);
+    }
+    return r < 0 ? r : parse_query(p, query);
+}
+
+/* What only all URLs together can tell. */
+static int check_all(const struct parser *p)
+{
+    const struct redis_url *u = p->u;
+    if (u->user && !u->password) return refuse(p, "a user without a password");
+    if (u->sentinel_user && !u->sentinel_password)
+        return refuse(p, "a sentinel user without a password");
+    if (u->mode != REDIS_SENTINEL && u->sentinel_password)
+        return refuse(p, "a sentinel password without redis-sentinel://");
+    if (!u->cert != !u->key) return refuse(p, "cert and key come together");
+    if (u->mode == REDIS_CLUSTER && u->db != 0) return refuse(p, "a cluster has database 0 only");
+    if (u->n_hosts > 1 && u->db != 0 && u->mode == REDIS_PLAIN)
+        return refuse(p, "several servers are a cluster, which has database 0 only");
+    for (size_t i = 0; u->n_hosts > 1 && i < u->n_hosts; i++)
+        if (redis_addr_is_unix(&u->host[i]))
+            return refuse(p, "a unix socket is one server and stands alone");
+    return 0;
+}
+
+int redis_url_parse(const char *const *urls, size_t n, struct redis_url *ret, struct err *err)
+{
+    ASSERT(urls || n == 0);
+    if (n == 0) return err_set(err, -EINVAL, "no Redis URL");
+    struct redis_url *u = mem_zalloc(sizeof(*u));
+    if (!u) return err_set(err, -ENOMEM, "no memory for a Redis URL");
+    arena_init(&u->arena);
+    struct parser p = {.u = u, .err = err};
+    int r = 0;
+    for (p.i = 0; r == 0 && p.i < n; p.i++)
+        r = parse_one(&p, urls[p.i]);
+    if (r == 0) {
+        p.i = n - 1;
+        r = check_all(&p);
+    }
+    if (r == 0)
+        *ret = *u;
+    else
+        redis_url_fini(u);
+    mem_free(u);
+    return r;
+}
+
+void redis_url_fini(struct redis_url *u)
+{
+    if (u) arena_fini(&u->arena);
+}
+
+bool redis_addr_same(const struct redis_addr *a, const struct redis_addr *b)
+{
+    return a->port == b->port && strcmp(a->host, b->host) == 0;
+}

@@ -1,0 +1,659 @@
+/* core: loads weights into the device, owns rope tables, the page pool and the sessions.
+ *
+ * The pool is one block of device memory (on the CPU touched as pages are used); page p holds
+ * KN_PAGE tokens of all layers of one sequence. Pages carry a reference count: a fork shares the
+ * full pages of its parent (they are never written again) and copies only the last, partly filled
+ * one. */
+#include "fusor/core/core_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- weights ---- */
+
+struct packer {
+    struct fus_core *c;
+    float *rows; /* slice buffer, 64-byte aligned */
+    size_t cap;  /* floats */
+    double done, total;
+    const struct fus_core_opts *o;
+};
+
+static void packed(struct packer *p, double n)
+{
+    p->done += n;
+    if (p->o->progress) p->o->progress(p->o->progress_ctx, p->done / p->total);
+}
+
+/* From row `at` of the matrix on. Random rows are made where they are needed. */
+static int pack_rows(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to, size_t at)
+{
+    const struct model *m = p->c->model;
+    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    const size_t step = p->cap / k ? p->cap / k : 1;
+    struct rng_field field;
+    if (model_random(m, w, layer, &field)) {
+        int r = kn_mat_random(to, at, rows, &field);
+        packed(p, (double)(rows * k));
+        return r;
+    }
+    for (size_t r0 = 0; r0 < rows; r0 += step) {
+        const size_t now = rows - r0 < step ? rows - r0 : step;
+        int r = model_rows(m, w, layer, r0, now, p->rows);
+        if (r == 0) r = kn_mat_fill(to, at + r0, now, p->rows);
+        if (r < 0) return r;
+        packed(p, (double)(now * k));
+    }
+    return 0;
+}
+
+/* The same as the file has them. */
+static int pack_codes(struct packer *p, enum model_w w, unsigned layer, struct kn_mat *to,
+                      size_t at)
+{
+    const struct model *m = p->c->model;
+    const size_t rows = model_w_rows(m, w), k = model_w_cols(m, w);
+    ASSERT(model_codes_room(k) <= p->cap * sizeof(*p->rows));
+    for (size_t i = 0; i < rows; i++) {
+        struct codes_row codes;
+        int r = model_codes(m, w, layer, i, p->rows, &codes);
+        if (r == 0) r = kn_mat_fill_codes(to, at + i, &codes);
+        if (r < 0) return r;
+    }
+    packed(p, (double)(rows * k));
+    return 0;
+}
+
+typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret);
+
+/* The rows of several weights, one below the other, into one matrix: in the file's form where the
+ * device keeps such. */
+static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
+                   unsigned layer, struct kn_mat **ret)
+{
+    enum { JOINED_MAX = 2 };
+    const struct model *m = p->c->model;
+    const size_t k = model_w_cols(m, w[0]);
+    struct kn_part part[JOINED_MAX];
+    size_t n = 0;
+    ASSERT(n_w <= JOINED_MAX);
+    for (size_t i = 0; i < n_w; i++) {
+        ASSERT(model_w_cols(m, w[i]) == k);
+        part[i] = (struct kn_part){model_w_rows(m, w[i]), model_form(m, w[i], layer)};
+        n += part[i].n;
+    }
+    int r = kn_mat_create_coded(p->c->dev, part, n_w, k, ret);
+    const bool coded = r == 0;
+    if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
+    for (size_t i = 0, at = 0; r == 0 && i < n_w; at += part[i++].n)
+        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, w[i], layer, *ret, at);
+    return r < 0 ? r : kn_mat_done(*ret);
+}
+
+static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
+                struct kn_mat **ret)
+{
+    return pack_as(p, kn_mat_create, w, n_w, layer, ret);
+}
+
+/* One or two vectors joined; absent ones leave *ret NULL. */
+static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer, float **ret)
+{
+    const struct model *m = p->c->model;
+    size_t n = 0;
+    if (!model_has(m, w[0], layer)) return 0;
+    for (size_t i = 0; i < n_w; i++) {
+        const size_t cols = model_w_cols(m, w[i]);
+        ASSERT(n + cols <= p->cap);
+        int r = model_rows(m, w[i], layer, 0, 1, p->rows + n);
+        if (r < 0) return r;
+        n += cols;
+    }
+    *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
+    return *ret ? kn_mem_write(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
+}
+
+#define W(...)                                                                                     \
+    (const enum model_w[])                                                                         \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+
+static int load_layer(struct packer *p, unsigned l)
+{
+    struct fus_layer *w = &p->c->layer[l];
+    int r = pack(p, W(MODEL_K, MODEL_V), 2, l, &w->kv);
+    if (r == 0) r = pack(p, W(MODEL_Q), 1, l, &w->q);
+    if (r == 0) r = pack(p, W(MODEL_O), 1, l, &w->o);
+    if (r == 0) r = pack(p, W(MODEL_GATE, MODEL_UP), 2, l, &w->gu);
+    if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
+    if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
+    if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
+    if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv_bias);
+    if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q_bias);
+    if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o_bias);
+    if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q_norm);
+    if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->k_norm);
+    if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
+    return r;
+}
+
+static double layer_params(const struct model_cfg *g)
+{
+    return (double)g->D * (2.0 * g->H * g->K + 2.0 * g->G * g->K + 3.0 * g->F);
+}
+
+static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
+{
+    struct packer p = {.c = c, .o = o};
+    size_t widest = c->cfg.D > c->cfg.F ? c->cfg.D : c->cfg.F;
+    if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
+    p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
+    p.total = layer_params(&c->cfg) * c->cfg.L +
+              (kn_dev_is_host(c->dev) ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
+    p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
+    c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
+    int r = p.rows && c->layer ? 0 : -ENOMEM;
+    for (unsigned l = 0; r == 0 && l < c->cfg.L; l++)
+        r = load_layer(&p, l);
+    if (r == 0) r = vectors(&p, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
+    if (r == 0 && !c->norm_out) r = -EBADMSG;
+    if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
+    if (r == 0 && !kn_dev_is_host(c->dev))
+        r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
+    mem_free(p.rows);
+    return r;
+}
+
+static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struct err *err)
+{
+    const struct model_cfg *g = &c->cfg;
+    const size_t HK = (size_t)g->H * g->K, GK = (size_t)g->G * g->K;
+    const struct kn_shape shapes[] = {
+        {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
+    struct kn_dev_opts o = *opts;
+    o.form = model_form(c->model, MODEL_GATE, 0);
+    /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
+    o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 0};
+    return kn_dev_create(&o, &c->dev, err);
+}
+
+/* ---- rope tables ---- */
+
+static int make_rope(struct fus_core *c)
+{
+    const size_t half = c->cfg.K / 2, n = (size_t)c->ctx_max * half;
+    float *freq = mem_alloc(half * sizeof(*freq));
+    float *tab = mem_alloc(2 * n * sizeof(*tab));
+    c->rope_tab = kn_mem_alloc(c->dev, KN_MEM_DEVICE, 2 * n * sizeof(*tab));
+    int r = freq && tab && c->rope_tab ? 0 : -ENOMEM;
+    if (r < 0) goto out;
+    float mscale = 1;
+    model_rope_freqs(&c->cfg, freq, &mscale);
+    for (size_t p = 0; p < c->ctx_max; p++)
+        for (size_t i = 0; i < half; i++) {
+            const double angle = (double)p * (double)freq[i];
+            tab[p * half + i] = (float)cos(angle);
+            tab[n + p * half + i] = (float)sin(angle);
+        }
+    r = kn_mem_write(c->dev, c->rope_tab, tab, 2 * n * sizeof(*tab));
+    c->rope = (struct kn_rope){.K = c->cfg.K,
+                               .n_rot = c->cfg.K,
+                               .cos = c->rope_tab,
+                               .sin = c->rope_tab + n,
+                               .pos_cap = c->ctx_max,
+                               .mscale = mscale};
+out:
+    mem_free(freq);
+    mem_free(tab);
+    return r;
+}
+
+/* ---- page pool ---- */
+
+uint32_t fus_pages_for(uint32_t n_tokens)
+{
+    return n_tokens / KN_PAGE + (n_tokens % KN_PAGE != 0);
+}
+
+/* What a prefill of the longest prompt needs beside pages and weights: rows of a step in all their
+ * forms, with a quarter more because scratch grows by so much, and the residual of all rows twice.
+ */
+static uint64_t work_bytes(const struct fus_core *c)
+{
+    const struct model_cfg *g = &c->cfg;
+    const uint64_t D = g->D, F = g->F, HK = (uint64_t)g->H * g->K, GK = (uint64_t)g->G * g->K;
+    uint64_t rows = fus_slice_rows(c, c->ctx_max) * 3 / 2;
+    if (rows > c->ctx_max) rows = c->ctx_max;
+    return rows * (12 * F + 12 * HK + 8 * GK + 4 * D) / 4 * 5 + (uint64_t)c->ctx_max * 8 * D;
+}
+
+/* Chosen: 7/8 of what is left, or what prefills leave of it. */
+static uint64_t auto_bytes(const struct fus_core *c)
+{
+    if (kn_dev_is_host(c->dev)) return 0;
+    const uint64_t free_bytes = kn_dev_memory(c->dev).free_bytes, work = work_bytes(c);
+    const uint64_t most = free_bytes / 8 * 7;
+    if (work >= free_bytes) return free_bytes / 8; /* long prompts will be told so */
+    return free_bytes - work < most ? free_bytes - work : most;
+}
+
+/* Room for three layers of the longest prompt on the device beside their pages (one that is read,
+ * one behind it, one that comes), 256 MiB at most (chosen: what does not fit comes later). */
+static int make_stage(struct fus_core *c)
+{
+    const size_t row = 2 * (size_t)c->cfg.G * c->cfg.K * kn_kv_value_bytes(c->dev);
+    const size_t want = 3 * row * c->ctx_max, most = 256u << 20;
+    return kn_stage_room(c->dev, want < most ? want : most);
+}
+
+static int make_pool(struct fus_core *c, uint64_t kv_bytes)
+{
+    const uint64_t page_bytes = c->page_bytes;
+    uint64_t want = kv_bytes == FUS_KV_AUTO ? auto_bytes(c) : kv_bytes;
+    if (want == 0) {
+        want = 8 * fus_pages_for(c->ctx_max) * page_bytes;
+        if (want > (uint64_t)2 << 30) want = (uint64_t)2 << 30;
+    }
+    const uint64_t n = want / page_bytes;
+    if (n == 0 || n > INT32_MAX) return n == 0 ? -ENOMEM : -ERANGE;
+    c->pool_bytes = n * page_bytes;
+    c->pool = kn_mem_alloc(c->dev, KN_MEM_DEVICE, c->pool_bytes);
+    if (!c->pool) return -ENOMEM;
+    c->free_page = mem_alloc(n * sizeof(*c->free_page));
+    c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
+    if (!c->free_page || !c->page_ref) return -ENOMEM;
+    int r = fus_share_create((uint32_t)n, &c->share);
+    if (r < 0) return r;
+    c->n_pages = c->n_free = (uint32_t)n;
+    for (uint32_t i = 0; i < c->n_pages; i++)
+        c->free_page[i] = (int32_t)(c->n_pages - 1 - i);
+    return 0;
+}
+
+static int32_t page_take(struct fus_core *c)
+{
+    ASSERT(c->n_free > 0);
+    if (c->lender.lend) (void)kn_settle(c->dev); /* a record that is being read may make way */
+    c->n_free--;
+    const int32_t id = c->lender.lend ? c->lender.lend(c->lender.ctx) : c->free_page[c->n_free];
+    ASSERT(c->page_ref[id] == 0);
+    c->page_ref[id] = 1;
+    if ((uint32_t)id >= c->n_touched) c->n_touched = (uint32_t)id + 1;
+    if (c->n_pages - c->n_free > c->used_max) c->used_max = c->n_pages - c->n_free;
+    return id;
+}
+
+/* Pages are taken from the first one on, and those given back before new ones. */
+bool fus_core_warm_page(struct fus_core *c)
+{
+    const uint64_t want = (uint64_t)c->used_max + c->session_max;
+    if (c->n_touched >= c->n_pages || c->n_touched >= want) return false;
+    if (!kn_dev_is_host(c->dev) || c->lender.lend) return false;
+    mem_touch(c->pool + (size_t)c->n_touched++ * c->page_bytes, c->page_bytes);
+    return true;
+}
+
+void fus_page_share(struct fus_core *c, int32_t page)
+{
+    ASSERT(c->page_ref[page] > 0 && c->page_ref[page] < UINT16_MAX);
+    c->page_ref[page]++;
+    c->n_doubled++;
+}
+
+/* Debug builds: whoever reads a page that is nobody's finds NaNs, not somebody else's KV. */
+static void page_spoil(struct fus_core *c, int32_t page)
+{
+#ifdef KV_DEBUG
+    if (kn_dev_is_host(c->dev)) memset(c->pool + page * c->page_bytes, 0xff, c->page_bytes);
+#endif
+}
+
+void fus_page_give(struct fus_core *c, int32_t page)
+{
+    ASSERT(c->page_ref[page] > 0);
+    if (--c->page_ref[page] > 0) {
+        c->n_doubled--;
+        return;
+    }
+    fus_share_forget(c->share, page);
+    page_spoil(c, page);
+    if (c->lender.lend)
+        c->lender.take_back(c->lender.ctx, page);
+    else
+        c->free_page[c->n_free] = page;
+    c->n_free++;
+}
+
+struct fus_pool fus_core_pool(const struct fus_core *c)
+{
+    return (struct fus_pool){c->pool, c->page_bytes, c->n_pages};
+}
+
+void fus_core_share_pool(struct fus_core *c, const struct fus_lender *l, uint32_t n_kept)
+{
+    ASSERT(c->n_free == c->n_pages && n_kept < c->n_pages);
+    c->lender = *l;
+    c->n_pages -= n_kept;
+    c->n_free = c->n_pages;
+}
+
+static void block_free(struct fus_core *c, struct fus_block *b)
+{
+    kn_mem_free(c->dev, b->device);
+    kn_mem_free(c->dev, b->shared);
+    *b = (struct fus_block){0};
+}
+
+int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_bytes,
+                        struct fus_block *ret)
+{
+    struct fus_block b = {NULL, NULL, device_bytes, shared_bytes};
+    const struct fus_block *s = &c->spare;
+    if (s->device && s->device_bytes >= device_bytes && s->shared_bytes >= shared_bytes) {
+        *ret = c->spare;
+        c->spare = (struct fus_block){0};
+        return 0;
+    }
+    b.device = kn_mem_alloc(c->dev, KN_MEM_DEVICE, device_bytes);
+    b.shared = kn_mem_alloc(c->dev, KN_MEM_SHARED, shared_bytes);
+    if (!b.device || !b.shared) {
+        block_free(c, &b);
+        return -ENOMEM;
+    }
+    *ret = b;
+    return 0;
+}
+
+void fus_core_give_block(struct fus_core *c, struct fus_block *b)
+{
+    if (b->device && b->device_bytes >= c->spare.device_bytes) {
+        block_free(c, &c->spare);
+        c->spare = *b;
+        *b = (struct fus_block){0};
+    }
+    block_free(c, b);
+}
+
+/* ---- core ---- */
+
+static int check_config(const struct model_cfg *g, struct err *err)
+{
+    if (g->L == 0 || g->D == 0 || g->H == 0 || g->G == 0 || g->K == 0 || g->F == 0 || g->V == 0)
+        return err_set(err, -EINVAL, "model has an empty dimension");
+    if (g->H % g->G != 0 || g->K % 2 != 0)
+        return err_set(err, -ENOTSUP, "model with %u heads, %u KV heads of %u is not supported",
+                       g->H, g->G, g->K);
+    if (g->embed_scale != 1 || g->residual_scale != 1 || g->logit_scale != 1)
+        return err_set(err, -ENOTSUP, "models with scaled embeddings or logits are not supported");
+    return 0;
+}
+
+int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct fus_core **ret,
+                    struct err *err)
+{
+    struct fus_core *c = mem_zalloc(sizeof(*c));
+    if (!c) return err_set(err, -ENOMEM, "out of memory");
+    c->model = m;
+    c->cfg = *model_config(m);
+    c->ctx_max = c->cfg.ctx_max;
+    if (o->ctx_max && o->ctx_max < c->ctx_max) c->ctx_max = o->ctx_max;
+    int r = check_config(&c->cfg, err);
+    if (r < 0) goto fail;
+    r = open_device(c, &o->dev, err);
+    if (r < 0) goto fail;
+    c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
+    c->page_stride = c->layer_stride * c->cfg.L;
+    if (!kn_dev_is_host(c->dev)) { /* whole 4 KiB, as records stand in shared pages */
+        const size_t unit = 4096 / kn_kv_value_bytes(c->dev);
+        c->page_stride = (c->page_stride + unit - 1) / unit * unit;
+    }
+    c->page_bytes = c->page_stride * kn_kv_value_bytes(c->dev);
+    r = make_rope(c);
+    if (r == 0) r = load_weights(c, o);
+    if (r < 0) {
+        (void)err_set(err, r, "loading the weights failed (%s)", err_name(r));
+        goto fail;
+    }
+    r = make_stage(c);
+    if (r == 0) r = make_pool(c, o->kv_bytes); /* last: it may take what is left */
+    if (r < 0) {
+        (void)err_set(err, r, "no memory for the KV pages of running sequences");
+        goto fail;
+    }
+    *ret = c;
+    return 0;
+fail:
+    fus_core_destroy(c);
+    return r;
+}
+
+static void layer_fini(struct kn_dev *d, struct fus_layer *w)
+{
+    struct kn_mat *const mats[] = {w->kv, w->q, w->o, w->gu, w->down};
+    float *const vecs[] = {w->norm_attn, w->norm_ffn, w->kv_bias, w->q_bias,
+                           w->o_bias,    w->q_norm,   w->k_norm};
+    for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++)
+        kn_mat_destroy(mats[i]);
+    for (size_t i = 0; i < sizeof(vecs) / sizeof(vecs[0]); i++)
+        kn_mem_free(d, vecs[i]);
+}
+
+void fus_core_destroy(struct fus_core *c)
+{
+    if (!c) return;
+    ASSERT(c->n_free == c->n_pages); /* a session outlived its core */
+    if (!c->dev) {
+        mem_free(c);
+        return;
+    }
+    for (unsigned l = 0; c->layer && l < c->cfg.L; l++)
+        layer_fini(c->dev, &c->layer[l]);
+    mem_free(c->layer);
+    kn_mat_destroy(c->lm_head);
+    kn_mem_free(c->dev, c->norm_out);
+    kn_mat_destroy(c->embed);
+    kn_mem_free(c->dev, c->rope_tab);
+    kn_mem_free(c->dev, c->pool);
+    mem_free(c->free_page);
+    mem_free(c->page_ref);
+    fus_share_destroy(c->share);
+    block_free(c, &c->spare);
+    fus_decode_fini(c);
+    kn_dev_destroy(c->dev);
+    mem_free(c);
+}
+
+const struct model_cfg *fus_core_config(const struct fus_core *c)
+{
+    return &c->cfg;
+}
+
+struct kn_dev *fus_core_dev(const struct fus_core *c)
+{
+    return c->dev;
+}
+
+unsigned fus_core_ctx_max(const struct fus_core *c)
+{
+    return c->ctx_max;
+}
+
+const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n)
+{
+    return kn_dev_rates(c->dev, ret_n);
+}
+
+double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
+{
+    struct kn_mat **w = mem_alloc(5 * (size_t)c->cfg.L * sizeof(struct kn_mat *));
+    size_t n = 0;
+    if (!w) return 0;
+    for (unsigned l = 0; l < c->cfg.L; l++) {
+        w[n++] = c->layer[l].kv;
+        w[n++] = c->layer[l].q;
+        w[n++] = c->layer[l].o;
+        w[n++] = c->layer[l].gu;
+        w[n++] = c->layer[l].down;
+    }
+    const double rate = kn_dev_gemm_gflops(c->dev, w, n, rows);
+    mem_free(w);
+    return rate;
+}
+
+double fus_core_linear_params(const struct fus_core *c)
+{
+    return layer_params(&c->cfg) * c->cfg.L;
+}
+
+uint32_t fus_core_kv_tokens_free(const struct fus_core *c)
+{
+    return c->n_free * KN_PAGE;
+}
+
+uint32_t fus_core_kv_tokens_shared(const struct fus_core *c)
+{
+    return c->n_doubled * KN_PAGE;
+}
+
+/* ---- sessions ---- */
+
+static void session_free(struct fus_session *s)
+{
+    if (s->page_dev != s->page) kn_mem_free(s->core->dev, s->page_dev);
+    mem_free(s->page);
+    mem_free(s);
+}
+
+static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
+{
+    if (cap_tokens == 0) return -EINVAL;
+    if (cap_tokens > c->ctx_max) return -ERANGE;
+    struct fus_session *s = mem_zalloc(sizeof(*s));
+    if (!s) return -ENOMEM;
+    s->core = c;
+    s->cap_tokens = cap_tokens;
+    s->n_pages = fus_pages_for(cap_tokens);
+    s->page = mem_alloc(s->n_pages * sizeof(*s->page));
+    s->page_dev = s->page;
+    if (!kn_dev_is_host(c->dev))
+        s->page_dev = kn_mem_alloc(c->dev, KN_MEM_DEVICE, s->n_pages * sizeof(*s->page));
+    if (!s->page || !s->page_dev) {
+        session_free(s);
+        return -ENOMEM;
+    }
+    *ret = s;
+    return 0;
+}
+
+/* The device's copy of the page table follows. */
+int fus_session_pages_changed(struct fus_session *s)
+{
+    if (s->page_dev == s->page) return 0;
+    return kn_mem_write(s->core->dev, s->page_dev, s->page, s->n_pages * sizeof(*s->page));
+}
+
+int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)
+{
+    struct fus_session *s = NULL;
+    if (cap_tokens <= c->ctx_max && fus_pages_for(cap_tokens) > c->n_free) return -ENOMEM;
+    int r = session_alloc(c, cap_tokens, &s);
+    if (r < 0) return r;
+    for (uint32_t i = 0; i < s->n_pages; i++)
+        s->page[i] = page_take(c);
+    if (s->n_pages > c->session_max) c->session_max = s->n_pages;
+    r = fus_session_pages_changed(s);
+    if (r < 0)
+        fus_session_destroy(s);
+    else
+        *ret = s;
+    return r;
+}
+
+void fus_session_destroy(struct fus_session *s)
+{
+    if (!s) return;
+    for (uint32_t i = 0; i < s->n_pages; i++)
+        fus_page_give(s->core, s->page[i]);
+    session_free(s);
+}
+
+uint32_t fus_session_len(const struct fus_session *s)
+{
+    return s->len;
+}
+
+struct kn_kv fus_pool_kv(const struct fus_core *c)
+{
+    return (struct kn_kv){.base = c->pool,
+                          .page_stride = c->page_stride,
+                          .layer_stride = c->layer_stride,
+                          .G = c->cfg.G,
+                          .K = c->cfg.K};
+}
+
+struct kn_kv fus_session_kv(const struct fus_session *s)
+{
+    struct kn_kv kv = fus_pool_kv(s->core);
+    kv.pages = s->page_dev;
+    kv.n_pages = s->n_pages;
+    return kv;
+}
+
+static int page_copy(struct fus_core *c, int32_t to, int32_t from)
+{
+    return kn_mem_copy(c->dev, c->pool + (size_t)to * c->page_bytes,
+                       c->pool + (size_t)from * c->page_bytes, c->page_bytes);
+}
+
+int fus_session_own(struct fus_session *s, uint32_t from)
+{
+    struct fus_core *c = s->core;
+    bool changed = false;
+    int r = 0;
+    for (uint32_t i = from / KN_PAGE; i < s->n_pages; i++) {
+        const int32_t old = s->page[i];
+        if (c->page_ref[old] == 1) {
+            fus_share_forget(c->share, old);
+            continue;
+        }
+        if (c->n_free == 0) return -ENOMEM;
+        s->page[i] = page_take(c);
+        if (i * KN_PAGE < s->len && r == 0) r = page_copy(c, s->page[i], old);
+        fus_page_give(c, old);
+        changed = true;
+    }
+    if (changed && r == 0) r = fus_session_pages_changed(s);
+    return r;
+}
+
+int fus_session_fork(struct fus_session *s, uint32_t cap_tokens, struct fus_session **ret)
+{
+    struct fus_core *c = s->core;
+    struct fus_session *f = NULL;
+    if (cap_tokens < s->len) return -EINVAL;
+    const uint32_t shared = s->len / KN_PAGE; /* full pages, never written again */
+    if (cap_tokens <= c->ctx_max && fus_pages_for(cap_tokens) - shared > c->n_free) return -ENOMEM;
+    int r = session_alloc(c, cap_tokens, &f);
+    if (r < 0) return r;
+    for (uint32_t i = 0; i < f->n_pages; i++) {
+        if (i < shared) {
+            f->page[i] = s->page[i];
+            fus_page_share(c, f->page[i]);
+        } else {
+            f->page[i] = page_take(c);
+        }
+    }
+    f->len = s->len;
+    if (s->len % KN_PAGE) r = page_copy(c, f->page[shared], s->page[shared]);
+    if (r == 0) r = fus_session_pages_changed(f);
+    if (r < 0)
+        fus_session_destroy(f);
+    else
+        *ret = f;
+    return r;
+}

@@ -1,0 +1,980 @@
+/* engine: one thread that owns the core and everything that runs on it.
+ *
+ * A turn of the thread does one unit of work: start the oldest waiting request when its KV fits,
+ * one prefill step, one build step, or one decode step of all running choices. While streams run,
+ * the others come between two decode steps as far as pace.h lets them; while a prefill waits for
+ * stored KV to arrive, decode and urgent builds have all of the time. Only one prefill runs at a
+ * time: two at once would both be late. KV is reserved whole at the start (prompt, all new tokens,
+ * all choices), so a running request never runs out; one that does not fit now waits and everything
+ * behind it with it (no starving of the big). Lock: `m` guards the queues and what other threads
+ * read; callbacks run without it. */
+#include "fusor/core/engine.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "fusor/core/core_int.h"
+#include "fusor/core/pace.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+/* chosen: well below a layer's compute, and 4000 wake-ups a second of one thread are nothing. */
+enum { WAIT_SLICE_NS = 250000 };
+
+struct choice {
+    struct fus_session *s;
+    struct fus_sampler *sampler;
+    int32_t last; /* token to decode next */
+    uint32_t n_new;
+    bool live;
+};
+
+struct fus_job {
+    struct fus_request req; /* with copies of all arrays but tok */
+    struct fus_range *range;
+    struct fus_capture *capture;
+    int32_t *stop;
+    int32_t *banned; /* EOG and stop ids, for min_new */
+    size_t n_banned;
+    atomic_bool cancel;
+    bool planned; /* sources and sinks went to the prefill */
+    uint64_t submit_ns, due_ns, start_ns;
+    uint64_t worked_ns; /* by the engine for its prefill, up to the unit under way */
+    struct fus_prefill *prefill;
+    struct choice *choice;
+    unsigned n_live;
+    struct fus_job *next;
+};
+
+struct build_job {
+    struct fus_build b;
+    struct build_job *next;
+};
+
+struct fus_engine {
+    struct fus_core *core;
+    struct fus_engine_opts o;
+    pthread_t thread;
+    pthread_mutex_t m;
+    pthread_cond_t wake;
+    /* guarded by m */
+    struct fus_job *waiting;  /* by due_ns */
+    struct build_job *builds; /* urgent ones first */
+    unsigned n_builds;
+    bool stop;
+    const void *build_ctx;   /* of the build under way */
+    bool build_urgent;       /* it is */
+    struct fus_job *current; /* == prefilling, for fus_engine_destroy() */
+    struct fus_engine_stats stats;
+    /* engine thread only */
+    struct fus_job *prefilling;
+    struct fus_job *running; /* decoding */
+    unsigned n_choices;      /* live choices of `running` */
+    uint32_t reserved;       /* pages kept for the forks of `prefilling` */
+    struct build_job *building;
+    struct fus_session *build_session;
+    struct fus_prefill *build_prefill;
+    bool build_turn; /* urgent builds take turns with prefill steps */
+    struct fus_pace pace;
+    uint64_t free_ns;      /* when the last unit ended, or there was something to do again */
+    float *logits;         /* [max_running, V] */
+    struct choice **batch; /* [max_running], with the job of each: */
+    struct fus_job **batch_job;
+    struct fus_session **batch_s;
+    int32_t *batch_tok, *batch_next; /* the last tokens, and those that are drawn behind them */
+    struct kn_draw *batch_draw;
+    struct fus_edits *batch_edits;
+    bool *batch_wants; /* logits: they are looked at, and its token is not drawn */
+    atomic_bool build_cancel;
+    atomic_bool idle_cancel; /* of an idle plan: a request has come */
+};
+
+/* ---- jobs ---- */
+
+static void job_free(struct fus_job *j)
+{
+    for (unsigned i = 0; j->choice && i < j->req.n_choices; i++) {
+        fus_session_destroy(j->choice[i].s);
+        fus_sampler_destroy(j->choice[i].sampler);
+    }
+    mem_free(j->choice);
+    mem_free(j->range);
+    mem_free(j->capture);
+    mem_free(j->stop);
+    mem_free(j->banned);
+    mem_free(j);
+}
+
+static void *copy_of(const void *p, size_t n, size_t size)
+{
+    void *c = mem_alloc(n * size + 1);
+    if (c && n) memcpy(c, p, n * size);
+    return c;
+}
+
+static int job_create(const struct fus_engine *e, const struct fus_request *r, struct fus_job **ret)
+{
+    struct fus_job *j = mem_zalloc(sizeof(*j));
+    if (!j) return -ENOMEM;
+    j->req = *r;
+    j->choice = mem_zalloc(r->n_choices * sizeof(*j->choice));
+    j->range = copy_of(r->plan.range, r->plan.n_range, sizeof(*j->range));
+    j->capture = copy_of(r->plan.capture, r->plan.n_capture, sizeof(*j->capture));
+    j->stop = copy_of(r->stop_ids, r->n_stop_ids, sizeof(*j->stop));
+    int err = j->choice && j->range && j->capture && j->stop ? 0 : -ENOMEM;
+    for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
+        struct fus_sampling p = r->sampling;
+        p.seed += i;
+        err = fus_sampler_create(&p, fus_core_config(e->core)->V, &j->choice[i].sampler);
+    }
+    if (err < 0) {
+        job_free(j);
+        return err;
+    }
+    j->req.plan.range = j->range;
+    j->req.plan.capture = j->capture;
+    j->req.plan.cancel = &j->cancel;
+    j->req.stop_ids = j->stop;
+    j->submit_ns = clock_ns();
+    j->due_ns = j->submit_ns + (r->due_ms > 0 ? (uint64_t)(r->due_ms * 1e6) : 0);
+    *ret = j;
+    return 0;
+}
+
+/* A request that never got as far as a prefill still holds what came with its plan. */
+static void drop_plan(struct fus_job *j, int status)
+{
+    const struct fus_plan *p = &j->req.plan;
+    if (j->planned) return;
+    j->planned = true;
+    for (size_t i = 0; i < p->n_range; i++)
+        if (p->range[i].src.ops) p->range[i].src.ops->release(p->range[i].src.ctx);
+    for (size_t i = 0; i < p->n_capture; i++)
+        if (p->capture[i].sink.ops) p->capture[i].sink.ops->done(p->capture[i].sink.ctx, status);
+}
+
+static void job_end(struct fus_job *j, enum fus_finish finish, int status)
+{
+    drop_plan(j, status < 0 ? status : -ECANCELED);
+    fus_prefill_end(j->prefill);
+    j->prefill = NULL;
+    const struct fus_event_done d = {.finish = finish, .status = status};
+    if (j->req.ops->on_done) j->req.ops->on_done(j->req.ctx, &d);
+    job_free(j);
+}
+
+static void job_fail(struct fus_job *j, int status)
+{
+    const bool cancelled = status == -ECANCELED;
+    job_end(j, cancelled ? FUS_CANCELLED : FUS_FAILED, cancelled ? 0 : status);
+}
+
+/* ---- tokens ---- */
+
+static bool ends_choice(const struct fus_job *j, int32_t id)
+{
+    const struct fus_request *r = &j->req;
+    for (size_t i = 0; i < r->n_stop_ids; i++)
+        if (r->stop_ids[i] == id) return true;
+    return !r->ignore_eos && r->is_eog && r->is_eog(r->ctx, id);
+}
+
+/* The ids that min_new keeps away. */
+static int find_banned(const struct fus_engine *e, struct fus_job *j)
+{
+    const unsigned V = fus_core_config(e->core)->V;
+    if (j->req.min_new == 0) return 0;
+    size_t n = 0;
+    for (unsigned i = 0; i < V; i++)
+        n += ends_choice(j, (int32_t)i);
+    j->banned = mem_alloc((n + 1) * sizeof(*j->banned));
+    if (!j->banned) return -ENOMEM;
+    for (unsigned i = 0; i < V; i++)
+        if (ends_choice(j, (int32_t)i)) j->banned[j->n_banned++] = (int32_t)i;
+    return 0;
+}
+
+static void end_choice(struct fus_engine *e, struct fus_job *j, struct choice *c, enum fus_finish f)
+{
+    c->live = false;
+    j->n_live--;
+    e->n_choices--;
+    fus_session_destroy(c->s);
+    c->s = NULL;
+    if (j->req.ops->on_choice) j->req.ops->on_choice(j->req.ctx, (unsigned)(c - j->choice), f);
+}
+
+/* Ids that have no chance as the next token. */
+static size_t n_banned_now(const struct fus_job *j, const struct choice *c)
+{
+    return c->n_new < j->req.min_new ? j->n_banned : 0;
+}
+
+/* Does the next token of this choice take more than to draw it? */
+static bool wants_logits(const struct fus_job *j, const struct choice *c)
+{
+    const struct fus_request_ops *ops = j->req.ops;
+    const unsigned choice = (unsigned)(c - j->choice);
+    if (ops->on_logits && (!ops->looks || ops->looks(j->req.ctx, choice))) return true;
+    size_t n_edits;
+    (void)fus_sampler_edits(c->sampler, &n_edits);
+    return n_banned_now(j, c) > 0 || fus_sampler_looks(c->sampler) || n_edits > FUS_EDITS_MAX;
+}
+
+/* Sample from logits (overwritten). */
+static int pick_token(struct fus_job *j, struct choice *c, float *logits, struct fus_picked *ret)
+{
+    const struct fus_request_ops *ops = j->req.ops;
+    if (ops->on_logits) ops->on_logits(j->req.ctx, (unsigned)(c - j->choice), logits);
+    return fus_sampler_pick(c->sampler, logits, j->banned, n_banned_now(j, c), ret);
+}
+
+/* Deliver a token: one sampled from logits, or (NULL) that which was drawn. 0 or <0; *ret_last is
+ * the finish of a choice that ended. */
+static int take_token(struct fus_engine *e, struct fus_job *j, struct choice *c, float *logits,
+                      int32_t drawn, enum fus_finish *ret_last)
+{
+    struct fus_event_token t = {.choice = (unsigned)(c - j->choice), .picked = {.id = drawn}};
+    int r = logits ? pick_token(j, c, logits, &t.picked) : drawn < 0 ? -EBADMSG : 0;
+    if (r < 0) return r;
+    c->last = t.picked.id;
+    c->n_new++;
+    fus_sampler_see(c->sampler, c->last, false);
+    t.end = ends_choice(j, c->last);
+    const int stop = j->req.ops->on_token ? j->req.ops->on_token(j->req.ctx, &t) : 0;
+    if (!t.end && stop != 1 && c->n_new < j->req.max_new) return 0;
+    *ret_last = t.end || stop == 1 ? FUS_STOP : FUS_LENGTH;
+    end_choice(e, j, c, *ret_last);
+    return 0;
+}
+
+/* ---- units ---- */
+
+struct unit {
+    struct fus_engine_unit u;
+    struct fus_step step;
+    uint64_t t0;
+};
+
+static const struct fus_step step_begin = {FUS_STEP_BEGIN, 1, .whole = true, .row = 1};
+
+/* May this step run now? If not, a decode step goes first. */
+static bool unit_begin(const struct fus_engine *e, enum fus_work work, const struct fus_step *s,
+                       struct unit *ret)
+{
+    const uint64_t now = clock_ns();
+    struct unit u = {.step = *s, .t0 = now, .u = {.work = work, .kind = s->kind, .rows = s->rows}};
+    u.step.whole |= !kn_gemm_invariant(fus_core_dev(e->core)); /* no bit may depend on time */
+    u.u.streams = e->running != NULL;
+    u.u.first = e->pace.n_since == 0;
+    if (u.u.streams) {
+        u.u.rows = fus_pace_rows(&e->pace, &u.step, now);
+        u.u.left_ns = fus_pace_left_ns(&e->pace, now);
+    }
+    u.u.predicted_ns = fus_pace_predict_ns(&e->pace, &u.step, u.u.rows);
+    *ret = u;
+    return u.u.rows > 0;
+}
+
+static void unit_end(struct fus_engine *e, struct unit *u)
+{
+    const uint64_t now = clock_ns();
+    u->u.took_ns = now - u->t0;
+    u->u.spent_ns = now - e->free_ns;
+    e->free_ns = now;
+    if (u->u.work == FUS_WORK_DECODE)
+        fus_pace_decoded(&e->pace, now, u->u.took_ns);
+    else
+        fus_pace_ran(&e->pace, &u->step, u->u.rows, u->u.took_ns);
+    if (e->o.on_unit) e->o.on_unit(e->o.unit_ctx, &u->u);
+}
+
+/* ---- starting a request ---- */
+
+static uint32_t fork_pages(const struct fus_job *j, uint32_t cap)
+{
+    return (j->req.n_choices - 1) * (fus_pages_for(cap) - j->req.plan.n_tok / KN_PAGE);
+}
+
+/* The owner's last word on the plan; when it fails it has cleaned up what it added. */
+static int make_plan(struct fus_job *j)
+{
+    struct fus_request *r = &j->req;
+    const struct fus_plan before = r->plan;
+    const int err = r->ops->on_plan ? r->ops->on_plan(r->ctx, &r->plan) : 0;
+    if (err < 0) r->plan = before;
+    r->plan.cancel = &j->cancel;
+    return err < 0 ? err : 0;
+}
+
+/* Does it wait for builds, and do they get on? Building its chunks takes no longer than computing
+ * them in its own prefill would, and whoever comes next has them as well. */
+static bool waits_for_builds(struct fus_engine *e, const struct fus_job *j)
+{
+    pthread_mutex_lock(&e->m);
+    const struct build_job *b = e->builds;
+    bool on = e->building ? e->build_urgent
+                          : b && b->b.urgent && fus_pages_for(b->b.n + 1) <= e->core->n_free;
+    pthread_mutex_unlock(&e->m);
+    return on && j->req.ops->waits && j->req.ops->waits(j->req.ctx);
+}
+
+/* 1 started or ended, 0 must wait. */
+static int try_start(struct fus_engine *e, struct fus_job *j)
+{
+    const unsigned ctx_max = fus_core_ctx_max(e->core);
+    struct fus_request *r = &j->req;
+    int err = 0;
+    if (r->plan.n_tok == 0) err = -EINVAL;
+    if (r->plan.n_tok > ctx_max || (r->plan.n_tok == ctx_max && r->max_new > 0)) err = -ERANGE;
+    if (err < 0) {
+        job_fail(j, err);
+        return 1;
+    }
+    if (r->max_new > ctx_max - r->plan.n_tok) r->max_new = ctx_max - r->plan.n_tok;
+    const uint32_t cap = r->plan.n_tok + r->max_new;
+    const uint32_t need = fus_pages_for(cap) + fork_pages(j, cap);
+    if (need > e->core->n_pages) {
+        job_fail(j, -ENOMEM);
+        return 1;
+    }
+    if (e->n_choices + r->n_choices > e->o.max_running || need > e->core->n_free) {
+        if (e->running || e->building) return 0; /* their pages will come back */
+        job_fail(j, -ENOMEM);                    /* somebody outside the engine holds the pages */
+        return 1;
+    }
+    if (waits_for_builds(e, j)) return 0;
+    j->start_ns = clock_ns();
+    err = fus_session_create(e->core, cap, &j->choice[0].s);
+    if (err == 0) err = find_banned(e, j);
+    if (err == 0) err = make_plan(j);
+    if (err == 0) err = fus_prefill_begin(j->choice[0].s, &r->plan, &j->prefill);
+    if (err < 0) {
+        job_fail(j, err);
+        return 1;
+    }
+    j->planned = true;
+    e->prefilling = j;
+    e->reserved = fork_pages(j, cap);
+    return 1;
+}
+
+/* By due time; `back`: it was there before, and goes before others of the same time. Under m. */
+static void enqueue(struct fus_engine *e, struct fus_job *j, bool back)
+{
+    struct fus_job **at = &e->waiting;
+    while (*at && ((*at)->due_ns < j->due_ns || (!back && (*at)->due_ns == j->due_ns)))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+    e->stats.n_waiting++;
+}
+
+/* Take the request that was due first off the queue. false: there is none, or not yet. */
+static bool start_next(struct fus_engine *e)
+{
+    struct unit u;
+    pthread_mutex_lock(&e->m);
+    struct fus_job *j = e->waiting;
+    if (j && !unit_begin(e, FUS_WORK_PREFILL, &step_begin, &u)) j = NULL;
+    if (j) {
+        e->waiting = j->next;
+        e->stats.n_waiting--;
+    }
+    e->current = j;
+    pthread_mutex_unlock(&e->m);
+    if (!j) return false;
+    const int started = try_start(e, j); /* may have freed j */
+    pthread_mutex_lock(&e->m);
+    if (!e->prefilling) e->current = NULL;
+    if (!started) enqueue(e, j, true);
+    pthread_mutex_unlock(&e->m);
+    if (started) unit_end(e, &u);
+    if (e->prefilling) e->prefilling->worked_ns = u.u.spent_ns;
+    return started;
+}
+
+/* ---- prefill and decode ---- */
+
+static void prefill_left(struct fus_engine *e)
+{
+    pthread_mutex_lock(&e->m);
+    e->current = NULL;
+    pthread_mutex_unlock(&e->m);
+    e->prefilling = NULL;
+    e->reserved = 0;
+}
+
+/* First tokens of all choices. 0, or <0 when the request failed. */
+static int first_tokens(struct fus_engine *e, struct fus_job *j, enum fus_finish *last)
+{
+    const struct fus_request *r = &j->req;
+    const unsigned V = fus_core_config(e->core)->V;
+    size_t rows = 0;
+    const float *logits = fus_prefill_logits(j->prefill, &rows);
+    struct fus_report report;
+    fus_prefill_report(j->prefill, &report);
+    const uint64_t now = clock_ns();
+    const struct fus_times ms = {.queue = (double)(j->start_ns - j->submit_ns) / 1e6,
+                                 .prefill = (double)(now - j->start_ns) / 1e6,
+                                 .engine = (double)(j->worked_ns + now - e->free_ns) / 1e6};
+    if (r->ops->on_first) r->ops->on_first(r->ctx, &report, &ms);
+    int err = 0;
+    for (unsigned i = 1; err == 0 && i < r->n_choices; i++)
+        err = fus_session_fork(j->choice[0].s, r->plan.n_tok + r->max_new, &j->choice[i].s);
+    if (err < 0) return err;
+    for (unsigned i = 0; i < r->n_choices; i++) {
+        j->choice[i].live = true;
+        j->n_live++;
+        e->n_choices++;
+    }
+    for (unsigned i = 0; err == 0 && i < r->n_choices; i++) {
+        struct choice *c = &j->choice[i];
+        if (r->max_new == 0) {
+            *last = FUS_LENGTH;
+            end_choice(e, j, c, FUS_LENGTH);
+            continue;
+        }
+        for (uint32_t t = 0; t < r->plan.n_tok; t++)
+            fus_sampler_see(c->sampler, r->plan.tok[t], true);
+        memcpy(e->logits, logits + (rows - 1) * V, V * sizeof(*logits));
+        err = take_token(e, j, c, e->logits, -1, last);
+    }
+    return err;
+}
+
+static void leave_decode(struct fus_engine *e, const struct fus_job *j)
+{
+    e->n_choices -= j->n_live;
+}
+
+/* A step of a prefill or build, as far as streams allow: 1 more to do, 0 done, <0 failed. */
+static int paced_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
+{
+    const bool may_cut = kn_gemm_invariant(fus_core_dev(e->core));
+    fus_prefill_pace(f, !may_cut ? 0 : u->u.streams ? u->u.rows : SIZE_MAX);
+    return fus_prefill_step(f);
+}
+
+/* false: not yet. */
+static bool prefill_step(struct fus_engine *e)
+{
+    struct fus_job *j = e->prefilling;
+    enum fus_finish last = FUS_LENGTH;
+    struct fus_step next;
+    struct unit u;
+    fus_prefill_next(j->prefill, &next);
+    if (!unit_begin(e, FUS_WORK_PREFILL, &next, &u)) return false;
+    int r = paced_step(e, &u, j->prefill);
+    if (r == 0) r = first_tokens(e, j, &last);
+    unit_end(e, &u);
+    if (r == 1) {
+        j->worked_ns += u.u.spent_ns;
+        return true;
+    }
+    prefill_left(e);
+    if (r < 0) {
+        leave_decode(e, j);
+        job_fail(j, r);
+        return true;
+    }
+    fus_prefill_end(j->prefill);
+    j->prefill = NULL;
+    if (j->n_live == 0) {
+        job_end(j, last, 0);
+        return true;
+    }
+    j->next = e->running;
+    e->running = j;
+    return true;
+}
+
+/* The batch of all live choices; there are never more than max_running. */
+static size_t gather_batch(struct fus_engine *e)
+{
+    size_t n = 0;
+    for (struct fus_job *j = e->running; j; j = j->next)
+        for (unsigned i = 0; i < j->req.n_choices; i++) {
+            struct choice *c = &j->choice[i];
+            if (!c->live) continue;
+            ASSERT(n < e->o.max_running);
+            e->batch[n] = c;
+            e->batch_job[n] = j;
+            e->batch_s[n] = c->s;
+            e->batch_wants[n] = wants_logits(j, c);
+            e->batch_draw[n] = (struct kn_draw){0};
+            e->batch_edits[n] = (struct fus_edits){0};
+            if (!e->batch_wants[n]) {
+                e->batch_draw[n] = fus_sampler_draw(c->sampler);
+                e->batch_edits[n].at = fus_sampler_edits(c->sampler, &e->batch_edits[n].n);
+            }
+            e->batch_tok[n++] = c->last;
+        }
+    return n;
+}
+
+static void unlink_running(struct fus_engine *e, const struct fus_job *j)
+{
+    struct fus_job **at = &e->running;
+    while (*at != j)
+        at = &(*at)->next;
+    *at = j->next;
+}
+
+static void fail_running(struct fus_engine *e, struct fus_job *j, int status)
+{
+    unlink_running(e, j);
+    leave_decode(e, j);
+    job_fail(j, status);
+}
+
+static void decode_step(struct fus_engine *e)
+{
+    const size_t n = gather_batch(e), V = fus_core_config(e->core)->V;
+    struct unit u = {.u = {.work = FUS_WORK_DECODE, .rows = n, .streams = true}, .t0 = clock_ns()};
+    bool edits = false;
+    for (size_t i = 0; i < n; i++)
+        edits |= e->batch_edits[i].n > 0;
+    const struct fus_next next = {e->batch_draw, edits ? e->batch_edits : NULL, e->batch_wants,
+                                  e->logits, e->batch_next};
+    int r = fus_decode_some(e->core, e->batch_s, e->batch_tok, n, NULL, &next);
+    for (size_t i = 0; i < n;) {
+        struct fus_job *j = e->batch_job[i];
+        enum fus_finish last = FUS_LENGTH;
+        int err = r;
+        for (; i < n && e->batch_job[i] == j; i++)
+            if (err == 0 && !atomic_load(&j->cancel))
+                err = take_token(e, j, e->batch[i], e->batch_wants[i] ? e->logits + i * V : NULL,
+                                 e->batch_next[i], &last);
+        if (err < 0) {
+            fail_running(e, j, err);
+        } else if (j->n_live == 0) {
+            unlink_running(e, j);
+            job_end(j, last, 0);
+        }
+    }
+    unit_end(e, &u);
+}
+
+/* ---- builds ---- */
+
+static void build_end(struct fus_engine *e, int status)
+{
+    struct build_job *b = e->building;
+    fus_prefill_end(e->build_prefill); /* aborts the sink when it is not complete */
+    fus_session_destroy(e->build_session);
+    e->build_prefill = NULL;
+    e->build_session = NULL;
+    e->building = NULL;
+    pthread_mutex_lock(&e->m);
+    e->build_ctx = NULL; /* it may be gone once on_end has run */
+    e->build_urgent = false;
+    pthread_mutex_unlock(&e->m);
+    if (b->b.on_end) b->b.on_end(b->b.ctx, status);
+    mem_free(b->b.tok);
+    mem_free(b);
+    pthread_mutex_lock(&e->m);
+    e->stats.n_builds--;
+    pthread_mutex_unlock(&e->m);
+}
+
+/* 0 begun, 1 skipped, <0 failed. */
+static int build_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct kv_sink sink = {0};
+    int r = b->b.on_build(b->b.ctx, &sink);
+    if (r <= 0) return r == 0 ? 1 : r;
+    r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
+                        &e->build_cancel, &e->build_prefill);
+    if (r < 0) sink.ops->done(sink.ctx, r);
+    return r;
+}
+
+static int sense_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct fus_sense p = {.sink_token = b->b.sink_token, .cancel = &e->build_cancel};
+    int r = b->b.on_sense(b->b.ctx, &p);
+    if (r <= 0) return r == 0 ? 1 : r;
+    r = fus_sense_begin(e->build_session, &p, &e->build_prefill);
+    if (r == 0) return 0;
+    p.src.ops->release(p.src.ctx);
+    if (p.before_src.ops) p.before_src.ops->release(p.before_src.ctx);
+    return r;
+}
+
+static int idle_begin(struct fus_engine *e, struct build_job *b)
+{
+    struct fus_plan p = {.cancel = &e->idle_cancel};
+    int r = b->b.on_plan(b->b.ctx, &p);
+    if (r <= 0) return r == 0 ? 1 : r;
+    ASSERT(p.n_tok <= b->b.n && p.n_capture == 0);
+    r = fus_prefill_begin(e->build_session, &p, &e->build_prefill);
+    for (size_t i = 0; r < 0 && i < p.n_range; i++)
+        if (p.range[i].src.ops) p.range[i].src.ops->release(p.range[i].src.ctx);
+    return r;
+}
+
+static int begin(struct fus_engine *e, struct build_job *b)
+{
+    if (b->b.on_plan) return idle_begin(e, b);
+    return b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
+}
+
+/* 1 started or ended, 0 must wait for pages, for requests to be gone, or for a decode step. */
+static int build_start(struct fus_engine *e)
+{
+    const bool alone = !e->prefilling && !e->running;
+    struct unit u;
+    pthread_mutex_lock(&e->m);
+    struct build_job *b = e->builds;
+    if ((b->b.on_plan && e->waiting) || !unit_begin(e, FUS_WORK_BUILD, &step_begin, &u)) {
+        pthread_mutex_unlock(&e->m);
+        return 0;
+    }
+    atomic_store(&e->idle_cancel, e->stop);
+    const uint32_t cap = b->b.n + (b->b.sink_token >= 0);
+    const uint32_t need = fus_pages_for(cap);
+    const bool never =
+        b->b.n == 0 || cap < b->b.n || cap > fus_core_ctx_max(e->core) || need > e->core->n_pages;
+    if (!never && need + e->reserved > e->core->n_free && !alone) {
+        pthread_mutex_unlock(&e->m);
+        return 0;
+    }
+    e->builds = b->next;
+    e->n_builds--;
+    e->build_ctx = b->b.ctx;
+    e->build_urgent = b->b.urgent;
+    pthread_mutex_unlock(&e->m);
+    e->building = b;
+    int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
+    if (r == 0) r = begin(e, b);
+    if (r != 0) build_end(e, r);
+    unit_end(e, &u);
+    return 1;
+}
+
+/* Likewise. */
+static int build_step(struct fus_engine *e)
+{
+    const struct fus_build *b = &e->building->b;
+    struct fus_step next;
+    struct unit u;
+    fus_prefill_next(e->build_prefill, &next);
+    if (!unit_begin(e, FUS_WORK_BUILD, &next, &u)) return 0;
+    const int r = paced_step(e, &u, e->build_prefill);
+    if (r == 0 && b->on_logits) {
+        struct fus_report report;
+        size_t n = 0;
+        const float *logits = fus_prefill_logits(e->build_prefill, &n);
+        fus_prefill_report(e->build_prefill, &report);
+        b->on_logits(b->ctx, logits, n, &report);
+    }
+    if (r != 1) build_end(e, r == -ECANCELED && b->on_plan ? -EAGAIN : r);
+    unit_end(e, &u);
+    return 1;
+}
+
+/* An idle plan that is under way when a request comes gives everything back. */
+static void give_way(struct fus_engine *e)
+{
+    const bool idle_plan = e->building && e->building->b.on_plan;
+    if (idle_plan && atomic_load(&e->idle_cancel)) build_end(e, -EAGAIN);
+}
+
+/* ---- the thread ---- */
+
+static void end_cancelled(struct fus_engine *e)
+{
+    struct fus_job *gone = NULL;
+    pthread_mutex_lock(&e->m);
+    for (struct fus_job **at = &e->waiting; *at;) {
+        struct fus_job *j = *at;
+        if (!atomic_load(&j->cancel)) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        e->stats.n_waiting--;
+        j->next = gone;
+        gone = j;
+    }
+    pthread_mutex_unlock(&e->m);
+    for (struct fus_job *j = gone, *next; j; j = next) {
+        next = j->next;
+        job_fail(j, -ECANCELED);
+    }
+    for (struct fus_job *j = e->running, *next; j; j = next) {
+        next = j->next;
+        if (atomic_load(&j->cancel)) fail_running(e, j, -ECANCELED);
+    }
+}
+
+static bool busy(const struct fus_engine *e)
+{
+    return e->prefilling || e->running || e->building;
+}
+
+/* Build work for this turn? Urgent ones take every other turn of a prefill; the others run only
+ * when nothing else does, or when a waiting request can only start after them. */
+static bool build_now(struct fus_engine *e, bool urgent, bool requests)
+{
+    if (urgent) {
+        e->build_turn = !e->build_turn;
+        return !e->prefilling || e->build_turn;
+    }
+    if (e->prefilling || e->running) return false;
+    return !requests || e->building;
+}
+
+/* Nothing to compute until stored KV arrives: look again soon, at once when somebody calls. */
+static void wait_for_kv(struct fus_engine *e)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += WAIT_SLICE_NS;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    pthread_mutex_lock(&e->m);
+    if (!e->stop && !atomic_load(&e->prefilling->cancel))
+        (void)pthread_cond_timedwait(&e->wake, &e->m, &t);
+    pthread_mutex_unlock(&e->m);
+    e->free_ns = clock_ns();
+}
+
+static bool prefill_waits(const struct fus_engine *e)
+{
+    return e->prefilling && !atomic_load(&e->prefilling->cancel) &&
+           !fus_prefill_ready(e->prefilling->prefill);
+}
+
+/* One unit of work, or a decode step where none may come before it. */
+static void turn(struct fus_engine *e)
+{
+    end_cancelled(e);
+    give_way(e);
+    if (!e->prefilling && start_next(e)) return;
+    pthread_mutex_lock(&e->m);
+    const bool requests = e->waiting != NULL, builds = e->builds != NULL;
+    const bool urgent = (builds && e->builds->b.urgent) || e->build_urgent;
+    pthread_mutex_unlock(&e->m);
+    bool waits = false, worked = false;
+    if ((builds || e->building) && build_now(e, urgent, requests)) {
+        worked = e->building ? build_step(e) : build_start(e);
+    } else if (e->prefilling) {
+        waits = prefill_waits(e);
+        worked = !waits && prefill_step(e);
+    }
+    /* Streams alone leave time for it as well. */
+    if (!worked && !e->prefilling && e->running) (void)fus_core_warm_page(e->core);
+    if (!worked && e->running) decode_step(e);
+    if (waits && !e->running && !(e->building && urgent)) wait_for_kv(e);
+}
+
+/* Under m. */
+static void idle(struct fus_engine *e)
+{
+    pthread_mutex_unlock(&e->m);
+    const bool more = fus_core_warm_page(e->core);
+    pthread_mutex_lock(&e->m);
+    if (!more && !e->stop && !e->waiting && !e->builds) pthread_cond_wait(&e->wake, &e->m);
+    e->free_ns = clock_ns();
+}
+
+static void *engine_main(void *arg)
+{
+    struct fus_engine *e = arg;
+    e->free_ns = clock_ns();
+    for (;;) {
+        pthread_mutex_lock(&e->m);
+        while (!e->stop && !e->waiting && !e->builds && !busy(e))
+            idle(e);
+        const bool stop = e->stop;
+        e->stats.n_steps++;
+        pthread_mutex_unlock(&e->m);
+        if (stop) break;
+        turn(e);
+        pthread_mutex_lock(&e->m);
+        e->stats.n_running = e->prefilling != NULL;
+        for (const struct fus_job *j = e->running; j; j = j->next)
+            e->stats.n_running++;
+        e->stats.kv_tokens_free = fus_core_kv_tokens_free(e->core);
+        e->stats.kv_tokens_shared = fus_core_kv_tokens_shared(e->core);
+        pthread_mutex_unlock(&e->m);
+    }
+    return NULL;
+}
+
+/* ---- calls from other threads ---- */
+
+static void engine_free(struct fus_engine *e)
+{
+    mem_free(e->logits);
+    mem_free(e->batch);
+    mem_free(e->batch_job);
+    mem_free(e->batch_s);
+    mem_free(e->batch_tok);
+    mem_free(e->batch_next);
+    mem_free(e->batch_draw);
+    mem_free(e->batch_edits);
+    mem_free(e->batch_wants);
+    pthread_mutex_destroy(&e->m);
+    pthread_cond_destroy(&e->wake);
+    mem_free(e);
+}
+
+int fus_engine_create(struct fus_core *core, const struct fus_engine_opts *o,
+                      struct fus_engine **ret)
+{
+    struct fus_engine *e = mem_zalloc(sizeof(*e));
+    if (!e) return -ENOMEM;
+    e->core = core;
+    e->o = *o;
+    if (e->o.max_running == 0) e->o.max_running = 16;
+    if (e->o.max_queue == 0) e->o.max_queue = 64;
+    pthread_mutex_init(&e->m, NULL);
+    pthread_condattr_t ca;
+    pthread_condattr_init(&ca);
+    (void)pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->wake, &ca);
+    pthread_condattr_destroy(&ca);
+    const size_t n = e->o.max_running;
+    e->logits = mem_aligned(64, n * fus_core_config(core)->V * sizeof(*e->logits));
+    e->batch = mem_alloc(n * sizeof(struct choice *));
+    e->batch_job = mem_alloc(n * sizeof(struct fus_job *));
+    e->batch_s = mem_alloc(n * sizeof(struct fus_session *));
+    e->batch_tok = mem_alloc(n * sizeof(*e->batch_tok));
+    e->batch_next = mem_alloc(n * sizeof(*e->batch_next));
+    e->batch_draw = mem_alloc(n * sizeof(*e->batch_draw));
+    e->batch_edits = mem_alloc(n * sizeof(*e->batch_edits));
+    e->batch_wants = mem_alloc(n * sizeof(*e->batch_wants));
+    e->stats.kv_tokens_free = fus_core_kv_tokens_free(core);
+    const bool ok = e->logits && e->batch && e->batch_job && e->batch_s && e->batch_tok &&
+                    e->batch_next && e->batch_draw && e->batch_edits && e->batch_wants;
+    int r = ok ? 0 : -ENOMEM;
+    if (r == 0) r = -pthread_create(&e->thread, NULL, engine_main, e);
+    if (r < 0) {
+        engine_free(e);
+        return r;
+    }
+    *ret = e;
+    return 0;
+}
+
+static void end_everything(struct fus_engine *e)
+{
+    for (struct fus_job *j = e->waiting, *next; j; j = next) {
+        next = j->next;
+        job_fail(j, -ECANCELED);
+    }
+    while (e->running)
+        fail_running(e, e->running, -ECANCELED);
+    if (e->prefilling) job_fail(e->prefilling, -ECANCELED);
+    if (e->building) build_end(e, -ECANCELED);
+    for (struct build_job *b = e->builds, *next; b; b = next) {
+        next = b->next;
+        if (b->b.on_end) b->b.on_end(b->b.ctx, -ECANCELED);
+        mem_free(b->b.tok);
+        mem_free(b);
+    }
+}
+
+void fus_engine_destroy(struct fus_engine *e)
+{
+    if (!e) return;
+    pthread_mutex_lock(&e->m);
+    e->stop = true;
+    atomic_store(&e->build_cancel, true);
+    atomic_store(&e->idle_cancel, true);
+    if (e->current) atomic_store(&e->current->cancel, true);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    pthread_join(e->thread, NULL);
+    end_everything(e); /* the engine thread is gone: these callbacks run here */
+    engine_free(e);
+}
+
+int fus_submit(struct fus_engine *e, const struct fus_request *r, struct fus_job **ret)
+{
+    struct fus_job *j = NULL;
+    if (r->n_choices == 0 || r->n_choices > e->o.max_running || !r->ops) return -EINVAL;
+    int err = job_create(e, r, &j);
+    if (err < 0) return err;
+    pthread_mutex_lock(&e->m);
+    if (e->stop || e->stats.n_waiting >= e->o.max_queue) {
+        pthread_mutex_unlock(&e->m);
+        job_free(j);
+        return -EAGAIN;
+    }
+    enqueue(e, j, false);
+    atomic_store(&e->idle_cancel, true);
+    *ret = j; /* before the engine may run it */
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    return 0;
+}
+
+void fus_cancel(struct fus_engine *e, struct fus_job *job)
+{
+    pthread_mutex_lock(&e->m);
+    atomic_store(&job->cancel, true);
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+}
+
+/* Behind all urgent ones, and behind the others if it is not urgent itself. Under m. */
+static void build_enqueue(struct fus_engine *e, struct build_job *j)
+{
+    struct build_job **at = &e->builds;
+    while (*at && ((*at)->b.urgent || !j->b.urgent))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+}
+
+int fus_build_submit(struct fus_engine *e, const struct fus_build *b)
+{
+    struct build_job *j = mem_zalloc(sizeof(*j));
+    if (!j) return -ENOMEM;
+    j->b = *b;
+    pthread_mutex_lock(&e->m);
+    if (e->stop || e->n_builds >= 4 * e->o.max_queue) { /* chosen: builds are small and can wait */
+        pthread_mutex_unlock(&e->m);
+        mem_free(j);
+        return -EAGAIN;
+    }
+    build_enqueue(e, j);
+    e->n_builds++;
+    e->stats.n_builds++;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+    return 0;
+}
+
+void fus_build_hurry(struct fus_engine *e, const void *ctx)
+{
+    pthread_mutex_lock(&e->m);
+    struct build_job **at = &e->builds, *j;
+    while (*at && (*at)->b.ctx != ctx)
+        at = &(*at)->next;
+    j = *at;
+    if (j && !j->b.urgent) {
+        *at = j->next;
+        j->b.urgent = true;
+        build_enqueue(e, j);
+    }
+    if (e->build_ctx == ctx) e->build_urgent = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->m);
+}
+
+void fus_engine_get_stats(struct fus_engine *e, struct fus_engine_stats *ret)
+{
+    pthread_mutex_lock(&e->m);
+    *ret = e->stats;
+    pthread_mutex_unlock(&e->m);
+    ret->n_active = ret->n_waiting + ret->n_running;
+}

@@ -1,0 +1,500 @@
+/* layer: the two halves of a transformer layer over a set of rows.
+ *
+ * Phase A projects K and V of every row and writes them to the pages; phase B does everything else.
+ * They are two parallel sections because a row of B sees keys of all rows of A; inside a section
+ * each block of rows runs through all operations on one thread, so activations stay in its cache. Q
+ * is a GEMM of its own (not joined with K and V) so that a row of S, of a miss and of a full
+ * prefill go through the same shapes whatever the strategy; that is what makes r = 1 equal full bit
+ * for bit. */
+#include "fusor/core/core_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE };
+
+static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+                    void *arg)
+{
+    if (n == 0) return 0;
+    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    return kn_rows(c->dev, n, cancel, fn, arg);
+}
+
+static int run_rows_uneven(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+                           void *arg)
+{
+    if (n == 0) return 0;
+    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    return kn_rows_uneven(c->dev, n, cancel, fn, arg);
+}
+
+static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias, const float *a,
+                size_t lda, size_t m, float *c, size_t ldc, bool accumulate)
+{
+    const struct kn_gemm_args g = {.a = a,
+                                   .lda = lda,
+                                   .m = m,
+                                   .w = w,
+                                   .bias = bias,
+                                   .c = c,
+                                   .ldc = ldc,
+                                   .accumulate = accumulate};
+    return kn_gemm(st, &g);
+}
+
+/* Embeddings of m tokens: from the device's table, or straight from the model's file. */
+static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int32_t *tok, size_t m,
+                      float *x)
+{
+    if (c->embed) return kn_embed(st, c->embed, tok, m, x, c->cfg.D);
+    for (size_t i = 0; i < m; i++) {
+        int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, x + i * c->cfg.D);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+/* Rows are rotated to their positions wherever they are stored. */
+static const int32_t *slots(const struct fus_phase *p)
+{
+    return p->slot ? p->slot : p->pos;
+}
+
+struct slice {
+    struct fus_phase *p;
+    size_t row0;
+};
+
+static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    const struct fus_phase *p = s->p;
+    const size_t row0 = s->row0 + row;
+    const struct model_cfg *cfg = &p->core->cfg;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
+    float *h = kn_operand(st, SLOT_H, m, w->kv);                 /* [m, D] */
+    float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
+    if (!h || !k) return -ENOMEM;
+    int r = 0;
+    if (p->embed_tok) r = embed_rows(st, p->core, p->embed_tok + row0, m, p->x + row0 * D);
+    if (r < 0) return r;
+    r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->kv, w->kv_bias, h, D, m, k, 2 * GK, false);
+    if (r < 0) return r;
+    if (w->k_norm) {
+        r = kn_rmsnorm_heads(st, k, 2 * GK, m, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
+        if (r < 0) return r;
+    }
+    if (p->hook) {
+        r = p->hook(p->hook_ctx, st, p->layer, row0, m, k, k + GK, 2 * GK);
+        if (r < 0) return r;
+    }
+    r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
+    if (r < 0) return r;
+    return kn_kv_put(st, &p->kv, p->layer, slots(p) + row0, m, k, 2 * GK, k + GK, 2 * GK);
+}
+
+int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
+{
+    ASSERT(row0 + m <= p->n);
+    struct slice s = {p, row0};
+    kn_hold(p->core->dev, p->goes_on);
+    const int r = run_rows(p->core, m, p->cancel, block_a, &s);
+    kn_hold(p->core->dev, false);
+    return r;
+}
+
+/* Rows of the block from keep_from on leave their queries and log-sum-exps for the mass. */
+static int keep_scores(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
+                       const float *q, const float *lse)
+{
+    const size_t HK = (size_t)p->core->cfg.H * p->core->cfg.K, H = p->core->cfg.H;
+    const size_t first = p->keep_from > row0 ? p->keep_from - row0 : 0;
+    if (first >= m) return 0;
+    const size_t to = row0 + first - p->keep_from;
+    int r = kn_copy(st, p->keep_q + to * HK, q + first * HK, (m - first) * HK * sizeof(*q));
+    if (r < 0) return r;
+    return kn_copy(st, p->keep_lse + to * H, lse + first * H, (m - first) * H * sizeof(*lse));
+}
+
+static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, size_t m,
+                  float *att)
+{
+    const struct model_cfg *cfg = &p->core->cfg;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
+    float *h = kn_operand(st, SLOT_H, m, w->q);
+    float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
+    float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
+    if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
+    int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->q, w->q_bias, h, D, m, q, HK, false);
+    if (r < 0) return r;
+    if (w->q_norm) {
+        r = kn_rmsnorm_heads(st, q, HK, m, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
+        if (r < 0) return r;
+    }
+    r = kn_rope(st, &p->core->rope, q, HK, m, cfg->H, p->pos + row0);
+    if (r < 0) return r;
+    const struct kn_attn_args a = {.q = q,
+                                   .ldq = HK,
+                                   .m = m,
+                                   .pos = slots(p) + row0,
+                                   .H = cfg->H,
+                                   .kv = &p->kv,
+                                   .layer = p->layer,
+                                   .scale = cfg->attn_scale,
+                                   .out = att,
+                                   .ldo = HK,
+                                   .lse = lse};
+    r = kn_attn(st, &a);
+    if (r == 0 && p->keep_q) r = keep_scores(st, p, row0, m, q, lse);
+    return r;
+}
+
+static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned layer, float *x,
+                        size_t m)
+{
+    const struct model_cfg *cfg = &c->cfg;
+    const struct fus_layer *w = &c->layer[layer];
+    const size_t D = cfg->D, F = cfg->F;
+    float *h = kn_operand(st, SLOT_H, m, w->gu);
+    float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
+    float *act = kn_operand(st, SLOT_ACT, m, w->down);            /* [m, F] */
+    if (!h || !gu || !act) return -ENOMEM;
+    int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
+    if (r < 0) return r;
+    r = gemm(st, w->gu, NULL, h, D, m, gu, 2 * F, false);
+    if (r < 0) return r;
+    r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
+    if (r < 0) return r;
+    return gemm(st, w->down, NULL, act, F, m, x, D, true);
+}
+
+static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    const struct model_cfg *cfg = &s->p->core->cfg;
+    return attend(st, s->p, s->row0 + row, m, s->p->att + row * cfg->H * cfg->K);
+}
+
+static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
+{
+    const struct slice *s = arg;
+    const struct fus_phase *p = s->p;
+    const struct model_cfg *cfg = &p->core->cfg;
+    const struct fus_layer *w = &p->core->layer[p->layer];
+    const size_t HK = (size_t)cfg->H * cfg->K;
+    float *x = p->x + (s->row0 + row) * cfg->D;
+    int r = gemm(st, w->o, w->o_bias, p->att + row * HK, HK, m, x, cfg->D, true);
+    if (r < 0) return r;
+    return feed_forward(st, p->core, p->layer, x, m);
+}
+
+/* Two sections: rows differ in attention and are equal behind it, so each gets the cut that suits
+ * it (see kn_rows). Only the second is waited for. */
+int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
+{
+    ASSERT(row0 + m <= p->n);
+    struct slice s = {p, row0};
+    kn_hold(p->core->dev, !p->attn_only);
+    int r = run_rows_uneven(p->core, m, p->cancel, block_attend, &s);
+    kn_hold(p->core->dev, false);
+    if (r < 0 || p->attn_only) return r;
+    return run_rows(p->core, m, p->cancel, block_rest, &s);
+}
+
+/* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
+ * and decodes go on within 50 ms; under 256 rows the GEMMs would lose more than that is worth. A
+ * GPU has 500 times the rate: 4 TFLOP, as long as what the rows' widest product gives stays below
+ * 512 MiB, and under 1024 rows products would read weights for longer than they compute. So a layer
+ * of 3000 tokens is one step there; cut like on a CPU it would be twelve, each of them waited for.
+ */
+size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
+{
+    const struct model_cfg *g = &c->cfg;
+    const bool host = kn_dev_is_host(c->dev);
+    const double linear = 2.0 * g->D * (2.0 * g->H * g->K + 3.0 * g->F);
+    const double row =
+        linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
+    const double flops = host ? 8e9 : 4e12, least = host ? 256 : 1024;
+    const double room = host ? INFINITY : (double)(512u << 20) / (8.0 * g->F);
+    const size_t rows = (size_t)fmin(flops / row, room) / 64 * 64;
+    return rows < (size_t)least ? (size_t)least : rows;
+}
+
+struct head {
+    struct fus_core *c;
+    const float *x;
+    float *logits;
+};
+
+static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct head *a = arg;
+    const struct model_cfg *cfg = &a->c->cfg;
+    float *h = kn_operand(st, SLOT_H, m, a->c->lm_head);
+    if (!h) return -ENOMEM;
+    int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
+                       cfg->D);
+    if (r < 0) return r;
+    return gemm(st, a->c->lm_head, NULL, h, cfg->D, m, a->logits + row0 * cfg->V, cfg->V, false);
+}
+
+int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
+                     float *logits)
+{
+    struct head a = {c, x, logits};
+    return run_rows(c, n, cancel, block_logits, &a);
+}
+
+/* ---- decode: one new token of each of several sessions ---- */
+
+/* The rows of a step, [cap] each; rows behind the sessions' are nobody's. */
+struct rows {
+    struct kn_pages *pages;
+    struct kn_draw *draw;
+    int32_t *pos, *tok;
+    uint32_t *n_edits;
+};
+
+static struct rows rows_at(char *p, size_t cap)
+{
+    char *draw = p + cap * sizeof(struct kn_pages), *pos = draw + cap * sizeof(struct kn_draw);
+    return (struct rows){(void *)p, (void *)draw, (void *)pos, (void *)(pos + cap * 4),
+                         (void *)(pos + cap * 8)};
+}
+
+static size_t rows_bytes(size_t cap)
+{
+    return cap * (sizeof(struct kn_pages) + sizeof(struct kn_draw) + 3 * sizeof(int32_t));
+}
+
+struct decode {
+    struct fus_core *c;
+    struct rows rows; /* as operations read them */
+    struct kn_kv kv;
+    float *logits;     /* [n, V] */
+    const bool *wants; /* [sessions] their logits are; NULL: all are */
+    bool edits;        /* some logits are edited */
+};
+
+static int decode_attention(struct kn_stream *st, const struct decode *d, unsigned layer, size_t n,
+                            const float *h, float *att)
+{
+    const struct model_cfg *cfg = &d->c->cfg;
+    const struct fus_layer *w = &d->c->layer[layer];
+    const size_t HK = (size_t)cfg->H * cfg->K, GK = (size_t)cfg->G * cfg->K;
+    const int32_t *pos = d->rows.pos;
+    float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
+    float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
+    if (!k || !q) return -ENOMEM;
+    int r = gemm(st, w->kv, w->kv_bias, h, cfg->D, n, k, 2 * GK, false);
+    if (r == 0) r = gemm(st, w->q, w->q_bias, h, cfg->D, n, q, HK, false);
+    if (r == 0 && w->k_norm)
+        r = kn_rmsnorm_heads(st, k, 2 * GK, n, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
+    if (r == 0 && w->q_norm)
+        r = kn_rmsnorm_heads(st, q, HK, n, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
+    if (r == 0) r = kn_rope(st, &d->c->rope, k, 2 * GK, n, cfg->G, pos);
+    if (r == 0) r = kn_rope(st, &d->c->rope, q, HK, n, cfg->H, pos);
+    if (r == 0) r = kn_kv_put(st, &d->kv, layer, pos, n, k, 2 * GK, k + GK, 2 * GK);
+    const struct kn_attn_args a = {.q = q,
+                                   .ldq = HK,
+                                   .m = n,
+                                   .pos = pos,
+                                   .H = cfg->H,
+                                   .kv = &d->kv,
+                                   .layer = layer,
+                                   .scale = cfg->attn_scale,
+                                   .out = att,
+                                   .ldo = HK};
+    return r < 0 ? r : kn_attn(st, &a);
+}
+
+static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
+{
+    const struct model_cfg *cfg = &d->c->cfg;
+    const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
+    float *x = d->c->dec.x;
+    int r = embed_rows(st, d->c, d->rows.tok, n, x);
+    for (unsigned l = 0; r == 0 && l < cfg->L; l++) {
+        const struct fus_layer *w = &d->c->layer[l];
+        float *h = kn_operand(st, SLOT_H, n, w->kv); /* q's as well */
+        float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
+        if (!h || !att) return -ENOMEM;
+        r = kn_rmsnorm(st, x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
+        if (r == 0) r = decode_attention(st, d, l, n, h, att);
+        if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, x, D, true);
+        if (r == 0) r = feed_forward(st, d->c, l, x, n);
+    }
+    return r;
+}
+
+/* The whole step, without a look at anything that the next one may have otherwise. */
+static int decode_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct decode *d = arg;
+    const struct fus_decoder *dec = &d->c->dec;
+    const size_t V = d->c->cfg.V;
+    struct head a = {d->c, dec->x, d->logits};
+    int r = 0;
+    ASSERT(row0 == 0);
+    if (dec->near != dec->rows) r = kn_copy(st, dec->near, dec->rows, rows_bytes(dec->cap));
+    if (r == 0 && d->edits && dec->edits_near != dec->edits)
+        r = kn_copy(st, dec->edits_near, dec->edits, n * FUS_EDITS_MAX * sizeof(*dec->edits));
+    if (r == 0) r = decode_layers(st, d, n);
+    if (r == 0) r = block_logits(st, &a, 0, n);
+    if (r == 0 && d->edits)
+        r = kn_edit(st, d->logits, V, n, V, dec->edits_near, FUS_EDITS_MAX, d->rows.n_edits);
+    if (r == 0) r = kn_draw(st, d->logits, V, n, V, d->rows.draw, dec->next_near);
+    if (r == 0 && dec->next_near != dec->next)
+        r = kn_copy(st, dec->next, dec->next_near, n * sizeof(*dec->next));
+    return r;
+}
+
+/* Rows of logits on their way to the host, those that stand together at once. */
+static int fetch_block(struct kn_stream *st, void *arg, size_t row0, size_t n)
+{
+    const struct decode *d = arg;
+    const size_t V = d->c->cfg.V;
+    int r = 0;
+    for (size_t i = 0, m; r == 0 && i < n; i += m) {
+        const bool wants = !d->wants || d->wants[i];
+        for (m = 1; i + m < n && wants == (!d->wants || d->wants[i + m]); m++)
+            ;
+        if (wants)
+            r = kn_copy(st, d->c->dec.seen + i * V, d->logits + i * V, m * V * sizeof(float));
+    }
+    return r;
+}
+
+void fus_decode_fini(struct fus_core *c)
+{
+    struct fus_decoder *d = &c->dec;
+    kn_forget(c->dev);
+    if (d->near != d->rows) kn_mem_free(c->dev, d->near);
+    if (d->next_near != d->next) kn_mem_free(c->dev, d->next_near);
+    if (d->edits_near != d->edits) kn_mem_free(c->dev, d->edits_near);
+    kn_mem_free(c->dev, d->edits);
+    kn_mem_free(c->dev, d->rows);
+    kn_mem_free(c->dev, d->next);
+    kn_mem_free(c->dev, d->x);
+    kn_mem_free(c->dev, d->logits);
+    kn_mem_free(c->dev, d->seen);
+    *d = (struct fus_decoder){0};
+}
+
+static int decode_room(struct fus_core *c, size_t n)
+{
+    struct fus_decoder *d = &c->dec;
+    struct kn_dev *dev = c->dev;
+    if (n <= d->cap) return 0;
+    fus_decode_fini(c);
+    const size_t cap = n < 16 ? 16 : n, D = c->cfg.D, V = c->cfg.V;
+    d->cap = cap;
+    d->rows = d->near = kn_mem_alloc(dev, KN_MEM_HOST, rows_bytes(cap));
+    d->next = d->next_near = kn_mem_alloc(dev, KN_MEM_HOST, cap * sizeof(*d->next));
+    const size_t edits_bytes = cap * FUS_EDITS_MAX * sizeof(*d->edits);
+    d->edits = d->edits_near = kn_mem_alloc(dev, KN_MEM_HOST, edits_bytes);
+    d->x = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * D * sizeof(*d->x));
+    bool ok = d->rows && d->next && d->edits && d->x;
+    if (ok && !kn_dev_is_host(dev)) {
+        d->near = kn_mem_alloc(dev, KN_MEM_DEVICE, rows_bytes(cap));
+        d->next_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->next));
+        d->edits_near = kn_mem_alloc(dev, KN_MEM_DEVICE, edits_bytes);
+        d->logits = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * V * sizeof(*d->logits));
+        d->seen = kn_mem_alloc(dev, KN_MEM_HOST, cap * V * sizeof(*d->seen));
+        ok = d->near && d->next_near && d->edits_near && d->logits && d->seen;
+    }
+    if (!ok) fus_decode_fini(c);
+    return ok ? 0 : -ENOMEM;
+}
+
+/* Fills the rows of a step; *ret_pages: what the longest of them has. */
+static int decode_rows(struct fus_core *c, struct fus_session *const *s, const int32_t *tok,
+                       size_t n, const struct fus_next *next, size_t *ret_pages)
+{
+    const struct rows rows = rows_at(c->dec.rows, c->dec.cap);
+    size_t most = 0;
+    memset(c->dec.rows, 0, rows_bytes(c->dec.cap));
+    for (size_t i = 0; i < n; i++) {
+        if (tok[i] < 0 || (unsigned)tok[i] >= c->cfg.V) return -EINVAL;
+        if (s[i]->len >= s[i]->cap_tokens) return -ENOSPC;
+        int r = fus_session_own(s[i], s[i]->len);
+        if (r < 0) return r;
+        rows.pages[i] = (struct kn_pages){s[i]->page_dev, s[i]->n_pages};
+        rows.pos[i] = (int32_t)s[i]->len;
+        rows.tok[i] = tok[i];
+        if (next->draw) rows.draw[i] = next->draw[i];
+        if (next->edits && next->edits[i].n > 0) {
+            const struct fus_edits *e = &next->edits[i];
+            if (e->n > FUS_EDITS_MAX) return -EINVAL;
+            memcpy(c->dec.edits + i * FUS_EDITS_MAX, e->at, e->n * sizeof(*e->at));
+            rows.n_edits[i] = (uint32_t)e->n;
+        }
+        if (s[i]->n_pages > most) most = s[i]->n_pages;
+    }
+    *ret_pages = most;
+    return 0;
+}
+
+/* Steps of as many rows, whose longest sequence is of about the same length, are the same
+ * operations: the pages are said to be a power of two, which costs blocks that find nothing to do.
+ */
+static size_t pages_like(size_t n)
+{
+    size_t like = 8; /* chosen: keys of which nobody makes parts */
+    while (like < n)
+        like *= 2;
+    return like;
+}
+
+int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
+                    const atomic_bool *cancel, const struct fus_next *next)
+{
+    const size_t V = c->cfg.V, m = kn_replay_rows(c->dev, n);
+    const bool *wants = next->wants;
+    size_t n_pages = 0;
+    if (n == 0) return 0;
+    int r = decode_room(c, m);
+    if (r == 0) r = decode_rows(c, s, tok, n, next, &n_pages);
+    if (r < 0) return r;
+    struct decode d = {.c = c,
+                       .rows = rows_at(c->dec.near, c->dec.cap),
+                       .kv = fus_pool_kv(c),
+                       .logits = c->dec.logits ? c->dec.logits : next->logits,
+                       .wants = wants,
+                       .edits = next->edits != NULL};
+    const uint64_t kind = (uint64_t)d.edits << 63;
+    d.kv.n_pages = pages_like(n_pages);
+    d.kv.each = d.rows.pages;
+    bool fetches = false;
+    for (size_t i = 0; c->dec.logits && i < n; i++)
+        fetches |= !wants || wants[i];
+    kn_hold(c->dev, fetches);
+    r = kn_replay(c->dev, kind | (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
+    kn_hold(c->dev, false);
+    if (r == 0 && fetches) r = kn_wide(c->dev, n, NULL, fetch_block, &d);
+    if (r < 0) return r;
+    for (size_t i = 0; i < n; i++) {
+        if (fetches && (!wants || wants[i]))
+            memcpy(next->logits + i * V, c->dec.seen + i * V, V * sizeof(*next->logits));
+        if (next->tok) next->tok[i] = c->dec.next[i];
+        s[i]->len++;
+    }
+    return 0;
+}
+
+int fus_decode(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
+               const atomic_bool *cancel, float *ret_logits)
+{
+    const struct fus_next next = {.logits = ret_logits};
+    return fus_decode_some(c, s, tok, n, cancel, &next);
+}

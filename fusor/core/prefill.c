@@ -1,0 +1,778 @@
+/* prefill: one prompt through the model by a plan, a part of a layer or a slice of its rows a step.
+ *
+ * Stages: LAYER0 embeds all tokens and writes K,V of layer 0 for every one of them (a reused token
+ * needs no more at that layer) → SCORE (where the suffix is asked) runs the rows that are no
+ * chunk's over the stored KV to find what the suffix attends to, as if chunks that are not held
+ * were not in the prompt: their rows would cost as much again as the answer's → MAIN runs the
+ * selected rows and everything that is not reused through all layers → HEAD, the logits. Layer by
+ * layer stored KV is placed first; then the fresh K,V of the rows overwrite it. Without a pace all
+ * cuts depend on row counts alone, so r = 1 makes the same calls as a full prefill. A source that
+ * fails turns its range into a miss and the prefill starts again (each restart loses a range, so
+ * there are at most n_range of them). */
+#include "fusor/core/prefill_int.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* ---- begin ---- */
+
+static size_t carve(size_t *at, size_t n, size_t size)
+{
+    const size_t off = *at;
+    *at += (n * size + 63) / 64 * 64;
+    return off;
+}
+
+/* The most rows of one phase B call: a slice and half of one more. */
+static size_t slice_max(const struct fus_prefill *f)
+{
+    const size_t slice = fus_slice_rows(f->core, f->plan.n_tok), most = slice + slice / 2;
+    return most < f->plan.n_tok ? most : f->plan.n_tok;
+}
+
+static int make_block(struct fus_prefill *f)
+{
+    const struct model_cfg *g = &f->core->cfg;
+    const size_t T = f->plan.n_tok, D = g->D;
+    const size_t n_keep = f->how->pass ? f->n_suffix : 0;
+    f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
+    size_t d = 0, h = 0; /* what only operations touch, and what the host shares */
+    const size_t emb = carve(&d, T * D, 4), x = carve(&d, T * D, 4),
+                 kq = carve(&d, n_keep * g->H * g->K, 4), kl = carve(&d, n_keep * g->H, 4),
+                 att = carve(&d, slice_max(f) * g->H * g->K, 4), tok = carve(&h, T, 4),
+                 pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), ask = carve(&h, T, 4),
+                 slot = carve(&h, T, 4), row = carve(&h, T, 4), score = carve(&h, T, 4),
+                 dev = carve(&h, T, 4), dev_v = carve(&h, T, 4), cs = carve(&h, T, 4),
+                 cand = carve(&h, T, 4), pick = carve(&h, T, 4), sel = carve(&h, T, 4),
+                 chosen = carve(&h, T, 1), logits = carve(&h, f->n_logits * g->V, 4);
+    int r = fus_core_take_block(f->core, d, h, &f->block);
+    if (r < 0) return r;
+    char *device = f->block.device, *shared = f->block.shared;
+    f->emb = (float *)(void *)(device + emb);
+    f->x = (float *)(void *)(device + x);
+    f->keep_q = (float *)(void *)(device + kq);
+    f->keep_lse = (float *)(void *)(device + kl);
+    f->att = (float *)(void *)(device + att);
+    f->tok = (int32_t *)(void *)(shared + tok);
+    f->pos_all = (int32_t *)(void *)(shared + pos_all);
+    f->pos = (int32_t *)(void *)(shared + pos);
+    f->ask = (int32_t *)(void *)(shared + ask);
+    f->slot = (int32_t *)(void *)(shared + slot);
+    f->row = (int32_t *)(void *)(shared + row);
+    f->score = (float *)(void *)(shared + score);
+    f->dev = (float *)(void *)(shared + dev);
+    f->dev_v = (float *)(void *)(shared + dev_v);
+    f->cand_score = (float *)(void *)(shared + cs);
+    f->cand = (int32_t *)(void *)(shared + cand);
+    f->pick = (int32_t *)(void *)(shared + pick);
+    f->sel = (int32_t *)(void *)(shared + sel);
+    f->chosen = (uint8_t *)(shared + chosen);
+    f->logits = (float *)(void *)(shared + logits);
+    for (size_t i = 0; i < T; i++)
+        f->pos_all[i] = (int32_t)i;
+    return 0;
+}
+
+/* Sources and sinks become ours: from here on each gets its release() or done(). */
+static int copy_plan(struct fus_prefill *f)
+{
+    f->range = mem_zalloc((f->plan.n_range + 1) * sizeof(*f->range));
+    f->piece = mem_alloc((2 * f->plan.n_range + 1) * sizeof(*f->piece));
+    f->capture = mem_zalloc((f->plan.n_capture + 1) * sizeof(*f->capture));
+    f->kind = mem_alloc(f->plan.n_tok);
+    if (!f->range || !f->piece || !f->capture || !f->kind) return -ENOMEM;
+    f->n_range = f->plan.n_range;
+    f->n_capture = f->plan.n_capture;
+    for (size_t i = 0; i < f->n_range; i++) {
+        f->range[i].r = f->plan.range[i];
+        f->range[i].active = f->range[i].r.src.ops != NULL;
+    }
+    for (size_t i = 0; i < f->n_capture; i++) {
+        f->capture[i].c = f->plan.capture[i];
+        f->capture[i].open = f->capture[i].c.sink.ops != NULL;
+        f->capture[i].next_layer = 1;
+    }
+    f->plan.range = NULL;
+    f->plan.capture = NULL;
+    return 0;
+}
+
+/* Captures whose rows will not all be exact are told so at once. */
+static void refuse_captures(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open || fus_rows_exact(f, c->c.tok0, c->c.n)) continue;
+        c->open = false;
+        c->c.sink.ops->done(c->c.sink.ctx, -ENOTSUP);
+    }
+}
+
+/* In the order of need: with a blind pass the layer that it asks comes first. */
+static void prefetch(struct fus_prefill *f)
+{
+    const bool only_deviation = f->how->by_deviation && !f->how->pass;
+    const unsigned first = only_deviation ? f->plan.check_layer : 1, side = f->plan.side_layer;
+    struct kv_layer got;
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        const struct kv_source *s = &g->r.src;
+        if (!g->active || !s->ops->prefetch) continue;
+        if (f->how->pass == PASS_SIDE && !g->r.exact &&
+            !(s->ops->side && s->ops->side(s->ctx, side, &got)))
+            s->ops->prefetch(s->ctx, side, side + 1);
+        s->ops->prefetch(s->ctx, g->r.exact ? 1 : first, f->core->cfg.L);
+    }
+}
+
+/* Of which ranges layer l will be wanted, as far as that is known by now. */
+static enum fus_bring wanted_ahead(const struct fus_prefill *f, unsigned l)
+{
+    const bool scoring = f->stage != STAGE_MAIN && f->how->pass;
+    if (scoring) return f->how->pass == PASS_SIDE ? BRING_EXACT : BRING_CHUNKS;
+    const bool later = f->how->by_deviation && !f->checked && l < f->plan.check_layer;
+    return later ? BRING_EXACT : BRING_CHUNKS;
+}
+
+/* While a layer is computed the next ones come. */
+static void look_ahead(struct fus_prefill *f)
+{
+    unsigned l = f->layer + 1 > f->loaded_to ? f->layer + 1 : f->loaded_to;
+    for (unsigned n = 1; n < PRE_NEAR; n++, l++)
+        fus_reuse_near(f, l, wanted_ahead(f, l));
+}
+
+void fus_restart(struct fus_prefill *f)
+{
+    (void)kn_settle(f->core->dev); /* its rows are about to change; what failed says so again */
+    fus_reuse_far(f, 0, UINT_MAX);
+    fus_roles_set(f);
+    for (size_t i = 0; i < f->n_range; i++)
+        if (!f->range[i].used) fus_range_release(&f->range[i]);
+    memcpy(f->tok, f->plan.tok, f->plan.n_tok * sizeof(*f->tok));
+    memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
+    memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
+    memset(f->dev_v, 0, f->plan.n_tok * sizeof(*f->dev_v));
+    memset(f->chosen, CHOICE_OUT, f->plan.n_tok);
+    f->stage = STAGE_LAYER0;
+    f->layer = 0;
+    f->row0 = 0;
+    f->part = PART_STORED;
+    f->loaded_to = 1;
+    f->done_to = 0;
+    f->checked = false;
+    f->n_sel = f->n_chosen = 0;
+    f->report.deviation_left = f->report.score_left = -1;
+}
+
+/* A plan that fails to begin leaves its sources and sinks with the caller. */
+static void abandon(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_range; i++)
+        f->range[i].active = false;
+    for (size_t i = 0; i < f->n_capture; i++)
+        f->capture[i].open = false;
+    fus_prefill_end(f);
+}
+
+int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+              struct fus_prefill **ret)
+{
+    struct fus_prefill *f = mem_zalloc(sizeof(*f));
+    if (!f) return -ENOMEM;
+    f->core = s->core;
+    f->s = s;
+    f->plan = *p;
+    f->wants_logits = wants_logits;
+    int r = fus_plan_resolve(f);
+    if (r == 0) f->how = fus_method_of(p->strategy);
+    if (r == 0) r = copy_plan(f);
+    if (r == 0) {
+        fus_roles_set(f);
+        s->len = 0;
+        r = fus_session_own(s, 0);
+    }
+    if (r == 0) r = make_block(f);
+    if (r < 0) {
+        abandon(f);
+        return r;
+    }
+    f->kv = fus_session_kv(s);
+    f->report.strategy = f->plan.strategy;
+    f->report.ratio = f->plan.ratio;
+    fus_restart(f);
+    refuse_captures(f);
+    prefetch(f);
+    look_ahead(f);
+    *ret = f;
+    return 0;
+}
+
+int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
+{
+    return fus_begin(s, p, true, ret);
+}
+
+int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
+                    const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret)
+{
+    const uint32_t head = sink_token >= 0;
+    if (n == 0 || n == UINT32_MAX) return -EINVAL;
+    int32_t *own = mem_alloc(((size_t)n + head) * sizeof(*own));
+    if (!own) return -ENOMEM;
+    if (head) own[0] = sink_token;
+    memcpy(own + head, tok, n * sizeof(*own));
+    const struct fus_capture cap = {.tok0 = head, .n = n, .sink = *sink};
+    const struct fus_plan p = {.tok = own,
+                               .n_tok = n + head,
+                               .capture = &cap,
+                               .n_capture = 1,
+                               .strategy = FUS_FULL,
+                               .cancel = cancel};
+    struct fus_prefill *f = NULL;
+    int r = fus_begin(s, &p, false, &f);
+    if (r < 0) {
+        mem_free(own);
+        return r;
+    }
+    f->own_tok = own;
+    *ret = f;
+    return 0;
+}
+
+int fus_core_warm(struct fus_core *c, uint32_t n_tok)
+{
+    const uint32_t most = c->n_pages / 4 * KN_PAGE;
+    struct fus_plan p = {.n_tok = n_tok < most ? n_tok : most};
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    if (p.n_tok > c->ctx_max) p.n_tok = c->ctx_max;
+    if (p.n_tok == 0 || !kn_dev_is_host(c->dev)) return 0;
+    p.logits_from = p.n_tok - 1;
+    int32_t *tok = mem_zalloc(p.n_tok * sizeof(*tok));
+    p.tok = tok;
+    int r = tok ? fus_session_create(c, p.n_tok, &s) : -ENOMEM;
+    if (r == 0) r = fus_prefill_begin(s, &p, &f);
+    if (r == 0) {
+        mem_touch(f->block.device, f->block.device_bytes);
+        mem_touch(f->block.shared, f->block.shared_bytes);
+    }
+    fus_prefill_end(f); /* its block and its pages are the next to be taken */
+    fus_session_destroy(s);
+    mem_free(tok);
+    c->n_touched = c->used_max = 0; /* nobody has written to them yet */
+    while (r == 0 && fus_core_warm_page(c))
+        ;
+    return r;
+}
+
+/* ---- rows ---- */
+
+struct gather {
+    const float *from;
+    float *x;
+    const int32_t *idx;
+    size_t D;
+};
+
+static int gather_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct gather *g = arg;
+    return kn_gather(st, g->from, g->idx + row0, m, g->D, g->x + row0 * g->D);
+}
+
+/* Rows = tokens that are no chunk's; for the answer those of missed chunks and the chosen ones too,
+ * with all reused ones when `all`; x from the embeddings. */
+static int rows_from_embeddings(struct fus_prefill *f, bool all)
+{
+    const bool answer = f->stage == STAGE_MAIN;
+    int32_t missed = 0;
+    size_t n = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        const enum fus_kind kind = (enum fus_kind)f->kind[t];
+        missed += kind == KIND_MISSED;
+        if (kind == KIND_COMPUTED || (kind == KIND_MISSED && answer) ||
+            (kind == KIND_REUSED && (all || f->chosen[t] == CHOICE_ROW))) {
+            f->ask[n] = (int32_t)t - missed;
+            f->pos[n++] = (int32_t)t;
+        }
+    }
+    f->n_rows = n;
+    struct gather g = {f->emb, f->x, f->pos, f->core->cfg.D};
+    return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
+}
+
+/* Rows that see no chunk stand end to end behind the exact prefix, which starts the prompt. */
+static void close_ranks(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_rows; i++)
+        f->slot[i] = (int32_t)(f->report.n_prefix + i);
+}
+
+/* After a choosing layer's K,V: rows of reused tokens that were not chosen end here. The others
+ * move up in place, so in order: one block. */
+static int drop_rows(struct fus_prefill *f)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_rows; i++) {
+        const int32_t t = f->pos[i];
+        if (f->kind[t] == KIND_REUSED && f->chosen[t] != CHOICE_ROW) continue;
+        f->row[n] = (int32_t)i;
+        f->pos[n++] = t;
+    }
+    f->n_rows = n;
+    struct gather g = {f->x, f->x, f->row, f->core->cfg.D};
+    return kn_wide(f->core->dev, n, f->plan.cancel, gather_block, &g);
+}
+
+/* ---- steps ---- */
+
+/* Layer 0 knows every token's K,V from the embeddings; the asked layer brings the chunks' K. */
+static bool is_blind(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE && f->layer > 0 &&
+           f->layer < f->plan.side_layer;
+}
+
+/* Positions of the current rows. Layer 0 has K,V of the missed chunks as well. */
+static const int32_t *positions(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->layer > 0 ? f->ask : f->pos;
+}
+
+static struct fus_phase phase(struct fus_prefill *f)
+{
+    return (struct fus_phase){.core = f->core,
+                              .kv = f->kv,
+                              .layer = f->layer,
+                              .x = f->x,
+                              .pos = positions(f),
+                              .slot = is_blind(f) ? f->slot : NULL,
+                              .n = f->n_rows,
+                              .att = f->att,
+                              .cancel = f->plan.cancel};
+}
+
+/* The rows of the answer, with what is known by now about which tokens are among them. */
+static int begin_main(struct fus_prefill *f)
+{
+    f->stage = STAGE_MAIN;
+    f->layer = 0;
+    f->checked = !f->chooses || !f->how->by_deviation;
+    if (!f->checked) return rows_from_embeddings(f, true);
+    if (f->chooses && f->how->by_stored) fus_select_stored(f);
+    const bool now = f->chooses && (f->how->pass || f->how->by_stored);
+    const int r = now ? fus_select(f) : 0;
+    return r < 0 ? r : rows_from_embeddings(f, false);
+}
+
+/* Of the n rows of a part as many as the pace allows. */
+static size_t rows_now(const struct fus_prefill *f, size_t n)
+{
+    const size_t left = n - f->row0;
+    return f->pace && f->pace < left ? f->pace : left;
+}
+
+/* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
+static int step_layer0(struct fus_prefill *f)
+{
+    struct fus_phase p = phase(f);
+    p.x = f->emb;
+    p.pos = f->pos_all;
+    p.n = f->plan.n_tok;
+    p.embed_tok = f->tok;
+    const size_t m = rows_now(f, p.n);
+    int r = fus_phase_a(&p, f->row0, m);
+    if (r < 0) return r;
+    f->row0 += m;
+    if (f->row0 < p.n) return 0;
+    f->row0 = 0;
+    f->chooses = fus_select_budget(f) > 0 && f->core->cfg.L > 1;
+    if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
+    if (!f->chooses || !f->how->pass) return begin_main(f);
+    f->stage = STAGE_SCORE;
+    r = rows_from_embeddings(f, false);
+    if (f->how->pass == PASS_SIDE) close_ranks(f);
+    return r;
+}
+
+static bool is_choice_layer(const struct fus_prefill *f)
+{
+    if (f->stage != STAGE_MAIN) return false;
+    return f->checked ? fus_select_again(f) : f->layer == f->plan.check_layer;
+}
+
+/* What has to be in the pages before this layer runs. Up to the check layer all chunk tokens are
+ * rows, and their fresh K,V there are kept: chunks are placed only behind it. Where the set shrinks
+ * later on, the rows that leave have written theirs by then. */
+static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE)
+        return f->layer == f->plan.side_layer ? BRING_SIDE : BRING_EXACT;
+    return f->stage == STAGE_SCORE || f->checked ? BRING_CHUNKS : BRING_EXACT;
+}
+
+void fus_prefill_pace(struct fus_prefill *f, size_t rows)
+{
+    f->pace = rows;
+}
+
+bool fus_prefill_ready(const struct fus_prefill *f)
+{
+    const bool in_layers = f->stage == STAGE_SCORE || f->stage == STAGE_MAIN;
+    if (!in_layers || f->part != PART_STORED) return true;
+    if (is_choice_layer(f) && f->how->by_deviation)
+        return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
+    if (f->layer < f->loaded_to) return true;
+    return fus_reuse_ready(f, f->layer, wanted_in_pages(f));
+}
+
+/* Stored KV of this layer near, and into the pages. */
+static int bring_layer(struct fus_prefill *f)
+{
+    const enum fus_bring what = wanted_in_pages(f);
+    const bool placed = f->layer < f->loaded_to, compares = f->at_choice && f->how->by_deviation;
+    if (placed && !compares) return 0;
+    const uint64_t since = clock_ns();
+    int r = fus_reuse_fetch(f, f->layer, compares ? BRING_CHUNKS : what);
+    f->report.compute_ms -= clock_ms_since(since); /* waiting is not computing */
+    if (r == 0 && !placed) {
+        kn_hold(f->core->dev, f->n_rows > 0); /* the layer itself follows */
+        r = fus_reuse_place(f, f->layer, what);
+        kn_hold(f->core->dev, false);
+    }
+    if (r == 0 && !placed) f->loaded_to = f->layer + 1;
+    return r;
+}
+
+static bool is_scoring(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_SCORE && f->layer >= f->plan.score_lo;
+}
+
+/* What happens to fresh K (before RoPE) and V of a block of rows: sinks, and the check. */
+static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                     const float *k, const float *v, size_t ld)
+{
+    struct fus_prefill *f = ctx;
+    int r = 0;
+    if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
+    if (f->at_choice && f->how->by_deviation) r = fus_deviation_rows(f, st, row0, m, k, v, ld);
+    if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
+    return r;
+}
+
+/* Stored KV of the layer to its place. */
+static int step_stored(struct fus_prefill *f)
+{
+    f->at_choice = is_choice_layer(f);
+    fus_reuse_far(f, 0, f->done_to);
+    int r = f->at_choice ? kn_settle(f->core->dev) : 0; /* rows change here */
+    if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
+    if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
+    if (r < 0) return r;
+    look_ahead(f);
+    f->part = PART_A;
+    return 0;
+}
+
+/* Behind the last slice of a layer's first half; at the check layer the choice. */
+static int end_a(struct fus_prefill *f)
+{
+    if (f->stage == STAGE_MAIN) fus_captures_layer_done(f, f->layer);
+    if (f->at_choice) {
+        int r = fus_select(f);
+        if (r < 0) return r;
+        f->checked = true;
+        r = drop_rows(f);
+        if (r < 0) return r;
+    }
+    f->token_layers += (double)f->n_rows;
+    f->part = PART_B;
+    f->row0 = 0;
+    return 0;
+}
+
+/* A slice of the first half of a layer. Layer 0 has its K,V already. */
+static int step_a(struct fus_prefill *f)
+{
+    const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
+    if (f->layer > 0) {
+        struct fus_phase p = phase(f);
+        const bool looks =
+            f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
+        p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
+        p.hook_ctx = f;
+        p.goes_on = f->at_choice ? !fus_select_looks(f) : !p.hook;
+        int r = fus_phase_a(&p, f->row0, m);
+        if (r < 0) return r;
+    }
+    f->row0 += m;
+    return f->row0 < f->n_rows ? 0 : end_a(f);
+}
+
+/* Rows of phase B in this layer: [*ret_row0, n_rows). In the last layer only those that feed
+ * logits, in the last scoring layer only the suffix. */
+static size_t first_b_row(const struct fus_prefill *f)
+{
+    if (f->stage == STAGE_SCORE)
+        return f->layer + 1 == f->plan.score_hi ? f->n_rows - f->n_suffix : 0;
+    if (f->layer + 1 == f->core->cfg.L) return f->n_rows - f->n_logits;
+    return 0;
+}
+
+/* Rows of the next slice of phase B. */
+static size_t b_rows(const struct fus_prefill *f)
+{
+    const size_t first = first_b_row(f), row0 = f->row0 < first ? first : f->row0;
+    const size_t left = f->n_rows - row0, slice = fus_slice_rows(f->core, f->plan.n_tok);
+    /* half of one more rather than a small rest */
+    const size_t m = left > slice + slice / 2 ? slice : left;
+    return f->pace && f->pace < m ? f->pace : m;
+}
+
+/* The next layer may be queued before this one is done: nobody looks at what it makes. */
+static bool goes_on(const struct fus_prefill *f)
+{
+    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sense_on(f) &&
+           f->layer + 1 < f->core->cfg.L;
+}
+
+/* A slice of the second half of a layer; 1 when the layer is done. */
+static int step_b(struct fus_prefill *f)
+{
+    const size_t first = first_b_row(f), m = b_rows(f);
+    if (f->row0 < first) f->row0 = first;
+    struct fus_phase p = phase(f);
+    if (is_scoring(f)) {
+        p.keep_q = f->keep_q;
+        p.keep_lse = f->keep_lse;
+        p.keep_from = f->n_rows - f->n_suffix;
+        p.attn_only = f->layer + 1 == f->plan.score_hi;
+    }
+    const bool trails = goes_on(f);
+    kn_trail(f->core->dev, trails);
+    int r = fus_phase_b(&p, f->row0, m);
+    kn_trail(f->core->dev, false);
+    if (r < 0) return r;
+    f->done_to = trails ? f->layer : f->layer + 1;
+    f->row0 += m;
+    if (f->row0 < f->n_rows) return 0;
+    if (!is_scoring(f)) return 1;
+    f->part = PART_SCORE;
+    return 0;
+}
+
+static void finish(struct fus_prefill *f)
+{
+    struct fus_report *t = &f->report;
+    f->stage = STAGE_DONE;
+    f->finished = true;
+    f->s->len = f->plan.n_tok;
+    t->n_recomputed = (uint32_t)f->n_sel;
+    t->n_reused = (uint32_t)(f->n_reusable - f->n_sel);
+    t->n_computed = f->plan.n_tok - t->n_prefix - t->n_reused - t->n_recomputed;
+    t->cost = f->token_layers / ((double)f->plan.n_tok * f->core->cfg.L);
+    fus_captures_close(f, SIZE_MAX, 0);
+}
+
+static int step_head(struct fus_prefill *f)
+{
+    if (f->pace && fus_captures_open(f) > 0) {
+        fus_captures_close(f, f->pace, 0);
+        if (f->n_logits > 0 || fus_captures_open(f) > 0) return 0;
+    }
+    const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
+    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
+    if (r == 0) r = fus_share_prefix(f);
+    if (r == 0) finish(f);
+    return r;
+}
+
+static int end_of_score(struct fus_prefill *f)
+{
+    if (f->sense.asks) {
+        fus_sense_asked(f);
+        finish(f);
+        return 0;
+    }
+    fus_score_spread(f);
+    if (f->how->by_sensitivity) fus_select_weigh(f);
+    /* Blind rows stood in the chunks' place, or chunks in that of missed ones: all comes again. */
+    if (f->how->pass == PASS_SIDE || f->n_missed > 0) {
+        fus_reuse_far(f, 0, UINT_MAX);
+        f->loaded_to = 1;
+        f->done_to = 0;
+    }
+    return begin_main(f);
+}
+
+static int layer_done(struct fus_prefill *f)
+{
+    f->layer++;
+    f->part = PART_STORED;
+    f->row0 = 0;
+    if (f->stage == STAGE_SCORE && f->layer == 1) fus_score_squeeze(f);
+    if (f->stage == STAGE_SCORE && f->layer == f->plan.score_hi) return end_of_score(f);
+    if (f->layer < f->core->cfg.L) return 0;
+    f->stage = STAGE_HEAD;
+    /* With nothing to wait for it is at its end. */
+    return f->n_logits > 0 || (f->pace && fus_captures_open(f) > 0) ? 0 : step_head(f);
+}
+
+/* What of the stored KV this layer's step brings, in tokens. */
+static size_t tokens_to_bring(const struct fus_prefill *f)
+{
+    const bool placed = f->layer < f->loaded_to;
+    return placed ? 0 : fus_reuse_tokens(f, wanted_in_pages(f));
+}
+
+/* Without a pace a layer is one step where its rows are few enough: a device then has one to wait
+ * for, and stored KV that lies on it stays where it is until it has been read. */
+static int step_first_half(struct fus_prefill *f)
+{
+    if (f->part == PART_STORED) {
+        const bool apart = f->pace && tokens_to_bring(f) > 0;
+        const int r = step_stored(f);
+        if (r == -EAGAIN && f->sense.asks) return -EIO; /* nothing left to measure */
+        if (r == -EAGAIN) fus_restart(f); /* a source failed: again, with its range as a miss */
+        if (r == -EAGAIN || apart) return 0;
+        if (r < 0) return r;
+    }
+    const int r = step_a(f);
+    if (r < 0 || f->part != PART_B || !fus_sense_on(f) || !fus_sense_last(f)) return r;
+    if (!fus_sense_done(f)) finish(f);
+    return 0;
+}
+
+static int step_second_half(struct fus_prefill *f)
+{
+    if (f->part == PART_SCORE) {
+        const int r = fus_mass_add(f, f->layer, positions(f));
+        return r < 0 ? r : layer_done(f);
+    }
+    const int r = step_b(f);
+    return r == 1 ? layer_done(f) : r;
+}
+
+static int step_layer(struct fus_prefill *f)
+{
+    if (f->part < PART_B) {
+        const int r = step_first_half(f);
+        if (r < 0 || f->part < PART_B || f->stage == STAGE_DONE) return r;
+        if (f->pace && f->layer > 0) return r; /* in layer 0 there was nothing to do */
+    }
+    return step_second_half(f);
+}
+
+static int step(struct fus_prefill *f)
+{
+    int r = 0;
+    if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
+    if (f->stage == STAGE_LAYER0)
+        r = step_layer0(f);
+    else if (f->stage == STAGE_HEAD)
+        r = step_head(f);
+    else if (f->stage != STAGE_DONE)
+        r = step_layer(f);
+    if (r < 0) return r;
+    return f->stage == STAGE_DONE ? 0 : 1;
+}
+
+/* Streaming a layer's weights takes about as long as computing that many rows with them (chosen:
+ * 13 MB of SmolLM2's at 15 GB/s against 6.6 MFLOP a row at 250 GFLOP/s). */
+enum { FLOOR_ROWS = 32 };
+
+/* Of a row in phase B, in operations: the matrices, and the keys that the slice's last row sees.
+ * Attention does fewer of them a second: measured (docs/scale.md), two thirds. */
+static double b_row_work(const struct fus_prefill *f, size_t m)
+{
+    const struct model_cfg *g = &f->core->cfg;
+    const size_t HK = (size_t)g->H * g->K, first = first_b_row(f);
+    const size_t last = (f->row0 < first ? first : f->row0) + m;
+    const int32_t *at = is_blind(f) ? f->slot : positions(f);
+    const double keys = last > 0 ? (double)at[last - 1] + 1 : 0;
+    const bool attn_only = is_scoring(f) && f->layer + 1 == f->plan.score_hi;
+    const double linear = 2.0 * g->D * ((double)HK + (attn_only ? 0 : (double)HK + 3.0 * g->F));
+    return linear + 1.5 * 4.0 * (double)HK * keys;
+}
+
+static void next_in_layer(const struct fus_prefill *f, struct fus_step *s)
+{
+    const size_t tokens = f->part == PART_STORED ? tokens_to_bring(f) : 0;
+    if (tokens > 0) {
+        *s = (struct fus_step){FUS_STEP_STORED, tokens, .whole = true, .row = 1};
+    } else if (f->part < PART_B && f->layer > 0) {
+        *s = (struct fus_step){FUS_STEP_KV, f->n_rows - f->row0, .row = 1, .fixed = FLOOR_ROWS};
+    } else if (f->part < PART_SCORE) {
+        const size_t m = b_rows(f);
+        const double row = b_row_work(f, m);
+        *s = (struct fus_step){FUS_STEP_ROWS, m, .row = row, .fixed = FLOOR_ROWS * row};
+    } else {
+        const double pairs = (double)f->n_suffix * (double)fus_mass_keys(f, positions(f));
+        *s = (struct fus_step){FUS_STEP_SCORE, 1, .whole = true, .row = pairs};
+    }
+}
+
+void fus_prefill_next(const struct fus_prefill *f, struct fus_step *ret)
+{
+    struct fus_step s = {FUS_STEP_HEAD, f->n_logits, .whole = true, .row = 1, .fixed = FLOOR_ROWS};
+    const size_t open = fus_captures_open(f);
+    if (f->stage == STAGE_HEAD && open > 0) s = (struct fus_step){FUS_STEP_SINK, open, .row = 1};
+    if (f->stage == STAGE_LAYER0)
+        s = (struct fus_step){FUS_STEP_EMBED, f->plan.n_tok - f->row0, .row = 1,
+                              .fixed = FLOOR_ROWS};
+    else if (f->stage == STAGE_SCORE || f->stage == STAGE_MAIN)
+        next_in_layer(f, &s);
+    if (s.rows == 0) s.rows = 1;
+    *ret = s;
+}
+
+int fus_prefill_step(struct fus_prefill *f)
+{
+    const uint64_t since = clock_ns();
+    const int r = step(f);
+    f->report.compute_ms += clock_ms_since(since);
+    return r;
+}
+
+/* ---- results ---- */
+
+const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
+{
+    *ret_rows = f->finished ? f->n_logits : 0;
+    return f->finished && f->n_logits ? f->logits : NULL;
+}
+
+const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n)
+{
+    *ret_n = f->n_sel;
+    return f->sel;
+}
+
+void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
+{
+    *ret = f->report;
+}
+
+void fus_prefill_end(struct fus_prefill *f)
+{
+    if (!f) return;
+    (void)kn_settle(f->core->dev); /* the last layer may have been queued when this was cancelled */
+    fus_reuse_far(f, 0, UINT_MAX);
+    for (size_t i = 0; i < f->n_range; i++)
+        fus_range_release(&f->range[i]);
+    fus_sense_release(f);
+    fus_captures_close(f, SIZE_MAX, -ECANCELED);
+    fus_core_give_block(f->core, &f->block);
+    mem_free(f->range);
+    mem_free(f->piece);
+    mem_free(f->capture);
+    mem_free(f->kind);
+    mem_free(f->own_tok);
+    mem_free(f);
+}

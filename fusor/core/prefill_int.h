@@ -1,0 +1,200 @@
+/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), strategy.c (what
+ * each strategy needs), select.c (roles, scores, selection) and reuse.c (sources and sinks).
+ * Internal to fusor/. */
+#ifndef FUSOR_CORE_PREFILL_INT_H
+#define FUSOR_CORE_PREFILL_INT_H
+
+#include "fusor/core/core_int.h"
+
+enum fus_pass { /* what runs before the selected rows do */
+                PASS_NONE,
+                PASS_QUERY, /* what is no chunk runs over the stored KV of the score's layers */
+                PASS_SIDE, /* it runs blind to the chunks, and only their K of one layer is asked */
+};
+struct fus_method { /* what a strategy needs */
+    const char *name;
+    enum fus_pass pass;
+    bool by_deviation;          /* everything runs up to the check layer; its deviation counts */
+    bool by_sensitivity;        /* the pass's score is multiplied with the tokens' sensitivity */
+    bool by_stored;             /* scores that lie with the chunks decide alone */
+    enum fus_schedule schedule; /* unless another is asked for */
+};
+
+enum fus_kind {                /* what becomes of a prompt token */
+                KIND_COMPUTED, /* a row in every layer */
+                KIND_MISSED,   /* of a chunk that is not held: that, but not asked with */
+                KIND_EXACT,    /* prefix: KV of a full prefill, never a row */
+                KIND_REUSED,   /* isolated chunk: may be selected */
+};
+
+enum fus_choice {
+    CHOICE_OUT,
+    CHOICE_CANDIDATE, /* within a choice only */
+    CHOICE_ROW,       /* a row, as any token that is not reused */
+};
+
+/* Layers on their way to the device at once (chosen: one is computed, one queued behind it, one
+ * comes, and one for where the next is known late). */
+enum { PRE_NEAR = 4 };
+struct pre_range {
+    struct fus_range r; /* n may be cut short where logits are wanted */
+    uint32_t ask0;      /* where it stands in a prompt without the missed chunks */
+    bool used;          /* has a role in the plan (fus_roles_set) */
+    bool active;        /* its source is used; cleared when it failed or was never needed */
+    struct kv_layer cur, near[PRE_NEAR]; /* near: as staged; k NULL: it is not */
+};
+
+struct pre_near { /* a layer on its way to the device */
+    unsigned layer;
+    bool open;
+    uint64_t turn; /* kn_staged() */
+};
+
+struct pre_capture {
+    struct fus_capture c;
+    atomic_int status;   /* first error of the sink's rows() */
+    unsigned next_layer; /* layers below have been delivered (a restart must not do it again) */
+    bool open;           /* done() not called yet */
+};
+
+struct pre_sense {        /* a measurement instead of a prompt; its halves: sense.c */
+    struct kv_source src; /* the chunk's isolated KV in the first half, else ops NULL */
+    struct kv_layer cur;
+    uint32_t head, tok0, n; /* sink tokens; where the chunk stands; its length */
+    float *ret_score, *ret_static;
+    bool asks; /* this is the second half */
+};
+
+enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
+enum pre_part { PART_STORED, PART_A, PART_B, PART_SCORE }; /* of a layer, in this order */
+
+struct fus_prefill {
+    struct fus_core *core;
+    struct fus_session *s;
+    struct fus_plan plan; /* resolved: score layers, check layer; tok borrowed */
+    const struct fus_method *how;
+    struct kn_kv kv;
+    struct pre_range *range;
+    size_t n_range;
+    struct kn_piece *piece; /* [2, n_range] */
+    struct pre_near near[PRE_NEAR];
+    struct pre_capture *capture;
+    size_t n_capture;
+    struct pre_sense sense;
+    int32_t *own_tok; /* a build's tokens */
+    bool wants_logits;
+
+    /* the work block and its parts */
+    struct fus_block block;
+    uint8_t *kind;      /* [n_tok] enum fus_kind */
+    float *emb;         /* [n_tok, D] dev */
+    float *x;           /* [n_tok, D] dev, residual of the current rows */
+    int32_t *tok;       /* [n_tok] the prompt */
+    int32_t *pos_all;   /* [n_tok] 0, 1, 2, … */
+    int32_t *pos;       /* [n_tok] positions of the current rows */
+    int32_t *ask;       /* [n_tok] the same in a prompt without the missed chunks */
+    int32_t *slot;      /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    int32_t *row;       /* [n_tok] rows that stay behind a choosing layer */
+    float *score;       /* [n_tok] attention mass or stored score, by token */
+    float *dev, *dev_v; /* [n_tok] deviation; of V where both tensors count */
+    float *cand_score;  /* [n_tok] of the candidates only; room for other things before */
+    int32_t *cand;      /* [n_tok] their positions */
+    int32_t *pick;      /* [n_tok] those of them that were taken */
+    int32_t *sel;       /* [n_tok] selected positions, ascending */
+    uint8_t *chosen;    /* [n_tok] enum fus_choice */
+    float *att;         /* [rows of a slice, H*K] dev */
+    float *keep_q;      /* [n_suffix, H*K] dev */
+    float *keep_lse;    /* [n_suffix, H] dev */
+    float *logits;      /* [n_logits, V] or NULL */
+    size_t n_logits;
+
+    size_t n_rows, n_reusable, n_home, n_missed, n_suffix;
+    size_t n_sel, n_chosen; /* selected; of those still rows */
+    size_t budget;          /* tokens, the mean over the layers from the check layer on */
+    enum pre_stage stage;
+    unsigned layer;     /* next layer to run */
+    size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
+    enum pre_part part; /* of that layer, next to run */
+    size_t row0;        /* rows that are through with it */
+    unsigned loaded_to; /* layers below are in the pages */
+    unsigned done_to;   /* layers below have been waited for */
+    bool checked;       /* by deviation: the choice is made (or there is none to make) */
+    bool at_choice;     /* in this layer tokens are chosen, before phase B */
+    bool chooses;       /* there are tokens to choose from, and a budget */
+    bool finished;
+    double token_layers;
+    struct fus_report report;
+};
+
+/* select.c */
+int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
+void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
+size_t fus_select_budget(const struct fus_prefill *f);
+/* Choose by what the strategy has gathered in score and dev: first among the reusable tokens, which
+ * sets sel, n_sel and what the report says is left, then in later layers among those still rows. */
+int fus_select(struct fus_prefill *f);
+/* The next choice reads scores on the host, not only what was chosen by them: whoever calls has
+ * waited for them. */
+bool fus_select_looks(const struct fus_prefill *f);
+bool fus_select_again(const struct fus_prefill *f); /* this layer's set is smaller */
+void fus_select_sink(struct fus_prefill *f);
+void fus_select_weigh(struct fus_prefill *f);  /* the score times what ranges know */
+void fus_select_stored(struct fus_prefill *f); /* the score is what ranges know */
+bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
+
+/* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
+enum fus_bring { /* of which ranges stored KV is wanted */
+                 BRING_EXACT,
+                 BRING_CHUNKS, /* and of chunks */
+                 BRING_SIDE,   /* and K alone of chunks: from their sidecars if they have it */
+};
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what);
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+/* Where the device has memory of its own: start to bring a layer near, of the ranges whose stored
+ * KV is here; a hint. And the end of that for layers in [lo, hi): their copies are not read any
+ * more. */
+void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what);
+void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi);
+void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
+                      size_t m, const float *k, const float *v, size_t ld);
+int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                       const float *k, const float *v, size_t ld);
+/* What the suffix, the last of the rows at these positions, attends to in a layer, among the keys
+ * before it: how many those are. */
+size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos);
+int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos);
+/* Scores by token to those of a prompt without the missed chunks, and back. */
+void fus_score_squeeze(struct fus_prefill *f);
+void fus_score_spread(struct fus_prefill *f);
+size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what); /* to be placed */
+void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
+size_t fus_captures_open(const struct fus_prefill *f); /* tokens of those that are */
+/* Those of `most` tokens together, one at least. */
+void fus_captures_close(struct fus_prefill *f, size_t most, int status);
+void fus_range_release(struct pre_range *g);
+
+/* share.c: after the last layer; the session's pages of the exact prefix may become others */
+int fus_share_prefix(struct fus_prefill *f);
+
+/* sense.c: nothing happens in them unless a chunk is measured */
+bool fus_sense_on(const struct fus_prefill *f);   /* in the first half */
+bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */
+int fus_sense_fetch(struct fus_prefill *f);
+int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                   const float *k, const float *v, size_t ld);
+bool fus_sense_done(struct fus_prefill *f); /* the first half is; true: the second one begins */
+void fus_sense_asked(struct fus_prefill *f);
+void fus_sense_release(struct fus_prefill *f);
+
+/* strategy.c */
+/* Recomputed tokens in this layer as a multiple of the budget; the mean over [first, L) is 1. */
+double fus_schedule_share(enum fus_schedule s, unsigned first, unsigned layer, unsigned L);
+const struct fus_method *fus_method_of(enum fus_strategy s);
+
+/* prefill.c */
+int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+              struct fus_prefill **ret);
+void fus_restart(struct fus_prefill *f); /* with the ranges that are still active */
+
+#endif

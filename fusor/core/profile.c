@@ -1,0 +1,325 @@
+/* profile: defaults, the file, and the curve of loss by ratio.
+ *
+ * File: one JSON object with the fields of struct fus_profile by name, "losses" as
+ * {strategy: [loss or null, one for each of "ratios"]}. A field that is missing is the
+ * default's, but a file that measured anything has no losses of another model mixed in. */
+#include "fusor/core/profile.h"
+
+#include "base/assert.h"
+#include "base/buf.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { FILE_VERSION = 1 };
+#define SENSE_POWER_MIN 0.01 /* 0 is "not said" in a plan */
+
+/* ---- defaults ---- */
+
+/* Measured: SmolLM2-135M-Instruct, ten continuation texts (docs/quality.md). By name, because which
+ * strategies there are is core.c's to say. */
+static const double dflt_ratios[] = {0.05, 0.10, 0.15};
+static const struct {
+    const char *strategy;
+    double loss[3];
+} dflt_losses[] = {{"hkvd", {0.664, 0.624, 0.595}},
+                   {"sink", {0.776, 0.686, 0.607}},
+                   {"query", {0.481, 0.340, 0.247}},
+                   {"qs", {0.410, 0.300, 0.222}},
+                   {"side", {0.720, 0.586, 0.498}}};
+
+static void clear_losses(struct fus_profile *p)
+{
+    p->n_ratios = 0;
+    for (size_t s = 0; s < FUS_STRATEGY_COUNT; s++)
+        for (size_t i = 0; i < FUS_PROFILE_RATIOS_MAX; i++)
+            p->losses[s][i] = NAN;
+}
+
+void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
+{
+    const unsigned L = cfg->L;
+    struct fus_profile p = {.score_lo = L / 3,
+                            .score_hi = 5 * L / 6,
+                            /* 17 of 30 was best on the reference: blending.md 7.2 */
+                            .side_layer = L > 1 ? (17 * L + 15) / 30 : 0,
+                            .sense_power = FUS_SENSE_POWER_DEFAULT,
+                            .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
+                            .check_layer = L > 1 ? 1 : 0,
+                            .tensor = FUS_TENSOR_K,
+                            .sink_tokens = 1,
+                            .strategy = FUS_QS,
+                            .ratio = 0.15,
+                            .loss = 0.222,
+                            .reuse_kl = 0.0441};
+    if (p.score_hi <= p.score_lo) p.score_hi = p.score_lo + 1;
+    if (p.side_layer >= L) p.side_layer = L - 1;
+    clear_losses(&p);
+    p.n_ratios = sizeof dflt_ratios / sizeof *dflt_ratios;
+    memcpy(p.ratios, dflt_ratios, sizeof dflt_ratios);
+    for (size_t i = 0; i < sizeof dflt_losses / sizeof *dflt_losses; i++) {
+        enum fus_strategy s;
+        if (fus_strategy_parse(dflt_losses[i].strategy, &s) == 1)
+            memcpy(p.losses[s], dflt_losses[i].loss, sizeof dflt_losses[i].loss);
+    }
+    (void)snprintf(p.measured, sizeof p.measured,
+                   "not for this model: layers as shares of the depth, losses of "
+                   "SmolLM2-135M-Instruct on continuation texts");
+    *ret = p;
+}
+
+void fus_profile_fingerprint(const struct model_cfg *cfg, char ret[FUS_FINGERPRINT_BYTES])
+{
+    (void)snprintf(ret, FUS_FINGERPRINT_BYTES, "%016llx%016llx",
+                   (unsigned long long)cfg->fingerprint[0],
+                   (unsigned long long)cfg->fingerprint[1]);
+}
+
+/* ---- reading ---- */
+
+struct reader {
+    const char *path;
+    const json_t *root;
+    struct err *err;
+    int r; /* the first failure; after it nothing is read */
+};
+
+static double number(struct reader *d, const char *key, double dflt, double min, double max)
+{
+    const json_t *v = json_object_get(d->root, key);
+    if (d->r < 0 || !v) return dflt;
+    if (json_is_number(v) && json_number_value(v) >= min && json_number_value(v) <= max)
+        return json_number_value(v);
+    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a number in %g…%g", d->path, key, min, max);
+    return dflt;
+}
+
+static unsigned whole(struct reader *d, const char *key, unsigned dflt, unsigned min, unsigned max)
+{
+    const json_t *v = json_object_get(d->root, key);
+    if (d->r < 0 || !v) return dflt;
+    if (json_is_integer(v) && json_integer_value(v) >= min && json_integer_value(v) <= max)
+        return (unsigned)json_integer_value(v);
+    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a whole number in %u…%u", d->path, key, min,
+                   max);
+    return dflt;
+}
+
+/* "" when it is missing. */
+static const char *text(struct reader *d, const char *key)
+{
+    const json_t *v = json_object_get(d->root, key);
+    if (d->r < 0 || !v) return "";
+    if (json_is_string(v)) return json_string_value(v);
+    d->r = err_set(d->err, -EINVAL, "%s: \"%s\" is not a text", d->path, key);
+    return "";
+}
+
+static void read_names(struct reader *d, struct fus_profile *p)
+{
+    const char *tensor = text(d, "tensor"), *strategy = text(d, "strategy");
+    if (*tensor && fus_tensor_parse(tensor, &p->tensor) != 1 && d->r == 0)
+        d->r = err_set(d->err, -EINVAL, "%s: tensor \"%.20s\" is none of K, V and KV", d->path,
+                       tensor);
+    if (*strategy && fus_strategy_parse(strategy, &p->strategy) != 1 && d->r == 0)
+        d->r = err_set(d->err, -EINVAL, "%s: unknown strategy \"%.32s\"", d->path, strategy);
+}
+
+static void read_ratios(struct reader *d, const json_t *ratios, struct fus_profile *p)
+{
+    const size_t n = json_array_size(ratios);
+    if (!json_is_array(ratios) || n > FUS_PROFILE_RATIOS_MAX) {
+        d->r = err_set(d->err, -EINVAL, "%s: \"ratios\" is not a list of at most %d numbers",
+                       d->path, FUS_PROFILE_RATIOS_MAX);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(ratios, i);
+        const double x = json_number_value(v);
+        if (!json_is_number(v) || !(x >= 0 && x <= 1) || (i > 0 && x <= p->ratios[i - 1])) {
+            d->r = err_set(d->err, -EINVAL, "%s: \"ratios\" do not ascend within 0…1", d->path);
+            return;
+        }
+        p->ratios[i] = x;
+    }
+    p->n_ratios = n;
+}
+
+static void read_losses(struct reader *d, struct fus_profile *p)
+{
+    const json_t *ratios = json_object_get(d->root, "ratios");
+    const json_t *all = json_object_get(d->root, "losses"), *of;
+    const char *name;
+    if (d->r < 0 || (!ratios && !all)) return;
+    clear_losses(p);
+    read_ratios(d, ratios, p);
+    if (d->r == 0 && !json_is_object(all))
+        d->r = err_set(d->err, -EINVAL, "%s: \"losses\" is not an object", d->path);
+    if (d->r < 0) return;
+    json_object_foreach((json_t *)all, name, of)
+    {
+        enum fus_strategy s;
+        if (fus_strategy_parse(name, &s) != 1) continue; /* of a later version */
+        if (json_array_size(of) != p->n_ratios) {
+            d->r = err_set(d->err, -EINVAL, "%s: \"%.32s\" does not have a loss for each ratio",
+                           d->path, name);
+            return;
+        }
+        for (size_t i = 0; i < p->n_ratios; i++) {
+            const json_t *v = json_array_get(of, i);
+            if (json_is_null(v)) continue;
+            if (!json_is_number(v) || json_number_value(v) < 0) {
+                d->r = err_set(d->err, -EINVAL, "%s: a loss of \"%.32s\" is no number >= 0",
+                               d->path, name);
+                return;
+            }
+            p->losses[s][i] = json_number_value(v);
+        }
+    }
+}
+
+static void read_model(struct reader *d, const char *fingerprint, struct fus_profile *p)
+{
+    const char *own = text(d, "fingerprint");
+    if (d->r < 0) return;
+    if (*own && strcmp(own, fingerprint) != 0)
+        d->r = err_set(d->err, -EINVAL,
+                       "%s: it is the profile of another model (fingerprint %.32s, not %s)",
+                       d->path, own, fingerprint);
+    else
+        (void)snprintf(p->fingerprint, sizeof p->fingerprint, "%s", own);
+}
+
+int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *fingerprint,
+                     struct fus_profile *ret, struct err *err)
+{
+    struct fus_profile p;
+    json_error_t je;
+    const unsigned top = cfg->L - 1, first = top > 0; /* a stored layer: 1…L-1 */
+    if (access(path, F_OK) < 0) return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    json_t *root = json_load_file(path, 0, &je);
+    if (!root) return err_set(err, -EINVAL, "%s: %.120s (line %d)", path, je.text, je.line);
+    struct reader d = {.path = path, .root = root, .err = err};
+    fus_profile_default(cfg, &p);
+    if (!json_is_object(root)) d.r = err_set(err, -EINVAL, "%s: it is not a JSON object", path);
+    (void)whole(&d, "version", FILE_VERSION, FILE_VERSION, FILE_VERSION);
+    read_model(&d, fingerprint, &p);
+    p.score_lo = whole(&d, "score_lo", p.score_lo, 0, top);
+    p.score_hi = whole(&d, "score_hi", p.score_hi, p.score_lo + 1, cfg->L);
+    p.side_layer = whole(&d, "side_layer", p.side_layer, 0, top);
+    p.sense_power = number(&d, "sense_power", p.sense_power, SENSE_POWER_MIN, FUS_SENSE_POWER_MAX);
+    p.neighbours = whole(&d, "neighbours", p.neighbours, 1, FUS_NEIGHBOURS_MAX);
+    p.check_layer = whole(&d, "check_layer", p.check_layer, first, top);
+    p.sink_tokens = whole(&d, "sink_tokens", p.sink_tokens, 0, 1);
+    p.ratio = number(&d, "ratio", p.ratio, 0, 1);
+    p.loss = number(&d, "loss", p.loss, 0, 1);
+    p.reuse_kl = number(&d, "reuse_kl", p.reuse_kl, 0, HUGE_VAL);
+    read_names(&d, &p);
+    read_losses(&d, &p);
+    (void)snprintf(p.measured, sizeof p.measured, "%s", text(&d, "measured"));
+    if (d.r == 0) *ret = p;
+    json_decref(root);
+    return d.r;
+}
+
+/* ---- writing ---- */
+
+static json_t *number_or_null(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+json_t *fus_profile_json(const struct fus_profile *p)
+{
+    json_t *root =
+        json_pack("{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}",
+                  "version", FILE_VERSION, "fingerprint", p->fingerprint, "score_lo",
+                  (int)p->score_lo, "score_hi", (int)p->score_hi, "side_layer", (int)p->side_layer,
+                  "sense_power", p->sense_power, "neighbours", (int)p->neighbours, "check_layer",
+                  (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
+                  (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio",
+                  p->ratio, "loss", p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
+    json_t *ratios = json_array(), *losses = json_object();
+    for (size_t i = 0; i < p->n_ratios; i++)
+        json_array_append_new(ratios, json_real(p->ratios[i]));
+    for (size_t s = 0; s < FUS_STRATEGY_COUNT; s++) {
+        json_t *of = json_array();
+        bool any = false;
+        for (size_t i = 0; i < p->n_ratios; i++) {
+            any |= isfinite(p->losses[s][i]);
+            json_array_append_new(of, number_or_null(p->losses[s][i]));
+        }
+        if (any) json_object_set(losses, fus_strategy_name((enum fus_strategy)s), of);
+        json_decref(of);
+    }
+    if (root && json_object_set(root, "ratios", ratios) == 0 &&
+        json_object_set(root, "losses", losses) == 0)
+        goto out;
+    json_decref(root);
+    root = NULL;
+out:
+    json_decref(ratios);
+    json_decref(losses);
+    return root;
+}
+
+int fus_profile_write(const struct fus_profile *p, const char *path, struct err *err)
+{
+    struct buf temp = BUF_INIT;
+    json_t *root = fus_profile_json(p);
+    int fd = -1, r = buf_addf(&temp, "%s.%ld", path, (long)getpid());
+    if (!root) r = -ENOMEM;
+    if (r == 0) {
+        fd = open(buf_cstr(&temp), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd < 0) r = -errno;
+    }
+    if (r == 0 && json_dumpfd(root, fd, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) < 0) r = -EIO;
+    if (r == 0 && fsync(fd) < 0) r = -errno;
+    if (fd >= 0 && close(fd) < 0 && r == 0) r = -errno;
+    if (r == 0 && rename(buf_cstr(&temp), path) < 0) r = -errno;
+    if (r < 0 && fd >= 0) (void)unlink(buf_cstr(&temp));
+    json_decref(root);
+    buf_fini(&temp);
+    return r == 0 ? 0 : err_set(err, r, "%s: %s", path, strerror(-r));
+}
+
+/* ---- use ---- */
+
+int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
+                          double *ret_ratio)
+{
+    double at = NAN, least = NAN; /* the last point of the running minimum */
+    if ((unsigned)s >= FUS_STRATEGY_COUNT || !(loss >= 0)) return 0;
+    if (s == FUS_REUSE && loss < 1) return 0;
+    if (s == FUS_FULL || s == FUS_PREFIX || s == FUS_REUSE) {
+        *ret_ratio = s == FUS_REUSE ? 0 : 1;
+        return 1;
+    }
+    for (size_t i = 0; i < p->n_ratios; i++) {
+        const double y = p->losses[s][i];
+        if (!isfinite(y)) continue;
+        if (y <= loss) {
+            *ret_ratio = isfinite(at) ? at + (p->ratios[i] - at) * ((least - loss) / (least - y))
+                                      : p->ratios[i];
+            return 1;
+        }
+        least = isfinite(least) ? fmin(least, y) : y;
+        at = p->ratios[i];
+    }
+    return 0;
+}
+
+void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)
+{
+    if (plan->check_layer == 0) plan->check_layer = p->check_layer;
+    if (plan->side_layer == 0) plan->side_layer = p->side_layer;
+    if (plan->sense_power == 0) plan->sense_power = (float)p->sense_power;
+    if (plan->tensor == FUS_TENSOR_DEFAULT) plan->tensor = p->tensor;
+    if (plan->score_hi != 0) return;
+    plan->score_lo = p->score_lo;
+    plan->score_hi = p->score_hi;
+}

@@ -1,0 +1,53 @@
+/* profile: what calibration has found out about one model: layers, tensor, sink, and how much each
+ * strategy loses at each ratio.
+ *
+ * A JSON file, written by `kvblend-bench calibrate`, read by the worker at start-up (--profile,
+ * else the one that calibrate has left in the cache folder under the model's fingerprint). A model
+ * without one gets fus_profile_default(): layers as shares of its depth and the losses measured on
+ * SmolLM2-135M (docs/quality.md). Loss: teacher-forced KL(full || method) as a share of plain
+ * reuse's on the same prompts: 0 is a full prefill, 1 what blending is meant to repair.
+ * Thread: a filled profile is read by any. */
+#ifndef FUSOR_CORE_PROFILE_H
+#define FUSOR_CORE_PROFILE_H
+
+#include "fusor/core/core.h"
+
+struct json_t;
+enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 32 };
+
+struct fus_profile {
+    char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
+    unsigned score_lo, score_hi;             /* query, qs, hybrid: layers [lo, hi) */
+    unsigned side_layer;                     /* whose K is the sidecar, 1…L-1; 0 = none */
+    double sense_power;                      /* qs: to which sensitivity counts, above 0 */
+    unsigned neighbours;  /* chunks that each chunk is measured with, 1…FUS_NEIGHBOURS_MAX */
+    unsigned check_layer; /* hkvd, hybrid */
+    enum fus_tensor tensor;
+    unsigned sink_tokens;       /* that chunks are built behind: 0 or 1 */
+    enum fus_strategy strategy; /* of a request that names none */
+    double ratio;               /* of a request that names none: keeps `loss` with `strategy` */
+    double loss;                /* what that may lose: the quality floor */
+    double reuse_kl;            /* nats: what a loss of 1 is, as measured */
+    double ratios[FUS_PROFILE_RATIOS_MAX]; /* ascending */
+    size_t n_ratios;
+    double losses[FUS_STRATEGY_COUNT][FUS_PROFILE_RATIOS_MAX]; /* NAN: not measured */
+    char measured[160]; /* on what, when, with which command; for people */
+};
+void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret);
+/* As in a profile and in the name of its file, of weights and configuration. */
+void fus_profile_fingerprint(const struct model_cfg *cfg, char ret[FUS_FINGERPRINT_BYTES]);
+/* 0; -ENOENT; -EINVAL with a sentence: not JSON, a layer the model lacks, a wrong fingerprint. */
+int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *fingerprint,
+                     struct fus_profile *ret, struct err *err);
+int fus_profile_write(const struct fus_profile *p, const char *path, struct err *err); /* atomic */
+struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file; NULL: no memory */
+/* The smallest ratio at which the strategy loses at most `loss`, between measured points linearly
+ * and never below the least one measured: 1 found, 0 not reached at any measured ratio. A curve
+ * that rises by noise counts as its running minimum. full and prefix lose nothing, at 1; reuse
+ * loses 1, at 0. */
+int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
+                          double *ret_ratio);
+/* Layers and tensor into a plan, where it leaves them open (0). */
+void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan);
+
+#endif

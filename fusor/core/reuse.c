@@ -1,0 +1,351 @@
+/* reuse: stored KV in (sources), computed KV out (sinks), and the scores that compare both. */
+#include "fusor/core/prefill_int.h"
+
+#include "base/assert.h"
+
+#include <limits.h>
+#include <string.h>
+
+void fus_range_release(struct pre_range *g)
+{
+    if (!g->active) return;
+    g->active = false;
+    g->r.src.ops->release(g->r.src.ctx);
+}
+
+static bool wanted(const struct pre_range *g, enum fus_bring what)
+{
+    return g->active && (g->r.exact || what != BRING_EXACT);
+}
+
+static bool from_sidecar(const struct pre_range *g, unsigned layer, enum fus_bring what,
+                         struct kv_layer *ret)
+{
+    const struct kv_source *s = &g->r.src;
+    return what == BRING_SIDE && !g->r.exact && s->ops->side && s->ops->side(s->ctx, layer, ret);
+}
+
+static int near_slot(const struct fus_prefill *f, unsigned layer)
+{
+    for (int i = 0; i < PRE_NEAR; i++)
+        if (f->near[i].open && f->near[i].layer == layer) return i;
+    return -1;
+}
+
+void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi)
+{
+    for (int i = 0; i < PRE_NEAR; i++) {
+        struct pre_near *n = &f->near[i];
+        if (!n->open || n->layer < lo || n->layer >= hi) continue;
+        n->open = false;
+        kn_unstage(f->core->dev, n->turn);
+    }
+}
+
+/* What the stream is given next sees the layer's copies. */
+static int near_wait(const struct fus_prefill *f, struct kn_stream *st, unsigned layer)
+{
+    const int slot = near_slot(f, layer);
+    return slot >= 0 ? kn_staged(st, f->near[slot].turn) : 0;
+}
+
+/* K and V of a range's layer, if they are here: two pieces. */
+static size_t add_pieces(const struct fus_prefill *f, struct pre_range *g, unsigned layer,
+                         struct kv_layer *ret, struct kn_piece *p)
+{
+    const struct model_cfg *cfg = &f->core->cfg;
+    const struct kv_source *s = &g->r.src;
+    struct kv_layer got;
+    if (s->ops->ready && s->ops->ready(s->ctx, layer) != 1) return 0;
+    if (s->ops->layer(s->ctx, layer, &got) < 0) return 0; /* it will say so again */
+    const size_t bytes = g->r.n * kn_row_bytes(got.dtype, cfg->G, cfg->K);
+    p[0] = (struct kn_piece){.from = got.k, .bytes = bytes};
+    p[1] = (struct kn_piece){.from = got.v, .bytes = bytes};
+    *ret = got;
+    return 2;
+}
+
+void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    int slot = 0;
+    size_t n = 0;
+    if (kn_dev_is_host(f->core->dev) || layer >= f->core->cfg.L || near_slot(f, layer) >= 0) return;
+    while (slot < PRE_NEAR && f->near[slot].open)
+        slot++;
+    if (slot == PRE_NEAR) return;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        g->near[slot].k = NULL;
+        if (wanted(g, what)) n += add_pieces(f, g, layer, &g->near[slot], f->piece + n);
+    }
+    struct pre_near *near = &f->near[slot];
+    if (n == 0 || kn_stage(f->core->dev, f->piece, n, &near->turn) < 0) return;
+    near->layer = layer;
+    near->open = true;
+    n = 0;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct kv_layer *at = &f->range[i].near[slot];
+        if (!at->k) continue;
+        const struct kn_piece *p = &f->piece[n];
+        at->k = p->at == p->from ? NULL : p->at; /* what did not move may go between two steps */
+        at->v = p[1].at;
+        n += 2;
+    }
+}
+
+/* Wait for a layer of the active ranges (exact ones always). A source that fails is dropped, its
+ * range becomes a miss. */
+int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    const int slot = near_slot(f, layer);
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        if (!wanted(g, what)) continue;
+        struct kv_layer got = {0};
+        int r = 0;
+        if (slot >= 0 && g->near[slot].k)
+            got = g->near[slot];
+        else if (!from_sidecar(g, layer, what, &got))
+            r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
+        if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
+        if (r < 0) {
+            (void)kn_settle(f->core->dev);
+            fus_reuse_far(f, 0, UINT_MAX);
+            fus_range_release(g);
+            f->report.n_failed_ranges++;
+            return -EAGAIN;
+        }
+        ASSERT(got.k);
+        /* Where only K is asked V is never read: anything may stand there. */
+        if (!got.v && what == BRING_SIDE) got.v = got.k;
+        ASSERT(got.v);
+        g->cur = got;
+    }
+    return 0;
+}
+
+/* Would fus_reuse_fetch() not wait? A source that failed does not. */
+bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        const struct kv_source *s = &g->r.src;
+        struct kv_layer side;
+        if (!wanted(g, what) || !s->ops->ready || from_sidecar(g, layer, what, &side)) continue;
+        if (s->ops->ready(s->ctx, layer) == 0) return false;
+    }
+    return true;
+}
+
+struct place {
+    struct fus_prefill *f;
+    unsigned layer;
+    enum fus_bring what;
+};
+
+/* The rotation of a range's stored K; NULL: none. Wrong where a fault is injected. */
+static const struct kn_rope *rope_of(const struct fus_core *c, bool exact, struct kn_rope *tmp)
+{
+    if (c->fault == FUS_FAULT_NONE || exact) return &c->rope;
+    if (c->fault == FUS_FAULT_REPOSITION) return NULL;
+    /* A chunk ends before the prompt does: the table has a row for the next place. */
+    *tmp = c->rope;
+    tmp->cos += tmp->n_rot / 2;
+    tmp->sin += tmp->n_rot / 2;
+    tmp->pos_cap--;
+    return tmp;
+}
+
+/* Rows [row0, row0+m) of the active ranges laid end to end. */
+static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct place *p = arg;
+    const struct fus_prefill *f = p->f;
+    const struct model_cfg *cfg = &f->core->cfg;
+    size_t at = 0;
+    int r = near_wait(f, st, p->layer);
+    if (r < 0) return r;
+    for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!wanted(g, p->what)) continue;
+        const size_t lo = row0 > at ? row0 - at : 0;
+        const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
+        at += g->r.n;
+        if (lo >= hi) continue;
+        const size_t off = lo * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+        const uint32_t tok0 = f->stage == STAGE_SCORE ? g->ask0 : g->r.tok0;
+        struct kn_rope tmp;
+        r = kn_kv_load(st, &f->kv, p->layer, (int32_t)(tok0 + lo), hi - lo,
+                       (const char *)g->cur.k + off, (const char *)g->cur.v + off, g->cur.dtype,
+                       rope_of(f->core, g->r.exact, &tmp));
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_range; i++)
+        if (wanted(&f->range[i], what)) n += f->range[i].r.n;
+    return n;
+}
+
+int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
+{
+    const size_t n = fus_reuse_tokens(f, what);
+    struct place p = {f, layer, what};
+    return n ? kn_rows(f->core->dev, n, f->plan.cancel, place_block, &p) : 0;
+}
+
+/* ---- sinks ---- */
+
+void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
+                      size_t m, const float *k, const float *v, size_t ld)
+{
+    const int32_t *pos = f->pos + row0;
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open || layer < c->next_layer || atomic_load(&c->status) < 0) continue;
+        size_t a = 0, b = m;
+        while (a < m && (uint32_t)pos[a] < c->c.tok0)
+            a++;
+        while (b > a && (uint32_t)pos[b - 1] >= c->c.tok0 + c->c.n)
+            b--;
+        if (a == b) continue;
+        ASSERT((size_t)(pos[b - 1] - pos[a]) == b - a - 1); /* exact rows have no gaps */
+        int r = c->c.sink.ops->rows(c->c.sink.ctx, st, layer, (size_t)pos[a] - c->c.tok0, b - a,
+                                    k + a * ld, ld, v + a * ld, ld);
+        int none = 0;
+        if (r < 0) (void)atomic_compare_exchange_strong(&c->status, &none, r);
+    }
+}
+
+void fus_captures_layer_done(struct fus_prefill *f, unsigned layer)
+{
+    for (size_t i = 0; i < f->n_capture; i++)
+        if (layer >= f->capture[i].next_layer) f->capture[i].next_layer = layer + 1;
+}
+
+size_t fus_captures_open(const struct fus_prefill *f)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_capture; i++)
+        if (f->capture[i].open) n += f->capture[i].c.n;
+    return n;
+}
+
+void fus_captures_close(struct fus_prefill *f, size_t most, int status)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_capture; i++) {
+        struct pre_capture *c = &f->capture[i];
+        if (!c->open) continue;
+        if (n > 0 && n + c->c.n > most) return;
+        n += c->c.n;
+        c->open = false;
+        const int own = atomic_load(&c->status);
+        c->c.sink.ops->done(c->c.sink.ctx, own < 0 ? own : status);
+    }
+}
+
+/* ---- scores ---- */
+
+/* Squared L2 between fresh and stored rows of one tensor; K of both is before RoPE (a rotation
+ * keeps the norm). `at`: the first one's index in its range. */
+static int deviation_run(struct kn_stream *st, const struct model_cfg *cfg,
+                         const struct pre_range *g, bool of_v, uint32_t at, const float *fresh,
+                         size_t ld, size_t m, float *ret)
+{
+    const char *stored = of_v ? g->cur.v : g->cur.k;
+    stored += at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+    return kn_deviation(st, fresh, ld, stored, g->cur.dtype, m, (size_t)cfg->G * cfg->K, cfg->K,
+                        ret);
+}
+
+/* Of the m rows those of reused tokens: runs of neighbours within one range. */
+int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
+                       const float *k, const float *v, size_t ld)
+{
+    const struct model_cfg *cfg = &f->core->cfg;
+    const enum fus_tensor tensor = f->plan.tensor;
+    float *dev_v = tensor == FUS_TENSOR_KV ? f->dev_v : f->dev;
+    const int32_t *pos = f->pos + row0;
+    size_t i = 0, n;
+    int r = near_wait(f, st, f->layer);
+    if (r < 0) return r;
+    for (size_t j = 0; j < f->n_range && i < m; j++) {
+        const struct pre_range *g = &f->range[j];
+        if (!g->active || g->r.exact) continue;
+        while (i < m && (uint32_t)pos[i] < g->r.tok0)
+            i++;
+        for (; i < m && (uint32_t)pos[i] < g->r.tok0 + g->r.n; i += n) {
+            const uint32_t t = (uint32_t)pos[i], at = t - g->r.tok0;
+            n = 1;
+            while (i + n < m && (uint32_t)pos[i + n] == t + n && at + n < g->r.n)
+                n++;
+            if (tensor != FUS_TENSOR_V)
+                r = deviation_run(st, cfg, g, false, at, k + i * ld, ld, n, f->dev + t);
+            if (r == 0 && tensor != FUS_TENSOR_K)
+                r = deviation_run(st, cfg, g, true, at, v + i * ld, ld, n, dev_v + t);
+            if (r < 0) return r;
+        }
+    }
+    return 0;
+}
+
+struct mass {
+    struct fus_prefill *f;
+    struct kn_attn_args q;
+    size_t n_keys;
+};
+
+/* A block of keys, rounded to whole pages: every page's keys are summed by one thread, rows in
+ * order, so that the result does not depend on the number of threads. All suffix rows stand behind
+ * all these keys. */
+static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct mass *a = arg;
+    const size_t key0 = (row0 + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
+    const size_t end = (row0 + m + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
+    if (key0 == end) return 0;
+    return kn_attn_mass(st, &a->q, a->f->score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
+}
+
+size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos)
+{
+    return f->n_suffix ? (size_t)pos[f->n_rows - f->n_suffix] : 0;
+}
+
+int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
+{
+    const struct model_cfg *cfg = &f->core->cfg;
+    const size_t n_keys = fus_mass_keys(f, pos);
+    struct mass a = {.f = f,
+                     .q = {.q = f->keep_q,
+                           .ldq = (size_t)cfg->H * cfg->K,
+                           .m = f->n_suffix,
+                           .pos = pos + f->n_rows - f->n_suffix,
+                           .H = cfg->H,
+                           .kv = &f->kv,
+                           .layer = layer,
+                           .scale = cfg->attn_scale,
+                           .lse = f->keep_lse},
+                     .n_keys = n_keys};
+    if (n_keys == 0) return 0;
+    return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
+}
+
+void fus_score_squeeze(struct fus_prefill *f)
+{
+    size_t n = 0;
+    for (size_t t = 0; t < f->plan.n_tok; t++)
+        if (f->kind[t] != KIND_MISSED) f->score[n++] = f->score[t];
+}
+
+void fus_score_spread(struct fus_prefill *f)
+{
+    size_t n = f->plan.n_tok - f->n_missed;
+    for (size_t t = f->plan.n_tok; t-- > 0;)
+        f->score[t] = f->kind[t] != KIND_MISSED ? f->score[--n] : 0;
+}

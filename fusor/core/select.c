@@ -1,0 +1,405 @@
+/* select: which tokens are rows: roles from the plan, budgets, and the choice by score. */
+#include "fusor/core/prefill_int.h"
+
+#include "base/assert.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HYBRID_SHARE 0.2F /* chosen: the share of the mix in blending.md 7.2 */
+enum { POOL = 2 };        /* measured: README.md; tokens to each side */
+
+static int check_ranges(const struct fus_plan *p)
+{
+    uint32_t end = 0;
+    bool chunk_seen = false;
+    for (size_t i = 0; i < p->n_range; i++) {
+        const struct fus_range *g = &p->range[i];
+        if (g->n == 0 || g->tok0 < end || g->n > p->n_tok || g->tok0 > p->n_tok - g->n)
+            return -EINVAL;
+        /* An exact range has meaning only as an unbroken prefix. */
+        if (g->exact && (chunk_seen || g->tok0 != end)) return -EINVAL;
+        if (!g->exact) chunk_seen = true;
+        end = g->tok0 + g->n;
+    }
+    for (size_t i = 0; i < p->n_capture; i++) {
+        const struct fus_capture *c = &p->capture[i];
+        if (c->n == 0 || c->n > p->n_tok || c->tok0 > p->n_tok - c->n) return -EINVAL;
+    }
+    return 0;
+}
+
+int fus_plan_resolve(struct fus_prefill *f)
+{
+    struct fus_plan *p = &f->plan;
+    const struct model_cfg *g = &f->core->cfg;
+    if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= FUS_STRATEGY_COUNT) return -EINVAL;
+    if (p->n_tok > f->s->cap_tokens) return -ERANGE;
+    if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
+    if (!(p->mass >= 0 && p->mass <= 1 && p->ratio_min >= 0 && p->ratio_min <= 1)) return -EINVAL;
+    for (uint32_t i = 0; i < p->n_tok; i++)
+        if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
+    if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
+    if (p->logits_from >= p->n_tok) return -EINVAL;
+    if (p->check_layer == 0) p->check_layer = g->L > 1 ? 1 : 0;
+    if (p->check_layer >= g->L) return -EINVAL;
+    if (p->score_hi == 0) {
+        p->score_lo = g->L / 3;
+        p->score_hi = 5 * g->L / 6;
+        if (p->score_hi <= p->score_lo) p->score_hi = p->score_lo + 1;
+    }
+    if (p->side_layer == 0) p->side_layer = g->L > 1 ? (17 * g->L + 15) / 30 : 0;
+    if (p->side_layer >= g->L && g->L > 1) return -EINVAL;
+    if (fus_method_of(p->strategy)->pass == PASS_SIDE) {
+        p->score_lo = p->side_layer;
+        p->score_hi = p->side_layer + 1;
+    }
+    if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
+    if (p->hybrid_share == 0) p->hybrid_share = HYBRID_SHARE;
+    if (p->tensor == FUS_TENSOR_DEFAULT) p->tensor = FUS_TENSOR_K;
+    if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
+        return -EINVAL;
+    if (p->schedule == FUS_SCHEDULE_DEFAULT) p->schedule = fus_method_of(p->strategy)->schedule;
+    if (p->sense_power == 0) p->sense_power = FUS_SENSE_POWER_DEFAULT;
+    if (!(p->sense_power > 0 && p->sense_power <= FUS_SENSE_POWER_MAX)) return -EINVAL;
+    if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
+    return check_ranges(p);
+}
+
+bool fus_stands_home(int32_t sink_token, const int32_t *tok, uint32_t tok0)
+{
+    return sink_token < 0 ? tok0 == 0 : tok0 == 1 && tok[0] == sink_token;
+}
+
+/* Tokens that feed logits are always rows, so a range never reaches past logits_from. */
+static uint32_t usable(const struct fus_prefill *f, const struct fus_range *g)
+{
+    const uint32_t limit = f->wants_logits ? f->plan.logits_from : f->plan.n_tok;
+    if (g->tok0 >= limit) return 0;
+    return g->tok0 + g->n > limit ? limit - g->tok0 : g->n;
+}
+
+static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
+{
+    if (!g->active || f->plan.strategy == FUS_FULL) return false;
+    return g->r.exact || f->plan.strategy != FUS_PREFIX;
+}
+
+void fus_roles_set(struct fus_prefill *f)
+{
+    memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
+    f->n_reusable = f->n_home = f->n_missed = 0;
+    size_t n_exact = 0;
+    uint32_t last = 0; /* end of the last range */
+    bool prefix_whole = true;
+    for (size_t i = 0; i < f->n_range; i++) {
+        struct pre_range *g = &f->range[i];
+        g->r.n = usable(f, &g->r);
+        g->ask0 = (uint32_t)(g->r.tok0 - f->n_missed);
+        /* Behind a prefix range that failed the later ones no longer start at a known state. */
+        const bool broken = g->r.exact && !prefix_whole;
+        g->used = range_used(f, g) && g->r.n > 0 && !broken;
+        if (g->r.exact && !g->used) {
+            prefix_whole = false;
+            continue;
+        }
+        const enum fus_kind kind = !g->used ? KIND_MISSED : g->r.exact ? KIND_EXACT : KIND_REUSED;
+        memset(f->kind + g->r.tok0, kind, g->r.n);
+        *(g->r.exact ? &n_exact : g->used ? &f->n_reusable : &f->n_missed) += g->r.n;
+        if (g->r.home && kind == KIND_REUSED) f->n_home += g->r.n;
+        if (g->r.n > 0) last = g->r.tok0 + g->r.n;
+    }
+    f->n_suffix = f->plan.n_tok - last;
+    if (f->plan.suffix && f->plan.suffix < f->n_suffix) f->n_suffix = f->plan.suffix;
+    f->report.n_prefix = (uint32_t)n_exact;
+}
+
+/* Tokens of chunks that stand where they were built come last, and only together. */
+size_t fus_select_budget(const struct fus_prefill *f)
+{
+    const size_t k = (size_t)lround((double)f->plan.ratio * (double)f->n_reusable);
+    if (k >= f->n_reusable) return f->n_reusable;
+    return k < f->n_reusable - f->n_home ? k : f->n_reusable - f->n_home;
+}
+
+static int by_score(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+static bool is_chunk(const struct pre_range *g)
+{
+    return g->active && g->used && !g->r.exact;
+}
+
+static void nominate(struct fus_prefill *f)
+{
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!is_chunk(g) || (g->r.home && f->budget < f->n_reusable)) continue;
+        memset(f->chosen + g->r.tok0, CHOICE_CANDIDATE, g->r.n);
+    }
+}
+
+static size_t candidates(struct fus_prefill *f)
+{
+    size_t n = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++)
+        if (f->chosen[t] == CHOICE_CANDIDATE) f->cand[n++] = (int32_t)t;
+    return n;
+}
+
+/* How many of the best hold the wanted share of the score, k at most. */
+static size_t mass_budget(struct fus_prefill *f, const float *score, size_t k)
+{
+    const size_t n = candidates(f);
+    const size_t least = (size_t)lround((double)f->plan.ratio_min * (double)n);
+    double total = 0, sum = 0;
+    size_t i = 0;
+    for (size_t j = 0; j < n; j++)
+        total += f->cand_score[j] = score[f->cand[j]];
+    qsort(f->cand_score, n, sizeof(*f->cand_score), by_score);
+    while (i < k && (i < least || sum < (double)f->plan.mass * total))
+        sum += f->cand_score[i++];
+    return i;
+}
+
+struct top {
+    struct fus_prefill *f;
+    const float *score;
+    size_t n, k;
+};
+
+static int top_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
+{
+    const struct top *t = arg;
+    return kn_top(st, t->score, t->f->cand, t->n, t->k, t->f->pick);
+}
+
+/* Of the candidates, by scores that the host has looked at. */
+static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t k)
+{
+    for (size_t i = 0; i < n; i++)
+        f->cand_score[i] = score[f->cand[i]];
+    int r = kn_topk(f->cand_score, n, k, f->pick);
+    for (size_t i = 0; r == 0 && i < k; i++)
+        f->pick[i] = f->cand[f->pick[i]];
+    return r;
+}
+
+/* The k best of the candidates become rows. Elsewhere: behind what makes the scores, in the wait
+ * for it. */
+static int take(struct fus_prefill *f, const float *score, size_t k)
+{
+    struct top t = {f, score, candidates(f), k};
+    ASSERT(k <= t.n);
+    int r = fus_select_looks(f) ? top_here(f, score, t.n, k)
+                                : kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t);
+    for (size_t i = 0; r == 0 && i < k; i++)
+        f->chosen[f->pick[i]] = CHOICE_ROW;
+    return r;
+}
+
+/* The share of the score that those hold which were not taken. */
+static double share_left(const struct fus_prefill *f, const float *score)
+{
+    double total = 0, left = 0;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->chosen[t] == CHOICE_OUT) continue;
+        total += (double)score[t];
+        if (f->chosen[t] == CHOICE_CANDIDATE) left += (double)score[t];
+    }
+    return total > 0 ? left / total : 0;
+}
+
+/* Both tensors: K and V have scales of their own, so each counts as a multiple of its mean. */
+static void join_tensors(struct fus_prefill *f)
+{
+    double sum_k = 0, sum_v = 0;
+    if (f->plan.tensor != FUS_TENSOR_KV) return;
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (f->chosen[t] != CHOICE_CANDIDATE) continue;
+        sum_k += (double)f->dev[t];
+        sum_v += (double)f->dev_v[t];
+    }
+    for (uint32_t t = 0; t < f->plan.n_tok; t++)
+        f->dev[t] = (float)((double)f->dev[t] / fmax(sum_k, 1e-30) +
+                            (double)f->dev_v[t] / fmax(sum_v, 1e-30));
+}
+
+/* Where the first choice is made. */
+static unsigned first_layer(const struct fus_prefill *f)
+{
+    return f->how->by_deviation ? f->plan.check_layer : 0;
+}
+
+/* Of n candidates, in this layer. */
+static size_t layer_budget(const struct fus_prefill *f, size_t n)
+{
+    if (f->budget == f->n_reusable) return f->budget;
+    const double share =
+        fus_schedule_share(f->plan.schedule, first_layer(f), f->layer, f->core->cfg.L);
+    const size_t k = (size_t)lround(share * (double)f->budget);
+    return k < n ? k : n;
+}
+
+static int choose(struct fus_prefill *f, size_t k)
+{
+    int r = 0;
+    const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
+    size_t k_dev = by_dev ? k : 0;
+    if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
+    if (by_dev) r = take(f, f->dev, k_dev);
+    if (r == 0 && k > k_dev) r = take(f, f->score, k - k_dev);
+    f->n_chosen = k;
+    return r;
+}
+
+bool fus_select_looks(const struct fus_prefill *f)
+{
+    const bool first = f->n_chosen == 0, by_score = f->how->pass || f->how->by_stored;
+    return by_score || f->plan.tensor == FUS_TENSOR_KV || (first && f->plan.mass > 0);
+}
+
+int fus_select(struct fus_prefill *f)
+{
+    const bool again = f->n_chosen > 0, by_score = f->how->pass || f->how->by_stored;
+    f->budget = again ? f->budget : fus_select_budget(f);
+    if (again) {
+        for (uint32_t t = 0; t < f->plan.n_tok; t++)
+            if (f->chosen[t] == CHOICE_ROW) f->chosen[t] = CHOICE_CANDIDATE;
+    } else {
+        nominate(f);
+    }
+    if (f->how->by_deviation) join_tensors(f);
+    if (!again && f->plan.mass > 0)
+        f->budget = mass_budget(f, by_score ? f->score : f->dev, f->budget);
+    int r = choose(f, layer_budget(f, again ? f->n_chosen : f->n_reusable - f->n_home));
+    if (r < 0) return r;
+    if (!again) {
+        if (f->how->by_deviation) f->report.deviation_left = share_left(f, f->dev);
+        if (by_score) f->report.score_left = share_left(f, f->score);
+    }
+    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
+        if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
+        if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
+    }
+    return 0;
+}
+
+bool fus_select_again(const struct fus_prefill *f)
+{
+    return f->n_chosen > 0 && f->layer > first_layer(f) &&
+           layer_budget(f, f->n_chosen) < f->n_chosen;
+}
+
+static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
+{
+    const struct kv_source *s = &g->r.src;
+    return s->ops->scores && s->ops->scores(s->ctx, kind, ret) == 1;
+}
+
+/* One layer seen by rows that are blind to the chunks points beside the token as often as at it:
+ * each takes the mean of its neighbourhood in the chunk. */
+static void pool(struct fus_prefill *f)
+{
+    float *mean = f->cand_score; /* filled later on */
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!is_chunk(g)) continue;
+        float *s = f->score + g->r.tok0;
+        for (uint32_t t = 0; t < g->r.n; t++) {
+            const uint32_t lo = t < POOL ? 0 : t - POOL,
+                           hi = t + POOL < g->r.n ? t + POOL : g->r.n - 1;
+            float sum = 0;
+            for (uint32_t j = lo; j <= hi; j++)
+                sum += s[j];
+            mean[t] = sum / (float)(hi - lo + 1);
+        }
+        memcpy(s, mean, g->r.n * sizeof(*s));
+    }
+}
+
+/* Ranges whose sensitivity is not known yet count as the average of those whose is: what the query
+ * says decides between their tokens, and nobody is put first for being new. */
+void fus_select_weigh(struct fus_prefill *f)
+{
+    float *s = f->cand_score; /* filled later on */
+    double sum = 0;
+    if (f->how->pass == PASS_SIDE) pool(f);
+    f->report.n_sensed = 0;
+    for (int known = 1; known >= 0; known--)
+        for (size_t i = 0; i < f->n_range; i++) {
+            const struct pre_range *g = &f->range[i];
+            if (!is_chunk(g)) continue;
+            const bool has = scores_of(g, KV_SCORE_SENSITIVITY, s);
+            if (has != known) continue;
+            const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
+            for (uint32_t t = 0; t < g->r.n; t++) {
+                const float weight = has ? powf(s[t], f->plan.sense_power) : mean;
+                f->score[g->r.tok0 + t] *= weight;
+                sum += has ? (double)weight : 0;
+            }
+            if (has) f->report.n_sensed += g->r.n;
+        }
+}
+
+/* Static score times sensitivity. A range without a static score counts as much as the average of
+ * those that have one, and in it a token by its place: the first ones of a chunk change most. */
+void fus_select_stored(struct fus_prefill *f)
+{
+    double sum = 0, n_known = 0;
+    for (int known = 1; known >= 0; known--)
+        for (size_t i = 0; i < f->n_range; i++) {
+            const struct pre_range *g = &f->range[i];
+            if (!is_chunk(g)) continue;
+            float *s = f->score + g->r.tok0;
+            const bool has = scores_of(g, KV_SCORE_STATIC, s);
+            if (has != known) continue;
+            double places = 0;
+            for (uint32_t t = 0; t < g->r.n; t++) {
+                places += 1.0 / (1 + t);
+                sum += has ? (double)s[t] : 0;
+            }
+            if (has) n_known += g->r.n;
+            const double mean = n_known > 0 ? sum / n_known : 1;
+            for (uint32_t t = 0; t < g->r.n && !has; t++)
+                s[t] = (float)(mean * g->r.n / places / (1 + t));
+        }
+    fus_select_weigh(f);
+}
+
+/* The first k tokens of every reused chunk, but for those whose KV is exact; at ratio 1 all of all.
+ */
+void fus_select_sink(struct fus_prefill *f)
+{
+    const size_t budget = fus_select_budget(f);
+    const bool all = budget == f->n_reusable;
+    size_t n_chunks = 0;
+    for (size_t i = 0; i < f->n_range; i++)
+        n_chunks += is_chunk(&f->range[i]) && (all || !f->range[i].r.home);
+    if (n_chunks == 0) return;
+    size_t k = f->plan.sink_k;
+    if (k == 0) k = all ? SIZE_MAX : (budget + n_chunks / 2) / n_chunks;
+    if (k == 0 && f->plan.ratio > 0) k = 1;
+    for (size_t i = 0; i < f->n_range; i++) {
+        const struct pre_range *g = &f->range[i];
+        if (!is_chunk(g) || (g->r.home && !all)) continue;
+        for (uint32_t t = 0; t < g->r.n && t < k; t++) {
+            f->chosen[g->r.tok0 + t] = CHOICE_ROW;
+            f->sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
+        }
+    }
+}
+
+/* Every row of [tok0, tok0+n) is computed, and nothing before it is an isolated chunk. */
+bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n)
+{
+    for (uint32_t t = 0; t < tok0 + n; t++) {
+        if (f->kind[t] == KIND_REUSED) return false;
+        if (t >= tok0 && f->kind[t] == KIND_EXACT) return false;
+    }
+    return true;
+}

@@ -1,0 +1,304 @@
+/* Which target serves which model, and what /v1/models says.
+ *
+ * A single worker judges names itself, because it knows more of them than it lists (its file's
+ * name, "default"); beside others the listed names decide. An upstream's rules decide where it has
+ * any; without them what its own /models lists. */
+#include "gateway/fleet/fleet_int.h"
+
+#include "base/clock.h"
+#include "base/jsonscan.h"
+#include "base/mem.h"
+#include "gateway/front/keys.h"
+
+#include <fnmatch.h>
+#include <jansson.h>
+#include <string.h>
+
+enum { MODELS_MAX = 4096, ID_BYTES_MAX = 512 };
+
+struct models {
+    struct fleet_model *v;
+    size_t n;
+};
+
+static void models_fini(struct models *m)
+{
+    for (size_t i = 0; i < m->n; i++) {
+        mem_free(m->v[i].id);
+        mem_free(m->v[i].json);
+    }
+    mem_free(m->v);
+}
+
+void fleet_models_clear(struct gw_target *t)
+{
+    struct models m = {t->model, t->n_models};
+    models_fini(&m);
+    t->model = NULL;
+    t->n_models = 0;
+    t->models_known = t->any_model = false;
+    t->models_hash = t->models_at_ns = 0;
+}
+
+static int dump_to_buf(const char *data, size_t len, void *ctx)
+{
+    return buf_add(ctx, data, len);
+}
+
+static bool has(const struct models *m, const char *id)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (strcmp(m->v[i].id, id) == 0) return true;
+    return false;
+}
+
+/* `object` describes the model at the backend (NULL: not known); it is offered as `id`. */
+static int add(struct models *m, const char *id, const json_t *object, const char *owner)
+{
+    if (m->n == MODELS_MAX || has(m, id)) return 0;
+    json_t *o = object ? json_copy((json_t *)(uintptr_t)object)
+                       : json_pack("{s:s,s:s,s:I,s:s}", "id", id, "object", "model", "created",
+                                   (json_int_t)clock_wall_s(), "owned_by", owner);
+    struct buf dump = BUF_INIT;
+    struct fleet_model one = {mem_strdup(id), NULL};
+    if (o && json_object_set_new(o, "id", json_string(id)) == 0 &&
+        json_dump_callback(o, dump_to_buf, &dump, JSON_COMPACT) == 0)
+        one.json = buf_take(&dump, NULL);
+    json_decref(o);
+    buf_fini(&dump);
+    struct fleet_model *v = mem_realloc(m->v, (m->n + 1) * sizeof *v);
+    if (v) m->v = v;
+    if (!v || !one.id || !one.json) {
+        mem_free(one.id);
+        mem_free(one.json);
+        return -ENOMEM;
+    }
+    v[m->n++] = one;
+    return 0;
+}
+
+static const char *id_of(const json_t *entry)
+{
+    const char *id = json_string_value(json_object_get(entry, "id"));
+    return id && *id && strlen(id) <= ID_BYTES_MAX ? id : NULL;
+}
+
+static const json_t *listed(const json_t *data, const char *id)
+{
+    for (size_t i = 0; i < json_array_size(data); i++) {
+        const char *x = id_of(json_array_get(data, i));
+        if (x && strcmp(x, id) == 0) return json_array_get(data, i);
+    }
+    return NULL;
+}
+
+static bool is_glob(const struct gw_model_rule *rule)
+{
+    return !rule->sent && strpbrk(rule->pattern, "*?[");
+}
+
+/* All that `pattern` matches of the list; NULL: all of it. */
+static int add_listed(struct models *m, const json_t *data, const char *pattern)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < json_array_size(data); i++) {
+        const json_t *entry = json_array_get(data, i);
+        const char *id = id_of(entry);
+        if (id && (!pattern || fnmatch(pattern, id, 0) == 0)) r = add(m, id, entry, NULL);
+    }
+    return r;
+}
+
+static int add_by_rules(struct models *m, const struct gw_upstream *u, const json_t *data)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < u->n_models; i++) {
+        const struct gw_model_rule *rule = &u->model[i];
+        r = is_glob(rule) ? add_listed(m, data, rule->pattern)
+                          : add(m, rule->pattern,
+                                listed(data, rule->sent ? rule->sent : rule->pattern), u->name);
+    }
+    return r;
+}
+
+static void install(struct gw_target *t, struct models *m, uint64_t hash)
+{
+    struct models old = {t->model, t->n_models};
+    t->model = m->v;
+    t->n_models = m->n;
+    t->models_hash = hash;
+    t->models_known = true;
+    t->any_model = false;
+    *m = old;
+}
+
+int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf *body)
+{
+    uint64_t hash = fleet_hash(body->data, body->len) | 1;
+    struct models m = {NULL, 0};
+    fleet_lock(f);
+    bool same = t->models_known && t->models_hash == hash;
+    struct fleet_set *set = t->set;
+    const struct gw_upstream *u = t->up;
+    if (set) set->n_users++; /* a lane may retire the target meanwhile */
+    fleet_unlock(f);
+    json_t *root = NULL;
+    if (!same && json_depth(body->data, body->len) <= JSON_DEPTH_MAX)
+        root = json_loadb(body->data, body->len, 0, NULL);
+    const json_t *data = json_object_get(root, "data");
+    int r = same || json_is_array(data) ? 0 : -EBADMSG;
+    if (r == 0 && t->worker && !same && json_array_size(data) == 0) r = -EBADMSG;
+    if (r == 0 && !same)
+        r = u && u->n_models ? add_by_rules(&m, u, data) : add_listed(&m, data, NULL);
+    fleet_lock(f);
+    if (r == 0 && !same && t->up == u) {
+        install(t, &m, hash);
+        if (!t->worker && t->health == GW_TARGET_READY) t->tell_ready = true;
+    }
+    if (set) fleet_set_release(f, set);
+    fleet_unlock(f);
+    models_fini(&m);
+    json_decref(root);
+    return r;
+}
+
+int fleet_models_from_rules(struct gw_target *t)
+{
+    struct models m = {NULL, 0};
+    fleet_models_clear(t);
+    if (t->up->n_models == 0) return 0;
+    int r = add_by_rules(&m, t->up, NULL);
+    if (r == 0) install(t, &m, 0);
+    models_fini(&m);
+    return r;
+}
+
+bool fleet_models_wanted(const struct gw_target *t)
+{
+    if (!t->up) return false;
+    for (size_t i = 0; i < t->up->n_models; i++)
+        if (is_glob(&t->up->model[i])) return true;
+    return t->up->n_models == 0;
+}
+
+/* ---- questions ---- */
+
+static const struct fleet_model *model_of(const struct gw_target *t, const char *id)
+{
+    for (size_t i = 0; i < t->n_models; i++)
+        if (strcmp(t->model[i].id, id) == 0) return &t->model[i];
+    return NULL;
+}
+
+enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target *t,
+                               const char *model, const char **ret_sent)
+{
+    bool by_rules = t->up && t->up->n_models > 0;
+    *ret_sent = NULL;
+    if (!model) return FLEET_YES;
+    if (by_rules) {
+        const struct gw_model_rule *rule = gw_upstream_rule(t->up, model);
+        if (rule) *ret_sent = rule->sent;
+        return rule ? FLEET_YES : FLEET_NO;
+    }
+    if (t->worker && f->one_model) {
+        if (f->n_upstreams == 0 || strcmp(model, "default") == 0) return FLEET_YES;
+    }
+    if (!t->models_known) return FLEET_PERHAPS;
+    return t->any_model || model_of(t, model) ? FLEET_YES : FLEET_NO;
+}
+
+unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
+{
+    unsigned bits = 0;
+    bool perhaps = false;
+    fleet_lock(f);
+    for (size_t i = 0; i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        const char *sent;
+        if (t->retired || t->leaving) continue;
+        enum fleet_serves s = fleet_serves(f, t, model, &sent);
+        perhaps |= s == FLEET_PERHAPS;
+        if (s != FLEET_YES) continue;
+        bits |= t->worker        ? GW_SERVES_WORKER
+                : t->up->lmcache ? GW_SERVES_UPSTREAM | GW_SERVES_LMCACHE
+                                 : GW_SERVES_UPSTREAM;
+        if (!t->worker && t->up->inflight_max) bits |= GW_SERVES_BOUNDED;
+    }
+    bool nobody = f->n_workers + f->n_upstreams == 0; /* nobody has registered yet */
+    fleet_unlock(f);
+    return bits ? bits : perhaps || nobody ? GW_SERVES_UNKNOWN : 0;
+}
+
+bool gw_fleet_opens(const struct gw_fleet *f, const char *path)
+{
+    bool yes = false;
+    fleet_lock(f);
+    for (size_t i = 0; !yes && i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        yes = t->up && !t->retired && !t->leaving && gw_upstream_opens(t->up, path);
+    }
+    fleet_unlock(f);
+    return yes;
+}
+
+int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out)
+{
+    int r = -ENOENT;
+    fleet_lock(f);
+    for (size_t i = 0; r == -ENOENT && i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        const struct fleet_model *m = t->retired || t->leaving ? NULL : model_of(t, id);
+        if (m) r = buf_adds(out, m->json);
+    }
+    fleet_unlock(f);
+    return r;
+}
+
+struct names { /* each once; lists of thousands are joined under the lock */
+    const char **slot;
+    size_t mask;
+};
+
+static bool is_new(struct names *s, const char *id)
+{
+    size_t i = fleet_hash(id, strlen(id)) & s->mask;
+    for (; s->slot[i]; i = (i + 1) & s->mask)
+        if (strcmp(s->slot[i], id) == 0) return false;
+    s->slot[i] = id;
+    return true;
+}
+
+/* Locked: room for the names of all targets. */
+static int names_init(struct names *s, const struct gw_fleet *f)
+{
+    size_t total = 0, size = 16;
+    for (size_t i = 0; i < f->n; i++)
+        total += f->target[i]->n_models;
+    while (size < 2 * total)
+        size *= 2;
+    s->mask = size - 1;
+    s->slot = mem_zalloc(size * sizeof *s->slot);
+    return s->slot ? 0 : -ENOMEM;
+}
+
+int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out)
+{
+    int r = buf_adds(out, "{\"object\":\"list\",\"data\":[");
+    struct names names = {NULL, 0};
+    unsigned n = 0;
+    fleet_lock(f);
+    if (r == 0) r = names_init(&names, f);
+    for (size_t i = 0; r == 0 && i < f->n; i++) {
+        const struct gw_target *t = f->target[i];
+        if (t->retired || t->leaving) continue;
+        for (size_t j = 0; r == 0 && j < t->n_models; j++) {
+            const char *id = t->model[j].id;
+            if (!is_new(&names, id) || (key && !gw_key_allows(key, id))) continue;
+            r = buf_addf(out, "%s%s", n++ ? "," : "", t->model[j].json);
+        }
+    }
+    fleet_unlock(f);
+    mem_free(names.slot);
+    return r < 0 ? r : buf_adds(out, "]}");
+}

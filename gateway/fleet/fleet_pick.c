@@ -1,0 +1,363 @@
+/* Leases: who may take a request, who gets it, and what its end tells.
+ *
+ * Targets that serve the model and can take a request now are gathered in one pass; of these the
+ * best group counts: workers before upstreams (they hold the chunks), then the lowest priority.
+ * Within the group a target whose breaker waits for its one try is taken first, so that it comes
+ * back even where the balance would rarely choose it; else policy/route.h decides. */
+#include "gateway/fleet/fleet_int.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "gateway/fleet/directory.h"
+#include "gateway/process/stats.h"
+#include "policy/route.h"
+
+#include <string.h>
+
+enum {
+    SLOW_START_MS = 10000,   /* chosen: a backend that was away gets its whole share again */
+    SLOW_START_PARTS = 10,   /* it begins with a tenth */
+    PROBE_OUT_WAIT_MS = 500, /* chosen: the breaker's try is out; its end comes as on_room, too */
+    FIRST_CHECK_MS = 1000,   /* chosen: so long a better group is given its first health check */
+    BREAKER_HALF_MIN = 10,   /* cited: half of the last 20 */
+    BREAKER_HALF_PCT = 50,
+};
+
+/* ---- breaker ---- */
+
+void fleet_breaker_reset(struct gw_fleet *f, struct gw_target *t)
+{
+    uint64_t opened = t->breaker.n_opened;
+    breaker_init(&t->breaker, fleet_random(f));
+    t->breaker.rule.failed_pct = BREAKER_HALF_PCT;
+    t->breaker.rule.timeouts_max = 0;
+    t->breaker.n_opened = opened;
+}
+
+/* The rules may change by a reload. */
+static void breaker_rules(const struct gw_fleet *f, struct gw_target *t)
+{
+    unsigned run = f->set.breaker_failures;
+    t->breaker.rule.run_max = run;
+    /* Who bears more than 20 in a row bears any share of them. */
+    t->breaker.rule.failed_min = run > BREAKER_HALF_MIN ? run : BREAKER_HALF_MIN;
+    t->breaker.rule.backoff_first_ns = t->breaker.rule.backoff_max_ns = f->set.breaker_open_ns;
+}
+
+/* An own worker's process is watched; its breaker would only keep a restarted one waiting. */
+static bool has_breaker(const struct gw_target *t)
+{
+    return !t->own;
+}
+
+static double slow_start(const struct gw_target *t, uint64_t now)
+{
+    if (!t->slow_from_ns) return 1;
+    double share = (double)(now - t->slow_from_ns) / (SLOW_START_MS * 1e6);
+    return share >= 1 ? 1 : share < 1.0 / SLOW_START_PARTS ? 1.0 / SLOW_START_PARTS : share;
+}
+
+/* ---- who could ---- */
+
+struct candidate {
+    struct gw_target *target;
+    const char *sent;
+    unsigned group; /* 0: workers, then by priority */
+    bool trial;     /* its breaker wants one try */
+};
+struct search {
+    struct candidate can[GW_TARGETS_MAX];
+    size_t n;
+    bool known, perhaps, loading, returning, unsure, full, open;
+    uint64_t wait_ns;   /* until the first breaker lets somebody through */
+    unsigned new_group; /* the best of those that were added just now */
+    uint64_t new_until_ns;
+};
+
+static unsigned group_of(const struct gw_target *t)
+{
+    return t->worker ? 0 : 1 + t->up->priority;
+}
+
+static bool was_tried(const struct gw_want *w, unsigned index)
+{
+    return w->tried[index / 64] >> (index % 64) & 1;
+}
+
+static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_want *w, uint64_t now,
+                    struct search *s)
+{
+    const char *sent = NULL;
+    if (t->retired || t->leaving || (t->worker ? w->upstream_only : w->worker_only)) return;
+    if (w->path && !(t->up && gw_upstream_opens(t->up, w->path))) return;
+    enum fleet_serves serves = fleet_serves(f, t, w->model, &sent);
+    if (serves == FLEET_NO) return;
+    if (serves == FLEET_YES) s->known = true;
+    if (serves == FLEET_PERHAPS) s->perhaps = true;
+    if (t->drained) return;
+    if (t->health != GW_TARGET_READY) {
+        bool loading = t->health == GW_TARGET_LOADING;
+        bool comes = t->own || (t->worker && loading);
+        s->loading |= comes;
+        s->returning |= comes && t->ready_since_ns > 0;
+        s->unsure |= !t->worker && loading; /* its first health check is under way */
+        uint64_t until = t->added_ns + FIRST_CHECK_MS * 1000000ull;
+        if (!t->worker && loading && now < until && group_of(t) < s->new_group) {
+            s->new_group = group_of(t);
+            s->new_until_ns = until;
+        }
+        return;
+    }
+    uint64_t wait = has_breaker(t) ? breaker_wait_ns(&t->breaker, now) : 0;
+    if (wait > 0) {
+        if (t->breaker.state == BREAKER_HALF_OPEN) wait = PROBE_OUT_WAIT_MS * 1000000ull;
+        if (!s->open || wait < s->wait_ns) s->wait_ns = wait;
+        s->open = true;
+    } else if (t->suspect) {
+        s->unsure = true;
+    } else if (t->up && t->up->inflight_max && t->n_inflight >= t->up->inflight_max) {
+        s->full = true;
+    } else if (serves == FLEET_PERHAPS) {
+        s->unsure = true; /* its list of models is being asked for */
+    } else {
+        bool trial = has_breaker(t) && t->breaker.state != BREAKER_CLOSED;
+        s->can[s->n++] = (struct candidate){t, sent, group_of(t), trial};
+    }
+}
+
+/* Leave the best group; targets that were tried only where there is no other at all. */
+static void narrow(struct search *s, const struct gw_want *w)
+{
+    size_t fresh = 0, n = 0;
+    unsigned best = UINT32_MAX;
+    bool trial = false;
+    for (size_t i = 0; i < s->n; i++)
+        fresh += !was_tried(w, s->can[i].target->index);
+    for (int pass = 0; pass < 3; pass++) { /* find the group, then its trial, then filter */
+        for (size_t i = 0; i < s->n; i++) {
+            const struct candidate *c = &s->can[i];
+            if (fresh && was_tried(w, c->target->index)) continue;
+            if (pass == 0 && c->group < best) best = c->group;
+            if (pass == 1 && c->group == best) trial |= c->trial;
+            if (pass == 2 && c->group == best && c->trial == trial) s->can[n++] = *c;
+        }
+    }
+    s->n = n;
+}
+
+static size_t choose(struct gw_fleet *f, const struct search *s, const struct gw_want *w,
+                     const uint64_t *resident, uint64_t now)
+{
+    struct pol_route_target route[GW_TARGETS_MAX];
+    for (size_t i = 0; i < s->n; i++) {
+        const struct gw_target *t = s->can[i].target;
+        route[i] =
+            (struct pol_route_target){.weight = (t->up ? t->up->weight : 1) * slow_start(t, now),
+                                      .n_inflight = t->n_inflight,
+                                      .queued_tokens = t->tokens_in_flight,
+                                      .resident_tokens = resident ? resident[t->index] : 0,
+                                      .id = t->id};
+    }
+    struct pol_route_in in = {.target = route,
+                              .n = s->n,
+                              .balance = s->can[0].target->worker ? POL_BALANCE_RESIDENT
+                                         : f->set.affinity        ? POL_BALANCE_AFFINITY
+                                                                  : POL_BALANCE_LEAST,
+                              .affinity = w->affinity,
+                              .prompt_tokens = w->prompt_tokens,
+                              .random = fleet_random(f)};
+    struct pol_route r = pol_route(&in);
+    gw_stats_routed(r.reason, resident ? w->prompt_tokens : 0, route[r.chosen].resident_tokens);
+    return r.chosen;
+}
+
+/* ---- pick ---- */
+
+static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw_want *w,
+                  uint64_t resident, uint64_t now, struct gw_lease *ret)
+{
+    struct gw_target *t = c->target;
+    uint64_t tokens = w->prompt_tokens > resident ? w->prompt_tokens - resident : 0;
+    if (has_breaker(t)) {
+        breaker_rules(f, t);
+        bool allowed = breaker_allow(&t->breaker, now);
+        ASSERT(allowed);
+    }
+    t->n_inflight++;
+    t->n_picked++;
+    t->tokens_in_flight += tokens;
+    if (t->set) t->set->n_users++;
+    *ret = (struct gw_lease){.target = t,
+                             .index = t->index,
+                             .up = t->up,
+                             .authorization = t->up ? t->up->authorization : t->authorization,
+                             .model = c->sent,
+                             .name = t->name,
+                             .worker = t->worker,
+                             .prompt_tokens = tokens,
+                             .at_ns = now,
+                             .probe = c->trial};
+    fleet_load_sent(ret, tokens, w->prompt_tokens - tokens, now);
+}
+
+/* Have on_room called then. */
+static void room_at(struct gw_fleet *f, uint64_t at_ns)
+{
+    if (f->room_at_ns && f->room_at_ns <= at_ns) return;
+    f->room_at_ns = at_ns;
+    fleet_wake(f);
+}
+
+static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t now,
+                            uint32_t *ret_wait_ms)
+{
+    if (f->n_workers + f->n_upstreams == 0) return GW_PICK_LOADING; /* nobody registered yet */
+    if (!s->known && !s->perhaps) return GW_PICK_UNKNOWN_MODEL;
+    if (s->unsure) return GW_PICK_UNSURE;
+    if (s->full) {
+        f->wants_room = true;
+        return GW_PICK_FULL;
+    }
+    if (s->open) {
+        f->wants_room = true;
+        if (ret_wait_ms) *ret_wait_ms = (uint32_t)(s->wait_ns / 1000000) + 1;
+        room_at(f, now + s->wait_ns);
+        return GW_PICK_OPEN;
+    }
+    if (s->returning) return GW_PICK_RETURNING;
+    return s->loading ? GW_PICK_LOADING : GW_PICK_DOWN;
+}
+
+enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct gw_lease *ret,
+                           uint32_t *ret_wait_ms)
+{
+    uint64_t now = clock_ns();
+    uint64_t resident[GW_TARGETS_MAX];
+    const uint64_t *held = NULL;
+    struct search s;
+    s.n = 0;
+    s.known = s.perhaps = s.loading = s.returning = s.unsure = s.full = s.open = false;
+    s.wait_ns = 0;
+    s.new_group = UINT32_MAX;
+    s.new_until_ns = 0;
+    if (f->directory && w->n_texts > 0 && !w->upstream_only) {
+        gw_directory_resident(f->directory, w->text_id, w->n_texts, resident, GW_TARGETS_MAX);
+        held = resident;
+    }
+    enum gw_pick r = GW_PICK_OK;
+    fleet_lock(f);
+    for (size_t i = 0; i < f->n; i++)
+        look_at(f, f->target[i], w, now, &s);
+    narrow(&s, w);
+    if (w->untried && (s.n == 0 || was_tried(w, s.can[0].target->index))) {
+        r = GW_PICK_DOWN; /* nobody waits for another: nothing else is touched */
+    } else if (s.n > 0 &&
+               s.new_group < s.can[0].group) { /* just started: who comes first is not known */
+        r = GW_PICK_UNSURE;
+        room_at(f, s.new_until_ns);
+    } else if (s.n > 0) {
+        const struct candidate *c = &s.can[choose(f, &s, w, held, now)];
+        lease(f, c, w, held ? held[c->target->index] : 0, now, ret);
+    } else {
+        r = refusal(f, &s, now, ret_wait_ms);
+    }
+    fleet_unlock(f);
+    return r;
+}
+
+/* ---- release ---- */
+
+static void judge(struct gw_fleet *f, struct gw_target *t, const struct gw_lease *l,
+                  enum gw_outcome o, uint64_t now)
+{
+    static const enum breaker_result results[] = {[GW_DONE_OK] = BREAKER_OK,
+                                                  [GW_DONE_BUSY] = BREAKER_OK,
+                                                  [GW_DONE_FAILED] = BREAKER_FAILED,
+                                                  [GW_DONE_TIMEOUT] = BREAKER_TIMEOUT};
+    enum breaker_state before = t->breaker.state;
+    if (!has_breaker(t)) return;
+    breaker_rules(f, t);
+    if (o == GW_DONE_CANCELLED)
+        breaker_forget(&t->breaker, l->at_ns);
+    else
+        breaker_report(&t->breaker, results[o], l->at_ns, now);
+    if (t->breaker.state == before) return;
+    log_event(t->breaker.state == BREAKER_CLOSED ? LOG_NOTICE : LOG_WARN, "upstream.breaker",
+              "target=%s state=%s", t->name, breaker_state_name(t->breaker.state));
+    if (t->breaker.state == BREAKER_CLOSED) t->slow_from_ns = now;
+}
+
+static void count_outcome(struct gw_target *t, enum gw_outcome o, uint64_t ttfb_ns)
+{
+    uint64_t *const counts[] = {[GW_DONE_OK] = &t->n_ok,
+                                [GW_DONE_BUSY] = &t->n_busy,
+                                [GW_DONE_FAILED] = &t->n_failed,
+                                [GW_DONE_TIMEOUT] = &t->n_timeout,
+                                [GW_DONE_CANCELLED] = &t->n_cancelled};
+    (*counts[o])++;
+    if (ttfb_ns == 0) return;
+    double ms = (double)ttfb_ns / 1e6;
+    t->ttfb_ms = t->ttfb_ms > 0 ? 0.8 * t->ttfb_ms + 0.2 * ms : ms; /* chosen: the last ten or so */
+}
+
+static void computed(struct gw_lease *l)
+{
+    if (l->computed) return;
+    ASSERT(l->target->tokens_in_flight >= l->prompt_tokens);
+    l->target->tokens_in_flight -= l->prompt_tokens;
+    fleet_load_gone(l);
+    l->computed = true;
+}
+
+static void tell_room(struct gw_fleet *f)
+{
+    if (!f->wants_room) return;
+    f->wants_room = false;
+    f->room = true;
+    fleet_wake(f);
+}
+
+void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
+{
+    if (!l->target) return;
+    fleet_lock(f);
+    computed(l);
+    if (l->probe && l->status > 0 && l->status < 500) {
+        judge(f, l->target, l, GW_DONE_OK, clock_coarse_ns()); /* its stream may last for minutes */
+        l->probe = false;
+        tell_room(f);
+    }
+    fleet_unlock(f);
+}
+
+void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o, uint64_t ttfb_ns)
+{
+    struct gw_target *t = l->target;
+    uint64_t now = clock_coarse_ns();
+    if (!t) return;
+    fleet_lock(f);
+    computed(l);
+    ASSERT(t->n_inflight > 0);
+    t->n_inflight--;
+    count_outcome(t, o, ttfb_ns);
+    fleet_count_status(t, l->status);
+    judge(f, t, l, o, now);
+    if (o == GW_DONE_OK) t->why[0] = '\0';
+    if (o == GW_DONE_FAILED || o == GW_DONE_TIMEOUT) fleet_blame(t, l->error, l->status, "");
+    if (o == GW_DONE_FAILED && t->worker && t->health == GW_TARGET_READY) {
+        t->suspect = t->probe_now = true;
+        fleet_wake(f);
+    }
+    if (l->up) {
+        struct fleet_set *s = f->sets;
+        while (s && !(l->up >= s->list->up && l->up < s->list->up + s->list->n))
+            s = s->next;
+        ASSERT(s);
+        fleet_set_release(f, s);
+    }
+    fleet_retire_if_idle(f, t);
+    tell_room(f);
+    fleet_unlock(f);
+    *l = (struct gw_lease){0};
+}

@@ -1,0 +1,334 @@
+/* Active health: one timer and at most one call per target, all on the control loop.
+ *
+ * Own workers are asked often while they are not ready, so that they are used as soon as they can
+ * be. An upstream becomes ready by its first good answer after the start, later by
+ * health.successes of them, and is taken out by health.failures bad ones. Where its health is its
+ * list of models one request serves both. Whatever answers without a fault of the server counts as
+ * alive there: a list of models that is not offered (404) or not for this key (403) says nothing
+ * against completions; a key that is not accepted (401) does. */
+#include "gateway/fleet/fleet_int.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    FAST_MS = 50,    /* chosen: an own worker is used as soon as it can be */
+    REMOTE_MS = 500, /* chosen: a remote one that is down is asked gently */
+    SLOW_MS = 2000,
+    TIMEOUT_MS = 5000,
+    WORKER_FAILURES = 3,
+    MODELS_MS = 60000, /* chosen: how long a list of models is believed */
+    MODELS_AGAIN_MS = 1000,
+    BODY_MAX = 1 << 20,
+};
+
+static void begin(struct fleet_probe *p, bool models);
+
+/* ---- when ---- */
+
+static uint64_t interval_ms(struct fleet_probe *p)
+{
+    struct gw_fleet *f = p->fleet;
+    struct gw_target *t = p->target;
+    uint64_t ms;
+    fleet_lock(f);
+    uint64_t jitter = 800 + fleet_random(f) % 401;
+    if (t->worker) {
+        ms = t->health == GW_TARGET_READY ? SLOW_MS : t->own ? FAST_MS : REMOTE_MS;
+        jitter = 1000;
+    } else if (!t->up) {
+        ms = 0;
+    } else if (!t->up->health) {
+        ms = fleet_models_wanted(t) && !t->models_known ? MODELS_AGAIN_MS : MODELS_MS;
+    } else {
+        ms = t->up->health_interval_ms;
+        if (t->ready_since_ns == 0 && ms > REMOTE_MS) ms = REMOTE_MS;
+    }
+    bool gone = t->retired;
+    fleet_unlock(f);
+    return gone ? 0 : ms * jitter / 1000;
+}
+
+void fleet_probe_soon(struct fleet_probe *p, uint64_t ms)
+{
+    if (!p->fleet->started || p->call) return;
+    uint64_t regular = interval_ms(p);
+    if (regular == 0)
+        http_timer_clear(p->timer); /* it is gone */
+    else
+        http_timer_set(p->timer, ms ? ms : regular);
+}
+
+void fleet_probe_cancel(struct fleet_probe *p)
+{
+    http_timer_clear(p->timer);
+    if (p->call) http_call_cancel(p->call);
+    p->call = NULL;
+}
+
+/* ---- what was answered ---- */
+
+/* error: a negative errno, or 0 and the answer's status tells. */
+static void failed(struct fleet_probe *p, int error, const char *detail)
+{
+    struct gw_fleet *f = p->fleet;
+    struct gw_target *t = p->target;
+    p->failures++;
+    p->successes = 0;
+    fleet_lock(f);
+    /* An own worker that does not answer yet is starting: its death would come as a signal. */
+    bool starting = t->own && t->health == GW_TARGET_LOADING;
+    if (!starting) fleet_blame(t, error, p->status, detail);
+    unsigned max = t->worker ? WORKER_FAILURES : f->set.failures;
+    bool out = t->health == GW_TARGET_LOADING || t->suspect || p->failures >= max;
+    if (out && !starting && !t->retired) fleet_set_health(f, t, GW_TARGET_DOWN);
+    uint64_t silent_ms = (clock_ns() - t->last_ok_ns) / 1000000;
+    fleet_unlock(f);
+    fleet_probe_soon(p, 0);
+    fleet_pump(f);
+    if (f->ops.on_silent) f->ops.on_silent(f->ctx, t->index, silent_ms);
+}
+
+static void worker_answered(struct fleet_probe *p)
+{
+    struct gw_fleet *f = p->fleet;
+    struct gw_target *t = p->target;
+    p->failures = 0;
+    int r = 0;
+    if (p->models && p->status == 200) {
+        r = fleet_models_read(f, t, &p->body);
+        if (r < 0) log_event(LOG_WARN, "worker.models", "target=%s error=%s", t->name, err_name(r));
+    }
+    fleet_lock(f);
+    bool ready = t->health == GW_TARGET_READY;
+    t->last_ok_ns = clock_ns(); /* it answers, whatever it says */
+    t->why[0] = '\0';
+    if (t->suspect && p->status == 200 && ready) t->tell_ready = true;
+    t->suspect = false;
+    bool next = p->status == 200 && !p->models && !ready;
+    if (!t->retired && !next && (p->models || p->status != 200))
+        fleet_set_health(f, t, p->status == 200 && r == 0 ? GW_TARGET_READY : GW_TARGET_LOADING);
+    fleet_unlock(f);
+    if (next)
+        begin(p, true);
+    else
+        fleet_probe_soon(p, 0);
+    fleet_pump(f);
+}
+
+static bool is_alive(const struct fleet_probe *p)
+{
+    static const int fine[] = {403, 404, 405, 501};
+    if ((p->status >= 200 && p->status < 300) || p->status == 429) return true;
+    for (size_t i = 0; p->models && i < sizeof fine / sizeof fine[0]; i++)
+        if (p->status == fine[i]) return true;
+    return false;
+}
+
+static void read_models(struct fleet_probe *p)
+{
+    struct gw_fleet *f = p->fleet;
+    struct gw_target *t = p->target;
+    int r = p->status == 200 ? fleet_models_read(f, t, &p->body) : 0;
+    fleet_lock(f);
+    t->models_at_ns = clock_ns();
+    /* Nothing is listed: whatever clients ask for may be served. */
+    if (!t->models_known && (r == -EBADMSG || (p->status >= 300 && p->status != 429))) {
+        t->models_known = t->any_model = true;
+        if (t->health == GW_TARGET_READY) t->tell_ready = true;
+    }
+    fleet_unlock(f);
+    if (r < 0) log_event(LOG_WARN, "upstream.models", "target=%s error=%s", t->name, err_name(r));
+}
+
+static void upstream_answered(struct fleet_probe *p)
+{
+    struct gw_fleet *f = p->fleet;
+    struct gw_target *t = p->target;
+    if (p->models && is_alive(p)) read_models(p);
+    fleet_lock(f);
+    uint64_t now = clock_ns();
+    if (p->health) {
+        p->failures = 0;
+        p->successes++;
+        t->last_ok_ns = now;
+        if (t->breaker.state == BREAKER_CLOSED) t->why[0] = '\0';
+        bool enough = t->ready_since_ns == 0 || p->successes >= f->set.successes;
+        if (enough && !t->retired) fleet_set_health(f, t, GW_TARGET_READY);
+    }
+    bool next = !p->models && !t->retired && fleet_models_wanted(t) &&
+                (t->models_at_ns == 0 || now - t->models_at_ns > MODELS_MS * 1000000ull);
+    fleet_unlock(f);
+    if (next)
+        begin(p, true);
+    else
+        fleet_probe_soon(p, 0);
+    fleet_pump(f);
+}
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct fleet_probe *p = ctx;
+    p->status = status;
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct fleet_probe *p = ctx;
+    if (p->body.len + len <= BODY_MAX) (void)buf_add(&p->body, data, len);
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct fleet_probe *p = ctx;
+    char why[160];
+    /* Of TLS more is worth saying; other sentences name addresses, which are not clients' to know.
+     */
+    (void)snprintf(why, sizeof why, "%s", status == -EPROTO ? http_call_why(p->call) : "");
+    p->call = NULL;
+    fleet_lock(p->fleet);
+    bool stale = p->generation != p->target->generation;
+    fleet_unlock(p->fleet);
+    if (stale) /* another address by now, or another certificate: what was said counts no more */
+        fleet_probe_soon(p, 1);
+    else if (p->target->worker)
+        status < 0 ? failed(p, status, why) : worker_answered(p);
+    else if (status == 0 && (is_alive(p) || !p->health))
+        upstream_answered(p);
+    else if (p->health)
+        failed(p, status, why);
+    else
+        fleet_probe_soon(p, 0);
+}
+
+static const struct http_call_ops call_ops = {on_head, on_body, on_end};
+
+/* ---- asking ---- */
+
+/* The request's path and headers; what its answer will tell. */
+static int compose(struct fleet_probe *p, bool models, struct buf *path, struct buf *headers)
+{
+    const struct gw_upstream *u = p->target->up;
+    p->models = models;
+    p->health = !models;
+    if (p->target->worker) {
+        const char *key = p->target->authorization;
+        int r = buf_adds(path, models ? "/v1/models" : "/health");
+        return r < 0 || !key ? r : buf_addf(headers, "authorization: %s\r\n", key);
+    }
+    if (!u) return -ENOENT;
+    int r = buf_addf(path, "%s/models", u->base);
+    if (r == 0 && buf_addc(path, '\0') == 0) path->len--;
+    if (r == 0 && !u->health) {
+        p->models = true;
+        p->health = false;
+    } else if (r == 0 && strcmp(path->data, u->health) == 0) {
+        p->models = p->health = true;
+    } else if (r == 0 && !models) {
+        buf_clear(path);
+        r = buf_adds(path, u->health);
+    }
+    if (r == 0 && u->authorization)
+        r = buf_addf(headers, "authorization: %s\r\n", u->authorization);
+    return r < 0 ? r : buf_adds(headers, "accept: application/json\r\n");
+}
+
+static int ensure_client(struct fleet_probe *p)
+{
+    struct gw_target *t = p->target;
+    struct fleet_dial d;
+    fleet_lock(p->fleet);
+    bool good = p->client && p->generation == t->generation;
+    int r = good ? 0 : fleet_dial_init(t, p->fleet, &d);
+    fleet_unlock(p->fleet);
+    if (good || r < 0) return r;
+    http_client_destroy(p->client);
+    p->client = NULL;
+    d.opts.conns_max = 1;
+    d.opts.total_timeout_ms = 2 * TIMEOUT_MS; /* an answer may not drip for ever */
+    d.opts.connect_timeout_ms = d.opts.first_byte_timeout_ms = d.opts.idle_timeout_ms = TIMEOUT_MS;
+    r = http_client_create(p->fleet->loop, &d.opts, &p->client);
+    p->generation = d.generation;
+    fleet_dial_fini(&d);
+    return r;
+}
+
+/* Health checks are off: it is ready as soon as its address is known, and is asked for nothing but
+ * a list of models that is needed. Locked. */
+static bool is_quiet(struct fleet_probe *p)
+{
+    struct gw_target *t = p->target;
+    if (!t->up || t->up->health) return false;
+    if (!t->retired) fleet_set_health(p->fleet, t, GW_TARGET_READY);
+    return !fleet_models_wanted(t);
+}
+
+/* Nothing can be asked before its name stands for an address. */
+static void await_address(struct fleet_probe *p)
+{
+    fleet_lock(p->fleet);
+    bool hopeless = p->target->unresolved;
+    p->target->unresolved = false; /* asked again the next time */
+    fleet_unlock(p->fleet);
+    if (hopeless)
+        failed(p, -EADDRNOTAVAIL, "");
+    else
+        fleet_resolve(p->target);
+    fleet_probe_soon(p, 0);
+}
+
+static void begin(struct fleet_probe *p, bool models)
+{
+    struct buf path = BUF_INIT, headers = BUF_INIT;
+    p->status = 0;
+    buf_clear(&p->body);
+    int r = ensure_client(p);
+    if (r == -EHOSTUNREACH) {
+        await_address(p);
+        return;
+    }
+    fleet_resolve(p->target);
+    fleet_lock(p->fleet);
+    bool quiet = is_quiet(p);
+    if (r == 0 && !quiet) r = compose(p, models, &path, &headers);
+    fleet_unlock(p->fleet);
+    if (quiet) {
+        fleet_probe_soon(p, 0);
+        fleet_pump(p->fleet);
+        return;
+    }
+    if (r == 0)
+        r = http_call_start(p->client, "GET", buf_cstr(&path), buf_cstr(&headers), NULL, 0,
+                            &call_ops, p, &p->call);
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&path);
+    buf_fini(&headers);
+    if (r == 0) return;
+    p->call = NULL;
+    failed(p, r, "");
+}
+
+static void on_timer(void *arg)
+{
+    struct fleet_probe *p = arg;
+    if (!p->call) begin(p, false);
+}
+
+int fleet_probe_init(struct gw_fleet *f, struct gw_target *t)
+{
+    t->probe.fleet = f;
+    t->probe.target = t;
+    return http_timer_create(f->loop, on_timer, &t->probe, &t->probe.timer);
+}
+
+void fleet_probe_fini(struct fleet_probe *p)
+{
+    if (p->call) http_call_cancel(p->call);
+    if (p->timer) http_timer_destroy(p->timer);
+    http_client_destroy(p->client);
+    buf_fini(&p->body);
+}

@@ -1,0 +1,313 @@
+#include "gateway/fleet/residents.h"
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/net/http.h"
+#include "gateway/fleet/directory.h"
+#include "gateway/process/stats.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TARGETS_MAX = 256,
+    LINE_MAX_BYTES = 128,
+    POLL_WAIT_MS = 20000, /* the worker answers by then, with news or without */
+    POLL_GAP_MS = 50,     /* chosen: a busy worker's news come in bundles */
+    POLL_GAP_EACH_MS = 2, /* chosen: and many workers' do not fill the loop */
+    BACKOFF_MIN_MS = 500,
+    BACKOFF_MAX_MS = 30000,
+    NO_FEED_MS = 60000,
+};
+
+struct feed { /* of one worker */
+    struct gw_residents *r;
+    unsigned target, backoff_ms;
+    struct http_client *client;
+    struct http_call *call;
+    struct http_timer *timer;
+    char *headers;
+    uint64_t epoch, seq, load_seq; /* as of the last answer that came whole */
+    /* the answer under way */
+    uint64_t next_epoch, next_seq, next_load_seq;
+    int status;
+    bool has_head, broken, told;
+    size_t n_line;
+    char line[LINE_MAX_BYTES];
+};
+struct gw_residents {
+    struct http_loop *loop;
+    struct gw_directory *directory;
+    gw_load_fn on_load;
+    void *ctx;
+    unsigned n_feeds;
+    struct feed *feed[TARGETS_MAX];
+};
+
+/* ---- lines ---- */
+
+static bool number(const char **at, int base, uint64_t *ret)
+{
+    char *end;
+    if (!((**at >= '0' && **at <= '9') || (base == 16 && **at >= 'a' && **at <= 'f'))) return false;
+    errno = 0;
+    *ret = strtoull(*at, &end, base);
+    if (errno || (*end != ' ' && *end != '\0')) return false;
+    *at = *end ? end + 1 : end;
+    return true;
+}
+
+static bool measure(const char **at, double *ret)
+{
+    char *end;
+    double v = strtod(*at, &end);
+    if (end == *at || !(v >= 0 && v < 1e12) || (*end != ' ' && *end != '\0')) return false;
+    *at = *end ? end + 1 : end;
+    *ret = v;
+    return true;
+}
+
+static bool count(const char **at, unsigned *ret)
+{
+    uint64_t v;
+    if (!number(at, 10, &v) || v > UINT32_MAX) return false;
+    *ret = (unsigned)v;
+    return true;
+}
+
+/* What a later version may add behind it is no matter of ours. */
+static bool load_of(const char *p, struct gw_feed_line *l)
+{
+    struct gw_load *w = &l->load;
+    l->kind = GW_FEED_LOAD;
+    return number(&p, 10, &l->seq) && measure(&p, &w->waiting_ms) && count(&p, &w->n_waiting) &&
+           count(&p, &w->n_running) && count(&p, &w->slots) && measure(&p, &w->hold_ms) &&
+           measure(&p, &w->token_ms) && measure(&p, &w->reused_ms);
+}
+
+int gw_feed_parse(const char *line, struct gw_feed_line *ret)
+{
+    struct gw_feed_line l = {0};
+    const char *p = line + (*line != '\0');
+    uint64_t tokens;
+    char *end;
+    switch (*line) {
+    case '@':
+        l.kind = GW_FEED_HEAD;
+        if (!number(&p, 16, &l.epoch) || !number(&p, 10, &l.seq)) return -EBADMSG;
+        l.full = strcmp(p, "full") == 0;
+        if (!l.full && strcmp(p, "delta") != 0) return -EBADMSG;
+        break;
+    case '-':
+        l.kind = GW_FEED_GONE;
+        if (!number(&p, 16, &l.text_id) || *p) return -EBADMSG;
+        break;
+    case '+':
+        l.kind = GW_FEED_HELD;
+        if (!number(&p, 16, &l.text_id) || !number(&p, 10, &tokens) || tokens > UINT32_MAX)
+            return -EBADMSG;
+        l.tokens = (uint32_t)tokens;
+        l.cost = strtod(p, &end);
+        if (end == p || !(l.cost >= 0 && l.cost <= 1) || *end != ' ') return -EBADMSG;
+        break;
+    case '=':
+        if (!load_of(p, &l)) return -EBADMSG;
+        break;
+    default:
+        return -EBADMSG;
+    }
+    *ret = l;
+    return 0;
+}
+
+static void tell_load(const struct feed *f, const struct gw_load *l)
+{
+    if (f->r->on_load) f->r->on_load(f->r->ctx, f->target, l);
+}
+
+static void take_line(struct feed *f)
+{
+    struct gw_directory *d = f->r->directory;
+    struct gw_feed_line l;
+    f->line[f->n_line] = '\0';
+    f->n_line = 0;
+    f->broken =
+        f->broken || gw_feed_parse(f->line, &l) < 0 || (l.kind == GW_FEED_HEAD) == f->has_head;
+    if (f->broken) return;
+    switch (l.kind) {
+    case GW_FEED_HEAD:
+        if (l.full || l.epoch != f->epoch) gw_directory_forget(d, f->target);
+        f->next_load_seq = 0;
+        f->has_head = true;
+        f->next_epoch = l.epoch;
+        f->next_seq = l.seq;
+        break;
+    case GW_FEED_HELD:
+        (void)gw_directory_put(d, f->target, l.text_id, l.tokens, l.cost);
+        break;
+    case GW_FEED_GONE:
+        gw_directory_drop(d, f->target, l.text_id);
+        break;
+    case GW_FEED_LOAD:
+        f->next_load_seq = l.seq;
+        tell_load(f, &l.load);
+        break;
+    }
+}
+
+/* ---- polling ---- */
+
+static void on_head(void *ctx, int status, const struct http_head *h)
+{
+    struct feed *f = ctx;
+    f->status = status;
+}
+
+static void on_body(void *ctx, const char *data, size_t len)
+{
+    struct feed *f = ctx;
+    if (f->status != 200) return;
+    for (size_t i = 0; i < len && !f->broken; i++) {
+        if (data[i] == '\n')
+            take_line(f);
+        else if (f->n_line + 1 < sizeof f->line)
+            f->line[f->n_line++] = data[i];
+        else
+            f->broken = true;
+    }
+}
+
+static void try_later(struct feed *f, const char *why)
+{
+    /* What was told half is asked for anew, all of it. */
+    f->epoch = f->seq = f->load_seq = 0;
+    tell_load(f, NULL);
+    if (!f->told)
+        log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", f->target, why,
+                  f->status);
+    f->told = true;
+    http_timer_set(f->timer, f->status == 404 ? NO_FEED_MS : f->backoff_ms);
+    f->backoff_ms = f->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : f->backoff_ms * 2;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct feed *f = ctx;
+    f->call = NULL;
+    gw_stats_directory(gw_directory_count(f->r->directory));
+    if (status < 0) {
+        try_later(f, "lost");
+    } else if (f->status != 200) {
+        try_later(f, "refused");
+    } else if (f->broken || !f->has_head || f->n_line > 0) {
+        try_later(f, "malformed");
+    } else {
+        f->epoch = f->next_epoch;
+        f->seq = f->next_seq;
+        f->load_seq = f->next_load_seq;
+        f->backoff_ms = BACKOFF_MIN_MS;
+        f->told = false;
+        http_timer_set(f->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->r->n_feeds);
+    }
+}
+
+static void on_timer(void *arg)
+{
+    static const struct http_call_ops ops = {on_head, on_body, on_end};
+    struct feed *f = arg;
+    char target[160];
+    if (f->call) return;
+    f->status = 0;
+    f->has_head = f->broken = false;
+    f->n_line = 0;
+    (void)snprintf(target, sizeof target,
+                   "/admin/residents?epoch=%016llx&since=%llu&load=%llu&wait_ms=%d",
+                   (unsigned long long)f->epoch, (unsigned long long)f->seq,
+                   (unsigned long long)f->load_seq, POLL_WAIT_MS);
+    if (http_call_start(f->client, "GET", target, f->headers, NULL, 0, &ops, f, &f->call) < 0) {
+        f->call = NULL;
+        try_later(f, "unreachable");
+    }
+}
+
+/* ---- life ---- */
+
+int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct gw_residents **ret)
+{
+    struct gw_residents *r = mem_zalloc(sizeof *r);
+    if (!r) return -ENOMEM;
+    r->loop = loop;
+    r->directory = d;
+    *ret = r;
+    return 0;
+}
+
+void gw_residents_on_load(struct gw_residents *r, gw_load_fn fn, void *ctx)
+{
+    r->on_load = fn;
+    r->ctx = ctx;
+}
+
+static void feed_free(struct feed *f)
+{
+    if (!f) return;
+    if (f->call) http_call_cancel(f->call);
+    if (f->timer) http_timer_destroy(f->timer);
+    if (f->client) http_client_destroy(f->client);
+    if (f->headers) explicit_bzero(f->headers, strlen(f->headers));
+    mem_free(f->headers);
+    mem_free(f);
+}
+
+int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
+                       const char *host, struct http_tls *tls, const char *headers)
+{
+    if (target >= TARGETS_MAX) return -ERANGE;
+    if (r->feed[target]) return 0;
+    struct http_client_opts o = {.address = address,
+                                 .host = host,
+                                 .tls = tls,
+                                 .conns_max = 1,
+                                 .connect_timeout_ms = 2000,
+                                 .first_byte_timeout_ms = 2 * POLL_WAIT_MS,
+                                 .idle_timeout_ms = 10000};
+    struct feed *f = mem_zalloc(sizeof *f);
+    if (!f) return -ENOMEM;
+    f->r = r;
+    f->target = target;
+    f->backoff_ms = BACKOFF_MIN_MS;
+    f->headers = mem_strdup(headers);
+    int rc = f->headers ? http_client_create(r->loop, &o, &f->client) : -ENOMEM;
+    if (rc == 0) rc = http_timer_create(r->loop, on_timer, f, &f->timer);
+    if (rc < 0) {
+        feed_free(f);
+        return rc;
+    }
+    r->feed[target] = f;
+    r->n_feeds++;
+    http_timer_set(f->timer, 0);
+    return 0;
+}
+
+void gw_residents_forget(struct gw_residents *r, unsigned target)
+{
+    if (target >= TARGETS_MAX || !r->feed[target]) return;
+    tell_load(r->feed[target], NULL);
+    feed_free(r->feed[target]);
+    r->feed[target] = NULL;
+    r->n_feeds--;
+    gw_directory_forget(r->directory, target);
+    gw_stats_directory(gw_directory_count(r->directory));
+}
+
+void gw_residents_destroy(struct gw_residents *r)
+{
+    if (!r) return;
+    for (unsigned i = 0; i < TARGETS_MAX; i++)
+        feed_free(r->feed[i]);
+    mem_free(r);
+}

@@ -1,0 +1,645 @@
+/* The public side: request in, route, key, answer. Routes are a table; what a worker must answer
+ * goes to relay.c, everything else is answered here from memory. */
+#include "gateway/gate.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/metric.h"
+#include "gateway/fleet/fleet.h"
+#include "gateway/front/cors.h"
+#include "gateway/front/keys.h"
+#include "gateway/process/config.h"
+#include "gateway/request/merge.h"
+#include "gateway/request/strategy.h"
+#include "segment/segment.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* ---- answers ---- */
+
+static struct gw_cors cors_of(const struct gw_config *c)
+{
+    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
+}
+
+int gw_answer_headers(const struct gw_req *q, struct buf *out)
+{
+    struct gw_cors cors = cors_of(gw_config_of(q));
+    int r = buf_reserve(out, 256);
+    if (r == 0) r = http_header_add(out, "x-request-id", q->id);
+    if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
+    if (r == 0 && q->strategy_name)
+        r = buf_addf(out, "X-KVBlend-Strategy: %s\r\n", q->strategy_name);
+    return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
+}
+
+static void answer(struct gw_req *q, int status, const char *type, const struct buf *extra,
+                   const struct buf *body)
+{
+    struct buf headers = BUF_INIT;
+    (void)gw_answer_headers(q, &headers);
+    if (extra && extra->len) (void)buf_add(&headers, extra->data, extra->len);
+    q->stage = GW_ANSWERED;
+    q->status = status;
+    (void)http_reply(q->http, status, type, buf_cstr(&headers), body->data, body->len);
+    buf_fini(&headers);
+}
+
+void gw_answer_json(struct gw_req *q, int status, const struct buf *body)
+{
+    answer(q, status, "application/json", NULL, body);
+}
+
+void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body)
+{
+    answer(q, status, type, NULL, body);
+}
+
+void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
+{
+    char message[512];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    if (q->ans.begun) {
+        gw_answer_break(q, e, message);
+        return;
+    }
+    struct buf headers = BUF_INIT, body = BUF_INIT;
+    (void)gw_error_headers(e, &headers);
+    if (e == GW_E_METHOD)
+        (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
+                       strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
+    (void)gw_error_body(e, message, param, &body);
+    answer(q, gw_error_status(e), "application/json", &headers, &body);
+    buf_fini(&headers);
+    buf_fini(&body);
+}
+
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
+                           const char *message)
+{
+    struct buf headers = BUF_INIT, body = BUF_INIT;
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    if (q->ans.begun) {
+        gw_answer_break(q, e, message);
+        return;
+    }
+    (void)gw_error_headers_after(e, after_ms, &headers);
+    (void)gw_error_body(e, message, NULL, &body);
+    answer(q, gw_error_status(e), "application/json", &headers, &body);
+    buf_fini(&headers);
+    buf_fini(&body);
+}
+
+/* ---- routes answered from memory ---- */
+
+static void answer_health(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_addf(&b, "{\"status\":\"ok\",\"ready\":%s}",
+                   gw_fleet_n_ready(q->gate->house->fleet) && !q->gate->house->draining ? "true"
+                                                                                        : "false");
+    gw_answer_json(q, 200, &b);
+    buf_fini(&b);
+}
+
+void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
+{
+    const struct gw_fleet *f = q->gate->house->fleet;
+    struct buf why = BUF_INIT;
+    (void)gw_fleet_reasons(f, q->scan.has_model ? q->scan.model : NULL, &why);
+    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", gw_fleet_noun(f), what, why.len ? ": " : "",
+                    why.len ? buf_cstr(&why) : "");
+    buf_fini(&why);
+}
+
+static void answer_ready(struct gw_req *q)
+{
+    struct gw_house *g = q->gate->house;
+    struct gw_fleet_count n = gw_fleet_count_kinds(g->fleet);
+    struct buf b = BUF_INIT;
+    if (g->draining) {
+        gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
+    } else if (n.workers_ready + n.upstreams_ready == 0) {
+        bool upstreams = n.upstreams > 0 && n.workers == 0;
+        gw_answer_nobody(q, upstreams ? GW_E_UNAVAILABLE : GW_E_LOADING, "is ready yet");
+    } else {
+        (void)buf_adds(&b, "{\"status\":\"ready\"");
+        if (n.workers) (void)buf_addf(&b, ",\"workers\":%u", n.workers_ready);
+        if (n.upstreams) (void)buf_addf(&b, ",\"upstreams\":%u", n.upstreams_ready);
+        (void)buf_addc(&b, '}');
+        gw_answer_json(q, 200, &b);
+    }
+    buf_fini(&b);
+}
+
+static void answer_version(struct gw_req *q)
+{
+    struct buf b = BUF_INIT;
+    (void)buf_adds(&b, "{\"name\":\"kvblend\",\"version\":\"" KV_VERSION "\"}");
+    gw_answer_json(q, 200, &b);
+    buf_fini(&b);
+}
+
+static const char empty_list[] = "{\"object\":\"list\",\"data\":[]}";
+
+static void models_unknown(struct gw_req *q)
+{
+    if (gw_fleet_hopeful(q->gate->house->fleet))
+        gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
+    else
+        gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");
+}
+
+static void answer_models(struct gw_req *q)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct buf all = BUF_INIT, b = BUF_INIT;
+    if (gw_fleet_n_ready(f) == 0 && gw_fleet_list_models(f, NULL, &all) == 0 &&
+        all.len <= sizeof empty_list - 1) {
+        models_unknown(q);
+    } else {
+        (void)gw_fleet_list_models(f, q->key, &b);
+        gw_answer_json(q, 200, &b);
+    }
+    buf_fini(&all);
+    buf_fini(&b);
+}
+
+static void answer_model(struct gw_req *q)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct buf b = BUF_INIT, id = BUF_INIT;
+    int r = buf_adds(&id, q->rest);
+    while (id.len > 1 && id.data[id.len - 1] == '/')
+        id.len--;
+    const char *model = r == 0 ? buf_cstr(&id) : NULL;
+    if (!model)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    else if ((!q->key || gw_key_allows(q->key, model)) && gw_fleet_model(f, model, &b) == 0)
+        gw_answer_json(q, 200, &b);
+    else if (gw_fleet_serves(f, model) & GW_SERVES_UNKNOWN)
+        models_unknown(q);
+    else
+        gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", model);
+    buf_fini(&b);
+    buf_fini(&id);
+}
+
+static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    struct buf own = BUF_INIT, all = BUF_INIT;
+    struct gw_merge m = {0};
+    struct http_bounds_view bounds = http_bounds_view(q->gate->house->bounds);
+    gw_stats_bounds(&bounds);
+    int r = metric_render(&own);
+    if (r == 0) r = gw_fleet_metrics(q->gate->house->fleet, &own);
+    if (r == 0) r = gw_shed_metrics(q->gate->house, q->settings->keys, &own);
+    if (r == 0) r = gw_merge_own(&m, own.data, own.len);
+    for (size_t i = 0; r == 0 && i < n; i++)
+        if (pages[i].status == 200)
+            r = gw_merge_worker(&m, pages[i].index, pages[i].body.data, pages[i].body.len);
+    if (r == 0) r = gw_merge_render(&m, &all);
+    if (r == 0)
+        gw_answer_text(q, 200, "text/plain; version=0.0.4; charset=utf-8", &all);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    gw_merge_fini(&m);
+    buf_fini(&own);
+    buf_fini(&all);
+}
+
+static void answer_metrics(struct gw_req *q)
+{
+    if (gw_gather_start(q, "/metrics", 1000, metrics_gathered) < 0)
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
+/* Routes of other backends that generate or compute and keep nothing: safe to repeat. */
+enum {
+    COMPLETION = GW_R_JSON | GW_R_ADMIT | GW_R_DONE | GW_R_REPEAT,
+    PASSED = GW_R_OPAQUE | GW_R_UPSTREAM | GW_R_ADMIT,
+    COMPUTED = PASSED | GW_R_REPEAT,
+};
+
+static const struct gw_route public_routes[] = {
+    {"/chat/completions", "POST", "/v1/chat/completions", NULL, COMPLETION | GW_R_DETECT},
+    {"/completions", "POST", "/v1/completions", NULL, COMPLETION | GW_R_DETECT},
+    {"/models", "GET", NULL, answer_models, 0},
+    {"/models/", "GET", NULL, answer_model, GW_R_REST},
+    {"/tokenize", "POST", "/tokenize", NULL, GW_R_JSON | GW_R_REPEAT},
+    {"/detokenize", "POST", "/detokenize", NULL, GW_R_JSON | GW_R_REPEAT},
+    {"/segments", "GET, POST", "/v1/segments", NULL, GW_R_JSON | GW_R_WORKER | GW_R_REPEAT},
+    {"/segments/", "GET, POST, DELETE", "/v1/segments/", NULL,
+     GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
+    {"/health", "GET", NULL, answer_health, GW_R_OPEN},
+    {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
+    {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN | GW_R_METRICS},
+    {"/version", "GET", NULL, answer_version, GW_R_OPEN},
+    {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
+    /* What upstreams compute; their key opens nothing else to clients. */
+    {"/embeddings", "POST", "/v1/embeddings", NULL, COMPUTED},
+    {"/rerank", "POST", "/v1/rerank", NULL, COMPUTED},
+    {"/score", "POST", "/v1/score", NULL, COMPUTED},
+    {"/classify", "POST", "/v1/classify", NULL, COMPUTED},
+    {"/pooling", "POST", "/v1/pooling", NULL, COMPUTED},
+    {"/moderations", "POST", "/v1/moderations", NULL, COMPUTED},
+    {"/messages", "POST", "/v1/messages", NULL, COMPUTED},
+    {"/messages/count_tokens", "POST", "/v1/messages/count_tokens", NULL, COMPUTED},
+    {"/responses", "POST", "/v1/responses", NULL, PASSED},
+    {"/images/generations", "POST", "/v1/images/generations", NULL, PASSED},
+    {"/images/edits", "POST", "/v1/images/edits", NULL, PASSED},
+    {"/images/variations", "POST", "/v1/images/variations", NULL, PASSED},
+    {"/audio/speech", "POST", "/v1/audio/speech", NULL, PASSED},
+    {"/audio/transcriptions", "POST", "/v1/audio/transcriptions", NULL, PASSED},
+    {"/audio/translations", "POST", "/v1/audio/translations", NULL, PASSED},
+};
+/* Whatever else a client asks for below /v1, where an upstream's `paths` let it. */
+static const struct gw_route opened = {"/", "GET, POST, PUT, PATCH, DELETE, OPTIONS", "/v1/", NULL,
+                                       PASSED | GW_R_OPENED};
+enum { N_PUBLIC = sizeof public_routes / sizeof public_routes[0] };
+
+/* ---- routing ---- */
+
+const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
+                                     const char **ret_rest)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    for (size_t i = 0; i < n; i++) {
+        const char *p = table[i].path;
+        size_t plen = strlen(p);
+        bool rest = table[i].props & GW_R_REST;
+        if (rest ? len <= plen : len != plen) continue;
+        if (strncmp(path, p, plen) != 0) continue;
+        *ret_rest = path + plen;
+        return &table[i];
+    }
+    return NULL;
+}
+
+static bool method_allowed(const char *methods, const char *method)
+{
+    if (strcmp(method, "HEAD") == 0) method = "GET"; /* the same answer, without its body */
+    size_t len = strlen(method);
+    for (const char *p = methods; *p;) {
+        size_t n = strcspn(p, ", ");
+        if (n == len && strncmp(p, method, n) == 0) return true;
+        p += n;
+        p += strspn(p, ", ");
+    }
+    return false;
+}
+
+/* A path for others to read must not lead out of its place, however they read it: nothing in it is
+ * escaped twice, a parameter (';') or a separator of other systems. Identifiers of ours are plain,
+ * so that nothing needs escaping. */
+static bool path_ok(const struct gw_req *q)
+{
+    for (const char *p = http_req_path(q->http); (p = strchr(p, '/')); p++) {
+        size_t n = strcspn(p + 1, "/");
+        if ((n == 1 && p[1] == '.') || (n == 2 && p[1] == '.' && p[2] == '.')) return false;
+    }
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/";
+    const char *opened_path = http_req_path(q->http);
+    if (q->route->props & GW_R_OPENED) return !opened_path[strcspn(opened_path, "%;\\")];
+    return !(q->route->props & GW_R_REST) || q->rest[strspn(q->rest, plain)] == '\0';
+}
+
+/* From a stock, because asking the kernel for each costs as much as reading the request. */
+static void fresh_bytes(uint8_t ret[16])
+{
+    static _Thread_local uint8_t stock[512];
+    static _Thread_local size_t left;
+    if (left == 0 && getrandom(stock, sizeof stock, GRND_NONBLOCK) == (ssize_t)sizeof stock)
+        left = sizeof stock;
+    if (left == 0) { /* early at boot: an id need not be a secret */
+        static atomic_ullong counter;
+        uint64_t r[2] = {clock_ns(), atomic_fetch_add(&counter, 1)};
+        memcpy(ret, r, sizeof r);
+        return;
+    }
+    left -= 16;
+    memcpy(ret, stock + left, 16);
+}
+
+/* The client's own id when it is harmless, else a fresh one. */
+static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
+{
+    const char *given = http_header_find(h, "x-request-id");
+    size_t n = 0;
+    while (given && n < 128 && given[n] > 0x20 && given[n] < 0x7f && given[n] != '"')
+        n++;
+    if (n > 0 && given[n] == '\0') {
+        memcpy(id, given, n + 1);
+        return;
+    }
+    static const char digit[] = "0123456789abcdef";
+    uint8_t r[16];
+    fresh_bytes(r);
+    memcpy(id, "req_", 4);
+    for (size_t i = 0; i < sizeof r; i++) {
+        id[4 + 2 * i] = digit[r[i] >> 4];
+        id[5 + 2 * i] = digit[r[i] & 15];
+    }
+    id[4 + 2 * sizeof r] = '\0';
+}
+
+bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
+{
+    const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
+    const char *query =
+        q->route->props & GW_R_ADMIN ? strstr(http_req_query(q->http), "space=") : NULL;
+    if (q->key && q->key->name_space) given = q->key->name_space;
+    if (query) given = query + strlen("space=");
+    size_t len = !given ? 0 : query ? strcspn(given, "&") : strlen(given);
+    if (len >= GW_SCAN_SPACE_MAX) return false;
+    if (len > 0) memcpy(ret, given, len);
+    ret[len] = '\0';
+    char *slash = query ? strchr(ret, '/') : NULL;
+    if (slash) *slash = slash[1] ? SEG_SPACE_INNER : '\0';
+    return true;
+}
+
+static bool key_ok(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    q->key = gw_keys_find(q->settings->keys, http_header_find(h, "authorization"),
+                          http_header_find(h, "x-api-key"));
+    return q->key != NULL;
+}
+
+/* Where more than a file's mode must keep strangers out. A page in an operator's browser must not
+ * reach through it, so it may have no key of its own and neither name nor origin are borrowed. */
+static bool admin_ok(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    const struct gw_config *c = gw_config_of(q);
+    struct gw_keys *keys = q->settings->admin_keys;
+    const char *host = http_header_find(h, "host"), *origin = http_header_find(h, "origin");
+    if (!gw_cors_host_is_ours(host, c->admin_hosts.v, c->admin_hosts.n) ||
+        (origin && !gw_cors_is_own(origin, host))) {
+        gw_answer_error(q, GW_E_FOREIGN, NULL,
+                        "The admin API takes no request of another origin, nor by a name that "
+                        "admin.hosts does not have.");
+        return false;
+    }
+    if (gw_keys_count(keys) > 0 &&
+        gw_keys_find(keys, http_header_find(h, "authorization"), http_header_find(h, "x-api-key")))
+        return true;
+    gw_answer_error(
+        q, GW_E_INVALID_KEY, NULL,
+        "Incorrect admin key. Send one of admin.keys as \"Authorization: Bearer KEY\".");
+    return false;
+}
+
+/* Before the key: browsers send none with it. */
+static bool preflight(struct gw_req *q)
+{
+    const struct http_head *h = http_req_head(q->http);
+    struct gw_cors cors = cors_of(gw_config_of(q));
+    struct buf headers = BUF_INIT;
+    if (!gw_cors_is_preflight(&cors, http_req_method(q->http), h)) return false;
+    (void)http_header_add(&headers, "x-request-id", q->id);
+    (void)gw_cors_preflight(&cors, h, q->route->methods, &headers);
+    q->stage = GW_ANSWERED;
+    q->status = 204;
+    (void)http_reply(q->http, 204, NULL, buf_cstr(&headers), NULL, 0);
+    buf_fini(&headers);
+    return true;
+}
+
+static bool closing(struct gw_req *q)
+{
+    if (q->gate->accepting || q->route->answer || (q->route->props & GW_R_ADMIN)) return false;
+    gw_relay_cut(q, GW_E_DRAINING, "The server is shutting down.");
+    return true;
+}
+
+enum asked_for { NO_KEY, CLIENT_KEY, ADMIN_KEY };
+
+/* By its head alone, before anything of a body is taken: whoever is turned away costs nothing. */
+static void judge_head(struct gw_req *q, const struct gw_route *route, enum asked_for who)
+{
+    const char *method = http_req_method(q->http);
+    q->route = route;
+    if (!route || !path_ok(q)) {
+        gw_answer_error(q, GW_E_UNKNOWN_URL, NULL, "Invalid URL (%s %.200s)", method,
+                        http_req_path(q->http));
+        return;
+    }
+    if (http_req_crowded(q->http) && !(route->props & GW_R_OPEN)) {
+        gw_answer_error(q, GW_E_CONNECTIONS, NULL,
+                        "There are too many connections, from this address or from all.");
+        return;
+    }
+    if (preflight(q)) return;
+    if (who == CLIENT_KEY && (route->props & GW_R_METRICS) && !gw_config_of(q)->metrics_public) {
+        gw_answer_error(q, GW_E_NOT_PUBLIC, NULL,
+                        "Metrics are served on the admin address (here, too: metrics.public).");
+        return;
+    }
+    bool open = (route->props & GW_R_OPEN) && !(who == ADMIN_KEY && (route->props & GW_R_METRICS));
+    if (who == ADMIN_KEY && !open && !admin_ok(q)) return;
+    if (who == CLIENT_KEY && !open && !key_ok(q)) {
+        gw_answer_error(q, GW_E_INVALID_KEY, NULL,
+                        "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
+        return;
+    }
+    if (!method_allowed(q->route->methods, method)) {
+        gw_answer_error(q, GW_E_METHOD, NULL, "Not allowed to %s on %.200s.", method,
+                        http_req_path(q->http));
+        return;
+    }
+    if (gw_hop_loops(http_req_head(q->http), q->gate->house->hop))
+        gw_answer_error(
+            q, GW_E_LOOP, NULL,
+            "This request has been here before: an upstream leads back to this server.");
+    else if ((q->route->props & GW_R_OPEN) && http_req_has_body(q->http))
+        gw_answer_error(q, GW_E_TOO_LARGE, NULL, "%.200s takes no body.", http_req_path(q->http));
+    else
+        (void)closing(q);
+}
+
+static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
+{
+    struct gw_req *q = mem_stock_take(&g->stock);
+    if (!q) {
+        (void)http_reply(r, 500, "application/json", NULL, NULL, 0); /* and that was it */
+        return NULL;
+    }
+    memset(q, 0, offsetof(struct gw_req, scan));
+    gw_scan_init(&q->scan, NULL, 0, false);
+    q->gate = g;
+    q->http = r;
+    q->settings = gw_house_settings(g->house);
+    q->target_index = -1;
+    q->rest = "";
+    q->next = g->reqs;
+    if (g->reqs) g->reqs->prev = q;
+    g->reqs = q;
+    (void)atomic_fetch_add(&g->house->n_reqs, 1);
+    http_req_set_user(r, q);
+    choose_id(http_req_head(r), q->id);
+    (void)gw_trace_read(http_req_head(r), &q->trace);
+    return q;
+}
+
+static const struct gw_route *find_public(struct gw_req *q, const char *path)
+{
+    bool v1 = strncmp(path, "/v1/", 4) == 0;
+    const struct gw_route *t =
+        gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
+    struct gw_fleet *f = q->gate->house->fleet;
+    if (!t) return v1 && gw_fleet_opens(f, path + 4) ? &opened : NULL;
+    bool here = !(t->props & GW_R_UPSTREAM) || gw_fleet_serves(f, NULL) & GW_SERVES_UPSTREAM;
+    return here ? t : NULL;
+}
+
+static void public_head(void *ctx, struct http_req *r)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = req_create(g, r);
+    if (!q) return;
+    const char *path = http_req_path(r);
+    bool admin = gw_config_of(q)->admin_public && strncmp(path, "/admin/", 7) == 0;
+    judge_head(q,
+               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                     : find_public(q, path),
+               admin ? ADMIN_KEY : CLIENT_KEY);
+}
+
+static void admin_head(void *ctx, struct http_req *r)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = req_create(g, r);
+    if (!q) return;
+    const char *path = http_req_path(r);
+    bool admin = strncmp(path, "/admin/", 7) == 0;
+    bool private = strcmp(http_req_peer(r), "unix") == 0; /* the file's mode is its key */
+    /* Whoever may administer may also warm and ask. */
+    judge_head(q,
+               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+                     : find_public(q, path),
+               private ? NO_KEY : ADMIN_KEY);
+}
+
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct gw_req *q = http_req_user(r);
+    if (q->route->answer)
+        q->route->answer(q);
+    else if (!closing(q))
+        gw_relay_begin(q);
+}
+
+static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
+{
+    struct gw_req *q = http_req_user(r);
+    if (status == 503) gw_stats_body_refused();
+    gw_answer_error(q, gw_error_of_status(status), NULL, "%s", why);
+}
+
+/* ---- ends ---- */
+
+static void log_access(struct gw_req *q, bool aborted)
+{
+    if (q->route && (q->route->props & GW_R_OPEN)) return;
+    uint64_t start = http_req_start_ns(q->http);
+    struct gw_usage more; /* of a strategy's calls */
+    gw_strategy_spent(q, &more);
+    double ttft_ms = q->first_byte_ns ? (double)(q->first_byte_ns - start) / 1e6 : -1;
+    struct gw_access a = {
+        .request_id = q->id,
+        .client = http_req_peer(q->http),
+        .key_id = q->key ? q->key->id : NULL,
+        .method = http_req_method(q->http),
+        .path = http_req_path(q->http),
+        .model = q->scan.has_model ? q->scan.model : NULL,
+        .detector = q->scan.n_segments ? q->scan.detector : NULL,
+        .trace_id = q->trace.trace,
+        .span_id = q->trace.span,
+        .parent_id = q->trace.parent,
+        .has_usage = q->usage.known || more.prompt > 0,
+        .has_cached = q->usage.has_cached,
+        .prompt_tokens = q->usage.prompt + more.prompt,
+        .completion_tokens = q->usage.completion + more.completion,
+        .cached_tokens = q->usage.cached + more.cached,
+        .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
+        .status = aborted ? 499 : q->status,
+        .target = q->target_name,
+        .stream = q->ans.sse || q->ans.early,
+        .end = aborted ? GW_END_CLIENT_ABORT : q->end,
+        .bytes_in = http_req_bytes_in(q->http),
+        .bytes_out = http_req_bytes_out(q->http),
+        .start_ns = start,
+        .n_segments = q->scan.n_segments,
+        .n_retries = q->n_retries,
+        .queue_ms = (double)q->queue_ns / 1e6,
+        .ttft_ms = ttft_ms,
+        .overhead_us = (double)q->overhead_ns / 1e3,
+    };
+    gw_stats_request(q->gate->house->stats, &a);
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+    struct gw_gate *g = ctx;
+    struct gw_req *q = http_req_user(r);
+    if (!q) return;
+    log_access(q, aborted);
+    *(q->prev ? &q->prev->next : &g->reqs) = q->next;
+    if (q->next) q->next->prev = q->prev;
+    if (q->gather) gw_gather_cancel(q->gather);
+    gw_relay_close(q);
+    gw_settings_unref(q->settings);
+    mem_stock_give(&g->stock, q);
+    (void)atomic_fetch_sub(&g->house->n_reqs, 1);
+}
+
+static void on_drain(void *ctx, struct http_req *r)
+{
+    struct gw_req *q = http_req_user(r);
+    if (q) gw_answer_drain(q);
+}
+
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
+{
+    struct gw_gate *g = ctx;
+    enum gw_error e = gw_error_of_status(status);
+    struct gw_settings *settings = gw_house_settings(g->house);
+    struct gw_cors cors = cors_of(settings->config);
+    struct gw_trace trace;
+    char id[GW_ID_BYTES];
+    choose_id(head, id);
+    (void)gw_trace_read(head, &trace);
+    struct gw_access a = {.request_id = id, /* nothing more is known for certain */
+                          .trace_id = trace.trace,
+                          .span_id = trace.span,
+                          .parent_id = trace.parent,
+                          .status = status,
+                          .end = GW_END_REFUSED,
+                          .start_ns = clock_ns(),
+                          .ttft_ms = -1};
+    gw_stats_request(g->house->stats, &a);
+    (void)http_header_add(ret_headers, "x-request-id", id);
+    (void)gw_cors_headers(&cors, head, ret_headers);
+    (void)gw_error_headers(e, ret_headers);
+    (void)gw_error_body(e, why, NULL, ret_body);
+    gw_settings_unref(settings);
+}
+
+const struct http_server_ops gw_front_ops = {public_head, on_fault, on_request,
+                                             on_close,    on_drain, on_refuse};
+const struct http_server_ops gw_admin_ops = {admin_head, on_fault, on_request,
+                                             on_close,   on_drain, on_refuse};

@@ -1,0 +1,167 @@
+#include "gateway/front/listen.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/gate.h"
+#include "gateway/process/config.h"
+#include "gateway/process/sysd.h"
+
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+enum {
+    FDS_KEPT = 256, /* chosen: tiers, logs, workers, probes */
+    CONNS_MAX = 1000000,
+    BODY_MEMORY_SHARE = 8, /* chosen: scanning may hold each body twice for a moment */
+    LINE_BYTES_MAX = 8192, /* as nginx has it: what it refuses must not get around it */
+};
+
+static bool is_https(const char *entry)
+{
+    return strncmp(entry, "https://", 8) == 0;
+}
+
+static int address_of(const char *entry, struct buf *out)
+{
+    return gw_parse_address(is_https(entry) ? entry + 8 : entry, out);
+}
+
+bool gw_listen_valid(const char *entry, bool tls)
+{
+    struct buf scratch = BUF_INIT;
+    bool ok = strcmp(entry, "systemd") == 0 ||
+              ((tls || !is_https(entry)) && address_of(entry, &scratch) == 0);
+    buf_fini(&scratch);
+    return ok;
+}
+
+/* How many connections there is room for: each has another one to its worker or upstream. */
+static unsigned raise_fd_limit(void)
+{
+    struct rlimit lim;
+    if (getrlimit(RLIMIT_NOFILE, &lim) < 0) return 0;
+    if (lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &lim) < 0) (void)getrlimit(RLIMIT_NOFILE, &lim);
+    }
+    rlim_t n = lim.rlim_cur < 2 * FDS_KEPT ? lim.rlim_cur / 2 : (lim.rlim_cur - FDS_KEPT) / 2;
+    return n < CONNS_MAX ? (unsigned)n : CONNS_MAX;
+}
+
+/* Bodies of all requests in flight. Where nothing is said no more than what leaves a worker its
+ * room, and always one of the largest. */
+static uint64_t body_memory(const struct gw_config *c)
+{
+    uint64_t share = c->body_memory ? c->body_memory : mem_machine_bytes() / BODY_MEMORY_SHARE;
+    return share > c->max_body_bytes ? share : c->max_body_bytes;
+}
+
+static int make_server(struct gw_gate *g, const struct gw_config *c, unsigned conns_max)
+{
+    struct http_limits lim = {.body_bytes_max = c->max_body_bytes,
+                              .line_bytes_max = LINE_BYTES_MAX,
+                              .body_rate_min = c->body_rate,
+                              .bounds = g->house->bounds,
+                              .conns_max = conns_max,
+                              .head_timeout_ms = c->head_timeout_ms,
+                              .body_timeout_ms = c->body_timeout_ms,
+                              .write_timeout_ms = c->write_timeout_ms};
+    return http_server_create(g->loop, &lim, &gw_front_ops, g, &g->server);
+}
+
+static void say(const char *event, const char *address, int port, bool tls)
+{
+    log_event(LOG_NOTICE, event, "address=%s port=%d tls=%s", address, port, tls ? "on" : "off");
+}
+
+/* The TLS settings, made when the first listener needs them. */
+static int need_tls(struct gw_house *h, const struct gw_config *c, struct err *err)
+{
+    struct http_tls_opts o = {
+        .cert_file = c->tls_cert, .key_file = c->tls_key, .ca_file = c->tls_client_ca};
+    if (h->tls) return 0;
+    if (!c->tls_cert) return err_set(err, -EINVAL, "https needs tls.cert and tls.key");
+    return http_tls_server(&o, &h->tls, err);
+}
+
+/* Passed sockets: those named "admin" are the admin server's, all others public. */
+static int listen_passed(struct gw_house *h, const struct gw_config *c, struct http_server *s,
+                         bool admin, struct err *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; h->sysd && i < gw_sysd_n_fds(h->sysd); i++) {
+        const char *name;
+        struct http_listen_opts o = {.fd = gw_sysd_fd(h->sysd, i, &name)};
+        bool tls = !admin && strcmp(name, "https") == 0;
+        if ((strcmp(name, "admin") == 0) != admin) continue;
+        int r = tls ? need_tls(h, c, err) : 0;
+        if (tls) o.tls = h->tls;
+        if (r == 0) r = http_server_listen_with(s, name, &o, err);
+        if (r < 0) return r;
+        say(admin ? "admin.listening" : "gateway.listening", "systemd", r, tls);
+        n++;
+    }
+    if (n == 0)
+        return err_set(err, -ENOENT, "\"systemd\" in %s, but systemd passed no such socket",
+                       admin ? "admin.listen" : "listen");
+    return 0;
+}
+
+static int listen_on(struct gw_house *h, const struct gw_config *c, const char *entry,
+                     struct err *err)
+{
+    struct http_server *s = h->lane[0].server;
+    if (strcmp(entry, "systemd") == 0) return listen_passed(h, c, s, false, err);
+    bool tls = is_https(entry);
+    struct buf a = BUF_INIT;
+    int r = address_of(entry, &a);
+    if (r == 0 && tls) r = need_tls(h, c, err);
+    struct http_listen_opts o = {.reuse_port = h->n_lanes > 1, .tls = tls ? h->tls : NULL};
+    if (r == 0) r = http_server_listen_with(s, buf_cstr(&a), &o, err);
+    if (r >= 0) say("gateway.listening", buf_cstr(&a), r, tls);
+    buf_fini(&a);
+    return r < 0 ? r : 0;
+}
+
+int gw_listen(struct gw_house *h, const struct gw_config *c, struct err *err)
+{
+    int r = 0;
+    unsigned conns_max = raise_fd_limit();
+    struct http_bounds_opts bounds = {.body_memory_bytes = body_memory(c),
+                                      .conns_per_address = c->connections_per_address,
+                                      .n_servers = h->n_lanes};
+    if (bounds.conns_per_address == 0) bounds.conns_per_address = conns_max / 2 + 1;
+    r = http_bounds_create(&bounds, &h->bounds);
+    for (unsigned i = 0; r == 0 && i < h->n_lanes; i++)
+        r = make_server(&h->lane[i], c, conns_max / h->n_lanes + 1);
+    for (size_t i = 0; r == 0 && i < c->listen.n; i++)
+        r = listen_on(h, c, c->listen.v[i], err);
+    for (unsigned i = 1; r == 0 && i < h->n_lanes; i++)
+        r = http_server_listen_same(h->lane[i].server, h->lane[0].server, err);
+    return r;
+}
+
+int gw_listen_private(struct http_server *s, const char *address, struct err *err)
+{
+    static const struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
+    int r = http_server_listen_with(s, address, &o, err);
+    return r < 0 ? r : 0;
+}
+
+int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *err)
+{
+    struct http_server *s = h->lane[0].admin;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < c->admin.n; i++) {
+        struct buf a = BUF_INIT;
+        if (strcmp(c->admin.v[i], "systemd") == 0) {
+            r = listen_passed(h, c, s, true, err);
+        } else {
+            r = gw_parse_address(c->admin.v[i], &a);
+            if (r == 0) r = gw_listen_private(s, buf_cstr(&a), err);
+        }
+        buf_fini(&a);
+    }
+    return r;
+}

@@ -1,0 +1,330 @@
+/* The admin API's own routes; the rest of /admin/ is the worker's and relayed to it. */
+#include "gateway/gate.h"
+
+#include "base/clock.h"
+#include "gateway/fleet/fleet.h"
+#include "gateway/front/keys.h"
+#include "gateway/process/child.h"
+#include "gateway/process/config.h"
+#include "gateway/process/own.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static int add_str(struct buf *b, const char *key, const char *v)
+{
+    int r = buf_addf(b, "\"%s\":", key);
+    return r < 0 ? r : buf_add_json_str(b, v, strlen(v));
+}
+
+/* What was built, if it could be. */
+static void answer_built(struct gw_req *q, int built, struct buf *b)
+{
+    if (built == 0)
+        gw_answer_json(q, 200, b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(b);
+}
+
+static void started(struct gw_req *q, int r)
+{
+    if (r < 0) gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+}
+
+typedef int (*put_page_fn)(struct gw_house *h, const struct gw_page *page, struct buf *b);
+/* The workers' pages as JSON's elements, and the end of the list and the object it is in. */
+static int put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put,
+                     struct buf *b)
+{
+    int r = buf_adds(b, "\"workers\":[");
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        if (i > 0) r = buf_addc(b, ',');
+        if (r == 0) r = put(q->gate->house, &pages[i], b);
+    }
+    return r < 0 ? r : buf_adds(b, "]}");
+}
+
+static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf *b)
+{
+    struct gw_target_view t;
+    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
+    const struct gw_child *child = gw_own_child(h->own, page->index);
+    int r = buf_addf(b, "{\"index\":%u,", t.index);
+    if (r == 0) r = add_str(b, "address", t.address);
+    if (r == 0)
+        r = buf_addf(b, ",\"own\":%s,\"state\":\"%s\",\"in_flight\":%u,\"models\":%u",
+                     t.own ? "true" : "false", gw_target_state_name(t.state), t.n_inflight,
+                     t.n_models);
+    if (r == 0 && child)
+        r = buf_addf(b, ",\"pid\":%d,\"restarts\":%u", (int)gw_child_pid(child),
+                     gw_child_n_restarts(child));
+    if (r == 0 && t.why[0]) r = buf_addc(b, ',');
+    if (r == 0 && t.why[0]) r = add_str(b, "reason", t.why);
+    if (r == 0 && page->status == 200 && page->body.len > 0) {
+        r = buf_adds(b, ",\"status\":");
+        if (r == 0) r = buf_add(b, page->body.data, page->body.len);
+    }
+    return r < 0 ? r : buf_addc(b, '}');
+}
+
+static int put_shed(struct buf *b)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < GW_SHED_COUNT; i++)
+        r = buf_addf(b, "%s\"%s\":%llu", i ? "," : "", gw_shed_reason_name((enum gw_shed_reason)i),
+                     (unsigned long long)gw_stats_n_shed((enum gw_shed_reason)i));
+    return r;
+}
+
+static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    struct gw_house *h = q->gate->house;
+    struct buf b = BUF_INIT;
+    struct gw_admit_view a = gw_admit_view(&h->admit);
+    bool draining = h->draining;
+    int r = buf_addf(&b,
+                     "{\"gateway\":{\"version\":\"" KV_VERSION "\",\"pid\":%d,\"uptime_s\":%.1f,"
+                     "\"ready\":%s,\"draining\":%s,\"in_flight\":%u,\"in_flight_max\":%u,"
+                     "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loops\":%u,"
+                     "\"loop_lag_ms\":%.3f,\"shed\":{",
+                     (int)getpid(), clock_ms_since(h->start_ns) / 1e3,
+                     gw_fleet_n_ready(h->fleet) && !draining ? "true" : "false",
+                     draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
+                     a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
+                     http_loop_lag_ms(q->gate->loop));
+    if (r == 0) r = put_shed(&b);
+    if (r == 0) r = buf_adds(&b, "}},\"upstreams\":");
+    if (r == 0) r = gw_fleet_format(h->fleet, GW_SERVES_UPSTREAM, &b);
+    if (r == 0) r = buf_addc(&b, ',');
+    if (r == 0) r = put_pages(q, pages, n, put_worker, &b);
+    answer_built(q, r, &b);
+}
+
+static void admin_status(struct gw_req *q)
+{
+    started(q, gw_gather_start(q, "/admin/status", 2000, status_gathered));
+}
+
+/* ---- /admin/quality: what every worker's guard says ---- */
+
+static int put_quality(struct gw_house *h, const struct gw_page *page, struct buf *b)
+{
+    struct gw_target_view t;
+    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
+    int r = buf_addf(b, "{\"index\":%u,", t.index);
+    if (r == 0) r = add_str(b, "address", t.address);
+    if (r == 0) r = buf_adds(b, ",\"quality\":");
+    if (r == 0)
+        r = page->status == 200 && page->body.len > 0 ? buf_add(b, page->body.data, page->body.len)
+                                                      : buf_adds(b, "null");
+    return r < 0 ? r : buf_addc(b, '}');
+}
+
+static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    struct buf b = BUF_INIT;
+    int r = buf_addc(&b, '{');
+    if (r == 0) r = put_pages(q, pages, n, put_quality, &b);
+    answer_built(q, r, &b);
+}
+
+static void admin_quality(struct gw_req *q)
+{
+    started(q, gw_gather_start(q, "/admin/quality", 2000, quality_gathered));
+}
+
+static int put_request(const struct gw_req *q, struct buf *b)
+{
+    int r = buf_addc(b, '{');
+    if (r == 0) r = add_str(b, "id", q->id);
+    if (r == 0) r = buf_addc(b, ',');
+    if (r == 0) r = add_str(b, "path", http_req_path(q->http));
+    if (r == 0) r = buf_addc(b, ',');
+    if (r == 0) r = add_str(b, "client", http_req_peer(q->http));
+    if (r == 0 && q->scan.has_model) {
+        r = buf_addc(b, ',');
+        if (r == 0) r = add_str(b, "model", q->scan.model);
+    }
+    if (r == 0)
+        r = buf_addf(b,
+                     ",\"stage\":\"%s\",\"age_ms\":%.1f,\"worker\":%d,\"stream\":%s,"
+                     "\"bytes_out\":%llu,\"segments\":%u,\"retries\":%u}",
+                     gw_stage_name(q->stage), clock_ms_since(http_req_start_ns(q->http)),
+                     q->target_index, q->ans.sse ? "true" : "false",
+                     (unsigned long long)http_req_bytes_out(q->http), q->scan.n_segments,
+                     q->n_retries);
+    return r;
+}
+
+/* Only the worker that served a request knows how it was decided. */
+static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
+{
+    const struct gw_page *best = NULL;
+    struct buf b = BUF_INIT;
+    for (size_t i = 0; i < n; i++)
+        if (pages[i].body.len > 0 && (!best || (best->status != 200 && pages[i].status != 0)))
+            best = &pages[i];
+    if (!best)
+        gw_answer_error(q, GW_E_UNAVAILABLE, NULL,
+                        n ? "No worker answers." : "No worker is there.");
+    else if (buf_add(&b, best->body.data, best->body.len) == 0)
+        gw_answer_json(q, best->status, &b);
+    else
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    buf_fini(&b);
+}
+
+static void admin_decisions(struct gw_req *q)
+{
+    started(q, gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered));
+}
+
+static void list_requests(struct gw_gate *g, struct gw_errand *e)
+{
+    for (struct gw_req *x = g->reqs; e->result == 0 && x; x = x->next) {
+        if (!x->active) continue;
+        if (e->out.len > 0) e->result = buf_addc(&e->out, ',');
+        if (e->result == 0) e->result = put_request(x, &e->out);
+    }
+}
+
+static void requests_listed(struct gw_req *q, struct gw_errand *e)
+{
+    struct buf b = BUF_INIT;
+    int r = e->result;
+    if (r == 0) r = buf_addf(&b, "{\"requests\":[%s]}", e->out.len ? buf_cstr(&e->out) : "");
+    answer_built(q, r, &b);
+}
+
+static void admin_requests(struct gw_req *q)
+{
+    started(q, gw_errand_start(q, q->gate->house->n_lanes, list_requests, requests_listed));
+}
+
+static void reload(struct gw_gate *g, struct gw_errand *e)
+{
+    e->result = g->house->reload(g->house->run_ctx, &e->out, &e->err);
+}
+
+static void reloaded(struct gw_req *q, struct gw_errand *e)
+{
+    struct buf b = BUF_INIT;
+    if (e->result < 0) {
+        gw_answer_error(q, GW_E_BAD_REQUEST, NULL, "%s",
+                        e->err.msg[0] ? e->err.msg : err_name(e->result));
+        return;
+    }
+    const char *names = e->out.len ? buf_cstr(&e->out) : "";
+    int r = buf_adds(&b, "{\"reloaded\":true,\"restart_needed\":[");
+    for (const char *p = names; r == 0 && p && *p; p += strspn(p, ",")) {
+        size_t n = strcspn(p, ",");
+        r = buf_addf(&b, "%s\"%.*s\"", p > names ? "," : "", (int)n, p);
+        p += n;
+    }
+    if (r == 0) r = buf_adds(&b, "]}");
+    answer_built(q, names ? r : -ENOMEM, &b);
+}
+
+static void admin_reload(struct gw_req *q) /* by the control loop */
+{
+    started(q, gw_errand_start(q, 1, reload, reloaded));
+}
+
+/* ---- /admin/keys: who may do what, and how much of it is left ---- */
+
+static int put_claims(const struct gw_key *key, struct gw_admit *a, struct buf *b)
+{
+    struct gw_flow f = gw_admit_flow(a, &key->account->flow);
+    double all = gw_admit_view(a).work;
+    int r =
+        buf_addf(b, ",\"weight\":%g,\"priority\":%u,\"waiting\":%u,\"work_share\":%.4f",
+                 key->claims.weight, key->claims.priority, f.n_waiting, all > 0 ? f.work / all : 0);
+    if (r == 0 && key->claims.max_ttft_ms)
+        r = buf_addf(b, ",\"max_ttft_ms\":%u", key->claims.max_ttft_ms);
+    return r;
+}
+
+static int put_key(const struct gw_key *key, struct gw_admit *a, struct buf *b)
+{
+    struct gw_limit_view v;
+    gw_account_view(key->account, &key->limit, clock_ns(), &v);
+    int r = buf_addc(b, '{');
+    if (r == 0) r = add_str(b, "id", key->id);
+    if (r == 0 && key->name_space) r = buf_addc(b, ',');
+    if (r == 0 && key->name_space) r = add_str(b, "namespace", key->name_space);
+    if (r == 0 && key->models) r = buf_addc(b, ',');
+    if (r == 0 && key->models) r = add_str(b, "models", key->models);
+    if (r == 0)
+        r = buf_addf(b, ",\"running\":%u,\"concurrency\":%u,\"rpm\":%u,\"tpm\":%u", v.n_running,
+                     v.limit.running_max, v.limit.requests_per_min, v.limit.tokens_per_min);
+    if (r == 0 && v.limit.requests_per_min)
+        r = buf_addf(b, ",\"requests_left\":%u", v.requests_left);
+    if (r == 0 && v.limit.tokens_per_min) r = buf_addf(b, ",\"tokens_left\":%u", v.tokens_left);
+    if (r == 0) r = put_claims(key, a, b);
+    return r < 0 ? r : buf_addc(b, '}');
+}
+
+static void admin_keys(struct gw_req *q)
+{
+    const struct gw_keys *k = q->settings->keys;
+    struct buf b = BUF_INIT;
+    int r = buf_adds(&b, "{\"keys\":[");
+    for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
+        if (i > 0) r = buf_addc(&b, ',');
+        if (r == 0) r = put_key(gw_keys_get(k, i), &q->gate->house->admit, &b);
+    }
+    if (r == 0) r = buf_adds(&b, "]}");
+    answer_built(q, r, &b);
+}
+
+/* Why the gateway would cut a request as it would; nothing is learned from it. */
+static int put_cuts(const struct gw_scan *s, struct buf *b)
+{
+    int r = buf_adds(b, "{\"segments\":[");
+    for (size_t i = 0; i < s->n_chunks && r == 0; i++) {
+        const struct gw_scan_chunk *c = &s->chunk[i];
+        r = c->msg == GW_SCAN_DOCUMENT ? buf_addf(b, "%s{\"message\":null", i ? "," : "")
+                                       : buf_addf(b, "%s{\"message\":%u", i ? "," : "", c->msg);
+        if (r == 0) r = buf_addf(b, ",\"begin\":%u,\"end\":%u}", c->begin, c->end);
+    }
+    return r < 0 ? r : buf_addf(b, "],\"detector\":\"%s\"", s->detector);
+}
+
+static void admin_boundaries(struct gw_req *q)
+{
+    struct buf why = BUF_INIT, b = BUF_INIT;
+    size_t len;
+    const char *body = http_req_body(q->http, &len);
+    struct gw_scan s = {
+        .body = body, .len = len, .presets = q->gate->house->presets, .dry = true, .explain = &why};
+    if (gw_space_of(q, s.space)) s.learner = q->gate->house->learner;
+    gw_scan_run(&s);
+    if (s.failed) {
+        gw_answer_error(q, s.error, NULL, "%s", s.message);
+    } else if (put_cuts(&s, &b) < 0 ||
+               buf_addf(&b, ",\"boundaries\":%s}", why.len ? buf_cstr(&why) : "[]") < 0) {
+        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+    } else {
+        gw_answer_json(q, 200, &b);
+    }
+    gw_scan_fini(&s);
+    buf_fini(&why);
+    buf_fini(&b);
+}
+
+const struct gw_route gw_admin_routes[] = {
+    {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
+    {"/admin/quality", "GET", NULL, admin_quality, GW_R_ADMIN},
+    {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
+    {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
+    {"/admin/targets", "GET", NULL, gw_admin_targets, GW_R_ADMIN},
+    {"/admin/targets/", "POST", NULL, gw_admin_target_order, GW_R_ADMIN | GW_R_REST},
+    {"/admin/decisions/", "GET", NULL, admin_decisions, GW_R_ADMIN | GW_R_REST},
+    {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
+    {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
+    {"/admin/segment", "POST", "/admin/segment", NULL,
+     GW_R_ADMIN | GW_R_JSON | GW_R_DETECT | GW_R_WORKER | GW_R_REPEAT},
+    {"/admin/", "GET, POST, PUT, DELETE", "/admin/", NULL, GW_R_ADMIN | GW_R_REST | GW_R_WORKER},
+};
+const size_t gw_admin_n_routes = sizeof gw_admin_routes / sizeof gw_admin_routes[0];

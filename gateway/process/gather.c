@@ -1,0 +1,118 @@
+/* The same page of every ready worker, for /metrics and /admin/status: asked for at once, answered
+ * together, with a time limit, so that one hanging worker cannot hold the page back. */
+#include "gateway/gate.h"
+
+#include "base/mem.h"
+#include "gateway/fleet/fleet.h"
+
+#include <errno.h>
+
+enum { PAGE_BYTES_MAX = 4 << 20 };
+
+struct gather_part {
+    struct gw_gather *gather;
+    struct http_call *call;
+};
+struct gw_gather {
+    struct gw_req *q;
+    gw_gather_fn done;
+    struct http_timer *timer;
+    size_t n, n_open;
+    struct gw_page *page;
+    struct gather_part *part;
+};
+
+static void gather_free(struct gw_gather *g)
+{
+    if (!g) return;
+    for (size_t i = 0; i < g->n; i++) {
+        if (g->part[i].call) http_call_cancel(g->part[i].call);
+        buf_fini(&g->page[i].body);
+    }
+    if (g->timer) http_timer_destroy(g->timer);
+    mem_free(g->page);
+    mem_free(g->part);
+    mem_free(g);
+}
+
+static void gather_finish(void *arg) /* also when the time is over */
+{
+    struct gw_gather *g = arg;
+    g->q->gather = NULL;
+    g->done(g->q, g->page, g->n);
+    gather_free(g);
+}
+
+static void part_head(void *ctx, int status, const struct http_head *h)
+{
+    struct gather_part *p = ctx;
+    p->gather->page[p - p->gather->part].status = status;
+}
+
+static void part_body(void *ctx, const char *data, size_t len)
+{
+    struct gather_part *p = ctx;
+    struct buf *b = &p->gather->page[p - p->gather->part].body;
+    if (b->len + len <= PAGE_BYTES_MAX) (void)buf_add(b, data, len);
+}
+
+static void part_end(void *ctx, int status)
+{
+    struct gather_part *p = ctx;
+    struct gw_gather *g = p->gather;
+    p->call = NULL;
+    if (status < 0) g->page[p - g->part].status = 0;
+    /* Not from inside the last call's end: the timer's callback may free everything. */
+    if (--g->n_open == 0) http_timer_set(g->timer, 0);
+}
+
+static const struct http_call_ops part_ops = {part_head, part_body, part_end};
+
+static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gather_part *p)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_target *t = gw_fleet_target(f, index);
+    struct http_client *c = t ? gw_fleet_client(f, t, q->gate->index, q->gate->loop) : NULL;
+    struct buf headers = BUF_INIT;
+    if (c && gw_hop_header(http_req_head(q->http), q->gate->house->hop, &headers) == 0 &&
+        gw_fleet_door(f, index, &headers, NULL) == 0 && buf_cstr(&headers) &&
+        http_call_start(c, "GET", path, headers.data, NULL, 0, &part_ops, p, &p->call) == 0)
+        p->gather->n_open++;
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&headers);
+}
+
+int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    size_t n = gw_fleet_count(f);
+    struct gw_gather *g = mem_zalloc(sizeof *g);
+    if (!g) return -ENOMEM;
+    g->q = q;
+    g->done = done;
+    g->page = mem_zalloc((n + 1) * sizeof *g->page);
+    g->part = mem_zalloc((n + 1) * sizeof *g->part);
+    int r = g->page && g->part ? 0 : -ENOMEM;
+    if (r == 0) r = http_timer_create(q->gate->loop, gather_finish, g, &g->timer);
+    if (r < 0) {
+        gather_free(g);
+        return r;
+    }
+    for (unsigned i = 0; i < n; i++) {
+        struct gw_target_view v;
+        if (!gw_fleet_view(f, i, &v) || !v.worker || v.state == GW_TARGET_RETIRED) continue;
+        g->page[g->n].index = i;
+        g->part[g->n].gather = g;
+        if (v.state == GW_TARGET_READY || v.state == GW_TARGET_DRAINING)
+            ask_target(q, i, path, &g->part[g->n]);
+        g->n++;
+    }
+    http_timer_set(g->timer, g->n_open ? timeout_ms : 0);
+    q->gather = g;
+    return 0;
+}
+
+void gw_gather_cancel(struct gw_gather *g)
+{
+    gather_free(g);
+}

@@ -1,0 +1,474 @@
+#include "gateway/process/run.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/process/config.h"
+#include "gateway/fleet/fleet.h"
+#include "gateway/gate.h"
+#include "gateway/front/keys.h"
+#include "gateway/fleet/directory.h"
+#include "gateway/front/listen.h"
+#include "gateway/process/own.h"
+#include "gateway/process/memory.h"
+#include "gateway/process/pool.h"
+#include "gateway/fleet/registry.h"
+#include "gateway/fleet/residents.h"
+#include "gateway/process/rundir.h"
+#include "gateway/process/sysd.h"
+#include "segment/segment.h"
+
+#include <event2/event.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    HELPERS = 2,
+    HELPER_QUEUE = 256,
+    WORKER_GRACE_MS = 5000, /* a worker's SIGTERM to SIGKILL, once nobody waits for it */
+    CUT_GRACE_MS = 2000,    /* to deliver the last frames */
+    IDLE_POLL_MS = 10,
+    DIRECTORY_BYTES = 32 << 20, /* chosen: half a million texts */
+};
+static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD};
+enum { N_SIGNALS = sizeof signals / sizeof signals[0] };
+
+struct gw_run {
+    struct gw_house house;
+    int argc, exit_status;
+    char **argv, **envp;
+    struct event *signal_ev[N_SIGNALS];
+    struct http_timer *delay, *drain, *last, *idle;
+    struct gw_residents *residents;
+    struct gw_registry *registry; /* NULL: none */
+    struct gw_memory *memory;     /* NULL: off */
+    struct gw_upstreams *workers; /* of the configuration */
+    struct buf dir, admin_path;
+    bool finishing;
+};
+
+static struct gw_gate *control(struct gw_run *u)
+{
+    return &u->house.lane[0];
+}
+
+static const struct gw_config *first_config(const struct gw_run *u)
+{
+    return u->house.first->config;
+}
+
+/* ---- ends ---- */
+
+static void stop_now(struct gw_run *u)
+{
+    http_loop_stop(control(u)->loop);
+}
+
+static void finish(struct gw_run *u)
+{
+    struct gw_house *h = &u->house;
+    if (u->finishing) return;
+    u->finishing = true;
+    gw_fleet_stop(h->fleet);
+    log_event(LOG_NOTICE, "gateway.drained", "requests=%u", (unsigned)h->n_reqs);
+    if (h->own)
+        gw_own_stop(h->own, WORKER_GRACE_MS);
+    else
+        stop_now(u);
+}
+
+static void on_delay_over(void *arg)
+{
+    struct gw_run *u = arg;
+    gw_lanes_tell(&u->house, GW_TELL_CLOSE);
+    http_timer_set(u->idle, 1);
+}
+
+/* Lanes do not tell when their last request ends: the control loop looks, while it drains. */
+static void on_idle_poll(void *arg)
+{
+    struct gw_run *u = arg;
+    if (gw_lanes_idle(&u->house))
+        finish(u);
+    else
+        http_timer_set(u->idle, IDLE_POLL_MS);
+}
+
+static void on_drain_over(void *arg)
+{
+    struct gw_run *u = arg;
+    log_event(LOG_WARN, "gateway.cut", "requests=%u", (unsigned)u->house.n_reqs);
+    gw_lanes_tell(&u->house, GW_TELL_CLOSE | GW_TELL_CUT);
+    http_timer_set(u->idle, 1);
+    http_timer_set(u->last, CUT_GRACE_MS);
+}
+
+static void on_last(void *arg)
+{
+    finish(arg);
+}
+
+static void begin_drain(struct gw_run *u)
+{
+    struct gw_house *h = &u->house;
+    if (h->draining) {
+        log_event(LOG_NOTICE, "gateway.stop", "requests=%u", (unsigned)h->n_reqs);
+        stop_now(u);
+        return;
+    }
+    struct gw_settings *s = gw_house_settings(h);
+    uint32_t timeout_ms = s->config->drain_timeout_ms, delay_ms = s->config->drain_delay_ms;
+    gw_settings_unref(s);
+    h->draining = true;
+    gw_sysd_tell(h->sysd, "STOPPING=1");
+    log_event(LOG_NOTICE, "gateway.draining", "requests=%u timeout_ms=%u", (unsigned)h->n_reqs,
+              timeout_ms);
+    http_timer_set(u->drain, timeout_ms + delay_ms);
+    if (delay_ms)
+        http_timer_set(u->delay, delay_ms);
+    else
+        on_delay_over(u);
+}
+
+/* ---- workers ---- */
+
+static void on_target_ready(void *ctx, unsigned index)
+{
+    struct gw_run *u = ctx;
+    struct gw_target_view v;
+    bool worker = gw_fleet_view(u->house.fleet, index, &v) && v.worker && v.dial[0];
+    const char *host = worker && strcmp(v.dial, v.address) != 0 ? v.address : NULL;
+    struct http_tls *tls = NULL;
+    struct buf headers = BUF_INIT;
+    int r = worker ? gw_fleet_door(u->house.fleet, index, &headers, &tls) : 0;
+    if (r == 0 && worker)
+        r = gw_residents_watch(u->residents, index, v.dial, host, tls,
+                               headers.len ? buf_cstr(&headers) : "");
+    if (r < 0) log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&headers);
+    if (tls) http_tls_unref(tls);
+    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+}
+
+static void on_target_lost(void *ctx, unsigned index)
+{
+    struct gw_run *u = ctx;
+    gw_residents_forget(u->residents, index);
+    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+}
+
+static void on_room(void *ctx)
+{
+    struct gw_run *u = ctx;
+    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+}
+
+static void on_load(void *ctx, unsigned index, const struct gw_load *l)
+{
+    struct gw_run *u = ctx;
+    gw_fleet_report(u->house.fleet, index, l);
+    gw_admit_again(&u->house.admit);
+}
+
+static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
+{
+    struct gw_run *u = ctx;
+    if (u->house.own) gw_own_silent(u->house.own, index, silent_ms);
+}
+
+static void on_own_refused(void *ctx, int exit_code)
+{
+    struct gw_run *u = ctx;
+    log_event(LOG_ERROR, "gateway.end",
+              "reason=\"the worker could not start; its own message stands above\" exit=%d",
+              exit_code);
+    u->exit_status = 1;
+    stop_now(u);
+}
+
+static void on_own_stopped(void *ctx)
+{
+    stop_now(ctx);
+}
+
+static void remove_worker(struct gw_fleet *f, const char *address)
+{
+    struct gw_target_view v;
+    for (size_t i = 0; i < gw_fleet_count(f); i++)
+        if (gw_fleet_view(f, (unsigned)i, &v) && v.worker && strcmp(v.address, address) == 0)
+            gw_fleet_remove(f, v.index);
+}
+
+/* A worker that is configured stays, whether it registers or not. */
+static void on_registered(void *ctx, const char *address, bool here)
+{
+    struct gw_run *u = ctx;
+    struct gw_house *h = &u->house;
+    unsigned index;
+    for (size_t i = 0; i < u->workers->n; i++)
+        if (strcmp(u->workers->up[i].address, address) == 0) return;
+    if (!here) {
+        remove_worker(h->fleet, address);
+        return;
+    }
+    struct buf key = BUF_INIT;
+    const char *text = first_config(u)->registry_api_key;
+    struct gw_upstream door = {0};
+    if (text && buf_addf(&key, "Bearer %s", text) == 0) door.authorization = (char *)buf_cstr(&key);
+    int r = text && !door.authorization ? -ENOMEM : 0;
+    if (r == 0) r = gw_fleet_add_worker(h->fleet, address, false, &index);
+    if (r == 0) r = gw_fleet_secure(h->fleet, index, &door, NULL);
+    if (key.data) explicit_bzero(key.data, key.cap);
+    buf_fini(&key);
+    if (r < 0) log_event(LOG_ERROR, "registry.worker", "address=%s error=%s", address, err_name(r));
+    gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
+}
+
+static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, on_room, on_silent};
+static const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped};
+
+/* ---- reload ---- */
+
+/* Takes c. */
+static int read_settings(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
+                         struct err *err)
+{
+    struct gw_limit defaults = {c->key_rpm, c->key_tpm, c->key_concurrency};
+    struct gw_keys *k = NULL, *admin = NULL;
+    int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &defaults, old, &k, err);
+    if (r == 0) r = gw_keys_create(c->admin_keys.v, c->admin_keys.n, NULL, NULL, NULL, &admin, err);
+    if (r < 0) {
+        gw_keys_unref(k);
+        gw_config_free(c);
+        return r;
+    }
+    struct gw_settings *s = gw_settings_new(c, k, admin);
+    if (s) *ret = s;
+    return s ? 0 : -ENOMEM;
+}
+
+/* Read everything first, then change everything: an error leaves all as it was. */
+static int reload(void *ctx, struct buf *ret_restart, struct err *err)
+{
+    struct gw_run *u = ctx;
+    struct gw_house *h = &u->house;
+    struct gw_settings *old = gw_house_settings(h), *s = NULL;
+    struct gw_upstreams *ups = NULL;
+    struct gw_config *c = NULL;
+    struct buf text = BUF_INIT;
+    int r = gw_config_load(u->argc, u->argv, u->envp, &c, &text);
+    if (r < 0)
+        (void)err_set(err, r, "configuration unchanged: %.*s", (int)strcspn(buf_cstr(&text), "\n"),
+                      buf_cstr(&text));
+    if (r == 0) r = read_settings(c, old->keys, &s, err);
+    if (r == 0) r = gw_upstreams_parse(s->config, &ups, err);
+    if (r == 0 && h->tls) r = http_tls_reload(h->tls, err);
+    if (r == 0) {
+        r = gw_fleet_set_upstreams(h->fleet, ups, err);
+        ups = NULL;
+    }
+    if (r < 0) goto out;
+    if (gw_config_restart_keys(u->house.first->config, s->config, ret_restart) > 0)
+        log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(ret_restart));
+    log_event(LOG_NOTICE, "config.reloaded", "keys=%zu", gw_keys_count(s->keys));
+    enum log_level level;
+    if (log_parse_level(s->config->log_level, &level)) log_set_level(level);
+    gw_fleet_configure(h->fleet, s->config);
+    gw_house_apply(h, s);
+    s = NULL;
+    gw_lanes_tell(h, GW_TELL_FLEET);
+out:
+    gw_settings_unref(s);
+    gw_settings_unref(old);
+    gw_upstreams_free(ups);
+    buf_fini(&text);
+    return r;
+}
+
+/* ---- signals ---- */
+
+static void reopen_log(struct gw_run *u)
+{
+    int r = gw_stats_reopen(u->house.stats);
+    if (r < 0) log_event(LOG_ERROR, "access_log.reopen", "error=%s kept=old", err_name(r));
+}
+
+static void on_signal(evutil_socket_t sig, short what, void *arg)
+{
+    struct gw_run *u = arg;
+    struct err err = {0};
+    struct buf restart = BUF_INIT;
+    switch (sig) {
+    case SIGCHLD:
+        if (u->house.own) gw_own_reaped(u->house.own);
+        break;
+    case SIGHUP:
+        gw_sysd_tell(u->house.sysd, "RELOADING=1");
+        if (reload(u, &restart, &err) < 0)
+            log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
+        reopen_log(u);
+        gw_sysd_tell(u->house.sysd, "READY=1");
+        break;
+    case SIGUSR1:
+        reopen_log(u);
+        break;
+    default:
+        begin_drain(u);
+    }
+    buf_fini(&restart);
+}
+
+static int watch_signals(struct gw_run *u)
+{
+    for (int i = 0; i < N_SIGNALS; i++) {
+        u->signal_ev[i] = evsignal_new(http_loop_base(control(u)->loop), signals[i], on_signal, u);
+        if (!u->signal_ev[i] || event_add(u->signal_ev[i], NULL) < 0) return -ENOMEM;
+    }
+    (void)signal(SIGPIPE, SIG_IGN);
+    return 0;
+}
+
+/* ---- start ---- */
+
+static int start_fleet(struct gw_run *u, struct err *err)
+{
+    struct gw_house *h = &u->house;
+    const struct gw_config *c = first_config(u);
+    struct gw_upstreams *ups = NULL;
+    struct http_loop *loop = control(u)->loop;
+    int r = gw_upstreams_parse(c, &ups, err);
+    if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &h->directory);
+    if (r == 0) r = gw_residents_create(loop, h->directory, &u->residents);
+    if (r == 0) gw_residents_on_load(u->residents, on_load, u);
+    if (r == 0) r = gw_fleet_create(loop, c, h->directory, &fleet_ops, u, &h->fleet);
+    if (r == 0) r = gw_workers_parse(c, &u->workers, err);
+    for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
+        const struct gw_upstream *w = &u->workers->up[i];
+        unsigned index;
+        r = gw_fleet_add_worker(h->fleet, w->address, false, &index);
+        if (r < 0) (void)err_set(err, r, "worker %s cannot be used", w->address);
+        if (r == 0) r = gw_fleet_secure(h->fleet, index, w, err);
+    }
+    bool others = c->workers.n > 0 || (ups && ups->n > 0) || c->registry;
+    if (r == 0) {
+        r = gw_fleet_set_upstreams(h->fleet, ups, err);
+        ups = NULL;
+    }
+    gw_upstreams_free(ups);
+    if (r == 0 && (c->model || !others))
+        r = gw_own_create(loop, h->fleet, c, buf_cstr(&u->dir), others, &own_ops, u, &h->own, err);
+    if (r == 0 && c->registry)
+        r = gw_registry_create(loop, c->registry, c->registry_group, on_registered, u, &u->registry,
+                               err);
+    if (r == 0) gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
+    return r;
+}
+
+static int start_admin(struct gw_run *u, struct err *err)
+{
+    struct gw_gate *g = control(u);
+    const struct gw_config *c = first_config(u);
+    int r = http_server_create(g->loop, NULL, &gw_admin_ops, g, &g->admin);
+    if (r == 0) r = gw_listen_admin(&u->house, c, err);
+    if (r < 0 || c->admin.n > 0) return r;
+    r = gw_rundir_admin(buf_cstr(&u->dir), &u->admin_path);
+    if (r == 1)
+        log_event(LOG_NOTICE, "admin.taken", "reason=\"another gateway runs; use --admin\" path=%s",
+                  buf_cstr(&u->admin_path));
+    return r < 0 ? r : gw_listen_private(g->admin, buf_cstr(&u->admin_path), err);
+}
+
+static int start_timers(struct gw_run *u)
+{
+    struct http_loop *l = control(u)->loop;
+    int r = http_timer_create(l, on_delay_over, u, &u->delay);
+    if (r == 0) r = http_timer_create(l, on_drain_over, u, &u->drain);
+    if (r == 0) r = http_timer_create(l, on_last, u, &u->last);
+    return r < 0 ? r : http_timer_create(l, on_idle_poll, u, &u->idle);
+}
+
+static int start(struct gw_run *u, struct gw_config *c, struct err *err)
+{
+    struct gw_house *h = &u->house;
+    h->start_ns = clock_ns();
+    gw_hop_new(h->hop);
+    h->reload = reload;
+    h->run_ctx = u;
+    int r = read_settings(c, NULL, &h->first, err);
+    if (r < 0) return r;
+    h->settings = gw_settings_ref(h->first);
+    r = gw_lanes_create(h, c->loops);
+    if (r == 0) r = seg_presets_load(c->presets, &h->presets, err);
+    if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &h->learner);
+    if (r == 0) r = gw_rundir_make(&u->dir, err);
+    if (r == 0) r = gw_stats_create(c->access_log, &h->stats);
+    if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &h->pool);
+    if (r == 0)
+        r = gw_memory_create(control(u)->loop, h->pool, h->learner, c->segment_memory,
+                             buf_cstr(&u->dir), &u->memory);
+    if (r == 0) r = gw_sysd_create(control(u)->loop, &h->sysd, err);
+    if (r == 0) r = start_timers(u);
+    if (r == 0) r = watch_signals(u);
+    if (r == 0) r = start_admin(u, err);
+    if (r == 0) r = gw_listen(h, c, err); /* before the worker: a taken port costs no model load */
+    if (r == 0) r = start_fleet(u, err);
+    if (r == 0) r = gw_lanes_start(h);
+    if (r == 0) gw_fleet_start(h->fleet);
+    if (r == 0) gw_sysd_tell(h->sysd, "READY=1");
+    return r;
+}
+
+/* First the lanes with their requests, then what these used, then what everybody used. */
+static void stop(struct gw_run *u)
+{
+    struct gw_house *h = &u->house;
+    struct http_timer *timers[] = {u->delay, u->drain, u->last, u->idle};
+    if (h->n_lanes > 0) {
+        gw_lanes_stop(h);
+        gw_lane_close(control(u));
+    }
+    gw_registry_destroy(u->registry);
+    gw_own_destroy(h->own);
+    gw_residents_destroy(u->residents);
+    if (h->fleet) gw_fleet_stop(h->fleet);
+    gw_pool_destroy(h->pool);
+    gw_memory_destroy(u->memory);
+    gw_fleet_destroy(h->fleet);
+    gw_upstreams_free(u->workers);
+    gw_directory_destroy(h->directory);
+    gw_stats_destroy(h->stats);
+    for (size_t i = 0; i < sizeof timers / sizeof timers[0]; i++)
+        if (timers[i]) http_timer_destroy(timers[i]);
+    for (int i = 0; i < N_SIGNALS; i++)
+        if (u->signal_ev[i]) event_free(u->signal_ev[i]);
+    gw_sysd_destroy(h->sysd);
+    gw_lanes_destroy(h);
+    http_tls_unref(h->tls);
+    seg_learner_free(h->learner);
+    seg_presets_free(h->presets);
+    if (u->admin_path.len > 5) (void)unlink(buf_cstr(&u->admin_path) + 5); /* after "unix:" */
+    buf_fini(&u->dir);
+    buf_fini(&u->admin_path);
+}
+
+int gw_run(struct gw_config *c, int argc, char **argv, char **envp)
+{
+    struct gw_run u = {.argc = argc, .argv = argv, .envp = envp};
+    struct err err = {0};
+    enum log_level level;
+    if (log_parse_level(c->log_level, &level)) log_set_level(level);
+    int r = start(&u, c, &err);
+    if (r < 0) {
+        (void)fprintf(stderr, "kvblend: %s\n", err.msg[0] ? err.msg : err_name(r));
+        u.exit_status = 1;
+    } else {
+        r = http_loop_run(control(&u)->loop);
+        if (r < 0) u.exit_status = 1;
+    }
+    stop(&u);
+    return u.exit_status;
+}

@@ -1,0 +1,392 @@
+#include "gateway/process/stats.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/metric.h"
+#include "base/net/http.h"
+#include "gateway/process/pool.h"
+#include "policy/route.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- metrics ---- */
+
+enum { LABEL_BYTES = 32 };
+static const int codes[] = {200, 204, 400, 401, 403, 404, 405, 408, 413,
+                            415, 429, 431, 499, 500, 502, 503, 504, 508};
+enum { N_CODES = sizeof codes / sizeof codes[0] };
+static char code_labels[N_CODES + 1][20];
+static struct metric m_requests[N_CODES + 1];
+
+/* Detectors of segment/segment.h that the gateway itself runs; others are counted as "preset". */
+static const char *const detectors[] = {"blocks", "known", "learned", "separator", "preset"};
+enum { N_DETECTORS = sizeof detectors / sizeof detectors[0] };
+static char detector_labels[N_DETECTORS][LABEL_BYTES];
+static struct metric m_detector[N_DETECTORS];
+
+static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
+                                         5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
+static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
+
+#define GAUGE(id, nm, hp) static struct metric id = {.name = nm, .help = hp, .type = METRIC_GAUGE}
+#define COUNTER(id, nm, hp)                                                                        \
+    static struct metric id = {.name = nm, .help = hp, .type = METRIC_COUNTER}
+#define HISTOGRAM(id, nm, hp, b)                                                                   \
+    static struct metric id = {.name = nm,                                                         \
+                               .help = hp,                                                         \
+                               .type = METRIC_HISTOGRAM,                                           \
+                               .bounds = b,                                                        \
+                               .n_bounds = sizeof b / sizeof b[0]}
+GAUGE(m_active, "kvblend_requests_active", "Requests being served.");
+GAUGE(m_waiting, "kvblend_gateway_queue_length", "Completions waiting for their turn.");
+GAUGE(m_ready, "kvblend_gateway_workers_ready", "Workers and upstreams that can serve.");
+COUNTER(m_relay, "kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers.");
+COUNTER(m_segments, "kvblend_gateway_segments_total", "Chunks found in message texts.");
+COUNTER(m_restarts, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.");
+COUNTER(m_retries, "kvblend_gateway_retries_total", "Requests sent again after a worker was lost.");
+COUNTER(m_failovers, "kvblend_gateway_failovers_total", "Retries that went to another backend.");
+COUNTER(m_aborts, "kvblend_gateway_client_aborts_total", "Clients that left before their answer.");
+GAUGE(m_body_bytes, "kvblend_gateway_body_bytes", "Request bodies in memory.");
+COUNTER(m_evicted, "kvblend_gateway_connections_evicted_total",
+        "Idle connections of clients that were closed to make room for others.");
+COUNTER(m_body_refused, "kvblend_gateway_bodies_refused_total",
+        "Request bodies refused because limits.body_memory was used up.");
+COUNTER(m_log_lost, "kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped.");
+HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
+          "Time the gateway itself took before a request went to a worker.", overhead_bounds);
+HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gateway.",
+          queue_bounds);
+
+/* Policy/route's reasons. */
+static const char *const reasons[] = POL_ROUTE_REASONS;
+enum { N_REASONS = sizeof reasons / sizeof reasons[0] };
+static char reason_labels[N_REASONS][LABEL_BYTES];
+static struct metric m_routed[N_REASONS];
+GAUGE(m_directory, "kvblend_gateway_directory_texts",
+      "Texts that workers are known to hold, counted per worker.");
+static struct metric m_routed_tokens[2] = {
+    {.name = "kvblend_gateway_routed_tokens_total",
+     .labels = "kind=\"prompt\"",
+     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
+     .type = METRIC_COUNTER},
+    {.name = "kvblend_gateway_routed_tokens_total",
+     .labels = "kind=\"resident\"",
+     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
+     .type = METRIC_COUNTER}};
+
+static const char *const sheds[] = {"objective", "share", "full", "timeout"};
+static char shed_labels[GW_SHED_COUNT][LABEL_BYTES];
+static struct metric m_shed[GW_SHED_COUNT];
+
+/* A counter for each value of a label. */
+static void register_by(const char *label, const char *const *value, size_t n,
+                        const struct metric *as, char (*text)[LABEL_BYTES], struct metric *ret)
+{
+    for (size_t i = 0; i < n; i++) {
+        (void)snprintf(text[i], LABEL_BYTES, "%s=\"%s\"", label, value[i]);
+        ret[i].name = as->name;
+        ret[i].help = as->help;
+        ret[i].labels = text[i];
+        ret[i].type = METRIC_COUNTER;
+        metric_register(&ret[i]);
+    }
+}
+
+static void register_all(void)
+{
+    static const struct metric
+        routed = {.name = "kvblend_gateway_routed_total",
+                  .help = "Requests by why their target was chosen (policy/route.h)."},
+        shed = {.name = "kvblend_gateway_shed_total",
+                .help = "Completions sent away because they would have waited, or had, too long."},
+        detector = {.name = "kvblend_gateway_detector_hits_total",
+                    .help = "Requests in which a detector found chunks."};
+    register_by("reason", reasons, N_REASONS, &routed, reason_labels, m_routed);
+    metric_register(&m_routed_tokens[0]);
+    metric_register(&m_routed_tokens[1]);
+    metric_register(&m_directory);
+    register_by("reason", sheds, GW_SHED_COUNT, &shed, shed_labels, m_shed);
+    static struct metric *const singles[] = {
+        &m_active,   &m_waiting, &m_ready,      &m_relay,        &m_segments,
+        &m_restarts, &m_retries, &m_failovers,  &m_aborts,       &m_log_lost,
+        &m_overhead, &m_queue,   &m_body_bytes, &m_body_refused, &m_evicted};
+    for (int i = 0; i <= N_CODES; i++) {
+        if (i < N_CODES)
+            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
+        else
+            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"other\"");
+        m_requests[i].name = "kvblend_requests_total";
+        m_requests[i].labels = code_labels[i];
+        m_requests[i].help = "Requests by status; 499: the client left.";
+        m_requests[i].type = METRIC_COUNTER;
+        metric_register(&m_requests[i]);
+    }
+    register_by("detector", detectors, N_DETECTORS, &detector, detector_labels, m_detector);
+    for (size_t i = 0; i < sizeof singles / sizeof singles[0]; i++)
+        metric_register(singles[i]);
+}
+
+static void count_status(int status)
+{
+    int i = 0;
+    while (i < N_CODES && codes[i] != status)
+        i++;
+    metric_add(&m_requests[i], 1);
+}
+
+void gw_stats_active(int delta)
+{
+    metric_add(&m_active, delta);
+}
+
+void gw_stats_waiting(unsigned n)
+{
+    metric_set(&m_waiting, n);
+}
+
+void gw_stats_relayed(size_t bytes)
+{
+    metric_add(&m_relay, (double)bytes);
+}
+
+void gw_stats_detected(const char *detector, unsigned n_segments)
+{
+    metric_add(&m_segments, n_segments);
+    size_t i = 0;
+    while (i + 1 < N_DETECTORS && strcmp(detector, detectors[i]) != 0)
+        i++;
+    metric_add(&m_detector[i], 1);
+}
+
+void gw_stats_worker_restart(void)
+{
+    metric_add(&m_restarts, 1);
+}
+
+void gw_stats_workers_ready(unsigned n)
+{
+    metric_set(&m_ready, n);
+}
+
+void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens)
+{
+    size_t r = 0;
+    while (r < N_REASONS && strcmp(reasons[r], reason) != 0)
+        r++;
+    if (r < N_REASONS) metric_add(&m_routed[r], 1);
+    if (prompt_tokens == 0) return;
+    metric_add(&m_routed_tokens[0], (double)prompt_tokens);
+    metric_add(&m_routed_tokens[1],
+               (double)(resident_tokens < prompt_tokens ? resident_tokens : prompt_tokens));
+}
+
+void gw_stats_directory(size_t n_texts)
+{
+    metric_set(&m_directory, (double)n_texts);
+}
+
+void gw_stats_shed(enum gw_shed_reason why)
+{
+    metric_add(&m_shed[why], 1);
+}
+
+const char *gw_shed_reason_name(enum gw_shed_reason why)
+{
+    return sheds[why];
+}
+
+uint64_t gw_stats_n_shed(enum gw_shed_reason why)
+{
+    return (uint64_t)atomic_load(&m_shed[why].value);
+}
+
+void gw_stats_bounds(const struct http_bounds_view *v)
+{
+    metric_set(&m_body_bytes, (double)v->body_bytes);
+    metric_set(&m_evicted, (double)v->n_evicted);
+}
+
+void gw_stats_body_refused(void)
+{
+    metric_add(&m_body_refused, 1);
+}
+
+void gw_stats_retry(void)
+{
+    metric_add(&m_retries, 1);
+}
+
+void gw_stats_failover(void)
+{
+    metric_add(&m_failovers, 1);
+}
+
+/* ---- access log ---- */
+
+struct gw_stats {
+    struct gw_pool *writer; /* one thread: lines keep their order */
+    bool on;
+    char *path; /* NULL: no file */
+    int fd;     /* -1: off; the writer's own once it runs */
+};
+struct log_line {
+    struct gw_stats *stats;
+    int new_fd; /* >= 0: no line, but the file to go on with */
+    size_t len;
+    char text[];
+};
+
+static int open_log(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+    return fd < 0 ? -errno : fd;
+}
+
+int gw_stats_create(const char *access_log, struct gw_stats **ret)
+{
+    struct gw_stats *s = mem_zalloc(sizeof *s);
+    if (!s) return -ENOMEM;
+    int r = 0;
+    s->fd = -1;
+    register_all();
+    if (strcmp(access_log, "stdout") == 0 || strcmp(access_log, "-") == 0) {
+        s->fd = STDOUT_FILENO;
+    } else if (strcmp(access_log, "off") != 0) {
+        s->path = mem_strdup(access_log);
+        s->fd = s->path ? open_log(access_log) : -ENOMEM;
+        if (s->fd < 0) r = s->fd;
+    }
+    s->on = s->fd >= 0;
+    if (r == 0 && s->on) r = gw_pool_create(1, 4096, &s->writer);
+    if (r < 0) {
+        if (s->fd > STDERR_FILENO) (void)close(s->fd);
+        mem_free(s->path);
+        mem_free(s);
+        return r;
+    }
+    *ret = s;
+    return 0;
+}
+
+void gw_stats_destroy(struct gw_stats *s)
+{
+    if (!s) return;
+    gw_pool_destroy(s->writer);
+    if (s->fd > STDERR_FILENO) (void)close(s->fd);
+    mem_free(s->path);
+    mem_free(s);
+}
+
+static void write_line(void *arg)
+{
+    struct log_line *l = arg;
+    if (l->new_fd >= 0) {
+        (void)close(l->stats->fd);
+        l->stats->fd = l->new_fd;
+    }
+    for (size_t done = 0; done < l->len;) {
+        ssize_t n = write(l->stats->fd, l->text + done, l->len - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break; /* a closed pipe: there is nobody to tell */
+        done += (size_t)n;
+    }
+    mem_free(l);
+}
+
+int gw_stats_reopen(struct gw_stats *s)
+{
+    if (!s->path) return 0;
+    struct log_line *l = mem_zalloc(sizeof *l);
+    if (!l) return -ENOMEM;
+    *l = (struct log_line){.stats = s, .new_fd = open_log(s->path)};
+    int r = l->new_fd < 0 ? l->new_fd : gw_pool_submit(s->writer, write_line, l);
+    if (r == 0) return 0;
+    if (l->new_fd >= 0) (void)close(l->new_fd);
+    mem_free(l);
+    return r;
+}
+
+enum { SDK_RETRY_MAX = 8 }; /* a count; whatever else a client writes there is not logged */
+
+static int add_str(struct buf *b, const char *key, const char *v)
+{
+    int r = buf_addf(b, ",\"%s\":", key);
+    if (r < 0) return r;
+    return v ? buf_add_json_str(b, v, strlen(v)) : buf_adds(b, "null");
+}
+
+static int render(struct buf *b, const struct gw_access *a)
+{
+    static const char *const ends[] = {"ok",       "client_abort", "refused", "shed",
+                                       "upstream", "timeout",      "drain"};
+    double now = clock_wall_s();
+    time_t secs = (time_t)now;
+    struct tm tm;
+    char ts[32];
+    (void)gmtime_r(&secs, &tm);
+    (void)strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
+    int r = buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
+    if (r == 0) r = add_str(b, "request_id", a->request_id);
+    if (r == 0 && a->trace_id && *a->trace_id) {
+        r = add_str(b, "trace_id", a->trace_id);
+        if (r == 0) r = add_str(b, "span_id", a->span_id);
+        if (r == 0) r = add_str(b, "parent_id", a->parent_id);
+    }
+    if (r == 0) r = add_str(b, "client", a->client);
+    if (r == 0 && a->key_id && *a->key_id) r = add_str(b, "key_id", a->key_id);
+    if (r == 0) r = add_str(b, "method", a->method);
+    if (r == 0) r = add_str(b, "path", a->path);
+    if (r == 0) r = add_str(b, "model", a->model);
+    if (r == 0) r = add_str(b, "target", a->target);
+    if (r == 0)
+        r = buf_addf(b,
+                     ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
+                     "\"bytes_out\":%llu,\"segments\":%u",
+                     a->stream ? "true" : "false", a->status, ends[a->end],
+                     (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
+                     a->n_segments);
+    if (r == 0 && a->has_usage)
+        r = buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
+                     (unsigned long long)a->prompt_tokens,
+                     (unsigned long long)a->completion_tokens);
+    if (r == 0 && a->has_cached)
+        r = buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)a->cached_tokens);
+    if (r == 0 && a->detector) r = add_str(b, "detector", a->detector);
+    if (r == 0 && a->sdk_retry && strlen(a->sdk_retry) <= SDK_RETRY_MAX)
+        r = add_str(b, "sdk_retry", a->sdk_retry);
+    if (r == 0 && a->ttft_ms >= 0) r = buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
+    if (r == 0)
+        r = buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
+                     a->queue_ms, clock_ms_since(a->start_ns), a->overhead_us, a->n_retries);
+    return r;
+}
+
+void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
+{
+    count_status(a->status);
+    if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
+    if (a->target) {
+        metric_observe(&m_overhead, a->overhead_us / 1e6);
+        metric_observe(&m_queue, a->queue_ms / 1e3);
+    }
+    if (!s->on) return;
+    struct buf b = BUF_INIT;
+    struct log_line *l = NULL;
+    if (render(&b, a) == 0) l = mem_alloc(sizeof *l + b.len);
+    if (l) {
+        l->stats = s;
+        l->new_fd = -1;
+        l->len = b.len;
+        memcpy(l->text, b.data, b.len);
+    }
+    buf_fini(&b);
+    if (l && gw_pool_submit(s->writer, write_line, l) == 0) return;
+    mem_free(l);
+    metric_add(&m_log_lost, 1);
+}

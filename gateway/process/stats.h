@@ -1,0 +1,72 @@
+/* stats: the gateway's own metrics and its access log.
+ *
+ * The access log is one JSON object per line and request; it never holds prompt text or keys. Lines
+ * are written by a helper thread of its own, so that a slow disk or pipe cannot stop the loop; when
+ * its queue is full lines are dropped and counted.
+ * Thread: any. */
+#ifndef GATEWAY_PROCESS_STATS_H
+#define GATEWAY_PROCESS_STATS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum gw_end { /* why a request ended: access log */
+              GW_END_OK,
+              GW_END_CLIENT_ABORT,
+              GW_END_REFUSED,
+              GW_END_SHED,
+              GW_END_UPSTREAM,
+              GW_END_TIMEOUT,
+              GW_END_DRAIN,
+};
+enum gw_shed_reason {                    /* why a completion was sent away */
+                      GW_SHED_OBJECTIVE, /* its predicted wait */
+                      GW_SHED_SHARE,     /* the same, for what its own key has waiting */
+                      GW_SHED_FULL,      /* the queue */
+                      GW_SHED_TIMEOUT,   /* it waited too long */
+                      GW_SHED_COUNT,
+};
+struct gw_access { /* one request as the log shows it; strings borrowed */
+    const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
+    const char *target;                         /* its name, NULL: none */
+    const char *trace_id, *span_id, *parent_id; /* "" = none */
+    int status;
+    bool stream;
+    bool has_usage, has_cached; /* the counts below were reported */
+    uint64_t prompt_tokens, completion_tokens, cached_tokens;
+    enum gw_end end;
+    uint64_t bytes_in, bytes_out, start_ns;
+    unsigned n_segments, n_retries;
+    double queue_ms, ttft_ms, overhead_us; /* ttft < 0: no byte was sent */
+};
+
+struct gw_stats;
+/* access_log: "stdout" or "-", "off", or a path. */
+int gw_stats_create(const char *access_log, struct gw_stats **ret);
+/* Open the file anew, as after its rotation: lines already taken still go to the old one. 0, or an
+ * error and the old file stays. */
+int gw_stats_reopen(struct gw_stats *s);
+void gw_stats_destroy(struct gw_stats *s);
+void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
+
+void gw_stats_active(int delta);
+void gw_stats_waiting(unsigned n);
+void gw_stats_relayed(size_t bytes);
+void gw_stats_detected(const char *detector, unsigned n_segments);
+void gw_stats_worker_restart(void);
+void gw_stats_workers_ready(unsigned n);
+/* A target was chosen for policy/route's reason; of prompts with chunks: their tokens, and those of
+ * them that it holds. Any thread. */
+void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
+void gw_stats_directory(size_t n_texts);
+void gw_stats_shed(enum gw_shed_reason why);
+const char *gw_shed_reason_name(enum gw_shed_reason why);
+uint64_t gw_stats_n_shed(enum gw_shed_reason why);
+struct http_bounds_view;
+void gw_stats_bounds(const struct http_bounds_view *v);
+void gw_stats_body_refused(void); /* there was no memory for it */
+void gw_stats_retry(void);
+void gw_stats_failover(void);
+
+#endif

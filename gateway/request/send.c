@@ -1,0 +1,380 @@
+/* A request's way to a target: choice, headers, body in pieces, and what to do when it fails.
+ *
+ * Sent again only while no answer has begun (a stream begins with its first token): whatever never
+ * left us, and what was lost on its way where doing it twice is harmless; a refusal that another
+ * target may not give (429, 502, 503, 504) goes to another target when there is one, else to the
+ * client as it came. A target that stays silent for too long is not asked again, another one is. */
+#include "gateway/gate.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "gateway/front/hop.h"
+#include "gateway/process/config.h"
+#include "gateway/request/lmcache.h"
+#include "gateway/request/splice.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { HEADERS_USUAL_BYTES = 960 }; /* chosen: one small block */
+
+/* ---- headers ---- */
+
+/* Hop-by-hop, ours to set, or nothing a target may know. */
+static bool dropped(const struct http_header *h)
+{
+    static const struct http_name drop[] = {
+        HTTP_NAME("connection"),        HTTP_NAME("keep-alive"),  HTTP_NAME("te"),
+        HTTP_NAME("trailer"),           HTTP_NAME("upgrade"),     HTTP_NAME("host"),
+        HTTP_NAME("transfer-encoding"), HTTP_NAME("expect"),      HTTP_NAME("content-length"),
+        HTTP_NAME("authorization"),     HTTP_NAME("x-api-key"),   HTTP_NAME("cookie"),
+        HTTP_NAME("x-request-id"),      HTTP_NAME("traceparent"), HTTP_NAME("http2-settings"),
+        HTTP_NAME(GW_HOP_HEADER)};
+    return http_header_in(h, drop, sizeof drop / sizeof drop[0]) || http_header_begins(h, "proxy-");
+}
+
+bool gw_send_hop_only(const struct http_head *h, const char *name)
+{
+    size_t len = strlen(name);
+    for (size_t i = 0; i < h->n_headers; i++) {
+        if (!http_header_is(&h->headers[i], "connection")) continue;
+        for (const char *p = h->headers[i].value; *p;) {
+            p += strspn(p, ", \t");
+            size_t n = strcspn(p, ", \t");
+            if (n == len && strncasecmp(p, name, n) == 0) return true;
+            p += n;
+        }
+    }
+    return false;
+}
+
+/* Whose account pays, at OpenAI: the operator's, unless the entry leaves it to the client. */
+static bool is_account(const struct http_header *h)
+{
+    return http_header_is(h, "openai-organization") || http_header_is(h, "openai-project");
+}
+
+static bool passes(const struct gw_req *q, const struct gw_lease *l, const struct http_header *h)
+{
+    if (dropped(h)) return false;
+    if (is_account(h) && !(l->up && l->up->client_organization)) return false;
+    if (!l->worker && http_header_begins(h, "x-kvblend-")) return false;
+    /* A key's namespace is not the client's to choose, and a state belongs to a valid trace only.
+     */
+    if (q->key && q->key->name_space && http_header_is(h, "x-kvblend-namespace")) return false;
+    if (!q->trace.trace[0] && http_header_is(h, "tracestate")) return false;
+    /* Answers that are metered must come as plain text. */
+    if (q->route->props & (GW_R_ADMIT | GW_R_JSON)) return !http_header_is(h, "accept-encoding");
+    return true;
+}
+
+int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
+{
+    const struct http_head *h = http_req_head(q->http);
+    bool names = http_header_find(h, "connection") != NULL;
+    int r = buf_reserve(out, HEADERS_USUAL_BYTES);
+    if (r == 0) r = http_header_add(out, "x-request-id", q->id);
+    if (r == 0) r = gw_hop_header(h, q->gate->house->hop, out);
+    if (r == 0) r = gw_trace_header(&q->trace, out);
+    if (r == 0 && l->authorization) r = http_header_add(out, "Authorization", l->authorization);
+    if (r == 0 && l->worker && q->key && q->key->name_space)
+        r = http_header_add(out, "X-KVBlend-Namespace", q->key->name_space);
+    for (size_t i = 0; r == 0 && i < h->n_headers; i++) {
+        const struct http_header *x = &h->headers[i];
+        if (passes(q, l, x) && !(names && gw_send_hop_only(h, x->name)))
+            r = http_header_copy(out, x);
+    }
+    if (r == 0 && l->worker && q->scan.segments.len > 0)
+        r = buf_addf(out, "X-KVBlend-Segments: %.*s\r\n", (int)q->scan.segments.len,
+                     q->scan.segments.data);
+    return r;
+}
+
+/* ---- path ---- */
+
+int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out)
+{
+    if (!l->up) return buf_adds(out, path);
+    const char *base = l->up->base;
+    size_t len = strlen(base);
+    if (strncmp(path, "/v1/", 4) == 0)
+        path += 3;
+    else if (len >= 3 && strcmp(base + len - 3, "/v1") == 0)
+        len -= 3; /* routes beside /v1 */
+    int r = buf_add(out, base, len);
+    return r < 0 ? r : buf_adds(out, path);
+}
+
+/* What the client wrote behind /v1, as it wrote it: escapes are the target's to read. Where the
+ * target is no plain path ("//", "http://…"), the path as it was judged. */
+static int add_rest(const struct gw_req *q, struct buf *out)
+{
+    const char *raw = http_req_target(q->http);
+    size_t len = strcspn(raw, "?");
+    if (strncmp(raw, "/v1/", 4) == 0 && !memmem(raw, len, "//", 2)) return buf_adds(out, raw);
+    int r = 0;
+    for (const char *p = http_req_path(q->http); r == 0 && *p; p++) {
+        static const char plain[] =
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
+        r = strchr(plain, *p) ? buf_addc(out, *p) : buf_addf(out, "%%%02X", (unsigned char)*p);
+    }
+    if (r == 0 && *http_req_query(q->http)) r = buf_addf(out, "?%s", http_req_query(q->http));
+    return r;
+}
+
+static int add_path(const struct gw_req *q, struct buf *out)
+{
+    struct buf path = BUF_INIT;
+    const struct gw_route *t = q->route;
+    const char *query = http_req_query(q->http);
+    int r = 0;
+    if (!(t->props & (GW_R_OPENED | GW_R_REST)) && !*query)
+        return gw_send_path(&q->send.lease, t->target, out);
+    if (t->props & GW_R_OPENED) {
+        r = add_rest(q, &path);
+    } else {
+        r = buf_adds(&path, t->target);
+        if (r == 0 && t->props & GW_R_REST) r = buf_adds(&path, q->rest);
+        if (r == 0 && *query) r = buf_addc(&path, '?');
+        if (r == 0) r = buf_adds(&path, query);
+    }
+    if (r == 0) r = buf_cstr(&path) ? gw_send_path(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
+    buf_fini(&path);
+    return r;
+}
+
+/* ---- the call ---- */
+
+static void count_try(struct gw_req *q)
+{
+    q->target_name = q->send.lease.name;
+    q->target_index = (int)q->send.lease.index;
+    q->noun = q->send.lease.worker ? "worker" : "upstream";
+    if (q->n_retries == 0)
+        q->overhead_ns = q->send.start_ns - http_req_start_ns(q->http) - q->queue_ns;
+}
+
+static void pieces_free(struct gw_req *q)
+{
+    mem_free(q->send.edit);
+    if (q->send.piece != &q->send.whole) mem_free(q->send.piece);
+    q->send.edit = NULL;
+    q->send.piece = NULL;
+}
+
+/* Room for one edit more, which goes where it belongs. */
+static int insert_edit(struct gw_req *q, size_t *n, struct gw_edit e)
+{
+    struct gw_edit *v = mem_realloc(q->send.edit, (*n + 1) * sizeof *v);
+    if (!v) return -ENOMEM;
+    q->send.edit = v;
+    size_t i = (*n)++;
+    for (; i > 0 && v[i - 1].at > e.at; i--)
+        v[i] = v[i - 1];
+    v[i] = e;
+    return 0;
+}
+
+/* The client's body, borrowed, with the few places that this target wants changed. */
+static int make_pieces(struct gw_req *q)
+{
+    const struct gw_scan_range *model = &q->scan.model_value;
+    const struct gw_lease *l = &q->send.lease;
+    size_t len = q->send.body.len, n = 0;
+    const char *body = q->send.has_body ? q->send.body.data : http_req_body(q->http, &len);
+    bool own = !q->send.has_body;
+    int r = 0;
+    pieces_free(q);
+    buf_clear(&q->send.model);
+    if (own && l->up && l->up->lmcache)
+        r = gw_lmcache_edits(&q->scan, l->up->separator, &q->send.edit, &n);
+    if (r == 0 && l->model && model->len) {
+        r = q->scan_form ? buf_adds(&q->send.model, l->model)
+                         : buf_add_json_str(&q->send.model, l->model, strlen(l->model));
+        if (r == 0)
+            r = insert_edit(
+                q, &n,
+                (struct gw_edit){model->at, model->len, q->send.model.data, q->send.model.len});
+    }
+    if (r == 0)
+        q->send.piece = n > 0 ? mem_alloc((2 * n + 1) * sizeof *q->send.piece) : &q->send.whole;
+    if (r < 0 || !q->send.piece) return -ENOMEM;
+    return gw_splice(body, len, q->send.edit, n, q->send.piece, &q->send.n_pieces, &len);
+}
+
+/* Twice does no harm: it never left, or asks only, or is a route without memory. */
+static bool may_repeat(const struct gw_req *q, bool sent)
+{
+    const char *m = http_req_method(q->http);
+    bool asks = strcmp(m, "GET") == 0 || strcmp(m, "HEAD") == 0 || strcmp(m, "OPTIONS") == 0;
+    return !sent || asks || (q->route->props & GW_R_REPEAT);
+}
+
+static int start_call(struct gw_req *q, struct http_client *client)
+{
+    struct buf *headers = &q->gate->headers, *path = &q->gate->path;
+    buf_clear(headers);
+    buf_clear(path);
+    int r = make_pieces(q);
+    if (r == 0) r = gw_send_headers(q, &q->send.lease, headers);
+    if (r == 0) r = add_path(q, path);
+    if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
+    if (r == 0)
+        r = http_call_start_v(client, http_req_method(q->http), path->data, buf_cstr(headers),
+                              q->send.piece, (int)q->send.n_pieces, &gw_answer_ops, q,
+                              &q->send.call);
+    if (r == 0 && may_repeat(q, true)) http_call_may_repeat(q->send.call);
+    if (r < 0) q->send.call = NULL;
+    return r;
+}
+
+void gw_send_leased(struct gw_req *q)
+{
+    struct gw_gate *g = q->gate;
+    struct http_client *client =
+        gw_fleet_client(g->house->fleet, q->send.lease.target, g->index, g->loop);
+    gw_answer_reset(q);
+    q->stage = GW_CALLING;
+    q->send.start_ns = q->send.lease.at_ns;
+    count_try(q);
+    int r = client ? start_call(q, client) : -EHOSTUNREACH;
+    if (r < 0)
+        gw_send_failed(q, r, false);
+    else
+        q->limit.sent = true;
+}
+
+void gw_send_want(const struct gw_req *q, struct gw_want *ret)
+{
+    *ret = (struct gw_want){
+        .model = q->scan.has_model ? q->scan.model : NULL,
+        .affinity = q->scan.affinity,
+        .text_id = q->text_id,
+        .n_texts = q->n_texts,
+        .prompt_tokens = gw_usage_estimate(q->scan.len),
+        .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
+        .worker_only = (q->route->props & GW_R_WORKER) != 0,
+        .path = q->route->props & GW_R_OPENED ? http_req_path(q->http) + strlen("/v1/") : NULL,
+    };
+    memcpy(ret->tried, q->send.tried, sizeof ret->tried);
+}
+
+void gw_send(struct gw_req *q)
+{
+    struct gw_want want;
+    uint32_t wait_ms = 0;
+    gw_send_want(q, &want);
+    enum gw_pick p = gw_fleet_pick(q->gate->house->fleet, &want, &q->send.lease, &wait_ms);
+    if (p == GW_PICK_OK)
+        gw_send_leased(q);
+    else
+        gw_relay_no_target(q, p, wait_ms);
+}
+
+/* ---- ends of a try ---- */
+
+void gw_send_done(struct gw_req *q, enum gw_outcome o)
+{
+    if (!q->send.lease.target) return;
+    uint64_t ttfb = q->first_byte_ns ? q->first_byte_ns - q->send.start_ns : 0;
+    q->send.lease.status = q->ans.status;
+    gw_fleet_release(q->gate->house->fleet, &q->send.lease, o, ttfb);
+}
+
+void gw_send_cancel(struct gw_req *q)
+{
+    if (q->send.call) http_call_cancel(q->send.call);
+    q->send.call = NULL;
+    gw_send_done(q, GW_DONE_CANCELLED);
+}
+
+/* A prompt may have 100 KiB and its stream last for minutes. */
+void gw_send_forget(struct gw_req *q)
+{
+    pieces_free(q);
+    buf_fini(&q->send.body);
+    http_req_drop_body(q->http);
+}
+
+void gw_send_fini(struct gw_req *q)
+{
+    pieces_free(q);
+    buf_fini(&q->send.body);
+    buf_fini(&q->send.model);
+}
+
+static void mark_tried(struct gw_req *q)
+{
+    unsigned i = q->send.lease.index;
+    q->send.tried[i / 64] |= 1ull << i % 64;
+}
+
+static bool tries_left(const struct gw_req *q)
+{
+    return q->n_retries < gw_config_of(q)->retry_attempts;
+}
+
+/* A target that has not been tried. */
+static bool lease_other(struct gw_req *q, struct gw_lease *ret)
+{
+    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_want want;
+    gw_send_want(q, &want);
+    want.untried = true;
+    return gw_fleet_pick(f, &want, ret, NULL) == GW_PICK_OK;
+}
+
+static void fail_over(struct gw_req *q, const struct gw_lease *to)
+{
+    q->send.lease = *to;
+    q->n_retries++;
+    gw_stats_retry();
+    gw_stats_failover();
+    gw_send_leased(q);
+}
+
+bool gw_send_elsewhere(struct gw_req *q)
+{
+    struct gw_lease next = {0};
+    if (!tries_left(q)) return false;
+    mark_tried(q);
+    if (!lease_other(q, &next)) return false;
+    http_call_cancel(q->send.call);
+    q->send.call = NULL;
+    gw_send_done(q, gw_answer_outcome(q));
+    fail_over(q, &next);
+    return true;
+}
+
+void gw_send_failed(struct gw_req *q, int status, bool sent)
+{
+    bool late = (status == -ETIMEDOUT && sent) || status == -ETIME;
+    log_event(LOG_WARN, "relay.lost", "request=%s target=%s error=%s retries=%u", q->id,
+              q->target_name, err_name(status), q->n_retries);
+    mark_tried(q);
+    q->send.lease.error = status;
+    gw_send_done(q, late ? GW_DONE_TIMEOUT : GW_DONE_FAILED);
+    bool again = may_repeat(q, sent) && tries_left(q);
+    struct gw_lease next = {0};
+    if (again && status == -ETIMEDOUT && late && lease_other(q, &next)) {
+        fail_over(q, &next); /* the one that is silent is not asked twice */
+        return;
+    }
+    if (again && !late) {
+        unsigned before = (unsigned)q->target_index;
+        q->n_retries++;
+        gw_stats_retry();
+        gw_send(q);
+        if (q->send.lease.target && q->send.lease.index != before) gw_stats_failover();
+        return;
+    }
+    q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
+    if (late)
+        gw_answer_error(q, GW_E_UPSTREAM_TIMEOUT, NULL, "The %s did not answer in time.", q->noun);
+    else
+        gw_answer_error(q, GW_E_UPSTREAM, NULL, "The %s was lost before it answered: %s.", q->noun,
+                        gw_fleet_error_words(status));
+}

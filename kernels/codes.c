@@ -1,0 +1,66 @@
+/* Values are compared bit for bit with the reference dequantisers. A compiler that fuses products
+ * and sums changes nothing: all products here are exact. */
+#include "kernels/codes.h"
+
+#include <string.h>
+
+bool codes_form_fits(const struct codes_form *f, size_t k)
+{
+    if (k == 0) return false;
+    if (f->bits == 0 || f->bits == 16) return true;
+    if (f->bits != 4 && f->bits != 8) return false;
+    if (f->group != 32 && !(f->group == 16 && f->super)) return false;
+    return k % (f->super ? CODES_SUPER : CODES_STEP) == 0;
+}
+
+/* The exponent is moved by scaling with a power of two, which is exact and also covers subnormals;
+ * infinities and NaNs get their exponent filled. */
+float codes_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7fffu) << 13;
+    float f;
+    if ((h & 0x7c00u) == 0x7c00u) {
+        rest |= 0x7f800000u;
+        memcpy(&f, &rest, sizeof(f));
+    } else {
+        memcpy(&f, &rest, sizeof(f));
+        f *= 0x1p112f;
+    }
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    bits |= sign;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static void numbers(bool bf16, const uint16_t *q, size_t k, float *out)
+{
+    for (size_t i = 0; i < k; i++) {
+        const uint32_t bits = (uint32_t)q[i] << 16;
+        if (bf16)
+            memcpy(&out[i], &bits, sizeof(bits));
+        else
+            out[i] = codes_f16(q[i]);
+    }
+}
+
+void codes_values(const struct codes_form *f, const struct codes_row *c, size_t k, float *out)
+{
+    if (f->bits == 16) {
+        numbers(f->bf16, c->q, k, out);
+        return;
+    }
+    const int8_t *q = c->q;
+    for (size_t i = 0, g = 0; i < k; i += f->group, g++) {
+        const size_t at = f->super ? i / CODES_SUPER : g;
+        float d = codes_f16(c->d[at]), m = f->min ? codes_f16(c->m[at]) : 0;
+        if (f->super) d *= (float)c->s[g];
+        if (f->super && f->min) m = -(m * (float)c->t[g]);
+        if (f->min)
+            for (size_t j = 0; j < f->group; j++)
+                out[i + j] = (float)q[i + j] * d + m;
+        else
+            for (size_t j = 0; j < f->group; j++)
+                out[i + j] = (float)q[i + j] * d;
+    }
+}

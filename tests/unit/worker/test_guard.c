@@ -1,0 +1,89 @@
+/* The guard's rules for requests, its answers and metrics; shadows themselves run in tests/e2e. */
+#include "worker/quality/guard.h"
+#include "base/metric.h"
+#include "tests/test.h"
+
+#include <jansson.h>
+
+static void open_worker(struct worker *w, double kl_max)
+{
+    *w = (struct worker){.blend_ok = true};
+    w->o = (struct wk_opts){.strategy = "qs", .ratio = 0.15, .guard_sample = 1, .guard_kl = kl_max};
+    w->mail_tail = &w->mail_head;
+    pthread_mutex_init(&w->mail_m, NULL);
+    ASSERT_OK(http_loop_create(&w->loop));
+    ASSERT_OK(wk_guard_create(w));
+}
+
+static void close_worker(struct worker *w)
+{
+    wk_guard_destroy(w);
+    http_loop_destroy(w->loop);
+    pthread_mutex_destroy(&w->mail_m);
+}
+
+static json_t *quality(struct worker *w)
+{
+    struct buf b = BUF_INIT;
+    ASSERT_EQ(wk_guard_put_quality(w, &b), 0);
+    json_t *root = json_loads(buf_cstr(&b), 0, NULL);
+    if (!root) test_fail(__FILE__, __LINE__, "no JSON: %s", buf_cstr(&b));
+    buf_fini(&b);
+    return root;
+}
+
+TEST(nothing_is_ruled_before_there_is_evidence)
+{
+    struct worker w;
+    struct pol_guard_setting s;
+    const struct wk_mode m = {.mode = API_AUTO, .asked = API_AUTO, .ratio = -1, .mass = -1};
+    struct buf b = BUF_INIT;
+    open_worker(&w, 0.1);
+    ASSERT_EQ(wk_guard_rules(&w, &m, &s), 0);
+    json_t *q = quality(&w);
+    ASSERT_TRUE(json_is_null(json_object_get(q, "now")));
+    ASSERT_EQ(json_integer_value(json_object_get(q, "alarms")), 0);
+    json_decref(q);
+    const struct wk_prompt p = {0};
+    ASSERT_EQ(wk_guard_put_note(&w, &p, &b), 0);
+    ASSERT_EQ(b.len, 0);
+    close_worker(&w);
+    ASSERT_EQ(wk_guard_rules(&w, &m, &s), 0); /* no guard at all */
+}
+
+TEST(a_note_says_what_was_done_and_why)
+{
+    struct worker w;
+    struct buf b = BUF_INIT;
+    const struct wk_prompt p = {.guard_level = 1};
+    open_worker(&w, 0.1);
+    ASSERT_EQ(wk_guard_put_note(&w, &p, &b), 0);
+    ASSERT_TRUE(strstr(buf_cstr(&b), ",\"guard\":{\"level\":1,\"action\":\"") == buf_cstr(&b));
+    ASSERT_TRUE(b.data[b.len - 1] == '}');
+    buf_fini(&b);
+    close_worker(&w);
+}
+
+TEST(states_have_names)
+{
+    struct wk_guard_view v = {0};
+    ASSERT_STREQ(wk_guard_state_name(&v), "off");
+    v.on = true;
+    ASSERT_STREQ(wk_guard_state_name(&v), "normal");
+    v.g.level = 1;
+    ASSERT_STREQ(wk_guard_state_name(&v), "raised");
+    v.setting.exact = true;
+    ASSERT_STREQ(wk_guard_state_name(&v), "exact");
+}
+
+TEST(what_is_left_uncomputed_is_a_metric)
+{
+    struct buf b = BUF_INIT;
+    const struct fus_report r = {.score_left = 0.25, .deviation_left = -1};
+    wk_metrics_guard_init();
+    wk_metrics_guard_report(&r);
+    ASSERT_OK(metric_render(&b));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_score_left_sum 0.25") != NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_deviation_left_count 0") != NULL);
+    buf_fini(&b);
+}

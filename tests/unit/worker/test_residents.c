@@ -1,0 +1,189 @@
+#include "base/buf.h"
+#include "base/mem.h"
+#include "tests/test.h"
+#include "worker/reuse/residents.h"
+
+#include <errno.h>
+
+enum { IDS = 400 };
+static int place_of[IDS]; /* the "store": by key.lo; <0 absent */
+
+static int where(void *ctx, const struct tier_key *key)
+{
+    return place_of[key->lo % IDS];
+}
+
+static const struct residents_place places[] = {{"ram", 0, 0}, {"nvme", 5, 0.01}};
+
+static void nobody(void)
+{
+    for (int i = 0; i < IDS; i++)
+        place_of[i] = -ENOENT;
+}
+
+static struct tier_key key_of(uint64_t id)
+{
+    return (struct tier_key){.hi = 7, .lo = id};
+}
+
+static void note(struct residents *r, uint64_t id, uint32_t n)
+{
+    struct tier_key k = key_of(id);
+    residents_note(r, id, &k, n);
+}
+
+static const char *ask(struct residents *r, uint64_t epoch, uint64_t since, struct buf *out)
+{
+    struct residents_ask a = {epoch, since, places, 2, 0.5};
+    buf_clear(out);
+    ASSERT_OK(residents_format(r, &a, out));
+    return buf_cstr(out);
+}
+
+TEST(what_comes_moves_and_goes)
+{
+    struct residents *r;
+    struct buf b = BUF_INIT;
+    nobody();
+    ASSERT_OK(residents_create(16, 0xab, &r));
+    ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 0 full\n");
+    note(r, 1, 100);
+    note(r, 2, 200);
+    ASSERT_TRUE(!residents_sweep(r, where, NULL, 100)); /* brought, but not held */
+    place_of[1] = 0;
+    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(!residents_sweep(r, where, NULL, 100));
+    ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 1 full\n+1 100 0.000 ram\n");
+    ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 1 delta\n");
+    place_of[1] = 1; /* evicted from RAM: 5 + 1 ms instead of 50 */
+    place_of[2] = 0;
+    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 3 delta\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
+    ASSERT_EQ(residents_count(r), 2);
+    place_of[2] = -ENOENT;
+    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 4 delta\n-2\n");
+    place_of[2] = 0; /* gone and back between two questions */
+    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 5 delta\n-2\n+2 200 0.000 ram\n");
+    ASSERT_STREQ(ask(r, 0xab, 9, &b), /* another life's number */
+                 "@ab 5 full\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
+    ASSERT_STREQ(ask(r, 0xac, 5, &b), "@ab 5 full\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
+    struct residents_ask unknown = {0xab, 0, places, 2, 0};
+    buf_clear(&b);
+    ASSERT_OK(residents_format(r, &unknown, &b));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "+1 100 0.100 nvme\n") != NULL);
+    buf_fini(&b);
+    residents_destroy(r);
+    residents_destroy(NULL);
+}
+
+/* ---- a reader that follows ---- */
+
+struct reader {
+    uint64_t epoch, seq;
+    int held[IDS]; /* tokens */
+    unsigned n_full;
+};
+
+static void follow(struct reader *x, struct residents *r)
+{
+    struct buf b = BUF_INIT;
+    const char *p = ask(r, x->epoch, x->seq, &b);
+    unsigned long long epoch, seq, id;
+    unsigned tokens;
+    char kind[8];
+    ASSERT_EQ(sscanf(p, "@%llx %llu %7s\n", &epoch, &seq, kind), 3);
+    if (strcmp(kind, "full") == 0) {
+        memset(x->held, 0, sizeof x->held);
+        x->n_full++;
+    }
+    for (p = strchr(p, '\n') + 1; *p; p = strchr(p, '\n') + 1) {
+        if (sscanf(p, "+%llx %u", &id, &tokens) == 2)
+            x->held[id] = (int)tokens;
+        else if (sscanf(p, "-%llx", &id) == 1)
+            x->held[id] = 0;
+        else
+            test_fail(__FILE__, __LINE__, "no line of a feed: %.40s", p);
+    }
+    x->epoch = epoch;
+    x->seq = seq;
+    buf_fini(&b);
+}
+
+/* Readers that ask often or seldom end up with what is there, whatever was forgotten between. */
+static void play(uint32_t capacity, uint64_t seed, unsigned ids, struct reader *often,
+                 struct reader *seldom)
+{
+    struct residents *r;
+    nobody();
+    memset(often, 0, sizeof *often);
+    memset(seldom, 0, sizeof *seldom);
+    ASSERT_OK(residents_create(capacity, 5, &r));
+    for (int i = 0; i < 40000; i++) {
+        uint64_t id = 1 + test_rand(&seed) % (ids - 1);
+        switch (test_rand(&seed) % 4) {
+        case 0:
+            note(r, id, (uint32_t)(10 + id));
+            break;
+        case 1:
+            place_of[id] = (int)(test_rand(&seed) % 3) - 1;
+            break;
+        default:
+            (void)residents_sweep(r, where, NULL, (uint32_t)(test_rand(&seed) % 16));
+        }
+        if (i % 10 == 0) follow(often, r);
+        if (i % 19999 == 19998) follow(seldom, r);
+    }
+    (void)residents_sweep(r, where, NULL, capacity);
+    follow(often, r);
+    follow(seldom, r);
+    unsigned n = 0;
+    for (unsigned id = 1; id < ids; id++) {
+        ASSERT_EQ(often->held[id], seldom->held[id]);
+        if (often->held[id]) ASSERT_EQ(often->held[id], 10 + id);
+        if (often->held[id]) ASSERT_TRUE(place_of[id] >= 0);
+        n += often->held[id] > 0;
+    }
+    ASSERT_EQ(n, residents_count(r));
+    ASSERT_TRUE(n <= capacity && (n > 0 || capacity < 50));
+    residents_destroy(r);
+}
+
+TEST(readers_follow)
+{
+    static struct reader often, seldom;
+    play(IDS, 1, IDS, &often, &seldom);
+    ASSERT_EQ(often.n_full, 1);
+    ASSERT_TRUE(seldom.n_full >= 1);
+    play(50, 2, IDS, &often, &seldom); /* most texts are forgotten again */
+    ASSERT_EQ(often.n_full, 1);
+    play(3, 3, 20, &often, &seldom);
+    play(1, 4, 5, &often, &seldom);
+}
+
+TEST(sweeps_take_turns)
+{
+    struct residents *r;
+    nobody();
+    ASSERT_OK(residents_create(100, 1, &r));
+    for (uint64_t i = 1; i <= 100; i++) {
+        note(r, i, 10);
+        place_of[i] = 0;
+    }
+    for (int i = 1; i <= 10; i++) {
+        ASSERT_TRUE(residents_sweep(r, where, NULL, 10));
+        ASSERT_EQ(residents_count(r), 10 * i);
+    }
+    residents_destroy(r);
+}
+
+TEST(out_of_memory)
+{
+    struct residents *r;
+    for (unsigned n = 1; n <= 3; n++) {
+        mem_fail_nth(n);
+        ASSERT_ERR(residents_create(100, 1, &r), -ENOMEM);
+    }
+    mem_fail_nth(0);
+}

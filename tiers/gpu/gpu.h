@@ -1,0 +1,60 @@
+/* gpu: the tier in device memory.
+ *
+ * One stretch of the device, handed out in frames of one size: the tier's own, or a pool that it
+ * shares with the pages of running sequences. Then one number of bytes is for both, and sequences
+ * go first: tier_gpu_lend() takes frames from records, least recently used first; in those that
+ * come back records grow again as they are used. The caps are hard: records that are being written
+ * and those that are gone but still in use count. A record's header is in host memory, as it is
+ * what look-ups read. Copies run on a stream per direction, a thread each waits for their events;
+ * nobody waits for the device as a whole. A record becomes visible when its last part has arrived.
+ * It does not survive the process. A consumer on the device pins a record and gets device pointers.
+ * It may pin one that is still on its way: each part comes with the event that its stream has to
+ * wait for. Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
+ * Memory given to add_memory() is pinned and copied by DMA. Thread: any, as tier.h. */
+#ifndef TIERS_GPU_GPU_H
+#define TIERS_GPU_GPU_H
+
+#include "kernels/gpu.h"
+#include "tiers/tier.h"
+
+struct tier_gpu_opts {
+    struct gpu *gpu; /* borrowed until destroy() */
+    uint64_t capacity_bytes;
+    enum evict_policy policy;
+    /* A pool to share, nobody's as yet: capacity_bytes of memory on the device in frames; NULL: own
+     * memory, in frames of 4 KiB. */
+    void *pool;
+    size_t frame_bytes; /* whole 4 KiB */
+};
+/* -EINVAL less than a frame, -ENOMEM, -EIO. The tier can shrink and grow back, not beyond
+ * capacity_bytes; what it does not use then stays its own. */
+int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err *err);
+
+/* A frame of the shared pool for a sequence, by number. Records make way: those that nobody holds
+ * first, then those that are pinned, which the holder finds out by -ECANCELED; copies under way are
+ * waited for. Not more than there are. */
+int32_t tier_gpu_lend(struct tier *t);
+void tier_gpu_take_back(struct tier *t, int32_t frame);
+
+struct tier_gpu_pin;
+/* Holds a record in place: 1, 0 not here. The tier checks no checksums: what is here is what was
+ * written. _whole: not one that is still on its way. */
+int tier_gpu_pin(struct tier *t, const struct tier_key *k, struct tier_gpu_pin **ret);
+int tier_gpu_pin_whole(struct tier *t, const struct tier_key *k, struct tier_gpu_pin **ret);
+const struct record_layout *tier_gpu_layout(const struct tier_gpu_pin *p);
+/* Its header region, in host memory; scores may change, ask for them below. */
+const void *tier_gpu_header(const struct tier_gpu_pin *p);
+/* As record_get_scores(). */
+int tier_gpu_scores(struct tier_gpu_pin *p, enum record_score kind, uint32_t n, float *ret,
+                    uint64_t *ret_hash);
+bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind);
+/* Where group i stands on the device, until unpin() or the next tier_gpu_lend(): who lends is who
+ * reads. *ret_event: what to wait for before touching it, valid while pinned; NULL when it is
+ * there. Waits, if it must, until the copy is queued. -ECANCELED: it will not come, or it had to
+ * make way, -EIO. */
+int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret,
+                   struct gpu_event **ret_event);
+/* Only after all that reads the record on the device is done. */
+void tier_gpu_unpin(struct tier_gpu_pin *p);
+
+#endif

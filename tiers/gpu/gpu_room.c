@@ -1,0 +1,319 @@
+/* Records of the GPU tier and the room they take: index, eviction, publication.
+ *
+ * Room is managed by the RAM tier's pool, whose addresses are only names here: its page i stands
+ * for frame i of the device, and is never touched. A record takes whole frames, which it fills part
+ * by part: neighbours if there are any, else as few runs of them as there are, so that frames that
+ * sequences took one by one and gave back are as good as new ones. */
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "tiers/gpu/gpu_int.h"
+
+/* ---- index ---- */
+
+static struct gpu_entry **bucket_of(struct gpu_tier *t, const struct tier_key *k)
+{
+    return &t->bucket[k->lo & (t->n_buckets - 1)];
+}
+
+struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k)
+{
+    struct gpu_entry *e = *bucket_of(t, k);
+    while (e && !tier_key_same(&e->node.key, k))
+        e = e->chain;
+    return e;
+}
+
+/* One that is on its way; the youngest if there are several. */
+struct gpu_entry *gpu_find_writing(struct gpu_tier *t, const struct tier_key *k)
+{
+    struct gpu_entry *e = t->entries;
+    while (e && !(e->writing && !e->failed && tier_key_same(&e->node.key, k)))
+        e = e->next;
+    return e;
+}
+
+void gpu_update_evictable(struct gpu_entry *e)
+{
+    bool now = e->indexed && e->refs == 0 && !e->info.pinned;
+    if (now == e->evictable) return;
+    e->evictable = now;
+    e->t->evictable_bytes += now ? e->node.size_bytes : -e->node.size_bytes;
+}
+
+static void events_back(struct gpu_entry *e)
+{
+    struct gpu_tier *t = e->t;
+    if (!e->event) return;
+    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
+        if (!e->event[i]) continue;
+        if (t->n_events < t->n_events_max)
+            t->events[t->n_events++] = e->event[i];
+        else
+            gpu_event_destroy(e->event[i]);
+    }
+    mem_free(e->event);
+    e->event = NULL;
+}
+
+static void frames_free(struct gpu_entry *e)
+{
+    struct gpu_tier *t = e->t;
+    while (e->n_runs > 0) {
+        const struct gpu_run *r = &e->run[--e->n_runs];
+        pool_free(&t->pool, r->name, (uint64_t)r->n_frames * POOL_PAGE_BYTES);
+        t->used_bytes -= r->n_frames * t->frame_bytes;
+    }
+    quota_refund(&t->quota, e->info.ns_hash, e->node.size_bytes);
+    e->node.size_bytes = 0;
+}
+
+static void entry_free(struct gpu_entry *e)
+{
+    struct gpu_tier *t = e->t;
+    ASSERT(!e->indexed && e->refs == 0);
+    frames_free(e);
+    events_back(e);
+    *(e->prev ? &e->prev->next : &t->entries) = e->next;
+    if (e->next) e->next->prev = e->prev;
+    mem_free(e->part[0]);
+    mem_free(e->run);
+    mem_free(e);
+}
+
+/* Out of the index at once, out of memory with its last reference. */
+void gpu_drop(struct gpu_entry *e, bool evicted)
+{
+    struct gpu_tier *t = e->t;
+    struct gpu_entry **at = bucket_of(t, &e->node.key);
+    while (*at != e)
+        at = &(*at)->chain;
+    *at = e->chain;
+    evict_remove(t->evict, &e->node, evicted);
+    e->indexed = false;
+    gpu_update_evictable(e);
+    t->stat.n_records--;
+    if (e->info.pinned) t->stat.pinned_bytes -= e->node.size_bytes;
+    if (e->refs == 0) entry_free(e);
+}
+
+/* ---- room ---- */
+
+bool gpu_may_evict(void *ctx, const struct evict_node *n)
+{
+    const uint64_t *ns_hash = ctx;
+    const struct gpu_entry *e = (const struct gpu_entry *)n;
+    return e->evictable && (!ns_hash || e->info.ns_hash == *ns_hash);
+}
+
+bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const uint64_t *ns_hash)
+{
+    struct evict_node *n = evict_victim(t->evict, incoming, gpu_may_evict, (void *)ns_hash, 0);
+    if (!n) return false;
+    gpu_drop((struct gpu_entry *)n, true);
+    t->stat.evictions++;
+    return true;
+}
+
+/* Nobody may have pinned it for ever: who did finds out, and has another copy or computes. */
+bool gpu_revoke_one(struct gpu_tier *t)
+{
+    struct gpu_entry *oldest = NULL;
+    for (struct gpu_entry *e = t->entries; e; e = e->next)
+        if (e->n_runs > 0 && !e->writing && e->refs == e->pins &&
+            (!oldest || e->info.used_s < oldest->info.used_s))
+            oldest = e;
+    if (!oldest) return false;
+    oldest->refs++; /* not gone before its frames are */
+    if (oldest->indexed) gpu_drop(oldest, true);
+    frames_free(oldest);
+    oldest->gone = true;
+    oldest->refs--;
+    if (oldest->refs == 0) entry_free(oldest);
+    t->stat.evictions++;
+    return true;
+}
+
+void gpu_trim(struct gpu_tier *t)
+{
+    while (t->used_bytes > t->cap_bytes && gpu_evict_one(t, NULL, NULL)) {
+    }
+}
+
+void gpu_unref(struct gpu_entry *e)
+{
+    struct gpu_tier *t = e->t;
+    ASSERT(e->refs > 0);
+    e->refs--;
+    if (e->refs == e->pins) pthread_cond_broadcast(&t->released);
+    if (e->refs > 0) return;
+    if (!e->indexed) {
+        entry_free(e);
+        return;
+    }
+    events_back(e);
+    gpu_update_evictable(e);
+    gpu_trim(t);
+}
+
+static int refuse(struct gpu_tier *t, enum tier_reject why)
+{
+    t->stat.rejected[why]++;
+    return -ENOSPC;
+}
+
+/* What records may have of what sequences leave. */
+static uint64_t limit(const struct gpu_tier *t)
+{
+    uint64_t left = t->pool.size_bytes / POOL_PAGE_BYTES * t->frame_bytes - t->lent_bytes;
+    return left < t->cap_bytes ? left : t->cap_bytes;
+}
+
+/* A refusal that can be foreseen evicts nothing. */
+static int make_room(struct gpu_tier *t, const struct tier_info *info, uint64_t bytes)
+{
+    if (bytes > t->cap_bytes) return refuse(t, TIER_REJECT_SIZE);
+    if (quota_over(&t->quota, info->ns_hash, bytes) == UINT64_MAX)
+        return refuse(t, TIER_REJECT_QUOTA);
+    uint64_t held = t->used_bytes - t->evictable_bytes;
+    if (held > limit(t) || bytes > limit(t) - held) return refuse(t, TIER_REJECT_FULL);
+    while (quota_over(&t->quota, info->ns_hash, bytes) > 0)
+        if (!gpu_evict_one(t, &info->key, &info->ns_hash)) return refuse(t, TIER_REJECT_QUOTA);
+    while (t->used_bytes > limit(t) - bytes)
+        if (!gpu_evict_one(t, &info->key, NULL)) return refuse(t, TIER_REJECT_FULL);
+    return 0;
+}
+
+/* Neighbours: `want` of them, or half as many, …, `least` at the least. */
+static int run_take(struct gpu_tier *t, struct gpu_entry *e, uint64_t want, uint64_t least)
+{
+    for (uint64_t n = want;; n = n / 2 > least ? n / 2 : least) {
+        bool fits = t->used_bytes + n * t->frame_bytes <= limit(t);
+        uint8_t *name = fits ? pool_alloc(&t->pool, n * POOL_PAGE_BYTES) : NULL;
+        if (name) {
+            t->used_bytes += n * t->frame_bytes;
+            e->run[e->n_runs++] = (struct gpu_run){name, (uint32_t)n};
+            return 0;
+        }
+        if (n == least) return -ENOSPC;
+    }
+}
+
+/* Frames for every part but the header; evicts on while the free ones are too scattered. */
+static int place(struct gpu_tier *t, struct gpu_entry *e)
+{
+    const struct record_layout *l = &e->layout;
+    uint64_t left = l->record_bytes - l->header_bytes, room = 0;
+    uint8_t *at = NULL;
+    for (uint32_t i = 1; i < l->n_parts; i++) {
+        const uint64_t bytes = record_part_bytes(l, i);
+        while (bytes > room) {
+            if (run_take(t, e, gpu_frames(t, left), gpu_frames(t, bytes)) == 0) {
+                const struct gpu_run *r = &e->run[e->n_runs - 1];
+                at = gpu_on_device(t, r->name);
+                room = r->n_frames * t->frame_bytes;
+            } else if (!gpu_evict_one(t, &e->node.key, NULL)) {
+                return refuse(t, TIER_REJECT_FULL);
+            }
+        }
+        e->part[i] = at;
+        at += bytes;
+        room -= bytes;
+        left -= bytes;
+    }
+    return 0;
+}
+
+static int events_take(struct gpu_tier *t, struct gpu_entry *e)
+{
+    e->event = mem_zalloc(e->layout.n_parts * sizeof(struct gpu_event *));
+    if (!e->event) return -ENOMEM;
+    for (uint32_t i = 1; i < e->layout.n_parts; i++) {
+        int r = 0;
+        if (t->n_events > 0)
+            e->event[i] = t->events[--t->n_events];
+        else
+            r = gpu_event_create(t->gpu, &e->event[i]);
+        if (r < 0) return r;
+    }
+    return 0;
+}
+
+/* ---- writes ---- */
+
+int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct tier_info *info,
+                     struct gpu_entry **ret)
+{
+    const struct record_layout *l = op->layout;
+    uint64_t bytes = gpu_frames(t, l->record_bytes - l->header_bytes) * t->frame_bytes;
+    int r = make_room(t, info, bytes);
+    if (r < 0) return r;
+    struct gpu_entry *e = mem_zalloc(sizeof *e + l->n_parts * sizeof *e->part);
+    if (!e) return -ENOMEM;
+    e->t = t;
+    e->layout = *l;
+    e->info = *info;
+    e->node.key = info->key;
+    e->node.cost_ms = op->cost_ms;
+    e->writing = true;
+    e->next = t->entries;
+    if (e->next) e->next->prev = e;
+    t->entries = e;
+    e->part[0] = mem_alloc(l->header_bytes);
+    e->run = mem_alloc(l->n_parts * sizeof *e->run);
+    r = e->part[0] && e->run ? events_take(t, e) : -ENOMEM;
+    if (r == 0) r = place(t, e);
+    if (r < 0) {
+        entry_free(e);
+        return r;
+    }
+    for (uint32_t i = 0; i < e->n_runs; i++)
+        e->node.size_bytes += e->run[i].n_frames * t->frame_bytes;
+    quota_charge(&t->quota, info->ns_hash, e->node.size_bytes);
+    *ret = e;
+    return 0;
+}
+
+int gpu_header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info)
+{
+    struct gpu_entry *e = gpu_find_entry(t, &info->key);
+    if (!e) return -ENOENT;
+    if (e->layout.record_bytes != j->op->layout->record_bytes) return -EINVAL;
+    e->refs++;
+    gpu_update_evictable(e);
+    j->e = e;
+    return 0;
+}
+
+static void publish(struct gpu_tier *t, struct gpu_entry *e)
+{
+    struct gpu_entry *old = gpu_find_entry(t, &e->node.key);
+    if (old) {
+        e->info.hits = old->info.hits;
+        e->info.pinned = old->info.pinned;
+        gpu_drop(old, false);
+    }
+    struct gpu_entry **at = bucket_of(t, &e->node.key);
+    e->chain = *at;
+    *at = e;
+    e->indexed = true;
+    e->info.used_s = clock_wall_s();
+    evict_insert(t->evict, &e->node);
+    t->stat.n_records++;
+    if (e->info.pinned) t->stat.pinned_bytes += e->node.size_bytes;
+}
+
+void gpu_job_done(struct gpu_tier *t, struct gpu_job *j)
+{
+    struct gpu_entry *e = j->e;
+    if (e->writing) { /* no read of it can have begun */
+        e->writing = false;
+        if (e->failed && j->status == 0) j->status = -ECANCELED; /* removed meanwhile */
+        if (j->status == 0)
+            publish(t, e);
+        else
+            e->failed = true;
+        pthread_cond_broadcast(&t->issued);
+    }
+    gpu_unref(e);
+}

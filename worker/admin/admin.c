@@ -1,0 +1,458 @@
+/* Admin routes: what is loaded, what is stored, why a request is cut as it is. */
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+#include "worker/quality/guard.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void reply_or_oom(struct wk_call *c, int rc, struct buf *b)
+{
+    if (rc)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, 200, NULL, b);
+    buf_fini(b);
+}
+
+/* ---- status ---- */
+static int put_gemm(struct worker *w, struct buf *b)
+{
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+    struct kn_dev *d = fus_core_dev(w->core);
+    const char *device = kn_dev_device(d);
+    int rc = buf_adds(b, ",\"compute\":{\"device\":") | buf_add_json_str(b, device, strlen(device));
+
+    rc |= buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[",
+                   kn_dev_threads(d), kn_dev_isa(d), kn_dev_gemm(d));
+
+    for (size_t i = 0; i < n; i++)
+        rc |= buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "",
+                       r[i].name, r[i].gflops, r[i].chosen ? "true" : "false");
+    return rc | buf_adds(b, "]}");
+}
+
+static int put_model(struct worker *w, struct buf *b)
+{
+    const struct model_cfg *m = model_config(w->model);
+    int rc = buf_adds(b, ",\"model\":{\"id\":");
+
+    rc |= buf_add_json_str(b, w->model_name, strlen(w->model_name)) | buf_adds(b, ",\"path\":");
+    rc |= buf_add_json_str(b, w->o.model, strlen(w->o.model));
+    return rc | buf_addf(b,
+                         ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
+                         "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
+                         "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
+                         m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max,
+                         kn_dtype_name(w->ident.dtype), w->sink_token,
+                         w->chat ? chat_name(w->chat) : "", w->load_s);
+}
+
+static int put_engine(struct worker *w, struct buf *b)
+{
+    struct fus_engine_stats e;
+
+    fus_engine_get_stats(w->engine, &e);
+    return buf_addf(b,
+                    ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
+                    "\"kv_tokens_free\":%u,\"kv_tokens_shared\":%u,\"steps\":%llu,\"max_running\":%"
+                    "u,\"max_queue\":%u},"
+                    "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
+                    e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free,
+                    e.kv_tokens_shared, (unsigned long long)e.n_steps, w->o.max_running,
+                    w->o.max_queue, w->n_builds, (unsigned long long)w->n_built,
+                    (unsigned long long)w->n_build_failed);
+}
+
+static int put_store(struct worker *w, struct buf *b)
+{
+    struct store_stats s;
+    int rc;
+
+    store_get_stats(w->store, &s);
+    rc = buf_addf(b,
+                  ",\"store\":{\"ram_bytes\":%llu,\"ram_budget_bytes\":%llu,\"records\":%llu,"
+                  "\"pinned\":%llu,\"hits\":%llu,\"puts\":%llu,\"puts_refused\":%llu,"
+                  "\"evictions\":%llu,\"corrupt\":%llu,\"misses\":{",
+                  (unsigned long long)s.used_bytes, (unsigned long long)s.budget_bytes,
+                  (unsigned long long)s.n_records, (unsigned long long)s.n_pinned,
+                  (unsigned long long)s.hits, (unsigned long long)s.puts,
+                  (unsigned long long)s.put_refused, (unsigned long long)s.evictions,
+                  (unsigned long long)s.corrupt);
+    for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
+        rc |= buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
+                       (unsigned long long)s.misses[i]);
+    return rc | buf_adds(b, "}}");
+}
+
+/* Those beside RAM: whether they take and give records, and why not. */
+static int put_tiers(struct worker *w, struct buf *b)
+{
+    int rc = buf_adds(b, ",\"tiers\":[");
+
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        struct store_tier_stats s;
+        store_get_tier_stats(w->store, i, &s);
+        rc |= buf_addf(b, "%s{\"tier\":\"%s\",\"state\":\"%s\",\"reason\":", i ? "," : "", s.name,
+                       wk_tier_state(&s));
+        rc |= s.tier.degraded[0] ? buf_add_json_str(b, s.tier.degraded, strlen(s.tier.degraded))
+                                 : buf_adds(b, "null");
+        rc |= buf_addc(b, '}');
+    }
+    return rc | buf_addc(b, ']');
+}
+
+static void get_status(struct worker *w, struct wk_call *c)
+{
+    static const char *const names[] = {"loading", "ready", "draining", "failed"};
+    struct buf b = BUF_INIT;
+    int s = atomic_load(&w->state);
+    int rc = buf_addf(&b,
+                      "{\"version\":\"%s\",\"state\":\"%s\",\"progress\":%.3f,\"uptime_s\":%.1f,"
+                      "\"requests\":%u,\"loop_lag_ms\":%.3f",
+                      KV_VERSION, names[s], atomic_load(&w->progress) / 1000.0,
+                      clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
+
+    if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
+        rc |= put_model(w, &b) | put_gemm(w, &b) | put_engine(w, &b) | put_store(w, &b) |
+              put_tiers(w, &b);
+        rc |= buf_addf(&b,
+                       ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
+                       "\"ratio\":%g,\"reason\":",
+                       w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed",
+                       w->o.strategy, w->o.ratio);
+        rc |= w->blend_ok ? buf_adds(&b, "null")
+                          : buf_add_json_str(&b, w->blend_error, strlen(w->blend_error));
+        rc |= buf_addc(&b, '}');
+    }
+    rc |= buf_addc(&b, '}');
+    reply_or_oom(c, rc, &b);
+}
+
+static void get_quality(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+
+    reply_or_oom(c, wk_guard_put_quality(w, &b), &b);
+}
+
+static void get_profile(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+
+    reply_or_oom(c, wk_profile_put(w, &b), &b);
+}
+
+/* ---- chunks ---- */
+struct listing {
+    struct worker *w;
+    struct buf *out;
+    size_t n, limit;
+    bool chunks_only, by_ns;
+    uint64_t ns_hash;
+};
+
+/* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
+static bool query_value(const struct wk_call *c, const char *name, char *ret, size_t cap)
+{
+    const char *p = http_req_query(c->r);
+    size_t len = strlen(name);
+    bool found = false;
+
+    *ret = 0;
+    while (p && *p) {
+        size_t n = strcspn(p, "&");
+        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0) {
+            (void)snprintf(ret, cap, "%.*s", (int)(n - len - 1), p + len + 1);
+            found = true;
+        }
+        p += n + (p[n] == '&');
+    }
+    return found;
+}
+
+static int put_one(struct worker *w, struct buf *out, const struct store_info *i)
+{
+    char hex[33];
+    double now = clock_wall_s();
+    /* A record that is being built was neither made nor used yet. */
+    double age_s = i->created_s > 0 ? now - i->created_s : 0;
+    double idle_s = i->used_s > 0 ? now - i->used_s : 0;
+
+    tier_key_hex(&i->key, hex);
+    int rc = buf_addf(
+        out,
+        "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+        "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
+        "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
+        "1f,\"idle_s\":%.1f,"
+        "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
+        hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+        (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
+        i->pinned ? "true" : "false", i->building ? "true" : "false",
+        i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+        i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false", age_s,
+        idle_s, i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
+    return rc < 0 ? rc : wk_names_put(w->names, i->ns_hash, out) | buf_addc(out, '}');
+}
+
+static int visit(void *ctx, const struct store_info *i)
+{
+    struct listing *l = ctx;
+
+    if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
+    if (l->by_ns && i->ns_hash != l->ns_hash) return 0;
+    if (l->n >= l->limit) return 1;
+    if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->w, l->out, i) < 0) return -ENOMEM;
+    l->n++;
+    return 0;
+}
+
+/* False: it is none of this worker's, and the answer says so. */
+static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t cap)
+{
+    struct api_err e;
+
+    if (!query_value(c, "tier", ret, cap) || !*ret || wk_tier_known(w, ret)) return true;
+    (void)api_err_set(&e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%s' here.", ret);
+    wk_reply_error(c, &e);
+    return false;
+}
+
+/* False: it cannot be one, and the answer says so. */
+static bool query_ns(struct wk_call *c, struct listing *l)
+{
+    char given[2048], ns[512]; /* what is cut here is too long there */
+    struct api_err e;
+
+    l->by_ns = query_value(c, "namespace", given, sizeof given);
+    if (!l->by_ns) return true;
+    wk_percent_decode(given);
+    if (wk_ns_parse(given, ns, sizeof ns) == 0) {
+        l->ns_hash = record_ns_hash(ns);
+        wk_names_note(l->w->names, ns);
+        return true;
+    }
+    (void)api_err_set(&e, 400, API_INVALID, "string_above_max_length", "namespace",
+                      "The namespace is too long.");
+    wk_reply_error(c, &e);
+    return false;
+}
+
+static void list_chunks(struct worker *w, struct wk_call *c)
+{
+    struct buf b = BUF_INIT;
+    struct listing l = {.w = w, .out = &b, .limit = 100000};
+    char kind[16], tier[16];
+    int rc;
+
+    (void)query_value(c, "kind", kind, sizeof kind);
+    if (!query_tier(w, c, tier, sizeof tier) || !query_ns(c, &l)) return;
+    l.chunks_only = strcmp(kind, "chunk") == 0;
+    rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    if (store_visit(w->store, *tier ? tier : NULL, visit, &l) < 0) rc = -ENOMEM;
+    rc |= buf_addf(&b, "],\"count\":%zu}", l.n);
+    reply_or_oom(c, rc, &b);
+}
+
+static int find_key(struct wk_call *c, const char *hex, struct tier_key *ret)
+{
+    struct api_err e;
+
+    if (tier_key_parse(hex, ret) >= 0) return 0;
+    (void)api_err_set(&e, 400, API_INVALID, "invalid_value", "id",
+                      "Invalid id: 32 hexadecimal digits are expected.");
+    wk_reply_error(c, &e);
+    return -EINVAL;
+}
+
+static void absent(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 404, API_INVALID, "segment_not_found", "id", "No such record.");
+    wk_reply_error(c, &e);
+}
+
+static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
+{
+    struct buf b = BUF_INIT;
+    struct store_info i;
+
+    if (store_get_info(w->store, k, &i) != 1)
+        absent(c);
+    else
+        reply_or_oom(c, put_one(w, &b, &i), &b);
+}
+
+static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
+{
+    struct api_err e;
+    int rc = store_set_pinned(w->store, k, pin);
+
+    if (rc == -ENOSPC) {
+        (void)api_err_set(&e, 409, API_INVALID, "pins_full", "id",
+                          "As many bytes are pinned as may be; unpin others first.");
+        e.retry = API_RETRY_NO;
+        wk_reply_error(c, &e);
+    } else if (rc != 1) {
+        absent(c);
+    } else {
+        one_chunk(w, c, k);
+    }
+}
+
+static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
+{
+    const char *method = http_req_method(c->r), *verb = strchr(rest, '/');
+    struct tier_key k;
+    struct api_err e;
+    char hex[40], tier[16];
+
+    (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
+    if (!verb && strcmp(method, "DELETE") == 0) {
+        if (!query_tier(w, c, tier, sizeof tier)) return;
+        wk_segment_drop(w, c, hex, *tier ? tier : NULL);
+        return;
+    }
+    if (find_key(c, hex, &k) < 0) return;
+    if (!verb && strcmp(method, "GET") == 0) {
+        one_chunk(w, c, &k);
+    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/pin") == 0) {
+        pin_chunk(w, c, &k, true);
+    } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/unpin") == 0) {
+        pin_chunk(w, c, &k, false);
+    } else {
+        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", "GET, DELETE, POST",
+                          "Use GET or DELETE on a record, POST on its /pin and /unpin.");
+        wk_reply_error(c, &e);
+    }
+}
+
+/* ---- explain ---- */
+/* Where a chunk stands, without touching the order of eviction. Why an absent one is absent only
+ * the look-up itself can tell, and that counts as a miss. */
+static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
+                     const struct wk_cut *c, struct pol_chunk_now *ret)
+{
+    enum store_miss why = STORE_MISS_NEVER;
+    struct store_pin *pin;
+    struct store_info i;
+
+    if (store_get_info(w->store, &c->key, &i) == 1 && !i.building) {
+        ret->tier = wk_tier_index(w, i.tier);
+        ret->bytes = ret->tier > 0 ? i.size_bytes : 0;
+        ret->scored = i.scored[RECORD_SCORE_STATIC];
+        ret->side = ret->tier == 0 || i.side;
+        return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
+                        (unsigned long long)i.hits);
+    }
+    if (store_lookup(w->store, &c->key, p->tok + c->tok0, c->n, &pin, &why) == 1)
+        store_pin_release(pin); /* built this instant: the next preview shows it */
+    if (wk_build_pending(w, &c->key, NULL)) why = STORE_MISS_BUILDING;
+    return buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
+}
+
+static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b,
+                    struct ctl_decision *d)
+{
+    char hex[33];
+    int rc = buf_adds(b, "\"segments\":[");
+
+    for (size_t i = 0; i < p->n_cut; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        tier_key_hex(&c->key, hex);
+        rc |= buf_addf(b,
+                       "%s{\"id\":\"%s\",\"message\":%u,\"begin\":%u,\"end\":%u,"
+                       "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
+                       i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
+                       c->detector);
+        rc |= put_state(w, b, p, c, &d->chunk[i]) | buf_addc(b, '}');
+    }
+    return rc | buf_addc(b, ']');
+}
+
+/* Only where this worker found the cuts itself; else the gateway can tell. */
+static int put_boundaries(const struct seg_whys *w, struct buf *b)
+{
+    if (w->n == 0) return 0;
+    int rc = buf_adds(b, ",\"boundaries\":");
+    return rc | seg_whys_format(w, b);
+}
+
+static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
+{
+    struct worker *w = t->w;
+    struct ctl_decision *d = wk_decision_create(w, p);
+    uint32_t hit = 0, again;
+
+    if (!d) return -ENOMEM;
+    int rc = buf_addc(&t->out, '{') | put_cuts(w, p, &t->out, d);
+    for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
+        d->in.n_prefix += WK_BLOCK_TOKENS;
+    wk_decide(w, m, NULL, d);
+    for (size_t i = 0; i < p->n_cut; i++)
+        if (d->reuse[i]) hit += p->cut[i].n;
+    uint32_t prefix = d->out.strategy == POL_STRAT_FULL ? 0 : d->in.n_prefix;
+    again = (uint32_t)(d->out.ratio * hit + 0.5);
+    rc |= buf_addf(&t->out,
+                   ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
+                   "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
+                   "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u},\"why\":",
+                   p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_cut ? d->in.n_suffix : 0,
+                   api_mode_name(m->asked), pol_strategy_name(d->out.strategy), d->out.ratio,
+                   prefix, hit - again, again, p->n_tok - prefix - hit);
+    rc |= buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
+    rc |= put_boundaries(m->whys, &t->out);
+    ctl_decision_free(d);
+    return rc | buf_addc(&t->out, '}');
+}
+
+static int segment_run(struct wk_task *t)
+{
+    const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
+    struct wk_prompt p = {0};
+    struct seg_whys whys = {0};
+    struct wk_mode m;
+    struct api_req r;
+    bool chat = memmem(t->body, t->body_len, "\"messages\"", 10) != NULL;
+    int rc = api_parse(t->body, t->body_len, chat, &lim, &r, &t->e);
+
+    if (rc >= 0) rc = wk_mode_of(t->w, &r, &t->hints, &m, &t->e);
+    m.whys = &whys;
+    if (rc >= 0) rc = wk_prepare(t->w, &r, &t->hints, &m, 0, &p, &t->e);
+    if (rc >= 0 && explain(t, &m, &p)) rc = -ENOMEM;
+    seg_whys_fini(&whys);
+    wk_prompt_fini(&p);
+    api_req_fini(&r);
+    return rc;
+}
+
+/* ---- table ---- */
+int wk_admin(struct worker *w, struct wk_call *c, const char *path)
+{
+    const char *m = http_req_method(c->r);
+    bool get = strcmp(m, "GET") == 0, post = strcmp(m, "POST") == 0;
+
+    if (get && strcmp(path, "status") == 0)
+        get_status(w, c);
+    else if (get && strcmp(path, "chunks") == 0)
+        list_chunks(w, c);
+    else if (get && strcmp(path, "quality") == 0)
+        get_quality(w, c);
+    else if (get && strcmp(path, "profile") == 0)
+        get_profile(w, c);
+    else if (strncmp(path, "decisions", 9) == 0 && wk_admin_decisions(w, c, path + 9))
+        return 1;
+    else if (get && strcmp(path, "residents") == 0)
+        wk_feed_get(w, c);
+    else if (strncmp(path, "chunks/", 7) == 0)
+        chunk_route(w, c, path + 7);
+    else if (post && strcmp(path, "segment") == 0)
+        wk_task_start(w, c, segment_run, NULL);
+    else
+        return wk_admin_tiers(w, c, path);
+    return 1;
+}

@@ -1,0 +1,357 @@
+/* Admin routes that see tiers: figures, and what waits for a device or a peer (on a helper). */
+#include "worker/worker.h"
+
+#include "base/clock.h"
+#include "base/opt.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- figures ---- */
+static double per_s(uint64_t bytes, uint64_t ns)
+{
+    return ns ? (double)bytes * 1e9 / (double)ns : 0;
+}
+
+static int put_misses(struct buf *b, const uint64_t *misses)
+{
+    int rc = buf_adds(b, ",\"misses\":{");
+
+    for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
+        rc |= buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
+                       (unsigned long long)misses[i]);
+    return rc | buf_addc(b, '}');
+}
+
+static int put_ram(struct worker *w, struct buf *b)
+{
+    struct store_stats s;
+    int rc;
+
+    store_get_stats(w->store, &s);
+    rc = buf_addf(b,
+                  "{\"tier\":\"ram\",\"persistent\":false,\"shared\":false,\"capacity_bytes\":%llu,"
+                  "\"used_bytes\":%llu,\"pinned_bytes\":%llu,\"records\":%llu,\"hits\":%llu",
+                  (unsigned long long)s.budget_bytes, (unsigned long long)s.used_bytes,
+                  (unsigned long long)s.pinned_bytes, (unsigned long long)s.n_records,
+                  (unsigned long long)s.hits);
+    rc |= put_misses(b, s.misses);
+    return rc |
+           buf_addf(
+               b,
+               ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,"
+               "\"forged\":%llu,\"lost\":%llu,\"dirty\":%llu,\"loading\":%llu,\"tail_age_s\":%.1f}",
+               (unsigned long long)s.evictions, (unsigned long long)s.expired,
+               (unsigned long long)s.corrupt, (unsigned long long)s.forged,
+               (unsigned long long)s.lost, (unsigned long long)s.dirty,
+               (unsigned long long)s.inflight, s.tail_age_s);
+}
+
+static int put_rejected(struct buf *b, const struct tier_stat *t)
+{
+    int rc = buf_adds(b, ",\"rejected\":{");
+
+    for (unsigned i = 0; i < TIER_REJECT_COUNT; i++)
+        rc |= buf_addf(b, "%s\"%s\":%llu", i ? "," : "", tier_reject_name((enum tier_reject)i),
+                       (unsigned long long)t->rejected[i]);
+    return rc | buf_addc(b, '}');
+}
+
+static int put_tier(struct worker *w, size_t i, struct buf *b)
+{
+    struct store_tier_stats s;
+    const struct tier_stat *t = &s.tier;
+    int rc;
+
+    store_get_tier_stats(w->store, i, &s);
+    rc = buf_addf(b,
+                  ",{\"tier\":\"%s\",\"persistent\":%s,\"shared\":%s,\"codec\":\"%s\",\"capacity_"
+                  "bytes\":%llu,"
+                  "\"used_bytes\":%llu,\"pinned_bytes\":%llu,\"records\":%llu,\"hits\":%llu,"
+                  "\"hit_bytes\":%llu",
+                  s.name, s.persistent ? "true" : "false", s.shared ? "true" : "false",
+                  s.q8 ? "q8" : "none", (unsigned long long)t->capacity_bytes,
+                  (unsigned long long)t->used_bytes, (unsigned long long)t->pinned_bytes,
+                  (unsigned long long)t->n_records, (unsigned long long)s.hits,
+                  (unsigned long long)s.hit_bytes);
+    rc |= put_misses(b, s.misses) | put_rejected(b, t);
+    rc |= buf_addf(b,
+                   ",\"reads\":%llu,\"read_bytes\":%llu,\"writes\":%llu,\"write_bytes\":%llu,"
+                   "\"op_read_bytes_per_s\":%.0f,\"op_write_bytes_per_s\":%.0f,"
+                   "\"load_bytes_per_s\":%.0f,\"first_ms\":%.3f,\"inflight_bytes\":%llu",
+                   (unsigned long long)t->reads, (unsigned long long)t->read_bytes,
+                   (unsigned long long)t->writes, (unsigned long long)t->write_bytes,
+                   per_s(t->read_bytes, t->read_ns), per_s(t->write_bytes, t->write_ns),
+                   s.read_bytes_per_s, s.first_ms, (unsigned long long)t->inflight_bytes);
+    rc |= buf_addf(b,
+                   ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,\"errors\":%llu,"
+                   "\"timeouts\":%llu,\"device_written_bytes\":%llu,\"write_budget_ratio\":%.4f,"
+                   "\"tail_age_s\":%.1f,\"breaker\":\"%s\",\"breaker_opened\":%llu,"
+                   "\"endpoints\":%u,\"endpoints_open\":%u,\"degraded\":",
+                   (unsigned long long)t->evictions, (unsigned long long)t->expired,
+                   (unsigned long long)t->corrupt, (unsigned long long)t->errors,
+                   (unsigned long long)t->timeouts, (unsigned long long)t->device_written_bytes,
+                   t->write_budget_ratio, t->tail_age_s, s.breaker,
+                   (unsigned long long)s.breaker_opened, t->endpoints, t->endpoints_open);
+    rc |= t->degraded[0] ? buf_add_json_str(b, t->degraded, strlen(t->degraded))
+                         : buf_adds(b, "null");
+    return rc | buf_addc(b, '}');
+}
+
+static int tiers_run(struct wk_task *t)
+{
+    int rc = buf_adds(&t->out, "{\"object\":\"list\",\"data\":[") | put_ram(t->w, &t->out);
+
+    for (size_t i = 0; i < store_n_tiers(t->w->store); i++)
+        rc |= put_tier(t->w, i, &t->out);
+    return rc | buf_adds(&t->out, "]}");
+}
+
+/* ---- what is asked for ---- */
+struct ask {
+    json_t *root;
+    const char *tier; /* NULL = all */
+    char ns[512];
+    bool has_ns, pinned;
+};
+
+static int refuse(struct wk_task *t, const char *code, const char *param, const char *why)
+{
+    return api_err_set(&t->e, 400, API_INVALID, code, param, "%s", why);
+}
+
+bool wk_tier_known(const struct worker *w, const char *name)
+{
+    struct store_tier_stats s;
+
+    if (strcmp(name, "ram") == 0) return true;
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &s);
+        if (strcmp(name, s.name) == 0) return true;
+    }
+    return false;
+}
+
+static int ask_read(struct wk_task *t, struct ask *a)
+{
+    const json_t *ns;
+
+    *a = (struct ask){0};
+    if (t->body_len > 0) {
+        int rc = api_load_object(t->body, t->body_len, &a->root, &t->e);
+        if (rc < 0) return rc;
+    }
+    a->tier = json_string_value(json_object_get(a->root, "tier"));
+    a->pinned = json_is_true(json_object_get(a->root, "pinned"));
+    ns = json_object_get(a->root, "namespace");
+    a->has_ns = json_is_string(ns);
+    if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
+        return refuse(t, "string_above_max_length", "namespace", "The namespace is too long.");
+    if (a->has_ns) wk_names_note(t->w->names, a->ns);
+    if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
+    return api_err_set(&t->e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%.40s' here.",
+                       a->tier);
+}
+
+/* A number of bytes, or a text like "4GiB". */
+static int ask_bytes(struct wk_task *t, const struct ask *a, uint64_t *ret)
+{
+    const json_t *v = json_object_get(a->root, "bytes");
+
+    if (json_is_integer(v) && json_integer_value(v) >= 0) {
+        *ret = (uint64_t)json_integer_value(v);
+        return 0;
+    }
+    if (json_is_string(v) && opt_parse_size(json_string_value(v), ret) == 0) return 0;
+    return refuse(t, "invalid_value", "bytes",
+                  "Invalid 'bytes': expected a size such as 4294967296 or \"4GiB\".");
+}
+
+static int need_tier(struct wk_task *t, const struct ask *a)
+{
+    if (a->tier) return 0;
+    return refuse(t, "missing_required_parameter", "tier", "Missing required parameter: 'tier'.");
+}
+
+/* What a tier said about an order. */
+static int answer(struct wk_task *t, const char *what, int rc)
+{
+    if (rc >= 0) return 0;
+    if (rc == -ENOTSUP)
+        return api_err_set(&t->e, 400, API_INVALID, "not_supported", "tier",
+                           "This tier has no %s of its own to change.", what);
+    if (rc == -ENOMEM || rc == -ENOSPC)
+        return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
+                           "The %s cannot be set: there is no room for it.", what);
+    if (rc == -EIO || rc == -ETIMEDOUT)
+        return api_err_set(&t->e, 503, "server_error", "tier_failed", "tier",
+                           "The %s ended early: a tier could not be read (%s).", what,
+                           err_name(rc));
+    return api_err_set(&t->e, 400, API_INVALID, "invalid_value", "bytes",
+                       "The %s was refused (%s).", what, err_name(rc));
+}
+
+/* ---- orders ---- */
+static int do_clear(struct wk_task *t, const struct ask *a)
+{
+    long n = store_clear(t->w->store, a->tier, a->has_ns ? a->ns : NULL, a->pinned);
+
+    return n < 0 ? answer(t, "records", (int)n) : buf_addf(&t->out, "{\"cleared\":%ld}", n);
+}
+
+static int resized(struct wk_task *t, const char *tier, int rc)
+{
+    if (rc == -ENOTSUP && strcmp(tier, "ram") == 0)
+        return refuse(
+            t, "no_room", "bytes",
+            "RAM can grow to four times its size at the start of the worker, not beyond.");
+    if (rc == -EINVAL)
+        return refuse(t, "invalid_value", "bytes",
+                      "This size is below the least or above the most that the tier can have.");
+    if (rc == -EBUSY)
+        return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
+                           "What is in use does not fit into this size; some was evicted.");
+    return answer(t, "size", rc);
+}
+
+static int do_resize(struct wk_task *t, const struct ask *a)
+{
+    uint64_t bytes = 0;
+    int rc = need_tier(t, a);
+
+    if (rc == 0) rc = ask_bytes(t, a, &bytes);
+    if (rc == 0) rc = resized(t, a->tier, store_resize(t->w->store, a->tier, bytes));
+    return rc < 0 ? rc
+                  : buf_addf(&t->out, "{\"tier\":\"%s\",\"capacity_bytes\":%llu}", a->tier,
+                             (unsigned long long)bytes);
+}
+
+static int do_policy(struct wk_task *t, const struct ask *a)
+{
+    const char *name = json_string_value(json_object_get(a->root, "policy"));
+    enum evict_policy p = EVICT_LRU;
+    int rc = need_tier(t, a);
+
+    if (rc == 0 && (!name || !evict_policy_parse(name, &p)))
+        rc = refuse(t, "invalid_value", "policy",
+                    "Invalid 'policy': expected lru, clock, s3fifo, arc or gdsf.");
+    if (rc == 0) rc = answer(t, "policy", store_set_policy(t->w->store, a->tier, p));
+    return rc < 0 ? rc
+                  : buf_addf(&t->out, "{\"tier\":\"%s\",\"policy\":\"%s\"}", a->tier,
+                             evict_policy_name(p));
+}
+
+static int do_quota(struct wk_task *t, const struct ask *a)
+{
+    uint64_t bytes = 0;
+    int rc = need_tier(t, a);
+
+    if (rc == 0 && !a->has_ns)
+        rc = refuse(t, "missing_required_parameter", "namespace",
+                    "Missing required parameter: 'namespace'.");
+    if (rc == 0) rc = ask_bytes(t, a, &bytes);
+    if (rc == 0) rc = answer(t, "quota", store_set_quota(t->w->store, a->tier, a->ns, bytes));
+    return rc < 0 ? rc
+                  : buf_addf(&t->out, "{\"tier\":\"%s\",\"quota_bytes\":%llu}", a->tier,
+                             (unsigned long long)bytes);
+}
+
+static int do_verify(struct wk_task *t, const struct ask *a)
+{
+    const char *id = json_string_value(json_object_get(a->root, "id"));
+    struct store_verify v = {0};
+    struct tier_key k;
+    int rc = 0;
+
+    if (id && tier_key_parse(id, &k) < 0)
+        return refuse(t, "invalid_value", "id", "Invalid id: 32 hexadecimal digits are expected.");
+    rc = answer(t, "verification", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
+    if (rc == 0 && id && v.n_ok + v.n_bad == 0)
+        rc = api_err_set(&t->e, 404, API_INVALID, "segment_not_found", "id",
+                         "No segment '%s' is stored here.", id);
+    return rc < 0 ? rc
+                  : buf_addf(&t->out, "{\"ok\":%llu,\"bad\":%llu,\"gone\":%llu}",
+                             (unsigned long long)v.n_ok, (unsigned long long)v.n_bad,
+                             (unsigned long long)v.n_gone);
+}
+
+static int do_preload(struct wk_task *t, const struct ask *a)
+{
+    const json_t *v = json_object_get(a->root, "count");
+    size_t count =
+        json_is_integer(v) && json_integer_value(v) > 0 ? (size_t)json_integer_value(v) : SIZE_MAX;
+    int rc = need_tier(t, a);
+    long n = rc == 0 ? store_preload(t->w->store, a->tier, count) : 0;
+
+    if (rc == 0 && n == -EINVAL)
+        rc = refuse(t, "invalid_value", "tier", "Records are loaded from a tier below RAM.");
+    if (rc == 0 && n < 0) rc = answer(t, "preload", (int)n);
+    return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", n);
+}
+
+/* Records that a slower tier should have and has not: given up after some tries, dropped from RAM
+ * before their turn, or refused for want of room. */
+static uint64_t n_lost(struct worker *w)
+{
+    struct store_stats s;
+    struct store_tier_stats x;
+
+    store_get_stats(w->store, &s);
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &x);
+        s.lost += x.tier.rejected[TIER_REJECT_FULL] + x.tier.rejected[TIER_REJECT_BUDGET];
+    }
+    return s.lost;
+}
+
+static int do_flush(struct wk_task *t, const struct ask *a)
+{
+    const uint64_t most_ns = 60ull * 1000000000; /* chosen: an operator waits that long */
+    int rc = store_flush(t->w->store, clock_ns() + most_ns);
+
+    if (rc < 0)
+        return api_err_set(&t->e, 503, "server_error", "timeout", NULL,
+                           "Records are still waiting to be written.");
+    uint64_t lost = n_lost(t->w), told = atomic_exchange(&t->w->lost_told, lost);
+    if (lost <= told) return buf_adds(&t->out, "{\"flushed\":true}");
+    return buf_addf(&t->out, "{\"flushed\":false,\"lost\":%llu}",
+                    (unsigned long long)(lost - told));
+}
+
+#define ORDER(verb)                                                                                \
+    static int verb##_run(struct wk_task *t)                                                       \
+    {                                                                                              \
+        struct ask a;                                                                              \
+        int rc = ask_read(t, &a);                                                                  \
+        if (rc >= 0) rc = do_##verb(t, &a);                                                        \
+        json_decref(a.root);                                                                       \
+        return rc;                                                                                 \
+    }
+ORDER(clear)
+ORDER(resize)
+ORDER(policy)
+ORDER(quota)
+ORDER(verify)
+ORDER(preload)
+ORDER(flush)
+
+int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path)
+{
+    static const struct {
+        const char *method, *path;
+        int (*run)(struct wk_task *t);
+    } table[] = {
+        {"GET", "tiers", tiers_run},          {"POST", "clear", clear_run},
+        {"POST", "tiers/resize", resize_run}, {"POST", "tiers/policy", policy_run},
+        {"POST", "tiers/quota", quota_run},   {"POST", "tiers/preload", preload_run},
+        {"POST", "verify", verify_run},       {"POST", "flush", flush_run},
+    };
+    const char *method = http_req_method(c->r);
+
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (strcmp(method, table[i].method) == 0 && strcmp(path, table[i].path) == 0) {
+            wk_task_start(w, c, table[i].run, NULL);
+            return 1;
+        }
+    return 0;
+}

@@ -1,0 +1,173 @@
+/* GET /admin/residents: gateways learn which texts' KV is here, and where (residents.h), and if
+ * they ask for it what waits here (load.c).
+ *
+ * A reader that is up to date is answered when something changes, or when its wait is over. The
+ * table is swept a part at a time on the worker's tick, and only while somebody reads: a quarter of
+ * a second is soon enough for routing. Shared tiers are left out: what every worker can fetch makes
+ * none of them a better choice. */
+#include "worker/worker.h"
+
+#include "base/clock.h"
+#include "worker/reuse/residents.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SWEEP_MAX = 4096, /* texts a tick: below a millisecond */
+    WAIT_MS_MAX = 60000,
+    READ_S = 120, /* sweeps end when nobody has asked for so long */
+    USUAL_TOKENS = 512,
+};
+
+struct wk_reader { /* a long poll */
+    struct wk_reader *next;
+    struct wk_call *call;
+    struct wanted {
+        uint64_t epoch, since, load_seq;
+        bool load;
+    } a;
+    uint64_t until_ns;
+};
+
+static uint64_t query_number(const char *query, const char *name, int base)
+{
+    const char *at = strstr(query, name);
+
+    return at ? strtoull(at + strlen(name), NULL, base) : 0;
+}
+
+static bool is_news(struct worker *w, const struct wanted *a)
+{
+    return a->epoch != w->epoch || a->since != residents_seq(w->residents) ||
+           (a->load && a->load_seq != wk_load_seq(w->load));
+}
+
+/* What a look-up in each place takes. */
+static size_t places(struct worker *w, struct residents_place ret[RESIDENTS_PLACES_MAX],
+                     struct store_tier_stats name[STORE_TIERS_MAX])
+{
+    size_t n = store_n_tiers(w->store);
+
+    ret[0] = (struct residents_place){"ram", 0, 0};
+    for (size_t i = 0; i < n; i++) {
+        double one = store_predict_ms(w->store, i, 0);
+        double usual = store_predict_ms(w->store, i, wk_record_bytes(w, USUAL_TOKENS));
+        store_get_tier_stats(w->store, i, &name[i]);
+        if (name[i].direct) one = usual = 0;
+        ret[1 + i] = (struct residents_place){name[i].name, one, (usual - one) / USUAL_TOKENS};
+    }
+    return 1 + n;
+}
+
+static int put_load(struct worker *w, struct buf *b)
+{
+    return wk_load_put(w->load, atomic_load(&w->ms_per_token), w->o.max_running, b);
+}
+
+static void answer(struct worker *w, struct wk_call *c, const struct wanted *x)
+{
+    struct residents_place place[RESIDENTS_PLACES_MAX];
+    struct store_tier_stats name[STORE_TIERS_MAX];
+    struct residents_ask a = {.epoch = x->epoch,
+                              .since = x->since,
+                              .place = place,
+                              .n_places = places(w, place, name),
+                              .ms_per_token = atomic_load(&w->ms_per_token)};
+    struct buf b = BUF_INIT, h = BUF_INIT;
+
+    if (residents_format(w->residents, &a, &b) < 0 || (x->load && put_load(w, &b) < 0) ||
+        wk_call_headers(c, NULL, &h) < 0) {
+        wk_reply_oom(c);
+    } else {
+        c->status = 200;
+        (void)http_reply(c->r, 200, "text/plain; charset=utf-8", buf_cstr(&h), b.data, b.len);
+    }
+    buf_fini(&b);
+    buf_fini(&h);
+}
+
+static void reader_closed(void *owner, bool aborted)
+{
+    struct wk_reader *x = owner, **p = &x->call->w->readers;
+
+    while (*p != x)
+        p = &(*p)->next;
+    *p = x->next;
+    mem_free(x);
+}
+
+void wk_feed_get(struct worker *w, struct wk_call *c)
+{
+    const char *q = http_req_query(c->r);
+    const struct wanted a = {.epoch = query_number(q, "epoch=", 16),
+                             .since = query_number(q, "since=", 10),
+                             .load_seq = query_number(q, "load=", 10),
+                             .load = strstr(q, "load=") != NULL};
+    uint64_t wait_ms = query_number(q, "wait_ms=", 10);
+    struct wk_reader *x;
+
+    c->route = "residents";
+    w->read_ns = clock_ns();
+    if (wait_ms == 0 || is_news(w, &a)) {
+        answer(w, c, &a);
+        return;
+    }
+    x = mem_alloc(sizeof *x);
+    if (!x) {
+        wk_reply_oom(c);
+        return;
+    }
+    if (wait_ms > WAIT_MS_MAX) wait_ms = WAIT_MS_MAX;
+    *x = (struct wk_reader){w->readers, c, a, w->read_ns + wait_ms * 1000000};
+    w->readers = x;
+    c->owner = x;
+    c->on_close = reader_closed;
+}
+
+static int where(void *ctx, const struct tier_key *key)
+{
+    return store_where(ctx, key);
+}
+
+static struct wk_reader *find_due(struct worker *w, uint64_t now)
+{
+    bool ends = atomic_load(&w->state) != WK_READY;
+
+    for (struct wk_reader *x = w->readers; x; x = x->next)
+        if (ends || is_news(w, &x->a) || now >= x->until_ns) return x;
+    return NULL;
+}
+
+static void answer_due(struct worker *w, uint64_t now)
+{
+    for (struct wk_reader *x; (x = find_due(w, now));) {
+        struct wk_call *c = x->call;
+        const struct wanted a = x->a;
+        c->on_close = NULL; /* answering may close the call at once, or later */
+        reader_closed(x, false);
+        answer(w, c, &a);
+    }
+}
+
+void wk_feed_load(struct worker *w)
+{
+    if (w->readers) answer_due(w, clock_ns());
+}
+
+void wk_feed_tick(struct worker *w)
+{
+    uint64_t now = clock_ns();
+
+    if (w->read_ns == 0 || now - w->read_ns > (uint64_t)READ_S * 1000000000) return;
+    (void)residents_sweep(w->residents, where, w->store, SWEEP_MAX);
+    answer_due(w, now);
+}
+
+void wk_feed_note(struct worker *w, const struct wk_prompt *p)
+{
+    for (size_t i = 0; i < p->n_cut; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        if (c->text_id) residents_note(w->residents, c->text_id, &c->key, c->n);
+    }
+}

@@ -1,0 +1,287 @@
+/* One HTTP request as the worker sees it: its id, its answer, its line in the access log. */
+#include "worker/worker.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+void wk_call_id(const char *sent, char ret[WK_ID_BYTES])
+{
+    size_t n = sent ? strlen(sent) : 0;
+    uint64_t r[2];
+
+    for (size_t i = 0; i < n; i++)
+        if (sent[i] <= 32 || sent[i] > 126) n = 0;
+    if (n > 0 && n < WK_ID_BYTES) {
+        memcpy(ret, sent, n + 1);
+        return;
+    }
+    if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) r[0] = r[1] = clock_ns();
+    (void)snprintf(ret, WK_ID_BYTES, "req_%016llx%016llx", (unsigned long long)r[0],
+                   (unsigned long long)r[1]);
+}
+
+int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret)
+{
+    struct wk_call *c = mem_zalloc(sizeof *c);
+
+    if (!c) return -ENOMEM;
+    c->w = w;
+    c->r = r;
+    c->route = "other";
+    c->ttft_ms = c->queue_ms = -1;
+    wk_call_id(http_header_find(http_req_head(r), "x-request-id"), c->id);
+    http_req_set_user(r, c);
+    *ret = c;
+    return 0;
+}
+
+void wk_call_closed(struct wk_call *c, bool aborted)
+{
+    int status = aborted && c->status < 400 ? 499 : c->status;
+
+    if (c->on_close) c->on_close(c->owner, aborted);
+    wk_metrics_request(status ? status : 499, 0);
+    bool often = strcmp(c->route, "health") == 0 || strcmp(c->route, "metrics") == 0 ||
+                 strcmp(c->route, "residents") == 0;
+    log_event(often ? LOG_DEBUG : LOG_INFO, "request",
+              "id=%s method=%s route=%s status=%d stream=%d aborted=%d ms=%.1f ttft_ms=%.1f "
+              "queue_ms=%.1f prompt=%llu completion=%llu chunks=%u prefix=%llu reused=%llu "
+              "recomputed=%llu bytes_out=%llu peer=%s",
+              c->id, http_req_method(c->r), c->route, status, c->stream, aborted,
+              clock_ms_since(http_req_start_ns(c->r)), c->ttft_ms, c->queue_ms,
+              (unsigned long long)c->n_prompt, (unsigned long long)c->n_completion, c->n_chunks,
+              (unsigned long long)c->n_prefix, (unsigned long long)c->n_reused,
+              (unsigned long long)c->n_recomputed, (unsigned long long)http_req_bytes_out(c->r),
+              http_req_peer(c->r));
+    mem_free(c);
+}
+
+int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
+{
+    int rc = buf_addf(out, "x-request-id: %s\r\n", c->id);
+
+    if (extra) rc |= buf_adds(out, extra);
+    return rc ? -ENOMEM : 0;
+}
+
+void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body)
+{
+    struct buf h = BUF_INIT;
+
+    c->status = status;
+    if (wk_call_headers(c, extra, &h) < 0)
+        http_reply_abort(c->r);
+    else
+        (void)http_reply(c->r, status, "application/json", buf_cstr(&h),
+                         body->data ? body->data : "", body->len);
+    buf_fini(&h);
+}
+
+void wk_reply_error(struct wk_call *c, const struct api_err *e)
+{
+    struct buf body = BUF_INIT, h = BUF_INIT;
+    struct api_err shown = *e;
+    if (e->status == 405) shown.param[0] = '\0'; /* carries the Allow header's value */
+    int rc = api_put_error(&body, &shown);
+
+    if (e->retry_after_s) rc |= buf_addf(&h, "Retry-After: %u\r\n", e->retry_after_s);
+    /* What the request itself got wrong fails again. */
+    if (e->retry != API_RETRY_DEFAULT || (e->status < 500 && e->status != 408 && e->status != 429))
+        rc |= buf_addf(&h, "x-should-retry: %s\r\n", e->retry == API_RETRY_YES ? "true" : "false");
+    if (e->status == 401) rc |= buf_adds(&h, "WWW-Authenticate: Bearer\r\n");
+    if (e->status == 405) rc |= buf_addf(&h, "Allow: %s\r\n", e->param[0] ? e->param : "GET");
+    if (rc)
+        http_reply_abort(c->r);
+    else
+        wk_reply_json(c, e->status, buf_cstr(&h), &body);
+    buf_fini(&h);
+    buf_fini(&body);
+}
+
+void wk_reply_oom(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 500, "server_error", "internal_error", NULL, "Out of memory.");
+    wk_reply_error(c, &e);
+}
+
+int wk_not_ready(struct worker *w, struct api_err *e)
+{
+    int s = atomic_load(&w->state);
+
+    if (s == WK_READY) return 0;
+    if (w->device_lost)
+        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+                          "The GPU has failed; this worker ends, to be started anew.");
+    else if (s == WK_DRAINING)
+        (void)api_err_set(e, 503, "server_error", "draining", NULL,
+                          "This worker is shutting down.");
+    else
+        (void)api_err_set(e, 503, "server_error", "model_loading", NULL,
+                          "The model is loading (%u %%).", atomic_load(&w->progress) / 10);
+    e->retry_after_s = 2;
+    e->retry = API_RETRY_YES;
+    return -EAGAIN;
+}
+
+/* ---- headers of the gateway ---- */
+static int copy_header(const struct http_head *h, const char *name, char **ret)
+{
+    const char *v = http_header_find(h, name);
+
+    if (!v || !*v) return 0;
+    *ret = mem_strdup(v);
+    return *ret ? 0 : -ENOMEM;
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+void wk_percent_decode(char *s)
+{
+    char *o = s;
+
+    while (*s) {
+        int hi = *s == '%' ? hex_digit(s[1]) : -1;
+        int lo = hi >= 0 ? hex_digit(s[2]) : -1;
+        if (lo >= 0 && (hi || lo)) {
+            *o++ = (char)(hi * 16 + lo);
+            s += 3;
+        } else {
+            *o++ = *s++;
+        }
+    }
+    *o = 0;
+}
+
+int wk_hints_read(const struct http_req *r, struct wk_hints *ret)
+{
+    const struct http_head *h = http_req_head(r);
+    int rc = 0;
+
+    memset(ret, 0, sizeof *ret);
+    rc |= copy_header(h, "X-KVBlend-Segments", &ret->segments);
+    rc |= copy_header(h, "X-KVBlend-Mode", &ret->mode);
+    rc |= copy_header(h, "X-KVBlend-Namespace", &ret->ns);
+    rc |= copy_header(h, "X-KVBlend-Separator", &ret->separator);
+    if (rc) {
+        wk_hints_fini(ret);
+        return -ENOMEM;
+    }
+    if (ret->separator) wk_percent_decode(ret->separator);
+    return 0;
+}
+
+void wk_hints_fini(struct wk_hints *h)
+{
+    mem_free(h->segments);
+    mem_free(h->mode);
+    mem_free(h->ns);
+    mem_free(h->separator);
+    memset(h, 0, sizeof *h);
+}
+
+int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner)
+{
+    size_t a = outer ? strlen(outer) : 0, b = inner ? strlen(inner) : 0;
+
+    if (a + b + 2 > cap) return -ERANGE;
+    memcpy(out, outer ? outer : "", a);
+    if (b) out[a++] = SEG_SPACE_INNER;
+    memcpy(out + a, inner ? inner : "", b);
+    out[a + b] = 0;
+    return 0;
+}
+
+int wk_ns_parse(const char *text, char *out, size_t cap)
+{
+    const char *slash = strchr(text, '/');
+    char outer[512];
+    size_t n = slash ? (size_t)(slash - text) : strlen(text);
+
+    if (n >= sizeof outer) return -ERANGE;
+    memcpy(outer, text, n);
+    outer[n] = 0;
+    return wk_ns_join(out, cap, outer, slash ? slash + 1 : NULL);
+}
+
+/* ---- tasks: a POST body worked on by a helper ---- */
+static void task_run(struct wk_job *j)
+{
+    struct wk_task *t = (struct wk_task *)((char *)j - offsetof(struct wk_task, job));
+    int rc = t->fn(t);
+
+    if (rc < 0 && t->e.status == 0)
+        (void)api_err_set(&t->e, 500, "server_error", "internal_error", NULL, "%s.",
+                          rc == -ENOMEM ? "Out of memory" : "The request failed");
+    wk_post(t->w, &t->msg);
+}
+
+static void task_closed(void *owner, bool aborted)
+{
+    struct wk_task *t = owner;
+
+    t->call = NULL; /* the result will find nobody; task_back() frees */
+}
+
+static void task_back(struct wk_msg *m)
+{
+    struct wk_task *t = (struct wk_task *)((char *)m - offsetof(struct wk_task, msg));
+    struct wk_call *c = t->call;
+
+    if (c && t->e.status) {
+        c->on_close = NULL;
+        wk_reply_error(c, &t->e);
+    } else if (c && t->then) {
+        t->then(t); /* takes the task */
+        return;
+    } else if (c) {
+        c->on_close = NULL;
+        wk_reply_json(c, 200, NULL, &t->out);
+    }
+    wk_task_free(t);
+}
+
+void wk_task_free(struct wk_task *t)
+{
+    if (t->data && t->data_free) t->data_free(t->data);
+    wk_hints_fini(&t->hints);
+    mem_free(t->body);
+    buf_fini(&t->out);
+    mem_free(t);
+}
+
+void wk_task_start(struct worker *w, struct wk_call *c, int (*fn)(struct wk_task *t),
+                   void (*then)(struct wk_task *t))
+{
+    struct wk_task *t = mem_zalloc(sizeof *t);
+    const char *body = http_req_body(c->r, t ? &t->body_len : &(size_t){0});
+
+    if (t) t->body = mem_alloc(t->body_len + 1);
+    if (!t || !t->body || wk_hints_read(c->r, &t->hints) < 0) {
+        if (t) wk_task_free(t);
+        wk_reply_oom(c);
+        return;
+    }
+    memcpy(t->body, body, t->body_len);
+    t->body[t->body_len] = 0;
+    t->w = w;
+    t->call = c;
+    t->fn = fn;
+    t->then = then;
+    t->job.fn = task_run;
+    t->msg.fn = task_back;
+    c->owner = t;
+    c->on_close = task_closed;
+    wk_pool_submit(w->pool, &t->job);
+}

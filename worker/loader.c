@@ -1,0 +1,301 @@
+/* Loading the model, in a thread of its own while the server already answers /health.
+ *
+ * Everything it makes is published to the loop by one message; until then the loop touches none of
+ * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
+ */
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/sandbox.h"
+#include "worker/quality/guard.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* chosen: six chunks of 512 and more */
+enum { WARM_TOKENS = 4096 };
+
+/* ---- progress ---- */
+static void progress(void *ctx, double share)
+{
+    struct worker *w = ctx;
+    unsigned now = (unsigned)(share * 1000 + 0.5);
+    unsigned was = atomic_exchange(&w->progress, now > 1000 ? 1000 : now);
+
+    if (!isatty(STDERR_FILENO) || now / 10 == was / 10) return;
+    char bar[41];
+    for (unsigned i = 0; i < 40; i++)
+        bar[i] = i < now / 25 ? '#' : '.';
+    bar[40] = 0;
+    (void)fprintf(stderr, "\rloading [%s] %3u %%%s", bar, now / 10, now >= 1000 ? "\n" : "");
+    (void)fflush(stderr);
+}
+
+/* ---- names ---- */
+static void set_names(struct worker *w)
+{
+    const char *path = w->o.model, *base;
+    char copy[4096];
+    size_t n;
+
+    (void)snprintf(copy, sizeof copy, "%s", path);
+    n = strlen(copy);
+    while (n > 1 && copy[n - 1] == '/')
+        copy[--n] = 0;
+    base = strrchr(copy, '/');
+    base = base && base[1] ? base + 1 : copy;
+    (void)snprintf(w->model_base, sizeof w->model_base, "%.*s", (int)sizeof w->model_base - 1,
+                   base);
+    (void)snprintf(w->model_name, sizeof w->model_name, "%s", w->model_base);
+    n = strlen(w->model_name);
+    if (n > 5 && strcmp(w->model_name + n - 5, ".gguf") == 0) w->model_name[n - 5] = 0;
+    if (w->o.served_name) {
+        n = strcspn(w->o.served_name, ",");
+        (void)snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(n < 255 ? n : 255),
+                       w->o.served_name);
+    }
+}
+
+bool wk_serves_model(const struct worker *w, const char *name)
+{
+    const char *s = w->o.served_name;
+
+    if (!name || !*name || strcmp(name, w->model_name) == 0) return true;
+    if (strcmp(name, "default") == 0) return true;
+    if (!s) /* unless a name was given, whatever plainly means this file */
+        return strcmp(name, w->model_base) == 0 || strcmp(name, w->o.model) == 0 ||
+               (w->model && strcmp(name, model_config(w->model)->name) == 0);
+    while (*s) {
+        size_t n = strcspn(s, ",");
+        if (strlen(name) == n && strncmp(s, name, n) == 0) return true;
+        s += n + (s[n] == ',');
+    }
+    return false;
+}
+
+/* ---- steps ---- */
+static enum kn_dtype kv_dtype(const struct worker *w, const struct model_cfg *c)
+{
+    if (w->o.kv_dtype >= 0) return (enum kn_dtype)w->o.kv_dtype;
+    return c->file_f32 ? KN_F32 : KN_F16;
+}
+
+static int open_text(struct worker *w, struct err *err)
+{
+    struct err ce = {0};
+    int rc = tok_open(w->model, &w->tok, err);
+
+    if (rc < 0) return rc;
+    rc = chat_open(tok_chat_template(w->tok), w->o.chat_template, &w->chat, &ce);
+    if (rc < 0 && w->o.chat_template) {
+        *err = ce;
+        return rc;
+    }
+    if (rc < 0) {
+        w->chat = NULL;
+        (void)snprintf(w->chat_error, sizeof w->chat_error, "%s", ce.msg);
+        log_event(LOG_WARN, "chat_template", "state=refused reason=\"%s\"", ce.msg);
+    }
+    return 0;
+}
+
+/* Where the measured choice of GEMM is remembered: the user's cache folder. NULL = nowhere. */
+static const char *cache_dir(char ret[4096])
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n;
+
+    if (base && *base == '/')
+        n = snprintf(ret, 4096, "%s/kvblend", base);
+    else if (home && *home == '/')
+        n = snprintf(ret, 4096, "%s/.cache/kvblend", home);
+    else
+        return NULL;
+    if (n <= 0 || n >= 4096) return NULL;
+    for (char *p = ret + 1; (p = strchr(p, '/')); p++) { /* mkdir -p */
+        *p = 0;
+        (void)mkdir(ret, 0700);
+        *p = '/';
+    }
+    return mkdir(ret, 0700) == 0 || errno == EEXIST ? ret : NULL;
+}
+
+static int open_core(struct worker *w, struct err *err)
+{
+    const struct model_cfg *c = model_config(w->model);
+    struct fus_core_opts o = {.dev = {.n_threads = w->o.threads,
+                                      .device = w->o.device,
+                                      .gemm = w->o.gemm,
+                                      .arith = w->o.arith,
+                                      .weights = w->o.weights,
+                                      .allow_bf16 = c->file_bf16_or_less,
+                                      .cache_dir = cache_dir(w->cache_dir)},
+                              .ctx_max = w->o.ctx,
+                              .kv_bytes =
+                                  w->o.tiers.gpu_bytes ? w->o.tiers.gpu_bytes : w->o.kv_pages_bytes,
+                              .progress = progress,
+                              .progress_ctx = w};
+    struct err te = {0};
+    int rc = fus_core_create(w->model, &o, &w->core, err);
+
+    if (rc < 0) return rc;
+    w->ctx_max = fus_core_ctx_max(w->core);
+    rc = fus_core_self_test(w->core, &te);
+    w->blend_ok = rc >= 0;
+    if (rc < 0) {
+        (void)snprintf(w->blend_error, sizeof w->blend_error, "%s", te.msg);
+        log_event(LOG_ERROR, "self_test", "state=failed blending=off reason=\"%s\"", te.msg);
+    }
+    (void)fus_core_warm(w->core, WARM_TOKENS); /* without it the first prompt is slower */
+    return 0;
+}
+
+/* Before anything has run: what the linear layers take at the measured rate; 0 = unknown. */
+static double guess_ms_per_token(const struct worker *w)
+{
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (r[i].chosen && r[i].gflops > 0)
+            return 2 * fus_core_linear_params(w->core) / (r[i].gflops * 1e6);
+    return 0;
+}
+
+static int open_store(struct worker *w, struct err *err)
+{
+    const struct model_cfg *c = model_config(w->model);
+    struct model_rope rope = c->rope;
+    const struct wk_tier_opts *t = &w->o.tiers;
+    struct store_opts o = {.ram_bytes = w->o.ram_bytes,
+                           .ram_policy = t->ram_policy,
+                           .ttl_ms = t->ttl_ms,
+                           .convert = kn_convert,
+                           .finite = kn_finite,
+                           .auth_key = t->has_secret ? t->auth_key : NULL};
+    int rc;
+
+    rope.freq_factors = NULL; /* a pointer; the factors are part of the model's fingerprint */
+    w->sink_token = w->profile.sink_tokens ? chat_sink(w->chat, w->tok) : -1;
+    w->ident =
+        (struct tier_ident){.rope_regime = XXH32(&rope, sizeof rope, 0),
+                            .dtype = kv_dtype(w, c),
+                            .sink_token = w->sink_token < 0 ? UINT32_MAX : (uint32_t)w->sink_token,
+                            .L = c->L,
+                            .G = c->G,
+                            .K = c->K};
+    memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
+    tok_fingerprint(w->tok, w->ident.tokenizer);
+    memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);
+    atomic_store(&w->ms_per_token, guess_ms_per_token(w));
+    o.ident = w->ident;
+    o.side_layer = w->profile.side_layer;
+    o.side_share = t->side_share;
+    o.ms_per_token = atomic_load(&w->ms_per_token);
+    if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
+    if ((rc = store_create(&o, &w->store, err)) < 0) {
+        while (o.n_tiers-- > 0)
+            o.tier[o.n_tiers].tier->ops->destroy(o.tier[o.n_tiers].tier);
+        return rc;
+    }
+    wk_tiers_limits(w);
+    return 0;
+}
+
+static void log_loaded(struct worker *w)
+{
+    const struct model_cfg *c = model_config(w->model);
+    size_t n = 0;
+    const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (r[i].gflops > 0)
+            log_event(LOG_NOTICE, "gemm", "name=%s gflops=%.1f chosen=%d", r[i].name, r[i].gflops,
+                      r[i].chosen);
+    log_event(LOG_NOTICE, "model_loaded",
+              "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
+              "kv_dtype=%s chat=%s "
+              "ram_bytes=%llu blend=%s seconds=%.2f",
+              w->model_name, c->arch, c->L, w->ctx_max, kn_dev_device(fus_core_dev(w->core)),
+              kn_dev_gemm(fus_core_dev(w->core)), kn_dev_isa(fus_core_dev(w->core)),
+              kn_dev_threads(fus_core_dev(w->core)), kn_dtype_name(w->ident.dtype),
+              w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
+              w->blend_ok ? "on" : "off", w->load_s);
+}
+
+static int load(struct worker *w, struct err *err)
+{
+    struct fus_engine_opts eo = {
+        .max_running = w->o.max_running, .max_queue = w->o.max_queue, .on_unit = wk_metrics_step};
+    int rc;
+
+    const char *log = w->o.tiers.access_log;
+    if (log && (rc = wk_kvlog_open(log, "--access-log", &w->kvlog, err)) < 0) return rc;
+    if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
+    if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->learner)) < 0) return rc;
+    if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
+    if ((rc = open_text(w, err)) < 0) return rc;
+    if ((rc = open_core(w, err)) < 0) return rc;
+    if ((rc = wk_profile_load(w, err)) < 0) return rc;
+    if ((rc = open_store(w, err)) < 0) return rc;
+    if ((rc = wk_control_open(w, err)) < 0) return rc;
+    wk_guard_loaded(w);
+    rc = fus_engine_create(w->core, &eo, &w->engine);
+    return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;
+}
+
+static void *loader_main(void *arg)
+{
+    struct worker *w = arg;
+    uint64_t t0 = clock_ns();
+    int rc = load(w, &w->load_error);
+
+    if (rc >= 0 && w->o.sandbox) rc = sandbox_enter(&w->load_error);
+
+    w->load_s = clock_ms_since(t0) / 1e3;
+    if (rc < 0 && w->load_error.code == 0)
+        (void)err_set(&w->load_error, rc, "loading failed (%s)", err_name(rc));
+    if (rc >= 0) {
+        progress(w, 1);
+        log_loaded(w);
+    }
+    atomic_store(&w->loader_ended, true); /* first: whoever is told may join at once */
+    wk_post(w, &w->load_msg);
+    return NULL;
+}
+
+static void loaded(struct wk_msg *m)
+{
+    struct worker *w = (struct worker *)((char *)m - offsetof(struct worker, load_msg));
+
+    if (w->load_error.code < 0) {
+        log_event(LOG_ERROR, "model_load", "path=%s error=\"%s\"", w->o.model, w->load_error.msg);
+        atomic_store(&w->state, WK_FAILED);
+        w->exit_code = 1;
+        http_loop_stop(w->loop);
+        return;
+    }
+    int loading = WK_LOADING;
+    if (atomic_compare_exchange_strong(&w->state, &loading, WK_READY)) (void)wk_announce_start(w);
+}
+
+bool wk_is_loading(const struct worker *w)
+{
+    return w->loader_started && !atomic_load(&w->loader_ended);
+}
+
+int wk_load_start(struct worker *w)
+{
+    set_names(w);
+    w->load_msg.fn = loaded;
+    if (pthread_create(&w->loader, NULL, loader_main, w) != 0) return -EAGAIN;
+    w->loader_started = true;
+    return 0;
+}

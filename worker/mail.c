@@ -1,0 +1,159 @@
+/* Messages to the loop, and the helper threads.
+ *
+ * Mail: producers hang an embedded message on one list and wake the loop only when no wake-up is
+ * under way. So the loop's ring holds at most one entry of ours, and a request cannot fail to
+ * report its end for want of a slot. A message that is already on the list is not added twice: what
+ * happened is in the object it is embedded in. */
+#include "worker/worker.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static void mail_drain(void *arg)
+{
+    struct worker *w = arg;
+
+    for (;;) {
+        struct wk_msg *m;
+        pthread_mutex_lock(&w->mail_m);
+        m = w->mail_head;
+        if (m) {
+            w->mail_head = m->next;
+            if (!w->mail_head) w->mail_tail = &w->mail_head;
+            m->next = NULL;
+            m->queued = false;
+        } else {
+            w->mail_scheduled = false;
+        }
+        pthread_mutex_unlock(&w->mail_m);
+        if (!m) return;
+        m->fn(m);
+    }
+}
+
+void wk_post(struct worker *w, struct wk_msg *m)
+{
+    pthread_mutex_lock(&w->mail_m);
+    if (!m->queued) {
+        m->queued = true;
+        m->next = NULL;
+        *w->mail_tail = m;
+        w->mail_tail = &m->next;
+    }
+    if (!w->mail_scheduled && http_loop_post(w->loop, mail_drain, w) == 0) w->mail_scheduled = true;
+    pthread_mutex_unlock(&w->mail_m);
+}
+
+void wk_mail_kick(struct worker *w)
+{
+    pthread_mutex_lock(&w->mail_m);
+    if (w->mail_head && !w->mail_scheduled && http_loop_post(w->loop, mail_drain, w) == 0)
+        w->mail_scheduled = true;
+    pthread_mutex_unlock(&w->mail_m);
+}
+
+void wk_unpost(struct worker *w, struct wk_msg *m)
+{
+    pthread_mutex_lock(&w->mail_m);
+    if (m->queued) {
+        struct wk_msg **p = &w->mail_head;
+        while (*p != m)
+            p = &(*p)->next;
+        *p = m->next;
+        if (w->mail_tail == &m->next) w->mail_tail = p;
+        m->queued = false;
+    }
+    pthread_mutex_unlock(&w->mail_m);
+}
+
+/* ---- helpers ---- */
+enum {
+    POOL_THREADS_MAX = 8,
+    HELPER_NICE = 10, /* chosen: about a tenth of a compute thread's share where both want a core */
+};
+struct wk_pool {
+    pthread_mutex_t m;
+    pthread_cond_t more;
+    struct wk_job *head, **tail;
+    bool stop;
+    unsigned n;
+    pthread_t thread[POOL_THREADS_MAX];
+};
+
+/* Compute threads meet after every operation, so one that shares its core with a helper holds up
+ * all of them, and with them every stream. A helper gets the cores that nobody computes on, else a
+ * small share; and it never takes a core from a thread that is at it. */
+static void give_way(void)
+{
+    const id_t self = (id_t)gettid();
+    const struct sched_param none = {0};
+    const int now = getpriority(PRIO_PROCESS, self);
+
+    (void)sched_setscheduler(0, SCHED_BATCH, &none);
+    (void)setpriority(PRIO_PROCESS, self, now + HELPER_NICE);
+}
+
+static void *pool_main(void *arg)
+{
+    struct wk_pool *p = arg;
+
+    give_way();
+    for (;;) {
+        struct wk_job *j;
+        pthread_mutex_lock(&p->m);
+        while (!p->head && !p->stop)
+            pthread_cond_wait(&p->more, &p->m);
+        j = p->head;
+        if (j) {
+            p->head = j->next;
+            if (!p->head) p->tail = &p->head;
+        }
+        pthread_mutex_unlock(&p->m);
+        if (!j) return NULL;
+        j->fn(j);
+    }
+}
+
+int wk_pool_create(unsigned n_threads, struct wk_pool **ret)
+{
+    struct wk_pool *p = mem_zalloc(sizeof *p);
+
+    if (!p) return -ENOMEM;
+    pthread_mutex_init(&p->m, NULL);
+    pthread_cond_init(&p->more, NULL);
+    p->tail = &p->head;
+    if (n_threads > POOL_THREADS_MAX) n_threads = POOL_THREADS_MAX;
+    while (p->n < n_threads && pthread_create(&p->thread[p->n], NULL, pool_main, p) == 0)
+        p->n++;
+    if (p->n == 0) {
+        wk_pool_destroy(p);
+        return -EAGAIN;
+    }
+    *ret = p;
+    return 0;
+}
+
+void wk_pool_submit(struct wk_pool *p, struct wk_job *j)
+{
+    pthread_mutex_lock(&p->m);
+    j->next = NULL;
+    *p->tail = j;
+    p->tail = &j->next;
+    pthread_cond_signal(&p->more);
+    pthread_mutex_unlock(&p->m);
+}
+
+void wk_pool_destroy(struct wk_pool *p)
+{
+    if (!p) return;
+    pthread_mutex_lock(&p->m);
+    p->stop = true;
+    pthread_cond_broadcast(&p->more);
+    pthread_mutex_unlock(&p->m);
+    for (unsigned i = 0; i < p->n; i++)
+        pthread_join(p->thread[i], NULL);
+    pthread_cond_destroy(&p->more);
+    pthread_mutex_destroy(&p->m);
+    mem_free(p);
+}

@@ -1,0 +1,593 @@
+/* Shadows: what they keep, when they run, and the change of level they lead to.
+ *
+ * Of a sampled request are kept its tokens, the keys of its chunks and the logits of its first
+ * tokens as it decoded them. In idle time up to three idle plans run over the prompt with those
+ * tokens given: a full prefill (the truth), plain reuse (the yardstick: what blending is to
+ * repair), and, above level 0, the setting of the level below (whether the way back is safe). At
+ * the exact level requests run in full: their own logits are the truth. A plan that must give way
+ * to a request is tried again; a chunk that has left RAM costs the yardstick and the trial, not the
+ * shadow. Sums over the vocabulary are a helper's work: the engine thread only copies rows. */
+#include "worker/quality/guard.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "worker/reuse/records.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    GUARD_BYTES_MAX = 64 << 20, /* chosen: about 80 shadows of a vocabulary of 49k */
+    TRIES_MAX = 100,            /* of a shadow that always has to give way */
+    IDLE_MS = 250,              /* chosen: a pause that a client in a loop does not make */
+    SEED = 1,
+};
+
+struct part {
+    struct tier_key key;
+    uint32_t tok0, n;
+};
+struct wk_shadow {
+    struct wk_shadow *next;
+    struct worker *w;
+    size_t bytes;
+    unsigned epoch; /* of the level it was taken at */
+    bool exact;     /* it ran in full: its logits are the truth */
+    uint32_t n_prompt, n_suffix;
+    uint32_t n_given; /* tokens behind the prompt */
+    int32_t *tok;     /* [n_prompt + n_given] */
+    unsigned n_rows;
+    float *row; /* [n_rows, V]: the request's; once the truth is known, that */
+    struct part *part;
+    size_t n_part;
+    struct pol_guard_shadow seen; /* kl < 0: not known */
+    bool has_trial;               /* of `tried`, the level below */
+    struct pol_guard_setting tried;
+    double trial_kl, trial_agree;
+};
+
+enum step { STEP_FULL, STEP_REUSE, STEP_TRIAL, STEP_END };
+enum phase { AT_LOOP, AT_ENGINE, LEFT_ENGINE, AT_HELPER, LEFT_HELPER };
+
+struct wk_guard {
+    struct worker *w;
+    pthread_mutex_t m;
+    /* guarded by m */
+    struct pol_guard g;
+    struct pol_guard_cfg cfg;
+    unsigned epoch; /* counts changes of level */
+    struct wk_shadow *queue, **tail;
+    size_t bytes;           /* of all shadows that are alive */
+    struct wk_guard_view n; /* its counters alone */
+    uint64_t n_seen, active_ns;
+    /* the shadow that is worked on: whose turn it is says `phase` */
+    atomic_int phase;
+    struct wk_shadow *cur;
+    enum step step;
+    unsigned tries;
+    int status;
+    float *other; /* [WK_GUARD_ROWS, V] logits of the step */
+    struct fus_range *range;
+    size_t n_range;
+    struct wk_job job;
+    struct wk_msg msg;
+    struct http_timer *timer;
+};
+
+bool wk_guard_is_on(const struct worker *w)
+{
+    return w->guard && w->blend_ok && w->o.guard_sample > 0 &&
+           w->guard->cfg.strategy > POL_STRAT_PREFIX;
+}
+
+unsigned wk_guard_rules(const struct worker *w, const struct wk_mode *m,
+                        struct pol_guard_setting *ret)
+{
+    struct wk_guard *g = w->guard;
+    const bool asked = m->mode == API_REUSE || (m->has_strategy && m->ratio >= 0);
+
+    if (!g) return 0; /* parts of a worker, in tests */
+    pthread_mutex_lock(&g->m);
+    const unsigned level = g->g.level;
+    *ret = pol_guard_setting(&g->cfg, level);
+    pthread_mutex_unlock(&g->m);
+    if (m->mode == API_FULL || m->mode == API_PREFIX || (asked && !ret->exact)) return 0;
+    return level;
+}
+
+/* ---- a request's shadow; engine thread ---- */
+
+static void shadow_free(struct wk_shadow *s)
+{
+    struct wk_guard *g = s->w->guard;
+
+    pthread_mutex_lock(&g->m);
+    g->bytes -= s->bytes;
+    pthread_mutex_unlock(&g->m);
+    mem_free(s->tok);
+    mem_free(s->row);
+    mem_free(s->part);
+    mem_free(s);
+}
+
+void wk_guard_drop(struct wk_shadow *s)
+{
+    if (s) shadow_free(s);
+}
+
+static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p, unsigned epoch)
+{
+    const size_t V = model_config(w->model)->V;
+    const size_t bytes = sizeof(struct wk_shadow) + (p->n_tok + WK_GUARD_ROWS) * sizeof *p->tok +
+                         WK_GUARD_ROWS * V * sizeof(float) + p->n_cut * sizeof(struct part);
+    struct wk_guard *g = w->guard;
+    struct wk_shadow *s = mem_zalloc(sizeof *s);
+
+    if (!s) return NULL;
+    *s = (struct wk_shadow){.w = w, .bytes = bytes, .epoch = epoch, .n_prompt = p->n_tok};
+    s->seen = (struct pol_guard_shadow){.kl = -1, .reuse_kl = -1};
+    s->trial_kl = -1;
+    pthread_mutex_lock(&g->m);
+    bool room = g->bytes + bytes <= GUARD_BYTES_MAX;
+    g->bytes += bytes;
+    g->n.n_dropped += !room;
+    pthread_mutex_unlock(&g->m);
+    s->tok = room ? mem_alloc((p->n_tok + WK_GUARD_ROWS) * sizeof *s->tok) : NULL;
+    s->row = room ? mem_alloc(WK_GUARD_ROWS * V * sizeof *s->row) : NULL;
+    s->part = room ? mem_alloc((p->n_cut + 1) * sizeof *s->part) : NULL;
+    if (!s->tok || !s->row || !s->part) {
+        shadow_free(s);
+        return NULL;
+    }
+    memcpy(s->tok, p->tok, p->n_tok * sizeof *s->tok);
+    return s;
+}
+
+/* Left to the worker: nothing of what the guard decides was asked for. */
+static bool is_governed(const struct wk_mode *m)
+{
+    return (m->asked == API_AUTO || m->asked == API_BLEND) && !m->has_strategy && m->ratio < 0 &&
+           m->mass < 0;
+}
+
+struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
+                                 const struct wk_mode *m, const struct fus_plan *plan)
+{
+    const bool blends = plan->strategy != FUS_FULL && plan->strategy != FUS_PREFIX;
+    struct wk_guard *g = w->guard;
+    struct wk_shadow *s = NULL;
+
+    if (!wk_guard_is_on(w) || !is_governed(m)) return NULL;
+    pthread_mutex_lock(&g->m);
+    const bool exact = pol_guard_setting(&g->cfg, g->g.level).exact;
+    const unsigned epoch = g->epoch;
+    const bool wanted =
+        exact != blends && p->n_cut > 0 && pol_guard_sampled(SEED, g->n_seen++, w->o.guard_sample);
+    g->active_ns = clock_ns();
+    pthread_mutex_unlock(&g->m);
+    if (wanted) s = shadow_make(w, p, epoch);
+    if (!s) return NULL;
+    s->exact = exact;
+    for (size_t i = 0; i < p->n_cut; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        const bool found = c->look.tier && !c->missed && c->source != WK_PREFIX;
+        if (exact ? found : c->source == WK_STORED)
+            s->part[s->n_part++] = (struct part){c->key, c->tok0, c->n};
+    }
+    s->n_suffix = p->n_tok - p->cut[p->n_cut - 1].tok0 - p->cut[p->n_cut - 1].n;
+    if (s->n_part > 0) return s;
+    shadow_free(s); /* exact, and nothing was held: it would not have been blended */
+    return NULL;
+}
+
+void wk_guard_logits(struct wk_shadow *s, const float *logits)
+{
+    const size_t V = model_config(s->w->model)->V;
+
+    if (s->n_rows == WK_GUARD_ROWS) return;
+    memcpy(s->row + s->n_rows++ * V, logits, V * sizeof *logits);
+}
+
+void wk_guard_token(struct wk_shadow *s, int32_t id)
+{
+    if (s->n_given + 1 < WK_GUARD_ROWS) s->tok[s->n_prompt + s->n_given++] = id;
+}
+
+void wk_guard_put(struct wk_shadow *s)
+{
+    struct wk_guard *g = s->w->guard;
+
+    if (s->n_rows == 0) {
+        shadow_free(s);
+        return;
+    }
+    s->n_given = s->n_rows - 1; /* the last row's own token leads to nothing */
+    pthread_mutex_lock(&g->m);
+    s->next = NULL;
+    *g->tail = s;
+    g->tail = &s->next;
+    g->n.n_pending++;
+    g->active_ns = clock_ns();
+    pthread_mutex_unlock(&g->m);
+    wk_post(s->w, &g->msg);
+}
+
+/* ---- an idle plan; engine thread ---- */
+
+static void drop_ranges(struct wk_guard *g)
+{
+    for (size_t i = 0; i < g->n_range; i++)
+        g->range[i].src.ops->release(g->range[i].src.ctx);
+    g->n_range = 0;
+}
+
+/* All of its chunks from RAM, as sources: 1, 0 when one is not there. */
+static int find_parts(struct wk_guard *g)
+{
+    struct worker *w = g->w;
+    struct wk_shadow *s = g->cur;
+
+    g->n_range = 0;
+    for (size_t i = 0; i < s->n_part; i++) {
+        const struct part *p = &s->part[i];
+        struct store_pin *pin;
+        enum store_miss why;
+        int rc = store_in_ram(w->store, &p->key) /* idle work never waits for a slower tier */
+                     ? store_lookup(w->store, &p->key, s->tok + p->tok0, p->n, &pin, &why)
+                     : 0;
+        struct fus_range *r = &g->range[g->n_range];
+        *r = (struct fus_range){.tok0 = p->tok0, .n = p->n};
+        r->home = fus_stands_home(w->sink_token, s->tok, p->tok0);
+        if (rc > 0 && rec_source_make(pin, &r->src) < 0) rc = -ENOMEM;
+        if (rc <= 0) {
+            drop_ranges(g);
+            return rc;
+        }
+        g->n_range++;
+    }
+    return 1;
+}
+
+static enum fus_strategy strategy_of(enum pol_strategy s)
+{
+    enum fus_strategy f = FUS_QS;
+
+    (void)fus_strategy_parse(pol_strategy_name(s), &f);
+    return f;
+}
+
+static int on_plan(void *ctx, struct fus_plan *p)
+{
+    struct wk_guard *g = ctx;
+    const struct wk_shadow *s = g->cur;
+
+    p->tok = s->tok;
+    p->n_tok = s->n_prompt + s->n_given;
+    p->logits_from = s->n_prompt - 1;
+    p->strategy = FUS_FULL;
+    if (g->step == STEP_FULL) return 1;
+    int rc = find_parts(g);
+    if (rc <= 0) return rc;
+    p->range = g->range;
+    p->n_range = g->n_range;
+    p->suffix = s->n_suffix + s->n_given;
+    p->strategy = g->step == STEP_REUSE ? FUS_REUSE
+                  : s->n_suffix == 0    ? FUS_HKVD /* as policy/plan has it */
+                                        : strategy_of(s->tried.strategy);
+    p->ratio = (float)s->tried.ratio;
+    fus_profile_apply(&g->w->profile, p);
+    return 1;
+}
+
+static void on_logits(void *ctx, const float *logits, size_t n_rows, const struct fus_report *r)
+{
+    struct wk_guard *g = ctx;
+
+    ASSERT(n_rows == g->cur->n_rows);
+    memcpy(g->other, logits, n_rows * model_config(g->w->model)->V * sizeof *logits);
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct wk_guard *g = ctx;
+
+    g->status = status;
+    atomic_store(&g->phase, LEFT_ENGINE);
+    wk_post(g->w, &g->msg);
+}
+
+/* ---- arithmetic; helper thread ---- */
+
+/* Mean over the rows of KL(truth || other), and of agreement on the best token. */
+static double mean_kl(const struct wk_guard *g, const float *truth, const float *other,
+                      double *ret_agree)
+{
+    const size_t V = model_config(g->w->model)->V, n = g->cur->n_rows;
+    double sum = 0;
+    size_t same = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        bool agrees;
+        sum += fus_kl(truth + i * V, other + i * V, V, &agrees);
+        same += agrees;
+    }
+    *ret_agree = (double)same / (double)n;
+    return sum / (double)n;
+}
+
+static void compute(struct wk_job *j)
+{
+    struct wk_guard *g = (struct wk_guard *)((char *)j - offsetof(struct wk_guard, job));
+    struct wk_shadow *s = g->cur;
+    double none;
+
+    if (g->step == STEP_FULL) {
+        s->seen.kl = mean_kl(g, g->other, s->row, &s->seen.agree);
+        float *blended = s->row;
+        s->row = g->other;
+        g->other = blended;
+    } else if (g->step == STEP_REUSE) {
+        s->seen.reuse_kl = mean_kl(g, s->row, g->other, &none);
+    } else {
+        s->trial_kl = mean_kl(g, s->row, g->other, &s->trial_agree);
+    }
+    atomic_store(&g->phase, LEFT_HELPER);
+    wk_post(g->w, &g->msg);
+}
+
+/* ---- the turns; loop thread ---- */
+
+static void tell(const struct wk_guard *g, enum pol_guard_action a)
+{
+    const struct pol_guard_gauge v = pol_guard_gauge(&g->g.left);
+    const struct pol_guard_setting s = pol_guard_setting(&g->cfg, g->g.level);
+    const enum log_level level = a == POL_GUARD_DOWN ? LOG_NOTICE : s.exact ? LOG_ERROR : LOG_WARN;
+
+    log_event(level,
+              a == POL_GUARD_DOWN ? "guard_lowered"
+              : s.exact           ? "guard_exact"
+                                  : "guard_raised",
+              "level=%u of=%u blending=%s strategy=%s ratio=%.3g shadows=%u kl=%.4g limit=%.4g "
+              "reuse_kl=%.4g agreement=%.3f",
+              g->g.level, pol_guard_top(&g->cfg), s.exact ? "off" : "on",
+              pol_strategy_name(s.strategy), s.ratio, v.count, v.kl, v.limit, v.reuse_kl, v.agree);
+}
+
+static void conclude(struct wk_guard *g)
+{
+    struct wk_shadow *s = g->cur;
+    const struct pol_guard_shadow trial = {s->trial_kl, s->seen.reuse_kl, s->trial_agree};
+    enum pol_guard_action a = POL_GUARD_STAY;
+
+    pthread_mutex_lock(&g->m);
+    const bool fresh = s->epoch == g->epoch; /* else it says nothing of the level in force */
+    if (fresh && s->seen.kl >= 0) a = pol_guard_see(&g->g, &g->cfg, &s->seen);
+    if (fresh && a == POL_GUARD_STAY && s->trial_kl >= 0)
+        a = pol_guard_trial(&g->g, &g->cfg, &trial);
+    g->epoch += a != POL_GUARD_STAY;
+    g->n.n_up += a == POL_GUARD_UP;
+    g->n.n_down += a == POL_GUARD_DOWN;
+    g->n.n_done++;
+    if (a != POL_GUARD_STAY) tell(g, a);
+    pthread_mutex_unlock(&g->m);
+    if (s->seen.kl >= 0) wk_metrics_guard_shadow(&s->seen);
+    shadow_free(s);
+    g->cur = NULL;
+}
+
+static void give_up(struct wk_guard *g, int status)
+{
+    pthread_mutex_lock(&g->m);
+    g->n.n_failed++;
+    pthread_mutex_unlock(&g->m);
+    log_event(LOG_DEBUG, "shadow_failed", "error=%s tries=%u", err_name(status), g->tries);
+    shadow_free(g->cur);
+    g->cur = NULL;
+}
+
+/* The oldest shadow, at its first step; false: there is none. */
+static bool take(struct wk_guard *g)
+{
+    pthread_mutex_lock(&g->m);
+    struct wk_shadow *s = g->queue;
+    if (s) {
+        g->queue = s->next;
+        if (!g->queue) g->tail = &g->queue;
+        g->n.n_pending--;
+        s->has_trial = g->g.level > 0 && s->epoch == g->epoch;
+        if (s->has_trial) s->tried = pol_guard_setting(&g->cfg, g->g.level - 1);
+    }
+    pthread_mutex_unlock(&g->m);
+    g->cur = s;
+    g->tries = 0;
+    if (s) g->step = s->exact ? STEP_REUSE : STEP_FULL;
+    return s != NULL;
+}
+
+static void next_step(struct wk_guard *g)
+{
+    g->step++;
+    if (g->step == STEP_TRIAL && !g->cur->has_trial) g->step = STEP_END;
+    if (g->step == STEP_END) conclude(g);
+}
+
+/* What an idle plan has come to. */
+static void step_ended(struct wk_guard *g)
+{
+    if (g->status == 0) {
+        atomic_store(&g->phase, AT_HELPER);
+        wk_pool_submit(g->w->pool, &g->job);
+        return;
+    }
+    atomic_store(&g->phase, AT_LOOP);
+    if (g->status == 1) {
+        next_step(g); /* a chunk has left RAM */
+    } else if (g->status == -EAGAIN && ++g->tries < TRIES_MAX) {
+        pthread_mutex_lock(&g->m);
+        g->n.n_retried++;
+        g->active_ns = clock_ns();
+        pthread_mutex_unlock(&g->m);
+    } else {
+        give_up(g, g->status);
+    }
+}
+
+static bool submit(struct wk_guard *g)
+{
+    const struct wk_shadow *s = g->cur;
+    const struct fus_build b = {.sink_token = -1,
+                                .n = s->n_prompt + s->n_given,
+                                .on_plan = on_plan,
+                                .on_logits = on_logits,
+                                .on_end = on_end,
+                                .ctx = g};
+    struct fus_range *range = mem_realloc(g->range, (s->n_part + 1) * sizeof *range);
+
+    if (!range) return false;
+    g->range = range;
+    atomic_store(&g->phase, AT_ENGINE);
+    if (fus_build_submit(g->w->engine, &b) == 0) return true;
+    atomic_store(&g->phase, AT_LOOP);
+    return false;
+}
+
+static bool is_idle(struct wk_guard *g)
+{
+    pthread_mutex_lock(&g->m);
+    bool quiet = clock_ms_since(g->active_ns) >= IDLE_MS;
+    pthread_mutex_unlock(&g->m);
+    return g->w->n_gens == 0 && quiet;
+}
+
+static void pump(void *arg)
+{
+    struct wk_guard *g = arg;
+    const int phase = atomic_load(&g->phase);
+
+    if (atomic_load(&g->w->state) != WK_READY || phase == AT_ENGINE || phase == AT_HELPER) return;
+    if (phase == LEFT_ENGINE) step_ended(g);
+    if (phase == LEFT_HELPER) {
+        atomic_store(&g->phase, AT_LOOP);
+        next_step(g);
+    }
+    if (atomic_load(&g->phase) != AT_LOOP || (!g->cur && !take(g))) return;
+    if (!is_idle(g))
+        http_timer_set(g->timer, IDLE_MS);
+    else if (!submit(g))
+        http_timer_set(g->timer, IDLE_MS); /* the engine's list is full */
+}
+
+static void on_msg(struct wk_msg *m)
+{
+    pump((char *)m - offsetof(struct wk_guard, msg));
+}
+
+/* ---- life ---- */
+
+int wk_guard_create(struct worker *w)
+{
+    struct wk_guard *g = mem_zalloc(sizeof *g);
+
+    if (!g) return -ENOMEM;
+    if (http_timer_create(w->loop, pump, g, &g->timer) < 0) {
+        mem_free(g);
+        return -ENOMEM;
+    }
+    g->w = w;
+    g->msg.fn = on_msg;
+    g->job.fn = compute;
+    g->tail = &g->queue;
+    pthread_mutex_init(&g->m, NULL);
+    w->guard = g;
+    return 0;
+}
+
+/* The strategy that loses least at the largest ratio of the ladder, as far as was measured. */
+static enum pol_strategy safest(const struct fus_profile *p, enum fus_strategy own)
+{
+    enum fus_strategy best = own == FUS_HKVD ? FUS_QS : FUS_HKVD;
+    double least = INFINITY;
+
+    for (unsigned s = FUS_HKVD; s < FUS_STRATEGY_COUNT; s++)
+        for (size_t i = 0; i < p->n_ratios; i++) {
+            const double loss = p->losses[s][i];
+            if (s == own || p->ratios[i] < 0.15 || !(loss < least)) continue;
+            least = loss;
+            best = (enum fus_strategy)s;
+        }
+    for (unsigned k = POL_STRAT_FULL; k < POL_STRAT_COUNT; k++)
+        if (strategy_of((enum pol_strategy)k) == best) return (enum pol_strategy)k;
+    return POL_STRAT_DEFAULT;
+}
+
+void wk_guard_loaded(struct worker *w)
+{
+    static const struct {
+        const char *name;
+        enum fus_fault fault;
+    } faults[] = {{"reposition", FUS_FAULT_REPOSITION}, {"offset", FUS_FAULT_OFFSET}};
+    const struct fus_profile *p = &w->profile;
+    const char *inject = getenv("KVBLEND_INJECT");
+    struct wk_guard *g = w->guard;
+    enum fus_strategy own = p->strategy;
+
+    if (w->o.strategy) (void)fus_strategy_parse(w->o.strategy, &own);
+    g->cfg = (struct pol_guard_cfg){.kl_max = w->o.guard_kl,
+                                    .loss = p->loss,
+                                    .loss_ratio = p->ratio,
+                                    .reuse_kl = p->reuse_kl,
+                                    .ratio = w->o.ratio >= 0 ? w->o.ratio : p->ratio,
+                                    .safer = safest(p, own)};
+    for (unsigned k = POL_STRAT_FULL; k < POL_STRAT_COUNT; k++)
+        if (strategy_of((enum pol_strategy)k) == own) g->cfg.strategy = (enum pol_strategy)k;
+    g->other = mem_alloc(WK_GUARD_ROWS * model_config(w->model)->V * sizeof *g->other);
+    if (!g->other) w->o.guard_sample = 0;
+    for (size_t i = 0; inject && i < sizeof faults / sizeof *faults; i++) {
+        if (strcmp(inject, faults[i].name) != 0) continue;
+        fus_core_set_fault(w->core, faults[i].fault);
+        log_event(LOG_ERROR, "fault_injected", "KVBLEND_INJECT=%s answers=wrong", inject);
+    }
+}
+
+void wk_guard_get_view(struct worker *w, struct wk_guard_view *ret)
+{
+    struct wk_guard *g = w->guard;
+
+    pthread_mutex_lock(&g->m);
+    *ret = g->n;
+    ret->g = g->g;
+    ret->cfg = g->cfg;
+    pthread_mutex_unlock(&g->m);
+    ret->on = wk_guard_is_on(w);
+    ret->sample = w->o.guard_sample;
+    ret->top = pol_guard_top(&ret->cfg);
+    ret->setting = pol_guard_setting(&ret->cfg, ret->g.level);
+}
+
+const char *wk_guard_state_name(const struct wk_guard_view *v)
+{
+    if (!v->on) return "off";
+    return v->setting.exact ? "exact" : v->g.level ? "raised" : "normal";
+}
+
+void wk_guard_destroy(struct worker *w)
+{
+    struct wk_guard *g = w->guard;
+
+    if (!g) return;
+    wk_unpost(w, &g->msg);
+    http_timer_destroy(g->timer);
+    if (g->cur) shadow_free(g->cur);
+    for (struct wk_shadow *s = g->queue, *next; s; s = next) {
+        next = s->next;
+        shadow_free(s);
+    }
+    ASSERT(g->bytes == 0);
+    mem_free(g->range);
+    mem_free(g->other);
+    pthread_mutex_destroy(&g->m);
+    mem_free(g);
+    w->guard = NULL;
+}

@@ -1,0 +1,370 @@
+/* Which chunks' context sensitivity and static score are still to be measured, and with what.
+ *
+ * A chunk that was built, or found without scores, is measured once in idle time behind other
+ * chunks of its namespace: those that were seen last, because what is retrieved in one week stands
+ * together in prompts. Idle is a second without requests or new wishes: a burst is not over in its
+ * pauses. The neighbours' stored KV is used where it is in RAM. One measurement is with the engine
+ * at a time, so that builds and requests never wait for more than that; until all neighbours are
+ * done nothing is stored, and the request path takes the chunk as average. */
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <string.h>
+
+enum {
+    NEIGHBOURS_MIN = 2,                  /* of a small collection: better than none */
+    RECENT_MAX = 2 * FUS_NEIGHBOURS_MAX, /* chosen: to draw neighbours from */
+    PENDING_MAX = 1024,                  /* chosen: about 2 MiB of token ids */
+    IDLE_MS = 1000,
+};
+
+struct text { /* of a chunk; counted references, guarded by senses.m */
+    struct tier_key key;
+    unsigned refs;
+    char *ns;
+    int32_t *tok;
+    uint32_t n;
+    unsigned n_behind; /* neighbours that it has been measured with */
+    struct text *next; /* in its queue */
+};
+struct queue {
+    struct text *first, **end;
+    unsigned n;
+};
+struct wk_senses {
+    pthread_mutex_t m;
+    struct text *recent[RECENT_MAX];
+    size_t recent_at;          /* the next place to overwrite */
+    struct queue pending, few; /* few: measured, and once more when the collection has grown */
+    struct wk_sense_stats stats;
+    uint64_t wanted_ns; /* the last wish */
+    struct wk_msg msg;  /* something is pending, or a step of the job has ended */
+    struct http_timer *timer;
+    struct worker *w;
+    /* The job; loop thread, and the engine thread while it is submitted. */
+    struct text *own, *before[FUS_NEIGHBOURS_MAX];
+    size_t n_before, at;
+    float *score; /* [2, n]: sensitivity, static */
+    bool submitted;
+    atomic_bool ended;
+    int status;
+};
+
+static void text_unref(struct text *t)
+{
+    if (!t || --t->refs > 0) return;
+    mem_free(t->ns);
+    mem_free(t->tok);
+    mem_free(t);
+}
+
+static struct text *text_make(const struct tier_key *key, const char *ns, const int32_t *tok,
+                              uint32_t n)
+{
+    struct text *t = mem_zalloc(sizeof *t);
+
+    if (!t) return NULL;
+    *t = (struct text){.key = *key, .refs = 1, .n = n, .ns = mem_strdup(ns)};
+    t->tok = mem_alloc(n * sizeof *t->tok);
+    if (!t->ns || !t->tok) {
+        text_unref(t);
+        return NULL;
+    }
+    memcpy(t->tok, tok, n * sizeof *tok);
+    return t;
+}
+
+static void queue_init(struct queue *q)
+{
+    *q = (struct queue){.end = &q->first};
+}
+
+static void queue_put(struct queue *q, struct text *t)
+{
+    *q->end = t;
+    q->end = &t->next;
+    q->n++;
+}
+
+static struct text *queue_take(struct queue *q, struct text **at)
+{
+    struct text *t = *at;
+
+    *at = t->next;
+    if (q->end == &t->next) q->end = at;
+    t->next = NULL;
+    q->n--;
+    return t;
+}
+
+static struct text **queue_find(struct queue *q, const struct tier_key *key)
+{
+    struct text **p = &q->first;
+
+    while (*p && !tier_key_same(&(*p)->key, key))
+        p = &(*p)->next;
+    return *p ? p : NULL;
+}
+
+static bool is_pending(struct wk_senses *s, const struct tier_key *key)
+{
+    return (s->own && tier_key_same(&s->own->key, key)) || queue_find(&s->pending, key);
+}
+
+static void remember(struct wk_senses *s, struct text *t)
+{
+    for (size_t i = 0; i < RECENT_MAX; i++)
+        if (s->recent[i] && tier_key_same(&s->recent[i]->key, &t->key)) return;
+    text_unref(s->recent[s->recent_at]);
+    s->recent[s->recent_at] = t;
+    s->recent_at = (s->recent_at + 1) % RECENT_MAX;
+    t->refs++;
+}
+
+/* An operator who chose another strategy pays nothing for this one. */
+static bool wanted(const struct worker *w)
+{
+    enum fus_strategy dflt = FUS_QS;
+
+    if (w->o.strategy) (void)fus_strategy_parse(w->o.strategy, &dflt);
+    return fus_strategy_reads_scores(dflt) && w->blend_ok;
+}
+
+void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
+                   uint32_t n)
+{
+    struct wk_senses *s = w->senses;
+    struct text *t = NULL;
+
+    if (!s || n == 0 || !wanted(w)) return;
+    pthread_mutex_lock(&s->m);
+    if (s->pending.n < PENDING_MAX && !is_pending(s, key)) t = text_make(key, ns, tok, n);
+    if (t) {
+        struct text **lost = queue_find(&s->few, key); /* with its record: this is a new one */
+        if (lost) text_unref(queue_take(&s->few, lost));
+        remember(s, t);
+        queue_put(&s->pending, t);
+        s->wanted_ns = clock_ns();
+    }
+    pthread_mutex_unlock(&s->m);
+    if (t) wk_post(w, &s->msg);
+}
+
+void wk_sense_get_stats(struct worker *w, struct wk_sense_stats *ret)
+{
+    pthread_mutex_lock(&w->senses->m);
+    *ret = w->senses->stats;
+    ret->n_pending = w->senses->pending.n;
+    pthread_mutex_unlock(&w->senses->m);
+}
+
+/* ---- engine thread ---- */
+
+static int find(struct worker *w, const struct text *t, struct kv_source *ret)
+{
+    struct store_pin *pin;
+    enum store_miss why;
+
+    if (!store_in_ram(w->store, &t->key)) return 0; /* idle work never waits for a slower tier */
+    int rc = store_lookup(w->store, &t->key, t->tok, t->n, &pin, &why);
+    if (rc <= 0) return rc;
+    rc = rec_source_make(pin, ret);
+    return rc < 0 ? rc : 1;
+}
+
+static int on_sense(void *ctx, struct fus_sense *ret)
+{
+    struct wk_senses *s = ctx;
+    const struct text *before = s->before[s->at];
+    int rc = find(s->w, s->own, &ret->src);
+
+    if (rc <= 0) return rc;
+    rc = find(s->w, before, &ret->before_src);
+    if (rc < 0) {
+        ret->src.ops->release(ret->src.ctx);
+        return rc;
+    }
+    ret->before = before->tok;
+    ret->n_before = before->n;
+    ret->tok = s->own->tok;
+    ret->n = s->own->n;
+    ret->ret_score = s->score;
+    ret->ret_static = s->score + s->own->n;
+    return 1;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct wk_senses *s = ctx;
+
+    s->status = status;
+    atomic_store(&s->ended, true);
+    wk_post(s->w, &s->msg);
+}
+
+/* ---- loop thread ---- */
+
+static bool can_stand_before(const struct text *t, const struct text *own)
+{
+    return t && !tier_key_same(&t->key, &own->key) && strcmp(t->ns, own->ns) == 0;
+}
+
+/* Take the first of the queue that has neighbours: twice those that it was measured with, if any,
+ * so that a chunk is measured a few times at most while its collection grows. m is held. */
+static bool take_from(struct wk_senses *s, struct queue *q)
+{
+    const unsigned most = s->w->profile.neighbours;
+
+    for (struct text **p = &q->first; *p; p = &(*p)->next) {
+        const unsigned least = (*p)->n_behind ? 2 * (*p)->n_behind : NEIGHBOURS_MIN;
+        size_t n = 0;
+        for (size_t i = 1; i <= RECENT_MAX && n < most; i++) {
+            struct text *r = s->recent[(s->recent_at + RECENT_MAX - i) % RECENT_MAX];
+            if (can_stand_before(r, *p)) s->before[n++] = r;
+        }
+        if (n < least && n < most) continue;
+        for (size_t i = 0; i < n; i++)
+            s->before[i]->refs++;
+        s->n_before = n;
+        s->own = queue_take(q, p);
+        return true;
+    }
+    return false;
+}
+
+static bool take(struct wk_senses *s)
+{
+    return take_from(s, &s->pending) || take_from(s, &s->few);
+}
+
+static void job_end(struct wk_senses *s, bool measured, bool failed)
+{
+    pthread_mutex_lock(&s->m);
+    s->stats.n_measured += measured;
+    s->stats.n_failed += failed;
+    s->own->n_behind = (unsigned)s->n_before;
+    for (size_t i = 0; i < s->n_before; i++)
+        text_unref(s->before[i]);
+    if (measured && s->n_before < s->w->profile.neighbours && s->few.n < PENDING_MAX)
+        queue_put(&s->few, s->own);
+    else
+        text_unref(s->own);
+    s->own = NULL;
+    s->n_before = s->at = 0;
+    pthread_mutex_unlock(&s->m);
+    mem_free(s->score);
+    s->score = NULL;
+}
+
+/* Behind the next neighbour; false when the engine takes no more now. */
+static bool job_submit(struct wk_senses *s)
+{
+    const struct fus_build b = {.sink_token = s->w->sink_token,
+                                .n = s->own->n + s->before[s->at]->n,
+                                .on_sense = on_sense,
+                                .on_end = on_end,
+                                .ctx = s};
+
+    s->submitted = true;
+    atomic_store(&s->ended, false);
+    if (fus_build_submit(s->w->engine, &b) == 0) return true;
+    s->submitted = false;
+    return false;
+}
+
+/* Each kind by itself: 1 both kept, 0 the record is not in RAM any more. */
+static int keep(struct wk_senses *s)
+{
+    static const enum record_score kind[] = {RECORD_SCORE_SENSITIVITY, RECORD_SCORE_STATIC};
+    int rc = 1;
+
+    for (size_t i = 0; i < sizeof kind / sizeof *kind && rc == 1; i++)
+        rc = store_set_scores(s->w->store, &s->own->key, kind[i], s->score + i * s->own->n,
+                              s->own->n);
+    return rc;
+}
+
+/* A step of the job has ended: true when the job has, too. */
+static bool job_step(struct wk_senses *s)
+{
+    s->submitted = false;
+    if (s->status == 0 && ++s->at < s->n_before) return false;
+    int rc = s->status;
+    if (rc == 0) rc = keep(s);
+    if (s->status == 0)
+        log_event(LOG_DEBUG, "chunk_measured", "tokens=%u neighbours=%zu kept=%d", s->own->n,
+                  s->n_before, rc);
+    job_end(s, rc == 1 && s->status == 0, rc < 0 && rc != -ECANCELED);
+    return true;
+}
+
+/* m is held. */
+static bool is_idle(const struct wk_senses *s)
+{
+    return s->w->n_gens == 0 && clock_ms_since(s->wanted_ns) >= IDLE_MS;
+}
+
+static void pump(void *arg)
+{
+    struct wk_senses *s = arg;
+
+    if (atomic_load(&s->w->state) != WK_READY) return;
+    if (s->submitted && !atomic_load(&s->ended)) return;
+    if (s->submitted && !job_step(s)) {
+        if (!job_submit(s)) job_end(s, false, false);
+        return;
+    }
+    pthread_mutex_lock(&s->m);
+    bool pending = s->pending.first || s->few.first, idle = is_idle(s);
+    bool taken = idle && take(s);
+    pthread_mutex_unlock(&s->m);
+    if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
+    if (!taken) return;
+    s->score = mem_zalloc(2 * s->own->n * sizeof *s->score);
+    if (!s->score || !job_submit(s)) job_end(s, false, s->score == NULL);
+}
+
+static void on_msg(struct wk_msg *m)
+{
+    pump((char *)m - offsetof(struct wk_senses, msg));
+}
+
+int wk_senses_create(struct worker *w)
+{
+    struct wk_senses *s = mem_zalloc(sizeof *s);
+
+    if (!s) return -ENOMEM;
+    if (http_timer_create(w->loop, pump, s, &s->timer) < 0) {
+        mem_free(s);
+        return -ENOMEM;
+    }
+    s->w = w;
+    s->msg.fn = on_msg;
+    queue_init(&s->pending);
+    queue_init(&s->few);
+    pthread_mutex_init(&s->m, NULL);
+    w->senses = s;
+    return 0;
+}
+
+void wk_senses_destroy(struct worker *w)
+{
+    struct wk_senses *s = w->senses;
+
+    if (!s) return;
+    wk_unpost(w, &s->msg);
+    http_timer_destroy(s->timer);
+    if (s->own) job_end(s, false, false);
+    while (s->pending.first)
+        text_unref(queue_take(&s->pending, &s->pending.first));
+    while (s->few.first)
+        text_unref(queue_take(&s->few, &s->few.first));
+    for (size_t i = 0; i < RECENT_MAX; i++)
+        text_unref(s->recent[i]);
+    pthread_mutex_destroy(&s->m);
+    mem_free(s);
+    w->senses = NULL;
+}

@@ -1,0 +1,99 @@
+/* gen: one generation request from its body to its last byte.
+ *
+ * Stages: helper thread (parse, render, tokenise) → loop (checks, submit) → engine callbacks (text,
+ * stop strings, tokens) → loop (frames or one reply). `m` guards what engine and loop share; the
+ * rest belongs to the stage that has the request. It is freed on the loop when its call is closed,
+ * the helper is done with it and every submitted job has ended. A prompt of a list is a job of its
+ * own. */
+#ifndef WORKER_REQUEST_GEN_H
+#define WORKER_REQUEST_GEN_H
+
+#include "worker/quality/guard.h"
+
+struct gen_choice {
+    /* engine writes, loop reads; under gen.m */
+    struct buf text;
+    size_t safe;           /* bytes that may be shown */
+    struct api_token *tok; /* with logprobs only */
+    size_t n_tok, cap_tok;
+    uint64_t n_generated;
+    bool finished, stopped; /* stopped: by a stop string, text is cut */
+    enum fus_finish finish;
+    struct tok_stream stream;
+    uint64_t last_ns; /* engine only */
+    /* loop only */
+    size_t sent_bytes, sent_chars, sent_tok;
+    bool role_sent, finish_sent;
+};
+struct gen_prompt {
+    struct gen *g;
+    unsigned index;
+    struct wk_prompt p;
+    void *arrays; /* of the plan */
+    uint32_t n_captured;
+    struct wk_load_item load;  /* engine, but for its beginning */
+    struct fus_job *job;       /* under gen.m; NULL when not running */
+    struct wk_shadow *shadow;  /* engine; NULL: not in the guard's sample */
+    struct gen_choice *choice; /* [n] */
+    /* under gen.m */
+    bool started, done;
+    int status;
+    struct fus_report report;
+    struct fus_times ms;
+    double ttft_ms;
+};
+struct gen {
+    struct gen *next, **prev; /* loop: list of all */
+    struct wk_msg msg;
+    struct wk_job job;
+    struct worker *w;
+    struct wk_call *call; /* NULL once closed */
+    char *body;
+    size_t body_len;
+    bool chat;
+    struct wk_hints hints;
+    atomic_bool gone; /* client left: helpers stop early */
+    uint64_t start_ns;
+    /* after the helper */
+    struct api_req req;
+    struct api_err e;
+    struct wk_mode mode;
+    struct gen_prompt *prompt;
+    size_t n_prompt;
+    uint32_t max_new;
+    /* loop */
+    bool in_helper, busy, counted;
+    unsigned n_open; /* jobs whose on_done the loop has not seen */
+    bool planned;    /* what was missed is known of all prompts */
+    bool headers_sent, ended, builds_asked, tokens_counted;
+    uint64_t last_write_ns;
+    char id[48], request_id[WK_ID_BYTES];
+    int64_t created;
+    pthread_mutex_t m;
+    bool fresh; /* under m: something to look at */
+};
+
+/* gen_engine.c: callbacks, and what to submit */
+int gen_submit(struct gen *g, struct gen_prompt *p);
+void gen_cancel_jobs(struct gen *g);
+/* gen_out.c: everything that is written to the client; loop thread */
+void gen_flush(struct gen *g); /* frames of what is new; the end when all is done */
+void gen_fail(struct gen *g, const struct api_err *e);
+void gen_silence(struct gen *g, uint64_t now_ns); /* headers after the grace, comments */
+/* gen_report.c: the `kvblend` object, usage, the access log's line */
+enum { GEN_TIERS_MAX = STORE_TIERS_MAX + 1 };
+struct gen_hits { /* records that were used, by tier */
+    struct {
+        const char *name;
+        unsigned hits;
+        uint64_t tokens;
+    } tier[GEN_TIERS_MAX];
+    size_t n;
+};
+void gen_hits(const struct gen *g, struct gen_hits *ret);
+void gen_log_records(struct gen *g);
+int gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
+void gen_usage(struct gen *g, struct api_usage *ret);
+void gen_count(struct gen *g); /* log and metrics, once; also of what was cut short */
+
+#endif

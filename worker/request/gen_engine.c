@@ -1,0 +1,273 @@
+/* What the engine thread does for a request: the plan, the text of each token, stop strings.
+ *
+ * A token's text is ready here, so that a stop string ends the choice at once and not a round trip
+ * later. The loop is woken through the mail; a request that is already on it is not queued twice.
+ */
+#include "worker/request/gen.h"
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+#include "policy/order.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+static void wake(struct gen *g)
+{
+    if (!g->fresh) {
+        g->fresh = true;
+        wk_post(g->w, &g->msg);
+    }
+}
+
+static int on_plan(void *ctx, struct fus_plan *plan)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    if (atomic_load(&g->gone)) return -ECANCELED;
+    wk_load_begin(g->w->load, &p->load);
+    pthread_mutex_lock(&g->m);
+    wake(g); /* gateways want to know that it waits no longer */
+    pthread_mutex_unlock(&g->m);
+    int rc = wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
+    if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->mode, plan);
+    return rc;
+}
+
+static bool looks(void *ctx, unsigned choice)
+{
+    const struct gen_prompt *p = ctx;
+
+    return p->shadow && choice == 0;
+}
+
+static void on_logits(void *ctx, unsigned choice, const float *logits)
+{
+    const struct gen_prompt *p = ctx;
+
+    if (looks(ctx, choice)) wk_guard_logits(p->shadow, logits);
+}
+
+/* A chunk whose KV could not be read was computed after all. */
+static bool own_up(struct wk_prompt *p)
+{
+    bool slow = false;
+
+    for (size_t i = 0; i < p->n_cut; i++) {
+        struct wk_cut *c = &p->cut[i];
+        slow |= c->look.tier && strcmp(c->look.tier, "ram") != 0;
+        if (c->look.status >= 0 || c->source != WK_STORED) continue;
+        c->source = WK_COMPUTED;
+        c->missed = true;
+        c->look.why = c->look.status == -EBADMSG     ? STORE_MISS_CORRUPT
+                      : c->look.status == -ETIMEDOUT ? STORE_MISS_DEADLINE
+                                                     : STORE_MISS_IO;
+    }
+    return slow;
+}
+
+static bool waits(void *ctx)
+{
+    const struct gen_prompt *p = ctx;
+
+    return wk_builds_due(p->g->w, &p->p);
+}
+
+static void on_first(void *ctx, const struct fus_report *r, const struct fus_times *ms)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    pthread_mutex_lock(&g->m);
+    p->report = *r;
+    p->started = true;
+    bool slow = own_up(&p->p); /* waiting for a tier says nothing of the time to compute */
+    p->ms = *ms;
+    p->ttft_ms = clock_ms_since(g->start_ns);
+    pthread_mutex_unlock(&g->m);
+    wk_metrics_ttft(p->ttft_ms / 1e3);
+    wk_metrics_queue(ms->queue / 1e3);
+    wk_metrics_report(r);
+    wk_load_first(g->w->load, &p->load,
+                  ms->prefill - atomic_load(&g->w->ms_per_token) * r->n_computed,
+                  slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
+    const struct wk_run run = {.report = r,
+                               .prefill_ms = ms->prefill,
+                               .ttft_ms = p->ttft_ms,
+                               .whole = !r->n_failed_ranges};
+    wk_control_done(g->w, p->p.decision, &run);
+    if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, ms->prefill, r->cost * p->p.n_tok);
+}
+
+static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)
+{
+    if (c->n_tok == c->cap_tok) {
+        size_t cap = c->cap_tok ? 2 * c->cap_tok : 32;
+        struct api_token *n = mem_realloc(c->tok, cap * sizeof *n);
+        if (!n) return -ENOMEM;
+        c->tok = n;
+        c->cap_tok = cap;
+    }
+    c->tok[c->n_tok++] = (struct api_token){(uint32_t)begin, (uint32_t)c->text.len, *t};
+    return 0;
+}
+
+/* Append the token's text; 1 when a stop string ended it. Called with gen.m held. */
+static int take_text(struct gen *g, struct gen_choice *c, const struct fus_event_token *t)
+{
+    const struct api_stops stops = {g->req.stop, g->req.stop_len, g->req.n_stop};
+    size_t from = c->text.len;
+    int hit;
+
+    if (tok_stream_push(g->w->tok, &c->stream, t->picked.id, &c->text) < 0) return 1;
+    if (g->req.logprobs && keep_token(c, &t->picked, from) < 0) return 1;
+    if (c->n_generated <= g->req.min_tokens) { /* a later token may end what begins here */
+        c->safe = c->text.len - api_stop_begun(&stops, c->text.data, c->text.len);
+        return 0;
+    }
+    hit = api_stop_scan(&stops, c->text.data ? c->text.data : "", c->text.len, from, &c->safe);
+    if (!hit) return 0;
+    c->text.len = c->safe;
+    c->stopped = true;
+    while (c->n_tok && c->tok[c->n_tok - 1].begin >= c->safe)
+        c->n_tok--;
+    if (c->n_tok && c->tok[c->n_tok - 1].end > c->safe)
+        c->tok[c->n_tok - 1].end = (uint32_t)c->safe;
+    return 1;
+}
+
+static int on_token(void *ctx, const struct fus_event_token *t)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+    struct gen_choice *c = &p->choice[t->choice];
+    uint64_t now = clock_ns();
+    int stop = 0;
+
+    if (c->last_ns) wk_metrics_inter_token((double)(now - c->last_ns) / 1e9);
+    c->last_ns = now;
+    if (p->shadow && t->choice == 0) wk_guard_token(p->shadow, t->picked.id);
+    pthread_mutex_lock(&g->m);
+    c->n_generated++;
+    if (!t->end) stop = take_text(g, c, t);
+    wake(g);
+    pthread_mutex_unlock(&g->m);
+    return stop;
+}
+
+static void on_choice(void *ctx, unsigned choice, enum fus_finish f)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+    struct gen_choice *c = &p->choice[choice];
+
+    pthread_mutex_lock(&g->m);
+    if (!c->stopped) {
+        size_t was = c->text.len;
+        (void)tok_stream_end(&c->stream, &c->text);
+        if (c->text.len > was && c->n_tok) c->tok[c->n_tok - 1].end = (uint32_t)c->text.len;
+    }
+    c->safe = c->text.len;
+    c->finish = f;
+    c->finished = true;
+    wake(g);
+    pthread_mutex_unlock(&g->m);
+}
+
+static void on_done(void *ctx, const struct fus_event_done *d)
+{
+    struct gen_prompt *p = ctx;
+    struct gen *g = p->g;
+
+    wk_load_end(g->w->load, &p->load);
+    if (!p->started && p->p.decision) wk_control_done(g->w, p->p.decision, NULL);
+    if (p->shadow && d->finish != FUS_FAILED)
+        wk_guard_put(p->shadow);
+    else
+        wk_guard_drop(p->shadow);
+    p->shadow = NULL;
+    pthread_mutex_lock(&g->m);
+    p->status = d->finish == FUS_FAILED ? d->status : d->finish == FUS_CANCELLED ? -ECANCELED : 0;
+    p->done = true;
+    p->job = NULL;
+    g->fresh = true;
+    wk_post(g->w, &g->msg); /* under m: the loop frees g only after it has had m */
+    pthread_mutex_unlock(&g->m);
+}
+
+static bool is_eog(void *ctx, int32_t id)
+{
+    const struct gen_prompt *p = ctx;
+
+    return tok_is_eog(p->g->w->tok, id);
+}
+
+static uint64_t random_seed(void)
+{
+    uint64_t s;
+
+    return getrandom(&s, sizeof s, 0) == (ssize_t)sizeof s ? s : clock_ns();
+}
+
+/* What the prompt will keep the engine busy for, as far as can be told before the plan is made. */
+static double work_ms(const struct gen *g, const struct gen_prompt *p)
+{
+    const struct worker *w = g->w;
+    const double own = w->o.ratio >= 0 ? w->o.ratio : w->profile.ratio;
+    const double ratio = g->mode.ratio >= 0 ? g->mode.ratio : own;
+    const bool chunks = g->mode.mode != API_FULL && g->mode.mode != API_PREFIX && w->blend_ok;
+    uint32_t held = 0;
+
+    for (size_t i = 0; chunks && i < p->p.n_cut; i++) {
+        const struct wk_cut *c = &p->p.cut[i];
+        if (c->look.pin || store_in_ram(w->store, &c->key)) held += c->n;
+    }
+    return atomic_load(&w->ms_per_token) * (p->p.n_tok - (1 - ratio) * held);
+}
+
+int gen_submit(struct gen *g, struct gen_prompt *p)
+{
+    static const struct fus_request_ops ops = {on_plan, on_first,  on_token, on_choice,
+                                               on_done, on_logits, looks,    waits};
+    const struct api_req *q = &g->req;
+    uint32_t room = g->w->ctx_max - p->p.n_tok;
+    const double work = work_ms(g, p);
+    struct fus_request r = {
+        .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
+        .sampling = q->sampling,
+        .n_choices = q->n,
+        .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
+        .ignore_eos = q->ignore_eos,
+        .stop_ids = q->stop_id,
+        .n_stop_ids = q->n_stop_id,
+        .is_eog = is_eog,
+        .ops = &ops,
+        .ctx = p};
+    struct fus_job *job = NULL;
+    int rc;
+
+    r.max_new = q->max_tokens >= 0 ? (uint32_t)q->max_tokens : g->chat ? room : 16;
+    if (r.max_new > room) r.max_new = room;
+    r.min_new = q->min_tokens < r.max_new ? q->min_tokens : r.max_new;
+    if (!q->has_seed) r.sampling.seed = random_seed();
+    wk_load_queued(g->w->load, &p->load, work);
+    pthread_mutex_lock(&g->m); /* on_done may come before fus_submit() has returned */
+    rc = fus_submit(g->w->engine, &r, &job);
+    if (rc >= 0) {
+        p->job = job;
+        g->n_open++;
+    }
+    pthread_mutex_unlock(&g->m);
+    if (rc < 0) wk_load_end(g->w->load, &p->load);
+    return rc;
+}
+
+/* A job is alive while p->job is set, because its on_done needs m to clear it. */
+void gen_cancel_jobs(struct gen *g)
+{
+    pthread_mutex_lock(&g->m);
+    for (size_t i = 0; i < g->n_prompt; i++)
+        if (g->prompt[i].job) fus_cancel(g->w->engine, g->prompt[i].job);
+    pthread_mutex_unlock(&g->m);
+}

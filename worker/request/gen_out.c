@@ -1,0 +1,367 @@
+/* What the client gets: frames as tokens come, or one reply at the end.
+ *
+ * Order of a stream: role frame of each choice, text frames, finish frame, the usage frame when
+ * asked for, [DONE]. All that is new for all choices goes out in one write; a choice's new text is
+ * one frame, so a slow reader gets fewer and larger frames and nothing is ever delayed on purpose.
+ * Headers wait for the first token, or for the grace, so that an early failure has a real status.
+ */
+#include "worker/request/gen.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <string.h>
+
+static int bytes_of(void *ctx, int32_t id, const char **ret, size_t *ret_len)
+{
+    return tok_bytes(ctx, id, true, ret, ret_len);
+}
+
+static struct api_head head_of(const struct gen *g)
+{
+    return (struct api_head){.chat = g->chat,
+                             .logprobs = g->req.logprobs,
+                             .id = g->id,
+                             .model = g->w->model_name,
+                             .created = g->created,
+                             .usage_null = g->req.stream && g->req.include_usage,
+                             .bytes = bytes_of,
+                             .bytes_ctx = g->w->tok};
+}
+
+static const char *finish_name(const struct gen_choice *c)
+{
+    return c->stopped || c->finish == FUS_STOP ? "stop" : "length";
+}
+
+/* ---- failure ---- */
+static void api_err_of(const struct gen *g, int status, struct api_err *e)
+{
+    if (status == -ERANGE)
+        (void)api_err_set(e, 400, API_INVALID, "context_length_exceeded", NULL,
+                          "The prompt does not fit this model's context of %u tokens.",
+                          g->w->ctx_max);
+    else if (status == -ENOMEM)
+        (void)api_err_set(e, 500, "server_error", "out_of_memory", NULL,
+                          "The request needs more KV memory than this worker has free; lower "
+                          "max_tokens or raise --kv-pages.");
+    else if (kn_dev_lost(fus_core_dev(g->w->core)))
+        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+                          "The GPU has failed; this worker ends, to be started anew.");
+    else
+        (void)api_err_set(e, 500, "server_error", "internal_error", NULL,
+                          "The request failed inside the engine (%s).", err_name(status));
+    if (e->status == 500) e->retry = API_RETRY_NO;
+    if (e->status == 503) e->retry = API_RETRY_YES;
+}
+
+void gen_fail(struct gen *g, const struct api_err *e)
+{
+    struct buf b = BUF_INIT;
+
+    if (!g->call || g->ended) return;
+    g->ended = true;
+    if (!g->headers_sent) {
+        wk_reply_error(g->call, e);
+        return;
+    }
+    /* The status is gone: an error frame, which both SDKs raise on, then the end. */
+    g->call->status = e->status;
+    int rc = buf_adds(&b, "data: ") | api_put_error(&b, e) | buf_adds(&b, "\n\ndata: [DONE]\n\n");
+    struct http_req *r = g->call->r;
+    if (rc || http_reply_write(r, b.data, b.len) < 0)
+        http_reply_abort(r);
+    else
+        (void)http_reply_end(r);
+    buf_fini(&b);
+}
+
+/* ---- stream ---- */
+static int start_stream(struct gen *g)
+{
+    struct buf h = BUF_INIT;
+    int rc = wk_call_headers(g->call, NULL, &h);
+
+    g->call->status = 200;
+    g->headers_sent = true;
+    if (rc >= 0) rc = http_sse_start(g->call->r, buf_cstr(&h));
+    buf_fini(&h);
+    g->last_write_ns = clock_ns();
+    return rc;
+}
+
+static int begin_frame(struct buf *out)
+{
+    return buf_adds(out, "data: ");
+}
+
+static int end_frame(struct buf *out)
+{
+    return buf_adds(out, "\n\n");
+}
+
+static int put_role(struct gen *g, const struct gen_prompt *p, unsigned index,
+                    const struct api_head *h, struct buf *out)
+{
+    int rc = 0;
+
+    if (g->chat) rc = begin_frame(out) | api_put_frame_role(out, h, index) | end_frame(out);
+    if (!g->chat && p->p.text.len) { /* echo */
+        struct api_head plain = *h;
+        struct api_span s = {.index = index, .text = p->p.text.data, .end = p->p.text.len};
+        plain.logprobs = false;
+        rc = begin_frame(out) | api_put_frame_text(out, &plain, &s) | end_frame(out);
+    }
+    return rc;
+}
+
+/* It may still get the end of a character that it began, or go with a stop string that begins where
+ * it stands. */
+static bool is_open(const struct gen_choice *c, const struct api_token *t)
+{
+    return !c->finished && t->end == c->safe && (t->begin == t->end || c->stream.n_hold);
+}
+
+/* New text and the end of one choice; gen.m is held. */
+static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choice *c,
+                      unsigned index, const struct api_head *h, struct buf *out)
+{
+    size_t to = c->safe, tok_to = c->n_tok;
+    int rc = 0;
+
+    if (!c->role_sent && (c->n_generated > 0 || c->finished)) {
+        c->role_sent = true;
+        rc |= put_role(g, p, index, h, out);
+    }
+    if (g->req.logprobs) { /* whole tokens only */
+        tok_to = c->sent_tok;
+        to = c->sent_bytes;
+        while (tok_to < c->n_tok && c->tok[tok_to].end <= c->safe && !is_open(c, &c->tok[tok_to]))
+            to = c->tok[tok_to++].end;
+        if (c->finished) to = c->safe;
+    }
+    if (to > c->sent_bytes || (g->req.logprobs && tok_to > c->sent_tok)) {
+        struct api_span s = {.index = index,
+                             .text = c->text.data ? c->text.data : "",
+                             .begin = c->sent_bytes,
+                             .end = to,
+                             .tok = c->tok + c->sent_tok,
+                             .n_tok = tok_to - c->sent_tok,
+                             .chars = c->sent_chars};
+        rc |= begin_frame(out) | api_put_frame_text(out, h, &s) | end_frame(out);
+        c->sent_chars += api_chars(s.text + s.begin, s.end - s.begin);
+        c->sent_bytes = to;
+        c->sent_tok = tok_to;
+    }
+    return rc;
+}
+
+struct progress { /* of all choices; gen.m held while it is filled */
+    bool all_done, all_finished;
+    int status;
+};
+
+static struct progress look(const struct gen *g)
+{
+    struct progress r = {true, true, 0};
+
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const struct gen_prompt *p = &g->prompt[i];
+        r.all_done &= p->done;
+        if (p->done && p->status < 0 && r.status == 0) r.status = p->status;
+        for (unsigned k = 0; k < g->req.n; k++)
+            r.all_finished &= p->choice[k].finished;
+    }
+    return r;
+}
+
+static int put_finishes(struct gen *g, const struct progress *at, const struct api_head *h,
+                        struct buf *out)
+{
+    unsigned left = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < g->n_prompt; i++)
+        for (unsigned k = 0; k < g->req.n; k++)
+            left += !g->prompt[i].choice[k].finish_sent;
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        for (unsigned k = 0; k < g->req.n; k++) {
+            struct gen_choice *c = &g->prompt[i].choice[k];
+            struct api_span s = {.index = (unsigned)i * g->req.n + k};
+            struct buf extra = BUF_INIT;
+            if (!c->finished || c->finish_sent) continue;
+            c->finish_sent = true;
+            left--;
+            s.finish = finish_name(c);
+            if (left == 0 && at->all_finished && g->req.kv.explain && !g->req.include_usage)
+                rc |= gen_put_report(g, true, &extra);
+            rc |= begin_frame(out);
+            rc |= api_put_frame_finish(out, h, &s, extra.len ? buf_cstr(&extra) : NULL);
+            rc |= end_frame(out);
+            buf_fini(&extra);
+        }
+    }
+    return rc;
+}
+
+static int put_end(struct gen *g, const struct api_head *h, struct buf *out)
+{
+    struct buf extra = BUF_INIT;
+    struct api_usage u;
+    int rc = 0;
+
+    if (g->req.include_usage) {
+        gen_usage(g, &u);
+        if (g->req.kv.explain) rc |= gen_put_report(g, true, &extra);
+        rc |= begin_frame(out);
+        rc |= api_put_frame_usage(out, h, &u, extra.len ? buf_cstr(&extra) : NULL);
+        rc |= end_frame(out);
+    }
+    buf_fini(&extra);
+    return rc | buf_adds(out, "data: [DONE]\n\n");
+}
+
+static void write_stream(struct gen *g, struct buf *out, bool end)
+{
+    struct http_req *r = g->call->r;
+
+    if (!g->headers_sent && start_stream(g) < 0) return;
+    g->last_write_ns = clock_ns();
+    if (end) g->ended = true;
+    (void)http_reply_write(r, out->data, out->len);
+    if (end && g->call) (void)http_reply_end(r);
+}
+
+static void flush_stream(struct gen *g)
+{
+    struct api_head h = head_of(g);
+    struct buf out = BUF_INIT;
+    struct progress at;
+    int rc = 0;
+
+    pthread_mutex_lock(&g->m);
+    at = look(g);
+    for (size_t i = 0; at.status == 0 && i < g->n_prompt; i++)
+        for (unsigned k = 0; k < g->req.n; k++)
+            rc |= put_choice(g, &g->prompt[i], &g->prompt[i].choice[k], (unsigned)i * g->req.n + k,
+                             &h, &out);
+    if (at.status == 0) rc |= put_finishes(g, &at, &h, &out);
+    pthread_mutex_unlock(&g->m);
+    if (at.status < 0 || rc) {
+        struct api_err e;
+        api_err_of(g, rc ? -EIO : at.status, &e);
+        gen_fail(g, &e);
+    } else {
+        if (at.all_done) {
+            rc = put_end(g, &h, &out);
+            gen_count(g);
+        }
+        if (out.len && !rc) write_stream(g, &out, at.all_done);
+    }
+    buf_fini(&out);
+}
+
+/* ---- one reply ---- */
+static int put_whole(struct gen *g, struct buf *out)
+{
+    size_t n = g->n_prompt * g->req.n;
+    struct api_head h = head_of(g);
+    struct api_span *s = mem_zalloc(n * sizeof *s);
+    struct buf extra = BUF_INIT, *texts = mem_zalloc(n * sizeof *texts);
+    struct api_usage u;
+    int rc = s && texts ? 0 : -ENOMEM;
+
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        const struct gen_prompt *p = &g->prompt[i / g->req.n];
+        const struct gen_choice *c = &p->choice[i % g->req.n];
+        rc |= buf_add(&texts[i], p->p.text.data, p->p.text.len);
+        rc |= buf_add(&texts[i], c->text.data, c->safe);
+        s[i] = (struct api_span){.index = (unsigned)i,
+                                 .text = texts[i].data ? texts[i].data : "",
+                                 .end = texts[i].len,
+                                 .tok = c->tok,
+                                 .n_tok = c->n_tok,
+                                 .finish = finish_name(c)};
+    }
+    if (rc == 0) {
+        gen_usage(g, &u);
+        rc |= gen_put_report(g, g->req.kv.explain, &extra);
+        rc |= api_put_reply(out, &h, s, n, &u, buf_cstr(&extra));
+    }
+    for (size_t i = 0; texts && i < n; i++)
+        buf_fini(&texts[i]);
+    mem_free(texts);
+    mem_free(s);
+    buf_fini(&extra);
+    return rc;
+}
+
+static void put_tiers(struct gen *g, char *out, size_t cap)
+{
+    struct gen_hits h;
+    size_t at = 0;
+
+    gen_hits(g, &h);
+    out[0] = 0;
+    for (size_t i = 0; i < h.n && at < cap; i++) {
+        int n = snprintf(out + at, cap - at, ";%s=%u", h.tier[i].name, h.tier[i].hits);
+        at += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static void flush_whole(struct gen *g)
+{
+    char tiers[GEN_TIERS_MAX * 32];
+    struct buf out = BUF_INIT, h = BUF_INIT;
+    struct progress at;
+    struct api_usage u;
+    struct api_err e;
+
+    pthread_mutex_lock(&g->m);
+    at = look(g);
+    pthread_mutex_unlock(&g->m);
+    if (at.status < 0) {
+        api_err_of(g, at.status, &e);
+        gen_fail(g, &e);
+        return;
+    }
+    if (!at.all_done) return;
+    gen_usage(g, &u);
+    gen_count(g);
+    put_tiers(g, tiers, sizeof tiers);
+    if (put_whole(g, &out) ||
+        buf_addf(&h,
+                 "openai-processing-ms: %.0f\r\nx-kvblend-ttft-ms: %.2f\r\n"
+                 "x-kvblend-kv: prefix=%llu;reused=%llu;recomputed=%llu%s\r\n",
+                 clock_ms_since(g->start_ns), g->prompt[0].ttft_ms, (unsigned long long)u.prefix,
+                 (unsigned long long)u.reused, (unsigned long long)u.recomputed, tiers)) {
+        api_err_of(g, -EIO, &e);
+        gen_fail(g, &e);
+    } else {
+        g->ended = true;
+        wk_reply_json(g->call, 200, buf_cstr(&h), &out);
+    }
+    buf_fini(&out);
+    buf_fini(&h);
+}
+
+void gen_flush(struct gen *g)
+{
+    if (!g->call || g->ended || g->n_prompt == 0) return;
+    if (g->req.stream)
+        flush_stream(g);
+    else
+        flush_whole(g);
+}
+
+void gen_silence(struct gen *g, uint64_t now_ns)
+{
+    if (!g->headers_sent) {
+        if (now_ns - g->start_ns < (uint64_t)WK_GRACE_MS * 1000000) return;
+        if (start_stream(g) < 0 || !g->call) return;
+        (void)http_sse_comment(g->call->r, "working");
+    } else if (now_ns - g->last_write_ns >= (uint64_t)WK_COMMENT_MS * 1000000) {
+        g->last_write_ns = now_ns;
+        (void)http_sse_comment(g->call->r, "working");
+    }
+}

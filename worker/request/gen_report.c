@@ -1,0 +1,226 @@
+/* What happened to a request's prompt: the `kvblend` object and the usage numbers. */
+#include "worker/request/gen.h"
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void gen_usage(struct gen *g, struct api_usage *ret)
+{
+    *ret = (struct api_usage){0};
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const struct gen_prompt *p = &g->prompt[i];
+        ret->prompt += p->p.n_tok;
+        ret->prefix += p->report.n_prefix;
+        ret->reused += p->report.n_reused;
+        ret->recomputed += p->report.n_recomputed;
+        if (p->started) ret->written += p->n_captured; /* the engine's until then */
+        for (unsigned k = 0; p->choice && k < g->req.n; k++)
+            ret->completion += p->choice[k].n_generated;
+    }
+}
+
+void gen_count(struct gen *g)
+{
+    struct api_usage u;
+
+    if (g->tokens_counted || g->n_prompt == 0) return;
+    pthread_mutex_lock(&g->m);
+    gen_usage(g, &u);
+    double ttft_ms = g->prompt[0].started ? g->prompt[0].ttft_ms : -1;
+    double queue_ms = g->prompt[0].started ? g->prompt[0].ms.queue : -1;
+    pthread_mutex_unlock(&g->m);
+    g->tokens_counted = true;
+    gen_log_records(g);
+    wk_metrics_generated(u.completion);
+    if (!g->call) return;
+    g->call->n_completion = u.completion;
+    g->call->n_prefix = u.prefix;
+    g->call->n_reused = u.reused;
+    g->call->n_recomputed = u.recomputed;
+    g->call->ttft_ms = ttft_ms;
+    g->call->queue_ms = queue_ms;
+}
+
+/* The mode as asked for; of auto, what came of it. */
+static const char *mode_name(const struct gen *g, enum fus_strategy s)
+{
+    if (g->mode.asked != API_AUTO) return api_mode_name(g->mode.asked);
+    switch (s) {
+    case FUS_FULL:
+        return "full";
+    case FUS_PREFIX:
+        return "prefix";
+    case FUS_REUSE:
+        return "reuse";
+    default:
+        return "blend";
+    }
+}
+
+static const char *source_name(const struct wk_cut *c)
+{
+    if (c->source == WK_PREFIX) return "prefix";
+    return c->source == WK_STORED && c->look.tier ? c->look.tier : "computed";
+}
+
+static int put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
+{
+    char hex[33];
+    int rc;
+
+    tier_key_hex(&c->key, hex);
+    rc = buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, source_name(c));
+    if (c->missed) rc |= buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->look.why));
+    if (explain) {
+        rc |= buf_addf(out,
+                       ",\"message\":%u,\"begin\":%u,\"end\":%u,\"token_begin\":%u,"
+                       "\"detector\":\"%s\"",
+                       c->msg, c->begin, c->end, c->tok0, c->detector);
+    }
+    return rc | buf_addc(out, '}');
+}
+
+static int put_measure(struct buf *out, const char *name, double x)
+{
+    return x >= 0 ? buf_addf(out, ",\"%s\":%.4f", name, x) : 0;
+}
+
+/* ---- by tier ---- */
+static void add_hit(struct gen_hits *h, const struct wk_look *l, uint32_t tokens)
+{
+    size_t i = 0;
+
+    if (!l->tier || l->status < 0) return;
+    while (i < h->n && strcmp(h->tier[i].name, l->tier) != 0)
+        i++;
+    if (i == GEN_TIERS_MAX) return;
+    if (i == h->n) h->tier[h->n++].name = l->tier;
+    h->tier[i].hits++;
+    h->tier[i].tokens += tokens;
+}
+
+void gen_hits(const struct gen *g, struct gen_hits *ret)
+{
+    *ret = (struct gen_hits){0};
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const struct gen_prompt *p = &g->prompt[i];
+        size_t n_block = p->report.n_prefix / WK_BLOCK_TOKENS;
+        for (size_t k = 0; p->started && k < p->p.n_block && k < n_block; k++)
+            add_hit(ret, &p->p.block_look[k], WK_BLOCK_TOKENS);
+        for (size_t k = 0; p->started && k < p->p.n_cut; k++)
+            if (p->p.cut[k].source == WK_STORED) add_hit(ret, &p->p.cut[k].look, p->p.cut[k].n);
+    }
+}
+
+/* What the controller expected, and why it chose so. */
+static int put_decision(struct buf *out, const struct gen_prompt *p)
+{
+    const struct ctl_decision *d = p->started ? p->p.decision : NULL;
+    int rc = 0;
+
+    if (!d) return 0;
+    if (d->out.predicted.ttft_s > 0)
+        rc = buf_addf(out, ",\"predicted_ttft_ms\":%.3f",
+                      (d->before_s + d->out.predicted.ttft_s) * 1e3);
+    rc |= buf_adds(out, ",\"why\":");
+    return rc | buf_add_json_str(out, d->out.reason, strlen(d->out.reason));
+}
+
+int gen_put_report(struct gen *g, bool explain, struct buf *out)
+{
+    const struct gen_prompt *first = &g->prompt[0];
+    const struct fus_report *r = &first->report;
+    unsigned long long n[4] = {0};
+    struct gen_hits hits;
+    bool comma = false;
+    int rc;
+
+    rc = buf_addf(out,
+                  ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
+                  "\"chunks\":[",
+                  mode_name(g, r->strategy), fus_strategy_name(r->strategy), (double)r->ratio);
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const struct gen_prompt *p = &g->prompt[i];
+        n[0] += p->report.n_prefix;
+        n[1] += p->report.n_reused;
+        n[2] += p->report.n_recomputed;
+        n[3] += p->report.n_computed;
+        for (size_t k = 0; k < p->p.n_cut; k++) {
+            rc |= comma ? buf_addc(out, ',') : 0;
+            rc |= put_chunk(out, &p->p.cut[k], explain);
+            comma = true;
+        }
+    }
+    rc |= buf_addf(out,
+                   "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
+                   "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f,"
+                   "\"engine_ms\":%.3f",
+                   n[0], n[1], n[2], n[3], first->ttft_ms, first->ms.queue, first->ms.prefill,
+                   first->ms.engine);
+    rc |= put_decision(out, first);
+    gen_hits(g, &hits);
+    rc |= buf_adds(out, ",\"tiers\":{");
+    for (size_t i = 0; i < hits.n; i++)
+        rc |=
+            buf_addf(out, "%s\"%s\":{\"hits\":%u,\"tokens\":%llu}", i ? "," : "", hits.tier[i].name,
+                     hits.tier[i].hits, (unsigned long long)hits.tier[i].tokens);
+    rc |= buf_addc(out, '}');
+    rc |= put_measure(out, "deviation_left", r->deviation_left);
+    rc |= put_measure(out, "score_left", r->score_left);
+    if (fus_strategy_reads_scores(r->strategy)) rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
+    rc |= put_measure(out, "cost", r->cost);
+    rc |= wk_guard_put_note(g->w, &first->p, out);
+    if (!g->w->blend_ok)
+        rc |= buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
+    return rc | buf_addc(out, '}') ? -ENOMEM : 0;
+}
+
+/* ---- access log ---- */
+static int put_record(struct buf *b, struct gen *g, const char *kind, const struct tier_key *key,
+                      uint32_t n, const struct wk_look *l, bool comma)
+{
+    char hex[33];
+
+    tier_key_hex(key, hex);
+    return buf_addf(b,
+                    "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+                    "\"tier\":\"%s\"}",
+                    comma ? "," : "", hex, kind, n, (unsigned long long)wk_record_bytes(g->w, n),
+                    l->tier && l->status >= 0 ? l->tier : "none");
+}
+
+static bool has_started(struct gen *g, const struct gen_prompt *p)
+{
+    pthread_mutex_lock(&g->m);
+    bool yes = p->started;
+    pthread_mutex_unlock(&g->m);
+    return yes;
+}
+
+/* The looks of a prompt that has started no longer change. */
+void gen_log_records(struct gen *g)
+{
+    struct buf b = BUF_INIT;
+    bool any = false;
+    int rc;
+
+    if (!g->w->kvlog) return;
+    rc = buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
+    rc |= buf_add_json_str(&b, g->mode.ns, strlen(g->mode.ns)) | buf_adds(&b, ",\"records\":[");
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const struct gen_prompt *p = &g->prompt[i];
+        if (!has_started(g, p)) continue;
+        for (size_t k = 0; k < p->p.n_block; k++, any = true)
+            rc |= put_record(&b, g, "prefix", &p->p.block[k], WK_BLOCK_TOKENS, &p->p.block_look[k],
+                             any);
+        for (size_t k = 0; k < p->p.n_cut; k++, any = true)
+            rc |=
+                put_record(&b, g, "chunk", &p->p.cut[k].key, p->p.cut[k].n, &p->p.cut[k].look, any);
+    }
+    rc |= buf_adds(&b, "]}\n");
+    if (any && !rc) wk_kvlog_put(g->w->kvlog, &b);
+    buf_fini(&b);
+}

@@ -1,0 +1,348 @@
+/* /v1/segments: warm-up, so that ingestion can have chunks built before anybody asks.
+ *
+ * The ids answered are those a chat request finds for the same text between line breaks: a
+ * tokenizer may merge a chunk's last character with the break behind it, and then that token
+ * belongs to neither. A POST answers when its chunks are built, or at once with "wait": false. */
+#include "worker/worker.h"
+
+#include "tiers/record.h"
+#include "worker/reuse/residents.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct item {
+    struct tier_key key;
+    int32_t *tok;
+    uint32_t n;
+    struct wk_look look;
+    enum { ITEM_NEW, ITEM_QUEUED, ITEM_READY, ITEM_FAILED, ITEM_SHORT, ITEM_BUSY } state;
+};
+struct seg_task {
+    struct seg_task *next;
+    struct wk_task *t; /* owner of this */
+    struct item *item;
+    size_t n, n_open;
+    bool wait, listed;
+    char ns[512];
+};
+
+static const char *const state_names[] = {"queued", "building",  "ready",
+                                          "failed", "too_short", "queue_full"};
+
+static void seg_free(void *data)
+{
+    struct seg_task *s = data;
+
+    for (size_t i = 0; i < s->n; i++)
+        mem_free(s->item[i].tok);
+    mem_free(s->item);
+    mem_free(s);
+}
+
+/* ---- helper thread ---- */
+static const json_t *text_of(const json_t *v)
+{
+    const json_t *t = json_is_object(v) ? json_object_get(v, "text") : v;
+
+    return json_is_string(t) ? t : NULL;
+}
+
+static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
+{
+    s->n = json_array_size(list);
+    s->item = mem_zalloc((s->n + 1) * sizeof *s->item);
+    if (!s->item) return -ENOMEM;
+    for (size_t i = 0; i < s->n; i++) {
+        const json_t *v = text_of(json_array_get(list, i));
+        struct item *it = &s->item[i];
+        if (!v)
+            return api_err_set(&t->e, 400, API_INVALID, "invalid_type", "texts",
+                               "Invalid 'texts[%zu]': expected a string or an object with 'text'.",
+                               i);
+        int rc =
+            wk_encode_chunk(t->w, json_string_value(v), json_string_length(v), &it->tok, &it->n);
+        if (rc < 0) return rc;
+        if (it->n + 1 > t->w->ctx_max)
+            return api_err_set(&t->e, 400, API_INVALID, "context_length_exceeded", "texts",
+                               "'texts[%zu]' has %u tokens; this model's context is %u.", i, it->n,
+                               t->w->ctx_max);
+        it->key = tier_key_chunk(&t->w->ident, s->ns, it->tok, it->n);
+        if (it->n < WK_CHUNK_TOKENS_MIN) {
+            it->state = ITEM_SHORT;
+            continue;
+        }
+        residents_note(t->w->residents,
+                       seg_text_id(s->ns, json_string_value(v), json_string_length(v)), &it->key,
+                       it->n);
+    }
+    return 0;
+}
+
+/* What a slower tier has need not be built. */
+static void find_stored(struct worker *w, struct seg_task *s)
+{
+    enum { WINDOW = 16 };
+    size_t next = 0;
+
+    for (size_t i = 0; i < s->n && store_n_tiers(w->store) > 0; i++) {
+        struct item *it = &s->item[i];
+        for (; next < s->n && next < i + WINDOW; next++) {
+            struct item *a = &s->item[next];
+            if (a->state == ITEM_SHORT) continue;
+            (void)wk_look_ask(w, wk_worth_ms(w, NULL, a->n), &a->key, a->tok, a->n, &a->look);
+        }
+        if (wk_look_settle(w, &it->look, 0)) it->state = ITEM_READY;
+        wk_look_drop(w, &it->look);
+    }
+}
+
+static int segments_run(struct wk_task *t)
+{
+    struct seg_task *s = mem_zalloc(sizeof *s);
+    const json_t *list, *ns, *wait;
+    json_t *root = NULL;
+    int rc;
+
+    if (!s) return -ENOMEM;
+    s->t = t;
+    t->data = s;
+    t->data_free = seg_free;
+    rc = api_load_object(t->body, t->body_len, &root, &t->e);
+    if (rc < 0) return rc;
+    list = json_object_get(root, "texts");
+    if (!list) list = json_object_get(root, "chunks");
+    if (!list) list = json_object_get(root, "documents");
+    ns = json_object_get(root, "namespace");
+    wait = json_object_get(root, "wait");
+    s->wait = !json_is_false(wait);
+    if (wk_ns_join(s->ns, sizeof s->ns, t->hints.ns, json_string_value(ns)) < 0) {
+        json_decref(root);
+        return api_err_set(&t->e, 400, API_INVALID, "string_above_max_length", "namespace",
+                           "Invalid 'namespace': at most %zu bytes.", sizeof s->ns - 2);
+    }
+    wk_names_note(t->w->names, s->ns);
+    if (!json_is_array(list) || json_array_size(list) == 0)
+        rc = api_err_set(&t->e, 400, API_INVALID, "missing_required_parameter", "texts",
+                         "Missing required parameter: 'texts', an array of texts.");
+    else if (json_array_size(list) > WK_BUILDS_MAX)
+        rc = api_err_set(&t->e, 400, API_INVALID, "array_above_max_length", "texts",
+                         "Invalid 'texts': at most %d texts are allowed.", WK_BUILDS_MAX);
+    else
+        rc = encode_all(t, s, list);
+    json_decref(root);
+    if (rc >= 0) find_stored(t->w, s);
+    return rc;
+}
+
+/* ---- loop ---- */
+static void reply(struct seg_task *s)
+{
+    struct wk_task *t = s->t;
+    struct wk_call *c = t->call;
+    bool pending = false;
+    char hex[33];
+    int rc = buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
+
+    for (size_t i = 0; i < s->n; i++) {
+        const struct item *it = &s->item[i];
+        tier_key_hex(&it->key, hex);
+        pending |= it->state == ITEM_QUEUED;
+        rc |= buf_addf(&t->out,
+                       "%s{\"id\":\"%s\",\"object\":\"segment\",\"tokens\":%u,\"status\":\"%s\"}",
+                       i ? "," : "", hex, it->n, state_names[it->state]);
+    }
+    rc |= buf_adds(&t->out, "]}");
+    if (c) {
+        c->on_close = NULL;
+        if (rc)
+            wk_reply_oom(c);
+        else
+            wk_reply_json(c, pending ? 202 : 200, NULL, &t->out);
+    }
+    wk_task_free(t);
+}
+
+static void segments_then(struct wk_task *t)
+{
+    struct seg_task *s = t->data;
+    struct worker *w = t->w;
+    size_t n_open = 0;
+
+    /* Listed first: a build may end while the next one is being queued. */
+    s->next = w->seg_tasks;
+    w->seg_tasks = s;
+    s->n_open = s->n + 1;
+    for (size_t i = 0; i < s->n; i++) {
+        struct item *it = &s->item[i];
+        if (it->state != ITEM_NEW) continue;
+        int rc = wk_build_queue(w, &it->key, s->ns, it->tok, it->n, true);
+        it->state = rc == 1         ? ITEM_READY
+                    : rc == 0       ? ITEM_QUEUED
+                    : rc == -EAGAIN ? ITEM_BUSY
+                                    : ITEM_FAILED;
+        n_open += it->state == ITEM_QUEUED;
+    }
+    s->n_open = n_open;
+    if (n_open > 0 && s->wait) return;
+    w->seg_tasks = s->next;
+    reply(s);
+}
+
+void wk_segments_built(struct worker *w, const struct tier_key *key, int status)
+{
+    struct seg_task **p = &w->seg_tasks;
+
+    while (*p) {
+        struct seg_task *s = *p;
+        for (size_t i = 0; i < s->n; i++) {
+            struct item *it = &s->item[i];
+            if (it->state != ITEM_QUEUED || it->key.hi != key->hi || it->key.lo != key->lo)
+                continue;
+            it->state = status < 0 ? ITEM_FAILED : ITEM_READY;
+            s->n_open--;
+        }
+        if (s->n_open == 0) {
+            *p = s->next;
+            reply(s);
+        } else {
+            p = &s->next;
+        }
+    }
+}
+
+void wk_segments_post(struct worker *w, struct wk_call *c)
+{
+    wk_task_start(w, c, segments_run, segments_then);
+}
+
+void wk_segments_fini(struct worker *w)
+{
+    while (w->seg_tasks) {
+        struct seg_task *s = w->seg_tasks;
+        w->seg_tasks = s->next;
+        wk_task_free(s->t);
+    }
+}
+
+/* ---- one segment ---- */
+static int parse_id(struct wk_call *c, const char *id, struct tier_key *ret)
+{
+    struct api_err e;
+
+    if (tier_key_parse(id, ret) >= 0) return 0;
+    (void)api_err_set(&e, 400, API_INVALID, "invalid_value", "id",
+                      "Invalid id: 32 hexadecimal digits are expected.");
+    wk_reply_error(c, &e);
+    return -EINVAL;
+}
+
+static void not_found(struct wk_call *c, const char *id)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 404, API_INVALID, "segment_not_found", "id",
+                      "No segment '%.40s' is stored here.", id);
+    wk_reply_error(c, &e);
+}
+
+int wk_put_chunk(struct buf *out, const struct store_info *i)
+{
+    char hex[33];
+
+    tier_key_hex(&i->key, hex);
+    return buf_addf(out,
+                    "{\"id\":\"%s\",\"object\":\"segment\",\"kind\":\"%s\",\"tokens\":%u,"
+                    "\"bytes\":%llu,\"hits\":%llu,\"tier\":\"%s\",\"pinned\":%s,\"scored\":%s,"
+                    "\"status\":\"%s\",\"created\":%.3f,\"used\":%.3f}",
+                    hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+                    (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier,
+                    i->pinned ? "true" : "false",
+                    i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+                    i->building ? "building" : "ready", i->created_s, i->used_s);
+}
+
+/* The caller's namespace: of its key, and in the query the body's. */
+static int own_ns(const struct wk_call *c, char *ret, size_t cap)
+{
+    const char *inner = strstr(http_req_query(c->r), "namespace=");
+    struct wk_hints h;
+    char given[256] = "";
+    int rc = wk_hints_read(c->r, &h);
+
+    if (rc < 0) return rc;
+    if (inner)
+        (void)snprintf(given, sizeof given, "%.*s", (int)strcspn(inner + 10, "&"), inner + 10);
+    rc = wk_ns_join(ret, cap, h.ns, given);
+    wk_hints_fini(&h);
+    return rc;
+}
+
+/* "Not there" and "not yours" look the same. */
+static bool own_info(struct worker *w, const char *ns, const struct tier_key *k,
+                     struct store_info *ret)
+{
+    return store_get_info(w->store, k, ret) == 1 && ret->ns_hash == record_ns_hash(ns);
+}
+
+void wk_segment_get(struct worker *w, struct wk_call *c, const char *id)
+{
+    struct buf out = BUF_INIT;
+    struct store_info info;
+    struct tier_key k;
+    char ns[512];
+    int rc;
+
+    if (parse_id(c, id, &k) < 0) return;
+    rc = own_ns(c, ns, sizeof ns);
+    if (rc == 0 && own_info(w, ns, &k, &info))
+        rc = wk_put_chunk(&out, &info);
+    else if (rc == 0 && wk_build_pending(w, &k, ns))
+        rc = buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"status\":\"queued\"}", id);
+    else {
+        not_found(c, id);
+        return;
+    }
+    if (rc < 0)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, 200, NULL, &out);
+    buf_fini(&out);
+}
+
+void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier)
+{
+    struct buf out = BUF_INIT;
+    struct tier_key k;
+    struct api_err e;
+    int rc;
+
+    if (parse_id(c, id, &k) < 0) return;
+    rc = store_evict(w->store, &k, tier);
+    if (rc == -EBUSY) {
+        (void)api_err_set(&e, 409, API_INVALID, "segment_pinned", "id",
+                          "The segment is pinned or in use; unpin it first.");
+        e.retry = API_RETRY_NO;
+        wk_reply_error(c, &e);
+    } else if (rc <= 0) {
+        not_found(c, id);
+    } else if (buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"deleted\":true}", id) < 0) {
+        wk_reply_oom(c);
+    } else {
+        wk_reply_json(c, 200, NULL, &out);
+    }
+    buf_fini(&out);
+}
+
+void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
+{
+    struct store_info info;
+    struct tier_key k;
+    char ns[512];
+
+    if (parse_id(c, id, &k) < 0) return;
+    if (own_ns(c, ns, sizeof ns) == 0 && own_info(w, ns, &k, &info))
+        wk_segment_drop(w, c, id, NULL);
+    else
+        not_found(c, id);
+}

@@ -1,0 +1,229 @@
+/* Isolated chunk builds: which are wanted, which are under way.
+ *
+ * A missed chunk is queued once, whoever missed it, as soon as that request has its first token;
+ * the engine gets a few at a time and runs them when it is idle. Warm-ups run at once, and so does
+ * what a second request comes with: it starts behind its builds and blends, because a worker that
+ * is busy with exact prefills of the same chunks would else never find the time that makes it
+ * fast. The record is claimed just before its build starts, so that a
+ * build that became needless costs nothing. When the list is full new wishes are dropped: the next
+ * request that misses asks again. */
+#include "worker/reuse/control.h"
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+struct wk_build {
+    struct wk_build *next;
+    struct wk_msg msg;
+    struct worker *w;
+    struct tier_key key;
+    char *ns;
+    int32_t *tok; /* handed to the engine on submit; the claim keeps a copy */
+    uint32_t n;
+    bool urgent, submitted;
+    int status;
+};
+
+static struct wk_build *find(struct worker *w, const struct tier_key *k)
+{
+    for (struct wk_build *b = w->builds; b; b = b->next)
+        if (tier_key_same(&b->key, k)) return b;
+    return NULL;
+}
+
+bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns)
+{
+    pthread_mutex_lock(&w->builds_m);
+    const struct wk_build *b = find(w, key);
+    bool yes = b && (!ns || strcmp(b->ns, ns) == 0);
+    pthread_mutex_unlock(&w->builds_m);
+    return yes;
+}
+
+static void build_free(struct wk_build *b)
+{
+    mem_free(b->ns);
+    mem_free(b->tok);
+    mem_free(b);
+}
+
+static void unlink_build(struct worker *w, struct wk_build *b)
+{
+    struct wk_build **p = &w->builds;
+
+    pthread_mutex_lock(&w->builds_m);
+    while (*p != b)
+        p = &(*p)->next;
+    *p = b->next;
+    if (w->builds_tail == &b->next) w->builds_tail = p;
+    w->n_builds--;
+    if (b->submitted) w->n_flight--;
+    pthread_mutex_unlock(&w->builds_m);
+}
+
+/* ---- engine thread ---- */
+static int on_build(void *ctx, struct kv_sink *ret)
+{
+    struct wk_build *b = ctx;
+    struct store_writer *writer;
+    int rc = store_claim(b->w->store, TIER_CHUNK, &b->key, b->ns, b->tok, b->n, &writer);
+
+    if (rc <= 0) return rc;
+    wk_control_place(b->w, b->n, writer);
+    rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
+    return rc < 0 ? rc : 1;
+}
+
+static void on_end(void *ctx, int status)
+{
+    struct wk_build *b = ctx;
+
+    b->status = status;
+    wk_post(b->w, &b->msg);
+}
+
+/* ---- loop thread ---- */
+static void pump(struct worker *w);
+
+static void build_ended(struct wk_msg *m)
+{
+    struct wk_build *b = (struct wk_build *)((char *)m - offsetof(struct wk_build, msg));
+    struct worker *w = b->w;
+    char hex[33];
+
+    unlink_build(w, b);
+    tier_key_hex(&b->key, hex);
+    if (b->status < 0 && b->status != -ECANCELED) {
+        w->n_build_failed++;
+        log_event(LOG_WARN, "chunk_build_failed", "id=%s tokens=%u error=%s", hex, b->n,
+                  err_name(b->status));
+    } else {
+        w->n_built += b->status == 0;
+        if (b->status == 0) wk_sense_want(w, &b->key, b->ns, b->tok, b->n);
+        log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
+                  b->status == 1);
+    }
+    wk_segments_built(w, &b->key, b->status);
+    build_free(b);
+    pump(w);
+}
+
+static void set_submitted(struct worker *w, struct wk_build *b, bool yes)
+{
+    pthread_mutex_lock(&w->builds_m);
+    b->submitted = yes;
+    w->n_flight += yes ? 1 : -1u;
+    pthread_mutex_unlock(&w->builds_m);
+}
+
+/* Hand waiting builds to the engine, urgent ones first: a busy engine keeps the others, so that
+ * those must not take all the places. */
+static void pump(struct worker *w)
+{
+    for (;;) {
+        struct wk_build *b = NULL;
+        for (struct wk_build *i = w->builds; i; i = i->next) {
+            if (i->submitted) continue;
+            if (!b || (i->urgent && !b->urgent)) b = i;
+            if (i->urgent) break;
+        }
+        unsigned most = b && b->urgent ? 2 * WK_BUILDS_FLIGHT_MAX : WK_BUILDS_FLIGHT_MAX;
+        if (!b || w->n_flight >= most) return;
+        int32_t *tok = mem_alloc((b->n + 1) * sizeof *tok);
+        if (!tok) return;
+        memcpy(tok, b->tok, b->n * sizeof *tok);
+        struct fus_build f = {.sink_token = w->sink_token,
+                              .tok = tok,
+                              .n = b->n,
+                              .on_build = on_build,
+                              .on_end = on_end,
+                              .ctx = b,
+                              .urgent = b->urgent};
+        set_submitted(w, b, true);
+        if (fus_build_submit(w->engine, &f) < 0) {
+            mem_free(tok);
+            set_submitted(w, b, false);
+            return; /* the engine's list is full: the next end pumps again */
+        }
+    }
+}
+
+/* Urgent from now on. */
+static void hurry(struct worker *w, struct wk_build *b)
+{
+    pthread_mutex_lock(&w->builds_m);
+    b->urgent = true;
+    pthread_mutex_unlock(&w->builds_m);
+    if (b->submitted) fus_build_hurry(w->engine, b);
+}
+
+void wk_builds_hurry(struct worker *w, const struct wk_prompt *p)
+{
+    for (size_t i = 0; i < p->n_cut; i++) {
+        struct wk_build *b = find(w, &p->cut[i].key);
+        if (b) hurry(w, b);
+    }
+    pump(w);
+}
+
+bool wk_builds_due(struct worker *w, const struct wk_prompt *p)
+{
+    bool due = false;
+
+    pthread_mutex_lock(&w->builds_m);
+    for (size_t i = 0; i < p->n_cut && !due; i++) {
+        const struct wk_build *b = find(w, &p->cut[i].key);
+        due = b && b->submitted && b->urgent;
+    }
+    pthread_mutex_unlock(&w->builds_m);
+    return due;
+}
+
+int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
+                   uint32_t n, bool urgent)
+{
+    struct wk_build *b;
+
+    if (urgent ? store_probe(w->store, key) : store_in_ram(w->store, key)) return 1;
+    if (!w->blend_ok) return -ENOTSUP;
+    b = find(w, key);
+    if (b) {
+        hurry(w, b);
+        return 0;
+    }
+    if (w->n_builds >= WK_BUILDS_MAX) return -EAGAIN;
+    b = mem_zalloc(sizeof *b);
+    if (!b) return -ENOMEM;
+    *b = (struct wk_build){
+        .msg = {.fn = build_ended}, .w = w, .key = *key, .n = n, .urgent = urgent};
+    b->ns = mem_strdup(ns);
+    b->tok = mem_alloc((n + 1) * sizeof *b->tok);
+    if (!b->ns || !b->tok) {
+        build_free(b);
+        return -ENOMEM;
+    }
+    memcpy(b->tok, tok, n * sizeof *b->tok);
+    pthread_mutex_lock(&w->builds_m);
+    *w->builds_tail = b;
+    w->builds_tail = &b->next;
+    w->n_builds++;
+    pthread_mutex_unlock(&w->builds_m);
+    pump(w);
+    return 0;
+}
+
+/* After the engine has ended: nothing refers to the builds any more. */
+void wk_builds_fini(struct worker *w)
+{
+    while (w->builds) {
+        struct wk_build *b = w->builds;
+        wk_unpost(w, &b->msg);
+        w->builds = b->next;
+        build_free(b);
+    }
+    w->builds_tail = &w->builds;
+    w->n_builds = w->n_flight = 0;
+}

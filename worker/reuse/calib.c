@@ -1,0 +1,394 @@
+/* Calibration: timed prefills into a cost model; see the header.
+ *
+ * Full prefills of growing length show what a pass and a row cost, until half of the budget is
+ * spent, so that a large model on a slow machine is not waited for. Long contexts are seen through
+ * reuse: a few rows over a long stored chunk are cheap to run and show what a pair and a placed
+ * token cost; `query` over it shows scoring. On the CPU what counts is the time that this process
+ * was given, not the time that passed: prices must not depend on what else the machine did just
+ * then (pol_cost_correct() follows that later on). Every run is timed twice, the faster one counts.
+ */
+#include "worker/reuse/calib.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CALIB_VERSION = 4, KEY_BYTES = 640, RUNS_MAX = 16, SUFFIX = 24, CONTEXT_MAX = 2048 };
+#define BUDGET_S 2.0
+#define CPU_SHARE_MIN 0.05 /* chosen: a machine twenty times overcommitted, or no CPU device */
+
+enum pol_strategy ctl_to_policy(enum fus_strategy s)
+{
+    static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
+        [FUS_FULL] = POL_STRAT_FULL,     [FUS_PREFIX] = POL_STRAT_PREFIX,
+        [FUS_REUSE] = POL_STRAT_REUSE,   [FUS_HKVD] = POL_STRAT_HKVD,
+        [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
+        [FUS_QS] = POL_STRAT_QS,         [FUS_SIDE] = POL_STRAT_SIDE,
+        [FUS_STATIC] = POL_STRAT_STATIC, [FUS_HYBRID] = POL_STRAT_HYBRID};
+
+    return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
+}
+
+enum fus_strategy ctl_from_policy(enum pol_strategy s)
+{
+    for (int i = 0; i < FUS_STRATEGY_COUNT; i++)
+        if (ctl_to_policy((enum fus_strategy)i) == s) return (enum fus_strategy)i;
+    return FUS_FULL; /* fail to exact */
+}
+
+/* ---- stored KV that never was: the same random layer for all layers ---- */
+struct fake {
+    void *k, *v;
+    enum kn_dtype dtype;
+};
+
+static int fake_layer(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    const struct fake *f = ctx;
+
+    (void)layer;
+    *ret = (struct kv_layer){f->k, f->v, f->dtype};
+    return 0;
+}
+
+static int fake_side(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    (void)fake_layer(ctx, layer, ret);
+    ret->v = NULL;
+    return 1;
+}
+
+static void fake_release(void *ctx)
+{
+    (void)ctx;
+}
+
+static const struct kv_source_ops fake_ops = {
+    .layer = fake_layer, .release = fake_release, .side = fake_side};
+
+static uint32_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+/* Numbers in [-1, 1), by the host: the device's operations may not see this memory. */
+static int fake_init(struct fake *f, struct fus_core *c, enum kn_dtype dtype, uint32_t n)
+{
+    const struct model_cfg *g = fus_core_config(c);
+    const size_t values = (size_t)g->G * g->K, row = kn_row_bytes(dtype, g->G, g->K);
+    float *x = mem_alloc(values * sizeof *x);
+    uint64_t seed = 2;
+    int r = 0;
+
+    *f = (struct fake){mem_alloc(n * row), mem_alloc(n * row), dtype};
+    if (!x || !f->k || !f->v) r = -ENOMEM;
+    for (size_t i = 0; r == 0 && i < 2 * (size_t)n; i++) {
+        char *to = i < n ? (char *)f->k + i * row : (char *)f->v + (i - n) * row;
+        for (size_t k = 0; k < values; k++)
+            x[k] = (float)next_random(&seed) / 1073741824.0f - 1;
+        r = kn_convert(x, KN_F32, values, g->K, dtype, to);
+    }
+    mem_free(x);
+    return r;
+}
+
+static void fake_fini(struct fake *f)
+{
+    mem_free(f->k);
+    mem_free(f->v);
+}
+
+/* ---- one timed prefill ---- */
+struct calib {
+    struct fus_core *core;
+    const struct fus_profile *p;
+    int32_t *tok;
+    uint32_t n_max; /* tokens that a run may have */
+    struct fake kv;
+    struct pol_cost_sample run[RUNS_MAX];
+    size_t n_runs;
+    uint64_t start_ns;
+    double budget_s;
+};
+
+/* Of all threads of this process; before the engine starts there are but ours. */
+static double cpu_s(void)
+{
+    struct timespec t = {0};
+
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* A device of its own leaves the CPU idle: then only the clock on the wall tells. */
+static double took_s(const struct calib *a, double wall_s, double cpu)
+{
+    double each = cpu / kn_dev_threads(fus_core_dev(a->core));
+
+    return each < wall_s && each > CPU_SHARE_MIN * wall_s ? each : wall_s;
+}
+
+static int time_once(struct calib *a, const struct fus_plan *plan, double *ret_s)
+{
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    uint64_t t0 = clock_ns();
+    double cpu0 = cpu_s();
+    int r = fus_session_create(a->core, plan->n_tok, &s);
+
+    if (r == 0) r = fus_prefill_begin(s, plan, &f);
+    if (r == 0) {
+        while ((r = fus_prefill_step(f)) > 0) {
+        }
+        fus_prefill_end(f);
+    }
+    fus_session_destroy(s);
+    if (r == 0) *ret_s = took_s(a, clock_ms_since(t0) / 1e3, cpu_s() - cpu0);
+    return r;
+}
+
+/* What policy is told of this very prefill, so that both count the same. */
+static void snapshot(const struct calib *a, uint32_t n_tok, const struct pol_chunk_now *chunk,
+                     size_t n_chunk, struct pol_control_in *ret)
+{
+    *ret = (struct pol_control_in){.L = fus_core_config(a->core)->L,
+                                   .check_layer = a->p->check_layer,
+                                   .score_lo = a->p->score_lo,
+                                   .score_hi = a->p->score_hi,
+                                   .side_layer = a->p->side_layer,
+                                   .n_tok = n_tok,
+                                   .n_suffix = n_chunk ? n_tok - chunk->n : n_tok,
+                                   .chunk = chunk,
+                                   .n_chunk = n_chunk,
+                                   .tier = {{.bytes_per_s = 1e15}},
+                                   .n_tier = 1,
+                                   .ratio_max = 1};
+}
+
+/* A prefill of n tokens, all but the suffix one reused chunk when the strategy reuses. */
+static int time_run(struct calib *a, enum fus_strategy s, uint32_t n, uint32_t suffix, double ratio)
+{
+    const bool reuses = s != FUS_FULL;
+    const uint32_t n_chunk = reuses ? n - suffix : 0;
+    const struct fus_range range = {.tok0 = 0, .n = n_chunk, .src = {&fake_ops, &a->kv}};
+    struct fus_plan plan = {.tok = a->tok,
+                            .n_tok = n,
+                            .range = &range,
+                            .n_range = reuses,
+                            .strategy = s,
+                            .ratio = (float)ratio,
+                            .suffix = reuses ? suffix : 0,
+                            .logits_from = n - 1};
+    const struct pol_chunk_now chunk = {.n = n_chunk, .tier = 0, .side = true};
+    const bool reuse = true;
+    struct pol_cost_sample *x = &a->run[a->n_runs];
+    struct pol_control_in in;
+    double first, second;
+
+    fus_profile_apply(a->p, &plan);
+    int r = time_once(a, &plan, &first);
+    if (r == 0) r = time_once(a, &plan, &second);
+    if (r < 0) return r;
+    snapshot(a, n, &chunk, reuses, &in);
+    pol_work_of(&in, ctl_to_policy(s), ratio, &reuse, &x->work);
+    x->s = first < second ? first : second;
+    a->n_runs++;
+    return 0;
+}
+
+static int measure(struct calib *a)
+{
+    static const uint32_t length[] = {8, 32, 64, 160, 384, 896, 2048};
+    const uint32_t ctx = a->n_max;
+    uint32_t n = 0;
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < sizeof length / sizeof *length && length[i] <= ctx; i++) {
+        double spent_s = clock_ms_since(a->start_ns) / 1e3;
+        double next_s = n ? spent_s * length[i] / n : 0; /* twice, at the least */
+        if (length[i] > 64 && spent_s + next_s > a->budget_s / 2) break;
+        n = length[i];
+        r = time_run(a, FUS_FULL, n, 0, 0);
+    }
+    if (r < 0 || ctx < 4 * SUFFIX) return r < 0 ? r : -ERANGE;
+    r = time_run(a, FUS_REUSE, ctx, SUFFIX, 0);
+    if (r == 0) r = time_run(a, FUS_REUSE, ctx, 3 * SUFFIX, 0);
+    if (r == 0) r = time_run(a, FUS_REUSE, ctx / 2, SUFFIX, 0);
+    if (r == 0) r = time_run(a, FUS_QUERY, ctx, SUFFIX, 0.02);
+    if (r == 0) r = time_run(a, FUS_QUERY, ctx / 2, SUFFIX, 0.05);
+    if (r == 0) r = time_run(a, FUS_HKVD, ctx / 4, SUFFIX, 0.1);
+    return r;
+}
+
+static int prepare(struct calib *a, const struct ctl_calib_opts *o)
+{
+    const uint32_t ctx = fus_core_ctx_max(a->core), pool = fus_core_kv_tokens_free(a->core);
+    uint64_t seed = 1;
+    double ignored;
+
+    a->n_max = ctx < pool ? ctx : pool;
+    if (a->n_max > CONTEXT_MAX) a->n_max = CONTEXT_MAX;
+    a->tok = mem_alloc((a->n_max + 1) * sizeof *a->tok);
+    if (!a->tok) return -ENOMEM;
+    for (uint32_t i = 0; i < a->n_max; i++)
+        a->tok[i] = (int32_t)(next_random(&seed) % fus_core_config(a->core)->V);
+    int r = fake_init(&a->kv, a->core, o->kv_dtype, a->n_max);
+    const struct fus_plan warm = {.tok = a->tok, .n_tok = a->n_max < 32 ? a->n_max : 32};
+    if (r == 0) r = time_once(a, &warm, &ignored); /* threads, scratch memory */
+    a->budget_s = o->budget_s > 0 ? o->budget_s : BUDGET_S;
+    a->start_ns = clock_ns();
+    return r;
+}
+
+/* ---- the cache: line 1 the key, then a name and a number a line ---- */
+static const struct {
+    const char *name;
+    size_t off;
+} field[] = {
+    {"fixed_s", offsetof(struct pol_cost, fixed_s)},
+    {"layer_s", offsetof(struct pol_cost, layer_s)},
+    {"row_s", offsetof(struct pol_cost, row_s)},
+    {"kv_row_s", offsetof(struct pol_cost, kv_row_s)},
+    {"pair_s", offsetof(struct pol_cost, pair_s)},
+    {"place_s", offsetof(struct pol_cost, place_s)},
+    {"mass_s", offsetof(struct pol_cost, mass_s)},
+    {"head_s", offsetof(struct pol_cost, head_s)},
+};
+enum { N_FIELDS = sizeof field / sizeof *field };
+
+static void cpu_name(char *ret, size_t cap)
+{
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+
+    (void)snprintf(ret, cap, "unknown");
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        line[strcspn(line, "\n")] = 0;
+        (void)snprintf(ret, cap, "%s", colon + 2);
+        break;
+    }
+    if (f) (void)fclose(f);
+}
+
+static void cache_key(struct fus_core *c, const struct fus_profile *p, enum kn_dtype dtype,
+                      char ret[KEY_BYTES])
+{
+    const struct model_cfg *g = fus_core_config(c);
+    const struct kn_dev *d = fus_core_dev(c);
+    char cpu[200];
+
+    cpu_name(cpu, sizeof cpu);
+    (void)snprintf(ret, KEY_BYTES,
+                   "v%d %s cpus %ld isa %s threads %u gemm %s kv %d model %016llx%016llx layers "
+                   "%u check %u score %u-%u",
+                   CALIB_VERSION, cpu, sysconf(_SC_NPROCESSORS_ONLN), kn_dev_isa(d),
+                   kn_dev_threads(d), kn_dev_gemm(d), (int)dtype,
+                   (unsigned long long)g->fingerprint[1], (unsigned long long)g->fingerprint[0],
+                   g->L, p->check_layer, p->score_lo, p->score_hi);
+}
+
+static void cache_path(const char *dir, const char *key, char ret[4200])
+{
+    uint64_t h = 14695981039346656037ull; /* FNV-1a */
+
+    for (; *key; key++)
+        h = (h ^ (unsigned char)*key) * 1099511628211ull;
+    (void)snprintf(ret, 4200, "%s/cost-%016llx.txt", dir, (unsigned long long)h);
+}
+
+static double *field_of(struct pol_cost *c, size_t i)
+{
+    return (double *)(void *)((char *)c + field[i].off);
+}
+
+/* Times that could have been measured: none is negative, and something takes time. */
+static bool is_sane(struct pol_cost *c)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < N_FIELDS; i++) {
+        double x = *field_of(c, i);
+        if (!isfinite(x) || x < 0 || x > 3600) return false;
+        sum += x;
+    }
+    return sum > 0;
+}
+
+static bool cache_read(const char *dir, const char *key, struct pol_cost *ret)
+{
+    char path[4200], line[KEY_BYTES + 2], name[32];
+    struct pol_cost c = {0};
+    size_t n = 0;
+    double x;
+
+    cache_path(dir, key, path);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    bool ok = fgets(line, sizeof line, f) != NULL;
+    line[ok ? strcspn(line, "\n") : 0] = 0;
+    ok = ok && strcmp(line, key) == 0;
+    while (ok && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%31s %lf", name, &x) != 2) continue;
+        for (size_t i = 0; i < N_FIELDS; i++)
+            if (strcmp(name, field[i].name) == 0) {
+                *field_of(&c, i) = x;
+                n++;
+            }
+        if (strcmp(name, "row_step") == 0 && x >= 0 && x < 65536) c.row_step = (unsigned)x;
+    }
+    (void)fclose(f);
+    if (!ok || n != N_FIELDS || !is_sane(&c)) return false;
+    *ret = c;
+    return true;
+}
+
+/* Best effort: without it the next start measures again. */
+static void cache_write(const char *dir, const char *key, struct pol_cost *c)
+{
+    char path[4200], tmp[4300];
+
+    cache_path(dir, key, path);
+    (void)snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid());
+    FILE *f = fopen(tmp, "we");
+    if (!f) return;
+    bool ok = fprintf(f, "%s\n", key) > 0;
+    for (size_t i = 0; i < N_FIELDS; i++)
+        ok = fprintf(f, "%s %.9g\n", field[i].name, *field_of(c, i)) > 0 && ok;
+    ok = fprintf(f, "row_step %u\n", c->row_step) > 0 && ok;
+    ok = fclose(f) == 0 && ok;
+    if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
+}
+
+int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct ctl_calib_opts *o,
+                  struct pol_cost *ret, struct err *err)
+{
+    struct calib a = {.core = c, .p = p};
+    struct pol_cost cost = {0};
+    char key[KEY_BYTES];
+    int r;
+
+    cache_key(c, p, o->kv_dtype, key);
+    if (o->cache_dir && !o->fresh && cache_read(o->cache_dir, key, ret)) return 0;
+    const struct model_cfg *g = fus_core_config(c);
+    const struct pol_dims dims = {g->D, g->H, g->G, g->K, g->F, g->V};
+    pol_cost_guess(&dims, &cost); /* what no run tells apart keeps these proportions */
+    r = prepare(&a, o);
+    if (r == 0) r = measure(&a);
+    if (r == 0) r = pol_cost_fit(a.run, a.n_runs, &cost);
+    fake_fini(&a.kv);
+    mem_free(a.tok);
+    if (r == 0 && !is_sane(&cost)) r = -ERANGE;
+    if (r < 0) return err_set(err, r, "calibration failed: %s", err_name(r));
+    if (o->cache_dir) cache_write(o->cache_dir, key, &cost);
+    *ret = cost;
+    return 1;
+}

@@ -1,0 +1,430 @@
+/* The controller in the worker: snapshots in, decisions out, measurements back; see the header.
+ *
+ * Where a tier has never been read, a speed of its kind is assumed until the first load tells:
+ * without that nothing would ever be loaded from it. The price of computing comes from calibration
+ * (calib.c) and follows every prefill; a batch that is being decoded meanwhile makes it dearer by a
+ * share that is measured, too. */
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "fusor/core/pace.h"
+#include "policy/control.h"
+#include "worker/quality/guard.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* chosen: a plain NVMe drive, a Redis on the same network; corrected by the first load. */
+#define NVME_BYTES_PER_S 1e9
+#define OTHER_BYTES_PER_S 3e8
+#define RAM_BYTES_PER_S 1e11                  /* placing it is compute: place_s */
+#define BUSY_SHARE_FIRST (1 / FUS_PACE_SHARE) /* what decode steps add to a prefill */
+#define AVERAGE_WEIGHT 0.1
+enum { USUAL_CHUNKS = 6 }; /* chosen: of a prompt, before one has come */
+
+struct wk_control {
+    bool on;
+    double loss;
+    struct wk_kvlog *log;
+    pthread_mutex_t m; /* guards what follows; stands alone */
+    struct pol_cost cost;
+    double busy_share; /* how much longer a prefill takes while others are decoded */
+    double prefill_ms; /* of a usual request; 0 = none yet */
+    double n_chunks;   /* of a usual request; 0 = none yet */
+    struct ctl_decision *kept[WK_DECISIONS_KEPT];
+    size_t next;
+};
+
+/* ---- life ---- */
+static int calibrate(struct worker *w, struct wk_control *k)
+{
+    const struct ctl_calib_opts o = {.cache_dir = *w->cache_dir ? w->cache_dir : NULL,
+                                     .kv_dtype = w->ident.dtype};
+    struct err e = {0};
+    uint64_t t0 = clock_ns();
+    int rc = ctl_calibrate(w->core, &w->profile, &o, &k->cost, &e);
+
+    if (rc < 0) {
+        log_event(LOG_WARN, "calibration", "state=failed controller=off reason=\"%s\"", e.msg);
+        return rc;
+    }
+    log_event(LOG_NOTICE, "calibration",
+              "source=%s seconds=%.2f row_us=%.2f kv_row_us=%.2f pair_ns=%.3f place_us=%.3f "
+              "layer_us=%.1f fixed_ms=%.3f",
+              rc ? "measured" : "cache", clock_ms_since(t0) / 1e3, k->cost.row_s * 1e6,
+              k->cost.kv_row_s * 1e6, k->cost.pair_s * 1e9, k->cost.place_s * 1e6,
+              k->cost.layer_s * 1e6, k->cost.fixed_s * 1e3);
+    return 0;
+}
+
+int wk_control_open(struct worker *w, struct err *err)
+{
+    struct wk_control *k = mem_zalloc(sizeof *k);
+    int rc;
+
+    if (!k) return err_set(err, -ENOMEM, "out of memory");
+    pthread_mutex_init(&k->m, NULL);
+    k->busy_share = BUSY_SHARE_FIRST;
+    k->loss = w->o.quality_loss >= 0 ? w->o.quality_loss : w->profile.loss;
+    w->control = k;
+    if (w->o.decision_log) {
+        rc = wk_kvlog_open(w->o.decision_log, "--decision-log", &k->log, err);
+        if (rc < 0) return rc;
+    }
+    k->on = w->o.controller && calibrate(w, k) == 0; /* without it the rules decide */
+    return 0;
+}
+
+void wk_control_close(struct worker *w)
+{
+    struct wk_control *k = w->control;
+
+    if (!k) return;
+    for (size_t i = 0; i < WK_DECISIONS_KEPT; i++)
+        ctl_decision_free(k->kept[i]);
+    wk_kvlog_close(k->log);
+    pthread_mutex_destroy(&k->m);
+    mem_free(k);
+    w->control = NULL;
+}
+
+static bool is_on(const struct worker *w)
+{
+    return w->control && w->control->on;
+}
+
+/* ---- the snapshot ---- */
+int wk_tier_index(const struct worker *w, const char *name)
+{
+    struct store_tier_stats s;
+
+    if (!name) return -1;
+    if (strcmp(name, "ram") == 0) return 0;
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &s);
+        if (strcmp(name, s.name) == 0) return 1 + (int)i;
+    }
+    return -1;
+}
+
+struct ctl_decision *wk_decision_create(struct worker *w, const struct wk_prompt *p)
+{
+    const struct fus_profile *f = &w->profile;
+    size_t n = p->n_cut;
+    struct ctl_decision *d = ctl_decision_create(n);
+    const struct wk_cut *last = p->n_cut ? &p->cut[p->n_cut - 1] : NULL;
+
+    if (!d) return NULL;
+    (void)snprintf(d->id, sizeof d->id, "%s", p->id ? p->id : "");
+    (void)snprintf(d->alias, sizeof d->alias, "%s", p->alias ? p->alias : "");
+    d->prompt = p->index;
+    d->t = clock_wall_s();
+    d->before_s = p->start_ns ? clock_ms_since(p->start_ns) / 1e3 : 0;
+    d->in.L = w->ident.L;
+    d->in.check_layer = f->check_layer;
+    d->in.score_lo = f->score_lo;
+    d->in.score_hi = f->score_hi;
+    d->in.side_layer = f->side_layer;
+    d->in.n_tok = p->n_tok;
+    d->in.n_suffix = last ? p->n_tok - last->tok0 - last->n : p->n_tok;
+    d->in.prefix_tier = -1;
+    d->in.ratio_max = 1;
+    for (size_t i = 0; i < n; i++)
+        d->chunk[i] = (struct pol_chunk_now){.tok0 = p->cut[i].tok0, .n = p->cut[i].n, .tier = -1};
+    return d;
+}
+
+static double speed_of(const struct store_tier_stats *s)
+{
+    if (strcmp(s->breaker, "open") == 0) return 0;
+    if (s->direct) return RAM_BYTES_PER_S; /* nothing is loaded from it */
+    if (s->read_bytes_per_s > 0) return s->read_bytes_per_s;
+    return strcmp(s->name, "nvme") == 0 ? NVME_BYTES_PER_S : OTHER_BYTES_PER_S;
+}
+
+static void put_tiers(struct worker *w, const uint64_t own_bytes[POL_TIERS_MAX],
+                      struct ctl_decision *d)
+{
+    size_t n = store_n_tiers(w->store);
+
+    d->in.n_tier = 1 + n;
+    d->in.tier[0].bytes_per_s = RAM_BYTES_PER_S;
+    (void)snprintf(d->tier_name[0], CTL_TIER_NAME_BYTES, "ram");
+    for (size_t i = 0; i < n; i++) {
+        struct pol_tier_now *t = &d->in.tier[1 + i];
+        struct store_tier_stats s;
+        store_get_tier_stats(w->store, i, &s);
+        t->bytes_per_s = speed_of(&s);
+        t->first_s = s.first_ms / 1e3;
+        t->by_record = s.shared; /* a peer answers command by command */
+        uint64_t own = own_bytes ? own_bytes[1 + i] : 0;
+        uint64_t before = s.queued_bytes > own ? s.queued_bytes - own : 0;
+        if (t->bytes_per_s > 0) t->queue_s = (double)before / t->bytes_per_s;
+        (void)snprintf(d->tier_name[1 + i], CTL_TIER_NAME_BYTES, "%s", s.name);
+    }
+}
+
+static bool asks_suffix(enum pol_strategy s)
+{
+    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE ||
+           s == POL_STRAT_HYBRID;
+}
+
+/* What keeps the quality wanted, under what operator, client and the quality guard allow. */
+static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_decision *d)
+{
+    struct pol_guard_setting guard;
+    bool guarded = wk_guard_rules(w, m, &guard) > 0, given = w->o.strategy_given;
+    enum fus_strategy only = FUS_FULL;
+
+    if (given) (void)fus_strategy_parse(w->o.strategy, &only);
+    if (guarded) only = ctl_from_policy(guard.strategy);
+    for (int i = FUS_REUSE; i < FUS_STRATEGY_COUNT; i++) {
+        enum fus_strategy s = (enum fus_strategy)i;
+        struct pol_strat_now *now = &d->in.strat[ctl_to_policy(s)];
+        double floor = guarded ? guard.ratio : w->o.ratio, known;
+        bool is_known = fus_profile_ratio_for(&w->profile, s, w->control->loss, &known) == 1;
+        if (is_known && guarded) floor = fmax(floor, known);
+        if (is_known && !guarded && !w->o.ratio_given) floor = known;
+        now->floor = fmax(floor, m->min_ratio); /* -1: not given */
+        now->allowed = w->blend_ok && !(guarded && guard.exact) &&
+                       (guarded || given ? s == only : is_known) &&
+                       (d->in.n_suffix > 0 || !asks_suffix(ctl_to_policy(s)));
+    }
+    d->in.strat[POL_STRAT_FULL].allowed = d->in.strat[POL_STRAT_PREFIX].allowed = true;
+}
+
+static void put_cost(struct worker *w, struct ctl_decision *d)
+{
+    struct wk_control *k = w->control;
+    struct fus_engine_stats e = {0};
+    double more = 1;
+
+    if (w->engine) fus_engine_get_stats(w->engine, &e);
+    pthread_mutex_lock(&k->m);
+    d->in.cost = k->cost;
+    if (e.n_running > 0) more += k->busy_share;
+    pthread_mutex_unlock(&k->m);
+    d->n_running = e.n_running;
+    struct pol_cost *c = &d->in.cost;
+    double *const price[] = {&c->fixed_s, &c->layer_s, &c->row_s,  &c->kv_row_s,
+                             &c->pair_s,  &c->place_s, &c->mass_s, &c->head_s};
+    for (size_t i = 0; i < sizeof price / sizeof *price; i++)
+        *price[i] *= more;
+}
+
+/* ---- the decision ---- */
+static enum pol_mode policy_mode(enum api_mode m)
+{
+    static const enum pol_mode map[API_MODE_COUNT] = {[API_AUTO] = POL_AUTO,
+                                                      [API_FULL] = POL_FULL,
+                                                      [API_PREFIX] = POL_PREFIX,
+                                                      [API_REUSE] = POL_REUSE,
+                                                      [API_BLEND] = POL_BLEND};
+
+    return map[m];
+}
+
+/* All that is held is reused by a strategy that reuses at all. */
+static void reuse_held(struct ctl_decision *d)
+{
+    bool exact = d->out.strategy == POL_STRAT_FULL || d->out.strategy == POL_STRAT_PREFIX;
+
+    d->out.n_reused = 0;
+    for (size_t i = 0; i < d->in.n_chunk; i++) {
+        d->reuse[i] = !exact && d->chunk[i].tier >= 0;
+        d->out.n_reused += d->reuse[i];
+    }
+}
+
+static void by_rules(struct worker *w, const struct wk_mode *m, struct ctl_decision *d)
+{
+    enum fus_strategy dflt;
+    struct pol_plan_in in = {.mode = policy_mode(m->mode),
+                             .ratio = m->ratio,
+                             .ratio_default = w->o.ratio,
+                             .prompt_tokens = d->in.n_tok,
+                             .prefix_tokens = d->in.n_prefix,
+                             .suffix_tokens = d->in.n_suffix,
+                             .blend_allowed = w->blend_ok};
+
+    for (size_t i = 0; i < d->in.n_chunk; i++)
+        *(d->chunk[i].tier >= 0 ? &in.reuse_tokens : &in.missed_tokens) += d->chunk[i].n;
+    if (m->has_strategy) in.strategy = ctl_to_policy(m->strategy);
+    if (w->o.strategy && fus_strategy_parse(w->o.strategy, &dflt) == 1)
+        in.strategy_default = ctl_to_policy(dflt);
+    struct pol_guard_setting guard;
+    if (wk_guard_rules(w, m, &guard) > 0) {
+        in.blend_allowed &= !guard.exact;
+        in.ratio_default = guard.ratio;
+        in.strategy_default = guard.strategy;
+    }
+    struct pol_plan p = pol_plan(&in);
+    d->by = CTL_BY_RULES;
+    d->loose = (m->mass >= 0 ? m->mass : w->o.mass) > 0 || m->schedule != FUS_SCHEDULE_DEFAULT;
+    d->out = (struct pol_control){.strategy = p.strategy, .ratio = p.ratio};
+    (void)snprintf(d->out.reason, sizeof d->out.reason, "%s", p.reason);
+    reuse_held(d);
+    if (!is_on(w) || d->in.n_chunk > POL_CHUNKS_MAX) return;
+    pol_predict(&d->in, p.strategy, p.ratio, d->reuse, &d->out.predicted);
+    pol_predict(&d->in, d->in.n_prefix ? POL_STRAT_PREFIX : POL_STRAT_FULL, 0, d->reuse,
+                &d->out.full);
+}
+
+/* Nothing was asked for that would leave nothing to choose. */
+static bool is_open(const struct worker *w, const struct wk_mode *m, const struct ctl_decision *d)
+{
+    bool any = d->in.n_prefix > 0;
+
+    for (size_t i = 0; i < d->in.n_chunk; i++)
+        any |= d->chunk[i].tier >= 0;
+    return is_on(w) && any && d->in.n_chunk <= POL_CHUNKS_MAX &&
+           (m->mode == API_AUTO || m->mode == API_BLEND) && !m->has_strategy && m->ratio < 0 &&
+           m->mass < 0 && w->o.mass <= 0 && m->schedule == FUS_SCHEDULE_DEFAULT;
+}
+
+void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_bytes[POL_TIERS_MAX],
+               struct ctl_decision *d)
+{
+    uint64_t t0 = clock_ns();
+
+    put_tiers(w, own_bytes, d);
+    if (is_on(w)) {
+        put_floors(w, m, d);
+        put_cost(w, d);
+    }
+    if (m->max_ttft_ms > 0) { /* what parsing and the queue have left of it */
+        double left_s = m->max_ttft_ms / 1e3 - d->before_s;
+        d->in.max_ttft_s = left_s > 1e-6 ? left_s : 1e-6;
+    }
+    if (is_open(w, m, d)) {
+        d->by = CTL_BY_CONTROLLER;
+        pol_control(&d->in, &d->out, d->reuse);
+        bool exact = d->out.strategy == POL_STRAT_FULL || d->out.strategy == POL_STRAT_PREFIX;
+        if (m->mode == API_BLEND && exact) by_rules(w, m, d); /* asked for, however slow */
+    } else {
+        by_rules(w, m, d);
+    }
+    d->decide_s = (double)(clock_ns() - t0) / 1e9;
+}
+
+/* ---- what came of it ---- */
+static void keep(struct wk_control *k, const struct ctl_decision *d)
+{
+    struct ctl_decision *mine = ctl_decision_copy(d), *old;
+
+    if (!mine) return;
+    if (k->log) {
+        json_t *o = ctl_decision_json(d, false);
+        struct buf b = BUF_INIT;
+        if (ctl_json_put(o, &b) == 0 && buf_addc(&b, '\n') == 0) wk_kvlog_put(k->log, &b);
+        buf_fini(&b);
+        json_decref(o);
+    }
+    pthread_mutex_lock(&k->m);
+    old = k->kept[k->next];
+    k->kept[k->next] = mine;
+    k->next = (k->next + 1) % WK_DECISIONS_KEPT;
+    pthread_mutex_unlock(&k->m);
+    ctl_decision_free(old);
+}
+
+void wk_control_visit(struct worker *w, int (*fn)(void *ctx, const struct ctl_decision *d),
+                      void *ctx)
+{
+    struct wk_control *k = w->control;
+
+    pthread_mutex_lock(&k->m);
+    for (size_t i = 1; i <= WK_DECISIONS_KEPT; i++) {
+        const struct ctl_decision *d =
+            k->kept[(k->next + WK_DECISIONS_KEPT - i) % WK_DECISIONS_KEPT];
+        if (!d || fn(ctx, d) != 0) break;
+    }
+    pthread_mutex_unlock(&k->m);
+}
+
+static void move(double *average, double x)
+{
+    *average += (x - *average) * AVERAGE_WEIGHT;
+}
+
+/* m held. What this prefill says of the price of computing. */
+static void learn(struct wk_control *k, const struct ctl_decision *d)
+{
+    double compute_s = d->measured.compute_s;
+    struct pol_work work;
+
+    if (!k->on || !d->measured.whole || compute_s <= 0 || d->in.n_chunk > POL_CHUNKS_MAX) return;
+    pol_work_of(&d->in, d->out.strategy, d->out.ratio, d->reuse, &work);
+    pol_cost_correct(&k->cost, pol_cost_time(&k->cost, &work), compute_s);
+    /* Where nothing was waited for, all that is beyond its own steps went to others. */
+    if (d->n_running > 0 && d->out.predicted.load_s <= 0)
+        move(&k->busy_share, fmin(fmax(d->measured.prefill_s / compute_s - 1, 0), 2));
+}
+
+void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_run *r)
+{
+    struct wk_control *k = w->control;
+
+    if (!k || !d) return;
+    d->measured.prefill_s = r ? r->prefill_ms / 1e3 : -1;
+    d->measured.compute_s = r ? r->report->compute_ms / 1e3 : -1;
+    d->measured.ttft_s = r ? r->ttft_ms / 1e3 : -1;
+    d->measured.whole = r && r->whole && !d->loose;
+    if (r) {
+        pthread_mutex_lock(&k->m);
+        if (k->prefill_ms <= 0) k->prefill_ms = r->prefill_ms;
+        move(&k->prefill_ms, r->prefill_ms);
+        if (k->n_chunks <= 0) k->n_chunks = (double)d->in.n_chunk;
+        move(&k->n_chunks, (double)d->in.n_chunk);
+        learn(k, d);
+        pthread_mutex_unlock(&k->m);
+        wk_metrics_decision(d);
+    }
+    keep(k, d);
+}
+
+double wk_control_worth_ms(struct worker *w, uint32_t n_tok)
+{
+    struct wk_control *k = w->control;
+    struct fus_engine_stats e = {0};
+
+    if (!is_on(w)) return 0;
+    if (w->engine) fus_engine_get_stats(w->engine, &e);
+    struct pol_control_in in = {.L = w->ident.L, .n_tok = n_tok, .n_suffix = n_tok};
+    struct pol_prediction p;
+    pthread_mutex_lock(&k->m);
+    in.cost = k->cost;
+    double queue_ms = k->prefill_ms * e.n_active;
+    pthread_mutex_unlock(&k->m);
+    pol_predict(&in, POL_STRAT_FULL, 0, NULL, &p);
+    return queue_ms + p.ttft_s * 1e3;
+}
+
+void wk_control_place(struct worker *w, uint32_t n, struct store_writer *writer)
+{
+    struct ctl_decision d = {0}; /* its snapshot of the tiers */
+    struct pol_place_in in = {
+        .bytes = wk_record_bytes(w, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
+    struct wk_control *k = w->control;
+    static const char *const name[] = {"ram", "nvme", "redis"}; /* as the prices stand */
+
+    if (!is_on(w) || store_n_tiers(w->store) < 2) return; /* there is but one to write to */
+    put_tiers(w, NULL, &d);
+    in.n_tier = d.in.n_tier;
+    for (size_t i = 0; i < in.n_tier; i++) {
+        in.tier[i] = d.in.tier[i];
+        in.price[i] = -1;
+        for (size_t t = 0; t < sizeof name / sizeof *name; t++)
+            if (strcmp(d.tier_name[i], name[t]) == 0) in.price[i] = w->o.tiers.price[t];
+    }
+    pthread_mutex_lock(&k->m);
+    in.cost = k->cost;
+    in.n_chunks = k->n_chunks >= 1 ? (uint32_t)(k->n_chunks + 0.5) : USUAL_CHUNKS;
+    pthread_mutex_unlock(&k->m);
+    int tier =
+        pol_place(&in); /* RAM has it anyway, and no tier hides: then the order is no matter */
+    if (tier > 0) store_writer_first(writer, (unsigned)tier - 1);
+}

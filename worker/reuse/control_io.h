@@ -1,0 +1,56 @@
+/* control_io: one decision of the controller as a value, as JSON, and done again.
+ *
+ * ctl_decision_create() → the snapshot and the choice are filled in → ctl_decision_json() for
+ * people, logs and `kvblend-bench replay --decisions`, which reads it back (ctl_decision_parse())
+ * and asks pol_control() once more (ctl_decision_replay()). Numbers are written with 17 digits, so
+ * that what is read is what was. No HTTP, no engine, no store.
+ * Thread: any; a decision belongs to one at a time. */
+#ifndef WORKER_REUSE_CONTROL_IO_H
+#define WORKER_REUSE_CONTROL_IO_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "policy/control.h"
+
+#include <jansson.h>
+
+enum { CTL_ID_BYTES = 129, CTL_TIER_NAME_BYTES = 16 };
+enum ctl_by {               /* who decided */
+              CTL_BY_RULES, /* policy/plan: asked for, nothing held, or the controller is off */
+              CTL_BY_CONTROLLER,
+};
+struct ctl_decision {
+    char id[CTL_ID_BYTES]; /* of the request: x-request-id */
+    char alias[48];        /* of its reply: chatcmpl-… */
+    unsigned prompt;       /* of a request with several */
+    double t;              /* wall clock */
+    double before_s;       /* that the request had spent by then: parsing, queue */
+    double decide_s;       /* that deciding took */
+    enum ctl_by by;
+    bool loose; /* what ran may differ: the ratio was an upper bound, or a chunk was out of reach */
+    unsigned n_running; /* other requests that were being decoded: the cost says how dear that is */
+    struct pol_control_in in;    /* chunk points to the next field */
+    struct pol_chunk_now *chunk; /* [in.n_chunk] */
+    char tier_name[POL_TIERS_MAX][CTL_TIER_NAME_BYTES];
+    struct pol_control out;
+    bool *reuse; /* [in.n_chunk] */
+    struct {     /* 0 until the first token is out; <0 it never came */
+        double prefill_s, compute_s, ttft_s;
+        bool whole; /* nothing failed on the way: prediction and measurement are of the same work */
+    } measured;
+};
+/* Room for n chunks; NULL out of memory. */
+struct ctl_decision *ctl_decision_create(size_t n_chunk);
+struct ctl_decision *ctl_decision_copy(const struct ctl_decision *d);
+void ctl_decision_free(struct ctl_decision *d);
+
+/* NULL out of memory. alternatives: with what each strategy would have cost. */
+json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives);
+/* The JSON as text on one line, with all digits of every number. */
+int ctl_json_put(const json_t *o, struct buf *out);
+/* -EINVAL with a sentence, -ENOMEM. */
+int ctl_decision_parse(const json_t *o, struct ctl_decision **ret, struct err *err);
+/* 1 pol_control() decides the same, bit for bit; 0 not, and ret_why says what differs. */
+int ctl_decision_replay(const struct ctl_decision *d, char ret_why[160]);
+
+#endif

@@ -1,0 +1,139 @@
+#include "worker/reuse/records.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+#include <errno.h>
+
+/* ---- kv_source ---- */
+struct source {
+    struct store_pin *pin;
+    int *ret_status; /* NULL: nobody asks */
+};
+
+static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct source *s = ctx;
+    const void *k, *v;
+    int rc = store_pin_layer(s->pin, layer, &k, &v);
+
+    if (rc < 0) {
+        if (s->ret_status) *s->ret_status = rc;
+        return rc;
+    }
+    *ret = (struct kv_layer){k, v, store_pin_dtype(s->pin)};
+    return 0;
+}
+
+static int source_ready(void *ctx, unsigned layer)
+{
+    const struct source *s = ctx;
+
+    return store_pin_ready(s->pin, layer);
+}
+
+static int source_scores(void *ctx, enum kv_score kind, float *ret)
+{
+    struct source *s = ctx;
+
+    static_assert((int)KV_SCORE_SENSITIVITY == RECORD_SCORE_SENSITIVITY &&
+                      (int)KV_SCORE_STATIC == RECORD_SCORE_STATIC &&
+                      (int)KV_SCORE_COUNT == RECORD_SCORE_COUNT,
+                  "the fusor's scores are the record's");
+    return store_pin_scores(s->pin, (enum record_score)kind, ret);
+}
+
+static int source_side(void *ctx, unsigned layer, struct kv_layer *ret)
+{
+    struct source *s = ctx;
+    struct kv_layer got = {0};
+
+    if (store_pin_side(s->pin, layer, &got.k, &got.dtype) == 0) return 0;
+    *ret = got;
+    return 1;
+}
+
+static void source_release(void *ctx)
+{
+    struct source *s = ctx;
+
+    store_pin_release(s->pin);
+    mem_free(s);
+}
+
+int rec_source_make(struct store_pin *pin, struct kv_source *ret)
+{
+    static const struct kv_source_ops ops = {NULL,         source_layer,  source_release,
+                                             source_ready, source_scores, source_side};
+    struct source *s = mem_alloc(sizeof *s);
+
+    if (!s) {
+        store_pin_release(pin);
+        return -ENOMEM;
+    }
+    *s = (struct source){pin, NULL};
+    *ret = (struct kv_source){&ops, s};
+    return 0;
+}
+
+void rec_source_tell(struct kv_source *src, int *ret_status)
+{
+    struct source *s = src->ctx;
+
+    s->ret_status = ret_status;
+}
+
+/* ---- kv_sink ---- */
+struct sink {
+    struct store_writer *writer;
+    enum kn_dtype dtype;
+    size_t G, K;
+    uint32_t n_tok;
+    unsigned L;
+    int *ret_status;
+};
+
+static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
+                     const float *k, size_t ldk, const float *v, size_t ldv)
+{
+    struct sink *s = ctx;
+    size_t n = s->G * s->K, size = kn_row_bytes(s->dtype, s->G, s->K); /* of a row */
+    void *dk, *dv;
+    int rc;
+
+    ASSERT(row0 + m <= s->n_tok);
+    ASSERT(layer < s->L);
+    if (layer == 0) return 0; /* depends on the token alone: never stored */
+    store_writer_layer(s->writer, layer, &dk, &dv);
+    dk = (char *)dk + row0 * size;
+    dv = (char *)dv + row0 * size;
+    rc = kn_encode_rows(st, k, ldk, m, n, s->K, s->dtype, dk);
+    return rc < 0 ? rc : kn_encode_rows(st, v, ldv, m, n, s->K, s->dtype, dv);
+}
+
+static void sink_done(void *ctx, int status)
+{
+    struct sink *s = ctx;
+
+    if (status == 0)
+        status = store_commit(s->writer);
+    else
+        store_abort(s->writer);
+    if (s->ret_status) *s->ret_status = status;
+    mem_free(s);
+}
+
+int rec_sink_make(struct store_writer *writer, const struct tier_ident *ident, uint32_t n_tok,
+                  int *ret_status, struct kv_sink *ret)
+{
+    static const struct kv_sink_ops ops = {sink_rows, sink_done};
+    struct sink *s = mem_alloc(sizeof *s);
+
+    if (!s) {
+        store_abort(writer);
+        return -ENOMEM;
+    }
+    *s = (struct sink){writer, ident->dtype, ident->G, ident->K, n_tok, ident->L, ret_status};
+    *ret = (struct kv_sink){&ops, s};
+    return 0;
+}

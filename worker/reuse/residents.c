@@ -1,0 +1,273 @@
+#include "worker/reuse/residents.h"
+
+#include "base/assert.h"
+#include "base/buf.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+enum {
+    GONE_MAX = 4096,  /* departures remembered: who is further behind gets all anew */
+    SWEEP_BATCH = 64, /* look-ups between two chances for others to take the lock */
+};
+#define NONE UINT32_MAX
+#define COST_UNKNOWN                                                                               \
+    0.1 /* chosen: a tier that was never read from is still better than computing */
+
+struct link { /* a place in a list of texts */
+    uint32_t prev, next;
+};
+struct list {
+    uint32_t first, last;
+};
+struct text {
+    uint64_t id, seq; /* seq: of its last change, while it is held */
+    struct tier_key key;
+    uint32_t n_tok, chain;
+    struct link age, news; /* by when it came; by when it changed, while held */
+    int8_t place;          /* <0: not held */
+};
+struct gone {
+    uint64_t id, seq;
+};
+struct residents {
+    pthread_mutex_t m;
+    uint64_t epoch, seq;
+    uint64_t lost_seq; /* departures up to this number are no longer remembered */
+    struct text *text;
+    uint32_t *bucket;
+    uint32_t mask, capacity, n, n_held, cursor;
+    struct list age, news; /* last: the newest */
+    struct gone gone[GONE_MAX];
+    uint64_t n_gone; /* ever; a ring */
+};
+
+static struct link *link_of(struct residents *r, const struct list *l, uint32_t i)
+{
+    return l == &r->age ? &r->text[i].age : &r->text[i].news;
+}
+
+static void list_add(struct residents *r, struct list *l, uint32_t i)
+{
+    *link_of(r, l, i) = (struct link){l->last, NONE};
+    if (l->last == NONE)
+        l->first = i;
+    else
+        link_of(r, l, l->last)->next = i;
+    l->last = i;
+}
+
+static void list_remove(struct residents *r, struct list *l, uint32_t i)
+{
+    const struct link *x = link_of(r, l, i);
+    if (x->prev == NONE)
+        l->first = x->next;
+    else
+        link_of(r, l, x->prev)->next = x->next;
+    if (x->next == NONE)
+        l->last = x->prev;
+    else
+        link_of(r, l, x->next)->prev = x->prev;
+}
+
+static uint32_t *bucket_of(struct residents *r, uint64_t id)
+{
+    return &r->bucket[(id ^ id >> 32) & r->mask];
+}
+
+static void went(struct residents *r, uint32_t i)
+{
+    struct text *t = &r->text[i];
+    struct gone *g = &r->gone[r->n_gone++ % GONE_MAX];
+    if (r->n_gone > GONE_MAX) r->lost_seq = g->seq;
+    *g = (struct gone){t->id, ++r->seq};
+    list_remove(r, &r->news, i);
+    t->place = -1;
+    r->n_held--;
+}
+
+static void held(struct residents *r, uint32_t i, int place)
+{
+    struct text *t = &r->text[i];
+    if (t->place >= 0)
+        list_remove(r, &r->news, i);
+    else
+        r->n_held++;
+    t->place = (int8_t)place;
+    t->seq = ++r->seq;
+    list_add(r, &r->news, i);
+}
+
+static uint32_t text_take(struct residents *r)
+{
+    if (r->n < r->capacity) return r->n++;
+    uint32_t i = r->age.first, *at = bucket_of(r, r->text[i].id);
+    if (r->text[i].place >= 0) went(r, i);
+    while (*at != i)
+        at = &r->text[*at].chain;
+    *at = r->text[i].chain;
+    list_remove(r, &r->age, i);
+    return i;
+}
+
+int residents_create(uint32_t capacity, uint64_t epoch, struct residents **ret)
+{
+    uint32_t n_buckets = 1;
+    struct residents *r = mem_zalloc(sizeof *r);
+    ASSERT(capacity > 0);
+    if (!r) return -ENOMEM;
+    while (n_buckets < capacity)
+        n_buckets *= 2;
+    r->epoch = epoch;
+    r->capacity = capacity;
+    r->mask = n_buckets - 1;
+    r->age = r->news = (struct list){NONE, NONE};
+    r->text = mem_alloc(capacity * sizeof *r->text);
+    r->bucket = mem_alloc(n_buckets * sizeof *r->bucket);
+    (void)pthread_mutex_init(&r->m, NULL);
+    if (!r->text || !r->bucket) {
+        residents_destroy(r);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n_buckets; i++)
+        r->bucket[i] = NONE;
+    *ret = r;
+    return 0;
+}
+
+void residents_destroy(struct residents *r)
+{
+    if (!r) return;
+    (void)pthread_mutex_destroy(&r->m);
+    mem_free(r->text);
+    mem_free(r->bucket);
+    mem_free(r);
+}
+
+void residents_note(struct residents *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
+{
+    (void)pthread_mutex_lock(&r->m);
+    uint32_t i = *bucket_of(r, text_id);
+    while (i != NONE && r->text[i].id != text_id)
+        i = r->text[i].chain;
+    if (i == NONE) {
+        i = text_take(r);
+        uint32_t *head = bucket_of(r, text_id);
+        r->text[i] = (struct text){.id = text_id, .chain = *head, .place = -1};
+        *head = i;
+    } else {
+        list_remove(r, &r->age, i);
+    }
+    list_add(r, &r->age, i);
+    r->text[i].key = *key;
+    r->text[i].n_tok = n;
+    (void)pthread_mutex_unlock(&r->m);
+}
+
+bool residents_sweep(struct residents *r, int (*where)(void *ctx, const struct tier_key *key),
+                     void *ctx, uint32_t max)
+{
+    (void)pthread_mutex_lock(&r->m);
+    uint64_t before = r->seq;
+    if (max > r->n) max = r->n;
+    for (uint32_t k = 0; k < max; k++) {
+        uint32_t i = r->cursor++ % r->n;
+        int place = where(ctx, &r->text[i].key);
+        if (place < 0 && r->text[i].place >= 0)
+            went(r, i);
+        else if (place >= 0 && place != r->text[i].place)
+            held(r, i, place);
+        if (r->cursor >= r->n) r->cursor = 0;
+        if (k % SWEEP_BATCH != SWEEP_BATCH - 1) continue;
+        (void)pthread_mutex_unlock(&r->m);
+        (void)pthread_mutex_lock(&r->m);
+    }
+    bool changed = r->seq != before;
+    (void)pthread_mutex_unlock(&r->m);
+    return changed;
+}
+
+uint64_t residents_seq(struct residents *r)
+{
+    (void)pthread_mutex_lock(&r->m);
+    uint64_t seq = r->seq;
+    (void)pthread_mutex_unlock(&r->m);
+    return seq;
+}
+
+uint32_t residents_count(struct residents *r)
+{
+    (void)pthread_mutex_lock(&r->m);
+    uint32_t n = r->n_held;
+    (void)pthread_mutex_unlock(&r->m);
+    return n;
+}
+
+/* As a share of what computing the tokens would take. */
+static double cost_of(const struct residents_ask *a, const struct text *t)
+{
+    const struct residents_place *p = &a->place[t->place];
+    double compute = a->ms_per_token * t->n_tok;
+    if (t->place == 0) return 0;
+    if (p->ms < 0 || compute <= 0) return COST_UNKNOWN;
+    double cost = (p->ms + p->ms_per_token * t->n_tok) / compute;
+    return cost < 1 ? cost : 1;
+}
+
+static char *put_number(char *end, uint64_t v, unsigned base)
+{
+    do
+        *--end = "0123456789abcdef"[v % base];
+    while (v /= base);
+    return end;
+}
+
+/* Nearly all of them, perhaps tens of thousands at once on the loop: without printf. */
+static int put_ram(const struct text *t, const char *name, struct buf *out)
+{
+    char line[64], *p = line + sizeof line;
+    *--p = ' ';
+    p = put_number(p, t->n_tok, 10);
+    *--p = ' ';
+    p = put_number(p, t->id, 16);
+    *--p = '+';
+    int rc = buf_add(out, p, (size_t)(line + sizeof line - p));
+    if (rc == 0) rc = buf_adds(out, "0.000 ");
+    if (rc == 0) rc = buf_adds(out, name);
+    return rc < 0 ? rc : buf_addc(out, '\n');
+}
+
+static int put_text(const struct residents_ask *a, const struct text *t, struct buf *out)
+{
+    if ((size_t)t->place >= a->n_places) return 0;
+    if (t->place == 0) return put_ram(t, a->place[0].name, out);
+    return buf_addf(out, "+%llx %u %.3f %s\n", (unsigned long long)t->id, t->n_tok, cost_of(a, t),
+                    a->place[t->place].name);
+}
+
+/* m held. */
+static int format(struct residents *r, const struct residents_ask *a, struct buf *out)
+{
+    bool full = a->epoch != r->epoch || a->since > r->seq || a->since < r->lost_seq;
+    uint64_t since = full ? 0 : a->since, n = r->n_gone < GONE_MAX ? r->n_gone : GONE_MAX;
+    int rc = buf_addf(out, "@%llx %llu %s\n", (unsigned long long)r->epoch,
+                      (unsigned long long)r->seq, full ? "full" : "delta");
+    /* Departures first: what has come back since stands behind them. */
+    for (uint64_t k = r->n_gone - n; rc == 0 && !full && k < r->n_gone; k++) {
+        const struct gone *g = &r->gone[k % GONE_MAX];
+        if (g->seq > since) rc = buf_addf(out, "-%llx\n", (unsigned long long)g->id);
+    }
+    for (uint32_t i = r->news.last; rc == 0 && i != NONE && r->text[i].seq > since;
+         i = r->text[i].news.prev)
+        rc = put_text(a, &r->text[i], out);
+    return rc;
+}
+
+int residents_format(struct residents *r, const struct residents_ask *a, struct buf *out)
+{
+    (void)pthread_mutex_lock(&r->m);
+    int rc = format(r, a, out);
+    (void)pthread_mutex_unlock(&r->m);
+    return rc;
+}

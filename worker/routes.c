@@ -1,0 +1,302 @@
+/* The routes: one table of path, method and handler. Paths count with and without /v1. */
+#include "worker/worker.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "worker/quality/guard.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* ---- small answers ---- */
+static void reply_or_oom(struct wk_call *c, int status, int rc, struct buf *b)
+{
+    if (rc)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, status, NULL, b);
+    buf_fini(b);
+}
+
+/* Names of the tiers that refuse; why, the admin API says. */
+static int put_refusing(struct worker *w, struct buf *b)
+{
+    const char *comma = "";
+    int rc = buf_adds(b, ",\"tiers_refusing\":[");
+
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        struct store_tier_stats s;
+        store_get_tier_stats(w->store, i, &s);
+        if (strcmp(wk_tier_state(&s), "refuses") != 0) continue;
+        rc |= buf_addf(b, "%s\"%s\"", comma, s.name);
+        comma = ",";
+    }
+    return rc | buf_addc(b, ']');
+}
+
+static void get_health(struct worker *w, struct wk_call *c, const char *rest)
+{
+    static const char *const names[] = {"loading", "ok", "draining", "failed"};
+    struct buf b = BUF_INIT;
+    int s = atomic_load(&w->state), rc;
+
+    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f",
+                  w->device_lost ? "device_lost" : names[s], atomic_load(&w->progress) / 1000.0);
+    if (s == WK_READY) {
+        struct wk_guard_view v;
+        wk_guard_get_view(w, &v);
+        const char *device = kn_dev_device(fus_core_dev(w->core));
+        rc |= buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
+        rc |= buf_add_json_str(&b, device, strlen(device));
+        rc |= put_refusing(w, &b);
+    }
+    if (w->device_lost)
+        rc |= buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
+                           "anew.\"");
+    rc |= buf_addc(&b, '}');
+    reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);
+}
+
+static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT, h = BUF_INIT;
+
+    if (wk_metrics_render(w, &b) < 0 || wk_call_headers(c, NULL, &h) < 0) {
+        wk_reply_oom(c);
+    } else {
+        c->status = 200;
+        (void)http_reply(c->r, 200, "text/plain; version=0.0.4; charset=utf-8", buf_cstr(&h),
+                         b.data ? b.data : "", b.len);
+    }
+    buf_fini(&b);
+    buf_fini(&h);
+}
+
+static void get_version(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+    int rc = buf_addf(&b, "{\"version\":\"%s\",\"program\":\"kvblend-worker\"}", KV_VERSION);
+
+    reply_or_oom(c, 200, rc, &b);
+}
+
+static int put_model(struct worker *w, struct buf *b)
+{
+    int rc = buf_adds(b, "{\"id\":") | buf_add_json_str(b, w->model_name, strlen(w->model_name));
+
+    rc |= buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
+                   (long long)w->started_s);
+    rc |= buf_add_json_str(b, w->model_base, strlen(w->model_base));
+    return rc | buf_addf(b, ",\"parent\":null,\"max_model_len\":%u}", w->ctx_max);
+}
+
+static void get_models(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT;
+    int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[") | put_model(w, &b);
+
+    rc |= buf_adds(&b, "]}");
+    reply_or_oom(c, 200, rc, &b);
+}
+
+static void get_model(struct worker *w, struct wk_call *c, const char *rest)
+{
+    struct buf b = BUF_INIT, id = BUF_INIT;
+    struct api_err e;
+    int rc = buf_adds(&id, rest);
+
+    while (id.len > 1 && id.data[id.len - 1] == '/')
+        id.len--;
+    if (rc < 0 || !buf_cstr(&id)) {
+        wk_reply_oom(c);
+    } else if (!wk_serves_model(w, id.data)) {
+        (void)api_err_set(&e, 404, API_INVALID, "model_not_found", "model",
+                          "The model '%.100s' does not exist.", id.data);
+        wk_reply_error(c, &e);
+    } else {
+        rc = put_model(w, &b);
+        reply_or_oom(c, 200, rc, &b);
+    }
+    buf_fini(&id);
+}
+
+/* ---- the table ---- */
+static void post_chat(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_gen_start(w, c, true);
+}
+static void post_text(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_gen_start(w, c, false);
+}
+static void post_tokenize(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_task_start(w, c, wk_tokenize, NULL);
+}
+static void post_detokenize(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_task_start(w, c, wk_detokenize, NULL);
+}
+static void post_segments(struct worker *w, struct wk_call *c, const char *rest)
+{
+    wk_segments_post(w, c);
+}
+
+enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
+struct route {
+    const char *path, *method, *name;
+    unsigned flags;
+    void (*fn)(struct worker *w, struct wk_call *c, const char *rest);
+};
+static const struct route routes[] = {
+    {"/chat/completions", "POST", "chat", 0, post_chat},
+    {"/completions", "POST", "completions", 0, post_text},
+    {"/models", "GET", "models", 0, get_models},
+    {"/models/", "GET", "models", R_REST, get_model},
+    {"/tokenize", "POST", "tokenize", 0, post_tokenize},
+    {"/detokenize", "POST", "detokenize", 0, post_detokenize},
+    {"/segments", "POST", "segments", 0, post_segments},
+    {"/segments/", "GET", "segments", R_REST, wk_segment_get},
+    {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},
+    {"/health", "GET", "health", R_OPEN | R_EARLY, get_health},
+    {"/ready", "GET", "health", R_OPEN | R_EARLY, get_health},
+    {"/metrics", "GET", "metrics", R_OPEN | R_EARLY, get_metrics},
+    {"/version", "GET", "version", R_OPEN | R_EARLY, get_version},
+};
+
+static bool path_matches(const struct route *r, const char *path, const char **ret_rest)
+{
+    size_t n = strlen(r->path);
+
+    *ret_rest = "";
+    if (!(r->flags & R_REST)) return strcmp(path, r->path) == 0;
+    if (strncmp(path, r->path, n) != 0 || !path[n]) return false;
+    *ret_rest = path + n;
+    return true;
+}
+
+/* Time that depends on the length of the key only. */
+static bool same_secret(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    unsigned char diff = n != m;
+
+    for (size_t i = 0; i < m; i++)
+        diff |= (unsigned char)(b[i] ^ (i < n ? a[i] : 0));
+    return diff == 0;
+}
+
+static bool authorised(const struct worker *w, const struct wk_call *c)
+{
+    const char *h;
+
+    if (!w->o.api_key) return true;
+    h = http_header_find(http_req_head(c->r), "Authorization");
+    if (h && strncasecmp(h, "Bearer ", 7) == 0) h += 7;
+    if (!h) h = http_header_find(http_req_head(c->r), "X-Api-Key");
+    return h && same_secret(h, w->o.api_key);
+}
+
+/* Whose a request is only a gateway can say: on TCP, one that knows the key. A stranger's word is
+ * refused, not ignored: a gateway that has no key must not put all its tenants into one. */
+static bool names_namespace(const struct worker *w, const struct wk_call *c)
+{
+    const char *ns = http_header_find(http_req_head(c->r), "X-KVBlend-Namespace");
+
+    return ns && *ns && !w->o.api_key && strcmp(http_req_peer(c->r), "unix") != 0;
+}
+
+static void refuse_namespace(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 403, "permission_denied", "namespace_closed", "X-KVBlend-Namespace",
+                      "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
+                      "--api-key, and give the gateway that key (workers: api_key).");
+    wk_reply_error(c, &e);
+}
+
+static void refuse_key(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 401, API_INVALID, "invalid_api_key", NULL,
+                      "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.");
+    wk_reply_error(c, &e);
+}
+
+/* A unix socket is its user's own. On TCP an operator has to ask for admin routes; what is held
+ * here, by which gateways route, any that knows the key may read. */
+static bool admin_open(const struct worker *w, const struct wk_call *c, const char *path)
+{
+    if (strcmp(http_req_peer(c->r), "unix") == 0) return true;
+    return w->o.api_key && (w->o.admin_tcp || strcmp(path, "/admin/residents") == 0);
+}
+
+static void refuse_admin(struct wk_call *c)
+{
+    struct api_err e;
+
+    (void)api_err_set(&e, 403, "permission_denied", "admin_closed", NULL,
+                      "Admin routes are off on TCP (--admin-tcp, with --api-key).");
+    wk_reply_error(c, &e);
+}
+
+static void refuse_path(struct wk_call *c, const char *method, const char *path, const char *allow)
+{
+    struct api_err e;
+
+    if (allow)
+        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", allow,
+                          "Method %.20s is not allowed for %.100s; use %s.", method, path, allow);
+    else
+        (void)api_err_set(&e, 404, API_INVALID, "unknown_url", NULL, "Unknown URL: %.20s %.200s.",
+                          method, path);
+    wk_reply_error(c, &e);
+}
+
+void wk_route(struct worker *w, struct wk_call *c)
+{
+    const char *path = http_req_path(c->r), *method = http_req_method(c->r), *rest;
+    const char *allow = NULL;
+    struct api_err e;
+
+    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        const struct route *r = &routes[i];
+        if (!path_matches(r, path, &rest)) continue;
+        c->route = r->name;
+        if (strcmp(method, r->method) != 0) {
+            allow = r->method;
+            continue;
+        }
+        if (!(r->flags & R_OPEN) && !authorised(w, c)) {
+            refuse_key(c);
+        } else if (names_namespace(w, c)) {
+            refuse_namespace(c);
+        } else if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0) {
+            wk_reply_error(c, &e);
+        } else {
+            r->fn(w, c, rest);
+        }
+        return;
+    }
+    if (!allow && strncmp(path, "/admin/", 7) == 0) {
+        c->route = "admin";
+        if (!admin_open(w, c, path)) {
+            refuse_admin(c);
+            return;
+        }
+        if (!authorised(w, c)) {
+            refuse_key(c);
+            return;
+        }
+        if (strcmp(path, "/admin/status") != 0 && wk_not_ready(w, &e) < 0) {
+            wk_reply_error(c, &e);
+            return;
+        }
+        if (wk_admin(w, c, path + 7)) return;
+    }
+    refuse_path(c, method, path, allow);
+}

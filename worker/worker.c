@@ -1,0 +1,278 @@
+/* The process: loop, server, signals, drain. */
+#include "worker/reuse/control.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "kernels/gpu.h"
+#include "worker/quality/guard.h"
+#include "worker/reuse/residents.h"
+
+#include <event2/event.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    TICK_MS = 250,
+    FLUSH_MS = 3000, /* chosen: below the grace between a supervisor's SIGTERM and SIGKILL */
+};
+
+/* ---- HTTP ---- */
+static void on_request(void *ctx, struct http_req *r)
+{
+    struct worker *w = ctx;
+    struct wk_call *c;
+
+    if (wk_call_create(w, r, &c) < 0) {
+        http_reply_abort(r);
+        return;
+    }
+    wk_route(w, c);
+}
+
+static void on_close(void *ctx, struct http_req *r, bool aborted)
+{
+    struct wk_call *c = http_req_user(r);
+
+    if (c) wk_call_closed(c, aborted);
+}
+
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
+{
+    static const struct {
+        int status;
+        const char *type, *code;
+    } table[] = {{408, "timeout_error", "request_timeout"},
+                 {413, API_INVALID, "request_too_large"},
+                 {415, API_INVALID, "unsupported_media_type"},
+                 {431, API_INVALID, "headers_too_large"},
+                 {501, "not_supported_error", "not_supported"}};
+    const char *type = API_INVALID, *code = "bad_request";
+    char id[WK_ID_BYTES];
+    struct api_err e;
+
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].status != status) continue;
+        type = table[i].type;
+        code = table[i].code;
+    }
+    (void)api_err_set(&e, status, type, code, NULL, "The request was refused: %s.",
+                      why ? why : "malformed");
+    wk_call_id(http_header_find(head, "x-request-id"), id);
+    (void)buf_addf(ret_headers, "x-request-id: %s\r\nx-should-retry: %s\r\n", id,
+                   status == 408 ? "true" : "false");
+    (void)api_put_error(ret_body, &e);
+    wk_metrics_request(status, 0);
+}
+
+/* ---- drain ---- */
+static void end_loop(struct worker *w)
+{
+    http_loop_stop(w->loop);
+}
+
+void wk_drain(struct worker *w)
+{
+    if (w->drain_deadline_ns) { /* asked twice: now */
+        wk_gens_abort(w);
+        end_loop(w);
+        return;
+    }
+    log_event(LOG_NOTICE, "draining", "requests=%u timeout_ms=%llu", w->n_gens,
+              (unsigned long long)w->o.drain_timeout_ms);
+    w->drain_deadline_ns = clock_ns() + w->o.drain_timeout_ms * 1000000 + 1;
+    atomic_store(&w->state, WK_DRAINING);
+    wk_announce_leave(w);
+    http_server_stop_accepting(w->server);
+    http_timer_set(w->tick, 0);
+}
+
+/* A lost device never comes back in this process: whoever started us starts another. */
+static void watch_device(struct worker *w)
+{
+    const struct kn_dev *d = fus_core_dev(w->core);
+
+    if (!w->replays_refused && kn_replays(d).refused) {
+        w->replays_refused = true;
+        log_event(LOG_WARN, "replay_refused",
+                  "device=\"%s\" note=\"decode steps are queued kernel by kernel\"",
+                  kn_dev_device(d));
+    }
+    if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
+    log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_dev_device(d));
+    w->exit_code = WK_EXIT_DEVICE_LOST;
+    w->device_lost = true;
+    wk_drain(w);
+}
+
+static void on_tick(void *arg)
+{
+    struct worker *w = arg;
+
+    if (atomic_load(&w->state) == WK_READY) watch_device(w);
+    wk_mail_kick(w);
+    wk_gens_tick(w);
+    if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
+    if (w->readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
+    if (w->drain_deadline_ns) {
+        if (w->n_gens == 0 && http_server_n_requests(w->server) == 0) {
+            log_event(LOG_NOTICE, "drained", "requests=0");
+            end_loop(w);
+            return;
+        }
+        if (clock_ns() > w->drain_deadline_ns) {
+            log_event(LOG_WARN, "drain_timeout", "requests=%u", w->n_gens);
+            wk_gens_abort(w);
+            end_loop(w);
+            return;
+        }
+    }
+    http_timer_set(w->tick, w->drain_deadline_ns ? 20 : TICK_MS);
+}
+
+static void on_signal(int fd, short what, void *arg)
+{
+    wk_drain(arg);
+}
+
+/* The supervisor holds the other end of our standard input and never writes. */
+static void on_stdin(int fd, short what, void *arg)
+{
+    struct worker *w = arg;
+    char sink[256];
+    ssize_t n = read(fd, sink, sizeof sink);
+
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    log_event(LOG_NOTICE, "parent_gone", "action=exit");
+    event_del(w->stdin_event);
+    w->drain_deadline_ns = 1; /* no grace: nobody is left to answer */
+    wk_gens_abort(w);
+    end_loop(w);
+}
+
+static int watch_process(struct worker *w)
+{
+    static const int signals[2] = {SIGTERM, SIGINT};
+    struct event_base *base = http_loop_base(w->loop);
+
+    for (int i = 0; i < 2; i++) {
+        w->signals[i] = evsignal_new(base, signals[i], on_signal, w);
+        if (!w->signals[i] || event_add(w->signals[i], NULL) < 0) return -ENOMEM;
+    }
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (!w->o.exit_on_stdin_eof) return 0;
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    struct stat st;
+    bool pipe_like =
+        fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
+    if (!pipe_like && !isatty(STDIN_FILENO)) return 0; /* a file never ends later: nothing to see */
+    w->stdin_event = event_new(base, STDIN_FILENO, EV_READ | EV_PERSIST, on_stdin, w);
+    return w->stdin_event && event_add(w->stdin_event, NULL) == 0 ? 0 : -ENOMEM;
+}
+
+/* A unix socket has admin routes: it is the user's own. */
+static int open_door(struct worker *w, struct err *err)
+{
+    struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
+    struct http_tls_opts files = {.cert_file = w->o.tls_cert, .key_file = w->o.tls_key};
+    int rc = w->o.tls_cert ? http_tls_server(&files, &o.tls, err) : 0;
+
+    if (rc >= 0) rc = http_server_listen_with(w->server, w->o.listen, &o, err);
+    if (o.tls) http_tls_unref(o.tls); /* the listener has its own */
+    return rc;
+}
+
+/* ---- life ---- */
+int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
+{
+    static const struct http_server_ops ops = {
+        .on_request = on_request, .on_close = on_close, .on_refuse = on_refuse};
+    struct worker *w = mem_zalloc(sizeof *w);
+    int rc = -ENOMEM;
+
+    if (!w) return err_set(err, -ENOMEM, "out of memory");
+    w->o = *o;
+    w->mail_tail = &w->mail_head;
+    w->builds_tail = &w->builds;
+    w->started_s = clock_wall_s();
+    w->epoch = (uint64_t)(w->started_s * 1e6) ^ (uint64_t)getpid() << 52;
+    pthread_mutex_init(&w->mail_m, NULL);
+    pthread_mutex_init(&w->builds_m, NULL);
+    wk_metrics_init();
+    json_object_seed(0); /* before threads use jansson */
+    if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
+    if ((rc = wk_load_create(&w->load)) < 0) goto fail;
+    if ((rc = wk_names_create(&w->names)) < 0) goto fail;
+    if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
+    if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
+    if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
+    /* Helpers wait for slower tiers' answers; then more of them keep the others going. */
+    unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
+    if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
+    if ((rc = watch_process(w)) < 0) goto fail;
+    if ((rc = wk_senses_create(w)) < 0) goto fail;
+    if ((rc = wk_guard_create(w)) < 0) goto fail;
+    if ((rc = open_door(w, err)) < 0) goto fail;
+    if ((rc = wk_load_start(w)) < 0) goto fail;
+    http_timer_set(w->tick, TICK_MS);
+    log_event(LOG_NOTICE, "listening", "address=%s port=%d", o->listen,
+              http_server_port(w->server));
+    *ret = w;
+    return 0;
+fail:
+    if (err && err->code == 0) (void)err_set(err, rc, "start-up failed (%s)", err_name(rc));
+    wk_destroy(w);
+    return rc;
+}
+
+int wk_run(struct worker *w)
+{
+    int rc = http_loop_run(w->loop);
+
+    return rc < 0 ? 1 : w->exit_code;
+}
+
+/* Order: no more engine callbacks, no more requests, then what both of them used. */
+void wk_destroy(struct worker *w)
+{
+    if (!w) return;
+    if (w->loader_started) pthread_join(w->loader, NULL);
+    wk_announce_end(w);
+    if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
+    wk_pool_destroy(w->pool);
+    fus_engine_destroy(w->engine);
+    if (w->server) http_server_destroy(w->server);
+    wk_gens_abandon(w);
+    wk_segments_fini(w);
+    wk_builds_fini(w);
+    wk_senses_destroy(w);
+    wk_guard_destroy(w);
+    for (int i = 0; i < 2; i++)
+        if (w->signals[i]) event_free(w->signals[i]);
+    if (w->stdin_event) event_free(w->stdin_event);
+    if (w->tick) http_timer_destroy(w->tick);
+    http_loop_destroy(w->loop);
+    wk_kvlog_close(w->kvlog);
+    wk_control_close(w);
+    if (w->store) {
+        int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
+        if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));
+    }
+    store_destroy(w->store);
+    gpu_close(w->gpu);
+    fus_core_destroy(w->core);
+    chat_close(w->chat);
+    tok_close(w->tok);
+    model_close(w->model);
+    seg_learner_free(w->learner);
+    seg_presets_free(w->presets);
+    residents_destroy(w->residents);
+    wk_load_destroy(w->load);
+    wk_names_destroy(w->names);
+    pthread_mutex_destroy(&w->mail_m);
+    pthread_mutex_destroy(&w->builds_m);
+    mem_free(w);
+}
