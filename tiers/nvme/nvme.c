@@ -337,12 +337,18 @@ static int op_set_policy(struct tier *t, enum evict_policy p)
     return r;
 }
 
+/* Holding m: the superblock of now is on the device. */
+static bool has_super(const struct nvme *n)
+{
+    return !nvme_seq_after(n->space.super_seq, n->super_written);
+}
+
 /* Holding m: nothing queued or under way, and what was removed is gone from the device. */
 static bool drained(const struct nvme *n)
 {
     if (n->n_ops > 0 || n->space.n_cleaning > 0) return false;
     if (n->read_only) return true;
-    return TAILQ_EMPTY(&n->space.dirty) && n->super_written >= n->space.super_seq;
+    return TAILQ_EMPTY(&n->space.dirty) && has_super(n);
 }
 
 /* Until `done`, or deadline_ns (0 = for ever). Holding m. */
@@ -508,11 +514,6 @@ static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
 static bool is_up(const struct nvme *n)
 {
     return n->up;
-}
-
-static bool has_super(const struct nvme *n)
-{
-    return n->super_written >= n->space.super_seq;
 }
 
 /* Starts the thread, which recovers; then cuts off what the file has too much. */

@@ -36,7 +36,7 @@ enum {
 };
 
 /* ---- format ----
- * Superblock. The valid one with the higher sequence counts; they are written in turn.
+ * Superblock. The valid one with the later sequence (modulo 2^64) counts; they are written in turn.
  *   0  u8[8]  magic "KVBNVME\n"          32  u64 capacity, bytes
  *   8  u32    version, 1                 40  u64 extent, bytes
  *  12  u32    number of extents, n       48  u32 process id of the owner, 0 = closed
@@ -77,6 +77,11 @@ void nvme_super_put(uint8_t *p, const struct nvme_super *s);
 /* Fixed fields only, then the table when `s->slot_pages` is set. -ENOENT no magic, -ESTALE another
  * version, -EBADMSG damaged. */
 int nvme_super_get(const uint8_t *p, struct nvme_super *s);
+/* Of two superblocks. Who forges one may choose its end of the range, and the next ones wrap. */
+static inline bool nvme_seq_after(uint64_t a, uint64_t b)
+{
+    return (int64_t)(a - b) > 0;
+}
 void nvme_head_put(uint8_t *page, const struct nvme_head *h);
 int nvme_head_get(const uint8_t *page, struct nvme_head *ret); /* as nvme_super_get */
 /* Pages of the slots that hold `bytes` with their header, and the number of that class; 0 = larger
@@ -159,6 +164,7 @@ struct nvme_slot {
     uint32_t n_tokens, refs, hits;
     uint8_t state, kind;
     bool pinned, on_device; /* a header of this slot may be valid on the device */
+    bool restored;          /* found at start: older than all that is written since */
 };
 TAILQ_HEAD(nvme_slots, nvme_slot);
 struct nvme_class {

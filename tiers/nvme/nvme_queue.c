@@ -292,7 +292,7 @@ static void super_start(struct nvme *n)
 {
     if (n->super_busy || n->super_failed >= SUPER_RETRIES) return;
     pthread_mutex_lock(&n->m);
-    bool want = n->space.super_seq > n->super_written;
+    bool want = nvme_seq_after(n->space.super_seq, n->super_written);
     if (want) nvme_super_fill(n, n->stopping ? 0 : (uint32_t)getpid());
     size_t bytes = nvme_super_bytes(n->space.n_extents);
     pthread_mutex_unlock(&n->m);
@@ -385,7 +385,7 @@ static bool write_step(struct nvme *n, struct nvme_op *x)
     if (x->n_busy == 0 && x->status == 0) {
         switch (x->phase) {
         case NVME_SUPER:
-            if (n->super_written < x->slot->extent->super_seq) {
+            if (nvme_seq_after(x->slot->extent->super_seq, n->super_written)) {
                 if (n->super_failed >= SUPER_RETRIES) x->status = -EIO;
                 break;
             }

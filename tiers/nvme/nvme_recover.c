@@ -71,7 +71,7 @@ static int super_read(struct nvme *n, struct nvme_super *ret)
             break;
         }
         int r = nvme_super_get(n->super, &v);
-        if (r == 0 && (best != 0 || v.seq > ret->seq)) {
+        if (r == 0 && (best != 0 || nvme_seq_after(v.seq, ret->seq))) {
             uint32_t *pages = ret->slot_pages, *epoch = ret->epoch;
             memcpy(pages, v.slot_pages, v.n_extents * sizeof *pages);
             memcpy(epoch, v.epoch, v.n_extents * sizeof *epoch);
@@ -296,6 +296,7 @@ static int open_with(struct nvme *n, struct nvme_super *s, struct err *err)
     nvme_budget_init(&n->budget, per_day ? per_day : drive_bytes(n, s->capacity_bytes), clock_ns());
     r = nvme_space_init(&n->space, s->capacity_bytes, s->extent_bytes, s->n_extents,
                         n->opts.policy);
+    n->space.super_seq = s->seq;
     for (uint32_t i = 0; r == 0 && i < s->n_extents; i++)
         if (s->slot_pages[i]) r = nvme_space_assign(&n->space, i, s->slot_pages[i], s->epoch[i]);
     if (r < 0) return err_set(err, r, "nvme: cannot set up %s: %s", n->path, err_name(r));
@@ -430,7 +431,7 @@ static int super_wait(struct nvme *n, const struct timespec *until)
 {
     uint64_t seq = ++n->space.super_seq;
     nvme_wake(n);
-    while (n->super_written < seq)
+    while (nvme_seq_after(seq, n->super_written))
         if (pthread_cond_timedwait(&n->changed, &n->m, until) != 0) return -ETIMEDOUT;
     return 0;
 }

@@ -184,7 +184,7 @@ bool nvme_space_publish(struct nvme_space *s, struct nvme_slot *slot, const stru
     ASSERT(slot->state == NVME_WRITING);
     struct nvme_slot *old = nvme_space_find(s, &h->key);
     bool pinned = old && old->pinned;
-    if (old && old->generation > h->generation) {
+    if (old && old->restored == slot->restored && old->generation > h->generation) {
         nvme_space_free(s, slot);
         return false;
     }
@@ -351,6 +351,7 @@ static int extent_assign(struct nvme_space *s, struct nvme_extent *e, struct nvm
     e->slot = slot;
     e->n_slots = n;
     e->epoch = epoch;
+    e->super_seq = s->super_seq;
     TAILQ_INIT(&e->free);
     TAILQ_INIT(&e->dirty);
     for (uint32_t i = 0; i < n; i++) {
@@ -527,6 +528,7 @@ int nvme_space_alloc(struct nvme_space *s, const struct nvme_head *h, uint64_t n
     r = slot_make(s, c, &h->key, now_ms, &slot);
     if (r < 0) return r;
     slot->state = NVME_WRITING;
+    slot->restored = false;
     slot->ns_hash = h->ns_hash;
     quota_charge(&s->quota, slot->ns_hash, bytes);
     s->used_bytes += bytes;
@@ -541,7 +543,7 @@ void nvme_space_restore(struct nvme_space *s, struct nvme_slot *slot, const stru
     ASSERT(slot->state == NVME_FREE);
     take_from_list(s, slot);
     slot->state = NVME_WRITING;
-    slot->on_device = true;
+    slot->on_device = slot->restored = true;
     slot->ns_hash = h->ns_hash;
     quota_charge(&s->quota, slot->ns_hash, nvme_slot_bytes(slot));
     s->used_bytes += nvme_slot_bytes(slot);

@@ -130,7 +130,7 @@ void nvme_raw_count(const char *path, uint64_t *ret_used, uint64_t *ret_n)
         ASSERT_OK(pread(fd, buf, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES));
         r[i] = nvme_super_get(buf, &s[i]);
     }
-    int best = r[1] == 0 && (r[0] < 0 || s[1].seq > s[0].seq);
+    int best = r[1] == 0 && (r[0] < 0 || nvme_seq_after(s[1].seq, s[0].seq));
     ASSERT_OK(r[best]);
     struct raw_slot *all = mem_alloc((s[best].capacity_bytes / (2 * NVME_PAGE) + 1) * sizeof *all);
     size_t n = 0;
