@@ -188,6 +188,8 @@ def test_a_streams_usage_is_the_plain_one():
             got = "".join(m["text"] if path == TEXT else m["delta"].get("content") or "" for m in mine)
             same(got, c["text"] if path == TEXT else c["message"]["content"])
             same([m["finish_reason"] for m in mine if m["finish_reason"]], [c["finish_reason"]])
+            if path == CHAT:  # each begins with its own role
+                same([m["delta"].get("role") for m in mine], ["assistant"] + [None] * (len(mine) - 1))
 
 
 def test_min_tokens():
@@ -344,17 +346,26 @@ def test_logprobs_at_an_unfinished_character():
             same(c["text"] if path == TEXT else c["message"]["content"], "\ufffd" * n)
 
 
-def test_indexes_of_several_streamed_prompts():
-    body = dict(prompt=["one", "two two", ids(30)], n=2, temperature=1.3, seed=3, kvblend=FULL)
-    plain = text(**body)
-    same([c["index"] for c in plain["choices"]], list(range(6)))
-    assert len({c["text"] for c in plain["choices"]}) == 6
-    frames, _ = stream(TEXT, **body)
-    for i, c in enumerate(plain["choices"]):
+def check_indexes(plain, frames):
+    same([c["index"] for c in plain], list(range(6)))
+    for i, c in enumerate(plain):
         mine = [f["choices"][0] for f in frames if f["choices"][0]["index"] == i]
         same("".join(m["text"] for m in mine), c["text"])
-        same([m["finish_reason"] for m in mine], [None] * (len(mine) - 1) + ["length"])
+        same([m["finish_reason"] for m in mine], [None] * (len(mine) - 1) + [c["finish_reason"]])
     assert {f["choices"][0]["index"] for f in frames} == set(range(6))
+
+
+def test_indexes_of_several_streamed_prompts():
+    body = dict(prompt=["one", "two two", ids(30)], n=2, temperature=1.3, seed=3, max_tokens=24, kvblend=FULL)
+    plain = text(**body)["choices"]
+    assert len({c["text"] for c in plain}) == 6
+    check_indexes(plain, stream(TEXT, **body)[0])
+    for i, c in enumerate(plain):  # one ends before the others, each in turn
+        parts = [c["text"][k:k + 2] for k in range(len(c["text"]) - 1)]
+        stop = [s for s in parts if s.isascii() and sum(s in other["text"] for other in plain) == 1][0]
+        ended = text(stop=stop, **body)["choices"]
+        same([x["finish_reason"] for x in ended], ["stop" if k == i else "length" for k in range(6)])
+        check_indexes(ended, stream(TEXT, stop=stop, **body)[0])
 
 
 def test_echo():
@@ -418,6 +429,17 @@ def test_a_full_worker_says_when_to_come_again():
         assert re.search(rb"\r\nretry-after: [1-9]", r) and b"\r\nx-should-retry: true" in r, r
         for s in held:
             s.close()
+
+
+def test_what_a_drain_does_not_wait_for_may_be_asked_again():
+    with Model() as model, worker(model, "--drain-timeout", "20ms") as p:
+        s = p.open(CHAT, dict(messages=HELLO, max_tokens=8000, ignore_eos=True))  # no stream: it has no head yet
+        until("it runs", lambda: p.get("/admin/status").json()["engine"]["active"])
+        p.proc.send_signal(signal.SIGTERM)
+        r = read_until(s, b"}}").lower()
+        s.close()
+        assert r.startswith(b"http/1.1 503") and b'"code":"draining"' in r, r
+        assert b"\r\nretry-after: 2\r\n" in r, r
 
 
 def test_clients_may_leave_at_any_stage():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from harness import KVBLEND, Missing, clean_env, gateway, main, need, parse_metrics, read_until, until
 
@@ -106,6 +107,30 @@ def test_tokens_are_corrected_by_usage():
         assert used_by(body) == (len(json.dumps(body)) // 4 + 1, 8)
 
 
+def compact(body):
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def test_an_account_is_charged_to_the_token():
+    """A debt says when it will be paid: at 30 tokens a minute each of them is two seconds."""
+    plain = {"prompt": "x", "stub": {"n": 5, "prompt_tokens": 40}}
+    stream = dict(plain, stream=True, stream_options={"include_usage": True})
+    untold = {"prompt": "x", "stream": True, "stub": {"n": 23}}  # an event for each, and the end
+    cases = [(plain, 45), (stream, 45), (untold, len(compact(untold)) // 4 + 1 + 24)]
+    keys = [x for i in range(len(cases)) for x in ("--api-key", f"k{i} id=id-{i} tpm=30")]
+    with gateway(*keys, stub=True) as g:
+        for i, (body, used) in enumerate(cases):
+            begun, more = time.monotonic(), b'{"prompt":"x"}'
+            r = g.post("/v1/completions", compact(body), headers=key(f"k{i}"))
+            assert r.status == 200, r.body
+            until("it is settled", lambda: g.admin_get("/admin/keys")["keys"][i]["running"] == 0)
+            r = g.post("/v1/completions", more, headers=key(f"k{i}"))
+            assert (r.status, r.error()["type"]) == (429, "tokens"), r.body
+            debt_ms = (used + len(more) // 4 + 1 - 30) * 2000
+            passed_ms = (time.monotonic() - begun) * 1000 + 1
+            assert debt_ms - passed_ms <= int(r.headers["retry-after-ms"]) <= debt_ms, (debt_ms, r.headers)
+
+
 def test_token_limits_refuse():
     with gateway("--api-key", "a tpm=1000", stub=True) as g:
         r = g.post(CHAT, ask(pad="x" * 8000), headers=key("a"))  # no minute is that long
@@ -132,6 +157,13 @@ def test_failed_requests_cost_no_tokens():
         r = until("it is back", lambda: [r for r in [g.post(CHAT, long, headers=key("a"))]
                                          if r.status not in (502, 503)])[0]
         assert r.status == 200, r.body
+    with gateway("--api-key", "a id=a tpm=1000", stub=True) as g:
+        assert g.post(CHAT, ask(stub={"status": 500}), headers=key("a")).status == 500
+        assert g.post(CHAT, ask(stub={"die": "before"}), headers=key("a")).status == 502
+        x = until("both are settled", lambda: [k for k in g.admin_get("/admin/keys")["keys"] if not k["running"]])[0]
+        assert x["tokens_left"] == 1000, x
+        for kind in ("prompt", "completion"):
+            assert g.metric(f'kvblend_gateway_key_tokens_total{{key="a",kind="{kind}"}}') == 0, kind
 
 
 def test_requests_at_once():

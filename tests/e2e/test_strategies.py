@@ -2,6 +2,7 @@
 """MapReduce, MapRerank and the LMCache bridge in front of an upstream that answers by rule."""
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -95,6 +96,21 @@ def summaries(body):
 
 # ---- MapReduce ----
 
+def counted(calls):
+    """What the calls have used, as an answer says it."""
+    return {"prompt_tokens": 10 * calls, "completion_tokens": 3 * calls, "total_tokens": 13 * calls,
+            "prompt_tokens_details": {"cached_tokens": calls}}
+
+
+def charged(g, key_id):
+    name = 'kvblend_gateway_key_tokens_total{key="%s",kind="%s"}'
+    return [g.metric(name % (key_id, kind)) for kind in ("prompt", "completion")]
+
+
+def estimate(body):
+    return len(body) // 4 + 1
+
+
 def test_map_reduce():
     with Ruled(summaries) as up, proxy([up.entry(ANY)]) as g:
         r = g.post(CHAT, ask("map_reduce", max_tokens=50, top_p=0.5, temperature=None))
@@ -113,12 +129,11 @@ def test_map_reduce():
             assert f"Mill of {t}: {t}water." in text and f"the miller of {t}" not in text, text
         assert text.startswith("Be brief.") and text.endswith("Question: Which river has the mill of Corby?")
         assert last["max_tokens"] == 50 and last["kvblend"]["strategy"] is None
-        assert a["usage"] == {"prompt_tokens": 60, "completion_tokens": 18, "total_tokens": 78,
-                              "prompt_tokens_details": {"cached_tokens": 6}}, a["usage"]
+        assert a["usage"] == counted(6), a["usage"]
         assert a["kvblend"] == {"strategy": "map_reduce", "chunks": 5, "calls": 6, "failed": [],
                                 "tokens": {"map_prompt": 50, "map_completion": 15}}, a["kvblend"]
         log = until("the log", lambda: [x for x in g.access_log() if x["path"] == CHAT])[0]
-        assert log["prompt_tokens"] == 60 and log["completion_tokens"] == 18, log
+        assert (log["prompt_tokens"], log["completion_tokens"], log["cached_tokens"]) == (60, 18, 6), log
 
 
 def test_map_reduce_streams():
@@ -137,9 +152,25 @@ def test_map_reduce_streams():
             assert len(told) == 1 and told[0] is frames[-1], frames
             assert told[0]["kvblend"]["calls"] == 6
             if counts:
-                assert told[0]["choices"] == [] and told[0]["usage"]["total_tokens"] == 78, told
+                assert told[0]["choices"] == [] and told[0]["usage"] == counted(6), told
             else:
                 assert told[0]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_counts_that_come_again_are_raised_each_time():
+    """Some servers count in every frame: the last one has them all."""
+    frames = "".join("data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "a"}}],
+                                            "usage": usage(10, i)}) + "\n\n" for i in (1, 2, 3))
+    stream = {"body": frames + "data: [DONE]\n\n", "type": "text/event-stream", "split": 50}
+    with Ruled(lambda b: summaries(b) if is_map(b) else stream) as up, \
+            proxy([up.entry(ANY)], "--api-key", "k1 id=a") as g:
+        r = g.post(CHAT, ask("map_reduce", stream=True, stream_options={"include_usage": True}),
+                   headers={"Authorization": "Bearer k1"})
+        told = [json.loads(e) for e in r.events()[:-1]]
+        assert [f["usage"]["completion_tokens"] for f in told] == [16, 17, 18], told
+        assert all(f["usage"]["prompt_tokens"] == 60 and f["kvblend"]["calls"] == 6 for f in told), told
+        until("it is settled", lambda: left(g)["running"] == 0)
+        assert charged(g, "a") == [60, 18], charged(g, "a")
 
 
 def slow_and_counted(up, at_once):
@@ -177,7 +208,7 @@ def test_map_rerank():
         assert a["choices"][0]["message"]["content"] == "Corbywater", a  # a tie: the earlier one
         assert a["kvblend"]["scores"] == [30, 0, 90, 90, 0] and a["kvblend"]["chosen"] == 2, a
         assert a["kvblend"]["calls"] == 5 and len(up.bodies) == 5
-        assert a["usage"]["total_tokens"] == 65, a["usage"]
+        assert a["usage"] == counted(5), a["usage"]
         for b in up.bodies:
             assert b["max_tokens"] == 36 and b["temperature"] == 0 and "Score: N" in texts_of(b), b
             assert texts_of(b).startswith("Be brief.") and "Question: Which river" in texts_of(b)
@@ -186,7 +217,9 @@ def test_map_rerank():
         assert r.events()[-1] == b"[DONE]" and r.headers["content-type"].startswith("text/event-stream")
         assert "".join(f["choices"][0]["delta"].get("content", "") for f in frames
                        if f["choices"]) == "Corbywater"
-        assert frames[-1]["usage"]["total_tokens"] == 65 and frames[-1]["kvblend"]["chosen"] == 2
+        assert frames[-1]["usage"] == counted(5) and frames[-1]["kvblend"]["chosen"] == 2
+        for log in until("both lines", lambda: len(g.access_log()) == 2 and g.access_log()):
+            assert (log["prompt_tokens"], log["completion_tokens"]) == (50, 15), log
 
 
 def test_header_and_completions():
@@ -258,14 +291,19 @@ def test_a_failing_call_is_left_out():
 
 
 def test_abort_cancels_all_calls():
-    with Ruled(lambda b: {"wait_s": 60}) as up, proxy([up.entry(ANY)]) as g:
-        s = g.open(CHAT, ask("map_reduce"))
+    with Ruled(lambda b: {"wait_s": 60}) as up, proxy([up.entry(ANY)], "--api-key", "k1 id=a") as g:
+        s = g.open(CHAT, ask("map_reduce"), headers="Authorization: Bearer k1\r\n")
         until("five calls", lambda: len(up.bodies) == 5)
+        target, = g.admin_get("/admin/targets")["targets"]
+        assert target["prompt_tokens_in_flight"] == sum(estimate(r.body) for r in up.requests), target
         s.close()
         until("all are given up", lambda: all(r.left_at for r in up.requests), 10)
         log = until("the log", lambda: g.access_log())[-1]
         assert log["status"] == 499 and log["end"] == "client_abort", log
         assert not g.admin_get("/admin/requests")["requests"]
+        prompts = sum(estimate(r.body) for r in up.requests)  # of what was under way
+        assert (log["prompt_tokens"], log["completion_tokens"]) == (prompts, 0), (log, prompts)
+        assert charged(g, "a") == [prompts, 0], charged(g, "a")
 
 
 def test_fail_over_to_another_upstream():
@@ -330,6 +368,56 @@ def test_every_call_counts():
         with Ruled(rule) as up, proxy([up.entry("models=* health=off")], "--api-key", "k1 tpm=200") as g:
             r = g.post(CHAT, ask(kind), headers=auth)
             assert r.status == 429 and "tokens per min" in r.error()["message"] and not up.bodies, r.body
+
+
+def test_what_calls_ask_for_is_the_sum_of_their_lengths():
+    """A refusal says how much it would have been: the passages once, and the rest of each call."""
+    auth, n, most, score = "Bearer k%d", len(TOWNS), 7, "\n\nScore: N"
+    maps = "Summarise <{question}> {text}"
+    body = json.dumps(ask("map_rerank", max_tokens=most)).encode()
+    chunks = sum(len(passage(t)) for t in TOWNS)
+    with Ruled(lambda b: "Score: 5") as up, proxy(
+            [up.entry(ANY)], "--map-prompt", maps, "--rerank-prompt", score, "--map-tokens", "30", "--api-key", "k0",
+            "--api-key", f"k1 tpm={estimate(body) + most}") as g:
+        def requested(body):
+            assert g.post(CHAT, body, headers={"Authorization": auth % 0}).status == 200
+            up.bodies.sort(key=lambda b: not is_map(b))
+            r = g.post(CHAT, body, headers={"Authorization": auth % 1})
+            assert r.status == 429 and "tokens per min" in r.error()["message"], r.body
+            return int(re.search(r"Requested (\d+)", r.error()["message"]).group(1))
+
+        call = len(score) + len(body) - chunks
+        asked = estimate(b"x" * chunks) + n * estimate(b"x" * call) + n * most
+        assert requested(body) == asked, asked
+        up.bodies.clear()
+        got = requested(body.replace(b"map_rerank", b"map_reduce"))
+        question = re.search("<(.*?)>", texts_of(up.bodies[0]), re.S).group(1)
+        call = len(maps) + len(question)
+        asked = estimate(b"x" * chunks) + n * estimate(b"x" * call) + n * 30 + estimate(body) + most
+        assert got == asked, (got, asked, question)
+
+
+def test_every_calls_tokens_are_charged():
+    """As reported; where an answer does not say, by the length of what was sent and of what came."""
+    auth = {"Authorization": "Bearer k1"}
+    n = len(TOWNS)
+    for kind, calls in (("map_reduce", n + 1), ("map_rerank", n)):
+        with Ruled(lambda b: "An answer.\nScore: 5") as up, proxy([up.entry(ANY)], "--api-key", "k1 id=a") as g:
+            for i, how in enumerate(({}, {"stream": True, "stream_options": {"include_usage": True}}), 1):
+                assert g.post(CHAT, ask(kind, **how), headers=auth).status == 200
+                until("it is settled", lambda: left(g)["running"] == 0)
+                assert charged(g, "a") == [10 * calls * i, 3 * calls * i], (kind, i, charged(g, "a"))
+    text = "Twelve words."
+    silent = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": text},
+                                      "finish_reason": "stop"}]})
+    with Ruled(lambda b: {"body": silent}) as up, proxy([up.entry(ANY)], "--api-key", "k1 id=a") as g:
+        sent = json.dumps(ask("map_reduce")).encode()
+        r = g.post(CHAT, sent, headers=auth)
+        until("it is settled", lambda: left(g)["running"] == 0)
+        maps = sum(estimate(q.body) for q in up.requests[:-1])
+        told = {"map_prompt": maps, "map_completion": n * estimate(text)}
+        assert r.json()["kvblend"]["tokens"] == told, (r.body, told)
+        assert charged(g, "a") == [maps + estimate(sent), n * estimate(text) + len(r.body) // 4], charged(g, "a")
 
 
 def test_calls_take_places_of_the_key():

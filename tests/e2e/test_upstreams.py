@@ -160,6 +160,61 @@ def test_a_stream_passes_byte_for_byte():
             assert "no-cache" in r.headers.get("cache-control", ""), r.headers
 
 
+ONE = {"Authorization": "Bearer one"}
+
+
+def charged(g):
+    """What the key `me` has used: prompts, completions."""
+    until("all is settled", lambda: not g.admin_get("/admin/keys")["keys"][0]["running"])
+    return [g.metric(f'kvblend_gateway_key_tokens_total{{key="me",kind="{k}"}}') for k in ("prompt", "completion")]
+
+
+def test_prompts_under_way_are_counted_by_their_length():
+    """And charged when the client leaves: the upstream may have been at them for long."""
+    def under_way(g):
+        target, = g.admin_get("/admin/targets")["targets"]
+        return target["prompt_tokens_in_flight"]
+
+    body = json.dumps(ask(script={"wait_s": 60}, pad="x" * 1000)).encode()
+    with Upstream() as up, proxy([up.entry(ANY)], "--api-key", "one id=me") as g:
+        held = [g.open(CHAT, body, headers="Authorization: Bearer one\r\n") for _ in range(2)]
+        until("both are there", lambda: len(up.requests) == 2)
+        tokens = 2 * (len(body) // 4 + 1)
+        assert under_way(g) == tokens, under_way(g)
+        for s in held:
+            s.close()
+        until("both have left", lambda: under_way(g) == 0)
+        assert charged(g) == [tokens, 0], charged(g)
+
+
+def test_what_generates_nothing_costs_what_it_says():
+    """Nothing, unless the answer has a usage."""
+    with Upstream() as up, proxy([up.entry(ANY)], "--api-key", "one id=me") as g:
+        assert g.post("/tokenize", {"prompt": "x" * 500}, headers=ONE).status == 200
+        assert charged(g) == [0, 0], charged(g)
+        up.script = {"body": json.dumps({"usage": {"input_tokens": 9, "output_tokens": 4}})}
+        assert g.post("/tokenize", {"prompt": "x" * 500}, headers=ONE).status == 200
+        assert charged(g) == [9, 4], charged(g)
+
+
+def test_the_usage_of_a_long_answer_counts():
+    """What is passed on as it comes has its usage at the end, in whatever pieces it arrives."""
+    big = json.dumps({"choices": [{"index": 0, "text": "x" * 300000}], "usage": {
+        "prompt_tokens": 41, "completion_tokens": 23, "prompt_tokens_details": {"cached_tokens": 5}}})
+    with Upstream() as up, proxy([up.entry(ANY)], "--api-key", "one id=me") as g:
+        for i, extra in enumerate(({}, {"split": 1500}, {"framing": "chunked", "type": "text/plain"})):
+            up.script = dict(body=big, **extra)
+            r = g.post("/v1/completions", ask(), headers={**ONE, "x-request-id": f"b{i}"})
+            assert r.status == 200 and r.body == big.encode(), extra
+            x = until("its line", lambda: [x for x in g.access_log() if x["request_id"] == f"b{i}"])[0]
+            assert (x["prompt_tokens"], x["completion_tokens"], x["cached_tokens"]) == (41, 23, 5), x
+            assert charged(g) == [41 * (i + 1), 23 * (i + 1)], charged(g)
+        silent, body = json.dumps({"choices": [{"index": 0, "text": "x" * 300000}]}), json.dumps(ask()).encode()
+        up.script = {"body": silent}
+        assert g.post("/v1/completions", body, headers=ONE).body == silent.encode()
+        assert charged(g) == [3 * 41 + len(body) // 4 + 1, 3 * 23 + len(silent) // 4], charged(g)
+
+
 def test_a_stream_may_end_without_done():
     """A clean end is the upstream's own business: not every API says [DONE]."""
     with Upstream() as up, proxy([up.entry(ANY)]) as g:

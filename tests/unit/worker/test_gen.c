@@ -114,6 +114,8 @@ static void check_end(struct kit *k)
     for (size_t i = 0; i < k->c.n_tok; i++)
         ASSERT_EQ(k->c.tok[i].begin, i ? k->c.tok[i - 1].end : 0);
     if (k->c.n_tok) ASSERT_EQ(k->c.tok[k->c.n_tok - 1].end, k->c.safe);
+    /* A token of which the stop string left nothing is none. */
+    if (k->c.stopped && k->c.n_tok) ASSERT_TRUE(k->c.tok[k->c.n_tok - 1].begin < k->c.safe);
 }
 
 /* The plain definition. Where the answer ends: the first byte of a stop string that was complete
