@@ -1,9 +1,9 @@
 /* gpu: memory of an accelerator, streams, events and asynchronous copies.
  *
- * Two kinds behind one contract: CUDA, and an emulation on the host for machines and tests without
- * a device. Not for kernels (kn.h). What is queued on a stream runs in order and later: the memory
- * of a copy belongs to it until an event recorded behind it has fired. Streams are ordered among
- * each other by events only. A device pointer must not be followed by the host.
+ * The contract of CUDA's module, and of tests/doubles/gpu_host.h. Not for kernels (kn.h). What is
+ * queued on a stream runs in order and later: the memory of a copy belongs to it until an event
+ * recorded behind it has fired. Streams are ordered among each other by events only. A device
+ * pointer must not be followed by the host.
  * Life cycle: gpu_open() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
  * destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
  * released is released all the same.
@@ -23,8 +23,7 @@
 struct gpu;
 struct gpu_stream;
 struct gpu_event;
-enum gpu_kind { GPU_HOST, GPU_CUDA };
-int gpu_open(enum gpu_kind kind, int index, struct gpu **ret, struct err *err);
+int gpu_open(int index, struct gpu **ret, struct err *err);
 void gpu_close(struct gpu *g);             /* after everything that was made from it */
 const char *gpu_name(const struct gpu *g); /* as the vendor calls it */
 int gpu_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total);
@@ -56,10 +55,5 @@ int gpu_event_record(struct gpu_event *e, struct gpu_stream *s);
 int gpu_event_query(struct gpu_event *e);                       /* 1 fired, 0 not yet */
 int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns);  /* clock_ns(), 0 none; -ETIMEDOUT */
 int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e); /* what is queued later waits */
-
-/* Of the emulation only, for tests. */
-uint8_t *gpu_host_view(struct gpu *g, const void *device_pointer); /* the same bytes */
-void gpu_host_pause(struct gpu *g, bool paused); /* no stream starts its next item */
-void gpu_host_lose(struct gpu *g);               /* the device fails now */
 
 #endif

@@ -38,6 +38,5 @@ struct gpu_ops {
     int (*event_query)(struct gpu_event *e);
     int (*event_wait)(struct gpu_event *e, uint64_t deadline_ns);
 };
-int gpu_host_open(int index, struct gpu **ret, struct err *err);
 
 #endif

@@ -28,7 +28,8 @@ LAYERS = {
     "gateway": {"base", "base/net", "base/redis", "policy", "segment"},
     "tools/ctl": {"base", "base/net"},
     "tools/bench": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
-                    "worker"},
+                    "worker", "tests/doubles"},
+    "tests/doubles": {"base", "kernels", "tiers"},
 }
 BANNED = {
     r"\bstrcpy\s*\(": "memcpy or buf_adds",
@@ -133,7 +134,9 @@ def check_includes(rel, text, findings):
     here = folder_of(rel)
     for inc in re.findall(r'^#include "([^"]+)"', text, flags=re.M):
         there = folder_of(inc)
-        if here and there and there != here and there not in LAYERS[here]:
+        if inc.startswith("tests/") and not rel.startswith(("tests/", "tools/bench/")):
+            findings.append(f"{rel}: includes {inc}: tests and kvblend-bench alone see tests/")
+        elif here and there and there != here and there not in LAYERS[here]:
             findings.append(f"{rel}: includes {inc}: {here} may not use {there}")
     if here and not rel.startswith(EVENT_FOLDERS) and re.search(r"^#include <event2?/", text, flags=re.M):
         findings.append(f"{rel}: libevent outside {', '.join(EVENT_FOLDERS)}")

@@ -2,13 +2,11 @@
 #include "worker/worker.h"
 
 #include "base/log.h"
-#include "tiers/fault.h"
 #include "tiers/gpu/gpu.h"
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { USUAL_TOKENS = 512 }; /* of a record: what RAG splitters cut at */
@@ -19,23 +17,6 @@ static int name_flag(struct err *err, int rc, const char *flag, const struct err
     const char *m = strncmp(e->msg, flag, n) == 0 && e->msg[n] == ':' ? e->msg + n + 2 : e->msg;
 
     return err_set(err, rc, "--%s: %s", flag, *m ? m : err_name(rc));
-}
-
-/* For tests: KVBLEND_INJECT=tier-gbps:nvme=0.01 makes a tier as slow as that. */
-static int slow_down(const char *name, struct tier **t)
-{
-    const char *text = getenv("KVBLEND_INJECT"), *at = text ? strstr(text, "tier-gbps:") : NULL;
-    size_t n = strlen(name);
-    struct tier *slow;
-
-    if (!at || strncmp(at + 10, name, n) != 0 || at[10 + n] != '=') return 0;
-    double rate = strtod(at + 11 + n, NULL) * 1e9;
-    const struct tier_fault_opts o = {.read_bytes_per_s = rate >= 1 ? (uint64_t)rate : 1};
-    int rc = tier_fault_create(*t, &o, &slow);
-    if (rc < 0) return rc;
-    *t = slow;
-    log_event(LOG_WARN, "inject", "tier=%s read_bytes_per_s=%.0f", name, rate);
-    return 0;
 }
 
 static int32_t lend(void *ctx)
@@ -87,7 +68,7 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
     if (rc < 0) return name_flag(err, rc, "nvme", &e);
     o->tier[o->n_tiers].q8 = t->nvme_q8;
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
-    return slow_down("nvme", &o->tier[o->n_tiers - 1].tier);
+    return 0;
 }
 
 static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
@@ -100,7 +81,7 @@ static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
     if (rc < 0) return name_flag(err, rc, "redis", &e);
     o->tier[o->n_tiers].q8 = w->o.tiers.redis_q8;
     o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
-    return slow_down("redis", &o->tier[o->n_tiers - 1].tier);
+    return 0;
 }
 
 int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)

@@ -16,7 +16,8 @@ from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway
                      until)
 
 BENCH = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
-need(KVBLEND, KVBLENDCTL, WORKER, BENCH)
+SLOW_WORKER = os.path.join(BUILD, "tests", "doubles", "slow_worker")
+need(KVBLEND, KVBLENDCTL, WORKER, BENCH, SLOW_WORKER)
 CHAT = "/v1/chat/completions"
 ROW_S = 1e-3  # a row through a layer: a thousand times what it is
 
@@ -30,6 +31,11 @@ def question(order=(0, 1, 2), **kv):
             [{"type": "text", "text": document(i)} for i in order] +
             [{"type": "text", "text": "What does the note say?"}]}],
             "max_tokens": 2, "temperature": 0, "kvblend": kv}
+
+
+def slow(bytes_per_s):
+    """For Place.worker(): with a drive that reads so fast."""
+    return {"program": SLOW_WORKER, "SLOW_NVME_BYTES_PER_S": str(bytes_per_s)}
 
 
 class Place:
@@ -48,8 +54,8 @@ class Place:
     def costs(self):
         return glob.glob(self.dir + "/kvblend/cost-*.txt")
 
-    def worker(self, *args, **env):
-        p = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
+    def worker(self, *args, program=WORKER, **env):
+        p = Program([program, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
                      "own-f32", *args], self.env(**env))
         try:
             port = until("the worker listens", lambda: p.proc.poll() is not None or
@@ -205,8 +211,8 @@ def test_what_a_slow_tier_holds_is_computed_and_explained():
             build(p, range(4))
             until("the drive has all", lambda: p.metric("kvblend_store_dirty_records") == 0)
         # 50 KB a second: seconds for every chunk, and computing it is priced at less.
-        with at.worker(*nvme, KVBLEND_INJECT="tier-gbps:nvme=0.00005") as p:
-            assert "inject tier=nvme" in p.log()
+        with at.worker(*nvme, **slow(50000)) as p:
+            assert "slow_nvme read_bytes_per_s=50000" in p.log()
             ask(p, question((3,)), "probe")  # one load tells how slow it is
             until("its load has ended", lambda: p.metric("kvblend_store_loads_inflight") == 0)
             k = ask(p, question(), "slow")
@@ -223,8 +229,8 @@ def test_what_a_slow_tier_holds_is_computed_and_explained():
 
 def test_it_knows_which_chunks_left_a_sidecar():
     with Place() as at:
-        slow = "tier-gbps:nvme=0.002"  # it has not arrived when the plan is made
-        with at.priced().worker("--nvme", at.dir + "/tier:64MiB", KVBLEND_INJECT=slow) as p:
+        # It has not arrived when the plan is made.
+        with at.priced().worker("--nvme", at.dir + "/tier:64MiB", **slow(2000000)) as p:
             build(p)
             until("the drive has all", lambda: p.metric("kvblend_store_dirty_records") == 0)
             first = ask(p, question(), "first")

@@ -24,7 +24,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "policy/control.h"
-#include "tiers/fault.h"
+#include "tests/doubles/fault.h"
 #include "worker/reuse/calib.h"
 #include "worker/reuse/records.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "tiers/fault.h"
+#include "tests/doubles/fault.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -3,6 +3,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "tests/doubles/gpu_host.h"
 #include "tiers/gpu/gpu.h"
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
@@ -232,8 +233,8 @@ static int open_gpu(struct places *p, const struct place_want *w, struct tier **
                     char ret_note[256], struct err *err)
 {
     struct err none = {0};
-    int r = p->gpu ? 0 : gpu_open(GPU_CUDA, 0, &p->gpu, &none);
-    if (r < 0) r = gpu_open(GPU_HOST, 0, &p->gpu, err);
+    int r = p->gpu ? 0 : gpu_open(0, &p->gpu, &none);
+    if (r < 0) r = gpu_host_open(0, &p->gpu, err);
     if (r < 0) return r;
     struct tier_gpu_opts o = {.gpu = p->gpu, .capacity_bytes = w->capacity_bytes};
     r = tier_gpu_create(&o, ret, err);

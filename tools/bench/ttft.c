@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "tiers/fault.h"
+#include "tests/doubles/fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
+#include "tests/doubles/gpu_host.h"
+
 #include "base/clock.h"
 #include "base/mem.h"
-#include "kernels/gpu.h"
 
 #include "tests/test.h"
 
@@ -12,7 +13,7 @@ static struct gpu *open_host(void)
 {
     struct gpu *g = NULL;
     struct err err = {0};
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &g, &err));
+    ASSERT_OK(gpu_host_open(0, &g, &err));
     return g;
 }
 
@@ -31,8 +32,8 @@ TEST(open_says_what_is_missing)
 {
     struct gpu *g = NULL;
     struct err err = {0};
-    ASSERT_ERR(gpu_open(GPU_HOST, 1, &g, &err), -ENODEV);
-    int r = gpu_open(GPU_CUDA, 0, &g, &err);
+    ASSERT_ERR(gpu_host_open(1, &g, &err), -ENODEV);
+    int r = gpu_open(0, &g, &err);
     if (r == 0) {
         gpu_close(g);
         return;
@@ -103,7 +104,7 @@ TEST(round_trip_cuda)
 {
     struct gpu *g = NULL;
     struct err err = {0};
-    if (gpu_open(GPU_CUDA, 0, &g, &err) < 0) SKIP(err.msg);
+    if (gpu_open(0, &g, &err) < 0) SKIP(err.msg);
     round_trip(g);
 }
 
@@ -311,7 +312,7 @@ TEST(every_allocation_may_fail)
         struct err err;
         uint8_t x = 0;
         mem_fail_nth(n);
-        int r = gpu_open(GPU_HOST, 0, &g, &err);
+        int r = gpu_host_open(0, &g, &err);
         if (r == 0) r = gpu_alloc(g, 100, &dev);
         if (r == 0) r = gpu_stream_create(g, 0, &s);
         if (r == 0) r = gpu_event_create(g, &e);

@@ -1,7 +1,7 @@
 /* The module itself, so that its schedule can be run with hand-made times. */
-#include "tiers/fault.c"
+#include "tests/doubles/fault.c"
 
-#include "kernels/gpu.h"
+#include "tests/doubles/gpu_host.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/tier_kit.h"
@@ -27,7 +27,7 @@ static struct rig rig_sized(const struct tier_fault_opts *o, uint64_t bytes)
     struct rig r = {0};
     struct err err = {0};
     struct tier *inner = NULL;
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_host_open(0, &r.g, &err));
     ASSERT_OK(tier_gpu_create(&(struct tier_gpu_opts){r.g, bytes, EVICT_LRU}, &inner, &err));
     ASSERT_OK(tier_fault_create(inner, o, &r.t));
     return r;
@@ -486,7 +486,7 @@ TEST(every_allocation_may_fail)
         struct gpu *g = NULL;
         struct tier *inner = NULL, *t = NULL;
         struct err err;
-        ASSERT_OK(gpu_open(GPU_HOST, 0, &g, &err));
+        ASSERT_OK(gpu_host_open(0, &g, &err));
         ASSERT_OK(tier_gpu_create(&(struct tier_gpu_opts){g, 1 << 20, EVICT_LRU}, &inner, &err));
         struct tier_fault_opts o = {.flip_write = 1, .seed = 1};
         mem_fail_nth(n);

@@ -7,10 +7,10 @@
  * and served by the tier. */
 #include "base/clock.h"
 #include "base/mem.h"
-#include "kernels/gpu.h"
+#include "tests/doubles/fault.h"
+#include "tests/doubles/gpu_host.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/redis_server.h"
-#include "tiers/fault.h"
 #include "tiers/gpu/gpu_int.h"
 #include "tiers/nvme/nvme_int.h"
 #include "tiers/redis/redis.h"
@@ -234,7 +234,7 @@ TEST(ram)
 static void open_gpu(struct flips *f)
 {
     struct err err = {0};
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &f->g, &err));
+    ASSERT_OK(gpu_host_open(0, &f->g, &err));
     ASSERT_OK(tier_gpu_create(&(struct tier_gpu_opts){f->g, 1 << 20, EVICT_LRU}, &f->t, &err));
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tests/doubles/gpu_host.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/tier_kit.h"
 
@@ -18,7 +19,7 @@ static struct rig rig_open(uint64_t bytes, enum evict_policy policy)
 {
     struct rig r = {0};
     struct err err = {0};
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_host_open(0, &r.g, &err));
     struct tier_gpu_opts o = {r.g, bytes, policy};
     ASSERT_OK(tier_gpu_create(&o, &r.t, &err));
     return r;
@@ -356,7 +357,7 @@ static struct rig rig_share(size_t frame_bytes, void **ret_pool)
 {
     struct rig r = {0};
     struct err err = {0};
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_host_open(0, &r.g, &err));
     ASSERT_OK(gpu_alloc(r.g, N_FRAMES * frame_bytes, ret_pool));
     const struct tier_gpu_opts o = {.gpu = r.g,
                                     .capacity_bytes = N_FRAMES * frame_bytes,
@@ -583,7 +584,7 @@ TEST(every_allocation_may_fail)
         struct gpu *g = NULL;
         struct tier *t = NULL;
         struct err err;
-        ASSERT_OK(gpu_open(GPU_HOST, 0, &g, &err));
+        ASSERT_OK(gpu_host_open(0, &g, &err));
         struct tier_gpu_opts o = {g, 1 << 20, EVICT_ARC};
         mem_fail_nth(n);
         int r = tier_gpu_create(&o, &t, &err);

@@ -1,6 +1,7 @@
 /* Records of a GPU's tier that look-ups hand out where they lie, on the emulation of device memory.
  */
 #include "base/mem.h"
+#include "tests/doubles/gpu_host.h"
 #include "tests/test.h"
 #include "tests/unit/tiers/store_kit.h"
 #include "tiers/gpu/gpu.h"
@@ -18,7 +19,7 @@ static struct rig rig_open(uint32_t n_frames)
 {
     struct rig r = {0};
     struct err err = {0};
-    ASSERT_OK(gpu_open(GPU_HOST, 0, &r.g, &err));
+    ASSERT_OK(gpu_host_open(0, &r.g, &err));
     ASSERT_OK(gpu_alloc(r.g, (size_t)n_frames * FRAME, &r.pool));
     const struct tier_gpu_opts t = {.gpu = r.g,
                                     .capacity_bytes = (uint64_t)n_frames * FRAME,

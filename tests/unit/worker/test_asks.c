@@ -1,7 +1,7 @@
 /* Early look-ups of a prompt over RAM and a file: what is held, by whom, and until when. */
 #include "base/clock.h"
+#include "tests/doubles/fault.h"
 #include "tests/test.h"
-#include "tiers/fault.h"
 #include "tiers/nvme/nvme.h"
 #include "worker/worker.h"
 

@@ -14,8 +14,8 @@
  *   hang       nothing happens until it is healed; then the op goes on as if it had come late
  * Everything else is passed on to the inner tier. Callbacks run on the tier's own thread, those of
  * destroy() inside destroy(). Thread: any, as tier.h. */
-#ifndef TIERS_FAULT_H
-#define TIERS_FAULT_H
+#ifndef TESTS_DOUBLES_FAULT_H
+#define TESTS_DOUBLES_FAULT_H
 
 #include "tiers/tier.h"
 

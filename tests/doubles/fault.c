@@ -1,4 +1,4 @@
-#include "tiers/fault.h"
+#include "tests/doubles/fault.h"
 
 #include "base/assert.h"
 #include "base/clock.h"

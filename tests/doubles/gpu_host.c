@@ -1,3 +1,5 @@
+#include "tests/doubles/gpu_host.h"
+
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
