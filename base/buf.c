@@ -12,14 +12,14 @@
 
 int buf_reserve(struct buf *b, size_t extra_bytes)
 {
-    if (extra_bytes >= SIZE_MAX / 4 || b->len >= SIZE_MAX / 4) return -ENOMEM;
+    if (extra_bytes >= SIZE_MAX / 4 || b->len >= SIZE_MAX / 4) return b->status = -ENOMEM;
     size_t need = b->len + extra_bytes + 1;
     if (need <= b->cap) return 0;
     size_t cap = b->cap ? b->cap : 64;
     while (cap < need)
         cap *= 2;
     char *p = mem_realloc(b->data, cap);
-    if (!p) return -ENOMEM;
+    if (!p) return b->status = -ENOMEM;
     b->data = p;
     b->cap = cap;
     return 0;
@@ -33,6 +33,12 @@ int buf_add_more(struct buf *b, const void *p, size_t len)
     memcpy(b->data + b->len, p, len);
     b->len += len;
     return 0;
+}
+
+int buf_add_buf(struct buf *b, const struct buf *from)
+{
+    if (from->status < 0) return b->status = from->status;
+    return buf_add(b, from->data, from->len);
 }
 
 int buf_addc(struct buf *b, char c)
@@ -57,6 +63,7 @@ int buf_vaddf(struct buf *b, const char *fmt, va_list ap)
     size_t room = b->cap - b->len; /* usually enough: then the text is formatted once */
     int n = vsnprintf(room ? b->data + b->len : NULL, room, fmt, ap);
     int r = n < 0 ? -EINVAL : 0;
+    if (r < 0) b->status = r;
     if (r == 0 && (size_t)n >= room) {
         r = buf_reserve(b, (size_t)n);
         if (r == 0) (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
@@ -144,6 +151,7 @@ void buf_consume(struct buf *b, size_t n)
 void buf_clear(struct buf *b)
 {
     b->len = 0;
+    b->status = 0;
 }
 
 void buf_fini(struct buf *b)

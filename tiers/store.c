@@ -459,14 +459,13 @@ static int locks_init(struct store *s)
     pthread_condattr_t a;
     if (pthread_condattr_init(&a) != 0) return -ENOMEM;
     (void)pthread_condattr_setclock(&a, CLOCK_MONOTONIC); /* as clock_ns() */
-    int bad = pthread_mutex_init(&s->m, NULL);
-    bad |= pthread_cond_init(&s->wake, &a) | pthread_cond_init(&s->idle, &a);
-    for (int i = 0; i < SHARDS; i++) {
-        bad |= pthread_mutex_init(&s->shard[i].m, NULL);
-        bad |= pthread_cond_init(&s->shard[i].arrived, &a);
-    }
+    bool ok = pthread_mutex_init(&s->m, NULL) == 0 && pthread_cond_init(&s->wake, &a) == 0 &&
+              pthread_cond_init(&s->idle, &a) == 0;
+    for (int i = 0; ok && i < SHARDS; i++)
+        ok = pthread_mutex_init(&s->shard[i].m, NULL) == 0 &&
+             pthread_cond_init(&s->shard[i].arrived, &a) == 0;
     pthread_condattr_destroy(&a);
-    return bad ? -ENOMEM : 0;
+    return ok ? 0 : -ENOMEM;
 }
 
 static void store_free(struct store *s)

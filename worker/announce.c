@@ -58,13 +58,14 @@ static void *announce_main(void *arg)
 static int make_record(const struct worker *w, char **ret)
 {
     struct buf b = BUF_INIT;
-    int rc = buf_adds(&b, "{\"v\":1,\"address\":");
+    buf_adds(&b, "{\"v\":1,\"address\":");
 
-    rc |= buf_add_json_str(&b, w->o.advertise, strlen(w->o.advertise));
-    rc |= buf_adds(&b, ",\"model\":") | buf_add_json_str(&b, w->model_name, strlen(w->model_name));
-    rc |= buf_addf(&b, ",\"group\":\"%s\",\"version\":\"%s\",\"capacity\":%u,\"epoch\":\"%llx\"}",
-                   w->o.registry_group, KV_VERSION, w->o.max_running, (unsigned long long)w->epoch);
-    *ret = rc ? NULL : buf_take(&b, NULL);
+    buf_add_json_str(&b, w->o.advertise, strlen(w->o.advertise));
+    buf_adds(&b, ",\"model\":");
+    buf_add_json_str(&b, w->model_name, strlen(w->model_name));
+    buf_addf(&b, ",\"group\":\"%s\",\"version\":\"%s\",\"capacity\":%u,\"epoch\":\"%llx\"}",
+             w->o.registry_group, KV_VERSION, w->o.max_running, (unsigned long long)w->epoch);
+    *ret = buf_status(&b) < 0 ? NULL : buf_take(&b, NULL);
     buf_fini(&b);
     return *ret ? 0 : -ENOMEM;
 }

@@ -62,10 +62,9 @@ void wk_call_closed(struct wk_call *c, bool aborted)
 
 int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
 {
-    int rc = buf_addf(out, "x-request-id: %s\r\n", c->id);
-
-    if (extra) rc |= buf_adds(out, extra);
-    return rc ? -ENOMEM : 0;
+    buf_addf(out, "x-request-id: %s\r\n", c->id);
+    if (extra) buf_adds(out, extra);
+    return buf_status(out);
 }
 
 void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body)
@@ -86,15 +85,14 @@ void wk_reply_error(struct wk_call *c, const struct api_err *e)
     struct buf body = BUF_INIT, h = BUF_INIT;
     struct api_err shown = *e;
     if (e->status == 405) shown.param[0] = '\0'; /* carries the Allow header's value */
-    int rc = api_put_error(&body, &shown);
-
-    if (e->retry_after_s) rc |= buf_addf(&h, "Retry-After: %u\r\n", e->retry_after_s);
+    api_put_error(&body, &shown);
+    if (e->retry_after_s) buf_addf(&h, "Retry-After: %u\r\n", e->retry_after_s);
     /* What the request itself got wrong fails again. */
     if (e->retry != API_RETRY_DEFAULT || (e->status < 500 && e->status != 408 && e->status != 429))
-        rc |= buf_addf(&h, "x-should-retry: %s\r\n", e->retry == API_RETRY_YES ? "true" : "false");
-    if (e->status == 401) rc |= buf_adds(&h, "WWW-Authenticate: Bearer\r\n");
-    if (e->status == 405) rc |= buf_addf(&h, "Allow: %s\r\n", e->param[0] ? e->param : "GET");
-    if (rc)
+        buf_addf(&h, "x-should-retry: %s\r\n", e->retry == API_RETRY_YES ? "true" : "false");
+    if (e->status == 401) buf_adds(&h, "WWW-Authenticate: Bearer\r\n");
+    if (e->status == 405) buf_addf(&h, "Allow: %s\r\n", e->param[0] ? e->param : "GET");
+    if (buf_status(&body) < 0 || buf_status(&h) < 0)
         http_reply_abort(c->r);
     else
         wk_reply_json(c, e->status, buf_cstr(&h), &body);
@@ -167,14 +165,12 @@ void wk_percent_decode(char *s)
 int wk_hints_read(const struct http_req *r, struct wk_hints *ret)
 {
     const struct http_head *h = http_req_head(r);
-    int rc = 0;
 
     memset(ret, 0, sizeof *ret);
-    rc |= copy_header(h, "X-KVBlend-Segments", &ret->segments);
-    rc |= copy_header(h, "X-KVBlend-Mode", &ret->mode);
-    rc |= copy_header(h, "X-KVBlend-Namespace", &ret->ns);
-    rc |= copy_header(h, "X-KVBlend-Separator", &ret->separator);
-    if (rc) {
+    if (copy_header(h, "X-KVBlend-Segments", &ret->segments) < 0 ||
+        copy_header(h, "X-KVBlend-Mode", &ret->mode) < 0 ||
+        copy_header(h, "X-KVBlend-Namespace", &ret->ns) < 0 ||
+        copy_header(h, "X-KVBlend-Separator", &ret->separator) < 0) {
         wk_hints_fini(ret);
         return -ENOMEM;
     }

@@ -9,9 +9,9 @@
 #include <strings.h>
 
 /* ---- small answers ---- */
-static void reply_or_oom(struct wk_call *c, int status, int rc, struct buf *b)
+static void reply_or_oom(struct wk_call *c, int status, struct buf *b)
 {
-    if (rc)
+    if (buf_status(b) < 0)
         wk_reply_oom(c);
     else
         wk_reply_json(c, status, NULL, b);
@@ -19,42 +19,42 @@ static void reply_or_oom(struct wk_call *c, int status, int rc, struct buf *b)
 }
 
 /* Names of the tiers that refuse; why, the admin API says. */
-static int put_refusing(struct worker *w, struct buf *b)
+static void put_refusing(struct worker *w, struct buf *b)
 {
     const char *comma = "";
-    int rc = buf_adds(b, ",\"tiers_refusing\":[");
+    buf_adds(b, ",\"tiers_refusing\":[");
 
     for (size_t i = 0; i < store_n_tiers(w->store); i++) {
         struct store_tier_stats s;
         store_get_tier_stats(w->store, i, &s);
         if (strcmp(wk_tier_state(&s), "refuses") != 0) continue;
-        rc |= buf_addf(b, "%s\"%s\"", comma, s.name);
+        buf_addf(b, "%s\"%s\"", comma, s.name);
         comma = ",";
     }
-    return rc | buf_addc(b, ']');
+    buf_addc(b, ']');
 }
 
 static void get_health(struct worker *w, struct wk_call *c, const char *rest)
 {
     static const char *const names[] = {"loading", "ok", "draining", "failed"};
     struct buf b = BUF_INIT;
-    int s = atomic_load(&w->state), rc;
+    int s = atomic_load(&w->state);
 
-    rc = buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f",
-                  w->device_lost ? "device_lost" : names[s], atomic_load(&w->progress) / 1000.0);
+    buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f", w->device_lost ? "device_lost" : names[s],
+             atomic_load(&w->progress) / 1000.0);
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
         const char *device = kn_dev_device(fus_core_dev(w->core));
-        rc |= buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
-        rc |= buf_add_json_str(&b, device, strlen(device));
-        rc |= put_refusing(w, &b);
+        buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
+        buf_add_json_str(&b, device, strlen(device));
+        put_refusing(w, &b);
     }
     if (w->device_lost)
-        rc |= buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
-                           "anew.\"");
-    rc |= buf_addc(&b, '}');
-    reply_or_oom(c, s == WK_READY ? 200 : 503, rc, &b);
+        buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
+                     "anew.\"");
+    buf_addc(&b, '}');
+    reply_or_oom(c, s == WK_READY ? 200 : 503, &b);
 }
 
 static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
@@ -75,28 +75,29 @@ static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
 static void get_version(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT;
-    int rc = buf_addf(&b, "{\"version\":\"%s\",\"program\":\"kvblend-worker\"}", KV_VERSION);
+    buf_addf(&b, "{\"version\":\"%s\",\"program\":\"kvblend-worker\"}", KV_VERSION);
 
-    reply_or_oom(c, 200, rc, &b);
+    reply_or_oom(c, 200, &b);
 }
 
-static int put_model(struct worker *w, struct buf *b)
+static void put_model(struct worker *w, struct buf *b)
 {
-    int rc = buf_adds(b, "{\"id\":") | buf_add_json_str(b, w->model_name, strlen(w->model_name));
+    buf_adds(b, "{\"id\":");
+    buf_add_json_str(b, w->model_name, strlen(w->model_name));
 
-    rc |= buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
-                   (long long)w->started_s);
-    rc |= buf_add_json_str(b, w->model_base, strlen(w->model_base));
-    return rc | buf_addf(b, ",\"parent\":null,\"max_model_len\":%u}", w->ctx_max);
+    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvblend\",\"root\":",
+             (long long)w->started_s);
+    buf_add_json_str(b, w->model_base, strlen(w->model_base));
+    buf_addf(b, ",\"parent\":null,\"max_model_len\":%u}", w->ctx_max);
 }
 
 static void get_models(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT;
-    int rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[") | put_model(w, &b);
-
-    rc |= buf_adds(&b, "]}");
-    reply_or_oom(c, 200, rc, &b);
+    buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    put_model(w, &b);
+    buf_adds(&b, "]}");
+    reply_or_oom(c, 200, &b);
 }
 
 static void get_model(struct worker *w, struct wk_call *c, const char *rest)
@@ -114,8 +115,8 @@ static void get_model(struct worker *w, struct wk_call *c, const char *rest)
                           "The model '%.100s' does not exist.", id.data);
         wk_reply_error(c, &e);
     } else {
-        rc = put_model(w, &b);
-        reply_or_oom(c, 200, rc, &b);
+        put_model(w, &b);
+        reply_or_oom(c, 200, &b);
     }
     buf_fini(&id);
 }

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static void reply_or_oom(struct wk_call *c, int rc, struct buf *b)
+static void reply_or_oom(struct wk_call *c, struct buf *b)
 {
-    if (rc)
+    if (buf_status(b) < 0)
         wk_reply_oom(c);
     else
         wk_reply_json(c, 200, NULL, b);
@@ -17,91 +17,92 @@ static void reply_or_oom(struct wk_call *c, int rc, struct buf *b)
 }
 
 /* ---- status ---- */
-static int put_gemm(struct worker *w, struct buf *b)
+static void put_gemm(struct worker *w, struct buf *b)
 {
     size_t n = 0;
     const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
     struct kn_dev *d = fus_core_dev(w->core);
     const char *device = kn_dev_device(d);
-    int rc = buf_adds(b, ",\"compute\":{\"device\":") | buf_add_json_str(b, device, strlen(device));
+    buf_adds(b, ",\"compute\":{\"device\":");
+    buf_add_json_str(b, device, strlen(device));
 
-    rc |= buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[",
-                   kn_dev_threads(d), kn_dev_isa(d), kn_dev_gemm(d));
+    buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[", kn_dev_threads(d),
+             kn_dev_isa(d), kn_dev_gemm(d));
 
     for (size_t i = 0; i < n; i++)
-        rc |= buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "",
-                       r[i].name, r[i].gflops, r[i].chosen ? "true" : "false");
-    return rc | buf_adds(b, "]}");
+        buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "", r[i].name,
+                 r[i].gflops, r[i].chosen ? "true" : "false");
+    buf_adds(b, "]}");
 }
 
-static int put_model(struct worker *w, struct buf *b)
+static void put_model(struct worker *w, struct buf *b)
 {
     const struct model_cfg *m = model_config(w->model);
-    int rc = buf_adds(b, ",\"model\":{\"id\":");
+    buf_adds(b, ",\"model\":{\"id\":");
 
-    rc |= buf_add_json_str(b, w->model_name, strlen(w->model_name)) | buf_adds(b, ",\"path\":");
-    rc |= buf_add_json_str(b, w->o.model, strlen(w->o.model));
-    return rc | buf_addf(b,
-                         ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
-                         "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
-                         "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
-                         m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max,
-                         kn_dtype_name(w->ident.dtype), w->sink_token,
-                         w->chat ? chat_name(w->chat) : "", w->load_s);
+    buf_add_json_str(b, w->model_name, strlen(w->model_name));
+    buf_adds(b, ",\"path\":");
+    buf_add_json_str(b, w->o.model, strlen(w->o.model));
+    buf_addf(b,
+             ",\"arch\":\"%s\",\"layers\":%u,\"width\":%u,\"heads\":%u,\"kv_heads\":%u,"
+             "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
+             "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
+             m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max, kn_dtype_name(w->ident.dtype),
+             w->sink_token, w->chat ? chat_name(w->chat) : "", w->load_s);
 }
 
-static int put_engine(struct worker *w, struct buf *b)
+static void put_engine(struct worker *w, struct buf *b)
 {
     struct fus_engine_stats e;
 
     fus_engine_get_stats(w->engine, &e);
-    return buf_addf(b,
-                    ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
-                    "\"kv_tokens_free\":%u,\"kv_tokens_shared\":%u,\"steps\":%llu,\"max_running\":%"
-                    "u,\"max_queue\":%u},"
-                    "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
-                    e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free,
-                    e.kv_tokens_shared, (unsigned long long)e.n_steps, w->o.max_running,
-                    w->o.max_queue, w->n_builds, (unsigned long long)w->n_built,
-                    (unsigned long long)w->n_build_failed);
+    buf_addf(b,
+             ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
+             "\"kv_tokens_free\":%u,\"kv_tokens_shared\":%u,\"steps\":%llu,\"max_running\":%"
+             "u,\"max_queue\":%u},"
+             "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
+             e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free, e.kv_tokens_shared,
+             (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, w->n_builds,
+             (unsigned long long)w->n_built, (unsigned long long)w->n_build_failed);
 }
 
-static int put_store(struct worker *w, struct buf *b)
+static void put_store(struct worker *w, struct buf *b)
 {
     struct store_stats s;
-    int rc;
 
     store_get_stats(w->store, &s);
-    rc = buf_addf(b,
-                  ",\"store\":{\"ram_bytes\":%llu,\"ram_budget_bytes\":%llu,\"records\":%llu,"
-                  "\"pinned\":%llu,\"hits\":%llu,\"puts\":%llu,\"puts_refused\":%llu,"
-                  "\"evictions\":%llu,\"corrupt\":%llu,\"misses\":{",
-                  (unsigned long long)s.used_bytes, (unsigned long long)s.budget_bytes,
-                  (unsigned long long)s.n_records, (unsigned long long)s.n_pinned,
-                  (unsigned long long)s.hits, (unsigned long long)s.puts,
-                  (unsigned long long)s.put_refused, (unsigned long long)s.evictions,
-                  (unsigned long long)s.corrupt);
+    buf_addf(b,
+             ",\"store\":{\"ram_bytes\":%llu,\"ram_budget_bytes\":%llu,\"records\":%llu,"
+             "\"pinned\":%llu,\"hits\":%llu,\"puts\":%llu,\"puts_refused\":%llu,"
+             "\"evictions\":%llu,\"corrupt\":%llu,\"misses\":{",
+             (unsigned long long)s.used_bytes, (unsigned long long)s.budget_bytes,
+             (unsigned long long)s.n_records, (unsigned long long)s.n_pinned,
+             (unsigned long long)s.hits, (unsigned long long)s.puts,
+             (unsigned long long)s.put_refused, (unsigned long long)s.evictions,
+             (unsigned long long)s.corrupt);
     for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
-        rc |= buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
-                       (unsigned long long)s.misses[i]);
-    return rc | buf_adds(b, "}}");
+        buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
+                 (unsigned long long)s.misses[i]);
+    buf_adds(b, "}}");
 }
 
 /* Those beside RAM: whether they take and give records, and why not. */
-static int put_tiers(struct worker *w, struct buf *b)
+static void put_tiers(struct worker *w, struct buf *b)
 {
-    int rc = buf_adds(b, ",\"tiers\":[");
+    buf_adds(b, ",\"tiers\":[");
 
     for (size_t i = 0; i < store_n_tiers(w->store); i++) {
         struct store_tier_stats s;
         store_get_tier_stats(w->store, i, &s);
-        rc |= buf_addf(b, "%s{\"tier\":\"%s\",\"state\":\"%s\",\"reason\":", i ? "," : "", s.name,
-                       wk_tier_state(&s));
-        rc |= s.tier.degraded[0] ? buf_add_json_str(b, s.tier.degraded, strlen(s.tier.degraded))
-                                 : buf_adds(b, "null");
-        rc |= buf_addc(b, '}');
+        buf_addf(b, "%s{\"tier\":\"%s\",\"state\":\"%s\",\"reason\":", i ? "," : "", s.name,
+                 wk_tier_state(&s));
+        if (s.tier.degraded[0])
+            buf_add_json_str(b, s.tier.degraded, strlen(s.tier.degraded));
+        else
+            buf_adds(b, "null");
+        buf_addc(b, '}');
     }
-    return rc | buf_addc(b, ']');
+    buf_addc(b, ']');
 }
 
 static void get_status(struct worker *w, struct wk_call *c)
@@ -109,40 +110,50 @@ static void get_status(struct worker *w, struct wk_call *c)
     static const char *const names[] = {"loading", "ready", "draining", "failed"};
     struct buf b = BUF_INIT;
     int s = atomic_load(&w->state);
-    int rc = buf_addf(&b,
-                      "{\"version\":\"%s\",\"state\":\"%s\",\"progress\":%.3f,\"uptime_s\":%.1f,"
-                      "\"requests\":%u,\"loop_lag_ms\":%.3f",
-                      KV_VERSION, names[s], atomic_load(&w->progress) / 1000.0,
-                      clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
+    buf_addf(&b,
+             "{\"version\":\"%s\",\"state\":\"%s\",\"progress\":%.3f,\"uptime_s\":%.1f,"
+             "\"requests\":%u,\"loop_lag_ms\":%.3f",
+             KV_VERSION, names[s], atomic_load(&w->progress) / 1000.0,
+             clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
 
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
-        rc |= put_model(w, &b) | put_gemm(w, &b) | put_engine(w, &b) | put_store(w, &b) |
-              put_tiers(w, &b);
-        rc |= buf_addf(&b,
-                       ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
-                       "\"ratio\":%g,\"reason\":",
-                       w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed",
-                       w->o.strategy, w->o.ratio);
-        rc |= w->blend_ok ? buf_adds(&b, "null")
-                          : buf_add_json_str(&b, w->blend_error, strlen(w->blend_error));
-        rc |= buf_addc(&b, '}');
+        put_model(w, &b);
+        put_gemm(w, &b);
+        put_engine(w, &b);
+        put_store(w, &b);
+        put_tiers(w, &b);
+        buf_addf(&b,
+                 ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
+                 "\"ratio\":%g,\"reason\":",
+                 w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed", w->o.strategy,
+                 w->o.ratio);
+        if (w->blend_ok)
+            buf_adds(&b, "null");
+        else
+            buf_add_json_str(&b, w->blend_error, strlen(w->blend_error));
+        buf_addc(&b, '}');
     }
-    rc |= buf_addc(&b, '}');
-    reply_or_oom(c, rc, &b);
+    buf_addc(&b, '}');
+    reply_or_oom(c, &b);
 }
 
 static void get_quality(struct worker *w, struct wk_call *c)
 {
     struct buf b = BUF_INIT;
 
-    reply_or_oom(c, wk_guard_put_quality(w, &b), &b);
+    wk_guard_put_quality(w, &b);
+    reply_or_oom(c, &b);
 }
 
 static void get_profile(struct worker *w, struct wk_call *c)
 {
     struct buf b = BUF_INIT;
 
-    reply_or_oom(c, wk_profile_put(w, &b), &b);
+    if (wk_profile_put(w, &b) < 0)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, 200, NULL, &b);
+    buf_fini(&b);
 }
 
 /* ---- chunks ---- */
@@ -173,7 +184,7 @@ static bool query_value(const struct wk_call *c, const char *name, char *ret, si
     return found;
 }
 
-static int put_one(struct worker *w, struct buf *out, const struct store_info *i)
+static void put_one(struct worker *w, struct buf *out, const struct store_info *i)
 {
     char hex[33];
     double now = clock_wall_s();
@@ -182,20 +193,20 @@ static int put_one(struct worker *w, struct buf *out, const struct store_info *i
     double idle_s = i->used_s > 0 ? now - i->used_s : 0;
 
     tier_key_hex(&i->key, hex);
-    int rc = buf_addf(
-        out,
-        "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-        "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-        "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
-        "1f,\"idle_s\":%.1f,"
-        "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
-        hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
-        (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
-        i->pinned ? "true" : "false", i->building ? "true" : "false",
-        i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
-        i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false", age_s,
-        idle_s, i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
-    return rc < 0 ? rc : wk_names_put(w->names, i->ns_hash, out) | buf_addc(out, '}');
+    buf_addf(out,
+             "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+             "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
+             "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
+             "1f,\"idle_s\":%.1f,"
+             "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
+             hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
+             (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
+             i->pinned ? "true" : "false", i->building ? "true" : "false",
+             i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
+             i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false", age_s,
+             idle_s, i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
+    wk_names_put(w->names, i->ns_hash, out);
+    buf_addc(out, '}');
 }
 
 static int visit(void *ctx, const struct store_info *i)
@@ -205,7 +216,9 @@ static int visit(void *ctx, const struct store_info *i)
     if (l->chunks_only && i->kind != TIER_CHUNK) return 0;
     if (l->by_ns && i->ns_hash != l->ns_hash) return 0;
     if (l->n >= l->limit) return 1;
-    if ((l->n > 0 && buf_addc(l->out, ',') < 0) || put_one(l->w, l->out, i) < 0) return -ENOMEM;
+    if (l->n > 0) buf_addc(l->out, ',');
+    put_one(l->w, l->out, i);
+    if (buf_status(l->out) < 0) return -ENOMEM;
     l->n++;
     return 0;
 }
@@ -246,15 +259,14 @@ static void list_chunks(struct worker *w, struct wk_call *c)
     struct buf b = BUF_INIT;
     struct listing l = {.w = w, .out = &b, .limit = 100000};
     char kind[16], tier[16];
-    int rc;
 
     (void)query_value(c, "kind", kind, sizeof kind);
     if (!query_tier(w, c, tier, sizeof tier) || !query_ns(c, &l)) return;
     l.chunks_only = strcmp(kind, "chunk") == 0;
-    rc = buf_adds(&b, "{\"object\":\"list\",\"data\":[");
-    if (store_visit(w->store, *tier ? tier : NULL, visit, &l) < 0) rc = -ENOMEM;
-    rc |= buf_addf(&b, "],\"count\":%zu}", l.n);
-    reply_or_oom(c, rc, &b);
+    buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    (void)store_visit(w->store, *tier ? tier : NULL, visit, &l); /* ends early where b has failed */
+    buf_addf(&b, "],\"count\":%zu}", l.n);
+    reply_or_oom(c, &b);
 }
 
 static int find_key(struct wk_call *c, const char *hex, struct tier_key *ret)
@@ -281,10 +293,12 @@ static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key
     struct buf b = BUF_INIT;
     struct store_info i;
 
-    if (store_get_info(w->store, k, &i) != 1)
+    if (store_get_info(w->store, k, &i) != 1) {
         absent(c);
-    else
-        reply_or_oom(c, put_one(w, &b, &i), &b);
+        return;
+    }
+    put_one(w, &b, &i);
+    reply_or_oom(c, &b);
 }
 
 static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
@@ -334,8 +348,8 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
 /* ---- explain ---- */
 /* Where a chunk stands, without touching the order of eviction. Why an absent one is absent only
  * the look-up itself can tell, and that counts as a miss. */
-static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
-                     const struct wk_cut *c, struct pol_chunk_now *ret)
+static void put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
+                      const struct wk_cut *c, struct pol_chunk_now *ret)
 {
     enum store_miss why = STORE_MISS_NEVER;
     struct store_pin *pin;
@@ -346,40 +360,42 @@ static int put_state(struct worker *w, struct buf *b, const struct wk_prompt *p,
         ret->bytes = ret->tier > 0 ? i.size_bytes : 0;
         ret->scored = i.scored[RECORD_SCORE_STATIC];
         ret->side = ret->tier == 0 || i.side;
-        return buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
-                        (unsigned long long)i.hits);
+        buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
+                 (unsigned long long)i.hits);
+        return;
     }
     if (store_lookup(w->store, &c->key, p->tok + c->tok0, c->n, &pin, &why) == 1)
         store_pin_release(pin); /* built this instant: the next preview shows it */
     if (wk_build_pending(w, &c->key, NULL)) why = STORE_MISS_BUILDING;
-    return buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
+    buf_addf(b, ",\"cached\":false,\"tier\":null,\"miss\":\"%s\"", store_miss_name(why));
 }
 
-static int put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b,
-                    struct ctl_decision *d)
+static void put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b,
+                     struct ctl_decision *d)
 {
     char hex[33];
-    int rc = buf_adds(b, "\"segments\":[");
+    buf_adds(b, "\"segments\":[");
 
     for (size_t i = 0; i < p->n_cut; i++) {
         const struct wk_cut *c = &p->cut[i];
         tier_key_hex(&c->key, hex);
-        rc |= buf_addf(b,
-                       "%s{\"id\":\"%s\",\"message\":%u,\"begin\":%u,\"end\":%u,"
-                       "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
-                       i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
-                       c->detector);
-        rc |= put_state(w, b, p, c, &d->chunk[i]) | buf_addc(b, '}');
+        buf_addf(b,
+                 "%s{\"id\":\"%s\",\"message\":%u,\"begin\":%u,\"end\":%u,"
+                 "\"token_begin\":%u,\"token_end\":%u,\"tokens\":%u,\"detector\":\"%s\"",
+                 i ? "," : "", hex, c->msg, c->begin, c->end, c->tok0, c->tok0 + c->n, c->n,
+                 c->detector);
+        put_state(w, b, p, c, &d->chunk[i]);
+        buf_addc(b, '}');
     }
-    return rc | buf_addc(b, ']');
+    buf_addc(b, ']');
 }
 
 /* Only where this worker found the cuts itself; else the gateway can tell. */
-static int put_boundaries(const struct seg_whys *w, struct buf *b)
+static void put_boundaries(const struct seg_whys *w, struct buf *b)
 {
-    if (w->n == 0) return 0;
-    int rc = buf_adds(b, ",\"boundaries\":");
-    return rc | seg_whys_format(w, b);
+    if (w->n == 0) return;
+    buf_adds(b, ",\"boundaries\":");
+    seg_whys_format(w, b);
 }
 
 static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
@@ -389,7 +405,8 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
     uint32_t hit = 0, again;
 
     if (!d) return -ENOMEM;
-    int rc = buf_addc(&t->out, '{') | put_cuts(w, p, &t->out, d);
+    buf_addc(&t->out, '{');
+    put_cuts(w, p, &t->out, d);
     for (size_t i = 0; i < p->n_block && store_probe(w->store, &p->block[i]); i++)
         d->in.n_prefix += WK_BLOCK_TOKENS;
     wk_decide(w, m, NULL, d);
@@ -397,17 +414,18 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
         if (d->reuse[i]) hit += p->cut[i].n;
     uint32_t prefix = d->out.strategy == POL_STRAT_FULL ? 0 : d->in.n_prefix;
     again = (uint32_t)(d->out.ratio * hit + 0.5);
-    rc |= buf_addf(&t->out,
-                   ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
-                   "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
-                   "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u},\"why\":",
-                   p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_cut ? d->in.n_suffix : 0,
-                   api_mode_name(m->asked), pol_strategy_name(d->out.strategy), d->out.ratio,
-                   prefix, hit - again, again, p->n_tok - prefix - hit);
-    rc |= buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
-    rc |= put_boundaries(m->whys, &t->out);
+    buf_addf(&t->out,
+             ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
+             "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
+             "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u},\"why\":",
+             p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_cut ? d->in.n_suffix : 0,
+             api_mode_name(m->asked), pol_strategy_name(d->out.strategy), d->out.ratio, prefix,
+             hit - again, again, p->n_tok - prefix - hit);
+    buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
+    put_boundaries(m->whys, &t->out);
     ctl_decision_free(d);
-    return rc | buf_addc(&t->out, '}');
+    buf_addc(&t->out, '}');
+    return buf_status(&t->out);
 }
 
 static int segment_run(struct wk_task *t)

@@ -2,8 +2,8 @@
  *
  * api_parse() turns a request body into struct api_req, or an api_err that names the field.
  * Unknown fields are accepted; fields that would change the answer and are not built are refused by
- * name. The api_put_*() functions append reply objects to a buffer. Texts of a request borrow from
- * its JSON tree or arena and live until api_req_fini().
+ * name. The api_put_*() functions append reply objects to a buffer, which remembers a failure.
+ * Texts of a request borrow from its JSON tree or arena and live until api_req_fini().
  * Wire rules: research notes on OpenAI's recorded exchanges; the reference is docs/api.md.
  * Thread: any. */
 #ifndef WORKER_API_API_H
@@ -45,7 +45,7 @@ int api_err_set(struct api_err *e, int status, const char *type, const char *cod
                 const char *param, const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 #define API_INVALID "invalid_request_error"
 /* {"error":{"message","type","param","code"}} */
-int api_put_error(struct buf *out, const struct api_err *e);
+void api_put_error(struct buf *out, const struct api_err *e);
 
 /* ---- requests ---- */
 enum api_mode { API_AUTO, API_FULL, API_PREFIX, API_REUSE, API_BLEND, API_MODE_COUNT };
@@ -170,18 +170,18 @@ struct api_span { /* a part of one choice to be sent */
 struct api_usage {
     uint64_t prompt, completion, prefix, reused, recomputed, written;
 };
-int api_put_usage(struct buf *out, const struct api_usage *u); /* the object */
+void api_put_usage(struct buf *out, const struct api_usage *u); /* the object */
 /* Stream frames, JSON only. extra: complete `,"key":value` text or NULL. */
-int api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
-int api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
-int api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
-                         const char *extra);
-int api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
-                        const char *extra);
+void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
+void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
+void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
+                          const struct buf *extra);
+void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
+                         const struct buf *extra);
 size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
 /* The whole non-stream reply. */
-int api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
-                  const struct api_usage *u, const char *extra);
+void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
+                   const struct api_usage *u, const struct buf *extra);
 const char *api_fingerprint(void); /* system_fingerprint */
 
 #endif

@@ -10,47 +10,48 @@ const char *api_fingerprint(void)
     return "fp_kvblend_" KV_VERSION;
 }
 
-int api_put_error(struct buf *out, const struct api_err *e)
+void api_put_error(struct buf *out, const struct api_err *e)
 {
-    int rc = 0;
-
-    rc |= buf_adds(out, "{\"error\":{\"message\":");
-    rc |= buf_add_json_str(out, e->msg, strlen(e->msg));
-    rc |= buf_addf(out, ",\"type\":\"%s\",\"param\":", e->type ? e->type : API_INVALID);
-    rc |= e->param[0] ? buf_add_json_str(out, e->param, strlen(e->param)) : buf_adds(out, "null");
-    rc |=
-        e->code ? buf_addf(out, ",\"code\":\"%s\"}}", e->code) : buf_adds(out, ",\"code\":null}}");
-    return rc ? -ENOMEM : 0;
+    buf_adds(out, "{\"error\":{\"message\":");
+    buf_add_json_str(out, e->msg, strlen(e->msg));
+    buf_addf(out, ",\"type\":\"%s\",\"param\":", e->type ? e->type : API_INVALID);
+    if (e->param[0])
+        buf_add_json_str(out, e->param, strlen(e->param));
+    else
+        buf_adds(out, "null");
+    if (e->code)
+        buf_addf(out, ",\"code\":\"%s\"}}", e->code);
+    else
+        buf_adds(out, ",\"code\":null}}");
 }
 
-int api_put_usage(struct buf *out, const struct api_usage *u)
+void api_put_usage(struct buf *out, const struct api_usage *u)
 {
-    return buf_addf(
-        out,
-        "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
-        "\"prompt_tokens_details\":{\"cached_tokens\":%llu,\"prefix_tokens\":%llu,"
-        "\"reused_tokens\":%llu,\"recomputed_tokens\":%llu,\"cache_write_tokens\":%llu},"
-        "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
-        (unsigned long long)u->prompt, (unsigned long long)u->completion,
-        (unsigned long long)(u->prompt + u->completion),
-        (unsigned long long)(u->prefix + u->reused), (unsigned long long)u->prefix,
-        (unsigned long long)u->reused, (unsigned long long)u->recomputed,
-        (unsigned long long)u->written);
+    buf_addf(out,
+             "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
+             "\"prompt_tokens_details\":{\"cached_tokens\":%llu,\"prefix_tokens\":%llu,"
+             "\"reused_tokens\":%llu,\"recomputed_tokens\":%llu,\"cache_write_tokens\":%llu},"
+             "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
+             (unsigned long long)u->prompt, (unsigned long long)u->completion,
+             (unsigned long long)(u->prompt + u->completion),
+             (unsigned long long)(u->prefix + u->reused), (unsigned long long)u->prefix,
+             (unsigned long long)u->reused, (unsigned long long)u->recomputed,
+             (unsigned long long)u->written);
 }
 
 /* A log probability of minus infinity is not JSON; -9999 is what OpenAI's own API sends. */
-static int put_logprob(struct buf *out, float lp)
+static void put_logprob(struct buf *out, float lp)
 {
-    return buf_addf(out, "%.6g", isfinite(lp) ? (double)lp : -9999.0);
+    buf_addf(out, "%.6g", isfinite(lp) ? (double)lp : -9999.0);
 }
 
-static int put_bytes(struct buf *out, const char *s, size_t n)
+static void put_bytes(struct buf *out, const char *s, size_t n)
 {
-    int rc = buf_addc(out, '[');
+    buf_addc(out, '[');
 
     for (size_t i = 0; i < n; i++)
-        rc |= buf_addf(out, "%s%u", i ? "," : "", (unsigned)(unsigned char)s[i]);
-    return rc | buf_addc(out, ']');
+        buf_addf(out, "%s%u", i ? "," : "", (unsigned)(unsigned char)s[i]);
+    buf_addc(out, ']');
 }
 
 static void token_bytes(const struct api_head *h, int32_t id, const char **ret, size_t *ret_len)
@@ -62,45 +63,52 @@ static void token_bytes(const struct api_head *h, int32_t id, const char **ret, 
 
 /* Chat: the string of a token is the text it released, so that all of them together are the text
  * even where a character spans tokens; the bytes are the token's own. */
-static int put_chat_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
+static void put_chat_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    int rc = buf_adds(out, "{\"content\":[");
+    buf_adds(out, "{\"content\":[");
     const char *b;
     size_t n;
 
     for (size_t i = 0; i < s->n_tok; i++) {
         const struct api_token *t = &s->tok[i];
         size_t end = t->end < s->end ? t->end : s->end;
-        rc |= buf_adds(out, i ? ",{\"token\":" : "{\"token\":");
-        rc |= buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
-        rc |= buf_adds(out, ",\"logprob\":") | put_logprob(out, t->picked.logprob);
+        buf_adds(out, i ? ",{\"token\":" : "{\"token\":");
+        buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
+        buf_adds(out, ",\"logprob\":");
+        put_logprob(out, t->picked.logprob);
         token_bytes(h, t->picked.id, &b, &n);
-        rc |= buf_adds(out, ",\"bytes\":") | put_bytes(out, b, n);
-        rc |= buf_adds(out, ",\"top_logprobs\":[");
+        buf_adds(out, ",\"bytes\":");
+        put_bytes(out, b, n);
+        buf_adds(out, ",\"top_logprobs\":[");
         for (int k = 0; k < t->picked.n_top; k++) {
             token_bytes(h, t->picked.top_id[k], &b, &n);
-            rc |= buf_adds(out, k ? ",{\"token\":" : "{\"token\":") | buf_add_json_str(out, b, n);
-            rc |= buf_adds(out, ",\"logprob\":") | put_logprob(out, t->picked.top_logprob[k]);
-            rc |= buf_adds(out, ",\"bytes\":") | put_bytes(out, b, n) | buf_addc(out, '}');
+            buf_adds(out, k ? ",{\"token\":" : "{\"token\":");
+            buf_add_json_str(out, b, n);
+            buf_adds(out, ",\"logprob\":");
+            put_logprob(out, t->picked.top_logprob[k]);
+            buf_adds(out, ",\"bytes\":");
+            put_bytes(out, b, n);
+            buf_addc(out, '}');
         }
-        rc |= buf_adds(out, "]}");
+        buf_adds(out, "]}");
     }
-    return rc | buf_adds(out, "],\"refusal\":null}");
+    buf_adds(out, "],\"refusal\":null}");
 }
 
-static int put_top_map(struct buf *out, const struct api_head *h, const struct fus_picked *p)
+static void put_top_map(struct buf *out, const struct api_head *h, const struct fus_picked *p)
 {
-    int rc = buf_addc(out, '{');
+    buf_addc(out, '{');
     const char *b;
     size_t n;
 
     for (int k = 0; k < p->n_top; k++) {
         token_bytes(h, p->top_id[k], &b, &n);
-        rc |= k ? buf_addc(out, ',') : 0;
-        rc |=
-            buf_add_json_str(out, b, n) | buf_addc(out, ':') | put_logprob(out, p->top_logprob[k]);
+        if (k) buf_addc(out, ',');
+        buf_add_json_str(out, b, n);
+        buf_addc(out, ':');
+        put_logprob(out, p->top_logprob[k]);
     }
-    return rc | buf_addc(out, '}');
+    buf_addc(out, '}');
 }
 
 size_t api_chars(const char *text, size_t len)
@@ -113,50 +121,60 @@ size_t api_chars(const char *text, size_t len)
 }
 
 /* Clients index the text by text_offset, and their strings are made of characters. */
-static int put_legacy_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
+static void put_legacy_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
     size_t at = s->begin, chars = s->chars;
-    int rc = buf_adds(out, "{\"tokens\":[");
+    buf_adds(out, "{\"tokens\":[");
 
     for (size_t i = 0; i < s->n_tok; i++) {
         const struct api_token *t = &s->tok[i];
         size_t end = t->end < s->end ? t->end : s->end;
-        rc |= i ? buf_addc(out, ',') : 0;
-        rc |= buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
+        if (i) buf_addc(out, ',');
+        buf_add_json_str(out, s->text + t->begin, end > t->begin ? end - t->begin : 0);
     }
-    rc |= buf_adds(out, "],\"token_logprobs\":[");
-    for (size_t i = 0; i < s->n_tok; i++)
-        rc |= (i ? buf_addc(out, ',') : 0) | put_logprob(out, s->tok[i].picked.logprob);
-    rc |= buf_adds(out, "],\"top_logprobs\":[");
-    for (size_t i = 0; i < s->n_tok; i++)
-        rc |= (i ? buf_addc(out, ',') : 0) | put_top_map(out, h, &s->tok[i].picked);
-    rc |= buf_adds(out, "],\"text_offset\":[");
+    buf_adds(out, "],\"token_logprobs\":[");
+    for (size_t i = 0; i < s->n_tok; i++) {
+        if (i) buf_addc(out, ',');
+        put_logprob(out, s->tok[i].picked.logprob);
+    }
+    buf_adds(out, "],\"top_logprobs\":[");
+    for (size_t i = 0; i < s->n_tok; i++) {
+        if (i) buf_addc(out, ',');
+        put_top_map(out, h, &s->tok[i].picked);
+    }
+    buf_adds(out, "],\"text_offset\":[");
     for (size_t i = 0; i < s->n_tok; at = s->tok[i++].begin) {
         chars += api_chars(s->text + at, s->tok[i].begin - at);
-        rc |= buf_addf(out, "%s%zu", i ? "," : "", chars);
+        buf_addf(out, "%s%zu", i ? "," : "", chars);
     }
-    return rc | buf_adds(out, "]}");
+    buf_adds(out, "]}");
 }
 
-static int put_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
+static void put_logprobs(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    if (!h->logprobs) return buf_adds(out, "null");
-    return h->chat ? put_chat_logprobs(out, h, s) : put_legacy_logprobs(out, h, s);
+    if (!h->logprobs)
+        buf_adds(out, "null");
+    else if (h->chat)
+        put_chat_logprobs(out, h, s);
+    else
+        put_legacy_logprobs(out, h, s);
 }
 
-static int put_finish(struct buf *out, const char *finish)
+static void put_finish(struct buf *out, const char *finish)
 {
-    return finish ? buf_addf(out, ",\"finish_reason\":\"%s\"", finish)
-                  : buf_adds(out, ",\"finish_reason\":null");
+    if (finish)
+        buf_addf(out, ",\"finish_reason\":\"%s\"", finish);
+    else
+        buf_adds(out, ",\"finish_reason\":null");
 }
 
-static int put_head(struct buf *out, const struct api_head *h, const char *object)
+static void put_head(struct buf *out, const struct api_head *h, const char *object)
 {
-    int rc = buf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", h->id,
-                      object, (long long)h->created);
+    buf_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", h->id, object,
+             (long long)h->created);
 
-    rc |= buf_add_json_str(out, h->model, strlen(h->model));
-    return rc | buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", api_fingerprint());
+    buf_add_json_str(out, h->model, strlen(h->model));
+    buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", api_fingerprint());
 }
 
 static const char *frame_object(const struct api_head *h)
@@ -164,75 +182,77 @@ static const char *frame_object(const struct api_head *h)
     return h->chat ? "chat.completion.chunk" : "text_completion";
 }
 
-static int put_frame_end(struct buf *out, const struct api_head *h, const char *extra)
+static void put_frame_end(struct buf *out, const struct api_head *h, const struct buf *extra)
 {
-    int rc = buf_addc(out, ']');
+    buf_addc(out, ']');
 
-    if (h->usage_null) rc |= buf_adds(out, ",\"usage\":null");
-    if (extra) rc |= buf_adds(out, extra);
-    return rc | buf_addc(out, '}') ? -ENOMEM : 0;
+    if (h->usage_null) buf_adds(out, ",\"usage\":null");
+    if (extra) buf_add_buf(out, extra);
+    buf_addc(out, '}');
 }
 
-int api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index)
+void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index)
 {
-    int rc = put_head(out, h, frame_object(h));
+    put_head(out, h, frame_object(h));
 
-    rc |= buf_addf(out,
-                   "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\","
-                   "\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}",
-                   index);
-    return rc | put_frame_end(out, h, NULL) ? -ENOMEM : 0;
+    buf_addf(out,
+             "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\","
+             "\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}",
+             index);
+    put_frame_end(out, h, NULL);
 }
 
-int api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s)
+void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    int rc = put_head(out, h, frame_object(h));
+    put_head(out, h, frame_object(h));
 
-    rc |= buf_addf(out, "{\"index\":%u,%s", s->index,
-                   h->chat ? "\"delta\":{\"content\":" : "\"text\":");
-    rc |= buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
-    rc |= buf_adds(out, h->chat ? "},\"logprobs\":" : ",\"logprobs\":");
-    rc |= put_logprobs(out, h, s);
-    rc |= buf_adds(out, ",\"finish_reason\":null}");
-    return rc | put_frame_end(out, h, NULL) ? -ENOMEM : 0;
+    buf_addf(out, "{\"index\":%u,%s", s->index, h->chat ? "\"delta\":{\"content\":" : "\"text\":");
+    buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
+    buf_adds(out, h->chat ? "},\"logprobs\":" : ",\"logprobs\":");
+    put_logprobs(out, h, s);
+    buf_adds(out, ",\"finish_reason\":null}");
+    put_frame_end(out, h, NULL);
 }
 
-int api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
-                         const char *extra)
+void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
+                          const struct buf *extra)
 {
-    int rc = put_head(out, h, frame_object(h));
+    put_head(out, h, frame_object(h));
 
-    rc |= buf_addf(out, "{\"index\":%u,%s,\"logprobs\":null", s->index,
-                   h->chat ? "\"delta\":{}" : "\"text\":\"\"");
-    rc |= put_finish(out, s->finish) | buf_addc(out, '}');
-    return rc | put_frame_end(out, h, extra) ? -ENOMEM : 0;
+    buf_addf(out, "{\"index\":%u,%s,\"logprobs\":null", s->index,
+             h->chat ? "\"delta\":{}" : "\"text\":\"\"");
+    put_finish(out, s->finish);
+    buf_addc(out, '}');
+    put_frame_end(out, h, extra);
 }
 
-int api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
-                        const char *extra)
+void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
+                         const struct buf *extra)
 {
-    int rc = put_head(out, h, frame_object(h));
+    put_head(out, h, frame_object(h));
 
-    rc |= buf_adds(out, "],\"usage\":") | api_put_usage(out, u);
-    if (extra) rc |= buf_adds(out, extra);
-    return rc | buf_addc(out, '}') ? -ENOMEM : 0;
+    buf_adds(out, "],\"usage\":");
+    api_put_usage(out, u);
+    if (extra) buf_add_buf(out, extra);
+    buf_addc(out, '}');
 }
 
-int api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
-                  const struct api_usage *u, const char *extra)
+void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
+                   const struct api_usage *u, const struct buf *extra)
 {
-    int rc = put_head(out, h, h->chat ? "chat.completion" : "text_completion");
+    put_head(out, h, h->chat ? "chat.completion" : "text_completion");
 
     for (size_t i = 0; i < n; i++) {
-        rc |= buf_addf(out, "%s{\"index\":%u,", i ? "," : "", s[i].index);
-        rc |= buf_adds(out,
-                       h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-        rc |= buf_add_json_str(out, s[i].text + s[i].begin, s[i].end - s[i].begin);
-        rc |= buf_adds(out, h->chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
-        rc |= put_logprobs(out, h, &s[i]);
-        rc |= put_finish(out, s[i].finish) | buf_addc(out, '}');
+        buf_addf(out, "%s{\"index\":%u,", i ? "," : "", s[i].index);
+        buf_adds(out, h->chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+        buf_add_json_str(out, s[i].text + s[i].begin, s[i].end - s[i].begin);
+        buf_adds(out, h->chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
+        put_logprobs(out, h, &s[i]);
+        put_finish(out, s[i].finish);
+        buf_addc(out, '}');
     }
-    rc |= buf_adds(out, "],\"usage\":") | api_put_usage(out, u);
-    if (extra) rc |= buf_adds(out, extra);
-    return rc | buf_addc(out, '}') ? -ENOMEM : 0;
+    buf_adds(out, "],\"usage\":");
+    api_put_usage(out, u);
+    if (extra) buf_add_buf(out, extra);
+    buf_addc(out, '}');
 }

@@ -46,8 +46,8 @@ const char *wk_guard_state_name(const struct wk_guard_view *v); /* off, normal, 
 
 /* guard_view.c: the answer of GET /admin/quality, and `,"guard":{…}` of a request's report when
  * the guard had a say in it. Non-zero: no memory. */
-int wk_guard_put_quality(struct worker *w, struct buf *out);
-int wk_guard_put_note(struct worker *w, const struct wk_prompt *p, struct buf *out);
+void wk_guard_put_quality(struct worker *w, struct buf *out);
+void wk_guard_put_note(struct worker *w, const struct wk_prompt *p, struct buf *out);
 
 /* metrics_guard.c */
 void wk_metrics_guard_init(void);

@@ -67,9 +67,11 @@ void gen_fail(struct gen *g, const struct api_err *e)
     }
     /* The status is gone: an error frame, which both SDKs raise on, then the end. */
     g->call->status = e->status;
-    int rc = buf_adds(&b, "data: ") | api_put_error(&b, e) | buf_adds(&b, "\n\ndata: [DONE]\n\n");
+    buf_adds(&b, "data: ");
+    api_put_error(&b, e);
+    buf_adds(&b, "\n\ndata: [DONE]\n\n");
     struct http_req *r = g->call->r;
-    if (rc || http_reply_write(r, b.data, b.len) < 0)
+    if (buf_status(&b) < 0 || http_reply_write(r, b.data, b.len) < 0)
         http_reply_abort(r);
     else
         (void)http_reply_end(r);
@@ -90,29 +92,32 @@ static int start_stream(struct gen *g)
     return rc;
 }
 
-static int begin_frame(struct buf *out)
+static void begin_frame(struct buf *out)
 {
-    return buf_adds(out, "data: ");
+    buf_adds(out, "data: ");
 }
 
-static int end_frame(struct buf *out)
+static void end_frame(struct buf *out)
 {
-    return buf_adds(out, "\n\n");
+    buf_adds(out, "\n\n");
 }
 
-static int put_role(struct gen *g, const struct gen_prompt *p, unsigned index,
-                    const struct api_head *h, struct buf *out)
+static void put_role(struct gen *g, const struct gen_prompt *p, unsigned index,
+                     const struct api_head *h, struct buf *out)
 {
-    int rc = 0;
-
-    if (g->chat) rc = begin_frame(out) | api_put_frame_role(out, h, index) | end_frame(out);
+    if (g->chat) {
+        begin_frame(out);
+        api_put_frame_role(out, h, index);
+        end_frame(out);
+    }
     if (!g->chat && p->p.text.len) { /* echo */
         struct api_head plain = *h;
         struct api_span s = {.index = index, .text = p->p.text.data, .end = p->p.text.len};
         plain.logprobs = false;
-        rc = begin_frame(out) | api_put_frame_text(out, &plain, &s) | end_frame(out);
+        begin_frame(out);
+        api_put_frame_text(out, &plain, &s);
+        end_frame(out);
     }
-    return rc;
 }
 
 /* It may still get the end of a character that it began, or go with a stop string that begins where
@@ -123,15 +128,14 @@ static bool is_open(const struct gen_choice *c, const struct api_token *t)
 }
 
 /* New text and the end of one choice; gen.m is held. */
-static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choice *c,
-                      unsigned index, const struct api_head *h, struct buf *out)
+static void put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choice *c,
+                       unsigned index, const struct api_head *h, struct buf *out)
 {
     size_t to = c->safe, tok_to = c->n_tok;
-    int rc = 0;
 
     if (!c->role_sent && (c->n_generated > 0 || c->finished)) {
         c->role_sent = true;
-        rc |= put_role(g, p, index, h, out);
+        put_role(g, p, index, h, out);
     }
     if (g->req.logprobs) { /* whole tokens only */
         tok_to = c->sent_tok;
@@ -148,12 +152,13 @@ static int put_choice(struct gen *g, const struct gen_prompt *p, struct gen_choi
                              .tok = c->tok + c->sent_tok,
                              .n_tok = tok_to - c->sent_tok,
                              .chars = c->sent_chars};
-        rc |= begin_frame(out) | api_put_frame_text(out, h, &s) | end_frame(out);
+        begin_frame(out);
+        api_put_frame_text(out, h, &s);
+        end_frame(out);
         c->sent_chars += api_chars(s.text + s.begin, s.end - s.begin);
         c->sent_bytes = to;
         c->sent_tok = tok_to;
     }
-    return rc;
 }
 
 struct progress { /* of all choices; gen.m held while it is filled */
@@ -175,11 +180,10 @@ static struct progress look(const struct gen *g)
     return r;
 }
 
-static int put_finishes(struct gen *g, const struct progress *at, const struct api_head *h,
-                        struct buf *out)
+static void put_finishes(struct gen *g, const struct progress *at, const struct api_head *h,
+                         struct buf *out)
 {
     unsigned left = 0;
-    int rc = 0;
 
     for (size_t i = 0; i < g->n_prompt; i++)
         for (unsigned k = 0; k < g->req.n; k++)
@@ -194,31 +198,29 @@ static int put_finishes(struct gen *g, const struct progress *at, const struct a
             left--;
             s.finish = finish_name(c);
             if (left == 0 && at->all_finished && g->req.kv.explain && !g->req.include_usage)
-                rc |= gen_put_report(g, true, &extra);
-            rc |= begin_frame(out);
-            rc |= api_put_frame_finish(out, h, &s, extra.len ? buf_cstr(&extra) : NULL);
-            rc |= end_frame(out);
+                gen_put_report(g, true, &extra);
+            begin_frame(out);
+            api_put_frame_finish(out, h, &s, &extra);
+            end_frame(out);
             buf_fini(&extra);
         }
     }
-    return rc;
 }
 
-static int put_end(struct gen *g, const struct api_head *h, struct buf *out)
+static void put_end(struct gen *g, const struct api_head *h, struct buf *out)
 {
     struct buf extra = BUF_INIT;
     struct api_usage u;
-    int rc = 0;
 
     if (g->req.include_usage) {
         gen_usage(g, &u);
-        if (g->req.kv.explain) rc |= gen_put_report(g, true, &extra);
-        rc |= begin_frame(out);
-        rc |= api_put_frame_usage(out, h, &u, extra.len ? buf_cstr(&extra) : NULL);
-        rc |= end_frame(out);
+        if (g->req.kv.explain) gen_put_report(g, true, &extra);
+        begin_frame(out);
+        api_put_frame_usage(out, h, &u, &extra);
+        end_frame(out);
     }
     buf_fini(&extra);
-    return rc | buf_adds(out, "data: [DONE]\n\n");
+    buf_adds(out, "data: [DONE]\n\n");
 }
 
 static void write_stream(struct gen *g, struct buf *out, bool end)
@@ -237,26 +239,25 @@ static void flush_stream(struct gen *g)
     struct api_head h = head_of(g);
     struct buf out = BUF_INIT;
     struct progress at;
-    int rc = 0;
 
     pthread_mutex_lock(&g->m);
     at = look(g);
     for (size_t i = 0; at.status == 0 && i < g->n_prompt; i++)
         for (unsigned k = 0; k < g->req.n; k++)
-            rc |= put_choice(g, &g->prompt[i], &g->prompt[i].choice[k], (unsigned)i * g->req.n + k,
-                             &h, &out);
-    if (at.status == 0) rc |= put_finishes(g, &at, &h, &out);
+            put_choice(g, &g->prompt[i], &g->prompt[i].choice[k], (unsigned)i * g->req.n + k, &h,
+                       &out);
+    if (at.status == 0) put_finishes(g, &at, &h, &out);
     pthread_mutex_unlock(&g->m);
-    if (at.status < 0 || rc) {
+    if (at.status < 0 || buf_status(&out) < 0) {
         struct api_err e;
-        api_err_of(g, rc ? -EIO : at.status, &e);
+        api_err_of(g, buf_status(&out) < 0 ? -EIO : at.status, &e);
         gen_fail(g, &e);
     } else {
         if (at.all_done) {
-            rc = put_end(g, &h, &out);
+            put_end(g, &h, &out);
             gen_count(g);
         }
-        if (out.len && !rc) write_stream(g, &out, at.all_done);
+        if (out.len && buf_status(&out) == 0) write_stream(g, &out, at.all_done);
     }
     buf_fini(&out);
 }
@@ -274,8 +275,9 @@ static int put_whole(struct gen *g, struct buf *out)
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct gen_prompt *p = &g->prompt[i / g->req.n];
         const struct gen_choice *c = &p->choice[i % g->req.n];
-        rc |= buf_add(&texts[i], p->p.text.data, p->p.text.len);
-        rc |= buf_add(&texts[i], c->text.data, c->safe);
+        buf_add(&texts[i], p->p.text.data, p->p.text.len);
+        buf_add(&texts[i], c->text.data, c->safe);
+        rc = buf_status(&texts[i]);
         s[i] = (struct api_span){.index = (unsigned)i,
                                  .text = texts[i].data ? texts[i].data : "",
                                  .end = texts[i].len,
@@ -285,8 +287,9 @@ static int put_whole(struct gen *g, struct buf *out)
     }
     if (rc == 0) {
         gen_usage(g, &u);
-        rc |= gen_put_report(g, g->req.kv.explain, &extra);
-        rc |= api_put_reply(out, &h, s, n, &u, buf_cstr(&extra));
+        gen_put_report(g, g->req.kv.explain, &extra);
+        api_put_reply(out, &h, s, n, &u, &extra);
+        rc = buf_status(out);
     }
     for (size_t i = 0; texts && i < n; i++)
         buf_fini(&texts[i]);

@@ -66,26 +66,25 @@ static const char *source_name(const struct wk_cut *c)
     return c->source == WK_STORED && c->look.tier ? c->look.tier : "computed";
 }
 
-static int put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
+static void put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
 {
     char hex[33];
-    int rc;
 
     tier_key_hex(&c->key, hex);
-    rc = buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, source_name(c));
-    if (c->missed) rc |= buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->look.why));
+    buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, source_name(c));
+    if (c->missed) buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->look.why));
     if (explain) {
-        rc |= buf_addf(out,
-                       ",\"message\":%u,\"begin\":%u,\"end\":%u,\"token_begin\":%u,"
-                       "\"detector\":\"%s\"",
-                       c->msg, c->begin, c->end, c->tok0, c->detector);
+        buf_addf(out,
+                 ",\"message\":%u,\"begin\":%u,\"end\":%u,\"token_begin\":%u,"
+                 "\"detector\":\"%s\"",
+                 c->msg, c->begin, c->end, c->tok0, c->detector);
     }
-    return rc | buf_addc(out, '}');
+    buf_addc(out, '}');
 }
 
-static int put_measure(struct buf *out, const char *name, double x)
+static void put_measure(struct buf *out, const char *name, double x)
 {
-    return x >= 0 ? buf_addf(out, ",\"%s\":%.4f", name, x) : 0;
+    if (x >= 0) buf_addf(out, ",\"%s\":%.4f", name, x);
 }
 
 /* ---- by tier ---- */
@@ -116,32 +115,29 @@ void gen_hits(const struct gen *g, struct gen_hits *ret)
 }
 
 /* What the controller expected, and why it chose so. */
-static int put_decision(struct buf *out, const struct gen_prompt *p)
+static void put_decision(struct buf *out, const struct gen_prompt *p)
 {
     const struct ctl_decision *d = p->started ? p->p.decision : NULL;
-    int rc = 0;
 
-    if (!d) return 0;
+    if (!d) return;
     if (d->out.predicted.ttft_s > 0)
-        rc = buf_addf(out, ",\"predicted_ttft_ms\":%.3f",
-                      (d->before_s + d->out.predicted.ttft_s) * 1e3);
-    rc |= buf_adds(out, ",\"why\":");
-    return rc | buf_add_json_str(out, d->out.reason, strlen(d->out.reason));
+        buf_addf(out, ",\"predicted_ttft_ms\":%.3f", (d->before_s + d->out.predicted.ttft_s) * 1e3);
+    buf_adds(out, ",\"why\":");
+    buf_add_json_str(out, d->out.reason, strlen(d->out.reason));
 }
 
-int gen_put_report(struct gen *g, bool explain, struct buf *out)
+void gen_put_report(struct gen *g, bool explain, struct buf *out)
 {
     const struct gen_prompt *first = &g->prompt[0];
     const struct fus_report *r = &first->report;
     unsigned long long n[4] = {0};
     struct gen_hits hits;
     bool comma = false;
-    int rc;
 
-    rc = buf_addf(out,
-                  ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
-                  "\"chunks\":[",
-                  mode_name(g, r->strategy), fus_strategy_name(r->strategy), (double)r->ratio);
+    buf_addf(out,
+             ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
+             "\"chunks\":[",
+             mode_name(g, r->strategy), fus_strategy_name(r->strategy), (double)r->ratio);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         n[0] += p->report.n_prefix;
@@ -149,47 +145,45 @@ int gen_put_report(struct gen *g, bool explain, struct buf *out)
         n[2] += p->report.n_recomputed;
         n[3] += p->report.n_computed;
         for (size_t k = 0; k < p->p.n_cut; k++) {
-            rc |= comma ? buf_addc(out, ',') : 0;
-            rc |= put_chunk(out, &p->p.cut[k], explain);
+            if (comma) buf_addc(out, ',');
+            put_chunk(out, &p->p.cut[k], explain);
             comma = true;
         }
     }
-    rc |= buf_addf(out,
-                   "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
-                   "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f,"
-                   "\"engine_ms\":%.3f",
-                   n[0], n[1], n[2], n[3], first->ttft_ms, first->ms.queue, first->ms.prefill,
-                   first->ms.engine);
-    rc |= put_decision(out, first);
+    buf_addf(out,
+             "],\"tokens\":{\"prefix\":%llu,\"reused\":%llu,\"recomputed\":%llu,"
+             "\"computed\":%llu},\"ttft_ms\":%.3f,\"queue_ms\":%.3f,\"prefill_ms\":%.3f,"
+             "\"engine_ms\":%.3f",
+             n[0], n[1], n[2], n[3], first->ttft_ms, first->ms.queue, first->ms.prefill,
+             first->ms.engine);
+    put_decision(out, first);
     gen_hits(g, &hits);
-    rc |= buf_adds(out, ",\"tiers\":{");
+    buf_adds(out, ",\"tiers\":{");
     for (size_t i = 0; i < hits.n; i++)
-        rc |=
-            buf_addf(out, "%s\"%s\":{\"hits\":%u,\"tokens\":%llu}", i ? "," : "", hits.tier[i].name,
-                     hits.tier[i].hits, (unsigned long long)hits.tier[i].tokens);
-    rc |= buf_addc(out, '}');
-    rc |= put_measure(out, "deviation_left", r->deviation_left);
-    rc |= put_measure(out, "score_left", r->score_left);
-    if (fus_strategy_reads_scores(r->strategy)) rc |= buf_addf(out, ",\"sensed\":%u", r->n_sensed);
-    rc |= put_measure(out, "cost", r->cost);
-    rc |= wk_guard_put_note(g->w, &first->p, out);
-    if (!g->w->blend_ok)
-        rc |= buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
-    return rc | buf_addc(out, '}') ? -ENOMEM : 0;
+        buf_addf(out, "%s\"%s\":{\"hits\":%u,\"tokens\":%llu}", i ? "," : "", hits.tier[i].name,
+                 hits.tier[i].hits, (unsigned long long)hits.tier[i].tokens);
+    buf_addc(out, '}');
+    put_measure(out, "deviation_left", r->deviation_left);
+    put_measure(out, "score_left", r->score_left);
+    if (fus_strategy_reads_scores(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensed);
+    put_measure(out, "cost", r->cost);
+    wk_guard_put_note(g->w, &first->p, out);
+    if (!g->w->blend_ok) buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");
+    buf_addc(out, '}');
 }
 
 /* ---- access log ---- */
-static int put_record(struct buf *b, struct gen *g, const char *kind, const struct tier_key *key,
-                      uint32_t n, const struct wk_look *l, bool comma)
+static void put_record(struct buf *b, struct gen *g, const char *kind, const struct tier_key *key,
+                       uint32_t n, const struct wk_look *l, bool comma)
 {
     char hex[33];
 
     tier_key_hex(key, hex);
-    return buf_addf(b,
-                    "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-                    "\"tier\":\"%s\"}",
-                    comma ? "," : "", hex, kind, n, (unsigned long long)wk_record_bytes(g->w, n),
-                    l->tier && l->status >= 0 ? l->tier : "none");
+    buf_addf(b,
+             "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
+             "\"tier\":\"%s\"}",
+             comma ? "," : "", hex, kind, n, (unsigned long long)wk_record_bytes(g->w, n),
+             l->tier && l->status >= 0 ? l->tier : "none");
 }
 
 static bool has_started(struct gen *g, const struct gen_prompt *p)
@@ -205,22 +199,20 @@ void gen_log_records(struct gen *g)
 {
     struct buf b = BUF_INIT;
     bool any = false;
-    int rc;
 
     if (!g->w->kvlog) return;
-    rc = buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
-    rc |= buf_add_json_str(&b, g->mode.ns, strlen(g->mode.ns)) | buf_adds(&b, ",\"records\":[");
+    buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
+    buf_add_json_str(&b, g->mode.ns, strlen(g->mode.ns));
+    buf_adds(&b, ",\"records\":[");
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         if (!has_started(g, p)) continue;
         for (size_t k = 0; k < p->p.n_block; k++, any = true)
-            rc |= put_record(&b, g, "prefix", &p->p.block[k], WK_BLOCK_TOKENS, &p->p.block_look[k],
-                             any);
+            put_record(&b, g, "prefix", &p->p.block[k], WK_BLOCK_TOKENS, &p->p.block_look[k], any);
         for (size_t k = 0; k < p->p.n_cut; k++, any = true)
-            rc |=
-                put_record(&b, g, "chunk", &p->p.cut[k].key, p->p.cut[k].n, &p->p.cut[k].look, any);
+            put_record(&b, g, "chunk", &p->p.cut[k].key, p->p.cut[k].n, &p->p.cut[k].look, any);
     }
-    rc |= buf_adds(&b, "]}\n");
-    if (any && !rc) wk_kvlog_put(g->w->kvlog, &b);
+    buf_adds(&b, "]}\n");
+    if (any && buf_status(&b) == 0) wk_kvlog_put(g->w->kvlog, &b);
     buf_fini(&b);
 }

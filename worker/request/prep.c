@@ -118,14 +118,16 @@ static int render_documents(const struct api_req *r, uint32_t msg, const char *n
     for (size_t i = 0; i < r->n_doc; i++) {
         const struct api_doc *d = &r->doc[i];
         size_t begin = out->len;
-        int rc = 0;
-        if (d->title) rc |= buf_add(out, d->title, d->title_len) | buf_addc(out, '\n');
-        rc |= buf_add(out, d->text, d->len);
-        uint64_t id = rc ? 0 : seg_text_id(ns, out->data + begin, out->len - begin);
-        rc |= wish_add(l, (struct wish){msg, begin, out->len, begin, out->len, "documents",
-                                        WK_CHUNK_TOKENS_MIN, id});
-        rc |= buf_adds(out, "\n\n");
-        if (rc) return -ENOMEM;
+        if (d->title) {
+            buf_add(out, d->title, d->title_len);
+            buf_addc(out, '\n');
+        }
+        buf_add(out, d->text, d->len);
+        if (buf_status(out) < 0) return -ENOMEM;
+        uint64_t id = seg_text_id(ns, out->data + begin, out->len - begin);
+        struct wish whole = {
+            msg, begin, out->len, begin, out->len, "documents", WK_CHUNK_TOKENS_MIN, id};
+        if (wish_add(l, whole) < 0 || buf_adds(out, "\n\n") < 0) return -ENOMEM;
     }
     return 0;
 }

@@ -142,20 +142,20 @@ static void reply(struct seg_task *s)
     struct wk_call *c = t->call;
     bool pending = false;
     char hex[33];
-    int rc = buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
+    buf_adds(&t->out, "{\"object\":\"list\",\"data\":[");
 
     for (size_t i = 0; i < s->n; i++) {
         const struct item *it = &s->item[i];
         tier_key_hex(&it->key, hex);
         pending |= it->state == ITEM_QUEUED;
-        rc |= buf_addf(&t->out,
-                       "%s{\"id\":\"%s\",\"object\":\"segment\",\"tokens\":%u,\"status\":\"%s\"}",
-                       i ? "," : "", hex, it->n, state_names[it->state]);
+        buf_addf(&t->out,
+                 "%s{\"id\":\"%s\",\"object\":\"segment\",\"tokens\":%u,\"status\":\"%s\"}",
+                 i ? "," : "", hex, it->n, state_names[it->state]);
     }
-    rc |= buf_adds(&t->out, "]}");
+    buf_adds(&t->out, "]}");
     if (c) {
         c->on_close = NULL;
-        if (rc)
+        if (buf_status(&t->out) < 0)
             wk_reply_oom(c);
         else
             wk_reply_json(c, pending ? 202 : 200, NULL, &t->out);

@@ -5,12 +5,12 @@
 
 static int put_ids(struct wk_task *t, const int32_t *id, size_t n)
 {
-    int rc = buf_adds(&t->out, "{\"tokens\":[");
+    buf_adds(&t->out, "{\"tokens\":[");
 
     for (size_t i = 0; i < n; i++)
-        rc |= buf_addf(&t->out, "%s%d", i ? "," : "", id[i]);
-    rc |= buf_addf(&t->out, "],\"count\":%zu,\"max_model_len\":%u}", n, t->w->ctx_max);
-    return rc ? -ENOMEM : 0;
+        buf_addf(&t->out, "%s%d", i ? "," : "", id[i]);
+    buf_addf(&t->out, "],\"count\":%zu,\"max_model_len\":%u}", n, t->w->ctx_max);
+    return buf_status(&t->out);
 }
 
 static int flag(const json_t *root, const char *a, const char *b, int dflt)
@@ -112,10 +112,12 @@ int wk_detokenize(struct wk_task *t)
     }
     if (rc >= 0) rc = tok_stream_end(&ts, &text);
     if (rc >= 0) {
-        rc = buf_adds(&t->out, "{\"content\":") | buf_add_json_str(&t->out, text.data, text.len);
-        rc |= buf_adds(&t->out, ",\"prompt\":") | buf_add_json_str(&t->out, text.data, text.len);
-        rc |= buf_addc(&t->out, '}');
-        if (rc) rc = -ENOMEM;
+        buf_adds(&t->out, "{\"content\":");
+        buf_add_json_str(&t->out, text.data, text.len);
+        buf_adds(&t->out, ",\"prompt\":");
+        buf_add_json_str(&t->out, text.data, text.len);
+        buf_addc(&t->out, '}');
+        rc = buf_status(&t->out);
     }
     buf_fini(&text);
     json_decref(root);

@@ -51,6 +51,30 @@ TEST(buf_json_strings)
     }
 }
 
+/* A piece that still fits does not hide one that did not. */
+TEST(buf_remembers_a_failure)
+{
+    char big[200] = {0};
+    struct buf b = BUF_INIT, all = BUF_INIT;
+    buf_adds(&b, "a");
+    ASSERT_OK(buf_status(&b));
+    mem_fail_nth(1);
+    buf_add(&b, big, sizeof big);
+    mem_fail_nth(0);
+    ASSERT_OK(buf_adds(&b, "c"));
+    ASSERT_ERR(buf_status(&b), -ENOMEM);
+    ASSERT_ERR(buf_add_buf(&all, &b), -ENOMEM);
+    ASSERT_ERR(buf_status(&all), -ENOMEM);
+    ASSERT_EQ(all.len, 0);
+    buf_clear(&b);
+    buf_clear(&all);
+    buf_adds(&b, "d");
+    ASSERT_OK(buf_add_buf(&all, &b));
+    ASSERT_STREQ(buf_cstr(&all), "d");
+    buf_fini(&b);
+    buf_fini(&all);
+}
+
 TEST(buf_is_unchanged_when_memory_is_out)
 {
     struct buf b = BUF_INIT;

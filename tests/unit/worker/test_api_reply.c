@@ -27,6 +27,8 @@ static struct api_head head(bool chat, bool logprobs)
     "\"cached_tokens\":6,\"prefix_tokens\":4,\"reused_tokens\":2,\"recomputed_tokens\":1,"         \
     "\"cache_write_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":0}}"
 static const struct api_usage usage = {8, 3, 4, 2, 1, 0};
+static char report[] = ",\"kvblend\":{}";
+static const struct buf extra = {report, sizeof report - 1, sizeof report, 0};
 
 TEST(chat_reply)
 {
@@ -34,7 +36,8 @@ TEST(chat_reply)
     struct api_span s = {.text = "a\"\n", .end = 3, .finish = "stop"};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_reply(&b, &h, &s, 1, &usage, ",\"kvblend\":{}"));
+    api_put_reply(&b, &h, &s, 1, &usage, &extra);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":5,\"model\":"
                  "\"m\"" FP ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\","
@@ -50,7 +53,8 @@ TEST(legacy_reply_of_two)
                             {.index = 1, .text = "", .finish = "stop"}};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_reply(&b, &h, s, 2, &usage, NULL));
+    api_put_reply(&b, &h, s, 2, &usage, NULL);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(
         buf_cstr(&b),
         "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\"" FP
@@ -66,7 +70,8 @@ TEST(stream_frames)
     struct api_span s = {.index = 1, .text = "abc", .begin = 1, .end = 3, .finish = "length"};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_frame_role(&b, &h, 1));
+    api_put_frame_role(&b, &h, 1);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP
@@ -74,22 +79,25 @@ TEST(stream_frames)
                  "\"content\":\"\",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}]}");
     buf_clear(&b);
     h.usage_null = 1;
-    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    api_put_frame_text(&b, &h, &s);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{\"content\":\"bc\"},"
                  "\"logprobs\":null,\"finish_reason\":null}],\"usage\":null}");
     buf_clear(&b);
-    ASSERT_OK(api_put_frame_finish(&b, &h, &s, NULL));
+    api_put_frame_finish(&b, &h, &s, NULL);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{},\"logprobs\":null,"
                  "\"finish_reason\":\"length\"}],\"usage\":null}");
     buf_clear(&b);
-    ASSERT_OK(api_put_frame_usage(&b, &h, &usage, ",\"kvblend\":1"));
+    api_put_frame_usage(&b, &h, &usage, &extra);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
                  "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
-                 "\"model\":\"m\"" FP ",\"choices\":[],\"usage\":" USAGE ",\"kvblend\":1}");
+                 "\"model\":\"m\"" FP ",\"choices\":[],\"usage\":" USAGE ",\"kvblend\":{}}");
     buf_fini(&b);
 }
 
@@ -104,7 +112,8 @@ TEST(chat_logprobs_concatenate_to_the_text)
     struct api_span s = {.text = "\xe2\x82\xac", .end = 3, .tok = t, .n_tok = 2};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    api_put_frame_text(&b, &h, &s);
+    ASSERT_OK(buf_status(&b));
     ASSERT_TRUE(
         strstr(buf_cstr(&b),
                "\"logprobs\":{\"content\":[{\"token\":\"\",\"logprob\":-0.5,\"bytes\":[226,130],"
@@ -123,7 +132,8 @@ TEST(legacy_logprobs)
     struct api_span s = {.text = "Hello", .end = 5, .tok = t, .n_tok = 2, .chars = 10};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    api_put_frame_text(&b, &h, &s);
+    ASSERT_OK(buf_status(&b));
     ASSERT_TRUE(strstr(buf_cstr(&b),
                        "\"logprobs\":{\"tokens\":[\"Hel\",\"lo\"],\"token_logprobs\":[-1,-2],"
                        "\"top_logprobs\":[{\"Hel\":-1},{}],\"text_offset\":[10,13]}"));
@@ -139,17 +149,20 @@ TEST(legacy_offsets_are_characters)
     struct api_span s = {.text = "\xe2\x82\xacHel", .end = 6, .tok = t, .n_tok = 3};
     struct buf b = BUF_INIT;
 
-    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    api_put_frame_text(&b, &h, &s);
+    ASSERT_OK(buf_status(&b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"tokens\":[\"\",\"\xe2\x82\xac\",\"Hel\"]"));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"text_offset\":[0,0,1]"));
     buf_clear(&b);
     s = (struct api_span){
         .text = s.text, .begin = 3, .end = 6, .tok = t + 2, .n_tok = 1, .chars = 1};
-    ASSERT_OK(api_put_frame_text(&b, &h, &s));
+    api_put_frame_text(&b, &h, &s);
+    ASSERT_OK(buf_status(&b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"text_offset\":[1]"));
     buf_clear(&b);
     s = (struct api_span){.text = "", .finish = "stop"};
-    ASSERT_OK(api_put_reply(&b, &h, &s, 1, &usage, NULL));
+    api_put_reply(&b, &h, &s, 1, &usage, NULL);
+    ASSERT_OK(buf_status(&b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "\"logprobs\":{\"tokens\":[],\"token_logprobs\":[],"));
     ASSERT_EQ(api_chars("a\xc3\xbc\xe2\x82\xac\xf0\x9f\xa6\x99", 10), 4);
     buf_fini(&b);
@@ -161,7 +174,8 @@ TEST(error_shape)
     struct buf b = BUF_INIT;
 
     ASSERT_EQ(api_err_set(&e, 400, API_INVALID, "c", NULL, "a \"%s\"", "b"), -EINVAL);
-    ASSERT_OK(api_put_error(&b, &e));
+    api_put_error(&b, &e);
+    ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b), "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":"
                                "\"invalid_request_error\",\"param\":null,\"code\":\"c\"}}");
     buf_fini(&b);

@@ -86,7 +86,8 @@ static void look_at(struct kit *k)
 {
     struct buf out = BUF_INIT;
 
-    ASSERT_OK(put_choice(&k->g, &k->p, &k->c, 0, &k->h, &out));
+    put_choice(&k->g, &k->p, &k->c, 0, &k->h, &out);
+    ASSERT_OK(buf_status(&out));
     const char *at = buf_cstr(&out), *end;
     for (; *at; at = end + 2) {
         end = strstr(at, "\n\n");
