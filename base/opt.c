@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt_int.h"
+#include "base/opt_removed.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -188,8 +189,9 @@ size_t opt_distance(const char *a, const char *b)
 static int unknown(const struct opts *o, const char *where, const char *name, const char *dashes,
                    struct err *err)
 {
-    const char *best = NULL;
+    const char *best = NULL, *instead = opt_removed(name, NULL);
     size_t best_d = strlen(name) / 3 + 2;
+    if (instead) return err_set(err, -EINVAL, "%s: was removed; %s", where, instead);
     for (size_t i = 0; i < o->n_defs; i++) {
         size_t d = opt_distance(name, o->defs[i].name);
         if (d < best_d) {
@@ -230,6 +232,7 @@ static int check_value(const struct opt_def *d, const char *text, const char *wh
     uint64_t u;
     bool b;
     double v = 0;
+    const char *instead;
     int r = 0;
     switch (d->type) {
     case OPT_STR:
@@ -255,6 +258,8 @@ static int check_value(const struct opt_def *d, const char *text, const char *wh
         break;
     case OPT_ENUM:
         if (in_values(d->values, text)) return 0;
+        instead = opt_removed(d->name, text);
+        if (instead) return err_set(err, -EINVAL, "%s: %s was removed; %s", where, text, instead);
         return err_set(err, -EINVAL, "%s: \"%.40s\" is none of %s", where, text, d->values);
     }
     if (r < 0) return err_set(err, r, "%s: \"%.40s\" is not %s", where, text, wanted[d->type]);
@@ -450,7 +455,11 @@ int opts_unknown_env(const struct opts *o, const char *prefix, char *const *envp
             best = d;
             memcpy(near, known, sizeof known);
         }
-        if (strcmp(name, near) != 0)
+        const char *instead = opt_removed(name + n_prefix + 1, NULL);
+        if (strcmp(name, near) == 0) continue;
+        if (instead)
+            r = buf_addf(out, "%s; it was removed; %s\n", name, instead);
+        else
             r = buf_addf(out, "%s%s%s\n", name, *near ? "; expected one like " : "", near);
     }
     return r;

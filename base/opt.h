@@ -61,8 +61,9 @@ void opts_hide_argv(int argc, char **argv, const char *const *names);
 /* Reads PREFIX_NAME variables ("KVBLEND" → KVBLEND_LISTEN); variables that match no option are left
  * alone. */
 int opts_parse_env(struct opts *o, const char *prefix, struct err *err);
-/* Those that look like ours and match no option, mostly typing errors: "NAME", or "NAME; expected
- * one like NAME", a line each, appended. envp: "NAME=value", ended by NULL. */
+/* Those that look like ours and match no option, mostly typing errors: "NAME", "NAME; expected one
+ * like NAME" or "NAME; it was removed; …" (opt_removed.h), a line each, appended. envp:
+ * "NAME=value", ended by NULL. */
 int opts_unknown_env(const struct opts *o, const char *prefix, char *const *envp, struct buf *out);
 /* A YAML file; unknown keys are errors that name file, line and key. */
 int opts_parse_file(struct opts *o, const char *path, struct err *err);

@@ -1,5 +1,5 @@
-/* opt_int: what opt.c lends to opt_hide.c and opt_yaml.c; nobody else includes it. Thread: one
- * while parsing. */
+/* opt_int: what opt.c lends to opt_hide.c, opt_removed.c and opt_yaml.c, which alone include it.
+ * Thread: one while parsing. */
 #ifndef BASE_OPT_INT_H
 #define BASE_OPT_INT_H
 

@@ -146,7 +146,6 @@ struct gw_gate { /* one lane */
 
 struct gw_errand;
 struct gw_gather;
-struct gw_strategy_job;
 struct gw_req {
     struct gw_gate *gate;
     struct gw_req *prev, *next;
@@ -158,8 +157,6 @@ struct gw_req {
     const struct gw_key *key;
     struct {                            /* what the key's account is charged with */
         bool entered, shown, sent;      /* shown: the answer carries `view` */
-        unsigned n_taken, n_called;     /* requests; calls of a strategy that went out */
-        unsigned n_slots;               /* of such calls, beside the request's own */
         uint64_t tokens, prompt_tokens; /* by estimate */
         struct gw_limit_view view;
     } limit;
@@ -185,8 +182,6 @@ struct gw_req {
         uint64_t tried[GW_TARGETS_MAX / 64];
         struct http_call *call;
         uint64_t start_ns;
-        struct buf body; /* in place of the client's, when has_body */
-        bool has_body;
         struct buf model; /* the name that the target knows, quoted */
         struct gw_edit *edit;
         struct iovec *piece, whole; /* piece: &whole where there is no edit */
@@ -203,10 +198,8 @@ struct gw_req {
         struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
         uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
     } ans;
-    struct gw_gather *gather;         /* pages asked of all workers */
-    struct gw_errand *errand;         /* asked of other lanes */
-    struct gw_strategy_job *strategy; /* strategy.c's */
-    const char *strategy_name;        /* for the answer's header; NULL: none was asked for */
+    struct gw_gather *gather; /* pages asked of all workers */
+    struct gw_errand *errand; /* asked of other lanes */
     struct gw_trace trace;
     struct gw_usage usage;
     bool active;
@@ -291,9 +284,6 @@ bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
 void gw_relay_begin(struct gw_req *q); /* q->route->target is set */
 void gw_relay_close(struct gw_req *q); /* give back whatever it holds */
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message); /* end it now */
-/* Send q's request with another body (its bytes are taken) and pass the answer on: what a strategy
- * does last. */
-void gw_relay_send(struct gw_req *q, struct buf *body);
 void gw_relay_take_turns(struct gw_gate *g);  /* tickets were granted */
 void gw_relay_call_parked(struct gw_gate *g); /* targets have changed */
 void gw_relay_arm_queue(struct gw_gate *g);   /* the timer of the queue's deadlines */
@@ -306,11 +296,8 @@ void gw_send(struct gw_req *q);        /* choose a target and send; or gw_relay_
 void gw_send_leased(struct gw_req *q); /* to q->send.lease */
 /* What q asks of the fleet. The texts' ids are borrowed from q. */
 void gw_send_want(const struct gw_req *q, struct gw_want *ret);
-/* Headers of the request to the target of the lease; its path there. */
-int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out);
 /* Is the header listed in a Connection header? Such ones belong to this hop alone. */
 bool gw_send_hop_only(const struct http_head *h, const char *name);
-int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out); /* path: "/v1/…" */
 /* The target's answer is a refusal that another target may not give: true when q is on its way
  * there. */
 bool gw_send_elsewhere(struct gw_req *q);
@@ -335,12 +322,6 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when o
 /* ---- charge.c: a request under its key ---- */
 bool gw_charge_enter(struct gw_req *q); /* false: refused, and answered */
 void gw_charge_leave(struct gw_req *q); /* harmless when it has not entered */
-/* It becomes so many calls more, which take tokens by estimate, its own included, prompts alone
- * apart. false: refused, and answered. */
-bool gw_charge_calls(struct gw_req *q, unsigned more, uint64_t prompt_tokens, uint64_t tokens);
-bool gw_charge_again(struct gw_req *q);     /* a call is to be made once more; false: it may not */
-bool gw_charge_try_slot(struct gw_req *q);  /* may a call run beside those that do? */
-void gw_charge_give_slot(struct gw_req *q); /* one of them ended; harmless without */
 
 /* ---- shed.c: admission by predicted delay ---- */
 /* q's claim to the queue; false: it would wait too long, and is answered. */

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/metric.h"
-#include "gateway/request/strategy.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -81,8 +80,7 @@ static void estimate(struct gw_req *q)
     if (max && q->limit.tokens > max && q->limit.prompt_tokens <= max) q->limit.tokens = max;
 }
 
-static void refuse(struct gw_req *q, enum gw_limit_verdict v, unsigned requests, uint64_t tokens,
-                   uint64_t wait_ns)
+static void refuse(struct gw_req *q, enum gw_limit_verdict v, uint64_t wait_ns)
 {
     const struct gw_limit *l = &q->key->limit;
     uint64_t wait_ms = wait_ns / 1000000 + (wait_ns % 1000000 != 0);
@@ -91,14 +89,9 @@ static void refuse(struct gw_req *q, enum gw_limit_verdict v, unsigned requests,
     count(q, 1, 1);
     switch (v) {
     case GW_LIMIT_NEVER:
-        if (l->requests_per_min && requests > l->requests_per_min)
-            gw_answer_error(q, GW_E_RATE_NEVER, NULL,
-                            "Request too large on requests per min (RPM): Limit %u, Requested %u.",
-                            l->requests_per_min, requests);
-        else
-            gw_answer_error(q, GW_E_RATE_NEVER, NULL,
-                            "Request too large on tokens per min (TPM): Limit %u, Requested %llu.",
-                            l->tokens_per_min, (unsigned long long)tokens);
+        gw_answer_error(q, GW_E_RATE_NEVER, NULL,
+                        "Request too large on tokens per min (TPM): Limit %u, Requested %llu.",
+                        l->tokens_per_min, (unsigned long long)q->limit.tokens);
         return;
     case GW_LIMIT_RUNNING:
         (void)snprintf(text, sizeof text,
@@ -110,8 +103,8 @@ static void refuse(struct gw_req *q, enum gw_limit_verdict v, unsigned requests,
         (void)snprintf(text, sizeof text,
                        "Rate limit reached on tokens per min (TPM): Limit %u, Left %u, Requested "
                        "%llu. Please try again in %llums.",
-                       l->tokens_per_min, q->limit.view.tokens_left, (unsigned long long)tokens,
-                       (unsigned long long)wait_ms);
+                       l->tokens_per_min, q->limit.view.tokens_left,
+                       (unsigned long long)q->limit.tokens, (unsigned long long)wait_ms);
         gw_answer_error_after(q, GW_E_RATE_TOKENS, wait_ms, text);
         return;
     default:
@@ -144,65 +137,17 @@ bool gw_charge_enter(struct gw_req *q)
     enum gw_limit_verdict v =
         gw_account_enter(q->key->account, l, q->limit.tokens, now, &q->limit.view, &wait_ns);
     if (v != GW_LIMIT_OK) {
-        refuse(q, v, 1, q->limit.tokens, wait_ns);
+        refuse(q, v, wait_ns);
         return false;
     }
     q->limit.entered = true;
-    q->limit.n_taken = 1;
     count(q, 0, 1);
     return true;
 }
 
-/* ---- a request that becomes several ---- */
-
-static enum gw_limit_verdict raise_charge(struct gw_req *q, unsigned more, uint64_t tokens,
-                                          struct gw_limit_view *view, uint64_t *wait_ns)
-{
-    struct gw_raise r = {more, q->limit.tokens, tokens};
-    enum gw_limit_verdict v =
-        gw_account_raise(q->key->account, &q->key->limit, &r, clock_ns(), view, wait_ns);
-    if (v != GW_LIMIT_OK) return v;
-    q->limit.tokens = tokens;
-    q->limit.n_taken += more;
-    count(q, 0, more);
-    return v;
-}
-
-bool gw_charge_calls(struct gw_req *q, unsigned more, uint64_t prompt_tokens, uint64_t tokens)
-{
-    uint64_t wait_ns, max = q->limit.entered ? q->key->limit.tokens_per_min : 0;
-    if (!q->limit.entered) return true;
-    if (max && tokens > max && prompt_tokens <= max) tokens = max; /* as of one request */
-    enum gw_limit_verdict v = raise_charge(q, more, tokens, &q->limit.view, &wait_ns);
-    if (v != GW_LIMIT_OK) refuse(q, v, 1 + more, tokens, wait_ns);
-    return v == GW_LIMIT_OK;
-}
-
-bool gw_charge_again(struct gw_req *q)
-{
-    struct gw_limit_view view;
-    uint64_t wait_ns;
-    return !q->limit.entered || raise_charge(q, 1, q->limit.tokens, &view, &wait_ns) == GW_LIMIT_OK;
-}
-
-bool gw_charge_try_slot(struct gw_req *q)
-{
-    bool ok = !q->limit.entered || gw_account_try_slot(q->key->account, &q->key->limit);
-    q->limit.n_slots += ok && q->limit.entered;
-    return ok;
-}
-
-void gw_charge_give_slot(struct gw_req *q)
-{
-    if (q->limit.n_slots == 0) return;
-    q->limit.n_slots--;
-    gw_account_give_slot(q->key->account);
-}
-
 /* ---- settling ---- */
 
-/* Of the request itself, without the calls that a strategy made for it. */
-static uint64_t own_use(const struct gw_req *q)
+static uint64_t used(const struct gw_req *q)
 {
     bool generates = q->route->props & GW_R_ADMIT;
     bool lost = q->end == GW_END_UPSTREAM || q->end == GW_END_TIMEOUT || q->end == GW_END_DRAIN;
@@ -218,20 +163,11 @@ static uint64_t own_use(const struct gw_req *q)
 void gw_charge_leave(struct gw_req *q)
 {
     if (!q->limit.entered) return;
-    while (q->limit.n_slots > 0)
-        gw_charge_give_slot(q);
     q->limit.entered = false;
-    struct gw_usage more;
-    gw_strategy_spent(q, &more);
-    bool itself = !q->strategy || q->send.start_ns > 0; /* a strategy may never send it */
-    uint64_t n = itself ? own_use(q) : 0;
+    uint64_t n = used(q);
     uint64_t prompt = q->usage.known ? q->usage.prompt : q->limit.prompt_tokens;
     if (prompt > n) prompt = n;
-    prompt += more.prompt;
-    n += more.prompt + more.completion;
-    unsigned made = q->limit.n_called + q->limit.sent;
-    gw_account_leave(q->key->account, &q->key->limit, q->limit.tokens, n,
-                     q->limit.n_taken > made ? q->limit.n_taken - made : 0);
+    gw_account_leave(q->key->account, &q->key->limit, q->limit.tokens, n, !q->limit.sent);
     count(q, 2, prompt);
     count(q, 3, n - prompt);
 }

@@ -11,7 +11,6 @@
 #include "gateway/front/keys.h"
 #include "gateway/process/config.h"
 #include "gateway/request/merge.h"
-#include "gateway/request/strategy.h"
 #include "segment/segment.h"
 
 #include <stdarg.h>
@@ -32,8 +31,6 @@ int gw_answer_headers(const struct gw_req *q, struct buf *out)
     int r = buf_reserve(out, 256);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
     if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
-    if (r == 0 && q->strategy_name)
-        r = buf_addf(out, "X-KVBlend-Strategy: %s\r\n", q->strategy_name);
     return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
 }
 
@@ -555,8 +552,6 @@ static void log_access(struct gw_req *q, bool aborted)
 {
     if (q->route && (q->route->props & GW_R_OPEN)) return;
     uint64_t start = http_req_start_ns(q->http);
-    struct gw_usage more; /* of a strategy's calls */
-    gw_strategy_spent(q, &more);
     double ttft_ms = q->first_byte_ns ? (double)(q->first_byte_ns - start) / 1e6 : -1;
     struct gw_access a = {
         .request_id = q->id,
@@ -569,11 +564,11 @@ static void log_access(struct gw_req *q, bool aborted)
         .trace_id = q->trace.trace,
         .span_id = q->trace.span,
         .parent_id = q->trace.parent,
-        .has_usage = q->usage.known || more.prompt > 0,
+        .has_usage = q->usage.known,
         .has_cached = q->usage.has_cached,
-        .prompt_tokens = q->usage.prompt + more.prompt,
-        .completion_tokens = q->usage.completion + more.completion,
-        .cached_tokens = q->usage.cached + more.cached,
+        .prompt_tokens = q->usage.prompt,
+        .completion_tokens = q->usage.completion,
+        .cached_tokens = q->usage.cached,
         .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
         .status = aborted ? 499 : q->status,
         .target = q->target_name,

@@ -109,13 +109,12 @@ void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t no
 
 /* Of the two rates; how many run is asked elsewhere. */
 static enum gw_limit_verdict judge(const struct gw_account *a, const struct gw_limit *l,
-                                   uint64_t requests, uint64_t tokens, uint64_t *ret_wait_ns)
+                                   uint64_t tokens, uint64_t *ret_wait_ns)
 {
     uint64_t wait_requests = 0, wait_tokens = 0;
     *ret_wait_ns = 0;
-    if (l->requests_per_min && requests > l->requests_per_min) return GW_LIMIT_NEVER;
     if (l->tokens_per_min && tokens > l->tokens_per_min) return GW_LIMIT_NEVER;
-    if (l->requests_per_min) wait_requests = wait_for(&a->requests, l->requests_per_min, requests);
+    if (l->requests_per_min) wait_requests = wait_for(&a->requests, l->requests_per_min, 1);
     if (l->tokens_per_min) wait_tokens = wait_for(&a->tokens, l->tokens_per_min, tokens);
     if (wait_requests || wait_tokens) {
         *ret_wait_ns = wait_requests > wait_tokens ? wait_requests : wait_tokens;
@@ -129,13 +128,6 @@ static bool has_slot(const struct gw_account *a, const struct gw_limit *l)
     return !l->running_max || a->n_running < l->running_max;
 }
 
-static void charge(struct gw_account *a, const struct gw_limit *l, uint64_t requests,
-                   uint64_t tokens)
-{
-    if (l->requests_per_min) take(&a->requests, requests);
-    if (l->tokens_per_min) take(&a->tokens, tokens);
-}
-
 enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_limit *l,
                                        uint64_t tokens, uint64_t now_ns,
                                        struct gw_limit_view *ret_view, uint64_t *ret_wait_ns)
@@ -144,10 +136,11 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
     (void)pthread_mutex_lock(&a->lock);
     refill(&a->requests, l->requests_per_min, now_ns);
     refill(&a->tokens, l->tokens_per_min, now_ns);
-    enum gw_limit_verdict v = judge(a, l, 1, tokens, ret_wait_ns);
+    enum gw_limit_verdict v = judge(a, l, tokens, ret_wait_ns);
     if (v == GW_LIMIT_OK && !has_slot(a, l)) v = GW_LIMIT_RUNNING;
     if (v == GW_LIMIT_OK) {
-        charge(a, l, 1, tokens);
+        if (l->requests_per_min) take(&a->requests, 1);
+        if (l->tokens_per_min) take(&a->tokens, tokens);
         a->n_running++;
     }
     view(a, l, now_ns, ret_view);
@@ -155,55 +148,15 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
     return v;
 }
 
-enum gw_limit_verdict gw_account_raise(struct gw_account *a, const struct gw_limit *l,
-                                       const struct gw_raise *r, uint64_t now_ns,
-                                       struct gw_limit_view *ret_view, uint64_t *ret_wait_ns)
-{
-    (void)pthread_mutex_lock(&a->lock);
-    ASSERT(a->n_running > 0);
-    refill(&a->requests, l->requests_per_min, now_ns);
-    refill(&a->tokens, l->tokens_per_min, now_ns);
-    struct gw_bucket requests = a->requests, tokens = a->tokens;
-    if (l->requests_per_min) give(&a->requests, 1);
-    if (l->tokens_per_min) give(&a->tokens, r->taken);
-    enum gw_limit_verdict v = judge(a, l, 1ull + r->more_requests, r->tokens, ret_wait_ns);
-    if (v == GW_LIMIT_OK) {
-        charge(a, l, 1ull + r->more_requests, r->tokens);
-    } else {
-        a->requests = requests;
-        a->tokens = tokens;
-    }
-    view(a, l, now_ns, ret_view);
-    (void)pthread_mutex_unlock(&a->lock);
-    return v;
-}
-
-bool gw_account_try_slot(struct gw_account *a, const struct gw_limit *l)
-{
-    (void)pthread_mutex_lock(&a->lock);
-    bool ok = has_slot(a, l);
-    a->n_running += ok;
-    (void)pthread_mutex_unlock(&a->lock);
-    return ok;
-}
-
-void gw_account_give_slot(struct gw_account *a)
-{
-    (void)pthread_mutex_lock(&a->lock);
-    ASSERT(a->n_running > 1); /* the request itself holds one */
-    a->n_running--;
-    (void)pthread_mutex_unlock(&a->lock);
-}
-
 void gw_account_leave(struct gw_account *a, const struct gw_limit *l, uint64_t taken, uint64_t used,
-                      unsigned n_refunded)
+                      bool never_ran)
 {
     (void)pthread_mutex_lock(&a->lock);
     ASSERT(a->n_running > 0);
     a->n_running--;
     if (l->tokens_per_min && used > taken) take(&a->tokens, used - taken);
     if (l->tokens_per_min && used < taken) give(&a->tokens, taken - used);
-    if (l->requests_per_min) give(&a->requests, n_refunded);
+    if (l->requests_per_min && never_ran) give(&a->requests, 1);
     (void)pthread_mutex_unlock(&a->lock);
 }
 

@@ -60,22 +60,9 @@ void gw_account_unref(struct gw_account *a);
 enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_limit *l,
                                        uint64_t tokens, uint64_t now_ns,
                                        struct gw_limit_view *ret_view, uint64_t *ret_wait_ns);
-/* A request that is in turns out to be several: so many more, and other tokens in place of those it
- * has taken; all or nothing. The rest as for enter(). */
-struct gw_raise {
-    unsigned more_requests;
-    uint64_t taken, tokens;
-};
-enum gw_limit_verdict gw_account_raise(struct gw_account *a, const struct gw_limit *l,
-                                       const struct gw_raise *r, uint64_t now_ns,
-                                       struct gw_limit_view *ret_view, uint64_t *ret_wait_ns);
-/* One more at once, for a request that is in; false: not now. Each is given back. */
-bool gw_account_try_slot(struct gw_account *a, const struct gw_limit *l);
-void gw_account_give_slot(struct gw_account *a);
-/* taken: as given to enter(), or raised to; used: what it really was. n_refunded: requests that
- * never ran are given back, too. */
+/* taken: as given to enter(); used: what it really was. A request that never ran is given back. */
 void gw_account_leave(struct gw_account *a, const struct gw_limit *l, uint64_t taken, uint64_t used,
-                      unsigned n_refunded);
+                      bool never_ran);
 /* The limits have changed: nobody pays at a new rate for what was granted at an old one. */
 void gw_account_clamp(struct gw_account *a, const struct gw_limit *l);
 void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t now_ns,

@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/opt_removed.h"
 #include "base/redis/registry.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/cors.h"
@@ -215,7 +216,10 @@ static int set_text(struct gw_conf_build *b, const struct gw_conf_key *k, const 
         if (opt_parse_duration_ms(text, &bytes) < 0)
             return bad_value(b, k, src, text, "a duration such as 30s, 12h or 7d");
     } else if (k->choices && !in_choices(k->choices, text)) {
-        return bad_value(b, k, src, text, k->choices);
+        const char *instead = opt_removed(k->flag, text);
+        if (!instead) return bad_value(b, k, src, text, k->choices);
+        gw_conf_problem(b, src, "%s: %s was removed; %s", key_name(k, src), text, instead);
+        return -EINVAL;
     }
     char *copy = mem_strdup(text);
     if (!copy) return -ENOMEM;
@@ -342,9 +346,26 @@ static void warn_of_variables(struct gw_conf_build *b, int argc, char *const *ar
             used = strstr(argv[i], name) != NULL;
         nearest_variable(name, near, &best);
         if (used || (*near && strcmp(near, name) == 0)) continue;
-        (void)buf_addf(b->problems, "warning: environment variable %s is unknown%s%s\n", name,
-                       *near ? "; expected one like " : "", near);
+        const char *instead = opt_removed(name + strlen("KVBLEND_"), NULL);
+        if (instead)
+            (void)buf_addf(b->problems, "warning: environment variable %s was removed; %s\n", name,
+                           instead);
+        else
+            (void)buf_addf(b->problems, "warning: environment variable %s is unknown%s%s\n", name,
+                           *near ? "; expected one like " : "", near);
     }
+}
+
+static void unknown_flag(struct gw_conf_build *b, const struct gw_conf_source *src, const char *arg,
+                         size_t len)
+{
+    char name[VARIABLE_BYTES];
+    (void)snprintf(name, sizeof name, "%.*s", (int)len, arg + 2);
+    const char *instead = opt_removed(name, NULL);
+    if (instead)
+        gw_conf_problem(b, src, "--%s was removed; %s", name, instead);
+    else
+        gw_conf_problem(b, src, "unknown flag \"%.60s\"; see --help", arg);
 }
 
 /* only: NULL = all flags; else just that key (the file's name must be known before it is read). */
@@ -362,7 +383,7 @@ static int read_flags(struct gw_conf_build *b, int argc, char *const *argv, cons
         size_t len = eq ? (size_t)(eq - a - 2) : strlen(a + 2);
         const struct gw_conf_key *k = find_flag(a + 2, len);
         if (!k) {
-            if (!only) gw_conf_problem(b, &src, "unknown flag \"%.60s\"; see --help", a);
+            if (!only) unknown_flag(b, &src, a, len);
             continue;
         }
         const char *value = eq ? eq + 1 : NULL;

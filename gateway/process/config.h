@@ -245,16 +245,6 @@ enum {
       "key of the admin API where it is on TCP or public, plain or sha256:SALT:HEX (repeatable)")  \
     X(GW_LIST, admin_hosts, "admin.hosts", "admin-host", NULL, 0, 0, GW_LIVE, NULL,                \
       "name that the admin API goes by there, beside IP addresses and localhost (repeatable)")     \
-    X(GW_U32, strategy_parallel, "strategy.parallel", "strategy-parallel", "8", 1, 256, GW_LIVE,   \
-      NULL, "calls at once of one request that map_reduce or map_rerank answers")                  \
-    X(GW_U32, map_tokens, "strategy.map_tokens", "map-tokens", "256", 1, 65536, GW_LIVE, NULL,     \
-      "longest summary of one chunk, in tokens")                                                   \
-    X(GW_STR, map_prompt, "strategy.map_prompt", "map-prompt", NULL, 0, 0, GW_LIVE, NULL,          \
-      "prompt that asks for a summary, with {question} and {text}")                                \
-    X(GW_STR, reduce_prompt, "strategy.reduce_prompt", "reduce-prompt", NULL, 0, 0, GW_LIVE, NULL, \
-      "what stands for a chunk in map_reduce's last request, with {text}")                         \
-    X(GW_STR, rerank_prompt, "strategy.rerank_prompt", "rerank-prompt", NULL, 0, 0, GW_LIVE, NULL, \
-      "what follows the question in map_rerank; it asks for a last line \"Score: N\"")             \
     X(GW_STR, segment_memory, "segment.memory", "segment-memory", NULL, 0, 0, 0, NULL,             \
       "file that carries learned chunk boundaries over a restart, or off (default: "               \
       "segment.memory in $CACHE_DIRECTORY, else in the run folder)")                               \

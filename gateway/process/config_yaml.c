@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/opt_removed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,13 +50,17 @@ static bool is_section(const char *name)
     for (size_t i = 0; i < gw_conf_n_keys; i++)
         if (strncmp(gw_conf_keys[i].yaml, name, n) == 0 && gw_conf_keys[i].yaml[n] == '.')
             return true;
-    return false;
+    return opt_removed_section(name);
 }
 
 static void unknown_key(struct yaml_state *s, const char *path)
 {
-    const char *near = NULL;
+    const char *near = NULL, *instead = opt_removed(path, NULL);
     size_t best = 4; /* chosen: up to three typing errors are worth a suggestion */
+    if (instead) {
+        gw_conf_problem(s->b, &s->src, "%s: was removed; %s", path, instead);
+        return;
+    }
     for (size_t i = 0; i < gw_conf_n_keys; i++) {
         if (gw_conf_keys[i].props & GW_NOFILE) continue;
         size_t d = opt_distance(path, gw_conf_keys[i].yaml);

@@ -13,17 +13,15 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "gateway/process/config.h"
-#include "gateway/request/strategy.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     COLLECT_BYTES_MAX = 64 << 10,
-    STRATEGY_BYTES_MAX = 8 << 20, /* the same, where a report is added */
-    EVENT_BYTES_MAX = 1 << 20,    /* a longer event is passed on in pieces */
-    TAIL_BYTES = 4096,            /* of a streamed answer: where its usage stands */
-    GRACE_MS = 2000,              /* quick failures still get their status */
+    EVENT_BYTES_MAX = 1 << 20, /* a longer event is passed on in pieces */
+    TAIL_BYTES = 4096,         /* of a streamed answer: where its usage stands */
+    GRACE_MS = 2000,           /* quick failures still get their status */
 };
 
 /* ---- headers ---- */
@@ -135,12 +133,7 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
     q->ans.mid_event = false;
     q->ans.saw_done = ends_with_done(data, len);
     if (q->ans.status == 200) gw_usage_events(&q->usage, data, len);
-    struct buf edited = BUF_INIT;
-    if (q->strategy && gw_strategy_events(q, data, len, &edited))
-        write_bytes(q, edited.data, edited.len);
-    else
-        write_bytes(q, data, len);
-    buf_fini(&edited);
+    write_bytes(q, data, len);
 }
 
 /* The answer counts from here on: this was the last try. */
@@ -149,7 +142,7 @@ static void take(struct gw_req *q)
     q->ans.taken = true;
     q->first_byte_ns = clock_ns();
     gw_scan_forget(&q->scan);
-    if (!q->strategy && http_call_sent_all(q->send.call)) gw_send_forget(q);
+    if (http_call_sent_all(q->send.call)) gw_send_forget(q);
     q->send.lease.status = q->ans.status;
     gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
 }
@@ -200,31 +193,24 @@ static void keep_tail(struct gw_req *q, const char *data, size_t len)
 
 static void answer_collected(struct gw_req *q, const char *body, size_t len)
 {
-    struct buf edited = BUF_INIT;
     q->stage = GW_ANSWERED;
     q->status = q->ans.status;
     if (q->status == 429) q->end = GW_END_SHED;
     if (q->status == 200) gw_usage_answer(&q->usage, body, len);
-    if (q->strategy && q->status == 200 && gw_strategy_answer(q, body, len, &edited)) {
-        body = edited.data;
-        len = edited.len;
-    }
     q->ans.n_bytes = len;
     gw_stats_relayed(len);
     (void)http_reply(q->http, q->status, NULL, buf_cstr(&q->ans.headers), body, len);
-    buf_fini(&edited);
 }
 
 static void on_plain(struct gw_req *q, const char *data, size_t len)
 {
     struct buf *whole = &q->ans.body;
-    size_t most = q->strategy ? STRATEGY_BYTES_MAX : COLLECT_BYTES_MAX;
     if (!q->ans.begun && !q->ans.streams && (int64_t)len == q->ans.length) { /* all in one piece */
         gw_send_done(q, gw_answer_outcome(q));
         answer_collected(q, data, len);
         return;
     }
-    if (!q->ans.streams && whole->len + len <= most) {
+    if (!q->ans.streams && whole->len + len <= COLLECT_BYTES_MAX) {
         if (buf_add(whole, data, len) < 0) gw_relay_cut(q, GW_E_INTERNAL, "Out of memory.");
         return;
     }
@@ -276,7 +262,6 @@ static void on_head(void *ctx, int status, const struct http_head *h)
      * JSON, of which a part is worth nothing. */
     bool long_answer = q->ans.length > COLLECT_BYTES_MAX ||
                        (q->ans.length < 0 && (!plain_text || !is_type(type, "application/json")));
-    if (q->strategy) long_answer = false; /* its report goes in at the end */
     bool bare = status == 204 || status == 304;
     bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
     q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);

@@ -13,7 +13,6 @@
 #include "base/mem.h"
 #include "gateway/process/config.h"
 #include "gateway/process/pool.h"
-#include "gateway/request/strategy.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -226,7 +225,6 @@ static void has_turn(struct gw_req *q)
 {
     if (q->stage == GW_ANSWERED) return; /* cut while it waited; close follows */
     if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
-    if (!q->strategy_name && gw_strategy_begin(q)) return;
     if (!q->park.was &&
         q->gate->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
         park(q, GW_PICK_FULL, 0);
@@ -301,18 +299,6 @@ static void take_turn(struct gw_req *q)
         has_turn(q);
     else
         wait_in_queue(q);
-}
-
-void gw_relay_send(struct gw_req *q, struct buf *body)
-{
-    buf_fini(&q->send.body);
-    q->send.body = *body;
-    q->send.has_body = true;
-    *body = (struct buf)BUF_INIT;
-    struct gw_scan s = {.body = q->send.body.data, .len = q->send.body.len};
-    gw_scan_head(&s); /* where the model's name stands now */
-    q->scan.model_value = s.model_value;
-    gw_send(q);
 }
 
 /* ---- reading the request ---- */
@@ -427,10 +413,8 @@ static void chunks_found(struct gw_req *q)
 /* Will anybody want to know the request's chunks? */
 static bool wants_chunks(const struct gw_req *q, unsigned who)
 {
-    const struct gw_scan *s = &q->scan;
     if (!(q->route->props & GW_R_DETECT)) return false;
-    if ((q->route->props & GW_R_ADMIN) || s->strategy != GW_STRATEGY_NONE) return true;
-    if (http_header_find(http_req_head(q->http), "x-kvblend-strategy")) return true;
+    if (q->route->props & GW_R_ADMIN) return true;
     return who & (GW_SERVES_WORKER | GW_SERVES_LMCACHE);
 }
 
@@ -454,10 +438,8 @@ static void find_chunks(struct gw_req *q)
     struct gw_house *h = q->gate->house;
     struct gw_scan *s = &q->scan;
     const struct http_head *head = http_req_head(q->http);
-    const char *strategy = http_header_find(head, "x-kvblend-strategy");
     s->presets = h->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
-    s->even_full = s->strategy != GW_STRATEGY_NONE || strategy;
     s->given = http_header_find(head, "x-kvblend-segments");
     s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
     if (gw_space_of(q, s->space)) s->learner = h->learner;
@@ -475,6 +457,15 @@ static void head_checked(struct gw_req *q)
     find_chunks(q);
 }
 
+/* The gateway answered by MapReduce and MapRerank once. Requests for them are refused, because an
+ * upstream would ignore the key in silence. */
+static bool asks_for_map(const struct gw_req *q)
+{
+    const char *h = http_header_find(http_req_head(q->http), "x-kvblend-strategy");
+    if (!(q->route->props & GW_R_ADMIT) || !(q->route->props & GW_R_DETECT)) return false;
+    return q->scan.asks_map || (h && (!strcmp(h, "map_reduce") || !strcmp(h, "map_rerank")));
+}
+
 static void head_read(struct gw_req *q)
 {
     struct gw_scan *s = &q->scan;
@@ -485,6 +476,11 @@ static void head_read(struct gw_req *q)
     if (s->failed && (s->overflow || !(q->route->props & GW_R_OPAQUE))) {
         q->end = GW_END_REFUSED;
         gw_answer_error(q, s->error, NULL, "%s", s->message);
+    } else if (asks_for_map(q)) {
+        q->end = GW_END_REFUSED;
+        gw_answer_error(q, GW_E_BAD_REQUEST, "kvblend.strategy",
+                        "map_reduce and map_rerank were removed from the gateway; kvblend-bench "
+                        "quality and kvblend-bench throughput measure them.");
     } else if (s->has_model && who == 0 && !s->failed &&
                (!q->key || gw_key_allows(q->key, s->model))) { /* else it may not know */
         answer_no_target(q, GW_PICK_UNKNOWN_MODEL, 0);
@@ -610,7 +606,6 @@ void gw_relay_close(struct gw_req *q)
     if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_active(-1);
     gw_charge_leave(q);
-    gw_strategy_close(q);
     gw_answer_fini(q);
     gw_send_fini(q);
     gw_scan_fini(&q->scan);

@@ -163,10 +163,7 @@ static void read_strategy(struct head *h)
     if (h->kvblend.type != JSON_T_OBJECT ||
         json_find(h->kvblend.p, h->kvblend.len, "strategy", &v) != 1)
         return;
-    h->s->strategy = json_str_is(&v, "map_reduce")   ? GW_STRATEGY_MAP_REDUCE
-                     : json_str_is(&v, "map_rerank") ? GW_STRATEGY_MAP_RERANK
-                                                     : GW_STRATEGY_NONE;
-    if (h->s->strategy) h->s->strategy_value = range_of(h, &v);
+    h->s->asks_map = json_str_is(&v, "map_reduce") || json_str_is(&v, "map_rerank");
 }
 
 void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)

@@ -3,7 +3,7 @@
  * Two steps. gw_scan_head() checks that the body is one JSON object in UTF-8 and not too deep and
  * reads its top-level keys: enough to route and to limit a request, and all that an upstream needs.
  * gw_scan_chunks() finds the chunks in its texts, with what the learner knows of the caller's
- * namespace; only own workers, LMCache upstreams and request strategies need it. Content parts,
+ * namespace; only own workers and LMCache upstreams need it. Content parts,
  * `documents`, `kvblend.segments` and separators are chunks by the sender's word; where there are
  * none, presets, learned boundaries and paragraph blocks say where chunks are. An own worker reads
  * explicit marks itself, so `segments` (its header) lists only what the gateway found.
@@ -30,7 +30,6 @@ enum {
     GW_SCAN_SPACE_MAX = 512,       /* longer namespaces are not learned for */
     GW_SCAN_DOCUMENT = UINT32_MAX, /* gw_scan_chunk.msg of an entry of `documents` */
 };
-enum gw_strategy { GW_STRATEGY_NONE, GW_STRATEGY_MAP_REDUCE, GW_STRATEGY_MAP_RERANK };
 struct gw_scan_range { /* bytes of the body; len 0: not there */
     size_t at, len;
 };
@@ -59,8 +58,7 @@ struct gw_scan {
     uint64_t affinity;  /* of prompt_cache_key, else of the conversation's beginning; 0: none */
     unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */
     double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
-    enum gw_strategy strategy;                     /* kvblend.strategy, when it is one of ours */
-    struct gw_scan_range strategy_value;           /* that value */
+    bool asks_map; /* kvblend.strategy is map_reduce or map_rerank, which are served no longer */
     struct gw_scan_range texts;                    /* messages or prompt */
     struct gw_scan_range documents, kvblend, salt; /* values of these keys */
     bool is_chat;                                  /* `texts` is messages */
@@ -70,7 +68,6 @@ struct gw_scan {
     const char *separator;             /* X-KVBlend-Separator, decoded; NULL: none */
     const char *given;                 /* X-KVBlend-Segments from the client; NULL: none */
     bool dry;                          /* an administrator looks: learn nothing */
-    bool even_full;                    /* find chunks for mode "full", too */
     struct buf *explain;               /* NULL, or the reasons as JSON, "[]" when none */
     /* out of gw_scan_chunks() */
     struct gw_scan_chunk *chunk; /* in the order of the texts, documents first */
@@ -88,7 +85,8 @@ void gw_scan_head(struct gw_scan *s);
 /* After a head that has not failed. No failure of it is the client's: there are no chunks then. */
 void gw_scan_chunks(struct gw_scan *s);
 void gw_scan_run(struct gw_scan *s); /* both; chunks only with presets */
-/* A chunk's text appended, as the model would read it: documents with their title. */
+/* A chunk's text appended, as the model would read it: documents with their title. What tests hold
+ * the ranges against. */
 int gw_scan_text(const struct gw_scan *s, const struct gw_scan_chunk *c, struct buf *out);
 void gw_scan_forget(struct gw_scan *s); /* chunks and segments: no longer needed; empty then */
 void gw_scan_fini(struct gw_scan *s);

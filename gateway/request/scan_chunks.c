@@ -423,7 +423,7 @@ void gw_scan_chunks(struct gw_scan *s)
     struct buf space = BUF_INIT;
     struct json_val v = value_at(s, s->kvblend);
     if (v.type == JSON_T_OBJECT) (void)json_scan_object(v.p, v.len, on_said, &said, NULL);
-    if (json_str_is(&said.mode, "full") && !s->even_full) return;
+    if (json_str_is(&said.mode, "full")) return;
     bool learns = space_of(s, &said, &space) && s->learner;
     struct list l = {.s = s, .ns = buf_cstr(&space), .text = BUF_INIT};
     if (find_chunks(s, &t, &said, &l, learns ? buf_cstr(&space) : NULL) < 0) {

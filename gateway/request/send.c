@@ -71,7 +71,7 @@ static bool passes(const struct gw_req *q, const struct gw_lease *l, const struc
     return true;
 }
 
-int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
+static int add_headers(const struct gw_req *q, const struct gw_lease *l, struct buf *out)
 {
     const struct http_head *h = http_req_head(q->http);
     bool names = http_header_find(h, "connection") != NULL;
@@ -95,7 +95,7 @@ int gw_send_headers(const struct gw_req *q, const struct gw_lease *l, struct buf
 
 /* ---- path ---- */
 
-int gw_send_path(const struct gw_lease *l, const char *path, struct buf *out)
+static int add_target(const struct gw_lease *l, const char *path, struct buf *out)
 {
     if (!l->up) return buf_adds(out, path);
     const char *base = l->up->base;
@@ -132,7 +132,7 @@ static int add_path(const struct gw_req *q, struct buf *out)
     const char *query = http_req_query(q->http);
     int r = 0;
     if (!(t->props & (GW_R_OPENED | GW_R_REST)) && !*query)
-        return gw_send_path(&q->send.lease, t->target, out);
+        return add_target(&q->send.lease, t->target, out);
     if (t->props & GW_R_OPENED) {
         r = add_rest(q, &path);
     } else {
@@ -141,7 +141,7 @@ static int add_path(const struct gw_req *q, struct buf *out)
         if (r == 0 && *query) r = buf_addc(&path, '?');
         if (r == 0) r = buf_adds(&path, query);
     }
-    if (r == 0) r = buf_cstr(&path) ? gw_send_path(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
+    if (r == 0) r = buf_cstr(&path) ? add_target(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
     buf_fini(&path);
     return r;
 }
@@ -183,13 +183,12 @@ static int make_pieces(struct gw_req *q)
 {
     const struct gw_scan_range *model = &q->scan.model_value;
     const struct gw_lease *l = &q->send.lease;
-    size_t len = q->send.body.len, n = 0;
-    const char *body = q->send.has_body ? q->send.body.data : http_req_body(q->http, &len);
-    bool own = !q->send.has_body;
+    size_t len, n = 0;
+    const char *body = http_req_body(q->http, &len);
     int r = 0;
     pieces_free(q);
     buf_clear(&q->send.model);
-    if (own && l->up && l->up->lmcache)
+    if (l->up && l->up->lmcache)
         r = gw_lmcache_edits(&q->scan, l->up->separator, &q->send.edit, &n);
     if (r == 0 && l->model && model->len) {
         r = q->scan_form ? buf_adds(&q->send.model, l->model)
@@ -219,7 +218,7 @@ static int start_call(struct gw_req *q, struct http_client *client)
     buf_clear(headers);
     buf_clear(path);
     int r = make_pieces(q);
-    if (r == 0) r = gw_send_headers(q, &q->send.lease, headers);
+    if (r == 0) r = add_headers(q, &q->send.lease, headers);
     if (r == 0) r = add_path(q, path);
     if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
     if (r == 0)
@@ -295,14 +294,12 @@ void gw_send_cancel(struct gw_req *q)
 void gw_send_forget(struct gw_req *q)
 {
     pieces_free(q);
-    buf_fini(&q->send.body);
     http_req_drop_body(q->http);
 }
 
 void gw_send_fini(struct gw_req *q)
 {
     pieces_free(q);
-    buf_fini(&q->send.body);
     buf_fini(&q->send.model);
 }
 

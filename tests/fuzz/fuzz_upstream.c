@@ -7,7 +7,6 @@
 #include "gateway/fleet/fleet_int.h"
 #include "gateway/fleet/residents.h"
 #include "gateway/request/merge.h"
-#include "gateway/request/plan.h"
 #include "gateway/request/usage.h"
 
 #include <string.h>
@@ -22,19 +21,8 @@ static void sound(const struct gw_usage *u)
 static void completion(const char *p, size_t len)
 {
     struct gw_usage u = {0};
-    struct buf text = BUF_INIT, out = BUF_INIT;
     gw_usage_answer(&u, p, len);
     sound(&u);
-    if (gw_plan_answer(p, len, &text) == 0) {
-        size_t n = text.len;
-        (void)gw_plan_score(text.data ? text.data : "", &n);
-        ASSERT(n <= text.len);
-    }
-    (void)gw_plan_add_report(p, len, &u, "{\"x\":1}", &out);
-    buf_clear(&out);
-    (void)gw_plan_choice(p, len, &u, "{\"x\":1}", len & 1, len & 2, &out);
-    buf_fini(&text);
-    buf_fini(&out);
 }
 
 static void events(const char *p, size_t len)

@@ -7,9 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SCORE_TOKENS = 16 }; /* as the gateway's: room for the score behind an answer */
+enum { SCORE_TOKENS = 16 }; /* chosen: room for the score behind an answer */
 
-/* The gateway's defaults, word by word (gateway/request/plan.c): what is measured is shipped. */
 static const char map_prompt[] =
     "Below are a question and one text of several that may help to answer it.\n\nQuestion:\n"
     "%s\n\nText:\n%s\n\nSummarise what the text says that helps to answer the question. "

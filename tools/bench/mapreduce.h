@@ -1,7 +1,6 @@
 /* mapreduce: the two baselines of the CacheBlend paper that ask a model about each chunk by itself,
- * run in this process by the gateway's rules (gateway/request/plan.h, docs/api.md): map_reduce
- * answers from summaries of the chunks, map_rerank keeps the answer of the chunk that scores itself
- * highest.
+ * run in this process: map_reduce answers from summaries of the chunks, map_rerank keeps the answer
+ * of the chunk that scores itself highest.
  *
  * Calls run one after another, each a full prefill; what they take is summed up. Thread: main. */
 #ifndef TOOLS_BENCH_MAPREDUCE_H

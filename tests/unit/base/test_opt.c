@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/opt_removed.h"
 #include "tests/test.h"
 
 static const struct opt_def defs[] = {
@@ -304,6 +305,27 @@ TEST(help_and_dump)
     opts_destroy(again);
     buf_fini(&b);
     opts_destroy(o);
+}
+
+TEST(removed_options_say_so)
+{
+    static const char yaml[] = "strategy:\n  map-tokens: 9\n", instead[] = "was removed; kvblend-";
+    char *env[] = {"T_MAP_TOKENS=9", "T_RATOI=1", NULL};
+    struct opts *o = fresh();
+    struct err err = {0};
+    struct buf b = BUF_INIT;
+    ASSERT_ERR(parse(o, "--map-prompt x", &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "flag --map-prompt: was removed; kvblend-bench") != NULL);
+    ASSERT_ERR(opts_parse_yaml(o, yaml, sizeof yaml - 1, "t", &err), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, instead) != NULL);
+    ASSERT_OK(opts_unknown_env(o, "T", env, &b));
+    ASSERT_TRUE(strstr(buf_cstr(&b), "T_MAP_TOKENS; it was removed; kvblend-bench") != NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&b), "T_RATOI; expected one like T_RATIO\n") != NULL);
+    buf_fini(&b);
+    opts_destroy(o);
+    ASSERT_TRUE(opt_removed("Map_Tokens", NULL) && opt_removed("strategy.map-tokens", NULL));
+    ASSERT_TRUE(!opt_removed("map", NULL) && !opt_removed("map-tokens", "9"));
+    ASSERT_TRUE(opt_removed_section("strategy") && !opt_removed_section("strat"));
 }
 
 TEST(secrets_leave_the_command_line)

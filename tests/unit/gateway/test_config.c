@@ -97,6 +97,25 @@ TEST(problems_name_line_key_and_expectation)
                    ":2: b: unknown key"); /* all are reported, not the first alone */
 }
 
+#define MEASURED "was removed; kvblend-bench quality and throughput measure map_reduce"
+
+TEST(an_old_configuration_gets_messages)
+{
+    struct gw_config *c;
+    char *none[] = {NULL};
+    expect_problem("strategy:\n  parallel: 4\n", ":2: strategy.parallel: " MEASURED);
+    expect_problem("strategy:\n  map_prompt: x\n  map_tokens: 9\n", ":3: strategy.map_tokens: ");
+    expect_problem("strategy: {reduce_prompt: [a]}\n", ":1: strategy.reduce_prompt: " MEASURED);
+    expect_problem("strategy: {new: 1}\n", ":1: strategy.new: unknown key");
+    ASSERT_ERR(load(&c, none, "--rerank-prompt", "x"), -EINVAL);
+    ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt " MEASURED) != NULL);
+    char *env[] = {"KVBLEND_MAP_TOKENS=9", NULL};
+    ASSERT_OK(load(&c, env, "--listen", ":1"));
+    ASSERT_TRUE(strstr(buf_cstr(&problems),
+                       "warning: environment variable KVBLEND_MAP_TOKENS " MEASURED) != NULL);
+    gw_config_free(c);
+}
+
 /* YAML has a key once; of two values one would be dropped in silence. */
 TEST(a_key_stands_once_in_the_file)
 {

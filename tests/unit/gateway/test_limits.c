@@ -227,32 +227,3 @@ TEST(headers_of_the_limits_there_are)
                                "x-ratelimit-reset-tokens: 120ms\r\n");
     buf_fini(&b);
 }
-
-/* One request becomes several: all or nothing, and nothing is lost on the way. */
-TEST(raising_what_was_taken)
-{
-    struct gw_limit l = {.requests_per_min = 5, .tokens_per_min = 100, .running_max = 2};
-    struct gw_account *a = gw_account_create();
-    struct gw_limit_view v;
-    uint64_t wait;
-    ASSERT_EQ(gw_account_enter(a, &l, 40, 9, &v, &wait), GW_LIMIT_OK);
-    struct gw_raise never = {5, 40, 40}, tokens = {1, 40, 101}, all = {4, 40, 100},
-                    back = {0, 100, 10};
-    ASSERT_EQ(gw_account_raise(a, &l, &never, 9, &v, &wait), GW_LIMIT_NEVER);
-    ASSERT_EQ(gw_account_raise(a, &l, &tokens, 9, &v, &wait), GW_LIMIT_NEVER);
-    ASSERT_TRUE(v.requests_left == 4 && v.tokens_left == 60);
-    ASSERT_EQ(gw_account_raise(a, &l, &all, 9, &v, &wait), GW_LIMIT_OK);
-    ASSERT_TRUE(v.requests_left == 0 && v.tokens_left == 0);
-    struct gw_raise more = {1, 100, 100}; /* what it has itself does not stand in its way */
-    ASSERT_EQ(gw_account_raise(a, &l, &more, 9, &v, &wait), GW_LIMIT_REQUESTS);
-    ASSERT_TRUE(wait > 0 && v.requests_left == 0 && v.tokens_left == 0);
-    ASSERT_EQ(gw_account_raise(a, &l, &back, 9, &v, &wait), GW_LIMIT_OK);
-    ASSERT_EQ(v.tokens_left, 90);
-    ASSERT_TRUE(gw_account_try_slot(a, &l));
-    ASSERT_TRUE(!gw_account_try_slot(a, &l));
-    gw_account_give_slot(a);
-    gw_account_leave(a, &l, 10, 10, 3); /* three of five calls were never made */
-    gw_account_view(a, &l, 9, &v);
-    ASSERT_TRUE(v.requests_left == 3 && v.tokens_left == 90 && v.n_running == 0);
-    gw_account_unref(a);
-}

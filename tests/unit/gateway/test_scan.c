@@ -206,16 +206,20 @@ TEST(affinity_is_that_of_the_conversation)
     ASSERT_TRUE(affinity("{}") == 0 && affinity("{\"messages\":[]}") == 0);
 }
 
-TEST(strategies_are_seen)
+TEST(removed_strategies_are_seen)
 {
-    static const char reduce[] = "{\"kvblend\":{\"ratio\":1, \"strategy\" : \"map_reduce\"}}";
-    struct gw_scan s = run(reduce, sizeof reduce - 1, NULL);
-    ASSERT_EQ(s.strategy, GW_STRATEGY_MAP_REDUCE);
-    ASSERT_MEMEQ(reduce + s.strategy_value.at, "\"map_reduce\"", s.strategy_value.len);
-    gw_scan_fini(&s);
-    s = run("{\"kvblend\":{\"strategy\":\"query\"}}", 32, NULL);
-    ASSERT_TRUE(s.strategy == GW_STRATEGY_NONE && s.strategy_value.len == 0);
-    gw_scan_fini(&s);
+    static const struct {
+        const char *body;
+        bool asks;
+    } t[] = {{"{\"kvblend\":{\"ratio\":1, \"strategy\" : \"map_reduce\"}}", true},
+             {"{\"kvblend\":{\"strategy\":\"map_rerank\"}}", true},
+             {"{\"kvblend\":{\"strategy\":\"query\"}}", false},
+             {"{\"strategy\":\"map_reduce\"}", false}};
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        struct gw_scan s = run(t[i].body, strlen(t[i].body), NULL);
+        ASSERT_EQ(s.asks_map, t[i].asks);
+        gw_scan_fini(&s);
+    }
 }
 
 static struct gw_scan scan_text(const char *text)

@@ -1,0 +1,51 @@
+#include "base/opt_removed.h"
+
+#include "base/opt_int.h"
+
+#include <stdint.h>
+#include <string.h>
+
+/* At most 100 characters: with the option's name they fit in an error's sentence. */
+static const char measured[] =
+    "kvblend-bench quality and throughput measure map_reduce and map_rerank (--strategies)";
+
+/* clang-format off */
+static const struct {
+    const char *flag;
+    const char *key;     /* in a file; NULL: the flag's name */
+    const char *value;   /* NULL: the option as a whole */
+    const char *instead;
+} removed[] = {
+    {"strategy-parallel", "strategy.parallel",      NULL, measured},
+    {"map-tokens",        "strategy.map_tokens",    NULL, measured},
+    {"map-prompt",        "strategy.map_prompt",    NULL, measured},
+    {"reduce-prompt",     "strategy.reduce_prompt", NULL, measured},
+    {"rerank-prompt",     "strategy.rerank_prompt", NULL, measured},
+};
+/* clang-format on */
+enum { N_REMOVED = sizeof removed / sizeof removed[0] };
+
+static bool is_name(size_t i, const char *name)
+{
+    return opt_same_name(removed[i].flag, name, SIZE_MAX) ||
+           (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX));
+}
+
+const char *opt_removed(const char *name, const char *value)
+{
+    for (size_t i = 0; i < N_REMOVED; i++) {
+        const char *of = removed[i].value;
+        if (!of != !value || (of && strcmp(of, value) != 0)) continue;
+        if (is_name(i, name)) return removed[i].instead;
+    }
+    return NULL;
+}
+
+bool opt_removed_section(const char *name)
+{
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < N_REMOVED; i++)
+        if (removed[i].key && strncmp(removed[i].key, name, n) == 0 && removed[i].key[n] == '.')
+            return true;
+    return false;
+}
