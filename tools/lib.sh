@@ -4,20 +4,51 @@ cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kvblend
 
 test_jobs=$(($(nproc) + 2)) # many tests wait for time-outs
 
-say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+say() { if [ -t 2 ]; then printf '\033[1m==> %s\033[0m\n' "$*"; else printf '==> %s\n' "$*"; fi >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
 }
 
-# Debian/Ubuntu packages: to build, and to test (Python for the end-to-end tests).
+# Debian/Ubuntu packages: to build (meson brings Python), and to test.
 build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev libxxhash-dev
-    libyaml-dev liburing-dev libhiredis-dev libssl-dev libopenblas0-pthread libdnnl-dev
-    ca-certificates curl git)
+    libyaml-dev liburing-dev libhiredis-dev libssl-dev ca-certificates curl)
+# GEMM libraries that a worker takes where they measure faster than its own kernels, and git for the bench's version.
+more_packages=(libopenblas0-pthread libdnnl-dev git)
 test_packages=(python3 python3-venv python3-pip redis-server redis-sentinel openssl)
 e2e_packages=(nginx-light) # what kvblend is compared with
 # What kvblend-bench proxy compares with (tools/bench-setup).
 bench_packages=(nginx-light haproxy)
+
+# Run a command for its effect. What it says goes to the file $SETUP_LOG, whose end is shown if the command fails;
+# without such a file, to the terminal.
+quietly() {
+    if [ -z "${SETUP_LOG:-}" ]; then
+        "$@" >&2
+        return
+    fi
+    printf '\n$ %s\n' "$*" >>"$SETUP_LOG"
+    "$@" >>"$SETUP_LOG" 2>&1 || fail_with_log "this failed: $(cut -c 1-80 <<<"$*")"
+}
+
+fail_with_log() {
+    tail -n 12 "$SETUP_LOG" | cut -c 1-200 >&2
+    die "$1 (the whole log: $SETUP_LOG)"
+}
+
+need_tools() {
+    local tool
+    for tool in "$@"; do
+        command -v "${tool%% *}" >/dev/null || die "$tool is missing: please install it"
+    done
+}
+
+# need_space FOLDER MB: building on a full disk ends in errors that do not say so.
+need_space() {
+    local free
+    free=$(df -Pm "$1" | awk 'NR == 2 { print $4 }')
+    [ "$free" -ge "$2" ] || die "the disk of $1 is full: $free MB are free, $2 are needed"
+}
 
 # Install whatever of the given packages is missing; quiet when nothing is.
 need_packages() {
@@ -36,9 +67,8 @@ need_packages() {
         sudo=(sudo)
     fi
     say "installing ${missing[*]}"
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        "${missing[@]}" >&2
+    quietly "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+    quietly "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 # A virtual environment for downloads and tests, made once per user.
