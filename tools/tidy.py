@@ -3,7 +3,7 @@
 
 Layers by include, file and function size, banned calls (with what to use instead), headers without a
 contract comment, modules no test mentions, tabs, long lines, trailing space, unfinished marks, sources
-that no meson.build names.
+that no meson.build names, stops of docs/tour.md that are not there.
 """
 import pathlib
 import re
@@ -168,6 +168,18 @@ def check_built_and_tested(files, findings):
             findings.append(f"{rel}: no test includes {module}.h")
 
 
+def check_tour(findings):
+    """Every `file: function` of the tour is a function defined in that file."""
+    page = (ROOT / "docs/tour.md").read_text()
+    stops = re.findall(r"`([\w/]+\.c): (\w+)`", page)
+    if len(stops) < 20 or len(stops) != len(re.findall(r"\.c:", page)):
+        findings.append("docs/tour.md: stops are not written as `file.c: function`")
+    for rel, name in stops:
+        code = strip_comments((ROOT / rel).read_text()) if (ROOT / rel).exists() else ""
+        if not re.search(rf"^(?!\s)[^;=\n]*\b{name}\([^;{{}}]*\)\n{{", code, flags=re.M):
+            findings.append(f"docs/tour.md: {rel} defines no {name}")
+
+
 def main():
     findings, stats = [], {"functions": 0, "long": []}
     files = tracked()
@@ -176,6 +188,7 @@ def main():
         if f.suffix in (".c", ".h", ".cu", ".cuh"):
             check_file(f, rel, findings, stats)
     check_built_and_tested(files, findings)
+    check_tour(findings)
     for d in LAYERS:
         if (ROOT / d).is_dir() and not (ROOT / d / "README.md").exists():
             findings.append(f"{d}/: no README.md")
