@@ -9,6 +9,12 @@
 static const char measured[] =
     "kvblend-bench quality and throughput measure map_reduce and map_rerank (--strategies)";
 
+static const char fixed_share[] = "ratio says how many tokens are recomputed",
+                  one_schedule[] = "the chosen tokens are recomputed in all layers",
+                  measure_k[] = "hkvd compares K",
+                  no_static[] = "use side, which asks the question as cheaply",
+                  no_hybrid[] = "use qs, which finds what hybrid added";
+
 /* clang-format off */
 static const struct {
     const char *flag;
@@ -21,6 +27,15 @@ static const struct {
     {"map-prompt",        "strategy.map_prompt",    NULL, measured},
     {"reduce-prompt",     "strategy.reduce_prompt", NULL, measured},
     {"rerank-prompt",     "strategy.rerank_prompt", NULL, measured},
+    {"mass",              "worker.mass",            NULL, fixed_share},
+    {"min-ratio",         "worker.min_ratio",       NULL, fixed_share},
+    {"strategy",          "worker.strategy",        "static", no_static},
+    {"strategy",          "worker.strategy",        "hybrid", no_hybrid},
+    /* of requests, profiles and the methods that kvblend-bench compares */
+    {"kvblend.mass",      NULL,                     NULL, fixed_share},
+    {"kvblend.schedule",  NULL,                     NULL, one_schedule},
+    {"kvblend.tensor",    NULL,                     NULL, measure_k},
+    {"kvblend.share",     NULL,                     NULL, no_hybrid},
 };
 /* clang-format on */
 enum { N_REMOVED = sizeof removed / sizeof removed[0] };

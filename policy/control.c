@@ -22,8 +22,7 @@ static const double HIDDEN = 0.05; /* chosen: a load that adds less than this is
 /* Of choices that are equally fast the first: by how little they lose where the floor of their
  * ratio was not measured well (docs/quality.md). */
 static const enum pol_strategy PREFERENCE[] = {
-    POL_STRAT_QS,     POL_STRAT_QUERY, POL_STRAT_HYBRID, POL_STRAT_SIDE,
-    POL_STRAT_STATIC, POL_STRAT_HKVD,  POL_STRAT_SINK,   POL_STRAT_REUSE,
+    POL_STRAT_QS, POL_STRAT_QUERY, POL_STRAT_SIDE, POL_STRAT_HKVD, POL_STRAT_SINK, POL_STRAT_REUSE,
 };
 enum { N_STRATEGIES = sizeof PREFERENCE / sizeof *PREFERENCE, SECTIONS = 7, LOOKS_MAX = 64 };
 
@@ -41,7 +40,7 @@ struct lanes {
     struct place place[POL_CHUNKS_MAX];
     struct rest rest[POL_CHUNKS_MAX + POL_TIERS_MAX]; /* one more per tier: nothing is kept */
     size_t from[POL_TIERS_MAX], n[POL_TIERS_MAX];     /* into place; rest begins at from + tier */
-    size_t n_all, n_scored, n_side;                   /* chunks; with these */
+    size_t n_all, n_side;                             /* chunks; with a sidecar in RAM */
 };
 struct drop { /* how many each tier lets go of */
     uint16_t k[POL_TIERS_MAX];
@@ -109,13 +108,12 @@ static void lanes_make(const struct pol_control_in *in, const struct prompt *p, 
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     size_t at[POL_TIERS_MAX], sum = 0;
     memset(l->n, 0, sizeof l->n);
-    l->n_all = l->n_scored = l->n_side = 0;
+    l->n_all = l->n_side = 0;
     for (size_t i = 0; i < n; i++) {
         const struct pol_chunk_now *c = &in->chunk[i];
-        if (!chunk_usable(p, c, POL_STRAT_REUSE)) continue;
+        if (!chunk_usable(p, c)) continue;
         l->n[c->tier]++;
         l->n_all++;
-        l->n_scored += c->scored;
         l->n_side += c->side;
     }
     for (size_t t = 0; t < p->n_tier; t++) {
@@ -124,7 +122,7 @@ static void lanes_make(const struct pol_control_in *in, const struct prompt *p, 
     }
     for (size_t i = 0; i < n; i++) {
         const struct pol_chunk_now *c = &in->chunk[i];
-        if (!chunk_usable(p, c, POL_STRAT_REUSE)) continue;
+        if (!chunk_usable(p, c)) continue;
         l->place[at[c->tier]++] = (struct place){(uint16_t)i, dearness(p, c)};
     }
     for (size_t t = 0; t < p->n_tier; t++) {
@@ -133,20 +131,17 @@ static void lanes_make(const struct pol_control_in *in, const struct prompt *p, 
     }
 }
 
-/* `static` has no use for chunks without scores. A single chunk without a sidecar makes `side` wait
- * for its tier: such chunks go first. */
-static void lanes_for(const struct pol_control_in *in, const struct prompt *p, enum pol_strategy s,
-                      const struct lanes *all, struct lanes *ret)
+/* A single chunk without a sidecar makes `side` wait for its tier: such chunks go first. */
+static void lanes_for_side(const struct pol_control_in *in, const struct prompt *p,
+                           const struct lanes *all, struct lanes *ret)
 {
     size_t at = 0;
     for (size_t t = 0; t < p->n_tier; t++) {
         const struct place *x = all->place + all->from[t];
         ret->from[t] = at;
-        for (int round = 0; round < (s == POL_STRAT_SIDE ? 2 : 1); round++)
-            for (size_t k = 0; k < all->n[t]; k++) {
-                const struct pol_chunk_now *c = &in->chunk[x[k].chunk];
-                if (s == POL_STRAT_SIDE ? c->side == round : c->scored) ret->place[at++] = x[k];
-            }
+        for (int round = 0; round < 2; round++)
+            for (size_t k = 0; k < all->n[t]; k++)
+                if (in->chunk[x[k].chunk].side == round) ret->place[at++] = x[k];
         ret->n[t] = at - ret->from[t];
         lane_sum(in, ret, t);
     }
@@ -381,11 +376,8 @@ struct choice {
 static const struct lanes *lanes_of(const struct pol_control_in *in, const struct prompt *p,
                                     enum pol_strategy s, const struct lanes *all, struct lanes *own)
 {
-    if (s == POL_STRAT_STATIC
-            ? all->n_scored == all->n_all
-            : s != POL_STRAT_SIDE || all->n_side == 0 || all->n_side == all->n_all)
-        return all;
-    lanes_for(in, p, s, all, own);
+    if (s != POL_STRAT_SIDE || all->n_side == 0 || all->n_side == all->n_all) return all;
+    lanes_for_side(in, p, all, own);
     return own;
 }
 

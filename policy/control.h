@@ -32,7 +32,6 @@ struct pol_chunk_now {
     int tier;       /* that holds it; -1: none */
     uint64_t bytes; /* to load: all stored layers */
     bool side;      /* its sidecar is in RAM: `side` need not wait for the record */
-    bool scored;    /* its stored scores are known: without them `static` computes it */
 };
 struct pol_strat_now {
     bool allowed;

@@ -43,7 +43,7 @@ struct set { /* of reused chunks */
 void prompt_make(const struct pol_control_in *in, struct prompt *ret);
 /* As if no prefix were held. */
 void prompt_drop_prefix(struct prompt *p);
-bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c, enum pol_strategy s);
+bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c);
 static inline double chunk_pairs(const struct pol_chunk_now *c) /* every row of it as a query */
 {
     return (double)c->n * ((double)c->tok0 + ((double)c->n + 1) / 2);

@@ -8,8 +8,8 @@ const char *pol_mode_name(enum pol_mode m)
 
 const char *pol_strategy_name(enum pol_strategy s)
 {
-    static const char *const name[] = {"default", "full", "prefix", "reuse",  "hkvd",  "sink",
-                                       "query",   "qs",   "side",   "static", "hybrid"};
+    static const char *const name[] = {"default", "full",  "prefix", "reuse", "hkvd",
+                                       "sink",    "query", "qs",     "side"};
     return (unsigned)s < POL_STRAT_COUNT ? name[s] : "unknown";
 }
 
@@ -34,8 +34,7 @@ static double ratio_of(const struct pol_plan_in *in)
 
 static bool scores_by_suffix(enum pol_strategy s)
 {
-    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE ||
-           s == POL_STRAT_HYBRID;
+    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE;
 }
 
 /* Token-layers, as shares of a token's: whatever is not reused runs in full, and where the suffix

@@ -21,8 +21,6 @@ enum pol_strategy {
     POL_STRAT_QUERY,
     POL_STRAT_QS,
     POL_STRAT_SIDE,
-    POL_STRAT_STATIC,
-    POL_STRAT_HYBRID,
     POL_STRAT_COUNT
 };
 

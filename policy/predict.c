@@ -114,10 +114,8 @@ void prompt_make(const struct pol_control_in *in, struct prompt *p)
     }
 }
 
-bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c, enum pol_strategy s)
+bool chunk_usable(const struct prompt *p, const struct pol_chunk_now *c)
 {
-    if (s == POL_STRAT_FULL || s == POL_STRAT_PREFIX) return false;
-    if (s == POL_STRAT_STATIC && !c->scored) return false;
     return c->n > 0 && c->tier >= 0 && (size_t)c->tier < p->n_tier && p->reachable[c->tier] &&
            (double)c->tok0 >= p->prefix;
 }
@@ -240,12 +238,12 @@ static void add_main(struct walk *w, const struct prompt *p, const struct rows *
 }
 
 /* Everything but the prefix runs up to the check layer, where the choice falls. */
-static void add_check(struct walk *w, const struct prompt *p, const struct rows *r, unsigned loaded)
+static void add_check(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     struct pol_work k = {.layers = 1, .rows = r->all, .pairs = r->all_pairs};
     add(w, 0, 1, WAIT_NOTHING, &k);
     k.kv_rows = r->all;
-    k.places = loaded > 1 ? 0 : p->prefix;
+    k.places = p->prefix;
     add(w, 1, p->check, WAIT_PREFIX, &k);
     k.rows = p->check + 1 == p->L ? 1 : r->main;
     k.pairs = p->check + 1 == p->L ? p->tokens : r->main_pairs;
@@ -261,13 +259,13 @@ static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
     ret->n = 0;
     /* K,V of layer 0 for all tokens. */
     add(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
-    if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_HYBRID)) {
+    if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS)) {
         add_query_pass(ret, p, &r);
         if (r.missed <= 0) loaded = p->score_hi; /* else chunks stood elsewhere when asked */
     }
     if (r.choose && s == POL_STRAT_SIDE) add_side_pass(ret, p, &r);
-    if (r.choose && p->check > 0 && (s == POL_STRAT_HKVD || s == POL_STRAT_HYBRID)) {
-        add_check(ret, p, &r, loaded);
+    if (r.choose && p->check > 0 && s == POL_STRAT_HKVD) {
+        add_check(ret, p, &r);
         lo = p->check + 1;
     }
     add_main(ret, p, &r, lo, loaded);
@@ -358,9 +356,10 @@ static void set_make(const struct pol_control_in *in, const struct prompt *p, en
 {
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     *ret = (struct set){0};
+    if (s == POL_STRAT_FULL || s == POL_STRAT_PREFIX) return;
     for (size_t i = 0; i < n; i++) {
         const struct pol_chunk_now *c = &in->chunk[i];
-        if (!reuse[i] || !chunk_usable(p, c, s)) continue;
+        if (!reuse[i] || !chunk_usable(p, c)) continue;
         ret->n++;
         ret->tokens += (double)c->n;
         ret->pairs += chunk_pairs(c);

@@ -61,7 +61,8 @@ enum {
 
 enum record_score { /* per token; what they mean is the fusor's business (kv_io.h) */
                     RECORD_SCORE_SENSITIVITY,
-                    RECORD_SCORE_STATIC,
+                    RECORD_SCORE_STATIC, /* reserved: earlier releases filled it in, the
+                                            version's layout has room for it; nobody reads it */
                     RECORD_SCORE_COUNT
 };
 

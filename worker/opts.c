@@ -88,14 +88,10 @@ static const struct opt_def defs[] = {
     {"profile", OPT_STR, NULL, 0, 0, NULL,
      "What kvblend-bench calibrate has written for the model; default: the one it left in the "
      "cache folder, else shares of the depth."},
-    {"strategy", OPT_ENUM, NULL, 0, 0, "qs|query|side|static|hybrid|hkvd|sink|reuse|prefix|full",
+    {"strategy", OPT_ENUM, NULL, 0, 0, "qs|query|side|hkvd|sink|reuse|prefix|full",
      "Strategy of mode auto and blend; default: the profile's."},
     {"ratio", OPT_DOUBLE, NULL, 0, 1, NULL,
      "Share of reused tokens to recompute; default: the profile's."},
-    {"mass", OPT_DOUBLE, "0", 0, 1, NULL,
-     "Recompute as few tokens as hold this share of the selection score, between --min-ratio and "
-     "--ratio; 0: as many as --ratio says."},
-    {"min-ratio", OPT_DOUBLE, "0.02", 0, 1, NULL, "Least share to recompute where --mass decides."},
     {"guard-sample", OPT_DOUBLE, "0.01", 0, 1, NULL,
      "Share of blended requests that the guard compares with a full prefill in idle time; 0: none, "
      "and no reaction."},
@@ -179,8 +175,6 @@ static void take(struct wk_opts *r, struct opts *o)
                           .max_queue = (unsigned)opt_int(o, "max-queue"),
                           .order = order_of(opt_str(o, "order")),
                           .ratio = opt_given(o, "ratio") ? opt_double(o, "ratio") : -1,
-                          .mass = opt_double(o, "mass"),
-                          .min_ratio = opt_double(o, "min-ratio"),
                           .guard_sample = opt_double(o, "guard-sample"),
                           .guard_kl = opt_double(o, "guard-kl"),
                           .strategy_given = *opt_str(o, "strategy") != 0,

@@ -76,9 +76,8 @@ struct wk_opts {
     enum kn_weights weights;
     int kv_dtype; /* enum kn_dtype, -1 = auto */
     unsigned threads, ctx, max_running, max_queue;
-    enum pol_order order; /* of the queue */
-    double ratio;         /* < 0: the profile's */
-    double min_ratio, mass;
+    enum pol_order order;             /* of the queue */
+    double ratio;                     /* < 0: the profile's */
     double guard_sample, guard_kl;    /* guard_kl 0: by the profile */
     bool strategy_given, ratio_given; /* by the operator: the controller keeps to them */
     bool controller;
@@ -303,9 +302,7 @@ struct wk_mode {
     enum api_mode asked; /* for the report */
     bool has_strategy;
     enum fus_strategy strategy;
-    enum fus_tensor tensor;
-    enum fus_schedule schedule;
-    double ratio, min_ratio, mass, max_ttft_ms; /* -1 = not given */
+    double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
     bool store;
     char ns[512];
     const char *separator;

@@ -27,39 +27,11 @@ enum fus_strategy {             /* what each needs: strategy.c */
                     FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
                     FUS_QS,     /* that times the tokens' context sensitivity (7.3) */
                     FUS_SIDE,   /* the same from the chunks' K of one layer alone */
-                    FUS_STATIC, /* by scores stored with the chunks, nothing is asked of the prompt
-                                 */
-                    FUS_HYBRID, /* a part of the tokens by deviation, the others as qs */
                     FUS_STRATEGY_COUNT
 };
 const char *fus_strategy_name(enum fus_strategy s);
 int fus_strategy_parse(const char *name, enum fus_strategy *ret); /* 1 found, 0 unknown */
-bool fus_strategy_reads_scores(enum fus_strategy s); /* what is measured of chunks (fus_sense) */
-
-enum fus_tensor {                     /* what deviation is measured by */
-                  FUS_TENSOR_DEFAULT, /* the model's, else K */
-                  FUS_TENSOR_K,
-                  FUS_TENSOR_V,
-                  FUS_TENSOR_KV, /* both, each as a multiple of its mean */
-                  FUS_TENSOR_COUNT
-};
-const char *fus_tensor_name(enum fus_tensor t);               /* "default", "K", "V", "KV" */
-int fus_tensor_parse(const char *name, enum fus_tensor *ret); /* 1 found, 0 unknown */
-
-/* How many of the chosen tokens are rows in which layer; the mean over the layers is the ratio. The
- * first choice is the widest set; what leaves it keeps its fresh KV up to there and has its stored
- * one behind. By deviation the tokens are compared again in every layer where the set shrinks. */
-enum fus_schedule {
-    FUS_SCHEDULE_DEFAULT, /* the strategy's own */
-    FUS_SINGLE,           /* all of them in all layers */
-    FUS_EARLY,            /* next to none in the last sixth, which answers hardly depend on */
-    FUS_TWO_STAGE,        /* twice as many up to an eighth of the depth */
-    FUS_LINEAR,           /* from 1.3 to 0.7 of the ratio */
-    FUS_GEOMETRIC,        /* by a fifth every layer, from 2.7 to 0.8 of the ratio in 30 layers */
-    FUS_SCHEDULE_COUNT
-};
-const char *fus_schedule_name(enum fus_schedule s); /* "default", "single", … */
-int fus_schedule_parse(const char *name, enum fus_schedule *ret);
+bool fus_strategy_reads_scores(enum fus_strategy s); /* chunks' sensitivity (fus_sense) */
 
 #define FUS_KV_AUTO UINT64_MAX
 struct fus_core_opts {
@@ -148,18 +120,12 @@ struct fus_plan {
     const struct fus_capture *capture;
     size_t n_capture;
     enum fus_strategy strategy;
-    float ratio; /* share of reused chunk tokens to recompute, 0…1 */
-    /* By score only: as few tokens as hold this share of it, ratio_min at least and ratio at most;
-     * 0: as many as ratio says. */
-    float mass, ratio_min;
+    float ratio;          /* share of reused chunk tokens to recompute, 0…1 */
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
     unsigned check_layer; /* hkvd; 0 = default 1 */
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
-    float hybrid_share;          /* hybrid: part of the budget by deviation, 0…1; 0 = default */
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX; 0 = default */
-    enum fus_tensor tensor;      /* hkvd, hybrid */
-    enum fus_schedule schedule;  /* hkvd, hybrid */
     unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */
     uint32_t
         logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
@@ -172,7 +138,7 @@ struct fus_report { /* what happened */
     uint32_t n_failed_ranges; /* sources that failed and were computed instead */
     double deviation_left;    /* hkvd: share of deviation mass not recomputed; -1 = not measured */
     double score_left;        /* by score: share of it that is not recomputed; -1 */
-    uint32_t n_sensed;        /* reused tokens whose stored score was known and asked */
+    uint32_t n_sensed;        /* reused tokens whose sensitivity was known and asked */
     double compute_ms;        /* inside the steps, without waiting for stored KV */
     double
         cost; /* token-layers computed / (n_tok * L), both passes of query; rows that only get K,V
@@ -254,10 +220,8 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
 /* Measure an isolated chunk with another one, the neighbour. Context sensitivity (blending.md 7.3):
  * the chunk runs once more behind the neighbour, up to the middle layer, and is compared with its
  * stored KV; ret_score[i] becomes the larger of itself and token i's change: the mean over layers
- * 1…L/2 of |dK|/|K| + |dV|/|V|. Static score: the neighbour's first tokens run behind the chunk as
- * a question would, over its stored KV; what they attend to, the mean over rows, heads and the
- * layers of `query`, is added to ret_static[i]. Zero both, then measure with a few real neighbours.
- * Steps as a prefill. */
+ * 1…L/2 of |dK|/|K| + |dV|/|V|. Zero it, then measure with a few real neighbours. Steps as a
+ * prefill. */
 struct fus_sense {
     int32_t sink_token;    /* as the chunk was built, -1: none */
     const int32_t *before; /* the neighbour; copied */
@@ -267,7 +231,6 @@ struct fus_sense {
     uint32_t n;
     struct kv_source src; /* its isolated KV */
     float *ret_score;     /* [n], valid until prefill_end; untouched when it fails */
-    float *ret_static;    /* the same, or NULL: not measured */
     const atomic_bool *cancel;
 };
 /* On success the sources are the prefill's, on failure the caller's. -ENOTSUP: one layer only. */

@@ -16,12 +16,6 @@ struct kv_layer {
     enum kn_dtype dtype;
 };
 
-enum kv_score {
-    KV_SCORE_SENSITIVITY, /* how much its KV changes behind other text (blending.md 7.3) */
-    KV_SCORE_STATIC,      /* how much it matters whatever is asked: for the strategy `static` */
-    KV_SCORE_COUNT
-};
-
 struct kv_source {
     const struct kv_source_ops *ops;
     void *ctx;
@@ -36,9 +30,9 @@ struct kv_source_ops {
     /* Would layer() return at once? 1 yes, 0 it would wait, <0 it has failed (layer() says how).
      * Never waits. May be NULL: always 1. */
     int (*ready)(void *ctx, unsigned layer);
-    /* What the range's record knows of its tokens, [n]: 1 copied, 0 not measured yet. Never waits.
-     * May be NULL: never known. */
-    int (*scores)(void *ctx, enum kv_score kind, float *ret);
+    /* How much each token's KV changes behind other text (blending.md 7.3), [n]: 1 copied, 0 not
+     * measured yet. Never waits. May be NULL: never known. */
+    int (*sensitivity)(void *ctx, float *ret);
     /* The record's sidecar, K of one layer [n, G, K] (before RoPE), resident apart from it: 1 and
      * ret->k (ret->v NULL), 0 it has none for that layer. Borrow until release(). Never waits. May
      * be NULL: never. */

@@ -46,9 +46,9 @@ static int make_block(struct fus_prefill *f)
                  att = carve(&d, slice_max(f) * g->H * g->K, 4), tok = carve(&h, T, 4),
                  pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), ask = carve(&h, T, 4),
                  slot = carve(&h, T, 4), row = carve(&h, T, 4), score = carve(&h, T, 4),
-                 dev = carve(&h, T, 4), dev_v = carve(&h, T, 4), cs = carve(&h, T, 4),
-                 cand = carve(&h, T, 4), pick = carve(&h, T, 4), sel = carve(&h, T, 4),
-                 chosen = carve(&h, T, 1), logits = carve(&h, f->n_logits * g->V, 4);
+                 dev = carve(&h, T, 4), cs = carve(&h, T, 4), cand = carve(&h, T, 4),
+                 pick = carve(&h, T, 4), sel = carve(&h, T, 4), chosen = carve(&h, T, 1),
+                 logits = carve(&h, f->n_logits * g->V, 4);
     int r = fus_core_take_block(f->core, d, h, &f->block);
     if (r < 0) return r;
     char *device = f->block.device, *shared = f->block.shared;
@@ -65,7 +65,6 @@ static int make_block(struct fus_prefill *f)
     f->row = (int32_t *)(void *)(shared + row);
     f->score = (float *)(void *)(shared + score);
     f->dev = (float *)(void *)(shared + dev);
-    f->dev_v = (float *)(void *)(shared + dev_v);
     f->cand_score = (float *)(void *)(shared + cs);
     f->cand = (int32_t *)(void *)(shared + cand);
     f->pick = (int32_t *)(void *)(shared + pick);
@@ -115,8 +114,8 @@ static void refuse_captures(struct fus_prefill *f)
 /* In the order of need: with a blind pass the layer that it asks comes first. */
 static void prefetch(struct fus_prefill *f)
 {
-    const bool only_deviation = f->how->by_deviation && !f->how->pass;
-    const unsigned first = only_deviation ? f->plan.check_layer : 1, side = f->plan.side_layer;
+    const unsigned first = f->how->by_deviation ? f->plan.check_layer : 1,
+                   side = f->plan.side_layer;
     struct kv_layer got;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
@@ -156,7 +155,6 @@ void fus_restart(struct fus_prefill *f)
     memcpy(f->tok, f->plan.tok, f->plan.n_tok * sizeof(*f->tok));
     memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
     memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
-    memset(f->dev_v, 0, f->plan.n_tok * sizeof(*f->dev_v));
     memset(f->chosen, CHOICE_OUT, f->plan.n_tok);
     f->stage = STAGE_LAYER0;
     f->layer = 0;
@@ -165,7 +163,7 @@ void fus_restart(struct fus_prefill *f)
     f->loaded_to = 1;
     f->done_to = 0;
     f->checked = false;
-    f->n_sel = f->n_chosen = 0;
+    f->n_sel = 0;
     f->report.deviation_left = f->report.score_left = -1;
 }
 
@@ -313,7 +311,7 @@ static void close_ranks(struct fus_prefill *f)
         f->slot[i] = (int32_t)(f->report.n_prefix + i);
 }
 
-/* After a choosing layer's K,V: rows of reused tokens that were not chosen end here. The others
+/* After the check layer's K,V: rows of reused tokens that were not chosen end here. The others
  * move up in place, so in order: one block. */
 static int drop_rows(struct fus_prefill *f)
 {
@@ -364,9 +362,7 @@ static int begin_main(struct fus_prefill *f)
     f->layer = 0;
     f->checked = !f->chooses || !f->how->by_deviation;
     if (!f->checked) return rows_from_embeddings(f, true);
-    if (f->chooses && f->how->by_stored) fus_select_stored(f);
-    const bool now = f->chooses && (f->how->pass || f->how->by_stored);
-    const int r = now ? fus_select(f) : 0;
+    const int r = f->chooses && f->how->pass ? fus_select(f) : 0;
     return r < 0 ? r : rows_from_embeddings(f, false);
 }
 
@@ -402,13 +398,11 @@ static int step_layer0(struct fus_prefill *f)
 
 static bool is_choice_layer(const struct fus_prefill *f)
 {
-    if (f->stage != STAGE_MAIN) return false;
-    return f->checked ? fus_select_again(f) : f->layer == f->plan.check_layer;
+    return f->stage == STAGE_MAIN && !f->checked && f->layer == f->plan.check_layer;
 }
 
 /* What has to be in the pages before this layer runs. Up to the check layer all chunk tokens are
- * rows, and their fresh K,V there are kept: chunks are placed only behind it. Where the set shrinks
- * later on, the rows that leave have written theirs by then. */
+ * rows, and their fresh K,V there are kept: chunks are placed only behind it. */
 static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
 {
     if (f->stage == STAGE_SCORE && f->how->pass == PASS_SIDE)
@@ -425,8 +419,7 @@ bool fus_prefill_ready(const struct fus_prefill *f)
 {
     const bool in_layers = f->stage == STAGE_SCORE || f->stage == STAGE_MAIN;
     if (!in_layers || f->part != PART_STORED) return true;
-    if (is_choice_layer(f) && f->how->by_deviation)
-        return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
+    if (is_choice_layer(f)) return fus_reuse_ready(f, f->layer, BRING_CHUNKS);
     if (f->layer < f->loaded_to) return true;
     return fus_reuse_ready(f, f->layer, wanted_in_pages(f));
 }
@@ -435,10 +428,10 @@ bool fus_prefill_ready(const struct fus_prefill *f)
 static int bring_layer(struct fus_prefill *f)
 {
     const enum fus_bring what = wanted_in_pages(f);
-    const bool placed = f->layer < f->loaded_to, compares = f->at_choice && f->how->by_deviation;
-    if (placed && !compares) return 0;
+    const bool placed = f->layer < f->loaded_to;
+    if (placed && !f->at_choice) return 0;
     const uint64_t since = clock_ns();
-    int r = fus_reuse_fetch(f, f->layer, compares ? BRING_CHUNKS : what);
+    int r = fus_reuse_fetch(f, f->layer, f->at_choice ? BRING_CHUNKS : what);
     f->report.compute_ms -= clock_ms_since(since); /* waiting is not computing */
     if (r == 0 && !placed) {
         kn_hold(f->core->dev, f->n_rows > 0); /* the layer itself follows */
@@ -461,7 +454,7 @@ static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row
     struct fus_prefill *f = ctx;
     int r = 0;
     if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
-    if (f->at_choice && f->how->by_deviation) r = fus_deviation_rows(f, st, row0, m, k, v, ld);
+    if (f->at_choice) r = fus_deviation_rows(f, st, row0, m, k, ld);
     if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
     return r;
 }
@@ -503,11 +496,10 @@ static int step_a(struct fus_prefill *f)
     const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
     if (f->layer > 0) {
         struct fus_phase p = phase(f);
-        const bool looks =
-            f->n_capture || fus_sense_on(f) || (f->at_choice && f->how->by_deviation);
+        const bool looks = f->n_capture || fus_sense_on(f) || f->at_choice;
         p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
         p.hook_ctx = f;
-        p.goes_on = f->at_choice ? !fus_select_looks(f) : !p.hook;
+        p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
         int r = fus_phase_a(&p, f->row0, m);
         if (r < 0) return r;
     }
@@ -595,11 +587,6 @@ static int step_head(struct fus_prefill *f)
 
 static int end_of_score(struct fus_prefill *f)
 {
-    if (f->sense.asks) {
-        fus_sense_asked(f);
-        finish(f);
-        return 0;
-    }
     fus_score_spread(f);
     if (f->how->by_sensitivity) fus_select_weigh(f);
     /* Blind rows stood in the chunks' place, or chunks in that of missed ones: all comes again. */
@@ -638,14 +625,14 @@ static int step_first_half(struct fus_prefill *f)
     if (f->part == PART_STORED) {
         const bool apart = f->pace && tokens_to_bring(f) > 0;
         const int r = step_stored(f);
-        if (r == -EAGAIN && f->sense.asks) return -EIO; /* nothing left to measure */
         if (r == -EAGAIN) fus_restart(f); /* a source failed: again, with its range as a miss */
         if (r == -EAGAIN || apart) return 0;
         if (r < 0) return r;
     }
     const int r = step_a(f);
     if (r < 0 || f->part != PART_B || !fus_sense_on(f) || !fus_sense_last(f)) return r;
-    if (!fus_sense_done(f)) finish(f);
+    fus_sense_done(f);
+    finish(f);
     return 0;
 }
 

@@ -14,10 +14,8 @@ enum fus_pass { /* what runs before the selected rows do */
 struct fus_method { /* what a strategy needs */
     const char *name;
     enum fus_pass pass;
-    bool by_deviation;          /* everything runs up to the check layer; its deviation counts */
-    bool by_sensitivity;        /* the pass's score is multiplied with the tokens' sensitivity */
-    bool by_stored;             /* scores that lie with the chunks decide alone */
-    enum fus_schedule schedule; /* unless another is asked for */
+    bool by_deviation;   /* everything runs up to the check layer; its deviation of K decides */
+    bool by_sensitivity; /* the pass's score is multiplied with the tokens' sensitivity */
 };
 
 enum fus_kind {                /* what becomes of a prompt token */
@@ -57,12 +55,11 @@ struct pre_capture {
     bool open;           /* done() not called yet */
 };
 
-struct pre_sense {        /* a measurement instead of a prompt; its halves: sense.c */
-    struct kv_source src; /* the chunk's isolated KV in the first half, else ops NULL */
+struct pre_sense {        /* a measurement instead of a prompt: sense.c */
+    struct kv_source src; /* the chunk's isolated KV, else ops NULL */
     struct kv_layer cur;
-    uint32_t head, tok0, n; /* sink tokens; where the chunk stands; its length */
-    float *ret_score, *ret_static;
-    bool asks; /* this is the second half */
+    uint32_t tok0, n; /* where the chunk stands; its length */
+    float *ret_score;
 };
 
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
@@ -86,31 +83,31 @@ struct fus_prefill {
 
     /* the work block and its parts */
     struct fus_block block;
-    uint8_t *kind;      /* [n_tok] enum fus_kind */
-    float *emb;         /* [n_tok, D] dev */
-    float *x;           /* [n_tok, D] dev, residual of the current rows */
-    int32_t *tok;       /* [n_tok] the prompt */
-    int32_t *pos_all;   /* [n_tok] 0, 1, 2, … */
-    int32_t *pos;       /* [n_tok] positions of the current rows */
-    int32_t *ask;       /* [n_tok] the same in a prompt without the missed chunks */
-    int32_t *slot;      /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
-    int32_t *row;       /* [n_tok] rows that stay behind a choosing layer */
-    float *score;       /* [n_tok] attention mass or stored score, by token */
-    float *dev, *dev_v; /* [n_tok] deviation; of V where both tensors count */
-    float *cand_score;  /* [n_tok] of the candidates only; room for other things before */
-    int32_t *cand;      /* [n_tok] their positions */
-    int32_t *pick;      /* [n_tok] those of them that were taken */
-    int32_t *sel;       /* [n_tok] selected positions, ascending */
-    uint8_t *chosen;    /* [n_tok] enum fus_choice */
-    float *att;         /* [rows of a slice, H*K] dev */
-    float *keep_q;      /* [n_suffix, H*K] dev */
-    float *keep_lse;    /* [n_suffix, H] dev */
-    float *logits;      /* [n_logits, V] or NULL */
+    uint8_t *kind;     /* [n_tok] enum fus_kind */
+    float *emb;        /* [n_tok, D] dev */
+    float *x;          /* [n_tok, D] dev, residual of the current rows */
+    int32_t *tok;      /* [n_tok] the prompt */
+    int32_t *pos_all;  /* [n_tok] 0, 1, 2, … */
+    int32_t *pos;      /* [n_tok] positions of the current rows */
+    int32_t *ask;      /* [n_tok] the same in a prompt without the missed chunks */
+    int32_t *slot;     /* [n_tok] where their KV stands while chunks are not seen (PASS_SIDE) */
+    int32_t *row;      /* [n_tok] rows that stay behind a choosing layer */
+    float *score;      /* [n_tok] attention mass, by token */
+    float *dev;        /* [n_tok] deviation of K */
+    float *cand_score; /* [n_tok] of the candidates only; room for other things before */
+    int32_t *cand;     /* [n_tok] their positions */
+    int32_t *pick;     /* [n_tok] those of them that were taken */
+    int32_t *sel;      /* [n_tok] selected positions, ascending */
+    uint8_t *chosen;   /* [n_tok] enum fus_choice */
+    float *att;        /* [rows of a slice, H*K] dev */
+    float *keep_q;     /* [n_suffix, H*K] dev */
+    float *keep_lse;   /* [n_suffix, H] dev */
+    float *logits;     /* [n_logits, V] or NULL */
     size_t n_logits;
 
     size_t n_rows, n_reusable, n_home, n_missed, n_suffix;
-    size_t n_sel, n_chosen; /* selected; of those still rows */
-    size_t budget;          /* tokens, the mean over the layers from the check layer on */
+    size_t n_sel;  /* selected */
+    size_t budget; /* tokens */
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
     size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
@@ -119,7 +116,7 @@ struct fus_prefill {
     unsigned loaded_to; /* layers below are in the pages */
     unsigned done_to;   /* layers below have been waited for */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
-    bool at_choice;     /* in this layer tokens are chosen, before phase B */
+    bool at_choice;     /* at the check layer, where tokens are chosen before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */
     bool finished;
     double token_layers;
@@ -130,16 +127,11 @@ struct fus_prefill {
 int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
 void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
 size_t fus_select_budget(const struct fus_prefill *f);
-/* Choose by what the strategy has gathered in score and dev: first among the reusable tokens, which
- * sets sel, n_sel and what the report says is left, then in later layers among those still rows. */
+/* Choose among the reusable tokens by what the strategy has gathered in score or dev: sets sel,
+ * n_sel and what the report says is left. */
 int fus_select(struct fus_prefill *f);
-/* The next choice reads scores on the host, not only what was chosen by them: whoever calls has
- * waited for them. */
-bool fus_select_looks(const struct fus_prefill *f);
-bool fus_select_again(const struct fus_prefill *f); /* this layer's set is smaller */
 void fus_select_sink(struct fus_prefill *f);
-void fus_select_weigh(struct fus_prefill *f);  /* the score times what ranges know */
-void fus_select_stored(struct fus_prefill *f); /* the score is what ranges know */
+void fus_select_weigh(struct fus_prefill *f); /* the score times what ranges know */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
 /* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
@@ -159,7 +151,7 @@ void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi);
 void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
                       size_t m, const float *k, const float *v, size_t ld);
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, const float *v, size_t ld);
+                       const float *k, size_t ld);
 /* What the suffix, the last of the rows at these positions, attends to in a layer, among the keys
  * before it: how many those are. */
 size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos);
@@ -178,18 +170,15 @@ void fus_range_release(struct pre_range *g);
 int fus_share_prefix(struct fus_prefill *f);
 
 /* sense.c: nothing happens in them unless a chunk is measured */
-bool fus_sense_on(const struct fus_prefill *f);   /* in the first half */
+bool fus_sense_on(const struct fus_prefill *f);
 bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */
 int fus_sense_fetch(struct fus_prefill *f);
 int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
                    const float *k, const float *v, size_t ld);
-bool fus_sense_done(struct fus_prefill *f); /* the first half is; true: the second one begins */
-void fus_sense_asked(struct fus_prefill *f);
+void fus_sense_done(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
 /* strategy.c */
-/* Recomputed tokens in this layer as a multiple of the budget; the mean over [first, L) is 1. */
-double fus_schedule_share(enum fus_schedule s, unsigned first, unsigned layer, unsigned L);
 const struct fus_method *fus_method_of(enum fus_strategy s);
 
 /* prefill.c */

@@ -2,11 +2,14 @@
  *
  * File: one JSON object with the fields of struct fus_profile by name, "losses" as
  * {strategy: [loss or null, one for each of "ratios"]}. A field that is missing is the
- * default's, but a file that measured anything has no losses of another model mixed in. */
+ * default's, but a file that measured anything has no losses of another model mixed in. What
+ * earlier releases wrote and this one has no use for is passed over, and the reader told (ignored);
+ * where that would change what the profile chose, the file is refused. */
 #include "fusor/core/profile.h"
 
 #include "base/assert.h"
 #include "base/buf.h"
+#include "base/opt_removed.h"
 
 #include <fcntl.h>
 #include <jansson.h>
@@ -50,7 +53,6 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .sense_power = FUS_SENSE_POWER_DEFAULT,
                             .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
-                            .tensor = FUS_TENSOR_K,
                             .sink_tokens = 1,
                             .strategy = FUS_QS,
                             .ratio = 0.15,
@@ -119,13 +121,24 @@ static const char *text(struct reader *d, const char *key)
     return "";
 }
 
+static void ignore(struct fus_profile *p, const char *what)
+{
+    const size_t n = strlen(p->ignored);
+    (void)snprintf(p->ignored + n, sizeof p->ignored - n, "%s%s", n ? ", " : "", what);
+}
+
 static void read_names(struct reader *d, struct fus_profile *p)
 {
     const char *tensor = text(d, "tensor"), *strategy = text(d, "strategy");
-    if (*tensor && fus_tensor_parse(tensor, &p->tensor) != 1 && d->r == 0)
-        d->r = err_set(d->err, -EINVAL, "%s: tensor \"%.20s\" is none of K, V and KV", d->path,
-                       tensor);
-    if (*strategy && fus_strategy_parse(strategy, &p->strategy) != 1 && d->r == 0)
+    const char *gone = opt_removed("strategy", strategy);
+    if (*tensor && strcmp(tensor, "K") != 0 && d->r == 0)
+        d->r = err_set(d->err, -EINVAL, "%s: tensor %.20s was removed; %s: calibrate again",
+                       d->path, tensor, opt_removed("kvblend.tensor", NULL));
+    if (*tensor) ignore(p, "tensor");
+    if (!*strategy || d->r < 0 || fus_strategy_parse(strategy, &p->strategy) == 1) return;
+    if (gone)
+        d->r = err_set(d->err, -EINVAL, "%s: strategy %s was removed; %s", d->path, strategy, gone);
+    else
         d->r = err_set(d->err, -EINVAL, "%s: unknown strategy \"%.32s\"", d->path, strategy);
 }
 
@@ -163,7 +176,8 @@ static void read_losses(struct reader *d, struct fus_profile *p)
     json_object_foreach((json_t *)all, name, of)
     {
         enum fus_strategy s;
-        if (fus_strategy_parse(name, &s) != 1) continue; /* of a later version */
+        if (opt_removed("strategy", name)) ignore(p, name);
+        if (fus_strategy_parse(name, &s) != 1) continue; /* or of a later version */
         if (json_array_size(of) != p->n_ratios) {
             d->r = err_set(d->err, -EINVAL, "%s: \"%.32s\" does not have a loss for each ratio",
                            d->path, name);
@@ -235,14 +249,13 @@ static json_t *number_or_null(double v)
 
 json_t *fus_profile_json(const struct fus_profile *p)
 {
-    json_t *root =
-        json_pack("{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:s, s:i, s:s, s:f, s:f, s:f, s:s}",
-                  "version", FILE_VERSION, "fingerprint", p->fingerprint, "score_lo",
-                  (int)p->score_lo, "score_hi", (int)p->score_hi, "side_layer", (int)p->side_layer,
-                  "sense_power", p->sense_power, "neighbours", (int)p->neighbours, "check_layer",
-                  (int)p->check_layer, "tensor", fus_tensor_name(p->tensor), "sink_tokens",
-                  (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio",
-                  p->ratio, "loss", p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
+    json_t *root = json_pack(
+        "{s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:s}", "version",
+        FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo, "score_hi",
+        (int)p->score_hi, "side_layer", (int)p->side_layer, "sense_power", p->sense_power,
+        "neighbours", (int)p->neighbours, "check_layer", (int)p->check_layer, "sink_tokens",
+        (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio", p->ratio, "loss",
+        p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
     json_t *ratios = json_array(), *losses = json_object();
     for (size_t i = 0; i < p->n_ratios; i++)
         json_array_append_new(ratios, json_real(p->ratios[i]));
@@ -318,7 +331,6 @@ void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan)
     if (plan->check_layer == 0) plan->check_layer = p->check_layer;
     if (plan->side_layer == 0) plan->side_layer = p->side_layer;
     if (plan->sense_power == 0) plan->sense_power = (float)p->sense_power;
-    if (plan->tensor == FUS_TENSOR_DEFAULT) plan->tensor = p->tensor;
     if (plan->score_hi != 0) return;
     plan->score_lo = p->score_lo;
     plan->score_hi = p->score_hi;

@@ -1,5 +1,5 @@
-/* profile: what calibration has found out about one model: layers, tensor, sink, and how much each
- * strategy loses at each ratio.
+/* profile: what calibration has found out about one model: layers, sink, and how much each strategy
+ * loses at each ratio.
  *
  * A JSON file, written by `kvblend-bench calibrate`, read by the worker at start-up (--profile,
  * else the one that calibrate has left in the cache folder under the model's fingerprint). A model
@@ -17,13 +17,12 @@ enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_M
 
 struct fus_profile {
     char fingerprint[FUS_FINGERPRINT_BYTES]; /* of weights and configuration, hex; "" = any model */
-    unsigned score_lo, score_hi;             /* query, qs, hybrid: layers [lo, hi) */
+    unsigned score_lo, score_hi;             /* query, qs: layers [lo, hi) */
     unsigned side_layer;                     /* whose K is the sidecar, 1…L-1; 0 = none */
     double sense_power;                      /* qs: to which sensitivity counts, above 0 */
     unsigned neighbours;  /* chunks that each chunk is measured with, 1…FUS_NEIGHBOURS_MAX */
-    unsigned check_layer; /* hkvd, hybrid */
-    enum fus_tensor tensor;
-    unsigned sink_tokens;       /* that chunks are built behind: 0 or 1 */
+    unsigned check_layer; /* hkvd */
+    unsigned sink_tokens; /* that chunks are built behind: 0 or 1 */
     enum fus_strategy strategy; /* of a request that names none */
     double ratio;               /* of a request that names none: keeps `loss` with `strategy` */
     double loss;                /* what that may lose: the quality floor */
@@ -32,11 +31,13 @@ struct fus_profile {
     size_t n_ratios;
     double losses[FUS_STRATEGY_COUNT][FUS_PROFILE_RATIOS_MAX]; /* NAN: not measured */
     char measured[160]; /* on what, when, with which command; for people */
+    char ignored[120];  /* what the file says that an earlier release knew; "": nothing */
 };
 void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret);
 /* As in a profile and in the name of its file, of weights and configuration. */
 void fus_profile_fingerprint(const struct model_cfg *cfg, char ret[FUS_FINGERPRINT_BYTES]);
-/* 0; -ENOENT; -EINVAL with a sentence: not JSON, a layer the model lacks, a wrong fingerprint. */
+/* 0; -ENOENT; -EINVAL with a sentence: not JSON, a layer the model lacks, a wrong fingerprint, a
+ * strategy or tensor that was removed. */
 int fus_profile_read(const char *path, const struct model_cfg *cfg, const char *fingerprint,
                      struct fus_profile *ret, struct err *err);
 int fus_profile_write(const struct fus_profile *p, const char *path, struct err *err); /* atomic */
@@ -47,7 +48,7 @@ struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file;
  * loses 1, at 0. */
 int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
                           double *ret_ratio);
-/* Layers and tensor into a plan, where it leaves them open (0). */
+/* Layers into a plan, where it leaves them open (0). */
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan);
 
 #endif

@@ -251,25 +251,13 @@ void fus_captures_close(struct fus_prefill *f, size_t most, int status)
 
 /* ---- scores ---- */
 
-/* Squared L2 between fresh and stored rows of one tensor; K of both is before RoPE (a rotation
- * keeps the norm). `at`: the first one's index in its range. */
-static int deviation_run(struct kn_stream *st, const struct model_cfg *cfg,
-                         const struct pre_range *g, bool of_v, uint32_t at, const float *fresh,
-                         size_t ld, size_t m, float *ret)
-{
-    const char *stored = of_v ? g->cur.v : g->cur.k;
-    stored += at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
-    return kn_deviation(st, fresh, ld, stored, g->cur.dtype, m, (size_t)cfg->G * cfg->K, cfg->K,
-                        ret);
-}
-
-/* Of the m rows those of reused tokens: runs of neighbours within one range. */
+/* Squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). Of the m
+ * rows those of reused tokens: runs of neighbours within one range. */
 int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, const float *v, size_t ld)
+                       const float *k, size_t ld)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const enum fus_tensor tensor = f->plan.tensor;
-    float *dev_v = tensor == FUS_TENSOR_KV ? f->dev_v : f->dev;
+    const size_t GK = (size_t)cfg->G * cfg->K;
     const int32_t *pos = f->pos + row0;
     size_t i = 0, n;
     int r = near_wait(f, st, f->layer);
@@ -284,10 +272,9 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
             n = 1;
             while (i + n < m && (uint32_t)pos[i + n] == t + n && at + n < g->r.n)
                 n++;
-            if (tensor != FUS_TENSOR_V)
-                r = deviation_run(st, cfg, g, false, at, k + i * ld, ld, n, f->dev + t);
-            if (r == 0 && tensor != FUS_TENSOR_K)
-                r = deviation_run(st, cfg, g, true, at, v + i * ld, ld, n, dev_v + t);
+            const char *stored =
+                (const char *)g->cur.k + at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
+            r = kn_deviation(st, k + i * ld, ld, stored, g->cur.dtype, n, GK, cfg->K, f->dev + t);
             if (r < 0) return r;
         }
     }

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HYBRID_SHARE 0.2F /* chosen: the share of the mix in blending.md 7.2 */
-enum { POOL = 2 };        /* measured: README.md; tokens to each side */
+enum { POOL = 2 }; /* measured: README.md; tokens to each side */
 
 static int check_ranges(const struct fus_plan *p)
 {
@@ -37,7 +36,6 @@ int fus_plan_resolve(struct fus_prefill *f)
     if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= FUS_STRATEGY_COUNT) return -EINVAL;
     if (p->n_tok > f->s->cap_tokens) return -ERANGE;
     if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
-    if (!(p->mass >= 0 && p->mass <= 1 && p->ratio_min >= 0 && p->ratio_min <= 1)) return -EINVAL;
     for (uint32_t i = 0; i < p->n_tok; i++)
         if (p->tok[i] < 0 || (unsigned)p->tok[i] >= g->V) return -EINVAL;
     if (p->logits_from == 0) p->logits_from = p->n_tok - 1;
@@ -56,14 +54,8 @@ int fus_plan_resolve(struct fus_prefill *f)
         p->score_hi = p->side_layer + 1;
     }
     if (p->score_hi > g->L || p->score_lo >= p->score_hi) return -EINVAL;
-    if (p->hybrid_share == 0) p->hybrid_share = HYBRID_SHARE;
-    if (p->tensor == FUS_TENSOR_DEFAULT) p->tensor = FUS_TENSOR_K;
-    if ((unsigned)p->tensor >= FUS_TENSOR_COUNT || (unsigned)p->schedule >= FUS_SCHEDULE_COUNT)
-        return -EINVAL;
-    if (p->schedule == FUS_SCHEDULE_DEFAULT) p->schedule = fus_method_of(p->strategy)->schedule;
     if (p->sense_power == 0) p->sense_power = FUS_SENSE_POWER_DEFAULT;
     if (!(p->sense_power > 0 && p->sense_power <= FUS_SENSE_POWER_MAX)) return -EINVAL;
-    if (!(p->hybrid_share > 0 && p->hybrid_share <= 1)) return -EINVAL;
     return check_ranges(p);
 }
 
@@ -123,12 +115,6 @@ size_t fus_select_budget(const struct fus_prefill *f)
     return k < f->n_reusable - f->n_home ? k : f->n_reusable - f->n_home;
 }
 
-static int by_score(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
 static bool is_chunk(const struct pre_range *g)
 {
     return g->active && g->used && !g->r.exact;
@@ -149,21 +135,6 @@ static size_t candidates(struct fus_prefill *f)
     for (uint32_t t = 0; t < f->plan.n_tok; t++)
         if (f->chosen[t] == CHOICE_CANDIDATE) f->cand[n++] = (int32_t)t;
     return n;
-}
-
-/* How many of the best hold the wanted share of the score, k at most. */
-static size_t mass_budget(struct fus_prefill *f, const float *score, size_t k)
-{
-    const size_t n = candidates(f);
-    const size_t least = (size_t)lround((double)f->plan.ratio_min * (double)n);
-    double total = 0, sum = 0;
-    size_t i = 0;
-    for (size_t j = 0; j < n; j++)
-        total += f->cand_score[j] = score[f->cand[j]];
-    qsort(f->cand_score, n, sizeof(*f->cand_score), by_score);
-    while (i < k && (i < least || sum < (double)f->plan.mass * total))
-        sum += f->cand_score[i++];
-    return i;
 }
 
 struct top {
@@ -189,15 +160,15 @@ static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t 
     return r;
 }
 
-/* The k best of the candidates become rows. Elsewhere: behind what makes the scores, in the wait
- * for it. */
-static int take(struct fus_prefill *f, const float *score, size_t k)
+/* The budget's best of the candidates become rows. Deviation may still be on its way: the device
+ * picks behind what makes it, in the wait for it. */
+static int take(struct fus_prefill *f, const float *score)
 {
-    struct top t = {f, score, candidates(f), k};
-    ASSERT(k <= t.n);
-    int r = fus_select_looks(f) ? top_here(f, score, t.n, k)
-                                : kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t);
-    for (size_t i = 0; r == 0 && i < k; i++)
+    struct top t = {f, score, candidates(f), f->budget};
+    ASSERT(t.k <= t.n);
+    int r = f->how->by_deviation ? kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t)
+                                 : top_here(f, score, t.n, t.k);
+    for (size_t i = 0; r == 0 && i < t.k; i++)
         f->chosen[f->pick[i]] = CHOICE_ROW;
     return r;
 }
@@ -214,91 +185,26 @@ static double share_left(const struct fus_prefill *f, const float *score)
     return total > 0 ? left / total : 0;
 }
 
-/* Both tensors: K and V have scales of their own, so each counts as a multiple of its mean. */
-static void join_tensors(struct fus_prefill *f)
-{
-    double sum_k = 0, sum_v = 0;
-    if (f->plan.tensor != FUS_TENSOR_KV) return;
-    for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->chosen[t] != CHOICE_CANDIDATE) continue;
-        sum_k += (double)f->dev[t];
-        sum_v += (double)f->dev_v[t];
-    }
-    for (uint32_t t = 0; t < f->plan.n_tok; t++)
-        f->dev[t] = (float)((double)f->dev[t] / fmax(sum_k, 1e-30) +
-                            (double)f->dev_v[t] / fmax(sum_v, 1e-30));
-}
-
-/* Where the first choice is made. */
-static unsigned first_layer(const struct fus_prefill *f)
-{
-    return f->how->by_deviation ? f->plan.check_layer : 0;
-}
-
-/* Of n candidates, in this layer. */
-static size_t layer_budget(const struct fus_prefill *f, size_t n)
-{
-    if (f->budget == f->n_reusable) return f->budget;
-    const double share =
-        fus_schedule_share(f->plan.schedule, first_layer(f), f->layer, f->core->cfg.L);
-    const size_t k = (size_t)lround(share * (double)f->budget);
-    return k < n ? k : n;
-}
-
-static int choose(struct fus_prefill *f, size_t k)
-{
-    int r = 0;
-    const bool by_dev = f->how->by_deviation, by_score = f->how->pass || f->how->by_stored;
-    size_t k_dev = by_dev ? k : 0;
-    if (by_dev && by_score) k_dev = (size_t)lround((double)f->plan.hybrid_share * (double)k);
-    if (by_dev) r = take(f, f->dev, k_dev);
-    if (r == 0 && k > k_dev) r = take(f, f->score, k - k_dev);
-    f->n_chosen = k;
-    return r;
-}
-
-bool fus_select_looks(const struct fus_prefill *f)
-{
-    const bool first = f->n_chosen == 0, by_score = f->how->pass || f->how->by_stored;
-    return by_score || f->plan.tensor == FUS_TENSOR_KV || (first && f->plan.mass > 0);
-}
-
 int fus_select(struct fus_prefill *f)
 {
-    const bool again = f->n_chosen > 0, by_score = f->how->pass || f->how->by_stored;
-    f->budget = again ? f->budget : fus_select_budget(f);
-    if (again) {
-        for (uint32_t t = 0; t < f->plan.n_tok; t++)
-            if (f->chosen[t] == CHOICE_ROW) f->chosen[t] = CHOICE_CANDIDATE;
-    } else {
-        nominate(f);
-    }
-    if (f->how->by_deviation) join_tensors(f);
-    if (!again && f->plan.mass > 0)
-        f->budget = mass_budget(f, by_score ? f->score : f->dev, f->budget);
-    int r = choose(f, layer_budget(f, again ? f->n_chosen : f->n_reusable - f->n_home));
+    const float *score = f->how->by_deviation ? f->dev : f->score;
+    f->budget = fus_select_budget(f);
+    nominate(f);
+    int r = take(f, score);
     if (r < 0) return r;
-    if (!again) {
-        if (f->how->by_deviation) f->report.deviation_left = share_left(f, f->dev);
-        if (by_score) f->report.score_left = share_left(f, f->score);
-    }
+    *(f->how->by_deviation ? &f->report.deviation_left : &f->report.score_left) =
+        share_left(f, score);
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
+        if (f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
         if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
     }
     return 0;
 }
 
-bool fus_select_again(const struct fus_prefill *f)
-{
-    return f->n_chosen > 0 && f->layer > first_layer(f) &&
-           layer_budget(f, f->n_chosen) < f->n_chosen;
-}
-
-static bool scores_of(const struct pre_range *g, enum kv_score kind, float *ret)
+static bool sensitivity_of(const struct pre_range *g, float *ret)
 {
     const struct kv_source *s = &g->r.src;
-    return s->ops->scores && s->ops->scores(s->ctx, kind, ret) == 1;
+    return s->ops->sensitivity && s->ops->sensitivity(s->ctx, ret) == 1;
 }
 
 /* One layer seen by rows that are blind to the chunks points beside the token as often as at it:
@@ -334,7 +240,7 @@ void fus_select_weigh(struct fus_prefill *f)
         for (size_t i = 0; i < f->n_range; i++) {
             const struct pre_range *g = &f->range[i];
             if (!is_chunk(g)) continue;
-            const bool has = scores_of(g, KV_SCORE_SENSITIVITY, s);
+            const bool has = sensitivity_of(g, s);
             if (has != known) continue;
             const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
             for (uint32_t t = 0; t < g->r.n; t++) {
@@ -344,31 +250,6 @@ void fus_select_weigh(struct fus_prefill *f)
             }
             if (has) f->report.n_sensed += g->r.n;
         }
-}
-
-/* Static score times sensitivity. A range without a static score counts as much as the average of
- * those that have one, and in it a token by its place: the first ones of a chunk change most. */
-void fus_select_stored(struct fus_prefill *f)
-{
-    double sum = 0, n_known = 0;
-    for (int known = 1; known >= 0; known--)
-        for (size_t i = 0; i < f->n_range; i++) {
-            const struct pre_range *g = &f->range[i];
-            if (!is_chunk(g)) continue;
-            float *s = f->score + g->r.tok0;
-            const bool has = scores_of(g, KV_SCORE_STATIC, s);
-            if (has != known) continue;
-            double places = 0;
-            for (uint32_t t = 0; t < g->r.n; t++) {
-                places += 1.0 / (1 + t);
-                sum += has ? (double)s[t] : 0;
-            }
-            if (has) n_known += g->r.n;
-            const double mean = n_known > 0 ? sum / n_known : 1;
-            for (uint32_t t = 0; t < g->r.n && !has; t++)
-                s[t] = (float)(mean * g->r.n / places / (1 + t));
-        }
-    fus_select_weigh(f);
 }
 
 /* The first k tokens of every reused chunk, but for those whose KV is exact; at ratio 1 all of all.

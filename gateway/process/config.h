@@ -153,18 +153,14 @@ enum {
       "file for one JSON line a prompt: what was decided, from what, and what came of it")         \
     X(GW_NUMBER, ratio, "worker.ratio", "ratio", NULL, 0, 1, GW_PASS, NULL,                        \
       "share of reused tokens to recompute, 0 to 1")                                               \
-    X(GW_NUMBER, mass, "worker.mass", "mass", NULL, 0, 1, GW_PASS, NULL,                           \
-      "share of the selection score to recompute with as few tokens as hold it, 0 to 1")           \
     X(GW_NUMBER, guard_sample, "worker.guard_sample", "guard-sample", NULL, 0, 1, GW_PASS, NULL,   \
       "share of blended requests compared with a full prefill in idle time (default 0.01)")        \
     X(GW_NUMBER, guard_kl, "worker.guard_kl", "guard-kl", NULL, 0, 100, GW_PASS, NULL,             \
       "mean KL in nats that the guard lets pass (default: by the profile)")                        \
-    X(GW_NUMBER, min_ratio, "worker.min_ratio", "min-ratio", NULL, 0, 1, GW_PASS, NULL,            \
-      "least share of reused tokens to recompute where mass decides")                              \
     X(GW_STR, strategy, "worker.strategy", "strategy", NULL, 0, 0, GW_PASS,                        \
-      "qs|query|side|static|hybrid|hkvd|sink|reuse|prefix|full",                                   \
-      "how the recomputed tokens are chosen: qs, query, side, static, hybrid, hkvd or sink; or "   \
-      "reuse, prefix or full, which choose none (default: the profile's)")                         \
+      "qs|query|side|hkvd|sink|reuse|prefix|full",                                                 \
+      "how the recomputed tokens are chosen: qs, query, side, hkvd or sink; or reuse, prefix or "  \
+      "full, which choose none (default: the profile's)")                                          \
     X(GW_STR, chat_template, "worker.chat_template", "chat-template", NULL, 0, 0, GW_PASS, NULL,   \
       "name of the chat template, where the model's own is not known")                             \
     X(GW_STR, served_model_name, "worker.served_model_name", "served-model-name", NULL, 0, 0,      \

@@ -200,8 +200,6 @@ def check_sensitivity_is_measured_when_idle(g):
     assert k["strategy"] == "qs" and k["sensed"] == sum(c["tokens"] for c in k["chunks"]), k
     plain = g.post(CHAT, parts([33, 31, 32], "And now?", kvblend={"strategy": "query"})).json()["kvblend"]
     assert plain["strategy"] == "query" and "sensed" not in plain
-    half = g.post(CHAT, parts([33, 31, 32], "And now?", kvblend={"mass": 0.1})).json()["kvblend"]
-    assert 0 < half["tokens"]["recomputed"] < k["tokens"]["recomputed"] and half["score_left"] <= 0.9, half
     assert plain["tokens"]["recomputed"] == k["tokens"]["recomputed"] and plain["cost"] == k["cost"]
 
 

@@ -2,7 +2,7 @@
  *
  * The lines are halved. On the first half settings are searched, coarse to fine: the sink, the
  * layers that score, how many neighbours a chunk is measured with, the power of sensitivity, the
- * sidecar's layer, the check layer and its tensor, each by the strategy that it is for. A setting
+ * sidecar's layer and the check layer, each by the strategy that it is for. A setting
  * replaces the default only where its gain is beyond the paired bootstrap interval: with a handful
  * of texts the best of twenty candidates is better by luck alone. What the profile says about
  * losses is then measured on the second half, with the settings as they are. All is greedy and
@@ -30,8 +30,7 @@ enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
 
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
-static const enum fus_strategy curve_strategy[] = {FUS_HKVD, FUS_SINK,   FUS_QUERY, FUS_QS,
-                                                   FUS_SIDE, FUS_STATIC, FUS_HYBRID};
+static const enum fus_strategy curve_strategy[] = {FUS_HKVD, FUS_SINK, FUS_QUERY, FUS_QS, FUS_SIDE};
 enum {
     N_CURVE = sizeof curve_ratio / sizeof *curve_ratio,
     N_CURVES = sizeof curve_strategy / sizeof *curve_strategy
@@ -120,8 +119,6 @@ static void describe(const struct fus_profile *p, const char *name, char *ret, s
         (void)snprintf(ret, cap, "%u", p->side_layer);
     else if (strcmp(name, "check layer") == 0)
         (void)snprintf(ret, cap, "%u", p->check_layer);
-    else if (strcmp(name, "tensor") == 0)
-        (void)snprintf(ret, cap, "%s", fus_tensor_name(p->tensor));
     else
         (void)snprintf(ret, cap, "%u", p->sink_tokens);
 }
@@ -157,7 +154,7 @@ static bool same_setting(const struct fus_profile *a, const struct fus_profile *
 {
     return a->score_lo == b->score_lo && a->score_hi == b->score_hi &&
            a->sense_power == b->sense_power && a->side_layer == b->side_layer &&
-           a->check_layer == b->check_layer && a->tensor == b->tensor;
+           a->check_layer == b->check_layer;
 }
 
 /* Adds the settings that are not among the candidates yet, and measures them. */
@@ -326,8 +323,7 @@ static int search_side(struct calibration *c, struct fus_profile *p, struct err 
 
 static int search_check(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob layer = {"check layer", FUS_HKVD}, tensor = {"tensor", FUS_HKVD};
-    static const enum fus_tensor all[] = {FUS_TENSOR_K, FUS_TENSOR_V, FUS_TENSOR_KV};
+    static const struct knob layer = {"check layer", FUS_HKVD};
     struct fus_profile x[CANDIDATES_MAX];
     size_t n = 0;
     /* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
@@ -336,12 +332,7 @@ static int search_check(struct calibration *c, struct fus_profile *p, struct err
         x[n].check_layer = l;
         if (fits(&x[n], c->b->cfg->L)) n++;
     }
-    int r = search(c, &layer, x, n, NULL, p, err);
-    for (n = 0; n < sizeof all / sizeof *all; n++) {
-        x[n] = *p;
-        x[n].tensor = all[n];
-    }
-    return r == 0 ? search(c, &tensor, x, n, NULL, p, err) : r;
+    return search(c, &layer, x, n, NULL, p, err);
 }
 
 /* The search's chunks once more, in a store of their own, which is the bench's from now on. */

@@ -134,10 +134,10 @@ static void emulated_release(void *ctx)
     s->inner.ops->release(s->inner.ctx);
 }
 
-static int emulated_scores(void *ctx, enum kv_score kind, float *ret)
+static int emulated_sensitivity(void *ctx, float *ret)
 {
     struct emulated_source *s = ctx;
-    return s->inner.ops->scores ? s->inner.ops->scores(s->inner.ctx, kind, ret) : 0;
+    return s->inner.ops->sensitivity ? s->inner.ops->sensitivity(s->inner.ctx, ret) : 0;
 }
 
 static int emulated_side(void *ctx, unsigned layer, struct kv_layer *ret)
@@ -148,7 +148,7 @@ static int emulated_side(void *ctx, unsigned layer, struct kv_layer *ret)
 
 static const struct kv_source_ops emulated_ops = {.layer = emulated_layer,
                                                   .release = emulated_release,
-                                                  .scores = emulated_scores,
+                                                  .sensitivity = emulated_sensitivity,
                                                   .side = emulated_side};
 
 /* ---- the controller's view ---- */
@@ -578,8 +578,7 @@ static double decision_us(const struct grid *g)
                                               .n = n,
                                               .tier = 1 + (int)(rng_next(&rng) >> 33) % 3,
                                               .bytes = record_bytes(g->b, n),
-                                              .side = rng_next(&rng) >> 63,
-                                              .scored = true};
+                                              .side = rng_next(&rng) >> 63};
             at += n;
         }
         in.n_tok = at + 32;

@@ -174,8 +174,7 @@ static void lay_out(struct day *d, size_t q, size_t pass, struct request *r)
                                              .n = BLOCK_TOKENS,
                                              .tier = tier == FORGOTTEN ? -1 : tier,
                                              .bytes = (uint64_t)(BLOCK_TOKENS * TOKEN_BYTES),
-                                             .side = true,
-                                             .scored = true};
+                                             .side = true};
     }
     r->in = (struct pol_control_in){.L = LAYERS,
                                     .check_layer = 1,

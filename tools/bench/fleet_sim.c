@@ -236,8 +236,7 @@ void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsign
         chunk[i] = (struct pol_chunk_now){.tok0 = i * l->chunk_tokens,
                                           .n = l->chunk_tokens,
                                           .tier = FLEET_RAM,
-                                          .bytes = o->chunk_bytes,
-                                          .scored = true};
+                                          .bytes = o->chunk_bytes};
     ret->strat[POL_STRAT_FULL].allowed = ret->strat[POL_STRAT_PREFIX].allowed = true;
     ret->strat[o->strategy] = (struct pol_strat_now){true, o->ratio};
 }

@@ -1,6 +1,7 @@
 /* Methods to compare, as --strategies and --ratios name them. */
 #include "tools/bench/bench.h"
 
+#include "base/opt_removed.h"
 #include "policy/plan.h"
 
 #include <math.h>
@@ -46,7 +47,7 @@ static void choose_default(const struct fus_profile *profile, struct bench_run *
     (void)fus_strategy_parse(pol_strategy_name(p.strategy), &run->strategy);
 }
 
-/* ---- what a method sets beside its name: "hkvd:check=2:tensor=V" ---- */
+/* ---- what a method sets beside its name: "qs:layers=10-24:power=2" ---- */
 
 static bool whole(const char **p, unsigned max, unsigned *ret)
 {
@@ -68,20 +69,11 @@ static bool positive(const char **p, double max, float *ret)
     return true;
 }
 
-/* The value at *p as a word of its own. */
-static void word(const char **p, char *ret, size_t cap)
-{
-    const size_t n = strcspn(*p, ":");
-    (void)snprintf(ret, cap, "%.*s", (int)n, *p);
-    *p += n;
-}
-
 /* One "key=value" at *p, which moves behind it. */
 static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus_plan *with)
 {
     const size_t key = strcspn(*p, "=");
     const char *at = *p;
-    char name[16];
     unsigned last;
     bool ok = false;
     if (at[key] != '=') return false;
@@ -94,20 +86,17 @@ static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus
         ok = whole(p, cfg->L - 1, &with->check_layer) && with->check_layer > 0;
     } else if (strncmp(at, "side", key) == 0 && key == 4) {
         ok = whole(p, cfg->L - 1, &with->side_layer) && with->side_layer > 0;
-    } else if (strncmp(at, "share", key) == 0 && key == 5) {
-        ok = positive(p, 1, &with->hybrid_share);
     } else if (strncmp(at, "power", key) == 0 && key == 5) {
         ok = positive(p, 4, &with->sense_power);
-    } else if (strncmp(at, "mass", key) == 0 && key == 4) {
-        ok = positive(p, 1, &with->mass);
-    } else if (strncmp(at, "tensor", key) == 0 && key == 6) {
-        word(p, name, sizeof name);
-        ok = fus_tensor_parse(name, &with->tensor) == 1;
-    } else if (strncmp(at, "schedule", key) == 0 && key == 8) {
-        word(p, name, sizeof name);
-        ok = fus_schedule_parse(name, &with->schedule) == 1;
     }
     return ok && (**p == ':' || **p == '\0');
+}
+
+static const char *removed_setting(const char *p)
+{
+    char name[32];
+    (void)snprintf(name, sizeof name, "kvblend.%.*s", (int)strcspn(p, "=:"), p);
+    return opt_removed(name, NULL);
 }
 
 static int parse_method(const struct bench *b, const char *text, struct bench_run *ret,
@@ -119,18 +108,20 @@ static int parse_method(const struct bench *b, const char *text, struct bench_ru
     const char *p = text + len;
     (void)snprintf(run.name, sizeof run.name, "%s", text);
     (void)snprintf(name, sizeof name, "%.*s", (int)len, text);
+    const char *gone = opt_removed("strategy", name);
     if (strcmp(name, "default") == 0)
         choose_default(&b->profile, &run);
+    else if (gone)
+        return err_set(err, -EINVAL, "strategy %s was removed; %s", name, gone);
     else if (fus_strategy_parse(name, &run.strategy) != 1)
         return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
     while (*p == ':') {
-        p++;
+        const char *lost = removed_setting(++p);
+        if (lost) return err_set(err, -EINVAL, "\"%s\": this setting was removed; %s", p, lost);
         if (!take_setting(&p, b->cfg, &run.with))
             return err_set(err, -EINVAL,
                            "\"%s\": after the strategy come layers=FIRST-LAST, side=LAYER, "
-                           "check=LAYER, tensor=K|V|KV, schedule=NAME, share=SHARE, power=POWER "
-                           "or mass=SHARE, "
-                           "within the model's %u layers",
+                           "check=LAYER or power=POWER, within the model's %u layers",
                            text, b->cfg->L);
     }
     *ret = run;

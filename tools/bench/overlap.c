@@ -41,7 +41,7 @@ struct overlap {
 
 static bool can_overlap(enum fus_strategy s)
 {
-    return s != FUS_QUERY && s != FUS_QS && s != FUS_HYBRID;
+    return s != FUS_QUERY && s != FUS_QS;
 }
 
 static int read_rates(struct overlap *o, const char *text, struct err *err)

@@ -102,7 +102,7 @@ struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint3
 }
 
 static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *tok, uint32_t n,
-                        const struct bench_text *before, float *score, float *score_static)
+                        const struct bench_text *before, float *score)
 {
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
@@ -111,8 +111,7 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
                           .n_before = before->n,
                           .tok = tok,
                           .n = n,
-                          .ret_score = score,
-                          .ret_static = score_static};
+                          .ret_score = score};
     int r = rec_source_make(pin, &p.src);
     if (r < 0) return r;
     r = fus_session_create(b->core, n + before->n + 1, &s);
@@ -131,7 +130,7 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
                       const struct bench_text *before, size_t n_before)
 {
     struct tier_key key = key_of(b, TIER_CHUNK, tok, n);
-    float *score = mem_zalloc(2 * n * sizeof *score), *score_static = score + n;
+    float *score = mem_zalloc(n * sizeof *score);
     int r = score ? 0 : -ENOMEM;
     for (size_t i = 0; r == 0 && i < n_before; i++) {
         struct store_pin *pin;
@@ -143,12 +142,10 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
             mem_free(score);
             return 0;
         }
-        r = sense_behind(b, pin, tok, n, &before[i], score, score_static);
+        r = sense_behind(b, pin, tok, n, &before[i], score);
     }
     if (r == 0 && n_before > 0)
         r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, n);
-    if (r >= 0 && n_before > 0)
-        r = store_set_scores(b->store, &key, RECORD_SCORE_STATIC, score_static, n);
     mem_free(score);
     return r < 0 ? r : 0;
 }

@@ -196,15 +196,15 @@ static void put_one(struct worker *w, struct buf *out, const struct store_info *
     buf_addf(out,
              "{\"id\":\"%s\",\"key\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
              "\"hits\":%llu,\"tier\":\"%s\",\"tiers\":\"%s\",\"pinned\":%s,"
-             "\"building\":%s,\"scored\":%s,\"scored_static\":%s,\"sidecar\":%s,\"age_s\":%."
+             "\"building\":%s,\"scored\":%s,\"sidecar\":%s,\"age_s\":%."
              "1f,\"idle_s\":%.1f,"
              "\"expires_s\":%.1f,\"namespace_hash\":\"%016llx\",\"namespace\":",
              hex, hex, i->kind == TIER_PREFIX ? "prefix" : "chunk", i->n_tokens,
              (unsigned long long)i->size_bytes, (unsigned long long)i->hits, i->tier, i->tiers,
              i->pinned ? "true" : "false", i->building ? "true" : "false",
-             i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false",
-             i->scored[RECORD_SCORE_STATIC] ? "true" : "false", i->side ? "true" : "false", age_s,
-             idle_s, i->expires_s > 0 ? i->expires_s - now : 0, (unsigned long long)i->ns_hash);
+             i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false", i->side ? "true" : "false",
+             age_s, idle_s, i->expires_s > 0 ? i->expires_s - now : 0,
+             (unsigned long long)i->ns_hash);
     wk_names_put(w->names, i->ns_hash, out);
     buf_addc(out, '}');
 }
@@ -358,7 +358,6 @@ static void put_state(struct worker *w, struct buf *b, const struct wk_prompt *p
     if (store_get_info(w->store, &c->key, &i) == 1 && !i.building) {
         ret->tier = wk_tier_index(w, i.tier);
         ret->bytes = ret->tier > 0 ? i.size_bytes : 0;
-        ret->scored = i.scored[RECORD_SCORE_STATIC];
         ret->side = ret->tier == 0 || i.side;
         buf_addf(b, ",\"cached\":true,\"tier\":\"%s\",\"hits\":%llu,\"miss\":null", i.tier,
                  (unsigned long long)i.hits);

@@ -82,10 +82,8 @@ struct api_kvblend {
     enum api_mode mode;
     bool has_strategy, explain, store;
     enum fus_strategy strategy;
-    enum fus_tensor tensor;                     /* DEFAULT = not given */
-    enum fus_schedule schedule;                 /* DEFAULT = not given */
-    double ratio, min_ratio, mass, max_ttft_ms; /* -1 = not given */
-    const char *ns, *separator;                 /* NULL = not given */
+    double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
+    const char *ns, *separator;           /* NULL = not given */
     struct api_range *range;
     size_t n_range;
 };

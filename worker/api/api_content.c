@@ -4,6 +4,7 @@
 #include "worker/api/api.h"
 
 #include "base/opt.h"
+#include "base/opt_removed.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -246,6 +247,14 @@ static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
     return 0;
 }
 
+/* value NULL: the whole field is gone. */
+static int removed(struct api_err *e, const char *param, const char *value, const char *instead)
+{
+    return api_err_set(e, 400, API_INVALID, value ? "invalid_value" : "unknown_parameter", param,
+                       value ? "'%s' of '%s' was removed; %s." : "'%s'%s was removed; %s.", param,
+                       value ? value : "", instead);
+}
+
 static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *e)
 {
     struct api_kvblend *k = &r->kv;
@@ -255,25 +264,18 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
         (!json_is_string(v) || !api_mode_parse(json_string_value(v), &k->mode)))
         return bad_value(e, "kvblend.mode", "expected auto, full, prefix, reuse or blend");
     if ((v = json_object_get(o, "strategy")) && !json_is_null(v)) {
+        const char *gone = json_is_string(v) ? opt_removed("strategy", json_string_value(v)) : NULL;
+        if (gone) return removed(e, "kvblend.strategy", json_string_value(v), gone);
         if (!json_is_string(v) || !fus_strategy_parse(json_string_value(v), &k->strategy))
             return bad_value(e, "kvblend.strategy",
-                             "expected full, prefix, reuse, hkvd, sink, query, qs, side, static "
-                             "or hybrid");
+                             "expected full, prefix, reuse, hkvd, sink, query, qs or side");
         k->has_strategy = true;
     }
-    if ((v = json_object_get(o, "tensor")) && !json_is_null(v) &&
-        (!json_is_string(v) || !fus_tensor_parse(json_string_value(v), &k->tensor)))
-        return bad_value(e, "kvblend.tensor", "expected K, V or KV");
-    if ((v = json_object_get(o, "schedule")) && !json_is_null(v) &&
-        (!json_is_string(v) || !fus_schedule_parse(json_string_value(v), &k->schedule)))
-        return bad_value(e, "kvblend.schedule",
-                         "expected single, early, two-stage, linear or geometric");
     const struct {
         const char *name, *param;
         double *value;
     } share[] = {{"ratio", "kvblend.ratio", &k->ratio},
-                 {"min_ratio", "kvblend.min_ratio", &k->min_ratio},
-                 {"mass", "kvblend.mass", &k->mass}};
+                 {"min_ratio", "kvblend.min_ratio", &k->min_ratio}};
     for (size_t i = 0; i < sizeof share / sizeof *share; i++) {
         *share[i].value = -1;
         if (!(v = json_object_get(o, share[i].name)) || json_is_null(v)) continue;
@@ -293,9 +295,9 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
  * the gateway's. */
 static int only_known(const json_t *o, struct api_err *e)
 {
-    static const char *const known[] = {
-        "mode",     "strategy", "tensor",  "schedule",  "ratio",    "min_ratio", "max_ttft_ms",
-        "priority", "mass",     "explain", "namespace", "segments", "separator", "store"};
+    static const char *const known[] = {"mode",        "strategy",  "ratio",   "min_ratio",
+                                        "max_ttft_ms", "priority",  "explain", "namespace",
+                                        "segments",    "separator", "store"};
     enum { N = sizeof known / sizeof *known };
     const char *name;
     json_t *v;
@@ -312,6 +314,9 @@ static int only_known(const json_t *o, struct api_err *e)
         if (found) continue;
         char param[64], hint[64] = "";
         (void)snprintf(param, sizeof param, "kvblend.%.40s", name);
+        const char *gone = opt_removed(param, NULL);
+        if (gone && json_is_null(v)) continue; /* as good as not said */
+        if (gone) return removed(e, param, NULL, gone);
         if (best < N)
             (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", known[best]);
         return api_err_set(e, 400, API_INVALID, "unknown_parameter", param,
@@ -327,7 +332,7 @@ int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
     int rc;
 
     k->store = true;
-    k->ratio = k->min_ratio = k->mass = k->max_ttft_ms = -1;
+    k->ratio = k->min_ratio = k->max_ttft_ms = -1;
     v = json_object_get(r->root, "cache_salt"); /* vLLM's name for a namespace */
     if (json_is_string(v)) k->ns = json_string_value(v);
     if (!o || json_is_null(o)) return 0;

@@ -148,8 +148,7 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
 /* Left to the worker: nothing of what the guard decides was asked for. */
 static bool is_governed(const struct wk_mode *m)
 {
-    return (m->asked == API_AUTO || m->asked == API_BLEND) && !m->has_strategy && m->ratio < 0 &&
-           m->mass < 0;
+    return (m->asked == API_AUTO || m->asked == API_BLEND) && !m->has_strategy && m->ratio < 0;
 }
 
 struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,

@@ -1,4 +1,4 @@
-/* Which chunks' context sensitivity and static score are still to be measured, and with what.
+/* Which chunks' context sensitivity is still to be measured, and with what.
  *
  * A chunk that was built, or found without scores, is measured once in idle time behind other
  * chunks of its namespace: those that were seen last, because what is retrieved in one week stands
@@ -47,7 +47,7 @@ struct wk_senses {
     /* The job; loop thread, and the engine thread while it is submitted. */
     struct text *own, *before[FUS_NEIGHBOURS_MAX];
     size_t n_before, at;
-    float *score; /* [2, n]: sensitivity, static */
+    float *score; /* [n] */
     bool submitted;
     atomic_bool ended;
     int status;
@@ -192,7 +192,6 @@ static int on_sense(void *ctx, struct fus_sense *ret)
     ret->tok = s->own->tok;
     ret->n = s->own->n;
     ret->ret_score = s->score;
-    ret->ret_static = s->score + s->own->n;
     return 1;
 }
 
@@ -275,25 +274,15 @@ static bool job_submit(struct wk_senses *s)
     return false;
 }
 
-/* Each kind by itself: 1 both kept, 0 the record is not in RAM any more. */
-static int keep(struct wk_senses *s)
-{
-    static const enum record_score kind[] = {RECORD_SCORE_SENSITIVITY, RECORD_SCORE_STATIC};
-    int rc = 1;
-
-    for (size_t i = 0; i < sizeof kind / sizeof *kind && rc == 1; i++)
-        rc = store_set_scores(s->w->store, &s->own->key, kind[i], s->score + i * s->own->n,
-                              s->own->n);
-    return rc;
-}
-
 /* A step of the job has ended: true when the job has, too. */
 static bool job_step(struct wk_senses *s)
 {
     s->submitted = false;
     if (s->status == 0 && ++s->at < s->n_before) return false;
     int rc = s->status;
-    if (rc == 0) rc = keep(s);
+    if (rc == 0) /* 0: the record is not in RAM any more */
+        rc = store_set_scores(s->w->store, &s->own->key, RECORD_SCORE_SENSITIVITY, s->score,
+                              s->own->n);
     if (s->status == 0)
         log_event(LOG_DEBUG, "chunk_measured", "tokens=%u neighbours=%zu kept=%d", s->own->n,
                   s->n_before, rc);
@@ -323,7 +312,7 @@ static void pump(void *arg)
     pthread_mutex_unlock(&s->m);
     if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
     if (!taken) return;
-    s->score = mem_zalloc(2 * s->own->n * sizeof *s->score);
+    s->score = mem_zalloc(s->own->n * sizeof *s->score);
     if (!s->score || !job_submit(s)) job_end(s, false, s->score == NULL);
 }
 

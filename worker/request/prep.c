@@ -32,11 +32,8 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     ret->asked = ret->mode;
     ret->has_strategy = k->has_strategy;
     ret->strategy = k->strategy;
-    ret->tensor = k->tensor;
-    ret->schedule = k->schedule;
     ret->ratio = k->ratio;
     ret->min_ratio = k->min_ratio;
-    ret->mass = k->mass;
     ret->max_ttft_ms = k->max_ttft_ms;
     if (k->has_strategy && (ret->mode == API_AUTO || ret->mode == API_BLEND)) {
         /* These strategies are modes of their own: what is looked up and kept depends on them. */

@@ -26,11 +26,9 @@ enum { CALIB_VERSION = 4, KEY_BYTES = 640, RUNS_MAX = 16, SUFFIX = 24, CONTEXT_M
 enum pol_strategy ctl_to_policy(enum fus_strategy s)
 {
     static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
-        [FUS_FULL] = POL_STRAT_FULL,     [FUS_PREFIX] = POL_STRAT_PREFIX,
-        [FUS_REUSE] = POL_STRAT_REUSE,   [FUS_HKVD] = POL_STRAT_HKVD,
-        [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
-        [FUS_QS] = POL_STRAT_QS,         [FUS_SIDE] = POL_STRAT_SIDE,
-        [FUS_STATIC] = POL_STRAT_STATIC, [FUS_HYBRID] = POL_STRAT_HYBRID};
+        [FUS_FULL] = POL_STRAT_FULL, [FUS_PREFIX] = POL_STRAT_PREFIX, [FUS_REUSE] = POL_STRAT_REUSE,
+        [FUS_HKVD] = POL_STRAT_HKVD, [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
+        [FUS_QS] = POL_STRAT_QS,     [FUS_SIDE] = POL_STRAT_SIDE};
 
     return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
 }

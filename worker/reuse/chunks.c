@@ -108,7 +108,6 @@ static int find_chunk(struct planner *q, size_t i)
     }
     const struct store_pin *pin = q->chunk[i];
     now->tier = comes_from(q, pin, &now->bytes);
-    now->scored = store_pin_scored(pin, RECORD_SCORE_STATIC);
     now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
     if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
         wk_sense_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
@@ -214,18 +213,13 @@ static int fill_plan(struct planner *q, struct fus_plan *plan)
     const struct wk_prompt *p = q->p;
     const struct wk_mode *m = q->m;
     const struct wk_cut *last = p->n_cut ? &p->cut[p->n_cut - 1] : NULL;
-    bool open = q->d->by == CTL_BY_CONTROLLER;
     int rc = prefix_ranges(q);
 
     if (rc >= 0) rc = chunk_ranges(q);
     if (rc < 0) return rc;
     plan->strategy = ctl_from_policy(q->d->out.strategy);
     plan->ratio = (float)q->d->out.ratio;
-    plan->mass = open ? 0 : (float)(m->mass >= 0 ? m->mass : p->guard_level ? 0 : q->w->o.mass);
-    plan->ratio_min = (float)(m->min_ratio >= 0 ? m->min_ratio : q->w->o.min_ratio);
     plan->suffix = last ? p->n_tok - last->tok0 - last->n : 0;
-    plan->tensor = m->tensor;
-    plan->schedule = m->schedule;
     fus_profile_apply(&q->w->profile, plan);
     if (m->mode != API_FULL && m->store) (void)claim_blocks(q);
     plan->range = q->range;

@@ -168,8 +168,7 @@ static void put_tiers(struct worker *w, const uint64_t own_bytes[POL_TIERS_MAX],
 
 static bool asks_suffix(enum pol_strategy s)
 {
-    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE ||
-           s == POL_STRAT_HYBRID;
+    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE;
 }
 
 /* What keeps the quality wanted, under what operator, client and the quality guard allow. */
@@ -263,7 +262,6 @@ static void by_rules(struct worker *w, const struct wk_mode *m, struct ctl_decis
     }
     struct pol_plan p = pol_plan(&in);
     d->by = CTL_BY_RULES;
-    d->loose = (m->mass >= 0 ? m->mass : w->o.mass) > 0 || m->schedule != FUS_SCHEDULE_DEFAULT;
     d->out = (struct pol_control){.strategy = p.strategy, .ratio = p.ratio};
     (void)snprintf(d->out.reason, sizeof d->out.reason, "%s", p.reason);
     reuse_held(d);
@@ -281,8 +279,7 @@ static bool is_open(const struct worker *w, const struct wk_mode *m, const struc
     for (size_t i = 0; i < d->in.n_chunk; i++)
         any |= d->chunk[i].tier >= 0;
     return is_on(w) && any && d->in.n_chunk <= POL_CHUNKS_MAX &&
-           (m->mode == API_AUTO || m->mode == API_BLEND) && !m->has_strategy && m->ratio < 0 &&
-           m->mass < 0 && w->o.mass <= 0 && m->schedule == FUS_SCHEDULE_DEFAULT;
+           (m->mode == API_AUTO || m->mode == API_BLEND) && !m->has_strategy && m->ratio < 0;
 }
 
 void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_bytes[POL_TIERS_MAX],

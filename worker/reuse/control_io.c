@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FORMAT_VERSION = 1, CHUNKS_MAX = 65536 };
+enum { FORMAT_VERSION = 2, CHUNKS_MAX = 65536 };
 
 struct ctl_decision *ctl_decision_create(size_t n_chunk)
 {
@@ -81,13 +81,9 @@ static const struct field tier_field[] = {F(pol_tier_now, bytes_per_s, DOUBLE),
                                           F(pol_tier_now, queue_s, DOUBLE),
                                           F(pol_tier_now, by_record, BOOL),
                                           {0}};
-static const struct field chunk_field[] = {F(pol_chunk_now, tok0, U32),
-                                           F(pol_chunk_now, n, U32),
-                                           F(pol_chunk_now, tier, INT),
-                                           F(pol_chunk_now, bytes, U64),
-                                           F(pol_chunk_now, side, BOOL),
-                                           F(pol_chunk_now, scored, BOOL),
-                                           {0}};
+static const struct field chunk_field[] = {
+    F(pol_chunk_now, tok0, U32),  F(pol_chunk_now, n, U32),     F(pol_chunk_now, tier, INT),
+    F(pol_chunk_now, bytes, U64), F(pol_chunk_now, side, BOOL), {0}};
 static const struct field strat_field[] = {
     F(pol_strat_now, allowed, BOOL), F(pol_strat_now, floor, DOUBLE), {0}};
 static const struct field prediction_field[] = {F(pol_prediction, ttft_s, DOUBLE),

@@ -32,15 +32,11 @@ static int source_ready(void *ctx, unsigned layer)
     return store_pin_ready(s->pin, layer);
 }
 
-static int source_scores(void *ctx, enum kv_score kind, float *ret)
+static int source_sensitivity(void *ctx, float *ret)
 {
     struct source *s = ctx;
 
-    static_assert((int)KV_SCORE_SENSITIVITY == RECORD_SCORE_SENSITIVITY &&
-                      (int)KV_SCORE_STATIC == RECORD_SCORE_STATIC &&
-                      (int)KV_SCORE_COUNT == RECORD_SCORE_COUNT,
-                  "the fusor's scores are the record's");
-    return store_pin_scores(s->pin, (enum record_score)kind, ret);
+    return store_pin_scores(s->pin, RECORD_SCORE_SENSITIVITY, ret);
 }
 
 static int source_side(void *ctx, unsigned layer, struct kv_layer *ret)
@@ -63,8 +59,8 @@ static void source_release(void *ctx)
 
 int rec_source_make(struct store_pin *pin, struct kv_source *ret)
 {
-    static const struct kv_source_ops ops = {NULL,         source_layer,  source_release,
-                                             source_ready, source_scores, source_side};
+    static const struct kv_source_ops ops = {NULL,         source_layer,       source_release,
+                                             source_ready, source_sensitivity, source_side};
     struct source *s = mem_alloc(sizeof *s);
 
     if (!s) {

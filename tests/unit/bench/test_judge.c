@@ -52,37 +52,39 @@ TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
 TEST(settings_behind_a_name)
 {
     struct bench_run m[32];
-    ASSERT_EQ(methods("query:layers=8-20,side:side=5,hybrid:share=0.25:check=2:tensor=KV,"
-                      "hkvd:schedule=two-stage:mass=0.5",
-                      "0.1", true, m),
-              5);
+    ASSERT_EQ(
+        methods("query:layers=8-20,side:side=5,hkvd:check=2,qs:power=2:layers=1-2", "0.1", true, m),
+        5);
     check(&m[1], "query:layers=8-20", FUS_QUERY, 0.1);
     ASSERT_EQ(m[1].with.score_lo, 8);
     ASSERT_EQ(m[1].with.score_hi, 21);
     ASSERT_EQ(m[2].with.side_layer, 5);
-    ASSERT_NEAR(m[3].with.hybrid_share, 0.25, 1e-6);
     ASSERT_EQ(m[3].with.check_layer, 2);
-    ASSERT_EQ(m[3].with.tensor, FUS_TENSOR_KV);
-    ASSERT_EQ(m[4].with.schedule, FUS_TWO_STAGE);
-    ASSERT_NEAR(m[4].with.mass, 0.5, 1e-6);
+    ASSERT_NEAR(m[4].with.sense_power, 2, 1e-6);
+    ASSERT_EQ(m[4].with.score_hi, 3);
+}
+
+TEST(removed_methods_say_so)
+{
+    static const char *const gone[] = {"static",      "hybrid:check=2",      "hkvd:tensor=V",
+                                       "qs:mass=0.5", "hkvd:schedule=early", "qs:share=0.2"};
+    const struct bench b = {.cfg = &cfg};
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
+        struct bench_run m[4];
+        struct err err = {0};
+        size_t n;
+        ASSERT_EQ(bench_methods_of(&b, gone[i], "0.1", true, m, 4, &n, &err), -EINVAL);
+        if (!strstr(err.msg, " was removed; "))
+            test_fail(__FILE__, __LINE__, "%s: %s", gone[i], err.msg);
+    }
 }
 
 TEST(what_is_no_method_is_refused)
 {
-    static const char *const bad[] = {"best",
-                                      "query:",
-                                      "query:layers",
-                                      "query:layers=5",
-                                      "query:layers=9-8",
-                                      "query:layers=0-30",
-                                      "side:side=0",
-                                      "hkvd:check=30",
-                                      "hkvd:check=2x",
-                                      "hkvd:tensor=Q",
-                                      "hkvd:schedule=slow",
-                                      "hybrid:share=0",
-                                      "hybrid:share=2",
-                                      "query:colour=red"};
+    static const char *const bad[] = {"best",           "query:",           "query:layers",
+                                      "query:layers=5", "query:layers=9-8", "query:layers=0-30",
+                                      "side:side=0",    "hkvd:check=30",    "hkvd:check=2x",
+                                      "qs:power=0",     "qs:power=5",       "query:colour=red"};
     struct bench_run m[32];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         if (methods(bad[i], "0.1", true, m) != 0)

@@ -84,12 +84,11 @@ static int source_ready(void *ctx, unsigned layer)
     return held > 0 && (int)layer >= held ? 0 : (int)layer == c->fail_layer ? -EIO : 1;
 }
 
-static int source_scores(void *ctx, enum kv_score kind, float *ret)
+static int source_sensitivity(void *ctx, float *ret)
 {
     const struct kit_chunk *c = ctx;
-    const float *score = kind == KV_SCORE_STATIC ? c->score_static : c->score;
-    if (!score) return 0;
-    memcpy(ret, score, c->n * sizeof(*ret));
+    if (!c->score) return 0;
+    memcpy(ret, c->score, c->n * sizeof(*ret));
     return 1;
 }
 
@@ -106,7 +105,7 @@ static const struct kv_sink_ops sink_ops = {.rows = sink_rows, .done = sink_done
 static const struct kv_source_ops source_ops = {.layer = source_layer,
                                                 .release = source_release,
                                                 .ready = source_ready,
-                                                .scores = source_scores,
+                                                .sensitivity = source_sensitivity,
                                                 .side = source_side};
 
 struct kv_sink kit_sink(struct kit_chunk *c)

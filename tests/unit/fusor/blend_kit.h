@@ -10,15 +10,14 @@
 struct kit_chunk {
     const struct model_cfg *cfg;
     uint32_t n;
-    float *k, *v;              /* [L, n, G*K]; layer 0 unused */
-    uint8_t *coded;            /* the same in `dtype`, layers of K then V; NULL = not yet */
-    enum kn_dtype dtype;       /* as it is handed out */
-    const float *score;        /* [n] context sensitivity, NULL: not measured */
-    const float *score_static; /* [n], the same */
-    unsigned side_layer;       /* side() has K of it; 0: of none */
-    unsigned layers_asked;     /* bit l: layer(l) was called */
-    uint32_t *rows_seen;       /* [L] rows delivered */
-    int done, status;          /* times and last value */
+    float *k, *v;          /* [L, n, G*K]; layer 0 unused */
+    uint8_t *coded;        /* the same in `dtype`, layers of K then V; NULL = not yet */
+    enum kn_dtype dtype;   /* as it is handed out */
+    const float *score;    /* [n] context sensitivity, NULL: not measured */
+    unsigned side_layer;   /* side() has K of it; 0: of none */
+    unsigned layers_asked; /* bit l: layer(l) was called */
+    uint32_t *rows_seen;   /* [L] rows delivered */
+    int done, status;      /* times and last value */
     int released, uses;
     int fail_layer;               /* layer() fails there; -1 never */
     int fail_rows_at;             /* rows() fails at this layer; -1 never */

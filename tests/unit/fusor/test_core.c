@@ -44,8 +44,7 @@ static void check_blend(struct prompt *p, enum fus_strategy s, float ratio, stru
 {
     double ref[V_MAX];
     run(p, s, ratio, res);
-    const bool checks = s == FUS_HKVD || s == FUS_HYBRID;
-    const struct view w = {p, res, s, checks && res->n_sel ? 1 : 0};
+    const struct view w = {p, res, s, s == FUS_HKVD && res->n_sel ? 1 : 0};
     const struct ref_opts o = {.stored = stored, .ctx = (void *)&w};
     ref_forward(p->k->m, p->tok, p->n, &o, ref);
     const double d = max_diff(p->k, res->logits, ref);
@@ -147,8 +146,7 @@ TEST(build_gives_the_isolated_rows)
 /* ---- invariants ---- */
 
 /* Those that choose tokens by ratio. */
-static const enum fus_strategy blends[] = {FUS_HKVD, FUS_SINK,   FUS_QUERY, FUS_QS,
-                                           FUS_SIDE, FUS_STATIC, FUS_HYBRID};
+static const enum fus_strategy blends[] = {FUS_HKVD, FUS_SINK, FUS_QUERY, FUS_QS, FUS_SIDE};
 enum { N_BLENDS = sizeof(blends) / sizeof(blends[0]) };
 
 static const char *const layouts[] = {"SAq",    "SgAgBgCq", "SAAq",    "SCmBgAq",  "gDmDgq",
@@ -223,7 +221,7 @@ TEST(blends_match_reference)
         check_blend(&p, FUS_PREFIX, 0, &got);
         for (size_t j = 0; j < 3 * N_BLENDS; j++) {
             const enum fus_strategy s = blends[j / 3];
-            const bool deviates = s == FUS_HKVD || s == FUS_HYBRID, chose = has_choice(&p);
+            const bool deviates = s == FUS_HKVD, chose = has_choice(&p);
             check_blend(&p, s, ratio[j % 3], &got);
             ASSERT_EQ(chose && deviates, got.report.deviation_left >= 0);
             ASSERT_EQ(chose && s != FUS_HKVD && s != FUS_SINK, got.report.score_left >= 0);
@@ -379,60 +377,39 @@ TEST(missed_chunks_are_not_asked_with)
     kit_close(&k);
 }
 
-/* Squared change of each token's K or V at a layer, from a full prefill. */
-static void deviations(const struct prompt *p, unsigned layer, bool of_v, double *ret)
+/* Squared change of each token's K at a layer, from a full prefill. */
+static void deviations(const struct prompt *p, unsigned layer, double *ret)
 {
     const size_t GK = (size_t)p->k->cfg->G * p->k->cfg->K;
     double *fresh = mem_alloc(p->k->cfg->L * p->n * GK * 8), ref[V_MAX];
-    struct ref_opts o = {.k_out = of_v ? NULL : fresh, .v_out = of_v ? fresh : NULL};
+    struct ref_opts o = {.k_out = fresh};
     ref_forward(p->k->m, p->tok, p->n, &o, ref);
     for (size_t i = 0; i < p->n_range; i++)
         for (uint32_t t = 0; p->of_range[i] && t < p->range[i].n; t++)
             for (size_t j = 0; j < GK; j++) {
                 const uint32_t at = p->range[i].tok0 + t;
                 const struct kit_chunk *c = p->of_range[i];
-                const float *stored = of_v ? c->v : c->k;
                 const double d = fresh[(layer * p->n + at) * GK + j] -
-                                 (double)stored[((size_t)layer * c->n + t) * GK + j];
+                                 (double)c->k[((size_t)layer * c->n + t) * GK + j];
                 ret[at] += d * d;
             }
     mem_free(fresh);
-}
-
-static double mean_of(const struct prompt *p, const double *score)
-{
-    double sum = 0, n = 0;
-    for (size_t i = 0; i < p->n_range; i++)
-        for (uint32_t t = 0; p->of_range[i] && !p->range[i].home && t < p->range[i].n; t++) {
-            sum += score[p->range[i].tok0 + t];
-            n++;
-        }
-    return sum / n;
 }
 
 TEST(hkvd_selects_the_largest_deviation)
 {
     struct kit k;
     open_default(&k);
-    for (int i = 0; i < 4; i++) {
-        const enum fus_tensor tensor[] = {FUS_TENSOR_DEFAULT, FUS_TENSOR_K, FUS_TENSOR_V,
-                                          FUS_TENSOR_KV};
+    for (int i = 0; i < 2; i++) {
         struct prompt p;
         struct result got;
         prompt_init(&p, &k, "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
         const unsigned check = i % 2 ? 3 : 1;
         plan.check_layer = check;
-        plan.tensor = tensor[i];
         run_plan(&p, &plan, &got);
-        double dev[T_MAX] = {0}, dev_v[T_MAX] = {0}, ref[V_MAX];
-        deviations(&p, check, tensor[i] == FUS_TENSOR_V, dev);
-        if (tensor[i] == FUS_TENSOR_KV) {
-            deviations(&p, check, true, dev_v);
-            const double mean = mean_of(&p, dev), mean_v = mean_of(&p, dev_v);
-            for (size_t t = 0; t < T_MAX; t++)
-                dev[t] = dev[t] / mean + dev_v[t] / mean_v;
-        }
+        double dev[T_MAX] = {0}, ref[V_MAX];
+        deviations(&p, check, dev);
         check_choice(&p, &got, dev);
         const struct view w = {&p, &got, FUS_HKVD, check};
         const struct ref_opts blend = {.stored = stored, .ctx = (void *)&w};
@@ -491,37 +468,30 @@ static void run_traced(struct prompt *p, const struct fus_plan *plan, struct tra
     fus_session_destroy(s);
 }
 
-/* Every strategy by every schedule: what was fresh where explains the logits, sets only shrink, and
- * their mean is the ratio's. */
-TEST(schedules_shrink_the_set_at_the_same_mean)
+/* What was fresh where explains the logits, and the set stays the same behind the choice. */
+TEST(chosen_tokens_run_in_all_layers)
 {
     struct kit k;
     const struct tiny_opts opts = {.L = 7, .qkv_bias = true};
     kit_open(&k, &opts, 64 * 64);
     const unsigned L = k.cfg->L;
-    for (int i = 0; i < (int)N_BLENDS * FUS_SCHEDULE_COUNT; i++) {
-        const enum fus_strategy s = blends[i % (int)N_BLENDS];
-        const enum fus_schedule schedule = (enum fus_schedule)(i / (int)N_BLENDS);
-        const unsigned first = s == FUS_HKVD || s == FUS_HYBRID ? 1 : 0;
+    for (size_t i = 0; i < N_BLENDS; i++) {
+        const enum fus_strategy s = blends[i];
+        const unsigned first = s == FUS_HKVD ? 1 : 0;
         struct prompt p;
         struct result got, full;
         struct trace w = {0};
-        double ref[V_MAX], sum = 0;
+        double ref[V_MAX];
         if (s == FUS_SINK) continue;
         prompt_init(&p, &k, "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, s, 0.2f);
-        plan.schedule = schedule;
         run_traced(&p, &plan, &w, &got);
         const struct ref_opts o = {.stored = not_fresh, .ctx = &w};
         ref_forward(k.m, p.tok, p.n, &o, ref);
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
-        for (unsigned l = first; l < L; l++) {
-            sum += (double)w.n_chosen[l];
-            ASSERT_TRUE(l == first || w.n_chosen[l] <= w.n_chosen[l - 1]);
-        }
-        ASSERT_EQ(got.n_sel, w.n_chosen[first]);
-        ASSERT_NEAR(sum / (L - first), 0.2 * (37 + 20 + 64), 1);
-        if (schedule >= FUS_EARLY) ASSERT_TRUE(w.n_chosen[L - 1] < w.n_chosen[first]);
+        for (unsigned l = first; l < L; l++)
+            ASSERT_EQ(w.n_chosen[l], got.n_sel);
+        ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
         plan.ratio = 1;
         run_plan(&p, &plan, &got);
         run(&p, FUS_FULL, 0, &full);
@@ -567,8 +537,8 @@ TEST(no_row_depends_on_a_later_token)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK, FUS_STATIC};
-    for (size_t i = 0; i < 5; i++) {
+    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK};
+    for (size_t i = 0; i < 4; i++) {
         struct prompt p;
         float first[11][V_MAX];
         prompt_init(&p, &k, "SAgBmq");
@@ -738,9 +708,8 @@ TEST(a_failing_source_is_computed)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD,   FUS_QUERY,  FUS_SINK,
-                                   FUS_SIDE,  FUS_STATIC, FUS_HYBRID, FUS_PREFIX};
-    for (size_t i = 0; i < 8; i++)
+    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SINK, FUS_SIDE, FUS_PREFIX};
+    for (size_t i = 0; i < 6; i++)
         for (int layer = 1; layer < 5; layer++) {
             struct prompt p;
             struct result want, got;

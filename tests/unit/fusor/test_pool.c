@@ -98,8 +98,7 @@ TEST(pages_can_be_shared_with_a_lender)
 
 TEST(a_second_request_asks_the_device_for_nothing)
 {
-    static const enum fus_strategy all[] = {FUS_FULL,  FUS_REUSE, FUS_HKVD,
-                                            FUS_QUERY, FUS_SIDE,  FUS_STATIC};
+    static const enum fus_strategy all[] = {FUS_FULL, FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SIDE};
     struct scene s;
     float logits[V_MAX];
     uint64_t before = 0;

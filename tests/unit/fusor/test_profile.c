@@ -131,7 +131,6 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_EQ(a->neighbours, b->neighbours);
     ASSERT_NEAR(a->sense_power, b->sense_power, 1e-5);
     ASSERT_EQ(a->check_layer, b->check_layer);
-    ASSERT_EQ(a->tensor, b->tensor);
     ASSERT_EQ(a->sink_tokens, b->sink_tokens);
     ASSERT_EQ(a->strategy, b->strategy);
     ASSERT_NEAR(a->ratio, b->ratio, 1e-5);
@@ -157,7 +156,6 @@ TEST(what_is_written_is_read)
     fus_profile_default(&cfg, &p);
     memcpy(p.fingerprint, hex, sizeof hex);
     p.score_lo = 3;
-    p.tensor = FUS_TENSOR_KV;
     p.sense_power = 0.25;
     p.neighbours = 9;
     p.sink_tokens = 0;
@@ -187,6 +185,20 @@ TEST(missing_fields_are_the_defaults)
     ASSERT_TRUE(isnan(p.losses[FUS_QUERY][0]));
 }
 
+/* What changes nothing of what the profile chose is passed over, and said. */
+TEST(files_of_earlier_releases_are_read)
+{
+    struct fus_profile p;
+    struct err err = {0};
+    ASSERT_OK(read_text("{\"tensor\": \"K\", \"ratios\": [0.1], \"losses\": {\"qs\": [0.3], "
+                        "\"static\": [0.7], \"hybrid\": [0.4]}}",
+                        &p, &err));
+    ASSERT_STREQ(p.ignored, "tensor, static, hybrid");
+    ASSERT_NEAR(p.losses[FUS_QS][0], 0.3, 1e-9);
+    ASSERT_OK(read_text("{\"strategy\": \"side\"}", &p, &err));
+    ASSERT_STREQ(p.ignored, "");
+}
+
 TEST(bad_files_give_sentences)
 {
     static const struct {
@@ -208,7 +220,9 @@ TEST(bad_files_give_sentences)
         {"{\"check_layer\": 0}", "\"check_layer\""},
         {"{\"check_layer\": 1.5}", "\"check_layer\""},
         {"{\"sink_tokens\": 2}", "\"sink_tokens\""},
-        {"{\"tensor\": \"Q\"}", "tensor \"Q\" is none of K, V and KV"},
+        {"{\"tensor\": \"V\"}", "tensor V was removed; hkvd compares K: calibrate again"},
+        {"{\"strategy\": \"static\"}", "strategy static was removed; use side"},
+        {"{\"strategy\": \"hybrid\"}", "strategy hybrid was removed; use qs"},
         {"{\"strategy\": \"best\"}", "unknown strategy \"best\""},
         {"{\"ratio\": 1.1}", "\"ratio\" is not a number in 0…1"},
         {"{\"ratio\": \"0.1\"}", "\"ratio\""},

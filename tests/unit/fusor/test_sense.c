@@ -1,4 +1,4 @@
-/* Context sensitivity of chunks, selection by it (qs), and budgets by share of the score. */
+/* Context sensitivity of chunks, and selection by it (qs). */
 #include "base/mem.h"
 #include "tests/test.h"
 #include "tests/unit/fusor/blend_kit.h"
@@ -121,41 +121,6 @@ TEST(sensitivity_is_the_change_behind_a_neighbour)
         for (unsigned t = 0; t < N_A; t++)
             ASSERT_NEAR(got[t], fmax(want[0][t], want[1][t]), 1e-4 * (1 + want[0][t]));
     }
-    scene_close(&s);
-}
-
-/* What the neighbour's head attends to behind the chunk; both sums over neighbours. */
-TEST(static_score_is_what_a_text_behind_attends_to)
-{
-    struct scene s = {0};
-    scene_open(&s);
-    float got[N_A] = {0}, sense[N_A] = {0}, alone[N_A] = {0};
-    double want[N_A] = {0}, logits[96];
-    for (unsigned b = 1; b < 3; b++) {
-        int32_t tok[T_MAX] = {SINK};
-        double mass[T_MAX] = {0};
-        const uint32_t n = 1 + N_A + len[b];
-        const struct ref_opts o = {.mass = mass, .mass_from = 1 + N_A, .lo = 1, .hi = 4};
-        memcpy(tok + 1, s.tok[0], N_A * sizeof *tok);
-        memcpy(tok + 1 + N_A, s.tok[b], len[b] * sizeof *tok);
-        ref_forward(s.k.m, tok, n, &o, logits);
-        for (unsigned t = 0; t < N_A; t++)
-            want[t] += mass[1 + t] / (len[b] * s.k.cfg->H * 3);
-        struct fus_sense p = {.sink_token = SINK,
-                              .before = s.tok[b],
-                              .n_before = len[b],
-                              .before_src = kit_source(&s.chunk[b]),
-                              .tok = s.tok[0],
-                              .n = N_A,
-                              .src = kit_source(&s.chunk[0]),
-                              .ret_score = sense,
-                              .ret_static = got};
-        ASSERT_OK(run_sense(&s, &p));
-        ASSERT_OK(measure(&s, b, 0, true, alone));
-    }
-    for (unsigned t = 0; t < N_A; t++)
-        ASSERT_NEAR(got[t], want[t], 1e-5);
-    ASSERT_MEMEQ(sense, alone, sizeof sense); /* the first half knows nothing of the second */
     scene_close(&s);
 }
 
@@ -297,27 +262,39 @@ TEST(unmeasured_chunks_count_as_the_average)
     scene_close(&s);
 }
 
+/* The query's second choice, made more sensitive than all others: the power says whether that makes
+ * up for its lower score. */
 TEST(sense_power_decides_what_counts_more)
 {
     struct scene s = {0};
     scene_open(&s);
-    float b[N_B], b_static[N_B] = {0};
-    int32_t sel[T_MAX];
-    size_t n;
+    const float one = 1.0f / (N_A + N_B + N_C);
+    float known[N_A + N_B + N_C];
+    int32_t first, sel[T_MAX];
+    size_t n, second;
+    double left;
     struct fus_report r;
-    for (unsigned i = 0; i < N_B; i++)
-        b[i] = 1;
-    b[4] = 2; /* a third of the score, twice the sensitivity */
-    b_static[4] = 1;
-    b_static[20] = 3;
-    s.chunk[1].score = b;
-    s.chunk[1].score_static = b_static;
-    struct fus_plan plan = {.strategy = FUS_STATIC, .ratio = 1.0f / (N_A + N_B + N_C)};
+    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = one}, sel, &n, &r);
+    ASSERT_EQ(n, 1);
+    first = sel[0];
+    left = r.score_left;
+    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 2 * one}, sel, &n, &r);
+    ASSERT_EQ(n, 2);
+    second = (size_t)(sel[0] == first ? sel[1] : sel[0]);
+    const double less =
+        (left - r.score_left) / (1 - left); /* its score, as a share of the first's */
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        known[i] = 1;
+    known[second - 1] = (float)(1 / sqrt(less));
+    s.chunk[0].score = known;
+    s.chunk[1].score = known + N_A;
+    s.chunk[2].score = known + N_A + N_B;
+    struct fus_plan plan = {.strategy = FUS_QS, .ratio = one};
     run(&s, &plan, sel, &n, &r);
-    ASSERT_EQ(sel[0], 1 + N_A + 20);
-    plan.sense_power = 2;
+    ASSERT_EQ(sel[0], first);
+    plan.sense_power = 4;
     run(&s, &plan, sel, &n, &r);
-    ASSERT_EQ(sel[0], 1 + N_A + 4);
+    ASSERT_EQ((size_t)sel[0], second);
     scene_close(&s);
 }
 
@@ -359,66 +336,5 @@ TEST(side_asks_one_layer_of_the_chunks)
     s.chunk[1].fail_layer = -1;
     run(&s, &plan, b, &nb, &r);
     ASSERT_TRUE(memcmp(a, b, na * sizeof *a) != 0);
-    scene_close(&s);
-}
-
-TEST(static_goes_by_what_lies_with_the_chunks)
-{
-    struct scene s = {0};
-    scene_open(&s);
-    float b[N_B], b_static[N_B], c_static[N_C];
-    int32_t sel[T_MAX];
-    size_t n;
-    struct fus_report r;
-    for (unsigned i = 0; i < N_B; i++) {
-        b[i] = i == 9 ? 3 : 1;
-        b_static[i] = i == 4 || i == 9 ? 0.5f : 0.01f;
-    }
-    for (unsigned i = 0; i < N_C; i++)
-        c_static[i] = i == 11 ? 0.6f : 0.01f;
-    s.chunk[1].score = b;
-    s.chunk[1].score_static = b_static;
-    s.chunk[2].score_static = c_static;
-    const float all = N_A + N_B + N_C, at_b = 1 + N_A, at_c = at_b + N_B;
-    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 1 / all}, sel, &n, &r);
-    ASSERT_EQ(n, 1);
-    ASSERT_EQ(sel[0], at_b + 9);                                       /* score times sensitivity */
-    ASSERT_NEAR(r.cost, (float)(1 + N_Q + 1) / (1 + all + N_Q), 1e-6); /* nothing runs before */
-    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 3 / all}, sel, &n, &r);
-    ASSERT_EQ(sel[0], at_b + 4);
-    ASSERT_EQ(sel[2], at_c + 11); /* the average sensitivity, since its own is not known */
-    s.chunk[1].score = NULL;
-    s.chunk[1].score_static = s.chunk[2].score_static = NULL;
-    run(&s, &(struct fus_plan){.strategy = FUS_STATIC, .ratio = 6 / all}, sel, &n, &r);
-    ASSERT_EQ(n, 6);
-    /* Nothing known: the first tokens of each, more of a longer one. */
-    const int32_t want[] = {1, 2, 3, 1 + N_A, 2 + N_A, 1 + N_A + N_B};
-    ASSERT_MEMEQ(sel, want, sizeof want);
-    scene_close(&s);
-}
-
-TEST(mass_takes_as_few_as_hold_the_share)
-{
-    struct scene s = {0};
-    scene_open(&s);
-    int32_t sel[T_MAX];
-    size_t n, all = N_A + N_B + N_C, before = 0;
-    struct fus_report r;
-    for (float mass = 0.1f; mass < 1; mass += 0.2f) {
-        run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 1, .mass = mass}, sel, &n, &r);
-        ASSERT_TRUE(n >= before && n > 0 && n < all);
-        ASSERT_TRUE(r.score_left <= 1 - (double)mass + 1e-6);
-        before = n;
-        const float one_less = ((float)n - 1) / (float)all;
-        run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = one_less}, sel, &n, &r);
-        if (n > 0) ASSERT_TRUE(r.score_left > 1 - (double)mass - 1e-6);
-    }
-    const struct fus_plan capped = {.strategy = FUS_QUERY, .ratio = 0.1f, .mass = 1};
-    run(&s, &capped, sel, &n, &r);
-    ASSERT_EQ(n, (size_t)lround(0.1 * (double)all)); /* never above ratio */
-    const struct fus_plan floor = {
-        .strategy = FUS_HKVD, .ratio = 0.5f, .mass = 0.01f, .ratio_min = 0.2f};
-    run(&s, &floor, sel, &n, &r);
-    ASSERT_EQ(n, (size_t)lround(0.2 * (double)all)); /* never below ratio_min */
     scene_close(&s);
 }

@@ -109,6 +109,9 @@ TEST(an_old_configuration_gets_messages)
     expect_problem("strategy: {new: 1}\n", ":1: strategy.new: unknown key");
     ASSERT_ERR(load(&c, none, "--rerank-prompt", "x"), -EINVAL);
     ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt " MEASURED) != NULL);
+    expect_problem("worker:\n  strategy: hybrid\n",
+                   ":2: worker.strategy: hybrid was removed; use qs");
+    expect_problem("worker:\n  mass: 0.5\n", ":2: worker.mass: was removed; ratio says");
     char *env[] = {"KVBLEND_MAP_TOKENS=9", NULL};
     ASSERT_OK(load(&c, env, "--listen", ":1"));
     ASSERT_TRUE(strstr(buf_cstr(&problems),

@@ -69,7 +69,7 @@ static void make(uint64_t seed, size_t n_chunk, struct instance *ret)
         if (c->tier == 3) c->tier = -1;
         c->bytes = 22272ull * c->n + 4096;
         c->side = unit(&s) < 0.5;
-        c->scored = unit(&s) < 0.9;
+        (void)unit(&s); /* keeps the instances that the bounds below were found with */
         at += c->n;
     }
     in->n_tok = at + in->n_suffix;
@@ -96,7 +96,6 @@ struct slow {
 static bool used(const struct slow *x, size_t i)
 {
     const struct pol_chunk_now *c = &x->in->chunk[i];
-    if (x->s == POL_STRAT_STATIC && !c->scored) return false;
     return x->reuse[i] && c->tier >= 0 && x->s != POL_STRAT_FULL && x->s != POL_STRAT_PREFIX;
 }
 
@@ -155,8 +154,7 @@ static void slow_passes(struct slow *x, double selected, double placed)
     const double missed = x->chunks - x->R, T = x->T - missed; /* as the suffix sees it */
     const double S = in->n_suffix, mass = S * (T - S), ask = S * (T - (S - 1) / 2);
     const double rows = x->T - x->P - x->chunks, pairs = x->pairs_all - x->pairs_chunks;
-    if (selected > 0 &&
-        (x->s == POL_STRAT_QUERY || x->s == POL_STRAT_QS || x->s == POL_STRAT_HYBRID))
+    if (selected > 0 && (x->s == POL_STRAT_QUERY || x->s == POL_STRAT_QS))
         for (unsigned l = 0; l < in->score_hi; l++) {
             const bool last = l + 1 == in->score_hi;
             layer(x, l, l ? NEED_ALL : NEED_NONE, l ? rows + (last ? S : 0) : 0, last ? 0 : rows,
@@ -208,9 +206,8 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     layer(&x, 0, NEED_NONE, x.T, 0, 0, 0, 0);
     slow_passes(&x, selected, placed);
     const bool asked = selected > 0 && (s == POL_STRAT_QUERY || s == POL_STRAT_QS);
-    const bool hybrid = selected > 0 && s == POL_STRAT_HYBRID;
-    const bool checks = hybrid || (selected > 0 && s == POL_STRAT_HKVD);
-    const unsigned loaded = (asked || hybrid) && x.chunks == x.R ? in->score_hi : 1;
+    const bool checks = selected > 0 && s == POL_STRAT_HKVD;
+    const unsigned loaded = asked && x.chunks == x.R ? in->score_hi : 1;
     for (unsigned l = 0; l < in->L; l++) {
         const bool in_pages = l < loaded, last = l + 1 == in->L;
         if (checks && l <= in->check_layer) {
@@ -220,9 +217,9 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
                   : l ? NEED_PREFIX
                       : NEED_NONE,
                   l ? x.T - x.P : 0, at ? rows : x.T - x.P, at ? pairs : x.pairs_all,
-                  at                 ? placed
-                  : l && loaded == 1 ? x.P
-                                     : 0,
+                  at  ? placed
+                  : l ? x.P
+                      : 0,
                   0);
             continue;
         }
@@ -233,9 +230,9 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     ret->compute_s = x.compute + in->cost.head_s;
 }
 
-static const enum pol_strategy STRATEGIES[] = {
-    POL_STRAT_FULL,  POL_STRAT_PREFIX, POL_STRAT_REUSE, POL_STRAT_HKVD,   POL_STRAT_SINK,
-    POL_STRAT_QUERY, POL_STRAT_QS,     POL_STRAT_SIDE,  POL_STRAT_STATIC, POL_STRAT_HYBRID};
+static const enum pol_strategy STRATEGIES[] = {POL_STRAT_FULL, POL_STRAT_PREFIX, POL_STRAT_REUSE,
+                                               POL_STRAT_HKVD, POL_STRAT_SINK,   POL_STRAT_QUERY,
+                                               POL_STRAT_QS,   POL_STRAT_SIDE};
 enum { N_STRATEGIES = sizeof STRATEGIES / sizeof *STRATEGIES };
 
 TEST(prediction_is_the_walk_over_layers)
@@ -347,7 +344,6 @@ TEST(choice_is_that_of_brute_force_where_chunks_are_alike)
             x.chunk[i].n = 300;
             x.chunk[i].bytes = 22272 * 300;
             x.chunk[i].side = true;
-            x.chunk[i].scored = true;
         }
         x.in.n_tok = 33 + 300 * (uint32_t)x.in.n_chunk;
         const struct pol_control c = decide(&x, reuse);
@@ -493,11 +489,11 @@ TEST(slow_tiers_want_strategies_that_overlap)
     x.in.n_prefix = 0;
     for (size_t i = 0; i < 8; i++) {
         x.chunk[i].tier = 1;
-        x.chunk[i].side = x.chunk[i].scored = true;
+        x.chunk[i].side = true;
     }
     x.in.tier[1] = (struct pol_tier_now){.bytes_per_s = 1e12};
-    ASSERT_EQ(decide(&x, reuse).strategy, POL_STRAT_STATIC); /* no pass: fewest rows */
-    x.in.strat[POL_STRAT_STATIC].allowed = x.in.strat[POL_STRAT_SINK].allowed = false;
+    ASSERT_EQ(decide(&x, reuse).strategy, POL_STRAT_SINK); /* no pass: fewest rows */
+    x.in.strat[POL_STRAT_SINK].allowed = false;
     x.in.strat[POL_STRAT_SIDE].floor = 0.17; /* its pass is shorter, but it needs more rows */
     struct pol_prediction side, query;
     memset(reuse, 1, sizeof reuse);
@@ -518,20 +514,20 @@ TEST(ratio_rises_behind_a_load)
     allow_all(&x.in, 0.05);
     x.in.n_prefix = 0;
     for (size_t i = 0; i < 8; i++)
-        x.chunk[i] = (struct pol_chunk_now){
-            .tok0 = 1 + 400 * (uint32_t)i, .n = 400, .tier = 0, .bytes = 1, .scored = true};
+        x.chunk[i] =
+            (struct pol_chunk_now){.tok0 = 1 + 400 * (uint32_t)i, .n = 400, .tier = 0, .bytes = 1};
     x.in.n_tok = 3233;
     x.chunk[7].tier = 1; /* a single one, that is worth waiting for */
     x.chunk[7].bytes = 400 * 22272;
-    x.in.strat[POL_STRAT_STATIC].floor = 0.05;
+    x.in.strat[POL_STRAT_SINK].floor = 0.05;
     for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
-        x.in.strat[s].allowed = s == POL_STRAT_STATIC;
+        x.in.strat[s].allowed = s == POL_STRAT_SINK;
     x.in.tier[1] = (struct pol_tier_now){.bytes_per_s = 22272 * 400 / 0.3};
     const struct pol_control c = decide(&x, reuse);
     ASSERT_EQ(c.n_reused, 8);
     ASSERT_TRUE(c.ratio > 0.06);
     struct pol_prediction floor;
-    pol_predict(&x.in, POL_STRAT_STATIC, 0.05, reuse, &floor);
+    pol_predict(&x.in, POL_STRAT_SINK, 0.05, reuse, &floor);
     ASSERT_TRUE(c.predicted.ttft_s <= floor.ttft_s * (1 + SLACK + 1e-9));
     x.in.ratio_max = 0.055;
     ASSERT_NEAR(decide(&x, reuse).ratio, 0.055, 1e-12);

@@ -61,7 +61,9 @@ TEST(refusals_name_field_and_code)
         {true, "{\"kvblend\":{\"mode\":\"magic\"}," MSG "}", "invalid_value", "kvblend.mode", 400},
         {true, "{\"kvblend\":{\"strategy\":\"magic\"}," MSG "}", "invalid_value",
          "kvblend.strategy", 400},
-        {true, "{\"kvblend\":{\"mass\":1.1}," MSG "}", "invalid_value", "kvblend.mass", 400},
+        {true, "{\"kvblend\":{\"strategy\":\"hybrid\"}," MSG "}", "invalid_value",
+         "kvblend.strategy", 400},
+        {true, "{\"kvblend\":{\"mass\":0.5}," MSG "}", "unknown_parameter", "kvblend.mass", 400},
         {true, "{\"kvblend\":{\"min_ratio\":\"x\"}," MSG "}", "invalid_value", "kvblend.min_ratio",
          400},
         {true, "{\"kvblend\":{\"ratio\":1.1}," MSG "}", "invalid_value", "kvblend.ratio", 400},
@@ -70,8 +72,6 @@ TEST(refusals_name_field_and_code)
         {true, "{\"kvblend\":{\"ratio\":true}," MSG "}", "invalid_value", "kvblend.ratio", 400},
         {true, "{\"kvblend\":{\"mode\":3}," MSG "}", "invalid_value", "kvblend.mode", 400},
         {true, "{\"kvblend\":{\"strategy\":3}," MSG "}", "invalid_value", "kvblend.strategy", 400},
-        {true, "{\"kvblend\":{\"tensor\":\"Q\"}," MSG "}", "invalid_value", "kvblend.tensor", 400},
-        {true, "{\"kvblend\":{\"schedule\":1}," MSG "}", "invalid_value", "kvblend.schedule", 400},
         {true, "{\"kvblend\":{\"explain\":1}," MSG "}", "invalid_value", "kvblend.explain", 400},
         {true, "{\"kvblend\":{\"separator\":5}," MSG "}", "invalid_value", "kvblend.separator",
          400},
@@ -191,6 +191,28 @@ TEST(an_unknown_kvblend_field_is_told_the_nearest)
     api_req_fini(&r);
 }
 
+TEST(what_was_removed_says_what_to_use)
+{
+    static const struct {
+        const char *field, *says;
+    } t[] = {{"\"strategy\":\"static\"", "'kvblend.strategy' of 'static' was removed; use side"},
+             {"\"strategy\":\"hybrid\"", "'kvblend.strategy' of 'hybrid' was removed; use qs"},
+             {"\"tensor\":\"K\"", "'kvblend.tensor' was removed; hkvd compares K"},
+             {"\"schedule\":\"linear\"", "'kvblend.schedule' was removed; the chosen tokens"},
+             {"\"mass\":0.5", "'kvblend.mass' was removed; ratio says how many"}};
+    struct api_req r;
+    struct api_err e;
+
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        char body[160];
+        (void)snprintf(body, sizeof body, "{\"kvblend\":{%s}," MSG "}", t[i].field);
+        ASSERT_ERR(parse(body, true, &r, &e), -EINVAL);
+        ASSERT_EQ(e.status, 400);
+        if (!strstr(e.msg, t[i].says)) test_fail(__FILE__, __LINE__, "%s", e.msg);
+        api_req_fini(&r);
+    }
+}
+
 TEST(everything_that_is_read)
 {
     struct api_req r;
@@ -204,7 +226,6 @@ TEST(everything_that_is_read)
         "\"stop\":[\"a\",\"\",\"bc\"],\"stop_token_ids\":[3,4],\"logit_bias\":{\"7\":-100},"
         "\"logprobs\":true,\"top_logprobs\":4,\"add_generation_prompt\":false,"
         "\"kvblend\":{\"mode\":\"blend\",\"strategy\":\"hkvd\",\"ratio\":0.25,\"explain\":true,"
-        "\"tensor\":\"KV\",\"schedule\":\"two-stage\","
         "\"namespace\":\"t\",\"store\":false,\"separator\":\"##\","
         "\"segments\":[{\"message\":0,\"begin\":0,\"end\":2}]}}",
         true, &r, &e));
@@ -225,8 +246,6 @@ TEST(everything_that_is_read)
     ASSERT_EQ(r.sampling.n_logprobs, 4);
     ASSERT_EQ(r.kv.mode, API_BLEND);
     ASSERT_TRUE(r.kv.has_strategy && r.kv.strategy == FUS_HKVD);
-    ASSERT_EQ(r.kv.tensor, FUS_TENSOR_KV);
-    ASSERT_EQ(r.kv.schedule, FUS_TWO_STAGE);
     ASSERT_NEAR(r.kv.ratio, 0.25, 1e-9);
     ASSERT_TRUE(r.kv.explain && !r.kv.store);
     ASSERT_STREQ(r.kv.ns, "t");

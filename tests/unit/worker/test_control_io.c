@@ -38,8 +38,7 @@ static struct ctl_decision *any_decision(uint64_t *seed)
                                              .n = 16 + (uint32_t)(test_rand(seed) % 600),
                                              .tier = (int)(test_rand(seed) % 4) - 1,
                                              .bytes = test_rand(seed) % (1u << 26),
-                                             .side = test_rand(seed) % 2,
-                                             .scored = test_rand(seed) % 2};
+                                             .side = test_rand(seed) % 2};
         at += d->chunk[i].n;
     }
     in->n_suffix = 1 + (uint32_t)(test_rand(seed) % 64);

@@ -48,6 +48,23 @@ static void no_env(void)
     ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS_URLS"));
 }
 
+TEST(removed_options_say_what_to_use)
+{
+    static const struct {
+        const char *flag, *value, *says;
+    } gone[] = {{"--strategy", "static", "static was removed; use side"},
+                {"--strategy", "hybrid", "hybrid was removed; use qs"},
+                {"--mass", "0.5", "was removed; ratio says how many"},
+                {"--min-ratio", "0.1", "was removed; ratio says how many"}};
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
+        ASSERT_ERR(read_opts(&o, &err, gone[i].flag, gone[i].value, NULL), -EINVAL);
+        if (!strstr(err.msg, gone[i].says)) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    }
+}
+
 TEST(order_of_the_queue)
 {
     struct wk_opts o;
