@@ -45,8 +45,10 @@ BANNED = {
 RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
 EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 # Modules that only a running process can show (tests/e2e drives them), or a neighbour's tests do.
-END_TO_END = {"gateway/request/ask.c", "gateway/process/child.c", "gateway/process/memory.c", "gateway/process/own.c",
-              "gateway/process/run.c", "gateway/process/stats.c", "gateway/request/strategy.c",
+END_TO_END = {"gateway/front/charge.c", "gateway/front/front.c", "gateway/front/shed.c",
+              "gateway/process/admin.c", "gateway/process/child.c", "gateway/process/gather.c", "gateway/process/memory.c",
+              "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/process/own.c",
+              "gateway/process/run.c", "gateway/process/stats.c",
               "worker/worker.c", "worker/request/gen.c", "tools/bench/dataset.c",
               "fusor/text/unicode.c"}
 MAX_LINES, MAX_FUNCTION, MAX_COLUMNS = 1200, 70, 100

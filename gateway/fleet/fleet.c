@@ -209,9 +209,9 @@ fail:
 }
 
 /* Older connections go once their calls have ended. */
-static void lane_sweep(struct gw_target *t, unsigned lane)
+static void clients_sweep(struct gw_target *t, unsigned loop)
 {
-    struct fleet_client **p = &t->lane[lane]->next;
+    struct fleet_client **p = &t->clients[loop]->next;
     while (*p) {
         struct fleet_client *c = *p;
         if (http_client_n_calls(c->client) > 0) {
@@ -224,23 +224,23 @@ static void lane_sweep(struct gw_target *t, unsigned lane)
     }
 }
 
-static void lane_close(struct gw_target *t, unsigned lane)
+static void clients_close(struct gw_target *t, unsigned loop)
 {
     struct fleet_client *next;
-    for (struct fleet_client *c = t->lane[lane]; c; c = next) {
+    for (struct fleet_client *c = t->clients[loop]; c; c = next) {
         next = c->next;
         http_client_destroy(c->client);
         mem_free(c);
     }
-    t->lane[lane] = NULL;
+    t->clients[loop] = NULL;
 }
 
 void fleet_target_free(struct gw_target *t)
 {
     if (!t) return;
     fleet_probe_fini(&t->probe);
-    for (unsigned i = 0; i < GW_LANES_MAX; i++)
-        lane_close(t, i);
+    for (unsigned i = 0; i < GW_LOOPS_MAX; i++)
+        clients_close(t, i);
     fleet_models_clear(t);
     if (t->tls) http_tls_unref(t->tls);
     if (t->authorization) explicit_bzero(t->authorization, strlen(t->authorization));
@@ -601,24 +601,24 @@ struct gw_target *gw_fleet_target(struct gw_fleet *f, unsigned index)
     return t;
 }
 
-struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned lane,
+struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned loop_index,
                                     struct http_loop *loop)
 {
     struct fleet_dial d;
-    struct fleet_client *c = t->lane[lane];
-    ASSERT(lane < GW_LANES_MAX);
+    struct fleet_client *c = t->clients[loop_index];
+    ASSERT(loop_index < GW_LOOPS_MAX);
     fleet_lock(f);
     bool good = c && c->generation == t->generation;
     int r = good ? 0 : fleet_dial_init(t, f, &d);
     fleet_unlock(f);
-    if (good && c->next) lane_sweep(t, lane);
+    if (good && c->next) clients_sweep(t, loop_index);
     if (good) return c->client;
     if (r < 0) return NULL;
     c = mem_zalloc(sizeof *c);
     if (c && http_client_create(loop, &d.opts, &c->client) == 0) {
         c->generation = d.generation;
-        c->next = t->lane[lane];
-        t->lane[lane] = c;
+        c->next = t->clients[loop_index];
+        t->clients[loop_index] = c;
     } else {
         mem_free(c);
         c = NULL;
@@ -627,12 +627,12 @@ struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, uns
     return c ? c->client : NULL;
 }
 
-void gw_fleet_leave(struct gw_fleet *f, unsigned lane)
+void gw_fleet_leave(struct gw_fleet *f, unsigned loop)
 {
-    ASSERT(lane < GW_LANES_MAX);
+    ASSERT(loop < GW_LOOPS_MAX);
     fleet_lock(f);
     size_t n = f->n;
     fleet_unlock(f);
     for (size_t i = 0; i < n; i++)
-        lane_close(f->target[i], lane);
+        clients_close(f->target[i], loop);
 }

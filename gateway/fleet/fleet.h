@@ -34,7 +34,7 @@ struct http_loop;
 struct http_tls;
 struct pol_shed_worker;
 
-enum { GW_TARGETS_MAX = 256, GW_LANES_MAX = 64 };
+enum { GW_TARGETS_MAX = 256, GW_LOOPS_MAX = 64 };
 
 enum gw_target_state {
     GW_TARGET_DOWN,
@@ -107,12 +107,12 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
 /* The answer began: its prompt no longer waits there to be computed, and a status below 500 in the
  * lease is what the breaker's one try was to find out. Optional. */
 void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l);
-/* The lane's connections to the target, made at the first call. Needs no lease. NULL: out of
- * memory, bad address. The pointer is good until this lane asks again: settings may change. */
-struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned lane,
+/* The loop's connections to the target, made at the first call. Needs no lease. NULL: out of
+ * memory, bad address. The pointer is good until this loop asks again: settings may change. */
+struct http_client *gw_fleet_client(struct gw_fleet *f, struct gw_target *t, unsigned loop_index,
                                     struct http_loop *loop);
-/* Before a lane's loop is destroyed, on its thread: closes its connections. */
-void gw_fleet_leave(struct gw_fleet *f, unsigned lane);
+/* Before a loop is destroyed, on its thread: closes its connections. */
+void gw_fleet_leave(struct gw_fleet *f, unsigned loop);
 
 /* ---- what workers say of their load (fleet_load.c) ---- */
 

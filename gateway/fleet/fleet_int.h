@@ -35,7 +35,7 @@ struct fleet_name { /* of a target whose place has been used again */
     struct fleet_name *next;
     char *name;
 };
-struct fleet_client {          /* one lane's connections; touched by that lane only */
+struct fleet_client {          /* one loop's connections; touched by that loop only */
     struct fleet_client *next; /* older ones whose calls have not all ended */
     struct http_client *client;
     unsigned generation;
@@ -66,7 +66,7 @@ struct gw_target {
     unsigned index;
     bool own, worker;
     struct fleet_probe probe;
-    struct fleet_client *lane[GW_LANES_MAX]; /* each by its lane */
+    struct fleet_client *clients[GW_LOOPS_MAX]; /* each by its loop */
     /* guarded by the fleet's mutex */
     char *name;  /* the text stays for the fleet's life; changed on the control loop only */
     uint64_t id; /* hash of the name */

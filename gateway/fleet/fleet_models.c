@@ -140,7 +140,7 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
     bool same = t->models_known && t->models_hash == hash;
     struct fleet_set *set = t->set;
     const struct gw_upstream *u = t->up;
-    if (set) set->n_users++; /* a lane may retire the target meanwhile */
+    if (set) set->n_users++; /* a loop may retire the target meanwhile */
     fleet_unlock(f);
     json_t *root = NULL;
     if (!same && json_depth(body->data, body->len) <= JSON_DEPTH_MAX)

@@ -10,7 +10,7 @@ enum {
 };
 
 void gw_admit_init(struct gw_admit *a, unsigned running_max, unsigned waiting_max,
-                   void (*wake)(void *ctx, unsigned lane), bool (*room)(void *ctx, void *user),
+                   void (*wake)(void *ctx, unsigned loop), bool (*room)(void *ctx, void *user),
                    void *ctx)
 {
     *a = (struct gw_admit){.running_max = running_max,
@@ -31,12 +31,12 @@ static void lock(struct gw_admit *a)
     (void)pthread_mutex_lock(&a->lock);
 }
 
-/* wake: a bit for each lane that got something. */
+/* wake: a bit for each loop that got something. */
 static void unlock(struct gw_admit *a, uint64_t wake)
 {
     (void)pthread_mutex_unlock(&a->lock);
-    for (unsigned lane = 0; wake; lane++, wake >>= 1)
-        if (wake & 1) a->wake(a->ctx, lane);
+    for (unsigned loop = 0; wake; loop++, wake >>= 1)
+        if (wake & 1) a->wake(a->ctx, loop);
 }
 
 static void put_behind(struct gw_tickets *l, struct gw_ticket *t, struct gw_ticket *before)
@@ -116,7 +116,7 @@ static void run(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
 
 static void ungrant(struct gw_admit *a, struct gw_ticket *t)
 {
-    drop(&a->granted[t->lane], t);
+    drop(&a->granted[t->loop], t);
     if (t->claim.paced) a->granted_paced[t->group]--;
 }
 
@@ -195,22 +195,22 @@ static uint64_t grant(struct gw_admit *a)
         if (!t) break;
         stop_waiting(a, t);
         run(a, t, GW_TICKET_GRANTED);
-        put_behind(&a->granted[t->lane], t, a->granted[t->lane].tail);
+        put_behind(&a->granted[t->loop], t, a->granted[t->loop].tail);
         if (t->claim.paced) a->granted_paced[t->group]++;
-        wake |= 1ull << t->lane;
+        wake |= 1ull << t->loop;
     }
     return wake;
 }
 
-int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned lane, unsigned group,
+int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned loop, unsigned group,
                    uint64_t deadline_ns, const struct gw_claim *c)
 {
     uint64_t wake = 0;
     int r;
-    ASSERT(lane < GW_ADMIT_LANES && group < GW_ADMIT_GROUPS && c->class < POL_FAIR_CLASSES);
+    ASSERT(loop < GW_ADMIT_LANES && group < GW_ADMIT_GROUPS && c->class < POL_FAIR_CLASSES);
     lock(a);
     ASSERT(t->state == GW_TICKET_NONE);
-    t->lane = lane;
+    t->loop = loop;
     t->group = group;
     t->deadline_ns = deadline_ns;
     t->claim = *c;
@@ -278,10 +278,10 @@ int gw_admit_unpark(struct gw_admit *a, struct gw_ticket *t)
     return now;
 }
 
-struct gw_ticket *gw_admit_take(struct gw_admit *a, unsigned lane)
+struct gw_ticket *gw_admit_take(struct gw_admit *a, unsigned loop)
 {
     lock(a);
-    struct gw_ticket *t = a->granted[lane].head;
+    struct gw_ticket *t = a->granted[loop].head;
     if (t) {
         ungrant(a, t);
         t->state = GW_TICKET_RUNNING;
@@ -296,7 +296,7 @@ void gw_admit_again(struct gw_admit *a)
     unlock(a, grant(a));
 }
 
-struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned lane, uint64_t now_ns,
+struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned loop, uint64_t now_ns,
                                   uint64_t *ret_next)
 {
     uint64_t first = 0;
@@ -304,7 +304,7 @@ struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned lane, uint64_t no
     lock(a);
     for (unsigned c = 0; c < POL_FAIR_CLASSES && !late; c++)
         for (struct gw_ticket *t = a->queue[c].head; t && !late; t = t->next) {
-            if (t->lane != lane) continue;
+            if (t->loop != loop) continue;
             if (t->deadline_ns <= now_ns) late = t;
             if (first == 0 || t->deadline_ns < first) first = t->deadline_ns;
         }

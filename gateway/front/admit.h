@@ -1,5 +1,5 @@
 /* admit: how many requests run at once, who waits for a turn, and whose is next: one queue for all
- * lanes.
+ * loops.
  *
  * Whose turn it is policy/fair.h says: priorities with ageing, within one the callers' accounts
  * (struct gw_flow) by weight, within one flow first come, first served. Two bounds and a deadline
@@ -12,8 +12,8 @@
  * a time: what waits in a worker can no longer be overtaken by somebody with a better claim. What
  * makes room is not known here: gw_admit_again() looks again.
  * A request that has its turn but finds its backend full gives the turn back and is parked: it
- * counts as waiting, and its lane calls it back. A ticket granted to a request of any lane is put
- * on that lane's list and the lane is woken; it looks there by gw_admit_take().
+ * counts as waiting, and its loop calls it back. A ticket granted to a request of any loop is put
+ * on that loop's list and the loop is woken; it looks there by gw_admit_take().
  * Every ticket that entered must leave exactly once. Thread: any; it locks itself. wake() is called
  * without the lock, room() with it: it may take the fleet's. */
 #ifndef GATEWAY_FRONT_ADMIT_H
@@ -30,7 +30,7 @@ enum { GW_ADMIT_LANES = 64, GW_ADMIT_GROUPS = 64 };
 enum gw_ticket_state {
     GW_TICKET_NONE,
     GW_TICKET_WAITING,
-    GW_TICKET_GRANTED, /* holds a place; its lane has yet to take it */
+    GW_TICKET_GRANTED, /* holds a place; its loop has yet to take it */
     GW_TICKET_RUNNING,
     GW_TICKET_PARKED,
 };
@@ -54,7 +54,7 @@ struct gw_ticket { /* embedded in the request; zeroed before the first use */
     double tag;
     bool served;
     struct gw_claim claim;
-    unsigned lane, group;
+    unsigned loop, group;
     void *user; /* set by the owner before it enters */
 };
 struct gw_tickets {
@@ -72,30 +72,30 @@ struct gw_admit {
     unsigned granted_paced[GW_ADMIT_GROUPS];
     struct gw_tickets queue[POL_FAIR_CLASSES], granted[GW_ADMIT_LANES];
     /* constant */
-    void (*wake)(void *ctx, unsigned lane);
+    void (*wake)(void *ctx, unsigned loop);
     bool (*room)(void *ctx, void *user); /* of a paced ticket's user; NULL: always */
     void *ctx;
 };
 
 void gw_admit_init(struct gw_admit *a, unsigned running_max, unsigned waiting_max,
-                   void (*wake)(void *ctx, unsigned lane), bool (*room)(void *ctx, void *user),
+                   void (*wake)(void *ctx, unsigned loop), bool (*room)(void *ctx, void *user),
                    void *ctx);
 void gw_admit_fini(struct gw_admit *a);
 /* 1 may run now, 0 waits, -EAGAIN the queue is full (the ticket has not entered). */
-int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned lane, unsigned group,
+int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned loop, unsigned group,
                    uint64_t deadline_ns, const struct gw_claim *c);
 void gw_admit_leave(struct gw_admit *a, struct gw_ticket *t); /* harmless when it is not in */
 /* Give the turn back, but not the place in the order. 0, or -EAGAIN: no room to wait, it still
  * runs. */
 int gw_admit_park(struct gw_admit *a, struct gw_ticket *t);
 int gw_admit_unpark(struct gw_admit *a, struct gw_ticket *t); /* 1 runs, 0 waits for its turn */
-/* The next ticket that was granted to this lane; NULL: no more. */
-struct gw_ticket *gw_admit_take(struct gw_admit *a, unsigned lane);
+/* The next ticket that was granted to this loop; NULL: no more. */
+struct gw_ticket *gw_admit_take(struct gw_admit *a, unsigned loop);
 void gw_admit_again(
     struct gw_admit *a); /* there may be room now, or what was taken is on its way */
-/* A waiter of this lane whose deadline has passed; it has left. NULL: none, and the lane's next
+/* A waiter of this loop whose deadline has passed; it has left. NULL: none, and the loop's next
  * deadline, 0 when none of it waits. */
-struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned lane, uint64_t now_ns,
+struct gw_ticket *gw_admit_expire(struct gw_admit *a, unsigned loop, uint64_t now_ns,
                                   uint64_t *ret_next);
 void gw_admit_set(struct gw_admit *a, unsigned running_max, unsigned waiting_max);
 void gw_admit_share(struct gw_admit *a, bool shared); /* several backends: keep places free */

@@ -3,10 +3,12 @@
  * Judged after the body was read (its model and length are known) and before it queues; settled
  * when the request closes, whatever became of it. What never reached a worker costs nothing; what a
  * worker refused costs a request but no tokens. */
-#include "gateway/gate.h"
+#include "gateway/front/charge.h"
 
 #include "base/clock.h"
 #include "base/metric.h"
+#include "gateway/front/front.h"
+#include "gateway/request/request.h"
 
 #include <pthread.h>
 #include <stdio.h>

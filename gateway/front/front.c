@@ -1,6 +1,6 @@
 /* The public side: request in, route, key, answer. Routes are a table; what a worker must answer
  * goes to relay.c, everything else is answered here from memory. */
-#include "gateway/gate.h"
+#include "gateway/front/front.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -9,8 +9,14 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
+#include "gateway/front/shed.h"
+#include "gateway/process/admin.h"
 #include "gateway/process/config.h"
+#include "gateway/process/gather.h"
+#include "gateway/process/server.h"
 #include "gateway/request/merge.h"
+#include "gateway/request/relay.h"
+#include "gateway/request/request.h"
 #include "segment/segment.h"
 
 #include <stdarg.h>
@@ -100,16 +106,16 @@ void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
 static void answer_health(struct gw_req *q)
 {
     struct buf b = BUF_INIT;
-    (void)buf_addf(&b, "{\"status\":\"ok\",\"ready\":%s}",
-                   gw_fleet_n_ready(q->gate->house->fleet) && !q->gate->house->draining ? "true"
-                                                                                        : "false");
+    (void)buf_addf(
+        &b, "{\"status\":\"ok\",\"ready\":%s}",
+        gw_fleet_n_ready(q->loop->server->fleet) && !q->loop->server->draining ? "true" : "false");
     gw_answer_json(q, 200, &b);
     buf_fini(&b);
 }
 
 void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
 {
-    const struct gw_fleet *f = q->gate->house->fleet;
+    const struct gw_fleet *f = q->loop->server->fleet;
     struct buf why = BUF_INIT;
     (void)gw_fleet_reasons(f, q->scan.has_model ? q->scan.model : NULL, &why);
     gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", gw_fleet_noun(f), what, why.len ? ": " : "",
@@ -119,7 +125,7 @@ void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
 
 static void answer_ready(struct gw_req *q)
 {
-    struct gw_house *g = q->gate->house;
+    struct gw_server *g = q->loop->server;
     struct gw_fleet_count n = gw_fleet_count_kinds(g->fleet);
     struct buf b = BUF_INIT;
     if (g->draining) {
@@ -149,7 +155,7 @@ static const char empty_list[] = "{\"object\":\"list\",\"data\":[]}";
 
 static void models_unknown(struct gw_req *q)
 {
-    if (gw_fleet_hopeful(q->gate->house->fleet))
+    if (gw_fleet_hopeful(q->loop->server->fleet))
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
         gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");
@@ -157,7 +163,7 @@ static void models_unknown(struct gw_req *q)
 
 static void answer_models(struct gw_req *q)
 {
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     struct buf all = BUF_INIT, b = BUF_INIT;
     if (gw_fleet_n_ready(f) == 0 && gw_fleet_list_models(f, NULL, &all) == 0 &&
         all.len <= sizeof empty_list - 1) {
@@ -172,7 +178,7 @@ static void answer_models(struct gw_req *q)
 
 static void answer_model(struct gw_req *q)
 {
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     struct buf b = BUF_INIT, id = BUF_INIT;
     int r = buf_adds(&id, q->rest);
     while (id.len > 1 && id.data[id.len - 1] == '/')
@@ -194,11 +200,11 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
 {
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
-    struct http_bounds_view bounds = http_bounds_view(q->gate->house->bounds);
+    struct http_bounds_view bounds = http_bounds_view(q->loop->server->bounds);
     gw_stats_bounds(&bounds);
     int r = metric_render(&own);
-    if (r == 0) r = gw_fleet_metrics(q->gate->house->fleet, &own);
-    if (r == 0) r = gw_shed_metrics(q->gate->house, q->settings->keys, &own);
+    if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
+    if (r == 0) r = gw_shed_metrics(q->loop->server, q->settings->keys, &own);
     if (r == 0) r = gw_merge_own(&m, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)
@@ -417,7 +423,7 @@ static bool preflight(struct gw_req *q)
 
 static bool closing(struct gw_req *q)
 {
-    if (q->gate->accepting || q->route->answer || (q->route->props & GW_R_ADMIN)) return false;
+    if (q->loop->accepting || q->route->answer || (q->route->props & GW_R_ADMIN)) return false;
     gw_relay_cut(q, GW_E_DRAINING, "The server is shutting down.");
     return true;
 }
@@ -457,7 +463,7 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
                         http_req_path(q->http));
         return;
     }
-    if (gw_hop_loops(http_req_head(q->http), q->gate->house->hop))
+    if (gw_hop_loops(http_req_head(q->http), q->loop->server->hop))
         gw_answer_error(
             q, GW_E_LOOP, NULL,
             "This request has been here before: an upstream leads back to this server.");
@@ -467,24 +473,24 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
         (void)closing(q);
 }
 
-static struct gw_req *req_create(struct gw_gate *g, struct http_req *r)
+static struct gw_req *req_create(struct gw_loop *loop, struct http_req *r)
 {
-    struct gw_req *q = mem_stock_take(&g->stock);
+    struct gw_req *q = mem_stock_take(&loop->stock);
     if (!q) {
         (void)http_reply(r, 500, "application/json", NULL, NULL, 0); /* and that was it */
         return NULL;
     }
     memset(q, 0, offsetof(struct gw_req, scan));
     gw_scan_init(&q->scan, NULL, 0, false);
-    q->gate = g;
+    q->loop = loop;
     q->http = r;
-    q->settings = gw_house_settings(g->house);
+    q->settings = gw_server_settings(loop->server);
     q->target_index = -1;
     q->rest = "";
-    q->next = g->reqs;
-    if (g->reqs) g->reqs->prev = q;
-    g->reqs = q;
-    (void)atomic_fetch_add(&g->house->n_reqs, 1);
+    q->next = loop->reqs;
+    if (loop->reqs) loop->reqs->prev = q;
+    loop->reqs = q;
+    (void)atomic_fetch_add(&loop->server->n_reqs, 1);
     http_req_set_user(r, q);
     choose_id(http_req_head(r), q->id);
     (void)gw_trace_read(http_req_head(r), &q->trace);
@@ -496,7 +502,7 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
     bool v1 = strncmp(path, "/v1/", 4) == 0;
     const struct gw_route *t =
         gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     if (!t) return v1 && gw_fleet_opens(f, path + 4) ? &opened : NULL;
     bool here = !(t->props & GW_R_UPSTREAM) || gw_fleet_serves(f, NULL) & GW_SERVES_UPSTREAM;
     return here ? t : NULL;
@@ -504,8 +510,8 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
 
 static void public_head(void *ctx, struct http_req *r)
 {
-    struct gw_gate *g = ctx;
-    struct gw_req *q = req_create(g, r);
+    struct gw_loop *loop = ctx;
+    struct gw_req *q = req_create(loop, r);
     if (!q) return;
     const char *path = http_req_path(r);
     bool admin = gw_config_of(q)->admin_public && strncmp(path, "/admin/", 7) == 0;
@@ -517,8 +523,8 @@ static void public_head(void *ctx, struct http_req *r)
 
 static void admin_head(void *ctx, struct http_req *r)
 {
-    struct gw_gate *g = ctx;
-    struct gw_req *q = req_create(g, r);
+    struct gw_loop *loop = ctx;
+    struct gw_req *q = req_create(loop, r);
     if (!q) return;
     const char *path = http_req_path(r);
     bool admin = strncmp(path, "/admin/", 7) == 0;
@@ -583,22 +589,22 @@ static void log_access(struct gw_req *q, bool aborted)
         .ttft_ms = ttft_ms,
         .overhead_us = (double)q->overhead_ns / 1e3,
     };
-    gw_stats_request(q->gate->house->stats, &a);
+    gw_stats_request(q->loop->server->stats, &a);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
 {
-    struct gw_gate *g = ctx;
+    struct gw_loop *loop = ctx;
     struct gw_req *q = http_req_user(r);
     if (!q) return;
     log_access(q, aborted);
-    *(q->prev ? &q->prev->next : &g->reqs) = q->next;
+    *(q->prev ? &q->prev->next : &loop->reqs) = q->next;
     if (q->next) q->next->prev = q->prev;
     if (q->gather) gw_gather_cancel(q->gather);
     gw_relay_close(q);
     gw_settings_unref(q->settings);
-    mem_stock_give(&g->stock, q);
-    (void)atomic_fetch_sub(&g->house->n_reqs, 1);
+    mem_stock_give(&loop->stock, q);
+    (void)atomic_fetch_sub(&loop->server->n_reqs, 1);
 }
 
 static void on_drain(void *ctx, struct http_req *r)
@@ -610,9 +616,9 @@ static void on_drain(void *ctx, struct http_req *r)
 static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
                       struct buf *ret_headers, struct buf *ret_body)
 {
-    struct gw_gate *g = ctx;
+    struct gw_loop *loop = ctx;
     enum gw_error e = gw_error_of_status(status);
-    struct gw_settings *settings = gw_house_settings(g->house);
+    struct gw_settings *settings = gw_server_settings(loop->server);
     struct gw_cors cors = cors_of(settings->config);
     struct gw_trace trace;
     char id[GW_ID_BYTES];
@@ -626,7 +632,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
                           .end = GW_END_REFUSED,
                           .start_ns = clock_ns(),
                           .ttft_ms = -1};
-    gw_stats_request(g->house->stats, &a);
+    gw_stats_request(loop->server->stats, &a);
     (void)http_header_add(ret_headers, "x-request-id", id);
     (void)gw_cors_headers(&cors, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);

@@ -2,8 +2,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "gateway/gate.h"
+#include "gateway/front/front.h"
 #include "gateway/process/config.h"
+#include "gateway/process/server.h"
 #include "gateway/process/sysd.h"
 
 #include <string.h>
@@ -57,17 +58,17 @@ static uint64_t body_memory(const struct gw_config *c)
     return share > c->max_body_bytes ? share : c->max_body_bytes;
 }
 
-static int make_server(struct gw_gate *g, const struct gw_config *c, unsigned conns_max)
+static int make_server(struct gw_loop *loop, const struct gw_config *c, unsigned conns_max)
 {
     struct http_limits lim = {.body_bytes_max = c->max_body_bytes,
                               .line_bytes_max = LINE_BYTES_MAX,
                               .body_rate_min = c->body_rate,
-                              .bounds = g->house->bounds,
+                              .bounds = loop->server->bounds,
                               .conns_max = conns_max,
                               .head_timeout_ms = c->head_timeout_ms,
                               .body_timeout_ms = c->body_timeout_ms,
                               .write_timeout_ms = c->write_timeout_ms};
-    return http_server_create(g->loop, &lim, &gw_front_ops, g, &g->server);
+    return http_server_create(loop->http_loop, &lim, &gw_front_ops, loop, &loop->public);
 }
 
 static void say(const char *event, const char *address, int port, bool tls)
@@ -76,27 +77,27 @@ static void say(const char *event, const char *address, int port, bool tls)
 }
 
 /* The TLS settings, made when the first listener needs them. */
-static int need_tls(struct gw_house *h, const struct gw_config *c, struct err *err)
+static int need_tls(struct gw_server *server, const struct gw_config *c, struct err *err)
 {
     struct http_tls_opts o = {
         .cert_file = c->tls_cert, .key_file = c->tls_key, .ca_file = c->tls_client_ca};
-    if (h->tls) return 0;
+    if (server->tls) return 0;
     if (!c->tls_cert) return err_set(err, -EINVAL, "https needs tls.cert and tls.key");
-    return http_tls_server(&o, &h->tls, err);
+    return http_tls_server(&o, &server->tls, err);
 }
 
 /* Passed sockets: those named "admin" are the admin server's, all others public. */
-static int listen_passed(struct gw_house *h, const struct gw_config *c, struct http_server *s,
+static int listen_passed(struct gw_server *server, const struct gw_config *c, struct http_server *s,
                          bool admin, struct err *err)
 {
     size_t n = 0;
-    for (size_t i = 0; h->sysd && i < gw_sysd_n_fds(h->sysd); i++) {
+    for (size_t i = 0; server->sysd && i < gw_sysd_n_fds(server->sysd); i++) {
         const char *name;
-        struct http_listen_opts o = {.fd = gw_sysd_fd(h->sysd, i, &name)};
+        struct http_listen_opts o = {.fd = gw_sysd_fd(server->sysd, i, &name)};
         bool tls = !admin && strcmp(name, "https") == 0;
         if ((strcmp(name, "admin") == 0) != admin) continue;
-        int r = tls ? need_tls(h, c, err) : 0;
-        if (tls) o.tls = h->tls;
+        int r = tls ? need_tls(server, c, err) : 0;
+        if (tls) o.tls = server->tls;
         if (r == 0) r = http_server_listen_with(s, name, &o, err);
         if (r < 0) return r;
         say(admin ? "admin.listening" : "gateway.listening", "systemd", r, tls);
@@ -108,37 +109,38 @@ static int listen_passed(struct gw_house *h, const struct gw_config *c, struct h
     return 0;
 }
 
-static int listen_on(struct gw_house *h, const struct gw_config *c, const char *entry,
+static int listen_on(struct gw_server *server, const struct gw_config *c, const char *entry,
                      struct err *err)
 {
-    struct http_server *s = h->lane[0].server;
-    if (strcmp(entry, "systemd") == 0) return listen_passed(h, c, s, false, err);
+    struct http_server *s = server->loops[0].public;
+    if (strcmp(entry, "systemd") == 0) return listen_passed(server, c, s, false, err);
     bool tls = is_https(entry);
     struct buf a = BUF_INIT;
     int r = address_of(entry, &a);
-    if (r == 0 && tls) r = need_tls(h, c, err);
-    struct http_listen_opts o = {.reuse_port = h->n_lanes > 1, .tls = tls ? h->tls : NULL};
+    if (r == 0 && tls) r = need_tls(server, c, err);
+    struct http_listen_opts o = {.reuse_port = server->n_loops > 1,
+                                 .tls = tls ? server->tls : NULL};
     if (r == 0) r = http_server_listen_with(s, buf_cstr(&a), &o, err);
     if (r >= 0) say("gateway.listening", buf_cstr(&a), r, tls);
     buf_fini(&a);
     return r < 0 ? r : 0;
 }
 
-int gw_listen(struct gw_house *h, const struct gw_config *c, struct err *err)
+int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *err)
 {
     int r = 0;
     unsigned conns_max = raise_fd_limit();
     struct http_bounds_opts bounds = {.body_memory_bytes = body_memory(c),
                                       .conns_per_address = c->connections_per_address,
-                                      .n_servers = h->n_lanes};
+                                      .n_servers = server->n_loops};
     if (bounds.conns_per_address == 0) bounds.conns_per_address = conns_max / 2 + 1;
-    r = http_bounds_create(&bounds, &h->bounds);
-    for (unsigned i = 0; r == 0 && i < h->n_lanes; i++)
-        r = make_server(&h->lane[i], c, conns_max / h->n_lanes + 1);
+    r = http_bounds_create(&bounds, &server->bounds);
+    for (unsigned i = 0; r == 0 && i < server->n_loops; i++)
+        r = make_server(&server->loops[i], c, conns_max / server->n_loops + 1);
     for (size_t i = 0; r == 0 && i < c->listen.n; i++)
-        r = listen_on(h, c, c->listen.v[i], err);
-    for (unsigned i = 1; r == 0 && i < h->n_lanes; i++)
-        r = http_server_listen_same(h->lane[i].server, h->lane[0].server, err);
+        r = listen_on(server, c, c->listen.v[i], err);
+    for (unsigned i = 1; r == 0 && i < server->n_loops; i++)
+        r = http_server_listen_same(server->loops[i].public, server->loops[0].public, err);
     return r;
 }
 
@@ -149,14 +151,14 @@ int gw_listen_private(struct http_server *s, const char *address, struct err *er
     return r < 0 ? r : 0;
 }
 
-int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *err)
+int gw_listen_admin(struct gw_server *server, const struct gw_config *c, struct err *err)
 {
-    struct http_server *s = h->lane[0].admin;
+    struct http_server *s = server->loops[0].admin;
     int r = 0;
     for (size_t i = 0; r == 0 && i < c->admin.n; i++) {
         struct buf a = BUF_INIT;
         if (strcmp(c->admin.v[i], "systemd") == 0) {
-            r = listen_passed(h, c, s, true, err);
+            r = listen_passed(server, c, s, true, err);
         } else {
             r = gw_parse_address(c->admin.v[i], &a);
             if (r == 0) r = gw_listen_private(s, buf_cstr(&a), err);

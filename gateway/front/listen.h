@@ -1,10 +1,10 @@
-/* listen: the public addresses, served by every lane.
+/* listen: the public addresses, served by every loop.
  *
- * TCP: a socket per lane on the same address (SO_REUSEPORT), so that the kernel deals connections
- * out. Unix sockets and sockets from systemd: one, watched by all lanes. An entry of `listen` is
+ * TCP: a socket per loop on the same address (SO_REUSEPORT), so that the kernel deals connections
+ * out. Unix sockets and sockets from systemd: one, watched by all loops. An entry of `listen` is
  * HOST:PORT, unix:/path, https://HOST:PORT (with tls.cert, tls.key) or "systemd": every passed
  * socket but those named "admin"; one named "https" speaks TLS. `admin.listen` takes "systemd" for
- * those named "admin". Called once, before the lanes run. Thread: main. */
+ * those named "admin". Called once, before the loops run. Thread: main. */
 #ifndef GATEWAY_FRONT_LISTEN_H
 #define GATEWAY_FRONT_LISTEN_H
 
@@ -12,16 +12,16 @@
 
 struct err;
 struct gw_config;
-struct gw_house;
+struct gw_server;
 struct http_server;
 
 /* Is it such an entry? tls: entries with https:// count, too. */
 bool gw_listen_valid(const char *entry, bool tls);
-/* Makes every lane's server, opens all addresses of c->listen; h->tls when one of them needs it. */
-int gw_listen(struct gw_house *h, const struct gw_config *c, struct err *err);
+/* Makes every loop's server, opens all addresses of c->listen; h->tls when one of them needs it. */
+int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *err);
 /* A unix socket's file is the user's own from its first moment on, whatever the umask. */
 int gw_listen_private(struct http_server *s, const char *address, struct err *err);
 /* The addresses of c->admin, on the control loop's admin server. */
-int gw_listen_admin(struct gw_house *h, const struct gw_config *c, struct err *err);
+int gw_listen_admin(struct gw_server *server, const struct gw_config *c, struct err *err);
 
 #endif

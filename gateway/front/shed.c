@@ -6,10 +6,13 @@
  * (503). A request is known again by its key, its beginning and its length: so it gets the room
  * that it was promised. Where the workers do not report, or there is no objective, the queue's
  * bound and time-out are all there is. */
-#include "gateway/gate.h"
+#include "gateway/front/shed.h"
 
 #include "base/clock.h"
+#include "gateway/front/front.h"
 #include "gateway/process/config.h"
+#include "gateway/process/server.h"
+#include "gateway/request/request.h"
 #include "segment/segment.h"
 
 #include <stdio.h>
@@ -27,11 +30,11 @@ void gw_shed_refuse(struct gw_req *q, enum gw_shed_reason why, const char *messa
     gw_answer_error(q, GW_E_OVERLOADED, NULL, "%s", message);
 }
 
-bool gw_shed_room(void *house, void *user)
+bool gw_shed_room(void *ctx, void *user)
 {
-    const struct gw_house *h = house;
+    const struct gw_server *server = ctx;
     const struct gw_req *q = user;
-    return gw_fleet_room(h->fleet, q->scan.has_model ? q->scan.model : NULL);
+    return gw_fleet_room(server->fleet, q->scan.has_model ? q->scan.model : NULL);
 }
 
 /* ---- one request ---- */
@@ -61,7 +64,7 @@ static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *wa
         if (worker[i].cost_ms < work) work = worker[i].cost_ms;
     const char *model = q->scan.has_model ? q->scan.model : "";
     return (struct gw_claim){
-        .flow = q->key ? &q->key->account->flow : &q->gate->house->shed.operators,
+        .flow = q->key ? &q->key->account->flow : &q->loop->server->shed.operators,
         .class = q->scan.priority > c->priority ? q->scan.priority : c->priority,
         .work = work > 1 ? work : 1,
         .weight = c->weight,
@@ -72,7 +75,7 @@ static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *wa
 
 static struct pol_shed judge(struct gw_req *q, const struct gw_claim *c, struct pol_shed_in *in)
 {
-    struct gw_shed *s = &q->gate->house->shed;
+    struct gw_shed *s = &q->loop->server->shed;
     uint64_t flow = (uintptr_t)c->flow, id = q->scan.affinity ^ (uint64_t)q->scan.len << 32;
     uint64_t now_ns = clock_ns();
     double now_ms = (double)now_ns / 1e6;
@@ -106,14 +109,14 @@ static void send_away(struct gw_req *q, const struct pol_shed *d, bool own)
 
 bool gw_shed_admit(struct gw_req *q, struct gw_claim *ret)
 {
-    struct gw_house *h = q->gate->house;
+    struct gw_server *server = q->loop->server;
     struct pol_shed_worker worker[GW_TARGETS_MAX];
     struct gw_want want;
     gw_send_want(q, &want);
-    size_t n = gw_fleet_forecast(h->fleet, &want, worker);
+    size_t n = gw_fleet_forecast(server->fleet, &want, worker);
     *ret = claim_of(q, &want, worker, n);
     if (n == 0 || objective_ms(q) == 0) return true;
-    struct gw_ahead ahead = gw_admit_ahead(&h->admit, q->group, ret);
+    struct gw_ahead ahead = gw_admit_ahead(&server->admit, q->group, ret);
     struct pol_shed_in in = {.worker = worker,
                              .n = n,
                              .ahead_ms = ahead.work,
@@ -135,7 +138,7 @@ static bool shown_before(const struct gw_keys *k, size_t i)
     return false;
 }
 
-static int put_family(struct gw_house *h, const struct gw_keys *k, bool work, struct buf *out)
+static int put_family(struct gw_server *server, const struct gw_keys *k, bool work, struct buf *out)
 {
     const char *name = work ? "kvblend_gateway_key_work_total" : "kvblend_gateway_key_waiting";
     size_t n = gw_keys_count(k);
@@ -146,16 +149,16 @@ static int put_family(struct gw_house *h, const struct gw_keys *k, bool work, st
     for (size_t i = 0; r == 0 && i < n && i < KEYS_SHOWN_MAX; i++) {
         const struct gw_key *key = gw_keys_get(k, i);
         if (shown_before(k, i)) continue;
-        struct gw_flow f = gw_admit_flow(&h->admit, &key->account->flow);
+        struct gw_flow f = gw_admit_flow(&server->admit, &key->account->flow);
         r = work ? buf_addf(out, "%s{key=\"%s\"} %.17g\n", name, key->id, f.work)
                  : buf_addf(out, "%s{key=\"%s\"} %u\n", name, key->id, f.n_waiting);
     }
     return r;
 }
 
-int gw_shed_metrics(struct gw_house *h, const struct gw_keys *k, struct buf *out)
+int gw_shed_metrics(struct gw_server *server, const struct gw_keys *k, struct buf *out)
 {
     if (gw_keys_count(k) == 0) return 0;
-    int r = put_family(h, k, false, out);
-    return r < 0 ? r : put_family(h, k, true, out);
+    int r = put_family(server, k, false, out);
+    return r < 0 ? r : put_family(server, k, true, out);
 }

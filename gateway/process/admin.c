@@ -1,12 +1,17 @@
 /* The admin API's own routes; the rest of /admin/ is the worker's and relayed to it. */
-#include "gateway/gate.h"
+#include "gateway/process/admin.h"
 
 #include "base/clock.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/front/front.h"
 #include "gateway/front/keys.h"
+#include "gateway/front/shed.h"
 #include "gateway/process/child.h"
 #include "gateway/process/config.h"
+#include "gateway/process/gather.h"
 #include "gateway/process/own.h"
+#include "gateway/process/server.h"
+#include "gateway/request/request.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +37,7 @@ static void started(struct gw_req *q, int r)
     if (r < 0) gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
-typedef int (*put_page_fn)(struct gw_house *h, const struct gw_page *page, struct buf *b);
+typedef int (*put_page_fn)(struct gw_server *server, const struct gw_page *page, struct buf *b);
 /* The workers' pages as JSON's elements, and the end of the list and the object it is in. */
 static int put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put,
                      struct buf *b)
@@ -40,16 +45,16 @@ static int put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, pu
     int r = buf_adds(b, "\"workers\":[");
     for (size_t i = 0; r == 0 && i < n; i++) {
         if (i > 0) r = buf_addc(b, ',');
-        if (r == 0) r = put(q->gate->house, &pages[i], b);
+        if (r == 0) r = put(q->loop->server, &pages[i], b);
     }
     return r < 0 ? r : buf_adds(b, "]}");
 }
 
-static int put_worker(struct gw_house *h, const struct gw_page *page, struct buf *b)
+static int put_worker(struct gw_server *server, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
-    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
-    const struct gw_child *child = gw_own_child(h->own, page->index);
+    if (!gw_fleet_view(server->fleet, page->index, &t)) return buf_adds(b, "{}");
+    const struct gw_child *child = gw_own_child(server->own, page->index);
     int r = buf_addf(b, "{\"index\":%u,", t.index);
     if (r == 0) r = add_str(b, "address", t.address);
     if (r == 0)
@@ -79,23 +84,23 @@ static int put_shed(struct buf *b)
 
 static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_t n)
 {
-    struct gw_house *h = q->gate->house;
+    struct gw_server *server = q->loop->server;
     struct buf b = BUF_INIT;
-    struct gw_admit_view a = gw_admit_view(&h->admit);
-    bool draining = h->draining;
+    struct gw_admit_view a = gw_admit_view(&server->admit);
+    bool draining = server->draining;
     int r = buf_addf(&b,
                      "{\"gateway\":{\"version\":\"" KV_VERSION "\",\"pid\":%d,\"uptime_s\":%.1f,"
                      "\"ready\":%s,\"draining\":%s,\"in_flight\":%u,\"in_flight_max\":%u,"
                      "\"waiting\":%u,\"waiting_max\":%u,\"keys\":%zu,\"loops\":%u,"
                      "\"loop_lag_ms\":%.3f,\"shed\":{",
-                     (int)getpid(), clock_ms_since(h->start_ns) / 1e3,
-                     gw_fleet_n_ready(h->fleet) && !draining ? "true" : "false",
+                     (int)getpid(), clock_ms_since(server->start_ns) / 1e3,
+                     gw_fleet_n_ready(server->fleet) && !draining ? "true" : "false",
                      draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
-                     a.waiting_max, gw_keys_count(q->settings->keys), h->n_lanes,
-                     http_loop_lag_ms(q->gate->loop));
+                     a.waiting_max, gw_keys_count(q->settings->keys), server->n_loops,
+                     http_loop_lag_ms(q->loop->http_loop));
     if (r == 0) r = put_shed(&b);
     if (r == 0) r = buf_adds(&b, "}},\"upstreams\":");
-    if (r == 0) r = gw_fleet_format(h->fleet, GW_SERVES_UPSTREAM, &b);
+    if (r == 0) r = gw_fleet_format(server->fleet, GW_SERVES_UPSTREAM, &b);
     if (r == 0) r = buf_addc(&b, ',');
     if (r == 0) r = put_pages(q, pages, n, put_worker, &b);
     answer_built(q, r, &b);
@@ -108,10 +113,10 @@ static void admin_status(struct gw_req *q)
 
 /* ---- /admin/quality: what every worker's guard says ---- */
 
-static int put_quality(struct gw_house *h, const struct gw_page *page, struct buf *b)
+static int put_quality(struct gw_server *server, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
-    if (!gw_fleet_view(h->fleet, page->index, &t)) return buf_adds(b, "{}");
+    if (!gw_fleet_view(server->fleet, page->index, &t)) return buf_adds(b, "{}");
     int r = buf_addf(b, "{\"index\":%u,", t.index);
     if (r == 0) r = add_str(b, "address", t.address);
     if (r == 0) r = buf_adds(b, ",\"quality\":");
@@ -180,16 +185,16 @@ static void admin_decisions(struct gw_req *q)
     started(q, gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered));
 }
 
-static void list_requests(struct gw_gate *g, struct gw_errand *e)
+static void list_requests(struct gw_loop *loop, struct gw_loop_call *e)
 {
-    for (struct gw_req *x = g->reqs; e->result == 0 && x; x = x->next) {
+    for (struct gw_req *x = loop->reqs; e->result == 0 && x; x = x->next) {
         if (!x->active) continue;
         if (e->out.len > 0) e->result = buf_addc(&e->out, ',');
         if (e->result == 0) e->result = put_request(x, &e->out);
     }
 }
 
-static void requests_listed(struct gw_req *q, struct gw_errand *e)
+static void requests_listed(struct gw_req *q, struct gw_loop_call *e)
 {
     struct buf b = BUF_INIT;
     int r = e->result;
@@ -199,15 +204,15 @@ static void requests_listed(struct gw_req *q, struct gw_errand *e)
 
 static void admin_requests(struct gw_req *q)
 {
-    started(q, gw_errand_start(q, q->gate->house->n_lanes, list_requests, requests_listed));
+    started(q, gw_loop_call_start(q, q->loop->server->n_loops, list_requests, requests_listed));
 }
 
-static void reload(struct gw_gate *g, struct gw_errand *e)
+static void reload(struct gw_loop *loop, struct gw_loop_call *e)
 {
-    e->result = g->house->reload(g->house->run_ctx, &e->out, &e->err);
+    e->result = loop->server->reload(loop->server->run_ctx, &e->out, &e->err);
 }
 
-static void reloaded(struct gw_req *q, struct gw_errand *e)
+static void reloaded(struct gw_req *q, struct gw_loop_call *e)
 {
     struct buf b = BUF_INIT;
     if (e->result < 0) {
@@ -228,7 +233,7 @@ static void reloaded(struct gw_req *q, struct gw_errand *e)
 
 static void admin_reload(struct gw_req *q) /* by the control loop */
 {
-    started(q, gw_errand_start(q, 1, reload, reloaded));
+    started(q, gw_loop_call_start(q, 1, reload, reloaded));
 }
 
 /* ---- /admin/keys: who may do what, and how much of it is left ---- */
@@ -272,7 +277,7 @@ static void admin_keys(struct gw_req *q)
     int r = buf_adds(&b, "{\"keys\":[");
     for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
         if (i > 0) r = buf_addc(&b, ',');
-        if (r == 0) r = put_key(gw_keys_get(k, i), &q->gate->house->admit, &b);
+        if (r == 0) r = put_key(gw_keys_get(k, i), &q->loop->server->admit, &b);
     }
     if (r == 0) r = buf_adds(&b, "]}");
     answer_built(q, r, &b);
@@ -296,9 +301,12 @@ static void admin_boundaries(struct gw_req *q)
     struct buf why = BUF_INIT, b = BUF_INIT;
     size_t len;
     const char *body = http_req_body(q->http, &len);
-    struct gw_scan s = {
-        .body = body, .len = len, .presets = q->gate->house->presets, .dry = true, .explain = &why};
-    if (gw_space_of(q, s.space)) s.learner = q->gate->house->learner;
+    struct gw_scan s = {.body = body,
+                        .len = len,
+                        .presets = q->loop->server->presets,
+                        .dry = true,
+                        .explain = &why};
+    if (gw_space_of(q, s.space)) s.learner = q->loop->server->learner;
     gw_scan_run(&s);
     if (s.failed) {
         gw_answer_error(q, s.error, NULL, "%s", s.message);

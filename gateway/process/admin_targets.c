@@ -1,6 +1,8 @@
 /* /admin/targets: every backend with its health, breaker and load; an operator's drain and enable.
  */
-#include "gateway/gate.h"
+#include "gateway/front/front.h"
+#include "gateway/process/admin.h"
+#include "gateway/request/request.h"
 
 #include "gateway/fleet/fleet.h"
 
@@ -11,7 +13,7 @@ void gw_admin_targets(struct gw_req *q)
     struct buf b = BUF_INIT;
     int r = buf_adds(&b, "{\"targets\":");
     if (r == 0)
-        r = gw_fleet_format(q->gate->house->fleet, GW_SERVES_WORKER | GW_SERVES_UPSTREAM, &b);
+        r = gw_fleet_format(q->loop->server->fleet, GW_SERVES_WORKER | GW_SERVES_UPSTREAM, &b);
     if (r == 0) r = buf_addc(&b, '}');
     if (r == 0)
         gw_answer_json(q, 200, &b);
@@ -34,7 +36,7 @@ void gw_admin_target_order(struct gw_req *q)
     }
     memcpy(name, q->rest, len);
     name[len] = '\0';
-    if (gw_fleet_drain(q->gate->house->fleet, name, drain) < 0) {
+    if (gw_fleet_drain(q->loop->server->fleet, name, drain) < 0) {
         gw_answer_error(q, GW_E_UNKNOWN_TARGET, NULL, "There is no target named `%s`.", name);
         return;
     }

@@ -1,9 +1,10 @@
 /* The same page of every ready worker, for /metrics and /admin/status: asked for at once, answered
  * together, with a time limit, so that one hanging worker cannot hold the page back. */
-#include "gateway/gate.h"
+#include "gateway/process/gather.h"
 
 #include "base/mem.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/request/request.h"
 
 #include <errno.h>
 
@@ -70,11 +71,11 @@ static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 
 static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gather_part *p)
 {
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     struct gw_target *t = gw_fleet_target(f, index);
-    struct http_client *c = t ? gw_fleet_client(f, t, q->gate->index, q->gate->loop) : NULL;
+    struct http_client *c = t ? gw_fleet_client(f, t, q->loop->index, q->loop->http_loop) : NULL;
     struct buf headers = BUF_INIT;
-    if (c && gw_hop_header(http_req_head(q->http), q->gate->house->hop, &headers) == 0 &&
+    if (c && gw_hop_header(http_req_head(q->http), q->loop->server->hop, &headers) == 0 &&
         gw_fleet_door(f, index, &headers, NULL) == 0 && buf_cstr(&headers) &&
         http_call_start(c, "GET", path, headers.data, NULL, 0, &part_ops, p, &p->call) == 0)
         p->gather->n_open++;
@@ -84,7 +85,7 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
 
 int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done)
 {
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     size_t n = gw_fleet_count(f);
     struct gw_gather *g = mem_zalloc(sizeof *g);
     if (!g) return -ENOMEM;
@@ -93,7 +94,7 @@ int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_
     g->page = mem_zalloc((n + 1) * sizeof *g->page);
     g->part = mem_zalloc((n + 1) * sizeof *g->part);
     int r = g->page && g->part ? 0 : -ENOMEM;
-    if (r == 0) r = http_timer_create(q->gate->loop, gather_finish, g, &g->timer);
+    if (r == 0) r = http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer);
     if (r < 0) {
         gather_free(g);
         return r;

@@ -3,18 +3,19 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "gateway/process/config.h"
-#include "gateway/fleet/fleet.h"
-#include "gateway/gate.h"
-#include "gateway/front/keys.h"
 #include "gateway/fleet/directory.h"
-#include "gateway/front/listen.h"
-#include "gateway/process/own.h"
-#include "gateway/process/memory.h"
-#include "gateway/process/pool.h"
+#include "gateway/fleet/fleet.h"
 #include "gateway/fleet/registry.h"
 #include "gateway/fleet/residents.h"
+#include "gateway/front/front.h"
+#include "gateway/front/keys.h"
+#include "gateway/front/listen.h"
+#include "gateway/process/config.h"
+#include "gateway/process/memory.h"
+#include "gateway/process/own.h"
+#include "gateway/process/pool.h"
 #include "gateway/process/rundir.h"
+#include "gateway/process/server.h"
 #include "gateway/process/sysd.h"
 #include "segment/segment.h"
 
@@ -37,7 +38,7 @@ static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD};
 enum { N_SIGNALS = sizeof signals / sizeof signals[0] };
 
 struct gw_run {
-    struct gw_house house;
+    struct gw_server server;
     int argc, exit_status;
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
@@ -50,32 +51,32 @@ struct gw_run {
     bool finishing;
 };
 
-static struct gw_gate *control(struct gw_run *u)
+static struct gw_loop *control(struct gw_run *u)
 {
-    return &u->house.lane[0];
+    return &u->server.loops[0];
 }
 
 static const struct gw_config *first_config(const struct gw_run *u)
 {
-    return u->house.first->config;
+    return u->server.first->config;
 }
 
 /* ---- ends ---- */
 
 static void stop_now(struct gw_run *u)
 {
-    http_loop_stop(control(u)->loop);
+    http_loop_stop(control(u)->http_loop);
 }
 
 static void finish(struct gw_run *u)
 {
-    struct gw_house *h = &u->house;
+    struct gw_server *server = &u->server;
     if (u->finishing) return;
     u->finishing = true;
-    gw_fleet_stop(h->fleet);
-    log_event(LOG_NOTICE, "gateway.drained", "requests=%u", (unsigned)h->n_reqs);
-    if (h->own)
-        gw_own_stop(h->own, WORKER_GRACE_MS);
+    gw_fleet_stop(server->fleet);
+    log_event(LOG_NOTICE, "gateway.drained", "requests=%u", (unsigned)server->n_reqs);
+    if (server->own)
+        gw_own_stop(server->own, WORKER_GRACE_MS);
     else
         stop_now(u);
 }
@@ -83,15 +84,15 @@ static void finish(struct gw_run *u)
 static void on_delay_over(void *arg)
 {
     struct gw_run *u = arg;
-    gw_lanes_tell(&u->house, GW_TELL_CLOSE);
+    gw_loops_tell(&u->server, GW_TELL_CLOSE);
     http_timer_set(u->idle, 1);
 }
 
-/* Lanes do not tell when their last request ends: the control loop looks, while it drains. */
+/* Loops do not tell when their last request ends: the control loop looks, while it drains. */
 static void on_idle_poll(void *arg)
 {
     struct gw_run *u = arg;
-    if (gw_lanes_idle(&u->house))
+    if (gw_loops_idle(&u->server))
         finish(u);
     else
         http_timer_set(u->idle, IDLE_POLL_MS);
@@ -100,8 +101,8 @@ static void on_idle_poll(void *arg)
 static void on_drain_over(void *arg)
 {
     struct gw_run *u = arg;
-    log_event(LOG_WARN, "gateway.cut", "requests=%u", (unsigned)u->house.n_reqs);
-    gw_lanes_tell(&u->house, GW_TELL_CLOSE | GW_TELL_CUT);
+    log_event(LOG_WARN, "gateway.cut", "requests=%u", (unsigned)u->server.n_reqs);
+    gw_loops_tell(&u->server, GW_TELL_CLOSE | GW_TELL_CUT);
     http_timer_set(u->idle, 1);
     http_timer_set(u->last, CUT_GRACE_MS);
 }
@@ -113,18 +114,18 @@ static void on_last(void *arg)
 
 static void begin_drain(struct gw_run *u)
 {
-    struct gw_house *h = &u->house;
-    if (h->draining) {
-        log_event(LOG_NOTICE, "gateway.stop", "requests=%u", (unsigned)h->n_reqs);
+    struct gw_server *server = &u->server;
+    if (server->draining) {
+        log_event(LOG_NOTICE, "gateway.stop", "requests=%u", (unsigned)server->n_reqs);
         stop_now(u);
         return;
     }
-    struct gw_settings *s = gw_house_settings(h);
+    struct gw_settings *s = gw_server_settings(server);
     uint32_t timeout_ms = s->config->drain_timeout_ms, delay_ms = s->config->drain_delay_ms;
     gw_settings_unref(s);
-    h->draining = true;
-    gw_sysd_tell(h->sysd, "STOPPING=1");
-    log_event(LOG_NOTICE, "gateway.draining", "requests=%u timeout_ms=%u", (unsigned)h->n_reqs,
+    server->draining = true;
+    gw_sysd_tell(server->sysd, "STOPPING=1");
+    log_event(LOG_NOTICE, "gateway.draining", "requests=%u timeout_ms=%u", (unsigned)server->n_reqs,
               timeout_ms);
     http_timer_set(u->drain, timeout_ms + delay_ms);
     if (delay_ms)
@@ -139,11 +140,11 @@ static void on_target_ready(void *ctx, unsigned index)
 {
     struct gw_run *u = ctx;
     struct gw_target_view v;
-    bool worker = gw_fleet_view(u->house.fleet, index, &v) && v.worker && v.dial[0];
+    bool worker = gw_fleet_view(u->server.fleet, index, &v) && v.worker && v.dial[0];
     const char *host = worker && strcmp(v.dial, v.address) != 0 ? v.address : NULL;
     struct http_tls *tls = NULL;
     struct buf headers = BUF_INIT;
-    int r = worker ? gw_fleet_door(u->house.fleet, index, &headers, &tls) : 0;
+    int r = worker ? gw_fleet_door(u->server.fleet, index, &headers, &tls) : 0;
     if (r == 0 && worker)
         r = gw_residents_watch(u->residents, index, v.dial, host, tls,
                                headers.len ? buf_cstr(&headers) : "");
@@ -151,33 +152,33 @@ static void on_target_ready(void *ctx, unsigned index)
     if (headers.data) explicit_bzero(headers.data, headers.cap);
     buf_fini(&headers);
     if (tls) http_tls_unref(tls);
-    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+    gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
 static void on_target_lost(void *ctx, unsigned index)
 {
     struct gw_run *u = ctx;
     gw_residents_forget(u->residents, index);
-    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+    gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
 static void on_room(void *ctx)
 {
     struct gw_run *u = ctx;
-    gw_lanes_tell(&u->house, GW_TELL_FLEET);
+    gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
 static void on_load(void *ctx, unsigned index, const struct gw_load *l)
 {
     struct gw_run *u = ctx;
-    gw_fleet_report(u->house.fleet, index, l);
-    gw_admit_again(&u->house.admit);
+    gw_fleet_report(u->server.fleet, index, l);
+    gw_admit_again(&u->server.admit);
 }
 
 static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
 {
     struct gw_run *u = ctx;
-    if (u->house.own) gw_own_silent(u->house.own, index, silent_ms);
+    if (u->server.own) gw_own_silent(u->server.own, index, silent_ms);
 }
 
 static void on_own_refused(void *ctx, int exit_code)
@@ -207,12 +208,12 @@ static void remove_worker(struct gw_fleet *f, const char *address)
 static void on_registered(void *ctx, const char *address, bool here)
 {
     struct gw_run *u = ctx;
-    struct gw_house *h = &u->house;
+    struct gw_server *server = &u->server;
     unsigned index;
     for (size_t i = 0; i < u->workers->n; i++)
         if (strcmp(u->workers->up[i].address, address) == 0) return;
     if (!here) {
-        remove_worker(h->fleet, address);
+        remove_worker(server->fleet, address);
         return;
     }
     struct buf key = BUF_INIT;
@@ -220,12 +221,12 @@ static void on_registered(void *ctx, const char *address, bool here)
     struct gw_upstream door = {0};
     if (text && buf_addf(&key, "Bearer %s", text) == 0) door.authorization = (char *)buf_cstr(&key);
     int r = text && !door.authorization ? -ENOMEM : 0;
-    if (r == 0) r = gw_fleet_add_worker(h->fleet, address, false, &index);
-    if (r == 0) r = gw_fleet_secure(h->fleet, index, &door, NULL);
+    if (r == 0) r = gw_fleet_add_worker(server->fleet, address, false, &index);
+    if (r == 0) r = gw_fleet_secure(server->fleet, index, &door, NULL);
     if (key.data) explicit_bzero(key.data, key.cap);
     buf_fini(&key);
     if (r < 0) log_event(LOG_ERROR, "registry.worker", "address=%s error=%s", address, err_name(r));
-    gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
+    gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
 }
 
 static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, on_room, on_silent};
@@ -255,8 +256,8 @@ static int read_settings(struct gw_config *c, const struct gw_keys *old, struct 
 static int reload(void *ctx, struct buf *ret_restart, struct err *err)
 {
     struct gw_run *u = ctx;
-    struct gw_house *h = &u->house;
-    struct gw_settings *old = gw_house_settings(h), *s = NULL;
+    struct gw_server *server = &u->server;
+    struct gw_settings *old = gw_server_settings(server), *s = NULL;
     struct gw_upstreams *ups = NULL;
     struct gw_config *c = NULL;
     struct buf text = BUF_INIT;
@@ -266,21 +267,21 @@ static int reload(void *ctx, struct buf *ret_restart, struct err *err)
                       buf_cstr(&text));
     if (r == 0) r = read_settings(c, old->keys, &s, err);
     if (r == 0) r = gw_upstreams_parse(s->config, &ups, err);
-    if (r == 0 && h->tls) r = http_tls_reload(h->tls, err);
+    if (r == 0 && server->tls) r = http_tls_reload(server->tls, err);
     if (r == 0) {
-        r = gw_fleet_set_upstreams(h->fleet, ups, err);
+        r = gw_fleet_set_upstreams(server->fleet, ups, err);
         ups = NULL;
     }
     if (r < 0) goto out;
-    if (gw_config_restart_keys(u->house.first->config, s->config, ret_restart) > 0)
+    if (gw_config_restart_keys(u->server.first->config, s->config, ret_restart) > 0)
         log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(ret_restart));
     log_event(LOG_NOTICE, "config.reloaded", "keys=%zu", gw_keys_count(s->keys));
     enum log_level level;
     if (log_parse_level(s->config->log_level, &level)) log_set_level(level);
-    gw_fleet_configure(h->fleet, s->config);
-    gw_house_apply(h, s);
+    gw_fleet_configure(server->fleet, s->config);
+    gw_server_apply(server, s);
     s = NULL;
-    gw_lanes_tell(h, GW_TELL_FLEET);
+    gw_loops_tell(server, GW_TELL_FLEET);
 out:
     gw_settings_unref(s);
     gw_settings_unref(old);
@@ -293,7 +294,7 @@ out:
 
 static void reopen_log(struct gw_run *u)
 {
-    int r = gw_stats_reopen(u->house.stats);
+    int r = gw_stats_reopen(u->server.stats);
     if (r < 0) log_event(LOG_ERROR, "access_log.reopen", "error=%s kept=old", err_name(r));
 }
 
@@ -304,14 +305,14 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     struct buf restart = BUF_INIT;
     switch (sig) {
     case SIGCHLD:
-        if (u->house.own) gw_own_reaped(u->house.own);
+        if (u->server.own) gw_own_reaped(u->server.own);
         break;
     case SIGHUP:
-        gw_sysd_tell(u->house.sysd, "RELOADING=1");
+        gw_sysd_tell(u->server.sysd, "RELOADING=1");
         if (reload(u, &restart, &err) < 0)
             log_event(LOG_ERROR, "config.reload", "error=\"%s\"", err.msg);
         reopen_log(u);
-        gw_sysd_tell(u->house.sysd, "READY=1");
+        gw_sysd_tell(u->server.sysd, "READY=1");
         break;
     case SIGUSR1:
         reopen_log(u);
@@ -325,7 +326,8 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
 static int watch_signals(struct gw_run *u)
 {
     for (int i = 0; i < N_SIGNALS; i++) {
-        u->signal_ev[i] = evsignal_new(http_loop_base(control(u)->loop), signals[i], on_signal, u);
+        u->signal_ev[i] =
+            evsignal_new(http_loop_base(control(u)->http_loop), signals[i], on_signal, u);
         if (!u->signal_ev[i] || event_add(u->signal_ev[i], NULL) < 0) return -ENOMEM;
     }
     (void)signal(SIGPIPE, SIG_IGN);
@@ -336,55 +338,56 @@ static int watch_signals(struct gw_run *u)
 
 static int start_fleet(struct gw_run *u, struct err *err)
 {
-    struct gw_house *h = &u->house;
+    struct gw_server *server = &u->server;
     const struct gw_config *c = first_config(u);
     struct gw_upstreams *ups = NULL;
-    struct http_loop *loop = control(u)->loop;
+    struct http_loop *loop = control(u)->http_loop;
     int r = gw_upstreams_parse(c, &ups, err);
-    if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &h->directory);
-    if (r == 0) r = gw_residents_create(loop, h->directory, &u->residents);
+    if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &server->directory);
+    if (r == 0) r = gw_residents_create(loop, server->directory, &u->residents);
     if (r == 0) gw_residents_on_load(u->residents, on_load, u);
-    if (r == 0) r = gw_fleet_create(loop, c, h->directory, &fleet_ops, u, &h->fleet);
+    if (r == 0) r = gw_fleet_create(loop, c, server->directory, &fleet_ops, u, &server->fleet);
     if (r == 0) r = gw_workers_parse(c, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
         const struct gw_upstream *w = &u->workers->up[i];
         unsigned index;
-        r = gw_fleet_add_worker(h->fleet, w->address, false, &index);
+        r = gw_fleet_add_worker(server->fleet, w->address, false, &index);
         if (r < 0) (void)err_set(err, r, "worker %s cannot be used", w->address);
-        if (r == 0) r = gw_fleet_secure(h->fleet, index, w, err);
+        if (r == 0) r = gw_fleet_secure(server->fleet, index, w, err);
     }
     bool others = c->workers.n > 0 || (ups && ups->n > 0) || c->registry;
     if (r == 0) {
-        r = gw_fleet_set_upstreams(h->fleet, ups, err);
+        r = gw_fleet_set_upstreams(server->fleet, ups, err);
         ups = NULL;
     }
     gw_upstreams_free(ups);
     if (r == 0 && (c->model || !others))
-        r = gw_own_create(loop, h->fleet, c, buf_cstr(&u->dir), others, &own_ops, u, &h->own, err);
+        r = gw_own_create(loop, server->fleet, c, buf_cstr(&u->dir), others, &own_ops, u,
+                          &server->own, err);
     if (r == 0 && c->registry)
         r = gw_registry_create(loop, c->registry, c->registry_group, on_registered, u, &u->registry,
                                err);
-    if (r == 0) gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
+    if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
     return r;
 }
 
 static int start_admin(struct gw_run *u, struct err *err)
 {
-    struct gw_gate *g = control(u);
+    struct gw_loop *loop = control(u);
     const struct gw_config *c = first_config(u);
-    int r = http_server_create(g->loop, NULL, &gw_admin_ops, g, &g->admin);
-    if (r == 0) r = gw_listen_admin(&u->house, c, err);
+    int r = http_server_create(loop->http_loop, NULL, &gw_admin_ops, loop, &loop->admin);
+    if (r == 0) r = gw_listen_admin(&u->server, c, err);
     if (r < 0 || c->admin.n > 0) return r;
     r = gw_rundir_admin(buf_cstr(&u->dir), &u->admin_path);
     if (r == 1)
         log_event(LOG_NOTICE, "admin.taken", "reason=\"another gateway runs; use --admin\" path=%s",
                   buf_cstr(&u->admin_path));
-    return r < 0 ? r : gw_listen_private(g->admin, buf_cstr(&u->admin_path), err);
+    return r < 0 ? r : gw_listen_private(loop->admin, buf_cstr(&u->admin_path), err);
 }
 
 static int start_timers(struct gw_run *u)
 {
-    struct http_loop *l = control(u)->loop;
+    struct http_loop *l = control(u)->http_loop;
     int r = http_timer_create(l, on_delay_over, u, &u->delay);
     if (r == 0) r = http_timer_create(l, on_drain_over, u, &u->drain);
     if (r == 0) r = http_timer_create(l, on_last, u, &u->last);
@@ -393,63 +396,64 @@ static int start_timers(struct gw_run *u)
 
 static int start(struct gw_run *u, struct gw_config *c, struct err *err)
 {
-    struct gw_house *h = &u->house;
-    h->start_ns = clock_ns();
-    gw_hop_new(h->hop);
-    h->reload = reload;
-    h->run_ctx = u;
-    int r = read_settings(c, NULL, &h->first, err);
+    struct gw_server *server = &u->server;
+    server->start_ns = clock_ns();
+    gw_hop_new(server->hop);
+    server->reload = reload;
+    server->run_ctx = u;
+    int r = read_settings(c, NULL, &server->first, err);
     if (r < 0) return r;
-    h->settings = gw_settings_ref(h->first);
-    r = gw_lanes_create(h, c->loops);
-    if (r == 0) r = seg_presets_load(c->presets, &h->presets, err);
-    if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &h->learner);
+    server->settings = gw_settings_ref(server->first);
+    r = gw_loops_create(server, c->loops);
+    if (r == 0) r = seg_presets_load(c->presets, &server->presets, err);
+    if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &server->learner);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
-    if (r == 0) r = gw_stats_create(c->access_log, &h->stats);
-    if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &h->pool);
+    if (r == 0) r = gw_stats_create(c->access_log, &server->stats);
+    if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &server->pool);
     if (r == 0)
-        r = gw_memory_create(control(u)->loop, h->pool, h->learner, c->segment_memory,
-                             buf_cstr(&u->dir), &u->memory);
-    if (r == 0) r = gw_sysd_create(control(u)->loop, &h->sysd, err);
+        r = gw_memory_create(control(u)->http_loop, server->pool, server->learner,
+                             c->segment_memory, buf_cstr(&u->dir), &u->memory);
+    if (r == 0) r = gw_sysd_create(control(u)->http_loop, &server->sysd, err);
     if (r == 0) r = start_timers(u);
     if (r == 0) r = watch_signals(u);
     if (r == 0) r = start_admin(u, err);
-    if (r == 0) r = gw_listen(h, c, err); /* before the worker: a taken port costs no model load */
+    if (r == 0)
+        r = gw_listen(server, c, err); /* before the worker: a taken port costs no model load */
     if (r == 0) r = start_fleet(u, err);
-    if (r == 0) r = gw_lanes_start(h);
-    if (r == 0) gw_fleet_start(h->fleet);
-    if (r == 0) gw_sysd_tell(h->sysd, "READY=1");
+    if (r == 0) r = gw_loops_start(server);
+    if (r == 0) gw_fleet_start(server->fleet);
+    if (r == 0) gw_sysd_tell(server->sysd, "READY=1");
     return r;
 }
 
-/* First the lanes with their requests, then what these used, then what everybody used. */
+/* First the loops with their requests, then what these used, then what everybody used. */
 static void stop(struct gw_run *u)
 {
-    struct gw_house *h = &u->house;
+    struct gw_server *server = &u->server;
     struct http_timer *timers[] = {u->delay, u->drain, u->last, u->idle};
-    if (h->n_lanes > 0) {
-        gw_lanes_stop(h);
-        gw_lane_close(control(u));
+    if (server->n_loops > 0) {
+        gw_loops_stop(server);
+        gw_loop_close(control(u));
     }
     gw_registry_destroy(u->registry);
-    gw_own_destroy(h->own);
+    gw_own_destroy(server->own);
     gw_residents_destroy(u->residents);
-    if (h->fleet) gw_fleet_stop(h->fleet);
-    gw_pool_destroy(h->pool);
+    if (server->fleet) gw_fleet_stop(server->fleet);
+    gw_pool_destroy(server->pool);
     gw_memory_destroy(u->memory);
-    gw_fleet_destroy(h->fleet);
+    gw_fleet_destroy(server->fleet);
     gw_upstreams_free(u->workers);
-    gw_directory_destroy(h->directory);
-    gw_stats_destroy(h->stats);
+    gw_directory_destroy(server->directory);
+    gw_stats_destroy(server->stats);
     for (size_t i = 0; i < sizeof timers / sizeof timers[0]; i++)
         if (timers[i]) http_timer_destroy(timers[i]);
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);
-    gw_sysd_destroy(h->sysd);
-    gw_lanes_destroy(h);
-    http_tls_unref(h->tls);
-    seg_learner_free(h->learner);
-    seg_presets_free(h->presets);
+    gw_sysd_destroy(server->sysd);
+    gw_loops_destroy(server);
+    http_tls_unref(server->tls);
+    seg_learner_free(server->learner);
+    seg_presets_free(server->presets);
     if (u->admin_path.len > 5) (void)unlink(buf_cstr(&u->admin_path) + 5); /* after "unix:" */
     buf_fini(&u->dir);
     buf_fini(&u->admin_path);
@@ -466,7 +470,7 @@ int gw_run(struct gw_config *c, int argc, char **argv, char **envp)
         (void)fprintf(stderr, "kvblend: %s\n", err.msg[0] ? err.msg : err_name(r));
         u.exit_status = 1;
     } else {
-        r = http_loop_run(control(&u)->loop);
+        r = http_loop_run(control(&u)->http_loop);
         if (r < 0) u.exit_status = 1;
     }
     stop(&u);

@@ -8,11 +8,14 @@
  * collected while it is small, so that a death in its middle becomes a clean 502; a longer one is
  * streamed as it comes, and cut without an end when its target dies: no client takes half an answer
  * for a whole one. */
-#include "gateway/gate.h"
+#include "gateway/request/answer.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "gateway/front/front.h"
 #include "gateway/process/config.h"
+#include "gateway/request/relay.h"
+#include "gateway/request/request.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +147,7 @@ static void take(struct gw_req *q)
     gw_scan_forget(&q->scan);
     if (http_call_sent_all(q->send.call)) gw_send_forget(q);
     q->send.lease.status = q->ans.status;
-    gw_fleet_computed(q->gate->house->fleet, &q->send.lease);
+    gw_fleet_computed(q->loop->server->fleet, &q->send.lease);
 }
 
 /* Whole events at the start of the bytes, of those that may go out now. */

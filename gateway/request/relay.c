@@ -1,18 +1,22 @@
 /* A request's way through its stages: read, charged, queued, parked, sent, closed.
  *
- * Two bounds hold a request back. Admission's is one for all lanes (admit.h). A target's own limit
+ * Two bounds hold a request back. Admission's is one for all loops (admit.h). A target's own limit
  * is the fleet's: a request that has its turn and finds every target of its model full (or suspect,
  * until a probe has told) gives the turn back and is parked, so that what waits for one target
  * takes no place from requests for another. Parked requests are tried again, oldest first, when the
  * fleet says that something changed; a newcomer does not overtake those of its model. */
-#include "gateway/gate.h"
+#include "gateway/request/relay.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/front/front.h"
+#include "gateway/front/shed.h"
 #include "gateway/process/config.h"
 #include "gateway/process/pool.h"
+#include "gateway/process/server.h"
+#include "gateway/request/request.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -36,12 +40,12 @@ const char *gw_stage_name(enum gw_stage s)
 
 static void unpark(struct gw_req *q)
 {
-    struct gw_gate *g = q->gate;
-    ASSERT(q->stage == GW_PARKED && g->n_parked[q->group] > 0);
-    *(q->park.prev ? &q->park.prev->park.next : &g->parked) = q->park.next;
-    *(q->park.next ? &q->park.next->park.prev : &g->parked_tail) = q->park.prev;
+    struct gw_loop *loop = q->loop;
+    ASSERT(q->stage == GW_PARKED && loop->n_parked[q->group] > 0);
+    *(q->park.prev ? &q->park.prev->park.next : &loop->parked) = q->park.next;
+    *(q->park.next ? &q->park.next->park.prev : &loop->parked_tail) = q->park.prev;
     q->park.prev = q->park.next = NULL;
-    g->n_parked[q->group]--;
+    loop->n_parked[q->group]--;
     q->stage = GW_QUEUED;
     http_timer_clear(q->park.timer);
 }
@@ -50,7 +54,7 @@ static void answer_open(struct gw_req *q, uint32_t wait_ms)
 {
     char text[400];
     struct buf why = BUF_INIT;
-    (void)gw_fleet_reasons(q->gate->house->fleet, q->scan.has_model ? q->scan.model : NULL, &why);
+    (void)gw_fleet_reasons(q->loop->server->fleet, q->scan.has_model ? q->scan.model : NULL, &why);
     (void)snprintf(text, sizeof text,
                    "The model's backends have failed repeatedly and are being left alone for a "
                    "while%s%.200s.",
@@ -135,13 +139,13 @@ static void wait_for(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 
 static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
-    struct gw_gate *g = q->gate;
+    struct gw_loop *loop = q->loop;
     uint64_t now = clock_ns();
-    if (!q->park.timer && http_timer_create(g->loop, on_park_over, q, &q->park.timer) < 0) {
+    if (!q->park.timer && http_timer_create(loop->http_loop, on_park_over, q, &q->park.timer) < 0) {
         gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
         return;
     }
-    if (q->has_ticket && gw_admit_park(&g->house->admit, &q->ticket) < 0) {
+    if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
         gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
         return;
     }
@@ -150,10 +154,10 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     q->park.was = true;
     q->park.since_ns = now;
     q->park.next = NULL;
-    q->park.prev = g->parked_tail;
-    *(g->parked_tail ? &g->parked_tail->park.next : &g->parked) = q;
-    g->parked_tail = q;
-    g->n_parked[q->group]++;
+    q->park.prev = loop->parked_tail;
+    *(loop->parked_tail ? &loop->parked_tail->park.next : &loop->parked) = q;
+    loop->parked_tail = q;
+    loop->n_parked[q->group]++;
     wait_for(q, why, wait_ms);
 }
 
@@ -189,18 +193,18 @@ static void block(struct blocked *b, const struct gw_req *q)
         b->groups |= 1ull << q->group;
 }
 
-void gw_relay_call_parked(struct gw_gate *g)
+void gw_relay_call_parked(struct gw_loop *loop)
 {
-    struct gw_house *h = g->house;
+    struct gw_server *server = loop->server;
     struct blocked blocked = {.n = 0};
-    gw_admit_share(&h->admit, gw_fleet_count(h->fleet) > 1);
-    for (struct gw_req *q = g->parked, *next; q; q = next) {
+    gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
+    for (struct gw_req *q = loop->parked, *next; q; q = next) {
         struct gw_want want;
         uint32_t wait_ms = 0;
         next = q->park.next;
         if (is_blocked(&blocked, q)) continue;
         gw_send_want(q, &want);
-        enum gw_pick why = gw_fleet_pick(h->fleet, &want, &q->send.lease, &wait_ms);
+        enum gw_pick why = gw_fleet_pick(server->fleet, &want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
             if (why != q->park.why) wait_for(q, why, wait_ms);
             block(&blocked, q);
@@ -209,10 +213,10 @@ void gw_relay_call_parked(struct gw_gate *g)
         unpark(q);
         if (why != GW_PICK_OK) {
             answer_no_target(q, why, wait_ms);
-        } else if (q->has_ticket && gw_admit_unpark(&h->admit, &q->ticket) == 0) {
+        } else if (q->has_ticket && gw_admit_unpark(&server->admit, &q->ticket) == 0) {
             gw_send_done(q, GW_DONE_CANCELLED); /* queued again, in its old place */
             blocked.groups |= 1ull << q->group; /* which admission counts by */
-            gw_relay_arm_queue(g);
+            gw_relay_arm_queue(loop);
         } else {
             gw_send_leased(q);
         }
@@ -226,39 +230,39 @@ static void has_turn(struct gw_req *q)
     if (q->stage == GW_ANSWERED) return; /* cut while it waited; close follows */
     if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
     if (!q->park.was &&
-        q->gate->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
+        q->loop->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
         park(q, GW_PICK_FULL, 0);
-        gw_lane_tell(q->gate, GW_TELL_FLEET);
+        gw_loop_tell(q->loop, GW_TELL_FLEET);
         return;
     }
     gw_send(q);
 }
 
-static void show_waiting(struct gw_house *h)
+static void show_waiting(struct gw_server *server)
 {
-    gw_stats_waiting(gw_admit_view(&h->admit).n_waiting);
+    gw_stats_waiting(gw_admit_view(&server->admit).n_waiting);
 }
 
-void gw_relay_arm_queue(struct gw_gate *g)
+void gw_relay_arm_queue(struct gw_loop *loop)
 {
-    struct gw_admit *a = &g->house->admit;
+    struct gw_admit *a = &loop->server->admit;
     uint64_t next, now = clock_ns();
-    for (struct gw_ticket *t; (t = gw_admit_expire(a, g->index, now, &next));) {
+    for (struct gw_ticket *t; (t = gw_admit_expire(a, loop->index, now, &next));) {
         struct gw_req *q = t->user;
         q->queue_ns = now - q->queue_begin_ns;
         gw_shed_refuse(q, GW_SHED_TIMEOUT,
                        "The server is busy; the request waited too long for its turn.");
     }
-    show_waiting(g->house);
-    if (next) http_timer_set(g->queue_timer, (next - now) / 1000000 + 1);
+    show_waiting(loop->server);
+    if (next) http_timer_set(loop->queue_timer, (next - now) / 1000000 + 1);
 }
 
-void gw_relay_take_turns(struct gw_gate *g)
+void gw_relay_take_turns(struct gw_loop *loop)
 {
-    for (struct gw_ticket *t; (t = gw_admit_take(&g->house->admit, g->index));)
+    for (struct gw_ticket *t; (t = gw_admit_take(&loop->server->admit, loop->index));)
         has_turn(t->user);
-    gw_admit_again(&g->house->admit); /* what they take of a worker is known now */
-    show_waiting(g->house);
+    gw_admit_again(&loop->server->admit); /* what they take of a worker is known now */
+    show_waiting(loop->server);
 }
 
 static unsigned group_of(const struct gw_req *q)
@@ -272,12 +276,12 @@ static unsigned group_of(const struct gw_req *q)
 static void wait_in_queue(struct gw_req *q)
 {
     q->queue_begin_ns = clock_ns();
-    gw_relay_arm_queue(q->gate);
+    gw_relay_arm_queue(q->loop);
 }
 
 static void take_turn(struct gw_req *q)
 {
-    struct gw_gate *g = q->gate;
+    struct gw_loop *loop = q->loop;
     if (!gw_charge_enter(q)) return;
     q->deadline_ns = clock_coarse_ns() + gw_config_of(q)->queue_timeout_ms * 1000000ull;
     q->group = group_of(q);
@@ -290,8 +294,8 @@ static void take_turn(struct gw_req *q)
     struct gw_claim claim;
     if (!gw_shed_admit(q, &claim)) return;
     q->ticket.user = q;
-    int r =
-        gw_admit_enter(&g->house->admit, &q->ticket, g->index, q->group, q->deadline_ns, &claim);
+    int r = gw_admit_enter(&loop->server->admit, &q->ticket, loop->index, q->group, q->deadline_ns,
+                           &claim);
     q->has_ticket = r >= 0;
     if (r < 0)
         gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
@@ -304,7 +308,7 @@ static void take_turn(struct gw_req *q)
 /* ---- reading the request ---- */
 
 struct gw_scan_job { /* outlives its request when the client leaves: q is NULL then */
-    struct gw_gate *gate;
+    struct gw_loop *loop;
     struct gw_scan_job *prev, *next;
     struct gw_req *q;
     char *body, *separator, *given; /* copies */
@@ -315,7 +319,7 @@ struct gw_scan_job { /* outlives its request when the client leaves: q is NULL t
 
 static void job_free(struct gw_scan_job *j)
 {
-    *(j->prev ? &j->prev->next : &j->gate->jobs) = j->next;
+    *(j->prev ? &j->prev->next : &j->loop->jobs) = j->next;
     if (j->next) j->next->prev = j->prev;
     gw_scan_fini(&j->scan);
     mem_free(j->body);
@@ -324,13 +328,13 @@ static void job_free(struct gw_scan_job *j)
     mem_free(j);
 }
 
-void gw_relay_free_jobs(struct gw_gate *g)
+void gw_relay_free_jobs(struct gw_loop *loop)
 {
-    while (g->jobs)
-        job_free(g->jobs);
+    while (loop->jobs)
+        job_free(loop->jobs);
 }
 
-static void job_done(void *arg) /* the lane's thread */
+static void job_done(void *arg) /* the loop's thread */
 {
     struct gw_scan_job *j = arg;
     struct gw_req *q = j->q;
@@ -349,22 +353,22 @@ static void job_done(void *arg) /* the lane's thread */
 static void job_run(void *arg) /* helper thread */
 {
     struct gw_scan_job *j = arg;
-    struct http_loop *loop = j->gate->loop;
+    struct http_loop *http_loop = j->loop->http_loop;
     j->step(&j->scan);
-    while (http_loop_post(loop, job_done, j) == -EAGAIN)
+    while (http_loop_post(http_loop, job_done, j) == -EAGAIN)
         (void)sched_yield();
 }
 
 static int scan_elsewhere(struct gw_req *q, void (*step)(struct gw_scan *s),
                           void (*then)(struct gw_req *q))
 {
-    struct gw_gate *g = q->gate;
+    struct gw_loop *loop = q->loop;
     const struct gw_scan *s = &q->scan;
     struct gw_scan_job *j = mem_zalloc(sizeof *j);
     if (!j) return -ENOMEM;
-    *j = (struct gw_scan_job){.gate = g, .q = q, .step = step, .then = then, .next = g->jobs};
-    if (g->jobs) g->jobs->prev = j;
-    g->jobs = j;
+    *j = (struct gw_scan_job){.loop = loop, .q = q, .step = step, .then = then, .next = loop->jobs};
+    if (loop->jobs) loop->jobs->prev = j;
+    loop->jobs = j;
     j->body = mem_strndup(s->body, s->len);
     if (s->separator) j->separator = mem_strdup(s->separator);
     if (s->given) j->given = mem_strdup(s->given);
@@ -374,7 +378,7 @@ static int scan_elsewhere(struct gw_req *q, void (*step)(struct gw_scan *s),
     j->scan.separator = j->separator;
     j->scan.given = j->given;
     q->job = j;
-    int r = ok ? gw_pool_submit(g->house->pool, job_run, j) : -ENOMEM;
+    int r = ok ? gw_pool_submit(loop->server->pool, job_run, j) : -ENOMEM;
     if (r == 0) {
         memset(&q->scan, 0, sizeof q->scan);
         return 0;
@@ -435,14 +439,14 @@ static char *decoded(const char *p)
 
 static void find_chunks(struct gw_req *q)
 {
-    struct gw_house *h = q->gate->house;
+    struct gw_server *server = q->loop->server;
     struct gw_scan *s = &q->scan;
     const struct http_head *head = http_req_head(q->http);
-    s->presets = h->presets;
+    s->presets = server->presets;
     s->dry = (q->route->props & GW_R_ADMIN) != 0;
     s->given = http_header_find(head, "x-kvblend-segments");
     s->separator = q->separator = decoded(http_header_find(head, "x-kvblend-separator"));
-    if (gw_space_of(q, s->space)) s->learner = h->learner;
+    if (gw_space_of(q, s->space)) s->learner = server->learner;
     scan(q, gw_scan_chunks, GW_SCAN_INLINE_MAX, chunks_found);
 }
 
@@ -470,7 +474,7 @@ static void head_read(struct gw_req *q)
 {
     struct gw_scan *s = &q->scan;
     unsigned who =
-        s->failed ? 0 : gw_fleet_serves(q->gate->house->fleet, s->has_model ? s->model : NULL);
+        s->failed ? 0 : gw_fleet_serves(q->loop->server->fleet, s->has_model ? s->model : NULL);
     q->unbounded = gw_config_of(q)->max_inflight == 0 && who &&
                    !(who & (GW_SERVES_WORKER | GW_SERVES_UNKNOWN | GW_SERVES_BOUNDED));
     if (s->failed && (s->overflow || !(q->route->props & GW_R_OPAQUE))) {
@@ -582,7 +586,7 @@ void gw_relay_begin(struct gw_req *q)
         return;
     }
     gw_scan_init(&q->scan, body, len, true);
-    q->scan.lone = !gw_fleet_has_choice(q->gate->house->fleet);
+    q->scan.lone = !gw_fleet_has_choice(q->loop->server->fleet);
     scan(q, gw_scan_head, GW_SCAN_HEAD_INLINE_MAX, head_read);
 }
 
@@ -602,7 +606,7 @@ void gw_relay_close(struct gw_req *q)
     if (q->stage == GW_PARKED) unpark(q);
     gw_send_cancel(q);
     if (q->job) q->job->q = NULL;
-    if (q->errand) q->errand->q = NULL;
+    if (q->loop_call) q->loop_call->q = NULL;
     if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_active(-1);
     gw_charge_leave(q);
@@ -612,5 +616,5 @@ void gw_relay_close(struct gw_req *q)
     mem_free(q->text_id);
     mem_free(q->separator);
     q->stage = GW_ANSWERED;
-    gw_admit_leave(&q->gate->house->admit, &q->ticket);
+    gw_admit_leave(&q->loop->server->admit, &q->ticket);
 }

@@ -4,15 +4,19 @@
  * left us, and what was lost on its way where doing it twice is harmless; a refusal that another
  * target may not give (429, 502, 503, 504) goes to another target when there is one, else to the
  * client as it came. A target that stays silent for too long is not asked again, another one is. */
-#include "gateway/gate.h"
+#include "gateway/request/send.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/front/front.h"
 #include "gateway/front/hop.h"
 #include "gateway/process/config.h"
+#include "gateway/process/server.h"
 #include "gateway/request/lmcache.h"
+#include "gateway/request/relay.h"
+#include "gateway/request/request.h"
 #include "gateway/request/splice.h"
 
 #include <errno.h>
@@ -77,7 +81,7 @@ static int add_headers(const struct gw_req *q, const struct gw_lease *l, struct 
     bool names = http_header_find(h, "connection") != NULL;
     int r = buf_reserve(out, HEADERS_USUAL_BYTES);
     if (r == 0) r = http_header_add(out, "x-request-id", q->id);
-    if (r == 0) r = gw_hop_header(h, q->gate->house->hop, out);
+    if (r == 0) r = gw_hop_header(h, q->loop->server->hop, out);
     if (r == 0) r = gw_trace_header(&q->trace, out);
     if (r == 0 && l->authorization) r = http_header_add(out, "Authorization", l->authorization);
     if (r == 0 && l->worker && q->key && q->key->name_space)
@@ -214,7 +218,7 @@ static bool may_repeat(const struct gw_req *q, bool sent)
 
 static int start_call(struct gw_req *q, struct http_client *client)
 {
-    struct buf *headers = &q->gate->headers, *path = &q->gate->path;
+    struct buf *headers = &q->loop->headers, *path = &q->loop->path;
     buf_clear(headers);
     buf_clear(path);
     int r = make_pieces(q);
@@ -232,9 +236,9 @@ static int start_call(struct gw_req *q, struct http_client *client)
 
 void gw_send_leased(struct gw_req *q)
 {
-    struct gw_gate *g = q->gate;
+    struct gw_loop *loop = q->loop;
     struct http_client *client =
-        gw_fleet_client(g->house->fleet, q->send.lease.target, g->index, g->loop);
+        gw_fleet_client(loop->server->fleet, q->send.lease.target, loop->index, loop->http_loop);
     gw_answer_reset(q);
     q->stage = GW_CALLING;
     q->send.start_ns = q->send.lease.at_ns;
@@ -266,7 +270,7 @@ void gw_send(struct gw_req *q)
     struct gw_want want;
     uint32_t wait_ms = 0;
     gw_send_want(q, &want);
-    enum gw_pick p = gw_fleet_pick(q->gate->house->fleet, &want, &q->send.lease, &wait_ms);
+    enum gw_pick p = gw_fleet_pick(q->loop->server->fleet, &want, &q->send.lease, &wait_ms);
     if (p == GW_PICK_OK)
         gw_send_leased(q);
     else
@@ -280,7 +284,7 @@ void gw_send_done(struct gw_req *q, enum gw_outcome o)
     if (!q->send.lease.target) return;
     uint64_t ttfb = q->first_byte_ns ? q->first_byte_ns - q->send.start_ns : 0;
     q->send.lease.status = q->ans.status;
-    gw_fleet_release(q->gate->house->fleet, &q->send.lease, o, ttfb);
+    gw_fleet_release(q->loop->server->fleet, &q->send.lease, o, ttfb);
 }
 
 void gw_send_cancel(struct gw_req *q)
@@ -317,7 +321,7 @@ static bool tries_left(const struct gw_req *q)
 /* A target that has not been tried. */
 static bool lease_other(struct gw_req *q, struct gw_lease *ret)
 {
-    struct gw_fleet *f = q->gate->house->fleet;
+    struct gw_fleet *f = q->loop->server->fleet;
     struct gw_want want;
     gw_send_want(q, &want);
     want.untried = true;

@@ -1,0 +1,62 @@
+/* front: the public side: request in, route, key, answer.
+ *
+ * Reply functions may close the request before they return: nobody touches it after them. */
+#ifndef GATEWAY_FRONT_FRONT_H
+#define GATEWAY_FRONT_FRONT_H
+
+#include "base/net/http.h"
+#include "gateway/front/error.h"
+#include "gateway/request/scan.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf;
+struct gw_req;
+/* Properties of a route. */
+enum {
+    GW_R_JSON = 1,       /* the body must be a JSON object */
+    GW_R_ADMIT = 2,      /* takes a turn: counts against max_inflight */
+    GW_R_DETECT = 4,     /* look for chunks in its messages */
+    GW_R_ADMIN = 8,      /* admin API */
+    GW_R_OPEN = 16,      /* no API key, no access log */
+    GW_R_REST = 32,      /* matches longer paths, too */
+    GW_R_DONE = 64,      /* its streams end with data: [DONE] */
+    GW_R_REPEAT = 128,   /* harmless when it is done twice: may be sent again once it was sent */
+    GW_R_UPSTREAM = 256, /* no worker serves it */
+    GW_R_WORKER = 512,   /* workers alone serve it */
+    GW_R_OPAQUE = 1024,  /* the body is whatever the target takes */
+    GW_R_OPENED = 2048,  /* for upstreams whose `paths` hold it; the path goes on as it is */
+    GW_R_METRICS = 4096, /* tells of all tenants: on the public address with metrics.public only */
+};
+struct gw_route {
+    const char *path;    /* without /v1 */
+    const char *methods; /* "GET, POST" as in Allow; "*": any */
+    const char *target;  /* path at the worker; NULL: answered here */
+    void (*answer)(struct gw_req *q);
+    unsigned props;
+};
+
+extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct gw_loop */
+/* Answer and end; the request may be gone when these return. Where the client has a stream's
+ * headers already an error ends the stream. */
+void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* The same, where it is known when to try again. */
+/* "No upstream is ready yet: connection refused.": with what and why of those it might go to. */
+void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what);
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
+                           const char *message);
+/* Lines that every answer carries: x-request-id, the rate limits', CORS. */
+int gw_answer_headers(const struct gw_req *q, struct buf *out);
+void gw_answer_json(struct gw_req *q, int status, const struct buf *body);
+void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body);
+const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
+                                     const char **ret_rest);
+
+/* The caller's namespace: of its key; without keys, of its header; on the admin API also the
+ * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
+bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
+
+#endif

@@ -1,0 +1,35 @@
+/* answer: a target's answer on its way to the client, byte for byte. */
+#ifndef GATEWAY_REQUEST_ANSWER_H
+#define GATEWAY_REQUEST_ANSWER_H
+
+#include "base/buf.h"
+#include "base/net/http.h"
+#include "gateway/fleet/fleet.h"
+#include "gateway/front/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct gw_req;
+struct gw_answering {
+    bool got_head, sse, begun, early; /* begun: the client has headers; early: before this
+                                         target answered */
+    bool taken; /* a token of a stream, or another answer's head: nothing is sent again */
+    bool saw_done, mid_event, streams, framed;
+    bool busy;  /* alive, but not now */
+    int status; /* the target's */
+    int64_t length;
+    struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
+    uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
+};
+extern const struct http_call_ops gw_answer_ops; /* ctx: struct gw_req */
+void gw_answer_reset(struct gw_req *q);          /* before another try */
+void gw_answer_fini(struct gw_req *q);
+enum gw_outcome gw_answer_outcome(const struct gw_req *q); /* of a whole answer */
+void gw_answer_drain(struct gw_req *q);                    /* the client takes bytes again */
+/* End the answer that has begun: an error frame where the stream's kind has one, else a cut
+ * connection. */
+void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);
+void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when one is due */
+
+#endif

@@ -1,0 +1,92 @@
+/* request: one request of the gateway, from its head to the last byte of its answer.
+ *
+ * It belongs to the loop that accepted it and is touched by that loop's thread only. front.h
+ * answers and routes, relay.h takes it through its stages, send.h brings it to a target, answer.h
+ * brings the answer back; each keeps its own part in here. */
+#ifndef GATEWAY_REQUEST_REQUEST_H
+#define GATEWAY_REQUEST_REQUEST_H
+
+#include "base/net/http.h"
+#include "gateway/front/admit.h"
+#include "gateway/front/charge.h"
+#include "gateway/front/front.h"
+#include "gateway/process/server.h"
+#include "gateway/process/stats.h"
+#include "gateway/request/answer.h"
+#include "gateway/request/scan.h"
+#include "gateway/request/send.h"
+#include "gateway/request/trace.h"
+#include "gateway/request/usage.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum gw_stage {
+    GW_READING,
+    GW_SCANNING,
+    GW_QUEUED,
+    GW_PARKED,
+    GW_CALLING,
+    GW_RELAYING,
+    GW_ANSWERED,
+};
+const char *gw_stage_name(enum gw_stage s);
+
+enum { GW_ID_BYTES = 132 }; /* a request id, at most 128 characters */
+
+struct gw_gather;
+struct gw_loop_call;
+struct gw_scan_job;
+struct gw_park { /* while it waits for room at a target */
+    struct gw_req *prev, *next;
+    struct http_timer *timer;
+    enum gw_pick why;
+    uint32_t wait_ms;
+    uint64_t since_ns;
+    bool was; /* has its place in the order already */
+};
+struct gw_req {
+    struct gw_loop *loop;
+    struct gw_req *prev, *next;
+    struct http_req *http;
+    const struct gw_route *route;
+    enum gw_stage stage;
+    char id[GW_ID_BYTES];
+    struct gw_settings *settings;
+    const struct gw_key *key;
+    struct gw_charge limit; /* what the key's account is charged with */
+    const char *rest;       /* what follows the path of a GW_R_REST route; borrowed from http */
+    struct gw_scan_job *job;
+    uint64_t *text_id; /* of the chunks */
+    size_t n_texts;
+    char *separator; /* X-KVBlend-Separator decoded, while it is needed */
+    struct gw_ticket ticket;
+    bool has_ticket, unbounded; /* its model's upstreams take any number: no turn is needed */
+    unsigned group;             /* admission's */
+    uint64_t deadline_ns;       /* of waiting for a turn and for room at a target */
+    struct gw_park park;        /* GW_PARKED */
+    struct gw_sending send;
+    struct gw_answering ans;
+    struct gw_gather *gather;       /* pages asked of all workers */
+    struct gw_loop_call *loop_call; /* asked of other loops */
+    struct gw_trace trace;
+    struct gw_usage usage;
+    bool active;
+    bool scan_form; /* the model's name stands in a form, without quotes */
+    /* for the log */
+    int status;
+    enum gw_end end;
+    const char *target_name; /* the last one; lives as long as the fleet */
+    int target_index;        /* -1: none */
+    const char *noun;        /* what it is: "worker" or "upstream"; NULL: none yet */
+    unsigned n_retries;
+    uint64_t queue_begin_ns, queue_ns, first_byte_ns, overhead_ns;
+    struct gw_scan scan; /* the last member: its texts are not cleared */
+};
+
+static inline const struct gw_config *gw_config_of(const struct gw_req *q)
+{
+    return q->settings->config;
+}
+
+#endif

@@ -1,0 +1,42 @@
+/* send: a request's way to a target: choice, headers, body in pieces, and what to do when it
+ * fails. */
+#ifndef GATEWAY_REQUEST_SEND_H
+#define GATEWAY_REQUEST_SEND_H
+
+#include "base/buf.h"
+#include "base/net/http.h"
+#include "gateway/fleet/fleet.h"
+#include "gateway/request/splice.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+struct gw_req;
+struct gw_sending {
+    struct gw_lease lease;
+    uint64_t tried[GW_TARGETS_MAX / 64];
+    struct http_call *call;
+    uint64_t start_ns;
+    struct buf model; /* the name that the target knows, quoted */
+    struct gw_edit *edit;
+    struct iovec *piece, whole; /* piece: &whole where there is no edit */
+    size_t n_pieces;
+};
+void gw_send(struct gw_req *q);        /* choose a target and send; or gw_relay_no_target() */
+void gw_send_leased(struct gw_req *q); /* to q->send.lease */
+/* What q asks of the fleet. The texts' ids are borrowed from q. */
+void gw_send_want(const struct gw_req *q, struct gw_want *ret);
+/* Is the header listed in a Connection header? Such ones belong to this hop alone. */
+bool gw_send_hop_only(const struct http_head *h, const char *name);
+/* The target's answer is a refusal that another target may not give: true when q is on its way
+ * there. */
+bool gw_send_elsewhere(struct gw_req *q);
+/* Nothing of an answer counts yet; sent: the target may have the request. */
+void gw_send_failed(struct gw_req *q, int status, bool sent);
+void gw_send_done(struct gw_req *q, enum gw_outcome o); /* the lease goes back; harmless without */
+void gw_send_cancel(struct gw_req *q);                  /* the call and the lease */
+void gw_send_forget(struct gw_req *q); /* the body: it is sent, and will not be again */
+void gw_send_fini(struct gw_req *q);
+
+#endif
