@@ -2,7 +2,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "tiers/nvme_int.h"
+#include "tiers/nvme/nvme_int.h"
 
 #include <errno.h>
 #include <unistd.h>

@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "tests/fuzz/fuzz_engine.h"
 #include "tiers/bytes.h"
-#include "tiers/nvme_int.h"
+#include "tiers/nvme/nvme_int.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "tiers/bytes.h"
-#include "tiers/redis_frame.h"
+#include "tiers/redis/redis_frame.h"
 
 #include <string.h>
 #include <xxhash.h>
