@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "fusor/model/map.h"
 #include "fusor/model/model.h"
-#include "model_files.h"
+#include "tests/unit/fusor/model_files.h"
 
 static int open_buf(struct buf *b, struct gguf **ret, struct err *err)
 {

@@ -3,7 +3,7 @@
 #include "fusor/model/model.h"
 
 #include "base/mem.h"
-#include "model_files.h"
+#include "tests/unit/fusor/model_files.h"
 
 #include <jansson.h>
 

@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 #include "fusor/model/tensors.h"
-#include "model_files.h"
+#include "tests/unit/fusor/model_files.h"
 
 #include <sys/stat.h>
 
