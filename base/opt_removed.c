@@ -8,6 +8,7 @@
 /* At most 100 characters: with the option's name they fit in an error's sentence. */
 static const char measured[] =
     "kvblend-bench quality and throughput measure map_reduce and map_rerank (--strategies)";
+static const char kept_policies[] = "lru is the default, arc keeps popular records through scans";
 
 static const char fixed_share[] = "ratio says how many tokens are recomputed",
                   one_schedule[] = "the chosen tokens are recomputed in all layers",
@@ -19,7 +20,7 @@ static const char fixed_share[] = "ratio says how many tokens are recomputed",
 static const struct {
     const char *flag;
     const char *key;     /* in a file; NULL: the flag's name */
-    const char *value;   /* NULL: the option as a whole */
+    const char *value;   /* "a|b": these of its values; NULL: the option as a whole */
     const char *instead;
 } removed[] = {
     {"strategy-parallel", "strategy.parallel",      NULL, measured},
@@ -31,6 +32,9 @@ static const struct {
     {"min-ratio",         "worker.min_ratio",       NULL, fixed_share},
     {"strategy",          "worker.strategy",        "static", no_static},
     {"strategy",          "worker.strategy",        "hybrid", no_hybrid},
+    {"ram-policy",        "worker.ram_policy",      "clock|s3fifo|gdsf", kept_policies},
+    {"nvme-policy",       "worker.nvme_policy",     "clock|s3fifo|gdsf", kept_policies},
+    {"policy",            NULL,                     "clock|s3fifo|gdsf", kept_policies},
     /* of requests, profiles and the methods that kvblend-bench compares */
     {"kvblend.mass",      NULL,                     NULL, fixed_share},
     {"kvblend.schedule",  NULL,                     NULL, one_schedule},
@@ -46,11 +50,21 @@ static bool is_name(size_t i, const char *name)
            (removed[i].key && opt_same_name(removed[i].key, name, SIZE_MAX));
 }
 
+static bool is_one_of(const char *values, const char *value)
+{
+    const size_t n = strlen(value);
+    for (const char *p = values; p; p = strchr(p, '|')) {
+        p += *p == '|';
+        if (strcspn(p, "|") == n && strncmp(p, value, n) == 0) return true;
+    }
+    return false;
+}
+
 const char *opt_removed(const char *name, const char *value)
 {
     for (size_t i = 0; i < N_REMOVED; i++) {
         const char *of = removed[i].value;
-        if (!of != !value || (of && strcmp(of, value) != 0)) continue;
+        if (!of != !value || (of && !is_one_of(of, value))) continue;
         if (is_name(i, name)) return removed[i].instead;
     }
     return NULL;

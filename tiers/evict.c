@@ -1,8 +1,4 @@
-/* Eviction: the interface, LRU and CLOCK, and the lists that the policies share.
- *
- * CLOCK is kept as a FIFO whose tail is the hand: a referenced node there goes back to the head
- * with its bit cleared, which is the same order as a hand going round, and a node that the owner
- * does not let go simply stays at the tail. */
+/* Eviction: the interface, LRU, and the lists that the policies share. */
 #include "tiers/evict.h"
 
 #include "base/assert.h"
@@ -11,7 +7,7 @@
 
 #include <string.h>
 
-static const char *const policy_name[] = {"lru", "clock", "s3fifo", "arc", "gdsf"};
+static const char *const policy_name[] = {"lru", "arc"};
 _Static_assert(sizeof policy_name / sizeof *policy_name == EVICT_POLICY_COUNT, "a name per policy");
 
 const char *evict_policy_name(enum evict_policy p)
@@ -82,7 +78,7 @@ static void lru_hit(struct evict *e, struct evict_node *n)
     evict_list_push(e, 0, n);
 }
 
-static void list_remove(struct evict *e, struct evict_node *n, bool evicted)
+static void lru_remove(struct evict *e, struct evict_node *n, bool evicted)
 {
     (void)evicted;
     evict_list_remove(e, n);
@@ -93,47 +89,13 @@ static struct evict_node *lru_victim(struct evict *e, struct evict_ask *a)
     return evict_list_victim(e, 0, a);
 }
 
-static const struct evict_ops lru_ops = {lru_insert, lru_hit, list_remove, lru_victim, NULL, false};
-
-/* ---- CLOCK ---- */
-
-static void clock_hit(struct evict *e, struct evict_node *n)
-{
-    (void)e;
-    n->freq = 1;
-}
-
-/* Ends: a node goes back to the head at most once, since its bit is cleared then. */
-static struct evict_node *clock_victim(struct evict *e, struct evict_ask *a)
-{
-    struct evict_node *next;
-    for (struct evict_node *n = e->list[0].tail; n; n = next) {
-        if (n->freq) {
-            next = n->prev;
-            evict_list_remove(e, n);
-            evict_list_push(e, 0, n);
-            n->freq = 0;
-            if (!next) next = n; /* it was the last to look at */
-            continue;
-        }
-        int r = evict_ask_may(a, n);
-        if (r != 0) return r > 0 ? n : NULL;
-        next = n->prev;
-    }
-    return NULL;
-}
-
-static const struct evict_ops clock_ops = {lru_insert,   clock_hit, list_remove,
-                                           clock_victim, NULL,      false};
+static const struct evict_ops lru_ops = {lru_insert, lru_hit, lru_remove, lru_victim, NULL, false};
 
 /* ---- interface ---- */
 
 static const struct evict_ops *const policy_ops[EVICT_POLICY_COUNT] = {
     [EVICT_LRU] = &lru_ops,
-    [EVICT_CLOCK] = &clock_ops,
-    [EVICT_S3FIFO] = &evict_s3fifo_ops,
     [EVICT_ARC] = &evict_arc_ops,
-    [EVICT_GDSF] = &evict_gdsf_ops,
 };
 
 int evict_create(enum evict_policy p, uint64_t capacity_bytes, size_t n_ghosts, struct evict **ret)
@@ -169,8 +131,7 @@ void evict_insert(struct evict *e, struct evict_node *n)
 {
     ASSERT(n->list == 0);
     ASSERT(n->size_bytes > 0);
-    n->freq = 0;
-    n->prev = n->next = n->child = NULL;
+    n->prev = n->next = NULL;
     e->ops->insert(e, n);
 }
 

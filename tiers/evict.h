@@ -2,10 +2,8 @@
  *
  * One instance orders the records of one tier; the owner keeps the records, the accounting and the
  * lock. Nodes are embedded in the owner's entries, so nothing is allocated after evict_create():
- * ghost entries of S3-FIFO and ARC live in a table of fixed size.
- * Policies: lru; clock (one reference bit); s3fifo (small, main and ghost queue); arc (adaptive
- * between recency and frequency, with two ghost lists); gdsf (greedy dual size frequency: cost per
- * byte times hits, aged). Sizes are bytes throughout, so records may differ in size.
+ * ghost entries of ARC live in a table of fixed size. Policies: lru; arc (adaptive between recency
+ * and frequency, with two ghost lists). Sizes are bytes throughout, so records may differ in size.
  * Life cycle of a node: zeroed → evict_insert() → evict_hit()* → evict_remove(). A miss that makes
  * room calls evict_victim() with the incoming key until enough is free, evict_remove() on each
  * victim, then evict_insert().
@@ -16,14 +14,7 @@
 #include "base/err.h"
 #include "tiers/key.h"
 
-enum evict_policy {
-    EVICT_LRU,
-    EVICT_CLOCK,
-    EVICT_S3FIFO,
-    EVICT_ARC,
-    EVICT_GDSF,
-    EVICT_POLICY_COUNT
-};
+enum evict_policy { EVICT_LRU, EVICT_ARC, EVICT_POLICY_COUNT };
 const char *evict_policy_name(enum evict_policy p);
 bool evict_policy_parse(const char *name, enum evict_policy *ret);
 
@@ -31,12 +22,9 @@ struct evict_node { /* evict_insert() overwrites the policy's part, evict_remove
     /* The owner's, constant while inserted. */
     struct tier_key key;
     uint64_t size_bytes;
-    float cost_ms; /* predicted time to compute it again; 0 = unknown: all alike per byte */
     /* The policy's. */
-    uint8_t list, freq; /* list: 0 = not inserted */
-    struct evict_node *prev, *next, *child;
-    double rank;
-    uint64_t order; /* of equal ranks the one used longer ago goes first */
+    uint8_t list; /* 0 = not inserted */
+    struct evict_node *prev, *next;
 };
 struct evict;
 /* n_ghosts: how many keys that are gone are remembered; about what fits into the capacity. */

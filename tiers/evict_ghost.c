@@ -1,4 +1,4 @@
-/* Ghosts: keys of nodes that were evicted, for S3-FIFO and ARC. A pool of cells of fixed size in a
+/* Ghosts: keys of nodes that were evicted, for ARC. A pool of cells of fixed size in a
  * hash table; a cell is free, or in one of two lists by age. */
 #include "base/assert.h"
 #include "base/mem.h"

@@ -51,17 +51,14 @@ struct evict_ops {
     void (*resized)(struct evict *e); /* may be NULL */
     bool ghosts;
 };
-extern const struct evict_ops evict_s3fifo_ops, evict_arc_ops, evict_gdsf_ops;
+extern const struct evict_ops evict_arc_ops;
 
 struct evict {
     const struct evict_ops *ops;
     uint64_t capacity_bytes;
-    struct evict_list list[2]; /* LRU, CLOCK: [0]; S3-FIFO: small, main; ARC: T1, T2 */
+    struct evict_list list[2]; /* LRU: [0]; ARC: T1, T2 */
     struct evict_ghosts ghosts;
-    uint64_t target_bytes;   /* ARC: the share of the capacity that T1 should have */
-    struct evict_node *root; /* GDSF: heap */
-    double age, cost_mean;   /* GDSF: rank of the last victim; mean cost per byte so far */
-    uint64_t n_costs, clock; /* GDSF: costs in the mean; uses so far */
+    uint64_t target_bytes; /* ARC: the share of the capacity that T1 should have */
 };
 
 /* Lists: `i` is the index into e->list; a node knows its list. */

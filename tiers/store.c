@@ -142,9 +142,7 @@ static void policy_remove(struct store *s, struct entry *e, bool evicted)
 
 void policy_insert(struct store *s, struct entry *e)
 {
-    e->node = (struct evict_node){.key = e->desc.key,
-                                  .size_bytes = e->cost_bytes,
-                                  .cost_ms = (float)(e->desc.n_tokens * s->ms_per_token)};
+    e->node = (struct evict_node){.key = e->desc.key, .size_bytes = e->cost_bytes};
     evict_insert(s->order, &e->node);
     e->place = PLACE_ORDER;
 }
@@ -587,7 +585,6 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
                                  kn_row_bytes(o->ident.dtype, o->ident.G, o->ident.K);
     s->touch_every_ns = 1000000000u;
     s->recheck_every_s = 1;
-    s->ms_per_token = o->ms_per_token;
     s->reader = o->reader;
     s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
     s->ttl_ms = o->ttl_ms;

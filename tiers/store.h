@@ -70,14 +70,12 @@ struct store_opts {
     const uint8_t *auth_key;
     double pin_share_max; /* of RAM that administrators may pin; 0 = 0.5 */
     uint64_t ttl_ms;      /* of records of namespaces without one of their own; 0 = for ever */
-    struct gpu *reader;  /* copies records from RAM, which is pinned for it; NULL: none, or one that
+    struct gpu *reader; /* copies records from RAM, which is pinned for it; NULL: none, or one that
                             a tier is on. Borrowed until destroy() */
-    double ms_per_token; /* predicted time to compute a token again, for GDSF; 0 = unknown */
 };
 /* The tiers are the store's after success (destroyed with it); after a failure the caller's. */
 int store_create(const struct store_opts *o, struct store **ret, struct err *err);
 void store_destroy(struct store *s); /* no pin may be out; records of persistent tiers stay */
-void store_set_ms_per_token(struct store *s, double ms); /* as measured by now */
 
 /* ---- reading ---- */
 struct store_pin; /* one look-up's hold on a record: it stays in RAM while held */

@@ -339,13 +339,6 @@ void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms)
     pthread_mutex_unlock(&s->m);
 }
 
-void store_set_ms_per_token(struct store *s, double ms)
-{
-    pthread_mutex_lock(&s->m);
-    s->ms_per_token = ms;
-    pthread_mutex_unlock(&s->m);
-}
-
 /* ---- figures ---- */
 
 void store_get_stats(struct store *s, struct store_stats *ret)

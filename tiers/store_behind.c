@@ -181,7 +181,6 @@ static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
                              .part = e->part,
                              .part_hi = head_only ? 1 : e->layout.n_parts,
                              .prio = TIER_BEHIND,
-                             .cost_ms = (float)(e->desc.n_tokens * s->ms_per_token),
                              .on_done = write_on_done,
                              .ctx = w};
     return w;

@@ -107,7 +107,7 @@ struct store {
     struct ns_ttl ttl[TTL_MAX];
     size_t n_ttl;
     uint64_t ttl_ms, fixed_bytes;
-    double ms_per_token, pin_share_max;
+    double pin_share_max;
     struct entry_link all, loads,
         probation; /* newest first (dead ones too), any order, oldest last */
     uint64_t n_queued, n_writes, leaving_bytes;

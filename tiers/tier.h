@@ -44,7 +44,6 @@ struct tier_op {
                            * abandon a transfer does so; a device finishes what it began. */
     uint64_t batch;       /* reads of one request have one number: they are served part by part in
                            * turns, so that all records' first layers come first; 0 = alone */
-    float cost_ms;        /* write: predicted time to compute the record, for GDSF */
     /* A part has arrived (read), in any order but part 0 first when it was asked for. Anything but
      * 0 stops the op: on_done then gets -ECANCELED. Never NULL for reads. */
     int (*on_part)(struct tier_op *op, uint32_t part);

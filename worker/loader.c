@@ -198,7 +198,6 @@ static int open_store(struct worker *w, struct err *err)
     o.ident = w->ident;
     o.side_layer = w->profile.side_layer;
     o.side_share = t->side_share;
-    o.ms_per_token = atomic_load(&w->ms_per_token);
     if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
     if ((rc = store_create(&o, &w->store, err)) < 0) {
         while (o.n_tiers-- > 0)

@@ -30,8 +30,8 @@ static const struct opt_def defs[] = {
      "URL of the Redis to register in; default: --redis. Better given by the variable "
      "KVBLEND_WORKER_REGISTRY where it holds a password."},
     {"registry-group", OPT_STR, "default", 0, 0, NULL, "Gateways of the same group use it."},
-    {"ram-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from RAM."},
-    {"nvme-policy", OPT_ENUM, "lru", 0, 0, "lru|clock|s3fifo|arc|gdsf", "Eviction from NVMe."},
+    {"ram-policy", OPT_ENUM, "lru", 0, 0, "lru|arc", "Eviction from RAM."},
+    {"nvme-policy", OPT_ENUM, "lru", 0, 0, "lru|arc", "Eviction from NVMe."},
     {"nvme-codec", OPT_ENUM, "none", 0, 0, "none|q8",
      "What sinks to NVMe: q8 = 8 bits, half of f16."},
     {"redis-codec", OPT_ENUM, "none", 0, 0, "none|q8",

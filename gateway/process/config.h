@@ -103,10 +103,10 @@ enum {
     X(GW_LIST, redis, "worker.redis", "redis", NULL, 0, 0, GW_PASS_ENV | GW_SPACES, NULL,          \
       "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, "                  \
       "redis-sentinel://, unix:// (repeatable)")                                                   \
-    X(GW_STR, ram_policy, "worker.ram_policy", "ram-policy", NULL, 0, 0, GW_PASS,                  \
-      "lru|clock|s3fifo|arc|gdsf", "eviction from RAM: lru, clock, s3fifo, arc or gdsf")           \
-    X(GW_STR, nvme_policy, "worker.nvme_policy", "nvme-policy", NULL, 0, 0, GW_PASS,               \
-      "lru|clock|s3fifo|arc|gdsf", "eviction from NVMe: lru, clock, s3fifo, arc or gdsf")          \
+    X(GW_STR, ram_policy, "worker.ram_policy", "ram-policy", NULL, 0, 0, GW_PASS, "lru|arc",       \
+      "eviction from RAM: lru or arc")                                                             \
+    X(GW_STR, nvme_policy, "worker.nvme_policy", "nvme-policy", NULL, 0, 0, GW_PASS, "lru|arc",    \
+      "eviction from NVMe: lru or arc")                                                            \
     X(GW_STR, nvme_codec, "worker.nvme_codec", "nvme-codec", NULL, 0, 0, GW_PASS, "none|q8",       \
       "what sinks to NVMe: none, or q8 (8 bits, half of f16)")                                     \
     X(GW_STR, redis_codec, "worker.redis_codec", "redis-codec", NULL, 0, 0, GW_PASS, "none|q8",    \

@@ -117,7 +117,6 @@ static void place_rec(uint32_t i)
                           .n_tokens = r->desc.n_tokens,
                           .epoch = plan[i].epoch,
                           .kind = r->desc.kind,
-                          .cost_ms = 2,
                           .key = r->desc.key,
                           .device_id = plan[i].device_id,
                           .generation = plan[i].generation,

@@ -327,10 +327,8 @@ static void gpu_stat(struct tier *tier, struct tier_stat *ret)
     ret->inflight_ops = t->n_jobs;
     ret->host_pinned_bytes = t->host_pinned_bytes;
     ret->inflight_bytes = t->inflight_bytes;
-    if (t->policy == EVICT_LRU) { /* asking the others moves their hands */
-        struct evict_node *n = evict_victim(t->evict, NULL, gpu_may_evict, NULL, 0);
-        if (n) ret->tail_age_s = clock_wall_s() - ((struct gpu_entry *)n)->info.used_s;
-    }
+    struct evict_node *n = evict_victim(t->evict, NULL, gpu_may_evict, NULL, 0);
+    if (n) ret->tail_age_s = clock_wall_s() - ((struct gpu_entry *)n)->info.used_s;
     pthread_mutex_unlock(&t->m);
 }
 
@@ -403,7 +401,6 @@ static int gpu_set_policy(struct tier *tier, enum evict_policy policy)
         }
         evict_destroy(t->evict);
         t->evict = fresh;
-        t->policy = policy;
     } else {
         evict_destroy(fresh);
     }
@@ -476,7 +473,6 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
 {
     uint64_t n_frames = o->capacity_bytes / t->frame_bytes, cap = n_frames * t->frame_bytes;
     t->cap_bytes = cap;
-    t->policy = o->policy;
     t->n_buckets = 64;
     while (t->n_buckets < cap >> 18 && t->n_buckets < 1 << 20) /* chosen: 256 KiB a record */
         t->n_buckets *= 2;

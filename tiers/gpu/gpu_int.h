@@ -75,7 +75,6 @@ struct gpu_tier {
     uint64_t used_bytes, lent_bytes; /* by records, by sequences: whole frames */
     struct quota quota;
     struct evict *evict;
-    enum evict_policy policy;
     uint64_t cap_bytes, evictable_bytes, inflight_bytes;
     size_t n_buckets, n_jobs, n_events, n_events_max;
     struct gpu_entry **bucket, *entries;

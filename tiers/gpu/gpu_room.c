@@ -254,7 +254,6 @@ int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct 
     e->layout = *l;
     e->info = *info;
     e->node.key = info->key;
-    e->node.cost_ms = op->cost_ms;
     e->writing = true;
     e->next = t->entries;
     if (e->next) e->next->prev = e;

@@ -77,7 +77,6 @@ static int head_of(const struct tier_op *op, struct nvme_head *h)
     if (v.layout.record_bytes != op->layout->record_bytes) return -EINVAL;
     *h = (struct nvme_head){.n_tokens = v.desc.n_tokens,
                             .kind = v.desc.kind,
-                            .cost_ms = op->cost_ms,
                             .key = op->key,
                             .record_bytes = v.layout.record_bytes,
                             .ns_hash = v.desc.ns_hash,

@@ -103,7 +103,6 @@ void nvme_head_put(uint8_t *p, const struct nvme_head *h)
     PUT(88, h->expires_ms, uint64_t);
     PUT(96, h->header_sum, uint64_t);
     PUT(104, h->epoch, uint32_t);
-    PUT(108, h->cost_ms, float);
     PUT(112, h->off, uint64_t);
     PUT(120, h->written_ms, uint64_t);
     PUT(HEAD_SUM, XXH3_64bits(p, HEAD_SUM), uint64_t);
@@ -134,7 +133,6 @@ int nvme_head_get(const uint8_t *p, struct nvme_head *ret)
     GET(88, h.expires_ms);
     GET(96, h.header_sum);
     GET(104, h.epoch);
-    GET(108, h.cost_ms);
     GET(112, h.off);
     GET(120, h.written_ms);
     if (kind != TIER_CHUNK && kind != TIER_PREFIX) return -EBADMSG;

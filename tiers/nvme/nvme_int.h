@@ -51,7 +51,7 @@ enum {
  *  12  u32    slot pages                 88  u64 expires, ms; 0 never
  *  16  u64    device id                  96  u64 the record header's own checksum
  *  24  u64    generation                104  u32 epoch of the extent
- *  32  u64    key, high half            108  f32 predicted time to compute, ms
+ *  32  u64    key, high half            108  4   reserved, 0; older writers: f32, ignored
  *  40  u64    key, low half             112  u64 offset on the device
  *  48  u64    record bytes              120  u64 written, ms
  *  56  u32    n_tokens                  128  u64 XXH3-64 of [0, 128); zeros up to 4096
@@ -67,7 +67,6 @@ struct nvme_super {
 struct nvme_head {
     uint32_t slot_pages, n_tokens, epoch;
     enum tier_kind kind;
-    float cost_ms;
     struct tier_key key;
     uint64_t device_id, generation, record_bytes, ns_hash, ident_hash, created_ms, expires_ms;
     uint64_t header_sum, off, written_ms;

@@ -191,7 +191,6 @@ bool nvme_space_publish(struct nvme_space *s, struct nvme_slot *slot, const stru
     if (old) nvme_space_drop(s, old, false);
     slot->node.key = h->key;
     slot->node.size_bytes = nvme_slot_bytes(slot);
-    slot->node.cost_ms = h->cost_ms;
     slot->generation = h->generation;
     slot->created_ms = h->created_ms;
     slot->expires_ms = h->expires_ms;

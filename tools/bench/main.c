@@ -427,7 +427,7 @@ static const struct opt_def defs[] = {
              "come, in its rhythm"},
     {.name = "policy",
      .type = OPT_STR,
-     .dflt = "lru,clock,s3fifo,arc,gdsf",
+     .dflt = "lru,arc",
      .help = "replay: eviction policies to compare"},
     {.name = "capacity",
      .type = OPT_STR,

@@ -7,6 +7,7 @@
 #include "tools/bench/bench.h"
 
 #include "base/mem.h"
+#include "base/opt_removed.h"
 #include "tools/bench/sim.h"
 #include "tools/bench/svg.h"
 
@@ -49,9 +50,10 @@ static int parse_policies(struct replay *p, const char *list, struct err *err)
     char name[24];
     while (next_item(&list, name, sizeof name)) {
         enum evict_policy policy;
+        const char *instead = opt_removed("policy", name);
+        if (instead) return err_set(err, -EINVAL, "--policy: %s was removed; %s", name, instead);
         if (!evict_policy_parse(name, &policy))
-            return err_set(err, -EINVAL,
-                           "--policy: \"%s\" is none of lru, clock, s3fifo, arc, gdsf", name);
+            return err_set(err, -EINVAL, "--policy: \"%s\" is none of lru, arc", name);
         for (size_t i = 0; i < p->n_policies; i++)
             if (p->policy[i] == policy)
                 return err_set(err, -EINVAL, "--policy: \"%s\" is there twice", name);

@@ -30,8 +30,7 @@ int bench_store_create(const struct bench *b, uint64_t ram_bytes,
                            .ident = bench_ident(b),
                            .n_tiers = n_tiers,
                            .reader = b->gpu,
-                           .side_layer = n_tiers ? b->profile.side_layer : 0, /* as a worker */
-                           .ms_per_token = b->ms_per_token};
+                           .side_layer = n_tiers ? b->profile.side_layer : 0}; /* as a worker */
     for (size_t i = 0; i < n_tiers; i++)
         o.tier[i] = tier[i];
     return store_create(&o, ret, err);

@@ -66,8 +66,6 @@ int sim_run(const struct trace *t, const struct sim_opts *o, struct sim_result *
     for (size_t i = 0; i < t->n_records; i++) {
         s.node[i].key = t->record[i].key;
         s.node[i].size_bytes = o->bytes ? t->record[i].size_bytes : 1;
-        /* Computing a record takes time in proportion to its tokens; GDSF minds only ratios. */
-        s.node[i].cost_ms = (float)t->record[i].n_tokens;
     }
     int r = evict_create(o->policy, s.capacity, n_ghosts, &s.e);
     if (r == 0) {

@@ -215,7 +215,6 @@ static int run_full(struct soak *s, const struct bench_prompt *p)
     if (r < 0) return r;
     double ms = res.ttft_ms / p->n_tok, was = s->ms_per_token;
     s->ms_per_token = was > 0 ? was + 0.2 * (ms - was) : ms;
-    store_set_ms_per_token(s->b->store, s->ms_per_token);
     if (s->gate) s->b->ms_per_token = s->ms_per_token;
     s->t.full_ms[s->t.n_full++] = res.ttft_ms;
     bench_result_fini(&res);

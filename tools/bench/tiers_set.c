@@ -240,7 +240,6 @@ static void fill(const struct bench_set *s, size_t i, bool write, struct move *v
                              .part_lo = 0,
                              .part_hi = s->layout.n_parts,
                              .prio = write ? TIER_BEHIND : TIER_DEMAND,
-                             .cost_ms = 1,
                              .on_part = on_part,
                              .on_done = on_done,
                              .ctx = v};

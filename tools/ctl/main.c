@@ -50,7 +50,7 @@ static const struct {
     {"preload", "TIER [COUNT]", 0, "bring the most recently used records into RAM", ctl_preload},
     {"flush", "", 0, "wait until slower tiers have what is due to them", ctl_flush},
     {"resize", "TIER SIZE", ASKS, "change a tier's cap while it runs", ctl_resize},
-    {"policy", "TIER NAME", 0, "order of eviction: lru, clock, s3fifo, arc or gdsf", ctl_policy},
+    {"policy", "TIER NAME", 0, "order of eviction: lru or arc", ctl_policy},
     {"quota", "TIER SIZE", NAMESPACE, "cap a namespace within a tier; 0 lifts it", ctl_quota},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/opt.h"
+#include "base/opt_removed.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -235,7 +236,9 @@ static int do_policy(struct wk_task *t, const struct ask *a)
 
     if (rc == 0 && (!name || !evict_policy_parse(name, &p)))
         rc = refuse(t, "invalid_value", "policy",
-                    "Invalid 'policy': expected lru, clock, s3fifo, arc or gdsf.");
+                    name && opt_removed("policy", name)
+                        ? "Invalid 'policy': it was removed; expected lru or arc."
+                        : "Invalid 'policy': expected lru or arc.");
     if (rc == 0) rc = answer(t, "policy", store_set_policy(t->w->store, a->tier, p));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"policy\":\"%s\"}", a->tier,

@@ -43,7 +43,6 @@ void wk_measured(struct worker *w, double prefill_ms, double n_tok)
     if (n_tok < WK_BLOCK_TOKENS || prefill_ms <= 0) return; /* too short to tell */
     now = was > 0 ? was + 0.2 * (prefill_ms / n_tok - was) : prefill_ms / n_tok;
     atomic_store(&w->ms_per_token, now);
-    store_set_ms_per_token(w->store, now);
 }
 
 uint64_t wk_record_bytes(const struct worker *w, uint32_t n)

@@ -156,7 +156,7 @@ TEST(access_log_is_weighed_by_bytes_and_tokens)
     ASSERT_EQ(s.hits, 3);
     ASSERT_EQ(s.hit_tokens, 220);
     ASSERT_EQ(s.evictions, 0);
-    ASSERT_EQ(hits(&t, EVICT_GDSF, SIM_NO_LIMIT, true), 3);
+    ASSERT_EQ(hits(&t, EVICT_ARC, SIM_NO_LIMIT, true), 3);
     trace_close(&t);
 }
 

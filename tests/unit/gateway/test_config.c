@@ -107,6 +107,8 @@ TEST(an_old_configuration_gets_messages)
     expect_problem("strategy:\n  map_prompt: x\n  map_tokens: 9\n", ":3: strategy.map_tokens: ");
     expect_problem("strategy: {reduce_prompt: [a]}\n", ":1: strategy.reduce_prompt: " MEASURED);
     expect_problem("strategy: {new: 1}\n", ":1: strategy.new: unknown key");
+    expect_problem("worker:\n  ram_policy: gdsf\n",
+                   ":2: worker.ram_policy: gdsf was removed; lru is");
     ASSERT_ERR(load(&c, none, "--rerank-prompt", "x"), -EINVAL);
     ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt " MEASURED) != NULL);
     expect_problem("worker:\n  strategy: hybrid\n",

@@ -101,7 +101,7 @@ TEST(no_faults_no_difference)
     ASSERT_EQ(r.t->ops->set_pinned(r.t, &a.desc.key, true), 1);
     ASSERT_ERR(r.t->ops->remove(r.t, &a.desc.key, false), -EBUSY);
     r.t->ops->touch(r.t, &a.desc.key);
-    ASSERT_OK(r.t->ops->set_policy(r.t, EVICT_CLOCK));
+    ASSERT_OK(r.t->ops->set_policy(r.t, EVICT_ARC));
     ASSERT_OK(r.t->ops->resize(r.t, 12 << 20));
     ASSERT_OK(r.t->ops->set_quota(r.t, a.desc.ns_hash, 8 << 20));
     ASSERT_EQ(r.t->ops->remove(r.t, &a.desc.key, true), 1);

@@ -590,7 +590,7 @@ TEST(every_allocation_may_fail)
         int r = tier_gpu_create(&o, &t, &err);
         if (r == 0) r = kit_write(t, &a);
         if (r == 0) r = kit_read(t, &b);
-        if (r == 0) r = t->ops->set_policy(t, EVICT_S3FIFO);
+        if (r == 0) r = t->ops->set_policy(t, EVICT_ARC);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);
         ASSERT_EQ(r, fired ? -ENOMEM : 0);

@@ -134,7 +134,7 @@ TEST(tiers_by_flags)
     no_env();
     ASSERT_OK(read_opts(
         &o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis", "redis://:pw@h1:7",
-        "--redis=redis://h2", "--ram-policy=arc", "--nvme-policy", "gdsf",
+        "--redis=redis://h2", "--ram-policy=arc", "--nvme-policy", "arc",
         "--quota=acme=ram:1MiB,nvme:2MiB", "--quota=o/i=nvme:3MiB", "--ttl=2h", "--ttl-ns=/acme=5m",
         "--nvme-write-budget=1GiB", "--tier-wait=2s", "--secret=x", "--access-log=/tmp/log", NULL));
     const struct wk_tier_opts *t = &o.tiers;
@@ -143,7 +143,7 @@ TEST(tiers_by_flags)
     ASSERT_EQ(t->redis->n_hosts, 2);
     ASSERT_STREQ(t->redis->password, "pw");
     ASSERT_EQ(t->ram_policy, EVICT_ARC);
-    ASSERT_EQ(t->nvme_policy, EVICT_GDSF);
+    ASSERT_EQ(t->nvme_policy, EVICT_ARC);
     ASSERT_EQ(t->n_quota, 2);
     ASSERT_STREQ(t->quota[0].ns, "acme");
     ASSERT_EQ(t->quota[0].ram_bytes, 1 << 20);
