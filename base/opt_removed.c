@@ -32,6 +32,7 @@ static const struct {
     {"min-ratio",         "worker.min_ratio",       NULL, fixed_share},
     {"strategy",          "worker.strategy",        "static", no_static},
     {"strategy",          "worker.strategy",        "hybrid", no_hybrid},
+    {"strategy",          "worker.strategy",        "map_reduce|map_rerank", measured},
     {"ram-policy",        "worker.ram_policy",      "clock|s3fifo|gdsf", kept_policies},
     {"nvme-policy",       "worker.nvme_policy",     "clock|s3fifo|gdsf", kept_policies},
     {"policy",            NULL,                     "clock|s3fifo|gdsf", kept_policies},

@@ -112,6 +112,25 @@ class Throughput(unittest.TestCase):
         self.assertEqual([q["engine_ms"] for q in got["rows"][0]["requests"]], [None] * 30)
         self.assertIsNone(got["meta"]["throughput_at_slo"]["server"])
 
+    def test_the_baselines_that_ask_about_each_document(self):
+        s = Server(0.0)
+        got = run("--server", "127.0.0.1:%d" % s.server_port, "--chunks", "3", "--chunk-tokens", "40", "--pool", "5",
+                  "--requests", "4", "--rates", "100", "--strategies", "map_reduce,map_rerank", "--answer-tokens", "8",
+                  "--map-tokens", "30", "--slo-ms", "60000")
+        rows = {r["strategy"]: r for r in got["rows"]}
+        self.assertEqual(list(rows), ["server", "map_reduce", "map_rerank"])
+        self.assertTrue(all(r["failed"] == 0 and r["n"] == 4 for r in rows.values()))
+        texts = [(b["messages"][0]["content"], b) for b in s.bodies]
+        maps = [b for t, b in texts if "Summarise what the text says" in t]
+        reduces = [t for t, b in texts if t.count("Summary of a text:\nab") == 3]
+        scored = [(t, b) for t, b in texts if "Score: N" in t]
+        # Per method: six requests alone, and four at a rate.
+        self.assertEqual([len(maps), len(reduces), len(scored), len(texts)], [30, 10, 30, 80])
+        self.assertTrue(all(b["max_tokens"] == 30 and "min_tokens" not in b for b in maps))
+        self.assertTrue(all(b["max_tokens"] == b["min_tokens"] == 24 for t, b in scored))
+        self.assertTrue(all("Question: what do they say of" in t for t in reduces + [t for t, b in scored]))
+        self.assertTrue(all(t.count("\n\n") == 3 for t, b in scored))  # one document
+
     def test_a_worker_of_its_own(self):
         got = run("--chunks", "3", "--chunk-tokens", "64", "--pool", "6", "--requests", "10", "--load", "0.2",
                      "--strategies", "full,prefix,reuse,blend", "--threads", "1", "--gemm", "own-f32")

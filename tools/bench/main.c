@@ -308,7 +308,8 @@ static const struct opt_def defs[] = {
      .type = OPT_STR,
      .dflt = "full,prefix,reuse,hkvd,query,qs,sink",
      .help = "ttft, quality: methods to compare, each with settings behind it, such as "
-             "hkvd:check=2 or query:layers=10-24; default: what a request without settings gets"},
+             "hkvd:check=2 or query:layers=10-24; default: what a request without settings gets; "
+             "quality, throughput: map_reduce, map_rerank"},
     {.name = "prompt-format",
      .type = OPT_STR,
      .help = "quality: text with {preamble}, {chunks}, {question}; \\n is a line break"},
@@ -327,7 +328,7 @@ static const struct opt_def defs[] = {
      .dflt = "256",
      .min = 1,
      .max = 65536,
-     .help = "quality: longest summary of a chunk in map_reduce"},
+     .help = "quality, throughput: longest summary of a chunk in map_reduce"},
     {.name = "loss",
      .type = OPT_DOUBLE,
      .min = 0,

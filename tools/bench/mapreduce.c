@@ -7,22 +7,17 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SCORE_TOKENS = 16 }; /* chosen: room for the score behind an answer */
-
-static const char map_prompt[] =
-    "Below are a question and one text of several that may help to answer it.\n\nQuestion:\n"
-    "%s\n\nText:\n%s\n\nSummarise what the text says that helps to answer the question. "
-    "Use only what the text says, and keep names, numbers and dates. If nothing in it helps, "
-    "write: Nothing relevant.";
-static const char rerank_prompt[] =
-    "\n\nUse only the text given above. After your answer add one more line, \"Score: N\", where N "
-    "is a whole number from 0 to 100: how completely and certainly the text above answers this. If "
-    "it does not answer it, N is 0.";
-
 const char *map_name(enum map_kind k)
 {
     static const char *const name[MAP_KINDS] = {"", "map_reduce", "map_rerank"};
     return name[k];
+}
+
+enum map_kind map_kind_of(const char *name)
+{
+    for (enum map_kind k = MAP_NONE + 1; k < MAP_KINDS; k++)
+        if (strcmp(name, map_name(k)) == 0) return k;
+    return MAP_NONE;
 }
 
 unsigned map_take_names(char *list)
@@ -108,12 +103,12 @@ static int map_reduce(const struct judge *j, const struct judge_line *l, unsigne
         buf_clear(text);
         json_object_set_new(
             line, "question",
-            json_sprintf(map_prompt, question ? question : "", json_string_value(chunk)));
+            json_sprintf(MAP_PROMPT, question ? question : "", json_string_value(chunk)));
         r = call(j, line, &plain, map_tokens, text, v);
         json_decref(line);
         if (r < 0) break;
         v->ttft_ms = v->spent_ms; /* the answer comes behind whole summaries */
-        json_array_append_new(summaries, json_sprintf("Summary of a text:\n%s", buf_cstr(text)));
+        json_array_append_new(summaries, json_sprintf(MAP_SUMMARY, buf_cstr(text)));
     }
     json_t *line = with_chunks(l->line, summaries);
     buf_clear(text);
@@ -130,13 +125,13 @@ static int map_rerank(const struct judge *j, const struct judge_line *l, struct 
     struct prompt_style style = {NULL, j->style.chat};
     size_t i;
     int best = -1, r = buf_adds(&format, j->style.format);
-    if (r == 0) r = buf_adds(&format, rerank_prompt);
+    if (r == 0) r = buf_adds(&format, MAP_SCORE);
     style.format = buf_cstr(&format);
     json_array_foreach(chunks, i, chunk)
     {
         json_t *line = with_chunks(l->line, json_pack("[O]", chunk));
         buf_clear(&answer);
-        if (r == 0) r = call(j, line, &style, j->max_new + SCORE_TOKENS, &answer, v);
+        if (r == 0) r = call(j, line, &style, j->max_new + MAP_SCORE_TOKENS, &answer, v);
         json_decref(line);
         if (r < 0) break;
         const int score = (int)map_take_score(answer.data);

@@ -20,7 +20,10 @@ struct shot { /* under way */
     struct http_call *call; /* NULL: not started, or over */
     struct sse_parser sse;
     uint64_t due_ns, last_ns;
-    bool of_stream, answered; /* answered: the stream has at least once */
+    unsigned n_prompt, n_cached; /* of this call */
+    bool of_stream, answered;    /* answered: the stream has at least once */
+    struct shot *first_of;       /* one of the calls before this request's own; NULL: a request */
+    size_t n_open;               /* such calls of this request that are under way */
 };
 /* Streams run alone until all of them answer and for alone_s more; then the requests' time begins.
  */
@@ -29,7 +32,10 @@ struct run {
     struct http_loop *loop;
     struct http_client *client;
     struct http_timer *timer;
-    struct shot *shot; /* [n] */
+    struct shot *shot;  /* [n] */
+    struct shot *first; /* [n][calls->n]; as are those below */
+    struct openloop_shot *first_ret;
+    struct buf *first_text;
     size_t next, n_over;
     struct shot *stream;              /* [streams->n] */
     struct openloop_shot *stream_ret; /* [streams->n] */
@@ -61,26 +67,33 @@ static void on_gap(const struct shot *s, uint64_t now)
     if (u->o->on_gap) u->o->on_gap(u->o->ctx, &g);
 }
 
+static struct buf *text_of(const struct shot *s)
+{
+    return &s->run->first_text[s - s->run->first];
+}
+
 static int on_event(void *ctx, const char *data, size_t len)
 {
     struct shot *s = ctx;
     struct openloop_shot *r = s->ret;
     json_t *event = json_loadb(data, len, 0, NULL);
     if (!event) return 0; /* [DONE] */
-    if (openloop_text(event)) {
+    const char *text = openloop_text(event);
+    if (text) {
         const uint64_t now = clock_ns();
         s->answered = true;
+        if (s->first_of && buf_adds(text_of(s), text) < 0) r->err = -ENOMEM;
         if (r->n_pieces++ == 0)
             r->ttft_ms = (double)(now - s->due_ns) / 1e6;
-        else
+        else if (!s->first_of)
             on_gap(s, now);
         s->last_ns = now;
     }
     const json_t *usage = json_object_get(event, "usage");
     if (json_is_object(usage)) {
         const json_t *more = json_object_get(usage, "prompt_tokens_details");
-        r->n_prompt = (unsigned)json_integer_value(json_object_get(usage, "prompt_tokens"));
-        r->n_cached = (unsigned)json_integer_value(json_object_get(more, "cached_tokens"));
+        s->n_prompt = (unsigned)json_integer_value(json_object_get(usage, "prompt_tokens"));
+        s->n_cached = (unsigned)json_integer_value(json_object_get(more, "cached_tokens"));
     }
     const json_t *explained = json_object_get(event, "kvblend");
     if (json_is_object(explained)) {
@@ -105,11 +118,19 @@ static void on_body(void *ctx, const char *data, size_t len)
     if (s->ret->http_status == 200) (void)sse_parser_push(&s->sse, data, len, on_event, s);
 }
 
+static void first_over(struct shot *s);
+
 static void over(struct shot *s, int status)
 {
     struct run *u = s->run;
     s->call = NULL;
     if (s->ret->err == 0) s->ret->err = status;
+    s->ret->n_prompt += s->n_prompt;
+    s->ret->n_cached += s->n_cached;
+    if (s->first_of) {
+        first_over(s);
+        return;
+    }
     s->ret->end_ms = (double)(clock_ns() - s->due_ns) / 1e6;
     if (s->of_stream) {
         u->failed_status = s->ret->http_status;
@@ -129,29 +150,81 @@ static void on_end(void *ctx, int status)
 
 static const struct http_call_ops call_ops = {on_head, on_body, on_end};
 
-static void start(struct run *u, struct shot *s, size_t i)
+/* r: what came of making the body, whose bytes are freed. */
+static void send_call(struct shot *s, int r, struct buf *body)
 {
-    struct buf body = BUF_INIT;
+    struct run *u = s->run;
     struct buf head = BUF_INIT;
-    int r = (s->of_stream ? u->o->streams->body : u->o->body)(u->o->ctx, i, &body);
     if (r == 0) r = buf_adds(&head, "Content-Type: application/json\r\n");
     if (r == 0 && u->o->extra_headers) r = buf_adds(&head, u->o->extra_headers);
     if (r == 0)
-        r = http_call_start(u->client, "POST", u->o->path, buf_cstr(&head), body.data, body.len,
+        r = http_call_start(u->client, "POST", u->o->path, buf_cstr(&head), body->data, body->len,
                             &call_ops, s, &s->call);
     if (r == 0) http_call_may_repeat(s->call);
-    buf_fini(&body);
+    buf_fini(body);
     buf_fini(&head);
     if (r < 0) over(s, r);
 }
 
+static void start_calls(struct run *u, size_t i)
+{
+    const struct openloop_calls *c = u->o->calls;
+    u->shot[i].n_open = c->n;
+    for (size_t k = 0; k < c->n; k++) {
+        struct buf body = BUF_INIT;
+        struct shot *s = &u->first[i * c->n + k];
+        s->due_ns = u->shot[i].due_ns;
+        send_call(s, c->body(u->o->ctx, i, k, &body), &body);
+    }
+}
+
+/* Of the calls before a request's own: the last one that ends lets it go on. */
+static void first_over(struct shot *s)
+{
+    struct run *u = s->run;
+    struct shot *q = s->first_of;
+    const size_t i = (size_t)(q - u->shot);
+    struct buf body = BUF_INIT;
+    q->ret->n_prompt += s->ret->n_prompt;
+    q->ret->n_cached += s->ret->n_cached;
+    if (q->ret->err == 0) q->ret->err = s->ret->err;
+    if (q->ret->http_status == 0 || q->ret->http_status == 200)
+        q->ret->http_status = s->ret->http_status;
+    if (--q->n_open > 0) return;
+    if (q->ret->err < 0 || q->ret->http_status != 200) {
+        over(q, 0);
+    } else if (u->o->calls->own) {
+        send_call(q, u->o->calls->own(u->o->ctx, i, &u->first_text[i * u->o->calls->n], &body),
+                  &body);
+    } else {
+        q->ret->ttft_ms = (double)(clock_ns() - q->due_ns) / 1e6;
+        over(q, 0);
+    }
+}
+
+static void start(struct run *u, struct shot *s, size_t i)
+{
+    struct buf body = BUF_INIT;
+    if (u->o->calls && !s->of_stream)
+        start_calls(u, i);
+    else
+        send_call(s, (s->of_stream ? u->o->streams->body : u->o->body)(u->o->ctx, i, &body), &body);
+}
+
 static void cut_all(struct run *u, int status)
 {
+    const size_t n_first = u->o->calls ? u->o->calls->n : 0;
     for (size_t i = 0; i < u->next; i++) {
-        struct http_call *call = u->shot[i].call;
-        if (!call) continue;
-        http_call_cancel(call);
-        over(&u->shot[i], status);
+        struct shot *s = &u->shot[i];
+        for (size_t k = 0; s->n_open > 0 && k < n_first; k++) {
+            struct shot *f = &u->first[i * n_first + k];
+            if (f->call) http_call_cancel(f->call);
+            f->call = NULL;
+        }
+        if (!s->call && s->n_open == 0) continue;
+        if (s->call) http_call_cancel(s->call);
+        s->n_open = 0;
+        over(s, status);
     }
 }
 
@@ -256,9 +329,31 @@ static void run_close(struct run *u)
     if (u->loop) http_loop_destroy(u->loop);
     for (size_t i = 0; u->shot && i < u->o->n; i++)
         sse_parser_fini(&u->shot[i].sse);
+    const size_t n_first = u->first_text && u->o->calls ? u->o->n * u->o->calls->n : 0;
+    for (size_t i = 0; i < n_first; i++) {
+        sse_parser_fini(&u->first[i].sse);
+        buf_fini(&u->first_text[i]);
+    }
+    mem_free(u->first);
+    mem_free(u->first_ret);
+    mem_free(u->first_text);
     mem_free(u->shot);
     mem_free(u->stream);
     mem_free(u->stream_ret);
+}
+
+static int make_first(struct run *u)
+{
+    const size_t per = u->o->calls ? u->o->calls->n : 0, n = u->o->n * per;
+    if (n == 0) return 0;
+    u->first = mem_zalloc(n * sizeof *u->first);
+    u->first_ret = mem_zalloc(n * sizeof *u->first_ret);
+    u->first_text = u->first && u->first_ret ? mem_zalloc(n * sizeof *u->first_text) : NULL;
+    if (!u->first_text) return -ENOMEM;
+    for (size_t i = 0; i < n; i++)
+        u->first[i] =
+            (struct shot){.run = u, .ret = &u->first_ret[i], .first_of = &u->shot[i / per]};
+    return 0;
 }
 
 static int make_shots(struct run *u, struct openloop_shot *ret)
@@ -274,7 +369,7 @@ static int make_shots(struct run *u, struct openloop_shot *ret)
     }
     for (size_t i = 0; i < n_streams; i++)
         u->stream[i] = (struct shot){.run = u, .ret = &u->stream_ret[i], .of_stream = true};
-    return 0;
+    return make_first(u);
 }
 
 int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struct err *err)

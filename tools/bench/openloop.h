@@ -39,6 +39,15 @@ struct openloop_streams {
     double answering_s; /* out: while requests were under way, over all of them */
     double load_s;      /* out: how long that was */
 };
+/* What each request asks first, all at once, before its own call: MapReduce. Its time runs on
+ * meanwhile; a call that fails fails the request. */
+struct openloop_calls {
+    size_t n; /* of each request, at least 1 */
+    int (*body)(void *ctx, size_t i, size_t call, struct buf *out); /* a streaming one */
+    /* The request's own call, from the texts [n] that came. NULL: it makes none, one of the texts
+     * is its answer, which begins when the last of them has come (MapRerank). */
+    int (*own)(void *ctx, size_t i, struct buf *text, struct buf *out);
+};
 struct openloop_opts {
     const char *address; /* HOST:PORT or unix:/path */
     const char *path;    /* "/v1/chat/completions" */
@@ -46,9 +55,10 @@ struct openloop_opts {
     size_t n;
     double give_up_s;          /* requests still open that long after the last was due are cut */
     const char *extra_headers; /* lines with CRLF; may be NULL */
-    /* Body of request i, a streaming one. */
+    /* Body of request i, a streaming one; not used with `calls`. */
     int (*body)(void *ctx, size_t i, struct buf *out);
     void *ctx;
+    const struct openloop_calls *calls;                      /* NULL: a request is one call */
     struct openloop_streams *streams;                        /* NULL: none */
     void (*on_gap)(void *ctx, const struct openloop_gap *g); /* may be NULL */
     bool (*stopped)(void); /* asked often: has nobody a use for the rest? May be NULL: never */

@@ -6,12 +6,15 @@
  * shares of what that allows. Objective: p95 of the time to first token within --slo times the
  * unloaded full prefill's median, the same for all. The same worker process serves every strategy,
  * named in the request; --server drives any other OpenAI-compatible server with the same load.
+ * map_reduce and map_rerank among the strategies are made here: their calls about each document go
+ * out at once when the request is due, and a time to first token counts all of them.
  * --streams keeps that many long answers running beside the requests, through everything that is
  * measured: the time between two of their tokens is what the load does to whoever is being
  * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
  * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
 #include "tools/bench/docpool.h"
+#include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
 #include "tools/bench/svg.h"
@@ -54,6 +57,7 @@ struct busy { /* of the worker's engine, s; NAN: the server does not say */
 };
 struct method {
     char name[24], mode[12], strategy[12];
+    enum map_kind map;
     double ratio;
     double unloaded_ms;     /* median TTFT of a request alone */
     double unloaded_gap_ms; /* and of the longest time between two of its tokens; NAN */
@@ -76,7 +80,7 @@ struct thru {
     char dir[PROXY_PATH_MAX], address[PROXY_PATH_MAX], model_name[128];
     pid_t pid;
     bool foreign; /* somebody else's server: no kvblend object in requests */
-    unsigned chunks, answer_tokens, n_requests, n_streams, stream_tokens;
+    unsigned chunks, answer_tokens, map_tokens, n_requests, n_streams, stream_tokens;
     double alone_s;
     double slo, slo_ms;
     uint64_t n_measured; /* points and lone requests so far: each has prompts of its own, or a
@@ -102,13 +106,18 @@ static int add_segments(json_t *kvblend, const size_t *begin, const size_t *end,
     return list && json_object_set_new(kvblend, "segments", list) == 0 ? 0 : -ENOMEM;
 }
 
-static int prompt_of(const struct load *l, size_t i, struct buf *text, size_t *begin, size_t *end)
+struct asked { /* by one request */
+    const char *text[BENCH_CHUNKS_MAX];
+    struct buf question;
+};
+
+static int draw(const struct load *l, size_t i, struct asked *a)
 {
     const struct thru *t = l->t;
     struct rng rng = {(l->seed << 32) + i};
     size_t seen[BENCH_CHUNKS_MAX];
-    int r = buf_adds(text, "Answer the question from these reports.\n\n");
-    for (unsigned k = 0; r == 0 && k < t->chunks; k++) {
+    a->question = (struct buf)BUF_INIT;
+    for (unsigned k = 0; k < t->chunks; k++) {
         size_t d = docpool_draw(&t->pool, &rng);
         for (unsigned j = 0; j < k; j++)
             if (seen[j] == d) { /* a prompt shows a document once: take the next one */
@@ -116,15 +125,27 @@ static int prompt_of(const struct load *l, size_t i, struct buf *text, size_t *b
                 j = (unsigned)-1;
             }
         seen[k] = d;
-        begin[k] = text->len;
-        r = buf_adds(text, t->pool.text[d]);
-        end[k] = text->len;
-        if (r == 0) r = buf_adds(text, "\n\n");
+        a->text[k] = t->pool.text[d];
     }
-    if (r == 0) r = buf_adds(text, "Question: what do they say of");
+    int r = buf_adds(&a->question, "what do they say of");
     for (int w = 0; r == 0 && w < QUESTION_WORDS; w++)
-        r = buf_addf(text, " %s", t->pool.word[rng_next(&rng) % t->pool.n_words]);
-    return r < 0 ? r : buf_adds(text, "?");
+        r = buf_addf(&a->question, " %s", t->pool.word[rng_next(&rng) % t->pool.n_words]);
+    if (r == 0) r = buf_adds(&a->question, "?");
+    return r == 0 && !buf_cstr(&a->question) ? -ENOMEM : r;
+}
+
+/* begin, end [n]: where the texts stand. */
+static int put_prompt(struct asked *a, const char *const text[], unsigned n, struct buf *out,
+                      size_t *begin, size_t *end)
+{
+    int r = buf_adds(out, "Answer the question from these reports.\n\n");
+    for (unsigned k = 0; r == 0 && k < n; k++) {
+        begin[k] = out->len;
+        r = buf_adds(out, text[k]);
+        end[k] = out->len;
+        if (r == 0) r = buf_adds(out, "\n\n");
+    }
+    return r < 0 ? r : buf_addf(out, "Question: %s", buf_cstr(&a->question));
 }
 
 /* A streaming request for exactly that many tokens. */
@@ -169,7 +190,10 @@ static int make_body(void *ctx, size_t i, struct buf *out)
     const struct thru *t = l->t;
     size_t begin[BENCH_CHUNKS_MAX], end[BENCH_CHUNKS_MAX];
     struct buf text = BUF_INIT;
-    int r = prompt_of(l, i, &text, begin, end);
+    struct asked a;
+    int r = draw(l, i, &a);
+    if (r == 0) r = put_prompt(&a, a.text, t->chunks, &text, begin, end);
+    buf_fini(&a.question);
     json_t *body = r < 0 ? NULL : chat(t, buf_cstr(&text), t->answer_tokens);
     if (body && !t->foreign) {
         json_t *k = json_pack("{s:s, s:b}", "mode", l->m->mode, "explain", 1);
@@ -183,6 +207,68 @@ static int make_body(void *ctx, size_t i, struct buf *out)
     buf_fini(&text);
     if (r == 0) return put_body(body, out);
     json_decref(body);
+    return r;
+}
+
+/* ---- map_reduce, map_rerank: every call a full prefill, as the paper has it ---- */
+
+static int put_full(const struct thru *t, json_t *body, struct buf *out)
+{
+    if (body && !t->foreign)
+        json_object_set_new(body, "kvblend", json_pack("{s:s}", "mode", "full"));
+    return put_body(body, out);
+}
+
+/* About one document: a summary, which may end early, or an answer with a score. */
+static int make_map_call(void *ctx, size_t i, size_t call, struct buf *out)
+{
+    const struct load *l = ctx;
+    const struct thru *t = l->t;
+    size_t begin, end;
+    struct buf text = BUF_INIT;
+    struct asked a;
+    const bool reduce = l->m->map == MAP_REDUCE;
+    int r = draw(l, i, &a);
+    if (r == 0 && reduce) {
+        r = buf_addf(&text, MAP_PROMPT, buf_cstr(&a.question), a.text[call]);
+    } else if (r == 0) {
+        r = put_prompt(&a, &a.text[call], 1, &text, &begin, &end);
+        if (r == 0) r = buf_adds(&text, MAP_SCORE);
+    }
+    json_t *body = NULL;
+    if (r == 0 && buf_cstr(&text))
+        body = chat(t, text.data, reduce ? t->map_tokens : t->answer_tokens + MAP_SCORE_TOKENS);
+    if (reduce) {
+        (void)json_object_del(body, "min_tokens");
+        (void)json_object_del(body, "ignore_eos");
+    }
+    buf_fini(&a.question);
+    buf_fini(&text);
+    return put_full(t, body, out);
+}
+
+/* map_reduce's last call, from the summaries. */
+static int make_reduce_call(void *ctx, size_t i, struct buf *summary, struct buf *out)
+{
+    const struct load *l = ctx;
+    const struct thru *t = l->t;
+    size_t begin[BENCH_CHUNKS_MAX], end[BENCH_CHUNKS_MAX];
+    const char *stands[BENCH_CHUNKS_MAX];
+    struct buf text = BUF_INIT, one[BENCH_CHUNKS_MAX] = {0};
+    struct asked a;
+    int r = draw(l, i, &a);
+    for (unsigned k = 0; r == 0 && k < t->chunks; k++) {
+        const char *said = buf_cstr(&summary[k]);
+        r = said ? buf_addf(&one[k], MAP_SUMMARY, said) : -ENOMEM;
+        stands[k] = buf_cstr(&one[k]);
+        if (!stands[k]) r = -ENOMEM;
+    }
+    if (r == 0) r = put_prompt(&a, stands, t->chunks, &text, begin, end);
+    r = put_full(t, r == 0 && buf_cstr(&text) ? chat(t, text.data, t->answer_tokens) : NULL, out);
+    for (unsigned k = 0; k < t->chunks; k++)
+        buf_fini(&one[k]);
+    buf_fini(&a.question);
+    buf_fini(&text);
     return r;
 }
 
@@ -373,10 +459,11 @@ static int first_model(struct thru *t, struct err *err)
 static int add_method(struct thru *t, const char *name, double ratio, struct err *err)
 {
     static const char *const modes[] = {"full", "prefix", "reuse"};
+    const enum map_kind map = map_kind_of(name);
     struct method *m = &t->method[t->n_methods];
     if (t->n_methods == METHODS_MAX) return err_set(err, -ERANGE, "--strategies: too many");
-    *m = (struct method){.ratio = ratio, .at_slo = NAN};
-    (void)snprintf(m->mode, sizeof m->mode, "blend");
+    *m = (struct method){.ratio = map ? 1 : ratio, .map = map, .at_slo = NAN};
+    (void)snprintf(m->mode, sizeof m->mode, map ? "full" : "blend");
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         if (strcmp(name, modes[i]) == 0) {
             (void)snprintf(m->mode, sizeof m->mode, "%s", name);
@@ -395,17 +482,21 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
     const char *p =
         opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "full,prefix,reuse,blend";
     const double ratio = opt_given(opts, "ratios") ? strtod(opt_str(opts, "ratios"), NULL) : 0.15;
-    if (t->foreign) return add_method(t, "server", 1, err);
     const bool by_full = !opt_given(opts, "slo-ms"); /* the objective is its time */
-    int r = by_full ? add_method(t, "full", 1, err) : 0;
+    int r = 0;
+    if (t->foreign)
+        r = add_method(t, "server", 1, err); /* by its own way; beside it what is made here */
+    else if (by_full)
+        r = add_method(t, "full", 1, err);
     while (r == 0 && *p) {
         char name[24];
         const size_t len = strcspn(p, ",");
         (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
         enum fus_strategy s;
-        if (by_full && strcmp(name, "full") == 0) continue;
-        if (strcmp(name, "blend") != 0 && fus_strategy_parse(name, &s) != 1)
+        const bool made_here = map_kind_of(name) != MAP_NONE;
+        if (t->foreign ? !made_here : by_full && strcmp(name, "full") == 0) continue;
+        if (!made_here && strcmp(name, "blend") != 0 && fus_strategy_parse(name, &s) != 1)
             return err_set(err, -EINVAL, "--strategies: there is no \"%s\"", name);
         r = add_method(t, name, ratio, err);
     }
@@ -439,6 +530,9 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
     struct load l = {t, m, SEED + ++t->n_measured, &p->gaps, &p->alone};
     struct openloop_streams streams = {
         .n = t->n_streams, .alone_s = p->alone_s, .body = stream_body};
+    const struct openloop_calls calls = {.n = t->chunks,
+                                         .body = make_map_call,
+                                         .own = m->map == MAP_REDUCE ? make_reduce_call : NULL};
     const struct openloop_opts o = {.address = t->address,
                                     .path = "/v1/chat/completions",
                                     .at_s = p->at_s,
@@ -446,6 +540,7 @@ static int run_point(struct thru *t, const struct method *m, struct point *p, st
                                     .give_up_s = 20 * t->slo_ms / 1e3 + 600,
                                     .body = make_body,
                                     .ctx = &l,
+                                    .calls = m->map ? &calls : NULL,
                                     .streams = t->n_streams ? &streams : NULL,
                                     .on_gap = on_gap,
                                     .stopped = bench_stopped};
@@ -561,7 +656,7 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
                   "goodput", (double)c->n_good / wall_s, "cached_share", bench_number(hit), "n",
                   (json_int_t)(c->n_ttft + c->n_failed), "failed", (json_int_t)c->n_failed,
                   "offered", rate * m->unloaded_ms / 1e3);
-    (void)printf("%-8s %7.3f %9.0f %9.0f %9.0f", m->name, rate, m->p50[k], m->p95[k], p99);
+    (void)printf("%-10s %7.3f %9.0f %9.0f %9.0f", m->name, rate, m->p50[k], m->p95[k], p99);
     report_gaps(t, p, row);
     (void)printf(" %8.3f %6.2f %4zu %4zu\n", (double)c->n_good / wall_s, hit,
                  c->n_ttft + c->n_failed, c->n_failed);
@@ -655,7 +750,7 @@ static void summary(struct thru *t)
     json_t *outside = json_object();
     const bool has_full = strcmp(t->method[0].name, "full") == 0;
     const double full = has_full ? t->method[0].at_slo : NAN;
-    (void)printf("\n%-8s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
+    (void)printf("\n%-10s %12s %12s %16s %8s\n", "", "alone ms", "ITL alone", "rate at the SLO",
                  "of full");
     for (size_t i = 0; i < t->n_methods; i++) {
         const struct method *m = &t->method[i];
@@ -663,7 +758,7 @@ static void summary(struct thru *t)
         json_object_set_new(alone, m->name, bench_number(m->unloaded_ms));
         json_object_set_new(gap, m->name, bench_number(m->unloaded_gap_ms));
         json_object_set_new(outside, m->name, bench_number(m->outside_ms));
-        (void)printf("%-8s %12.0f %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms,
+        (void)printf("%-10s %12.0f %12.0f %16.3f %7.2fx\n", m->name, m->unloaded_ms,
                      m->unloaded_gap_ms, m->at_slo, m->at_slo / full);
         if (strcmp(m->name, "blend") == 0)
             json_object_set_new(t->meta, "throughput_ratio", bench_number(m->at_slo / full));
@@ -708,7 +803,7 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
     }
     if (opt_given(opts, "slo-ms")) t->slo_ms = opt_double(opts, "slo-ms");
     if (r < 0) return r;
-    (void)printf("objective: p95 of the TTFT within %.0f ms\n%-8s %7s %9s %9s %9s %9s %6s %8s %6s "
+    (void)printf("objective: p95 of the TTFT within %.0f ms\n%-10s %7s %9s %9s %9s %9s %6s %8s %6s "
                  "%4s %4s\n",
                  t->slo_ms, "", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ITL p99", "/alone",
                  "good/s", "cached", "n", "fail");
@@ -754,6 +849,7 @@ int bench_throughput(const struct opts *opts, struct err *err)
 {
     struct thru t = {.chunks = (unsigned)opt_int(opts, "chunks"),
                      .answer_tokens = (unsigned)opt_int(opts, "answer-tokens"),
+                     .map_tokens = (unsigned)opt_int(opts, "map-tokens"),
                      .n_requests = opt_given(opts, "requests") ? (unsigned)opt_int(opts, "requests")
                                                                : REQUESTS,
                      .n_streams = (unsigned)opt_int(opts, "streams"),

@@ -326,6 +326,7 @@ TEST(removed_options_say_so)
     ASSERT_TRUE(opt_removed("Map_Tokens", NULL) && opt_removed("strategy.map-tokens", NULL));
     ASSERT_TRUE(!opt_removed("map", NULL) && !opt_removed("map-tokens", "9"));
     ASSERT_TRUE(opt_removed("ram_policy", "clock") && opt_removed("ram-policy", "gdsf"));
+    ASSERT_TRUE(opt_removed("worker.strategy", "map_rerank") && !opt_removed("strategy", "qs"));
     ASSERT_TRUE(!opt_removed("ram-policy", "arc") && !opt_removed("ram-policy", "clo"));
     ASSERT_TRUE(!opt_removed("ram-policy", NULL) && !opt_removed("ram-policy", ""));
     ASSERT_TRUE(opt_removed_section("strategy") && !opt_removed_section("strat"));

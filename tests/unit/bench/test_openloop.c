@@ -138,6 +138,71 @@ TEST(what_never_comes_is_given_up_and_told)
     end(pid, address);
 }
 
+enum { CALLS = 3 };
+
+static int call_body(void *ctx, size_t i, size_t call, struct buf *out)
+{
+    ASSERT_TRUE(call < CALLS);
+    return body(ctx, i, out);
+}
+
+static int own_body(void *ctx, size_t i, struct buf *text, struct buf *out)
+{
+    for (int k = 0; k < CALLS; k++)
+        ASSERT_STREQ(buf_cstr(&text[k]), "ab");
+    ++*(int *)ctx;
+    return body(NULL, i, out);
+}
+
+static int run_calls(const char *address, const char *path, double give_up_s,
+                     int (*own)(void *, size_t, struct buf *, struct buf *),
+                     struct openloop_shot *ret)
+{
+    static const double at_s[2] = {0, 0.01};
+    struct err err = {0};
+    int n_own = 0;
+    const struct openloop_calls calls = {CALLS, call_body, own};
+    const struct openloop_opts o = {.address = address,
+                                    .path = path,
+                                    .at_s = at_s,
+                                    .n = 2,
+                                    .give_up_s = give_up_s,
+                                    .ctx = &n_own,
+                                    .calls = &calls};
+    ASSERT_EQ(openloop_run(&o, ret, &err), 0);
+    return n_own;
+}
+
+/* Calls before a request's own go out together; time and tokens are those of all. */
+TEST(a_request_of_several_calls)
+{
+    char address[64];
+    struct openloop_shot s[2];
+    pid_t pid = serve(address, sizeof address);
+    ASSERT_EQ(run_calls(address, "/slow", 60, own_body, s), 2);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_TRUE(s[i].err == 0 && s[i].http_status == 200);
+        ASSERT_EQ(s[i].n_pieces, 2); /* its own */
+        ASSERT_EQ(s[i].n_prompt, 7 * (CALLS + 1));
+        ASSERT_TRUE(s[i].ttft_ms > LATE_MS / 2.0);
+        ASSERT_TRUE(s[i].ttft_ms < LATE_MS * (CALLS - 0.5)); /* not one after the other */
+        ASSERT_TRUE(s[i].end_ms >= s[i].ttft_ms + s[i].gap_ms_max);
+    }
+    ASSERT_EQ(run_calls(address, "/slow", 60, NULL, s), 0);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_TRUE(s[i].err == 0 && s[i].http_status == 200);
+        ASSERT_EQ(s[i].n_prompt, 7 * CALLS);
+        ASSERT_TRUE(s[i].ttft_ms > LATE_MS / 2.0 && s[i].end_ms >= s[i].ttft_ms);
+    }
+    ASSERT_EQ(run_calls(address, "/error", 60, own_body, s), 0);
+    for (int i = 0; i < 2; i++)
+        ASSERT_TRUE(s[i].err == -EPROTO && s[i].ttft_ms < 0);
+    ASSERT_EQ(run_calls(address, "/silent", 0.1, own_body, s), 0);
+    for (int i = 0; i < 2; i++)
+        ASSERT_TRUE(s[i].err == -ETIMEDOUT && s[i].ttft_ms < 0);
+    end(pid, address);
+}
+
 enum { STREAMS = 3 };
 struct heard {
     size_t n_begun, n_bodies, n_gaps[2][2]; /* [of a stream][alone] */

@@ -197,6 +197,7 @@ TEST(what_was_removed_says_what_to_use)
         const char *field, *says;
     } t[] = {{"\"strategy\":\"static\"", "'kvblend.strategy' of 'static' was removed; use side"},
              {"\"strategy\":\"hybrid\"", "'kvblend.strategy' of 'hybrid' was removed; use qs"},
+             {"\"strategy\":\"map_reduce\"", "of 'map_reduce' was removed; kvblend-bench quality"},
              {"\"tensor\":\"K\"", "'kvblend.tensor' was removed; hkvd compares K"},
              {"\"schedule\":\"linear\"", "'kvblend.schedule' was removed; the chosen tokens"},
              {"\"mass\":0.5", "'kvblend.mass' was removed; ratio says how many"}};
