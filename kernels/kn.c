@@ -138,7 +138,7 @@ const char *kn_dev_gemm(const struct kn_dev *d)
 
 bool kn_gemm_invariant(const struct kn_dev *d)
 {
-    return dev_ops(d)->gemm_invariant(d);
+    return dev_ops(d)->gemm_invariant;
 }
 
 const struct kn_gemm_rate *kn_dev_rates(const struct kn_dev *d, size_t *ret_n)

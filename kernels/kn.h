@@ -15,9 +15,8 @@
  *
  * Determinism (the invariant the blend rests on): the result of a row depends only on that row and
  * on the keys it may see, bit for bit, never on m, on its neighbours or on the number of threads.
- * Every own kernel keeps it. A library GEMM (OpenBLAS, oneDNN) keeps it only for equal m; it is a
- * candidate because it can be faster, and `kn_gemm_invariant()` tells. Runs of kn_replay() may have
- * products of their own, which keep it among themselves.
+ * Every own kernel keeps it. A GPU's library keeps it for equal m only: `kn_gemm_invariant()` tells
+ * which. Runs of kn_replay() may have products of their own, which keep it among themselves.
  *
  * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
@@ -78,13 +77,10 @@ struct kn_dev_opts {
     const char *device;  /* NULL/"cpu", "cuda", "cuda:1"; "hostcuda": its emulation, for tests */
     unsigned n_threads;  /* 0 = all cores this process may use */
     const char *isa;     /* NULL/"auto", "portable", "avx2", "avx512", "amx" */
-    const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16",
-                            "openblas-f32", "onednn-f32", "onednn-bf16" */
-    enum kn_arith arith; /* AUTO: bf16 only when allow_bf16 and measured faster */
+    const char *gemm;    /* NULL/"auto" or a candidate's name: "own-f32", "own-bf16" */
+    enum kn_arith arith; /* AUTO: bf16 where allow_bf16, and there are tiles or it is faster */
     bool allow_bf16;     /* the file's own precision is bf16 or below */
     enum kn_weights weights;
-    struct codes_form
-        form; /* that most weights will have (kn_mat_create_coded()), for the tuning */
     struct kn_tuning tune;
     const char *cache_dir; /* where the choice is remembered; NULL = do not cache */
 };

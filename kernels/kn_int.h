@@ -15,6 +15,7 @@ enum { KN_SLOTS = 8 }; /* scratch slots of the caller; a backend may have more o
 struct kn_ops {
     void (*destroy)(struct kn_dev *d);
     bool is_host;
+    bool gemm_invariant;                  /* kn_gemm_invariant() */
     bool (*lost)(const struct kn_dev *d); /* NULL: never */
     /* NULL on the CPU: from here … */
     int (*gpu)(struct kn_dev *d, struct gpu **ret, struct err *err);
@@ -28,7 +29,6 @@ struct kn_ops {
     const char *(*device)(const struct kn_dev *d);
     const char *(*isa)(const struct kn_dev *d);
     const char *(*gemm_name)(const struct kn_dev *d);
-    bool (*gemm_invariant)(const struct kn_dev *d);
     int (*tune)(struct kn_dev *d, const struct kn_tuning *t); /* fills the head's rates */
     void *(*mem_alloc)(struct kn_dev *d, enum kn_mem kind, size_t bytes);
     void (*mem_free)(struct kn_dev *d, void *p);

@@ -176,7 +176,6 @@ static int open_device(struct fus_core *c, const struct kn_dev_opts *opts, struc
     const struct kn_shape shapes[] = {
         {2 * GK, g->D}, {HK, g->D}, {g->D, HK}, {2 * (size_t)g->F, g->D}, {g->D, g->F}};
     struct kn_dev_opts o = *opts;
-    o.form = model_form(c->model, MODEL_GATE, 0);
     /* 512 rows: chosen, a prompt's block sizes without slowing the start-up much. */
     o.tune = (struct kn_tuning){shapes, sizeof(shapes) / sizeof(shapes[0]), 512, 0};
     return kn_dev_create(&o, &c->dev, err);

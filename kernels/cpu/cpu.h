@@ -16,7 +16,6 @@
 enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
     KN_SLOT_KV,              /* rows of a record on their way into pages */
-    KN_SLOT_LIB,             /* activations converted for a library GEMM */
     KN_SLOT_WEIGHTS,         /* coded weights as f32, a block of the GEMM's */
     KN_SLOT_PICK,            /* the scores that kn_top() is asked for, kn_draw()'s distances */
     KN_SLOTS_ALL,
@@ -93,14 +92,7 @@ bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, siz
                            float *out);
 #endif
 
-enum kn_gemm_kind {
-    GEMM_OWN_F32,
-    GEMM_OWN_BF16,
-    GEMM_OPENBLAS,
-    GEMM_ONEDNN_F32,
-    GEMM_ONEDNN_BF16,
-    GEMM_KINDS
-};
+enum kn_gemm_kind { GEMM_OWN_F32, GEMM_OWN_BF16, GEMM_KINDS };
 
 struct kn_stream {
     struct kn_dev *dev;
@@ -122,9 +114,7 @@ struct kn_dev {
     bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
     enum kn_arith arith;
     bool allow_bf16;
-    struct codes_form form; /* that weights will have */
     enum kn_gemm_kind gemm;
-    size_t coded_rows; /* beside a library: rows up to which coded weights are the faster ones */
     bool forced;
     char *cache_dir;
     bool replaying;            /* kn_replay(): few rows, whose time is that of reading weights */
@@ -138,10 +128,9 @@ struct kn_mat {
     struct kn_dev *dev;
     size_t n, k;
     enum kn_gemm_kind kind;
-    void *data;             /* panels, or row-major for a library */
-    void *lib;              /* the library's own packed form */
-    struct kn_coded *coded; /* instead of data, or (a library) beside it for few rows; or NULL */
-    float *row;             /* [k] while it is filled */
+    void *data;             /* panels */
+    struct kn_coded *coded; /* instead of data, or NULL */
+    float *row;             /* [k] while coded is filled */
     bool ready;
 };
 
@@ -161,18 +150,13 @@ static inline bool kn_cancelled(const atomic_bool *cancel)
 int kn_isa_pick(const char *name, enum kn_isa *ret_isa, struct err *err);
 const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);
-bool kn_isa_emulated(void); /* a library would not take part in it */
 void kn_cpu_model(char *buf, size_t size);
 
 /* mat.c: candidates by name and what this machine offers. */
 const char *kn_gemm_name(enum kn_gemm_kind kind);
-bool kn_gemm_is_bf16(enum kn_gemm_kind kind);
-bool kn_gemm_is_own(enum kn_gemm_kind kind); /* no library's */
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);
-int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size_t n_parts,
-                             size_t k, enum kn_gemm_kind kind, struct kn_mat **ret_mat);
 /* Uncleared, on large pages where that matters; NULL for 0 bytes. mem_free(). */
 void *kn_huge_alloc(size_t bytes);
 /* The same for what is smaller than a large page: a piece, aligned to 64, of a slab that the
@@ -240,16 +224,5 @@ int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size
                 const struct kn_draw *how, int32_t *ret);
 int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
                int32_t *ret);
-
-/* lib_openblas.c, lib_onednn.c: optional libraries, loaded at run time; false when absent. One call
- * computes one block of rows on the calling thread. */
-bool kn_openblas_load(const struct kn_dev *d);
-/* Bias (and old values) into C, so that a library only adds a product; returns BLAS's beta. */
-float kn_gemm_start_c(const struct kn_gemm_job *j);
-void kn_openblas_gemm(const struct kn_gemm_job *j);
-bool kn_onednn_load(const struct kn_dev *d, bool bf16);
-int kn_onednn_pack(const float *rows, size_t n, size_t k, bool bf16, void **ret_lib);
-void kn_onednn_free(void *lib);
-int kn_onednn_gemm(struct kn_stream *st, void *lib, const struct kn_gemm_job *j);
 
 #endif

@@ -24,7 +24,7 @@ static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
     for (int i = 0; i < GEMM_KINDS; i++) {
         enum kn_gemm_kind kind = (enum kn_gemm_kind)i;
         bool fits =
-            d->arith == KN_ARITH_AUTO || kn_gemm_is_bf16(kind) == (d->arith == KN_ARITH_BF16);
+            d->arith == KN_ARITH_AUTO || (kind == GEMM_OWN_BF16) == (d->arith == KN_ARITH_BF16);
         if (!fits || !kn_gemm_available(d, kind)) continue;
         if (any || strcmp(name, kn_gemm_name(kind)) == 0) {
             d->gemm = kind;
@@ -35,7 +35,9 @@ static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
         snprintf(list + at, sizeof list - at, "%s%s", at ? ", " : "", kn_gemm_name(kind));
     }
     if (any) return err_set(err, -ENOTSUP, "no bf16 GEMM on this machine: use --dtype auto or f32");
-    return err_set(err, -EINVAL, "GEMM \"%s\" is not available here (available: %s)", name, list);
+    const bool gone = strncmp(name, "openblas", 8) == 0 || strncmp(name, "onednn", 6) == 0;
+    return err_set(err, -EINVAL, "GEMM \"%s\" is %s (available: %s)", name,
+                   gone ? "gone: no library's is used any more" : "not available here", list);
 }
 
 static void destroy(struct kn_dev *d)
@@ -69,11 +71,6 @@ static const char *isa(const struct kn_dev *d)
 static const char *gemm_name(const struct kn_dev *d)
 {
     return kn_gemm_name(d->gemm);
-}
-
-static bool gemm_invariant(const struct kn_dev *d)
-{
-    return kn_gemm_is_own(d->gemm);
 }
 
 static struct kn_shape mat_shape(const struct kn_mat *w)
@@ -163,11 +160,11 @@ void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
 static const struct kn_ops ops = {
     .destroy = destroy,
     .is_host = true,
+    .gemm_invariant = true,
     .threads = threads,
     .device = device,
     .isa = isa,
     .gemm_name = gemm_name,
-    .gemm_invariant = gemm_invariant,
     .tune = kn_cpu_tune,
     .mem_alloc = alloc_any,
     .mem_free = free_any,
@@ -218,12 +215,10 @@ int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
     if (d->n_threads > 1024) d->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;
-    d->form = o->form;
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
-    d->coded_rows = 4; /* chosen; kn_cpu_tune() measures it */
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
     r = -ENOMEM;

@@ -19,11 +19,6 @@ const char *kn_isa_name(enum kn_isa isa)
 }
 
 #if !defined(KN_HOSTSIMD)
-bool kn_isa_emulated(void)
-{
-    return false;
-}
-
 /* Tiles of bf16, and the kernel's leave to use them, which holds for all threads of the process. */
 static bool has_amx(void)
 {
@@ -51,15 +46,10 @@ static enum kn_isa find_best(void)
 #endif
     return KN_ISA_PORTABLE;
 }
-#else /* hostsimd/, for tests: whatever this CPU is */
-bool kn_isa_emulated(void)
-{
-    return true;
-}
-
+#else /* tests/doubles/hostsimd/, whatever this CPU is */
 static enum kn_isa find_best(void)
 {
-    return KN_ISA_AMX;
+    return getenv("HOSTSIMD_NO_BF16") ? KN_ISA_AVX512 : KN_ISA_AMX;
 }
 #endif
 

@@ -1,57 +1,21 @@
 /* Weights packed for the chosen GEMM, and the GEMM itself.
  *
- * Own kernels read panels of nr columns, [n / nr][k][nr] (bf16: [n / nr][k / 2][nr][2]), padded
- * with zeros. Libraries get the rows as they are, or pack them in their own form in
- * kn_cpu_mat_done().
- */
+ * Kernels read panels of nr columns, [n / nr][k][nr] (bf16: [n / nr][k / 2][nr][2]), padded with
+ * zeros. */
 #include "kernels/cpu/cpu.h"
 #include "base/mem.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-static const struct {
-    const char *name;
-    bool bf16;
-} kinds[GEMM_KINDS] = {
-    [GEMM_OWN_F32] = {"own-f32", false},        [GEMM_OWN_BF16] = {"own-bf16", true},
-    [GEMM_OPENBLAS] = {"openblas-f32", false},  [GEMM_ONEDNN_F32] = {"onednn-f32", false},
-    [GEMM_ONEDNN_BF16] = {"onednn-bf16", true},
-};
-
 const char *kn_gemm_name(enum kn_gemm_kind kind)
 {
-    return kinds[kind].name;
-}
-
-bool kn_gemm_is_bf16(enum kn_gemm_kind kind)
-{
-    return kinds[kind].bf16;
-}
-
-bool kn_gemm_is_own(enum kn_gemm_kind kind)
-{
-    return kind == GEMM_OWN_F32 || kind == GEMM_OWN_BF16;
+    return kind == GEMM_OWN_BF16 ? "own-bf16" : "own-f32";
 }
 
 bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
-    if (!kn_gemm_is_own(kind) && kn_isa_emulated()) return false;
-    switch (kind) {
-    case GEMM_OWN_F32:
-        return true;
-    case GEMM_OWN_BF16:
-        return d->has_bf16;
-    case GEMM_OPENBLAS:
-        return kn_openblas_load(d);
-    case GEMM_ONEDNN_F32:
-        return kn_onednn_load(d, false);
-    case GEMM_ONEDNN_BF16:
-        return d->has_bf16 && kn_onednn_load(d, true);
-    case GEMM_KINDS:
-        break;
-    }
-    return false;
+    return kind == GEMM_OWN_F32 || d->has_bf16;
 }
 
 static size_t panels_of(const struct kn_mat *w)
@@ -62,17 +26,13 @@ static size_t panels_of(const struct kn_mat *w)
 /* Of its kind's own form; 0 on overflow. */
 static size_t data_bytes(const struct kn_mat *w)
 {
-    size_t nr = w->dev->simd->nr, cells;
-    if (kn_gemm_is_own(w->kind)) {
-        size_t k = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
-        return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
-    }
-    return size_mul(w->n, w->k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
+    size_t nr = w->dev->simd->nr, cells, k = w->kind == GEMM_OWN_BF16 ? (w->k + 1) / 2 : w->k;
+    return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
 }
 
 size_t kn_cpu_mat_bytes(const struct kn_mat *w)
 {
-    return (w->data || w->lib ? data_bytes(w) : 0) + (w->coded ? w->coded->bytes : 0);
+    return w->coded ? w->coded->bytes : data_bytes(w);
 }
 
 void *kn_huge_alloc(size_t bytes)
@@ -130,52 +90,37 @@ int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind k
     return 0;
 }
 
-/* Whether the codes are fewer bytes than what the kind keeps. */
-static bool coded_pays(const struct kn_dev *d, enum kn_gemm_kind kind, const struct kn_part *parts,
-                       size_t n_parts)
+/* Whether the codes are fewer bytes than what the chosen GEMM keeps. */
+static bool coded_pays(const struct kn_dev *d, const struct kn_part *parts, size_t n_parts)
 {
     size_t bits = 0, kept = 0;
     for (size_t i = 0; i < n_parts; i++) {
         const struct codes_form *f = &parts[i].form;
         if (f->bits < 16 && f->bits && !d->simd->codes_panel(f, NULL, 0, 0, NULL)) return false;
         bits += parts[i].n * (f->bits ? f->bits : 32);
-        kept += parts[i].n * (kn_gemm_is_bf16(kind) ? 16 : 32);
+        kept += parts[i].n * (d->gemm == GEMM_OWN_BF16 ? 16 : 32);
     }
     return bits < kept;
-}
-
-int kn_mat_create_coded_kind(struct kn_dev *d, const struct kn_part *parts, size_t n_parts,
-                             size_t k, enum kn_gemm_kind kind, struct kn_mat **ret_mat)
-{
-    struct kn_mat *w = NULL;
-    size_t n = 0;
-    if (n_parts > KN_PARTS_MAX || !coded_pays(d, kind, parts, n_parts)) return -ENOTSUP;
-    for (size_t i = 0; i < n_parts; i++)
-        n += parts[i].n;
-    int r = 0;
-    if (kn_gemm_is_own(kind)) {
-        w = mem_zalloc(sizeof *w);
-        if (w)
-            *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = kind};
-        else
-            r = -ENOMEM;
-    } else {
-        r = kn_mat_create_kind(d, n, k, kind, &w);
-    }
-    if (r == 0) r = kn_coded_create(d, parts, n_parts, k, &w->coded);
-    if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
-    if (r < 0) {
-        if (w) kn_cpu_mat_destroy(w);
-        return r;
-    }
-    *ret_mat = w;
-    return 0;
 }
 
 int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                             struct kn_mat **ret_mat)
 {
-    return kn_mat_create_coded_kind(d, parts, n_parts, k, d->gemm, ret_mat);
+    size_t n = 0;
+    if (n_parts > KN_PARTS_MAX || !coded_pays(d, parts, n_parts)) return -ENOTSUP;
+    for (size_t i = 0; i < n_parts; i++)
+        n += parts[i].n;
+    struct kn_mat *w = mem_zalloc(sizeof *w);
+    if (!w) return -ENOMEM;
+    *w = (struct kn_mat){.dev = d, .n = n, .k = k, .kind = d->gemm};
+    int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
+    if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
+    if (r < 0) {
+        kn_cpu_mat_destroy(w);
+        return r;
+    }
+    *ret_mat = w;
+    return 0;
 }
 
 int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
@@ -185,7 +130,6 @@ int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_
 
 void kn_cpu_mat_destroy(struct kn_mat *w)
 {
-    kn_onednn_free(w->lib);
     kn_coded_destroy(w->coded);
     mem_free(w->row);
     mem_free(w->data);
@@ -234,14 +178,12 @@ static void fill_padding(struct kn_mat *w)
 
 static void fill_row(struct kn_mat *w, size_t row, const float *x)
 {
-    if (w->coded) kn_coded_fill_f32(w->coded, row, x);
-    if (!w->data) return;
-    if (w->kind == GEMM_OWN_F32)
+    if (w->coded)
+        kn_coded_fill_f32(w->coded, row, x);
+    else if (w->kind == GEMM_OWN_F32)
         fill_f32(w, row, x);
-    else if (w->kind == GEMM_OWN_BF16)
-        fill_bf16(w, row, x);
     else
-        memcpy((float *)w->data + row * w->k, x, w->k * sizeof(float));
+        fill_bf16(w, row, x);
 }
 
 int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
@@ -260,22 +202,16 @@ int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *
     const struct codes_form f = kn_coded_form(w->coded, row);
     if (f.bits == 0) return -EINVAL;
     kn_coded_fill(w->coded, row, c);
-    if (!w->data && w->coded->panel[row / w->coded->nr].form.bits) return 0;
+    if (w->coded->panel[row / w->coded->nr].form.bits) return 0;
     codes_values(&f, c, w->k, w->row);
-    fill_row(w, row, w->row);
+    kn_coded_fill_f32(w->coded, row, w->row);
     return 0;
 }
 
 int kn_cpu_mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
-    if (kn_gemm_is_own(w->kind) && w->data) fill_padding(w);
-    if (w->kind == GEMM_ONEDNN_F32 || w->kind == GEMM_ONEDNN_BF16) {
-        int r = kn_onednn_pack(w->data, w->n, w->k, w->kind == GEMM_ONEDNN_BF16, &w->lib);
-        if (r < 0) return r;
-        mem_free(w->data);
-        w->data = NULL;
-    }
+    if (!w->coded) fill_padding(w);
     mem_free(w->row);
     w->row = NULL;
     w->ready = true;
@@ -332,15 +268,10 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
                             .ldc = a->ldc,
                             .accumulate = a->accumulate,
                             .cancel = st->cancel};
-    if (w->coded && (kn_gemm_is_own(w->kind) || a->m <= w->dev->coded_rows)) {
+    if (w->coded) {
         j.coded = w->coded;
         /* A code on its way to bf16 costs more than the product with one row. */
         j.as_f32 = w->dev->replaying;
-    } else if (w->kind == GEMM_OPENBLAS) {
-        kn_openblas_gemm(&j);
-        return 0;
-    } else if (!kn_gemm_is_own(w->kind)) {
-        return kn_onednn_gemm(st, w->lib, &j);
     }
     struct gemm_par g = {&j, w, panels_of(w), j.coded ? KN_GEMM_FEW : 1, 1};
     /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */

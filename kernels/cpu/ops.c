@@ -304,13 +304,13 @@ static size_t attn_pieces(const struct kn_attn_args *a)
 
 bool kn_cpu_tiles(const struct kn_dev *d)
 {
-    return d->isa == KN_ISA_AMX && kn_gemm_is_bf16(d->gemm);
+    return d->isa == KN_ISA_AMX && d->gemm == GEMM_OWN_BF16;
 }
 
 const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
 {
 #if defined(__x86_64__)
-    if (d->has_bf16 && kn_gemm_is_bf16(d->gemm)) return &kn_attn_bf16;
+    if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
 #endif
     return &d->simd->attn;
 }

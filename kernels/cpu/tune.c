@@ -1,18 +1,14 @@
-/* Choosing the GEMM: measure the candidates on the model's own shapes, remember the winner.
+/* Choosing the GEMM: f32 or bf16, by measuring them on the model's own shapes; the winner is
+ * remembered. Where bf16 may be used and there are tiles for it, it is chosen without a match.
  *
- * Every available candidate packs every shape once; then rounds over all of them, interleaved, all
+ * Every candidate packs every shape once; then rounds over all of them, interleaved, all
  * threads by blocks of rows as in a prefill, until the budget is used. A candidate's rate is that
- * of its best round, in CPU time a thread, so that other load on the machine does not choose. Own
- * kernels win ties within 3 %, f32 before bf16: their rows do not depend on their neighbours.
- *
- * Where a library wins and the weights come in codes, both ways are then timed at few rows, as
- * decode steps run them: the own kernel over the codes has less to read, the library its tiles.
- * Here the weights of a layer may stay in a cache, which favours who reads more of them: the
- * library.
+ * of its best round, in CPU time a thread, so that other load on the machine does not choose. f32
+ * wins ties within 3 %: it is closer to the model.
  *
  * Cache file <cache_dir>/gemm-<hash>.txt: line 1 the key it was measured for, then a line for each
- * candidate, name and GFLOP/s, the winner's with " *", and one with the rows up to which codes win.
- * A file whose key differs is measured anew. */
+ * candidate, name and GFLOP/s, the winner's with " *". A file whose key differs is measured anew.
+ */
 #include "kernels/cpu/cpu.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -24,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TUNE_VERSION = 4, SHAPES_MAX = 16, KEY_MAX = 768, CODED_ROWS_MAX = 8 };
+enum { TUNE_VERSION = 5, SHAPES_MAX = 16, KEY_MAX = 768 };
 
 struct bench {
     struct kn_mat *const *mats;
@@ -105,14 +101,10 @@ struct candidate {
 
 static bool candidate_fits(const struct kn_dev *d, enum kn_gemm_kind kind)
 {
-    if (d->forced && kind != d->gemm) return false;
-    if (kn_gemm_is_bf16(kind)) {
-        if (d->arith == KN_ARITH_F32) return false;
-        if (d->arith == KN_ARITH_AUTO && !d->allow_bf16 && !d->forced) return false;
-    } else if (d->arith == KN_ARITH_BF16) {
-        return false;
-    }
-    return kn_gemm_available(d, kind);
+    if (d->forced) return kind == d->gemm;
+    const bool may = d->arith == KN_ARITH_BF16 || (d->arith == KN_ARITH_AUTO && d->allow_bf16);
+    if (kind == GEMM_OWN_BF16) return may && kn_gemm_available(d, kind);
+    return d->arith != KN_ARITH_BF16 && !(may && d->isa == KN_ISA_AMX);
 }
 
 static int candidate_init(struct kn_dev *d, struct candidate *c, const struct kn_shape *s, size_t n,
@@ -157,13 +149,6 @@ static void tune_key(const struct kn_dev *d, const struct kn_shape *s, size_t n,
     int at = snprintf(key, KEY_MAX, "v%d %s isa %s %d threads %u arith %d allow %d rows %zu",
                       TUNE_VERSION, cpu, d->simd->name, (int)d->isa, d->n_threads, (int)d->arith,
                       d->allow_bf16, rows);
-    const struct codes_form *f = &d->form;
-    at += snprintf(key + at, KEY_MAX - (size_t)at, " form %u.%u.%u.%d.%u.%u", f->bits, f->bf16,
-                   f->group, f->low, f->min, f->super);
-    for (int i = 0; i < GEMM_KINDS && at < KEY_MAX; i++)
-        if (kn_gemm_available(d, (enum kn_gemm_kind)i))
-            at +=
-                snprintf(key + at, KEY_MAX - (size_t)at, " %s", kn_gemm_name((enum kn_gemm_kind)i));
     for (size_t i = 0; i < n && at < KEY_MAX; i++)
         at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", s[i].n, s[i].k);
 }
@@ -177,13 +162,10 @@ static void cache_path(const struct kn_dev *d, const char *key, char *buf, size_
 struct verdict {
     double rates[GEMM_KINDS];
     enum kn_gemm_kind best;
-    size_t coded_rows;
 };
 
-static const char coded_name[] = "coded-rows";
-
 /* That of an earlier run; false when there is none for this key. */
-static bool cache_read(const struct kn_dev *d, const char *key, struct verdict *v)
+static bool cache_read(const struct kn_dev *d, const char *key, struct verdict *ret)
 {
     char path[4096], line[KEY_MAX + 2];
     if (!d->cache_dir) return false;
@@ -191,6 +173,7 @@ static bool cache_read(const struct kn_dev *d, const char *key, struct verdict *
     FILE *f = fopen(path, "re");
     if (!f) return false;
     bool ok = false;
+    struct verdict v = {0};
     int best = -1;
     if (!fgets(line, sizeof line, f)) goto out;
     line[strcspn(line, "\n")] = 0;
@@ -199,15 +182,15 @@ static bool cache_read(const struct kn_dev *d, const char *key, struct verdict *
         char name[32];
         double g;
         if (sscanf(line, "%31s %lf", name, &g) != 2 || !(g > 0)) continue;
-        if (strcmp(name, coded_name) == 0 && g <= CODED_ROWS_MAX) v->coded_rows = (size_t)g;
         for (int i = 0; i < GEMM_KINDS; i++) {
             if (strcmp(name, kn_gemm_name((enum kn_gemm_kind)i)) != 0) continue;
-            v->rates[i] = g;
+            v.rates[i] = g;
             if (strchr(line, '*')) best = i;
         }
     }
     if (best >= 0 && candidate_fits(d, (enum kn_gemm_kind)best)) {
-        v->best = (enum kn_gemm_kind)best;
+        v.best = (enum kn_gemm_kind)best;
+        *ret = v;
         ok = true;
     }
 out:
@@ -231,7 +214,6 @@ static void cache_write(const struct kn_dev *d, const char *key, const struct ve
             ok = fprintf(f, "%s %.2f%s\n", kn_gemm_name((enum kn_gemm_kind)i), v->rates[i],
                          i == (int)v->best ? " *" : "") > 0 &&
                  ok;
-    ok = fprintf(f, "%s %zu\n", coded_name, v->coded_rows) > 0 && ok;
     ok = fclose(f) == 0 && ok;
     if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
 }
@@ -247,14 +229,7 @@ static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t 
     for (int i = 0; i < GEMM_KINDS && r == 0; i++) {
         if (!candidate_fits(d, (enum kn_gemm_kind)i)) continue;
         c[n_c].kind = (enum kn_gemm_kind)i;
-        r = candidate_init(d, &c[n_c], s, n, rows);
-        if (r == -ENOTSUP && !d->forced) { /* the library has no fast code for a shape */
-            candidate_fini(&c[n_c]);
-            memset(&c[n_c], 0, sizeof c[n_c]);
-            r = 0;
-        } else {
-            n_c++;
-        }
+        r = candidate_init(d, &c[n_c++], s, n, rows);
     }
     uint64_t t0 = clock_ns();
     for (int round = 0; r == 0 && round < ROUNDS_MAX; round++) {
@@ -279,65 +254,7 @@ static int measure(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t 
 static enum kn_gemm_kind winner(const double rates[GEMM_KINDS])
 {
     const double TIE = 0.97;
-    int best = 0;
-    for (int i = 1; i < GEMM_KINDS; i++)
-        if (rates[i] > rates[best]) best = i;
-    for (int i = GEMM_OWN_F32; i <= GEMM_OWN_BF16; i++)
-        if (rates[i] > 0 && rates[i] >= TIE * rates[best]) return (enum kn_gemm_kind)i;
-    return (enum kn_gemm_kind)best;
-}
-
-/* ---- codes beside a library ---- */
-
-static int coded_mat(struct kn_dev *d, struct kn_shape s, struct kn_mat **ret)
-{
-    const struct kn_part part = {s.n, d->form};
-    /* Zeros take as long as other codes. */
-    char *zero = mem_zalloc(2 * s.k + sizeof(float));
-    const struct codes_row row = {zero, (void *)zero, (void *)zero, (void *)zero, (void *)zero};
-    if (!zero) return -ENOMEM;
-    int r = codes_form_fits(&d->form, s.k)
-                ? kn_mat_create_coded_kind(d, &part, 1, s.k, d->gemm, ret)
-                : -ENOTSUP;
-    for (size_t i = 0; r == 0 && i < s.n; i++)
-        r = kn_mat_fill_codes(*ret, i, &row);
-    if (r == 0) r = kn_mat_done(*ret);
-    mem_free(zero);
-    return r;
-}
-
-/* The best of some rounds each way, in wall time: whether codes are not slower at these rows. */
-static bool codes_win(struct kn_dev *d, struct bench *b, size_t rows)
-{
-    enum { ROUNDS = 9 };
-    double best[2] = {1e30, 1e30};
-    for (int i = 0; i < 2 * ROUNDS; i++) {
-        d->coded_rows = i % 2 ? rows : 0;
-        const uint64_t t0 = clock_ns();
-        if (kn_wide(d, rows, NULL, bench_rows, b) < 0) return false;
-        const double t = (double)(clock_ns() - t0);
-        if (t < best[i % 2]) best[i % 2] = t;
-    }
-    return best[1] <= best[0];
-}
-
-/* For the chosen GEMM, a library. */
-static int measure_codes(struct kn_dev *d, const struct kn_shape *s, size_t n, size_t *ret_rows)
-{
-    struct kn_mat *mats[SHAPES_MAX] = {0};
-    struct bench b = {0};
-    size_t most = 0;
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++)
-        r = coded_mat(d, s[i], &mats[i]);
-    if (r == 0) r = bench_init(&b, mats, n, CODED_ROWS_MAX);
-    for (size_t m = 1; r == 0 && m <= CODED_ROWS_MAX && codes_win(d, &b, m); m *= 2)
-        most = m;
-    bench_fini(&b);
-    for (size_t i = 0; i < n; i++)
-        kn_mat_destroy(mats[i]);
-    if (r == 0 || r == -ENOTSUP) *ret_rows = most;
-    return r == -ENOTSUP ? 0 : r;
+    return rates[GEMM_OWN_F32] < TIE * rates[GEMM_OWN_BF16] ? GEMM_OWN_BF16 : GEMM_OWN_F32;
 }
 
 int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t)
@@ -360,11 +277,6 @@ int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t)
         v.best = winner(v.rates);
     }
     d->gemm = v.best;
-    if (!known && d->form.bits && !kn_gemm_invariant(d)) {
-        int r = measure_codes(d, shapes, n_shapes, &v.coded_rows);
-        if (r < 0) return r;
-    }
-    d->coded_rows = v.coded_rows;
     if (!known && !d->forced) cache_write(d, key, &v);
     for (int i = 0; i < GEMM_KINDS; i++)
         d->head.rate[d->head.n_rates++] =

@@ -271,12 +271,6 @@ static const char *gemm_name(const struct kn_dev *d)
                                    : "cublaslt-f32";
 }
 
-/* The library may take another algorithm for another number of rows. */
-static bool gemm_invariant(const struct kn_dev *d)
-{
-    return false;
-}
-
 static int tune(struct kn_dev *d, const struct kn_tuning *how)
 {
     enum { BUDGET_MS = 8000 };
@@ -784,7 +778,7 @@ static const struct kn_ops ops = {
     .device = device,
     .isa = isa,
     .gemm_name = gemm_name,
-    .gemm_invariant = gemm_invariant,
+    .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
     .tune = tune,
     .mem_alloc = alloc_block,
     .mem_free = free_block,

@@ -179,14 +179,12 @@ void kit_open(struct kit *k, const struct tiny_opts *o, uint64_t kv_tokens)
         if (r < 0) test_fail(__FILE__, __LINE__, "core: %d %s", r, err.msg);
         return;
     }
-    const char *gemm = getenv("KVBLEND_TEST_GEMM"); /* another candidate than our own */
     const char *device = getenv("KVBLEND_TEST_DEVICE");
     const char *weights = getenv("KVBLEND_TEST_WEIGHTS"); /* and then the arithmetic of bf16 */
-    if (!gemm && !device) gemm = "own-f32";
     const struct fus_core_opts co = {
         .dev = {.device = device,
                 .n_threads = 2,
-                .gemm = gemm,
+                .gemm = device ? NULL : "own-f32",
                 .arith = weights ? KN_ARITH_BF16 : KN_ARITH_F32,
                 .weights = (enum kn_weights)kn_weights_parse(weights ? weights : "auto", 0)},
         .kv_bytes = page * (kv_tokens / KN_PAGE)};

@@ -220,48 +220,6 @@ TEST(parts_of_different_forms_are_one_weight)
     }
 }
 
-/* A library has its own form for many rows; few rows are the own kernel's, to the bit. */
-static void few_rows_beside(const char *gemm)
-{
-    struct kn_dev *lib = kern_dev(2, 2, gemm);
-    if (!lib) SKIP("this machine or installation lacks the library");
-    struct kn_dev *own = kern_dev(2, 2, "own-f32");
-    const struct kn_part part = {96, forms[1]};
-    float *a = kern_random(64 * 128, 8, 1), *c = malloc(64 * 96 * sizeof *c * 2);
-    struct pair p, q;
-    ASSERT_OK(pair_make(lib, &part, 1, 128, &p));
-    ASSERT_OK(pair_make(own, &part, 1, 128, &q));
-    ASSERT_TRUE(kn_mat_bytes(p.coded) > kn_mat_bytes(p.plain));
-    for (size_t m = 1; m <= 64; m += 63) {
-        struct kn_gemm_args g = {.a = a, .lda = 128, .m = m, .w = p.coded, .c = c, .ldc = 96};
-        ASSERT_OK(kern_run(lib, true, m, run_rows, &g));
-        g.w = q.coded;
-        g.c = c + 64 * 96;
-        ASSERT_OK(kern_run(own, true, m, run_rows, &g));
-        if (m == 1) ASSERT_MEMEQ(c, c + 64 * 96, 96 * sizeof *c);
-        double most = 0;
-        for (size_t i = 0; i < m * 96; i++)
-            most = fmax(most, fabs((double)c[64 * 96 + i]));
-        for (size_t i = 0; i < m * 96; i++)
-            ASSERT_NEAR(c[i], c[64 * 96 + i], 0.02 * most); /* bf16: 2^-8 of either operand */
-    }
-    pair_drop(&p);
-    pair_drop(&q);
-    kn_dev_destroy(lib);
-    kn_dev_destroy(own);
-    free(a), free(c);
-}
-
-TEST(few_rows_beside_openblas)
-{
-    few_rows_beside("openblas-f32");
-}
-
-TEST(few_rows_beside_onednn)
-{
-    few_rows_beside("onednn-bf16");
-}
-
 /* Runs that are played again multiply codes as f32, whatever the others round them to. */
 TEST(replayed_rows_take_codes_as_they_are)
 {

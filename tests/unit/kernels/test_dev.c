@@ -17,6 +17,8 @@ TEST(unknown_names_are_refused_with_the_known_ones)
     struct err e = {0};
     ASSERT_ERR(create(&(struct kn_dev_opts){.gemm = "mkl"}, &e), -EINVAL);
     ASSERT_TRUE(strstr(e.msg, "own-f32") != NULL);
+    ASSERT_ERR(create(&(struct kn_dev_opts){.gemm = "onednn-bf16"}, &e), -EINVAL);
+    ASSERT_TRUE(strstr(e.msg, "gone") && strstr(e.msg, "own-f32"));
     ASSERT_ERR(create(&(struct kn_dev_opts){.isa = "sse9"}, &e), -EINVAL);
     ASSERT_TRUE(strstr(e.msg, "portable") != NULL);
     ASSERT_ERR(create(&(struct kn_dev_opts){.gemm = "own-bf16", .arith = KN_ARITH_F32}, &e),
@@ -64,7 +66,7 @@ TEST(tune_chooses_an_available_candidate)
     struct kn_gemm_rate r[KN_RATES_MAX];
     const char *gemm;
     size_t n = tune(&(struct kn_dev_opts){.n_threads = 2}, r, &gemm), chosen = 0;
-    ASSERT_TRUE(n >= 2);
+    ASSERT_EQ(n, 2);
     for (size_t i = 0; i < n; i++) {
         if (strstr(r[i].name, "bf16")) ASSERT_TRUE(r[i].gflops == 0); /* not permitted here */
         if (!r[i].chosen) continue;
@@ -118,34 +120,96 @@ TEST(the_choice_is_remembered_and_a_foreign_file_is_not_believed)
     ASSERT_OK(rmdir(dir));
 }
 
-TEST(weights_of_another_form_are_another_choice)
+/* What the tuning remembers in this folder: from now on this GEMM is the fastest. */
+static void say_fastest(const char *dir, const char *gemm)
+{
+    char path[512], key[1024];
+    ASSERT_EQ(list_dir(dir, path, sizeof path, false), 1);
+    FILE *f = fopen(path, "re");
+    ASSERT_TRUE(f && fgets(key, sizeof key, f));
+    fclose(f);
+    f = fopen(path, "we");
+    ASSERT_TRUE(f && fprintf(f, "%s%s 123456.50 *\n", key, gemm) > 0);
+    ASSERT_OK(fclose(f));
+}
+
+static bool has_isa(const char *isa, enum kn_arith arith)
+{
+    struct err e;
+    return create(&(struct kn_dev_opts){.n_threads = 1, .isa = isa, .arith = arith}, &e) == 0;
+}
+
+/* What start-up chooses by itself when `fastest` was measured so (NULL: as it measures now). */
+static void chooses(const char *isa, bool allow_bf16, enum kn_arith arith, const char *fastest,
+                    const char *want)
 {
     char dir[] = "/tmp/kn-cache-XXXXXX", path[512];
-    struct kn_gemm_rate r[KN_RATES_MAX];
-    const char *gemm;
+    struct kn_dev_opts o = {.n_threads = 1,
+                            .isa = isa,
+                            .arith = arith,
+                            .allow_bf16 = allow_bf16,
+                            .tune = (struct kn_tuning){shapes, 2, 64, 5}};
+    struct kn_dev *d;
+    struct err e;
+    size_t n;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
-    struct kn_dev_opts o = {.n_threads = 1, .isa = "portable", .cache_dir = dir};
-    tune(&o, r, &gemm);
-    o.form = (struct codes_form){.bits = 4, .group = 32, .min = true};
-    tune(&o, r, &gemm);
-    tune(&o, r, &gemm);
-    ASSERT_EQ(list_dir(dir, path, sizeof path, true), 2);
+    o.cache_dir = dir;
+    for (int i = 0; i < (fastest ? 2 : 1); i++) {
+        if (i) say_fastest(dir, fastest);
+        ASSERT_OK(kn_dev_create(&o, &d, &e));
+        if (i || !fastest) {
+            ASSERT_STREQ(kn_dev_gemm(d), want);
+            ASSERT_EQ(kn_kv_value_bytes(d), strcmp(want, "own-bf16") ? 4 : 2);
+            ASSERT_TRUE(kn_dev_rates(d, &n)[strcmp(want, "own-bf16") == 0].chosen);
+        }
+        kn_dev_destroy(d);
+    }
+    list_dir(dir, path, sizeof path, true);
     ASSERT_OK(rmdir(dir));
 }
 
-/* Both ways are timed; whichever wins, products are right. */
-TEST(codes_beside_a_library_are_tuned)
+TEST(without_bf16_start_up_chooses_f32)
 {
-    const struct codes_form form = {.bits = 8, .group = 32};
-    const struct kn_dev_opts o = {.n_threads = 2,
-                                  .gemm = "openblas-f32",
-                                  .form = form,
-                                  .tune = (struct kn_tuning){shapes, 2, 64, 5}};
-    struct kn_dev *d;
-    struct err e;
-    if (kn_dev_create(&o, &d, &e) < 0) SKIP("no OpenBLAS here");
-    ASSERT_STREQ(kn_dev_gemm(d), "openblas-f32");
-    kn_dev_destroy(d);
+    static const char *const isas[] = {"portable", "avx2", "avx512"};
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        if (!has_isa(isas[i], KN_ARITH_AUTO) || has_isa(isas[i], KN_ARITH_BF16)) continue;
+        chooses(isas[i], true, KN_ARITH_AUTO, NULL, "own-f32");
+        chooses(isas[i], true, KN_ARITH_AUTO, "own-bf16", "own-f32"); /* a file of no use */
+    }
+}
+
+TEST(with_bf16_start_up_chooses_what_is_faster)
+{
+    if (!has_isa("avx512", KN_ARITH_BF16)) SKIP("no AVX-512 with BF16 here");
+    chooses("avx512", true, KN_ARITH_AUTO, "own-f32", "own-f32");
+    chooses("avx512", true, KN_ARITH_AUTO, "own-bf16", "own-bf16");
+    struct kn_gemm_rate r[KN_RATES_MAX];
+    const char *gemm;
+    ASSERT_EQ(
+        tune(&(struct kn_dev_opts){.n_threads = 1, .isa = "avx512", .allow_bf16 = true}, r, &gemm),
+        2);
+    ASSERT_TRUE(r[0].gflops > 0 && r[1].gflops > 0);
+    ASSERT_STREQ(gemm, r[0].gflops < 0.97 * r[1].gflops ? "own-bf16" : "own-f32");
+}
+
+TEST(with_tiles_start_up_chooses_bf16)
+{
+    if (!has_isa("amx", KN_ARITH_BF16)) SKIP("no AMX here");
+    chooses("amx", true, KN_ARITH_AUTO, NULL, "own-bf16");
+    chooses("amx", true, KN_ARITH_AUTO, "own-f32", "own-bf16"); /* no match is held */
+    if (!getenv("KVBLEND_ISA")) chooses(NULL, true, KN_ARITH_AUTO, NULL, "own-bf16");
+}
+
+TEST(bf16_is_chosen_only_where_it_may_be)
+{
+    static const char *const isas[] = {"portable", "avx2", "avx512", "amx"};
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        if (!has_isa(isas[i], KN_ARITH_AUTO)) continue;
+        chooses(isas[i], false, KN_ARITH_AUTO, NULL, "own-f32"); /* the file is finer than that */
+        chooses(isas[i], true, KN_ARITH_F32, NULL, "own-f32");   /* --dtype f32 */
+        if (has_isa(isas[i], KN_ARITH_BF16))
+            chooses(isas[i], false, KN_ARITH_BF16, NULL, "own-bf16"); /* --dtype bf16 */
+    }
 }
 
 TEST(ceiling_is_measured)
