@@ -256,48 +256,61 @@ static void refuse_path(struct wk_call *c, const char *method, const char *path,
     wk_reply_error(c, &e);
 }
 
-void wk_route(struct worker *w, struct wk_call *c)
+static const char *short_path(const struct wk_call *c)
 {
-    const char *path = http_req_path(c->r), *method = http_req_method(c->r), *rest;
-    const char *allow = NULL;
-    struct api_err e;
+    const char *path = http_req_path(c->r);
 
-    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    return strncmp(path, "/v1/", 4) == 0 ? path + 3 : path;
+}
+
+/* NULL: none. Where the path alone matches, *ret_allow is its method. */
+static const struct route *find_route(struct wk_call *c, const char **ret_rest,
+                                      const char **ret_allow)
+{
+    const char *path = short_path(c), *method = http_req_method(c->r);
+
     if (strcmp(method, "HEAD") == 0) method = "GET";
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];
-        if (!path_matches(r, path, &rest)) continue;
+        if (!path_matches(r, path, ret_rest)) continue;
         c->route = r->name;
-        if (strcmp(method, r->method) != 0) {
-            allow = r->method;
-            continue;
-        }
-        if (!(r->flags & R_OPEN) && !authorised(w, c)) {
-            refuse_key(c);
-        } else if (names_namespace(w, c)) {
-            refuse_namespace(c);
-        } else if (!(r->flags & R_EARLY) && wk_not_ready(w, &e) < 0) {
-            wk_reply_error(c, &e);
-        } else {
-            r->fn(w, c, rest);
-        }
-        return;
+        if (strcmp(method, r->method) == 0) return r;
+        *ret_allow = r->method;
     }
-    if (!allow && strncmp(path, "/admin/", 7) == 0) {
+    return NULL;
+}
+
+void wk_route_head(struct worker *w, struct wk_call *c)
+{
+    const char *path = short_path(c), *rest, *allow = NULL;
+    const struct route *r = find_route(c, &rest, &allow);
+
+    if (!r && !allow && strncmp(path, "/admin/", 7) == 0) {
         c->route = "admin";
-        if (!admin_open(w, c, path)) {
+        if (!admin_open(w, c, path))
             refuse_admin(c);
-            return;
-        }
-        if (!authorised(w, c)) {
+        else if (!authorised(w, c))
             refuse_key(c);
-            return;
-        }
-        if (strcmp(path, "/admin/status") != 0 && wk_not_ready(w, &e) < 0) {
-            wk_reply_error(c, &e);
-            return;
-        }
-        if (wk_admin(w, c, path + 7)) return;
+    } else if (!r) {
+        refuse_path(c, http_req_method(c->r), path, allow);
+    } else if (!(r->flags & R_OPEN) && !authorised(w, c)) {
+        refuse_key(c);
+    } else if (names_namespace(w, c)) {
+        refuse_namespace(c);
     }
-    refuse_path(c, method, path, allow);
+}
+
+void wk_route(struct worker *w, struct wk_call *c)
+{
+    const char *path = short_path(c), *rest, *allow = NULL;
+    const struct route *r = find_route(c, &rest, &allow);
+    const bool early = r ? r->flags & R_EARLY : strcmp(path, "/admin/status") == 0;
+    struct api_err e;
+
+    if (!early && wk_not_ready(w, &e) < 0)
+        wk_reply_error(c, &e);
+    else if (r)
+        r->fn(w, c, rest);
+    else if (!wk_admin(w, c, path + 7))
+        refuse_path(c, http_req_method(c->r), path, NULL);
 }

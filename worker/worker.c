@@ -16,20 +16,24 @@
 
 enum {
     TICK_MS = 250,
-    FLUSH_MS = 3000, /* chosen: below the grace between a supervisor's SIGTERM and SIGKILL */
+    BODY_MEMORY_SHARE = 8, /* chosen: as the gateway's default */
+    FLUSH_MS = 3000,       /* chosen: below the grace between a supervisor's SIGTERM and SIGKILL */
 };
 
 /* ---- HTTP ---- */
-static void on_request(void *ctx, struct http_req *r)
+static void on_head(void *ctx, struct http_req *r)
 {
-    struct worker *w = ctx;
     struct wk_call *c;
 
-    if (wk_call_create(w, r, &c) < 0) {
+    if (wk_call_create(ctx, r, &c) < 0)
         http_reply_abort(r);
-        return;
-    }
-    wk_route(w, c);
+    else
+        wk_route_head(ctx, c);
+}
+
+static void on_request(void *ctx, struct http_req *r)
+{
+    wk_route(ctx, http_req_user(r));
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
@@ -39,28 +43,43 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (c) wk_call_closed(c, aborted);
 }
 
-static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
-                      struct buf *ret_headers, struct buf *ret_body)
+/* What the HTTP layer finds wrong with a request. */
+static void fault_of(int status, const char *why, struct api_err *ret)
 {
     static const struct {
         int status;
         const char *type, *code;
-    } table[] = {{408, "timeout_error", "request_timeout"},
-                 {413, API_INVALID, "request_too_large"},
-                 {415, API_INVALID, "unsupported_media_type"},
-                 {431, API_INVALID, "headers_too_large"},
-                 {501, "not_supported_error", "not_supported"}};
+    } table[] = {
+        {408, "timeout_error", "request_timeout"},     {413, API_INVALID, "request_too_large"},
+        {415, API_INVALID, "unsupported_media_type"},  {431, API_INVALID, "headers_too_large"},
+        {501, "not_supported_error", "not_supported"}, {503, "server_error", "server_overloaded"}};
     const char *type = API_INVALID, *code = "bad_request";
-    char id[WK_ID_BYTES];
-    struct api_err e;
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (table[i].status != status) continue;
         type = table[i].type;
         code = table[i].code;
     }
-    (void)api_err_set(&e, status, type, code, NULL, "The request was refused: %s.",
+    (void)api_err_set(ret, status, type, code, NULL, "The request was refused: %s.",
                       why ? why : "malformed");
+}
+
+static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
+{
+    struct api_err e;
+
+    fault_of(status, why, &e);
+    if (status == 503) e.retry_after_s = 1;
+    wk_reply_error(http_req_user(r), &e);
+}
+
+static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
+                      struct buf *ret_headers, struct buf *ret_body)
+{
+    char id[WK_ID_BYTES];
+    struct api_err e;
+
+    fault_of(status, why, &e);
     wk_call_id(http_header_find(head, "x-request-id"), id);
     (void)buf_addf(ret_headers, "x-request-id: %s\r\nx-should-retry: %s\r\n", id,
                    status == 408 ? "true" : "false");
@@ -188,8 +207,14 @@ static int open_door(struct worker *w, struct err *err)
 /* ---- life ---- */
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
 {
-    static const struct http_server_ops ops = {
-        .on_request = on_request, .on_close = on_close, .on_refuse = on_refuse};
+    static const struct http_server_ops ops = {.on_head = on_head,
+                                               .on_fault = on_fault,
+                                               .on_request = on_request,
+                                               .on_close = on_close,
+                                               .on_refuse = on_refuse};
+    const struct http_bounds_opts bounds = {
+        .body_memory_bytes = mem_machine_bytes() / BODY_MEMORY_SHARE, .n_servers = 1};
+    struct http_limits lim = {0};
     struct worker *w = mem_zalloc(sizeof *w);
     int rc = -ENOMEM;
 
@@ -208,7 +233,9 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = wk_names_create(&w->names)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
     if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
-    if ((rc = http_server_create(w->loop, NULL, &ops, w, &w->server)) < 0) goto fail;
+    if ((rc = http_bounds_create(&bounds, &w->bounds)) < 0) goto fail;
+    lim.bounds = w->bounds;
+    if ((rc = http_server_create(w->loop, &lim, &ops, w, &w->server)) < 0) goto fail;
     /* Helpers wait for slower tiers' answers; then more of them keep the others going. */
     unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
     if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
@@ -245,6 +272,7 @@ void wk_destroy(struct worker *w)
     wk_pool_destroy(w->pool);
     fus_engine_destroy(w->engine);
     if (w->server) http_server_destroy(w->server);
+    http_bounds_destroy(w->bounds);
     wk_gens_abandon(w);
     wk_segments_fini(w);
     wk_builds_fini(w);

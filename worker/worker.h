@@ -121,6 +121,7 @@ struct worker {
     struct wk_opts o;
     struct http_loop *loop;
     struct http_server *server;
+    struct http_bounds *bounds; /* of the server: of bodies */
     struct http_timer *tick;
     struct wk_pool *pool;
     _Atomic int state;         /* enum wk_state */
@@ -377,7 +378,9 @@ void wk_builds_fini(struct worker *w);
 void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
 
 /* ---- routes ---- */
-void wk_route(struct worker *w, struct wk_call *c);                /* routes.c */
+/* routes.c. At the head: answers who may not come in, or asks for what is not there. */
+void wk_route_head(struct worker *w, struct wk_call *c);
+void wk_route(struct worker *w, struct wk_call *c);                /* the body is there */
 void wk_gen_start(struct worker *w, struct wk_call *c, bool chat); /* gen.c */
 void wk_gens_tick(struct worker *w);                               /* loop, every 250 ms */
 void wk_gens_abort(struct worker *w);

@@ -3,17 +3,18 @@
 never whole, and more connections than there is room for."""
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import struct
 import threading
 
-from harness import (DEADLINE_S, KVBLEND, STUB, Program, free_port, gateway, listening, main, need, proxy,
-                     read_until, until)
+from harness import (DEADLINE_S, KVBLEND, STUB, WORKER, Program, free_port, gateway, listening, main, need, proxy,
+                     read_until, tiny_model, until)
 from upstream import Upstream
 
-need(KVBLEND)
+need(KVBLEND, WORKER)
 CHAT = "/v1/chat/completions"
 KEYED = ("--api-key", "right id=one")
 MIB = 1 << 20
@@ -111,6 +112,62 @@ def test_bodies_of_strangers_take_no_memory():
         for s, _ in open_:
             s.close()
         assert g.get("/health").status == 200
+
+
+# ---- a worker on TCP, without a gateway before it ----
+
+def tcp_worker(*args):
+    w = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--ram", "64MiB", "--threads", "1", *args])
+    try:
+        w.port = int(until("it listens", lambda: re.search(r" listening .*port=(\d+)", w.log())).group(1))
+        until("the model is loaded", lambda: w.get("/ready").status == 200)
+    except BaseException:
+        w.__exit__(Exception, None)
+        raise
+    return w
+
+
+def test_a_worker_refuses_strangers_at_the_head():
+    with tcp_worker("--api-key", "right") as w:
+        for line, lines, status, code in (
+                (f"POST {CHAT} HTTP/1.1", (), 401, "invalid_api_key"),
+                (f"POST {CHAT} HTTP/1.1", ("x-api-key: wrong",), 401, "invalid_api_key"),
+                (f"PUT {CHAT} HTTP/1.1", ("x-api-key: right",), 405, "method_not_allowed"),
+                ("POST /v2/none HTTP/1.1", ("x-api-key: right",), 404, "unknown_url"),
+                ("POST /admin/flush HTTP/1.1", ("x-api-key: right",), 403, "admin_closed")):
+            for framing in ("Content-Length: 30000000", "Transfer-Encoding: chunked"):
+                for expect in ((), ("Expect: 100-continue",)):
+                    s = dial(w)
+                    s.sendall(head(framing, *lines, *expect, line=line))
+                    assert b"x-request-id" in refused(to_end(s), status, code)
+        before, block, open_ = w.rss_mib(), b"x" * MIB, []
+        for _ in range(20):
+            s = dial(w)
+            s.sendall(head(f"Content-Length: {32 * MIB}"))
+            for _ in range(31):
+                push(s, block)
+            open_.append(s)
+        assert w.rss_mib() - before < 40, (before, w.rss_mib())
+        for s in open_:
+            s.close()
+        s = dial(w)  # and who has a key is asked for the body
+        s.sendall(head("Content-Length: 2", "Expect: 100-continue", "x-api-key: right"))
+        assert read_until(s, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        s.sendall(b"{}")
+        assert b"HTTP/1.1 400" in read_until(s, b"\r\n\r\n")
+        s.close()
+
+
+def test_a_worker_says_once_what_is_wrong_with_a_body():
+    with tcp_worker() as w:
+        for lines, sent, status, code in ((("Content-Length: 64000000",), b"", 413, "request_too_large"),
+                                          (("Transfer-Encoding: chunked",), b"zz\r\n", 400, "bad_request")):
+            s = dial(w)
+            s.sendall(head(*lines) + sent)
+            answer = to_end(s)
+            assert answer.count(b"HTTP/1.1 ") == 1, answer
+            refused(answer, status, code)
+        assert w.get("/health").status == 200
 
 
 # ---- memory of bodies ----
