@@ -22,7 +22,7 @@ static const double HIDDEN = 0.05; /* chosen: a load that adds less than this is
 /* Of choices that are equally fast the first: by how little they lose where the floor of their
  * ratio was not measured well (docs/quality.md). */
 static const enum pol_strategy PREFERENCE[] = {
-    POL_STRAT_QS, POL_STRAT_QUERY, POL_STRAT_SIDE, POL_STRAT_HKVD, POL_STRAT_SINK, POL_STRAT_REUSE,
+    POL_QS, POL_QUERY, POL_SIDE, POL_HKVD, POL_SINK, POL_REUSE,
 };
 enum { N_STRATEGIES = sizeof PREFERENCE / sizeof *PREFERENCE, SECTIONS = 7, LOOKS_MAX = 64 };
 
@@ -306,7 +306,7 @@ static void search_split(struct search *x, double limit_s)
     const struct drop all = {0};
     (void)look(x, &all);
     if (x->best->p.compute_s > limit_s || !(x->best->p.exposed_s > 0)) return;
-    if (x->s == POL_STRAT_SIDE) look_sighted(x);
+    if (x->s == POL_SIDE) look_sighted(x);
     search_end(x);
     keep_by_drop(x);
     search_grain(x);
@@ -318,7 +318,7 @@ static void raise_ratio(const struct prompt *p, enum pol_strategy s, double rati
 {
     struct pol_prediction at;
     double lo = f->ratio, hi = ratio_max;
-    if (s == POL_STRAT_REUSE || hi <= lo) return;
+    if (s == POL_REUSE || hi <= lo) return;
     predict_set(p, s, hi, &f->set, &at);
     for (int i = 0; i < 10 && at.ttft_s > limit_s; i++) {
         const double mid = (lo + hi) / 2;
@@ -347,11 +347,11 @@ static enum pol_strategy exact(const struct prompt *p, struct pol_prediction *re
     struct prompt bare = *p;
     struct pol_prediction without;
     prompt_drop_prefix(&bare);
-    predict_set(&bare, POL_STRAT_FULL, 0, &none, &without);
-    predict_set(p, POL_STRAT_PREFIX, 0, &none, ret);
-    if (p->prefix > 0 && ret->ttft_s <= without.ttft_s) return POL_STRAT_PREFIX;
+    predict_set(&bare, POL_FULL, 0, &none, &without);
+    predict_set(p, POL_PREFIX, 0, &none, ret);
+    if (p->prefix > 0 && ret->ttft_s <= without.ttft_s) return POL_PREFIX;
     *ret = without;
-    return POL_STRAT_FULL;
+    return POL_FULL;
 }
 
 static double ratio_max(const struct pol_control_in *in)
@@ -362,7 +362,7 @@ static double ratio_max(const struct pol_control_in *in)
 static bool considered(const struct pol_control_in *in, enum pol_strategy s, double *ret_floor)
 {
     const double floor = in->strat[s].floor;
-    *ret_floor = s == POL_STRAT_REUSE ? 0 : floor;
+    *ret_floor = s == POL_REUSE ? 0 : floor;
     return in->strat[s].allowed && floor >= 0 && floor <= ratio_max(in); /* NaN: no */
 }
 
@@ -376,7 +376,7 @@ struct choice {
 static const struct lanes *lanes_of(const struct pol_control_in *in, const struct prompt *p,
                                     enum pol_strategy s, const struct lanes *all, struct lanes *own)
 {
-    if (s != POL_STRAT_SIDE || all->n_side == 0 || all->n_side == all->n_all) return all;
+    if (s != POL_SIDE || all->n_side == 0 || all->n_side == all->n_all) return all;
     lanes_for_side(in, p, all, own);
     return own;
 }
@@ -477,7 +477,7 @@ int pol_place(const struct pol_place_in *in)
         set.bytes[t] = n * (double)in->bytes;
         set.last_bytes[t] = (double)in->bytes;
         const double floor = in->floor > 0 ? fmin(in->floor, 1) : 0;
-        predict_set(&p, POL_STRAT_SINK, floor, &set, &at);
+        predict_set(&p, POL_SINK, floor, &set, &at);
         if (at.exposed_s > HIDDEN * at.compute_s) continue;
         const double gain = best < 0 ? 1 : in->price[best] - in->price[t];
         if (gain > 0 || (gain == 0 && p.tier[t].bytes_per_s > p.tier[best].bytes_per_s))

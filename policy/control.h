@@ -15,7 +15,7 @@
 #define POLICY_CONTROL_H
 
 #include "policy/cost.h"
-#include "policy/plan.h"
+#include "policy/strategy.h"
 
 enum { POL_TIERS_MAX = 8, POL_CHUNKS_MAX = 256, POL_REASON_BYTES = 96 };
 
@@ -50,7 +50,7 @@ struct pol_control_in {
     struct pol_tier_now tier[POL_TIERS_MAX];
     size_t n_tier;
     struct pol_cost cost;
-    struct pol_strat_now strat[POL_STRAT_COUNT];
+    struct pol_strat_now strat[POL_STRATEGY_COUNT];
     double ratio_max;  /* never more; 1 = no limit */
     double max_ttft_s; /* as good an answer as it allows, exact if possible; 0 = none: fastest */
 };
@@ -68,7 +68,7 @@ void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ra
 void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ratio,
                  const bool *reuse, struct pol_prediction *ret);
 struct pol_control {
-    enum pol_strategy strategy;            /* never POL_STRAT_DEFAULT */
+    enum pol_strategy strategy;            /* that runs */
     double ratio;                          /* 0 for full, prefix */
     size_t n_reused;                       /* chunks */
     struct pol_prediction predicted, full; /* of the choice; of an exact prefill (prefix held) */
@@ -76,6 +76,22 @@ struct pol_control {
 };
 void pol_control(const struct pol_control_in *in, struct pol_control *ret,
                  bool *ret_reuse /* [n_chunk] */);
+
+/* The one decider of a request. What is asked for in so many words is done where it can be
+ * honoured, however little is held, and so it is where there is nothing to search for; the rest is
+ * pol_control()'s. Without its prices (search false) `auto` blends what is held when that runs
+ * clearly fewer token-layers than an exact prefill. true: the search decided, false: the rules. */
+#define POL_COST_MAX 0.9 /* chosen: less than a tenth saved is not worth an inexact answer */
+struct pol_request {
+    enum pol_strategy wish;             /* POL_AUTO, POL_BLEND, or what is to run */
+    double ratio;                       /* asked for, 0…1; negative or NaN: none */
+    enum pol_strategy strategy_default; /* the operator's or the guard's; a wish: qs */
+    double ratio_default;               /* the same; negative or NaN: 0.15 */
+    bool blend_allowed;                 /* the engine's self-test passed */
+    bool search;                        /* in->cost and in->strat hold */
+};
+bool pol_decide(const struct pol_control_in *in, const struct pol_request *q,
+                struct pol_control *ret, bool *ret_reuse /* [n_chunk] */);
 
 /* Where to put a record that was just built: the cheapest tier whose load hides behind the
  * recompute at the floor ratio; -1 = none does, RAM. price: per GB, any unit; negative = not there.

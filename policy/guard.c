@@ -27,13 +27,13 @@ static bool may_raise(double r)
 
 static bool changes_strategy(const struct pol_guard_cfg *c)
 {
-    return c->safer != POL_STRAT_DEFAULT && c->safer != c->strategy;
+    return c->safer != POL_FULL && c->safer != c->strategy;
 }
 
 /* The highest level that differs from level 0 in its ratio alone. */
 static unsigned last_ratio(const struct pol_guard_cfg *c, double *ret_ratio)
 {
-    double r = c->strategy == POL_STRAT_REUSE ? 0 : c->ratio;
+    double r = c->strategy == POL_REUSE ? 0 : c->ratio;
     unsigned n = 0;
 
     for (; may_raise(r); n++)
@@ -56,8 +56,8 @@ struct pol_guard_setting pol_guard_setting(const struct pol_guard_cfg *c, unsign
     unsigned n = last_ratio(c, &last);
 
     if (level == 0) return s;
-    if (s.strategy == POL_STRAT_REUSE) { /* it recomputes nothing, whatever the ratio */
-        s.strategy = POL_STRAT_QS;
+    if (s.strategy == POL_REUSE) { /* it recomputes nothing, whatever the ratio */
+        s.strategy = POL_QS;
         s.ratio = 0;
     }
     for (unsigned i = 0; i < level && i < n; i++)

@@ -13,7 +13,9 @@
 #ifndef POLICY_GUARD_H
 #define POLICY_GUARD_H
 
-#include "policy/plan.h"
+#include "policy/strategy.h"
+
+#include <stdint.h>
 
 enum {
     POL_GUARD_SEE_MIN = 8, /* shadows before an alarm: chosen, a variance of fewer means little */
@@ -39,8 +41,8 @@ struct pol_guard_cfg {
         loss_ratio; /* … at this ratio; a larger one must do better: half per POL_GUARD_HALVING */
     double reuse_kl; /* nats: plain reuse's by the profile; where a prompt's own is less, this */
     double ratio;    /* configured */
-    enum pol_strategy strategy; /* configured; not POL_STRAT_DEFAULT */
-    enum pol_strategy safer;    /* tried once ratios do not help; POL_STRAT_DEFAULT: none */
+    enum pol_strategy strategy; /* configured */
+    enum pol_strategy safer;    /* tried once ratios do not help; POL_FULL: none */
 };
 struct pol_guard_setting { /* what a level means for requests that leave it to the worker */
     double ratio;

@@ -259,12 +259,12 @@ static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
     ret->n = 0;
     /* K,V of layer 0 for all tokens. */
     add(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
-    if (r.choose && (s == POL_STRAT_QUERY || s == POL_STRAT_QS)) {
+    if (r.choose && (s == POL_QUERY || s == POL_QS)) {
         add_query_pass(ret, p, &r);
         if (r.missed <= 0) loaded = p->score_hi; /* else chunks stood elsewhere when asked */
     }
-    if (r.choose && s == POL_STRAT_SIDE) add_side_pass(ret, p, &r);
-    if (r.choose && p->check > 0 && s == POL_STRAT_HKVD) {
+    if (r.choose && s == POL_SIDE) add_side_pass(ret, p, &r);
+    if (r.choose && p->check > 0 && s == POL_HKVD) {
         add_check(ret, p, &r);
         lo = p->check + 1;
     }
@@ -356,7 +356,7 @@ static void set_make(const struct pol_control_in *in, const struct prompt *p, en
 {
     const size_t n = in->n_chunk < POL_CHUNKS_MAX ? in->n_chunk : POL_CHUNKS_MAX;
     *ret = (struct set){0};
-    if (s == POL_STRAT_FULL || s == POL_STRAT_PREFIX) return;
+    if (pol_strategy_is_exact(s)) return;
     for (size_t i = 0; i < n; i++) {
         const struct pol_chunk_now *c = &in->chunk[i];
         if (!reuse[i] || !chunk_usable(p, c)) continue;
@@ -371,7 +371,7 @@ static void set_make(const struct pol_control_in *in, const struct prompt *p, en
 
 static double ratio_make(enum pol_strategy s, double ratio)
 {
-    return s != POL_STRAT_REUSE && ratio > 0 ? smaller(ratio, 1) : 0; /* NaN, too */
+    return s != POL_REUSE && ratio > 0 ? smaller(ratio, 1) : 0; /* NaN, too */
 }
 
 void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ratio,
@@ -381,7 +381,7 @@ void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ra
     struct set set;
     struct walk w;
     prompt_make(in, &p);
-    if (s == POL_STRAT_FULL) prompt_drop_prefix(&p);
+    if (s == POL_FULL) prompt_drop_prefix(&p);
     set_make(in, &p, s, reuse, &set);
     spans_of(&p, s, ratio_make(s, ratio), &set, &w);
     *ret = (struct pol_work){.requests = 1, .heads = 1};
@@ -403,7 +403,7 @@ void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ra
     struct prompt p;
     struct set set;
     prompt_make(in, &p);
-    if (s == POL_STRAT_FULL) prompt_drop_prefix(&p);
+    if (s == POL_FULL) prompt_drop_prefix(&p);
     set_make(in, &p, s, reuse, &set);
     predict_set(&p, s, ratio_make(s, ratio), &set, ret);
 }

@@ -48,7 +48,7 @@ int wk_profile_load(struct worker *w, struct err *err)
     if (*p->ignored)
         log_event(LOG_WARN, "profile", "state=old ignored=\"%s\" reason=\"of an earlier release\"",
                   p->ignored);
-    if (!w->o.strategy) w->o.strategy = fus_strategy_name(p->strategy);
+    if (!w->o.strategy) w->o.strategy = pol_strategy_name(p->strategy);
     if (w->o.ratio < 0) w->o.ratio = p->ratio;
     log_event(
         LOG_NOTICE, "profile",

@@ -299,10 +299,8 @@ struct wk_hints { /* from headers; NULL = absent. Copied strings. */
 };
 /* Effective settings of a request: body, then headers, then the worker's defaults. */
 struct wk_mode {
-    enum api_mode mode;  /* in effect: a strategy without chunks makes it full, prefix or reuse */
-    enum api_mode asked; /* for the report */
-    bool has_strategy;
-    enum fus_strategy strategy;
+    enum pol_strategy wish; /* the mode or, where that is auto or blend, the strategy named */
+    enum pol_strategy mode; /* asked for, of the report */
     double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
     bool store;
     char ns[512];

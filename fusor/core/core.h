@@ -14,24 +14,9 @@
 #include "fusor/core/kv_io.h"
 #include "fusor/model/model.h"
 #include "kernels/kn.h"
+#include "policy/strategy.h"
 
 #include <stdatomic.h>
-
-enum fus_strategy {             /* what each needs: strategy.c */
-                    FUS_FULL,   /* everything computed; ranges ignored */
-                    FUS_PREFIX, /* exact ranges that start the prompt are reused, the rest computed
-                                 */
-                    FUS_REUSE,  /* all ranges reused, nothing recomputed (r = 0) */
-                    FUS_HKVD,   /* paper: largest K deviation at the check layer */
-                    FUS_SINK,   /* first k tokens of every non-first chunk */
-                    FUS_QUERY,  /* tokens the suffix attends to (blending.md 7.2) */
-                    FUS_QS,     /* that times the tokens' context sensitivity (7.3) */
-                    FUS_SIDE,   /* the same from the chunks' K of one layer alone */
-                    FUS_STRATEGY_COUNT
-};
-const char *fus_strategy_name(enum fus_strategy s);
-int fus_strategy_parse(const char *name, enum fus_strategy *ret); /* 1 found, 0 unknown */
-bool fus_strategy_reads_scores(enum fus_strategy s); /* chunks' sensitivity (fus_sense) */
 
 #define FUS_KV_AUTO UINT64_MAX
 struct fus_core_opts {
@@ -119,7 +104,7 @@ struct fus_plan {
     size_t n_range;
     const struct fus_capture *capture;
     size_t n_capture;
-    enum fus_strategy strategy;
+    enum pol_strategy strategy;
     float ratio;          /* share of reused chunk tokens to recompute, 0…1 */
     uint32_t suffix;      /* tokens after the last chunk that score (query); 0 = all after it */
     unsigned check_layer; /* hkvd; 0 = default 1 */
@@ -132,7 +117,7 @@ struct fus_plan {
     const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */
 };
 struct fus_report { /* what happened */
-    enum fus_strategy strategy;
+    enum pol_strategy strategy;
     float ratio;
     uint32_t n_prefix, n_reused, n_recomputed, n_computed; /* sum = prompt tokens */
     uint32_t n_failed_ranges; /* sources that failed and were computed instead */

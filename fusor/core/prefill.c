@@ -229,7 +229,7 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
                                .n_tok = n + head,
                                .capture = &cap,
                                .n_capture = 1,
-                               .strategy = FUS_FULL,
+                               .strategy = POL_FULL,
                                .cancel = cancel};
     struct fus_prefill *f = NULL;
     int r = fus_begin(s, &p, false, &f);
@@ -388,7 +388,7 @@ static int step_layer0(struct fus_prefill *f)
     if (f->row0 < p.n) return 0;
     f->row0 = 0;
     f->chooses = fus_select_budget(f) > 0 && f->core->cfg.L > 1;
-    if (f->plan.strategy == FUS_SINK) fus_select_sink(f);
+    if (f->plan.strategy == POL_SINK) fus_select_sink(f);
     if (!f->chooses || !f->how->pass) return begin_main(f);
     f->stage = STAGE_SCORE;
     r = rows_from_embeddings(f, false);
@@ -588,7 +588,7 @@ static int step_head(struct fus_prefill *f)
 static int end_of_score(struct fus_prefill *f)
 {
     fus_score_spread(f);
-    if (f->how->by_sensitivity) fus_select_weigh(f);
+    if (pol_strategy_senses(f->plan.strategy)) fus_select_weigh(f);
     /* Blind rows stood in the chunks' place, or chunks in that of missed ones: all comes again. */
     if (f->how->pass == PASS_SIDE || f->n_missed > 0) {
         fus_reuse_far(f, 0, UINT_MAX);

@@ -12,10 +12,8 @@ enum fus_pass { /* what runs before the selected rows do */
                 PASS_SIDE, /* it runs blind to the chunks, and only their K of one layer is asked */
 };
 struct fus_method { /* what a strategy needs */
-    const char *name;
     enum fus_pass pass;
-    bool by_deviation;   /* everything runs up to the check layer; its deviation of K decides */
-    bool by_sensitivity; /* the pass's score is multiplied with the tokens' sensitivity */
+    bool by_deviation; /* everything runs up to the check layer; its deviation of K decides */
 };
 
 enum fus_kind {                /* what becomes of a prompt token */
@@ -179,7 +177,7 @@ void fus_sense_done(struct fus_prefill *f);
 void fus_sense_release(struct fus_prefill *f);
 
 /* strategy.c */
-const struct fus_method *fus_method_of(enum fus_strategy s);
+const struct fus_method *fus_method_of(enum pol_strategy s);
 
 /* prefill.c */
 int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,

@@ -38,7 +38,7 @@ static const struct {
 static void clear_losses(struct fus_profile *p)
 {
     p->n_ratios = 0;
-    for (size_t s = 0; s < FUS_STRATEGY_COUNT; s++)
+    for (size_t s = 0; s < POL_STRATEGY_COUNT; s++)
         for (size_t i = 0; i < FUS_PROFILE_RATIOS_MAX; i++)
             p->losses[s][i] = NAN;
 }
@@ -54,7 +54,7 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
                             .neighbours = 4, /* cited: design, blending.md 7.3: four beat two */
                             .check_layer = L > 1 ? 1 : 0,
                             .sink_tokens = 1,
-                            .strategy = FUS_QS,
+                            .strategy = POL_QS,
                             .ratio = 0.15,
                             .loss = 0.222,
                             .reuse_kl = 0.0441};
@@ -64,8 +64,8 @@ void fus_profile_default(const struct model_cfg *cfg, struct fus_profile *ret)
     p.n_ratios = sizeof dflt_ratios / sizeof *dflt_ratios;
     memcpy(p.ratios, dflt_ratios, sizeof dflt_ratios);
     for (size_t i = 0; i < sizeof dflt_losses / sizeof *dflt_losses; i++) {
-        enum fus_strategy s;
-        if (fus_strategy_parse(dflt_losses[i].strategy, &s) == 1)
+        enum pol_strategy s;
+        if (pol_strategy_parse(dflt_losses[i].strategy, &s) == 1)
             memcpy(p.losses[s], dflt_losses[i].loss, sizeof dflt_losses[i].loss);
     }
     (void)snprintf(p.measured, sizeof p.measured,
@@ -135,7 +135,7 @@ static void read_names(struct reader *d, struct fus_profile *p)
         d->r = err_set(d->err, -EINVAL, "%s: tensor %.20s was removed; %s: calibrate again",
                        d->path, tensor, opt_removed("kvblend.tensor", NULL));
     if (*tensor) ignore(p, "tensor");
-    if (!*strategy || d->r < 0 || fus_strategy_parse(strategy, &p->strategy) == 1) return;
+    if (!*strategy || d->r < 0 || pol_strategy_parse(strategy, &p->strategy) == 1) return;
     if (gone)
         d->r = err_set(d->err, -EINVAL, "%s: strategy %s was removed; %s", d->path, strategy, gone);
     else
@@ -175,9 +175,9 @@ static void read_losses(struct reader *d, struct fus_profile *p)
     if (d->r < 0) return;
     json_object_foreach((json_t *)all, name, of)
     {
-        enum fus_strategy s;
+        enum pol_strategy s;
         if (opt_removed("strategy", name)) ignore(p, name);
-        if (fus_strategy_parse(name, &s) != 1) continue; /* or of a later version */
+        if (pol_strategy_parse(name, &s) != 1) continue; /* or of a later version */
         if (json_array_size(of) != p->n_ratios) {
             d->r = err_set(d->err, -EINVAL, "%s: \"%.32s\" does not have a loss for each ratio",
                            d->path, name);
@@ -254,19 +254,19 @@ json_t *fus_profile_json(const struct fus_profile *p)
         FILE_VERSION, "fingerprint", p->fingerprint, "score_lo", (int)p->score_lo, "score_hi",
         (int)p->score_hi, "side_layer", (int)p->side_layer, "sense_power", p->sense_power,
         "neighbours", (int)p->neighbours, "check_layer", (int)p->check_layer, "sink_tokens",
-        (int)p->sink_tokens, "strategy", fus_strategy_name(p->strategy), "ratio", p->ratio, "loss",
+        (int)p->sink_tokens, "strategy", pol_strategy_name(p->strategy), "ratio", p->ratio, "loss",
         p->loss, "reuse_kl", p->reuse_kl, "measured", p->measured);
     json_t *ratios = json_array(), *losses = json_object();
     for (size_t i = 0; i < p->n_ratios; i++)
         json_array_append_new(ratios, json_real(p->ratios[i]));
-    for (size_t s = 0; s < FUS_STRATEGY_COUNT; s++) {
+    for (size_t s = 0; s < POL_STRATEGY_COUNT; s++) {
         json_t *of = json_array();
         bool any = false;
         for (size_t i = 0; i < p->n_ratios; i++) {
             any |= isfinite(p->losses[s][i]);
             json_array_append_new(of, number_or_null(p->losses[s][i]));
         }
-        if (any) json_object_set(losses, fus_strategy_name((enum fus_strategy)s), of);
+        if (any) json_object_set(losses, pol_strategy_name((enum pol_strategy)s), of);
         json_decref(of);
     }
     if (root && json_object_set(root, "ratios", ratios) == 0 &&
@@ -302,14 +302,14 @@ int fus_profile_write(const struct fus_profile *p, const char *path, struct err 
 
 /* ---- use ---- */
 
-int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
+int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, double loss,
                           double *ret_ratio)
 {
     double at = NAN, least = NAN; /* the last point of the running minimum */
-    if ((unsigned)s >= FUS_STRATEGY_COUNT || !(loss >= 0)) return 0;
-    if (s == FUS_REUSE && loss < 1) return 0;
-    if (s == FUS_FULL || s == FUS_PREFIX || s == FUS_REUSE) {
-        *ret_ratio = s == FUS_REUSE ? 0 : 1;
+    if ((unsigned)s >= POL_STRATEGY_COUNT || !(loss >= 0)) return 0;
+    if (s == POL_REUSE && loss < 1) return 0;
+    if (s == POL_FULL || s == POL_PREFIX || s == POL_REUSE) {
+        *ret_ratio = s == POL_REUSE ? 0 : 1;
         return 1;
     }
     for (size_t i = 0; i < p->n_ratios; i++) {

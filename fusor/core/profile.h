@@ -23,13 +23,13 @@ struct fus_profile {
     unsigned neighbours;  /* chunks that each chunk is measured with, 1…FUS_NEIGHBOURS_MAX */
     unsigned check_layer; /* hkvd */
     unsigned sink_tokens; /* that chunks are built behind: 0 or 1 */
-    enum fus_strategy strategy; /* of a request that names none */
+    enum pol_strategy strategy; /* of a request that names none */
     double ratio;               /* of a request that names none: keeps `loss` with `strategy` */
     double loss;                /* what that may lose: the quality floor */
     double reuse_kl;            /* nats: what a loss of 1 is, as measured */
     double ratios[FUS_PROFILE_RATIOS_MAX]; /* ascending */
     size_t n_ratios;
-    double losses[FUS_STRATEGY_COUNT][FUS_PROFILE_RATIOS_MAX]; /* NAN: not measured */
+    double losses[POL_STRATEGY_COUNT][FUS_PROFILE_RATIOS_MAX]; /* NAN: not measured */
     char measured[160]; /* on what, when, with which command; for people */
     char ignored[120];  /* what the file says that an earlier release knew; "": nothing */
 };
@@ -46,7 +46,7 @@ struct json_t *fus_profile_json(const struct fus_profile *p); /* as in the file;
  * and never below the least one measured: 1 found, 0 not reached at any measured ratio. A curve
  * that rises by noise counts as its running minimum. full and prefix lose nothing, at 1; reuse
  * loses 1, at 0. */
-int fus_profile_ratio_for(const struct fus_profile *p, enum fus_strategy s, double loss,
+int fus_profile_ratio_for(const struct fus_profile *p, enum pol_strategy s, double loss,
                           double *ret_ratio);
 /* Layers into a plan, where it leaves them open (0). */
 void fus_profile_apply(const struct fus_profile *p, struct fus_plan *plan);

@@ -33,7 +33,7 @@ int fus_plan_resolve(struct fus_prefill *f)
 {
     struct fus_plan *p = &f->plan;
     const struct model_cfg *g = &f->core->cfg;
-    if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= FUS_STRATEGY_COUNT) return -EINVAL;
+    if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= POL_STRATEGY_COUNT) return -EINVAL;
     if (p->n_tok > f->s->cap_tokens) return -ERANGE;
     if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
     for (uint32_t i = 0; i < p->n_tok; i++)
@@ -74,8 +74,8 @@ static uint32_t usable(const struct fus_prefill *f, const struct fus_range *g)
 
 static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
 {
-    if (!g->active || f->plan.strategy == FUS_FULL) return false;
-    return g->r.exact || f->plan.strategy != FUS_PREFIX;
+    if (!g->active || f->plan.strategy == POL_FULL) return false;
+    return g->r.exact || f->plan.strategy != POL_PREFIX;
 }
 
 void fus_roles_set(struct fus_prefill *f)

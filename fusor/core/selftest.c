@@ -82,7 +82,7 @@ static int build(struct trial *t, struct shelf *sh, const int32_t *tok)
 }
 
 /* keep: the chunks' KV in this context goes to the shelves. */
-static int prefill(struct trial *t, enum fus_strategy strategy, bool keep, float *logits)
+static int prefill(struct trial *t, enum pol_strategy strategy, bool keep, float *logits)
 {
     struct fus_range range[2];
     struct fus_capture capture[2];
@@ -212,14 +212,14 @@ int fus_core_self_test(struct fus_core *c, struct err *err)
     struct trial t = {.c = c};
     int r = trial_init(&t);
     if (r == 0) r = reposition(c, err);
-    if (r == 0) r = prefill(&t, FUS_FULL, true, t.full);
-    if (r == 0) r = prefill(&t, FUS_REUSE, false, t.got);
+    if (r == 0) r = prefill(&t, POL_FULL, true, t.full);
+    if (r == 0) r = prefill(&t, POL_REUSE, false, t.got);
     if (r == 0) r = compare(&t, "the prompt's own KV put back", err);
     for (size_t i = 0; r == 0 && i < 2; i++)
         r = build(&t, &t.shelf[i], t.tok + 1 + GLUE + i * (CHUNK + GLUE));
-    if (r == 0) r = prefill(&t, FUS_HKVD, false, t.got);
+    if (r == 0) r = prefill(&t, POL_HKVD, false, t.got);
     if (r == 0) r = compare(&t, "hkvd with everything recomputed", err);
-    if (r == 0) r = prefill(&t, FUS_QUERY, false, t.got);
+    if (r == 0) r = prefill(&t, POL_QUERY, false, t.got);
     if (r == 0) r = compare(&t, "query with everything recomputed", err);
     for (size_t i = 0; i < 2; i++) {
         mem_free(t.shelf[i].k);

@@ -84,7 +84,7 @@ int fus_sense_begin(struct fus_session *s, const struct fus_sense *p, struct fus
                                   .n_tok = tok0 + p->n,
                                   .range = &range,
                                   .n_range = 1,
-                                  .strategy = FUS_REUSE,
+                                  .strategy = POL_REUSE,
                                   .cancel = p->cancel};
     struct fus_prefill *f = NULL;
     int r = fus_begin(s, &plan, false, &f);

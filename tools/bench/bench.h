@@ -101,7 +101,7 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
 struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n);
 
 struct bench_run { /* how to run a prompt */
-    enum fus_strategy strategy;
+    enum pol_strategy strategy;
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
     const bool *skip;     /* [n_chunks]: compute these, whatever the store has; may be NULL */

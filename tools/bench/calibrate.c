@@ -30,7 +30,7 @@ enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
 
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
-static const enum fus_strategy curve_strategy[] = {FUS_HKVD, FUS_SINK, FUS_QUERY, FUS_QS, FUS_SIDE};
+static const enum pol_strategy curve_strategy[] = {POL_HKVD, POL_SINK, POL_QUERY, POL_QS, POL_SIDE};
 enum {
     N_CURVE = sizeof curve_ratio / sizeof *curve_ratio,
     N_CURVES = sizeof curve_strategy / sizeof *curve_strategy
@@ -52,7 +52,7 @@ struct calibration {
 /* ---- evaluating ---- */
 
 /* KL of each line of the set with the settings of b->profile. */
-static int evaluate(struct calibration *c, const struct set *s, enum fus_strategy strategy,
+static int evaluate(struct calibration *c, const struct set *s, enum pol_strategy strategy,
                     double ratio, double *ret, struct err *err)
 {
     const struct bench_run run = {.strategy = strategy, .ratio = (float)ratio};
@@ -76,7 +76,7 @@ static int open_set(struct calibration *c, struct set *s, struct err *err)
         if (r == 0) s->n++;
         bench_progress("preparing", i + 1, n);
     }
-    return r == 0 ? evaluate(c, s, FUS_REUSE, 0, s->reuse, err) : r;
+    return r == 0 ? evaluate(c, s, POL_REUSE, 0, s->reuse, err) : r;
 }
 
 static void close_set(struct set *s)
@@ -94,7 +94,7 @@ struct candidate {
 };
 struct knob {
     const char *name;
-    enum fus_strategy strategy; /* that shows what it is worth */
+    enum pol_strategy strategy; /* that shows what it is worth */
     /* Which of the candidates is taken, of which the first is what there was; NULL: clearly_best */
     size_t (*choose)(const struct candidate *x, size_t n, size_t n_lines);
 };
@@ -134,7 +134,7 @@ static void tell(struct calibration *c, const struct knob *k, const struct candi
                  gain.lo, gain.hi, chosen ? "  <-" : "");
     json_t *row =
         json_pack("{s:s, s:s, s:s, s:f, s:b}", "knob", k->name, "value", value, "strategy",
-                  fus_strategy_name(k->strategy), "kl_forced", x->mean, "chosen", chosen);
+                  pol_strategy_name(k->strategy), "kl_forced", x->mean, "chosen", chosen);
     json_object_set_new(row, "vs_default", bench_number(gain.value));
     json_object_set_new(row, "vs_default_lo", bench_number(gain.lo));
     json_object_set_new(row, "vs_default_hi", bench_number(gain.hi));
@@ -145,7 +145,7 @@ static void tell(struct calibration *c, const struct knob *k, const struct candi
  * tokens run, so a deeper one leaves fewer to recompute behind it; < 0: none at all. */
 static double ratio_of(const struct knob *k, const struct fus_profile *p, unsigned L)
 {
-    if (k->strategy != FUS_HKVD) return SEARCH_RATIO;
+    if (k->strategy != POL_HKVD) return SEARCH_RATIO;
     const double layers = 1 + (L - 1) * SEARCH_RATIO;
     return (layers - p->check_layer) / (L - p->check_layer);
 }
@@ -252,7 +252,7 @@ static size_t side_around(const struct fus_profile *p, unsigned L, struct fus_pr
 
 static int search_layers(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob knob = {"score layers", FUS_QS};
+    static const struct knob knob = {"score layers", POL_QS};
     const unsigned L = c->b->cfg->L;
     const bool few = L * (L + 1) / 2 < CANDIDATES_MAX; /* then every range is one */
     struct fus_profile x[CANDIDATES_MAX];
@@ -296,7 +296,7 @@ static size_t middle_power(const struct candidate *x, size_t n, size_t n_lines)
 
 static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob knob = {"power", FUS_QS, middle_power};
+    static const struct knob knob = {"power", POL_QS, middle_power};
     static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
     struct fus_profile x[sizeof power / sizeof *power];
     size_t n = 0;
@@ -309,7 +309,7 @@ static int search_power(struct calibration *c, struct fus_profile *p, struct err
 
 static int search_side(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob knob = {"sidecar layer", FUS_SIDE};
+    static const struct knob knob = {"sidecar layer", POL_SIDE};
     const unsigned L = c->b->cfg->L, step = L > 16 ? L / 8 : 1;
     struct fus_profile x[CANDIDATES_MAX];
     size_t n = 0;
@@ -323,7 +323,7 @@ static int search_side(struct calibration *c, struct fus_profile *p, struct err 
 
 static int search_check(struct calibration *c, struct fus_profile *p, struct err *err)
 {
-    static const struct knob layer = {"check layer", FUS_HKVD};
+    static const struct knob layer = {"check layer", POL_HKVD};
     struct fus_profile x[CANDIDATES_MAX];
     size_t n = 0;
     /* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
@@ -380,7 +380,7 @@ static int give_up(struct calibration *c, struct store *old, int r)
 static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
                        struct err *err)
 {
-    static const struct knob knob = {"sink tokens", FUS_REUSE};
+    static const struct knob knob = {"sink tokens", POL_REUSE};
     struct bench *b = c->b;
     struct store *with = b->store;
     struct candidate x = {.p = *p}, now = {.p = *p};
@@ -390,7 +390,7 @@ static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ra
     x.p.sink_tokens = 0;
     b->build_sink = -1;
     int r = build_again(c, ram_bytes, err);
-    if (r == 0) r = evaluate(c, &c->search, FUS_REUSE, 0, x.kl, err);
+    if (r == 0) r = evaluate(c, &c->search, POL_REUSE, 0, x.kl, err);
     if (r < 0) return give_up(c, with, r);
     if (choose_store(c, &knob, &x, &now, with)) { /* the report's lines are prepared in it later */
         *p = x.p;
@@ -408,7 +408,7 @@ static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ra
 static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
                              struct err *err)
 {
-    static const struct knob knob = {"neighbours", FUS_QS};
+    static const struct knob knob = {"neighbours", POL_QS};
     struct store *few = c->b->store;
     struct candidate x[4], now = {.p = *p};
     size_t n = 0;
@@ -443,7 +443,7 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
     p->reuse_kl = mean_of(s->reuse, s->n);
     p->n_ratios = N_CURVE;
     memcpy(p->ratios, curve_ratio, sizeof curve_ratio);
-    for (size_t st = 0; st < FUS_STRATEGY_COUNT; st++)
+    for (size_t st = 0; st < POL_STRATEGY_COUNT; st++)
         for (size_t i = 0; i < FUS_PROFILE_RATIOS_MAX; i++)
             p->losses[st][i] = NAN;
     (void)printf("\nloss on the other texts, as a share of reuse's (%.5f nats) [95 %%]\n%-8s",
@@ -451,8 +451,8 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
     for (size_t i = 0; i < N_CURVE; i++)
         (void)printf(" %20s%.2f", "r = ", curve_ratio[i]);
     for (size_t k = 0; r == 0 && k < N_CURVES; k++) {
-        const enum fus_strategy st = curve_strategy[k];
-        (void)printf("\n%-8s", fus_strategy_name(st));
+        const enum pol_strategy st = curve_strategy[k];
+        (void)printf("\n%-8s", pol_strategy_name(st));
         for (size_t i = 0; r == 0 && i < N_CURVE; i++) {
             r = evaluate(c, s, st, curve_ratio[i], kl, err);
             if (r < 0) break;
@@ -461,7 +461,7 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
             (void)printf("   %6.3f [%5.3f, %5.3f]", loss.value, loss.lo, loss.hi);
             json_array_append_new(
                 c->b->rows,
-                json_pack("{s:s, s:f, s:o, s:o, s:o}", "strategy", fus_strategy_name(st), "ratio",
+                json_pack("{s:s, s:f, s:o, s:o, s:o}", "strategy", pol_strategy_name(st), "ratio",
                           curve_ratio[i], "loss", bench_number(loss.value), "loss_lo",
                           bench_number(loss.lo), "loss_hi", bench_number(loss.hi)));
         }
@@ -474,13 +474,13 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
 static void choose_ratio(struct fus_profile *p)
 {
     if (fus_profile_ratio_for(p, p->strategy, p->loss, &p->ratio) == 1) {
-        (void)printf("%s keeps a loss of %g at a ratio of %.3f\n", fus_strategy_name(p->strategy),
+        (void)printf("%s keeps a loss of %g at a ratio of %.3f\n", pol_strategy_name(p->strategy),
                      p->loss, p->ratio);
         return;
     }
     p->ratio = p->ratios[p->n_ratios - 1];
     (void)printf("%s does not keep a loss of %g up to a ratio of %g: that ratio is taken\n",
-                 fus_strategy_name(p->strategy), p->loss, p->ratio);
+                 pol_strategy_name(p->strategy), p->loss, p->ratio);
 }
 
 /* Where the worker looks for it. */

@@ -74,7 +74,7 @@ struct decided { /* the controller's runs of a cell */
 
 struct grid {
     struct bench *b;
-    double loss, floor[FUS_STRATEGY_COUNT]; /* NAN: the strategy does not reach the quality */
+    double loss, floor[POL_STRATEGY_COUNT]; /* NAN: the strategy does not reach the quality */
     struct pol_cost cost;
     struct store *store;
     struct tier *fault;
@@ -181,10 +181,9 @@ static void snapshot(struct grid *g, struct pol_control_in *in)
                                   .ratio_max = 1};
     in->tier[1].bytes_per_s = g->emulate ? g->cell.gbps * 1e9 : s.read_bytes_per_s;
     in->tier[1].first_s = g->emulate ? EMULATED_FIRST_S : s.first_ms / 1e3;
-    for (int st = 0; st < FUS_STRATEGY_COUNT; st++) {
-        const enum pol_strategy as = ctl_to_policy((enum fus_strategy)st);
-        if (as == POL_STRAT_DEFAULT || isnan(g->floor[st])) continue;
-        in->strat[as] = (struct pol_strat_now){true, g->floor[st]};
+    for (int st = 0; st < POL_STRATEGY_COUNT; st++) {
+        if (isnan(g->floor[st])) continue;
+        in->strat[st] = (struct pol_strat_now){true, g->floor[st]};
     }
     for (size_t i = 0; i < g->p.n_chunks; i++) {
         const uint32_t tok0 = g->p.chunk[i].tok0, n = g->p.chunk[i].n;
@@ -215,7 +214,7 @@ static int emulated_ranges(struct grid *g, const struct bench_run *run, struct e
 {
     double bytes = 0;
     size_t n = 0;
-    for (size_t i = 0; i < g->p.n_chunks && run->strategy != FUS_FULL; i++) {
+    for (size_t i = 0; i < g->p.n_chunks && run->strategy != POL_FULL; i++) {
         const uint32_t tok0 = g->p.chunk[i].tok0, n_tok = g->p.chunk[i].n;
         const struct tier_key k = bench_chunk_key(g->b, g->p.tok + tok0, n_tok);
         struct store_pin *pin;
@@ -289,7 +288,7 @@ static void predict(struct grid *g, const struct bench_run *run, struct pol_pred
     snapshot(g, &in);
     for (size_t i = 0; i < g->p.n_chunks; i++)
         reuse[i] = !(run->skip && run->skip[i]);
-    pol_predict(&in, ctl_to_policy(run->strategy), (double)run->ratio, reuse, ret);
+    pol_predict(&in, run->strategy, (double)run->ratio, reuse, ret);
 }
 
 /* Where nothing was waited for, as the worker does with every prefill. */
@@ -324,7 +323,7 @@ static int run_controller(struct grid *g, struct decided *d)
     for (size_t i = 0; i < g->p.n_chunks; i++)
         skip[i] = !reuse[i];
     const struct bench_run run = {
-        .strategy = ctl_from_policy(d->last.strategy), .ratio = (float)d->last.ratio, .skip = skip};
+        .strategy = d->last.strategy, .ratio = (float)d->last.ratio, .skip = skip};
     const double decide_ms = g->emulate ? 0 : clock_ms_since(t0);
     int r = run_once(g, &run, &ms);
     if (r < 0) return r;
@@ -373,16 +372,16 @@ static size_t make_choices(struct grid *g, struct choice *c)
         n_tier += g->in_tier[i];
         n_held += !g->missing[i];
     }
-    c[n++].run = (struct bench_run){.strategy = FUS_FULL, .ratio = 1};
+    c[n++].run = (struct bench_run){.strategy = POL_FULL, .ratio = 1};
     const size_t steps = n_tier < 3 ? n_tier : 3;
-    for (int s = 0; s < FUS_STRATEGY_COUNT; s++) {
+    for (int s = 0; s < POL_STRATEGY_COUNT; s++) {
         if (isnan(g->floor[s])) continue;
         for (size_t k = 0; k <= steps && n < CHOICES_MAX; k++) {
             const size_t drop = steps ? n_tier * k / steps : 0;
             if (drop == n_held) continue;
             c[n].n_loaded = set_skip(g, drop, c[n].skip);
             c[n].run = (struct bench_run){
-                .strategy = (enum fus_strategy)s, .ratio = (float)g->floor[s], .skip = c[n].skip};
+                .strategy = (enum pol_strategy)s, .ratio = (float)g->floor[s], .skip = c[n].skip};
             n++;
         }
     }
@@ -485,7 +484,7 @@ static int measure_cell(struct grid *g, struct choice *c, size_t n, struct decid
 
 static json_t *choice_json(const struct choice *c)
 {
-    return json_pack("{s:s, s:f, s:i, s:f, s:f}", "strategy", fus_strategy_name(c->run.strategy),
+    return json_pack("{s:s, s:f, s:i, s:f, s:f}", "strategy", pol_strategy_name(c->run.strategy),
                      "ratio", (double)c->run.ratio, "chunks_loaded", (int)c->n_loaded, "ttft_ms",
                      c->median_ms, "predicted_ms", c->predicted_ms);
 }
@@ -508,7 +507,7 @@ static void report_cell(struct grid *g, const struct choice *c, size_t n, struct
     (void)printf("%-16s %3u | %-7s %5.3f %3zu %8.1f ms (said %7.1f) | best %-7s %5.3f %8.1f | full "
                  "%8.1f | regret %.3f speedup %.2f\n",
                  where, x->n_chunks, chosen, d->last.ratio, d->last.n_reused, ms, said,
-                 fus_strategy_name(best->run.strategy), (double)best->run.ratio, best->median_ms,
+                 pol_strategy_name(best->run.strategy), (double)best->run.ratio, best->median_ms,
                  full, ret->regret, ret->speedup);
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++)
@@ -584,7 +583,7 @@ static double decision_us(const struct grid *g)
         in.n_tok = at + 32;
         for (int t = 1; t <= 3; t++)
             in.tier[t].bytes_per_s = 2e7 * exp((double)(rng_next(&rng) >> 40) * 0x1p-24 * 6);
-        for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
+        for (int s = POL_HKVD; s < POL_STRATEGY_COUNT; s++)
             in.strat[s] = (struct pol_strat_now){true, 0.1 + 0.01 * s};
         struct pol_control out;
         const double t0 = cpu_s(CLOCK_THREAD_CPUTIME_ID);
@@ -602,13 +601,13 @@ static int floors(struct grid *g, const struct opts *opts, struct err *err)
     int r = 0;
     g->loss = opt_given(opts, "floor-loss") ? opt_double(opts, "floor-loss") : g->b->profile.loss;
     json_t *j = json_object();
-    for (int s = 0; s < FUS_STRATEGY_COUNT && r == 0; s++) {
+    for (int s = 0; s < POL_STRATEGY_COUNT && r == 0; s++) {
         g->floor[s] = NAN;
-        if (s == FUS_FULL || s == FUS_PREFIX || s == FUS_REUSE) continue;
-        if (fus_profile_ratio_for(&g->b->profile, (enum fus_strategy)s, g->loss, &g->floor[s]) != 1)
+        if (s == POL_FULL || s == POL_PREFIX || s == POL_REUSE) continue;
+        if (fus_profile_ratio_for(&g->b->profile, (enum pol_strategy)s, g->loss, &g->floor[s]) != 1)
             g->floor[s] = NAN;
         else
-            json_object_set_new(j, fus_strategy_name((enum fus_strategy)s), json_real(g->floor[s]));
+            json_object_set_new(j, pol_strategy_name((enum pol_strategy)s), json_real(g->floor[s]));
     }
     if (r == 0 && json_object_size(j) == 0)
         r = err_set(err, -EINVAL, "no strategy reaches a loss of %g: see --floor-loss", g->loss);

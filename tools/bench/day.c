@@ -49,11 +49,8 @@ static const struct {
 static const struct {
     enum pol_strategy s;
     double floor;
-} floors[] = {{POL_STRAT_QS, 0.05},
-              {POL_STRAT_QUERY, 0.05},
-              {POL_STRAT_SIDE, 0.09},
-              {POL_STRAT_HKVD, 0.15},
-              {POL_STRAT_SINK, 0.15}};
+} floors[] = {
+    {POL_QS, 0.05}, {POL_QUERY, 0.05}, {POL_SIDE, 0.09}, {POL_HKVD, 0.15}, {POL_SINK, 0.15}};
 
 enum policy { BY_CONTROLLER, BY_REUSE, BY_FIXED, BY_PREFIX, BY_FULL, POLICY_COUNT };
 static const char *const policy_names[POLICY_COUNT] = {"controller", "reuse all, qs 5 %",
@@ -82,7 +79,7 @@ struct day {
     double *ttft_s;
     size_t n, n_passes;
     double gpu_s, tokens, computed, loaded_gb[TIERS], gb_s[TIERS], last_s;
-    uint64_t n_by[POL_STRAT_COUNT];
+    uint64_t n_by[POL_STRATEGY_COUNT];
 };
 
 static uint64_t draw(uint64_t *s) /* splitmix64 */
@@ -213,18 +210,18 @@ static enum pol_strategy decide(struct day *d, struct request *r, double *ret_ra
         *ret_ratio = c.ratio;
         return c.strategy;
     case BY_REUSE:
-        return POL_STRAT_QS;
+        return POL_QS;
     case BY_FIXED:
-        return POL_STRAT_HKVD;
+        return POL_HKVD;
     case BY_PREFIX:
         if (r->in.n_chunk > 0 && r->chunk[0].tier >= 0 && d->block[r->id[0]].led) {
             r->in.n_prefix = r->chunk[0].n;
             r->in.prefix_tier = r->chunk[0].tier;
             r->in.prefix_bytes = r->chunk[0].bytes;
         }
-        return POL_STRAT_PREFIX;
+        return POL_PREFIX;
     default:
-        return POL_STRAT_FULL;
+        return POL_FULL;
     }
 }
 
@@ -233,9 +230,9 @@ static void account_loads(struct day *d, const struct request *r, enum pol_strat
 {
     double gb[TIERS] = {0};
     for (size_t i = 0; i < r->in.n_chunk; i++)
-        if (s != POL_STRAT_FULL && s != POL_STRAT_PREFIX && r->reuse[i] && r->chunk[i].tier > 0)
+        if (!pol_strategy_is_exact(s) && r->reuse[i] && r->chunk[i].tier > 0)
             gb[r->chunk[i].tier] += (double)r->chunk[i].bytes / 1e9;
-    if (s == POL_STRAT_PREFIX && r->in.n_prefix && r->in.prefix_tier > 0)
+    if (s == POL_PREFIX && r->in.n_prefix && r->in.prefix_tier > 0)
         gb[r->in.prefix_tier] += (double)r->in.prefix_bytes / 1e9;
     for (size_t t = 1; t < TIERS; t++) {
         if (!(gb[t] > 0)) continue;
@@ -321,7 +318,7 @@ static void report_day(struct day *d, json_t *rows)
         mean += d->ttft_s[i] / (double)d->n;
     for (size_t i = 0; i < 4; i++)
         q[i] = bench_quantile(d->ttft_s, d->n, at[i]);
-    for (int s = 0; s < POL_STRAT_COUNT; s++)
+    for (int s = 0; s < POL_STRATEGY_COUNT; s++)
         if (d->n_by[s])
             json_object_set_new(by, pol_strategy_name((enum pol_strategy)s),
                                 json_integer((json_int_t)d->n_by[s]));

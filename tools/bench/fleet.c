@@ -255,10 +255,8 @@ static int read_opts(struct study *s, const struct opts *opts, struct err *err)
     if (!(s->load > 0 && s->load < 10)) return err_set(err, -EINVAL, "--load: a share above 0");
     if (s->chunks > POL_CHUNKS_MAX || s->kind.n_docs < s->chunks)
         return err_set(err, -EINVAL, "--pool must not be smaller than --chunks");
-    for (int i = 0; i < POL_STRAT_COUNT; i++)
-        if (strcmp(pol_strategy_name((enum pol_strategy)i), name) == 0)
-            s->o.strategy = (enum pol_strategy)i;
-    if (!s->o.strategy) return err_set(err, -EINVAL, "--strategies: one that there is");
+    if (pol_strategy_parse(name, &s->o.strategy) != 1)
+        return err_set(err, -EINVAL, "--strategies: one that there is");
     if (opt_given(opts, "ratios")) s->o.ratio = strtod(opt_str(opts, "ratios"), NULL);
     return 0;
 }

@@ -237,7 +237,7 @@ void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsign
                                           .n = l->chunk_tokens,
                                           .tier = FLEET_RAM,
                                           .bytes = o->chunk_bytes};
-    ret->strat[POL_STRAT_FULL].allowed = ret->strat[POL_STRAT_PREFIX].allowed = true;
+    ret->strat[POL_FULL].allowed = ret->strat[POL_PREFIX].allowed = true;
     ret->strat[o->strategy] = (struct pol_strat_now){true, o->ratio};
 }
 
@@ -307,15 +307,15 @@ static double prefill(struct fleet *f, struct node *w, const struct fleet_reques
     struct pol_control got;
     bool reuse[POL_CHUNKS_MAX] = {0};
     snapshot(f, w, q, chunk, &in);
-    if (o->strategy == POL_STRAT_FULL)
-        pol_predict(&in, POL_STRAT_FULL, 0, reuse, &got.predicted);
+    if (o->strategy == POL_FULL)
+        pol_predict(&in, POL_FULL, 0, reuse, &got.predicted);
     else
         pol_control(&in, &got, reuse);
     for (unsigned i = q->n_chunks; i-- > 0;) { /* its head outlives its tail */
         const uint32_t c = q->chunk[i];
         const int from = reuse[i] ? chunk[i].tier : FLEET_COMPUTED;
         if (q >= f->l->req + f->first) f->ret->from[from]++;
-        if (o->strategy == POL_STRAT_FULL) continue;
+        if (o->strategy == POL_FULL) continue;
         if (chunk[i].tier < 0) want_build(w, c);
         if (from == FLEET_REDIS) load_from_redis(f, c);
         if (from == FLEET_NVME) cache_touch(&w->nvme, c);
@@ -338,7 +338,7 @@ static void price_chunk(struct fleet *f)
     in.n_tok = f->l->chunk_tokens;
     in.n_suffix = 0;
     none.tier = -1;
-    pol_predict(&in, POL_STRAT_FULL, 0, &reuse, &p);
+    pol_predict(&in, POL_FULL, 0, &reuse, &p);
     f->build_s = p.ttft_s;
     const double load_s = f->o->nvme_first_s + (double)f->o->chunk_bytes / f->o->nvme_bytes_per_s;
     f->nvme_worth = f->build_s > 0 ? fmax(0, 1 - load_s / f->build_s) : 0;

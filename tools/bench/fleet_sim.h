@@ -43,7 +43,7 @@ struct fleet_opts {
     enum pol_order order;
     struct pol_cost cost;
     unsigned L;
-    enum pol_strategy strategy; /* POL_STRAT_FULL: nothing is reused */
+    enum pol_strategy strategy; /* POL_FULL: nothing is reused */
     double ratio;               /* the quality floor of that strategy */
     double token_s;             /* a decode step */
     uint64_t chunk_bytes;

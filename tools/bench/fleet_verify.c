@@ -63,7 +63,7 @@ static int simulate(const struct fleet_opts *opts, const struct fleet_load *l,
     struct fleet_result t;
     o.n_workers = 1;
     o.n_shards = 0;
-    o.strategy = POL_STRAT_FULL;
+    o.strategy = POL_FULL;
     o.prefill_s = prefill_s;
     o.answer_s = m->answer_ms / 1e3;
     o.warm_share = 0;

@@ -108,7 +108,7 @@ static int refer_to_answer(const struct judge *j, struct bench_result *res, stru
 static int full_run(const struct judge *j, struct judge_line *l, struct verdict *ret)
 {
     const struct bench_run run = {
-        .strategy = FUS_FULL, .ratio = 1, .logits_from = l->suffix ? l->prompt.suffix0 : 0};
+        .strategy = POL_FULL, .ratio = 1, .logits_from = l->suffix ? l->prompt.suffix0 : 0};
     struct bench_result res;
     struct verdict v = {0};
     int r = bench_prefill(j->b, &l->prompt, &run, j->max_new + JUDGE_FORCED_TOKENS, &res);
@@ -165,7 +165,7 @@ int judge_run(const struct judge *j, const struct judge_line *l, const struct be
 int judge_generate(const struct judge *j, const struct bench_prompt *p, unsigned max_new,
                    struct buf *text, struct verdict *v)
 {
-    const struct bench_run run = {.strategy = FUS_FULL, .ratio = 1};
+    const struct bench_run run = {.strategy = POL_FULL, .ratio = 1};
     struct bench_result res;
     const uint64_t t0 = clock_ns();
     int r = bench_prefill(j->b, p, &run, max_new, &res);

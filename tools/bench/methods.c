@@ -2,7 +2,7 @@
 #include "tools/bench/bench.h"
 
 #include "base/opt_removed.h"
-#include "policy/plan.h"
+#include "policy/control.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -32,19 +32,19 @@ static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n
 /* "default": the worker's own choice for a request that says nothing and finds all its chunks. */
 static void choose_default(const struct fus_profile *profile, struct bench_run *run)
 {
-    struct pol_plan_in in = {.ratio = -1,
-                             .ratio_default = profile->ratio,
-                             .prompt_tokens = 4096,
-                             .reuse_tokens = 4000,
-                             .suffix_tokens = 64,
-                             .blend_allowed = true};
-    const char *name = fus_strategy_name(profile->strategy);
-    for (enum pol_strategy s = POL_STRAT_FULL; s < POL_STRAT_COUNT; s++)
-        if (strcmp(pol_strategy_name(s), name) == 0) in.strategy_default = s;
-    const struct pol_plan p = pol_plan(&in);
-    run->ratio = (float)p.ratio;
+    const struct pol_chunk_now held = {.n = 4000};
+    const struct pol_control_in in = {.n_tok = 4096, .n_suffix = 64, .chunk = &held, .n_chunk = 1};
+    const struct pol_request q = {.wish = POL_AUTO,
+                                  .ratio = -1,
+                                  .strategy_default = profile->strategy,
+                                  .ratio_default = profile->ratio,
+                                  .blend_allowed = true};
+    struct pol_control out;
+    bool reuse;
+    (void)pol_decide(&in, &q, &out, &reuse);
+    run->strategy = out.strategy;
+    run->ratio = (float)out.ratio;
     run->by_default = true;
-    (void)fus_strategy_parse(pol_strategy_name(p.strategy), &run->strategy);
 }
 
 /* ---- what a method sets beside its name: "qs:layers=10-24:power=2" ---- */
@@ -113,7 +113,7 @@ static int parse_method(const struct bench *b, const char *text, struct bench_ru
         choose_default(&b->profile, &run);
     else if (gone)
         return err_set(err, -EINVAL, "strategy %s was removed; %s", name, gone);
-    else if (fus_strategy_parse(name, &run.strategy) != 1)
+    else if (pol_strategy_parse(name, &run.strategy) != 1)
         return err_set(err, -EINVAL, "unknown strategy \"%s\"", name);
     while (*p == ':') {
         const char *lost = removed_setting(++p);
@@ -141,10 +141,10 @@ static int add_method(const struct bench_run *m, const double *ratio, size_t n_r
 {
     double at[RATIOS_MAX + 1] = {0};
     size_t n_at = 1;
-    if (m->strategy == FUS_FULL && !m->by_default) return 0; /* it is there already */
-    if (m->strategy == FUS_PREFIX) {
+    if (m->strategy == POL_FULL && !m->by_default) return 0; /* it is there already */
+    if (m->strategy == POL_PREFIX) {
         at[0] = 1;
-    } else if (m->strategy != FUS_REUSE) {
+    } else if (m->strategy != POL_REUSE) {
         memcpy(at, ratio, n_ratios * sizeof *ratio);
         n_at = n_ratios;
         if (m->by_default && !asked_for(at, n_at, (double)m->ratio)) at[n_at++] = (double)m->ratio;
@@ -165,7 +165,7 @@ int bench_methods_of(const struct bench *b, const char *strategies, const char *
     size_t n_ratios = 0, n = 0;
     int r = parse_ratios(ratios, ratio, RATIOS_MAX, &n_ratios, err);
     if (r < 0) return r;
-    ret[n++] = (struct bench_run){.name = "full", .strategy = FUS_FULL, .ratio = 1};
+    ret[n++] = (struct bench_run){.name = "full", .strategy = POL_FULL, .ratio = 1};
     for (const char *p = strategies; r == 0 && *p;) {
         struct bench_run m;
         char text[sizeof m.name];

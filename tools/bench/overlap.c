@@ -39,9 +39,9 @@ struct overlap {
     unsigned n_rounds;                           /* that are done */
 };
 
-static bool can_overlap(enum fus_strategy s)
+static bool can_overlap(enum pol_strategy s)
 {
-    return s != FUS_QUERY && s != FUS_QS;
+    return s != POL_QUERY && s != POL_QS;
 }
 
 static int read_rates(struct overlap *o, const char *text, struct err *err)
@@ -211,7 +211,7 @@ static double report_row(struct overlap *o, const struct bench_run *run, double 
     const size_t n = o->n_rounds;
     qsort(rounds, n, sizeof *rounds, by_ratio);
     const struct round *x = &rounds[(n - 1) / 2];
-    const char *name = fus_strategy_name(run->strategy);
+    const char *name = pol_strategy_name(run->strategy);
     const bool overlaps = can_overlap(run->strategy);
     const double ratio = ratio_of(x), lo = ratio_of(&rounds[n / 4]),
                  hi = ratio_of(&rounds[(3 * n - 1) / 4]);
@@ -252,8 +252,7 @@ static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
     const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
     int r = bench_methods_of(o->b, names, ratios, false, all, METHODS_MAX, &n, err);
     for (size_t i = 0; r == 0 && i < n; i++)
-        if (all[i].strategy != FUS_FULL && all[i].strategy != FUS_PREFIX)
-            o->run[o->n_runs++] = all[i];
+        if (!pol_strategy_is_exact(all[i].strategy)) o->run[o->n_runs++] = all[i];
     o->reps = (unsigned)opt_int(opts, "reps");
     if (r == 0) r = read_rates(o, opt_str(opts, "throttles"), err);
     if (r == 0) r = allocate(o);

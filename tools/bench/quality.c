@@ -83,7 +83,7 @@ static int study_line(struct study *s, const json_t *lines, size_t at, struct er
         v = full;
         if (m->map != MAP_NONE)
             r = map_run(&s->judge, m->map, &l, s->map_tokens, &v);
-        else if (m->run.strategy != FUS_FULL)
+        else if (m->run.strategy != POL_FULL)
             r = judge_run(&s->judge, &l, &m->run, &v);
         if (r == -ENODATA) continue; /* not a line that this method can answer */
         r = r == 0 ? keep(&m->total[kind], &v)
@@ -146,7 +146,7 @@ static struct boot compare(struct study *s, const struct totals *t, const struct
     return boot_ratio(s->v, s->w, n == m ? n : 0, SEED);
 }
 
-static const struct totals *totals_of(const struct study *s, enum fus_strategy st, double ratio,
+static const struct totals *totals_of(const struct study *s, enum pol_strategy st, double ratio,
                                       size_t kind)
 {
     for (size_t i = 0; i < s->n_methods; i++) {
@@ -183,8 +183,8 @@ static void put_lines(struct study *s, json_t *row, const char *name, const stru
 
 static void report_row(struct study *s, const struct method *m, size_t kind)
 {
-    const struct totals *t = &m->total[kind], *reuse = totals_of(s, FUS_REUSE, 0, kind),
-                        *base = totals_of(s, FUS_HKVD, BASELINE_RATIO, kind),
+    const struct totals *t = &m->total[kind], *reuse = totals_of(s, POL_REUSE, 0, kind),
+                        *base = totals_of(s, POL_HKVD, BASELINE_RATIO, kind),
                         *full = &s->method[0].total[kind];
     if (t->n == 0) return;
     const struct boot kl = mean_of(s, t, F_KL), match = mean_of(s, t, F_EXACT),
@@ -195,7 +195,7 @@ static void report_row(struct study *s, const struct method *m, size_t kind)
                  again = mean_of(s, t, F_RECOMPUTED).value, cost = mean_of(s, t, F_COST).value;
     json_t *row = json_object();
     json_object_set_new(row, "strategy", json_string(m->run.name));
-    json_object_set_new(row, "runs", json_string(fus_strategy_name(m->run.strategy)));
+    json_object_set_new(row, "runs", json_string(pol_strategy_name(m->run.strategy)));
     json_object_set_new(row, "ratio", json_real((double)m->run.ratio));
     json_object_set_new(row, "kind", json_string(s->kind[kind]));
     json_object_set_new(row, "n", json_integer((json_int_t)t->n));
@@ -224,7 +224,7 @@ static void report_row(struct study *s, const struct method *m, size_t kind)
 /* The fastest method that surely keeps within the loss: the upper end of its interval does. */
 static void report_fastest(struct study *s, size_t kind)
 {
-    const struct totals *reuse = totals_of(s, FUS_REUSE, 0, kind),
+    const struct totals *reuse = totals_of(s, POL_REUSE, 0, kind),
                         *full = &s->method[0].total[kind];
     const struct method *best = NULL;
     struct boot speed = {0}, loss = {0};
@@ -300,9 +300,9 @@ static int set_methods(struct study *s, const struct opts *opts, struct err *err
     int r = bench_methods_of(s->b, names, opt_str(opts, "ratios"), opt_given(opts, "ratios"), run,
                              METHODS_MAX - MAP_KINDS, &s->n_methods, err);
     for (size_t k = 0; r == 0 && k < s->n_methods; k++) {
-        const enum fus_strategy st = run[k].strategy;
+        const enum pol_strategy st = run[k].strategy;
         s->method[k].run = run[k];
-        if (fus_strategy_reads_scores(st))
+        if (pol_strategy_senses(st))
             s->judge.neighbours = opt_given(opts, "neighbours")
                                       ? (unsigned)opt_int(opts, "neighbours")
                                       : s->b->profile.neighbours;
@@ -311,7 +311,7 @@ static int set_methods(struct study *s, const struct opts *opts, struct err *err
         if (!(map & 1u << k)) continue;
         struct method *m = &s->method[s->n_methods++];
         m->map = k;
-        m->run.strategy = FUS_FULL; /* what each of its calls runs */
+        m->run.strategy = POL_FULL; /* what each of its calls runs */
         (void)snprintf(m->run.name, sizeof m->run.name, "%s", map_name(k));
     }
     return r;

@@ -241,12 +241,12 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
                              const char **ret_tier, int *ret_status)
 {
     struct look look[BENCH_CHUNKS_MAX];
-    enum tier_kind kind = run->strategy == FUS_PREFIX ? TIER_PREFIX : TIER_CHUNK;
+    enum tier_kind kind = run->strategy == POL_PREFIX ? TIER_PREFIX : TIER_CHUNK;
     const uint64_t batch = clock_ns(); /* a number of its own */
     size_t n = 0, n_looks = kind == TIER_PREFIX ? 1 : p->n_chunks;
     int r = 0;
     *ret_status = 0;
-    if (run->strategy == FUS_FULL || p->n_chunks == 0) return 0;
+    if (run->strategy == POL_FULL || p->n_chunks == 0) return 0;
     for (size_t i = 0; i < n_looks; i++) {
         look[i] = (struct look){.tok0 = p->chunk[i].tok0, .n = p->chunk[i].n};
         if (kind == TIER_PREFIX) look[i] = (struct look){.n = prefix_tokens(p)};

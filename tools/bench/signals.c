@@ -96,7 +96,7 @@ static void take_signals(const struct bench *b, const struct bench_prompt *p,
     ret[DEVIATION_LEFT] = r->deviation_left >= 0 ? r->deviation_left : NAN;
     ret[HELD_PER_TOKEN] = r->n_recomputed ? (1 - left) / r->n_recomputed : NAN;
     ret[REUSED] = held / p->n_tok;
-    ret[UNSENSED] = r->strategy == FUS_QS && held > 0 ? 1 - r->n_sensed / held : NAN;
+    ret[UNSENSED] = r->strategy == POL_QS && held > 0 ? 1 - r->n_sensed / held : NAN;
     ret[TOKENS] = p->n_tok;
 }
 
@@ -123,7 +123,7 @@ static int shadow(struct study *s, const struct bench_prompt *p, const int32_t *
                   const float *rows, size_t n_rows, double *ret_kl)
 {
     const size_t V = s->b->cfg->V;
-    const struct bench_run run = {.strategy = FUS_FULL, .ratio = 1, .logits_from = p->n_tok - 1};
+    const struct bench_run run = {.strategy = POL_FULL, .ratio = 1, .logits_from = p->n_tok - 1};
     struct bench_prompt longer = *p;
     struct bench_result res;
     longer.n_tok += (uint32_t)n_rows - 1;
@@ -194,7 +194,7 @@ static int study_line(struct study *s, const json_t *lines, size_t at, struct er
         r = err_set(err, -ERANGE, "a prompt has %u tokens, the context holds %u", p.n_tok,
                     fus_core_ctx_max(s->b->core));
     for (size_t i = 0; i < s->n_methods; i++)
-        sense |= s->method[i].run.strategy == FUS_QS;
+        sense |= s->method[i].run.strategy == POL_QS;
     if (r == 0) r = bench_build_chunks(s->b, &p);
     if (r == 0 && sense) r = sense_some(s, lines, at, &p, err);
     for (size_t i = 0; r == 0 && i < s->n_methods; i++)
@@ -226,7 +226,7 @@ static void report_signal(struct study *s, const struct method *m, enum signal i
     const struct boot r = corr(x, m->kl, m->n, false, SEED);
     if (!isfinite(rho.value)) return; /* the same for all lines */
     json_t *row = json_object();
-    (void)json_object_set_new(row, "strategy", json_string(fus_strategy_name(m->run.strategy)));
+    (void)json_object_set_new(row, "strategy", json_string(pol_strategy_name(m->run.strategy)));
     (void)json_object_set_new(row, "ratio", json_real((double)m->run.ratio));
     (void)json_object_set_new(row, "n", json_integer((json_int_t)m->n));
     (void)json_object_set_new(row, "signal", json_string(names[i]));
@@ -235,7 +235,7 @@ static void report_signal(struct study *s, const struct method *m, enum signal i
     put_boot(row, "pearson", &r);
     (void)json_array_append_new(s->b->rows, row);
     (void)printf("%-8s %4.2f %4zu  %-18s %8.4g  %6.2f [%5.2f, %5.2f]  %6.2f [%5.2f, %5.2f]\n",
-                 fus_strategy_name(m->run.strategy), (double)m->run.ratio, m->n, names[i], mean,
+                 pol_strategy_name(m->run.strategy), (double)m->run.ratio, m->n, names[i], mean,
                  rho.value, rho.lo, rho.hi, r.value, r.lo, r.hi);
 }
 
@@ -249,7 +249,7 @@ static void report(struct study *s)
         for (size_t k = 0; k < m->n; k++)
             kl += m->kl[k] / (double)m->n;
         (void)printf("%-8s %4.2f %4zu  KL(full || blend)  %9.4g\n",
-                     fus_strategy_name(m->run.strategy), (double)m->run.ratio, m->n, kl);
+                     pol_strategy_name(m->run.strategy), (double)m->run.ratio, m->n, kl);
         for (unsigned k = 0; k < SIGNALS; k++)
             report_signal(s, m, (enum signal)k);
     }

@@ -185,7 +185,7 @@ static int check_answer(struct soak *s, const struct bench_prompt *p,
                         const struct bench_result *got)
 {
     bool skip[BENCH_CHUNKS_MAX];
-    struct bench_run run = {.strategy = FUS_QUERY, .ratio = s->ratio, .skip = skip};
+    struct bench_run run = {.strategy = POL_QUERY, .ratio = s->ratio, .skip = skip};
     struct bench_result want;
     struct store *store = s->b->store;
     size_t V = s->b->cfg->V;
@@ -209,7 +209,7 @@ static int check_answer(struct soak *s, const struct bench_prompt *p,
 
 static int run_full(struct soak *s, const struct bench_prompt *p)
 {
-    struct bench_run run = {.strategy = FUS_FULL, .ratio = 1};
+    struct bench_run run = {.strategy = POL_FULL, .ratio = 1};
     struct bench_result res;
     int r = bench_prefill(s->b, p, &run, 0, &res);
     if (r < 0) return r;
@@ -223,7 +223,7 @@ static int run_full(struct soak *s, const struct bench_prompt *p)
 
 static int run_request(struct soak *s, struct bench_prompt *p, size_t request)
 {
-    struct bench_run run = {.strategy = FUS_QUERY, .ratio = s->ratio};
+    struct bench_run run = {.strategy = POL_QUERY, .ratio = s->ratio};
     struct bench_result res;
     draw_prompt(s, p, request);
     int r = request % FULL_EVERY == 0 ? run_full(s, p) : 0;

@@ -493,10 +493,10 @@ static int read_methods(struct thru *t, const struct opts *opts, struct err *err
         const size_t len = strcspn(p, ",");
         (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
-        enum fus_strategy s;
+        enum pol_strategy s;
         const bool made_here = map_kind_of(name) != MAP_NONE;
         if (t->foreign ? !made_here : by_full && strcmp(name, "full") == 0) continue;
-        if (!made_here && strcmp(name, "blend") != 0 && fus_strategy_parse(name, &s) != 1)
+        if (!made_here && strcmp(name, "blend") != 0 && pol_strategy_parse(name, &s) != 1)
             return err_set(err, -EINVAL, "--strategies: there is no \"%s\"", name);
         r = add_method(t, name, ratio, err);
     }

@@ -163,12 +163,12 @@ static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w,
     if (r < 0) return r;
     *ret_ms = res.ttft_ms;
     w->report = res.report;
-    size_t n = w->run.strategy == FUS_FULL ? 0 : w->run.strategy == FUS_PREFIX ? 1 : p->n_chunks;
+    size_t n = w->run.strategy == POL_FULL ? 0 : w->run.strategy == POL_PREFIX ? 1 : p->n_chunks;
     for (size_t i = 0; i < n; i++)
         w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
     w->n_chunks += n;
     /* What loading may cost, as a worker knows it; without slower tiers it makes no difference. */
-    if (w->run.strategy == FUS_FULL && gate) b->ms_per_token = res.ttft_ms / p->n_tok;
+    if (w->run.strategy == POL_FULL && gate) b->ms_per_token = res.ttft_ms / p->n_tok;
     bench_result_fini(&res);
     return 0;
 }
@@ -210,8 +210,8 @@ static void report(struct bench *b, const struct bench_prompt *p, struct row *ro
         const struct row *w = &row[i];
         double ms = bench_quantile(w->ms, reps, 0.5), lo = bench_quantile(w->ms, reps, 0.1),
                hi = bench_quantile(w->ms, reps, 0.9);
-        const char *name = fus_strategy_name(w->run.strategy);
-        const char *tier = w->run.strategy == FUS_FULL ? "none" : w->from->name;
+        const char *name = pol_strategy_name(w->run.strategy);
+        const char *tier = w->run.strategy == POL_FULL ? "none" : w->from->name;
         json_t *j =
             json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy", name, "ratio",
                       (double)w->run.ratio, "tier", tier, "ttft_ms_median", ms, "ttft_ms_p10", lo,

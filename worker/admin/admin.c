@@ -411,14 +411,14 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
     wk_decide(w, m, NULL, d);
     for (size_t i = 0; i < p->n_cut; i++)
         if (d->reuse[i]) hit += p->cut[i].n;
-    uint32_t prefix = d->out.strategy == POL_STRAT_FULL ? 0 : d->in.n_prefix;
+    uint32_t prefix = d->out.strategy == POL_FULL ? 0 : d->in.n_prefix;
     again = (uint32_t)(d->out.ratio * hit + 0.5);
     buf_addf(&t->out,
              ",\"prompt_tokens\":%u,\"preamble_tokens\":%u,\"suffix_tokens\":%u,"
              "\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%g,\"tokens\":{\"prefix\":"
              "%u,\"reused\":%u,\"recomputed\":%u,\"computed\":%u},\"why\":",
              p->n_tok, p->n_cut ? p->cut[0].tok0 : p->n_tok, p->n_cut ? d->in.n_suffix : 0,
-             api_mode_name(m->asked), pol_strategy_name(d->out.strategy), d->out.ratio, prefix,
+             pol_strategy_name(m->mode), pol_strategy_name(d->out.strategy), d->out.ratio, prefix,
              hit - again, again, p->n_tok - prefix - hit);
     buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
     put_boundaries(m->whys, &t->out);

@@ -23,15 +23,15 @@ static struct metric exposed =
          "Prefill time beyond computing: waiting for stored KV, and others' turns.", wait_bounds);
 static struct metric decide =
     HIST("kvblend_decide_seconds", "Time to decide on one prompt.", decide_bounds);
-static struct metric decisions[POL_STRAT_COUNT][2];
-static char labels[POL_STRAT_COUNT][2][56];
+static struct metric decisions[POL_STRATEGY_COUNT][2];
+static char labels[POL_STRATEGY_COUNT][2][56];
 
 void wk_metrics_control_init(void)
 {
     metric_register(&error);
     metric_register(&exposed);
     metric_register(&decide);
-    for (int s = POL_STRAT_FULL; s < POL_STRAT_COUNT; s++)
+    for (int s = POL_FULL; s < POL_STRATEGY_COUNT; s++)
         for (int by = 0; by < 2; by++) {
             (void)snprintf(labels[s][by], sizeof labels[s][by], "strategy=\"%s\",by=\"%s\"",
                            pol_strategy_name((enum pol_strategy)s), by ? "controller" : "rules");

@@ -48,9 +48,8 @@ int api_err_set(struct api_err *e, int status, const char *type, const char *cod
 void api_put_error(struct buf *out, const struct api_err *e);
 
 /* ---- requests ---- */
-enum api_mode { API_AUTO, API_FULL, API_PREFIX, API_REUSE, API_BLEND, API_MODE_COUNT };
-const char *api_mode_name(enum api_mode m);
-int api_mode_parse(const char *s, enum api_mode *ret); /* 1 found, 0 unknown */
+/* auto, full, prefix, reuse or blend: 1 found, 0 unknown. */
+int api_mode_parse(const char *s, enum pol_strategy *ret);
 
 enum api_part_kind { API_PART_AUTO, API_PART_CHUNK, API_PART_GLUE };
 struct api_part { /* bytes [begin, end) of the message's joined text */
@@ -79,9 +78,9 @@ struct api_range { /* kvblend.segments */
     size_t begin, end;
 };
 struct api_kvblend {
-    enum api_mode mode;
-    bool has_strategy, explain, store;
-    enum fus_strategy strategy;
+    enum pol_strategy mode;     /* POL_AUTO = not given */
+    enum pol_strategy strategy; /* POL_AUTO = not given */
+    bool explain, store;
     double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
     const char *ns, *separator;           /* NULL = not given */
     struct api_range *range;

@@ -9,20 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const mode_names[API_MODE_COUNT] = {"auto", "full", "prefix", "reuse", "blend"};
-
-const char *api_mode_name(enum api_mode m)
+int api_mode_parse(const char *s, enum pol_strategy *ret)
 {
-    return (unsigned)m < API_MODE_COUNT ? mode_names[m] : "?";
-}
+    static const enum pol_strategy modes[] = {POL_AUTO, POL_FULL, POL_PREFIX, POL_REUSE, POL_BLEND};
 
-int api_mode_parse(const char *s, enum api_mode *ret)
-{
-    for (unsigned i = 0; i < API_MODE_COUNT; i++) {
-        if (strcmp(s, mode_names[i]) == 0) {
-            *ret = (enum api_mode)i;
-            return 1;
-        }
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        if (strcmp(s, pol_strategy_name(modes[i])) != 0) continue;
+        *ret = modes[i];
+        return 1;
     }
     return 0;
 }
@@ -266,10 +260,9 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
     if ((v = json_object_get(o, "strategy")) && !json_is_null(v)) {
         const char *gone = json_is_string(v) ? opt_removed("strategy", json_string_value(v)) : NULL;
         if (gone) return removed(e, "kvblend.strategy", json_string_value(v), gone);
-        if (!json_is_string(v) || !fus_strategy_parse(json_string_value(v), &k->strategy))
+        if (!json_is_string(v) || !pol_strategy_parse(json_string_value(v), &k->strategy))
             return bad_value(e, "kvblend.strategy",
                              "expected full, prefix, reuse, hkvd, sink, query, qs or side");
-        k->has_strategy = true;
     }
     const struct {
         const char *name, *param;
@@ -332,6 +325,7 @@ int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
     int rc;
 
     k->store = true;
+    k->mode = k->strategy = POL_AUTO;
     k->ratio = k->min_ratio = k->max_ttft_ms = -1;
     v = json_object_get(r->root, "cache_salt"); /* vLLM's name for a namespace */
     if (json_is_string(v)) k->ns = json_string_value(v);

@@ -78,22 +78,21 @@ struct wk_guard {
 
 bool wk_guard_is_on(const struct worker *w)
 {
-    return w->guard && w->blend_ok && w->o.guard_sample > 0 &&
-           w->guard->cfg.strategy > POL_STRAT_PREFIX;
+    return w->guard && w->blend_ok && w->o.guard_sample > 0 && w->guard->cfg.strategy > POL_PREFIX;
 }
 
 unsigned wk_guard_rules(const struct worker *w, const struct wk_mode *m,
                         struct pol_guard_setting *ret)
 {
     struct wk_guard *g = w->guard;
-    const bool asked = m->mode == API_REUSE || (m->has_strategy && m->ratio >= 0);
+    const bool asked = m->wish == POL_REUSE || (pol_strategy_runs(m->wish) && m->ratio >= 0);
 
     if (!g) return 0; /* parts of a worker, in tests */
     pthread_mutex_lock(&g->m);
     const unsigned level = g->g.level;
     *ret = pol_guard_setting(&g->cfg, level);
     pthread_mutex_unlock(&g->m);
-    if (m->mode == API_FULL || m->mode == API_PREFIX || (asked && !ret->exact)) return 0;
+    if (pol_strategy_is_exact(m->wish) || (asked && !ret->exact)) return 0;
     return level;
 }
 
@@ -148,13 +147,13 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
 /* Left to the worker: nothing of what the guard decides was asked for. */
 static bool is_governed(const struct wk_mode *m)
 {
-    return (m->asked == API_AUTO || m->asked == API_BLEND) && !m->has_strategy && m->ratio < 0;
+    return !pol_strategy_runs(m->wish) && m->ratio < 0;
 }
 
 struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
                                  const struct wk_mode *m, const struct fus_plan *plan)
 {
-    const bool blends = plan->strategy != FUS_FULL && plan->strategy != FUS_PREFIX;
+    const bool blends = !pol_strategy_is_exact(plan->strategy);
     struct wk_guard *g = w->guard;
     struct wk_shadow *s = NULL;
 
@@ -249,14 +248,6 @@ static int find_parts(struct wk_guard *g)
     return 1;
 }
 
-static enum fus_strategy strategy_of(enum pol_strategy s)
-{
-    enum fus_strategy f = FUS_QS;
-
-    (void)fus_strategy_parse(pol_strategy_name(s), &f);
-    return f;
-}
-
 static int on_plan(void *ctx, struct fus_plan *p)
 {
     struct wk_guard *g = ctx;
@@ -265,16 +256,16 @@ static int on_plan(void *ctx, struct fus_plan *p)
     p->tok = s->tok;
     p->n_tok = s->n_prompt + s->n_given;
     p->logits_from = s->n_prompt - 1;
-    p->strategy = FUS_FULL;
+    p->strategy = POL_FULL;
     if (g->step == STEP_FULL) return 1;
     int rc = find_parts(g);
     if (rc <= 0) return rc;
     p->range = g->range;
     p->n_range = g->n_range;
     p->suffix = s->n_suffix + s->n_given;
-    p->strategy = g->step == STEP_REUSE ? FUS_REUSE
-                  : s->n_suffix == 0    ? FUS_HKVD /* as policy/plan has it */
-                                        : strategy_of(s->tried.strategy);
+    p->strategy = g->step == STEP_REUSE ? POL_REUSE
+                  : s->n_suffix == 0    ? POL_HKVD /* as policy/decide.c has it */
+                                        : (s->tried.strategy);
     p->ratio = (float)s->tried.ratio;
     fus_profile_apply(&g->w->profile, p);
     return 1;
@@ -504,21 +495,19 @@ int wk_guard_create(struct worker *w)
 }
 
 /* The strategy that loses least at the largest ratio of the ladder, as far as was measured. */
-static enum pol_strategy safest(const struct fus_profile *p, enum fus_strategy own)
+static enum pol_strategy safest(const struct fus_profile *p, enum pol_strategy own)
 {
-    enum fus_strategy best = own == FUS_HKVD ? FUS_QS : FUS_HKVD;
+    enum pol_strategy best = own == POL_HKVD ? POL_QS : POL_HKVD;
     double least = INFINITY;
 
-    for (unsigned s = FUS_HKVD; s < FUS_STRATEGY_COUNT; s++)
+    for (unsigned s = POL_HKVD; s < POL_STRATEGY_COUNT; s++)
         for (size_t i = 0; i < p->n_ratios; i++) {
             const double loss = p->losses[s][i];
             if (s == own || p->ratios[i] < 0.15 || !(loss < least)) continue;
             least = loss;
-            best = (enum fus_strategy)s;
+            best = (enum pol_strategy)s;
         }
-    for (unsigned k = POL_STRAT_FULL; k < POL_STRAT_COUNT; k++)
-        if (strategy_of((enum pol_strategy)k) == best) return (enum pol_strategy)k;
-    return POL_STRAT_DEFAULT;
+    return best;
 }
 
 void wk_guard_loaded(struct worker *w)
@@ -530,17 +519,16 @@ void wk_guard_loaded(struct worker *w)
     const struct fus_profile *p = &w->profile;
     const char *inject = getenv("KVBLEND_INJECT");
     struct wk_guard *g = w->guard;
-    enum fus_strategy own = p->strategy;
+    enum pol_strategy own = p->strategy;
 
-    if (w->o.strategy) (void)fus_strategy_parse(w->o.strategy, &own);
+    if (w->o.strategy) (void)pol_strategy_parse(w->o.strategy, &own);
     g->cfg = (struct pol_guard_cfg){.kl_max = w->o.guard_kl,
                                     .loss = p->loss,
                                     .loss_ratio = p->ratio,
                                     .reuse_kl = p->reuse_kl,
                                     .ratio = w->o.ratio >= 0 ? w->o.ratio : p->ratio,
+                                    .strategy = own,
                                     .safer = safest(p, own)};
-    for (unsigned k = POL_STRAT_FULL; k < POL_STRAT_COUNT; k++)
-        if (strategy_of((enum pol_strategy)k) == own) g->cfg.strategy = (enum pol_strategy)k;
     g->other = mem_alloc(WK_GUARD_ROWS * model_config(w->model)->V * sizeof *g->other);
     if (!g->other) w->o.guard_sample = 0;
     for (size_t i = 0; inject && i < sizeof faults / sizeof *faults; i++) {

@@ -155,7 +155,7 @@ static void finish_empty(struct gen *g)
 
 static bool may_build(const struct gen *g)
 {
-    return g->mode.store && g->mode.mode != API_FULL && g->mode.mode != API_PREFIX;
+    return g->mode.store && !pol_strategy_is_exact(g->mode.wish);
 }
 
 static void admit(struct gen *g)

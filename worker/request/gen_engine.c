@@ -216,7 +216,7 @@ static double work_ms(const struct gen *g, const struct gen_prompt *p)
     const struct worker *w = g->w;
     const double own = w->o.ratio >= 0 ? w->o.ratio : w->profile.ratio;
     const double ratio = g->mode.ratio >= 0 ? g->mode.ratio : own;
-    const bool chunks = g->mode.mode != API_FULL && g->mode.mode != API_PREFIX && w->blend_ok;
+    const bool chunks = !pol_strategy_is_exact(g->mode.wish) && w->blend_ok;
     uint32_t held = 0;
 
     for (size_t i = 0; chunks && i < p->p.n_cut; i++) {

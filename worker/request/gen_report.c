@@ -45,19 +45,10 @@ void gen_count(struct gen *g)
 }
 
 /* The mode as asked for; of auto, what came of it. */
-static const char *mode_name(const struct gen *g, enum fus_strategy s)
+static const char *mode_name(const struct gen *g, enum pol_strategy s)
 {
-    if (g->mode.asked != API_AUTO) return api_mode_name(g->mode.asked);
-    switch (s) {
-    case FUS_FULL:
-        return "full";
-    case FUS_PREFIX:
-        return "prefix";
-    case FUS_REUSE:
-        return "reuse";
-    default:
-        return "blend";
-    }
+    if (g->mode.mode != POL_AUTO) return pol_strategy_name(g->mode.mode);
+    return s <= POL_REUSE ? pol_strategy_name(s) : "blend";
 }
 
 static const char *source_name(const struct wk_cut *c)
@@ -137,7 +128,7 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
     buf_addf(out,
              ",\"kvblend\":{\"mode\":\"%s\",\"strategy\":\"%s\",\"ratio\":%.4g,"
              "\"chunks\":[",
-             mode_name(g, r->strategy), fus_strategy_name(r->strategy), (double)r->ratio);
+             mode_name(g, r->strategy), pol_strategy_name(r->strategy), (double)r->ratio);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         n[0] += p->report.n_prefix;
@@ -165,7 +156,7 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
     buf_addc(out, '}');
     put_measure(out, "deviation_left", r->deviation_left);
     put_measure(out, "score_left", r->score_left);
-    if (fus_strategy_reads_scores(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensed);
+    if (pol_strategy_senses(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensed);
     put_measure(out, "cost", r->cost);
     wk_guard_put_note(g->w, &first->p, out);
     if (!g->w->blend_ok) buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");

@@ -25,22 +25,15 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
 
     memset(ret, 0, sizeof *ret);
     ret->mode = k->mode;
-    if (k->mode == API_AUTO && h->mode && !api_mode_parse(h->mode, &ret->mode))
+    if (k->mode == POL_AUTO && h->mode && !api_mode_parse(h->mode, &ret->mode))
         return api_err_set(e, 400, API_INVALID, "invalid_value", "X-KVBlend-Mode",
                            "Invalid header 'X-KVBlend-Mode': expected auto, full, prefix, reuse or "
                            "blend.");
-    ret->asked = ret->mode;
-    ret->has_strategy = k->has_strategy;
-    ret->strategy = k->strategy;
+    const bool leaves = !pol_strategy_runs(ret->mode) && k->strategy != POL_AUTO;
+    ret->wish = leaves ? k->strategy : ret->mode;
     ret->ratio = k->ratio;
     ret->min_ratio = k->min_ratio;
     ret->max_ttft_ms = k->max_ttft_ms;
-    if (k->has_strategy && (ret->mode == API_AUTO || ret->mode == API_BLEND)) {
-        /* These strategies are modes of their own: what is looked up and kept depends on them. */
-        if (k->strategy == FUS_FULL) ret->mode = API_FULL;
-        if (k->strategy == FUS_PREFIX) ret->mode = API_PREFIX;
-        if (k->strategy == FUS_REUSE) ret->mode = API_REUSE;
-    }
     ret->store = k->store;
     ret->separator = k->separator ? k->separator : h->separator;
     if (wk_ns_join(ret->ns, sizeof ret->ns, h->ns, k->ns) < 0)
@@ -277,7 +270,7 @@ static int blocks_of(const struct worker *w, struct wk_prompt *p, const struct w
 {
     uint32_t until = p->n_tok - 1;
 
-    if (p->n_cut > 0 && m->mode != API_PREFIX && p->cut[0].tok0 < until) until = p->cut[0].tok0;
+    if (p->n_cut > 0 && m->wish != POL_PREFIX && p->cut[0].tok0 < until) until = p->cut[0].tok0;
     p->n_block = until / WK_BLOCK_TOKENS;
     p->block = mem_alloc((p->n_block + 1) * sizeof *p->block);
     p->block_look = mem_zalloc((p->n_block + 1) * sizeof *p->block_look);

@@ -22,7 +22,7 @@ enum {
 /* Reusing a chunk saves what is not recomputed. */
 double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n)
 {
-    double ratio = !m || m->mode == API_PREFIX ? 0 : m->ratio >= 0 ? m->ratio : w->o.ratio;
+    double ratio = !m || m->wish == POL_PREFIX ? 0 : m->ratio >= 0 ? m->ratio : w->o.ratio;
     double saved = n * atomic_load(&w->ms_per_token) * (ratio < 0.9 ? 1 - ratio : 0.1);
     double least = (double)w->o.tiers.wait_ms;
 
@@ -185,14 +185,14 @@ void wk_ask_prompt(struct worker *w, struct wk_prompt *p, const struct wk_mode *
     bool chain = true;
     uint64_t until_ns;
 
-    if (m->mode == API_FULL || store_n_tiers(w->store) == 0) return;
+    if (m->wish == POL_FULL || store_n_tiers(w->store) == 0) return;
     p->held_by = w;
     a.cap_bytes = hold_cap(w);
     a.prompt_ms = wk_prompt_worth_ms(w, p);
     for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
         chain = ask_early(&a, &p->block[n_asked], (uint32_t)n_asked * WK_BLOCK_TOKENS,
                           WK_BLOCK_TOKENS, &p->block_look[n_asked]);
-    for (i = 0; i < p->n_cut && m->mode != API_PREFIX && w->blend_ok; i++)
+    for (i = 0; i < p->n_cut && m->wish != POL_PREFIX && w->blend_ok; i++)
         (void)ask_early(&a, &p->cut[i].key, p->cut[i].tok0, p->cut[i].n, &p->cut[i].look);
     double wait_ms = a.worth_ms / 4 > SETTLE_MS_MIN ? a.worth_ms / 4 : SETTLE_MS_MIN;
     until_ns = clock_ns() + (uint64_t)(wait_ms * 1e6);

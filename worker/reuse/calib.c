@@ -23,23 +23,6 @@ enum { CALIB_VERSION = 4, KEY_BYTES = 640, RUNS_MAX = 16, SUFFIX = 24, CONTEXT_M
 #define BUDGET_S 2.0
 #define CPU_SHARE_MIN 0.05 /* chosen: a machine twenty times overcommitted, or no CPU device */
 
-enum pol_strategy ctl_to_policy(enum fus_strategy s)
-{
-    static const enum pol_strategy map[FUS_STRATEGY_COUNT] = {
-        [FUS_FULL] = POL_STRAT_FULL, [FUS_PREFIX] = POL_STRAT_PREFIX, [FUS_REUSE] = POL_STRAT_REUSE,
-        [FUS_HKVD] = POL_STRAT_HKVD, [FUS_SINK] = POL_STRAT_SINK,     [FUS_QUERY] = POL_STRAT_QUERY,
-        [FUS_QS] = POL_STRAT_QS,     [FUS_SIDE] = POL_STRAT_SIDE};
-
-    return (unsigned)s < FUS_STRATEGY_COUNT ? map[s] : POL_STRAT_DEFAULT;
-}
-
-enum fus_strategy ctl_from_policy(enum pol_strategy s)
-{
-    for (int i = 0; i < FUS_STRATEGY_COUNT; i++)
-        if (ctl_to_policy((enum fus_strategy)i) == s) return (enum fus_strategy)i;
-    return FUS_FULL; /* fail to exact */
-}
-
 /* ---- stored KV that never was: the same random layer for all layers ---- */
 struct fake {
     void *k, *v;
@@ -171,9 +154,9 @@ static void snapshot(const struct calib *a, uint32_t n_tok, const struct pol_chu
 }
 
 /* A prefill of n tokens, all but the suffix one reused chunk when the strategy reuses. */
-static int time_run(struct calib *a, enum fus_strategy s, uint32_t n, uint32_t suffix, double ratio)
+static int time_run(struct calib *a, enum pol_strategy s, uint32_t n, uint32_t suffix, double ratio)
 {
-    const bool reuses = s != FUS_FULL;
+    const bool reuses = s != POL_FULL;
     const uint32_t n_chunk = reuses ? n - suffix : 0;
     const struct fus_range range = {.tok0 = 0, .n = n_chunk, .src = {&fake_ops, &a->kv}};
     struct fus_plan plan = {.tok = a->tok,
@@ -195,7 +178,7 @@ static int time_run(struct calib *a, enum fus_strategy s, uint32_t n, uint32_t s
     if (r == 0) r = time_once(a, &plan, &second);
     if (r < 0) return r;
     snapshot(a, n, &chunk, reuses, &in);
-    pol_work_of(&in, ctl_to_policy(s), ratio, &reuse, &x->work);
+    pol_work_of(&in, s, ratio, &reuse, &x->work);
     x->s = first < second ? first : second;
     a->n_runs++;
     return 0;
@@ -213,15 +196,15 @@ static int measure(struct calib *a)
         double next_s = n ? spent_s * length[i] / n : 0; /* twice, at the least */
         if (length[i] > 64 && spent_s + next_s > a->budget_s / 2) break;
         n = length[i];
-        r = time_run(a, FUS_FULL, n, 0, 0);
+        r = time_run(a, POL_FULL, n, 0, 0);
     }
     if (r < 0 || ctx < 4 * SUFFIX) return r < 0 ? r : -ERANGE;
-    r = time_run(a, FUS_REUSE, ctx, SUFFIX, 0);
-    if (r == 0) r = time_run(a, FUS_REUSE, ctx, 3 * SUFFIX, 0);
-    if (r == 0) r = time_run(a, FUS_REUSE, ctx / 2, SUFFIX, 0);
-    if (r == 0) r = time_run(a, FUS_QUERY, ctx, SUFFIX, 0.02);
-    if (r == 0) r = time_run(a, FUS_QUERY, ctx / 2, SUFFIX, 0.05);
-    if (r == 0) r = time_run(a, FUS_HKVD, ctx / 4, SUFFIX, 0.1);
+    r = time_run(a, POL_REUSE, ctx, SUFFIX, 0);
+    if (r == 0) r = time_run(a, POL_REUSE, ctx, 3 * SUFFIX, 0);
+    if (r == 0) r = time_run(a, POL_REUSE, ctx / 2, SUFFIX, 0);
+    if (r == 0) r = time_run(a, POL_QUERY, ctx, SUFFIX, 0.02);
+    if (r == 0) r = time_run(a, POL_QUERY, ctx / 2, SUFFIX, 0.05);
+    if (r == 0) r = time_run(a, POL_HKVD, ctx / 4, SUFFIX, 0.1);
     return r;
 }
 

@@ -22,8 +22,4 @@ struct ctl_calib_opts {
 int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct ctl_calib_opts *o,
                   struct pol_cost *ret, struct err *err);
 
-/* How policy names a strategy of the fusor's, and back (POL_STRAT_DEFAULT, FUS_FULL: no such). */
-enum pol_strategy ctl_to_policy(enum fus_strategy s);
-enum fus_strategy ctl_from_policy(enum pol_strategy s);
-
 #endif

@@ -136,7 +136,7 @@ static int look_up(struct planner *q)
 {
     int rc = find_prefix(q);
 
-    if (q->m->mode == API_PREFIX || !q->w->blend_ok) return rc;
+    if (q->m->wish == POL_PREFIX || !q->w->blend_ok) return rc;
     for (size_t i = 0; rc >= 0 && i < q->p->n_cut; i++)
         rc = find_chunk(q, i);
     return rc;
@@ -155,7 +155,7 @@ static int make_source(struct planner *q, struct store_pin **pin, int *ret_statu
 /* The prefix is held, and what was chosen uses it. */
 static int prefix_ranges(struct planner *q)
 {
-    if (q->d->out.strategy != POL_STRAT_FULL) q->n_prefix = q->d->in.n_prefix;
+    if (q->d->out.strategy != POL_FULL) q->n_prefix = q->d->in.n_prefix;
     for (size_t i = 0; i < q->n_prefix / WK_BLOCK_TOKENS; i++) {
         struct fus_range *r = &q->range[q->n_range];
         *r = (struct fus_range){
@@ -186,7 +186,7 @@ static void refuse_chunk(struct planner *q, size_t i, bool *probed)
 
 static int chunk_ranges(struct planner *q)
 {
-    bool exact = q->d->out.strategy == POL_STRAT_FULL || q->d->out.strategy == POL_STRAT_PREFIX;
+    bool exact = pol_strategy_is_exact(q->d->out.strategy);
     bool probed = q->d->out.n_reused > 0; /* a record that is used tells as well */
 
     for (size_t i = 0; i < q->p->n_cut; i++) {
@@ -217,11 +217,11 @@ static int fill_plan(struct planner *q, struct fus_plan *plan)
 
     if (rc >= 0) rc = chunk_ranges(q);
     if (rc < 0) return rc;
-    plan->strategy = ctl_from_policy(q->d->out.strategy);
+    plan->strategy = q->d->out.strategy;
     plan->ratio = (float)q->d->out.ratio;
     plan->suffix = last ? p->n_tok - last->tok0 - last->n : 0;
     fus_profile_apply(&q->w->profile, plan);
-    if (m->mode != API_FULL && m->store) (void)claim_blocks(q);
+    if (m->wish != POL_FULL && m->store) (void)claim_blocks(q);
     plan->range = q->range;
     plan->n_range = q->n_range;
     plan->capture = q->capture;
@@ -263,7 +263,7 @@ int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, stru
     q.capture = (struct fus_capture *)(void *)(mem + n * sizeof *q.range);
     q.block = (struct store_pin **)(void *)(q.capture + p->n_block + 1);
     q.chunk = q.block + p->n_block;
-    if (m->mode != API_FULL) rc = look_up(&q);
+    if (m->wish != POL_FULL) rc = look_up(&q);
     wk_drop_looks(w, p); /* what was not found */
     if (rc >= 0) {
         struct pol_guard_setting guard;

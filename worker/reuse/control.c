@@ -166,23 +166,18 @@ static void put_tiers(struct worker *w, const uint64_t own_bytes[POL_TIERS_MAX],
     }
 }
 
-static bool asks_suffix(enum pol_strategy s)
-{
-    return s == POL_STRAT_QUERY || s == POL_STRAT_QS || s == POL_STRAT_SIDE;
-}
-
 /* What keeps the quality wanted, under what operator, client and the quality guard allow. */
 static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_decision *d)
 {
     struct pol_guard_setting guard;
     bool guarded = wk_guard_rules(w, m, &guard) > 0, given = w->o.strategy_given;
-    enum fus_strategy only = FUS_FULL;
+    enum pol_strategy only = POL_FULL;
 
-    if (given) (void)fus_strategy_parse(w->o.strategy, &only);
-    if (guarded) only = ctl_from_policy(guard.strategy);
-    for (int i = FUS_REUSE; i < FUS_STRATEGY_COUNT; i++) {
-        enum fus_strategy s = (enum fus_strategy)i;
-        struct pol_strat_now *now = &d->in.strat[ctl_to_policy(s)];
+    if (given) (void)pol_strategy_parse(w->o.strategy, &only);
+    if (guarded) only = guard.strategy;
+    for (int i = POL_REUSE; i < POL_STRATEGY_COUNT; i++) {
+        enum pol_strategy s = (enum pol_strategy)i;
+        struct pol_strat_now *now = &d->in.strat[s];
         double floor = guarded ? guard.ratio : w->o.ratio, known;
         bool is_known = fus_profile_ratio_for(&w->profile, s, w->control->loss, &known) == 1;
         if (is_known && guarded) floor = fmax(floor, known);
@@ -190,9 +185,9 @@ static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_dec
         now->floor = fmax(floor, m->min_ratio); /* -1: not given */
         now->allowed = w->blend_ok && !(guarded && guard.exact) &&
                        (guarded || given ? s == only : is_known) &&
-                       (d->in.n_suffix > 0 || !asks_suffix(ctl_to_policy(s)));
+                       (d->in.n_suffix > 0 || !pol_strategy_asks(s));
     }
-    d->in.strat[POL_STRAT_FULL].allowed = d->in.strat[POL_STRAT_PREFIX].allowed = true;
+    d->in.strat[POL_FULL].allowed = d->in.strat[POL_PREFIX].allowed = true;
 }
 
 static void put_cost(struct worker *w, struct ctl_decision *d)
@@ -215,71 +210,24 @@ static void put_cost(struct worker *w, struct ctl_decision *d)
 }
 
 /* ---- the decision ---- */
-static enum pol_mode policy_mode(enum api_mode m)
+/* What the client asks for, over what the operator set and the guard made of it. */
+static struct pol_request request_of(struct worker *w, const struct wk_mode *m)
 {
-    static const enum pol_mode map[API_MODE_COUNT] = {[API_AUTO] = POL_AUTO,
-                                                      [API_FULL] = POL_FULL,
-                                                      [API_PREFIX] = POL_PREFIX,
-                                                      [API_REUSE] = POL_REUSE,
-                                                      [API_BLEND] = POL_BLEND};
-
-    return map[m];
-}
-
-/* All that is held is reused by a strategy that reuses at all. */
-static void reuse_held(struct ctl_decision *d)
-{
-    bool exact = d->out.strategy == POL_STRAT_FULL || d->out.strategy == POL_STRAT_PREFIX;
-
-    d->out.n_reused = 0;
-    for (size_t i = 0; i < d->in.n_chunk; i++) {
-        d->reuse[i] = !exact && d->chunk[i].tier >= 0;
-        d->out.n_reused += d->reuse[i];
-    }
-}
-
-static void by_rules(struct worker *w, const struct wk_mode *m, struct ctl_decision *d)
-{
-    enum fus_strategy dflt;
-    struct pol_plan_in in = {.mode = policy_mode(m->mode),
-                             .ratio = m->ratio,
-                             .ratio_default = w->o.ratio,
-                             .prompt_tokens = d->in.n_tok,
-                             .prefix_tokens = d->in.n_prefix,
-                             .suffix_tokens = d->in.n_suffix,
-                             .blend_allowed = w->blend_ok};
-
-    for (size_t i = 0; i < d->in.n_chunk; i++)
-        *(d->chunk[i].tier >= 0 ? &in.reuse_tokens : &in.missed_tokens) += d->chunk[i].n;
-    if (m->has_strategy) in.strategy = ctl_to_policy(m->strategy);
-    if (w->o.strategy && fus_strategy_parse(w->o.strategy, &dflt) == 1)
-        in.strategy_default = ctl_to_policy(dflt);
+    struct pol_request q = {.wish = m->wish,
+                            .ratio = m->ratio,
+                            .strategy_default = POL_AUTO,
+                            .ratio_default = w->o.ratio,
+                            .blend_allowed = w->blend_ok,
+                            .search = is_on(w)};
     struct pol_guard_setting guard;
+
+    if (w->o.strategy) (void)pol_strategy_parse(w->o.strategy, &q.strategy_default);
     if (wk_guard_rules(w, m, &guard) > 0) {
-        in.blend_allowed &= !guard.exact;
-        in.ratio_default = guard.ratio;
-        in.strategy_default = guard.strategy;
+        q.blend_allowed &= !guard.exact;
+        q.ratio_default = guard.ratio;
+        q.strategy_default = guard.strategy;
     }
-    struct pol_plan p = pol_plan(&in);
-    d->by = CTL_BY_RULES;
-    d->out = (struct pol_control){.strategy = p.strategy, .ratio = p.ratio};
-    (void)snprintf(d->out.reason, sizeof d->out.reason, "%s", p.reason);
-    reuse_held(d);
-    if (!is_on(w) || d->in.n_chunk > POL_CHUNKS_MAX) return;
-    pol_predict(&d->in, p.strategy, p.ratio, d->reuse, &d->out.predicted);
-    pol_predict(&d->in, d->in.n_prefix ? POL_STRAT_PREFIX : POL_STRAT_FULL, 0, d->reuse,
-                &d->out.full);
-}
-
-/* Nothing was asked for that would leave nothing to choose. */
-static bool is_open(const struct worker *w, const struct wk_mode *m, const struct ctl_decision *d)
-{
-    bool any = d->in.n_prefix > 0;
-
-    for (size_t i = 0; i < d->in.n_chunk; i++)
-        any |= d->chunk[i].tier >= 0;
-    return is_on(w) && any && d->in.n_chunk <= POL_CHUNKS_MAX &&
-           (m->mode == API_AUTO || m->mode == API_BLEND) && !m->has_strategy && m->ratio < 0;
+    return q;
 }
 
 void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_bytes[POL_TIERS_MAX],
@@ -296,14 +244,8 @@ void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_byt
         double left_s = m->max_ttft_ms / 1e3 - d->before_s;
         d->in.max_ttft_s = left_s > 1e-6 ? left_s : 1e-6;
     }
-    if (is_open(w, m, d)) {
-        d->by = CTL_BY_CONTROLLER;
-        pol_control(&d->in, &d->out, d->reuse);
-        bool exact = d->out.strategy == POL_STRAT_FULL || d->out.strategy == POL_STRAT_PREFIX;
-        if (m->mode == API_BLEND && exact) by_rules(w, m, d); /* asked for, however slow */
-    } else {
-        by_rules(w, m, d);
-    }
+    const struct pol_request q = request_of(w, m);
+    d->by = pol_decide(&d->in, &q, &d->out, d->reuse) ? CTL_BY_CONTROLLER : CTL_BY_RULES;
     d->decide_s = (double)(clock_ns() - t0) / 1e9;
 }
 
@@ -396,7 +338,7 @@ double wk_control_worth_ms(struct worker *w, uint32_t n_tok)
     in.cost = k->cost;
     double queue_ms = k->prefill_ms * e.n_active;
     pthread_mutex_unlock(&k->m);
-    pol_predict(&in, POL_STRAT_FULL, 0, NULL, &p);
+    pol_predict(&in, POL_FULL, 0, NULL, &p);
     return queue_ms + p.ttft_s * 1e3;
 }
 

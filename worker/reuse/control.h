@@ -1,9 +1,8 @@
 /* control: the one place where a request is decided: what is reused from where, by which strategy
  * and ratio.
  *
- * What a client asks for in so many words (a mode, a strategy, a ratio) goes by policy/plan; all
- * else is the controller's (policy/control): wk_decide() takes a snapshot of tiers, compute and
- * quality floors, lets it choose and keeps snapshot and choice for `explain`, the log and the
+ * wk_decide() takes a snapshot of tiers, compute and quality floors, and what client, operator and
+ * guard say; lets pol_decide() choose and keeps snapshot and choice for `explain`, the log and the
  * replay. wk_control_done() adds what was measured and corrects the cost model.
  * Life cycle: wk_control_open() (loader, before the engine) → per prompt wk_decision_create(),
  * wk_decide(), wk_control_done() → wk_control_close(). Thread: any, but for open and close; one

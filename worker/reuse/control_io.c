@@ -215,7 +215,7 @@ static json_t *strats_json(const struct ctl_decision *d)
 {
     json_t *o = json_object();
 
-    for (int s = 0; o && s < POL_STRAT_COUNT; s++)
+    for (int s = 0; o && s < POL_STRATEGY_COUNT; s++)
         (void)json_object_set_new(o, pol_strategy_name((enum pol_strategy)s),
                                   object_of(strat_field, &d->in.strat[s]));
     return o;
@@ -251,12 +251,12 @@ static json_t *alternatives_json(const struct ctl_decision *d)
 
     for (size_t i = 0; i < d->in.n_chunk && i < POL_CHUNKS_MAX; i++)
         all[i] = d->chunk[i].tier >= 0;
-    for (int s = POL_STRAT_FULL; a && s < POL_STRAT_COUNT; s++) {
+    for (int s = POL_FULL; a && s < POL_STRATEGY_COUNT; s++) {
         const struct pol_strat_now *now = &d->in.strat[s];
         struct pol_prediction p;
-        bool exact = s == POL_STRAT_FULL || s == POL_STRAT_PREFIX;
+        bool exact = pol_strategy_is_exact((enum pol_strategy)s);
         if (d->in.n_chunk > POL_CHUNKS_MAX || (!exact && !now->allowed)) continue;
-        if (s == POL_STRAT_PREFIX && d->in.n_prefix == 0) continue;
+        if (s == POL_PREFIX && d->in.n_prefix == 0) continue;
         pol_predict(&d->in, (enum pol_strategy)s, exact ? 0 : now->floor, all, &p);
         json_t *o = object_of(prediction_field, &p);
         (void)json_object_set_new(o, "strategy",
@@ -299,13 +299,6 @@ int ctl_json_put(const json_t *o, struct buf *out)
 }
 
 /* ---- in ---- */
-static int strategy_of(const char *name)
-{
-    for (int s = 0; name && s < POL_STRAT_COUNT; s++)
-        if (strcmp(name, pol_strategy_name((enum pol_strategy)s)) == 0) return s;
-    return -EINVAL;
-}
-
 static void copy_text(char *to, size_t cap, const json_t *v)
 {
     const char *s = json_string_value(v);
@@ -350,8 +343,8 @@ static int read_in(const json_t *o, struct ctl_decision *d, struct err *err)
     if (rc == 0 && d->in.prefix_tier >= (int)d->in.n_tier) rc = bad(err, "prefix_tier");
     json_object_foreach((json_t *)strats, name, v)
     {
-        int s = strategy_of(name);
-        if (rc == 0 && s < 0) rc = bad(err, "strategies");
+        enum pol_strategy s;
+        if (rc == 0 && pol_strategy_parse(name, &s) != 1) rc = bad(err, "strategies");
         if (rc == 0) rc = get(v, strat_field, &d->in.strat[s], err);
     }
     return rc;
@@ -359,10 +352,9 @@ static int read_in(const json_t *o, struct ctl_decision *d, struct err *err)
 
 static int read_out(const json_t *o, struct ctl_decision *d, struct err *err)
 {
-    int s = strategy_of(json_string_value(json_object_get(o, "strategy")));
+    const char *name = json_string_value(json_object_get(o, "strategy"));
 
-    if (s < 0) return bad(err, "strategy");
-    d->out.strategy = (enum pol_strategy)s;
+    if (!name || pol_strategy_parse(name, &d->out.strategy) != 1) return bad(err, "strategy");
     d->out.ratio = json_number_value(json_object_get(o, "ratio"));
     d->out.n_reused = (size_t)json_integer_value(json_object_get(o, "n_reused"));
     copy_text(d->out.reason, sizeof d->out.reason, json_object_get(o, "reason"));

@@ -16,7 +16,7 @@
 
 enum { CTL_ID_BYTES = 129, CTL_TIER_NAME_BYTES = 16 };
 enum ctl_by {               /* who decided */
-              CTL_BY_RULES, /* policy/plan: asked for, nothing held, or the controller is off */
+              CTL_BY_RULES, /* asked for, nothing held, or the controller is off */
               CTL_BY_CONTROLLER,
 };
 struct ctl_decision {

@@ -22,7 +22,7 @@ static struct fleet_opts plain(void)
                                         .place_s = 1e-7,
                                         .mass_s = 5e-9,
                                         .head_s = 0.003},
-                               .strategy = POL_STRAT_QS,
+                               .strategy = POL_QS,
                                .ratio = 0.15,
                                .chunk_bytes = 11 << 20,
                                .ram_bytes = 1ull << 30,
@@ -125,7 +125,7 @@ TEST(every_chunk_came_from_somewhere_and_tiers_that_hold_all_are_enough)
     ASSERT_TRUE(t.from[FLEET_NVME] > t.from[FLEET_REDIS] && t.from[FLEET_NVME] > 0);
     ASSERT_EQ(t.from[FLEET_COMPUTED], 0);
     fleet_result_fini(&t);
-    o.strategy = POL_STRAT_FULL;
+    o.strategy = POL_FULL;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(t.from[FLEET_COMPUTED], total(&t));
     fleet_result_fini(&t);

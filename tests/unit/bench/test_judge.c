@@ -19,7 +19,7 @@ static size_t methods(const char *strategies, const char *ratios, bool vary, str
     return r < 0 ? 0 : n;
 }
 
-static void check(const struct bench_run *r, const char *name, enum fus_strategy s, double ratio)
+static void check(const struct bench_run *r, const char *name, enum pol_strategy s, double ratio)
 {
     ASSERT_STREQ(r->name, name);
     ASSERT_EQ(r->strategy, s);
@@ -30,21 +30,21 @@ TEST(full_comes_first_and_once)
 {
     struct bench_run m[32];
     ASSERT_EQ(methods("query,full,reuse,prefix", "0.05,0.1", true, m), 5);
-    check(&m[0], "full", FUS_FULL, 1);
-    check(&m[1], "query", FUS_QUERY, 0.05);
-    check(&m[2], "query", FUS_QUERY, 0.1);
-    check(&m[3], "reuse", FUS_REUSE, 0);
-    check(&m[4], "prefix", FUS_PREFIX, 1);
+    check(&m[0], "full", POL_FULL, 1);
+    check(&m[1], "query", POL_QUERY, 0.05);
+    check(&m[2], "query", POL_QUERY, 0.1);
+    check(&m[3], "reuse", POL_REUSE, 0);
+    check(&m[4], "prefix", POL_PREFIX, 1);
 }
 
 TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
 {
     struct bench_run m[32];
     ASSERT_EQ(methods("default", "0.05,0.1", false, m), 2);
-    check(&m[1], "default", FUS_QS, 0.15);
+    check(&m[1], "default", POL_QS, 0.15);
     ASSERT_EQ(methods("default", "0.05,0.1", true, m), 4);
-    check(&m[1], "default", FUS_QS, 0.05);
-    check(&m[3], "default", FUS_QS, 0.15);
+    check(&m[1], "default", POL_QS, 0.05);
+    check(&m[3], "default", POL_QS, 0.15);
     ASSERT_EQ(methods("default", "0.05,0.15", true, m), 3); /* its own is among them */
     ASSERT_TRUE(m[1].by_default && m[2].by_default);
 }
@@ -55,7 +55,7 @@ TEST(settings_behind_a_name)
     ASSERT_EQ(
         methods("query:layers=8-20,side:side=5,hkvd:check=2,qs:power=2:layers=1-2", "0.1", true, m),
         5);
-    check(&m[1], "query:layers=8-20", FUS_QUERY, 0.1);
+    check(&m[1], "query:layers=8-20", POL_QUERY, 0.1);
     ASSERT_EQ(m[1].with.score_lo, 8);
     ASSERT_EQ(m[1].with.score_hi, 21);
     ASSERT_EQ(m[2].with.side_layer, 5);

@@ -85,7 +85,7 @@ void prompt_fini(struct prompt *p)
     kit_chunk_fini(&p->prefix);
 }
 
-struct fus_plan plan_of(const struct prompt *p, enum fus_strategy s, float ratio)
+struct fus_plan plan_of(const struct prompt *p, enum pol_strategy s, float ratio)
 {
     return (struct fus_plan){.tok = p->tok,
                              .n_tok = p->n,
@@ -141,7 +141,7 @@ void run_plan(struct prompt *p, const struct fus_plan *plan, struct result *res)
     fus_session_destroy(s);
 }
 
-void run(struct prompt *p, enum fus_strategy s, float ratio, struct result *res)
+void run(struct prompt *p, enum pol_strategy s, float ratio, struct result *res)
 {
     const struct fus_plan plan = plan_of(p, s, ratio);
     run_plan(p, &plan, res);

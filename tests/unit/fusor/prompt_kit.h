@@ -29,7 +29,7 @@ struct result {
 void prompt_init(struct prompt *p, struct kit *k, const char *parts);
 void prompt_fini(struct prompt *p);
 void add_tokens(struct prompt *p, uint64_t seed, uint32_t n); /* random ones */
-struct fus_plan plan_of(const struct prompt *p, enum fus_strategy s, float ratio);
+struct fus_plan plan_of(const struct prompt *p, enum pol_strategy s, float ratio);
 /* Sources for a plan of it; each is taken by a prefill that begins. */
 void use_sources(struct prompt *p);
 /* A plan that did not begin has touched no source. */
@@ -37,7 +37,7 @@ void forget_sources(struct prompt *p);
 int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
            struct result *res);
 void run_plan(struct prompt *p, const struct fus_plan *plan, struct result *res);
-void run(struct prompt *p, enum fus_strategy s, float ratio, struct result *res);
+void run(struct prompt *p, enum pol_strategy s, float ratio, struct result *res);
 /* Two results of the same rows: equal to the bit where the GEMM keeps rows apart. */
 void same_logits(const struct kit *k, const struct result *a, const struct result *b);
 double max_diff(const struct kit *k, const float *a, const double *b);

@@ -9,7 +9,7 @@
 struct view {
     const struct prompt *p;
     const struct result *res;
-    enum fus_strategy strategy;
+    enum pol_strategy strategy;
     unsigned check;
 };
 
@@ -25,12 +25,12 @@ static int stored(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
     const struct view *w = ctx;
     const struct prompt *p = w->p;
     const size_t GK = (size_t)p->k->cfg->G * p->k->cfg->K;
-    if (layer == 0 || w->strategy == FUS_FULL) return 0;
+    if (layer == 0 || w->strategy == POL_FULL) return 0;
     for (size_t i = 0; i < p->n_range; i++) {
         const struct fus_range *g = &p->range[i];
         struct kit_chunk *c = p->of_range[i];
         if (!c || tok < g->tok0 || tok >= g->tok0 + g->n) continue;
-        if (!g->exact && w->strategy == FUS_PREFIX) return 0;
+        if (!g->exact && w->strategy == POL_PREFIX) return 0;
         if (!g->exact && layer <= w->check) return 0;
         if (!g->exact && selected(w->res, tok)) return 0;
         const size_t at = ((size_t)layer * c->n + tok - g->tok0) * GK;
@@ -40,17 +40,17 @@ static int stored(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
     return 0;
 }
 
-static void check_blend(struct prompt *p, enum fus_strategy s, float ratio, struct result *res)
+static void check_blend(struct prompt *p, enum pol_strategy s, float ratio, struct result *res)
 {
     double ref[V_MAX];
     run(p, s, ratio, res);
-    const struct view w = {p, res, s, s == FUS_HKVD && res->n_sel ? 1 : 0};
+    const struct view w = {p, res, s, s == POL_HKVD && res->n_sel ? 1 : 0};
     const struct ref_opts o = {.stored = stored, .ctx = (void *)&w};
     ref_forward(p->k->m, p->tok, p->n, &o, ref);
     const double d = max_diff(p->k, res->logits, ref);
     if (!(d < 2e-3))
         test_fail(__FILE__, __LINE__, "%s r=%g differs from the reference by %g",
-                  fus_strategy_name(s), (double)ratio, d);
+                  pol_strategy_name(s), (double)ratio, d);
 }
 
 static void open_default(struct kit *k)
@@ -79,7 +79,7 @@ TEST(full_matches_reference)
             struct result res;
             double ref[V_MAX];
             add_tokens(&p, 7 + j, len[j]);
-            run(&p, FUS_FULL, 0, &res);
+            run(&p, POL_FULL, 0, &res);
             ref_forward(k.m, p.tok, p.n, NULL, ref);
             ASSERT_NEAR(max_diff(&k, res.logits, ref), 0, 2e-3);
             ASSERT_NEAR(res.report.cost, 1, 1e-9);
@@ -94,7 +94,7 @@ TEST(many_logits_rows_equal_single_ones)
     open_default(&k);
     struct prompt p = {.k = &k};
     add_tokens(&p, 1, 90);
-    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    struct fus_plan plan = plan_of(&p, POL_FULL, 0);
     plan.logits_from = 1;
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
@@ -146,7 +146,7 @@ TEST(build_gives_the_isolated_rows)
 /* ---- invariants ---- */
 
 /* Those that choose tokens by ratio. */
-static const enum fus_strategy blends[] = {FUS_HKVD, FUS_SINK, FUS_QUERY, FUS_QS, FUS_SIDE};
+static const enum pol_strategy blends[] = {POL_HKVD, POL_SINK, POL_QUERY, POL_QS, POL_SIDE};
 enum { N_BLENDS = sizeof(blends) / sizeof(blends[0]) };
 
 static const char *const layouts[] = {"SAq",    "SgAgBgCq", "SAAq",    "SCmBgAq",  "gDmDgq",
@@ -164,13 +164,13 @@ TEST(ratio_one_equals_full)
             struct result full, got;
             prompt_init(&p, &k, layouts[i]);
             /* With an exact prefix the comparison is with prefix reuse. */
-            run(&p, p.have_prefix ? FUS_PREFIX : FUS_FULL, 0, &full);
+            run(&p, p.have_prefix ? POL_PREFIX : POL_FULL, 0, &full);
             for (size_t j = 0; j < N_BLENDS; j++) {
                 run(&p, blends[j], 1, &got);
                 same_logits(&k, &full, &got);
                 ASSERT_EQ(got.report.n_reused, 0);
             }
-            struct fus_plan plan = plan_of(&p, FUS_SINK, 0);
+            struct fus_plan plan = plan_of(&p, POL_SINK, 0);
             plan.sink_k = T_MAX;
             run_plan(&p, &plan, &got);
             same_logits(&k, &full, &got);
@@ -188,7 +188,7 @@ TEST(ratio_zero_equals_reuse)
         struct prompt p;
         struct result reuse, got;
         prompt_init(&p, &k, layouts[i]);
-        check_blend(&p, FUS_REUSE, 0, &reuse);
+        check_blend(&p, POL_REUSE, 0, &reuse);
         ASSERT_EQ(reuse.report.n_recomputed, 0);
         for (size_t j = 0; j < N_BLENDS; j++) {
             run(&p, blends[j], 0, &got);
@@ -217,14 +217,14 @@ TEST(blends_match_reference)
         struct prompt p;
         struct result full, got;
         prompt_init(&p, &k, layouts[i]);
-        check_blend(&p, FUS_FULL, 0, &full);
-        check_blend(&p, FUS_PREFIX, 0, &got);
+        check_blend(&p, POL_FULL, 0, &full);
+        check_blend(&p, POL_PREFIX, 0, &got);
         for (size_t j = 0; j < 3 * N_BLENDS; j++) {
-            const enum fus_strategy s = blends[j / 3];
-            const bool deviates = s == FUS_HKVD, chose = has_choice(&p);
+            const enum pol_strategy s = blends[j / 3];
+            const bool deviates = s == POL_HKVD, chose = has_choice(&p);
             check_blend(&p, s, ratio[j % 3], &got);
             ASSERT_EQ(chose && deviates, got.report.deviation_left >= 0);
-            ASSERT_EQ(chose && s != FUS_HKVD && s != FUS_SINK, got.report.score_left >= 0);
+            ASSERT_EQ(chose && s != POL_HKVD && s != POL_SINK, got.report.score_left >= 0);
             ASSERT_TRUE(got.report.deviation_left <= 1 && got.report.score_left <= 1);
             ASSERT_TRUE(got.report.cost <= 2);
         }
@@ -250,7 +250,7 @@ TEST(blends_of_rounded_records_are_close)
         enum kn_dtype t;
         double logits;
     } kinds[] = {{KN_F16, 0.01}, {KN_BF16, 0.1}, {KN_Q8, 0.1}};
-    static const enum fus_strategy by[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY};
+    static const enum pol_strategy by[] = {POL_REUSE, POL_HKVD, POL_QUERY};
     struct kit k;
     struct prompt p;
     open_default(&k);
@@ -285,14 +285,14 @@ TEST(chunk_behind_the_sink_is_exact)
     struct prompt p;
     struct result full, got;
     prompt_init(&p, &k, "SDq");
-    run(&p, FUS_FULL, 0, &full);
-    run(&p, FUS_REUSE, 0, &got);
+    run(&p, POL_FULL, 0, &full);
+    run(&p, POL_REUSE, 0, &got);
     same_logits(&k, &full, &got);
     ASSERT_EQ(got.report.n_reused, 90);
     prompt_fini(&p);
     prompt_init(&p, &k, "pq");
-    run(&p, FUS_FULL, 0, &full);
-    run(&p, FUS_PREFIX, 0, &got);
+    run(&p, POL_FULL, 0, &full);
+    run(&p, POL_PREFIX, 0, &got);
     same_logits(&k, &full, &got);
     ASSERT_EQ(got.report.n_prefix, 23);
     prompt_fini(&p);
@@ -316,7 +316,7 @@ static void check_choice(const struct prompt *p, const struct result *res, const
         }
     ASSERT_TRUE(worst_in >= best_out * (1 - 1e-3));
     const double got =
-        res->report.strategy == FUS_HKVD ? res->report.deviation_left : res->report.score_left;
+        res->report.strategy == POL_HKVD ? res->report.deviation_left : res->report.score_left;
     ASSERT_NEAR(got, left / total, 1e-3);
 }
 
@@ -332,7 +332,7 @@ TEST(query_selects_what_the_suffix_attends_to)
         prompt_init(&p, &k, "SAgCmBgq");
         const struct fus_range *missed = &p.range[2];
         double mass[T_MAX] = {0}, ref[V_MAX];
-        const struct view w = {&p, &none, FUS_QUERY, 0};
+        const struct view w = {&p, &none, POL_QUERY, 0};
         const struct ref_opts o = {.stored = stored,
                                    .ctx = (void *)&w,
                                    .mass = mass,
@@ -341,7 +341,7 @@ TEST(query_selects_what_the_suffix_attends_to)
                                    .hi = layers[i][1],
                                    .gap0 = missed->tok0,
                                    .gap = missed->n};
-        struct fus_plan plan = plan_of(&p, FUS_QUERY, 0.2f);
+        struct fus_plan plan = plan_of(&p, POL_QUERY, 0.2f);
         if (i > 0) plan.score_lo = layers[i][0];
         if (i > 0) plan.score_hi = layers[i][1];
         ASSERT_TRUE(!p.of_range[2]);
@@ -357,7 +357,7 @@ TEST(query_selects_what_the_suffix_attends_to)
 /* Rows of missed chunks run once, for the answer. */
 TEST(missed_chunks_are_not_asked_with)
 {
-    static const enum fus_strategy asks[] = {FUS_QUERY, FUS_QS, FUS_SIDE};
+    static const enum pol_strategy asks[] = {POL_QUERY, POL_QS, POL_SIDE};
     struct kit k;
     open_default(&k);
     for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
@@ -404,14 +404,14 @@ TEST(hkvd_selects_the_largest_deviation)
         struct prompt p;
         struct result got;
         prompt_init(&p, &k, "SAgCmBgq");
-        struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
+        struct fus_plan plan = plan_of(&p, POL_HKVD, 0.2f);
         const unsigned check = i % 2 ? 3 : 1;
         plan.check_layer = check;
         run_plan(&p, &plan, &got);
         double dev[T_MAX] = {0}, ref[V_MAX];
         deviations(&p, check, dev);
         check_choice(&p, &got, dev);
-        const struct view w = {&p, &got, FUS_HKVD, check};
+        const struct view w = {&p, &got, POL_HKVD, check};
         const struct ref_opts blend = {.stored = stored, .ctx = (void *)&w};
         ref_forward(k.m, p.tok, p.n, &blend, ref);
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
@@ -431,7 +431,7 @@ static int not_fresh(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
 {
     const struct trace *w = ctx;
     const struct result none = {.n_sel = 0};
-    const struct view v = {w->p, &none, FUS_REUSE, 0};
+    const struct view v = {w->p, &none, POL_REUSE, 0};
     return w->fresh[layer][tok] ? 0 : stored((void *)&v, layer, tok, ret);
 }
 
@@ -476,13 +476,13 @@ TEST(chosen_tokens_run_in_all_layers)
     kit_open(&k, &opts, 64 * 64);
     const unsigned L = k.cfg->L;
     for (size_t i = 0; i < N_BLENDS; i++) {
-        const enum fus_strategy s = blends[i];
-        const unsigned first = s == FUS_HKVD ? 1 : 0;
+        const enum pol_strategy s = blends[i];
+        const unsigned first = s == POL_HKVD ? 1 : 0;
         struct prompt p;
         struct result got, full;
         struct trace w = {0};
         double ref[V_MAX];
-        if (s == FUS_SINK) continue;
+        if (s == POL_SINK) continue;
         prompt_init(&p, &k, "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, s, 0.2f);
         run_traced(&p, &plan, &w, &got);
@@ -494,7 +494,7 @@ TEST(chosen_tokens_run_in_all_layers)
         ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
         plan.ratio = 1;
         run_plan(&p, &plan, &got);
-        run(&p, FUS_FULL, 0, &full);
+        run(&p, POL_FULL, 0, &full);
         same_logits(&k, &full, &got);
         prompt_fini(&p);
     }
@@ -516,7 +516,7 @@ TEST(a_chunk_at_home_is_left_alone)
         prompt_fini(&p);
         prompt_init(&p, &k, "SAgq");
         run(&p, blends[i], 0.3f, &got);
-        run(&p, FUS_FULL, 0, &full);
+        run(&p, POL_FULL, 0, &full);
         ASSERT_EQ(got.n_sel, 0);
         same_logits(&k, &full, &got);
         prompt_fini(&p);
@@ -537,7 +537,7 @@ TEST(no_row_depends_on_a_later_token)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_FULL, FUS_HKVD, FUS_REUSE, FUS_SINK};
+    const enum pol_strategy s[] = {POL_FULL, POL_HKVD, POL_REUSE, POL_SINK};
     for (size_t i = 0; i < 4; i++) {
         struct prompt p;
         float first[11][V_MAX];
@@ -580,17 +580,17 @@ TEST(order_of_chunks_does_not_touch_the_store)
     struct prompt p;
     struct result first, again;
     prompt_init(&p, &k, "SAgBgCq");
-    check_blend(&p, FUS_QUERY, 0.15f, &first);
+    check_blend(&p, POL_QUERY, 0.15f, &first);
     float *copy = mem_alloc((size_t)k.cfg->L * 64 * 32 * sizeof(float));
     const size_t bytes = (size_t)k.cfg->L * 64 * k.cfg->G * k.cfg->K * sizeof(float);
     memcpy(copy, p.chunk[1].k, bytes);
     struct prompt other;
     prompt_init(&other, &k, "SCgBgAq");
-    check_blend(&other, FUS_QUERY, 0.15f, &again);
-    check_blend(&other, FUS_HKVD, 0.15f, &again);
+    check_blend(&other, POL_QUERY, 0.15f, &again);
+    check_blend(&other, POL_HKVD, 0.15f, &again);
     prompt_fini(&other);
     ASSERT_MEMEQ(copy, p.chunk[1].k, bytes);
-    check_blend(&p, FUS_QUERY, 0.15f, &again);
+    check_blend(&p, POL_QUERY, 0.15f, &again);
     ASSERT_MEMEQ(first.logits, again.logits, k.cfg->V * sizeof(float));
     mem_free(copy);
     prompt_fini(&p);
@@ -605,7 +605,7 @@ TEST(batch_decode_equals_single_decode_after_blends)
     open_default(&k);
     enum { N = 3, STEPS = 70 };
     const char *const parts[N] = {"SAgBq", "Sg", "pgCq"};
-    const enum fus_strategy strategy[N] = {FUS_QUERY, FUS_FULL, FUS_HKVD};
+    const enum pol_strategy strategy[N] = {POL_QUERY, POL_FULL, POL_HKVD};
     struct prompt *p = mem_alloc(N * sizeof(*p));
     struct fus_session *one[N], *many[N];
     float single[V_MAX], batch[N * V_MAX];
@@ -647,7 +647,7 @@ TEST(decode_continues_the_prompt)
     add_tokens(&p, 5, 140);
     struct prompt head = p;
     head.n = 60;
-    const struct fus_plan plan = plan_of(&head, FUS_FULL, 0);
+    const struct fus_plan plan = plan_of(&head, POL_FULL, 0);
     struct fus_session *s = NULL;
     struct result res;
     float logits[V_MAX];
@@ -671,7 +671,7 @@ TEST(forks_share_pages_and_part_ways)
     const uint32_t all = fus_core_kv_tokens_free(k.c);
     struct prompt p = {.k = &k};
     add_tokens(&p, 5, 130);
-    const struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    const struct fus_plan plan = plan_of(&p, POL_FULL, 0);
     struct fus_session *s[2] = {0};
     struct result res;
     float a[2 * V_MAX], b[V_MAX];
@@ -686,7 +686,7 @@ TEST(forks_share_pages_and_part_ways)
     /* A new prompt in the parent leaves the child alone. */
     struct prompt q = {.k = &k};
     add_tokens(&q, 6, 100);
-    const struct fus_plan other = plan_of(&q, FUS_FULL, 0);
+    const struct fus_plan other = plan_of(&q, POL_FULL, 0);
     ASSERT_OK(run_on(s[0], &q, &other, &res));
     ASSERT_OK(fus_decode(k.c, &s[1], &tok[1], 1, NULL, b));
     int32_t whole[141];
@@ -708,13 +708,13 @@ TEST(a_failing_source_is_computed)
 {
     struct kit k;
     open_default(&k);
-    const enum fus_strategy s[] = {FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SINK, FUS_SIDE, FUS_PREFIX};
+    const enum pol_strategy s[] = {POL_REUSE, POL_HKVD, POL_QUERY, POL_SINK, POL_SIDE, POL_PREFIX};
     for (size_t i = 0; i < 6; i++)
         for (int layer = 1; layer < 5; layer++) {
             struct prompt p;
             struct result want, got;
             prompt_init(&p, &k, "pgAgBgCq");
-            const size_t bad = s[i] == FUS_PREFIX ? 0 : 1 + (size_t)layer % 2;
+            const size_t bad = s[i] == POL_PREFIX ? 0 : 1 + (size_t)layer % 2;
             struct kit_chunk *c = p.of_range[bad];
             p.of_range[bad] = NULL;
             run(&p, s[i], 0.2f, &want);
@@ -722,7 +722,7 @@ TEST(a_failing_source_is_computed)
             c->fail_layer = layer;
             run(&p, s[i], 0.2f, &got);
             same_logits(&k, &want, &got);
-            ASSERT_EQ(got.report.n_failed_ranges, s[i] == FUS_HKVD && layer < 1 ? 0 : 1);
+            ASSERT_EQ(got.report.n_failed_ranges, s[i] == POL_HKVD && layer < 1 ? 0 : 1);
             ASSERT_EQ(got.report.n_computed, want.report.n_computed);
             prompt_fini(&p);
         }
@@ -731,8 +731,8 @@ TEST(a_failing_source_is_computed)
     prompt_init(&p, &k, "SAgBgCq");
     for (unsigned i = 0; i < 3; i++)
         p.chunk[i].fail_layer = 4;
-    run(&p, FUS_FULL, 0, &full);
-    run(&p, FUS_QUERY, 0.2f, &got);
+    run(&p, POL_FULL, 0, &full);
+    run(&p, POL_QUERY, 0.2f, &got);
     same_logits(&k, &full, &got);
     ASSERT_EQ(got.report.n_failed_ranges, 3);
     prompt_fini(&p);
@@ -751,7 +751,7 @@ TEST(capture_equals_build)
     kit_chunk_init(&got, k.cfg, 90);
     kit_chunk_init(&late, k.cfg, 5);
     const struct fus_capture cap[2] = {{1, 90, kit_sink(&got)}, {p.n - 6, 5, kit_sink(&late)}};
-    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    struct fus_plan plan = plan_of(&p, POL_FULL, 0);
     plan.capture = cap;
     plan.n_capture = 2;
     run_plan(&p, &plan, &res);
@@ -768,7 +768,7 @@ TEST(capture_equals_build)
     struct kit_chunk front;
     kit_chunk_init(&front, k.cfg, 19);
     const struct fus_capture mixed[2] = {{1, 19, kit_sink(&front)}, {q.n - 6, 5, kit_sink(&late)}};
-    plan = plan_of(&q, FUS_QUERY, 0.2f);
+    plan = plan_of(&q, POL_QUERY, 0.2f);
     plan.capture = mixed;
     plan.n_capture = 2;
     q.chunk[1].fail_layer = 3;
@@ -791,7 +791,7 @@ TEST(capture_equals_build)
 }
 
 /* Prefills a copy of the plan in steps of `pace` rows; the logits are the caller's to free. */
-static float *paced(struct kit *k, struct prompt *p, enum fus_strategy s, size_t pace,
+static float *paced(struct kit *k, struct prompt *p, enum pol_strategy s, size_t pace,
                     int *ret_steps)
 {
     struct fus_plan plan = plan_of(p, s, 0.5f);
@@ -819,8 +819,8 @@ TEST(short_steps_change_no_bit)
 {
     struct kit k;
     open_default(&k);
-    for (int i = 0; i < 2 * FUS_STRATEGY_COUNT; i++) {
-        const enum fus_strategy s = (enum fus_strategy)(i / 2);
+    for (int i = 0; i < 2 * POL_STRATEGY_COUNT; i++) {
+        const enum pol_strategy s = (enum pol_strategy)(i / 2);
         struct prompt p;
         int n, n_short;
         prompt_init(&p, &k, i % 2 ? "pAmgBq" : "pAgBq");
@@ -845,7 +845,7 @@ TEST(steps_are_what_they_are_said_to_be)
     prompt_init(&p, &k, "qqqg");
     kit_chunk_init(&sunk, k.cfg, p.n - 1);
     const struct fus_capture cap = {1, p.n - 1, kit_sink(&sunk)};
-    struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    struct fus_plan plan = plan_of(&p, POL_FULL, 0);
     struct fus_session *sess = NULL;
     struct fus_prefill *f = NULL;
     size_t rows[FUS_STEP_KINDS] = {0};
@@ -884,7 +884,7 @@ TEST(cancel_at_every_step)
     struct kit k;
     open_default(&k);
     const uint32_t all = fus_core_kv_tokens_free(k.c);
-    for (enum fus_strategy s = FUS_FULL; s < FUS_STRATEGY_COUNT; s++) {
+    for (enum pol_strategy s = POL_FULL; s < POL_STRATEGY_COUNT; s++) {
         struct prompt p;
         prompt_init(&p, &k, "pAgBq");
         for (int at = 0, r = 1; r != 0; at++) {
@@ -928,7 +928,7 @@ TEST(bad_plans_are_refused_and_leave_their_sources)
     struct fus_prefill *f = NULL;
     ASSERT_OK(fus_session_create(k.c, p.n, &s));
     for (int i = 0; i < 8; i++) {
-        struct fus_plan plan = plan_of(&p, FUS_HKVD, 0.2f);
+        struct fus_plan plan = plan_of(&p, POL_HKVD, 0.2f);
         const struct fus_range keep = p.range[1];
         int want = -EINVAL;
         use_sources(&p);
@@ -948,7 +948,7 @@ TEST(bad_plans_are_refused_and_leave_their_sources)
         p.range[1] = keep;
     }
     p.tok[3] = (int32_t)k.cfg->V;
-    const struct fus_plan plan = plan_of(&p, FUS_FULL, 0);
+    const struct fus_plan plan = plan_of(&p, POL_FULL, 0);
     use_sources(&p);
     ASSERT_ERR(fus_prefill_begin(s, &plan, &f), -EINVAL);
     forget_sources(&p);
@@ -968,7 +968,7 @@ TEST(out_of_memory_leaves_nothing_behind)
     for (unsigned n = 1, done = 0; !done; n++) {
         struct fus_session *s = NULL;
         struct result res;
-        const struct fus_plan plan = plan_of(&p, FUS_QUERY, 0.2f);
+        const struct fus_plan plan = plan_of(&p, POL_QUERY, 0.2f);
         mem_fail_nth(n);
         int r = fus_session_create(k.c, p.n, &s);
         if (r == 0) r = run_on(s, &p, &plan, &res);
@@ -1031,10 +1031,10 @@ TEST(self_test_catches_a_broken_reposition)
 
 TEST(strategy_names_round_trip)
 {
-    enum fus_strategy s;
-    for (unsigned i = 0; i < FUS_STRATEGY_COUNT; i++) {
-        ASSERT_EQ(fus_strategy_parse(fus_strategy_name((enum fus_strategy)i), &s), 1);
+    enum pol_strategy s;
+    for (unsigned i = 0; i < POL_STRATEGY_COUNT; i++) {
+        ASSERT_EQ(pol_strategy_parse(pol_strategy_name((enum pol_strategy)i), &s), 1);
         ASSERT_EQ(s, i);
     }
-    ASSERT_EQ(fus_strategy_parse("nonsense", &s), 0);
+    ASSERT_EQ(pol_strategy_parse("nonsense", &s), 0);
 }

@@ -117,7 +117,7 @@ static void client_init(struct client *c, struct kit *k, struct fus_engine *e, u
     pthread_mutex_init(&c->m, NULL);
     pthread_cond_init(&c->changed, NULL);
     kit_tokens(k, seed, c->tok, n_tok);
-    c->req = (struct fus_request){.plan = {.tok = c->tok, .n_tok = n_tok, .strategy = FUS_FULL},
+    c->req = (struct fus_request){.plan = {.tok = c->tok, .n_tok = n_tok, .strategy = POL_FULL},
                                   .sampling = {.temperature = 1,
                                                .top_p = 0.9f,
                                                .repetition = 1,
@@ -350,7 +350,7 @@ TEST(cancel_in_prefill_and_decode)
     chunk.fail_layer = 1;
     chunk.cancel_in_layer = &seen;
     c->chunk = &chunk;
-    c->req.plan.strategy = FUS_REUSE;
+    c->req.plan.strategy = POL_REUSE;
     submit(c);
     wait_done(c);
     ASSERT_EQ(c->done.finish, FUS_LENGTH);
@@ -730,7 +730,7 @@ static int idle_plan(void *ctx, struct fus_plan *p)
         i->range = (struct fus_range){.tok0 = 1, .n = i->chunk->n, .src = kit_source(i->chunk)};
         p->range = &i->range;
         p->n_range = 1;
-        p->strategy = FUS_REUSE;
+        p->strategy = POL_REUSE;
     }
     return i->answer;
 }
@@ -1038,7 +1038,7 @@ TEST(blend_through_the_engine)
         client_init(&c[i], &r.k, r.e, 3, 70, 10);
         c[i].tok[0] = 1;
         kit_tokens(&r.k, 77, c[i].tok + 1, 50);
-        c[i].req.plan.strategy = i ? FUS_QUERY : FUS_FULL;
+        c[i].req.plan.strategy = i ? POL_QUERY : POL_FULL;
         c[i].req.plan.ratio = i ? 0.1f : 0;
         c[i].chunk = &b.chunk;
         submit(&c[i]);
@@ -1079,7 +1079,7 @@ TEST(stored_kv_under_way_stalls_nobody_else)
     ASSERT_OK(builder_submit(&b[0], &r, 77, true));
     builder_wait(&b[0]);
     client_init(&c[2], &r.k, r.e, 3, 70, 10);
-    c[2].req.plan.strategy = FUS_REUSE;
+    c[2].req.plan.strategy = POL_REUSE;
     kit_tokens(&r.k, 77, c[2].tok + 1, 50);
     c[2].chunk = &b[0].chunk;
     submit(&c[2]);
@@ -1088,7 +1088,7 @@ TEST(stored_kv_under_way_stalls_nobody_else)
         client_init(&c[0], &r.k, r.e, 1, 40, MAX_NEW);
         client_init(&c[1], &r.k, r.e, 3, 70, 10);
         c[0].hold = true;
-        c[1].req.plan.strategy = FUS_REUSE;
+        c[1].req.plan.strategy = POL_REUSE;
         kit_tokens(&r.k, 77, c[1].tok + 1, 50);
         c[1].chunk = &b[0].chunk;
         atomic_store(&b[0].chunk.held_layer, 2); /* its first stored layer is here, the next not */
@@ -1150,7 +1150,7 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
     for (int i = 0; i < N; i++) {
         client_init(&c[i], &r.k, r.e, (uint64_t)i + 1, 260 + (uint32_t)i, 2);
         kit_tokens(&r.k, 77, c[i].tok + 1, 200);
-        c[i].req.plan.strategy = (enum fus_strategy)(i % FUS_STRATEGY_COUNT);
+        c[i].req.plan.strategy = (enum pol_strategy)(i % POL_STRATEGY_COUNT);
         c[i].req.plan.ratio = 0.3f;
         c[i].chunk = i % 3 ? &b[0].chunk : NULL;
         submit(&c[i]);

@@ -113,7 +113,7 @@ static void prefill(struct fus_session *s, const struct golden *g, bool bf16, si
     size_t n;
     struct fus_plan plan = {.tok = g->tok,
                             .n_tok = (uint32_t)g->n_tok,
-                            .strategy = FUS_FULL,
+                            .strategy = POL_FULL,
                             .logits_from = (uint32_t)(g->n_tok - want)};
     struct fus_prefill *f;
     ASSERT_OK(fus_prefill_begin(s, &plan, &f));

@@ -25,7 +25,7 @@ static int32_t start(struct kit *k, uint64_t seed, uint32_t n, struct fus_sessio
     size_t rows = 0;
     struct fus_prefill *f = NULL;
     kit_tokens(k, seed, tok, n);
-    const struct fus_plan plan = {.tok = tok, .n_tok = n, .strategy = FUS_FULL};
+    const struct fus_plan plan = {.tok = tok, .n_tok = n, .strategy = POL_FULL};
     ASSERT_OK(fus_session_create(k->c, n + NEW, ret));
     ASSERT_OK(fus_prefill_begin(*ret, &plan, &f));
     ASSERT_OK(kit_steps(f));

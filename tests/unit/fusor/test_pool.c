@@ -31,7 +31,7 @@ static void scene_close(struct scene *s)
 }
 
 /* A blend and a token behind it. */
-static void run(struct scene *s, enum fus_strategy strategy, float *ret_logits)
+static void run(struct scene *s, enum pol_strategy strategy, float *ret_logits)
 {
     const struct fus_range range = {.tok0 = 1, .n = N_CHUNK, .src = kit_source(&s->chunk)};
     const struct fus_plan plan = {.tok = s->tok,
@@ -74,7 +74,7 @@ TEST(pages_can_be_shared_with_a_lender)
     struct scene s;
     float own[V_MAX], lent[V_MAX];
     scene_open(&s);
-    run(&s, FUS_QUERY, own);
+    run(&s, POL_QUERY, own);
     const struct fus_pool pool = fus_core_pool(s.k.c);
     struct lender l = {.n = pool.n_pages};
     ASSERT_EQ(pool.n_pages, N_PAGES);
@@ -82,7 +82,7 @@ TEST(pages_can_be_shared_with_a_lender)
         l.free_page[i] = (int32_t)(i * 5 % N_PAGES); /* in any order */
     fus_core_share_pool(s.k.c, &(struct fus_lender){lend, take_back, &l}, N_PAGES - 4);
     ASSERT_EQ(fus_core_kv_tokens_free(s.k.c), 4 * KN_PAGE);
-    run(&s, FUS_QUERY, lent);
+    run(&s, POL_QUERY, lent);
     ASSERT_MEMEQ(own, lent, s.k.cfg->V * sizeof *own);
     struct fus_session *a = NULL, *b = NULL;
     ASSERT_ERR(fus_session_create(s.k.c, 4 * KN_PAGE + 1, &a), -ENOMEM);
@@ -98,7 +98,7 @@ TEST(pages_can_be_shared_with_a_lender)
 
 TEST(a_second_request_asks_the_device_for_nothing)
 {
-    static const enum fus_strategy all[] = {FUS_FULL, FUS_REUSE, FUS_HKVD, FUS_QUERY, FUS_SIDE};
+    static const enum pol_strategy all[] = {POL_FULL, POL_REUSE, POL_HKVD, POL_QUERY, POL_SIDE};
     struct scene s;
     float logits[V_MAX];
     uint64_t before = 0;
@@ -126,12 +126,12 @@ TEST(memory_is_at_hand_before_it_is_asked_for)
     scene_open(&s);
     struct fus_core *c = s.k.c;
     const bool host = kn_dev_is_host(fus_core_dev(c));
-    run(&s, FUS_QS, cold);
+    run(&s, POL_QS, cold);
     ASSERT_OK(fus_core_warm(c, 1000 * KN_PAGE)); /* a quarter of the pool at most */
     ASSERT_EQ(fus_core_kv_tokens_free(c), N_PAGES * KN_PAGE);
     if (host) ASSERT_EQ(c->n_touched, WARM);
     ASSERT_EQ(fus_core_warm_page(c), false);
-    run(&s, FUS_QS, warm);
+    run(&s, POL_QS, warm);
     ASSERT_MEMEQ(cold, warm, s.k.cfg->V * sizeof *warm);
     for (int i = 0; host && i < USED; i++)
         ASSERT_TRUE(fus_core_warm_page(c));

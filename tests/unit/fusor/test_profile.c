@@ -70,23 +70,23 @@ TEST(ratio_between_measured_points)
     struct fus_profile p = {.ratios = {0.05, 0.10, 0.15, 0.20}, .n_ratios = 4};
     static const double curve[] = {0.6, 0.4, 0.5, 0.2};
     double ratio;
-    memcpy(p.losses[FUS_QUERY], curve, sizeof curve);
+    memcpy(p.losses[POL_QUERY], curve, sizeof curve);
     static const struct {
         double loss, want;                                             /* < 0: not reached */
     } cases[] = {{0.9, 0.05},  {0.6, 0.05}, {0.5, 0.075}, {0.4, 0.10}, /* up to 0.15 by noise */
                  {0.3, 0.175}, {0.2, 0.20}, {0.19, -1},   {0, -1},     {NAN, -1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ratio = -1;
-        ASSERT_EQ(fus_profile_ratio_for(&p, FUS_QUERY, cases[i].loss, &ratio), cases[i].want >= 0);
+        ASSERT_EQ(fus_profile_ratio_for(&p, POL_QUERY, cases[i].loss, &ratio), cases[i].want >= 0);
         ASSERT_NEAR(ratio, cases[i].want, 1e-9); /* untouched when it is not reached */
     }
     for (size_t i = 0; i < 4; i++)
-        p.losses[FUS_SINK][i] = NAN;
-    ASSERT_EQ(fus_profile_ratio_for(&p, FUS_SINK, 0.9, &ratio), 0);
-    ASSERT_EQ(fus_profile_ratio_for(&p, FUS_FULL, 0, &ratio), 1);
+        p.losses[POL_SINK][i] = NAN;
+    ASSERT_EQ(fus_profile_ratio_for(&p, POL_SINK, 0.9, &ratio), 0);
+    ASSERT_EQ(fus_profile_ratio_for(&p, POL_FULL, 0, &ratio), 1);
     ASSERT_NEAR(ratio, 1, 0);
-    ASSERT_EQ(fus_profile_ratio_for(&p, FUS_REUSE, 0.99, &ratio), 0);
-    ASSERT_EQ(fus_profile_ratio_for(&p, FUS_REUSE, 1, &ratio), 1);
+    ASSERT_EQ(fus_profile_ratio_for(&p, POL_REUSE, 0.99, &ratio), 0);
+    ASSERT_EQ(fus_profile_ratio_for(&p, POL_REUSE, 1, &ratio), 1);
     ASSERT_NEAR(ratio, 0, 0);
 }
 
@@ -102,14 +102,14 @@ TEST(ratio_is_monotone_in_loss)
             at += 0.001 + 0.08 * (double)(test_rand(&seed) % 1000) / 1000;
             const bool known = test_rand(&seed) % 5 > 0;
             p.ratios[i] = at;
-            p.losses[FUS_QS][i] = known ? (double)(test_rand(&seed) % 1000) / 1000 : NAN;
+            p.losses[POL_QS][i] = known ? (double)(test_rand(&seed) % 1000) / 1000 : NAN;
             if (known && isnan(first)) first = at;
         }
         for (double loss = 0; loss <= 1; loss += 0.013) {
             double ratio = 2, least = NAN;
-            const int found = fus_profile_ratio_for(&p, FUS_QS, loss, &ratio);
+            const int found = fus_profile_ratio_for(&p, POL_QS, loss, &ratio);
             for (size_t i = 0; i < p.n_ratios; i++)
-                if (isfinite(p.losses[FUS_QS][i])) least = fmin(p.losses[FUS_QS][i], least);
+                if (isfinite(p.losses[POL_QS][i])) least = fmin(p.losses[POL_QS][i], least);
             if (found != (isfinite(least) && least <= loss)) /* reached at some measured point */
                 test_fail(__FILE__, __LINE__, "round %u loss %g: found %d", round, loss, found);
             if (!found) continue;
@@ -139,7 +139,7 @@ static void same(const struct fus_profile *a, const struct fus_profile *b)
     ASSERT_EQ(a->n_ratios, b->n_ratios);
     for (size_t i = 0; i < a->n_ratios; i++) {
         ASSERT_NEAR(a->ratios[i], b->ratios[i], 1e-5);
-        for (size_t s = 0; s < FUS_STRATEGY_COUNT; s++) {
+        for (size_t s = 0; s < POL_STRATEGY_COUNT; s++) {
             ASSERT_EQ(isnan(a->losses[s][i]), isnan(b->losses[s][i]));
             if (!isnan(a->losses[s][i])) ASSERT_NEAR(a->losses[s][i], b->losses[s][i], 1e-5);
         }
@@ -159,8 +159,8 @@ TEST(what_is_written_is_read)
     p.sense_power = 0.25;
     p.neighbours = 9;
     p.sink_tokens = 0;
-    p.strategy = FUS_HKVD;
-    p.losses[FUS_HKVD][1] = NAN;
+    p.strategy = POL_HKVD;
+    p.losses[POL_HKVD][1] = NAN;
     in_folder(path);
     ASSERT_OK(fus_profile_write(&p, path, &err));
     ASSERT_OK(fus_profile_write(&p, path, &err)); /* over the old one */
@@ -181,8 +181,8 @@ TEST(missing_fields_are_the_defaults)
     /* But losses of another model are never mixed in. */
     ASSERT_OK(read_text("{\"ratios\": [0.1], \"losses\": {\"qs\": [0.3], \"new\": 1}}", &p, &err));
     ASSERT_EQ(p.n_ratios, 1);
-    ASSERT_NEAR(p.losses[FUS_QS][0], 0.3, 1e-9);
-    ASSERT_TRUE(isnan(p.losses[FUS_QUERY][0]));
+    ASSERT_NEAR(p.losses[POL_QS][0], 0.3, 1e-9);
+    ASSERT_TRUE(isnan(p.losses[POL_QUERY][0]));
 }
 
 /* What changes nothing of what the profile chose is passed over, and said. */
@@ -194,7 +194,7 @@ TEST(files_of_earlier_releases_are_read)
                         "\"static\": [0.7], \"hybrid\": [0.4]}}",
                         &p, &err));
     ASSERT_STREQ(p.ignored, "tensor, static, hybrid");
-    ASSERT_NEAR(p.losses[FUS_QS][0], 0.3, 1e-9);
+    ASSERT_NEAR(p.losses[POL_QS][0], 0.3, 1e-9);
     ASSERT_OK(read_text("{\"strategy\": \"side\"}", &p, &err));
     ASSERT_STREQ(p.ignored, "");
 }

@@ -54,7 +54,7 @@ static void expected(struct scene *s, unsigned before, unsigned chunk, double *r
     kit_chunk_init(&fresh, s->k.cfg, n);
     const struct fus_capture cap = {.tok0 = 1 + nb, .n = n, .sink = kit_sink(&fresh)};
     const struct fus_plan plan = {
-        .tok = tok, .n_tok = 1 + nb + n, .capture = &cap, .n_capture = 1, .strategy = FUS_FULL};
+        .tok = tok, .n_tok = 1 + nb + n, .capture = &cap, .n_capture = 1, .strategy = POL_FULL};
     ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
     ASSERT_OK(kit_steps(f));
@@ -206,8 +206,8 @@ TEST(qs_without_scores_is_query)
     int32_t a[T_MAX], b[T_MAX];
     size_t na, nb;
     struct fus_report ra, rb;
-    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 0.3f}, a, &na, &ra);
-    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = 0.3f}, b, &nb, &rb);
+    run(&s, &(struct fus_plan){.strategy = POL_QUERY, .ratio = 0.3f}, a, &na, &ra);
+    run(&s, &(struct fus_plan){.strategy = POL_QS, .ratio = 0.3f}, b, &nb, &rb);
     ASSERT_EQ(na, nb);
     ASSERT_MEMEQ(a, b, na * sizeof *a);
     ASSERT_EQ(rb.n_sensed, 0);
@@ -229,7 +229,7 @@ TEST(qs_takes_what_is_attended_to_and_sensitive)
     size_t n;
     struct fus_report r;
     const float ratio = 4.0f / (N_A + N_B + N_C);
-    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = ratio}, sel, &n, &r);
+    run(&s, &(struct fus_plan){.strategy = POL_QS, .ratio = ratio}, sel, &n, &r);
     const int32_t want[] = {1 + 5, 1 + 17, 1 + N_A, N_A + N_B + N_C};
     ASSERT_EQ(n, 4);
     ASSERT_MEMEQ(sel, want, sizeof want);
@@ -252,10 +252,10 @@ TEST(unmeasured_chunks_count_as_the_average)
     int32_t x[T_MAX], y[T_MAX];
     size_t nx, ny;
     struct fus_report r;
-    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 0.3f}, x, &nx, &r);
+    run(&s, &(struct fus_plan){.strategy = POL_QUERY, .ratio = 0.3f}, x, &nx, &r);
     s.chunk[0].score = a;
     s.chunk[2].score = c;
-    run(&s, &(struct fus_plan){.strategy = FUS_QS, .ratio = 0.3f}, y, &ny, &r);
+    run(&s, &(struct fus_plan){.strategy = POL_QS, .ratio = 0.3f}, y, &ny, &r);
     ASSERT_EQ(nx, ny);
     ASSERT_MEMEQ(x, y, nx * sizeof *x);
     ASSERT_EQ(r.n_sensed, N_A + N_C);
@@ -274,11 +274,11 @@ TEST(sense_power_decides_what_counts_more)
     size_t n, second;
     double left;
     struct fus_report r;
-    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = one}, sel, &n, &r);
+    run(&s, &(struct fus_plan){.strategy = POL_QUERY, .ratio = one}, sel, &n, &r);
     ASSERT_EQ(n, 1);
     first = sel[0];
     left = r.score_left;
-    run(&s, &(struct fus_plan){.strategy = FUS_QUERY, .ratio = 2 * one}, sel, &n, &r);
+    run(&s, &(struct fus_plan){.strategy = POL_QUERY, .ratio = 2 * one}, sel, &n, &r);
     ASSERT_EQ(n, 2);
     second = (size_t)(sel[0] == first ? sel[1] : sel[0]);
     const double less =
@@ -289,7 +289,7 @@ TEST(sense_power_decides_what_counts_more)
     s.chunk[0].score = known;
     s.chunk[1].score = known + N_A;
     s.chunk[2].score = known + N_A + N_B;
-    struct fus_plan plan = {.strategy = FUS_QS, .ratio = one};
+    struct fus_plan plan = {.strategy = POL_QS, .ratio = one};
     run(&s, &plan, sel, &n, &r);
     ASSERT_EQ(sel[0], first);
     plan.sense_power = 4;
@@ -305,7 +305,7 @@ TEST(side_asks_one_layer_of_the_chunks)
     struct scene s = {0};
     scene_open(&s);
     const size_t GK = (size_t)s.k.cfg->G * s.k.cfg->K;
-    const struct fus_plan plan = {.strategy = FUS_SIDE, .ratio = 0.2f, .side_layer = 3};
+    const struct fus_plan plan = {.strategy = POL_SIDE, .ratio = 0.2f, .side_layer = 3};
     int32_t a[T_MAX], b[T_MAX];
     size_t na, nb;
     struct fus_report r;

@@ -128,7 +128,7 @@ static void run(struct fus_core *core, const int32_t *tok, uint32_t n, float *re
 {
     struct fus_session *s;
     struct fus_prefill *f;
-    const struct fus_plan p = {.tok = tok, .n_tok = n, .strategy = FUS_FULL, .logits_from = n - 1};
+    const struct fus_plan p = {.tok = tok, .n_tok = n, .strategy = POL_FULL, .logits_from = n - 1};
     size_t rows;
     int r;
     ASSERT_OK(fus_session_create(core, n, &s));

@@ -22,7 +22,7 @@ static struct prompt prompt_of(struct kit *k, struct kit_chunk *prefix, uint64_t
 }
 
 /* The prompt and ten more tokens; logits of both ends, [2, V]. */
-static void run(struct fus_session *s, const struct prompt *p, enum fus_strategy strategy,
+static void run(struct fus_session *s, const struct prompt *p, enum pol_strategy strategy,
                 float *ret)
 {
     const size_t V = p->k->cfg->V;
@@ -61,7 +61,7 @@ static void bed_open(struct bed *b)
     kit_build(&b->k, -1, b->p[0].tok, &b->prefix);
     for (int i = 0; i < 3; i++) { /* alone */
         ASSERT_OK(fus_session_create(b->k.c, CAP, &b->s[i]));
-        run(b->s[i], &b->p[i], FUS_PREFIX, b->want[i]);
+        run(b->s[i], &b->p[i], POL_PREFIX, b->want[i]);
         ASSERT_EQ(fus_core_kv_tokens_shared(b->k.c), 0);
         fus_session_destroy(b->s[i]);
     }
@@ -78,7 +78,7 @@ static void bed_close(struct bed *b)
 
 static void same_as_alone(struct bed *b, int i)
 {
-    run(b->s[i], &b->p[i], FUS_PREFIX, b->got);
+    run(b->s[i], &b->p[i], POL_PREFIX, b->got);
     for (size_t v = 0; v < 2 * b->k.cfg->V; v++)
         ASSERT_NEAR(b->got[v], b->want[i][v], kn_gemm_invariant(fus_core_dev(b->k.c)) ? 0 : 1e-3);
 }
@@ -109,7 +109,7 @@ TEST(who_writes_another_prompt_has_pages_of_its_own)
     struct bed b;
     bed_open(&b);
     start_all(&b);
-    run(b.s[0], &b.p[0], FUS_FULL, b.got);
+    run(b.s[0], &b.p[0], POL_FULL, b.got);
     ASSERT_EQ(fus_core_kv_tokens_shared(b.k.c), SAVED);
     for (int32_t t = 0; t < 10; t++)
         ASSERT_OK(fus_decode(b.k.c, &b.s[1], &t, 1, NULL, b.got));
@@ -151,7 +151,7 @@ TEST(what_was_computed_is_not_shared)
     ASSERT_OK(fus_session_create(b.k.c, CAP, &b.s[1]));
     same_as_alone(&b, 0);
     b.prefix.fail_layer = 2;
-    run(b.s[1], &b.p[1], FUS_PREFIX, b.got);
+    run(b.s[1], &b.p[1], POL_PREFIX, b.got);
     ASSERT_EQ(fus_core_kv_tokens_shared(b.k.c), 0);
     fus_session_destroy(b.s[0]);
     fus_session_destroy(b.s[1]);

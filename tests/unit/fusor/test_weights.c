@@ -30,7 +30,7 @@ static void prompt_init(struct kit *k, struct prompt *p)
     kit_build(k, p->tok[0], p->tok + 1, &p->chunk);
 }
 
-static void run(struct kit *k, struct prompt *p, enum fus_strategy s, float ratio, float logits[V])
+static void run(struct kit *k, struct prompt *p, enum pol_strategy s, float ratio, float logits[V])
 {
     const struct fus_range range = {.tok0 = 1, .n = CHUNK, .src = kit_source(&p->chunk)};
     const struct fus_plan plan = {.tok = p->tok,
@@ -58,7 +58,7 @@ static void run(struct kit *k, struct prompt *p, enum fus_strategy s, float rati
 
 TEST(ratio_one_equals_full_bit_for_bit)
 {
-    static const enum fus_strategy blends[] = {FUS_HKVD, FUS_QUERY};
+    static const enum pol_strategy blends[] = {POL_HKVD, POL_QUERY};
     for (size_t i = 0; i < 2; i++) {
         const struct tiny_opts o = {.L = 4, .qkv_bias = true};
         struct kit k;
@@ -66,7 +66,7 @@ TEST(ratio_one_equals_full_bit_for_bit)
         float full[V], got[V];
         open_with(&k, eights[i], &o);
         prompt_init(&k, &p);
-        run(&k, &p, FUS_FULL, 0, full);
+        run(&k, &p, POL_FULL, 0, full);
         for (size_t b = 0; b < 2; b++) {
             run(&k, &p, blends[b], 1, got);
             ASSERT_MEMEQ(got, full, sizeof full);
@@ -203,7 +203,7 @@ static struct counts count_reuse(unsigned L)
     open_with(&k, "bf16", &o);
     prompt_init(&k, &p);
     const struct counts a = now();
-    run(&k, &p, FUS_REUSE, 0, logits);
+    run(&k, &p, POL_REUSE, 0, logits);
     const struct counts b = now();
     kit_chunk_fini(&p.chunk);
     kit_close(&k);

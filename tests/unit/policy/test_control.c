@@ -33,7 +33,7 @@ struct instance {
 
 static void allow_all(struct pol_control_in *in, double floor)
 {
-    for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
+    for (int s = POL_HKVD; s < POL_STRATEGY_COUNT; s++)
         in->strat[s] = (struct pol_strat_now){true, floor};
 }
 
@@ -78,9 +78,9 @@ static void make(uint64_t seed, size_t n_chunk, struct instance *ret)
                                             .first_s = 1e-3 * unit(&s),
                                             .queue_s = unit(&s) < 0.7 ? 0 : 0.05 * unit(&s),
                                             .by_record = unit(&s) < 0.3};
-    for (int k = POL_STRAT_REUSE; k < POL_STRAT_COUNT; k++)
+    for (int k = POL_REUSE; k < POL_STRATEGY_COUNT; k++)
         in->strat[k] =
-            (struct pol_strat_now){k != POL_STRAT_REUSE && unit(&s) < 0.7, 0.02 + 0.3 * unit(&s)};
+            (struct pol_strat_now){k != POL_REUSE && unit(&s) < 0.7, 0.02 + 0.3 * unit(&s)};
 }
 
 /* ---- the reference: layer by layer, as fusor/core/prefill.c ---- */
@@ -96,7 +96,7 @@ struct slow {
 static bool used(const struct slow *x, size_t i)
 {
     const struct pol_chunk_now *c = &x->in->chunk[i];
-    return x->reuse[i] && c->tier >= 0 && x->s != POL_STRAT_FULL && x->s != POL_STRAT_PREFIX;
+    return x->reuse[i] && c->tier >= 0 && x->s != POL_FULL && x->s != POL_PREFIX;
 }
 
 enum need { NEED_NONE, NEED_PREFIX, NEED_SIDE, NEED_ALL };
@@ -154,7 +154,7 @@ static void slow_passes(struct slow *x, double selected, double placed)
     const double missed = x->chunks - x->R, T = x->T - missed; /* as the suffix sees it */
     const double S = in->n_suffix, mass = S * (T - S), ask = S * (T - (S - 1) / 2);
     const double rows = x->T - x->P - x->chunks, pairs = x->pairs_all - x->pairs_chunks;
-    if (selected > 0 && (x->s == POL_STRAT_QUERY || x->s == POL_STRAT_QS))
+    if (selected > 0 && (x->s == POL_QUERY || x->s == POL_QS))
         for (unsigned l = 0; l < in->score_hi; l++) {
             const bool last = l + 1 == in->score_hi;
             layer(x, l, l ? NEED_ALL : NEED_NONE, l ? rows + (last ? S : 0) : 0, last ? 0 : rows,
@@ -163,7 +163,7 @@ static void slow_passes(struct slow *x, double selected, double placed)
                        : pairs,
                   l ? placed : 0, l >= in->score_lo ? mass : 0);
         }
-    if (selected > 0 && x->s == POL_STRAT_SIDE)
+    if (selected > 0 && x->s == POL_SIDE)
         for (unsigned l = 0; l <= in->side_layer; l++) {
             const bool last = l == in->side_layer;
             const double blind = rows * (x->P + (rows + 1) / 2);
@@ -187,7 +187,7 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
 {
     struct slow x = {.in = in, .reuse = reuse, .s = s, .T = in->n_tok};
     double pairs_reused = 0;
-    x.P = s == POL_STRAT_FULL ? 0 : in->n_prefix;
+    x.P = s == POL_FULL ? 0 : in->n_prefix;
     for (uint32_t p = (uint32_t)x.P; p < in->n_tok; p++)
         x.pairs_all += p + 1.0;
     for (size_t i = 0; i < in->n_chunk; i++)
@@ -205,8 +205,8 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     x.t = x.compute = in->cost.fixed_s;
     layer(&x, 0, NEED_NONE, x.T, 0, 0, 0, 0);
     slow_passes(&x, selected, placed);
-    const bool asked = selected > 0 && (s == POL_STRAT_QUERY || s == POL_STRAT_QS);
-    const bool checks = selected > 0 && s == POL_STRAT_HKVD;
+    const bool asked = selected > 0 && (s == POL_QUERY || s == POL_QS);
+    const bool checks = selected > 0 && s == POL_HKVD;
     const unsigned loaded = asked && x.chunks == x.R ? in->score_hi : 1;
     for (unsigned l = 0; l < in->L; l++) {
         const bool in_pages = l < loaded, last = l + 1 == in->L;
@@ -230,9 +230,8 @@ static void slow_predict(const struct pol_control_in *in, enum pol_strategy s, d
     ret->compute_s = x.compute + in->cost.head_s;
 }
 
-static const enum pol_strategy STRATEGIES[] = {POL_STRAT_FULL, POL_STRAT_PREFIX, POL_STRAT_REUSE,
-                                               POL_STRAT_HKVD, POL_STRAT_SINK,   POL_STRAT_QUERY,
-                                               POL_STRAT_QS,   POL_STRAT_SIDE};
+static const enum pol_strategy STRATEGIES[] = {POL_FULL, POL_PREFIX, POL_REUSE, POL_HKVD,
+                                               POL_SINK, POL_QUERY,  POL_QS,    POL_SIDE};
 enum { N_STRATEGIES = sizeof STRATEGIES / sizeof *STRATEGIES };
 
 TEST(prediction_is_the_walk_over_layers)
@@ -246,7 +245,7 @@ TEST(prediction_is_the_walk_over_layers)
             reuse[i] = unit(&s) < 0.7;
         x.in.check_layer = 1 + (unsigned)(4 * unit(&s));
         for (size_t k = 0; k < N_STRATEGIES; k++) {
-            const double r = STRATEGIES[k] == POL_STRAT_REUSE ? 0 : 0.3 * unit(&s);
+            const double r = STRATEGIES[k] == POL_REUSE ? 0 : 0.3 * unit(&s);
             struct pol_prediction fast, slow;
             struct pol_work w;
             pol_predict(&x.in, STRATEGIES[k], r, reuse, &fast);
@@ -267,9 +266,9 @@ static double best_of_all(const struct instance *x)
     bool reuse[MANY] = {0};
     struct pol_prediction p;
     double best;
-    pol_predict(&x->in, POL_STRAT_FULL, 0, reuse, &p);
+    pol_predict(&x->in, POL_FULL, 0, reuse, &p);
     best = p.ttft_s;
-    pol_predict(&x->in, POL_STRAT_PREFIX, 0, reuse, &p);
+    pol_predict(&x->in, POL_PREFIX, 0, reuse, &p);
     if (x->in.n_prefix) best = fmin(best, p.ttft_s);
     for (size_t k = 2; k < N_STRATEGIES; k++)
         for (unsigned m = 1; m < 1u << x->in.n_chunk; m++) {
@@ -298,9 +297,9 @@ static struct pol_control decide(const struct instance *x, bool *reuse)
         n += reuse[i];
     ASSERT_EQ(c.n_reused, n);
     if (n == 0)
-        ASSERT_TRUE(c.strategy == POL_STRAT_FULL || c.strategy == POL_STRAT_PREFIX);
+        ASSERT_TRUE(c.strategy == POL_FULL || c.strategy == POL_PREFIX);
     else
-        ASSERT_TRUE(c.ratio >= x->in.strat[c.strategy].floor || c.strategy == POL_STRAT_REUSE);
+        ASSERT_TRUE(c.ratio >= x->in.strat[c.strategy].floor || c.strategy == POL_REUSE);
     ASSERT_TRUE(c.reason[0] != '\0' && memchr(c.reason, 0, sizeof c.reason));
     return c;
 }
@@ -492,17 +491,17 @@ TEST(slow_tiers_want_strategies_that_overlap)
         x.chunk[i].side = true;
     }
     x.in.tier[1] = (struct pol_tier_now){.bytes_per_s = 1e12};
-    ASSERT_EQ(decide(&x, reuse).strategy, POL_STRAT_SINK); /* no pass: fewest rows */
-    x.in.strat[POL_STRAT_SINK].allowed = false;
-    x.in.strat[POL_STRAT_SIDE].floor = 0.17; /* its pass is shorter, but it needs more rows */
+    ASSERT_EQ(decide(&x, reuse).strategy, POL_SINK); /* no pass: fewest rows */
+    x.in.strat[POL_SINK].allowed = false;
+    x.in.strat[POL_SIDE].floor = 0.17; /* its pass is shorter, but it needs more rows */
     struct pol_prediction side, query;
     memset(reuse, 1, sizeof reuse);
     x.in.tier[1].bytes_per_s = 1.5e8;
-    pol_predict(&x.in, POL_STRAT_SIDE, 0.17, reuse, &side);
-    pol_predict(&x.in, POL_STRAT_QUERY, 0.15, reuse, &query);
+    pol_predict(&x.in, POL_SIDE, 0.17, reuse, &side);
+    pol_predict(&x.in, POL_QUERY, 0.15, reuse, &query);
     ASSERT_TRUE(side.ttft_s < query.ttft_s);
     const enum pol_strategy s = decide(&x, reuse).strategy;
-    ASSERT_TRUE(s == POL_STRAT_SIDE || s == POL_STRAT_HKVD);
+    ASSERT_TRUE(s == POL_SIDE || s == POL_HKVD);
 }
 
 /* While a load is waited for, recomputing more is free: the ratio rises, the time does not. */
@@ -519,15 +518,15 @@ TEST(ratio_rises_behind_a_load)
     x.in.n_tok = 3233;
     x.chunk[7].tier = 1; /* a single one, that is worth waiting for */
     x.chunk[7].bytes = 400 * 22272;
-    x.in.strat[POL_STRAT_SINK].floor = 0.05;
-    for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
-        x.in.strat[s].allowed = s == POL_STRAT_SINK;
+    x.in.strat[POL_SINK].floor = 0.05;
+    for (int s = POL_HKVD; s < POL_STRATEGY_COUNT; s++)
+        x.in.strat[s].allowed = s == POL_SINK;
     x.in.tier[1] = (struct pol_tier_now){.bytes_per_s = 22272 * 400 / 0.3};
     const struct pol_control c = decide(&x, reuse);
     ASSERT_EQ(c.n_reused, 8);
     ASSERT_TRUE(c.ratio > 0.06);
     struct pol_prediction floor;
-    pol_predict(&x.in, POL_STRAT_SINK, 0.05, reuse, &floor);
+    pol_predict(&x.in, POL_SINK, 0.05, reuse, &floor);
     ASSERT_TRUE(c.predicted.ttft_s <= floor.ttft_s * (1 + SLACK + 1e-9));
     x.in.ratio_max = 0.055;
     ASSERT_NEAR(decide(&x, reuse).ratio, 0.055, 1e-12);
@@ -544,8 +543,8 @@ TEST(rows_fill_the_natural_size)
     x.in.cost.pair_s = 0; /* that has no steps */
     for (size_t i = 0; i < 4; i++)
         x.chunk[i].tier = 0;
-    for (int s = POL_STRAT_HKVD; s < POL_STRAT_COUNT; s++)
-        x.in.strat[s].allowed = s == POL_STRAT_SINK;
+    for (int s = POL_HKVD; s < POL_STRATEGY_COUNT; s++)
+        x.in.strat[s].allowed = s == POL_SINK;
     const struct pol_control c = decide(&x, reuse);
     double reused = 0;
     for (size_t i = 0; i < 4; i++)
@@ -587,7 +586,7 @@ TEST(nonsense_is_no_number)
         }
         struct pol_control c;
         pol_control(&x.in, &c, reuse);
-        ASSERT_TRUE(c.strategy > POL_STRAT_DEFAULT && c.strategy < POL_STRAT_COUNT);
+        ASSERT_TRUE(pol_strategy_runs(c.strategy));
         ASSERT_TRUE(c.ratio >= 0 && c.ratio <= 1);
         const double *p = &c.predicted.ttft_s, *q = &c.full.ttft_s;
         for (int i = 0; i < 4; i++)

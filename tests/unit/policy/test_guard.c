@@ -5,8 +5,8 @@ static const struct pol_guard_cfg cfg = {.loss = 0.25,
                                          .loss_ratio = 0.15,
                                          .reuse_kl = 0.04,
                                          .ratio = 0.15,
-                                         .strategy = POL_STRAT_QS,
-                                         .safer = POL_STRAT_HKVD};
+                                         .strategy = POL_QS,
+                                         .safer = POL_HKVD};
 
 static double uniform(uint64_t *seed)
 {
@@ -49,22 +49,22 @@ static double promised(unsigned level)
 TEST(the_ladder_gets_safer_and_ends_exact)
 {
     static const double ratios[] = {0, 0.01, 0.05, 0.15, 0.3, 0.5, 1};
-    static const enum pol_strategy strategies[] = {POL_STRAT_QS, POL_STRAT_HKVD, POL_STRAT_REUSE};
+    static const enum pol_strategy strategies[] = {POL_QS, POL_HKVD, POL_REUSE};
     for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++)
         for (size_t k = 0; k < 3; k++)
             for (int safer = 0; safer < 2; safer++) {
                 struct pol_guard_cfg c = cfg;
                 c.ratio = ratios[i];
                 c.strategy = strategies[k];
-                c.safer = safer ? POL_STRAT_HKVD : POL_STRAT_DEFAULT;
+                c.safer = safer ? POL_HKVD : POL_FULL;
                 unsigned top = pol_guard_top(&c);
-                double was = strategies[k] == POL_STRAT_REUSE ? 0 : c.ratio;
+                double was = strategies[k] == POL_REUSE ? 0 : c.ratio;
                 ASSERT_TRUE(top >= 1 && top <= 8);
                 ASSERT_NEAR(pol_guard_setting(&c, 0).ratio, c.ratio, 0);
                 for (unsigned l = 0; l <= top; l++) {
                     struct pol_guard_setting s = pol_guard_setting(&c, l);
                     ASSERT_EQ(s.exact, l == top);
-                    if (l > 0) ASSERT_TRUE(s.ratio >= was && s.strategy != POL_STRAT_REUSE);
+                    if (l > 0) ASSERT_TRUE(s.ratio >= was && s.strategy != POL_REUSE);
                     if (l > 0) was = s.ratio;
                     ASSERT_TRUE(s.ratio <= (c.ratio > POL_GUARD_RATIO_MAX ? c.ratio
                                                                           : POL_GUARD_RATIO_MAX) ||

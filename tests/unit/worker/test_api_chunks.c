@@ -239,7 +239,7 @@ TEST(a_cold_plan_computes_and_captures_the_preamble)
 {
     struct kit k;
     struct wk_prompt p;
-    struct wk_mode m = {.mode = API_AUTO, .ratio = 0.1, .store = true};
+    struct wk_mode m = {.wish = POL_AUTO, .ratio = 0.1, .store = true};
     struct fus_plan f = {0};
     int32_t tok[200];
     uint32_t captured;
@@ -248,7 +248,7 @@ TEST(a_cold_plan_computes_and_captures_the_preamble)
     kit_open(&k, KN_F16);
     prompt_make(&k, &p, tok, false);
     ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
-    ASSERT_EQ(f.strategy, FUS_FULL);
+    ASSERT_EQ(f.strategy, POL_FULL);
     ASSERT_EQ(f.n_range, 0);
     ASSERT_EQ(f.n_capture, 1);
     ASSERT_EQ(captured, 64);
@@ -273,21 +273,21 @@ TEST(hits_and_misses_of_a_warm_plan)
     uint32_t captured;
     void *arrays;
     static const struct {
-        enum api_mode mode;
-        enum fus_strategy want;
+        enum pol_strategy mode;
+        enum pol_strategy want;
         size_t n_range;
-    } t[] = {{API_AUTO, FUS_PREFIX, 1},
-             {API_BLEND, FUS_QUERY, 3},
-             {API_REUSE, FUS_REUSE, 3},
-             {API_PREFIX, FUS_PREFIX, 1},
-             {API_FULL, FUS_FULL, 0}};
+    } t[] = {{POL_AUTO, POL_PREFIX, 1},
+             {POL_BLEND, POL_QUERY, 3},
+             {POL_REUSE, POL_REUSE, 3},
+             {POL_PREFIX, POL_PREFIX, 1},
+             {POL_FULL, POL_FULL, 0}};
 
     kit_open(&k, KN_F16);
     prompt_make(&k, &p, tok, false);
     build(&k, TIER_PREFIX, &p.block[0], tok, 64, ROW, 0);
     build(&k, TIER_CHUNK, &p.cut[1].key, tok + 120, 50, ROW, 0);
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-        struct wk_mode m = {.mode = t[i].mode, .ratio = 0.25, .store = true};
+        struct wk_mode m = {.wish = t[i].mode, .ratio = 0.25, .store = true};
         f = (struct fus_plan){0};
         ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
         ASSERT_EQ(f.strategy, t[i].want);
@@ -300,7 +300,7 @@ TEST(hits_and_misses_of_a_warm_plan)
             ASSERT_EQ(p.cut[1].source, WK_STORED);
             ASSERT_TRUE(p.cut[0].missed);
             ASSERT_EQ(f.suffix, 30);
-            ASSERT_NEAR(f.ratio, t[i].want == FUS_QUERY ? 0.25 : 0, 1e-6);
+            ASSERT_NEAR(f.ratio, t[i].want == POL_QUERY ? 0.25 : 0, 1e-6);
         } else {
             ASSERT_EQ(p.cut[1].source, WK_COMPUTED);
         }
@@ -314,7 +314,7 @@ TEST(prefix_mode_reuses_the_whole_chain)
 {
     struct kit k;
     struct wk_prompt p;
-    struct wk_mode m = {.mode = API_PREFIX, .store = true};
+    struct wk_mode m = {.wish = POL_PREFIX, .store = true};
     struct fus_plan f = {0};
     int32_t tok[200];
     uint32_t captured;
@@ -325,7 +325,7 @@ TEST(prefix_mode_reuses_the_whole_chain)
     build(&k, TIER_PREFIX, &p.block[0], tok, 64, ROW, 0);
     build(&k, TIER_PREFIX, &p.block[1], tok + 64, 64, ROW, 0);
     ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
-    ASSERT_EQ(f.strategy, FUS_PREFIX);
+    ASSERT_EQ(f.strategy, POL_PREFIX);
     ASSERT_EQ(f.n_range, 2);
     ASSERT_EQ(f.n_capture, 1); /* the third block */
     ASSERT_EQ(f.capture[0].tok0, 128);
@@ -350,11 +350,11 @@ TEST(a_failed_self_test_means_exact)
     build(&k, TIER_CHUNK, &p.cut[0].key, tok + 70, 50, ROW, 0);
     build(&k, TIER_CHUNK, &p.cut[1].key, tok + 120, 50, ROW, 0);
     k.w.blend_ok = false;
-    for (int mode = API_AUTO; mode < API_MODE_COUNT; mode++) {
-        struct wk_mode m = {.mode = (enum api_mode)mode, .ratio = 0.1};
+    for (int wish = POL_FULL; wish <= POL_BLEND; wish++) {
+        struct wk_mode m = {.wish = (enum pol_strategy)wish, .ratio = 0.1};
         f = (struct fus_plan){0};
         ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
-        ASSERT_EQ(f.strategy, FUS_FULL);
+        ASSERT_EQ(f.strategy, POL_FULL);
         ASSERT_EQ(f.n_range, 0);
         plan_end(&f, arrays, 0);
     }
@@ -366,7 +366,7 @@ struct held {
     uint32_t n_tok, n_prefix, n_hit, n_suffix;
 };
 
-static enum fus_strategy decide(struct kit *k, const struct wk_mode *m, const struct held *h,
+static enum pol_strategy decide(struct kit *k, const struct wk_mode *m, const struct held *h,
                                 double *ret_ratio)
 {
     struct wk_cut cut = {.tok0 = h->n_tok - h->n_suffix - h->n_hit, .n = h->n_hit};
@@ -377,70 +377,68 @@ static enum fus_strategy decide(struct kit *k, const struct wk_mode *m, const st
     d->chunk[0].tier = 0;
     d->in.n_prefix = h->n_prefix;
     wk_decide(&k->w, m, NULL, d);
-    enum fus_strategy s = ctl_from_policy(d->out.strategy);
+    enum pol_strategy s = d->out.strategy;
     *ret_ratio = d->out.ratio;
     ASSERT_EQ(d->by, CTL_BY_RULES); /* there is no controller here */
-    ASSERT_EQ(d->reuse[0], s != FUS_FULL && s != FUS_PREFIX);
+    ASSERT_EQ(d->reuse[0], s != POL_FULL && s != POL_PREFIX);
     ctl_decision_free(d);
     return s;
 }
 
-/* The worker's settings and names reach policy/plan and come back. */
+/* The worker's settings and names reach the decider and come back. */
 TEST(decisions)
 {
     struct kit k;
     double ratio;
     struct held held = {1000, 0, 100, 10};
-    struct wk_mode m = {.mode = API_AUTO, .ratio = -1};
+    struct wk_mode m = {.wish = POL_AUTO, .ratio = -1};
 
     kit_open(&k, KN_F16);
     k.w.o.ratio = 0.2;
-    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_FULL); /* too little to gain */
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_FULL); /* too little to gain */
     held.n_prefix = 64;
-    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_PREFIX);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_PREFIX);
     held.n_hit = 800;
-    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_QUERY);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_QUERY);
     ASSERT_NEAR(ratio, 0.2, 1e-9);
     m.ratio = 0.3;
     held.n_suffix = 0;
-    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_HKVD);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_HKVD);
     ASSERT_NEAR(ratio, 0.3, 1e-9);
-    m.mode = API_BLEND;
+    m.wish = POL_BLEND;
     held = (struct held){1000, 0, 20, 10};
     m.ratio = 1;
-    for (int s = FUS_REUSE; s < FUS_STRATEGY_COUNT; s++) {
-        m.has_strategy = true;
-        m.strategy = (enum fus_strategy)s;
-        ASSERT_EQ(decide(&k, &m, &held, &ratio), (enum fus_strategy)s);
-        ASSERT_NEAR(ratio, s == FUS_REUSE ? 0 : 1, 1e-9);
+    for (int s = POL_REUSE; s < POL_STRATEGY_COUNT; s++) {
+        m.wish = (enum pol_strategy)s;
+        ASSERT_EQ(decide(&k, &m, &held, &ratio), (enum pol_strategy)s);
+        ASSERT_NEAR(ratio, s == POL_REUSE ? 0 : 1, 1e-9);
     }
-    m.has_strategy = false;
+    m.wish = POL_BLEND;
     k.w.o.strategy = "sink";
-    ASSERT_EQ(decide(&k, &m, &held, &ratio), FUS_SINK);
+    ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_SINK);
     kit_close(&k);
 }
 
-TEST(a_strategy_without_chunks_is_a_mode)
+/* A mode that leaves nothing to choose goes before a strategy. */
+TEST(mode_and_strategy_are_one_wish)
 {
     static const struct {
-        enum api_mode mode, want;
-        enum fus_strategy strategy;
-    } t[] = {{API_AUTO, API_FULL, FUS_FULL},      {API_AUTO, API_PREFIX, FUS_PREFIX},
-             {API_AUTO, API_REUSE, FUS_REUSE},    {API_BLEND, API_PREFIX, FUS_PREFIX},
-             {API_AUTO, API_AUTO, FUS_HKVD},      {API_BLEND, API_BLEND, FUS_QUERY},
-             {API_PREFIX, API_PREFIX, FUS_REUSE}, {API_FULL, API_FULL, FUS_QUERY}};
+        enum pol_strategy mode, want, strategy;
+    } t[] = {{POL_AUTO, POL_FULL, POL_FULL},      {POL_AUTO, POL_PREFIX, POL_PREFIX},
+             {POL_AUTO, POL_REUSE, POL_REUSE},    {POL_BLEND, POL_PREFIX, POL_PREFIX},
+             {POL_AUTO, POL_HKVD, POL_HKVD},      {POL_BLEND, POL_QUERY, POL_QUERY},
+             {POL_PREFIX, POL_PREFIX, POL_REUSE}, {POL_FULL, POL_FULL, POL_QUERY},
+             {POL_AUTO, POL_AUTO, POL_AUTO},      {POL_BLEND, POL_BLEND, POL_AUTO}};
     static const struct wk_hints none = {0};
     struct worker w = {0};
 
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-        struct api_req r = {
-            .kv = {
-                .mode = t[i].mode, .has_strategy = true, .strategy = t[i].strategy, .ratio = -1}};
+        struct api_req r = {.kv = {.mode = t[i].mode, .strategy = t[i].strategy, .ratio = -1}};
         struct api_err e;
         struct wk_mode m;
         ASSERT_OK(wk_mode_of(&w, &r, &none, &m, &e));
-        ASSERT_EQ(m.mode, t[i].want);
-        ASSERT_EQ(m.asked, t[i].mode);
+        ASSERT_EQ(m.wish, t[i].want);
+        ASSERT_EQ(m.mode, t[i].mode);
         ASSERT_NEAR(m.ratio, -1, 0);
     }
 }

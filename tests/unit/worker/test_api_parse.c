@@ -155,7 +155,7 @@ TEST(defaults_and_unknown_fields)
     ASSERT_EQ(r.sampling.n_logprobs, -1);
     ASSERT_TRUE(r.add_generation_prompt);
     ASSERT_TRUE(r.kv.store);
-    ASSERT_EQ(r.kv.mode, API_AUTO);
+    ASSERT_EQ(r.kv.mode, POL_AUTO);
     ASSERT_TRUE(!r.stream && !r.has_seed && !r.model);
     api_req_fini(&r);
 }
@@ -245,8 +245,8 @@ TEST(everything_that_is_read)
     ASSERT_EQ(r.sampling.n_bias, 1);
     ASSERT_EQ(r.sampling.bias[0].id, 7);
     ASSERT_EQ(r.sampling.n_logprobs, 4);
-    ASSERT_EQ(r.kv.mode, API_BLEND);
-    ASSERT_TRUE(r.kv.has_strategy && r.kv.strategy == FUS_HKVD);
+    ASSERT_EQ(r.kv.mode, POL_BLEND);
+    ASSERT_EQ(r.kv.strategy, POL_HKVD);
     ASSERT_NEAR(r.kv.ratio, 0.25, 1e-9);
     ASSERT_TRUE(r.kv.explain && !r.kv.store);
     ASSERT_STREQ(r.kv.ns, "t");

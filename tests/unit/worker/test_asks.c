@@ -69,7 +69,7 @@ static void kit_open(struct kit *k)
     k->w.blend_ok = true;
     k->w.o = (struct wk_opts){.strategy = "query", .ratio = 0.1, .ram_bytes = 4 << 20};
     k->w.o.tiers.wait_ms = 10000; /* a loaded machine is no miss */
-    k->m = (struct wk_mode){.mode = API_REUSE, .ratio = -1};
+    k->m = (struct wk_mode){.wish = POL_REUSE, .ratio = -1};
     prompt_make(k);
 }
 
@@ -254,10 +254,10 @@ TEST(modes_ask_for_what_they_use)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    k.m.mode = API_FULL;
+    k.m.wish = POL_FULL;
     wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
     ASSERT_TRUE(!k.p.block_look[0].asked && !k.p.cut[0].look.asked);
-    k.m.mode = API_PREFIX;
+    k.m.wish = POL_PREFIX;
     wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
     ASSERT_TRUE(k.p.block_look[N_BLOCK - 1].pin && !k.p.cut[0].look.asked);
     ASSERT_EQ(plan(&k), N_BLOCK);
@@ -319,7 +319,7 @@ TEST(worth_follows_what_prefills_take)
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 150, 1e-9);
     wk_measured(&k.w, 6000, 500); /* a fifth of the way */
     ASSERT_NEAR(wk_worth_ms(&k.w, NULL, 100), 400, 1e-9);
-    k.m.mode = API_PREFIX;
+    k.m.wish = POL_PREFIX;
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 400, 1e-9);
     k.w.o.tiers.wait_ms = 1000;
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 1000, 1e-9);

@@ -46,7 +46,7 @@ static struct ctl_decision *any_decision(uint64_t *seed)
     in->cost = (struct pol_cost){share(seed) / 100, share(seed) / 1e4, share(seed) / 1e5,
                                  share(seed) / 1e6, share(seed) / 1e9, share(seed) / 1e7,
                                  share(seed) / 1e9, share(seed) / 1e3, 0};
-    for (int s = POL_STRAT_FULL; s < POL_STRAT_COUNT; s++)
+    for (int s = POL_FULL; s < POL_STRATEGY_COUNT; s++)
         in->strat[s] = (struct pol_strat_now){test_rand(seed) % 2, share(seed)};
     in->ratio_max = 1;
     in->max_ttft_s = test_rand(seed) % 2 ? share(seed) : 0;
@@ -112,8 +112,7 @@ TEST(any_other_outcome_is_a_difference)
             other->out.predicted.ttft_s *= 1 + 1e-15;
             break;
         case 2:
-            other->out.strategy =
-                d->out.strategy == POL_STRAT_SINK ? POL_STRAT_HKVD : POL_STRAT_SINK;
+            other->out.strategy = d->out.strategy == POL_SINK ? POL_HKVD : POL_SINK;
             break;
         default:
             other->out.n_reused++;

@@ -37,7 +37,7 @@ TEST(nothing_is_ruled_before_there_is_evidence)
 {
     struct worker w;
     struct pol_guard_setting s;
-    const struct wk_mode m = {.mode = API_AUTO, .asked = API_AUTO, .ratio = -1};
+    const struct wk_mode m = {.wish = POL_AUTO, .mode = POL_AUTO, .ratio = -1};
     struct buf b = BUF_INIT;
     open_worker(&w, 0.1);
     ASSERT_EQ(wk_guard_rules(&w, &m, &s), 0);
