@@ -102,6 +102,7 @@ def check_refusals(folder):
     for says, args in {
             "--trace": [], "bad.jsonl:2:": ["--trace", bad], "cannot be opened": ["--trace", folder / "none"],
             "\"belady\" is none of": ["--trace", SAMPLE, "--policy", "lru,belady"],
+            "s3fifo was removed; lru is the default": ["--trace", SAMPLE, "--policy", "lru,s3fifo"],
             "is there twice": ["--trace", SAMPLE, "--policy", "lru,lru"],
             "not a number of records": ["--trace", SAMPLE, "--capacity", "100,-3"],
             "--block-bytes": ["--trace", SAMPLE, "--capacity", "1GiB"],

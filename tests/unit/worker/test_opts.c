@@ -53,6 +53,8 @@ TEST(removed_options_say_what_to_use)
     static const struct {
         const char *flag, *value, *says;
     } gone[] = {{"--strategy", "static", "static was removed; use side"},
+                {"--ram-policy", "clock", "clock was removed; lru is the default"},
+                {"--nvme-policy", "gdsf", "gdsf was removed; lru is the default"},
                 {"--strategy", "hybrid", "hybrid was removed; use qs"},
                 {"--mass", "0.5", "was removed; ratio says how many"},
                 {"--min-ratio", "0.1", "was removed; ratio says how many"}};
