@@ -416,19 +416,19 @@ size_t kn_wide_rows_max(const struct kn_dev *d)
     return dev_ops(d)->wide_rows_max(d);
 }
 
-void kn_hold(struct kn_dev *d, bool on)
+void kn_defer(struct kn_dev *d, bool on)
 {
-    if (dev_ops(d)->hold) dev_ops(d)->hold(d, on);
+    if (dev_ops(d)->defer) dev_ops(d)->defer(d, on);
 }
 
-void kn_trail(struct kn_dev *d, bool on)
+void kn_pipeline(struct kn_dev *d, bool on)
 {
-    if (dev_ops(d)->trail) dev_ops(d)->trail(d, on);
+    if (dev_ops(d)->pipeline) dev_ops(d)->pipeline(d, on);
 }
 
-int kn_settle(struct kn_dev *d)
+int kn_fence(struct kn_dev *d)
 {
-    return dev_ops(d)->settle ? dev_ops(d)->settle(d) : 0;
+    return dev_ops(d)->fence ? dev_ops(d)->fence(d) : 0;
 }
 
 int kn_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,

@@ -191,16 +191,16 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
 /* Rows at or below which kn_wide() is the better choice on this device. */
 size_t kn_wide_rows_max(const struct kn_dev *d);
-/* While held, a GPU's runs return when their operations are queued: nothing that they touch may be
- * read, written or freed on the host before the end of a run that is not held, which also says what
- * went wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
-void kn_hold(struct kn_dev *d, bool on);
-/* While trailing, a GPU's run returns when the run before it is done, so that the device never
- * waits for who waits for it: the last one is under way until the end of a run that does not trail,
- * or of kn_settle(), which waits for what was held, too; either says what went wrong. The host
- * leaves what it touches as it is. */
-void kn_trail(struct kn_dev *d, bool on);
-int kn_settle(struct kn_dev *d);
+/* While on, a GPU's runs return when their operations are queued: the host may not read, write or
+ * free what they touch before the end of a run that is not deferred, which also says what went
+ * wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
+void kn_defer(struct kn_dev *d, bool on);
+/* While on, a GPU's run returns when the run before it is done, so that the device always has the
+ * next one queued. The last one is under way until the end of a run that is not pipelined, or until
+ * kn_fence(), which waits for deferred runs, too; either says what went wrong. Until then the host
+ * leaves what the runs touch as it is. */
+void kn_pipeline(struct kn_dev *d, bool on);
+int kn_fence(struct kn_dev *d);
 /* kn_wide() of what is run again and again: what fn queues under a key is always the same
  * operations on the same memory, and all that differs from run to run is read by operations. So a
  * device may record it and play the recording later, without calling fn. Keys of other shapes are

@@ -55,9 +55,9 @@ struct kn_ops {
                 void *arg);
     size_t (*wide_rows_max)(const struct kn_dev *d);
     /* NULL: runs are over when they return; from here … */
-    void (*hold)(struct kn_dev *d, bool on);
-    void (*trail)(struct kn_dev *d, bool on);
-    int (*settle)(struct kn_dev *d);
+    void (*defer)(struct kn_dev *d, bool on);
+    void (*pipeline)(struct kn_dev *d, bool on);
+    int (*fence)(struct kn_dev *d);
     /* … to here. */
     /* NULL: nothing is recorded; from here … */
     int (*replay)(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,

@@ -277,7 +277,7 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
 static int32_t page_take(struct fus_core *c)
 {
     ASSERT(c->n_free > 0);
-    if (c->lender.lend) (void)kn_settle(c->dev); /* a record that is being read may make way */
+    if (c->lender.lend) (void)kn_fence(c->dev); /* a record that is being read may make way */
     c->n_free--;
     const int32_t id = c->lender.lend ? c->lender.lend(c->lender.ctx) : c->free_page[c->n_free];
     ASSERT(c->page_ref[id] == 0);

@@ -104,9 +104,9 @@ int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
-    kn_hold(p->core->dev, p->goes_on);
+    kn_defer(p->core->dev, p->goes_on);
     const int r = run_rows(p->core, m, p->cancel, block_a, &s);
-    kn_hold(p->core->dev, false);
+    kn_defer(p->core->dev, false);
     return r;
 }
 
@@ -204,9 +204,9 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 {
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
-    kn_hold(p->core->dev, !p->attn_only);
+    kn_defer(p->core->dev, !p->attn_only);
     int r = run_rows_uneven(p->core, m, p->cancel, block_attend, &s);
-    kn_hold(p->core->dev, false);
+    kn_defer(p->core->dev, false);
     if (r < 0 || p->attn_only) return r;
     return run_rows(p->core, m, p->cancel, block_rest, &s);
 }
@@ -478,9 +478,9 @@ int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int3
     bool fetches = false;
     for (size_t i = 0; c->dec.logits && i < n; i++)
         fetches |= !wants || wants[i];
-    kn_hold(c->dev, fetches);
+    kn_defer(c->dev, fetches);
     r = kn_replay(c->dev, kind | (uint64_t)d.kv.n_pages << 32 | m, m, cancel, decode_block, &d);
-    kn_hold(c->dev, false);
+    kn_defer(c->dev, false);
     if (r == 0 && fetches) r = kn_wide(c->dev, n, NULL, fetch_block, &d);
     if (r < 0) return r;
     for (size_t i = 0; i < n; i++) {

@@ -147,7 +147,7 @@ static void look_ahead(struct fus_prefill *f)
 
 void fus_restart(struct fus_prefill *f)
 {
-    (void)kn_settle(f->core->dev); /* its rows are about to change; what failed says so again */
+    (void)kn_fence(f->core->dev); /* its rows are about to change; what failed says so again */
     fus_reuse_far(f, 0, UINT_MAX);
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
@@ -434,9 +434,9 @@ static int bring_layer(struct fus_prefill *f)
     int r = fus_reuse_fetch(f, f->layer, f->at_choice ? BRING_CHUNKS : what);
     f->report.compute_ms -= clock_ms_since(since); /* waiting is not computing */
     if (r == 0 && !placed) {
-        kn_hold(f->core->dev, f->n_rows > 0); /* the layer itself follows */
+        kn_defer(f->core->dev, f->n_rows > 0); /* the layer itself follows */
         r = fus_reuse_place(f, f->layer, what);
-        kn_hold(f->core->dev, false);
+        kn_defer(f->core->dev, false);
     }
     if (r == 0 && !placed) f->loaded_to = f->layer + 1;
     return r;
@@ -464,7 +464,7 @@ static int step_stored(struct fus_prefill *f)
 {
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->done_to);
-    int r = f->at_choice ? kn_settle(f->core->dev) : 0; /* rows change here */
+    int r = f->at_choice ? kn_fence(f->core->dev) : 0; /* rows change here */
     if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
@@ -546,12 +546,12 @@ static int step_b(struct fus_prefill *f)
         p.keep_from = f->n_rows - f->n_suffix;
         p.attn_only = f->layer + 1 == f->plan.score_hi;
     }
-    const bool trails = goes_on(f);
-    kn_trail(f->core->dev, trails);
+    const bool more = goes_on(f);
+    kn_pipeline(f->core->dev, more);
     int r = fus_phase_b(&p, f->row0, m);
-    kn_trail(f->core->dev, false);
+    kn_pipeline(f->core->dev, false);
     if (r < 0) return r;
-    f->done_to = trails ? f->layer : f->layer + 1;
+    f->done_to = more ? f->layer : f->layer + 1;
     f->row0 += m;
     if (f->row0 < f->n_rows) return 0;
     if (!is_scoring(f)) return 1;
@@ -749,7 +749,7 @@ void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
 void fus_prefill_end(struct fus_prefill *f)
 {
     if (!f) return;
-    (void)kn_settle(f->core->dev); /* the last layer may have been queued when this was cancelled */
+    (void)kn_fence(f->core->dev); /* the last layer may have been queued when this was cancelled */
     fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);

@@ -109,7 +109,7 @@ int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what)
             r = g->r.src.ops->layer(g->r.src.ctx, layer, &got);
         if (f->plan.cancel && atomic_load(f->plan.cancel)) return -ECANCELED;
         if (r < 0) {
-            (void)kn_settle(f->core->dev);
+            (void)kn_fence(f->core->dev);
             fus_reuse_far(f, 0, UINT_MAX);
             fus_range_release(g);
             f->report.n_failed_ranges++;

@@ -62,9 +62,9 @@ struct kn_dev {
     bool bf16;
     enum cu_type weights; /* of layers' weights */
     char *cache_dir;
-    bool holding, trailing;
-    void *mark[2]; /* events behind runs that trail, in turns */
-    uint64_t n_trailed;
+    bool deferring, pipelining;
+    void *mark[2]; /* events behind pipelined runs, in turns */
+    uint64_t n_pipelined;
     bool under_way; /* the last of them, or what was held, for all that the host knows */
     atomic_bool lost;
     char name[200];
@@ -406,7 +406,7 @@ static bool cancelled(const atomic_bool *cancel)
 static int wait_before(struct kn_dev *d)
 {
     const int index = cu_index(d->cu);
-    const uint64_t n = d->n_trailed++;
+    const uint64_t n = d->n_pipelined++;
     int r = cu_event_record(index, d->mark[n % 2], cu_stream(d->cu));
     if (r == 0 && d->under_way) r = cu_event_sync(index, d->mark[(n + 1) % 2]);
     d->under_way = true;
@@ -416,11 +416,11 @@ static int wait_before(struct kn_dev *d)
 /* Everything is queued, or it failed. */
 static int end_run(struct kn_dev *d, int r)
 {
-    if (r == 0 && d->holding) {
+    if (r == 0 && d->deferring) {
         d->under_way = true;
         return 0;
     }
-    if (r == 0 && d->trailing && (r = wait_before(d)) == 0) return 0;
+    if (r == 0 && d->pipelining && (r = wait_before(d)) == 0) return 0;
     int waited = cu_sync(d->cu);
     d->under_way = false;
     if (waited == -EIO) atomic_store(&d->lost, true);
@@ -472,19 +472,19 @@ static struct kn_replays replays(const struct kn_dev *d)
                                .refused = atomic_load(&d->replay.refused)};
 }
 
-static void hold(struct kn_dev *d, bool on)
+static void defer(struct kn_dev *d, bool on)
 {
-    d->holding = on;
+    d->deferring = on;
 }
 
-static void trail(struct kn_dev *d, bool on)
+static void pipeline(struct kn_dev *d, bool on)
 {
-    d->trailing = on;
+    d->pipelining = on;
 }
 
-static int settle(struct kn_dev *d)
+static int fence(struct kn_dev *d)
 {
-    ASSERT(!d->trailing && !d->holding);
+    ASSERT(!d->pipelining && !d->deferring);
     return d->under_way ? end_run(d, 0) : 0;
 }
 
@@ -796,9 +796,9 @@ static const struct kn_ops ops = {
     .rows_uneven = run,
     .wide = run,
     .wide_rows_max = wide_rows_max,
-    .hold = hold,
-    .trail = trail,
-    .settle = settle,
+    .defer = defer,
+    .pipeline = pipeline,
+    .fence = fence,
     .replay = replay,
     .replay_rows = replay_rows,
     .forget = forget,

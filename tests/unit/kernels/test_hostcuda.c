@@ -220,9 +220,9 @@ TEST(a_cancelled_run_has_waited_for_what_was_held)
     ASSERT_OK(kn_mem_write(d, h.x, x, sizeof x));
     for (int wide = 0; wide < 2; wide++) {
         *h.ret = -7;
-        kn_hold(d, true);
+        kn_defer(d, true);
         ASSERT_OK(run(d, draw_later, &h));
-        kn_hold(d, false);
+        kn_defer(d, false);
         ASSERT_EQ(*h.ret, -7);
         ASSERT_ERR((wide ? kn_wide : kn_rows)(d, 1, &cancel, call, &b), -ECANCELED);
         ASSERT_EQ(*h.ret, 2);
@@ -246,32 +246,32 @@ TEST(a_run_that_trails_waits_for_the_one_before)
         ret[i] = -7;
     }
     ASSERT_OK(kn_mem_write(d, dev, x, sizeof x));
-    ASSERT_OK(kn_settle(d)); /* nothing to wait for */
-    kn_trail(d, true);
+    ASSERT_OK(kn_fence(d)); /* nothing to wait for */
+    kn_pipeline(d, true);
     for (int i = 0; i < 3; i++) {
-        kn_hold(d, true);
+        kn_defer(d, true);
         ASSERT_OK(run(d, draw_later, &h[i])); /* twice: held ones belong to the run behind them */
-        kn_hold(d, false);
+        kn_defer(d, false);
         ASSERT_OK(run(d, draw_later, &h[i]));
         ASSERT_EQ(ret[i], -7);
         if (i > 0) ASSERT_EQ(ret[i - 1], i - 1);
     }
-    kn_trail(d, false);
-    ASSERT_OK(kn_settle(d));
+    kn_pipeline(d, false);
+    ASSERT_OK(kn_fence(d));
     ASSERT_EQ(ret[2], 2);
-    kn_trail(d, true);
+    kn_pipeline(d, true);
     ASSERT_OK(run(d, draw_later, &h[3]));
-    kn_trail(d, false);
+    kn_pipeline(d, false);
     ASSERT_EQ(ret[3], -7);
     ASSERT_OK(run(d, draw_later, &h[4])); /* one that does not trail waits for all */
     ASSERT_EQ(ret[3], 3);
     ASSERT_EQ(ret[4], 0);
     ret[4] = -7;
-    kn_hold(d, true);
+    kn_defer(d, true);
     ASSERT_OK(run(d, draw_later, &h[4]));
-    kn_hold(d, false);
+    kn_defer(d, false);
     ASSERT_EQ(ret[4], -7);
-    ASSERT_OK(kn_settle(d)); /* what was held as well */
+    ASSERT_OK(kn_fence(d)); /* what was held as well */
     ASSERT_EQ(ret[4], 0);
     kn_mem_free(d, dev);
     kn_mem_free(d, ret);
