@@ -148,6 +148,14 @@ static enum pol_order order_of(const char *name)
     return o;
 }
 
+static enum pol_strategy strategy_of(const char *name)
+{
+    enum pol_strategy s = POL_AUTO;
+
+    (void)pol_strategy_parse(name, &s); /* as above; "" when it was not given */
+    return s;
+}
+
 static void take(struct wk_opts *r, struct opts *o)
 {
     const char *dt = opt_str(o, "dtype"), *kv = opt_str(o, "kv-dtype");
@@ -164,7 +172,7 @@ static void take(struct wk_opts *r, struct opts *o)
                           .tls_cert = or_null(opt_str(o, "tls-cert")),
                           .tls_key = or_null(opt_str(o, "tls-key")),
                           .presets = or_null(opt_str(o, "presets")),
-                          .strategy = or_null(opt_str(o, "strategy")),
+                          .strategy = strategy_of(opt_str(o, "strategy")),
                           .profile = or_null(opt_str(o, "profile")),
                           .ram_bytes = opt_size(o, "ram"),
                           .kv_pages_bytes = opt_size(o, "kv-pages"),

@@ -48,13 +48,13 @@ int wk_profile_load(struct worker *w, struct err *err)
     if (*p->ignored)
         log_event(LOG_WARN, "profile", "state=old ignored=\"%s\" reason=\"of an earlier release\"",
                   p->ignored);
-    if (!w->o.strategy) w->o.strategy = pol_strategy_name(p->strategy);
+    if (w->o.strategy == POL_AUTO) w->o.strategy = p->strategy;
     if (w->o.ratio < 0) w->o.ratio = p->ratio;
     log_event(
         LOG_NOTICE, "profile",
         "source=%s strategy=%s ratio=%g score_layers=%u-%u side_layer=%u check_layer=%u sink=%u",
-        w->profile_source, w->o.strategy, w->o.ratio, p->score_lo, p->score_hi - 1, p->side_layer,
-        p->check_layer, p->sink_tokens);
+        w->profile_source, pol_strategy_name(w->o.strategy), w->o.ratio, p->score_lo,
+        p->score_hi - 1, p->side_layer, p->check_layer, p->sink_tokens);
     return 0;
 }
 

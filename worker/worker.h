@@ -69,7 +69,7 @@ struct wk_opts {
     const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
     const char *tls_cert, *tls_key; /* NULL: plain HTTP; in tls_cert */
     bool admin_tcp;                 /* /admin not on unix sockets alone */
-    const char *strategy;           /* NULL: the profile's */
+    enum pol_strategy strategy;     /* POL_AUTO: the profile's */
     const char *profile;            /* NULL: the cached one, else the default */
     uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
     enum kn_arith arith;

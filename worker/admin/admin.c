@@ -125,8 +125,8 @@ static void get_status(struct worker *w, struct wk_call *c)
         buf_addf(&b,
                  ",\"blend\":{\"enabled\":%s,\"self_test\":\"%s\",\"strategy\":\"%s\","
                  "\"ratio\":%g,\"reason\":",
-                 w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed", w->o.strategy,
-                 w->o.ratio);
+                 w->blend_ok ? "true" : "false", w->blend_ok ? "passed" : "failed",
+                 pol_strategy_name(w->o.strategy), w->o.ratio);
         if (w->blend_ok)
             buf_adds(&b, "null");
         else

@@ -519,9 +519,8 @@ void wk_guard_loaded(struct worker *w)
     const struct fus_profile *p = &w->profile;
     const char *inject = getenv("KVBLEND_INJECT");
     struct wk_guard *g = w->guard;
-    enum pol_strategy own = p->strategy;
+    const enum pol_strategy own = w->o.strategy;
 
-    if (w->o.strategy) (void)pol_strategy_parse(w->o.strategy, &own);
     g->cfg = (struct pol_guard_cfg){.kl_max = w->o.guard_kl,
                                     .loss = p->loss,
                                     .loss_ratio = p->ratio,

@@ -127,10 +127,7 @@ static void remember(struct wk_senses *s, struct text *t)
 /* An operator who chose another strategy pays nothing for this one. */
 static bool wanted(const struct worker *w)
 {
-    enum pol_strategy dflt = POL_QS;
-
-    if (w->o.strategy) (void)pol_strategy_parse(w->o.strategy, &dflt);
-    return pol_strategy_senses(dflt) && w->blend_ok;
+    return pol_strategy_senses(w->o.strategy) && w->blend_ok;
 }
 
 void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,

@@ -171,10 +171,8 @@ static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_dec
 {
     struct pol_guard_setting guard;
     bool guarded = wk_guard_rules(w, m, &guard) > 0, given = w->o.strategy_given;
-    enum pol_strategy only = POL_FULL;
+    enum pol_strategy only = guarded ? guard.strategy : w->o.strategy;
 
-    if (given) (void)pol_strategy_parse(w->o.strategy, &only);
-    if (guarded) only = guard.strategy;
     for (int i = POL_REUSE; i < POL_STRATEGY_COUNT; i++) {
         enum pol_strategy s = (enum pol_strategy)i;
         struct pol_strat_now *now = &d->in.strat[s];
@@ -215,13 +213,12 @@ static struct pol_request request_of(struct worker *w, const struct wk_mode *m)
 {
     struct pol_request q = {.wish = m->wish,
                             .ratio = m->ratio,
-                            .strategy_default = POL_AUTO,
+                            .strategy_default = w->o.strategy,
                             .ratio_default = w->o.ratio,
                             .blend_allowed = w->blend_ok,
                             .search = is_on(w)};
     struct pol_guard_setting guard;
 
-    if (w->o.strategy) (void)pol_strategy_parse(w->o.strategy, &q.strategy_default);
     if (wk_guard_rules(w, m, &guard) > 0) {
         q.blend_allowed &= !guard.exact;
         q.ratio_default = guard.ratio;

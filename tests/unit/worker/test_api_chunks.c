@@ -85,7 +85,7 @@ static void kit_open(struct kit *k, enum kn_dtype dtype)
     pthread_mutex_init(&k->w.builds_m, NULL);
     k->w.builds_tail = &k->w.builds;
     k->w.blend_ok = true;
-    k->w.o.strategy = "query";
+    k->w.o.strategy = POL_QUERY;
     k->w.o.ratio = 0.1;
 }
 
@@ -414,7 +414,7 @@ TEST(decisions)
         ASSERT_NEAR(ratio, s == POL_REUSE ? 0 : 1, 1e-9);
     }
     m.wish = POL_BLEND;
-    k.w.o.strategy = "sink";
+    k.w.o.strategy = POL_SINK;
     ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_SINK);
     kit_close(&k);
 }

@@ -67,7 +67,7 @@ static void kit_open(struct kit *k)
     pthread_mutex_init(&k->w.builds_m, NULL);
     k->w.builds_tail = &k->w.builds;
     k->w.blend_ok = true;
-    k->w.o = (struct wk_opts){.strategy = "query", .ratio = 0.1, .ram_bytes = 4 << 20};
+    k->w.o = (struct wk_opts){.strategy = POL_QUERY, .ratio = 0.1, .ram_bytes = 4 << 20};
     k->w.o.tiers.wait_ms = 10000; /* a loaded machine is no miss */
     k->m = (struct wk_mode){.wish = POL_REUSE, .ratio = -1};
     prompt_make(k);

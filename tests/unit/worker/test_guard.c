@@ -8,7 +8,8 @@
 static void open_worker(struct worker *w, double kl_max)
 {
     *w = (struct worker){.blend_ok = true};
-    w->o = (struct wk_opts){.strategy = "qs", .ratio = 0.15, .guard_sample = 1, .guard_kl = kl_max};
+    w->o =
+        (struct wk_opts){.strategy = POL_QS, .ratio = 0.15, .guard_sample = 1, .guard_kl = kl_max};
     w->mail_tail = &w->mail_head;
     pthread_mutex_init(&w->mail_m, NULL);
     ASSERT_OK(http_loop_create(&w->loop));
