@@ -27,7 +27,7 @@ struct ctl_decision {
     double before_s;       /* that the request had spent by then: parsing, queue */
     double decide_s;       /* that deciding took */
     enum ctl_by by;
-    bool loose; /* what ran may differ: a chunk was out of reach */
+    bool loose;         /* what ran may differ: a chunk was out of reach */
     unsigned n_running; /* other requests that were being decoded: the cost says how dear that is */
     struct pol_control_in in;    /* chunk points to the next field */
     struct pol_chunk_now *chunk; /* [in.n_chunk] */
