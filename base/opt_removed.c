@@ -11,7 +11,8 @@ static const char measured[] =
 static const char kept_policies[] = "lru is the default, arc keeps popular records through scans";
 
 static const char fixed_share[] = "ratio says how many tokens are recomputed",
-                  one_schedule[] = "the chosen tokens are recomputed in all layers",
+                  one_schedule[] =
+                      "hkvd filters gradually, the others keep their choice in all layers",
                   measure_k[] = "hkvd compares K",
                   no_static[] = "use side, which asks the question as cheaply",
                   no_hybrid[] = "use qs, which finds what hybrid added";

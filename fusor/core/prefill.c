@@ -163,7 +163,7 @@ void fus_restart(struct fus_prefill *f)
     f->loaded_to = 1;
     f->done_to = 0;
     f->checked = false;
-    f->n_sel = 0;
+    f->n_sel = f->n_rows_chosen = 0;
     f->report.deviation_left = f->report.score_left = -1;
 }
 
@@ -398,7 +398,8 @@ static int step_layer0(struct fus_prefill *f)
 
 static bool is_choice_layer(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_MAIN && !f->checked && f->layer == f->plan.check_layer;
+    if (f->stage != STAGE_MAIN) return false;
+    return f->checked ? fus_select_again(f) : f->layer == f->plan.check_layer;
 }
 
 /* What has to be in the pages before this layer runs. Up to the check layer all chunk tokens are
@@ -565,8 +566,10 @@ static void finish(struct fus_prefill *f)
     f->stage = STAGE_DONE;
     f->finished = true;
     f->s->len = f->plan.n_tok;
-    t->n_recomputed = (uint32_t)f->n_sel;
-    t->n_reused = (uint32_t)(f->n_reusable - f->n_sel);
+    /* Where the set shrinks, the mean over the layers. */
+    t->n_recomputed =
+        (uint32_t)(f->how->by_deviation && f->n_sel > f->budget ? f->budget : f->n_sel);
+    t->n_reused = (uint32_t)(f->n_reusable - t->n_recomputed);
     t->n_computed = f->plan.n_tok - t->n_prefix - t->n_reused - t->n_recomputed;
     t->cost = f->token_layers / ((double)f->plan.n_tok * f->core->cfg.L);
     fus_captures_close(f, SIZE_MAX, 0);

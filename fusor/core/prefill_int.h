@@ -104,8 +104,9 @@ struct fus_prefill {
     size_t n_logits;
 
     size_t n_rows, n_reusable, n_home, n_missed, n_suffix;
-    size_t n_sel;  /* selected */
-    size_t budget; /* tokens */
+    size_t n_sel;         /* selected */
+    size_t n_rows_chosen; /* of them still rows */
+    size_t budget;        /* tokens, the mean over the layers from the choice on */
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
     size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
@@ -114,7 +115,7 @@ struct fus_prefill {
     unsigned loaded_to; /* layers below are in the pages */
     unsigned done_to;   /* layers below have been waited for */
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
-    bool at_choice;     /* at the check layer, where tokens are chosen before phase B */
+    bool at_choice;     /* in this layer tokens are chosen, before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */
     bool finished;
     double token_layers;
@@ -125,9 +126,11 @@ struct fus_prefill {
 int fus_plan_resolve(struct fus_prefill *f); /* checks and defaults; -EINVAL */
 void fus_roles_set(struct fus_prefill *f);   /* kind[], n_reusable from plan and active ranges */
 size_t fus_select_budget(const struct fus_prefill *f);
-/* Choose among the reusable tokens by what the strategy has gathered in score or dev: sets sel,
- * n_sel and what the report says is left. */
+/* Choose by what the strategy has gathered in score or dev: first among the reusable tokens, which
+ * sets sel, n_sel and what the report says is left, then in a later layer among what still is a
+ * row. */
 int fus_select(struct fus_prefill *f);
+bool fus_select_again(const struct fus_prefill *f); /* this layer's set is smaller */
 void fus_select_sink(struct fus_prefill *f);
 void fus_select_weigh(struct fus_prefill *f); /* the score times what ranges know */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POOL = 2 }; /* measured: README.md; tokens to each side */
+enum {
+    POOL = 2,            /* measured: docs/decisions/token-selection.md; tokens a side */
+    LAYERS_TO_FILTER = 4 /* with fewer there is nothing to spread over */
+};
 
 static int check_ranges(const struct fus_plan *p)
 {
@@ -160,11 +163,11 @@ static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t 
     return r;
 }
 
-/* The budget's best of the candidates become rows. Deviation may still be on its way: the device
- * picks behind what makes it, in the wait for it. */
-static int take(struct fus_prefill *f, const float *score)
+/* The k best of the candidates become rows. Deviation may still be on its way: the device picks
+ * behind what makes it, in the wait for it. */
+static int take(struct fus_prefill *f, const float *score, size_t k)
 {
-    struct top t = {f, score, candidates(f), f->budget};
+    struct top t = {f, score, candidates(f), k};
     ASSERT(t.k <= t.n);
     int r = f->how->by_deviation ? kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t)
                                  : top_here(f, score, t.n, t.k);
@@ -185,20 +188,50 @@ static double share_left(const struct fus_prefill *f, const float *score)
     return total > 0 ? left / total : 0;
 }
 
+/* Gradual filtering (CacheBlend, arXiv 2405.16444): deviation is known for every token at the check
+ * layer alone, so twice as many are taken there, compared again where the first stage ends, an
+ * eighth of the depth on, and so many go that the mean over the layers is the budget. Measured
+ * against one set for all layers: docs/quality.md. Of n candidates, in this layer. */
+static size_t layer_budget(const struct fus_prefill *f, size_t n)
+{
+    const unsigned L = f->core->cfg.L, layers = L - f->plan.check_layer;
+    const unsigned wide = L / 8 > 1 ? L / 8 : 1;
+    double share = 1;
+    if (f->how->by_deviation && f->budget < f->n_reusable && layers >= LAYERS_TO_FILTER)
+        share = f->layer - f->plan.check_layer < wide ? 2 : (layers - 2.0 * wide) / (layers - wide);
+    const size_t k = (size_t)lround(share * (double)f->budget);
+    return k < n ? k : n;
+}
+
 int fus_select(struct fus_prefill *f)
 {
+    const bool again = f->n_rows_chosen > 0;
     const float *score = f->how->by_deviation ? f->dev : f->score;
-    f->budget = fus_select_budget(f);
-    nominate(f);
-    int r = take(f, score);
+    if (again) {
+        for (uint32_t t = 0; t < f->plan.n_tok; t++)
+            if (f->chosen[t] == CHOICE_ROW) f->chosen[t] = CHOICE_CANDIDATE;
+    } else {
+        f->budget = fus_select_budget(f);
+        nominate(f);
+    }
+    const size_t k = layer_budget(f, again ? f->n_rows_chosen : candidates(f));
+    int r = take(f, score, k);
     if (r < 0) return r;
-    *(f->how->by_deviation ? &f->report.deviation_left : &f->report.score_left) =
-        share_left(f, score);
+    f->n_rows_chosen = k;
+    if (!again)
+        *(f->how->by_deviation ? &f->report.deviation_left : &f->report.score_left) =
+            share_left(f, score);
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
+        if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
         if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
     }
     return 0;
+}
+
+bool fus_select_again(const struct fus_prefill *f)
+{
+    return f->how->by_deviation && f->layer > f->plan.check_layer &&
+           layer_budget(f, f->n_rows_chosen) < f->n_rows_chosen;
 }
 
 static bool sensitivity_of(const struct pre_range *g, float *ret)

@@ -127,7 +127,10 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
         ASSERT_EQ(fus_session_len(s), p->n);
         const struct fus_report *t = &res->report;
         ASSERT_EQ(t->n_prefix + t->n_reused + t->n_recomputed + t->n_computed, p->n);
-        ASSERT_EQ(t->n_recomputed, res->n_sel);
+        if (plan->strategy == POL_HKVD) /* the mean of sets that shrink */
+            ASSERT_TRUE(t->n_recomputed <= res->n_sel && res->n_sel <= 2 * t->n_recomputed);
+        else
+            ASSERT_EQ(t->n_recomputed, res->n_sel);
     }
     fus_prefill_end(f);
     return r;

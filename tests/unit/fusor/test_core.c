@@ -40,12 +40,66 @@ static int stored(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
     return 0;
 }
 
+/* Which tokens had fresh K,V in which layer, seen from inside while a prefill runs. */
+struct trace {
+    const struct prompt *p;
+    bool fresh[8][T_MAX];
+    size_t n_chosen[8]; /* reused tokens that ran phase B of the layer */
+};
+
+static int not_fresh(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
+{
+    const struct trace *w = ctx;
+    const struct result none = {.n_sel = 0};
+    const struct view v = {w->p, &none, POL_REUSE, 0};
+    return w->fresh[layer][tok] ? 0 : stored((void *)&v, layer, tok, ret);
+}
+
+static void run_traced(struct prompt *p, const struct fus_plan *plan, struct trace *w,
+                       struct result *res)
+{
+    struct fus_session *s = NULL;
+    struct fus_prefill *f = NULL;
+    size_t rows;
+    int r;
+    w->p = p;
+    use_sources(p);
+    ASSERT_OK(fus_session_create(p->k->c, p->n, &s));
+    ASSERT_OK(fus_prefill_begin(s, plan, &f));
+    do {
+        const unsigned l = f->layer;
+        const bool phase_a = f->stage == STAGE_MAIN && f->part < PART_B;
+        if (phase_a)
+            for (size_t i = 0; i < f->n_rows; i++)
+                w->fresh[l][f->pos[i]] = true;
+        r = fus_prefill_step(f);
+        if (phase_a) {
+            w->n_chosen[l] = 0;
+            for (size_t i = 0; i < f->n_rows; i++)
+                w->n_chosen[l] += f->kind[f->pos[i]] == KIND_REUSED;
+        }
+    } while (r == 1);
+    ASSERT_OK(r);
+    memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
+    const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
+    memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
+    fus_prefill_report(f, &res->report);
+    fus_prefill_end(f);
+    fus_session_destroy(s);
+}
+
 static void check_blend(struct prompt *p, enum pol_strategy s, float ratio, struct result *res)
 {
+    const struct fus_plan plan = plan_of(p, s, ratio);
+    const struct view v = {p, res, s, 0};
+    struct trace w = {0};
     double ref[V_MAX];
-    run(p, s, ratio, res);
-    const struct view w = {p, res, s, s == POL_HKVD && res->n_sel ? 1 : 0};
-    const struct ref_opts o = {.stored = stored, .ctx = (void *)&w};
+    if (s == POL_HKVD) /* what is fresh differs by layer */
+        run_traced(p, &plan, &w, res);
+    else
+        run_plan(p, &plan, res);
+    const struct ref_opts o = {.stored = s == POL_HKVD ? not_fresh : stored,
+                               .ctx = s == POL_HKVD ? (void *)&w : (void *)&v};
     ref_forward(p->k->m, p->tok, p->n, &o, ref);
     const double d = max_diff(p->k, res->logits, ref);
     if (!(d < 2e-3))
@@ -406,13 +460,13 @@ TEST(hkvd_selects_the_largest_deviation)
         prompt_init(&p, &k, "SAgCmBgq");
         struct fus_plan plan = plan_of(&p, POL_HKVD, 0.2f);
         const unsigned check = i % 2 ? 3 : 1;
+        struct trace w = {0};
         plan.check_layer = check;
-        run_plan(&p, &plan, &got);
+        run_traced(&p, &plan, &w, &got);
         double dev[T_MAX] = {0}, ref[V_MAX];
         deviations(&p, check, dev);
         check_choice(&p, &got, dev);
-        const struct view w = {&p, &got, POL_HKVD, check};
-        const struct ref_opts blend = {.stored = stored, .ctx = (void *)&w};
+        const struct ref_opts blend = {.stored = not_fresh, .ctx = &w};
         ref_forward(k.m, p.tok, p.n, &blend, ref);
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
         prompt_fini(&p);
@@ -420,55 +474,8 @@ TEST(hkvd_selects_the_largest_deviation)
     kit_close(&k);
 }
 
-/* Which tokens had fresh K,V in which layer, seen from inside while a prefill runs. */
-struct trace {
-    const struct prompt *p;
-    bool fresh[8][T_MAX];
-    size_t n_chosen[8]; /* reused tokens that ran phase B of the layer */
-};
-
-static int not_fresh(void *ctx, unsigned layer, size_t tok, struct ref_kv *ret)
-{
-    const struct trace *w = ctx;
-    const struct result none = {.n_sel = 0};
-    const struct view v = {w->p, &none, POL_REUSE, 0};
-    return w->fresh[layer][tok] ? 0 : stored((void *)&v, layer, tok, ret);
-}
-
-static void run_traced(struct prompt *p, const struct fus_plan *plan, struct trace *w,
-                       struct result *res)
-{
-    struct fus_session *s = NULL;
-    struct fus_prefill *f = NULL;
-    size_t rows;
-    int r;
-    w->p = p;
-    use_sources(p);
-    ASSERT_OK(fus_session_create(p->k->c, p->n, &s));
-    ASSERT_OK(fus_prefill_begin(s, plan, &f));
-    do {
-        const unsigned l = f->layer;
-        const bool phase_a = f->stage == STAGE_MAIN && f->part < PART_B;
-        if (phase_a)
-            for (size_t i = 0; i < f->n_rows; i++)
-                w->fresh[l][f->pos[i]] = true;
-        r = fus_prefill_step(f);
-        if (phase_a) {
-            w->n_chosen[l] = 0;
-            for (size_t i = 0; i < f->n_rows; i++)
-                w->n_chosen[l] += f->kind[f->pos[i]] == KIND_REUSED;
-        }
-    } while (r == 1);
-    ASSERT_OK(r);
-    memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
-    const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
-    memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
-    fus_prefill_report(f, &res->report);
-    fus_prefill_end(f);
-    fus_session_destroy(s);
-}
-
-/* What was fresh where explains the logits, and the set stays the same behind the choice. */
+/* What was fresh where explains the logits. The set stays the same behind the choice; by deviation
+ * it is twice as large at first, then only shrinks, and its mean is the ratio's. */
 TEST(chosen_tokens_run_in_all_layers)
 {
     struct kit k;
@@ -489,9 +496,17 @@ TEST(chosen_tokens_run_in_all_layers)
         const struct ref_opts o = {.stored = not_fresh, .ctx = &w};
         ref_forward(k.m, p.tok, p.n, &o, ref);
         ASSERT_NEAR(max_diff(&k, got.logits, ref), 0, 2e-3);
-        for (unsigned l = first; l < L; l++)
-            ASSERT_EQ(w.n_chosen[l], got.n_sel);
-        ASSERT_EQ(got.n_sel, lround(0.2 * (37 + 20 + 64)));
+        const long budget = lround(0.2 * (37 + 20 + 64));
+        double sum = 0;
+        for (unsigned l = first; l < L; l++) {
+            ASSERT_TRUE(s == POL_HKVD ? l == first || w.n_chosen[l] <= w.n_chosen[l - 1]
+                                      : w.n_chosen[l] == got.n_sel);
+            sum += (double)w.n_chosen[l];
+        }
+        ASSERT_EQ(got.n_sel, w.n_chosen[first]);
+        ASSERT_EQ(got.n_sel, s == POL_HKVD ? 2 * budget : budget);
+        ASSERT_NEAR(sum / (L - first), (double)budget, 1);
+        ASSERT_EQ(got.report.n_recomputed, budget);
         plan.ratio = 1;
         run_plan(&p, &plan, &got);
         run(&p, POL_FULL, 0, &full);

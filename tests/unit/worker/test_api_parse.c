@@ -199,7 +199,7 @@ TEST(what_was_removed_says_what_to_use)
              {"\"strategy\":\"hybrid\"", "'kvblend.strategy' of 'hybrid' was removed; use qs"},
              {"\"strategy\":\"map_reduce\"", "of 'map_reduce' was removed; kvblend-bench quality"},
              {"\"tensor\":\"K\"", "'kvblend.tensor' was removed; hkvd compares K"},
-             {"\"schedule\":\"linear\"", "'kvblend.schedule' was removed; the chosen tokens"},
+             {"\"schedule\":\"linear\"", "'kvblend.schedule' was removed; hkvd filters gradually"},
              {"\"mass\":0.5", "'kvblend.mass' was removed; ratio says how many"}};
     struct api_req r;
     struct api_err e;
