@@ -3,12 +3,15 @@
 
 Layers by include, file and function size, banned calls (with what to use instead), headers without a
 contract comment, modules no test mentions, tabs, long lines, trailing space, unfinished marks, sources
-that no meson.build names, stops of docs/tour.md that are not there.
+that no meson.build names, stops of docs/tour.md that are not there. tidy_house.py adds the rules of the whole.
 """
 import pathlib
 import re
 import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+import tidy_house  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -194,6 +197,7 @@ def main():
             check_file(f, rel, findings, stats)
     check_built_and_tested(files, findings)
     check_tour(findings)
+    tidy_house.check(ROOT, files, LAYERS, strip_comments, findings)
     for d in LAYERS:
         if (ROOT / d).is_dir() and not (ROOT / d / "README.md").exists():
             findings.append(f"{d}/: no README.md")

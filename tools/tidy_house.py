@@ -1,0 +1,173 @@
+"""The rules of the house as a whole, for tidy.py: circles of files, contracts, layers in meson.build, sizes.
+
+What stands above a limit today is named in tidy_limits.json with its size: it may shrink, and nothing may join it.
+Raising a number there is a commit of its own that says what was deleted instead.
+"""
+import json
+import pathlib
+import re
+
+LIMITS = json.loads((pathlib.Path(__file__).with_name("tidy_limits.json")).read_text())
+MAX_CIRCLE, MAX_HEADER, MAX_PROTOTYPES, MAX_FIELDS, MAX_PARAMETERS, MAX_NAMESAKES = 3, 200, 25, 40, 6, 3
+MAX_README, MAX_README_COLUMNS = 150, 120
+ROOMS = ("base", "policy", "segment", "kernels", "tiers", "fusor", "worker", "gateway", "tools")
+# Libraries of a room, as its neighbours name them in `dependencies:`.
+LIBRARY = {"net_dep": "base/net", "redis_dep": "base/redis", "base_dep": "base", "policy_dep": "policy",
+           "segment_dep": "segment", "codes_dep": "kernels", "kernels_dep": "kernels", "gpu_dep": "kernels",
+           "module_dep": "kernels", "tiers_dep": "tiers", "model_dep": "fusor/model", "text_dep": "fusor/text",
+           "fusor_core_dep": "fusor", "fusor_dep": "fusor", "records_dep": "worker", "control_dep": "worker",
+           "worker_dep": "worker", "gateway_dep": "gateway", "gpu_host_dep": "tests/doubles", "fault_dep": "tests/doubles"}
+FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)[a-z][\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)\n\{", re.M)
+STATIC = re.compile(r"^static\b[\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)\n\{", re.M)
+PROTOTYPE = re.compile(r"^(?!static\b|typedef\b|#)[a-z][\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)[^;{}]*;", re.M)
+STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\}", re.M | re.S)
+
+
+def over(kind, name, size, limit, findings, what):
+    allowed = LIMITS.get(kind, {}).get(name, limit)
+    if size > allowed:
+        findings.append(f"{name}: {size} {what}, the limit is {allowed}")
+
+
+def count_parameters(text):
+    text, depth, n = text.strip(), 0, 1
+    if text in ("", "void"):
+        return 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        n += c == "," and depth == 0
+    return n
+
+
+def circles(calls):
+    """The sets of files that call each other in a circle (Tarjan)."""
+    index, low, stack, on, out = {}, {}, [], set(), []
+
+    def visit(root):
+        work = [(root, iter(sorted(calls[root])))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on.add(root)
+        while work:
+            v, rest = work[-1]
+            for w in rest:
+                if w not in index:
+                    index[w] = low[w] = len(index)
+                    stack.append(w)
+                    on.add(w)
+                    work.append((w, iter(sorted(calls[w]))))
+                    break
+                if w in on:
+                    low[v] = min(low[v], index[w])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[v])
+                if low[v] == index[v]:
+                    ring = set()
+                    while v not in ring:
+                        ring.add(stack.pop())
+                        on.discard(max(ring, key=lambda x: index[x]))
+                    on.difference_update(ring)
+                    out.append(ring)
+
+    for v in sorted(calls):
+        if v not in index:
+            visit(v)
+    return [r for r in out if len(r) > 1]
+
+
+def check_circles(code, findings):
+    home = {}
+    for f, text in code.items():
+        if f.endswith(".c"):
+            for m in FUNCTION.finditer(text):
+                home.setdefault(m.group(1), set()).add(f)
+    calls = {f: set() for f in code if f.endswith(".c")}
+    for f in calls:
+        own = {m.group(1) for m in STATIC.finditer(code[f])}
+        for name in set(re.findall(r"\b[a-z]\w+\b", code[f])) - own:
+            if len(home.get(name, ())) == 1 and f not in home[name]:
+                calls[f] |= home[name]
+    for ring in circles(calls):
+        first = sorted(ring)[0]
+        room = first.split("/")[0]
+        allowed = max([size for name, size in LIMITS["circles"].items() if name in ring] + [MAX_CIRCLE])
+        if len(ring) > allowed:
+            findings.append(f"{room}/: a circle of {len(ring)} files, the limit is {allowed}: " + " ".join(sorted(ring)))
+
+
+def check_contracts(code, findings):
+    statics = {}
+    for f, text in sorted(code.items()):
+        kernels = f.startswith("kernels/")
+        if f.endswith(".h"):
+            over("headers", f, text.count("\n"), MAX_HEADER, findings, "lines")
+            over("prototypes", f, len(PROTOTYPE.findall(text)), MAX_PROTOTYPES, findings, "prototypes")
+        for m in STRUCT.finditer(text):
+            fields = sum(line.count(",") + 1 for line in m.group(2).split("\n") if line.rstrip().endswith(";"))
+            over("structs", f"{f}: struct {m.group(1)}", fields, MAX_FIELDS, findings, "fields")
+        if f.endswith(".c") and not kernels:
+            for m in list(FUNCTION.finditer(text)) + list(STATIC.finditer(text)):
+                over("parameters", f"{f}: {m.group(1)}", count_parameters(m.group(2)), MAX_PARAMETERS, findings,
+                     "parameters")
+        if f.endswith(".c"):
+            for m in STATIC.finditer(text):
+                statics.setdefault(m.group(1), set()).add(f)
+    for name, where in sorted(statics.items()):
+        over("namesakes", name, len(where), MAX_NAMESAKES, findings, "files have a static function of that name")
+
+
+def check_layers(root, layers, findings):
+    """What a room's meson.build links is what the table lets it include, and no more."""
+    layers = {room: {r.split("/")[0] if r.endswith(".h") else r for r in may} for room, may in layers.items()}
+
+    def reach(room):
+        seen = set()
+        todo = list(layers.get(room, ()))
+        while todo:
+            r = todo.pop()
+            if r not in seen:
+                seen.add(r)
+                todo += layers.get(r, ())
+        return seen
+    for room in layers:
+        path = root / room / "meson.build"
+        if not path.exists() or room.startswith("tests/"):
+            continue
+        linked = {LIBRARY[d] for d in re.findall(r"\b\w+_dep\b", path.read_text()) if d in LIBRARY}
+        linked -= {r for r in linked if r == room or r.startswith(room + "/")}
+        for r in sorted(linked - reach(room)):
+            findings.append(f"{room}/meson.build: links {r}, which {room} may not use")
+        full = set(linked).union(*(reach(r) for r in linked)) if linked else set()
+        for r in sorted(set(layers[room]) - full):
+            if not r.startswith(room + "/"):
+                findings.append(f"{room}/: may use {r}, but its meson.build does not link it")
+
+
+def check_sizes(root, files, findings):
+    lines = dict.fromkeys(ROOMS, 0)
+    for f in files:
+        rel = str(f.relative_to(root))
+        room = rel.split("/")[0]
+        if room in lines and f.suffix in (".c", ".h", ".cu", ".cuh", ".py", "") and f.is_file():
+            lines[room] += f.read_text(errors="replace").count("\n")
+        if f.name == "README.md":
+            text = f.read_text().split("\n")
+            over("readmes", rel, len(text) - 1, MAX_README, findings, "lines")
+            wide = sum(len(line) > MAX_README_COLUMNS for line in text)
+            over("wide", rel, wide, 0, findings, f"lines of more than {MAX_README_COLUMNS} columns")
+    for room, n in lines.items():
+        over("lines", room + "/", n, 0, findings, "lines")
+
+
+def check(root, files, layers, strip_comments, findings):
+    code = {}
+    for f in files:
+        rel = str(f.relative_to(root))
+        if f.suffix in (".c", ".h") and rel.split("/")[0] in ROOMS:
+            code[rel] = strip_comments(f.read_text(errors="replace"))
+    check_circles(code, findings)
+    check_contracts(code, findings)
+    check_layers(root, layers, findings)
+    check_sizes(root, files, findings)
