@@ -138,7 +138,6 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
 int bench_report(const struct opts *opts, struct err *err); /* quality --report --report-from */
 int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err);
 int bench_signals(struct bench *b, const struct opts *opts, struct err *err);
-int bench_demo(const struct opts *opts, struct err *err);
 int bench_replay(const struct opts *opts, struct err *err);
 int bench_decisions(const struct opts *opts, struct err *err); /* replay --decisions */
 int bench_overlap(struct bench *b, const struct opts *opts, struct err *err);

@@ -17,7 +17,7 @@
 static const struct opt_def defs[] = {
     {.name = "sub",
      .type = OPT_ENUM,
-     .values = "ttft|quality|signals|calibrate|demo|tiers|soak|replay|proxy|throughput|controller|"
+     .values = "ttft|quality|signals|calibrate|tiers|soak|replay|proxy|throughput|controller|"
                "fleet|day|overlap|ceil|kernels|attn",
      .positional = true,
      .help = "what to measure"},
@@ -411,14 +411,10 @@ static const struct opt_def defs[] = {
      .min = 0,
      .max = 1e9,
      .help = "day: of the order of chunks in prompts"},
-    {.name = "url",
-     .type = OPT_STR,
-     .dflt = "http://127.0.0.1:8010",
-     .help = "demo: a running gateway, with --metrics-public"},
     {.name = "documents",
      .type = OPT_STR,
      .dflt = "etc/demo",
-     .help = "ttft, demo: folder of .txt files; soak: how many documents"},
+     .help = "ttft: folder of .txt files; soak: how many documents"},
     {.name = "decisions",
      .type = OPT_STR,
      .help = "replay: log of a worker's --decision-log: decide all again and compare"},
@@ -650,7 +646,6 @@ static const struct sub {
     {"ttft", bench_ttft, NULL},
     {"quality", bench_quality, NULL},
     {"signals", bench_signals, NULL},
-    {"demo", NULL, bench_demo},
     {"replay", NULL, bench_replay},
     {"tiers", NULL, bench_tiers},
     {"soak", bench_soak, NULL},
