@@ -69,7 +69,10 @@ static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
     struct api_err e;
 
     fault_of(status, why, &e);
-    if (status == 503) e.retry_after_s = 1;
+    if (status == 503) {
+        e.retry_after_s = 1;
+        e.retry = API_RETRY_YES;
+    }
     wk_reply_error(http_req_user(r), &e);
 }
 

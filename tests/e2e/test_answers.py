@@ -439,7 +439,7 @@ def test_what_a_drain_does_not_wait_for_may_be_asked_again():
         r = read_until(s, b"}}").lower()
         s.close()
         assert r.startswith(b"http/1.1 503") and b'"code":"draining"' in r, r
-        assert b"\r\nretry-after: 2\r\n" in r, r
+        assert b"\r\nretry-after: 2\r\n" in r and b"\r\nx-should-retry: true\r\n" in r, r
 
 
 def test_clients_may_leave_at_any_stage():

@@ -334,6 +334,7 @@ void wk_gens_abort(struct worker *w)
     struct gen *next;
 
     (void)api_err_set(&e, 503, "server_error", "draining", NULL, "This worker is shutting down.");
+    e.retry = API_RETRY_YES;
     e.retry_after_s = 2;
     for (struct gen *g = w->gens; g; g = next) {
         next = g->next;
