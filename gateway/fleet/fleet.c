@@ -1,5 +1,6 @@
 /* Targets: how they come, change and go. The mutex is held for table look-ups only; connections,
  * TLS settings and addresses are made outside of it from copies. */
+#include "gateway/fleet/address.h"
 #include "gateway/fleet/fleet_int.h"
 
 #include "base/assert.h"

@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "gateway/fleet/address.h"
 #include "gateway/process/config.h"
 
 #include <ctype.h>
@@ -179,7 +180,7 @@ static int set_key(struct gw_upstream *u, const char *key)
 
 static int note_exposed(struct gw_upstream *u, const char *path)
 {
-    return gw_conf_is_exposed(path) ? set_text(&u->exposed, path) : 0;
+    return gw_secret_is_exposed(path) ? set_text(&u->exposed, path) : 0;
 }
 
 static int set_key_file(struct gw_upstream *u, const char *path)

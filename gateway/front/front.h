@@ -43,9 +43,9 @@ extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct g
  * headers already an error ends the stream. */
 void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* The same, where it is known when to try again. */
 /* "No upstream is ready yet: connection refused.": with what and why of those it might go to. */
 void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what);
+/* Where it is known when to try again. */
 void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
                            const char *message);
 /* Lines that every answer carries: x-request-id, the rate limits', CORS. */

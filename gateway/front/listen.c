@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/fleet/address.h"
 #include "gateway/front/front.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"

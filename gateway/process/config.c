@@ -8,6 +8,7 @@
 #include "base/opt.h"
 #include "base/opt_removed.h"
 #include "base/redis/registry.h"
+#include "gateway/fleet/address.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/listen.h"
@@ -37,35 +38,6 @@ static void *field_of(struct gw_config *c, const struct gw_conf_key *k)
 static const void *cfield_of(const struct gw_config *c, const struct gw_conf_key *k)
 {
     return (const char *)c + k->offset;
-}
-
-/* ---- single values ---- */
-
-int gw_parse_address(const char *s, struct buf *out)
-{
-    if (strncmp(s, "http://", 7) == 0) s += 7;
-    if (strncmp(s, "unix:", 5) == 0) return s[5] ? buf_adds(out, s) : -EINVAL;
-    size_t len = strlen(s);
-    while (len > 0 && s[len - 1] == '/')
-        len--;
-    const char *colon = NULL;
-    for (size_t i = 0; i < len; i++) {
-        if (s[i] == ':') colon = s + i;
-        if (s[i] == '/' || s[i] == ' ' || s[i] == '@') return -EINVAL;
-    }
-    if (!colon) return -EINVAL;
-    if (*s != '[' && memchr(s, ':', (size_t)(colon - s)))
-        return -EINVAL; /* IPv6 without brackets */
-    if (*s == '[' && colon[-1] != ']') return -EINVAL;
-    unsigned port = 0;
-    const char *p = colon + 1;
-    if (p == s + len) return -EINVAL;
-    for (; p < s + len; p++) {
-        if (!isdigit((unsigned char)*p)) return -EINVAL;
-        port = port * 10 + (unsigned)(*p - '0');
-        if (port > 65535) return -EINVAL;
-    }
-    return buf_add(out, s, len);
 }
 
 static bool in_choices(const char *choices, const char *s)
@@ -478,15 +450,9 @@ static void check_registry(struct gw_conf_build *b)
 
 /* ---- files with secrets ---- */
 
-bool gw_conf_is_exposed(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & (S_IRWXG | S_IRWXO));
-}
-
 static void warn_exposed(struct gw_conf_build *b, const char *where, const char *path)
 {
-    if (b->problems && path && gw_conf_is_exposed(path))
+    if (b->problems && path && gw_secret_is_exposed(path))
         (void)buf_addf(b->problems,
                        "warning: %s: others than its owner may read or write %s; chmod 600 it\n",
                        where, path);

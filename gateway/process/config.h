@@ -289,11 +289,6 @@ int gw_config_worker_env(const struct gw_config *c);
 int gw_config_restart_keys(const struct gw_config *a, const struct gw_config *b, struct buf *out);
 int gw_config_help(struct buf *out);
 
-/* A regular file that others than its owner may read or write: no place for a secret. */
-bool gw_conf_is_exposed(const char *path);
-/* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
-int gw_parse_address(const char *s, struct buf *out);
-
 /* Internal to config*.c: set one key from text. 0, or -EINVAL and a problem line. */
 struct gw_conf_source {
     const char *name; /* "etc/kvblend.yaml", "environment", "flag" */

@@ -35,7 +35,6 @@ const char *gw_stage_name(enum gw_stage s);
 enum { GW_ID_BYTES = 132 }; /* a request id, at most 128 characters */
 
 struct gw_gather;
-struct gw_loop_call;
 struct gw_scan_job;
 struct gw_park { /* while it waits for room at a target */
     struct gw_req *prev, *next;

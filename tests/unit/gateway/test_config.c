@@ -1,4 +1,5 @@
 #include "base/buf.h"
+#include "gateway/fleet/address.h"
 #include "gateway/process/config.h"
 #include "tests/test.h"
 
