@@ -156,7 +156,7 @@ static bool same_name(const char *a, const char *b)
     return opt_same_name(a, b, SIZE_MAX);
 }
 
-static const struct opt_def *find(const struct opts *o, const char *name)
+static const struct opt_def *find_option(const struct opts *o, const char *name)
 {
     for (size_t i = 0; i < o->n_defs; i++)
         if (same_name(o->defs[i].name, name)) return &o->defs[i];
@@ -315,7 +315,7 @@ int opts_set(struct opts *o, enum opt_source source, const char *name, const cha
 {
     char where[128];
     (void)snprintf(where, sizeof where, "option %.100s", name);
-    const struct opt_def *d = find(o, name);
+    const struct opt_def *d = find_option(o, name);
     return d ? set_value(o, d, source, value, where, err) : unknown(o, where, name, "", err);
 }
 
@@ -386,9 +386,9 @@ static int set_flag(struct opts *o, const char *arg, const char *next, int *ret_
     memcpy(name, arg + 2, len);
     name[len] = '\0';
     *ret_used = 1;
-    const struct opt_def *d = find(o, name);
+    const struct opt_def *d = find_option(o, name);
     if (!d && strncmp(name, "no-", 3) == 0 && !value) {
-        d = find(o, name + 3);
+        d = find_option(o, name + 3);
         if (d && d->type == OPT_BOOL) return set_value(o, d, OPT_FLAG, "false", where, err);
         d = NULL;
     }
@@ -484,7 +484,7 @@ int opts_parse_env(struct opts *o, const char *prefix, struct err *err)
 int opts_set_file_value(struct opts *o, const char *key, const char *text, bool in_list,
                         const char *where, struct err *err)
 {
-    const struct opt_def *d = find(o, key);
+    const struct opt_def *d = find_option(o, key);
     if (!d) return unknown(o, where, key, "", err);
     if (in_list && !d->repeatable) return err_set(err, -EINVAL, "%s: takes one value", where);
     return set_value(o, d, OPT_FILE, text, where, err);
@@ -548,7 +548,7 @@ int opts_dump(const struct opts *o, struct buf *out)
 static const char *read_text(const struct opts *o, const char *name, enum opt_type a,
                              enum opt_type b)
 {
-    const struct opt_def *d = find(o, name);
+    const struct opt_def *d = find_option(o, name);
     ASSERT(d);
     ASSERT(d->type == a || d->type == b);
     const struct opt_val *v = &o->vals[d - o->defs];
@@ -603,7 +603,7 @@ uint64_t opt_duration_ms(const struct opts *o, const char *name)
 
 static const struct opt_val *value_of(const struct opts *o, const char *name)
 {
-    const struct opt_def *d = find(o, name);
+    const struct opt_def *d = find_option(o, name);
     ASSERT(d);
     return &o->vals[d - o->defs];
 }

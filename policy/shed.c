@@ -107,7 +107,7 @@ static void drop(struct pol_promises *p, unsigned i)
     memmove(&p->p[i], &p->p[i + 1], (--p->n - i) * sizeof p->p[0]);
 }
 
-static bool put(struct pol_promises *p, struct pol_promise new)
+static bool put_promise(struct pol_promises *p, struct pol_promise new)
 {
     unsigned i = p->n;
     if (p->n == POL_PROMISES_MAX) return false;
@@ -131,7 +131,7 @@ static void expire(struct pol_promises *p, double now_ms)
 }
 
 /* The earliest of that id, -1: none. The same request may come from several clients. */
-static int find(const struct pol_promises *p, uint64_t flow, uint64_t id)
+static int find_promise(const struct pol_promises *p, uint64_t flow, uint64_t id)
 {
     for (unsigned i = 0; i < p->n; i++)
         if (p->p[i].flow == flow && p->p[i].id == id) return (int)i;
@@ -143,7 +143,7 @@ struct pol_line pol_promises_line(struct pol_promises *p, uint64_t flow, uint64_
 {
     struct pol_line l = {0};
     expire(p, now_ms);
-    int own = find(p, flow, id);
+    int own = find_promise(p, flow, id);
     bool asked = own >= 0 && p->p[own].due_ms <= now_ms;
     double workers = n > 0 ? (double)n : 1, due = 0;
     for (int i = 0; i < (int)p->n; i++) {
@@ -161,17 +161,17 @@ bool pol_promises_make(struct pol_promises *p, uint64_t flow, uint64_t id, doubl
                        double retry_ms, double work_ms)
 {
     double retry = sane(retry_ms);
-    int own = find(p, flow, id);
+    int own = find_promise(p, flow, id);
     if (own >= 0) drop(p, (unsigned)own);
     if (retry > RETRY_MAX_MS) return false;
-    return put(p, (struct pol_promise){flow, id, now_ms + retry,
-                                       now_ms + retry + GRACE_MS + GRACE_SHARE * retry,
-                                       sane(work_ms)});
+    return put_promise(p, (struct pol_promise){flow, id, now_ms + retry,
+                                               now_ms + retry + GRACE_MS + GRACE_SHARE * retry,
+                                               sane(work_ms)});
 }
 
 void pol_promises_keep(struct pol_promises *p, uint64_t flow, uint64_t id)
 {
-    int own = find(p, flow, id);
+    int own = find_promise(p, flow, id);
     if (own < 0) return;
     p->lost -= LOST_STEP * p->lost;
     drop(p, (unsigned)own);

@@ -33,7 +33,7 @@ enum {
 
 /* ---- writing ---- */
 
-static int put(struct buf *b, uint64_t v, size_t bytes)
+static int put_int(struct buf *b, uint64_t v, size_t bytes)
 {
     char c[8];
     for (size_t i = 0; i < bytes; i++)
@@ -49,20 +49,20 @@ static void set_u32(struct buf *b, size_t at, uint32_t v)
 
 static int put_side(struct buf *b, const struct side *e)
 {
-    int r = put(b, e->key, 8);
-    if (r == 0) r = put(b, e->neighbour, 4);
-    if (r == 0) r = put(b, e->stamp, 4);
+    int r = put_int(b, e->key, 8);
+    if (r == 0) r = put_int(b, e->neighbour, 4);
+    if (r == 0) r = put_int(b, e->stamp, 4);
     const uint8_t rest[] = {e->seen, e->turns, e->sketch, e->moved, e->repeated};
     return r < 0 ? r : buf_add(b, rest, sizeof rest);
 }
 
 static int put_kept(struct buf *b, const struct kept *k)
 {
-    int r = put(b, k->start, 8);
-    if (r == 0) r = put(b, k->all, 8);
-    if (r == 0) r = put(b, k->len, 4);
-    if (r == 0) r = put(b, k->stamp, 4);
-    return r < 0 ? r : put(b, k->sightings, 1);
+    int r = put_int(b, k->start, 8);
+    if (r == 0) r = put_int(b, k->all, 8);
+    if (r == 0) r = put_int(b, k->len, 4);
+    if (r == 0) r = put_int(b, k->stamp, 4);
+    return r < 0 ? r : put_int(b, k->sightings, 1);
 }
 
 /* The tables, a few hundred entries at a time; -EAGAIN when they grew meanwhile. */
@@ -73,7 +73,7 @@ static int put_tables(struct buf *b, struct space *s, size_t at_counts)
     learn_lock(s);
     size_t sides = s->n_sides, kept = s->n_kept;
     for (size_t i = 0; i < TEXTS && r == 0; i++)
-        if (s->text[i]) r = put(b, s->text[i], 8), n_texts++;
+        if (s->text[i]) r = put_int(b, s->text[i], 8), n_texts++;
     for (size_t i = 0; i < sides && r == 0; i++) {
         if (s->side[i].seen) r = put_side(b, &s->side[i]), n_sides++;
         if (i % LEARN_BATCH < LEARN_BATCH - 1) continue;
@@ -95,17 +95,17 @@ static int put_space(struct buf *b, struct space *s)
     size_t start = b->len, len = strlen(s->name);
     for (int tries = 0;; tries++) {
         b->len = start;
-        int r = put(b, len, 2);
+        int r = put_int(b, len, 2);
         if (r == 0) r = buf_add(b, s->name, len);
         learn_lock(s);
-        if (r == 0) r = put(b, s->clock, 4);
+        if (r == 0) r = put_int(b, s->clock, 4);
         size_t counts = b->len;
         for (int i = 0; i < 3 && r == 0; i++)
-            r = put(b, 0, 4);
+            r = put_int(b, 0, 4);
         for (int i = 0; i < FORM_COUNT && r == 0; i++)
-            r = put(b, s->n_cut[i], 4);
+            r = put_int(b, s->n_cut[i], 4);
         for (int i = 0; i < FORM_COUNT && r == 0; i++)
-            r = put(b, s->n_join[i], 4);
+            r = put_int(b, s->n_join[i], 4);
         learn_unlock(s);
         if (r == 0) r = put_tables(b, s, counts);
         if (r != -EAGAIN || tries == 3) return r;
@@ -142,14 +142,14 @@ int seg_learner_format(struct seg_learner *l, struct buf *out)
     int r = hold_all(l, &v, &n);
     if (r < 0) return r;
     r = buf_add(out, magic, sizeof magic);
-    if (r == 0) r = put(out, PRINTS_VERSION, 4);
-    if (r == 0) r = put(out, n, 4);
+    if (r == 0) r = put_int(out, PRINTS_VERSION, 4);
+    if (r == 0) r = put_int(out, n, 4);
     for (size_t i = 0; i < n; i++) {
         if (r == 0) r = put_space(out, v[i]);
         learn_close(l, v[i]);
     }
     mem_free(v);
-    if (r == 0) r = put(out, XXH3_64bits(out->data + before, out->len - before), 8);
+    if (r == 0) r = put_int(out, XXH3_64bits(out->data + before, out->len - before), 8);
     if (r < 0) out->len = before;
     return r;
 }

@@ -13,7 +13,7 @@ static size_t home(uint64_t ns_hash)
 }
 
 /* The namespace's cell, or the empty one where it would go. */
-static size_t find(const struct quota *q, uint64_t ns_hash)
+static size_t find_quota(const struct quota *q, uint64_t ns_hash)
 {
     size_t i = home(ns_hash);
     while (q->cell[i].cap_bytes != 0 && q->cell[i].ns_hash != ns_hash)
@@ -36,7 +36,7 @@ static void take_out(struct quota *q, size_t hole)
 
 int quota_set(struct quota *q, uint64_t ns_hash, uint64_t cap_bytes, uint64_t used_bytes)
 {
-    size_t i = find(q, ns_hash);
+    size_t i = find_quota(q, ns_hash);
     bool had = q->cell[i].cap_bytes != 0;
     if (cap_bytes == 0) {
         if (had) take_out(q, i);
@@ -56,12 +56,12 @@ int quota_set(struct quota *q, uint64_t ns_hash, uint64_t cap_bytes, uint64_t us
 
 uint64_t quota_get(const struct quota *q, uint64_t ns_hash)
 {
-    return q->cell[find(q, ns_hash)].cap_bytes;
+    return q->cell[find_quota(q, ns_hash)].cap_bytes;
 }
 
 uint64_t quota_over(const struct quota *q, uint64_t ns_hash, uint64_t bytes)
 {
-    const struct quota_cell *c = &q->cell[find(q, ns_hash)];
+    const struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
     if (c->cap_bytes == 0) return 0;
     if (bytes > c->cap_bytes) return UINT64_MAX;
     uint64_t room = c->cap_bytes - bytes; /* what may stay */
@@ -70,13 +70,13 @@ uint64_t quota_over(const struct quota *q, uint64_t ns_hash, uint64_t bytes)
 
 void quota_charge(struct quota *q, uint64_t ns_hash, uint64_t bytes)
 {
-    struct quota_cell *c = &q->cell[find(q, ns_hash)];
+    struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
     *(c->cap_bytes ? &c->used_bytes : &q->rest_bytes) += bytes;
 }
 
 void quota_refund(struct quota *q, uint64_t ns_hash, uint64_t bytes)
 {
-    struct quota_cell *c = &q->cell[find(q, ns_hash)];
+    struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
     uint64_t *used = c->cap_bytes ? &c->used_bytes : &q->rest_bytes;
     ASSERT(*used >= bytes);
     *used -= bytes;
@@ -84,6 +84,6 @@ void quota_refund(struct quota *q, uint64_t ns_hash, uint64_t bytes)
 
 uint64_t quota_used(const struct quota *q, uint64_t ns_hash)
 {
-    const struct quota_cell *c = &q->cell[find(q, ns_hash)];
+    const struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
     return c->cap_bytes ? c->used_bytes : q->rest_bytes;
 }

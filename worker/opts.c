@@ -156,7 +156,7 @@ static enum pol_strategy strategy_of(const char *name)
     return s;
 }
 
-static void take(struct wk_opts *r, struct opts *o)
+static void take_options(struct wk_opts *r, struct opts *o)
 {
     const char *dt = opt_str(o, "dtype"), *kv = opt_str(o, "kv-dtype");
     enum log_level level;
@@ -241,7 +241,7 @@ int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err)
         opts_destroy(o);
         return rc;
     }
-    take(ret, o);
+    take_options(ret, o);
     warn_of_variables(o);
     rc = wk_tier_opts_take(&ret->tiers, o, err);
     if (rc >= 0) {

@@ -95,7 +95,7 @@ static bool key_of(const struct http_addr *a, uint64_t *ret)
 }
 
 /* Where the peer's pointer is, or would be. Locked. */
-static struct http_peer **find(struct http_bounds *b, uint64_t key)
+static struct http_peer **find_peer(struct http_bounds *b, uint64_t key)
 {
     uint64_t h = (key ^ b->seed) * 0x9E3779B97F4A7C15u;
     struct http_peer **p = &b->bucket[(h >> 32) % BUCKETS];
@@ -117,7 +117,7 @@ int http_bounds_enter(struct http_bounds *b, const struct http_addr *a, struct h
     uint64_t key;
     if (!b || b->o.conns_per_address == 0 || !key_of(a, &key)) return 0;
     (void)pthread_mutex_lock(&b->lock);
-    struct http_peer **p = find(b, key);
+    struct http_peer **p = find_peer(b, key);
     if (!*p && (*p = mem_zalloc(sizeof **p + b->o.n_servers * sizeof(*p)->idle[0]))) {
         (*p)->key = key;
         for (unsigned i = 0; i < b->o.n_servers; i++)
@@ -143,7 +143,7 @@ void http_bounds_leave(struct http_bounds *b, struct http_peer *p)
     if (!p) return;
     (void)pthread_mutex_lock(&b->lock);
     if (--p->n == 0) {
-        *find(b, p->key) = p->next;
+        *find_peer(b, p->key) = p->next;
         mem_free(p);
     }
     (void)pthread_mutex_unlock(&b->lock);

@@ -172,7 +172,7 @@ static void conn_fault(struct http_conn *c, int status, const char *why)
     if (!r->ended) c->dead = true;
 }
 
-static void take(struct http_conn *c, size_t n)
+static void take_input(struct http_conn *c, size_t n)
 {
     c->view += n;
     c->view_len -= n;
@@ -203,7 +203,7 @@ static int step_head(struct http_conn *c)
 {
     struct http_server *s = c->server;
     while (c->scan.at == 0 && c->view_len >= 2 && c->view[0] == '\r' && c->view[1] == '\n')
-        take(c, 2); /* RFC 9112 2.2: empty lines before a request */
+        take_input(c, 2); /* RFC 9112 2.2: empty lines before a request */
     if (c->view_len == 0) return 0;
     if (c->first_byte_ns == 0) c->first_byte_ns = clock_ns();
     long n = http_head_end(c->view, c->view_len, &c->scan);
@@ -228,7 +228,7 @@ static int step_head(struct http_conn *c)
     c->req = r;
     leave_idle(c);
     c->scan = (struct http_scan){0};
-    take(c, (size_t)n);
+    take_input(c, (size_t)n);
     if (status != 0) {
         conn_refuse(c, status < 0 ? 503 : status, status < 0 ? "out of memory" : why);
         return 1;
@@ -259,7 +259,7 @@ static int step_body_bytes(struct http_conn *c, struct http_req *r)
         size_t n = (size_t)r->msg.length - r->body.len;
         if (n > c->view_len) n = c->view_len;
         if (buf_add(&r->body, c->view, n) < 0) return 503;
-        take(c, n);
+        take_input(c, n);
         return r->body.len == r->msg.length;
     }
     const char *p = c->view, *end = c->view + c->view_len, *data;
@@ -270,7 +270,7 @@ static int step_body_bytes(struct http_conn *c, struct http_req *r)
         if (buf_add(&r->body, data, n) < 0) return 503;
     }
     if (c->chunked.state == HTTP_CHUNK_DATA && !body_fits(c, c->chunked.left)) return 413;
-    take(c, (size_t)(p - c->view));
+    take_input(c, (size_t)(p - c->view));
     return e < 0 ? 400 : e == 2;
 }
 

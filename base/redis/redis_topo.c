@@ -40,7 +40,7 @@ void redis_topo_init(struct redis_topo *t, const struct redis_url *u)
         (void)redis_topo_add(t, &u->host[i]); /* REDIS_HOSTS_MAX of them fit */
 }
 
-static int find(const struct redis_topo *t, const struct redis_addr *a)
+static int find_endpoint(const struct redis_topo *t, const struct redis_addr *a)
 {
     for (unsigned i = 0; i < t->n; i++)
         if (redis_addr_same(&t->ep[i].addr, a)) return (int)i;
@@ -49,7 +49,7 @@ static int find(const struct redis_topo *t, const struct redis_addr *a)
 
 int redis_topo_add(struct redis_topo *t, const struct redis_addr *a)
 {
-    int i = find(t, a);
+    int i = find_endpoint(t, a);
     if (i >= 0) return i;
     unsigned at = t->n;
     if (t->n < REDIS_ENDPOINTS_MAX) {
@@ -82,7 +82,7 @@ static void set_range(struct redis_topo *t, unsigned lo, unsigned hi, int endpoi
 
 int redis_topo_set_master(struct redis_topo *t, const struct redis_addr *a)
 {
-    int i = find(t, a);
+    int i = find_endpoint(t, a);
     if (i >= 0 && !t->cluster && t->ep[i].n_slots == REDIS_SLOTS) return 0;
     i = redis_topo_add(t, a);
     if (i < 0) return i;
@@ -182,7 +182,7 @@ static int fill_slots(struct redis_topo *t, const redisReply *r, const struct re
     for (size_t i = 0; i < r->elements; i++) {
         int n = parse_range(r->element[i], from, &range);
         if (n < 0) return n;
-        int e = n == 1 ? find(t, &range.addr) : -1;
+        int e = n == 1 ? find_endpoint(t, &range.addr) : -1;
         if (e >= 0) set_range(t, range.lo, range.hi, e);
     }
     for (size_t i = 0; i < r->elements; i++) {

@@ -53,7 +53,7 @@ static void key_of(const struct registry *g, const char *rest, const char *addre
                    g->group, rest, address);
 }
 
-static int run(const struct registry *g, int argc, const char *const *argv, struct err *err)
+static int run_command(const struct registry *g, int argc, const char *const *argv, struct err *err)
 {
     redisReply *reply;
     int r = redis_sync_command(g->redis, argc, argv, &reply, err);
@@ -67,7 +67,7 @@ static int set(const struct registry *g, const char *address, const char *value,
     key_of(g, "worker:", address, key);
     (void)snprintf(ttl, sizeof ttl, "%d", REGISTRY_TTL_MS);
     const char *argv[] = {"SET", key, value, "PX", ttl};
-    return run(g, 5, argv, err);
+    return run_command(g, 5, argv, err);
 }
 
 int registry_put(const struct registry *g, const char *address, const char *record, struct err *err)
@@ -80,8 +80,8 @@ int registry_put(const struct registry *g, const char *address, const char *reco
     const char *add[] = {"ZADD", key, now, address};
     const char *tidy[] = {"ZREMRANGEBYSCORE", key, "-inf", old};
     int r = set(g, address, record, err);
-    if (r == 0) r = run(g, 4, add, err);
-    if (r == 0) r = run(g, 4, tidy, err);
+    if (r == 0) r = run_command(g, 4, add, err);
+    if (r == 0) r = run_command(g, 4, tidy, err);
     return r;
 }
 

@@ -165,7 +165,7 @@ static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t 
 
 /* The k best of the candidates become rows. Deviation may still be on its way: the device picks
  * behind what makes it, in the wait for it. */
-static int take(struct fus_prefill *f, const float *score, size_t k)
+static int take_best(struct fus_prefill *f, const float *score, size_t k)
 {
     struct top t = {f, score, candidates(f), k};
     ASSERT(t.k <= t.n);
@@ -215,7 +215,7 @@ int fus_select(struct fus_prefill *f)
         nominate(f);
     }
     const size_t k = layer_budget(f, again ? f->n_rows_chosen : candidates(f));
-    int r = take(f, score, k);
+    int r = take_best(f, score, k);
     if (r < 0) return r;
     f->n_rows_chosen = k;
     if (!again)

@@ -48,7 +48,7 @@ void fus_share_destroy(struct fus_share *s)
 }
 
 /* Where the chain of a name's bucket points to the page that has it, or to its end. */
-static int32_t *find(struct fus_share *s, XXH128_hash_t h)
+static int32_t *find_page(struct fus_share *s, XXH128_hash_t h)
 {
     int32_t *at = &s->bucket[h.low64 & (s->n_buckets - 1)];
     while (*at >= 0 && (s->of[*at].hi != h.high64 || s->of[*at].lo != h.low64))
@@ -60,7 +60,7 @@ void fus_share_forget(struct fus_share *s, int32_t page)
 {
     struct name *n = &s->of[page];
     if (n->hi == 0 && n->lo == 0) return;
-    int32_t *at = find(s, (XXH128_hash_t){.high64 = n->hi, .low64 = n->lo});
+    int32_t *at = find_page(s, (XXH128_hash_t){.high64 = n->hi, .low64 = n->lo});
     ASSERT(*at == page);
     *at = n->next;
     *n = (struct name){0};
@@ -97,7 +97,7 @@ int fus_share_prefix(struct fus_prefill *f)
         key.dtype = dtype;
         memcpy(key.tok, f->plan.tok + p * KN_PAGE, sizeof key.tok);
         key.before = XXH3_128bits(&key, sizeof key);
-        int32_t *at = find(c->share, key.before), own = s->page[p];
+        int32_t *at = find_page(c->share, key.before), own = s->page[p];
         if (*at < 0) {
             c->share->of[own] = (struct name){key.before.high64, key.before.low64, -1};
             *at = own;

@@ -59,7 +59,7 @@ static int truncated(struct cursor *c, const char *what)
     return -EBADMSG;
 }
 
-static int take(struct cursor *c, size_t n, const uint8_t **ret, const char *what)
+static int take_bytes(struct cursor *c, size_t n, const uint8_t **ret, const char *what)
 {
     if (n > c->left) return truncated(c, what);
     *ret = c->p;
@@ -71,7 +71,7 @@ static int take(struct cursor *c, size_t n, const uint8_t **ret, const char *wha
 static int take_u32(struct cursor *c, uint32_t *ret, const char *what)
 {
     const uint8_t *p;
-    int r = take(c, sizeof(*ret), &p, what);
+    int r = take_bytes(c, sizeof(*ret), &p, what);
     if (r == 0) memcpy(ret, p, sizeof(*ret));
     return r;
 }
@@ -79,7 +79,7 @@ static int take_u32(struct cursor *c, uint32_t *ret, const char *what)
 static int take_u64(struct cursor *c, uint64_t *ret, const char *what)
 {
     const uint8_t *p;
-    int r = take(c, sizeof(*ret), &p, what);
+    int r = take_bytes(c, sizeof(*ret), &p, what);
     if (r == 0) memcpy(ret, p, sizeof(*ret));
     return r;
 }
@@ -91,7 +91,7 @@ static int take_str(struct cursor *c, const uint8_t **ret, size_t *ret_len, cons
     if (r < 0) return r;
     if (len > c->left) return truncated(c, what);
     *ret_len = (size_t)len;
-    return take(c, (size_t)len, ret, what);
+    return take_bytes(c, (size_t)len, ret, what);
 }
 
 /* A name: bounded, not empty, without NUL or control bytes; copied. */
@@ -129,7 +129,7 @@ static int read_array(struct cursor *c, struct gguf_kv *kv)
                        c->path, kv->key, (unsigned long long)n);
     kv->arr_type = (enum gguf_type)type;
     kv->n = (size_t)n;
-    if (type != GGUF_STR) return take(c, kv->n * each, &kv->data, "an array");
+    if (type != GGUF_STR) return take_bytes(c, kv->n * each, &kv->data, "an array");
     kv->str = mem_alloc(kv->n * sizeof(*kv->str));
     if (!kv->str) return err_set(c->err, -ENOMEM, "%s: out of memory", c->path);
     for (size_t i = 0; i < kv->n; i++) {
@@ -154,7 +154,7 @@ static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
     kv->type = (enum gguf_type)type;
     if (type == GGUF_ARR) return read_array(c, kv);
     if (type == GGUF_STR) return take_str(c, &kv->data, &kv->n, "a metadata string");
-    return take(c, size_of_type[type], &kv->data, "the metadata");
+    return take_bytes(c, size_of_type[type], &kv->data, "the metadata");
 }
 
 static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
@@ -299,7 +299,7 @@ static int read_all(struct gguf *g, struct err *err)
     const uint8_t *magic;
     uint32_t version = 0;
     uint64_t n_tensors = 0, n_kv = 0;
-    int r = take(&c, 4, &magic, "its first bytes");
+    int r = take_bytes(&c, 4, &magic, "its first bytes");
     if (r < 0) return r;
     if (memcmp(magic, "GGUF", 4) != 0)
         return err_set(err, -EBADMSG, "%s: is not a GGUF file", g->path);

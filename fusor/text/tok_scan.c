@@ -49,7 +49,7 @@ static inline unsigned at(struct view v, size_t p, unsigned *ret_len)
     return class_bit[uni_class(uni_decode(v.s + p, v.n - p, ret_len))];
 }
 
-static inline size_t run(struct view v, size_t p, unsigned mask)
+static inline size_t run_length(struct view v, size_t p, unsigned mask)
 {
     unsigned len;
     while (at(v, p, &len) & mask)
@@ -102,9 +102,9 @@ static size_t scan_gpt2(struct view v, size_t p, bool digits_split)
         q = p + 1;
         if (digits_split && c == C_NUMBER) c = C_WHITE;
     }
-    if (c & C_LETTER) return run(v, q, C_LETTER);
-    if (c & C_NUMBER) return run(v, q, C_NUMBER);
-    if (c & C_OTHER) return run(v, q, C_OTHER);
+    if (c & C_LETTER) return run_length(v, q, C_LETTER);
+    if (c & C_NUMBER) return run_length(v, q, C_NUMBER);
+    if (c & C_OTHER) return run_length(v, q, C_OTHER);
     return white(v, p, false, digits_split);
 }
 
@@ -114,7 +114,7 @@ static size_t symbols(struct view v, size_t p, bool slash)
     unsigned len;
     size_t q = v.s[p] == ' ' ? p + 1 : p;
     if (!(at(v, q, &len) & C_OTHER)) return 0;
-    q = run(v, q, C_OTHER);
+    q = run_length(v, q, C_OTHER);
     while (q < v.n && (v.s[q] == '\r' || v.s[q] == '\n' || (slash && v.s[q] == '/')))
         q++;
     return q;
@@ -132,11 +132,12 @@ static size_t scan_llama3(struct view v, size_t p, unsigned digits)
 {
     unsigned len, len2;
     unsigned c = at(v, p, &len);
-    if (c & C_LETTER) return run(v, p, C_LETTER);
+    if (c & C_LETTER) return run_length(v, p, C_LETTER);
     size_t q = contraction(v, p, true);
     if (q) return q;
     if (c == C_NUMBER) return numbers(v, p, digits);
-    if (c != C_NEWLINE && (at(v, p + len, &len2) & C_LETTER)) return run(v, p + len, C_LETTER);
+    if (c != C_NEWLINE && (at(v, p + len, &len2) & C_LETTER))
+        return run_length(v, p + len, C_LETTER);
     q = symbols(v, p, false);
     return q ? q : white(v, p, true, false);
 }
@@ -147,8 +148,8 @@ enum { C_CASELESS = C_OTHER_LETTER | C_MARK };
  * plus, it backs up to the last caseless character, which then is all the plus gets. */
 static size_t cased_tail(struct view v, size_t p)
 {
-    size_t upper = run(v, p, C_UPPER | C_CASELESS);
-    size_t end = run(v, upper, C_LOWER | C_CASELESS);
+    size_t upper = run_length(v, p, C_UPPER | C_CASELESS);
+    size_t end = run_length(v, upper, C_LOWER | C_CASELESS);
     if (end > upper) return end;
     end = 0;
     unsigned len;
@@ -160,8 +161,8 @@ static size_t cased_tail(struct view v, size_t p)
 /* [Lu Lt Lm Lo M]+[Ll Lm Lo M]* at p; 0 = no. */
 static size_t cased_head(struct view v, size_t p)
 {
-    size_t upper = run(v, p, C_UPPER | C_CASELESS);
-    return upper > p ? run(v, upper, C_LOWER | C_CASELESS) : 0;
+    size_t upper = run_length(v, p, C_UPPER | C_CASELESS);
+    return upper > p ? run_length(v, upper, C_LOWER | C_CASELESS) : 0;
 }
 
 static size_t scan_tekken(struct view v, size_t p)

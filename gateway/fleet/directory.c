@@ -98,7 +98,7 @@ static void free_oldest(struct gw_directory *d)
 }
 
 /* The link that leads to the target's node of the text, or to NONE at the end of its bucket. */
-static uint32_t *find(struct gw_directory *d, unsigned target, uint64_t text_id)
+static uint32_t *find_holder(struct gw_directory *d, unsigned target, uint64_t text_id)
 {
     uint32_t *at = bucket_of(d, text_id);
     while (*at != NONE) {
@@ -161,7 +161,7 @@ int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, 
     if (target >= TARGETS_MAX) return -ERANGE;
     float worth = cost >= 0 && cost <= 1 ? (float)(1 - cost) : cost < 0 ? 1 : 0;
     (void)pthread_mutex_lock(&d->m);
-    uint32_t i = *find(d, target, text_id);
+    uint32_t i = *find_holder(d, target, text_id);
     if (i == NONE) {
         i = node_take(d);
         uint32_t *head = bucket_of(d, text_id);
@@ -185,7 +185,7 @@ void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id
 {
     if (target >= TARGETS_MAX) return;
     (void)pthread_mutex_lock(&d->m);
-    uint32_t *at = find(d, target, text_id);
+    uint32_t *at = find_holder(d, target, text_id);
     if (*at != NONE) node_free(d, at);
     (void)pthread_mutex_unlock(&d->m);
 }

@@ -76,7 +76,7 @@ static char *join(char text[][NUMERIC_BYTES], size_t n, uint64_t *ret_hash)
     return joined;
 }
 
-static void run(void *arg) /* helper thread */
+static void resolve_name(void *arg) /* helper thread */
 {
     struct gw_target *t = arg;
     struct gw_fleet *f = t->probe.fleet;
@@ -119,7 +119,7 @@ void fleet_resolve(struct gw_target *t)
     fleet_unlock(f);
     if (!due) return;
     int r = f->resolver ? 0 : gw_pool_create(1, GW_TARGETS_MAX, &f->resolver);
-    if (r == 0) r = gw_pool_submit(f->resolver, run, t);
+    if (r == 0) r = gw_pool_submit(f->resolver, resolve_name, t);
     if (r == 0) return;
     fleet_lock(f);
     t->resolving = false;

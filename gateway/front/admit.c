@@ -48,7 +48,7 @@ static void put_behind(struct gw_tickets *l, struct gw_ticket *t, struct gw_tick
 }
 
 /* By tag, then as they came: as a rule at the end. */
-static void put(struct gw_tickets *l, struct gw_ticket *t)
+static void put_ticket(struct gw_tickets *l, struct gw_ticket *t)
 {
     struct gw_ticket *before = l->tail;
     while (before &&
@@ -103,7 +103,7 @@ static void go_unserved(struct gw_admit *a, struct gw_ticket *t)
     if (!t->served) pol_fair_go(&a->fair, &c->flow->fair, c->class, c->work, c->weight);
 }
 
-static void run(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
+static void start_ticket(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket_state s)
 {
     t->state = s;
     a->n_running++;
@@ -135,7 +135,7 @@ static void wait_in_line(struct gw_admit *a, struct gw_ticket *t)
     a->n_waiting++;
     a->waiting[t->group]++;
     t->claim.flow->n_waiting++;
-    put(&a->queue[t->claim.class], t);
+    put_ticket(&a->queue[t->claim.class], t);
 }
 
 static void stop_waiting(struct gw_admit *a, struct gw_ticket *t)
@@ -194,7 +194,7 @@ static uint64_t grant(struct gw_admit *a)
         struct gw_ticket *t = next_of(a);
         if (!t) break;
         stop_waiting(a, t);
-        run(a, t, GW_TICKET_GRANTED);
+        start_ticket(a, t, GW_TICKET_GRANTED);
         put_behind(&a->granted[t->loop], t, a->granted[t->loop].tail);
         if (t->claim.paced) a->granted_paced[t->group]++;
         wake |= 1ull << t->loop;
@@ -216,7 +216,7 @@ int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned loop, unsig
     t->claim = *c;
     come(a, t);
     if (a->waiting[group] == 0 && may_run(a, t)) {
-        run(a, t, GW_TICKET_RUNNING);
+        start_ticket(a, t, GW_TICKET_RUNNING);
         r = 1;
     } else if (may_wait(a, group)) {
         wait_in_line(a, t);
@@ -271,7 +271,7 @@ int gw_admit_unpark(struct gw_admit *a, struct gw_ticket *t)
     stop_parking(a, t);
     bool now = has_place(a, t->group); /* it has a backend already */
     if (now)
-        run(a, t, GW_TICKET_RUNNING);
+        start_ticket(a, t, GW_TICKET_RUNNING);
     else
         wait_in_line(a, t);
     unlock(a, 0);

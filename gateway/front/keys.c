@@ -420,7 +420,7 @@ const struct gw_key *gw_keys_get(const struct gw_keys *k, size_t i)
 
 /* The first loop compares all entries, whichever matches; the second runs to its end for strangers
  * and once for each key. */
-static struct entry *find(struct gw_keys *k, const char *key, size_t len)
+static struct entry *find_key(struct gw_keys *k, const char *key, size_t len)
 {
     uint8_t print[32], hash[32];
     size_t found = k->n;
@@ -450,7 +450,7 @@ const struct gw_key *gw_keys_find(struct gw_keys *k, const char *authorization,
         while (*key == ' ')
             key++;
     }
-    struct entry *e = *key ? find(k, key, strlen(key)) : NULL;
+    struct entry *e = *key ? find_key(k, key, strlen(key)) : NULL;
     return e ? &e->key : NULL;
 }
 

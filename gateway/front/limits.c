@@ -61,7 +61,7 @@ static uint64_t wait_for(const struct gw_bucket *b, uint32_t limit, uint64_t n)
     return b->spent <= room ? 0 : (b->spent - room + limit - 1) / limit;
 }
 
-static void take(struct gw_bucket *b, uint64_t n)
+static void take_tokens(struct gw_bucket *b, uint64_t n)
 {
     uint64_t units = n > UINT64_MAX / unit ? UINT64_MAX : n * unit;
     b->spent = b->spent > UINT64_MAX - units ? UINT64_MAX : b->spent + units;
@@ -139,8 +139,8 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
     enum gw_limit_verdict v = judge(a, l, tokens, ret_wait_ns);
     if (v == GW_LIMIT_OK && !has_slot(a, l)) v = GW_LIMIT_RUNNING;
     if (v == GW_LIMIT_OK) {
-        if (l->requests_per_min) take(&a->requests, 1);
-        if (l->tokens_per_min) take(&a->tokens, tokens);
+        if (l->requests_per_min) take_tokens(&a->requests, 1);
+        if (l->tokens_per_min) take_tokens(&a->tokens, tokens);
         a->n_running++;
     }
     view(a, l, now_ns, ret_view);
@@ -154,7 +154,7 @@ void gw_account_leave(struct gw_account *a, const struct gw_limit *l, uint64_t t
     (void)pthread_mutex_lock(&a->lock);
     ASSERT(a->n_running > 0);
     a->n_running--;
-    if (l->tokens_per_min && used > taken) take(&a->tokens, used - taken);
+    if (l->tokens_per_min && used > taken) take_tokens(&a->tokens, used - taken);
     if (l->tokens_per_min && used < taken) give(&a->tokens, taken - used);
     if (l->requests_per_min && never_ran) give(&a->requests, 1);
     (void)pthread_mutex_unlock(&a->lock);

@@ -51,7 +51,7 @@ static const char *const secret_flags[] = {"secret",    "api-key",          "red
                                            "admin-key", "registry-api-key", NULL};
 
 /* A reload reads the command line again: it gets a copy, and who lists processes sees no secret. */
-static int run(struct gw_config *c, int argc, char **argv, char **envp)
+static int run_gateway(struct gw_config *c, int argc, char **argv, char **envp)
 {
     struct arena a;
     arena_init(&a);
@@ -108,7 +108,7 @@ int main(int argc, char **argv, char **envp)
         status = check_keys(c);
         if (status == 0) (void)printf("configuration ok\n");
     } else {
-        status = run(c, argc, argv, envp);
+        status = run_gateway(c, argc, argv, envp);
         c = NULL;
     }
     gw_config_free(c);

@@ -140,7 +140,7 @@ static void write_events(struct gw_req *q, const char *data, size_t len)
 }
 
 /* The answer counts from here on: this was the last try. */
-static void take(struct gw_req *q)
+static void take_part(struct gw_req *q)
 {
     q->ans.taken = true;
     q->first_byte_ns = clock_ns();
@@ -156,7 +156,7 @@ static size_t ripe_events(struct gw_req *q, const char *data, size_t len)
     size_t n = complete_events(data, len);
     if (q->ans.taken || n == 0) return n;
     enum gw_bring brings = gw_usage_bring(data, n);
-    if (brings == GW_BRING_TOKEN) take(q);
+    if (brings == GW_BRING_TOKEN) take_part(q);
     return brings == GW_BRING_OPENING ? 0 : n;
 }
 
@@ -178,7 +178,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
     write_events(q, held->data, n);
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
-    if (!q->ans.taken) take(q);
+    if (!q->ans.taken) take_part(q);
     q->ans.mid_event = true; /* but for the last three, which may begin its end */
     write_bytes(q, held->data, held->len - 3);
     buf_consume(held, held->len - 3);
@@ -252,7 +252,7 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     q->ans.length = length ? strtoll(length, NULL, 10) : -1;
     q->ans.framed = length || http_header_find(h, "transfer-encoding");
     q->ans.sse = plain_text && is_type(type, "text/event-stream");
-    if (!q->ans.sse || status != 200) take(q);
+    if (!q->ans.sse || status != 200) take_part(q);
     if (q->ans.early) {
         if (q->ans.sse && status == 200) q->stage = GW_RELAYING;
         return;

@@ -82,8 +82,9 @@ static void *kv_page(const struct kn_kv *kv, unsigned layer, size_t page, size_t
 }
 
 /* Of one sequence. */
-static int put(const struct kn_attn_ops *ops, const struct kn_kv *kv, unsigned layer,
-               const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
+static int put_kv(const struct kn_attn_ops *ops, const struct kn_kv *kv, unsigned layer,
+                  const int32_t *pos, size_t m, const float *k, size_t ldk, const float *v,
+                  size_t ldv)
 {
     int r = 0;
     for (size_t i = 0; i < m; i++)
@@ -112,11 +113,12 @@ int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, 
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
     const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
-    if (!kv->each) return put(ops, kv, layer, pos, m, k, ldk, v, ldv);
+    if (!kv->each) return put_kv(ops, kv, layer, pos, m, k, ldk, v, ldv);
     int r = 0;
     for (size_t i = 0; r == 0 && i < m; i++) {
         const struct kn_kv one = kv_of_row(kv, i);
-        if (one.n_pages) r = put(ops, &one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
+        if (one.n_pages)
+            r = put_kv(ops, &one, layer, pos + i, 1, k + i * ldk, ldk, v + i * ldv, ldv);
     }
     return r;
 }

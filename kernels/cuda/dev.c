@@ -427,7 +427,8 @@ static int end_run(struct kn_dev *d, int r)
     return r < 0 ? r : waited;
 }
 
-static int run(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg)
+static int run_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                    void *arg)
 {
     cu_use(d->cu);
     return end_run(d, cancelled(cancel) ? -ECANCELED : fn(&d->stream, arg, 0, n_rows));
@@ -445,7 +446,7 @@ static int replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bo
     x->prepared = true;
     if (prepared && !x->graph && replay_begin(&d->replay, d->cu))
         replay_end(&d->replay, d->cu, x, fn(&d->stream, arg, 0, n_rows));
-    if (!x->graph) return run(d, n_rows, cancel, fn, arg);
+    if (!x->graph) return run_rows(d, n_rows, cancel, fn, arg);
     atomic_fetch_add(&d->replay.n_played, 1);
     return end_run(d, cu_play(d->cu, x->graph));
 }
@@ -792,9 +793,9 @@ static const struct kn_ops ops = {
     .mat_shape = mat_shape,
     .mat_bytes = mat_bytes,
     .mat_destroy = mat_destroy,
-    .rows = run,
-    .rows_uneven = run,
-    .wide = run,
+    .rows = run_rows,
+    .rows_uneven = run_rows,
+    .wide = run_rows,
     .wide_rows_max = wide_rows_max,
     .defer = defer,
     .pipeline = pipeline,

@@ -240,7 +240,7 @@ static int measure(struct cu *c, const struct field *r, struct cu_gemm *g, struc
     return 1;
 }
 
-static struct pick *find(struct picks *p, size_t m, size_t n, size_t k)
+static struct pick *find_pick(struct picks *p, size_t m, size_t n, size_t k)
 {
     for (size_t i = 0; i < p->n; i++)
         if (p->at[i].m == m && p->at[i].n == n && p->at[i].k == k) return &p->at[i];
@@ -259,7 +259,7 @@ static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, s
         for (size_t s = 0; e == 0 && s < t->n_shapes; s++) {
             struct cu_gemm g = make_call(t, buckets[b], t->shape[s][0], t->shape[s][1]);
             size_t n = 0;
-            if (find(p, g.m, g.n, g.k) || p->n == PICKS_MAX ||
+            if (find_pick(p, g.m, g.n, g.k) || p->n == PICKS_MAX ||
                 g.m > cu_gemm_rows_max(c, t->type, g.n) || clock_ms_since(t0) > t->budget_ms)
                 continue;
             e = ready ? 0 : cu_gemm_suggest(c, &g, two, 2, &n);
@@ -281,7 +281,7 @@ static double rate(struct picks *p, const struct cu_tune *t)
 {
     double flops = 0, us = 0;
     for (size_t s = 0; s < t->n_shapes; s++) {
-        const struct pick *got = find(p, cu_bucket(t->rows), t->shape[s][0], t->shape[s][1]);
+        const struct pick *got = find_pick(p, cu_bucket(t->rows), t->shape[s][0], t->shape[s][1]);
         if (!got) return 0;
         flops += 2.0 * (double)got->m * (double)got->n * (double)got->k;
         us += got->us;

@@ -176,7 +176,7 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
     c->n_replies++;
 }
 
-static void put(struct redis_tier *t, struct rop *r, struct redis_cmd *c, const struct unit *u)
+static void put_unit(struct redis_tier *t, struct rop *r, struct redis_cmd *c, const struct unit *u)
 {
     struct text x = {.c = c, .asking = u->asking};
     const struct record_layout *l = r->op ? r->op->layout : NULL;
@@ -610,7 +610,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     c->ctx = r;
     c->done = cmd_done;
     c->tag = u.what | (uint32_t)u.asking << 8 | u.part << 9;
-    put(t, r, c, &u);
+    put_unit(t, r, c, &u);
     if (r->kind == ROP_CALL) {
         c->n_replies = r->call->n;
         c->on_reply = call_reply;

@@ -63,8 +63,8 @@ static float *noise_of(size_t n, uint64_t seed, float scale)
 
 /* ---- memory ---- */
 
-static int take(struct attn_bench *b, enum kn_mem kind, size_t floats, const float *from,
-                float **ret)
+static int take_memory(struct attn_bench *b, enum kn_mem kind, size_t floats, const float *from,
+                       float **ret)
 {
     *ret = kn_mem_alloc(b->d.dev, kind, floats * sizeof **ret);
     if (!*ret) return -ENOMEM;
@@ -111,13 +111,13 @@ static int make_tensors(struct attn_bench *b)
     b->host_k = noise_of(N * GK, 1, 1), b->host_v = noise_of(N * GK, 2, 1);
     b->host_q = noise_of(N * HK, 3, 3); /* scores with a deviation of 1 */
     int r = b->host_k && b->host_v && b->host_q ? 0 : -ENOMEM;
-    if (r == 0) r = take(b, KN_MEM_DEVICE, N * GK, b->host_k, &b->k);
-    if (r == 0) r = take(b, KN_MEM_DEVICE, N * GK, b->host_v, &b->v);
-    if (r == 0) r = take(b, KN_MEM_DEVICE, N * HK, b->host_q, &b->q);
-    if (r == 0) r = take(b, KN_MEM_DEVICE, N * HK, NULL, &b->out);
-    if (r == 0) r = take(b, KN_MEM_DEVICE, N * b->H, NULL, &b->lse);
-    if (r == 0) r = take(b, KN_MEM_SHARED, N, NULL, &b->mass);
-    if (r == 0) r = take(b, KN_MEM_SHARED, HK, NULL, &b->seen);
+    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * GK, b->host_k, &b->k);
+    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * GK, b->host_v, &b->v);
+    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * HK, b->host_q, &b->q);
+    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * HK, NULL, &b->out);
+    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * b->H, NULL, &b->lse);
+    if (r == 0) r = take_memory(b, KN_MEM_SHARED, N, NULL, &b->mass);
+    if (r == 0) r = take_memory(b, KN_MEM_SHARED, HK, NULL, &b->seen);
     return r < 0 ? r : make_pages(b);
 }
 

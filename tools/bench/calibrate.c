@@ -541,8 +541,8 @@ static int split(struct calibration *c, json_t *lines, size_t limit, struct err 
     return 0;
 }
 
-static int run(struct calibration *c, const struct opts *opts, struct fus_profile *p,
-               struct err *err)
+static int run_calibration(struct calibration *c, const struct opts *opts, struct fus_profile *p,
+                           struct err *err)
 {
     const uint64_t t0 = clock_ns();
     int r = open_set(c, &c->search, err);
@@ -584,7 +584,7 @@ int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err)
     int r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")
                           : calibrate_lines(opt_str(opts, "data"), &lines, err);
     if (r == 0) r = split(c, lines, (size_t)opt_int(opts, "limit"), err);
-    if (r == 0) r = run(c, opts, &p, err);
+    if (r == 0) r = run_calibration(c, opts, &p, err);
     close_set(&c->search);
     close_set(&c->report);
     json_decref(lines);

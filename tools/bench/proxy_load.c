@@ -330,7 +330,7 @@ static void take_data(struct load *l, struct load_conn *c, const char **p, const
     }
 }
 
-static void take(struct load *l, struct load_conn *c, const char *p, size_t len)
+static void take_input(struct load *l, struct load_conn *c, const char *p, size_t len)
 {
     const char *end = p + len;
     while (p < end && !l->failed) {
@@ -373,7 +373,7 @@ static void on_readable(struct load *l, struct load_conn *c)
         return;
     }
     if (l->open && !l->over) l->ret->reads++;
-    take(l, c, bytes, (size_t)n);
+    take_input(l, c, bytes, (size_t)n);
 }
 
 /* ---- the run ---- */

@@ -98,8 +98,8 @@ static int parse_capacities(struct replay *p, const char *list, struct err *err)
 }
 
 /* In bytes: records of one size are simulated as such a number of records. */
-static int run(const struct replay *p, enum evict_policy policy, uint64_t capacity, bool bytes,
-               struct sim_result *ret)
+static int run_policy(const struct replay *p, enum evict_policy policy, uint64_t capacity,
+                      bool bytes, struct sim_result *ret)
 {
     struct sim_opts o = {policy, capacity, bytes};
     if (bytes && p->block_bytes > 0 && capacity != SIM_NO_LIMIT) {
@@ -145,7 +145,7 @@ static int report_rows(const struct replay *p, json_t *rows)
         for (size_t k = 0; k < p->n_capacities; k++) {
             const struct capacity *c = &p->capacity[k];
             struct sim_result s;
-            int r = run(p, p->policy[i], c->value, c->bytes, &s);
+            int r = run_policy(p, p->policy[i], c->value, c->bytes, &s);
             if (r < 0) return r;
             json_array_append_new(rows, row_json(name, c, &s, tokens));
             (void)printf("%-8s %12s %8.2f %%", name, c->text, share(s.hits, s.accesses) * 100);
@@ -203,7 +203,7 @@ static int fill_curve(const struct replay *p, struct curve *c)
                 c->pct[i][k] = lru_pct(p, c->x[k]);
                 continue;
             }
-            int r = run(p, p->policy[i], c->size[k], p->bytes, &s);
+            int r = run_policy(p, p->policy[i], c->size[k], p->bytes, &s);
             if (r < 0) return r;
             c->pct[i][k] = share(s.hits, s.accesses) * 100;
             bench_progress("size", i * c->n + k + 1, p->n_policies * c->n);

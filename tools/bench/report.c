@@ -92,8 +92,8 @@ static size_t kinds_of(const json_t *run, const char *ret[KINDS_MAX])
 
 /* ---- writing ---- */
 
-static void put(struct report *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void put(struct report *r, const char *fmt, ...)
+static void put_text(struct report *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void put_text(struct report *r, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -105,19 +105,19 @@ static void put(struct report *r, const char *fmt, ...)
 static void put_number(struct report *r, double v, int digits)
 {
     if (isfinite(v))
-        put(r, " %.*f |", digits, v);
+        put_text(r, " %.*f |", digits, v);
     else
-        put(r, " – |");
+        put_text(r, " – |");
 }
 
 static void put_interval(struct report *r, const struct boot *b)
 {
     if (!isfinite(b->value))
-        put(r, " – |");
+        put_text(r, " – |");
     else if (!isfinite(b->lo) || b->lo == b->hi)
-        put(r, " %.3f |", b->value);
+        put_text(r, " %.3f |", b->value);
     else
-        put(r, " %.3f [%.3f, %.3f] |", b->value, b->lo, b->hi);
+        put_text(r, " %.3f [%.3f, %.3f] |", b->value, b->lo, b->hi);
 }
 
 static struct boot interval_of(const json_t *row, const char *name)
@@ -144,7 +144,7 @@ static void put_row(struct report *r, const json_t *row, bool answers)
     const struct boot loss = interval_of(row, "kl_forced_vs_reuse"),
                       base = interval_of(row, "kl_forced_vs_baseline"),
                       match = interval_of(row, "exact_match");
-    put(r, "| %s | %.2f |", text_of(row, "strategy"), number_of(row, "ratio"));
+    put_text(r, "| %s | %.2f |", text_of(row, "strategy"), number_of(row, "ratio"));
     put_number(r, number_of(row, "kl_forced"), 5);
     put_interval(r, &loss);
     put_interval(r, &base);
@@ -157,7 +157,7 @@ static void put_row(struct report *r, const json_t *row, bool answers)
     put_number(r, number_of(row, "tokens_recomputed"), 0);
     put_number(r, number_of(row, "cost"), 3);
     put_number(r, number_of(row, "speedup"), 2);
-    put(r, "\n");
+    put_text(r, "\n");
 }
 
 static void put_table(struct report *r, const json_t *run, const char *kind)
@@ -170,8 +170,9 @@ static void put_table(struct report *r, const json_t *run, const char *kind)
         if (strcmp(text_of(row, "kind"), kind) != 0 || has_settings(row)) continue;
         if (!any) {
             answers = isfinite(number_of(row, "exact_match"));
-            put(r, "\n**%s**, n = %.0f\n\n", kind, number_of(row, "n"));
-            put(r,
+            put_text(r, "\n**%s**, n = %.0f\n\n", kind, number_of(row, "n"));
+            put_text(
+                r,
                 "| strategy | r | KL | / reuse's [95 %%] | / hkvd's at 0.15 [95 %%] | top-1 |%s "
                 "recomputed | cost | speed-up |\n|---|---|---|---|---|---|%s---|---|---|\n",
                 answers ? " exact match [95 %] | F1 | Rouge-L |" : "",
@@ -193,21 +194,22 @@ static void put_settings(struct report *r, const json_t *run)
     {
         if (!has_settings(row)) continue;
         if (!any)
-            put(r, "\nSettings, each against the same strategy without it on the same lines:\n\n"
-                   "| setting | kind | r | / reuse's | / without it [95 %%] | cost | |\n"
-                   "|---|---|---|---|---|---|---|\n");
+            put_text(r,
+                     "\nSettings, each against the same strategy without it on the same lines:\n\n"
+                     "| setting | kind | r | / reuse's | / without it [95 %%] | cost | |\n"
+                     "|---|---|---|---|---|---|---|\n");
         any = true;
         char base[64];
         (void)snprintf(base, sizeof base, "%.*s", (int)strcspn(text_of(row, "strategy"), ":"),
                        text_of(row, "strategy"));
         const json_t *plain = find_row(run, base, row);
         const struct boot b = compare(r, row, plain);
-        put(r, "| `%s` | %s | %.2f |", text_of(row, "strategy"), text_of(row, "kind"),
-            number_of(row, "ratio"));
+        put_text(r, "| `%s` | %s | %.2f |", text_of(row, "strategy"), text_of(row, "kind"),
+                 number_of(row, "ratio"));
         put_number(r, number_of(row, "kl_forced_vs_reuse"), 3);
         put_interval(r, &b);
         put_number(r, number_of(row, "cost"), 3);
-        put(r, " %s |\n", verdict(&b));
+        put_text(r, " %s |\n", verdict(&b));
     }
 }
 
@@ -233,7 +235,8 @@ static void put_sinkless(struct report *r, const json_t *run)
 {
     const json_t *other = with_sink(r, run), *row;
     size_t i;
-    put(r,
+    put_text(
+        r,
         "\nChunks built with nothing before them, against the same behind the sink token:\n\n"
         "| strategy | kind | r | KL | / behind the sink [95 %%] | |\n|---|---|---|---|---|---|\n");
     json_array_foreach(json_object_get(run, "rows"), i, row)
@@ -241,11 +244,11 @@ static void put_sinkless(struct report *r, const json_t *run)
         if (strcmp(text_of(row, "strategy"), "full") == 0) continue;
         const json_t *same = other ? find_row(other, text_of(row, "strategy"), row) : NULL;
         const struct boot b = compare(r, row, same);
-        put(r, "| %s | %s | %.2f |", text_of(row, "strategy"), text_of(row, "kind"),
-            number_of(row, "ratio"));
+        put_text(r, "| %s | %s | %.2f |", text_of(row, "strategy"), text_of(row, "kind"),
+                 number_of(row, "ratio"));
         put_number(r, number_of(row, "kl_forced"), 5);
         put_interval(r, &b);
-        put(r, " %s |\n", verdict(&b));
+        put_text(r, " %s |\n", verdict(&b));
     }
 }
 
@@ -255,7 +258,8 @@ static void put_fastest(struct report *r, const json_t *meta)
     size_t i;
     json_array_foreach(json_object_get(meta, "within_loss"), i, row)
     {
-        put(r,
+        put_text(
+            r,
             "%s- %s: the fastest that keeps a loss of %g is %s at %.2f, loss %.3f [%.3f, %.3f]: "
             "first token %.2f times as fast [%.2f, %.2f].\n",
             i == 0 ? "\n" : "", text_of(row, "kind"), number_of(row, "max_loss"),
@@ -314,7 +318,7 @@ static int put_chart(struct report *r, size_t at, const char *kind, struct err *
                                     .n_series = c.n};
     const int rc = svg_write(&chart, path, err);
     const char *file = strrchr(path, '/');
-    if (rc == 0) put(r, "\n![loss by ratio](%s)\n", file ? file + 1 : path);
+    if (rc == 0) put_text(r, "\n![loss by ratio](%s)\n", file ? file + 1 : path);
     return rc;
 }
 
@@ -322,10 +326,10 @@ static int put_chart(struct report *r, size_t at, const char *kind, struct err *
 
 static void put_origin(struct report *r, const json_t *meta)
 {
-    if (*text_of(meta, "command")) put(r, "```\n%s\n```\n\n", text_of(meta, "command"));
-    put(r, "%s; %s, %.0f threads, GEMM %s; commit %s, %s.\n", text_of(meta, "model"),
-        text_of(meta, "machine"), number_of(meta, "threads"), text_of(meta, "gemm"),
-        text_of(meta, "commit"), text_of(meta, "date"));
+    if (*text_of(meta, "command")) put_text(r, "```\n%s\n```\n\n", text_of(meta, "command"));
+    put_text(r, "%s; %s, %.0f threads, GEMM %s; commit %s, %s.\n", text_of(meta, "model"),
+             text_of(meta, "machine"), number_of(meta, "threads"), text_of(meta, "gemm"),
+             text_of(meta, "commit"), text_of(meta, "date"));
 }
 
 /* The settings that calibrate looked at: default and choice, and how many there were. */
@@ -334,8 +338,8 @@ static void put_knobs(struct report *r, const json_t *rows)
     const json_t *row, *next;
     size_t i, n = 0, first = 0;
     const json_t *chosen = NULL;
-    put(r, "\n| setting | by | looked at | default | chosen | KL, chosen / default [95 %%] |\n"
-           "|---|---|---|---|---|---|\n");
+    put_text(r, "\n| setting | by | looked at | default | chosen | KL, chosen / default [95 %%] |\n"
+                "|---|---|---|---|---|---|\n");
     json_array_foreach(rows, i, row)
     {
         if (!*text_of(row, "knob")) break;
@@ -344,10 +348,10 @@ static void put_knobs(struct report *r, const json_t *rows)
         next = json_array_get(rows, i + 1);
         if (strcmp(text_of(next, "knob"), text_of(row, "knob")) == 0) continue;
         const struct boot b = interval_of(chosen, "vs_default");
-        put(r, "| %s | %s | %zu | %s | %s |", text_of(row, "knob"), text_of(row, "strategy"), n,
-            text_of(json_array_get(rows, first), "value"), text_of(chosen, "value"));
+        put_text(r, "| %s | %s | %zu | %s | %s |", text_of(row, "knob"), text_of(row, "strategy"),
+                 n, text_of(json_array_get(rows, first), "value"), text_of(chosen, "value"));
         put_interval(r, &b);
-        put(r, "\n");
+        put_text(r, "\n");
         n = 0;
     }
 }
@@ -357,32 +361,33 @@ static void put_losses(struct report *r, const json_t *rows)
     const json_t *row;
     const char *now = "";
     size_t i;
-    put(r,
+    put_text(
+        r,
         "\nLoss on the texts that were not searched, by ratio (KL to full / reuse's [95 %%]):\n\n");
     json_array_foreach(rows, i, row)
     {
         if (*text_of(row, "knob")) continue;
         if (strcmp(now, text_of(row, "strategy")) != 0)
-            put(r, "%s- `%s`:", *now ? "\n" : "", text_of(row, "strategy"));
+            put_text(r, "%s- `%s`:", *now ? "\n" : "", text_of(row, "strategy"));
         now = text_of(row, "strategy");
-        put(r, " %.2f: %.3f [%.3f, %.3f];", number_of(row, "ratio"), number_of(row, "loss"),
-            number_of(row, "loss_lo"), number_of(row, "loss_hi"));
+        put_text(r, " %.2f: %.3f [%.3f, %.3f];", number_of(row, "ratio"), number_of(row, "loss"),
+                 number_of(row, "loss_lo"), number_of(row, "loss_hi"));
     }
-    put(r, "\n");
+    put_text(r, "\n");
 }
 
 static void put_calibration(struct report *r, const json_t *run)
 {
     const json_t *meta = json_object_get(run, "meta"), *p = json_object_get(meta, "profile"),
                  *rows = json_object_get(run, "rows");
-    put(r, "\n## Calibration: %s\n\n", text_of(meta, "model"));
+    put_text(r, "\n## Calibration: %s\n\n", text_of(meta, "model"));
     put_origin(r, meta);
-    put(r, "%s. %.0f s on that machine as it was.\n", text_of(p, "measured"),
-        number_of(meta, "seconds"));
+    put_text(r, "%s. %.0f s on that machine as it was.\n", text_of(p, "measured"),
+             number_of(meta, "seconds"));
     put_knobs(r, rows);
     put_losses(r, rows);
-    put(r, "\nChosen: `%s` at %.3f for a loss of %g.\n", text_of(p, "strategy"),
-        number_of(p, "ratio"), number_of(p, "loss"));
+    put_text(r, "\nChosen: `%s` at %.3f for a loss of %g.\n", text_of(p, "strategy"),
+             number_of(p, "ratio"), number_of(p, "loss"));
 }
 
 static int put_run(struct report *r, size_t at, struct err *err)
@@ -391,17 +396,17 @@ static int put_run(struct report *r, size_t at, struct err *err)
     const char *kind[KINDS_MAX];
     const size_t n = kinds_of(run, kind);
     int rc = 0;
-    put(r, "\n## %s%s\n\n", data_of(meta), has_sink(run) ? "" : ", without the sink");
+    put_text(r, "\n## %s%s\n\n", data_of(meta), has_sink(run) ? "" : ", without the sink");
     put_origin(r, meta);
     if (!has_sink(run)) {
         put_sinkless(r, run);
         return 0;
     }
     if (n > 0) put_table(r, run, kind[n - 1]);
-    if (n > 1) put(r, "\n<details><summary>By kind of line</summary>\n");
+    if (n > 1) put_text(r, "\n<details><summary>By kind of line</summary>\n");
     for (size_t i = 0; i + 1 < n; i++)
         put_table(r, run, kind[i]);
-    if (n > 1) put(r, "\n</details>\n");
+    if (n > 1) put_text(r, "\n</details>\n");
     put_settings(r, run);
     put_fastest(r, meta);
     if (n > 0) rc = put_chart(r, at, kind[n - 1], err);
@@ -424,14 +429,14 @@ static void put_claims(struct report *r)
             if (strcmp(text_of(row, "strategy"), "default") != 0 || !isfinite(b.value)) continue;
             if (strcmp(text_of(row, "kind"), kind[n - 1]) != 0) continue;
             if (!any)
-                put(r, "\nThe default against `hkvd` at 0.15, line by line:\n\n"
-                       "| data | n | default at | KL / hkvd's at 0.15 [95 %%] | |\n"
-                       "|---|---|---|---|---|\n");
+                put_text(r, "\nThe default against `hkvd` at 0.15, line by line:\n\n"
+                            "| data | n | default at | KL / hkvd's at 0.15 [95 %%] | |\n"
+                            "|---|---|---|---|---|\n");
             any = true;
-            put(r, "| %s | %.0f | %.2f |", data_of(json_object_get(r->run[i], "meta")),
-                number_of(row, "n"), number_of(row, "ratio"));
+            put_text(r, "| %s | %.0f | %.2f |", data_of(json_object_get(r->run[i], "meta")),
+                     number_of(row, "n"), number_of(row, "ratio"));
             put_interval(r, &b);
-            put(r, " %s |\n", verdict(&b));
+            put_text(r, " %s |\n", verdict(&b));
         }
     }
 }
@@ -465,7 +470,7 @@ int report_write(const json_t *const *run, const char *const *name, size_t n, co
     int rc = 0;
     r = (struct report){.run = run, .name = name, .n = n, .md = BUF_INIT};
     (void)snprintf(r.base, sizeof r.base, "%.*s", (int)(len - base), path);
-    put(&r, "%s", head);
+    put_text(&r, "%s", head);
     put_claims(&r);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         if (json_object_get(json_object_get(run[i], "meta"), "profile"))
@@ -473,7 +478,7 @@ int report_write(const json_t *const *run, const char *const *name, size_t n, co
         else
             rc = put_run(&r, i, err);
     }
-    if (notes) put(&r, "\n%s", notes);
+    if (notes) put_text(&r, "\n%s", notes);
     if (rc == 0) rc = write_file(&r.md, path, err);
     buf_fini(&r.md);
     return rc;

@@ -143,7 +143,7 @@ static int check_operands(const struct ctl_args *a, const char *spec, const char
     return CTL_OK;
 }
 
-static int run(const struct ctl_args *a, const char *command, unsigned given)
+static int run_command(const struct ctl_args *a, const char *command, unsigned given)
 {
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (strcmp(commands[i].name, command) != 0) continue;
@@ -181,5 +181,5 @@ int main(int argc, char **argv)
         else
             return complain(&a, "unexpected argument", argv[i]);
     }
-    return command ? run(&a, command, given) : usage(stderr, CTL_USAGE);
+    return command ? run_command(&a, command, given) : usage(stderr, CTL_USAGE);
 }

@@ -378,7 +378,7 @@ static void give_up(struct wk_guard *g, int status)
 }
 
 /* The oldest shadow, at its first step; false: there is none. */
-static bool take(struct wk_guard *g)
+static bool take_shadow(struct wk_guard *g)
 {
     pthread_mutex_lock(&g->m);
     struct wk_shadow *s = g->queue;
@@ -462,7 +462,7 @@ static void pump(void *arg)
         atomic_store(&g->phase, AT_LOOP);
         next_step(g);
     }
-    if (atomic_load(&g->phase) != AT_LOOP || (!g->cur && !take(g))) return;
+    if (atomic_load(&g->phase) != AT_LOOP || (!g->cur && !take_shadow(g))) return;
     if (!is_idle(g))
         http_timer_set(g->timer, IDLE_MS);
     else if (!submit(g))

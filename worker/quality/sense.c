@@ -160,7 +160,7 @@ void wk_sense_get_stats(struct worker *w, struct wk_sense_stats *ret)
 
 /* ---- engine thread ---- */
 
-static int find(struct worker *w, const struct text *t, struct kv_source *ret)
+static int source_of_text(struct worker *w, const struct text *t, struct kv_source *ret)
 {
     struct store_pin *pin;
     enum store_miss why;
@@ -176,10 +176,10 @@ static int on_sense(void *ctx, struct fus_sense *ret)
 {
     struct wk_senses *s = ctx;
     const struct text *before = s->before[s->at];
-    int rc = find(s->w, s->own, &ret->src);
+    int rc = source_of_text(s->w, s->own, &ret->src);
 
     if (rc <= 0) return rc;
-    rc = find(s->w, before, &ret->before_src);
+    rc = source_of_text(s->w, before, &ret->before_src);
     if (rc < 0) {
         ret->src.ops->release(ret->src.ctx);
         return rc;
@@ -231,7 +231,7 @@ static bool take_from(struct wk_senses *s, struct queue *q)
     return false;
 }
 
-static bool take(struct wk_senses *s)
+static bool take_text(struct wk_senses *s)
 {
     return take_from(s, &s->pending) || take_from(s, &s->few);
 }
@@ -305,7 +305,7 @@ static void pump(void *arg)
     }
     pthread_mutex_lock(&s->m);
     bool pending = s->pending.first || s->few.first, idle = is_idle(s);
-    bool taken = idle && take(s);
+    bool taken = idle && take_text(s);
     pthread_mutex_unlock(&s->m);
     if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
     if (!taken) return;

@@ -73,7 +73,7 @@ static void unhold(struct worker *w, struct wk_look *l)
     l->held_bytes = 0;
 }
 
-static struct store_pin *take(struct worker *w, struct wk_look *l)
+static struct store_pin *take_pin(struct worker *w, struct wk_look *l)
 {
     struct store_pin *pin = l->pin;
 
@@ -84,7 +84,7 @@ static struct store_pin *take(struct worker *w, struct wk_look *l)
 
 void wk_look_drop(struct worker *w, struct wk_look *l)
 {
-    struct store_pin *pin = take(w, l);
+    struct store_pin *pin = take_pin(w, l);
 
     if (pin) store_pin_release(pin);
 }
@@ -223,7 +223,7 @@ int wk_find(struct worker *w, double worth_ms, const struct tier_key *key, const
     l->asked = true;
     if (!l->pin) return 0;
     l->tier = store_pin_tier(l->pin);
-    *ret = take(w, l);
+    *ret = take_pin(w, l);
     return 1;
 }
 

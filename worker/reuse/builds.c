@@ -27,7 +27,7 @@ struct wk_build {
     int status;
 };
 
-static struct wk_build *find(struct worker *w, const struct tier_key *k)
+static struct wk_build *find_build(struct worker *w, const struct tier_key *k)
 {
     for (struct wk_build *b = w->builds; b; b = b->next)
         if (tier_key_same(&b->key, k)) return b;
@@ -37,7 +37,7 @@ static struct wk_build *find(struct worker *w, const struct tier_key *k)
 bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns)
 {
     pthread_mutex_lock(&w->builds_m);
-    const struct wk_build *b = find(w, key);
+    const struct wk_build *b = find_build(w, key);
     bool yes = b && (!ns || strcmp(b->ns, ns) == 0);
     pthread_mutex_unlock(&w->builds_m);
     return yes;
@@ -163,7 +163,7 @@ static void hurry(struct worker *w, struct wk_build *b)
 void wk_builds_hurry(struct worker *w, const struct wk_prompt *p)
 {
     for (size_t i = 0; i < p->n_cut; i++) {
-        struct wk_build *b = find(w, &p->cut[i].key);
+        struct wk_build *b = find_build(w, &p->cut[i].key);
         if (b) hurry(w, b);
     }
     pump(w);
@@ -175,7 +175,7 @@ bool wk_builds_due(struct worker *w, const struct wk_prompt *p)
 
     pthread_mutex_lock(&w->builds_m);
     for (size_t i = 0; i < p->n_cut && !due; i++) {
-        const struct wk_build *b = find(w, &p->cut[i].key);
+        const struct wk_build *b = find_build(w, &p->cut[i].key);
         due = b && b->submitted && b->urgent;
     }
     pthread_mutex_unlock(&w->builds_m);
@@ -189,7 +189,7 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
 
     if (urgent ? store_probe(w->store, key) : store_in_ram(w->store, key)) return 1;
     if (!w->blend_ok) return -ENOTSUP;
-    b = find(w, key);
+    b = find_build(w, key);
     if (b) {
         hurry(w, b);
         return 0;

@@ -53,8 +53,8 @@ static int comes_from(struct planner *q, const struct store_pin *pin, uint64_t *
     return tier;
 }
 
-static int find(struct planner *q, const struct tier_key *key, uint32_t tok0, uint32_t n,
-                struct wk_look *l, struct store_pin **ret)
+static int find_record(struct planner *q, const struct tier_key *key, uint32_t tok0, uint32_t n,
+                       struct wk_look *l, struct store_pin **ret)
 {
     double worth_ms = q->prompt_ms > 0 ? q->prompt_ms : wk_worth_ms(q->w, q->m, n);
 
@@ -69,8 +69,8 @@ static int find_prefix(struct planner *q)
     for (size_t i = 0; i < q->p->n_block; i++) {
         uint32_t tok0 = (uint32_t)i * WK_BLOCK_TOKENS;
         uint64_t bytes;
-        int rc =
-            find(q, &q->p->block[i], tok0, WK_BLOCK_TOKENS, &q->p->block_look[i], &q->block[i]);
+        int rc = find_record(q, &q->p->block[i], tok0, WK_BLOCK_TOKENS, &q->p->block_look[i],
+                             &q->block[i]);
         if (rc <= 0) return rc;
         q->n_block++;
         int tier = comes_from(q, q->block[i], &bytes);
@@ -98,7 +98,7 @@ static int find_chunk(struct planner *q, size_t i)
     struct pol_chunk_now *now = &q->d->chunk[i];
 
     if (c->tok0 < q->d->in.n_prefix) return 0; /* within the exact prefix: better than any chunk */
-    int rc = find(q, &c->key, c->tok0, c->n, &c->look, &q->chunk[i]);
+    int rc = find_record(q, &c->key, c->tok0, c->n, &c->look, &q->chunk[i]);
     if (rc < 0) return rc;
     if (rc == 0) {
         c->missed = true;

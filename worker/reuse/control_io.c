@@ -102,7 +102,7 @@ static const struct field measured_field[] = {
     {"whole", BOOL, offsetof(struct ctl_decision, measured.whole)},
     {0}};
 
-static int put(json_t *o, const struct field *f, const void *from)
+static int put_field(json_t *o, const struct field *f, const void *from)
 {
     int rc = o ? 0 : -ENOMEM;
 
@@ -181,7 +181,7 @@ static json_t *object_of(const struct field *f, const void *from)
 {
     json_t *o = json_object();
 
-    if (put(o, f, from) == 0) return o;
+    if (put_field(o, f, from) == 0) return o;
     json_decref(o);
     return NULL;
 }

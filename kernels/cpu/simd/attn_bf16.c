@@ -159,8 +159,8 @@ static void put_v2(pair *page, size_t K, size_t slot, const float *v0, const flo
     }
 }
 
-static int put(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
-               size_t ldk, const float *v, size_t ldv)
+static int put_kv(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
+                  size_t ldk, const float *v, size_t ldv)
 {
     if (kv->K % 2) return -ENOTSUP;
     for (size_t g = 0; g < kv->G; g++) {
@@ -540,4 +540,4 @@ static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size
     return e;
 }
 
-const struct kn_attn_ops kn_attn_bf16 = {sizeof(uint16_t), put, attn_scratch, attn, attn_mass};
+const struct kn_attn_ops kn_attn_bf16 = {sizeof(uint16_t), put_kv, attn_scratch, attn, attn_mass};
