@@ -5,8 +5,9 @@
  * pass, and that passes over one shifted key multiply. Blocks are hashed with the same key, apart.
  * Measured (AMD EPYC, AVX2, one core, medians of three interleaved rounds on a busy machine, GB/s
  * on pieces of 1 MiB that are not in cache): XXH3 8.3, this 6.5, GMAC of OpenSSL 3.0 2.6,
- * Poly1305 2.9, HMAC-SHA256 of all bytes 0.9, BLAKE2b 0.3. XXH3 with a secret seed or an HMAC of
- * plain XXH3 sums would be as fast and no MAC: its collisions can be made at will. */
+ * Poly1305 2.9, HMAC-SHA256 of all bytes 0.9, BLAKE2b 0.3; on a Zen 3 with faster memory XXH3 17,
+ * this 12.5, and 15.5 since it asks for the next block while it reads one. XXH3 with a secret seed
+ * or an HMAC of plain XXH3 sums would be as fast and no MAC: its collisions can be made at will. */
 #include "tiers/auth.h"
 
 #include "base/mem.h"
@@ -123,6 +124,8 @@ AVX2 static void block_avx2(const uint32_t *key, const uint8_t *p, uint64_t ret[
     __m256i s0 = _mm256_setzero_si256(), s1 = s0, s2 = s0, s3 = s0;
     __m256i k0 = load(key), k1 = load(key + STEP), k2 = load(key + 2 * STEP);
     for (size_t i = 0; i < BLOCK_WORDS; i += STEP) {
+        if (i % (2 * STEP) == 0) /* the next block; beyond the end it is a hint to nothing */
+            _mm_prefetch((const char *)p + 4 * i + BLOCK_BYTES, _MM_HINT_T0);
         const __m256i w = load(p + 4 * i), k3 = load(key + i + 3 * STEP);
         s0 = pairs(s0, w, k0);
         s1 = pairs(s1, w, k1);
