@@ -562,11 +562,12 @@ TEST(nonsense_is_no_number)
     for (uint64_t seed = 1; seed <= 3000; seed++) {
         uint64_t s = seed;
         make(seed, seed % MANY, &x);
-        double *v[] = {&x.in.tier[1].bytes_per_s, &x.in.tier[2].first_s, &x.in.tier[1].queue_s,
-                       &x.in.cost.fixed_s,        &x.in.cost.layer_s,    &x.in.cost.row_s,
-                       &x.in.cost.kv_row_s,       &x.in.cost.pair_s,     &x.in.cost.place_s,
-                       &x.in.cost.mass_s,         &x.in.cost.head_s,     &x.in.ratio_max,
-                       &x.in.max_ttft_s,          &x.in.strat[4].floor,  &x.in.strat[8].floor};
+        double *v[] = {
+            &x.in.tier[1].bytes_per_s, &x.in.tier[2].first_s,       &x.in.tier[1].queue_s,
+            &x.in.cost.fixed_s,        &x.in.cost.layer_s,          &x.in.cost.row_s,
+            &x.in.cost.kv_row_s,       &x.in.cost.pair_s,           &x.in.cost.place_s,
+            &x.in.cost.mass_s,         &x.in.cost.head_s,           &x.in.ratio_max,
+            &x.in.max_ttft_s,          &x.in.strat[POL_SINK].floor, &x.in.strat[POL_SIDE].floor};
         for (size_t i = 0; i < sizeof v / sizeof *v; i++)
             if (unit(&s) < 0.2) *v[i] = bad[test_rand(&s) % (sizeof bad / sizeof *bad)];
         unsigned *u[] = {&x.in.L, &x.in.check_layer, &x.in.score_lo, &x.in.score_hi,
