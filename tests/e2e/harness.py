@@ -377,15 +377,20 @@ def document(i):
     return " ".join(f"item{i * 7919 % 997} note{(i * 31 + k * k) % 613}" for k in range(32))
 
 
-def listening(g, ready=True):
+def worker_listening(p, ready=True):
+    return listening(p, ready, "kvblend-worker listening")
+
+
+def listening(g, ready=True, event=r"gateway\.listening"):
     """Wait until the program serves (ready: requests, too) and learn its port; else end it."""
     try:
-        port = until("the gateway listens", lambda: g.proc.poll() is not None or re.search(
-            r"gateway\.listening .*port=(\d+)", g.log()))
+        port = until("it listens", lambda: g.proc.poll() is not None or re.search(
+            event + r" .*port=(\d+)", g.log()))
         assert g.proc.poll() is None, g.log()
         g.port = int(port.group(1))
         if ready:
-            until("a backend is ready", lambda: g.get("/ready").status == 200)
+            until("it is ready", lambda: g.proc.poll() is not None or g.get("/ready").status == 200)
+            assert g.proc.poll() is None, g.log()
     except BaseException:
         g.__exit__(Exception, None)
         raise

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The admin API's doors, as strangers try them: the socket's mode, keys on TCP, pages of other origins."""
 import os
-import re
 import socket
 import subprocess
 import tempfile
 import threading
 
 from harness import (ADMIN, DEADLINE_S, KVBLEND, KVBLENDCTL, WORKER, Program, ask_on, certificates, clean_env,
-                     free_port, listening, main, need, proxy, tiny_model, unix_request, until)
+                     free_port, listening, main, need, proxy, tiny_model, unix_request, until,
+                     worker_listening)
 from upstream import Upstream
 
 need(KVBLEND, KVBLENDCTL, WORKER)
@@ -150,13 +150,8 @@ def rag(n=3):
 
 
 def worker(*args, listen="127.0.0.1:0"):
-    w = Program([WORKER, "--model", tiny_model(), "--listen", listen, "--ram", "64MiB", "--threads", "1", *args])
-    try:
-        w.port = int(until("it listens", lambda: re.search(r" listening .*port=(\d+)", w.log())).group(1))
-    except BaseException:
-        w.__exit__(Exception, None)
-        raise
-    return w
+    return worker_listening(Program([WORKER, "--model", tiny_model(), "--listen", listen, "--ram", "64MiB",
+                                     "--threads", "1", *args]), ready=False)
 
 
 def behind(*workers, args=(), ready=True):

@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 
-from harness import ADMIN, MODELS, WORKER, Program, main, need, read_until, until
+from harness import ADMIN, MODELS, WORKER, Program, main, need, read_until, until, worker_listening
 
 SOURCE = os.path.join(MODELS, "smollm2")
 need(WORKER, os.path.join(SOURCE, "tokenizer.json"))
@@ -44,16 +44,8 @@ class Model:
 
 
 def worker(model, *args):
-    p = Program([WORKER, "--model", model, "--listen", "127.0.0.1:0", *ADMIN, "--dtype", "f32", "--kv-dtype", "f32",
-                 "--gemm", "own-f32", "--threads", "2", *args])
-    try:
-        p.port = int(until("the worker listens", lambda: p.proc.poll() is not None or re.search(
-            r"listening .*port=(\d+)", p.log())).group(1))
-        until("the model is loaded", lambda: p.get("/ready").status == 200)
-    except BaseException:
-        p.__exit__(Exception, None)
-        raise
-    return p
+    return worker_listening(Program([WORKER, "--model", model, "--listen", "127.0.0.1:0", *ADMIN, "--dtype", "f32",
+                                     "--kv-dtype", "f32", "--gemm", "own-f32", "--threads", "2", *args]))
 
 
 def ask(path, status=200, server=None, **body):

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 
 from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model,
-                     until)
+                     until, worker_listening)
 
 BENCH = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
 SLOW_WORKER = os.path.join(BUILD, "tests", "doubles", "slow_worker")
@@ -55,20 +55,8 @@ class Place:
         return glob.glob(self.dir + "/kvblend/cost-*.txt")
 
     def worker(self, *args, program=WORKER, **env):
-        p = Program([program, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
-                     "own-f32", *args], self.env(**env))
-        try:
-            port = until("the worker listens", lambda: p.proc.poll() is not None or
-                         re.search(r"listening .*port=(\d+)", p.log()))
-            assert p.proc.poll() is None, p.log()
-            p.port = int(port.group(1))
-            until("the model is loaded", lambda: p.proc.poll() is not None or
-                  p.get("/ready").status == 200)
-            assert p.proc.poll() is None, p.log()
-        except BaseException:
-            p.__exit__(Exception, None)
-            raise
-        return p
+        return worker_listening(Program([program, "--model", tiny_model(), "--listen", "127.0.0.1:0", *ADMIN, "--gemm",
+                                         "own-f32", *args], self.env(**env)))
 
     def priced(self):
         """Calibrated once, then as we say."""

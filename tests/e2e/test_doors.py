@@ -3,15 +3,14 @@
 never whole, and more connections than there is room for."""
 import json
 import os
-import re
 import resource
 import signal
 import socket
 import struct
 import threading
 
-from harness import (DEADLINE_S, KVBLEND, STUB, WORKER, Program, free_port, gateway, listening, main, need, proxy,
-                     read_until, tiny_model, until)
+from harness import (DEADLINE_S, KVBLEND, STUB, WORKER, Program, free_port, gateway, listening, main, need,
+                     proxy, read_until, tiny_model, until, worker_listening)
 from upstream import Upstream
 
 need(KVBLEND, WORKER)
@@ -117,14 +116,8 @@ def test_bodies_of_strangers_take_no_memory():
 # ---- a worker on TCP, without a gateway before it ----
 
 def tcp_worker(*args):
-    w = Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--ram", "64MiB", "--threads", "1", *args])
-    try:
-        w.port = int(until("it listens", lambda: re.search(r" listening .*port=(\d+)", w.log())).group(1))
-        until("the model is loaded", lambda: w.get("/ready").status == 200)
-    except BaseException:
-        w.__exit__(Exception, None)
-        raise
-    return w
+    return worker_listening(Program([WORKER, "--model", tiny_model(), "--listen", "127.0.0.1:0", "--ram", "64MiB",
+                                     "--threads", "1", *args]))
 
 
 def test_a_worker_refuses_strangers_at_the_head():

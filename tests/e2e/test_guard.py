@@ -11,7 +11,7 @@ import re
 import subprocess
 
 from harness import (ADMIN, KVBLEND, KVBLENDCTL, ROOT, WORKER, Program, gateway, main, need, parse_metrics,
-                     until)
+                     until, worker_listening)
 
 MODEL = os.path.join(ROOT, "tests", "data", "crossref")
 need(KVBLEND, WORKER, KVBLENDCTL, os.path.join(MODEL, "model.safetensors"))
@@ -53,10 +53,8 @@ def ask(p, q, **kw):
 def worker(*args, env=None, sample="1"):
     p = Program([WORKER, "--model", MODEL, "--dtype", "f32", "--listen", "127.0.0.1:0", *ADMIN,
                  "--guard-sample", sample, *args], env)
+    worker_listening(p)
     try:
-        p.port = int(until("the worker listens",
-                           lambda: re.search(r"listening .*port=(\d+)", p.log())).group(1))
-        until("the model is loaded", lambda: p.get("/ready").status == 200)
         warm(p)
     except BaseException:
         p.__exit__(Exception, None)

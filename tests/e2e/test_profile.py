@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 
-from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model, until)
+from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model,
+                     until, worker_listening)
 
 need(KVBLEND, WORKER, KVBLENDCTL)
 
@@ -30,10 +31,7 @@ def worker(*args, env=None):
 
 
 def ready(p):
-    found = until("the worker listens", lambda: re.search(r"listening .*port=(\d+)", p.log()))
-    p.port = int(found.group(1))
-    until("the model is loaded", lambda: p.get("/ready").status == 200)
-    return p
+    return worker_listening(p)
 
 
 def text(i):
