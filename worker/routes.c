@@ -144,12 +144,12 @@ static void post_segments(struct worker *w, struct wk_call *c, const char *rest)
 }
 
 enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
-struct route {
+struct wk_route {
     const char *path, *method, *name;
     unsigned flags;
     void (*fn)(struct worker *w, struct wk_call *c, const char *rest);
 };
-static const struct route routes[] = {
+static const struct wk_route routes[] = {
     {"/chat/completions", "POST", "chat", 0, post_chat},
     {"/completions", "POST", "completions", 0, post_text},
     {"/models", "GET", "models", 0, get_models},
@@ -165,7 +165,7 @@ static const struct route routes[] = {
     {"/version", "GET", "version", R_OPEN | R_EARLY, get_version},
 };
 
-static bool path_matches(const struct route *r, const char *path, const char **ret_rest)
+static bool path_matches(const struct wk_route *r, const char *path, const char **ret_rest)
 {
     size_t n = strlen(r->path);
 
@@ -263,28 +263,29 @@ static const char *short_path(const struct wk_call *c)
     return strncmp(path, "/v1/", 4) == 0 ? path + 3 : path;
 }
 
-/* NULL: none. Where the path alone matches, *ret_allow is its method. */
-static const struct route *find_route(struct wk_call *c, const char **ret_rest,
-                                      const char **ret_allow)
+/* Of the method *ret_allow is where only the path matches. */
+static void find_route(struct wk_call *c, const char **ret_allow)
 {
     const char *path = short_path(c), *method = http_req_method(c->r);
 
     if (strcmp(method, "HEAD") == 0) method = "GET";
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        const struct route *r = &routes[i];
-        if (!path_matches(r, path, ret_rest)) continue;
+    for (size_t i = 0; !c->found && i < sizeof routes / sizeof *routes; i++) {
+        const struct wk_route *r = &routes[i];
+        if (!path_matches(r, path, &c->rest)) continue;
         c->route = r->name;
-        if (strcmp(method, r->method) == 0) return r;
-        *ret_allow = r->method;
+        if (strcmp(method, r->method) == 0)
+            c->found = r;
+        else
+            *ret_allow = r->method;
     }
-    return NULL;
 }
 
 void wk_route_head(struct worker *w, struct wk_call *c)
 {
-    const char *path = short_path(c), *rest, *allow = NULL;
-    const struct route *r = find_route(c, &rest, &allow);
+    const char *path = short_path(c), *allow = NULL;
 
+    find_route(c, &allow);
+    const struct wk_route *r = c->found;
     if (!r && !allow && strncmp(path, "/admin/", 7) == 0) {
         c->route = "admin";
         if (!admin_open(w, c, path))
@@ -302,15 +303,15 @@ void wk_route_head(struct worker *w, struct wk_call *c)
 
 void wk_route(struct worker *w, struct wk_call *c)
 {
-    const char *path = short_path(c), *rest, *allow = NULL;
-    const struct route *r = find_route(c, &rest, &allow);
+    const char *path = short_path(c);
+    const struct wk_route *r = c->found;
     const bool early = r ? r->flags & R_EARLY : strcmp(path, "/admin/status") == 0;
     struct api_err e;
 
     if (!early && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
     else if (r)
-        r->fn(w, c, rest);
+        r->fn(w, c, c->rest);
     else if (!wk_admin(w, c, path + 7))
         refuse_path(c, http_req_method(c->r), path, NULL);
 }

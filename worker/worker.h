@@ -228,8 +228,9 @@ enum { WK_ID_BYTES = 129 };
 struct wk_call {
     struct worker *w;
     struct http_req *r;
-    char id[WK_ID_BYTES]; /* x-request-id */
-    const char *route;    /* for the log */
+    char id[WK_ID_BYTES];         /* x-request-id */
+    const struct wk_route *found; /* at the head; NULL: an admin route, by its path */
+    const char *route, *rest;     /* for the log; what the path has behind the route's */
     int status;
     bool stream;
     /* whoever works on the call hears of its end; then the call is gone */
@@ -375,10 +376,9 @@ bool wk_builds_due(struct worker *w, const struct wk_prompt *p);
 void wk_builds_fini(struct worker *w);
 void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
 
-/* ---- routes ---- */
-/* routes.c. At the head: answers who may not come in, or asks for what is not there. */
+/* ---- routes (routes.c): the head, which answers whom it turns away; then the body ---- */
 void wk_route_head(struct worker *w, struct wk_call *c);
-void wk_route(struct worker *w, struct wk_call *c);                /* the body is there */
+void wk_route(struct worker *w, struct wk_call *c);
 void wk_gen_start(struct worker *w, struct wk_call *c, bool chat); /* gen.c */
 void wk_gens_tick(struct worker *w);                               /* loop, every 250 ms */
 void wk_gens_abort(struct worker *w);

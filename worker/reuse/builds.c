@@ -4,9 +4,9 @@
  * the engine gets a few at a time and runs them when it is idle. Warm-ups run at once, and so does
  * what a second request comes with: it starts behind its builds and blends, because a worker that
  * is busy with exact prefills of the same chunks would else never find the time that makes it
- * fast. The record is claimed just before its build starts, so that a
- * build that became needless costs nothing. When the list is full new wishes are dropped: the next
- * request that misses asks again. */
+ * fast. The record is claimed just before its build starts, so that a build that became needless
+ * costs nothing. When the list is full new wishes are dropped: the next request that misses asks
+ * again. */
 #include "worker/reuse/control.h"
 #include "worker/reuse/records.h"
 #include "worker/worker.h"
