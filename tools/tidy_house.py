@@ -67,7 +67,6 @@ def circles(calls):
                     ring = set()
                     while v not in ring:
                         ring.add(stack.pop())
-                        on.discard(max(ring, key=lambda x: index[x]))
                     on.difference_update(ring)
                     out.append(ring)
 

@@ -1,5 +1,5 @@
-/* The loops and what joins them: settings by counted reference, one word of wishes per loop, and
- * errands from loop to loop.
+/* The loops and what joins them: settings by counted reference, one word per loop of what others
+ * want of it, and calls from loop to loop.
  *
  * Other threads never touch a loop's requests. They set bits in its `told` and post one call; the
  * loop then looks for itself. A post that finds the ring full is no loss: the loop's tick, twice a
@@ -8,10 +8,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "gateway/front/shed.h"
+#include "gateway/process/config.h"
 #include "gateway/process/server.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
-#include "gateway/process/config.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -257,7 +257,7 @@ void gw_loops_destroy(struct gw_server *server)
     (void)pthread_mutex_destroy(&server->lock);
 }
 
-/* ---- errands ---- */
+/* ---- calls from loop to loop ---- */
 
 static void call_go(void *arg);
 
