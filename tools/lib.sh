@@ -12,7 +12,7 @@ die() {
 
 # Debian/Ubuntu packages: to build (meson brings Python), and to test.
 build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev libxxhash-dev
-    libyaml-dev liburing-dev libhiredis-dev libssl-dev ca-certificates curl)
+    libutf8proc-dev libyaml-dev liburing-dev libhiredis-dev libssl-dev ca-certificates curl)
 test_packages=(git python3 python3-venv python3-pip redis-server redis-sentinel openssl)
 e2e_packages=(nginx-light) # what kvblend is compared with
 # What kvblend-bench proxy compares with (tools/bench-setup).

@@ -85,7 +85,7 @@ static size_t py_space(const char *s, size_t n)
 {
     unsigned len;
     uint32_t cp = uni_decode((const uint8_t *)s, n, &len);
-    return (cp >= 0x1C && cp <= 0x1F) || uni_class(cp) == UNI_SPACE ? len : 0;
+    return (cp >= 0x1C && cp <= 0x1F) || uni_is_space(cp) ? len : 0;
 }
 
 static struct range trim_left(const struct chat_msg *m, struct range r)

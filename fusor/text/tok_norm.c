@@ -34,19 +34,9 @@ static int edit_add(struct tok_norm *n, size_t dst, size_t dst_len, size_t src, 
 /* Normalise the stretch [src, src + len) of s onto the end of the text. */
 static int add_nfc(struct tok_norm *n, const uint8_t *s, size_t src, size_t len)
 {
-    uint32_t cp[UNI_NFC_GROWTH * UNI_NFC_MAX];
-    size_t k = 0, dst = n->text.len;
-    unsigned l;
-    for (size_t i = 0; i < len; i += l) {
-        cp[k] = uni_decode(s + src + i, len - i, &l);
-        if (cp[k++] == UNI_BAD) return buf_add(&n->text, s + src, len); /* only ever a lone byte */
-    }
-    k = uni_nfc(cp, k);
-    for (size_t i = 0; i < k; i++) {
-        uint8_t c[4];
-        int r = buf_add(&n->text, c, uni_encode(cp[i], c));
-        if (r < 0) return r;
-    }
+    size_t dst = n->text.len;
+    int r = uni_add_nfc(&n->text, s + src, len);
+    if (r < 0) return r;
     size_t dst_len = n->text.len - dst;
     bool same = dst_len == len && memcmp(n->text.data + dst, s + src, len) == 0;
     return same ? 0 : edit_add(n, dst, dst_len, src, len);

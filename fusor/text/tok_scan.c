@@ -8,6 +8,7 @@
 #include "fusor/text/unicode.h"
 
 #include <string.h>
+#include <utf8proc.h>
 
 enum { /* character classes as bits; 0 = end of text */
        C_UPPER = 1,
@@ -28,10 +29,15 @@ struct view {
     size_t n;
 };
 
-static const uint8_t class_bit[] = {
-    [UNI_OTHER] = C_SYMBOL,        [UNI_UPPER] = C_UPPER, [UNI_LOWER] = C_LOWER,
-    [UNI_LETTER] = C_OTHER_LETTER, [UNI_MARK] = C_MARK,   [UNI_NUMBER] = C_NUMBER,
-    [UNI_SPACE] = C_SPACE};
+static const uint8_t category_bit[UTF8PROC_CATEGORY_CO + 1] = {
+    [UTF8PROC_CATEGORY_LU] = C_UPPER,        [UTF8PROC_CATEGORY_LT] = C_UPPER,
+    [UTF8PROC_CATEGORY_LL] = C_LOWER,        [UTF8PROC_CATEGORY_LM] = C_OTHER_LETTER,
+    [UTF8PROC_CATEGORY_LO] = C_OTHER_LETTER, [UTF8PROC_CATEGORY_MN] = C_MARK,
+    [UTF8PROC_CATEGORY_MC] = C_MARK,         [UTF8PROC_CATEGORY_ME] = C_MARK,
+    [UTF8PROC_CATEGORY_ND] = C_NUMBER,       [UTF8PROC_CATEGORY_NL] = C_NUMBER,
+    [UTF8PROC_CATEGORY_NO] = C_NUMBER,       [UTF8PROC_CATEGORY_ZS] = C_SPACE,
+    [UTF8PROC_CATEGORY_ZL] = C_SPACE,        [UTF8PROC_CATEGORY_ZP] = C_SPACE,
+};
 
 /* The class of the character at p and its length. */
 static inline unsigned at(struct view v, size_t p, unsigned *ret_len)
@@ -46,7 +52,10 @@ static inline unsigned at(struct view v, size_t p, unsigned *ret_len)
         if (c >= '\t' && c <= '\r') return c == '\n' || c == '\r' ? C_NEWLINE : C_SPACE;
         return C_SYMBOL;
     }
-    return class_bit[uni_class(uni_decode(v.s + p, v.n - p, ret_len))];
+    uint32_t cp = uni_decode(v.s + p, v.n - p, ret_len);
+    if (cp == 0x85) return C_SPACE; /* the one control character here that is white space */
+    uint8_t bit = category_bit[utf8proc_category((int32_t)cp)];
+    return bit ? bit : C_SYMBOL;
 }
 
 static inline size_t run_length(struct view v, size_t p, unsigned mask)

@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 static const char *model_file(void)
 {
@@ -218,7 +219,7 @@ static size_t put_utf8(uint64_t *seed, char *out)
     uint64_t r = test_rand(seed);
     size_t k = r % 10;
     uint32_t cp = lo[k] + (uint32_t)((r >> 8) % width[k]);
-    return uni_encode(cp, (uint8_t *)out);
+    return (size_t)utf8proc_encode_char((int32_t)cp, (uint8_t *)out);
 }
 
 enum { TEXT_MAX = 400 };
