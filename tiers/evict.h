@@ -39,11 +39,12 @@ void evict_remove(struct evict *e, struct evict_node *n, bool evicted);
 /* The first node in the policy's order that `may` (NULL = any) agrees to, or NULL when there is
  * none among the first `tries` (0 = all). It stays in the order, and asking again gives the same
  * node; `may` must not call back; nodes that were passed over keep their place. incoming: the key
- * that room is made for; NULL when the tier shrinks. To move to another policy: victim by victim
- * with `may` NULL out of the old one and into the new one, which keeps the order. */
+ * that room is made for; NULL when the tier shrinks. */
 struct evict_node *evict_victim(struct evict *e, const struct tier_key *incoming,
                                 bool (*may)(void *ctx, const struct evict_node *n), void *ctx,
                                 size_t tries);
+/* All nodes into another order, the coldest first, so that their order is kept. */
+void evict_move(struct evict *from, struct evict *to);
 uint64_t evict_memory_bytes(const struct evict *e);
 
 #endif

@@ -237,16 +237,9 @@ static int policy_ram(struct store *s, enum evict_policy p)
             evict_destroy(order);
             return -ENOSPC;
         }
-    struct evict *old = s->order;
-    struct entry *e;
-    for (struct evict_node *n; (n = evict_victim(old, NULL, NULL, NULL, 0)) != NULL;) {
-        e = (struct entry *)(void *)((char *)n - offsetof(struct entry, node));
-        evict_remove(old, n, false);
-        s->order = order;
-        policy_insert(s, e);
-    }
+    evict_move(s->order, order);
+    evict_destroy(s->order);
     s->order = order;
-    evict_destroy(old);
     s->fixed_bytes += now - was;
     s->stats.used_bytes += now - was;
     return 0;

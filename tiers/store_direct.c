@@ -22,7 +22,7 @@ int direct_look(struct store *s, const struct store_ask *a, struct store_pin *p)
 {
     struct tier_gpu_pin *g = NULL;
     struct record_view v;
-    if (!s->direct || tier_gpu_pin_whole(s->direct, &a->key, &g) != 1) return 0;
+    if (!s->direct || tier_gpu_pin(s->direct, &a->key, &g) != 1) return 0;
     if (!is_asked(s, a, g, &v)) {
         tier_gpu_unpin(g);
         return 0;
@@ -46,12 +46,10 @@ int direct_look(struct store *s, const struct store_ask *a, struct store_pin *p)
 int direct_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v)
 {
     const struct record_layout *l = tier_gpu_layout(p->there);
-    struct gpu_event *coming;
     void *group;
     if (layer < 1 || layer > l->n_groups) return -EINVAL;
-    int r = tier_gpu_group(p->there, layer - 1, &group, &coming);
+    int r = tier_gpu_group(p->there, layer - 1, &group);
     if (r < 0) return r;
-    ASSERT(!coming); /* it was whole when it was pinned */
     *ret_k = group;
     *ret_v = (uint8_t *)group + l->group_bytes / 2;
     return 0;

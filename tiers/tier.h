@@ -49,13 +49,14 @@ struct tier_op {
     int (*on_part)(struct tier_op *op, uint32_t part);
     void (*on_done)(struct tier_op *op, int status);
     void *ctx;
-    /* The tier's own while it has the op. */
-    struct tier_op *next;
-    union {
-        void *p;
-        uint64_t u;
-    } own[6];
+    struct tier_op *next; /* the tier's own while it has the op */
 };
+/* What every tier asks of an op that comes in: -EINVAL not parts of the record, or (write) neither
+ * all of them nor the header alone. */
+int tier_op_check(const struct tier_op *op, bool write);
+/* The header that a write brings: sound, of the op's key and layout, else -EBADMSG or as
+ * record_open(). */
+int tier_op_open(const struct tier_op *op, struct record_view *ret);
 
 enum tier_reject { /* why a write did not become a record: label of kvblend_tier_reject_total */
                    TIER_REJECT_FULL,   /* everything is pinned or in use */
@@ -83,6 +84,9 @@ struct tier_stat {
     unsigned endpoints, endpoints_open; /* of a remote tier: how many; how many breakers are open */
     char degraded[96];                  /* "" or what it does instead of what was asked for */
 };
+/* An op has ended: what it moved and how long that took, or an error or a time-out. */
+void tier_stat_count(struct tier_stat *s, bool write, int status, uint64_t bytes, uint64_t begun_ns,
+                     uint64_t first_ns);
 
 struct tier_info { /* of one record, for administration */
     struct tier_key key;

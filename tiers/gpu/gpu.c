@@ -6,31 +6,11 @@
 #include "tiers/gpu/gpu_int.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 static struct gpu_tier *tier_of(struct tier *t)
 {
     return (struct gpu_tier *)t;
-}
-
-static int describe(const struct tier_op *op, struct tier_info *ret)
-{
-    struct record_view v;
-    int r = record_open(op->part[0], op->layout->header_bytes, &v);
-    if (r < 0) return r;
-    if (!tier_key_same(&v.desc.key, &op->key) ||
-        v.layout.record_bytes != op->layout->record_bytes ||
-        v.layout.n_parts != op->layout->n_parts)
-        return -EBADMSG;
-    *ret = (struct tier_info){.key = op->key,
-                              .ns_hash = v.desc.ns_hash,
-                              .size_bytes = v.layout.record_bytes,
-                              .created_ms = v.desc.created_ms,
-                              .expires_ms = v.desc.expires_ms,
-                              .n_tokens = v.desc.n_tokens,
-                              .kind = v.desc.kind};
-    return 0;
 }
 
 static struct gpu_job *job_create(struct tier_op *op)
@@ -48,11 +28,10 @@ static struct gpu_job *job_create(struct tier_op *op)
 static int gpu_write(struct tier *tier, struct tier_op *op)
 {
     struct gpu_tier *t = tier_of(tier);
-    struct tier_info info;
-    ASSERT(op->part_lo < op->part_hi && op->part_hi <= op->layout->n_parts && op->on_done);
+    struct record_view v;
     bool whole = op->part_hi == op->layout->n_parts;
-    if (op->part_lo != 0 || (op->part_hi != 1 && !whole)) return -EINVAL;
-    int r = describe(op, &info);
+    int r = tier_op_check(op, true);
+    if (r == 0) r = tier_op_open(op, &v);
     if (r < 0) return r;
     struct gpu_job *j = job_create(op);
     if (!j) return -ENOMEM;
@@ -60,12 +39,12 @@ static int gpu_write(struct tier *tier, struct tier_op *op)
     if (t->stop)
         r = -ECANCELED;
     else if (!whole)
-        r = gpu_header_update(t, j, &info);
+        r = gpu_header_update(t, j);
     else
-        r = gpu_entry_create(t, op, &info, &j->e);
+        r = gpu_entry_create(t, &v, &j->e);
     if (r == 0) {
         if (whole) j->e->refs++;
-        gpu_lane_add(&t->lane[true], j);
+        gpu_copy_add(&t->copies[true], j);
     }
     pthread_mutex_unlock(&t->m);
     if (r < 0) mem_free(j);
@@ -103,11 +82,10 @@ static int gpu_find(struct tier *tier, const struct tier_key *k)
 static int gpu_read(struct tier *tier, struct tier_op *op)
 {
     struct gpu_tier *t = tier_of(tier);
-    ASSERT(op->part_lo < op->part_hi && op->part_hi <= op->layout->n_parts);
-    ASSERT(op->on_part && op->on_done);
+    int r = tier_op_check(op, false);
+    if (r < 0) return r;
     struct gpu_job *j = job_create(op);
     if (!j) return -ENOMEM;
-    int r = 0;
     pthread_mutex_lock(&t->m);
     struct gpu_entry *e = find_live(t, &op->key);
     if (t->stop) {
@@ -122,7 +100,7 @@ static int gpu_read(struct tier *tier, struct tier_op *op)
         gpu_update_evictable(e);
         used(t, e);
         j->e = e;
-        gpu_lane_add(&t->lane[false], j);
+        gpu_copy_add(&t->copies[false], j);
     }
     pthread_mutex_unlock(&t->m);
     if (r < 0) mem_free(j);
@@ -138,14 +116,13 @@ static void gpu_touch(struct tier *tier, const struct tier_key *k)
     pthread_mutex_unlock(&t->m);
 }
 
-static int pin(struct tier *tier, const struct tier_key *k, bool whole, struct tier_gpu_pin **ret)
+int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
 {
     struct gpu_tier *t = tier_of(tier);
     pthread_mutex_lock(&t->m);
     struct gpu_entry *e = find_live(t, k);
-    if (e) used(t, e);
-    if (!e && !whole) e = gpu_find_writing(t, k);
     if (e) {
+        used(t, e);
         e->refs++;
         e->pins++;
         gpu_update_evictable(e);
@@ -154,16 +131,6 @@ static int pin(struct tier *tier, const struct tier_key *k, bool whole, struct t
     if (!e) return 0;
     *ret = (struct tier_gpu_pin *)e;
     return 1;
-}
-
-int tier_gpu_pin(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
-{
-    return pin(tier, k, false, ret);
-}
-
-int tier_gpu_pin_whole(struct tier *tier, const struct tier_key *k, struct tier_gpu_pin **ret)
-{
-    return pin(tier, k, true, ret);
 }
 
 const struct record_layout *tier_gpu_layout(const struct tier_gpu_pin *p)
@@ -195,20 +162,13 @@ bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind)
     return scored;
 }
 
-int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret, struct gpu_event **ret_event)
+int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret)
 {
     struct gpu_entry *e = (struct gpu_entry *)p;
-    struct gpu_tier *t = e->t;
-    uint32_t part = record_part_of(&e->layout, group);
-    pthread_mutex_lock(&t->m);
-    while (e->writing && !e->failed && e->n_issued <= part)
-        (void)pthread_cond_wait(&t->issued, &t->m);
-    int r = e->failed || e->gone ? -ECANCELED : 0;
-    if (r == 0) {
-        *ret = record_group(e->part, &e->layout, group);
-        *ret_event = e->writing ? e->event[part] : NULL;
-    }
-    pthread_mutex_unlock(&t->m);
+    pthread_mutex_lock(&e->t->m);
+    int r = e->gone ? -ECANCELED : 0;
+    if (r == 0) *ret = record_group(e->part, &e->layout, group);
+    pthread_mutex_unlock(&e->t->m);
     return r;
 }
 
@@ -259,13 +219,10 @@ static int gpu_remove(struct tier *tier, const struct tier_key *k, bool also_pin
         r = -EBUSY;
     else if (e)
         gpu_drop(e, false);
-    if (r >= 0) { /* what is on its way is gone as well */
-        struct gpu_entry *w;
-        while ((w = gpu_find_writing(t, k))) {
-            w->failed = true;
-            r = 1;
-        }
-        pthread_cond_broadcast(&t->issued);
+    for (e = t->entries; e && r >= 0; e = e->next) {
+        if (!e->writing || e->failed || !tier_key_same(&e->node.key, k)) continue;
+        e->failed = true; /* what is on its way is gone as well */
+        r = 1;
     }
     pthread_mutex_unlock(&t->m);
     return r;
@@ -375,37 +332,18 @@ static size_t ghosts_for(uint64_t capacity_bytes)
     return n < 64 ? 64 : n > 1u << 20 ? 1u << 20 : n;
 }
 
-static int by_use(const void *a, const void *b)
-{
-    const struct gpu_entry *const *x = a, *const *y = b;
-    return ((*x)->info.used_s > (*y)->info.used_s) - ((*x)->info.used_s < (*y)->info.used_s);
-}
-
-/* The records enter the new order by their last use. */
 static int gpu_set_policy(struct tier *tier, enum evict_policy policy)
 {
     struct gpu_tier *t = tier_of(tier);
-    struct evict *fresh = NULL;
-    size_t n = 0;
+    struct evict *fresh;
     pthread_mutex_lock(&t->m);
     int r = evict_create(policy, t->cap_bytes, ghosts_for(t->cap_bytes), &fresh);
-    struct gpu_entry **all = mem_alloc((size_t)t->stat.n_records * sizeof(struct gpu_entry *));
-    if (r == 0 && !all) r = -ENOMEM;
     if (r == 0) {
-        for (struct gpu_entry *e = t->entries; e; e = e->next)
-            if (e->indexed) all[n++] = e;
-        qsort(all, n, sizeof(struct gpu_entry *), by_use);
-        for (size_t i = 0; i < n; i++) {
-            evict_remove(t->evict, &all[i]->node, false);
-            evict_insert(fresh, &all[i]->node);
-        }
+        evict_move(t->evict, fresh);
         evict_destroy(t->evict);
         t->evict = fresh;
-    } else {
-        evict_destroy(fresh);
     }
     pthread_mutex_unlock(&t->m);
-    mem_free(all);
     return r;
 }
 
@@ -431,22 +369,18 @@ static void gpu_destroy(struct tier *tier)
     pthread_cond_broadcast(&t->work);
     pthread_mutex_unlock(&t->m);
     for (int i = 0; i < 2; i++)
-        gpu_lane_join(&t->lane[i]);
+        gpu_copy_join(&t->copies[i]);
     while (t->n_memories > 0)
         gpu_host_unregister(t->gpu, t->memory[--t->n_memories]);
     while (t->entries)
         gpu_drop(t->entries, false); /* asserts that no pin is out */
-    while (t->n_events > 0)
-        gpu_event_destroy(t->events[--t->n_events]);
     evict_destroy(t->evict);
     ASSERT(t->lent_bytes == 0);
     pool_fini(&t->pool);
     if (!t->shares) gpu_free(t->gpu, t->device);
-    mem_free(t->events);
     mem_free(t->bucket);
     (void)pthread_cond_destroy(&t->work);
     (void)pthread_cond_destroy(&t->idle);
-    (void)pthread_cond_destroy(&t->issued);
     (void)pthread_cond_destroy(&t->released);
     (void)pthread_mutex_destroy(&t->m);
     mem_free(t);
@@ -476,17 +410,15 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
     t->n_buckets = 64;
     while (t->n_buckets < cap >> 18 && t->n_buckets < 1 << 20) /* chosen: 256 KiB a record */
         t->n_buckets *= 2;
-    t->n_events_max = 4 * RECORD_PARTS_MAX;
     t->bucket = mem_zalloc(t->n_buckets * sizeof(struct gpu_entry *));
-    t->events = mem_alloc(t->n_events_max * sizeof(struct gpu_event *));
-    if (!t->bucket || !t->events) return -ENOMEM;
+    if (!t->bucket) return -ENOMEM;
     void *device = o->pool;
     int r = t->shares ? 0 : gpu_alloc(t->gpu, cap, &device);
     t->device = device;
     if (r == 0) r = evict_create(o->policy, cap, ghosts_for(cap), &t->evict);
     if (r == 0) r = pool_init(&t->pool, n_frames * POOL_PAGE_BYTES, n_frames * POOL_PAGE_BYTES);
     for (int i = 0; i < 2 && r == 0; i++)
-        r = gpu_lane_start(t, i == 1);
+        r = gpu_copy_start(t, i == 1);
     return r;
 }
 
@@ -509,7 +441,6 @@ int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err
     (void)pthread_mutex_init(&t->m, NULL);
     (void)pthread_cond_init(&t->work, &monotonic);
     (void)pthread_cond_init(&t->idle, &monotonic);
-    (void)pthread_cond_init(&t->issued, &monotonic);
     (void)pthread_cond_init(&t->released, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     int r = tier_fill(t, o);

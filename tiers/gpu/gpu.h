@@ -8,8 +8,7 @@
  * what look-ups read. Copies run on a stream per direction, a thread each waits for their events;
  * nobody waits for the device as a whole. A record becomes visible when its last part has arrived.
  * It does not survive the process. A consumer on the device pins a record and gets device pointers.
- * It may pin one that is still on its way: each part comes with the event that its stream has to
- * wait for. Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
+ * Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
  * Memory given to add_memory() is pinned and copied by DMA. Thread: any, as tier.h. */
 #ifndef TIERS_GPU_GPU_H
 #define TIERS_GPU_GPU_H
@@ -37,10 +36,9 @@ int32_t tier_gpu_lend(struct tier *t);
 void tier_gpu_take_back(struct tier *t, int32_t frame);
 
 struct tier_gpu_pin;
-/* Holds a record in place: 1, 0 not here. The tier checks no checksums: what is here is what was
- * written. _whole: not one that is still on its way. */
+/* Holds a record in place: 1, 0 not here, or not yet. The tier checks no checksums: what is here is
+ * what was written. */
 int tier_gpu_pin(struct tier *t, const struct tier_key *k, struct tier_gpu_pin **ret);
-int tier_gpu_pin_whole(struct tier *t, const struct tier_key *k, struct tier_gpu_pin **ret);
 const struct record_layout *tier_gpu_layout(const struct tier_gpu_pin *p);
 /* Its header region, in host memory; scores may change, ask for them below. */
 const void *tier_gpu_header(const struct tier_gpu_pin *p);
@@ -48,12 +46,9 @@ const void *tier_gpu_header(const struct tier_gpu_pin *p);
 int tier_gpu_scores(struct tier_gpu_pin *p, enum record_score kind, uint32_t n, float *ret,
                     uint64_t *ret_hash);
 bool tier_gpu_scored(const struct tier_gpu_pin *p, enum record_score kind);
-/* Where group i stands on the device, until unpin() or the next tier_gpu_lend(): who lends is who
- * reads. *ret_event: what to wait for before touching it, valid while pinned; NULL when it is
- * there. Waits, if it must, until the copy is queued. -ECANCELED: it will not come, or it had to
- * make way, -EIO. */
-int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret,
-                   struct gpu_event **ret_event);
+/* Where group i stands on the device, until unpin() or the next tier_gpu_lend(), which the thread
+ * that reads it calls. -ECANCELED: it had to make way. */
+int tier_gpu_group(struct tier_gpu_pin *p, uint32_t group, void **ret);
 /* Only after all that reads the record on the device is done. */
 void tier_gpu_unpin(struct tier_gpu_pin *p);
 

@@ -1,5 +1,5 @@
-/* gpu_int: the parts of the GPU tier: its face (gpu.c), records and room (gpu_room.c), copies
- * (gpu_lane.c).
+/* gpu_int: the parts of the GPU tier: struct tier (gpu.c), records and their room (gpu_record.c),
+ * copies (gpu_copy.c).
  *
  * An entry is in the index exactly while find() sees it. It is freed when it is out of the index
  * and nothing refers to it: its write, reads, pins. Thread: everything under the tier's m. */
@@ -29,10 +29,8 @@ struct gpu_entry {
     struct tier_info info;
     unsigned refs, pins; /* pins: of these, those of consumers */
     bool indexed, evictable, writing, failed;
-    bool gone;                /* its frames were taken though it is pinned */
-    uint32_t n_issued;        /* writing: parts before this one have their event recorded */
-    struct gpu_event **event; /* [n_parts]; NULL when nobody can wait for them any more */
-    struct gpu_run *run;      /* [n_runs] its frames, neighbours together; room for n_parts */
+    bool gone;           /* its frames were taken though it is pinned */
+    struct gpu_run *run; /* [n_runs] its frames, neighbours together; room for n_parts */
     uint32_t n_runs;
     uint8_t *part[]; /* [n_parts] on the device, but part 0: the header, in host memory */
 };
@@ -49,15 +47,14 @@ struct gpu_job {
 struct gpu_flight {
     struct gpu_job *job;
     uint32_t part;
-    struct gpu_event *event;
 };
-struct gpu_lane {
+struct gpu_copies { /* those of one direction */
     struct gpu_tier *t;
     bool write, running;
     pthread_t thread;
     struct gpu_stream *stream;
-    struct gpu_event *event[GPU_WINDOW]; /* of reads */
-    struct gpu_job *head;                /* by priority, then by age */
+    struct gpu_event *event[GPU_WINDOW];
+    struct gpu_job *head; /* by priority, then by age */
     struct gpu_flight flight[GPU_WINDOW];
     uint32_t first, n_flight;
 };
@@ -69,31 +66,27 @@ struct gpu_tier {
     size_t frame_bytes; /* the pool's page i is frame i */
     bool shares;        /* the device's memory is not the tier's */
     pthread_mutex_t m;
-    pthread_cond_t work, idle, issued, released;
+    pthread_cond_t work, idle, released;
     /* guarded by m */
     struct pool pool;
     uint64_t used_bytes, lent_bytes; /* by records, by sequences: whole frames */
     struct quota quota;
     struct evict *evict;
     uint64_t cap_bytes, evictable_bytes, inflight_bytes;
-    size_t n_buckets, n_jobs, n_events, n_events_max;
+    size_t n_buckets, n_jobs;
     struct gpu_entry **bucket, *entries;
-    struct gpu_event **events;  /* spare ones */
     void *memory[GPU_MEMORIES]; /* registered */
     size_t n_memories;
     uint64_t host_pinned_bytes;
     struct tier_stat stat;
-    struct gpu_lane lane[2]; /* read, write */
+    struct gpu_copies copies[2]; /* read, write */
     bool stop;
 };
 
 struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k);
-/* One that is on its way; the youngest if there are several. */
-struct gpu_entry *gpu_find_writing(struct gpu_tier *t, const struct tier_key *k);
 /* With room for every part, refused (-ENOSPC, counted) or out of something. */
-int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct tier_info *info,
-                     struct gpu_entry **ret);
-int gpu_header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info);
+int gpu_entry_create(struct gpu_tier *t, const struct record_view *v, struct gpu_entry **ret);
+int gpu_header_update(struct gpu_tier *t, struct gpu_job *j);
 /* Out of the index at once, out of memory with its last reference. */
 void gpu_drop(struct gpu_entry *e, bool evicted);
 void gpu_unref(struct gpu_entry *e);
@@ -104,10 +97,10 @@ bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const ui
 bool gpu_revoke_one(struct gpu_tier *t); /* of those that are pinned */
 void gpu_trim(struct gpu_tier *t);       /* down to the cap, as far as nobody holds what is there */
 
-int gpu_lane_start(struct gpu_tier *t, bool write);
-void gpu_lane_join(struct gpu_lane *l); /* after t->stop; accepts one that never started */
-void gpu_lane_add(struct gpu_lane *l, struct gpu_job *j);
-/* Gives the job's record what it is due; the job itself stays the lane's. */
+int gpu_copy_start(struct gpu_tier *t, bool write);
+void gpu_copy_join(struct gpu_copies *c); /* after t->stop; accepts one that never started */
+void gpu_copy_add(struct gpu_copies *c, struct gpu_job *j);
+/* Gives the job's record what it is due; the job itself stays the queue's. */
 void gpu_job_done(struct gpu_tier *t, struct gpu_job *j);
 static inline uint64_t gpu_frames(const struct gpu_tier *t, uint64_t bytes)
 {

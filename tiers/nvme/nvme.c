@@ -72,9 +72,7 @@ static int admit(struct nvme *n, struct nvme_op *x)
 static int head_of(const struct tier_op *op, struct nvme_head *h)
 {
     struct record_view v;
-    if (!op->part[0] || record_open(op->part[0], op->layout->header_bytes, &v) < 0) return -EINVAL;
-    if (!tier_key_same(&v.desc.key, &op->key)) return -EINVAL;
-    if (v.layout.record_bytes != op->layout->record_bytes) return -EINVAL;
+    if (tier_op_open(op, &v) < 0) return -EINVAL;
     *h = (struct nvme_head){.n_tokens = v.desc.n_tokens,
                             .kind = v.desc.kind,
                             .key = op->key,
@@ -89,19 +87,12 @@ static int head_of(const struct tier_op *op, struct nvme_head *h)
 
 static int submit(struct nvme *n, struct tier_op *op, bool write)
 {
-    uint32_t parts = op->layout->n_parts;
     struct nvme_head head = {0};
-    if (op->part_lo >= op->part_hi || op->part_hi > parts) return -EINVAL;
-    if ((unsigned)op->prio >= TIER_PRIO_COUNT) return -EINVAL;
-    bool whole = op->part_lo == 0 && op->part_hi == parts;
-    if (write) {
-        if (!whole && (op->part_lo != 0 || op->part_hi != 1)) return -EINVAL;
-        int r = head_of(op, &head);
-        if (r < 0) return r;
-    }
+    int r = tier_op_check(op, write);
+    if (r == 0 && write) r = head_of(op, &head);
+    if (r < 0) return r;
     pthread_mutex_lock(&n->m);
     struct nvme_op *x = TAILQ_FIRST(&n->free_ops);
-    int r = 0;
     /* Writes leave a quarter of the queue to reads. */
     if (!x || n->stop || (write && n->n_write_ops >= TIER_NVME_QUEUE_OPS / 4 * 3)) {
         if (write) n->stat.rejected[TIER_REJECT_BUSY]++;
@@ -112,7 +103,7 @@ static int submit(struct nvme *n, struct tier_op *op, bool write)
     x->head = head;
     x->slot = NULL;
     x->write = write;
-    x->update = write && !whole;
+    x->update = write && op->part_hi != op->layout->n_parts;
     r = write ? admit(n, x) : slot_hold(n, x);
     if (r < 0) goto out;
     TAILQ_REMOVE(&n->free_ops, x, link);

@@ -50,25 +50,6 @@ int nvme_call(struct nvme *n, int (*fn)(struct nvme *n, void *arg), void *arg)
 
 /* ---- the end of an op ---- */
 
-static void count(struct nvme *n, struct nvme_op *x, uint64_t now)
-{
-    struct tier_stat *s = &n->stat;
-    if (x->status == 0 && x->write) {
-        s->writes++;
-        s->write_bytes += x->bytes;
-        s->write_ns += now - x->begun_ns;
-    } else if (x->status == 0) {
-        s->reads++;
-        s->read_bytes += x->bytes;
-        s->read_ns += now - x->begun_ns;
-        if (x->first_ns) s->first_ns += x->first_ns - x->begun_ns;
-    } else if (x->status == -ETIMEDOUT) {
-        s->timeouts++;
-    } else if (x->status == -EIO || x->status == -ENOSPC) {
-        s->errors += x->started || x->status == -EIO;
-    }
-}
-
 static void op_unlist(struct nvme_op *x, struct nvme_ops *list)
 {
     if (x->listed) TAILQ_REMOVE(list, x, link);
@@ -94,7 +75,8 @@ static void op_end(struct nvme *n, struct nvme_op *x)
     else if (x->slot) /* a write that did not become a record */
         nvme_space_free(&n->space, x->slot);
     x->slot = NULL;
-    count(n, x, clock_ns());
+    tier_stat_count(&n->stat, x->write, status, x->bytes, x->begun_ns, x->first_ns);
+    n->stat.errors += status == -ENOSPC && x->started;
     n->n_ops--;
     n->n_write_ops -= x->write;
     n->stat.inflight_ops--;

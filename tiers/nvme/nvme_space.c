@@ -610,12 +610,6 @@ void nvme_space_fini(struct nvme_space *s)
     memset(s, 0, sizeof *s);
 }
 
-static bool any(void *ctx, const struct evict_node *n)
-{
-    (void)ctx, (void)n;
-    return true;
-}
-
 int nvme_space_set_policy(struct nvme_space *s, enum evict_policy p)
 {
     struct evict *fresh[NVME_CLASSES] = {NULL};
@@ -633,10 +627,7 @@ int nvme_space_set_policy(struct nvme_space *s, enum evict_policy p)
         struct evict *old = s->class[c]->evict;
         s->class[c]->evict = fresh[c];
         class_resized(s->class[c]);
-        for (struct evict_node *n; (n = evict_victim(old, NULL, any, NULL, 0));) {
-            evict_remove(old, n, false); /* coldest first, so that the order is kept */
-            evict_insert(fresh[c], n);
-        }
+        evict_move(old, fresh[c]);
         evict_destroy(old);
     }
     if (r == 0) s->policy = p;

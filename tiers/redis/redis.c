@@ -24,6 +24,7 @@ enum {
     TICK_IDLE_MS = 250,
     SCAN_COUNT = 256,
     SCAN_TIMEOUT_MS = 10000,
+    BULK_MAX = 256 << 20, /* chosen: half of proto-max-bulk-len, the server's limit */
 };
 static const uint64_t TOUCH_NS = 60ull * 1000 * 1000 * 1000; /* cited: memcached, CacheLib */
 
@@ -92,37 +93,22 @@ int redis_submit(struct redis_tier *t, struct rop *r)
     return s;
 }
 
-static void count(struct tier_stat *st, const struct rop *r, int status)
+static void count_op(struct tier_stat *st, const struct rop *r, int status)
 {
-    uint64_t now = clock_ns(), took = now - r->submitted_ns;
+    bool write = r->kind != ROP_READ;
     st->inflight_bytes -= r->bytes;
     if (r->kind > ROP_UPDATE) return;
-    if (status == 0 && r->kind == ROP_READ) {
-        st->reads++;
-        st->read_bytes += r->bytes;
-        st->read_ns += took;
-        if (r->first_ns) st->first_ns += r->first_ns - r->submitted_ns;
-    } else if (status == 0) {
-        st->writes++;
-        st->write_bytes += r->bytes;
-        st->write_ns += took;
-        st->device_written_bytes += r->bytes;
-    } else if (status == -EBADMSG) {
-        st->corrupt++;
-    } else if (status == -ETIMEDOUT) {
-        st->timeouts++;
-    } else if (status == -EIO) {
-        st->errors++;
-    } else if (status == -ENOSPC) {
-        st->rejected[TIER_REJECT_FULL]++;
-    }
+    tier_stat_count(st, write, status, r->bytes, r->submitted_ns, r->first_ns);
+    if (write && status == 0) st->device_written_bytes += r->bytes;
+    st->corrupt += status == -EBADMSG;
+    st->rejected[TIER_REJECT_FULL] += status == -ENOSPC;
 }
 
 void redis_rop_end(struct redis_tier *t, struct rop *r, int status)
 {
     if (r->op) r->op->on_done(r->op, status);
     pthread_mutex_lock(&t->m);
-    count(&t->stat, r, status);
+    count_op(&t->stat, r, status);
     if (r->call) {
         r->call->status = status;
         r->call->done = true;
@@ -222,9 +208,15 @@ static uint64_t new_gen(struct redis_tier *t)
     return XXH3_64bits(v, sizeof v);
 }
 
+static bool fits_a_field(const struct record_layout *l)
+{
+    return l->header_bytes <= BULK_MAX && (l->n_parts == 1 || record_part_bytes(l, 1) <= BULK_MAX);
+}
+
 static int submit_op(struct redis_tier *t, struct tier_op *op, enum rop_kind kind)
 {
-    int s = redis_op_check(op, kind != ROP_READ);
+    int s = tier_op_check(op, kind != ROP_READ);
+    if (s == 0 && !fits_a_field(op->layout)) s = -ENOSPC;
     if (s == -ENOSPC && kind != ROP_READ) {
         pthread_mutex_lock(&t->m);
         t->stat.rejected[TIER_REJECT_SIZE]++;

@@ -159,7 +159,6 @@ void redis_rop_end(struct redis_tier *t, struct rop *r, int status);        /* t
 void redis_pump(struct redis_tier *t);   /* send whatever may go */
 void redis_expire(struct redis_tier *t); /* deadlines */
 void redis_fail_all(struct redis_tier *t, int status);
-int redis_op_check(const struct tier_op *op, bool write);
 bool redis_any_waiting(const struct redis_tier *t);
 /* One command about a key (argv without it) that nobody waits for; may be lost. */
 void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio prio, int argc,

@@ -22,20 +22,7 @@
 enum {
     GUARD_MS = 120000,           /* chosen: longer than any write takes */
     AGAIN_NS = 10 * 1000 * 1000, /* chosen: a slot's keys move in milliseconds */
-    BULK_MAX = 256 << 20,        /* chosen: half of proto-max-bulk-len, the server's limit */
 };
-
-int redis_op_check(const struct tier_op *op, bool write)
-{
-    const struct record_layout *l = op->layout;
-    if (op->part_lo >= op->part_hi || op->part_hi > l->n_parts) return -EINVAL;
-    if (write && op->part_lo != 0) return -EINVAL;
-    if (write && op->part_hi != l->n_parts && op->part_hi != 1) return -EINVAL;
-    if (!write && !op->on_part) return -EINVAL;
-    if (l->header_bytes > BULK_MAX) return -ENOSPC;
-    if (l->n_parts > 1 && record_part_bytes(l, 1) > BULK_MAX) return -ENOSPC;
-    return 0;
-}
 
 /* ---- request texts ---- */
 

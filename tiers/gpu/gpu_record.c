@@ -24,36 +24,12 @@ struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k)
     return e;
 }
 
-/* One that is on its way; the youngest if there are several. */
-struct gpu_entry *gpu_find_writing(struct gpu_tier *t, const struct tier_key *k)
-{
-    struct gpu_entry *e = t->entries;
-    while (e && !(e->writing && !e->failed && tier_key_same(&e->node.key, k)))
-        e = e->next;
-    return e;
-}
-
 void gpu_update_evictable(struct gpu_entry *e)
 {
     bool now = e->indexed && e->refs == 0 && !e->info.pinned;
     if (now == e->evictable) return;
     e->evictable = now;
     e->t->evictable_bytes += now ? e->node.size_bytes : -e->node.size_bytes;
-}
-
-static void events_back(struct gpu_entry *e)
-{
-    struct gpu_tier *t = e->t;
-    if (!e->event) return;
-    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
-        if (!e->event[i]) continue;
-        if (t->n_events < t->n_events_max)
-            t->events[t->n_events++] = e->event[i];
-        else
-            gpu_event_destroy(e->event[i]);
-    }
-    mem_free(e->event);
-    e->event = NULL;
 }
 
 static void frames_free(struct gpu_entry *e)
@@ -73,7 +49,6 @@ static void entry_free(struct gpu_entry *e)
     struct gpu_tier *t = e->t;
     ASSERT(!e->indexed && e->refs == 0);
     frames_free(e);
-    events_back(e);
     *(e->prev ? &e->prev->next : &t->entries) = e->next;
     if (e->next) e->next->prev = e->prev;
     mem_free(e->part[0]);
@@ -151,12 +126,11 @@ void gpu_unref(struct gpu_entry *e)
         entry_free(e);
         return;
     }
-    events_back(e);
     gpu_update_evictable(e);
     gpu_trim(t);
 }
 
-static int refuse(struct gpu_tier *t, enum tier_reject why)
+static int reject(struct gpu_tier *t, enum tier_reject why)
 {
     t->stat.rejected[why]++;
     return -ENOSPC;
@@ -170,17 +144,16 @@ static uint64_t limit(const struct gpu_tier *t)
 }
 
 /* A refusal that can be foreseen evicts nothing. */
-static int make_room(struct gpu_tier *t, const struct tier_info *info, uint64_t bytes)
+static int make_room(struct gpu_tier *t, const struct record_desc *d, uint64_t bytes)
 {
-    if (bytes > t->cap_bytes) return refuse(t, TIER_REJECT_SIZE);
-    if (quota_over(&t->quota, info->ns_hash, bytes) == UINT64_MAX)
-        return refuse(t, TIER_REJECT_QUOTA);
+    if (bytes > t->cap_bytes) return reject(t, TIER_REJECT_SIZE);
+    if (quota_over(&t->quota, d->ns_hash, bytes) == UINT64_MAX) return reject(t, TIER_REJECT_QUOTA);
     uint64_t held = t->used_bytes - t->evictable_bytes;
-    if (held > limit(t) || bytes > limit(t) - held) return refuse(t, TIER_REJECT_FULL);
-    while (quota_over(&t->quota, info->ns_hash, bytes) > 0)
-        if (!gpu_evict_one(t, &info->key, &info->ns_hash)) return refuse(t, TIER_REJECT_QUOTA);
+    if (held > limit(t) || bytes > limit(t) - held) return reject(t, TIER_REJECT_FULL);
+    while (quota_over(&t->quota, d->ns_hash, bytes) > 0)
+        if (!gpu_evict_one(t, &d->key, &d->ns_hash)) return reject(t, TIER_REJECT_QUOTA);
     while (t->used_bytes > limit(t) - bytes)
-        if (!gpu_evict_one(t, &info->key, NULL)) return refuse(t, TIER_REJECT_FULL);
+        if (!gpu_evict_one(t, &d->key, NULL)) return reject(t, TIER_REJECT_FULL);
     return 0;
 }
 
@@ -200,7 +173,7 @@ static int run_take(struct gpu_tier *t, struct gpu_entry *e, uint64_t want, uint
 }
 
 /* Frames for every part but the header; evicts on while the free ones are too scattered. */
-static int place(struct gpu_tier *t, struct gpu_entry *e)
+static int place_parts(struct gpu_tier *t, struct gpu_entry *e)
 {
     const struct record_layout *l = &e->layout;
     uint64_t left = l->record_bytes - l->header_bytes, room = 0;
@@ -213,7 +186,7 @@ static int place(struct gpu_tier *t, struct gpu_entry *e)
                 at = gpu_on_device(t, r->name);
                 room = r->n_frames * t->frame_bytes;
             } else if (!gpu_evict_one(t, &e->node.key, NULL)) {
-                return refuse(t, TIER_REJECT_FULL);
+                return reject(t, TIER_REJECT_FULL);
             }
         }
         e->part[i] = at;
@@ -224,58 +197,48 @@ static int place(struct gpu_tier *t, struct gpu_entry *e)
     return 0;
 }
 
-static int events_take(struct gpu_tier *t, struct gpu_entry *e)
-{
-    e->event = mem_zalloc(e->layout.n_parts * sizeof(struct gpu_event *));
-    if (!e->event) return -ENOMEM;
-    for (uint32_t i = 1; i < e->layout.n_parts; i++) {
-        int r = 0;
-        if (t->n_events > 0)
-            e->event[i] = t->events[--t->n_events];
-        else
-            r = gpu_event_create(t->gpu, &e->event[i]);
-        if (r < 0) return r;
-    }
-    return 0;
-}
-
 /* ---- writes ---- */
 
-int gpu_entry_create(struct gpu_tier *t, const struct tier_op *op, const struct tier_info *info,
-                     struct gpu_entry **ret)
+int gpu_entry_create(struct gpu_tier *t, const struct record_view *v, struct gpu_entry **ret)
 {
-    const struct record_layout *l = op->layout;
+    const struct record_desc *d = &v->desc;
+    const struct record_layout *l = &v->layout;
     uint64_t bytes = gpu_frames(t, l->record_bytes - l->header_bytes) * t->frame_bytes;
-    int r = make_room(t, info, bytes);
+    int r = make_room(t, d, bytes);
     if (r < 0) return r;
     struct gpu_entry *e = mem_zalloc(sizeof *e + l->n_parts * sizeof *e->part);
     if (!e) return -ENOMEM;
     e->t = t;
     e->layout = *l;
-    e->info = *info;
-    e->node.key = info->key;
+    e->info = (struct tier_info){.key = d->key,
+                                 .ns_hash = d->ns_hash,
+                                 .size_bytes = l->record_bytes,
+                                 .created_ms = d->created_ms,
+                                 .expires_ms = d->expires_ms,
+                                 .n_tokens = d->n_tokens,
+                                 .kind = d->kind};
+    e->node.key = d->key;
     e->writing = true;
     e->next = t->entries;
     if (e->next) e->next->prev = e;
     t->entries = e;
     e->part[0] = mem_alloc(l->header_bytes);
     e->run = mem_alloc(l->n_parts * sizeof *e->run);
-    r = e->part[0] && e->run ? events_take(t, e) : -ENOMEM;
-    if (r == 0) r = place(t, e);
+    r = e->part[0] && e->run ? place_parts(t, e) : -ENOMEM;
     if (r < 0) {
         entry_free(e);
         return r;
     }
     for (uint32_t i = 0; i < e->n_runs; i++)
         e->node.size_bytes += e->run[i].n_frames * t->frame_bytes;
-    quota_charge(&t->quota, info->ns_hash, e->node.size_bytes);
+    quota_charge(&t->quota, d->ns_hash, e->node.size_bytes);
     *ret = e;
     return 0;
 }
 
-int gpu_header_update(struct gpu_tier *t, struct gpu_job *j, const struct tier_info *info)
+int gpu_header_update(struct gpu_tier *t, struct gpu_job *j)
 {
-    struct gpu_entry *e = gpu_find_entry(t, &info->key);
+    struct gpu_entry *e = gpu_find_entry(t, &j->op->key);
     if (!e) return -ENOENT;
     if (e->layout.record_bytes != j->op->layout->record_bytes) return -EINVAL;
     e->refs++;
@@ -312,7 +275,6 @@ void gpu_job_done(struct gpu_tier *t, struct gpu_job *j)
             publish(t, e);
         else
             e->failed = true;
-        pthread_cond_broadcast(&t->issued);
     }
     gpu_unref(e);
 }
