@@ -66,7 +66,7 @@ void fleet_load_gone(struct gw_lease *lease)
 double fleet_load_wait_ms(const struct gw_target *t, uint64_t now)
 {
     struct pol_shed_worker w = now_at(t, now);
-    if (!t->worker || t->health != GW_TARGET_READY || !is_known(t, now)) return -1;
+    if (!t->worker || t->health.state != GW_TARGET_READY || !is_known(t, now)) return -1;
     return pol_shed(&(struct pol_shed_in){.worker = &w, .n = 1}).wait_ms;
 }
 
@@ -87,7 +87,7 @@ void gw_fleet_report(struct gw_fleet *f, unsigned index, const struct gw_load *l
 static bool takes(const struct gw_fleet *f, const struct gw_target *t, const char *model)
 {
     const char *sent;
-    return fleet_is_open(t) && t->health == GW_TARGET_READY && !t->suspect &&
+    return fleet_is_open(t) && t->health.state == GW_TARGET_READY && !t->health.suspect &&
            fleet_serves(f, t, model, &sent) == FLEET_YES;
 }
 

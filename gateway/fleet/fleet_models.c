@@ -9,6 +9,7 @@
 #include "base/jsonscan.h"
 #include "base/mem.h"
 #include "gateway/front/keys.h"
+#include "segment/segment.h"
 
 #include <fnmatch.h>
 #include <jansson.h>
@@ -32,12 +33,12 @@ static void models_fini(struct models *m)
 
 void fleet_models_clear(struct gw_target *t)
 {
-    struct models m = {t->model, t->n_models};
+    struct models m = {t->models.v, t->models.n};
     models_fini(&m);
-    t->model = NULL;
-    t->n_models = 0;
-    t->models_known = t->any_model = false;
-    t->models_hash = t->models_at_ns = 0;
+    t->models.v = NULL;
+    t->models.n = 0;
+    t->models.known = t->models.any = false;
+    t->models.hash = t->models.at_ns = 0;
 }
 
 static int dump_to_buf(const char *data, size_t len, void *ctx)
@@ -123,24 +124,22 @@ static int add_by_rules(struct models *m, const struct gw_upstream *u, const jso
 
 static void install(struct gw_target *t, struct models *m, uint64_t hash)
 {
-    struct models old = {t->model, t->n_models};
-    t->model = m->v;
-    t->n_models = m->n;
-    t->models_hash = hash;
-    t->models_known = true;
-    t->any_model = false;
+    struct models old = {t->models.v, t->models.n};
+    t->models.v = m->v;
+    t->models.n = m->n;
+    t->models.hash = hash;
+    t->models.known = true;
+    t->models.any = false;
     *m = old;
 }
 
 int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf *body)
 {
-    uint64_t hash = fleet_hash(body->data, body->len) | 1;
+    uint64_t hash = seg_text_id("fleet", body->data, body->len) | 1;
     struct models m = {NULL, 0};
     fleet_lock(f);
-    bool same = t->models_known && t->models_hash == hash;
-    struct fleet_set *set = t->set;
-    const struct gw_upstream *u = t->up;
-    if (set) set->n_users++; /* a loop may retire the target meanwhile */
+    bool same = t->models.known && t->models.hash == hash;
+    const struct gw_upstream *u = fleet_upstream_hold(t->up); /* a loop may retire the target */
     fleet_unlock(f);
     json_t *root = NULL;
     if (!same && json_depth(body->data, body->len) <= JSON_DEPTH_MAX)
@@ -153,9 +152,9 @@ int fleet_models_read(struct gw_fleet *f, struct gw_target *t, const struct buf 
     fleet_lock(f);
     if (r == 0 && !same && t->up == u) {
         install(t, &m, hash);
-        if (!t->worker && t->health == GW_TARGET_READY) t->tell_ready = true;
+        if (!t->worker && t->health.state == GW_TARGET_READY) t->news |= FLEET_READY;
     }
-    if (set) fleet_set_release(f, set);
+    fleet_upstream_release(u);
     fleet_unlock(f);
     models_fini(&m);
     json_decref(root);
@@ -185,8 +184,8 @@ bool fleet_models_wanted(const struct gw_target *t)
 
 static const struct fleet_model *model_of(const struct gw_target *t, const char *id)
 {
-    for (size_t i = 0; i < t->n_models; i++)
-        if (strcmp(t->model[i].id, id) == 0) return &t->model[i];
+    for (size_t i = 0; i < t->models.n; i++)
+        if (strcmp(t->models.v[i].id, id) == 0) return &t->models.v[i];
     return NULL;
 }
 
@@ -204,8 +203,8 @@ enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target 
     if (t->worker && f->one_model) {
         if (f->n_upstreams == 0 || strcmp(model, "default") == 0) return FLEET_YES;
     }
-    if (!t->models_known) return FLEET_PERHAPS;
-    return t->any_model || model_of(t, model) ? FLEET_YES : FLEET_NO;
+    if (!t->models.known) return FLEET_PERHAPS;
+    return t->models.any || model_of(t, model) ? FLEET_YES : FLEET_NO;
 }
 
 unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
@@ -262,7 +261,7 @@ struct names { /* each once; lists of thousands are joined under the lock */
 
 static bool is_new(struct names *s, const char *id)
 {
-    size_t i = fleet_hash(id, strlen(id)) & s->mask;
+    size_t i = seg_text_id("fleet", id, strlen(id)) & s->mask;
     for (; s->slot[i]; i = (i + 1) & s->mask)
         if (strcmp(s->slot[i], id) == 0) return false;
     s->slot[i] = id;
@@ -274,7 +273,7 @@ static int names_init(struct names *s, const struct gw_fleet *f)
 {
     size_t total = 0, size = 16;
     for (size_t i = 0; i < f->n; i++)
-        total += f->target[i]->n_models;
+        total += f->target[i]->models.n;
     while (size < 2 * total)
         size *= 2;
     s->mask = size - 1;
@@ -292,10 +291,10 @@ int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, str
     for (size_t i = 0; r == 0 && i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
-        for (size_t j = 0; r == 0 && j < t->n_models; j++) {
-            const char *id = t->model[j].id;
+        for (size_t j = 0; r == 0 && j < t->models.n; j++) {
+            const char *id = t->models.v[j].id;
             if (!is_new(&names, id) || (key && !gw_key_allows(key, id))) continue;
-            r = buf_addf(out, "%s%s", n++ ? "," : "", t->model[j].json);
+            r = buf_addf(out, "%s%s", n++ ? "," : "", t->models.v[j].json);
         }
     }
     fleet_unlock(f);

@@ -21,28 +21,19 @@ enum {
     PROBE_OUT_WAIT_MS = 500, /* chosen: the breaker's try is out; its end comes as on_room, too */
     FIRST_CHECK_MS = 1000,   /* chosen: so long a better group is given its first health check */
     BREAKER_HALF_MIN = 10,   /* cited: half of the last 20 */
-    BREAKER_HALF_PCT = 50,
 };
 
 /* ---- breaker ---- */
-
-void fleet_breaker_reset(struct gw_fleet *f, struct gw_target *t)
-{
-    uint64_t opened = t->breaker.n_opened;
-    breaker_init(&t->breaker, fleet_random(f));
-    t->breaker.rule.failed_pct = BREAKER_HALF_PCT;
-    t->breaker.rule.timeouts_max = 0;
-    t->breaker.n_opened = opened;
-}
 
 /* The rules may change by a reload. */
 static void breaker_rules(const struct gw_fleet *f, struct gw_target *t)
 {
     unsigned run = f->set.breaker_failures;
-    t->breaker.rule.run_max = run;
+    t->health.breaker.rule.run_max = run;
     /* Who bears more than 20 in a row bears any share of them. */
-    t->breaker.rule.failed_min = run > BREAKER_HALF_MIN ? run : BREAKER_HALF_MIN;
-    t->breaker.rule.backoff_first_ns = t->breaker.rule.backoff_max_ns = f->set.breaker_open_ns;
+    t->health.breaker.rule.failed_min = run > BREAKER_HALF_MIN ? run : BREAKER_HALF_MIN;
+    t->health.breaker.rule.backoff_first_ns = t->health.breaker.rule.backoff_max_ns =
+        f->set.breaker_open_ns;
 }
 
 /* An own worker's process is watched; its breaker would only keep a restarted one waiting. */
@@ -53,8 +44,8 @@ static bool has_breaker(const struct gw_target *t)
 
 static double slow_start(const struct gw_target *t, uint64_t now)
 {
-    if (!t->slow_from_ns) return 1;
-    double share = (double)(now - t->slow_from_ns) / (SLOW_START_MS * 1e6);
+    if (!t->health.slow_from_ns) return 1;
+    double share = (double)(now - t->health.slow_from_ns) / (SLOW_START_MS * 1e6);
     return share >= 1 ? 1 : share < 1.0 / SLOW_START_PARTS ? 1.0 / SLOW_START_PARTS : share;
 }
 
@@ -96,32 +87,32 @@ static void look_at(struct gw_fleet *f, struct gw_target *t, const struct gw_wan
     if (serves == FLEET_YES) s->known = true;
     if (serves == FLEET_PERHAPS) s->perhaps = true;
     if (t->drained) return;
-    if (t->health != GW_TARGET_READY) {
-        bool loading = t->health == GW_TARGET_LOADING;
+    if (t->health.state != GW_TARGET_READY) {
+        bool loading = t->health.state == GW_TARGET_LOADING;
         bool comes = t->own || (t->worker && loading);
         s->loading |= comes;
-        s->returning |= comes && t->ready_since_ns > 0;
+        s->returning |= comes && t->health.ready_since_ns > 0;
         s->unsure |= !t->worker && loading; /* its first health check is under way */
-        uint64_t until = t->added_ns + FIRST_CHECK_MS * 1000000ull;
+        uint64_t until = t->health.added_ns + FIRST_CHECK_MS * 1000000ull;
         if (!t->worker && loading && now < until && group_of(t) < s->new_group) {
             s->new_group = group_of(t);
             s->new_until_ns = until;
         }
         return;
     }
-    uint64_t wait = has_breaker(t) ? breaker_wait_ns(&t->breaker, now) : 0;
+    uint64_t wait = has_breaker(t) ? breaker_wait_ns(&t->health.breaker, now) : 0;
     if (wait > 0) {
-        if (t->breaker.state == BREAKER_HALF_OPEN) wait = PROBE_OUT_WAIT_MS * 1000000ull;
+        if (t->health.breaker.state == BREAKER_HALF_OPEN) wait = PROBE_OUT_WAIT_MS * 1000000ull;
         if (!s->open || wait < s->wait_ns) s->wait_ns = wait;
         s->open = true;
-    } else if (t->suspect) {
+    } else if (t->health.suspect) {
         s->unsure = true;
     } else if (t->up && t->up->inflight_max && t->n_inflight >= t->up->inflight_max) {
         s->full = true;
     } else if (serves == FLEET_PERHAPS) {
         s->unsure = true; /* its list of models is being asked for */
     } else {
-        bool trial = has_breaker(t) && t->breaker.state != BREAKER_CLOSED;
+        bool trial = has_breaker(t) && t->health.breaker.state != BREAKER_CLOSED;
         s->can[s->n++] = (struct candidate){t, sent, group_of(t), trial};
     }
 }
@@ -166,7 +157,7 @@ static size_t choose(struct gw_fleet *f, const struct search *s, const struct gw
                                                                   : POL_BALANCE_LEAST,
                               .affinity = w->affinity,
                               .prompt_tokens = w->prompt_tokens,
-                              .random = fleet_random(f)};
+                              .random = rng_next(&f->rng)};
     struct pol_route r = pol_route(&in);
     gw_stats_routed(r.reason, resident ? w->prompt_tokens : 0, route[r.chosen].resident_tokens);
     return r.chosen;
@@ -181,16 +172,15 @@ static void lease(struct gw_fleet *f, const struct candidate *c, const struct gw
     uint64_t tokens = w->prompt_tokens > resident ? w->prompt_tokens - resident : 0;
     if (has_breaker(t)) {
         breaker_rules(f, t);
-        bool allowed = breaker_allow(&t->breaker, now);
+        bool allowed = breaker_allow(&t->health.breaker, now);
         ASSERT(allowed);
     }
     t->n_inflight++;
-    t->n_picked++;
+    t->count.picked++;
     t->tokens_in_flight += tokens;
-    if (t->set) t->set->n_users++;
     *ret = (struct gw_lease){.target = t,
                              .index = t->index,
-                             .up = t->up,
+                             .up = fleet_upstream_hold(t->up),
                              .authorization = t->up ? t->up->authorization : t->authorization,
                              .model = c->sent,
                              .name = t->name,
@@ -268,34 +258,29 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
 
 /* ---- release ---- */
 
-static void judge(struct gw_fleet *f, struct gw_target *t, const struct gw_lease *l,
-                  enum gw_outcome o, uint64_t now)
+static void judge_try(struct gw_fleet *f, struct gw_target *t, const struct gw_lease *l,
+                      enum gw_outcome o, uint64_t now)
 {
     static const enum breaker_result results[] = {[GW_DONE_OK] = BREAKER_OK,
                                                   [GW_DONE_BUSY] = BREAKER_OK,
                                                   [GW_DONE_FAILED] = BREAKER_FAILED,
                                                   [GW_DONE_TIMEOUT] = BREAKER_TIMEOUT};
-    enum breaker_state before = t->breaker.state;
+    enum breaker_state before = t->health.breaker.state;
     if (!has_breaker(t)) return;
     breaker_rules(f, t);
     if (o == GW_DONE_CANCELLED)
-        breaker_forget(&t->breaker, l->at_ns);
+        breaker_forget(&t->health.breaker, l->at_ns);
     else
-        breaker_report(&t->breaker, results[o], l->at_ns, now);
-    if (t->breaker.state == before) return;
-    log_event(t->breaker.state == BREAKER_CLOSED ? LOG_NOTICE : LOG_WARN, "upstream.breaker",
-              "target=%s state=%s", t->name, breaker_state_name(t->breaker.state));
-    if (t->breaker.state == BREAKER_CLOSED) t->slow_from_ns = now;
+        breaker_report(&t->health.breaker, results[o], l->at_ns, now);
+    if (t->health.breaker.state == before) return;
+    log_event(t->health.breaker.state == BREAKER_CLOSED ? LOG_NOTICE : LOG_WARN, "upstream.breaker",
+              "target=%s state=%s", t->name, breaker_state_name(t->health.breaker.state));
+    if (t->health.breaker.state == BREAKER_CLOSED) t->health.slow_from_ns = now;
 }
 
 static void count_outcome(struct gw_target *t, enum gw_outcome o, uint64_t ttfb_ns)
 {
-    uint64_t *const counts[] = {[GW_DONE_OK] = &t->n_ok,
-                                [GW_DONE_BUSY] = &t->n_busy,
-                                [GW_DONE_FAILED] = &t->n_failed,
-                                [GW_DONE_TIMEOUT] = &t->n_timeout,
-                                [GW_DONE_CANCELLED] = &t->n_cancelled};
-    (*counts[o])++;
+    t->count.outcome[o]++;
     if (ttfb_ns == 0) return;
     double ms = (double)ttfb_ns / 1e6;
     t->ttfb_ms = t->ttfb_ms > 0 ? 0.8 * t->ttfb_ms + 0.2 * ms : ms; /* chosen: the last ten or so */
@@ -324,7 +309,8 @@ void gw_fleet_computed(struct gw_fleet *f, struct gw_lease *l)
     fleet_lock(f);
     computed(l);
     if (l->probe && l->status > 0 && l->status < 500) {
-        judge(f, l->target, l, GW_DONE_OK, clock_coarse_ns()); /* its stream may last for minutes */
+        judge_try(f, l->target, l, GW_DONE_OK,
+                  clock_coarse_ns()); /* its stream may last for minutes */
         l->probe = false;
         tell_room(f);
     }
@@ -342,20 +328,14 @@ void gw_fleet_release(struct gw_fleet *f, struct gw_lease *l, enum gw_outcome o,
     t->n_inflight--;
     count_outcome(t, o, ttfb_ns);
     fleet_count_status(t, l->status);
-    judge(f, t, l, o, now);
-    if (o == GW_DONE_OK) t->why[0] = '\0';
+    judge_try(f, t, l, o, now);
+    if (o == GW_DONE_OK) t->health.why[0] = '\0';
     if (o == GW_DONE_FAILED || o == GW_DONE_TIMEOUT) fleet_blame(t, l->error, l->status, "");
-    if (o == GW_DONE_FAILED && t->worker && t->health == GW_TARGET_READY) {
-        t->suspect = t->probe_now = true;
+    if (o == GW_DONE_FAILED && t->worker && t->health.state == GW_TARGET_READY) {
+        t->health.suspect = t->news |= FLEET_PROBE;
         fleet_wake(f);
     }
-    if (l->up) {
-        struct fleet_set *s = f->sets;
-        while (s && !(l->up >= s->list->up && l->up < s->list->up + s->list->n))
-            s = s->next;
-        ASSERT(s);
-        fleet_set_release(f, s);
-    }
+    fleet_upstream_release(l->up);
     fleet_retire_if_idle(f, t);
     tell_room(f);
     fleet_unlock(f);

@@ -28,6 +28,53 @@ enum {
 
 static void begin(struct fleet_probe *p, bool models);
 
+/* ---- what others must be told ---- */
+
+/* One target's news, taken under the lock; 0: there are none. */
+static unsigned take_news(struct gw_fleet *f, struct gw_target **ret)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        unsigned news = f->target[i]->news;
+        *ret = f->target[i];
+        f->target[i]->news = 0;
+        if (news) return news;
+    }
+    return 0;
+}
+
+static void arm_room_timer(struct gw_fleet *f)
+{
+    fleet_lock(f);
+    uint64_t at = f->room_at_ns, now = clock_ns();
+    f->room_at_ns = 0;
+    fleet_unlock(f);
+    bool sooner = at && (!f->room_due_ns || at < f->room_due_ns);
+    if (!sooner || !f->started) return;
+    f->room_due_ns = at;
+    http_timer_set(f->room_timer, at > now ? (at - now) / 1000000 + 1 : 0);
+}
+
+void fleet_pump(struct gw_fleet *f)
+{
+    if (f->pumping) return; /* a callback brought news: the loop below finds them */
+    f->pumping = true;
+    for (;;) {
+        struct gw_target *t = NULL;
+        fleet_lock(f);
+        unsigned news = take_news(f, &t);
+        bool room = f->room;
+        f->room = false;
+        fleet_unlock(f);
+        if (!news && !room) break;
+        if (news & FLEET_PROBE) fleet_probe_soon(&t->probe, 1);
+        if (news & FLEET_LOST) f->ops.on_lost(f->ctx, t->index);
+        if (news & FLEET_READY) f->ops.on_ready(f->ctx, t->index);
+        if (room && f->ops.on_room) f->ops.on_room(f->ctx);
+    }
+    f->pumping = false;
+    arm_room_timer(f);
+}
+
 /* ---- when ---- */
 
 static uint64_t interval_ms(struct fleet_probe *p)
@@ -36,17 +83,17 @@ static uint64_t interval_ms(struct fleet_probe *p)
     struct gw_target *t = p->target;
     uint64_t ms;
     fleet_lock(f);
-    uint64_t jitter = 800 + fleet_random(f) % 401;
+    uint64_t jitter = 800 + rng_next(&f->rng) % 401;
     if (t->worker) {
-        ms = t->health == GW_TARGET_READY ? SLOW_MS : t->own ? FAST_MS : REMOTE_MS;
+        ms = t->health.state == GW_TARGET_READY ? SLOW_MS : t->own ? FAST_MS : REMOTE_MS;
         jitter = 1000;
     } else if (!t->up) {
         ms = 0;
     } else if (!t->up->health) {
-        ms = fleet_models_wanted(t) && !t->models_known ? MODELS_AGAIN_MS : MODELS_MS;
+        ms = fleet_models_wanted(t) && !t->models.known ? MODELS_AGAIN_MS : MODELS_MS;
     } else {
         ms = t->up->health_interval_ms;
-        if (t->ready_since_ns == 0 && ms > REMOTE_MS) ms = REMOTE_MS;
+        if (t->health.ready_since_ns == 0 && ms > REMOTE_MS) ms = REMOTE_MS;
     }
     bool gone = t->retired;
     fleet_unlock(f);
@@ -81,12 +128,12 @@ static void failed(struct fleet_probe *p, int error, const char *detail)
     p->successes = 0;
     fleet_lock(f);
     /* An own worker that does not answer yet is starting: its death would come as a signal. */
-    bool starting = t->own && t->health == GW_TARGET_LOADING;
+    bool starting = t->own && t->health.state == GW_TARGET_LOADING;
     if (!starting) fleet_blame(t, error, p->status, detail);
     unsigned max = t->worker ? WORKER_FAILURES : f->set.failures;
-    bool out = t->health == GW_TARGET_LOADING || t->suspect || p->failures >= max;
+    bool out = t->health.state == GW_TARGET_LOADING || t->health.suspect || p->failures >= max;
     if (out && !starting && !t->retired) fleet_set_health(f, t, GW_TARGET_DOWN);
-    uint64_t silent_ms = (clock_ns() - t->last_ok_ns) / 1000000;
+    uint64_t silent_ms = (clock_ns() - t->health.last_ok_ns) / 1000000;
     fleet_unlock(f);
     fleet_probe_soon(p, 0);
     fleet_pump(f);
@@ -104,11 +151,11 @@ static void worker_answered(struct fleet_probe *p)
         if (r < 0) log_event(LOG_WARN, "worker.models", "target=%s error=%s", t->name, err_name(r));
     }
     fleet_lock(f);
-    bool ready = t->health == GW_TARGET_READY;
-    t->last_ok_ns = clock_ns(); /* it answers, whatever it says */
-    t->why[0] = '\0';
-    if (t->suspect && p->status == 200 && ready) t->tell_ready = true;
-    t->suspect = false;
+    bool ready = t->health.state == GW_TARGET_READY;
+    t->health.last_ok_ns = clock_ns(); /* it answers, whatever it says */
+    t->health.why[0] = '\0';
+    if (t->health.suspect && p->status == 200 && ready) t->news |= FLEET_READY;
+    t->health.suspect = false;
     bool next = p->status == 200 && !p->models && !ready;
     if (!t->retired && !next && (p->models || p->status != 200))
         fleet_set_health(f, t, p->status == 200 && r == 0 ? GW_TARGET_READY : GW_TARGET_LOADING);
@@ -135,11 +182,11 @@ static void read_models(struct fleet_probe *p)
     struct gw_target *t = p->target;
     int r = p->status == 200 ? fleet_models_read(f, t, &p->body) : 0;
     fleet_lock(f);
-    t->models_at_ns = clock_ns();
+    t->models.at_ns = clock_ns();
     /* Nothing is listed: whatever clients ask for may be served. */
-    if (!t->models_known && (r == -EBADMSG || (p->status >= 300 && p->status != 429))) {
-        t->models_known = t->any_model = true;
-        if (t->health == GW_TARGET_READY) t->tell_ready = true;
+    if (!t->models.known && (r == -EBADMSG || (p->status >= 300 && p->status != 429))) {
+        t->models.known = t->models.any = true;
+        if (t->health.state == GW_TARGET_READY) t->news |= FLEET_READY;
     }
     fleet_unlock(f);
     if (r < 0) log_event(LOG_WARN, "upstream.models", "target=%s error=%s", t->name, err_name(r));
@@ -155,13 +202,13 @@ static void upstream_answered(struct fleet_probe *p)
     if (p->health) {
         p->failures = 0;
         p->successes++;
-        t->last_ok_ns = now;
-        if (t->breaker.state == BREAKER_CLOSED) t->why[0] = '\0';
-        bool enough = t->ready_since_ns == 0 || p->successes >= f->set.successes;
+        t->health.last_ok_ns = now;
+        if (t->health.breaker.state == BREAKER_CLOSED) t->health.why[0] = '\0';
+        bool enough = t->health.ready_since_ns == 0 || p->successes >= f->set.successes;
         if (enough && !t->retired) fleet_set_health(f, t, GW_TARGET_READY);
     }
     bool next = !p->models && !t->retired && fleet_models_wanted(t) &&
-                (t->models_at_ns == 0 || now - t->models_at_ns > MODELS_MS * 1000000ull);
+                (t->models.at_ns == 0 || now - t->models.at_ns > MODELS_MS * 1000000ull);
     fleet_unlock(f);
     if (next)
         begin(p, true);
@@ -191,7 +238,7 @@ static void on_end(void *ctx, int status)
     (void)snprintf(why, sizeof why, "%s", status == -EPROTO ? http_call_why(p->call) : "");
     p->call = NULL;
     fleet_lock(p->fleet);
-    bool stale = p->generation != p->target->generation;
+    bool stale = p->generation != p->target->at.generation;
     fleet_unlock(p->fleet);
     if (stale) /* another address by now, or another certificate: what was said counts no more */
         fleet_probe_soon(p, 1);
@@ -239,22 +286,14 @@ static int compose(struct fleet_probe *p, bool models, struct buf *path, struct 
 
 static int ensure_client(struct fleet_probe *p)
 {
-    struct gw_target *t = p->target;
-    struct fleet_dial d;
     fleet_lock(p->fleet);
-    bool good = p->client && p->generation == t->generation;
-    int r = good ? 0 : fleet_dial_init(t, p->fleet, &d);
+    bool good = p->client && p->generation == p->target->at.generation;
     fleet_unlock(p->fleet);
-    if (good || r < 0) return r;
+    if (good) return 0;
     http_client_destroy(p->client);
     p->client = NULL;
-    d.opts.conns_max = 1;
-    d.opts.total_timeout_ms = 2 * TIMEOUT_MS; /* an answer may not drip for ever */
-    d.opts.connect_timeout_ms = d.opts.first_byte_timeout_ms = d.opts.idle_timeout_ms = TIMEOUT_MS;
-    r = http_client_create(p->fleet->loop, &d.opts, &p->client);
-    p->generation = d.generation;
-    fleet_dial_fini(&d);
-    return r;
+    return fleet_client_make(p->fleet, p->target, p->fleet->loop, TIMEOUT_MS, &p->client,
+                             &p->generation);
 }
 
 /* Health checks are off: it is ready as soon as its address is known, and is asked for nothing but
@@ -271,8 +310,8 @@ static bool is_quiet(struct fleet_probe *p)
 static void await_address(struct fleet_probe *p)
 {
     fleet_lock(p->fleet);
-    bool hopeless = p->target->unresolved;
-    p->target->unresolved = false; /* asked again the next time */
+    bool hopeless = p->target->at.unresolved;
+    p->target->at.unresolved = false; /* asked again the next time */
     fleet_unlock(p->fleet);
     if (hopeless)
         failed(p, -EADDRNOTAVAIL, "");

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/process/pool.h"
+#include "segment/segment.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -67,7 +68,7 @@ static char *join(char text[][NUMERIC_BYTES], size_t n, uint64_t *ret_hash)
     uint64_t sum = n;
     int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++) {
-        sum += fleet_hash(text[i], strlen(text[i]));
+        sum += seg_text_id("fleet", text[i], strlen(text[i]));
         r = buf_addf(&b, "%s%s", i ? "," : "", text[i]);
     }
     *ret_hash = sum;
@@ -83,24 +84,24 @@ static void resolve_name(void *arg) /* helper thread */
     char text[ADDRESSES_MAX][NUMERIC_BYTES];
     uint64_t hash = 0;
     fleet_lock(f);
-    char *address = f->quitting ? NULL : mem_strdup(t->address);
+    char *address = f->quitting ? NULL : mem_strdup(t->at.address);
     fleet_unlock(f);
     size_t n = address ? look_up(address, text) : 0;
     char *dial = join(text, n, &hash);
     fleet_lock(f);
-    bool same = address && strcmp(address, t->address) == 0, first = !t->dial;
-    t->resolving = false;
-    t->resolved_at_ns = clock_ns();
-    t->unresolved = !dial;
-    if (same && dial && (first || hash != t->dial_hash)) {
-        char *was = t->dial;
-        t->dial = dial;
-        t->dial_hash = hash;
-        t->generation++;
+    bool same = address && strcmp(address, t->at.address) == 0, first = !t->at.dial;
+    t->at.resolving = false;
+    t->at.resolved_at_ns = clock_ns();
+    t->at.unresolved = !dial;
+    if (same && dial && (first || hash != t->at.dial_hash)) {
+        char *was = t->at.dial;
+        t->at.dial = dial;
+        t->at.dial_hash = hash;
+        t->at.generation++;
         dial = was;
     }
     if (first || !same) {
-        t->probe_now = true;
+        t->news |= FLEET_PROBE;
         fleet_wake(f);
     }
     fleet_unlock(f);
@@ -113,15 +114,15 @@ void fleet_resolve(struct gw_target *t)
     struct gw_fleet *f = t->probe.fleet;
     uint64_t now = clock_ns();
     fleet_lock(f);
-    bool fresh = t->dial && now - t->resolved_at_ns < AGAIN_MS * 1000000ull;
-    bool due = t->is_name && !t->resolving && !t->retired && !fresh;
-    t->resolving |= due;
+    bool fresh = t->at.dial && now - t->at.resolved_at_ns < AGAIN_MS * 1000000ull;
+    bool due = t->at.is_name && !t->at.resolving && !t->retired && !fresh;
+    t->at.resolving |= due;
     fleet_unlock(f);
     if (!due) return;
     int r = f->resolver ? 0 : gw_pool_create(1, GW_TARGETS_MAX, &f->resolver);
     if (r == 0) r = gw_pool_submit(f->resolver, resolve_name, t);
     if (r == 0) return;
     fleet_lock(f);
-    t->resolving = false;
+    t->at.resolving = false;
     fleet_unlock(f);
 }

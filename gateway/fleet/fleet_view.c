@@ -19,7 +19,7 @@ void fleet_count_status(struct gw_target *t, int status)
     if (status <= 0) return;
     while (i < N_STATUSES && statuses[i] != status)
         i++;
-    t->n_status[i]++;
+    t->count.status[i]++;
 }
 
 size_t gw_fleet_count(const struct gw_fleet *f)
@@ -40,38 +40,6 @@ bool gw_fleet_has_choice(const struct gw_fleet *f)
 
 /* ---- how they are, in words ---- */
 
-const char *gw_fleet_error_words(int error)
-{
-    static const struct {
-        int error;
-        const char *words;
-    } table[] = {{ECONNREFUSED, "connection refused"},
-                 {ETIMEDOUT, "no answer in time"},
-                 {ETIME, "the answer took too long"},
-                 {EPIPE, "the connection was cut"},
-                 {ECONNRESET, "the connection was cut"},
-                 {EHOSTUNREACH, "no way to its address"},
-                 {ENETUNREACH, "no way to its address"},
-                 {EBADMSG, "the answer is not HTTP"},
-                 {EPROTO, "TLS failed"},
-                 {EADDRNOTAVAIL, "its name cannot be resolved"}};
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        if (table[i].error == -error) return table[i].words;
-    return err_name(error);
-}
-
-void fleet_blame(struct gw_target *t, int error, int status, const char *detail)
-{
-    if (*detail)
-        (void)snprintf(t->why, sizeof t->why, "%s", detail);
-    else if (error < 0)
-        (void)snprintf(t->why, sizeof t->why, "%s", gw_fleet_error_words(error));
-    else if (status == 401)
-        (void)snprintf(t->why, sizeof t->why, "401: the key is not accepted");
-    else
-        (void)snprintf(t->why, sizeof t->why, "it answers %d", status);
-}
-
 int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *out)
 {
     size_t begin = out->len;
@@ -80,11 +48,11 @@ int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *ou
     fleet_lock(f);
     for (size_t i = 0; r == 0 && i < f->n; i++) {
         const struct gw_target *t = f->target[i];
-        if (!t->why[0] || !fleet_is_open(t) || fleet_serves(f, t, model, &sent) == FLEET_NO)
+        if (!t->health.why[0] || !fleet_is_open(t) || fleet_serves(f, t, model, &sent) == FLEET_NO)
             continue;
         const char *said = out->len > begin ? buf_cstr(out) : "";
-        if (said && strstr(said + (*said ? begin : 0), t->why)) continue;
-        r = buf_addf(out, "%s%s", *said ? "; " : "", t->why);
+        if (said && strstr(said + (*said ? begin : 0), t->health.why)) continue;
+        r = buf_addf(out, "%s%s", *said ? "; " : "", t->health.why);
     }
     fleet_unlock(f);
     return r;
@@ -97,88 +65,56 @@ struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f)
     for (size_t i = 0; i < f->n; i++) {
         const struct gw_target *t = f->target[i];
         if (t->retired || t->leaving) continue;
-        bool ready = t->health == GW_TARGET_READY && fleet_is_open(t);
+        bool ready = t->health.state == GW_TARGET_READY && fleet_is_open(t);
         *(t->worker ? &c.workers : &c.upstreams) += 1;
         *(t->worker ? &c.workers_ready : &c.upstreams_ready) += ready;
+        c.hopeful |= !t->drained && (t->own || t->health.state != GW_TARGET_DOWN);
     }
     fleet_unlock(f);
     return c;
 }
 
-const char *gw_fleet_noun(const struct gw_fleet *f)
-{
-    struct gw_fleet_count c = gw_fleet_count_kinds(f);
-    if (!c.workers == !c.upstreams) return "backend";
-    return c.workers ? "worker" : "upstream";
-}
-
 unsigned gw_fleet_n_ready(const struct gw_fleet *f)
 {
-    unsigned n = 0;
-    fleet_lock(f);
-    for (size_t i = 0; i < f->n; i++)
-        n += f->target[i]->health == GW_TARGET_READY && fleet_is_open(f->target[i]);
-    fleet_unlock(f);
-    return n;
-}
-
-bool gw_fleet_hopeful(const struct gw_fleet *f)
-{
-    bool yes = false;
-    fleet_lock(f);
-    for (size_t i = 0; i < f->n; i++) {
-        const struct gw_target *t = f->target[i];
-        yes |= fleet_is_open(t) && (t->own || t->health != GW_TARGET_DOWN);
-    }
-    fleet_unlock(f);
-    return yes;
+    struct gw_fleet_count c = gw_fleet_count_kinds(f);
+    return c.workers_ready + c.upstreams_ready;
 }
 
 static enum gw_target_state state_of(const struct gw_target *t)
 {
     if (t->retired) return GW_TARGET_RETIRED;
-    return t->leaving || t->drained ? GW_TARGET_DRAINING : t->health;
+    return t->leaving || t->drained ? GW_TARGET_DRAINING : t->health.state;
 }
 
 static const char *breaker_name(const struct gw_target *t)
 {
     static const char *const names[] = {"closed", "open", "half_open"};
-    return names[t->breaker.state];
-}
-
-static void view(const struct gw_target *t, struct gw_target_view *ret)
-{
-    *ret = (struct gw_target_view){
-        .index = t->index,
-        .own = t->own,
-        .worker = t->worker,
-        .state = state_of(t),
-        .breaker = breaker_name(t),
-        .n_inflight = t->n_inflight,
-        .inflight_max = t->up ? t->up->inflight_max : 0,
-        .n_models = (unsigned)t->n_models,
-        .n_ok = t->n_ok,
-        .n_failed = t->n_failed,
-        .n_timeout = t->n_timeout,
-        .n_busy = t->n_busy,
-        .n_picked = t->n_picked,
-        .prompt_tokens_in_flight = t->tokens_in_flight,
-        .ttfb_ms = t->ttfb_ms,
-        .wait_ms = fleet_load_wait_ms(t, clock_ns()),
-        .ready_since_ns = t->health == GW_TARGET_READY ? t->ready_since_ns : 0,
-        .weight = t->up ? t->up->weight : 1,
-    };
-    (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
-    (void)snprintf(ret->address, sizeof ret->address, "%s", t->address);
-    (void)snprintf(ret->why, sizeof ret->why, "%s", t->why);
-    (void)snprintf(ret->dial, sizeof ret->dial, "%s", t->dial ? t->dial : "");
+    return names[t->health.breaker.state];
 }
 
 bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret)
 {
     fleet_lock(f);
     bool found = index < f->n;
-    if (found) view(f->target[index], ret);
+    const struct gw_target *t = found ? f->target[index] : NULL;
+    if (found) {
+        *ret = (struct gw_target_view){.index = t->index,
+                                       .own = t->own,
+                                       .worker = t->worker,
+                                       .state = state_of(t),
+                                       .breaker = breaker_name(t),
+                                       .n_inflight = t->n_inflight,
+                                       .n_models = (unsigned)t->models.n,
+                                       .n_picked = t->count.picked,
+                                       .weight = t->up ? t->up->weight : 1,
+                                       .prompt_tokens_in_flight = t->tokens_in_flight,
+                                       .ttfb_ms = t->ttfb_ms,
+                                       .wait_ms = fleet_load_wait_ms(t, clock_ns())};
+        (void)snprintf(ret->why, sizeof ret->why, "%s", t->health.why);
+        (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
+        (void)snprintf(ret->address, sizeof ret->address, "%s", t->at.address);
+        (void)snprintf(ret->dial, sizeof ret->dial, "%s", t->at.dial ? t->at.dial : "");
+    }
     fleet_unlock(f);
     return found;
 }
@@ -194,21 +130,24 @@ static int put_str(struct buf *b, const char *key, const char *v)
 static int put_models(const struct gw_target *t, struct buf *b)
 {
     int r = buf_adds(b, ",\"models\":[");
-    for (size_t i = 0; r == 0 && i < t->n_models; i++) {
+    for (size_t i = 0; r == 0 && i < t->models.n; i++) {
         if (i > 0) r = buf_addc(b, ',');
-        if (r == 0) r = buf_add_json_str(b, t->model[i].id, strlen(t->model[i].id));
+        if (r == 0) r = buf_add_json_str(b, t->models.v[i].id, strlen(t->models.v[i].id));
     }
     return r < 0 ? r : buf_addc(b, ']');
 }
 
 static int put_target(const struct gw_target *t, struct buf *b)
 {
-    struct gw_target_view v;
-    view(t, &v);
-    int r = buf_addf(b, "{\"index\":%u,", v.index);
+    const uint64_t *n = t->count.outcome;
+    const struct gw_upstream *u = t->up;
+    double wait_ms = fleet_load_wait_ms(t, clock_ns()), ready_s = 0;
+    if (t->health.state == GW_TARGET_READY && t->health.ready_since_ns)
+        ready_s = clock_ms_since(t->health.ready_since_ns) / 1e3;
+    int r = buf_addf(b, "{\"index\":%u,", t->index);
     if (r == 0) r = put_str(b, "name", t->name);
     if (r == 0) r = buf_addc(b, ',');
-    if (r == 0) r = put_str(b, "address", t->address);
+    if (r == 0) r = put_str(b, "address", t->at.address);
     if (r == 0)
         r = buf_addf(b,
                      ",\"kind\":\"%s\",\"own\":%s,\"state\":\"%s\",\"breaker\":\"%s\","
@@ -216,16 +155,16 @@ static int put_target(const struct gw_target *t, struct buf *b)
                      "\"picked\":%llu,\"ok\":%llu,\"busy\":%llu,\"failed\":%llu,\"timeouts\":%llu,"
                      "\"prompt_tokens_in_flight\":%llu,\"ttfb_ms\":%.3f,\"ready_s\":%.1f",
                      t->worker ? "worker" : "upstream", t->own ? "true" : "false",
-                     gw_target_state_name(v.state), v.breaker, v.n_inflight, v.inflight_max,
-                     v.weight, t->up ? t->up->priority : 0, (unsigned long long)v.n_picked,
-                     (unsigned long long)v.n_ok, (unsigned long long)v.n_busy,
-                     (unsigned long long)v.n_failed, (unsigned long long)v.n_timeout,
-                     (unsigned long long)v.prompt_tokens_in_flight, v.ttfb_ms,
-                     v.ready_since_ns ? clock_ms_since(v.ready_since_ns) / 1e3 : 0);
-    if (r == 0 && v.wait_ms >= 0) r = buf_addf(b, ",\"predicted_wait_ms\":%.1f", v.wait_ms);
-    if (r == 0 && t->up) r = buf_addf(b, ",\"lmcache\":%s", t->up->lmcache ? "true" : "false");
-    if (r == 0 && t->why[0]) r = buf_adds(b, ",");
-    if (r == 0 && t->why[0]) r = put_str(b, "reason", t->why);
+                     gw_target_state_name(state_of(t)), breaker_name(t), t->n_inflight,
+                     u ? u->inflight_max : 0, u ? u->weight : 1, u ? u->priority : 0,
+                     (unsigned long long)t->count.picked, (unsigned long long)n[GW_DONE_OK],
+                     (unsigned long long)n[GW_DONE_BUSY], (unsigned long long)n[GW_DONE_FAILED],
+                     (unsigned long long)n[GW_DONE_TIMEOUT],
+                     (unsigned long long)t->tokens_in_flight, t->ttfb_ms, ready_s);
+    if (r == 0 && wait_ms >= 0) r = buf_addf(b, ",\"predicted_wait_ms\":%.1f", wait_ms);
+    if (r == 0 && u) r = buf_addf(b, ",\"lmcache\":%s", u->lmcache ? "true" : "false");
+    if (r == 0 && t->health.why[0]) r = buf_addc(b, ',');
+    if (r == 0 && t->health.why[0]) r = put_str(b, "reason", t->health.why);
     if (r == 0) r = put_models(t, b);
     return r < 0 ? r : buf_addc(b, '}');
 }
@@ -248,7 +187,7 @@ int gw_fleet_format(const struct gw_fleet *f, unsigned kinds, struct buf *out)
 
 static double value_up(const struct gw_target *t)
 {
-    return t->health == GW_TARGET_READY && fleet_is_open(t);
+    return t->health.state == GW_TARGET_READY && fleet_is_open(t);
 }
 static double value_inflight(const struct gw_target *t)
 {
@@ -256,15 +195,15 @@ static double value_inflight(const struct gw_target *t)
 }
 static double value_failures(const struct gw_target *t)
 {
-    return (double)(t->n_failed + t->n_timeout);
+    return (double)(t->count.outcome[GW_DONE_FAILED] + t->count.outcome[GW_DONE_TIMEOUT]);
 }
 static double value_breaker(const struct gw_target *t)
 {
-    return t->breaker.state != BREAKER_CLOSED;
+    return t->health.breaker.state != BREAKER_CLOSED;
 }
 static double value_picked(const struct gw_target *t)
 {
-    return (double)t->n_picked;
+    return (double)t->count.picked;
 }
 static double value_wait(const struct gw_target *t)
 {
@@ -295,10 +234,10 @@ static int put_statuses(const struct gw_target *t, const char *name, struct buf 
     int r = 0;
     for (size_t i = 0; r == 0 && i <= N_STATUSES; i++) {
         char code[12] = "other";
-        if (t->n_status[i] == 0) continue;
+        if (t->count.status[i] == 0) continue;
         if (i < N_STATUSES) (void)snprintf(code, sizeof code, "%d", statuses[i]);
         r = buf_addf(b, "%s{target=\"%s\",code=\"%s\"} %llu\n", name, t->name, code,
-                     (unsigned long long)t->n_status[i]);
+                     (unsigned long long)t->count.status[i]);
     }
     return r;
 }

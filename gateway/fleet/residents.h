@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gateway/fleet/fleet.h"
+#include "gateway/fleet/lease.h"
 
 struct gw_directory;
 struct gw_residents;

@@ -428,6 +428,7 @@ static int parse_list(const struct gw_config *c, const struct gw_strs *texts, bo
         (void)snprintf(where, sizeof where, "%s, entry %zu", workers ? "workers" : "upstreams",
                        i + 1);
         struct entry e = {&l->up[l->n++], where, workers, err};
+        e.up->list = l;
         r = parse_entry(&e, c, texts->v[i]);
         for (size_t j = 0; r == 0 && j < i; j++)
             if (strcmp(l->up[j].name, l->up[i].name) == 0)

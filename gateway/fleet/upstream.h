@@ -26,12 +26,14 @@ struct gw_model_rule {
     char *pattern; /* as clients say it; a glob when `sent` is NULL */
     char *sent;    /* name at the upstream, NULL: the same */
 };
+struct gw_upstreams;
 struct gw_upstream {
-    char *text;    /* the entry as it was written, to see whether a reload changed it */
-    char *name;    /* default: HOST:PORT */
-    char *address; /* HOST:PORT or unix:/path */
-    char *host;    /* for Host and SNI */
-    char *base;    /* "/v1", never ends with '/'; "" for the root */
+    struct gw_upstreams *list; /* that it is an entry of */
+    char *text;                /* the entry as it was written, to see whether a reload changed it */
+    char *name;                /* default: HOST:PORT */
+    char *address;             /* HOST:PORT or unix:/path */
+    char *host;                /* for Host and SNI */
+    char *base;                /* "/v1", never ends with '/'; "" for the root */
     bool tls, insecure;
     char *ca_file, *cert_file, *key_file;
     char *authorization; /* "Bearer KEY", NULL: none is sent */
@@ -50,6 +52,7 @@ struct gw_upstream {
 struct gw_upstreams {
     struct gw_upstream *up;
     size_t n;
+    unsigned n_users; /* targets and leases that hold an entry; kept by the fleet */
 };
 /* The configuration's entries; their defaults come from its timeouts. -EINVAL with a sentence that
  * names the entry and never a key. */

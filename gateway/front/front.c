@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/metric.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/view.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/shed.h"
@@ -116,9 +117,11 @@ static void answer_health(struct gw_req *q)
 void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
 {
     const struct gw_fleet *f = q->loop->server->fleet;
+    struct gw_fleet_count n = gw_fleet_count_kinds(f);
     struct buf why = BUF_INIT;
     (void)gw_fleet_reasons(f, q->scan.has_model ? q->scan.model : NULL, &why);
-    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", gw_fleet_noun(f), what, why.len ? ": " : "",
+    const char *noun = !n.workers == !n.upstreams ? "backend" : n.workers ? "worker" : "upstream";
+    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", noun, what, why.len ? ": " : "",
                     why.len ? buf_cstr(&why) : "");
     buf_fini(&why);
 }
@@ -155,7 +158,7 @@ static const char empty_list[] = "{\"object\":\"list\",\"data\":[]}";
 
 static void models_unknown(struct gw_req *q)
 {
-    if (gw_fleet_hopeful(q->loop->server->fleet))
+    if (gw_fleet_count_kinds(q->loop->server->fleet).hopeful)
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
         gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");

@@ -9,6 +9,7 @@
 #include "gateway/front/shed.h"
 
 #include "base/clock.h"
+#include "gateway/fleet/lease.h"
 #include "gateway/front/front.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"

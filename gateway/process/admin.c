@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/view.h"
 #include "gateway/front/front.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/shed.h"

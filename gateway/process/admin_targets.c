@@ -5,6 +5,7 @@
 #include "gateway/request/request.h"
 
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/view.h"
 
 #include <string.h>
 

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/view.h"
 #include "gateway/process/stats.h"
 
 #include <fcntl.h>

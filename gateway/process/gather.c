@@ -4,6 +4,8 @@
 
 #include "base/mem.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/lease.h"
+#include "gateway/fleet/view.h"
 #include "gateway/request/request.h"
 
 #include <errno.h>
@@ -72,8 +74,7 @@ static const struct http_call_ops part_ops = {part_head, part_body, part_end};
 static void ask_target(struct gw_req *q, unsigned index, const char *path, struct gather_part *p)
 {
     struct gw_fleet *f = q->loop->server->fleet;
-    struct gw_target *t = gw_fleet_target(f, index);
-    struct http_client *c = t ? gw_fleet_client(f, t, q->loop->index, q->loop->http_loop) : NULL;
+    struct http_client *c = gw_fleet_client(f, index, q->loop->index, q->loop->http_loop);
     struct buf headers = BUF_INIT;
     if (c && gw_hop_header(http_req_head(q->http), q->loop->server->hop, &headers) == 0 &&
         gw_fleet_door(f, index, &headers, NULL) == 0 && buf_cstr(&headers) &&

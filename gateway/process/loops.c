@@ -7,6 +7,8 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "gateway/fleet/lease.h"
+#include "gateway/fleet/view.h"
 #include "gateway/front/shed.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"

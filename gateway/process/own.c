@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/fleet/fleet.h"
+#include "gateway/fleet/view.h"
 #include "gateway/process/child.h"
 #include "gateway/process/config.h"
 #include "gateway/process/findmodel.h"

@@ -4,7 +4,7 @@
 
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/fleet/fleet.h"
+#include "gateway/fleet/lease.h"
 #include "gateway/front/error.h"
 
 #include <stdbool.h>

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/fleet/view.h"
 #include "gateway/front/front.h"
 #include "gateway/front/shed.h"
 #include "gateway/process/config.h"

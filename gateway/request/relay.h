@@ -6,7 +6,7 @@
 #ifndef GATEWAY_REQUEST_RELAY_H
 #define GATEWAY_REQUEST_RELAY_H
 
-#include "gateway/fleet/fleet.h"
+#include "gateway/fleet/lease.h"
 #include "gateway/front/error.h"
 
 #include <stdint.h>

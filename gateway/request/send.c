@@ -10,6 +10,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "gateway/fleet/upstream.h"
+#include "gateway/fleet/view.h"
 #include "gateway/front/front.h"
 #include "gateway/front/hop.h"
 #include "gateway/process/config.h"
@@ -238,7 +240,7 @@ void gw_send_leased(struct gw_req *q)
 {
     struct gw_loop *loop = q->loop;
     struct http_client *client =
-        gw_fleet_client(loop->server->fleet, q->send.lease.target, loop->index, loop->http_loop);
+        gw_fleet_client(loop->server->fleet, q->send.lease.index, loop->index, loop->http_loop);
     gw_answer_reset(q);
     q->stage = GW_CALLING;
     q->send.start_ns = q->send.lease.at_ns;

@@ -5,7 +5,7 @@
 
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/fleet/fleet.h"
+#include "gateway/fleet/lease.h"
 #include "gateway/request/splice.h"
 
 #include <stdbool.h>

@@ -5,6 +5,9 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/fleet/directory.h"
+#include "gateway/fleet/lease.h"
+#include "gateway/fleet/upstream.h"
+#include "gateway/fleet/view.h"
 #include "gateway/process/config.h"
 #include "policy/shed.h"
 #include "tests/test.h"
@@ -343,10 +346,10 @@ TEST(names_are_resolved_beside_the_loop)
     gw_fleet_start(s.fleet);
     ASSERT_TRUE(run_until(&s, one_ready));
     ASSERT_STREQ(who(&s, "m"), "a");
-    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 0), 0, s.loop));
+    ASSERT_TRUE(gw_fleet_client(s.fleet, 0, 0, s.loop));
     ASSERT_TRUE(run_until(&s, knows_b));
     ASSERT_EQ(how(&s, "x"), GW_PICK_DOWN);
-    ASSERT_TRUE(!gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 1), 0, s.loop));
+    ASSERT_TRUE(!gw_fleet_client(s.fleet, 1, 0, s.loop));
     site_fini(&s);
 }
 
@@ -630,7 +633,7 @@ TEST(more_workers_come_and_go_than_there_are_places)
     ASSERT_OK(gw_fleet_add_worker(s.fleet, s.stub[1].address, false, &index));
     ASSERT_TRUE(run_until(&s, can_serve_m));
     ASSERT_STREQ(who(&s, "m"), s.stub[1].address);
-    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, index), 0, s.loop));
+    ASSERT_TRUE(gw_fleet_client(s.fleet, index, 0, s.loop));
     site_fini(&s);
 }
 
@@ -779,7 +782,7 @@ TEST(a_reload_keeps_history)
     gw_fleet_start(s.fleet);
     ASSERT_TRUE(run_until(&s, two_ready));
     ASSERT_EQ(serve(&s, 7, GW_DONE_OK), 7);
-    struct http_client *before = gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 0), 0, s.loop);
+    struct http_client *before = gw_fleet_client(s.fleet, 0, 0, s.loop);
     ASSERT_TRUE(before);
     unsigned index_b = view(&s, "b").index;
     uint64_t picked = view(&s, "a").n_picked;
@@ -791,13 +794,13 @@ TEST(a_reload_keeps_history)
     ASSERT_EQ(a.state, GW_TARGET_DRAINING); /* the operator's word stands */
     ASSERT_OK(gw_fleet_drain(s.fleet, "a", false));
     ASSERT_EQ(view(&s, "a").state, GW_TARGET_READY);
-    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 0), 0, s.loop) == before);
+    ASSERT_TRUE(gw_fleet_client(s.fleet, 0, 0, s.loop) == before);
     ASSERT_EQ(view(&s, "b").state, GW_TARGET_RETIRED);
-    ASSERT_TRUE(!gw_fleet_target(s.fleet, index_b));
+    ASSERT_TRUE(!gw_fleet_client(s.fleet, index_b, 0, s.loop));
     ASSERT_TRUE(run_until(&s, two_ready)); /* a and c */
     /* Other settings of the connections, other connections; and b comes back to its place. */
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a idle_timeout=9s", "%1 name=b"));
-    ASSERT_TRUE(gw_fleet_client(s.fleet, gw_fleet_target(s.fleet, 0), 0, s.loop) != before);
+    ASSERT_TRUE(gw_fleet_client(s.fleet, 0, 0, s.loop) != before);
     ASSERT_EQ(view(&s, "b").index, index_b);
     ASSERT_EQ(view(&s, "c").state, GW_TARGET_RETIRED);
     ASSERT_TRUE(run_until(&s, two_ready));
@@ -842,7 +845,7 @@ TEST(a_single_worker_judges_names_itself)
     gw_fleet_start(s.fleet);
     run_for(&s, 30);
     ASSERT_EQ(how(&s, "whatever"), GW_PICK_LOADING);
-    ASSERT_TRUE(gw_fleet_hopeful(s.fleet));
+    ASSERT_TRUE(gw_fleet_count_kinds(s.fleet).hopeful);
     s.stub[0].health = 200;
     ASSERT_TRUE(run_until(&s, one_ready));
     ASSERT_EQ(how(&s, "whatever"), GW_PICK_OK);
@@ -1067,7 +1070,7 @@ static void *lane_run(void *arg)
             struct gw_want w = {.model = i % 2 ? "m" : "x", .prompt_tokens = 10};
             if (gw_fleet_pick(l->fleet, &w, &held[i], NULL) != GW_PICK_OK) continue;
             l->n_ok++;
-            (void)gw_fleet_client(l->fleet, held[i].target, l->number, l->loop);
+            (void)gw_fleet_client(l->fleet, held[i].index, l->number, l->loop);
             if (held[i].up && !held[i].up->name[0]) abort();
         }
         for (int i = 0; i < 4; i++)

@@ -1,0 +1,64 @@
+/* view: what others may see of the fleet: states, models, JSON for operators, Prometheus' text.
+ *
+ * Everything is a copy, good for the moment of the call. Thread: any. */
+#ifndef GATEWAY_FLEET_VIEW_H
+#define GATEWAY_FLEET_VIEW_H
+
+#include "gateway/fleet/fleet.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf;
+struct gw_key;
+
+struct gw_target_view { /* a copy */
+    unsigned index;
+    char name[128], address[256];
+    char dial[256]; /* what the address stands for, numeric: no loop must look names up */
+    bool own, worker;
+    enum gw_target_state state;
+    const char *breaker; /* "closed", "open", "half_open" */
+    char why[160];       /* what it failed with last, for people; "": it is well */
+    unsigned n_inflight, n_models;
+    uint64_t n_picked, prompt_tokens_in_flight;
+    double weight;
+    double ttfb_ms; /* moving average, 0: unknown */
+    double wait_ms; /* predicted for a request that came now; -1: unknown */
+};
+size_t gw_fleet_count(const struct gw_fleet *f);    /* retired ones, too */
+bool gw_fleet_has_choice(const struct gw_fleet *f); /* there may be more than one upstream */
+bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_view *ret);
+unsigned gw_fleet_n_ready(const struct gw_fleet *f);
+struct gw_fleet_count { /* those that a registration or reload has not taken away */
+    unsigned workers, upstreams, workers_ready, upstreams_ready;
+    bool hopeful; /* one that is down may come by itself */
+};
+struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f);
+/* Why those that serve the model (NULL: any) are not well, in words for clients: no names, no
+ * addresses. Appended, separated by semicolons, each once; nothing: none failed. */
+int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *out);
+const char *gw_fleet_error_words(int error); /* of a negative errno: "connection refused" */
+/* What kind of backend serves the model: bits of GW_SERVES_*; 0: none.
+ * GW_SERVES_UNKNOWN: no target's models are known yet. GW_SERVES_BOUNDED: an upstream that takes
+ * so many at once only. */
+enum {
+    GW_SERVES_WORKER = 1,
+    GW_SERVES_UPSTREAM = 2,
+    GW_SERVES_LMCACHE = 4,
+    GW_SERVES_UNKNOWN = 8,
+    GW_SERVES_BOUNDED = 16
+};
+unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model);
+bool gw_fleet_opens(const struct gw_fleet *f, const char *path); /* does an upstream's `paths`? */
+/* The model's object of /v1/models appended; -ENOENT. */
+int gw_fleet_model(const struct gw_fleet *f, const char *id, struct buf *out);
+/* OpenAI's list object, of what the key may use; NULL: of all. */
+int gw_fleet_list_models(const struct gw_fleet *f, const struct gw_key *key, struct buf *out);
+/* All targets of these kinds (GW_SERVES_WORKER | GW_SERVES_UPSTREAM) as a JSON array. */
+int gw_fleet_format(const struct gw_fleet *f, unsigned kinds, struct buf *out);
+/* kvblend_gateway_upstream_* of all targets, in Prometheus' text form. */
+int gw_fleet_metrics(const struct gw_fleet *f, struct buf *out);
+
+#endif
