@@ -36,8 +36,6 @@ static const struct {
     {"strategy",          "worker.strategy",        "map_reduce|map_rerank", measured},
     {"ram-policy",        "worker.ram_policy",      "clock|s3fifo|gdsf", kept_policies},
     {"nvme-policy",       "worker.nvme_policy",     "clock|s3fifo|gdsf", kept_policies},
-    {"sub",               NULL,                     "demo", "tools/demo.py needs no build"},
-    {"policy",            NULL,                     "clock|s3fifo|gdsf", kept_policies},
     /* of requests, profiles and the methods that kvblend-bench compares */
     {"kvblend.mass",      NULL,                     NULL, fixed_share},
     {"kvblend.schedule",  NULL,                     NULL, one_schedule},

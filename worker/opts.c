@@ -54,7 +54,7 @@ static const struct opt_def defs[] = {
      "by the variable KVBLEND_WORKER_SECRET or --secret-file."},
     {"secret-file", OPT_STR, NULL, 0, 0, NULL, "File with that text."},
     {"access-log", OPT_STR, NULL, 0, 0, NULL,
-     "File for one JSON line a request: which records it used, for kvblend-bench replay."},
+     "File for one JSON line a request: which records it used, for kvblend-bench tiers hits."},
     {"kv-pages", OPT_SIZE, "0", 0, 0, NULL,
      "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
@@ -86,7 +86,8 @@ static const struct opt_def defs[] = {
     {"tls-key", OPT_STR, NULL, 0, 0, NULL,
      "PEM file with its private key; default: in --tls-cert."},
     {"profile", OPT_STR, NULL, 0, 0, NULL,
-     "What kvblend-bench calibrate has written for the model; default: the one it left in the "
+     "What kvblend-bench quality calibrate has written for the model; default: the one it left "
+     "in the "
      "cache folder, else shares of the depth."},
     {"strategy", OPT_ENUM, NULL, 0, 0, "qs|query|side|hkvd|sink|reuse|prefix|full",
      "Strategy of mode auto and blend; default: the profile's."},
@@ -110,8 +111,7 @@ static const struct opt_def defs[] = {
      "cheapest "
      "first whose load hides behind computing. Default: ram=3,nvme=0.1,redis=3."},
     {"decision-log", OPT_STR, NULL, 0, 0, NULL,
-     "File for one JSON line a prompt: snapshot, choice and what came of it, for kvblend-bench "
-     "replay --decisions."},
+     "File for one JSON line a prompt: snapshot, choice and what came of it."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},
     {"drain-timeout", OPT_DURATION, "120s", 0, 0, NULL, "How long SIGTERM waits for requests."},
     {"exit-on-stdin-eof", OPT_BOOL, "false", 0, 0, NULL,

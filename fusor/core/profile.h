@@ -1,11 +1,12 @@
 /* profile: what calibration has found out about one model: layers, sink, and how much each strategy
  * loses at each ratio.
  *
- * A JSON file, written by `kvblend-bench calibrate`, read by the worker at start-up (--profile,
- * else the one that calibrate has left in the cache folder under the model's fingerprint). A model
- * without one gets fus_profile_default(): layers as shares of its depth and the losses measured on
- * SmolLM2-135M (docs/quality.md). Loss: teacher-forced KL(full || method) as a share of plain
- * reuse's on the same prompts: 0 is a full prefill, 1 what blending is meant to repair.
+ * A JSON file, written by `kvblend-bench quality calibrate`, read by the worker at its start
+ * (--profile, else the one that calibrate has left in the cache folder under the model's
+ * fingerprint). A model without one gets fus_profile_default(): layers as shares of its depth and
+ * the losses measured on SmolLM2-135M (docs/quality.md). Loss: teacher-forced KL(full || method) as
+ * a share of plain reuse's on the same prompts: 0 is a full prefill, 1 what blending is meant to
+ * repair.
  * Thread: a filled profile is read by any. */
 #ifndef FUSOR_CORE_PROFILE_H
 #define FUSOR_CORE_PROFILE_H

@@ -128,7 +128,7 @@ enum {
     X(GW_STR, secret_file, "worker.secret_file", "secret-file", NULL, 0, 0, GW_PASS, NULL,         \
       "file with that text")                                                                       \
     X(GW_STR, worker_access_log, "worker.access_log", "worker-access-log", NULL, 0, 0, GW_PASS,    \
-      NULL, "file for one JSON line a request: which records it used, for kvblend-bench replay")   \
+      NULL, "file for one JSON line a request: the records it used, for kvblend-bench tiers hits") \
     X(GW_STR, dtype, "worker.dtype", "dtype", NULL, 0, 0, GW_PASS, "auto|f32|bf16",                \
       "arithmetic of the model: auto, f32 or bf16")                                                \
     X(GW_STR, weights, "worker.weights", "weights", NULL, 0, 0, GW_PASS, "auto|bf16|fp8|int8",     \
@@ -142,7 +142,7 @@ enum {
     X(GW_NUMBER, ctx, "worker.ctx", "ctx", NULL, 0, 16777216, GW_PASS, NULL,                       \
       "longest context in tokens (0: the model's)")                                                \
     X(GW_STR, profile, "worker.profile", "profile", NULL, 0, 0, GW_PASS, NULL,                     \
-      "what kvblend-bench calibrate has written for the model (default: in the cache folder)")     \
+      "what kvblend-bench quality calibrate has written (default: in the cache folder)")           \
     X(GW_STR, controller, "worker.controller", "controller", NULL, 0, 0, GW_PASS, "on|off",        \
       "choose for each request what is reused from where, and how, by predicted time")             \
     X(GW_NUMBER, quality_loss, "worker.quality_loss", "quality-loss", NULL, 0, 1, GW_PASS, NULL,   \

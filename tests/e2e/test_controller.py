@@ -15,9 +15,8 @@ import tempfile
 from harness import (ADMIN, BUILD, KVBLEND, KVBLENDCTL, WORKER, Program, gateway, main, need, tiny_model,
                      until, worker_listening)
 
-BENCH = os.path.join(BUILD, "tools", "bench", "kvblend-bench")
 SLOW_WORKER = os.path.join(BUILD, "tests", "doubles", "slow_worker")
-need(KVBLEND, KVBLENDCTL, WORKER, BENCH, SLOW_WORKER)
+need(KVBLEND, KVBLENDCTL, WORKER, SLOW_WORKER)
 CHAT = "/v1/chat/completions"
 ROW_S = 1e-3  # a row through a layer: a thousand times what it is
 
@@ -157,26 +156,8 @@ def test_from_ram_it_blends_and_keeps_to_what_was_asked():
             assert f"kvblend_{name}_count" in samples, name
         assert p.metric("kvblend_prediction_error_ratio_count") == 5
         p.stop()
-        replay(at.dir + "/log", at.dir)
-
-
-def replay(path, folder):
-    """The same decisions again, bit for bit; and a log that was changed is found out."""
-    out = folder + "/replay.json"
-    r = subprocess.run([BENCH, "replay", "--decisions", path, "--json", out], capture_output=True,
-                       text=True)
-    assert r.returncode == 0, (r.stdout, r.stderr)
-    with open(out) as f:
-        meta = json.load(f)["meta"]
-    assert meta["lines"] == 5 and meta["decided"] == meta["same"] == 3, meta
-    with open(path) as f:
-        first, *rest = [json.loads(x) for x in f]
-    first["in"]["cost"]["row_s"] *= 2
-    with open(path, "w") as f:
-        f.write("".join(json.dumps(x) + "\n" for x in [first, *rest]) + "{}\n")
-    r = subprocess.run([BENCH, "replay", "--decisions", path, "--json", out], capture_output=True,
-                       text=True)
-    assert r.returncode != 0 and "1 decisions differ, 1 lines" in r.stderr, (r.stdout, r.stderr)
+        with open(at.dir + "/log") as f:
+            assert len([json.loads(line)["in"] for line in f]) == 5
 
 
 def test_each_prefill_corrects_the_price_of_computing():

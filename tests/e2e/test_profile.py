@@ -114,7 +114,7 @@ def test_calibrate_writes_what_the_worker_then_takes():
         lines = [{"chunks": [text(i), text(i + 1), text(i + 2)], "question": "What does it say?"}
                  for i in range(6)]
         data = folder.write("words.jsonl", "\n".join(json.dumps(x) for x in lines))
-        run = [bench, "calibrate", "--model", tiny_model(), "--data", data, "--limit", "4"]
+        run = [bench, "quality", "calibrate", "--model", tiny_model(), "--data", data, "--limit", "4"]
         made = []
         for _ in range(2):  # and twice the same
             r = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600)

@@ -382,7 +382,7 @@ static int open_device(struct attn_bench *b, const struct opts *opts, struct err
     return 0;
 }
 
-int bench_attn(const struct opts *opts, struct err *err)
+static int measure_attention(const struct opts *opts, struct err *err)
 {
     struct attn_bench b = {0};
     int r = open_device(&b, opts, err);
@@ -404,3 +404,18 @@ int bench_attn(const struct opts *opts, struct err *err)
     finish(&b);
     return r;
 }
+
+static const struct opt_def measure_attention_options[] = {{.name = "keys",
+                                                            .type = OPT_INT,
+                                                            .dflt = "3104",
+                                                            .min = 128,
+                                                            .max = 1 << 20,
+                                                            .help = "tokens that rows may see"},
+                                                           {0}};
+
+const struct bench_sub bench_attn = {.name = "kernels attn",
+                                     .about =
+                                         "the attention kernel alone, in a published model's shape",
+                                     .shared = BENCH_DEVICE_OPTIONS "shape reps",
+                                     .options = measure_attention_options,
+                                     .run = measure_attention};

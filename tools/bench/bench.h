@@ -49,17 +49,21 @@ struct bench_prompt {
 };
 void bench_prompt_fini(struct bench_prompt *p);
 
-int bench_open(struct bench *b, const struct opts *opts, struct err *err);
+/* load.c: runs it on the model that the options name, and writes the report. */
+int bench_run_on_model(const struct opts *opts,
+                       int (*run)(struct bench *b, const struct opts *opts, struct err *err),
+                       struct err *err);
 /* What --model or --shape names, for model_open(), tok_open_path() and a worker's --model. */
 int bench_model_path(const struct opts *opts, char *ret, size_t cap, struct err *err);
-void bench_close(struct bench *b);
 
-json_t *bench_meta(void);       /* what any report says: machine, commit, version, date */
+/* output.c */
+void bench_note_command(int argc, char **argv); /* for the report */
+json_t *bench_meta(void);       /* what any report says: machine, commit, version, date, command */
 json_t *bench_number(double v); /* null when it is not finite */
 /* {"meta", "rows"} to the file that --json names, if any; meta says so if it was cut short. */
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
 
-/* stop.c: hours of measuring can be cut short. From now on the first SIGINT or SIGTERM is only
+/* Hours of measuring can be cut short. From now on the first SIGINT or SIGTERM is only
  * noted, for the subcommand to look for between its measurements: it reports those that are done.
  * A second one ends the process. */
 void bench_stop_watch(void);
@@ -132,24 +136,29 @@ void bench_result_fini(struct bench_result *r);
 double bench_quantile(double *v, size_t n, double q);
 int32_t bench_argmax(const float *logits, size_t n);
 
-/* Subcommands: 0 or an exit code. */
-int bench_ttft(struct bench *b, const struct opts *opts, struct err *err);
-int bench_quality(struct bench *b, const struct opts *opts, struct err *err);
-int bench_report(const struct opts *opts, struct err *err); /* quality --report --report-from */
-int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err);
-int bench_signals(struct bench *b, const struct opts *opts, struct err *err);
-int bench_replay(const struct opts *opts, struct err *err);
-int bench_decisions(const struct opts *opts, struct err *err); /* replay --decisions */
-int bench_overlap(struct bench *b, const struct opts *opts, struct err *err);
-int bench_attn(const struct opts *opts, struct err *err);
-int bench_tiers(const struct opts *opts, struct err *err);
-int bench_controller(struct bench *b, const struct opts *opts, struct err *err);
-int bench_day(const struct opts *opts, struct err *err);
-int bench_soak(struct bench *b, const struct opts *opts, struct err *err);
-int bench_proxy(const struct opts *opts, struct err *err);
-int bench_throughput(const struct opts *opts, struct err *err);
-int bench_fleet(const struct opts *opts, struct err *err);
-int bench_ceil(const struct opts *opts, struct err *err);
-int bench_kernels(const struct opts *opts, struct err *err);
+/* ---- subcommands ---- */
+
+/* One thing to measure: a subcommand, or a mode of one. Each is defined in the file that measures
+ * it, and main.c lists it. */
+enum { BENCH_OPTIONS_MAX = 64 };
+struct bench_sub {
+    const char *name;              /* "kernels", or of a mode "kernels attn" */
+    const char *about;             /* one sentence */
+    const char *shared;            /* names of options.c that it takes, with blanks between */
+    const struct opt_def *options; /* its own, ended by {0}; may be NULL */
+    /* One of them: */
+    int (*run)(const struct opts *opts, struct err *err);
+    int (*run_model)(struct bench *b, const struct opts *opts,
+                     struct err *err); /* on a loaded one */
+};
+#define BENCH_DEVICE_OPTIONS "threads dtype weights device gemm isa "
+#define BENCH_MODEL_OPTIONS BENCH_DEVICE_OPTIONS "model shape kv-dtype ctx ram profile sink "
+#define BENCH_PROMPT_OPTIONS "chunks chunk-tokens query-tokens documents "
+extern const struct bench_sub bench_ttft, bench_quality, bench_calibrate, bench_report,
+    bench_throughput, bench_fleet, bench_tiers, bench_hits, bench_proxy, bench_kernels, bench_ceil,
+    bench_attn, bench_overlap;
+
+/* options.c: the table of a subcommand, ended by {0}; how many there are. */
+size_t bench_options_of(const struct bench_sub *sub, struct opt_def ret[BENCH_OPTIONS_MAX]);
 
 #endif

@@ -566,7 +566,7 @@ static int run_calibration(struct calibration *c, const struct opts *opts, struc
     return r;
 }
 
-int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err)
+static int calibrate_model(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct calibration *c = mem_zalloc(sizeof *c);
     struct fus_profile p;
@@ -591,3 +591,22 @@ int bench_calibrate(struct bench *b, const struct opts *opts, struct err *err)
     mem_free(c);
     return r;
 }
+
+static const struct opt_def calibrate_model_options[] = {
+    {.name = "loss",
+     .type = OPT_DOUBLE,
+     .min = 0,
+     .max = 1,
+     .help = "what the default ratio may lose, as a share of reuse's KL (default 0.222)"},
+    {.name = "out",
+     .type = OPT_STR,
+     .help = "file for the profile; default: where workers look for it, in the cache "
+             "folder"},
+    {0}};
+
+const struct bench_sub bench_calibrate = {.name = "quality calibrate",
+                                          .about = "the profile of a model, found by measurement",
+                                          .shared =
+                                              BENCH_MODEL_OPTIONS "data limit prompt-format chat",
+                                          .options = calibrate_model_options,
+                                          .run_model = calibrate_model};

@@ -242,7 +242,7 @@ static void ceiling_fini(struct ceiling *x)
     json_decref(x->rows);
 }
 
-int bench_ceil(const struct opts *opts, struct err *err)
+static int measure_ceilings(const struct opts *opts, struct err *err)
 {
     struct ceiling *x = mem_zalloc(sizeof *x);
     size_t rows[BENCH_ROWS_MAX], n = 0;
@@ -271,3 +271,9 @@ int bench_ceil(const struct opts *opts, struct err *err)
     mem_free(x);
     return r;
 }
+
+const struct bench_sub bench_ceil = {
+    .name = "kernels ceil",
+    .about = "what the device can do at best: products, copies, launches",
+    .shared = BENCH_DEVICE_OPTIONS "shape reps at-rows",
+    .run = measure_ceilings};

@@ -261,7 +261,7 @@ static int read_opts(struct study *s, const struct opts *opts, struct err *err)
     return 0;
 }
 
-int bench_fleet(const struct opts *opts, struct err *err)
+static int simulate_fleet(const struct opts *opts, struct err *err)
 {
     struct study s = {.meta = bench_meta(), .rows = json_array()};
     int r = read_opts(&s, opts, err);
@@ -285,3 +285,76 @@ int bench_fleet(const struct opts *opts, struct err *err)
     json_decref(s.rows);
     return r;
 }
+
+static const struct opt_def simulate_fleet_options[] = {
+    {.name = "workers",
+     .type = OPT_STR,
+     .dflt = "1,2,5,10,30,100,300,1000",
+     .help = "how many; load grows with them"},
+    {.name = "cost",
+     .type = OPT_STR,
+     .help = "prices of compute as JSON, as a worker has measured them"},
+    {.name = "verify",
+     .type = OPT_STR,
+     .help = "report of throughput whose curve is simulated and compared"},
+    {.name = "cold",
+     .type = OPT_BOOL,
+     .dflt = "false",
+     .help = "begin with empty tiers, not with those of a fleet that has run for long"},
+    {.name = "nvme-bytes",
+     .type = OPT_SIZE,
+     .dflt = "64GiB",
+     .min = 0,
+     .max = 1e15,
+     .help = "NVMe of each worker"},
+    {.name = "nvme-gbps",
+     .type = OPT_DOUBLE,
+     .dflt = "2",
+     .min = 0.001,
+     .max = 1000,
+     .help = "its bandwidth, GB/s"},
+    {.name = "redis-bytes",
+     .type = OPT_SIZE,
+     .dflt = "256GiB",
+     .min = 0,
+     .max = 1e15,
+     .help = "Redis, all shards together"},
+    {.name = "redis-gbps",
+     .type = OPT_DOUBLE,
+     .dflt = "1",
+     .min = 0.001,
+     .max = 1000,
+     .help = "bandwidth of a shard, GB/s"},
+    {.name = "shards",
+     .type = OPT_INT,
+     .dflt = "4",
+     .min = 0,
+     .max = 10000,
+     .help = "shards of Redis, 0 = none"},
+    {.name = "token-ms",
+     .type = OPT_DOUBLE,
+     .dflt = "15",
+     .min = 0,
+     .max = 10000,
+     .help = "a decode step"},
+    {.name = "worker-price",
+     .type = OPT_DOUBLE,
+     .dflt = "1",
+     .min = 0,
+     .max = 1e6,
+     .help = "of a worker, per hour, in any unit"},
+    {.name = "redis-price",
+     .type = OPT_DOUBLE,
+     .dflt = "0.005",
+     .min = 0,
+     .max = 1e6,
+     .help = "of a GB in Redis, per hour"},
+    {0}};
+
+const struct bench_sub bench_fleet = {
+    .name = "throughput fleet",
+    .about = "many workers, simulated with the product's own decisions",
+    .shared = BENCH_PROMPT_OPTIONS
+    "geometry ram strategies ratios requests pool zipf load answer-tokens trace plot",
+    .options = simulate_fleet_options,
+    .run = simulate_fleet};

@@ -339,7 +339,7 @@ static int measure(struct bank *k, json_t *rows)
     return r;
 }
 
-int bench_kernels(const struct opts *opts, struct err *err)
+static int measure_kernels(const struct opts *opts, struct err *err)
 {
     struct bank k = {0};
     size_t m[BENCH_ROWS_MAX], n = 0;
@@ -365,3 +365,9 @@ out:
     json_decref(rows);
     return r;
 }
+
+const struct bench_sub bench_kernels = {
+    .name = "kernels",
+    .about = "row operations as shares of the device's copy bandwidth",
+    .shared = BENCH_DEVICE_OPTIONS "shape reps at-rows",
+    .run = measure_kernels};

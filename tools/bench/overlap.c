@@ -268,7 +268,7 @@ static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
     return r < 0 ? r : store_flush(o->store, clock_ns() + FLUSH_S * 1000000000ull);
 }
 
-int bench_overlap(struct bench *b, const struct opts *opts, struct err *err)
+static int measure_overlap(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct overlap o = {.b = b};
     places_init(&o.places, opts);
@@ -282,3 +282,17 @@ int bench_overlap(struct bench *b, const struct opts *opts, struct err *err)
     finish(&o);
     return r;
 }
+
+static const struct opt_def measure_overlap_options[] = {
+    {.name = "throttles",
+     .type = OPT_STR,
+     .dflt = "0.2,0.5,1,2,5,10,20",
+     .help = "GB/s of the tier that the chunks come from"},
+    {0}};
+
+const struct bench_sub bench_overlap = {
+    .name = "kernels overlap",
+    .about = "load and compute alone and together, from a throttled tier",
+    .shared = BENCH_MODEL_OPTIONS BENCH_PROMPT_OPTIONS "strategies ratios reps",
+    .options = measure_overlap_options,
+    .run_model = measure_overlap};

@@ -366,7 +366,7 @@ static int run_open(struct run *r, const struct opts *opts, struct err *err)
     return start_origin(r, err);
 }
 
-int bench_proxy(const struct opts *opts, struct err *err)
+static int measure_proxies(const struct opts *opts, struct err *err)
 {
     struct run r = {0};
     int e = run_open(&r, opts, err);
@@ -390,3 +390,33 @@ int bench_proxy(const struct opts *opts, struct err *err)
     json_decref(r.rows);
     return e;
 }
+
+static const struct opt_def measure_proxies_options[] = {
+    {.name = "rounds",
+     .type = OPT_INT,
+     .dflt = "3",
+     .min = 1,
+     .max = 101,
+     .help = "how often each figure is measured"},
+    {.name = "loops",
+     .type = OPT_INT,
+     .dflt = "1",
+     .min = 1,
+     .max = 64,
+     .help = "event loops of kvblend"},
+    {.name = "only",
+     .type = OPT_STR,
+     .dflt = "",
+     .help = "measure these only, such as 512,131072:32,sse (bytes of the body:connections)"},
+    {.name = "servers",
+     .type = OPT_STR,
+     .dflt = "direct,kvblend,nginx,nginx-stream,haproxy",
+     .help = "what to put in front of the origin; nginx-stream: without request buffering; "
+             "nginx-default: with its default body buffer"},
+    {0}};
+
+const struct bench_sub bench_proxy = {.name = "proxy",
+                                      .about = "the gateway against nginx, haproxy and no proxy",
+                                      .shared = "seconds",
+                                      .options = measure_proxies_options,
+                                      .run = measure_proxies};

@@ -345,7 +345,7 @@ static int run_lines(struct study *s, const json_t *lines, size_t n, struct err 
     return r == 0 && i == 0 ? err_set(err, -ECANCELED, "stopped before the first line") : r;
 }
 
-int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
+static int measure_quality(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct study *s = mem_zalloc(sizeof *s);
     struct dataset data = {NULL};
@@ -377,3 +377,30 @@ int bench_quality(struct bench *b, const struct opts *opts, struct err *err)
     study_fini(s);
     return r;
 }
+
+static const struct opt_def measure_quality_options[] = {
+    {.name = "max-new",
+     .type = OPT_INT,
+     .dflt = "24",
+     .min = 8,
+     .max = 4096,
+     .help = "tokens of an answer"},
+    {.name = "max-loss",
+     .type = OPT_DOUBLE,
+     .min = 0,
+     .max = 1,
+     .help = "name the fastest method that loses no more, as a share of reuse's KL"},
+    {.name = "neighbours",
+     .type = OPT_INT,
+     .dflt = "4",
+     .min = 1,
+     .max = FUS_NEIGHBOURS_MAX,
+     .help = "chunks of other lines that a chunk is measured with; default: the profile's"},
+    {0}};
+
+const struct bench_sub bench_quality = {
+    .name = "quality",
+    .about = "how far the answers of each method are from the full prefill's",
+    .shared = BENCH_MODEL_OPTIONS "strategies ratios map-tokens data limit prompt-format chat",
+    .options = measure_quality_options,
+    .run_model = measure_quality};

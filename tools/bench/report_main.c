@@ -50,7 +50,7 @@ static int read_notes(const char *path, struct buf *ret, struct err *err)
     return r;
 }
 
-int bench_report(const struct opts *opts, struct err *err)
+static int write_report(const struct opts *opts, struct err *err)
 {
     struct runs all = {.n = 0};
     struct buf notes = BUF_INIT;
@@ -76,3 +76,15 @@ int bench_report(const struct opts *opts, struct err *err)
     buf_fini(&notes);
     return r;
 }
+
+static const struct opt_def write_report_options[] = {
+    {.name = "report-from", .type = OPT_STR, .help = "files that --json has written"},
+    {.name = "notes", .type = OPT_STR, .help = "Markdown for the end of the report"},
+    {.name = "out", .type = OPT_STR, .help = "page to write; default: docs/quality.md"},
+    {0}};
+
+const struct bench_sub bench_report = {.name = "quality report",
+                                       .about = "docs/quality.md from measured runs",
+                                       .shared = "",
+                                       .options = write_report_options,
+                                       .run = write_report};

@@ -845,7 +845,7 @@ static int prepare(struct thru *t, const struct opts *opts, const struct tok *to
     return r;
 }
 
-int bench_throughput(const struct opts *opts, struct err *err)
+static int measure_throughput(const struct opts *opts, struct err *err)
 {
     struct thru t = {.chunks = (unsigned)opt_int(opts, "chunks"),
                      .answer_tokens = (unsigned)opt_int(opts, "answer-tokens"),
@@ -888,3 +888,49 @@ int bench_throughput(const struct opts *opts, struct err *err)
     json_decref(t.rows);
     return r;
 }
+
+static const struct opt_def measure_throughput_options[] = {
+    {.name = "rates", .type = OPT_STR, .help = "requests per second instead"},
+    {.name = "slo",
+     .type = OPT_DOUBLE,
+     .dflt = "2",
+     .min = 1,
+     .max = 1000,
+     .help = "objective, p95 of the TTFT as a multiple of the unloaded full prefill's"},
+    {.name = "slo-ms",
+     .type = OPT_DOUBLE,
+     .dflt = "0",
+     .min = 0,
+     .max = 1e9,
+     .help = "the objective in ms instead"},
+    {.name = "streams",
+     .type = OPT_INT,
+     .dflt = "0",
+     .min = 0,
+     .max = 1024,
+     .help = "long answers beside the requests; what is timed is between their tokens"},
+    {.name = "stream-tokens",
+     .type = OPT_INT,
+     .dflt = "2048",
+     .min = 2,
+     .max = 1 << 20,
+     .help = "tokens of such an answer, which is then asked for anew"},
+    {.name = "alone-s",
+     .type = OPT_DOUBLE,
+     .dflt = "20",
+     .min = 0,
+     .max = 3600,
+     .help = "seconds that streams run alone before each point"},
+    {.name = "server",
+     .type = OPT_STR,
+     .help = "HOST:PORT of any OpenAI-compatible server to drive instead"},
+    {0}};
+
+const struct bench_sub bench_throughput = {
+    .name = "throughput",
+    .about = "the load that each strategy sustains at one objective",
+    .shared =
+        BENCH_PROMPT_OPTIONS "model shape threads dtype device gemm ctx ram nvme strategies ratios "
+                             "map-tokens requests pool zipf load answer-tokens trace plot",
+    .options = measure_throughput_options,
+    .run = measure_throughput};

@@ -553,7 +553,7 @@ static bool wanted(const char *list, const char *name)
     return list[0] == 0;
 }
 
-int bench_tiers(const struct opts *opts, struct err *err)
+static int measure_tiers(const struct opts *opts, struct err *err)
 {
     static const char *const name[] = {"gpu", "nvme", "redis", "redis-unix"};
     struct lab *lab = mem_zalloc(sizeof *lab);
@@ -567,3 +567,28 @@ int bench_tiers(const struct opts *opts, struct err *err)
     lab_close(lab);
     return r < 0 ? r : 0;
 }
+
+static const struct opt_def measure_tiers_options[] = {
+    {.name = "secret",
+     .type = OPT_STR,
+     .help = "records carry tags under that secret, and are checked by them"},
+    {.name = "record-mb",
+     .type = OPT_INT,
+     .dflt = "0",
+     .min = 0,
+     .max = 4096,
+     .help = "size of a record in MB, 0 = that of --chunk-tokens"},
+    {.name = "inflight",
+     .type = OPT_INT,
+     .dflt = "6",
+     .min = 1,
+     .max = 64,
+     .help = "records under way at once, as the chunks of a request"},
+    {0}};
+
+const struct bench_sub bench_tiers = {
+    .name = "tiers",
+    .about = "records read and written by tier, beside memcpy, io_uring and hiredis",
+    .shared = "chunk-tokens ram tiers nvme redis geometry seconds",
+    .options = measure_tiers_options,
+    .run = measure_tiers};

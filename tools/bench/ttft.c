@@ -256,7 +256,7 @@ static int make_rows(const struct bench *b, const struct opts *opts, const struc
     return 0;
 }
 
-int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
+static int measure_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
     int64_t reps = opt_int(opts, "reps");
     size_t n = 0;
@@ -283,3 +283,23 @@ int bench_ttft(struct bench *b, const struct opts *opts, struct err *err)
     bench_prompt_fini(&p);
     return r;
 }
+
+static const struct opt_def measure_ttft_options[] = {
+    {.name = "throttle-gbps",
+     .type = OPT_DOUBLE,
+     .dflt = "0",
+     .min = 0,
+     .max = 1000,
+     .help = "slow the slower tiers down to this, 0 = as they are"},
+    {.name = "gate",
+     .type = OPT_BOOL,
+     .dflt = "true",
+     .help = "do not load what is predicted to be computed faster, as a worker"},
+    {0}};
+
+const struct bench_sub bench_ttft = {
+    .name = "ttft",
+    .about = "time to first token by strategy, ratio and the tier that chunks come from",
+    .shared = BENCH_MODEL_OPTIONS BENCH_PROMPT_OPTIONS "strategies ratios reps tiers nvme redis",
+    .options = measure_ttft_options,
+    .run_model = measure_ttft};

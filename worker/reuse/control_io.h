@@ -1,8 +1,8 @@
 /* control_io: one decision of the controller as a value, as JSON, and done again.
  *
  * ctl_decision_create() → the snapshot and the choice are filled in → ctl_decision_json() for
- * people, logs and `kvblend-bench replay --decisions`, which reads it back (ctl_decision_parse())
- * and asks pol_control() once more (ctl_decision_replay()). Numbers are written with 17 digits, so
+ * people and logs; a test reads it back (ctl_decision_parse()) and asks pol_control() once more
+ * (ctl_decision_replay()). Numbers are written with 17 digits, so
  * that what is read is what was. No HTTP, no engine, no store.
  * Thread: any; a decision belongs to one at a time. */
 #ifndef WORKER_REUSE_CONTROL_IO_H

@@ -10,7 +10,7 @@ KEYS = 640
 class Attn(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        got = report("attn", "--keys", str(KEYS), "--reps", "2")
+        got = report("kernels", "attn", "--keys", str(KEYS), "--reps", "2")
         cls.meta, cls.rows = got["meta"], got["rows"]
 
     def test_cases(self):
@@ -45,7 +45,7 @@ class Attn(unittest.TestCase):
     def test_bad_input_is_said(self):
         for args, word in ((["--shape", "none"], "mistral-7b"), (["--device", "abacus"], "cuda:N"),
                            (["--keys", "7"], "keys")):
-            r = subprocess.run([BENCH, "attn", *args], capture_output=True, text=True)
+            r = subprocess.run([BENCH, "kernels", "attn", *args], capture_output=True, text=True)
             self.assertNotEqual(r.returncode, 0)
             self.assertIn(word, r.stderr)
 

@@ -27,7 +27,7 @@ def calibrate(folder):
     lines, profile = pathlib.Path(folder) / "lines.jsonl", pathlib.Path(folder) / "profile.json"
     subprocess.run([sys.executable, ROOT / "tools" / "crossref_texts.py", lines, "--seed", "2",
                     "--questions", str(CALIBRATION)], check=True, timeout=60)
-    out = subprocess.run([BENCH, "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32", "--threads", "1",
+    out = subprocess.run([BENCH, "quality", "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32", "--threads", "1",
                           "--out", profile], capture_output=True, text=True, timeout=1500, check=False)
     assert out.returncode == 0, out.stderr
     print(out.stdout)

@@ -14,7 +14,7 @@ def verify(folder, rows, meta):
     cost, measured = folder / "cost.json", folder / "measured.json"
     cost.write_text(json.dumps(COST))
     measured.write_text(json.dumps({"rows": rows, "meta": meta}))
-    return ["fleet", "--verify", str(measured), "--cost", str(cost), "--pool", "24", "--answer-tokens", "4"]
+    return ["throughput", "fleet", "--verify", str(measured), "--cost", str(cost), "--pool", "24", "--answer-tokens", "4"]
 
 
 def row(rate, **more):

@@ -26,6 +26,7 @@ CEIL = {"meta": {}, "rows": [{"kind": "copy", "gbps": 4000.0}, {"kind": "run", "
 STUB = """#!{python}
 import json, sys, time
 sub, file = sys.argv[1], sys.argv[-1]
+sub = sys.argv[2] if sub == "kernels" and sys.argv[2][0] != "-" else sub
 reports = {reports}
 if sub == "kernels":
     print("no such shape")

@@ -11,7 +11,7 @@ KERNELS = ["copy", "gather", "rmsnorm", "rmsnorm+operand", "rmsnorm_heads", "swi
 
 
 def run(sub, *args):
-    return report(sub, "--shape", "smollm2", "--device", DEVICE, "--reps", "2", *args)
+    return report(*sub.split(), "--shape", "smollm2", "--device", DEVICE, "--reps", "2", *args)
 
 
 def close(a, b):
@@ -33,7 +33,7 @@ def check_kernels():
 
 
 def check_ceil():
-    out = run("ceil", "--at-rows", "5,64")
+    out = run("kernels ceil", "--at-rows", "5,64")
     best = out["meta"]["ceilings"]["gemm_gflops"]
     gemm = [r for r in out["rows"] if r["kind"] == "gemm"]
     assert [(r["weight"], r["rows"]) for r in gemm] == [

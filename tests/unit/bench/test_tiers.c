@@ -273,20 +273,3 @@ TEST(ttft_names_the_tier_of_each_row)
     ASSERT_EQ(n_nvme, 2);
     json_decref(all);
 }
-
-TEST(soak_reports_batches_and_its_verdict)
-{
-    char model[512];
-    (void)snprintf(model, sizeof model, "%s", test_data("models/smollm2.F32.gguf"));
-    json_t *all = run("soak", "--model", model, "--requests", "60", "--batch", "25", "--documents",
-                      "200", "--chunks", "3", "--chunk-tokens", "32", "--query-tokens", "6",
-                      "--ram", "1MiB", "--tiers", "nvme", "--zipf", "0.8", "--no-gate", NULL);
-    json_t *rows = json_object_get(all, "rows"), *meta = json_object_get(all, "meta");
-    ASSERT_EQ(json_array_size(rows), 3);
-    ASSERT_TRUE(number(meta, "kept") > 0);
-    ASSERT_TRUE(number(meta, "answers_checked") >= 1);
-    ASSERT_EQ(number(meta, "answers_wrong"), 0);
-    ASSERT_EQ(number(meta, "caps_exceeded"), 0);
-    ASSERT_TRUE(number(json_array_get(rows, 0), "ratio") > 0);
-    json_decref(all);
-}

@@ -1,8 +1,7 @@
-/* Traces, their simulation and the chart: everything of `kvblend-bench replay` but its options. */
+/* Request traces, and the chart. */
 #include "base/buf.h"
 #include "base/mem.h"
 #include "tests/test.h"
-#include "tools/bench/sim.h"
 #include "tools/bench/svg.h"
 #include "tools/bench/trace.h"
 
@@ -24,15 +23,6 @@ static int open_text(const char *text, size_t len, struct trace *ret, struct err
     return r;
 }
 
-static uint64_t hits(const struct trace *t, enum evict_policy policy, uint64_t capacity, bool bytes)
-{
-    struct sim_opts o = {policy, capacity, bytes};
-    struct sim_result s;
-    ASSERT_OK(sim_run(t, &o, &s));
-    ASSERT_EQ(s.accesses, t->n_accesses);
-    return s.hits;
-}
-
 /* ---- block traces ---- */
 
 static void open_sample(struct trace *ret)
@@ -41,68 +31,15 @@ static void open_sample(struct trace *ret)
     ASSERT_OK(trace_open(test_data("traces/mooncake_300.jsonl"), ret, &err));
 }
 
-TEST(block_trace_hits_as_an_independent_simulator_says)
+TEST(block_trace_is_read_whole)
 {
-    /* From a simulation in Python with dictionaries: LRU, and ARC as its paper has it. */
-    static const struct {
-        enum evict_policy policy;
-        uint64_t capacity, hits;
-    } expected[] = {{EVICT_LRU, 1, 3},       {EVICT_LRU, 10, 25},     {EVICT_LRU, 100, 167},
-                    {EVICT_LRU, 300, 733},   {EVICT_LRU, 1000, 2908}, {EVICT_LRU, 2000, 4719},
-                    {EVICT_LRU, 3000, 5942}, {EVICT_LRU, 5000, 7732}, {EVICT_ARC, 10, 45},
-                    {EVICT_ARC, 100, 190},   {EVICT_ARC, 1000, 3162}, {EVICT_ARC, 2000, 4922},
-                    {EVICT_ARC, 3000, 5861}};
     struct trace t;
     open_sample(&t);
     ASSERT_EQ(t.n_requests, 300);
     ASSERT_EQ(t.n_accesses, 13010);
     ASSERT_EQ(t.n_records, 5244);
     ASSERT_TRUE(t.same_size && !t.own_log);
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
-        ASSERT_EQ(hits(&t, expected[i].policy, expected[i].capacity, false), expected[i].hits);
-    for (unsigned p = 0; p < EVICT_POLICY_COUNT; p++) {
-        ASSERT_EQ(hits(&t, (enum evict_policy)p, SIM_NO_LIMIT, false), 7766);
-        ASSERT_EQ(hits(&t, (enum evict_policy)p, 5244, false), 7766);
-    }
     trace_close(&t);
-}
-
-static void check_curve(const struct trace *t, uint64_t step)
-{
-    uint64_t *curve = mem_alloc(t->n_records * sizeof *curve);
-    ASSERT_TRUE(curve);
-    ASSERT_OK(sim_lru_curve(t, curve));
-    for (uint64_t c = 1; c <= t->n_records; c += step)
-        ASSERT_EQ(curve[c - 1], hits(t, EVICT_LRU, c, false));
-    ASSERT_EQ(curve[t->n_records - 1], hits(t, EVICT_LRU, SIM_NO_LIMIT, false));
-    mem_free(curve);
-}
-
-TEST(lru_curve_is_what_simulations_give)
-{
-    struct trace t;
-    open_sample(&t);
-    check_curve(&t, 97);
-    trace_close(&t);
-    for (uint64_t seed = 1; seed <= 40;
-         seed++) { /* with records twice in a request, and empty ones */
-        uint64_t rand = seed;
-        struct buf text = BUF_INIT;
-        struct err err = {0};
-        for (int q = 0; q < 40; q++) {
-            ASSERT_OK(buf_adds(&text, "{\"hash_ids\":["));
-            int n = (int)(test_rand(&rand) % 7) + (q == 0);
-            for (int i = 0; i < n; i++)
-                ASSERT_OK(buf_addf(&text, "%s%u", i ? "," : "",
-                                   (unsigned)(test_rand(&rand) % (4 + seed))));
-            ASSERT_OK(buf_adds(&text, "]}\n"));
-        }
-        ASSERT_OK(open_text(text.data, text.len, &t, &err));
-        ASSERT_EQ(t.n_requests, 40);
-        check_curve(&t, 1);
-        trace_close(&t);
-        buf_fini(&text);
-    }
 }
 
 TEST(lines_may_be_long)
@@ -118,7 +55,7 @@ TEST(lines_may_be_long)
     }
     ASSERT_OK(open_text(text.data, text.len, &t, &err));
     ASSERT_EQ(t.n_records, 20000);
-    ASSERT_EQ(hits(&t, EVICT_LRU, SIM_NO_LIMIT, false), 20000);
+    ASSERT_EQ(t.n_accesses, 40000);
     trace_close(&t);
     buf_fini(&text);
 }
@@ -130,7 +67,7 @@ TEST(lines_may_be_long)
     "{" ID(c) ",\"kind\":\"chunk\",\"tokens\":" tokens ",\"bytes\":" bytes ",\"tier\":\"none\"}"
 #define LINE(records) "{\"t\":1700000000.5,\"ns\":\"acme\",\"records\":[" records "]}\n"
 
-TEST(access_log_is_weighed_by_bytes_and_tokens)
+TEST(access_log_has_bytes_and_tokens)
 {
     static const char text[] = LINE(RECORD("0a", "100", "1000") "," RECORD("0b", "20", "200"))
         LINE(RECORD("0c", "30", "300")) LINE("") LINE(RECORD("0b", "20", "200"))
@@ -138,25 +75,13 @@ TEST(access_log_is_weighed_by_bytes_and_tokens)
                 LINE(RECORD("0a", "100", "1000"));
     struct trace t;
     struct err err = {0};
-    struct sim_result s;
     ASSERT_OK(open_text(text, sizeof text - 1, &t, &err));
     ASSERT_TRUE(t.own_log && !t.same_size);
     ASSERT_EQ(t.n_requests, 7);
     ASSERT_EQ(t.n_records, 4);
     ASSERT_EQ(t.record[0].key.lo, 0x0a);
-    ASSERT_EQ(sim_total_bytes(&t), 11499);
-    /* 1200 bytes: a and b fit, c drives out b (touched before a: suffix first), b comes back for
-     * c's place, d never fits and drives out nobody. */
-    ASSERT_OK(sim_run(&t, &(struct sim_opts){EVICT_LRU, 1200, true}, &s));
-    ASSERT_EQ(s.hits, 1);
-    ASSERT_EQ(s.hit_tokens, 100);
-    ASSERT_EQ(s.tokens, 1369);
-    /* 1500 bytes: nothing but d is ever in the way. */
-    ASSERT_OK(sim_run(&t, &(struct sim_opts){EVICT_LRU, 1500, true}, &s));
-    ASSERT_EQ(s.hits, 3);
-    ASSERT_EQ(s.hit_tokens, 220);
-    ASSERT_EQ(s.evictions, 0);
-    ASSERT_EQ(hits(&t, EVICT_ARC, SIM_NO_LIMIT, true), 3);
+    ASSERT_EQ(t.record[3].size_bytes, 9999);
+    ASSERT_EQ(t.record[3].n_tokens, 999);
     trace_close(&t);
 }
 
@@ -224,15 +149,9 @@ TEST(out_of_memory_is_reported)
     for (unsigned n = 1, done = 0; !done; n++) {
         struct trace t;
         struct err err = {0};
-        struct sim_result s;
-        uint64_t curve[4];
         mem_fail_nth(n);
         int r = open_text(text, sizeof text - 1, &t, &err);
-        if (r == 0) {
-            r = sim_run(&t, &(struct sim_opts){EVICT_ARC, 2, false}, &s);
-            if (r == 0) r = sim_lru_curve(&t, curve);
-            trace_close(&t);
-        }
+        if (r == 0) trace_close(&t);
         done = !mem_fail_fired();
         mem_fail_nth(0);
         ASSERT_EQ(r, done ? 0 : -ENOMEM);
