@@ -229,7 +229,7 @@ static void log_loaded(struct worker *w)
               w->blend_ok ? "on" : "off", w->load_s);
 }
 
-static int load(struct worker *w, struct err *err)
+static int load_all(struct worker *w, struct err *err)
 {
     struct fus_engine_opts eo = {
         .max_running = w->o.max_running, .max_queue = w->o.max_queue, .on_unit = wk_metrics_step};
@@ -254,7 +254,7 @@ static void *loader_main(void *arg)
 {
     struct worker *w = arg;
     uint64_t t0 = clock_ns();
-    int rc = load(w, &w->load_error);
+    int rc = load_all(w, &w->load_error);
 
     if (rc >= 0 && w->o.sandbox) rc = sandbox_enter(&w->load_error);
 

@@ -58,7 +58,7 @@ int wk_profile_load(struct worker *w, struct err *err)
     return 0;
 }
 
-static int to_buf(const char *data, size_t len, void *ctx)
+static int append_json(const char *data, size_t len, void *ctx)
 {
     return buf_add(ctx, data, len);
 }
@@ -69,8 +69,9 @@ int wk_profile_put(const struct worker *w, struct buf *out)
     fus_profile_fingerprint(model_config(w->model), fingerprint);
     json_t *root = json_pack("{s:s, s:s, s:o}", "fingerprint", fingerprint, "source",
                              w->profile_source, "profile", fus_profile_json(&w->profile));
-    int rc = root ? json_dump_callback(root, to_buf, out, JSON_COMPACT | JSON_REAL_PRECISION(6))
-                  : -ENOMEM;
+    int rc = root
+                 ? json_dump_callback(root, append_json, out, JSON_COMPACT | JSON_REAL_PRECISION(6))
+                 : -ENOMEM;
 
     json_decref(root);
     return rc < 0 ? -ENOMEM : 0;

@@ -1,5 +1,6 @@
 /* The tiers beside RAM, as the options ask for them: the GPU's memory, NVMe, Redis behind it. */
 #include "worker/worker.h"
+#include "worker/reuse/records.h"
 
 #include "base/log.h"
 #include "tiers/gpu/gpu.h"
@@ -59,7 +60,7 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
     const struct wk_tier_opts *t = &w->o.tiers;
     const struct tier_nvme_opts n = {.path = t->nvme_path,
                                      .capacity_bytes = t->nvme_bytes,
-                                     .record_bytes_usual = wk_record_bytes(w, USUAL_TOKENS),
+                                     .record_bytes_usual = rec_bytes(&w->ident, USUAL_TOKENS),
                                      .policy = t->nvme_policy,
                                      .write_bytes_per_day = t->nvme_write_bytes_per_day};
     struct err e = {0};

@@ -21,7 +21,7 @@ enum {
 };
 
 /* ---- HTTP ---- */
-static void on_head(void *ctx, struct http_req *r)
+static void on_call_head(void *ctx, struct http_req *r)
 {
     struct wk_call *c;
 
@@ -210,7 +210,7 @@ static int open_door(struct worker *w, struct err *err)
 /* ---- life ---- */
 int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
 {
-    static const struct http_server_ops ops = {.on_head = on_head,
+    static const struct http_server_ops ops = {.on_head = on_call_head,
                                                .on_fault = on_fault,
                                                .on_request = on_request,
                                                .on_close = on_close,
@@ -224,11 +224,9 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if (!w) return err_set(err, -ENOMEM, "out of memory");
     w->o = *o;
     w->mail_tail = &w->mail_head;
-    w->builds_tail = &w->builds;
     w->started_s = clock_wall_s();
     w->epoch = (uint64_t)(w->started_s * 1e6) ^ (uint64_t)getpid() << 52;
     pthread_mutex_init(&w->mail_m, NULL);
-    pthread_mutex_init(&w->builds_m, NULL);
     wk_metrics_init();
     json_object_seed(0); /* before threads use jansson */
     if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
@@ -243,6 +241,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
     if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
+    if ((rc = wk_builds_create(w, wk_segments_built)) < 0) goto fail;
     if ((rc = wk_senses_create(w)) < 0) goto fail;
     if ((rc = wk_guard_create(w)) < 0) goto fail;
     if ((rc = open_door(w, err)) < 0) goto fail;
@@ -278,7 +277,7 @@ void wk_destroy(struct worker *w)
     http_bounds_destroy(w->bounds);
     wk_gens_abandon(w);
     wk_segments_fini(w);
-    wk_builds_fini(w);
+    wk_builds_destroy(w);
     wk_senses_destroy(w);
     wk_guard_destroy(w);
     for (int i = 0; i < 2; i++)
@@ -304,6 +303,5 @@ void wk_destroy(struct worker *w)
     wk_load_destroy(w->load);
     wk_names_destroy(w->names);
     pthread_mutex_destroy(&w->mail_m);
-    pthread_mutex_destroy(&w->builds_m);
     mem_free(w);
 }

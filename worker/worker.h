@@ -4,7 +4,7 @@
  * wk_run() → wk_destroy(). Threads: the loop (HTTP, all wk_call and gen state), the loader (once),
  * the helpers (parsing and tokenising: wk_pool), the engine thread (callbacks in gen.c, chunks.c).
  * They speak to the loop through wk_post(): intrusive messages on one list, one loop wake-up at a
- * time, so no queue can overflow. Lock order: gen.m → worker.mail_m; builds_m stands alone.
+ * time, so no queue can overflow. Lock order: gen.m → worker.mail_m; those of builds, guard and logs stand alone.
  * Only this folder knows engine, tiers and policy at once. */
 #ifndef WORKER_WORKER_H
 #define WORKER_WORKER_H
@@ -15,9 +15,8 @@
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "worker/api/api.h"
-#include "policy/order.h"
+#include "worker/opts.h"
 #include "segment/segment.h"
-#include "base/redis/redis_url.h"
 #include "tiers/store.h"
 
 #include <pthread.h>
@@ -35,68 +34,6 @@ enum {
     WK_COMMENT_MS = 10000,    /* keep-alive comment while a stream is silent */
 };
 
-/* ---- options ---- */
-struct opts;
-struct wk_quota { /* of a namespace; 0 = none */
-    const char *ns;
-    uint64_t ram_bytes, nvme_bytes;
-};
-struct wk_ttl {
-    const char *ns;
-    uint64_t ms;
-};
-struct wk_tier_opts {
-    enum evict_policy ram_policy, nvme_policy;
-    bool nvme_q8, redis_q8; /* kept there in 8 bits */
-    double side_share;      /* of RAM, for sidecars */
-    uint64_t gpu_bytes;     /* 0: no such tier; FUS_KV_AUTO */
-    uint64_t gpu_reserve_bytes;
-    const char *nvme_path; /* NULL: no such tier */
-    uint64_t nvme_bytes, nvme_write_bytes_per_day, ttl_ms, wait_ms;
-    struct redis_url *redis; /* NULL: no such tier */
-    struct wk_quota *quota;
-    size_t n_quota;
-    struct wk_ttl *ttl;
-    size_t n_ttl;
-    uint64_t secret[2];               /* tier_secret(): the text is not kept */
-    uint8_t auth_key[AUTH_KEY_BYTES]; /* tier_secret_auth() */
-    bool has_secret;
-    double price[STORE_TIERS_MAX + 1]; /* per GB: RAM, then nvme, redis */
-    const char *access_log;            /* NULL: none */
-    struct arena arena;
-};
-struct wk_opts {
-    const char *model, *listen, *device, *gemm, *chat_template, *served_name, *api_key, *presets;
-    const char *tls_cert, *tls_key; /* NULL: plain HTTP; in tls_cert */
-    bool admin_tcp;                 /* /admin not on unix sockets alone */
-    enum pol_strategy strategy;     /* POL_AUTO: the profile's */
-    const char *profile;            /* NULL: the cached one, else the default */
-    uint64_t ram_bytes, kv_pages_bytes, drain_timeout_ms;
-    enum kn_arith arith;
-    enum kn_weights weights;
-    int kv_dtype; /* enum kn_dtype, -1 = auto */
-    unsigned threads, ctx, max_running, max_queue;
-    enum pol_order order;             /* of the queue */
-    double ratio;                     /* < 0: the profile's */
-    double guard_sample, guard_kl;    /* guard_kl 0: by the profile */
-    bool strategy_given, ratio_given; /* by the operator: the controller keeps to them */
-    bool controller;
-    double quality_loss;      /* <0: the profile's */
-    const char *decision_log; /* NULL: none */
-    bool exit_on_stdin_eof, sandbox;
-    const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
-    struct redis_url *registry; /* where; NULL: the tier's */
-    const char *registry_group;
-    struct wk_tier_opts tiers;
-    struct opts *store; /* owns the strings */
-};
-/* 0; 1 when help or version was printed; <0 with a sentence. */
-int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
-void wk_opts_fini(struct wk_opts *o);
-int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err);
-void wk_tier_opts_fini(struct wk_tier_opts *t);
-int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
-
 /* ---- the worker ---- */
 struct wk_msg { /* embedded; at most once on the list */
     struct wk_msg *next;
@@ -110,7 +47,7 @@ struct wk_pool;
 struct gen;
 struct residents;
 struct seg_task;
-struct wk_build;
+struct wk_builds;
 struct wk_announce;
 struct wk_load;
 struct wk_names;
@@ -182,11 +119,7 @@ struct worker {
     uint64_t epoch, read_ns;      /* of this life; when somebody asked last */
     uint64_t drain_deadline_ns;
     struct event *signals[2], *stdin_event;
-    /* builds; guarded by builds_m */
-    pthread_mutex_t builds_m;
-    struct wk_build *builds, **builds_tail;
-    unsigned n_builds, n_flight;
-    uint64_t n_built, n_build_failed;
+    struct wk_builds *builds; /* builds.c */
     struct wk_senses *senses;
     struct wk_guard *guard; /* guard.h */
 };
@@ -354,7 +287,6 @@ double wk_worth_ms(const struct worker *w, const struct wk_mode *m, uint32_t n);
  * it is off. */
 double wk_prompt_worth_ms(struct worker *w, const struct wk_prompt *p);
 void wk_measured(struct worker *w, double prefill_ms, double n_tok); /* engine thread */
-uint64_t wk_record_bytes(const struct worker *w, uint32_t n);
 
 /* ---- the plan (chunks.c) ---- */
 /* Look up and decide (control.h), on the engine thread: fills ranges, captures and the strategy of
@@ -362,7 +294,6 @@ uint64_t wk_record_bytes(const struct worker *w, uint32_t n);
 int wk_plan(struct worker *w, struct wk_prompt *p, const struct wk_mode *m, struct fus_plan *plan,
             void **ret_arrays, uint32_t *ret_captured);
 /* ---- builds (builds.c) ---- */
-enum wk_build_state { WK_BUILD_NONE, WK_BUILD_QUEUED, WK_BUILD_DONE, WK_BUILD_FAILED };
 /* Queue an isolated build of a chunk; loop thread. 0 queued (or already), 1 already stored (when
  * not urgent a request has missed it: only RAM counts), -EAGAIN full. */
 int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
@@ -373,7 +304,15 @@ bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *
 void wk_builds_hurry(struct worker *w, const struct wk_prompt *p);
 /* Is one of its chunks with the engine, to be built urgently? Any thread. */
 bool wk_builds_due(struct worker *w, const struct wk_prompt *p);
-void wk_builds_fini(struct worker *w);
+struct wk_build_stats {
+    unsigned n_pending; /* queued or with the engine */
+    uint64_t n_built, n_failed;
+};
+void wk_builds_get_stats(const struct worker *w, struct wk_build_stats *ret); /* loop */
+/* on_built: hears of the end of each build on the loop; NULL: not wanted. */
+int wk_builds_create(struct worker *w,
+                     void (*on_built)(struct worker *w, const struct tier_key *key, int status));
+void wk_builds_destroy(struct worker *w); /* after the engine has ended */
 void wk_segments_built(struct worker *w, const struct tier_key *key, int status); /* loop thread */
 
 /* ---- routes (routes.c): the head, which answers whom it turns away; then the body ---- */

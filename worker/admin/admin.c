@@ -54,16 +54,18 @@ static void put_model(struct worker *w, struct buf *b)
 static void put_engine(struct worker *w, struct buf *b)
 {
     struct fus_engine_stats e;
+    struct wk_build_stats builds;
 
     fus_engine_get_stats(w->engine, &e);
+    wk_builds_get_stats(w, &builds);
     buf_addf(b,
              ",\"engine\":{\"waiting\":%u,\"running\":%u,\"active\":%u,\"builds\":%u,"
              "\"kv_tokens_free\":%u,\"kv_tokens_shared\":%u,\"steps\":%llu,\"max_running\":%"
              "u,\"max_queue\":%u},"
              "\"builds\":{\"pending\":%u,\"built\":%llu,\"failed\":%llu}",
              e.n_waiting, e.n_running, e.n_active, e.n_builds, e.kv_tokens_free, e.kv_tokens_shared,
-             (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, w->n_builds,
-             (unsigned long long)w->n_built, (unsigned long long)w->n_build_failed);
+             (unsigned long long)e.n_steps, w->o.max_running, w->o.max_queue, builds.n_pending,
+             (unsigned long long)builds.n_built, (unsigned long long)builds.n_failed);
 }
 
 static void put_store(struct worker *w, struct buf *b)

@@ -117,7 +117,7 @@ struct ask {
     bool has_ns, pinned;
 };
 
-static int refuse(struct wk_task *t, const char *code, const char *param, const char *why)
+static int refuse_order(struct wk_task *t, const char *code, const char *param, const char *why)
 {
     return api_err_set(&t->e, 400, API_INVALID, code, param, "%s", why);
 }
@@ -148,7 +148,8 @@ static int ask_read(struct wk_task *t, struct ask *a)
     ns = json_object_get(a->root, "namespace");
     a->has_ns = json_is_string(ns);
     if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
-        return refuse(t, "string_above_max_length", "namespace", "The namespace is too long.");
+        return refuse_order(t, "string_above_max_length", "namespace",
+                            "The namespace is too long.");
     if (a->has_ns) wk_names_note(t->w->names, a->ns);
     if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
     return api_err_set(&t->e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%.40s' here.",
@@ -165,18 +166,19 @@ static int ask_bytes(struct wk_task *t, const struct ask *a, uint64_t *ret)
         return 0;
     }
     if (json_is_string(v) && opt_parse_size(json_string_value(v), ret) == 0) return 0;
-    return refuse(t, "invalid_value", "bytes",
-                  "Invalid 'bytes': expected a size such as 4294967296 or \"4GiB\".");
+    return refuse_order(t, "invalid_value", "bytes",
+                        "Invalid 'bytes': expected a size such as 4294967296 or \"4GiB\".");
 }
 
 static int need_tier(struct wk_task *t, const struct ask *a)
 {
     if (a->tier) return 0;
-    return refuse(t, "missing_required_parameter", "tier", "Missing required parameter: 'tier'.");
+    return refuse_order(t, "missing_required_parameter", "tier",
+                        "Missing required parameter: 'tier'.");
 }
 
 /* What a tier said about an order. */
-static int answer(struct wk_task *t, const char *what, int rc)
+static int order_result(struct wk_task *t, const char *what, int rc)
 {
     if (rc >= 0) return 0;
     if (rc == -ENOTSUP)
@@ -198,22 +200,23 @@ static int do_clear(struct wk_task *t, const struct ask *a)
 {
     long n = store_clear(t->w->store, a->tier, a->has_ns ? a->ns : NULL, a->pinned);
 
-    return n < 0 ? answer(t, "records", (int)n) : buf_addf(&t->out, "{\"cleared\":%ld}", n);
+    return n < 0 ? order_result(t, "records", (int)n) : buf_addf(&t->out, "{\"cleared\":%ld}", n);
 }
 
 static int resized(struct wk_task *t, const char *tier, int rc)
 {
     if (rc == -ENOTSUP && strcmp(tier, "ram") == 0)
-        return refuse(
+        return refuse_order(
             t, "no_room", "bytes",
             "RAM can grow to four times its size at the start of the worker, not beyond.");
     if (rc == -EINVAL)
-        return refuse(t, "invalid_value", "bytes",
-                      "This size is below the least or above the most that the tier can have.");
+        return refuse_order(
+            t, "invalid_value", "bytes",
+            "This size is below the least or above the most that the tier can have.");
     if (rc == -EBUSY)
         return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
                            "What is in use does not fit into this size; some was evicted.");
-    return answer(t, "size", rc);
+    return order_result(t, "size", rc);
 }
 
 static int do_resize(struct wk_task *t, const struct ask *a)
@@ -235,11 +238,11 @@ static int do_policy(struct wk_task *t, const struct ask *a)
     int rc = need_tier(t, a);
 
     if (rc == 0 && (!name || !evict_policy_parse(name, &p)))
-        rc = refuse(t, "invalid_value", "policy",
-                    name && opt_removed("policy", name)
-                        ? "Invalid 'policy': it was removed; expected lru or arc."
-                        : "Invalid 'policy': expected lru or arc.");
-    if (rc == 0) rc = answer(t, "policy", store_set_policy(t->w->store, a->tier, p));
+        rc = refuse_order(t, "invalid_value", "policy",
+                          name && opt_removed("policy", name)
+                              ? "Invalid 'policy': it was removed; expected lru or arc."
+                              : "Invalid 'policy': expected lru or arc.");
+    if (rc == 0) rc = order_result(t, "policy", store_set_policy(t->w->store, a->tier, p));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"policy\":\"%s\"}", a->tier,
                              evict_policy_name(p));
@@ -251,10 +254,10 @@ static int do_quota(struct wk_task *t, const struct ask *a)
     int rc = need_tier(t, a);
 
     if (rc == 0 && !a->has_ns)
-        rc = refuse(t, "missing_required_parameter", "namespace",
-                    "Missing required parameter: 'namespace'.");
+        rc = refuse_order(t, "missing_required_parameter", "namespace",
+                          "Missing required parameter: 'namespace'.");
     if (rc == 0) rc = ask_bytes(t, a, &bytes);
-    if (rc == 0) rc = answer(t, "quota", store_set_quota(t->w->store, a->tier, a->ns, bytes));
+    if (rc == 0) rc = order_result(t, "quota", store_set_quota(t->w->store, a->tier, a->ns, bytes));
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"tier\":\"%s\",\"quota_bytes\":%llu}", a->tier,
                              (unsigned long long)bytes);
@@ -268,8 +271,9 @@ static int do_verify(struct wk_task *t, const struct ask *a)
     int rc = 0;
 
     if (id && tier_key_parse(id, &k) < 0)
-        return refuse(t, "invalid_value", "id", "Invalid id: 32 hexadecimal digits are expected.");
-    rc = answer(t, "verification", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
+        return refuse_order(t, "invalid_value", "id",
+                            "Invalid id: 32 hexadecimal digits are expected.");
+    rc = order_result(t, "verification", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
     if (rc == 0 && id && v.n_ok + v.n_bad == 0)
         rc = api_err_set(&t->e, 404, API_INVALID, "segment_not_found", "id",
                          "No segment '%s' is stored here.", id);
@@ -288,8 +292,8 @@ static int do_preload(struct wk_task *t, const struct ask *a)
     long n = rc == 0 ? store_preload(t->w->store, a->tier, count) : 0;
 
     if (rc == 0 && n == -EINVAL)
-        rc = refuse(t, "invalid_value", "tier", "Records are loaded from a tier below RAM.");
-    if (rc == 0 && n < 0) rc = answer(t, "preload", (int)n);
+        rc = refuse_order(t, "invalid_value", "tier", "Records are loaded from a tier below RAM.");
+    if (rc == 0 && n < 0) rc = order_result(t, "preload", (int)n);
     return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", n);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "worker/reuse/residents.h"
+#include "worker/reuse/records.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static size_t places(struct worker *w, struct residents_place ret[RESIDENTS_PLAC
     ret[0] = (struct residents_place){"ram", 0, 0};
     for (size_t i = 0; i < n; i++) {
         double one = store_predict_ms(w->store, i, 0);
-        double usual = store_predict_ms(w->store, i, wk_record_bytes(w, USUAL_TOKENS));
+        double usual = store_predict_ms(w->store, i, rec_bytes(&w->ident, USUAL_TOKENS));
         store_get_tier_stats(w->store, i, &name[i]);
         if (name[i].direct) one = usual = 0;
         ret[1 + i] = (struct residents_place){name[i].name, one, (usual - one) / USUAL_TOKENS};
@@ -65,7 +66,7 @@ static int put_load(struct worker *w, struct buf *b)
     return wk_load_put(w->load, atomic_load(&w->ms_per_token), w->o.max_running, b);
 }
 
-static void answer(struct worker *w, struct wk_call *c, const struct wanted *x)
+static void answer_reader(struct worker *w, struct wk_call *c, const struct wanted *x)
 {
     struct residents_place place[RESIDENTS_PLACES_MAX];
     struct store_tier_stats name[STORE_TIERS_MAX];
@@ -110,7 +111,7 @@ void wk_feed_get(struct worker *w, struct wk_call *c)
     c->route = "residents";
     w->read_ns = clock_ns();
     if (wait_ms == 0 || is_news(w, &a)) {
-        answer(w, c, &a);
+        answer_reader(w, c, &a);
         return;
     }
     x = mem_alloc(sizeof *x);
@@ -146,7 +147,7 @@ static void answer_due(struct worker *w, uint64_t now)
         const struct wanted a = x->a;
         c->on_close = NULL; /* answering may close the call at once, or later */
         reader_closed(x, false);
-        answer(w, c, &a);
+        answer_reader(w, c, &a);
     }
 }
 

@@ -180,9 +180,11 @@ int wk_metrics_render(struct worker *w, struct buf *out)
             metric_set(&kv_free, e.kv_tokens_free);
             metric_set(&kv_shared, e.kv_tokens_shared);
         }
-        metric_set(&pending, w->n_builds);
-        metric_set(&built, (double)w->n_built);
-        metric_set(&build_failed, (double)w->n_build_failed);
+        struct wk_build_stats builds;
+        wk_builds_get_stats(w, &builds);
+        metric_set(&pending, builds.n_pending);
+        metric_set(&built, (double)builds.n_built);
+        metric_set(&build_failed, (double)builds.n_failed);
         wk_metrics_guard_render(w);
         struct wk_sense_stats sense;
         wk_sense_get_stats(w, &sense);

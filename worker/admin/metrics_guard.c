@@ -118,7 +118,7 @@ void wk_metrics_guard_shadow(const struct pol_guard_shadow *s)
     if (s->reuse_kl >= 0) metric_observe(&table[REUSE_KL], s->reuse_kl);
 }
 
-static void set(int i, double v)
+static void set_gauge(int i, double v)
 {
     metric_set(&table[i], isfinite(v) ? v : 0);
 }
@@ -129,18 +129,18 @@ void wk_metrics_guard_render(struct worker *w)
 
     wk_guard_get_view(w, &v);
     const struct pol_guard_gauge g = pol_guard_gauge(&v.g.now);
-    set(KL_MEAN, g.kl);
-    set(KL_LIMIT, g.limit);
-    set(LOSS, g.loss);
-    set(AGREEMENT, g.agree);
-    set(WINDOW, g.count);
-    set(LEVEL, v.g.level);
-    set(RATIO, v.setting.ratio);
-    set(EXACT, v.setting.exact);
-    set(ALARMS, (double)v.n_up);
-    set(RETURNS, (double)v.n_down);
-    set(PENDING, v.n_pending);
-    set(DONE, (double)v.n_done);
-    set(DROPPED, (double)v.n_dropped);
-    set(FAILED, (double)v.n_failed);
+    set_gauge(KL_MEAN, g.kl);
+    set_gauge(KL_LIMIT, g.limit);
+    set_gauge(LOSS, g.loss);
+    set_gauge(AGREEMENT, g.agree);
+    set_gauge(WINDOW, g.count);
+    set_gauge(LEVEL, v.g.level);
+    set_gauge(RATIO, v.setting.ratio);
+    set_gauge(EXACT, v.setting.exact);
+    set_gauge(ALARMS, (double)v.n_up);
+    set_gauge(RETURNS, (double)v.n_down);
+    set_gauge(PENDING, v.n_pending);
+    set_gauge(DONE, (double)v.n_done);
+    set_gauge(DROPPED, (double)v.n_dropped);
+    set_gauge(FAILED, (double)v.n_failed);
 }

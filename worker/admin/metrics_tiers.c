@@ -140,7 +140,7 @@ static void add_series(struct series *s, const char *tier, bool ram)
                      "Writes that did not become a record, by reason.");
 }
 
-static void set(struct series *s, enum value v, double x)
+static void set_value(struct series *s, enum value v, double x)
 {
     metric_set(&s->value[v], x);
 }
@@ -152,14 +152,14 @@ static double breaker_number(const char *state)
 
 static void set_space(struct series *s, const struct tier_stat *t)
 {
-    set(s, CAPACITY, (double)t->capacity_bytes);
-    set(s, USED, (double)t->used_bytes);
-    set(s, PINNED, (double)t->pinned_bytes);
-    set(s, RECORDS, (double)t->n_records);
-    set(s, EVICT, (double)t->evictions);
-    set(s, EXPIRED, (double)t->expired);
-    set(s, CORRUPT, (double)t->corrupt);
-    set(s, TAIL_AGE, t->tail_age_s);
+    set_value(s, CAPACITY, (double)t->capacity_bytes);
+    set_value(s, USED, (double)t->used_bytes);
+    set_value(s, PINNED, (double)t->pinned_bytes);
+    set_value(s, RECORDS, (double)t->n_records);
+    set_value(s, EVICT, (double)t->evictions);
+    set_value(s, EXPIRED, (double)t->expired);
+    set_value(s, CORRUPT, (double)t->corrupt);
+    set_value(s, TAIL_AGE, t->tail_age_s);
 }
 
 static void set_tier(struct series *s, const struct store_tier_stats *x)
@@ -167,28 +167,28 @@ static void set_tier(struct series *s, const struct store_tier_stats *x)
     const struct tier_stat *t = &x->tier;
 
     set_space(s, t);
-    set(s, HIT, (double)x->hits);
-    set(s, HIT_BYTES, (double)x->hit_bytes);
-    set(s, READ, (double)t->reads);
-    set(s, READ_BYTES, (double)t->read_bytes);
-    set(s, READ_SECONDS, (double)t->read_ns / 1e9);
-    set(s, WRITE, (double)t->writes);
-    set(s, WRITE_BYTES, (double)t->write_bytes);
-    set(s, WRITE_SECONDS, (double)t->write_ns / 1e9);
-    set(s, DEVICE_WRITTEN, (double)t->device_written_bytes);
-    set(s, ERRORS, (double)t->errors);
-    set(s, TIMEOUTS, (double)t->timeouts);
-    set(s, INFLIGHT_BYTES, (double)t->inflight_bytes);
-    set(s, INFLIGHT_OPS, (double)t->inflight_ops);
-    set(s, BREAKER, breaker_number(x->breaker));
-    set(s, BREAKER_OPENED, (double)x->breaker_opened);
-    set(s, ENDPOINTS, t->endpoints);
-    set(s, ENDPOINTS_OPEN, t->endpoints_open);
-    set(s, WRITE_BUDGET, t->write_budget_ratio);
-    set(s, HOST_PINNED, (double)t->host_pinned_bytes);
-    set(s, DEGRADED, t->degraded[0] ? 1 : 0);
-    set(s, BANDWIDTH, x->read_bytes_per_s);
-    set(s, FIRST_GROUP, x->first_ms / 1e3);
+    set_value(s, HIT, (double)x->hits);
+    set_value(s, HIT_BYTES, (double)x->hit_bytes);
+    set_value(s, READ, (double)t->reads);
+    set_value(s, READ_BYTES, (double)t->read_bytes);
+    set_value(s, READ_SECONDS, (double)t->read_ns / 1e9);
+    set_value(s, WRITE, (double)t->writes);
+    set_value(s, WRITE_BYTES, (double)t->write_bytes);
+    set_value(s, WRITE_SECONDS, (double)t->write_ns / 1e9);
+    set_value(s, DEVICE_WRITTEN, (double)t->device_written_bytes);
+    set_value(s, ERRORS, (double)t->errors);
+    set_value(s, TIMEOUTS, (double)t->timeouts);
+    set_value(s, INFLIGHT_BYTES, (double)t->inflight_bytes);
+    set_value(s, INFLIGHT_OPS, (double)t->inflight_ops);
+    set_value(s, BREAKER, breaker_number(x->breaker));
+    set_value(s, BREAKER_OPENED, (double)x->breaker_opened);
+    set_value(s, ENDPOINTS, t->endpoints);
+    set_value(s, ENDPOINTS_OPEN, t->endpoints_open);
+    set_value(s, WRITE_BUDGET, t->write_budget_ratio);
+    set_value(s, HOST_PINNED, (double)t->host_pinned_bytes);
+    set_value(s, DEGRADED, t->degraded[0] ? 1 : 0);
+    set_value(s, BANDWIDTH, x->read_bytes_per_s);
+    set_value(s, FIRST_GROUP, x->first_ms / 1e3);
     for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
         metric_set(&s->miss[i], (double)x->misses[i]);
     for (unsigned i = 0; i < TIER_REJECT_COUNT; i++)
@@ -220,7 +220,7 @@ void wk_metrics_tiers(struct worker *w, const struct store_stats *s)
     }
     add_series(&series[0], "ram", true);
     set_space(&series[0], &ram);
-    set(&series[0], HIT, (double)(s->hits - (behind < s->hits ? behind : s->hits)));
+    set_value(&series[0], HIT, (double)(s->hits - (behind < s->hits ? behind : s->hits)));
     metric_set(&dirty, (double)s->dirty);
     metric_set(&loads, (double)s->inflight);
     metric_set(&lost, (double)s->lost);

@@ -279,7 +279,7 @@ static void on_logits(void *ctx, const float *logits, size_t n_rows, const struc
     memcpy(g->other, logits, n_rows * model_config(g->w->model)->V * sizeof *logits);
 }
 
-static void on_end(void *ctx, int status)
+static void on_shadow_end(void *ctx, int status)
 {
     struct wk_guard *g = ctx;
 
@@ -424,14 +424,14 @@ static void step_ended(struct wk_guard *g)
     }
 }
 
-static bool submit(struct wk_guard *g)
+static bool submit_step(struct wk_guard *g)
 {
     const struct wk_shadow *s = g->cur;
     const struct fus_build b = {.sink_token = -1,
                                 .n = s->n_prompt + s->n_given,
                                 .on_plan = on_plan,
                                 .on_logits = on_logits,
-                                .on_end = on_end,
+                                .on_end = on_shadow_end,
                                 .ctx = g};
     struct fus_range *range = mem_realloc(g->range, (s->n_part + 1) * sizeof *range);
 
@@ -451,7 +451,7 @@ static bool is_idle(struct wk_guard *g)
     return g->w->n_gens == 0 && quiet;
 }
 
-static void pump(void *arg)
+static void work_on_shadow(void *arg)
 {
     struct wk_guard *g = arg;
     const int phase = atomic_load(&g->phase);
@@ -465,13 +465,13 @@ static void pump(void *arg)
     if (atomic_load(&g->phase) != AT_LOOP || (!g->cur && !take_shadow(g))) return;
     if (!is_idle(g))
         http_timer_set(g->timer, IDLE_MS);
-    else if (!submit(g))
+    else if (!submit_step(g))
         http_timer_set(g->timer, IDLE_MS); /* the engine's list is full */
 }
 
 static void on_msg(struct wk_msg *m)
 {
-    pump((char *)m - offsetof(struct wk_guard, msg));
+    work_on_shadow((char *)m - offsetof(struct wk_guard, msg));
 }
 
 /* ---- life ---- */
@@ -481,7 +481,7 @@ int wk_guard_create(struct worker *w)
     struct wk_guard *g = mem_zalloc(sizeof *g);
 
     if (!g) return -ENOMEM;
-    if (http_timer_create(w->loop, pump, g, &g->timer) < 0) {
+    if (http_timer_create(w->loop, work_on_shadow, g, &g->timer) < 0) {
         mem_free(g);
         return -ENOMEM;
     }

@@ -125,7 +125,7 @@ static void remember(struct wk_senses *s, struct text *t)
 }
 
 /* An operator who chose another strategy pays nothing for this one. */
-static bool wanted(const struct worker *w)
+static bool is_wanted(const struct worker *w)
 {
     return pol_strategy_senses(w->o.strategy) && w->blend_ok;
 }
@@ -136,7 +136,7 @@ void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns,
     struct wk_senses *s = w->senses;
     struct text *t = NULL;
 
-    if (!s || n == 0 || !wanted(w)) return;
+    if (!s || n == 0 || !is_wanted(w)) return;
     pthread_mutex_lock(&s->m);
     if (s->pending.n < PENDING_MAX && !is_pending(s, key)) t = text_make(key, ns, tok, n);
     if (t) {
@@ -192,7 +192,7 @@ static int on_sense(void *ctx, struct fus_sense *ret)
     return 1;
 }
 
-static void on_end(void *ctx, int status)
+static void on_measured(void *ctx, int status)
 {
     struct wk_senses *s = ctx;
 
@@ -261,7 +261,7 @@ static bool job_submit(struct wk_senses *s)
     const struct fus_build b = {.sink_token = s->w->sink_token,
                                 .n = s->own->n + s->before[s->at]->n,
                                 .on_sense = on_sense,
-                                .on_end = on_end,
+                                .on_end = on_measured,
                                 .ctx = s};
 
     s->submitted = true;
@@ -293,7 +293,7 @@ static bool is_idle(const struct wk_senses *s)
     return s->w->n_gens == 0 && clock_ms_since(s->wanted_ns) >= IDLE_MS;
 }
 
-static void pump(void *arg)
+static void work_on_scores(void *arg)
 {
     struct wk_senses *s = arg;
 
@@ -315,7 +315,7 @@ static void pump(void *arg)
 
 static void on_msg(struct wk_msg *m)
 {
-    pump((char *)m - offsetof(struct wk_senses, msg));
+    work_on_scores((char *)m - offsetof(struct wk_senses, msg));
 }
 
 int wk_senses_create(struct worker *w)
@@ -323,7 +323,7 @@ int wk_senses_create(struct worker *w)
     struct wk_senses *s = mem_zalloc(sizeof *s);
 
     if (!s) return -ENOMEM;
-    if (http_timer_create(w->loop, pump, s, &s->timer) < 0) {
+    if (http_timer_create(w->loop, work_on_scores, s, &s->timer) < 0) {
         mem_free(s);
         return -ENOMEM;
     }

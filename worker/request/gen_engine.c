@@ -92,10 +92,10 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     wk_load_first(g->w->load, &p->load,
                   ms->prefill - atomic_load(&g->w->ms_per_token) * r->n_computed,
                   slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
-    const struct wk_run run = {.report = r,
-                               .prefill_ms = ms->prefill,
-                               .ttft_ms = p->ttft_ms,
-                               .whole = !r->n_failed_ranges};
+    const struct wk_outcome run = {.report = r,
+                                   .prefill_ms = ms->prefill,
+                                   .ttft_ms = p->ttft_ms,
+                                   .whole = !r->n_failed_ranges};
     wk_control_done(g->w, p->p.decision, &run);
     if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, ms->prefill, r->cost * p->p.n_tok);
 }

@@ -1,6 +1,7 @@
 /* What happened to a request's prompt: the `kvblend` object and the usage numbers. */
 #include "worker/request/gen.h"
 #include "worker/reuse/control.h"
+#include "worker/reuse/records.h"
 
 #include "base/clock.h"
 
@@ -173,7 +174,7 @@ static void put_record(struct buf *b, struct gen *g, const char *kind, const str
     buf_addf(b,
              "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
              "\"tier\":\"%s\"}",
-             comma ? "," : "", hex, kind, n, (unsigned long long)wk_record_bytes(g->w, n),
+             comma ? "," : "", hex, kind, n, (unsigned long long)rec_bytes(&g->w->ident, n),
              l->tier && l->status >= 0 ? l->tier : "none");
 }
 

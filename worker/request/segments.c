@@ -41,7 +41,7 @@ static void seg_free(void *data)
 }
 
 /* ---- helper thread ---- */
-static const json_t *text_of(const json_t *v)
+static const json_t *text_of_item(const json_t *v)
 {
     const json_t *t = json_is_object(v) ? json_object_get(v, "text") : v;
 
@@ -54,7 +54,7 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
     s->item = mem_zalloc((s->n + 1) * sizeof *s->item);
     if (!s->item) return -ENOMEM;
     for (size_t i = 0; i < s->n; i++) {
-        const json_t *v = text_of(json_array_get(list, i));
+        const json_t *v = text_of_item(json_array_get(list, i));
         struct item *it = &s->item[i];
         if (!v)
             return api_err_set(&t->e, 400, API_INVALID, "invalid_type", "texts",

@@ -10,6 +10,7 @@
  * it asks again when its turn has come, and waits a few milliseconds only. Without slower tiers
  * nothing is asked early. */
 #include "worker/reuse/control.h"
+#include "worker/reuse/records.h"
 
 #include "base/clock.h"
 
@@ -45,19 +46,10 @@ void wk_measured(struct worker *w, double prefill_ms, double n_tok)
     atomic_store(&w->ms_per_token, now);
 }
 
-uint64_t wk_record_bytes(const struct worker *w, uint32_t n)
-{
-    const struct record_desc d = {
-        .L = w->ident.L, .G = w->ident.G, .K = w->ident.K, .dtype = w->ident.dtype, .n_tokens = n};
-    struct record_layout l;
-
-    return record_layout(&d, &l) < 0 ? 0 : l.record_bytes;
-}
-
 /* ---- holding ---- */
 static bool hold(struct worker *w, struct wk_look *l, uint32_t n, uint64_t cap_bytes)
 {
-    uint64_t bytes = wk_record_bytes(w, n);
+    uint64_t bytes = rec_bytes(&w->ident, n);
 
     if (atomic_fetch_add(&w->held_bytes, bytes) + bytes <= cap_bytes) {
         l->held_bytes = bytes;
@@ -137,7 +129,7 @@ int wk_look_ask(struct worker *w, double worth_ms, const struct tier_key *key, c
 /* No room to hold it: it comes nearer all the same, and stays as long as RAM has room. */
 static void warm(struct asker *a, const struct tier_key *key, uint32_t tok0, uint32_t n)
 {
-    uint64_t bytes = wk_record_bytes(a->w, n);
+    uint64_t bytes = rec_bytes(&a->w->ident, n);
     struct wk_look l = {.batch = a->batch};
 
     if (atomic_fetch_add(&a->w->warm_bytes, bytes) + bytes > a->cap_bytes / 2) {

@@ -27,19 +27,27 @@ struct wk_build {
     int status;
 };
 
-static struct wk_build *find_build(struct worker *w, const struct tier_key *k)
+struct wk_builds {
+    void (*on_built)(struct worker *w, const struct tier_key *key, int status);
+    pthread_mutex_t m; /* guards the list and its counts: the engine thread reads them */
+    struct wk_build *first, **tail;
+    unsigned n, n_flight;
+    uint64_t n_built, n_failed; /* loop */
+};
+
+static struct wk_build *find_build(const struct worker *w, const struct tier_key *k)
 {
-    for (struct wk_build *b = w->builds; b; b = b->next)
+    for (struct wk_build *b = w->builds->first; b; b = b->next)
         if (tier_key_same(&b->key, k)) return b;
     return NULL;
 }
 
 bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns)
 {
-    pthread_mutex_lock(&w->builds_m);
+    pthread_mutex_lock(&w->builds->m);
     const struct wk_build *b = find_build(w, key);
     bool yes = b && (!ns || strcmp(b->ns, ns) == 0);
-    pthread_mutex_unlock(&w->builds_m);
+    pthread_mutex_unlock(&w->builds->m);
     return yes;
 }
 
@@ -52,16 +60,16 @@ static void build_free(struct wk_build *b)
 
 static void unlink_build(struct worker *w, struct wk_build *b)
 {
-    struct wk_build **p = &w->builds;
+    struct wk_build **p = &w->builds->first;
 
-    pthread_mutex_lock(&w->builds_m);
+    pthread_mutex_lock(&w->builds->m);
     while (*p != b)
         p = &(*p)->next;
     *p = b->next;
-    if (w->builds_tail == &b->next) w->builds_tail = p;
-    w->n_builds--;
-    if (b->submitted) w->n_flight--;
-    pthread_mutex_unlock(&w->builds_m);
+    if (w->builds->tail == &b->next) w->builds->tail = p;
+    w->builds->n--;
+    if (b->submitted) w->builds->n_flight--;
+    pthread_mutex_unlock(&w->builds->m);
 }
 
 /* ---- engine thread ---- */
@@ -77,7 +85,7 @@ static int on_build(void *ctx, struct kv_sink *ret)
     return rc < 0 ? rc : 1;
 }
 
-static void on_end(void *ctx, int status)
+static void on_build_end(void *ctx, int status)
 {
     struct wk_build *b = ctx;
 
@@ -86,7 +94,7 @@ static void on_end(void *ctx, int status)
 }
 
 /* ---- loop thread ---- */
-static void pump(struct worker *w);
+static void submit_waiting(struct worker *w);
 
 static void build_ended(struct wk_msg *m)
 {
@@ -97,41 +105,41 @@ static void build_ended(struct wk_msg *m)
     unlink_build(w, b);
     tier_key_hex(&b->key, hex);
     if (b->status < 0 && b->status != -ECANCELED) {
-        w->n_build_failed++;
+        w->builds->n_failed++;
         log_event(LOG_WARN, "chunk_build_failed", "id=%s tokens=%u error=%s", hex, b->n,
                   err_name(b->status));
     } else {
-        w->n_built += b->status == 0;
+        w->builds->n_built += b->status == 0;
         if (b->status == 0) wk_sense_want(w, &b->key, b->ns, b->tok, b->n);
         log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
                   b->status == 1);
     }
-    wk_segments_built(w, &b->key, b->status);
+    if (w->builds->on_built) w->builds->on_built(w, &b->key, b->status);
     build_free(b);
-    pump(w);
+    submit_waiting(w);
 }
 
 static void set_submitted(struct worker *w, struct wk_build *b, bool yes)
 {
-    pthread_mutex_lock(&w->builds_m);
+    pthread_mutex_lock(&w->builds->m);
     b->submitted = yes;
-    w->n_flight += yes ? 1 : -1u;
-    pthread_mutex_unlock(&w->builds_m);
+    w->builds->n_flight += yes ? 1 : -1u;
+    pthread_mutex_unlock(&w->builds->m);
 }
 
 /* Hand waiting builds to the engine, urgent ones first: a busy engine keeps the others, so that
  * those must not take all the places. */
-static void pump(struct worker *w)
+static void submit_waiting(struct worker *w)
 {
     for (;;) {
         struct wk_build *b = NULL;
-        for (struct wk_build *i = w->builds; i; i = i->next) {
+        for (struct wk_build *i = w->builds->first; i; i = i->next) {
             if (i->submitted) continue;
             if (!b || (i->urgent && !b->urgent)) b = i;
             if (i->urgent) break;
         }
         unsigned most = b && b->urgent ? 2 * WK_BUILDS_FLIGHT_MAX : WK_BUILDS_FLIGHT_MAX;
-        if (!b || w->n_flight >= most) return;
+        if (!b || w->builds->n_flight >= most) return;
         int32_t *tok = mem_alloc((b->n + 1) * sizeof *tok);
         if (!tok) return;
         memcpy(tok, b->tok, b->n * sizeof *tok);
@@ -139,14 +147,14 @@ static void pump(struct worker *w)
                               .tok = tok,
                               .n = b->n,
                               .on_build = on_build,
-                              .on_end = on_end,
+                              .on_end = on_build_end,
                               .ctx = b,
                               .urgent = b->urgent};
         set_submitted(w, b, true);
         if (fus_build_submit(w->engine, &f) < 0) {
             mem_free(tok);
             set_submitted(w, b, false);
-            return; /* the engine's list is full: the next end pumps again */
+            return; /* the engine's list is full: the next end submits again */
         }
     }
 }
@@ -154,9 +162,9 @@ static void pump(struct worker *w)
 /* Urgent from now on. */
 static void hurry(struct worker *w, struct wk_build *b)
 {
-    pthread_mutex_lock(&w->builds_m);
+    pthread_mutex_lock(&w->builds->m);
     b->urgent = true;
-    pthread_mutex_unlock(&w->builds_m);
+    pthread_mutex_unlock(&w->builds->m);
     if (b->submitted) fus_build_hurry(w->engine, b);
 }
 
@@ -166,19 +174,19 @@ void wk_builds_hurry(struct worker *w, const struct wk_prompt *p)
         struct wk_build *b = find_build(w, &p->cut[i].key);
         if (b) hurry(w, b);
     }
-    pump(w);
+    submit_waiting(w);
 }
 
 bool wk_builds_due(struct worker *w, const struct wk_prompt *p)
 {
     bool due = false;
 
-    pthread_mutex_lock(&w->builds_m);
+    pthread_mutex_lock(&w->builds->m);
     for (size_t i = 0; i < p->n_cut && !due; i++) {
         const struct wk_build *b = find_build(w, &p->cut[i].key);
         due = b && b->submitted && b->urgent;
     }
-    pthread_mutex_unlock(&w->builds_m);
+    pthread_mutex_unlock(&w->builds->m);
     return due;
 }
 
@@ -194,7 +202,7 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
         hurry(w, b);
         return 0;
     }
-    if (w->n_builds >= WK_BUILDS_MAX) return -EAGAIN;
+    if (w->builds->n >= WK_BUILDS_MAX) return -EAGAIN;
     b = mem_zalloc(sizeof *b);
     if (!b) return -ENOMEM;
     *b = (struct wk_build){
@@ -206,24 +214,44 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
         return -ENOMEM;
     }
     memcpy(b->tok, tok, n * sizeof *b->tok);
-    pthread_mutex_lock(&w->builds_m);
-    *w->builds_tail = b;
-    w->builds_tail = &b->next;
-    w->n_builds++;
-    pthread_mutex_unlock(&w->builds_m);
-    pump(w);
+    pthread_mutex_lock(&w->builds->m);
+    *w->builds->tail = b;
+    w->builds->tail = &b->next;
+    w->builds->n++;
+    pthread_mutex_unlock(&w->builds->m);
+    submit_waiting(w);
     return 0;
 }
 
-/* After the engine has ended: nothing refers to the builds any more. */
-void wk_builds_fini(struct worker *w)
+void wk_builds_get_stats(const struct worker *w, struct wk_build_stats *ret)
 {
-    while (w->builds) {
-        struct wk_build *b = w->builds;
+    *ret = (struct wk_build_stats){w->builds->n, w->builds->n_built, w->builds->n_failed};
+}
+
+int wk_builds_create(struct worker *w,
+                     void (*on_built)(struct worker *w, const struct tier_key *key, int status))
+{
+    struct wk_builds *s = mem_zalloc(sizeof *s);
+
+    if (!s) return -ENOMEM;
+    pthread_mutex_init(&s->m, NULL);
+    s->tail = &s->first;
+    s->on_built = on_built;
+    w->builds = s;
+    return 0;
+}
+
+void wk_builds_destroy(struct worker *w)
+{
+    struct wk_builds *s = w->builds;
+
+    if (!s) return;
+    for (struct wk_build *b = s->first, *next; b; b = next) {
+        next = b->next;
         wk_unpost(w, &b->msg);
-        w->builds = b->next;
         build_free(b);
     }
-    w->builds_tail = &w->builds;
-    w->n_builds = w->n_flight = 0;
+    pthread_mutex_destroy(&s->m);
+    mem_free(s);
+    w->builds = NULL;
 }

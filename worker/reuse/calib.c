@@ -184,7 +184,7 @@ static int time_run(struct calib *a, enum pol_strategy s, uint32_t n, uint32_t s
     return 0;
 }
 
-static int measure(struct calib *a)
+static int time_all_runs(struct calib *a)
 {
     static const uint32_t length[] = {8, 32, 64, 160, 384, 896, 2048};
     const uint32_t ctx = a->n_max;
@@ -363,7 +363,7 @@ int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct 
     const struct pol_dims dims = {g->D, g->H, g->G, g->K, g->F, g->V};
     pol_cost_guess(&dims, &cost); /* what no run tells apart keeps these proportions */
     r = prepare(&a, o);
-    if (r == 0) r = measure(&a);
+    if (r == 0) r = time_all_runs(&a);
     if (r == 0) r = pol_cost_fit(a.run, a.n_runs, &cost);
     fake_fini(&a.kv);
     mem_free(a.tok);

@@ -11,6 +11,7 @@
 #include "fusor/core/pace.h"
 #include "policy/control.h"
 #include "worker/quality/guard.h"
+#include "worker/reuse/records.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -300,7 +301,7 @@ static void learn(struct wk_control *k, const struct ctl_decision *d)
         move(&k->busy_share, fmin(fmax(d->measured.prefill_s / compute_s - 1, 0), 2));
 }
 
-void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_run *r)
+void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_outcome *r)
 {
     struct wk_control *k = w->control;
 
@@ -343,7 +344,7 @@ void wk_control_place(struct worker *w, uint32_t n, struct store_writer *writer)
 {
     struct ctl_decision d = {0}; /* its snapshot of the tiers */
     struct pol_place_in in = {
-        .bytes = wk_record_bytes(w, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
+        .bytes = rec_bytes(&w->ident, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
     struct wk_control *k = w->control;
     static const char *const name[] = {"ram", "nvme", "redis"}; /* as the prices stand */
 

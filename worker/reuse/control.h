@@ -31,12 +31,12 @@ void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_byt
                struct ctl_decision *d);
 
 /* The first token is out, or will never be (r NULL): d gets the measured part and is kept. */
-struct wk_run {
+struct wk_outcome {
     const struct fus_report *report;
     double prefill_ms, ttft_ms;
     bool whole; /* no source failed: what was measured is what was predicted */
 };
-void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_run *r);
+void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_outcome *r);
 
 /* What all of a prompt may be worth waiting for, ms: its exact prefill and its place in the queue.
  * 0 = unknown. */

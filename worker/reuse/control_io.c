@@ -286,7 +286,7 @@ json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives)
     return NULL;
 }
 
-static int to_buf(const char *text, size_t len, void *ctx)
+static int append_json(const char *text, size_t len, void *ctx)
 {
     return buf_add(ctx, text, len);
 }
@@ -295,7 +295,7 @@ int ctl_json_put(const json_t *o, struct buf *out)
 {
     size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17);
 
-    return o && json_dump_callback(o, to_buf, out, flags) == 0 ? 0 : -ENOMEM;
+    return o && json_dump_callback(o, append_json, out, flags) == 0 ? 0 : -ENOMEM;
 }
 
 /* ---- in ---- */

@@ -5,6 +5,15 @@
 
 #include <errno.h>
 
+uint64_t rec_bytes(const struct tier_ident *i, uint32_t n_tok)
+{
+    const struct record_desc d = {
+        .L = i->L, .G = i->G, .K = i->K, .dtype = i->dtype, .n_tokens = n_tok};
+    struct record_layout l;
+
+    return record_layout(&d, &l) < 0 ? 0 : l.record_bytes;
+}
+
 /* ---- kv_source ---- */
 struct source {
     struct store_pin *pin;

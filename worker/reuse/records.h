@@ -11,6 +11,7 @@
 #include "fusor/core/kv_io.h"
 #include "tiers/store.h"
 
+uint64_t rec_bytes(const struct tier_ident *ident, uint32_t n_tok); /* of a record in RAM */
 /* Takes the pin: on failure it is released. */
 int rec_source_make(struct store_pin *pin, struct kv_source *ret);
 /* ret_status (alive until release()) gets the error of a layer that cannot be had. */

@@ -71,7 +71,7 @@ static void list_remove(struct residents *r, struct list *l, uint32_t i)
         link_of(r, l, x->next)->prev = x->prev;
 }
 
-static uint32_t *bucket_of(struct residents *r, uint64_t id)
+static uint32_t *text_bucket(struct residents *r, uint64_t id)
 {
     return &r->bucket[(id ^ id >> 32) & r->mask];
 }
@@ -102,7 +102,7 @@ static void held(struct residents *r, uint32_t i, int place)
 static uint32_t text_take(struct residents *r)
 {
     if (r->n < r->capacity) return r->n++;
-    uint32_t i = r->age.first, *at = bucket_of(r, r->text[i].id);
+    uint32_t i = r->age.first, *at = text_bucket(r, r->text[i].id);
     if (r->text[i].place >= 0) went(r, i);
     while (*at != i)
         at = &r->text[*at].chain;
@@ -148,12 +148,12 @@ void residents_destroy(struct residents *r)
 void residents_note(struct residents *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
 {
     (void)pthread_mutex_lock(&r->m);
-    uint32_t i = *bucket_of(r, text_id);
+    uint32_t i = *text_bucket(r, text_id);
     while (i != NONE && r->text[i].id != text_id)
         i = r->text[i].chain;
     if (i == NONE) {
         i = text_take(r);
-        uint32_t *head = bucket_of(r, text_id);
+        uint32_t *head = text_bucket(r, text_id);
         r->text[i] = (struct text){.id = text_id, .chain = *head, .place = -1};
         *head = i;
     } else {

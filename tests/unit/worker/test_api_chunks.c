@@ -82,8 +82,7 @@ static void kit_open(struct kit *k, enum kn_dtype dtype)
     k->w.ident = (struct tier_ident){.model = {1, 2}, .dtype = dtype, .L = L, .G = G, .K = K};
     o.ident = k->w.ident;
     ASSERT_OK(store_create(&o, &k->w.store, &err));
-    pthread_mutex_init(&k->w.builds_m, NULL);
-    k->w.builds_tail = &k->w.builds;
+    ASSERT_OK(wk_builds_create(&k->w, NULL));
     k->w.blend_ok = true;
     k->w.o.strategy = POL_QUERY;
     k->w.o.ratio = 0.1;
@@ -93,7 +92,7 @@ static void kit_close(struct kit *k)
 {
     store_destroy(k->w.store);
     kn_dev_destroy(k->dev);
-    pthread_mutex_destroy(&k->w.builds_m);
+    wk_builds_destroy(&k->w);
 }
 
 static float value(unsigned layer, size_t row, size_t i, bool v)

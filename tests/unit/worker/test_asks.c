@@ -3,7 +3,7 @@
 #include "tests/doubles/fault.h"
 #include "tests/test.h"
 #include "tiers/nvme/nvme.h"
-#include "worker/worker.h"
+#include "worker/reuse/builds.c"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -64,8 +64,7 @@ static void kit_open(struct kit *k)
     o.tier[0] = (struct store_tier_opts){k->fault, STORE_WRITE_BEHIND};
     o.n_tiers = 1;
     ASSERT_OK(store_create(&o, &k->w.store, &err));
-    pthread_mutex_init(&k->w.builds_m, NULL);
-    k->w.builds_tail = &k->w.builds;
+    ASSERT_OK(wk_builds_create(&k->w, NULL));
     k->w.blend_ok = true;
     k->w.o = (struct wk_opts){.strategy = POL_QUERY, .ratio = 0.1, .ram_bytes = 4 << 20};
     k->w.o.tiers.wait_ms = 10000; /* a loaded machine is no miss */
@@ -77,8 +76,8 @@ static void kit_close(struct kit *k)
 {
     wk_prompt_fini(&k->p);
     ASSERT_EQ(atomic_load(&k->w.held_bytes), 0);
+    wk_builds_destroy(&k->w);
     store_destroy(k->w.store); /* asserts that no pin is out */
-    pthread_mutex_destroy(&k->w.builds_m);
     (void)unlink(k->path);
     ASSERT_OK(rmdir(k->dir));
 }
@@ -161,7 +160,7 @@ TEST(what_a_file_has_is_asked_for_early)
     for (size_t i = 0; i < N_CUT; i++)
         ASSERT_TRUE(k.p.cut[i].look.pin);
     ASSERT_EQ(atomic_load(&k.w.held_bytes),
-              N_BLOCK * wk_record_bytes(&k.w, 64) + N_CUT * wk_record_bytes(&k.w, CUT));
+              N_BLOCK * rec_bytes(&k.w.ident, 64) + N_CUT * rec_bytes(&k.w.ident, CUT));
     ASSERT_EQ(plan(&k), N_BLOCK + N_CUT);
     for (size_t i = 0; i < N_CUT; i++) {
         ASSERT_EQ(k.p.cut[i].source, WK_STORED);
@@ -242,7 +241,7 @@ TEST(a_chain_ends_at_its_first_miss)
     leave_ram(&k);
     wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
     ASSERT_TRUE(k.p.block_look[0].pin && !k.p.block_look[1].pin && !k.p.block_look[2].pin);
-    ASSERT_EQ(atomic_load(&k.w.held_bytes), wk_record_bytes(&k.w, 64));
+    ASSERT_EQ(atomic_load(&k.w.held_bytes), rec_bytes(&k.w.ident, 64));
     ASSERT_EQ(plan(&k), 1);
     ASSERT_EQ(k.p.cut[0].look.why, STORE_MISS_NEVER);
     kit_close(&k);
@@ -270,7 +269,7 @@ TEST(waiting_prompts_hold_half_of_ram_at_most)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    k.w.o.ram_bytes = 2 * (N_BLOCK * wk_record_bytes(&k.w, 64) + wk_record_bytes(&k.w, CUT));
+    k.w.o.ram_bytes = 2 * (N_BLOCK * rec_bytes(&k.w.ident, 64) + rec_bytes(&k.w.ident, CUT));
     wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
     ASSERT_EQ(2 * atomic_load(&k.w.held_bytes), k.w.o.ram_bytes);
     ASSERT_TRUE(k.p.cut[0].look.pin && !k.p.cut[1].look.asked && !k.p.cut[2].look.asked);
@@ -334,7 +333,7 @@ TEST(a_chunk_in_a_slower_tier_is_built_for_who_missed_it)
     const struct wk_cut *c;
     kit_open(&k);
     put_all(&k);
-    k.w.n_flight = WK_BUILDS_FLIGHT_MAX; /* nothing goes to an engine */
+    k.w.builds->n_flight = WK_BUILDS_FLIGHT_MAX; /* nothing goes to an engine */
     pthread_mutex_init(&k.w.mail_m, NULL);
     c = &k.p.cut[0];
     ASSERT_EQ(wk_build_queue(&k.w, &c->key, "", k.tok + c->tok0, c->n, false), 1);
@@ -344,7 +343,6 @@ TEST(a_chunk_in_a_slower_tier_is_built_for_who_missed_it)
     ASSERT_TRUE(wk_build_pending(&k.w, &c->key, NULL));
     ASSERT_TRUE(wk_build_pending(&k.w, &c->key, ""));
     ASSERT_TRUE(!wk_build_pending(&k.w, &c->key, "other"));
-    wk_builds_fini(&k.w);
-    pthread_mutex_destroy(&k.w.mail_m);
     kit_close(&k);
+    pthread_mutex_destroy(&k.w.mail_m);
 }
