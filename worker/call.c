@@ -1,5 +1,6 @@
 /* One HTTP request as the worker sees it: its id, its answer, its line in the access log. */
 #include "worker/worker.h"
+#include "worker/admin/metrics.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -44,7 +45,7 @@ void wk_call_closed(struct wk_call *c, bool aborted)
     int status = aborted && c->status < 400 ? 499 : c->status;
 
     if (c->on_close) c->on_close(c->owner, aborted);
-    wk_metrics_request(status ? status : 499, 0);
+    wk_metrics_request(status ? status : 499);
     bool often = strcmp(c->route, "health") == 0 || strcmp(c->route, "metrics") == 0 ||
                  strcmp(c->route, "residents") == 0;
     log_event(often ? LOG_DEBUG : LOG_INFO, "request",
@@ -65,6 +66,24 @@ int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
     buf_addf(out, "x-request-id: %s\r\n", c->id);
     if (extra) buf_adds(out, extra);
     return buf_status(out);
+}
+
+bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t cap)
+{
+    const char *p = http_req_query(c->r);
+    size_t len = strlen(name);
+    bool found = false;
+
+    *ret = 0;
+    while (p && *p) {
+        size_t n = strcspn(p, "&");
+        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0) {
+            (void)snprintf(ret, cap, "%.*s", (int)(n - len - 1), p + len + 1);
+            found = true;
+        }
+        p += n + (p[n] == '&');
+    }
+    return found;
 }
 
 void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body)
@@ -100,12 +119,29 @@ void wk_reply_error(struct wk_call *c, const struct api_err *e)
     buf_fini(&body);
 }
 
-void wk_reply_oom(struct wk_call *c)
+void wk_refuse(struct wk_call *c, enum api_fault f, const char *param, const char *fmt, ...)
 {
     struct api_err e;
+    va_list ap;
 
-    (void)api_err_set(&e, 500, "server_error", "internal_error", NULL, "Out of memory.");
+    va_start(ap, fmt);
+    (void)api_err_setv(&e, f, param, fmt, ap);
+    va_end(ap);
     wk_reply_error(c, &e);
+}
+
+void wk_reply_oom(struct wk_call *c)
+{
+    wk_refuse(c, API_INTERNAL_ERROR, NULL, "Out of memory.");
+}
+
+void wk_reply_buf(struct wk_call *c, int status, struct buf *b)
+{
+    if (buf_status(b) < 0)
+        wk_reply_oom(c);
+    else
+        wk_reply_json(c, status, NULL, b);
+    buf_fini(b);
 }
 
 int wk_not_ready(struct worker *w, struct api_err *e)
@@ -114,16 +150,13 @@ int wk_not_ready(struct worker *w, struct api_err *e)
 
     if (s == WK_READY) return 0;
     if (w->device_lost)
-        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+        (void)api_err_set(e, API_DEVICE_LOST, NULL,
                           "The GPU has failed; this worker ends, to be started anew.");
     else if (s == WK_DRAINING)
-        (void)api_err_set(e, 503, "server_error", "draining", NULL,
-                          "This worker is shutting down.");
+        (void)api_err_set(e, API_DRAINING, NULL, "This worker is shutting down.");
     else
-        (void)api_err_set(e, 503, "server_error", "model_loading", NULL,
-                          "The model is loading (%u %%).", atomic_load(&w->progress) / 10);
-    e->retry_after_s = 2;
-    e->retry = API_RETRY_YES;
+        (void)api_err_set(e, API_MODEL_LOADING, NULL, "The model is loading (%u %%).",
+                          atomic_load(&w->progress) / 10);
     return -EAGAIN;
 }
 
@@ -218,7 +251,7 @@ static void task_run(struct wk_job *j)
     int rc = t->fn(t);
 
     if (rc < 0 && t->e.status == 0)
-        (void)api_err_set(&t->e, 500, "server_error", "internal_error", NULL, "%s.",
+        (void)api_err_set(&t->e, API_INTERNAL_ERROR, NULL, "%s.",
                           rc == -ENOMEM ? "Out of memory" : "The request failed");
     wk_post(t->w, &t->msg);
 }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/sandbox.h"
 #include "worker/quality/guard.h"
+#include "worker/admin/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,20 +4,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/quality/guard.h"
+#include "worker/admin/metrics.h"
 
 #include <string.h>
 #include <strings.h>
 
 /* ---- small answers ---- */
-static void reply_or_oom(struct wk_call *c, int status, struct buf *b)
-{
-    if (buf_status(b) < 0)
-        wk_reply_oom(c);
-    else
-        wk_reply_json(c, status, NULL, b);
-    buf_fini(b);
-}
-
 /* Names of the tiers that refuse; why, the admin API says. */
 static void put_refusing(struct worker *w, struct buf *b)
 {
@@ -54,7 +46,7 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
         buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
                      "anew.\"");
     buf_addc(&b, '}');
-    reply_or_oom(c, s == WK_READY ? 200 : 503, &b);
+    wk_reply_buf(c, s == WK_READY ? 200 : 503, &b);
 }
 
 static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
@@ -77,7 +69,7 @@ static void get_version(struct worker *w, struct wk_call *c, const char *rest)
     struct buf b = BUF_INIT;
     buf_addf(&b, "{\"version\":\"%s\",\"program\":\"kvblend-worker\"}", KV_VERSION);
 
-    reply_or_oom(c, 200, &b);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void put_model(struct worker *w, struct buf *b)
@@ -97,13 +89,12 @@ static void get_models(struct worker *w, struct wk_call *c, const char *rest)
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     put_model(w, &b);
     buf_adds(&b, "]}");
-    reply_or_oom(c, 200, &b);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void get_model(struct worker *w, struct wk_call *c, const char *rest)
 {
     struct buf b = BUF_INIT, id = BUF_INIT;
-    struct api_err e;
     int rc = buf_adds(&id, rest);
 
     while (id.len > 1 && id.data[id.len - 1] == '/')
@@ -111,12 +102,10 @@ static void get_model(struct worker *w, struct wk_call *c, const char *rest)
     if (rc < 0 || !buf_cstr(&id)) {
         wk_reply_oom(c);
     } else if (!wk_serves_model(w, id.data)) {
-        (void)api_err_set(&e, 404, API_INVALID, "model_not_found", "model",
-                          "The model '%.100s' does not exist.", id.data);
-        wk_reply_error(c, &e);
+        wk_refuse(c, API_MODEL_NOT_FOUND, "model", "The model '%.100s' does not exist.", id.data);
     } else {
         put_model(w, &b);
-        reply_or_oom(c, 200, &b);
+        wk_reply_buf(c, 200, &b);
     }
     buf_fini(&id);
 }
@@ -209,21 +198,15 @@ static bool names_namespace(const struct worker *w, const struct wk_call *c)
 
 static void refuse_namespace(struct wk_call *c)
 {
-    struct api_err e;
-
-    (void)api_err_set(&e, 403, "permission_denied", "namespace_closed", "X-KVBlend-Namespace",
-                      "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
-                      "--api-key, and give the gateway that key (workers: api_key).");
-    wk_reply_error(c, &e);
+    wk_refuse(c, API_NAMESPACE_CLOSED, "X-KVBlend-Namespace",
+              "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
+              "--api-key, and give the gateway that key (workers: api_key).");
 }
 
 static void refuse_key(struct wk_call *c)
 {
-    struct api_err e;
-
-    (void)api_err_set(&e, 401, API_INVALID, "invalid_api_key", NULL,
-                      "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.");
-    wk_reply_error(c, &e);
+    wk_refuse(c, API_INVALID_API_KEY, NULL,
+              "Incorrect or missing API key. Send it as 'Authorization: Bearer KEY'.");
 }
 
 /* A unix socket is its user's own. On TCP an operator has to ask for admin routes; what is held
@@ -236,24 +219,17 @@ static bool admin_open(const struct worker *w, const struct wk_call *c, const ch
 
 static void refuse_admin(struct wk_call *c)
 {
-    struct api_err e;
-
-    (void)api_err_set(&e, 403, "permission_denied", "admin_closed", NULL,
-                      "Admin routes are off on TCP (--admin-tcp, with --api-key).");
-    wk_reply_error(c, &e);
+    wk_refuse(c, API_ADMIN_CLOSED, NULL,
+              "Admin routes are off on TCP (--admin-tcp, with --api-key).");
 }
 
 static void refuse_path(struct wk_call *c, const char *method, const char *path, const char *allow)
 {
-    struct api_err e;
-
     if (allow)
-        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", allow,
-                          "Method %.20s is not allowed for %.100s; use %s.", method, path, allow);
+        wk_refuse(c, API_METHOD_NOT_ALLOWED, allow,
+                  "Method %.20s is not allowed for %.100s; use %s.", method, path, allow);
     else
-        (void)api_err_set(&e, 404, API_INVALID, "unknown_url", NULL, "Unknown URL: %.20s %.200s.",
-                          method, path);
-    wk_reply_error(c, &e);
+        wk_refuse(c, API_UNKNOWN_URL, NULL, "Unknown URL: %.20s %.200s.", method, path);
 }
 
 static const char *short_path(const struct wk_call *c)

@@ -6,6 +6,7 @@
 #include "kernels/gpu.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/residents.h"
+#include "worker/admin/metrics.h"
 
 #include <event2/event.h>
 #include <signal.h>
@@ -43,37 +44,10 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (c) wk_call_closed(c, aborted);
 }
 
-/* What the HTTP layer finds wrong with a request. */
-static void fault_of(int status, const char *why, struct api_err *ret)
-{
-    static const struct {
-        int status;
-        const char *type, *code;
-    } table[] = {
-        {408, "timeout_error", "request_timeout"},     {413, API_INVALID, "request_too_large"},
-        {415, API_INVALID, "unsupported_media_type"},  {431, API_INVALID, "headers_too_large"},
-        {501, "not_supported_error", "not_supported"}, {503, "server_error", "server_overloaded"}};
-    const char *type = API_INVALID, *code = "bad_request";
-
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (table[i].status != status) continue;
-        type = table[i].type;
-        code = table[i].code;
-    }
-    (void)api_err_set(ret, status, type, code, NULL, "The request was refused: %s.",
-                      why ? why : "malformed");
-}
-
 static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 {
-    struct api_err e;
-
-    fault_of(status, why, &e);
-    if (status == 503) {
-        e.retry_after_s = 1;
-        e.retry = API_RETRY_YES;
-    }
-    wk_reply_error(http_req_user(r), &e);
+    wk_refuse(http_req_user(r), api_fault_of(status), NULL, "The request was refused: %s.",
+              why ? why : "malformed");
 }
 
 static void on_refuse(void *ctx, int status, const char *why, const struct http_head *head,
@@ -82,12 +56,13 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     char id[WK_ID_BYTES];
     struct api_err e;
 
-    fault_of(status, why, &e);
+    (void)api_err_set(&e, api_fault_of(status), NULL, "The request was refused: %s.",
+                      why ? why : "malformed");
     wk_call_id(http_header_find(head, "x-request-id"), id);
     (void)buf_addf(ret_headers, "x-request-id: %s\r\nx-should-retry: %s\r\n", id,
                    status == 408 ? "true" : "false");
     (void)api_put_error(ret_body, &e);
-    wk_metrics_request(status, 0);
+    wk_metrics_request(status);
 }
 
 /* ---- drain ---- */

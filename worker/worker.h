@@ -4,8 +4,8 @@
  * wk_run() → wk_destroy(). Threads: the loop (HTTP, all wk_call and gen state), the loader (once),
  * the helpers (parsing and tokenising: wk_pool), the engine thread (callbacks in gen.c, chunks.c).
  * They speak to the loop through wk_post(): intrusive messages on one list, one loop wake-up at a
- * time, so no queue can overflow. Lock order: gen.m → worker.mail_m; those of builds, guard and logs stand alone.
- * Only this folder knows engine, tiers and policy at once. */
+ * time, so no queue can overflow. Lock order: gen.m → worker.mail_m; those of
+ * builds, guard and logs stand alone. Only this folder knows engine, tiers and policy at once. */
 #ifndef WORKER_WORKER_H
 #define WORKER_WORKER_H
 
@@ -15,6 +15,7 @@
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "worker/api/api.h"
+#include "worker/api/api_reply.h"
 #include "worker/opts.h"
 #include "segment/segment.h"
 #include "tiers/store.h"
@@ -178,11 +179,17 @@ struct wk_call {
 void wk_call_id(const char *sent, char ret[WK_ID_BYTES]);
 int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);
 void wk_call_closed(struct wk_call *c, bool aborted); /* tells the owner, logs, frees */
+/* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
+bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t cap);
 /* After any of these the call may be closed and freed at any moment: do not touch it again unless
  * the owner has not heard on_close. `extra`: more header lines or NULL. */
 void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body);
 void wk_reply_error(struct wk_call *c, const struct api_err *e);
+void wk_refuse(struct wk_call *c, enum api_fault f, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 void wk_reply_oom(struct wk_call *c);
+/* With b, which is freed; 500 when b has failed. */
+void wk_reply_buf(struct wk_call *c, int status, struct buf *b);
 int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out);
 int wk_not_ready(struct worker *w, struct api_err *e); /* 0 ready, else e = 503 */
 
@@ -358,13 +365,14 @@ void wk_percent_decode(char *s);
 void wk_segments_post(struct worker *w, struct wk_call *c); /* segments.c */
 void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
 void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);
+int wk_segment_id(struct wk_call *c, const char *id, struct tier_key *ret); /* <0: refused */
+void wk_segment_absent(struct wk_call *c, const struct tier_key *k);
 /* Whoever's it is (admin), from one tier or from all (NULL). */
 void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier);
 void wk_segments_fini(struct worker *w);
 int wk_admin(struct worker *w, struct wk_call *c, const char *path); /* admin.c: 0 not its path */
 int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path); /* admin_tiers.c */
 bool wk_tier_known(const struct worker *w, const char *name);
-int wk_put_chunk(struct buf *out, const struct store_info *i);
 int wk_tokenize(struct wk_task *t); /* text_routes.c */
 int wk_detokenize(struct wk_task *t);
 
@@ -406,19 +414,5 @@ int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, str
 void wk_kvlog_put(struct wk_kvlog *l, struct buf *line);
 uint64_t wk_kvlog_dropped(struct wk_kvlog *l);
 void wk_kvlog_close(struct wk_kvlog *l); /* writes what is queued */
-
-/* ---- metrics (metrics.c) ---- */
-void wk_metrics_init(void);
-void wk_metrics_request(int status, int active_delta);
-void wk_metrics_ttft(double seconds);
-void wk_metrics_inter_token(double seconds);
-void wk_metrics_queue(double seconds);
-void wk_metrics_report(const struct fus_report *r);
-void wk_metrics_generated(uint64_t n);
-int wk_metrics_render(struct worker *w, struct buf *out);
-void wk_metrics_tiers(struct worker *w, const struct store_stats *s); /* metrics_tiers.c */
-void wk_metrics_device(struct worker *w);                             /* metrics_device.c */
-void wk_metrics_steps_init(void);                                     /* metrics_steps.c */
-void wk_metrics_step(void *ctx, const struct fus_engine_unit *u);     /* engine thread */
 
 #endif

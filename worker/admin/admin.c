@@ -7,15 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static void reply_or_oom(struct wk_call *c, struct buf *b)
-{
-    if (buf_status(b) < 0)
-        wk_reply_oom(c);
-    else
-        wk_reply_json(c, 200, NULL, b);
-    buf_fini(b);
-}
-
 /* ---- status ---- */
 static void put_gemm(struct worker *w, struct buf *b)
 {
@@ -136,7 +127,7 @@ static void get_status(struct worker *w, struct wk_call *c)
         buf_addc(&b, '}');
     }
     buf_addc(&b, '}');
-    reply_or_oom(c, &b);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void get_quality(struct worker *w, struct wk_call *c)
@@ -144,7 +135,7 @@ static void get_quality(struct worker *w, struct wk_call *c)
     struct buf b = BUF_INIT;
 
     wk_guard_put_quality(w, &b);
-    reply_or_oom(c, &b);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void get_profile(struct worker *w, struct wk_call *c)
@@ -166,25 +157,6 @@ struct listing {
     bool chunks_only, by_ns;
     uint64_t ns_hash;
 };
-
-/* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
-static bool query_value(const struct wk_call *c, const char *name, char *ret, size_t cap)
-{
-    const char *p = http_req_query(c->r);
-    size_t len = strlen(name);
-    bool found = false;
-
-    *ret = 0;
-    while (p && *p) {
-        size_t n = strcspn(p, "&");
-        if (n > len && p[len] == '=' && strncmp(p, name, len) == 0) {
-            (void)snprintf(ret, cap, "%.*s", (int)(n - len - 1), p + len + 1);
-            found = true;
-        }
-        p += n + (p[n] == '&');
-    }
-    return found;
-}
 
 static void put_one(struct worker *w, struct buf *out, const struct store_info *i)
 {
@@ -228,11 +200,8 @@ static int visit(void *ctx, const struct store_info *i)
 /* False: it is none of this worker's, and the answer says so. */
 static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t cap)
 {
-    struct api_err e;
-
-    if (!query_value(c, "tier", ret, cap) || !*ret || wk_tier_known(w, ret)) return true;
-    (void)api_err_set(&e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%s' here.", ret);
-    wk_reply_error(c, &e);
+    if (!wk_call_query(c, "tier", ret, cap) || !*ret || wk_tier_known(w, ret)) return true;
+    wk_refuse(c, API_TIER_NOT_FOUND, "tier", "No tier '%s' here.", ret);
     return false;
 }
 
@@ -240,9 +209,8 @@ static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t ca
 static bool query_ns(struct wk_call *c, struct listing *l)
 {
     char given[2048], ns[512]; /* what is cut here is too long there */
-    struct api_err e;
 
-    l->by_ns = query_value(c, "namespace", given, sizeof given);
+    l->by_ns = wk_call_query(c, "namespace", given, sizeof given);
     if (!l->by_ns) return true;
     wk_percent_decode(given);
     if (wk_ns_parse(given, ns, sizeof ns) == 0) {
@@ -250,9 +218,7 @@ static bool query_ns(struct wk_call *c, struct listing *l)
         wk_names_note(l->w->names, ns);
         return true;
     }
-    (void)api_err_set(&e, 400, API_INVALID, "string_above_max_length", "namespace",
-                      "The namespace is too long.");
-    wk_reply_error(c, &e);
+    wk_refuse(c, API_STRING_TOO_LONG, "namespace", "The namespace is too long.");
     return false;
 }
 
@@ -262,32 +228,13 @@ static void list_chunks(struct worker *w, struct wk_call *c)
     struct listing l = {.w = w, .out = &b, .limit = 100000};
     char kind[16], tier[16];
 
-    (void)query_value(c, "kind", kind, sizeof kind);
+    (void)wk_call_query(c, "kind", kind, sizeof kind);
     if (!query_tier(w, c, tier, sizeof tier) || !query_ns(c, &l)) return;
     l.chunks_only = strcmp(kind, "chunk") == 0;
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     (void)store_visit(w->store, *tier ? tier : NULL, visit, &l); /* ends early where b has failed */
     buf_addf(&b, "],\"count\":%zu}", l.n);
-    reply_or_oom(c, &b);
-}
-
-static int find_key(struct wk_call *c, const char *hex, struct tier_key *ret)
-{
-    struct api_err e;
-
-    if (tier_key_parse(hex, ret) >= 0) return 0;
-    (void)api_err_set(&e, 400, API_INVALID, "invalid_value", "id",
-                      "Invalid id: 32 hexadecimal digits are expected.");
-    wk_reply_error(c, &e);
-    return -EINVAL;
-}
-
-static void absent(struct wk_call *c)
-{
-    struct api_err e;
-
-    (void)api_err_set(&e, 404, API_INVALID, "segment_not_found", "id", "No such record.");
-    wk_reply_error(c, &e);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k)
@@ -296,25 +243,22 @@ static void one_chunk(struct worker *w, struct wk_call *c, const struct tier_key
     struct store_info i;
 
     if (store_get_info(w->store, k, &i) != 1) {
-        absent(c);
+        wk_segment_absent(c, k);
         return;
     }
     put_one(w, &b, &i);
-    reply_or_oom(c, &b);
+    wk_reply_buf(c, 200, &b);
 }
 
 static void pin_chunk(struct worker *w, struct wk_call *c, const struct tier_key *k, bool pin)
 {
-    struct api_err e;
     int rc = store_set_pinned(w->store, k, pin);
 
     if (rc == -ENOSPC) {
-        (void)api_err_set(&e, 409, API_INVALID, "pins_full", "id",
-                          "As many bytes are pinned as may be; unpin others first.");
-        e.retry = API_RETRY_NO;
-        wk_reply_error(c, &e);
+        wk_refuse(c, API_PINS_FULL, "id",
+                  "As many bytes are pinned as may be; unpin others first.");
     } else if (rc != 1) {
-        absent(c);
+        wk_segment_absent(c, k);
     } else {
         one_chunk(w, c, k);
     }
@@ -324,7 +268,6 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
 {
     const char *method = http_req_method(c->r), *verb = strchr(rest, '/');
     struct tier_key k;
-    struct api_err e;
     char hex[40], tier[16];
 
     (void)snprintf(hex, sizeof hex, "%.*s", verb ? (int)(verb - rest) : 39, rest);
@@ -333,7 +276,7 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
         wk_segment_drop(w, c, hex, *tier ? tier : NULL);
         return;
     }
-    if (find_key(c, hex, &k) < 0) return;
+    if (wk_segment_id(c, hex, &k) < 0) return;
     if (!verb && strcmp(method, "GET") == 0) {
         one_chunk(w, c, &k);
     } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/pin") == 0) {
@@ -341,9 +284,8 @@ static void chunk_route(struct worker *w, struct wk_call *c, const char *rest)
     } else if (verb && strcmp(method, "POST") == 0 && strcmp(verb, "/unpin") == 0) {
         pin_chunk(w, c, &k, false);
     } else {
-        (void)api_err_set(&e, 405, API_INVALID, "method_not_allowed", "GET, DELETE, POST",
-                          "Use GET or DELETE on a record, POST on its /pin and /unpin.");
-        wk_reply_error(c, &e);
+        wk_refuse(c, API_METHOD_NOT_ALLOWED, "GET, DELETE, POST",
+                  "Use GET or DELETE on a record, POST on its /pin and /unpin.");
     }
 }
 

@@ -117,9 +117,9 @@ struct ask {
     bool has_ns, pinned;
 };
 
-static int refuse_order(struct wk_task *t, const char *code, const char *param, const char *why)
+static int refuse_order(struct wk_task *t, enum api_fault f, const char *param, const char *why)
 {
-    return api_err_set(&t->e, 400, API_INVALID, code, param, "%s", why);
+    return api_err_set(&t->e, f, param, "%s", why);
 }
 
 bool wk_tier_known(const struct worker *w, const char *name)
@@ -148,12 +148,10 @@ static int ask_read(struct wk_task *t, struct ask *a)
     ns = json_object_get(a->root, "namespace");
     a->has_ns = json_is_string(ns);
     if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
-        return refuse_order(t, "string_above_max_length", "namespace",
-                            "The namespace is too long.");
+        return refuse_order(t, API_STRING_TOO_LONG, "namespace", "The namespace is too long.");
     if (a->has_ns) wk_names_note(t->w->names, a->ns);
     if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
-    return api_err_set(&t->e, 404, API_INVALID, "tier_not_found", "tier", "No tier '%.40s' here.",
-                       a->tier);
+    return api_err_set(&t->e, API_TIER_NOT_FOUND, "tier", "No tier '%.40s' here.", a->tier);
 }
 
 /* A number of bytes, or a text like "4GiB". */
@@ -166,15 +164,14 @@ static int ask_bytes(struct wk_task *t, const struct ask *a, uint64_t *ret)
         return 0;
     }
     if (json_is_string(v) && opt_parse_size(json_string_value(v), ret) == 0) return 0;
-    return refuse_order(t, "invalid_value", "bytes",
+    return refuse_order(t, API_INVALID_VALUE, "bytes",
                         "Invalid 'bytes': expected a size such as 4294967296 or \"4GiB\".");
 }
 
 static int need_tier(struct wk_task *t, const struct ask *a)
 {
     if (a->tier) return 0;
-    return refuse_order(t, "missing_required_parameter", "tier",
-                        "Missing required parameter: 'tier'.");
+    return refuse_order(t, API_MISSING_PARAMETER, "tier", "Missing required parameter: 'tier'.");
 }
 
 /* What a tier said about an order. */
@@ -182,17 +179,17 @@ static int order_result(struct wk_task *t, const char *what, int rc)
 {
     if (rc >= 0) return 0;
     if (rc == -ENOTSUP)
-        return api_err_set(&t->e, 400, API_INVALID, "not_supported", "tier",
+        return api_err_set(&t->e, API_NOT_SUPPORTED, "tier",
                            "This tier has no %s of its own to change.", what);
     if (rc == -ENOMEM || rc == -ENOSPC)
-        return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
+        return api_err_set(&t->e, API_NO_ROOM, "bytes",
                            "The %s cannot be set: there is no room for it.", what);
     if (rc == -EIO || rc == -ETIMEDOUT)
-        return api_err_set(&t->e, 503, "server_error", "tier_failed", "tier",
+        return api_err_set(&t->e, API_TIER_FAILED, "tier",
                            "The %s ended early: a tier could not be read (%s).", what,
                            err_name(rc));
-    return api_err_set(&t->e, 400, API_INVALID, "invalid_value", "bytes",
-                       "The %s was refused (%s).", what, err_name(rc));
+    return api_err_set(&t->e, API_INVALID_VALUE, "bytes", "The %s was refused (%s).", what,
+                       err_name(rc));
 }
 
 /* ---- orders ---- */
@@ -207,14 +204,14 @@ static int resized(struct wk_task *t, const char *tier, int rc)
 {
     if (rc == -ENOTSUP && strcmp(tier, "ram") == 0)
         return refuse_order(
-            t, "no_room", "bytes",
+            t, API_SIZE_TOO_LARGE, "bytes",
             "RAM can grow to four times its size at the start of the worker, not beyond.");
     if (rc == -EINVAL)
         return refuse_order(
-            t, "invalid_value", "bytes",
+            t, API_INVALID_VALUE, "bytes",
             "This size is below the least or above the most that the tier can have.");
     if (rc == -EBUSY)
-        return api_err_set(&t->e, 409, API_INVALID, "no_room", "bytes",
+        return api_err_set(&t->e, API_NO_ROOM, "bytes",
                            "What is in use does not fit into this size; some was evicted.");
     return order_result(t, "size", rc);
 }
@@ -238,7 +235,7 @@ static int do_policy(struct wk_task *t, const struct ask *a)
     int rc = need_tier(t, a);
 
     if (rc == 0 && (!name || !evict_policy_parse(name, &p)))
-        rc = refuse_order(t, "invalid_value", "policy",
+        rc = refuse_order(t, API_INVALID_VALUE, "policy",
                           name && opt_removed("policy", name)
                               ? "Invalid 'policy': it was removed; expected lru or arc."
                               : "Invalid 'policy': expected lru or arc.");
@@ -254,7 +251,7 @@ static int do_quota(struct wk_task *t, const struct ask *a)
     int rc = need_tier(t, a);
 
     if (rc == 0 && !a->has_ns)
-        rc = refuse_order(t, "missing_required_parameter", "namespace",
+        rc = refuse_order(t, API_MISSING_PARAMETER, "namespace",
                           "Missing required parameter: 'namespace'.");
     if (rc == 0) rc = ask_bytes(t, a, &bytes);
     if (rc == 0) rc = order_result(t, "quota", store_set_quota(t->w->store, a->tier, a->ns, bytes));
@@ -271,12 +268,11 @@ static int do_verify(struct wk_task *t, const struct ask *a)
     int rc = 0;
 
     if (id && tier_key_parse(id, &k) < 0)
-        return refuse_order(t, "invalid_value", "id",
+        return refuse_order(t, API_INVALID_VALUE, "id",
                             "Invalid id: 32 hexadecimal digits are expected.");
     rc = order_result(t, "verification", store_verify(t->w->store, id ? &k : NULL, a->tier, &v));
     if (rc == 0 && id && v.n_ok + v.n_bad == 0)
-        rc = api_err_set(&t->e, 404, API_INVALID, "segment_not_found", "id",
-                         "No segment '%s' is stored here.", id);
+        rc = api_err_set(&t->e, API_SEGMENT_NOT_FOUND, "id", "No segment '%s' is stored here.", id);
     return rc < 0 ? rc
                   : buf_addf(&t->out, "{\"ok\":%llu,\"bad\":%llu,\"gone\":%llu}",
                              (unsigned long long)v.n_ok, (unsigned long long)v.n_bad,
@@ -292,7 +288,8 @@ static int do_preload(struct wk_task *t, const struct ask *a)
     long n = rc == 0 ? store_preload(t->w->store, a->tier, count) : 0;
 
     if (rc == 0 && n == -EINVAL)
-        rc = refuse_order(t, "invalid_value", "tier", "Records are loaded from a tier below RAM.");
+        rc =
+            refuse_order(t, API_INVALID_VALUE, "tier", "Records are loaded from a tier below RAM.");
     if (rc == 0 && n < 0) rc = order_result(t, "preload", (int)n);
     return rc < 0 ? rc : buf_addf(&t->out, "{\"loaded\":%ld}", n);
 }
@@ -318,8 +315,7 @@ static int do_flush(struct wk_task *t, const struct ask *a)
     int rc = store_flush(t->w->store, clock_ns() + most_ns);
 
     if (rc < 0)
-        return api_err_set(&t->e, 503, "server_error", "timeout", NULL,
-                           "Records are still waiting to be written.");
+        return api_err_set(&t->e, API_TIMEOUT, NULL, "Records are still waiting to be written.");
     uint64_t lost = n_lost(t->w), told = atomic_exchange(&t->w->lost_told, lost);
     if (lost <= told) return buf_adds(&t->out, "{\"flushed\":true}");
     return buf_addf(&t->out, "{\"flushed\":false,\"lost\":%llu}",

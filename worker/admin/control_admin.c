@@ -47,7 +47,6 @@ static void reply(struct wk_call *c, const json_t *o)
 int wk_admin_decisions(struct worker *w, struct wk_call *c, const char *path)
 {
     struct gather g = {.out = json_array(), .id = *path == '/' && path[1] ? path + 1 : NULL};
-    struct api_err e;
 
     if (strcmp(http_req_method(c->r), "GET") != 0 || (*path && !g.id) || !w->control) {
         json_decref(g.out);
@@ -55,10 +54,9 @@ int wk_admin_decisions(struct worker *w, struct wk_call *c, const char *path)
     }
     wk_control_visit(w, gather_one, &g);
     if (g.id && json_array_size(g.out) == 0) {
-        (void)api_err_set(&e, 404, API_INVALID, "decision_not_found", "id",
-                          "No decision of request '%.60s' among the last %d here.", g.id,
-                          (int)WK_DECISIONS_KEPT);
-        wk_reply_error(c, &e);
+        wk_refuse(c, API_DECISION_NOT_FOUND, "id",
+                  "No decision of request '%.60s' among the last %d here.", g.id,
+                  (int)WK_DECISIONS_KEPT);
         json_decref(g.out);
         return 1;
     }

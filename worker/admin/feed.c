@@ -31,11 +31,12 @@ struct wk_reader { /* a long poll */
     uint64_t until_ns;
 };
 
-static uint64_t query_number(const char *query, const char *name, int base)
+static uint64_t query_number(const struct wk_call *c, const char *name, int base)
 {
-    const char *at = strstr(query, name);
+    char text[24];
 
-    return at ? strtoull(at + strlen(name), NULL, base) : 0;
+    (void)wk_call_query(c, name, text, sizeof text);
+    return strtoull(text, NULL, base);
 }
 
 static bool is_news(struct worker *w, const struct wanted *a)
@@ -100,12 +101,12 @@ static void reader_closed(void *owner, bool aborted)
 
 void wk_feed_get(struct worker *w, struct wk_call *c)
 {
-    const char *q = http_req_query(c->r);
-    const struct wanted a = {.epoch = query_number(q, "epoch=", 16),
-                             .since = query_number(q, "since=", 10),
-                             .load_seq = query_number(q, "load=", 10),
-                             .load = strstr(q, "load=") != NULL};
-    uint64_t wait_ms = query_number(q, "wait_ms=", 10);
+    char load[24];
+    const struct wanted a = {.epoch = query_number(c, "epoch", 16),
+                             .since = query_number(c, "since", 10),
+                             .load_seq = query_number(c, "load", 10),
+                             .load = wk_call_query(c, "load", load, sizeof load)};
+    uint64_t wait_ms = query_number(c, "wait_ms", 10);
     struct wk_reader *x;
 
     c->route = "residents";

@@ -1,11 +1,16 @@
-/* The worker's metrics. Store numbers are gauges and counters copied at render time, so that the
- * store needs to know nothing of metrics. */
-#include "worker/reuse/control.h"
+/* What happens in the worker, counted and observed where it happens. A line a step in the debug log
+ * is a trace of what the pauses of running streams are made of. */
+#include "worker/admin/metrics.h"
 
+#include "base/log.h"
 #include "base/metric.h"
-#include "worker/quality/guard.h"
+#include "fusor/core/engine.h"
+#include "worker/reuse/control_io.h"
 
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static const double ttft_bounds[] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75,
                                      1,     1.5,  2.5,   5,    10,  20,  40,  80};
@@ -13,183 +18,179 @@ static const double token_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0
                                       0.05,  0.075,  0.1,   0.2,  0.5,   1,    2.5};
 static const double queue_bounds[] = {0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25,
                                       0.5,    1,     2.5,   5,    10,   30,  60};
-#define HIST(n, h, b)                                                                              \
+static const double share_bounds[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.3,
+                                      0.4,  0.5,  0.6,  0.7, 0.8, 0.9};
+static const double kl_bounds[] = {0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10};
+static const double error_bounds[] = {0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5};
+static const double wait_bounds[] = {0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                     0.25,   0.5,   1,     2.5,  5,     10};
+static const double decide_bounds[] = {2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3, 1e-2};
+static const double step_bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03,
+                                     0.05,   0.075, 0.1,    0.15,  0.2,  0.5,   1};
+
+#define HIST(n, b, h)                                                                              \
     {                                                                                              \
         .name = (n), .help = (h), .type = METRIC_HISTOGRAM, .bounds = (b),                         \
         .n_bounds = sizeof(b) / sizeof *(b)                                                        \
     }
-static struct metric ttft =
-    HIST("kvblend_ttft_seconds", "Time from the request's head to its first token.", ttft_bounds);
-static struct metric inter_token =
-    HIST("kvblend_inter_token_seconds", "Time between two tokens of one choice.", token_bounds);
-static struct metric queue_time =
-    HIST("kvblend_queue_seconds", "Time a request waited for the engine.", queue_bounds);
-
-enum { TOKENS_PREFIX, TOKENS_REUSED, TOKENS_RECOMPUTED, TOKENS_COMPUTED, TOKENS_COUNT };
-#define TOKENS(k)                                                                                  \
+#define COUNTER(n, h)                                                                              \
     {                                                                                              \
-        .name = "kvblend_tokens_total", .labels = "kind=\"" k "\"",                                \
-        .help = "Prompt tokens by how their KV came about.", .type = METRIC_COUNTER                \
+        .name = (n), .help = (h), .type = METRIC_COUNTER                                           \
     }
-static struct metric tokens[TOKENS_COUNT] = {TOKENS("prefix"), TOKENS("reused"),
-                                             TOKENS("recomputed"), TOKENS("computed")};
+static struct metric events[WK_METRICS] = {
+    [WK_TTFT] = HIST("kvblend_ttft_seconds", ttft_bounds,
+                     "Time from the request's head to its first token."),
+    [WK_INTER_TOKEN] =
+        HIST("kvblend_inter_token_seconds", token_bounds, "Time between two tokens of one choice."),
+    [WK_QUEUE] =
+        HIST("kvblend_queue_seconds", queue_bounds, "Time a request waited for the engine."),
+    [WK_ACTIVE] = {.name = "kvblend_requests_active",
+                   .type = METRIC_GAUGE,
+                   .help = "Generation requests in any stage."},
+    [WK_GENERATED] = COUNTER("kvblend_generated_tokens_total", "Tokens generated."),
+    [WK_SCORE_LEFT] = HIST("kvblend_score_left", share_bounds,
+                           "Share of a blended request's selection score that was not recomputed."),
+    [WK_DEVIATION_LEFT] = HIST("kvblend_deviation_left", share_bounds,
+                               "Share of its K deviation that was not recomputed."),
+    [WK_GUARD_KL] = HIST("kvblend_guard_kl_nats", kl_bounds,
+                         "KL(full || blend) of shadows, mean of the first tokens."),
+    [WK_GUARD_REUSE_KL] = HIST("kvblend_guard_reuse_kl_nats", kl_bounds,
+                               "KL(full || plain reuse) on the same prompts."),
+    [WK_PREDICTION_ERROR] = HIST("kvblend_prediction_error_ratio", error_bounds,
+                                 "Predicted prefill time against the measured one: |p - m| / m."),
+    [WK_EXPOSED_LOAD] =
+        HIST("kvblend_exposed_load_seconds", wait_bounds,
+             "Prefill time beyond computing: waiting for stored KV, and others' turns."),
+    [WK_DECIDE] = HIST("kvblend_decide_seconds", decide_bounds, "Time to decide on one prompt."),
+};
 
-static const int codes[] = {200, 202, 400, 401, 404, 405, 408, 409, 413,
-                            415, 429, 431, 499, 500, 501, 503, 0};
-#define CODE(c)                                                                                    \
-    {                                                                                              \
-        .name = "kvblend_requests_total", .labels = "code=\"" c "\"",                              \
-        .help = "Requests by status; 499 = the client left first.", .type = METRIC_COUNTER         \
-    }
-static struct metric requests[] = {CODE("200"), CODE("202"),  CODE("400"), CODE("401"), CODE("404"),
-                                   CODE("405"), CODE("408"),  CODE("409"), CODE("413"), CODE("415"),
-                                   CODE("429"), CODE("431"),  CODE("499"), CODE("500"), CODE("501"),
-                                   CODE("503"), CODE("other")};
-_Static_assert(sizeof codes / sizeof *codes == sizeof requests / sizeof *requests, "one each");
+/* ---- one metric for each value of a label ---- */
+enum { TOKEN_KINDS = 4, CODES = 17, LABELS_MAX = 64 };
+static const char *const token_kinds[TOKEN_KINDS] = {"prefix", "reused", "recomputed", "computed"};
+static const char *const codes[CODES] = {"200", "202", "400", "401", "404",  "405",
+                                         "408", "409", "413", "415", "429",  "431",
+                                         "499", "500", "501", "503", "other"};
+static const char *const works[FUS_WORKS] = {"prefill", "decode", "build"};
+static const char *const step_names[FUS_STEP_KINDS + 1] = {
+    "begin", "embed", "stored", "kv", "rows", "score", "sink", "head", "decode"};
+static struct metric tokens[TOKEN_KINDS], requests[CODES], busy[FUS_WORKS],
+    steps[FUS_STEP_KINDS + 1], decisions[POL_STRATEGY_COUNT][2];
+static char labels[LABELS_MAX][56];
+static size_t n_labels;
 
-#define ONE(n, t, h)                                                                               \
-    {                                                                                              \
-        .name = (n), .type = (t), .help = (h)                                                      \
-    }
-static struct metric active =
-    ONE("kvblend_requests_active", METRIC_GAUGE, "Generation requests in any stage.");
-static struct metric generated =
-    ONE("kvblend_generated_tokens_total", METRIC_COUNTER, "Tokens generated.");
-static struct metric waiting =
-    ONE("kvblend_requests_waiting", METRIC_GAUGE, "Requests waiting for the engine.");
-static struct metric running =
-    ONE("kvblend_choices_running", METRIC_GAUGE, "Choices being decoded.");
-static struct metric kv_free =
-    ONE("kvblend_kv_tokens_free", METRIC_GAUGE, "Tokens that fit into free KV pages.");
-static struct metric kv_shared =
-    ONE("kvblend_kv_tokens_shared", METRIC_GAUGE, "Tokens of KV that are held once for several.");
-static struct metric ram_used =
-    ONE("kvblend_ram_bytes", METRIC_GAUGE, "Bytes of chunk and prefix records in RAM.");
-static struct metric ram_budget =
-    ONE("kvblend_ram_budget_bytes", METRIC_GAUGE, "Hard budget of the RAM tier.");
-static struct metric records = ONE("kvblend_store_records", METRIC_GAUGE, "Records in the store.");
-static struct metric hits =
-    ONE("kvblend_store_hits_total", METRIC_COUNTER, "Store look-ups that hit.");
-static struct metric evictions =
-    ONE("kvblend_store_evictions_total", METRIC_COUNTER, "Records evicted for room.");
-static struct metric put_total = ONE("kvblend_store_puts_total", METRIC_COUNTER, "Records stored.");
-static struct metric refused =
-    ONE("kvblend_store_puts_refused_total", METRIC_COUNTER, "Records that found no room.");
-static struct metric built =
-    ONE("kvblend_builds_total", METRIC_COUNTER, "Chunks built in isolation.");
-static struct metric build_failed =
-    ONE("kvblend_builds_failed_total", METRIC_COUNTER, "Chunk builds that failed.");
-static struct metric pending =
-    ONE("kvblend_builds_pending", METRIC_GAUGE, "Chunk builds queued or running.");
-static struct metric measured =
-    ONE("kvblend_sensitivity_total", METRIC_COUNTER, "Chunks whose context sensitivity is known.");
-static struct metric unmeasured =
-    ONE("kvblend_sensitivity_pending", METRIC_GAUGE, "Chunks whose sensitivity is to be measured.");
-static struct metric misses[STORE_MISS_COUNT];
-static char miss_labels[STORE_MISS_COUNT][40];
+__attribute__((format(printf, 3, 4))) static void
+add_labelled(struct metric *m, const struct metric *like, const char *fmt, ...)
+{
+    char *label = labels[n_labels++];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(label, sizeof labels[0], fmt, ap);
+    va_end(ap);
+    *m = (struct metric){.name = like->name,
+                         .labels = label,
+                         .help = like->help,
+                         .type = like->type,
+                         .bounds = like->bounds,
+                         .n_bounds = like->n_bounds};
+    metric_register(m);
+}
+
+static void add_families(void)
+{
+    static const struct metric token = COUNTER("kvblend_tokens_total",
+                                               "Prompt tokens by how their KV came about."),
+                               request =
+                                   COUNTER("kvblend_requests_total",
+                                           "Requests by status; 499 = the client left first."),
+                               decision = COUNTER("kvblend_decisions_total",
+                                                  "Prompts by what was decided, and by whom."),
+                               work = COUNTER("kvblend_engine_busy_seconds_total",
+                                              "What the engine's time went to, by kind of work."),
+                               step =
+                                   HIST("kvblend_step_seconds", step_bounds,
+                                        "Steps of the engine while choices are decoded, by kind.");
+
+    for (int i = 0; i < TOKEN_KINDS; i++)
+        add_labelled(&tokens[i], &token, "kind=\"%s\"", token_kinds[i]);
+    for (int i = 0; i < CODES; i++)
+        add_labelled(&requests[i], &request, "code=\"%s\"", codes[i]);
+    for (int s = POL_FULL; s < POL_STRATEGY_COUNT; s++)
+        for (int by = 0; by < 2; by++)
+            add_labelled(&decisions[s][by], &decision, "strategy=\"%s\",by=\"%s\"",
+                         pol_strategy_name((enum pol_strategy)s), by ? "controller" : "rules");
+    for (int i = 0; i < FUS_WORKS; i++)
+        add_labelled(&busy[i], &work, "work=\"%s\"", works[i]);
+    for (int i = 0; i <= FUS_STEP_KINDS; i++)
+        add_labelled(&steps[i], &step, "kind=\"%s\"", step_names[i]);
+}
+
+_Static_assert(TOKEN_KINDS + CODES + FUS_WORKS + FUS_STEP_KINDS + 1 + 2 * POL_STRATEGY_COUNT <=
+                   LABELS_MAX,
+               "a label for each");
 
 void wk_metrics_init(void)
 {
-    struct metric *const ones[] = {
-        &ttft,      &inter_token, &queue_time, &active,       &generated, &waiting,  &running,
-        &kv_free,   &kv_shared,   &ram_used,   &ram_budget,   &records,   &hits,     &evictions,
-        &put_total, &refused,     &built,      &build_failed, &pending,   &measured, &unmeasured};
-
-    for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
-        metric_register(ones[i]);
-    wk_metrics_guard_init();
-    for (size_t i = 0; i < TOKENS_COUNT; i++)
-        metric_register(&tokens[i]);
-    for (size_t i = 0; i < sizeof requests / sizeof *requests; i++)
-        metric_register(&requests[i]);
-    for (unsigned i = 0; i < STORE_MISS_COUNT; i++) {
-        (void)snprintf(miss_labels[i], sizeof miss_labels[i], "reason=\"%s\"",
-                       store_miss_name((enum store_miss)i));
-        misses[i].name = "kvblend_store_misses_total";
-        misses[i].labels = miss_labels[i];
-        misses[i].help = "Store look-ups that missed, by reason.";
-        misses[i].type = METRIC_COUNTER;
-        metric_register(&misses[i]);
-    }
-    wk_metrics_control_init();
-    wk_metrics_steps_init();
+    if (n_labels > 0) return;
+    for (size_t i = 0; i < WK_METRICS; i++)
+        metric_register(&events[i]);
+    add_families();
 }
 
-void wk_metrics_request(int status, int active_delta)
+/* ---- what happens ---- */
+void wk_metric_add(enum wk_metric m, double v)
 {
-    if (active_delta) metric_add(&active, active_delta);
-    if (status == 0) return;
-    size_t n = sizeof codes / sizeof *codes, i = 0;
-    while (i < n - 1 && codes[i] != status)
+    metric_add(&events[m], v);
+}
+
+void wk_metric_observe(enum wk_metric m, double v)
+{
+    metric_observe(&events[m], v);
+}
+
+void wk_metrics_request(int status)
+{
+    char code[12];
+    size_t i = 0;
+
+    (void)snprintf(code, sizeof code, "%d", status);
+    while (i < CODES - 1 && strcmp(codes[i], code) != 0)
         i++;
     metric_add(&requests[i], 1);
 }
 
-void wk_metrics_ttft(double seconds)
-{
-    metric_observe(&ttft, seconds);
-}
-
-void wk_metrics_inter_token(double seconds)
-{
-    metric_observe(&inter_token, seconds);
-}
-
-void wk_metrics_queue(double seconds)
-{
-    metric_observe(&queue_time, seconds);
-}
-
 void wk_metrics_report(const struct fus_report *r)
 {
-    metric_add(&tokens[TOKENS_PREFIX], r->n_prefix);
-    metric_add(&tokens[TOKENS_REUSED], r->n_reused);
-    metric_add(&tokens[TOKENS_RECOMPUTED], r->n_recomputed);
-    metric_add(&tokens[TOKENS_COMPUTED], r->n_computed);
-    wk_metrics_guard_report(r);
+    const uint64_t n[TOKEN_KINDS] = {r->n_prefix, r->n_reused, r->n_recomputed, r->n_computed};
+
+    for (int i = 0; i < TOKEN_KINDS; i++)
+        metric_add(&tokens[i], (double)n[i]);
+    if (r->score_left >= 0) wk_metric_observe(WK_SCORE_LEFT, r->score_left);
+    if (r->deviation_left >= 0) wk_metric_observe(WK_DEVIATION_LEFT, r->deviation_left);
 }
 
-void wk_metrics_generated(uint64_t n)
+void wk_metrics_decision(const struct ctl_decision *d)
 {
-    metric_add(&generated, (double)n);
+    double measured = d->measured.prefill_s, predicted = d->out.predicted.ttft_s;
+
+    metric_add(&decisions[d->out.strategy][d->by == CTL_BY_CONTROLLER], 1);
+    wk_metric_observe(WK_DECIDE, d->decide_s);
+    if (measured <= 0) return;
+    double wait = measured - d->measured.compute_s;
+    wk_metric_observe(WK_EXPOSED_LOAD, wait > 0 ? wait : 0);
+    if (predicted > 0 && d->measured.whole)
+        wk_metric_observe(WK_PREDICTION_ERROR, fabs(predicted - measured) / measured);
 }
 
-int wk_metrics_render(struct worker *w, struct buf *out)
+void wk_metrics_step(void *ctx, const struct fus_engine_unit *u)
 {
-    if (atomic_load(&w->state) == WK_READY || atomic_load(&w->state) == WK_DRAINING) {
-        struct store_stats s;
-        struct fus_engine_stats e;
-        if (w->store) {
-            store_get_stats(w->store, &s);
-            metric_set(&ram_used, (double)s.used_bytes);
-            metric_set(&ram_budget, (double)s.budget_bytes);
-            metric_set(&records, (double)s.n_records);
-            metric_set(&hits, (double)s.hits);
-            metric_set(&evictions, (double)s.evictions);
-            metric_set(&put_total, (double)s.puts);
-            metric_set(&refused, (double)s.put_refused);
-            for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
-                metric_set(&misses[i], (double)s.misses[i]);
-            wk_metrics_tiers(w, &s);
-        }
-        if (w->engine) {
-            wk_metrics_device(w);
-            fus_engine_get_stats(w->engine, &e);
-            metric_set(&waiting, e.n_waiting);
-            metric_set(&running, e.n_running);
-            metric_set(&kv_free, e.kv_tokens_free);
-            metric_set(&kv_shared, e.kv_tokens_shared);
-        }
-        struct wk_build_stats builds;
-        wk_builds_get_stats(w, &builds);
-        metric_set(&pending, builds.n_pending);
-        metric_set(&built, (double)builds.n_built);
-        metric_set(&build_failed, (double)builds.n_failed);
-        wk_metrics_guard_render(w);
-        struct wk_sense_stats sense;
-        wk_sense_get_stats(w, &sense);
-        metric_set(&measured, (double)sense.n_measured);
-        metric_set(&unmeasured, sense.n_pending);
-    }
-    return metric_render(out);
+    const int kind = u->work == FUS_WORK_DECODE ? FUS_STEP_KINDS : (int)u->kind;
+
+    (void)ctx;
+    metric_add(&busy[u->work], (double)u->spent_ns / 1e9);
+    if (!u->streams) return;
+    metric_observe(&steps[kind], (double)u->took_ns / 1e9);
+    log_event(LOG_DEBUG, "step", "kind=%s rows=%zu first=%d ms=%.2f predicted_ms=%.2f left_ms=%.2f",
+              step_names[kind], u->rows, u->first, (double)u->took_ns / 1e6, u->predicted_ns / 1e6,
+              u->left_ns / 1e6);
 }

@@ -1,18 +1,17 @@
-/* api: OpenAI-shaped requests in, OpenAI-shaped JSON out. Pure: no sockets, engine or store.
+/* api: OpenAI-shaped requests in. Pure: no sockets, engine or store.
  *
  * api_parse() turns a request body into struct api_req, or an api_err that names the field.
  * Unknown fields are accepted; fields that would change the answer and are not built are refused by
- * name. The api_put_*() functions append reply objects to a buffer, which remembers a failure.
- * Texts of a request borrow from its JSON tree or arena and live until api_req_fini().
- * Wire rules: research notes on OpenAI's recorded exchanges; the reference is docs/api.md.
+ * name. Replies are in api_reply.h, errors in api_error.h. Texts of a request borrow from its JSON
+ * tree or arena and live until api_req_fini(). Wire rules: docs/api.md.
  * Thread: any. */
 #ifndef WORKER_API_API_H
 #define WORKER_API_API_H
 
-#include "base/buf.h"
 #include "base/mem.h"
 #include "fusor/core/core.h"
 #include "fusor/core/sample.h"
+#include "worker/api/api_error.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -30,24 +29,6 @@ enum {
     API_TTFT_MS_MAX = 86400000,
 };
 
-/* ---- errors ---- */
-enum api_retry { API_RETRY_DEFAULT, API_RETRY_NO, API_RETRY_YES }; /* x-should-retry */
-struct api_err {
-    int status; /* HTTP; 0 = none */
-    const char *type, *code;
-    char param[64]; /* "" = null */
-    char msg[320];
-    unsigned retry_after_s; /* 0 = no header */
-    enum api_retry retry;
-};
-/* Fill e and return -EINVAL, so that callers can return it. */
-int api_err_set(struct api_err *e, int status, const char *type, const char *code,
-                const char *param, const char *fmt, ...) __attribute__((format(printf, 6, 7)));
-#define API_INVALID "invalid_request_error"
-/* {"error":{"message","type","param","code"}} */
-void api_put_error(struct buf *out, const struct api_err *e);
-
-/* ---- requests ---- */
 /* auto, full, prefix, reuse or blend: 1 found, 0 unknown. */
 int api_mode_parse(const char *s, enum pol_strategy *ret);
 
@@ -63,11 +44,14 @@ struct api_msg {
     struct api_part *part; /* n_part == 0: content was one string */
     size_t n_part;
 };
+struct api_ids {
+    int32_t *id;
+    size_t n;
+};
 struct api_prompt {   /* /v1/completions */
     const char *text; /* NULL: token ids */
     size_t len;
-    int32_t *ids;
-    size_t n_ids;
+    struct api_ids ids;
 };
 struct api_doc {
     const char *title, *text; /* title NULL = none */
@@ -109,8 +93,7 @@ struct api_req {
     const char **stop;
     size_t *stop_len;
     size_t n_stop;
-    int32_t *stop_id;
-    size_t n_stop_id;
+    struct api_ids stop_ids;
 };
 struct api_limits {
     size_t n_vocab; /* bound of token ids */
@@ -127,58 +110,5 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
 int api_parse_messages(struct api_req *r, const json_t *messages, struct api_err *e);
 int api_parse_documents(struct api_req *r, const json_t *docs, struct api_err *e);
 int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e);
-
-/* ---- stop strings ---- */
-struct api_stops {
-    const char *const *s;
-    const size_t *len;
-    size_t n;
-};
-/* text[0, len) so far, the bytes from `from` on being new. 1: a stop string was found, *ret_safe is
- * where it begins; 0: text up to *ret_safe may be shown, the rest may be the start of one. */
-int api_stop_scan(const struct api_stops *s, const char *text, size_t len, size_t from,
-                  size_t *ret_safe);
-/* The last bytes of the text that may be the beginning of a stop string. */
-size_t api_stop_begun(const struct api_stops *s, const char *text, size_t len);
-
-/* ---- replies ---- */
-struct api_token { /* one generated token: its text is bytes [begin, end) of the choice's text */
-    uint32_t begin, end;
-    struct fus_picked picked;
-};
-typedef int (*api_bytes_fn)(void *ctx, int32_t id, const char **ret, size_t *ret_len);
-struct api_head { /* what all frames and replies of one request share */
-    bool chat, logprobs;
-    const char *id, *model;
-    int64_t created;
-    int usage_null; /* stream with include_usage: earlier frames carry "usage":null */
-    api_bytes_fn bytes;
-    void *bytes_ctx;
-};
-struct api_span { /* a part of one choice to be sent */
-    unsigned index;
-    const char *text; /* of the whole choice */
-    size_t begin, end;
-    const struct api_token *tok; /* tokens of this part; used when logprobs */
-    size_t n_tok;
-    size_t chars;       /* characters before `begin`, for text_offset */
-    const char *finish; /* NULL = not finished */
-};
-struct api_usage {
-    uint64_t prompt, completion, prefix, reused, recomputed, written;
-};
-void api_put_usage(struct buf *out, const struct api_usage *u); /* the object */
-/* Stream frames, JSON only. extra: complete `,"key":value` text or NULL. */
-void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
-void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
-void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
-                          const struct buf *extra);
-void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
-                         const struct buf *extra);
-size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
-/* The whole non-stream reply. */
-void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
-                   const struct api_usage *u, const struct buf *extra);
-const char *api_fingerprint(void); /* system_fingerprint */
 
 #endif

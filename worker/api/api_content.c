@@ -21,16 +21,9 @@ int api_mode_parse(const char *s, enum pol_strategy *ret)
     return 0;
 }
 
-static int no_memory(struct api_err *e)
-{
-    (void)api_err_set(e, 500, "server_error", "internal_error", NULL, "Out of memory.");
-    return -ENOMEM;
-}
-
 static int bad_value(struct api_err *e, const char *param, const char *why)
 {
-    return api_err_set(e, 400, API_INVALID, "invalid_value", param, "Invalid '%s': %s.", param,
-                       why);
+    return api_err_set(e, API_INVALID_VALUE, param, "Invalid '%s': %s.", param, why);
 }
 
 /* ---- content parts ---- */
@@ -52,7 +45,7 @@ static int read_part(const json_t *p, const char *where, const char **ret, size_
     if (type && strcmp(type, "refusal") == 0) text = json_object_get(p, "refusal");
     if (type && strcmp(type, "text") != 0 && strcmp(type, "input_text") != 0 &&
         strcmp(type, "refusal") != 0)
-        return api_err_set(e, 400, API_INVALID, "unsupported_parameter", where,
+        return api_err_set(e, API_UNSUPPORTED_PARAMETER, where,
                            "Unsupported content part type '%.40s' in '%s': this model reads text "
                            "only.",
                            type, where);
@@ -74,7 +67,7 @@ static int join_parts(struct api_req *r, const json_t *list, const char *where, 
     char *joined;
 
     m->part = arena_alloc(&r->arena, (n + 1) * sizeof *m->part);
-    if (!m->part) return no_memory(e);
+    if (!m->part) return api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         int rc = read_part(json_array_get(list, i), where, &text, &len, &m->part[i].kind, e);
         if (rc < 0) return rc;
@@ -83,7 +76,7 @@ static int join_parts(struct api_req *r, const json_t *list, const char *where, 
         total = m->part[i].end;
     }
     joined = arena_alloc(&r->arena, total + 1);
-    if (!joined) return no_memory(e);
+    if (!joined) return api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         enum api_part_kind kind;
         if (read_part(json_array_get(list, i), where, &text, &len, &kind, e) < 0) return -EINVAL;
@@ -110,13 +103,13 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     role = json_object_get(v, "role");
     (void)snprintf(where, sizeof where, "messages[%zu].role", i);
     if (!json_is_string(role))
-        return api_err_set(e, 400, API_INVALID, "missing_required_parameter", where,
-                           "Missing required parameter: '%s'.", where);
+        return api_err_set(e, API_MISSING_PARAMETER, where, "Missing required parameter: '%s'.",
+                           where);
     m->role = json_string_value(role);
     for (size_t k = 0; k < sizeof roles / sizeof *roles; k++)
         known |= strcmp(m->role, roles[k]) == 0;
     if (!known)
-        return api_err_set(e, 400, API_INVALID, "invalid_value", where,
+        return api_err_set(e, API_INVALID_VALUE, where,
                            "Invalid value '%.40s' for '%s': supported are 'system', 'developer', "
                            "'user', 'assistant' and 'tool'.",
                            m->role, where);
@@ -126,13 +119,13 @@ static int parse_message(struct api_req *r, const json_t *v, size_t i, struct ap
     if (json_is_array(content)) return join_parts(r, content, where, m, e);
     if (!content || json_is_null(content)) { /* an assistant message that only called tools */
         if (strcmp(m->role, "assistant") != 0)
-            return api_err_set(e, 400, API_INVALID, "missing_required_parameter", where,
-                               "Missing required parameter: '%s'.", where);
+            return api_err_set(e, API_MISSING_PARAMETER, where, "Missing required parameter: '%s'.",
+                               where);
         m->text = "";
         return 0;
     }
     if (!json_is_string(content))
-        return api_err_set(e, 400, API_INVALID, "invalid_type", where,
+        return api_err_set(e, API_INVALID_TYPE, where,
                            "Invalid type for '%s': expected a string or an array of parts.", where);
     m->text = json_string_value(content);
     m->len = json_string_length(content);
@@ -144,18 +137,18 @@ int api_parse_messages(struct api_req *r, const json_t *v, struct api_err *e)
     size_t n = json_array_size(v);
 
     if (!json_is_array(v))
-        return api_err_set(e, 400, API_INVALID, "invalid_type", "messages",
+        return api_err_set(e, API_INVALID_TYPE, "messages",
                            "Invalid type for 'messages': expected an array of objects.");
     if (n == 0)
-        return api_err_set(e, 400, API_INVALID, "empty_array", "messages",
+        return api_err_set(e, API_EMPTY_ARRAY, "messages",
                            "Invalid 'messages': empty array. Expected an array with minimum length "
                            "1.");
     if (n > API_MESSAGES_MAX)
-        return api_err_set(e, 400, API_INVALID, "array_above_max_length", "messages",
+        return api_err_set(e, API_ARRAY_TOO_LONG, "messages",
                            "Invalid 'messages': at most %d messages are allowed, but got %zu.",
                            API_MESSAGES_MAX, n);
     r->msg = arena_alloc(&r->arena, n * sizeof *r->msg);
-    if (!r->msg) return no_memory(e);
+    if (!r->msg) return api_no_memory(e);
     r->n_msg = n;
     for (size_t i = 0; i < n; i++) {
         int rc = parse_message(r, json_array_get(v, i), i, &r->msg[i], e);
@@ -178,11 +171,11 @@ int api_parse_documents(struct api_req *r, const json_t *v, struct api_err *e)
 {
     if (!v || json_is_null(v)) return 0;
     if (!json_is_array(v))
-        return api_err_set(e, 400, API_INVALID, "invalid_type", "documents",
+        return api_err_set(e, API_INVALID_TYPE, "documents",
                            "Invalid type for 'documents': expected an array.");
     r->n_doc = json_array_size(v);
     r->doc = arena_alloc(&r->arena, (r->n_doc + 1) * sizeof *r->doc);
-    if (!r->doc) return no_memory(e);
+    if (!r->doc) return api_no_memory(e);
     for (size_t i = 0; i < r->n_doc; i++) {
         const json_t *d = json_array_get(v, i);
         struct api_doc *o = &r->doc[i];
@@ -218,7 +211,7 @@ static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
 
     if (!json_is_array(v)) return bad_value(e, "kvblend.segments", "an array is expected");
     r->kv.range = arena_alloc(&r->arena, (n + 1) * sizeof *r->kv.range);
-    if (!r->kv.range) return no_memory(e);
+    if (!r->kv.range) return api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_array_get(v, i);
         const json_t *m = json_object_get(s, "message"), *b = json_object_get(s, "begin"),
@@ -232,7 +225,7 @@ static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
             return bad_value(e, "kvblend.segments",
                              "each one is an object with integers 'message', 'begin' and 'end'");
         if (!ok || ib < 0 || it <= ib || (uint64_t)it > len)
-            return api_err_set(e, 400, API_INVALID, "invalid_value", "kvblend.segments",
+            return api_err_set(e, API_INVALID_VALUE, "kvblend.segments",
                                "Invalid 'kvblend.segments[%zu]': bytes %lld to %lld do not lie in "
                                "message %lld, which has %zu bytes.",
                                i, (long long)ib, (long long)it, (long long)im, len);
@@ -244,7 +237,7 @@ static int parse_ranges(struct api_req *r, const json_t *v, struct api_err *e)
 /* value NULL: the whole field is gone. */
 static int removed(struct api_err *e, const char *param, const char *value, const char *instead)
 {
-    return api_err_set(e, 400, API_INVALID, value ? "invalid_value" : "unknown_parameter", param,
+    return api_err_set(e, value ? API_INVALID_VALUE : API_UNKNOWN_PARAMETER, param,
                        value ? "'%s' of '%s' was removed; %s." : "'%s'%s was removed; %s.", param,
                        value ? value : "", instead);
 }
@@ -312,8 +305,8 @@ static int only_known(const json_t *o, struct api_err *e)
         if (gone) return removed(e, param, NULL, gone);
         if (best < N)
             (void)snprintf(hint, sizeof hint, "; did you mean 'kvblend.%s'?", known[best]);
-        return api_err_set(e, 400, API_INVALID, "unknown_parameter", param,
-                           "Unknown parameter: '%s'%s", param, hint[0] ? hint : ".");
+        return api_err_set(e, API_UNKNOWN_PARAMETER, param, "Unknown parameter: '%s'%s", param,
+                           hint[0] ? hint : ".");
     }
     return 0;
 }

@@ -7,31 +7,8 @@
 #include "base/jsonscan.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-int api_err_set(struct api_err *e, int status, const char *type, const char *code,
-                const char *param, const char *fmt, ...)
-{
-    va_list ap;
-
-    memset(e, 0, sizeof *e);
-    e->status = status;
-    e->type = type;
-    e->code = code;
-    if (param) (void)snprintf(e->param, sizeof e->param, "%s", param);
-    va_start(ap, fmt);
-    (void)vsnprintf(e->msg, sizeof e->msg, fmt, ap);
-    va_end(ap);
-    return -EINVAL;
-}
-
-static int no_memory(struct api_err *e)
-{
-    (void)api_err_set(e, 500, "server_error", "internal_error", NULL, "Out of memory.");
-    return -ENOMEM;
-}
 
 int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *e)
 {
@@ -39,20 +16,19 @@ int api_load_object(const char *body, size_t len, json_t **ret, struct api_err *
     json_t *root;
 
     if (len == 0)
-        return api_err_set(e, 400, API_INVALID, "invalid_json", NULL,
+        return api_err_set(e, API_INVALID_JSON, NULL,
                            "The request body is empty; a JSON object is expected.");
     if (json_depth(body, len) > API_DEPTH_MAX)
-        return api_err_set(e, 400, API_INVALID, "invalid_json", NULL,
+        return api_err_set(e, API_INVALID_JSON, NULL,
                            "The request body is nested deeper than %d levels.", API_DEPTH_MAX);
     root = json_loadb(body, len, JSON_DECODE_ANY, &je);
     if (!root)
-        return api_err_set(e, 400, API_INVALID, "invalid_json", NULL,
+        return api_err_set(e, API_INVALID_JSON, NULL,
                            "The request body is not valid JSON: %s (line %d, column %d).", je.text,
                            je.line, je.column);
     if (!json_is_object(root)) {
         json_decref(root);
-        return api_err_set(e, 400, API_INVALID, "invalid_json", NULL,
-                           "The request body must be a JSON object.");
+        return api_err_set(e, API_INVALID_JSON, NULL, "The request body must be a JSON object.");
     }
     *ret = root;
     return 0;
@@ -120,7 +96,7 @@ static const char *type_name(const json_t *v)
 
 static int wrong_type(struct api_err *e, const char *name, const char *want, const json_t *v)
 {
-    return api_err_set(e, 400, API_INVALID, "invalid_type", name,
+    return api_err_set(e, API_INVALID_TYPE, name,
                        "Invalid type for '%s': expected %s, but got %s instead.", name, want,
                        type_name(v));
 }
@@ -141,12 +117,11 @@ static int read_scalar(const struct field *f, const json_t *v, double *ret, stru
     if (f->kind == F_INT && x != floor(x)) return wrong_type(e, f->name, "an integer", v);
     if (x < f->min || x > f->max) {
         char code[40];
-        static const char *const codes[2][2] = {
-            {"integer_below_min_value", "integer_above_max_value"},
-            {"decimal_below_min_value", "decimal_above_max_value"}};
+        static const enum api_fault codes[2][2] = {{API_INTEGER_TOO_SMALL, API_INTEGER_TOO_LARGE},
+                                                   {API_DECIMAL_TOO_SMALL, API_DECIMAL_TOO_LARGE}};
         bool above = x > f->max;
         (void)snprintf(code, sizeof code, "%s %s", what, above ? "above maximum" : "below minimum");
-        return api_err_set(e, 400, API_INVALID, codes[f->kind == F_FLOAT][above], f->name,
+        return api_err_set(e, codes[f->kind == F_FLOAT][above], f->name,
                            "Invalid '%s': %s value. Expected a value %s %g, but got %g instead.",
                            f->name, code, above ? "<=" : ">=", above ? f->max : f->min, x);
     }
@@ -169,8 +144,8 @@ static int read_scalars(struct api_req *r, struct values *v, struct api_err *e)
 /* ---- what is not built, refused by name ---- */
 static int unsupported(struct api_err *e, const char *name, const char *why)
 {
-    return api_err_set(e, 400, API_INVALID, "unsupported_parameter", name,
-                       "Unsupported parameter: '%s' %s.", name, why);
+    return api_err_set(e, API_UNSUPPORTED_PARAMETER, name, "Unsupported parameter: '%s' %s.", name,
+                       why);
 }
 
 static bool is_set(const json_t *v)
@@ -235,18 +210,18 @@ static int parse_stop(struct api_req *r, const json_t *v, struct api_err *e)
     if (!json_is_string(v) && !json_is_array(v))
         return wrong_type(e, "stop", "a string or an array of strings", v);
     if (n > API_STOPS_MAX)
-        return api_err_set(e, 400, API_INVALID, "array_above_max_length", "stop",
+        return api_err_set(e, API_ARRAY_TOO_LONG, "stop",
                            "Invalid 'stop': at most %d stop sequences are allowed, but got %zu.",
                            API_STOPS_MAX, n);
     r->stop = arena_alloc(&r->arena, (n + 1) * sizeof *r->stop);
     r->stop_len = arena_alloc(&r->arena, (n + 1) * sizeof *r->stop_len);
-    if (!r->stop || !r->stop_len) return no_memory(e);
+    if (!r->stop || !r->stop_len) return api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_string(s)) return wrong_type(e, "stop", "a string or an array of strings", s);
         if (json_string_length(s) == 0) continue; /* an empty stop would match everywhere */
         if (json_string_length(s) > API_STOP_BYTES_MAX)
-            return api_err_set(e, 400, API_INVALID, "string_above_max_length", "stop",
+            return api_err_set(e, API_STRING_TOO_LONG, "stop",
                                "Invalid 'stop': a stop sequence has at most %d bytes.",
                                API_STOP_BYTES_MAX);
         r->stop[r->n_stop] = json_string_value(s);
@@ -267,23 +242,23 @@ static int parse_bias(struct api_req *r, const json_t *v, const struct api_limit
     if (!json_is_object(v)) return wrong_type(e, "logit_bias", "an object", v);
     if (json_object_size(v) == 0) return 0;
     if (json_object_size(v) > API_BIAS_MAX)
-        return api_err_set(e, 400, API_INVALID, "object_above_max_properties", "logit_bias",
+        return api_err_set(e, API_OBJECT_TOO_LARGE, "logit_bias",
                            "Invalid 'logit_bias': at most %d entries are allowed.", API_BIAS_MAX);
     b = arena_alloc(&r->arena, json_object_size(v) * sizeof *b);
-    if (!b) return no_memory(e);
+    if (!b) return api_no_memory(e);
     json_object_foreach((json_t *)v, key, val)
     {
         char *end;
         errno = 0;
         long long id = strtoll(key, &end, 10);
         if (errno || end == key || *end || id < 0 || (size_t)id >= lim->n_vocab)
-            return api_err_set(e, 400, API_INVALID, "invalid_value", "logit_bias",
+            return api_err_set(e, API_INVALID_VALUE, "logit_bias",
                                "Invalid key in 'logit_bias': %.40s is not a token id of this model "
                                "(0 to %zu).",
                                key, lim->n_vocab ? lim->n_vocab - 1 : 0);
         if (!json_is_number(val) || fabs(json_number_value(val)) > 100)
             return api_err_set(
-                e, 400, API_INVALID, "invalid_value", "logit_bias",
+                e, API_INVALID_VALUE, "logit_bias",
                 "Invalid value in 'logit_bias': expected a number from -100 to 100.");
         b[n++] = (struct fus_bias){(int32_t)id, (float)json_number_value(val)};
     }
@@ -295,24 +270,23 @@ static int parse_bias(struct api_req *r, const json_t *v, const struct api_limit
 /* An array of token ids into the arena; 1 when every element is an integer within the vocabulary.
  */
 static int parse_ids(struct api_req *r, const json_t *v, const char *name,
-                     const struct api_limits *lim, int32_t **ret, size_t *ret_n, struct api_err *e)
+                     const struct api_limits *lim, struct api_ids *ret, struct api_err *e)
 {
     size_t n = json_array_size(v);
     int32_t *ids = arena_alloc(&r->arena, (n + 1) * sizeof *ids);
 
-    if (!ids) return no_memory(e);
+    if (!ids) return api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_array_get(v, i);
         if (!json_is_integer(x)) return wrong_type(e, name, "an array of token ids", x);
         json_int_t id = json_integer_value(x);
         if (id < 0 || (size_t)id >= lim->n_vocab)
-            return api_err_set(e, 400, API_INVALID, "invalid_value", name,
+            return api_err_set(e, API_INVALID_VALUE, name,
                                "Invalid token id %lld in '%s': the vocabulary has %zu tokens.",
                                (long long)id, name, lim->n_vocab);
         ids[i] = (int32_t)id;
     }
-    *ret = ids;
-    *ret_n = n;
+    *ret = (struct api_ids){ids, n};
     return 0;
 }
 
@@ -323,10 +297,10 @@ static int parse_stop_ids(struct api_req *r, const struct api_limits *lim, struc
     if (!v || json_is_null(v)) return 0;
     if (!json_is_array(v)) return wrong_type(e, "stop_token_ids", "an array of token ids", v);
     if (json_array_size(v) > API_STOP_IDS_MAX)
-        return api_err_set(e, 400, API_INVALID, "array_above_max_length", "stop_token_ids",
+        return api_err_set(e, API_ARRAY_TOO_LONG, "stop_token_ids",
                            "Invalid 'stop_token_ids': at most %d ids are allowed.",
                            API_STOP_IDS_MAX);
-    return parse_ids(r, v, "stop_token_ids", lim, &r->stop_id, &r->n_stop_id, e);
+    return parse_ids(r, v, "stop_token_ids", lim, &r->stop_ids, e);
 }
 
 static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_prompt *p,
@@ -339,10 +313,10 @@ static int parse_one_prompt(struct api_req *r, const json_t *v, struct api_promp
         p->len = json_string_length(v);
         return 0;
     }
-    rc = parse_ids(r, v, "prompt", lim, &p->ids, &p->n_ids, e);
+    rc = parse_ids(r, v, "prompt", lim, &p->ids, e);
     if (rc < 0) return rc;
-    if (p->n_ids == 0)
-        return api_err_set(e, 400, API_INVALID, "empty_array", "prompt",
+    if (p->ids.n == 0)
+        return api_err_set(e, API_EMPTY_ARRAY, "prompt",
                            "Invalid 'prompt': a list of token ids must not be empty.");
     return 0;
 }
@@ -353,23 +327,23 @@ static int parse_prompts(struct api_req *r, const struct api_limits *lim, struct
     bool many = false;
 
     if (!v || json_is_null(v))
-        return api_err_set(e, 400, API_INVALID, "missing_required_parameter", "prompt",
+        return api_err_set(e, API_MISSING_PARAMETER, "prompt",
                            "Missing required parameter: 'prompt'.");
     if (!json_is_string(v) && !json_is_array(v))
         return wrong_type(e, "prompt", "a string, an array of strings or token ids", v);
     if (json_is_array(v)) {
         if (json_array_size(v) == 0)
-            return api_err_set(e, 400, API_INVALID, "empty_array", "prompt",
+            return api_err_set(e, API_EMPTY_ARRAY, "prompt",
                                "Invalid 'prompt': the array must not be empty.");
         many = !json_is_integer(json_array_get(v, 0));
     }
     r->n_prompt = many ? json_array_size(v) : 1;
     if (r->n_prompt > API_PROMPTS_MAX)
-        return api_err_set(e, 400, API_INVALID, "array_above_max_length", "prompt",
+        return api_err_set(e, API_ARRAY_TOO_LONG, "prompt",
                            "Invalid 'prompt': at most %d prompts are allowed, but got %zu.",
                            API_PROMPTS_MAX, r->n_prompt);
     r->prompt = arena_alloc(&r->arena, r->n_prompt * sizeof *r->prompt);
-    if (!r->prompt) return no_memory(e);
+    if (!r->prompt) return api_no_memory(e);
     for (size_t i = 0; i < r->n_prompt; i++) {
         const json_t *x = many ? json_array_get(v, i) : v;
         if (!json_is_string(x) && !json_is_array(x))
@@ -401,7 +375,7 @@ static int parse_logprobs(struct api_req *r, const struct values *v, struct api_
     }
     if (r->chat && v->top_logprobs >= 0) {
         if (!r->logprobs && v->top_logprobs > 0)
-            return api_err_set(e, 400, API_INVALID, "invalid_value", "top_logprobs",
+            return api_err_set(e, API_INVALID_VALUE, "top_logprobs",
                                "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
                                "enabled.");
         if (r->logprobs) r->sampling.n_logprobs = (int)v->top_logprobs;
@@ -417,7 +391,7 @@ static int parse_stream_options(struct api_req *r, struct api_err *e)
     if (!so || json_is_null(so)) return 0;
     if (!json_is_object(so)) return wrong_type(e, "stream_options", "an object", so);
     if (!r->stream)
-        return api_err_set(e, 400, API_INVALID, "invalid_value", "stream_options",
+        return api_err_set(e, API_INVALID_VALUE, "stream_options",
                            "The 'stream_options' parameter is only allowed when 'stream' is "
                            "enabled.");
     u = json_object_get(so, "include_usage");
@@ -453,7 +427,7 @@ static int parse_numbers(struct api_req *r, const struct api_limits *lim, struct
 
     if (rc < 0) return rc;
     if (v.n > lim->n_max)
-        return api_err_set(e, 400, API_INVALID, "integer_above_max_value", "n",
+        return api_err_set(e, API_INTEGER_TOO_LARGE, "n",
                            "Invalid 'n': integer above maximum value. Expected a value <= %u, but "
                            "got %g instead.",
                            lim->n_max, v.n);
@@ -491,7 +465,7 @@ static int parse_content(struct api_req *r, const struct api_limits *lim, struct
     if (r->chat) {
         v = json_object_get(r->root, "messages");
         if (!v || json_is_null(v))
-            return api_err_set(e, 400, API_INVALID, "missing_required_parameter", "messages",
+            return api_err_set(e, API_MISSING_PARAMETER, "messages",
                                "Missing required parameter: 'messages'.");
         rc = api_parse_messages(r, v, e);
     } else {

@@ -1,6 +1,6 @@
 /* Reply shapes. Written by hand into a buffer rather than through a JSON tree: a stream sends one
  * of these per token, and the order of keys is OpenAI's own. */
-#include "worker/api/api.h"
+#include "worker/api/api_reply.h"
 
 #include <math.h>
 #include <string.h>
@@ -8,21 +8,6 @@
 const char *api_fingerprint(void)
 {
     return "fp_kvblend_" KV_VERSION;
-}
-
-void api_put_error(struct buf *out, const struct api_err *e)
-{
-    buf_adds(out, "{\"error\":{\"message\":");
-    buf_add_json_str(out, e->msg, strlen(e->msg));
-    buf_addf(out, ",\"type\":\"%s\",\"param\":", e->type ? e->type : API_INVALID);
-    if (e->param[0])
-        buf_add_json_str(out, e->param, strlen(e->param));
-    else
-        buf_adds(out, "null");
-    if (e->code)
-        buf_addf(out, ",\"code\":\"%s\"}}", e->code);
-    else
-        buf_adds(out, ",\"code\":null}}");
 }
 
 void api_put_usage(struct buf *out, const struct api_usage *u)

@@ -1,6 +1,6 @@
 /* Stop strings in a growing text: find the earliest one, and how much may be shown before the next
  * token decides. The text searched again per token is bounded by the longest stop string. */
-#include "worker/api/api.h"
+#include "worker/api/api_reply.h"
 
 #include <string.h>
 

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/reuse/records.h"
+#include "worker/admin/metrics.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -362,7 +363,9 @@ static void conclude(struct wk_guard *g)
     g->n.n_done++;
     if (a != POL_GUARD_STAY) tell(g, a);
     pthread_mutex_unlock(&g->m);
-    if (s->seen.kl >= 0) wk_metrics_guard_shadow(&s->seen);
+    if (s->seen.kl >= 0 && isfinite(s->seen.kl)) wk_metric_observe(WK_GUARD_KL, s->seen.kl);
+    if (s->seen.kl >= 0 && s->seen.reuse_kl >= 0)
+        wk_metric_observe(WK_GUARD_REUSE_KL, s->seen.reuse_kl);
     shadow_free(s);
     g->cur = NULL;
 }

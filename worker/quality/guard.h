@@ -49,10 +49,4 @@ const char *wk_guard_state_name(const struct wk_guard_view *v); /* off, normal, 
 void wk_guard_put_quality(struct worker *w, struct buf *out);
 void wk_guard_put_note(struct worker *w, const struct wk_prompt *p, struct buf *out);
 
-/* metrics_guard.c */
-void wk_metrics_guard_init(void);
-void wk_metrics_guard_report(const struct fus_report *r);
-void wk_metrics_guard_shadow(const struct pol_guard_shadow *s);
-void wk_metrics_guard_render(struct worker *w);
-
 #endif

@@ -1,5 +1,6 @@
 /* Life of a generation request on the loop and in the helper; see gen.h. */
 #include "worker/request/gen.h"
+#include "worker/admin/metrics.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -28,7 +29,7 @@ static void gen_free(struct gen *g)
     *g->prev = g->next;
     if (g->next) g->next->prev = g->prev;
     g->w->n_gens--;
-    if (g->counted) wk_metrics_request(0, -1);
+    if (g->counted) wk_metric_add(WK_ACTIVE, -1);
     pthread_mutex_destroy(&g->m);
     mem_free(g);
 }
@@ -62,12 +63,12 @@ static int check_size(struct gen *g, const struct gen_prompt *p, struct api_err 
     else
         want = 1;
     if (n + 1 > ctx)
-        return api_err_set(e, 400, API_INVALID, "context_length_exceeded", param,
+        return api_err_set(e, API_CONTEXT_EXCEEDED, param,
                            "This model's maximum context length is %llu tokens. However, your %s "
                            "resulted in %llu tokens. Please reduce the length of the %s.",
                            (unsigned long long)ctx, param, (unsigned long long)n, param);
     if (n + want > ctx && g->req.max_tokens >= 0)
-        return api_err_set(e, 400, API_INVALID, "context_length_exceeded", param,
+        return api_err_set(e, API_CONTEXT_EXCEEDED, param,
                            "This model's maximum context length is %llu tokens. However, you "
                            "requested %llu tokens (%llu in the %s, %llu in the completion). Please "
                            "reduce the length of the %s or completion.",
@@ -90,11 +91,11 @@ static int prepare(struct gen *g)
 
     if (rc < 0) return rc;
     if (!wk_serves_model(g->w, g->req.model))
-        return api_err_set(&g->e, 404, API_INVALID, "model_not_found", "model",
+        return api_err_set(&g->e, API_MODEL_NOT_FOUND, "model",
                            "The model '%.100s' does not exist; this worker serves '%.100s'.",
                            g->req.model, g->w->model_name);
     if (n * g->req.n > API_PROMPTS_MAX * 2)
-        return api_err_set(&g->e, 400, API_INVALID, "array_above_max_length", "prompt",
+        return api_err_set(&g->e, API_ARRAY_TOO_LONG, "prompt",
                            "Too many choices: %zu prompts times n = %u.", n, g->req.n);
     if ((rc = wk_mode_of(g->w, &g->req, &g->hints, &g->mode, &g->e)) < 0) return rc;
     g->prompt = mem_zalloc(n * sizeof *g->prompt);
@@ -125,18 +126,15 @@ static void helper(struct wk_job *j)
     struct gen *g = (struct gen *)((char *)j - offsetof(struct gen, job));
     int rc = prepare(g);
 
-    if (rc < 0 && g->e.status == 0)
-        (void)api_err_set(&g->e, 500, "server_error", "internal_error", NULL, "Out of memory.");
+    if (rc < 0 && g->e.status == 0) (void)api_no_memory(&g->e);
     wk_post(g->w, &g->msg);
 }
 
 /* ---- loop ---- */
 static void too_busy(struct api_err *e, unsigned n)
 {
-    (void)api_err_set(e, 429, "server_overloaded", "queue_full", NULL,
+    (void)api_err_set(e, API_QUEUE_FULL, NULL,
                       "This worker is busy: %u requests wait. Please try again shortly.", n);
-    e->retry_after_s = 1;
-    e->retry = API_RETRY_YES;
 }
 
 static void finish_empty(struct gen *g)
@@ -187,8 +185,8 @@ static void admit(struct gen *g)
         if (rc == -EAGAIN)
             too_busy(&e, g->w->n_gens);
         else
-            (void)api_err_set(&e, 500, "server_error", "internal_error", NULL,
-                              "The engine refused the request (%s).", err_name(rc));
+            (void)api_err_set(&e, API_INTERNAL_ERROR, NULL, "The engine refused the request (%s).",
+                              err_name(rc));
         gen_fail(g, &e);
         return;
     }
@@ -305,7 +303,7 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     w->gens = g;
     w->n_gens++;
     g->counted = true;
-    wk_metrics_request(0, 1);
+    wk_metric_add(WK_ACTIVE, 1);
     c->owner = g;
     c->on_close = gen_closed;
     wk_pool_submit(w->pool, &g->job);
@@ -333,9 +331,7 @@ void wk_gens_abort(struct worker *w)
     struct api_err e;
     struct gen *next;
 
-    (void)api_err_set(&e, 503, "server_error", "draining", NULL, "This worker is shutting down.");
-    e.retry = API_RETRY_YES;
-    e.retry_after_s = 2;
+    (void)api_err_set(&e, API_DRAINING, NULL, "This worker is shutting down.");
     for (struct gen *g = w->gens; g; g = next) {
         next = g->next;
         if (g->in_helper) continue; /* refused when it comes back */

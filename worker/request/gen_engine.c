@@ -5,6 +5,7 @@
  */
 #include "worker/request/gen.h"
 #include "worker/reuse/control.h"
+#include "worker/admin/metrics.h"
 
 #include "base/clock.h"
 #include "policy/order.h"
@@ -86,8 +87,8 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     p->ms = *ms;
     p->ttft_ms = clock_ms_since(g->start_ns);
     pthread_mutex_unlock(&g->m);
-    wk_metrics_ttft(p->ttft_ms / 1e3);
-    wk_metrics_queue(ms->queue / 1e3);
+    wk_metric_observe(WK_TTFT, p->ttft_ms / 1e3);
+    wk_metric_observe(WK_QUEUE, ms->queue / 1e3);
     wk_metrics_report(r);
     wk_load_first(g->w->load, &p->load,
                   ms->prefill - atomic_load(&g->w->ms_per_token) * r->n_computed,
@@ -145,7 +146,7 @@ static int on_token(void *ctx, const struct fus_event_token *t)
     uint64_t now = clock_ns();
     int stop = 0;
 
-    if (c->last_ns) wk_metrics_inter_token((double)(now - c->last_ns) / 1e9);
+    if (c->last_ns) wk_metric_observe(WK_INTER_TOKEN, (double)(now - c->last_ns) / 1e9);
     c->last_ns = now;
     if (p->shadow && t->choice == 0) wk_guard_token(p->shadow, t->picked.id);
     pthread_mutex_lock(&g->m);
@@ -239,8 +240,8 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .n_choices = q->n,
         .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
-        .stop_ids = q->stop_id,
-        .n_stop_ids = q->n_stop_id,
+        .stop_ids = q->stop_ids.id,
+        .n_stop_ids = q->stop_ids.n,
         .is_eog = is_eog,
         .ops = &ops,
         .ctx = p};

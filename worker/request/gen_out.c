@@ -38,21 +38,20 @@ static const char *finish_name(const struct gen_choice *c)
 static void api_err_of(const struct gen *g, int status, struct api_err *e)
 {
     if (status == -ERANGE)
-        (void)api_err_set(e, 400, API_INVALID, "context_length_exceeded", NULL,
+        (void)api_err_set(e, API_CONTEXT_EXCEEDED, NULL,
                           "The prompt does not fit this model's context of %u tokens.",
                           g->w->ctx_max);
     else if (status == -ENOMEM)
-        (void)api_err_set(e, 500, "server_error", "out_of_memory", NULL,
+        (void)api_err_set(e, API_OUT_OF_MEMORY, NULL,
                           "The request needs more KV memory than this worker has free; lower "
                           "max_tokens or raise --kv-pages.");
     else if (kn_dev_lost(fus_core_dev(g->w->core)))
-        (void)api_err_set(e, 503, "server_error", "device_lost", NULL,
+        (void)api_err_set(e, API_DEVICE_LOST, NULL,
                           "The GPU has failed; this worker ends, to be started anew.");
     else
-        (void)api_err_set(e, 500, "server_error", "internal_error", NULL,
-                          "The request failed inside the engine (%s).", err_name(status));
+        (void)api_err_set(e, API_INTERNAL_ERROR, NULL, "The request failed inside the engine (%s).",
+                          err_name(status));
     if (e->status == 500) e->retry = API_RETRY_NO;
-    if (e->status == 503) e->retry = API_RETRY_YES;
 }
 
 void gen_fail(struct gen *g, const struct api_err *e)

@@ -2,6 +2,7 @@
 #include "worker/request/gen.h"
 #include "worker/reuse/control.h"
 #include "worker/reuse/records.h"
+#include "worker/admin/metrics.h"
 
 #include "base/clock.h"
 
@@ -35,7 +36,7 @@ void gen_count(struct gen *g)
     pthread_mutex_unlock(&g->m);
     g->tokens_counted = true;
     gen_log_records(g);
-    wk_metrics_generated(u.completion);
+    wk_metric_add(WK_GENERATED, (double)u.completion);
     if (!g->call) return;
     g->call->n_completion = u.completion;
     g->call->n_prefix = u.prefix;
@@ -165,16 +166,14 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
 }
 
 /* ---- access log ---- */
-static void put_record(struct buf *b, struct gen *g, const char *kind, const struct tier_key *key,
-                       uint32_t n, const struct wk_look *l, bool comma)
+static void put_record(struct buf *b, const char *kind, const struct tier_key *key, uint32_t n,
+                       uint64_t bytes, const struct wk_look *l)
 {
     char hex[33];
 
     tier_key_hex(key, hex);
-    buf_addf(b,
-             "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,"
-             "\"tier\":\"%s\"}",
-             comma ? "," : "", hex, kind, n, (unsigned long long)rec_bytes(&g->w->ident, n),
+    buf_addf(b, "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,\"tier\":\"%s\"}",
+             b->data[b->len - 1] == '[' ? "" : ",", hex, kind, n, (unsigned long long)bytes,
              l->tier && l->status >= 0 ? l->tier : "none");
 }
 
@@ -199,10 +198,13 @@ void gen_log_records(struct gen *g)
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         if (!has_started(g, p)) continue;
-        for (size_t k = 0; k < p->p.n_block; k++, any = true)
-            put_record(&b, g, "prefix", &p->p.block[k], WK_BLOCK_TOKENS, &p->p.block_look[k], any);
-        for (size_t k = 0; k < p->p.n_cut; k++, any = true)
-            put_record(&b, g, "chunk", &p->p.cut[k].key, p->p.cut[k].n, &p->p.cut[k].look, any);
+        for (size_t k = 0; k < p->p.n_block; k++)
+            put_record(&b, "prefix", &p->p.block[k], WK_BLOCK_TOKENS,
+                       rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->p.block_look[k]);
+        for (size_t k = 0; k < p->p.n_cut; k++)
+            put_record(&b, "chunk", &p->p.cut[k].key, p->p.cut[k].n,
+                       rec_bytes(&g->w->ident, p->p.cut[k].n), &p->p.cut[k].look);
+        any |= p->p.n_block + p->p.n_cut > 0;
     }
     buf_adds(&b, "]}\n");
     if (any && buf_status(&b) == 0) wk_kvlog_put(g->w->kvlog, &b);

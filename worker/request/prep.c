@@ -11,12 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int no_memory(struct api_err *e)
-{
-    (void)api_err_set(e, 500, "server_error", "internal_error", NULL, "Out of memory.");
-    return -ENOMEM;
-}
-
 /* ---- effective settings ---- */
 int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
                struct wk_mode *ret, struct api_err *e)
@@ -26,7 +20,7 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     memset(ret, 0, sizeof *ret);
     ret->mode = k->mode;
     if (k->mode == POL_AUTO && h->mode && !api_mode_parse(h->mode, &ret->mode))
-        return api_err_set(e, 400, API_INVALID, "invalid_value", "X-KVBlend-Mode",
+        return api_err_set(e, API_INVALID_VALUE, "X-KVBlend-Mode",
                            "Invalid header 'X-KVBlend-Mode': expected auto, full, prefix, reuse or "
                            "blend.");
     const bool leaves = !pol_strategy_runs(ret->mode) && k->strategy != POL_AUTO;
@@ -37,7 +31,7 @@ int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_
     ret->store = k->store;
     ret->separator = k->separator ? k->separator : h->separator;
     if (wk_ns_join(ret->ns, sizeof ret->ns, h->ns, k->ns) < 0)
-        return api_err_set(e, 400, API_INVALID, "string_above_max_length", "kvblend.namespace",
+        return api_err_set(e, API_STRING_TOO_LONG, "kvblend.namespace",
                            "Invalid 'kvblend.namespace': at most %zu bytes.", sizeof ret->ns - 2);
     wk_names_note(w->names, ret->ns);
     return 0;
@@ -290,14 +284,14 @@ static int render_chat(const struct worker *w, const struct api_req *r, size_t u
     struct err err = {0};
     int rc;
 
-    if (!msgs) return no_memory(e);
+    if (!msgs) return api_no_memory(e);
     for (size_t i = 0; i < r->n_msg; i++)
         msgs[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len};
     if (docs->len) {
         joined = mem_alloc(docs->len + r->msg[user].len + 1);
         if (!joined) {
             mem_free(msgs);
-            return no_memory(e);
+            return api_no_memory(e);
         }
         memcpy(joined, docs->data, docs->len);
         memcpy(joined + docs->len, r->msg[user].text, r->msg[user].len);
@@ -306,14 +300,14 @@ static int render_chat(const struct worker *w, const struct api_req *r, size_t u
     }
     rc = chat_render(w->chat, w->tok, msgs, r->n_msg, r->add_generation_prompt, &p->chat, &err);
     if (rc < 0 && rc != -ENOMEM)
-        rc = api_err_set(e, 400, API_INVALID, "invalid_value", "messages", "%s.",
+        rc = api_err_set(e, API_INVALID_VALUE, "messages", "%s.",
                          err.msg[0] ? err.msg : "The chat template cannot render these messages");
     else if (rc < 0)
-        rc = no_memory(e);
+        rc = api_no_memory(e);
     /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
      */
     if (rc >= 0 && tok_encode(w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)
-        rc = no_memory(e);
+        rc = api_no_memory(e);
     mem_free(joined);
     mem_free(msgs);
     return rc < 0 ? rc : 0;
@@ -329,11 +323,11 @@ static int prepare_chat(const struct worker *w, const struct api_req *r, const s
     int rc;
 
     if (!w->chat)
-        return api_err_set(e, 400, API_INVALID, "no_chat_template", "messages",
-                           "This model cannot chat: %s.", w->chat_error);
+        return api_err_set(e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
+                           w->chat_error);
     t.text = arena_alloc(names, r->n_msg * sizeof *t.text);
     t.len = arena_alloc(names, r->n_msg * sizeof *t.len);
-    if (!t.text || !t.len) return no_memory(e);
+    if (!t.text || !t.len) return api_no_memory(e);
     rc = render_documents(r, (uint32_t)user, m->ns, &docs, l);
     for (size_t i = 0; rc >= 0 && i < r->n_msg; i++) {
         size_t shift = i == user ? docs.len : 0;
@@ -348,7 +342,7 @@ static int prepare_chat(const struct worker *w, const struct api_req *r, const s
                                        "api", WK_CHUNK_TOKENS_MIN});
     }
     if (rc >= 0) rc = wish_found(w, h, m, &t, user, docs.len, names, l);
-    rc = rc < 0 ? no_memory(e) : render_chat(w, r, user, &docs, p, e);
+    rc = rc < 0 ? api_no_memory(e) : render_chat(w, r, user, &docs, p, e);
     buf_fini(&docs);
     return rc;
 }
@@ -385,7 +379,7 @@ static int prepare_text(const struct worker *w, const struct api_req *r, const s
     }
     if (rc >= 0 && r->echo) rc = buf_add(&p->text, all.data, all.len);
     buf_fini(&all);
-    return rc < 0 || !text ? no_memory(e) : 0;
+    return rc < 0 || !text ? api_no_memory(e) : 0;
 }
 
 static int prepare_ids(const struct worker *w, const struct api_req *r, size_t i,
@@ -395,13 +389,13 @@ static int prepare_ids(const struct worker *w, const struct api_req *r, size_t i
     struct tok_stream ts = {0};
     int rc = 0;
 
-    p->own_ids = mem_alloc((q->n_ids + 1) * sizeof *p->own_ids);
-    if (!p->own_ids) return no_memory(e);
-    memcpy(p->own_ids, q->ids, q->n_ids * sizeof *p->own_ids);
-    for (size_t k = 0; r->echo && rc >= 0 && k < q->n_ids; k++)
-        rc = tok_stream_push(w->tok, &ts, q->ids[k], &p->text);
+    p->own_ids = mem_alloc((q->ids.n + 1) * sizeof *p->own_ids);
+    if (!p->own_ids) return api_no_memory(e);
+    memcpy(p->own_ids, q->ids.id, q->ids.n * sizeof *p->own_ids);
+    for (size_t k = 0; r->echo && rc >= 0 && k < q->ids.n; k++)
+        rc = tok_stream_push(w->tok, &ts, q->ids.id[k], &p->text);
     if (rc >= 0 && r->echo) rc = tok_stream_end(&ts, &p->text);
-    return rc < 0 ? no_memory(e) : 0;
+    return rc < 0 ? api_no_memory(e) : 0;
 }
 
 int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
@@ -420,12 +414,12 @@ int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_
     else
         rc = prepare_ids(w, r, i, out, e);
     out->tok = out->own_ids ? out->own_ids : out->ids.id;
-    out->n_tok = (uint32_t)(out->own_ids ? r->prompt[i].n_ids : out->ids.n);
+    out->n_tok = (uint32_t)(out->own_ids ? r->prompt[i].ids.n : out->ids.n);
     if (rc >= 0 && out->n_tok == 0)
-        rc = api_err_set(e, 400, API_INVALID, "invalid_value", r->chat ? "messages" : "prompt",
+        rc = api_err_set(e, API_INVALID_VALUE, r->chat ? "messages" : "prompt",
                          "The prompt is empty: it has no token at all.");
     if (rc >= 0 && out->n_tok < UINT32_MAX / 2) {
-        if (cuts_of(out, &l, m, w, r, i) < 0 || blocks_of(w, out, m) < 0) rc = no_memory(e);
+        if (cuts_of(out, &l, m, w, r, i) < 0 || blocks_of(w, out, m) < 0) rc = api_no_memory(e);
         for (size_t k = 0; rc >= 0 && k < out->n_cut; k++) /* names must outlive the arena */
             if (!known_detector(out->cut[k].detector)) {
                 char *d = mem_strdup(out->cut[k].detector);

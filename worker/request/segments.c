@@ -57,14 +57,14 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
         const json_t *v = text_of_item(json_array_get(list, i));
         struct item *it = &s->item[i];
         if (!v)
-            return api_err_set(&t->e, 400, API_INVALID, "invalid_type", "texts",
+            return api_err_set(&t->e, API_INVALID_TYPE, "texts",
                                "Invalid 'texts[%zu]': expected a string or an object with 'text'.",
                                i);
         int rc =
             wk_encode_chunk(t->w, json_string_value(v), json_string_length(v), &it->tok, &it->n);
         if (rc < 0) return rc;
         if (it->n + 1 > t->w->ctx_max)
-            return api_err_set(&t->e, 400, API_INVALID, "context_length_exceeded", "texts",
+            return api_err_set(&t->e, API_CONTEXT_EXCEEDED, "texts",
                                "'texts[%zu]' has %u tokens; this model's context is %u.", i, it->n,
                                t->w->ctx_max);
         it->key = tier_key_chunk(&t->w->ident, s->ns, it->tok, it->n);
@@ -118,15 +118,15 @@ static int segments_run(struct wk_task *t)
     s->wait = !json_is_false(wait);
     if (wk_ns_join(s->ns, sizeof s->ns, t->hints.ns, json_string_value(ns)) < 0) {
         json_decref(root);
-        return api_err_set(&t->e, 400, API_INVALID, "string_above_max_length", "namespace",
+        return api_err_set(&t->e, API_STRING_TOO_LONG, "namespace",
                            "Invalid 'namespace': at most %zu bytes.", sizeof s->ns - 2);
     }
     wk_names_note(t->w->names, s->ns);
     if (!json_is_array(list) || json_array_size(list) == 0)
-        rc = api_err_set(&t->e, 400, API_INVALID, "missing_required_parameter", "texts",
+        rc = api_err_set(&t->e, API_MISSING_PARAMETER, "texts",
                          "Missing required parameter: 'texts', an array of texts.");
     else if (json_array_size(list) > WK_BUILDS_MAX)
-        rc = api_err_set(&t->e, 400, API_INVALID, "array_above_max_length", "texts",
+        rc = api_err_set(&t->e, API_ARRAY_TOO_LONG, "texts",
                          "Invalid 'texts': at most %d texts are allowed.", WK_BUILDS_MAX);
     else
         rc = encode_all(t, s, list);
@@ -226,27 +226,22 @@ void wk_segments_fini(struct worker *w)
 }
 
 /* ---- one segment ---- */
-static int parse_id(struct wk_call *c, const char *id, struct tier_key *ret)
+int wk_segment_id(struct wk_call *c, const char *id, struct tier_key *ret)
 {
-    struct api_err e;
-
     if (tier_key_parse(id, ret) >= 0) return 0;
-    (void)api_err_set(&e, 400, API_INVALID, "invalid_value", "id",
-                      "Invalid id: 32 hexadecimal digits are expected.");
-    wk_reply_error(c, &e);
+    wk_refuse(c, API_INVALID_VALUE, "id", "Invalid id: 32 hexadecimal digits are expected.");
     return -EINVAL;
 }
 
-static void not_found(struct wk_call *c, const char *id)
+void wk_segment_absent(struct wk_call *c, const struct tier_key *k)
 {
-    struct api_err e;
+    char hex[33];
 
-    (void)api_err_set(&e, 404, API_INVALID, "segment_not_found", "id",
-                      "No segment '%.40s' is stored here.", id);
-    wk_reply_error(c, &e);
+    tier_key_hex(k, hex);
+    wk_refuse(c, API_SEGMENT_NOT_FOUND, "id", "No segment '%s' is stored here.", hex);
 }
 
-int wk_put_chunk(struct buf *out, const struct store_info *i)
+static int put_segment(struct buf *out, const struct store_info *i)
 {
     char hex[33];
 
@@ -265,14 +260,12 @@ int wk_put_chunk(struct buf *out, const struct store_info *i)
 /* The caller's namespace: of its key, and in the query the body's. */
 static int own_ns(const struct wk_call *c, char *ret, size_t cap)
 {
-    const char *inner = strstr(http_req_query(c->r), "namespace=");
     struct wk_hints h;
-    char given[256] = "";
+    char given[256];
     int rc = wk_hints_read(c->r, &h);
 
     if (rc < 0) return rc;
-    if (inner)
-        (void)snprintf(given, sizeof given, "%.*s", (int)strcspn(inner + 10, "&"), inner + 10);
+    (void)wk_call_query(c, "namespace", given, sizeof given);
     rc = wk_ns_join(ret, cap, h.ns, given);
     wk_hints_fini(&h);
     return rc;
@@ -293,45 +286,35 @@ void wk_segment_get(struct worker *w, struct wk_call *c, const char *id)
     char ns[512];
     int rc;
 
-    if (parse_id(c, id, &k) < 0) return;
+    if (wk_segment_id(c, id, &k) < 0) return;
     rc = own_ns(c, ns, sizeof ns);
     if (rc == 0 && own_info(w, ns, &k, &info))
-        rc = wk_put_chunk(&out, &info);
+        (void)put_segment(&out, &info);
     else if (rc == 0 && wk_build_pending(w, &k, ns))
-        rc = buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"status\":\"queued\"}", id);
+        (void)buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"status\":\"queued\"}", id);
     else {
-        not_found(c, id);
+        wk_segment_absent(c, &k);
         return;
     }
-    if (rc < 0)
-        wk_reply_oom(c);
-    else
-        wk_reply_json(c, 200, NULL, &out);
-    buf_fini(&out);
+    wk_reply_buf(c, 200, &out);
 }
 
 void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier)
 {
     struct buf out = BUF_INIT;
     struct tier_key k;
-    struct api_err e;
     int rc;
 
-    if (parse_id(c, id, &k) < 0) return;
+    if (wk_segment_id(c, id, &k) < 0) return;
     rc = store_evict(w->store, &k, tier);
     if (rc == -EBUSY) {
-        (void)api_err_set(&e, 409, API_INVALID, "segment_pinned", "id",
-                          "The segment is pinned or in use; unpin it first.");
-        e.retry = API_RETRY_NO;
-        wk_reply_error(c, &e);
+        wk_refuse(c, API_SEGMENT_PINNED, "id", "The segment is pinned or in use; unpin it first.");
     } else if (rc <= 0) {
-        not_found(c, id);
-    } else if (buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"deleted\":true}", id) < 0) {
-        wk_reply_oom(c);
+        wk_segment_absent(c, &k);
     } else {
-        wk_reply_json(c, 200, NULL, &out);
+        (void)buf_addf(&out, "{\"id\":\"%s\",\"object\":\"segment\",\"deleted\":true}", id);
+        wk_reply_buf(c, 200, &out);
     }
-    buf_fini(&out);
 }
 
 void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
@@ -340,9 +323,9 @@ void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id)
     struct tier_key k;
     char ns[512];
 
-    if (parse_id(c, id, &k) < 0) return;
+    if (wk_segment_id(c, id, &k) < 0) return;
     if (own_ns(c, ns, sizeof ns) == 0 && own_info(w, ns, &k, &info))
         wk_segment_drop(w, c, id, NULL);
     else
-        not_found(c, id);
+        wk_segment_absent(c, &k);
 }

@@ -33,8 +33,8 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
 
     if (rc < 0) return rc;
     if (!w->chat)
-        return api_err_set(&t->e, 400, API_INVALID, "no_chat_template", "messages",
-                           "This model cannot chat: %s.", w->chat_error);
+        return api_err_set(&t->e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
+                           w->chat_error);
     m = arena_alloc(&r->arena, r->n_msg * sizeof *m);
     if (!m) return -ENOMEM;
     for (size_t i = 0; i < r->n_msg; i++)
@@ -42,7 +42,7 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     rc = chat_render(w->chat, w->tok, m, r->n_msg, flag(r->root, "add_generation_prompt", "", 1),
                      &out, &err);
     if (rc < 0 && rc != -ENOMEM)
-        rc = api_err_set(&t->e, 400, API_INVALID, "invalid_value", "messages", "%s.", err.msg);
+        rc = api_err_set(&t->e, API_INVALID_VALUE, "messages", "%s.", err.msg);
     if (rc >= 0) rc = tok_encode(w->tok, out.pieces, out.n_pieces, bos ? TOK_BOS : 0, &ids);
     if (rc >= 0) rc = put_ids(t, ids.id, ids.n);
     tok_ids_fini(&ids);
@@ -61,7 +61,7 @@ static int tokenize_text(struct wk_task *t, const json_t *root)
 
     if (!is_content) v = json_object_get(root, "prompt");
     if (!json_is_string(v))
-        return api_err_set(&t->e, 400, API_INVALID, "missing_required_parameter", "content",
+        return api_err_set(&t->e, API_MISSING_PARAMETER, "content",
                            "Missing required parameter: 'content', 'prompt' or 'messages'.");
     struct tok_piece p = {json_string_value(v), json_string_length(v),
                           flag(root, "parse_special", "", 0)};
@@ -98,13 +98,13 @@ int wk_detokenize(struct wk_task *t)
     if (rc < 0) return rc;
     v = json_object_get(root, "tokens");
     if (!json_is_array(v))
-        rc = api_err_set(&t->e, 400, API_INVALID, "missing_required_parameter", "tokens",
+        rc = api_err_set(&t->e, API_MISSING_PARAMETER, "tokens",
                          "Missing required parameter: 'tokens', an array of token ids.");
     for (size_t i = 0; rc >= 0 && i < json_array_size(v); i++) {
         const json_t *x = json_array_get(v, i);
         json_int_t id = json_is_integer(x) ? json_integer_value(x) : -1;
         if (id < 0 || (size_t)id >= tok_n_vocab(t->w->tok))
-            rc = api_err_set(&t->e, 400, API_INVALID, "invalid_value", "tokens",
+            rc = api_err_set(&t->e, API_INVALID_VALUE, "tokens",
                              "Invalid 'tokens[%zu]': not a token id of this model (0 to %zu).", i,
                              tok_n_vocab(t->w->tok) - 1);
         else

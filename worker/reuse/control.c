@@ -12,6 +12,7 @@
 #include "policy/control.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/records.h"
+#include "worker/admin/metrics.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -50,7 +50,5 @@ int wk_admin_decisions(struct worker *w, struct wk_call *c, const char *path);
 /* Visit what is kept, newest first; fn != 0 stops. Under the lock: short. */
 void wk_control_visit(struct worker *w, int (*fn)(void *ctx, const struct ctl_decision *d),
                       void *ctx);
-void wk_metrics_control_init(void); /* metrics_control.c */
-void wk_metrics_decision(const struct ctl_decision *d);
 
 #endif

@@ -241,7 +241,7 @@ TEST(everything_that_is_read)
     ASSERT_EQ(r.min_tokens, 2);
     ASSERT_EQ(r.n_stop, 2); /* the empty one is dropped */
     ASSERT_STREQ(r.stop[1], "bc");
-    ASSERT_EQ(r.n_stop_id, 2);
+    ASSERT_EQ(r.stop_ids.n, 2);
     ASSERT_EQ(r.sampling.n_bias, 1);
     ASSERT_EQ(r.sampling.bias[0].id, 7);
     ASSERT_EQ(r.sampling.n_logprobs, 4);
@@ -289,7 +289,7 @@ TEST(prompts_of_all_four_kinds)
         (void)snprintf(body, sizeof body, "{\"prompt\":%s,\"max_tokens\":0}", t[i].prompt);
         ASSERT_OK(parse(body, false, &r, &e));
         ASSERT_EQ(r.n_prompt, t[i].n);
-        ASSERT_EQ(r.prompt[0].n_ids, t[i].ids0);
+        ASSERT_EQ(r.prompt[0].ids.n, t[i].ids0);
         ASSERT_EQ(r.prompt[0].text != NULL, t[i].ids0 == 0);
         ASSERT_EQ(r.max_tokens, 0);
         api_req_fini(&r);

@@ -1,6 +1,7 @@
 /* Reply shapes, byte for byte, and stop strings. */
 #include "tests/test.h"
-#include "worker/api/api.h"
+#include "worker/api/api_error.h"
+#include "worker/api/api_reply.h"
 
 static int bytes_of(void *ctx, int32_t id, const char **ret, size_t *ret_len)
 {
@@ -173,11 +174,12 @@ TEST(error_shape)
     struct api_err e;
     struct buf b = BUF_INIT;
 
-    ASSERT_EQ(api_err_set(&e, 400, API_INVALID, "c", NULL, "a \"%s\"", "b"), -EINVAL);
+    ASSERT_EQ(api_err_set(&e, API_INVALID_VALUE, NULL, "a \"%s\"", "b"), -EINVAL);
     api_put_error(&b, &e);
     ASSERT_OK(buf_status(&b));
-    ASSERT_STREQ(buf_cstr(&b), "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":"
-                               "\"invalid_request_error\",\"param\":null,\"code\":\"c\"}}");
+    ASSERT_STREQ(buf_cstr(&b),
+                 "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":"
+                 "\"invalid_request_error\",\"param\":null,\"code\":\"invalid_value\"}}");
     buf_fini(&b);
 }
 

@@ -1,5 +1,6 @@
 /* The guard's rules for requests, its answers and metrics; shadows themselves run in tests/e2e. */
 #include "worker/quality/guard.h"
+#include "worker/admin/metrics.h"
 #include "base/metric.h"
 #include "tests/test.h"
 
@@ -84,8 +85,8 @@ TEST(what_is_left_uncomputed_is_a_metric)
 {
     struct buf b = BUF_INIT;
     const struct fus_report r = {.score_left = 0.25, .deviation_left = -1};
-    wk_metrics_guard_init();
-    wk_metrics_guard_report(&r);
+    wk_metrics_init();
+    wk_metrics_report(&r);
     ASSERT_OK(metric_render(&b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_score_left_sum 0.25") != NULL);
     ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_deviation_left_count 0") != NULL);

@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "tests/test.h"
+#include "worker/opts.h"
 #include "worker/worker.h"
 
 #include <fcntl.h>
