@@ -25,7 +25,7 @@ SHORT_PLAIN = 0.075  # and without a profile: measured 0.056
 
 def calibrate(folder):
     lines, profile = pathlib.Path(folder) / "lines.jsonl", pathlib.Path(folder) / "profile.json"
-    subprocess.run([sys.executable, ROOT / "tools" / "crossref_texts.py", lines, "--seed", "2",
+    subprocess.run([sys.executable, ROOT / "tests/data/make/crossref_texts.py", lines, "--seed", "2",
                     "--questions", str(CALIBRATION)], check=True, timeout=60)
     out = subprocess.run([BENCH, "quality", "calibrate", "--model", DATA, "--data", lines, "--dtype", "f32", "--threads", "1",
                           "--out", profile], capture_output=True, text=True, timeout=1500, check=False)

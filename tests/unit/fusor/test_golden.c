@@ -1,5 +1,5 @@
 /* golden: the engine against transformers on tiny models of every architecture: logits of the last
- * prompt positions and 64 greedy tokens. Vectors: tools/make_golden.py.
+ * prompt positions and 64 greedy tokens. Vectors: tests/data/make/make_golden.py.
  *
  * The tolerance is the project's bound for f32 (1e-3 on logits of about ±10); the arithmetic is
  * forced to f32, since the vectors are. With KVBLEND_TEST_DEVICE in the environment the engine runs

@@ -1,4 +1,4 @@
-/* quant: every type against blocks and values written by tools/make_golden.py, bit for bit. */
+/* quant: every type against blocks and values written by make_golden.py, bit for bit. */
 #include "fusor/model/quant.h"
 
 #include "tests/test.h"

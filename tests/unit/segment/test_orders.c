@@ -1,5 +1,5 @@
 /* Four of eight documents in ever new orders, as a framework with its default metadata sends them
- * (tools/make_prompts.py): what was cut once must be cut the same again, whatever stands before it.
+ * (make_prompts.py): what was cut once must be cut the same again, whatever stands before it.
  * A record is there from the request behind the one that cut its text. */
 #include "base/buf.h"
 #include "segment/segment.h"

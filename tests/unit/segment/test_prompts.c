@@ -1,4 +1,4 @@
-/* Presets on prompts that the frameworks themselves made (tools/make_prompts.py). A marked prompt's
+/* Presets on prompts that the frameworks themselves made (make_prompts.py). A marked prompt's
  * documents are found exactly at first sight; where a framework only joins its documents, from the
  * third request on. */
 #include "base/buf.h"

@@ -11,7 +11,7 @@ the four lines that follow, as the quality tool does it), sense (that sensitivit
 asked fact's value, nothing else), subject (its pronoun or role, nothing else), values (every fact's). "+first": tokens of a chunk right behind
 the first token, which are exact, are left out of the choice; the number of tokens stays.
 
-Run: python3 tools/crossref_reference.py FOLDER [--limit N] [--methods full,reuse,hkvd@0.15,...]
+Run: python3 tests/data/make/crossref_reference.py FOLDER [--limit N] [--methods full,reuse,hkvd@0.15,...]
 Needs torch and train_crossref.py beside it. Prints a table: share of right answers and mean
 KL(full || method) of the answer's token, by kind of question.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the tokenizer golden files of tests/data/tokenizers with the `tokenizers` package.
 
-Usage: tools/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [MODEL.gguf]
+Usage: tests/data/make/make_tok_golden.py [--out DIR] [--texts N] [--seed S] [MODEL.gguf]
 
 hf/NAME/: a small tokenizer of each family, trained here on the tokens of the GPT-2 vocabulary that
 stands beside it, in the files a Hugging Face folder has. hf/NAME.golden: lines {"text", "ids"}:
@@ -19,7 +19,7 @@ import gguf
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
 
-DATA = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "tokenizers"
+DATA = pathlib.Path(__file__).resolve().parent.parent / "tokenizers"
 TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
           r"?[^\s\p{L}\p{N}]+[\r\n]*" + TAIL)

@@ -8,7 +8,7 @@ documented formats; the field "made_by" says so.
 
     pip install langchain-classic langchain-core llama-index-core haystack-ai
     pip install --no-deps lightrag-hku nano-graphrag;  pip download --no-deps open-webui   # only read, not imported
-    tools/make_prompts.py [--open-webui WHEEL] [FRAMEWORK ...]
+    tests/data/make/make_prompts.py [--open-webui WHEEL] [FRAMEWORK ...]
 """
 import argparse
 import ast
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import zipfile
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "segment"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "segment"
 QUESTION = "Which harbour did the keeper restore after the storm, and in what year?"
 WORDS = ("harbour granite signal keeper winter lantern railway orchard copper meadow archive voyage turbine glacier "
          "festival council bridge ledger engine foundry canal timber beacon mason island quarry station market").split()

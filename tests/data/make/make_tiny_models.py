@@ -6,8 +6,8 @@ greedy decoding is unambiguous. Norm weights and biases are random, so that forg
 `smollm2` comes with a byte-level tokenizer and a chat template, so that it can serve requests.
 GGUF twins are written with the same permutation and baked-in rope factors as llama.cpp's converter.
 
-Run: python3 tools/make_tiny_models.py [name …]   (needs torch, transformers, safetensors, gguf)
-Afterwards run tools/make_golden.py. Everything is seeded; the results are committed.
+Run: python3 tests/data/make/make_tiny_models.py [name …]   (needs torch, transformers, safetensors, gguf)
+Afterwards run tests/data/make/make_golden.py. Everything is seeded; the results are committed.
 """
 import json
 import math
@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data", "models")
+OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models")
 
 BASE = dict(vocab_size=128, num_hidden_layers=3, max_position_embeddings=2048, rms_norm_eps=1e-5,
             hidden_act="silu", bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Render the chat templates of tests/data/chat with Python's jinja2, as transformers sets it up.
 
-Usage: tools/make_chat_golden.py > tests/data/chat/golden.json
-       tools/make_chat_golden.py --ids > tests/data/chat/ids.json
+Usage: tests/data/make/make_chat_golden.py > tests/data/chat/golden.json
+       tests/data/make/make_chat_golden.py --ids > tests/data/chat/ids.json
 
 Each case: template file, expected family name, messages, add_generation_prompt, and `text`, or
 `error` where the template raises. bos_token is <s>, eos_token </s>. llama3.2 takes the date of the
@@ -18,7 +18,7 @@ import sys
 
 import jinja2.sandbox
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "chat"
+ROOT = pathlib.Path(__file__).resolve().parent.parent / "chat"
 NAMES = {"llama3-always": "llama3", "mistral-v0.2": "mistral-v0.1", "qwen3-2507": "chatml",
          "llama2-trim": "llama2"}
 

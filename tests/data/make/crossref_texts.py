@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The texts and questions of tests/data/crossref: what they are says train_crossref.py.
 
-Run: python3 tools/crossref_texts.py FILE [--seed 1] [--questions 128]
+Run: python3 tests/data/make/crossref_texts.py FILE [--seed 1] [--questions 128]
 Writes questions in the format of kvblend-bench quality, so many of each kind; another seed gives other
 ones. Plain Python, so that a test can draw lines to calibrate on which nobody has seen.
 """

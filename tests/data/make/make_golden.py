@@ -11,7 +11,7 @@ Writes
   golden/smollm2-135m.q4_1.json  the same of the real model that tools/get-model fetches, with only
                        the largest logits of each position
 
-Run: python3 tools/make_golden.py [quant] [models] [real PATH.gguf]
+Run: python3 tests/data/make/make_golden.py [quant] [models] [real PATH.gguf]
 Needs numpy, gguf, torch, transformers. Without arguments: quant models.
 The files are committed; the tests read them and need no Python.
 """
@@ -20,7 +20,7 @@ import os
 import struct
 import sys
 
-DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "data")
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 N_PROMPT, N_ROWS, N_GREEDY = 40, 8, 64
 
 

@@ -19,7 +19,7 @@ Hidden matrices are trained with Muon, the rest with AdamW.
 Writes a Hugging Face folder (config.json, model.safetensors in f16, tokenizer.json,
 tokenizer_config.json) and questions.jsonl in the format of kvblend-bench quality.
 
-Run: python3 tools/train_crossref.py --out FOLDER [--seed 1] [--minutes 0] [--resume STATE]
+Run: python3 tests/data/make/train_crossref.py --out FOLDER [--seed 1] [--minutes 0] [--resume STATE]
 Needs torch and numpy. One thread; the same seed and number of steps give the same files on the same
 machine and version of torch. Data preparation only: nothing here runs when kvblend does.
 """
