@@ -172,24 +172,6 @@ class Throughput(unittest.TestCase):
         self.assertLessEqual(min(alone), got["meta"]["itl_unloaded_ms_p99"])
         self.assertLessEqual(got["meta"]["itl_unloaded_ms_p99"], max(alone))
 
-    def test_requests_come_in_the_rhythm_of_a_trace(self):
-        s = Server(0.0)
-        with tempfile.TemporaryDirectory() as d:
-            path = os.path.join(d, "trace.jsonl")
-            for name, times in (("trace.jsonl", (0, 10, 9000, 9990, 99999)), ("bad.jsonl", (5, 5, 5, 5))):
-                with open(os.path.join(d, name), "w") as f:
-                    for t in times:
-                        f.write(json.dumps({"timestamp": t, "hash_ids": [1], "input_length": 5}) + "\n")
-            args = ["--server", "127.0.0.1:%d" % s.server_port, "--chunks", "1", "--chunk-tokens", "40", "--pool",
-                    "3", "--rates", "20", "--slo-ms", "60000", "--requests", "4"]
-            got = run(*args, "--trace", path)
-            self.assertEqual([(r["n"], r["failed"]) for r in got["rows"]], [(4, 0)])
-            self.assertEqual(got["meta"]["trace"], path)
-            p = subprocess.run([BENCH, "throughput", "--model", MODEL, *args, "--trace", os.path.join(d, "bad.jsonl")],
-                               cwd=ROOT, capture_output=True, text=True, timeout=60)
-            self.assertNotEqual(p.returncode, 0)
-            self.assertIn("of one moment", p.stderr)
-
     def test_the_chart_has_every_strategy(self):
         with tempfile.TemporaryDirectory() as d:
             path = os.path.join(d, "out.svg")

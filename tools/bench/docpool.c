@@ -5,7 +5,6 @@
 #include "base/buf.h"
 #include "base/mem.h"
 
-#include <math.h>
 #include <string.h>
 
 struct sample {
@@ -76,7 +75,7 @@ static int write_document(struct rng *r, const struct sample *s, uint32_t want, 
     return rc;
 }
 
-static int make_words(struct docpool *p, const char *text)
+static int cut_words(struct docpool *p, const char *text)
 {
     char *copy = mem_strdup(text);
     p->word = mem_alloc((strlen(text) / 2 + 1) * sizeof *p->word);
@@ -96,39 +95,19 @@ int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct t
 {
     struct sample s = {0};
     struct rng rng = {o->seed};
-    double sum = 0;
     int r = read_sample(tok, o->folder, &s, err);
     p->text = mem_zalloc(o->n * sizeof *p->text);
-    p->popular = mem_zalloc(o->n * sizeof *p->popular);
-    if (r == 0 && (!p->text || !p->popular)) r = -ENOMEM;
-    if (r == 0) r = make_words(p, s.sentence[0]);
+    if (r == 0) r = p->text ? zipf_init(&p->popular, (uint32_t)o->n, o->zipf) : -ENOMEM;
+    if (r == 0) r = cut_words(p, s.sentence[0]);
     for (; r == 0 && p->n < o->n; p->n++) {
         struct buf text = BUF_INIT;
         r = write_document(&rng, &s, o->n_tok, p->n, &text);
         if (r == 0 && !(p->text[p->n] = buf_take(&text, NULL))) r = -ENOMEM;
         buf_fini(&text);
         if (r < 0) break;
-        sum += pow((double)(p->n + 1), -o->zipf);
-        p->popular[p->n] = sum;
     }
-    for (size_t i = 0; i < p->n; i++)
-        p->popular[i] /= sum;
     sample_fini(&s);
     return r < 0 && !err->code ? err_set(err, r, "out of memory") : r;
-}
-
-size_t docpool_draw(const struct docpool *p, struct rng *r)
-{
-    const double u = rng_unit(r);
-    size_t lo = 0, hi = p->n - 1;
-    while (lo < hi) {
-        const size_t mid = (lo + hi) / 2;
-        if (p->popular[mid] > u)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo;
 }
 
 void docpool_fini(struct docpool *p)
@@ -136,7 +115,7 @@ void docpool_fini(struct docpool *p)
     for (size_t i = 0; i < p->n; i++)
         mem_free(p->text[i]);
     mem_free(p->text);
-    mem_free(p->popular);
+    zipf_fini(&p->popular);
     if (p->word) mem_free(p->word[0]);
     mem_free(p->word);
 }

@@ -4,14 +4,14 @@
 #define TOOLS_BENCH_DOCPOOL_H
 
 #include "base/err.h"
-#include "base/rng.h"
 #include "fusor/text/tok.h"
+#include "tools/bench/zipf.h"
 
 struct docpool {
-    char **text;     /* [n] */
-    double *popular; /* [n] cumulative, ends at 1 */
+    char **text; /* [n] */
     size_t n;
-    char **word; /* [n_words] to ask with */
+    struct zipf popular; /* [n] */
+    char **word;         /* [n_words] to ask with */
     size_t n_words;
 };
 struct docpool_opts {
@@ -24,6 +24,5 @@ struct docpool_opts {
 int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct tok *tok,
                  struct err *err);
 void docpool_fini(struct docpool *p);
-size_t docpool_draw(const struct docpool *p, struct rng *r); /* one, by popularity */
 
 #endif

@@ -1,4 +1,5 @@
 #include "tools/bench/fleet_sim.h"
+#include "tools/bench/zipf.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -26,40 +27,20 @@ int fleet_load_make(struct fleet_load *l, size_t n, double rate, double zipf, un
                     uint64_t seed)
 {
     struct rng rng = {seed};
-    double *popular = mem_alloc(l->n_docs * sizeof *popular), sum = 0, now = 0;
+    struct zipf popular = {0};
+    double now = 0;
+    if (k > l->n_docs) return -EINVAL;
     l->req = mem_alloc(n * sizeof *l->req);
     l->chunk = mem_alloc(n * k * sizeof *l->chunk);
-    l->n = n;
-    if (!popular || !l->req || !l->chunk || k > l->n_docs) {
-        mem_free(popular);
-        fleet_load_fini(l);
-        return k > l->n_docs ? -EINVAL : -ENOMEM;
+    int r = l->req && l->chunk ? zipf_init(&popular, l->n_docs, zipf) : -ENOMEM;
+    l->n = r == 0 ? n : 0;
+    for (size_t i = 0; i < l->n; i++) {
+        zipf_draw_distinct(&popular, &rng, k, l->chunk + i * k);
+        l->req[i] = (struct fleet_request){now += rng_exp(&rng, 1 / rate), l->chunk + i * k, k};
     }
-    for (uint32_t i = 0; i < l->n_docs; i++)
-        popular[i] = sum += pow(i + 1, -zipf);
-    for (size_t i = 0; i < n; i++) {
-        uint32_t *c = l->chunk + i * k;
-        for (unsigned j = 0; j < k; j++) {
-            const double u = rng_unit(&rng) * sum;
-            uint32_t lo = 0, hi = l->n_docs - 1;
-            while (lo < hi) {
-                const uint32_t mid = (lo + hi) / 2;
-                if (popular[mid] > u)
-                    hi = mid;
-                else
-                    lo = mid + 1;
-            }
-            for (unsigned m = 0; m < j; m++)
-                if (c[m] == lo) { /* shown once: take the next one and look again */
-                    lo = (lo + 1) % l->n_docs;
-                    m = (unsigned)-1;
-                }
-            c[j] = lo;
-        }
-        l->req[i] = (struct fleet_request){now += rng_exp(&rng, 1 / rate), c, k};
-    }
-    mem_free(popular);
-    return 0;
+    zipf_fini(&popular);
+    if (r < 0) fleet_load_fini(l);
+    return r;
 }
 
 void fleet_load_fini(struct fleet_load *l)
@@ -151,12 +132,6 @@ struct node { /* a worker */
     double build_left_s; /* of the first build that waits */
     uint32_t *build;     /* chunks to build; the first n_urgent were missed twice */
     unsigned n_builds, n_urgent;
-    unsigned version; /* events of an older one mean nothing any more */
-};
-struct event {
-    double at_s;
-    uint32_t node;
-    unsigned version;
 };
 struct fleet {
     const struct fleet_opts *o;
@@ -166,45 +141,20 @@ struct fleet {
     struct cache redis;
     double *shard_free_s; /* [n_shards] */
     double *shard_bytes;
-    struct event *heap;
-    size_t n_heap, cap_heap;
     struct pol_route_target *target;
     struct rng rng;
     double now_s, build_s, nvme_worth; /* price_chunk() */
-    size_t first, n_started;           /* requests before `first` warm the fleet up */
+    size_t first, n_open; /* requests before `first` warm the fleet up; that are not answered */
     int err;
 };
 
-static void push(struct fleet *f, double at_s, uint32_t node)
+/* A worker does one thing at a time: the next event is the earliest end of all. */
+static struct node *next_to_end(struct fleet *f)
 {
-    if (f->n_heap == f->cap_heap) {
-        const size_t cap = f->cap_heap ? 2 * f->cap_heap : 256;
-        struct event *h = mem_realloc(f->heap, cap * sizeof *h);
-        if (!h) {
-            f->err = -ENOMEM;
-            return;
-        }
-        f->heap = h;
-        f->cap_heap = cap;
-    }
-    size_t i = f->n_heap++;
-    const struct event e = {at_s, node, f->node[node].version};
-    for (; i > 0 && f->heap[(i - 1) / 2].at_s > at_s; i = (i - 1) / 2)
-        f->heap[i] = f->heap[(i - 1) / 2];
-    f->heap[i] = e;
-}
-
-static struct event pop(struct fleet *f)
-{
-    const struct event top = f->heap[0], last = f->heap[--f->n_heap];
-    size_t i = 0;
-    for (size_t c; (c = 2 * i + 1) < f->n_heap; i = c) {
-        if (c + 1 < f->n_heap && f->heap[c + 1].at_s < f->heap[c].at_s) c++;
-        if (f->heap[c].at_s >= last.at_s) break;
-        f->heap[i] = f->heap[c];
-    }
-    f->heap[i] = last;
-    return top;
+    struct node *first = NULL;
+    for (struct node *w = f->node; w < f->node + f->o->n_workers; w++)
+        if ((w->running || w->building) && (!first || w->end_s < first->end_s)) first = w;
+    return first;
 }
 
 /* ---- one prefill ---- */
@@ -241,8 +191,8 @@ void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsign
     ret->strat[o->strategy] = (struct pol_strat_now){true, o->ratio};
 }
 
-static void snapshot(const struct fleet *f, const struct node *w, const struct fleet_request *q,
-                     struct pol_chunk_now *chunk, struct pol_control_in *in)
+static void see_prompt(const struct fleet *f, const struct node *w, const struct fleet_request *q,
+                       struct pol_chunk_now *chunk, struct pol_control_in *in)
 {
     const struct fleet_opts *o = f->o;
     double backlog_s = 0;
@@ -286,7 +236,7 @@ static void want_build(struct node *w, uint32_t chunk)
     w->build[w->n_urgent++] = chunk;
 }
 
-static void built(struct fleet *f, struct node *w)
+static void end_build(struct fleet *f, struct node *w)
 {
     const uint32_t c = w->build[0];
     memmove(w->build, w->build + 1, --w->n_builds * sizeof *w->build);
@@ -299,14 +249,14 @@ static void built(struct fleet *f, struct node *w)
 }
 
 /* Runs it; returns its time to the first token. */
-static double prefill(struct fleet *f, struct node *w, const struct fleet_request *q)
+static double start_prefill(struct fleet *f, struct node *w, const struct fleet_request *q)
 {
     const struct fleet_opts *o = f->o;
     struct pol_chunk_now chunk[POL_CHUNKS_MAX];
     struct pol_control_in in;
     struct pol_control got;
     bool reuse[POL_CHUNKS_MAX] = {0};
-    snapshot(f, w, q, chunk, &in);
+    see_prompt(f, w, q, chunk, &in);
     if (o->strategy == POL_FULL)
         pol_predict(&in, POL_FULL, 0, reuse, &got.predicted);
     else
@@ -352,22 +302,20 @@ double fleet_answer_s(const struct fleet_opts *o, uint32_t n_tokens, double ttft
     return steps_s / fmin(fmax(FUS_PACE_SHARE * steps_s / ttft_s, 1), BATCH_MAX);
 }
 
-static void start_next(struct fleet *f, uint32_t i)
+static void start_next(struct fleet *f, struct node *w)
 {
-    struct node *w = &f->node[i];
     struct job *j = w->queue;
     ASSERT(!w->running && !w->building);
     if (j) {
         w->queue = j->next;
-        double ttft_s = prefill(f, w, &f->l->req[j->req]);
+        double ttft_s = start_prefill(f, w, &f->l->req[j->req]);
         for (double left_s = ttft_s; w->n_urgent && left_s >= f->build_s; left_s -= f->build_s) {
             ttft_s += f->build_s; /* urgent builds take every other turn of a prefill */
-            built(f, w);
+            end_build(f, w);
         }
         const double answer_s =
             f->o->prefill_s ? f->o->answer_s : fleet_answer_s(f->o, f->l->answer_tokens, ttft_s);
         const double busy_s = ttft_s + answer_s;
-        f->n_started++;
         if (j->req >= f->first) f->ret->ttft_s[f->ret->n++] = f->now_s - j->at_s + ttft_s;
         w->running = j;
         w->busy_s += busy_s;
@@ -376,31 +324,27 @@ static void start_next(struct fleet *f, uint32_t i)
         w->building = true;
         if (w->build_left_s <= 0) w->build_left_s = f->build_s;
         w->end_s = f->now_s + w->build_left_s;
-    } else {
-        return;
     }
-    w->version++;
-    push(f, w->end_s, i);
 }
 
-static void on_end(struct fleet *f, uint32_t i)
+static void end_work(struct fleet *f, struct node *w)
 {
-    struct node *w = &f->node[i];
     if (w->running) {
         w->n_inflight--;
+        f->n_open--;
         w->n_served++;
         w->queued_tokens -= w->running->tokens;
         mem_free(w->running);
         w->running = NULL;
     } else {
         w->building = false;
-        built(f, w);
+        end_build(f, w);
     }
-    start_next(f, i);
+    start_next(f, w);
 }
 
 /* What the gateway knows of a worker: what it holds, and what is under way. */
-static uint32_t route(struct fleet *f, const struct fleet_request *q, uint64_t *ret_tokens)
+static uint32_t choose_worker(struct fleet *f, const struct fleet_request *q, uint64_t *ret_tokens)
 {
     const uint64_t prompt = (uint64_t)q->n_chunks * f->l->chunk_tokens + f->l->suffix_tokens;
     const enum fleet_routing how = f->o->routing;
@@ -431,7 +375,7 @@ static uint32_t route(struct fleet *f, const struct fleet_request *q, uint64_t *
     return (uint32_t)at;
 }
 
-static void arrive(struct fleet *f, uint32_t req)
+static void admit_request(struct fleet *f, uint32_t req)
 {
     const struct fleet_request *q = &f->l->req[req];
     struct job *j = mem_zalloc(sizeof *j);
@@ -439,10 +383,9 @@ static void arrive(struct fleet *f, uint32_t req)
         f->err = -ENOMEM;
         return;
     }
-    const uint32_t i = route(f, q, &j->tokens);
+    const uint32_t i = choose_worker(f, q, &j->tokens);
     struct node *w = &f->node[i];
     if (f->o->max_queue && w->n_inflight > f->o->max_queue) {
-        f->n_started++;
         f->ret->n_shed += req >= f->first;
         mem_free(j);
         return;
@@ -457,13 +400,14 @@ static void arrive(struct fleet *f, uint32_t req)
     j->next = *at;
     *at = j;
     w->n_inflight++;
+    f->n_open++;
     w->queued_tokens += j->tokens;
     if (w->running) return;
     if (w->building) { /* it waits for a later pause */
         w->building = false;
         w->build_left_s = w->end_s - f->now_s;
     }
-    start_next(f, i);
+    start_next(f, w);
 }
 
 /* A fleet that has run for long: the slowest tier holds what is asked for most, documents being
@@ -482,24 +426,22 @@ static int warm_up(struct fleet *f)
 static void run_events(struct fleet *f)
 {
     uint64_t in_route_ns = 0;
-    for (size_t next = 0; f->err == 0 && (next < f->l->n || f->n_heap);) {
-        if (next < f->l->n && (!f->n_heap || f->l->req[next].at_s <= f->heap[0].at_s)) {
+    size_t next = 0;
+    while (f->err == 0 && (next < f->l->n || f->n_open > 0)) { /* then what is left are builds */
+        struct node *w = next_to_end(f);
+        if (next < f->l->n && (!w || f->l->req[next].at_s <= w->end_s)) {
             f->now_s = f->l->req[next].at_s;
-            arrive(f, (uint32_t)next++);
-            continue;
+            admit_request(f, (uint32_t)next++);
+        } else {
+            f->now_s = w->end_s;
+            end_work(f, w);
         }
-        const struct event e = pop(f);
-        if (e.version != f->node[e.node].version) continue;
-        if (next == f->l->n && f->n_started == f->l->n && !f->node[e.node].running)
-            continue; /* all answered: what is left are builds */
-        f->now_s = e.at_s;
-        on_end(f, e.node);
     }
     if (f->err) return;
     for (unsigned i = 0; i < 1000; i++) { /* the router's own time, at the state it has come to */
         uint64_t tokens;
         const uint64_t t0 = clock_ns();
-        (void)route(f, &f->l->req[i % f->l->n], &tokens);
+        (void)choose_worker(f, &f->l->req[i % f->l->n], &tokens);
         in_route_ns += clock_ns() - t0;
     }
     f->ret->route_us = (double)in_route_ns / 1e6;
@@ -507,7 +449,7 @@ static void run_events(struct fleet *f)
 
 /* ---- run ---- */
 
-static int by_value(const void *a, const void *b)
+static int compare_times(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -552,25 +494,21 @@ static void fleet_close(struct fleet *f)
     mem_free(f->target);
     mem_free(f->shard_free_s);
     mem_free(f->shard_bytes);
-    mem_free(f->heap);
 }
 
-static void sum_up(struct fleet *f)
+static void sum_up_fleet(struct fleet *f)
 {
     struct fleet_result *t = f->ret;
     uint64_t most = 0;
-    t->span_s = f->now_s;
     for (unsigned i = 0; i < f->o->n_workers; i++) {
         const struct node *w = &f->node[i];
-        const double share = w->busy_s / t->span_s;
-        t->busy_share += share / f->o->n_workers;
-        if (share > t->busiest_share) t->busiest_share = share;
+        t->busy_share += w->busy_s / f->now_s / f->o->n_workers;
         if (w->n_served > most) most = w->n_served;
     }
     t->skew = (double)most * f->o->n_workers / (double)f->l->n;
     for (unsigned s = 0; s < f->o->n_shards; s++)
-        t->redis_bytes_per_s = fmax(t->redis_bytes_per_s, f->shard_bytes[s] / t->span_s);
-    qsort(t->ttft_s, t->n, sizeof *t->ttft_s, by_value);
+        t->redis_bytes_per_s = fmax(t->redis_bytes_per_s, f->shard_bytes[s] / f->now_s);
+    qsort(t->ttft_s, t->n, sizeof *t->ttft_s, compare_times);
 }
 
 int fleet_run(const struct fleet_opts *o, const struct fleet_load *l, struct fleet_result *ret)
@@ -588,7 +526,7 @@ int fleet_run(const struct fleet_opts *o, const struct fleet_load *l, struct fle
     f.err = fleet_open(&f);
     if (f.err == 0 && !o->cold) f.err = warm_up(&f);
     if (f.err == 0) run_events(&f);
-    if (f.err == 0) sum_up(&f);
+    if (f.err == 0) sum_up_fleet(&f);
     fleet_close(&f);
     if (f.err < 0) fleet_result_fini(ret);
     return f.err;

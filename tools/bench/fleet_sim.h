@@ -32,7 +32,8 @@ struct fleet_load {
     uint32_t *chunk; /* what the requests point into */
     uint32_t n_docs, chunk_tokens, suffix_tokens, answer_tokens;
 };
-/* Zipf over n_docs documents, k different ones a request, Poisson arrivals. */
+/* Zipf over n_docs documents, k different ones a request, Poisson arrivals. 0, -EINVAL k of n_docs
+ * cannot be drawn, -ENOMEM. */
 int fleet_load_make(struct fleet_load *l, size_t n, double rate, double zipf, unsigned k,
                     uint64_t seed);
 void fleet_load_fini(struct fleet_load *l);
@@ -71,10 +72,10 @@ double fleet_answer_s(const struct fleet_opts *o, uint32_t n_tokens, double ttft
 struct fleet_result {
     double *ttft_s; /* [n], sorted; fleet_result_fini() */
     size_t n, n_shed;
-    uint64_t from[FLEET_PLACES];                                 /* chunks */
-    double span_s, busy_share, busiest_share, redis_bytes_per_s; /* of the busiest shard */
-    double skew;     /* most requests of a worker over the mean */
-    double route_us; /* measured: one routing decision */
+    uint64_t from[FLEET_PLACES];          /* chunks */
+    double busy_share, redis_bytes_per_s; /* of the busiest shard */
+    double skew;                          /* most requests of a worker over the mean */
+    double route_us;                      /* measured: one routing decision */
 };
 int fleet_run(const struct fleet_opts *o, const struct fleet_load *l, struct fleet_result *ret);
 void fleet_result_fini(struct fleet_result *r);

@@ -27,7 +27,7 @@ static const struct {
     {"replay",     "is now kvblend-bench tiers hits; decisions are not replayed any more"},
     {"controller", "was removed; kvblend-bench ttft --strategies default is near to it"},
     {"soak",       "was removed; kvblend-bench throughput --requests N runs as long"},
-    {"day",        "was removed; kvblend-bench throughput fleet --trace is near to it"},
+    {"day",        "was removed; kvblend-bench throughput fleet is near to it"},
     {"signals",    "was removed; docs/guard.md has its figures"},
     {"demo",       "was removed; tools/demo.py needs no build"},
 };

@@ -1,6 +1,6 @@
 /* kvblend-bench throughput: how much load each strategy sustains at one objective.
  *
- * Requests arrive as a Poisson process (or as a trace says), each asks a question over `chunks`
+ * Requests arrive as a Poisson process, each asks a question over `chunks`
  * documents drawn by Zipf from a pool, in random order, streaming. Open loop: times count from when
  * a request was due. Every strategy first answers alone (its unloaded time), then at rates that are
  * shares of what that allows. Objective: p95 of the time to first token within --slo times the
@@ -13,12 +13,11 @@
  * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
  * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
+#include "tools/bench/curves.h"
 #include "tools/bench/docpool.h"
 #include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
-#include "tools/bench/svg.h"
-#include "tools/bench/trace.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -73,8 +72,7 @@ struct gaps { /* between two pieces of an answer */
 };
 struct thru {
     struct docpool pool;
-    struct trace trace; /* --trace: when requests come; no requests: a Poisson process */
-    struct gaps alone;  /* of the streams while nothing else was asked, all points together */
+    struct gaps alone; /* of the streams while nothing else was asked, all points together */
     struct method method[METHODS_MAX];
     size_t n_methods;
     char dir[PROXY_PATH_MAX], address[PROXY_PATH_MAX], model_name[128];
@@ -115,18 +113,11 @@ static int draw(const struct load *l, size_t i, struct asked *a)
 {
     const struct thru *t = l->t;
     struct rng rng = {(l->seed << 32) + i};
-    size_t seen[BENCH_CHUNKS_MAX];
+    uint32_t doc[BENCH_CHUNKS_MAX];
     a->question = (struct buf)BUF_INIT;
-    for (unsigned k = 0; k < t->chunks; k++) {
-        size_t d = docpool_draw(&t->pool, &rng);
-        for (unsigned j = 0; j < k; j++)
-            if (seen[j] == d) { /* a prompt shows a document once: take the next one */
-                d = (d + 1) % t->pool.n;
-                j = (unsigned)-1;
-            }
-        seen[k] = d;
-        a->text[k] = t->pool.text[d];
-    }
+    zipf_draw_distinct(&t->pool.popular, &rng, t->chunks, doc);
+    for (unsigned k = 0; k < t->chunks; k++)
+        a->text[k] = t->pool.text[doc[k]];
     int r = buf_adds(&a->question, "what do they say of");
     for (int w = 0; r == 0 && w < QUESTION_WORDS; w++)
         r = buf_addf(&a->question, " %s", t->pool.word[rng_next(&rng) % t->pool.n_words]);
@@ -668,14 +659,12 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
     json_array_append_new(t->rows, row);
 }
 
-/* As a Poisson process, or as the trace's first requests came. The same for all strategies. */
-static void make_arrivals(const struct thru *t, double rate, size_t n, double *at_s)
+/* A Poisson process, the same for all strategies. */
+static void make_arrivals(double rate, size_t n, double *at_s)
 {
     struct rng rng = {BENCH_ARRIVAL_SEED};
     double now = 0;
-    if (t->trace.n_requests)
-        (void)trace_arrivals(&t->trace, n, rate, at_s); /* it could when the trace was read */
-    for (size_t i = 0; i < n && !t->trace.n_requests; i++)
+    for (size_t i = 0; i < n; i++)
         at_s[i] = now += rng_exp(&rng, 1 / rate);
 }
 
@@ -687,7 +676,7 @@ static int measure_rate(struct thru *t, struct method *m, double rate, struct er
     struct tally c = {.ttft = mem_alloc(n * sizeof *c.ttft)};
     p.shot = mem_alloc(n * sizeof *p.shot);
     int r = at_s && p.shot && c.ttft ? 0 : err_set(err, -ENOMEM, "out of memory");
-    if (r == 0) make_arrivals(t, rate, n, at_s);
+    if (r == 0) make_arrivals(rate, n, at_s);
     if (r == 0) r = run_point(t, m, &p, err);
     if (r == 0) {
         double wall_ms = 0;
@@ -776,22 +765,17 @@ static void summary(struct thru *t)
                      bench_quantile(t->alone.ms, t->alone.n, 0.5), unloaded, t->alone.n);
 }
 
-static int plot(const struct thru *t, const char *path, struct err *err)
+static int plot_p95(const struct thru *t, const char *path, struct err *err)
 {
-    struct svg_series s[METHODS_MAX];
+    const struct svg_chart like = {.title = "Time to first token under load, p95",
+                                   .x_label = "requests per second",
+                                   .y_label = "ms",
+                                   .y_max = 3 * t->slo_ms};
+    struct curves c = {0};
     for (size_t i = 0; i < t->n_methods; i++)
-        s[i] = (struct svg_series){.name = t->method[i].name,
-                                   .x = t->method[i].rate,
-                                   .y = t->method[i].p95,
-                                   .n = t->method[i].n_points,
-                                   .markers = true};
-    const struct svg_chart c = {.title = "Time to first token under load, p95",
-                                .x_label = "requests per second",
-                                .y_label = "ms",
-                                .y_max = 3 * t->slo_ms,
-                                .series = s,
-                                .n_series = t->n_methods};
-    return svg_write(&c, path, err);
+        for (size_t k = 0; k < t->method[i].n_points; k++)
+            curves_add(&c, t->method[i].name, t->method[i].rate[k], t->method[i].p95[k]);
+    return curves_write(&c, &like, path, err);
 }
 
 static int run_all(struct thru *t, const struct opts *opts, struct err *err)
@@ -816,22 +800,6 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
     return r;
 }
 
-/* Arrivals from a file: as many as a point asks for. */
-static int read_trace(struct thru *t, const char *path, struct err *err)
-{
-    int r = trace_open(path, &t->trace, err);
-    if (r < 0) return r;
-    if (t->n_requests > t->trace.n_requests) t->n_requests = (unsigned)t->trace.n_requests;
-    double *at_s = mem_alloc(t->n_requests * sizeof *at_s);
-    r = at_s ? trace_arrivals(&t->trace, t->n_requests, 1, at_s) : -ENOMEM;
-    mem_free(at_s);
-    if (r < 0)
-        return err_set(err, r, "%s: its first %u requests are of one moment, or not in order", path,
-                       t->n_requests);
-    json_object_set_new(t->meta, "trace", json_string(path));
-    return 0;
-}
-
 static int prepare(struct thru *t, const struct opts *opts, const struct tok *tok, struct err *err)
 {
     const struct docpool_opts docs = {.folder = opt_str(opts, "documents"),
@@ -841,7 +809,6 @@ static int prepare(struct thru *t, const struct opts *opts, const struct tok *to
                                       .seed = SEED};
     int r = docpool_make(&t->pool, &docs, tok, err);
     if (r == 0) r = read_methods(t, opts, err);
-    if (r == 0 && opt_given(opts, "trace")) r = read_trace(t, opt_str(opts, "trace"), err);
     return r;
 }
 
@@ -877,12 +844,11 @@ static int measure_throughput(const struct opts *opts, struct err *err)
     if (r == 0 && !t.foreign) r = build_pool(&t, err);
     if (r == 0) r = run_all(&t, opts, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
-    if (r == 0 && opt_given(opts, "plot")) r = plot(&t, opt_str(opts, "plot"), err);
+    if (r == 0 && opt_given(opts, "plot")) r = plot_p95(&t, opt_str(opts, "plot"), err);
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
     stop_worker(&t);
     tok_close(tok);
     docpool_fini(&t.pool);
-    trace_close(&t.trace);
     mem_free(t.alone.ms);
     json_decref(t.meta);
     json_decref(t.rows);
@@ -931,6 +897,6 @@ const struct bench_sub bench_throughput = {
     .about = "the load that each strategy sustains at one objective",
     .shared =
         BENCH_PROMPT_OPTIONS "model shape threads dtype device gemm ctx ram nvme strategies ratios "
-                             "map-tokens requests pool zipf load answer-tokens trace plot",
+                             "map-tokens requests pool zipf load answer-tokens plot",
     .options = measure_throughput_options,
     .run = measure_throughput};

@@ -44,7 +44,7 @@ TEST(popularity_is_zipfs)
     double sum = 0;
     make(&p, 1);
     for (size_t i = 0; i < DRAWS; i++)
-        n[docpool_draw(&p, &r)]++;
+        n[zipf_draw(&p.popular, &r)]++;
     for (size_t i = 0; i < N; i++)
         sum += 1.0 / (double)(i + 1);
     for (size_t i = 0; i < N; i++) {

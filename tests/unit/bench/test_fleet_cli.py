@@ -1,4 +1,4 @@
-"""kvblend-bench fleet --verify: which queue comes of a measured curve's work."""
+"""kvblend-bench throughput fleet --verify: which queue comes of a measured curve's work."""
 import json
 import pathlib
 import subprocess
