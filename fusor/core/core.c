@@ -73,7 +73,7 @@ typedef int (*create_fn)(struct kn_dev *d, size_t n, size_t k, struct kn_mat **r
 /* The rows of several weights, one below the other, into one matrix: in the file's form where the
  * device keeps such. */
 static int pack_as(struct packer *p, create_fn create, const enum model_w *w, size_t n_w,
-                   unsigned layer, struct kn_mat **ret)
+                   unsigned layer, struct fus_linear *ret)
 {
     enum { JOINED_MAX = 2 };
     const struct model *m = p->c->model;
@@ -86,16 +86,18 @@ static int pack_as(struct packer *p, create_fn create, const enum model_w *w, si
         part[i] = (struct kn_part){model_w_rows(m, w[i]), model_form(m, w[i], layer)};
         n += part[i].n;
     }
-    int r = kn_mat_create_coded(p->c->dev, part, n_w, k, ret);
+    int r = kn_mat_create_coded(p->c->dev, part, n_w, k, &ret->w);
     const bool coded = r == 0;
-    if (r == -ENOTSUP) r = create(p->c->dev, n, k, ret);
+    if (r == -ENOTSUP) r = create(p->c->dev, n, k, &ret->w);
     for (size_t i = 0, at = 0; r == 0 && i < n_w; at += part[i++].n)
-        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, w[i], layer, *ret, at);
-    return r < 0 ? r : kn_mat_done(*ret);
+        r = (coded && part[i].form.bits ? pack_codes : pack_rows)(p, w[i], layer, ret->w, at);
+    ret->n = n;
+    ret->k = k;
+    return r < 0 ? r : kn_mat_done(ret->w);
 }
 
 static int pack(struct packer *p, const enum model_w *w, size_t n_w, unsigned layer,
-                struct kn_mat **ret)
+                struct fus_linear *ret)
 {
     return pack_as(p, kn_mat_create, w, n_w, layer, ret);
 }
@@ -133,9 +135,9 @@ static int load_layer(struct packer *p, unsigned l)
     if (r == 0) r = pack(p, W(MODEL_DOWN), 1, l, &w->down);
     if (r == 0) r = vectors(p, W(MODEL_NORM_ATTN), 1, l, &w->norm_attn);
     if (r == 0) r = vectors(p, W(MODEL_NORM_FFN), 1, l, &w->norm_ffn);
-    if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv_bias);
-    if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q_bias);
-    if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o_bias);
+    if (r == 0) r = vectors(p, W(MODEL_K_BIAS, MODEL_V_BIAS), 2, l, &w->kv.bias);
+    if (r == 0) r = vectors(p, W(MODEL_Q_BIAS), 1, l, &w->q.bias);
+    if (r == 0) r = vectors(p, W(MODEL_O_BIAS), 1, l, &w->o.bias);
     if (r == 0) r = vectors(p, W(MODEL_Q_NORM), 1, l, &w->q_norm);
     if (r == 0) r = vectors(p, W(MODEL_K_NORM), 1, l, &w->k_norm);
     if (r == 0 && (!w->norm_attn || !w->norm_ffn)) r = -EBADMSG;
@@ -266,7 +268,7 @@ static int make_pool(struct fus_core *c, uint64_t kv_bytes)
     c->free_page = mem_alloc(n * sizeof(*c->free_page));
     c->page_ref = mem_zalloc(n * sizeof(*c->page_ref));
     if (!c->free_page || !c->page_ref) return -ENOMEM;
-    int r = fus_share_create((uint32_t)n, &c->share);
+    int r = fus_prefix_sharing_create((uint32_t)n, &c->sharing);
     if (r < 0) return r;
     c->n_pages = c->n_free = (uint32_t)n;
     for (uint32_t i = 0; i < c->n_pages; i++)
@@ -319,7 +321,7 @@ void fus_page_give(struct fus_core *c, int32_t page)
         c->n_doubled--;
         return;
     }
-    fus_share_forget(c->share, page);
+    fus_prefix_sharing_forget(c->sharing, page);
     page_spoil(c, page);
     if (c->lender.lend)
         c->lender.take_back(c->lender.ctx, page);
@@ -433,11 +435,12 @@ fail:
 
 static void layer_fini(struct kn_dev *d, struct fus_layer *w)
 {
-    struct kn_mat *const mats[] = {w->kv, w->q, w->o, w->gu, w->down};
-    float *const vecs[] = {w->norm_attn, w->norm_ffn, w->kv_bias, w->q_bias,
-                           w->o_bias,    w->q_norm,   w->k_norm};
-    for (size_t i = 0; i < sizeof(mats) / sizeof(mats[0]); i++)
-        kn_mat_destroy(mats[i]);
+    const struct fus_linear *const linear[] = {&w->kv, &w->q, &w->o, &w->gu, &w->down};
+    float *const vecs[] = {w->norm_attn, w->norm_ffn, w->q_norm, w->k_norm};
+    for (size_t i = 0; i < sizeof(linear) / sizeof(linear[0]); i++) {
+        kn_mat_destroy(linear[i]->w);
+        kn_mem_free(d, linear[i]->bias);
+    }
     for (size_t i = 0; i < sizeof(vecs) / sizeof(vecs[0]); i++)
         kn_mem_free(d, vecs[i]);
 }
@@ -453,14 +456,14 @@ void fus_core_destroy(struct fus_core *c)
     for (unsigned l = 0; c->layer && l < c->cfg.L; l++)
         layer_fini(c->dev, &c->layer[l]);
     mem_free(c->layer);
-    kn_mat_destroy(c->lm_head);
+    kn_mat_destroy(c->lm_head.w);
     kn_mem_free(c->dev, c->norm_out);
-    kn_mat_destroy(c->embed);
+    kn_mat_destroy(c->embed.w);
     kn_mem_free(c->dev, c->rope_tab);
     kn_mem_free(c->dev, c->pool);
     mem_free(c->free_page);
     mem_free(c->page_ref);
-    fus_share_destroy(c->share);
+    fus_prefix_sharing_destroy(c->sharing);
     block_free(c, &c->spare);
     fus_decode_fini(c);
     kn_dev_destroy(c->dev);
@@ -493,11 +496,11 @@ double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
     size_t n = 0;
     if (!w) return 0;
     for (unsigned l = 0; l < c->cfg.L; l++) {
-        w[n++] = c->layer[l].kv;
-        w[n++] = c->layer[l].q;
-        w[n++] = c->layer[l].o;
-        w[n++] = c->layer[l].gu;
-        w[n++] = c->layer[l].down;
+        w[n++] = c->layer[l].kv.w;
+        w[n++] = c->layer[l].q.w;
+        w[n++] = c->layer[l].o.w;
+        w[n++] = c->layer[l].gu.w;
+        w[n++] = c->layer[l].down.w;
     }
     const double rate = kn_dev_gemm_gflops(c->dev, w, n, rows);
     mem_free(w);
@@ -617,7 +620,7 @@ int fus_session_own(struct fus_session *s, uint32_t from)
     for (uint32_t i = from / KN_PAGE; i < s->n_pages; i++) {
         const int32_t old = s->page[i];
         if (c->page_ref[old] == 1) {
-            fus_share_forget(c->share, old);
+            fus_prefix_sharing_forget(c->sharing, old);
             continue;
         }
         if (c->n_free == 0) return -ENOMEM;

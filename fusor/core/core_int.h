@@ -1,4 +1,4 @@
-/* core_int: what core.c, layer.c, prefill.c, decode.c and selftest.c share. Internal to fusor/.
+/* core_int: what core.c, layer.c, prefill.c and selftest.c share. Internal to fusor/.
  *
  * Ownership: a core owns weights, rope tables and the page pool; a session owns references to
  * pages; a prefill owns its sources, sinks and one work block (recycled through the core). Thread:
@@ -7,16 +7,21 @@
 #define FUSOR_CORE_CORE_INT_H
 
 #include "fusor/core/core.h"
+#include "fusor/core/kv_io.h"
 
+struct fus_linear {
+    struct kn_mat *w; /* [n, k] */
+    float *bias;      /* [n] or NULL */
+    size_t n, k;
+};
 struct fus_layer {
-    struct kn_mat *kv;                /* [2*G*K, D]: K rows, then V rows */
-    struct kn_mat *q;                 /* [H*K, D] */
-    struct kn_mat *o;                 /* [D, H*K] */
-    struct kn_mat *gu;                /* [2*F, D]: gate rows, then up rows */
-    struct kn_mat *down;              /* [D, F] */
-    float *norm_attn, *norm_ffn;      /* [D] */
-    float *kv_bias, *q_bias, *o_bias; /* [2*G*K], [H*K], [D] or NULL */
-    float *q_norm, *k_norm;           /* [K] or NULL */
+    struct fus_linear kv;        /* [2*G*K, D]: K rows, then V rows */
+    struct fus_linear q;         /* [H*K, D] */
+    struct fus_linear o;         /* [D, H*K] */
+    struct fus_linear gu;        /* [2*F, D]: gate rows, then up rows */
+    struct fus_linear down;      /* [D, F] */
+    float *norm_attn, *norm_ffn; /* [D] */
+    float *q_norm, *k_norm;      /* [K] or NULL */
 };
 
 /* Work memory of a prefill: one part that only operations touch, one that the host shares. */
@@ -42,9 +47,9 @@ struct fus_core {
     const struct model *model; /* borrowed: embedding rows are read from it */
     struct model_cfg cfg;
     struct kn_dev *dev;
-    struct fus_layer *layer; /* [L] */
-    struct kn_mat *lm_head;  /* [V, D] */
-    struct kn_mat *embed;    /* [V, D] where the device cannot read the model's file, else NULL */
+    struct fus_layer *layer;   /* [L] */
+    struct fus_linear lm_head; /* [V, D] */
+    struct fus_linear embed; /* [V, D] where the device cannot read the model's file, else empty */
     float *norm_out;         /* [D] */
     struct kn_rope rope;
     float *rope_tab; /* cos, then sin */
@@ -61,7 +66,7 @@ struct fus_core {
     int32_t *free_page;             /* stack of free ids */
     uint16_t *page_ref;             /* [n_pages] sessions that hold the page */
     uint32_t n_doubled;             /* pages that would be taken more if none was shared */
-    struct fus_share *share;
+    struct fus_prefix_sharing *sharing;
     /* recycled work block of the last finished prefill */
     struct fus_block spare;
     struct fus_decoder dec;
@@ -85,15 +90,15 @@ int fus_core_take_block(struct fus_core *c, size_t device_bytes, size_t shared_b
                         struct fus_block *ret);
 void fus_core_give_block(struct fus_core *c, struct fus_block *b);
 
-/* ---- share.c ---- */
-struct fus_share;
-int fus_share_create(uint32_t n_pages, struct fus_share **ret);
-void fus_share_destroy(struct fus_share *s);              /* accepts NULL */
-void fus_share_forget(struct fus_share *s, int32_t page); /* it is going to hold something else */
+/* ---- prefix_sharing.c ---- */
+struct fus_prefix_sharing;
+int fus_prefix_sharing_create(uint32_t n_pages, struct fus_prefix_sharing **ret);
+void fus_prefix_sharing_destroy(struct fus_prefix_sharing *s); /* accepts NULL */
+void fus_prefix_sharing_forget(struct fus_prefix_sharing *s,
+                               int32_t page); /* it is going to hold something else */
 
 /* ---- layer.c: one half of a layer over a set of rows ---- */
-typedef int (*fus_kv_hook)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                           const float *k, const float *v, size_t ld);
+typedef int (*fus_kv_hook)(void *ctx, const struct kv_rows *rows);
 struct fus_phase {
     struct fus_core *core;
     struct kn_kv kv;

@@ -2,19 +2,19 @@
  *
  * A turn of the thread does one unit of work: start the oldest waiting request when its KV fits,
  * one prefill step, one build step, or one decode step of all running choices. While streams run,
- * the others come between two decode steps as far as pace.h lets them; while a prefill waits for
- * stored KV to arrive, decode and urgent builds have all of the time. Only one prefill runs at a
- * time: two at once would both be late. KV is reserved whole at the start (prompt, all new tokens,
- * all choices), so a running request never runs out; one that does not fit now waits and everything
- * behind it with it (no starving of the big). Lock: `m` guards the queues and what other threads
- * read; callbacks run without it. */
+ * the others come between two decode steps as far as step_budget.h lets them; while a prefill
+ * waits for stored KV to arrive, decode and urgent builds have all of the time. Only one prefill
+ * runs at a time: two at once would both be late. KV is reserved whole at the start (prompt, all
+ * new tokens, all choices), so a running request never runs out; one that does not fit now waits
+ * and everything behind it with it (no starving of the big). Lock: `m` guards the queues and what
+ * other threads read; callbacks run without it. */
 #include "fusor/core/engine.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "fusor/core/core_int.h"
-#include "fusor/core/pace.h"
+#include "fusor/core/step_budget.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -77,7 +77,7 @@ struct fus_engine {
     struct fus_session *build_session;
     struct fus_prefill *build_prefill;
     bool build_turn; /* urgent builds take turns with prefill steps */
-    struct fus_pace pace;
+    struct fus_step_budget budget;
     uint64_t free_ns;      /* when the last unit ended, or there was something to do again */
     float *logits;         /* [max_running, V] */
     struct choice **batch; /* [max_running], with the job of each: */
@@ -268,12 +268,12 @@ static bool unit_begin(const struct fus_engine *e, enum fus_work work, const str
     struct unit u = {.step = *s, .t0 = now, .u = {.work = work, .kind = s->kind, .rows = s->rows}};
     u.step.whole |= !kn_gemm_invariant(fus_core_dev(e->core)); /* no bit may depend on time */
     u.u.streams = e->running != NULL;
-    u.u.first = e->pace.n_since == 0;
+    u.u.first = e->budget.n_since == 0;
     if (u.u.streams) {
-        u.u.rows = fus_pace_rows(&e->pace, &u.step, now);
-        u.u.left_ns = fus_pace_left_ns(&e->pace, now);
+        u.u.rows = fus_step_budget_rows(&e->budget, &u.step, now);
+        u.u.left_ns = fus_step_budget_left_ns(&e->budget, now);
     }
-    u.u.predicted_ns = fus_pace_predict_ns(&e->pace, &u.step, u.u.rows);
+    u.u.predicted_ns = fus_step_budget_predict_ns(&e->budget, &u.step, u.u.rows);
     *ret = u;
     return u.u.rows > 0;
 }
@@ -285,9 +285,9 @@ static void unit_end(struct fus_engine *e, struct unit *u)
     u->u.spent_ns = now - e->free_ns;
     e->free_ns = now;
     if (u->u.work == FUS_WORK_DECODE)
-        fus_pace_decoded(&e->pace, now, u->u.took_ns);
+        fus_step_budget_decoded(&e->budget, now, u->u.took_ns);
     else
-        fus_pace_ran(&e->pace, &u->step, u->u.rows, u->u.took_ns);
+        fus_step_budget_ran(&e->budget, &u->step, u->u.rows, u->u.took_ns);
     if (e->o.on_unit) e->o.on_unit(e->o.unit_ctx, &u->u);
 }
 
@@ -451,10 +451,10 @@ static void leave_decode(struct fus_engine *e, const struct fus_job *j)
 }
 
 /* A step of a prefill or build, as far as streams allow: 1 more to do, 0 done, <0 failed. */
-static int paced_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
+static int budgeted_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
 {
     const bool may_cut = kn_gemm_invariant(fus_core_dev(e->core));
-    fus_prefill_pace(f, !may_cut ? 0 : u->u.streams ? u->u.rows : SIZE_MAX);
+    fus_prefill_step_rows(f, !may_cut ? 0 : u->u.streams ? u->u.rows : SIZE_MAX);
     return fus_prefill_step(f);
 }
 
@@ -467,7 +467,7 @@ static bool prefill_step(struct fus_engine *e)
     struct unit u;
     fus_prefill_next(j->prefill, &next);
     if (!unit_begin(e, FUS_WORK_PREFILL, &next, &u)) return false;
-    int r = paced_step(e, &u, j->prefill);
+    int r = budgeted_step(e, &u, j->prefill);
     if (r == 0) r = first_tokens(e, j, &last);
     unit_end(e, &u);
     if (r == 1) {
@@ -586,18 +586,18 @@ static int build_begin(struct fus_engine *e, struct build_job *b)
     struct kv_sink sink = {0};
     int r = b->b.on_build(b->b.ctx, &sink);
     if (r <= 0) return r == 0 ? 1 : r;
-    r = fus_build_begin(e->build_session, b->b.sink_token, b->b.tok, b->b.n, &sink,
-                        &e->build_cancel, &e->build_prefill);
+    const struct fus_chunk chunk = {b->b.sink_token, b->b.tok, b->b.n};
+    r = fus_build_begin(e->build_session, &chunk, &sink, &e->build_cancel, &e->build_prefill);
     if (r < 0) sink.ops->done(sink.ctx, r);
     return r;
 }
 
-static int sense_begin(struct fus_engine *e, struct build_job *b)
+static int sensitivity_begin(struct fus_engine *e, struct build_job *b)
 {
-    struct fus_sense p = {.sink_token = b->b.sink_token, .cancel = &e->build_cancel};
-    int r = b->b.on_sense(b->b.ctx, &p);
+    struct fus_sensitivity p = {.sink_token = b->b.sink_token, .cancel = &e->build_cancel};
+    int r = b->b.on_sensitivity(b->b.ctx, &p);
     if (r <= 0) return r == 0 ? 1 : r;
-    r = fus_sense_begin(e->build_session, &p, &e->build_prefill);
+    r = fus_sensitivity_begin(e->build_session, &p, &e->build_prefill);
     if (r == 0) return 0;
     p.src.ops->release(p.src.ctx);
     if (p.before_src.ops) p.before_src.ops->release(p.before_src.ctx);
@@ -616,10 +616,10 @@ static int idle_begin(struct fus_engine *e, struct build_job *b)
     return r;
 }
 
-static int begin(struct fus_engine *e, struct build_job *b)
+static int begin_any_build(struct fus_engine *e, struct build_job *b)
 {
     if (b->b.on_plan) return idle_begin(e, b);
-    return b->b.on_sense ? sense_begin(e, b) : build_begin(e, b);
+    return b->b.on_sensitivity ? sensitivity_begin(e, b) : build_begin(e, b);
 }
 
 /* 1 started or ended, 0 must wait for pages, for requests to be gone, or for a decode step. */
@@ -649,7 +649,7 @@ static int build_start(struct fus_engine *e)
     pthread_mutex_unlock(&e->m);
     e->building = b;
     int r = never ? -ERANGE : fus_session_create(e->core, cap, &e->build_session);
-    if (r == 0) r = begin(e, b);
+    if (r == 0) r = begin_any_build(e, b);
     if (r != 0) build_end(e, r);
     unit_end(e, &u);
     return 1;
@@ -663,7 +663,7 @@ static int build_step(struct fus_engine *e)
     struct unit u;
     fus_prefill_next(e->build_prefill, &next);
     if (!unit_begin(e, FUS_WORK_BUILD, &next, &u)) return 0;
-    const int r = paced_step(e, &u, e->build_prefill);
+    const int r = budgeted_step(e, &u, e->build_prefill);
     if (r == 0 && b->on_logits) {
         struct fus_report report;
         size_t n = 0;

@@ -4,15 +4,14 @@
  * its plan); tokens come by callback on the engine thread; fus_cancel() may come at any time from
  * any thread. Every submitted request gets exactly one on_done. Callbacks must be short (hand the
  * event to a ring) and may not call back into the engine except fus_cancel(). Order of work: decode
- * steps of all running choices between the steps of one prefill (pace.h), that of the request that
- * was due first; chunk builds only
- * when no request waits or runs, urgent ones whenever there is a turn, and before the request that
- * waits for them; idle plans give way to everything. Thread: any for
- * submit/cancel/stats. */
+ * steps of all running choices between the steps of one prefill (step_budget.h), that of the
+ * request that was due first; chunk builds only when no request waits or runs, urgent ones whenever
+ * there is a turn, and before the request that waits for them; idle plans give way to everything.
+ * Thread: any for submit/cancel/stats. */
 #ifndef FUSOR_CORE_ENGINE_H
 #define FUSOR_CORE_ENGINE_H
 
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 #include "fusor/core/sample.h"
 
 struct fus_engine;
@@ -113,7 +112,7 @@ struct fus_build {
     /* Not NULL: a measurement of sensitivity instead of a build. It fills the rest of *ret
      * (sources, neighbour, score) likewise; `n` is what chunk and neighbour have together, `tok`
      * NULL. */
-    int (*on_sense)(void *ctx, struct fus_sense *ret);
+    int (*on_sensitivity)(void *ctx, struct fus_sensitivity *ret);
     /* Not NULL: any plan of at most `n` tokens, for its logits; `tok` NULL. It runs only while the
      * engine has nothing else to do, and gives way at once: with a request submitted it ends with
      * -EAGAIN and all it had is given back, so nobody waits for it or for its pages. on_plan fills

@@ -39,16 +39,23 @@ struct kv_source_ops {
     int (*side)(void *ctx, unsigned layer, struct kv_layer *ret);
 };
 
+/* Rows [row0, row0 + n) of something at a layer as they have been computed: f32, `ld` floats from
+ * row to row, in the device's memory; kn_encode_rows() brings them to the host. */
+struct kv_rows {
+    struct kn_stream *st;
+    unsigned layer;
+    size_t row0, n;
+    const float *k, *v; /* K before RoPE */
+    size_t ld;
+};
 struct kv_sink {
     const struct kv_sink_ops *ops;
     void *ctx;
 };
 struct kv_sink_ops {
-    /* Rows [row0, row0+m) of the range at `layer`, f32, strides in floats, in the device's memory:
-     * kn_encode_rows() brings them to the host. Called from pool threads, each row once per layer,
-     * layers ascending; 0 or an error, which makes the sink be aborted. */
-    int (*rows)(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                const float *k, size_t ldk, const float *v, size_t ldv);
+    /* Rows of the range, called from pool threads, each row once per layer, layers ascending; 0 or
+     * an error, which makes the sink be aborted. */
+    int (*rows)(void *ctx, const struct kv_rows *rows);
     void (*done)(void *ctx, int status); /* exactly once: 0 complete, <0 aborted */
 };
 

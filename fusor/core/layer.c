@@ -32,16 +32,17 @@ static int run_rows_uneven(struct fus_core *c, size_t n, const atomic_bool *canc
     return kn_rows_uneven(c->dev, n, cancel, fn, arg);
 }
 
-static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias, const float *a,
-                size_t lda, size_t m, float *c, size_t ldc, bool accumulate)
+/* [m, k] to [m, n]. */
+static int linear(struct kn_stream *st, const struct fus_linear *w, const float *a, size_t m,
+                  float *c, bool accumulate)
 {
     const struct kn_gemm_args g = {.a = a,
-                                   .lda = lda,
+                                   .lda = w->k,
                                    .m = m,
-                                   .w = w,
-                                   .bias = bias,
+                                   .w = w->w,
+                                   .bias = w->bias,
                                    .c = c,
-                                   .ldc = ldc,
+                                   .ldc = w->n,
                                    .accumulate = accumulate};
     return kn_gemm(st, &g);
 }
@@ -50,7 +51,7 @@ static int gemm(struct kn_stream *st, const struct kn_mat *w, const float *bias,
 static int embed_rows(struct kn_stream *st, const struct fus_core *c, const int32_t *tok, size_t m,
                       float *x)
 {
-    if (c->embed) return kn_embed(st, c->embed, tok, m, x, c->cfg.D);
+    if (c->embed.w) return kn_embed(st, c->embed.w, tok, m, x, c->cfg.D);
     for (size_t i = 0; i < m; i++) {
         int r = model_rows(c->model, MODEL_EMBED, 0, (size_t)tok[i], 1, x + i * c->cfg.D);
         if (r < 0) return r;
@@ -77,7 +78,7 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t D = cfg->D, GK = (size_t)cfg->G * cfg->K;
-    float *h = kn_operand(st, SLOT_H, m, w->kv);                 /* [m, D] */
+    float *h = kn_operand(st, SLOT_H, m, w->kv.w);               /* [m, D] */
     float *k = kn_scratch(st, SLOT_KV, m * 2 * GK * sizeof(*k)); /* [m, 2*G*K] */
     if (!h || !k) return -ENOMEM;
     int r = 0;
@@ -85,14 +86,15 @@ static int block_a(struct kn_stream *st, void *arg, size_t row, size_t m)
     if (r < 0) return r;
     r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
     if (r < 0) return r;
-    r = gemm(st, w->kv, w->kv_bias, h, D, m, k, 2 * GK, false);
+    r = linear(st, &w->kv, h, m, k, false);
     if (r < 0) return r;
     if (w->k_norm) {
         r = kn_rmsnorm_heads(st, k, 2 * GK, m, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
         if (r < 0) return r;
     }
     if (p->hook) {
-        r = p->hook(p->hook_ctx, st, p->layer, row0, m, k, k + GK, 2 * GK);
+        const struct kv_rows rows = {st, p->layer, row0, m, k, k + GK, 2 * GK};
+        r = p->hook(p->hook_ctx, &rows);
         if (r < 0) return r;
     }
     r = kn_rope(st, &p->core->rope, k, 2 * GK, m, cfg->G, p->pos + row0);
@@ -129,13 +131,13 @@ static int attend(struct kn_stream *st, const struct fus_phase *p, size_t row0, 
     const struct model_cfg *cfg = &p->core->cfg;
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t D = cfg->D, HK = (size_t)cfg->H * cfg->K;
-    float *h = kn_operand(st, SLOT_H, m, w->q);
+    float *h = kn_operand(st, SLOT_H, m, w->q.w);
     float *q = kn_scratch(st, SLOT_Q, m * HK * sizeof(*q)); /* [m, H*K] */
     float *lse = p->keep_q ? kn_scratch(st, SLOT_LSE, m * cfg->H * sizeof(*lse)) : NULL;
     if (!h || !q || (p->keep_q && !lse)) return -ENOMEM;
     int r = kn_rmsnorm(st, p->x + row0 * D, D, m, D, w->norm_attn, cfg->rms_eps, h, D);
     if (r < 0) return r;
-    r = gemm(st, w->q, w->q_bias, h, D, m, q, HK, false);
+    r = linear(st, &w->q, h, m, q, false);
     if (r < 0) return r;
     if (w->q_norm) {
         r = kn_rmsnorm_heads(st, q, HK, m, cfg->H, cfg->K, w->q_norm, cfg->rms_eps);
@@ -165,17 +167,17 @@ static int feed_forward(struct kn_stream *st, const struct fus_core *c, unsigned
     const struct model_cfg *cfg = &c->cfg;
     const struct fus_layer *w = &c->layer[layer];
     const size_t D = cfg->D, F = cfg->F;
-    float *h = kn_operand(st, SLOT_H, m, w->gu);
+    float *h = kn_operand(st, SLOT_H, m, w->gu.w);
     float *gu = kn_scratch(st, SLOT_GU, m * 2 * F * sizeof(*gu)); /* [m, 2*F] */
-    float *act = kn_operand(st, SLOT_ACT, m, w->down);            /* [m, F] */
+    float *act = kn_operand(st, SLOT_ACT, m, w->down.w);          /* [m, F] */
     if (!h || !gu || !act) return -ENOMEM;
     int r = kn_rmsnorm(st, x, D, m, D, w->norm_ffn, cfg->rms_eps, h, D);
     if (r < 0) return r;
-    r = gemm(st, w->gu, NULL, h, D, m, gu, 2 * F, false);
+    r = linear(st, &w->gu, h, m, gu, false);
     if (r < 0) return r;
     r = kn_swiglu(st, gu, 2 * F, m, F, act, F);
     if (r < 0) return r;
-    return gemm(st, w->down, NULL, act, F, m, x, D, true);
+    return linear(st, &w->down, act, m, x, true);
 }
 
 static int block_attend(struct kn_stream *st, void *arg, size_t row, size_t m)
@@ -193,7 +195,7 @@ static int block_rest(struct kn_stream *st, void *arg, size_t row, size_t m)
     const struct fus_layer *w = &p->core->layer[p->layer];
     const size_t HK = (size_t)cfg->H * cfg->K;
     float *x = p->x + (s->row0 + row) * cfg->D;
-    int r = gemm(st, w->o, w->o_bias, p->att + row * HK, HK, m, x, cfg->D, true);
+    int r = linear(st, &w->o, p->att + row * HK, m, x, true);
     if (r < 0) return r;
     return feed_forward(st, p->core, p->layer, x, m);
 }
@@ -240,12 +242,12 @@ static int block_logits(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct head *a = arg;
     const struct model_cfg *cfg = &a->c->cfg;
-    float *h = kn_operand(st, SLOT_H, m, a->c->lm_head);
+    float *h = kn_operand(st, SLOT_H, m, a->c->lm_head.w);
     if (!h) return -ENOMEM;
     int r = kn_rmsnorm(st, a->x + row0 * cfg->D, cfg->D, m, cfg->D, a->c->norm_out, cfg->rms_eps, h,
                        cfg->D);
     if (r < 0) return r;
-    return gemm(st, a->c->lm_head, NULL, h, cfg->D, m, a->logits + row0 * cfg->V, cfg->V, false);
+    return linear(st, &a->c->lm_head, h, m, a->logits + row0 * cfg->V, false);
 }
 
 int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_bool *cancel,
@@ -296,8 +298,8 @@ static int decode_attention(struct kn_stream *st, const struct decode *d, unsign
     float *k = kn_scratch(st, SLOT_KV, n * 2 * GK * sizeof(*k));
     float *q = kn_scratch(st, SLOT_Q, n * HK * sizeof(*q));
     if (!k || !q) return -ENOMEM;
-    int r = gemm(st, w->kv, w->kv_bias, h, cfg->D, n, k, 2 * GK, false);
-    if (r == 0) r = gemm(st, w->q, w->q_bias, h, cfg->D, n, q, HK, false);
+    int r = linear(st, &w->kv, h, n, k, false);
+    if (r == 0) r = linear(st, &w->q, h, n, q, false);
     if (r == 0 && w->k_norm)
         r = kn_rmsnorm_heads(st, k, 2 * GK, n, cfg->G, cfg->K, w->k_norm, cfg->rms_eps);
     if (r == 0 && w->q_norm)
@@ -326,12 +328,12 @@ static int decode_layers(struct kn_stream *st, const struct decode *d, size_t n)
     int r = embed_rows(st, d->c, d->rows.tok, n, x);
     for (unsigned l = 0; r == 0 && l < cfg->L; l++) {
         const struct fus_layer *w = &d->c->layer[l];
-        float *h = kn_operand(st, SLOT_H, n, w->kv); /* q's as well */
+        float *h = kn_operand(st, SLOT_H, n, w->kv.w); /* q's as well */
         float *att = kn_scratch(st, SLOT_ATT, n * HK * sizeof(*att));
         if (!h || !att) return -ENOMEM;
         r = kn_rmsnorm(st, x, D, n, D, w->norm_attn, cfg->rms_eps, h, D);
         if (r == 0) r = decode_attention(st, d, l, n, h, att);
-        if (r == 0) r = gemm(st, w->o, w->o_bias, att, HK, n, x, D, true);
+        if (r == 0) r = linear(st, &w->o, att, n, x, true);
         if (r == 0) r = feed_forward(st, d->c, l, x, n);
     }
     return r;

@@ -5,11 +5,11 @@
  * chunk's over the stored KV to find what the suffix attends to, as if chunks that are not held
  * were not in the prompt: their rows would cost as much again as the answer's → MAIN runs the
  * selected rows and everything that is not reused through all layers → HEAD, the logits. Layer by
- * layer stored KV is placed first; then the fresh K,V of the rows overwrite it. Without a pace all
- * cuts depend on row counts alone, so r = 1 makes the same calls as a full prefill. A source that
- * fails turns its range into a miss and the prefill starts again (each restart loses a range, so
- * there are at most n_range of them). */
-#include "fusor/core/prefill_int.h"
+ * layer stored KV is placed first; then the fresh K,V of the rows overwrite it. Without a step
+ * budget all cuts depend on row counts alone, so r = 1 makes the same calls as a full prefill. A
+ * source that fails turns its range into a miss and the prefill starts again (each restart loses a
+ * range, so there are at most n_range of them). */
+#include "fusor/core/reuse_int.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -20,11 +20,16 @@
 
 /* ---- begin ---- */
 
-static size_t carve(size_t *at, size_t n, size_t size)
+struct carver { /* hands out parts of a block; without a base it only counts */
+    char *base;
+    size_t at;
+};
+
+static void *carve(struct carver *c, size_t n, size_t size)
 {
-    const size_t off = *at;
-    *at += (n * size + 63) / 64 * 64;
-    return off;
+    void *part = c->base ? c->base + c->at : NULL;
+    c->at += (n * size + 63) / 64 * 64;
+    return part;
 }
 
 /* The most rows of one phase B call: a slice and half of one more. */
@@ -34,45 +39,41 @@ static size_t slice_max(const struct fus_prefill *f)
     return most < f->plan.n_tok ? most : f->plan.n_tok;
 }
 
-static int make_block(struct fus_prefill *f)
+/* device: what only operations touch; shared: with the host. */
+static void lay_out(struct fus_prefill *f, struct carver *device, struct carver *shared)
 {
     const struct model_cfg *g = &f->core->cfg;
-    const size_t T = f->plan.n_tok, D = g->D;
+    const size_t T = f->plan.n_tok, HK = (size_t)g->H * g->K;
     const size_t n_keep = f->how->pass ? f->n_suffix : 0;
-    f->n_logits = f->wants_logits ? T - f->plan.logits_from : 0;
-    size_t d = 0, h = 0; /* what only operations touch, and what the host shares */
-    const size_t emb = carve(&d, T * D, 4), x = carve(&d, T * D, 4),
-                 kq = carve(&d, n_keep * g->H * g->K, 4), kl = carve(&d, n_keep * g->H, 4),
-                 att = carve(&d, slice_max(f) * g->H * g->K, 4), tok = carve(&h, T, 4),
-                 pos_all = carve(&h, T, 4), pos = carve(&h, T, 4), ask = carve(&h, T, 4),
-                 slot = carve(&h, T, 4), row = carve(&h, T, 4), score = carve(&h, T, 4),
-                 dev = carve(&h, T, 4), cs = carve(&h, T, 4), cand = carve(&h, T, 4),
-                 pick = carve(&h, T, 4), sel = carve(&h, T, 4), chosen = carve(&h, T, 1),
-                 logits = carve(&h, f->n_logits * g->V, 4);
-    int r = fus_core_take_block(f->core, d, h, &f->block);
+    struct pre_buffers *b = &f->b;
+    b->emb = carve(device, T * g->D, 4);
+    b->x = carve(device, T * g->D, 4);
+    b->keep_q = carve(device, n_keep * HK, 4);
+    b->keep_lse = carve(device, n_keep * g->H, 4);
+    b->att = carve(device, slice_max(f) * HK, 4);
+    int32_t **const words[] = {&b->tok, &b->pos_all, &b->pos,  &b->ask, &b->slot,
+                               &b->row, &b->cand,    &b->pick, &b->sel};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        *words[i] = carve(shared, T, 4);
+    b->score = carve(shared, T, 4);
+    b->dev = carve(shared, T, 4);
+    b->cand_score = carve(shared, T, 4);
+    b->chosen = carve(shared, T, 1);
+    b->logits = carve(shared, f->n_logits * g->V, 4);
+}
+
+static int make_block(struct fus_prefill *f)
+{
+    struct carver device = {0}, shared = {0};
+    f->n_logits = f->wants_logits ? f->plan.n_tok - f->plan.logits_from : 0;
+    lay_out(f, &device, &shared);
+    int r = fus_core_take_block(f->core, device.at, shared.at, &f->block);
     if (r < 0) return r;
-    char *device = f->block.device, *shared = f->block.shared;
-    f->emb = (float *)(void *)(device + emb);
-    f->x = (float *)(void *)(device + x);
-    f->keep_q = (float *)(void *)(device + kq);
-    f->keep_lse = (float *)(void *)(device + kl);
-    f->att = (float *)(void *)(device + att);
-    f->tok = (int32_t *)(void *)(shared + tok);
-    f->pos_all = (int32_t *)(void *)(shared + pos_all);
-    f->pos = (int32_t *)(void *)(shared + pos);
-    f->ask = (int32_t *)(void *)(shared + ask);
-    f->slot = (int32_t *)(void *)(shared + slot);
-    f->row = (int32_t *)(void *)(shared + row);
-    f->score = (float *)(void *)(shared + score);
-    f->dev = (float *)(void *)(shared + dev);
-    f->cand_score = (float *)(void *)(shared + cs);
-    f->cand = (int32_t *)(void *)(shared + cand);
-    f->pick = (int32_t *)(void *)(shared + pick);
-    f->sel = (int32_t *)(void *)(shared + sel);
-    f->chosen = (uint8_t *)(shared + chosen);
-    f->logits = (float *)(void *)(shared + logits);
-    for (size_t i = 0; i < T; i++)
-        f->pos_all[i] = (int32_t)i;
+    device = (struct carver){.base = f->block.device};
+    shared = (struct carver){.base = f->block.shared};
+    lay_out(f, &device, &shared);
+    for (uint32_t i = 0; i < f->plan.n_tok; i++)
+        f->b.pos_all[i] = (int32_t)i;
     return 0;
 }
 
@@ -145,17 +146,17 @@ static void look_ahead(struct fus_prefill *f)
         fus_reuse_near(f, l, wanted_ahead(f, l));
 }
 
-void fus_restart(struct fus_prefill *f)
+static void restart(struct fus_prefill *f)
 {
     (void)kn_fence(f->core->dev); /* its rows are about to change; what failed says so again */
     fus_reuse_far(f, 0, UINT_MAX);
     fus_roles_set(f);
     for (size_t i = 0; i < f->n_range; i++)
         if (!f->range[i].used) fus_range_release(&f->range[i]);
-    memcpy(f->tok, f->plan.tok, f->plan.n_tok * sizeof(*f->tok));
-    memset(f->score, 0, f->plan.n_tok * sizeof(*f->score));
-    memset(f->dev, 0, f->plan.n_tok * sizeof(*f->dev));
-    memset(f->chosen, CHOICE_OUT, f->plan.n_tok);
+    memcpy(f->b.tok, f->plan.tok, f->plan.n_tok * sizeof(*f->b.tok));
+    memset(f->b.score, 0, f->plan.n_tok * sizeof(*f->b.score));
+    memset(f->b.dev, 0, f->plan.n_tok * sizeof(*f->b.dev));
+    memset(f->b.chosen, CHOICE_OUT, f->plan.n_tok);
     f->stage = STAGE_LAYER0;
     f->layer = 0;
     f->row0 = 0;
@@ -177,8 +178,8 @@ static void abandon(struct fus_prefill *f)
     fus_prefill_end(f);
 }
 
-int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
-              struct fus_prefill **ret)
+static int begin_plan(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
+                      struct fus_prefill **ret)
 {
     struct fus_prefill *f = mem_zalloc(sizeof(*f));
     if (!f) return -ENOMEM;
@@ -187,7 +188,6 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     f->plan = *p;
     f->wants_logits = wants_logits;
     int r = fus_plan_resolve(f);
-    if (r == 0) f->how = fus_method_of(p->strategy);
     if (r == 0) r = copy_plan(f);
     if (r == 0) {
         fus_roles_set(f);
@@ -202,7 +202,7 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     f->kv = fus_session_kv(s);
     f->report.strategy = f->plan.strategy;
     f->report.ratio = f->plan.ratio;
-    fus_restart(f);
+    restart(f);
     refuse_captures(f);
     prefetch(f);
     look_ahead(f);
@@ -210,20 +210,31 @@ int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits
     return 0;
 }
 
-int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
+int fus_begin_owned(struct fus_session *s, const struct fus_plan *p, int32_t *own,
+                    struct fus_prefill **ret)
 {
-    return fus_begin(s, p, true, ret);
+    int r = begin_plan(s, p, false, ret);
+    if (r < 0)
+        mem_free(own);
+    else
+        (*ret)->own_tok = own;
+    return r;
 }
 
-int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *tok, uint32_t n,
+int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fus_prefill **ret)
+{
+    return begin_plan(s, p, true, ret);
+}
+
+int fus_build_begin(struct fus_session *s, const struct fus_chunk *chunk,
                     const struct kv_sink *sink, const atomic_bool *cancel, struct fus_prefill **ret)
 {
-    const uint32_t head = sink_token >= 0;
+    const uint32_t head = chunk->sink_token >= 0, n = chunk->n;
     if (n == 0 || n == UINT32_MAX) return -EINVAL;
     int32_t *own = mem_alloc(((size_t)n + head) * sizeof(*own));
     if (!own) return -ENOMEM;
-    if (head) own[0] = sink_token;
-    memcpy(own + head, tok, n * sizeof(*own));
+    if (head) own[0] = chunk->sink_token;
+    memcpy(own + head, chunk->tok, n * sizeof(*own));
     const struct fus_capture cap = {.tok0 = head, .n = n, .sink = *sink};
     const struct fus_plan p = {.tok = own,
                                .n_tok = n + head,
@@ -231,15 +242,7 @@ int fus_build_begin(struct fus_session *s, int32_t sink_token, const int32_t *to
                                .n_capture = 1,
                                .strategy = POL_FULL,
                                .cancel = cancel};
-    struct fus_prefill *f = NULL;
-    int r = fus_begin(s, &p, false, &f);
-    if (r < 0) {
-        mem_free(own);
-        return r;
-    }
-    f->own_tok = own;
-    *ret = f;
-    return 0;
+    return fus_begin_owned(s, &p, own, ret);
 }
 
 int fus_core_warm(struct fus_core *c, uint32_t n_tok)
@@ -294,13 +297,13 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
         const enum fus_kind kind = (enum fus_kind)f->kind[t];
         missed += kind == KIND_MISSED;
         if (kind == KIND_COMPUTED || (kind == KIND_MISSED && answer) ||
-            (kind == KIND_REUSED && (all || f->chosen[t] == CHOICE_ROW))) {
-            f->ask[n] = (int32_t)t - missed;
-            f->pos[n++] = (int32_t)t;
+            (kind == KIND_REUSED && (all || f->b.chosen[t] == CHOICE_ROW))) {
+            f->b.ask[n] = (int32_t)t - missed;
+            f->b.pos[n++] = (int32_t)t;
         }
     }
     f->n_rows = n;
-    struct gather g = {f->emb, f->x, f->pos, f->core->cfg.D};
+    struct gather g = {f->b.emb, f->b.x, f->b.pos, f->core->cfg.D};
     return kn_rows(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
@@ -308,7 +311,7 @@ static int rows_from_embeddings(struct fus_prefill *f, bool all)
 static void close_ranks(struct fus_prefill *f)
 {
     for (size_t i = 0; i < f->n_rows; i++)
-        f->slot[i] = (int32_t)(f->report.n_prefix + i);
+        f->b.slot[i] = (int32_t)(f->report.n_prefix + i);
 }
 
 /* After the check layer's K,V: rows of reused tokens that were not chosen end here. The others
@@ -317,13 +320,13 @@ static int drop_rows(struct fus_prefill *f)
 {
     size_t n = 0;
     for (size_t i = 0; i < f->n_rows; i++) {
-        const int32_t t = f->pos[i];
-        if (f->kind[t] == KIND_REUSED && f->chosen[t] != CHOICE_ROW) continue;
-        f->row[n] = (int32_t)i;
-        f->pos[n++] = t;
+        const int32_t t = f->b.pos[i];
+        if (f->kind[t] == KIND_REUSED && f->b.chosen[t] != CHOICE_ROW) continue;
+        f->b.row[n] = (int32_t)i;
+        f->b.pos[n++] = t;
     }
     f->n_rows = n;
-    struct gather g = {f->x, f->x, f->row, f->core->cfg.D};
+    struct gather g = {f->b.x, f->b.x, f->b.row, f->core->cfg.D};
     return kn_wide(f->core->dev, n, f->plan.cancel, gather_block, &g);
 }
 
@@ -339,7 +342,7 @@ static bool is_blind(const struct fus_prefill *f)
 /* Positions of the current rows. Layer 0 has K,V of the missed chunks as well. */
 static const int32_t *positions(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_SCORE && f->layer > 0 ? f->ask : f->pos;
+    return f->stage == STAGE_SCORE && f->layer > 0 ? f->b.ask : f->b.pos;
 }
 
 static struct fus_phase phase(struct fus_prefill *f)
@@ -347,11 +350,11 @@ static struct fus_phase phase(struct fus_prefill *f)
     return (struct fus_phase){.core = f->core,
                               .kv = f->kv,
                               .layer = f->layer,
-                              .x = f->x,
+                              .x = f->b.x,
                               .pos = positions(f),
-                              .slot = is_blind(f) ? f->slot : NULL,
+                              .slot = is_blind(f) ? f->b.slot : NULL,
                               .n = f->n_rows,
-                              .att = f->att,
+                              .att = f->b.att,
                               .cancel = f->plan.cancel};
 }
 
@@ -366,21 +369,21 @@ static int begin_main(struct fus_prefill *f)
     return r < 0 ? r : rows_from_embeddings(f, false);
 }
 
-/* Of the n rows of a part as many as the pace allows. */
+/* Of the n rows of a part as many as a step may have. */
 static size_t rows_now(const struct fus_prefill *f, size_t n)
 {
     const size_t left = n - f->row0;
-    return f->pace && f->pace < left ? f->pace : left;
+    return f->step_rows && f->step_rows < left ? f->step_rows : left;
 }
 
 /* K,V of layer 0 for every token of the prompt, whatever becomes of it. */
 static int step_layer0(struct fus_prefill *f)
 {
     struct fus_phase p = phase(f);
-    p.x = f->emb;
-    p.pos = f->pos_all;
+    p.x = f->b.emb;
+    p.pos = f->b.pos_all;
     p.n = f->plan.n_tok;
-    p.embed_tok = f->tok;
+    p.embed_tok = f->b.tok;
     const size_t m = rows_now(f, p.n);
     int r = fus_phase_a(&p, f->row0, m);
     if (r < 0) return r;
@@ -411,9 +414,9 @@ static enum fus_bring wanted_in_pages(const struct fus_prefill *f)
     return f->stage == STAGE_SCORE || f->checked ? BRING_CHUNKS : BRING_EXACT;
 }
 
-void fus_prefill_pace(struct fus_prefill *f, size_t rows)
+void fus_prefill_step_rows(struct fus_prefill *f, size_t rows)
 {
-    f->pace = rows;
+    f->step_rows = rows;
 }
 
 bool fus_prefill_ready(const struct fus_prefill *f)
@@ -449,14 +452,13 @@ static bool is_scoring(const struct fus_prefill *f)
 }
 
 /* What happens to fresh K (before RoPE) and V of a block of rows: sinks, and the check. */
-static int rows_hook(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                     const float *k, const float *v, size_t ld)
+static int rows_hook(void *ctx, const struct kv_rows *rows)
 {
     struct fus_prefill *f = ctx;
     int r = 0;
-    if (f->n_capture) fus_capture_rows(f, st, layer, row0, m, k, v, ld);
-    if (f->at_choice) r = fus_deviation_rows(f, st, row0, m, k, ld);
-    if (r == 0 && fus_sense_on(f)) r = fus_sense_rows(f, st, row0, m, k, v, ld);
+    if (f->n_capture) fus_capture_rows(f, rows);
+    if (f->at_choice) r = fus_deviation_rows(f, rows);
+    if (r == 0 && fus_sensitivity_on(f)) r = fus_sensitivity_rows(f, rows);
     return r;
 }
 
@@ -466,7 +468,7 @@ static int step_stored(struct fus_prefill *f)
     f->at_choice = is_choice_layer(f);
     fus_reuse_far(f, 0, f->done_to);
     int r = f->at_choice ? kn_fence(f->core->dev) : 0; /* rows change here */
-    if (r == 0 && f->layer > 0) r = fus_sense_fetch(f);
+    if (r == 0 && f->layer > 0) r = fus_sensitivity_fetch(f);
     if (r == 0) r = bring_layer(f); /* last: what it queues is waited for with the layer */
     if (r < 0) return r;
     look_ahead(f);
@@ -497,7 +499,7 @@ static int step_a(struct fus_prefill *f)
     const size_t m = f->layer > 0 ? rows_now(f, f->n_rows) : f->n_rows;
     if (f->layer > 0) {
         struct fus_phase p = phase(f);
-        const bool looks = f->n_capture || fus_sense_on(f) || f->at_choice;
+        const bool looks = f->n_capture || fus_sensitivity_on(f) || f->at_choice;
         p.hook = f->stage == STAGE_MAIN && looks ? rows_hook : NULL;
         p.hook_ctx = f;
         p.goes_on = f->at_choice || !p.hook; /* the choice waits for what it needs */
@@ -525,13 +527,13 @@ static size_t b_rows(const struct fus_prefill *f)
     const size_t left = f->n_rows - row0, slice = fus_slice_rows(f->core, f->plan.n_tok);
     /* half of one more rather than a small rest */
     const size_t m = left > slice + slice / 2 ? slice : left;
-    return f->pace && f->pace < m ? f->pace : m;
+    return f->step_rows && f->step_rows < m ? f->step_rows : m;
 }
 
 /* The next layer may be queued before this one is done: nobody looks at what it makes. */
 static bool goes_on(const struct fus_prefill *f)
 {
-    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sense_on(f) &&
+    return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sensitivity_on(f) &&
            f->layer + 1 < f->core->cfg.L;
 }
 
@@ -542,8 +544,8 @@ static int step_b(struct fus_prefill *f)
     if (f->row0 < first) f->row0 = first;
     struct fus_phase p = phase(f);
     if (is_scoring(f)) {
-        p.keep_q = f->keep_q;
-        p.keep_lse = f->keep_lse;
+        p.keep_q = f->b.keep_q;
+        p.keep_lse = f->b.keep_lse;
         p.keep_from = f->n_rows - f->n_suffix;
         p.attn_only = f->layer + 1 == f->plan.score_hi;
     }
@@ -560,11 +562,10 @@ static int step_b(struct fus_prefill *f)
     return 0;
 }
 
-static void finish(struct fus_prefill *f)
+static void end_prefill(struct fus_prefill *f)
 {
     struct fus_report *t = &f->report;
     f->stage = STAGE_DONE;
-    f->finished = true;
     f->s->len = f->plan.n_tok;
     /* Where the set shrinks, the mean over the layers. */
     t->n_recomputed =
@@ -577,14 +578,14 @@ static void finish(struct fus_prefill *f)
 
 static int step_head(struct fus_prefill *f)
 {
-    if (f->pace && fus_captures_open(f) > 0) {
-        fus_captures_close(f, f->pace, 0);
+    if (f->step_rows && fus_captures_open(f) > 0) {
+        fus_captures_close(f, f->step_rows, 0);
         if (f->n_logits > 0 || fus_captures_open(f) > 0) return 0;
     }
-    const float *x = f->x + (f->n_rows - f->n_logits) * f->core->cfg.D;
-    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->logits);
-    if (r == 0) r = fus_share_prefix(f);
-    if (r == 0) finish(f);
+    const float *x = f->b.x + (f->n_rows - f->n_logits) * f->core->cfg.D;
+    int r = fus_phase_logits(f->core, x, f->n_logits, f->plan.cancel, f->b.logits);
+    if (r == 0) r = fus_prefix_share(f);
+    if (r == 0) end_prefill(f);
     return r;
 }
 
@@ -611,7 +612,7 @@ static int layer_done(struct fus_prefill *f)
     if (f->layer < f->core->cfg.L) return 0;
     f->stage = STAGE_HEAD;
     /* With nothing to wait for it is at its end. */
-    return f->n_logits > 0 || (f->pace && fus_captures_open(f) > 0) ? 0 : step_head(f);
+    return f->n_logits > 0 || (f->step_rows && fus_captures_open(f) > 0) ? 0 : step_head(f);
 }
 
 /* What of the stored KV this layer's step brings, in tokens. */
@@ -621,21 +622,21 @@ static size_t tokens_to_bring(const struct fus_prefill *f)
     return placed ? 0 : fus_reuse_tokens(f, wanted_in_pages(f));
 }
 
-/* Without a pace a layer is one step where its rows are few enough: a device then has one to wait
- * for, and stored KV that lies on it stays where it is until it has been read. */
+/* Without a step budget a layer is one step where its rows are few enough: a device then has one to
+ * wait for, and stored KV that lies on it stays where it is until it has been read. */
 static int step_first_half(struct fus_prefill *f)
 {
     if (f->part == PART_STORED) {
-        const bool apart = f->pace && tokens_to_bring(f) > 0;
+        const bool apart = f->step_rows && tokens_to_bring(f) > 0;
         const int r = step_stored(f);
-        if (r == -EAGAIN) fus_restart(f); /* a source failed: again, with its range as a miss */
+        if (r == -EAGAIN) restart(f); /* a source failed: again, with its range as a miss */
         if (r == -EAGAIN || apart) return 0;
         if (r < 0) return r;
     }
     const int r = step_a(f);
-    if (r < 0 || f->part != PART_B || !fus_sense_on(f) || !fus_sense_last(f)) return r;
-    fus_sense_done(f);
-    finish(f);
+    if (r < 0 || f->part != PART_B || !fus_sensitivity_on(f) || !fus_sensitivity_last(f)) return r;
+    fus_sensitivity_done(f);
+    end_prefill(f);
     return 0;
 }
 
@@ -654,7 +655,7 @@ static int step_layer(struct fus_prefill *f)
     if (f->part < PART_B) {
         const int r = step_first_half(f);
         if (r < 0 || f->part < PART_B || f->stage == STAGE_DONE) return r;
-        if (f->pace && f->layer > 0) return r; /* in layer 0 there was nothing to do */
+        if (f->step_rows && f->layer > 0) return r; /* in layer 0 there was nothing to do */
     }
     return step_second_half(f);
 }
@@ -684,7 +685,7 @@ static double b_row_work(const struct fus_prefill *f, size_t m)
     const struct model_cfg *g = &f->core->cfg;
     const size_t HK = (size_t)g->H * g->K, first = first_b_row(f);
     const size_t last = (f->row0 < first ? first : f->row0) + m;
-    const int32_t *at = is_blind(f) ? f->slot : positions(f);
+    const int32_t *at = is_blind(f) ? f->b.slot : positions(f);
     const double keys = last > 0 ? (double)at[last - 1] + 1 : 0;
     const bool attn_only = is_scoring(f) && f->layer + 1 == f->plan.score_hi;
     const double linear = 2.0 * g->D * ((double)HK + (attn_only ? 0 : (double)HK + 3.0 * g->F));
@@ -734,14 +735,8 @@ int fus_prefill_step(struct fus_prefill *f)
 
 const float *fus_prefill_logits(const struct fus_prefill *f, size_t *ret_rows)
 {
-    *ret_rows = f->finished ? f->n_logits : 0;
-    return f->finished && f->n_logits ? f->logits : NULL;
-}
-
-const int32_t *fus_prefill_selected(const struct fus_prefill *f, size_t *ret_n)
-{
-    *ret_n = f->n_sel;
-    return f->sel;
+    *ret_rows = f->stage == STAGE_DONE ? f->n_logits : 0;
+    return f->stage == STAGE_DONE && f->n_logits ? f->b.logits : NULL;
 }
 
 void fus_prefill_report(const struct fus_prefill *f, struct fus_report *ret)
@@ -756,7 +751,7 @@ void fus_prefill_end(struct fus_prefill *f)
     fus_reuse_far(f, 0, UINT_MAX);
     for (size_t i = 0; i < f->n_range; i++)
         fus_range_release(&f->range[i]);
-    fus_sense_release(f);
+    fus_sensitivity_release(f);
     fus_captures_close(f, SIZE_MAX, -ECANCELED);
     fus_core_give_block(f->core, &f->block);
     mem_free(f->range);

@@ -1,10 +1,11 @@
-/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), strategy.c (what
- * each strategy needs), select.c (roles, scores, selection) and reuse.c (sources and sinks).
+/* prefill_int: the state of one prefill, shared by prefill.c (the state machine), select.c (roles,
+ * scores, selection), reuse.c (sources and sinks) and their neighbours.
  * Internal to fusor/. */
 #ifndef FUSOR_CORE_PREFILL_INT_H
 #define FUSOR_CORE_PREFILL_INT_H
 
 #include "fusor/core/core_int.h"
+#include "fusor/core/prefill.h"
 
 enum fus_pass { /* what runs before the selected rows do */
                 PASS_NONE,
@@ -53,7 +54,7 @@ struct pre_capture {
     bool open;           /* done() not called yet */
 };
 
-struct pre_sense {        /* a measurement instead of a prompt: sense.c */
+struct pre_sensitivity {  /* a measurement instead of a prompt */
     struct kv_source src; /* the chunk's isolated KV, else ops NULL */
     struct kv_layer cur;
     uint32_t tok0, n; /* where the chunk stands; its length */
@@ -63,25 +64,7 @@ struct pre_sense {        /* a measurement instead of a prompt: sense.c */
 enum pre_stage { STAGE_LAYER0, STAGE_SCORE, STAGE_MAIN, STAGE_HEAD, STAGE_DONE };
 enum pre_part { PART_STORED, PART_A, PART_B, PART_SCORE }; /* of a layer, in this order */
 
-struct fus_prefill {
-    struct fus_core *core;
-    struct fus_session *s;
-    struct fus_plan plan; /* resolved: score layers, check layer; tok borrowed */
-    const struct fus_method *how;
-    struct kn_kv kv;
-    struct pre_range *range;
-    size_t n_range;
-    struct kn_piece *piece; /* [2, n_range] */
-    struct pre_near near[PRE_NEAR];
-    struct pre_capture *capture;
-    size_t n_capture;
-    struct pre_sense sense;
-    int32_t *own_tok; /* a build's tokens */
-    bool wants_logits;
-
-    /* the work block and its parts */
-    struct fus_block block;
-    uint8_t *kind;     /* [n_tok] enum fus_kind */
+struct pre_buffers {   /* the parts of the work block */
     float *emb;        /* [n_tok, D] dev */
     float *x;          /* [n_tok, D] dev, residual of the current rows */
     int32_t *tok;      /* [n_tok] the prompt */
@@ -101,15 +84,36 @@ struct fus_prefill {
     float *keep_q;     /* [n_suffix, H*K] dev */
     float *keep_lse;   /* [n_suffix, H] dev */
     float *logits;     /* [n_logits, V] or NULL */
+};
+
+struct fus_prefill {
+    struct fus_core *core;
+    struct fus_session *s;
+    struct fus_plan plan; /* resolved: score layers, check layer; tok borrowed */
+    const struct fus_method *how;
+    struct kn_kv kv;
+    struct pre_range *range;
+    size_t n_range;
+    struct kn_piece *piece; /* [2, n_range] */
+    struct pre_near near[PRE_NEAR];
+    struct pre_capture *capture;
+    size_t n_capture;
+    struct pre_sensitivity sensitivity;
+    int32_t *own_tok; /* a build's tokens */
+    bool wants_logits;
+
+    struct fus_block block;
+    struct pre_buffers b;
+    uint8_t *kind; /* [n_tok] enum fus_kind */
     size_t n_logits;
 
-    size_t n_rows, n_reusable, n_home, n_missed, n_suffix;
+    size_t n_rows, n_reusable, n_at_built, n_missed, n_suffix;
     size_t n_sel;         /* selected */
     size_t n_rows_chosen; /* of them still rows */
     size_t budget;        /* tokens, the mean over the layers from the choice on */
     enum pre_stage stage;
     unsigned layer;     /* next layer to run */
-    size_t pace;        /* rows of a step, 0 = fus_slice_rows() */
+    size_t step_rows;   /* rows of a step, 0 = fus_slice_rows() */
     enum pre_part part; /* of that layer, next to run */
     size_t row0;        /* rows that are through with it */
     unsigned loaded_to; /* layers below are in the pages */
@@ -117,7 +121,6 @@ struct fus_prefill {
     bool checked;       /* by deviation: the choice is made (or there is none to make) */
     bool at_choice;     /* in this layer tokens are chosen, before phase B */
     bool chooses;       /* there are tokens to choose from, and a budget */
-    bool finished;
     double token_layers;
     struct fus_report report;
 };
@@ -135,56 +138,23 @@ void fus_select_sink(struct fus_prefill *f);
 void fus_select_weigh(struct fus_prefill *f); /* the score times what ranges know */
 bool fus_rows_exact(const struct fus_prefill *f, uint32_t tok0, uint32_t n);
 
-/* reuse.c: restart is wanted when they return -EAGAIN (a range failed and was dropped) */
-enum fus_bring { /* of which ranges stored KV is wanted */
-                 BRING_EXACT,
-                 BRING_CHUNKS, /* and of chunks */
-                 BRING_SIDE,   /* and K alone of chunks: from their sidecars if they have it */
-};
-int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what);
-bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring what);
-int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what);
-/* Where the device has memory of its own: start to bring a layer near, of the ranges whose stored
- * KV is here; a hint. And the end of that for layers in [lo, hi): their copies are not read any
- * more. */
-void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what);
-void fus_reuse_far(struct fus_prefill *f, unsigned lo, unsigned hi);
-void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
-                      size_t m, const float *k, const float *v, size_t ld);
-int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, size_t ld);
-/* What the suffix, the last of the rows at these positions, attends to in a layer, among the keys
- * before it: how many those are. */
-size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos);
-int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos);
-/* Scores by token to those of a prompt without the missed chunks, and back. */
-void fus_score_squeeze(struct fus_prefill *f);
-void fus_score_spread(struct fus_prefill *f);
-size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what); /* to be placed */
-void fus_captures_layer_done(struct fus_prefill *f, unsigned layer);
-size_t fus_captures_open(const struct fus_prefill *f); /* tokens of those that are */
-/* Those of `most` tokens together, one at least. */
-void fus_captures_close(struct fus_prefill *f, size_t most, int status);
-void fus_range_release(struct pre_range *g);
+/* prefix_sharing.c: after the last layer; the session's pages of the exact prefix may change */
+int fus_prefix_share(struct fus_prefill *f);
 
-/* share.c: after the last layer; the session's pages of the exact prefix may become others */
-int fus_share_prefix(struct fus_prefill *f);
+/* sensitivity.c: nothing happens in them unless a chunk is measured */
+static inline bool fus_sensitivity_on(const struct fus_prefill *f)
+{
+    return f->sensitivity.src.ops != NULL;
+}
+bool fus_sensitivity_last(
+    const struct fus_prefill *f); /* this layer is the last that is compared */
+int fus_sensitivity_fetch(struct fus_prefill *f);
+int fus_sensitivity_rows(struct fus_prefill *f, const struct kv_rows *rows);
+void fus_sensitivity_done(struct fus_prefill *f);
+void fus_sensitivity_release(struct fus_prefill *f);
 
-/* sense.c: nothing happens in them unless a chunk is measured */
-bool fus_sense_on(const struct fus_prefill *f);
-bool fus_sense_last(const struct fus_prefill *f); /* this layer is the last that is compared */
-int fus_sense_fetch(struct fus_prefill *f);
-int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                   const float *k, const float *v, size_t ld);
-void fus_sense_done(struct fus_prefill *f);
-void fus_sense_release(struct fus_prefill *f);
-
-/* strategy.c */
-const struct fus_method *fus_method_of(enum pol_strategy s);
-
-/* prefill.c */
-int fus_begin(struct fus_session *s, const struct fus_plan *p, bool wants_logits,
-              struct fus_prefill **ret);
-void fus_restart(struct fus_prefill *f); /* with the ranges that are still active */
+/* prefill.c: without logits, over tokens that the prefill frees (also when it does not begin) */
+int fus_begin_owned(struct fus_session *s, const struct fus_plan *p, int32_t *own,
+                    struct fus_prefill **ret);
 
 #endif

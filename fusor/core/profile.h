@@ -11,7 +11,7 @@
 #ifndef FUSOR_CORE_PROFILE_H
 #define FUSOR_CORE_PROFILE_H
 
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 
 struct json_t;
 enum { FUS_PROFILE_RATIOS_MAX = 12, FUS_FINGERPRINT_BYTES = 33, FUS_NEIGHBOURS_MAX = 32 };

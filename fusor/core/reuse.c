@@ -1,5 +1,5 @@
 /* reuse: stored KV in (sources), computed KV out (sinks), and the scores that compare both. */
-#include "fusor/core/prefill_int.h"
+#include "fusor/core/reuse_int.h"
 
 #include "base/assert.h"
 
@@ -13,7 +13,7 @@ void fus_range_release(struct pre_range *g)
     g->r.src.ops->release(g->r.src.ctx);
 }
 
-static bool wanted(const struct pre_range *g, enum fus_bring what)
+static bool range_wanted(const struct pre_range *g, enum fus_bring what)
 {
     return g->active && (g->r.exact || what != BRING_EXACT);
 }
@@ -76,7 +76,7 @@ void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what)
     for (size_t i = 0; i < f->n_range; i++) {
         struct pre_range *g = &f->range[i];
         g->near[slot].k = NULL;
-        if (wanted(g, what)) n += add_pieces(f, g, layer, &g->near[slot], f->piece + n);
+        if (range_wanted(g, what)) n += add_pieces(f, g, layer, &g->near[slot], f->piece + n);
     }
     struct pre_near *near = &f->near[slot];
     if (n == 0 || kn_stage(f->core->dev, f->piece, n, &near->turn) < 0) return;
@@ -100,7 +100,7 @@ int fus_reuse_fetch(struct fus_prefill *f, unsigned layer, enum fus_bring what)
     const int slot = near_slot(f, layer);
     for (size_t i = 0; i < f->n_range; i++) {
         struct pre_range *g = &f->range[i];
-        if (!wanted(g, what)) continue;
+        if (!range_wanted(g, what)) continue;
         struct kv_layer got = {0};
         int r = 0;
         if (slot >= 0 && g->near[slot].k)
@@ -131,7 +131,8 @@ bool fus_reuse_ready(const struct fus_prefill *f, unsigned layer, enum fus_bring
         const struct pre_range *g = &f->range[i];
         const struct kv_source *s = &g->r.src;
         struct kv_layer side;
-        if (!wanted(g, what) || !s->ops->ready || from_sidecar(g, layer, what, &side)) continue;
+        if (!range_wanted(g, what) || !s->ops->ready || from_sidecar(g, layer, what, &side))
+            continue;
         if (s->ops->ready(s->ctx, layer) == 0) return false;
     }
     return true;
@@ -167,7 +168,7 @@ static int place_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     if (r < 0) return r;
     for (size_t i = 0; i < f->n_range && at < row0 + m; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!wanted(g, p->what)) continue;
+        if (!range_wanted(g, p->what)) continue;
         const size_t lo = row0 > at ? row0 - at : 0;
         const size_t hi = row0 + m - at < g->r.n ? row0 + m - at : g->r.n;
         at += g->r.n;
@@ -187,7 +188,7 @@ size_t fus_reuse_tokens(const struct fus_prefill *f, enum fus_bring what)
 {
     size_t n = 0;
     for (size_t i = 0; i < f->n_range; i++)
-        if (wanted(&f->range[i], what)) n += f->range[i].r.n;
+        if (range_wanted(&f->range[i], what)) n += f->range[i].r.n;
     return n;
 }
 
@@ -200,22 +201,25 @@ int fus_reuse_place(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 
 /* ---- sinks ---- */
 
-void fus_capture_rows(struct fus_prefill *f, struct kn_stream *st, unsigned layer, size_t row0,
-                      size_t m, const float *k, const float *v, size_t ld)
+void fus_capture_rows(struct fus_prefill *f, const struct kv_rows *rows)
 {
-    const int32_t *pos = f->pos + row0;
+    const int32_t *pos = f->b.pos + rows->row0;
     for (size_t i = 0; i < f->n_capture; i++) {
         struct pre_capture *c = &f->capture[i];
-        if (!c->open || layer < c->next_layer || atomic_load(&c->status) < 0) continue;
-        size_t a = 0, b = m;
-        while (a < m && (uint32_t)pos[a] < c->c.tok0)
+        if (!c->open || rows->layer < c->next_layer || atomic_load(&c->status) < 0) continue;
+        size_t a = 0, b = rows->n;
+        while (a < b && (uint32_t)pos[a] < c->c.tok0)
             a++;
         while (b > a && (uint32_t)pos[b - 1] >= c->c.tok0 + c->c.n)
             b--;
         if (a == b) continue;
         ASSERT((size_t)(pos[b - 1] - pos[a]) == b - a - 1); /* exact rows have no gaps */
-        int r = c->c.sink.ops->rows(c->c.sink.ctx, st, layer, (size_t)pos[a] - c->c.tok0, b - a,
-                                    k + a * ld, ld, v + a * ld, ld);
+        struct kv_rows own = *rows;
+        own.row0 = (size_t)pos[a] - c->c.tok0;
+        own.n = b - a;
+        own.k += a * own.ld;
+        own.v += a * own.ld;
+        int r = c->c.sink.ops->rows(c->c.sink.ctx, &own);
         int none = 0;
         if (r < 0) (void)atomic_compare_exchange_strong(&c->status, &none, r);
     }
@@ -251,16 +255,15 @@ void fus_captures_close(struct fus_prefill *f, size_t most, int status)
 
 /* ---- scores ---- */
 
-/* Squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). Of the m
- * rows those of reused tokens: runs of neighbours within one range. */
-int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                       const float *k, size_t ld)
+/* Squared L2 between fresh and stored K, both before RoPE (a rotation keeps the norm). Of the rows
+ * those of reused tokens: runs of neighbours within one range. */
+int fus_deviation_rows(struct fus_prefill *f, const struct kv_rows *rows)
 {
     const struct model_cfg *cfg = &f->core->cfg;
-    const size_t GK = (size_t)cfg->G * cfg->K;
-    const int32_t *pos = f->pos + row0;
+    const size_t GK = (size_t)cfg->G * cfg->K, m = rows->n;
+    const int32_t *pos = f->b.pos + rows->row0;
     size_t i = 0, n;
-    int r = near_wait(f, st, f->layer);
+    int r = near_wait(f, rows->st, f->layer);
     if (r < 0) return r;
     for (size_t j = 0; j < f->n_range && i < m; j++) {
         const struct pre_range *g = &f->range[j];
@@ -274,7 +277,8 @@ int fus_deviation_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0,
                 n++;
             const char *stored =
                 (const char *)g->cur.k + at * kn_row_bytes(g->cur.dtype, cfg->G, cfg->K);
-            r = kn_deviation(st, k + i * ld, ld, stored, g->cur.dtype, n, GK, cfg->K, f->dev + t);
+            r = kn_deviation(rows->st, rows->k + i * rows->ld, rows->ld, stored, g->cur.dtype, n,
+                             GK, cfg->K, f->b.dev + t);
             if (r < 0) return r;
         }
     }
@@ -296,7 +300,7 @@ static int mass_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
     const size_t key0 = (row0 + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
     const size_t end = (row0 + m + KN_PAGE - 1) / KN_PAGE * KN_PAGE;
     if (key0 == end) return 0;
-    return kn_attn_mass(st, &a->q, a->f->score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
+    return kn_attn_mass(st, &a->q, a->f->b.score, key0, (end < a->n_keys ? end : a->n_keys) - key0);
 }
 
 size_t fus_mass_keys(const struct fus_prefill *f, const int32_t *pos)
@@ -309,7 +313,7 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
     const struct model_cfg *cfg = &f->core->cfg;
     const size_t n_keys = fus_mass_keys(f, pos);
     struct mass a = {.f = f,
-                     .q = {.q = f->keep_q,
+                     .q = {.q = f->b.keep_q,
                            .ldq = (size_t)cfg->H * cfg->K,
                            .m = f->n_suffix,
                            .pos = pos + f->n_rows - f->n_suffix,
@@ -317,7 +321,7 @@ int fus_mass_add(struct fus_prefill *f, unsigned layer, const int32_t *pos)
                            .kv = &f->kv,
                            .layer = layer,
                            .scale = cfg->attn_scale,
-                           .lse = f->keep_lse},
+                           .lse = f->b.keep_lse},
                      .n_keys = n_keys};
     if (n_keys == 0) return 0;
     return kn_rows(f->core->dev, n_keys, f->plan.cancel, mass_block, &a);
@@ -327,12 +331,12 @@ void fus_score_squeeze(struct fus_prefill *f)
 {
     size_t n = 0;
     for (size_t t = 0; t < f->plan.n_tok; t++)
-        if (f->kind[t] != KIND_MISSED) f->score[n++] = f->score[t];
+        if (f->kind[t] != KIND_MISSED) f->b.score[n++] = f->b.score[t];
 }
 
 void fus_score_spread(struct fus_prefill *f)
 {
     size_t n = f->plan.n_tok - f->n_missed;
     for (size_t t = f->plan.n_tok; t-- > 0;)
-        f->score[t] = f->kind[t] != KIND_MISSED ? f->score[--n] : 0;
+        f->b.score[t] = f->kind[t] != KIND_MISSED ? f->b.score[--n] : 0;
 }

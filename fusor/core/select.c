@@ -1,4 +1,5 @@
-/* select: which tokens are rows: roles from the plan, budgets, and the choice by score. */
+/* select: which tokens are rows: the table of strategies, roles from the plan, budgets, and the
+ * choice by score. */
 #include "fusor/core/prefill_int.h"
 
 #include "base/assert.h"
@@ -10,6 +11,13 @@
 enum {
     POOL = 2,            /* measured: docs/decisions/token-selection.md; tokens a side */
     LAYERS_TO_FILTER = 4 /* with fewer there is nothing to spread over */
+};
+
+static const struct fus_method methods[POL_STRATEGY_COUNT] = {
+    [POL_HKVD] = {.by_deviation = true},
+    [POL_QUERY] = {.pass = PASS_QUERY},
+    [POL_QS] = {.pass = PASS_QUERY},
+    [POL_SIDE] = {.pass = PASS_SIDE},
 };
 
 static int check_ranges(const struct fus_plan *p)
@@ -37,6 +45,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     struct fus_plan *p = &f->plan;
     const struct model_cfg *g = &f->core->cfg;
     if (p->n_tok == 0 || !p->tok || (unsigned)p->strategy >= POL_STRATEGY_COUNT) return -EINVAL;
+    f->how = &methods[p->strategy];
     if (p->n_tok > f->s->cap_tokens) return -ERANGE;
     if (!(p->ratio >= 0 && p->ratio <= 1)) return -EINVAL;
     for (uint32_t i = 0; i < p->n_tok; i++)
@@ -52,7 +61,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     }
     if (p->side_layer == 0) p->side_layer = g->L > 1 ? (17 * g->L + 15) / 30 : 0;
     if (p->side_layer >= g->L && g->L > 1) return -EINVAL;
-    if (fus_method_of(p->strategy)->pass == PASS_SIDE) {
+    if (f->how->pass == PASS_SIDE) {
         p->score_lo = p->side_layer;
         p->score_hi = p->side_layer + 1;
     }
@@ -62,7 +71,7 @@ int fus_plan_resolve(struct fus_prefill *f)
     return check_ranges(p);
 }
 
-bool fus_stands_home(int32_t sink_token, const int32_t *tok, uint32_t tok0)
+bool fus_at_built_position(int32_t sink_token, const int32_t *tok, uint32_t tok0)
 {
     return sink_token < 0 ? tok0 == 0 : tok0 == 1 && tok[0] == sink_token;
 }
@@ -84,7 +93,7 @@ static bool range_used(const struct fus_prefill *f, const struct pre_range *g)
 void fus_roles_set(struct fus_prefill *f)
 {
     memset(f->kind, KIND_COMPUTED, f->plan.n_tok);
-    f->n_reusable = f->n_home = f->n_missed = 0;
+    f->n_reusable = f->n_at_built = f->n_missed = 0;
     size_t n_exact = 0;
     uint32_t last = 0; /* end of the last range */
     bool prefix_whole = true;
@@ -102,7 +111,7 @@ void fus_roles_set(struct fus_prefill *f)
         const enum fus_kind kind = !g->used ? KIND_MISSED : g->r.exact ? KIND_EXACT : KIND_REUSED;
         memset(f->kind + g->r.tok0, kind, g->r.n);
         *(g->r.exact ? &n_exact : g->used ? &f->n_reusable : &f->n_missed) += g->r.n;
-        if (g->r.home && kind == KIND_REUSED) f->n_home += g->r.n;
+        if (g->r.at_built && kind == KIND_REUSED) f->n_at_built += g->r.n;
         if (g->r.n > 0) last = g->r.tok0 + g->r.n;
     }
     f->n_suffix = f->plan.n_tok - last;
@@ -115,7 +124,7 @@ size_t fus_select_budget(const struct fus_prefill *f)
 {
     const size_t k = (size_t)lround((double)f->plan.ratio * (double)f->n_reusable);
     if (k >= f->n_reusable) return f->n_reusable;
-    return k < f->n_reusable - f->n_home ? k : f->n_reusable - f->n_home;
+    return k < f->n_reusable - f->n_at_built ? k : f->n_reusable - f->n_at_built;
 }
 
 static bool is_chunk(const struct pre_range *g)
@@ -127,8 +136,8 @@ static void nominate(struct fus_prefill *f)
 {
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!is_chunk(g) || (g->r.home && f->budget < f->n_reusable)) continue;
-        memset(f->chosen + g->r.tok0, CHOICE_CANDIDATE, g->r.n);
+        if (!is_chunk(g) || (g->r.at_built && f->budget < f->n_reusable)) continue;
+        memset(f->b.chosen + g->r.tok0, CHOICE_CANDIDATE, g->r.n);
     }
 }
 
@@ -136,7 +145,7 @@ static size_t candidates(struct fus_prefill *f)
 {
     size_t n = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++)
-        if (f->chosen[t] == CHOICE_CANDIDATE) f->cand[n++] = (int32_t)t;
+        if (f->b.chosen[t] == CHOICE_CANDIDATE) f->b.cand[n++] = (int32_t)t;
     return n;
 }
 
@@ -149,17 +158,17 @@ struct top {
 static int top_block(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct top *t = arg;
-    return kn_top(st, t->score, t->f->cand, t->n, t->k, t->f->pick);
+    return kn_top(st, t->score, t->f->b.cand, t->n, t->k, t->f->b.pick);
 }
 
 /* Of the candidates, by scores that the host has looked at. */
 static int top_here(struct fus_prefill *f, const float *score, size_t n, size_t k)
 {
     for (size_t i = 0; i < n; i++)
-        f->cand_score[i] = score[f->cand[i]];
-    int r = kn_topk(f->cand_score, n, k, f->pick);
+        f->b.cand_score[i] = score[f->b.cand[i]];
+    int r = kn_topk(f->b.cand_score, n, k, f->b.pick);
     for (size_t i = 0; r == 0 && i < k; i++)
-        f->pick[i] = f->cand[f->pick[i]];
+        f->b.pick[i] = f->b.cand[f->b.pick[i]];
     return r;
 }
 
@@ -172,7 +181,7 @@ static int take_best(struct fus_prefill *f, const float *score, size_t k)
     int r = f->how->by_deviation ? kn_wide(f->core->dev, 1, f->plan.cancel, top_block, &t)
                                  : top_here(f, score, t.n, t.k);
     for (size_t i = 0; r == 0 && i < t.k; i++)
-        f->chosen[f->pick[i]] = CHOICE_ROW;
+        f->b.chosen[f->b.pick[i]] = CHOICE_ROW;
     return r;
 }
 
@@ -181,9 +190,9 @@ static double share_left(const struct fus_prefill *f, const float *score)
 {
     double total = 0, left = 0;
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (f->chosen[t] == CHOICE_OUT) continue;
+        if (f->b.chosen[t] == CHOICE_OUT) continue;
         total += (double)score[t];
-        if (f->chosen[t] == CHOICE_CANDIDATE) left += (double)score[t];
+        if (f->b.chosen[t] == CHOICE_CANDIDATE) left += (double)score[t];
     }
     return total > 0 ? left / total : 0;
 }
@@ -206,10 +215,10 @@ static size_t layer_budget(const struct fus_prefill *f, size_t n)
 int fus_select(struct fus_prefill *f)
 {
     const bool again = f->n_rows_chosen > 0;
-    const float *score = f->how->by_deviation ? f->dev : f->score;
+    const float *score = f->how->by_deviation ? f->b.dev : f->b.score;
     if (again) {
         for (uint32_t t = 0; t < f->plan.n_tok; t++)
-            if (f->chosen[t] == CHOICE_ROW) f->chosen[t] = CHOICE_CANDIDATE;
+            if (f->b.chosen[t] == CHOICE_ROW) f->b.chosen[t] = CHOICE_CANDIDATE;
     } else {
         f->budget = fus_select_budget(f);
         nominate(f);
@@ -222,8 +231,8 @@ int fus_select(struct fus_prefill *f)
         *(f->how->by_deviation ? &f->report.deviation_left : &f->report.score_left) =
             share_left(f, score);
     for (uint32_t t = 0; t < f->plan.n_tok; t++) {
-        if (!again && f->chosen[t] == CHOICE_ROW) f->sel[f->n_sel++] = (int32_t)t;
-        if (f->chosen[t] == CHOICE_CANDIDATE) f->chosen[t] = CHOICE_OUT;
+        if (!again && f->b.chosen[t] == CHOICE_ROW) f->b.sel[f->n_sel++] = (int32_t)t;
+        if (f->b.chosen[t] == CHOICE_CANDIDATE) f->b.chosen[t] = CHOICE_OUT;
     }
     return 0;
 }
@@ -244,11 +253,11 @@ static bool sensitivity_of(const struct pre_range *g, float *ret)
  * each takes the mean of its neighbourhood in the chunk. */
 static void pool(struct fus_prefill *f)
 {
-    float *mean = f->cand_score; /* filled later on */
+    float *mean = f->b.cand_score; /* filled later on */
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
         if (!is_chunk(g)) continue;
-        float *s = f->score + g->r.tok0;
+        float *s = f->b.score + g->r.tok0;
         for (uint32_t t = 0; t < g->r.n; t++) {
             const uint32_t lo = t < POOL ? 0 : t - POOL,
                            hi = t + POOL < g->r.n ? t + POOL : g->r.n - 1;
@@ -265,23 +274,24 @@ static void pool(struct fus_prefill *f)
  * says decides between their tokens, and nobody is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
-    float *s = f->cand_score; /* filled later on */
+    float *s = f->b.cand_score; /* filled later on */
     double sum = 0;
     if (f->how->pass == PASS_SIDE) pool(f);
-    f->report.n_sensed = 0;
+    f->report.n_sensitivity_known = 0;
     for (int known = 1; known >= 0; known--)
         for (size_t i = 0; i < f->n_range; i++) {
             const struct pre_range *g = &f->range[i];
             if (!is_chunk(g)) continue;
             const bool has = sensitivity_of(g, s);
             if (has != known) continue;
-            const float mean = f->report.n_sensed ? (float)(sum / f->report.n_sensed) : 1;
+            const float mean =
+                f->report.n_sensitivity_known ? (float)(sum / f->report.n_sensitivity_known) : 1;
             for (uint32_t t = 0; t < g->r.n; t++) {
                 const float weight = has ? powf(s[t], f->plan.sense_power) : mean;
-                f->score[g->r.tok0 + t] *= weight;
+                f->b.score[g->r.tok0 + t] *= weight;
                 sum += has ? (double)weight : 0;
             }
-            if (has) f->report.n_sensed += g->r.n;
+            if (has) f->report.n_sensitivity_known += g->r.n;
         }
 }
 
@@ -293,17 +303,17 @@ void fus_select_sink(struct fus_prefill *f)
     const bool all = budget == f->n_reusable;
     size_t n_chunks = 0;
     for (size_t i = 0; i < f->n_range; i++)
-        n_chunks += is_chunk(&f->range[i]) && (all || !f->range[i].r.home);
+        n_chunks += is_chunk(&f->range[i]) && (all || !f->range[i].r.at_built);
     if (n_chunks == 0) return;
     size_t k = f->plan.sink_k;
     if (k == 0) k = all ? SIZE_MAX : (budget + n_chunks / 2) / n_chunks;
     if (k == 0 && f->plan.ratio > 0) k = 1;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];
-        if (!is_chunk(g) || (g->r.home && !all)) continue;
+        if (!is_chunk(g) || (g->r.at_built && !all)) continue;
         for (uint32_t t = 0; t < g->r.n && t < k; t++) {
-            f->chosen[g->r.tok0 + t] = CHOICE_ROW;
-            f->sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
+            f->b.chosen[g->r.tok0 + t] = CHOICE_ROW;
+            f->b.sel[f->n_sel++] = (int32_t)(g->r.tok0 + t);
         }
     }
 }

@@ -7,6 +7,7 @@
  * their product. Catches a wrong rope regime, a re-position that is missing or off by one, a broken
  * kernel, a wrong weight layout of K. */
 #include "fusor/core/core_int.h"
+#include "fusor/core/prefill.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
@@ -24,13 +25,13 @@ struct shelf {
     int status;
 };
 
-static int shelf_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                      const float *k, size_t ldk, const float *v, size_t ldv)
+static int shelf_rows(void *ctx, const struct kv_rows *rows)
 {
     struct shelf *s = ctx;
-    const size_t at = ((size_t)layer * CHUNK + row0) * s->GK;
-    int r = kn_encode_rows(st, k, ldk, m, s->GK, s->K, KN_F32, s->k + at);
-    return r < 0 ? r : kn_encode_rows(st, v, ldv, m, s->GK, s->K, KN_F32, s->v + at);
+    const size_t at = ((size_t)rows->layer * CHUNK + rows->row0) * s->GK, ld = rows->ld;
+    int r = kn_encode_rows(rows->st, rows->k, ld, rows->n, s->GK, s->K, KN_F32, s->k + at);
+    return r < 0 ? r
+                 : kn_encode_rows(rows->st, rows->v, ld, rows->n, s->GK, s->K, KN_F32, s->v + at);
 }
 
 static void shelf_done(void *ctx, int status)
@@ -74,7 +75,8 @@ static int build(struct trial *t, struct shelf *sh, const int32_t *tok)
 {
     struct fus_prefill *f = NULL;
     const struct kv_sink sink = {&shelf_sink, sh};
-    int r = fus_build_begin(t->s, t->tok[0], tok, CHUNK, &sink, NULL, &f);
+    const struct fus_chunk chunk = {t->tok[0], tok, CHUNK};
+    int r = fus_build_begin(t->s, &chunk, &sink, NULL, &f);
     if (r < 0) return r;
     r = run_steps(f);
     fus_prefill_end(f);
@@ -116,7 +118,7 @@ static int prefill(struct trial *t, enum pol_strategy strategy, bool keep, float
 static double slack(const struct fus_core *c)
 {
     const size_t in_16 = (size_t)c->cfg.H * c->cfg.K * c->cfg.D * 2;
-    return kn_mat_bytes(c->layer[0].q) < in_16 ? 3e-2 : 1e-2;
+    return kn_mat_bytes(c->layer[0].q.w) < in_16 ? 3e-2 : 1e-2;
 }
 
 /* 0 equal, else -EBADMSG. A GEMM that is not row-invariant may differ in the last bits. */

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "fusor/core/pace.h"
+#include "fusor/core/step_budget.h"
 #include "tiers/evict.h"
 
 #include <errno.h>
@@ -299,7 +299,7 @@ static void price_chunk(struct fleet *f)
 double fleet_answer_s(const struct fleet_opts *o, uint32_t n_tokens, double ttft_s)
 {
     const double steps_s = n_tokens > 1 ? (n_tokens - 1) * o->token_s : 0;
-    return steps_s / fmin(fmax(FUS_PACE_SHARE * steps_s / ttft_s, 1), BATCH_MAX);
+    return steps_s / fmin(fmax(FUS_STEP_BUDGET_SHARE * steps_s / ttft_s, 1), BATCH_MAX);
 }
 
 static void start_next(struct fleet *f, struct node *w)

@@ -66,8 +66,8 @@ enum { FLEET_RAM, FLEET_NVME, FLEET_REDIS, FLEET_COMPUTED, FLEET_PLACES };
 void fleet_prompt(const struct fleet_opts *o, const struct fleet_load *l, unsigned n_chunks,
                   struct pol_chunk_now *chunk, struct pol_control_in *ret);
 /* Machine time of an answer behind its first token, which is the prefill's. Answers share decode
- * steps as far as they are long: while prefills get FUS_PACE_SHARE of what an answer's steps take,
- * as many answers run as prefills end by then, one at the least. */
+ * steps as far as they are long: while prefills get FUS_STEP_BUDGET_SHARE of what an answer's steps
+ * take, as many answers run as prefills end by then, one at the least. */
 double fleet_answer_s(const struct fleet_opts *o, uint32_t n_tokens, double ttft_s);
 struct fleet_result {
     double *ttft_s; /* [n], sorted; fleet_result_fini() */

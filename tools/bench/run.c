@@ -68,11 +68,12 @@ static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint3
     if (r <= 0) return r;
     struct fus_capture capture = {.tok0 = 0, .n = n, .sink = sink};
     struct fus_plan plan = {.tok = tok, .n_tok = n, .capture = &capture, .n_capture = 1};
+    const struct fus_chunk chunk = {b->build_sink, tok, n};
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
     r = fus_session_create(b->core, n + 1, &s);
     if (r == 0)
-        r = kind == TIER_CHUNK ? fus_build_begin(s, b->build_sink, tok, n, &sink, NULL, &f)
+        r = kind == TIER_CHUNK ? fus_build_begin(s, &chunk, &sink, NULL, &f)
                                : fus_prefill_begin(s, &plan, &f);
     if (r < 0) {
         sink.ops->done(sink.ctx, r);
@@ -105,16 +106,16 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
 {
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
-    struct fus_sense p = {.sink_token = b->build_sink,
-                          .before = before->tok,
-                          .n_before = before->n,
-                          .tok = tok,
-                          .n = n,
-                          .ret_score = score};
+    struct fus_sensitivity p = {.sink_token = b->build_sink,
+                                .before = before->tok,
+                                .n_before = before->n,
+                                .tok = tok,
+                                .n = n,
+                                .ret_score = score};
     int r = rec_source_make(pin, &p.src);
     if (r < 0) return r;
     r = fus_session_create(b->core, n + before->n + 1, &s);
-    if (r == 0) r = fus_sense_begin(s, &p, &f);
+    if (r == 0) r = fus_sensitivity_begin(s, &p, &f);
     if (r < 0) {
         p.src.ops->release(p.src.ctx);
     } else {
@@ -258,7 +259,7 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
         struct fus_range got;
         int rc = settle(b, kind, &look[i], &got, &tier);
         if (rc == 0) {
-            got.home = kind == TIER_CHUNK && fus_stands_home(b->sink, p->tok, got.tok0);
+            got.at_built = kind == TIER_CHUNK && fus_at_built_position(b->sink, p->tok, got.tok0);
             ret_tier[n] = tier;
             range[n++] = got;
         }

@@ -9,7 +9,7 @@
 #define WORKER_API_API_H
 
 #include "base/mem.h"
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 #include "fusor/core/sample.h"
 #include "worker/api/api_error.h"
 

@@ -238,7 +238,7 @@ static int find_parts(struct wk_guard *g)
                      : 0;
         struct fus_range *r = &g->range[g->n_range];
         *r = (struct fus_range){.tok0 = p->tok0, .n = p->n};
-        r->home = fus_stands_home(w->sink_token, s->tok, p->tok0);
+        r->at_built = fus_at_built_position(w->sink_token, s->tok, p->tok0);
         if (rc > 0 && rec_source_make(pin, &r->src) < 0) rc = -ENOMEM;
         if (rc <= 0) {
             drop_ranges(g);

@@ -172,7 +172,7 @@ static int source_of_text(struct worker *w, const struct text *t, struct kv_sour
     return rc < 0 ? rc : 1;
 }
 
-static int on_sense(void *ctx, struct fus_sense *ret)
+static int on_sense(void *ctx, struct fus_sensitivity *ret)
 {
     struct wk_senses *s = ctx;
     const struct text *before = s->before[s->at];
@@ -260,7 +260,7 @@ static bool job_submit(struct wk_senses *s)
 {
     const struct fus_build b = {.sink_token = s->w->sink_token,
                                 .n = s->own->n + s->before[s->at]->n,
-                                .on_sense = on_sense,
+                                .on_sensitivity = on_sense,
                                 .on_end = on_measured,
                                 .ctx = s};
 

@@ -158,7 +158,7 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
     buf_addc(out, '}');
     put_measure(out, "deviation_left", r->deviation_left);
     put_measure(out, "score_left", r->score_left);
-    if (pol_strategy_senses(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensed);
+    if (pol_strategy_senses(r->strategy)) buf_addf(out, ",\"sensed\":%u", r->n_sensitivity_known);
     put_measure(out, "cost", r->cost);
     wk_guard_put_note(g->w, &first->p, out);
     if (!g->w->blend_ok) buf_adds(out, ",\"blend_off\":\"the self-test of this model failed\"");

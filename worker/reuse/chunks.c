@@ -197,7 +197,8 @@ static int chunk_ranges(struct planner *q)
         if (exact || c->tok0 < q->n_prefix) continue;
         *r = (struct fus_range){.tok0 = c->tok0,
                                 .n = c->n,
-                                .home = fus_stands_home(q->w->sink_token, q->p->tok, c->tok0)};
+                                .at_built =
+                                    fus_at_built_position(q->w->sink_token, q->p->tok, c->tok0)};
         int rc = q->chunk[i] ? make_source(q, &q->chunk[i], &c->look.status, r) : 0;
         if (rc < 0) return rc;
         if (r->src.ops) c->source = WK_STORED;

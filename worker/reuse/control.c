@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "fusor/core/pace.h"
+#include "fusor/core/step_budget.h"
 #include "policy/control.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/records.h"
@@ -21,8 +21,8 @@
 /* chosen: a plain NVMe drive, a Redis on the same network; corrected by the first load. */
 #define NVME_BYTES_PER_S 1e9
 #define OTHER_BYTES_PER_S 3e8
-#define RAM_BYTES_PER_S 1e11                  /* placing it is compute: place_s */
-#define BUSY_SHARE_FIRST (1 / FUS_PACE_SHARE) /* what decode steps add to a prefill */
+#define RAM_BYTES_PER_S 1e11                         /* placing it is compute: place_s */
+#define BUSY_SHARE_FIRST (1 / FUS_STEP_BUDGET_SHARE) /* what decode steps add to a prefill */
 #define AVERAGE_WEIGHT 0.1
 enum { USUAL_CHUNKS = 6 }; /* chosen: of a prompt, before one has come */
 

@@ -98,22 +98,21 @@ struct sink {
     int *ret_status;
 };
 
-static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                     const float *k, size_t ldk, const float *v, size_t ldv)
+static int sink_rows(void *ctx, const struct kv_rows *r)
 {
     struct sink *s = ctx;
     size_t n = s->G * s->K, size = kn_row_bytes(s->dtype, s->G, s->K); /* of a row */
     void *dk, *dv;
     int rc;
 
-    ASSERT(row0 + m <= s->n_tok);
-    ASSERT(layer < s->L);
-    if (layer == 0) return 0; /* depends on the token alone: never stored */
-    store_writer_layer(s->writer, layer, &dk, &dv);
-    dk = (char *)dk + row0 * size;
-    dv = (char *)dv + row0 * size;
-    rc = kn_encode_rows(st, k, ldk, m, n, s->K, s->dtype, dk);
-    return rc < 0 ? rc : kn_encode_rows(st, v, ldv, m, n, s->K, s->dtype, dv);
+    ASSERT(r->row0 + r->n <= s->n_tok);
+    ASSERT(r->layer < s->L);
+    if (r->layer == 0) return 0; /* depends on the token alone: never stored */
+    store_writer_layer(s->writer, r->layer, &dk, &dv);
+    dk = (char *)dk + r->row0 * size;
+    dv = (char *)dv + r->row0 * size;
+    rc = kn_encode_rows(r->st, r->k, r->ld, r->n, n, s->K, s->dtype, dk);
+    return rc < 0 ? rc : kn_encode_rows(r->st, r->v, r->ld, r->n, n, s->K, s->dtype, dv);
 }
 
 static void sink_done(void *ctx, int status)

@@ -1,6 +1,6 @@
 /* Decode steps and prompts of a model, best and median of interleaved rounds: for
  * kernels/README.md. bench_decode MODEL [threads [rounds [gemm [isa]]]] */
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 
 #include "base/clock.h"
 #include "base/mem.h"

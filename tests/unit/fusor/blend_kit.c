@@ -1,6 +1,8 @@
 /* blend_kit: see the header. */
 #include "tests/unit/fusor/blend_kit.h"
 
+#include "fusor/core/prefill_int.h"
+
 #include "base/mem.h"
 #include "tests/test.h"
 
@@ -25,17 +27,16 @@ void kit_chunk_fini(struct kit_chunk *c)
     mem_free(c->coded);
 }
 
-static int sink_rows(void *ctx, struct kn_stream *st, unsigned layer, size_t row0, size_t m,
-                     const float *k, size_t ldk, const float *v, size_t ldv)
+static int sink_rows(void *ctx, const struct kv_rows *r)
 {
     struct kit_chunk *c = ctx;
     const size_t GK = (size_t)c->cfg->G * c->cfg->K;
-    if (layer == 0 || layer >= c->cfg->L || row0 + m > c->n) return -EINVAL;
-    if ((int)layer == c->fail_rows_at) return -EIO;
-    const size_t at = ((size_t)layer * c->n + row0) * GK;
-    ASSERT_OK(kn_encode_rows(st, k, ldk, m, GK, c->cfg->K, KN_F32, c->k + at));
-    ASSERT_OK(kn_encode_rows(st, v, ldv, m, GK, c->cfg->K, KN_F32, c->v + at));
-    __atomic_fetch_add(&c->rows_seen[layer], (uint32_t)m, __ATOMIC_RELAXED);
+    if (r->layer == 0 || r->layer >= c->cfg->L || r->row0 + r->n > c->n) return -EINVAL;
+    if ((int)r->layer == c->fail_rows_at) return -EIO;
+    const size_t at = ((size_t)r->layer * c->n + r->row0) * GK;
+    ASSERT_OK(kn_encode_rows(r->st, r->k, r->ld, r->n, GK, c->cfg->K, KN_F32, c->k + at));
+    ASSERT_OK(kn_encode_rows(r->st, r->v, r->ld, r->n, GK, c->cfg->K, KN_F32, c->v + at));
+    __atomic_fetch_add(&c->rows_seen[r->layer], (uint32_t)r->n, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -219,10 +220,17 @@ void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit
     struct fus_prefill *f = NULL;
     const struct kv_sink sink = kit_sink(c);
     ASSERT_OK(fus_session_create(k->c, c->n + (sink_token >= 0), &s));
-    ASSERT_OK(fus_build_begin(s, sink_token, tok, c->n, &sink, NULL, &f));
+    const struct fus_chunk chunk = {sink_token, tok, c->n};
+    ASSERT_OK(fus_build_begin(s, &chunk, &sink, NULL, &f));
     ASSERT_OK(kit_steps(f));
     fus_prefill_end(f);
     fus_session_destroy(s);
     ASSERT_EQ(c->done, 1);
     ASSERT_OK(c->status);
+}
+
+const int32_t *kit_selected(const struct fus_prefill *f, size_t *ret_n)
+{
+    *ret_n = f->n_sel;
+    return f->b.sel;
 }

@@ -3,7 +3,7 @@
 #ifndef TESTS_UNIT_FUSOR_BLEND_KIT_H
 #define TESTS_UNIT_FUSOR_BLEND_KIT_H
 
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 #include "tests/unit/fusor/tiny_model.h"
 
 /* A chunk built in isolation: sink of its build, source of any number of uses. */
@@ -40,5 +40,7 @@ void kit_tokens(const struct kit *k, uint64_t seed, int32_t *tok, size_t n);
 void kit_build(struct kit *k, int32_t sink_token, const int32_t *tok, struct kit_chunk *c);
 /* Steps until done; the last return value. */
 int kit_steps(struct fus_prefill *f);
+
+const int32_t *kit_selected(const struct fus_prefill *f, size_t *ret_n); /* recomputed positions */
 
 #endif

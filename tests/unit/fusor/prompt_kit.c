@@ -28,7 +28,7 @@ static void add_chunk(struct prompt *p, unsigned i)
         p->have[i] = true;
     }
     add_range(p, p->n, n, false, &p->chunk[i]);
-    p->range[p->n_range - 1].home = fus_stands_home(p->tok[0], p->tok, p->n);
+    p->range[p->n_range - 1].at_built = fus_at_built_position(p->tok[0], p->tok, p->n);
     memcpy(p->tok + p->n, p->chunk_tok[i], n * sizeof(*p->tok));
     p->n += n;
 }
@@ -121,7 +121,7 @@ int run_on(struct fus_session *s, struct prompt *p, const struct fus_plan *plan,
     if (r == 0) {
         const float *l = fus_prefill_logits(f, &rows);
         memcpy(res->logits, l + (rows - 1) * p->k->cfg->V, p->k->cfg->V * sizeof(*l));
-        const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
+        const int32_t *sel = kit_selected(f, &res->n_sel);
         if (res->n_sel) memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
         fus_prefill_report(f, &res->report);
         ASSERT_EQ(fus_session_len(s), p->n);

@@ -71,17 +71,17 @@ static void run_traced(struct prompt *p, const struct fus_plan *plan, struct tra
         const bool phase_a = f->stage == STAGE_MAIN && f->part < PART_B;
         if (phase_a)
             for (size_t i = 0; i < f->n_rows; i++)
-                w->fresh[l][f->pos[i]] = true;
+                w->fresh[l][f->b.pos[i]] = true;
         r = fus_prefill_step(f);
         if (phase_a) {
             w->n_chosen[l] = 0;
             for (size_t i = 0; i < f->n_rows; i++)
-                w->n_chosen[l] += f->kind[f->pos[i]] == KIND_REUSED;
+                w->n_chosen[l] += f->kind[f->b.pos[i]] == KIND_REUSED;
         }
     } while (r == 1);
     ASSERT_OK(r);
     memcpy(res->logits, fus_prefill_logits(f, &rows), p->k->cfg->V * sizeof(float));
-    const int32_t *sel = fus_prefill_selected(f, &res->n_sel);
+    const int32_t *sel = kit_selected(f, &res->n_sel);
     memcpy(res->sel, sel, res->n_sel * sizeof(*sel));
     fus_prefill_report(f, &res->report);
     fus_prefill_end(f);
@@ -258,7 +258,7 @@ static bool has_choice(const struct prompt *p)
 {
     bool any = false;
     for (size_t i = 0; i < p->n_range; i++)
-        any |= p->of_range[i] && !p->range[i].exact && !p->range[i].home;
+        any |= p->of_range[i] && !p->range[i].exact && !p->range[i].at_built;
     return any;
 }
 
@@ -359,7 +359,7 @@ static void check_choice(const struct prompt *p, const struct result *res, const
     double worst_in = INFINITY, best_out = 0, left = 0, total = 0;
     for (size_t i = 0; i < p->n_range; i++)
         for (uint32_t t = p->range[i].tok0; t < p->range[i].tok0 + p->range[i].n; t++) {
-            if (!p->of_range[i] || p->range[i].exact || p->range[i].home) continue;
+            if (!p->of_range[i] || p->range[i].exact || p->range[i].at_built) continue;
             total += score[t];
             if (selected(res, t)) {
                 worst_in = fmin(worst_in, score[t]);
@@ -540,11 +540,11 @@ TEST(a_chunk_at_home_is_left_alone)
         ASSERT_TRUE(got.n_sel > 0);
         prompt_fini(&p);
     }
-    ASSERT_TRUE(fus_stands_home(7, (const int32_t[]){7, 1}, 1));
-    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){8, 1}, 1));
-    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){7, 7, 1}, 2));
-    ASSERT_TRUE(!fus_stands_home(7, (const int32_t[]){7}, 0));
-    ASSERT_TRUE(fus_stands_home(-1, (const int32_t[]){7}, 0));
+    ASSERT_TRUE(fus_at_built_position(7, (const int32_t[]){7, 1}, 1));
+    ASSERT_TRUE(!fus_at_built_position(7, (const int32_t[]){8, 1}, 1));
+    ASSERT_TRUE(!fus_at_built_position(7, (const int32_t[]){7, 7, 1}, 2));
+    ASSERT_TRUE(!fus_at_built_position(7, (const int32_t[]){7}, 0));
+    ASSERT_TRUE(fus_at_built_position(-1, (const int32_t[]){7}, 0));
     kit_close(&k);
 }
 
@@ -818,7 +818,7 @@ static float *paced(struct kit *k, struct prompt *p, enum pol_strategy s, size_t
     ASSERT_OK(fus_session_create(k->c, p->n, &sess));
     ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
     for (*ret_steps = 0; r == 1; ++*ret_steps) {
-        fus_prefill_pace(f, *ret_steps % 3 == 2 ? 0 : pace); /* it may change at any time */
+        fus_prefill_step_rows(f, *ret_steps % 3 == 2 ? 0 : pace); /* it may change at any time */
         r = fus_prefill_step(f);
     }
     ASSERT_EQ(r, 0);
@@ -869,7 +869,7 @@ TEST(steps_are_what_they_are_said_to_be)
     plan.n_capture = 1;
     ASSERT_OK(fus_session_create(k.c, p.n, &sess));
     ASSERT_OK(fus_prefill_begin(sess, &plan, &f));
-    fus_prefill_pace(f, PACE);
+    fus_prefill_step_rows(f, PACE);
     while (r == 1) {
         struct fus_step s;
         fus_prefill_next(f, &s);

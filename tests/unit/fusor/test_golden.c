@@ -4,7 +4,7 @@
  * The tolerance is the project's bound for f32 (1e-3 on logits of about ±10); the arithmetic is
  * forced to f32, since the vectors are. With KVBLEND_TEST_DEVICE in the environment the engine runs
  * there, and once more in bf16, whose own bound is below. */
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 
 #include "tests/test.h"
 

@@ -2,7 +2,7 @@
  * them computes something. */
 #include "base/mem.h"
 #include "base/rng.h"
-#include "fusor/core/core.h"
+#include "fusor/core/prefill.h"
 #include "fusor/model/shape.h"
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"

@@ -117,7 +117,8 @@ static int feed_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
             k[r * f->ld + i] = value(f->layer, row0 + r, i, false);
             v[r * f->ld + i] = value(f->layer, row0 + r, i, true);
         }
-    return f->sink->ops->rows(f->sink->ctx, st, f->layer, row0, n, k, f->ld, v, f->ld);
+    const struct kv_rows rows = {st, f->layer, row0, n, k, v, f->ld};
+    return f->sink->ops->rows(f->sink->ctx, &rows);
 }
 
 static void build(struct kit *k, enum tier_kind kind, const struct tier_key *key,

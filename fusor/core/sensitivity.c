@@ -1,4 +1,4 @@
-/* sense: how much a chunk's KV changes when something real stands before it.
+/* sensitivity: how much a chunk's KV changes when something real stands before it.
  *
  * A prefill of [sink, neighbour, chunk] in which the neighbour's stored KV is reused (right behind
  * the sink it is exact) and the chunk's rows are computed; at every layer their fresh K (before
@@ -11,64 +11,61 @@
 
 #include <string.h>
 
-bool fus_sense_on(const struct fus_prefill *f)
-{
-    return f->sense.src.ops != NULL;
-}
-
-bool fus_sense_last(const struct fus_prefill *f)
+bool fus_sensitivity_last(const struct fus_prefill *f)
 {
     const unsigned hi = f->core->cfg.L / 2;
     return f->layer >= (hi ? hi : 1);
 }
 
-int fus_sense_fetch(struct fus_prefill *f)
+int fus_sensitivity_fetch(struct fus_prefill *f)
 {
-    struct pre_sense *p = &f->sense;
-    return fus_sense_on(f) ? p->src.ops->layer(p->src.ctx, f->layer, &p->cur) : 0;
+    struct pre_sensitivity *p = &f->sensitivity;
+    return fus_sensitivity_on(f) ? p->src.ops->layer(p->src.ctx, f->layer, &p->cur) : 0;
 }
 
-/* Of the m rows those of the chunk: |fresh - stored| / |fresh| of K and of V is added to the
- * tokens' scores. */
-int fus_sense_rows(struct fus_prefill *f, struct kn_stream *st, size_t row0, size_t m,
-                   const float *k, const float *v, size_t ld)
+/* Of the rows those of the chunk: |fresh - stored| / |fresh| of K and of V is added to the tokens'
+ * scores. */
+int fus_sensitivity_rows(struct fus_prefill *f, const struct kv_rows *rows)
 {
-    const struct pre_sense *p = &f->sense;
+    const struct pre_sensitivity *p = &f->sensitivity;
     const struct model_cfg *cfg = &f->core->cfg;
     const size_t GK = (size_t)cfg->G * cfg->K;
     const size_t row_bytes = kn_row_bytes(p->cur.dtype, cfg->G, cfg->K);
     const void *stored[2] = {p->cur.k, p->cur.v};
-    const float *fresh[2] = {k, v};
+    const float *fresh[2] = {rows->k, rows->v};
+    const int32_t *pos = f->b.pos + rows->row0;
     size_t a = 0;
-    while (a < m && (uint32_t)f->pos[row0 + a] < p->tok0)
+    while (a < rows->n && (uint32_t)pos[a] < p->tok0)
         a++; /* the sink, and a neighbour that had to be computed */
-    if (a == m) return 0;
-    const size_t first = (size_t)f->pos[row0 + a] - p->tok0;
+    if (a == rows->n) return 0;
+    const size_t first = (size_t)pos[a] - p->tok0;
     for (int i = 0; i < 2; i++) {
-        int r = kn_change(st, fresh[i] + a * ld, ld, (const char *)stored[i] + first * row_bytes,
-                          p->cur.dtype, m - a, GK, cfg->K, f->score + p->tok0 + first);
+        int r = kn_change(rows->st, fresh[i] + a * rows->ld, rows->ld,
+                          (const char *)stored[i] + first * row_bytes, p->cur.dtype, rows->n - a,
+                          GK, cfg->K, f->b.score + p->tok0 + first);
         if (r < 0) return r;
     }
     return 0;
 }
 
-void fus_sense_done(struct fus_prefill *f)
+void fus_sensitivity_done(struct fus_prefill *f)
 {
-    const struct pre_sense *p = &f->sense;
+    const struct pre_sensitivity *p = &f->sensitivity;
     for (uint32_t i = 0; i < p->n; i++) {
-        const float mean = f->score[p->tok0 + i] / (float)f->layer;
+        const float mean = f->b.score[p->tok0 + i] / (float)f->layer;
         if (mean > p->ret_score[i]) p->ret_score[i] = mean;
     }
 }
 
-void fus_sense_release(struct fus_prefill *f)
+void fus_sensitivity_release(struct fus_prefill *f)
 {
-    if (!fus_sense_on(f)) return;
-    f->sense.src.ops->release(f->sense.src.ctx);
-    f->sense.src.ops = NULL;
+    if (!fus_sensitivity_on(f)) return;
+    f->sensitivity.src.ops->release(f->sensitivity.src.ctx);
+    f->sensitivity.src.ops = NULL;
 }
 
-int fus_sense_begin(struct fus_session *s, const struct fus_sense *p, struct fus_prefill **ret)
+int fus_sensitivity_begin(struct fus_session *s, const struct fus_sensitivity *p,
+                          struct fus_prefill **ret)
 {
     const uint32_t head = p->sink_token >= 0, tok0 = head + p->n_before;
     if (s->core->cfg.L < 2) return -ENOTSUP;
@@ -87,14 +84,10 @@ int fus_sense_begin(struct fus_session *s, const struct fus_sense *p, struct fus
                                   .strategy = POL_REUSE,
                                   .cancel = p->cancel};
     struct fus_prefill *f = NULL;
-    int r = fus_begin(s, &plan, false, &f);
-    if (r < 0) {
-        mem_free(own);
-        return r;
-    }
-    f->own_tok = own;
-    f->sense =
-        (struct pre_sense){.src = p->src, .tok0 = tok0, .n = p->n, .ret_score = p->ret_score};
+    int r = fus_begin_owned(s, &plan, own, &f);
+    if (r < 0) return r;
+    f->sensitivity =
+        (struct pre_sensitivity){.src = p->src, .tok0 = tok0, .n = p->n, .ret_score = p->ret_score};
     *ret = f;
     return 0;
 }

@@ -79,12 +79,12 @@ static void expected(struct scene *s, unsigned before, unsigned chunk, double *r
     kit_chunk_fini(&fresh);
 }
 
-static int run_sense(struct scene *s, const struct fus_sense *p)
+static int run_sense(struct scene *s, const struct fus_sensitivity *p)
 {
     struct fus_session *session = NULL;
     struct fus_prefill *f = NULL;
     ASSERT_OK(fus_session_create(s->k.c, 1 + p->n_before + p->n, &session));
-    ASSERT_OK(fus_sense_begin(session, p, &f));
+    ASSERT_OK(fus_sensitivity_begin(session, p, &f));
     int r = kit_steps(f);
     fus_prefill_end(f);
     fus_session_destroy(session);
@@ -93,13 +93,13 @@ static int run_sense(struct scene *s, const struct fus_sense *p)
 
 static int measure(struct scene *s, unsigned before, unsigned chunk, bool stored, float *score)
 {
-    struct fus_sense p = {.sink_token = SINK,
-                          .before = s->tok[before],
-                          .n_before = len[before],
-                          .tok = s->tok[chunk],
-                          .n = len[chunk],
-                          .src = kit_source(&s->chunk[chunk]),
-                          .ret_score = score};
+    struct fus_sensitivity p = {.sink_token = SINK,
+                                .before = s->tok[before],
+                                .n_before = len[before],
+                                .tok = s->tok[chunk],
+                                .n = len[chunk],
+                                .src = kit_source(&s->chunk[chunk]),
+                                .ret_score = score};
     if (stored) p.before_src = kit_source(&s->chunk[before]);
     return run_sense(s, &p);
 }
@@ -150,17 +150,17 @@ TEST(nonsense_is_refused_and_keeps_its_sources)
     struct fus_session *session = NULL;
     struct fus_prefill *f = NULL;
     float got[N_A] = {0};
-    struct fus_sense p = {.sink_token = SINK,
-                          .before = s.tok[1],
-                          .n_before = N_B,
-                          .tok = s.tok[0],
-                          .n = N_A,
-                          .src = kit_source(&s.chunk[0]),
-                          .ret_score = got};
+    struct fus_sensitivity p = {.sink_token = SINK,
+                                .before = s.tok[1],
+                                .n_before = N_B,
+                                .tok = s.tok[0],
+                                .n = N_A,
+                                .src = kit_source(&s.chunk[0]),
+                                .ret_score = got};
     ASSERT_OK(fus_session_create(s.k.c, 8, &session));
-    ASSERT_EQ(fus_sense_begin(session, &p, &f), -ERANGE); /* the session is too short */
+    ASSERT_EQ(fus_sensitivity_begin(session, &p, &f), -ERANGE); /* the session is too short */
     p.n_before = 0;
-    ASSERT_EQ(fus_sense_begin(session, &p, &f), -EINVAL);
+    ASSERT_EQ(fus_sensitivity_begin(session, &p, &f), -EINVAL);
     ASSERT_EQ(s.chunk[0].released, 0);
     s.chunk[0].uses = 0;
     fus_session_destroy(session);
@@ -192,7 +192,7 @@ static void run(struct scene *s, const struct fus_plan *base, int32_t *sel, size
     ASSERT_OK(fus_session_create(s->k.c, plan.n_tok, &session));
     ASSERT_OK(fus_prefill_begin(session, &plan, &f));
     ASSERT_OK(kit_steps(f));
-    const int32_t *got = fus_prefill_selected(f, ret_n);
+    const int32_t *got = kit_selected(f, ret_n);
     memcpy(sel, got, *ret_n * sizeof *sel);
     fus_prefill_report(f, report);
     fus_prefill_end(f);
@@ -210,7 +210,7 @@ TEST(qs_without_scores_is_query)
     run(&s, &(struct fus_plan){.strategy = POL_QS, .ratio = 0.3f}, b, &nb, &rb);
     ASSERT_EQ(na, nb);
     ASSERT_MEMEQ(a, b, na * sizeof *a);
-    ASSERT_EQ(rb.n_sensed, 0);
+    ASSERT_EQ(rb.n_sensitivity_known, 0);
     ASSERT_NEAR(ra.score_left, rb.score_left, 1e-6);
     ASSERT_NEAR(ra.cost, rb.cost, 1e-9);
     scene_close(&s);
@@ -233,7 +233,7 @@ TEST(qs_takes_what_is_attended_to_and_sensitive)
     const int32_t want[] = {1 + 5, 1 + 17, 1 + N_A, N_A + N_B + N_C};
     ASSERT_EQ(n, 4);
     ASSERT_MEMEQ(sel, want, sizeof want);
-    ASSERT_EQ(r.n_sensed, N_A + N_B + N_C);
+    ASSERT_EQ(r.n_sensitivity_known, N_A + N_B + N_C);
     ASSERT_NEAR(r.score_left, 0, 1e-9);
     scene_close(&s);
 }
@@ -258,7 +258,7 @@ TEST(unmeasured_chunks_count_as_the_average)
     run(&s, &(struct fus_plan){.strategy = POL_QS, .ratio = 0.3f}, y, &ny, &r);
     ASSERT_EQ(nx, ny);
     ASSERT_MEMEQ(x, y, nx * sizeof *x);
-    ASSERT_EQ(r.n_sensed, N_A + N_C);
+    ASSERT_EQ(r.n_sensitivity_known, N_A + N_C);
     scene_close(&s);
 }
 

@@ -3,7 +3,7 @@
 #include "tests/test.h"
 
 #include "base/rng.h"
-#include "fusor/core/pace.h"
+#include "fusor/core/step_budget.h"
 
 #define MS UINT64_C(1000000)
 
@@ -12,60 +12,60 @@ static const struct fus_step stored = {FUS_STEP_STORED, 500, .whole = true, .row
 
 TEST(nothing_is_known_at_first)
 {
-    struct fus_pace p = {0};
-    ASSERT_EQ(fus_pace_rows(&p, &stored, 5 * MS), 500); /* it goes on, whatever it takes */
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 5 * MS), 64);
-    fus_pace_ran(&p, &stored, 500, MS);
-    ASSERT_EQ(fus_pace_rows(&p, &stored, 6 * MS), 0);
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 6 * MS), 0);
-    fus_pace_decoded(&p, 46 * MS, 40 * MS);
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 46 * MS), 64);
+    struct fus_step_budget p = {0};
+    ASSERT_EQ(fus_step_budget_rows(&p, &stored, 5 * MS), 500); /* it goes on, whatever it takes */
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 5 * MS), 64);
+    fus_step_budget_ran(&p, &stored, 500, MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &stored, 6 * MS), 0);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 6 * MS), 0);
+    fus_step_budget_decoded(&p, 46 * MS, 40 * MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 46 * MS), 64);
 }
 
 TEST(slices_fill_the_share_and_are_of_one_length)
 {
-    struct fus_pace p = {0};
-    fus_pace_ran(&p, &rows_3000, 968, 50 * MS); /* 1000 units: 50 us each */
-    fus_pace_decoded(&p, 100 * MS, 40 * MS);
-    const size_t n = fus_pace_rows(&p, &rows_3000, 100 * MS); /* 24 ms are 480 units */
-    ASSERT_EQ(n, 429);                                        /* seven slices, not six and a bit */
-    ASSERT_NEAR(fus_pace_predict_ns(&p, &rows_3000, n), 461 * 50e3, 1);
-    ASSERT_NEAR(fus_pace_left_ns(&p, 110 * MS), 14 * MS, 1);
-    fus_pace_ran(&p, &rows_3000, n, 23 * MS);
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 123 * MS), 0); /* a millisecond is left */
+    struct fus_step_budget p = {0};
+    fus_step_budget_ran(&p, &rows_3000, 968, 50 * MS); /* 1000 units: 50 us each */
+    fus_step_budget_decoded(&p, 100 * MS, 40 * MS);
+    const size_t n = fus_step_budget_rows(&p, &rows_3000, 100 * MS); /* 24 ms are 480 units */
+    ASSERT_EQ(n, 429); /* seven slices, not six and a bit */
+    ASSERT_NEAR(fus_step_budget_predict_ns(&p, &rows_3000, n), 461 * 50e3, 1);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 110 * MS), 14 * MS, 1);
+    fus_step_budget_ran(&p, &rows_3000, n, 23 * MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 123 * MS), 0); /* a millisecond is left */
     /* A few rows are another matter: nothing is known of them, and then that they are cheap. */
     const struct fus_step rest = {FUS_STEP_ROWS, 10, .row = 1, .fixed = 32};
-    ASSERT_EQ(fus_pace_rows(&p, &rest, 123 * MS), 0);
-    fus_pace_ran(&p, &rest, 10, MS / 2);
-    ASSERT_EQ(fus_pace_rows(&p, &rest, 123 * MS), 10);
-    ASSERT_NEAR(fus_pace_predict_ns(&p, &rows_3000, 968), 50 * MS, MS / 10);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rest, 123 * MS), 0);
+    fus_step_budget_ran(&p, &rest, 10, MS / 2);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rest, 123 * MS), 10);
+    ASSERT_NEAR(fus_step_budget_predict_ns(&p, &rows_3000, 968), 50 * MS, MS / 10);
 }
 
 TEST(what_does_not_fit_runs_by_itself)
 {
-    struct fus_pace p = {0};
-    fus_pace_ran(&p, &stored, 500, 100 * MS);
-    fus_pace_ran(&p, &rows_3000, 968, 1000 * MS); /* 64 rows take 96 ms */
-    fus_pace_decoded(&p, 200 * MS, 10 * MS);
-    ASSERT_EQ(fus_pace_rows(&p, &stored, 200 * MS), 500);
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 200 * MS), 64);
+    struct fus_step_budget p = {0};
+    fus_step_budget_ran(&p, &stored, 500, 100 * MS);
+    fus_step_budget_ran(&p, &rows_3000, 968, 1000 * MS); /* 64 rows take 96 ms */
+    fus_step_budget_decoded(&p, 200 * MS, 10 * MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &stored, 200 * MS), 500);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 200 * MS), 64);
     const struct fus_step small = {FUS_STEP_HEAD, 1, .whole = true, .row = 1};
-    fus_pace_ran(&p, &small, 1, MS);
-    ASSERT_EQ(fus_pace_rows(&p, &stored, 201 * MS), 0);
-    ASSERT_EQ(fus_pace_rows(&p, &rows_3000, 201 * MS), 0);
-    ASSERT_EQ(fus_pace_rows(&p, &small, 201 * MS), 1);
+    fus_step_budget_ran(&p, &small, 1, MS);
+    ASSERT_EQ(fus_step_budget_rows(&p, &stored, 201 * MS), 0);
+    ASSERT_EQ(fus_step_budget_rows(&p, &rows_3000, 201 * MS), 0);
+    ASSERT_EQ(fus_step_budget_rows(&p, &small, 201 * MS), 1);
 }
 
 TEST(one_odd_measurement_moves_little)
 {
-    struct fus_pace p = {0};
-    fus_pace_ran(&p, &stored, 500, MS);
-    fus_pace_ran(&p, &stored, 500, 1000 * MS);
-    ASSERT_NEAR(fus_pace_predict_ns(&p, &stored, 500), 1.25 * MS, 1);
-    fus_pace_ran(&p, &stored, 500, 0);
-    ASSERT_NEAR(fus_pace_predict_ns(&p, &stored, 500), 1.25 * MS, 1);
-    fus_pace_decoded(&p, 2000 * MS, 8 * MS);
-    fus_pace_decoded(&p, 3000 * MS, 800 * MS);
+    struct fus_step_budget p = {0};
+    fus_step_budget_ran(&p, &stored, 500, MS);
+    fus_step_budget_ran(&p, &stored, 500, 1000 * MS);
+    ASSERT_NEAR(fus_step_budget_predict_ns(&p, &stored, 500), 1.25 * MS, 1);
+    fus_step_budget_ran(&p, &stored, 500, 0);
+    ASSERT_NEAR(fus_step_budget_predict_ns(&p, &stored, 500), 1.25 * MS, 1);
+    fus_step_budget_decoded(&p, 2000 * MS, 8 * MS);
+    fus_step_budget_decoded(&p, 3000 * MS, 800 * MS);
     ASSERT_NEAR(p.decode_ns, 107 * MS, 1);
 }
 
@@ -105,15 +105,15 @@ static void step_done(struct machine *m, size_t rows)
  */
 TEST(what_a_gap_leaves_is_the_next_ones)
 {
-    struct fus_pace p = {0};
-    fus_pace_decoded(&p, 100 * MS, 10 * MS);
-    ASSERT_NEAR(fus_pace_left_ns(&p, 100 * MS), 6 * MS, 1);
-    fus_pace_decoded(&p, 113 * MS, 10 * MS); /* 3 ms of the 6 were used */
-    ASSERT_NEAR(fus_pace_left_ns(&p, 113 * MS), 9 * MS, 1);
-    fus_pace_decoded(&p, 124 * MS, 10 * MS); /* 1 of 9 */
-    ASSERT_NEAR(fus_pace_left_ns(&p, 124 * MS), 10 * MS, 1);
-    fus_pace_decoded(&p, 154 * MS, 10 * MS); /* 20 of 10: not taken from the next */
-    ASSERT_NEAR(fus_pace_left_ns(&p, 154 * MS), 6 * MS, 1);
+    struct fus_step_budget p = {0};
+    fus_step_budget_decoded(&p, 100 * MS, 10 * MS);
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 100 * MS), 6 * MS, 1);
+    fus_step_budget_decoded(&p, 113 * MS, 10 * MS); /* 3 ms of the 6 were used */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 113 * MS), 9 * MS, 1);
+    fus_step_budget_decoded(&p, 124 * MS, 10 * MS); /* 1 of 9 */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 124 * MS), 10 * MS, 1);
+    fus_step_budget_decoded(&p, 154 * MS, 10 * MS); /* 20 of 10: not taken from the next */
+    ASSERT_NEAR(fus_step_budget_left_ns(&p, 154 * MS), 6 * MS, 1);
 }
 
 /* Whatever the machine: what lies between two tokens is at most what it may be and the share in the
@@ -123,7 +123,7 @@ TEST(no_gap_holds_more_than_its_share)
 {
     struct rng seed = {7};
     for (int run = 0; run < 300; run++) {
-        struct fus_pace p = {0};
+        struct fus_step_budget p = {0};
         struct machine m = {.rng = {seed.state + 1},
                             .decode_ns = (2 + 200 * rng_unit(&seed)) * MS,
                             .row_ns = (5 + 400 * rng_unit(&seed)) * 1e3,
@@ -132,26 +132,27 @@ TEST(no_gap_holds_more_than_its_share)
         m.kv_row_ns = m.row_ns * (0.02 + 0.2 * rng_unit(&seed));
         m.place_ns = m.row_ns * 0.05 * rng_unit(&seed);
         m.n_left = m.n_rows;
-        const double share = FUS_PACE_SHARE * m.decode_ns, most = FUS_PACE_MOST * m.decode_ns;
+        const double share = FUS_STEP_BUDGET_SHARE * m.decode_ns,
+                     most = FUS_STEP_BUDGET_MOST * m.decode_ns;
         double now = 0, used = 0, could = 0;
         bool alone = false; /* a step that could not be smaller was more than the share */
         for (int token = 0; token < 400; token++) {
             const double decode = m.decode_ns * (0.95 + 0.1 * rng_unit(&m.rng));
             now += decode;
-            fus_pace_decoded(&p, (uint64_t)now, (uint64_t)decode);
+            fus_step_budget_decoded(&p, (uint64_t)now, (uint64_t)decode);
             double gap = 0;
             int n = 0;
             bool least = false;
             for (size_t rows;; n++) {
                 const struct fus_step s = next_step(&m);
-                rows = fus_pace_rows(&p, &s, (uint64_t)now);
+                rows = fus_step_budget_rows(&p, &s, (uint64_t)now);
                 if (rows == 0) break;
                 ASSERT_TRUE(rows <= s.rows && (!s.whole || rows == s.rows));
                 const double took = true_ns(&m, rows);
-                least = s.whole || rows <= FUS_PACE_ROWS_MIN;
+                least = s.whole || rows <= FUS_STEP_BUDGET_ROWS_MIN;
                 now += took;
                 gap += took;
-                fus_pace_ran(&p, &s, rows, (uint64_t)took);
+                fus_step_budget_ran(&p, &s, rows, (uint64_t)took);
                 step_done(&m, rows);
             }
             ASSERT_TRUE(n >= 1);      /* a prefill always goes on */

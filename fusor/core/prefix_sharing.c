@@ -1,4 +1,4 @@
-/* share: pages that several sessions have loaded from the same stored prefix are one.
+/* prefix_sharing: pages that several sessions have loaded from the same stored prefix are one.
  *
  * A page is known by the tokens up to its end and the type that its KV was stored in: what two
  * sessions have loaded by that name is the same, so when the second prefill is done it holds the
@@ -16,22 +16,22 @@ struct name {
     uint64_t hi, lo; /* 0, 0: none */
     int32_t next;    /* in its bucket, -1 */
 };
-struct fus_share {
+struct fus_prefix_sharing {
     struct name *of; /* [n_pages] */
     int32_t *bucket; /* [n_buckets], a power of two */
     uint32_t n_buckets;
 };
 
-int fus_share_create(uint32_t n_pages, struct fus_share **ret)
+int fus_prefix_sharing_create(uint32_t n_pages, struct fus_prefix_sharing **ret)
 {
-    struct fus_share *s = mem_zalloc(sizeof *s);
+    struct fus_prefix_sharing *s = mem_zalloc(sizeof *s);
     if (!s) return -ENOMEM;
     for (s->n_buckets = 1; s->n_buckets < n_pages;)
         s->n_buckets *= 2;
     s->of = mem_zalloc(n_pages * sizeof *s->of);
     s->bucket = mem_alloc(s->n_buckets * sizeof *s->bucket);
     if (!s->of || !s->bucket) {
-        fus_share_destroy(s);
+        fus_prefix_sharing_destroy(s);
         return -ENOMEM;
     }
     memset(s->bucket, 0xff, s->n_buckets * sizeof *s->bucket);
@@ -39,7 +39,7 @@ int fus_share_create(uint32_t n_pages, struct fus_share **ret)
     return 0;
 }
 
-void fus_share_destroy(struct fus_share *s)
+void fus_prefix_sharing_destroy(struct fus_prefix_sharing *s)
 {
     if (!s) return;
     mem_free(s->of);
@@ -48,7 +48,7 @@ void fus_share_destroy(struct fus_share *s)
 }
 
 /* Where the chain of a name's bucket points to the page that has it, or to its end. */
-static int32_t *find_page(struct fus_share *s, XXH128_hash_t h)
+static int32_t *find_page(struct fus_prefix_sharing *s, XXH128_hash_t h)
 {
     int32_t *at = &s->bucket[h.low64 & (s->n_buckets - 1)];
     while (*at >= 0 && (s->of[*at].hi != h.high64 || s->of[*at].lo != h.low64))
@@ -56,7 +56,7 @@ static int32_t *find_page(struct fus_share *s, XXH128_hash_t h)
     return at;
 }
 
-void fus_share_forget(struct fus_share *s, int32_t page)
+void fus_prefix_sharing_forget(struct fus_prefix_sharing *s, int32_t page)
 {
     struct name *n = &s->of[page];
     if (n->hi == 0 && n->lo == 0) return;
@@ -81,7 +81,7 @@ static bool loaded_from(const struct fus_prefill *f, uint32_t from, enum kn_dtyp
     return at >= from + KN_PAGE;
 }
 
-int fus_share_prefix(struct fus_prefill *f)
+int fus_prefix_share(struct fus_prefill *f)
 {
     struct fus_core *c = f->core;
     struct fus_session *s = f->s;
@@ -97,9 +97,9 @@ int fus_share_prefix(struct fus_prefill *f)
         key.dtype = dtype;
         memcpy(key.tok, f->plan.tok + p * KN_PAGE, sizeof key.tok);
         key.before = XXH3_128bits(&key, sizeof key);
-        int32_t *at = find_page(c->share, key.before), own = s->page[p];
+        int32_t *at = find_page(c->sharing, key.before), own = s->page[p];
         if (*at < 0) {
-            c->share->of[own] = (struct name){key.before.high64, key.before.low64, -1};
+            c->sharing->of[own] = (struct name){key.before.high64, key.before.low64, -1};
             *at = own;
         } else if (*at != own && c->page_ref[*at] < UINT16_MAX) {
             s->page[p] = *at;
