@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/metric.h"
-#include "gateway/front/front.h"
+#include "gateway/front/reply.h"
 #include "gateway/request/request.h"
 
 #include <pthread.h>

@@ -10,97 +10,20 @@
 #include "gateway/fleet/view.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
+#include "gateway/front/reply.h"
 #include "gateway/front/shed.h"
 #include "gateway/process/admin.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/server.h"
 #include "gateway/request/merge.h"
+#include "gateway/request/read.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
-#include "segment/segment.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-
-/* ---- answers ---- */
-
-static struct gw_cors cors_of(const struct gw_config *c)
-{
-    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
-}
-
-int gw_answer_headers(const struct gw_req *q, struct buf *out)
-{
-    struct gw_cors cors = cors_of(gw_config_of(q));
-    int r = buf_reserve(out, 256);
-    if (r == 0) r = http_header_add(out, "x-request-id", q->id);
-    if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
-    return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
-}
-
-static void answer(struct gw_req *q, int status, const char *type, const struct buf *extra,
-                   const struct buf *body)
-{
-    struct buf headers = BUF_INIT;
-    (void)gw_answer_headers(q, &headers);
-    if (extra && extra->len) (void)buf_add(&headers, extra->data, extra->len);
-    q->stage = GW_ANSWERED;
-    q->status = status;
-    (void)http_reply(q->http, status, type, buf_cstr(&headers), body->data, body->len);
-    buf_fini(&headers);
-}
-
-void gw_answer_json(struct gw_req *q, int status, const struct buf *body)
-{
-    answer(q, status, "application/json", NULL, body);
-}
-
-void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body)
-{
-    answer(q, status, type, NULL, body);
-}
-
-void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
-{
-    char message[512];
-    va_list ap;
-    va_start(ap, fmt);
-    (void)vsnprintf(message, sizeof message, fmt, ap);
-    va_end(ap);
-    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
-    if (q->ans.begun) {
-        gw_answer_break(q, e, message);
-        return;
-    }
-    struct buf headers = BUF_INIT, body = BUF_INIT;
-    (void)gw_error_headers(e, &headers);
-    if (e == GW_E_METHOD)
-        (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
-                       strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
-    (void)gw_error_body(e, message, param, &body);
-    answer(q, gw_error_status(e), "application/json", &headers, &body);
-    buf_fini(&headers);
-    buf_fini(&body);
-}
-
-void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
-                           const char *message)
-{
-    struct buf headers = BUF_INIT, body = BUF_INIT;
-    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
-    if (q->ans.begun) {
-        gw_answer_break(q, e, message);
-        return;
-    }
-    (void)gw_error_headers_after(e, after_ms, &headers);
-    (void)gw_error_body(e, message, NULL, &body);
-    answer(q, gw_error_status(e), "application/json", &headers, &body);
-    buf_fini(&headers);
-    buf_fini(&body);
-}
 
 /* ---- routes answered from memory ---- */
 
@@ -114,18 +37,6 @@ static void answer_health(struct gw_req *q)
     buf_fini(&b);
 }
 
-void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what)
-{
-    const struct gw_fleet *f = q->loop->server->fleet;
-    struct gw_fleet_count n = gw_fleet_count_kinds(f);
-    struct buf why = BUF_INIT;
-    (void)gw_fleet_reasons(f, q->scan.has_model ? q->scan.model : NULL, &why);
-    const char *noun = !n.workers == !n.upstreams ? "backend" : n.workers ? "worker" : "upstream";
-    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", noun, what, why.len ? ": " : "",
-                    why.len ? buf_cstr(&why) : "");
-    buf_fini(&why);
-}
-
 static void answer_ready(struct gw_req *q)
 {
     struct gw_server *g = q->loop->server;
@@ -135,7 +46,7 @@ static void answer_ready(struct gw_req *q)
         gw_answer_error(q, GW_E_DRAINING, NULL, "The server is shutting down.");
     } else if (n.workers_ready + n.upstreams_ready == 0) {
         bool upstreams = n.upstreams > 0 && n.workers == 0;
-        gw_answer_nobody(q, upstreams ? GW_E_UNAVAILABLE : GW_E_LOADING, "is ready yet");
+        gw_answer_no_backend(q, upstreams ? GW_E_UNAVAILABLE : GW_E_LOADING, "is ready yet");
     } else {
         (void)buf_adds(&b, "{\"status\":\"ready\"");
         if (n.workers) (void)buf_addf(&b, ",\"workers\":%u", n.workers_ready);
@@ -161,7 +72,7 @@ static void models_unknown(struct gw_req *q)
     if (gw_fleet_count_kinds(q->loop->server->fleet).hopeful)
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
-        gw_answer_nobody(q, GW_E_UPSTREAM, "can be reached");
+        gw_answer_no_backend(q, GW_E_UPSTREAM, "can be reached");
 }
 
 static void answer_models(struct gw_req *q)
@@ -360,22 +271,6 @@ static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
     id[4 + 2 * sizeof r] = '\0';
 }
 
-bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
-{
-    const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
-    const char *query =
-        q->route->props & GW_R_ADMIN ? strstr(http_req_query(q->http), "space=") : NULL;
-    if (q->key && q->key->name_space) given = q->key->name_space;
-    if (query) given = query + strlen("space=");
-    size_t len = !given ? 0 : query ? strcspn(given, "&") : strlen(given);
-    if (len >= GW_SCAN_SPACE_MAX) return false;
-    if (len > 0) memcpy(ret, given, len);
-    ret[len] = '\0';
-    char *slash = query ? strchr(ret, '/') : NULL;
-    if (slash) *slash = slash[1] ? SEG_SPACE_INNER : '\0';
-    return true;
-}
-
 static bool key_ok(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
@@ -412,7 +307,7 @@ static bool admin_ok(struct gw_req *q)
 static bool preflight(struct gw_req *q)
 {
     const struct http_head *h = http_req_head(q->http);
-    struct gw_cors cors = cors_of(gw_config_of(q));
+    struct gw_cors cors = gw_cors_of(gw_config_of(q));
     struct buf headers = BUF_INIT;
     if (!gw_cors_is_preflight(&cors, http_req_method(q->http), h)) return false;
     (void)http_header_add(&headers, "x-request-id", q->id);
@@ -545,7 +440,7 @@ static void on_request(void *ctx, struct http_req *r)
     if (q->route->answer)
         q->route->answer(q);
     else if (!closing(q))
-        gw_relay_begin(q);
+        gw_read_begin(q);
 }
 
 static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
@@ -568,7 +463,7 @@ static void log_access(struct gw_req *q, bool aborted)
         .key_id = q->key ? q->key->id : NULL,
         .method = http_req_method(q->http),
         .path = http_req_path(q->http),
-        .model = q->scan.has_model ? q->scan.model : NULL,
+        .model = gw_req_model(q),
         .detector = q->scan.n_segments ? q->scan.detector : NULL,
         .trace_id = q->trace.trace,
         .span_id = q->trace.span,
@@ -605,6 +500,7 @@ static void on_close(void *ctx, struct http_req *r, bool aborted)
     if (q->next) q->next->prev = q->prev;
     if (q->gather) gw_gather_cancel(q->gather);
     gw_relay_close(q);
+    gw_read_forget(q);
     gw_settings_unref(q->settings);
     mem_stock_give(&loop->stock, q);
     (void)atomic_fetch_sub(&loop->server->n_reqs, 1);
@@ -622,7 +518,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     struct gw_loop *loop = ctx;
     enum gw_error e = gw_error_of_status(status);
     struct gw_settings *settings = gw_server_settings(loop->server);
-    struct gw_cors cors = cors_of(settings->config);
+    struct gw_cors cors = gw_cors_of(settings->config);
     struct gw_trace trace;
     char id[GW_ID_BYTES];
     choose_id(head, id);

@@ -1,18 +1,12 @@
-/* front: the public side: request in, route, key, answer.
- *
- * Reply functions may close the request before they return: nobody touches it after them. */
+/* front: the public side: request in, route, key; then an answer from memory, or on to read.h. */
 #ifndef GATEWAY_FRONT_FRONT_H
 #define GATEWAY_FRONT_FRONT_H
 
 #include "base/net/http.h"
-#include "gateway/front/error.h"
-#include "gateway/request/scan.h"
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
-struct buf;
 struct gw_req;
 /* Properties of a route. */
 enum {
@@ -39,24 +33,7 @@ struct gw_route {
 };
 
 extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct gw_loop */
-/* Answer and end; the request may be gone when these return. Where the client has a stream's
- * headers already an error ends the stream. */
-void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-/* "No upstream is ready yet: connection refused.": with what and why of those it might go to. */
-void gw_answer_nobody(struct gw_req *q, enum gw_error e, const char *what);
-/* Where it is known when to try again. */
-void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
-                           const char *message);
-/* Lines that every answer carries: x-request-id, the rate limits', CORS. */
-int gw_answer_headers(const struct gw_req *q, struct buf *out);
-void gw_answer_json(struct gw_req *q, int status, const struct buf *body);
-void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body);
 const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
                                      const char **ret_rest);
-
-/* The caller's namespace: of its key; without keys, of its header; on the admin API also the
- * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
-bool gw_space_of(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
 
 #endif

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "gateway/fleet/lease.h"
-#include "gateway/front/front.h"
+#include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
 #include "gateway/request/request.h"
@@ -35,7 +35,7 @@ bool gw_shed_room(void *ctx, void *user)
 {
     const struct gw_server *server = ctx;
     const struct gw_req *q = user;
-    return gw_fleet_room(server->fleet, q->scan.has_model ? q->scan.model : NULL);
+    return gw_fleet_room(server->fleet, gw_req_model(q));
 }
 
 /* ---- one request ---- */
@@ -113,7 +113,7 @@ bool gw_shed_admit(struct gw_req *q, struct gw_claim *ret)
     struct gw_server *server = q->loop->server;
     struct pol_shed_worker worker[GW_TARGETS_MAX];
     struct gw_want want;
-    gw_send_want(q, &want);
+    gw_req_want(q, &want);
     size_t n = gw_fleet_forecast(server->fleet, &want, worker);
     *ret = claim_of(q, &want, worker, n);
     if (n == 0 || objective_ms(q) == 0) return true;

@@ -5,6 +5,7 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/front.h"
+#include "gateway/front/reply.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/shed.h"
 #include "gateway/process/child.h"
@@ -307,7 +308,7 @@ static void admin_boundaries(struct gw_req *q)
                         .presets = q->loop->server->presets,
                         .dry = true,
                         .explain = &why};
-    if (gw_space_of(q, s.space)) s.learner = q->loop->server->learner;
+    if (gw_req_space(q, s.space)) s.learner = q->loop->server->learner;
     gw_scan_run(&s);
     if (s.failed) {
         gw_answer_error(q, s.error, NULL, "%s", s.message);

@@ -1,6 +1,7 @@
 /* /admin/targets: every backend with its health, breaker and load; an operator's drain and enable.
  */
 #include "gateway/front/front.h"
+#include "gateway/front/reply.h"
 #include "gateway/process/admin.h"
 #include "gateway/request/request.h"
 

@@ -12,6 +12,7 @@
 #include "gateway/front/shed.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
+#include "gateway/request/read.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
 
@@ -115,12 +116,6 @@ static void on_told(void *arg)
     if (what & GW_TELL_TURN) gw_relay_take_turns(loop);
 }
 
-void gw_loop_tell(struct gw_loop *loop, unsigned what)
-{
-    if (atomic_fetch_or(&loop->told, what) == 0)
-        (void)http_loop_post(loop->http_loop, on_told, loop);
-}
-
 void gw_loops_tell(struct gw_server *server, unsigned what)
 {
     for (unsigned i = 0; i < server->n_loops; i++)
@@ -170,6 +165,7 @@ int gw_loops_create(struct gw_server *server, unsigned n)
     (void)pthread_mutex_init(&server->shed.lock, NULL);
     gw_admit_init(&server->admit, admit_max(c), c->queue_limit, wake_for_turn, gw_shed_room,
                   server);
+    server->on_told = on_told;
     server->loops = mem_zalloc(n * sizeof *server->loops);
     if (!server->loops) return -ENOMEM;
     for (server->n_loops = 0; server->n_loops < n; server->n_loops++) {
@@ -240,7 +236,7 @@ void gw_loops_destroy(struct gw_server *server)
 {
     for (unsigned i = 0; i < server->n_loops; i++) {
         struct gw_loop *loop = &server->loops[i];
-        gw_relay_free_jobs(loop);
+        gw_read_free_jobs(loop);
         http_timer_destroy(loop->queue_timer);
         http_timer_destroy(loop->tick);
         http_loop_destroy(loop->http_loop);

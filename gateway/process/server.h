@@ -67,6 +67,7 @@ struct gw_server { /* what all loops share */
      * comma separated. */
     int (*reload)(void *ctx, struct buf *ret_restart, struct err *err);
     void *run_ctx;
+    void (*on_told)(void *loop); /* loops.c; on that loop: it looks at what it was told */
 };
 
 struct gw_loop {
@@ -106,7 +107,11 @@ int gw_loops_start(struct gw_server *server);              /* the threads of all
 void gw_loops_stop(struct gw_server *server); /* joins them; their servers are gone then */
 void gw_loops_destroy(struct gw_server *server);
 void gw_loop_close(struct gw_loop *loop); /* on its thread, at the end: servers, connections */
-void gw_loop_tell(struct gw_loop *loop, unsigned what);
+static inline void gw_loop_tell(struct gw_loop *loop, unsigned what)
+{
+    if (atomic_fetch_or(&loop->told, what) == 0)
+        (void)http_loop_post(loop->http_loop, loop->server->on_told, loop);
+}
 void gw_loops_tell(struct gw_server *server, unsigned what); /* every loop */
 bool gw_loops_idle(struct gw_server *server); /* nobody accepts, no request is left */
 

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "gateway/front/front.h"
+#include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
@@ -88,12 +88,6 @@ static void begin(struct gw_req *q)
     else
         (void)http_reply_start_sized(q->http, q->status, NULL, headers, (uint64_t)q->ans.length);
     buf_fini(&q->ans.headers); /* a stream may last for minutes */
-}
-
-/* What the client has the headers of is a stream of events. */
-static bool in_events(const struct gw_req *q)
-{
-    return q->ans.begun && (q->ans.sse || q->ans.early);
 }
 
 /* ---- bytes ---- */
@@ -376,21 +370,6 @@ void gw_answer_drain(struct gw_req *q)
     if (q->send.call) http_call_pause(q->send.call, false);
 }
 
-void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
-{
-    q->stage = GW_ANSWERED;
-    /* A frame only between events, and only where the stream's readers know such frames. */
-    if (!in_events(q) || q->ans.mid_event || !(q->route->props & GW_R_DONE)) {
-        http_reply_abort(q->http);
-        return;
-    }
-    struct buf frames = BUF_INIT;
-    (void)gw_error_frames(e, message, &frames);
-    (void)http_reply_write(q->http, frames.data, frames.len);
-    buf_fini(&frames);
-    (void)http_reply_end(q->http);
-}
-
 /* Headers before the target's: the client learns that its request lives. */
 static void begin_early(struct gw_req *q)
 {
@@ -415,7 +394,9 @@ void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns)
         if (!waits || (every < GRACE_MS * 1000000ull && now_ns < since + GRACE_MS * 1000000ull))
             return;
     }
-    if (now_ns < since + every || (q->ans.begun && !in_events(q)) || q->ans.mid_event) return;
+    if (now_ns < since + every || (q->ans.begun && !gw_answer_in_events(&q->ans)) ||
+        q->ans.mid_event)
+        return;
     if (http_reply_pending(q->http) > 0) return; /* the client has enough to read */
     if (!q->ans.begun) begin_early(q);
     q->ans.last_ns = now_ns;

@@ -5,7 +5,6 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 #include "gateway/fleet/lease.h"
-#include "gateway/front/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,14 +21,16 @@ struct gw_answering {
     struct buf headers, body;  /* body: whole answer, or the unfinished event of a stream */
     uint64_t n_bytes, last_ns; /* last_ns: bytes went to the client */
 };
+/* What the client has the headers of is a stream of events. */
+static inline bool gw_answer_in_events(const struct gw_answering *a)
+{
+    return a->begun && (a->sse || a->early);
+}
 extern const struct http_call_ops gw_answer_ops; /* ctx: struct gw_req */
 void gw_answer_reset(struct gw_req *q);          /* before another try */
 void gw_answer_fini(struct gw_req *q);
-enum gw_outcome gw_answer_outcome(const struct gw_req *q); /* of a whole answer */
-void gw_answer_drain(struct gw_req *q);                    /* the client takes bytes again */
-/* End the answer that has begun: an error frame where the stream's kind has one, else a cut
- * connection. */
-void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);
+enum gw_outcome gw_answer_outcome(const struct gw_req *q);   /* of a whole answer */
+void gw_answer_drain(struct gw_req *q);                      /* the client takes bytes again */
 void gw_answer_keepalive(struct gw_req *q, uint64_t now_ns); /* a comment when one is due */
 
 #endif

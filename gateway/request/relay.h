@@ -1,4 +1,4 @@
-/* relay: a request's way through its stages.
+/* relay: a request's way through its stages once read.h has read its body.
  *
  * READING → SCANNING → (QUEUED) → (PARKED: its targets are full or unsure) → CALLING → RELAYING →
  * ANSWERED; it can be closed at every stage, and gives back then whatever it holds (ticket, lease,
@@ -13,14 +13,13 @@
 
 struct gw_loop;
 struct gw_req;
-void gw_relay_begin(struct gw_req *q); /* q->route->target is set */
-void gw_relay_close(struct gw_req *q); /* give back whatever it holds */
+void gw_relay_take_turn(struct gw_req *q); /* charge it, then queue or send it */
+void gw_relay_close(struct gw_req *q);     /* give back whatever it holds */
 void gw_relay_cut(struct gw_req *q, enum gw_error e, const char *message); /* end it now */
 void gw_relay_take_turns(struct gw_loop *loop);  /* tickets were granted */
 void gw_relay_call_parked(struct gw_loop *loop); /* targets have changed */
 void gw_relay_arm_queue(struct gw_loop *loop);   /* the timer of the queue's deadlines */
 /* No target can be had: wait for one in PARKED, or answer why not. */
 void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms);
-void gw_relay_free_jobs(struct gw_loop *loop); /* once the helpers have ended */
 
 #endif

@@ -1,8 +1,8 @@
 /* request: one request of the gateway, from its head to the last byte of its answer.
  *
  * It belongs to the loop that accepted it and is touched by that loop's thread only. front.h
- * answers and routes, relay.h takes it through its stages, send.h brings it to a target, answer.h
- * brings the answer back; each keeps its own part in here. */
+ * routes, read.h reads its body, relay.h takes it through its turn, send.h brings it to a target,
+ * answer.h brings the answer back; each keeps its own part in here. */
 #ifndef GATEWAY_REQUEST_REQUEST_H
 #define GATEWAY_REQUEST_REQUEST_H
 
@@ -83,6 +83,15 @@ struct gw_req {
     struct gw_scan scan; /* the last member: its texts are not cleared */
 };
 
+/* What q asks of the fleet. The texts' ids are borrowed from q. */
+void gw_req_want(const struct gw_req *q, struct gw_want *ret);
+/* The caller's namespace: of its key; without keys, of its header; on the admin API also the
+ * query's `space`, "KEY", "/BODY" or "KEY/BODY". False: too long. */
+bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
+static inline const char *gw_req_model(const struct gw_req *q) /* NULL: it names none */
+{
+    return q->scan.has_model ? q->scan.model : NULL;
+}
 static inline const struct gw_config *gw_config_of(const struct gw_req *q)
 {
     return q->settings->config;

@@ -12,8 +12,8 @@
 #include "base/mem.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/fleet/view.h"
-#include "gateway/front/front.h"
 #include "gateway/front/hop.h"
+#include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
 #include "gateway/request/lmcache.h"
@@ -252,26 +252,11 @@ void gw_send_leased(struct gw_req *q)
         q->limit.sent = true;
 }
 
-void gw_send_want(const struct gw_req *q, struct gw_want *ret)
-{
-    *ret = (struct gw_want){
-        .model = q->scan.has_model ? q->scan.model : NULL,
-        .affinity = q->scan.affinity,
-        .text_id = q->text_id,
-        .n_texts = q->n_texts,
-        .prompt_tokens = gw_usage_estimate(q->scan.len),
-        .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
-        .worker_only = (q->route->props & GW_R_WORKER) != 0,
-        .path = q->route->props & GW_R_OPENED ? http_req_path(q->http) + strlen("/v1/") : NULL,
-    };
-    memcpy(ret->tried, q->send.tried, sizeof ret->tried);
-}
-
 void gw_send(struct gw_req *q)
 {
     struct gw_want want;
     uint32_t wait_ms = 0;
-    gw_send_want(q, &want);
+    gw_req_want(q, &want);
     enum gw_pick p = gw_fleet_pick(q->loop->server->fleet, &want, &q->send.lease, &wait_ms);
     if (p == GW_PICK_OK)
         gw_send_leased(q);
@@ -325,7 +310,7 @@ static bool lease_other(struct gw_req *q, struct gw_lease *ret)
 {
     struct gw_fleet *f = q->loop->server->fleet;
     struct gw_want want;
-    gw_send_want(q, &want);
+    gw_req_want(q, &want);
     want.untried = true;
     return gw_fleet_pick(f, &want, ret, NULL) == GW_PICK_OK;
 }

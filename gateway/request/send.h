@@ -25,8 +25,6 @@ struct gw_sending {
 };
 void gw_send(struct gw_req *q);        /* choose a target and send; or gw_relay_no_target() */
 void gw_send_leased(struct gw_req *q); /* to q->send.lease */
-/* What q asks of the fleet. The texts' ids are borrowed from q. */
-void gw_send_want(const struct gw_req *q, struct gw_want *ret);
 /* Is the header listed in a Connection header? Such ones belong to this hop alone. */
 bool gw_send_hop_only(const struct http_head *h, const char *name);
 /* The target's answer is a refusal that another target may not give: true when q is on its way

@@ -1,0 +1,117 @@
+/* What the gateway answers itself, in one place: headers, errors, documents, and the end of a stream
+ * that has begun. */
+#include "gateway/front/reply.h"
+
+#include "base/buf.h"
+#include "base/net/http.h"
+#include "gateway/fleet/view.h"
+#include "gateway/front/cors.h"
+#include "gateway/process/config.h"
+#include "gateway/process/server.h"
+#include "gateway/request/request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct gw_cors gw_cors_of(const struct gw_config *c)
+{
+    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
+}
+
+int gw_answer_headers(const struct gw_req *q, struct buf *out)
+{
+    struct gw_cors cors = gw_cors_of(gw_config_of(q));
+    int r = buf_reserve(out, 256);
+    if (r == 0) r = http_header_add(out, "x-request-id", q->id);
+    if (r == 0 && q->limit.shown) r = gw_limit_headers(&q->limit.view, out);
+    return r < 0 ? r : gw_cors_headers(&cors, http_req_head(q->http), out);
+}
+
+static void reply(struct gw_req *q, int status, const char *type, const struct buf *extra,
+                  const struct buf *body)
+{
+    struct buf headers = BUF_INIT;
+    (void)gw_answer_headers(q, &headers);
+    if (extra && extra->len) (void)buf_add(&headers, extra->data, extra->len);
+    q->stage = GW_ANSWERED;
+    q->status = status;
+    (void)http_reply(q->http, status, type, buf_cstr(&headers), body->data, body->len);
+    buf_fini(&headers);
+}
+
+void gw_answer_json(struct gw_req *q, int status, const struct buf *body)
+{
+    reply(q, status, "application/json", NULL, body);
+}
+
+void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body)
+{
+    reply(q, status, type, NULL, body);
+}
+
+void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
+{
+    q->stage = GW_ANSWERED;
+    /* A frame only between events, and only where the stream's readers know such frames. */
+    if (!gw_answer_in_events(&q->ans) || q->ans.mid_event || !(q->route->props & GW_R_DONE)) {
+        http_reply_abort(q->http);
+        return;
+    }
+    struct buf frames = BUF_INIT;
+    (void)gw_error_frames(e, message, &frames);
+    (void)http_reply_write(q->http, frames.data, frames.len);
+    buf_fini(&frames);
+    (void)http_reply_end(q->http);
+}
+
+/* The answer's headers and body; where a stream has begun, its end. */
+static void reply_error(struct gw_req *q, enum gw_error e, const char *param, const char *message,
+                        struct buf *headers)
+{
+    struct buf body = BUF_INIT;
+    if (q->end == GW_END_OK) q->end = GW_END_REFUSED;
+    if (q->ans.begun) {
+        gw_answer_break(q, e, message);
+    } else {
+        (void)gw_error_body(e, message, param, &body);
+        reply(q, gw_error_status(e), "application/json", headers, &body);
+    }
+    buf_fini(headers);
+    buf_fini(&body);
+}
+
+void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const char *fmt, ...)
+{
+    char message[512];
+    struct buf headers = BUF_INIT;
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
+    (void)gw_error_headers(e, &headers);
+    if (e == GW_E_METHOD)
+        (void)buf_addf(&headers, "Allow: %s%s\r\n", q->route->methods,
+                       strncmp(q->route->methods, "GET", 3) == 0 ? ", HEAD" : "");
+    reply_error(q, e, param, message, &headers);
+}
+
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
+                           const char *message)
+{
+    struct buf headers = BUF_INIT;
+    (void)gw_error_headers_after(e, after_ms, &headers);
+    reply_error(q, e, NULL, message, &headers);
+}
+
+void gw_answer_no_backend(struct gw_req *q, enum gw_error e, const char *what)
+{
+    const struct gw_fleet *f = q->loop->server->fleet;
+    struct gw_fleet_count n = gw_fleet_count_kinds(f);
+    struct buf why = BUF_INIT;
+    (void)gw_fleet_reasons(f, gw_req_model(q), &why);
+    const char *noun = !n.workers == !n.upstreams ? "backend" : n.workers ? "worker" : "upstream";
+    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", noun, what, why.len ? ": " : "",
+                    why.len ? buf_cstr(&why) : "");
+    buf_fini(&why);
+}

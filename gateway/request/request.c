@@ -1,0 +1,45 @@
+#include "gateway/request/request.h"
+
+#include "gateway/fleet/lease.h"
+#include "gateway/process/config.h"
+#include "segment/segment.h"
+
+#include <string.h>
+
+const char *gw_stage_name(enum gw_stage s)
+{
+    static const char *const names[] = {"reading", "scanning", "queued",  "waiting",
+                                        "calling", "relaying", "answered"};
+    return names[s];
+}
+
+void gw_req_want(const struct gw_req *q, struct gw_want *ret)
+{
+    *ret = (struct gw_want){
+        .model = gw_req_model(q),
+        .affinity = q->scan.affinity,
+        .text_id = q->text_id,
+        .n_texts = q->n_texts,
+        .prompt_tokens = gw_usage_estimate(q->scan.len),
+        .upstream_only = (q->route->props & GW_R_UPSTREAM) != 0,
+        .worker_only = (q->route->props & GW_R_WORKER) != 0,
+        .path = q->route->props & GW_R_OPENED ? http_req_path(q->http) + strlen("/v1/") : NULL,
+    };
+    memcpy(ret->tried, q->send.tried, sizeof ret->tried);
+}
+
+bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX])
+{
+    const char *given = http_header_find(http_req_head(q->http), "x-kvblend-namespace");
+    const char *query =
+        q->route->props & GW_R_ADMIN ? strstr(http_req_query(q->http), "space=") : NULL;
+    if (q->key && q->key->name_space) given = q->key->name_space;
+    if (query) given = query + strlen("space=");
+    size_t len = !given ? 0 : query ? strcspn(given, "&") : strlen(given);
+    if (len >= GW_SCAN_SPACE_MAX) return false;
+    if (len > 0) memcpy(ret, given, len);
+    ret[len] = '\0';
+    char *slash = query ? strchr(ret, '/') : NULL;
+    if (slash) *slash = slash[1] ? SEG_SPACE_INNER : '\0';
+    return true;
+}
