@@ -31,7 +31,6 @@ struct entry {
     bool named, alone; /* id= is given; namespace= is not */
 };
 struct gw_keys {
-    atomic_uint n_refs;
     pthread_mutex_t lock; /* held to make an entry known */
     size_t n;
     struct entry *entry;
@@ -157,13 +156,6 @@ static int set_field(struct entry *e, const char *name, const char *value)
     if (strcmp(name, "priority") == 0) return set_priority(value, &e->key.claims.priority);
     if (strcmp(name, "max_ttft") == 0) return set_duration(value, &e->key.claims.max_ttft_ms);
     return -ENOENT;
-}
-
-static void entry_fini(struct entry *e)
-{
-    mem_free(e->key.name_space);
-    mem_free(e->key.models);
-    gw_account_unref(e->key.account);
 }
 
 /* One entry's words. The key itself is never part of a message. */
@@ -356,51 +348,46 @@ static int open_accounts(struct gw_keys *k, const struct gw_keys *old)
 
 /* ---- the set ---- */
 
-int gw_keys_create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,
-                   const struct gw_keys *old, struct gw_keys **ret, struct err *err)
+int gw_keys_create(const struct gw_key_source *from, const struct gw_keys *old,
+                   struct gw_keys **ret, struct err *err)
 {
-    static const struct gw_limit none;
+    const struct gw_limit *defaults = &from->defaults;
     struct gw_keys *k = mem_zalloc(sizeof *k);
     if (!k) return -ENOMEM;
     int r = 0;
-    if (!defaults) defaults = &none;
-    k->n_refs = 1;
     (void)pthread_mutex_init(&k->lock, NULL);
     k->anyone.limit = *defaults;
     k->anyone.claims = usual;
     if (getrandom(k->salt, sizeof k->salt, 0) != (ssize_t)sizeof k->salt) r = -EIO;
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    for (size_t i = 0; r == 0 && i < from->n; i++) {
         char where[40];
         (void)snprintf(where, sizeof where, "keys.list, entry %zu", i + 1);
-        r = add_entry(k, list[i], defaults, where, err);
+        r = add_entry(k, from->list[i], defaults, where, err);
     }
-    if (r == 0 && file) {
-        r = read_file(k, file, defaults, err);
+    if (r == 0 && from->file) {
+        r = read_file(k, from->file, defaults, err);
         if (r == 0 && k->n == 0)
-            r = err_set(err, -EINVAL, "key file %s holds no key; nobody could get in", file);
+            r = err_set(err, -EINVAL, "key file %s holds no key; nobody could get in", from->file);
     }
     if (r == 0) r = check_twins(k, err);
     if (r == 0) r = own_namespaces(k, err);
     if (r == 0) r = open_accounts(k, old); /* last: it changes accounts that are in use */
     if (r < 0) {
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
         return r;
     }
     *ret = k;
     return 0;
 }
 
-struct gw_keys *gw_keys_ref(struct gw_keys *k)
+void gw_keys_destroy(struct gw_keys *k)
 {
-    (void)atomic_fetch_add(&k->n_refs, 1);
-    return k;
-}
-
-void gw_keys_unref(struct gw_keys *k)
-{
-    if (!k || atomic_fetch_sub(&k->n_refs, 1) > 1) return;
-    for (size_t i = 0; i < k->n; i++)
-        entry_fini(&k->entry[i]);
+    if (!k) return;
+    for (size_t i = 0; i < k->n; i++) {
+        mem_free(k->entry[i].key.name_space);
+        mem_free(k->entry[i].key.models);
+        gw_account_unref(k->entry[i].key.account);
+    }
     gw_account_unref(k->anyone.account);
     (void)pthread_mutex_destroy(&k->lock);
     mem_free(k->entry);

@@ -8,8 +8,8 @@
  * one id (to change a key without a gap): they share its account and must agree on its limits. No
  * key may stand in two entries. Every key has a namespace, its id where none is given; keys share
  * one only where each of their entries names it. An empty set accepts all, as one account. Life
- * cycle: gw_keys_create() → gw_keys_find() → gw_keys_unref(); a reload makes a new set that takes
- * the accounts over, old requests hold theirs. Thread: any. */
+ * cycle: gw_keys_create() → gw_keys_find() → gw_keys_destroy(); a reload makes a new set that takes
+ * the accounts over. Thread: any. */
 #ifndef GATEWAY_FRONT_KEYS_H
 #define GATEWAY_FRONT_KEYS_H
 
@@ -38,12 +38,16 @@ struct gw_key {
     struct gw_account *account;
 };
 
-/* list: n entries; file: NULL or a path; defaults: limits of entries that state none; old: the set
- * to take accounts over from, or NULL. */
-int gw_keys_create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,
-                   const struct gw_keys *old, struct gw_keys **ret, struct err *err);
-struct gw_keys *gw_keys_ref(struct gw_keys *k);
-void gw_keys_unref(struct gw_keys *k);
+struct gw_key_source {
+    char *const *list;
+    size_t n;
+    const char *file;         /* NULL: none */
+    struct gw_limit defaults; /* limits of entries that state none */
+};
+/* old: the set to take accounts over from, or NULL. */
+int gw_keys_create(const struct gw_key_source *from, const struct gw_keys *old,
+                   struct gw_keys **ret, struct err *err);
+void gw_keys_destroy(struct gw_keys *k);
 size_t gw_keys_count(const struct gw_keys *k);
 const struct gw_key *gw_keys_get(const struct gw_keys *k, size_t i);
 /* authorization: the header's value ("Bearer …") or NULL; x_api_key likewise. NULL: refused. The

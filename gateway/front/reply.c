@@ -1,5 +1,5 @@
-/* What the gateway answers itself, in one place: headers, errors, documents, and the end of a stream
- * that has begun. */
+/* What the gateway answers itself, in one place: headers, errors, documents, and the end of a
+ * stream that has begun. */
 #include "gateway/front/reply.h"
 
 #include "base/buf.h"

@@ -32,8 +32,8 @@ struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k, stru
     struct gw_settings *s = mem_zalloc(sizeof *s);
     if (!s) {
         gw_config_free(c);
-        gw_keys_unref(k);
-        gw_keys_unref(admin);
+        gw_keys_destroy(k);
+        gw_keys_destroy(admin);
         return NULL;
     }
     s->n_refs = 1;
@@ -53,8 +53,8 @@ void gw_settings_unref(struct gw_settings *s)
 {
     if (!s || atomic_fetch_sub(&s->n_refs, 1) > 1) return;
     gw_config_free(s->config);
-    gw_keys_unref(s->keys);
-    gw_keys_unref(s->admin_keys);
+    gw_keys_destroy(s->keys);
+    gw_keys_destroy(s->admin_keys);
     mem_free(s);
 }
 

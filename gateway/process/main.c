@@ -37,11 +37,12 @@ static int check_keys(const struct gw_config *c)
 {
     struct gw_keys *k = NULL, *admin = NULL;
     struct err err = {0};
-    int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, NULL, NULL, &k, &err);
-    if (r == 0)
-        r = gw_keys_create(c->admin_keys.v, c->admin_keys.n, NULL, NULL, NULL, &admin, &err);
-    gw_keys_unref(k);
-    gw_keys_unref(admin);
+    struct gw_key_source keys = {c->api_keys.v, c->api_keys.n, c->api_key_file, {0}};
+    struct gw_key_source admins = {.list = c->admin_keys.v, .n = c->admin_keys.n};
+    int r = gw_keys_create(&keys, NULL, &k, &err);
+    if (r == 0) r = gw_keys_create(&admins, NULL, &admin, &err);
+    gw_keys_destroy(k);
+    gw_keys_destroy(admin);
     if (r < 0) (void)fprintf(stderr, "%s\n", err.msg[0] ? err.msg : err_name(r));
     return r < 0 ? 2 : 0;
 }

@@ -240,12 +240,16 @@ static const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped};
 static int read_settings(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
                          struct err *err)
 {
-    struct gw_limit defaults = {c->key_rpm, c->key_tpm, c->key_concurrency};
+    struct gw_key_source keys = {.list = c->api_keys.v,
+                                 .n = c->api_keys.n,
+                                 .file = c->api_key_file,
+                                 .defaults = {c->key_rpm, c->key_tpm, c->key_concurrency}};
+    struct gw_key_source admins = {.list = c->admin_keys.v, .n = c->admin_keys.n};
     struct gw_keys *k = NULL, *admin = NULL;
-    int r = gw_keys_create(c->api_keys.v, c->api_keys.n, c->api_key_file, &defaults, old, &k, err);
-    if (r == 0) r = gw_keys_create(c->admin_keys.v, c->admin_keys.n, NULL, NULL, NULL, &admin, err);
+    int r = gw_keys_create(&keys, old, &k, err);
+    if (r == 0) r = gw_keys_create(&admins, NULL, &admin, err);
     if (r < 0) {
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
         gw_config_free(c);
         return r;
     }
@@ -366,9 +370,8 @@ static int start_fleet(struct gw_run *u, struct err *err)
     if (r == 0 && (c->model || !others))
         r = gw_own_create(loop, server->fleet, c, buf_cstr(&u->dir), others, &own_ops, u,
                           &server->own, err);
-    if (r == 0 && c->registry)
-        r = gw_registry_create(loop, c->registry, c->registry_group, on_registered, u, &u->registry,
-                               err);
+    struct gw_registry_opts registry = {c->registry, c->registry_group, on_registered, u};
+    if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
     if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
     return r;
 }

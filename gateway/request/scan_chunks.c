@@ -434,16 +434,3 @@ void gw_scan_chunks(struct gw_scan *s)
     buf_fini(&space);
     texts_fini(&t);
 }
-
-int gw_scan_text(const struct gw_scan *s, const struct gw_scan_chunk *c, struct buf *out)
-{
-    if (c->msg == GW_SCAN_DOCUMENT) {
-        struct json_val v =
-            value_at(s, (struct gw_scan_range){c->body_begin, c->body_end - c->body_begin});
-        return document_text(&v, out);
-    }
-    /* As if quotes stood at both ends: what lies between is read, and it is whole. */
-    struct json_val v = {s->body + c->body_begin - 1, c->body_end - c->body_begin + 2,
-                         JSON_T_STRING};
-    return json_str_read(&v, out);
-}

@@ -166,9 +166,9 @@ static void count_try(struct gw_req *q)
 static void pieces_free(struct gw_req *q)
 {
     mem_free(q->send.edit);
-    if (q->send.piece != &q->send.whole) mem_free(q->send.piece);
+    if (q->send.pieces.v != &q->send.whole) mem_free(q->send.pieces.v);
     q->send.edit = NULL;
-    q->send.piece = NULL;
+    q->send.pieces.v = NULL;
 }
 
 /* Room for one edit more, which goes where it belongs. */
@@ -205,9 +205,9 @@ static int make_pieces(struct gw_req *q)
                 (struct gw_edit){model->at, model->len, q->send.model.data, q->send.model.len});
     }
     if (r == 0)
-        q->send.piece = n > 0 ? mem_alloc((2 * n + 1) * sizeof *q->send.piece) : &q->send.whole;
-    if (r < 0 || !q->send.piece) return -ENOMEM;
-    return gw_splice(body, len, q->send.edit, n, q->send.piece, &q->send.n_pieces, &len);
+        q->send.pieces.v = n > 0 ? mem_alloc((2 * n + 1) * sizeof q->send.whole) : &q->send.whole;
+    if (r < 0 || !q->send.pieces.v) return -ENOMEM;
+    return gw_splice(body, len, q->send.edit, n, &q->send.pieces);
 }
 
 /* Twice does no harm: it never left, or asks only, or is a route without memory. */
@@ -229,7 +229,7 @@ static int start_call(struct gw_req *q, struct http_client *client)
     if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
     if (r == 0)
         r = http_call_start_v(client, http_req_method(q->http), path->data, buf_cstr(headers),
-                              q->send.piece, (int)q->send.n_pieces, &gw_answer_ops, q,
+                              q->send.pieces.v, (int)q->send.pieces.n, &gw_answer_ops, q,
                               &q->send.call);
     if (r == 0 && may_repeat(q, true)) http_call_may_repeat(q->send.call);
     if (r < 0) q->send.call = NULL;

@@ -10,7 +10,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/uio.h>
 
 struct gw_req;
 struct gw_sending {
@@ -20,8 +19,8 @@ struct gw_sending {
     uint64_t start_ns;
     struct buf model; /* the name that the target knows, quoted */
     struct gw_edit *edit;
-    struct iovec *piece, whole; /* piece: &whole where there is no edit */
-    size_t n_pieces;
+    struct gw_pieces pieces; /* v: &whole where there is no edit */
+    struct iovec whole;
 };
 void gw_send(struct gw_req *q);        /* choose a target and send; or gw_relay_no_target() */
 void gw_send_leased(struct gw_req *q); /* to q->send.lease */

@@ -13,25 +13,23 @@ static bool in_order(size_t len, const struct gw_edit *edit, size_t n)
     return true;
 }
 
-static void piece(struct iovec *ret, size_t *n, size_t *sum, const char *p, size_t len)
+static void add_piece(struct gw_pieces *ret, const char *p, size_t len)
 {
-    if (len == 0) return;
-    ret[(*n)++] = (struct iovec){(void *)p, len}; /* read only: the type is the system's */
-    *sum += len;
+    if (len > 0)
+        ret->v[ret->n++] = (struct iovec){(void *)p, len}; /* only read: the type is the system's */
 }
 
-int gw_splice(const char *body, size_t len, const struct gw_edit *edit, size_t n, struct iovec *ret,
-              size_t *ret_n, size_t *ret_len)
+int gw_splice(const char *body, size_t len, const struct gw_edit *edit, size_t n,
+              struct gw_pieces *ret)
 {
-    size_t at = 0, n_pieces = 0, sum = 0;
+    size_t at = 0;
     if (!in_order(len, edit, n)) return -EINVAL;
+    ret->n = 0;
     for (size_t i = 0; i < n; i++) {
-        piece(ret, &n_pieces, &sum, body + at, edit[i].at - at);
-        piece(ret, &n_pieces, &sum, edit[i].text, edit[i].len);
+        add_piece(ret, body + at, edit[i].at - at);
+        add_piece(ret, edit[i].text, edit[i].len);
         at = edit[i].at + edit[i].cut;
     }
-    piece(ret, &n_pieces, &sum, body + at, len - at);
-    *ret_n = n_pieces;
-    *ret_len = sum;
+    add_piece(ret, body + at, len - at);
     return 0;
 }

@@ -12,9 +12,12 @@ struct gw_edit { /* bytes [at, at + cut) of the body become `text` */
     const char *text;
     size_t len;
 };
-/* Edits ascending by `at`, not overlapping (-EINVAL). ret has room for 2 * n + 1 pieces; *ret_n of
- * them are used, *ret_len is their sum. */
-int gw_splice(const char *body, size_t len, const struct gw_edit *edit, size_t n, struct iovec *ret,
-              size_t *ret_n, size_t *ret_len);
+struct gw_pieces {
+    struct iovec *v; /* room for 2 * n + 1 */
+    size_t n;        /* of them are used */
+};
+/* Edits ascending by `at`, not overlapping (-EINVAL). */
+int gw_splice(const char *body, size_t len, const struct gw_edit *edit, size_t n,
+              struct gw_pieces *ret);
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/jsonscan.h"
 #include "gateway/request/scan.h"
+#include "tests/unit/gateway/scan_text.h"
 #include "worker/api/api.h"
 
 #include <string.h>
@@ -34,7 +35,7 @@ static void chunks(const struct gw_scan *s, const struct api_req *r)
         size_t len = r->chat ? r->msg[c->msg].len : r->prompt[c->msg].len;
         ASSERT(joined && c->begin < c->end && c->end <= len);
         buf_clear(&text);
-        ASSERT(gw_scan_text(s, c, &text) == 0);
+        ASSERT(chunk_text(s, c, &text) == 0);
         ASSERT(text.len == c->end - c->begin &&
                memcmp(text.data, joined + c->begin, text.len) == 0);
     }

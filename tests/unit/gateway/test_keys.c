@@ -13,37 +13,45 @@ static const struct gw_key *bearer(struct gw_keys *k, const char *key)
     return gw_keys_find(k, text, NULL);
 }
 
+static int create(char *const *list, size_t n, const char *file, const struct gw_limit *defaults,
+                  const struct gw_keys *old, struct gw_keys **ret, struct err *err)
+{
+    struct gw_key_source from = {.list = list, .n = n, .file = file};
+    if (defaults) from.defaults = *defaults;
+    return gw_keys_create(&from, old, ret, err);
+}
+
 TEST(no_keys_let_everybody_in)
 {
     struct gw_keys *k;
     struct gw_limit all = {.requests_per_min = 3};
-    ASSERT_OK(gw_keys_create(NULL, 0, NULL, &all, NULL, &k, NULL));
+    ASSERT_OK(create(NULL, 0, NULL, &all, NULL, &k, NULL));
     const struct gw_key *key = gw_keys_find(k, NULL, NULL);
     ASSERT_STREQ(key->id, "");
     ASSERT_EQ(key->limit.requests_per_min, 3);
     ASSERT_TRUE(key->account != NULL && gw_key_allows(key, NULL));
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 TEST(claims_to_the_queue)
 {
     char *list[] = {"a", "b weight=2.5 priority=1 max_ttft=1500ms"};
     struct gw_keys *k;
-    ASSERT_OK(gw_keys_create(list, 2, NULL, NULL, NULL, &k, NULL));
+    ASSERT_OK(create(list, 2, NULL, NULL, NULL, &k, NULL));
     const struct gw_claims *a = &gw_keys_find(k, "Bearer a", NULL)->claims;
     const struct gw_claims *b = &gw_keys_find(k, "Bearer b", NULL)->claims;
     ASSERT_TRUE(a->weight == 1 && a->priority == GW_PRIORITY_USUAL && a->max_ttft_ms == 0);
     ASSERT_TRUE(b->weight == 2.5 && b->priority == 1 && b->max_ttft_ms == 1500);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
     char *twins[] = {"a id=x", "b id=x weight=2"};
-    ASSERT_ERR(gw_keys_create(twins, 2, NULL, NULL, NULL, &k, NULL), -EINVAL);
+    ASSERT_ERR(create(twins, 2, NULL, NULL, NULL, &k, NULL), -EINVAL);
 }
 
 TEST(only_whole_keys_match)
 {
     char *list[] = {"one", "two=="};
     struct gw_keys *k;
-    ASSERT_OK(gw_keys_create(list, 2, NULL, NULL, NULL, &k, NULL));
+    ASSERT_OK(create(list, 2, NULL, NULL, NULL, &k, NULL));
     ASSERT_EQ(strlen(gw_keys_find(k, "Bearer two==", NULL)->id), 8);
     ASSERT_TRUE(gw_keys_find(k, "bearer  one", NULL) != NULL);
     ASSERT_TRUE(gw_keys_find(k, NULL, "one") != NULL);
@@ -52,7 +60,7 @@ TEST(only_whole_keys_match)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         ASSERT_TRUE(gw_keys_find(k, bad[i], NULL) == NULL);
     ASSERT_TRUE(gw_keys_find(k, NULL, NULL) == NULL);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 TEST(hashed_keys)
@@ -73,7 +81,7 @@ TEST(hashed_keys)
     ASSERT_EQ(gw_key_hash("", &again), -EINVAL);
     char *list[] = {own, made.data, plain};
     struct gw_keys *k;
-    ASSERT_OK(gw_keys_create(list, 3, NULL, NULL, NULL, &k, NULL));
+    ASSERT_OK(create(list, 3, NULL, NULL, NULL, &k, NULL));
     for (int round = 0; round < 2; round++) { /* unknown, then known */
         ASSERT_TRUE(bearer(k, "pepperone") == NULL);
         ASSERT_TRUE(bearer(k, made.data) == NULL); /* the hash is no key */
@@ -82,7 +90,7 @@ TEST(hashed_keys)
         ASSERT_TRUE(bearer(k, "three") != NULL);
         ASSERT_TRUE(bearer(k, "two") != bearer(k, "three"));
     }
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
     buf_fini(&made);
     buf_fini(&again);
 }
@@ -101,9 +109,9 @@ TEST(every_byte_of_a_digest_counts)
         size_t n = (size_t)snprintf(text, sizeof text, "sha256:");
         for (int i = 0; i < 32; i++, n += 2)
             (void)snprintf(text + n, 3, "%02x", h[i]);
-        ASSERT_OK(gw_keys_create(list, 1, NULL, NULL, NULL, &k, NULL));
+        ASSERT_OK(create(list, 1, NULL, NULL, NULL, &k, NULL));
         ASSERT_EQ(bearer(k, "key") != NULL, wrong == 32);
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
     }
 }
 
@@ -124,7 +132,7 @@ TEST(a_key_of_nearly_the_same_digest_is_refused)
         (void)snprintf(entry + 7 + 2 * i, 3, "%02x", h[i]);
     struct gw_keys *k;
     for (int round = 0; round < 2; round++) {
-        ASSERT_OK(gw_keys_create(round ? hashed : list, 1, NULL, NULL, NULL, &k, NULL));
+        ASSERT_OK(create(round ? hashed : list, 1, NULL, NULL, NULL, &k, NULL));
         ASSERT_TRUE(bearer(k, b) == NULL);
         ASSERT_TRUE(bearer(k, a) != NULL);
         ASSERT_TRUE(bearer(k, b) == NULL); /* also once `a` is known */
@@ -132,7 +140,7 @@ TEST(a_key_of_nearly_the_same_digest_is_refused)
             (void)snprintf(b, sizeof b, "x%d", i);
             ASSERT_TRUE(bearer(k, b) == NULL);
         }
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
     }
 }
 
@@ -150,11 +158,11 @@ TEST(models_are_matched_whole)
         {"GPT-4", {0, 0, 0, 1}},          {"gpt-4/", {0, 1, 0, 0}}, {" gpt-4", {0, 0, 0, 1}},
     };
     struct gw_keys *k;
-    ASSERT_OK(gw_keys_create(list, 4, NULL, NULL, NULL, &k, NULL));
+    ASSERT_OK(create(list, 4, NULL, NULL, NULL, &k, NULL));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (size_t j = 0; j < 4; j++)
             ASSERT_EQ(gw_key_allows(gw_keys_get(k, j), cases[i].model), cases[i].ok[j]);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 TEST(fields_of_an_entry)
@@ -164,7 +172,7 @@ TEST(fields_of_an_entry)
         "key=d=f id=x"};
     struct gw_limit all = {.requests_per_min = 5, .running_max = 7};
     struct gw_keys *k;
-    ASSERT_OK(gw_keys_create(list, 2, NULL, &all, NULL, &k, NULL));
+    ASSERT_OK(create(list, 2, NULL, &all, NULL, &k, NULL));
     const struct gw_key *key = bearer(k, "abc");
     ASSERT_STREQ(key->id, "team-a");
     ASSERT_STREQ(key->name_space, "acme");
@@ -177,12 +185,12 @@ TEST(fields_of_an_entry)
     key = bearer(k, "d=f");
     ASSERT_EQ(key->limit.requests_per_min, 5);
     ASSERT_EQ(key->limit.running_max, 7);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 static int made(size_t n, char *const *list, struct gw_keys **ret, struct err *err)
 {
-    return gw_keys_create(list, n, NULL, NULL, NULL, ret, err);
+    return create(list, n, NULL, NULL, NULL, ret, err);
 }
 
 TEST(every_key_has_a_namespace_of_its_own)
@@ -198,10 +206,10 @@ TEST(every_key_has_a_namespace_of_its_own)
     ASSERT_TRUE(strcmp(bearer(k, "k4")->name_space, bearer(k, "k5")->name_space) != 0);
     ASSERT_STREQ(bearer(k, "k6")->name_space, "a"); /* in the place of k1 */
     ASSERT_STREQ(bearer(k, "k7")->name_space, "d");
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
     ASSERT_OK(made(0, NULL, &k, NULL));
     ASSERT_TRUE(gw_keys_find(k, NULL, NULL)->name_space == NULL);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 /* Two keys meet where both entries say so, and nowhere by chance. */
@@ -226,7 +234,7 @@ TEST(no_two_keys_share_a_namespace_by_chance)
     }
     char *said[] = {"secret-1 id=a/b namespace=b", "secret-2 id=c namespace=b"};
     ASSERT_OK(made(2, said, &k, NULL));
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
 }
 
 TEST(entries_that_cannot_be_meant)
@@ -258,12 +266,12 @@ TEST(entries_that_cannot_be_meant)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char *list[] = {(char *)bad[i]};
         struct err err = {0};
-        ASSERT_EQ(gw_keys_create(list, 1, NULL, NULL, NULL, &k, &err), -EINVAL);
+        ASSERT_EQ(create(list, 1, NULL, NULL, NULL, &k, &err), -EINVAL);
         ASSERT_TRUE(strstr(err.msg, "keys.list, entry 1") != NULL);
     }
     char *twins[] = {"secret-a id=x rpm=1", "secret-b id=x rpm=2"};
     struct err err = {0};
-    ASSERT_EQ(gw_keys_create(twins, 2, NULL, NULL, NULL, &k, &err), -EINVAL);
+    ASSERT_EQ(create(twins, 2, NULL, NULL, NULL, &k, &err), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, "secret") == NULL);
 }
 
@@ -282,13 +290,13 @@ TEST(a_key_stands_in_one_entry)
     struct gw_keys *k;
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         struct err err = {0};
-        ASSERT_EQ(gw_keys_create(lists[i], 2, NULL, NULL, NULL, &k, &err), -EINVAL);
+        ASSERT_EQ(create(lists[i], 2, NULL, NULL, NULL, &k, &err), -EINVAL);
         ASSERT_TRUE(strstr(err.msg, "two entries") != NULL);
         ASSERT_TRUE(strstr(err.msg, "secret") == NULL);
     }
     char *const fine[] = {"secret id=a", "other id=a", salted[0]};
-    ASSERT_OK(gw_keys_create(fine, 3, NULL, NULL, NULL, &k, NULL));
-    gw_keys_unref(k);
+    ASSERT_OK(create(fine, 3, NULL, NULL, NULL, &k, NULL));
+    gw_keys_destroy(k);
 }
 
 /* A reload neither fills a bucket nor takes an account from a request that runs. */
@@ -299,21 +307,19 @@ TEST(a_reload_keeps_accounts)
     struct gw_keys *k, *k2;
     struct gw_limit_view v;
     uint64_t wait;
-    ASSERT_OK(gw_keys_create(before, 3, NULL, NULL, NULL, &k, NULL));
+    ASSERT_OK(create(before, 3, NULL, NULL, NULL, &k, NULL));
     const struct gw_key *a = bearer(k, "a");
     ASSERT_TRUE(a->account == bearer(k, "b")->account && a->account != bearer(k, "c")->account);
     ASSERT_EQ(gw_account_enter(a->account, &a->limit, 0, 9, &v, &wait), GW_LIMIT_OK);
-    struct gw_keys *held = gw_keys_ref(k);
-    ASSERT_OK(gw_keys_create(after, 1, NULL, NULL, k, &k2, NULL));
-    gw_keys_unref(k);
+    ASSERT_OK(create(after, 1, NULL, NULL, k, &k2, NULL));
     const struct gw_key *n = bearer(k2, "new");
     ASSERT_TRUE(n->account == a->account && n->account->n_running == 1);
     ASSERT_EQ(gw_account_enter(n->account, &n->limit, 0, 9, &v, &wait), GW_LIMIT_OK);
     ASSERT_EQ(gw_account_enter(n->account, &n->limit, 0, 9, &v, &wait), GW_LIMIT_REQUESTS);
     gw_account_leave(a->account, &a->limit, 0, 0, false);
-    gw_keys_unref(held);
+    gw_keys_destroy(k);
     ASSERT_EQ(bearer(k2, "new")->account->n_running, 1);
-    gw_keys_unref(k2);
+    gw_keys_destroy(k2);
 }
 
 /* Whichever allocation fails: an error, nothing leaks, and the old set's accounts are as before. */
@@ -324,21 +330,21 @@ TEST(out_of_memory)
     char hash[80] = "sha256:salt:";
     memset(hash + 12, 'a', 64);
     list[1] = hash;
-    ASSERT_OK(gw_keys_create(list, 3, NULL, NULL, NULL, &old, NULL));
+    ASSERT_OK(create(list, 3, NULL, NULL, NULL, &old, NULL));
     struct gw_account *account = bearer(old, "a")->account;
     unsigned n_refs = account->n_refs;
     for (unsigned n = 1;; n++) {
         mem_fail_nth(n);
-        int r = gw_keys_create(list, 3, NULL, NULL, old, &k, NULL);
+        int r = create(list, 3, NULL, NULL, old, &k, NULL);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);
         ASSERT_EQ(r, fired ? -ENOMEM : 0);
         if (!fired) break;
         ASSERT_EQ(account->n_refs, n_refs);
     }
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
     ASSERT_EQ(account->n_refs, n_refs);
-    gw_keys_unref(old);
+    gw_keys_destroy(old);
 }
 
 TEST(key_file)
@@ -348,20 +354,20 @@ TEST(key_file)
     struct err err;
     int fd = mkstemp(path);
     /* empty: nobody could get in */
-    ASSERT_EQ(gw_keys_create(NULL, 0, path, NULL, NULL, &k, &err), -EINVAL);
+    ASSERT_EQ(create(NULL, 0, path, NULL, NULL, &k, &err), -EINVAL);
     static const char text[] = "# comment\n\n  spaced \r\nmore id=m\trpm=3\nlast";
     ASSERT_EQ(write(fd, text, sizeof text - 1), sizeof text - 1);
-    ASSERT_OK(gw_keys_create(NULL, 0, path, NULL, NULL, &k, &err));
+    ASSERT_OK(create(NULL, 0, path, NULL, NULL, &k, &err));
     ASSERT_EQ(gw_keys_count(k), 3);
     ASSERT_TRUE(bearer(k, "spaced") && bearer(k, "last"));
     ASSERT_EQ(bearer(k, "more")->limit.requests_per_min, 3);
-    gw_keys_unref(k);
+    gw_keys_destroy(k);
     ASSERT_EQ(write(fd, "\nx y", 4), 4);
     (void)close(fd);
-    ASSERT_EQ(gw_keys_create(NULL, 0, path, NULL, NULL, &k, &err), -EINVAL);
+    ASSERT_EQ(create(NULL, 0, path, NULL, NULL, &k, &err), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, ":6: ") != NULL);
     (void)unlink(path);
-    ASSERT_EQ(gw_keys_create(NULL, 0, path, NULL, NULL, &k, &err), -ENOENT);
+    ASSERT_EQ(create(NULL, 0, path, NULL, NULL, &k, &err), -ENOENT);
 }
 
 static int keys_of(const void *text, size_t len, struct gw_keys **ret, struct err *err)
@@ -370,7 +376,7 @@ static int keys_of(const void *text, size_t len, struct gw_keys **ret, struct er
     int fd = mkstemp(path);
     ASSERT_EQ(write(fd, text, len), (ssize_t)len);
     (void)close(fd);
-    int r = gw_keys_create(NULL, 0, path, NULL, NULL, ret, err);
+    int r = create(NULL, 0, path, NULL, NULL, ret, err);
     (void)unlink(path);
     return r;
 }
@@ -389,7 +395,7 @@ TEST(long_lines_of_a_key_file)
         if (r < 0) ASSERT_TRUE(strstr(err.msg, ":2: longer than 1023 bytes") != NULL);
         if (r < 0) continue;
         ASSERT_EQ(gw_keys_count(k), 2);
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
     }
     for (size_t len = MAX - 1; len < MAX + 2; len++) { /* the last line, without its end */
         struct err err = {0};
@@ -398,7 +404,7 @@ TEST(long_lines_of_a_key_file)
         if (len > MAX) continue;
         text[len] = '\0';
         ASSERT_TRUE(gw_keys_find(k, NULL, text) != NULL);
-        gw_keys_unref(k);
+        gw_keys_destroy(k);
     }
     struct err err = {0};
     memset(text, 'k', sizeof text);

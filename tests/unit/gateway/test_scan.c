@@ -1,6 +1,7 @@
 #include "gateway/request/scan.h"
 #include "segment/segment.h"
 #include "tests/test.h"
+#include "tests/unit/gateway/scan_text.h"
 
 static struct gw_scan run(const char *body, size_t len, const struct seg_presets *p)
 {
@@ -261,7 +262,7 @@ static void chunks_of(const char *body, const char *given, struct buf *ret, stru
     for (size_t i = 0; i < s->n_chunks; i++) {
         struct buf text = BUF_INIT;
         const struct gw_scan_chunk *c = &s->chunk[i];
-        ASSERT_OK(gw_scan_text(s, c, &text));
+        ASSERT_OK(chunk_text(s, c, &text));
         ASSERT_EQ(c->end - c->begin, text.len);
         ASSERT_TRUE(c->text_id == seg_text_id("", text.data, text.len));
         ASSERT_OK(buf_addf(ret, "%d:%.*s|", (int)c->msg, (int)text.len, text.data));
@@ -370,7 +371,7 @@ TEST(prompts_are_cut_like_messages)
         ASSERT_TRUE(s.segments.len > 0);
         for (size_t i = 0; i < 3; i++) {
             struct buf text = BUF_INIT;
-            ASSERT_OK(gw_scan_text(&s, &s.chunk[i], &text));
+            ASSERT_OK(chunk_text(&s, &s.chunk[i], &text));
             ASSERT_TRUE(text.data[0] == (char)('1' + i) && text.len == 2 + strlen(LONG));
             buf_fini(&text);
         }

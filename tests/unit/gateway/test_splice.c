@@ -3,12 +3,12 @@
 #include "gateway/request/splice.h"
 #include "tests/test.h"
 
-static void joined(const struct iovec *v, size_t n, struct buf *ret)
+static void joined(const struct gw_pieces *p, struct buf *ret)
 {
     buf_clear(ret);
-    for (size_t i = 0; i < n; i++) {
-        ASSERT_TRUE(v[i].iov_len > 0);
-        ASSERT_OK(buf_add(ret, v[i].iov_base, v[i].iov_len));
+    for (size_t i = 0; i < p->n; i++) {
+        ASSERT_TRUE(p->v[i].iov_len > 0);
+        ASSERT_OK(buf_add(ret, p->v[i].iov_base, p->v[i].iov_len));
     }
 }
 
@@ -17,19 +17,18 @@ TEST(pieces_borrow_the_body)
     static const char body[] = "{\"model\":\"a\",\"x\":1}";
     struct gw_edit e = {9, 3, "\"long-name\"", 11};
     struct iovec v[3];
+    struct gw_pieces p = {v, 0};
     struct buf b = BUF_INIT;
-    size_t n, len;
     e.at = (size_t)(strstr(body, "\"a\"") - body);
-    ASSERT_OK(gw_splice(body, sizeof body - 1, &e, 1, v, &n, &len));
-    ASSERT_EQ(n, 3);
+    ASSERT_OK(gw_splice(body, sizeof body - 1, &e, 1, &p));
+    ASSERT_EQ(p.n, 3);
     ASSERT_TRUE(v[0].iov_base == body && v[1].iov_base == e.text);
-    joined(v, n, &b);
+    joined(&p, &b);
     ASSERT_STREQ(buf_cstr(&b), "{\"model\":\"long-name\",\"x\":1}");
-    ASSERT_EQ(len, b.len);
-    ASSERT_OK(gw_splice(body, sizeof body - 1, NULL, 0, v, &n, &len));
-    ASSERT_TRUE(n == 1 && v[0].iov_base == body && len == sizeof body - 1);
-    ASSERT_OK(gw_splice(NULL, 0, NULL, 0, v, &n, &len));
-    ASSERT_TRUE(n == 0 && len == 0);
+    ASSERT_OK(gw_splice(body, sizeof body - 1, NULL, 0, &p));
+    ASSERT_TRUE(p.n == 1 && v[0].iov_base == body && v[0].iov_len == sizeof body - 1);
+    ASSERT_OK(gw_splice(NULL, 0, NULL, 0, &p));
+    ASSERT_EQ(p.n, 0);
     buf_fini(&b);
 }
 
@@ -45,9 +44,9 @@ TEST(bad_edits_are_refused)
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct iovec v[5];
-        size_t n = 77, len = 78;
-        ASSERT_ERR(gw_splice("0123456789", 10, bad[i], 2, v, &n, &len), -EINVAL);
-        ASSERT_TRUE(n == 77 && len == 78); /* untouched on failure */
+        struct gw_pieces p = {v, 77};
+        ASSERT_ERR(gw_splice("0123456789", 10, bad[i], 2, &p), -EINVAL);
+        ASSERT_EQ(p.n, 77); /* untouched on failure */
     }
 }
 
@@ -61,7 +60,8 @@ TEST(any_edits_give_the_edited_text)
         char body[200], text[EDITS][16];
         struct gw_edit e[EDITS];
         struct iovec v[2 * EDITS + 1];
-        size_t n = 0, len = test_rand(&seed) % sizeof body, at = 0, n_pieces, sum;
+        struct gw_pieces p = {v, 0};
+        size_t n = 0, len = test_rand(&seed) % sizeof body, at = 0;
         for (size_t i = 0; i < len; i++)
             body[i] = (char)('a' + test_rand(&seed) % 26);
         buf_clear(&want);
@@ -76,10 +76,9 @@ TEST(any_edits_give_the_edited_text)
             e[n++] = x;
         }
         ASSERT_OK(buf_add(&want, body + at, len - at));
-        ASSERT_OK(gw_splice(body, len, e, n, v, &n_pieces, &sum));
-        ASSERT_TRUE(n_pieces <= 2 * n + 1);
-        joined(v, n_pieces, &got);
-        ASSERT_EQ(sum, want.len);
+        ASSERT_OK(gw_splice(body, len, e, n, &p));
+        ASSERT_TRUE(p.n <= 2 * n + 1);
+        joined(&p, &got);
         ASSERT_EQ(got.len, want.len);
         ASSERT_MEMEQ(got.data ? got.data : "", want.data ? want.data : "", want.len);
     }
