@@ -8,9 +8,8 @@
 
 /* What to measure: a subcommand, and behind it its modes. */
 static const struct bench_sub *const subs[] = {
-    &bench_ttft,  &bench_quality, &bench_calibrate, &bench_report, &bench_throughput,
-    &bench_fleet, &bench_tiers,   &bench_hits,      &bench_proxy,  &bench_kernels,
-    &bench_ceil,  &bench_attn,    &bench_overlap,
+    &bench_ttft, &bench_quality, &bench_calibrate, &bench_throughput, &bench_fleet, &bench_tiers,
+    &bench_hits, &bench_proxy,   &bench_kernels,   &bench_ceil,       &bench_attn,  &bench_overlap,
 };
 enum { N_SUBS = sizeof subs / sizeof *subs };
 
