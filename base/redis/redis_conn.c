@@ -157,23 +157,6 @@ static void tune(struct redis_conn *c, int family)
     set_int(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, c->login->user_timeout_ms);
 }
 
-static int tls_begin(struct redis_conn *c, const char *name)
-{
-    unsigned char ip[16];
-    bool is_ip = inet_pton(AF_INET, name, ip) == 1 || inet_pton(AF_INET6, name, ip) == 1;
-    c->ssl = SSL_new(c->login->tls);
-    if (!c->ssl || SSL_set_fd(c->ssl, c->fd) != 1) return -ENOMEM;
-    if (!is_ip && SSL_set_tlsext_host_name(c->ssl, name) != 1) return -ENOMEM;
-    if (!c->login->insecure) {
-        X509_VERIFY_PARAM *p = SSL_get0_param(c->ssl);
-        if ((is_ip ? X509_VERIFY_PARAM_set1_ip_asc(p, name)
-                   : X509_VERIFY_PARAM_set1_host(p, name, 0)) != 1)
-            return -ENOMEM;
-    }
-    SSL_set_connect_state(c->ssl);
-    return 0;
-}
-
 int redis_conn_open(struct redis_conn *c, const struct sockaddr *sa, socklen_t len,
                     const char *name, uint64_t now_ns)
 {
@@ -185,7 +168,11 @@ int redis_conn_open(struct redis_conn *c, const struct sockaddr *sa, socklen_t l
     if (c->fd < 0) return -errno;
     c->state = REDIS_CONN_CONNECTING;
     tune(c, sa->sa_family);
-    int r = c->login->tls && sa->sa_family != AF_UNIX ? tls_begin(c, name) : 0;
+    int r = 0;
+    if (c->login->tls && sa->sa_family != AF_UNIX) {
+        c->ssl = redis_tls_open(c->login->tls, c->fd, name, c->login->insecure);
+        r = c->ssl ? 0 : -ENOMEM;
+    }
     if (r == 0 && connect(c->fd, sa, len) < 0 && errno != EINPROGRESS) r = -errno;
     if (r == 0) {
         want(c, EPOLLIN | EPOLLOUT);
@@ -642,6 +629,26 @@ SSL_CTX *redis_tls_create(const struct redis_url *u, struct err *err)
     SSL_CTX_set_default_read_buffer_len(t, 128 * 1024); /* several records with one read */
     if (tls_files(t, u, err) == 0) return t;
     SSL_CTX_free(t);
+    return NULL;
+}
+
+SSL *redis_tls_open(SSL_CTX *t, int fd, const char *name, bool insecure)
+{
+    unsigned char ip[16];
+    const bool is_ip = inet_pton(AF_INET, name, ip) == 1 || inet_pton(AF_INET6, name, ip) == 1;
+    SSL *ssl = SSL_new(t);
+    bool ok = ssl && SSL_set_fd(ssl, fd) == 1;
+    ok = ok && (is_ip || SSL_set_tlsext_host_name(ssl, name) == 1);
+    if (ok && !insecure) {
+        X509_VERIFY_PARAM *p = SSL_get0_param(ssl);
+        ok = (is_ip ? X509_VERIFY_PARAM_set1_ip_asc(p, name)
+                    : X509_VERIFY_PARAM_set1_host(p, name, 0)) == 1;
+    }
+    if (ok) {
+        SSL_set_connect_state(ssl);
+        return ssl;
+    }
+    SSL_free(ssl);
     return NULL;
 }
 

@@ -67,6 +67,9 @@ struct redis_login { /* the same for all connections of one kind; constant */
 /* NULL and *err on bad files. */
 SSL_CTX *redis_tls_create(const struct redis_url *u, struct err *err);
 void redis_tls_destroy(SSL_CTX *c);
+/* A client's side on the socket, which verifies the server's name or address unless it is insecure;
+ * no handshake yet. NULL: out of memory. */
+SSL *redis_tls_open(SSL_CTX *c, int fd, const char *name, bool insecure);
 
 enum redis_conn_state {
     REDIS_CONN_CLOSED,

@@ -3,14 +3,13 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/redis/redis_conn.h"
+#include "base/redis/redis_topo.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <hiredis/hiredis.h>
 #include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -123,18 +122,10 @@ static int exchange(struct redis_sync *s, int argc, const char *const *argv, red
     return r < 0 ? r : receive(s, ret);
 }
 
-static int tls_begin(struct redis_sync *s, const char *host, struct err *err)
+static int shake_hands(struct redis_sync *s, const char *host, struct err *err)
 {
-    char ip[16];
-    bool is_ip = inet_pton(AF_INET, host, ip) == 1 || inet_pton(AF_INET6, host, ip) == 1;
-    s->ssl = SSL_new(s->tls);
-    if (!s->ssl || SSL_set_fd(s->ssl, s->fd) != 1) return -ENOMEM;
-    X509_VERIFY_PARAM *p = SSL_get0_param(s->ssl);
-    int ok = is_ip ? 1 : SSL_set_tlsext_host_name(s->ssl, host) == 1;
-    if (!s->url->insecure)
-        ok &= (is_ip ? X509_VERIFY_PARAM_set1_ip_asc(p, host)
-                     : X509_VERIFY_PARAM_set1_host(p, host, 0)) == 1;
-    if (!ok) return -ENOMEM;
+    s->ssl = redis_tls_open(s->tls, s->fd, host, s->url->insecure);
+    if (!s->ssl) return -ENOMEM;
     for (;;) {
         int k = SSL_connect(s->ssl), r;
         if (k == 1) return 0;
@@ -208,7 +199,7 @@ static int dial(struct redis_sync *s, const struct redis_addr *a, const char *us
     if (r < 0) return r;
     s->reader = redisReaderCreate();
     if (!s->reader) r = -ENOMEM;
-    if (r == 0 && s->tls && !redis_addr_is_unix(a)) r = tls_begin(s, a->host, err);
+    if (r == 0 && s->tls && !redis_addr_is_unix(a)) r = shake_hands(s, a->host, err);
     const char *auth[] = {"AUTH", user ? user : password, password};
     if (r == 0 && password) r = say(s, user ? 3 : 2, auth, err);
     (void)snprintf(number, sizeof number, "%u", db);
@@ -225,18 +216,6 @@ static int dial(struct redis_sync *s, const struct redis_addr *a, const char *us
 
 /* ---- which server ---- */
 
-static int parse_addr(const char *text, const char *host_if_empty, struct redis_addr *ret)
-{
-    const char *colon = strrchr(text, ':');
-    size_t n = colon ? (size_t)(colon - text) : 0;
-    long port = colon ? strtol(colon + 1, NULL, 10) : 0;
-    if (port <= 0 || port > 65535 || n >= sizeof ret->host) return -EBADMSG;
-    *ret = (struct redis_addr){.port = (uint16_t)port};
-    memcpy(ret->host, text, n);
-    if (n == 0) (void)snprintf(ret->host, sizeof ret->host, "%s", host_if_empty);
-    return 0;
-}
-
 static int ask_sentinel(struct redis_sync *s, const struct redis_addr *sentinel,
                         struct redis_addr *ret, struct err *err)
 {
@@ -247,16 +226,7 @@ static int ask_sentinel(struct redis_sync *s, const struct redis_addr *sentinel,
     s->n_connects -= r == 0; /* of the data alone */
     if (r == 0) r = exchange(s, 3, argv, &reply);
     if (r < 0) return r;
-    long port = 0;
-    bool ok = reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
-              reply->element[0]->type == REDIS_REPLY_STRING &&
-              reply->element[1]->type == REDIS_REPLY_STRING;
-    if (ok) port = strtol(reply->element[1]->str, NULL, 10);
-    ok = ok && port > 0 && port < 65536 && strlen(reply->element[0]->str) < sizeof ret->host;
-    if (ok) {
-        *ret = (struct redis_addr){.port = (uint16_t)port};
-        memcpy(ret->host, reply->element[0]->str, strlen(reply->element[0]->str) + 1);
-    }
+    bool ok = redis_sentinel_parse_master(reply, ret) == 1;
     freeReplyObject(reply);
     return ok ? 0 : err_set(err, -EIO, "the sentinel does not know the master");
 }
@@ -281,15 +251,15 @@ static int open_any(struct redis_sync *s, struct err *err)
 static int follow(struct redis_sync *s, const redisReply *reply, bool *asking)
 {
     const char *text = reply->str ? reply->str : "";
-    bool ask = strncmp(text, "ASK ", 4) == 0;
+    struct redis_redirect to;
+    int r = redis_redirect_parse(text, strlen(text), &s->at, &to);
     *asking = false;
-    if (strncmp(text, "MOVED ", 6) == 0 || ask) {
-        const char *addr = strchr(text + (ask ? 4 : 6), ' ');
-        if (!addr || parse_addr(addr + 1, s->at.host, &s->moved) < 0) return 0;
+    if (r == 1) {
+        s->moved = to.addr;
         s->has_moved = true;
-        *asking = ask;
-    } else if (strncmp(text, "READONLY", 8) != 0 && strncmp(text, "LOADING", 7) != 0 &&
-               strncmp(text, "MASTERDOWN", 10) != 0) {
+        *asking = to.ask;
+    } else if (r < 0 || (strncmp(text, "READONLY", 8) != 0 && strncmp(text, "LOADING", 7) != 0 &&
+                         strncmp(text, "MASTERDOWN", 10) != 0)) {
         return 0;
     }
     hang_up(s);
@@ -336,26 +306,6 @@ uint64_t redis_sync_n_connects(const struct redis_sync *s)
 
 /* ---- life ---- */
 
-static int tls_create(struct redis_sync *s, struct err *err)
-{
-    const struct redis_url *u = s->url;
-    s->tls = SSL_CTX_new(TLS_client_method());
-    if (!s->tls) return err_set(err, -ENOMEM, "no memory for TLS");
-    (void)SSL_CTX_set_min_proto_version(s->tls, TLS1_2_VERSION);
-    (void)SSL_CTX_set_mode(s->tls, SSL_MODE_ENABLE_PARTIAL_WRITE);
-    SSL_CTX_set_verify(s->tls, u->insecure ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, NULL);
-    int ok = 1;
-    if (!u->insecure)
-        ok = u->ca ? SSL_CTX_load_verify_file(s->tls, u->ca)
-                   : SSL_CTX_set_default_verify_paths(s->tls);
-    if (ok == 1 && u->cert)
-        ok = SSL_CTX_use_certificate_chain_file(s->tls, u->cert) == 1 &&
-             SSL_CTX_use_PrivateKey_file(s->tls, u->key, SSL_FILETYPE_PEM) == 1 &&
-             SSL_CTX_check_private_key(s->tls) == 1;
-    ERR_clear_error();
-    return ok == 1 ? 0 : err_set(err, -EINVAL, "the CA, certificate or key file cannot be used");
-}
-
 int redis_sync_create(const struct redis_url *u, unsigned timeout_ms, struct redis_sync **ret,
                       struct err *err)
 {
@@ -364,10 +314,9 @@ int redis_sync_create(const struct redis_url *u, unsigned timeout_ms, struct red
     s->url = u;
     s->timeout_ms = timeout_ms;
     s->fd = -1;
-    int r = u->tls ? tls_create(s, err) : 0;
-    if (r < 0) {
+    if (u->tls && !(s->tls = redis_tls_create(u, err))) {
         redis_sync_destroy(s);
-        return r;
+        return -EINVAL;
     }
     *ret = s;
     return 0;
@@ -377,6 +326,6 @@ void redis_sync_destroy(struct redis_sync *s)
 {
     if (!s) return;
     hang_up(s);
-    SSL_CTX_free(s->tls);
+    redis_tls_destroy(s->tls);
     mem_free(s);
 }
