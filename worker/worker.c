@@ -96,10 +96,10 @@ static void watch_device(struct worker *w)
         w->replays_refused = true;
         log_event(LOG_WARN, "replay_refused",
                   "device=\"%s\" note=\"decode steps are queued kernel by kernel\"",
-                  kn_dev_device(d));
+                  kn_info(d)->device);
     }
     if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
-    log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_dev_device(d));
+    log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_info(d)->device);
     w->exit_code = WK_EXIT_DEVICE_LOST;
     w->device_lost = true;
     wk_drain(w);
@@ -177,7 +177,7 @@ static int open_door(struct worker *w, struct err *err)
     struct http_tls_opts files = {.cert_file = w->o.tls_cert, .key_file = w->o.tls_key};
     int rc = w->o.tls_cert ? http_tls_server(&files, &o.tls, err) : 0;
 
-    if (rc >= 0) rc = http_server_listen_with(w->server, w->o.listen, &o, err);
+    if (rc >= 0) rc = http_server_listen(w->server, w->o.listen, &o, err);
     if (o.tls) http_tls_unref(o.tls); /* the listener has its own */
     return rc;
 }

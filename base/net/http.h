@@ -162,17 +162,16 @@ struct http_server_ops {
 };
 int http_server_create(struct http_loop *l, const struct http_limits *lim,
                        const struct http_server_ops *ops, void *ctx, struct http_server **ret);
-/* "HOST:PORT" ("127.0.0.1:0" picks a port, "[::1]:80", ":8010" = all), or "unix:/path". */
-int http_server_listen(struct http_server *s, const char *address, struct err *err);
 struct http_listen_opts {
     struct http_tls *tls; /* NULL: plain; the server takes a reference */
     bool reuse_port;      /* servers of other loops will accept on it: http_server_listen_same() */
     int fd;               /* > 0: a listening socket, taken on success, instead of the address */
     unsigned unix_mode;   /* of a unix socket's file, from its first moment on; 0: by the umask */
 };
-/* The port, 0 for unix sockets, or an error. */
-int http_server_listen_with(struct http_server *s, const char *address,
-                            const struct http_listen_opts *o, struct err *err);
+/* "HOST:PORT" ("127.0.0.1:0" picks a port, "[::1]:80", ":8010" = all), or "unix:/path"; o may be
+ * NULL. The port, 0 for unix sockets, or an error. */
+int http_server_listen(struct http_server *s, const char *address, const struct http_listen_opts *o,
+                       struct err *err);
 /* Accept where `from`, a server of another loop, does: on a socket of its own when `from` reuses
  * the port (the kernel spreads the connections), else on the same socket. Call before from's loop
  * runs. */
@@ -218,8 +217,7 @@ size_t http_reply_pending(const struct http_req *r); /* bytes not yet taken by t
 /* ---- server-sent events ---- */
 /* Start an SSE response (text/event-stream, no-cache, X-Accel-Buffering: no). */
 int http_sse_start(struct http_req *r, const char *extra_headers);
-int http_sse_data(struct http_req *r, const char *json, size_t len); /* "data: …\n\n" */
-int http_sse_comment(struct http_req *r, const char *text);          /* ": …\n\n" */
+int http_sse_comment(struct http_req *r, const char *text); /* ": …\n\n", of one short line */
 /* Incremental SSE reader. */
 struct sse_parser { /* init {0}; sse_parser_fini() */
     struct {
@@ -260,18 +258,20 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
 void http_client_destroy(struct http_client *c); /* its calls must have ended */
 /* With those that were cancelled in one of their own callbacks, until it has returned. */
 size_t http_client_n_calls(const struct http_client *c);
-/* headers: CRLF lines; Host, Content-Length are added. body is copied. Where a reused idle
- * connection dies before the first byte of an answer, the call is sent once more on a fresh one if
- * it only asks (GET, HEAD, OPTIONS), not a byte of it had left, or http_call_may_repeat() said so:
- * whatever else may have been done already (RFC 9110, 9.2.2). */
-int http_call_start(struct http_client *c, const char *method, const char *target,
-                    const char *headers, const void *body, size_t len,
+struct http_request {
+    const char *method, *target;
+    const char *headers; /* CRLF lines, Host and Content-Length are added; NULL: none */
+    const void *body;    /* copied */
+    size_t len;
+    const struct iovec *pieces; /* or borrowed until on_end returned or http_call_cancel() */
+    int n_pieces;
+    bool may_repeat; /* twice does no harm */
+};
+/* Where a reused idle connection dies before the first byte of an answer, the call is sent once
+ * more on a fresh one if it only asks (GET, HEAD, OPTIONS), not a byte of it had left, or
+ * may_repeat: anything else may have been done already (RFC 9110, 9.2.2). */
+int http_call_start(struct http_client *c, const struct http_request *q,
                     const struct http_call_ops *ops, void *ctx, struct http_call **ret);
-/* The body in pieces that are borrowed until on_end returned or http_call_cancel(). */
-int http_call_start_v(struct http_client *c, const char *method, const char *target,
-                      const char *headers, const struct iovec *body, int n_pieces,
-                      const struct http_call_ops *ops, void *ctx, struct http_call **ret);
-void http_call_may_repeat(struct http_call *c);     /* behind the start: twice does no harm */
 bool http_call_sent_all(const struct http_call *c); /* the borrowed body is no longer looked at, but
                                                      * by a retry after on_end */
 bool http_call_sent(const struct http_call *c); /* has any byte left, on its latest connection */

@@ -214,50 +214,26 @@ static void on_total(evutil_socket_t fd, short what, void *arg)
     http_handler_end(l);
 }
 
-static int write_head(struct http_call *call, const char *method, const char *target,
-                      const char *headers)
+static int write_head(struct http_call *call, const struct http_request *q)
 {
+    const char *method = q->method;
     bool with_length =
         call->body_len > 0 || strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0;
     struct buf *out = &call->out;
-    size_t len = headers ? strlen(headers) : 0;
-    int r = buf_reserve(out, len + strlen(target) + 128);
+    size_t len = q->headers ? strlen(q->headers) : 0;
+    int r = buf_reserve(out, len + strlen(q->target) + 128);
     if (r == 0) r = buf_adds(out, method);
     if (r == 0) r = buf_addc(out, ' ');
-    if (r == 0) r = buf_adds(out, target);
+    if (r == 0) r = buf_adds(out, q->target);
     if (r == 0) r = buf_adds(out, " HTTP/1.1\r\n");
     if (r == 0) r = http_header_add(out, "Host", call->client->host);
-    if (r == 0) r = buf_add(out, headers, len);
+    if (r == 0) r = buf_add(out, q->headers, len);
     if (r == 0 && with_length) {
         r = buf_adds(out, "Content-Length: ");
         if (r == 0) r = buf_addu(out, call->body_len);
         if (r == 0) r = buf_adds(out, "\r\n");
     }
     return r == 0 ? buf_adds(out, "\r\n") : r;
-}
-
-static int call_create(struct http_client *c, const struct iovec *body, int n_pieces,
-                       const struct http_call_ops *ops, void *ctx, struct http_call **ret)
-{
-    struct http_call *call = mem_zalloc(sizeof *call + (size_t)n_pieces * sizeof(struct iovec));
-    if (!call) return -ENOMEM;
-    call->client = c;
-    call->ops = *ops;
-    call->ctx = ctx;
-    call->n_pieces = n_pieces;
-    for (int i = 0; i < n_pieces; i++) {
-        call->pieces[i] = body[i];
-        call->body_len += body[i].iov_len;
-    }
-    *ret = call;
-    return 0;
-}
-
-static void set_method(struct http_call *call, const char *method)
-{
-    call->to_head = strcmp(method, "HEAD") == 0;
-    call->repeatable =
-        call->to_head || strcmp(method, "GET") == 0 || strcmp(method, "OPTIONS") == 0;
 }
 
 static void call_submit(struct http_call *call)
@@ -273,35 +249,25 @@ static void call_submit(struct http_call *call)
     dispatch(c);
 }
 
-int http_call_start_v(struct http_client *c, const char *method, const char *target,
-                      const char *headers, const struct iovec *body, int n_pieces,
-                      const struct http_call_ops *ops, void *ctx, struct http_call **ret)
-{
-    struct http_call *call;
-    int r = call_create(c, body, n_pieces, ops, ctx, &call);
-    if (r < 0) return r;
-    set_method(call, method);
-    r = write_head(call, method, target, headers);
-    if (r < 0) {
-        call_free(call);
-        return r;
-    }
-    call_submit(call);
-    *ret = call;
-    return 0;
-}
-
-int http_call_start(struct http_client *c, const char *method, const char *target,
-                    const char *headers, const void *body, size_t len,
+int http_call_start(struct http_client *c, const struct http_request *q,
                     const struct http_call_ops *ops, void *ctx, struct http_call **ret)
 {
-    struct http_call *call;
-    int r = call_create(c, NULL, 0, ops, ctx, &call);
-    if (r < 0) return r;
-    set_method(call, method);
-    call->body_len = len;
-    r = write_head(call, method, target, headers);
-    if (r == 0) r = buf_add(&call->out, body, len);
+    struct http_call *call = mem_zalloc(sizeof *call + (size_t)q->n_pieces * sizeof(struct iovec));
+    if (!call) return -ENOMEM;
+    call->client = c;
+    call->ops = *ops;
+    call->ctx = ctx;
+    call->n_pieces = q->n_pieces;
+    call->body_len = q->len;
+    for (int i = 0; i < q->n_pieces; i++) {
+        call->pieces[i] = q->pieces[i];
+        call->body_len += q->pieces[i].iov_len;
+    }
+    call->to_head = strcmp(q->method, "HEAD") == 0;
+    call->repeatable = q->may_repeat || call->to_head || strcmp(q->method, "GET") == 0 ||
+                       strcmp(q->method, "OPTIONS") == 0;
+    int r = write_head(call, q);
+    if (r == 0) r = buf_add(&call->out, q->body, q->len);
     if (r < 0) {
         call_free(call);
         return r;
@@ -309,11 +275,6 @@ int http_call_start(struct http_client *c, const char *method, const char *targe
     call_submit(call);
     *ret = call;
     return 0;
-}
-
-void http_call_may_repeat(struct http_call *call)
-{
-    call->repeatable = true;
 }
 
 bool http_call_sent_all(const struct http_call *call)

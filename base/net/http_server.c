@@ -236,9 +236,11 @@ static int listen_fd(struct http_server *s, const char *address, const struct ht
     return add_listener(s, o->fd, NULL, o->tls, false);
 }
 
-int http_server_listen_with(struct http_server *s, const char *address,
-                            const struct http_listen_opts *o, struct err *err)
+int http_server_listen(struct http_server *s, const char *address,
+                       const struct http_listen_opts *opts, struct err *err)
 {
+    static const struct http_listen_opts plain;
+    const struct http_listen_opts *o = opts ? opts : &plain;
     struct http_addr addrs[HTTP_ADDRS_MAX];
     size_t n = 0;
     int r = check_room(s, err), fd = -1;
@@ -261,13 +263,6 @@ int http_server_listen_with(struct http_server *s, const char *address,
         return err_set(err, -ENOMEM, "out of memory");
     }
     return add_listener(s, fd, copy, o->tls, shared);
-}
-
-int http_server_listen(struct http_server *s, const char *address, struct err *err)
-{
-    static const struct http_listen_opts plain;
-    int r = http_server_listen_with(s, address, &plain, err);
-    return r < 0 ? r : 0;
 }
 
 int http_server_listen_same(struct http_server *s, const struct http_server *from, struct err *err)

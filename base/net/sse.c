@@ -1,7 +1,9 @@
 #include "base/net/http_int.h"
 
+#include "base/assert.h"
 #include "base/mem.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- writer ---- */
@@ -17,46 +19,12 @@ int http_sse_start(struct http_req *r, const char *extra_headers)
     return e;
 }
 
-/* A prefix, the text with its line feeds turned into field starts, an empty line. */
-static int sse_write(struct http_req *r, const char *prefix, const char *text, size_t len)
-{
-    char small[2048]; /* chosen: a token's chunk is about 250 bytes */
-    size_t n_prefix = strlen(prefix);
-    struct buf b = BUF_INIT;
-    bool plain = !memchr(text, '\n', len) && !memchr(text, '\r', len);
-    if (plain && n_prefix + len + 2 <= sizeof small) {
-        memcpy(small, prefix, n_prefix);
-        memcpy(small + n_prefix, text, len);
-        memcpy(small + n_prefix + len, "\n\n", 2);
-        return http_reply_write(r, small, n_prefix + len + 2);
-    }
-    int e = buf_add(&b, prefix, n_prefix);
-    for (size_t i = 0; e == 0 && i < len; i++) {
-        size_t run = 0;
-        while (i + run < len && text[i + run] != '\n' && text[i + run] != '\r')
-            run++;
-        e = buf_add(&b, text + i, run);
-        i += run;
-        if (e == 0 && i < len) {
-            if (text[i] == '\r' && i + 1 < len && text[i + 1] == '\n') i++;
-            e = buf_addc(&b, '\n');
-            if (e == 0) e = buf_add(&b, prefix, n_prefix);
-        }
-    }
-    if (e == 0) e = buf_adds(&b, "\n\n");
-    if (e == 0) e = http_reply_write(r, b.data, b.len);
-    buf_fini(&b);
-    return e;
-}
-
-int http_sse_data(struct http_req *r, const char *json, size_t len)
-{
-    return sse_write(r, "data: ", json, len);
-}
-
 int http_sse_comment(struct http_req *r, const char *text)
 {
-    return sse_write(r, ": ", text, strlen(text));
+    char line[128];
+    int n = snprintf(line, sizeof line, ": %s\n\n", text);
+    ASSERT(n > 0 && (size_t)n < sizeof line && !strpbrk(text, "\r\n"));
+    return http_reply_write(r, line, (size_t)n);
 }
 
 /* ---- reader ---- */

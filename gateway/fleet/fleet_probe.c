@@ -341,7 +341,10 @@ static void begin(struct fleet_probe *p, bool models)
         return;
     }
     if (r == 0)
-        r = http_call_start(p->client, "GET", buf_cstr(&path), buf_cstr(&headers), NULL, 0,
+        r = http_call_start(p->client,
+                            &(struct http_request){.method = "GET",
+                                                   .target = buf_cstr(&path),
+                                                   .headers = buf_cstr(&headers)},
                             &call_ops, p, &p->call);
     if (headers.data) explicit_bzero(headers.data, headers.cap);
     buf_fini(&path);

@@ -228,7 +228,8 @@ static void on_timer(void *arg)
                    "/admin/residents?epoch=%016llx&since=%llu&load=%llu&wait_ms=%d",
                    (unsigned long long)f->epoch, (unsigned long long)f->seq,
                    (unsigned long long)f->load_seq, POLL_WAIT_MS);
-    if (http_call_start(f->client, "GET", target, f->headers, NULL, 0, &ops, f, &f->call) < 0) {
+    const struct http_request q = {.method = "GET", .target = target, .headers = f->headers};
+    if (http_call_start(f->client, &q, &ops, f, &f->call) < 0) {
         f->call = NULL;
         try_later(f, "unreachable");
     }

@@ -99,7 +99,7 @@ static int listen_passed(struct gw_server *server, const struct gw_config *c, st
         if ((strcmp(name, "admin") == 0) != admin) continue;
         int r = tls ? need_tls(server, c, err) : 0;
         if (tls) o.tls = server->tls;
-        if (r == 0) r = http_server_listen_with(s, name, &o, err);
+        if (r == 0) r = http_server_listen(s, name, &o, err);
         if (r < 0) return r;
         say(admin ? "admin.listening" : "gateway.listening", "systemd", r, tls);
         n++;
@@ -121,7 +121,7 @@ static int listen_on(struct gw_server *server, const struct gw_config *c, const 
     if (r == 0 && tls) r = need_tls(server, c, err);
     struct http_listen_opts o = {.reuse_port = server->n_loops > 1,
                                  .tls = tls ? server->tls : NULL};
-    if (r == 0) r = http_server_listen_with(s, buf_cstr(&a), &o, err);
+    if (r == 0) r = http_server_listen(s, buf_cstr(&a), &o, err);
     if (r >= 0) say("gateway.listening", buf_cstr(&a), r, tls);
     buf_fini(&a);
     return r < 0 ? r : 0;
@@ -148,7 +148,7 @@ int gw_listen(struct gw_server *server, const struct gw_config *c, struct err *e
 int gw_listen_private(struct http_server *s, const char *address, struct err *err)
 {
     static const struct http_listen_opts o = {.unix_mode = S_IRUSR | S_IWUSR};
-    int r = http_server_listen_with(s, address, &o, err);
+    int r = http_server_listen(s, address, &o, err);
     return r < 0 ? r : 0;
 }
 

@@ -78,7 +78,9 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
     struct buf headers = BUF_INIT;
     if (c && gw_hop_header(http_req_head(q->http), q->loop->server->hop, &headers) == 0 &&
         gw_fleet_door(f, index, &headers, NULL) == 0 && buf_cstr(&headers) &&
-        http_call_start(c, "GET", path, headers.data, NULL, 0, &part_ops, p, &p->call) == 0)
+        http_call_start(
+            c, &(struct http_request){.method = "GET", .target = path, .headers = headers.data},
+            &part_ops, p, &p->call) == 0)
         p->gather->n_open++;
     if (headers.data) explicit_bzero(headers.data, headers.cap);
     buf_fini(&headers);

@@ -228,10 +228,14 @@ static int start_call(struct gw_req *q, struct http_client *client)
     if (r == 0) r = add_path(q, path);
     if (r == 0 && (!buf_cstr(headers) || !buf_cstr(path))) r = -ENOMEM;
     if (r == 0)
-        r = http_call_start_v(client, http_req_method(q->http), path->data, buf_cstr(headers),
-                              q->send.pieces.v, (int)q->send.pieces.n, &gw_answer_ops, q,
-                              &q->send.call);
-    if (r == 0 && may_repeat(q, true)) http_call_may_repeat(q->send.call);
+        r = http_call_start(client,
+                            &(struct http_request){.method = http_req_method(q->http),
+                                                   .target = path->data,
+                                                   .headers = buf_cstr(headers),
+                                                   .pieces = q->send.pieces.v,
+                                                   .n_pieces = (int)q->send.pieces.n,
+                                                   .may_repeat = may_repeat(q, true)},
+                            &gw_answer_ops, q, &q->send.call);
     if (r < 0) q->send.call = NULL;
     return r;
 }

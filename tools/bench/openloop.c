@@ -158,9 +158,14 @@ static void send_call(struct shot *s, int r, struct buf *body)
     if (r == 0) r = buf_adds(&head, "Content-Type: application/json\r\n");
     if (r == 0 && u->o->extra_headers) r = buf_adds(&head, u->o->extra_headers);
     if (r == 0)
-        r = http_call_start(u->client, "POST", u->o->path, buf_cstr(&head), body->data, body->len,
+        r = http_call_start(u->client,
+                            &(struct http_request){.method = "POST",
+                                                   .target = u->o->path,
+                                                   .headers = buf_cstr(&head),
+                                                   .body = body->data,
+                                                   .len = body->len,
+                                                   .may_repeat = true},
                             &call_ops, s, &s->call);
-    if (r == 0) http_call_may_repeat(s->call);
     buf_fini(body);
     buf_fini(&head);
     if (r < 0) over(s, r);
@@ -434,9 +439,14 @@ int openloop_call(const char *address, const char *path, const char *body, struc
     if (r < 0) return r;
     r = http_client_create(x.loop, &co, &client);
     if (r == 0)
-        r = http_call_start(client, body ? "POST" : "GET", path,
-                            body ? "Content-Type: application/json\r\n" : NULL, body,
-                            body ? strlen(body) : 0, &ops, &x, &call);
+        r = http_call_start(
+            client,
+            &(struct http_request){.method = body ? "POST" : "GET",
+                                   .target = path,
+                                   .headers = body ? "Content-Type: application/json\r\n" : NULL,
+                                   .body = body,
+                                   .len = body ? strlen(body) : 0},
+            &ops, &x, &call);
     if (r == 0) r = http_loop_run(x.loop);
     if (r == 0) r = x.status;
     if (client) http_client_destroy(client);

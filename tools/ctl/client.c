@@ -72,7 +72,9 @@ static int exchange_run(struct exchange *x, const char *address, const char *met
                                  .first_byte_timeout_ms = 3600000, /* a warm-up may take long */
                                  .idle_timeout_ms = 600000};
     int r = http_client_create(x->loop, &o, &client);
-    if (r == 0) r = http_call_start(client, method, target, headers, body, len, &ops, x, &call);
+    const struct http_request q = {
+        .method = method, .target = target, .headers = headers, .body = body, .len = len};
+    if (r == 0) r = http_call_start(client, &q, &ops, x, &call);
     if (r == 0) r = http_loop_run(x->loop);
     if (r >= 0) r = x->error;
     if (client) http_client_destroy(client);

@@ -1,9 +1,8 @@
 /* A server in a thread of its own, and blocking sockets to speak to it.
  *
- * Paths with a meaning: /hold is answered later, /big is 256 MiB, /stream is chunked,
- * /sse says its body in events. With `heads`
- * set requests are judged by their heads: /no is refused there, and
- * /crowded on a connection that is one too many. */
+ * Paths with a meaning: /hold is answered later, /big is 256 MiB, /stream is chunked.
+ * With `heads` set requests are judged by their heads: /no is refused there, and /crowded on a
+ * connection that is one too many. */
 #ifndef TESTS_UNIT_BASE_HTTP_FIX_H
 #define TESTS_UNIT_BASE_HTTP_FIX_H
 
@@ -78,11 +77,6 @@ static void on_request(void *ctx, struct http_req *r)
         f->big_left = 256u << 20;
         (void)http_reply_start(r, 200, "text/plain", NULL);
         pump_big(f, r);
-    } else if (strcmp(path, "/sse") == 0) { /* what stands in its body, as an event and a comment */
-        (void)http_sse_start(r, NULL);
-        (void)http_sse_data(r, body, len);
-        (void)http_sse_comment(r, body);
-        (void)http_reply_end(r);
     } else if (strcmp(path, "/stream") == 0) {
         (void)http_reply_start(r, 200, "text/plain", NULL);
         (void)http_reply_write(r, "one", 3);
@@ -156,7 +150,7 @@ static inline void fix_init_ops(struct fix *f, const struct http_limits *lim,
     ASSERT_OK(http_loop_create(&f->loop));
     ASSERT_OK(http_server_create(f->loop, lim, ops, f, &f->server));
     struct err err = {0};
-    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", &err));
+    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", NULL, &err));
     f->port = http_server_port(f->server);
     ASSERT_EQ(pthread_create(&f->thread, NULL, loop_main, f), 0);
 }

@@ -198,40 +198,6 @@ TEST(heads_end_at_their_limits)
 
 /* ---- bytes that end lines ---- */
 
-/* No text that goes into an event begins a line of its own, however it ends its lines. */
-TEST(sse_says_every_line_as_one)
-{
-    static const struct {
-        const char *text, *data, *comment;
-    } table[] = {
-        {"plain", "data: plain\n\n", ": plain\n\n"},
-        {"a\nb", "data: a\ndata: b\n\n", ": a\n: b\n\n"},
-        {"a\rb", "data: a\ndata: b\n\n", ": a\n: b\n\n"},
-        {"a\r\nb", "data: a\ndata: b\n\n", ": a\n: b\n\n"},
-        {"a\n\rb", "data: a\ndata: \ndata: b\n\n", ": a\n: \n: b\n\n"},
-        {"a\r\rdata: forged", "data: a\ndata: \ndata: data: forged\n\n",
-         ": a\n: \n: data: forged\n\n"},
-        {"a\r", "data: a\ndata: \n\n", ": a\n: \n\n"},
-        {"\tb\x01", "data: \tb\x01\n\n", ": \tb\x01\n\n"},
-    };
-    struct fix f;
-    fix_init(&f, NULL);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        char request[200], want[200];
-        (void)snprintf(request, sizeof request,
-                       "POST /sse HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", strlen(table[i].text),
-                       table[i].text);
-        (void)snprintf(want, sizeof want, "\r\n\r\n%s%s", table[i].data, table[i].comment);
-        int fd = dial(&f);
-        puts_fd(fd, request);
-        const char *text = get(fd, NULL), *body = strstr(text, "\r\n\r\n");
-        ASSERT_TRUE(body != NULL);
-        ASSERT_STREQ(body, want);
-        close(fd);
-    }
-    fix_fini(&f);
-}
-
 TEST(a_header_is_one_line)
 {
     static const char *const bad[] = {"a\rb", "a\nb", "a\r\nSet-Cookie: b", "\n", "a\r"};

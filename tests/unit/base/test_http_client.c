@@ -32,7 +32,7 @@ struct fix {
     struct http_req *held;
     char peers[CALLS_MAX][64];
     size_t big_left;
-    bool timed_out, tolerant;
+    bool timed_out, tolerant, may_repeat;
     char host[64];
 };
 
@@ -84,8 +84,7 @@ static void on_request(void *ctx, struct http_req *r)
     } else if (strcmp(path, "/sse") == 0) {
         ASSERT_EQ(http_sse_start(r, "X-Test: yes\r\n"), 0);
         ASSERT_EQ(http_sse_comment(r, "hello"), 0);
-        ASSERT_EQ(http_sse_data(r, "{\"a\":1}", 7), 0);
-        ASSERT_EQ(http_sse_data(r, "two\nlines", 9), 0);
+        ASSERT_OK(http_reply_write(r, "data: {\"a\":1}\n\ndata: two\ndata: lines\n\n", 38));
         ASSERT_EQ(http_reply_end(r), 0);
         ASSERT_EQ(http_reply_write(r, "x", 1), -EPIPE);
     } else if (strcmp(path, "/cut") == 0) {
@@ -128,7 +127,7 @@ static void fix_init(struct fix *f, const char *client_address)
     ASSERT_OK(http_loop_create(&f->loop));
     ASSERT_OK(http_server_create(f->loop, NULL, &ops, f, &f->server));
     struct err err = {0};
-    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", &err));
+    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", NULL, &err));
     char address[64];
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(f->server));
     struct http_client_opts o = {.address = client_address ? client_address : address,
@@ -209,8 +208,13 @@ static void start(struct fix *f, int i, const char *method, const char *target, 
     struct one_call *c = &f->calls[i];
     c->f = f;
     f->n_open++;
-    ASSERT_OK(http_call_start(f->client, method, target, "X-A: b\r\n", body,
-                              body ? strlen(body) : 0, &ops, c, &c->call));
+    const struct http_request q = {.method = method,
+                                   .target = target,
+                                   .headers = "X-A: b\r\n",
+                                   .body = body,
+                                   .len = body ? strlen(body) : 0,
+                                   .may_repeat = f->may_repeat};
+    ASSERT_OK(http_call_start(f->client, &q, &ops, c, &c->call));
 }
 
 TEST(echo_and_pool_reuse)
@@ -255,7 +259,9 @@ TEST(borrowed_bodies)
         struct one_call *c = &f.calls[round];
         c->f = &f;
         f.n_open++;
-        ASSERT_OK(http_call_start_v(f.client, "POST", "/echo", NULL, pieces, n, &ops, c, &c->call));
+        const struct http_request q = {
+            .method = "POST", .target = "/echo", .pieces = pieces, .n_pieces = n};
+        ASSERT_OK(http_call_start(f.client, &q, &ops, c, &c->call));
         memset(pieces, 0, sizeof pieces); /* only what they point to is borrowed */
         run(&f);
         ASSERT_EQ(c->end, 0);
@@ -604,8 +610,8 @@ TEST(dead_idle_connection_is_retried)
 {
     struct dying d;
     dying_start(&d);
+    d.f.may_repeat = true;
     start(&d.f, 1, "POST", "/", "b");
-    http_call_may_repeat(d.f.calls[1].call);
     run(&d.f);
     ASSERT_EQ(d.f.calls[1].end, 0);
     ASSERT_STREQ(buf_cstr(&d.f.calls[1].body), "two");
@@ -784,8 +790,8 @@ TEST(unix_socket_and_stale_file)
     struct fix f;
     fix_init(&f, address);
     struct err err = {0};
-    ASSERT_OK(http_server_listen(f.server, address, &err));
-    ASSERT_ERR(http_server_listen(f.server, address, &err), -EADDRINUSE); /* it is alive */
+    ASSERT_OK(http_server_listen(f.server, address, NULL, &err));
+    ASSERT_ERR(http_server_listen(f.server, address, NULL, &err), -EADDRINUSE); /* it is alive */
     start(&f, 0, "POST", "/echo", "over unix");
     run(&f);
     ASSERT_STREQ(buf_cstr(&f.calls[0].body), "over unix");
@@ -803,7 +809,7 @@ TEST(unix_socket_and_stale_file)
     close(fd);
     ASSERT_EQ(access(file, F_OK), 0);
     fix_init(&f, NULL);
-    ASSERT_OK(http_server_listen(f.server, address, &err));
+    ASSERT_OK(http_server_listen(f.server, address, NULL, &err));
     fix_fini(&f);
     (void)rmdir(path);
 }
@@ -823,8 +829,9 @@ TEST(every_allocation_may_fail)
         c->f = &f;
         f.n_open = 1;
         mem_fail_nth(n);
-        int r =
-            http_call_start(f.client, "POST", "/echo", NULL, body, strlen(body), &ops, c, &c->call);
+        const struct http_request q = {
+            .method = "POST", .target = "/echo", .body = body, .len = strlen(body)};
+        int r = http_call_start(f.client, &q, &ops, c, &c->call);
         if (r == 0) run(&f);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);

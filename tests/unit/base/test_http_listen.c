@@ -103,14 +103,14 @@ TEST(one_port_for_several_loops)
     char address[32];
     lanes_create(lanes);
     lanes_create(others);
-    ASSERT_OK(http_server_listen_with(lanes[0].server, "127.0.0.1:0", &o, &err));
+    ASSERT_OK(http_server_listen(lanes[0].server, "127.0.0.1:0", &o, &err));
     int port = http_server_port(lanes[0].server);
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", port);
     lanes_start(lanes);
     for (int i = 1; i < LANES; i++)
         ASSERT_EQ(http_server_port(lanes[i].server), port);
     /* A second gateway does not slip in. */
-    ASSERT_ERR(http_server_listen_with(others[0].server, address, &o, &err), -EADDRINUSE);
+    ASSERT_ERR(http_server_listen(others[0].server, address, &o, &err), -EADDRINUSE);
     lanes_start(others);
     (void)lanes_stop(others);
     struct sockaddr_in to = loopback(port);
@@ -130,7 +130,7 @@ TEST(one_unix_socket_for_several_loops)
     (void)snprintf(to.sun_path, sizeof to.sun_path, "%s/s", dir);
     (void)snprintf(address, sizeof address, "unix:%s/s", dir);
     lanes_create(lanes);
-    ASSERT_OK(http_server_listen_with(lanes[0].server, address, &o, &err));
+    ASSERT_OK(http_server_listen(lanes[0].server, address, &o, &err));
     lanes_start(lanes);
     for (int i = 0; i < 100; i++)
         ask((struct sockaddr *)&to, sizeof to);
@@ -149,10 +149,10 @@ TEST(descriptors_that_were_passed)
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     ASSERT_EQ(bind(fd, (struct sockaddr *)&at, len), 0);
     struct http_listen_opts o = {.fd = fd, .reuse_port = true};
-    ASSERT_ERR(http_server_listen_with(lanes[0].server, "fd", &o, &err), -EINVAL); /* not yet */
+    ASSERT_ERR(http_server_listen(lanes[0].server, "fd", &o, &err), -EINVAL); /* not yet */
     ASSERT_EQ(listen(fd, 10), 0);
     ASSERT_EQ(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    ASSERT_OK(http_server_listen_with(lanes[0].server, "fd", &o, &err));
+    ASSERT_OK(http_server_listen(lanes[0].server, "fd", &o, &err));
     ASSERT_EQ(http_server_port(lanes[0].server), ntohs(at.sin_port));
     ASSERT_TRUE(fcntl(fd, F_GETFL) & O_NONBLOCK);
     ASSERT_TRUE(fcntl(fd, F_GETFD) & FD_CLOEXEC);
@@ -162,7 +162,7 @@ TEST(descriptors_that_were_passed)
     ASSERT_TRUE(lanes_stop(lanes) >= 1);
     lanes_create(lanes);
     o.fd = 1000; /* not open */
-    ASSERT_ERR(http_server_listen_with(lanes[0].server, "fd", &o, &err), -EINVAL);
+    ASSERT_ERR(http_server_listen(lanes[0].server, "fd", &o, &err), -EINVAL);
     lanes_start(lanes);
     (void)lanes_stop(lanes);
 }

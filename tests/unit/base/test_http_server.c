@@ -543,12 +543,12 @@ TEST(listen_errors)
     ASSERT_OK(http_server_create(l, NULL, &ops, NULL, &s));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct err err = {0};
-        ASSERT_ERR(http_server_listen(s, bad[i], &err), -EINVAL);
+        ASSERT_ERR(http_server_listen(s, bad[i], NULL, &err), -EINVAL);
         ASSERT_TRUE(err.msg[0] != '\0');
     }
     struct err err = {0};
-    ASSERT_ERR(http_server_listen(s, "unix:/", &err), -EADDRINUSE); /* not a socket */
-    ASSERT_OK(http_server_listen(s, ":0", &err));
+    ASSERT_ERR(http_server_listen(s, "unix:/", NULL, &err), -EADDRINUSE); /* not a socket */
+    ASSERT_OK(http_server_listen(s, ":0", NULL, &err));
     ASSERT_TRUE(http_server_port(s) > 0);
     http_server_destroy(s);
     http_loop_destroy(l);

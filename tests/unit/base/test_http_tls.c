@@ -73,7 +73,7 @@ static void on_request(void *ctx, struct http_req *r)
         pump_big(f, r);
     } else if (strcmp(path, "/sse") == 0) {
         ASSERT_OK(http_sse_start(r, NULL));
-        ASSERT_OK(http_sse_data(r, "{}", 2));
+        ASSERT_OK(http_reply_write(r, "data: {}\n\n", 10));
         ASSERT_OK(http_reply_end(r));
     } else if (strcmp(path, "/cut") == 0) {
         ASSERT_OK(http_reply_start(r, 200, "text/plain", NULL));
@@ -136,7 +136,7 @@ static void serve(struct fix *f, const char *cert, const char *client_ca,
     ASSERT_OK(http_tls_server(&o, &f->server_tls, &err));
     ASSERT_OK(http_server_create(f->loop, lim, &ops, f, &f->server));
     struct http_listen_opts lo = {.tls = f->server_tls};
-    ASSERT_OK(http_server_listen_with(f->server, "127.0.0.1:0", &lo, &err));
+    ASSERT_OK(http_server_listen(f->server, "127.0.0.1:0", &lo, &err));
     (void)snprintf(f->address, sizeof f->address, "127.0.0.1:%d", http_server_port(f->server));
 }
 
@@ -228,7 +228,8 @@ static struct one_call *ask(struct fix *f, int i, const char *target, const void
     buf_clear(&c->body);
     c->f = f;
     f->n_open++;
-    ASSERT_OK(http_call_start(f->client, "POST", target, NULL, body, len, &ops, c, &c->call));
+    const struct http_request q = {.method = "POST", .target = target, .body = body, .len = len};
+    ASSERT_OK(http_call_start(f->client, &q, &ops, c, &c->call));
     return c;
 }
 
@@ -694,7 +695,8 @@ TEST(allocations_may_fail)
         struct one_call *c = &f.calls[0];
         c->f = &f;
         f.n_open = 1;
-        int r = http_call_start(f.client, "POST", "/echo", NULL, "x", 1, &ops, c, &c->call);
+        const struct http_request q = {.method = "POST", .target = "/echo", .body = "x", .len = 1};
+        int r = http_call_start(f.client, &q, &ops, c, &c->call);
         if (r == 0) run(&f);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);

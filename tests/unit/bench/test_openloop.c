@@ -17,7 +17,9 @@ static struct http_loop *loop; /* the child's */
 
 static void frame(struct http_req *r, const char *json)
 {
-    (void)http_sse_data(r, json, strlen(json));
+    char text[256];
+    int n = snprintf(text, sizeof text, "data: %s\n\n", json);
+    (void)http_reply_write(r, text, (size_t)n);
 }
 
 static void finish(void *arg)
@@ -68,7 +70,7 @@ static pid_t serve(char *address, size_t cap)
         struct err err = {0};
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (http_loop_create(&loop) == 0 && http_server_create(loop, NULL, &ops, NULL, &s) == 0 &&
-            http_server_listen(s, address, &err) >= 0 && write(ready[1], "r", 1) == 1)
+            http_server_listen(s, address, NULL, &err) >= 0 && write(ready[1], "r", 1) == 1)
             (void)http_loop_run(loop);
         _exit(0);
     }

@@ -74,7 +74,7 @@ static void stub_start(struct site *s, struct stub *b, const char *address)
 {
     static const struct http_server_ops ops = {.on_request = stub_request, .on_close = stub_close};
     ASSERT_OK(http_server_create(s->loop, NULL, &ops, b, &b->server));
-    ASSERT_OK(http_server_listen(b->server, address, NULL));
+    ASSERT_OK(http_server_listen(b->server, address, NULL, NULL));
     (void)snprintf(b->address, sizeof b->address, "127.0.0.1:%d", http_server_port(b->server));
     b->health = b->models_status = 200;
     if (!b->models) b->models = "m";

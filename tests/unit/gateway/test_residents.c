@@ -104,7 +104,7 @@ static void world_start(struct world *w)
     char address[32];
     ASSERT_OK(http_loop_create(&w->loop));
     ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
-    ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL));
+    ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL, NULL));
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
     ASSERT_OK(gw_residents_create(w->loop, w->directory, &w->residents));
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
