@@ -15,8 +15,8 @@
  *
  * Determinism (the invariant the blend rests on): the result of a row depends only on that row and
  * on the keys it may see, bit for bit, never on m, on its neighbours or on the number of threads.
- * Every own kernel keeps it. A GPU's library keeps it for equal m only: `kn_gemm_invariant()` tells
- * which. Runs of kn_replay() may have products of their own, which keep it among themselves.
+ * Every own kernel keeps it. A GPU's library keeps it for equal m only, as kn_info.gemm_invariant
+ * tells. Runs of kn_replay() may have products of their own, which keep it among themselves.
  *
  * Dimension alphabet, project-wide: T tokens, L layers, D model width, H query heads, G KV heads,
  * K head dim, F ffn width, V vocab, P page size in tokens (KN_PAGE).
@@ -93,14 +93,26 @@ struct kn_gemm_rate {
 };
 enum { KN_RATES_MAX = 8 };
 
+/* What a device is, settled when it is created. */
+struct kn_info {
+    const char *device; /* "cpu", "cuda:0 NVIDIA H200", … */
+    const char *isa, *gemm;
+    unsigned n_threads;
+    bool is_host;                           /* all memory is plain memory */
+    bool gemm_invariant;                    /* see above: determinism */
+    size_t kv_value_bytes;                  /* of a value in a page */
+    size_t wide_rows_max;                   /* up to here kn_wide() is the better choice */
+    struct kn_gemm_rate rate[KN_RATES_MAX]; /* what the tuning measured */
+    size_t n_rates;                         /* 0: it was not asked to */
+};
+
 /* A device with its GEMM chosen: all that hangs on the choice (what pages hold, how weights are
  * packed) is settled, and stays. -ENOTSUP: this build has no such backend; -ENODEV: no such device.
  */
 int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err);
-void kn_dev_destroy(struct kn_dev *d);
-const char *kn_dev_device(const struct kn_dev *d); /* "cpu", "cuda:0 NVIDIA H200", … */
-bool kn_dev_is_host(const struct kn_dev *d);       /* all memory is plain memory */
-bool kn_dev_lost(const struct kn_dev *d);          /* every run says -EIO; thread: any */
+void kn_dev_destroy(struct kn_dev *d); /* accepts NULL */
+const struct kn_info *kn_info(const struct kn_dev *d);
+bool kn_dev_lost(const struct kn_dev *d); /* every run says -EIO; thread: any */
 /* Memory, streams and copies of the same device, for who keeps things in its memory (gpu.h): the
  * caller's, to be closed before the device. -ENOTSUP: the CPU has none. */
 struct gpu;
@@ -112,18 +124,6 @@ struct kn_memory {                       /* all 0 on the CPU */
     uint64_t n_allocs;                   /* requests to the device for memory, ever */
 };
 struct kn_memory kn_dev_memory(struct kn_dev *d); /* thread: any */
-unsigned kn_dev_threads(const struct kn_dev *d);
-const char *kn_dev_isa(const struct kn_dev *d);
-const char *kn_dev_gemm(const struct kn_dev *d); /* the chosen candidate */
-bool kn_gemm_invariant(const struct kn_dev *d);
-
-/* What the tuning measured, the device's own; *ret_n 0: it was not asked to. */
-const struct kn_gemm_rate *kn_dev_rates(const struct kn_dev *d, size_t *ret_n);
-
-/* Measure the chosen GEMM on packed weights, all threads, `rows` rows: GFLOP/s (a bench's ceiling).
- */
-double kn_dev_gemm_gflops(struct kn_dev *d, struct kn_mat *const *mats, size_t n, size_t rows);
-
 /* ---- memory ---- */
 enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST };
 /* KN_MEM_HOST is the host's, pinned: kn_copy() to and from it happens when the stream gets there.
@@ -131,9 +131,8 @@ enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST };
  * CPU. Freed blocks of a GPU are kept for the next request of their size. */
 void *kn_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
 void kn_mem_free(struct kn_dev *d, void *p); /* accepts NULL */
-/* Between runs, complete on return: from host memory, and from one place of the device to another.
+/* Between runs, complete on return: from host memory, or from one place of the device to another.
  */
-int kn_mem_write(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 int kn_mem_copy(struct kn_dev *d, void *dst, const void *src, size_t bytes);
 
 /* Stored KV on its way to the device while operations run: a ring of device memory that is filled
@@ -163,7 +162,7 @@ int kn_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows 
 struct rng_field;
 int kn_mat_random(struct kn_mat *w, size_t row0, size_t n_rows, const struct rng_field *f);
 /* In the form that a file has the rows in, part after part: the same numbers in less memory, and
- * less to read for few rows. Where kn_gemm_invariant(), products are those of the same values
+ * less to read for few rows. Where gemm_invariant, products are those of the same values
  * filled in as f32, bit for bit. Rows of a part without a form come by kn_mat_fill(), the others
  * one by one by kn_mat_fill_codes(). -ENOTSUP: this device keeps weights its own way only. */
 struct kn_part {
@@ -189,8 +188,6 @@ int kn_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, k
 /* Run fn once with all rows on a stream whose operations are themselves parallel inside (GEMMs by
  * output columns, attention by head): for few rows (decode, a short question). */
 int kn_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn, void *arg);
-/* Rows at or below which kn_wide() is the better choice on this device. */
-size_t kn_wide_rows_max(const struct kn_dev *d);
 /* While on, a GPU's runs return when their operations are queued: the host may not read, write or
  * free what they touch before the end of a run that is not deferred, which also says what went
  * wrong. A run that fails or is cancelled has waited. The CPU's runs are over in any case. */
@@ -274,7 +271,7 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
 
 /* ---- paged KV ----
  * Page p of layer l holds tokens [p*P, p*P+P) in 2*G*K*P values at
- * base + (pages[p] * page_stride + l * layer_stride) * kn_kv_value_bytes(). Type and order are the
+ * base + (pages[p] * page_stride + l * layer_stride) * kv_value_bytes. Type and order are the
  * device's own (the CPU: f32, K transposed [G, K, P], then V [G, P, K]; where it multiplies bf16:
  * bf16 in tiles, cpu/simd/attn_bf16.c). K is rotated at its position.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
@@ -292,7 +289,6 @@ struct kn_kv {
     const struct kn_pages *each; /* [rows], read by operations: row i's own; NULL: one sequence */
 };
 size_t kn_kv_layer_values(unsigned G, unsigned K); /* of one page of one layer: 2*G*K*P */
-size_t kn_kv_value_bytes(const struct kn_dev *d);
 /* Store rotated K and V rows at positions pos[i]. k, v: [m, G, K] with row strides. */
 int kn_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
               size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
@@ -305,12 +301,10 @@ int kn_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int
 /* f32 rows x [m, n], stride ldx -> contiguous rows of dtype t, each n values in heads of K (round
  * to nearest even); -ERANGE when a value does not fit f16 or Q8, which know no infinity and no NaN,
  * -EINVAL when n is not whole heads. out may be the host's own memory, and is filled on return:
- * this is how computed KV leaves the device. kn_encode(): one row. */
+ * this is how computed KV leaves the device. */
 int kn_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n, size_t K,
                    enum kn_dtype t, void *out);
-int kn_encode(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t, void *out);
-int kn_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t, float *out);
-/* From one dtype to another on the host, without a device. Thread: any. As kn_encode(). */
+/* From one dtype to another on the host, without a device. Thread: any. As kn_encode_rows(). */
 int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out);
 
 /* Rows of n values in heads of K: numbers all, no infinity and no NaN? On the host. Thread: any. */

@@ -223,9 +223,9 @@ static void log_loaded(struct worker *w)
               "name=%s arch=%s layers=%u ctx=%u device=\"%s\" gemm=%s isa=%s threads=%u "
               "kv_dtype=%s chat=%s "
               "ram_bytes=%llu blend=%s seconds=%.2f",
-              w->model_name, c->arch, c->L, w->ctx_max, kn_dev_device(fus_core_dev(w->core)),
-              kn_dev_gemm(fus_core_dev(w->core)), kn_dev_isa(fus_core_dev(w->core)),
-              kn_dev_threads(fus_core_dev(w->core)), kn_dtype_name(w->ident.dtype),
+              w->model_name, c->arch, c->L, w->ctx_max, kn_info(fus_core_dev(w->core))->device,
+              kn_info(fus_core_dev(w->core))->gemm, kn_info(fus_core_dev(w->core))->isa,
+              kn_info(fus_core_dev(w->core))->n_threads, kn_dtype_name(w->ident.dtype),
               w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
               w->blend_ok ? "on" : "off", w->load_s);
 }

@@ -37,7 +37,7 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
-        const char *device = kn_dev_device(fus_core_dev(w->core));
+        const char *device = kn_info(fus_core_dev(w->core))->device;
         buf_addf(&b, ",\"quality\":\"%s\",\"device\":", wk_guard_state_name(&v));
         buf_add_json_str(&b, device, strlen(device));
         put_refusing(w, &b);

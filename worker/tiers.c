@@ -92,7 +92,7 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
 
     if (w->o.tiers.gpu_bytes)
         rc = add_gpu(w, o, err);
-    else if (!kn_dev_is_host(dev) && (rc = kn_dev_gpu(dev, &w->gpu, err)) == 0)
+    else if (!kn_info(dev)->is_host && (rc = kn_dev_gpu(dev, &w->gpu, err)) == 0)
         o->reader = w->gpu;
     if (rc >= 0 && w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
     if (rc >= 0 && w->o.tiers.redis) rc = add_redis(w, o, err);

@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kernels/rate.h"
 
 #include <math.h>
 #include <string.h>
@@ -116,7 +117,7 @@ static int vectors(struct packer *p, const enum model_w *w, size_t n_w, unsigned
         n += cols;
     }
     *ret = kn_mem_alloc(p->c->dev, KN_MEM_DEVICE, n * sizeof(**ret));
-    return *ret ? kn_mem_write(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
+    return *ret ? kn_mem_copy(p->c->dev, *ret, p->rows, n * sizeof(**ret)) : -ENOMEM;
 }
 
 #define W(...)                                                                                     \
@@ -156,7 +157,7 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     if (widest < (size_t)c->cfg.H * c->cfg.K) widest = (size_t)c->cfg.H * c->cfg.K;
     p.cap = widest > (1u << 20) ? widest : 1u << 20; /* chosen: 4 MiB slices */
     p.total = layer_params(&c->cfg) * c->cfg.L +
-              (kn_dev_is_host(c->dev) ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
+              (kn_info(c->dev)->is_host ? 1.0 : 2.0) * c->cfg.V * c->cfg.D;
     p.rows = mem_aligned(64, p.cap * sizeof(*p.rows));
     c->layer = mem_zalloc(c->cfg.L * sizeof(*c->layer));
     int r = p.rows && c->layer ? 0 : -ENOMEM;
@@ -165,7 +166,7 @@ static int load_weights(struct fus_core *c, const struct fus_core_opts *o)
     if (r == 0) r = vectors(&p, W(MODEL_NORM_OUT), 1, 0, &c->norm_out);
     if (r == 0 && !c->norm_out) r = -EBADMSG;
     if (r == 0) r = pack_as(&p, kn_mat_create_full, W(MODEL_LM_HEAD), 1, 0, &c->lm_head);
-    if (r == 0 && !kn_dev_is_host(c->dev))
+    if (r == 0 && !kn_info(c->dev)->is_host)
         r = pack_as(&p, kn_mat_create_full, W(MODEL_EMBED), 1, 0, &c->embed);
     mem_free(p.rows);
     return r;
@@ -201,7 +202,7 @@ static int make_rope(struct fus_core *c)
             tab[p * half + i] = (float)cos(angle);
             tab[n + p * half + i] = (float)sin(angle);
         }
-    r = kn_mem_write(c->dev, c->rope_tab, tab, 2 * n * sizeof(*tab));
+    r = kn_mem_copy(c->dev, c->rope_tab, tab, 2 * n * sizeof(*tab));
     c->rope = (struct kn_rope){.K = c->cfg.K,
                                .n_rot = c->cfg.K,
                                .cos = c->rope_tab,
@@ -236,7 +237,7 @@ static uint64_t work_bytes(const struct fus_core *c)
 /* Chosen: 7/8 of what is left, or what prefills leave of it. */
 static uint64_t auto_bytes(const struct fus_core *c)
 {
-    if (kn_dev_is_host(c->dev)) return 0;
+    if (kn_info(c->dev)->is_host) return 0;
     const uint64_t free_bytes = kn_dev_memory(c->dev).free_bytes, work = work_bytes(c);
     const uint64_t most = free_bytes / 8 * 7;
     if (work >= free_bytes) return free_bytes / 8; /* long prompts will be told so */
@@ -247,7 +248,7 @@ static uint64_t auto_bytes(const struct fus_core *c)
  * one behind it, one that comes), 256 MiB at most (chosen: what does not fit comes later). */
 static int make_stage(struct fus_core *c)
 {
-    const size_t row = 2 * (size_t)c->cfg.G * c->cfg.K * kn_kv_value_bytes(c->dev);
+    const size_t row = 2 * (size_t)c->cfg.G * c->cfg.K * kn_info(c->dev)->kv_value_bytes;
     const size_t want = 3 * row * c->ctx_max, most = 256u << 20;
     return kn_stage_room(c->dev, want < most ? want : most);
 }
@@ -294,7 +295,7 @@ bool fus_core_warm_page(struct fus_core *c)
 {
     const uint64_t want = (uint64_t)c->used_max + c->session_max;
     if (c->n_touched >= c->n_pages || c->n_touched >= want) return false;
-    if (!kn_dev_is_host(c->dev) || c->lender.lend) return false;
+    if (!kn_info(c->dev)->is_host || c->lender.lend) return false;
     mem_touch(c->pool + (size_t)c->n_touched++ * c->page_bytes, c->page_bytes);
     return true;
 }
@@ -310,7 +311,7 @@ void fus_page_share(struct fus_core *c, int32_t page)
 static void page_spoil(struct fus_core *c, int32_t page)
 {
 #ifdef KV_DEBUG
-    if (kn_dev_is_host(c->dev)) memset(c->pool + page * c->page_bytes, 0xff, c->page_bytes);
+    if (kn_info(c->dev)->is_host) memset(c->pool + page * c->page_bytes, 0xff, c->page_bytes);
 #endif
 }
 
@@ -409,11 +410,11 @@ int fus_core_create(const struct model *m, const struct fus_core_opts *o, struct
     if (r < 0) goto fail;
     c->layer_stride = kn_kv_layer_values(c->cfg.G, c->cfg.K);
     c->page_stride = c->layer_stride * c->cfg.L;
-    if (!kn_dev_is_host(c->dev)) { /* whole 4 KiB, as records stand in shared pages */
-        const size_t unit = 4096 / kn_kv_value_bytes(c->dev);
+    if (!kn_info(c->dev)->is_host) { /* whole 4 KiB, as records stand in shared pages */
+        const size_t unit = 4096 / kn_info(c->dev)->kv_value_bytes;
         c->page_stride = (c->page_stride + unit - 1) / unit * unit;
     }
-    c->page_bytes = c->page_stride * kn_kv_value_bytes(c->dev);
+    c->page_bytes = c->page_stride * kn_info(c->dev)->kv_value_bytes;
     r = make_rope(c);
     if (r == 0) r = load_weights(c, o);
     if (r < 0) {
@@ -487,7 +488,8 @@ unsigned fus_core_ctx_max(const struct fus_core *c)
 
 const struct kn_gemm_rate *fus_core_gemm_rates(const struct fus_core *c, size_t *ret_n)
 {
-    return kn_dev_rates(c->dev, ret_n);
+    *ret_n = kn_info(c->dev)->n_rates;
+    return kn_info(c->dev)->rate;
 }
 
 double fus_core_gemm_gflops(struct fus_core *c, size_t rows)
@@ -542,7 +544,7 @@ static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_ses
     s->n_pages = fus_pages_for(cap_tokens);
     s->page = mem_alloc(s->n_pages * sizeof(*s->page));
     s->page_dev = s->page;
-    if (!kn_dev_is_host(c->dev))
+    if (!kn_info(c->dev)->is_host)
         s->page_dev = kn_mem_alloc(c->dev, KN_MEM_DEVICE, s->n_pages * sizeof(*s->page));
     if (!s->page || !s->page_dev) {
         session_free(s);
@@ -556,7 +558,7 @@ static int session_alloc(struct fus_core *c, uint32_t cap_tokens, struct fus_ses
 int fus_session_pages_changed(struct fus_session *s)
 {
     if (s->page_dev == s->page) return 0;
-    return kn_mem_write(s->core->dev, s->page_dev, s->page, s->n_pages * sizeof(*s->page));
+    return kn_mem_copy(s->core->dev, s->page_dev, s->page, s->n_pages * sizeof(*s->page));
 }
 
 int fus_session_create(struct fus_core *c, uint32_t cap_tokens, struct fus_session **ret)

@@ -266,7 +266,7 @@ static bool unit_begin(const struct fus_engine *e, enum fus_work work, const str
 {
     const uint64_t now = clock_ns();
     struct unit u = {.step = *s, .t0 = now, .u = {.work = work, .kind = s->kind, .rows = s->rows}};
-    u.step.whole |= !kn_gemm_invariant(fus_core_dev(e->core)); /* no bit may depend on time */
+    u.step.whole |= !kn_info(fus_core_dev(e->core))->gemm_invariant; /* no bit may depend on time */
     u.u.streams = e->running != NULL;
     u.u.first = e->budget.n_since == 0;
     if (u.u.streams) {
@@ -453,7 +453,7 @@ static void leave_decode(struct fus_engine *e, const struct fus_job *j)
 /* A step of a prefill or build, as far as streams allow: 1 more to do, 0 done, <0 failed. */
 static int budgeted_step(const struct fus_engine *e, const struct unit *u, struct fus_prefill *f)
 {
-    const bool may_cut = kn_gemm_invariant(fus_core_dev(e->core));
+    const bool may_cut = kn_info(fus_core_dev(e->core))->gemm_invariant;
     fus_prefill_step_rows(f, !may_cut ? 0 : u->u.streams ? u->u.rows : SIZE_MAX);
     return fus_prefill_step(f);
 }

@@ -20,7 +20,7 @@ static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_
                     void *arg)
 {
     if (n == 0) return 0;
-    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    if (n <= kn_info(c->dev)->wide_rows_max) return kn_wide(c->dev, n, cancel, fn, arg);
     return kn_rows(c->dev, n, cancel, fn, arg);
 }
 
@@ -28,7 +28,7 @@ static int run_rows_uneven(struct fus_core *c, size_t n, const atomic_bool *canc
                            void *arg)
 {
     if (n == 0) return 0;
-    if (n <= kn_wide_rows_max(c->dev)) return kn_wide(c->dev, n, cancel, fn, arg);
+    if (n <= kn_info(c->dev)->wide_rows_max) return kn_wide(c->dev, n, cancel, fn, arg);
     return kn_rows_uneven(c->dev, n, cancel, fn, arg);
 }
 
@@ -222,7 +222,7 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
 size_t fus_slice_rows(const struct fus_core *c, size_t n_keys)
 {
     const struct model_cfg *g = &c->cfg;
-    const bool host = kn_dev_is_host(c->dev);
+    const bool host = kn_info(c->dev)->is_host;
     const double linear = 2.0 * g->D * (2.0 * g->H * g->K + 3.0 * g->F);
     const double row =
         linear + 2.0 * g->H * g->K * (double)n_keys; /* half of the keys on average */
@@ -407,7 +407,7 @@ static int decode_room(struct fus_core *c, size_t n)
     d->edits = d->edits_near = kn_mem_alloc(dev, KN_MEM_HOST, edits_bytes);
     d->x = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * D * sizeof(*d->x));
     bool ok = d->rows && d->next && d->edits && d->x;
-    if (ok && !kn_dev_is_host(dev)) {
+    if (ok && !kn_info(dev)->is_host) {
         d->near = kn_mem_alloc(dev, KN_MEM_DEVICE, rows_bytes(cap));
         d->next_near = kn_mem_alloc(dev, KN_MEM_DEVICE, cap * sizeof(*d->next));
         d->edits_near = kn_mem_alloc(dev, KN_MEM_DEVICE, edits_bytes);

@@ -252,7 +252,7 @@ int fus_core_warm(struct fus_core *c, uint32_t n_tok)
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
     if (p.n_tok > c->ctx_max) p.n_tok = c->ctx_max;
-    if (p.n_tok == 0 || !kn_dev_is_host(c->dev)) return 0;
+    if (p.n_tok == 0 || !kn_info(c->dev)->is_host) return 0;
     p.logits_from = p.n_tok - 1;
     int32_t *tok = mem_zalloc(p.n_tok * sizeof(*tok));
     p.tok = tok;

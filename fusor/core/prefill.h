@@ -72,7 +72,7 @@ int fus_prefill_begin(struct fus_session *s, const struct fus_plan *p, struct fu
 int fus_prefill_step(
     struct fus_prefill *f); /* 1 more to do, 0 done, <0 failed (session unusable) */
 /* Steps of at most that many rows from now on, 0 = the usual: shorter ones let decode steps in
- * sooner and cost throughput. Changes no bit where kn_gemm_invariant(). */
+ * sooner and cost throughput. Changes no bit where gemm_invariant. */
 void fus_prefill_step_rows(struct fus_prefill *f, size_t rows);
 enum fus_step_kind {
     FUS_STEP_BEGIN,  /* what comes before: fus_prefill_begin(), and whatever its caller does */

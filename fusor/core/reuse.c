@@ -69,7 +69,8 @@ void fus_reuse_near(struct fus_prefill *f, unsigned layer, enum fus_bring what)
 {
     int slot = 0;
     size_t n = 0;
-    if (kn_dev_is_host(f->core->dev) || layer >= f->core->cfg.L || near_slot(f, layer) >= 0) return;
+    if (kn_info(f->core->dev)->is_host || layer >= f->core->cfg.L || near_slot(f, layer) >= 0)
+        return;
     while (slot < PRE_NEAR && f->near[slot].open)
         slot++;
     if (slot == PRE_NEAR) return;

@@ -131,7 +131,7 @@ static int compare(const struct trial *t, const char *what, struct err *err)
         worst = fmax(worst, fabs((double)t->full[i] - (double)t->got[i]));
         scale = fmax(scale, fabs((double)t->full[i]));
     }
-    const double limit = kn_gemm_invariant(t->c->dev) ? 0 : slack(t->c) * scale;
+    const double limit = kn_info(t->c->dev)->gemm_invariant ? 0 : slack(t->c) * scale;
     if (worst > limit)
         return err_set(err, -EBADMSG, "self-test: %s: off from a full prefill by %g", what, worst);
     return 0;

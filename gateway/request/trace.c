@@ -2,6 +2,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/rng.h"
 #include "base/net/http.h"
 
 #include <stdint.h>
@@ -57,7 +58,7 @@ bool gw_trace_read(const struct http_head *h, struct gw_trace *ret)
     uint64_t r;
     if (getrandom(&r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r) {
         static uint64_t counter;
-        r = clock_ns() * 0x9e3779b97f4a7c15ull + ++counter;
+        r = clock_ns() * RNG_STEP + ++counter;
     }
     (void)snprintf(ret->span, sizeof ret->span, "%016llx", (unsigned long long)(r ? r : 1));
     return true;

@@ -3,15 +3,12 @@
  * A device owns one `struct kn_stream` per thread; stream 0 belongs to the thread that calls
  * kn_rows()/kn_wide(), stream i to pool thread i. A `struct kn_simd` is the table of kernels of one
  * instruction set (simd/ is compiled once for each). Kernels see raw pointers and never fail but
- * for cancellation; the wrappers in ops.c check shapes.
- * Thread: see kn.h; pool_run() only from the thread that called kn_rows()/kn_wide(). */
+ * for cancellation. Thread: see kn.h. */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/cpu/coded.h"
 #include "kernels/kn_int.h"
-
-#include <pthread.h>
 
 enum {
     KN_SLOT_ATTN = KN_SLOTS, /* the operations' own: packed queries and accumulators */
@@ -63,6 +60,17 @@ struct kn_attn_ops {
     int (*mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys);
 };
 
+/* Rows of values to and from enum kn_dtype. */
+struct kn_formats {
+    int (*encode_f16)(const float *x, size_t n, uint16_t *out);
+    void (*decode_f16)(const uint16_t *x, size_t n, float *out);
+    void (*encode_bf16)(const float *x, size_t n, uint16_t *out);
+    void (*decode_bf16)(const uint16_t *x, size_t n, float *out);
+    int (*encode_q8)(const float *x, size_t K, uint8_t *out); /* one head */
+    /* Values [first, first+n) of one head. */
+    void (*decode_q8)(const uint8_t *head, size_t first, size_t n, float *out);
+};
+
 struct kn_simd {
     const char *name;
     unsigned mr, nr; /* register tile: rows, columns = panel width */
@@ -74,13 +82,7 @@ struct kn_simd {
     void (*swiglu)(const float *gate, const float *up, size_t F, float *out);
     void (*rope)(float *x, size_t half, const float *cos, const float *sin, float mscale);
     float (*sqdist)(const float *a, const float *b, size_t n);
-    int (*encode_f16)(const float *x, size_t n, uint16_t *out);
-    void (*decode_f16)(const uint16_t *x, size_t n, float *out);
-    void (*encode_bf16)(const float *x, size_t n, uint16_t *out);
-    void (*decode_bf16)(const uint16_t *x, size_t n, float *out);
-    int (*encode_q8)(const float *x, size_t K, uint8_t *out); /* one head */
-    /* Values [first, first+n) of one head. */
-    void (*decode_q8)(const uint8_t *head, size_t first, size_t n, float *out);
+    struct kn_formats stored;
 };
 extern const struct kn_simd kn_simd_portable;
 #if defined(__x86_64__)
@@ -94,7 +96,7 @@ bool kn_avx512_codes_panel(const struct codes_form *f, const uint8_t *panel, siz
 
 enum kn_gemm_kind { GEMM_OWN_F32, GEMM_OWN_BF16, GEMM_KINDS };
 
-struct kn_stream {
+struct kn_stream { /* as struct kn_stream_head */
     struct kn_dev *dev;
     unsigned index;
     bool wide; /* operations spread over the pool */
@@ -107,8 +109,7 @@ typedef int (*pool_fn)(struct kn_stream *st, void *arg, size_t item);
 struct pool;
 
 struct kn_dev {
-    struct kn_head head;
-    unsigned n_threads;
+    struct kn_dev_head head;
     enum kn_isa isa;
     const struct kn_simd *simd;
     bool has_bf16; /* AVX512-BF16 usable with the chosen kernels */
@@ -118,13 +119,13 @@ struct kn_dev {
     bool forced;
     char *cache_dir;
     bool replaying;            /* kn_replay(): few rows, whose time is that of reading weights */
-    struct kn_stream *streams; /* [n_threads] */
+    struct kn_stream *streams; /* [info.n_threads] */
     struct pool *pool;
     struct kn_slab *slab;  /* that new weights go to, or NULL */
     struct mapped *mapped; /* large blocks that are in use */
 };
 
-struct kn_mat {
+struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
     enum kn_gemm_kind kind;
@@ -134,12 +135,19 @@ struct kn_mat {
     bool ready;
 };
 
-/* pool.c. Run fn for items 0…n-1 on all threads, the caller included, in ascending order of start;
- * the first error stops the handing out of items and is returned. */
+/* dev.c fills the device's tables from these and its own. */
+extern const struct kn_mat_ops kn_cpu_mat_ops;                       /* mat.c */
+extern const struct kn_run_ops kn_cpu_run_ops;                       /* pool.c */
+extern const struct kn_row_ops kn_cpu_row_ops;                       /* ops.c */
+int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a); /* mat.c */
+int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t);
+
+/* pool.c */
 int pool_create(struct kn_dev *d, struct pool **ret_pool);
 void pool_destroy(struct pool *p);
-int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items, pool_fn fn, void *arg);
-/* Items over the pool when the stream is wide, else one after the other on this thread. */
+/* Run fn for items 0…n-1: on all threads, the caller's included, in ascending order of start, when
+ * the stream is wide, else one after the other on this thread. The first error stops the handing
+ * out of items and is returned. */
 int kn_par(struct kn_stream *st, size_t n_items, pool_fn fn, void *arg);
 static inline bool kn_cancelled(const atomic_bool *cancel)
 {
@@ -152,11 +160,31 @@ const struct kn_simd *kn_isa_table(enum kn_isa isa);
 const char *kn_isa_name(enum kn_isa isa);
 void kn_cpu_model(char *buf, size_t size);
 
-/* mat.c: candidates by name and what this machine offers. */
+/* mat.c: candidates by name. */
 const char *kn_gemm_name(enum kn_gemm_kind kind);
-bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind);
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
                        struct kn_mat **ret_mat);
+static inline bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
+{
+    return kind == GEMM_OWN_F32 || d->has_bf16;
+}
+/* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold: where
+ * products round to bf16, attention does, too. */
+static inline bool kn_cpu_tiles(const struct kn_dev *d)
+{
+    return d->isa == KN_ISA_AMX && d->gemm == GEMM_OWN_BF16;
+}
+static inline const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
+{
+#if defined(__x86_64__)
+    if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
+#endif
+    return &d->simd->attn;
+}
+
+/* mem.c: what the caller asks for, what a weight does, what an operation does. */
+void *kn_cpu_mem_alloc(struct kn_dev *d, enum kn_mem kind, size_t bytes);
+void kn_cpu_mem_free(struct kn_dev *d, void *p);
 /* Uncleared, on large pages where that matters; NULL for 0 bytes. mem_free(). */
 void *kn_huge_alloc(size_t bytes);
 /* The same for what is smaller than a large page: a piece, aligned to 64, of a slab that the
@@ -164,65 +192,6 @@ void *kn_huge_alloc(size_t bytes);
 struct kn_slab;
 void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret);
 void kn_slab_unref(struct kn_slab *s); /* accepts NULL */
-
-/* The table: kn.h's functions of the same names. dev.c fills it from these. */
-int kn_cpu_tune(struct kn_dev *d, const struct kn_tuning *t);
-int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat);
-int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows);
-int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
-                            struct kn_mat **ret_mat);
-int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c);
-int kn_cpu_mat_done(struct kn_mat *w);
-void kn_cpu_mat_destroy(struct kn_mat *w);
-size_t kn_cpu_mat_bytes(const struct kn_mat *w); /* as its kind stores it */
-int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                void *arg);
-int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                       void *arg);
-int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                void *arg);
-size_t kn_cpu_wide_rows_max(const struct kn_dev *d);
-int kn_cpu_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
-                  kn_rows_fn fn, void *arg);
 void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes);
-int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a);
-int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
-                  float *out);
-int kn_cpu_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes);
-int kn_cpu_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
-                   const float *weight, float eps, float *out, size_t ldo);
-int kn_cpu_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
-                         size_t K, const float *weight, float eps);
-int kn_cpu_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
-                  float *out, size_t ldo);
-int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
-                size_t heads, const int32_t *pos);
-int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
-                  size_t m, const float *k, size_t ldk, const float *v, size_t ldv);
-int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
-                   size_t n, const void *k, const void *v, enum kn_dtype t,
-                   const struct kn_rope *rope);
-int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                       size_t K, enum kn_dtype t, void *out);
-int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
-                  float *out);
-/* Products round to bf16 on tiles. Settled by the choice of the GEMM, as are what pages hold: where
- * products round to bf16, attention does, too. */
-bool kn_cpu_tiles(const struct kn_dev *d);
-const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d);
-int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a);
-int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
-                     size_t n_keys);
-int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
-                     enum kn_dtype t, size_t m, size_t n, size_t K, float *ret);
-int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                  size_t m, size_t n, size_t K, float *ret);
-
-int kn_cpu_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
-                const struct kn_edit *list, size_t stride, const uint32_t *n_edits);
-int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                const struct kn_draw *how, int32_t *ret);
-int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
-               int32_t *ret);
 
 #endif

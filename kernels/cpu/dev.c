@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static unsigned cores_allowed(void)
 {
@@ -43,7 +42,7 @@ static int choose_gemm(struct kn_dev *d, const char *name, struct err *err)
 static void destroy(struct kn_dev *d)
 {
     pool_destroy(d->pool);
-    for (unsigned i = 0; d->streams && i < d->n_threads; i++)
+    for (unsigned i = 0; d->streams && i < d->head.info.n_threads; i++)
         for (unsigned s = 0; s < KN_SLOTS_ALL; s++)
             mem_free(d->streams[i].slot[s]);
     ASSERT(!d->mapped); /* somebody forgot his memory */
@@ -53,185 +52,66 @@ static void destroy(struct kn_dev *d)
     mem_free(d);
 }
 
-static unsigned threads(const struct kn_dev *d)
-{
-    return d->n_threads;
-}
-
-static const char *device(const struct kn_dev *d)
-{
-    return "cpu";
-}
-
-static const char *isa(const struct kn_dev *d)
-{
-    return kn_isa_name(d->isa);
-}
-
-static const char *gemm_name(const struct kn_dev *d)
-{
-    return kn_gemm_name(d->gemm);
-}
-
-static struct kn_shape mat_shape(const struct kn_mat *w)
-{
-    return (struct kn_shape){w->n, w->k};
-}
-
-static size_t kv_value_bytes(const struct kn_dev *d)
-{
-    return kn_cpu_attn_ops(d)->value_bytes;
-}
-
-/* Operations are done when they return. */
-static int sync_stream(struct kn_stream *st)
-{
-    return 0;
-}
-
-/* ---- memory ---- */
-
-/* Chosen: malloc's own limit. From here on what is not touched costs nothing. */
-enum { MAPPED_BYTES = 32 << 20 };
-
-struct mapped {
-    struct mapped *next;
-    size_t bytes;
-    void *p;
-};
-
-static void *map_block(struct kn_dev *d, size_t bytes)
-{
-    struct mapped *m = mem_alloc(sizeof *m);
-    if (!m) return NULL;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED) {
-        mem_free(m);
-        return NULL;
-    }
-    /* Large pages spare the attention TLB misses; where they are off nothing changes. */
-    (void)madvise(p, bytes, MADV_HUGEPAGE);
-    *m = (struct mapped){d->mapped, bytes, p};
-    d->mapped = m;
-    return p;
-}
-
-static void *alloc_any(struct kn_dev *d, enum kn_mem kind, size_t bytes)
-{
-    if (bytes >= MAPPED_BYTES) return map_block(d, bytes);
-    void *p = mem_aligned(64, bytes);
-    if (p) memset(p, 0, bytes);
-    return p;
-}
-
-static void free_any(struct kn_dev *d, void *p)
-{
-    for (struct mapped **at = &d->mapped; *at; at = &(*at)->next) {
-        struct mapped *m = *at;
-        if (m->p != p) continue;
-        *at = m->next;
-        (void)munmap(m->p, m->bytes);
-        mem_free(m);
-        return;
-    }
-    mem_free(p);
-}
-
-static int mem_move(struct kn_dev *d, void *dst, const void *src, size_t bytes)
+static int copy_bytes(struct kn_dev *d, void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
     return 0;
 }
 
-void *kn_cpu_scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
+/* What hangs on the choice of the GEMM. */
+static void settle_info(struct kn_dev *d)
 {
-    if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
-        size_t want = (size_bytes + size_bytes / 4 + 4096) / 4096 * 4096;
-        void *p = want > size_bytes ? mem_aligned(64, want) : NULL;
-        if (!p) return NULL;
-        mem_free(st->slot[slot]);
-        st->slot[slot] = p;
-        st->slot_size[slot] = want;
-    }
-    return st->slot[slot];
+    d->head.info.gemm = kn_gemm_name(d->gemm);
+    d->head.info.kv_value_bytes = kn_cpu_attn_ops(d)->value_bytes;
 }
 
-static const struct kn_ops ops = {
-    .destroy = destroy,
-    .is_host = true,
-    .gemm_invariant = true,
-    .threads = threads,
-    .device = device,
-    .isa = isa,
-    .gemm_name = gemm_name,
-    .tune = kn_cpu_tune,
-    .mem_alloc = alloc_any,
-    .mem_free = free_any,
-    .mem_write = mem_move,
-    .mem_copy = mem_move,
-    .mat_create = kn_cpu_mat_create,
-    .mat_fill = kn_cpu_mat_fill,
-    .mat_create_coded = kn_cpu_mat_create_coded,
-    .mat_fill_codes = kn_cpu_mat_fill_codes,
-    .mat_done = kn_cpu_mat_done,
-    .mat_destroy = kn_cpu_mat_destroy,
-    .rows = kn_cpu_rows,
-    .rows_uneven = kn_cpu_rows_uneven,
-    .wide = kn_cpu_wide,
-    .wide_rows_max = kn_cpu_wide_rows_max,
-    .replay = kn_cpu_replay,
-    .scratch = kn_cpu_scratch,
-    .gemm = kn_cpu_gemm,
-    .gather = kn_cpu_gather,
-    .copy = kn_cpu_copy,
-    .rmsnorm = kn_cpu_rmsnorm,
-    .rmsnorm_heads = kn_cpu_rmsnorm_heads,
-    .swiglu = kn_cpu_swiglu,
-    .rope = kn_cpu_rope,
-    .kv_put = kn_cpu_kv_put,
-    .kv_load = kn_cpu_kv_load,
-    .encode_rows = kn_cpu_encode_rows,
-    .decode = kn_cpu_decode,
-    .attn = kn_cpu_attn,
-    .attn_mass = kn_cpu_attn_mass,
-    .deviation = kn_cpu_deviation,
-    .change = kn_cpu_change,
-    .edit = kn_cpu_edit,
-    .draw = kn_cpu_draw,
-    .top = kn_cpu_top,
-    .mat_shape = mat_shape,
-    .mat_bytes = kn_cpu_mat_bytes,
-    .sync = sync_stream,
-    .kv_value_bytes = kv_value_bytes,
-};
+static int tune(struct kn_dev *d, const struct kn_tuning *t)
+{
+    int r = kn_cpu_tune(d, t);
+    settle_info(d);
+    return r;
+}
+
+static const struct kn_dev_ops dev_ops = {.destroy = destroy,
+                                          .tune = tune,
+                                          .mem_alloc = kn_cpu_mem_alloc,
+                                          .mem_free = kn_cpu_mem_free,
+                                          .mem_copy = copy_bytes,
+                                          .scratch = kn_cpu_scratch};
 
 int kn_cpu_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
 {
     struct kn_dev *d = mem_zalloc(sizeof *d);
     if (!d) return err_set(err, -ENOMEM, "out of memory");
-    d->head.ops = &ops;
-    d->n_threads = o->n_threads ? o->n_threads : cores_allowed();
-    if (d->n_threads > 1024) d->n_threads = 1024;
+    struct kn_info *info = &d->head.info;
+    d->head.ops =
+        (struct kn_ops){&dev_ops, &kn_cpu_mat_ops, &kn_cpu_run_ops, &kn_cpu_row_ops, NULL};
+    *info = (struct kn_info){.device = "cpu", .is_host = true, .gemm_invariant = true};
+    info->wide_rows_max = 48; /* chosen: blocks of more fill the register tile on every thread */
+    info->n_threads = o->n_threads ? o->n_threads : cores_allowed();
+    if (info->n_threads > 1024) info->n_threads = 1024;
     d->arith = o->arith;
     d->allow_bf16 = o->allow_bf16;
     int r = kn_isa_pick(o->isa, &d->isa, err);
     if (r < 0) goto fail;
+    info->isa = kn_isa_name(d->isa);
     d->simd = kn_isa_table(d->isa);
     d->has_bf16 = d->isa >= KN_ISA_AVX512_BF16;
     r = choose_gemm(d, o->gemm, err);
     if (r < 0) goto fail;
+    settle_info(d);
     r = -ENOMEM;
     if (o->cache_dir && !(d->cache_dir = mem_strdup(o->cache_dir))) goto fail_memory;
-    if (!(d->streams = mem_zalloc(d->n_threads * sizeof *d->streams))) goto fail_memory;
-    for (unsigned i = 0; i < d->n_threads; i++)
+    if (!(d->streams = mem_zalloc(d->head.info.n_threads * sizeof *d->streams))) goto fail_memory;
+    for (unsigned i = 0; i < d->head.info.n_threads; i++)
         d->streams[i] = (struct kn_stream){.dev = d, .index = i};
     r = pool_create(d, &d->pool);
     if (r < 0) goto fail_memory;
     *ret_dev = d;
     return 0;
 fail_memory:
-    (void)err_set(err, r, "cannot start %u compute threads: %s", d->n_threads, err_name(r));
+    (void)err_set(err, r, "cannot start %u compute threads: %s", d->head.info.n_threads,
+                  err_name(r));
 fail:
     destroy(d);
     return r;

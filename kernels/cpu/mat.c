@@ -6,16 +6,10 @@
 #include "base/mem.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 const char *kn_gemm_name(enum kn_gemm_kind kind)
 {
     return kind == GEMM_OWN_BF16 ? "own-bf16" : "own-f32";
-}
-
-bool kn_gemm_available(const struct kn_dev *d, enum kn_gemm_kind kind)
-{
-    return kind == GEMM_OWN_F32 || d->has_bf16;
 }
 
 static size_t panels_of(const struct kn_mat *w)
@@ -30,49 +24,9 @@ static size_t data_bytes(const struct kn_mat *w)
     return size_mul(panels_of(w) * nr, k, &cells) && size_mul(cells, 4, &cells) ? cells : 0;
 }
 
-size_t kn_cpu_mat_bytes(const struct kn_mat *w)
+static size_t mat_bytes(const struct kn_mat *w)
 {
     return w->coded ? w->coded->bytes : data_bytes(w);
-}
-
-void *kn_huge_alloc(size_t bytes)
-{
-    enum { HUGE = 2 << 20 };
-    /* Reads ahead of the last panel stay inside the block: one vector of slack. */
-    void *p = bytes ? mem_aligned(bytes >= 2 * HUGE ? HUGE : 64, bytes + 64) : NULL;
-    if (p && bytes >= 2 * HUGE) (void)madvise(p, bytes, MADV_HUGEPAGE);
-    return p;
-}
-
-struct kn_slab {
-    size_t bytes, used; /* the header included */
-    unsigned n_refs;
-};
-enum { SLAB_BYTES = 32 << 20, SLAB_LINE = 64 }; /* chosen: of a last one half is lost, untouched */
-
-void *kn_slab_take(struct kn_dev *d, size_t bytes, struct kn_slab **ret)
-{
-    struct kn_slab *s = d->slab;
-    if (bytes == 0 || bytes > SIZE_MAX / 2) return NULL;
-    bytes = (bytes + SLAB_LINE - 1) / SLAB_LINE * SLAB_LINE;
-    if (!s || s->bytes - s->used < bytes) {
-        const size_t all = SLAB_LINE + (bytes > SLAB_BYTES ? bytes : SLAB_BYTES - SLAB_LINE);
-        s = kn_huge_alloc(all);
-        if (!s) return NULL;
-        *s = (struct kn_slab){all, SLAB_LINE, 1};
-        kn_slab_unref(d->slab);
-        d->slab = s;
-    }
-    char *p = (char *)s + s->used;
-    s->used += bytes;
-    s->n_refs++;
-    *ret = s;
-    return p;
-}
-
-void kn_slab_unref(struct kn_slab *s)
-{
-    if (s && --s->n_refs == 0) mem_free(s);
 }
 
 int kn_mat_create_kind(struct kn_dev *d, size_t n, size_t k, enum kn_gemm_kind kind,
@@ -103,7 +57,15 @@ static bool coded_pays(const struct kn_dev *d, const struct kn_part *parts, size
     return bits < kept;
 }
 
-int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
+static void mat_destroy(struct kn_mat *w)
+{
+    kn_coded_destroy(w->coded);
+    mem_free(w->row);
+    mem_free(w->data);
+    mem_free(w);
+}
+
+static int mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_t n_parts, size_t k,
                             struct kn_mat **ret_mat)
 {
     size_t n = 0;
@@ -116,24 +78,16 @@ int kn_cpu_mat_create_coded(struct kn_dev *d, const struct kn_part *parts, size_
     int r = kn_coded_create(d, parts, n_parts, k, &w->coded);
     if (r == 0 && !(w->row = mem_alloc(k * sizeof *w->row))) r = -ENOMEM;
     if (r < 0) {
-        kn_cpu_mat_destroy(w);
+        mat_destroy(w);
         return r;
     }
     *ret_mat = w;
     return 0;
 }
 
-int kn_cpu_mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
+static int mat_create(struct kn_dev *d, size_t n, size_t k, struct kn_mat **ret_mat)
 {
     return kn_mat_create_kind(d, n, k, d->gemm, ret_mat);
-}
-
-void kn_cpu_mat_destroy(struct kn_mat *w)
-{
-    kn_coded_destroy(w->coded);
-    mem_free(w->row);
-    mem_free(w->data);
-    mem_free(w);
 }
 
 static void fill_f32(struct kn_mat *w, size_t row, const float *x)
@@ -151,7 +105,7 @@ static void fill_bf16(struct kn_mat *w, size_t row, const float *x)
     uint16_t buf[256];
     for (size_t k0 = 0; k0 < w->k; k0 += 256) {
         size_t n = w->k - k0 < 256 ? w->k - k0 : 256;
-        w->dev->simd->encode_bf16(x + k0, n, buf);
+        w->dev->simd->stored.encode_bf16(x + k0, n, buf);
         for (size_t i = 0; i < n; i++)
             p[(k0 + i) / 2 * nr * 2 + ((k0 + i) & 1)] = buf[i];
     }
@@ -186,7 +140,7 @@ static void fill_row(struct kn_mat *w, size_t row, const float *x)
         fill_bf16(w, row, x);
 }
 
-int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
+static int mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *rows)
 {
     if (row0 > w->n || n_rows > w->n - row0 || w->ready) return -EINVAL;
     for (size_t i = 0; i < n_rows; i++) {
@@ -196,7 +150,7 @@ int kn_cpu_mat_fill(struct kn_mat *w, size_t row0, size_t n_rows, const float *r
     return 0;
 }
 
-int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
+static int mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *c)
 {
     if (row >= w->n || w->ready || !w->coded) return -EINVAL;
     const struct codes_form f = kn_coded_form(w->coded, row);
@@ -208,7 +162,7 @@ int kn_cpu_mat_fill_codes(struct kn_mat *w, size_t row, const struct codes_row *
     return 0;
 }
 
-int kn_cpu_mat_done(struct kn_mat *w)
+static int mat_done(struct kn_mat *w)
 {
     if (w->ready) return -EINVAL;
     if (!w->coded) fill_padding(w);
@@ -217,6 +171,14 @@ int kn_cpu_mat_done(struct kn_mat *w)
     w->ready = true;
     return 0;
 }
+
+const struct kn_mat_ops kn_cpu_mat_ops = {.create = mat_create,
+                                          .fill = mat_fill,
+                                          .done = mat_done,
+                                          .bytes = mat_bytes,
+                                          .destroy = mat_destroy,
+                                          .create_coded = mat_create_coded,
+                                          .fill_codes = mat_fill_codes};
 
 struct gemm_par {
     const struct kn_gemm_job *job;
@@ -276,7 +238,8 @@ int kn_cpu_gemm(struct kn_stream *st, const struct kn_gemm_args *a)
     struct gemm_par g = {&j, w, panels_of(w), j.coded ? KN_GEMM_FEW : 1, 1};
     /* One item: about 64 KiB of weights at least, so that taking it costs nothing beside it. */
     const size_t min_groups = 1 + 16384 / (w->dev->simd->nr * g.group * w->k + 1);
-    const size_t n_items = n_groups(&g) / min_groups, most = (size_t)w->dev->n_threads * 4;
+    const size_t n_items = n_groups(&g) / min_groups,
+                 most = (size_t)w->dev->head.info.n_threads * 4;
     if (!st->wide || n_items < 2) return gemm_item(st, &g, 0);
     g.n_items = n_items < most ? n_items : most;
     return kn_par(st, g.n_items, gemm_item, &g);

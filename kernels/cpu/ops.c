@@ -9,7 +9,7 @@
 
 enum { P = KN_PAGE, ROWS_PER_ITEM = 8 };
 
-int kn_cpu_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
+static int rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t D,
                    const float *weight, float eps, float *out, size_t ldo)
 {
     for (size_t i = 0; i < m; i++)
@@ -17,7 +17,7 @@ int kn_cpu_rmsnorm(struct kn_stream *st, const float *x, size_t ldx, size_t m, s
     return 0;
 }
 
-int kn_cpu_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
+static int rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t heads,
                          size_t K, const float *weight, float eps)
 {
     for (size_t i = 0; i < m; i++)
@@ -46,7 +46,7 @@ static int swiglu_item(struct kn_stream *st, void *arg, size_t item)
     return 0;
 }
 
-int kn_cpu_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
+static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
                   float *out, size_t ldo)
 {
     struct swiglu_par s = {gate_up, ldg, m, F, out, ldo};
@@ -64,8 +64,8 @@ static int rope_row(const struct kn_simd *simd, const struct kn_rope *r, float *
     return 0;
 }
 
-int kn_cpu_rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
-                size_t heads, const int32_t *pos)
+static int rotate(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
+                  size_t heads, const int32_t *pos)
 {
     for (size_t i = 0; i < m; i++) {
         int e = rope_row(st->dev->simd, r, x + i * ldx, heads, pos[i]);
@@ -109,7 +109,7 @@ static struct kn_kv kv_of_row(const struct kn_kv *kv, size_t i)
     return one;
 }
 
-int kn_cpu_kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
+static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
                   size_t m, const float *k, size_t ldk, const float *v, size_t ldv)
 {
     const struct kn_attn_ops *ops = kn_cpu_attn_ops(st->dev);
@@ -131,12 +131,12 @@ static void decode_heads(const struct kn_simd *simd, const uint8_t *x, size_t fi
     size_t d = first % K;
     for (size_t w; n > 0; n -= w, out += w, d = 0, head += kn_row_bytes(KN_Q8, 1, K)) {
         w = K - d < n ? K - d : n;
-        simd->decode_q8(head, d, w, out);
+        simd->stored.decode_q8(head, d, w, out);
     }
 }
 
-static int decode(const struct kn_simd *simd, const void *x, size_t first, size_t n, size_t K,
-                  enum kn_dtype t, float *out)
+static int decode_values(const struct kn_simd *simd, const void *x, size_t first, size_t n,
+                         size_t K, enum kn_dtype t, float *out)
 {
     if (K == 0) return -EINVAL;
     if (t == KN_Q8)
@@ -144,9 +144,9 @@ static int decode(const struct kn_simd *simd, const void *x, size_t first, size_
     else if (t == KN_F32)
         memcpy(out, (const float *)x + first, n * sizeof(float));
     else if (t == KN_F16)
-        simd->decode_f16((const uint16_t *)x + first, n, out);
+        simd->stored.decode_f16((const uint16_t *)x + first, n, out);
     else if (t == KN_BF16)
-        simd->decode_bf16((const uint16_t *)x + first, n, out);
+        simd->stored.decode_bf16((const uint16_t *)x + first, n, out);
     else
         return -EINVAL;
     return 0;
@@ -175,8 +175,8 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
     if (!k) return -ENOMEM;
     float *v = k + P * GK;
     const struct kn_simd *simd = st->dev->simd;
-    int r = decode(simd, l->k, i0 * GK, n * GK, l->kv->K, l->t, k);
-    if (r == 0) r = decode(simd, l->v, i0 * GK, n * GK, l->kv->K, l->t, v);
+    int r = decode_values(simd, l->k, i0 * GK, n * GK, l->kv->K, l->t, k);
+    if (r == 0) r = decode_values(simd, l->v, i0 * GK, n * GK, l->kv->K, l->t, v);
     for (size_t i = 0; i < n && r == 0 && l->rope; i++)
         r = rope_row(simd, l->rope, k + i * GK, l->kv->G, (int32_t)(a + i));
     if (r < 0) return r;
@@ -185,7 +185,7 @@ static int load_item(struct kn_stream *st, void *arg, size_t item)
                     GK);
 }
 
-int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
+static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, int32_t pos0,
                    size_t n, const void *k, const void *v, enum kn_dtype t,
                    const struct kn_rope *rope)
 {
@@ -194,38 +194,32 @@ int kn_cpu_kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
     return kn_par(st, last - first + 1, load_item, &l);
 }
 
-static int encode(const struct kn_simd *simd, const float *x, size_t n, size_t K, enum kn_dtype t,
-                  void *out)
+static int encode_values(const struct kn_simd *simd, const float *x, size_t n, size_t K,
+                         enum kn_dtype t, void *out)
 {
     if (K == 0 || n % K) return -EINVAL;
-    if (t == KN_F16) return simd->encode_f16(x, n, out);
+    if (t == KN_F16) return simd->stored.encode_f16(x, n, out);
     if (t == KN_BF16)
-        simd->encode_bf16(x, n, out);
+        simd->stored.encode_bf16(x, n, out);
     else if (t == KN_F32)
         memcpy(out, x, n * sizeof(float));
     else if (t != KN_Q8)
         return -EINVAL;
     for (size_t i = 0; t == KN_Q8 && i < n; i += K)
-        if (simd->encode_q8(x + i, K, (uint8_t *)out + kn_row_bytes(t, i / K, K)) < 0)
+        if (simd->stored.encode_q8(x + i, K, (uint8_t *)out + kn_row_bytes(t, i / K, K)) < 0)
             return -ERANGE;
     return 0;
 }
 
-int kn_cpu_encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
                        size_t K, enum kn_dtype t, void *out)
 {
     const size_t row_bytes = kn_row_bytes(t, n / K, K);
     if (ldx == n) n *= m, m = 1;
     int r = 0;
     for (size_t i = 0; i < m && r == 0; i++)
-        r = encode(st->dev->simd, x + i * ldx, n, K, t, (char *)out + i * row_bytes);
+        r = encode_values(st->dev->simd, x + i * ldx, n, K, t, (char *)out + i * row_bytes);
     return r;
-}
-
-int kn_cpu_decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
-                  float *out)
-{
-    return decode(st->dev->simd, x, 0, n, K, t, out);
 }
 
 int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dtype to, void *out)
@@ -238,8 +232,9 @@ int kn_convert(const void *x, enum kn_dtype from, size_t n, size_t K, enum kn_dt
     if (r < 0) return r;
     const struct kn_simd *simd = kn_isa_table(isa);
     for (size_t i = 0; r == 0 && i < n; i += K) {
-        r = decode(simd, x, i, K, K, from, buf);
-        if (r == 0) r = encode(simd, buf, K, K, to, (uint8_t *)out + kn_row_bytes(to, i / K, K));
+        r = decode_values(simd, x, i, K, K, from, buf);
+        if (r == 0)
+            r = encode_values(simd, buf, K, K, to, (uint8_t *)out + kn_row_bytes(to, i / K, K));
     }
     return r;
 }
@@ -273,7 +268,7 @@ bool kn_finite(const void *x, enum kn_dtype t, size_t n, size_t K)
     return finite16(x, n, 2, 0x7f80);
 }
 
-int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
+static int deviation(struct kn_stream *st, const float *a, size_t lda, const void *b,
                      enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {
     enum { PIECE = 1024 };
@@ -282,7 +277,7 @@ int kn_cpu_deviation(struct kn_stream *st, const float *a, size_t lda, const voi
         float sum = 0.0f;
         for (size_t d = 0; d < n; d += PIECE) {
             size_t w = n - d < PIECE ? n - d : PIECE;
-            int r = b ? decode(st->dev->simd, b, i * n + d, w, K, t, buf) : 0;
+            int r = b ? decode_values(st->dev->simd, b, i * n + d, w, K, t, buf) : 0;
             if (r < 0) return r;
             sum += st->dev->simd->sqdist(a + i * lda + d, buf, w);
         }
@@ -302,19 +297,6 @@ static size_t attn_step(const struct kn_attn_args *a) /* rows of an item */
 static size_t attn_pieces(const struct kn_attn_args *a)
 {
     return (a->m + attn_step(a) - 1) / attn_step(a);
-}
-
-bool kn_cpu_tiles(const struct kn_dev *d)
-{
-    return d->isa == KN_ISA_AMX && d->gemm == GEMM_OWN_BF16;
-}
-
-const struct kn_attn_ops *kn_cpu_attn_ops(const struct kn_dev *d)
-{
-#if defined(__x86_64__)
-    if (d->gemm == GEMM_OWN_BF16) return &kn_attn_bf16;
-#endif
-    return &d->simd->attn;
 }
 
 /* Its scratch is NULL where there is no memory. */
@@ -366,7 +348,7 @@ static int attn_check(const struct kn_attn_args *a)
     return 0;
 }
 
-int kn_cpu_attn(struct kn_stream *st, const struct kn_attn_args *a)
+static int attend(struct kn_stream *st, const struct kn_attn_args *a)
 {
     int r = attn_check(a);
     if (r < 0) return r;
@@ -395,8 +377,8 @@ static int mass_item(struct kn_stream *st, void *arg, size_t item)
     return kn_cpu_attn_ops(st->dev)->mass(&j, p->mass, key0, n < MASS_KEYS ? n : MASS_KEYS);
 }
 
-int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass, size_t key0,
-                     size_t n_keys)
+static int attention_mass(struct kn_stream *st, const struct kn_attn_args *a, float *mass,
+                          size_t key0, size_t n_keys)
 {
     int r = attn_check(a);
     if (r < 0) return r;
@@ -407,8 +389,8 @@ int kn_cpu_attn_mass(struct kn_stream *st, const struct kn_attn_args *a, float *
     return kn_par(st, (end - key0 + MASS_KEYS - 1) / MASS_KEYS, mass_item, &p);
 }
 
-int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
-                  float *out)
+static int gather_rows(struct kn_stream *st, const float *x, const int32_t *idx, size_t m, size_t n,
+                       float *out)
 {
     for (size_t i = 0; i < m; i++)
         if (out + i * n != x + (size_t)idx[i] * n)
@@ -416,13 +398,13 @@ int kn_cpu_gather(struct kn_stream *st, const float *x, const int32_t *idx, size
     return 0;
 }
 
-int kn_cpu_copy(struct kn_stream *st, void *dst, const void *src, size_t bytes)
+static int copy_bytes(struct kn_stream *st, void *dst, const void *src, size_t bytes)
 {
     memcpy(dst, src, bytes);
     return 0;
 }
 
-static double length(const float *v, size_t n)
+static double vector_length(const float *v, size_t n)
 {
     double sum = 0;
     for (size_t i = 0; i < n; i++)
@@ -430,23 +412,22 @@ static double length(const float *v, size_t n)
     return sqrt(sum);
 }
 
-int kn_cpu_change(struct kn_stream *st, const float *a, size_t lda, const void *b, enum kn_dtype t,
-                  size_t m, size_t n, size_t K, float *ret)
+static int relative_change(struct kn_stream *st, const float *a, size_t lda, const void *b,
+                           enum kn_dtype t, size_t m, size_t n, size_t K, float *ret)
 {
     const size_t row_bytes = kn_row_bytes(t, n / K, K);
     for (size_t i = 0; i < m; i++) {
-        const double len = length(a + i * lda, n);
+        const double len = vector_length(a + i * lda, n);
         float sq;
-        int r = kn_cpu_deviation(st, a + i * lda, lda, (const char *)b + i * row_bytes, t, 1, n, K,
-                                 &sq);
+        int r = deviation(st, a + i * lda, lda, (const char *)b + i * row_bytes, t, 1, n, K, &sq);
         if (r < 0) return r;
         if (len > 0) ret[i] += (float)(sqrt((double)sq) / len);
     }
     return 0;
 }
 
-int kn_cpu_edit(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
-                const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
+static int edit_rows(struct kn_stream *st, float *x, size_t ldx, size_t m, size_t n,
+                     const struct kn_edit *list, size_t stride, const uint32_t *n_edits)
 {
     for (size_t i = 0; i < m; i++, x += ldx, list += stride)
         for (uint32_t j = 0; j < n_edits[i]; j++)
@@ -473,15 +454,15 @@ static int draw_item(struct kn_stream *st, void *arg, size_t i)
     return 0;
 }
 
-int kn_cpu_draw(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
-                const struct kn_draw *how, int32_t *ret)
+static int draw_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,
+                     const struct kn_draw *how, int32_t *ret)
 {
     struct draws d = {x, ldx, n, how, ret};
     return kn_par(st, m, draw_item, &d);
 }
 
-int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, size_t n, size_t k,
-               int32_t *ret)
+static int top_scores(struct kn_stream *st, const float *score, const int32_t *idx, size_t n,
+                      size_t k, int32_t *ret)
 {
     if (!idx) return kn_topk(score, n, k, ret);
     float *mine = kn_cpu_scratch(st, KN_SLOT_PICK, n * sizeof *mine);
@@ -493,3 +474,23 @@ int kn_cpu_top(struct kn_stream *st, const float *score, const int32_t *idx, siz
         ret[i] = idx[ret[i]];
     return r;
 }
+
+const struct kn_row_ops kn_cpu_row_ops = {
+    .gemm = kn_cpu_gemm,
+    .gather = gather_rows,
+    .copy = copy_bytes,
+    .rmsnorm = rmsnorm,
+    .rmsnorm_heads = rmsnorm_heads,
+    .swiglu = swiglu,
+    .rope = rotate,
+    .kv_put = kv_put,
+    .kv_load = kv_load,
+    .encode_rows = encode_rows,
+    .attn = attend,
+    .attn_mass = attention_mass,
+    .deviation = deviation,
+    .change = relative_change,
+    .edit = edit_rows,
+    .draw = draw_rows,
+    .top = top_scores,
+};

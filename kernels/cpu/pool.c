@@ -11,7 +11,7 @@
 #include "base/mem.h"
 
 #include <limits.h>
-#include <sched.h>
+#include <pthread.h>
 
 enum { SPIN_NS = 60000 }; /* chosen: longer than the gap between two operations of a decode step */
 #define TICKET_CLOSED 0xffffffffull
@@ -117,9 +117,9 @@ int pool_create(struct kn_dev *d, struct pool **ret_pool)
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
-    p->threads = mem_zalloc(d->n_threads * sizeof *p->threads);
+    p->threads = mem_zalloc(d->head.info.n_threads * sizeof *p->threads);
     int r = p->threads ? 0 : -ENOMEM;
-    for (unsigned i = 1; i < d->n_threads && r == 0; i++) {
+    for (unsigned i = 1; i < d->head.info.n_threads && r == 0; i++) {
         struct worker_start *ws = mem_alloc(sizeof *ws);
         if (!ws) {
             r = -ENOMEM;
@@ -191,12 +191,13 @@ static void pool_wait(struct pool *p, size_t n)
     }
 }
 
-int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items, pool_fn fn, void *arg)
+static int pool_run(struct kn_dev *d, const atomic_bool *cancel, size_t n_items, pool_fn fn,
+                    void *arg)
 {
     if (n_items == 0) return 0;
     if (n_items > INT_MAX) return -EINVAL;
     struct kn_stream *st = &d->streams[0];
-    if (n_items == 1 || d->n_threads == 1) {
+    if (n_items == 1 || d->head.info.n_threads == 1) {
         for (size_t i = 0; i < n_items; i++) {
             int r = kn_cancelled(cancel) ? -ECANCELED : fn(st, arg, i);
             if (r < 0) return r;
@@ -264,12 +265,12 @@ static struct row_sizes row_sizes(const struct kn_dev *d)
 
 /* Equal work per row: as few blocks as fill the threads evenly, because each block streams the
  * weights once more from beyond L2. */
-int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                void *arg)
+static int run_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                    void *arg)
 {
     enum { ROWS_MIN = 16 };
     const struct row_sizes s = row_sizes(d);
-    size_t T = d->n_threads, n_blocks;
+    size_t T = d->head.info.n_threads, n_blocks;
     if (n_rows <= T * s.equal_max) {
         n_blocks = n_rows / ROWS_MIN < T ? n_rows / ROWS_MIN : T;
         if (n_blocks == 0) n_blocks = 1;
@@ -283,18 +284,18 @@ int kn_cpu_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_r
 }
 
 /* Unequal work per row: about six blocks a thread, so that whoever is done early takes the next. */
-int kn_cpu_rows_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                       void *arg)
+static int run_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                      void *arg)
 {
     enum { BLOCKS = 6 };
     const struct row_sizes s = row_sizes(d);
-    const size_t n_blocks = (size_t)d->n_threads * BLOCKS;
+    const size_t n_blocks = (size_t)d->head.info.n_threads * BLOCKS;
     const size_t block = ((n_rows + n_blocks - 1) / n_blocks + s.tile - 1) / s.tile * s.tile;
     return run_blocks(d, n_rows, block < s.uneven_max ? block : s.uneven_max, cancel, fn, arg);
 }
 
-int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
-                void *arg)
+static int run_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
+                    void *arg)
 {
     struct kn_stream *st = &d->streams[0];
     if (kn_cancelled(cancel)) return -ECANCELED;
@@ -306,16 +307,14 @@ int kn_cpu_wide(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_r
 }
 
 /* Nothing is recorded; products are those of few rows. */
-int kn_cpu_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
-                  kn_rows_fn fn, void *arg)
+static int run_replay(struct kn_dev *d, uint64_t key, size_t n_rows, const atomic_bool *cancel,
+                      kn_rows_fn fn, void *arg)
 {
     d->replaying = true;
-    const int r = kn_cpu_wide(d, n_rows, cancel, fn, arg);
+    const int r = run_wide(d, n_rows, cancel, fn, arg);
     d->replaying = false;
     return r;
 }
 
-size_t kn_cpu_wide_rows_max(const struct kn_dev *d)
-{
-    return 48; /* chosen: above it blocks of rows fill the register tile on every thread */
-}
+const struct kn_run_ops kn_cpu_run_ops = {
+    .rows = run_rows, .rows_uneven = run_uneven, .wide = run_wide, .replay = run_replay};

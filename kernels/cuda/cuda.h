@@ -6,7 +6,8 @@
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/rows.h"
 
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>

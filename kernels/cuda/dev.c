@@ -8,9 +8,10 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/mem.h"
 #include "kernels/cuda/replay.h"
+#include "kernels/cuda/rows.h"
 #include "kernels/cuda/stage.h"
 
 #include <stdio.h>
@@ -49,7 +50,7 @@ struct operand { /* what kn_operand() gave for a slot; at NULL: nothing */
     enum cu_type type;
 };
 
-struct kn_stream {
+struct kn_stream { /* as struct kn_stream_head */
     struct kn_dev *dev;
     void *slot[SLOTS_ALL];
     size_t slot_size[SLOTS_ALL];
@@ -57,7 +58,7 @@ struct kn_stream {
 };
 
 struct kn_dev {
-    struct kn_head head;
+    struct kn_dev_head head;
     struct cu *cu;
     bool bf16;
     enum cu_type weights; /* of layers' weights */
@@ -77,7 +78,7 @@ struct kn_dev {
     _Atomic uint64_t n_allocs, held[CU_MEMS]; /* requests for memory; bytes, by enum cu_mem */
 };
 
-struct kn_mat {
+struct kn_mat { /* as struct kn_mat_head */
     struct kn_dev *dev;
     size_t n, k;
     enum cu_type type;
@@ -248,21 +249,6 @@ static bool lost(const struct kn_dev *d)
     return atomic_load(&d->lost);
 }
 
-static unsigned threads(const struct kn_dev *d)
-{
-    return 1;
-}
-
-static const char *device(const struct kn_dev *d)
-{
-    return d->name;
-}
-
-static const char *isa(const struct kn_dev *d)
-{
-    return "cuda";
-}
-
 static const char *gemm_name(const struct kn_dev *d)
 {
     return d->weights == CU_FP8    ? "cublaslt-fp8"
@@ -289,13 +275,9 @@ static int tune(struct kn_dev *d, const struct kn_tuning *how)
     int r = cu_tune(d->cu, &t, &gflops);
     mem_free(shape);
     if (r < 0) return r;
-    d->head.rate[d->head.n_rates++] = (struct kn_gemm_rate){gemm_name(d), gflops, true};
+    d->head.info.rate[d->head.info.n_rates++] =
+        (struct kn_gemm_rate){d->head.info.gemm, gflops, true};
     return 0;
-}
-
-static size_t kv_value_bytes(const struct kn_dev *d)
-{
-    return d->bf16 ? 2 : 4;
 }
 
 /* ---- weights ---- */
@@ -377,11 +359,6 @@ static int mat_done(struct kn_mat *w)
     if (w->ready) return -EINVAL;
     w->ready = true;
     return cu_sync(w->dev->cu);
-}
-
-static struct kn_shape mat_shape(const struct kn_mat *w)
-{
-    return (struct kn_shape){w->n, w->k};
 }
 
 static size_t mat_bytes(const struct kn_mat *w)
@@ -487,11 +464,6 @@ static int fence(struct kn_dev *d)
 {
     ASSERT(!d->pipelining && !d->deferring);
     return d->under_way ? end_run(d, 0) : 0;
-}
-
-static size_t wide_rows_max(const struct kn_dev *d)
-{
-    return 48; /* one path whatever is said: as on the CPU, so that callers make equal cuts */
 }
 
 static int sync_stream(struct kn_stream *st)
@@ -622,7 +594,7 @@ static int rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t 
 
 static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer)
 {
-    const size_t value = kv_value_bytes(d);
+    const size_t value = d->head.info.kv_value_bytes;
     return (struct cu_kv){.base = (char *)kv->base + layer * kv->layer_stride * value,
                           .page_bytes = kv->page_stride * value,
                           .pages = kv->pages,
@@ -680,15 +652,6 @@ static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t 
         r = -ERANGE;
     }
     return r;
-}
-
-static int decode(struct kn_stream *st, const void *x, size_t n, size_t K, enum kn_dtype t,
-                  float *out)
-{
-    const size_t bytes = kn_row_bytes(t, (n + K - 1) / K, K);
-    int r;
-    const char *from = near(st, 0, bytes, x, t == KN_Q8 ? bytes : n * (t == KN_F32 ? 4 : 2), &r);
-    return r < 0 ? r : cu_decode(st->dev->cu, from, n, K, (enum cu_type)t, out);
 }
 
 static int distance(struct kn_stream *st, const struct cu_rows *rows, const void *b,
@@ -766,50 +729,21 @@ static int top(struct kn_stream *st, const float *score, const int32_t *idx, siz
     return cu_topk(st->dev->cu, score, idx, n, k, ret);
 }
 
-static const struct kn_ops ops = {
-    .destroy = destroy,
-    .lost = lost,
-    .gpu = gpu,
-    .memory = memory,
-    .stage_room = stage_room,
-    .stage = stage,
-    .staged = staged,
-    .unstage = unstage,
-    .threads = threads,
-    .device = device,
-    .isa = isa,
-    .gemm_name = gemm_name,
-    .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
-    .tune = tune,
-    .mem_alloc = alloc_block,
-    .mem_free = free_block,
-    .mem_write = mem_copy,
-    .mem_copy = mem_copy,
-    .mat_create = mat_create,
-    .mat_create_full = mat_create_full,
-    .mat_fill = mat_fill,
-    .mat_random = mat_random,
-    .mat_done = mat_done,
-    .mat_shape = mat_shape,
-    .mat_bytes = mat_bytes,
-    .mat_destroy = mat_destroy,
-    .rows = run_rows,
-    .rows_uneven = run_rows,
-    .wide = run_rows,
-    .wide_rows_max = wide_rows_max,
-    .defer = defer,
-    .pipeline = pipeline,
-    .fence = fence,
-    .replay = replay,
-    .replay_rows = replay_rows,
-    .forget = forget,
-    .replays = replays,
-    .sync = sync_stream,
-    .scratch = scratch,
-    .operand = operand,
-    .kv_value_bytes = kv_value_bytes,
+static const struct kn_dev_ops dev_ops = {.destroy = destroy,
+                                          .tune = tune,
+                                          .mem_alloc = alloc_block,
+                                          .mem_free = free_block,
+                                          .mem_copy = mem_copy,
+                                          .scratch = scratch};
+static const struct kn_mat_ops mat_ops = {.create = mat_create,
+                                          .fill = mat_fill,
+                                          .done = mat_done,
+                                          .bytes = mat_bytes,
+                                          .destroy = mat_destroy};
+static const struct kn_run_ops run_ops = {
+    .rows = run_rows, .rows_uneven = run_rows, .wide = run_rows, .replay = replay};
+static const struct kn_row_ops row_ops = {
     .gemm = gemm,
-    .embed = embed,
     .gather = gather,
     .copy = copy,
     .rmsnorm = rmsnorm,
@@ -819,7 +753,6 @@ static const struct kn_ops ops = {
     .kv_put = kv_put,
     .kv_load = kv_load,
     .encode_rows = encode_rows,
-    .decode = decode,
     .attn = attn,
     .attn_mass = attn_mass,
     .deviation = deviation,
@@ -827,6 +760,26 @@ static const struct kn_ops ops = {
     .edit = edit,
     .draw = draw,
     .top = top,
+};
+static const struct kn_gpu_ops gpu_ops = {
+    .lost = lost,
+    .gpu = gpu,
+    .memory = memory,
+    .stage_room = stage_room,
+    .stage = stage,
+    .staged = staged,
+    .unstage = unstage,
+    .mat_create_full = mat_create_full,
+    .mat_random = mat_random,
+    .defer = defer,
+    .pipeline = pipeline,
+    .fence = fence,
+    .replay_rows = replay_rows,
+    .forget = forget,
+    .replays = replays,
+    .sync = sync_stream,
+    .operand = operand,
+    .embed = embed,
 };
 
 int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
@@ -838,7 +791,7 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         return err_set(err, -EINVAL, "GEMM \"%s\" is not available here (available: cublaslt)", g);
     struct kn_dev *d = mem_zalloc(sizeof *d);
     if (!d) return err_set(err, -ENOMEM, "out of memory");
-    d->head.ops = &ops;
+    d->head.ops = (struct kn_ops){&dev_ops, &mat_ops, &run_ops, &row_ops, &gpu_ops};
     d->stream.dev = d;
     d->bf16 = o->arith == KN_ARITH_BF16 || (o->arith == KN_ARITH_AUTO && o->allow_bf16);
     d->weights = o->weights == KN_WEIGHTS_FP8    ? CU_FP8
@@ -853,6 +806,15 @@ int kn_cuda_create(const struct kn_dev_opts *o, const char *kind, int index,
         return err_set(err, r, "%s", *why ? why : "out of memory");
     }
     snprintf(d->name, sizeof d->name, "%s:%s", kind, cu_name(d->cu));
+    d->head.info = (struct kn_info){
+        .device = d->name,
+        .isa = "cuda",
+        .gemm = gemm_name(d),
+        .n_threads = 1,
+        .gemm_invariant = false, /* cuBLASLt may take another algorithm for other numbers of rows */
+        .kv_value_bytes = d->bf16 ? 2 : 4,
+        .wide_rows_max = 48, /* one path in any case: as on the CPU, for callers' equal cuts */
+    };
     d->bad = alloc_block(d, KN_MEM_SHARED, sizeof *d->bad);
     for (int i = 0; d->bad && i < 2; i++)
         if (cu_event_create(index, &d->mark[i]) < 0) r = -ENOMEM;

@@ -145,18 +145,6 @@ int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, v
     return cu_launched(c);
 }
 
-static __global__ void decode(const void *x, size_t n, size_t K, enum cu_type t, float *out)
-{
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = cu_stored(x, t, i, K);
-}
-
-int cu_decode(struct cu *c, const void *x, size_t n, size_t K, enum cu_type t, float *out)
-{
-    KN_LAUNCH(decode, dim3(cu_blocks(n, 256)), dim3(256), 0, c->stream, x, n, K, t, out);
-    return cu_launched(c);
-}
-
 static __global__ void random_values(struct rng_field f, size_t first, size_t n, float *out)
 {
     const size_t step = size_t(gridDim.x) * blockDim.x;

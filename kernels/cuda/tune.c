@@ -6,20 +6,20 @@
  * is left out. An algorithm is kept as the library's own 64 bytes; before it is used with other
  * rows of its bucket the library checks it.
  *
- * Cache file <cache_dir>/cublaslt-<hash>.txt: the key (GPU, driver, library, type, shapes), a line
- * for each pick (m n k, microseconds, the algorithm's 8 words), and a checksum of all before it. A
- * file that is not just so is none; a new one replaces it as a whole. */
-#include "kernels/cuda/launch.h"
+ * Kept in <cache_dir>/cublaslt-<hash>.txt (base/keyfile.h) under GPU, driver, library, type and
+ * shapes: a line for each pick (m n k, microseconds, the algorithm's 8 words), and a checksum of
+ * all before it, without which there are no picks. */
+#include "kernels/cuda/gemm.h"
 
 #include "base/clock.h"
+#include "base/fnv.h"
+#include "base/keyfile.h"
 #include "base/mem.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     VERSION = 1,
@@ -30,8 +30,7 @@ enum {
     FEW_ROWS = 512,
     COPIES_MAX = 32,
     SHAPES_MAX = 16,
-    KEY_MAX = 800,
-    LINE_MAX = 400
+    KEY_MAX = 800
 };
 static const size_t COPIES_BYTES = (size_t)192 << 20; /* chosen: beyond any second-level cache */
 
@@ -59,13 +58,11 @@ struct picks {
 
 /* ---- the file ---- */
 
-static uint64_t checksum(uint64_t h, const char *s)
+/* Of lines, their ends included. */
+static uint64_t checksum(uint64_t sum, const char *line)
 {
-    for (; *s; s++)
-        h = (h ^ (unsigned char)*s) * 1099511628211ull; /* FNV-1a */
-    return h;
+    return fnv_add(fnv_add(sum, line, strlen(line)), "\n", 1);
 }
-#define CHECKSUM_START 14695981039346656037ull
 
 static void make_key(const struct cu *c, const struct cu_tune *t, char key[KEY_MAX])
 {
@@ -74,20 +71,6 @@ static void make_key(const struct cu *c, const struct cu_tune *t, char key[KEY_M
     int at = snprintf(key, KEY_MAX, "v%d %s type %d", VERSION, versions, (int)t->type);
     for (size_t i = 0; i < t->n_shapes && at < KEY_MAX; i++)
         at += snprintf(key + at, KEY_MAX - (size_t)at, " %zux%zu", t->shape[i][0], t->shape[i][1]);
-    if (at < KEY_MAX) (void)snprintf(key + at, KEY_MAX - (size_t)at, "\n");
-}
-
-static void file_name(const char *dir, const char *key, char *ret, size_t size)
-{
-    (void)snprintf(ret, size, "%s/cublaslt-%016" PRIx64 ".txt", dir, checksum(CHECKSUM_START, key));
-}
-
-static void pick_line(const struct pick *p, char line[LINE_MAX])
-{
-    int at = snprintf(line, LINE_MAX, "%zu %zu %zu %.3f", p->m, p->n, p->k, p->us);
-    for (int i = 0; i < 8; i++)
-        at += snprintf(line + at, LINE_MAX - (size_t)at, " %" PRIx64, p->algo.word[i]);
-    (void)snprintf(line + at, LINE_MAX - (size_t)at, "\n");
 }
 
 static int parse_pick(const char *line, struct pick *p)
@@ -101,46 +84,48 @@ static int parse_pick(const char *line, struct pick *p)
            p->us > 0;
 }
 
-/* Picks of earlier starts; none when the file is absent, foreign or damaged. */
-static void read_file(const char *path, const char *key, struct picks *ret)
+struct reading {
+    struct picks *picks;
+    uint64_t sum;
+    bool whole;
+};
+
+static bool take_pick(void *arg, const char *line)
 {
-    char line[LINE_MAX + KEY_MAX];
-    uint64_t sum = CHECKSUM_START, want;
-    FILE *f = fopen(path, "re");
-    int whole = 0;
-    ret->n = 0;
-    if (!f) return;
-    if (fgets(line, sizeof line, f) && strcmp(line, key) == 0) {
-        sum = checksum(sum, line);
-        while (fgets(line, sizeof line, f)) {
-            whole = sscanf(line, "sum %" SCNx64, &want) == 1 && want == sum;
-            if (whole || ret->n == PICKS_MAX || !parse_pick(line, &ret->at[ret->n])) break;
-            sum = checksum(sum, line);
-            ret->n++;
-        }
-    }
-    (void)fclose(f);
-    if (!whole) ret->n = 0;
+    struct reading *r = arg;
+    struct picks *p = r->picks;
+    uint64_t want;
+    r->whole = sscanf(line, "sum %" SCNx64, &want) == 1 && want == r->sum;
+    if (r->whole || p->n == PICKS_MAX || !parse_pick(line, &p->at[p->n])) return false;
+    r->sum = checksum(r->sum, line);
+    p->n++;
+    return true;
 }
 
-/* Best effort: without a file the next start measures again. */
-static void write_file(const char *dir, const char *path, const char *key, const struct picks *p)
+/* Picks of earlier starts; none when the file is absent or damaged. */
+static void recall_picks(const struct keyfile *file, struct picks *ret)
 {
-    char tmp[4200], line[LINE_MAX];
-    uint64_t sum = checksum(CHECKSUM_START, key);
-    (void)mkdir(dir, 0777);
-    (void)snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid());
-    FILE *f = fopen(tmp, "we");
-    if (!f) return;
-    int ok = fputs(key, f) >= 0;
-    for (size_t i = 0; i < p->n; i++) {
-        pick_line(&p->at[i], line);
-        sum = checksum(sum, line);
-        ok = fputs(line, f) >= 0 && ok;
+    struct reading r = {ret, checksum(FNV_START, file->key), false};
+    ret->n = 0;
+    (void)keyfile_read(file, take_pick, &r);
+    if (!r.whole) ret->n = 0;
+}
+
+static void remember_picks(const struct keyfile *file, const struct picks *picks)
+{
+    struct buf lines = BUF_INIT;
+    uint64_t sum = checksum(FNV_START, file->key);
+    for (size_t i = 0; i < picks->n; i++) {
+        const struct pick *p = &picks->at[i];
+        (void)buf_addf(&lines, "%zu %zu %zu %.3f", p->m, p->n, p->k, p->us);
+        for (int j = 0; j < 8; j++)
+            (void)buf_addf(&lines, " %" PRIx64, p->algo.word[j]);
+        (void)buf_addc(&lines, '\n');
     }
-    ok = fprintf(f, "sum %016" PRIx64 "\n", sum) > 0 && ok;
-    ok = fclose(f) == 0 && ok;
-    if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
+    sum = fnv_add(sum, lines.data, lines.len);
+    (void)buf_addf(&lines, "sum %016" PRIx64 "\n", sum);
+    keyfile_write(file, &lines);
+    buf_fini(&lines);
 }
 
 /* ---- timing ---- */
@@ -215,7 +200,7 @@ static int timed(struct cu *c, const struct field *r, struct cu_gemm *g, double 
 }
 
 /* The fastest of the suggestions into *ret; 0: there is nothing to choose from. */
-static int measure(struct cu *c, const struct field *r, struct cu_gemm *g, struct pick *ret)
+static int measure_call(struct cu *c, const struct field *r, struct cu_gemm *g, struct pick *ret)
 {
     struct cu_algo algo[SUGGESTIONS];
     double best[SUGGESTIONS], fastest = 1e30;
@@ -266,7 +251,7 @@ static int measure_all(struct cu *c, const struct cu_tune *t, struct picks *p, s
             if (e < 0 || (!ready && n < 2)) continue;
             if (!ready) e = field_init(c, t, &r);
             ready = 1;
-            if (e == 0) e = measure(c, &r, &g, &p->at[p->n]);
+            if (e == 0) e = measure_call(c, &r, &g, &p->at[p->n]);
             const int found = e == 1;
             if (e >= 0) e = cu_gemm_prefer(c, &g, found ? &p->at[p->n].algo : NULL);
             p->n += (size_t)found;
@@ -291,7 +276,7 @@ static double rate(struct picks *p, const struct cu_tune *t)
 
 int cu_tune(struct cu *c, const struct cu_tune *t, double *ret_gflops)
 {
-    char key[KEY_MAX], path[4096];
+    char key[KEY_MAX];
     struct picks *p = mem_zalloc(sizeof *p);
     size_t n_new = 0;
     int e = 0;
@@ -299,17 +284,15 @@ int cu_tune(struct cu *c, const struct cu_tune *t, double *ret_gflops)
     *ret_gflops = 0;
     if (t->n_shapes > SHAPES_MAX) goto out;
     make_key(c, t, key);
-    if (t->cache_dir) {
-        file_name(t->cache_dir, key, path, sizeof path);
-        read_file(path, key, p);
-    }
+    const struct keyfile file = {t->cache_dir, "cublaslt", key};
+    recall_picks(&file, p);
     for (size_t i = 0; e == 0 && i < p->n; i++) {
         const struct pick *k = &p->at[i];
         const struct cu_gemm g = make_call(t, k->m, k->n, k->k);
         e = cu_gemm_prefer(c, &g, &k->algo);
     }
     if (e == 0) e = measure_all(c, t, p, &n_new);
-    if (e == 0 && n_new && t->cache_dir) write_file(t->cache_dir, path, key, p);
+    if (e == 0 && n_new) remember_picks(&file, p);
     if (e == 0) *ret_gflops = rate(p, t);
 out:
     mem_free(p);

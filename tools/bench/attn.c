@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "kernels/rate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -68,7 +69,7 @@ static int take_memory(struct attn_bench *b, enum kn_mem kind, size_t floats, co
 {
     *ret = kn_mem_alloc(b->d.dev, kind, floats * sizeof **ret);
     if (!*ret) return -ENOMEM;
-    return from ? kn_mem_write(b->d.dev, *ret, from, floats * sizeof **ret) : 0;
+    return from ? kn_mem_copy(b->d.dev, *ret, from, floats * sizeof **ret) : 0;
 }
 
 static int put_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -86,8 +87,8 @@ static int put_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
 static int make_pages(struct attn_bench *b)
 {
     const size_t n = (b->n_keys + KN_PAGE - 1) / KN_PAGE, values = kn_kv_layer_values(b->G, b->K);
-    b->pages =
-        kn_mem_alloc(b->d.dev, KN_MEM_DEVICE, SEQS_MAX * n * values * kn_kv_value_bytes(b->d.dev));
+    b->pages = kn_mem_alloc(b->d.dev, KN_MEM_DEVICE,
+                            SEQS_MAX * n * values * kn_info(b->d.dev)->kv_value_bytes);
     b->page_ids = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * n * sizeof *b->page_ids);
     b->order = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, b->n_keys * sizeof *b->order);
     b->each = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * sizeof *b->each);
@@ -145,7 +146,7 @@ static int add_case(struct attn_bench *b, const char *name, size_t m, size_t n_s
     }
     c->flops = per_key * c->visible;
     c->bytes = (double)(n_seqs ? n_seqs : 1) * (double)b->n_keys * b->G * b->K *
-               (double)kn_kv_value_bytes(b->d.dev) * (mass ? 1 : 2);
+               (double)kn_info(b->d.dev)->kv_value_bytes * (mass ? 1 : 2);
     return 0;
 }
 
@@ -208,7 +209,7 @@ static int run_case(struct attn_bench *b, const struct attn_case *c, unsigned re
 {
     struct attn_run x = {b, c, repeat, lse};
     const size_t rows = c->n_seqs ? c->n_seqs : c->m;
-    if (c->n_seqs || c->mass || rows <= kn_wide_rows_max(b->d.dev))
+    if (c->n_seqs || c->mass || rows <= kn_info(b->d.dev)->wide_rows_max)
         return kn_wide(b->d.dev, rows, NULL, rows_fn, &x);
     return kn_rows_uneven(b->d.dev, rows, NULL, rows_fn, &x);
 }
@@ -245,7 +246,7 @@ static int check_case(struct attn_bench *b, const struct attn_case *c, double *p
 {
     const size_t HK = (size_t)b->H * b->K, rows = c->n_seqs ? c->n_seqs : c->m;
     /* bf16 rounds queries, keys, values and probabilities to 2^-9. */
-    const double tolerance = kn_kv_value_bytes(b->d.dev) == 2 ? 1e-2 : 1e-4;
+    const double tolerance = kn_info(b->d.dev)->kv_value_bytes == 2 ? 1e-2 : 1e-4;
     double worst = 0, sum = 0;
     int r = run_case(b, c, 1, true);
     for (size_t i = 0; r == 0 && i < CHECKED; i++) {
@@ -282,9 +283,9 @@ static int warm_up(struct attn_bench *b, struct attn_case *c)
     double ms = 0;
     int r = 0;
     c->repeat = 1;
-    for (unsigned i = 0; r == 0 && i < (kn_dev_is_host(b->d.dev) ? 1 : WARM_UPS); i++) {
+    for (unsigned i = 0; r == 0 && i < (kn_info(b->d.dev)->is_host ? 1 : WARM_UPS); i++) {
         r = time_case(b, c, c->repeat, &ms);
-        if (kn_dev_is_host(b->d.dev)) continue;
+        if (kn_info(b->d.dev)->is_host) continue;
         c->repeat = ms * REPEAT_MAX < LONG_MS ? REPEAT_MAX : (unsigned)(LONG_MS / ms) + 1;
     }
     return r;
@@ -292,7 +293,7 @@ static int warm_up(struct attn_bench *b, struct attn_case *c)
 
 static size_t gemm_side(const struct attn_bench *b)
 {
-    return kn_dev_is_host(b->d.dev) ? 2048 : b->d.emulated ? 256 : 8192;
+    return kn_info(b->d.dev)->is_host ? 2048 : b->d.emulated ? 256 : 8192;
 }
 
 /* One large product: what matrices run at here. */
@@ -327,7 +328,7 @@ static json_t *meta_of(const struct attn_bench *b)
     json_t *meta = bench_device_meta(&b->d);
     json_object_update_new(meta, json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)b->H, "G",
                                            (int)b->G, "K", (int)b->K, "kv_value_bytes",
-                                           (int)kn_kv_value_bytes(b->d.dev), "gemm_tflops",
+                                           (int)kn_info(b->d.dev)->kv_value_bytes, "gemm_tflops",
                                            b->d.gemm_gflops * 1e-3));
     return meta;
 }
@@ -336,7 +337,7 @@ static json_t *report(struct attn_bench *b)
 {
     json_t *rows = json_array();
     (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
-                 kn_dev_device(b->d.dev), b->H, b->G, b->K, b->n_keys, b->d.gemm_gflops * 1e-3);
+                 kn_info(b->d.dev)->device, b->H, b->G, b->K, b->n_keys, b->d.gemm_gflops * 1e-3);
     (void)printf("%-12s %6s %10s %10s %10s %10s %8s\n", "case", "rows", "ms", "best", "TFLOP/s",
                  "KV GB/s", "of GEMM");
     for (size_t i = 0; i < b->n_cases; i++) {

@@ -46,7 +46,7 @@ static int make_weights(struct ceiling *x)
                                         {.name = "o", .n = g->D, .k = HK},
                                         {.name = "gate_up", .n = 2 * (size_t)g->F, .k = g->D},
                                         {.name = "down", .n = g->D, .k = g->F}};
-    const bool turns = !kn_dev_is_host(x->b.dev) && !x->b.emulated;
+    const bool turns = !kn_info(x->b.dev)->is_host && !x->b.emulated;
     memcpy(x->w, all, sizeof all);
     for (size_t i = 0; i < WEIGHTS; i++) {
         struct weight *w = &x->w[i];
@@ -73,7 +73,7 @@ static int product_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     struct product *p = arg;
     const struct ceiling *x = p->x;
-    const unsigned turn = kn_dev_is_host(x->b.dev) ? 0 : p->turn++; /* there threads share p */
+    const unsigned turn = kn_info(x->b.dev)->is_host ? 0 : p->turn++; /* there threads share p */
     int r = 0;
     for (size_t i = 0; r == 0 && i < p->n; i++) {
         const struct weight *w = &x->w[p->first + i];
@@ -156,7 +156,7 @@ static int measure_links(struct ceiling *x)
     for (size_t i = 0; r == 0 && i < x->b.reps + 1; i++) { /* the first one warms up */
         const size_t at = i ? i - 1 : 0;
         const uint64_t t0 = clock_ns();
-        r = kn_mem_write(d, there, host, LINK_BYTES);
+        r = kn_mem_copy(d, there, host, LINK_BYTES);
         const uint64_t t1 = clock_ns();
         if (r == 0) r = kn_mem_copy(d, back, there, LINK_BYTES);
         to[at] = (double)(t1 - t0) * 1e-3;
@@ -213,7 +213,7 @@ static void print(const struct ceiling *x)
 {
     size_t i;
     json_t *row;
-    printf("%s, %s, shape %s\n", kn_dev_device(x->b.dev), kn_dev_gemm(x->b.dev), x->b.cfg.name);
+    printf("%s, %s, shape %s\n", kn_info(x->b.dev)->device, kn_info(x->b.dev)->gemm, x->b.cfg.name);
     json_array_foreach(x->rows, i, row)
     {
         const char *kind = json_string_value(json_object_get(row, "kind"));

@@ -32,9 +32,9 @@ static int copy_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 
 static int measure_copy(struct bench_device *b)
 {
-    const size_t bytes = b->emulated              ? COPY_BYTES_EMULATED
-                         : kn_dev_is_host(b->dev) ? COPY_BYTES_HOST
-                                                  : COPY_BYTES;
+    const size_t bytes = b->emulated                ? COPY_BYTES_EMULATED
+                         : kn_info(b->dev)->is_host ? COPY_BYTES_HOST
+                                                    : COPY_BYTES;
     struct copy c = {kn_mem_alloc(b->dev, KN_MEM_DEVICE, bytes),
                      (char *)bench_device_random(b, KN_MEM_DEVICE, bytes / sizeof(float))};
     struct bench_time t;
@@ -75,7 +75,7 @@ int bench_device_create(const struct opts *opts, unsigned gpu_tune_ms, struct be
                                 strcmp(o.device, "cpu") == 0 ? CPU_TUNE_MS : gpu_tune_ms};
     r = kn_dev_create(&o, &b.dev, err);
     if (r < 0) return r;
-    b.emulated = strncmp(kn_dev_device(b.dev), "hostcuda", 8) == 0;
+    b.emulated = strncmp(kn_info(b.dev)->device, "hostcuda", 8) == 0;
     *ret = b;
     return 0;
 }
@@ -110,10 +110,10 @@ json_t *bench_device_meta(const struct bench_device *b)
 {
     json_t *meta = bench_meta();
     json_t *own = json_pack(
-        "{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_dev_device(b->dev), "isa",
-        kn_dev_isa(b->dev), "threads", (int)kn_dev_threads(b->dev), "gemm", kn_dev_gemm(b->dev),
-        "weights", kn_weights_name(b->weights), "shape", b->cfg.name, "ceilings", "copy_gbps",
-        measured(b->copy_gbps), "gemm_gflops", measured(b->gemm_gflops));
+        "{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_info(b->dev)->device, "isa",
+        kn_info(b->dev)->isa, "threads", (int)kn_info(b->dev)->n_threads, "gemm",
+        kn_info(b->dev)->gemm, "weights", kn_weights_name(b->weights), "shape", b->cfg.name,
+        "ceilings", "copy_gbps", measured(b->copy_gbps), "gemm_gflops", measured(b->gemm_gflops));
     json_object_update(meta, own);
     json_decref(own);
     return meta;
@@ -139,7 +139,7 @@ static float *noise(size_t n, uint64_t seed)
 float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n)
 {
     float *ret = kn_mem_alloc(b->dev, kind, n * sizeof *ret), *x = noise(n, n);
-    if (!ret || !x || kn_mem_write(b->dev, ret, x, n * sizeof *ret) < 0) {
+    if (!ret || !x || kn_mem_copy(b->dev, ret, x, n * sizeof *ret) < 0) {
         kn_mem_free(b->dev, ret);
         ret = NULL;
     }
@@ -166,7 +166,7 @@ struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k
 size_t bench_operand_bytes(const struct bench_device *b)
 {
     if (b->weights == KN_WEIGHTS_FP8 || b->weights == KN_WEIGHTS_INT8) return 1;
-    return kn_dev_is_host(b->dev) ? sizeof(float) : kn_kv_value_bytes(b->dev);
+    return kn_info(b->dev)->is_host ? sizeof(float) : kn_info(b->dev)->kv_value_bytes;
 }
 
 /* ---- time ---- */
@@ -191,8 +191,8 @@ int bench_device_run(const struct bench_device *b, size_t rows, kn_rows_fn fn, v
 {
     struct loop l = {fn, arg, times};
     const uint64_t t0 = clock_ns();
-    int r = rows <= kn_wide_rows_max(b->dev) ? kn_wide(b->dev, rows, NULL, loop_rows, &l)
-                                             : kn_rows(b->dev, rows, NULL, loop_rows, &l);
+    int r = rows <= kn_info(b->dev)->wide_rows_max ? kn_wide(b->dev, rows, NULL, loop_rows, &l)
+                                                   : kn_rows(b->dev, rows, NULL, loop_rows, &l);
     *ret_us = (double)(clock_ns() - t0) * 1e-3 / times;
     return r;
 }
@@ -205,7 +205,7 @@ int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, 
     int r = all ? 0 : -ENOMEM;
     for (int warm_up = 0; r == 0 && warm_up < 2; warm_up++)
         r = bench_device_run(b, rows, fn, arg, 1, &us);
-    if (r == 0 && !kn_dev_is_host(b->dev) && us < LONG_ENOUGH_US) {
+    if (r == 0 && !kn_info(b->dev)->is_host && us < LONG_ENOUGH_US) {
         times = us > 0 ? (unsigned)(LONG_ENOUGH_US / us) + 1 : TIMES_MAX;
         if (times > TIMES_MAX) times = TIMES_MAX;
     }

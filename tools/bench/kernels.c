@@ -244,7 +244,7 @@ static float *filled(struct bank *k, size_t n, float value)
     float *ret = device_bytes(k, KN_MEM_DEVICE, n * sizeof *ret);
     for (size_t i = 0; x && i < n; i++)
         x[i] = value;
-    if (!x || !ret || kn_mem_write(k->b.dev, ret, x, n * sizeof *x) < 0) {
+    if (!x || !ret || kn_mem_copy(k->b.dev, ret, x, n * sizeof *x) < 0) {
         kn_mem_free(k->b.dev, ret);
         ret = NULL;
     }
@@ -266,7 +266,7 @@ static int make_bank(struct bank *k, size_t m)
     const struct bench_device *b = &k->b;
     k->m = m, k->D = g->D, k->F = g->F, k->H = g->H, k->G = g->G, k->K = g->K;
     k->HK = k->H * k->K, k->GK = k->G * k->K;
-    k->page_value = kn_kv_value_bytes(b->dev);
+    k->page_value = kn_info(b->dev)->kv_value_bytes;
     k->operand_value = bench_operand_bytes(b);
     k->x = bench_device_random(b, KN_MEM_DEVICE, m * k->D);
     k->gate_up = bench_device_random(b, KN_MEM_DEVICE, m * 2 * k->F);
@@ -347,7 +347,7 @@ static int measure_kernels(const struct opts *opts, struct err *err)
     int r = bench_rows_of(opt_str(opts, "at-rows"), m, &n, err);
     if (r == 0) r = bench_device_open(opts, &k.b, err);
     if (r < 0) goto out;
-    printf("%s, shape %s, copy %.2f GB/s\n", kn_dev_device(k.b.dev), k.b.cfg.name, k.b.copy_gbps);
+    printf("%s, shape %s, copy %.2f GB/s\n", kn_info(k.b.dev)->device, k.b.cfg.name, k.b.copy_gbps);
     for (size_t i = 0; r == 0 && i < n; i++) {
         r = make_bank(&k, m[i]);
         if (r == 0) r = measure(&k, rows);

@@ -13,10 +13,10 @@ static json_t *make_meta(const struct bench *b)
 {
     struct kn_dev *dev = fus_core_dev(b->core);
     json_t *meta = bench_meta();
-    json_t *own = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s}", "device", kn_dev_device(dev),
-                            "isa", kn_dev_isa(dev), "threads", (int)kn_dev_threads(dev), "model",
-                            b->cfg->name, "gemm", kn_dev_gemm(dev), "layers", (int)b->cfg->L,
-                            "kv_dtype", kn_dtype_name(b->kv_dtype));
+    json_t *own = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s}", "device", kn_info(dev)->device,
+                            "isa", kn_info(dev)->isa, "threads", (int)kn_info(dev)->n_threads,
+                            "model", b->cfg->name, "gemm", kn_info(dev)->gemm, "layers",
+                            (int)b->cfg->L, "kv_dtype", kn_dtype_name(b->kv_dtype));
     json_object_update(meta, own);
     json_decref(own);
     const struct model_cfg *c = b->cfg;
@@ -96,7 +96,8 @@ static int open_model(struct bench *b, const struct opts *opts, struct err *err)
     b->kv_dtype = kn_dtype_parse(opt_str(opts, "kv-dtype"), b->cfg->file_f32 ? KN_F32 : KN_F16);
     r = open_profile(b, opts, err);
     if (r < 0) return r;
-    if (!kn_dev_is_host(fus_core_dev(b->core))) r = kn_dev_gpu(fus_core_dev(b->core), &b->gpu, err);
+    if (!kn_info(fus_core_dev(b->core))->is_host)
+        r = kn_dev_gpu(fus_core_dev(b->core), &b->gpu, err);
     if (r == 0) r = bench_store_create(b, opt_size(opts, "ram"), NULL, 0, &b->store, err);
     if (r < 0) return r;
     b->meta = make_meta(b);

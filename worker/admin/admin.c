@@ -13,12 +13,12 @@ static void put_gemm(struct worker *w, struct buf *b)
     size_t n = 0;
     const struct kn_gemm_rate *r = fus_core_gemm_rates(w->core, &n);
     struct kn_dev *d = fus_core_dev(w->core);
-    const char *device = kn_dev_device(d);
+    const char *device = kn_info(d)->device;
     buf_adds(b, ",\"compute\":{\"device\":");
     buf_add_json_str(b, device, strlen(device));
 
-    buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[", kn_dev_threads(d),
-             kn_dev_isa(d), kn_dev_gemm(d));
+    buf_addf(b, ",\"threads\":%u,\"isa\":\"%s\",\"gemm\":\"%s\",\"rates\":[", kn_info(d)->n_threads,
+             kn_info(d)->isa, kn_info(d)->gemm);
 
     for (size_t i = 0; i < n; i++)
         buf_addf(b, "%s{\"name\":\"%s\",\"gflops\":%.2f,\"chosen\":%s}", i ? "," : "", r[i].name,

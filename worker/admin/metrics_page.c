@@ -217,7 +217,7 @@ static void copy_device(struct worker *w)
     struct kn_dev *d = fus_core_dev(w->core);
     struct metric *row = device_rows;
 
-    if (kn_dev_is_host(d)) return;
+    if (kn_info(d)->is_host) return;
     const struct kn_memory m = kn_dev_memory(d);
     const uint64_t now[] = {m.total_bytes, m.free_bytes, m.device_bytes, m.stage_bytes,
                             m.shared_bytes};

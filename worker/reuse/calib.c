@@ -10,6 +10,7 @@
 #include "worker/reuse/calib.h"
 
 #include "base/clock.h"
+#include "base/keyfile.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -111,7 +112,7 @@ static double cpu_s(void)
 /* A device of its own leaves the CPU idle: then only the clock on the wall tells. */
 static double took_s(const struct calib *a, double wall_s, double cpu)
 {
-    double each = cpu / kn_dev_threads(fus_core_dev(a->core));
+    double each = cpu / kn_info(fus_core_dev(a->core))->n_threads;
 
     return each < wall_s && each > CPU_SHARE_MIN * wall_s ? each : wall_s;
 }
@@ -271,19 +272,10 @@ static void cache_key(struct fus_core *c, const struct fus_profile *p, enum kn_d
     (void)snprintf(ret, KEY_BYTES,
                    "v%d %s cpus %ld isa %s threads %u gemm %s kv %d model %016llx%016llx layers "
                    "%u check %u score %u-%u",
-                   CALIB_VERSION, cpu, sysconf(_SC_NPROCESSORS_ONLN), kn_dev_isa(d),
-                   kn_dev_threads(d), kn_dev_gemm(d), (int)dtype,
+                   CALIB_VERSION, cpu, sysconf(_SC_NPROCESSORS_ONLN), kn_info(d)->isa,
+                   kn_info(d)->n_threads, kn_info(d)->gemm, (int)dtype,
                    (unsigned long long)g->fingerprint[1], (unsigned long long)g->fingerprint[0],
                    g->L, p->check_layer, p->score_lo, p->score_hi);
-}
-
-static void cache_path(const char *dir, const char *key, char ret[4200])
-{
-    uint64_t h = 14695981039346656037ull; /* FNV-1a */
-
-    for (; *key; key++)
-        h = (h ^ (unsigned char)*key) * 1099511628211ull;
-    (void)snprintf(ret, 4200, "%s/cost-%016llx.txt", dir, (unsigned long long)h);
 }
 
 static double *field_of(struct pol_cost *c, size_t i)
@@ -304,49 +296,45 @@ static bool is_sane(struct pol_cost *c)
     return sum > 0;
 }
 
-static bool cache_read(const char *dir, const char *key, struct pol_cost *ret)
+struct reading {
+    struct pol_cost cost;
+    size_t n; /* fields that were there */
+};
+
+static bool take_cost(void *arg, const char *line)
 {
-    char path[4200], line[KEY_BYTES + 2], name[32];
-    struct pol_cost c = {0};
-    size_t n = 0;
+    struct reading *r = arg;
+    char name[32];
     double x;
 
-    cache_path(dir, key, path);
-    FILE *f = fopen(path, "re");
-    if (!f) return false;
-    bool ok = fgets(line, sizeof line, f) != NULL;
-    line[ok ? strcspn(line, "\n") : 0] = 0;
-    ok = ok && strcmp(line, key) == 0;
-    while (ok && fgets(line, sizeof line, f)) {
-        if (sscanf(line, "%31s %lf", name, &x) != 2) continue;
-        for (size_t i = 0; i < N_FIELDS; i++)
-            if (strcmp(name, field[i].name) == 0) {
-                *field_of(&c, i) = x;
-                n++;
-            }
-        if (strcmp(name, "row_step") == 0 && x >= 0 && x < 65536) c.row_step = (unsigned)x;
-    }
-    (void)fclose(f);
-    if (!ok || n != N_FIELDS || !is_sane(&c)) return false;
-    *ret = c;
+    if (sscanf(line, "%31s %lf", name, &x) != 2) return true;
+    for (size_t i = 0; i < N_FIELDS; i++)
+        if (strcmp(name, field[i].name) == 0) {
+            *field_of(&r->cost, i) = x;
+            r->n++;
+        }
+    if (strcmp(name, "row_step") == 0 && x >= 0 && x < 65536) r->cost.row_step = (unsigned)x;
     return true;
 }
 
-/* Best effort: without it the next start measures again. */
-static void cache_write(const char *dir, const char *key, struct pol_cost *c)
+static bool recall_cost(const struct keyfile *file, struct pol_cost *ret)
 {
-    char path[4200], tmp[4300];
+    struct reading r = {0};
 
-    cache_path(dir, key, path);
-    (void)snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid());
-    FILE *f = fopen(tmp, "we");
-    if (!f) return;
-    bool ok = fprintf(f, "%s\n", key) > 0;
+    if (!keyfile_read(file, take_cost, &r) || r.n != N_FIELDS || !is_sane(&r.cost)) return false;
+    *ret = r.cost;
+    return true;
+}
+
+static void remember_cost(const struct keyfile *file, struct pol_cost *c)
+{
+    struct buf lines = BUF_INIT;
+
     for (size_t i = 0; i < N_FIELDS; i++)
-        ok = fprintf(f, "%s %.9g\n", field[i].name, *field_of(c, i)) > 0 && ok;
-    ok = fprintf(f, "row_step %u\n", c->row_step) > 0 && ok;
-    ok = fclose(f) == 0 && ok;
-    if (!ok || rename(tmp, path) != 0) (void)unlink(tmp);
+        (void)buf_addf(&lines, "%s %.9g\n", field[i].name, *field_of(c, i));
+    (void)buf_addf(&lines, "row_step %u\n", c->row_step);
+    keyfile_write(file, &lines);
+    buf_fini(&lines);
 }
 
 int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct ctl_calib_opts *o,
@@ -358,7 +346,8 @@ int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct 
     int r;
 
     cache_key(c, p, o->kv_dtype, key);
-    if (o->cache_dir && !o->fresh && cache_read(o->cache_dir, key, ret)) return 0;
+    const struct keyfile file = {o->cache_dir, "cost", key};
+    if (!o->fresh && recall_cost(&file, ret)) return 0;
     const struct model_cfg *g = fus_core_config(c);
     const struct pol_dims dims = {g->D, g->H, g->G, g->K, g->F, g->V};
     pol_cost_guess(&dims, &cost); /* what no run tells apart keeps these proportions */
@@ -369,7 +358,7 @@ int ctl_calibrate(struct fus_core *c, const struct fus_profile *p, const struct 
     mem_free(a.tok);
     if (r == 0 && !is_sane(&cost)) r = -ERANGE;
     if (r < 0) return err_set(err, r, "calibration failed: %s", err_name(r));
-    if (o->cache_dir) cache_write(o->cache_dir, key, &cost);
+    remember_cost(&file, &cost);
     *ret = cost;
     return 1;
 }

@@ -41,4 +41,36 @@ static inline void amx_open(void)
     _tile_loadconfig(&c);
 }
 
+/* Sums of 16 rows by two vectors: half 0 is tiles 0 and 1, half 1 is 2 and 3. NULL: zeros. */
+static inline void amx_load(int half, const float *c, size_t ldc)
+{
+    const size_t step = ldc * sizeof(float);
+    amx_barrier();
+    if (half == 0 && c) {
+        _tile_loadd(0, c, step);
+        _tile_loadd(1, c + VL, step);
+    } else if (half == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+    } else if (c) {
+        _tile_loadd(2, c, step);
+        _tile_loadd(3, c + VL, step);
+    } else {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+}
+
+static inline void amx_store(int half, float *c, size_t ldc)
+{
+    const size_t step = ldc * sizeof(float);
+    if (half == 0) {
+        _tile_stored(0, c, step);
+        _tile_stored(1, c + VL, step);
+    } else {
+        _tile_stored(2, c, step);
+        _tile_stored(3, c + VL, step);
+    }
+}
+
 #endif

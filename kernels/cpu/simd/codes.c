@@ -165,7 +165,7 @@ bool KN_NAME(codes_panel)(const struct codes_form *f, const uint8_t *panel, size
     }
     if (f->bits == 16) {
         const uint16_t *x = (const uint16_t *)(const void *)panel + k0 * NR;
-        (f->bf16 ? KN_TABLE.decode_bf16 : KN_TABLE.decode_f16)(x, kc * NR, out);
+        (f->bf16 ? KN_TABLE.stored.decode_bf16 : KN_TABLE.stored.decode_f16)(x, kc * NR, out);
         return true;
     }
 #define TRY(...)                                                                                   \

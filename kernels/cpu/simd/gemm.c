@@ -33,6 +33,8 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
 
 #include "kernels/cpu/simd/gemm_tile.h"
 
+#include "kernels/cpu/simd/gemm_block.h"
+
 int KN_NAME(gemm_f32)(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
     return tile_gemm(j, panel0, panel1);

@@ -1,4 +1,4 @@
-/* gemm_amx: the bf16 GEMM on AMX tiles, included by gemm_bf16.c behind gemm_tile.h.
+/* gemm_amx: the bf16 GEMM on AMX tiles, included by gemm_bf16.c behind gemm_block.h.
  *
  * The packed panels are the same ones: sixteen units of sixteen columns are what a tile of B is. A
  * pass sums two halves, each 16 rows by a panel: for many rows two row tiles of one panel, so that
@@ -17,38 +17,6 @@ enum {
     AMX_LDA = TILE_LDA * 4,
     AMX_FEW_K = 2 * AMX_UNITS, /* chosen: two panels of them are 8 KiB */
 };
-
-/* Half 0 is tiles 0 and 1, half 1 is 2 and 3. NULL: zeros. */
-static void amx_load(int half, const float *c, size_t ldc)
-{
-    const size_t step = ldc * sizeof(float);
-    amx_barrier();
-    if (half == 0 && c) {
-        _tile_loadd(0, c, step);
-        _tile_loadd(1, c + VL, step);
-    } else if (half == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-    } else if (c) {
-        _tile_loadd(2, c, step);
-        _tile_loadd(3, c + VL, step);
-    } else {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-}
-
-static void amx_store(int half, float *c, size_t ldc)
-{
-    const size_t step = ldc * sizeof(float);
-    if (half == 0) {
-        _tile_stored(0, c, step);
-        _tile_stored(1, c + VL, step);
-    } else {
-        _tile_stored(2, c, step);
-        _tile_stored(3, c + VL, step);
-    }
-}
 
 /* Where a half begins and ends: R <= 16 rows of panel p. */
 struct amx_part {
@@ -159,8 +127,9 @@ static void amx_copy_a(const struct kn_gemm_job *j, size_t row, size_t R, size_t
 }
 
 /* As tile_few(): weights are unpacked piece by piece, and the sums stay in the tiles. */
-static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1, elem *a)
+static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
+    elem a[AMX_ROWS * TILE_LDA] __attribute__((aligned(64)));
     const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT;
     for (size_t p = panel0; p < panel1; p += 2) {
         const bool two = p + 1 < panel1;
@@ -188,8 +157,9 @@ static int amx_few(const struct kn_gemm_job *j, size_t panel0, size_t panel1, el
 
 /* All row tiles of one block of B, as tile_block(). */
 static int amx_block(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k0, size_t kc,
-                     const elem *b, size_t stride, elem *a)
+                     const elem *b, size_t stride)
 {
+    elem a[2 * AMX_ROWS * TILE_LDA] __attribute__((aligned(64)));
     for (size_t row = 0, R; row < j->m; row += R) {
         R = j->m - row < 2 * AMX_ROWS ? j->m - row : 2 * AMX_ROWS;
         if (kn_cancelled(j->cancel)) return -ECANCELED;
@@ -208,27 +178,9 @@ static int amx_block(const struct kn_gemm_job *j, size_t p0, size_t p1, size_t k
     return 0;
 }
 
-static int amx_gemm(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
+static size_t amx_next_k(const struct kn_gemm_job *j, size_t left)
 {
-    elem a[2 * AMX_ROWS * TILE_LDA] __attribute__((aligned(64)));
-    const size_t units = (j->k + TILE_UNIT - 1) / TILE_UNIT, step = TILE_NC / TILE_NR;
-    int r = 0;
-    amx_open();
-    if (j->coded && j->m <= AMX_ROWS) {
-        r = amx_few(j, panel0, panel1, a);
-        panel0 = panel1;
-    }
-    for (size_t p = panel0; p < panel1 && r == 0; p += step) {
-        const size_t pe = p + step < panel1 ? p + step : panel1;
-        for (size_t k0 = 0, kc; k0 < units && r == 0; k0 += kc) {
-            kc = units - k0 < TILE_KC ? units - k0 : TILE_KC;
-            const elem *b = (const elem *)j->b + (p * units + k0) * TILE_NR;
-            if (j->coded) b = tile_open(j, p, pe, k0, kc);
-            r = amx_block(j, p, pe, k0, kc, b, (j->coded ? kc : units) * TILE_NR, a);
-        }
-    }
-    _tile_release();
-    return r;
+    return left < TILE_KC ? left : TILE_KC;
 }
 
 #endif

@@ -50,6 +50,8 @@ static void tile_unpack(const struct codes_form *f, const uint8_t *panel, size_t
 
 #include "kernels/cpu/simd/gemm_tile.h"
 
+#include "kernels/cpu/simd/gemm_block.h"
+
 int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
     return tile_gemm(j, panel0, panel1);
@@ -59,5 +61,9 @@ int kn_gemm_bf16_avx512(const struct kn_gemm_job *j, size_t panel0, size_t panel
 
 int kn_gemm_bf16_amx(const struct kn_gemm_job *j, size_t panel0, size_t panel1)
 {
-    return amx_gemm(j, panel0, panel1);
+    amx_open();
+    int r =
+        gemm_blocks(j, panel0, panel1, (struct gemm_way){AMX_ROWS, amx_few, amx_block, amx_next_k});
+    _tile_release();
+    return r;
 }

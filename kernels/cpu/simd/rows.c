@@ -267,10 +267,5 @@ const struct kn_simd KN_TABLE = {
     .swiglu = swiglu,
     .rope = rope,
     .sqdist = sqdist,
-    .encode_f16 = encode_f16,
-    .decode_f16 = decode_f16,
-    .encode_bf16 = encode_bf16,
-    .decode_bf16 = decode_bf16,
-    .encode_q8 = encode_q8,
-    .decode_q8 = decode_q8,
+    .stored = {encode_f16, decode_f16, encode_bf16, decode_bf16, encode_q8, decode_q8},
 };

@@ -100,8 +100,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    printf("%s, %s, loaded in %.1f s\n", kn_dev_isa(fus_core_dev(c)), kn_dev_gemm(fus_core_dev(c)),
-           (double)(clock_ns() - t0) * 1e-9);
+    printf("%s, %s, loaded in %.1f s\n", kn_info(fus_core_dev(c))->isa,
+           kn_info(fus_core_dev(c))->gemm, (double)(clock_ns() - t0) * 1e-9);
     float *logits = mem_alloc(SESSIONS * model_config(m)->V * sizeof *logits);
     for (int i = 0; i < SESSIONS; i++)
         if (!logits || fus_session_create(c, CTX / 2, &s[i]) < 0) return 1;

@@ -158,8 +158,8 @@ static int open_chosen(struct kit *k, const char *isa, uint64_t kv_bytes, struct
     }
     ASSERT_OK(rmdir(dir));
     if (r == 0) {
-        ASSERT_STREQ(kn_dev_gemm(fus_core_dev(k->c)), "own-bf16");
-        ASSERT_EQ(kn_kv_value_bytes(fus_core_dev(k->c)), 2);
+        ASSERT_STREQ(kn_info(fus_core_dev(k->c))->gemm, "own-bf16");
+        ASSERT_EQ(kn_info(fus_core_dev(k->c))->kv_value_bytes, 2);
     }
     return r;
 }

@@ -152,7 +152,7 @@ void run(struct prompt *p, enum pol_strategy s, float ratio, struct result *res)
 
 void same_logits(const struct kit *k, const struct result *a, const struct result *b)
 {
-    if (kn_gemm_invariant(fus_core_dev(k->c))) {
+    if (kn_info(fus_core_dev(k->c))->gemm_invariant) {
         ASSERT_MEMEQ(a->logits, b->logits, k->cfg->V * sizeof(float));
         return;
     }

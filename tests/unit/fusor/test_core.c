@@ -639,7 +639,7 @@ TEST(batch_decode_equals_single_decode_after_blends)
             ASSERT_OK(fus_decode(k.c, &one[i], &tok[i], 1, NULL, single));
             for (unsigned v = 0; v < k.cfg->V; v++)
                 ASSERT_NEAR(single[v], batch[i * k.cfg->V + v], 1e-4);
-            if (kn_gemm_invariant(fus_core_dev(k.c)))
+            if (kn_info(fus_core_dev(k.c))->gemm_invariant)
                 ASSERT_MEMEQ(single, batch + i * k.cfg->V, k.cfg->V * sizeof(float));
         }
     }
@@ -773,7 +773,7 @@ TEST(capture_equals_build)
     ASSERT_EQ(got.done, 1);
     ASSERT_EQ(got.status, 0);
     ASSERT_EQ(late.status, 0);
-    if (kn_gemm_invariant(fus_core_dev(k.c))) {
+    if (kn_info(fus_core_dev(k.c))->gemm_invariant) {
         ASSERT_MEMEQ(got.k, p.chunk[3].k, bytes);
         ASSERT_MEMEQ(got.v, p.chunk[3].v, bytes);
     }

@@ -228,7 +228,7 @@ TEST(twenty_requests_at_once_answer_as_one_by_one)
         client_init(alone, &r.k, r.e, i + 1, 20 + i * 9, 5 + i % 20);
         submit(alone);
         wait_done(alone);
-        if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+        if (kn_info(fus_core_dev(r.k.c))->gemm_invariant)
             ASSERT_MEMEQ(alone->out[0], c[i].out[0], c[i].n_out[0] * sizeof(int32_t));
         client_fini(alone);
         client_fini(&c[i]);
@@ -436,7 +436,7 @@ TEST(three_choices_share_a_prefill)
         c[1].req.sampling.seed = 9 + i;
         submit(&c[1]);
         wait_done(&c[1]);
-        if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+        if (kn_info(fus_core_dev(r.k.c))->gemm_invariant)
             ASSERT_MEMEQ(c[0].out[i], c[1].out[0], 20 * sizeof(int32_t));
         client_fini(&c[1]);
     }
@@ -1050,7 +1050,7 @@ TEST(blend_through_the_engine)
     ASSERT_EQ(c[1].report.n_computed, 20);
     ASSERT_EQ(b.chunk.released, 2);
     /* The chunk stands where it was built, so the blend is exact. */
-    if (kn_gemm_invariant(fus_core_dev(r.k.c)))
+    if (kn_info(fus_core_dev(r.k.c))->gemm_invariant)
         ASSERT_MEMEQ(c[0].out[0], c[1].out[0], 10 * sizeof(int32_t));
     builder_fini(&b);
     for (int i = 0; i < 2; i++)
@@ -1169,7 +1169,7 @@ TEST(between_two_tokens_lies_no_more_than_the_share)
     fus_engine_destroy(r.e);
     r.e = NULL;
     ASSERT_TRUE(r.n_units < UNITS_MAX);
-    const bool may_cut = kn_gemm_invariant(fus_core_dev(r.k.c));
+    const bool may_cut = kn_info(fus_core_dev(r.k.c))->gemm_invariant;
     size_t n_beside = 0, n_cut = 0;
     unsigned works = 0;
     for (size_t i = 0; i < r.n_units; i++) {

@@ -76,7 +76,8 @@ static void kit_of_pages(struct kit *k)
     const struct tiny_opts o = {.L = 3};
     kit_open(k, &o, (uint64_t)64 * KN_PAGE);
     ASSERT_TRUE(k->cfg->V <= V_MAX);
-    if (!kn_gemm_invariant(fus_core_dev(k->c))) test_fail(__FILE__, __LINE__, "own GEMMs only");
+    if (!kn_info(fus_core_dev(k->c))->gemm_invariant)
+        test_fail(__FILE__, __LINE__, "own GEMMs only");
 }
 
 TEST(forks_say_what_one_alone_says)

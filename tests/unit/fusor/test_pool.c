@@ -111,7 +111,7 @@ TEST(a_second_request_asks_the_device_for_nothing)
         if (round) ASSERT_EQ(now, before);
         before = now;
     }
-    ASSERT_EQ(before > 0, !kn_dev_is_host(fus_core_dev(s.k.c)));
+    ASSERT_EQ(before > 0, !kn_info(fus_core_dev(s.k.c))->is_host);
     scene_close(&s);
 }
 
@@ -125,7 +125,7 @@ TEST(memory_is_at_hand_before_it_is_asked_for)
     enum { WARM = N_PAGES / 4, USED = (N_TOK + 1 + KN_PAGE - 1) / KN_PAGE };
     scene_open(&s);
     struct fus_core *c = s.k.c;
-    const bool host = kn_dev_is_host(fus_core_dev(c));
+    const bool host = kn_info(fus_core_dev(c))->is_host;
     run(&s, POL_QS, cold);
     ASSERT_OK(fus_core_warm(c, 1000 * KN_PAGE)); /* a quarter of the pool at most */
     ASSERT_EQ(fus_core_kv_tokens_free(c), N_PAGES * KN_PAGE);

@@ -80,7 +80,8 @@ static void same_as_alone(struct bed *b, int i)
 {
     run(b->s[i], &b->p[i], POL_PREFIX, b->got);
     for (size_t v = 0; v < 2 * b->k.cfg->V; v++)
-        ASSERT_NEAR(b->got[v], b->want[i][v], kn_gemm_invariant(fus_core_dev(b->k.c)) ? 0 : 1e-3);
+        ASSERT_NEAR(b->got[v], b->want[i][v],
+                    kn_info(fus_core_dev(b->k.c))->gemm_invariant ? 0 : 1e-3);
 }
 
 static void start_all(struct bed *b)

@@ -329,7 +329,7 @@ TEST(side_asks_one_layer_of_the_chunks)
     s.chunk[1].layers_asked = 0;
     run(&s, &plan, b, &nb, &r);
     /* The first that MAIN needs; a device of its own also gets the next two. */
-    ASSERT_EQ(s.chunk[1].layers_asked, kn_dev_is_host(fus_core_dev(s.k.c)) ? 1u << 1 : 7u << 1);
+    ASSERT_EQ(s.chunk[1].layers_asked, kn_info(fus_core_dev(s.k.c))->is_host ? 1u << 1 : 7u << 1);
     ASSERT_EQ(r.n_failed_ranges, 1);
     for (size_t j = 0; j < len[1] * GK; j++)
         s.chunk[1].k[3 * len[1] * GK + j] *= -2;

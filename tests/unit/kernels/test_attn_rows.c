@@ -131,7 +131,7 @@ static struct kn_dev *next_dev(unsigned i, bool *ret_bf16)
     const bool bf16 = *ret_bf16 = i >= (kern_device() ? 1 : KERN_PAGES_BF16);
     if (kern_device()) return i < 2 ? kern_dev(2, 1, i ? "own-bf16" : "own-f32") : NULL;
     struct kn_dev *d = kern_dev_of_pages(i, 2);
-    if (d) ASSERT_EQ(kn_kv_value_bytes(d), bf16 ? 2 : 4);
+    if (d) ASSERT_EQ(kn_info(d)->kv_value_bytes, bf16 ? 2 : 4);
     return d;
 }
 

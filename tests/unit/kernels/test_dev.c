@@ -1,5 +1,6 @@
 /* Devices: instruction sets and GEMMs by name, the choice by measuring and its cache. */
 #include "tests/unit/kernels/kern.h"
+#include "kernels/rate.h"
 
 #include <dirent.h>
 #include <unistd.h>
@@ -33,12 +34,12 @@ TEST(isa_is_forced_by_option_and_environment)
     struct kn_dev *d;
     ASSERT_OK(setenv("KVBLEND_ISA", "portable", 1));
     ASSERT_OK(kn_dev_create(&(struct kn_dev_opts){.n_threads = 1}, &d, &e));
-    ASSERT_STREQ(kn_dev_isa(d), "portable");
+    ASSERT_STREQ(kn_info(d)->isa, "portable");
     kn_dev_destroy(d);
     ASSERT_OK(unsetenv("KVBLEND_ISA"));
     ASSERT_OK(kn_dev_create(&(struct kn_dev_opts){.n_threads = 1, .isa = "portable"}, &d, &e));
-    ASSERT_STREQ(kn_dev_isa(d), "portable");
-    ASSERT_STREQ(kn_dev_gemm(d), "own-f32");
+    ASSERT_STREQ(kn_info(d)->isa, "portable");
+    ASSERT_STREQ(kn_info(d)->gemm, "own-f32");
     kn_dev_destroy(d);
 }
 
@@ -51,11 +52,11 @@ static size_t tune(const struct kn_dev_opts *opts, struct kn_gemm_rate rates[KN_
     struct kn_dev_opts o = *opts;
     struct kn_dev *d;
     struct err e;
-    size_t n = 0;
     o.tune = (struct kn_tuning){shapes, 2, 64, 5};
     ASSERT_OK(kn_dev_create(&o, &d, &e));
-    memcpy(rates, kn_dev_rates(d, &n), KN_RATES_MAX * sizeof *rates);
-    snprintf(name, sizeof name, "%s", kn_dev_gemm(d));
+    const size_t n = kn_info(d)->n_rates;
+    memcpy(rates, kn_info(d)->rate, KN_RATES_MAX * sizeof *rates);
+    snprintf(name, sizeof name, "%s", kn_info(d)->gemm);
     *ret_gemm = name;
     kn_dev_destroy(d);
     return n;
@@ -151,16 +152,15 @@ static void chooses(const char *isa, bool allow_bf16, enum kn_arith arith, const
                             .tune = (struct kn_tuning){shapes, 2, 64, 5}};
     struct kn_dev *d;
     struct err e;
-    size_t n;
     ASSERT_TRUE(mkdtemp(dir) != NULL);
     o.cache_dir = dir;
     for (int i = 0; i < (fastest ? 2 : 1); i++) {
         if (i) say_fastest(dir, fastest);
         ASSERT_OK(kn_dev_create(&o, &d, &e));
         if (i || !fastest) {
-            ASSERT_STREQ(kn_dev_gemm(d), want);
-            ASSERT_EQ(kn_kv_value_bytes(d), strcmp(want, "own-bf16") ? 4 : 2);
-            ASSERT_TRUE(kn_dev_rates(d, &n)[strcmp(want, "own-bf16") == 0].chosen);
+            ASSERT_STREQ(kn_info(d)->gemm, want);
+            ASSERT_EQ(kn_info(d)->kv_value_bytes, strcmp(want, "own-bf16") ? 4 : 2);
+            ASSERT_TRUE(kn_info(d)->rate[strcmp(want, "own-bf16") == 0].chosen);
         }
         kn_dev_destroy(d);
     }
@@ -218,7 +218,7 @@ TEST(ceiling_is_measured)
     float *w = kern_random(96 * 64, 1, 1);
     struct kn_mat *mat = kern_mat(d, 96, 64, w);
     ASSERT_TRUE(kn_dev_gemm_gflops(d, &mat, 1, 50) > 0);
-    ASSERT_TRUE(kn_wide_rows_max(d) > 0);
+    ASSERT_TRUE(kn_info(d)->wide_rows_max > 0);
     kn_mat_destroy(mat);
     kn_dev_destroy(d);
     free(w);

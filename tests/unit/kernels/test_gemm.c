@@ -97,7 +97,7 @@ static void invariant(const char *gemm, unsigned first_isa)
     enum { M = 203, N = 1100, K = 900 };
     static const size_t counts[] = {1, 2, 7, 13, 100, M};
     struct kn_dev *other = kern_device() ? kern_dev(first_isa, 1, gemm) : NULL;
-    const bool apart = !kern_device() || (other && kn_gemm_invariant(other));
+    const bool apart = !kern_device() || (other && kn_info(other)->gemm_invariant);
     if (other) kn_dev_destroy(other);
     if (!apart) SKIP("a library's rows may differ");
     float *a = kern_random(M * K, 5, 1), *w = kern_random(N * K, 6, 1),
@@ -109,7 +109,7 @@ static void invariant(const char *gemm, unsigned first_isa)
             struct kn_dev *d = kern_dev(i, threads, gemm);
             if (!d) continue;
             n_dev++;
-            ASSERT_TRUE(kn_gemm_invariant(d));
+            ASSERT_TRUE(kn_info(d)->gemm_invariant);
             struct kn_mat *mat = kern_mat(d, N, K, w);
             struct job j = {
                 {.a = a, .lda = K, .m = M, .w = mat, .bias = bias, .c = want, .ldc = N}};

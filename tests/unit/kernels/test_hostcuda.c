@@ -2,6 +2,7 @@
  */
 #include "base/mem.h"
 #include "kernels/cuda/replay.h"
+#include "kernels/rate.h"
 #include "kernels/cuda/stage.h"
 #include "kernels/gpu.h"
 #include "kernels/module.h"
@@ -36,10 +37,10 @@ TEST(devices_are_known_by_name)
     ASSERT_ERR(kn_dev_create(&own, &d, &e), -EINVAL);
     ASSERT_TRUE(strstr(e.msg, "cublaslt") != NULL);
     d = open_device(KN_ARITH_BF16);
-    ASSERT_TRUE(strstr(kn_dev_device(d), "hostcuda:0") != NULL);
-    ASSERT_STREQ(kn_dev_gemm(d), "cublaslt-bf16");
-    ASSERT_TRUE(!kn_dev_is_host(d));
-    ASSERT_EQ(kn_kv_value_bytes(d), 2);
+    ASSERT_TRUE(strstr(kn_info(d)->device, "hostcuda:0") != NULL);
+    ASSERT_STREQ(kn_info(d)->gemm, "cublaslt-bf16");
+    ASSERT_TRUE(!kn_info(d)->is_host);
+    ASSERT_EQ(kn_info(d)->kv_value_bytes, 2);
     kn_dev_destroy(d);
 }
 
@@ -143,7 +144,7 @@ TEST(operations_happen_later)
     float *dev = kn_mem_alloc(d, KN_MEM_DEVICE, 64), *p = kn_mem_alloc(d, KN_MEM_SHARED, 64);
     ASSERT_TRUE(dev && p && p[0] == 0);
     p[0] = 5;
-    ASSERT_OK(kn_mem_write(d, dev, p, 64));
+    ASSERT_OK(kn_mem_copy(d, dev, p, 64));
     p[0] = 6;
     ASSERT_OK(kn_mem_copy(d, p, dev, 64));
     ASSERT_TRUE(p[0] == 5);
@@ -187,7 +188,7 @@ TEST(a_bad_position_is_told_once_and_a_lost_device_for_ever)
     fail_after(-1); /* the driver is well again; this device stays lost */
     ASSERT_ERR(run(d, bad_rope, pos), -EIO);
     ASSERT_TRUE(kn_dev_lost(d));
-    ASSERT_ERR(kn_mem_write(d, pos, pos, 4), -EIO);
+    ASSERT_ERR(kn_mem_copy(d, pos, pos, 4), -EIO);
     ASSERT_TRUE(kn_mem_alloc(d, KN_MEM_DEVICE, 64) == NULL);
     kn_mem_free(d, pos);
     kn_dev_destroy(d);
@@ -217,7 +218,7 @@ TEST(a_cancelled_run_has_waited_for_what_was_held)
                      kn_mem_alloc(d, KN_MEM_SHARED, sizeof(int32_t))};
     atomic_bool cancel = true;
     struct body b = {draw_later, &h};
-    ASSERT_OK(kn_mem_write(d, h.x, x, sizeof x));
+    ASSERT_OK(kn_mem_copy(d, h.x, x, sizeof x));
     for (int wide = 0; wide < 2; wide++) {
         *h.ret = -7;
         kn_defer(d, true);
@@ -245,7 +246,7 @@ TEST(a_run_that_trails_waits_for_the_one_before)
         h[i] = (struct held){d, dev + 4 * i, ret + i};
         ret[i] = -7;
     }
-    ASSERT_OK(kn_mem_write(d, dev, x, sizeof x));
+    ASSERT_OK(kn_mem_copy(d, dev, x, sizeof x));
     ASSERT_OK(kn_fence(d)); /* nothing to wait for */
     kn_pipeline(d, true);
     for (int i = 0; i < 3; i++) {
@@ -306,7 +307,7 @@ TEST(the_second_device_runs_on_any_thread)
     ASSERT_ERR(create(&o, "hostcuda", 2, &d[0], &e), -ENODEV);
     struct held h = {d[1], kn_mem_alloc(d[1], KN_MEM_DEVICE, sizeof x),
                      kn_mem_alloc(d[1], KN_MEM_SHARED, sizeof(int32_t))};
-    ASSERT_OK(kn_mem_write(d[1], h.x, x, sizeof x));
+    ASSERT_OK(kn_mem_copy(d[1], h.x, x, sizeof x));
     ASSERT_OK(pthread_create(&thread, NULL, draw_elsewhere, &h));
     ASSERT_OK(pthread_join(thread, NULL));
     ASSERT_EQ(*h.ret, 3);
@@ -362,7 +363,7 @@ TEST(products_take_results_at_any_address)
     float *dev_a = kn_mem_alloc(d, KN_MEM_DEVICE, M * K * sizeof *a);
     float *c = kn_mem_alloc(d, KN_MEM_SHARED, ROOM * sizeof *c);
     struct kn_mat *mat = NULL;
-    ASSERT_OK(kn_mem_write(d, dev_a, a, M * K * sizeof *a));
+    ASSERT_OK(kn_mem_copy(d, dev_a, a, M * K * sizeof *a));
     ASSERT_OK(kn_mat_create(d, N, K, &mat));
     ASSERT_OK(kn_mat_fill(mat, 0, N, w));
     ASSERT_OK(kn_mat_done(mat));

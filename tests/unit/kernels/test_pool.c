@@ -31,7 +31,7 @@ TEST(rows_are_covered_once_and_balanced)
     static const size_t rows[] = {1, 5, 31, 32, 33, 100, 342, 343, 500, 1111, 3000};
     for (unsigned threads = 1; threads <= 5; threads++) {
         struct kn_dev *d = kern_dev(0, threads, NULL);
-        ASSERT_EQ(kn_dev_threads(d), threads);
+        ASSERT_EQ(kn_info(d)->n_threads, threads);
         for (size_t z = 0; z < sizeof rows / sizeof *rows; z++) {
             struct cover *c = calloc(1, sizeof *c);
             ASSERT_OK(kn_rows(d, rows[z], NULL, cover_rows, c));

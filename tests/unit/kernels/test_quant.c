@@ -151,7 +151,7 @@ TEST(what_cannot_be_is_refused_with_a_sentence)
     pretend(9, 0);
     ASSERT_ERR(open_with(KN_WEIGHTS_BF16, KN_ARITH_F32, &d, &e), -EINVAL);
     ASSERT_OK(open_with(KN_WEIGHTS_BF16, KN_ARITH_AUTO, &d, &e));
-    ASSERT_STREQ(kn_dev_gemm(d), "cublaslt-bf16");
+    ASSERT_STREQ(kn_info(d)->gemm, "cublaslt-bf16");
     kn_dev_destroy(d);
     const struct kn_dev_opts cpu = {.weights = KN_WEIGHTS_FP8};
     ASSERT_ERR(kn_dev_create(&cpu, &d, &e), -ENOTSUP);

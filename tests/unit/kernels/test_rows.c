@@ -21,7 +21,7 @@ static void on_all(void (*fn)(struct kn_stream *st))
     for (unsigned i = 0; i < KERN_PAGES; i++) {
         struct kn_dev *d = kern_dev_of_pages(i, 2);
         if (!d) continue;
-        page_value = kn_kv_value_bytes(d);
+        page_value = kn_info(d)->kv_value_bytes;
         ASSERT_OK(kern_run(d, false, 1, call_body, &b));
         ASSERT_OK(kern_run(d, true, 1, call_body, &b));
         kn_dev_destroy(d);
@@ -122,6 +122,12 @@ TEST(rope)
     on_all(rope_body);
 }
 
+static int encode_row(struct kn_stream *st, const float *x, size_t n, size_t K, enum kn_dtype t,
+                      void *out)
+{
+    return kern_done(st, kn_encode_rows(st, x, n, 1, n, K, t, out));
+}
+
 /* A loaded record equals rotating and putting its rows, in every stored type. */
 static void kv_body(struct kn_stream *st)
 {
@@ -138,12 +144,12 @@ static void kv_body(struct kn_stream *st)
         float *kf = malloc(N * GK * 4), *vf = malloc(N * GK * 4);
         kern_kv_init(&a, G, K, KEYS, 3);
         kern_kv_init(&b, G, K, KEYS, 3);
-        ASSERT_OK(kern_done(st, kn_encode(st, k, N * GK, K, (enum kn_dtype)t, ks)));
-        ASSERT_OK(kern_done(st, kn_encode(st, v, N * GK, K, (enum kn_dtype)t, vs)));
+        ASSERT_OK(encode_row(st, k, N * GK, K, (enum kn_dtype)t, ks));
+        ASSERT_OK(encode_row(st, v, N * GK, K, (enum kn_dtype)t, vs));
         ASSERT_OK(
             kern_done(st, kn_kv_load(st, &a.kv, 2, POS0, N, ks, vs, (enum kn_dtype)t, &rope)));
-        ASSERT_OK(kern_done(st, kn_decode(st, ks, N * GK, K, (enum kn_dtype)t, kf)));
-        ASSERT_OK(kern_done(st, kn_decode(st, vs, N * GK, K, (enum kn_dtype)t, vf)));
+        ASSERT_OK(kn_convert(ks, (enum kn_dtype)t, N * GK, K, KN_F32, kf));
+        ASSERT_OK(kn_convert(vs, (enum kn_dtype)t, N * GK, K, KN_F32, vf));
         ASSERT_OK(kern_done(st, kn_rope(st, &rope, kf, GK, N, G, pos)));
         ASSERT_OK(kern_done(st, kn_kv_put(st, &b.kv, 2, pos, N, kf, GK, vf, GK)));
         size_t floats = a.kv.n_pages * a.kv.page_stride;
@@ -156,7 +162,7 @@ static void kv_body(struct kn_stream *st)
             ASSERT_TRUE(page[(K + 3) * KN_PAGE + slot] == kf[i * GK + K + 3]);
             ASSERT_TRUE(page[GK * KN_PAGE + (KN_PAGE + slot) * K + 5] == vf[i * GK + K + 5]);
         }
-        ASSERT_ERR(kern_done(st, kn_encode(st, k, N * GK - 1, K, (enum kn_dtype)t, ks)), -EINVAL);
+        ASSERT_ERR(encode_row(st, k, N * GK - 1, K, (enum kn_dtype)t, ks), -EINVAL);
         ASSERT_ERR(kern_done(st, kn_kv_load(st, &a.kv, 2, 107, N, ks, vs, (enum kn_dtype)t, &rope)),
                    -EINVAL);
         kern_kv_fini(&a);
@@ -191,8 +197,8 @@ static void deviation_body(struct kn_stream *st)
             float *a = kern_random(m * lda, 1, 1), *b = kern_random(m * n, 2, 1);
             float *ret = malloc(m * sizeof *ret);
             uint16_t *bs = malloc(m * n * 4 + 2 * m);
-            ASSERT_OK(kern_done(st, kn_encode(st, b, m * n, n, (enum kn_dtype)t, bs)));
-            ASSERT_OK(kern_done(st, kn_decode(st, bs, m * n, n, (enum kn_dtype)t, b)));
+            ASSERT_OK(encode_row(st, b, m * n, n, (enum kn_dtype)t, bs));
+            ASSERT_OK(kn_convert(bs, (enum kn_dtype)t, m * n, n, KN_F32, b));
             ASSERT_OK(kern_done(st, kn_deviation(st, a, lda, bs, (enum kn_dtype)t, m, n, n, ret)));
             for (size_t i = 0; i < m; i++) {
                 double s = 0;
@@ -236,9 +242,9 @@ static void dtype_body(struct kn_stream *st)
             float *x = calloc(PAD, sizeof *x);
             uint16_t h[PAD];
             x[vec * 3] = known[i].f;
-            ASSERT_OK(kern_done(st, kn_encode(st, x, vec ? PAD : 1, 1, KN_F16, h)));
+            ASSERT_OK(encode_row(st, x, vec ? PAD : 1, 1, KN_F16, h));
             ASSERT_EQ(h[vec * 3], known[i].f16);
-            ASSERT_OK(kern_done(st, kn_encode(st, x, vec ? PAD : 1, 1, KN_BF16, h)));
+            ASSERT_OK(encode_row(st, x, vec ? PAD : 1, 1, KN_BF16, h));
             ASSERT_EQ(h[vec * 3], known[i].bf16);
             free(x);
         }
@@ -246,17 +252,17 @@ static void dtype_body(struct kn_stream *st)
     float *f = malloc(65536 * sizeof *f);
     for (int i = 0; i < 65536; i++)
         all[i] = (uint16_t)((i & 0x7c00) == 0x7c00 ? i & 0x8000 : i);
-    ASSERT_OK(kern_done(st, kn_decode(st, all, 65536, 64, KN_F16, f)));
-    ASSERT_OK(kern_done(st, kn_encode(st, f, 65536, 64, KN_F16, back)));
+    ASSERT_OK(kn_convert(all, KN_F16, 65536, 64, KN_F32, f));
+    ASSERT_OK(encode_row(st, f, 65536, 64, KN_F16, back));
     ASSERT_MEMEQ(all, back, sizeof all);
     ASSERT_TRUE(f[0x3c00] == 1.0f && f[1] == 0x1p-24f && f[0x7bff] == 65504.0f);
     for (size_t n = 1; n <= PAD; n += PAD - 1) {
         float *big = calloc(PAD, sizeof *big);
         big[n - 1] = 65520.0f;
-        ASSERT_ERR(kern_done(st, kn_encode(st, big, n, n, KN_F16, back)), -ERANGE);
+        ASSERT_ERR(encode_row(st, big, n, n, KN_F16, back), -ERANGE);
         big[n - 1] = NAN;
-        ASSERT_ERR(kern_done(st, kn_encode(st, big, n, n, KN_F16, back)), -ERANGE);
-        ASSERT_OK(kern_done(st, kn_encode(st, big, n, n, KN_BF16, back)));
+        ASSERT_ERR(encode_row(st, big, n, n, KN_F16, back), -ERANGE);
+        ASSERT_OK(encode_row(st, big, n, n, KN_BF16, back));
         ASSERT_TRUE((back[n - 1] & 0x7fc0) == 0x7fc0);
         free(big);
     }
@@ -282,8 +288,8 @@ static void q8_body(struct kn_stream *st)
                 x[2 * K + i] = 0;
                 x[3 * K + i] /= 4096; /* a quiet head does not suffer from a loud one */
             }
-            ASSERT_OK(kern_done(st, kn_encode(st, x, n, K, KN_Q8, q)));
-            ASSERT_OK(kern_done(st, kn_decode(st, q, n, K, KN_Q8, y)));
+            ASSERT_OK(encode_row(st, x, n, K, KN_Q8, q));
+            ASSERT_OK(kn_convert(q, KN_Q8, n, K, KN_F32, y));
             for (size_t h = 0; h < HEADS; h++) {
                 double top = 0;
                 for (size_t i = 0; i < K; i++)
@@ -313,11 +319,11 @@ static void q8_bytes_body(struct kn_stream *st)
     uint8_t q[2 * (K + 2)], other[2 * (K + 2)];
     uint16_t h[2 * K];
     x[0] = 3, x[1] = -3, x[2] = 1.5f, x[3] = 0.0591f, x[4] = -0.0591f, x[K - 1] = 0.0237f;
-    ASSERT_OK(kern_done(st, kn_encode(st, x, 2 * K, K, KN_Q8, q)));
+    ASSERT_OK(encode_row(st, x, 2 * K, K, KN_Q8, q));
     ASSERT_MEMEQ(q, golden, sizeof q);
     ASSERT_OK(kn_convert(x, KN_F32, 2 * K, K, KN_Q8, other));
     ASSERT_MEMEQ(q, other, sizeof q);
-    ASSERT_OK(kern_done(st, kn_encode(st, x, 2 * K, K, KN_F16, h)));
+    ASSERT_OK(encode_row(st, x, 2 * K, K, KN_F16, h));
     ASSERT_OK(kn_convert(h, KN_F16, 2 * K, K, KN_Q8, other));
     ASSERT_MEMEQ(q, other, sizeof q);
     ASSERT_OK(kn_convert(q, KN_Q8, 2 * K, K, KN_F32, y));
@@ -327,7 +333,7 @@ static void q8_bytes_body(struct kn_stream *st)
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)
         for (size_t at = 0; at < K; at++) {
             bad[at] = never[i];
-            ASSERT_ERR(kern_done(st, kn_encode(st, bad, K, K, KN_Q8, q)), -ERANGE);
+            ASSERT_ERR(encode_row(st, bad, K, K, KN_Q8, q), -ERANGE);
             bad[at] = 0;
         }
     free(x);

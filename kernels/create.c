@@ -1,0 +1,64 @@
+/* Which backend a device is of. */
+#include "kernels/kn_int.h"
+
+#include "kernels/module.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int create_apart(const struct kn_dev_opts *o, const char *kind, int index,
+                        struct kn_dev **ret_dev, struct err *err)
+{
+    typedef int (*create_fn)(const struct kn_dev_opts *, const char *, int, struct kn_dev **,
+                             struct err *);
+    create_fn create;
+    int r = kn_module_find(kind, "kn_cuda_create", (void **)&create, err);
+    return r < 0 ? r : create(o, kind, index, ret_dev, err);
+}
+
+/* The device's options, with weights of 16 bits said as arithmetic. */
+static int plain_weights(struct kn_dev_opts *o, bool cpu, struct err *err)
+{
+    const bool eight = o->weights == KN_WEIGHTS_FP8 || o->weights == KN_WEIGHTS_INT8;
+    if (cpu && eight)
+        return err_set(err, -ENOTSUP, "weights in %s need a GPU (the CPU has f32 and bf16)",
+                       kn_weights_name(o->weights));
+    if (o->weights != KN_WEIGHTS_BF16) return 0;
+    if (o->arith == KN_ARITH_F32)
+        return err_set(err, -EINVAL, "weights in bf16 contradict arithmetic in f32");
+    o->arith = KN_ARITH_BF16;
+    o->weights = KN_WEIGHTS_AUTO;
+    return 0;
+}
+
+static int create(const struct kn_dev_opts *opts, struct kn_dev **ret_dev, struct err *err)
+{
+    struct kn_dev_opts o = *opts;
+    const char *name = o.device && *o.device ? o.device : "cpu";
+    const bool cpu = strcmp(name, "cpu") == 0;
+    char rest;
+    int index = 0, r = plain_weights(&o, cpu, err);
+    if (r < 0) return r;
+    if (cpu) return kn_cpu_create(&o, ret_dev, err);
+    if (strcmp(name, "hostcuda") == 0) return create_apart(&o, "hostcuda", 0, ret_dev, err);
+    if (strcmp(name, "cuda") == 0 || (sscanf(name, "cuda:%3d%c", &index, &rest) == 1 && index >= 0))
+        return create_apart(&o, "cuda", index, ret_dev, err);
+    return err_set(err, -EINVAL, "device \"%.60s\" is unknown (known: cpu, cuda, cuda:N)", name);
+}
+
+int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct err *err)
+{
+    struct kn_dev *d = NULL;
+    int r = create(o, &d, err);
+    if (r == 0 && o->tune.n_shapes) {
+        const struct kn_dev_head *head = (const void *)d;
+        r = o->tune.rows ? head->ops.dev->tune(d, &o->tune) : -EINVAL;
+        if (r < 0)
+            (void)err_set(err, r, "matrix multiplication could not be set up (%s)", err_name(r));
+    }
+    if (r < 0)
+        kn_dev_destroy(d);
+    else
+        *ret_dev = d;
+    return r;
+}

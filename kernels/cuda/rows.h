@@ -1,0 +1,95 @@
+/* rows: operations on rows, pages and keys of a device. Errors and threads as launch.h. */
+#ifndef KERNELS_CUDA_ROWS_H
+#define KERNELS_CUDA_ROWS_H
+
+#include "kernels/cuda/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct cu_rows { /* x [m, n], stride ldx -> out, stride ldo */
+    const float *x;
+    size_t ldx, m, n;
+    float *out;
+    size_t ldo;
+    /* cu_rmsnorm(), cu_swiglu(), cu_stage(): not CU_F32: out is data of a side of this type. */
+    enum cu_type to;
+    float *scale;
+};
+int cu_stage(struct cu *c, const struct cu_rows *r); /* x -> a side, or rows of one */
+int cu_rmsnorm(struct cu *c, const struct cu_rows *r, size_t heads, const float *weight, float eps);
+int cu_swiglu(struct cu *c, const struct cu_rows *r); /* x [m, 2n] */
+int cu_gather(struct cu *c, const struct cu_rows *r, const int32_t *idx);
+int cu_embed(struct cu *c, const void *w, size_t n_rows, const int32_t *id,
+             const struct cu_rows *r);
+/* x -> type t, contiguous; heads of K; *bad becomes 1 when a value does not fit. */
+int cu_encode(struct cu *c, const struct cu_rows *r, size_t K, enum cu_type t, void *out, int *bad);
+/* Values first … first + n - 1 of the field; struct rng_field of base/rng.h. */
+struct rng_field;
+int cu_random(struct cu *c, const struct rng_field *f, size_t first, size_t n, float *out);
+/* ret[i] = |x[i] - b[i]|^2 (b NULL: 0), or ret[i] += |x[i] - b[i]| / |x[i]| */
+int cu_distance(struct cu *c, const struct cu_rows *r, const void *b, enum cu_type t, size_t K,
+                int relative, float *ret);
+
+/* pick.cu: as kn_draw(), kn_edit() and kn_top(). */
+struct kn_draw;
+struct kn_edit;
+int cu_edit(struct cu *c, float *x, size_t ldx, size_t m, size_t n, const struct kn_edit *list,
+            size_t stride, const uint32_t *n_edits);
+int cu_draw(struct cu *c, const float *x, size_t ldx, size_t m, size_t n, const struct kn_draw *how,
+            int32_t *ret);
+int cu_topk(struct cu *c, const float *score, const int32_t *idx, size_t n, size_t k, int32_t *ret);
+
+struct cu_rope {
+    size_t K, n_rot, pos_cap;
+    const float *cos, *sin;
+    float mscale;
+};
+int cu_rope(struct cu *c, const struct cu_rope *p, float *x, size_t ldx, size_t m, size_t heads,
+            const int32_t *pos);
+
+struct cu_pages {
+    const int32_t *id;
+    uint64_t n; /* 0: the row is left alone */
+};
+struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
+    char *base;
+    size_t page_bytes;
+    const int32_t *pages;
+    size_t n_pages;
+    unsigned G, K;
+    const struct cu_pages
+        *each; /* not NULL: row i is of a sequence of its own, of n_pages at most */
+};
+int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
+              size_t ldk, const float *v, size_t ldv);
+/* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
+int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
+               const void *v, enum cu_type t, const struct cu_rope *rope);
+
+struct cu_attn {
+    const float *q;
+    size_t ldq, m;
+    const int32_t *pos; /* of one sequence: ascending */
+    unsigned H;
+    struct cu_kv kv;
+    float scale;
+    float *out;
+    size_t ldo;
+    float *lse; /* [m, H] or NULL; cu_mass() reads it */
+    /* cu_attn()'s own: */
+    float *parts;
+    unsigned n_parts;
+};
+/* Floats of scratch that the launch needs. */
+size_t cu_attn_parts(const struct cu *c, const struct cu_attn *a);
+int cu_attn(struct cu *c, const struct cu_attn *a, float *parts);
+size_t cu_mass_parts(const struct cu *c, const struct cu_attn *a, size_t n_keys);
+int cu_mass(struct cu *c, const struct cu_attn *a, float *mass, size_t key0, size_t n_keys,
+            float *parts);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
