@@ -13,7 +13,6 @@
  * machine did. A report without requests has the mean alone, one without `busy_ms` a lone request's
  * time. */
 #include "tools/bench/bench.h"
-#include "tools/bench/curves.h"
 #include "tools/bench/fleet_sim.h"
 
 #include "base/mem.h"
@@ -31,7 +30,6 @@ struct study {
     struct fleet_load kind; /* of load: no requests yet */
     unsigned chunks, per_worker;
     double zipf, load;
-    struct curves curves;
     json_t *meta, *rows;
 };
 
@@ -91,7 +89,6 @@ static void report_fleet(struct study *s, const struct fleet_result *t, double r
         all += (double)t->from[i];
     for (int i = 0; i < FLEET_PLACES; i++)
         of[i] = (double)t->from[i] / all;
-    curves_add(&s->curves, routing, s->o.n_workers, ms[1]);
     json_array_append_new(
         s->rows,
         json_pack("{s:i, s:s, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
@@ -237,7 +234,6 @@ static void report_measured(struct study *s, const struct measured *m,
 {
     const double busy = m->rate * (m->prefill_ms + m->answer_ms) / 1e3,
                  alone_ms = m->outside_ms + m->prefill_ms;
-    char name[40];
     for (int i = 0; i < 2; i++)
         for (int q = 0; q < QUANTILES; q++)
             off[i][q] = ms[i][q] / m->ms[q] - 1;
@@ -254,10 +250,6 @@ static void report_measured(struct study *s, const struct measured *m,
         (void)printf(" %9.0f %9.0f %+6.1f %% %+6.1f %%", m->ms[q], ms[0][q], 100 * off[0][q],
                      100 * off[1][q]);
     (void)printf("\n");
-    (void)snprintf(name, sizeof name, "%.20s, measured", m->strategy);
-    curves_add(&s->curves, name, busy, m->ms[P95] / alone_ms);
-    (void)snprintf(name, sizeof name, "%.20s, simulated", m->strategy);
-    curves_add(&s->curves, name, busy, ms[0][P95] / alone_ms);
 }
 
 /* off: [2 * QUANTILES][n], unsigned. */
@@ -357,13 +349,6 @@ static int read_study(struct study *s, const struct opts *opts, struct err *err)
 
 static int simulate_fleet(const struct opts *opts, struct err *err)
 {
-    static const struct svg_chart by_size = {.title = "Simulated time to first token, p95",
-                                             .x_label = "workers",
-                                             .y_label = "ms",
-                                             .x_log = true},
-                                  by_load = {.title = "One worker: p95 of the time to first token",
-                                             .x_label = "share of the engine's time",
-                                             .y_label = "times a lone request"};
     const bool verify = opt_given(opts, "verify");
     struct study *s = mem_zalloc(sizeof *s);
     if (!s) return err_set(err, -ENOMEM, "out of memory");
@@ -373,8 +358,6 @@ static int simulate_fleet(const struct opts *opts, struct err *err)
     if (r == 0)
         r = verify ? verify_curve(s, opt_str(opts, "verify"), err)
                    : run_sizes(s, opt_str(opts, "workers"), err);
-    if (r == 0 && opt_given(opts, "plot"))
-        r = curves_write(&s->curves, verify ? &by_load : &by_size, opt_str(opts, "plot"), err);
     if (r == 0) r = bench_write_json(opts, s->meta, s->rows, err);
     json_decref(s->meta);
     json_decref(s->rows);
@@ -398,7 +381,6 @@ static const struct opt_def simulate_fleet_options[] = {
 const struct bench_sub bench_fleet = {
     .name = "throughput fleet",
     .about = "many workers, simulated with the product's own decisions",
-    .shared =
-        BENCH_PROMPT_OPTIONS "ram strategies ratios requests pool zipf load answer-tokens plot",
+    .shared = BENCH_PROMPT_OPTIONS "ram strategies ratios requests pool zipf load answer-tokens",
     .options = simulate_fleet_options,
     .run = simulate_fleet};

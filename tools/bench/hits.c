@@ -5,14 +5,33 @@
  * are touched from its end to its beginning, as the worker does: the head of a prompt outlives its
  * tail. Every record of a request counts; what does not fit at all is not kept. */
 #include "tools/bench/bench.h"
-#include "tools/bench/trace.h"
 
+#include "base/buf.h"
 #include "base/mem.h"
 #include "tiers/evict.h"
 
 #include <stdio.h>
 #include <string.h>
 
+enum { LINE_BYTES_MAX = 64 << 20 };
+static const json_int_t member_max = 1ll << 50; /* so that no sum overflows */
+
+struct record {
+    uint64_t size_bytes, n_tokens; /* of a block: 1, 0 */
+};
+/* Which records were asked for, request by request, from a file of JSON lines; the first line says
+ * which of two formats it has. Block traces (Mooncake's, FAST'25): {"hash_ids": [7, …]} with blocks
+ * of one size. The worker's access log: {"records": [{"id": "…", "tokens": n, "bytes": n}, …]}.
+ * Records are numbered as they appear. */
+struct trace {
+    struct buf record_data, access_data, end_data;
+    const struct record *record; /* [n_records] */
+    const uint32_t *access;      /* [n_accesses] numbers of records */
+    const uint64_t *end;         /* [n_requests] of a request in access[] */
+    size_t n_records, n_accesses, n_requests;
+    json_t *number; /* by id */
+    bool own_log;   /* bytes and tokens are known */
+};
 struct capacity {
     uint64_t value; /* records or bytes; UINT64_MAX: everything stays */
     bool bytes;     /* records have their sizes, else size 1 */
@@ -24,6 +43,129 @@ struct cache {
     uint64_t capacity, used;
     uint64_t hits, tokens, hit_tokens, evictions;
 };
+
+/* ---- reading ---- */
+
+static int read_member(const json_t *item, const char *name, json_int_t min, uint64_t *ret,
+                       struct err *err)
+{
+    const json_t *v = json_object_get(item, name);
+    const json_int_t n = json_integer_value(v);
+    if (!json_is_integer(v) || n < min || n > member_max)
+        return err_set(err, -EBADMSG, "a record's \"%s\" is no integer in %lld…2^50", name,
+                       (long long)min);
+    *ret = (uint64_t)n;
+    return 0;
+}
+
+static int read_record(const struct trace *t, const json_t *item, char ret_id[40],
+                       struct record *ret, struct err *err)
+{
+    struct tier_key key;
+    if (!t->own_log) {
+        if (!json_is_integer(item))
+            return err_set(err, -EBADMSG, "an item of hash_ids is no integer");
+        (void)snprintf(ret_id, 40, "%lld", (long long)json_integer_value(item));
+        *ret = (struct record){1, 0};
+        return 0;
+    }
+    const char *id = json_string_value(json_object_get(item, "id"));
+    if (!id || tier_key_parse(id, &key) < 0)
+        return err_set(err, -EBADMSG, "a record's \"id\" is not 32 hex digits");
+    (void)snprintf(ret_id, 40, "%s", id);
+    int r = read_member(item, "bytes", 1, &ret->size_bytes, err);
+    return r == 0 ? read_member(item, "tokens", 0, &ret->n_tokens, err) : r;
+}
+
+static int add_access(struct trace *t, const char *id, const struct record *rec)
+{
+    const json_t *known = json_object_get(t->number, id);
+    const uint32_t number = (uint32_t)(known ? (size_t)json_integer_value(known) : t->n_records);
+    int r = 0;
+    if (!known) {
+        r = buf_add(&t->record_data, rec, sizeof *rec);
+        if (r == 0 && json_object_set_new(t->number, id, json_integer(number)) < 0) r = -ENOMEM;
+        if (r < 0) return r;
+        t->n_records++;
+    }
+    t->n_accesses++;
+    return buf_add(&t->access_data, &number, sizeof number);
+}
+
+static int add_request(struct trace *t, const json_t *line, struct err *err)
+{
+    if (!json_is_object(line)) return err_set(err, -EBADMSG, "not a JSON object");
+    if (t->n_requests == 0) {
+        t->own_log = json_object_get(line, "records") != NULL;
+        if (!t->own_log && !json_object_get(line, "hash_ids"))
+            return err_set(err, -EBADMSG,
+                           "neither \"hash_ids\" (a block trace) nor \"records\" "
+                           "(the worker's access log)");
+    }
+    const char *name = t->own_log ? "records" : "hash_ids";
+    const json_t *items = json_object_get(line, name), *item;
+    size_t i;
+    if (!json_is_array(items)) return err_set(err, -EBADMSG, "no array \"%s\"", name);
+    json_array_foreach(items, i, item)
+    {
+        struct record rec;
+        char id[40];
+        int r = read_record(t, item, id, &rec, err);
+        if (r == 0) r = add_access(t, id, &rec);
+        if (r < 0) return r;
+    }
+    const uint64_t end = t->n_accesses;
+    t->n_requests++;
+    return buf_add(&t->end_data, &end, sizeof end);
+}
+
+static void close_trace(struct trace *t)
+{
+    buf_fini(&t->record_data);
+    buf_fini(&t->access_data);
+    buf_fini(&t->end_data);
+    json_decref(t->number);
+}
+
+/* After success close_trace(). Errors name file and line. */
+static int open_trace(const char *path, struct trace *ret, struct err *err)
+{
+    struct trace t = {.number = json_object()};
+    char *text = NULL; /* getline's own memory */
+    size_t cap = 0;
+    ssize_t len;
+    int r = 0;
+    FILE *f = fopen(path, "re");
+    if (!f) r = err_set(err, -errno, "%s: cannot be opened: %s", path, strerror(errno));
+    for (unsigned n = 1; r == 0 && (len = getline(&text, &cap, f)) >= 0; n++) {
+        struct err why = {0};
+        json_error_t e;
+        if (strspn(text, " \t\r\n") == (size_t)len) continue;
+        json_t *line = len > LINE_BYTES_MAX ? NULL : json_loadb(text, (size_t)len, 0, &e);
+        if (len > LINE_BYTES_MAX)
+            r = err_set(&why, -ERANGE, "longer than 64 MiB");
+        else
+            r = line ? add_request(&t, line, &why) : err_set(&why, -EBADMSG, "%s", e.text);
+        json_decref(line);
+        if (r < 0) (void)err_set(err, r, "%s:%u: %s", path, n, why.code ? why.msg : err_name(r));
+    }
+    mem_free(text);
+    if (r == 0 && ferror(f))
+        r = err_set(err, -EIO, "%s: cannot be read: %s", path, strerror(errno));
+    if (f) (void)fclose(f);
+    if (r == 0 && t.n_accesses == 0) r = err_set(err, -EINVAL, "%s: no records in it", path);
+    if (r < 0) {
+        close_trace(&t);
+        return r;
+    }
+    t.record = (const void *)t.record_data.data;
+    t.access = (const void *)t.access_data.data;
+    t.end = (const void *)t.end_data.data;
+    *ret = t;
+    return 0;
+}
+
+/* ---- simulating ---- */
 
 static void touch_record(struct cache *c, struct evict_node *n)
 {
@@ -45,7 +187,7 @@ static void touch_record(struct cache *c, struct evict_node *n)
 static void replay_trace(struct cache *c, const struct trace *t)
 {
     for (size_t q = 0; q < t->n_requests; q++) {
-        const uint64_t begin = t->request[q], end = t->request[q + 1];
+        const uint64_t begin = q > 0 ? t->end[q - 1] : 0, end = t->end[q];
         for (uint64_t i = begin; i < end; i++) {
             const uint64_t tokens = t->record[t->access[i]].n_tokens;
             const bool hit = c->node[t->access[i]].list != 0;
@@ -65,7 +207,7 @@ static int simulate_cache(const struct trace *t, enum evict_policy policy,
     uint64_t total = 0;
     if (!c.node) return -ENOMEM;
     for (size_t i = 0; i < t->n_records; i++) {
-        c.node[i].key = t->record[i].key;
+        c.node[i].key.lo = i;
         c.node[i].size_bytes = capacity->bytes ? t->record[i].size_bytes : 1;
         total += c.node[i].size_bytes;
     }
@@ -79,6 +221,8 @@ static int simulate_cache(const struct trace *t, enum evict_policy policy,
     if (r == 0) *ret = c;
     return r;
 }
+
+/* ---- reporting ---- */
 
 /* Takes the next of "10000,64GiB,inf". */
 static int next_capacity(const char **list, const struct trace *t, struct capacity *ret,
@@ -155,7 +299,7 @@ static int measure_hits(const struct opts *opts, struct err *err)
 {
     struct trace t = {0};
     if (!opt_given(opts, "trace")) return err_set(err, -EINVAL, "--trace FILE is needed");
-    int r = trace_open(opt_str(opts, "trace"), &t, err);
+    int r = open_trace(opt_str(opts, "trace"), &t, err);
     if (r < 0) return r;
     json_t *meta = bench_meta(), *rows = json_array();
     json_object_set_new(meta, "trace_format", json_string(t.own_log ? "access-log" : "blocks"));
@@ -165,19 +309,18 @@ static int measure_hits(const struct opts *opts, struct err *err)
     if (r == 0) r = bench_write_json(opts, meta, rows, err);
     json_decref(meta);
     json_decref(rows);
-    trace_close(&t);
+    close_trace(&t);
     return r;
 }
 
 static const struct opt_def hits_options[] = {
-    {.name = "capacity",
-     .type = OPT_STR,
-     .dflt = "inf",
-     .help = "records (10000), bytes (10GiB) or inf, with commas between"},
+    {"trace", OPT_STR, NULL, 0, 0, NULL, "block trace or access log of a worker"},
+    {"capacity", OPT_STR, "inf", 0, 0, NULL,
+     "records (10000), bytes (10GiB) or inf, with commas between"},
     {0}};
 
 const struct bench_sub bench_hits = {.name = "tiers hits",
                                      .about = "hit rates of a request trace by policy and size",
-                                     .shared = "trace",
+                                     .shared = "",
                                      .options = hits_options,
                                      .run = measure_hits};

@@ -159,8 +159,6 @@ static const struct opt_def shared[] = {
      .min = 0,
      .max = 3600,
      .help = "time per figure and round"},
-    {.name = "trace", .type = OPT_STR, .help = "block trace or access log of a worker"},
-    {.name = "plot", .type = OPT_STR, .help = "curves as SVG to this file"},
 };
 enum { N_SHARED = sizeof shared / sizeof *shared };
 

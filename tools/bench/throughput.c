@@ -13,7 +13,6 @@
  * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
  * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
-#include "tools/bench/curves.h"
 #include "tools/bench/docpool.h"
 #include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
@@ -765,19 +764,6 @@ static void summary(struct thru *t)
                      bench_quantile(t->alone.ms, t->alone.n, 0.5), unloaded, t->alone.n);
 }
 
-static int plot_p95(const struct thru *t, const char *path, struct err *err)
-{
-    const struct svg_chart like = {.title = "Time to first token under load, p95",
-                                   .x_label = "requests per second",
-                                   .y_label = "ms",
-                                   .y_max = 3 * t->slo_ms};
-    struct curves c = {0};
-    for (size_t i = 0; i < t->n_methods; i++)
-        for (size_t k = 0; k < t->method[i].n_points; k++)
-            curves_add(&c, t->method[i].name, t->method[i].rate[k], t->method[i].p95[k]);
-    return curves_write(&c, &like, path, err);
-}
-
 static int run_all(struct thru *t, const struct opts *opts, struct err *err)
 {
     int r = 0;
@@ -844,7 +830,6 @@ static int measure_throughput(const struct opts *opts, struct err *err)
     if (r == 0 && !t.foreign) r = build_pool(&t, err);
     if (r == 0) r = run_all(&t, opts, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
-    if (r == 0 && opt_given(opts, "plot")) r = plot_p95(&t, opt_str(opts, "plot"), err);
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
     stop_worker(&t);
     tok_close(tok);
@@ -897,6 +882,6 @@ const struct bench_sub bench_throughput = {
     .about = "the load that each strategy sustains at one objective",
     .shared =
         BENCH_PROMPT_OPTIONS "model shape threads dtype device gemm ctx ram nvme strategies ratios "
-                             "map-tokens requests pool zipf load answer-tokens plot",
+                             "map-tokens requests pool zipf load answer-tokens",
     .options = measure_throughput_options,
     .run = measure_throughput};
