@@ -16,9 +16,6 @@
 struct entry_link { /* a place in a list; alone when it points to itself */
     struct entry_link *prev, *next;
 };
-struct store_writer {
-    struct entry *e;
-};
 /* BUILDING: claimed. LOADING: a tier reads it; in the index so that others attach. READY: whole.
  * DEAD: out of the index; its memory lives until the last reference goes. */
 enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
@@ -27,10 +24,36 @@ enum entry_state { ENTRY_BUILDING, ENTRY_LOADING, ENTRY_READY, ENTRY_DEAD };
 enum entry_place { PLACE_NONE, PLACE_ORDER, PLACE_PROBATION };
 /* AGAIN: was once, by tag too, and is to be checked anew for rot. */
 enum group_state { GROUP_NEW, GROUP_OK, GROUP_AGAIN };
+struct entry_scores { /* came while a tier reads the header; applied afterwards */
+    float *score;     /* NULL: none */
+    struct record_score_sum sum;
+};
+struct entry_cost { /* what an entry takes of the budget; held_*: what it adds to its shard's */
+    uint64_t meta_bytes, all_bytes; /* itself; and its parts */
+    uint64_t quota_bytes;           /* of these, charged to the namespace */
+    uint64_t held_bytes, held_parts;
+};
+struct entry_write { /* the tiers' copies; guarded by the store's lock; masks have a bit per tier */
+    struct entry_link queue[STORE_TIERS_MAX];
+    _Atomic uint8_t want; /* tiers that should have it and have not */
+    uint8_t clean, under_way,
+        head_only;       /* have it; are being written; queued for the header alone */
+    uint8_t first, then; /* the tier that goes first, and those after */
+    uint8_t tries;
+    bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
+};
+struct entry_load { /* the load's own */
+    struct tier_op op;
+    unsigned tier;                      /* that is being asked */
+    bool other;                         /* for the form that it has not told of (codec_shape()) */
+    enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
+    double worth_ms;
+    uint64_t start_ns, first_ns, queued_bytes, moved_before;
+    bool reported; /* guarded by m: the breaker knows how this load went */
+};
 struct entry {
     struct store *store;
-    struct store_writer writer; /* what the claim handed out */
-    struct record_desc desc;    /* of a loading one: constant once its header is here */
+    struct record_desc desc; /* of a loading one: constant once its header is here */
     struct record_layout layout;
     uint32_t parts_max; /* that there is room to point to */
     struct entry *chain;
@@ -39,43 +62,28 @@ struct entry {
     _Atomic uint8_t *group_ok; /* [n_groups] enum group_state */
     /* guarded by the shard's lock */
     enum entry_state state;
-    uint32_t refs, pins; /* refs: index, pins, load, writes; pins: look-ups alone */
+    uint32_t refs, pins; /* refs: index, pins, load, writes; pins: lookups alone */
     int head, status;    /* head: 0 not here, 1 verified, <0 none; status: <0 load failed */
     enum store_miss why; /* if head < 0 */
     int from;            /* tier it was read from, -1 = built here */
-    uint8_t first, then; /* write-behind: bits of the tier that goes first, and of those after */
     bool admin_pinned, gave_up;
     bool scored[RECORD_SCORE_COUNT];
-    uint64_t hits, held_bytes, held_parts; /* held: what it adds to the shard's */
-    double used_s, checked_s;              /* checked_s: since when the flags above count */
-    struct entry_scores { /* came while a tier reads the header; applied afterwards */
-        float *score;     /* NULL: none */
-        struct record_score_sum sum;
-    } scores_later[RECORD_SCORE_COUNT];
+    uint64_t hits;
+    double used_s, checked_s; /* checked_s: since when the flags above count */
+    struct entry_scores scores_later[RECORD_SCORE_COUNT];
     _Atomic uint64_t touched_ns;
     _Atomic uint8_t header_ok;
-    _Atomic uint8_t cancel; /* nobody wants the load any more */
-    /* guarded by the store's lock; masks have a bit per tier */
+    _Atomic uint8_t cancel; /* the load is not wanted any more */
+    struct entry_cost cost; /* guarded by both locks */
+    /* guarded by the store's lock */
     struct evict_node node;
     enum entry_place place;
-    uint64_t meta_bytes, cost_bytes; /* what this entry takes of the budget: meta + parts */
-    uint64_t quota_bytes;            /* of these, charged to the namespace */
     struct entry_link all, loads;
-    struct entry_link queue[STORE_TIERS_MAX]; /* write-behind of that tier */
-    _Atomic uint8_t want;                     /* tiers that should have it and have not */
-    uint8_t clean, writing, head_only, tries; /* head_only: queued for its header alone */
-    bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
-    bool probation;      /* of a load: RAM was short when it came */
-    bool ns_known;       /* desc.ns_hash is */
-    bool modest;         /* only what is clean makes way for it */
-    /* the load's */
-    struct tier_op op;
-    unsigned tier;                      /* that is being asked */
-    bool other;                         /* for the form that it has not told of (codec_shape()) */
-    enum store_miss stop_why, last_why; /* why on_part stopped it; why tiers so far had none */
-    double worth_ms;
-    uint64_t start_ns, first_ns, queued_bytes, moved_before;
-    bool reported; /* guarded by m: the breaker knows how this load went */
+    bool probation; /* of a load: RAM was short when it came */
+    bool ns_known;  /* desc.ns_hash is */
+    bool modest;    /* only what is clean makes way for it */
+    struct entry_write write;
+    struct entry_load load;
 };
 
 struct index {

@@ -1,21 +1,11 @@
-/* The store's middle: entries, the accounting against the hard budget, and making room.
- *
- * RAM is one arena (pool.h), a record's parts are separate extents in it, so that a record needs no
- * hole of its own size; what fragments remain are met by evicting one more. A claim is refused
- * before anything is evicted if what is held leaves no room: shards count held bytes, since whether
- * an entry is held changes without the store's lock. Everything that a budget of RAM pays for is in
- * used_bytes: tables, entries, parts, and the memory of loads that a device may still write into.
- */
+/* The store's life: tables and arena out of the budget, tiers taken, the maintenance thread. */
 #include "tiers/store.h"
 
 #include "kernels/gpu.h"
-#include "tiers/store_int.h"
-
-#include <time.h>
+#include "tiers/store_side.h"
 
 enum {
     STORE_BYTES_MIN = 64 << 10, /* chosen: bookkeeping plus a few records of a test model */
-    ENTRY_HEAP_OVERHEAD = 32,   /* chosen: the allocator's own bytes per entry, rounded up */
     ARENA_SHARE = 64,           /* chosen: 1/64 of the budget stays for entries */
     GROWTH_MAX = 4,             /* chosen: address space kept for store_resize(), times the arena */
 };
@@ -27,430 +17,6 @@ static uint64_t pow2_clamp(uint64_t v, uint64_t lo, uint64_t hi)
         p *= 2;
     return p;
 }
-
-/* ---- entries ---- */
-
-struct entry *entry_create(struct store *s, const struct record_desc *d,
-                           const struct record_layout *l, enum entry_state state)
-{
-    size_t parts_at = (sizeof(struct entry) + 7) & ~(size_t)7;
-    size_t flags_at = parts_at + l->n_parts * sizeof(uint8_t *);
-    size_t size_bytes = flags_at + l->n_parts + l->n_groups;
-    struct entry *e = mem_zalloc(size_bytes);
-    if (!e) return NULL;
-    e->store = s;
-    e->writer.e = e;
-    e->part = (uint8_t **)(void *)((char *)e + parts_at);
-    e->part_ok = (_Atomic uint8_t *)((char *)e + flags_at);
-    e->group_ok = e->part_ok + l->n_parts;
-    e->desc = *d;
-    e->layout = *l;
-    e->parts_max = l->n_parts;
-    e->meta_bytes = size_bytes + ENTRY_HEAP_OVERHEAD;
-    e->state = state;
-    e->from = -1;
-    e->ns_known = state == ENTRY_BUILDING;
-    link_init(&e->all);
-    link_init(&e->loads);
-    for (int i = 0; i < STORE_TIERS_MAX; i++)
-        link_init(&e->queue[i]);
-    return e;
-}
-
-/* a - was + now; the shard's lock makes it one step, others only read. */
-static void shift(_Atomic uint64_t *a, uint64_t was, uint64_t now)
-{
-    uint64_t v = atomic_load_explicit(a, memory_order_relaxed);
-    atomic_store_explicit(a, v - was + now, memory_order_relaxed);
-}
-
-static void held_set(struct shard *sh, struct entry *e, uint64_t bytes, uint64_t parts)
-{
-    shift(&sh->held_bytes, e->held_bytes, bytes);
-    shift(&sh->held_parts, e->held_parts, parts);
-    e->held_bytes = bytes;
-    e->held_parts = parts;
-}
-
-void held_update(struct shard *sh, struct entry *e)
-{
-    bool held = !entry_evictable(e) && e->cost_bytes > 0; /* 0: not charged yet */
-    held_set(sh, e, held ? e->cost_bytes : 0, held ? e->cost_bytes - e->meta_bytes : 0);
-}
-
-/* m held. The memory of an entry without references goes, and out of the budget. */
-static void entry_reap(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    ASSERT(e->state == ENTRY_DEAD && e->refs == 0);
-    pthread_mutex_lock(&sh->m);
-    held_set(sh, e, 0, 0);
-    pthread_mutex_unlock(&sh->m);
-    link_remove(&e->all);
-    for (uint32_t i = 0; i < e->layout.n_parts; i++)
-        if (e->part[i]) pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
-    ASSERT(s->stats.used_bytes >= e->cost_bytes);
-    s->stats.used_bytes -= e->cost_bytes;
-    if (s->quota && e->quota_bytes) quota_refund(s->quota, e->desc.ns_hash, e->quota_bytes);
-    for (int i = 0; i < RECORD_SCORE_COUNT; i++)
-        mem_free(e->scores_later[i].score);
-    mem_free(e);
-}
-
-void parts_free(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < e->layout.n_parts; i++) {
-        if (!e->part[i]) continue;
-        pool_free(&s->pool, e->part[i], record_part_bytes(&e->layout, i));
-        bytes += record_part_bytes(&e->layout, i);
-        e->part[i] = NULL;
-    }
-    if (bytes == 0) return;
-    s->stats.used_bytes -= bytes;
-    pthread_mutex_lock(&sh->m);
-    e->cost_bytes -= bytes;
-    held_update(sh, e);
-    pthread_mutex_unlock(&sh->m);
-    if (!s->quota || !e->ns_known) return;
-    quota_refund(s->quota, e->desc.ns_hash, e->quota_bytes - e->cost_bytes);
-    e->quota_bytes = e->cost_bytes;
-}
-
-void entry_unref(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    ASSERT(e->refs > 0);
-    bool last = --e->refs == 0;
-    held_update(sh, e);
-    pthread_mutex_unlock(&sh->m);
-    if (!last) return; /* never for an entry in the index: that holds one */
-    pthread_mutex_lock(&s->m);
-    entry_reap(s, e);
-    pthread_mutex_unlock(&s->m);
-}
-
-/* m held. */
-static void policy_remove(struct store *s, struct entry *e, bool evicted)
-{
-    if (e->place == PLACE_ORDER) evict_remove(s->order, &e->node, evicted);
-    if (e->place == PLACE_PROBATION) link_remove(&e->loads);
-    e->place = PLACE_NONE;
-}
-
-void policy_insert(struct store *s, struct entry *e)
-{
-    e->node = (struct evict_node){.key = e->desc.key, .size_bytes = e->cost_bytes};
-    evict_insert(s->order, &e->node);
-    e->place = PLACE_ORDER;
-}
-
-bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evict)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    struct store_stats *st = &s->stats;
-    pthread_mutex_lock(&sh->m);
-    enum entry_state was = e->state;
-    if (was == ENTRY_DEAD || (evict && !entry_evictable(e))) {
-        pthread_mutex_unlock(&sh->m);
-        return false;
-    }
-    bool pinned = e->admin_pinned;
-    e->admin_pinned = false;
-    index_remove(&sh->index, e);
-    e->state = ENTRY_DEAD;
-    e->cancel = 1;
-    if (was == ENTRY_LOADING && e->status == 0) e->status = -EIO;
-    if (was == ENTRY_LOADING && e->head == 0) {
-        e->head = -EIO;
-        e->why = why;
-    }
-    bool last = --e->refs == 0;
-    held_update(sh, e);
-    if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
-    pthread_mutex_unlock(&sh->m);
-
-    if (was == ENTRY_READY) {
-        st->n_records--;
-        policy_remove(s, e, evict);
-    }
-    if (why != STORE_MISS_NEVER)
-        ghost_add(&s->ghosts, &e->desc.key, why, (uint32_t)(clock_ns() / 1000000000u));
-    if (pinned) {
-        st->n_pinned--;
-        st->pinned_bytes -= e->cost_bytes;
-    }
-    if (evict) {
-        st->evictions++;
-        st->tail_age_s = clock_wall_s() - e->used_s;
-    }
-    if (evict && entry_wanted(s, e)) st->lost++;
-    bool nowhere = was == ENTRY_READY && why == STORE_MISS_EVICTED && !e->clean;
-    if (nowhere || why == STORE_MISS_CORRUPT || why == STORE_MISS_EXPIRED ||
-        why == STORE_MISS_STALE)
-        side_drop(s, &e->desc.key);
-    if (e->leaving) s->leaving_bytes -= e->cost_bytes;
-    e->leaving = false;
-    write_unqueue(s, e);
-    if (last) entry_reap(s, e);
-    return true;
-}
-
-void entry_ready(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    bool dead = e->state == ENTRY_DEAD;
-    if (!dead) {
-        e->state = ENTRY_READY;
-        e->head = 1;
-        e->used_s = clock_wall_s();
-        held_update(sh, e);
-        if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
-    }
-    pthread_mutex_unlock(&sh->m);
-    if (dead) return;
-    s->stats.n_records++;
-    ghost_remove(&s->ghosts, &e->desc.key);
-    if (e->probation) {
-        link_insert_after(&s->probation, &e->loads);
-        e->place = PLACE_PROBATION;
-    } else {
-        policy_insert(s, e);
-    }
-}
-
-void entry_touch(struct store *s, struct entry *e)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    uint8_t have = 0;
-    pthread_mutex_lock(&s->m);
-    if (e->state == ENTRY_READY) {
-        pthread_mutex_lock(&sh->m);
-        bool again = e->hits > 1;
-        pthread_mutex_unlock(&sh->m);
-        if (e->place == PLACE_ORDER) {
-            evict_hit(s->order, &e->node);
-        } else if (again) { /* off probation: used a second time */
-            policy_remove(s, e, false);
-            policy_insert(s, e);
-        }
-        if (s->direct && !(e->writing & 1)) { /* that RAM was used says that it is not there */
-            e->clean &= (uint8_t)~1u;
-            e->want |= 1;
-        }
-        const uint8_t not_yet = s->direct && !again;
-        write_queue(s, e, e->want & s->mode[STORE_WRITE_HIT] & (uint8_t)~not_yet, false);
-        have = e->clean;
-    }
-    pthread_mutex_unlock(&s->m);
-    side_used(s, &e->desc.key);
-    for (size_t i = 0; i < s->n_tiers; i++) {
-        struct tier *t = s->tier[i].t;
-        if (have >> i & 1) t->ops->touch(t, &e->desc.key);
-    }
-}
-
-bool shard_wait(struct shard *sh, uint64_t until_ns)
-{
-    struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                         .tv_nsec = (long)(until_ns % 1000000000u)};
-    if (clock_ns() >= until_ns) return false;
-    sh->waiters++;
-    int r = pthread_cond_timedwait(&sh->arrived, &sh->m, &t);
-    sh->waiters--;
-    return r == 0;
-}
-
-/* ---- room ---- */
-
-struct pick_ctx {
-    struct store *s;
-    const uint64_t *ns;
-    enum pick which;
-};
-
-static bool may_go(const struct pick_ctx *p, const struct entry *e)
-{
-    struct shard *sh = shard_of(p->s, &e->desc.key);
-    if (p->ns && e->desc.ns_hash != *p->ns) return false;
-    if (p->which == PICK_CLEAN && (e->leaving || entry_wanted(p->s, e))) return false;
-    if (p->which == PICK_STAYING && e->leaving) return false;
-    pthread_mutex_lock(&sh->m);
-    bool ok = entry_evictable(e);
-    pthread_mutex_unlock(&sh->m);
-    return ok;
-}
-
-static bool node_may_go(void *ctx, const struct evict_node *n)
-{
-    return may_go(
-        ctx, (const struct entry *)(const void *)((const char *)n - offsetof(struct entry, node)));
-}
-
-struct entry *pick_victim(struct store *s, const struct tier_key *incoming, const uint64_t *ns,
-                          enum pick which)
-{
-    struct pick_ctx p = {s, ns, which};
-    int tries = VICTIM_TRIES;
-    for (struct entry_link *l = s->probation.prev; l != &s->probation && tries;
-         l = l->prev, tries--)
-        if (may_go(&p, LINK_ENTRY(l, loads))) return LINK_ENTRY(l, loads);
-    struct evict_node *n =
-        evict_victim(s->order, incoming, node_may_go, &p, which == PICK_CLEAN ? VICTIM_TRIES : 0);
-    return n ? (struct entry *)(void *)((char *)n - offsetof(struct entry, node)) : NULL;
-}
-
-/* m held. One makes way for e. */
-static bool make_way(struct store *s, struct entry *e)
-{
-    struct entry *v;
-    if (!e->modest) return evict_one(s, &e->desc.key, NULL);
-    while ((v = pick_victim(s, &e->desc.key, NULL, PICK_CLEAN)) != NULL)
-        if (entry_drop(s, v, STORE_MISS_EVICTED, true)) return true;
-    return false;
-}
-
-bool evict_one(struct store *s, const struct tier_key *incoming, const uint64_t *ns)
-{
-    for (;;) {
-        struct entry *e = s->n_tiers ? pick_victim(s, incoming, ns, PICK_CLEAN) : NULL;
-        if (!e) e = pick_victim(s, incoming, ns, PICK_ANY);
-        if (!e) return false;
-        if (entry_drop(s, e, STORE_MISS_EVICTED, true)) return true;
-        /* A look-up took it between the two: another one, then. */
-    }
-}
-
-/* m held. Could `parts` more bytes fit if all that nobody holds went? */
-static bool room_possible(struct store *s, uint64_t parts, uint64_t meta)
-{
-    uint64_t held = s->fixed_bytes, held_parts = 0, budget = s->stats.budget_bytes;
-    for (int i = 0; i < SHARDS; i++) {
-        held += atomic_load_explicit(&s->shard[i].held_bytes, memory_order_relaxed);
-        held_parts += atomic_load_explicit(&s->shard[i].held_parts, memory_order_relaxed);
-    }
-    if (parts > s->pool.size_bytes || parts + meta > budget) return false;
-    return held_parts <= s->pool.size_bytes - parts && held <= budget - parts - meta;
-}
-
-/* m held. The namespace's cap: its own records make way. */
-static int quota_room(struct store *s, const struct entry *e, uint64_t bytes)
-{
-    if (!s->quota || !e->ns_known) return 0;
-    for (uint64_t over; (over = quota_over(s->quota, e->desc.ns_hash, bytes)) > 0;)
-        if (over == UINT64_MAX || !evict_one(s, &e->desc.key, &e->desc.ns_hash)) return -ENOSPC;
-    return 0;
-}
-
-/* m held. */
-static void entry_charge(struct store *s, struct entry *e, uint64_t bytes)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    s->stats.used_bytes += bytes;
-    ASSERT(s->stats.used_bytes <= s->stats.budget_bytes);
-    pthread_mutex_lock(&sh->m);
-    e->cost_bytes += bytes;
-    held_update(sh, e);
-    pthread_mutex_unlock(&sh->m);
-    if (s->quota && e->ns_known) {
-        quota_charge(s->quota, e->desc.ns_hash, e->cost_bytes - e->quota_bytes);
-        e->quota_bytes = e->cost_bytes;
-    }
-}
-
-/* m held. Memory for parts without, larger ones first; all or nothing. */
-static int parts_alloc(struct store *s, struct entry *e, uint32_t n_parts, bool *evicted)
-{
-    uint8_t fresh[RECORD_PARTS_MAX + 1] = {0};
-    for (uint32_t i = n_parts; i-- > 0;) {
-        if (e->part[i]) continue;
-        while (!(e->part[i] = pool_alloc(&s->pool, record_part_bytes(&e->layout, i)))) {
-            if (make_way(s, e)) {
-                *evicted = true;
-                continue;
-            }
-            for (uint32_t j = i + 1; j < n_parts; j++) {
-                if (!fresh[j]) continue;
-                pool_free(&s->pool, e->part[j], record_part_bytes(&e->layout, j));
-                e->part[j] = NULL;
-            }
-            return -ENOSPC;
-        }
-        fresh[i] = 1;
-    }
-    return 0;
-}
-
-static int take_room(struct store *s, struct entry *e, uint32_t n_parts, uint64_t meta)
-{
-    struct store_stats *st = &s->stats;
-    uint64_t parts = 0;
-    bool evicted = false;
-    ASSERT(n_parts <= e->layout.n_parts);
-    for (uint32_t i = 0; i < n_parts; i++)
-        if (!e->part[i]) parts += record_part_bytes(&e->layout, i);
-    if (!room_possible(s, parts, meta)) return -ENOSPC;
-    int r = quota_room(s, e, e->cost_bytes - e->quota_bytes + parts + meta);
-    if (r < 0) return r;
-    while (st->used_bytes > st->budget_bytes - parts - meta) {
-        if (!make_way(s, e)) return -ENOSPC;
-        evicted = true;
-    }
-    r = parts_alloc(s, e, n_parts, &evicted);
-    if (r < 0) return r;
-    entry_charge(s, e, parts + meta);
-    if (s->n_tiers && !s->evict_now && st->used_bytes > water_bytes(s, WATER_HIGH_PCT)) {
-        s->evict_now = s->work = true;
-        pthread_cond_signal(&s->wake);
-    }
-    if (e->state == ENTRY_LOADING && (evicted || st->used_bytes > water_bytes(s, WATER_SHORT_PCT)))
-        e->probation = !ghost_recent(&s->ghosts, &e->desc.key, (uint32_t)(clock_ns() / 1000000000u),
-                                     PROBATION_S);
-    return 0;
-}
-
-int entry_reserve(struct store *s, struct entry *e, uint32_t n_parts)
-{
-    return take_room(s, e, n_parts, 0);
-}
-
-int entry_enter(struct store *s, struct entry *e, uint32_t n_parts)
-{
-    struct shard *sh = shard_of(s, &e->desc.key);
-    pthread_mutex_lock(&sh->m);
-    bool there = index_find(&sh->index, &e->desc.key) != NULL;
-    pthread_mutex_unlock(&sh->m);
-    if (there) return 0; /* entries come under m only: an absent one stays absent */
-    int r = take_room(s, e, n_parts, e->meta_bytes);
-    if (r < 0) return r;
-    pthread_mutex_lock(&sh->m);
-    e->refs++;
-    index_insert(&sh->index, e);
-    pthread_mutex_unlock(&sh->m);
-    link_insert_after(&s->all, &e->all);
-    return 1;
-}
-
-int entry_enter_apart(struct store *s, struct entry *e)
-{
-    int r = take_room(s, e, e->layout.n_parts, e->meta_bytes);
-    if (r == 0) e->refs++;
-    return r;
-}
-
-struct entry *entry_find(struct store *s, const struct tier_key *k)
-{
-    struct shard *sh = shard_of(s, k);
-    pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, k);
-    pthread_mutex_unlock(&sh->m);
-    return e;
-}
-
-/* ---- life ---- */
 
 static int locks_init(struct store *s)
 {
@@ -468,8 +34,8 @@ static int locks_init(struct store *s)
 
 static void store_free(struct store *s)
 {
-    while (s->n_pinned > 0)
-        gpu_host_unregister(s->reader, s->pinned[--s->n_pinned]);
+    while (s->reader.n_pinned > 0)
+        gpu_host_unregister(s->reader.gpu, s->reader.pinned[--s->reader.n_pinned]);
     side_fini(s);
     auth_destroy(s->auth);
     pool_fini(&s->pool);
@@ -517,10 +83,10 @@ size_t store_n_ghosts(uint64_t budget_bytes)
 /* Memory that cannot be pinned, or not any more, is copied more slowly and nothing worse. */
 static void pin_for_reader(struct store *s, void *base, uint64_t bytes)
 {
-    if (!s->reader || s->n_pinned == ARENAS) return;
-    if (gpu_host_register(s->reader, base, bytes) < 0) return;
+    if (!s->reader.gpu || s->reader.n_pinned == ARENAS) return;
+    if (gpu_host_register(s->reader.gpu, base, bytes) < 0) return;
     pthread_mutex_lock(&s->m);
-    s->pinned[s->n_pinned++] = base;
+    s->reader.pinned[s->reader.n_pinned++] = base;
     s->registered = true;
     pthread_mutex_unlock(&s->m);
 }
@@ -543,12 +109,11 @@ static void tiers_take(struct store *s, const struct store_opts *o)
     for (size_t i = 0; i < o->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
         t->t = o->tier[i].tier;
-        t->write = o->tier[i].write;
         t->q8 = o->tier[i].q8;
         t->direct = o->tier[i].direct;
         if (t->direct) s->direct = t->t;
-        ASSERT(!t->direct || (i == 0 && !t->q8 && t->write == STORE_WRITE_HIT));
-        s->mode[t->write] |= (uint8_t)(1u << i);
+        ASSERT(!t->direct || (i == 0 && !t->q8));
+        if (!t->direct) s->behind |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
         if (t->t->shared) t->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS;
         link_init(&t->queue);
@@ -585,7 +150,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
                                  kn_row_bytes(o->ident.dtype, o->ident.G, o->ident.K);
     s->touch_every_ns = 1000000000u;
     s->recheck_every_s = 1;
-    s->reader = o->reader;
+    s->reader.gpu = o->reader;
     s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
     s->ttl_ms = o->ttl_ms;
     s->stats.budget_bytes = o->ram_bytes;

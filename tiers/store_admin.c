@@ -1,6 +1,9 @@
 /* The store's administration: pins, eviction by hand, live settings, figures. What concerns every
  * tier is passed on to each; what a tier cannot do (-ENOTSUP) is left out when all were meant. */
-#include "tiers/store_int.h"
+#include "tiers/store_admin.h"
+
+#include "tiers/store_load.h"
+#include "tiers/store_side.h"
 
 /* The tier of that name; NULL: RAM, if *ret_ram, or none such. */
 static struct store_tier *tier_named(struct store *s, const char *name, bool *ret_ram)
@@ -30,15 +33,16 @@ static int pin_ram(struct store *s, struct entry *e, bool pinned)
     struct store_stats *st = &s->stats;
     struct shard *sh = shard_of(s, &e->desc.key);
     if (e->admin_pinned == pinned) return 1;
-    if (pinned &&
-        (double)(st->pinned_bytes + e->cost_bytes) > s->pin_share_max * (double)st->budget_bytes)
+    if (pinned && (double)(st->pinned_bytes + e->cost.all_bytes) >
+                      s->pin_share_max * (double)st->budget_bytes)
         return -ENOSPC;
     pthread_mutex_lock(&sh->m);
     e->admin_pinned = pinned;
     held_update(sh, e);
     pthread_mutex_unlock(&sh->m);
     st->n_pinned = pinned ? st->n_pinned + 1 : st->n_pinned - 1;
-    st->pinned_bytes = pinned ? st->pinned_bytes + e->cost_bytes : st->pinned_bytes - e->cost_bytes;
+    st->pinned_bytes =
+        pinned ? st->pinned_bytes + e->cost.all_bytes : st->pinned_bytes - e->cost.all_bytes;
     if (!pinned && e->place == PLACE_ORDER) evict_hit(s->order, &e->node);
     return 1;
 }
@@ -65,13 +69,13 @@ static int evict_ram(struct store *s, const struct tier_key *k, bool purge)
 {
     struct entry *e = entry_find(s, k);
     if (!e) return 0;
-    bool writing = e->writing != 0, busy = false;
+    bool writing = e->write.under_way != 0, busy = false;
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
     busy = e->state != ENTRY_READY || e->admin_pinned || e->pins > 0;
     pthread_mutex_unlock(&sh->m);
     if (busy) return -EBUSY;
-    if (purge && writing) e->purge = true;
+    if (purge && writing) e->write.purge = true;
     if (!entry_drop(s, e, STORE_MISS_EVICTED, false)) return 0;
     s->stats.evictions++;
     return 1;
@@ -150,7 +154,7 @@ static long clear_ram(struct store *s, const struct clearing *c, bool purge)
         bool others = e->ns_known && e->desc.ns_hash != c->ns_hash;
         if (c->by_ns && others) continue;
         bool ready = e->state == ENTRY_READY;
-        if (purge && e->writing) e->purge = true; /* else it would come back */
+        if (purge && e->write.under_way) e->write.purge = true; /* else it would come back */
         if (entry_drop(s, e, STORE_MISS_EVICTED, false)) n += ready;
     }
     s->stats.evictions += (uint64_t)n;
@@ -277,8 +281,8 @@ static int quota_table(struct store *s)
     for (struct entry_link *l = s->all.next; l != &s->all; l = l->next) {
         struct entry *e = LINK_ENTRY(l, all);
         if (!e->ns_known) continue;
-        quota_charge(s->quota, e->desc.ns_hash, e->cost_bytes);
-        e->quota_bytes = e->cost_bytes;
+        quota_charge(s->quota, e->desc.ns_hash, e->cost.all_bytes);
+        e->cost.quota_bytes = e->cost.all_bytes;
     }
     return 0;
 }
@@ -291,7 +295,7 @@ static int quota_ram(struct store *s, uint64_t ns_hash, uint64_t cap_bytes)
     if (r < 0) return r;
     for (struct entry_link *l = s->all.next; l != &s->all; l = l->next) {
         const struct entry *e = LINK_ENTRY(l, all);
-        if (e->ns_known && e->desc.ns_hash == ns_hash) used += e->quota_bytes;
+        if (e->ns_known && e->desc.ns_hash == ns_hash) used += e->cost.quota_bytes;
     }
     r = quota_set(s->quota, ns_hash, cap_bytes, used);
     if (r < 0) return r;

@@ -5,9 +5,17 @@
  * neither another record's nor half of one passes. What was built here, or has passed, is checked
  * against rot alone. A number that is none would make every answer from the record fail, now and
  * after each restart: it is damage, whoever summed it. */
-#include "tiers/store_int.h"
+#include "tiers/store_load.h"
 
 #include <math.h>
+
+enum store_miss header_check(const struct store *s, const struct entry *e, struct record_view *ret)
+{
+    int r = record_open(e->part[0], e->layout.header_bytes, ret);
+    if (r == -ESTALE) return STORE_MISS_STALE;
+    if (r < 0 || !tier_key_same(&ret->desc.key, &e->desc.key)) return STORE_MISS_CORRUPT;
+    return ret->desc.ident_hash == s->ident_hash ? STORE_MISS_NEVER : STORE_MISS_STALE;
+}
 
 static bool scores_finite(const struct entry *e, const struct record_layout *l,
                           enum record_score kind, uint32_t n)
@@ -51,15 +59,10 @@ int group_check(const struct store *s, const struct entry *e, uint32_t group)
     return s->finite(record_group(e->part, &e->layout, group), d->dtype, n, d->K) ? 0 : -EBADMSG;
 }
 
-void entry_reject(struct entry *e, int status, bool there)
+int groups_check(const struct store *s, const struct entry *e)
 {
-    struct store *s = e->store;
-    const bool forged = status == -EKEYREJECTED;
-    const int from = there ? e->from : -1;
-    pthread_mutex_lock(&s->m);
-    bool first = entry_drop(s, e, forged ? STORE_MISS_FORGED : STORE_MISS_CORRUPT, false);
-    *(forged ? &s->stats.forged : &s->stats.corrupt) += first;
-    if (forged && e->from >= 0) s->tier[e->from].misses[STORE_MISS_FORGED] += first;
-    pthread_mutex_unlock(&s->m);
-    if (first && from >= 0) (void)s->tier[from].t->ops->remove(s->tier[from].t, &e->desc.key, true);
+    int r = 0;
+    for (uint32_t g = 0; g < e->layout.n_groups && r == 0; g++)
+        r = group_check(s, e, g);
+    return r;
 }

@@ -10,7 +10,7 @@
  * not written. Conversion gives the same bytes whenever and wherever it runs, so scores that are
  * filled in later find the very header again: it is converted once more, and its first part
  * alone is written. */
-#include "tiers/store_int.h"
+#include "tiers/store_load.h"
 
 bool codec_on(const struct store *s, unsigned tier)
 {
@@ -42,7 +42,7 @@ void codec_shape(struct store *s, struct entry *e, unsigned tier, bool other)
     layout_as(e, t, &e->layout);
     e->desc.dtype = t;
     pthread_mutex_unlock(&sh->m);
-    e->op.part_hi = e->layout.n_parts;
+    e->load.op.part_hi = e->layout.n_parts;
 }
 
 bool codec_adopt(const struct entry *e, const struct record_view *v)
@@ -85,7 +85,7 @@ int codec_copy(struct store *s, const struct entry *e, struct entry **ret)
     struct record_desc d = e->desc;
     d.dtype = KN_Q8;
     layout_as(e, KN_Q8, &l);
-    struct entry *c = entry_create(s, &d, &l, ENTRY_DEAD); /* no look-up ever sees it */
+    struct entry *c = entry_create(s, &d, &l, ENTRY_DEAD); /* no lookup ever sees it */
     if (!c) return -ENOMEM;
     c->modest = true;
     pthread_mutex_lock(&s->m);
@@ -106,12 +106,9 @@ int codec_copy(struct store *s, const struct entry *e, struct entry **ret)
 uint64_t store_record_bytes(const struct store *s, int where, size_t n)
 {
     ASSERT(where >= 0 && (size_t)where <= s->n_tiers);
-    struct record_desc d = {.dtype = s->ident.dtype,
-                            .L = s->ident.L,
-                            .G = s->ident.G,
-                            .K = s->ident.K,
-                            .n_tokens = n > RECORD_TOKENS_MAX ? 0 : (uint32_t)n};
+    struct record_desc d;
     struct record_layout l;
+    if (entry_desc(s, &(struct tier_key){0}, n, &d, &l) < 0) return 0;
     if (where > 0) d.dtype = codec_dtype(s, (unsigned)where - 1, false);
     return record_layout(&d, &l) < 0 ? 0 : l.record_bytes;
 }

@@ -1,11 +1,11 @@
 /* Records that are read where they lie: on a device, by kernels, without a copy in RAM.
  *
- * A look-up asks the direct tier first. Its header is in host memory, so identity and token ids are
+ * A lookup asks the direct tier first. Its header is in host memory, so identity and token ids are
  * verified as in RAM; the groups were when they went there. The copy in RAM, if there is one, is
  * told of the use: what is hot stays there as well, and serves on when running sequences want the
  * device's memory. */
 #include "tiers/gpu/gpu.h"
-#include "tiers/store_int.h"
+#include "tiers/store_direct.h"
 
 static bool is_asked(struct store *s, const struct store_ask *a, struct tier_gpu_pin *g,
                      struct record_view *v)
@@ -18,7 +18,7 @@ static bool is_asked(struct store *s, const struct store_ask *a, struct tier_gpu
            memcmp(v->tok, a->tok, 4 * a->n) == 0;
 }
 
-int direct_look(struct store *s, const struct store_ask *a, struct store_pin *p)
+int direct_lookup(struct store *s, const struct store_ask *a, struct store_pin *p)
 {
     struct tier_gpu_pin *g = NULL;
     struct record_view v;
@@ -96,11 +96,4 @@ void direct_end(struct store_pin *p)
 {
     tier_gpu_unpin(p->there);
     keep_warm(p->s, &p->key);
-}
-
-bool direct_verify(const struct entry *e)
-{
-    for (uint32_t i = 0; i < e->layout.n_groups; i++)
-        if (group_check(e->store, e, i) < 0) return false;
-    return true;
 }

@@ -4,7 +4,7 @@
  * averages; a shard's lock guards its table and its entries' state and counts. Order: m, then one
  * shard; a sidecar's lock last. None is held while a tier is called, bytes are hashed or a visitor
  * runs. A hit takes its shard's lock only; `m` at most once a second per entry, to tell the policy.
- * An entry lives while refs > 0; who takes the last one away reaps it (under m). */
+ * An entry lives while refs > 0; the last unref reaps it (under m). */
 #ifndef TIERS_STORE_INT_H
 #define TIERS_STORE_INT_H
 
@@ -15,7 +15,7 @@
 #include "tiers/index.h"
 #include "tiers/pool.h"
 #include "tiers/quota.h"
-#include "tiers/store.h"
+#include "tiers/store_admin.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -57,7 +57,6 @@ struct write_slot {
 };
 struct store_tier {
     struct tier *t;
-    enum store_write write;
     bool q8; /* its codec */
     bool direct;
     struct breaker breaker;
@@ -82,6 +81,11 @@ struct sides { /* store_side.c; a lock of its own, below all others */
     uint64_t mask, budget_bytes, used_bytes, n, hits, evictions;
     struct entry_link lru; /* newest first */
 };
+struct store_reader { /* a device that copies from RAM, and the arena's pieces pinned for it */
+    struct gpu *gpu;
+    void *pinned[ARENAS];
+    unsigned n_pinned;
+};
 struct store {
     struct tier_ident ident;
     uint64_t ident_hash;
@@ -97,7 +101,7 @@ struct store {
     pthread_cond_t wake, idle; /* for the maintenance thread; for store_flush() */
     pthread_t thread;
     _Atomic bool closing, interrupted;
-    uint8_t mode[STORE_WRITE_NEVER + 1]; /* bits of the tiers written so; constant */
+    uint8_t behind; /* bits of the tiers that are written behind: all but a direct one; constant */
     /* guarded by m */
     bool work, evict_now; /* for maintenance: look at the queues; make room */
     struct pool pool;
@@ -114,9 +118,7 @@ struct store {
     unsigned n_others; /* callbacks that call other tiers just now */
     unsigned expire_shard;
     bool registered; /* a device knows the arena: pages must stay where they are */
-    struct gpu *reader;
-    void *pinned[ARENAS]; /* pieces of the arena that are pinned for the reader */
-    unsigned n_pinned;
+    struct store_reader reader;
     bool expiring; /* some record has a time to live */
     struct store_stats stats;
     struct tier *direct;     /* tier 0 when its records are read where they lie, else NULL */
@@ -155,122 +157,5 @@ static inline bool entry_expired(const struct entry *e, uint64_t now_ms)
 {
     return e->desc.expires_ms && now_ms >= e->desc.expires_ms;
 }
-
-/* ---- store.c: entries, accounting, room ---- */
-struct entry *entry_create(struct store *s, const struct record_desc *d,
-                           const struct record_layout *l, enum entry_state state);
-/* m held. Charge it, take memory for its first n_parts parts (making room) and put it into the
- * index. 1; 0 the key is there already; -ENOSPC, and but for fragments nothing was evicted. */
-int entry_enter(struct store *s, struct entry *e, uint32_t n_parts);
-/* m held. Memory for the parts [0, n_parts) that have none yet; -ENOSPC changes nothing. */
-int entry_reserve(struct store *s, struct entry *e, uint32_t n_parts);
-/* m held. Out of the index; later look-ups miss for `why` (NEVER: no ghost). `evict`: only if
- * nobody holds it. False: not dropped. */
-bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evict);
-void entry_ready(struct store *s, struct entry *e);   /* m held. Into the order or on probation. */
-void entry_unref(struct store *s, struct entry *e);   /* no lock held */
-void held_update(struct shard *sh, struct entry *e);  /* shard's lock held */
-bool shard_wait(struct shard *sh, uint64_t until_ns); /* shard's lock held; false: it is time */
-static inline bool entry_evictable(const struct entry *e)
-{
-    return e->state == ENTRY_READY && e->refs == 1 && !e->admin_pinned;
-}
-/* m held. The next to go (of namespace *ns if given), not dropped yet; NULL: none. CLEAN: among the
- * first that no tier waits for; STAYING: that is not on its way out already. */
-enum pick { PICK_ANY, PICK_CLEAN, PICK_STAYING };
-struct entry *pick_victim(struct store *s, const struct tier_key *incoming, const uint64_t *ns,
-                          enum pick which);
-/* Tiers that wait for the record to be written: those on use do not count. */
-static inline uint8_t entry_wanted(const struct store *s, const struct entry *e)
-{
-    return e->want & (s->mode[STORE_WRITE_BEHIND] | s->mode[STORE_WRITE_EVICT]);
-}
-static inline uint64_t water_bytes(const struct store *s, unsigned pct)
-{
-    return s->fixed_bytes + (s->stats.budget_bytes - s->fixed_bytes) / 100 * pct;
-}
-bool evict_one(struct store *s, const struct tier_key *incoming, const uint64_t *ns); /* m held */
-/* A use is over: tell the policy and the tiers that have it. No lock held; the caller has a
- * reference. */
-void entry_touch(struct store *s, struct entry *e);
-void policy_insert(struct store *s, struct entry *e); /* m held */
-/* m held. Charged, with all its memory, but not in the index: one reference is the caller's. */
-int entry_enter_apart(struct store *s, struct entry *e);
-struct entry *entry_find(struct store *s, const struct tier_key *k);    /* m held, while it is */
-void store_arena_register(struct store *s, void *base, uint64_t bytes); /* no lock held */
-size_t store_n_ghosts(uint64_t budget_bytes);
-
-/* m held. Memory of parts goes back; no tier has the entry. */
-void parts_free(struct store *s, struct entry *e);
-
-/* ---- store_codec.c ---- */
-bool codec_on(const struct store *s, unsigned tier); /* what sinks there is converted */
-/* m held. The load's entry takes the form in which the tier should have the record; `other`: has it
- * if not in that one. */
-void codec_shape(struct store *s, struct entry *e, unsigned tier, bool other);
-/* Does what a header says fit the memory that was taken, maybe in the other dtype? */
-bool codec_adopt(const struct entry *e, const struct record_view *v);
-/* No lock held, e held. A copy in 8 bits, apart from the index; the reference is the caller's. 0,
- * -EBADMSG the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
-int codec_copy(struct store *s, const struct entry *e, struct entry **ret);
-
-/* ---- store_side.c: sidecars ---- */
-int side_init(struct store *s, const struct store_opts *o); /* charges its budget */
-void side_fini(struct store *s);
-/* No lock held; the caller holds e, whose parts are all here. */
-void side_keep(struct store *s, const struct entry *e);
-void side_used(struct store *s, const struct tier_key *k); /* its record is in use */
-void side_drop(struct store *s, const struct tier_key *k);
-void side_clear(struct store *s, const uint64_t *ns_hash); /* NULL: all */
-void side_unref(struct store *s, struct side *d);          /* takes NULL */
-void side_get_stats(struct store *s, struct store_stats *ret);
-
-/* ---- store_direct.c: records that are read where they lie ---- */
-/* No lock held. 1: the pin has it, verified; 0 not there. */
-int direct_look(struct store *s, const struct store_ask *a, struct store_pin *p);
-/* The pin's layer on the device; -ECANCELED: it had to make way, and the pin lets go of it. */
-int direct_layer(struct store_pin *p, unsigned layer, const void **ret_k, const void **ret_v);
-int direct_scores(struct store_pin *p, enum record_score kind, float *ret);
-bool direct_scored(const struct store_pin *p, enum record_score kind);
-void direct_end(struct store_pin *p); /* of a pin that is done with */
-/* All groups of a record agree with their checksums: a copy on a device is never checked again. */
-bool direct_verify(const struct entry *e);
-
-/* ---- store_check.c: what comes from a tier ---- */
-/* Its header's and its scores' tags; wrong scores are cleared. FORGED, or NEVER: nothing is wrong.
- */
-enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v);
-/* A group that came from a tier and was not checked yet: by its tag, and for numbers; any other by
- * its checksum. 0, -EBADMSG, -EKEYREJECTED its tag alone is wrong. */
-int group_check(const struct store *s, const struct entry *e, uint32_t group);
-/* No lock held. Drop it as what the check said; `there`: out of the tier that it came from, too. */
-void entry_reject(struct entry *e, int status, bool there);
-
-/* ---- store_load.c ---- */
-/* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its
- * deadline and priority are set. 0; <0 it has ended by now. */
-int load_start(struct store *s, struct entry *e);
-/* Enter a LOADING entry for a record of n tokens, with a reference for the load and a pin. 1, 0
- * somebody was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
-int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret);
-void load_abandon(struct store *s, struct entry *e); /* the tier took too long; no lock held */
-void load_cancel(struct store *s, struct entry *e);  /* nobody waits for it; no lock held */
-double predict_ms(const struct store_tier *t, uint64_t bytes); /* m held; <0 unknown */
-
-/* Read a copy beside the index and wait for it, 30 s at most. 0: the caller has a reference. */
-int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
-               struct entry **ret);
-int pin_wait_whole(struct store_pin *p); /* store_look.c: 0, or <0 it did not come */
-
-/* ---- store_put.c ---- */
-/* Shard's lock held: no tier reads the header. */
-void scores_write(struct entry *e, enum record_score kind, const float *score,
-                  const struct record_score_sum *sum);
-
-/* ---- store_behind.c ---- */
-/* m held. Queue the entry for the tiers in `mask`, whole or (where they have it) its header. */
-void write_queue(struct store *s, struct entry *e, uint8_t mask, bool head_only);
-void write_unqueue(struct store *s, struct entry *e); /* m held */
-void *store_maintain(void *store);                    /* the maintenance thread */
 
 #endif

@@ -1,7 +1,8 @@
 /* What is where: listing over RAM and the local tiers, and reading copies back to check or keep
  * them.
  */
-#include "tiers/store_int.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_load.h"
 
 #include <stdlib.h>
 
@@ -16,7 +17,7 @@ static struct store_info info_of(struct store *s, const struct entry *e)
                            .kind = e->desc.kind,
                            .n_tokens = e->desc.n_tokens,
                            .dtype = e->desc.dtype,
-                           .size_bytes = e->cost_bytes,
+                           .size_bytes = e->cost.all_bytes,
                            .hits = e->hits,
                            .ns_hash = e->desc.ns_hash,
                            .created_s = (double)e->desc.created_ms / 1e3,
@@ -245,9 +246,9 @@ static bool preload_begin(struct store *s, const struct tier_info *i, struct sto
         return false;
     }
     p->e = e;
-    p->deadline_ns = e->op.deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull;
+    p->deadline_ns = e->load.op.deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull;
     p->from = -1;
-    e->op.prio = TIER_PROMOTE;
+    e->load.op.prio = TIER_PROMOTE;
     (void)load_start(s, e);
     *ret = p;
     return true;
@@ -290,18 +291,13 @@ long store_preload(struct store *s, const char *tier, size_t n)
     return r < 0 ? r : done;
 }
 
-/* 0, or as group_check(). */
+/* Every byte: 0, or as group_check(). */
 static int check_all(const struct store *s, const struct entry *e)
 {
     struct record_view v;
-    if (record_open(e->part[0], e->layout.header_bytes, &v) < 0) return -EBADMSG;
-    if (!tier_key_same(&v.desc.key, &e->desc.key)) return -EBADMSG;
-    if (v.desc.ident_hash != s->ident_hash) return -EBADMSG;
+    if (header_check(s, e, &v) != STORE_MISS_NEVER) return -EBADMSG;
     if (v.layout.record_bytes != e->layout.record_bytes) return -EBADMSG;
-    int r = 0;
-    for (uint32_t g = 0; g < e->layout.n_groups && r == 0; g++)
-        r = group_check(s, e, g);
-    return r;
+    return groups_check(s, e);
 }
 
 /* 1 sound, 0 absent, -EBADMSG. */

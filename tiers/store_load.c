@@ -4,9 +4,10 @@
  * is submitted. A remote one is sent the read with memory for the header alone; the rest is taken
  * when the header is here and sound. Tiers are tried in order until one delivers a sound header;
  * who waits has been told nothing before that. A load that fails later fails for its holders, who
- * recompute; the copy is dropped, and the next look-up begins anew. The entry carries the op, so
+ * recompute; the copy is dropped, and the next lookup begins anew. The entry carries the op, so
  * memory that a device may still write into lives, and is charged, until on_done. */
-#include "tiers/store_int.h"
+#include "tiers/store_load.h"
+#include "tiers/store_side.h"
 
 static const double AVERAGE_WEIGHT = 0.2; /* chosen: the last ten loads or so decide */
 
@@ -34,8 +35,8 @@ static enum store_miss gate(struct store_tier *t, uint64_t bytes, double worth_m
 }
 
 /* The first tier from `from` on that may have the record and may be asked (its breaker then wants a
- * report); -1 none, and e->last_why says why if there is a reason. `other`: that one is asked for
- * the record's other form. */
+ * report); -1 none, and e->load.last_why says why if there is a reason. `other`: that one is asked
+ * for the record's other form. */
 static int next_tier(struct store *s, struct entry *e, unsigned from, bool other)
 {
     for (unsigned i = from; i < s->n_tiers; i++) {
@@ -44,11 +45,11 @@ static int next_tier(struct store *s, struct entry *e, unsigned from, bool other
         if (found == 0) continue;
         uint64_t now = clock_ns();
         pthread_mutex_lock(&s->m);
-        if (e->state == ENTRY_LOADING) codec_shape(s, e, i, e->other = other && i == from);
-        enum store_miss no = gate(t, e->layout.record_bytes, e->worth_ms, now);
+        if (e->state == ENTRY_LOADING) codec_shape(s, e, i, e->load.other = other && i == from);
+        enum store_miss no = gate(t, e->layout.record_bytes, e->load.worth_ms, now);
         if (no != STORE_MISS_NEVER) {
             t->misses[no]++;
-            e->last_why = no;
+            e->load.last_why = no;
         }
         pthread_mutex_unlock(&s->m);
         if (no == STORE_MISS_NEVER) return (int)i;
@@ -58,12 +59,11 @@ static int next_tier(struct store *s, struct entry *e, unsigned from, bool other
 
 /* ---- a part has come ---- */
 
-static enum store_miss header_check(struct store *s, struct entry *e, struct record_view *ret)
+/* Is it the record that was asked for, from a tier that may say so? */
+static enum store_miss header_accept(struct store *s, struct entry *e, struct record_view *ret)
 {
-    int r = record_open(e->part[0], e->layout.header_bytes, ret);
-    if (r == -ESTALE) return STORE_MISS_STALE;
-    if (r < 0 || !tier_key_same(&ret->desc.key, &e->desc.key)) return STORE_MISS_CORRUPT;
-    if (ret->desc.ident_hash != s->ident_hash) return STORE_MISS_STALE;
+    enum store_miss why = header_check(s, e, ret);
+    if (why != STORE_MISS_NEVER) return why;
     if (ret->desc.n_tokens != e->desc.n_tokens) return STORE_MISS_TOKENS;
     if (!codec_adopt(e, ret)) return STORE_MISS_STALE;
     if (entry_expired(&(struct entry){.desc = ret->desc}, wall_ms())) return STORE_MISS_EXPIRED;
@@ -74,7 +74,7 @@ static enum store_miss header_check(struct store *s, struct entry *e, struct rec
 static enum store_miss header_take(struct store *s, struct entry *e)
 {
     struct record_view v;
-    enum store_miss why = header_check(s, e, &v);
+    enum store_miss why = header_accept(s, e, &v);
     if (why != STORE_MISS_NEVER) return why;
     struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&s->m);
@@ -97,7 +97,7 @@ static enum store_miss header_take(struct store *s, struct entry *e)
         pthread_mutex_lock(&sh->m);
         e->header_ok = 1;
         e->head = 1;
-        e->from = (int)e->tier;
+        e->from = (int)e->load.tier;
         e->part_ok[0] = 1;
         if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
         pthread_mutex_unlock(&sh->m);
@@ -114,20 +114,20 @@ static int load_on_part(struct tier_op *op, uint32_t part)
     struct shard *sh = shard_of(s, &e->desc.key);
     if (s->closing) return -ECANCELED;
     if (e->cancel) {
-        e->stop_why = STORE_MISS_DEADLINE;
+        e->load.stop_why = STORE_MISS_DEADLINE;
         return -ECANCELED;
     }
-    atomic_fetch_add(&s->tier[e->tier].moved_bytes,
+    atomic_fetch_add(&s->tier[e->load.tier].moved_bytes,
                      part < e->layout.n_parts ? record_part_bytes(&e->layout, part) : 0);
     if (part == 0) {
-        e->stop_why = header_take(s, e);
-        return e->stop_why == STORE_MISS_NEVER ? 0 : -ECANCELED;
+        e->load.stop_why = header_take(s, e);
+        return e->load.stop_why == STORE_MISS_NEVER ? 0 : -ECANCELED;
     }
     if (part >= e->layout.n_parts || !e->part_ok[0]) { /* a tier that does not keep its contract */
-        e->stop_why = STORE_MISS_IO;
+        e->load.stop_why = STORE_MISS_IO;
         return -ECANCELED;
     }
-    if (!e->first_ns) e->first_ns = clock_ns();
+    if (!e->load.first_ns) e->load.first_ns = clock_ns();
     pthread_mutex_lock(&sh->m);
     e->part_ok[part] = 1;
     if (sh->waiters) pthread_cond_broadcast(&sh->arrived);
@@ -165,32 +165,34 @@ static void load_end(struct store *s, struct entry *e, enum store_miss why, int 
 static void tier_learn(struct store_tier *t, struct entry *e, int status, uint64_t now)
 {
     t->inflight_bytes -= e->layout.record_bytes;
-    bool stopped = status == -ECANCELED && e->stop_why != STORE_MISS_NEVER;
+    bool stopped = status == -ECANCELED && e->load.stop_why != STORE_MISS_NEVER;
     bool answered =
         status == 0 || status == -ENOENT || status == -EBADMSG || status == -ESTALE || stopped;
-    bool late = e->reported; /* as a timeout: slow, then, and not dead, if it answers after all */
-    e->reported = true;
+    bool late =
+        e->load.reported; /* as a timeout: slow, then, and not dead, if it answers after all */
+    e->load.reported = true;
     if (late && !answered) return;
     if (answered)
-        breaker_report(&t->breaker, BREAKER_OK, e->start_ns, now);
+        breaker_report(&t->breaker, BREAKER_OK, e->load.start_ns, now);
     else if (status == -EAGAIN || status == -ECANCELED)
-        breaker_forget(&t->breaker, e->start_ns);
+        breaker_forget(&t->breaker, e->load.start_ns);
     else
         breaker_report(&t->breaker, status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED,
-                       e->start_ns, now);
+                       e->load.start_ns, now);
     if (status != 0 && !(late && stopped)) return;
     uint64_t bytes = e->layout.record_bytes;
-    double total = (double)(now - e->start_ns) / 1e6 + 1e-3;
-    double first = e->first_ns ? (double)(e->first_ns - e->start_ns) / 1e6 : total;
+    double total = (double)(now - e->load.start_ns) / 1e6 + 1e-3;
+    double first = e->load.first_ns ? (double)(e->load.first_ns - e->load.start_ns) / 1e6 : total;
     double w = t->bytes_per_s > 0 && (late || !t->stale) ? AVERAGE_WEIGHT : 1;
     if (!late) t->stale = false;
     /* Meanwhile it served others, too: those before it, and in turns those of its batch. */
-    uint64_t moved = atomic_load(&t->moved_bytes) - e->moved_before;
+    uint64_t moved = atomic_load(&t->moved_bytes) - e->load.moved_before;
     if (moved < bytes) moved = bytes;
     double rate = (double)moved / total * 1e3;
     t->rest_ms_per_byte += ((total - first) / (double)moved - t->rest_ms_per_byte) * w;
     t->bytes_per_s += (rate - t->bytes_per_s) * w;
-    first -= (double)e->queued_bytes / rate * 1e3; /* the queue's share, which comes on top again */
+    first -=
+        (double)e->load.queued_bytes / rate * 1e3; /* the queue's share, which comes on top again */
     t->first_ms += ((first > 0 ? first : 0) - t->first_ms) * w;
     t->measured_ns = now;
 }
@@ -203,7 +205,7 @@ static uint8_t tiers_without(struct store *s, const struct entry *e, unsigned bu
     *clean = (uint8_t)(1u << but);
     for (unsigned i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
-        if (i == but || t->t->shared || t->write == STORE_WRITE_NEVER) continue;
+        if (i == but || t->t->shared) continue;
         int found = t->t->ops->find(t->t, &e->desc.key);
         *(found == 1 ? clean : &want) |= (uint8_t)(1u << i);
     }
@@ -212,7 +214,7 @@ static uint8_t tiers_without(struct store *s, const struct entry *e, unsigned bu
 
 static enum store_miss why_of(const struct entry *e, int status)
 {
-    if (status == -ECANCELED && e->stop_why != STORE_MISS_NEVER) return e->stop_why;
+    if (status == -ECANCELED && e->load.stop_why != STORE_MISS_NEVER) return e->load.stop_why;
     if (status == -ENOENT) return STORE_MISS_NEVER;
     if (status == -EBADMSG) return STORE_MISS_CORRUPT;
     if (status == -ESTALE) return STORE_MISS_STALE;
@@ -247,20 +249,20 @@ static void others_end(struct store *s)
 
 static void load_done(struct store *s, struct entry *e)
 {
-    uint8_t clean = (uint8_t)(1u << e->tier), want = 0;
+    uint8_t clean = (uint8_t)(1u << e->load.tier), want = 0;
     side_keep(s, e);
     if (others_begin(s)) {
-        want = tiers_without(s, e, e->tier, &clean);
+        want = tiers_without(s, e, e->load.tier, &clean);
         others_end(s);
     }
     pthread_mutex_lock(&s->m);
-    tier_learn(&s->tier[e->tier], e, 0, clock_ns());
+    tier_learn(&s->tier[e->load.tier], e, 0, clock_ns());
     link_remove(&e->loads);
     if (e->state == ENTRY_LOADING) {
-        e->clean = clean;
-        e->want = want;
+        e->write.clean = clean;
+        e->write.want = want;
         entry_ready(s, e);
-        write_queue(s, e, want & s->mode[STORE_WRITE_BEHIND], false);
+        write_queue(s, e, want & s->behind, false);
     }
     pthread_mutex_unlock(&s->m);
     entry_unref(s, e);
@@ -273,10 +275,10 @@ static int load_room(struct store *s, struct entry *e, unsigned i)
     if (e->state != ENTRY_LOADING) return -ECANCELED;
     int r = entry_reserve(s, e, t->t->shared ? 1 : e->layout.n_parts);
     if (r < 0) return r;
-    e->tier = i;
-    e->reported = false;
-    e->queued_bytes = t->inflight_bytes;
-    e->moved_before = atomic_load(&t->moved_bytes);
+    e->load.tier = i;
+    e->load.reported = false;
+    e->load.queued_bytes = t->inflight_bytes;
+    e->load.moved_before = atomic_load(&t->moved_bytes);
     t->inflight_bytes += e->layout.record_bytes;
     return 0;
 }
@@ -284,7 +286,7 @@ static int load_room(struct store *s, struct entry *e, unsigned i)
 /* The tier has the record, but not in the form that it was asked for: is there another one? */
 static bool other_form(const struct store *s, const struct entry *e, int status)
 {
-    return status == -ESTALE && s->codec && !e->other;
+    return status == -ESTALE && s->codec && !e->load.other;
 }
 
 /* Ask the tiers from `from` on, until one takes the read. The load's reference is the callee's. */
@@ -292,10 +294,10 @@ static int load_run(struct store *s, struct entry *e, unsigned from, bool other)
 {
     for (;;) {
         int i = -1, r = 0;
-        if (clock_ns() < e->op.deadline_ns)
+        if (clock_ns() < e->load.op.deadline_ns)
             i = next_tier(s, e, from, other);
         else
-            e->last_why = STORE_MISS_DEADLINE;
+            e->load.last_why = STORE_MISS_DEADLINE;
         if (i < 0) break;
         struct store_tier *t = &s->tier[i];
         pthread_mutex_lock(&s->m);
@@ -303,27 +305,27 @@ static int load_run(struct store *s, struct entry *e, unsigned from, bool other)
         if (r < 0) breaker_forget(&t->breaker, clock_ns());
         pthread_mutex_unlock(&s->m);
         if (r < 0) {
-            if (r == -ENOSPC) e->last_why = STORE_MISS_ROOM;
+            if (r == -ENOSPC) e->load.last_why = STORE_MISS_ROOM;
             break;
         }
-        e->stop_why = STORE_MISS_NEVER;
-        e->start_ns = clock_ns();
-        e->first_ns = 0;
-        r = t->t->ops->read(t->t, &e->op);
+        e->load.stop_why = STORE_MISS_NEVER;
+        e->load.start_ns = clock_ns();
+        e->load.first_ns = 0;
+        r = t->t->ops->read(t->t, &e->load.op);
         if (r == 0) return 0; /* the entry is the tier's now */
         other = other_form(s, e, r);
         if (r == -ESTALE && !other) (void)t->t->ops->remove(t->t, &e->desc.key, true);
         pthread_mutex_lock(&s->m);
         enum store_miss no = other ? STORE_MISS_NEVER : why_of(e, r);
         if (no != STORE_MISS_NEVER) {
-            e->last_why = no;
+            e->load.last_why = no;
             t->misses[no]++;
         }
         tier_learn(t, e, r, clock_ns());
         pthread_mutex_unlock(&s->m);
         from = (unsigned)i + !other;
     }
-    load_end(s, e, e->last_why, -EIO);
+    load_end(s, e, e->load.last_why, -EIO);
     return -ENOENT;
 }
 
@@ -331,7 +333,7 @@ static void load_on_done(struct tier_op *op, int status)
 {
     struct entry *e = op->ctx;
     struct store *s = e->store;
-    struct store_tier *t = &s->tier[e->tier];
+    struct store_tier *t = &s->tier[e->load.tier];
     if (status == 0 && !parts_all_here(e)) status = -EIO;
     if (status == 0) {
         load_done(s, e);
@@ -343,32 +345,32 @@ static void load_on_done(struct tier_op *op, int status)
         (why == STORE_MISS_CORRUPT && status != -EBADMSG)) /* of that the tier rid itself */
         (void)t->t->ops->remove(t->t, &e->desc.key, true);
     pthread_mutex_lock(&s->m);
-    if (why != STORE_MISS_NEVER && !e->reported && !e->cancel) t->misses[why]++;
+    if (why != STORE_MISS_NEVER && !e->load.reported && !e->cancel) t->misses[why]++;
     s->stats.corrupt += why == STORE_MISS_CORRUPT;
     s->stats.forged += why == STORE_MISS_FORGED;
     s->stats.expired += why == STORE_MISS_EXPIRED;
     tier_learn(t, e, status, clock_ns());
     bool next = e->head == 0 && !e->cancel && why != STORE_MISS_ROOM;
     pthread_mutex_unlock(&s->m);
-    if (why != STORE_MISS_NEVER) e->last_why = why;
+    if (why != STORE_MISS_NEVER) e->load.last_why = why;
     if (next && others_begin(s)) {
-        (void)load_run(s, e, e->tier + !other, other);
+        (void)load_run(s, e, e->load.tier + !other, other);
         others_end(s);
     } else {
-        load_end(s, e, e->last_why, status);
+        load_end(s, e, e->load.last_why, status);
     }
 }
 
 int load_start(struct store *s, struct entry *e)
 {
-    e->op.key = e->desc.key;
-    e->op.layout = &e->layout;
-    e->op.part = e->part;
-    e->op.part_lo = 0;
-    e->op.part_hi = e->layout.n_parts;
-    e->op.on_part = load_on_part;
-    e->op.on_done = load_on_done;
-    e->op.ctx = e;
+    e->load.op.key = e->desc.key;
+    e->load.op.layout = &e->layout;
+    e->load.op.part = e->part;
+    e->load.op.part_lo = 0;
+    e->load.op.part_hi = e->layout.n_parts;
+    e->load.op.on_part = load_on_part;
+    e->load.op.on_done = load_on_done;
+    e->load.op.ctx = e;
     return load_run(s, e, 0, false);
 }
 
@@ -377,10 +379,10 @@ void load_abandon(struct store *s, struct entry *e)
     struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&s->m);
     if (e->state == ENTRY_LOADING) {
-        struct store_tier *t = &s->tier[e->tier];
-        if (!e->reported) {
-            e->reported = true; /* it may never say more */
-            breaker_report(&t->breaker, BREAKER_TIMEOUT, e->start_ns, clock_ns());
+        struct store_tier *t = &s->tier[e->load.tier];
+        if (!e->load.reported) {
+            e->load.reported = true; /* it may never say more */
+            breaker_report(&t->breaker, BREAKER_TIMEOUT, e->load.start_ns, clock_ns());
             t->misses[STORE_MISS_DEADLINE]++;
         }
         pthread_mutex_lock(&sh->m);
@@ -404,16 +406,9 @@ void load_cancel(struct store *s, struct entry *e)
 
 static int load_create(struct store *s, const struct tier_key *k, size_t n, struct entry **ret)
 {
-    struct record_desc d = {.key = *k,
-                            .ident_hash = s->ident_hash,
-                            .dtype = s->ident.dtype,
-                            .L = s->ident.L,
-                            .G = s->ident.G,
-                            .K = s->ident.K,
-                            .n_tokens = (uint32_t)n,
-                            .sink_token = s->ident.sink_token};
+    struct record_desc d;
     struct record_layout l;
-    int r = n > RECORD_TOKENS_MAX ? -ERANGE : record_layout(&d, &l);
+    int r = entry_desc(s, k, n, &d, &l);
     if (r < 0) return r;
     struct entry *e = entry_create(s, &d, &l, ENTRY_LOADING);
     if (!e) return -ENOMEM;
@@ -478,24 +473,24 @@ static int apart_as(struct store *s, struct store_tier *t, const struct tier_key
         mem_free(e);
         return r;
     }
-    e->state = ENTRY_DEAD; /* no look-up ever sees it; its references keep it */
+    e->state = ENTRY_DEAD; /* no lookup ever sees it; its references keep it */
     e->from = (int)(t - s->tier);
-    e->op = (struct tier_op){.key = *k,
-                             .layout = &e->layout,
-                             .part = e->part,
-                             .part_hi = e->layout.n_parts,
-                             .prio = TIER_SCRUB,
-                             .deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull,
-                             .on_part = apart_on_part,
-                             .on_done = apart_on_done,
-                             .ctx = e};
-    r = t->t->ops->read(t->t, &e->op);
+    e->load.op = (struct tier_op){.key = *k,
+                                  .layout = &e->layout,
+                                  .part = e->part,
+                                  .part_hi = e->layout.n_parts,
+                                  .prio = TIER_SCRUB,
+                                  .deadline_ns = clock_ns() + ASK_MS_MAX * 1000000ull,
+                                  .on_part = apart_on_part,
+                                  .on_done = apart_on_done,
+                                  .ctx = e};
+    r = t->t->ops->read(t->t, &e->load.op);
     if (r < 0) {
         entry_unref(s, e);
     } else {
         struct shard *sh = shard_of(s, k);
         pthread_mutex_lock(&sh->m);
-        while (e->head == 0 && shard_wait(sh, e->op.deadline_ns)) {
+        while (e->head == 0 && shard_wait(sh, e->load.op.deadline_ns)) {
         }
         r = e->head ? e->status : -ETIMEDOUT;
         pthread_mutex_unlock(&sh->m);

@@ -5,10 +5,12 @@
  * loaded, so that nothing has to be copied on eviction, when room is short; it lives on heap memory
  * under a budget of its own, which the store's budget holds in reserve. Least recently used ones
  * make way, those in use do not. It goes when the record does: damaged, expired, stale, removed,
- * evicted with no copy below, or found to have left the last tier by the next look-up. It carries
+ * evicted with no copy below, or found to have left the last tier by the next lookup. It carries
  * the hash of the token ids that it belongs to and a checksum of its own, which every first use by
  * a pin verifies. One lock, below all others. */
-#include "tiers/store_int.h"
+#include "tiers/store_side.h"
+
+#include "tiers/store_load.h"
 
 enum {
     SIDE_HEAP_OVERHEAD = 32,   /* chosen: the allocator's own bytes, rounded up */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "tiers/store_admin.h"
 #include "worker/quality/guard.h"
 #include "worker/admin/metrics.h"
 

@@ -6,6 +6,7 @@
 #include "tiers/gpu/gpu.h"
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
+#include "tiers/store_admin.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +52,7 @@ static int add_gpu(struct worker *w, struct store_opts *o, struct err *err)
     lender.ctx = o->tier[o->n_tiers].tier;
     fus_core_share_pool(w->core, &lender, (uint32_t)kept);
     o->tier[o->n_tiers].direct = true;
-    o->tier[o->n_tiers++].write = STORE_WRITE_HIT;
+    o->n_tiers++;
     return 0;
 }
 
@@ -68,7 +69,7 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
 
     if (rc < 0) return name_flag(err, rc, "nvme", &e);
     o->tier[o->n_tiers].q8 = t->nvme_q8;
-    o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
+    o->n_tiers++;
     return 0;
 }
 
@@ -81,7 +82,7 @@ static int add_redis(struct worker *w, struct store_opts *o, struct err *err)
 
     if (rc < 0) return name_flag(err, rc, "redis", &e);
     o->tier[o->n_tiers].q8 = w->o.tiers.redis_q8;
-    o->tier[o->n_tiers++].write = STORE_WRITE_BEHIND;
+    o->n_tiers++;
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/gpu.h"
+#include "tiers/store_admin.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/residents.h"
 #include "worker/admin/metrics.h"

@@ -19,6 +19,7 @@
 #include "worker/opts.h"
 #include "segment/segment.h"
 #include "tiers/store.h"
+#include "tiers/store_admin.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "tests/doubles/fault.h"
+#include "tiers/store_admin.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -62,7 +63,7 @@ static int open_tier(struct overlap *o, const struct opts *opts, struct err *err
     struct tier_ident id = bench_ident(o->b);
     uint64_t bytes = opt_size(opts, "ram");
     struct place_want want = {.name = "gpu", .ident = &id, .capacity_bytes = bytes};
-    struct store_tier_opts t = {.write = STORE_WRITE_BEHIND};
+    struct store_tier_opts t = {0};
     const struct tier_fault_opts none = {0};
     char note[256];
     int r = place_open(&o->places, &want, &t.tier, note, err);

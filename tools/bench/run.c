@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tiers/store_write.h"
 #include "worker/reuse/records.h"
 
 #include <math.h>
@@ -63,7 +64,7 @@ static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint3
     struct store_writer *writer;
     struct kv_sink sink;
     int committed = 0;
-    int r = store_claim(b->store, kind, &key, "", tok, n, &writer);
+    int r = store_claim(b->store, &(struct store_new){kind, key, "", tok, n}, &writer);
     if (r > 0) r = rec_sink_make(writer, &id, n, &committed, &sink) < 0 ? -ENOMEM : 1;
     if (r <= 0) return r;
     struct fus_capture capture = {.tok0 = 0, .n = n, .sink = sink};

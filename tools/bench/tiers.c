@@ -16,6 +16,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -230,7 +232,7 @@ static int open_store(struct lab *lab, struct tier *t, struct store **ret, struc
 {
     struct store_opts o = {.ram_bytes = lab->set.bytes + lab->set.bytes / 8 + (64u << 20),
                            .ident = lab->set.ident};
-    if (t) o.tier[o.n_tiers++] = (struct store_tier_opts){.tier = t, .write = STORE_WRITE_NEVER};
+    if (t) o.tier[o.n_tiers++] = (struct store_tier_opts){.tier = t};
     return store_create(&o, ret, err);
 }
 
@@ -337,8 +339,10 @@ static int fill_ram(struct lab *lab, struct store *s, struct bench_cost *ret)
     bench_watch_start(&w);
     for (size_t i = 0; i < set->n && r >= 0; i++) {
         struct store_writer *writer;
-        r = store_claim(s, TIER_CHUNK, &set->key[i], "", set->tok + i * set->n_tokens,
-                        set->n_tokens, &writer);
+        r = store_claim(s,
+                        &(struct store_new){TIER_CHUNK, set->key[i], "",
+                                            set->tok + i * set->n_tokens, set->n_tokens},
+                        &writer);
         if (r == 0) r = -EEXIST;
         for (uint32_t g = 0; g < set->layout.n_groups && r > 0; g++) {
             void *k, *v;

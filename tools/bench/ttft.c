@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "tests/doubles/fault.h"
+#include "tiers/store_admin.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,7 @@ static int open_origin(struct bench *b, struct origins *all, const struct opts *
     struct tier_ident id = bench_ident(b);
     uint64_t ram_bytes = opt_size(opts, "ram");
     struct place_want want = {.name = name, .ident = &id, .capacity_bytes = ram_bytes};
-    struct store_tier_opts t = {.write = STORE_WRITE_BEHIND};
+    struct store_tier_opts t = {0};
     struct tier_fault_opts slow = {.read_bytes_per_s =
                                        (uint64_t)(opt_double(opts, "throttle-gbps") * 1e9)};
     char text[256];

@@ -2,6 +2,7 @@
 #include "worker/reuse/control.h"
 
 #include "base/clock.h"
+#include "tiers/store_admin.h"
 #include "worker/quality/guard.h"
 
 #include <stdio.h>

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/opt.h"
 #include "base/opt_removed.h"
+#include "tiers/store_admin.h"
 
 #include <stdio.h>
 #include <string.h>

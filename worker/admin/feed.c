@@ -8,6 +8,7 @@
 #include "worker/worker.h"
 
 #include "base/clock.h"
+#include "tiers/store_admin.h"
 #include "worker/reuse/residents.h"
 #include "worker/reuse/records.h"
 

@@ -4,6 +4,7 @@
 #include "worker/quality/guard.h"
 
 #include "base/metric.h"
+#include "tiers/store_admin.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "tiers/store_write.h"
 
 #include <string.h>
 

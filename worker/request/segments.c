@@ -6,6 +6,7 @@
 #include "worker/worker.h"
 
 #include "tiers/record.h"
+#include "tiers/store_admin.h"
 #include "worker/reuse/residents.h"
 
 #include <stdio.h>

@@ -13,6 +13,7 @@
 #include "worker/reuse/records.h"
 
 #include "base/clock.h"
+#include "tiers/store_admin.h"
 
 enum {
     ASK_WINDOW = 16,     /* chosen: prefix blocks asked for ahead; a miss ends the chain */

@@ -12,6 +12,7 @@
 #include "worker/worker.h"
 
 #include "base/log.h"
+#include "tiers/store_write.h"
 
 #include <string.h>
 
@@ -77,7 +78,8 @@ static int on_build(void *ctx, struct kv_sink *ret)
 {
     struct wk_build *b = ctx;
     struct store_writer *writer;
-    int rc = store_claim(b->w->store, TIER_CHUNK, &b->key, b->ns, b->tok, b->n, &writer);
+    int rc = store_claim(b->w->store, &(struct store_new){TIER_CHUNK, b->key, b->ns, b->tok, b->n},
+                         &writer);
 
     if (rc <= 0) return rc;
     wk_control_place(b->w, b->n, writer);

@@ -8,6 +8,7 @@
 #include "worker/quality/guard.h"
 #include "worker/reuse/control.h"
 #include "worker/reuse/records.h"
+#include "tiers/store_write.h"
 
 #include <string.h>
 
@@ -121,8 +122,10 @@ static int claim_blocks(struct planner *q)
         uint32_t tok0 = (uint32_t)i * WK_BLOCK_TOKENS;
         struct fus_capture *c = &q->capture[q->n_capture];
         struct store_writer *writer;
-        int rc = store_claim(q->w->store, TIER_PREFIX, &q->p->block[i], q->m->ns, q->p->tok + tok0,
-                             WK_BLOCK_TOKENS, &writer);
+        int rc = store_claim(q->w->store,
+                             &(struct store_new){TIER_PREFIX, q->p->block[i], q->m->ns,
+                                                 q->p->tok + tok0, WK_BLOCK_TOKENS},
+                             &writer);
         if (rc == -ENOSPC || rc == -ENOMEM) return 0; /* a full store costs nobody an answer */
         if (rc <= 0) continue;
         *c = (struct fus_capture){.tok0 = tok0, .n = WK_BLOCK_TOKENS};

@@ -10,6 +10,8 @@
 #include "base/log.h"
 #include "fusor/core/step_budget.h"
 #include "policy/control.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
 #include "worker/quality/guard.h"
 #include "worker/reuse/records.h"
 #include "worker/admin/metrics.h"

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "tiers/store_write.h"
 
 #include <errno.h>
 

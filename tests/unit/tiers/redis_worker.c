@@ -3,6 +3,8 @@
 #include "base/clock.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tiers/redis/redis.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
 
 const struct shape SHAPE_SMALL = {3, 16}, SHAPE_LARGE = {9, 256};
 enum { HEADS = 2, HEAD_DIM = 64, ROW = HEADS * HEAD_DIM, TOKENS_MAX = 256 };
@@ -39,10 +41,8 @@ void worker_start(struct worker *w, struct shape shape, const char *url)
     int r = tier_redis_create(&(struct tier_redis_opts){.url = &u}, &tier, &err);
     redis_url_fini(&u);
     if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
-    struct store_opts o = {.ram_bytes = 256 << 20,
-                           .ident = w->ident,
-                           .n_tiers = 1,
-                           .tier = {{.tier = tier, .write = STORE_WRITE_BEHIND}}};
+    struct store_opts o = {
+        .ram_bytes = 256 << 20, .ident = w->ident, .n_tiers = 1, .tier = {{.tier = tier}}};
     if (store_create(&o, &w->store, &err) < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
 }
 
@@ -86,7 +86,8 @@ int worker_build(struct worker *w, unsigned id)
     int32_t tok[TOKENS_MAX];
     struct tier_key k = key_of(w, id, tok);
     struct store_writer *writer;
-    int r = store_claim(w->store, TIER_CHUNK, &k, w->ns, tok, w->shape.n_tok, &writer);
+    int r = store_claim(w->store, &(struct store_new){TIER_CHUNK, k, w->ns, tok, w->shape.n_tok},
+                        &writer);
     if (r != 1) return r;
     for (unsigned l = 1; l < w->shape.L; l++) {
         void *kv[2];

@@ -10,6 +10,7 @@
 
 #include "tests/test.h"
 #include "tiers/store.h"
+#include "tiers/store_admin.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

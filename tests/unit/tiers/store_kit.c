@@ -23,7 +23,7 @@ struct store *kit_store(const struct tier_ident *id, uint64_t ram_bytes, const s
     if (t) o.auth_key = t->auth_key;
     if (t && t->finite) o.finite = kn_finite;
     for (size_t i = 0; t && i < t->n; i++)
-        o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->write[i], t->q8[i]};
+        o.tier[o.n_tiers++] = (struct store_tier_opts){&t->mock[i]->tier, t->q8[i]};
     ASSERT_OK(store_create(&o, &s, &err));
     s->touch_every_ns = 0; /* every use counts */
     return s;
@@ -66,7 +66,7 @@ int kit_claim(struct store *s, int chunk, struct store_writer **ret)
     int32_t tok[KIT_LARGE_TOKENS];
     size_t n = kit_tokens(&s->ident, chunk, tok);
     struct tier_key k = kit_key(&s->ident, chunk);
-    return store_claim(s, TIER_CHUNK, &k, kit_ns(chunk), tok, n, ret);
+    return store_claim(s, &(struct store_new){TIER_CHUNK, k, kit_ns(chunk), tok, n}, ret);
 }
 
 void kit_fill(struct store *s, struct store_writer *w, int chunk)

@@ -6,12 +6,14 @@
 #define TESTS_STORE_KIT_H
 
 #include "tests/unit/tiers/mock_tier.h"
-#include "tiers/store_int.h"
+#include "tiers/store_entry.h"
+#include "tiers/store_load.h"
+#include "tiers/store_side.h"
+#include "tiers/store_write.h"
 
 enum { KIT_SMALL_TOKENS = 3, KIT_LARGE_TOKENS = 256, KIT_LARGE_LAYERS = 4 };
 struct kit_tiers {
     struct mock *mock[STORE_TIERS_MAX];
-    enum store_write write[STORE_TIERS_MAX];
     bool q8[STORE_TIERS_MAX];
     unsigned side_layer;
     const uint8_t *auth_key;

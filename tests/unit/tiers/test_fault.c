@@ -9,6 +9,8 @@
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
 #include "tiers/store.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
 
 #include <unistd.h>
 
@@ -556,8 +558,7 @@ static void site_open(struct site *w, void (*device)(struct site *w))
     device(w);
     ASSERT_OK(tier_fault_create(w->t, &(struct tier_fault_opts){0}, &faults));
     w->t = faults;
-    struct store_opts o = {
-        .ram_bytes = 4 << 20, .ident = ident, .tier = {{faults, STORE_WRITE_BEHIND}}, .n_tiers = 1};
+    struct store_opts o = {.ram_bytes = 4 << 20, .ident = ident, .tier = {{faults}}, .n_tiers = 1};
     ASSERT_OK(store_create(&o, &w->s, &err));
 }
 
@@ -582,7 +583,7 @@ static void chunk_build(struct site *w, int id)
     int32_t tok[TOKENS];
     struct tier_key k = chunk(id, tok);
     struct store_writer *sw = NULL;
-    if (store_claim(w->s, TIER_CHUNK, &k, "t", tok, TOKENS, &sw) != 1) return;
+    if (store_claim(w->s, &(struct store_new){TIER_CHUNK, k, "t", tok, TOKENS}, &sw) != 1) return;
     for (unsigned l = 1; l < L; l++) {
         void *rows[2];
         store_writer_layer(sw, l, &rows[0], &rows[1]);

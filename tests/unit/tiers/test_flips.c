@@ -14,7 +14,9 @@
 #include "tiers/gpu/gpu_int.h"
 #include "tiers/nvme/nvme_int.h"
 #include "tiers/redis/redis.h"
-#include "tiers/store_int.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
+#include "tiers/store_entry.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -68,7 +70,7 @@ static void open_store(struct flips *f)
     struct store_opts o = {.ram_bytes = 4 << 20, .ident = ident};
     struct err err = {0};
     if (f->outer) {
-        o.tier[0] = (struct store_tier_opts){f->outer, STORE_WRITE_BEHIND};
+        o.tier[0] = (struct store_tier_opts){f->outer};
         o.n_tiers = 1;
     }
     (void)snprintf(f->tier, sizeof f->tier, "%s", f->outer ? f->outer->name : "ram");
@@ -93,7 +95,8 @@ static uint64_t n_loads(struct flips *f)
 static void build(struct flips *f, int id)
 {
     struct store_writer *w = NULL;
-    int r = store_claim(f->s, TIER_CHUNK, &truth[id].key, "t", truth[id].tok, TOKENS, &w);
+    int r = store_claim(
+        f->s, &(struct store_new){TIER_CHUNK, truth[id].key, "t", truth[id].tok, TOKENS}, &w);
     ASSERT_OK(r);
     for (unsigned l = 1; r == 1 && l < L; l++) {
         void *k, *v;
@@ -219,7 +222,7 @@ static bool flip_ram(struct flips *f, int id)
     pthread_mutex_lock(&f->s->m);
     struct entry *e = entry_find(f->s, &truth[id].key);
     pthread_mutex_unlock(&f->s->m);
-    if (!e || e->writing) return false;
+    if (!e || e->write.under_way) return false;
     uint64_t off = pick_part(f, &e->layout, &part);
     flip_byte(f, e->part[part] + off);
     return true;

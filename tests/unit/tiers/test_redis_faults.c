@@ -2,6 +2,7 @@
  * wrong, no look-up fails or hangs, breakers open and close, and the figures say so. */
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/redis_worker.h"
+#include "tiers/store_admin.h"
 
 static struct worker a, b; /* on two hosts, so to speak */
 

@@ -5,6 +5,7 @@
 #include "base/redis/redis_topo.h"
 #include "tests/unit/tiers/redis_server.h"
 #include "tests/unit/tiers/redis_worker.h"
+#include "tiers/store_admin.h"
 
 enum { SOAK_MS = 60000, RECORDS = 24, BUILDS = 1000 };
 static struct worker a, b;

@@ -1,6 +1,8 @@
 #include "base/mem.h"
 #include "tests/test.h"
-#include "tiers/store_int.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
+#include "tiers/store_entry.h"
 
 enum { L = 3, G = 2, K = 4 };
 
@@ -47,7 +49,7 @@ static int claim(struct store *s, int id, struct store_writer **ret)
     int32_t tok[256];
     size_t n = tokens_of(id, tok);
     struct tier_key k = key_of(id);
-    return store_claim(s, TIER_CHUNK, &k, "t", tok, n, ret);
+    return store_claim(s, &(struct store_new){TIER_CHUNK, k, "t", tok, n}, ret);
 }
 
 static void fill(struct store_writer *w, int id)
@@ -238,9 +240,9 @@ TEST(a_record_larger_than_the_budget_is_refused)
     static int32_t tok[4096];
     struct tier_key k = {1, 2};
     ASSERT_EQ(put(s, 0), 1);
-    ASSERT_ERR(store_claim(s, TIER_CHUNK, &k, "t", tok, 4096, &w), -ENOSPC);
-    ASSERT_ERR(store_claim(s, TIER_CHUNK, &k, "t", tok, 0, &w), -EINVAL);
-    ASSERT_ERR(store_claim(s, TIER_CHUNK, &k, "t", tok, SIZE_MAX, &w), -ERANGE);
+    ASSERT_ERR(store_claim(s, &(struct store_new){TIER_CHUNK, k, "t", tok, 4096}, &w), -ENOSPC);
+    ASSERT_ERR(store_claim(s, &(struct store_new){TIER_CHUNK, k, "t", tok, 0}, &w), -EINVAL);
+    ASSERT_ERR(store_claim(s, &(struct store_new){TIER_CHUNK, k, "t", tok, SIZE_MAX}, &w), -ERANGE);
     ASSERT_EQ(stats_of(s).evictions, 0);
     ASSERT_EQ(stats_of(s).n_records, 1);
     store_destroy(s);
@@ -264,7 +266,7 @@ static void put_damaged(struct store *s, int id, uint64_t at)
     struct store_writer *w;
     ASSERT_EQ(claim(s, id, &w), 1);
     fill(w, id);
-    uint8_t *b = byte_at(w->e, at);
+    uint8_t *b = byte_at(((struct entry *)w), at);
     ASSERT_OK(store_commit(w));
     *b ^= 0x10;
 }
@@ -279,7 +281,7 @@ TEST(corruption_of_every_region_is_a_miss)
     int id = 1;
     uint64_t bad = 0;
     ASSERT_EQ(claim(s, id, &w), 1);
-    struct record_layout l = w->e->layout;
+    struct record_layout l = ((struct entry *)w)->layout;
     store_abort(w);
     for (uint64_t at = 0; at < l.score_off; at++) {
         put_damaged(s, id, at);

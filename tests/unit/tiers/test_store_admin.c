@@ -11,8 +11,7 @@ static struct store *two_tiers(uint64_t ram_bytes, struct mock *m[2])
 {
     m[0] = mock_create("near", false);
     m[1] = mock_create("far", true);
-    struct kit_tiers t = {
-        .mock = {m[0], m[1]}, .write = {STORE_WRITE_BEHIND, STORE_WRITE_BEHIND}, .n = 2};
+    struct kit_tiers t = {.mock = {m[0], m[1]}, .n = 2};
     return kit_store(&kit_small, ram_bytes, &t);
 }
 

@@ -9,8 +9,7 @@ static const uint8_t our_key[AUTH_KEY_BYTES] = {1, 2, 3}, other_key[AUTH_KEY_BYT
 
 static struct kit_tiers tiers_of(struct mock *m, const uint8_t *key)
 {
-    return (struct kit_tiers){
-        .mock = {m}, .write = {STORE_WRITE_BEHIND}, .n = 1, .auth_key = key, .finite = true};
+    return (struct kit_tiers){.mock = {m}, .n = 1, .auth_key = key, .finite = true};
 }
 
 /* A store over one tier that has these chunks, and RAM has not. */
@@ -235,7 +234,6 @@ TEST(a_forged_record_is_not_signed_on_its_way_down)
     struct mock *near = mock_create("near", false), *below = mock_create("below", false);
     struct kit_tiers t = tiers_of(near, our_key);
     t.mock[1] = below;
-    t.write[1] = STORE_WRITE_HIT;
     t.q8[1] = true;
     t.n = 2;
     struct store *s = kit_store(&kit_small, 16 * MIB, &t);
@@ -244,7 +242,7 @@ TEST(a_forged_record_is_not_signed_on_its_way_down)
     enum store_miss why;
     ASSERT_EQ(kit_put(s, 2), 1);
     kit_flush(s);
-    ASSERT_EQ(kit_why(s, 2), -1); /* used: it goes to the second tier as well */
+    ASSERT_EQ(kit_why(s, 2), -1);
     kit_flush(s);
     ASSERT_EQ(mock_has(below, &k), 1);
     ASSERT_EQ(store_evict(s, &k, "ram"), 1);

@@ -7,7 +7,7 @@ enum { MIB = 1 << 20 };
 static struct store *one_tier(const struct tier_ident *id, bool remote, struct mock **ret)
 {
     *ret = mock_create("low", remote);
-    struct kit_tiers t = {.mock = {*ret}, .write = {STORE_WRITE_BEHIND}, .q8 = {true}, .n = 1};
+    struct kit_tiers t = {.mock = {*ret}, .q8 = {true}, .n = 1};
     return kit_store(id, 16 * MIB, &t);
 }
 
@@ -157,7 +157,7 @@ TEST(only_what_verifies_is_converted)
     mock_set(m, &m->writes, 0);
     (void)m->tier.ops->remove(&m->tier, &k, true);
     pthread_mutex_lock(&s->m);
-    e->want = 1;
+    e->write.want = 1;
     write_queue(s, e, 1, false);
     pthread_mutex_unlock(&s->m);
     kit_flush(s);
@@ -197,7 +197,7 @@ TEST(what_cannot_be_converted_is_not_written)
 TEST(conversion_keeps_the_budget)
 {
     struct mock *m = mock_create("low", false);
-    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_BEHIND}, .q8 = {true}, .n = 1};
+    struct kit_tiers t = {.mock = {m}, .q8 = {true}, .n = 1};
     struct store *s = kit_store(&kit_large, 8 * MIB, &t);
     for (int round = 0; round < 4; round++)
         for (int i = 0; i < 7; i++) {

@@ -27,7 +27,7 @@ static struct rig rig_open(uint32_t n_frames)
                                     .frame_bytes = FRAME};
     ASSERT_OK(tier_gpu_create(&t, &r.t, &err));
     struct store_opts o = {.ram_bytes = 32 * MIB, .ident = kit_large, .n_tiers = 1};
-    o.tier[0] = (struct store_tier_opts){.tier = r.t, .write = STORE_WRITE_HIT, .direct = true};
+    o.tier[0] = (struct store_tier_opts){.tier = r.t, .direct = true};
     ASSERT_OK(store_create(&o, &r.s, &err));
     r.s->touch_every_ns = 0;
     return r;

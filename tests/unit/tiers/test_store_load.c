@@ -10,7 +10,7 @@ enum { MIB = 1 << 20 };
 static struct store *cold(const struct tier_ident *id, struct mock **ret_mock, bool remote)
 {
     struct mock *m = mock_create(remote ? "far" : "near", remote);
-    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_BEHIND}, .n = 1};
+    struct kit_tiers t = {.mock = {m}, .n = 1};
     struct store *s = kit_store(id, 16 * MIB, &t);
     struct tier_key k = kit_key(id, 1);
     ASSERT_EQ(kit_put(s, 1), 1);
@@ -331,8 +331,7 @@ static struct store *cold2(struct mock *m[2], bool remote)
 {
     m[0] = mock_create("near", false);
     m[1] = mock_create("far", remote);
-    struct kit_tiers t = {
-        .mock = {m[0], m[1]}, .write = {STORE_WRITE_BEHIND, STORE_WRITE_BEHIND}, .n = 2};
+    struct kit_tiers t = {.mock = {m[0], m[1]}, .n = 2};
     struct store *s = kit_store(&kit_small, 16 * MIB, &t);
     struct tier_key k = kit_key(&kit_small, 1);
     ASSERT_EQ(kit_put(s, 1), 1);
@@ -529,7 +528,7 @@ TEST(a_namespace_is_cleared_while_a_record_arrives)
 TEST(a_load_that_nobody_waits_for_is_given_up)
 {
     struct mock *m = mock_create("far", true);
-    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_NEVER}, .n = 1};
+    struct kit_tiers t = {.mock = {m}, .n = 1};
     struct store *s = kit_store(&kit_large, 16 * MIB, &t);
     uint64_t until = clock_ns() + 60000000000ull;
     struct store_tier_stats st = {0};

@@ -155,12 +155,8 @@ static void run(uint64_t seed)
     pthread_t t[4];
     p.m[0] = mock_create("near", false);
     p.m[1] = mock_create("far", true);
-    struct kit_tiers kt = {.mock = {p.m[0], p.m[1]},
-                           .write = {seed % 2 ? STORE_WRITE_EVICT : STORE_WRITE_BEHIND,
-                                     seed % 3 ? STORE_WRITE_BEHIND : STORE_WRITE_HIT},
-                           .q8 = {seed & 1, seed & 2},
-                           .side_layer = 2,
-                           .n = 2};
+    struct kit_tiers kt = {
+        .mock = {p.m[0], p.m[1]}, .q8 = {seed & 1, seed & 2}, .side_layer = 2, .n = 2};
     p.s = kit_store(&kit_small, 256 * KIB, &kt);
     for (int i = 0; i < 4; i++)
         ASSERT_EQ(pthread_create(&t[i], NULL, play, &p), 0);

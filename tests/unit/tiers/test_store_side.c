@@ -7,8 +7,7 @@ enum { MIB = 1 << 20, LAYER = 2 };
 static struct store *one_tier(uint64_t ram_bytes, bool remote, struct mock **ret)
 {
     *ret = mock_create("low", remote);
-    struct kit_tiers t = {
-        .mock = {*ret}, .write = {STORE_WRITE_BEHIND}, .side_layer = LAYER, .n = 1};
+    struct kit_tiers t = {.mock = {*ret}, .side_layer = LAYER, .n = 1};
     return kit_store(&kit_large, ram_bytes, &t);
 }
 
@@ -69,7 +68,8 @@ TEST(only_where_it_serves)
     struct tier_key k = {1, 2};
     struct store_writer *w;
     int32_t tok[KIT_LARGE_TOKENS] = {0};
-    ASSERT_EQ(store_claim(s, TIER_PREFIX, &k, "a", tok, KIT_LARGE_TOKENS, &w), 1);
+    ASSERT_EQ(store_claim(s, &(struct store_new){TIER_PREFIX, k, "a", tok, KIT_LARGE_TOKENS}, &w),
+              1);
     kit_fill(s, w, 0);
     ASSERT_OK(store_commit(w));
     ASSERT_EQ(kit_stats(s).sides, 0);

@@ -6,11 +6,10 @@
 
 enum { KIB = 1024, MIB = 1 << 20 };
 
-static struct store *one_tier(uint64_t ram_bytes, enum store_write w, bool remote,
-                              struct mock **ret_mock)
+static struct store *one_tier(uint64_t ram_bytes, bool remote, struct mock **ret_mock)
 {
     struct mock *m = mock_create("low", remote);
-    struct kit_tiers t = {.mock = {m}, .write = {w}, .n = 1};
+    struct kit_tiers t = {.mock = {m}, .n = 1};
     *ret_mock = m;
     return kit_store(&kit_small, ram_bytes, &t);
 }
@@ -41,7 +40,7 @@ static void water_settles(struct store *s)
 TEST(write_behind_follows_the_commit)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     mock_set(m, &m->hold_writes, 1);
     for (int i = 0; i < 20; i++)
         ASSERT_EQ(kit_put(s, i), 1);
@@ -71,7 +70,7 @@ static int evict_when_loaded(struct store *s, const struct tier_key *k)
 TEST(what_a_tier_has_is_not_written_again)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     struct tier_key k = kit_key(&kit_small, 1);
     ASSERT_EQ(kit_put(s, 1), 1);
     kit_flush(s);
@@ -98,8 +97,7 @@ static void put_first(struct store *s, int chunk, unsigned tier)
 TEST(the_tier_that_is_named_comes_first)
 {
     struct mock *a = mock_create("low", false), *b = mock_create("far", true);
-    struct kit_tiers t = {
-        .mock = {a, b}, .write = {STORE_WRITE_BEHIND, STORE_WRITE_BEHIND}, .n = 2};
+    struct kit_tiers t = {.mock = {a, b}, .n = 2};
     struct store *s = kit_store(&kit_small, 16 * MIB, &t);
     mock_set(b, &b->hold_writes, 1);
     put_first(s, 1, 1);
@@ -121,37 +119,11 @@ TEST(the_tier_that_is_named_comes_first)
     store_destroy(s);
 }
 
-TEST(write_on_use)
-{
-    struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_HIT, false, &m);
-    ASSERT_EQ(kit_put(s, 1), 1);
-    ASSERT_EQ(kit_put(s, 2), 1);
-    kit_flush(s);
-    ASSERT_EQ(mock_get(m, &m->writes), 0);
-    ASSERT_EQ(kit_why(s, 2), -1);
-    kit_flush(s);
-    ASSERT_EQ(has(m, 1), 0);
-    ASSERT_EQ(has(m, 2), 1);
-    store_destroy(s);
-}
-
-TEST(never_means_never)
-{
-    struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_NEVER, false, &m);
-    ASSERT_EQ(kit_put(s, 1), 1);
-    ASSERT_EQ(kit_why(s, 1), -1);
-    kit_flush(s);
-    ASSERT_EQ(mock_get(m, &m->queued), 0);
-    store_destroy(s);
-}
-
 /* Past the high watermark the coldest leave, by way of the tier. */
-TEST(write_on_eviction_comes_ahead_of_need)
+TEST(eviction_comes_ahead_of_need)
 {
     struct mock *m;
-    struct store *s = one_tier(512 * KIB, STORE_WRITE_EVICT, false, &m);
+    struct store *s = one_tier(512 * KIB, false, &m);
     int n = 0;
     while (kit_stats(s).evictions == 0) {
         if (kit_stats(s).used_bytes <= water_bytes(s, WATER_HIGH_PCT))
@@ -188,12 +160,9 @@ TEST(write_on_eviction_comes_ahead_of_need)
 TEST(a_copy_that_was_evicted_below_is_written_again)
 {
     struct mock *m;
-    struct store *s = one_tier(512 * KIB, STORE_WRITE_EVICT, false, &m);
+    struct store *s = one_tier(512 * KIB, false, &m);
     struct tier_key k = kit_key(&kit_small, 0);
     ASSERT_EQ(kit_put(s, 0), 1);
-    pthread_mutex_lock(&s->m);
-    write_queue(s, entry_find(s, &k), 1, false);
-    pthread_mutex_unlock(&s->m);
     kit_flush(s);
     ASSERT_EQ(has(m, 0), 1);
     ASSERT_EQ(m->tier.ops->remove(&m->tier, &k, true), 1);
@@ -209,7 +178,7 @@ TEST(a_copy_that_was_evicted_below_is_written_again)
 TEST(what_no_tier_has_yet_is_lost_last_and_counted)
 {
     struct mock *m;
-    struct store *s = one_tier(512 * KIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(512 * KIB, false, &m);
     for (int i = 0; i < 8; i++)
         ASSERT_EQ(kit_put(s, i), 1);
     kit_flush(s);
@@ -246,7 +215,7 @@ TEST(what_no_tier_has_yet_is_lost_last_and_counted)
 TEST(refused_writes)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     struct store_tier_stats st;
     mock_set(m, &m->refuse_write, -EAGAIN);
     ASSERT_EQ(kit_put(s, 1), 1);
@@ -276,7 +245,7 @@ TEST(refused_writes)
 TEST(a_tier_that_fails_is_written_again_when_it_is_back)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     struct store_tier_stats st;
     mock_set(m, &m->fail_write, -ETIMEDOUT);
     for (int i = 0; i < 40; i++)
@@ -306,7 +275,7 @@ TEST(a_tier_that_fails_is_written_again_when_it_is_back)
 TEST(a_failed_write_is_not_stored)
 {
     struct mock *m = mock_create("near", false);
-    struct kit_tiers t = {.mock = {m}, .write = {STORE_WRITE_BEHIND}, .n = 1};
+    struct kit_tiers t = {.mock = {m}, .n = 1};
     struct store *s = kit_store(&kit_small, MIB, &t);
     struct tier_key k = kit_key(&kit_small, 1);
     struct store_info i;
@@ -321,7 +290,7 @@ TEST(a_failed_write_is_not_stored)
     ASSERT_EQ(st.tier.n_records, 0);
     pthread_mutex_lock(&s->m);
     struct entry *e = entry_find(s, &k);
-    ASSERT_TRUE(e && e->clean == 0);
+    ASSERT_TRUE(e && e->write.clean == 0);
     pthread_mutex_unlock(&s->m);
     ASSERT_EQ(store_evict(s, &k, "ram"), 1);
     ASSERT_EQ(kit_why(s, 1), STORE_MISS_EVICTED);
@@ -331,7 +300,7 @@ TEST(a_failed_write_is_not_stored)
 TEST(scores_follow_into_the_tier)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     struct tier_key k = kit_key(&kit_small, 1);
     float in[KIT_SMALL_TOKENS] = {3, 2, 1}, out[KIT_SMALL_TOKENS];
     struct store_pin *p;
@@ -376,7 +345,7 @@ TEST(scores_follow_into_the_tier)
 TEST(uses_are_passed_on)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     ASSERT_EQ(kit_put(s, 1), 1);
     kit_flush(s);
     int before = mock_get(m, &m->touches);
@@ -395,7 +364,7 @@ TEST(uses_are_passed_on)
 TEST(a_scan_does_not_empty_ram)
 {
     struct mock *m;
-    struct store *s = one_tier(2 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(2 * MIB, false, &m);
     int room = 0;
     while (kit_stats(s).used_bytes < water_bytes(s, 80))
         ASSERT_EQ(kit_put(s, room++), 1);
@@ -426,7 +395,7 @@ TEST(a_scan_does_not_empty_ram)
 TEST(a_cleared_record_does_not_come_back_from_a_write)
 {
     struct mock *m;
-    struct store *s = one_tier(16 * MIB, STORE_WRITE_BEHIND, false, &m);
+    struct store *s = one_tier(16 * MIB, false, &m);
     mock_set(m, &m->hold_writes, 1);
     ASSERT_EQ(kit_put(s, 1), 1);
     mock_wait(m, &m->queued, 1);

@@ -1,6 +1,7 @@
 /* Segments to tokens, and the glue between a real store and the fusor's sources and sinks. */
 #include "base/clock.h"
 #include "tests/test.h"
+#include "tiers/store_write.h"
 #include "worker/reuse/control.h"
 #include "worker/reuse/records.h"
 
@@ -128,7 +129,7 @@ static void build(struct kit *k, enum tier_kind kind, const struct tier_key *key
     struct kv_sink sink;
     int got = 1;
 
-    ASSERT_EQ(store_claim(k->w.store, kind, key, "", tok, n, &w), 1);
+    ASSERT_EQ(store_claim(k->w.store, &(struct store_new){kind, *key, "", tok, n}, &w), 1);
     ASSERT_OK(rec_sink_make(w, &k->w.ident, n, &got, &sink));
     for (unsigned l = 1; l < L; l++) {
         struct feed f = {&sink, l, ld};

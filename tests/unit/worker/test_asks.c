@@ -3,6 +3,8 @@
 #include "tests/doubles/fault.h"
 #include "tests/test.h"
 #include "tiers/nvme/nvme.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
 #include "worker/reuse/builds.c"
 
 #include <stdlib.h>
@@ -61,7 +63,7 @@ static void kit_open(struct kit *k)
     ASSERT_OK(tier_fault_create(nvme, &none, &k->fault));
     k->w.ident = (struct tier_ident){.model = {1, 2}, .dtype = KN_F16, .L = L, .G = G, .K = K};
     o.ident = k->w.ident;
-    o.tier[0] = (struct store_tier_opts){k->fault, STORE_WRITE_BEHIND};
+    o.tier[0] = (struct store_tier_opts){k->fault};
     o.n_tiers = 1;
     ASSERT_OK(store_create(&o, &k->w.store, &err));
     ASSERT_OK(wk_builds_create(&k->w, NULL));
@@ -87,7 +89,8 @@ static void put(struct kit *k, enum tier_kind kind, const struct tier_key *key, 
 {
     struct store_writer *w;
 
-    ASSERT_EQ(store_claim(k->w.store, kind, key, "", k->tok + tok0, n, &w), 1);
+    ASSERT_EQ(store_claim(k->w.store, &(struct store_new){kind, *key, "", k->tok + tok0, n}, &w),
+              1);
     for (unsigned l = 1; l < L; l++) {
         void *kk, *v;
         store_writer_layer(w, l, &kk, &v);

@@ -1,4 +1,4 @@
-/* Look-ups: pins, what they wait for, and what they verify.
+/* Lookups: pins, what they wait for, and what they verify.
  *
  * A hit in RAM takes its shard's lock twice (pin, release) and nothing else. Token ids are compared
  * under it: a few KiB, against a reference more to give back. What a layer's checksum said is kept
@@ -6,8 +6,9 @@
  * sleeps on its shard's condition, which a part's arrival signals. What was checked is trusted for
  * a second: after that a record in RAM is checked anew when it is used, so that memory that rots is
  * found out at a cost that does not grow with the number of hits. */
-#include "tiers/gpu/gpu.h"
-#include "tiers/store_int.h"
+#include "tiers/store_direct.h"
+#include "tiers/store_load.h"
+#include "tiers/store_side.h"
 
 /* Shard's lock held. */
 static void attach(struct shard *sh, struct entry *e, struct store_pin *p)
@@ -31,22 +32,19 @@ static bool tokens_same(const struct entry *e, const int32_t *tok, size_t n)
     return n == e->desc.n_tokens && memcmp(e->part[0] + e->layout.token_off, tok, 4 * n) == 0;
 }
 
-/* The record's own header against what the index believes. No lock held; the caller has a pin. */
-static int header_verify(struct store *s, struct entry *e, enum store_miss *ret_why)
+/* The record's own header against what the index believes. No lock held; the caller has a
+ * reference. */
+static enum store_miss recheck(const struct store *s, struct entry *e)
 {
     struct record_view v;
-    int r = record_open(e->part[0], e->layout.header_bytes, &v);
-    *ret_why = r == -ESTALE ? STORE_MISS_STALE : STORE_MISS_CORRUPT;
-    if (r < 0) return r;
-    if (!tier_key_same(&v.desc.key, &e->desc.key)) return -EBADMSG;
-    if (v.layout.record_bytes != e->layout.record_bytes) return -EBADMSG;
-    *ret_why = STORE_MISS_STALE;
-    if (v.desc.ident_hash != s->ident_hash) return -ESTALE;
+    enum store_miss why = header_check(s, e, &v);
+    if (why != STORE_MISS_NEVER) return why;
+    if (v.layout.record_bytes != e->layout.record_bytes) return STORE_MISS_CORRUPT;
     e->header_ok = 1;
-    return 0;
+    return STORE_MISS_NEVER;
 }
 
-static void drop(struct store *s, struct entry *e, enum store_miss why)
+static void drop_bad(struct store *s, struct entry *e, enum store_miss why)
 {
     pthread_mutex_lock(&s->m);
     if (entry_drop(s, e, why, false)) {
@@ -56,7 +54,7 @@ static void drop(struct store *s, struct entry *e, enum store_miss why)
     pthread_mutex_unlock(&s->m);
 }
 
-enum look { LOOK_MISS, LOOK_HIT, LOOK_PENDING, LOOK_ABSENT, LOOK_AGAIN };
+enum lookup { LOOKUP_MISS, LOOKUP_HIT, LOOKUP_PENDING, LOOKUP_ABSENT, LOOKUP_AGAIN };
 
 /* Shard's lock held. Trust has lasted long enough: header and layers are to be checked again. */
 static void distrust(struct entry *e, double now_s)
@@ -69,12 +67,12 @@ static void distrust(struct entry *e, double now_s)
     }
 }
 
-static enum look look_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
-                          bool again, enum store_miss *why)
+static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct store_pin *p,
+                              bool again, enum store_miss *why)
 {
     struct shard *sh = shard_of(s, &a->key);
     double now_s = clock_wall_s();
-    enum look r = LOOK_MISS;
+    enum lookup r = LOOKUP_MISS;
     pthread_mutex_lock(&sh->m);
     struct entry *e = index_find(&sh->index, &a->key);
     if (e && e->state == ENTRY_READY && !again && now_s - e->checked_s >= s->recheck_every_s)
@@ -82,58 +80,54 @@ static enum look look_ram(struct store *s, const struct store_ask *a, struct sto
     bool unchecked = e && e->state == ENTRY_READY && !e->header_ok;
     bool expired = e && e->state == ENTRY_READY && entry_expired(e, (uint64_t)(now_s * 1e3));
     if (!e) {
-        r = LOOK_ABSENT;
+        r = LOOKUP_ABSENT;
     } else if (e->state == ENTRY_BUILDING) {
         *why = STORE_MISS_BUILDING;
     } else if (e->state == ENTRY_LOADING) {
         attach(sh, e, p);
-        r = LOOK_PENDING;
+        r = LOOKUP_PENDING;
     } else if (unchecked || expired) {
         e->refs++;
-        r = LOOK_AGAIN;
+        r = LOOKUP_AGAIN;
     } else if (!tokens_same(e, a->tok, a->n)) {
         *why = STORE_MISS_TOKENS;
     } else {
         attach(sh, e, p);
         used_now(sh, e, now_s);
-        r = LOOK_HIT;
+        r = LOOKUP_HIT;
     }
     pthread_mutex_unlock(&sh->m);
-    if (r != LOOK_AGAIN) return r;
-    if (expired)
-        drop(s, e, *why = STORE_MISS_EXPIRED);
-    else if (header_verify(s, e, why) < 0)
-        drop(s, e, *why);
-    else
-        *why = STORE_MISS_NEVER;
+    if (r != LOOKUP_AGAIN) return r;
+    *why = expired ? STORE_MISS_EXPIRED : recheck(s, e);
+    if (*why != STORE_MISS_NEVER) drop_bad(s, e, *why);
     entry_unref(s, e);
-    return *why == STORE_MISS_NEVER ? LOOK_AGAIN : LOOK_MISS;
+    return *why == STORE_MISS_NEVER ? LOOKUP_AGAIN : LOOKUP_MISS;
 }
 
-static enum look look_tiers(struct store *s, const struct store_ask *a, struct store_pin *p,
-                            enum store_miss *why)
+static enum lookup lookup_tiers(struct store *s, const struct store_ask *a, struct store_pin *p,
+                                enum store_miss *why)
 {
     bool maybe = false;
     for (size_t i = 0; i < s->n_tiers && !maybe; i++)
         maybe = s->tier[i].t->ops->find(s->tier[i].t, &a->key) != 0;
     if (!maybe) {
         side_drop(s, &a->key);
-        return LOOK_MISS;
+        return LOOKUP_MISS;
     }
     struct entry *e;
     int r = load_enter(s, &a->key, a->n, &e);
-    if (r == 0) return LOOK_AGAIN;
+    if (r == 0) return LOOKUP_AGAIN;
     if (r < 0) {
         if (r == -ENOSPC || r == -ENOMEM) *why = STORE_MISS_ROOM;
-        return LOOK_MISS;
+        return LOOKUP_MISS;
     }
     p->e = e;
-    e->worth_ms = a->worth_ms;
-    e->op.deadline_ns = p->deadline_ns;
-    e->op.prio = TIER_DEMAND;
-    e->op.batch = a->batch;
+    e->load.worth_ms = a->worth_ms;
+    e->load.op.deadline_ns = p->deadline_ns;
+    e->load.op.prio = TIER_DEMAND;
+    e->load.op.batch = a->batch;
     (void)load_start(s, e); /* if it has ended by now, settling says so */
-    return LOOK_PENDING;
+    return LOOKUP_PENDING;
 }
 
 static int count_miss(struct store *s, const struct tier_key *k, enum store_miss why,
@@ -160,23 +154,23 @@ int store_ask(struct store *s, const struct store_ask *a, struct store_pin **ret
     if (ms > ASK_MS_MAX) ms = ASK_MS_MAX;
     p->wait_ns = (uint64_t)(ms * 1e6);
     enum store_miss why = STORE_MISS_NEVER;
-    if (direct_look(s, a, p)) {
+    if (direct_lookup(s, a, p)) {
         *ret = p;
         p->settled = true;
         return 1;
     }
-    enum look r = LOOK_MISS;
+    enum lookup r = LOOKUP_MISS;
     do {
-        r = look_ram(s, a, p, r == LOOK_AGAIN, &why);
-        if (r == LOOK_PENDING || r == LOOK_ABSENT) p->deadline_ns = clock_ns() + p->wait_ns;
-        if (r == LOOK_ABSENT) r = look_tiers(s, a, p, &why);
-    } while (r == LOOK_AGAIN);
-    if (r == LOOK_MISS) {
+        r = lookup_ram(s, a, p, r == LOOKUP_AGAIN, &why);
+        if (r == LOOKUP_PENDING || r == LOOKUP_ABSENT) p->deadline_ns = clock_ns() + p->wait_ns;
+        if (r == LOOKUP_ABSENT) r = lookup_tiers(s, a, p, &why);
+    } while (r == LOOKUP_AGAIN);
+    if (r == LOOKUP_MISS) {
         mem_free(p);
         return count_miss(s, &a->key, why, ret_why);
     }
     *ret = p;
-    if (r == LOOK_HIT) {
+    if (r == LOOKUP_HIT) {
         p->settled = true;
         return 1;
     }
@@ -250,11 +244,6 @@ int store_where(struct store *s, const struct tier_key *k)
         if (!t->shared && t->ops->find(t, k) == 1) return 1 + (int)i;
     }
     return -ENOENT;
-}
-
-bool store_probe(struct store *s, const struct tier_key *k)
-{
-    return store_where(s, k) >= 0;
 }
 
 bool store_in_ram(struct store *s, const struct tier_key *k)
@@ -403,7 +392,7 @@ int store_pin_scores(struct store_pin *p, enum record_score kind, float *ret)
     s->stats.corrupt++;
     pthread_mutex_lock(&sh->m);
     e->scored[kind] = false;
-    if (!e->writing) record_clear_scores(e->part[0], &e->layout, kind);
+    if (!e->write.under_way) record_clear_scores(e->part[0], &e->layout, kind);
     pthread_mutex_unlock(&sh->m);
     pthread_mutex_unlock(&s->m);
     return 0;
@@ -438,8 +427,8 @@ static void pin_end(struct store_pin *p, bool unwanted)
     bool abandon = e->pins == 0 && e->state == ENTRY_LOADING && e->gave_up;
     if (e->pins == 0 && e->state == ENTRY_READY && p->settled) {
         uint64_t now = clock_ns();
-        touch = now - e->touched_ns >= s->touch_every_ns || s->direct || /* it is not there */
-                (e->want & s->mode[STORE_WRITE_HIT]);
+        /* A direct tier is asked first: a use here says that the record is not there. */
+        touch = now - e->touched_ns >= s->touch_every_ns || s->direct;
         if (touch) e->touched_ns = now;
     }
     bool cancel = unwanted && !abandon && e->pins == 0 && e->state == ENTRY_LOADING;

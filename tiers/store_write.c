@@ -1,5 +1,8 @@
 /* Records into the store: claims, writers, scores. */
-#include "tiers/store_int.h"
+#include "tiers/store_write.h"
+
+#include "tiers/store_entry.h"
+#include "tiers/store_side.h"
 
 /* chosen: longer than a thousand years is for ever, and fits whatever a tier counts in. */
 static const uint64_t TTL_MS_MAX = 1000ull * 366 * 86400000;
@@ -21,24 +24,15 @@ static void blank(struct entry *e)
         memset(record_group(e->part, l, i) + l->group_bytes, 0, l->group_stride - l->group_bytes);
 }
 
-int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, const char *ns,
-                const int32_t *tok, size_t n, struct store_writer **ret)
+int store_claim(struct store *s, const struct store_new *what, struct store_writer **ret)
 {
-    if (n > RECORD_TOKENS_MAX) return -ERANGE;
-    struct record_desc d = {.key = *k,
-                            .ns_hash = record_ns_hash(ns),
-                            .ident_hash = s->ident_hash,
-                            .created_ms = wall_ms(),
-                            .kind = kind,
-                            .dtype = s->ident.dtype,
-                            .L = s->ident.L,
-                            .G = s->ident.G,
-                            .K = s->ident.K,
-                            .n_tokens = (uint32_t)n,
-                            .sink_token = s->ident.sink_token};
+    struct record_desc d;
     struct record_layout l;
-    int r = record_layout(&d, &l);
+    int r = entry_desc(s, &what->key, what->n, &d, &l);
     if (r < 0) return r;
+    d.ns_hash = record_ns_hash(what->ns);
+    d.created_ms = wall_ms();
+    d.kind = what->kind;
     struct entry *e = entry_create(s, &d, &l, ENTRY_BUILDING);
     if (!e) return -ENOMEM;
     pthread_mutex_lock(&s->m);
@@ -57,14 +51,14 @@ int store_claim(struct store *s, enum tier_kind kind, const struct tier_key *k, 
         return r;
     }
     blank(e);
-    record_init(e->part[0], &e->desc, &l, tok);
-    *ret = &e->writer;
+    record_init(e->part[0], &e->desc, &l, what->tok);
+    *ret = (struct store_writer *)e;
     return 1;
 }
 
 void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v)
 {
-    struct entry *e = w->e;
+    struct entry *e = (struct entry *)w;
     ASSERT(layer >= 1 && layer <= e->layout.n_groups);
     uint8_t *k = record_group(e->part, &e->layout, layer - 1);
     *ret_k = k;
@@ -73,7 +67,8 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
 
 void store_writer_first(struct store_writer *w, unsigned tier)
 {
-    if (tier < w->e->store->n_tiers) w->e->first = (uint8_t)(1u << tier);
+    struct entry *e = (struct entry *)w;
+    if (tier < e->store->n_tiers) e->write.first = (uint8_t)(1u << tier);
 }
 
 /* -ERANGE: what was computed are no numbers. */
@@ -89,7 +84,7 @@ static int seal(const struct store *s, const struct entry *e)
 
 int store_commit(struct store_writer *w)
 {
-    struct entry *e = w->e;
+    struct entry *e = (struct entry *)w;
     struct store *s = e->store;
     uint8_t want = 0, have = 0;
     int r = seal(s, e);
@@ -102,20 +97,19 @@ int store_commit(struct store_writer *w)
     side_keep(s, e);
     for (unsigned i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
-        if (t->write == STORE_WRITE_NEVER) continue;
         int found = t->t->shared ? 0 : t->t->ops->find(t->t, &e->desc.key);
         *(found == 1 ? &have : &want) |= (uint8_t)(1u << i);
     }
     pthread_mutex_lock(&s->m);
     ASSERT(e->state == ENTRY_BUILDING);
-    e->want = want;
-    e->clean = have;
+    e->write.want = want;
+    e->write.clean = have;
     entry_ready(s, e);
     s->stats.puts++;
-    uint8_t due = want & s->mode[STORE_WRITE_BEHIND];
-    e->first &= due;
-    e->then = e->first ? due & (uint8_t)~e->first : 0;
-    write_queue(s, e, e->first ? e->first : due, false);
+    uint8_t due = want & s->behind;
+    e->write.first &= due;
+    e->write.then = e->write.first ? due & (uint8_t)~e->write.first : 0;
+    write_queue(s, e, e->write.first ? e->write.first : due, false);
     pthread_mutex_unlock(&s->m);
     return 0;
 }
@@ -123,7 +117,7 @@ int store_commit(struct store_writer *w)
 void store_abort(struct store_writer *w)
 {
     if (!w) return;
-    struct entry *e = w->e;
+    struct entry *e = (struct entry *)w;
     struct store *s = e->store;
     pthread_mutex_lock(&s->m);
     ASSERT(e->state == ENTRY_BUILDING);
@@ -144,7 +138,7 @@ static int scores_put(struct entry *e, enum record_score kind, const float *scor
                       const struct record_score_sum *sum)
 {
     if (n != e->desc.n_tokens) return -EINVAL;
-    if (e->writing) {
+    if (e->write.under_way) {
         float *later = mem_alloc(4ull * n);
         if (!later) return -ENOMEM;
         memcpy(later, score, 4ull * n);
@@ -169,7 +163,7 @@ int store_set_scores(struct store *s, const struct tier_key *k, enum record_scor
     struct entry *e = index_find(&sh->index, k);
     if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, &sum);
     pthread_mutex_unlock(&sh->m);
-    if (r == 1 && !e->writing) write_queue(s, e, e->clean, true);
+    if (r == 1 && !e->write.under_way) write_queue(s, e, e->write.clean, true);
     pthread_mutex_unlock(&s->m);
     return r;
 }

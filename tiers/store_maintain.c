@@ -7,7 +7,7 @@
  * ahead of need, those that a tier still wants by way of its queue, so that a claim seldom evicts
  * by itself and seldom loses anything. The thread sleeps until it is woken, or a second where time
  * matters (loads past their deadline, expiry). */
-#include "tiers/store_int.h"
+#include "tiers/store_load.h"
 
 #include <time.h>
 
@@ -15,48 +15,9 @@ enum {
     TICK_NS = 1000000000,
     RETRY_NS = 20000000,    /* chosen: a full queue of MiB writes moves on within that */
     BLOCKED_NS = 100000000, /* chosen: how often an open breaker is looked at while records wait */
-    EXPIRE_SHARDS = 8,      /* a pass over the index every 8 s; look-ups see expiry at once */
+    EXPIRE_SHARDS = 8,      /* a pass over the index every 8 s; lookups see expiry at once */
     LEAVING_MAX = 16        /* chosen: records on their way out by way of a queue at a time */
 };
-
-/* ---- queues ---- */
-
-void write_queue(struct store *s, struct entry *e, uint8_t mask, bool head_only)
-{
-    for (unsigned i = 0; i < s->n_tiers; i++) {
-        uint8_t bit = (uint8_t)(1u << i);
-        if (!(mask & bit) || e->writing & bit) continue;
-        if (!link_alone(&e->queue[i])) {
-            if (!head_only) e->head_only &= (uint8_t)~bit;
-            continue;
-        }
-        e->head_only = (uint8_t)(head_only ? e->head_only | bit : e->head_only & ~bit);
-        link_insert_after(s->tier[i].queue.prev, &e->queue[i]);
-        s->n_queued++;
-        s->work = true;
-    }
-    if (s->work) pthread_cond_signal(&s->wake);
-}
-
-/* m held. */
-static void idle_check(struct store *s)
-{
-    if (s->n_queued + s->n_writes == 0) pthread_cond_broadcast(&s->idle);
-}
-
-static void unqueue(struct store *s, struct entry *e, unsigned tier)
-{
-    if (link_alone(&e->queue[tier])) return;
-    link_remove(&e->queue[tier]);
-    s->n_queued--;
-}
-
-void write_unqueue(struct store *s, struct entry *e)
-{
-    for (unsigned i = 0; i < s->n_tiers; i++)
-        unqueue(s, e, i);
-    idle_check(s);
-}
 
 /* ---- one write ---- */
 
@@ -72,26 +33,26 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
     bool silent = w->settled || status == -EAGAIN || status == -ECANCELED;
     switch (status) {
     case 0:
-        e->clean |= bit;
-        e->want &= (uint8_t)~bit;
-        e->tries = 0;
+        e->write.clean |= bit;
+        e->write.want &= (uint8_t)~bit;
+        e->write.tries = 0;
         break;
     case -EAGAIN:
         t->retry_ns = now + RETRY_NS;
         again = true;
         break;
     case -ENOENT: /* of a header: the record is not there any more */
-        e->clean &= (uint8_t)~bit;
+        e->write.clean &= (uint8_t)~bit;
         break;
     case -EPERM:
     case -ENOSPC: /* the tier does not want it, and its stat says why */
-        e->want &= (uint8_t)~bit;
+        e->write.want &= (uint8_t)~bit;
         break;
     default:
         result = status == -ETIMEDOUT ? BREAKER_TIMEOUT : BREAKER_FAILED;
-        again = ++e->tries < WRITE_TRIES;
+        again = ++e->write.tries < WRITE_TRIES;
         if (again || head_only) break;
-        e->want &= (uint8_t)~bit;
+        e->write.want &= (uint8_t)~bit;
         s->stats.lost += !s->closing;
     }
     if (silent)
@@ -100,9 +61,9 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
         breaker_report(&t->breaker, result, w->start_ns, now);
     if (e->state != ENTRY_READY || s->closing) return;
     if (again) write_queue(s, e, bit, head_only);
-    if (again || !(e->first & bit)) return;
-    write_queue(s, e, e->then & e->want, false); /* it has been served first */
-    e->first = e->then = 0;
+    if (again || !(e->write.first & bit)) return;
+    write_queue(s, e, e->write.then & e->write.want, false); /* it has been served first */
+    e->write.first = e->write.then = 0;
 }
 
 /* m held. Scores that came while tiers read the header; false: none did. */
@@ -130,21 +91,21 @@ static void write_end(struct write_slot *w, int status)
     struct store_tier *t = &s->tier[w->tier];
     if (as) entry_unref(s, as); /* before anybody may see that nothing moves any more */
     pthread_mutex_lock(&s->m);
-    e->writing &= (uint8_t) ~(1u << w->tier);
+    e->write.under_way &= (uint8_t) ~(1u << w->tier);
     write_learn(s, w, status);
-    if (e->leaving && !entry_wanted(s, e)) { /* the evictor meets it again, clean */
-        e->leaving = false;
-        s->leaving_bytes -= e->cost_bytes;
+    if (e->write.leaving && !entry_wanted(s, e)) { /* the evictor meets it again, clean */
+        e->write.leaving = false;
+        s->leaving_bytes -= e->cost.all_bytes;
     }
-    if (!e->writing && scores_apply(e) && e->state == ENTRY_READY)
-        write_queue(s, e, e->clean, true);
-    bool purge = e->purge && status == 0;
+    if (!e->write.under_way && scores_apply(e) && e->state == ENTRY_READY)
+        write_queue(s, e, e->write.clean, true);
+    bool purge = e->write.purge && status == 0;
     w->e = NULL;
     t->n_writes--;
     s->n_writes--;
     s->work = true;
     pthread_cond_signal(&s->wake);
-    idle_check(s);
+    if (s->n_queued + s->n_writes == 0) pthread_cond_broadcast(&s->idle);
     pthread_mutex_unlock(&s->m);
     if (purge) (void)t->t->ops->remove(t->t, &e->desc.key, true);
     entry_unref(s, e);
@@ -159,15 +120,16 @@ static void write_on_done(struct tier_op *op, int status)
 static struct write_slot *write_begin(struct store *s, unsigned i, uint64_t now)
 {
     struct store_tier *t = &s->tier[i];
-    struct entry *e = LINK_ENTRY(t->queue.next, queue[i]);
+    struct entry *e = LINK_ENTRY(t->queue.next, write.queue[i]);
     struct shard *sh = shard_of(s, &e->desc.key);
     struct write_slot *w = t->slot;
     while (w->e)
         w++;
     ASSERT(w < t->slot + WRITES_MAX);
-    unqueue(s, e, i);
-    bool head_only = e->head_only >> i & 1;
-    e->writing |= (uint8_t)(1u << i);
+    link_remove(&e->write.queue[i]);
+    s->n_queued--;
+    bool head_only = e->write.head_only >> i & 1;
+    e->write.under_way |= (uint8_t)(1u << i);
     pthread_mutex_lock(&sh->m);
     e->refs++;
     held_update(sh, e);
@@ -211,7 +173,7 @@ static int write_convert(struct write_slot *w)
 static int write_verify(struct write_slot *w)
 {
     struct store *s = w->s;
-    if (direct_verify(w->e)) return 0;
+    if (groups_check(s, w->e) == 0) return 0;
     pthread_mutex_lock(&s->m);
     s->stats.corrupt += entry_drop(s, w->e, STORE_MISS_CORRUPT, false);
     pthread_mutex_unlock(&s->m);
@@ -245,7 +207,7 @@ static void pump(struct store *s, unsigned i)
 static uint8_t lost_copies(struct store *s, struct entry *e)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
-    uint8_t lost = 0, had = e->clean & (s->mode[STORE_WRITE_BEHIND] | s->mode[STORE_WRITE_EVICT]);
+    uint8_t lost = 0, had = e->write.clean & s->behind;
     pthread_mutex_lock(&sh->m);
     e->refs++;
     held_update(sh, e);
@@ -289,8 +251,8 @@ static void evict_ahead(struct store *s)
         if (!entry_wanted(s, e)) {
             uint8_t lost = lost_copies(s, e);
             if (e->state == ENTRY_READY) {
-                e->clean &= (uint8_t)~lost;
-                e->want |= lost;
+                e->write.clean &= (uint8_t)~lost;
+                e->write.want |= lost;
             }
             if (unref_locked(s, e)) { /* dropped by somebody meanwhile */
                 pthread_mutex_unlock(&s->m);
@@ -304,8 +266,8 @@ static void evict_ahead(struct store *s)
             (void)entry_drop(s, e, STORE_MISS_EVICTED, true);
             continue;
         }
-        e->leaving = true;
-        s->leaving_bytes += e->cost_bytes;
+        e->write.leaving = true;
+        s->leaving_bytes += e->cost.all_bytes;
         n_leaving++;
         write_queue(s, e, entry_wanted(s, e), false);
     }
@@ -343,7 +305,8 @@ static void give_up_loads(struct store *s)
         struct entry *e = LINK_ENTRY(l, loads);
         struct shard *sh = shard_of(s, &e->desc.key);
         pthread_mutex_lock(&sh->m);
-        bool overdue = e->state == ENTRY_LOADING && e->pins == 0 && clock_ns() > e->op.deadline_ns;
+        bool overdue =
+            e->state == ENTRY_LOADING && e->pins == 0 && clock_ns() > e->load.op.deadline_ns;
         if (overdue) e->refs++;
         pthread_mutex_unlock(&sh->m);
         if (!overdue) continue;

@@ -1,0 +1,50 @@
+/* store_load: records on their way from a tier into RAM: what they look like there (store_codec.c),
+ * how they come (store_load.c), and what they must be before they are used (store_check.c).
+ *
+ * Internal to tiers/. Thread: any; which lock the caller holds is said. */
+#ifndef TIERS_STORE_LOAD_H
+#define TIERS_STORE_LOAD_H
+
+#include "tiers/store_entry.h"
+
+/* ---- store_codec.c ---- */
+bool codec_on(const struct store *s, unsigned tier); /* what sinks there is converted */
+/* m held. The load's entry takes the form in which the tier should have the record; `other`: has it
+ * if not in that one. */
+void codec_shape(struct store *s, struct entry *e, unsigned tier, bool other);
+/* Does what a header says fit the memory that was taken, maybe in the other dtype? */
+bool codec_adopt(const struct entry *e, const struct record_view *v);
+/* No lock held, e held. A copy in 8 bits, apart from the index; the reference is the caller's. 0,
+ * -EBADMSG the record is damaged, -ERANGE a value does not fit, -ENOSPC, -ENOMEM. */
+int codec_copy(struct store *s, const struct entry *e, struct entry **ret);
+
+/* ---- store_check.c ---- */
+/* The header in e's part 0: a sound one of its key and this store (NEVER), or why not. */
+enum store_miss header_check(const struct store *s, const struct entry *e, struct record_view *ret);
+/* Its header's and its scores' tags; wrong scores are cleared. FORGED, or NEVER: nothing is wrong.
+ */
+enum store_miss header_auth(struct store *s, struct entry *e, const struct record_view *v);
+/* A group that came from a tier and was not checked yet: by its tag, and for numbers; any other by
+ * its checksum. 0, -EBADMSG, -EKEYREJECTED its tag alone is wrong. */
+int group_check(const struct store *s, const struct entry *e, uint32_t group);
+int groups_check(const struct store *s, const struct entry *e); /* all of them */
+
+/* ---- store_load.c ---- */
+/* Ask the tiers for a LOADING entry that was entered (one reference is the load's); its worth, its
+ * deadline and priority are set. 0; <0 it has ended by now. */
+int load_start(struct store *s, struct entry *e);
+/* Enter a LOADING entry for a record of n tokens, with a reference for the load and a pin. 1, 0
+ * somebody was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
+int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret);
+void load_abandon(struct store *s, struct entry *e); /* the tier took too long; no lock held */
+void load_cancel(struct store *s, struct entry *e);  /* nobody waits for it; no lock held */
+double predict_ms(const struct store_tier *t, uint64_t bytes); /* m held; <0 unknown */
+
+/* Read a copy beside the index and wait for it, 30 s at most. 0: the caller has a reference. */
+int load_apart(struct store *s, struct store_tier *t, const struct tier_key *k, uint32_t n,
+               struct entry **ret);
+
+/* ---- store_lookup.c ---- */
+int pin_wait_whole(struct store_pin *p); /* 0, or <0 it did not come */
+
+#endif
