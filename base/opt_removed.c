@@ -11,6 +11,7 @@ static const char measured[] =
 static const char kept_policies[] = "lru is the default, arc keeps popular records through scans";
 
 static const char fixed_share[] = "ratio says how many tokens are recomputed",
+                  several_urls[] = "redis takes several, separated by spaces",
                   one_schedule[] =
                       "hkvd filters gradually, the others keep their choice in all layers",
                   measure_k[] = "hkvd compares K",
@@ -29,6 +30,7 @@ static const struct {
     {"map-prompt",        "strategy.map_prompt",    NULL, measured},
     {"reduce-prompt",     "strategy.reduce_prompt", NULL, measured},
     {"rerank-prompt",     "strategy.rerank_prompt", NULL, measured},
+    {"redis-urls",        NULL,                     NULL, several_urls},
     {"mass",              "worker.mass",            NULL, fixed_share},
     {"min-ratio",         "worker.min_ratio",       NULL, fixed_share},
     {"strategy",          "worker.strategy",        "static", no_static},

@@ -28,7 +28,7 @@ LAYERS = {
     "fusor/text": {"base", "kernels", "fusor/model"},
     "fusor": {"base", "kernels", "fusor/model", "fusor/text", "policy/strategy.h"},
     "worker": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text"},
-    "gateway": {"base", "base/net", "base/redis", "policy", "segment"},
+    "gateway": {"base", "base/net", "base/redis", "policy", "segment", "worker/opts_table.h"},  # what `worker:` may hold
     "tools/ctl": {"base", "base/net"},
     "tools/bench": {"base", "base/net", "base/redis", "kernels", "tiers", "policy", "segment", "fusor", "fusor/model", "fusor/text",
                     "worker", "tests/doubles"},

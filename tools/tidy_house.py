@@ -16,7 +16,7 @@ LIBRARY = {"net_dep": "base/net", "redis_dep": "base/redis", "base_dep": "base",
            "segment_dep": "segment", "codes_dep": "kernels", "kernels_dep": "kernels", "gpu_dep": "kernels",
            "module_dep": "kernels", "tiers_dep": "tiers", "model_dep": "fusor/model", "text_dep": "fusor/text",
            "fusor_core_dep": "fusor", "fusor_dep": "fusor", "records_dep": "worker", "control_dep": "worker",
-           "worker_dep": "worker", "gateway_dep": "gateway", "gpu_host_dep": "tests/doubles", "fault_dep": "tests/doubles"}
+           "worker_dep": "worker", "worker_table_dep": "worker", "gateway_dep": "gateway", "gpu_host_dep": "tests/doubles", "fault_dep": "tests/doubles"}
 FUNCTION = re.compile(r"^(?!static\b|typedef\b|#)[a-z][\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)\n\{", re.M)
 STATIC = re.compile(r"^static\b[\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)\n\{", re.M)
 PROTOTYPE = re.compile(r"^(?!static\b|typedef\b|#)[a-z][\w \t*]*?\b(\w+)\s*\(([^;{}]*)\)[^;{}]*;", re.M)

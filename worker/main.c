@@ -9,9 +9,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static const char *const secret_flags[] = {"secret",     "api-key",  "redis",
-                                           "redis-urls", "registry", NULL};
-
 int main(int argc, char **argv)
 {
     struct wk_opts o;
@@ -28,7 +25,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "kvblend-worker: %s\n", err.msg);
         return 2;
     }
-    opts_hide_argv(argc, argv, secret_flags);
+    opts_hide_argv(o.store, argc, argv);
     rc = wk_create(&o, &w, &err);
     if (rc < 0) {
         log_event(LOG_ERROR, "start", "error=\"%s\"", err.msg);

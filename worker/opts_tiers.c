@@ -108,28 +108,16 @@ static int parse_ttl(struct wk_tier_opts *t, const char *text, struct wk_ttl *re
     return rc;
 }
 
-/* Given by flag, or, so that no password stands on a command line, in one variable with spaces. */
 static int take_redis(struct wk_tier_opts *t, const struct opts *o, struct err *err)
 {
-    const char *all = opt_str(o, "redis-urls"), **url;
-    size_t n = 0, n_flags = opt_n(o, "redis");
+    size_t n;
+    char **url = opt_list(o, "redis", &n);
     struct err e = {0};
-    int rc;
 
-    url = arena_alloc(&t->arena, (n_flags + strlen(all) / 2 + 1) * sizeof *url);
-    if (!url) return -ENOMEM;
-    for (; n < n_flags; n++)
-        url[n] = opt_str_at(o, "redis", n);
-    while (n_flags == 0 && *(all += strspn(all, " \n"))) {
-        size_t len = strcspn(all, " \n");
-        url[n] = arena_strndup(&t->arena, all, len);
-        if (!url[n++]) return -ENOMEM;
-        all += len;
-    }
     if (n == 0) return 0;
     t->redis = mem_zalloc(sizeof *t->redis);
     if (!t->redis) return -ENOMEM;
-    rc = redis_url_parse(url, n, t->redis, &e);
+    int rc = redis_url_parse((const char *const *)url, n, t->redis, &e);
     if (rc >= 0) return 0;
     mem_free(t->redis);
     t->redis = NULL;

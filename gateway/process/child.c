@@ -19,12 +19,10 @@
 enum { BACKOFF_MIN_MS = 100, BACKOFF_MAX_MS = 10000, STEADY_MS = 30000 };
 
 struct gw_child {
-    struct http_loop *loop;
     struct gw_fleet *fleet;
     unsigned target; /* the fleet's index */
     struct gw_child_ops ops;
-    void *ctx;
-    char **argv;
+    const char *const *argv;
     atomic_int pid; /* 0: none runs */
     int lifeline;   /* write end of the worker's standard input: closes when the gateway dies */
     unsigned backoff_ms;
@@ -48,7 +46,7 @@ static void child_exec(const struct gw_child *c, pid_t parent, int input)
     (void)dup2(input, STDIN_FILENO);
     /* The access log owns stdout. */
     (void)dup2(STDERR_FILENO, STDOUT_FILENO);
-    (void)execv(c->argv[0], c->argv);
+    (void)execv(c->argv[0], (char *const *)(uintptr_t)c->argv);
     static const char msg[] = "kvblend: the worker program could not be started\n";
     (void)!write(STDERR_FILENO, msg, sizeof msg - 1);
     _exit(127);
@@ -115,7 +113,7 @@ static void child_ended(struct gw_child *c, int status)
     gw_fleet_lost(c->fleet, c->target);
     if (c->stopping) {
         http_timer_clear(c->grace);
-        c->ops.on_stopped(c->ctx);
+        c->ops.on_stopped(c->ops.ctx);
         return;
     }
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
@@ -123,7 +121,7 @@ static void child_ended(struct gw_child *c, int status)
     log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d reason=%s", c->target, code,
               sig, reason_of(code));
     bool refused = !c->served && WIFEXITED(status) && code != 0;
-    if (refused && c->ops.on_refused(c->ctx, code)) return;
+    if (refused && c->ops.on_refused(c->ops.ctx, code)) return;
     if (clock_ms_since(c->started_ns) > STEADY_MS) c->backoff_ms = BACKOFF_MIN_MS;
     schedule_restart(c);
 }
@@ -148,7 +146,7 @@ void gw_child_stop(struct gw_child *c, unsigned grace_ms)
     c->stopping = true;
     http_timer_clear(c->restart);
     if (!c->pid) {
-        c->ops.on_stopped(c->ctx);
+        c->ops.on_stopped(c->ops.ctx);
         return;
     }
     (void)kill(c->pid, grace_ms ? SIGTERM : SIGKILL);
@@ -165,39 +163,17 @@ unsigned gw_child_n_restarts(const struct gw_child *c)
     return c->n_starts > 0 ? c->n_starts - 1 : 0;
 }
 
-unsigned gw_child_target(const struct gw_child *c)
-{
-    return c->target;
-}
-
-static int copy_argv(struct gw_child *c, const char *const *argv)
-{
-    size_t n = 0;
-    while (argv[n])
-        n++;
-    c->argv = mem_zalloc((n + 1) * sizeof *c->argv);
-    if (!c->argv) return -ENOMEM;
-    for (size_t i = 0; i < n; i++) {
-        c->argv[i] = mem_strdup(argv[i]);
-        if (!c->argv[i]) return -ENOMEM;
-    }
-    return 0;
-}
-
 int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, unsigned target,
-                    const char *const *argv, const struct gw_child_ops *ops, void *ctx,
-                    struct gw_child **ret)
+                    const char *const *argv, const struct gw_child_ops *ops, struct gw_child **ret)
 {
     struct gw_child *c = mem_zalloc(sizeof *c);
     if (!c) return -ENOMEM;
-    c->loop = loop;
     c->fleet = fleet;
     c->target = target;
     c->ops = *ops;
-    c->ctx = ctx;
+    c->argv = argv;
     c->backoff_ms = BACKOFF_MIN_MS;
-    int r = copy_argv(c, argv);
-    if (r == 0) r = http_timer_create(loop, on_restart, c, &c->restart);
+    int r = http_timer_create(loop, on_restart, c, &c->restart);
     if (r == 0) r = http_timer_create(loop, on_grace, c, &c->grace);
     if (r == 0) r = child_start(c);
     if (r < 0) {
@@ -218,8 +194,5 @@ void gw_child_destroy(struct gw_child *c)
     }
     if (c->restart) http_timer_destroy(c->restart);
     if (c->grace) http_timer_destroy(c->grace);
-    for (size_t i = 0; c->argv && c->argv[i]; i++)
-        mem_free(c->argv[i]);
-    mem_free(c->argv);
     mem_free(c);
 }

@@ -22,19 +22,18 @@ struct http_loop;
 struct gw_child_ops {
     bool (*on_refused)(void *ctx, int exit_code); /* true: give up; false: try again */
     void (*on_stopped)(void *ctx);                /* after gw_child_stop(), once */
+    void *ctx;
 };
 struct gw_child;
 
-/* argv: NULL-terminated, copied; argv[0] is the program's path. Starts the process. */
+/* argv: NULL-terminated, borrowed; argv[0] is the program's path. Starts the process. */
 int gw_child_create(struct http_loop *loop, struct gw_fleet *fleet, unsigned target,
-                    const char *const *argv, const struct gw_child_ops *ops, void *ctx,
-                    struct gw_child **ret);
+                    const char *const *argv, const struct gw_child_ops *ops, struct gw_child **ret);
 void gw_child_reaped(struct gw_child *c);                  /* SIGCHLD came */
 void gw_child_kill(struct gw_child *c);                    /* it hangs: SIGKILL, then a restart */
 void gw_child_stop(struct gw_child *c, unsigned grace_ms); /* SIGTERM, SIGKILL after the grace */
 pid_t gw_child_pid(const struct gw_child *c);              /* 0 while none runs */
 unsigned gw_child_n_restarts(const struct gw_child *c);
-unsigned gw_child_target(const struct gw_child *c);
 void gw_child_destroy(struct gw_child *c); /* kills what is left */
 
 #endif

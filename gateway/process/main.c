@@ -47,10 +47,6 @@ static int check_keys(const struct gw_config *c)
     return r < 0 ? 2 : 0;
 }
 
-static const char *const secret_flags[] = {"secret",    "api-key",          "redis",
-                                           "registry",  "upstream",         "worker",
-                                           "admin-key", "registry-api-key", NULL};
-
 /* A reload reads the command line again: it gets a copy, and who lists processes sees no secret. */
 static int run_gateway(struct gw_config *c, int argc, char **argv, char **envp)
 {
@@ -60,7 +56,7 @@ static int run_gateway(struct gw_config *c, int argc, char **argv, char **envp)
     bool ok = copy != NULL;
     for (int i = 0; i < argc && ok; i++)
         ok = (copy[i] = arena_strndup(&a, argv[i], strlen(argv[i]))) != NULL;
-    opts_hide_argv(argc, argv, secret_flags);
+    opts_hide_argv(c->opts, argc, argv);
     int status = 1;
     if (ok) {
         status = gw_run(c, argc, copy, envp);

@@ -26,11 +26,11 @@ struct own_one {
 struct gw_own {
     struct gw_fleet *fleet;
     struct gw_own_ops ops;
-    void *ctx;
     uint32_t hang_ms;
     bool others;
     unsigned n, n_stopped;
-    struct buf dir;
+    struct buf dir, bin, model;
+    struct arena args;
     struct own_one one[OWN_MAX];
 };
 
@@ -49,7 +49,7 @@ static bool on_refused(void *ctx, int exit_code)
     if (o->others) return false;
     for (unsigned i = 0; i < o->n; i++)
         if (!o->one[i].refused || serves(o, o->one[i].target)) return false;
-    o->ops.on_refused(o->ctx, exit_code);
+    o->ops.on_refused(o->ops.ctx, exit_code);
     return true;
 }
 
@@ -57,112 +57,72 @@ static void on_stopped(void *ctx)
 {
     struct own_one *x = ctx;
     struct gw_own *o = x->own;
-    if (++o->n_stopped == o->n) o->ops.on_stopped(o->ctx);
-}
-
-/* ---- arguments ---- */
-
-struct own_args {
-    struct buf bin, model, nvme, threads;
-    const char *argv[ARGS_MAX];
-};
-
-/* PATH:SIZE → PATH.N:SIZE. A path may hold colons; the size is behind the last one. */
-static int own_nvme(const char *value, unsigned number, struct buf *out)
-{
-    const char *colon = strrchr(value, ':');
-    buf_clear(out);
-    if (!colon) return buf_adds(out, value); /* the worker says what is wrong with it */
-    return buf_addf(out, "%.*s.%u%s", (int)(colon - value), value, number, colon);
-}
-
-static int make_args(struct own_args *a, const struct gw_config *c, const char *address,
-                     unsigned number)
-{
-    size_t n = 0, n_pass = 0;
-    a->argv[n++] = buf_cstr(&a->bin);
-    a->argv[n++] = "--model";
-    a->argv[n++] = buf_cstr(&a->model);
-    a->argv[n++] = "--listen";
-    a->argv[n++] = address;
-    a->argv[n++] = "--exit-on-stdin-eof";
-    int r = gw_config_worker_args(c, a->argv + n, ARGS_MAX - n - 3, &n_pass);
-    if (r == 0 && c->worker_count > 1 && c->nvme) r = own_nvme(c->nvme, number, &a->nvme);
-    for (size_t i = n; r == 0 && i < n + n_pass; i++)
-        if (a->argv[i] == c->nvme && a->nvme.len > 0) a->argv[i] = buf_cstr(&a->nvme);
-    n += n_pass;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (r == 0 && c->worker_count > 1 && !c->threads && cores > 0) {
-        long each = cores / (long)c->worker_count;
-        buf_clear(&a->threads);
-        r = buf_addf(&a->threads, "%ld", each > 0 ? each : 1);
-        a->argv[n++] = "--threads";
-        a->argv[n++] = buf_cstr(&a->threads);
-    }
-    a->argv[n] = NULL;
-    return r;
+    if (++o->n_stopped == o->n) o->ops.on_stopped(o->ops.ctx);
 }
 
 /* ---- life ---- */
 
-static int start_one(struct gw_own *o, struct http_loop *loop, const struct gw_config *c,
-                     struct own_args *a, struct err *err)
+static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
+                                    const char *address)
 {
-    static const struct gw_child_ops ops = {on_refused, on_stopped};
+    enum { N_OWN = 6 };
+    const char *args[ARGS_MAX] = {buf_cstr(&o->bin), "--model", buf_cstr(&o->model),
+                                  "--listen",        address,   "--exit-on-stdin-eof"};
+    int n = gw_config_worker_args(c, o->n, &o->args, args + N_OWN, ARGS_MAX - N_OWN - 1);
+    const size_t bytes = (size_t)(N_OWN + (n < 0 ? 0 : n) + 1) * sizeof *args;
+    const char **copy = n < 0 ? NULL : arena_alloc(&o->args, bytes);
+    if (copy) memcpy(copy, args, bytes); /* with the NULL at its end */
+    return copy;
+}
+
+static int start_one(struct gw_own *o, const struct gw_own_setup *setup, struct err *err)
+{
     struct own_one *x = &o->one[o->n];
+    const struct gw_child_ops ops = {on_refused, on_stopped, x};
     struct buf address = BUF_INIT;
+    (void)buf_addf(&address, "unix:%s/worker", buf_cstr(&o->dir));
+    if (o->n > 0) (void)buf_addf(&address, "-%u", o->n);
+    (void)buf_adds(&address, ".sock");
     x->own = o;
-    int r = buf_addf(&address, "unix:%s/worker", buf_cstr(&o->dir));
-    if (r == 0 && o->n > 0) r = buf_addf(&address, "-%u", o->n);
-    if (r == 0) r = buf_adds(&address, ".sock");
-    x->address = r == 0 ? mem_strdup(buf_cstr(&address)) : NULL;
+    x->address = buf_status(&address) == 0 ? buf_take(&address, NULL) : NULL;
     buf_fini(&address);
     if (!x->address) return -ENOMEM;
-    r = gw_fleet_add_worker(o->fleet, x->address, true, &x->target);
-    if (r >= 0) r = make_args(a, c, x->address, o->n);
-    if (r == 0) r = gw_child_create(loop, o->fleet, x->target, a->argv, &ops, x, &x->child);
+    int r = gw_fleet_add_worker(o->fleet, x->address, true, &x->target);
+    const char *const *argv = r >= 0 ? make_args(o, setup->config, x->address) : NULL;
+    if (r >= 0)
+        r = argv ? gw_child_create(setup->loop, o->fleet, x->target, argv, &ops, &x->child)
+                 : -ENOMEM;
     if (r < 0) {
         mem_free(x->address);
-        return err_set(err, r, "the worker %s could not be started", buf_cstr(&a->bin));
+        return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
     }
     o->n++;
     return 0;
 }
 
-int gw_own_create(struct http_loop *loop, struct gw_fleet *fleet, const struct gw_config *c,
-                  const char *dir, bool others, const struct gw_own_ops *ops, void *ctx,
+int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops,
                   struct gw_own **ret, struct err *err)
 {
-    struct own_args *a = mem_zalloc(sizeof *a);
+    const struct gw_config *c = setup->config;
     struct gw_own *o = mem_zalloc(sizeof *o);
-    int r = a && o ? 0 : -ENOMEM;
-    if (r < 0) goto out;
-    o->fleet = fleet;
+    if (!o) return -ENOMEM;
+    arena_init(&o->args);
+    o->fleet = setup->fleet;
     o->ops = *ops;
-    o->ctx = ctx;
     o->hang_ms = c->hang_timeout_ms;
-    o->others = others;
-    r = c->worker_bin ? buf_adds(&a->bin, c->worker_bin) : gw_find_worker(&a->bin, err);
-    if (r == 0) r = c->model ? buf_adds(&a->model, c->model) : gw_find_model(&a->model, err);
+    o->others = setup->others;
+    int r = c->worker_bin ? buf_adds(&o->bin, c->worker_bin) : gw_find_worker(&o->bin, err);
+    if (r == 0) r = c->model ? buf_adds(&o->model, c->model) : gw_find_model(&o->model, err);
     if (r == 0 && !c->model)
-        log_event(LOG_NOTICE, "model.found", "path=\"%s\"", buf_cstr(&a->model));
-    if (r == 0) r = gw_rundir_private(dir, &o->dir, err);
+        log_event(LOG_NOTICE, "model.found", "path=\"%s\"", buf_cstr(&o->model));
+    if (r == 0) r = gw_rundir_private(setup->run_dir, &o->dir, err);
     if (r == 0) r = gw_config_worker_env(c);
     for (unsigned i = 0; r == 0 && i < c->worker_count && i < OWN_MAX; i++)
-        r = start_one(o, loop, c, a, err);
-    if (r == 0) {
+        r = start_one(o, setup, err);
+    if (r < 0)
+        gw_own_destroy(o);
+    else
         *ret = o;
-        o = NULL;
-    }
-out:
-    gw_own_destroy(o);
-    if (a) {
-        buf_fini(&a->bin);
-        buf_fini(&a->model);
-        buf_fini(&a->nvme);
-        buf_fini(&a->threads);
-    }
-    mem_free(a);
     return r;
 }
 
@@ -202,5 +162,8 @@ void gw_own_destroy(struct gw_own *o)
     }
     if (o->dir.len > 0) (void)rmdir(buf_cstr(&o->dir));
     buf_fini(&o->dir);
+    buf_fini(&o->bin);
+    buf_fini(&o->model);
+    arena_fini(&o->args);
     mem_free(o);
 }

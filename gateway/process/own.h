@@ -23,10 +23,16 @@ struct http_loop;
 struct gw_own_ops {
     void (*on_refused)(void *ctx, int exit_code); /* none of them will ever serve */
     void (*on_stopped)(void *ctx);                /* after gw_own_stop(), once */
+    void *ctx;
 };
-/* dir: the run folder. others: somebody else may serve, now or later. */
-int gw_own_create(struct http_loop *loop, struct gw_fleet *fleet, const struct gw_config *c,
-                  const char *dir, bool others, const struct gw_own_ops *ops, void *ctx,
+struct gw_own_setup {
+    struct http_loop *loop;
+    struct gw_fleet *fleet;
+    const struct gw_config *config;
+    const char *run_dir;
+    bool others; /* other targets may serve, now or later */
+};
+int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops,
                   struct gw_own **ret, struct err *err);
 void gw_own_reaped(struct gw_own *o); /* SIGCHLD came */
 /* A probe of this target (perhaps not ours) failed: who is silent for too long is restarted. */

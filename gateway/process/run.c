@@ -232,7 +232,6 @@ static void on_registered(void *ctx, const char *address, bool here)
 }
 
 static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, on_room, on_silent};
-static const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped};
 
 /* ---- reload ---- */
 
@@ -279,7 +278,7 @@ static int reload(void *ctx, struct buf *ret_restart, struct err *err)
         ups = NULL;
     }
     if (r < 0) goto out;
-    if (gw_config_restart_keys(u->server.first->config, s->config, ret_restart) > 0)
+    if (opts_restart_keys(server->first->config->opts, s->config->opts, ret_restart) > 0)
         log_event(LOG_WARN, "config.restart_needed", "keys=%s", buf_cstr(ret_restart));
     log_event(LOG_NOTICE, "config.reloaded", "keys=%zu", gw_keys_count(s->keys));
     enum log_level level;
@@ -367,9 +366,9 @@ static int start_fleet(struct gw_run *u, struct err *err)
         ups = NULL;
     }
     gw_upstreams_free(ups);
-    if (r == 0 && (c->model || !others))
-        r = gw_own_create(loop, server->fleet, c, buf_cstr(&u->dir), others, &own_ops, u,
-                          &server->own, err);
+    const struct gw_own_setup setup = {loop, server->fleet, c, buf_cstr(&u->dir), others};
+    const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped, u};
+    if (r == 0 && (c->model || !others)) r = gw_own_create(&setup, &own_ops, &server->own, err);
     struct gw_registry_opts registry = {c->registry, c->registry_group, on_registered, u};
     if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
     if (r == 0) gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
@@ -409,8 +408,10 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     int r = read_settings(c, NULL, &server->first, err);
     if (r < 0) return r;
     server->settings = gw_settings_ref(server->first);
+    const char *presets =
+        opt_given(c->opts, "worker.presets") ? opt_str(c->opts, "worker.presets") : NULL;
     r = gw_loops_create(server, c->loops);
-    if (r == 0) r = seg_presets_load(c->presets, &server->presets, err);
+    if (r == 0) r = seg_presets_load(presets, &server->presets, err);
     if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &server->learner);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &server->stats);

@@ -580,7 +580,7 @@ def test_a_worker_warns_of_variables_too():
         clean_env(), KVBLEND_WORKER_RAMM="1GiB", KVBLEND_WORKER_COUNT="1", KVBLEND_WORKER_BIN="x",
         KVBLEND_WORKER_THREADS="1", KVBLEND_LISTEN=":0"))
     said = [line for line in r.stderr.splitlines() if "unknown_variable" in line]
-    assert len(said) == 1 and 'name="KVBLEND_WORKER_RAMM; expected one like KVBLEND_WORKER_RAM"' in said[0], r.stderr
+    assert len(said) == 1 and 'name="KVBLEND_WORKER_RAMM is unknown; expected one like KVBLEND_WORKER_RAM"' in said[0], r.stderr
 
 
 def test_no_model_says_what_to_do():

@@ -297,7 +297,7 @@ def test_bad_options_are_named():
 def test_two_workers_share_redis():
     want = reference(ORDERS)
     with Redis() as r, worker("--redis", r.url) as a, \
-            worker(env={"KVBLEND_WORKER_REDIS_URLS": r.url}) as b:
+            worker(env={"KVBLEND_WORKER_REDIS": r.url}) as b:
         build(a, range(12))
         written_behind(a)
         for order, w in zip(ORDERS, want):
@@ -403,7 +403,7 @@ def test_secrets_are_on_no_command_line():
         text = shown(p.proc.pid) + p.log() + p.get("/admin/status").body.decode()
         assert not any(x in text for x in secrets), text
         assert ask(p, parts([1]))["kvblend"]["chunks"][0]["source"] == "computed"
-    with worker("--redis-urls", "redis://u:mellon@127.0.0.1:1 redis://u:mellon@127.0.0.1:2") as p:
+    with worker("--redis=redis://u:mellon@127.0.0.1:1", "--redis", "redis://u:mellon@127.0.0.1:2") as p:
         assert "mellon" not in shown(p.proc.pid) + p.log(), shown(p.proc.pid)
     with Folder() as d, gateway(
             "--nvme", d.nvme(), "--tier-wait", "4s", "--redis", "redis://u:mellon@127.0.0.1:1,[::1]:1",

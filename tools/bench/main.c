@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What to measure: a subcommand, and behind it its modes. */
 static const struct bench_sub *const subs[] = {
@@ -96,8 +97,11 @@ static int run_sub(const struct bench_sub *sub, int argc, char **argv)
     (void)bench_options_of(sub, defs);
     int r = opts_create(defs, &o);
     if (r < 0) return r;
-    r = opts_parse_argv(o, argc, argv, &err);
-    if (r == 0) r = opts_parse_env(o, "KVBLEND", &err);
+    const struct opt_args from = {argc, argv, environ, "KVBLEND"};
+    struct buf problems = BUF_INIT;
+    r = opts_read(o, &from, &problems);
+    if (r == -EINVAL) (void)err_set(&err, r, "%.*s", (int)problems.len - 1, problems.data);
+    buf_fini(&problems);
     if (r == 1)
         r = print_options(sub, o);
     else if (r == 0)

@@ -1,7 +1,7 @@
 /* Options: precedence, bounds, every kind of refusal and its sentence. */
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "base/opt_int.h"
 #include "base/opt_removed.h"
 #include "tests/test.h"
 
@@ -31,6 +31,10 @@ static const struct opt_def defs[] = {
     {.name = "hidden", .type = OPT_STR},
     {.name = "file", .type = OPT_STR, .positional = true, .help = "File."},
     {.name = "more", .type = OPT_STR, .positional = true, .repeatable = true, .help = "More."},
+    {.name = "entry", .type = OPT_STR, .repeatable = true, .split = ";", .head = "url|at"},
+    {.name = "live", .type = OPT_INT, .props = OPT_LIVE},
+    {.name = "config", .type = OPT_STR, .props = OPT_NO_KEY},
+    {.name = "once", .type = OPT_BOOL, .props = OPT_FLAG_ONLY},
     {0}};
 
 static struct opts *fresh(void)
@@ -40,14 +44,42 @@ static struct opts *fresh(void)
     return o;
 }
 
-static int parse(struct opts *o, const char *args, struct err *err)
+static struct buf problems;
+
+/* A "file" is its text: "key=value;key=value". */
+static void read_pairs(struct opts *o, const char *text)
 {
-    char copy[512], *argv[32] = {(char *)"prog"}, *save = NULL;
+    struct opt_place at = {OPT_FILE, "t", 1};
+    char copy[256], *save = NULL;
+    (void)snprintf(copy, sizeof copy, "%s", text);
+    for (char *p = strtok_r(copy, ";", &save); p; p = strtok_r(NULL, ";", &save), at.line++) {
+        char *eq = strchr(p, '=');
+        *eq = '\0';
+        struct opt_row *row = opt_of_key(o, p);
+        if (row)
+            opt_set(o, row, eq + 1, &at);
+        else
+            opt_unknown(o, &at, p);
+    }
+}
+
+/* Flags between spaces; env: "NAME=value", ended by NULL, or NULL. */
+static int read_all(struct opts *o, const char *args, char *const *env)
+{
+    char copy[512], *argv[32] = {(char *)"prog"}, *save = NULL, *none[] = {NULL};
     int argc = 1;
     (void)snprintf(copy, sizeof copy, "%s", args);
     for (char *p = strtok_r(copy, " ", &save); p && argc < 32; p = strtok_r(NULL, " ", &save))
         argv[argc++] = p;
-    return opts_parse_argv(o, argc, argv, err);
+    buf_fini(&problems);
+    return opts_read(o, &(struct opt_args){argc, argv, env ? env : none, "T", read_pairs},
+                     &problems);
+}
+
+static void expect(const char *sentence)
+{
+    if (strncmp(buf_cstr(&problems), sentence, strlen(sentence)) != 0)
+        ASSERT_STREQ(buf_cstr(&problems), sentence);
 }
 
 TEST(defaults)
@@ -67,162 +99,125 @@ TEST(defaults)
     opts_destroy(o);
 }
 
-TEST(precedence_in_any_order)
+TEST(precedence)
 {
-    static const char yaml[] = "listen: file\ncache:\n  ram: 1GiB\nthreads: 3\nratio: 0.5\n"
-                               "key: [f1, f2]\n";
-    setenv("KVBT_LISTEN", "env", 1);
-    setenv("KVBT_CACHE_RAM", "2GiB", 1);
-    setenv("KVBT_KEY", "e1,e2,e3", 1);
-    setenv("KVBT_UNKNOWN_THING", "x", 1);
-    for (int order = 0; order < 6; order++) {
-        struct opts *o = fresh();
-        struct err err = {0};
-        for (int step = 0; step < 3; step++) {
-            int which = (order % 3 + (order < 3 ? step : 3 - step)) % 3, r = 0;
-            if (which == 0) r = parse(o, "--listen=flag --no-reuse --dtype bf16", &err);
-            if (which == 1) r = opts_parse_env(o, "KVBT", &err);
-            if (which == 2) r = opts_parse_yaml(o, yaml, sizeof yaml - 1, "t.yaml", &err);
-            ASSERT_EQ(r, 0);
-        }
-        ASSERT_STREQ(opt_str(o, "listen"), "flag");
-        ASSERT_EQ(opt_size(o, "cache.ram"), 2ull << 30);
-        ASSERT_EQ(opt_int(o, "threads"), 3);
-        ASSERT_NEAR(opt_double(o, "ratio"), 0.5, 0);
-        ASSERT_TRUE(!opt_bool(o, "reuse"));
-        ASSERT_STREQ(opt_str(o, "dtype"), "bf16");
-        ASSERT_EQ(opt_n(o, "key"), 3);
-        ASSERT_STREQ(opt_str_at(o, "key", 1), "e2");
-        ASSERT_EQ(opt_source(o, "threads"), OPT_FILE);
-        ASSERT_EQ(opt_source(o, "key"), OPT_ENV);
-        opts_destroy(o);
-    }
+    char *env[] = {"T_LISTEN=env",
+                   "T_CACHE_RAM=2GiB",
+                   "T_KEY=e1,e2,e3",
+                   "T_UNKNOWN=x",
+                   "T_RATIO=",
+                   "T_ONCE=yes",
+                   NULL};
+    struct opts *o = fresh();
+    ASSERT_OK(read_all(o,
+                       "--config listen=file;cache.ram=1GiB;threads=3;ratio=0.5;key=f1;key=f2 "
+                       "--listen=flag --no-reuse --dtype bf16",
+                       env));
+    ASSERT_STREQ(opt_str(o, "listen"), "flag");
+    ASSERT_EQ(opt_size(o, "cache.ram"), 2ull << 30);
+    ASSERT_EQ(opt_int(o, "threads"), 3);
+    ASSERT_NEAR(opt_double(o, "ratio"), 0.5, 0);
+    ASSERT_TRUE(!opt_bool(o, "reuse") && !opt_bool(o, "once"));
+    ASSERT_STREQ(opt_str(o, "dtype"), "bf16");
+    ASSERT_EQ(opt_n(o, "key"), 3);
+    ASSERT_STREQ(opt_str_at(o, "key", 1), "e2");
+    ASSERT_EQ(opt_source(o, "threads"), OPT_FILE);
+    ASSERT_EQ(opt_source(o, "key"), OPT_ENV);
+    opts_destroy(o);
 }
 
 TEST(flag_forms)
 {
     struct opts *o = fresh();
-    struct err err = {0};
-    ASSERT_EQ(parse(o,
-                    "--cache-ram 64K a.gguf --threads=4 --threads 5 --reuse=off --key x --key y "
-                    "b -- --c",
-                    &err),
-              0);
+    ASSERT_OK(read_all(o,
+                       "--cache-ram 64K a.gguf --threads=4 --threads 5 --reuse=off --key x --key y "
+                       "--once on b -- --c",
+                       NULL));
     ASSERT_EQ(opt_size(o, "cache.ram"), 65536);
     ASSERT_EQ(opt_int(o, "threads"), 5);
-    ASSERT_TRUE(!opt_bool(o, "reuse"));
+    ASSERT_TRUE(!opt_bool(o, "reuse") && opt_bool(o, "once"));
     ASSERT_EQ(opt_n(o, "key"), 2);
     ASSERT_STREQ(opt_str(o, "file"), "a.gguf");
     ASSERT_EQ(opt_n(o, "more"), 2);
     ASSERT_STREQ(opt_str_at(o, "more", 1), "--c");
-    ASSERT_EQ(parse(o, "--nonsense --help", &err), 1);
-    ASSERT_EQ(parse(o, "-h", &err), 1);
+    ASSERT_EQ(read_all(o, "--nonsense --help", NULL), 1);
+    ASSERT_EQ(read_all(o, "-h", NULL), 1);
     opts_destroy(o);
 }
 
 TEST(flag_errors)
 {
-    static const struct {
-        const char *args, *sentence;
-        int code;
-    } table[] = {
-        {"--lisen x", "flag --lisen: unknown option, did you mean --listen?", -EINVAL},
-        {"--zzzzzzzz", "flag --zzzzzzzz: unknown option", -EINVAL},
-        {"--no-listen", "flag --no-listen: unknown option", -EINVAL},
-        {"-x", "flag -x: unknown option, flags begin with two dashes", -EINVAL},
-        {"--threads", "flag --threads: needs a value", -EINVAL},
-        {"--threads two", "flag --threads: \"two\" is not a whole number", -EINVAL},
-        {"--threads 0", "flag --threads: must be between 1 and 64", -ERANGE},
+    static const char *const table[][2] = {
+        {"--lisen x", "--lisen: unknown flag; expected one like \"--listen\""},
+        {"--zzzzzzzz", "--zzzzzzzz: unknown flag; --help lists the known ones"},
+        {"--no-listen", "--no-listen: unknown flag"},
+        {"-x", "-x: unknown flag; flags begin with two dashes"},
+        {"--threads", "--threads: needs a value"},
+        {"--threads two", "--threads: expected a whole number, found \"two\""},
+        {"--threads 0", "--threads: expected a value from 1 to 64, found \"0\""},
         {"--threads 99999999999999999999",
-         "flag --threads: \"99999999999999999999\" is not a "
-         "whole number",
-         -ERANGE},
-        {"--ratio 1.5", "flag --ratio: must be between 0 and 1", -ERANGE},
-        {"--ratio nan", "flag --ratio: \"nan\" is not a number", -EINVAL},
-        {"--dtype f16", "flag --dtype: \"f16\" is none of auto|f32|bf16", -EINVAL},
-        {"--cache.ram 12x", "flag --cache.ram: \"12x\" is not a size such as 512MiB", -EINVAL},
-        {"--cache.ram 1", "flag --cache.ram: must be between 1024 and 1000000000000 bytes",
-         -ERANGE},
-        {"--timeout 5y", "flag --timeout: \"5y\" is not a duration such as 250ms or 10s", -EINVAL},
-        {"--reuse=maybe", "flag --reuse: \"maybe\" is not true or false", -EINVAL},
-        {"--listen 123456789012345678901", "flag --listen: must be between 1 and 20 bytes long",
-         -ERANGE},
+         "--threads: expected a whole number, found \"99999999999999999999\""},
+        {"--ratio 1.5", "--ratio: expected a value from 0 to 1, found \"1.5\""},
+        {"--ratio nan", "--ratio: expected a number, found \"nan\""},
+        {"--dtype f16", "--dtype: expected auto|f32|bf16, found \"f16\""},
+        {"--cache.ram 12x", "--cache.ram: expected a size such as 512MiB, found \"12x\""},
+        {"--cache.ram 1", "--cache.ram: expected a value from 1024 to 1000000000000 bytes, found"},
+        {"--timeout 5y", "--timeout: expected a duration such as 30s, 500ms or 12h, found \"5y\""},
+        {"--reuse=maybe", "--reuse: expected true or false, found \"maybe\""},
+        {"--listen 123456789012345678901", "--listen: expected a value from 1 to 20 bytes, found"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        char sentence[160];
         struct opts *o = fresh();
-        struct err err = {0};
-        ASSERT_EQ(parse(o, table[i].args, &err), table[i].code);
-        if (strncmp(err.msg, table[i].sentence, strlen(table[i].sentence)) != 0)
-            ASSERT_STREQ(err.msg, table[i].sentence);
+        ASSERT_ERR(read_all(o, table[i][0], NULL), -EINVAL);
+        (void)snprintf(sentence, sizeof sentence, "command line: %s", table[i][1]);
+        expect(sentence);
         opts_destroy(o);
     }
 }
 
-TEST(yaml_errors)
+TEST(lists_in_variables)
 {
-    static const struct {
-        const char *yaml, *sentence;
-    } table[] = {
-        {"threads: 2\nlisten:\n  x: 1\n", "file t line 3, key listen.x: unknown option"},
-        {"thread: 2\n", "file t line 1, key thread: unknown option, did you mean threads?"},
-        {"threads: [1]\n", "file t line 1, key threads: takes one value"},
-        {"threads: 1\nthreads: 2\n", "file t line 2, key threads: this key is given twice"},
-        {"threads: x\n", "file t line 1, key threads: \"x\" is not a whole number"},
-        {"- a\n", "file t line 1: a list is not expected here"},
-        {"just text\n", "file t line 1: the file must hold a mapping"},
-        {"key:\n - {a: b}\n", "file t line 2, key key: a mapping is not expected here"},
-        {"key: [[a]]\n", "file t line 1, key key: a list is not expected here"},
-        {"a: &x 1\nb: *x\n", "file t line 1, key a: unknown option"},
-        {"listen: *x\n", "file t line 1, key listen: aliases are not supported"},
-        {"listen: a\n---\nlisten: b\n", "file t line 2: more than one document"},
-        {"listen: \"unclosed\n", "file t line"},
-        {"listen: a\n\tthreads: 1\n", "file t line"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        struct opts *o = fresh();
-        struct err err = {0};
-        ASSERT_TRUE(opts_parse_yaml(o, table[i].yaml, strlen(table[i].yaml), "t", &err) < 0);
-        if (strncmp(err.msg, table[i].sentence, strlen(table[i].sentence)) != 0)
-            ASSERT_STREQ(err.msg, table[i].sentence);
-        opts_destroy(o);
-    }
-}
-
-TEST(yaml_forms)
-{
-    static const char yaml[] = "# comment\ncache: {ram: 1MiB}\nLISTEN: ~\nkey:\n  - a b\n  - 'c'\n"
-                               "reuse: no\ndtype: \"f32\"\ntimeout: 1.5s\n";
+    char *env[] = {"T_KEY=,a,,b,", "T_ENTRY=u n=\"a;b\";v", NULL};
     struct opts *o = fresh();
-    struct err err = {0};
-    ASSERT_EQ(opts_parse_yaml(o, yaml, sizeof yaml - 1, "t", &err), 0);
-    ASSERT_EQ(opt_size(o, "cache.ram"), 1 << 20);
-    ASSERT_TRUE(!opt_given(o, "listen"));
+    ASSERT_OK(read_all(o, "", env));
     ASSERT_EQ(opt_n(o, "key"), 2);
-    ASSERT_STREQ(opt_str_at(o, "key", 0), "a b");
-    ASSERT_TRUE(!opt_bool(o, "reuse"));
-    ASSERT_EQ(opt_duration_ms(o, "timeout"), 1500);
-    ASSERT_EQ(opts_parse_yaml(o, "", 0, "t", &err), 0);
+    ASSERT_EQ(opt_n(o, "entry"), 2);
+    ASSERT_STREQ(opt_str_at(o, "entry", 0), "u n=\"a;b\"");
     opts_destroy(o);
 }
 
-TEST(file_errors)
+TEST(sections_of_another_program)
 {
+    static const struct opt_def other[] = {{.name = "threads", .type = OPT_INT, .max = 9},
+                                           {.name = "big-pages", .type = OPT_BOOL},
+                                           {0}};
+    char *env[] = {"T_OTHER_THREADS=7", NULL};
     struct opts *o = fresh();
-    struct err err = {0};
-    ASSERT_ERR(opts_parse_file(o, "/nonexistent.yaml", &err), -ENOENT);
-    ASSERT_TRUE(strstr(err.msg, "/nonexistent.yaml") != NULL);
-    ASSERT_ERR(opts_parse_file(o, "/", &err), -EINVAL);
+    ASSERT_OK(opts_add_section(o, "other", other));
+    ASSERT_OK(read_all(o, "--config other.big_pages=on;other.threads=2;threads=3", env));
+    ASSERT_EQ(opt_int(o, "other.threads"), 7);
+    ASSERT_EQ(opt_int(o, "threads"), 3);
+    ASSERT_TRUE(opt_bool(o, "big-pages") && opt_bool(o, "other.big-pages"));
+    opts_destroy(o);
+    o = fresh();
+    ASSERT_OK(opts_add_section(o, "other", other));
+    ASSERT_ERR(read_all(o, "--config other.threads=10", NULL), -EINVAL);
+    expect("t:1: other.threads: expected a value from 0 to 9, found \"10\"");
     opts_destroy(o);
 }
 
-TEST(environment_error_names_the_variable)
+TEST(what_a_reload_cannot_change)
 {
-    struct opts *o = fresh();
-    struct err err = {0};
-    setenv("KVBU_THREADS", "many", 1);
-    ASSERT_ERR(opts_parse_env(o, "KVBU", &err), -EINVAL);
-    ASSERT_STREQ(err.msg, "environment KVBU_THREADS: \"many\" is not a whole number");
-    opts_destroy(o);
+    struct opts *a = fresh(), *b = fresh();
+    struct buf keys = BUF_INIT;
+    ASSERT_OK(read_all(a, "--live 1 --threads 2 --once", NULL));
+    ASSERT_OK(read_all(b, "--live 2 --threads 3 --cache-ram 1M --key x", NULL));
+    ASSERT_EQ(opts_restart_keys(a, b, &keys), 3);
+    ASSERT_STREQ(buf_cstr(&keys), "cache.ram,threads,key");
+    buf_fini(&keys);
+    opts_destroy(a);
+    opts_destroy(b);
 }
 
 TEST(variables_that_no_option_has)
@@ -237,10 +232,11 @@ TEST(variables_that_no_option_has)
     struct buf b = BUF_INIT;
     struct opts *o;
     ASSERT_OK(opts_create(two, &o));
-    ASSERT_OK(opts_unknown_env(o, "KVBW", env, &b));
-    ASSERT_STREQ(buf_cstr(&b), "KVBW_RAMM; expected one like KVBW_RAM\n"
-                               "KVBW_WRITE_BUGDET_DAY; expected one like KVBW_WRITE_BUDGET_DAY\n"
-                               "KVBW_COUNT\n");
+    opts_unknown_env(o, &(struct opt_args){0, NULL, env, "KVBW"}, &b);
+    ASSERT_STREQ(buf_cstr(&b),
+                 "KVBW_RAMM is unknown; expected one like KVBW_RAM\n"
+                 "KVBW_WRITE_BUGDET_DAY is unknown; expected one like KVBW_WRITE_BUDGET_DAY\n"
+                 "KVBW_COUNT is unknown\n");
     buf_fini(&b);
     opts_destroy(o);
 }
@@ -280,47 +276,32 @@ TEST(sizes)
     }
 }
 
-TEST(help_and_dump)
+TEST(help)
 {
     struct opts *o = fresh();
-    struct err err = {0};
     struct buf b = BUF_INIT;
     ASSERT_OK(opts_help(o, "kvblend", "What it does.", &b));
     const char *text = buf_cstr(&b);
     ASSERT_TRUE(strstr(text, "Usage: kvblend [options] [file] [more") != NULL);
-    ASSERT_TRUE(
-        strstr(text, "  --listen TEXT             Address to listen on. [127.0.0.1:8010]\n"));
+    ASSERT_TRUE(strstr(text, "  --listen TEXT             Address to listen on. [127.0.0.1:8010] "
+                             "(listen)\n"));
     ASSERT_TRUE(strstr(text, "--dtype auto|f32|bf16") != NULL);
     ASSERT_TRUE(strstr(text, "hidden") == NULL);
-    buf_clear(&b);
-    ASSERT_EQ(parse(o, "--key a --key b", &err), 0);
-    ASSERT_OK(opts_dump(o, &b));
-    text = buf_cstr(&b);
-    ASSERT_TRUE(strstr(text, "key: [\"a\", \"b\"] # flag\n") != NULL);
-    ASSERT_TRUE(strstr(text, "threads: 2 # default\n") != NULL);
-    /* What is dumped can be read again. */
-    struct opts *again = fresh();
-    ASSERT_EQ(opts_parse_yaml(again, b.data, b.len, "dump", &err), 0);
-    ASSERT_STREQ(opt_str_at(again, "key", 1), "b");
-    opts_destroy(again);
     buf_fini(&b);
     opts_destroy(o);
 }
 
 TEST(removed_options_say_so)
 {
-    static const char yaml[] = "strategy:\n  map-tokens: 9\n", instead[] = "was removed; kvblend-";
     char *env[] = {"T_MAP_TOKENS=9", "T_RATOI=1", NULL};
     struct opts *o = fresh();
-    struct err err = {0};
     struct buf b = BUF_INIT;
-    ASSERT_ERR(parse(o, "--map-prompt x", &err), -EINVAL);
-    ASSERT_TRUE(strstr(err.msg, "flag --map-prompt: was removed; kvblend-bench") != NULL);
-    ASSERT_ERR(opts_parse_yaml(o, yaml, sizeof yaml - 1, "t", &err), -EINVAL);
-    ASSERT_TRUE(strstr(err.msg, instead) != NULL);
-    ASSERT_OK(opts_unknown_env(o, "T", env, &b));
-    ASSERT_TRUE(strstr(buf_cstr(&b), "T_MAP_TOKENS; it was removed; kvblend-bench") != NULL);
-    ASSERT_TRUE(strstr(buf_cstr(&b), "T_RATOI; expected one like T_RATIO\n") != NULL);
+    ASSERT_ERR(read_all(o, "--config strategy.map-tokens=9 --map-prompt x", NULL), -EINVAL);
+    expect("command line: --map-prompt: was removed; kvblend-bench");
+    ASSERT_TRUE(strstr(problems.data, "t:1: strategy.map-tokens: was removed; kvblend-") != NULL);
+    opts_unknown_env(o, &(struct opt_args){0, NULL, env, "T"}, &b);
+    ASSERT_TRUE(strstr(buf_cstr(&b), "T_MAP_TOKENS was removed; kvblend-bench") != NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&b), "T_RATOI is unknown; expected one like T_RATIO\n") != NULL);
     buf_fini(&b);
     opts_destroy(o);
     ASSERT_TRUE(opt_removed("Map_Tokens", NULL) && opt_removed("strategy.map-tokens", NULL));
@@ -334,7 +315,11 @@ TEST(removed_options_say_so)
 
 TEST(secrets_leave_the_command_line)
 {
-    static const char *const names[] = {"api-key", "redis", NULL};
+    static const struct opt_def table[] = {{.name = "api-key", .props = OPT_SECRET},
+                                           {.name = "redis", .props = OPT_SECRET},
+                                           {.name = "api-keys"},
+                                           {.name = "listen"},
+                                           {0}};
     static const struct {
         const char *was, *is;
     } cases[] = {
@@ -361,24 +346,27 @@ TEST(secrets_leave_the_command_line)
     char text[N + 1][64] = {"program"}, *argv[N + 1] = {text[0]};
     for (size_t i = 0; i < N; i++)
         argv[i + 1] = memcpy(text[i + 1], cases[i].was, strlen(cases[i].was) + 1);
-    opts_hide_argv(N + 1, argv, names);
+    struct opts *o;
+    ASSERT_OK(opts_create(table, &o));
+    opts_hide_argv(o, N + 1, argv);
+    opts_destroy(o);
     for (size_t i = 0; i < N; i++)
         ASSERT_STREQ(argv[i + 1], cases[i].is);
 }
 
 TEST(every_allocation_may_fail)
 {
-    static const char yaml[] = "cache:\n  ram: 1GiB\nkey: [f1, f2]\n";
+    char *env[] = {"T_MORE=a,b", NULL};
     for (unsigned n = 1;; n++) {
         struct opts *o = NULL;
-        struct err err = {0};
         mem_fail_nth(n);
         int r = opts_create(defs, &o);
-        if (r == 0) r = opts_parse_yaml(o, yaml, sizeof yaml - 1, "t", &err);
+        if (r == 0) r = read_all(o, "--listen x --config cache.ram=1GiB;key=f1;key=f2", env);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);
         opts_destroy(o);
         ASSERT_EQ(r, fired ? -ENOMEM : 0);
         if (!fired) break;
     }
+    buf_fini(&problems);
 }

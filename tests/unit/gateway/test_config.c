@@ -1,4 +1,5 @@
 #include "base/buf.h"
+#include "base/mem.h"
 #include "gateway/fleet/address.h"
 #include "gateway/process/config.h"
 #include "tests/test.h"
@@ -111,7 +112,7 @@ TEST(an_old_configuration_gets_messages)
     expect_problem("worker:\n  ram_policy: gdsf\n",
                    ":2: worker.ram_policy: gdsf was removed; lru is");
     ASSERT_ERR(load(&c, none, "--rerank-prompt", "x"), -EINVAL);
-    ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt " MEASURED) != NULL);
+    ASSERT_TRUE(strstr(buf_cstr(&problems), "--rerank-prompt: " MEASURED) != NULL);
     expect_problem("worker:\n  strategy: hybrid\n",
                    ":2: worker.strategy: hybrid was removed; use qs");
     expect_problem("worker:\n  mass: 0.5\n", ":2: worker.mass: was removed; ratio says");
@@ -344,7 +345,8 @@ TEST(tiers_of_the_worker)
     struct gw_config *c;
     char *env[] = {"KVBLEND_SECRET=s3cret", "KVBLEND_TTL=12h", NULL};
     const char *args[80];
-    size_t n;
+    struct arena a;
+    arena_init(&a);
     ASSERT_OK(unsetenv("KVBLEND_WORKER_SECRET"));
     char *argv[] = {"kvblend",
                     "--nvme=/x:1GiB",
@@ -356,25 +358,25 @@ TEST(tiers_of_the_worker)
                     "--nvme-policy=arc",
                     NULL};
     ASSERT_OK(gw_config_load(8, argv, env, &c, &problems));
-    ASSERT_OK(gw_config_worker_args(c, args, 80, &n));
     static const char *const want[] = {
-        "--nvme",      "/x:1GiB",    "--nvme-policy", "arc", "--quota",      "a=ram:1MiB,nvme:2MiB",
-        "--quota",     "b=ram:1MiB", "--ttl",         "12h", "--access-log", "/log",
-        "--log-level", "info"};
-    ASSERT_EQ(n, sizeof want / sizeof want[0]);
-    for (size_t i = 0; i < n; i++)
+        "--log-level=info",   "--nvme=/x:1GiB", "--nvme-policy=arc", "--quota=a=ram:1MiB,nvme:2MiB",
+        "--quota=b=ram:1MiB", "--ttl=12h",      "--access-log=/log"};
+    const int n = sizeof want / sizeof want[0];
+    ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), n);
+    for (int i = 0; i < n; i++)
         ASSERT_STREQ(args[i], want[i]);
-    ASSERT_ERR(gw_config_worker_args(c, args, 5, &n), -ERANGE);
+    ASSERT_ERR(gw_config_worker_args(c, 0, &a, args, 5), -ERANGE);
+    arena_fini(&a);
     ASSERT_OK(gw_config_worker_env(c));
     ASSERT_STREQ(getenv("KVBLEND_WORKER_SECRET"), "s3cret");
-    ASSERT_STREQ(getenv("KVBLEND_WORKER_REDIS_URLS"), "redis://:pw@h1,h2:7 redis://h3");
+    ASSERT_STREQ(getenv("KVBLEND_WORKER_REDIS"), "redis://:pw@h1,h2:7 redis://h3");
     gw_config_free(c);
     char *lists[] = {"KVBLEND_QUOTA=a=ram:1MiB,nvme:2MiB b=ram:1MiB", "KVBLEND_TTL_NS=a=1h,b=2h",
                      NULL};
     ASSERT_OK(load(&c, lists, NULL, NULL));
-    ASSERT_EQ(c->quota.n, 2);
-    ASSERT_STREQ(c->quota.v[0], "a=ram:1MiB,nvme:2MiB");
-    ASSERT_EQ(c->ttl_ns.n, 2);
+    ASSERT_EQ(opt_n(c->opts, "worker.quota"), 2);
+    ASSERT_STREQ(opt_str_at(c->opts, "worker.quota", 0), "a=ram:1MiB,nvme:2MiB");
+    ASSERT_EQ(opt_n(c->opts, "worker.ttl-ns"), 2);
     gw_config_free(c);
     static const char *const bad[][2] = {
         {"--ttl", "soon"}, {"--ram-policy", "fifo"}, {"--nvme-write-budget", "lots"}};
@@ -393,12 +395,13 @@ TEST(switches_of_the_worker_are_one_word)
     struct gw_config *c;
     char *env[] = {"KVBLEND_CONTROLLER=off", NULL};
     const char *args[80];
-    size_t n;
+    struct arena a;
+    arena_init(&a);
     ASSERT_OK(load(&c, env, "--sandbox", "on"));
-    ASSERT_OK(gw_config_worker_args(c, args, 80, &n));
-    ASSERT_EQ(n, 4); /* these and log-level */
-    ASSERT_STREQ(args[0], "--controller=off");
-    ASSERT_STREQ(args[1], "--sandbox=on");
+    ASSERT_EQ(gw_config_worker_args(c, 0, &a, args, 80), 3);
+    ASSERT_STREQ(args[1], "--controller=off");
+    ASSERT_STREQ(args[2], "--sandbox=on");
+    arena_fini(&a);
     gw_config_free(c);
     ASSERT_ERR(load(&c, env, "--sandbox", "maybe"), -EINVAL);
     buf_fini(&problems);
@@ -409,19 +412,35 @@ TEST(worker_arguments_and_restart_keys)
     struct gw_config *a, *b;
     char *env[] = {"KVBLEND_THREADS=2", NULL}, *none[] = {NULL};
     const char *args[80];
-    size_t n;
+    struct arena memory;
     struct buf keys = BUF_INIT;
-    ASSERT_OK(load(&a, env, "--ram", "1GiB"));
-    ASSERT_OK(gw_config_worker_args(a, args, 80, &n));
-    ASSERT_EQ(n, 6); /* ram, threads, log-level */
-    ASSERT_STREQ(args[0], "--ram");
-    ASSERT_STREQ(args[1], "1GiB");
-    ASSERT_STREQ(args[2], "--threads");
+    arena_init(&memory);
+    ASSERT_OK(load(&a, env, "--ram", "2GiB"));
+    ASSERT_EQ(gw_config_worker_args(a, 0, &memory, args, 80), 3);
+    ASSERT_STREQ(args[1], "--ram=2GiB");
+    ASSERT_STREQ(args[2], "--threads=2");
     ASSERT_OK(load(&b, none, "--queue-limit", "3"));
-    ASSERT_EQ(gw_config_restart_keys(a, b, &keys), 2);
+    ASSERT_EQ(opts_restart_keys(a->opts, b->opts, &keys), 2);
     ASSERT_STREQ(buf_cstr(&keys), "worker.ram,worker.threads");
     buf_fini(&keys);
     gw_config_free(a);
     gw_config_free(b);
+    arena_fini(&memory);
+    buf_fini(&problems);
+}
+
+TEST(workers_share_cores_but_no_file)
+{
+    struct gw_config *c;
+    char *env[] = {"KVBLEND_WORKER_COUNT=2", NULL};
+    const char *args[80];
+    struct arena a;
+    arena_init(&a);
+    ASSERT_OK(load(&c, env, "--nvme", "/a:b:1GiB"));
+    ASSERT_EQ(gw_config_worker_args(c, 1, &a, args, 80), 3);
+    ASSERT_STREQ(args[1], "--nvme=/a:b.1:1GiB");
+    ASSERT_TRUE(strncmp(args[2], "--threads=", 10) == 0);
+    gw_config_free(c);
+    arena_fini(&a);
     buf_fini(&problems);
 }

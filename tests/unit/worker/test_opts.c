@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "tests/test.h"
 #include "worker/opts.h"
+#include "worker/opts_table.h"
 #include "worker/worker.h"
 
 #include <fcntl.h>
@@ -46,7 +47,7 @@ static int read_opts(struct wk_opts *o, struct err *err, const char *first, ...)
 static void no_env(void)
 {
     ASSERT_OK(unsetenv("KVBLEND_WORKER_SECRET"));
-    ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS_URLS"));
+    ASSERT_OK(unsetenv("KVBLEND_WORKER_REDIS"));
 }
 
 TEST(removed_options_say_what_to_use)
@@ -66,6 +67,18 @@ TEST(removed_options_say_what_to_use)
         ASSERT_ERR(read_opts(&o, &err, gone[i].flag, gone[i].value, NULL), -EINVAL);
         if (!strstr(err.msg, gone[i].says)) test_fail(__FILE__, __LINE__, "%s", err.msg);
     }
+}
+
+/* Each of the table is an option here, too, with the same default. */
+TEST(the_gateways_table)
+{
+    struct opts *o;
+    size_t n = 0;
+    ASSERT_OK(opts_create(wk_opts_table, &o));
+    for (const struct opt_def *d = wk_opts_table; d->name; d++, n++)
+        ASSERT_TRUE(d->help && !d->positional && !d->key && !opt_given(o, d->name));
+    ASSERT_TRUE(n > 20);
+    opts_destroy(o);
 }
 
 TEST(order_of_the_queue)
@@ -219,7 +232,7 @@ TEST(secrets_by_environment_and_file_agree)
     ASSERT_EQ(write(fd, "open sesame\n", 12), 12);
     (void)close(fd);
     ASSERT_OK(setenv("KVBLEND_WORKER_SECRET", "open sesame", 1));
-    ASSERT_OK(setenv("KVBLEND_WORKER_REDIS_URLS", "redis://:p%40w@h1,h2:7 redis://h3", 1));
+    ASSERT_OK(setenv("KVBLEND_WORKER_REDIS", "redis://:p%40w@h1,h2:7 redis://h3", 1));
     ASSERT_OK(read_opts(&o, &err, NULL));
     ASSERT_MEMEQ(o.tiers.secret, want, sizeof want);
     ASSERT_TRUE(o.tiers.has_secret && memcmp(o.tiers.auth_key, auth, sizeof auth) == 0);
