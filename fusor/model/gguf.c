@@ -7,8 +7,8 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "fusor/model/map.h"
-#include "fusor/model/quant.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,10 +33,9 @@ struct gguf {
     struct arena arena; /* names */
     const char *path;   /* its end, for messages */
     struct gguf_kv *kv;
-    size_t n_kv, n_tensors;
-    struct gguf_tensor *tensor;
-    const struct gguf_tensor **by_name; /* sorted */
-    uint64_t *offset;                   /* per tensor, from the start of the data part */
+    size_t n_kv;
+    struct tensors tensors;
+    uint64_t *offset; /* per tensor, from the start of the data part; while the file is read */
 };
 
 struct cursor {
@@ -157,75 +156,62 @@ static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
     return take_bytes(c, size_of_type[type], &kv->data, "the metadata");
 }
 
-static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
-{
-    struct gguf_tensor *t = &g->tensor[i];
-    uint32_t n_dims = 0;
-    int r = take_name(g, c, &t->name, "a tensor name");
-    if (r == 0) r = take_u32(c, &n_dims, "the tensor table");
-    if (r < 0) return r;
-    if (n_dims < 1 || n_dims > 4)
-        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has %u dimensions", c->path, t->name,
-                       n_dims);
-    t->n_dims = n_dims;
-    for (unsigned d = 0; d < 4; d++)
-        t->dims[d] = 1;
-    for (unsigned d = 0; d < n_dims; d++) {
-        r = take_u64(c, &t->dims[d], "the tensor table");
-        if (r < 0) return r;
-    }
-    r = take_u32(c, &t->type, "the tensor table");
-    if (r == 0) r = take_u64(c, &g->offset[i], "the tensor table");
-    return r;
-}
-
-/* Bytes of a tensor from its shape and type. An unknown type gives 0 bytes: the file as such is
- * fine, and whoever needs the tensor refuses it by name. */
-static int tensor_bytes(struct gguf *g, struct gguf_tensor *t, struct err *err)
+/* Shape, type and size. An unknown type gives 0 bytes: the file as such is fine, and the reader of
+ * the tensor refuses it by name. */
+static int describe_tensor(struct cursor *c, struct tensor *t, const uint64_t dims[4], uint32_t id)
 {
     size_t n = 1;
     for (unsigned d = 0; d < 4; d++)
-        if (t->dims[d] == 0 || t->dims[d] > INT64_MAX || !size_mul(n, (size_t)t->dims[d], &n))
-            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", g->path,
+        if (dims[d] == 0 || dims[d] > INT64_MAX || !size_mul(n, (size_t)dims[d], &n))
+            return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", c->path,
                            t->name);
-    const struct quant_type *q = quant_type(t->type);
-    if (!q) {
-        t->size_bytes = 0;
+    while (t->n_dims > 1 && dims[t->n_dims - 1] == 1)
+        t->n_dims--;
+    t->cols = (size_t)dims[0];
+    t->rows = (size_t)dims[1];
+    t->type = quant_type(id);
+    if (!t->type) {
+        (void)snprintf(t->type_name, sizeof(t->type_name), "ggml %u", id);
         return 0;
     }
-    if (t->dims[0] % q->block != 0)
-        return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has rows of %llu, not a multiple of %u",
-                       g->path, t->name, (unsigned long long)t->dims[0], q->block);
-    size_t bytes;
-    if (!size_mul(n / q->block, q->bytes, &bytes))
-        return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", g->path, t->name);
-    t->size_bytes = bytes;
+    (void)snprintf(t->type_name, sizeof(t->type_name), "%s", t->type->name);
+    if (t->cols % t->type->block != 0)
+        return err_set(c->err, -EBADMSG,
+                       "%s: tensor \"%.80s\" has rows of %zu, not a multiple of %u", c->path,
+                       t->name, t->cols, t->type->block);
+    if (!size_mul(n / t->type->block, t->type->bytes, &t->size_bytes))
+        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", c->path,
+                       t->name);
     return 0;
 }
 
-static int by_name(const void *a, const void *b)
+static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
 {
-    const struct gguf_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct gguf_tensor *const *x = a, *const *y = b;
-    if ((*x)->data != (*y)->data) return (*x)->data > (*y)->data ? 1 : -1;
-    return ((*x)->size_bytes > (*y)->size_bytes) - ((*x)->size_bytes < (*y)->size_bytes);
+    struct tensor *t = &g->tensors.t[i];
+    uint64_t dims[4] = {1, 1, 1, 1};
+    uint32_t type = 0;
+    *t = (struct tensor){0};
+    int r = take_name(g, c, &t->name, "a tensor name");
+    if (r == 0) r = take_u32(c, &t->n_dims, "the tensor table");
+    if (r < 0) return r;
+    if (t->n_dims < 1 || t->n_dims > 4)
+        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has %u dimensions", c->path, t->name,
+                       t->n_dims);
+    for (unsigned d = 0; d < t->n_dims && r == 0; d++)
+        r = take_u64(c, &dims[d], "the tensor table");
+    if (r == 0) r = take_u32(c, &type, "the tensor table");
+    if (r == 0) r = take_u64(c, &g->offset[i], "the tensor table");
+    return r < 0 ? r : describe_tensor(c, t, dims, type);
 }
 
 static int place_tensors(struct gguf *g, size_t data_at, size_t align, struct err *err)
 {
-    if (g->n_tensors == 0) return 0;
+    if (g->tensors.n == 0) return 0;
     if (data_at > g->map.size_bytes)
         return err_set(err, -EBADMSG, "%s: file ends before its tensors", g->path);
     size_t room = g->map.size_bytes - data_at;
-    for (size_t i = 0; i < g->n_tensors; i++) {
-        struct gguf_tensor *t = &g->tensor[i];
-        int r = tensor_bytes(g, t, err);
-        if (r < 0) return r;
+    for (size_t i = 0; i < g->tensors.n; i++) {
+        struct tensor *t = &g->tensors.t[i];
         if (g->offset[i] % align != 0)
             return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is not aligned", g->path, t->name);
         if (g->offset[i] > room || t->size_bytes > room - g->offset[i])
@@ -233,21 +219,9 @@ static int place_tensors(struct gguf *g, size_t data_at, size_t align, struct er
                            "%s: tensor \"%.80s\" lies outside the file (truncated download?)",
                            g->path, t->name);
         t->data = g->map.data + data_at + g->offset[i];
-        g->by_name[i] = t;
     }
-    qsort(g->by_name, g->n_tensors, sizeof(*g->by_name), by_place);
-    for (size_t i = 1; i < g->n_tensors; i++) {
-        const struct gguf_tensor *a = g->by_name[i - 1], *b = g->by_name[i];
-        if ((const uint8_t *)a->data + a->size_bytes > (const uint8_t *)b->data)
-            return err_set(err, -EBADMSG, "%s: tensors \"%.64s\" and \"%.64s\" overlap", g->path,
-                           a->name, b->name);
-    }
-    qsort(g->by_name, g->n_tensors, sizeof(*g->by_name), by_name);
-    for (size_t i = 1; i < g->n_tensors; i++)
-        if (by_name(&g->by_name[i - 1], &g->by_name[i]) == 0)
-            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is there twice", g->path,
-                           g->by_name[i]->name);
-    return 0;
+    int r = tensors_check_overlap(&g->tensors, g->path, err);
+    return r < 0 ? r : tensors_sort(&g->tensors, g->path, err);
 }
 
 static int by_key(const void *a, const void *b)
@@ -280,13 +254,11 @@ static int read_tensors(struct gguf *g, struct cursor *c, uint64_t n)
     if (n > c->left / TENSOR_BYTES_MIN)
         return err_set(c->err, -EBADMSG, "%s: claims %llu tensors, more than the file", g->path,
                        (unsigned long long)n);
-    g->n_tensors = (size_t)n;
-    g->tensor = mem_zalloc(g->n_tensors * sizeof(*g->tensor));
-    g->by_name = mem_zalloc(g->n_tensors * sizeof(*g->by_name));
-    g->offset = mem_zalloc(g->n_tensors * sizeof(*g->offset));
-    if (!g->tensor || !g->by_name || !g->offset)
+    g->offset = mem_zalloc((size_t)n * sizeof(*g->offset));
+    if (!g->offset || tensors_reserve(&g->tensors, (size_t)n) < 0)
         return err_set(c->err, -ENOMEM, "%s: out of memory", g->path);
-    for (size_t i = 0; i < g->n_tensors; i++) {
+    g->tensors.n = (size_t)n;
+    for (size_t i = 0; i < g->tensors.n; i++) {
         int r = read_tensor(g, c, i);
         if (r < 0) return r;
     }
@@ -354,8 +326,7 @@ void gguf_close(struct gguf *g)
     for (size_t i = 0; i < g->n_kv; i++)
         mem_free(g->kv[i].str);
     mem_free(g->kv);
-    mem_free(g->tensor);
-    mem_free(g->by_name);
+    tensors_fini(&g->tensors);
     mem_free(g->offset);
     arena_fini(&g->arena);
     map_close(&g->map);
@@ -367,11 +338,6 @@ const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
     struct gguf_kv want = {.key = key};
     if (g->n_kv == 0) return NULL;
     return bsearch(&want, g->kv, g->n_kv, sizeof(*g->kv), by_key);
-}
-
-enum gguf_type gguf_kv_type(const struct gguf_kv *kv)
-{
-    return kv->type;
 }
 
 enum gguf_type gguf_arr_type(const struct gguf_kv *kv)
@@ -387,46 +353,15 @@ size_t gguf_arr_len(const struct gguf_kv *kv)
 /* One number of any integer type; u64 values above INT64_MAX do not fit and count as other type. */
 static int number_i64(enum gguf_type t, const uint8_t *p, int64_t *ret)
 {
-    int8_t i8;
-    int16_t i16;
-    uint16_t u16;
-    int32_t i32;
-    uint32_t u32;
-    int64_t i64;
-    switch (t) {
-    case GGUF_U8:
-    case GGUF_BOOL:
-        *ret = *p;
-        return 1;
-    case GGUF_I8:
-        memcpy(&i8, p, sizeof(i8));
-        *ret = i8;
-        return 1;
-    case GGUF_U16:
-        memcpy(&u16, p, sizeof(u16));
-        *ret = u16;
-        return 1;
-    case GGUF_I16:
-        memcpy(&i16, p, sizeof(i16));
-        *ret = i16;
-        return 1;
-    case GGUF_U32:
-        memcpy(&u32, p, sizeof(u32));
-        *ret = u32;
-        return 1;
-    case GGUF_I32:
-        memcpy(&i32, p, sizeof(i32));
-        *ret = i32;
-        return 1;
-    case GGUF_U64:
-    case GGUF_I64:
-        memcpy(&i64, p, sizeof(i64));
-        if (t == GGUF_U64 && i64 < 0) return 0;
-        *ret = i64;
-        return 1;
-    default:
-        return 0;
-    }
+    const bool has_sign = t == GGUF_I8 || t == GGUF_I16 || t == GGUF_I32 || t == GGUF_I64;
+    const unsigned bits = 8u * size_of_type[t];
+    uint64_t v = 0;
+    if (bits == 0 || t == GGUF_F32 || t == GGUF_F64) return 0;
+    memcpy(&v, p, size_of_type[t]); /* both are little-endian */
+    if (has_sign && bits < 64 && v >> (bits - 1)) v |= UINT64_MAX << bits;
+    if (!has_sign && v > INT64_MAX) return 0;
+    *ret = (int64_t)v;
+    return 1;
 }
 
 static int number_f64(enum gguf_type t, const uint8_t *p, double *ret)
@@ -501,22 +436,7 @@ int gguf_arr_f64(const struct gguf_kv *kv, size_t i, double *ret)
     return number_f64(kv->arr_type, kv->data + i * size_of_type[kv->arr_type], ret);
 }
 
-size_t gguf_n_tensors(const struct gguf *g)
+const struct tensors *gguf_tensors(const struct gguf *g)
 {
-    return g->n_tensors;
-}
-
-const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i)
-{
-    return i < g->n_tensors ? &g->tensor[i] : NULL;
-}
-
-const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name)
-{
-    struct gguf_tensor want = {.name = name};
-    const struct gguf_tensor *p = &want;
-    if (g->n_tensors == 0) return NULL;
-    const struct gguf_tensor **at =
-        bsearch(&p, g->by_name, g->n_tensors, sizeof(*g->by_name), by_name);
-    return at ? *at : NULL;
+    return &g->tensors;
 }

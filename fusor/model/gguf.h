@@ -1,13 +1,14 @@
 /* gguf: read-only view of a GGUF file (versions 2 and 3, little-endian), mapped into memory.
  *
  * Life cycle: gguf_open() maps and checks everything (counts, offsets, sizes against the file) →
- * gguf_find()/gguf_tensor() → gguf_close(). Strings and arrays are borrowed from the mapping.
+ * gguf_find(), gguf_tensors() → gguf_close(). Strings and arrays are borrowed from the mapping.
  * Every number in the file is distrusted: a lying file gives -EBADMSG with a sentence.
  * Thread: any after open (immutable). Format: ggml's docs/gguf.md. */
 #ifndef FUSOR_MODEL_GGUF_H
 #define FUSOR_MODEL_GGUF_H
 
 #include "base/err.h"
+#include "fusor/model/tensors.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,19 +31,10 @@ enum gguf_type { /* metadata value types, as in the file */
 };
 struct gguf;
 struct gguf_kv; /* one metadata entry */
-struct gguf_tensor {
-    const char *name; /* NUL-terminated copy */
-    uint32_t type;    /* ggml type id: 0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 8 Q8_0, 12 Q4_K, … */
-    unsigned n_dims;
-    uint64_t dims[4]; /* dims[0] is the fastest (row length) */
-    const void *data; /* in the mapping */
-    uint64_t size_bytes;
-};
 
 int gguf_open(const char *path, struct gguf **ret, struct err *err);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL = absent */
-enum gguf_type gguf_kv_type(const struct gguf_kv *kv);                  /* GGUF_ARR for arrays */
 enum gguf_type gguf_arr_type(const struct gguf_kv *kv); /* element type of an array */
 size_t gguf_arr_len(const struct gguf_kv *kv);          /* 0 when not an array */
 /* Typed reads: 1 found and converted, 0 absent or other type; `key` forms for convenience. */
@@ -54,8 +46,6 @@ int gguf_str(const struct gguf *g, const char *key, const char **ret, size_t *re
 int gguf_arr_str(const struct gguf_kv *kv, size_t i, const char **ret, size_t *ret_len);
 int gguf_arr_i64(const struct gguf_kv *kv, size_t i, int64_t *ret);
 int gguf_arr_f64(const struct gguf_kv *kv, size_t i, double *ret);
-size_t gguf_n_tensors(const struct gguf *g);
-const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
-const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name);
+const struct tensors *gguf_tensors(const struct gguf *g); /* sorted by name */
 
 #endif

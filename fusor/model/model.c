@@ -70,7 +70,7 @@ static size_t dim_size(const struct model_cfg *c, enum dim d)
     return 1;
 }
 
-static bool wanted(const struct model_cfg *c, enum when w)
+static bool model_wants(const struct model_cfg *c, enum when w)
 {
     switch (w) {
     case UNLESS_TIED:
@@ -198,7 +198,7 @@ static int bind_all(struct model *m, struct err *err)
     m->cfg.file_bf16_or_less = true;
     for (unsigned l = 0; l < m->cfg.L; l++) {
         for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT; w++) {
-            if (!wanted(&m->cfg, kinds[w].when)) continue;
+            if (!model_wants(&m->cfg, kinds[w].when)) continue;
             int r = bind_one(m, (enum model_w)w, l, err);
             if (r < 0) return r;
         }
@@ -283,7 +283,7 @@ static int from_shape(struct model *m, struct err *err)
     return fingerprint(m, err);
 }
 
-static int load(struct model *m, struct err *err)
+static int load_model(struct model *m, struct err *err)
 {
     struct stat st;
     if (strncmp(m->path, SHAPE_PREFIX, sizeof(SHAPE_PREFIX) - 1) == 0) return from_shape(m, err);
@@ -317,7 +317,7 @@ int model_open(const char *path, struct model **ret, struct err *err)
     m->path = mem_strdup(path);
     if (m->path) {
         m->where = map_path_tail(m->path);
-        r = load(m, err);
+        r = load_model(m, err);
     } else {
         r = err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
     }
@@ -357,7 +357,7 @@ bool model_has(const struct model *m, enum model_w w, unsigned layer)
 {
     if (!m->random) return weight_of(m, w, layer) != NULL;
     if ((unsigned)w >= MODEL_W_COUNT || (w >= N_GLOBAL && layer >= m->cfg.L)) return false;
-    return w == MODEL_LM_HEAD || wanted(&m->cfg, kinds[w].when);
+    return w == MODEL_LM_HEAD || model_wants(&m->cfg, kinds[w].when);
 }
 
 bool model_random(const struct model *m, enum model_w w, unsigned layer, struct rng_field *ret)

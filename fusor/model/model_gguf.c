@@ -79,15 +79,19 @@ static int get_count(struct keys *k, const char *name, unsigned dflt, unsigned *
     return 0;
 }
 
+static const struct tensor *find_tensor(const struct model *m, const char *name)
+{
+    return tensors_find(gguf_tensors(m->gguf), name);
+}
+
 static int read_dims(struct model *m, struct keys *k, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
-    const struct gguf_tensor *emb = gguf_tensor_find(m->gguf, "token_embd.weight");
+    const struct tensor *emb = find_tensor(m, "token_embd.weight");
     if (!emb) return err_set(err, -EBADMSG, "tensor \"token_embd.weight\" is missing");
-    if (emb->dims[1] > MODEL_V_MAX)
-        return err_set(err, -EBADMSG, "vocabulary of %llu is absurd",
-                       (unsigned long long)emb->dims[1]);
-    c->V = (unsigned)emb->dims[1];
+    if (emb->rows > MODEL_V_MAX)
+        return err_set(err, -EBADMSG, "vocabulary of %zu is absurd", emb->rows);
+    c->V = (unsigned)emb->rows;
     int r = get_count(k, "block_count", 0, &c->L, err);
     if (r == 0) r = get_count(k, "embedding_length", 0, &c->D, err);
     if (r == 0) r = get_count(k, "feed_forward_length", 0, &c->F, err);
@@ -141,10 +145,10 @@ static int read_rope(struct model *m, struct keys *k, struct err *err)
 /* Llama 3's scaling comes baked into one divisor per frequency. */
 static int read_freq_factors(struct model *m, struct err *err)
 {
-    const struct gguf_tensor *t = gguf_tensor_find(m->gguf, "rope_freqs.weight");
+    const struct tensor *t = find_tensor(m, "rope_freqs.weight");
     if (!t) return 0;
     size_t n = m->cfg.K / 2;
-    if (t->type != QUANT_F32 || t->n_dims != 1 || t->dims[0] != n || n == 0)
+    if (t->type != quant_type(QUANT_F32) || t->n_dims != 1 || t->cols != n || n == 0)
         return err_set(err, -EBADMSG, "tensor \"rope_freqs.weight\" has the wrong shape or type");
     m->freq_factors = mem_alloc(n * sizeof(float));
     if (!m->freq_factors) return err_set(err, -ENOMEM, "out of memory");
@@ -156,7 +160,7 @@ static int read_freq_factors(struct model *m, struct err *err)
     return 0;
 }
 
-static int refuse(struct model *m, struct keys *k, struct err *err)
+static int refuse_gguf_features(struct model *m, struct keys *k, struct err *err)
 {
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
         if (get(k, refused[i].key, refused[i].neutral) != refused[i].neutral)
@@ -178,27 +182,6 @@ static int refuse(struct model *m, struct keys *k, struct err *err)
     return 0;
 }
 
-static int list_tensors(struct model *m, struct err *err)
-{
-    size_t n = gguf_n_tensors(m->gguf);
-    if (tensors_reserve(&m->tensors, n) < 0) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < n; i++) {
-        const struct gguf_tensor *g = gguf_tensor_at(m->gguf, i);
-        struct tensor t = {.name = g->name, .data = g->data, .size_bytes = g->size_bytes};
-        t.type = quant_type(g->type);
-        if (t.type)
-            (void)snprintf(t.type_name, sizeof(t.type_name), "%s", t.type->name);
-        else
-            (void)snprintf(t.type_name, sizeof(t.type_name), "ggml %u", g->type);
-        for (t.n_dims = 4; t.n_dims > 1 && g->dims[t.n_dims - 1] == 1;)
-            t.n_dims--;
-        t.cols = (size_t)g->dims[0];
-        t.rows = (size_t)g->dims[1];
-        m->tensors.t[m->tensors.n++] = t;
-    }
-    return 0;
-}
-
 static int read_all(struct model *m, struct err *err)
 {
     struct model_cfg *c = &m->cfg;
@@ -216,18 +199,20 @@ static int read_all(struct model *m, struct err *err)
     c->qk_norm = archs[a].qk_norm;
     struct keys k = {.g = m->gguf, .arch = c->arch};
     int r = read_dims(m, &k, err);
-    if (r == 0) r = refuse(m, &k, err);
+    if (r == 0) r = refuse_gguf_features(m, &k, err);
     if (r == 0) r = read_rope(m, &k, err);
     if (r == 0) r = read_freq_factors(m, err);
     if (r < 0) return r;
     c->rms_eps = (float)get(&k, "attention.layer_norm_rms_epsilon", -1);
     c->attn_scale = (float)get(&k, "attention.scale", 0);
-    c->tied = !gguf_tensor_find(m->gguf, "output.weight");
-    c->qkv_bias = gguf_tensor_find(m->gguf, "blk.0.attn_q.bias") != NULL;
-    c->o_bias = gguf_tensor_find(m->gguf, "blk.0.attn_output.bias") != NULL;
+    c->tied = !find_tensor(m, "output.weight");
+    c->qkv_bias = find_tensor(m, "blk.0.attn_q.bias") != NULL;
+    c->o_bias = find_tensor(m, "blk.0.attn_output.bias") != NULL;
     if (gguf_str(m->gguf, "general.name", &s, &len))
         (void)snprintf(c->name, sizeof(c->name), "%.*s", (int)(len > 127 ? 127 : len), s);
-    return list_tensors(m, err);
+    if (tensors_add(&m->tensors, gguf_tensors(m->gguf)) < 0)
+        return err_set(err, -ENOMEM, "out of memory");
+    return 0;
 }
 
 int model_from_gguf(struct model *m, struct err *err)

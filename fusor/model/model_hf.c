@@ -207,7 +207,7 @@ static int check_window(const struct model_cfg *c, json_t *j, unsigned dflt, str
     return 0;
 }
 
-static int refuse(json_t *j, struct err *err)
+static int refuse_hf_features(json_t *j, struct err *err)
 {
     bool mlp_bias = false;
     json_t *act = json_object_get(j, "hidden_act");
@@ -240,7 +240,7 @@ static int read_config(struct model *m, json_t *j, struct err *err)
     int r = find_arch(j, &a, err);
     if (r < 0) return r;
     (void)snprintf(c->arch, sizeof(c->arch), "%s", archs[a].name);
-    r = refuse(j, err);
+    r = refuse_hf_features(j, err);
     if (r == 0) r = read_dims(c, j, err);
     if (r == 0) r = read_rope(c, j, err);
     if (r == 0) r = check_window(c, j, archs[a].window, err);

@@ -128,23 +128,6 @@ static int read_tensor(struct st_file *f, const char *name, json_t *v, size_t da
     return 0;
 }
 
-static int by_place(const void *a, const void *b)
-{
-    const struct tensor *x = a, *y = b;
-    if (x->data != y->data) return x->data > y->data ? 1 : -1;
-    return (x->size_bytes > y->size_bytes) - (x->size_bytes < y->size_bytes);
-}
-
-static int check_overlap(struct st_file *f, struct err *err)
-{
-    struct tensors *ts = &f->tensors;
-    if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_place);
-    for (size_t i = 1; i < ts->n; i++)
-        if (ts->t[i - 1].data + ts->t[i - 1].size_bytes > ts->t[i].data)
-            return bad_tensor(f, ts->t[i].name, "overlaps another one", err);
-    return 0;
-}
-
 static int file_open(struct st_set *s, struct st_file *f, const char *path, struct err *err)
 {
     uint64_t len;
@@ -173,7 +156,7 @@ static int file_open(struct st_set *s, struct st_file *f, const char *path, stru
         r = read_tensor(f, name, v, sizeof(len) + (size_t)len, err);
         if (r < 0) return r;
     }
-    return check_overlap(f, err);
+    return tensors_check_overlap(&f->tensors, f->where, err);
 }
 
 static int set_create(size_t n_files, struct st_set **ret)
@@ -303,11 +286,8 @@ void st_close(struct st_set *s)
 int st_add_tensors(const struct st_set *s, struct tensors *ts)
 {
     for (size_t i = 0; i < s->n_files; i++) {
-        const struct tensors *from = &s->file[i].tensors;
-        int r = tensors_reserve(ts, from->n);
+        int r = tensors_add(ts, &s->file[i].tensors);
         if (r < 0) return r;
-        if (from->n) memcpy(&ts->t[ts->n], from->t, from->n * sizeof(*ts->t));
-        ts->n += from->n;
     }
     return 0;
 }

@@ -38,11 +38,6 @@ static const struct shape {
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-const char *shape_name(size_t i)
-{
-    return i < N_SHAPES ? shapes[i].name : NULL;
-}
-
 static int unknown(const char *text, struct err *err)
 {
     char known[96] = "";

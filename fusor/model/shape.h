@@ -12,6 +12,5 @@
 
 /* -EINVAL: unknown name or setting; err lists the known ones. The fingerprint is left 0. */
 int shape_parse(const char *text, struct model_cfg *ret, struct err *err);
-const char *shape_name(size_t i); /* of shape i, from 0; NULL: there are no more */
 
 #endif

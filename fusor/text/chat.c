@@ -83,7 +83,7 @@ __attribute__((noinline)) static const struct chat *chat_named(const char *name)
     return NULL;
 }
 
-static int refuse(struct err *err, const char *why)
+static int refuse_template(struct err *err, const char *why)
 {
     struct buf names = BUF_INIT;
     for (size_t i = 0; i < N_CHATS; i++)
@@ -283,7 +283,7 @@ static int recognise(const char *jinja, struct chat *c, struct err *err)
         r = recognise_mistral(s, c);
     mem_free(s);
     if (r < 0) return err_set(err, r, "out of memory");
-    return r ? 0 : refuse(err, "the model's chat template is of no known family");
+    return r ? 0 : refuse_template(err, "the model's chat template is of no known family");
 }
 
 int chat_open(const char *jinja, const char *name, struct chat **ret, struct err *err)
@@ -291,13 +291,13 @@ int chat_open(const char *jinja, const char *name, struct chat **ret, struct err
     struct chat c;
     if (name) {
         const struct chat *known = chat_named(name);
-        if (!known) return refuse(err, "no chat template has that name");
+        if (!known) return refuse_template(err, "no chat template has that name");
         c = *known;
     } else if (jinja) {
         int r = recognise(jinja, &c, err);
         if (r < 0) return r;
     } else {
-        return refuse(err, "the model brings no chat template");
+        return refuse_template(err, "the model brings no chat template");
     }
     struct chat *copy = mem_alloc(sizeof *copy);
     if (!copy) {
@@ -351,9 +351,11 @@ static struct chat_str token_text(const struct tok *t, int32_t id, const char *f
     return s;
 }
 
-int chat_render(const struct chat *c, const struct tok *t, const struct chat_msg *msgs, size_t n,
-                bool add_generation_prompt, struct chat_out *out, struct err *err)
+int chat_render(const struct chat *c, const struct tok *t, const struct chat_thread *thread,
+                struct chat_out *out, struct err *err)
 {
+    const struct chat_msg *msgs = thread->msgs;
+    const size_t n = thread->n;
     if (n == 0) return err_set(err, -EINVAL, "messages must not be empty");
     enum chat_role *role = mem_alloc(n * sizeof *role);
     if (!role) return err_set(err, -ENOMEM, "out of memory");
@@ -362,7 +364,7 @@ int chat_render(const struct chat *c, const struct tok *t, const struct chat_msg
                          .msgs = msgs,
                          .n = n,
                          .role = role,
-                         .gen = add_generation_prompt || c->gen_always,
+                         .gen = thread->add_generation_prompt || c->gen_always,
                          .out = &fresh,
                          .err = err,
                          .bos = token_text(t, t ? tok_bos(t) : -1, c->bos),
@@ -401,11 +403,12 @@ void chat_out_fini(struct chat_out *out)
 int32_t chat_sink(const struct chat *c, const struct tok *t)
 {
     const struct chat_msg m = {"user", "x", 1};
+    const struct chat_thread thread = {&m, 1, true};
     struct chat_out out = {0};
     struct tok_ids ids = {0};
     int32_t sink = tok_bos(t);
 
-    if (c && chat_render(c, t, &m, 1, true, &out, NULL) == 0 &&
+    if (c && chat_render(c, t, &thread, &out, NULL) == 0 &&
         tok_encode(t, out.pieces, out.n_pieces, 0, &ids) == 0 && ids.n > 0)
         sink = ids.id[0];
     tok_ids_fini(&ids);

@@ -19,6 +19,11 @@ struct chat_msg {
     const char *text;
     size_t len;
 };
+struct chat_thread {
+    const struct chat_msg *msgs;
+    size_t n;
+    bool add_generation_prompt; /* the answer's header follows */
+};
 struct chat_span { /* where content bytes [src, src+len) of a message stand in the prompt text */
     size_t msg, src, dst, len;
 };
@@ -34,8 +39,8 @@ int chat_open(const char *jinja /* or NULL */, const char *name /* or NULL */, s
 void chat_close(struct chat *c);
 const char *chat_name(const struct chat *c);
 /* The pieces are the whole prompt: the tokenizer adds no BOS to them. */
-int chat_render(const struct chat *c, const struct tok *t, const struct chat_msg *msgs, size_t n,
-                bool add_generation_prompt, struct chat_out *out, struct err *err);
+int chat_render(const struct chat *c, const struct tok *t, const struct chat_thread *thread,
+                struct chat_out *out, struct err *err);
 void chat_out_fini(struct chat_out *out);
 /* The sink, which chunks are built behind: the first token of a chat, whatever it is; without a
  * template (c NULL), and where memory is short, BOS. -1 = none. */

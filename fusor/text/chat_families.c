@@ -12,7 +12,7 @@
 /* ---- output ------------------------------------------------------------------------------------
  */
 
-static void add(struct chat_job *j, const char *s, size_t len, bool special)
+static void add_piece(struct chat_job *j, const char *s, size_t len, bool special)
 {
     struct chat_out *o = j->out;
     if (j->status < 0 || len == 0) return;
@@ -37,17 +37,17 @@ static void add(struct chat_job *j, const char *s, size_t len, bool special)
 
 static void special(struct chat_job *j, const char *s)
 {
-    add(j, s, strlen(s), true);
+    add_piece(j, s, strlen(s), true);
 }
 
 static void text(struct chat_job *j, const char *s)
 {
-    if (s) add(j, s, strlen(s), false);
+    if (s) add_piece(j, s, strlen(s), false);
 }
 
 static void token(struct chat_job *j, struct chat_str s)
 {
-    add(j, s.s, s.len, true);
+    add_piece(j, s.s, s.len, true);
 }
 
 /* Bytes [src, src + len) of message i. */
@@ -65,7 +65,7 @@ static void part(struct chat_job *j, size_t i, size_t src, size_t len)
         o->spans = s;
     }
     o->spans[o->n_spans++] = (struct chat_span){i, src, o->text.len, len};
-    add(j, j->msgs[i].text + src, len, false);
+    add_piece(j, j->msgs[i].text + src, len, false);
 }
 
 static void content(struct chat_job *j, size_t i)
@@ -327,7 +327,7 @@ static void date(struct chat_job *j)
         struct buf b = BUF_INIT;
         j->status =
             buf_addf(&b, "%02d %.3s %d", tm.tm_mday, months + 3 * tm.tm_mon, tm.tm_year + 1900);
-        if (j->status == 0) add(j, b.data, b.len, false);
+        if (j->status == 0) add_piece(j, b.data, b.len, false);
         buf_fini(&b);
         return;
     }
@@ -363,8 +363,8 @@ int chat_llama3(struct chat_job *j)
 static void inst(struct chat_job *j, const char *s)
 {
     const char *open = strchr(s, '['), *close = strchr(s, ']') + 1;
-    add(j, s, (size_t)(open - s), false);
-    add(j, open, (size_t)(close - open), j->c->mistral.control);
+    add_piece(j, s, (size_t)(open - s), false);
+    add_piece(j, open, (size_t)(close - open), j->c->mistral.control);
     text(j, close);
 }
 

@@ -227,11 +227,6 @@ int32_t tok_eos(const struct tok *t)
     return t->eos;
 }
 
-bool tok_adds_bos(const struct tok *t)
-{
-    return t->add_bos && t->bos >= 0;
-}
-
 static bool in_vocab(const struct tok *t, int32_t id)
 {
     return id >= 0 && (size_t)id < t->n_vocab;
@@ -247,19 +242,6 @@ bool tok_is_special(const struct tok *t, int32_t id)
     return in_vocab(t, id) && (t->e[id].type == TOK_T_CONTROL || t->e[id].type == TOK_T_UNKNOWN);
 }
 
-int32_t tok_find_special(const struct tok *t, const char *text)
-{
-    size_t len = strlen(text);
-    uint8_t b = (uint8_t)text[0];
-    for (uint32_t i = t->first[b]; len && i < t->first[b + 1]; i++) {
-        const struct tok_entry *e = &t->e[t->added[i]];
-        if (e->len == len && tok_is_special(t, t->added[i]) &&
-            memcmp(tok_raw(t, t->added[i]), text, len) == 0)
-            return t->added[i];
-    }
-    return -1;
-}
-
 int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret, size_t *ret_len)
 {
     if (!in_vocab(t, id)) return -EINVAL;
@@ -267,11 +249,6 @@ int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **r
     *ret = t->e[id].len ? (const char *)tok_raw(t, id) : "";
     *ret_len = hide ? 0 : t->e[id].len;
     return 0;
-}
-
-bool tok_strips_first_space(const struct tok *t)
-{
-    return t->kind == TOK_SPM && t->prefix != TOK_PREFIX_NONE;
 }
 
 const char *tok_chat_template(const struct tok *t)
@@ -331,7 +308,8 @@ int tok_stream_push(const struct tok *t, struct tok_stream *s, int32_t id, struc
     size_t len;
     int r = tok_bytes(t, id, false, &p, &len);
     if (r < 0 || len == 0) return r;
-    if (!s->started && tok_strips_first_space(t) && p[0] == ' ') {
+    const bool has_dummy_space = t->kind == TOK_SPM && t->prefix != TOK_PREFIX_NONE;
+    if (!s->started && has_dummy_space && p[0] == ' ') {
         p++;
         len--;
     }

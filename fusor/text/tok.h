@@ -40,16 +40,12 @@ void tok_ids_fini(struct tok_ids *ids);
 size_t tok_n_vocab(const struct tok *t);
 int32_t tok_bos(const struct tok *t); /* -1 = none */
 int32_t tok_eos(const struct tok *t);
-bool tok_adds_bos(const struct tok *t);
 bool tok_is_eog(const struct tok *t, int32_t id); /* ends a turn or text: eos, eot, im_end … */
 bool tok_is_special(const struct tok *t, int32_t id);
-int32_t tok_find_special(const struct tok *t, const char *text); /* id of a control token, -1 */
 /* The raw bytes a token stands for (not always whole characters); specials give their name only
  * when show_special. Borrowed; *ret_len 0 possible. -EINVAL for an id out of range. */
 int tok_bytes(const struct tok *t, int32_t id, bool show_special, const char **ret,
               size_t *ret_len);
-/* The SentencePiece dummy space: true when the first token of a text drops its leading space. */
-bool tok_strips_first_space(const struct tok *t);
 const char *tok_chat_template(const struct tok *t); /* Jinja source, NULL = none */
 void tok_fingerprint(const struct tok *t, uint64_t ret[2]);
 

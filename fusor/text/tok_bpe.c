@@ -9,7 +9,7 @@
  * text, lets such a word be looked up instead of merged, without any cache that threads would
  * share. Short words are merged by scanning for the lowest rank; long ones with a heap over a
  * linked list, so that a megabyte without a break costs n log n. */
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 
 #define XXH_INLINE_ALL
 #include "base/assert.h"
@@ -317,11 +317,12 @@ static int push_bytes(const struct tok *t, struct tok_ids *out, const uint8_t *s
     return 0;
 }
 
+/* The symbol that stands for s[0, len). */
 static int push_sym(const struct tok *t, struct tok_ids *out, int32_t id, const uint8_t *s,
-                    size_t begin, size_t end, size_t at)
+                    size_t len, size_t at)
 {
-    if (id >= 0 && (size_t)id < t->n_vocab) return tok_push(out, id, at + begin, at + end);
-    return push_bytes(t, out, s + begin, end - begin, at + begin);
+    if (id >= 0 && (size_t)id < t->n_vocab) return tok_push(out, id, at, at + len);
+    return push_bytes(t, out, s, len, at);
 }
 
 static inline int32_t first_sym(const struct tok *t, const uint8_t *s, size_t n, unsigned *ret_len)
@@ -379,7 +380,7 @@ static int word_short(const struct tok *t, struct tok_ids *out, const uint8_t *s
     }
     int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++)
-        r = push_sym(t, out, id[i], s, begin[i], begin[i + 1], at);
+        r = push_sym(t, out, id[i], s + begin[i], (size_t)(begin[i + 1] - begin[i]), at + begin[i]);
     return r;
 }
 
@@ -460,8 +461,8 @@ static int word_long(const struct tok *t, struct tok_work *w, const uint8_t *s, 
     }
     for (uint32_t i = 0; r == 0 && i != NONE; i = w->sym[i].next) {
         uint32_t next = w->sym[i].next;
-        size_t end = next == NONE ? len : w->sym[next].begin;
-        r = push_sym(t, w->out, w->sym[i].id, s, w->sym[i].begin, end, at);
+        size_t begin = w->sym[i].begin, end = next == NONE ? len : w->sym[next].begin;
+        r = push_sym(t, w->out, w->sym[i].id, s + begin, end - begin, at + begin);
     }
     return r;
 }

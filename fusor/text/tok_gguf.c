@@ -1,7 +1,7 @@
 /* A tokenizer from GGUF metadata (keys `tokenizer.ggml.*`, ggml's format description). */
 #include "base/mem.h"
 #include "fusor/model/gguf.h"
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 
 #include <math.h>
 #include <string.h>
@@ -16,11 +16,10 @@ struct src {
 static int set_tokens(struct src *s)
 {
     struct tok *t = s->t;
-    struct buf raw = BUF_INIT;
     int r = 0;
     for (size_t i = 0; r == 0 && i < t->n_vocab; i++) {
         const char *text;
-        size_t len, n;
+        size_t len;
         int64_t type = TOK_T_NORMAL;
         if (gguf_arr_str(s->tokens, i, &text, &len) != 1 ||
             (s->types && gguf_arr_i64(s->types, i, &type) != 1) || type < TOK_T_NORMAL ||
@@ -32,45 +31,31 @@ static int set_tokens(struct src *s)
         if (t->kind == TOK_SPM) {
             r = tok_set_spm(t, i, text, len, (enum tok_type)type);
         } else if (type == TOK_T_NORMAL || type == TOK_T_UNUSED) {
-            buf_clear(&raw);
-            r = buf_reserve(&raw, len);
-            if (r == 0 && tok_unprintable(text, len, (uint8_t *)raw.data, &n))
-                r = tok_set(t, i, raw.data, n, (enum tok_type)type);
-            else if (r == 0) /* an added token that the file calls normal */
-                r = tok_set(t, i, text, len, TOK_T_USER);
+            /* Otherwise it is an added token that the file calls normal. */
+            r = tok_set_printable(t, i, text, len, (enum tok_type)type, TOK_T_USER);
         } else {
             r = tok_set(t, i, text, len, (enum tok_type)type);
         }
         if (r == -EBADMSG)
             (void)err_set(s->err, r, "token %zu of the vocabulary cannot be read", i);
     }
-    buf_fini(&raw);
     return r;
 }
 
 static int set_merges(struct src *s)
 {
-    struct tok *t = s->t;
-    size_t n = gguf_arr_len(s->merges);
-    struct buf raw = BUF_INIT;
+    struct buf room = BUF_INIT;
     int r = 0;
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    for (size_t i = 0; r == 0 && i < gguf_arr_len(s->merges); i++) {
         const char *text;
-        size_t len, a_len = 0, b_len = 0;
-        r = gguf_arr_str(s->merges, i, &text, &len) == 1 ? buf_reserve(&raw, len) : -EBADMSG;
-        if (r < 0) break;
-        const char *gap = len > 1 ? memchr(text + 1, ' ', len - 1) : NULL;
-        uint8_t *a = (uint8_t *)raw.data;
-        bool ok = gap && tok_unprintable(text, (size_t)(gap - text), a, &a_len) &&
-                  tok_unprintable(gap + 1, len - (size_t)(gap - text) - 1, a + a_len, &b_len);
-        int32_t left = ok ? tok_text_id(t, a, a_len) : -1;
-        int32_t right = ok ? tok_text_id(t, a + a_len, b_len) : -1;
-        int32_t both = ok ? tok_text_id(t, a, a_len + b_len) : -1;
-        if (left < 0 || right < 0 || both < 0) continue; /* can never apply */
-        r = tok_merge_add(t, left, right, both, (uint32_t)i);
+        size_t len;
+        struct tok_merge m;
+        if (gguf_arr_str(s->merges, i, &text, &len) != 1)
+            r = err_set(s->err, -EBADMSG, "the list of merges cannot be read");
+        else if (tok_merge_cut(text, len, &m))
+            r = tok_merge_texts(s->t, &m, (uint32_t)i, &room);
     }
-    if (r == -EBADMSG) (void)err_set(s->err, r, "the list of merges cannot be read");
-    buf_fini(&raw);
+    buf_fini(&room);
     return r;
 }
 

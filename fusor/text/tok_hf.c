@@ -6,7 +6,7 @@
  * template, chat_template.jinja replaces that template, generation_config.json (else config.json)
  * adds what ends a text. The decoder entry is not read: it follows from the kind of vocabulary. */
 #include "base/mem.h"
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -221,15 +221,7 @@ static int set_token(struct hf *h, size_t id, const char *text, size_t len)
         bool byte = tok_is_byte_name(text, len, &b);
         return tok_set_spm(t, id, text, len, byte ? TOK_T_BYTE : TOK_T_NORMAL);
     }
-    struct buf raw = BUF_INIT;
-    size_t n;
-    int r = buf_reserve(&raw, len);
-    if (r == 0 && tok_unprintable(text, len, (uint8_t *)raw.data, &n))
-        r = tok_set(t, id, raw.data, n, TOK_T_NORMAL);
-    else if (r == 0)
-        r = tok_set(t, id, text, len, TOK_T_UNUSED);
-    buf_fini(&raw);
-    return r;
+    return tok_set_printable(t, id, text, len, TOK_T_NORMAL, TOK_T_UNUSED);
 }
 
 static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
@@ -277,63 +269,39 @@ static int set_vocab(struct hf *h, json_t *vocab, const json_t *added)
     return r;
 }
 
-/* The bytes of one side of a merge, onto `raw`; false: it names no token. */
-static bool merge_side(const struct hf *h, const char *s, size_t len, struct buf *raw)
+/* "left right", or a list of the two. */
+static bool merge_of(const json_t *m, struct tok_merge *ret)
 {
-    size_t n;
-    if (buf_reserve(raw, len) < 0) return false;
-    if (h->kind == TOK_BYTE_LEVEL) {
-        if (!tok_unprintable(s, len, (uint8_t *)raw->data + raw->len, &n)) return false;
-        raw->len += n;
-        return true;
-    }
-    for (size_t i = 0; i < len;) {
-        bool space = len - i >= 3 && memcmp(s + i, SPM_SPACE, 3) == 0;
-        raw->data[raw->len++] = space ? ' ' : s[i];
-        i += space ? 3 : 1;
-    }
-    return true;
+    const json_t *a = json_array_get(m, 0), *b = json_array_get(m, 1);
+    if (json_is_string(m)) return tok_merge_cut(json_string_value(m), json_string_length(m), ret);
+    if (!json_is_string(a) || !json_is_string(b)) return false;
+    *ret = (struct tok_merge){json_string_value(a), json_string_value(b), json_string_length(a),
+                              json_string_length(b)};
+    return ret->left_len > 0 && ret->right_len > 0;
 }
 
 static int set_merges(struct hf *h, const json_t *merges)
 {
-    struct buf raw = BUF_INIT;
+    struct buf room = BUF_INIT;
     int r = 0;
     for (size_t i = 0; r == 0 && i < json_array_size(merges); i++) {
-        const json_t *m = json_array_get(merges, i), *a = json_array_get(m, 0),
-                     *b = json_array_get(m, 1);
-        const char *left, *right;
-        size_t left_len, right_len;
-        if (json_is_string(m)) {
-            left = json_string_value(m);
-            size_t len = json_string_length(m);
-            const char *gap = len > 1 ? memchr(left + 1, ' ', len - 1) : NULL;
-            left_len = gap ? (size_t)(gap - left) : 0;
-            right = gap ? gap + 1 : left;
-            right_len = gap ? len - left_len - 1 : 0;
-        } else {
-            left = a ? json_string_value(a) : NULL;
-            right = b ? json_string_value(b) : NULL;
-            left_len = left ? json_string_length(a) : 0;
-            right_len = right ? json_string_length(b) : 0;
-        }
-        if (!left_len || !right_len) {
+        struct tok_merge m;
+        if (!merge_of(json_array_get(merges, i), &m))
             r = err_set(h->err, -EBADMSG, "tokenizer.json: merge %zu is not a pair", i);
-            break;
-        }
-        buf_clear(&raw);
-        if (!merge_side(h, left, left_len, &raw)) continue;
-        size_t cut = raw.len;
-        if (!merge_side(h, right, right_len, &raw)) continue;
-        int32_t l = tok_text_id(h->t, raw.data, cut), both = tok_text_id(h->t, raw.data, raw.len);
-        int32_t rt = tok_text_id(h->t, raw.data + cut, raw.len - cut);
-        if (l >= 0 && rt >= 0 && both >= 0) r = tok_merge_add(h->t, l, rt, both, (uint32_t)i);
+        else
+            r = tok_merge_texts(h->t, &m, (uint32_t)i, &room);
     }
-    buf_fini(&raw);
+    buf_fini(&room);
     return r;
 }
 
 /* ---- special tokens ------------------------------------------------------------------------- */
+
+static int32_t id_in_vocab(const struct tok *t, const json_t *v)
+{
+    const long long id = json_is_integer(v) ? json_integer_value(v) : -1;
+    return id >= 0 && (size_t)id < t->n_vocab ? (int32_t)id : -1;
+}
 
 static int32_t id_of_text(const struct hf *h, const char *text)
 {
@@ -343,10 +311,8 @@ static int32_t id_of_text(const struct hf *h, const char *text)
         if (strcmp(str(a, "content"), text) == 0)
             return (int32_t)json_integer_value(json_object_get(a, "id"));
     }
-    const json_t *v =
-        json_object_get(json_object_get(json_object_get(h->root, "model"), "vocab"), text);
-    long long id = json_is_integer(v) ? json_integer_value(v) : -1;
-    return id >= 0 && (size_t)id < h->t->n_vocab ? (int32_t)id : -1;
+    const json_t *vocab = json_object_get(json_object_get(h->root, "model"), "vocab");
+    return id_in_vocab(h->t, json_object_get(vocab, text));
 }
 
 /* "bos_token": a string or {"content": …}. */
@@ -384,19 +350,6 @@ static int read_post_processor(struct hf *h)
     return 0;
 }
 
-static void mark_eog(struct tok *t, const json_t *v)
-{
-    if (json_is_integer(v)) {
-        long long id = json_integer_value(v);
-        if (id >= 0 && (size_t)id < t->n_vocab) t->e[id].eog = true;
-    }
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        const json_t *item = json_array_get(v, i);
-        long long id = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (id >= 0 && (size_t)id < t->n_vocab) t->e[id].eog = true;
-    }
-}
-
 static int read_ends(struct hf *h)
 {
     static const char *const files[] = {"generation_config.json", "config.json"};
@@ -407,10 +360,12 @@ static int read_ends(struct hf *h)
         if (r == 0) continue;
         const json_t *v = json_object_get(o, "eos_token_id");
         bool found = json_is_integer(v) || json_is_array(v);
-        const json_t *first = json_is_array(v) ? json_array_get(v, 0) : v;
-        long long id = json_is_integer(first) ? json_integer_value(first) : -1;
-        mark_eog(h->t, v);
-        if (h->t->eos < 0 && id >= 0 && (size_t)id < h->t->n_vocab) h->t->eos = (int32_t)id;
+        const size_t n = json_is_array(v) ? json_array_size(v) : 1;
+        for (size_t k = 0; k < n; k++) { /* one, or a list whose first is the main one */
+            const int32_t id = id_in_vocab(h->t, json_is_array(v) ? json_array_get(v, k) : v);
+            if (id >= 0) h->t->e[id].eog = true;
+            if (k == 0 && h->t->eos < 0) h->t->eos = id;
+        }
         json_decref(o);
         if (found) break;
     }

@@ -1,8 +1,5 @@
-/* tok_int: the inside of a tokenizer, shared by its loaders and its encoder.
- *
- * A loader creates the tokenizer with tok_new(), sets every token with tok_set(), fills the
- * settings, calls tok_index() (text → id works from then on), adds the merges, and ends with
- * tok_finish(). After that nothing changes any more. Thread: one while loading; any afterwards. */
+/* tok_int: the inside of a tokenizer, and the steps of encoding. Nothing of it changes once
+ * tok_load.h has made it. Thread: any. */
 #ifndef FUSOR_TEXT_TOK_INT_H
 #define FUSOR_TEXT_TOK_INT_H
 
@@ -82,13 +79,7 @@ struct tok {
     uint64_t fingerprint[2];
 };
 
-/* tok_bpe.c: vocabulary, merges, and the merging of one word. */
-int tok_new(size_t n_vocab, struct tok **ret);
-int tok_set(struct tok *t, size_t id, const char *text, size_t len, enum tok_type type);
-int tok_index(struct tok *t);
-int tok_merge_add(struct tok *t, int32_t left, int32_t right, int32_t merged, uint32_t rank);
-int tok_merges_from_scores(struct tok *t, const float *score); /* [n_vocab], SentencePiece */
-int tok_finish(struct tok *t);
+/* tok_bpe.c: the merging of one word. */
 int32_t tok_text_id(const struct tok *t, const void *text, size_t len); /* -1 = none */
 static inline const uint8_t *tok_raw(const struct tok *t, int32_t id)
 {
@@ -111,11 +102,6 @@ int tok_push(struct tok_ids *out, int32_t id, size_t begin, size_t end);
 size_t tok_scan(enum tok_pre pre, const uint8_t *s, size_t n, size_t p);
 size_t tok_space_len(const uint8_t *s,
                      size_t n); /* bytes of the white-space character at s, or 0 */
-int tok_pre_parse(const char *name, size_t len,
-                  enum tok_pre *ret); /* GGUF's name; 1 known, 0 not */
-/* A Hugging Face Split pattern; 1 known, 0 not. */
-int tok_pre_from_regex(const char *pattern, enum tok_pre *ret);
-
 /* tok_norm.c: the text as the model wants it, and the way back to source offsets. */
 struct tok_edit { /* [dst, dst + dst_len) of the new text stands for [src, src + src_len) */
     uint32_t dst, dst_len, src, src_len;
@@ -130,20 +116,5 @@ int tok_normalise(const struct tok *t, const uint8_t *s, size_t len, bool prefix
                   struct tok_norm *n);
 void tok_norm_offsets(const struct tok_norm *n, size_t base, struct tok_ids *ids, size_t from);
 void tok_norm_fini(struct tok_norm *n);
-
-/* tok_load.c: what the loaders share. */
-void tok_mark_eog(struct tok *t); /* control tokens whose names end a turn; before tok_index() */
-/* GPT-2's printable alphabet back to bytes; false: a character is not in it. out: room for len. */
-bool tok_unprintable(const char *s, size_t len, uint8_t *out, size_t *ret_len);
-int tok_set_spm(struct tok *t, size_t id, const char *text, size_t len, enum tok_type type);
-/* TOK_PRE_SPM where no token has a space behind something else, so that cutting there is exact. */
-enum tok_pre tok_spm_pre(const struct tok *t);
-bool tok_is_byte_name(const char *s, size_t len, uint8_t *ret); /* "<0xAB>" */
-
-struct gguf;
-int tok_open_gguf(const struct gguf *g, struct tok **ret, struct err *err); /* tok_gguf.c */
-int tok_open_hf(const char *folder, const char *file, struct tok **ret,
-                struct err *err);                                         /* tok_hf.c */
-int tok_open_shape(const char *shape, struct tok **ret, struct err *err); /* tok_shape.c */
 
 #endif

@@ -1,6 +1,6 @@
 /* What both loaders need: GPT-2's printable alphabet, SentencePiece spellings, end-of-turn names.
  */
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 #include "fusor/text/unicode.h"
 
 #include <stdio.h>
@@ -19,7 +19,8 @@ static int alphabet_byte(uint32_t cp)
     return 173;
 }
 
-bool tok_unprintable(const char *s, size_t len, uint8_t *out, size_t *ret_len)
+/* GPT-2's printable alphabet back to bytes; false: a character is not in it. out: room for len. */
+static bool unprintable(const char *s, size_t len, uint8_t *out, size_t *ret_len)
 {
     size_t n = 0;
     unsigned l;
@@ -49,6 +50,28 @@ bool tok_is_byte_name(const char *s, size_t len, uint8_t *ret)
 }
 
 /* Spaces are kept as spaces: U+2581 becomes one. */
+static int add_spm(struct buf *out, const char *s, size_t len)
+{
+    int r = buf_reserve(out, len);
+    for (size_t i = 0; r == 0 && i < len;) {
+        bool space = len - i >= 3 && memcmp(s + i, "\xE2\x96\x81", 3) == 0;
+        r = buf_addc(out, space ? ' ' : s[i]);
+        i += space ? 3 : 1;
+    }
+    return r;
+}
+
+/* Back to bytes: 1 done, 0 a character is not in the alphabet. */
+static int add_printable(struct buf *out, const char *s, size_t len)
+{
+    size_t n;
+    int r = buf_reserve(out, len);
+    if (r < 0) return r;
+    if (!unprintable(s, len, (uint8_t *)out->data + out->len, &n)) return 0;
+    out->len += n;
+    return 1;
+}
+
 int tok_set_spm(struct tok *t, size_t id, const char *text, size_t len, enum tok_type type)
 {
     uint8_t b;
@@ -59,15 +82,51 @@ int tok_set_spm(struct tok *t, size_t id, const char *text, size_t len, enum tok
     if (type != TOK_T_NORMAL && type != TOK_T_UNUSED && type != TOK_T_USER)
         return tok_set(t, id, text, len, type);
     struct buf plain = BUF_INIT;
-    int r = buf_reserve(&plain, len);
-    for (size_t i = 0; r == 0 && i < len;) {
-        bool space = len - i >= 3 && memcmp(text + i, "\xE2\x96\x81", 3) == 0;
-        r = buf_addc(&plain, space ? ' ' : text[i]);
-        i += space ? 3 : 1;
-    }
+    int r = add_spm(&plain, text, len);
     if (r == 0) r = tok_set(t, id, plain.data, plain.len, type);
     buf_fini(&plain);
     return r;
+}
+
+int tok_set_printable(struct tok *t, size_t id, const char *text, size_t len, enum tok_type type,
+                      enum tok_type otherwise)
+{
+    struct buf raw = BUF_INIT;
+    int r = add_printable(&raw, text, len);
+    if (r >= 0)
+        r = r ? tok_set(t, id, raw.data, raw.len, type) : tok_set(t, id, text, len, otherwise);
+    buf_fini(&raw);
+    return r;
+}
+
+bool tok_merge_cut(const char *s, size_t len, struct tok_merge *ret)
+{
+    const char *gap = len > 1 ? memchr(s + 1, ' ', len - 1) : NULL;
+    if (!gap || gap + 1 == s + len) return false;
+    *ret = (struct tok_merge){s, gap + 1, (size_t)(gap - s), (size_t)(s + len - gap) - 1};
+    return true;
+}
+
+/* One side of a merge as the vocabulary has it: 1 added, 0 it can be no token. */
+static int add_side(const struct tok *t, struct buf *raw, const char *s, size_t len)
+{
+    if (t->kind == TOK_BYTE_LEVEL) return add_printable(raw, s, len);
+    int r = add_spm(raw, s, len);
+    return r < 0 ? r : 1;
+}
+
+int tok_merge_texts(struct tok *t, const struct tok_merge *m, uint32_t rank, struct buf *room)
+{
+    buf_clear(room);
+    int r = add_side(t, room, m->left, m->left_len);
+    const size_t cut = room->len;
+    if (r == 1) r = add_side(t, room, m->right, m->right_len);
+    if (r <= 0) return r;
+    const int32_t left = tok_text_id(t, room->data, cut),
+                  right = tok_text_id(t, room->data + cut, room->len - cut),
+                  both = tok_text_id(t, room->data, room->len);
+    if (left < 0 || right < 0 || both < 0) return 0; /* can never apply */
+    return tok_merge_add(t, left, right, both, rank);
 }
 
 enum tok_pre tok_spm_pre(const struct tok *t)

@@ -1,8 +1,10 @@
-/* Opening by path: a GGUF file, a Hugging Face folder, its tokenizer.json, or a shape's name. */
+/* Opening by path (a GGUF file, a Hugging Face folder, its tokenizer.json, or a shape's name), or
+ * from a loaded model. */
 #include "base/mem.h"
 #include "fusor/model/gguf.h"
+#include "fusor/model/model.h"
 #include "fusor/model/shape.h"
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -38,4 +40,10 @@ int tok_open_path(const char *path, struct tok **ret, struct err *err)
     r = tok_open_gguf(g, ret, err);
     gguf_close(g);
     return r;
+}
+
+int tok_open(const struct model *m, struct tok **ret, struct err *err)
+{
+    const struct gguf *g = model_gguf(m);
+    return g ? tok_open_gguf(g, ret, err) : tok_open_path(model_path(m), ret, err);
 }

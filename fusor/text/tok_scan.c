@@ -4,7 +4,7 @@
  * white space leaves its last character to what follows. Every character is looked at a bounded
  * number of times, whatever the text. The patterns themselves are in the table at the end. */
 #include "base/assert.h"
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 #include "fusor/text/unicode.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
  * all letters, and a name for every other id, so that whatever such a model says can be read. */
 #include "base/mem.h"
 #include "fusor/model/shape.h"
-#include "fusor/text/tok_int.h"
+#include "fusor/text/tok_load.h"
 
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ static int set_tokens(struct tok *t)
     return r;
 }
 
-static int fill(struct tok *t)
+static int fill_vocabulary(struct tok *t)
 {
     t->kind = TOK_BYTE_LEVEL;
     t->pre = TOK_PRE_GPT2;
@@ -55,7 +55,7 @@ int tok_open_shape(const char *shape, struct tok **ret, struct err *err)
     if (r < 0) return r;
     if (c.V < NAMED) return err_set(err, -ENOTSUP, "a vocabulary of %u is too small", c.V);
     r = tok_new(c.V, &t);
-    if (r == 0 && (r = fill(t)) < 0) tok_close(t);
+    if (r == 0 && (r = fill_vocabulary(t)) < 0) tok_close(t);
     if (r < 0) return err_set(err, r, "cannot hold a vocabulary of %u tokens", c.V);
     *ret = t;
     return 0;

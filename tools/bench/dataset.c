@@ -196,9 +196,10 @@ static int to_prompt(const struct bench *b, struct draft *d, const struct tok_pi
 static int to_chat_prompt(const struct bench *b, struct draft *d, struct bench_prompt *ret,
                           struct err *err)
 {
-    struct chat_msg msg = {"user", d->text.data, d->text.len};
+    const struct chat_msg msg = {"user", d->text.data, d->text.len};
+    const struct chat_thread thread = {&msg, 1, true};
     struct chat_out out = {0};
-    int r = chat_render(b->chat, b->tok, &msg, 1, true, &out, err);
+    int r = chat_render(b->chat, b->tok, &thread, &out, err);
     for (size_t i = 0; r == 0 && i < d->n; i++) {
         for (size_t s = 0; s < out.n_spans; s++) {
             const struct chat_span *span = &out.spans[s];

@@ -298,7 +298,8 @@ static int render_chat(const struct worker *w, const struct api_req *r, size_t u
         msgs[user].text = joined;
         msgs[user].len += docs->len;
     }
-    rc = chat_render(w->chat, w->tok, msgs, r->n_msg, r->add_generation_prompt, &p->chat, &err);
+    const struct chat_thread thread = {msgs, r->n_msg, r->add_generation_prompt};
+    rc = chat_render(w->chat, w->tok, &thread, &p->chat, &err);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(e, API_INVALID_VALUE, "messages", "%s.",
                          err.msg[0] ? err.msg : "The chat template cannot render these messages");

@@ -39,8 +39,8 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     if (!m) return -ENOMEM;
     for (size_t i = 0; i < r->n_msg; i++)
         m[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len};
-    rc = chat_render(w->chat, w->tok, m, r->n_msg, flag(r->root, "add_generation_prompt", "", 1),
-                     &out, &err);
+    const struct chat_thread thread = {m, r->n_msg, flag(r->root, "add_generation_prompt", "", 1)};
+    rc = chat_render(w->chat, w->tok, &thread, &out, &err);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(&t->e, API_INVALID_VALUE, "messages", "%s.", err.msg);
     if (rc >= 0) rc = tok_encode(w->tok, out.pieces, out.n_pieces, bos ? TOK_BOS : 0, &ids);

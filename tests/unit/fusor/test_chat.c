@@ -124,7 +124,7 @@ TEST(golden_renders)
         struct chat_out out = {0};
         struct err err = {0};
         bool gen = json_is_true(json_object_get(item, "gen"));
-        int r = chat_render(c, t, msgs, n, gen, &out, &err);
+        int r = chat_render(c, t, &(struct chat_thread){msgs, n, gen}, &out, &err);
         if (!text) {
             ASSERT_ERR(r, -EINVAL);
             ASSERT_TRUE(strstr(err.msg, "messages[") != NULL);
@@ -159,8 +159,8 @@ TEST(names_render_as_their_templates)
         ASSERT_OK(chat_open(NULL, names[i], &by_name, NULL));
         ASSERT_STREQ(chat_name(by_name), chat_name(by_text));
         struct chat_out a = {0}, b = {0};
-        ASSERT_OK(chat_render(by_name, t, msgs, 3, true, &a, NULL));
-        ASSERT_OK(chat_render(by_text, t, msgs, 3, true, &b, NULL));
+        ASSERT_OK(chat_render(by_name, t, &(struct chat_thread){msgs, 3, true}, &a, NULL));
+        ASSERT_OK(chat_render(by_text, t, &(struct chat_thread){msgs, 3, true}, &b, NULL));
         ASSERT_STREQ(buf_cstr(&a.text), buf_cstr(&b.text));
         chat_out_fini(&a);
         chat_out_fini(&b);
@@ -216,7 +216,7 @@ TEST(own_default_system_text_is_read_from_the_template)
         NULL, &c, NULL));
     struct chat_msg m = {"user", "hi", 2};
     struct chat_out out = {0};
-    ASSERT_OK(chat_render(c, NULL, &m, 1, false, &out, NULL));
+    ASSERT_OK(chat_render(c, NULL, &(struct chat_thread){&m, 1, false}, &out, NULL));
     ASSERT_STREQ(buf_cstr(&out.text),
                  "<|im_start|>system\nYou are Bob.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n");
     chat_out_fini(&out);
@@ -228,7 +228,7 @@ TEST(control_tokens_are_special_pieces)
     struct chat *c = open_template("smollm2");
     struct chat_msg m = {"developer", "<|im_start|>", 12};
     struct chat_out out = {0};
-    ASSERT_OK(chat_render(c, NULL, &m, 1, false, &out, NULL));
+    ASSERT_OK(chat_render(c, NULL, &(struct chat_thread){&m, 1, false}, &out, NULL));
     ASSERT_EQ(out.n_pieces, 4);
     ASSERT_TRUE(out.pieces[0].special && out.pieces[0].len == 12);
     ASSERT_TRUE(!out.pieces[1].special &&
@@ -248,12 +248,12 @@ TEST(refusals_say_what_and_where)
     struct chat_msg tool[] = {{"user", "a", 1}, {"tool", "b", 1}};
     struct chat_out out = {0};
     struct err err = {0};
-    ASSERT_ERR(chat_render(c, NULL, bad_role, 2, true, &out, &err), -EINVAL);
+    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){bad_role, 2, true}, &out, &err), -EINVAL);
     ASSERT_STREQ(err.msg, "messages[1]: unknown role 'robot'");
-    ASSERT_ERR(chat_render(c, NULL, tool, 2, true, &out, &err), -EINVAL);
+    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){tool, 2, true}, &out, &err), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, "messages[1]") && strstr(err.msg, "'tool'") &&
                 strstr(err.msg, "llama3.1"));
-    ASSERT_ERR(chat_render(c, NULL, tool, 0, true, &out, &err), -EINVAL);
+    ASSERT_ERR(chat_render(c, NULL, &(struct chat_thread){tool, 0, true}, &out, &err), -EINVAL);
     ASSERT_TRUE(out.pieces == NULL && out.text.data == NULL);
     chat_close(c);
 }
@@ -267,7 +267,7 @@ TEST(fails_cleanly_without_memory)
         struct chat_out out = {0};
         mem_fail_nth(nth);
         int r = chat_open(jinja, NULL, &c, NULL);
-        if (r == 0) r = chat_render(c, NULL, msgs, 3, true, &out, NULL);
+        if (r == 0) r = chat_render(c, NULL, &(struct chat_thread){msgs, 3, true}, &out, NULL);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);
         if (fired) ASSERT_ERR(r, -ENOMEM);

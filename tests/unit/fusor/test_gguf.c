@@ -75,7 +75,6 @@ TEST(typed_reads)
     ASSERT_EQ(len, 4);
     ASSERT_MEMEQ(s, "tiny", 4);
     const struct gguf_kv *list = gguf_find(g, "a.list"), *words = gguf_find(g, "a.words");
-    ASSERT_EQ(gguf_kv_type(list), GGUF_ARR);
     ASSERT_EQ(gguf_arr_type(list), GGUF_I16);
     ASSERT_EQ(gguf_arr_len(list), 2);
     ASSERT_EQ(gguf_arr_i64(list, 0, &i), 1);
@@ -88,12 +87,13 @@ TEST(typed_reads)
     ASSERT_EQ(gguf_arr_str(words, 1, &s, &len), 1);
     ASSERT_EQ(len, 0);
     ASSERT_EQ(gguf_arr_str(list, 0, &s, &len), 0);
-    const struct gguf_tensor *t = gguf_tensor_find(g, "t");
-    ASSERT_TRUE(t && t == gguf_tensor_at(g, 0) && !gguf_tensor_at(g, 1));
-    ASSERT_EQ(t->dims[0], 8);
-    ASSERT_EQ(t->dims[1], 2);
+    const struct tensor *t = tensors_find(gguf_tensors(g), "t");
+    ASSERT_TRUE(t && t == gguf_tensors(g)->t);
+    ASSERT_EQ(gguf_tensors(g)->n, 1);
+    ASSERT_EQ(t->cols, 8);
+    ASSERT_EQ(t->rows, 2);
     ASSERT_EQ(t->size_bytes, 64);
-    ASSERT_TRUE(gguf_tensor_find(g, "u") == NULL);
+    ASSERT_TRUE(tensors_find(gguf_tensors(g), "u") == NULL);
     gguf_close(g);
 }
 
@@ -222,7 +222,7 @@ TEST(unknown_tensor_type_opens)
     gb_tensor(&gb, "u", 0, 0, 8, 32);
     gb_finish(&gb, &b);
     ASSERT_OK(open_buf(&b, &g, NULL));
-    ASSERT_EQ(gguf_tensor_find(g, "t")->size_bytes, 0);
+    ASSERT_EQ(tensors_find(gguf_tensors(g), "t")->size_bytes, 0);
     gguf_close(g);
 }
 

@@ -91,7 +91,7 @@ static const struct {
     {"{\"t\":7}", -1, 16, "damaged header entry"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]},"
      "\"b\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[12,28]}}",
-     -1, 28, "overlaps"},
+     -1, 28, "overlap"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
      "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
      -1, 0, "JSON is not valid"},
