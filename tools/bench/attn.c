@@ -1,18 +1,17 @@
-/* kvblend-bench attn: the attention kernel alone, on random pages in a model's shape (--shape).
+/* kvblend-bench kernels attn: the attention kernel alone, on random pages in a model's shape.
  *
  * Cases: all rows of --keys tokens; 5, 10, 15 and 30 % of them, evenly spread, with a question's 32
  * rows behind, as a blend has them; one new row of each of 1 to 16 sequences; what the question's
  * rows give to each key. Rows see keys up to their position and no others are counted: 4 flops a
  * head, dimension and visible key (mass: 2). Bytes are those of the keys and values that somebody
- * sees, once. Few rows are checked against sums in double before anything is timed. Cases take
- * turns in rounds; on a device of its own a measurement repeats the operation until the way there
- * is small. The device's rate in one large product of matrices, before and behind, is what shares
- * are of. */
+ * sees, once. Few rows are checked against sums in double before anything is timed. The device's
+ * rate in one large product of matrices, before and behind, is what shares are of. */
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
+#include "tools/bench/figures.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "kernels/rate.h"
 
 #include <math.h>
@@ -24,10 +23,7 @@ enum {
     QUESTION = 32,
     CASES_MAX = 12,
     HEAD_MAX = 1024, /* dimensions */
-    WARM_UPS = 3,
-    LONG_MS = 20, /* of a measurement on a device */
-    REPEAT_MAX = 500,
-    CHECKED = 3, /* rows of a case */
+    CHECKED = 3,     /* rows of a case */
 };
 
 struct attn_bench {
@@ -48,29 +44,9 @@ struct attn_bench {
         bool mass;
         int32_t *pos; /* [m], or [n_seqs] */
         double visible, flops, bytes;
-        unsigned repeat;
-        double *ms; /* [reps] */
     } c[CASES_MAX];
     size_t n_cases;
 };
-
-static float *noise_of(size_t n, uint64_t seed, float scale)
-{
-    float *x = mem_alloc(n * sizeof *x);
-    for (size_t i = 0; x && i < n; i++)
-        x[i] = bench_noise(&seed) * scale;
-    return x;
-}
-
-/* ---- memory ---- */
-
-static int take_memory(struct attn_bench *b, enum kn_mem kind, size_t floats, const float *from,
-                       float **ret)
-{
-    *ret = kn_mem_alloc(b->d.dev, kind, floats * sizeof **ret);
-    if (!*ret) return -ENOMEM;
-    return from ? kn_mem_copy(b->d.dev, *ret, from, floats * sizeof **ret) : 0;
-}
 
 static int put_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
@@ -109,17 +85,22 @@ static int make_pages(struct attn_bench *b)
 static int make_tensors(struct attn_bench *b)
 {
     const size_t GK = (size_t)b->G * b->K, HK = (size_t)b->H * b->K, N = b->n_keys;
-    b->host_k = noise_of(N * GK, 1, 1), b->host_v = noise_of(N * GK, 2, 1);
-    b->host_q = noise_of(N * HK, 3, 3); /* scores with a deviation of 1 */
-    int r = b->host_k && b->host_v && b->host_q ? 0 : -ENOMEM;
-    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * GK, b->host_k, &b->k);
-    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * GK, b->host_v, &b->v);
-    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * HK, b->host_q, &b->q);
-    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * HK, NULL, &b->out);
-    if (r == 0) r = take_memory(b, KN_MEM_DEVICE, N * b->H, NULL, &b->lse);
-    if (r == 0) r = take_memory(b, KN_MEM_SHARED, N, NULL, &b->mass);
-    if (r == 0) r = take_memory(b, KN_MEM_SHARED, HK, NULL, &b->seen);
-    return r < 0 ? r : make_pages(b);
+    const struct bench_device *d = &b->d;
+    b->host_k = bench_noise(N * GK, 1);
+    b->host_v = bench_noise(N * GK, 2);
+    b->host_q = bench_noise(N * HK, 3);
+    if (!b->host_k || !b->host_v || !b->host_q) return -ENOMEM;
+    for (size_t i = 0; i < N * HK; i++)
+        b->host_q[i] *= 3; /* scores with a deviation of 1 */
+    b->k = bench_device_floats(d, KN_MEM_DEVICE, b->host_k, N * GK);
+    b->v = bench_device_floats(d, KN_MEM_DEVICE, b->host_v, N * GK);
+    b->q = bench_device_floats(d, KN_MEM_DEVICE, b->host_q, N * HK);
+    b->out = bench_device_floats(d, KN_MEM_DEVICE, NULL, N * HK);
+    b->lse = bench_device_floats(d, KN_MEM_DEVICE, NULL, N * b->H);
+    b->mass = bench_device_floats(d, KN_MEM_SHARED, NULL, N);
+    b->seen = bench_device_floats(d, KN_MEM_SHARED, NULL, HK);
+    if (!b->k || !b->v || !b->q || !b->out || !b->lse || !b->mass || !b->seen) return -ENOMEM;
+    return make_pages(b);
 }
 
 /* ---- cases ---- */
@@ -130,16 +111,15 @@ static int add_case(struct attn_bench *b, const char *name, size_t m, size_t n_s
     const size_t rows = n_seqs ? n_seqs : m, spread = m > QUESTION ? m - QUESTION : 0,
                  context = b->n_keys - QUESTION;
     const double per_key = (double)b->H * b->K * (mass ? 2 : 4);
-    uint64_t seed = 9;
+    struct rng rng = {9};
     (void)snprintf(c->name, sizeof c->name, "%s", name);
     c->m = m, c->n_seqs = n_seqs, c->mass = mass;
     c->pos = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, rows * sizeof *c->pos);
-    c->ms = mem_zalloc(b->d.reps * sizeof *c->ms);
-    if (!c->pos || !c->ms) return -ENOMEM;
+    if (!c->pos) return -ENOMEM;
     for (size_t i = 0; i < rows; i++) {
         size_t pos = n_seqs ? b->n_keys - 1 : b->n_keys - m + i;
         if (!n_seqs && m < b->n_keys && i < spread)
-            pos = (size_t)(((double)i + 0.5 + 0.49 * (double)bench_noise(&seed)) / (double)spread *
+            pos = (size_t)(((double)i + 0.01 + 0.98 * rng_unit(&rng)) / (double)spread *
                            (double)context);
         c->pos[i] = (int32_t)pos;
         c->visible += (double)pos + 1;
@@ -171,7 +151,6 @@ static int make_cases(struct attn_bench *b)
 struct attn_run {
     struct attn_bench *b;
     const struct attn_case *c;
-    unsigned repeat;
     bool lse; /* the rows' log-sum-exps are wanted, not their mass */
 };
 
@@ -191,27 +170,29 @@ static struct kn_attn_args args_of(const struct attn_bench *b, size_t row, size_
                                  .lse = b->lse + row * b->H};
 }
 
-static int rows_fn(struct kn_stream *st, void *arg, size_t row0, size_t n)
+static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     const struct attn_run *x = arg;
     const struct attn_case *c = x->c;
     struct kn_attn_args a = args_of(x->b, row0, n, c->pos + row0);
-    int r = 0;
     if (c->n_seqs) a.kv = &x->b->many;
-    for (unsigned i = 0; r == 0 && i < x->repeat; i++)
-        r = c->mass && !x->lse ? kn_attn_mass(st, &a, x->b->mass, 0, x->b->n_keys)
-                               : kn_attn(st, &a);
-    return r;
+    return c->mass && !x->lse ? kn_attn_mass(st, &a, x->b->mass, 0, x->b->n_keys) : kn_attn(st, &a);
 }
 
 /* As the engine runs it. */
-static int run_case(struct attn_bench *b, const struct attn_case *c, unsigned repeat, bool lse)
+static struct bench_work work_of(struct attn_run *x)
 {
-    struct attn_run x = {b, c, repeat, lse};
-    const size_t rows = c->n_seqs ? c->n_seqs : c->m;
-    if (c->n_seqs || c->mass || rows <= kn_info(b->d.dev)->wide_rows_max)
-        return kn_wide(b->d.dev, rows, NULL, rows_fn, &x);
-    return kn_rows_uneven(b->d.dev, rows, NULL, rows_fn, &x);
+    const struct attn_case *c = x->c;
+    return (struct bench_work){c->n_seqs ? c->n_seqs : c->m, attend_rows, x,
+                               c->n_seqs || c->mass ? BENCH_AT_ONCE : BENCH_UNEVEN};
+}
+
+static int run_once(struct attn_bench *b, const struct attn_case *c, bool lse)
+{
+    struct attn_run x = {b, c, lse};
+    const struct bench_work w = work_of(&x);
+    double us;
+    return bench_device_run(&b->d, &w, 1, &us);
 }
 
 /* ---- is it right? ---- */
@@ -248,7 +229,7 @@ static int check_case(struct attn_bench *b, const struct attn_case *c, double *p
     /* bf16 rounds queries, keys, values and probabilities to 2^-9. */
     const double tolerance = kn_info(b->d.dev)->kv_value_bytes == 2 ? 1e-2 : 1e-4;
     double worst = 0, sum = 0;
-    int r = run_case(b, c, 1, true);
+    int r = run_once(b, c, true);
     for (size_t i = 0; r == 0 && i < CHECKED; i++) {
         const size_t row = i * (rows - 1) / (CHECKED - 1);
         r = kn_mem_copy(b->d.dev, b->seen, b->out + row * HK, HK * sizeof *b->seen);
@@ -256,7 +237,7 @@ static int check_case(struct attn_bench *b, const struct attn_case *c, double *p
     }
     if (r == 0 && c->mass) {
         memset(b->mass, 0, b->n_keys * sizeof *b->mass);
-        r = run_case(b, c, 1, false);
+        r = run_once(b, c, false);
         for (size_t j = 0; j < b->n_keys; j++)
             sum += (double)b->mass[j];
         worst = fmax(worst, fabs(sum / ((double)c->m * b->H) - 1));
@@ -266,30 +247,7 @@ static int check_case(struct attn_bench *b, const struct attn_case *c, double *p
     return err_set(err, -EBADMSG, "%s is wrong by %.3g: nothing is measured", c->name, worst);
 }
 
-/* ---- timing ---- */
-
-static int time_case(struct attn_bench *b, const struct attn_case *c, unsigned repeat,
-                     double *ret_ms)
-{
-    const uint64_t t0 = clock_ns();
-    int r = run_case(b, c, repeat, false);
-    *ret_ms = clock_ms_since(t0) / repeat;
-    return r;
-}
-
-/* How often one measurement repeats it: on a device the launch and the wait cost some 20 us. */
-static int warm_up(struct attn_bench *b, struct attn_case *c)
-{
-    double ms = 0;
-    int r = 0;
-    c->repeat = 1;
-    for (unsigned i = 0; r == 0 && i < (kn_info(b->d.dev)->is_host ? 1 : WARM_UPS); i++) {
-        r = time_case(b, c, c->repeat, &ms);
-        if (kn_info(b->d.dev)->is_host) continue;
-        c->repeat = ms * REPEAT_MAX < LONG_MS ? REPEAT_MAX : (unsigned)(LONG_MS / ms) + 1;
-    }
-    return r;
-}
+/* ---- measuring and the report ---- */
 
 static size_t gemm_side(const struct attn_bench *b)
 {
@@ -307,112 +265,92 @@ static int gemm_rate(struct attn_bench *b)
     return 0;
 }
 
-static int measure(struct attn_bench *b)
+static int measure_case(struct attn_bench *b, const struct attn_case *c, json_t *rows)
 {
+    struct attn_run x = {b, c, false};
+    const struct bench_work w = work_of(&x);
+    struct bench_time t;
+    int r = bench_device_time(&b->d, &w, &t);
+    if (r < 0) return r;
+    const double ms = t.us / 1e3;
+    json_array_append_new(rows, json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}",
+                                          "case", c->name, "rows", (int)w.rows, "sequences",
+                                          (int)(c->n_seqs ? c->n_seqs : 1), "keys", (int)b->n_keys,
+                                          "visible_keys", c->visible, "ms", ms, "ms_min",
+                                          t.us_lo / 1e3, "ms_max", t.us_hi / 1e3, "tflops",
+                                          c->flops / ms * 1e-9, "kv_gbps", c->bytes / ms * 1e-6));
+    return 0;
+}
+
+static int measure_cases(struct attn_bench *b, json_t *rows)
+{
+    static const struct bench_column column[] = {{"case", "case", -12, 0},
+                                                 {"rows", "rows", 6, 0},
+                                                 {"ms", "ms", 10, 4},
+                                                 {"best", "ms_min", 10, 4},
+                                                 {"TFLOP/s", "tflops", 10, 3},
+                                                 {"KV GB/s", "kv_gbps", 10, 1},
+                                                 {"of GEMM", "gemm_share", 8, 3},
+                                                 {0}};
+    size_t i;
+    json_t *row;
     int r = gemm_rate(b);
-    for (size_t i = 0; r == 0 && i < b->n_cases; i++)
-        r = warm_up(b, &b->c[i]);
-    for (size_t rep = 0; r == 0 && rep < b->d.reps; rep++)
-        for (size_t i = 0; r == 0 && i < b->n_cases; i++) {
-            struct attn_case *c = &b->c[(i + rep) % b->n_cases];
-            r = time_case(b, c, c->repeat, &c->ms[rep]);
-            bench_progress("measurement", rep * b->n_cases + i + 1, b->d.reps * b->n_cases);
-        }
-    return r < 0 ? r : gemm_rate(b);
-}
-
-/* ---- report ---- */
-
-static json_t *meta_of(const struct attn_bench *b)
-{
-    json_t *meta = bench_device_meta(&b->d);
-    json_object_update_new(meta, json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)b->H, "G",
-                                           (int)b->G, "K", (int)b->K, "kv_value_bytes",
-                                           (int)kn_info(b->d.dev)->kv_value_bytes, "gemm_tflops",
-                                           b->d.gemm_gflops * 1e-3));
-    return meta;
-}
-
-static json_t *report(struct attn_bench *b)
-{
-    json_t *rows = json_array();
+    for (i = 0; r == 0 && i < b->n_cases; i++) {
+        r = measure_case(b, &b->c[i], rows);
+        bench_progress("case", i + 1, b->n_cases);
+    }
+    if (r == 0) r = gemm_rate(b);
+    if (r < 0) return r;
     (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
                  kn_info(b->d.dev)->device, b->H, b->G, b->K, b->n_keys, b->d.gemm_gflops * 1e-3);
-    (void)printf("%-12s %6s %10s %10s %10s %10s %8s\n", "case", "rows", "ms", "best", "TFLOP/s",
-                 "KV GB/s", "of GEMM");
-    for (size_t i = 0; i < b->n_cases; i++) {
-        const struct attn_case *c = &b->c[i];
-        const double ms = bench_quantile(c->ms, b->d.reps, 0.5), best = c->ms[0],
-                     worst = c->ms[b->d.reps - 1], tflops = c->flops / ms * 1e-9,
-                     share = tflops * 1e3 / b->d.gemm_gflops;
-        const int n = (int)(c->n_seqs ? c->n_seqs : c->m);
-        json_array_append_new(
-            rows, json_pack("{s:s, s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "case",
-                            c->name, "rows", n, "sequences", (int)(c->n_seqs ? c->n_seqs : 1),
-                            "keys", (int)b->n_keys, "visible_keys", c->visible, "repeat",
-                            (int)c->repeat, "ms", ms, "ms_min", best, "ms_max", worst, "tflops",
-                            tflops, "kv_gbps", c->bytes / ms * 1e-6, "gemm_share", share));
-        (void)printf("%-12s %6d %10.4f %10.4f %10.4g %10.4g %7.1f%%\n", c->name, n, ms, best,
-                     tflops, c->bytes / ms * 1e-6, share * 100);
+    bench_print_head(column);
+    json_array_foreach(rows, i, row)
+    {
+        const double tflops = json_number_value(json_object_get(row, "tflops"));
+        json_object_set_new(row, "gemm_share", json_real(tflops * 1e3 / b->d.gemm_gflops));
+        bench_print_row(column, row);
     }
-    return rows;
+    return 0;
 }
 
-static void finish(struct attn_bench *b)
+static void drop_tensors(struct attn_bench *b)
 {
     void *const device[] = {b->pages, b->page_ids, b->q,    b->k,     b->v,   b->out,
                             b->lse,   b->mass,     b->seen, b->order, b->each};
-    for (size_t i = 0; b->d.dev && i < sizeof device / sizeof *device; i++)
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kn_mem_free(b->d.dev, device[i]);
-    for (size_t i = 0; i < b->n_cases; i++) {
+    for (size_t i = 0; i < b->n_cases; i++)
         kn_mem_free(b->d.dev, b->c[i].pos);
-        mem_free(b->c[i].ms);
-    }
-    mem_free(b->host_k), mem_free(b->host_v), mem_free(b->host_q);
-    bench_device_close(&b->d);
-}
-
-static int open_device(struct attn_bench *b, const struct opts *opts, struct err *err)
-{
-    enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
-    int r = bench_device_create(opts, GPU_TUNE_MS, &b->d, err);
-    if (r < 0) return r;
-    b->H = b->d.cfg.H, b->G = b->d.cfg.G, b->K = b->d.cfg.K;
-    b->n_keys = (size_t)opt_int(opts, "keys");
-    if (b->K > HEAD_MAX) return err_set(err, -ENOTSUP, "heads of %u dimensions", b->K);
-    return 0;
+    mem_free(b->host_k);
+    mem_free(b->host_v);
+    mem_free(b->host_q);
 }
 
 static int measure_attention(const struct opts *opts, struct err *err)
 {
-    struct attn_bench b = {0};
-    int r = open_device(&b, opts, err);
-    if (r == 0) r = make_tensors(&b);
+    enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
+    struct attn_bench b = {.n_keys = (size_t)opt_int(opts, "keys")};
+    json_t *rows = json_array(), *more = NULL;
+    int r = bench_device_create(opts, GPU_TUNE_MS, &b.d, err);
+    if (r < 0) return bench_device_end(opts, &b.d, rows, NULL, r, err);
+    double *prob = mem_alloc(b.n_keys * sizeof *prob);
+    b.H = b.d.cfg.H, b.G = b.d.cfg.G, b.K = b.d.cfg.K;
+    r = !prob ? -ENOMEM : b.K > HEAD_MAX ? -ENOTSUP : make_tensors(&b);
     if (r == 0) r = make_cases(&b);
-    double *prob = mem_alloc((b.n_keys ? b.n_keys : 1) * sizeof *prob);
-    if (!prob && r == 0) r = -ENOMEM;
     for (size_t i = 0; r == 0 && i < b.n_cases; i++)
         r = check_case(&b, &b.c[i], prob, err);
-    if (r == 0) r = measure(&b);
-    if (r == 0) {
-        json_t *rows = report(&b), *meta = meta_of(&b);
-        r = bench_write_json(opts, meta, rows, err);
-        json_decref(meta);
-        json_decref(rows);
-    }
-    if (r < 0 && err->code == 0) (void)err_set(err, r, "measuring failed: %s", err_name(r));
+    if (r == 0) r = measure_cases(&b, rows);
+    if (r == 0)
+        more = json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)b.H, "G", (int)b.G, "K", (int)b.K,
+                         "kv_value_bytes", (int)kn_info(b.d.dev)->kv_value_bytes, "gemm_tflops",
+                         b.d.gemm_gflops * 1e-3);
     mem_free(prob);
-    finish(&b);
-    return r;
+    drop_tensors(&b);
+    return bench_device_end(opts, &b.d, rows, more, r, err);
 }
 
-static const struct opt_def measure_attention_options[] = {{.name = "keys",
-                                                            .type = OPT_INT,
-                                                            .dflt = "3104",
-                                                            .min = 128,
-                                                            .max = 1 << 20,
-                                                            .help = "tokens that rows may see"},
-                                                           {0}};
+static const struct opt_def measure_attention_options[] = {
+    {"keys", OPT_INT, "3104", 128, 1 << 20, NULL, "tokens that rows may see"}, {0}};
 
 const struct bench_sub bench_attn = {.name = "kernels attn",
                                      .about =

@@ -1,6 +1,6 @@
-/* kvblend-bench ceil: what the device can do at best, so that other figures have something to be a
- * share of: products over a model's weights at many row counts, copies of its memory, copies from
- * and to the host, what a launch and a wait cost.
+/* kvblend-bench kernels ceil: what the device can do at best, so that other figures have something
+ * to be a share of: products over a model's weights at many row counts, copies of its memory,
+ * copies from and to the host, what a launch and a wait cost.
  *
  * On a device of its own weights change from call to call (a layer's, in several copies), so that
  * no cache holds what a model would read from memory. `layer` is one layer's five products in a
@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
+#include "tools/bench/figures.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -95,7 +96,8 @@ static int measure_product(struct ceiling *x, const char *name, size_t first, si
     double flops = 0;
     for (size_t i = first; i < first + n; i++)
         flops += 2.0 * (double)rows * (double)x->w[i].n * (double)x->w[i].k;
-    int r = bench_device_time(&x->b, rows, product_rows, &p, &t);
+    const struct bench_work work = {rows, product_rows, &p, BENCH_BY_SIZE};
+    int r = bench_device_time(&x->b, &work, &t);
     if (r < 0) return r;
     const double gflops = flops / t.us * 1e-3;
     if (gflops > x->b.gemm_gflops) x->b.gemm_gflops = gflops;
@@ -122,18 +124,6 @@ static int measure_products(struct ceiling *x, const size_t *rows, size_t n_rows
         if (r == 0) r = measure_product(x, "layer", 0, WEIGHTS, rows[i]);
     }
     return r;
-}
-
-/* Shares need the best of all. */
-static void add_shares(struct ceiling *x)
-{
-    size_t i;
-    json_t *row;
-    json_array_foreach(x->rows, i, row)
-    {
-        const double rate = json_number_value(json_object_get(row, "gflops"));
-        if (rate > 0) json_object_set_new(row, "share", json_real(rate / x->b.gemm_gflops));
-    }
 }
 
 /* ---- copies, launches ---- */
@@ -173,7 +163,7 @@ static int measure_links(struct ceiling *x)
     return r;
 }
 
-static int launch(struct kn_stream *st, void *arg, size_t row0, size_t m)
+static int norm_once(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     float *x = arg;
     return kn_rmsnorm(st, x, 32, 1, 32, x + 32, 1e-5f, x + 64, 32);
@@ -181,10 +171,11 @@ static int launch(struct kn_stream *st, void *arg, size_t row0, size_t m)
 
 static int run_us(struct ceiling *x, float *data, unsigned times, double *ret)
 {
+    const struct bench_work work = {1, norm_once, data, BENCH_BY_SIZE};
     double us, best = INFINITY;
     int r = 0;
     for (size_t i = 0; r == 0 && i < x->b.reps + 1; i++) {
-        r = bench_device_run(&x->b, 1, launch, data, times, &us);
+        r = bench_device_run(&x->b, &work, times, &us);
         best = fmin(best, us * times);
     }
     *ret = best;
@@ -209,67 +200,45 @@ static int measure_launches(struct ceiling *x)
 
 /* ---- report ---- */
 
-static void print(const struct ceiling *x)
+static void print_ceilings(struct ceiling *x)
 {
+    static const struct bench_column column[] = {
+        {"", "kind", -10, 0},         {"weight", "weight", -8, 0},
+        {"rows", "rows", 6, 0},       {"us", "us", 12, 1},
+        {"GFLOP/s", "gflops", 10, 1}, {"of the best", "share", 11, 2},
+        {"GB/s", "gbps", 9, 2},       {0}};
     size_t i;
     json_t *row;
     printf("%s, %s, shape %s\n", kn_info(x->b.dev)->device, kn_info(x->b.dev)->gemm, x->b.cfg.name);
+    bench_print_head(column);
     json_array_foreach(x->rows, i, row)
     {
-        const char *kind = json_string_value(json_object_get(row, "kind"));
-        const double us = json_number_value(json_object_get(row, "us"));
-        if (strcmp(kind, "gemm") == 0)
-            printf("%-8s %5lld rows %12.1f us %10.1f GFLOP/s %5.2f of the best\n",
-                   json_string_value(json_object_get(row, "weight")),
-                   (long long)json_integer_value(json_object_get(row, "rows")), us,
-                   json_number_value(json_object_get(row, "gflops")),
-                   json_number_value(json_object_get(row, "share")));
-        else if (json_object_get(row, "gbps"))
-            printf("%-10s %.2f GB/s\n", kind, json_number_value(json_object_get(row, "gbps")));
-        else
-            printf("%-10s %.2f us\n", kind, us);
+        const double rate = json_number_value(json_object_get(row, "gflops"));
+        if (rate > 0) json_object_set_new(row, "share", json_real(rate / x->b.gemm_gflops));
+        bench_print_row(column, row);
     }
-}
-
-static void ceiling_fini(struct ceiling *x)
-{
-    for (size_t i = 0; i < WEIGHTS; i++)
-        for (size_t c = 0; c < x->w[i].n_copies; c++)
-            kn_mat_destroy(x->w[i].copy[c]);
-    kn_mem_free(x->b.dev, x->a);
-    kn_mem_free(x->b.dev, x->c);
-    bench_device_close(&x->b);
-    json_decref(x->rows);
 }
 
 static int measure_ceilings(const struct opts *opts, struct err *err)
 {
-    struct ceiling *x = mem_zalloc(sizeof *x);
-    size_t rows[BENCH_ROWS_MAX], n = 0;
-    if (!x) return err_set(err, -ENOMEM, "out of memory");
-    int r = bench_rows_of(opt_str(opts, "at-rows"), rows, &n, err);
-    if (r == 0) r = bench_device_open(opts, &x->b, err);
-    if (r < 0) {
-        mem_free(x);
-        return r;
-    }
-    x->rows = json_array();
-    json_array_append_new(x->rows, json_pack("{s:s, s:f}", "kind", "copy", "gbps", x->b.copy_gbps));
-    r = measure_links(x);
-    if (r == 0) r = measure_launches(x);
-    if (r == 0) r = measure_products(x, rows, n);
+    struct ceiling x = {.rows = json_array()};
+    size_t rows[BENCH_ROWS_MAX];
+    const int n = bench_at_rows(opts, rows, err);
+    int r = n < 0 ? n : bench_device_open(opts, &x.b, err);
     if (r == 0) {
-        add_shares(x);
-        print(x);
-        json_t *meta = bench_device_meta(&x->b);
-        r = bench_write_json(opts, meta, x->rows, err);
-        json_decref(meta);
-    } else {
-        (void)err_set(err, r, "measuring failed (%s)", err_name(r));
+        json_array_append_new(x.rows,
+                              json_pack("{s:s, s:f}", "kind", "copy", "gbps", x.b.copy_gbps));
+        r = measure_links(&x);
+        if (r == 0) r = measure_launches(&x);
+        if (r == 0) r = measure_products(&x, rows, (size_t)n);
+        if (r == 0) print_ceilings(&x);
+        for (size_t i = 0; i < WEIGHTS; i++)
+            for (size_t c = 0; c < x.w[i].n_copies; c++)
+                kn_mat_destroy(x.w[i].copy[c]);
+        kn_mem_free(x.b.dev, x.a);
+        kn_mem_free(x.b.dev, x.c);
     }
-    ceiling_fini(x);
-    mem_free(x);
-    return r;
+    return bench_device_end(opts, &x.b, x.rows, NULL, r, err);
 }
 
 const struct bench_sub bench_ceil = {

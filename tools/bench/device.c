@@ -2,10 +2,11 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "fusor/model/shape.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -30,15 +31,16 @@ static int copy_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return kn_copy(st, c->to + row0 * COPY_ROW, c->from + row0 * COPY_ROW, n * COPY_ROW);
 }
 
-static int measure_copy(struct bench_device *b)
+static int measure_copies(struct bench_device *b)
 {
     const size_t bytes = b->emulated                ? COPY_BYTES_EMULATED
                          : kn_info(b->dev)->is_host ? COPY_BYTES_HOST
                                                     : COPY_BYTES;
     struct copy c = {kn_mem_alloc(b->dev, KN_MEM_DEVICE, bytes),
                      (char *)bench_device_random(b, KN_MEM_DEVICE, bytes / sizeof(float))};
+    const struct bench_work w = {bytes / COPY_ROW, copy_rows, &c, BENCH_BY_SIZE};
     struct bench_time t;
-    int r = c.to && c.from ? bench_device_time(b, bytes / COPY_ROW, copy_rows, &c, &t) : -ENOMEM;
+    int r = c.to && c.from ? bench_device_time(b, &w, &t) : -ENOMEM;
     if (r == 0) b->copy_gbps = 2 * (double)bytes / t.us * 1e-3;
     kn_mem_free(b->dev, c.to);
     kn_mem_free(b->dev, (void *)(uintptr_t)c.from);
@@ -86,7 +88,7 @@ int bench_device_open(const struct opts *opts, struct bench_device *ret, struct 
     struct bench_device b;
     int r = bench_device_create(opts, GPU_TUNE_MS, &b, err);
     if (r < 0) return r;
-    r = measure_copy(&b);
+    r = measure_copies(&b);
     if (r < 0) {
         bench_device_close(&b);
         return err_set(err, r, "the device could not be measured (%s)", err_name(r));
@@ -101,7 +103,7 @@ void bench_device_close(struct bench_device *b)
     b->dev = NULL;
 }
 
-static json_t *measured(double v)
+static json_t *null_if_none(double v)
 {
     return v > 0 ? bench_number(v) : json_null();
 }
@@ -109,40 +111,59 @@ static json_t *measured(double v)
 json_t *bench_device_meta(const struct bench_device *b)
 {
     json_t *meta = bench_meta();
-    json_t *own = json_pack(
-        "{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_info(b->dev)->device, "isa",
-        kn_info(b->dev)->isa, "threads", (int)kn_info(b->dev)->n_threads, "gemm",
-        kn_info(b->dev)->gemm, "weights", kn_weights_name(b->weights), "shape", b->cfg.name,
-        "ceilings", "copy_gbps", measured(b->copy_gbps), "gemm_gflops", measured(b->gemm_gflops));
+    json_t *own =
+        json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:{s:o, s:o}}", "device", kn_info(b->dev)->device,
+                  "isa", kn_info(b->dev)->isa, "threads", (int)kn_info(b->dev)->n_threads, "gemm",
+                  kn_info(b->dev)->gemm, "weights", kn_weights_name(b->weights), "shape",
+                  b->cfg.name, "ceilings", "copy_gbps", null_if_none(b->copy_gbps), "gemm_gflops",
+                  null_if_none(b->gemm_gflops));
     json_object_update(meta, own);
     json_decref(own);
     return meta;
 }
 
-/* ---- data: never zeros, products of which take less power ---- */
-
-float bench_noise(uint64_t *seed)
+int bench_device_end(const struct opts *opts, struct bench_device *b, json_t *rows, json_t *more,
+                     int r, struct err *err)
 {
-    *seed ^= *seed << 13, *seed ^= *seed >> 7, *seed ^= *seed << 17;
-    return (float)(*seed >> 40) * 0x1p-23f - 1.0f;
+    if (r == 0) {
+        json_t *meta = bench_device_meta(b);
+        if (more) json_object_update(meta, more);
+        r = bench_write_json(opts, meta, rows, err);
+        json_decref(meta);
+    }
+    if (r < 0 && err->code == 0) (void)err_set(err, r, "measuring failed (%s)", err_name(r));
+    bench_device_close(b);
+    json_decref(more);
+    json_decref(rows);
+    return r;
 }
 
-static float *noise(size_t n, uint64_t seed)
+/* ---- data: never zeros, products of which take less power ---- */
+
+float *bench_noise(size_t n, uint64_t seed)
 {
     float *x = mem_alloc((n ? n : 1) * sizeof *x);
-    uint64_t s = seed * 0x9e3779b97f4a7c15u + 1;
+    struct rng r = {seed};
     for (size_t i = 0; x && i < n; i++)
-        x[i] = bench_noise(&s);
+        x[i] = (float)(rng_next(&r) >> 40) * 0x1p-23f - 1.0f;
     return x;
+}
+
+float *bench_device_floats(const struct bench_device *b, enum kn_mem kind, const float *from,
+                           size_t n)
+{
+    float *ret = kn_mem_alloc(b->dev, kind, n * sizeof *ret);
+    if (ret && from && kn_mem_copy(b->dev, ret, from, n * sizeof *ret) < 0) {
+        kn_mem_free(b->dev, ret);
+        return NULL;
+    }
+    return ret;
 }
 
 float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n)
 {
-    float *ret = kn_mem_alloc(b->dev, kind, n * sizeof *ret), *x = noise(n, n);
-    if (!ret || !x || kn_mem_copy(b->dev, ret, x, n * sizeof *ret) < 0) {
-        kn_mem_free(b->dev, ret);
-        ret = NULL;
-    }
+    float *x = bench_noise(n, n);
+    float *ret = x ? bench_device_floats(b, kind, x, n) : NULL;
     mem_free(x);
     return ret;
 }
@@ -152,7 +173,7 @@ struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k
     enum { SLICE = 1 << 20 };
     struct kn_mat *w = NULL;
     const size_t rows = SLICE / k ? SLICE / k : 1;
-    float *x = noise(rows * k, seed);
+    float *x = bench_noise(rows * k, seed);
     int r = x ? kn_mat_create(b->dev, n, k, &w) : -ENOMEM;
     for (size_t at = 0; r == 0 && at < n; at += rows)
         r = kn_mat_fill(w, at, n - at < rows ? n - at : rows, x);
@@ -171,46 +192,47 @@ size_t bench_operand_bytes(const struct bench_device *b)
 
 /* ---- time ---- */
 
-struct loop {
-    kn_rows_fn fn;
-    void *arg;
+struct repeated {
+    const struct bench_work *work;
     unsigned times;
 };
 
-static int loop_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
+static int repeat_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct loop *l = arg;
+    const struct repeated *l = arg;
     int r = 0;
     for (unsigned i = 0; r == 0 && i < l->times; i++)
-        r = l->fn(st, l->arg, row0, n);
+        r = l->work->fn(st, l->work->arg, row0, n);
     return r;
 }
 
-int bench_device_run(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
-                     unsigned times, double *ret_us)
+int bench_device_run(const struct bench_device *b, const struct bench_work *w, unsigned times,
+                     double *ret_us)
 {
-    struct loop l = {fn, arg, times};
+    struct repeated l = {w, times};
+    const bool at_once = w->how == BENCH_AT_ONCE || w->rows <= kn_info(b->dev)->wide_rows_max;
     const uint64_t t0 = clock_ns();
-    int r = rows <= kn_info(b->dev)->wide_rows_max ? kn_wide(b->dev, rows, NULL, loop_rows, &l)
-                                                   : kn_rows(b->dev, rows, NULL, loop_rows, &l);
+    int r = at_once                  ? kn_wide(b->dev, w->rows, NULL, repeat_rows, &l)
+            : w->how == BENCH_UNEVEN ? kn_rows_uneven(b->dev, w->rows, NULL, repeat_rows, &l)
+                                     : kn_rows(b->dev, w->rows, NULL, repeat_rows, &l);
     *ret_us = (double)(clock_ns() - t0) * 1e-3 / times;
     return r;
 }
 
-int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
+int bench_device_time(const struct bench_device *b, const struct bench_work *w,
                       struct bench_time *ret)
 {
     unsigned times = 1;
     double us, *all = mem_alloc(b->reps * sizeof *all);
     int r = all ? 0 : -ENOMEM;
     for (int warm_up = 0; r == 0 && warm_up < 2; warm_up++)
-        r = bench_device_run(b, rows, fn, arg, 1, &us);
+        r = bench_device_run(b, w, 1, &us);
     if (r == 0 && !kn_info(b->dev)->is_host && us < LONG_ENOUGH_US) {
         times = us > 0 ? (unsigned)(LONG_ENOUGH_US / us) + 1 : TIMES_MAX;
         if (times > TIMES_MAX) times = TIMES_MAX;
     }
     for (size_t i = 0; r == 0 && i < b->reps; i++)
-        r = bench_device_run(b, rows, fn, arg, times, &all[i]);
+        r = bench_device_run(b, w, times, &all[i]);
     if (r == 0)
         *ret =
             (struct bench_time){bench_quantile(all, b->reps, 0.5), bench_quantile(all, b->reps, 0),
@@ -219,21 +241,15 @@ int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, 
     return r;
 }
 
-int bench_rows_of(const char *list, size_t ret[BENCH_ROWS_MAX], size_t *ret_n, struct err *err)
+int bench_at_rows(const struct opts *opts, size_t ret[BENCH_ROWS_MAX], struct err *err)
 {
-    size_t n = 0;
-    const char *p = list;
-    for (bool more = true; more; n++) {
-        char *end;
-        const unsigned long v = strtoul(p, &end, 10);
-        more = *end == ',';
-        if (end == p || v == 0 || v > 1 << 20 || n == BENCH_ROWS_MAX || (*end && !more))
-            return err_set(err, -EINVAL,
-                           "row counts \"%.60s\": 1 to %d numbers with commas between", list,
-                           BENCH_ROWS_MAX);
-        ret[n] = v;
-        p = end + more;
-    }
-    *ret_n = n;
-    return 0;
+    double v[BENCH_ROWS_MAX];
+    const char *list = opt_str(opts, "at-rows");
+    int n = bench_numbers(list, true, 1 << 20, v, BENCH_ROWS_MAX);
+    if (n < 0)
+        return err_set(err, n, "--at-rows \"%.60s\": 1 to %d numbers with commas between", list,
+                       BENCH_ROWS_MAX);
+    for (int i = 0; i < n; i++)
+        ret[i] = (size_t)v[i];
+    return n;
 }

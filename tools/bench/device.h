@@ -1,5 +1,6 @@
-/* device: what the benches of single operations share: a device and a model's shape by the options,
- * memory of random values, and an operation that is repeated until it can be timed.
+/* device: what the parts of `kvblend-bench kernels` share: a device and a model's shape by the
+ * options, memory of random values, an operation that is repeated until it can be timed, and the
+ * report.
  *
  * Life cycle: bench_device_open(), or _create() where its copies are not measured →
  * bench_device_random(), bench_device_time() → kn_mem_free() → bench_device_close().
@@ -30,23 +31,42 @@ int bench_device_open(const struct opts *opts, struct bench_device *ret, struct 
 void bench_device_close(struct bench_device *b);
 json_t *bench_device_meta(const struct bench_device *b); /* with what was measured by then */
 
-float bench_noise(uint64_t *seed); /* -1 … 1; the seed is not 0 */
-float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n); /* NULL */
+float *bench_noise(size_t n, uint64_t seed); /* -1 … 1, in the host's memory: mem_free(); or NULL */
+/* n values in the device's memory, `from` the host's unless it is NULL; NULL: no memory. */
+float *bench_device_floats(const struct bench_device *b, enum kn_mem kind, const float *from,
+                           size_t n);
+float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n);
 struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k, uint64_t seed);
 size_t bench_operand_bytes(const struct bench_device *b); /* of one value that products read */
 
+struct bench_work { /* an operation */
+    size_t rows;
+    kn_rows_fn fn;
+    void *arg;
+    enum {
+        BENCH_BY_SIZE,
+        BENCH_AT_ONCE,
+        BENCH_UNEVEN
+    } how; /* rows are cut; uneven: as a prefill */
+};
 struct bench_time {
     double us, us_lo, us_hi; /* of one operation: the median, the least, the most */
 };
-/* fn over all rows, several times in one run; what each of them took. */
-int bench_device_run(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
-                     unsigned times, double *ret_us);
-/* fn over all rows, --reps times. On a device of its own it is called several times in a run, so
- * that the way there does not count. */
-int bench_device_time(const struct bench_device *b, size_t rows, kn_rows_fn fn, void *arg,
+/* All rows, several times in one run; what each of them took. */
+int bench_device_run(const struct bench_device *b, const struct bench_work *w, unsigned times,
+                     double *ret_us);
+/* All rows, --reps times. On a device of its own the operation is repeated in a run, so that the
+ * way there does not count. */
+int bench_device_time(const struct bench_device *b, const struct bench_work *w,
                       struct bench_time *ret);
-/* Row counts of a list such as "1,32,512"; -EINVAL with a sentence. */
+
+/* The end of a part: writes the report, or says that measuring failed (r < 0), and closes the
+ * device. rows and more (of meta; may be NULL) are taken over. Returns r or what writing gave. */
+int bench_device_end(const struct opts *opts, struct bench_device *b, json_t *rows, json_t *more,
+                     int r, struct err *err);
+
+/* Row counts of --at-rows; -EINVAL with a sentence. */
 enum { BENCH_ROWS_MAX = 32 };
-int bench_rows_of(const char *list, size_t ret[BENCH_ROWS_MAX], size_t *ret_n, struct err *err);
+int bench_at_rows(const struct opts *opts, size_t ret[BENCH_ROWS_MAX], struct err *err);
 
 #endif

@@ -7,15 +7,16 @@
 #include "base/mem.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
+#include "tools/bench/figures.h"
 
 #include <stdio.h>
 
+enum { MEMORIES = 15 };
 struct bank { /* data that every operation finds */
     struct bench_device b;
     size_t m, D, F, HK, GK, K, G, H;
-    size_t page_value, operand_value; /* bytes */
-    float *x, *gate_up, *q, *kv;      /* [m, D], [m, 2F], [m, HK], [m, 2 GK] */
-    float *out;                       /* [m, widest] */
+    float *x, *gate_up, *q, *kv; /* [m, D], [m, 2F], [m, HK], [m, 2 GK] */
+    float *out;                  /* [m, widest] */
     float *weight, *cos, *sin, *ret;
     int32_t *pos, *idx;
     char *f16, *q8;           /* [m, GK] stored */
@@ -23,284 +24,187 @@ struct bank { /* data that every operation finds */
     struct kn_mat *gu, *down; /* that operands are for */
     struct kn_rope rope;
     struct kn_kv pages;
-    int32_t *page_ids;
+    void *memory[MEMORIES]; /* all of the above */
+    size_t n_memory;
 };
 
-struct kernel {
+enum kernel_op {
+    OP_COPY,
+    OP_GATHER,
+    OP_NORM,
+    OP_NORM_OPERAND,
+    OP_NORM_HEADS,
+    OP_SWIGLU,
+    OP_SWIGLU_OPERAND,
+    OP_ROPE,
+    OP_PUT,
+    OP_LOAD_F16,
+    OP_LOAD_Q8,
+    OP_ENCODE_F16,
+    OP_ENCODE_Q8,
+    OP_DEVIATION,
+    OP_CHANGE
+};
+/* Bytes of a row: its width times those of floats, of values that products read and of values in
+ * pages, and a row of Q8. */
+static const struct kernel {
     const char *name;
-    int (*run)(struct kn_stream *st, const struct bank *k, size_t row0, size_t m);
-    double (*bytes)(const struct bank *k); /* of a row */
+    enum kernel_op op;
+    enum { WIDTH_D, WIDTH_F, WIDTH_HK, WIDTH_GK } width;
+    unsigned bytes, operands, paged, q8_rows;
+} kernels[] = {
+    {"copy", OP_COPY, WIDTH_D, 8, 0, 0, 0},
+    {"gather", OP_GATHER, WIDTH_D, 8, 0, 0, 0},
+    {"rmsnorm", OP_NORM, WIDTH_D, 8, 0, 0, 0},
+    {"rmsnorm+operand", OP_NORM_OPERAND, WIDTH_D, 4, 1, 0, 0},
+    {"rmsnorm_heads", OP_NORM_HEADS, WIDTH_HK, 8, 0, 0, 0},
+    {"swiglu", OP_SWIGLU, WIDTH_F, 12, 0, 0, 0},
+    {"swiglu+operand", OP_SWIGLU_OPERAND, WIDTH_F, 8, 1, 0, 0},
+    {"rope", OP_ROPE, WIDTH_HK, 8, 0, 0, 0},
+    {"kv_put", OP_PUT, WIDTH_GK, 8, 0, 2, 0},
+    {"kv_load_f16", OP_LOAD_F16, WIDTH_GK, 4, 0, 2, 0},
+    {"kv_load_q8", OP_LOAD_Q8, WIDTH_GK, 0, 0, 2, 2},
+    {"encode_f16", OP_ENCODE_F16, WIDTH_GK, 6, 0, 0, 0},
+    {"encode_q8", OP_ENCODE_Q8, WIDTH_GK, 4, 0, 0, 1},
+    {"deviation_f16", OP_DEVIATION, WIDTH_GK, 6, 0, 0, 0},
+    {"change_f16", OP_CHANGE, WIDTH_GK, 6, 0, 0, 0},
 };
 
-/* ---- operations ---- */
-
-static int op_copy(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
+static double row_bytes(const struct bank *k, const struct kernel *op)
 {
-    return kn_copy(st, k->out + i * k->D, k->x + i * k->D, m * k->D * sizeof(float));
+    const size_t width[] = {k->D, k->F, k->HK, k->GK};
+    const size_t value = op->bytes + op->operands * bench_operand_bytes(&k->b) +
+                         op->paged * kn_info(k->b.dev)->kv_value_bytes;
+    return (double)(width[op->width] * value + op->q8_rows * kn_row_bytes(KN_Q8, k->G, k->K));
 }
 
-static int op_gather(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
+/* Rows i … i + m of one operation. */
+static int run_op(struct kn_stream *st, const struct bank *k, enum kernel_op op, size_t i, size_t m)
 {
-    return kn_gather(st, k->x, k->idx + i, m, k->D, k->out + i * k->D);
+    const size_t D = k->D, F = k->F, HK = k->HK, GK = k->GK;
+    const enum kn_dtype type = op == OP_LOAD_Q8 || op == OP_ENCODE_Q8 ? KN_Q8 : KN_F16;
+    const size_t stored = kn_row_bytes(type, k->G, k->K);
+    const char *record = (type == KN_Q8 ? k->q8 : k->f16) + i * stored;
+    const float *x = k->x + i * D, *gate_up = k->gate_up + i * 2 * F, *kv = k->kv + i * 2 * GK;
+    float *q = k->q + i * HK, *operand = k->out + i * (op == OP_SWIGLU ? F : D);
+    if (op == OP_NORM_OPERAND || op == OP_SWIGLU_OPERAND) {
+        operand = kn_operand(st, 0, m, op == OP_NORM_OPERAND ? k->gu : k->down);
+        if (!operand) return -ENOMEM;
+    }
+    switch (op) {
+    case OP_COPY:
+        return kn_copy(st, operand, x, m * D * sizeof(float));
+    case OP_GATHER:
+        return kn_gather(st, k->x, k->idx + i, m, D, operand);
+    case OP_NORM:
+    case OP_NORM_OPERAND:
+        return kn_rmsnorm(st, x, D, m, D, k->weight, 1e-5f, operand, D);
+    case OP_NORM_HEADS:
+        return kn_rmsnorm_heads(st, q, HK, m, k->H, k->K, k->weight, 1e-5f);
+    case OP_SWIGLU:
+    case OP_SWIGLU_OPERAND:
+        return kn_swiglu(st, gate_up, 2 * F, m, F, operand, F);
+    case OP_ROPE:
+        return kn_rope(st, &k->rope, q, HK, m, k->H, k->pos + i);
+    case OP_PUT:
+        return kn_kv_put(st, &k->pages, 0, k->pos + i, m, kv, 2 * GK, kv + GK, 2 * GK);
+    case OP_LOAD_F16:
+    case OP_LOAD_Q8:
+        return kn_kv_load(st, &k->pages, 0, (int32_t)i, m, record, record, type, &k->rope);
+    case OP_ENCODE_F16:
+    case OP_ENCODE_Q8:
+        return kn_encode_rows(st, kv, 2 * GK, m, GK, k->K, type, k->host + i * stored);
+    case OP_DEVIATION:
+        return kn_deviation(st, kv, 2 * GK, record, type, m, GK, k->K, k->ret + i);
+    case OP_CHANGE:
+        return kn_change(st, kv, 2 * GK, record, type, m, GK, k->K, k->ret + i);
+    }
+    return -EINVAL;
 }
-
-static int op_norm(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_rmsnorm(st, k->x + i * k->D, k->D, m, k->D, k->weight, 1e-5f, k->out + i * k->D,
-                      k->D);
-}
-
-static int op_norm_operand(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    float *h = kn_operand(st, 0, m, k->gu);
-    if (!h) return -ENOMEM;
-    return kn_rmsnorm(st, k->x + i * k->D, k->D, m, k->D, k->weight, 1e-5f, h, k->D);
-}
-
-static int op_norm_heads(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_rmsnorm_heads(st, k->q + i * k->HK, k->HK, m, k->H, k->K, k->weight, 1e-5f);
-}
-
-static int op_swiglu(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_swiglu(st, k->gate_up + i * 2 * k->F, 2 * k->F, m, k->F, k->out + i * k->F, k->F);
-}
-
-static int op_swiglu_operand(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    float *act = kn_operand(st, 0, m, k->down);
-    if (!act) return -ENOMEM;
-    return kn_swiglu(st, k->gate_up + i * 2 * k->F, 2 * k->F, m, k->F, act, k->F);
-}
-
-static int op_rope(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_rope(st, &k->rope, k->q + i * k->HK, k->HK, m, k->H, k->pos + i);
-}
-
-static int op_put(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    const float *x = k->kv + i * 2 * k->GK;
-    return kn_kv_put(st, &k->pages, 0, k->pos + i, m, x, 2 * k->GK, x + k->GK, 2 * k->GK);
-}
-
-static int load(struct kn_stream *st, const struct bank *k, size_t i, size_t m, const char *from,
-                enum kn_dtype t)
-{
-    from += i * kn_row_bytes(t, k->G, k->K);
-    return kn_kv_load(st, &k->pages, 0, (int32_t)i, m, from, from, t, &k->rope);
-}
-
-static int op_load_f16(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return load(st, k, i, m, k->f16, KN_F16);
-}
-
-static int op_load_q8(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return load(st, k, i, m, k->q8, KN_Q8);
-}
-
-static int encode(struct kn_stream *st, const struct bank *k, size_t i, size_t m, enum kn_dtype t)
-{
-    return kn_encode_rows(st, k->kv + i * 2 * k->GK, 2 * k->GK, m, k->GK, k->K, t,
-                          k->host + i * kn_row_bytes(t, k->G, k->K));
-}
-
-static int op_encode_f16(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return encode(st, k, i, m, KN_F16);
-}
-
-static int op_encode_q8(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return encode(st, k, i, m, KN_Q8);
-}
-
-static int op_deviation(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_deviation(st, k->kv + i * 2 * k->GK, 2 * k->GK,
-                        k->f16 + i * kn_row_bytes(KN_F16, k->G, k->K), KN_F16, m, k->GK, k->K,
-                        k->ret + i);
-}
-
-static int op_change(struct kn_stream *st, const struct bank *k, size_t i, size_t m)
-{
-    return kn_change(st, k->kv + i * 2 * k->GK, 2 * k->GK,
-                     k->f16 + i * kn_row_bytes(KN_F16, k->G, k->K), KN_F16, m, k->GK, k->K,
-                     k->ret + i);
-}
-
-static double row_copy(const struct bank *k)
-{
-    return 8.0 * (double)k->D;
-}
-
-static double row_norm_operand(const struct bank *k)
-{
-    return (double)k->D * (4.0 + (double)k->operand_value);
-}
-
-static double row_heads(const struct bank *k)
-{
-    return 8.0 * (double)k->HK;
-}
-
-static double row_swiglu(const struct bank *k)
-{
-    return 12.0 * (double)k->F;
-}
-
-static double row_swiglu_operand(const struct bank *k)
-{
-    return (double)k->F * (8.0 + (double)k->operand_value);
-}
-
-static double row_put(const struct bank *k)
-{
-    return 2 * (double)k->GK * (4.0 + (double)k->page_value);
-}
-
-static double row_load_f16(const struct bank *k)
-{
-    return 2 * (double)k->GK * (2.0 + (double)k->page_value);
-}
-
-static double row_load_q8(const struct bank *k)
-{
-    return 2 * ((double)kn_row_bytes(KN_Q8, k->G, k->K) + (double)(k->GK * k->page_value));
-}
-
-static double row_f16(const struct bank *k)
-{
-    return 6.0 * (double)k->GK;
-}
-
-static double row_q8(const struct bank *k)
-{
-    return 4.0 * (double)k->GK + (double)kn_row_bytes(KN_Q8, k->G, k->K);
-}
-
-static const struct kernel kernels[] = {
-    {"copy", op_copy, row_copy},
-    {"gather", op_gather, row_copy},
-    {"rmsnorm", op_norm, row_copy},
-    {"rmsnorm+operand", op_norm_operand, row_norm_operand},
-    {"rmsnorm_heads", op_norm_heads, row_heads},
-    {"swiglu", op_swiglu, row_swiglu},
-    {"swiglu+operand", op_swiglu_operand, row_swiglu_operand},
-    {"rope", op_rope, row_heads},
-    {"kv_put", op_put, row_put},
-    {"kv_load_f16", op_load_f16, row_load_f16},
-    {"kv_load_q8", op_load_q8, row_load_q8},
-    {"encode_f16", op_encode_f16, row_f16},
-    {"encode_q8", op_encode_q8, row_q8},
-    {"deviation_f16", op_deviation, row_f16},
-    {"change_f16", op_change, row_f16},
-};
 
 /* ---- data ---- */
 
-static void *device_bytes(struct bank *k, enum kn_mem kind, size_t n)
+/* NULL is noticed at the end, by make_bank(). */
+static void *keep(struct bank *k, void *memory)
 {
-    return kn_mem_alloc(k->b.dev, kind, n);
+    return k->memory[k->n_memory++] = memory;
+}
+
+static void *take(struct bank *k, enum kn_mem kind, size_t bytes)
+{
+    return keep(k, kn_mem_alloc(k->b.dev, kind, bytes));
+}
+
+static float *take_random(struct bank *k, size_t n)
+{
+    return keep(k, bench_device_random(&k->b, KN_MEM_DEVICE, n));
+}
+
+/* What is done in place is done often: values must neither grow nor fade. */
+static float *take_filled(struct bank *k, size_t n, float value)
+{
+    float *x = mem_alloc(n * sizeof *x);
+    for (size_t i = 0; x && i < n; i++)
+        x[i] = value;
+    float *ret = keep(k, x ? bench_device_floats(&k->b, KN_MEM_DEVICE, x, n) : NULL);
+    mem_free(x);
+    return ret;
 }
 
 /* The rows' K as records have it: encoded into shared memory, then to where records are read. */
 static int encode_all(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
     const struct bank *k = arg;
-    int r = op_encode_f16(st, k, row0, m);
+    int r = run_op(st, k, OP_ENCODE_F16, row0, m);
     if (r == 0) r = kn_copy(st, k->f16, k->host, m * kn_row_bytes(KN_F16, k->G, k->K));
     if (r == 0) r = kn_sync(st);
-    if (r == 0) r = op_encode_q8(st, k, row0, m);
+    if (r == 0) r = run_op(st, k, OP_ENCODE_Q8, row0, m);
     if (r == 0) r = kn_copy(st, k->q8, k->host, m * kn_row_bytes(KN_Q8, k->G, k->K));
     return r;
-}
-
-static int make_pages(struct bank *k)
-{
-    const size_t n = (k->m + KN_PAGE - 1) / KN_PAGE;
-    const size_t values = kn_kv_layer_values((unsigned)k->G, (unsigned)k->K);
-    k->page_ids = device_bytes(k, KN_MEM_SHARED, n * sizeof *k->page_ids);
-    k->pages = (struct kn_kv){.base = device_bytes(k, KN_MEM_DEVICE, n * values * k->page_value),
-                              .page_stride = values,
-                              .layer_stride = values,
-                              .pages = k->page_ids,
-                              .n_pages = n,
-                              .G = (unsigned)k->G,
-                              .K = (unsigned)k->K};
-    if (!k->page_ids || !k->pages.base) return -ENOMEM;
-    for (size_t i = 0; i < n; i++)
-        k->page_ids[i] = (int32_t)(n - 1 - i);
-    return 0;
-}
-
-/* What is done in place is done often: values must neither grow nor fade. */
-static float *filled(struct bank *k, size_t n, float value)
-{
-    float *x = device_bytes(k, KN_MEM_SHARED, n * sizeof *x);
-    float *ret = device_bytes(k, KN_MEM_DEVICE, n * sizeof *ret);
-    for (size_t i = 0; x && i < n; i++)
-        x[i] = value;
-    if (!x || !ret || kn_mem_copy(k->b.dev, ret, x, n * sizeof *x) < 0) {
-        kn_mem_free(k->b.dev, ret);
-        ret = NULL;
-    }
-    kn_mem_free(k->b.dev, x);
-    return ret;
-}
-
-static int make_rope(struct bank *k)
-{
-    k->cos = filled(k, k->m * k->K / 2, 0.8f);
-    k->sin = filled(k, k->m * k->K / 2, 0.6f);
-    k->rope = (struct kn_rope){k->K, k->K, k->cos, k->sin, k->m, 1};
-    return k->cos && k->sin ? 0 : -ENOMEM;
 }
 
 static int make_bank(struct bank *k, size_t m)
 {
     const struct model_cfg *g = &k->b.cfg;
-    const struct bench_device *b = &k->b;
+    const size_t n_pages = (m + KN_PAGE - 1) / KN_PAGE, values = kn_kv_layer_values(g->G, g->K);
+    int32_t *page_ids = take(k, KN_MEM_SHARED, n_pages * sizeof *page_ids);
+    void *pages = take(k, KN_MEM_DEVICE, n_pages * values * kn_info(k->b.dev)->kv_value_bytes);
     k->m = m, k->D = g->D, k->F = g->F, k->H = g->H, k->G = g->G, k->K = g->K;
     k->HK = k->H * k->K, k->GK = k->G * k->K;
-    k->page_value = kn_info(b->dev)->kv_value_bytes;
-    k->operand_value = bench_operand_bytes(b);
-    k->x = bench_device_random(b, KN_MEM_DEVICE, m * k->D);
-    k->gate_up = bench_device_random(b, KN_MEM_DEVICE, m * 2 * k->F);
-    k->q = bench_device_random(b, KN_MEM_DEVICE, m * k->HK);
-    k->kv = bench_device_random(b, KN_MEM_DEVICE, m * 2 * k->GK);
-    k->out = bench_device_random(b, KN_MEM_DEVICE, m * (k->D > k->F ? k->D : k->F));
-    k->weight = filled(k, k->D > k->K ? k->D : k->K, 1);
-    k->ret = device_bytes(k, KN_MEM_DEVICE, m * sizeof *k->ret);
-    k->pos = device_bytes(k, KN_MEM_SHARED, 2 * m * sizeof *k->pos);
-    k->f16 = device_bytes(k, KN_MEM_DEVICE, m * kn_row_bytes(KN_F16, k->G, k->K));
-    k->q8 = device_bytes(k, KN_MEM_DEVICE, m * kn_row_bytes(KN_Q8, k->G, k->K));
-    k->host = device_bytes(k, KN_MEM_SHARED, m * kn_row_bytes(KN_F16, k->G, k->K));
-    k->gu = bench_device_mat(b, 16, k->D, 1);
-    k->down = bench_device_mat(b, 16, k->F, 2);
-    if (!k->x || !k->gate_up || !k->q || !k->kv || !k->out || !k->weight || !k->ret || !k->pos ||
-        !k->f16 || !k->q8 || !k->host || !k->gu || !k->down)
-        return -ENOMEM;
+    k->x = take_random(k, m * k->D);
+    k->gate_up = take_random(k, m * 2 * k->F);
+    k->q = take_random(k, m * k->HK);
+    k->kv = take_random(k, m * 2 * k->GK);
+    k->out = take_random(k, m * (k->D > k->F ? k->D : k->F));
+    k->weight = take_filled(k, k->D > k->K ? k->D : k->K, 1);
+    k->cos = take_filled(k, m * k->K / 2, 0.8f);
+    k->sin = take_filled(k, m * k->K / 2, 0.6f);
+    k->ret = take(k, KN_MEM_DEVICE, m * sizeof *k->ret);
+    k->pos = take(k, KN_MEM_SHARED, 2 * m * sizeof *k->pos);
+    k->f16 = take(k, KN_MEM_DEVICE, m * kn_row_bytes(KN_F16, k->G, k->K));
+    k->q8 = take(k, KN_MEM_DEVICE, m * kn_row_bytes(KN_Q8, k->G, k->K));
+    k->host = take(k, KN_MEM_SHARED, m * kn_row_bytes(KN_F16, k->G, k->K));
+    k->gu = bench_device_mat(&k->b, 16, k->D, 1);
+    k->down = bench_device_mat(&k->b, 16, k->F, 2);
+    for (size_t i = 0; i < k->n_memory; i++)
+        if (!k->memory[i]) return -ENOMEM;
+    if (!k->gu || !k->down) return -ENOMEM;
     k->idx = k->pos + m;
     for (size_t i = 0; i < m; i++) {
         k->pos[i] = (int32_t)i;
         k->idx[i] = (int32_t)(m - 1 - i);
     }
-    int r = make_rope(k);
-    if (r == 0) r = make_pages(k);
-    return r < 0 ? r : kn_wide(b->dev, m, NULL, encode_all, k);
+    for (size_t i = 0; i < n_pages; i++)
+        page_ids[i] = (int32_t)(n_pages - 1 - i);
+    k->rope = (struct kn_rope){k->K, k->K, k->cos, k->sin, m, 1};
+    k->pages = (struct kn_kv){pages, values, values, page_ids, n_pages, g->G, g->K, NULL};
+    return kn_wide(k->b.dev, m, NULL, encode_all, k);
 }
 
 static void drop_bank(struct bank *k)
 {
-    void *const all[] = {k->x,      k->gate_up, k->q,   k->kv,       k->out,
-                         k->weight, k->ret,     k->pos, k->f16,      k->q8,
-                         k->host,   k->cos,     k->sin, k->page_ids, k->pages.base};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        kn_mem_free(k->b.dev, all[i]);
+    for (size_t i = 0; i < k->n_memory; i++)
+        kn_mem_free(k->b.dev, k->memory[i]);
     kn_mat_destroy(k->gu);
     kn_mat_destroy(k->down);
     *k = (struct bank){.b = k->b};
@@ -308,33 +212,38 @@ static void drop_bank(struct bank *k)
 
 /* ---- measuring ---- */
 
-struct task {
+static const struct bench_column columns[] = {{"kernel", "kernel", -16, 0}, {"rows", "rows", 5, 0},
+                                              {"us", "us", 10, 2},          {"GB/s", "gbps", 9, 2},
+                                              {"of copy", "share", 7, 2},   {0}};
+
+struct op_rows {
     const struct bank *k;
-    const struct kernel *op;
+    enum kernel_op op;
 };
 
-static int task_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
+static int run_op_rows(struct kn_stream *st, void *arg, size_t row0, size_t m)
 {
-    const struct task *t = arg;
-    return t->op->run(st, t->k, row0, m);
+    const struct op_rows *t = arg;
+    return run_op(st, t->k, t->op, row0, m);
 }
 
-static int measure(struct bank *k, json_t *rows)
+static int measure_ops(struct bank *k, json_t *rows)
 {
     int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof kernels / sizeof *kernels; i++) {
-        struct task t = {k, &kernels[i]};
+        struct op_rows t = {k, kernels[i].op};
+        const struct bench_work work = {k->m, run_op_rows, &t, BENCH_BY_SIZE};
+        const double bytes = (double)k->m * row_bytes(k, &kernels[i]);
         struct bench_time time;
-        const double bytes = (double)k->m * kernels[i].bytes(k);
-        r = bench_device_time(&k->b, k->m, task_rows, &t, &time);
+        r = bench_device_time(&k->b, &work, &time);
         if (r < 0) break;
         const double gbps = bytes / time.us * 1e-3;
-        printf("%-16s %5zu rows %10.2f us %9.2f GB/s %5.2f of copy\n", kernels[i].name, k->m,
-               time.us, gbps, gbps / k->b.copy_gbps);
-        json_array_append_new(
-            rows, json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "kernel", kernels[i].name,
-                            "rows", (int)k->m, "bytes", bytes, "us", time.us, "us_lo", time.us_lo,
-                            "us_hi", time.us_hi, "gbps", gbps, "share", gbps / k->b.copy_gbps));
+        json_t *row =
+            json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "kernel", kernels[i].name, "rows",
+                      (int)k->m, "bytes", bytes, "us", time.us, "us_lo", time.us_lo, "us_hi",
+                      time.us_hi, "gbps", gbps, "share", gbps / k->b.copy_gbps);
+        bench_print_row(columns, row);
+        json_array_append_new(rows, row);
     }
     return r;
 }
@@ -342,28 +251,21 @@ static int measure(struct bank *k, json_t *rows)
 static int measure_kernels(const struct opts *opts, struct err *err)
 {
     struct bank k = {0};
-    size_t m[BENCH_ROWS_MAX], n = 0;
+    size_t m[BENCH_ROWS_MAX];
     json_t *rows = json_array();
-    int r = bench_rows_of(opt_str(opts, "at-rows"), m, &n, err);
-    if (r == 0) r = bench_device_open(opts, &k.b, err);
-    if (r < 0) goto out;
-    printf("%s, shape %s, copy %.2f GB/s\n", kn_info(k.b.dev)->device, k.b.cfg.name, k.b.copy_gbps);
-    for (size_t i = 0; r == 0 && i < n; i++) {
+    const int n = bench_at_rows(opts, m, err);
+    int r = n < 0 ? n : bench_device_open(opts, &k.b, err);
+    if (r == 0) {
+        printf("%s, shape %s, copy %.2f GB/s\n", kn_info(k.b.dev)->device, k.b.cfg.name,
+               k.b.copy_gbps);
+        bench_print_head(columns);
+    }
+    for (int i = 0; r == 0 && i < n; i++) {
         r = make_bank(&k, m[i]);
-        if (r == 0) r = measure(&k, rows);
+        if (r == 0) r = measure_ops(&k, rows);
         drop_bank(&k);
     }
-    if (r < 0) {
-        (void)err_set(err, r, "measuring failed (%s)", err_name(r));
-    } else {
-        json_t *meta = bench_device_meta(&k.b);
-        r = bench_write_json(opts, meta, rows, err);
-        json_decref(meta);
-    }
-    bench_device_close(&k.b);
-out:
-    json_decref(rows);
-    return r;
+    return bench_device_end(opts, &k.b, rows, NULL, r, err);
 }
 
 const struct bench_sub bench_kernels = {

@@ -1,4 +1,4 @@
-/* kvblend-bench overlap: does loading hide behind computing, or computing behind loading?
+/* kvblend-bench kernels overlap: does loading hide behind computing, or computing behind loading?
  *
  * The chunks of a prompt lie in a tier that is throttled from 0.2 to 20 GB/s (--throttles). For
  * each rate and strategy: time_ms of the prefill while it loads, load_ms of the load alone,
@@ -8,6 +8,7 @@
  * loads runs between two that need not and is compared with these only; of the rounds the one with
  * the median ratio is reported, as it was. */
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/places.h"
 
 #include "base/clock.h"
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RATES_MAX = 16, METHODS_MAX = 16, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
+enum { RATES_MAX = 16, METHODS_MAX = 16, REPS_MAX = 128, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
 
 struct round { /* measured one after the other */
     double time_ms, load_ms, compute_ms;
@@ -30,32 +31,17 @@ struct overlap {
     struct bench_prompt p;
     struct places places;
     struct tier *slow; /* the throttled tier, the store's */
-    struct store *store;
     struct bench_run run[METHODS_MAX];
     size_t n_runs;
     double rate[RATES_MAX]; /* GB/s */
-    size_t n_rates;
-    unsigned reps;
-    struct round *round[METHODS_MAX][RATES_MAX]; /* [reps] */
-    unsigned n_rounds;                           /* that are done */
+    int n_rates;
+    size_t reps, n_rounds; /* n_rounds: that are done */
+    struct round round[METHODS_MAX][RATES_MAX][REPS_MAX];
 };
 
-static bool can_overlap(enum pol_strategy s)
+static bool hides_load(enum pol_strategy s)
 {
     return s != POL_QUERY && s != POL_QS;
-}
-
-static int read_rates(struct overlap *o, const char *text, struct err *err)
-{
-    while (*text) {
-        char *end;
-        double x = strtod(text, &end);
-        if (end == text || !(x > 0) || (*end && *end != ',') || o->n_rates == RATES_MAX)
-            return err_set(err, -EINVAL, "--throttles: expected GB/s with commas between");
-        o->rate[o->n_rates++] = x;
-        text = end + (*end == ',');
-    }
-    return o->n_rates ? 0 : err_set(err, -EINVAL, "--throttles is empty");
 }
 
 static int open_tier(struct overlap *o, const struct opts *opts, struct err *err)
@@ -75,18 +61,12 @@ static int open_tier(struct overlap *o, const struct opts *opts, struct err *err
         return r;
     }
     t.tier = o->slow;
-    r = bench_store_create(o->b, bytes, &t, 1, &o->store, err);
+    r = bench_store_create(o->b, bytes, &t, 1, &o->b->store, err);
     if (r < 0) o->slow->ops->destroy(o->slow);
     return r;
 }
 
-static int throttle(struct overlap *o, double gbps)
-{
-    const struct tier_fault_opts f = {.read_bytes_per_s = (uint64_t)(gbps * 1e9)};
-    return tier_fault_set(o->slow, &f);
-}
-
-static struct tier_key key_of(const struct overlap *o, size_t i)
+static struct tier_key chunk_key(const struct overlap *o, size_t i)
 {
     return bench_chunk_key(o->b, o->p.tok + o->p.chunk[i].tok0, o->p.chunk[i].n);
 }
@@ -95,10 +75,11 @@ static struct tier_key key_of(const struct overlap *o, size_t i)
 static int leave_ram(struct overlap *o)
 {
     for (size_t i = 0; i < o->p.n_chunks; i++) {
-        struct tier_key k = key_of(o, i);
+        struct tier_key k = chunk_key(o, i);
         uint64_t t0 = clock_ns();
         int r;
-        while ((r = store_evict(o->store, &k, "ram")) == -EBUSY && clock_ms_since(t0) < BUSY_MS_MAX)
+        while ((r = store_evict(o->b->store, &k, "ram")) == -EBUSY &&
+               clock_ms_since(t0) < BUSY_MS_MAX)
             (void)poll(NULL, 0, 1);
         if (r < 0) return r;
     }
@@ -114,11 +95,11 @@ static int load_alone(struct overlap *o, double *ret_ms)
     const void *k, *v;
     int r = 0;
     for (size_t i = 0; r >= 0 && i < o->p.n_chunks; i++) {
-        struct store_ask a = {.key = key_of(o, i),
+        struct store_ask a = {.key = chunk_key(o, i),
                               .tok = o->p.tok + o->p.chunk[i].tok0,
                               .n = o->p.chunk[i].n,
                               .batch = t0};
-        r = store_ask(o->store, &a, &pin[i], &why);
+        r = store_ask(o->b->store, &a, &pin[i], &why);
         if (r <= 0) pin[i] = NULL;
     }
     for (size_t i = 0; i < o->p.n_chunks; i++) {
@@ -133,31 +114,31 @@ static int load_alone(struct overlap *o, double *ret_ms)
     return r < 0 ? r : 0;
 }
 
-static int prefill(struct overlap *o, const struct bench_run *run, double *ret_ms)
+static int prefill_from(struct overlap *o, const struct bench_run *run, double *ret_ms)
 {
-    struct store *own = o->b->store;
     struct bench_result res;
-    o->b->store = o->store;
+    size_t n_reused = 0;
     int r = bench_prefill(o->b, &o->p, run, 0, &res);
-    o->b->store = own;
     if (r < 0) return r;
     *ret_ms = res.ttft_ms;
-    size_t n_reused = 0;
     for (size_t i = 0; i < o->p.n_chunks; i++)
         n_reused += res.tier[i] != NULL;
     bench_result_fini(&res);
     return n_reused == o->p.n_chunks ? 0 : -ENOENT; /* else it is no load that was measured */
 }
 
-static int measure(struct overlap *o, const struct bench_run *run, struct round *ret)
+static int measure_round(struct overlap *o, const struct bench_run *run, double gbps,
+                         struct round *ret)
 {
+    const struct tier_fault_opts throttle = {.read_bytes_per_s = (uint64_t)(gbps * 1e9)};
     double before, after; /* the first with what the load before has left in RAM */
-    int r = leave_ram(o);
-    if (r == 0) r = load_alone(o, &ret->load_ms);
-    if (r == 0) r = prefill(o, run, &before);
+    int r = tier_fault_set(o->slow, &throttle);
     if (r == 0) r = leave_ram(o);
-    if (r == 0) r = prefill(o, run, &ret->time_ms);
-    if (r == 0) r = prefill(o, run, &after);
+    if (r == 0) r = load_alone(o, &ret->load_ms);
+    if (r == 0) r = prefill_from(o, run, &before);
+    if (r == 0) r = leave_ram(o);
+    if (r == 0) r = prefill_from(o, run, &ret->time_ms);
+    if (r == 0) r = prefill_from(o, run, &after);
     if (r == 0) ret->compute_ms = (before + after) / 2;
     return r;
 }
@@ -165,35 +146,16 @@ static int measure(struct overlap *o, const struct bench_run *run, struct round 
 static int run_rounds(struct overlap *o)
 {
     int r = 0;
-    for (unsigned rep = 0; r == 0 && rep < o->reps && !bench_stopped(); rep++) {
+    while (r == 0 && o->n_rounds < o->reps && !bench_stopped()) {
         for (size_t m = 0; r == 0 && m < o->n_runs; m++)
-            for (size_t i = 0; r == 0 && i < o->n_rates; i++) {
-                r = throttle(o, o->rate[i]);
-                if (r == 0) r = measure(o, &o->run[m], &o->round[m][i][rep]);
-            }
-        o->n_rounds = rep + 1;
-        bench_progress("round", rep + 1, o->reps);
+            for (int i = 0; r == 0 && i < o->n_rates; i++)
+                r = measure_round(o, &o->run[m], o->rate[i], &o->round[m][i][o->n_rounds]);
+        bench_progress("round", ++o->n_rounds, o->reps);
     }
     return r;
 }
 
-static int allocate(struct overlap *o)
-{
-    for (size_t m = 0; m < o->n_runs; m++)
-        for (size_t i = 0; i < o->n_rates; i++)
-            if (!(o->round[m][i] = mem_zalloc(o->reps * sizeof(struct round)))) return -ENOMEM;
-    return 0;
-}
-
-static void finish(struct overlap *o)
-{
-    for (size_t m = 0; m < o->n_runs; m++)
-        for (size_t i = 0; i < o->n_rates; i++)
-            mem_free(o->round[m][i]);
-    store_destroy(o->store);
-    places_fini(&o->places);
-    bench_prompt_fini(&o->p);
-}
+/* ---- report ---- */
 
 static double ratio_of(const struct round *x)
 {
@@ -206,89 +168,105 @@ static int by_ratio(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double report_row(struct overlap *o, const struct bench_run *run, double gbps,
-                         struct round *rounds)
+static const struct bench_column columns[] = {
+    {"strategy", "strategy", -8, 0},   {"ratio", "ratio", 6, 2},
+    {"GB/s", "throttle_gbps", 8, 2},   {"time ms", "time_ms", 10, 1},
+    {"load ms", "load_ms", 10, 1},     {"compute ms", "compute_ms", 10, 1},
+    {"t / max", "time_per_max", 8, 3}, {"q25", "time_per_max_q25", 6, 3},
+    {"q75", "time_per_max_q75", 6, 3}, {0}};
+
+/* The round with the median ratio, as it was. */
+static double report_median(struct overlap *o, size_t method, int rate)
 {
     const size_t n = o->n_rounds;
+    const struct bench_run *run = &o->run[method];
+    struct round *rounds = o->round[method][rate];
     qsort(rounds, n, sizeof *rounds, by_ratio);
     const struct round *x = &rounds[(n - 1) / 2];
-    const char *name = pol_strategy_name(run->strategy);
-    const bool overlaps = can_overlap(run->strategy);
-    const double ratio = ratio_of(x), lo = ratio_of(&rounds[n / 4]),
-                 hi = ratio_of(&rounds[(3 * n - 1) / 4]);
-    json_array_append_new(
-        o->b->rows,
-        json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "strategy", name, "ratio",
-                  (double)run->ratio, "throttle_gbps", gbps, "time_ms", x->time_ms, "load_ms",
-                  x->load_ms, "compute_ms", x->compute_ms, "time_per_max", ratio,
-                  "time_per_max_q25", lo, "time_per_max_q75", hi, "can_overlap", overlaps));
-    (void)printf("%-8s %6.2f %8.2f %10.1f %10.1f %10.1f %8.3f [%.3f, %.3f]%s\n", name,
-                 (double)run->ratio, gbps, x->time_ms, x->load_ms, x->compute_ms, ratio, lo, hi,
-                 overlaps ? "" : " (waits)");
-    return overlaps ? ratio : 0;
+    const double ratio = ratio_of(x);
+    json_t *row = json_pack(
+        "{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "strategy",
+        pol_strategy_name(run->strategy), "ratio", (double)run->ratio, "throttle_gbps",
+        o->rate[rate], "time_ms", x->time_ms, "load_ms", x->load_ms, "compute_ms", x->compute_ms,
+        "time_per_max", ratio, "time_per_max_q25", ratio_of(&rounds[n / 4]), "time_per_max_q75",
+        ratio_of(&rounds[(3 * n - 1) / 4]), "can_overlap", hides_load(run->strategy));
+    bench_print_row(columns, row);
+    json_array_append_new(o->b->rows, row);
+    return hides_load(run->strategy) ? ratio : 0;
 }
 
-static void report(struct overlap *o)
+static void report_rounds(struct overlap *o)
 {
-    (void)printf("%-8s %6s %8s %10s %10s %10s %8s [quartiles of the rounds]\n", "strategy", "ratio",
-                 "GB/s", "time ms", "load ms", "compute ms", "t / max");
     double worst = 0;
+    bench_print_head(columns);
     for (size_t m = 0; m < o->n_runs && o->n_rounds > 0; m++)
-        for (size_t i = 0; i < o->n_rates; i++) {
-            const double x = report_row(o, &o->run[m], o->rate[i], o->round[m][i]);
+        for (int i = 0; i < o->n_rates; i++) {
+            const double x = report_median(o, m, i);
             if (x > worst) worst = x;
         }
-    json_object_set_new(o->b->meta, "rounds", json_integer(o->n_rounds));
+    json_object_set_new(o->b->meta, "rounds", json_integer((json_int_t)o->n_rounds));
     json_object_set_new(o->b->meta, "time_per_max_worst", json_real(worst));
     (void)printf("worst of those that can overlap: %.3f (goal 1.05)\n", worst);
 }
 
-static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
+/* ---- the command ---- */
+
+static int read_methods(struct overlap *o, const struct opts *opts, struct err *err)
 {
-    struct bench_run all[METHODS_MAX];
-    struct tok_ids sample = {0};
-    size_t n = 0;
-    const char *names = opt_given(opts, "strategies") ? opt_str(opts, "strategies")
-                                                      : "hkvd,side,static,sink,query,qs";
+    const char *names =
+        opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "hkvd,side,sink,query,qs";
     const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
+    struct bench_run all[METHODS_MAX];
+    size_t n = 0;
     int r = bench_methods_of(o->b, names, ratios, false, all, METHODS_MAX, &n, err);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (!pol_strategy_is_exact(all[i].strategy)) o->run[o->n_runs++] = all[i];
-    o->reps = (unsigned)opt_int(opts, "reps");
-    if (r == 0) r = read_rates(o, opt_str(opts, "throttles"), err);
-    if (r == 0) r = allocate(o);
+    return r;
+}
+
+/* The bench's store is the throttled one from here on. */
+static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
+{
+    struct tok_ids sample = {0};
+    int r = read_methods(o, opts, err);
+    o->n_rates = bench_numbers(opt_str(opts, "throttles"), false, 1e6, o->rate, RATES_MAX);
+    o->reps = (size_t)opt_int(opts, "reps");
+    if (r == 0 && (o->n_rates < 0 || o->reps > REPS_MAX))
+        r = err_set(err, -EINVAL, "--throttles: 1 to %d numbers of GB/s; --reps: %d at most",
+                    RATES_MAX, REPS_MAX);
     if (r == 0) r = open_tier(o, opts, err);
     if (r == 0) r = bench_sample_tokens(o->b, opt_str(opts, "documents"), &sample, err);
     if (r == 0) r = bench_make_prompt(o->b, &sample, opts, &o->p, err);
     tok_ids_fini(&sample);
-    if (r < 0) return r;
-    struct store *own = o->b->store;
-    o->b->store = o->store;
-    r = bench_build_chunks(o->b, &o->p);
-    o->b->store = own;
-    return r < 0 ? r : store_flush(o->store, clock_ns() + FLUSH_S * 1000000000ull);
+    if (r == 0) r = bench_build_chunks(o->b, &o->p);
+    return r < 0 ? r : store_flush(o->b->store, clock_ns() + FLUSH_S * 1000000000ull);
 }
 
 static int measure_overlap(struct bench *b, const struct opts *opts, struct err *err)
 {
-    struct overlap o = {.b = b};
-    places_init(&o.places, opts);
+    struct store *const own = b->store;
+    struct overlap *o = mem_zalloc(sizeof *o);
+    if (!o) return err_set(err, -ENOMEM, "out of memory");
+    o->b = b;
+    places_init(&o->places, opts);
     bench_stop_watch();
-    int r = set_up(&o, opts, err);
-    if (r == 0) r = run_rounds(&o);
+    int r = set_up(o, opts, err);
+    if (r == 0) r = run_rounds(o);
     if (r == 0)
-        report(&o);
+        report_rounds(o);
     else if (err->code == 0)
         (void)err_set(err, r, "measuring failed: %s", err_name(r));
-    finish(&o);
+    if (b->store != own) store_destroy(b->store);
+    b->store = own;
+    places_fini(&o->places);
+    bench_prompt_fini(&o->p);
+    mem_free(o);
     return r;
 }
 
 static const struct opt_def measure_overlap_options[] = {
-    {.name = "throttles",
-     .type = OPT_STR,
-     .dflt = "0.2,0.5,1,2,5,10,20",
-     .help = "GB/s of the tier that the chunks come from"},
+    {"throttles", OPT_STR, "0.2,0.5,1,2,5,10,20", 0, 0, NULL,
+     "GB/s of the tier that the chunks come from"},
     {0}};
 
 const struct bench_sub bench_overlap = {

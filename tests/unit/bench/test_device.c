@@ -2,6 +2,7 @@
 #include "tests/test.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
+#include "tools/bench/figures.h"
 
 /* The program's own, which come with all of it. */
 json_t *bench_meta(void)
@@ -14,24 +15,30 @@ json_t *bench_number(double v)
     return json_real(v);
 }
 
+int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)
+{
+    return 0;
+}
+
 double bench_quantile(double *v, size_t n, double q)
 {
     return v[(size_t)(q * (double)(n - 1))];
 }
 
-TEST(row_counts_are_a_list_of_numbers)
+TEST(lists_of_numbers_are_whole_or_refused)
 {
-    static const char *const bad[] = {"", "0", "1,", "1,,2", "a", "1;2", "-1", "1048577"};
-    size_t rows[BENCH_ROWS_MAX], n = 7;
-    struct err e;
-    ASSERT_OK(bench_rows_of("3104", rows, &n, &e));
-    ASSERT_TRUE(n == 1 && rows[0] == 3104);
-    ASSERT_OK(bench_rows_of("1,16,1048576", rows, &n, &e));
-    ASSERT_TRUE(n == 3 && rows[0] == 1 && rows[1] == 16 && rows[2] == 1 << 20);
+    static const char *const bad[] = {"", "0", "1,", "1,,2", "a", "1;2", "-1", "1048577", "1.5"};
+    double v[3] = {7, 7, 7};
+    ASSERT_EQ(bench_numbers("3104", true, 1 << 20, v, 3), 1);
+    ASSERT_TRUE(v[0] == 3104);
+    ASSERT_EQ(bench_numbers("1,16,1048576", true, 1 << 20, v, 3), 3);
+    ASSERT_TRUE(v[0] == 1 && v[2] == 1 << 20);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        if (bench_rows_of(bad[i], rows, &n, &e) != -EINVAL)
+        if (bench_numbers(bad[i], true, 1 << 20, v, 3) != -EINVAL)
             test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
-    ASSERT_EQ(n, 3); /* untouched */
+    ASSERT_ERR(bench_numbers("1,2,3,4", true, 9, v, 3), -EINVAL);
+    ASSERT_TRUE(v[0] == 1 && v[2] == 1 << 20); /* untouched */
+    ASSERT_EQ(bench_numbers("0.5,20", false, 100, v, 3), 2);
 }
 
 static int count_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
@@ -66,10 +73,12 @@ TEST(operations_are_repeated_and_data_are_no_zeros)
     ASSERT_EQ(b.cfg.L, 1);
     ASSERT_EQ(bench_operand_bytes(&b), sizeof(float));
     atomic_size_t rows = 0;
-    ASSERT_OK(bench_device_time(&b, 100, count_rows, &rows, &t));
+    const struct bench_work good = {100, count_rows, &rows, BENCH_BY_SIZE},
+                            bad = {100, fail_rows, NULL, BENCH_UNEVEN};
+    ASSERT_OK(bench_device_time(&b, &good, &t));
     ASSERT_EQ(rows, 100 * (2 + 4)); /* two to warm up; once a run where memory is the host's */
     ASSERT_TRUE(t.us > 0 && t.us_lo > 0 && t.us_hi > 0);
-    ASSERT_ERR(bench_device_time(&b, 100, fail_rows, NULL, &t), -EIO);
+    ASSERT_ERR(bench_device_time(&b, &bad, &t), -EIO);
     float *x = bench_device_random(&b, KN_MEM_DEVICE, 1000), sum = 0;
     ASSERT_TRUE(x != NULL);
     for (size_t i = 0; i < 1000; i++) {

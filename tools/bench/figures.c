@@ -1,0 +1,47 @@
+#include "tools/bench/figures.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int bench_numbers(const char *list, bool whole, double max, double *ret, size_t cap)
+{
+    double got[64];
+    size_t n = 0;
+    const char *p = list;
+    for (bool more = true; more; n++) {
+        char *end;
+        const double v = strtod(p, &end);
+        more = *end == ',';
+        if (end == p || !(v > 0 && v <= max) || (whole && v != floor(v)) || (*end && !more) ||
+            n == cap || n == sizeof got / sizeof *got)
+            return -EINVAL;
+        got[n] = v;
+        p = end + more;
+    }
+    memcpy(ret, got, n * sizeof *ret);
+    return (int)n;
+}
+
+void bench_print_head(const struct bench_column *column)
+{
+    for (const struct bench_column *c = column; c->title; c++)
+        (void)printf("%s%*s", c > column ? " " : "", c->width, c->title);
+    (void)putchar('\n');
+}
+
+void bench_print_row(const struct bench_column *column, const json_t *row)
+{
+    for (const struct bench_column *c = column; c->title; c++) {
+        const json_t *v = json_object_get(row, c->key);
+        if (c > column) (void)putchar(' ');
+        if (json_is_number(v))
+            (void)printf("%*.*f", c->width, c->digits, json_number_value(v));
+        else
+            (void)printf("%*s", c->width, json_is_string(v) ? json_string_value(v) : "-");
+    }
+    (void)putchar('\n');
+    (void)fflush(stdout);
+}

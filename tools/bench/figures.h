@@ -1,0 +1,21 @@
+/* figures: lists of numbers that options give, and rows of a report as a table on stdout. */
+#ifndef TOOLS_BENCH_FIGURES_H
+#define TOOLS_BENCH_FIGURES_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The numbers of a list such as "1,32,512", all above 0 and at most `max`. How many there are, or
+ * -EINVAL, also for none and for more than `cap`; ret [cap] is untouched then. */
+int bench_numbers(const char *list, bool whole, double max, double *ret, size_t cap);
+
+struct bench_column {
+    const char *title, *key; /* key: of a row */
+    int width, digits;       /* width < 0: aligned to the left */
+};
+/* A list of columns ends with {0}. What is absent or no number is a "-". */
+void bench_print_head(const struct bench_column *column);
+void bench_print_row(const struct bench_column *column, const json_t *row);
+
+#endif
