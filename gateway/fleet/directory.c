@@ -35,7 +35,7 @@ static bool stale(const struct gw_directory *d, const struct node *x)
     return x->generation != d->generation[x->target];
 }
 
-static uint32_t *bucket_of(struct gw_directory *d, uint64_t text_id)
+static uint32_t *text_bucket(struct gw_directory *d, uint64_t text_id)
 {
     return &d->bucket[(text_id ^ text_id >> 32) & d->mask];
 }
@@ -91,7 +91,7 @@ static void node_free(struct gw_directory *d, uint32_t *at)
 
 static void free_oldest(struct gw_directory *d)
 {
-    uint32_t i = d->oldest, *at = bucket_of(d, d->node[i].text_id);
+    uint32_t i = d->oldest, *at = text_bucket(d, d->node[i].text_id);
     while (*at != i)
         at = &d->node[*at].chain;
     node_free(d, at);
@@ -100,7 +100,7 @@ static void free_oldest(struct gw_directory *d)
 /* The link that leads to the target's node of the text, or to NONE at the end of its bucket. */
 static uint32_t *find_holder(struct gw_directory *d, unsigned target, uint64_t text_id)
 {
-    uint32_t *at = bucket_of(d, text_id);
+    uint32_t *at = text_bucket(d, text_id);
     while (*at != NONE) {
         const struct node *x = &d->node[*at];
         if (stale(d, x))
@@ -164,7 +164,7 @@ int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, 
     uint32_t i = *find_holder(d, target, text_id);
     if (i == NONE) {
         i = node_take(d);
-        uint32_t *head = bucket_of(d, text_id);
+        uint32_t *head = text_bucket(d, text_id);
         d->node[i] = (struct node){.text_id = text_id,
                                    .chain = *head,
                                    .generation = d->generation[target],
@@ -207,7 +207,7 @@ void gw_directory_resident(struct gw_directory *d, const uint64_t *text_id, size
         ret_tokens[i] = 0;
     (void)pthread_mutex_lock(&d->m);
     for (size_t k = 0; k < n_texts && d->n > 0; k++) {
-        for (uint32_t i = *bucket_of(d, text_id[k]); i != NONE; i = d->node[i].chain) {
+        for (uint32_t i = *text_bucket(d, text_id[k]); i != NONE; i = d->node[i].chain) {
             const struct node *x = &d->node[i];
             if (x->text_id != text_id[k] || x->target >= n_targets || stale(d, x)) continue;
             ret_tokens[x->target] += (uint64_t)((double)x->tokens * (double)x->worth);

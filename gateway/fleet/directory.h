@@ -1,6 +1,6 @@
 /* directory: which worker holds which chunks, by the identity of their text.
  *
- * Fed by the workers' own reports (residents.c), read by routing. Bounded memory: when it is full
+ * Fed by the workers' own reports (residency.c), read by routing. Bounded memory: when it is full
  * the entries seen longest ago are forgotten, which costs speed, never an answer. Thread: any; it
  * locks itself. */
 #ifndef GATEWAY_FLEET_DIRECTORY_H

@@ -3,14 +3,14 @@
  * A report tells the work that waits in a worker; until the next one the work sent there is added
  * and the time that has passed is taken off. Reports follow each change within a tenth of a second,
  * of hundreds of workers within one, so that a worker that says nothing after it was sent something
- * has lost its feed: it is then treated as one that never reported. */
+ * is no longer heard: it is then treated as one that never reported. */
 #include "gateway/fleet/fleet_int.h"
 
 #include "base/clock.h"
 #include "gateway/fleet/directory.h"
 #include "policy/shed.h"
 
-enum { SILENT_MAX_MS = 3000 }; /* chosen: several tries of its feed */
+enum { SILENT_MAX_MS = 3000 }; /* chosen: several polls */
 
 /* Another thread may have written `then` after `now` was read. */
 static double since_ms(uint64_t then, uint64_t now)

@@ -46,7 +46,7 @@ static int dump_to_buf(const char *data, size_t len, void *ctx)
     return buf_add(ctx, data, len);
 }
 
-static bool has(const struct models *m, const char *id)
+static bool has_model(const struct models *m, const char *id)
 {
     for (size_t i = 0; i < m->n; i++)
         if (strcmp(m->v[i].id, id) == 0) return true;
@@ -54,9 +54,9 @@ static bool has(const struct models *m, const char *id)
 }
 
 /* `object` describes the model at the backend (NULL: not known); it is offered as `id`. */
-static int add(struct models *m, const char *id, const json_t *object, const char *owner)
+static int add_model(struct models *m, const char *id, const json_t *object, const char *owner)
 {
-    if (m->n == MODELS_MAX || has(m, id)) return 0;
+    if (m->n == MODELS_MAX || has_model(m, id)) return 0;
     json_t *o = object ? json_copy((json_t *)(uintptr_t)object)
                        : json_pack("{s:s,s:s,s:I,s:s}", "id", id, "object", "model", "created",
                                    (json_int_t)clock_wall_s(), "owned_by", owner);
@@ -105,7 +105,7 @@ static int add_listed(struct models *m, const json_t *data, const char *pattern)
     for (size_t i = 0; r == 0 && i < json_array_size(data); i++) {
         const json_t *entry = json_array_get(data, i);
         const char *id = id_of(entry);
-        if (id && (!pattern || fnmatch(pattern, id, 0) == 0)) r = add(m, id, entry, NULL);
+        if (id && (!pattern || fnmatch(pattern, id, 0) == 0)) r = add_model(m, id, entry, NULL);
     }
     return r;
 }
@@ -115,9 +115,10 @@ static int add_by_rules(struct models *m, const struct gw_upstream *u, const jso
     int r = 0;
     for (size_t i = 0; r == 0 && i < u->n_models; i++) {
         const struct gw_model_rule *rule = &u->model[i];
-        r = is_glob(rule) ? add_listed(m, data, rule->pattern)
-                          : add(m, rule->pattern,
-                                listed(data, rule->sent ? rule->sent : rule->pattern), u->name);
+        r = is_glob(rule)
+                ? add_listed(m, data, rule->pattern)
+                : add_model(m, rule->pattern, listed(data, rule->sent ? rule->sent : rule->pattern),
+                            u->name);
     }
     return r;
 }

@@ -26,7 +26,7 @@ enum {
     BODY_MAX = 1 << 20,
 };
 
-static void begin(struct fleet_probe *p, bool models);
+static void begin_probe(struct fleet_probe *p, bool models);
 
 /* ---- what others must be told ---- */
 
@@ -120,7 +120,7 @@ void fleet_probe_cancel(struct fleet_probe *p)
 /* ---- what was answered ---- */
 
 /* error: a negative errno, or 0 and the answer's status tells. */
-static void failed(struct fleet_probe *p, int error, const char *detail)
+static void probe_failed(struct fleet_probe *p, int error, const char *detail)
 {
     struct gw_fleet *f = p->fleet;
     struct gw_target *t = p->target;
@@ -161,7 +161,7 @@ static void worker_answered(struct fleet_probe *p)
         fleet_set_health(f, t, p->status == 200 && r == 0 ? GW_TARGET_READY : GW_TARGET_LOADING);
     fleet_unlock(f);
     if (next)
-        begin(p, true);
+        begin_probe(p, true);
     else
         fleet_probe_soon(p, 0);
     fleet_pump(f);
@@ -211,25 +211,25 @@ static void upstream_answered(struct fleet_probe *p)
                 (t->models.at_ns == 0 || now - t->models.at_ns > MODELS_MS * 1000000ull);
     fleet_unlock(f);
     if (next)
-        begin(p, true);
+        begin_probe(p, true);
     else
         fleet_probe_soon(p, 0);
     fleet_pump(f);
 }
 
-static void on_head(void *ctx, int status, const struct http_head *h)
+static void on_probe_head(void *ctx, int status, const struct http_head *h)
 {
     struct fleet_probe *p = ctx;
     p->status = status;
 }
 
-static void on_body(void *ctx, const char *data, size_t len)
+static void on_probe_body(void *ctx, const char *data, size_t len)
 {
     struct fleet_probe *p = ctx;
     if (p->body.len + len <= BODY_MAX) (void)buf_add(&p->body, data, len);
 }
 
-static void on_end(void *ctx, int status)
+static void on_probe_end(void *ctx, int status)
 {
     struct fleet_probe *p = ctx;
     char why[160];
@@ -243,16 +243,16 @@ static void on_end(void *ctx, int status)
     if (stale) /* another address by now, or another certificate: what was said counts no more */
         fleet_probe_soon(p, 1);
     else if (p->target->worker)
-        status < 0 ? failed(p, status, why) : worker_answered(p);
+        status < 0 ? probe_failed(p, status, why) : worker_answered(p);
     else if (status == 0 && (is_alive(p) || !p->health))
         upstream_answered(p);
     else if (p->health)
-        failed(p, status, why);
+        probe_failed(p, status, why);
     else
         fleet_probe_soon(p, 0);
 }
 
-static const struct http_call_ops call_ops = {on_head, on_body, on_end};
+static const struct http_call_ops call_ops = {on_probe_head, on_probe_body, on_probe_end};
 
 /* ---- asking ---- */
 
@@ -314,13 +314,13 @@ static void await_address(struct fleet_probe *p)
     p->target->at.unresolved = false; /* asked again the next time */
     fleet_unlock(p->fleet);
     if (hopeless)
-        failed(p, -EADDRNOTAVAIL, "");
+        probe_failed(p, -EADDRNOTAVAIL, "");
     else
         fleet_resolve(p->target);
     fleet_probe_soon(p, 0);
 }
 
-static void begin(struct fleet_probe *p, bool models)
+static void begin_probe(struct fleet_probe *p, bool models)
 {
     struct buf path = BUF_INIT, headers = BUF_INIT;
     p->status = 0;
@@ -351,20 +351,20 @@ static void begin(struct fleet_probe *p, bool models)
     buf_fini(&headers);
     if (r == 0) return;
     p->call = NULL;
-    failed(p, r, "");
+    probe_failed(p, r, "");
 }
 
-static void on_timer(void *arg)
+static void on_probe_timer(void *arg)
 {
     struct fleet_probe *p = arg;
-    if (!p->call) begin(p, false);
+    if (!p->call) begin_probe(p, false);
 }
 
 int fleet_probe_init(struct gw_fleet *f, struct gw_target *t)
 {
     t->probe.fleet = f;
     t->probe.target = t;
-    return http_timer_create(f->loop, on_timer, &t->probe, &t->probe.timer);
+    return http_timer_create(f->loop, on_probe_timer, &t->probe, &t->probe.timer);
 }
 
 void fleet_probe_fini(struct fleet_probe *p)

@@ -57,7 +57,7 @@ static void put_ticket(struct gw_tickets *l, struct gw_ticket *t)
     put_behind(l, t, before);
 }
 
-static void drop(struct gw_tickets *l, struct gw_ticket *t)
+static void unlink_ticket(struct gw_tickets *l, struct gw_ticket *t)
 {
     *(t->prev ? &t->prev->next : &l->head) = t->next;
     *(t->next ? &t->next->prev : &l->tail) = t->prev;
@@ -116,7 +116,7 @@ static void start_ticket(struct gw_admit *a, struct gw_ticket *t, enum gw_ticket
 
 static void ungrant(struct gw_admit *a, struct gw_ticket *t)
 {
-    drop(&a->granted[t->loop], t);
+    unlink_ticket(&a->granted[t->loop], t);
     if (t->claim.paced) a->granted_paced[t->group]--;
 }
 
@@ -141,7 +141,7 @@ static void wait_in_line(struct gw_admit *a, struct gw_ticket *t)
 static void stop_waiting(struct gw_admit *a, struct gw_ticket *t)
 {
     ASSERT(t->state == GW_TICKET_WAITING && a->n_waiting > 0);
-    drop(&a->queue[t->claim.class], t);
+    unlink_ticket(&a->queue[t->claim.class], t);
     t->state = GW_TICKET_NONE;
     a->n_waiting--;
     a->waiting[t->group]--;

@@ -6,59 +6,16 @@
 #include "gateway/front/charge.h"
 
 #include "base/clock.h"
-#include "base/metric.h"
+#include "base/buf.h"
+#include "gateway/front/keys.h"
 #include "gateway/front/reply.h"
 #include "gateway/request/request.h"
 
-#include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 
-/* ---- metrics: the first keys by name, all others as one ---- */
-
-enum { KEYS_MAX = 64, FAMILIES = 4 };
-static const struct {
-    const char *name, *label, *help;
-} families[FAMILIES] = {
-    {"kvblend_gateway_key_requests_total", "", "Requests taken on, by key."},
-    {"kvblend_gateway_key_limited_total", "", "Requests refused by a key's limits."},
-    {"kvblend_gateway_key_tokens_total", ",kind=\"prompt\"", "Tokens used, by key."},
-    {"kvblend_gateway_key_tokens_total", ",kind=\"completion\"", "Tokens used, by key."},
-};
-static struct {
-    char id[GW_KEY_ID_BYTES], label[FAMILIES][GW_KEY_ID_BYTES + 32];
-    struct metric m[FAMILIES];
-} seen[KEYS_MAX + 1];
-static size_t n_seen;
-static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the table, not its counts */
-
-static struct metric *metric_of(const char *id, int family)
+static void count_use(const struct gw_req *q, enum gw_key_use what, uint64_t n)
 {
-    size_t i = 0;
-    (void)pthread_mutex_lock(&seen_lock);
-    while (i < n_seen && strcmp(seen[i].id, id) != 0)
-        i++;
-    if (i >= KEYS_MAX && i == n_seen) id = "other", i = KEYS_MAX;
-    if (i == n_seen) {
-        memcpy(seen[i].id, id, strlen(id) + 1);
-        n_seen++;
-        for (int f = 0; f < FAMILIES; f++) {
-            (void)snprintf(seen[i].label[f], sizeof seen[i].label[f], "key=\"%s\"%s", id,
-                           families[f].label);
-            seen[i].m[f] = (struct metric){.name = families[f].name,
-                                           .labels = seen[i].label[f],
-                                           .help = families[f].help,
-                                           .type = METRIC_COUNTER};
-            metric_register(&seen[i].m[f]);
-        }
-    }
-    (void)pthread_mutex_unlock(&seen_lock);
-    return &seen[i].m[family];
-}
-
-static void count(const struct gw_req *q, int family, uint64_t n)
-{
-    if (*q->key->id) metric_add(metric_of(q->key->id, family), (double)n);
+    (void)atomic_fetch_add(&q->key->account->use[what], n);
 }
 
 /* ---- taking on ---- */
@@ -82,13 +39,13 @@ static void estimate(struct gw_req *q)
     if (max && q->limit.tokens > max && q->limit.prompt_tokens <= max) q->limit.tokens = max;
 }
 
-static void refuse(struct gw_req *q, enum gw_limit_verdict v, uint64_t wait_ns)
+static void refuse_limited(struct gw_req *q, enum gw_limit_verdict v, uint64_t wait_ns)
 {
     const struct gw_limit *l = &q->key->limit;
     uint64_t wait_ms = wait_ns / 1000000 + (wait_ns % 1000000 != 0);
     char text[200];
     q->end = GW_END_SHED;
-    count(q, 1, 1);
+    count_use(q, GW_USE_LIMITED, 1);
     switch (v) {
     case GW_LIMIT_NEVER:
         gw_answer_error(q, GW_E_RATE_NEVER, NULL,
@@ -139,17 +96,17 @@ bool gw_charge_enter(struct gw_req *q)
     enum gw_limit_verdict v =
         gw_account_enter(q->key->account, l, q->limit.tokens, now, &q->limit.view, &wait_ns);
     if (v != GW_LIMIT_OK) {
-        refuse(q, v, wait_ns);
+        refuse_limited(q, v, wait_ns);
         return false;
     }
     q->limit.entered = true;
-    count(q, 0, 1);
+    count_use(q, GW_USE_REQUESTS, 1);
     return true;
 }
 
 /* ---- settling ---- */
 
-static uint64_t used(const struct gw_req *q)
+static uint64_t tokens_used(const struct gw_req *q)
 {
     bool generates = q->route->props & GW_R_ADMIT;
     bool lost = q->end == GW_END_UPSTREAM || q->end == GW_END_TIMEOUT || q->end == GW_END_DRAIN;
@@ -166,10 +123,69 @@ void gw_charge_leave(struct gw_req *q)
 {
     if (!q->limit.entered) return;
     q->limit.entered = false;
-    uint64_t n = used(q);
+    uint64_t n = tokens_used(q);
     uint64_t prompt = q->usage.known ? q->usage.prompt : q->limit.prompt_tokens;
     if (prompt > n) prompt = n;
     gw_account_leave(q->key->account, &q->key->limit, q->limit.tokens, n, !q->limit.sent);
-    count(q, 2, prompt);
-    count(q, 3, n - prompt);
+    count_use(q, GW_USE_PROMPT, prompt);
+    count_use(q, GW_USE_COMPLETION, n - prompt);
+}
+
+/* ---- metrics ---- */
+
+enum { KEYS_SHOWN_MAX = 64, WAITING = GW_USE_N, WORK };
+
+static const struct key_family {
+    const char *name, *label, *type, *help;
+    unsigned what; /* enum gw_key_use, WAITING, WORK */
+} families[] = {
+    {"kvblend_gateway_key_requests_total", "", "counter", "Requests taken on, by key.",
+     GW_USE_REQUESTS},
+    {"kvblend_gateway_key_limited_total", "", "counter", "Requests refused by a key's limits.",
+     GW_USE_LIMITED},
+    {"kvblend_gateway_key_tokens_total", ",kind=\"prompt\"", "counter", "Tokens used, by key.",
+     GW_USE_PROMPT},
+    {"kvblend_gateway_key_tokens_total", ",kind=\"completion\"", NULL, NULL, GW_USE_COMPLETION},
+    {"kvblend_gateway_key_waiting", "", "gauge", "Completions waiting for their turn, by key.",
+     WAITING},
+    {"kvblend_gateway_key_work_total", "", "counter",
+     "Work let in, by key: predicted milliseconds of prefill, else tokens.", WORK},
+};
+
+static double value_of(struct gw_admit *a, struct gw_account *account, unsigned what)
+{
+    if (what < GW_USE_N) return (double)atomic_load(&account->use[what]);
+    struct gw_flow f = gw_admit_flow(a, &account->flow);
+    return what == WORK ? f.work : f.n_waiting;
+}
+
+static int put_family(struct gw_admit *a, const struct gw_keys *k, const struct key_family *m,
+                      struct buf *out)
+{
+    double others = 0;
+    unsigned n = 0;
+    int r = m->type
+                ? buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", m->name, m->help, m->name, m->type)
+                : 0;
+    for (size_t i = 0; r == 0 && i < gw_keys_count(k); i++) {
+        const struct gw_key *key = gw_keys_get(k, i);
+        if (key->twin) continue; /* one line for each account */
+        double v = value_of(a, key->account, m->what);
+        if (n++ < KEYS_SHOWN_MAX)
+            r = buf_addf(out, "%s{key=\"%s\"%s} %.17g\n", m->name, key->id, m->label, v);
+        else
+            others += v;
+    }
+    if (r == 0 && n > KEYS_SHOWN_MAX)
+        r = buf_addf(out, "%s{key=\"other\"%s} %.17g\n", m->name, m->label, others);
+    return r;
+}
+
+int gw_charge_metrics(struct gw_admit *a, const struct gw_keys *k, struct buf *out)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && gw_keys_count(k) > 0 && i < sizeof families / sizeof families[0];
+         i++)
+        r = put_family(a, k, &families[i], out);
+    return r;
 }

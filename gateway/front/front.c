@@ -11,7 +11,6 @@
 #include "gateway/front/cors.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/reply.h"
-#include "gateway/front/shed.h"
 #include "gateway/process/admin.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
@@ -23,7 +22,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 /* ---- routes answered from memory ---- */
 
@@ -118,7 +116,7 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     gw_stats_bounds(&bounds);
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
-    if (r == 0) r = gw_shed_metrics(q->loop->server, q->settings->keys, &own);
+    if (r == 0) r = gw_charge_metrics(&q->loop->server->admit, q->settings->keys, &own);
     if (r == 0) r = gw_merge_own(&m, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)
@@ -230,45 +228,6 @@ static bool path_ok(const struct gw_req *q)
     const char *opened_path = http_req_path(q->http);
     if (q->route->props & GW_R_OPENED) return !opened_path[strcspn(opened_path, "%;\\")];
     return !(q->route->props & GW_R_REST) || q->rest[strspn(q->rest, plain)] == '\0';
-}
-
-/* From a stock, because asking the kernel for each costs as much as reading the request. */
-static void fresh_bytes(uint8_t ret[16])
-{
-    static _Thread_local uint8_t stock[512];
-    static _Thread_local size_t left;
-    if (left == 0 && getrandom(stock, sizeof stock, GRND_NONBLOCK) == (ssize_t)sizeof stock)
-        left = sizeof stock;
-    if (left == 0) { /* early at boot: an id need not be a secret */
-        static atomic_ullong counter;
-        uint64_t r[2] = {clock_ns(), atomic_fetch_add(&counter, 1)};
-        memcpy(ret, r, sizeof r);
-        return;
-    }
-    left -= 16;
-    memcpy(ret, stock + left, 16);
-}
-
-/* The client's own id when it is harmless, else a fresh one. */
-static void choose_id(const struct http_head *h, char id[GW_ID_BYTES])
-{
-    const char *given = http_header_find(h, "x-request-id");
-    size_t n = 0;
-    while (given && n < 128 && given[n] > 0x20 && given[n] < 0x7f && given[n] != '"')
-        n++;
-    if (n > 0 && given[n] == '\0') {
-        memcpy(id, given, n + 1);
-        return;
-    }
-    static const char digit[] = "0123456789abcdef";
-    uint8_t r[16];
-    fresh_bytes(r);
-    memcpy(id, "req_", 4);
-    for (size_t i = 0; i < sizeof r; i++) {
-        id[4 + 2 * i] = digit[r[i] >> 4];
-        id[5 + 2 * i] = digit[r[i] & 15];
-    }
-    id[4 + 2 * sizeof r] = '\0';
 }
 
 static bool key_ok(struct gw_req *q)
@@ -390,7 +349,7 @@ static struct gw_req *req_create(struct gw_loop *loop, struct http_req *r)
     loop->reqs = q;
     (void)atomic_fetch_add(&loop->server->n_reqs, 1);
     http_req_set_user(r, q);
-    choose_id(http_req_head(r), q->id);
+    gw_id_choose(http_req_head(r), q->id);
     (void)gw_trace_read(http_req_head(r), &q->trace);
     return q;
 }
@@ -521,7 +480,7 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     struct gw_cors cors = gw_cors_of(settings->config);
     struct gw_trace trace;
     char id[GW_ID_BYTES];
-    choose_id(head, id);
+    gw_id_choose(head, id);
     (void)gw_trace_read(head, &trace);
     struct gw_access a = {.request_id = id, /* nothing more is known for certain */
                           .trace_id = trace.trace,

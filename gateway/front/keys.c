@@ -341,6 +341,7 @@ static int open_accounts(struct gw_keys *k, const struct gw_keys *old)
     for (size_t i = 0; r == 0 && i < k->n; i++) {
         struct gw_key *key = &k->entry[i].key;
         const struct gw_key *twin = by_id(k, key->id, i);
+        key->twin = twin != NULL;
         r = open_account(key, twin ? twin : by_id(old, key->id, old ? old->n : 0));
     }
     return r;

@@ -36,6 +36,7 @@ struct gw_key {
     struct gw_limit limit;
     struct gw_claims claims;
     struct gw_account *account;
+    bool twin; /* an entry before it has the same id and account */
 };
 
 struct gw_key_source {

@@ -108,8 +108,8 @@ void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t no
 }
 
 /* Of the two rates; how many run is asked elsewhere. */
-static enum gw_limit_verdict judge(const struct gw_account *a, const struct gw_limit *l,
-                                   uint64_t tokens, uint64_t *ret_wait_ns)
+static enum gw_limit_verdict check_rates(const struct gw_account *a, const struct gw_limit *l,
+                                         uint64_t tokens, uint64_t *ret_wait_ns)
 {
     uint64_t wait_requests = 0, wait_tokens = 0;
     *ret_wait_ns = 0;
@@ -136,7 +136,7 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
     (void)pthread_mutex_lock(&a->lock);
     refill(&a->requests, l->requests_per_min, now_ns);
     refill(&a->tokens, l->tokens_per_min, now_ns);
-    enum gw_limit_verdict v = judge(a, l, tokens, ret_wait_ns);
+    enum gw_limit_verdict v = check_rates(a, l, tokens, ret_wait_ns);
     if (v == GW_LIMIT_OK && !has_slot(a, l)) v = GW_LIMIT_RUNNING;
     if (v == GW_LIMIT_OK) {
         if (l->requests_per_min) take_tokens(&a->requests, 1);

@@ -29,8 +29,10 @@ struct gw_bucket {
     uint64_t spent; /* what is missing from a full bucket, in 1/60e9 */
     uint64_t at_ns; /* when that was true */
 };
+enum gw_key_use { GW_USE_REQUESTS, GW_USE_LIMITED, GW_USE_PROMPT, GW_USE_COMPLETION, GW_USE_N };
 struct gw_account {
     atomic_uint n_refs;
+    atomic_ullong use[GW_USE_N]; /* for metrics; the last two in tokens */
     pthread_mutex_t lock;
     /* guarded by lock */
     unsigned n_running;

@@ -20,7 +20,6 @@
 #include <string.h>
 
 enum {
-    KEYS_SHOWN_MAX = 64,
     RETRY_NO_MS = 61000, /* clients do not wait that long, and are told so (error.h) */
 };
 
@@ -74,7 +73,7 @@ static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *wa
         .paced = gw_keys_count(q->settings->keys) > 1};
 }
 
-static struct pol_shed judge(struct gw_req *q, const struct gw_claim *c, struct pol_shed_in *in)
+static struct pol_shed predict(struct gw_req *q, const struct gw_claim *c, struct pol_shed_in *in)
 {
     struct gw_shed *s = &q->loop->server->shed;
     uint64_t flow = (uintptr_t)c->flow, id = q->scan.affinity ^ (uint64_t)q->scan.len << 32;
@@ -123,43 +122,9 @@ bool gw_shed_admit(struct gw_req *q, struct gw_claim *ret)
                              .ahead_ms = ahead.work,
                              .n_ahead = ahead.n,
                              .objective_ms = objective_ms(q)};
-    struct pol_shed d = judge(q, ret, &in);
+    struct pol_shed d = predict(q, ret, &in);
     if (d.verdict != POL_SHED_SHED) return true;
     double own = ahead.own_work / (double)n; /* and what it was promised is its own, too */
     send_away(q, &d, ret->paced && own + in.line_ms > 0 && d.wait_ms - own <= d.allowed_ms);
     return false;
-}
-
-/* ---- metrics ---- */
-
-static bool shown_before(const struct gw_keys *k, size_t i)
-{
-    for (size_t j = 0; j < i; j++)
-        if (gw_keys_get(k, j)->account == gw_keys_get(k, i)->account) return true;
-    return false;
-}
-
-static int put_family(struct gw_server *server, const struct gw_keys *k, bool work, struct buf *out)
-{
-    const char *name = work ? "kvblend_gateway_key_work_total" : "kvblend_gateway_key_waiting";
-    size_t n = gw_keys_count(k);
-    int r = buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", name,
-                     work ? "Work let in, by key: predicted milliseconds of prefill, else tokens."
-                          : "Completions waiting for their turn, by key.",
-                     name, work ? "counter" : "gauge");
-    for (size_t i = 0; r == 0 && i < n && i < KEYS_SHOWN_MAX; i++) {
-        const struct gw_key *key = gw_keys_get(k, i);
-        if (shown_before(k, i)) continue;
-        struct gw_flow f = gw_admit_flow(&server->admit, &key->account->flow);
-        r = work ? buf_addf(out, "%s{key=\"%s\"} %.17g\n", name, key->id, f.work)
-                 : buf_addf(out, "%s{key=\"%s\"} %u\n", name, key->id, f.n_waiting);
-    }
-    return r;
-}
-
-int gw_shed_metrics(struct gw_server *server, const struct gw_keys *k, struct buf *out)
-{
-    if (gw_keys_count(k) == 0) return 0;
-    int r = put_family(server, k, false, out);
-    return r < 0 ? r : put_family(server, k, true, out);
 }

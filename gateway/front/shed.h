@@ -9,10 +9,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-struct buf;
-struct gw_keys;
 struct gw_req;
-struct gw_server;
 struct gw_shed {
     pthread_mutex_t lock;
     struct pol_promises promises; /* guarded by lock */
@@ -22,7 +19,5 @@ struct gw_shed {
 bool gw_shed_admit(struct gw_req *q, struct gw_claim *ret);
 bool gw_shed_room(void *server, void *req); /* of gw_admit_init() */
 void gw_shed_refuse(struct gw_req *q, enum gw_shed_reason why, const char *message);
-/* kvblend_gateway_key_waiting and _work_total, in Prometheus' text form. */
-int gw_shed_metrics(struct gw_server *server, const struct gw_keys *k, struct buf *out);
 
 #endif

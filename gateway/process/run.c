@@ -7,7 +7,7 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
 #include "gateway/fleet/registry.h"
-#include "gateway/fleet/residents.h"
+#include "gateway/fleet/residency.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/front.h"
 #include "gateway/front/keys.h"
@@ -45,7 +45,7 @@ struct gw_run {
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
     struct http_timer *delay, *drain, *last, *idle;
-    struct gw_residents *residents;
+    struct gw_residency *residency;
     struct gw_registry *registry; /* NULL: none */
     struct gw_memory *memory;     /* NULL: off */
     struct gw_upstreams *workers; /* of the configuration */
@@ -148,7 +148,7 @@ static void on_target_ready(void *ctx, unsigned index)
     struct buf headers = BUF_INIT;
     int r = worker ? gw_fleet_door(u->server.fleet, index, &headers, &tls) : 0;
     if (r == 0 && worker)
-        r = gw_residents_watch(u->residents, index, v.dial, host, tls,
+        r = gw_residency_watch(u->residency, index, v.dial, host, tls,
                                headers.len ? buf_cstr(&headers) : "");
     if (r < 0) log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
     if (headers.data) explicit_bzero(headers.data, headers.cap);
@@ -160,7 +160,7 @@ static void on_target_ready(void *ctx, unsigned index)
 static void on_target_lost(void *ctx, unsigned index)
 {
     struct gw_run *u = ctx;
-    gw_residents_forget(u->residents, index);
+    gw_residency_forget(u->residency, index);
     gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
@@ -349,8 +349,8 @@ static int start_fleet(struct gw_run *u, struct err *err)
     struct http_loop *loop = control(u)->http_loop;
     int r = gw_upstreams_parse(c, &ups, err);
     if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &server->directory);
-    if (r == 0) r = gw_residents_create(loop, server->directory, &u->residents);
-    if (r == 0) gw_residents_on_load(u->residents, on_load, u);
+    if (r == 0) r = gw_residency_create(loop, server->directory, &u->residency);
+    if (r == 0) gw_residency_on_load(u->residency, on_load, u);
     if (r == 0) r = gw_fleet_create(loop, c, server->directory, &fleet_ops, u, &server->fleet);
     if (r == 0) r = gw_workers_parse(c, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
@@ -443,7 +443,7 @@ static void stop(struct gw_run *u)
     }
     gw_registry_destroy(u->registry);
     gw_own_destroy(server->own);
-    gw_residents_destroy(u->residents);
+    gw_residency_destroy(u->residency);
     if (server->fleet) gw_fleet_stop(server->fleet);
     gw_pool_destroy(server->pool);
     gw_memory_destroy(u->memory);

@@ -11,7 +11,7 @@
 #include "base/net/http.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/front/admit.h"
-#include "gateway/front/hop.h"
+#include "gateway/front/trace.h"
 #include "gateway/front/keys.h"
 #include "gateway/front/shed.h"
 

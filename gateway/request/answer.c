@@ -76,7 +76,7 @@ static int make_headers(struct gw_req *q, const struct http_head *h, const char 
     return r == 0 && !buf_cstr(out) ? -ENOMEM : r;
 }
 
-static void begin(struct gw_req *q)
+static void begin_relay(struct gw_req *q)
 {
     const char *headers = buf_cstr(&q->ans.headers);
     q->stage = GW_RELAYING;
@@ -216,7 +216,7 @@ static void on_plain(struct gw_req *q, const char *data, size_t len)
         struct buf first = *whole;
         *whole = (struct buf)BUF_INIT;
         q->ans.streams = true;
-        begin(q);
+        begin_relay(q);
         keep_tail(q, first.data ? first.data : "", first.len);
         write_bytes(q, first.data, first.len);
         buf_fini(&first);
@@ -232,7 +232,7 @@ static bool is_type(const char *type, const char *wanted)
     return type && strncasecmp(type, wanted, strlen(wanted)) == 0;
 }
 
-static void on_head(void *ctx, int status, const struct http_head *h)
+static void on_answer_head(void *ctx, int status, const struct http_head *h)
 {
     struct gw_req *q = ctx;
     const char *type = http_header_find(h, "content-type");
@@ -262,10 +262,10 @@ static void on_head(void *ctx, int status, const struct http_head *h)
     bool bare = status == 204 || status == 304;
     bool to_head = strcmp(http_req_method(q->http), "HEAD") == 0;
     q->ans.streams = !q->ans.sse && !bare && (to_head ? q->ans.length > 0 : long_answer);
-    if (q->ans.sse || q->ans.streams) begin(q);
+    if (q->ans.sse || q->ans.streams) begin_relay(q);
 }
 
-static void on_body(void *ctx, const char *data, size_t len)
+static void on_answer_body(void *ctx, const char *data, size_t len)
 {
     struct gw_req *q = ctx;
     if (q->ans.sse && (!q->ans.early || q->ans.status == 200))
@@ -335,7 +335,7 @@ static void answer_complete(struct gw_req *q)
     (void)http_reply_end(q->http);
 }
 
-static void on_end(void *ctx, int status)
+static void on_answer_end(void *ctx, int status)
 {
     struct gw_req *q = ctx;
     bool sent = http_call_sent(q->send.call);
@@ -361,7 +361,7 @@ static void on_end(void *ctx, int status)
                     "The %s was lost while it answered.", q->noun);
 }
 
-const struct http_call_ops gw_answer_ops = {on_head, on_body, on_end};
+const struct http_call_ops gw_answer_ops = {on_answer_head, on_answer_body, on_answer_end};
 
 /* ---- the client's side ---- */
 

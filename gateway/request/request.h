@@ -15,7 +15,7 @@
 #include "gateway/request/answer.h"
 #include "gateway/request/scan.h"
 #include "gateway/request/send.h"
-#include "gateway/request/trace.h"
+#include "gateway/front/trace.h"
 #include "gateway/request/usage.h"
 
 #include <stdbool.h>
@@ -31,8 +31,6 @@ enum gw_stage {
     GW_ANSWERED,
 };
 const char *gw_stage_name(enum gw_stage s);
-
-enum { GW_ID_BYTES = 132 }; /* a request id, at most 128 characters */
 
 struct gw_gather;
 struct gw_scan_job;

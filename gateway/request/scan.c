@@ -66,7 +66,7 @@ static uint32_t token_limit(const struct head *h)
     return n < 0 ? 0 : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)n;
 }
 
-static void refuse(struct gw_scan *s, enum gw_error e, const char *message)
+static void refuse_body(struct gw_scan *s, enum gw_error e, const char *message)
 {
     s->failed = true;
     s->error = e;
@@ -78,7 +78,7 @@ static void read_model(struct head *h)
     struct gw_scan *s = h->s;
     struct buf name = BUF_INIT;
     if (h->n_models > 1) { /* readers differ in which one counts: what is allowed must be sent */
-        refuse(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
+        refuse_body(s, GW_E_INVALID_JSON, "The request body names its model more than once.");
     } else if (h->n_models == 0 || h->model.type != JSON_T_STRING) {
         return; /* the backend will say what is wrong */
     } else if (json_str_plain(&h->model) && h->model.len - 2 < sizeof s->model) {
@@ -87,7 +87,7 @@ static void read_model(struct head *h)
         s->has_model = true;
         s->model_value = range_of(h, &h->model);
     } else if (json_scan(h->model.p, h->model.len, NULL, NULL) < 0) {
-        refuse(s, GW_E_INVALID_JSON, "The model's name is no valid text.");
+        refuse_body(s, GW_E_INVALID_JSON, "The model's name is no valid text.");
     } else if (json_str_read(&h->model, &name) == 0 && name.len < sizeof s->model &&
                !memchr(name.data ? name.data : "", '\0', name.len)) {
         memcpy(s->model, name.data ? name.data : "", name.len);
@@ -95,7 +95,7 @@ static void read_model(struct head *h)
         s->has_model = true;
         s->model_value = range_of(h, &h->model);
     } else {
-        refuse(s, GW_E_UNKNOWN_MODEL, "The model name is too long.");
+        refuse_body(s, GW_E_UNKNOWN_MODEL, "The model name is too long.");
     }
     buf_fini(&name);
 }
@@ -151,8 +151,8 @@ static void read_claims(struct head *h)
     if (json_find(h->kvblend.p, h->kvblend.len, "priority", &v) != 1 || v.type == JSON_T_NULL)
         return;
     if (json_int_read(&v, &n) < 0 || n < 0 || n >= POL_FAIR_CLASSES)
-        refuse(h->s, GW_E_BAD_REQUEST,
-               "Invalid 'kvblend.priority': expected a whole number from 0 (first) to 9.");
+        refuse_body(h->s, GW_E_BAD_REQUEST,
+                    "Invalid 'kvblend.priority': expected a whole number from 0 (first) to 9.");
     else
         h->s->priority = (unsigned)n;
 }

@@ -262,7 +262,7 @@ static int on_document(void *ctx, const struct json_val *v)
 
 /* Carry cuts to the body; in the order of the texts, so that every string is walked once. A cut
  * that spans parts, or splits a character, has no place there and is left to the worker. */
-static int place(struct list *l, const struct texts *t, const struct seg_list *found)
+static int place_cuts(struct list *l, const struct texts *t, const struct seg_list *found)
 {
     size_t p = 0, done = 0, at = 1; /* of the piece: unescaped bytes passed, place in it */
     for (size_t i = 0; i < found->n; i++) {
@@ -349,8 +349,8 @@ static bool space_of(const struct gw_scan *s, const struct said *said, struct bu
 }
 
 /* Cuts of the gateway's own making into ret; *ret_ours: a worker does not know them. */
-static int look(struct gw_scan *s, const struct texts *t, const struct said *said,
-                const char *space, struct seg_list *ret, bool *ret_ours)
+static int look_for_cuts(struct gw_scan *s, const struct texts *t, const struct said *said,
+                         const char *space, struct seg_list *ret, bool *ret_ours)
 {
     struct seg_whys whys = {0};
     struct buf separator = BUF_INIT;
@@ -377,7 +377,7 @@ static int look(struct gw_scan *s, const struct texts *t, const struct said *sai
     return r;
 }
 
-static int join(struct seg_list *all, const struct seg_list *more, const struct texts *t)
+static int join_cuts(struct seg_list *all, const struct seg_list *more, const struct texts *t)
 {
     int r = 0;
     for (size_t i = 0; i < more->n && r == 0; i++) {
@@ -403,11 +403,11 @@ static int find_chunks(struct gw_scan *s, struct texts *t, const struct said *sa
     int r = read_texts(s, t);
     if (r == 0 && has_items(&docs)) r = json_each(&docs, on_document, l);
     if (r == 0 && has_items(&said->segments)) r = json_each(&said->segments, on_range, t);
-    if (r == 0 && !marked) r = look(s, t, said, space, &found, &ours);
+    if (r == 0 && !marked) r = look_for_cuts(s, t, said, space, &found, &ours);
     if (r == 0 && ours && found.n > 0) r = seg_format(&found, &s->segments);
     if (r == 0 && s->segments.len > GW_SCAN_HEADER_MAX) buf_clear(&s->segments);
-    if (r == 0) r = join(&t->marked, &found, t);
-    if (r == 0) r = place(l, t, &t->marked);
+    if (r == 0) r = join_cuts(&t->marked, &found, t);
+    if (r == 0) r = place_cuts(l, t, &t->marked);
     if (r == 0 && s->n_chunks > 0)
         (void)snprintf(s->detector, sizeof s->detector, "%s",
                        t->marked.n > 0 ? t->marked.seg[0].detector : "documents");

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/fleet/view.h"
-#include "gateway/front/hop.h"
+#include "gateway/front/trace.h"
 #include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"

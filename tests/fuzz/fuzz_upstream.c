@@ -5,7 +5,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "gateway/fleet/fleet_int.h"
-#include "gateway/fleet/residents.h"
+#include "gateway/fleet/residency.h"
 #include "gateway/request/merge.h"
 #include "gateway/request/usage.h"
 
@@ -70,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
     if (len == 0) return 0;
     const char *p = (const char *)data + 1;
-    struct gw_feed_line line;
+    struct gw_residency_line line;
     char *text;
     len--;
     switch (data[0] % 5) {
@@ -89,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     default:
         text = mem_strndup(p, len);
         ASSERT(text);
-        (void)gw_feed_parse(text, &line);
+        (void)gw_residency_parse(text, &line);
         mem_free(text);
     }
     return 0;

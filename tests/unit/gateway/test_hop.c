@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/front/hop.h"
+#include "gateway/front/trace.h"
 #include "tests/test.h"
 
 static struct http_header header(const char *name, const char *value)

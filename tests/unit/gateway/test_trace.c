@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/net/http.h"
-#include "gateway/request/trace.h"
+#include "gateway/front/trace.h"
 #include "tests/test.h"
 
 #define TRACE "0af7651916cd43dd8448eb211c80319c"

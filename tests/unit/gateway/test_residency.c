@@ -1,4 +1,4 @@
-#include "gateway/fleet/residents.h"
+#include "gateway/fleet/residency.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/net/http.h"
@@ -10,18 +10,18 @@
 
 TEST(lines)
 {
-    struct gw_feed_line l;
-    ASSERT_OK(gw_feed_parse("@00ff 12 full", &l));
-    ASSERT_TRUE(l.kind == GW_FEED_HEAD && l.epoch == 255 && l.seq == 12 && l.full);
-    ASSERT_OK(gw_feed_parse("@1 0 delta", &l));
+    struct gw_residency_line l;
+    ASSERT_OK(gw_residency_parse("@00ff 12 full", &l));
+    ASSERT_TRUE(l.kind == GW_RESIDENCY_HEAD && l.epoch == 255 && l.seq == 12 && l.full);
+    ASSERT_OK(gw_residency_parse("@1 0 delta", &l));
     ASSERT_TRUE(!l.full);
-    ASSERT_OK(gw_feed_parse("+ffffffffffffffff 512 0.25 nvme", &l));
-    ASSERT_TRUE(l.kind == GW_FEED_HELD && l.text_id == UINT64_MAX && l.tokens == 512);
+    ASSERT_OK(gw_residency_parse("+ffffffffffffffff 512 0.25 nvme", &l));
+    ASSERT_TRUE(l.kind == GW_RESIDENCY_HELD && l.text_id == UINT64_MAX && l.tokens == 512);
     ASSERT_NEAR(l.cost, 0.25, 1e-9);
-    ASSERT_OK(gw_feed_parse("-1", &l));
-    ASSERT_TRUE(l.kind == GW_FEED_GONE && l.text_id == 1);
-    ASSERT_OK(gw_feed_parse("=7 1500.5 2 3 16 900 0.25 0.0625 later=1", &l));
-    ASSERT_TRUE(l.kind == GW_FEED_LOAD && l.seq == 7 && l.load.n_waiting == 2);
+    ASSERT_OK(gw_residency_parse("-1", &l));
+    ASSERT_TRUE(l.kind == GW_RESIDENCY_GONE && l.text_id == 1);
+    ASSERT_OK(gw_residency_parse("=7 1500.5 2 3 16 900 0.25 0.0625 later=1", &l));
+    ASSERT_TRUE(l.kind == GW_RESIDENCY_LOAD && l.seq == 7 && l.load.n_waiting == 2);
     ASSERT_TRUE(l.load.n_running == 3 && l.load.slots == 16 && l.load.hold_ms == 900);
     ASSERT_NEAR(l.load.waiting_ms, 1500.5, 1e-9);
     ASSERT_TRUE(l.load.token_ms == 0.25 && l.load.reused_ms == 0.0625);
@@ -52,7 +52,7 @@ TEST(lines)
                                       "+11111111111111111 1 0 ram",
                                       "*1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        ASSERT_ERR(gw_feed_parse(bad[i], &l), -EBADMSG);
+        ASSERT_ERR(gw_residency_parse(bad[i], &l), -EBADMSG);
 }
 
 /* ---- against a scripted worker ---- */
@@ -61,7 +61,7 @@ struct world {
     struct http_loop *loop;
     struct http_server *server;
     struct gw_directory *directory;
-    struct gw_residents *residents;
+    struct gw_residency *residency;
     const char *answer[8]; /* one after the other; NULL: hold the call */
     unsigned n_asked;
     char query[8][128];
@@ -106,12 +106,12 @@ static void world_start(struct world *w)
     ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
     ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL, NULL));
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
-    ASSERT_OK(gw_residents_create(w->loop, w->directory, &w->residents));
+    ASSERT_OK(gw_residency_create(w->loop, w->directory, &w->residency));
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
-    ASSERT_OK(gw_residents_watch(w->residents, 3, address, NULL, NULL, ""));
+    ASSERT_OK(gw_residency_watch(w->residency, 3, address, NULL, NULL, ""));
     ASSERT_OK(
-        gw_residents_watch(w->residents, 3, address, NULL, NULL, "")); /* known: nothing changes */
-    ASSERT_ERR(gw_residents_watch(w->residents, 256, address, NULL, NULL, ""), -ERANGE);
+        gw_residency_watch(w->residency, 3, address, NULL, NULL, "")); /* known: nothing changes */
+    ASSERT_ERR(gw_residency_watch(w->residency, 256, address, NULL, NULL, ""), -ERANGE);
 }
 
 static uint64_t held(struct world *w, uint64_t text)
@@ -133,7 +133,7 @@ static void run_until_asked(struct world *w, unsigned n)
 
 static void world_stop(struct world *w)
 {
-    gw_residents_destroy(w->residents);
+    gw_residency_destroy(w->residency);
     http_server_destroy(w->server);
     http_loop_destroy(w->loop);
     gw_directory_destroy(w->directory);
@@ -152,8 +152,8 @@ TEST(a_snapshot_then_news)
     ASSERT_EQ(held(&w, 1), 0);
     ASSERT_EQ(held(&w, 2), 100);
     ASSERT_EQ(held(&w, 3), 300);
-    gw_residents_forget(w.residents, 3);
-    gw_residents_forget(w.residents, 3);
+    gw_residency_forget(w.residency, 3);
+    gw_residency_forget(w.residency, 3);
     ASSERT_EQ(gw_directory_count(w.directory), 0);
     world_stop(&w);
 }
@@ -176,7 +176,7 @@ TEST(the_load_is_passed_on_until_the_feed_breaks)
                                  "@aa 1 delta\n=6 90 0 1 4 50 1 0.5\n", "=7\n", NULL}};
     n_loads = n_lost = 0;
     world_start(&w);
-    gw_residents_on_load(w.residents, on_load, NULL);
+    gw_residency_on_load(w.residency, on_load, NULL);
     run_until_asked(&w, 3);
     ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=1&load=5&wait_ms=20000");
     ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=1&load=6&wait_ms=20000");

@@ -1,4 +1,4 @@
-#include "gateway/fleet/residents.h"
+#include "gateway/fleet/residency.h"
 
 #include "base/buf.h"
 #include "base/log.h"
@@ -21,11 +21,11 @@ enum {
     POLL_GAP_EACH_MS = 2, /* chosen: and many workers' do not fill the loop */
     BACKOFF_MIN_MS = 500,
     BACKOFF_MAX_MS = 30000,
-    NO_FEED_MS = 60000,
+    NOT_OFFERED_MS = 60000,
 };
 
-struct feed { /* of one worker */
-    struct gw_residents *r;
+struct poll { /* of one worker */
+    struct gw_residency *r;
     unsigned target, backoff_ms;
     struct http_client *client;
     struct http_call *call;
@@ -39,18 +39,18 @@ struct feed { /* of one worker */
     size_t n_line;
     char line[LINE_MAX_BYTES];
 };
-struct gw_residents {
+struct gw_residency {
     struct http_loop *loop;
     struct gw_directory *directory;
     gw_load_fn on_load;
     void *ctx;
-    unsigned n_feeds;
-    struct feed *feed[TARGETS_MAX];
+    unsigned n_polls;
+    struct poll *poll[TARGETS_MAX];
 };
 
 /* ---- lines ---- */
 
-static bool number(const char **at, int base, uint64_t *ret)
+static bool read_number(const char **at, int base, uint64_t *ret)
 {
     char *end;
     if (!((**at >= '0' && **at <= '9') || (base == 16 && **at >= 'a' && **at <= 'f'))) return false;
@@ -61,7 +61,7 @@ static bool number(const char **at, int base, uint64_t *ret)
     return true;
 }
 
-static bool measure(const char **at, double *ret)
+static bool read_ms(const char **at, double *ret)
 {
     char *end;
     double v = strtod(*at, &end);
@@ -71,44 +71,46 @@ static bool measure(const char **at, double *ret)
     return true;
 }
 
-static bool count(const char **at, unsigned *ret)
+static bool read_count(const char **at, unsigned *ret)
 {
     uint64_t v;
-    if (!number(at, 10, &v) || v > UINT32_MAX) return false;
+    if (!read_number(at, 10, &v) || v > UINT32_MAX) return false;
     *ret = (unsigned)v;
     return true;
 }
 
 /* What a later version may add behind it is no matter of ours. */
-static bool load_of(const char *p, struct gw_feed_line *l)
+static bool load_of(const char *p, struct gw_residency_line *l)
 {
     struct gw_load *w = &l->load;
-    l->kind = GW_FEED_LOAD;
-    return number(&p, 10, &l->seq) && measure(&p, &w->waiting_ms) && count(&p, &w->n_waiting) &&
-           count(&p, &w->n_running) && count(&p, &w->slots) && measure(&p, &w->hold_ms) &&
-           measure(&p, &w->token_ms) && measure(&p, &w->reused_ms);
+    l->kind = GW_RESIDENCY_LOAD;
+    return read_number(&p, 10, &l->seq) && read_ms(&p, &w->waiting_ms) &&
+           read_count(&p, &w->n_waiting) && read_count(&p, &w->n_running) &&
+           read_count(&p, &w->slots) && read_ms(&p, &w->hold_ms) && read_ms(&p, &w->token_ms) &&
+           read_ms(&p, &w->reused_ms);
 }
 
-int gw_feed_parse(const char *line, struct gw_feed_line *ret)
+int gw_residency_parse(const char *line, struct gw_residency_line *ret)
 {
-    struct gw_feed_line l = {0};
+    struct gw_residency_line l = {0};
     const char *p = line + (*line != '\0');
     uint64_t tokens;
     char *end;
     switch (*line) {
     case '@':
-        l.kind = GW_FEED_HEAD;
-        if (!number(&p, 16, &l.epoch) || !number(&p, 10, &l.seq)) return -EBADMSG;
+        l.kind = GW_RESIDENCY_HEAD;
+        if (!read_number(&p, 16, &l.epoch) || !read_number(&p, 10, &l.seq)) return -EBADMSG;
         l.full = strcmp(p, "full") == 0;
         if (!l.full && strcmp(p, "delta") != 0) return -EBADMSG;
         break;
     case '-':
-        l.kind = GW_FEED_GONE;
-        if (!number(&p, 16, &l.text_id) || *p) return -EBADMSG;
+        l.kind = GW_RESIDENCY_GONE;
+        if (!read_number(&p, 16, &l.text_id) || *p) return -EBADMSG;
         break;
     case '+':
-        l.kind = GW_FEED_HELD;
-        if (!number(&p, 16, &l.text_id) || !number(&p, 10, &tokens) || tokens > UINT32_MAX)
+        l.kind = GW_RESIDENCY_HELD;
+        if (!read_number(&p, 16, &l.text_id) || !read_number(&p, 10, &tokens) ||
+            tokens > UINT32_MAX)
             return -EBADMSG;
         l.tokens = (uint32_t)tokens;
         l.cost = strtod(p, &end);
@@ -124,35 +126,35 @@ int gw_feed_parse(const char *line, struct gw_feed_line *ret)
     return 0;
 }
 
-static void tell_load(const struct feed *f, const struct gw_load *l)
+static void tell_load(const struct poll *f, const struct gw_load *l)
 {
     if (f->r->on_load) f->r->on_load(f->r->ctx, f->target, l);
 }
 
-static void take_line(struct feed *f)
+static void take_line(struct poll *f)
 {
     struct gw_directory *d = f->r->directory;
-    struct gw_feed_line l;
+    struct gw_residency_line l;
     f->line[f->n_line] = '\0';
     f->n_line = 0;
-    f->broken =
-        f->broken || gw_feed_parse(f->line, &l) < 0 || (l.kind == GW_FEED_HEAD) == f->has_head;
+    f->broken = f->broken || gw_residency_parse(f->line, &l) < 0 ||
+                (l.kind == GW_RESIDENCY_HEAD) == f->has_head;
     if (f->broken) return;
     switch (l.kind) {
-    case GW_FEED_HEAD:
+    case GW_RESIDENCY_HEAD:
         if (l.full || l.epoch != f->epoch) gw_directory_forget(d, f->target);
         f->next_load_seq = 0;
         f->has_head = true;
         f->next_epoch = l.epoch;
         f->next_seq = l.seq;
         break;
-    case GW_FEED_HELD:
+    case GW_RESIDENCY_HELD:
         (void)gw_directory_put(d, f->target, l.text_id, l.tokens, l.cost);
         break;
-    case GW_FEED_GONE:
+    case GW_RESIDENCY_GONE:
         gw_directory_drop(d, f->target, l.text_id);
         break;
-    case GW_FEED_LOAD:
+    case GW_RESIDENCY_LOAD:
         f->next_load_seq = l.seq;
         tell_load(f, &l.load);
         break;
@@ -161,15 +163,15 @@ static void take_line(struct feed *f)
 
 /* ---- polling ---- */
 
-static void on_head(void *ctx, int status, const struct http_head *h)
+static void on_poll_head(void *ctx, int status, const struct http_head *h)
 {
-    struct feed *f = ctx;
+    struct poll *f = ctx;
     f->status = status;
 }
 
-static void on_body(void *ctx, const char *data, size_t len)
+static void on_poll_body(void *ctx, const char *data, size_t len)
 {
-    struct feed *f = ctx;
+    struct poll *f = ctx;
     if (f->status != 200) return;
     for (size_t i = 0; i < len && !f->broken; i++) {
         if (data[i] == '\n')
@@ -181,7 +183,7 @@ static void on_body(void *ctx, const char *data, size_t len)
     }
 }
 
-static void try_later(struct feed *f, const char *why)
+static void try_later(struct poll *f, const char *why)
 {
     /* What was told half is asked for anew, all of it. */
     f->epoch = f->seq = f->load_seq = 0;
@@ -190,13 +192,13 @@ static void try_later(struct feed *f, const char *why)
         log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", f->target, why,
                   f->status);
     f->told = true;
-    http_timer_set(f->timer, f->status == 404 ? NO_FEED_MS : f->backoff_ms);
+    http_timer_set(f->timer, f->status == 404 ? NOT_OFFERED_MS : f->backoff_ms);
     f->backoff_ms = f->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : f->backoff_ms * 2;
 }
 
-static void on_end(void *ctx, int status)
+static void on_poll_end(void *ctx, int status)
 {
-    struct feed *f = ctx;
+    struct poll *f = ctx;
     f->call = NULL;
     gw_stats_directory(gw_directory_count(f->r->directory));
     if (status < 0) {
@@ -211,14 +213,14 @@ static void on_end(void *ctx, int status)
         f->load_seq = f->next_load_seq;
         f->backoff_ms = BACKOFF_MIN_MS;
         f->told = false;
-        http_timer_set(f->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->r->n_feeds);
+        http_timer_set(f->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->r->n_polls);
     }
 }
 
-static void on_timer(void *arg)
+static void on_poll_timer(void *arg)
 {
-    static const struct http_call_ops ops = {on_head, on_body, on_end};
-    struct feed *f = arg;
+    static const struct http_call_ops ops = {on_poll_head, on_poll_body, on_poll_end};
+    struct poll *f = arg;
     char target[160];
     if (f->call) return;
     f->status = 0;
@@ -237,9 +239,9 @@ static void on_timer(void *arg)
 
 /* ---- life ---- */
 
-int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct gw_residents **ret)
+int gw_residency_create(struct http_loop *loop, struct gw_directory *d, struct gw_residency **ret)
 {
-    struct gw_residents *r = mem_zalloc(sizeof *r);
+    struct gw_residency *r = mem_zalloc(sizeof *r);
     if (!r) return -ENOMEM;
     r->loop = loop;
     r->directory = d;
@@ -247,13 +249,13 @@ int gw_residents_create(struct http_loop *loop, struct gw_directory *d, struct g
     return 0;
 }
 
-void gw_residents_on_load(struct gw_residents *r, gw_load_fn fn, void *ctx)
+void gw_residency_on_load(struct gw_residency *r, gw_load_fn fn, void *ctx)
 {
     r->on_load = fn;
     r->ctx = ctx;
 }
 
-static void feed_free(struct feed *f)
+static void poll_free(struct poll *f)
 {
     if (!f) return;
     if (f->call) http_call_cancel(f->call);
@@ -264,11 +266,11 @@ static void feed_free(struct feed *f)
     mem_free(f);
 }
 
-int gw_residents_watch(struct gw_residents *r, unsigned target, const char *address,
+int gw_residency_watch(struct gw_residency *r, unsigned target, const char *address,
                        const char *host, struct http_tls *tls, const char *headers)
 {
     if (target >= TARGETS_MAX) return -ERANGE;
-    if (r->feed[target]) return 0;
+    if (r->poll[target]) return 0;
     struct http_client_opts o = {.address = address,
                                  .host = host,
                                  .tls = tls,
@@ -276,39 +278,39 @@ int gw_residents_watch(struct gw_residents *r, unsigned target, const char *addr
                                  .connect_timeout_ms = 2000,
                                  .first_byte_timeout_ms = 2 * POLL_WAIT_MS,
                                  .idle_timeout_ms = 10000};
-    struct feed *f = mem_zalloc(sizeof *f);
+    struct poll *f = mem_zalloc(sizeof *f);
     if (!f) return -ENOMEM;
     f->r = r;
     f->target = target;
     f->backoff_ms = BACKOFF_MIN_MS;
     f->headers = mem_strdup(headers);
     int rc = f->headers ? http_client_create(r->loop, &o, &f->client) : -ENOMEM;
-    if (rc == 0) rc = http_timer_create(r->loop, on_timer, f, &f->timer);
+    if (rc == 0) rc = http_timer_create(r->loop, on_poll_timer, f, &f->timer);
     if (rc < 0) {
-        feed_free(f);
+        poll_free(f);
         return rc;
     }
-    r->feed[target] = f;
-    r->n_feeds++;
+    r->poll[target] = f;
+    r->n_polls++;
     http_timer_set(f->timer, 0);
     return 0;
 }
 
-void gw_residents_forget(struct gw_residents *r, unsigned target)
+void gw_residency_forget(struct gw_residency *r, unsigned target)
 {
-    if (target >= TARGETS_MAX || !r->feed[target]) return;
-    tell_load(r->feed[target], NULL);
-    feed_free(r->feed[target]);
-    r->feed[target] = NULL;
-    r->n_feeds--;
+    if (target >= TARGETS_MAX || !r->poll[target]) return;
+    tell_load(r->poll[target], NULL);
+    poll_free(r->poll[target]);
+    r->poll[target] = NULL;
+    r->n_polls--;
     gw_directory_forget(r->directory, target);
     gw_stats_directory(gw_directory_count(r->directory));
 }
 
-void gw_residents_destroy(struct gw_residents *r)
+void gw_residency_destroy(struct gw_residency *r)
 {
     if (!r) return;
     for (unsigned i = 0; i < TARGETS_MAX; i++)
-        feed_free(r->feed[i]);
+        poll_free(r->poll[i]);
     mem_free(r);
 }
