@@ -164,7 +164,7 @@ static double scale_guess(struct fit *f, const struct pol_cost *c)
     return factor;
 }
 
-static int by_value(const void *a, const void *b)
+static int by_residual(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -176,7 +176,7 @@ static void weigh(struct fit *f)
     for (size_t i = 0; i < f->n; i++)
         off[i] = fabs(dot(f->a[i], f->p) - 1);
     memcpy(sorted, off, f->n * sizeof *off);
-    qsort(sorted, f->n, sizeof *sorted, by_value);
+    qsort(sorted, f->n, sizeof *sorted, by_residual);
     const double most = HUBER_RESIDUALS * sorted[f->n / 2] + 1e-9;
     for (size_t i = 0; i < f->n; i++)
         f->weight[i] = off[i] <= most ? 1 : most * most / (off[i] * off[i]);

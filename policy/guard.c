@@ -91,8 +91,8 @@ static double bounded(double kl)
     return kl > 0 ? kl : 0;
 }
 
-static void add(struct pol_guard_means *m, const struct pol_guard_cfg *c, unsigned level,
-                const struct pol_guard_shadow *s)
+static void add_shadow(struct pol_guard_means *m, const struct pol_guard_cfg *c, unsigned level,
+                       const struct pol_guard_shadow *s)
 {
     const double ratio = pol_guard_setting(c, level).ratio;
     const double keep = 1 - 1.0 / POL_GUARD_MEMORY, kl = bounded(s->kl);
@@ -167,7 +167,7 @@ enum pol_guard_action pol_guard_see(struct pol_guard *g, const struct pol_guard_
                                     const struct pol_guard_shadow *s)
 {
     if (g->level >= pol_guard_top(c)) return POL_GUARD_STAY; /* nothing is blended there */
-    add(&g->now, c, g->level, s);
+    add_shadow(&g->now, c, g->level, s);
     if (is_bad(&g->now)) {
         if (g->came_down && g->patience < POL_GUARD_PATIENCE_MAX) g->patience++;
         change(g, level_above(g, c));
@@ -181,7 +181,7 @@ enum pol_guard_action pol_guard_trial(struct pol_guard *g, const struct pol_guar
                                       const struct pol_guard_shadow *s)
 {
     if (g->level == 0) return POL_GUARD_STAY;
-    add(&g->below, c, g->level - 1, s);
+    add_shadow(&g->below, c, g->level - 1, s);
     if (g->below.count < (unsigned)POL_GUARD_TRIAL_MIN << g->patience) return POL_GUARD_STAY;
     if (!is_good(&g->below)) return POL_GUARD_STAY;
     change(g, g->level - 1);

@@ -171,7 +171,8 @@ static struct rows rows_of(const struct prompt *p, double ratio, const struct se
     return r;
 }
 
-static void add(struct walk *w, unsigned lo, unsigned hi, enum wait wait, const struct pol_work *k)
+static void add_span(struct walk *w, unsigned lo, unsigned hi, enum wait wait,
+                     const struct pol_work *k)
 {
     if (lo >= hi) return;
     DEBUG_ASSERT(w->n < SPANS_MAX);
@@ -185,17 +186,17 @@ static void add_query_pass(struct walk *w, const struct prompt *p, const struct 
 {
     const unsigned last = p->score_hi - 1, lo = at_most(p->score_lo, last);
     struct pol_work k = {.layers = 1, .rows = r->ask, .pairs = r->ask_pairs};
-    add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
+    add_span(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     k.kv_rows = r->ask;
     k.places = r->placed;
     k.pairs = larger(r->ask_pairs - p->suffix * r->missed, 0);
-    add(w, 1, lo, WAIT_CHUNKS, &k);
+    add_span(w, 1, lo, WAIT_CHUNKS, &k);
     k.masses = r->mass;
-    add(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, &k);
+    add_span(w, lo > 1 ? lo : 1, last, WAIT_CHUNKS, &k);
     k.rows = 0;
     k.kv_rows = r->ask + p->suffix; /* the suffix's queries are about as much work as its K,V */
     k.pairs = r->suffix_pairs;
-    add(w, last, last + 1, WAIT_CHUNKS, &k);
+    add_span(w, last, last + 1, WAIT_CHUNKS, &k);
 }
 
 /* They run blind to the chunks, whose K of one layer is asked at the end. */
@@ -203,17 +204,17 @@ static void add_side_pass(struct walk *w, const struct prompt *p, const struct r
 {
     const unsigned last = p->side;
     struct pol_work k = {.layers = 1, .rows = r->ask, .pairs = r->ask_pairs};
-    add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
+    add_span(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     k.kv_rows = r->ask;
     k.places = p->prefix;
     k.pairs = r->ask * (p->prefix + (r->ask + 1) / 2);
-    add(w, 1, last, WAIT_PREFIX, &k);
+    add_span(w, 1, last, WAIT_PREFIX, &k);
     k.rows = 0;
     k.kv_rows = r->ask + p->suffix;
     k.pairs = r->suffix_pairs;
     k.masses = r->mass;
     k.places = p->prefix + (r->placed - p->prefix) / 2; /* K alone */
-    add(w, last, last + 1, WAIT_SIDE, &k);
+    add_span(w, last, last + 1, WAIT_SIDE, &k);
 }
 
 /* Layers from `lo` on with the rows of the answer; those below `loaded` have their stored KV. In
@@ -223,32 +224,32 @@ static void add_main(struct walk *w, const struct prompt *p, const struct rows *
 {
     const unsigned last = p->L - 1;
     struct pol_work k = {.layers = 1, .rows = r->main, .pairs = r->main_pairs};
-    if (lo == 0) add(w, 0, at_most(1, last), WAIT_NOTHING, &k);
+    if (lo == 0) add_span(w, 0, at_most(1, last), WAIT_NOTHING, &k);
     if (lo == 0) lo = 1;
     k.kv_rows = r->main;
-    add(w, lo, at_most(loaded, last), WAIT_NOTHING, &k);
+    add_span(w, lo, at_most(loaded, last), WAIT_NOTHING, &k);
     k.places = r->placed;
-    add(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, &k);
+    add_span(w, lo > loaded ? lo : loaded, last, WAIT_CHUNKS, &k);
     k.rows = 1;
     k.pairs = p->tokens;
     if (last == 0) k.kv_rows = 0;
     if (last < loaded) k.places = 0;
     if (lo <= last || last == 0)
-        add(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, &k);
+        add_span(w, last, last + 1, last < loaded ? WAIT_NOTHING : WAIT_CHUNKS, &k);
 }
 
 /* Everything but the prefix runs up to the check layer, where the choice falls. */
 static void add_check(struct walk *w, const struct prompt *p, const struct rows *r)
 {
     struct pol_work k = {.layers = 1, .rows = r->all, .pairs = r->all_pairs};
-    add(w, 0, 1, WAIT_NOTHING, &k);
+    add_span(w, 0, 1, WAIT_NOTHING, &k);
     k.kv_rows = r->all;
     k.places = p->prefix;
-    add(w, 1, p->check, WAIT_PREFIX, &k);
+    add_span(w, 1, p->check, WAIT_PREFIX, &k);
     k.rows = p->check + 1 == p->L ? 1 : r->main;
     k.pairs = p->check + 1 == p->L ? p->tokens : r->main_pairs;
     k.places = r->placed; /* comparing reads what placing would */
-    add(w, p->check, p->check + 1, WAIT_CHUNKS, &k);
+    add_span(w, p->check, p->check + 1, WAIT_CHUNKS, &k);
 }
 
 static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
@@ -258,7 +259,7 @@ static void spans_of(const struct prompt *p, enum pol_strategy s, double ratio,
     unsigned lo = 0, loaded = 1;
     ret->n = 0;
     /* K,V of layer 0 for all tokens. */
-    add(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
+    add_span(ret, 0, 1, WAIT_NOTHING, &(struct pol_work){.layers = 1, .kv_rows = p->tokens});
     if (r.choose && (s == POL_QUERY || s == POL_QS)) {
         add_query_pass(ret, p, &r);
         if (r.missed <= 0) loaded = p->score_hi; /* else chunks stood elsewhere when asked */

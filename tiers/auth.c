@@ -32,6 +32,7 @@ static_assert(KEY_WORDS * 4 % DIGEST_BYTES == 0, "the key is made of whole diges
 
 struct auth {
     uint32_t key[KEY_WORDS];
+    void (*block)(const uint32_t *key, const uint8_t *p, uint64_t ret[PASSES]); /* NH of a block */
     EVP_MAC *mac;
     EVP_MAC_CTX *keyed; /* constant: each tag begins with a copy */
 };
@@ -47,42 +48,7 @@ void auth_derive(const char *secret, const char *purpose, uint8_t ret[AUTH_KEY_B
     derive(secret, strlen(secret), purpose, strlen(purpose), ret);
 }
 
-int auth_create(const uint8_t key[AUTH_KEY_BYTES], struct auth **ret)
-{
-    char sha[] = "SHA256";
-    const OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),
-                                 OSSL_PARAM_construct_end()};
-    struct auth *a = mem_zalloc(sizeof *a);
-    uint8_t *words = a ? (uint8_t *)a->key : NULL, hmac_key[DIGEST_BYTES];
-    if (!a) return -ENOMEM;
-    for (uint32_t i = 0; i < KEY_WORDS * 4 / DIGEST_BYTES; i++) {
-        uint8_t name[8] = "nh  ";
-        put32(name + 4, i);
-        derive(key, AUTH_KEY_BYTES, name, sizeof name, words + (size_t)i * DIGEST_BYTES);
-    }
-    derive(key, AUTH_KEY_BYTES, "hmac", 4, hmac_key);
-    a->mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
-    if (a->mac) a->keyed = EVP_MAC_CTX_new(a->mac);
-    if (!a->keyed || EVP_MAC_init(a->keyed, hmac_key, sizeof hmac_key, params) != 1) {
-        auth_destroy(a);
-        return -ENOMEM;
-    }
-    *ret = a;
-    return 0;
-}
-
-void auth_destroy(struct auth *a)
-{
-    if (!a) return;
-    EVP_MAC_CTX_free(a->keyed);
-    EVP_MAC_free(a->mac);
-    explicit_bzero(a, sizeof *a);
-    mem_free(a);
-}
-
 /* ---- NH of a block ---- */
-
-typedef void (*block_fn)(const uint32_t *key, const uint8_t *p, uint64_t ret[PASSES]);
 
 /* The definition; neighbours are the pairs. */
 static void block_plain(const uint32_t *key, const uint8_t *p, uint64_t ret[PASSES])
@@ -141,16 +107,46 @@ AVX2 static void block_avx2(const uint32_t *key, const uint8_t *p, uint64_t ret[
     ret[3] = across(s3);
 }
 
-static block_fn best_block(void)
-{
-    return __builtin_cpu_supports("avx2") ? block_avx2 : block_plain;
-}
-#else
-static block_fn best_block(void)
-{
-    return block_plain;
-}
 #endif
+
+/* ---- life ---- */
+
+int auth_create(const uint8_t key[AUTH_KEY_BYTES], struct auth **ret)
+{
+    char sha[] = "SHA256";
+    const OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),
+                                 OSSL_PARAM_construct_end()};
+    struct auth *a = mem_zalloc(sizeof *a);
+    uint8_t *words = a ? (uint8_t *)a->key : NULL, hmac_key[DIGEST_BYTES];
+    if (!a) return -ENOMEM;
+    a->block = block_plain;
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) a->block = block_avx2;
+#endif
+    for (uint32_t i = 0; i < KEY_WORDS * 4 / DIGEST_BYTES; i++) {
+        uint8_t name[8] = "nh  ";
+        put32(name + 4, i);
+        derive(key, AUTH_KEY_BYTES, name, sizeof name, words + (size_t)i * DIGEST_BYTES);
+    }
+    derive(key, AUTH_KEY_BYTES, "hmac", 4, hmac_key);
+    a->mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
+    if (a->mac) a->keyed = EVP_MAC_CTX_new(a->mac);
+    if (!a->keyed || EVP_MAC_init(a->keyed, hmac_key, sizeof hmac_key, params) != 1) {
+        auth_destroy(a);
+        return -ENOMEM;
+    }
+    *ret = a;
+    return 0;
+}
+
+void auth_destroy(struct auth *a)
+{
+    if (!a) return;
+    EVP_MAC_CTX_free(a->keyed);
+    EVP_MAC_free(a->mac);
+    explicit_bzero(a, sizeof *a);
+    mem_free(a);
+}
 
 /* ---- a tag ---- */
 
@@ -160,7 +156,7 @@ static int update(EVP_MAC_CTX *m, const void *p, size_t n)
 }
 
 /* The last block is filled up with zeros: the length has been said. */
-static int absorb(const struct auth *a, EVP_MAC_CTX *m, const uint8_t *p, size_t n, block_fn block)
+static int absorb(const struct auth *a, EVP_MAC_CTX *m, const uint8_t *p, size_t n)
 {
     uint64_t nh[BLOCKS_AT_ONCE][PASSES];
     uint8_t last[BLOCK_BYTES];
@@ -172,7 +168,7 @@ static int absorb(const struct auth *a, EVP_MAC_CTX *m, const uint8_t *p, size_t
             memcpy(last, p, take);
             memset(last + take, 0, sizeof last - take);
         }
-        block(a->key, take < BLOCK_BYTES ? last : p, nh[k++]);
+        a->block(a->key, take < BLOCK_BYTES ? last : p, nh[k++]);
         p += take;
         n -= take;
         if (k < BLOCKS_AT_ONCE && n > 0) continue;
@@ -182,8 +178,8 @@ static int absorb(const struct auth *a, EVP_MAC_CTX *m, const uint8_t *p, size_t
     return r;
 }
 
-static int tag_with(const struct auth *a, const void *head, size_t head_bytes, const void *bytes,
-                    size_t n, block_fn block, uint8_t ret[AUTH_TAG_BYTES])
+int auth_tag(const struct auth *a, const void *head, size_t head_bytes, const void *bytes, size_t n,
+             uint8_t ret[AUTH_TAG_BYTES])
 {
     uint8_t digest[DIGEST_BYTES], length[8];
     size_t size = 0;
@@ -191,15 +187,9 @@ static int tag_with(const struct auth *a, const void *head, size_t head_bytes, c
     int r = m ? update(m, head, head_bytes) : -ENOMEM;
     put64(length, n);
     if (r == 0) r = update(m, length, sizeof length);
-    if (r == 0) r = absorb(a, m, bytes, n, block);
+    if (r == 0) r = absorb(a, m, bytes, n);
     if (r == 0 && EVP_MAC_final(m, digest, &size, sizeof digest) != 1) r = -ENOMEM;
     EVP_MAC_CTX_free(m);
     if (r == 0) memcpy(ret, digest, AUTH_TAG_BYTES);
     return r;
-}
-
-int auth_tag(const struct auth *a, const void *head, size_t head_bytes, const void *bytes, size_t n,
-             uint8_t ret[AUTH_TAG_BYTES])
-{
-    return tag_with(a, head, head_bytes, bytes, n, best_block(), ret);
 }

@@ -14,8 +14,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-static struct tier_key key_of(const struct tier_ident *id, const char *ns, enum tier_kind kind,
-                              const struct tier_key *parent, const int32_t *tok, size_t n)
+static struct tier_key hash_key(const struct tier_ident *id, const char *ns, enum tier_kind kind,
+                                const struct tier_key *parent, const int32_t *tok, size_t n)
 {
     uint64_t head[6] = {record_ident_hash(id), (uint64_t)kind,          n,
                         parent ? 1 : 0,        parent ? parent->hi : 0, parent ? parent->lo : 0};
@@ -36,13 +36,13 @@ static struct tier_key key_of(const struct tier_ident *id, const char *ns, enum 
 struct tier_key tier_key_chunk(const struct tier_ident *id, const char *ns, const int32_t *tok,
                                size_t n)
 {
-    return key_of(id, ns, TIER_CHUNK, NULL, tok, n);
+    return hash_key(id, ns, TIER_CHUNK, NULL, tok, n);
 }
 
 struct tier_key tier_key_prefix(const struct tier_ident *id, const char *ns,
                                 const struct tier_key *parent, const int32_t *tok, size_t n)
 {
-    return key_of(id, ns, TIER_PREFIX, parent, tok, n);
+    return hash_key(id, ns, TIER_PREFIX, parent, tok, n);
 }
 
 void tier_secret(const char *text, uint64_t ret[2])

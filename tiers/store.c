@@ -152,7 +152,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->recheck_every_s = 1;
     s->reader.gpu = o->reader;
     s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
-    s->ttl_ms = o->ttl_ms;
+    s->ttl.others_ms = o->ttl_ms;
     s->stats.budget_bytes = o->ram_bytes;
     s->stats.used_bytes = s->fixed_bytes;
     link_init(&s->all);

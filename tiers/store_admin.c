@@ -328,11 +328,11 @@ void store_set_ttl(struct store *s, const char *ns, uint64_t ttl_ms)
     uint64_t ns_hash = record_ns_hash(ns);
     size_t i = 0;
     pthread_mutex_lock(&s->m);
-    while (i < s->n_ttl && s->ttl[i].ns_hash != ns_hash)
+    while (i < s->ttl.n && s->ttl.ns[i].ns_hash != ns_hash)
         i++;
     if (i == TTL_MAX) i--; /* more than are kept: the last one makes way */
-    if (i == s->n_ttl) s->n_ttl++;
-    s->ttl[i] = (struct ns_ttl){ns_hash, ttl_ms};
+    if (i == s->ttl.n) s->ttl.n++;
+    s->ttl.ns[i] = (struct ns_ttl){ns_hash, ttl_ms};
     pthread_mutex_unlock(&s->m);
 }
 

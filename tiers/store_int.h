@@ -70,8 +70,12 @@ struct store_tier {
     uint64_t measured_ns;
     bool stale; /* what is known is old: the next load replaces it */
 };
-struct ns_ttl {
-    uint64_t ns_hash, ttl_ms;
+struct ttls { /* times to live, of namespaces and of all others; 0 = for ever */
+    struct ns_ttl {
+        uint64_t ns_hash, ms;
+    } ns[TTL_MAX];
+    size_t n;
+    uint64_t others_ms;
 };
 struct side;
 struct sides { /* store_side.c; a lock of its own, below all others */
@@ -108,9 +112,8 @@ struct store {
     struct evict *order;
     struct ghost_table ghosts;
     struct quota *quota; /* NULL until a namespace has a cap */
-    struct ns_ttl ttl[TTL_MAX];
-    size_t n_ttl;
-    uint64_t ttl_ms, fixed_bytes;
+    struct ttls ttl;
+    uint64_t fixed_bytes;
     double pin_share_max;
     struct entry_link all, loads,
         probation; /* newest first (dead ones too), any order, oldest last */

@@ -10,9 +10,9 @@ static const uint64_t TTL_MS_MAX = 1000ull * 366 * 86400000;
 /* m held. */
 static uint64_t ttl_of(const struct store *s, uint64_t ns_hash)
 {
-    for (size_t i = 0; i < s->n_ttl; i++)
-        if (s->ttl[i].ns_hash == ns_hash) return s->ttl[i].ttl_ms;
-    return s->ttl_ms;
+    for (size_t i = 0; i < s->ttl.n; i++)
+        if (s->ttl.ns[i].ns_hash == ns_hash) return s->ttl.ns[i].ms;
+    return s->ttl.others_ms;
 }
 
 /* Memory is recycled: header and padding must not carry another record's bytes to a tier. */

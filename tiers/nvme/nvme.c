@@ -92,7 +92,7 @@ static int submit(struct nvme *n, struct tier_op *op, bool write)
     if (r == 0 && write) r = head_of(op, &head);
     if (r < 0) return r;
     pthread_mutex_lock(&n->m);
-    struct nvme_op *x = TAILQ_FIRST(&n->free_ops);
+    struct nvme_op *x = TAILQ_FIRST(&n->pool.free_ops);
     /* Writes leave a quarter of the queue to reads. */
     if (!x || n->stop || (write && n->n_write_ops >= TIER_NVME_QUEUE_OPS / 4 * 3)) {
         if (write) n->stat.rejected[TIER_REJECT_BUSY]++;
@@ -106,7 +106,7 @@ static int submit(struct nvme *n, struct tier_op *op, bool write)
     x->update = write && op->part_hi != op->layout->n_parts;
     r = write ? admit(n, x) : slot_hold(n, x);
     if (r < 0) goto out;
-    TAILQ_REMOVE(&n->free_ops, x, link);
+    TAILQ_REMOVE(&n->pool.free_ops, x, link);
     x->live = true;
     x->started = x->listed = x->header_here = x->doomed = false;
     x->status = 0;
@@ -160,7 +160,7 @@ static int op_remove(struct tier *t, const struct tier_key *k, bool also_pinned)
         r = -EBUSY;
     } else {
         for (unsigned i = 0; n->n_write_ops > 0 && i < TIER_NVME_QUEUE_OPS; i++) {
-            struct nvme_op *x = &n->op[i];
+            struct nvme_op *x = &n->pool.op[i];
             if (!x->live || !x->write || x->update || !tier_key_same(&x->head.key, k)) continue;
             x->doomed = true;
             r = 1;
@@ -330,7 +330,7 @@ static int op_set_policy(struct tier *t, enum evict_policy p)
 /* Holding m: the superblock of now is on the device. */
 static bool has_super(const struct nvme *n)
 {
-    return !nvme_seq_after(n->space.super_seq, n->super_written);
+    return !nvme_seq_after(n->space.super_seq, n->super.written);
 }
 
 /* Holding m: nothing queued or under way, and what was removed is gone from the device. */
@@ -370,11 +370,11 @@ static void nvme_free(struct nvme *n)
     if (n->fd >= 0) close(n->fd); /* ends the lock as well */
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->m);
-    mem_free(n->op);
-    mem_free(n->io);
-    mem_free(n->pages);
-    mem_free(n->super);
-    mem_free(n->super_table);
+    mem_free(n->pool.op);
+    mem_free(n->pool.io);
+    mem_free(n->pool.pages);
+    mem_free(n->super.page);
+    mem_free(n->super.table);
     mem_free(n->path);
     mem_free(n);
 }
@@ -391,7 +391,7 @@ static void keep_hung(struct nvme *n)
 
 static bool is_finished(const struct nvme *n)
 {
-    return n->finished;
+    return n->start.finished;
 }
 
 static void op_destroy(struct tier *t)
@@ -404,7 +404,7 @@ static void op_destroy(struct tier *t)
     /* The thread gives up after hang_ms_max; if it is stuck inside the kernel itself, so do we. */
     uint64_t patience_ns = 2 * (uint64_t)n->opts.hang_ms_max * 1000000u + 5000000000u;
     int r = wait_until(n, is_finished, clock_ns() + patience_ns);
-    int hung = n->start_result;
+    int hung = n->start.result;
     pthread_mutex_unlock(&n->m);
     if (r < 0)
         pthread_detach(n->thread);
@@ -470,32 +470,33 @@ static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
     if (o->corrupt_max == 0) n->opts.corrupt_max = 32;
     n->path = mem_strdup(o->path);
     n->opts.path = n->path;
-    n->op = mem_zalloc(TIER_NVME_QUEUE_OPS * sizeof *n->op);
-    n->io = mem_zalloc(NVME_IOS * sizeof *n->io);
+    n->pool.op = mem_zalloc(TIER_NVME_QUEUE_OPS * sizeof *n->pool.op);
+    n->pool.io = mem_zalloc(NVME_IOS * sizeof *n->pool.io);
     size_t pages = (size_t)(TIER_NVME_QUEUE_OPS + 1) * NVME_PAGE;
-    n->pages = mem_aligned(NVME_PAGE, pages);
-    n->super = mem_aligned(NVME_PAGE, NVME_SUPER_BYTES);
-    n->super_table = mem_zalloc(2 * NVME_EXTENTS_MAX * sizeof *n->super_table);
-    if (!n->path || !n->op || !n->io || !n->pages || !n->super || !n->super_table) {
+    n->pool.pages = mem_aligned(NVME_PAGE, pages);
+    n->super.page = mem_aligned(NVME_PAGE, NVME_SUPER_BYTES);
+    n->super.table = mem_zalloc(2 * NVME_EXTENTS_MAX * sizeof *n->super.table);
+    if (!n->path || !n->pool.op || !n->pool.io || !n->pool.pages || !n->super.page ||
+        !n->super.table) {
         nvme_free(n);
         return -ENOMEM;
     }
-    memset(n->pages, 0, pages);
+    memset(n->pool.pages, 0, pages);
     TAILQ_INIT(&n->inbox);
-    TAILQ_INIT(&n->free_ops);
+    TAILQ_INIT(&n->pool.free_ops);
     TAILQ_INIT(&n->writing);
-    TAILQ_INIT(&n->free_ios);
+    TAILQ_INIT(&n->pool.free_ios);
     for (unsigned p = 0; p < TIER_PRIO_COUNT; p++) {
         TAILQ_INIT(&n->reading[p]);
         TAILQ_INIT(&n->waiting[p]);
     }
     for (unsigned i = 0; i < TIER_NVME_QUEUE_OPS; i++) {
-        n->op[i].n = n;
-        n->op[i].page = n->pages + (size_t)i * NVME_PAGE;
-        TAILQ_INSERT_TAIL(&n->free_ops, &n->op[i], link);
+        n->pool.op[i].n = n;
+        n->pool.op[i].page = n->pool.pages + (size_t)i * NVME_PAGE;
+        TAILQ_INSERT_TAIL(&n->pool.free_ops, &n->pool.op[i], link);
     }
     for (unsigned i = 0; i < NVME_IOS; i++)
-        TAILQ_INSERT_TAIL(&n->free_ios, &n->io[i], link);
+        TAILQ_INSERT_TAIL(&n->pool.free_ios, &n->pool.io[i], link);
     n->base = (struct tier){.ops = &nvme_ops, .name = "nvme", .persistent = true};
     *ret = n;
     return 0;
@@ -503,7 +504,7 @@ static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
 
 static bool is_up(const struct nvme *n)
 {
-    return n->up;
+    return n->start.up;
 }
 
 /* Starts the thread, which recovers; then cuts off what the file has too much. */
@@ -513,12 +514,12 @@ static int begin(struct nvme *n, struct err *err)
         return err_set(err, -EAGAIN, "nvme: no thread");
     pthread_mutex_lock(&n->m);
     (void)wait_until(n, is_up, 0);
-    int r = n->start_result;
+    int r = n->start.result;
     if (r == 0) r = wait_until(n, has_super, clock_ns() + 10000000000u);
     pthread_mutex_unlock(&n->m);
-    if (n->start_err.code < 0) {
+    if (n->start.err.code < 0) {
         pthread_join(n->thread, NULL);
-        return err_set(err, n->start_err.code, "%s", n->start_err.msg);
+        return err_set(err, n->start.err.code, "%s", n->start.err.msg);
     }
     if (r == 0 && !n->is_block && ftruncate(n->fd, (off_t)n->space.capacity_bytes) < 0) r = -errno;
     if (r < 0) {

@@ -38,7 +38,6 @@ struct tier_nvme_opts {
     uint32_t hang_ms_max;       /* 0 = 10 s; see above */
     uint32_t corrupt_max;       /* bad checksums or failed writes until read-only; 0 = 32 */
     bool force_pool;            /* no io_uring */
-    bool sqpoll;                /* a kernel thread polls for submissions: a core for little */
 };
 int tier_nvme_create(const struct tier_nvme_opts *o, struct tier **ret, struct err *err);
 /* "PATH:SIZE" (the last colon counts) or "PATH" of a block device: path into `ret_path`, size into

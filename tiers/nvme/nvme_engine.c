@@ -5,13 +5,14 @@
  * O_DIRECT needs that. Completions carry an id; one that is not of a transfer under way is dropped.
  * The rings of io_uring need no lock, as only the owner touches them; others wake it through an
  * eventfd that is always being read. */
-#include "tiers/nvme/nvme_int.h"
+#include "tiers/nvme/nvme_engine.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
 #include <liburing.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -137,11 +138,10 @@ static void arm_wake(struct nvme_engine *e)
     e->wake_armed = true;
 }
 
-static int ring_start(struct nvme_engine *e, const struct nvme_engine_opts *o)
+static int ring_start(struct nvme_engine *e)
 {
     unsigned entries = e->depth + 8;
-    unsigned flags =
-        o->sqpoll ? IORING_SETUP_SQPOLL : IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+    unsigned flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     int r = io_uring_queue_init(entries, &e->ring, flags);
     if (r == -EINVAL) r = io_uring_queue_init(entries, &e->ring, 0); /* before 6.1 */
     if (r < 0) return r;
@@ -407,7 +407,7 @@ int nvme_engine_create(const struct nvme_engine_opts *o, struct nvme_engine **re
     if (!e->at) {
         r = -ENOMEM;
     } else if (!o->force_pool) {
-        refused = ring_start(e, o);
+        refused = ring_start(e);
     }
     if (r == 0 && (o->force_pool || refused < 0)) r = pool_start(e);
     if (r < 0) {

@@ -1,8 +1,8 @@
-/* What stands on the device: superblocks, slot headers, size classes. Pure; offsets in nvme_int.h.
- */
-#include "tiers/nvme/nvme_int.h"
+/* What stands on the device: superblocks, slot headers, size classes. Offsets: nvme_format.h. */
+#include "tiers/nvme/nvme_format.h"
 
 #include "base/assert.h"
+#include "tiers/bytes.h"
 
 #include <string.h>
 #include <xxhash.h>
@@ -10,15 +10,6 @@
 static const char super_magic[8] = {'K', 'V', 'B', 'N', 'V', 'M', 'E', '\n'};
 static const char slot_magic[8] = {'K', 'V', 'B', 'S', 'L', 'O', 'T', '\n'};
 enum { SUPER_SUM = 56, HEAD_SUM = 128 };
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are stored as they are");
-
-#define PUT(at, value, type)                                                                       \
-    do {                                                                                           \
-        type v_ = (type)(value);                                                                   \
-        memcpy(p + (at), &v_, sizeof v_);                                                          \
-    } while (0)
-#define GET(at, field) memcpy(&(field), p + (at), sizeof(field))
 
 size_t nvme_super_bytes(uint32_t n_extents)
 {
@@ -35,18 +26,18 @@ void nvme_super_put(uint8_t *p, const struct nvme_super *s)
 {
     memset(p, 0, nvme_super_bytes(s->n_extents));
     memcpy(p, super_magic, sizeof super_magic);
-    PUT(8, NVME_VERSION, uint32_t);
-    PUT(12, s->n_extents, uint32_t);
-    PUT(16, s->seq, uint64_t);
-    PUT(24, s->device_id, uint64_t);
-    PUT(32, s->capacity_bytes, uint64_t);
-    PUT(40, s->extent_bytes, uint64_t);
-    PUT(48, s->owner_pid, uint32_t);
+    put32(p + 8, NVME_VERSION);
+    put32(p + 12, s->n_extents);
+    put64(p + 16, s->seq);
+    put64(p + 24, s->device_id);
+    put64(p + 32, s->capacity_bytes);
+    put64(p + 40, s->extent_bytes);
+    put32(p + 48, s->owner_pid);
     for (uint32_t i = 0; i < s->n_extents; i++) {
-        PUT(NVME_PAGE + 8 * (size_t)i, s->slot_pages[i], uint32_t);
-        PUT(NVME_PAGE + 8 * (size_t)i + 4, s->epoch[i], uint32_t);
+        put32(p + NVME_PAGE + 8 * (size_t)i, s->slot_pages[i]);
+        put32(p + NVME_PAGE + 8 * (size_t)i + 4, s->epoch[i]);
     }
-    PUT(SUPER_SUM, super_sum(p, s->n_extents), uint64_t);
+    put64(p + SUPER_SUM, super_sum(p, s->n_extents));
 }
 
 /* The extents of that size, which must be what the capacity gives. */
@@ -61,23 +52,20 @@ static bool geometry_agrees(const struct nvme_super *s)
 int nvme_super_get(const uint8_t *p, struct nvme_super *s)
 {
     struct nvme_super v = *s;
-    uint32_t version;
-    uint64_t sum;
     if (memcmp(p, super_magic, sizeof super_magic) != 0) return -ENOENT;
-    GET(8, version);
-    if (version != NVME_VERSION) return -ESTALE;
-    GET(12, v.n_extents);
-    GET(16, v.seq);
-    GET(24, v.device_id);
-    GET(32, v.capacity_bytes);
-    GET(40, v.extent_bytes);
-    GET(48, v.owner_pid);
-    GET(SUPER_SUM, sum);
-    if (v.n_extents > NVME_EXTENTS_MAX || super_sum(p, v.n_extents) != sum) return -EBADMSG;
+    if (get32(p + 8) != NVME_VERSION) return -ESTALE;
+    v.n_extents = get32(p + 12);
+    v.seq = get64(p + 16);
+    v.device_id = get64(p + 24);
+    v.capacity_bytes = get64(p + 32);
+    v.extent_bytes = get64(p + 40);
+    v.owner_pid = get32(p + 48);
+    if (v.n_extents > NVME_EXTENTS_MAX) return -EBADMSG;
+    if (super_sum(p, v.n_extents) != get64(p + SUPER_SUM)) return -EBADMSG;
     if (!geometry_agrees(&v)) return -EBADMSG;
     for (uint32_t i = 0; v.slot_pages && i < v.n_extents; i++) {
-        GET(NVME_PAGE + 8 * (size_t)i, v.slot_pages[i]);
-        GET(NVME_PAGE + 8 * (size_t)i + 4, v.epoch[i]);
+        v.slot_pages[i] = get32(p + NVME_PAGE + 8 * (size_t)i);
+        v.epoch[i] = get32(p + NVME_PAGE + 8 * (size_t)i + 4);
         if ((uint64_t)v.slot_pages[i] * NVME_PAGE > v.extent_bytes) return -EBADMSG;
     }
     *s = v;
@@ -88,53 +76,48 @@ void nvme_head_put(uint8_t *p, const struct nvme_head *h)
 {
     memset(p, 0, NVME_PAGE);
     memcpy(p, slot_magic, sizeof slot_magic);
-    PUT(8, NVME_VERSION, uint32_t);
-    PUT(12, h->slot_pages, uint32_t);
-    PUT(16, h->device_id, uint64_t);
-    PUT(24, h->generation, uint64_t);
-    PUT(32, h->key.hi, uint64_t);
-    PUT(40, h->key.lo, uint64_t);
-    PUT(48, h->record_bytes, uint64_t);
-    PUT(56, h->n_tokens, uint32_t);
-    PUT(60, h->kind, uint16_t);
-    PUT(64, h->ns_hash, uint64_t);
-    PUT(72, h->ident_hash, uint64_t);
-    PUT(80, h->created_ms, uint64_t);
-    PUT(88, h->expires_ms, uint64_t);
-    PUT(96, h->header_sum, uint64_t);
-    PUT(104, h->epoch, uint32_t);
-    PUT(112, h->off, uint64_t);
-    PUT(120, h->written_ms, uint64_t);
-    PUT(HEAD_SUM, XXH3_64bits(p, HEAD_SUM), uint64_t);
+    put32(p + 8, NVME_VERSION);
+    put32(p + 12, h->slot_pages);
+    put64(p + 16, h->device_id);
+    put64(p + 24, h->generation);
+    put64(p + 32, h->key.hi);
+    put64(p + 40, h->key.lo);
+    put64(p + 48, h->record_bytes);
+    put32(p + 56, h->n_tokens);
+    put16(p + 60, (uint16_t)h->kind);
+    put64(p + 64, h->ns_hash);
+    put64(p + 72, h->ident_hash);
+    put64(p + 80, h->created_ms);
+    put64(p + 88, h->expires_ms);
+    put64(p + 96, h->header_sum);
+    put32(p + 104, h->epoch);
+    put64(p + 112, h->off);
+    put64(p + 120, h->written_ms);
+    put64(p + HEAD_SUM, XXH3_64bits(p, HEAD_SUM));
 }
 
 int nvme_head_get(const uint8_t *p, struct nvme_head *ret)
 {
-    struct nvme_head h;
-    uint32_t version;
-    uint16_t kind;
-    uint64_t sum;
     if (memcmp(p, slot_magic, sizeof slot_magic) != 0) return -ENOENT;
-    GET(8, version);
-    if (version != NVME_VERSION) return -ESTALE;
-    GET(HEAD_SUM, sum);
-    if (sum != XXH3_64bits(p, HEAD_SUM)) return -EBADMSG;
-    GET(12, h.slot_pages);
-    GET(16, h.device_id);
-    GET(24, h.generation);
-    GET(32, h.key.hi);
-    GET(40, h.key.lo);
-    GET(48, h.record_bytes);
-    GET(56, h.n_tokens);
-    GET(60, kind);
-    GET(64, h.ns_hash);
-    GET(72, h.ident_hash);
-    GET(80, h.created_ms);
-    GET(88, h.expires_ms);
-    GET(96, h.header_sum);
-    GET(104, h.epoch);
-    GET(112, h.off);
-    GET(120, h.written_ms);
+    if (get32(p + 8) != NVME_VERSION) return -ESTALE;
+    if (get64(p + HEAD_SUM) != XXH3_64bits(p, HEAD_SUM)) return -EBADMSG;
+    uint16_t kind = get16(p + 60);
+    struct nvme_head h;
+    h.slot_pages = get32(p + 12);
+    h.device_id = get64(p + 16);
+    h.generation = get64(p + 24);
+    h.key.hi = get64(p + 32);
+    h.key.lo = get64(p + 40);
+    h.record_bytes = get64(p + 48);
+    h.n_tokens = get32(p + 56);
+    h.ns_hash = get64(p + 64);
+    h.ident_hash = get64(p + 72);
+    h.created_ms = get64(p + 80);
+    h.expires_ms = get64(p + 88);
+    h.header_sum = get64(p + 96);
+    h.epoch = get32(p + 104);
+    h.off = get64(p + 112);
+    h.written_ms = get64(p + 120);
     if (kind != TIER_CHUNK && kind != TIER_PREFIX) return -EBADMSG;
     if (h.record_bytes == 0 || h.record_bytes % RECORD_ALIGN != 0) return -EBADMSG;
     if (h.record_bytes > (uint64_t)h.slot_pages * NVME_PAGE - NVME_PAGE) return -EBADMSG;

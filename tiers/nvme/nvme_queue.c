@@ -82,7 +82,8 @@ static void op_end(struct nvme *n, struct nvme_op *x)
     n->stat.inflight_ops--;
     n->stat.inflight_bytes -= x->bytes;
     x->live = false;
-    if (x->n_busy == 0) TAILQ_INSERT_HEAD(&n->free_ops, x, link); /* else its memory is in use */
+    if (x->n_busy == 0)
+        TAILQ_INSERT_HEAD(&n->pool.free_ops, x, link); /* else its memory is in use */
     pthread_cond_broadcast(&n->changed);
     pthread_mutex_unlock(&n->m);
     op->on_done(op, status);
@@ -90,9 +91,9 @@ static void op_end(struct nvme *n, struct nvme_op *x)
 
 static struct nvme_io *io_get(struct nvme *n)
 {
-    struct nvme_io *io = TAILQ_FIRST(&n->free_ios);
+    struct nvme_io *io = TAILQ_FIRST(&n->pool.free_ios);
     ASSERT(io);
-    TAILQ_REMOVE(&n->free_ios, io, link);
+    TAILQ_REMOVE(&n->pool.free_ios, io, link);
     io->page = NULL;
     io->durable = false;
     return io;
@@ -100,7 +101,7 @@ static struct nvme_io *io_get(struct nvme *n)
 
 static void io_put(struct nvme *n, struct nvme_io *io)
 {
-    TAILQ_INSERT_HEAD(&n->free_ios, io, link);
+    TAILQ_INSERT_HEAD(&n->pool.free_ios, io, link);
 }
 
 /* ---- reads ---- */
@@ -252,17 +253,17 @@ static void super_done(struct nvme_io *io, int status)
 {
     struct nvme *n = io->ctx;
     pthread_mutex_lock(&n->m);
-    n->super_busy = false;
+    n->super.busy = false;
     if (status == 0) {
         uint64_t seq;
-        memcpy(&seq, n->super + 16, sizeof seq);
-        n->super_written = seq;
-        n->super_failed = 0;
+        memcpy(&seq, n->super.page + 16, sizeof seq);
+        n->super.written = seq;
+        n->super.failed = 0;
         n->stat.device_written_bytes += io->bytes;
         nvme_budget_spend(&n->budget, io->bytes);
     } else {
         n->stat.errors++;
-        n->super_failed++;
+        n->super.failed++;
         nvme_note_bad(n);
     }
     pthread_cond_broadcast(&n->changed);
@@ -272,23 +273,23 @@ static void super_done(struct nvme_io *io, int status)
 
 static void super_start(struct nvme *n)
 {
-    if (n->super_busy || n->super_failed >= SUPER_RETRIES) return;
+    if (n->super.busy || n->super.failed >= SUPER_RETRIES) return;
     pthread_mutex_lock(&n->m);
-    bool want = nvme_seq_after(n->space.super_seq, n->super_written);
+    bool want = nvme_seq_after(n->space.super_seq, n->super.written);
     if (want) nvme_super_fill(n, n->stopping ? 0 : (uint32_t)getpid());
     size_t bytes = nvme_super_bytes(n->space.n_extents);
     pthread_mutex_unlock(&n->m);
     if (!want) return;
     uint64_t seq;
-    memcpy(&seq, n->super + 16, sizeof seq);
+    memcpy(&seq, n->super.page + 16, sizeof seq);
     struct nvme_io *io = io_get(n);
     io->ctx = n;
-    io->buf = n->super;
+    io->buf = n->super.page;
     io->write = io->durable = true;
     io->bytes = (uint32_t)bytes;
     io->off = seq % 2 ? 0 : NVME_SUPER_BYTES;
     io->on_done = super_done;
-    n->super_busy = true;
+    n->super.busy = true;
     nvme_engine_start(n->engine, io);
 }
 
@@ -367,13 +368,13 @@ static bool write_step(struct nvme *n, struct nvme_op *x)
     if (x->n_busy == 0 && x->status == 0) {
         switch (x->phase) {
         case NVME_SUPER:
-            if (nvme_seq_after(x->slot->extent->super_seq, n->super_written)) {
-                if (n->super_failed >= SUPER_RETRIES) x->status = -EIO;
+            if (nvme_seq_after(x->slot->extent->super_seq, n->super.written)) {
+                if (n->super.failed >= SUPER_RETRIES) x->status = -EIO;
                 break;
             }
             x->phase = x->slot->on_device ? NVME_CLEAN : NVME_DATA;
             if (x->phase == NVME_CLEAN)
-                page_start(n, x, n->pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE);
+                page_start(n, x, n->pool.pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE);
             break;
         case NVME_CLEAN:
             x->slot->on_device = false;
@@ -505,7 +506,7 @@ static void clean_start(struct nvme *n)
         io->ctx = n;
         io->ctx2 = slot;
         io->write = true;
-        io->buf = n->pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE;
+        io->buf = n->pool.pages + (size_t)TIER_NVME_QUEUE_OPS * NVME_PAGE;
         io->bytes = NVME_PAGE;
         io->off = off;
         io->on_done = clean_done;
@@ -578,7 +579,7 @@ static void tick(struct nvme *n, uint64_t now)
 {
     if (now < n->tick_ns) return;
     n->tick_ns = now + TICK_NS;
-    if (n->super_failed >= SUPER_RETRIES) n->super_failed = SUPER_RETRIES - 1; /* one more try */
+    if (n->super.failed >= SUPER_RETRIES) n->super.failed = SUPER_RETRIES - 1; /* one more try */
     uint64_t oldest = nvme_engine_oldest_ns(n->engine);
     pthread_mutex_lock(&n->m);
     nvme_space_expire(&n->space, nvme_wall_ms());
@@ -597,7 +598,7 @@ static uint64_t until_next(const struct nvme *n, uint64_t now, uint64_t scrub_ns
     return next > now ? next - now : 0;
 }
 
-static void wait(struct nvme *n, uint64_t timeout_ns)
+static void wait_for_events(struct nvme *n, uint64_t timeout_ns)
 {
     pthread_mutex_lock(&n->m);
     bool idle = TAILQ_EMPTY(&n->inbox) && !n->calls && (!n->stop || n->stopping);
@@ -610,7 +611,7 @@ static void wait(struct nvme *n, uint64_t timeout_ns)
 }
 
 /* What is left to do before the device may be closed; false when it hangs. */
-static void stop(struct nvme *n)
+static void stop_io(struct nvme *n)
 {
     uint64_t until = clock_ns() + (uint64_t)n->opts.hang_ms_max * 1000000u;
     n->stopping = true;
@@ -622,8 +623,9 @@ static void stop(struct nvme *n)
         inbox_take(n);
         ops_expire(n, 0, true);
         for (unsigned i = 0; i < TIER_NVME_QUEUE_OPS; i++)
-            if (n->op[i].live && n->op[i].status == 0 && n->op[i].phase != NVME_HEADER)
-                n->op[i].status = -ECANCELED;
+            if (n->pool.op[i].live && n->pool.op[i].status == 0 &&
+                n->pool.op[i].phase != NVME_HEADER)
+                n->pool.op[i].status = -ECANCELED;
         struct nvme_op *x, *next;
         for (x = TAILQ_FIRST(&n->writing); x; x = next) {
             next = TAILQ_NEXT(x, link);
@@ -634,25 +636,23 @@ static void stop(struct nvme *n)
             if (nvme_engine_busy(n->engine) == 0) super_start(n);
         }
         if (nvme_engine_busy(n->engine) == 0 || clock_ns() >= until) break;
-        wait(n, TICK_NS / 4);
+        wait_for_events(n, TICK_NS / 4);
     }
     for (unsigned i = 0; i < TIER_NVME_QUEUE_OPS; i++) {
-        if (!n->op[i].live) continue;
-        n->op[i].status = -ETIMEDOUT;
-        op_end(n, &n->op[i]);
+        if (!n->pool.op[i].live) continue;
+        n->pool.op[i].status = -ETIMEDOUT;
+        op_end(n, &n->pool.op[i]);
     }
 }
 
-static int start(struct nvme *n)
+static int start_engine(struct nvme *n)
 {
-    struct nvme_engine_opts o = {.fd = n->fd,
-                                 .depth = NVME_RECOVER_DEPTH,
-                                 .force_pool = n->opts.force_pool,
-                                 .sqpoll = n->opts.sqpoll};
+    struct nvme_engine_opts o = {
+        .fd = n->fd, .depth = NVME_RECOVER_DEPTH, .force_pool = n->opts.force_pool};
     int r = nvme_engine_create(&o, &n->engine, &n->refused);
-    if (r < 0) return err_set(&n->start_err, r, "nvme: no I/O engine: %s", err_name(r));
+    if (r < 0) return err_set(&n->start.err, r, "nvme: no I/O engine: %s", err_name(r));
     if (n->opts.force_pool || n->refused < 0) n->degraded |= NVME_DEGRADED_POOL;
-    r = nvme_recover(n, &n->start_err);
+    r = nvme_recover(n, &n->start.err);
     if (r == 0 && n->opts.scrub_bytes_per_s != TIER_NVME_NO_SCRUB)
         r = nvme_scrub_create(n, &n->scrub);
     return r;
@@ -662,10 +662,10 @@ void *nvme_main(void *arg)
 {
     struct nvme *n = arg;
     n->next_deadline_ns = UINT64_MAX;
-    int r = start(n);
+    int r = start_engine(n);
     pthread_mutex_lock(&n->m);
-    n->start_result = r;
-    n->up = true;
+    n->start.result = r;
+    n->start.up = true;
     pthread_cond_broadcast(&n->changed);
     pthread_mutex_unlock(&n->m);
     uint64_t scrub_ns = n->scrub ? 0 : UINT64_MAX;
@@ -680,18 +680,18 @@ void *nvme_main(void *arg)
         super_start(n);
         writes_start(n);
         clean_start(n);
-        wait(n, until_next(n, now, scrub_ns));
+        wait_for_events(n, until_next(n, now, scrub_ns));
         pthread_mutex_lock(&n->m);
         stopped = n->stop;
         pthread_mutex_unlock(&n->m);
     }
-    if (r == 0) stop(n);
+    if (r == 0) stop_io(n);
     nvme_scrub_destroy(n->scrub);
     n->scrub = NULL;
     int hung = nvme_engine_destroy(n->engine);
     pthread_mutex_lock(&n->m);
-    n->start_result = r < 0 ? r : hung;
-    n->finished = true;
+    n->start.result = r < 0 ? r : hung;
+    n->start.finished = true;
     pthread_cond_broadcast(&n->changed);
     pthread_mutex_unlock(&n->m);
     return NULL;

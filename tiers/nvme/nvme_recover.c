@@ -46,14 +46,14 @@ void nvme_super_fill(struct nvme *n, uint32_t owner_pid)
                            .extent_bytes = s->extent_bytes,
                            .n_extents = s->n_extents,
                            .owner_pid = owner_pid,
-                           .slot_pages = n->super_table,
-                           .epoch = n->super_table + NVME_EXTENTS_MAX};
+                           .slot_pages = n->super.table,
+                           .epoch = n->super.table + NVME_EXTENTS_MAX};
     for (uint32_t i = 0; i < s->n_extents; i++) {
         const struct nvme_extent *e = s->extent[i];
         v.slot_pages[i] = e->class ? e->class->slot_pages : 0;
         v.epoch[i] = e->class ? e->epoch : 0;
     }
-    nvme_super_put(n->super, &v);
+    nvme_super_put(n->super.page, &v);
 }
 
 /* The newer sound one of both. -ENOENT neither has our magic, -EBADMSG none is sound. */
@@ -64,13 +64,13 @@ static int super_read(struct nvme *n, struct nvme_super *ret)
     if (!table) return -ENOMEM;
     for (int i = 0; i < 2; i++) {
         struct nvme_super v = {.slot_pages = table, .epoch = table + NVME_EXTENTS_MAX};
-        memset(n->super, 0, NVME_SUPER_BYTES);
-        ssize_t got = pread(n->fd, n->super, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
+        memset(n->super.page, 0, NVME_SUPER_BYTES);
+        ssize_t got = pread(n->fd, n->super.page, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
         if (got < 0) {
             best = -errno;
             break;
         }
-        int r = nvme_super_get(n->super, &v);
+        int r = nvme_super_get(n->super.page, &v);
         if (r == 0 && (best != 0 || nvme_seq_after(v.seq, ret->seq))) {
             uint32_t *pages = ret->slot_pages, *epoch = ret->epoch;
             memcpy(pages, v.slot_pages, v.n_extents * sizeof *pages);
@@ -219,9 +219,9 @@ static int format(struct nvme *n, uint64_t size, struct nvme_super *s, struct er
         return err_set(err, -EIO, "nvme: no random bytes");
     memset(s->slot_pages, 0, s->n_extents * sizeof *s->slot_pages);
     memset(s->epoch, 0, s->n_extents * sizeof *s->epoch);
-    nvme_super_put(n->super, s);
+    nvme_super_put(n->super.page, s);
     size_t bytes = nvme_super_bytes(s->n_extents);
-    ssize_t w = pwrite(n->fd, n->super, bytes, 0);
+    ssize_t w = pwrite(n->fd, n->super.page, bytes, 0);
     r = w == (ssize_t)bytes ? 0 : w < 0 ? -errno : -EIO;
     if (r < 0) r = err_set(err, r, "nvme: cannot write to %s: %s", n->path, strerror(-r));
     if (r == 0) r = allocate(n, capacity, err);
@@ -233,9 +233,9 @@ static bool blank(const struct nvme *n, uint64_t size)
 {
     if (!n->is_block) return size == 0;
     for (int i = 0; i < 2; i++) {
-        ssize_t got = pread(n->fd, n->super, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
-        if (got != NVME_SUPER_BYTES || n->super[0] != 0) return false;
-        if (memcmp(n->super, n->super + 1, NVME_SUPER_BYTES - 1) != 0) return false;
+        ssize_t got = pread(n->fd, n->super.page, NVME_SUPER_BYTES, (off_t)i * NVME_SUPER_BYTES);
+        if (got != NVME_SUPER_BYTES || n->super.page[0] != 0) return false;
+        if (memcmp(n->super.page, n->super.page + 1, NVME_SUPER_BYTES - 1) != 0) return false;
     }
     return true;
 }
@@ -301,15 +301,15 @@ static int open_with(struct nvme *n, struct nvme_super *s, struct err *err)
         if (s->slot_pages[i]) r = nvme_space_assign(&n->space, i, s->slot_pages[i], s->epoch[i]);
     if (r < 0) return err_set(err, r, "nvme: cannot set up %s: %s", n->path, err_name(r));
     /* An odd step, so that the newest one stays; past what a lost one may have used. */
-    n->super_written = s->seq;
+    n->super.written = s->seq;
     n->space.super_seq = s->seq + 17;
     return 0;
 }
 
 int nvme_open(struct nvme *n, struct err *err)
 {
-    struct nvme_super s = {.slot_pages = n->super_table,
-                           .epoch = n->super_table + NVME_EXTENTS_MAX};
+    struct nvme_super s = {.slot_pages = n->super.table,
+                           .epoch = n->super.table + NVME_EXTENTS_MAX};
     return open_with(n, &s, err);
 }
 
@@ -431,7 +431,7 @@ static int super_wait(struct nvme *n, const struct timespec *until)
 {
     uint64_t seq = ++n->space.super_seq;
     nvme_wake(n);
-    while (nvme_seq_after(seq, n->super_written))
+    while (nvme_seq_after(seq, n->super.written))
         if (pthread_cond_timedwait(&n->changed, &n->m, until) != 0) return -ETIMEDOUT;
     return 0;
 }

@@ -5,7 +5,7 @@
  * (memcached's automove). The array of slots of an extent is allocated when it gets its class,
  * after that nothing is. Records with an expiry are in one binary heap over all classes, so that
  * expired ones go before anything is evicted. */
-#include "tiers/nvme/nvme_int.h"
+#include "tiers/nvme/nvme_space.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
@@ -271,15 +271,19 @@ void nvme_space_cleaned(struct nvme_space *s, struct nvme_slot *slot, bool ok)
 
 /* ---- extents ---- */
 
+static int order_create(const struct nvme_space *s, uint32_t slot_pages, enum evict_policy p,
+                        struct evict **ret)
+{
+    uint64_t slot_bytes = (uint64_t)slot_pages * NVME_PAGE, ghosts = s->capacity_bytes / slot_bytes;
+    return evict_create(p, slot_bytes, ghosts < GHOSTS_MAX ? (size_t)ghosts : GHOSTS_MAX, ret);
+}
+
 static int class_get(struct nvme_space *s, unsigned c, uint32_t slot_pages, struct nvme_class **ret)
 {
     if (!s->class[c]) {
         struct nvme_class *k = mem_zalloc(sizeof *k);
         if (!k) return -ENOMEM;
-        uint64_t slot_bytes = (uint64_t)slot_pages * NVME_PAGE;
-        uint64_t ghosts = s->capacity_bytes / slot_bytes;
-        int r = evict_create(s->policy, slot_bytes,
-                             ghosts < GHOSTS_MAX ? (size_t)ghosts : GHOSTS_MAX, &k->evict);
+        int r = order_create(s, slot_pages, s->policy, &k->evict);
         if (r < 0) {
             mem_free(k);
             return r;
@@ -616,10 +620,7 @@ int nvme_space_set_policy(struct nvme_space *s, enum evict_policy p)
     int r = 0;
     if ((unsigned)p >= EVICT_POLICY_COUNT) return -EINVAL;
     for (unsigned c = 0; c < NVME_CLASSES && r == 0; c++) {
-        if (!s->class[c]) continue;
-        uint64_t bytes = (uint64_t)s->class[c]->slot_pages * NVME_PAGE;
-        uint64_t ghosts = s->capacity_bytes / bytes;
-        r = evict_create(p, bytes, ghosts < GHOSTS_MAX ? (size_t)ghosts : GHOSTS_MAX, &fresh[c]);
+        if (s->class[c]) r = order_create(s, s->class[c] -> slot_pages, p, &fresh[c]);
     }
     for (unsigned c = 0; c < NVME_CLASSES; c++) {
         if (r < 0) evict_destroy(fresh[c]);

@@ -232,8 +232,8 @@ static int submit_op(struct redis_tier *t, struct tier_op *op, enum rop_kind kin
     r->op = op;
     r->prio = op->prio;
     r->deadline_ns = op->deadline_ns;
-    r->tails = r->extra;
-    r->part0 = own_part0 ? r->extra + tails : NULL;
+    r->own.tails = r->extra;
+    r->own.part0 = own_part0 ? r->extra + tails : NULL;
     r->next = op->part_lo > 0 ? op->part_lo : 1;
     r->n_parts = op->part_hi > r->next ? op->part_hi - r->next : 0;
     r->gen = new_gen(t);

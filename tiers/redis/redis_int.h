@@ -49,6 +49,15 @@ struct call {
     int status;
     bool done; /* guarded by the tier's lock */
 };
+struct rop_before { /* WRITE: the record that was there */
+    bool exists;
+    uint64_t gen;
+    uint32_t n_parts;
+};
+struct rop_memory {         /* of the op itself; tails and part0 within extra */
+    uint8_t *tails, *part0; /* part0: not the caller's */
+    uint8_t frame[REDIS_FRAME_BYTES], info[REDIS_FRAME_BYTES];
+};
 struct rop {
     TAILQ_ENTRY(rop) link;
     enum rop_kind kind;
@@ -64,24 +73,21 @@ struct rop {
     size_t rkey_len;
     uint64_t submitted_ns, deadline_ns, first_ns, not_before_ns;
     int status; /* <0: ends when nothing is in flight */
-    uint64_t gen, old_gen;
-    uint32_t old_parts;
+    uint64_t gen;
+    struct rop_before before;
     uint32_t next, n_done, n_parts; /* parts above 0: to ask for, done, wanted in all */
     unsigned in_flight, retries, redirects, n_redo;
     struct unit redo[REDO_MAX];
     bool head_asked, head_known;       /* READ, UPDATE: h; WRITE: i */
     bool rechecking;                   /* READ: a part is missing; is the header still the same? */
-    bool exists;                       /* WRITE: there was a record */
     bool guard_asked, published_asked; /* WRITE */
-    bool sent_any;
-    uint64_t sent_ns;              /* the latest unit of it */
-    struct redis_conn *first_conn; /* READ: of the first part */
-    bool removes;                  /* TEXT: writes that have not begun are called off */
+    uint64_t sent_ns;                  /* the latest unit of it; 0: none yet */
+    struct redis_conn *first_conn;     /* READ: of the first part */
+    bool removes;                      /* TEXT: writes that have not begun are called off */
     uint64_t bytes;
-    uint8_t frame[REDIS_FRAME_BYTES], info[REDIS_FRAME_BYTES];
+    struct rop_memory own;
     char *text; /* TEXT, CALL: the commands */
     size_t text_len;
-    uint8_t *tails, *part0; /* within extra; part0: not the caller's */
     uint8_t extra[];
 };
 TAILQ_HEAD(rop_list, rop);

@@ -32,7 +32,7 @@ struct text {
     bool asking; /* before every command: it holds for one */
 };
 
-static void add(struct text *t, const void *p, size_t n)
+static void add_bytes(struct text *t, const void *p, size_t n)
 {
     ASSERT(t->n + n <= sizeof t->c->head);
     memcpy(t->c->head + t->n, p, n);
@@ -43,14 +43,14 @@ static void add_len(struct text *t, char type, uint64_t v)
 {
     char s[32];
     int n = snprintf(s, sizeof s, "%c%llu\r\n", type, (unsigned long long)v);
-    add(t, s, (size_t)n);
+    add_bytes(t, s, (size_t)n);
 }
 
 static void add_arg(struct text *t, const void *p, size_t n)
 {
     add_len(t, '$', n);
-    add(t, p, n);
-    add(t, "\r\n", 2);
+    add_bytes(t, p, n);
+    add_bytes(t, "\r\n", 2);
 }
 
 static void add_str(struct text *t, const char *s)
@@ -80,7 +80,7 @@ static void add_body(struct text *t, const void *p, size_t n)
 static void add_asking(struct text *t)
 {
     if (!t->asking) return;
-    add(t, "*1\r\n$6\r\nASKING\r\n", 16);
+    add_bytes(t, "*1\r\n$6\r\nASKING\r\n", 16);
     t->c->n_replies++;
 }
 
@@ -115,10 +115,10 @@ static void add_header(struct text *t, const struct rop *r, const uint8_t *part0
     uint64_t tails = redis_tails_bytes(l);
     add_str(t, "h");
     add_len(t, '$', REDIS_FRAME_BYTES + l->header_bytes + tails);
-    add_body(t, r->frame, REDIS_FRAME_BYTES);
+    add_body(t, r->own.frame, REDIS_FRAME_BYTES);
     add_body(t, part0, l->header_bytes);
-    add_body(t, r->tails, tails);
-    add(t, "\r\n", 2);
+    add_body(t, r->own.tails, tails);
+    add_bytes(t, "\r\n", 2);
 }
 
 static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c, struct text *x)
@@ -134,11 +134,11 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
         return;
     }
     for (uint32_t p = 1; p < l->n_parts; p++)
-        memcpy(r->tails + redis_tail_off(l, p), r->op->part[p] + redis_field_bytes(l, p),
+        memcpy(r->own.tails + redis_tail_off(l, p), r->op->part[p] + redis_field_bytes(l, p),
                redis_tail_bytes(l, p));
-    redis_frame_encode(r->frame, &r->key, l, r->gen);
-    redis_record_info_encode(r->info, part0_of(r), l, r->gen);
-    if (r->exists) {
+    redis_frame_encode(r->own.frame, &r->key, l, r->gen);
+    redis_record_info_encode(r->own.info, part0_of(r), l, r->gen);
+    if (r->before.exists) {
         add_command(x, r, 6, "HSET");
         add_header(x, r, part0_of(r));
     } else {
@@ -148,7 +148,7 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
         c->n_replies++;
     }
     add_str(x, "i");
-    add_arg(x, r->info, REDIS_FRAME_BYTES);
+    add_arg(x, r->own.info, REDIS_FRAME_BYTES);
     if (l->n_parts > 1) {
         add_command(x, r, 3, "HSTRLEN");
         add_field(x, r->gen, 1);
@@ -156,7 +156,7 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
     }
     struct redis_record_info i;
     uint64_t now_ms = (uint64_t)(clock_wall_s() * 1000), ttl = t->ttl_ms;
-    if (redis_record_info_decode(r->info, sizeof r->info, &i) == 0 && i.info.expires_ms)
+    if (redis_record_info_decode(r->own.info, sizeof r->own.info, &i) == 0 && i.info.expires_ms)
         ttl = i.info.expires_ms > now_ms ? i.info.expires_ms - now_ms : 1;
     add_command(x, r, ttl ? 3 : 2, ttl ? "PEXPIRE" : "PERSIST");
     if (ttl) add_num(x, ttl);
@@ -171,9 +171,9 @@ static void put_unit(struct redis_tier *t, struct rop *r, struct redis_cmd *c, c
     case UNIT_HEAD:
         add_command(&x, r, 3, "HGET");
         add_str(&x, "h");
-        redis_cmd_in(c, r->frame, REDIS_FRAME_BYTES);
-        redis_cmd_in(c, r->part0 ? r->part0 : r->op->part[0], l->header_bytes);
-        redis_cmd_in(c, r->tails, redis_tails_bytes(l));
+        redis_cmd_in(c, r->own.frame, REDIS_FRAME_BYTES);
+        redis_cmd_in(c, r->own.part0 ? r->own.part0 : r->op->part[0], l->header_bytes);
+        redis_cmd_in(c, r->own.tails, redis_tails_bytes(l));
         c->bytes = l->header_bytes;
         break;
     case UNIT_GET:
@@ -185,7 +185,7 @@ static void put_unit(struct redis_tier *t, struct rop *r, struct redis_cmd *c, c
     case UNIT_INFO:
         add_command(&x, r, 3, "HGET");
         add_str(&x, "i");
-        redis_cmd_in(c, r->info, REDIS_FRAME_BYTES);
+        redis_cmd_in(c, r->own.info, REDIS_FRAME_BYTES);
         break;
     case UNIT_SET:
         c->bytes = redis_field_bytes(l, u->part);
@@ -193,7 +193,7 @@ static void put_unit(struct redis_tier *t, struct rop *r, struct redis_cmd *c, c
         add_field(&x, r->gen, u->part);
         add_len(&x, '$', c->bytes);
         add_body(&x, r->op->part[u->part], c->bytes);
-        add(&x, "\r\n", 2);
+        add_bytes(&x, "\r\n", 2);
         break;
     case UNIT_GUARD:
         add_command(&x, r, 3, "PEXPIRE");
@@ -264,7 +264,7 @@ static void again(struct rop *r, struct unit u)
     r->redo[r->n_redo++] = u;
 }
 
-static void fail(struct rop *r, int status)
+static void fail_op(struct rop *r, int status)
 {
     if (r->status == 0) r->status = status;
 }
@@ -282,7 +282,7 @@ static void refused(struct redis_tier *t, struct rop *r, struct node *n, struct 
             redis_net_refresh(t);
         }
         if (!to || ++r->redirects > REDIRECTS_MAX) {
-            fail(r, -EIO);
+            fail_op(r, -EIO);
             return;
         }
         if (d.ask) r->ask_node = (int)to->index + 1; /* the key is there: and all that follows */
@@ -292,20 +292,20 @@ static void refused(struct redis_tier *t, struct rop *r, struct node *n, struct 
         r->not_before_ns = t->now_ns + AGAIN_NS;
         again(r, u);
     } else if (starts(text, "OOM")) {
-        fail(r, -ENOSPC);
+        fail_op(r, -ENOSPC);
     } else if (starts(text, "WRONGTYPE")) {
-        fail(r, -EBADMSG);
+        fail_op(r, -EBADMSG);
     } else if (starts(text, "MISCONF") || starts(text, "NOREPLICAS") || starts(text, "NOPERM")) {
         /* It takes no writes but may well be read: no failure of the server. */
         snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, text);
-        fail(r, starts(text, "NOPERM") ? -EPERM : -ENOSPC);
+        fail_op(r, starts(text, "NOPERM") ? -EPERM : -ENOSPC);
     } else {
         if (starts(text, "NOAUTH") || starts(text, "WRONGPASS"))
             snprintf(n->why, sizeof n->why, "%.*s", (int)sizeof n->why - 1, text);
         else if (starts(text, "LOADING") || starts(text, "READONLY") ||
                  starts(text, "MASTERDOWN") || starts(text, "CLUSTERDOWN"))
             redis_net_refresh(t);
-        fail(r, -EIO);
+        fail_op(r, -EIO);
     }
 }
 
@@ -316,48 +316,48 @@ static void part_here(struct redis_tier *t, struct rop *r, uint32_t part)
         uint64_t tail = redis_tail_bytes(l, part);
         if (tail)
             memcpy(r->op->part[part] + redis_field_bytes(l, part),
-                   r->tails + redis_tail_off(l, part), tail);
+                   r->own.tails + redis_tail_off(l, part), tail);
         r->n_done++;
         if (r->first_ns == 0) r->first_ns = clock_ns();
     }
-    if (r->op->on_part(r->op, part) != 0) fail(r, -ECANCELED);
+    if (r->op->on_part(r->op, part) != 0) fail_op(r, -ECANCELED);
 }
 
 static void got_head(struct redis_tier *t, struct rop *r, char type)
 {
     if (type == '0') {
-        fail(r, -ENOENT);
+        fail_op(r, -ENOENT);
         return;
     }
     const struct record_layout *l = r->op->layout;
-    int s = redis_frame_decode(r->frame, &r->key, l, &r->gen);
+    int s = redis_frame_decode(r->own.frame, &r->key, l, &r->gen);
     if (s < 0) {
-        fail(r, -EBADMSG);
+        fail_op(r, -EBADMSG);
         return;
     }
     r->head_known = true;
     if (r->kind == ROP_READ) {
         if (r->op->part_lo == 0) part_here(t, r, 0);
-    } else if (memcmp(r->part0 + 120, part0_of(r) + 120, 8) != 0) {
-        fail(r, -ENOENT); /* another builder's record: its parts do not go with our header */
+    } else if (memcmp(r->own.part0 + 120, part0_of(r) + 120, 8) != 0) {
+        fail_op(r, -ENOENT); /* another builder's record: its parts do not go with our header */
     }
 }
 
 static void got_info(struct redis_tier *t, struct rop *r, char type)
 {
     struct redis_record_info i;
-    bool here = type == '$' && redis_record_info_decode(r->info, sizeof r->info, &i) == 0;
+    bool here = type == '$' && redis_record_info_decode(r->own.info, sizeof r->own.info, &i) == 0;
     if (r->kind == ROP_READ) {
         /* A part was missing: by whose doing? Without an info nobody could replace what is left. */
         if (!here) drop_record(t, &r->key);
-        fail(r, here && i.gen == r->gen ? -EBADMSG : -ENOENT);
+        fail_op(r, here && i.gen == r->gen ? -EBADMSG : -ENOENT);
         return;
     }
     r->head_known = true;
-    r->exists = here;
+    r->before.exists = here;
     if (!here) return;
-    r->old_gen = i.gen;
-    r->old_parts = i.n_parts;
+    r->before.gen = i.gen;
+    r->before.n_parts = i.n_parts;
 }
 
 static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_cmd *c,
@@ -366,20 +366,20 @@ static void got_publish(struct redis_tier *t, struct rop *r, const struct redis_
     if (r->kind == ROP_UPDATE) {
         if (c->reply[answer_at(u, 1)].n > 0) return;
         drop_record(t, &r->key); /* it was evicted meanwhile: a header alone is none */
-        fail(r, -ENOENT);
+        fail_op(r, -ENOENT);
         return;
     }
     uint32_t n_parts = r->op->layout->n_parts;
-    bool lost = !r->exists && c->reply[answer_at(u, 0)].n == 0;
-    bool torn = n_parts > 1 && c->reply[answer_at(u, r->exists ? 1 : 2)].n == 0;
+    bool lost = !r->before.exists && c->reply[answer_at(u, 0)].n == 0;
+    bool torn = n_parts > 1 && c->reply[answer_at(u, r->before.exists ? 1 : 2)].n == 0;
     if (lost) {
         /* Sent twice (its first answer was lost), the header there may be our own. */
         if (r->retries == 0 && r->redirects == 0) drop_fields(t, &r->key, r->gen, n_parts);
     } else if (torn) {
         drop_record(t, &r->key);
-        fail(r, -ENOSPC);
-    } else if (r->exists && r->old_gen != r->gen) {
-        drop_fields(t, &r->key, r->old_gen, r->old_parts);
+        fail_op(r, -ENOSPC);
+    } else if (r->before.exists && r->before.gen != r->gen) {
+        drop_fields(t, &r->key, r->before.gen, r->before.n_parts);
     }
 }
 
@@ -393,9 +393,9 @@ static void lost(struct redis_tier *t, struct rop *r, struct unit u, int status)
 {
     if (r->status) return;
     if (status == -ETIMEDOUT || status == -ECANCELED) {
-        fail(r, status);
+        fail_op(r, status);
     } else if (r->kind == ROP_CALL || ++r->retries > RETRIES_MAX) {
-        fail(r, -EIO);
+        fail_op(r, -EIO);
     } else {
         r->ask_node = 0;
         again(r, u);
@@ -422,7 +422,7 @@ static void cmd_done(struct redis_cmd *c, int status)
     }
     char type = c->reply[answer_at(&u, 0)].type;
     if (type == 'x') {
-        fail(r, -EBADMSG);
+        fail_op(r, -EBADMSG);
         return;
     }
     switch (u.what) {
@@ -478,7 +478,7 @@ static bool next_write(const struct rop *r, struct unit *u)
     if (!r->head_asked) return unit(u, UNIT_INFO, 0);
     if (r->next < r->op->part_hi) return unit(u, UNIT_SET, r->next);
     if (!r->head_known) return false;
-    if (!r->exists && !r->guard_asked && r->n_done > 0) return unit(u, UNIT_GUARD, 0);
+    if (!r->before.exists && !r->guard_asked && r->n_done > 0) return unit(u, UNIT_GUARD, 0);
     return !r->published_asked && r->in_flight == 0 && unit(u, UNIT_PUBLISH, 0);
 }
 
@@ -543,13 +543,13 @@ static bool is_over(const struct rop *r)
     }
 }
 
-static void end(struct redis_tier *t, struct rop *r)
+static void end_op(struct redis_tier *t, struct rop *r)
 {
     int s = r->status;
     if (s == -EBADMSG && r->kind == ROP_READ) drop_record(t, &r->key);
     if (s < 0 && r->kind == ROP_WRITE && r->next > 1 && s != -ECANCELED && s != -ENOENT)
         drop_fields(t, &r->key, r->gen, r->next);
-    if (r->sent_any && r->kind != ROP_CALL) {
+    if (r->sent_ns && r->kind != ROP_CALL) {
         struct node *n = redis_node_of(t, r->slot);
         if (n && s == -ETIMEDOUT)
             redis_node_report(n, BREAKER_TIMEOUT, r->sent_ns);
@@ -581,7 +581,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     u.asking = r->ask_node != 0;
     if (!n || n->breaker.state != BREAKER_CLOSED) {
         /* Nobody serves it now: at the start that may change, later it is a failure. */
-        if (n || t->mapped) fail(r, -EIO);
+        if (n || t->mapped) fail_op(r, -EIO);
         return 0;
     }
     bool bulk = u.what == UNIT_GET || u.what == UNIT_SET;
@@ -604,7 +604,6 @@ static int send_one(struct redis_tier *t, struct rop *r)
     }
     conn->bytes += c->bytes;
     r->in_flight++;
-    r->sent_any = true;
     r->sent_ns = t->now_ns;
     if (u.what == UNIT_GET && !r->first_conn) r->first_conn = conn;
     took_unit(r, &u);
@@ -644,7 +643,7 @@ static void pump_prio(struct redis_tier *t, enum tier_prio p)
         next = TAILQ_NEXT(r, link);
         while (send_one(t, r) == 1)
             ;
-        if (is_over(r)) end(t, r);
+        if (is_over(r)) end_op(t, r);
     }
     unsigned full = 0;
     for (r = TAILQ_FIRST(&t->waiting[p]); r && full < FULL_MAX; r = next) {
@@ -657,7 +656,7 @@ static void pump_prio(struct redis_tier *t, enum tier_prio p)
             while (send_one(t, r) == 1)
                 ;
         } else if (is_over(r)) {
-            end(t, r);
+            end_op(t, r);
         }
     }
 }
@@ -690,17 +689,17 @@ void redis_expire(struct redis_tier *t)
             next = TAILQ_NEXT(r, link);
             if (r->not_before_ns && r->not_before_ns <= t->now_ns) t->dirty = true;
             if (!r->deadline_ns || t->now_ns < r->deadline_ns) continue;
-            fail(r, -ETIMEDOUT);
+            fail_op(r, -ETIMEDOUT);
             if (r->in_flight > 0)
                 doom_carriers(t, r);
             else
-                end(t, r);
+                end_op(t, r);
         }
         for (r = TAILQ_FIRST(&t->waiting[p]); r; r = next) {
             next = TAILQ_NEXT(r, link);
             if (!r->deadline_ns || t->now_ns < r->deadline_ns) continue;
-            fail(r, -ETIMEDOUT);
-            end(t, r);
+            fail_op(r, -ETIMEDOUT);
+            end_op(t, r);
         }
     }
 }
@@ -718,12 +717,12 @@ void redis_fail_all(struct redis_tier *t, int status)
         struct rop *r, *next;
         for (r = TAILQ_FIRST(&t->active[p]); r; r = next) {
             next = TAILQ_NEXT(r, link);
-            fail(r, status);
-            if (r->in_flight == 0) end(t, r);
+            fail_op(r, status);
+            if (r->in_flight == 0) end_op(t, r);
         }
         while ((r = TAILQ_FIRST(&t->waiting[p]))) {
-            fail(r, status);
-            end(t, r);
+            fail_op(r, status);
+            end_op(t, r);
         }
     }
 }

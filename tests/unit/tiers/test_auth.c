@@ -41,7 +41,10 @@ TEST(golden_tags)
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         ASSERT_OK(auth_tag(a, "head", 4, bytes, want[i].n, tag));
         expect(tag, sizeof tag, want[i].tag);
-        ASSERT_OK(tag_with(a, "head", 4, bytes, want[i].n, block_plain, tag));
+    }
+    a->block = block_plain;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        ASSERT_OK(auth_tag(a, "head", 4, bytes, want[i].n, tag));
         expect(tag, sizeof tag, want[i].tag);
     }
     auth_derive("correct horse", "kvblend records 1", key);
