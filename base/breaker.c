@@ -7,7 +7,7 @@ static const uint64_t backoff_first_ns = 1000000000u, backoff_max_ns = 600000000
 
 void breaker_init(struct breaker *b, uint64_t seed)
 {
-    *b = (struct breaker){.state = BREAKER_CLOSED, .seed = seed};
+    *b = (struct breaker){.state = BREAKER_CLOSED, .rng.state = seed};
     b->rule.failed_min = FAILED_MIN;
     b->rule.failed_pct = FAILED_PCT;
     b->rule.timeouts_max = TIMEOUTS_MAX;
@@ -15,13 +15,9 @@ void breaker_init(struct breaker *b, uint64_t seed)
     b->rule.backoff_max_ns = backoff_max_ns;
 }
 
-static uint64_t jittered(struct breaker *b, uint64_t ns) /* ns * [0.8, 1.2], splitmix64 */
+static uint64_t jittered(struct breaker *b, uint64_t ns) /* ns * [0.8, 1.2] */
 {
-    uint64_t z = (b->seed += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    double unit = (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
-    return (uint64_t)((double)ns * (0.8 + 0.4 * unit));
+    return (uint64_t)((double)ns * (0.8 + 0.4 * rng_unit(&b->rng)));
 }
 
 static void trip(struct breaker *b, uint64_t now_ns)
@@ -52,7 +48,7 @@ uint64_t breaker_wait_ns(const struct breaker *b, uint64_t now_ns)
     return waiting && now_ns < b->open_until_ns ? b->open_until_ns - now_ns : 0;
 }
 
-static void count(struct breaker *b, enum breaker_result r, uint64_t now_ns)
+static void count_outcome(struct breaker *b, enum breaker_result r, uint64_t now_ns)
 {
     b->window = (b->window << 1 | (r != BREAKER_OK)) & ((1u << WINDOW) - 1);
     if (b->n < WINDOW) b->n++;
@@ -72,7 +68,7 @@ void breaker_report(struct breaker *b, enum breaker_result r, uint64_t began_ns,
 {
     if (began_ns < b->since_ns) return;
     if (b->state == BREAKER_CLOSED) {
-        count(b, r, now_ns);
+        count_outcome(b, r, now_ns);
     } else if (b->state == BREAKER_HALF_OPEN && b->probing) {
         if (r != BREAKER_OK) {
             trip(b, now_ns);

@@ -15,6 +15,8 @@
 #ifndef BASE_BREAKER_H
 #define BASE_BREAKER_H
 
+#include "base/rng.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -27,7 +29,8 @@ struct breaker {
     uint8_t n;
     bool probing;           /* half-open: the one probe is out */
     uint32_t timeouts, run; /* in a row: timeouts; failures of any kind */
-    uint64_t open_until_ns, backoff_ns, seed;
+    uint64_t open_until_ns, backoff_ns;
+    struct rng rng;
     uint64_t since_ns; /* the last probe's start: what began before has nothing to say */
     struct {           /* rules */
         uint32_t failed_min, failed_pct; /* of the last 20: opens when both are reached */

@@ -1,5 +1,5 @@
 /* fnv: FNV-1a in 64 bits, for names of files and places in tables. Not for: what an attacker may
- * choose (sha256.h). Thread: any. */
+ * choose (SHA-256). Thread: any. */
 #ifndef BASE_FNV_H
 #define BASE_FNV_H
 

@@ -19,7 +19,7 @@ struct scan {
     bool more; /* other text may follow */
 };
 
-static int fail(struct scan *s, const char *why)
+static int fail_scan(struct scan *s, const char *why)
 {
     if (!s->why) s->why = why;
     if (!s->code) s->code = -EBADMSG;
@@ -119,7 +119,7 @@ static int scan_string(struct scan *s)
     s->p++;
     if (s->skim) {
         s->p = json_string_end(s->p, s->end);
-        if (s->p == s->end) return fail(s, "unterminated string");
+        if (s->p == s->end) return fail_scan(s, "unterminated string");
         s->p++;
         return 0;
     }
@@ -132,23 +132,23 @@ static int scan_string(struct scan *s)
         if (c == '\\') {
             if (++s->p == s->end) break;
             if (*s->p == 'u') {
-                if (unicode_escape(&s->p, s->end) < 0) return fail(s, "malformed \\u escape");
+                if (unicode_escape(&s->p, s->end) < 0) return fail_scan(s, "malformed \\u escape");
             } else if (simple_escape[(unsigned char)*s->p]) {
                 s->p++;
             } else {
-                return fail(s, "unknown escape");
+                return fail_scan(s, "unknown escape");
             }
         } else if (c < 0x20) {
-            return fail(s, "control character in a string");
+            return fail_scan(s, "control character in a string");
         } else {
             while (s->p < s->end && (unsigned char)*s->p >= 0x80) {
                 size_t n = json_utf8_len(s->p, (size_t)(s->end - s->p));
-                if (n == 0) return fail(s, "invalid UTF-8");
+                if (n == 0) return fail_scan(s, "invalid UTF-8");
                 s->p += n;
             }
         }
     }
-    return fail(s, "unterminated string");
+    return fail_scan(s, "unterminated string");
 }
 
 static bool digits(struct scan *s)
@@ -194,26 +194,27 @@ static int scan_number(struct scan *s)
     if (s->p < s->end && *s->p == '0')
         s->p++;
     else if (!digits(s))
-        return fail(s, "malformed number");
+        return fail_scan(s, "malformed number");
     if (s->p < s->end && *s->p == '.') {
         s->p++;
-        if (!digits(s)) return fail(s, "malformed number");
+        if (!digits(s)) return fail_scan(s, "malformed number");
     }
     if (s->p < s->end && (*s->p == 'e' || *s->p == 'E')) {
         exponent = true;
         s->p++;
         if (s->p < s->end && (*s->p == '+' || *s->p == '-')) s->p++;
-        if (!digits(s)) return fail(s, "malformed number");
+        if (!digits(s)) return fail_scan(s, "malformed number");
     }
     bool large = (exponent || s->p - from >= DOUBLE_DIGITS_MAX) && overflows(from, s->p);
     if (large) s->code = -EDOM;
-    return large ? fail(s, "a number is too large") : 0;
+    return large ? fail_scan(s, "a number is too large") : 0;
 }
 
 static int scan_word(struct scan *s, const char *word)
 {
     size_t n = strlen(word);
-    if ((size_t)(s->end - s->p) < n || memcmp(s->p, word, n) != 0) return fail(s, "unknown word");
+    if ((size_t)(s->end - s->p) < n || memcmp(s->p, word, n) != 0)
+        return fail_scan(s, "unknown word");
     s->p += n;
     return 0;
 }
@@ -236,7 +237,8 @@ static int scan_scalar(struct scan *s, enum json_type *ret)
         return scan_word(s, "null");
     default:
         *ret = JSON_T_NUMBER;
-        if (*s->p != '-' && (*s->p < '0' || *s->p > '9')) return fail(s, "a value is expected");
+        if (*s->p != '-' && (*s->p < '0' || *s->p > '9'))
+            return fail_scan(s, "a value is expected");
         return scan_number(s);
     }
 }
@@ -245,7 +247,7 @@ static int scan_scalar(struct scan *s, enum json_type *ret)
 static int scan_key(struct scan *s, struct json_val *ret)
 {
     skip_space(s);
-    if (s->p == s->end || *s->p != '"') return fail(s, "a key is expected");
+    if (s->p == s->end || *s->p != '"') return fail_scan(s, "a key is expected");
     const char *from = s->p, *end = from + 1;
     while (end < s->end && plain[(unsigned char)*end]) /* keys are short */
         end++;
@@ -259,7 +261,7 @@ static int scan_key(struct scan *s, struct json_val *ret)
     }
     if (ret) *ret = (struct json_val){from, (size_t)(s->p - from), JSON_T_STRING};
     skip_space(s);
-    if (s->p == s->end || *s->p != ':') return fail(s, "':' is expected");
+    if (s->p == s->end || *s->p != ':') return fail_scan(s, "':' is expected");
     s->p++;
     return 0;
 }
@@ -275,12 +277,12 @@ static int scan_value(struct scan *s, int depth, struct json_val *ret)
     enum json_type type = JSON_T_NULL, first = JSON_T_NULL;
     for (;;) {
         skip_space(s);
-        if (s->p == s->end) return fail(s, "the text ends too early");
+        if (s->p == s->end) return fail_scan(s, "the text ends too early");
         char c = *s->p;
         if (fresh && (c == '{' || c == '[')) {
             if (depth + open >= JSON_DEPTH_MAX) {
                 s->code = -ERANGE;
-                return fail(s, "nested too deeply");
+                return fail_scan(s, "nested too deeply");
             }
             bool object = c == '{';
             if (open == 0) first = object ? JSON_T_OBJECT : JSON_T_ARRAY;
@@ -307,7 +309,7 @@ static int scan_value(struct scan *s, int depth, struct json_val *ret)
             }
             if (c != (object ? '}' : ']')) {
                 s->p--;
-                return fail(s, "',' or a closing bracket is expected");
+                return fail_scan(s, "',' or a closing bracket is expected");
             }
             open--;
         }
@@ -318,11 +320,11 @@ static int scan_value(struct scan *s, int depth, struct json_val *ret)
     return 0;
 }
 
-static int finish(struct scan *s, struct json_fault *fault)
+static int end_scan(struct scan *s, struct json_fault *fault)
 {
     if (!s->code && !s->more) {
         skip_space(s);
-        if (s->p < s->end) (void)fail(s, "text after the end");
+        if (s->p < s->end) (void)fail_scan(s, "text after the end");
     }
     if (s->code && fault) *fault = (struct json_fault){(size_t)(s->p - s->start), s->why};
     return s->code;
@@ -339,7 +341,7 @@ int json_scan(const char *text, size_t len, struct json_val *ret, struct json_fa
     struct scan s = scan_of(text, len);
     struct json_val v;
     (void)scan_value(&s, 0, &v);
-    int r = finish(&s, fault);
+    int r = end_scan(&s, fault);
     if (r == 0 && ret) *ret = v;
     return r;
 }
@@ -349,7 +351,7 @@ static int scan_fields(struct scan *s, int (*on_field)(void *ctx, const struct j
 {
     skip_space(s);
     if (s->p == s->end || *s->p != '{')
-        (void)fail(s, "an object is expected");
+        (void)fail_scan(s, "an object is expected");
     else
         s->p++;
     skip_space(s);
@@ -363,13 +365,13 @@ static int scan_fields(struct scan *s, int (*on_field)(void *ctx, const struct j
         skip_space(s);
         char c = s->p < s->end ? *s->p : '\0';
         if (c != ',' && c != '}') {
-            (void)fail(s, "',' or a closing bracket is expected");
+            (void)fail_scan(s, "',' or a closing bracket is expected");
             break;
         }
         s->p++;
         if (c == '}') break;
     }
-    return finish(s, fault);
+    return end_scan(s, fault);
 }
 
 int json_scan_object(const char *text, size_t len,

@@ -1,4 +1,4 @@
-#include "base/net/http_int.h"
+#include "base/net/http_io.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -2,7 +2,7 @@
  * of one address. A body is charged as it comes, not as it is announced: who claims much and sends
  * nothing takes nothing from others. Addresses are counted under one lock, which is taken when a
  * connection comes or goes; which of them is idle is its own server's to know. */
-#include "base/net/http_int.h"
+#include "base/net/http_server_int.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -73,7 +73,7 @@ void http_bounds_give(struct http_bounds *b, size_t body_bytes)
 
 /* Who has one IPv6 address has the 2^64 beside it. False: it is none that others could come from.
  */
-static bool key_of(const struct http_addr *a, uint64_t *ret)
+static bool address_key(const struct http_addr *a, uint64_t *ret)
 {
     static const uint64_t ipv4 = 1ull << 32; /* no network of IPv6 begins like this */
     struct sockaddr_in in;
@@ -115,7 +115,7 @@ unsigned http_bounds_join(struct http_bounds *b)
 int http_bounds_enter(struct http_bounds *b, const struct http_addr *a, struct http_peer **ret_peer)
 {
     uint64_t key;
-    if (!b || b->o.conns_per_address == 0 || !key_of(a, &key)) return 0;
+    if (!b || b->o.conns_per_address == 0 || !address_key(a, &key)) return 0;
     (void)pthread_mutex_lock(&b->lock);
     struct http_peer **p = find_peer(b, key);
     if (!*p && (*p = mem_zalloc(sizeof **p + b->o.n_servers * sizeof(*p)->idle[0]))) {

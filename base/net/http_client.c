@@ -8,33 +8,14 @@
 
 #include <string.h>
 
-/* ---- lists ---- */
-
-void http_calls_push(struct call_list *l, struct http_call *c, bool front)
+static struct http_call *first_call(const struct http_link *list)
 {
-    c->next = front ? l->head : NULL;
-    c->prev = front ? NULL : l->tail;
-    if (c->next)
-        c->next->prev = c;
-    else
-        l->tail = c;
-    if (c->prev)
-        c->prev->next = c;
-    else
-        l->head = c;
+    return http_link_empty(list) ? NULL : HTTP_LINK_OWNER(list->next, struct http_call, queued);
 }
 
-void http_calls_remove(struct call_list *l, struct http_call *c)
+static struct client_conn *first_conn(const struct http_link *list)
 {
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        l->head = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
-    else
-        l->tail = c->prev;
-    c->next = c->prev = NULL;
+    return http_link_empty(list) ? NULL : HTTP_LINK_OWNER(list->next, struct client_conn, among);
 }
 
 static void stop_clock(struct http_call *call)
@@ -74,21 +55,21 @@ const char *http_call_why(const struct http_call *call)
 /* Put waiting calls on connections as far as the limit allows. */
 static void dispatch(struct http_client *c)
 {
-    while (c->waiting.head) {
-        struct http_call *call = c->waiting.head;
-        while (c->idle && !http_exchange_silent(c->idle))
-            http_exchange_free(c->idle);
-        struct client_conn *cc = call->retried ? NULL : c->idle;
+    for (struct http_call *call; (call = first_call(&c->waiting));) {
+        struct client_conn *idle;
+        while ((idle = first_conn(&c->idle)) && !http_exchange_silent(idle))
+            http_exchange_free(idle);
+        struct client_conn *cc = call->retried ? NULL : idle;
         int r = 0;
         if (!cc && c->n_conns >= c->conns_max) {
-            if (!c->idle) return;
-            http_exchange_free(c->idle); /* a retry at the limit: room for a fresh connection */
+            if (!idle) return;
+            http_exchange_free(idle); /* a retry at the limit: room for a fresh connection */
         }
         if (!cc) r = http_exchange_open(c, &cc);
-        http_calls_remove(&c->waiting, call);
+        http_link_remove(&call->queued);
         if (r < 0) {
             call->error = r;
-            http_calls_push(&c->failed, call, false);
+            http_link_add(&c->failed, &call->queued);
             http_defer(c->loop, &c->defer);
         } else {
             http_exchange_begin(cc, call);
@@ -100,10 +81,10 @@ static void on_client_defer(void *arg)
 {
     struct http_client *c = arg;
     dispatch(c);
-    struct http_call *call = c->failed.head;
+    struct http_call *call = first_call(&c->failed);
     if (!call) return;
-    http_calls_remove(&c->failed, call);
-    if (c->failed.head) http_defer(c->loop, &c->defer);
+    http_link_remove(&call->queued);
+    if (!http_link_empty(&c->failed)) http_defer(c->loop, &c->defer);
     http_call_end(call, call->error); /* may destroy the client */
 }
 
@@ -161,6 +142,10 @@ int http_client_create(struct http_loop *l, const struct http_client_opts *o,
     struct http_client *c = mem_zalloc(sizeof *c);
     if (!c) return -ENOMEM;
     c->loop = l;
+    http_link_init(&c->conns);
+    http_link_init(&c->idle);
+    http_link_init(&c->waiting);
+    http_link_init(&c->failed);
     c->conns_max = or_default(o->conns_max, 256);
     c->connect_ms = or_default(o->connect_timeout_ms, 2000);
     c->first_byte_ms = or_default(o->first_byte_timeout_ms, 600000);
@@ -185,10 +170,10 @@ void http_client_destroy(struct http_client *c)
 {
     if (!c) return;
     ASSERT(c->n_calls == 0);
-    while (c->conns)
-        http_exchange_free(c->conns);
-    while (c->idle)
-        http_exchange_free(c->idle);
+    while (!http_link_empty(&c->conns))
+        http_exchange_free(first_conn(&c->conns));
+    while (!http_link_empty(&c->idle))
+        http_exchange_free(first_conn(&c->idle));
     http_defer_cancel(c->loop, &c->defer);
     http_tls_slot_fini(&c->slot);
     http_tls_unref(c->tls);
@@ -208,7 +193,7 @@ static void on_total(evutil_socket_t fd, short what, void *arg)
         cc->call = NULL;
         http_exchange_free(cc);
     } else {
-        http_calls_remove(call->error ? &c->failed : &c->waiting, call);
+        http_link_remove(&call->queued);
     }
     http_call_end(call, -ETIME);
     http_handler_end(l);
@@ -245,7 +230,7 @@ static void call_submit(struct http_call *call)
         event_assign(&call->ev_total, c->loop->base, -1, 0, on_total, call);
         http_timeout_add(&call->ev_total, c->total_ms);
     }
-    http_calls_push(&c->waiting, call, false);
+    http_link_add(&c->waiting, &call->queued);
     dispatch(c);
 }
 
@@ -300,7 +285,7 @@ void http_call_cancel(struct http_call *call)
         cc->call = NULL;
         http_exchange_free(cc);
     } else {
-        http_calls_remove(call->error ? &c->failed : &c->waiting, call);
+        http_link_remove(&call->queued);
     }
     c->n_calls -= !busy;
     call_free(call);

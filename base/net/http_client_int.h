@@ -3,12 +3,16 @@
 #ifndef BASE_NET_HTTP_CLIENT_INT_H
 #define BASE_NET_HTTP_CLIENT_INT_H
 
-#include "base/net/http_int.h"
+#include "base/net/http_client.h"
+#include "base/net/http_io.h"
+#include "base/net/http_link.h"
+#include "base/net/http_loop_int.h"
+#include "base/net/http_parse.h"
 
 struct client_conn;
 struct http_call {
     struct http_client *client;
-    struct http_call *next, *prev; /* in client->waiting or client->failed */
+    struct http_link queued; /* in client->waiting or client->failed */
     struct client_conn *conn;
     struct http_call_ops ops;
     void *ctx;
@@ -27,8 +31,8 @@ struct http_call {
 enum conn_phase { CC_CONNECTING, CC_HANDSHAKE, CC_OPEN };
 struct client_conn {
     struct http_client *client;
-    struct client_conn *next, *prev, **list; /* in client->conns or client->idle */
-    struct http_call *call;                  /* NULL = idle */
+    struct http_link among; /* client->conns or client->idle */
+    struct http_call *call; /* NULL = idle */
     struct event ev_read, ev_write;
     struct http_alarm alarm;
     struct http_defer defer; /* parse what was left when the call was paused */
@@ -39,7 +43,7 @@ struct client_conn {
     int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
     size_t piece_pos;
     unsigned n_informed;
-    bool write_on, read_on, reused, busy, dead, have_head, got_bytes, eof;
+    bool write_on, read_on, idle, reused, busy, dead, have_head, got_bytes, eof;
     struct buf in;
     struct http_scan scan;
     struct http_msg msg;
@@ -47,9 +51,6 @@ struct client_conn {
     uint64_t body_left;
 };
 
-struct call_list {
-    struct http_call *head, *tail;
-};
 struct http_client {
     struct http_loop *loop;
     struct http_addr addrs[HTTP_ADDRS_MAX];
@@ -58,15 +59,13 @@ struct http_client {
     struct http_tls *tls;
     struct http_tls_slot slot;
     unsigned conns_max, connect_ms, first_byte_ms, idle_ms, keepalive_ms, total_ms;
-    struct client_conn *conns, *idle; /* with a call; without one */
+    struct http_link conns, idle; /* with a call; without one, the last used first */
     size_t n_conns, n_calls;
-    struct call_list waiting, failed;
+    struct http_link waiting, failed; /* calls */
     struct http_defer defer;
 };
 
 /* http_client.c */
-void http_calls_push(struct call_list *l, struct http_call *c, bool front);
-void http_calls_remove(struct call_list *l, struct http_call *c);
 void http_call_end(struct http_call *call, int status);          /* may destroy the client */
 void http_call_explain(struct http_call *call, const char *why); /* NULL = nothing known */
 

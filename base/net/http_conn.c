@@ -2,7 +2,7 @@
  * and frees things; it runs from event handlers and deferred calls. The reply functions only queue
  * and write, and ask for a step when something was finished or broke, so that no callback ever
  * comes out of a call of the user and the stack stays flat however many requests are pipelined. */
-#include "base/net/http_int.h"
+#include "base/net/http_server_int.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -526,7 +526,7 @@ static void on_write(evutil_socket_t fd, short what, void *arg)
     http_handler_end(l);
 }
 
-static void on_timer(void *arg)
+static void on_timeout(void *arg)
 {
     struct http_conn *c = arg;
     enum http_conn_timer kind = c->timer;
@@ -603,7 +603,7 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
     http_addr_format(peer, c->peer_name, sizeof c->peer_name);
     event_assign(&c->ev_read, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
     event_assign(&c->ev_write, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
-    http_alarm_init(&c->alarm, s->loop, on_timer, c);
+    http_alarm_init(&c->alarm, s->loop, on_timeout, c);
     c->next = s->conns;
     if (s->conns) s->conns->prev = c;
     s->conns = c;

@@ -18,7 +18,7 @@ enum {
     PIECES_PER_WRITE = 16,               /* chosen: head, body, an edit or two in one call */
 };
 
-static void on_event(evutil_socket_t fd, short what, void *arg);
+static void on_socket(evutil_socket_t fd, short what, void *arg);
 static void on_timeout(void *arg);
 static void on_resume(void *arg);
 
@@ -44,25 +44,6 @@ static void set_write(struct client_conn *cc, bool on)
         (void)event_del(&cc->ev_write);
 }
 
-/* Connections in use and idle ones are kept apart: the next idle one is found at once. */
-static void link_conn(struct client_conn *cc, struct client_conn **list)
-{
-    cc->prev = NULL;
-    cc->next = *list;
-    if (*list) (*list)->prev = cc;
-    *list = cc;
-    cc->list = list;
-}
-
-static void unlink_conn(struct client_conn *cc)
-{
-    if (cc->prev)
-        cc->prev->next = cc->next;
-    else
-        *cc->list = cc->next;
-    if (cc->next) cc->next->prev = cc->prev;
-}
-
 static void close_socket(struct client_conn *cc)
 {
     if (cc->io.fd < 0) return;
@@ -77,12 +58,12 @@ void http_exchange_free(struct client_conn *cc)
     http_defer_cancel(c->loop, &cc->defer);
     close_socket(cc);
     http_alarm_fini(&cc->alarm);
-    unlink_conn(cc);
+    http_link_remove(&cc->among);
     c->n_conns--;
     http_msg_fini(&cc->msg);
     buf_fini(&cc->in);
     mem_free(cc);
-    if (c->waiting.head) http_defer(c->loop, &c->defer); /* a place is free */
+    if (!http_link_empty(&c->waiting)) http_defer(c->loop, &c->defer); /* a place is free */
 }
 
 static uint64_t left_ms(const struct client_conn *cc)
@@ -105,8 +86,8 @@ static int start_connect(struct client_conn *cc, const struct http_addr *a)
     }
     cc->io.fd = fd;
     cc->phase = CC_CONNECTING;
-    event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_event, cc);
-    event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_event, cc);
+    event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_socket, cc);
+    event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_socket, cc);
     set_write(cc, true);
     return 0;
 }
@@ -137,7 +118,7 @@ int http_exchange_open(struct http_client *c, struct client_conn **ret)
     cc->defer.fn = on_resume;
     cc->defer.arg = cc;
     http_alarm_init(&cc->alarm, c->loop, on_timeout, cc);
-    link_conn(cc, &c->conns);
+    http_link_add(&c->conns, &cc->among);
     c->n_conns++;
     cc->open_by_ns = clock_ns() + c->connect_ms * 1000000ull;
     int r = conn_connect(cc, -ECONNREFUSED);
@@ -208,10 +189,11 @@ bool http_exchange_silent(const struct client_conn *cc)
 
 void http_exchange_begin(struct client_conn *cc, struct http_call *call)
 {
-    if (cc->list == &cc->client->idle) {
+    if (cc->idle) {
+        cc->idle = false;
         cc->reused = true;
-        unlink_conn(cc);
-        link_conn(cc, &cc->client->conns);
+        http_link_remove(&cc->among);
+        http_link_add(&cc->client->conns, &cc->among);
     }
     cc->call = call;
     call->conn = cc;
@@ -253,7 +235,7 @@ static void conn_fail(struct client_conn *cc, int status)
     call->conn = NULL;
     if (retry) {
         call->retried = true;
-        http_calls_push(&c->waiting, call, true);
+        http_link_add_first(&c->waiting, &call->queued);
         http_defer(c->loop, &c->defer);
         return;
     }
@@ -272,11 +254,12 @@ static void conn_done(struct client_conn *cc)
     http_defer_cancel(c->loop, &cc->defer);
     if (keep) {
         cc->have_head = false;
-        unlink_conn(cc);
-        link_conn(cc, &c->idle);
+        cc->idle = true;
+        http_link_remove(&cc->among);
+        http_link_add_first(&c->idle, &cc->among);
         set_read(cc, true);
         http_alarm_set(&cc->alarm, c->keepalive_ms);
-        if (c->waiting.head) http_defer(c->loop, &c->defer);
+        if (!http_link_empty(&c->waiting)) http_defer(c->loop, &c->defer);
     } else {
         http_exchange_free(cc);
     }
@@ -482,7 +465,7 @@ static void on_readable(struct client_conn *cc)
     conn_parse(cc, scratch, n > 0 ? (size_t)n : 0);
 }
 
-static void on_event(evutil_socket_t fd, short what, void *arg)
+static void on_socket(evutil_socket_t fd, short what, void *arg)
 {
     struct client_conn *cc = arg;
     struct http_loop *l = cc->client->loop; /* cc may be gone afterwards */

@@ -1,4 +1,4 @@
-#include "base/net/http_int.h"
+#include "base/net/http_server_int.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -291,7 +291,7 @@ struct http_timer {
     void *arg;
 };
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
+static void fire_timer(evutil_socket_t fd, short what, void *arg)
 {
     struct http_timer *t = arg;
     struct http_loop *l = t->loop;
@@ -308,7 +308,7 @@ int http_timer_create(struct http_loop *l, void (*fn)(void *arg), void *arg,
     t->loop = l;
     t->fn = fn;
     t->arg = arg;
-    event_assign(&t->ev, l->base, -1, 0, on_timer, t);
+    event_assign(&t->ev, l->base, -1, 0, fire_timer, t);
     *ret = t;
     return 0;
 }

@@ -2,7 +2,10 @@
  * parser is one forward pass over an own copy that is cut by NULs. Everything on which two HTTP
  * parsers could disagree (and be played against each other) is refused rather than repaired: RFC
  * 9112. */
-#include "base/net/http_int.h"
+#include "base/net/http_parse.h"
+
+#include "base/buf.h"
+#include "base/net/http_server.h"
 
 #include "base/mem.h"
 
@@ -219,7 +222,7 @@ static void scan_framing(const struct http_msg *m, struct framing *f)
     }
 }
 
-static int refuse(const char **ret_why, int status, const char *why)
+static int refuse_head(const char **ret_why, int status, const char *why)
 {
     *ret_why = why;
     return status;
@@ -236,7 +239,7 @@ static int parse_absolute(struct http_msg *m, const char **ret_why)
     if (scheme == 0) return 0;
     size_t len = strcspn(t + scheme, "/?");
     if (len == 0 || t[scheme + len] == '?' || memchr(t + scheme, '@', len))
-        return refuse(ret_why, 400, "the request target is not a path");
+        return refuse_head(ret_why, 400, "the request target is not a path");
     static char root[] = "/";
     m->target = t[scheme + len] ? t + scheme + len : root;
     m->authority = memmove(t + scheme - 1, t + scheme, len);
@@ -252,9 +255,9 @@ static int parse_target(struct http_msg *m, const char **ret_why)
     const char *t = m->target;
     for (const char *c = t; *c; c++)
         if ((unsigned char)*c <= 0x20 || (unsigned char)*c >= 0x7F || *c == '#')
-            return refuse(ret_why, 400, "the request target has a forbidden character");
+            return refuse_head(ret_why, 400, "the request target has a forbidden character");
     bool star = strcmp(t, "*") == 0 && strcmp(m->method, "OPTIONS") == 0;
-    if (*t != '/' && !star) return refuse(ret_why, 400, "the request target is not a path");
+    if (*t != '/' && !star) return refuse_head(ret_why, 400, "the request target is not a path");
     size_t len = strcspn(t, "?");
     m->query = t[len] ? t + len + 1 : t + len;
     char *out = m->path;
@@ -264,7 +267,7 @@ static int parse_target(struct http_msg *m, const char **ret_why)
             int hi = i + 2 < len ? hex_value(t[i + 1]) : -1;
             int lo = i + 2 < len ? hex_value(t[i + 2]) : -1;
             if (hi < 0 || lo < 0 || hi * 16 + lo == 0)
-                return refuse(ret_why, 400, "the request target has a bad percent escape");
+                return refuse_head(ret_why, 400, "the request target has a bad percent escape");
             c = (char)(hi * 16 + lo);
             i += 2;
         }
@@ -280,18 +283,18 @@ static int parse_request_line(struct http_msg *m, char *line, const char **ret_w
     char *p = line;
     while (is_tchar((unsigned char)*p))
         p++;
-    if (p == line || *p != ' ') return refuse(ret_why, 400, "malformed request line");
-    if (p - line > METHOD_BYTES_MAX) return refuse(ret_why, 501, "unknown method");
+    if (p == line || *p != ' ') return refuse_head(ret_why, 400, "malformed request line");
+    if (p - line > METHOD_BYTES_MAX) return refuse_head(ret_why, 501, "unknown method");
     *p++ = '\0';
     m->method = line;
     m->target = p;
     char *version = strrchr(p, ' ');
-    if (!version || version == p) return refuse(ret_why, 400, "malformed request line");
+    if (!version || version == p) return refuse_head(ret_why, 400, "malformed request line");
     *version++ = '\0';
     if (strncmp(version, "HTTP/", 5) != 0 || version[5] < '0' || version[5] > '9' ||
         version[6] != '.' || version[7] < '0' || version[7] > '9' || version[8])
-        return refuse(ret_why, 400, "malformed request line");
-    if (version[5] != '1') return refuse(ret_why, 505, "only HTTP/1.1 is spoken here");
+        return refuse_head(ret_why, 400, "malformed request line");
+    if (version[5] != '1') return refuse_head(ret_why, 505, "only HTTP/1.1 is spoken here");
     m->minor = version[7] == '0' ? 0 : 1;
     m->is_head = strcmp(m->method, "HEAD") == 0;
     return parse_target(m, ret_why);
@@ -302,32 +305,33 @@ static int request_framing(struct http_msg *m, const struct http_limits *lim, co
     struct framing f = {0};
     scan_framing(m, &f);
     if (f.n_host > 1 || (f.n_host == 0 && m->minor >= 1))
-        return refuse(ret_why, 400, "exactly one Host header is required");
-    if (f.host && !host_ok(f.host)) return refuse(ret_why, 400, "malformed Host header");
+        return refuse_head(ret_why, 400, "exactly one Host header is required");
+    if (f.host && !host_ok(f.host)) return refuse_head(ret_why, 400, "malformed Host header");
     if (m->authority && (!f.host || strcasecmp(f.host, m->authority) != 0))
-        return refuse(ret_why, 400, "Host and the request target name different hosts");
+        return refuse_head(ret_why, 400, "Host and the request target name different hosts");
     if (f.n_length && f.n_coding)
-        return refuse(ret_why, 400, "Content-Length and Transfer-Encoding exclude each other");
-    if (f.n_length > 1 || f.n_coding > 1) return refuse(ret_why, 400, "repeated framing header");
+        return refuse_head(ret_why, 400, "Content-Length and Transfer-Encoding exclude each other");
+    if (f.n_length > 1 || f.n_coding > 1)
+        return refuse_head(ret_why, 400, "repeated framing header");
     if (f.n_coding) {
-        if (m->minor == 0) return refuse(ret_why, 400, "Transfer-Encoding needs HTTP/1.1");
+        if (m->minor == 0) return refuse_head(ret_why, 400, "Transfer-Encoding needs HTTP/1.1");
         if (strcasecmp(f.coding, "chunked") != 0)
-            return refuse(ret_why, 501, "only the chunked transfer coding is supported");
+            return refuse_head(ret_why, 501, "only the chunked transfer coding is supported");
         m->framing = HTTP_BODY_CHUNKED;
     } else if (f.n_length) {
         if (parse_length(f.length, &m->length) < 0)
-            return refuse(ret_why, 400, "malformed Content-Length");
+            return refuse_head(ret_why, 400, "malformed Content-Length");
         if (m->length > lim->body_bytes_max)
-            return refuse(ret_why, 413, "the request body is too large");
+            return refuse_head(ret_why, 413, "the request body is too large");
         m->framing = m->length ? HTTP_BODY_LENGTH : HTTP_BODY_NONE;
     }
     m->keep_alive = !f.close && (m->minor >= 1 || f.keep_alive);
     const char *encoding = http_header_find(&m->head, "content-encoding");
     if (encoding && strcasecmp(encoding, "identity") != 0)
-        return refuse(ret_why, 415, "compressed request bodies are not supported");
+        return refuse_head(ret_why, 415, "compressed request bodies are not supported");
     const char *expect = http_header_find(&m->head, "expect");
     if (expect && strcasecmp(expect, "100-continue") != 0)
-        return refuse(ret_why, 417, "only \"Expect: 100-continue\" is supported");
+        return refuse_head(ret_why, 417, "only \"Expect: 100-continue\" is supported");
     m->expect_100 = expect && m->minor >= 1;
     return 0;
 }
@@ -336,19 +340,21 @@ int http_msg_parse_request(struct http_msg *m, const char *p, size_t len, size_t
                            const struct http_limits *lim, const char **ret_why)
 {
     if (msg_init(m, p, len, n_lines) < 0) return -ENOMEM;
-    if (n_lines > (size_t)lim->headers_max + 2) return refuse(ret_why, 431, "too many headers");
+    if (n_lines > (size_t)lim->headers_max + 2)
+        return refuse_head(ret_why, 431, "too many headers");
     char *cur = m->text, *end = m->text + len, *line = first_line(&cur, end), *stop;
     size_t most = lim->line_bytes_max ? lim->line_bytes_max : SIZE_MAX;
-    if (!line) return refuse(ret_why, 400, "malformed request line");
-    if ((size_t)(cur - line) > most) return refuse(ret_why, 414, "the request target is too long");
+    if (!line) return refuse_head(ret_why, 400, "malformed request line");
+    if ((size_t)(cur - line) > most)
+        return refuse_head(ret_why, 414, "the request target is too long");
     int r = parse_request_line(m, line, ret_why);
     if (r != 0) return r;
     for (size_t i = 2; i < n_lines; i++) {
         line = next_line(&cur, end, &stop);
         if (line && (size_t)(cur - line) > most)
-            return refuse(ret_why, 431, "a header line is too long");
+            return refuse_head(ret_why, 431, "a header line is too long");
         if (!line || !parse_header(m, line, stop))
-            return refuse(ret_why, 400, "malformed header line");
+            return refuse_head(ret_why, 400, "malformed header line");
     }
     return request_framing(m, lim, ret_why);
 }

@@ -1,6 +1,6 @@
 /* What a handler reads of its request, and the replies. They only queue and write, and ask for a
  * step of the machine in http_conn.c when something was finished or broke. */
-#include "base/net/http_int.h"
+#include "base/net/http_server_int.h"
 
 #include <stdio.h>
 #include <string.h>

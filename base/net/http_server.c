@@ -1,4 +1,4 @@
-#include "base/net/http_int.h"
+#include "base/net/http_server_int.h"
 
 #include "base/assert.h"
 #include "base/mem.h"

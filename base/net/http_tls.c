@@ -8,7 +8,8 @@
  *
  * A context is replaced as a whole on reload; connections keep theirs. Clients keep the newest
  * session of a server for resumption, servers put all state into tickets and keep none. */
-#include "base/net/http_int.h"
+#include "base/net/http_io.h"
+#include "base/net/http_loop_int.h"
 
 #include "base/mem.h"
 
@@ -281,7 +282,7 @@ void http_tls_slot_fini(struct http_tls_slot *s)
 
 /* ---- connections ---- */
 
-static int fail(struct http_tls_conn *tc, int code, const char *fmt, const char *detail)
+static int fail_tls(struct http_tls_conn *tc, int code, const char *fmt, const char *detail)
 {
     char text[240];
     (void)snprintf(text, sizeof text, fmt, detail);
@@ -292,13 +293,13 @@ static int fail(struct http_tls_conn *tc, int code, const char *fmt, const char 
 }
 
 /* What OpenSSL's last failure means: 0 = it wants more bytes. */
-static int judge(struct http_tls_conn *tc, int r)
+static int judge_result(struct http_tls_conn *tc, int r)
 {
     int e = SSL_get_error(tc->ssl, r);
     if (e == SSL_ERROR_WANT_READ) {
         if (!tc->eof) return 0;
-        return fail(tc, -EPIPE, "the peer cut the connection%s",
-                    tc->ready ? " without a TLS close" : " in the TLS handshake");
+        return fail_tls(tc, -EPIPE, "the peer cut the connection%s",
+                        tc->ready ? " without a TLS close" : " in the TLS handshake");
     }
     if (e == SSL_ERROR_ZERO_RETURN) {
         tc->closed = true;
@@ -310,12 +311,12 @@ static int judge(struct http_tls_conn *tc, int r)
     ERR_clear_error();
     if (!SSL_is_server(tc->ssl) && verdict != X509_V_OK &&
         SSL_get_verify_mode(tc->ssl) != SSL_VERIFY_NONE)
-        return fail(tc, -EPROTO, "the server's certificate is not accepted: %s",
-                    X509_verify_cert_error_string(verdict));
+        return fail_tls(tc, -EPROTO, "the server's certificate is not accepted: %s",
+                        X509_verify_cert_error_string(verdict));
     if (tc->eof && ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING)
-        return fail(tc, -EPIPE, "the peer cut the connection%s",
-                    tc->ready ? " without a TLS close" : " in the TLS handshake");
-    return fail(tc, -EPROTO, "TLS failed: %s", reason ? reason : "unknown reason");
+        return fail_tls(tc, -EPIPE, "the peer cut the connection%s",
+                        tc->ready ? " without a TLS close" : " in the TLS handshake");
+    return fail_tls(tc, -EPROTO, "TLS failed: %s", reason ? reason : "unknown reason");
 }
 
 /* Send the records that wait; what the socket does not take stays. */
@@ -354,7 +355,7 @@ static int handshake(struct http_io *io)
     struct http_tls_conn *tc = io->tls;
     ERR_clear_error();
     int r = SSL_do_handshake(tc->ssl);
-    int e = r == 1 ? 0 : judge(tc, r);
+    int e = r == 1 ? 0 : judge_result(tc, r);
     tc->ready = r == 1;
     (void)flush(io); /* also the alert that says why */
     return e;
@@ -438,9 +439,9 @@ static ssize_t decrypt(struct http_io *io, char *p, size_t size)
     ERR_clear_error();
     while ((r = SSL_read_ex(tc->ssl, p + total, size - total, &n)) == 1) {
         total += n;
-        if (total == size) return fail(tc, -EPROTO, "%s", "a TLS record does not fit");
+        if (total == size) return fail_tls(tc, -EPROTO, "%s", "a TLS record does not fit");
     }
-    int e = judge(tc, r);
+    int e = judge_result(tc, r);
     (void)flush(io); /* key updates, alerts */
     if (e < 0) return e;
     return total > 0 ? (ssize_t)total : tc->closed ? 0 : -EAGAIN;
@@ -455,7 +456,7 @@ ssize_t http_tls_recv(struct http_io *io, char *p, size_t size)
         n = recv(io->fd, tc->loop->tls_scratch, RECV_BYTES, 0);
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return -EAGAIN;
-    if (n < 0) return fail(tc, -EPIPE, "the connection broke: %s", strerror(errno));
+    if (n < 0) return fail_tls(tc, -EPIPE, "the connection broke: %s", strerror(errno));
     if (n == 0 && tc->closed) return 0;
     tc->eof = n == 0;
     tc->in = tc->loop->tls_scratch;
@@ -464,12 +465,13 @@ ssize_t http_tls_recv(struct http_io *io, char *p, size_t size)
         tc->seen_bytes = true;
         bool text = tc->in[0] >= 'A' && tc->in[0] <= 'Z';
         if (SSL_is_server(tc->ssl) && text)
-            return fail(tc, -EPROTONOSUPPORT, "%s", "plain HTTP on a TLS port");
+            return fail_tls(tc, -EPROTONOSUPPORT, "%s", "plain HTTP on a TLS port");
     }
     if (!tc->ready) {
         int r = handshake(io);
         if (r < 0) return r;
-        if (!tc->ready) return tc->eof ? fail(tc, -EPIPE, "%s", "closed in a handshake") : -EAGAIN;
+        if (!tc->ready)
+            return tc->eof ? fail_tls(tc, -EPIPE, "%s", "closed in a handshake") : -EAGAIN;
     }
     return decrypt(io, p, size);
 }
@@ -511,8 +513,8 @@ ssize_t http_tls_send(struct http_io *io, const struct iovec *iov, int n)
         if (len == 0) break;
         int r = SSL_write_ex(tc->ssl, p, len, &wrote);
         if (r != 1) {
-            int e = judge(tc, r);
-            return e < 0 ? e : fail(tc, -EPROTO, "%s", "TLS cannot write");
+            int e = judge_result(tc, r);
+            return e < 0 ? e : fail_tls(tc, -EPROTO, "%s", "TLS cannot write");
         }
         taken += len;
     }

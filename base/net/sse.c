@@ -1,4 +1,7 @@
-#include "base/net/http_int.h"
+#include "base/net/sse.h"
+
+#include "base/buf.h"
+#include "base/err.h"
 
 #include "base/assert.h"
 #include "base/mem.h"

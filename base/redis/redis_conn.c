@@ -268,7 +268,7 @@ static struct redis_cmd *receiving(struct redis_conn *c)
     return cmd_at(c, c->lo);
 }
 
-static void finish(struct redis_conn *c, struct redis_cmd *cmd)
+static void finish_command(struct redis_conn *c, struct redis_cmd *cmd)
 {
     if (c->lo == c->mid) { /* an answer to what was not asked whole: the server gave up on us */
         redis_conn_doom(c, -EPROTO, cmd->text);
@@ -285,7 +285,7 @@ static void answered(struct redis_conn *c, struct redis_cmd *cmd, char type, lon
         cmd->reply[cmd->n_got].type = type;
         cmd->reply[cmd->n_got].n = n;
     }
-    if (++cmd->n_got == cmd->n_replies) finish(c, cmd);
+    if (++cmd->n_got == cmd->n_replies) finish_command(c, cmd);
 }
 
 static bool parse_int(const char *s, size_t n, long long *ret)
@@ -407,7 +407,7 @@ static bool control(struct redis_conn *c, struct redis_cmd *cmd)
     redisReaderFree(c->reader);
     c->reader = NULL;
     cmd->on_reply(cmd, reply);
-    if (cmd->n_replies != UINT_MAX && ++cmd->n_got == cmd->n_replies) finish(c, cmd);
+    if (cmd->n_replies != UINT_MAX && ++cmd->n_got == cmd->n_replies) finish_command(c, cmd);
     return true;
 }
 

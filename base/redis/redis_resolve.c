@@ -43,7 +43,7 @@ static void *look_up(void *arg)
     return NULL;
 }
 
-static struct resolve *start(const struct redis_addr *a)
+static struct resolve *start_lookup(const struct redis_addr *a)
 {
     struct resolve *r = mem_zalloc(sizeof *r);
     pthread_t thread;
@@ -106,7 +106,7 @@ int names_get(struct names *n, const struct redis_addr *a, const struct sockaddr
         if (n->n == 0) return -EIO;
     } else if (n->i >= n->n && !numeric(n, a)) {
         if (redis_addr_is_unix(a)) return -EIO; /* too long a path */
-        n->resolve = start(a);
+        n->resolve = start_lookup(a);
         return n->resolve ? -EAGAIN : -EIO;
     }
     *ret = (const struct sockaddr *)&n->addr[n->i];

@@ -39,7 +39,7 @@ struct parser {
     struct err *err;
 };
 
-static int refuse(const struct parser *p, const char *why)
+static int refuse_url(const struct parser *p, const char *why)
 {
     return err_set(p->err, -EINVAL, "Redis URL %zu: %s", p->i + 1, why);
 }
@@ -73,11 +73,11 @@ static int decode(const struct parser *p, struct text t, char **ret)
         if (c == '%') {
             int hi = i + 2 < t.len ? hex_digit(t.p[i + 1]) : -1;
             int lo = i + 2 < t.len ? hex_digit(t.p[i + 2]) : -1;
-            if (hi < 0 || lo < 0) return refuse(p, "'%' must be followed by two hex digits");
+            if (hi < 0 || lo < 0) return refuse_url(p, "'%' must be followed by two hex digits");
             c = hi * 16 + lo;
             i += 2;
         }
-        if (c == 0) return refuse(p, "a NUL byte");
+        if (c == 0) return refuse_url(p, "a NUL byte");
         out[n++] = (char)c;
     }
     *ret = out;
@@ -115,7 +115,7 @@ static int set_db(struct parser *p, const char *value)
 {
     int64_t v;
     if (opt_parse_int(value, &v) < 0 || v < 0 || v > DB_MAX)
-        return refuse(p, "the database must be a number from 0 to 65535");
+        return refuse_url(p, "the database must be a number from 0 to 65535");
     int r = set_num(p, &p->said_db, p->u->db, (uint64_t)v, "database");
     if (r == 0) p->u->db = (unsigned)v;
     return r;
@@ -125,7 +125,7 @@ static int set_ttl(struct parser *p, const char *value)
 {
     uint64_t ms;
     if (opt_parse_duration_ms(value, &ms) < 0 || ms > TTL_MAX_MS)
-        return refuse(p, "ttl must be a duration up to ten years, such as 36h");
+        return refuse_url(p, "ttl must be a duration up to ten years, such as 36h");
     int r = set_num(p, &p->said_ttl, p->u->ttl_ms, ms, "ttl");
     if (r == 0) p->u->ttl_ms = ms;
     return r;
@@ -135,7 +135,7 @@ static int set_connections(struct parser *p, const char *value)
 {
     int64_t v;
     if (opt_parse_int(value, &v) < 0 || v < 1 || v > REDIS_CONNECTIONS_MAX)
-        return refuse(p, "connections must be a number from 1 to 64");
+        return refuse_url(p, "connections must be a number from 1 to 64");
     int r =
         set_num(p, &p->said_connections, p->u->connections, (uint64_t)v, "number of connections");
     if (r == 0) p->u->connections = (unsigned)v;
@@ -145,7 +145,7 @@ static int set_connections(struct parser *p, const char *value)
 static int set_insecure(struct parser *p, const char *value)
 {
     bool v;
-    if (opt_parse_bool(value, &v) < 0) return refuse(p, "insecure must be true or false");
+    if (opt_parse_bool(value, &v) < 0) return refuse_url(p, "insecure must be true or false");
     int r = set_num(p, &p->said_insecure, p->u->insecure, v, "word on insecure");
     if (r == 0) p->u->insecure = v;
     return r;
@@ -154,9 +154,9 @@ static int set_insecure(struct parser *p, const char *value)
 static int set_prefix(struct parser *p, const char *value)
 {
     if (strlen(value) >= REDIS_PREFIX_MAX || !is_printable(value))
-        return refuse(p, "the prefix must be up to 63 printable characters");
+        return refuse_url(p, "the prefix must be up to 63 printable characters");
     /* A hash tag would put every key into one slot. */
-    if (strpbrk(value, "{}")) return refuse(p, "the prefix must not contain braces");
+    if (strpbrk(value, "{}")) return refuse_url(p, "the prefix must not contain braces");
     return set_str(p, &p->u->prefix, value, "prefix");
 }
 
@@ -191,16 +191,16 @@ static int set_parameter(struct parser *p, const char *name, const char *value)
     const char *no_tls = "ca, cert, key and insecure need a TLS scheme such as rediss://";
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++) {
         if (strcmp(name, strings[i].name) != 0) continue;
-        if (strings[i].tls_only && !p->scheme->tls) return refuse(p, no_tls);
-        if (!*value) return refuse(p, "a parameter without a value");
+        if (strings[i].tls_only && !p->scheme->tls) return refuse_url(p, no_tls);
+        if (!*value) return refuse_url(p, "a parameter without a value");
         return set_str(p, strings[i].at, value, strings[i].what);
     }
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         if (strcmp(name, others[i].name) != 0) continue;
-        if (others[i].tls_only && !p->scheme->tls) return refuse(p, no_tls);
+        if (others[i].tls_only && !p->scheme->tls) return refuse_url(p, no_tls);
         return others[i].set(p, value);
     }
-    return refuse(p, "a parameter that is not known");
+    return refuse_url(p, "a parameter that is not known");
 }
 
 static int parse_query(struct parser *p, struct text rest)
@@ -211,7 +211,7 @@ static int parse_query(struct parser *p, struct text rest)
         cut(&rest, '&', &one);
         if (one.len == 0) continue;
         cut(&one, '=', &name);
-        if (!one.p) return refuse(p, "a parameter without '='");
+        if (!one.p) return refuse_url(p, "a parameter without '='");
         int r = decode(p, name, &n);
         if (r == 0) r = decode(p, one, &v);
         if (r == 0) r = set_parameter(p, n, v);
@@ -226,7 +226,7 @@ static int parse_userinfo(struct parser *p, struct text rest)
     struct text name;
     char *s;
     cut(&rest, ':', &name);
-    if (!rest.p) return refuse(p, "a user without a password; ':' stands before a password");
+    if (!rest.p) return refuse_url(p, "a user without a password; ':' stands before a password");
     int r = 0;
     if (name.len > 0) {
         r = decode(p, name, &s);
@@ -234,7 +234,7 @@ static int parse_userinfo(struct parser *p, struct text rest)
     }
     if (r == 0) r = decode(p, rest, &s);
     if (r < 0) return r;
-    if (!*s) return refuse(p, "an empty password");
+    if (!*s) return refuse_url(p, "an empty password");
     return set_str(p, &p->u->password, s, "password");
 }
 
@@ -243,7 +243,7 @@ static int add_host(struct parser *p, const struct redis_addr *a)
     struct redis_url *u = p->u;
     for (size_t i = 0; i < u->n_hosts; i++)
         if (redis_addr_same(&u->host[i], a)) return 0;
-    if (u->n_hosts == REDIS_HOSTS_MAX) return refuse(p, "more than 64 hosts");
+    if (u->n_hosts == REDIS_HOSTS_MAX) return refuse_url(p, "more than 64 hosts");
     u->host[u->n_hosts++] = *a;
     return 0;
 }
@@ -256,26 +256,26 @@ static int parse_host(struct parser *p, struct text t)
     if (t.len > 0 && t.p[0] == '[') {
         port = (struct text){t.p + 1, t.len - 1};
         cut(&port, ']', &host);
-        if (!port.p) return refuse(p, "'[' without ']'");
-        if (port.len > 0 && port.p[0] != ':') return refuse(p, "']' must end the host");
+        if (!port.p) return refuse_url(p, "'[' without ']'");
+        if (port.len > 0 && port.p[0] != ':') return refuse_url(p, "']' must end the host");
         port = port.len > 0 ? (struct text){port.p + 1, port.len - 1} : (struct text){NULL, 0};
     } else {
         cut(&port, ':', &host);
         if (port.p && memchr(port.p, ':', port.len))
-            return refuse(p, "an IPv6 address must stand in brackets");
+            return refuse_url(p, "an IPv6 address must stand in brackets");
     }
     char *s;
     int r = decode(p, host, &s);
     if (r < 0) return r;
     if (!*s || strlen(s) >= REDIS_HOST_MAX || !is_printable(s) || strpbrk(s, "/@[]"))
-        return refuse(p, "a host is missing or is not a name or an address");
+        return refuse_url(p, "a host is missing or is not a name or an address");
     memcpy(a.host, s, strlen(s) + 1);
     if (port.p) {
         int64_t v = 0;
         r = decode(p, port, &s);
         if (r < 0) return r;
         if (opt_parse_int(s, &v) < 0 || v < 1 || v > 65535)
-            return refuse(p, "a port must be a number from 1 to 65535");
+            return refuse_url(p, "a port must be a number from 1 to 65535");
         a.port = (uint16_t)v;
     }
     return add_host(p, &a);
@@ -286,11 +286,11 @@ static int parse_unix(struct parser *p, struct text rest)
     struct redis_addr a = {0};
     char *s;
     const char *slash = memchr(rest.p, '/', rest.len);
-    if (!slash) return refuse(p, "a unix socket needs a path, as in unix:///run/redis.sock");
+    if (!slash) return refuse_url(p, "a unix socket needs a path, as in unix:///run/redis.sock");
     struct text before = {rest.p, (size_t)(slash - rest.p)};
     if (before.len > 0) {
         if (before.p[before.len - 1] != '@')
-            return refuse(p, "a unix socket has no host: unix:///path");
+            return refuse_url(p, "a unix socket has no host: unix:///path");
         before.len--;
         int r = parse_userinfo(p, before);
         if (r < 0) return r;
@@ -298,7 +298,8 @@ static int parse_unix(struct parser *p, struct text rest)
     int r = decode(p, (struct text){slash, rest.len - (size_t)(slash - rest.p)}, &s);
     if (r < 0) return r;
     enum { SUN_PATH_MAX = 108 }; /* struct sockaddr_un, with the NUL */
-    if (strlen(s) >= SUN_PATH_MAX || strlen(s) < 2) return refuse(p, "no path of a unix socket");
+    if (strlen(s) >= SUN_PATH_MAX || strlen(s) < 2)
+        return refuse_url(p, "no path of a unix socket");
     memcpy(a.host, s, strlen(s) + 1);
     return add_host(p, &a);
 }
@@ -328,7 +329,8 @@ static int parse_path(struct parser *p, struct text path)
     if (r < 0) return r;
     if (p->scheme->mode == REDIS_SENTINEL) {
         if (!*s || !is_printable(s) || strchr(s, '/'))
-            return refuse(p, "behind the sentinels the master's name is wanted, as in /mymaster");
+            return refuse_url(p,
+                              "behind the sentinels the master's name is wanted, as in /mymaster");
         return set_str(p, &p->u->master, s, "master name");
     }
     return *s ? set_db(p, s) : 0;
@@ -337,7 +339,7 @@ static int parse_path(struct parser *p, struct text path)
 static int parse_one(struct parser *p, const char *url)
 {
     size_t len = strlen(url);
-    if (len > URL_BYTES_MAX) return refuse(p, "too long");
+    if (len > URL_BYTES_MAX) return refuse_url(p, "too long");
     const char *sep = strstr(url, "://");
     p->scheme = NULL;
     for (size_t i = 0; sep && i < sizeof(schemes) / sizeof(schemes[0]); i++)
@@ -345,14 +347,15 @@ static int parse_one(struct parser *p, const char *url)
             strncmp(url, schemes[i].name, (size_t)(sep - url)) == 0)
             p->scheme = &schemes[i];
     if (!p->scheme)
-        return refuse(p, "begins with none of redis:// rediss:// redis-cluster:// rediss-cluster://"
-                         " redis-sentinel:// rediss-sentinel:// unix:// redis+unix://");
+        return refuse_url(
+            p, "begins with none of redis:// rediss:// redis-cluster:// rediss-cluster://"
+               " redis-sentinel:// rediss-sentinel:// unix:// redis+unix://");
     if (p->i > 0 && (p->u->mode != p->scheme->mode || p->u->tls != p->scheme->tls))
-        return refuse(p, "another scheme than the URLs before it");
+        return refuse_url(p, "another scheme than the URLs before it");
     p->u->mode = p->scheme->mode;
     p->u->tls = p->scheme->tls;
     struct text query = {sep + 3, len - (size_t)(sep + 3 - url)}, hosts, path;
-    if (memchr(query.p, '#', query.len)) return refuse(p, "'#' must be written %23");
+    if (memchr(query.p, '#', query.len)) return refuse_url(p, "'#' must be written %23");
     cut(&query, '?', &hosts);
     int r;
     if (p->scheme->is_unix) {
@@ -370,18 +373,19 @@ static int parse_one(struct parser *p, const char *url)
 static int check_all(const struct parser *p)
 {
     const struct redis_url *u = p->u;
-    if (u->user && !u->password) return refuse(p, "a user without a password");
+    if (u->user && !u->password) return refuse_url(p, "a user without a password");
     if (u->sentinel_user && !u->sentinel_password)
-        return refuse(p, "a sentinel user without a password");
+        return refuse_url(p, "a sentinel user without a password");
     if (u->mode != REDIS_SENTINEL && u->sentinel_password)
-        return refuse(p, "a sentinel password without redis-sentinel://");
-    if (!u->cert != !u->key) return refuse(p, "cert and key come together");
-    if (u->mode == REDIS_CLUSTER && u->db != 0) return refuse(p, "a cluster has database 0 only");
+        return refuse_url(p, "a sentinel password without redis-sentinel://");
+    if (!u->cert != !u->key) return refuse_url(p, "cert and key come together");
+    if (u->mode == REDIS_CLUSTER && u->db != 0)
+        return refuse_url(p, "a cluster has database 0 only");
     if (u->n_hosts > 1 && u->db != 0 && u->mode == REDIS_PLAIN)
-        return refuse(p, "several servers are a cluster, which has database 0 only");
+        return refuse_url(p, "several servers are a cluster, which has database 0 only");
     for (size_t i = 0; u->n_hosts > 1 && i < u->n_hosts; i++)
         if (redis_addr_is_unix(&u->host[i]))
-            return refuse(p, "a unix socket is one server and stands alone");
+            return refuse_url(p, "a unix socket is one server and stands alone");
     return 0;
 }
 

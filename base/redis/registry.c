@@ -46,8 +46,8 @@ int registry_address(const char *url, char ret[REGISTRY_ADDRESS_BYTES])
 
 /* ---- commands ---- */
 
-static void key_of(const struct registry *g, const char *rest, const char *address,
-                   char ret[KEY_BYTES])
+static void redis_key(const struct registry *g, const char *rest, const char *address,
+                      char ret[KEY_BYTES])
 {
     (void)snprintf(ret, KEY_BYTES, "%s{registry:%s}:%s%s", g->prefix ? g->prefix : DEFAULT_PREFIX,
                    g->group, rest, address);
@@ -64,7 +64,7 @@ static int run_command(const struct registry *g, int argc, const char *const *ar
 static int set(const struct registry *g, const char *address, const char *value, struct err *err)
 {
     char key[KEY_BYTES], ttl[16];
-    key_of(g, "worker:", address, key);
+    redis_key(g, "worker:", address, key);
     (void)snprintf(ttl, sizeof ttl, "%d", REGISTRY_TTL_MS);
     const char *argv[] = {"SET", key, value, "PX", ttl};
     return run_command(g, 5, argv, err);
@@ -74,7 +74,7 @@ int registry_put(const struct registry *g, const char *address, const char *reco
 {
     char key[KEY_BYTES], now[32], old[32];
     double t = clock_wall_s();
-    key_of(g, "workers", "", key);
+    redis_key(g, "workers", "", key);
     (void)snprintf(now, sizeof now, "%.0f", t);
     (void)snprintf(old, sizeof old, "%.0f", t - FORGET_S);
     const char *add[] = {"ZADD", key, now, address};
@@ -97,7 +97,7 @@ static int read_states(const struct registry *g, struct registry_list *l, struct
     redisReply *reply;
     if (!key) return -ENOMEM;
     for (size_t i = 0; i < l->n; i++) {
-        key_of(g, "worker:", l->item[i].address, key[i]);
+        redis_key(g, "worker:", l->item[i].address, key[i]);
         argv[1 + i] = key[i];
     }
     int r = redis_sync_command(g->redis, 1 + (int)l->n, argv, &reply, err);
@@ -118,7 +118,7 @@ int registry_read(const struct registry *g, struct registry_list *ret, struct er
 {
     char key[KEY_BYTES], last[16], clean[REGISTRY_ADDRESS_BYTES];
     redisReply *reply;
-    key_of(g, "workers", "", key);
+    redis_key(g, "workers", "", key);
     (void)snprintf(last, sizeof last, "%d", REGISTRY_WORKERS_MAX - 1);
     const char *argv[] = {"ZREVRANGE", key, "0", last};
     int r = redis_sync_command(g->redis, 4, argv, &reply, err);

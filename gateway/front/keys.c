@@ -8,11 +8,11 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/opt.h"
-#include "base/sha256.h"
 #include "policy/fair.h"
 
 #include <ctype.h>
 #include <fnmatch.h>
+#include <openssl/sha.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static int salted(const void *salt, size_t salt_len, const char *key, size_t len
     if (!p) return -ENOMEM;
     memcpy(p, salt, salt_len);
     memcpy(p + salt_len, key, len);
-    sha256(p, salt_len + len, ret);
+    SHA256((const unsigned char *)p, salt_len + len, ret);
     if (p != small) mem_free(p);
     return 0;
 }
@@ -78,7 +78,7 @@ static int set_key(struct gw_keys *k, struct entry *e, const char *text)
 {
     if (strncmp(text, "sha256:", 7) != 0) {
         e->known = true;
-        sha256(text, strlen(text), e->hash);
+        SHA256((const unsigned char *)text, strlen(text), e->hash);
         return salted(k->salt, SALT_BYTES, text, strlen(text), e->print);
     }
     const char *hex = strrchr(text, ':') + 1;

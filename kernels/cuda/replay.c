@@ -2,7 +2,7 @@
 
 #include <errno.h>
 
-static void drop(struct recording *x, struct cu *c)
+static void drop_recording(struct recording *x, struct cu *c)
 {
     cu_graph_free(c, x->graph);
     x->graph = NULL;
@@ -20,10 +20,10 @@ struct recording *replay_find(struct replay *r, struct cu *c, uint64_t key, uint
         if (y->used < x->used) x = y;
     }
     if (x->key != key || !x->used) {
-        drop(x, c);
+        drop_recording(x, c);
         *x = (struct recording){.key = key};
     }
-    if (x->n_moved != n_moved) drop(x, c);
+    if (x->n_moved != n_moved) drop_recording(x, c);
     x->n_moved = n_moved;
     x->used = ++r->n_used;
     return x;
@@ -54,7 +54,7 @@ void replay_end(struct replay *r, struct cu *c, struct recording *x, int status)
 void replay_forget(struct replay *r, struct cu *c)
 {
     for (size_t i = 0; i < REPLAY_MAX; i++) {
-        drop(&r->at[i], c);
+        drop_recording(&r->at[i], c);
         r->at[i] = (struct recording){0};
     }
 }

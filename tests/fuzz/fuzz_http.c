@@ -3,7 +3,8 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/net/http_int.h"
+#include "base/net/http_parse.h"
+#include "base/net/http_server.h"
 
 #include <string.h>
 #include <strings.h>

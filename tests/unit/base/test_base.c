@@ -5,7 +5,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metric.h"
-#include "base/net/http.h"
+#include "base/net/http_loop.h"
+#include "base/net/sse.h"
 #include "base/ring.h"
 #include "tests/test.h"
 

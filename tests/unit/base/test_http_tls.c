@@ -1,5 +1,7 @@
 /* TLS on both sides: client and server in one loop, and raw OpenSSL peers in threads for what ours
  * would never do. */
+#include "base/net/http.h"
+#include "base/net/http_server_int.h"
 #include "base/net/http_tls.c" /* its counters */
 
 #include "tests/test.h"

@@ -1,9 +1,9 @@
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/sha256.h"
 #include "gateway/front/keys.h"
 #include "tests/test.h"
 
+#include <openssl/sha.h>
 #include <unistd.h>
 
 static const struct gw_key *bearer(struct gw_keys *k, const char *key)
@@ -68,10 +68,10 @@ TEST(hashed_keys)
     struct buf made = BUF_INIT, again = BUF_INIT;
     uint8_t h[32];
     char plain[80] = "sha256:", own[80] = "sha256:pepper:";
-    sha256("three", 5, h);
+    SHA256((const unsigned char *)"three", 5, h);
     for (int i = 0; i < 32; i++)
         (void)snprintf(plain + 7 + 2 * i, 3, "%02X", h[i]);
-    sha256("pepperone", 9, h);
+    SHA256((const unsigned char *)"pepperone", 9, h);
     for (int i = 0; i < 32; i++)
         (void)snprintf(own + 14 + 2 * i, 3, "%02x", h[i]);
     ASSERT_OK(gw_key_hash("two", &made));
@@ -104,7 +104,7 @@ TEST(every_byte_of_a_digest_counts)
     for (int wrong = 0; wrong < 33; wrong++) { /* 32: none */
         char *list[] = {text};
         struct gw_keys *k;
-        sha256("key", 3, h);
+        SHA256((const unsigned char *)"key", 3, h);
         if (wrong < 32) h[wrong] ^= 0x10;
         size_t n = (size_t)snprintf(text, sizeof text, "sha256:");
         for (int i = 0; i < 32; i++, n += 2)
@@ -123,11 +123,11 @@ TEST(a_key_of_nearly_the_same_digest_is_refused)
     uint8_t h[32];
     for (int i = 0; !*a; i++) {
         (void)snprintf(b, sizeof b, "k%d", i);
-        sha256(b, strlen(b), h);
+        SHA256((const unsigned char *)b, strlen(b), h);
         char *first = seen[h[0] << 8 | h[1]];
         memcpy(*first ? a : first, *first ? first : b, sizeof b);
     }
-    sha256(a, strlen(a), h);
+    SHA256((const unsigned char *)a, strlen(a), h);
     for (int i = 0; i < 32; i++)
         (void)snprintf(entry + 7 + 2 * i, 3, "%02x", h[i]);
     struct gw_keys *k;

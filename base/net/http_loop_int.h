@@ -1,0 +1,73 @@
+/* http_loop_int: the inside of a loop: its scratch, its deferred calls, cheap timers.
+ *
+ * Callbacks into user code are made from event handlers and deferred calls only, never from inside
+ * a call of the user. Thread: the loop's. */
+#ifndef BASE_NET_HTTP_LOOP_INT_H
+#define BASE_NET_HTTP_LOOP_INT_H
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "base/net/http_loop.h"
+#include "base/ring.h"
+
+#include <event2/event.h>
+#include <event2/event_struct.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+enum { HTTP_SCRATCH_BYTES = 128 * 1024 }; /* chosen: a 32k-token prompt in one or two reads */
+
+struct http_defer { /* a call to be made from the loop, embedded in its owner */
+    void (*fn)(void *arg);
+    void *arg;
+    struct http_defer *prev, *next;
+    bool queued;
+};
+struct http_loop {
+    struct event_base *base;
+    struct ring ring;
+    int wake_fd;
+    atomic_bool woken, stop;
+    struct event ev_wake, ev_defer, ev_lag;
+    struct http_defer defers; /* list head */
+    size_t n_defers;
+    bool in_handler;
+    uint64_t lag_due_ns;
+    double lag_ms;
+    char *scratch; /* HTTP_SCRATCH_BYTES: every read goes here first, so that idle connections hold
+                      no buffer */
+    char *tls_scratch;        /* as large: records before and after the cipher; NULL until used */
+    struct buf tls_out, head; /* records on their way out; a reply's head: empty between uses */
+    struct mem_stock reqs;    /* struct http_req */
+    /* What http_loop_status_line() said last, and until when it is true. */
+    uint64_t line_until_ns;
+    int line_status;
+    size_t line_len;
+    char line[128];
+};
+enum { HTTP_STOCK_MAX = 64 }; /* chosen: more than are under way in one turn, as a rule */
+/* "HTTP/1.1 200 OK" and the Date header: written anew when one of them changes. */
+const char *http_loop_status_line(struct http_loop *l, int status, size_t *ret_len);
+
+void http_defer(struct http_loop *l, struct http_defer *d); /* idempotent while queued */
+void http_defer_cancel(struct http_loop *l, struct http_defer *d);
+/* Around the handler of an event: what it defers is done when it ends, while its memory is warm. */
+void http_handler_begin(struct http_loop *l);
+void http_handler_end(struct http_loop *l);
+void http_timeout_add(struct event *ev, uint64_t delay_ms);
+
+/* A timer that is moved at every step of a connection and hardly ever fires: moving it on costs a
+ * store; the event is armed anew only when it fires too early. */
+struct http_alarm {
+    struct event ev;
+    struct http_loop *loop;
+    uint64_t due_ns, armed_ns; /* 0 = off; when the event will fire */
+    void (*fn)(void *arg);
+    void *arg;
+};
+void http_alarm_init(struct http_alarm *a, struct http_loop *l, void (*fn)(void *arg), void *arg);
+void http_alarm_set(struct http_alarm *a, uint64_t delay_ms);
+void http_alarm_clear(struct http_alarm *a);
+void http_alarm_fini(struct http_alarm *a);
+
+#endif
