@@ -78,6 +78,8 @@ struct tier_ident bench_ident(const struct bench *b);
 /* "round 2 of 7" on a terminal's last line; nothing elsewhere. */
 void bench_progress(const char *what, size_t done, size_t of);
 
+/* Appends a file. */
+int bench_read_text(const char *path, struct buf *ret, struct err *err);
 /* Texts of a folder's .txt files, by name; the caller mem_free()s each. */
 int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
                     struct err *err);

@@ -9,10 +9,8 @@
  * seeded: same model, same texts, same profile. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
-#include "tools/bench/calibrate.h"
 #include "tools/bench/judge.h"
 
-#include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -22,11 +20,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define SEARCH_RATIO                                                                               \
-    0.10 /* chosen: where the curves of good and bad settings are furthest apart                   \
-          */
+#define SEARCH_RATIO 0.10 /* chosen: where curves of good and bad settings are furthest apart */
 
 enum { SEED = 1, SET_MAX = 256, CANDIDATES_MAX = 48, NEIGHBOURS_MANY = 16 };
+static const char sample_path[] = KV_SOURCE_DIR "/tests/data/calibration/pages.jsonl";
 
 /* Recomputed shares that the curves are measured at. */
 static const double curve_ratio[] = {0.02, 0.05, 0.10, 0.15, 0.20, 0.30};
@@ -42,23 +39,43 @@ struct set { /* half of the lines */
     size_t n;
     double reuse[SET_MAX]; /* KL of plain reuse */
 };
+struct candidate {
+    struct fus_profile p;
+    double mean, kl[SET_MAX];
+};
 struct calibration {
     struct bench *b;
     struct judge judge;
     struct set search, report;
-    unsigned n_runs; /* evaluations of a setting on a line */
+    struct fus_profile p; /* as it is chosen by now */
+    uint64_t ram_bytes;
+    unsigned n_runs;                       /* evaluations of a setting on a line */
+    struct candidate cand[CANDIDATES_MAX]; /* of a knob; the first is what there was */
+    size_t n_cand;
+};
+
+/* What is searched. Settings are written to ret[CANDIDATES_MAX]; the number of them is returned. */
+enum what { SINK_TOKENS, SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
+struct knob {
+    enum what what;
+    const char *name;
+    enum pol_strategy strategy; /* that shows what it is worth */
+    size_t (*coarse)(const struct fus_profile *p, unsigned L, struct fus_profile *ret);
+    /* Near the best of those; NULL: nothing more. */
+    size_t (*around)(const struct fus_profile *p, unsigned L, struct fus_profile *ret);
+    /* Which of the candidates is taken. */
+    size_t (*choose)(const struct candidate *x, size_t n, size_t n_lines);
 };
 
 /* ---- evaluating ---- */
 
 /* KL of each line of the set with the settings of b->profile. */
-static int evaluate(struct calibration *c, const struct set *s, enum pol_strategy strategy,
-                    double ratio, double *ret, struct err *err)
+static int evaluate(struct calibration *c, const struct set *s, const struct bench_run *run,
+                    double *ret, struct err *err)
 {
-    const struct bench_run run = {.strategy = strategy, .ratio = (float)ratio};
     for (size_t i = 0; i < s->n; i++) {
         struct verdict v;
-        const int r = judge_run(&c->judge, &s->line[i], &run, &v);
+        const int r = judge_run(&c->judge, &s->line[i], run, &v);
         if (r < 0) return err_set(err, r, "running a prompt failed: %s", err_name(r));
         ret[i] = v.kl_forced;
         c->n_runs++;
@@ -66,8 +83,29 @@ static int evaluate(struct calibration *c, const struct set *s, enum pol_strateg
     return 0;
 }
 
+static double mean_kl(const double *v, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += v[i];
+    return sum / (double)n;
+}
+
+/* One more candidate, measured on the first half. */
+static int add_candidate(struct calibration *c, const struct fus_profile *p,
+                         const struct bench_run *run, struct err *err)
+{
+    struct candidate *x = &c->cand[c->n_cand];
+    c->b->profile = x->p = *p;
+    int r = evaluate(c, &c->search, run, x->kl, err);
+    x->mean = mean_kl(x->kl, c->search.n);
+    c->n_cand++;
+    return r;
+}
+
 static int open_set(struct calibration *c, struct set *s, struct err *err)
 {
+    const struct bench_run reuse = {.strategy = POL_REUSE};
     const size_t n = json_array_size(s->lines);
     int r = 0;
     for (size_t i = 0; r == 0 && i < n; i++) {
@@ -76,7 +114,7 @@ static int open_set(struct calibration *c, struct set *s, struct err *err)
         if (r == 0) s->n++;
         bench_progress("preparing", i + 1, n);
     }
-    return r == 0 ? evaluate(c, s, POL_REUSE, 0, s->reuse, err) : r;
+    return r == 0 ? evaluate(c, s, &reuse, s->reuse, err) : r;
 }
 
 static void close_set(struct set *s)
@@ -88,57 +126,32 @@ static void close_set(struct set *s)
 
 /* ---- searching ---- */
 
-struct candidate {
-    struct fus_profile p;
-    double mean, kl[SET_MAX];
-};
-struct knob {
-    const char *name;
-    enum pol_strategy strategy; /* that shows what it is worth */
-    /* Which of the candidates is taken, of which the first is what there was; NULL: clearly_best */
-    size_t (*choose)(const struct candidate *x, size_t n, size_t n_lines);
-};
-
-static double mean_of(const double *v, size_t n)
+static void describe_setting(const struct fus_profile *p, enum what what, char ret[32])
 {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += v[i];
-    return sum / (double)n;
-}
-
-static void describe(const struct fus_profile *p, const char *name, char *ret, size_t cap)
-{
-    if (strcmp(name, "score layers") == 0)
-        (void)snprintf(ret, cap, "%u-%u", p->score_lo, p->score_hi - 1);
-    else if (strcmp(name, "neighbours") == 0)
-        (void)snprintf(ret, cap, "%u", p->neighbours);
-    else if (strcmp(name, "power") == 0)
-        (void)snprintf(ret, cap, "%g", p->sense_power);
-    else if (strcmp(name, "sidecar layer") == 0)
-        (void)snprintf(ret, cap, "%u", p->side_layer);
-    else if (strcmp(name, "check layer") == 0)
-        (void)snprintf(ret, cap, "%u", p->check_layer);
+    const double value[] = {[SINK_TOKENS] = p->sink_tokens, [NEIGHBOURS] = p->neighbours,
+                            [POWER] = p->sense_power,       [SIDE_LAYER] = p->side_layer,
+                            [CHECK_LAYER] = p->check_layer, [SCORE_LAYERS] = p->score_lo};
+    if (what == SCORE_LAYERS)
+        (void)snprintf(ret, 32, "%u-%u", p->score_lo, p->score_hi - 1);
     else
-        (void)snprintf(ret, cap, "%u", p->sink_tokens);
+        (void)snprintf(ret, 32, "%g", value[what]);
 }
 
 /* One line of the log and of the report. */
-static void tell(struct calibration *c, const struct knob *k, const struct candidate *x,
-                 const struct candidate *now, bool chosen)
+static void tell_candidate(struct calibration *c, const struct knob *k, size_t i, bool chosen)
 {
-    const struct boot gain = boot_ratio(x->kl, now->kl, c->search.n, SEED);
+    const struct candidate *x = &c->cand[i];
+    const struct boot gain = boot_ratio(x->kl, c->cand[0].kl, c->search.n, SEED);
     char value[32];
-    describe(&x->p, k->name, value, sizeof value);
+    describe_setting(&x->p, k->what, value);
     (void)printf("%-14s %-8s %9.5f  %6.3f [%5.3f, %5.3f]%s\n", k->name, value, x->mean, gain.value,
                  gain.lo, gain.hi, chosen ? "  <-" : "");
-    json_t *row =
-        json_pack("{s:s, s:s, s:s, s:f, s:b}", "knob", k->name, "value", value, "strategy",
-                  pol_strategy_name(k->strategy), "kl_forced", x->mean, "chosen", chosen);
-    json_object_set_new(row, "vs_default", bench_number(gain.value));
-    json_object_set_new(row, "vs_default_lo", bench_number(gain.lo));
-    json_object_set_new(row, "vs_default_hi", bench_number(gain.hi));
-    json_array_append_new(c->b->rows, row);
+    json_array_append_new(c->b->rows,
+                          json_pack("{s:s, s:s, s:s, s:f, s:b, s:o, s:o, s:o}", "knob", k->name,
+                                    "value", value, "strategy", pol_strategy_name(k->strategy),
+                                    "kl_forced", x->mean, "chosen", chosen, "vs_default",
+                                    bench_number(gain.value), "vs_default_lo",
+                                    bench_number(gain.lo), "vs_default_hi", bench_number(gain.hi)));
 }
 
 /* What is recomputed of a setting's candidates: the same cost for all. Below hkvd's check layer all
@@ -157,21 +170,18 @@ static bool same_setting(const struct fus_profile *a, const struct fus_profile *
            a->check_layer == b->check_layer;
 }
 
-/* Adds the settings that are not among the candidates yet, and measures them. */
-static int measure(struct calibration *c, const struct knob *k, struct candidate *x, size_t *n,
-                   const struct fus_profile *more, size_t n_more, struct err *err)
+/* Measures the settings that are not among the candidates yet. */
+static int add_settings(struct calibration *c, const struct knob *k, const struct fus_profile *p,
+                        size_t n, struct err *err)
 {
     int r = 0;
-    for (size_t i = 0; r == 0 && i < n_more && *n < CANDIDATES_MAX; i++) {
+    for (size_t i = 0; r == 0 && i < n && c->n_cand < CANDIDATES_MAX; i++) {
+        const struct bench_run run = {.strategy = k->strategy,
+                                      .ratio = (float)ratio_of(k, &p[i], c->b->cfg->L)};
         size_t at = 0;
-        while (at < *n && !same_setting(&x[at].p, &more[i]))
+        while (at < c->n_cand && !same_setting(&c->cand[at].p, &p[i]))
             at++;
-        const double ratio = ratio_of(k, &more[i], c->b->cfg->L);
-        if (at < *n || ratio < 0) continue;
-        c->b->profile = x[*n].p = more[i];
-        r = evaluate(c, &c->search, k->strategy, ratio, x[*n].kl, err);
-        x[*n].mean = mean_of(x[*n].kl, c->search.n);
-        ++*n;
+        if (at == c->n_cand && run.ratio >= 0) r = add_candidate(c, &p[i], &run, err);
     }
     return r;
 }
@@ -191,86 +201,79 @@ static size_t clearly_best(const struct candidate *x, size_t n, size_t n_lines)
     return boot_ratio(x[best].kl, x[0].kl, n_lines, SEED).hi < 1 ? best : 0;
 }
 
-/* The coarse settings, then those around the best of them; *p becomes the one that is chosen of
- * all. around: fills at most 8 settings near one, or NULL. */
-static int search(struct calibration *c, const struct knob *k, const struct fus_profile *coarse,
-                  size_t n_coarse,
-                  size_t (*around)(const struct fus_profile *, unsigned L, struct fus_profile *),
-                  struct fus_profile *p, struct err *err)
+/* What there is, the coarse settings, then those around the best of them. */
+static int search_knob(struct calibration *c, const struct knob *k, struct err *err)
 {
-    struct candidate *x = mem_alloc((CANDIDATES_MAX + 1) * sizeof *x);
-    struct fus_profile near[8];
-    size_t n = 0;
-    if (!x) return err_set(err, -ENOMEM, "out of memory");
-    int r = measure(c, k, x, &n, p, 1, err);
-    if (r == 0) r = measure(c, k, x, &n, coarse, n_coarse, err);
-    if (r == 0 && around) {
-        const size_t n_near = around(&x[best_of(x, n)].p, c->b->cfg->L, near);
-        r = measure(c, k, x, &n, near, n_near, err);
+    struct fus_profile list[CANDIDATES_MAX];
+    const unsigned L = c->b->cfg->L;
+    c->n_cand = 0;
+    int r = add_settings(c, k, &c->p, 1, err);
+    if (r == 0) r = add_settings(c, k, list, k->coarse(&c->p, L, list), err);
+    if (r == 0 && k->around) {
+        const struct candidate *best = &c->cand[best_of(c->cand, c->n_cand)];
+        r = add_settings(c, k, list, k->around(&best->p, L, list), err);
     }
     if (r == 0) {
-        const size_t chosen = (k->choose ? k->choose : clearly_best)(x, n, c->search.n);
-        for (size_t i = 0; i < n; i++)
-            tell(c, k, &x[i], &x[0], i == chosen);
-        *p = x[chosen].p;
+        const size_t chosen = k->choose(c->cand, c->n_cand, c->search.n);
+        for (size_t i = 0; i < c->n_cand; i++)
+            tell_candidate(c, k, i, i == chosen);
+        c->p = c->cand[chosen].p;
     }
-    c->b->profile = *p;
-    mem_free(x);
+    c->b->profile = c->p;
     return r;
 }
 
-static bool fits(const struct fus_profile *p, unsigned L)
+/* 1: such a profile is possible, and stands at *ret. */
+static size_t put_profile(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
-    return p->score_lo < p->score_hi && p->score_hi <= L && p->side_layer >= 1 &&
-           p->side_layer < L && p->check_layer >= 1 && p->check_layer < L;
+    if (p->score_lo >= p->score_hi || p->score_hi > L || p->side_layer < 1 || p->side_layer >= L ||
+        p->check_layer < 1 || p->check_layer >= L)
+        return 0;
+    *ret = *p;
+    return 1;
+}
+
+/* Every range of a shallow model; else from 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L. */
+static size_t coarse_layers(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
+{
+    const bool every = L * (L + 1) / 2 < CANDIDATES_MAX;
+    const unsigned parts = every ? L : 6;
+    struct fus_profile x = *p;
+    size_t n = 0;
+    for (unsigned lo = 0; lo < (every ? L : 4); lo++)
+        for (unsigned hi = every ? lo + 1 : 3; hi <= parts; hi++) {
+            x.score_lo = lo * L / parts;
+            x.score_hi = hi * L / parts;
+            n += put_profile(&x, L, &ret[n]);
+        }
+    return n;
 }
 
 static size_t layers_around(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
-    const int step = L >= 12 ? (int)L / 12 : 1;
+    const unsigned step = L >= 12 ? L / 12 : 1;
+    struct fus_profile x = *p;
     size_t n = 0;
-    for (int lo = -1; lo <= 1; lo++)
-        for (int hi = -1; hi <= 1; hi++) {
-            ret[n] = *p;
-            ret[n].score_lo = (unsigned)((int)p->score_lo + lo * step);
-            ret[n].score_hi = (unsigned)((int)p->score_hi + hi * step);
-            if ((lo || hi) && (int)p->score_lo + lo * step >= 0 && fits(&ret[n], L)) n++;
+    for (unsigned lo = 0; lo <= 2; lo++)
+        for (unsigned hi = 0; hi <= 2; hi++) {
+            if (p->score_lo + lo * step < step) continue;
+            x.score_lo = p->score_lo + lo * step - step;
+            x.score_hi = p->score_hi + hi * step - step;
+            n += put_profile(&x, L, &ret[n]);
         }
     return n;
 }
 
-static size_t side_around(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
+static size_t coarse_power(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
+    static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
     size_t n = 0;
-    for (int by = -2; by <= 2; by++) {
+    (void)L;
+    for (; n < sizeof power / sizeof *power; n++) {
         ret[n] = *p;
-        ret[n].side_layer = (unsigned)((int)p->side_layer + by);
-        if (by && (int)p->side_layer + by > 0 && fits(&ret[n], L)) n++;
+        ret[n].sense_power = power[n];
     }
     return n;
-}
-
-static int search_layers(struct calibration *c, struct fus_profile *p, struct err *err)
-{
-    static const struct knob knob = {"score layers", POL_QS};
-    const unsigned L = c->b->cfg->L;
-    const bool few = L * (L + 1) / 2 < CANDIDATES_MAX; /* then every range is one */
-    struct fus_profile x[CANDIDATES_MAX];
-    size_t n = 0;
-    for (unsigned lo = 0; few && lo < L; lo++)
-        for (unsigned hi = lo + 1; hi <= L; hi++, n++) {
-            x[n] = *p;
-            x[n].score_lo = lo;
-            x[n].score_hi = hi;
-        }
-    for (unsigned lo = 0; !few && lo <= 3; lo++) /* 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L */
-        for (unsigned hi = 3; hi <= 6; hi++) {
-            x[n] = *p;
-            x[n].score_lo = lo * L / 6;
-            x[n].score_hi = hi * L / 6;
-            if (fits(&x[n], L)) n++;
-        }
-    return search(c, &knob, x, n, few ? NULL : layers_around, p, err);
 }
 
 /* Powers are a line on which the loss is flat around its least, where a few lines of text decide
@@ -294,52 +297,42 @@ static size_t middle_power(const struct candidate *x, size_t n, size_t n_lines)
     return ret;
 }
 
-static int search_power(struct calibration *c, struct fus_profile *p, struct err *err)
+static size_t coarse_side(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
-    static const struct knob knob = {"power", POL_QS, middle_power};
-    static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
-    struct fus_profile x[sizeof power / sizeof *power];
+    const unsigned step = L > 16 ? L / 8 : 1;
+    struct fus_profile x = *p;
     size_t n = 0;
-    for (; n < sizeof power / sizeof *power; n++) {
-        x[n] = *p;
-        x[n].sense_power = power[n];
-    }
-    return search(c, &knob, x, n, NULL, p, err);
+    for (x.side_layer = step; x.side_layer < L && n < CANDIDATES_MAX; x.side_layer += step)
+        n += put_profile(&x, L, &ret[n]);
+    return n;
 }
 
-static int search_side(struct calibration *c, struct fus_profile *p, struct err *err)
+static size_t side_around(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
-    static const struct knob knob = {"sidecar layer", POL_SIDE};
-    const unsigned L = c->b->cfg->L, step = L > 16 ? L / 8 : 1;
-    struct fus_profile x[CANDIDATES_MAX];
+    struct fus_profile x = *p;
     size_t n = 0;
-    for (unsigned l = step; l < L && n < CANDIDATES_MAX; l += step) {
-        x[n] = *p;
-        x[n].side_layer = l;
-        if (fits(&x[n], L)) n++;
+    for (unsigned by = 0; by <= 4; by++) {
+        x.side_layer = p->side_layer + by > 2 ? p->side_layer + by - 2 : 0;
+        n += put_profile(&x, L, &ret[n]);
     }
-    return search(c, &knob, x, n, step > 1 ? side_around : NULL, p, err);
+    return n;
 }
 
-static int search_check(struct calibration *c, struct fus_profile *p, struct err *err)
+/* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
+static size_t coarse_check(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
 {
-    static const struct knob layer = {"check layer", POL_HKVD};
-    struct fus_profile x[CANDIDATES_MAX];
+    struct fus_profile x = *p;
     size_t n = 0;
-    /* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
-    for (unsigned l = 1; l <= 4; l++) {
-        x[n] = *p;
-        x[n].check_layer = l;
-        if (fits(&x[n], c->b->cfg->L)) n++;
-    }
-    return search(c, &layer, x, n, NULL, p, err);
+    for (x.check_layer = 1; x.check_layer <= 4; x.check_layer++)
+        n += put_profile(&x, L, &ret[n]);
+    return n;
 }
 
 /* The search's chunks once more, in a store of their own, which is the bench's from now on. */
-static int build_again(struct calibration *c, uint64_t ram_bytes, struct err *err)
+static int build_again(struct calibration *c, struct err *err)
 {
     struct store *own;
-    int r = bench_store_create(c->b, ram_bytes, NULL, 0, &own, err);
+    int r = bench_store_create(c->b, c->ram_bytes, NULL, 0, &own, err);
     if (r < 0) return r;
     c->b->store = own;
     for (size_t i = 0; r == 0 && i < c->search.n; i++)
@@ -356,91 +349,116 @@ static int sense_again(struct calibration *c, struct err *err)
     return r;
 }
 
-/* x was measured in the bench's store, now in the old one: the better one's store stays. */
-static bool choose_store(struct calibration *c, const struct knob *k, struct candidate *x,
-                         struct candidate *now, struct store *old)
+/* The first candidate was measured in the old store, the others in the bench's, unless r < 0: the
+ * better one's store stays. */
+static bool choose_store(struct calibration *c, const struct knob *k, struct store *old, int r)
 {
-    x->mean = mean_of(x->kl, c->search.n);
-    now->mean = mean_of(now->kl, c->search.n);
-    const bool better = boot_ratio(x->kl, now->kl, c->search.n, SEED).hi < 1;
-    tell(c, k, now, now, !better);
-    tell(c, k, x, now, better);
+    const size_t best = r == 0 ? 1 + best_of(c->cand + 1, c->n_cand - 1) : 0;
+    const bool better =
+        r == 0 && boot_ratio(c->cand[best].kl, c->cand[0].kl, c->search.n, SEED).hi < 1;
+    if (r == 0) {
+        tell_candidate(c, k, 0, !better);
+        tell_candidate(c, k, best, better);
+    }
+    if (better) c->p = c->cand[best].p;
+    c->b->profile = c->p;
+    if (c->b->store == old) return false; /* there is no other one */
     store_destroy(better ? old : c->b->store);
     if (!better) c->b->store = old;
     return better;
 }
 
-static int give_up(struct calibration *c, struct store *old, int r)
-{
-    if (c->b->store != old) store_destroy(old);
-    return r;
-}
-
 /* Reuse with chunks built behind nothing. */
-static int search_sink(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
-                       struct err *err)
+static int search_sink(struct calibration *c, struct err *err)
 {
-    static const struct knob knob = {"sink tokens", POL_REUSE};
+    static const struct knob knob = {SINK_TOKENS, "sink tokens", POL_REUSE, NULL, NULL, NULL};
+    const struct bench_run reuse = {.strategy = POL_REUSE};
     struct bench *b = c->b;
     struct store *with = b->store;
-    struct candidate x = {.p = *p}, now = {.p = *p};
+    struct fus_profile without = c->p;
     const int32_t sink = b->build_sink;
     if (sink < 0) return 0;
-    memcpy(now.kl, c->search.reuse, sizeof now.kl);
-    x.p.sink_tokens = 0;
+    c->cand[0].p = c->p;
+    c->cand[0].mean = mean_kl(c->search.reuse, c->search.n);
+    memcpy(c->cand[0].kl, c->search.reuse, sizeof c->search.reuse);
+    c->n_cand = 1;
+    without.sink_tokens = 0;
     b->build_sink = -1;
-    int r = build_again(c, ram_bytes, err);
-    if (r == 0) r = evaluate(c, &c->search, POL_REUSE, 0, x.kl, err);
-    if (r < 0) return give_up(c, with, r);
-    if (choose_store(c, &knob, &x, &now, with)) { /* the report's lines are prepared in it later */
-        *p = x.p;
-        memcpy(c->search.reuse, x.kl, sizeof x.kl);
-        r = sense_again(c, err);
-    } else {
+    int r = build_again(c, err);
+    if (r == 0) r = add_candidate(c, &without, &reuse, err);
+    if (!choose_store(c, &knob, with, r)) {
         b->build_sink = sink;
+        return r;
     }
-    b->profile = *p;
-    return r;
+    memcpy(c->search.reuse, c->cand[1].kl, sizeof c->search.reuse);
+    return sense_again(c, err);
 }
 
 /* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
  * is worth more weight, so they are tried with more. */
-static int search_neighbours(struct calibration *c, struct fus_profile *p, uint64_t ram_bytes,
-                             struct err *err)
+static int search_neighbours(struct calibration *c, struct err *err)
 {
-    static const struct knob knob = {"neighbours", POL_QS};
+    static const struct knob knob = {NEIGHBOURS, "neighbours", POL_QS, NULL, NULL, NULL};
+    const struct bench_run run = {.strategy = knob.strategy, .ratio = (float)SEARCH_RATIO};
     struct store *few = c->b->store;
-    struct candidate x[4], now = {.p = *p};
-    size_t n = 0;
+    struct fus_profile many = c->p;
+    many.neighbours = NEIGHBOURS_MANY;
+    c->n_cand = 0;
+    int r = add_candidate(c, &c->p, &run, err);
     c->judge.neighbours = NEIGHBOURS_MANY;
-    int r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, now.kl, err);
-    if (r == 0) r = build_again(c, ram_bytes, err);
+    if (r == 0) r = build_again(c, err);
     if (r == 0) r = sense_again(c, err);
-    for (double power = 1; r == 0 && n < 4; power *= 1.5, n++) {
-        x[n].p = *p;
-        x[n].p.neighbours = NEIGHBOURS_MANY;
-        x[n].p.sense_power = power;
-        c->b->profile = x[n].p;
-        r = evaluate(c, &c->search, knob.strategy, SEARCH_RATIO, x[n].kl, err);
-        x[n].mean = mean_of(x[n].kl, c->search.n);
+    many.sense_power = 1;
+    for (int i = 0; r == 0 && i < 4; i++, many.sense_power *= 1.5)
+        r = add_candidate(c, &many, &run, err);
+    (void)choose_store(c, &knob, few, r);
+    c->judge.neighbours = c->p.neighbours;
+    return r;
+}
+
+static int search_all(struct calibration *c, struct err *err)
+{
+    static const struct knob knob[] = {
+        {SCORE_LAYERS, "score layers", POL_QS, coarse_layers, layers_around, clearly_best},
+        {POWER, "power", POL_QS, coarse_power, NULL, middle_power},
+        {SIDE_LAYER, "sidecar layer", POL_SIDE, coarse_side, side_around, clearly_best},
+        {CHECK_LAYER, "check layer", POL_HKVD, coarse_check, NULL, clearly_best}};
+    int r = search_sink(c, err);
+    for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++) {
+        r = search_knob(c, &knob[i], err);
+        if (r == 0 && knob[i].what == SCORE_LAYERS) r = search_neighbours(c, err);
     }
-    if (r < 0) return give_up(c, few, r);
-    const size_t best = best_of(x, n);
-    if (choose_store(c, &knob, &x[best], &now, few)) *p = x[best].p;
-    c->judge.neighbours = p->neighbours;
-    c->b->profile = *p;
     return r;
 }
 
 /* ---- reporting ---- */
 
-static int measure_curves(struct calibration *c, struct fus_profile *p, struct err *err)
+static int measure_curve(struct calibration *c, enum pol_strategy st, struct err *err)
 {
     const struct set *s = &c->report;
     double kl[SET_MAX];
+    (void)printf("\n%-8s", pol_strategy_name(st));
+    for (size_t i = 0; i < N_CURVE; i++) {
+        const struct bench_run run = {.strategy = st, .ratio = (float)curve_ratio[i]};
+        int r = evaluate(c, s, &run, kl, err);
+        if (r < 0) return r;
+        const struct boot loss = boot_ratio(kl, s->reuse, s->n, SEED);
+        c->p.losses[st][i] = loss.value;
+        (void)printf("   %6.3f [%5.3f, %5.3f]", loss.value, loss.lo, loss.hi);
+        json_array_append_new(c->b->rows,
+                              json_pack("{s:s, s:f, s:o, s:o, s:o}", "strategy",
+                                        pol_strategy_name(st), "ratio", curve_ratio[i], "loss",
+                                        bench_number(loss.value), "loss_lo", bench_number(loss.lo),
+                                        "loss_hi", bench_number(loss.hi)));
+    }
+    return 0;
+}
+
+static int measure_curves(struct calibration *c, struct err *err)
+{
+    struct fus_profile *p = &c->p;
     int r = 0;
-    c->b->profile = *p;
-    p->reuse_kl = mean_of(s->reuse, s->n);
+    p->reuse_kl = mean_kl(c->report.reuse, c->report.n);
     p->n_ratios = N_CURVE;
     memcpy(p->ratios, curve_ratio, sizeof curve_ratio);
     for (size_t st = 0; st < POL_STRATEGY_COUNT; st++)
@@ -451,20 +469,7 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
     for (size_t i = 0; i < N_CURVE; i++)
         (void)printf(" %20s%.2f", "r = ", curve_ratio[i]);
     for (size_t k = 0; r == 0 && k < N_CURVES; k++) {
-        const enum pol_strategy st = curve_strategy[k];
-        (void)printf("\n%-8s", pol_strategy_name(st));
-        for (size_t i = 0; r == 0 && i < N_CURVE; i++) {
-            r = evaluate(c, s, st, curve_ratio[i], kl, err);
-            if (r < 0) break;
-            const struct boot loss = boot_ratio(kl, s->reuse, s->n, SEED);
-            p->losses[st][i] = loss.value;
-            (void)printf("   %6.3f [%5.3f, %5.3f]", loss.value, loss.lo, loss.hi);
-            json_array_append_new(
-                c->b->rows,
-                json_pack("{s:s, s:f, s:o, s:o, s:o}", "strategy", pol_strategy_name(st), "ratio",
-                          curve_ratio[i], "loss", bench_number(loss.value), "loss_lo",
-                          bench_number(loss.lo), "loss_hi", bench_number(loss.hi)));
-        }
+        r = measure_curve(c, curve_strategy[k], err);
         bench_progress("curve", k + 1, N_CURVES);
     }
     (void)printf("\n\n");
@@ -473,13 +478,10 @@ static int measure_curves(struct calibration *c, struct fus_profile *p, struct e
 
 static void choose_ratio(struct fus_profile *p)
 {
-    if (fus_profile_ratio_for(p, p->strategy, p->loss, &p->ratio) == 1) {
-        (void)printf("%s keeps a loss of %g at a ratio of %.3f\n", pol_strategy_name(p->strategy),
-                     p->loss, p->ratio);
-        return;
-    }
-    p->ratio = p->ratios[p->n_ratios - 1];
-    (void)printf("%s does not keep a loss of %g up to a ratio of %g: that ratio is taken\n",
+    const bool keeps = fus_profile_ratio_for(p, p->strategy, p->loss, &p->ratio) == 1;
+    if (!keeps) p->ratio = p->ratios[p->n_ratios - 1];
+    (void)printf(keeps ? "%s keeps a loss of %g at a ratio of %.3f\n"
+                       : "%s does not keep a loss of %g up to a ratio of %g: that is taken\n",
                  pol_strategy_name(p->strategy), p->loss, p->ratio);
 }
 
@@ -501,10 +503,10 @@ static int cached_path(const char *fingerprint, char *ret, size_t cap, struct er
     return 0;
 }
 
-static int write_profile(struct calibration *c, const struct opts *opts, struct fus_profile *p,
-                         struct err *err)
+static int write_profile(struct calibration *c, const struct opts *opts, struct err *err)
 {
     char path[4200];
+    struct fus_profile *p = &c->p;
     const char *data = opt_str(opts, "data"), *name = strrchr(data, '/');
     const char *date = json_string_value(json_object_get(c->b->meta, "date"));
     int r = 0;
@@ -526,7 +528,7 @@ static int write_profile(struct calibration *c, const struct opts *opts, struct 
 
 /* ---- set-up ---- */
 
-static int split(struct calibration *c, json_t *lines, size_t limit, struct err *err)
+static int split_lines(struct calibration *c, const json_t *lines, size_t limit, struct err *err)
 {
     size_t n = json_array_size(lines);
     if (limit > 0 && limit < n) n = limit;
@@ -541,50 +543,41 @@ static int split(struct calibration *c, json_t *lines, size_t limit, struct err 
     return 0;
 }
 
-static int run_calibration(struct calibration *c, const struct opts *opts, struct fus_profile *p,
-                           struct err *err)
+static int run_calibration(struct calibration *c, const struct opts *opts, struct err *err)
 {
     const uint64_t t0 = clock_ns();
     int r = open_set(c, &c->search, err);
-    (void)printf("%-14s %-8s %9s  %s\n", "setting", "value", "KL",
-                 "/ default [95 %], on the "
-                 "first half of the texts");
-    if (r == 0) r = search_sink(c, p, opt_size(opts, "ram"), err);
-    if (r == 0) r = search_layers(c, p, err);
-    if (r == 0) r = search_neighbours(c, p, opt_size(opts, "ram"), err);
-    if (r == 0) r = search_power(c, p, err);
-    if (r == 0) r = search_side(c, p, err);
-    if (r == 0) r = search_check(c, p, err);
+    (void)printf("%-14s %-8s %9s  / default [95 %%], on the first half of the texts\n", "setting",
+                 "value", "KL");
+    if (r == 0) r = search_all(c, err);
     if (r == 0) r = open_set(c, &c->report, err);
-    if (r == 0) r = measure_curves(c, p, err);
+    if (r == 0) r = measure_curves(c, err);
     if (r < 0) return r;
-    choose_ratio(p);
+    choose_ratio(&c->p);
     json_object_set_new(c->b->meta, "seconds", json_real(clock_ms_since(t0) / 1e3));
     (void)printf("%u runs of a prompt, %.0f s\n", c->n_runs, clock_ms_since(t0) / 1e3);
-    r = write_profile(c, opts, p, err);
-    json_object_set_new(c->b->meta, "profile", fus_profile_json(p));
+    r = write_profile(c, opts, err);
+    json_object_set_new(c->b->meta, "profile", fus_profile_json(&c->p));
     return r;
 }
 
 static int calibrate_model(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct calibration *c = mem_zalloc(sizeof *c);
-    struct fus_profile p;
     json_t *lines = NULL;
     if (!c) return err_set(err, -ENOMEM, "out of memory");
     c->b = b;
-    c->judge = (struct judge){.b = b,
-                              .style = {dataset_default_format, opt_bool(opts, "chat")},
-                              .max_new = JUDGE_FORCED_TOKENS};
-    if (opt_given(opts, "prompt-format")) c->judge.style.format = opt_str(opts, "prompt-format");
-    fus_profile_default(b->cfg, &p);
-    c->judge.neighbours = p.neighbours;
-    fus_profile_fingerprint(b->cfg, p.fingerprint);
-    if (opt_given(opts, "loss")) p.loss = opt_double(opts, "loss");
+    c->ram_bytes = opt_size(opts, "ram");
+    c->judge = (struct judge){.b = b, .style = dataset_style(opts), .max_new = JUDGE_FORCED_TOKENS};
+    fus_profile_default(b->cfg, &c->p);
+    c->judge.neighbours = c->p.neighbours;
+    fus_profile_fingerprint(b->cfg, c->p.fingerprint);
+    if (opt_given(opts, "loss")) c->p.loss = opt_double(opts, "loss");
+    const char *data = opt_given(opts, "data") ? opt_str(opts, "data") : sample_path;
     int r = b->cfg->L < 2 ? err_set(err, -ENOTSUP, "a model of one layer has nothing to calibrate")
-                          : calibrate_lines(opt_str(opts, "data"), &lines, err);
-    if (r == 0) r = split(c, lines, (size_t)opt_int(opts, "limit"), err);
-    if (r == 0) r = run_calibration(c, opts, &p, err);
+                          : dataset_open(data, &lines, err);
+    if (r == 0) r = split_lines(c, lines, (size_t)opt_int(opts, "limit"), err);
+    if (r == 0) r = run_calibration(c, opts, err);
     close_set(&c->search);
     close_set(&c->report);
     json_decref(lines);

@@ -1,18 +1,56 @@
 #include "tools/bench/dataset.h"
 
-#include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
 
-#include <stdio.h>
 #include <string.h>
 
-const char dataset_default_format[] =
-    "{preamble}{chunks}\\n\\nQuestion: {question}\\nAnswer within 5 words.";
-
-enum { LINE_BYTES_MAX = 64 << 20 };
+struct prompt_style dataset_style(const struct opts *opts)
+{
+    static const char usual[] =
+        "{preamble}{chunks}\\n\\nQuestion: {question}\\nAnswer within 5 words.";
+    return (struct prompt_style){opt_given(opts, "prompt-format") ? opt_str(opts, "prompt-format")
+                                                                  : usual,
+                                 opt_bool(opts, "chat")};
+}
 
 /* ---- reading ---- */
+
+/* Where a piece of about n bytes ends: behind white space, which stays with it. */
+static size_t piece_end(const char *text, size_t at, size_t len, size_t n)
+{
+    if (len - at <= n) return len;
+    size_t end = at + n;
+    while (end < len && text[end] != ' ' && text[end] != '\n')
+        end++;
+    return end < len ? end + 1 : end;
+}
+
+int dataset_cut(const char *text, size_t len, size_t max, json_t *lines)
+{
+    enum { LINE_BYTES = CUT_CHUNKS * CUT_CHUNK_BYTES + CUT_SUFFIX_BYTES };
+    size_t at = 0;
+    for (size_t n = 0; n < max && len - at >= LINE_BYTES; n++) {
+        json_t *chunks = json_array(), *line;
+        size_t end = at;
+        for (int i = 0; i < CUT_CHUNKS; i++) {
+            end = piece_end(text, at, len, CUT_CHUNK_BYTES);
+            json_array_append_new(chunks, json_stringn(text + at, end - at));
+            at = end;
+        }
+        end = piece_end(text, at, len, CUT_SUFFIX_BYTES);
+        /* jansson refuses what is no UTF-8, and with it the line */
+        line = json_pack("{s:o, s:s#, s:s, s:s}", "chunks", chunks, "suffix", text + at,
+                         (int)(end - at), "judge", "suffix", "kind", "continuation");
+        at = end;
+        if (!line || json_array_size(json_object_get(line, "chunks")) != CUT_CHUNKS) {
+            json_decref(line);
+            return -EBADMSG;
+        }
+        if (json_array_append_new(lines, line) < 0) return -ENOMEM;
+    }
+    return 0;
+}
 
 static json_t *from_musique(json_t *sample)
 {
@@ -31,10 +69,10 @@ static json_t *from_musique(json_t *sample)
     return line;
 }
 
-static int read_array(FILE *f, const char *path, json_t *lines, struct err *err)
+static int read_array(const struct buf *text, const char *path, json_t *lines, struct err *err)
 {
     json_error_t e;
-    json_t *all = json_loadf(f, 0, &e), *sample;
+    json_t *all = json_loadb(text->data, text->len, 0, &e), *sample;
     if (!json_is_array(all)) {
         json_decref(all);
         return err_set(err, -EBADMSG, "%s: line %d: %s", path, e.line, e.text);
@@ -45,49 +83,52 @@ static int read_array(FILE *f, const char *path, json_t *lines, struct err *err)
     return 0;
 }
 
-static int read_lines(FILE *f, const char *path, json_t *lines, struct err *err)
+/* Lines of {"text"} are cut, others are lines as they are. */
+static int read_lines(const struct buf *text, const char *path, json_t *lines, struct err *err)
 {
-    char *text = NULL; /* getline's own memory */
-    size_t cap = 0;
-    ssize_t len;
+    size_t at = 0;
     int r = 0;
-    for (int n = 1; r == 0 && (len = getline(&text, &cap, f)) >= 0; n++) {
-        if (len > LINE_BYTES_MAX) r = err_set(err, -ERANGE, "%s: line %d is too long", path, n);
-        if (r < 0 || strspn(text, " \t\r\n") == (size_t)len) continue;
+    for (int n = 1; r == 0 && at < text->len; n++) {
+        const char *line = text->data + at, *end = memchr(line, '\n', text->len - at);
+        const size_t len = end ? (size_t)(end - line) : text->len - at;
         json_error_t e;
-        json_t *line = json_loadb(text, (size_t)len, 0, &e);
-        if (json_is_object(line)) {
-            json_array_append(lines, line);
-        } else {
-            r = err_set(err, -EBADMSG, "%s: line %d: %s", path, n, line ? "not an object" : e.text);
-        }
-        json_decref(line);
+        at += len + 1;
+        if (strspn(line, " \t\r") >= len) continue;
+        json_t *j = json_loadb(line, len, 0, &e);
+        const json_t *whole = json_object_get(j, "text");
+        if (!json_is_object(j))
+            r = err_set(err, -EBADMSG, "%s: line %d: %s", path, n, j ? "not an object" : e.text);
+        else if (json_is_string(whole))
+            r = dataset_cut(json_string_value(whole), json_string_length(whole), CUT_LINES_MAX,
+                            lines);
+        else
+            json_array_append(lines, j);
+        json_decref(j);
     }
-    mem_free(text);
     return r;
 }
 
-int dataset_open(const char *path, struct dataset *ret, struct err *err)
+int dataset_open(const char *path, json_t **ret_lines, struct err *err)
 {
-    FILE *f = fopen(path, "re");
-    if (!f) return err_set(err, -errno, "%s: cannot be opened: %s", path, strerror(errno));
-    int first = fgetc(f);
-    (void)ungetc(first, f);
+    struct buf text = BUF_INIT;
     json_t *lines = json_array();
-    int r = first == '[' ? read_array(f, path, lines, err) : read_lines(f, path, lines, err);
-    (void)fclose(f);
-    if (r == 0 && json_array_size(lines) == 0) r = err_set(err, -EINVAL, "%s: no lines", path);
+    int r = bench_read_text(path, &text, err);
+    const char *begin = r == 0 && buf_cstr(&text) ? buf_cstr(&text) : "";
+    begin += strspn(begin, " \t\r\n");
+    if (r == 0 && *begin == '[')
+        r = read_array(&text, path, lines, err);
+    else if (r == 0 && *begin == '{')
+        r = read_lines(&text, path, lines, err);
+    else if (r == 0 && dataset_cut(text.data, text.len, SIZE_MAX, lines) < 0)
+        r = err_set(err, -EBADMSG, "%s: it is not text in UTF-8", path);
+    if (r == 0 && json_array_size(lines) == 0)
+        r = err_set(err, -EINVAL, "%s: no lines, and too short a text to cut into some", path);
+    buf_fini(&text);
     if (r < 0)
         json_decref(lines);
     else
-        ret->lines = lines;
+        *ret_lines = lines;
     return r;
-}
-
-void dataset_close(struct dataset *d)
-{
-    json_decref(d->lines);
-    d->lines = NULL;
 }
 
 bool dataset_judges_suffix(const json_t *line)

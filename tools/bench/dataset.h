@@ -2,24 +2,27 @@
  *
  * Reads JSONL, one object a line: {"preamble", "chunks": […], "question", "suffix", "answer": "…"
  * or […], "kind", "judge"}; or the MuSiQue sample of the CacheBlend paper, an array of {ctxs:
- * [{title, text}], question, answers}. Thread: any. */
+ * [{title, text}], question, answers}. Anything else, and every {"text"} of a line, is text that is
+ * cut into continuation lines: consecutive chunks of it, and what follows them as the suffix that
+ * is judged. Thread: any. */
 #ifndef TOOLS_BENCH_DATASET_H
 #define TOOLS_BENCH_DATASET_H
 
 #include "tools/bench/bench.h"
 
-struct dataset {
-    json_t *lines; /* array of objects in the first form */
-};
-int dataset_open(const char *path, struct dataset *ret, struct err *err);
-void dataset_close(struct dataset *d);
+enum { CUT_CHUNKS = 4, CUT_CHUNK_BYTES = 700, CUT_SUFFIX_BYTES = 240, CUT_LINES_MAX = 3 };
+
+/* *ret_lines: array of objects in the first form, the caller's. */
+int dataset_open(const char *path, json_t **ret_lines, struct err *err);
+/* Appends at most `max` lines cut from the text, at white space; too short a text gives none. */
+int dataset_cut(const char *text, size_t len, size_t max, json_t *lines);
 
 /* Placeholders {preamble}, {chunks}, {question}; \\n is a line break. */
 struct prompt_style {
     const char *format;
     bool chat; /* the text becomes a user message in the model's chat template */
 };
-extern const char dataset_default_format[];
+struct prompt_style dataset_style(const struct opts *opts); /* --prompt-format, --chat */
 
 /* The prompt of a line. With "suffix": sink token, preamble, chunks and suffix just as they are, no
  * template. -EINVAL with a sentence for a line that lacks what it needs. */

@@ -11,24 +11,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static int by_name(const void *a, const void *b)
+int bench_read_text(const char *path, struct buf *ret, struct err *err)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static char *read_text(const char *path)
-{
-    FILE *f = fopen(path, "re");
-    if (!f) return NULL;
-    struct buf b = BUF_INIT;
-    char piece[4096];
+    char piece[8192];
     size_t n;
-    while ((n = fread(piece, 1, sizeof piece, f)) > 0)
-        if (buf_add(&b, piece, n) < 0) break;
+    int r = 0;
+    FILE *f = fopen(path, "re");
+    if (!f) return err_set(err, -errno, "%s: cannot be opened: %s", path, strerror(errno));
+    while (r == 0 && (n = fread(piece, 1, sizeof piece, f)) > 0)
+        r = buf_add(ret, piece, n);
+    if (r == 0 && ferror(f)) r = -EIO;
     (void)fclose(f);
-    while (b.len > 0 && b.data[b.len - 1] == '\n')
-        b.len--;
-    return buf_take(&b, NULL);
+    return r < 0 ? err_set(err, r, "%s: cannot be read: %s", path, err_name(r)) : 0;
 }
 
 /* The default is a path below the source tree, whatever the current folder is. */
@@ -39,32 +33,39 @@ static const char *find_folder(const char *folder)
     return stat(folder, &st) < 0 && strcmp(folder, "etc/demo") == 0 ? fallback : folder;
 }
 
+static int is_text_file(const struct dirent *e)
+{
+    const size_t len = strlen(e->d_name);
+    return len > 4 && strcmp(e->d_name + len - 4, ".txt") == 0;
+}
+
 int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
                     struct err *err)
 {
-    char *name[BENCH_DOCS_MAX];
-    size_t n = 0, n_docs = 0;
+    struct dirent **entry;
+    size_t n_docs = 0;
+    int r = 0;
     folder = find_folder(folder);
-    DIR *dir = opendir(folder);
-    if (!dir) return err_set(err, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
-    for (struct dirent *e; (e = readdir(dir)) && n < BENCH_DOCS_MAX;) {
-        size_t len = strlen(e->d_name);
-        if (len > 4 && strcmp(e->d_name + len - 4, ".txt") == 0) {
-            struct buf path = BUF_INIT;
-            (void)buf_addf(&path, "%s/%s", folder, e->d_name);
-            name[n] = buf_take(&path, NULL);
-            if (name[n]) n++;
+    const int n = scandir(folder, &entry, is_text_file, alphasort);
+    if (n < 0) return err_set(err, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
+    for (int i = 0; i < n; i++) {
+        struct buf path = BUF_INIT, text = BUF_INIT;
+        if (r == 0 && n_docs < BENCH_DOCS_MAX) {
+            r = buf_addf(&path, "%s/%s", folder, entry[i]->d_name);
+            if (r == 0) r = bench_read_text(buf_cstr(&path), &text, err);
+            while (text.len > 0 && text.data[text.len - 1] == '\n')
+                text.len--;
+            if (r == 0 && (ret_doc[n_docs] = buf_take(&text, NULL))) n_docs++;
         }
+        buf_fini(&path);
+        buf_fini(&text);
+        mem_free(entry[i]); /* scandir's own memory, as entry */
     }
-    (void)closedir(dir);
-    qsort(name, n, sizeof *name, by_name);
-    for (size_t i = 0; i < n; i++) {
-        ret_doc[n_docs] = read_text(name[i]);
-        if (ret_doc[n_docs]) n_docs++;
-        mem_free(name[i]);
-    }
-    *ret_n = n_docs;
-    return 0;
+    mem_free(entry);
+    while (r < 0 && n_docs > 0)
+        mem_free(ret_doc[--n_docs]);
+    if (r == 0) *ret_n = n_docs;
+    return r;
 }
 
 static int random_tokens(const struct bench *b, struct tok_ids *ret)

@@ -348,22 +348,20 @@ static int run_lines(struct study *s, const json_t *lines, size_t n, struct err 
 static int measure_quality(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct study *s = mem_zalloc(sizeof *s);
-    struct dataset data = {NULL};
+    json_t *lines = NULL;
     if (!s) return err_set(err, -ENOMEM, "out of memory");
     s->b = b;
     s->max_loss = opt_given(opts, "max-loss") ? opt_double(opts, "max-loss") : NAN;
     s->judge.b = b;
     s->map_tokens = (unsigned)opt_int(opts, "map-tokens");
     s->judge.max_new = (unsigned)opt_int(opts, "max-new");
-    s->judge.style = (struct prompt_style){
-        opt_given(opts, "prompt-format") ? opt_str(opts, "prompt-format") : dataset_default_format,
-        opt_bool(opts, "chat")};
+    s->judge.style = dataset_style(opts);
     int r = set_methods(s, opts, err);
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
-    if (r == 0) r = dataset_open(opt_str(opts, "data"), &data, err);
+    if (r == 0) r = dataset_open(opt_str(opts, "data"), &lines, err);
     if (r == 0) {
-        const size_t all = json_array_size(data.lines), limit = (size_t)opt_int(opts, "limit");
-        r = run_lines(s, data.lines, limit > 0 && limit < all ? limit : all, err);
+        const size_t all = json_array_size(lines), limit = (size_t)opt_int(opts, "limit");
+        r = run_lines(s, lines, limit > 0 && limit < all ? limit : all, err);
     }
     if (r == 0) {
         const char *path = opt_str(opts, "data"), *name = strrchr(path, '/');
@@ -373,7 +371,7 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
         if ((r = add_all(s)) < 0) (void)err_set(err, r, "out of memory");
         if (r == 0) report(s);
     }
-    dataset_close(&data);
+    json_decref(lines);
     study_fini(s);
     return r;
 }

@@ -1,4 +1,3 @@
-#include "tools/bench/calibrate.h"
 #include "tools/bench/judge.h"
 #include "tools/bench/mapreduce.h"
 
@@ -168,17 +167,17 @@ TEST(a_text_is_cut_into_consecutive_chunks)
             text[i] = test_rand(&seed) % 6 ? (char)('a' + test_rand(&seed) % 26) : ' ';
         json_t *lines = json_array(), *line, *chunk;
         size_t i, k, most = test_rand(&seed) % 8;
-        ASSERT_OK(calibrate_cut(text, len, most, lines));
+        ASSERT_OK(dataset_cut(text, len, most, lines));
         ASSERT_TRUE(json_array_size(lines) <= most);
         json_array_foreach(lines, i, line)
         {
             ASSERT_TRUE(dataset_judges_suffix(line));
-            ASSERT_EQ(json_array_size(json_object_get(line, "chunks")), CAL_CHUNKS);
+            ASSERT_EQ(json_array_size(json_object_get(line, "chunks")), CUT_CHUNKS);
             json_array_foreach(json_object_get(line, "chunks"), k, chunk)
             {
                 const size_t n = json_string_length(chunk);
                 ASSERT_MEMEQ(json_string_value(chunk), at, n);
-                ASSERT_TRUE(n >= CAL_CHUNK_BYTES && at[n - 1] == ' ');
+                ASSERT_TRUE(n >= CUT_CHUNK_BYTES && at[n - 1] == ' ');
                 at += n;
             }
             const json_t *suffix = json_object_get(line, "suffix");
@@ -190,13 +189,13 @@ TEST(a_text_is_cut_into_consecutive_chunks)
     }
 }
 
-TEST(pages_of_the_project_make_lines)
+TEST(the_sample_makes_lines)
 {
     json_t *lines;
     struct err err = {0};
-    ASSERT_OK(calibrate_lines("", &lines, &err));
-    ASSERT_TRUE(json_array_size(lines) >= 14);
+    ASSERT_OK(dataset_open(test_data("calibration/pages.jsonl"), &lines, &err));
+    ASSERT_EQ(json_array_size(lines), 22);
     json_decref(lines);
-    ASSERT_ERR(calibrate_lines("/nonexistent/text.txt", &lines, &err), -ENOENT);
+    ASSERT_ERR(dataset_open("/nonexistent/text.txt", &lines, &err), -ENOENT);
     ASSERT_TRUE(strstr(err.msg, "/nonexistent/text.txt") != NULL);
 }
