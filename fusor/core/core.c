@@ -390,8 +390,6 @@ static int check_config(const struct model_cfg *g, struct err *err)
     if (g->H % g->G != 0 || g->K % 2 != 0)
         return err_set(err, -ENOTSUP, "model with %u heads, %u KV heads of %u is not supported",
                        g->H, g->G, g->K);
-    if (g->embed_scale != 1 || g->residual_scale != 1 || g->logit_scale != 1)
-        return err_set(err, -ENOTSUP, "models with scaled embeddings or logits are not supported");
     return 0;
 }
 

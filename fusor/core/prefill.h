@@ -45,7 +45,6 @@ struct fus_plan {
     unsigned score_lo, score_hi; /* query: layers [lo, hi); hi = 0: L/3 … 5L/6 */
     unsigned side_layer;         /* side: the layer whose K is asked, 1…L-1; 0 = 17/30 of L */
     float sense_power;           /* of sensitivity, 0…FUS_SENSE_POWER_MAX; 0 = default */
-    unsigned sink_k;             /* sink: tokens per chunk; 0 = from ratio */
     uint32_t
         logits_from; /* logits for positions >= this; n_tok-1 = last only (0 is read so, too) */
     const atomic_bool *cancel; /* looked at often enough to stop within 50 ms; may be NULL */

@@ -1,10 +1,10 @@
-/* sample: bias and penalties as a list of edits, then the choice of kernels/draw.h; what
- * is reported beside it is taken from a heap in order of probability. */
+/* sample: bias and penalties as a list of edits, then the choice of kernels/draw.h. */
 #include "fusor/core/sample.h"
 
 #include "base/assert.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kernels/kn.h"
 
 #include <errno.h>
 #include <math.h>
@@ -18,7 +18,6 @@ struct fus_sampler {
     uint32_t *n_out;      /* [n_edit] times generated */
     int32_t *edit_of;     /* [V] the place of an id's edit, plus 1; 0: it has none */
     size_t n_edit;
-    int32_t *heap;  /* [V]; NULL where nothing is reported */
     uint32_t *room; /* [V] of the choice */
 };
 
@@ -64,10 +63,6 @@ int fus_sampler_create(const struct fus_sampling *p, size_t n_vocab, struct fus_
     s->rng.state = p->seed;
     s->room = mem_alloc(n_vocab * sizeof(*s->room));
     bool ok = s->room;
-    if (p->n_logprobs > 0) {
-        s->heap = mem_alloc(n_vocab * sizeof(*s->heap));
-        ok = ok && s->heap;
-    }
     if (penalizes(p) || p->n_bias > 0) {
         const size_t most = penalizes(p) ? n_vocab : p->n_bias; /* untouched pages cost nothing */
         s->edit = mem_alloc(most * sizeof(*s->edit));
@@ -91,7 +86,6 @@ void fus_sampler_destroy(struct fus_sampler *s)
     mem_free(s->edit);
     mem_free(s->n_out);
     mem_free(s->edit_of);
-    mem_free(s->heap);
     mem_free(s->room);
     mem_free(s);
 }
@@ -139,40 +133,6 @@ static void adjust(struct fus_sampler *s, float *logits, const int32_t *banned, 
         if (banned[i] >= 0 && (size_t)banned[i] < s->n_vocab) logits[banned[i]] = -INFINITY;
 }
 
-/* ---- heap of ids, the most probable on top (ties: the lower id) ---- */
-
-static bool above(const float *logits, int32_t a, int32_t b)
-{
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-}
-
-static void sift_down(const float *logits, int32_t *heap, size_t n, size_t i)
-{
-    const int32_t id = heap[i];
-    for (size_t c; (c = 2 * i + 1) < n; i = c) {
-        if (c + 1 < n && above(logits, heap[c + 1], heap[c])) c++;
-        if (!above(logits, heap[c], id)) break;
-        heap[i] = heap[c];
-    }
-    heap[i] = id;
-}
-
-static void heap_make(struct fus_sampler *s, const float *logits)
-{
-    for (size_t i = 0; i < s->n_vocab; i++)
-        s->heap[i] = (int32_t)i;
-    for (size_t i = s->n_vocab / 2; i-- > 0;)
-        sift_down(logits, s->heap, s->n_vocab, i);
-}
-
-static int32_t heap_pop(struct fus_sampler *s, const float *logits, size_t *n)
-{
-    const int32_t top = s->heap[0];
-    s->heap[0] = s->heap[--*n];
-    if (*n) sift_down(logits, s->heap, *n, 0);
-    return top;
-}
-
 /* ---- choosing ---- */
 
 static int32_t arg_max(const float *logits, size_t n)
@@ -192,17 +152,24 @@ static double exp_sum(const float *logits, size_t n, double max)
     return sum;
 }
 
-static void report_top(struct fus_sampler *s, const float *logits, double lse,
-                       struct fus_picked *ret)
+/* The most probable ids, in this order (ties: the lower id first). */
+static int report_top(const struct fus_sampler *s, const float *logits, double lse,
+                      struct fus_picked *ret)
 {
-    size_t left = s->n_vocab;
     const int n = (size_t)s->p.n_logprobs < s->n_vocab ? s->p.n_logprobs : (int)s->n_vocab;
-    if (n > 0) heap_make(s, logits);
-    for (int i = 0; i < n; i++) {
-        ret->top_id[i] = heap_pop(s, logits, &left);
-        ret->top_logprob[i] = (float)((double)logits[ret->top_id[i]] - lse);
+    int r = kn_topk(logits, s->n_vocab, (size_t)n, ret->top_id);
+    if (r < 0) return r;
+    for (int i = 1; i < n; i++) {
+        const int32_t id = ret->top_id[i];
+        int at = i;
+        for (; at > 0 && logits[ret->top_id[at - 1]] < logits[id]; at--)
+            ret->top_id[at] = ret->top_id[at - 1];
+        ret->top_id[at] = id;
     }
+    for (int i = 0; i < n; i++)
+        ret->top_logprob[i] = (float)((double)logits[ret->top_id[i]] - lse);
     ret->n_top = n;
+    return 0;
 }
 
 int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned, size_t n_banned,
@@ -220,7 +187,7 @@ int fus_sampler_pick(struct fus_sampler *s, float *logits, const int32_t *banned
         const double max = (double)logits[arg_max(logits, V)];
         const double lse = max + log(exp_sum(logits, V, max));
         ret->logprob = (float)((double)logits[id] - lse);
-        report_top(s, logits, lse, ret);
+        return report_top(s, logits, lse, ret);
     }
     return 0;
 }

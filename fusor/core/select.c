@@ -305,8 +305,7 @@ void fus_select_sink(struct fus_prefill *f)
     for (size_t i = 0; i < f->n_range; i++)
         n_chunks += is_chunk(&f->range[i]) && (all || !f->range[i].r.at_built);
     if (n_chunks == 0) return;
-    size_t k = f->plan.sink_k;
-    if (k == 0) k = all ? SIZE_MAX : (budget + n_chunks / 2) / n_chunks;
+    size_t k = all ? SIZE_MAX : (budget + n_chunks / 2) / n_chunks;
     if (k == 0 && f->plan.ratio > 0) k = 1;
     for (size_t i = 0; i < f->n_range; i++) {
         const struct pre_range *g = &f->range[i];

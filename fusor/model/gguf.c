@@ -31,7 +31,6 @@ struct gguf_kv {
 struct gguf {
     struct map map;
     struct arena arena; /* names */
-    const char *path;   /* its end, for messages */
     struct gguf_kv *kv;
     size_t n_kv;
     struct tensors tensors;
@@ -41,7 +40,6 @@ struct gguf {
 struct cursor {
     const uint8_t *p;
     size_t left;
-    const char *path;
     struct err *err;
 };
 
@@ -54,7 +52,7 @@ static_assert(sizeof(size_of_type) == GGUF_F64 + 1, "one size per metadata type"
 
 static int truncated(struct cursor *c, const char *what)
 {
-    (void)err_set(c->err, -EBADMSG, "%s: file ends inside %s", c->path, what);
+    (void)err_set(c->err, -EBADMSG, "file ends inside %s", what);
     return -EBADMSG;
 }
 
@@ -101,11 +99,11 @@ static int take_name(struct gguf *g, struct cursor *c, const char **ret, const c
     int r = take_str(c, &p, &len, what);
     if (r < 0) return r;
     if (len == 0 || len > NAME_BYTES_MAX)
-        return err_set(c->err, -EBADMSG, "%s: %s has a length of %zu", c->path, what, len);
+        return err_set(c->err, -EBADMSG, "%s has a length of %zu", what, len);
     for (size_t i = 0; i < len; i++)
-        if (p[i] < 0x20) return err_set(c->err, -EBADMSG, "%s: %s is damaged", c->path, what);
+        if (p[i] < 0x20) return err_set(c->err, -EBADMSG, "%s is damaged", what);
     char *s = arena_strndup(&g->arena, (const char *)p, len);
-    if (!s) return err_set(c->err, -ENOMEM, "%s: out of memory", c->path);
+    if (!s) return err_set(c->err, -ENOMEM, "out of memory");
     *ret = s;
     return 0;
 }
@@ -118,19 +116,19 @@ static int read_array(struct cursor *c, struct gguf_kv *kv)
     if (r == 0) r = take_u64(c, &n, "an array");
     if (r < 0) return r;
     if (type == GGUF_ARR)
-        return err_set(c->err, -ENOTSUP, "%s: \"%.80s\" is an array of arrays", c->path, kv->key);
+        return err_set(c->err, -ENOTSUP, "\"%.80s\" is an array of arrays", kv->key);
     if (type > GGUF_F64)
-        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" has the unknown element type %u", c->path,
-                       kv->key, type);
+        return err_set(c->err, -EBADMSG, "\"%.80s\" has the unknown element type %u", kv->key,
+                       type);
     size_t each = type == GGUF_STR ? sizeof(uint64_t) : size_of_type[type];
     if (n > c->left / each)
-        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" claims %llu elements, more than the file",
-                       c->path, kv->key, (unsigned long long)n);
+        return err_set(c->err, -EBADMSG, "\"%.80s\" claims %llu elements, more than the file",
+                       kv->key, (unsigned long long)n);
     kv->arr_type = (enum gguf_type)type;
     kv->n = (size_t)n;
     if (type != GGUF_STR) return take_bytes(c, kv->n * each, &kv->data, "an array");
     kv->str = mem_alloc(kv->n * sizeof(*kv->str));
-    if (!kv->str) return err_set(c->err, -ENOMEM, "%s: out of memory", c->path);
+    if (!kv->str) return err_set(c->err, -ENOMEM, "out of memory");
     for (size_t i = 0; i < kv->n; i++) {
         const uint8_t *s;
         size_t len;
@@ -148,8 +146,7 @@ static int read_kv(struct gguf *g, struct cursor *c, struct gguf_kv *kv)
     if (r == 0) r = take_u32(c, &type, "the metadata");
     if (r < 0) return r;
     if (type > GGUF_F64)
-        return err_set(c->err, -EBADMSG, "%s: \"%.80s\" has the unknown type %u", c->path, kv->key,
-                       type);
+        return err_set(c->err, -EBADMSG, "\"%.80s\" has the unknown type %u", kv->key, type);
     kv->type = (enum gguf_type)type;
     if (type == GGUF_ARR) return read_array(c, kv);
     if (type == GGUF_STR) return take_str(c, &kv->data, &kv->n, "a metadata string");
@@ -163,8 +160,7 @@ static int describe_tensor(struct cursor *c, struct tensor *t, const uint64_t di
     size_t n = 1;
     for (unsigned d = 0; d < 4; d++)
         if (dims[d] == 0 || dims[d] > INT64_MAX || !size_mul(n, (size_t)dims[d], &n))
-            return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", c->path,
-                           t->name);
+            return err_set(c->err, -EBADMSG, "tensor \"%.80s\" has an absurd shape", t->name);
     while (t->n_dims > 1 && dims[t->n_dims - 1] == 1)
         t->n_dims--;
     t->cols = (size_t)dims[0];
@@ -176,12 +172,10 @@ static int describe_tensor(struct cursor *c, struct tensor *t, const uint64_t di
     }
     (void)snprintf(t->type_name, sizeof(t->type_name), "%s", t->type->name);
     if (t->cols % t->type->block != 0)
-        return err_set(c->err, -EBADMSG,
-                       "%s: tensor \"%.80s\" has rows of %zu, not a multiple of %u", c->path,
+        return err_set(c->err, -EBADMSG, "tensor \"%.80s\" has rows of %zu, not a multiple of %u",
                        t->name, t->cols, t->type->block);
     if (!size_mul(n / t->type->block, t->type->bytes, &t->size_bytes))
-        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has an absurd shape", c->path,
-                       t->name);
+        return err_set(c->err, -EBADMSG, "tensor \"%.80s\" has an absurd shape", t->name);
     return 0;
 }
 
@@ -195,8 +189,7 @@ static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
     if (r == 0) r = take_u32(c, &t->n_dims, "the tensor table");
     if (r < 0) return r;
     if (t->n_dims < 1 || t->n_dims > 4)
-        return err_set(c->err, -EBADMSG, "%s: tensor \"%.80s\" has %u dimensions", c->path, t->name,
-                       t->n_dims);
+        return err_set(c->err, -EBADMSG, "tensor \"%.80s\" has %u dimensions", t->name, t->n_dims);
     for (unsigned d = 0; d < t->n_dims && r == 0; d++)
         r = take_u64(c, &dims[d], "the tensor table");
     if (r == 0) r = take_u32(c, &type, "the tensor table");
@@ -207,21 +200,19 @@ static int read_tensor(struct gguf *g, struct cursor *c, size_t i)
 static int place_tensors(struct gguf *g, size_t data_at, size_t align, struct err *err)
 {
     if (g->tensors.n == 0) return 0;
-    if (data_at > g->map.size_bytes)
-        return err_set(err, -EBADMSG, "%s: file ends before its tensors", g->path);
+    if (data_at > g->map.size_bytes) return err_set(err, -EBADMSG, "file ends before its tensors");
     size_t room = g->map.size_bytes - data_at;
     for (size_t i = 0; i < g->tensors.n; i++) {
         struct tensor *t = &g->tensors.t[i];
         if (g->offset[i] % align != 0)
-            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is not aligned", g->path, t->name);
+            return err_set(err, -EBADMSG, "tensor \"%.80s\" is not aligned", t->name);
         if (g->offset[i] > room || t->size_bytes > room - g->offset[i])
             return err_set(err, -EBADMSG,
-                           "%s: tensor \"%.80s\" lies outside the file (truncated download?)",
-                           g->path, t->name);
+                           "tensor \"%.80s\" lies outside the file (truncated download?)", t->name);
         t->data = g->map.data + data_at + g->offset[i];
     }
-    int r = tensors_check_overlap(&g->tensors, g->path, err);
-    return r < 0 ? r : tensors_sort(&g->tensors, g->path, err);
+    int r = tensors_check_overlap(&g->tensors, err);
+    return r < 0 ? r : tensors_sort(&g->tensors, err);
 }
 
 static int by_key(const void *a, const void *b)
@@ -233,10 +224,10 @@ static int by_key(const void *a, const void *b)
 static int read_metadata(struct gguf *g, struct cursor *c, uint64_t n)
 {
     if (n > c->left / KV_BYTES_MIN)
-        return err_set(c->err, -EBADMSG, "%s: claims %llu metadata entries, more than the file",
-                       g->path, (unsigned long long)n);
+        return err_set(c->err, -EBADMSG, "claims %llu metadata entries, more than the file",
+                       (unsigned long long)n);
     g->kv = mem_zalloc((size_t)n * sizeof(*g->kv));
-    if (!g->kv) return err_set(c->err, -ENOMEM, "%s: out of memory", g->path);
+    if (!g->kv) return err_set(c->err, -ENOMEM, "out of memory");
     g->n_kv = (size_t)n;
     for (size_t i = 0; i < g->n_kv; i++) {
         int r = read_kv(g, c, &g->kv[i]);
@@ -245,18 +236,18 @@ static int read_metadata(struct gguf *g, struct cursor *c, uint64_t n)
     if (g->n_kv > 0) qsort(g->kv, g->n_kv, sizeof(*g->kv), by_key);
     for (size_t i = 1; i < g->n_kv; i++)
         if (by_key(&g->kv[i - 1], &g->kv[i]) == 0)
-            return err_set(c->err, -EBADMSG, "%s: \"%.80s\" is there twice", g->path, g->kv[i].key);
+            return err_set(c->err, -EBADMSG, "\"%.80s\" is there twice", g->kv[i].key);
     return 0;
 }
 
 static int read_tensors(struct gguf *g, struct cursor *c, uint64_t n)
 {
     if (n > c->left / TENSOR_BYTES_MIN)
-        return err_set(c->err, -EBADMSG, "%s: claims %llu tensors, more than the file", g->path,
+        return err_set(c->err, -EBADMSG, "claims %llu tensors, more than the file",
                        (unsigned long long)n);
     g->offset = mem_zalloc((size_t)n * sizeof(*g->offset));
     if (!g->offset || tensors_reserve(&g->tensors, (size_t)n) < 0)
-        return err_set(c->err, -ENOMEM, "%s: out of memory", g->path);
+        return err_set(c->err, -ENOMEM, "out of memory");
     g->tensors.n = (size_t)n;
     for (size_t i = 0; i < g->tensors.n; i++) {
         int r = read_tensor(g, c, i);
@@ -267,21 +258,19 @@ static int read_tensors(struct gguf *g, struct cursor *c, uint64_t n)
 
 static int read_all(struct gguf *g, struct err *err)
 {
-    struct cursor c = {g->map.data, g->map.size_bytes, g->path, err};
+    struct cursor c = {g->map.data, g->map.size_bytes, err};
     const uint8_t *magic;
     uint32_t version = 0;
     uint64_t n_tensors = 0, n_kv = 0;
     int r = take_bytes(&c, 4, &magic, "its first bytes");
     if (r < 0) return r;
-    if (memcmp(magic, "GGUF", 4) != 0)
-        return err_set(err, -EBADMSG, "%s: is not a GGUF file", g->path);
+    if (memcmp(magic, "GGUF", 4) != 0) return err_set(err, -EBADMSG, "is not a GGUF file");
     r = take_u32(&c, &version, "the header");
     if (r < 0) return r;
     if (version == __builtin_bswap32(2) || version == __builtin_bswap32(3))
-        return err_set(err, -ENOTSUP, "%s: is a big-endian GGUF file", g->path);
+        return err_set(err, -ENOTSUP, "is a big-endian GGUF file");
     if (version != 2 && version != 3)
-        return err_set(err, -ENOTSUP, "%s: has GGUF version %u, known are 2 and 3", g->path,
-                       version);
+        return err_set(err, -ENOTSUP, "has GGUF version %u, known are 2 and 3", version);
     r = take_u64(&c, &n_tensors, "the header");
     if (r == 0) r = take_u64(&c, &n_kv, "the header");
     if (r == 0) r = read_metadata(g, &c, n_kv);
@@ -291,8 +280,7 @@ static int read_all(struct gguf *g, struct err *err)
     uint64_t align = ALIGN_DEFAULT;
     (void)gguf_u64(g, "general.alignment", &align);
     if (align < 8 || align > ALIGN_MAX || (align & (align - 1)) != 0)
-        return err_set(err, -EBADMSG, "%s: has an alignment of %llu", g->path,
-                       (unsigned long long)align);
+        return err_set(err, -EBADMSG, "has an alignment of %llu", (unsigned long long)align);
     size_t at = (size_t)(c.p - g->map.data);
     at = (at + (size_t)align - 1) & ~((size_t)align - 1);
     return place_tensors(g, at, (size_t)align, err);
@@ -303,20 +291,14 @@ int gguf_open(const char *path, struct gguf **ret, struct err *err)
     struct gguf *g = mem_zalloc(sizeof(*g));
     if (!g) return err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
     arena_init(&g->arena);
+    struct err inner = {0};
     int r = map_open(path, &g->map, err);
-    if (r < 0) goto fail;
-    const char *tail = map_path_tail(path);
-    g->path = arena_strndup(&g->arena, tail, strlen(tail));
-    if (!g->path) {
-        r = err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(path));
-        goto fail;
-    }
-    r = read_all(g, err);
-    if (r < 0) goto fail;
-    *ret = g;
-    return 0;
-fail:
-    gguf_close(g);
+    if (r == 0 && (r = read_all(g, &inner)) < 0)
+        r = err_set(err, r, "%s: %s", map_path_tail(path), inner.msg);
+    if (r < 0)
+        gguf_close(g);
+    else
+        *ret = g;
     return r;
 }
 

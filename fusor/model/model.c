@@ -93,28 +93,23 @@ static size_t slot(enum model_w w, unsigned layer)
     return N_GLOBAL + (size_t)layer * (MODEL_W_COUNT - N_GLOBAL) + (w - N_GLOBAL);
 }
 
-static int bad(struct model *m, int code, const char *what, struct err *err)
-{
-    return err_set(err, code, "%s: %s", m->where, what);
-}
-
 static int check_rope(struct model *m, struct err *err)
 {
     const struct model_rope *r = &m->cfg.rope;
-    if (!(r->base > 0) || !isfinite(r->base)) return bad(m, -EBADMSG, "rope base is damaged", err);
+    if (!(r->base > 0) || !isfinite(r->base)) return err_set(err, -EBADMSG, "rope base is damaged");
     if (r->type != ROPE_NONE && (!(r->factor > 0) || !isfinite(r->factor)))
-        return bad(m, -EBADMSG, "rope scaling factor is damaged", err);
+        return err_set(err, -EBADMSG, "rope scaling factor is damaged");
     bool has_ctx = r->orig_ctx >= 1 && r->orig_ctx <= MODEL_CTX_MAX;
     if ((r->type == ROPE_LLAMA3 || r->type == ROPE_YARN) && !has_ctx)
-        return bad(m, -EBADMSG, "rope scaling has no valid original context length", err);
+        return err_set(err, -EBADMSG, "rope scaling has no valid original context length");
     if (r->type == ROPE_LLAMA3 &&
         !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
-        return bad(m, -EBADMSG, "llama3 rope scaling has damaged frequency factors", err);
+        return err_set(err, -EBADMSG, "llama3 rope scaling has damaged frequency factors");
     if (r->type == ROPE_YARN && !(r->beta_slow > 0 && r->beta_fast >= r->beta_slow &&
                                   r->attn_factor >= 0 && r->attn_factor < 1e3))
-        return bad(m, -EBADMSG, "yarn rope scaling has damaged parameters", err);
+        return err_set(err, -EBADMSG, "yarn rope scaling has damaged parameters");
     if (r->type == ROPE_YARN && !(r->base > 1))
-        return bad(m, -EBADMSG, "rope base is damaged", err);
+        return err_set(err, -EBADMSG, "rope base is damaged");
     return 0;
 }
 
@@ -132,16 +127,16 @@ static int check_config(struct model *m, struct err *err)
     };
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
         if (dims[i].v < 1 || dims[i].v > dims[i].max)
-            return err_set(err, -EBADMSG, "%s: %s of %u is outside 1…%u", m->where, dims[i].name,
-                           dims[i].v, dims[i].max);
+            return err_set(err, -EBADMSG, "%s of %u is outside 1…%u", dims[i].name, dims[i].v,
+                           dims[i].max);
     if (c->H % c->G != 0)
-        return err_set(err, -EBADMSG, "%s: %u attention heads cannot share %u key-value heads",
-                       m->where, c->H, c->G);
-    if (c->K % 2 != 0) return err_set(err, -EBADMSG, "%s: head size of %u is odd", m->where, c->K);
+        return err_set(err, -EBADMSG, "%u attention heads cannot share %u key-value heads", c->H,
+                       c->G);
+    if (c->K % 2 != 0) return err_set(err, -EBADMSG, "head size of %u is odd", c->K);
     if (!(c->rms_eps >= 0) || c->rms_eps > 1)
-        return bad(m, -EBADMSG, "norm epsilon is damaged", err);
+        return err_set(err, -EBADMSG, "norm epsilon is damaged");
     if (!(c->attn_scale > 0) || !isfinite(c->attn_scale))
-        return bad(m, -EBADMSG, "attention scale is damaged", err);
+        return err_set(err, -EBADMSG, "attention scale is damaged");
     return check_rope(m, err);
 }
 
@@ -156,22 +151,21 @@ static int bind_one(struct model *m, enum model_w w, unsigned layer, struct err 
         (void)snprintf(name, sizeof(name), "%s.%u.%s", m->gguf ? "blk" : "model.layers", layer,
                        rest);
     struct tensor *t = tensors_find(&m->tensors, name);
-    if (!t) return err_set(err, -EBADMSG, "%s: tensor \"%s\" is missing", m->where, name);
+    if (!t) return err_set(err, -EBADMSG, "tensor \"%s\" is missing", name);
     size_t rows = dim_size(&m->cfg, k->rows), cols = dim_size(&m->cfg, k->cols);
     bool vector = k->rows == DIM_1;
     /* A matrix with one row may have lost its outer dimension, so only sizes are compared. */
     if (t->n_dims > 2 || t->n_dims < 1 || t->rows != rows || t->cols != cols)
-        return err_set(err, -EBADMSG, "%s: tensor \"%s\" has shape [%zu, %zu], expected [%zu, %zu]",
-                       m->where, name, t->rows, t->cols, rows, cols);
+        return err_set(err, -EBADMSG, "tensor \"%s\" has shape [%zu, %zu], expected [%zu, %zu]",
+                       name, t->rows, t->cols, rows, cols);
     if (!t->type)
-        return err_set(err, -ENOTSUP, "%s: tensor \"%s\" has type %s, which is not supported",
-                       m->where, name, t->type_name);
-    if (vector && t->type->block != 1)
-        return err_set(err, -ENOTSUP, "%s: vector \"%s\" is quantised (%s)", m->where, name,
+        return err_set(err, -ENOTSUP, "tensor \"%s\" has type %s, which is not supported", name,
                        t->type_name);
+    if (vector && t->type->block != 1)
+        return err_set(err, -ENOTSUP, "vector \"%s\" is quantised (%s)", name, t->type_name);
     if (cols % t->type->block != 0 ||
         t->size_bytes != rows * (cols / t->type->block) * t->type->bytes)
-        return err_set(err, -EBADMSG, "%s: tensor \"%s\" has the wrong size", m->where, name);
+        return err_set(err, -EBADMSG, "tensor \"%s\" has the wrong size", name);
     if (!vector && t->type->id == QUANT_F32) m->cfg.file_f32 = true;
     if (!vector && (size_t)t->type->bytes * 8 > (size_t)t->type->block * 16)
         m->cfg.file_bf16_or_less = false;
@@ -194,7 +188,7 @@ static int bind_all(struct model *m, struct err *err)
 {
     size_t n = slot(MODEL_NORM_ATTN, m->cfg.L);
     m->w = mem_zalloc(n * sizeof(*m->w));
-    if (!m->w) return bad(m, -ENOMEM, "out of memory", err);
+    if (!m->w) return err_set(err, -ENOMEM, "out of memory");
     m->cfg.file_bf16_or_less = true;
     for (unsigned l = 0; l < m->cfg.L; l++) {
         for (int w = l == 0 ? 0 : N_GLOBAL; w < MODEL_W_COUNT; w++) {
@@ -207,8 +201,7 @@ static int bind_all(struct model *m, struct err *err)
     for (size_t i = 0; i < m->tensors.n; i++) {
         const struct tensor *t = &m->tensors.t[i];
         if (!t->used && !harmless(m, t->name))
-            return err_set(err, -ENOTSUP,
-                           "%s: tensor \"%.80s\" is not known to architecture \"%s\"", m->where,
+            return err_set(err, -ENOTSUP, "tensor \"%.80s\" is not known to architecture \"%s\"",
                            t->name, m->cfg.arch);
     }
     return 0;
@@ -237,8 +230,8 @@ static int fingerprint(struct model *m, struct err *err)
     int e =
         buf_addf(&b, "kvblend-model-1 %s %d %u %u %u %u %u %u %u %a %d%d%d%d %a %a %a %a", c->arch,
                  m->permuted, c->L, c->D, c->H, c->G, c->K, c->F, c->V, (double)c->rms_eps,
-                 c->qkv_bias, c->o_bias, c->qk_norm, c->tied, (double)c->attn_scale,
-                 (double)c->embed_scale, (double)c->residual_scale, (double)c->logit_scale);
+                 c->qkv_bias, c->o_bias, c->qk_norm, c->tied, (double)c->attn_scale, 1.0, 1.0,
+                 1.0 /* scales that other models have, which are refused */);
     if (e == 0)
         e = buf_addf(&b, " %d %a %a %a %a %a %a %a %a %d", r->type, r->base, r->factor,
                      r->low_freq_factor, r->high_freq_factor, r->orig_ctx, r->beta_fast,
@@ -250,7 +243,7 @@ static int fingerprint(struct model *m, struct err *err)
                              m->w[slot((enum model_w)w, l)].size_bytes);
     if (e == 0) (void)XXH3_128bits_update(&st, b.data, b.len);
     buf_fini(&b);
-    if (e < 0) return bad(m, -ENOMEM, "out of memory", err);
+    if (e < 0) return err_set(err, -ENOMEM, "out of memory");
     if (r->freq_factors) hash_bytes(&st, r->freq_factors, c->K / 2 * sizeof(float));
     for (size_t i = 0; i < slot(MODEL_NORM_ATTN, c->L); i++)
         if (m->w[i].data) hash_bytes(&st, m->w[i].data, m->w[i].size_bytes);
@@ -279,34 +272,41 @@ static int from_shape(struct model *m, struct err *err)
     if (r < 0) return r;
     m->random = true;
     m->w = mem_zalloc(slot(MODEL_NORM_ATTN, m->cfg.L) * sizeof(*m->w));
-    if (!m->w) return bad(m, -ENOMEM, "out of memory", err);
-    return fingerprint(m, err);
+    return m->w ? fingerprint(m, err) : err_set(err, -ENOMEM, "out of memory");
 }
 
-static int load_model(struct model *m, struct err *err)
+static int from_files(struct model *m, struct err *err)
 {
     struct stat st;
-    if (strncmp(m->path, SHAPE_PREFIX, sizeof(SHAPE_PREFIX) - 1) == 0) return from_shape(m, err);
     if (stat(m->path, &st) != 0) {
         int code = -errno;
         return err_set(err, code, "%s: cannot be opened: %s", m->where, strerror(-code));
     }
-    m->cfg.embed_scale = m->cfg.residual_scale = m->cfg.logit_scale = 1;
-    int r;
-    if (S_ISDIR(st.st_mode)) {
-        r = model_from_hf(m, err);
-    } else {
-        r = gguf_open(m->path, &m->gguf, err);
-        if (r == 0) r = model_from_gguf(m, err);
-    }
-    if (r == 0) r = tensors_sort(&m->tensors, m->where, err);
+    if (S_ISDIR(st.st_mode)) return model_from_hf(m, err);
+    int r = gguf_open(m->path, &m->gguf, err);
+    return r < 0 ? r : model_from_gguf(m, err);
+}
+
+/* What was read becomes weights. */
+static int check_and_bind(struct model *m, struct err *err)
+{
+    int r = tensors_sort(&m->tensors, err);
     if (r < 0) return r;
     if (!m->cfg.name[0]) name_from_path(m);
     if (m->cfg.K > 0 && m->cfg.attn_scale == 0) m->cfg.attn_scale = 1 / sqrtf((float)m->cfg.K);
     r = check_config(m, err);
     if (r == 0) r = bind_all(m, err);
-    if (r == 0) r = fingerprint(m, err);
-    return r;
+    return r < 0 ? r : fingerprint(m, err);
+}
+
+static int load_model(struct model *m, struct err *err)
+{
+    struct err inner = {0};
+    if (strncmp(m->path, SHAPE_PREFIX, sizeof(SHAPE_PREFIX) - 1) == 0) return from_shape(m, err);
+    int r = from_files(m, err);
+    if (r < 0) return r;
+    r = check_and_bind(m, &inner);
+    return r < 0 ? err_set(err, r, "%s: %s", m->where, inner.msg) : 0;
 }
 
 int model_open(const char *path, struct model **ret, struct err *err)

@@ -37,9 +37,7 @@ struct model_cfg {
     float rms_eps;
     bool qkv_bias, o_bias, qk_norm, tied;
     struct model_rope rope;
-    float attn_scale; /* usually 1/sqrt(K) */
-    float embed_scale, residual_scale,
-        logit_scale;         /* 1 unless the file says so (granite-like: refused) */
+    float attn_scale;        /* usually 1/sqrt(K) */
     bool file_f32;           /* weights stored as F32 (decides dtype auto) */
     bool file_bf16_or_less;  /* 16 bits or fewer per weight */
     uint64_t fingerprint[2]; /* of configuration and weights */

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "fusor/model/map.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -20,11 +20,9 @@ enum {
 struct st_file {
     struct map map;
     json_t *header;
-    const char *where; /* end of the path, for messages; owned by the set's arena */
     struct tensors tensors;
 };
 struct st_set {
-    struct arena arena;
     struct st_file *file;
     size_t n_files;
 };
@@ -40,19 +38,17 @@ static const struct {
     {"BOOL", 1, -1},       {"F8_E4M3", 1, -1},    {"F8_E5M2", 1, -1},
 };
 
-int st_json(const char *text, size_t len, const char *where, json_t **ret, struct err *err)
+int st_json(const char *text, size_t len, json_t **ret, struct err *err)
 {
     json_error_t je;
     /* The parser recurses, so nesting is bounded here. */
     if (json_depth(text, len) > JSON_DEPTH_MAX)
-        return err_set(err, -EBADMSG, "%s: JSON is nested too deeply", where);
+        return err_set(err, -EBADMSG, "JSON is nested too deeply");
     json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
-    if (!j)
-        return err_set(err, -EBADMSG, "%s: JSON is not valid at line %d: %.80s", where, je.line,
-                       je.text);
+    if (!j) return err_set(err, -EBADMSG, "JSON is not valid at line %d: %.80s", je.line, je.text);
     if (!json_is_object(j)) {
         json_decref(j);
-        return err_set(err, -EBADMSG, "%s: JSON is not an object", where);
+        return err_set(err, -EBADMSG, "JSON is not an object");
     }
     *ret = j;
     return 0;
@@ -61,36 +57,35 @@ int st_json(const char *text, size_t len, const char *where, json_t **ret, struc
 int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err)
 {
     struct map map;
+    struct err inner = {0};
     int r = map_open(path, &map, err);
     if (r < 0) return r;
-    const char *where = map_path_tail(path);
     if (map.size_bytes > max_bytes)
-        r = err_set(err, -EBADMSG, "%s: has %zu bytes, more than the limit of %zu", where,
-                    map.size_bytes, max_bytes);
+        r = err_set(&inner, -EBADMSG, "has %zu bytes, more than the limit of %zu", map.size_bytes,
+                    max_bytes);
     else
-        r = st_json((const char *)map.data, map.size_bytes, where, ret, err);
+        r = st_json((const char *)map.data, map.size_bytes, ret, &inner);
     map_close(&map);
-    return r;
+    return r < 0 ? err_set(err, r, "%s: %s", map_path_tail(path), inner.msg) : 0;
 }
 
-static int bad_tensor(struct st_file *f, const char *name, const char *why, struct err *err)
+static int bad_tensor(const char *name, const char *why, struct err *err)
 {
-    return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" %s", f->where, name, why);
+    return err_set(err, -EBADMSG, "tensor \"%.80s\" %s", name, why);
 }
 
 /* Shape of a tensor: number of values, and rows and columns of what has at most two dimensions. */
-static int read_shape(struct st_file *f, json_t *shape, struct tensor *t, size_t *ret_n,
-                      struct err *err)
+static int read_shape(json_t *shape, struct tensor *t, size_t *ret_n, struct err *err)
 {
     size_t n = 1, rank = json_array_size(shape), dim[ST_DIMS_MAX];
     if (!json_is_array(shape) || rank > ST_DIMS_MAX)
-        return bad_tensor(f, t->name, "has a damaged shape", err);
+        return bad_tensor(t->name, "has a damaged shape", err);
     for (size_t i = 0; i < rank; i++) {
         json_t *d = json_array_get(shape, i);
         if (!json_is_integer(d) || json_integer_value(d) < 0)
-            return bad_tensor(f, t->name, "has a damaged shape", err);
+            return bad_tensor(t->name, "has a damaged shape", err);
         dim[i] = (size_t)json_integer_value(d);
-        if (!size_mul(n, dim[i], &n)) return bad_tensor(f, t->name, "has an absurd shape", err);
+        if (!size_mul(n, dim[i], &n)) return bad_tensor(t->name, "has an absurd shape", err);
     }
     t->n_dims = (unsigned)rank;
     t->rows = rank == 2 ? dim[0] : 1;
@@ -107,13 +102,13 @@ static int read_tensor(struct st_file *f, const char *name, json_t *v, size_t da
     json_t *off = json_object_get(v, "data_offsets");
     json_t *lo = json_array_get(off, 0), *hi = json_array_get(off, 1);
     if (!dtype || json_array_size(off) != 2 || !json_is_integer(lo) || !json_is_integer(hi))
-        return bad_tensor(f, name, "has a damaged header entry", err);
+        return bad_tensor(name, "has a damaged header entry", err);
     json_int_t a = json_integer_value(lo), b = json_integer_value(hi);
     size_t n = 0, bytes = 0, room = f->map.size_bytes - data_at;
-    int r = read_shape(f, json_object_get(v, "shape"), &t, &n, err);
+    int r = read_shape(json_object_get(v, "shape"), &t, &n, err);
     if (r < 0) return r;
     if (a < 0 || b < a || (uint64_t)b > room)
-        return bad_tensor(f, name, "lies outside the file (truncated download?)", err);
+        return bad_tensor(name, "lies outside the file (truncated download?)", err);
     t.data = f->map.data + data_at + a;
     t.size_bytes = (size_t)(b - a);
     size_t len = strnlen(dtype, sizeof(t.type_name) - 1);
@@ -121,33 +116,28 @@ static int read_tensor(struct st_file *f, const char *name, json_t *v, size_t da
     for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
         if (strcmp(dtypes[i].name, dtype) != 0) continue;
         if (!size_mul(n, dtypes[i].bytes, &bytes) || bytes != t.size_bytes)
-            return bad_tensor(f, name, "has a shape that does not fit its size", err);
+            return bad_tensor(name, "has a shape that does not fit its size", err);
         if (dtypes[i].quant >= 0) t.type = quant_type((uint32_t)dtypes[i].quant);
     }
     f->tensors.t[f->tensors.n++] = t;
     return 0;
 }
 
-static int file_open(struct st_set *s, struct st_file *f, const char *path, struct err *err)
+static int read_header(struct st_file *f, struct err *err)
 {
     uint64_t len;
-    int r = map_open(path, &f->map, err);
-    if (r < 0) return r;
-    const char *tail = map_path_tail(path);
-    f->where = arena_strndup(&s->arena, tail, strlen(tail));
-    if (!f->where) return err_set(err, -ENOMEM, "%s: out of memory", tail);
     if (f->map.size_bytes < sizeof(len))
-        return err_set(err, -EBADMSG, "%s: is too short for a safetensors file", f->where);
+        return err_set(err, -EBADMSG, "is too short for a safetensors file");
     memcpy(&len, f->map.data, sizeof(len));
     if (len > ST_HEADER_MAX || len > f->map.size_bytes - sizeof(len))
         return err_set(err, -EBADMSG,
-                       "%s: claims a header of %llu bytes (not a safetensors file, or truncated)",
-                       f->where, (unsigned long long)len);
+                       "claims a header of %llu bytes (not a safetensors file, or truncated)",
+                       (unsigned long long)len);
     const char *text = (const char *)f->map.data + sizeof(len);
-    r = st_json(text, (size_t)len, f->where, &f->header, err);
+    int r = st_json(text, (size_t)len, &f->header, err);
     if (r < 0) return r;
     if (tensors_reserve(&f->tensors, json_object_size(f->header)) < 0)
-        return err_set(err, -ENOMEM, "%s: out of memory", f->where);
+        return err_set(err, -ENOMEM, "out of memory");
     const char *name;
     json_t *v;
     json_object_foreach(f->header, name, v)
@@ -156,35 +146,38 @@ static int file_open(struct st_set *s, struct st_file *f, const char *path, stru
         r = read_tensor(f, name, v, sizeof(len) + (size_t)len, err);
         if (r < 0) return r;
     }
-    return tensors_check_overlap(&f->tensors, f->where, err);
+    return tensors_check_overlap(&f->tensors, err);
 }
 
-static int set_create(size_t n_files, struct st_set **ret)
+static int file_open(struct st_file *f, const char *path, struct err *err)
+{
+    struct err inner = {0};
+    int r = map_open(path, &f->map, err);
+    if (r < 0) return r;
+    r = read_header(f, &inner);
+    return r < 0 ? err_set(err, r, "%s: %s", map_path_tail(path), inner.msg) : 0;
+}
+
+/* All of them, or none. */
+static int open_files(const char *const *paths, size_t n, struct st_set **ret, struct err *err)
 {
     struct st_set *s = mem_zalloc(sizeof(*s));
-    if (!s) return -ENOMEM;
-    arena_init(&s->arena);
-    s->file = mem_zalloc(n_files * sizeof(*s->file));
-    if (!s->file) {
-        st_close(s);
-        return -ENOMEM;
+    if (s) s->file = mem_zalloc(n * sizeof(*s->file));
+    int r = s && s->file ? 0 : err_set(err, -ENOMEM, "%s: out of memory", map_path_tail(paths[0]));
+    while (r == 0 && s->n_files < n) {
+        const size_t i = s->n_files++;
+        r = file_open(&s->file[i], paths[i], err);
     }
-    *ret = s;
-    return 0;
+    if (r < 0)
+        st_close(s);
+    else
+        *ret = s;
+    return r;
 }
 
 int st_open_file(const char *path, struct st_set **ret, struct err *err)
 {
-    struct st_set *s;
-    if (set_create(1, &s) < 0) return err_set(err, -ENOMEM, "%s: out of memory", path);
-    s->n_files = 1;
-    int r = file_open(s, &s->file[0], path, err);
-    if (r < 0) {
-        st_close(s);
-        return r;
-    }
-    *ret = s;
-    return 0;
+    return open_files(&path, 1, ret, err);
 }
 
 /* A shard is a plain file name of the same folder: the index must not lead anywhere else. */
@@ -221,29 +214,22 @@ static int shard_names(json_t *map, const char *where, const char **names, size_
 static int open_shards(const char *dir, json_t *index, const char *where, struct st_set **ret,
                        struct err *err)
 {
-    const char *names[ST_SHARDS_MAX];
+    const char *path[ST_SHARDS_MAX];
+    struct arena arena;
     size_t n = 0;
-    struct st_set *s;
-    struct buf path = BUF_INIT;
-    int r = shard_names(json_object_get(index, "weight_map"), where, names, &n, err);
+    int r = shard_names(json_object_get(index, "weight_map"), where, path, &n, err);
     if (r < 0) return r;
-    if (set_create(n, &s) < 0) return err_set(err, -ENOMEM, "%s: out of memory", where);
+    arena_init(&arena);
     for (size_t i = 0; i < n && r == 0; i++) {
-        buf_clear(&path);
-        if (buf_addf(&path, "%s/%s", dir, names[i]) < 0) {
-            r = err_set(err, -ENOMEM, "%s: out of memory", where);
-            break;
-        }
-        s->n_files++;
-        r = file_open(s, &s->file[i], buf_cstr(&path), err);
+        const size_t size = strlen(dir) + strlen(path[i]) + 2;
+        char *whole = arena_alloc(&arena, size);
+        if (!whole) r = err_set(err, -ENOMEM, "%s: out of memory", where);
+        if (whole) (void)snprintf(whole, size, "%s/%s", dir, path[i]);
+        path[i] = whole;
     }
-    buf_fini(&path);
-    if (r < 0) {
-        st_close(s);
-        return r;
-    }
-    *ret = s;
-    return 0;
+    if (r == 0) r = open_files(path, n, ret, err);
+    arena_fini(&arena);
+    return r;
 }
 
 int st_open_dir(const char *dir, struct st_set **ret, struct err *err)
@@ -279,7 +265,6 @@ void st_close(struct st_set *s)
         map_close(&s->file[i].map);
     }
     mem_free(s->file);
-    arena_fini(&s->arena);
     mem_free(s);
 }
 

@@ -22,7 +22,7 @@ int st_add_tensors(const struct st_set *s, struct tensors *ts); /* -ENOMEM */
 
 /* A JSON document from bytes or from a file of at most max_bytes: depth is limited before the
  * parser sees it, duplicate keys are refused. The caller json_decref()s. */
-int st_json(const char *text, size_t len, const char *where, json_t **ret, struct err *err);
+int st_json(const char *text, size_t len, json_t **ret, struct err *err);
 int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err);
 
 #endif

@@ -80,9 +80,6 @@ int shape_parse(const char *text, struct model_cfg *ret, struct err *err)
                           .tied = s->tied,
                           .rope = {.base = s->rope_base},
                           .attn_scale = 1 / sqrtf((float)s->K),
-                          .embed_scale = 1,
-                          .residual_scale = 1,
-                          .logit_scale = 1,
                           .file_bf16_or_less = true};
     (void)snprintf(c.arch, sizeof c.arch, "%s", s->arch);
     (void)snprintf(c.name, sizeof c.name, "%s", text);

@@ -33,14 +33,14 @@ static int by_place(const void *a, const void *b)
     return (x->size_bytes > y->size_bytes) - (x->size_bytes < y->size_bytes);
 }
 
-int tensors_check_overlap(struct tensors *ts, const char *where, struct err *err)
+int tensors_check_overlap(struct tensors *ts, struct err *err)
 {
     if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_place);
     for (size_t i = 1; i < ts->n; i++) {
         const struct tensor *a = &ts->t[i - 1], *b = &ts->t[i];
         if (a->data + a->size_bytes > b->data)
-            return err_set(err, -EBADMSG, "%s: tensors \"%.64s\" and \"%.64s\" overlap", where,
-                           a->name, b->name);
+            return err_set(err, -EBADMSG, "tensors \"%.64s\" and \"%.64s\" overlap", a->name,
+                           b->name);
     }
     return 0;
 }
@@ -51,13 +51,12 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-int tensors_sort(struct tensors *ts, const char *where, struct err *err)
+int tensors_sort(struct tensors *ts, struct err *err)
 {
     if (ts->n > 1) qsort(ts->t, ts->n, sizeof(*ts->t), by_name);
     for (size_t i = 1; i < ts->n; i++)
         if (by_name(&ts->t[i - 1], &ts->t[i]) == 0)
-            return err_set(err, -EBADMSG, "%s: tensor \"%.80s\" is there twice", where,
-                           ts->t[i].name);
+            return err_set(err, -EBADMSG, "tensor \"%.80s\" is there twice", ts->t[i].name);
     return 0;
 }
 

@@ -26,10 +26,10 @@ struct tensors {
 };
 
 int tensors_reserve(struct tensors *ts, size_t extra); /* -ENOMEM */
-/* Order by name; -EBADMSG when a name is there twice. `where` names the file or folder. */
-int tensors_sort(struct tensors *ts, const char *where, struct err *err);
+/* Order by name; -EBADMSG when a name is there twice. */
+int tensors_sort(struct tensors *ts, struct err *err);
 /* -EBADMSG when the bytes of two overlap; leaves them in the order of their places. */
-int tensors_check_overlap(struct tensors *ts, const char *where, struct err *err);
+int tensors_check_overlap(struct tensors *ts, struct err *err);
 int tensors_add(struct tensors *ts, const struct tensors *from);         /* -ENOMEM */
 struct tensor *tensors_find(const struct tensors *ts, const char *name); /* NULL = absent */
 void tensors_fini(struct tensors *ts);

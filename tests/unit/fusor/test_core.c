@@ -224,10 +224,6 @@ TEST(ratio_one_equals_full)
                 same_logits(&k, &full, &got);
                 ASSERT_EQ(got.report.n_reused, 0);
             }
-            struct fus_plan plan = plan_of(&p, POL_SINK, 0);
-            plan.sink_k = T_MAX;
-            run_plan(&p, &plan, &got);
-            same_logits(&k, &full, &got);
             prompt_fini(&p);
         }
         kit_close(&k);

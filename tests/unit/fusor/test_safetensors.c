@@ -40,7 +40,7 @@ TEST(shapes_types_and_places)
               -1, 40);
     ASSERT_OK(open_buf(&b, &s, NULL));
     ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_OK(tensors_sort(&ts, "test", NULL));
+    ASSERT_OK(tensors_sort(&ts, NULL));
     ASSERT_EQ(ts.n, 4);
     const struct tensor *m = tensors_find(&ts, "m"), *v = tensors_find(&ts, "v");
     ASSERT_EQ(m->rows, 2);
@@ -117,7 +117,7 @@ TEST(deep_json)
     json_t *j = NULL;
     for (int i = 0; i < 1000000; i++)
         ASSERT_OK(buf_addc(&b, '['));
-    ASSERT_ERR(st_json(b.data, b.len, "test", &j, &err), -EBADMSG);
+    ASSERT_ERR(st_json(b.data, b.len, &j, &err), -EBADMSG);
     ASSERT_TRUE(strstr(err.msg, "nested too deeply") != NULL);
     buf_fini(&b);
     /* Brackets inside strings are text. */
@@ -125,7 +125,7 @@ TEST(deep_json)
     for (int i = 0; i < 100; i++)
         ASSERT_OK(buf_addc(&b, '['));
     ASSERT_OK(buf_adds(&b, "\"}"));
-    ASSERT_OK(st_json(b.data, b.len, "test", &j, &err));
+    ASSERT_OK(st_json(b.data, b.len, &j, &err));
     json_decref(j);
     buf_fini(&b);
 }
@@ -185,7 +185,7 @@ TEST(shards)
     ASSERT_OK(open_index(dir, "{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}",
                          &s, &err));
     ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_OK(tensors_sort(&ts, "test", &err));
+    ASSERT_OK(tensors_sort(&ts, &err));
     ASSERT_TRUE(ts.n == 2 && tensors_find(&ts, "x") && tensors_find(&ts, "y"));
     tensors_fini(&ts);
     st_close(s);
@@ -205,7 +205,7 @@ TEST(shards)
     ASSERT_OK(open_index(dir, "{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}",
                          &s, &err));
     ASSERT_OK(st_add_tensors(s, &ts));
-    ASSERT_ERR(tensors_sort(&ts, "test", &err), -EBADMSG);
+    ASSERT_ERR(tensors_sort(&ts, &err), -EBADMSG);
     ASSERT_TRUE(strstr(err.msg, "\"x\" is there twice") != NULL);
     tensors_fini(&ts);
     st_close(s);

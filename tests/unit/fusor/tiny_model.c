@@ -34,9 +34,6 @@ int tiny_model_create(const struct tiny_opts *o, struct model **ret)
                                 .qkv_bias = o->qkv_bias,
                                 .o_bias = o->o_bias,
                                 .qk_norm = o->qk_norm,
-                                .embed_scale = 1,
-                                .residual_scale = 1,
-                                .logit_scale = 1,
                                 .file_f32 = true};
     m->cfg.attn_scale = (float)(1 / sqrt((double)m->cfg.K));
     m->cfg.rope.base = 10000;
