@@ -130,6 +130,7 @@ static int value_of(const struct opt_def *d, const char *text, double *ret)
     int r = 0;
     switch (d->type) {
     case OPT_STR:
+        if (d->check && !d->check(text)) return -EINVAL;
         u = strlen(text);
         break;
     case OPT_BOOL:

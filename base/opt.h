@@ -44,7 +44,7 @@ struct opt_def {
     enum opt_type type;
     const char *dflt;   /* text as a user would write it; NULL = none ("" / 0 / false) */
     double min, max;    /* of the value; both 0 = unbounded. For OPT_STR: bytes */
-    const char *values; /* OPT_ENUM: "auto|f32|bf16" */
+    const char *values; /* OPT_ENUM: "auto|f32|bf16"; OPT_STR with a check: the form, PATH:SIZE */
     const char *help;   /* one sentence; NULL hides it from --help */
     bool repeatable;    /* a list: see opt_list() */
     bool positional;    /* also taken from arguments without a dash, in the order of the table */
@@ -56,6 +56,7 @@ struct opt_def {
     /* Items of a list may be mappings: {url: U, name: a b} is the text "U name="a b"". The keys of
      * the item's first word: "key|hash". */
     const char *head;
+    bool (*check)(const char *text); /* OPT_STR: the text has the form of `values` */
 };
 struct opts;
 enum opt_source { OPT_UNSET, OPT_DEFAULT, OPT_FILE, OPT_ENV, OPT_FLAG };

@@ -181,7 +181,7 @@ void opts_unknown_env(const struct opts *o, const struct opt_args *from, struct 
         if (n >= sizeof name || strncmp(*e, from->prefix, n_prefix) != 0) continue;
         if ((*e)[n_prefix] != '_') continue;
         (void)snprintf(name, sizeof name, "%.*s", (int)n, *e);
-        size_t best = (n - n_prefix) / 3 + 2;
+        size_t best = (n - n_prefix - 1) / 3 + 2;
         for (size_t i = 0; i < o->n_rows; i++) {
             size_t d = variable_of(&o->rows[i], from->prefix, known) ? opt_distance(name, known)
                                                                      : SIZE_MAX;

@@ -176,7 +176,7 @@ static int open_store(struct worker *w, struct err *err)
     struct model_rope rope = c->rope;
     const struct wk_tier_opts *t = &w->o.tiers;
     struct store_opts o = {.ram_bytes = w->o.ram_bytes,
-                           .ram_policy = t->ram_policy,
+                           .ram_policy = t->policy,
                            .ttl_ms = t->ttl_ms,
                            .convert = kn_convert,
                            .finite = kn_finite,
@@ -198,7 +198,6 @@ static int open_store(struct worker *w, struct err *err)
     atomic_store(&w->ms_per_token, guess_ms_per_token(w));
     o.ident = w->ident;
     o.side_layer = w->profile.side_layer;
-    o.side_share = t->side_share;
     if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
     if ((rc = store_create(&o, &w->store, err)) < 0) {
         while (o.n_tiers-- > 0)

@@ -89,7 +89,6 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .strategy = strategy_of(opt_str(o, "strategy")),
                           .profile = or_null(opt_str(o, "profile")),
                           .ram_bytes = opt_size(o, "ram"),
-                          .kv_pages_bytes = opt_size(o, "kv-pages"),
                           .drain_timeout_ms = opt_duration_ms(o, "drain-timeout"),
                           .threads = (unsigned)opt_int(o, "threads"),
                           .ctx = (unsigned)opt_int(o, "ctx"),
@@ -97,13 +96,9 @@ static void take_options(struct wk_opts *r, struct opts *o)
                           .max_queue = (unsigned)opt_int(o, "max-queue"),
                           .order = order_of(opt_str(o, "order")),
                           .ratio = opt_given(o, "ratio") ? opt_double(o, "ratio") : -1,
-                          .guard_sample = opt_double(o, "guard-sample"),
-                          .guard_kl = opt_double(o, "guard-kl"),
                           .strategy_given = *opt_str(o, "strategy") != 0,
                           .ratio_given = opt_given(o, "ratio"),
                           .controller = opt_bool(o, "controller"),
-                          .quality_loss =
-                              opt_given(o, "quality-loss") ? opt_double(o, "quality-loss") : -1,
                           .decision_log = or_null(opt_str(o, "decision-log")),
                           .exit_on_stdin_eof = opt_bool(o, "exit-on-stdin-eof"),
                           .sandbox = opt_bool(o, "sandbox"),
@@ -113,6 +108,7 @@ static void take_options(struct wk_opts *r, struct opts *o)
                                          : KN_ARITH_AUTO;
     r->weights = (enum kn_weights)kn_weights_parse(opt_str(o, "weights"), KN_WEIGHTS_AUTO);
     r->kv_dtype = kn_dtype_parse(kv, -1);
+    (void)wk_parse_guard(opt_str(o, "guard"), &r->guard_sample, &r->guard_kl);
     if (log_parse_level(opt_str(o, "log-level"), &level)) log_set_level(level);
 }
 
@@ -148,7 +144,7 @@ static int take_all(struct wk_opts *ret, struct opts *o, struct err *err)
 
     if (rc < 0) return rc;
     take_options(ret, o);
-    rc = wk_tier_opts_take(&ret->tiers, o, err);
+    rc = wk_tier_opts_take(ret, o, err);
     if (rc < 0) return rc;
     rc = wk_registry_opts_take(ret, o, err);
     if (rc < 0) wk_tier_opts_fini(&ret->tiers);

@@ -27,9 +27,8 @@ struct wk_ttl {
     uint64_t ms;
 };
 struct wk_tier_opts {
-    enum evict_policy ram_policy, nvme_policy;
+    enum evict_policy policy;
     bool nvme_q8, redis_q8; /* kept there in 8 bits */
-    double side_share;      /* of RAM, for sidecars */
     uint64_t gpu_bytes;     /* 0: no such tier; FUS_KV_AUTO */
     uint64_t gpu_reserve_bytes;
     const char *nvme_path; /* NULL: no such tier */
@@ -42,8 +41,7 @@ struct wk_tier_opts {
     uint64_t secret[2];               /* tier_secret(): the text is not kept */
     uint8_t auth_key[AUTH_KEY_BYTES]; /* tier_secret_auth() */
     bool has_secret;
-    double price[STORE_TIERS_MAX + 1]; /* per GB: RAM, then nvme, redis */
-    const char *access_log;            /* NULL: none */
+    const char *access_log; /* NULL: none */
     struct arena arena;
 };
 struct wk_opts {
@@ -62,7 +60,6 @@ struct wk_opts {
     double guard_sample, guard_kl;    /* guard_kl 0: by the profile */
     bool strategy_given, ratio_given; /* by the operator: the controller keeps to them */
     bool controller;
-    double quality_loss;      /* <0: the profile's */
     const char *decision_log; /* NULL: none */
     bool exit_on_stdin_eof, sandbox;
     const char *advertise;      /* HOST:PORT that gateways reach us by; NULL: not registered */
@@ -74,7 +71,7 @@ struct wk_opts {
 /* 0; 1 when help or version was printed; <0 with a sentence. */
 int wk_opts_read(int argc, char **argv, struct wk_opts *ret, struct err *err);
 void wk_opts_fini(struct wk_opts *o);
-int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err);
+int wk_tier_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
 void wk_tier_opts_fini(struct wk_tier_opts *t);
 int wk_registry_opts_take(struct wk_opts *w, const struct opts *o, struct err *err);
 

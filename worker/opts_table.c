@@ -1,39 +1,131 @@
 #include "worker/opts_table.h"
 
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* ---- texts with an inner form ---- */
+
+/* A size of n characters, not 0. */
+static int parse_size_of(const char *text, size_t n, uint64_t *ret)
+{
+    char copy[32];
+    if (n == 0 || n >= sizeof copy) return -EINVAL;
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    return opt_parse_size(copy, ret) < 0 || *ret == 0 ? -EINVAL : 0;
+}
+
+int wk_parse_quota(const char *text, size_t *ret_ns_len, uint64_t *ret_ram, uint64_t *ret_nvme)
+{
+    const char *eq = strchr(text, '='), *p = eq ? eq + 1 : text;
+    if (!eq || eq == text || !*p) return -EINVAL;
+    *ret_ns_len = (size_t)(eq - text);
+    *ret_ram = *ret_nvme = 0;
+    while (*p) {
+        const bool ram = strncmp(p, "ram:", 4) == 0;
+        if (!ram && strncmp(p, "nvme:", 5) != 0) return -EINVAL;
+        p += ram ? 4 : 5;
+        const size_t n = strcspn(p, ",");
+        if (parse_size_of(p, n, ram ? ret_ram : ret_nvme) < 0) return -EINVAL;
+        p += n + (p[n] == ',');
+    }
+    return 0;
+}
+
+int wk_parse_ttl(const char *text, size_t *ret_ns_len, uint64_t *ret_ms)
+{
+    const char *eq = strchr(text, '=');
+    *ret_ns_len = eq ? (size_t)(eq - text) : 0;
+    return eq == text ? -EINVAL : opt_parse_duration_ms(eq ? eq + 1 : text, ret_ms);
+}
+
+int wk_parse_kv_pages(const char *text, uint64_t *ret_bytes, uint64_t *ret_reserve)
+{
+    const size_t n = strcspn(text, ":");
+    *ret_bytes = *ret_reserve = 0;
+    const bool automatic = n == 4 && strncmp(text, "auto", 4) == 0;
+    if (!automatic && parse_size_of(text, n, ret_bytes) < 0) return -EINVAL;
+    return text[n] ? parse_size_of(text + n + 1, strlen(text + n + 1), ret_reserve) : 0;
+}
+
+int wk_parse_guard(const char *text, double *ret_share, double *ret_kl)
+{
+    char share[32];
+    const size_t n = strcspn(text, ":");
+    *ret_kl = 0;
+    if (n >= sizeof share) return -EINVAL;
+    memcpy(share, text, n);
+    share[n] = '\0';
+    if (opt_parse_double(share, ret_share) < 0 || !(*ret_share >= 0 && *ret_share <= 1))
+        return -EINVAL;
+    if (!text[n]) return 0;
+    return opt_parse_double(text + n + 1, ret_kl) < 0 || !(*ret_kl > 0 && *ret_kl <= 100) ? -EINVAL
+                                                                                          : 0;
+}
+
+/* A device has a size of its own. */
+static bool is_nvme(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    uint64_t bytes;
+    struct stat st;
+    if (!colon) return stat(text, &st) == 0 && S_ISBLK(st.st_mode);
+    return colon > text && opt_parse_size(colon + 1, &bytes) == 0 && bytes > 0;
+}
+
+static bool is_quota(const char *text)
+{
+    size_t n;
+    uint64_t ram, nvme;
+    return wk_parse_quota(text, &n, &ram, &nvme) == 0;
+}
+
+static bool is_ttl(const char *text)
+{
+    size_t n;
+    uint64_t ms;
+    return wk_parse_ttl(text, &n, &ms) == 0;
+}
+
+static bool is_kv_pages(const char *text)
+{
+    uint64_t bytes, reserve;
+    return wk_parse_kv_pages(text, &bytes, &reserve) == 0;
+}
+
+static bool is_guard(const char *text)
+{
+    double share, kl;
+    return wk_parse_guard(text, &share, &kl) == 0;
+}
+
+/* ---- the table ---- */
+
 const struct opt_def wk_opts_table[] = {
     {"ram", OPT_SIZE, "1GiB", 1 << 20, 1e15, NULL, "Hard budget of the KV records kept in RAM."},
-    {"gpu", OPT_STR, NULL, 0, 0, NULL,
-     "With --device cuda: memory of the GPU for running requests and for records together, a size "
-     "or auto, most of what the weights leave. Default: --kv-pages if that is given, else auto."},
-    {"gpu-reserve", OPT_SIZE, "0", 0, 0, NULL,
-     "Of that, kept for records whatever running requests need."},
-    {"nvme", OPT_STR, NULL, 0, 0, NULL,
-     "PATH:SIZE of a file or device for records that RAM has no room for; hard budget."},
+    {"nvme", OPT_STR, NULL, 0, 0, "PATH:SIZE",
+     "File or device for records that RAM has no room for; hard budget. A device needs no size.",
+     .check = is_nvme},
     {"redis", OPT_STR, NULL, 0, 0, NULL,
      "URL of a Redis shared by workers: redis://, rediss://, redis-cluster://, redis-sentinel://, "
      "unix://; in a variable spaces separate several.",
      .repeatable = true, .props = OPT_SECRET, .split = " "},
-    {"ram-policy", OPT_ENUM, "lru", 0, 0, "lru|arc", "Eviction from RAM."},
-    {"nvme-policy", OPT_ENUM, "lru", 0, 0, "lru|arc", "Eviction from NVMe."},
-    {"nvme-codec", OPT_ENUM, "none", 0, 0, "none|q8",
-     "What sinks to NVMe: q8 = 8 bits, half of f16."},
-    {"redis-codec", OPT_ENUM, "none", 0, 0, "none|q8",
-     "The same of Redis; shared by workers that say the same."},
-    {"side-share", OPT_DOUBLE, "0.05", 0.001, 0.5, NULL,
-     "Share of --ram for K of one layer of records that have sunk to a slower tier."},
-    {"quota", OPT_STR, NULL, 0, 0, NULL,
-     "NS=ram:SIZE,nvme:SIZE: hard caps of a namespace's records; in a variable spaces separate "
-     "several.",
-     .repeatable = true, .split = " "},
-    {"ttl", OPT_DURATION, "0", 0, 0, NULL, "Life of a record; 0 = for ever."},
-    {"ttl-ns", OPT_STR, NULL, 0, 0, NULL, "NS=DURATION: life of a namespace's records.",
-     .repeatable = true},
+    {"policy", OPT_ENUM, "lru", 0, 0, "lru|arc", "Eviction from RAM and NVMe."},
+    {"codec", OPT_ENUM, "none", 0, 0, "none|q8",
+     "What sinks to NVMe and Redis: q8 = 8 bits, half of f16; Redis is shared by workers that say "
+     "the same."},
+    {"quota", OPT_STR, NULL, 0, 0, "NS=ram:SIZE,nvme:SIZE",
+     "Hard caps of a namespace's records; in a variable spaces separate several.",
+     .repeatable = true, .split = " ", .check = is_quota},
+    {"ttl", OPT_STR, NULL, 0, 0, "[NS=]DURATION",
+     "Life of records, or of a namespace's; none or 0 = for ever.", .repeatable = true,
+     .check = is_ttl},
     {"nvme-write-budget", OPT_SIZE, "0", 0, 0, NULL,
      "Bytes a day written to NVMe; 0 = the size of the drive."},
     {"tier-wait", OPT_DURATION, "0", 0, 60000, NULL,
      "Load from a slower tier even where computing is predicted to be faster, if it takes no "
-     "longer "
-     "than this."},
+     "longer than this."},
     {"secret", OPT_STR, NULL, 0, 0, NULL,
      "Text mixed into all keys of records: workers share records only when it agrees. Better given "
      "by a variable or --secret-file.",
@@ -41,8 +133,11 @@ const struct opt_def wk_opts_table[] = {
     {"secret-file", OPT_STR, NULL, 0, 0, NULL, "File with that text."},
     {"access-log", OPT_STR, NULL, 0, 0, NULL,
      "File for one JSON line a request: which records it used, for kvblend-bench tiers hits."},
-    {"kv-pages", OPT_SIZE, "0", 0, 0, NULL,
-     "KV memory of running requests; 0 = eight full contexts, at most 2 GiB."},
+    {"kv-pages", OPT_STR, "auto", 0, 0, "auto|SIZE[:RESERVE]",
+     "KV memory of running requests; auto: eight full contexts, at most 2 GiB. With --device cuda "
+     "of running requests and records together, auto: most of what the weights leave, RESERVE: "
+     "kept for records whatever running requests need.",
+     .check = is_kv_pages},
     {"dtype", OPT_ENUM, "auto", 0, 0, "auto|f32|bf16",
      "Arithmetic; auto never goes below the file's own precision."},
     {"weights", OPT_ENUM, "auto", 0, 0, "auto|bf16|fp8|int8",
@@ -68,23 +163,15 @@ const struct opt_def wk_opts_table[] = {
      "Strategy of mode auto and blend; default: the profile's."},
     {"ratio", OPT_DOUBLE, NULL, 0, 1, NULL,
      "Share of reused tokens to recompute; default: the profile's."},
-    {"guard-sample", OPT_DOUBLE, "0.01", 0, 1, NULL,
-     "Share of blended requests that the guard compares with a full prefill in idle time; 0: none, "
-     "and no reaction."},
-    {"guard-kl", OPT_DOUBLE, "0", 0, 100, NULL,
-     "Mean KL(full || blend) in nats that the guard lets pass; 0: twice the profile's loss, as a "
-     "share of what plain reuse loses on the same prompts."},
+    {"guard", OPT_STR, "0.01", 0, 0, "SHARE[:KL]",
+     "Share of blended requests that the guard compares with a full prefill in idle time, 0: none, "
+     "and no reaction; and the mean KL(full || blend) in nats that it lets pass, by default twice "
+     "the profile's loss, as a share of what plain reuse loses on the same prompts.",
+     .check = is_guard},
     {"controller", OPT_BOOL, "true", 0, 0, NULL,
      "For each request choose what is reused from where, strategy and ratio by predicted time; "
      "off: "
      "--strategy and --ratio for all."},
-    {"quality-loss", OPT_DOUBLE, NULL, 0, 1, NULL,
-     "What the controller may lose against an exact answer, as a share of what plain reuse loses; "
-     "default: the profile's."},
-    {"tier-price", OPT_STR, NULL, 0, 0, NULL,
-     "TIER=PRICE,…: what a GB of a tier costs, in any unit: new records are written to the "
-     "cheapest "
-     "first whose load hides behind computing. Default: ram=3,nvme=0.1,redis=3."},
     {"decision-log", OPT_STR, NULL, 0, 0, NULL,
      "File for one JSON line a prompt: snapshot, choice and what came of it."},
     {"presets", OPT_STR, NULL, 0, 0, NULL, "Folder of segment presets; default: built in."},

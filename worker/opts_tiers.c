@@ -5,6 +5,7 @@
 #include "base/assert.h"
 #include "base/opt.h"
 #include "tiers/nvme/nvme.h"
+#include "worker/opts_table.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -35,77 +36,50 @@ static int parse_nvme(struct wk_tier_opts *t, const char *text, struct err *err)
     return t->nvme_path ? 0 : -ENOMEM;
 }
 
-/* One number for pages and records, where the device has memory of its own. */
-static int take_gpu(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+static int take_kv_pages(struct wk_opts *w, const struct opts *o, struct err *err)
 {
-    const char *size = opt_str(o, "gpu");
-    const bool pages = opt_size(o, "kv-pages") > 0;
+    uint64_t bytes = 0, reserve = 0;
 
-    if (strcmp(opt_str(o, "device"), "cpu") == 0) {
-        if (!*size && !t->gpu_reserve_bytes) return 0;
-        return err_set(err, -EINVAL, "--gpu: needs --device cuda");
-    }
-    t->gpu_bytes = *size || !pages ? FUS_KV_AUTO : opt_size(o, "kv-pages");
-    if (*size && pages)
-        return err_set(err, -EINVAL, "--gpu and --kv-pages say the same: leave one out");
-    if (!*size || strcmp(size, "auto") == 0) return 0;
-    if (opt_parse_size(size, &t->gpu_bytes) < 0 || t->gpu_bytes == 0)
-        return err_set(err, -EINVAL, "--gpu: expected a size such as 40GiB or auto, found \"%s\"",
-                       size);
+    (void)wk_parse_kv_pages(opt_str(o, "kv-pages"), &bytes, &reserve); /* its form was checked */
+    w->tiers.gpu_reserve_bytes = reserve;
+    if (strcmp(opt_str(o, "device"), "cpu") != 0)
+        w->tiers.gpu_bytes = bytes ? bytes : FUS_KV_AUTO;
+    else if (reserve)
+        return err_set(err, -EINVAL, "--kv-pages: a reserve needs --device cuda");
+    else
+        w->kv_pages_bytes = bytes;
     return 0;
 }
 
-static int bad_quota(const char *text, struct err *err)
+static int take_quota(struct wk_tier_opts *t, const char *text, struct err *err)
 {
-    return err_set(err, -EINVAL, "--quota: expected NS=ram:SIZE,nvme:SIZE, found \"%s\"", text);
-}
+    struct wk_quota *q = &t->quota[t->n_quota++];
+    size_t n = 0;
 
-/* One "tier:SIZE" of a quota. */
-static int parse_share(const char *p, size_t n, struct wk_quota *q)
-{
-    char size[32];
-    const char *colon = memchr(p, ':', n);
-    size_t name = colon ? (size_t)(colon - p) : n;
-    uint64_t *to = name == 3 && memcmp(p, "ram", 3) == 0    ? &q->ram_bytes
-                   : name == 4 && memcmp(p, "nvme", 4) == 0 ? &q->nvme_bytes
-                                                            : NULL;
-
-    if (!colon || !to || n - name - 1 == 0 || n - name - 1 >= sizeof size) return -EINVAL;
-    memcpy(size, colon + 1, n - name - 1);
-    size[n - name - 1] = 0;
-    return opt_parse_size(size, to) < 0 || *to == 0 ? -EINVAL : 0;
-}
-
-static int parse_quota(struct wk_tier_opts *t, const char *text, struct wk_quota *q,
-                       struct err *err)
-{
-    const char *eq = strchr(text, '='), *p = eq ? eq + 1 : NULL;
-
-    if (!eq || eq == text || !*p) return bad_quota(text, err);
-    int rc = ns_of(&t->arena, text, (size_t)(eq - text), &q->ns);
-    if (rc < 0) return rc == -ENOMEM ? rc : bad_quota(text, err);
-    while (*p) {
-        size_t n = strcspn(p, ",");
-        if (parse_share(p, n, q) < 0) return bad_quota(text, err);
-        p += n + (p[n] == ',');
-    }
+    (void)wk_parse_quota(text, &n, &q->ram_bytes, &q->nvme_bytes);
+    int rc = ns_of(&t->arena, text, n, &q->ns);
+    if (rc < 0)
+        return err_set(err, rc, "--quota: expected a namespace before the =, found \"%s\"", text);
     if (q->nvme_bytes && !t->nvme_path)
         return err_set(err, -EINVAL, "--quota: \"%s\" limits nvme, but there is no --nvme", text);
     return 0;
 }
 
-static int parse_ttl(struct wk_tier_opts *t, const char *text, struct wk_ttl *ret, struct err *err)
+static int take_ttl(struct wk_tier_opts *t, const char *text, struct err *err)
 {
-    const char *eq = strchr(text, '=');
+    size_t n = 0;
+    uint64_t ms = 0;
 
-    int rc = eq && eq != text ? opt_parse_duration_ms(eq + 1, &ret->ms) : -EINVAL;
-    if (rc >= 0) rc = ns_of(&t->arena, text, (size_t)(eq - text), &ret->ns);
-    if (rc < 0 && rc != -ENOMEM)
-        return err_set(err, -EINVAL,
-                       "--ttl-ns: expected NS=DURATION such as acme=12h, found "
-                       "\"%s\"",
-                       text);
-    return rc;
+    (void)wk_parse_ttl(text, &n, &ms);
+    if (n == 0) {
+        t->ttl_ms = ms;
+        return 0;
+    }
+    struct wk_ttl *ttl = &t->ttl[t->n_ttl++];
+    ttl->ms = ms;
+    int rc = ns_of(&t->arena, text, n, &ttl->ns);
+    return rc < 0 ? err_set(err, rc, "--ttl: expected a namespace before the =, found \"%s\"", text)
+                  : 0;
 }
 
 static int take_redis(struct wk_tier_opts *t, const struct opts *o, struct err *err)
@@ -190,69 +164,42 @@ static int take_secret(struct wk_tier_opts *t, const struct opts *o, struct err 
     return 0;
 }
 
-/* "ram=3,nvme=0.1": what a GB costs; what is not named keeps its default. */
-static int take_prices(struct wk_tier_opts *t, const char *text, struct err *err)
+static int take_codec(struct wk_tier_opts *t, const struct opts *o, struct err *err)
 {
-    static const struct {
-        const char *name;
-        double price;
-    } known[] = {{"ram", 3}, {"nvme", 0.1}, {"redis", 3}}; /* chosen: $ per GB, late 2025 */
-    enum { N = sizeof known / sizeof *known };
-    const char *p = text;
+    const bool q8 = strcmp(opt_str(o, "codec"), "q8") == 0;
 
-    static_assert(N <= sizeof t->price / sizeof *t->price, "a price each");
-    for (size_t i = 0; i < N; i++)
-        t->price[i] = known[i].price;
-    while (*p) {
-        size_t i = 0, n = strcspn(p, "=");
-        char *end = NULL;
-        while (i < N && (strlen(known[i].name) != n || strncmp(p, known[i].name, n) != 0))
-            i++;
-        double x = i < N && p[n] == '=' ? strtod(p + n + 1, &end) : -1;
-        if (!end || end == p + n + 1 || !(x >= 0) || x > 1e12 || (*end && *end != ','))
-            return err_set(err, -EINVAL,
-                           "--tier-price: expected ram=PRICE,nvme=PRICE,redis=PRICE, found \"%s\"",
-                           text);
-        t->price[i] = x;
-        p = end + (*end == ',');
-    }
+    if (q8 && !t->nvme_path && !t->redis)
+        return err_set(err, -EINVAL, "--codec: there is no --nvme and no --redis");
+    t->nvme_q8 = q8 && t->nvme_path;
+    t->redis_q8 = q8 && t->redis;
     return 0;
 }
 
-int wk_tier_opts_take(struct wk_tier_opts *t, const struct opts *o, struct err *err)
+int wk_tier_opts_take(struct wk_opts *w, const struct opts *o, struct err *err)
 {
-    size_t nq = opt_n(o, "quota"), nt = opt_n(o, "ttl-ns");
-    int rc;
+    struct wk_tier_opts *t = &w->tiers;
+    size_t n_quota, n_ttl;
+    char **quota = opt_list(o, "quota", &n_quota), **ttl = opt_list(o, "ttl", &n_ttl);
 
-    *t = (struct wk_tier_opts){.ttl_ms = opt_duration_ms(o, "ttl"),
-                               .wait_ms = opt_duration_ms(o, "tier-wait"),
-                               .side_share = opt_double(o, "side-share"),
-                               .nvme_q8 = strcmp(opt_str(o, "nvme-codec"), "q8") == 0,
-                               .redis_q8 = strcmp(opt_str(o, "redis-codec"), "q8") == 0,
+    *t = (struct wk_tier_opts){.wait_ms = opt_duration_ms(o, "tier-wait"),
                                .nvme_write_bytes_per_day = opt_size(o, "nvme-write-budget"),
-                               .gpu_reserve_bytes = opt_size(o, "gpu-reserve"),
                                .access_log =
                                    *opt_str(o, "access-log") ? opt_str(o, "access-log") : NULL};
     arena_init(&t->arena);
-    (void)evict_policy_parse(opt_str(o, "ram-policy"), &t->ram_policy);
-    (void)evict_policy_parse(opt_str(o, "nvme-policy"), &t->nvme_policy);
-    t->quota = arena_alloc(&t->arena, (nq + 1) * sizeof *t->quota);
-    t->ttl = arena_alloc(&t->arena, (nt + 1) * sizeof *t->ttl);
-    rc = t->quota && t->ttl ? 0 : -ENOMEM;
-    if (rc >= 0) rc = take_gpu(t, o, err);
+    (void)evict_policy_parse(opt_str(o, "policy"), &t->policy);
+    t->quota = arena_alloc(&t->arena, (n_quota + 1) * sizeof *t->quota);
+    t->ttl = arena_alloc(&t->arena, (n_ttl + 1) * sizeof *t->ttl);
+    int rc = t->quota && t->ttl ? 0 : -ENOMEM;
+    if (rc >= 0) rc = take_kv_pages(w, o, err);
     if (rc >= 0 && *opt_str(o, "nvme")) rc = parse_nvme(t, opt_str(o, "nvme"), err);
     if (rc >= 0 && t->nvme_write_bytes_per_day && !t->nvme_path)
         rc = err_set(err, -EINVAL, "--nvme-write-budget: there is no --nvme");
-    if (rc >= 0 && t->nvme_q8 && !t->nvme_path)
-        rc = err_set(err, -EINVAL, "--nvme-codec: there is no --nvme");
-    if (rc >= 0) rc = take_prices(t, opt_str(o, "tier-price"), err);
     if (rc >= 0) rc = take_redis(t, o, err);
-    if (rc >= 0 && t->redis_q8 && !t->redis)
-        rc = err_set(err, -EINVAL, "--redis-codec: there is no --redis");
-    for (; rc >= 0 && t->n_quota < nq; t->n_quota++)
-        rc = parse_quota(t, opt_str_at(o, "quota", t->n_quota), &t->quota[t->n_quota], err);
-    for (; rc >= 0 && t->n_ttl < nt; t->n_ttl++)
-        rc = parse_ttl(t, opt_str_at(o, "ttl-ns", t->n_ttl), &t->ttl[t->n_ttl], err);
+    if (rc >= 0) rc = take_codec(t, o, err);
+    for (size_t i = 0; rc >= 0 && i < n_quota; i++)
+        rc = take_quota(t, quota[i], err);
+    for (size_t i = 0; rc >= 0 && i < n_ttl; i++)
+        rc = take_ttl(t, ttl[i], err);
     if (rc >= 0) rc = take_secret(t, o, err);
     if (rc == -ENOMEM) (void)err_set(err, rc, "out of memory");
     if (rc < 0) wk_tier_opts_fini(t);

@@ -41,14 +41,14 @@ static int add_gpu(struct worker *w, struct store_opts *o, struct err *err)
     int rc = kept < pool.n_pages ? kn_dev_gpu(fus_core_dev(w->core), &w->gpu, &e) : -EINVAL;
 
     if (rc == -EINVAL) (void)err_set(&e, rc, "the reserve leaves nothing to run requests in");
-    if (rc < 0) return name_flag(err, rc, "gpu", &e);
+    if (rc < 0) return name_flag(err, rc, "kv-pages", &e);
     const struct tier_gpu_opts g = {.gpu = w->gpu,
                                     .capacity_bytes = (uint64_t)pool.page_bytes * pool.n_pages,
                                     .policy = EVICT_LRU,
                                     .pool = pool.base,
                                     .frame_bytes = pool.page_bytes};
     rc = tier_gpu_create(&g, &o->tier[o->n_tiers].tier, &e);
-    if (rc < 0) return name_flag(err, rc, "gpu", &e);
+    if (rc < 0) return name_flag(err, rc, "kv-pages", &e);
     lender.ctx = o->tier[o->n_tiers].tier;
     fus_core_share_pool(w->core, &lender, (uint32_t)kept);
     o->tier[o->n_tiers].direct = true;
@@ -62,7 +62,7 @@ static int add_nvme(struct worker *w, struct store_opts *o, struct err *err)
     const struct tier_nvme_opts n = {.path = t->nvme_path,
                                      .capacity_bytes = t->nvme_bytes,
                                      .record_bytes_usual = rec_bytes(&w->ident, USUAL_TOKENS),
-                                     .policy = t->nvme_policy,
+                                     .policy = t->policy,
                                      .write_bytes_per_day = t->nvme_write_bytes_per_day};
     struct err e = {0};
     int rc = tier_nvme_create(&n, &o->tier[o->n_tiers].tier, &e);

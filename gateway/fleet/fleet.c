@@ -54,7 +54,7 @@ void gw_fleet_configure(struct gw_fleet *f, const struct gw_config *c)
                                      .idle_ms = c->idle_timeout_ms,
                                      .total_ms = c->total_timeout_ms,
                                      .failures = c->health_failures,
-                                     .successes = c->health_successes,
+                                     .successes = 2, /* chosen: one good check may be luck */
                                      .breaker_failures = c->breaker_failures,
                                      .breaker_open_ns = c->breaker_open_ms * 1000000ull,
                                      .affinity = c->balance && strcmp(c->balance, "affinity") == 0};

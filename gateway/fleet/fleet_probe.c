@@ -1,11 +1,11 @@
 /* Active health: one timer and at most one call per target, all on the control loop.
  *
  * Own workers are asked often while they are not ready, so that they are used as soon as they can
- * be. An upstream becomes ready by its first good answer after the start, later by
- * health.successes of them, and is taken out by health.failures bad ones. Where its health is its
- * list of models one request serves both. Whatever answers without a fault of the server counts as
- * alive there: a list of models that is not offered (404) or not for this key (403) says nothing
- * against completions; a key that is not accepted (401) does. */
+ * be. An upstream becomes ready by its first good answer after the start, later by two
+ * of them, and is taken out by health.failures bad ones. Where its health is its list of models one
+ * request serves both. Whatever answers without a fault of the server counts as alive there: a list
+ * of models that is not offered (404) or not for this key (403) says nothing against completions; a
+ * key that is not accepted (401) does. */
 #include "gateway/fleet/fleet_int.h"
 
 #include "base/clock.h"

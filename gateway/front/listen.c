@@ -66,9 +66,8 @@ static int make_server(struct gw_loop *loop, const struct gw_config *c, unsigned
                               .body_rate_min = c->body_rate,
                               .bounds = loop->server->bounds,
                               .conns_max = conns_max,
-                              .head_timeout_ms = c->head_timeout_ms,
-                              .body_timeout_ms = c->body_timeout_ms,
-                              .write_timeout_ms = c->write_timeout_ms};
+                              .body_timeout_ms = c->client_timeout_ms,
+                              .write_timeout_ms = c->client_timeout_ms};
     return http_server_create(loop->http_loop, &lim, &gw_front_ops, loop, &loop->public);
 }
 

@@ -14,9 +14,11 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { CORS_MAX_AGE_S = 600 }; /* what is allowed may change with a reload */
+
 struct gw_cors gw_cors_of(const struct gw_config *c)
 {
-    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, c->cors_max_age_ms / 1000};
+    return (struct gw_cors){c->cors_origins.v, c->cors_origins.n, CORS_MAX_AGE_S};
 }
 
 int gw_answer_headers(const struct gw_req *q, struct buf *out)

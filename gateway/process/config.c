@@ -109,20 +109,6 @@ static void check_listen(const struct gw_config *c, struct buf *out)
                        tcp ? "admin.listen: HOST:PORT" : "admin.public");
 }
 
-/* A device has a size of its own; the worker alone could say that a file has none. */
-static void check_nvme(const struct gw_config *c, struct buf *out)
-{
-    const char *text = opt_str(c->opts, "worker.nvme"), *colon = strrchr(text, ':');
-    uint64_t bytes = 0;
-    struct stat st;
-    if (!*text || (!colon && stat(text, &st) == 0 && S_ISBLK(st.st_mode))) return;
-    if (!colon || colon == text || opt_parse_size(colon + 1, &bytes) < 0 || bytes == 0)
-        (void)buf_addf(out,
-                       "worker.nvme: expected PATH:SIZE such as /var/cache/kvblend/tier:100GiB, "
-                       "found \"%.200s\"\n",
-                       text);
-}
-
 static void check_registry(const struct gw_config *c, struct buf *out)
 {
     struct redis_url u;
@@ -199,7 +185,6 @@ static int check_whole(const struct gw_config *c, struct buf *out)
     const size_t before = out->len;
     check_listen(c, out);
     check_registry(c, out);
-    check_nvme(c, out);
     check_paths(c, out);
     for (size_t i = 0; i < c->cors_origins.n; i++)
         if (!gw_cors_pattern_ok(c->cors_origins.v[i]))

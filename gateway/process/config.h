@@ -57,8 +57,6 @@ typedef uint32_t gw_conf_MS;
       "time between health checks of an upstream, with jitter")                                    \
     X(INT, health_failures, "health-failures", "health.failures", "3", 1, 1000, OPT_LIVE,          \
       "failed health checks in a row that take an upstream out")                                   \
-    X(INT, health_successes, "health-successes", "health.successes", "2", 1, 1000, OPT_LIVE,       \
-      "good health checks in a row that bring it back")                                            \
     X(INT, breaker_failures, "breaker-failures", "breaker.failures", "5", 1, 1000000, OPT_LIVE,    \
       "failed requests in a row that open the circuit breaker of a backend")                       \
     X(MS, breaker_open_ms, "breaker-open", "breaker.open", "10s", 10, 3600000, OPT_LIVE,           \
@@ -73,8 +71,6 @@ typedef uint32_t gw_conf_MS;
       "use the workers of this group")                                                             \
     X(STR, registry_api_key, "registry-api-key", "registry.api_key", NULL, 0, 0, OPT_SECRET,       \
       "key that they ask for (their --api-key)")                                                   \
-    X(MS, hang_timeout_ms, "hang-timeout", "worker.hang_timeout", "60s", 1000, 3600000, 0,         \
-      "own worker that answers no health check for this long is restarted")                        \
     X(LIST, api_keys, "api-key", "keys.list", NULL, 0, 0, OPT_LIVE | OPT_SECRET,                   \
       "accepted API key, plain or sha256:SALT:HEX, then id=, namespace=, models=, rpm=, tpm=, "    \
       "concurrency=, weight=, priority=, max_ttft= (none: no key is asked for)",                   \
@@ -91,8 +87,6 @@ typedef uint32_t gw_conf_MS;
       "origin that browsers may call from: https://app.example, https://*.example or * (none: "    \
       "CORS is off)",                                                                              \
       .repeatable = true)                                                                          \
-    X(MS, cors_max_age_ms, "cors-max-age", "cors.max_age", "10m", 0, 86400000, OPT_LIVE,           \
-      "how long browsers may remember what is allowed")                                            \
     X(INT, max_inflight, "max-inflight", "limits.max_inflight", "0", 0, 65536, OPT_LIVE,           \
       "completions sent on at once (0: 64 to the workers; to upstreams what their entries say)")   \
     X(INT, queue_limit, "queue-limit", "limits.queue_limit", "256", 0, 65536, OPT_LIVE,            \
@@ -106,7 +100,7 @@ typedef uint32_t gw_conf_MS;
     X(SIZE, body_memory, "body-memory", "limits.body_memory", "0", 0, 1ull << 50, 0,               \
       "all request bodies in memory together; then 503 (0: an eighth of the RAM)")                 \
     X(SIZE, body_rate, "body-rate", "limits.body_rate", "4KiB", 1, 1ull << 30, 0,                  \
-      "least bytes a second of a request body, by timeouts.client_body; else 408")                 \
+      "least bytes a second of a request body, by timeouts.client; else 408")                      \
     X(INT, connections_per_address, "connections-per-address", "limits.connections_per_address",   \
       "0", 0, 1000000, 0, "connections of one client address, IPv6: of one /64 (0: half of all)")  \
     X(MS, retry_wait_ms, "retry-wait", "limits.retry_wait", "30s", 0, 600000, OPT_LIVE,            \
@@ -121,12 +115,8 @@ typedef uint32_t gw_conf_MS;
       "whole answer of a backend (0: no limit)")                                                   \
     X(MS, sse_keepalive_ms, "sse-keepalive", "sse.keepalive", "10s", 0, 3600000, OPT_LIVE,         \
       "silence in a stream after which the client gets a comment (0: never)")                      \
-    X(MS, head_timeout_ms, "head-timeout", "timeouts.client_head", "10s", 1, 3600000, 0,           \
-      "client sending its request head")                                                           \
-    X(MS, body_timeout_ms, "body-timeout", "timeouts.client_body", "60s", 1, 3600000, 0,           \
-      "client sending its request body")                                                           \
-    X(MS, write_timeout_ms, "write-timeout", "timeouts.client_write", "60s", 1, 3600000, 0,        \
-      "client that takes no bytes of its answer")                                                  \
+    X(MS, client_timeout_ms, "client-timeout", "timeouts.client", "60s", 1, 3600000, 0,            \
+      "client that sends nothing of its body, or takes nothing of its answer")                     \
     X(MS, drain_timeout_ms, "drain-timeout", "drain.timeout", "120s", 0, 86400000, OPT_LIVE,       \
       "time to finish requests after SIGTERM")                                                     \
     X(MS, drain_delay_ms, "drain-delay", "drain.delay", "0s", 0, 3600000, OPT_LIVE,                \

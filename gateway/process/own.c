@@ -14,7 +14,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ARGS_MAX = 512, OWN_MAX = 64 };
+enum {
+    ARGS_MAX = 512,
+    OWN_MAX = 64,
+    HANG_MS = 60000, /* chosen: a worker answers health checks beside all that it computes */
+};
 
 struct own_one {
     struct gw_own *own;
@@ -26,7 +30,6 @@ struct own_one {
 struct gw_own {
     struct gw_fleet *fleet;
     struct gw_own_ops ops;
-    uint32_t hang_ms;
     bool others;
     unsigned n, n_stopped;
     struct buf dir, bin, model;
@@ -109,7 +112,6 @@ int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops
     arena_init(&o->args);
     o->fleet = setup->fleet;
     o->ops = *ops;
-    o->hang_ms = c->hang_timeout_ms;
     o->others = setup->others;
     int r = c->worker_bin ? buf_adds(&o->bin, c->worker_bin) : gw_find_worker(&o->bin, err);
     if (r == 0) r = c->model ? buf_adds(&o->model, c->model) : gw_find_model(&o->model, err);
@@ -136,7 +138,7 @@ void gw_own_silent(struct gw_own *o, unsigned target, uint64_t silent_ms)
 {
     struct gw_child *c = gw_own_child(o, target);
     /* One that still loads its model is given all the time it needs. */
-    if (c && silent_ms > o->hang_ms && serves(o, target)) gw_child_kill(c);
+    if (c && silent_ms > HANG_MS && serves(o, target)) gw_child_kill(c);
 }
 
 void gw_own_stop(struct gw_own *o, unsigned grace_ms)

@@ -217,7 +217,7 @@ def test_claims_take_nothing_from_others():
 
 def test_a_slow_body_is_ended():
     """Silence, and bytes that drip: both are below the floor."""
-    with gateway(*KEYED, "--body-timeout", "500ms", "--body-rate", "1MiB", stub=True) as g:
+    with gateway(*KEYED, "--client-timeout", "500ms", "--body-rate", "1MiB", stub=True) as g:
         for framing, some in (("Content-Length: 30000000", b"x"),
                               ("Transfer-Encoding: chunked", b"1\r\nx\r\n")):
             for drips in (False, True):

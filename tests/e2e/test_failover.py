@@ -616,7 +616,7 @@ def test_leaving_while_it_is_tried_elsewhere():
 
 def test_a_slow_reader_costs_no_memory():
     """Upstreams that send a gigabyte to clients that read nothing: held back, not stored."""
-    with Upstream() as up, proxy([up.entry(ANY + " paths=files")], "--write-timeout", "600s") as g:
+    with Upstream() as up, proxy([up.entry(ANY + " paths=files")], "--client-timeout", "600s") as g:
         up.script = {"n": 100000, "pad": 10000}
         plain = {"body": "y" * 64, "repeat": 1 << 20, "framing": "chunked"}
         g.post(CHAT, ask(script={"n": 1}))
@@ -645,7 +645,7 @@ def steady(g):
 
 
 def test_a_client_that_reads_nothing_is_cut():
-    with Upstream() as up, proxy([up.entry(ANY)], "--write-timeout", "300ms") as g:
+    with Upstream() as up, proxy([up.entry(ANY)], "--client-timeout", "300ms") as g:
         s = g.open(CHAT, ask(stream=True, script={"n": 100000, "pad": 10000}))
         until("it was let go", lambda: up.requests and up.requests[0].left_at)
         s.close()

@@ -26,7 +26,7 @@ def parts(order, max_tokens=2, **kv):
 
 
 def gpu_worker(*args, env=None):
-    return worker("--device", "hostcuda", "--ram", "64MiB", "--guard-sample", "0", *args,
+    return worker("--device", "hostcuda", "--ram", "64MiB", "--guard", "0", *args,
                   env=dict(ENV, **(env or {})))
 
 
@@ -50,7 +50,7 @@ def clear(p, tier):
 
 
 def test_records_are_read_where_they_lie():
-    with gpu_worker("--gpu", "8MiB") as p:
+    with gpu_worker("--kv-pages", "8MiB") as p:
         build(p, [1, 2])
         first = answers(p, [1, 2], "ram")
         same(first, answers(p, [1, 2], "ram"))
@@ -75,7 +75,7 @@ def test_records_are_read_where_they_lie():
 
 def test_running_requests_come_first():
     """Records in pages that a request needs give way; it does not fail, and they come back."""
-    with gpu_worker("--gpu", "1MiB", "--ctx", "4096") as p:
+    with gpu_worker("--kv-pages", "1MiB", "--ctx", "4096") as p:
         free = p.metric("kvblend_kv_tokens_free")
         assert 600 < free < 4096, free
         build(p, [1, 2])
@@ -93,9 +93,9 @@ def test_running_requests_come_first():
 
 
 def test_the_reserve_is_of_the_records():
-    with gpu_worker("--gpu", "4MiB") as p:
+    with gpu_worker("--kv-pages", "4MiB") as p:
         whole = p.metric("kvblend_kv_tokens_free")
-    with gpu_worker("--gpu", "4MiB", "--gpu-reserve", "2MiB") as p:
+    with gpu_worker("--kv-pages", "4MiB:2MiB") as p:
         assert p.metric("kvblend_kv_tokens_free") < 0.6 * whole
 
 

@@ -52,7 +52,7 @@ def ask(p, q, **kw):
 
 def worker(*args, env=None, sample="1"):
     p = Program([WORKER, "--model", MODEL, "--dtype", "f32", "--listen", "127.0.0.1:0", *ADMIN,
-                 "--guard-sample", sample, *args], env)
+                 "--guard", sample, *args], env)
     worker_listening(p)
     try:
         warm(p)
@@ -128,7 +128,7 @@ def test_a_broken_reposition_is_noticed_as_the_guard_comes():
 
 
 def test_answers_become_exact_where_nothing_else_helps():
-    with worker("--ratio", "0.15", "--guard-kl", "0.1", env={"KVBLEND_INJECT": "reposition"}) as p:
+    with worker("--ratio", "0.15", "--guard", "1:0.1", env={"KVBLEND_INJECT": "reposition"}) as p:
         assert "fault_injected" in p.log()
         assert quality(p)["self_test"] == "passed"  # the fault came behind it
         want = full_answers(p)
@@ -161,7 +161,7 @@ def test_answers_become_exact_where_nothing_else_helps():
 
 
 def test_a_ratio_that_is_too_small_is_raised_until_answers_are_right():
-    with worker("--ratio", "0.01", "--guard-kl", "0.05") as p:
+    with worker("--ratio", "0.01", "--guard", "1:0.05") as p:
         want = full_answers(p)
         made, q = bursts(p, PATIENCE, stop=lambda q: q["alarms"] > 0)
         assert q["alarms"] > 0 and q["level"] > 0, q
@@ -186,7 +186,7 @@ def test_a_ratio_that_is_too_small_is_raised_until_answers_are_right():
 
 def test_the_way_back():
     """Raised by questions that need other chunks; back where it was once none of them comes any more."""
-    with worker("--ratio", "0.01", "--guard-kl", "0.7") as p:
+    with worker("--ratio", "0.01", "--guard", "1:0.7") as p:
         single = questions(("single",), 40)
         assert p.post("/v1/segments", {"texts": [c for q in single for c in q["chunks"]]}).status == 200
         _, q = bursts(p, PATIENCE, stop=lambda q: q["alarms"] > 0)
@@ -213,7 +213,7 @@ def test_it_runs_in_idle_time_only_and_off_means_off():
 
 
 def test_the_gateway_passes_it_on_and_kvblendctl_shows_it():
-    with gateway("--guard-sample", "1", "--ratio", "0.01", "--guard-kl", "0.0001", "--dtype", "f32",
+    with gateway("--guard", "1:0.0001", "--ratio", "0.01", "--dtype", "f32",
                  model=MODEL) as g:
         warm(g)
         for i in range(2 * BURST):

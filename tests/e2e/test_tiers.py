@@ -286,8 +286,8 @@ def test_a_small_or_full_file_fails_nobody():
 
 def test_bad_options_are_named():
     for args, said in ((["--nvme", "/x"], "--nvme"), (["--redis", "gopher://x"], "--redis"),
-                       (["--quota", "x"], "--quota"), (["--ttl-ns", "x"], "--ttl-ns"),
-                       (["--ram-policy", "mru"], "ram-policy"),
+                       (["--quota", "x"], "--quota"), (["--ttl", "x=y"], "--ttl"),
+                       (["--policy", "mru"], "--policy"),
                        (["--access-log", "/nonexistent/x"], "--access-log"),
                        (["--nvme", "/nonexistent/x:64MiB"], "/nonexistent/x")):
         with worker(*args, ready=False) as q:

@@ -31,7 +31,7 @@ static void print_state(const json_t *q)
         (void)printf("  off       %s\n", strcmp(ctl_str(q, "self_test"), "failed") == 0
                                              ? "the model's self-test failed: nothing is blended"
                                          : ctl_num(q, "sample") > 0 ? "nothing is blended here"
-                                                                    : "--guard-sample is 0");
+                                                                    : "--guard is 0");
     else
         (void)printf("  normal    %s at ratio %g, as configured\n", ctl_str(q, "strategy"),
                      ctl_num(q, "ratio"));

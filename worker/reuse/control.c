@@ -71,7 +71,7 @@ int wk_control_open(struct worker *w, struct err *err)
     if (!k) return err_set(err, -ENOMEM, "out of memory");
     pthread_mutex_init(&k->m, NULL);
     k->busy_share = BUSY_SHARE_FIRST;
-    k->loss = w->o.quality_loss >= 0 ? w->o.quality_loss : w->profile.loss;
+    k->loss = w->profile.loss;
     w->control = k;
     if (w->o.decision_log) {
         rc = wk_kvlog_open(w->o.decision_log, "--decision-log", &k->log, err);
@@ -349,7 +349,8 @@ void wk_control_place(struct worker *w, uint32_t n, struct store_writer *writer)
     struct pol_place_in in = {
         .bytes = rec_bytes(&w->ident, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
     struct wk_control *k = w->control;
-    static const char *const name[] = {"ram", "nvme", "redis"}; /* as the prices stand */
+    static const char *const name[] = {"ram", "nvme", "redis"};
+    static const double price[] = {3, 0.1, 3}; /* chosen: $ per GB, late 2025 */
 
     if (!is_on(w) || store_n_tiers(w->store) < 2) return; /* there is but one to write to */
     put_tiers(w, NULL, &d);
@@ -358,7 +359,7 @@ void wk_control_place(struct worker *w, uint32_t n, struct store_writer *writer)
         in.tier[i] = d.in.tier[i];
         in.price[i] = -1;
         for (size_t t = 0; t < sizeof name / sizeof *name; t++)
-            if (strcmp(d.tier_name[i], name[t]) == 0) in.price[i] = w->o.tiers.price[t];
+            if (strcmp(d.tier_name[i], name[t]) == 0) in.price[i] = price[t];
     }
     pthread_mutex_lock(&k->m);
     in.cost = k->cost;

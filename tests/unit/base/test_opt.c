@@ -5,6 +5,11 @@
 #include "base/opt_removed.h"
 #include "tests/test.h"
 
+static bool starts_with_a(const char *text)
+{
+    return text[0] == 'a';
+}
+
 static const struct opt_def defs[] = {
     {.name = "listen",
      .type = OPT_STR,
@@ -32,6 +37,7 @@ static const struct opt_def defs[] = {
     {.name = "file", .type = OPT_STR, .positional = true, .help = "File."},
     {.name = "more", .type = OPT_STR, .positional = true, .repeatable = true, .help = "More."},
     {.name = "entry", .type = OPT_STR, .repeatable = true, .split = ";", .head = "url|at"},
+    {.name = "form", .type = OPT_STR, .values = "a|b:N", .check = starts_with_a},
     {.name = "live", .type = OPT_INT, .props = OPT_LIVE},
     {.name = "config", .type = OPT_STR, .props = OPT_NO_KEY},
     {.name = "once", .type = OPT_BOOL, .props = OPT_FLAG_ONLY},
@@ -163,6 +169,7 @@ TEST(flag_errors)
         {"--cache.ram 12x", "--cache.ram: expected a size such as 512MiB, found \"12x\""},
         {"--cache.ram 1", "--cache.ram: expected a value from 1024 to 1000000000000 bytes, found"},
         {"--timeout 5y", "--timeout: expected a duration such as 30s, 500ms or 12h, found \"5y\""},
+        {"--form ax --form b", "--form: expected a|b:N, found \"b\""},
         {"--reuse=maybe", "--reuse: expected true or false, found \"maybe\""},
         {"--listen 123456789012345678901", "--listen: expected a value from 1 to 20 bytes, found"},
     };
@@ -306,10 +313,10 @@ TEST(removed_options_say_so)
     opts_destroy(o);
     ASSERT_TRUE(opt_removed("Map_Tokens", NULL) && opt_removed("strategy.map-tokens", NULL));
     ASSERT_TRUE(!opt_removed("map", NULL) && !opt_removed("map-tokens", "9"));
-    ASSERT_TRUE(opt_removed("ram_policy", "clock") && opt_removed("ram-policy", "gdsf"));
+    ASSERT_TRUE(opt_removed("worker.policy", "clock") && opt_removed("policy", "gdsf"));
     ASSERT_TRUE(opt_removed("worker.strategy", "map_rerank") && !opt_removed("strategy", "qs"));
-    ASSERT_TRUE(!opt_removed("ram-policy", "arc") && !opt_removed("ram-policy", "clo"));
-    ASSERT_TRUE(!opt_removed("ram-policy", NULL) && !opt_removed("ram-policy", ""));
+    ASSERT_TRUE(!opt_removed("policy", "arc") && !opt_removed("policy", "clo"));
+    ASSERT_TRUE(!opt_removed("policy", NULL) && !opt_removed("policy", ""));
     ASSERT_TRUE(opt_removed_section("strategy") && !opt_removed_section("strat"));
 }
 

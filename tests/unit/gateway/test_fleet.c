@@ -145,7 +145,6 @@ static void site_init(struct site *s)
                                    .idle_timeout_ms = 5000,
                                    .health_interval_ms = 10,
                                    .health_failures = 3,
-                                   .health_successes = 2,
                                    .breaker_failures = 5,
                                    .breaker_open_ms = 10000};
     ASSERT_OK(http_loop_create(&s->loop));

@@ -55,8 +55,9 @@ TEST(removed_options_say_what_to_use)
     static const struct {
         const char *flag, *value, *says;
     } gone[] = {{"--strategy", "static", "static was removed; use side"},
-                {"--ram-policy", "clock", "clock was removed; lru is the default"},
-                {"--nvme-policy", "gdsf", "gdsf was removed; lru is the default"},
+                {"--policy", "clock", "clock was removed; lru is the default"},
+                {"--nvme-policy", "lru", "was removed; policy says it"},
+                {"--ttl-ns", "a=1h", "was removed; ttl takes NS=DURATION"},
                 {"--strategy", "hybrid", "hybrid was removed; use qs"},
                 {"--mass", "0.5", "was removed; ratio says how many"},
                 {"--min-ratio", "0.1", "was removed; ratio says how many"}};
@@ -102,14 +103,14 @@ TEST(codecs)
     struct wk_opts o;
     struct err err;
     no_env();
-    ASSERT_OK(read_opts(&o, &err, "--nvme", "/tmp/x:1GiB", "--nvme-codec", "q8", "--redis",
-                        "redis://h", "--redis-codec=none", NULL));
+    ASSERT_OK(read_opts(&o, &err, "--nvme", "/tmp/x:1GiB", "--codec", "q8", NULL));
     ASSERT_TRUE(o.tiers.nvme_q8 && !o.tiers.redis_q8);
     wk_opts_fini(&o);
-    ASSERT_ERR(read_opts(&o, &err, "--nvme-codec", "q8", NULL), -EINVAL);
-    ASSERT_STREQ(err.msg, "--nvme-codec: there is no --nvme");
-    ASSERT_ERR(read_opts(&o, &err, "--redis-codec", "q8", NULL), -EINVAL);
-    ASSERT_STREQ(err.msg, "--redis-codec: there is no --redis");
+    ASSERT_OK(read_opts(&o, &err, "--redis", "redis://h", "--codec=q8", NULL));
+    ASSERT_TRUE(!o.tiers.nvme_q8 && o.tiers.redis_q8);
+    wk_opts_fini(&o);
+    ASSERT_ERR(read_opts(&o, &err, "--codec", "q8", NULL), -EINVAL);
+    ASSERT_STREQ(err.msg, "--codec: there is no --nvme and no --redis");
 }
 
 TEST(memory_of_a_gpu)
@@ -120,6 +121,7 @@ TEST(memory_of_a_gpu)
     no_env();
     ASSERT_OK(read_opts(&o, &err, "--kv-pages=1GiB", NULL));
     ASSERT_EQ(o.tiers.gpu_bytes, 0); /* the CPU has no such tier */
+    ASSERT_EQ(o.kv_pages_bytes, 1u << 30);
     wk_opts_fini(&o);
     ASSERT_OK(read_opts(&o, &err, device, NULL));
     ASSERT_EQ(o.tiers.gpu_bytes, FUS_KV_AUTO);
@@ -127,20 +129,21 @@ TEST(memory_of_a_gpu)
     ASSERT_OK(read_opts(&o, &err, device, "--kv-pages=1GiB", NULL));
     ASSERT_EQ(o.tiers.gpu_bytes, 1u << 30);
     wk_opts_fini(&o);
-    ASSERT_OK(read_opts(&o, &err, device, "--gpu=auto", "--gpu-reserve=1MiB", NULL));
+    ASSERT_OK(read_opts(&o, &err, device, "--kv-pages=auto:1MiB", NULL));
     ASSERT_EQ(o.tiers.gpu_bytes, FUS_KV_AUTO);
     ASSERT_EQ(o.tiers.gpu_reserve_bytes, 1 << 20);
     wk_opts_fini(&o);
-    ASSERT_OK(read_opts(&o, &err, "--device=cuda:1", "--gpu", "3GiB", NULL));
+    ASSERT_OK(read_opts(&o, &err, "--device=cuda:1", "--kv-pages", "3GiB:1GiB", NULL));
     ASSERT_EQ(o.tiers.gpu_bytes, 3ull << 30);
     wk_opts_fini(&o);
-    ASSERT_ERR(read_opts(&o, &err, "--gpu=1GiB", NULL), -EINVAL);
-    ASSERT_STREQ(err.msg, "--gpu: needs --device cuda");
-    ASSERT_ERR(read_opts(&o, &err, "--gpu-reserve=1GiB", NULL), -EINVAL);
-    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=1GiB", "--kv-pages=1GiB", NULL), -EINVAL);
-    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=much", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, "--kv-pages=2GiB:1GiB", NULL), -EINVAL);
+    ASSERT_STREQ(err.msg, "--kv-pages: a reserve needs --device cuda");
+    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=1GiB", NULL), -EINVAL);
+    ASSERT_TRUE(strstr(err.msg, "--gpu: was removed; kv_pages") != NULL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--kv-pages=1GiB:", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--kv-pages=much", NULL), -EINVAL);
     ASSERT_TRUE(strstr(err.msg, "much") != NULL);
-    ASSERT_ERR(read_opts(&o, &err, device, "--gpu=0", NULL), -EINVAL);
+    ASSERT_ERR(read_opts(&o, &err, device, "--kv-pages=0", NULL), -EINVAL);
 }
 
 TEST(tiers_by_flags)
@@ -148,18 +151,17 @@ TEST(tiers_by_flags)
     struct wk_opts o;
     struct err err;
     no_env();
-    ASSERT_OK(read_opts(
-        &o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis", "redis://:pw@h1:7",
-        "--redis=redis://h2", "--ram-policy=arc", "--nvme-policy", "arc",
-        "--quota=acme=ram:1MiB,nvme:2MiB", "--quota=o/i=nvme:3MiB", "--ttl=2h", "--ttl-ns=/acme=5m",
-        "--nvme-write-budget=1GiB", "--tier-wait=2s", "--secret=x", "--access-log=/tmp/log", NULL));
+    ASSERT_OK(read_opts(&o, &err, "--ram=64MiB", "--nvme=/tmp/a:b:2GiB", "--redis",
+                        "redis://:pw@h1:7", "--redis=redis://h2", "--policy=arc",
+                        "--quota=acme=ram:1MiB,nvme:2MiB", "--quota=o/i=nvme:3MiB", "--ttl=2h",
+                        "--ttl=/acme=5m", "--nvme-write-budget=1GiB", "--tier-wait=2s",
+                        "--secret=x", "--access-log=/tmp/log", NULL));
     const struct wk_tier_opts *t = &o.tiers;
     ASSERT_STREQ(t->nvme_path, "/tmp/a:b");
     ASSERT_EQ(t->nvme_bytes, 2ull << 30);
     ASSERT_EQ(t->redis->n_hosts, 2);
     ASSERT_STREQ(t->redis->password, "pw");
-    ASSERT_EQ(t->ram_policy, EVICT_ARC);
-    ASSERT_EQ(t->nvme_policy, EVICT_ARC);
+    ASSERT_EQ(t->policy, EVICT_ARC);
     ASSERT_EQ(t->n_quota, 2);
     ASSERT_STREQ(t->quota[0].ns, "acme");
     ASSERT_EQ(t->quota[0].ram_bytes, 1 << 20);
@@ -180,7 +182,7 @@ TEST(tiers_by_flags)
     ASSERT_OK(read_opts(&o, &err, NULL)); /* none of it */
     ASSERT_TRUE(!o.tiers.nvme_path && !o.tiers.redis && !o.tiers.access_log);
     ASSERT_EQ(o.tiers.secret[0] | o.tiers.secret[1], 0);
-    ASSERT_EQ(o.tiers.ram_policy, EVICT_LRU);
+    ASSERT_EQ(o.tiers.policy, EVICT_LRU);
     wk_opts_fini(&o);
 }
 
@@ -190,8 +192,7 @@ TEST(a_bad_value_names_its_flag)
         const char *arg, *said;
     } bad[] = {{"--nvme=/tmp/x:big", "--nvme"},
                {"--redis=http://h", "--redis"},
-               {"--ram-policy=mru", "ram-policy"},
-               {"--nvme-policy=fifo", "nvme-policy"},
+               {"--policy=mru", "--policy"},
                {"--quota=acme", "--quota"},
                {"--quota=acme=", "--quota"},
                {"--quota==ram:1MiB", "--quota"},
@@ -200,9 +201,12 @@ TEST(a_bad_value_names_its_flag)
                {"--quota=acme=ram:0", "--quota"},
                {"--quota=acme=ram:1MiB;nvme:1MiB", "--quota"},
                {"--quota=acme=nvme:1MiB", "--nvme"},
-               {"--ttl=later", "ttl"},
-               {"--ttl-ns=acme", "--ttl-ns"},
-               {"--ttl-ns=acme=soon", "--ttl-ns"},
+               {"--ttl=later", "--ttl"},
+               {"--ttl=acme", "--ttl"},
+               {"--ttl=acme=soon", "--ttl"},
+               {"--ttl==1h", "--ttl"},
+               {"--guard=2", "--guard"},
+               {"--guard=1:x", "--guard"},
                {"--nvme-write-budget=much", "nvme-write-budget"},
                {"--nvme-write-budget=1GiB", "--nvme"},
                {"--secret-file=/nonexistent/x", "--secret-file"}};
@@ -322,6 +326,19 @@ TEST(registry)
     ASSERT_ERR(
         read_opts(&o, &err, "--advertise=h1:80", "--redis=redis://r", "--registry-group=a{", NULL),
         -EINVAL);
+}
+
+TEST(guard)
+{
+    struct wk_opts o;
+    struct err err;
+    no_env();
+    ASSERT_OK(read_opts(&o, &err, NULL));
+    ASSERT_TRUE(o.guard_sample == 0.01 && o.guard_kl == 0);
+    wk_opts_fini(&o);
+    ASSERT_OK(read_opts(&o, &err, "--guard", "1:0.25", NULL));
+    ASSERT_TRUE(o.guard_sample == 1 && o.guard_kl == 0.25);
+    wk_opts_fini(&o);
 }
 
 TEST(weights)
