@@ -6,7 +6,5 @@
 
 extern const struct gw_route gw_admin_routes[];
 extern const size_t gw_admin_n_routes;
-void gw_admin_targets(struct gw_req *q);
-void gw_admin_target_order(struct gw_req *q);
 
 #endif

@@ -1,31 +1,47 @@
 #include "gateway/process/own.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/net/http.h"
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/view.h"
-#include "gateway/process/child.h"
 #include "gateway/process/config.h"
 #include "gateway/process/findmodel.h"
 #include "gateway/process/rundir.h"
+#include "gateway/process/stats.h"
 
-#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
     ARGS_MAX = 512,
     OWN_MAX = 64,
     HANG_MS = 60000, /* chosen: a worker answers health checks beside all that it computes */
+    BACKOFF_MIN_MS = 100,
+    BACKOFF_MAX_MS = 10000,
+    STEADY_MS = 30000,
 };
 
-struct own_one {
+struct own_one { /* a process, started again whenever it ends */
     struct gw_own *own;
-    struct gw_child *child;
+    const char *const *argv; /* in the arena */
     char *address;
-    unsigned target;
-    bool refused;
+    unsigned target; /* the fleet's index */
+    atomic_int pid;  /* 0: none runs */
+    atomic_uint n_starts;
+    int lifeline; /* write end of the worker's standard input: closes when the gateway dies */
+    unsigned backoff_ms;
+    uint64_t started_ns;
+    bool stopping, served; /* served: has been ready at least once */
+    bool refused;          /* ended with an error before it served */
+    struct http_timer *restart, *grace;
 };
 struct gw_own {
     struct gw_fleet *fleet;
@@ -43,10 +59,83 @@ static bool serves(const struct gw_own *o, unsigned target)
     return gw_fleet_view(o->fleet, target, &v) && v.n_models > 0;
 }
 
-/* True: nobody is worth waiting for, and whoever asked was told. */
-static bool on_refused(void *ctx, int exit_code)
+/* ---- a process ---- */
+
+/* Between fork and exec: only calls that are safe there. */
+static void exec_worker(const struct own_one *x, pid_t parent, int input)
 {
-    struct own_one *x = ctx;
+    sigset_t none;
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    (void)signal(SIGPIPE, SIG_DFL);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1); /* the gateway died before the line above */
+    /* A process group of its own: Ctrl-C reaches the gateway alone, which then drains. */
+    (void)setpgid(0, 0);
+    (void)dup2(input, STDIN_FILENO);
+    /* The access log owns stdout. */
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO);
+    (void)execv(x->argv[0], (char *const *)(uintptr_t)x->argv);
+    static const char msg[] = "kvblend: the worker program could not be started\n";
+    (void)!write(STDERR_FILENO, msg, sizeof msg - 1);
+    _exit(127);
+}
+
+static int start_process(struct own_one *x)
+{
+    pid_t parent = getpid();
+    int fd[2];
+    if (pipe2(fd, O_CLOEXEC) < 0) return -errno;
+    pid_t pid = fork();
+    int e = errno;
+    if (pid == 0) exec_worker(x, parent, fd[0]);
+    (void)close(fd[0]);
+    if (pid < 0) {
+        (void)close(fd[1]);
+        return -e;
+    }
+    x->lifeline = fd[1];
+    x->pid = pid;
+    x->started_ns = clock_ns();
+    if (x->n_starts++ > 0) gw_stats_worker_restart();
+    log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", x->target, (int)pid);
+    gw_fleet_expect(x->own->fleet, x->target);
+    return 0;
+}
+
+static void schedule_restart(struct own_one *x)
+{
+    /* Workers that died together do not come back together. */
+    http_timer_set(x->restart, x->backoff_ms + x->backoff_ms / 8 * (x->target % 4));
+    x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
+}
+
+static void on_restart(void *arg)
+{
+    struct own_one *x = arg;
+    if (x->stopping || x->pid) return;
+    int r = start_process(x);
+    if (r < 0) {
+        log_event(LOG_ERROR, "worker.start", "worker=%u error=%s", x->target, err_name(r));
+        schedule_restart(x);
+    }
+}
+
+static void on_grace(void *arg)
+{
+    struct own_one *x = arg;
+    if (x->pid) (void)kill(x->pid, SIGKILL);
+}
+
+/* worker/worker.h has the statuses. */
+static const char *reason_of(int code)
+{
+    return code == 3 ? "device_lost" : code == 4 ? "model_file" : "-";
+}
+
+/* True: none of them will ever serve, and the owner was told. */
+static bool is_hopeless(struct own_one *x, int exit_code)
+{
     struct gw_own *o = x->own;
     x->refused = true;
     if (o->others) return false;
@@ -56,11 +145,29 @@ static bool on_refused(void *ctx, int exit_code)
     return true;
 }
 
-static void on_stopped(void *ctx)
+static void has_stopped(struct gw_own *o)
 {
-    struct own_one *x = ctx;
-    struct gw_own *o = x->own;
     if (++o->n_stopped == o->n) o->ops.on_stopped(o->ops.ctx);
+}
+
+static void process_ended(struct own_one *x, int status)
+{
+    x->pid = 0;
+    (void)close(x->lifeline);
+    if (serves(x->own, x->target)) x->served = true;
+    gw_fleet_lost(x->own->fleet, x->target);
+    if (x->stopping) {
+        http_timer_clear(x->grace);
+        has_stopped(x->own);
+        return;
+    }
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    log_event(LOG_ERROR, "worker.ended", "worker=%u exit=%d signal=%d reason=%s", x->target, code,
+              sig, reason_of(code));
+    if (!x->served && WIFEXITED(status) && code != 0 && is_hopeless(x, code)) return;
+    if (clock_ms_since(x->started_ns) > STEADY_MS) x->backoff_ms = BACKOFF_MIN_MS;
+    schedule_restart(x);
 }
 
 /* ---- life ---- */
@@ -81,25 +188,22 @@ static const char *const *make_args(struct gw_own *o, const struct gw_config *c,
 static int start_one(struct gw_own *o, const struct gw_own_setup *setup, struct err *err)
 {
     struct own_one *x = &o->one[o->n];
-    const struct gw_child_ops ops = {on_refused, on_stopped, x};
     struct buf address = BUF_INIT;
     (void)buf_addf(&address, "unix:%s/worker", buf_cstr(&o->dir));
     if (o->n > 0) (void)buf_addf(&address, "-%u", o->n);
     (void)buf_adds(&address, ".sock");
     x->own = o;
+    x->backoff_ms = BACKOFF_MIN_MS;
     x->address = buf_status(&address) == 0 ? buf_take(&address, NULL) : NULL;
     buf_fini(&address);
     if (!x->address) return -ENOMEM;
-    int r = gw_fleet_add_worker(o->fleet, x->address, true, &x->target);
-    const char *const *argv = r >= 0 ? make_args(o, setup->config, x->address) : NULL;
-    if (r >= 0)
-        r = argv ? gw_child_create(setup->loop, o->fleet, x->target, argv, &ops, &x->child)
-                 : -ENOMEM;
-    if (r < 0) {
-        mem_free(x->address);
-        return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
-    }
+    x->argv = make_args(o, setup->config, x->address);
     o->n++;
+    int r = x->argv ? gw_fleet_add_worker(o->fleet, x->address, true, &x->target) : -ENOMEM;
+    if (r >= 0) r = http_timer_create(setup->loop, on_restart, x, &x->restart);
+    if (r >= 0) r = http_timer_create(setup->loop, on_grace, x, &x->grace);
+    if (r >= 0) r = start_process(x);
+    if (r < 0) return err_set(err, r, "the worker %s could not be started", buf_cstr(&o->bin));
     return 0;
 }
 
@@ -130,37 +234,64 @@ int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops
 
 void gw_own_reaped(struct gw_own *o)
 {
-    for (unsigned i = 0; i < o->n; i++)
-        gw_child_reaped(o->one[i].child);
+    for (unsigned i = 0; i < o->n; i++) {
+        struct own_one *x = &o->one[i];
+        int status;
+        if (x->pid && waitpid(x->pid, &status, WNOHANG) == x->pid) process_ended(x, status);
+    }
+}
+
+static const struct own_one *one_of(const struct gw_own *o, unsigned target)
+{
+    for (unsigned i = 0; o && i < o->n; i++)
+        if (o->one[i].target == target) return &o->one[i];
+    return NULL;
 }
 
 void gw_own_silent(struct gw_own *o, unsigned target, uint64_t silent_ms)
 {
-    struct gw_child *c = gw_own_child(o, target);
+    const struct own_one *x = one_of(o, target);
     /* One that still loads its model is given all the time it needs. */
-    if (c && silent_ms > HANG_MS && serves(o, target)) gw_child_kill(c);
+    if (!x || silent_ms <= HANG_MS || !serves(o, target) || !x->pid || x->stopping) return;
+    log_event(LOG_ERROR, "worker.hangs", "worker=%u pid=%d", x->target, (int)x->pid);
+    (void)kill(x->pid, SIGKILL);
 }
 
 void gw_own_stop(struct gw_own *o, unsigned grace_ms)
 {
-    for (unsigned i = 0, n = o->n; i < n; i++)
-        gw_child_stop(o->one[i].child, grace_ms);
+    for (unsigned i = 0, n = o->n; i < n; i++) {
+        struct own_one *x = &o->one[i];
+        x->stopping = true;
+        http_timer_clear(x->restart);
+        if (x->pid) (void)kill(x->pid, grace_ms ? SIGTERM : SIGKILL);
+        if (x->pid && grace_ms) http_timer_set(x->grace, grace_ms);
+        if (!x->pid) has_stopped(o);
+    }
 }
 
-struct gw_child *gw_own_child(const struct gw_own *o, unsigned target)
+bool gw_own_process(const struct gw_own *o, unsigned target, int *ret_pid, unsigned *ret_restarts)
 {
-    for (unsigned i = 0; o && i < o->n; i++)
-        if (o->one[i].target == target) return o->one[i].child;
-    return NULL;
+    const struct own_one *x = one_of(o, target);
+    if (!x) return false;
+    *ret_pid = x->pid;
+    *ret_restarts = x->n_starts > 0 ? x->n_starts - 1 : 0;
+    return true;
 }
 
 void gw_own_destroy(struct gw_own *o)
 {
     if (!o) return;
     for (unsigned i = 0; i < o->n; i++) {
-        gw_child_destroy(o->one[i].child);
-        (void)unlink(o->one[i].address + strlen("unix:"));
-        mem_free(o->one[i].address);
+        struct own_one *x = &o->one[i];
+        if (x->pid) {
+            (void)kill(x->pid, SIGKILL);
+            (void)waitpid(x->pid, NULL, 0);
+            (void)close(x->lifeline);
+        }
+        if (x->restart) http_timer_destroy(x->restart);
+        if (x->grace) http_timer_destroy(x->grace);
+        (void)unlink(x->address + strlen("unix:"));
+        mem_free(x->address);
     }
     if (o->dir.len > 0) (void)rmdir(buf_cstr(&o->dir));
     buf_fini(&o->dir);

@@ -1,11 +1,13 @@
 /* own: the gateway's own workers: several processes of one model, each with a socket of its own.
  *
- * Each is started, watched and restarted by itself (child.h). They share the worker's options but
- * for what cannot be shared: of --nvme each has PATH.N, and where no number of threads was given
- * they divide the cores. When all of them end by themselves with an error before any ever served
- * (an unreadable model, say) and nobody else could serve, on_refused() says so; else they are
- * tried again, with growing waits. Life cycle: gw_own_create() → run → gw_own_stop() →
- * on_stopped() → gw_own_destroy(). Thread: the control loop's; gw_own_child(): any. */
+ * Each is started, watched and restarted by itself. A worker dies with the gateway however that
+ * dies: the kernel kills it (PR_SET_PDEATHSIG), and its standard input closes
+ * (--exit-on-stdin-eof). After a death it is started again, at first after 0.1 s, then with doubled
+ * waits up to 10 s; a worker that served for half a minute starts the count afresh. When all of
+ * them end by themselves with an error before any ever served (an unreadable model, say) and no
+ * other target could serve, on_refused() says so. Life cycle: gw_own_create() → run →
+ * gw_own_stop() → on_stopped() → gw_own_destroy(). Thread: the control loop's; gw_own_process():
+ * any. */
 #ifndef GATEWAY_PROCESS_OWN_H
 #define GATEWAY_PROCESS_OWN_H
 
@@ -14,7 +16,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct gw_child;
 struct gw_config;
 struct gw_fleet;
 struct gw_own;
@@ -34,11 +35,13 @@ struct gw_own_setup {
 };
 int gw_own_create(const struct gw_own_setup *setup, const struct gw_own_ops *ops,
                   struct gw_own **ret, struct err *err);
-void gw_own_reaped(struct gw_own *o); /* SIGCHLD came */
-/* A probe of this target (perhaps not ours) failed: who is silent for too long is restarted. */
+void gw_own_reaped(struct gw_own *o); /* to be called on every SIGCHLD */
+/* A probe of this target (perhaps not ours) failed: a worker that is silent for too long is
+ * restarted. */
 void gw_own_silent(struct gw_own *o, unsigned target, uint64_t silent_ms);
-void gw_own_stop(struct gw_own *o, unsigned grace_ms);
-struct gw_child *gw_own_child(const struct gw_own *o, unsigned target); /* NULL: not ours */
-void gw_own_destroy(struct gw_own *o);                                  /* NULL: nothing */
+void gw_own_stop(struct gw_own *o, unsigned grace_ms); /* SIGTERM, SIGKILL after the grace */
+/* False: the target is not ours. pid 0: none runs now. */
+bool gw_own_process(const struct gw_own *o, unsigned target, int *ret_pid, unsigned *ret_restarts);
+void gw_own_destroy(struct gw_own *o); /* kills what is left; NULL: nothing */
 
 #endif

@@ -314,14 +314,16 @@ int gw_stats_reopen(struct gw_stats *s)
 
 enum { SDK_RETRY_MAX = 8 }; /* a count; whatever else a client writes there is not logged */
 
-static int add_str(struct buf *b, const char *key, const char *v)
+static void add_field(struct buf *b, const char *key, const char *v)
 {
-    int r = buf_addf(b, ",\"%s\":", key);
-    if (r < 0) return r;
-    return v ? buf_add_json_str(b, v, strlen(v)) : buf_adds(b, "null");
+    (void)buf_addf(b, ",\"%s\":", key);
+    if (v)
+        (void)buf_add_json_str(b, v, strlen(v));
+    else
+        (void)buf_adds(b, "null");
 }
 
-static int render(struct buf *b, const struct gw_access *a)
+static void render(struct buf *b, const struct gw_access *a)
 {
     static const char *const ends[] = {"ok",       "client_abort", "refused", "shed",
                                        "upstream", "timeout",      "drain"};
@@ -331,40 +333,37 @@ static int render(struct buf *b, const struct gw_access *a)
     char ts[32];
     (void)gmtime_r(&secs, &tm);
     (void)strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
-    int r = buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
-    if (r == 0) r = add_str(b, "request_id", a->request_id);
-    if (r == 0 && a->trace_id && *a->trace_id) {
-        r = add_str(b, "trace_id", a->trace_id);
-        if (r == 0) r = add_str(b, "span_id", a->span_id);
-        if (r == 0) r = add_str(b, "parent_id", a->parent_id);
+    (void)buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
+    add_field(b, "request_id", a->request_id);
+    if (a->trace_id && *a->trace_id) {
+        add_field(b, "trace_id", a->trace_id);
+        add_field(b, "span_id", a->span_id);
+        add_field(b, "parent_id", a->parent_id);
     }
-    if (r == 0) r = add_str(b, "client", a->client);
-    if (r == 0 && a->key_id && *a->key_id) r = add_str(b, "key_id", a->key_id);
-    if (r == 0) r = add_str(b, "method", a->method);
-    if (r == 0) r = add_str(b, "path", a->path);
-    if (r == 0) r = add_str(b, "model", a->model);
-    if (r == 0) r = add_str(b, "target", a->target);
-    if (r == 0)
-        r = buf_addf(b,
-                     ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
-                     "\"bytes_out\":%llu,\"segments\":%u",
-                     a->stream ? "true" : "false", a->status, ends[a->end],
-                     (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
-                     a->n_segments);
-    if (r == 0 && a->has_usage)
-        r = buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
-                     (unsigned long long)a->prompt_tokens,
-                     (unsigned long long)a->completion_tokens);
-    if (r == 0 && a->has_cached)
-        r = buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)a->cached_tokens);
-    if (r == 0 && a->detector) r = add_str(b, "detector", a->detector);
-    if (r == 0 && a->sdk_retry && strlen(a->sdk_retry) <= SDK_RETRY_MAX)
-        r = add_str(b, "sdk_retry", a->sdk_retry);
-    if (r == 0 && a->ttft_ms >= 0) r = buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
-    if (r == 0)
-        r = buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
-                     a->queue_ms, clock_ms_since(a->start_ns), a->overhead_us, a->n_retries);
-    return r;
+    add_field(b, "client", a->client);
+    if (a->key_id && *a->key_id) add_field(b, "key_id", a->key_id);
+    add_field(b, "method", a->method);
+    add_field(b, "path", a->path);
+    add_field(b, "model", a->model);
+    add_field(b, "target", a->target);
+    (void)buf_addf(b,
+                   ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
+                   "\"bytes_out\":%llu,\"segments\":%u",
+                   a->stream ? "true" : "false", a->status, ends[a->end],
+                   (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
+                   a->n_segments);
+    if (a->has_usage)
+        (void)buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
+                       (unsigned long long)a->prompt_tokens,
+                       (unsigned long long)a->completion_tokens);
+    if (a->has_cached)
+        (void)buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)a->cached_tokens);
+    if (a->detector) add_field(b, "detector", a->detector);
+    if (a->sdk_retry && strlen(a->sdk_retry) <= SDK_RETRY_MAX)
+        add_field(b, "sdk_retry", a->sdk_retry);
+    if (a->ttft_ms >= 0) (void)buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
+    (void)buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
+                   a->queue_ms, clock_ms_since(a->start_ns), a->overhead_us, a->n_retries);
 }
 
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
@@ -378,7 +377,8 @@ void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
     if (!s->on) return;
     struct buf b = BUF_INIT;
     struct log_line *l = NULL;
-    if (render(&b, a) == 0) l = mem_alloc(sizeof *l + b.len);
+    render(&b, a);
+    if (buf_status(&b) == 0) l = mem_alloc(sizeof *l + b.len);
     if (l) {
         l->stats = s;
         l->new_fd = -1;
