@@ -132,7 +132,7 @@ const struct opt_def wk_opts_table[] = {
      .props = OPT_SECRET},
     {"secret-file", OPT_STR, NULL, 0, 0, NULL, "File with that text."},
     {"access-log", OPT_STR, NULL, 0, 0, NULL,
-     "File for one JSON line a request: which records it used, for kvblend-bench tiers hits."},
+     "File for one JSON line a request: which records it used, for tools/hit-rates."},
     {"kv-pages", OPT_STR, "auto", 0, 0, "auto|SIZE[:RESERVE]",
      "KV memory of running requests; auto: eight full contexts, at most 2 GiB. With --device cuda "
      "of running requests and records together, auto: most of what the weights leave, RESERVE: "

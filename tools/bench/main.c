@@ -9,8 +9,8 @@
 
 /* What to measure: a subcommand, and behind it its modes. */
 static const struct bench_sub *const subs[] = {
-    &bench_ttft, &bench_quality, &bench_calibrate, &bench_throughput, &bench_fleet, &bench_tiers,
-    &bench_hits, &bench_proxy,   &bench_kernels,   &bench_ceil,       &bench_attn,  &bench_overlap,
+    &bench_ttft,  &bench_quality, &bench_calibrate, &bench_throughput, &bench_fleet,   &bench_tiers,
+    &bench_proxy, &bench_kernels, &bench_ceil,      &bench_attn,       &bench_overlap,
 };
 enum { N_SUBS = sizeof subs / sizeof *subs };
 
@@ -24,7 +24,7 @@ static const struct {
     {"ceil",       "is now kvblend-bench kernels ceil"},
     {"attn",       "is now kvblend-bench kernels attn"},
     {"overlap",    "is now kvblend-bench kernels overlap"},
-    {"replay",     "is now kvblend-bench tiers hits; decisions are not replayed any more"},
+    {"replay",     "is now tools/hit-rates; decisions are not replayed any more"},
     {"controller", "was removed; kvblend-bench ttft --strategies default is near to it"},
     {"soak",       "was removed; kvblend-bench throughput --requests N runs as long"},
     {"day",        "was removed; kvblend-bench throughput fleet is near to it"},

@@ -1,5 +1,5 @@
 /* Logs of JSON lines that nobody may have to wait for: the access log (which records each request
- * used, for `kvblend-bench tiers hits`) and the log of decisions.
+ * used, for `tools/hit-rates`) and the log of decisions.
  *
  * A thread writes, so that a slow disk delays nobody; the queue is bounded by bytes, and lines that
  * find it full are dropped and counted. One write() per line to a file opened with O_APPEND: lines
