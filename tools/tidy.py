@@ -48,8 +48,8 @@ BANNED = {
 RAW_ALLOC = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|strdup|strndup|free)\s*\(")
 EVENT_FOLDERS = ("base/net", "gateway", "worker", "tools")
 # Modules that only a running process can show (tests/e2e drives them), or a neighbour's tests do.
-END_TO_END = {"gateway/front/charge.c", "gateway/front/front.c", "gateway/front/reply.c",
-              "gateway/front/shed.c", "gateway/request/read.c", "gateway/request/request.c",
+END_TO_END = {"gateway/front/admission.c", "gateway/front/front.c", "gateway/front/reply.c",
+              "gateway/request/read.c", "gateway/request/request.c",
               "gateway/process/admin.c", "gateway/process/gather.c", "gateway/process/memory.c",
               "gateway/request/answer.c", "gateway/request/relay.c", "gateway/request/send.c", "gateway/process/own.c",
               "gateway/process/run.c", "gateway/process/stats.c",

@@ -225,9 +225,9 @@ unsigned gw_fleet_serves(const struct gw_fleet *f, const char *model)
                                  : GW_SERVES_UPSTREAM;
         if (!t->worker && t->up->inflight_max) bits |= GW_SERVES_BOUNDED;
     }
-    bool nobody = f->n_workers + f->n_upstreams == 0; /* nobody has registered yet */
+    bool empty = f->n_workers + f->n_upstreams == 0; /* none has registered yet */
     fleet_unlock(f);
-    return bits ? bits : perhaps || nobody ? GW_SERVES_UNKNOWN : 0;
+    return bits ? bits : perhaps || empty ? GW_SERVES_UNKNOWN : 0;
 }
 
 bool gw_fleet_opens(const struct gw_fleet *f, const char *path)

@@ -1,4 +1,4 @@
-/* Leases: who may take a request, who gets it, and what its end tells.
+/* Leases: which targets may take a request, which gets it, and what its end tells.
  *
  * Targets that serve the model and can take a request now are gathered in one pass; of these the
  * best group counts: workers before upstreams (they hold the chunks), then the lowest priority.
@@ -30,7 +30,7 @@ static void breaker_rules(const struct gw_fleet *f, struct gw_target *t)
 {
     unsigned run = f->set.breaker_failures;
     t->health.breaker.rule.run_max = run;
-    /* Who bears more than 20 in a row bears any share of them. */
+    /* A rule of more than 20 in a row bears any share of them. */
     t->health.breaker.rule.failed_min = run > BREAKER_HALF_MIN ? run : BREAKER_HALF_MIN;
     t->health.breaker.rule.backoff_first_ns = t->health.breaker.rule.backoff_max_ns =
         f->set.breaker_open_ns;
@@ -49,7 +49,7 @@ static double slow_start(const struct gw_target *t, uint64_t now)
     return share >= 1 ? 1 : share < 1.0 / SLOW_START_PARTS ? 1.0 / SLOW_START_PARTS : share;
 }
 
-/* ---- who could ---- */
+/* ---- candidates ---- */
 
 struct candidate {
     struct gw_target *target;
@@ -61,7 +61,7 @@ struct search {
     struct candidate can[GW_TARGETS_MAX];
     size_t n;
     bool known, perhaps, loading, returning, unsure, full, open;
-    uint64_t wait_ns;   /* until the first breaker lets somebody through */
+    uint64_t wait_ns;   /* until the first breaker lets one through */
     unsigned new_group; /* the best of those that were added just now */
     uint64_t new_until_ns;
 };
@@ -202,7 +202,7 @@ static void room_at(struct gw_fleet *f, uint64_t at_ns)
 static enum gw_pick refusal(struct gw_fleet *f, const struct search *s, uint64_t now,
                             uint32_t *ret_wait_ms)
 {
-    if (f->n_workers + f->n_upstreams == 0) return GW_PICK_LOADING; /* nobody registered yet */
+    if (f->n_workers + f->n_upstreams == 0) return GW_PICK_LOADING; /* none registered yet */
     if (!s->known && !s->perhaps) return GW_PICK_UNKNOWN_MODEL;
     if (s->unsure) return GW_PICK_UNSURE;
     if (s->full) {
@@ -241,9 +241,9 @@ enum gw_pick gw_fleet_pick(struct gw_fleet *f, const struct gw_want *w, struct g
         look_at(f, f->target[i], w, now, &s);
     narrow(&s, w);
     if (w->untried && (s.n == 0 || was_tried(w, s.can[0].target->index))) {
-        r = GW_PICK_DOWN; /* nobody waits for another: nothing else is touched */
+        r = GW_PICK_DOWN; /* the request waits for no other: nothing else is touched */
     } else if (s.n > 0 &&
-               s.new_group < s.can[0].group) { /* just started: who comes first is not known */
+               s.new_group < s.can[0].group) { /* just started: which comes first is not known */
         r = GW_PICK_UNSURE;
         room_at(f, s.new_until_ns);
     } else if (s.n > 0) {

@@ -5,7 +5,7 @@
 #include <errno.h>
 
 enum {
-    SHARE = 7,     /* chosen: an eighth stays free; 1 would keep half of it free for nobody */
+    SHARE = 7,     /* chosen: an eighth stays free; 1 would keep half of it free in vain */
     FULL_MAX = 32, /* chosen: models that are full at once; of more each ticket asks */
 };
 
@@ -159,7 +159,7 @@ static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
 
 /* ---- whose turn it is ---- */
 
-/* Places that were found without room: nobody else who waits for them need ask. */
+/* Places that were found without room: no other ticket that waits for them need ask. */
 struct full {
     uint64_t place[FULL_MAX];
     unsigned n;
@@ -220,7 +220,7 @@ int gw_admit_enter(struct gw_admit *a, struct gw_ticket *t, unsigned loop, unsig
         r = 1;
     } else if (may_wait(a, group)) {
         wait_in_line(a, t);
-        wake = grant(a); /* there may be room by now that nobody has told of */
+        wake = grant(a); /* there may be room by now that was not told of */
         r = 0;
     } else {
         go_unserved(a, t);

@@ -1,4 +1,4 @@
-/* admit: how many requests run at once, who waits for a turn, and whose is next: one queue for all
+/* admit: how many requests run at once, which wait for a turn, and which is next: one queue for all
  * loops.
  *
  * Whose turn it is policy/fair.h says: priorities with ageing, within one the callers' accounts
@@ -9,7 +9,7 @@
  * and waiting alike. So a backend that hangs holds 7/8 of the places at most, two that hang 14/15,
  * and another's requests still run.
  * A paced ticket is let in only when room() says that a worker has room for it, one of a group at
- * a time: what waits in a worker can no longer be overtaken by somebody with a better claim. What
+ * a time: what waits in a worker can no longer be overtaken by a request with a better claim. What
  * makes room is not known here: gw_admit_again() looks again.
  * A request that has its turn but finds its backend full gives the turn back and is parked: it
  * counts as waiting, and its loop calls it back. A ticket granted to a request of any loop is put
@@ -43,7 +43,8 @@ struct gw_claim {         /* what a ticket's place in the order depends on */
     struct gw_flow *flow; /* outlives the ticket */
     unsigned class;       /* priority, 0 first */
     double work, weight;  /* work: predicted, in the unit that all share */
-    uint64_t place;       /* who wait for the same room have the same; a group may have several */
+    uint64_t place;       /* tickets that wait for the same room have the same; a group may have
+                             several */
     bool paced;
 };
 struct gw_ticket { /* embedded in the request; zeroed before the first use */

@@ -60,7 +60,7 @@ static bool any_origin(const struct gw_cors *c)
     return false;
 }
 
-/* Allow-Origin, and Vary wherever the answer depends on who asks. 1 allowed, 0 not. */
+/* Allow-Origin, and Vary wherever the answer depends on the origin. 1 allowed, 0 not. */
 static int allow_origin(const struct gw_cors *c, const struct http_head *h, struct buf *out)
 {
     const char *origin = http_header_find(h, "origin");

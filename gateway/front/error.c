@@ -42,7 +42,7 @@ int gw_error_body(enum gw_error e, const char *message, const char *param, struc
 
 int gw_error_headers_after(enum gw_error e, uint64_t after_ms, struct buf *out)
 {
-    /* retry-after-ms is read first, Retry-After is for everybody else. Both SDKs obey
+    /* retry-after-ms is read first, Retry-After by all other clients. Both SDKs obey
      * x-should-retry above everything: nothing that is bound to fail again is tried again. */
     int r = buf_addf(out, "Retry-After: %llu\r\nretry-after-ms: %llu\r\nx-should-retry: %s\r\n",
                      (unsigned long long)(after_ms / 1000 + (after_ms % 1000 != 0)),

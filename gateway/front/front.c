@@ -116,7 +116,7 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     gw_stats_bounds(&bounds);
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
-    if (r == 0) r = gw_charge_metrics(&q->loop->server->admit, q->settings->keys, &own);
+    if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
     if (r == 0) r = gw_merge_own(&m, own.data, own.len);
     for (size_t i = 0; r == 0 && i < n; i++)
         if (pages[i].status == 200)
@@ -287,8 +287,9 @@ static bool closing(struct gw_req *q)
 
 enum asked_for { NO_KEY, CLIENT_KEY, ADMIN_KEY };
 
-/* By its head alone, before anything of a body is taken: whoever is turned away costs nothing. */
-static void judge_head(struct gw_req *q, const struct gw_route *route, enum asked_for who)
+/* By its head alone, before anything of a body is taken: a request that is turned away costs
+ * nothing. */
+static void judge_head(struct gw_req *q, const struct gw_route *route, enum asked_for key)
 {
     const char *method = http_req_method(q->http);
     q->route = route;
@@ -303,14 +304,14 @@ static void judge_head(struct gw_req *q, const struct gw_route *route, enum aske
         return;
     }
     if (preflight(q)) return;
-    if (who == CLIENT_KEY && (route->props & GW_R_METRICS) && !gw_config_of(q)->metrics_public) {
+    if (key == CLIENT_KEY && (route->props & GW_R_METRICS) && !gw_config_of(q)->metrics_public) {
         gw_answer_error(q, GW_E_NOT_PUBLIC, NULL,
                         "Metrics are served on the admin address (here, too: metrics.public).");
         return;
     }
-    bool open = (route->props & GW_R_OPEN) && !(who == ADMIN_KEY && (route->props & GW_R_METRICS));
-    if (who == ADMIN_KEY && !open && !admin_ok(q)) return;
-    if (who == CLIENT_KEY && !open && !key_ok(q)) {
+    bool open = (route->props & GW_R_OPEN) && !(key == ADMIN_KEY && (route->props & GW_R_METRICS));
+    if (key == ADMIN_KEY && !open && !admin_ok(q)) return;
+    if (key == CLIENT_KEY && !open && !key_ok(q)) {
         gw_answer_error(q, GW_E_INVALID_KEY, NULL,
                         "Incorrect API key provided. Send it as \"Authorization: Bearer KEY\".");
         return;
@@ -386,7 +387,7 @@ static void admin_head(void *ctx, struct http_req *r)
     const char *path = http_req_path(r);
     bool admin = strncmp(path, "/admin/", 7) == 0;
     bool private = strcmp(http_req_peer(r), "unix") == 0; /* the file's mode is its key */
-    /* Whoever may administer may also warm and ask. */
+    /* An operator may also warm and ask. */
     judge_head(q,
                admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
                      : find_public(q, path),

@@ -1,6 +1,6 @@
 /* A presented key is hashed with a salt of this process and looked up among the fingerprints of the
- * keys seen before; only an unknown one is tried against the salted hashes of entries that nobody
- * has used yet. So a set of a thousand salted entries costs one hash per request once they are
+ * keys seen before; only an unknown one is tried against the salted hashes of entries that
+ * were not used yet. So a set of a thousand salted entries costs one hash per request once they are
  * warm, and the table in memory is worth nothing outside this process. */
 #include "gateway/front/keys.h"
 
@@ -421,7 +421,7 @@ static struct entry *find_key(struct gw_keys *k, const char *key, size_t len)
         if (!equal(hash, e->hash)) continue;
         (void)pthread_mutex_lock(&k->lock);
         if (!e->known) memcpy(e->print, print, sizeof print);
-        e->known = true; /* last: whoever sees it sees the print */
+        e->known = true; /* last: a thread that sees it sees the print */
         (void)pthread_mutex_unlock(&k->lock);
         return e;
     }

@@ -1,4 +1,4 @@
-/* keys: the set of accepted API keys: who may come in, as whom, for which models, how much.
+/* keys: the set of accepted API keys: their namespaces, models, limits and shares.
  *
  * One entry per key, in the configuration or a line of a file (# comments):
  *   KEY|sha256:HEX|sha256:SALT:HEX [id=NAME] [namespace=NS] [models=GLOB,…] [rpm=N] [tpm=N]

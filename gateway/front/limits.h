@@ -58,14 +58,14 @@ struct gw_account *gw_account_ref(struct gw_account *a);
 void gw_account_unref(struct gw_account *a);
 
 /* Take one request and `tokens`, all or nothing. ret_view: the state afterwards; ret_wait_ns: when
- * to try again (0 unless refused, and for GW_LIMIT_RUNNING, where nobody knows). */
+ * to try again (0 unless refused, and for GW_LIMIT_RUNNING, where it is unknown). */
 enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_limit *l,
                                        uint64_t tokens, uint64_t now_ns,
                                        struct gw_limit_view *ret_view, uint64_t *ret_wait_ns);
 /* taken: as given to enter(); used: what it really was. A request that never ran is given back. */
 void gw_account_leave(struct gw_account *a, const struct gw_limit *l, uint64_t taken, uint64_t used,
                       bool never_ran);
-/* The limits have changed: nobody pays at a new rate for what was granted at an old one. */
+/* The limits have changed: what was granted at an old rate is not paid for at the new one. */
 void gw_account_clamp(struct gw_account *a, const struct gw_limit *l);
 void gw_account_view(struct gw_account *a, const struct gw_limit *l, uint64_t now_ns,
                      struct gw_limit_view *ret);

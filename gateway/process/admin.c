@@ -7,7 +7,7 @@
 #include "gateway/front/front.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/keys.h"
-#include "gateway/front/shed.h"
+#include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/gather.h"
 #include "gateway/process/own.h"

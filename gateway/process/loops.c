@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "gateway/fleet/lease.h"
 #include "gateway/fleet/view.h"
-#include "gateway/front/shed.h"
+#include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
 #include "gateway/request/read.h"
@@ -163,7 +163,7 @@ int gw_loops_create(struct gw_server *server, unsigned n)
     const struct gw_config *c = server->settings->config;
     (void)pthread_mutex_init(&server->lock, NULL);
     (void)pthread_mutex_init(&server->shed.lock, NULL);
-    gw_admit_init(&server->admit, admit_max(c), c->queue_limit, wake_for_turn, gw_shed_room,
+    gw_admit_init(&server->admit, admit_max(c), c->queue_limit, wake_for_turn, gw_admission_room,
                   server);
     server->on_told = on_told;
     server->loops = mem_zalloc(n * sizeof *server->loops);

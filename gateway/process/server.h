@@ -13,7 +13,7 @@
 #include "gateway/front/admit.h"
 #include "gateway/front/trace.h"
 #include "gateway/front/keys.h"
-#include "gateway/front/shed.h"
+#include "gateway/front/admission.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

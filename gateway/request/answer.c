@@ -49,7 +49,7 @@ static bool response_header_dropped(const struct http_header *h)
 static bool response_header_ours(const struct gw_req *q, const struct http_header *h)
 {
     if (q->limit.shown && http_header_begins(h, "x-ratelimit-")) return true;
-    return http_header_begins(h, "access-control-"); /* who may read is this place's to say */
+    return http_header_begins(h, "access-control-"); /* the gateway says which origins may read */
 }
 
 /* The answer's headers as they will leave: ours and the target's. */
@@ -173,7 +173,7 @@ static void on_events(struct gw_req *q, const char *data, size_t len)
     buf_consume(held, n);
     if (held->len < EVENT_BYTES_MAX) return;
     if (!q->ans.taken) take_part(q);
-    q->ans.mid_event = true; /* but for the last three, which may begin its end */
+    q->ans.mid_event = true; /* all except the last three, which may begin its end */
     write_bytes(q, held->data, held->len - 3);
     buf_consume(held, held->len - 3);
 }

@@ -44,7 +44,7 @@ static bool all_blank(const struct job *j, size_t from, size_t to)
     return true;
 }
 
-/* Does the separator stand here, next to the boundary or around it, but for blanks? */
+/* Does the separator stand here, next to the boundary or around it, apart from blanks? */
 static bool is_there(const struct job *j, size_t at)
 {
     size_t n = j->plain.len, first = at > n + NEAR_BYTES ? at - n - NEAR_BYTES : 0;

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
-#include "gateway/front/shed.h"
+#include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/pool.h"
 #include "gateway/process/server.h"
@@ -106,7 +106,7 @@ static void scan_body(struct gw_req *q, void (*step)(struct gw_scan *s), size_t 
         step(&q->scan);
         then(q);
     } else if (scan_elsewhere(q, step, then) < 0) {
-        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy.");
+        gw_admission_refuse(q, GW_SHED_FULL, "The server is busy.");
     }
 }
 

@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
-#include "gateway/front/shed.h"
+#include "gateway/front/admission.h"
 #include "gateway/process/config.h"
 #include "gateway/process/pool.h"
 #include "gateway/process/server.h"
@@ -81,8 +81,8 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
         return;
     case GW_PICK_FULL:
-        gw_shed_refuse(q, GW_SHED_TIMEOUT,
-                       "The server is busy; the request waited too long for its turn.");
+        gw_admission_refuse(q, GW_SHED_TIMEOUT,
+                            "The server is busy; the request waited too long for its turn.");
         return;
     case GW_PICK_OPEN:
         answer_open(q, wait_ms);
@@ -108,8 +108,8 @@ static void on_park_over(void *arg)
     answer_no_target(q, q->park.why, q->park.wait_ms);
 }
 
-/* Is it worth waiting for? A restart is, but operators are told at once; while the model is loaded
- * for the first time, which may take minutes, everybody is. */
+/* Is it worth waiting for? A restart is, but operators are told at once; a first load of the model,
+ * which may take minutes, is not. */
 static bool worth_waiting(const struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
     if (why == GW_PICK_LOADING) return q->n_retries > 0;
@@ -138,7 +138,7 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
         return;
     }
     if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
-        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
+        gw_admission_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
         return;
     }
     if (q->has_ticket && !q->queue_begin_ns) q->queue_begin_ns = now; /* it may queue again */
@@ -242,8 +242,8 @@ void gw_relay_arm_queue(struct gw_loop *loop)
     for (struct gw_ticket *t; (t = gw_admit_expire(a, loop->index, now, &next));) {
         struct gw_req *q = t->user;
         q->queue_ns = now - q->queue_begin_ns;
-        gw_shed_refuse(q, GW_SHED_TIMEOUT,
-                       "The server is busy; the request waited too long for its turn.");
+        gw_admission_refuse(q, GW_SHED_TIMEOUT,
+                            "The server is busy; the request waited too long for its turn.");
     }
     show_waiting(loop->server);
     if (next) http_timer_set(loop->queue_timer, (next - now) / 1000000 + 1);
@@ -257,44 +257,13 @@ void gw_relay_take_turns(struct gw_loop *loop)
     show_waiting(loop->server);
 }
 
-static unsigned group_of(const struct gw_req *q)
-{
-    uint32_t hash = 2166136261u;
-    for (const char *p = q->scan.has_model ? q->scan.model : ""; *p; p++)
-        hash = (hash ^ (unsigned char)*p) * 16777619u;
-    return (hash ^ hash >> 16) % GW_ADMIT_GROUPS;
-}
-
-static void wait_in_queue(struct gw_req *q)
-{
-    q->queue_begin_ns = clock_ns();
-    gw_relay_arm_queue(q->loop);
-}
-
 void gw_relay_take_turn(struct gw_req *q)
 {
-    struct gw_loop *loop = q->loop;
-    if (!gw_charge_enter(q)) return;
-    q->deadline_ns = clock_coarse_ns() + gw_config_of(q)->queue_timeout_ms * 1000000ull;
-    q->group = group_of(q);
-    q->stage = GW_QUEUED;
-    bool post = strcmp(http_req_method(q->http), "POST") == 0;
-    if (!post || !(q->route->props & GW_R_ADMIT) || q->unbounded) {
-        has_turn(q);
-        return;
-    }
-    struct gw_claim claim;
-    if (!gw_shed_admit(q, &claim)) return;
-    q->ticket.user = q;
-    int r = gw_admit_enter(&loop->server->admit, &q->ticket, loop->index, q->group, q->deadline_ns,
-                           &claim);
-    q->has_ticket = r >= 0;
-    if (r < 0)
-        gw_shed_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
-    else if (r == 1)
-        has_turn(q);
-    else
-        wait_in_queue(q);
+    enum gw_admission a = gw_admission_enter(q);
+    if (a == GW_ADMISSION_RUNS) has_turn(q);
+    if (a != GW_ADMISSION_WAITS) return;
+    q->queue_begin_ns = clock_ns();
+    gw_relay_arm_queue(q->loop);
 }
 
 /* ---- ends ---- */
@@ -315,9 +284,8 @@ void gw_relay_close(struct gw_req *q)
     if (q->loop_call) q->loop_call->q = NULL;
     if (q->park.timer) http_timer_destroy(q->park.timer);
     if (q->active) gw_stats_active(-1);
-    gw_charge_leave(q);
     gw_answer_fini(q);
     gw_send_fini(q);
     q->stage = GW_ANSWERED;
-    gw_admit_leave(&q->loop->server->admit, &q->ticket);
+    gw_admission_leave(q);
 }

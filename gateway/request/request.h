@@ -8,7 +8,7 @@
 
 #include "base/net/http.h"
 #include "gateway/front/admit.h"
-#include "gateway/front/charge.h"
+#include "gateway/front/admission.h"
 #include "gateway/front/front.h"
 #include "gateway/process/server.h"
 #include "gateway/process/stats.h"

@@ -7,6 +7,7 @@
 #include "policy/fair.h"
 #include "segment/segment.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,44 +15,38 @@ enum { AFFINITY_BYTES_MAX = 1024 }; /* chosen: a system prompt and the beginning
 
 struct head {
     struct gw_scan *s;
-    struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt, kvblend;
+    struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt;
+    struct json_val documents, kvblend, salt;
     unsigned n_models;
-    bool has_stream, has_messages, has_prompt;
 };
 
+/* Empty where the value is not there. */
 static struct gw_scan_range range_of(const struct head *h, const struct json_val *v)
 {
-    return (struct gw_scan_range){(size_t)(v->p - h->s->body), v->len};
+    return (struct gw_scan_range){v->p ? (size_t)(v->p - h->s->body) : 0, v->len};
 }
 
 static int on_field(void *ctx, const struct json_field *f)
 {
+    static const struct {
+        const char *name;
+        size_t offset;
+    } keys[] = {{"model", offsetof(struct head, model)},
+                {"messages", offsetof(struct head, messages)},
+                {"prompt", offsetof(struct head, prompt)},
+                {"max_tokens", offsetof(struct head, max_tokens)},
+                {"max_completion_tokens", offsetof(struct head, max_completion)},
+                {"stream", offsetof(struct head, stream)},
+                {"prompt_cache_key", offsetof(struct head, cache_key)},
+                {"documents", offsetof(struct head, documents)},
+                {"kvblend", offsetof(struct head, kvblend)},
+                {"cache_salt", offsetof(struct head, salt)}};
     struct head *h = ctx;
-    if (json_str_is(&f->key, "model")) {
-        h->model = f->val;
-        h->n_models++;
-    } else if (json_str_is(&f->key, "messages")) {
-        h->messages = f->val;
-        h->has_messages = true;
-    } else if (json_str_is(&f->key, "prompt")) {
-        h->prompt = f->val;
-        h->has_prompt = true;
-    } else if (json_str_is(&f->key, "max_tokens")) {
-        h->max_tokens = f->val;
-    } else if (json_str_is(&f->key, "max_completion_tokens")) {
-        h->max_completion = f->val;
-    } else if (json_str_is(&f->key, "stream")) {
-        h->stream = f->val;
-        h->has_stream = true;
-    } else if (json_str_is(&f->key, "prompt_cache_key")) {
-        h->cache_key = f->val;
-    } else if (json_str_is(&f->key, "documents")) {
-        h->s->documents = range_of(h, &f->val);
-    } else if (json_str_is(&f->key, "kvblend")) {
-        h->s->kvblend = range_of(h, &f->val);
-        h->kvblend = f->val;
-    } else if (json_str_is(&f->key, "cache_salt")) {
-        h->s->salt = range_of(h, &f->val);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (!json_str_is(&f->key, keys[i].name)) continue;
+        *(struct json_val *)(void *)((char *)h + keys[i].offset) = f->val;
+        h->n_models += i == 0;
+        break;
     }
     return 0;
 }
@@ -130,40 +125,33 @@ static uint64_t affinity_of(const struct head *h)
 {
     if (h->cache_key.type == JSON_T_STRING && h->cache_key.len > 2)
         return seg_text_id("key", h->cache_key.p, h->cache_key.len);
-    const struct json_val *v = h->has_messages ? &h->messages : h->has_prompt ? &h->prompt : NULL;
+    const struct json_val *v = h->messages.p ? &h->messages : h->prompt.p ? &h->prompt : NULL;
     if (!v || v->len <= 2) return 0;
-    if (v->type == JSON_T_ARRAY && h->has_messages)
+    if (v->type == JSON_T_ARRAY && v == &h->messages)
         return seg_text_id("chat", v->p, beginning(v->p, v->len));
     size_t n = v->len - 1; /* a longer prompt goes on where the quote stands */
     return seg_text_id("text", v->p, n < AFFINITY_BYTES_MAX ? n : AFFINITY_BYTES_MAX);
 }
 
-/* What the queue goes by; a worker would take no notice of a wrong priority. */
-static void read_claims(struct head *h)
+/* What the queue goes by, and what is refused here; a worker would take no notice of a wrong
+ * priority. */
+static void read_wishes(struct head *h)
 {
+    const struct json_val *k = &h->kvblend;
     struct json_val v;
     int64_t n;
     double ms;
-    if (h->kvblend.type != JSON_T_OBJECT) return;
-    if (json_find(h->kvblend.p, h->kvblend.len, "max_ttft_ms", &v) == 1 &&
-        json_double_read(&v, &ms) == 0 && ms > 0)
+    if (k->type != JSON_T_OBJECT) return;
+    if (json_find(k->p, k->len, "strategy", &v) == 1)
+        h->s->asks_map = json_str_is(&v, "map_reduce") || json_str_is(&v, "map_rerank");
+    if (json_find(k->p, k->len, "max_ttft_ms", &v) == 1 && json_double_read(&v, &ms) == 0 && ms > 0)
         h->s->max_ttft_ms = ms;
-    if (json_find(h->kvblend.p, h->kvblend.len, "priority", &v) != 1 || v.type == JSON_T_NULL)
-        return;
+    if (json_find(k->p, k->len, "priority", &v) != 1 || v.type == JSON_T_NULL) return;
     if (json_int_read(&v, &n) < 0 || n < 0 || n >= POL_FAIR_CLASSES)
         refuse_body(h->s, GW_E_BAD_REQUEST,
                     "Invalid 'kvblend.priority': expected a whole number from 0 (first) to 9.");
     else
         h->s->priority = (unsigned)n;
-}
-
-static void read_strategy(struct head *h)
-{
-    struct json_val v;
-    if (h->kvblend.type != JSON_T_OBJECT ||
-        json_find(h->kvblend.p, h->kvblend.len, "strategy", &v) != 1)
-        return;
-    h->s->asks_map = json_str_is(&v, "map_reduce") || json_str_is(&v, "map_rerank");
 }
 
 void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)
@@ -191,13 +179,14 @@ void gw_scan_head(struct gw_scan *s)
         return;
     }
     s->max_tokens = token_limit(&h);
-    if (h.has_stream && json_bool_read(&h.stream, &s->stream) < 0) s->stream = false;
+    if (h.stream.p && json_bool_read(&h.stream, &s->stream) < 0) s->stream = false;
     read_model(&h);
-    read_strategy(&h);
-    if (!s->failed) read_claims(&h);
-    s->is_chat = h.has_messages;
-    if (h.has_messages || h.has_prompt)
-        s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
+    if (!s->failed) read_wishes(&h);
+    s->is_chat = h.messages.p != NULL;
+    s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
+    s->documents = range_of(&h, &h.documents);
+    s->kvblend = range_of(&h, &h.kvblend);
+    s->salt = range_of(&h, &h.salt);
     if (!s->lone) s->affinity = affinity_of(&h);
 }
 

@@ -47,7 +47,7 @@ struct gw_scan {
     const char *body;
     size_t len;
     bool skim; /* what the body's strings hold is not checked: enough to pass it on */
-    bool lone; /* there is one target only: nobody asks for `affinity` */
+    bool lone; /* there is one target only: `affinity` is not needed */
     /* out of gw_scan_head() */
     bool failed;   /* error, message */
     bool overflow; /* ... because of a number that some readers take for infinity */
