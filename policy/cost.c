@@ -6,6 +6,7 @@
  * something else must not bend all prices. */
 #include "policy/cost.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,30 +20,18 @@ static const double GUESS_WEIGHT = 0.02;
 static const double GUESS_SHARE_MIN = 0.2;
 static const double HUBER_RESIDUALS = 2.5; /* chosen: medians beyond which a sample is an outlier */
 
-static void as_row(const struct pol_work *w, double ret[N_PRICES])
-{
-    const double row[N_PRICES] = {w->requests, w->layers, w->rows,   w->kv_rows,
-                                  w->pairs,    w->places, w->masses, w->heads};
-    memcpy(ret, row, sizeof row);
-}
+/* Counts and prices as arrays, name by name in one order. */
+static_assert(sizeof(struct pol_work) == N_PRICES * sizeof(double), "counts, and nothing else");
+static_assert(offsetof(struct pol_cost, row_step) == N_PRICES * sizeof(double), "prices first");
 
 static void as_prices(const struct pol_cost *c, double ret[N_PRICES])
 {
-    const double p[N_PRICES] = {c->fixed_s, c->layer_s, c->row_s,  c->kv_row_s,
-                                c->pair_s,  c->place_s, c->mass_s, c->head_s};
-    memcpy(ret, p, sizeof p);
+    memcpy(ret, c, N_PRICES * sizeof *ret);
 }
 
 static void set_prices(struct pol_cost *c, const double p[N_PRICES])
 {
-    c->fixed_s = p[0];
-    c->layer_s = p[1];
-    c->row_s = p[2];
-    c->kv_row_s = p[3];
-    c->pair_s = p[4];
-    c->place_s = p[5];
-    c->mass_s = p[6];
-    c->head_s = p[7];
+    memcpy(c, p, N_PRICES * sizeof *p);
 }
 
 static double dot(const double a[N_PRICES], const double b[N_PRICES])
@@ -91,7 +80,7 @@ struct fit {
 static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
 {
     double *a = f->a[f->n];
-    as_row(&x->work, a);
+    memcpy(a, &x->work, sizeof x->work);
     if (!(isfinite(x->s) && x->s > 0)) return false;
     for (int k = 0; k < N_PRICES; k++) {
         if (!(isfinite(a[k]) && a[k] >= 0)) return false;

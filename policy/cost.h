@@ -1,9 +1,10 @@
 /* cost: what computing takes on this machine with this model, as eight numbers that are fitted.
  *
  * The time of a prefill without waiting for loads is taken as a sum: each kind of work has a count
- * (struct pol_work) and a price (struct pol_cost), name by name. The counts come from the plan
- * (policy/control.h), the prices from measured prefills: pol_cost_fit() once, pol_cost_correct()
- * with every request from then on. Prices are never negative or NaN, whatever goes in.
+ * (struct pol_work) and a price (struct pol_cost), name by name and in the same order. The counts
+ * come from the plan (policy/control.h), the prices from measured prefills: pol_cost_fit() once,
+ * pol_cost_correct() with every request from then on. Prices are never negative or NaN, whatever
+ * goes in.
  * A full row is a kv_row and a row. Times are seconds. Pure; thread: any. */
 #ifndef POLICY_COST_H
 #define POLICY_COST_H

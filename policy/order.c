@@ -4,11 +4,6 @@
 
 static const char *const names[] = {"fifo", "sjf", "edf"};
 
-const char *pol_order_name(enum pol_order o)
-{
-    return (unsigned)o < POL_ORDER_COUNT ? names[o] : "unknown";
-}
-
 int pol_order_parse(const char *name, enum pol_order *ret)
 {
     for (unsigned i = 0; i < POL_ORDER_COUNT; i++)

@@ -13,7 +13,6 @@ enum pol_order {
     POL_ORDER_EDF,  /* earliest deadline first */
     POL_ORDER_COUNT
 };
-const char *pol_order_name(enum pol_order o);
 int pol_order_parse(const char *name, enum pol_order *ret); /* 1 found, 0 unknown */
 
 /* chosen: a job may be overtaken for three times as long as it will run itself */

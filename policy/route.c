@@ -16,12 +16,6 @@
 #define BOUND_RATIO 1.25
 #define BOUND_INFLIGHT_MIN 4.0
 
-const char *pol_balance_name(enum pol_balance b)
-{
-    static const char *const name[] = {"least", "affinity", "resident"};
-    return (unsigned)b < sizeof name / sizeof name[0] ? name[b] : "unknown";
-}
-
 static uint64_t mix(uint64_t x)
 {
     struct rng r = {x};

@@ -22,8 +22,7 @@ enum pol_balance {
 struct pol_route_target {
     double weight; /* > 0; scaled down during slow start */
     uint32_t n_inflight;
-    uint64_t
-        queued_tokens; /* to compute there for requests not yet answered: without resident ones */
+    uint64_t queued_tokens; /* to compute there for requests not yet answered, resident ones not */
     uint64_t resident_tokens; /* of this prompt's chunks, discounted by tier */
     uint64_t id;              /* stable hash of the target's name */
 };
@@ -48,6 +47,5 @@ struct pol_route {
     }
 /* in->n > 0 */
 struct pol_route pol_route(const struct pol_route_in *in);
-const char *pol_balance_name(enum pol_balance b);
 
 #endif

@@ -190,12 +190,3 @@ void pool_discard_free(struct pool *p)
             (void)madvise(p->base + (uint64_t)i * POOL_PAGE_BYTES,
                           (uint64_t)p->node[i].len * POOL_PAGE_BYTES, MADV_DONTNEED);
 }
-
-uint64_t pool_largest_bytes(const struct pool *p)
-{
-    uint64_t best = 0;
-    for (unsigned b = 0; b < POOL_BINS; b++)
-        for (uint32_t i = p->bin[b]; i != NONE; i = p->node[i].next)
-            if (p->node[i].len > best) best = p->node[i].len;
-    return best * POOL_PAGE_BYTES;
-}

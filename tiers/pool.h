@@ -42,6 +42,5 @@ void pool_free(struct pool *p, uint8_t *at, uint64_t bytes);
 int pool_grow(struct pool *p, uint64_t size_bytes); /* -ENOTSUP beyond max_bytes */
 void pool_discard_free(struct pool *p);             /* give the free pages back to the kernel */
 uint64_t pool_memory_bytes(uint64_t size_bytes);    /* bookkeeping for an arena of that size */
-uint64_t pool_largest_bytes(const struct pool *p);  /* of the free extents */
 
 #endif

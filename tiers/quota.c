@@ -7,7 +7,7 @@
 enum { CELLS = 2 * QUOTA_NAMESPACES_MAX, MASK = CELLS - 1 };
 _Static_assert((CELLS & MASK) == 0, "a power of two");
 
-static size_t home(uint64_t ns_hash)
+static size_t hash_cell(uint64_t ns_hash)
 {
     return (size_t)((ns_hash * 0x9E3779B97F4A7C15u) >> 32) & MASK;
 }
@@ -15,7 +15,7 @@ static size_t home(uint64_t ns_hash)
 /* The namespace's cell, or the empty one where it would go. */
 static size_t find_quota(const struct quota *q, uint64_t ns_hash)
 {
-    size_t i = home(ns_hash);
+    size_t i = hash_cell(ns_hash);
     while (q->cell[i].cap_bytes != 0 && q->cell[i].ns_hash != ns_hash)
         i = (i + 1) & MASK;
     return i;
@@ -26,8 +26,8 @@ static void take_out(struct quota *q, size_t hole)
     q->rest_bytes += q->cell[hole].used_bytes;
     q->n--;
     for (size_t i = (hole + 1) & MASK; q->cell[i].cap_bytes != 0; i = (i + 1) & MASK) {
-        /* It may move back unless its home lies behind the hole. */
-        if (((i - home(q->cell[i].ns_hash)) & MASK) < ((i - hole) & MASK)) continue;
+        /* It may move back unless its own place lies behind the hole. */
+        if (((i - hash_cell(q->cell[i].ns_hash)) & MASK) < ((i - hole) & MASK)) continue;
         q->cell[hole] = q->cell[i];
         hole = i;
     }
@@ -54,11 +54,6 @@ int quota_set(struct quota *q, uint64_t ns_hash, uint64_t cap_bytes, uint64_t us
     return 0;
 }
 
-uint64_t quota_get(const struct quota *q, uint64_t ns_hash)
-{
-    return q->cell[find_quota(q, ns_hash)].cap_bytes;
-}
-
 uint64_t quota_over(const struct quota *q, uint64_t ns_hash, uint64_t bytes)
 {
     const struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
@@ -80,10 +75,4 @@ void quota_refund(struct quota *q, uint64_t ns_hash, uint64_t bytes)
     uint64_t *used = c->cap_bytes ? &c->used_bytes : &q->rest_bytes;
     ASSERT(*used >= bytes);
     *used -= bytes;
-}
-
-uint64_t quota_used(const struct quota *q, uint64_t ns_hash)
-{
-    const struct quota_cell *c = &q->cell[find_quota(q, ns_hash)];
-    return c->cap_bytes ? c->used_bytes : q->rest_bytes;
 }

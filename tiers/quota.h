@@ -26,13 +26,10 @@ struct quota {
 /* cap_bytes 0 takes the cap away. used_bytes: what the namespace has in the tier now; ignored when
  * it had a cap already. 0, -ENOSPC the table is full. */
 int quota_set(struct quota *q, uint64_t ns_hash, uint64_t cap_bytes, uint64_t used_bytes);
-uint64_t quota_get(const struct quota *q, uint64_t ns_hash); /* cap, 0 = none */
 /* Bytes that must go before `bytes` more fit under the cap; 0 = they fit, or there is no cap.
  * UINT64_MAX: more than the cap as a whole, nothing would help. `bytes` 0: what it is over now. */
 uint64_t quota_over(const struct quota *q, uint64_t ns_hash, uint64_t bytes);
 void quota_charge(struct quota *q, uint64_t ns_hash, uint64_t bytes);
 void quota_refund(struct quota *q, uint64_t ns_hash, uint64_t bytes);
-/* Charged by now: of the namespace if it has a cap, else of all that have none. */
-uint64_t quota_used(const struct quota *q, uint64_t ns_hash);
 
 #endif

@@ -20,15 +20,10 @@ static uint64_t pow2_clamp(uint64_t v, uint64_t lo, uint64_t hi)
 
 static int locks_init(struct store *s)
 {
-    pthread_condattr_t a;
-    if (pthread_condattr_init(&a) != 0) return -ENOMEM;
-    (void)pthread_condattr_setclock(&a, CLOCK_MONOTONIC); /* as clock_ns() */
-    bool ok = pthread_mutex_init(&s->m, NULL) == 0 && pthread_cond_init(&s->wake, &a) == 0 &&
-              pthread_cond_init(&s->idle, &a) == 0;
+    bool ok = pthread_mutex_init(&s->m, NULL) == 0 && wait_init(&s->wake) == 0 &&
+              wait_init(&s->idle) == 0;
     for (int i = 0; ok && i < SHARDS; i++)
-        ok = pthread_mutex_init(&s->shard[i].m, NULL) == 0 &&
-             pthread_cond_init(&s->shard[i].arrived, &a) == 0;
-    pthread_condattr_destroy(&a);
+        ok = pthread_mutex_init(&s->shard[i].m, NULL) == 0 && wait_init(&s->shard[i].arrived) == 0;
     return ok ? 0 : -ENOMEM;
 }
 

@@ -254,11 +254,9 @@ void entry_touch(struct store *s, struct entry *e)
 
 bool shard_wait(struct shard *sh, uint64_t until_ns)
 {
-    struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                         .tv_nsec = (long)(until_ns % 1000000000u)};
     if (clock_ns() >= until_ns) return false;
     sh->waiters++;
-    int r = pthread_cond_timedwait(&sh->arrived, &sh->m, &t);
+    int r = wait_until(&sh->arrived, &sh->m, until_ns);
     sh->waiters--;
     return r == 0;
 }

@@ -9,15 +9,14 @@
 #define TIERS_STORE_INT_H
 
 #include "base/assert.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/breaker.h"
 #include "tiers/index.h"
 #include "tiers/pool.h"
 #include "tiers/quota.h"
+#include "tiers/wait.h"
 #include "tiers/store_admin.h"
 
-#include <pthread.h>
 #include <string.h>
 
 enum {

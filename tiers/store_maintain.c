@@ -9,8 +9,6 @@
  * matters (loads past their deadline, expiry). */
 #include "tiers/store_load.h"
 
-#include <time.h>
-
 enum {
     TICK_NS = 1000000000,
     RETRY_NS = 20000000,    /* chosen: a full queue of MiB writes moves on within that */
@@ -319,7 +317,7 @@ static void give_up_loads(struct store *s)
 }
 
 /* m held. When to look again without being woken; 0 never. */
-static uint64_t next_look(const struct store *s, uint64_t tick_ns)
+static uint64_t next_tick(const struct store *s, uint64_t tick_ns)
 {
     uint64_t now = clock_ns(), until = s->n_tiers || s->expiring ? tick_ns : 0;
     for (size_t i = 0; i < s->n_tiers; i++) {
@@ -347,13 +345,7 @@ void *store_maintain(void *store)
             tick_ns = clock_ns() + TICK_NS;
         }
         if (s->work || s->closing) continue;
-        uint64_t until = next_look(s, tick_ns);
-        struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u),
-                              .tv_nsec = (long)(until % 1000000000u)};
-        if (until)
-            (void)pthread_cond_timedwait(&s->wake, &s->m, &ts);
-        else
-            (void)pthread_cond_wait(&s->wake, &s->m);
+        (void)wait_until(&s->wake, &s->m, next_tick(s, tick_ns));
     }
     pthread_mutex_unlock(&s->m);
     return NULL;
@@ -361,13 +353,10 @@ void *store_maintain(void *store)
 
 int store_flush(struct store *s, uint64_t deadline_ns)
 {
-    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                          .tv_nsec = (long)(deadline_ns % 1000000000u)};
     int r = 0;
     pthread_mutex_lock(&s->m);
     while (s->n_queued + s->n_writes > 0 && r == 0)
-        r = deadline_ns ? pthread_cond_timedwait(&s->idle, &s->m, &ts)
-                        : pthread_cond_wait(&s->idle, &s->m);
+        r = wait_until(&s->idle, &s->m, deadline_ns);
     bool done = s->n_queued + s->n_writes == 0;
     pthread_mutex_unlock(&s->m);
     return done ? 0 : -ETIMEDOUT;

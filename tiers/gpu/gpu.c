@@ -6,7 +6,6 @@
 #include "tiers/gpu/gpu_int.h"
 
 #include <stdio.h>
-#include <time.h>
 
 static struct gpu_tier *tier_of(struct tier *t)
 {
@@ -350,12 +349,10 @@ static int gpu_set_policy(struct tier *tier, enum evict_policy policy)
 static int gpu_drain(struct tier *tier, uint64_t deadline_ns)
 {
     struct gpu_tier *t = tier_of(tier);
-    struct timespec ts = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     int r = 0;
     pthread_mutex_lock(&t->m);
     while (t->n_jobs > 0 && r == 0)
-        r = deadline_ns ? pthread_cond_timedwait(&t->idle, &t->m, &ts)
-                        : pthread_cond_wait(&t->idle, &t->m);
+        r = wait_until(&t->idle, &t->m, deadline_ns);
     r = t->n_jobs > 0 ? -ETIMEDOUT : 0;
     pthread_mutex_unlock(&t->m);
     return r;
@@ -435,14 +432,10 @@ int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err
     t->gpu = o->gpu;
     t->frame_bytes = frame_bytes;
     t->shares = o->pool != NULL;
-    pthread_condattr_t monotonic;
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&t->m, NULL);
-    (void)pthread_cond_init(&t->work, &monotonic);
-    (void)pthread_cond_init(&t->idle, &monotonic);
-    (void)pthread_cond_init(&t->released, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    (void)wait_init(&t->work);
+    (void)wait_init(&t->idle);
+    (void)wait_init(&t->released);
     int r = tier_fill(t, o);
     if (r < 0) {
         gpu_destroy(&t->t);

@@ -9,8 +9,7 @@
 #include "tiers/gpu/gpu.h"
 #include "tiers/pool.h"
 #include "tiers/quota.h"
-
-#include <pthread.h>
+#include "tiers/wait.h"
 
 enum {
     GPU_WINDOW = 8,   /* parts in flight a direction (chosen: hides a wake-up a part) */

@@ -342,15 +342,10 @@ static bool drained(const struct nvme *n)
 }
 
 /* Until `done`, or deadline_ns (0 = for ever). Holding m. */
-static int wait_until(struct nvme *n, bool (*done)(const struct nvme *n), uint64_t deadline_ns)
+static int wait_state(struct nvme *n, bool (*done)(const struct nvme *n), uint64_t deadline_ns)
 {
-    struct timespec until = {(time_t)(deadline_ns / 1000000000u),
-                             (long)(deadline_ns % 1000000000u)};
-    while (!done(n)) {
-        int r = deadline_ns ? pthread_cond_timedwait(&n->changed, &n->m, &until)
-                            : pthread_cond_wait(&n->changed, &n->m);
-        if (r != 0 && !done(n)) return -ETIMEDOUT;
-    }
+    while (!done(n))
+        if (wait_until(&n->changed, &n->m, deadline_ns) != 0 && !done(n)) return -ETIMEDOUT;
     return 0;
 }
 
@@ -359,7 +354,7 @@ static int op_drain(struct tier *t, uint64_t deadline_ns)
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
     nvme_wake(n);
-    int r = wait_until(n, drained, deadline_ns);
+    int r = wait_state(n, drained, deadline_ns);
     pthread_mutex_unlock(&n->m);
     return r;
 }
@@ -403,7 +398,7 @@ static void op_destroy(struct tier *t)
     nvme_wake(n);
     /* The thread gives up after hang_ms_max; if it is stuck inside the kernel itself, so do we. */
     uint64_t patience_ns = 2 * (uint64_t)n->opts.hang_ms_max * 1000000u + 5000000000u;
-    int r = wait_until(n, is_finished, clock_ns() + patience_ns);
+    int r = wait_state(n, is_finished, clock_ns() + patience_ns);
     int hung = n->start.result;
     pthread_mutex_unlock(&n->m);
     if (r < 0)
@@ -433,37 +428,15 @@ static const struct tier_ops nvme_ops = {
     .destroy = op_destroy,
 };
 
-struct fault_arg {
-    nvme_fault_fn fn;
-    void *ctx;
-};
-
-static int fault_call(struct nvme *n, void *arg)
-{
-    const struct fault_arg *a = arg;
-    nvme_engine_set_fault(n->engine, a->fn, a->ctx);
-    return 0;
-}
-
-void tier_nvme_set_fault(struct tier *t, nvme_fault_fn fn, void *ctx)
-{
-    struct fault_arg a = {fn, ctx};
-    (void)nvme_call(of(t), fault_call, &a);
-}
-
 /* ---- creation ---- */
 
 static int nvme_alloc(const struct tier_nvme_opts *o, struct nvme **ret)
 {
     struct nvme *n = mem_zalloc(sizeof *n);
-    pthread_condattr_t attr;
     if (!n) return -ENOMEM;
     n->fd = -1;
     pthread_mutex_init(&n->m, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&n->changed, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    (void)wait_init(&n->changed);
     n->opts = *o;
     if (o->scrub_bytes_per_s == 0) n->opts.scrub_bytes_per_s = 4u << 20;
     if (o->hang_ms_max == 0) n->opts.hang_ms_max = 10000;
@@ -513,9 +486,9 @@ static int begin(struct nvme *n, struct err *err)
     if (pthread_create(&n->thread, NULL, nvme_main, n) != 0)
         return err_set(err, -EAGAIN, "nvme: no thread");
     pthread_mutex_lock(&n->m);
-    (void)wait_until(n, is_up, 0);
+    (void)wait_state(n, is_up, 0);
     int r = n->start.result;
-    if (r == 0) r = wait_until(n, has_super, clock_ns() + 10000000000u);
+    if (r == 0) r = wait_state(n, has_super, clock_ns() + 10000000000u);
     pthread_mutex_unlock(&n->m);
     if (n->start.err.code < 0) {
         pthread_join(n->thread, NULL);

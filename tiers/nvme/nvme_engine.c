@@ -10,9 +10,9 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tiers/wait.h"
 
 #include <liburing.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -88,13 +88,9 @@ static void *pool_main(void *arg)
 
 static int pool_start(struct nvme_engine *e)
 {
-    pthread_condattr_t attr;
-    if (pthread_condattr_init(&attr) != 0) return -ENOMEM;
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&e->m, NULL);
     pthread_cond_init(&e->work, NULL);
-    pthread_cond_init(&e->back, &attr);
-    pthread_condattr_destroy(&attr);
+    if (wait_init(&e->back) != 0) return -ENOMEM;
     e->pool = true;
     while (e->n_threads < POOL_THREADS) {
         if (pthread_create(&e->thread[e->n_threads], NULL, pool_main, e) != 0) break;
@@ -303,12 +299,11 @@ static void ring_poll(struct nvme_engine *e, uint64_t timeout_ns)
 static void pool_poll(struct nvme_engine *e, uint64_t timeout_ns)
 {
     uint64_t until = clock_ns() + timeout_ns;
-    struct timespec ts = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
     struct nvme_ios now;
     TAILQ_INIT(&now);
     pthread_mutex_lock(&e->m);
     while (timeout_ns && !e->woken && TAILQ_EMPTY(&e->done))
-        if (pthread_cond_timedwait(&e->back, &e->m, &ts) != 0) break;
+        if (wait_until(&e->back, &e->m, until) != 0) break;
     e->woken = false;
     TAILQ_CONCAT(&now, &e->done, link);
     pthread_mutex_unlock(&e->m);

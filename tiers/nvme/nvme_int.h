@@ -9,8 +9,7 @@
 #include "tiers/nvme/nvme.h"
 #include "tiers/nvme/nvme_engine.h"
 #include "tiers/nvme/nvme_space.h"
-
-#include <pthread.h>
+#include "tiers/wait.h"
 
 enum {
     NVME_PIECE_BYTES = 1 << 20, /* measured: QD 4-16 of 1-2 MiB saturate a device */
@@ -141,7 +140,5 @@ void nvme_wake(struct nvme *n);     /* holding m */
 int nvme_scrub_create(struct nvme *n, struct nvme_scrub **ret);
 uint64_t nvme_scrub_step(struct nvme_scrub *s, uint64_t now_ns); /* when to call again */
 void nvme_scrub_destroy(struct nvme_scrub *s);                   /* its op has ended */
-/* Tests. */
-void tier_nvme_set_fault(struct tier *t, nvme_fault_fn fn, void *ctx);
 
 #endif

@@ -266,8 +266,11 @@ static uint64_t drive_bytes(const struct nvme *n, uint64_t capacity)
     return fs > capacity ? fs : capacity;
 }
 
-static int open_with(struct nvme *n, struct nvme_super *s, struct err *err)
+int nvme_open(struct nvme *n, struct err *err)
 {
+    struct nvme_super super = {.slot_pages = n->super.table,
+                               .epoch = n->super.table + NVME_EXTENTS_MAX},
+                      *s = &super;
     uint64_t size = 0;
     int r = file_open(n, &size, err);
     if (r < 0) return r;
@@ -304,13 +307,6 @@ static int open_with(struct nvme *n, struct nvme_super *s, struct err *err)
     n->super.written = s->seq;
     n->space.super_seq = s->seq + 17;
     return 0;
-}
-
-int nvme_open(struct nvme *n, struct err *err)
-{
-    struct nvme_super s = {.slot_pages = n->super.table,
-                           .epoch = n->super.table + NVME_EXTENTS_MAX};
-    return open_with(n, &s, err);
 }
 
 /* ---- recovery ---- */
@@ -427,16 +423,16 @@ int nvme_recover(struct nvme *n, struct err *err)
 /* ---- resize ---- */
 
 /* Holding m: until the superblock of now is on the device. */
-static int super_wait(struct nvme *n, const struct timespec *until)
+static int super_wait(struct nvme *n, uint64_t until_ns)
 {
     uint64_t seq = ++n->space.super_seq;
     nvme_wake(n);
     while (nvme_seq_after(seq, n->super.written))
-        if (pthread_cond_timedwait(&n->changed, &n->m, until) != 0) return -ETIMEDOUT;
+        if (wait_until(&n->changed, &n->m, until_ns) != 0) return -ETIMEDOUT;
     return 0;
 }
 
-static int grow(struct nvme *n, uint64_t capacity, uint32_t n_extents, const struct timespec *until)
+static int grow(struct nvme *n, uint64_t capacity, uint32_t n_extents, uint64_t until_ns)
 {
     pthread_mutex_unlock(&n->m);
     int r = allocate(n, capacity, NULL);
@@ -447,22 +443,21 @@ static int grow(struct nvme *n, uint64_t capacity, uint32_t n_extents, const str
         return r;
     }
     n->space.capacity_bytes = capacity;
-    return super_wait(n, until);
+    return super_wait(n, until_ns);
 }
 
-static int shrink(struct nvme *n, uint64_t capacity, uint32_t n_extents,
-                  const struct timespec *until)
+static int shrink(struct nvme *n, uint64_t capacity, uint32_t n_extents, uint64_t until_ns)
 {
     int r = nvme_space_retire(&n->space, n_extents);
     if (r < 0) return r;
     while (!nvme_space_retired(&n->space, n_extents))
-        if (pthread_cond_timedwait(&n->changed, &n->m, until) != 0) {
+        if (wait_until(&n->changed, &n->m, until_ns) != 0) {
             nvme_space_unretire(&n->space, n_extents);
             return -ETIMEDOUT;
         }
     nvme_space_cut(&n->space, n_extents);
     n->space.capacity_bytes = capacity;
-    r = super_wait(n, until);
+    r = super_wait(n, until_ns);
     /* Only now: a superblock must not name extents that are gone. */
     if (r == 0 && !n->is_block && ftruncate(n->fd, (off_t)capacity) < 0) r = -errno;
     return r;
@@ -471,8 +466,8 @@ static int shrink(struct nvme *n, uint64_t capacity, uint32_t n_extents,
 int nvme_resize(struct nvme *n, uint64_t capacity_bytes)
 {
     uint32_t n_extents = 0;
-    uint64_t capacity = capacity_bytes / NVME_PAGE * NVME_PAGE, t = clock_ns() + RESIZE_WAIT_NS;
-    struct timespec until = {(time_t)(t / 1000000000u), (long)(t % 1000000000u)};
+    uint64_t capacity = capacity_bytes / NVME_PAGE * NVME_PAGE;
+    uint64_t until_ns = clock_ns() + RESIZE_WAIT_NS;
     if (geometry(n, capacity, n->space.extent_bytes, &n_extents, NULL) < 0) return -EINVAL;
     uint64_t size;
     if (n->is_block && (ioctl(n->fd, BLKGETSIZE64, &size) < 0 || capacity > size)) return -EINVAL;
@@ -481,8 +476,8 @@ int nvme_resize(struct nvme *n, uint64_t capacity_bytes)
     if (r == 0) {
         n->resizing = true;
         r = n_extents >= n->space.n_extents && capacity >= n->space.capacity_bytes
-                ? grow(n, capacity, n_extents, &until)
-                : shrink(n, capacity, n_extents, &until);
+                ? grow(n, capacity, n_extents, until_ns)
+                : shrink(n, capacity, n_extents, until_ns);
         n->resizing = false;
     }
     pthread_mutex_unlock(&n->m);

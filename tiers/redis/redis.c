@@ -320,13 +320,10 @@ static void redis_stat(struct tier *tier, struct tier_stat *ret)
 static int redis_drain(struct tier *tier, uint64_t deadline_ns)
 {
     struct redis_tier *t = of(tier);
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
-                             .tv_nsec = (long)(deadline_ns % 1000000000)};
     int r = 0;
     pthread_mutex_lock(&t->m);
     while (t->n_ops > 0 && r == 0)
-        r = deadline_ns ? pthread_cond_timedwait(&t->idle, &t->m, &until)
-                        : pthread_cond_wait(&t->idle, &t->m);
+        r = wait_until(&t->idle, &t->m, deadline_ns);
     int s = t->n_ops == 0 ? 0 : -ETIMEDOUT;
     pthread_mutex_unlock(&t->m);
     return s;
@@ -554,11 +551,7 @@ int tier_redis_create(const struct tier_redis_opts *o, struct tier **ret, struct
                        REDIS_CONNECTIONS_MAX, REDIS_RING / 2);
     struct redis_tier *t = mem_zalloc(sizeof *t);
     if (!t) return err_set(err, -ENOMEM, "redis: no memory");
-    pthread_condattr_t ca;
-    pthread_condattr_init(&ca);
-    pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->idle, &ca);
-    pthread_condattr_destroy(&ca);
+    (void)wait_init(&t->idle);
     pthread_mutex_init(&t->m, NULL);
     TAILQ_INIT(&t->inbox);
     for (int p = 0; p < TIER_PRIO_COUNT; p++) {

@@ -13,8 +13,8 @@
 #include "base/redis/redis_topo.h"
 #include "tiers/redis/redis.h"
 #include "tiers/redis/redis_frame.h"
+#include "tiers/wait.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/queue.h>
 

@@ -13,13 +13,13 @@ struct job {
 
 TEST(names)
 {
+    static const char *const name[POL_ORDER_COUNT] = {"fifo", "sjf", "edf"};
     enum pol_order o;
     for (int i = 0; i < POL_ORDER_COUNT; i++) {
-        ASSERT_EQ(pol_order_parse(pol_order_name((enum pol_order)i), &o), 1);
+        ASSERT_EQ(pol_order_parse(name[i], &o), 1);
         ASSERT_EQ((int)o, i);
     }
     ASSERT_EQ(pol_order_parse("lifo", &o), 0);
-    ASSERT_STREQ(pol_order_name(POL_ORDER_COUNT), "unknown");
 }
 
 TEST(due_is_a_number_that_grows_with_what_it_looks_at)

@@ -155,3 +155,21 @@ void nvme_assert_exact(struct tier *t, const char *path)
     ASSERT_EQ(s.used_bytes, used);
     ASSERT_TRUE(s.used_bytes <= s.capacity_bytes);
 }
+
+struct fault_arg {
+    nvme_fault_fn fn;
+    void *ctx;
+};
+
+static int fault_call(struct nvme *n, void *arg)
+{
+    const struct fault_arg *a = arg;
+    nvme_engine_set_fault(n->engine, a->fn, a->ctx);
+    return 0;
+}
+
+void nvme_set_fault(struct tier *t, nvme_fault_fn fn, void *ctx)
+{
+    struct fault_arg a = {fn, ctx};
+    (void)nvme_call((struct nvme *)t, fault_call, &a);
+}

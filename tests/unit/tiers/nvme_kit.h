@@ -24,5 +24,6 @@ struct tier_stat nvme_stat(struct tier *t);
 /* used_bytes and n_records, counted anew from the file alone (the tier is closed or drained). */
 void nvme_raw_count(const char *path, uint64_t *ret_used, uint64_t *ret_n);
 void nvme_assert_exact(struct tier *t, const char *path);
+void nvme_set_fault(struct tier *t, nvme_fault_fn fn, void *ctx);
 
 #endif

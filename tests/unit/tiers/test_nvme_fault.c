@@ -66,14 +66,14 @@ TEST(short_transfers)
     o.extent_bytes = 8 << 20;
     struct tier *t = nvme_tier(&o);
     struct fault fault = {.seed = 77, .random_short = true};
-    tier_nvme_set_fault(t, fault_fn, &fault);
+    nvme_set_fault(t, fault_fn, &fault);
     for (uint64_t id = 1; id <= 60; id++) {
         struct kit_geometry g = id % 4 == 0 ? huge : id % 4 == 1 ? tiny : small;
         ASSERT_OK(nvme_put(t, id % 30, "a", g));
         ASSERT_OK(nvme_check(t, id % 30, "a", g));
     }
     ASSERT_TRUE(fault.n_calls > 500);
-    tier_nvme_set_fault(t, NULL, NULL);
+    nvme_set_fault(t, NULL, NULL);
     nvme_assert_exact(t, f.path);
     t->ops->destroy(t);
     t = nvme_tier(&o);
@@ -92,7 +92,7 @@ static void fail_each_write(int result, int want)
     struct fault fault = {.result = result, .writes_only = true};
     ASSERT_OK(nvme_put(t, 500, "a", small));
     ASSERT_OK(t->ops->drain(t, 0));
-    tier_nvme_set_fault(t, fault_fn, &fault);
+    nvme_set_fault(t, fault_fn, &fault);
     int n = 1;
     for (;; n++) {
         uint64_t used = nvme_stat(t).used_bytes;
@@ -142,11 +142,11 @@ TEST(write_moves_nothing) /* 0 bytes, again and again */
     struct tier *t = nvme_tier(&o);
     struct fault fault = {.result = 0, .writes_only = true, .from_then_on = true};
     ASSERT_OK(nvme_put(t, 500, "a", small));
-    tier_nvme_set_fault(t, fault_fn, &fault);
+    nvme_set_fault(t, fault_fn, &fault);
     atomic_store(&fault.countdown, 1);
     ASSERT_ERR(nvme_put(t, 1, "a", small), -EIO);
     ASSERT_EQ(nvme_find(t, 1, "a", small), 0);
-    tier_nvme_set_fault(t, NULL, NULL);
+    nvme_set_fault(t, NULL, NULL);
     ASSERT_OK(nvme_put(t, 1, "a", small));
     nvme_assert_exact(t, f.path);
     t->ops->destroy(t);
@@ -162,7 +162,7 @@ TEST(read_eio)
     struct tier *t = nvme_tier(&o);
     struct fault fault = {.result = -EIO, .reads_only = true};
     ASSERT_OK(nvme_put(t, 1, "a", huge));
-    tier_nvme_set_fault(t, fault_fn, &fault);
+    nvme_set_fault(t, fault_fn, &fault);
     int n = 1;
     for (;; n++) {
         atomic_store(&fault.countdown, n);
@@ -189,13 +189,13 @@ TEST(read_only_after_errors)
     struct tier *t = nvme_tier(&o);
     struct fault fault = {.result = -EIO, .writes_only = true, .from_then_on = true};
     ASSERT_OK(nvme_put(t, 1, "a", small));
-    tier_nvme_set_fault(t, fault_fn, &fault);
+    nvme_set_fault(t, fault_fn, &fault);
     atomic_store(&fault.countdown, 1);
     ASSERT_ERR(nvme_put(t, 2, "a", small), -EIO);
     for (int i = 0; i < 5; i++)
         (void)nvme_put(t, 2, "a", small);
     ASSERT_TRUE(strstr(nvme_stat(t).degraded, "read-only") != NULL);
-    tier_nvme_set_fault(t, NULL, NULL);
+    nvme_set_fault(t, NULL, NULL);
     ASSERT_ERR(nvme_put(t, 2, "a", small), -EPERM);
     ASSERT_OK(nvme_check(t, 1, "a", small));
     ASSERT_OK(t->ops->drain(t, clock_ns() + 60000000000u));
@@ -217,7 +217,7 @@ TEST(hung_transfers_do_not_hold_destroy)
         ASSERT_OK(kit_write(t, &r)); /* the class has its extent then */
         ASSERT_OK(t->ops->drain(t, 0));
         struct fault fault = {.result = NVME_HANG, .from_then_on = true};
-        tier_nvme_set_fault(t, fault_fn, &fault);
+        nvme_set_fault(t, fault_fn, &fault);
         atomic_store(&fault.countdown, 1);
         kit_call_init(&c, &r);
         ASSERT_OK(write ? t->ops->write(t, &c.op) : t->ops->read(t, &c.op));
@@ -286,7 +286,7 @@ TEST(demand_overtakes_and_deadlines)
     ASSERT_OK(g.t->ops->drain(g.t, 0));
     for (int i = 0; i < N; i++)
         from[i] = slot_off(g.t, (uint64_t)i + 1, large);
-    tier_nvme_set_fault(g.t, gate_fn, &g);
+    nvme_set_fault(g.t, gate_fn, &g);
     for (int i = 0; i < N; i++) {
         kit_call_init(&c[i], &r[i]);
         c[i].op.prio = prio[i];
@@ -332,7 +332,7 @@ TEST(queue_is_bounded_and_destroy_cancels)
     for (int i = 0; i < N; i++)
         kit_call_init(&c[i], &r);
     struct fault fault = {.result = NVME_HANG, .from_then_on = true};
-    tier_nvme_set_fault(g.t, fault_fn, &fault);
+    nvme_set_fault(g.t, fault_fn, &fault);
     atomic_store(&fault.countdown, 1);
     for (int i = 0; i < N; i++) {
         int s = i % 2 ? g.t->ops->read(g.t, &c[i].op) : g.t->ops->write(g.t, &c[i].op);
