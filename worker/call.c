@@ -1,13 +1,23 @@
 /* One HTTP request as the worker sees it: its id, its answer, its line in the access log. */
-#include "worker/worker.h"
-#include "worker/admin/metrics.h"
+#include "worker/call.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/admin/metrics.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+
+void wk_random(void *to, size_t n)
+{
+    const uint64_t t = clock_ns() ^ (uint64_t)(uintptr_t)to;
+
+    if (getrandom(to, n, 0) == (ssize_t)n) return;
+    for (size_t i = 0; i < n; i++)
+        ((unsigned char *)to)[i] = (unsigned char)(t >> (i % 8 * 8));
+}
 
 void wk_call_id(const char *sent, char ret[WK_ID_BYTES])
 {
@@ -20,7 +30,7 @@ void wk_call_id(const char *sent, char ret[WK_ID_BYTES])
         memcpy(ret, sent, n + 1);
         return;
     }
-    if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) r[0] = r[1] = clock_ns();
+    wk_random(r, sizeof r);
     (void)snprintf(ret, WK_ID_BYTES, "req_%016llx%016llx", (unsigned long long)r[0],
                    (unsigned long long)r[1]);
 }
@@ -61,6 +71,17 @@ void wk_call_closed(struct wk_call *c, bool aborted)
     mem_free(c);
 }
 
+char *wk_call_body(const struct wk_call *c, size_t *ret_len)
+{
+    const char *body = http_req_body(c->r, ret_len);
+    char *copy = mem_alloc(*ret_len + 1);
+
+    if (!copy) return NULL;
+    memcpy(copy, body, *ret_len);
+    copy[*ret_len] = 0;
+    return copy;
+}
+
 int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out)
 {
     buf_addf(out, "x-request-id: %s\r\n", c->id);
@@ -96,6 +117,18 @@ void wk_reply_json(struct wk_call *c, int status, const char *extra, const struc
     else
         (void)http_reply(c->r, status, "application/json", buf_cstr(&h),
                          body->data ? body->data : "", body->len);
+    buf_fini(&h);
+}
+
+void wk_reply_text(struct wk_call *c, const char *type, const struct buf *body)
+{
+    struct buf h = BUF_INIT;
+
+    c->status = 200;
+    if (buf_status(body) < 0 || wk_call_headers(c, NULL, &h) < 0)
+        wk_reply_oom(c);
+    else
+        (void)http_reply(c->r, 200, type, buf_cstr(&h), body->data ? body->data : "", body->len);
     buf_fini(&h);
 }
 
@@ -149,14 +182,14 @@ int wk_not_ready(struct worker *w, struct api_err *e)
     int s = atomic_load(&w->state);
 
     if (s == WK_READY) return 0;
-    if (w->device_lost)
+    if (w->process.device_lost)
         (void)api_err_set(e, API_DEVICE_LOST, NULL,
                           "The GPU has failed; this worker ends, to be started anew.");
     else if (s == WK_DRAINING)
         (void)api_err_set(e, API_DRAINING, NULL, "This worker is shutting down.");
     else
         (void)api_err_set(e, API_MODEL_LOADING, NULL, "The model is loading (%u %%).",
-                          atomic_load(&w->progress) / 10);
+                          atomic_load(&w->loader.progress) / 10);
     return -EAGAIN;
 }
 
@@ -220,35 +253,11 @@ void wk_hints_fini(struct wk_hints *h)
     memset(h, 0, sizeof *h);
 }
 
-int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner)
-{
-    size_t a = outer ? strlen(outer) : 0, b = inner ? strlen(inner) : 0;
-
-    if (a + b + 2 > cap) return -ERANGE;
-    memcpy(out, outer ? outer : "", a);
-    if (b) out[a++] = SEG_SPACE_INNER;
-    memcpy(out + a, inner ? inner : "", b);
-    out[a + b] = 0;
-    return 0;
-}
-
-int wk_ns_parse(const char *text, char *out, size_t cap)
-{
-    const char *slash = strchr(text, '/');
-    char outer[512];
-    size_t n = slash ? (size_t)(slash - text) : strlen(text);
-
-    if (n >= sizeof outer) return -ERANGE;
-    memcpy(outer, text, n);
-    outer[n] = 0;
-    return wk_ns_join(out, cap, outer, slash ? slash + 1 : NULL);
-}
-
 /* ---- tasks: a POST body worked on by a helper ---- */
 static void task_run(struct wk_job *j)
 {
     struct wk_task *t = (struct wk_task *)((char *)j - offsetof(struct wk_task, job));
-    int rc = t->fn(t);
+    int rc = t->work.fn(t);
 
     if (rc < 0 && t->e.status == 0)
         (void)api_err_set(&t->e, API_INTERNAL_ERROR, NULL, "%s.",
@@ -271,8 +280,8 @@ static void task_back(struct wk_msg *m)
     if (c && t->e.status) {
         c->on_close = NULL;
         wk_reply_error(c, &t->e);
-    } else if (c && t->then) {
-        t->then(t); /* takes the task */
+    } else if (c && t->work.then) {
+        t->work.then(t); /* takes the task */
         return;
     } else if (c) {
         c->on_close = NULL;
@@ -290,24 +299,20 @@ void wk_task_free(struct wk_task *t)
     mem_free(t);
 }
 
-void wk_task_start(struct worker *w, struct wk_call *c, int (*fn)(struct wk_task *t),
-                   void (*then)(struct wk_task *t))
+void wk_task_start(struct worker *w, struct wk_call *c, const struct wk_work *work)
 {
     struct wk_task *t = mem_zalloc(sizeof *t);
-    const char *body = http_req_body(c->r, t ? &t->body_len : &(size_t){0});
 
-    if (t) t->body = mem_alloc(t->body_len + 1);
+    if (t) t->body = wk_call_body(c, &t->body_len);
     if (!t || !t->body || wk_hints_read(c->r, &t->hints) < 0) {
         if (t) wk_task_free(t);
         wk_reply_oom(c);
         return;
     }
-    memcpy(t->body, body, t->body_len);
-    t->body[t->body_len] = 0;
     t->w = w;
     t->call = c;
-    t->fn = fn;
-    t->then = then;
+    t->work = *work;
+    t->data = work->data;
     t->job.fn = task_run;
     t->msg.fn = task_back;
     c->owner = t;

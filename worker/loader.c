@@ -3,13 +3,14 @@
  * Everything it makes is published to the loop by one message; until then the loop touches none of
  * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
  */
-#include "worker/reuse/control.h"
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sandbox.h"
-#include "worker/quality/guard.h"
 #include "worker/admin/metrics.h"
+#include "worker/kvlog.h"
+#include "worker/quality/guard.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "tiers/store_admin.h"
+
 /* chosen: six chunks of 512 and more */
 enum { WARM_TOKENS = 4096 };
 
@@ -28,7 +31,7 @@ static void progress(void *ctx, double share)
 {
     struct worker *w = ctx;
     unsigned now = (unsigned)(share * 1000 + 0.5);
-    unsigned was = atomic_exchange(&w->progress, now > 1000 ? 1000 : now);
+    unsigned was = atomic_exchange(&w->loader.progress, now > 1000 ? 1000 : now);
 
     if (!isatty(STDERR_FILENO) || now / 10 == was / 10) return;
     char bar[41];
@@ -195,7 +198,7 @@ static int open_store(struct worker *w, struct err *err)
     memcpy(w->ident.model, c->fingerprint, sizeof w->ident.model);
     tok_fingerprint(w->tok, w->ident.tokenizer);
     memcpy(w->ident.secret, t->secret, sizeof w->ident.secret);
-    atomic_store(&w->ms_per_token, guess_ms_per_token(w));
+    atomic_store(&w->reuse.ms_per_token, guess_ms_per_token(w));
     o.ident = w->ident;
     o.side_layer = w->profile.side_layer;
     if ((rc = wk_tiers_open(w, &o, err)) < 0) return rc;
@@ -226,7 +229,7 @@ static void log_loaded(struct worker *w)
               kn_info(fus_core_dev(w->core))->gemm, kn_info(fus_core_dev(w->core))->isa,
               kn_info(fus_core_dev(w->core))->n_threads, kn_dtype_name(w->ident.dtype),
               w->chat ? chat_name(w->chat) : "none", (unsigned long long)w->o.ram_bytes,
-              w->blend_ok ? "on" : "off", w->load_s);
+              w->blend_ok ? "on" : "off", w->loader.seconds);
 }
 
 static int load_all(struct worker *w, struct err *err)
@@ -237,14 +240,14 @@ static int load_all(struct worker *w, struct err *err)
 
     const char *log = w->o.tiers.access_log;
     if (log && (rc = wk_kvlog_open(log, "--access-log", &w->kvlog, err)) < 0) return rc;
-    if ((rc = seg_presets_load(w->o.presets, &w->presets, err)) < 0) return rc;
-    if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->learner)) < 0) return rc;
+    if ((rc = seg_presets_load(w->o.presets, &w->segmenter.presets, err)) < 0) return rc;
+    if ((rc = seg_learner_create(SEG_LEARNER_BYTES, &w->segmenter.learner)) < 0) return rc;
     if ((rc = model_open(w->o.model, &w->model, err)) < 0) return rc;
     if ((rc = open_text(w, err)) < 0) return rc;
     if ((rc = open_core(w, err)) < 0) return rc;
     if ((rc = wk_profile_load(w, err)) < 0) return rc;
     if ((rc = open_store(w, err)) < 0) return rc;
-    if ((rc = wk_control_open(w, err)) < 0) return rc;
+    if ((rc = wk_decider_open(w, err)) < 0) return rc;
     wk_guard_loaded(w);
     rc = fus_engine_create(w->core, &eo, &w->engine);
     return rc < 0 ? err_set(err, rc, "the engine could not start (%s)", err_name(rc)) : 0;
@@ -254,30 +257,30 @@ static void *loader_main(void *arg)
 {
     struct worker *w = arg;
     uint64_t t0 = clock_ns();
-    int rc = load_all(w, &w->load_error);
+    int rc = load_all(w, &w->loader.error);
 
-    if (rc >= 0 && w->o.sandbox) rc = sandbox_enter(&w->load_error);
+    if (rc >= 0 && w->o.sandbox) rc = sandbox_enter(&w->loader.error);
 
-    w->load_s = clock_ms_since(t0) / 1e3;
-    if (rc < 0 && w->load_error.code == 0)
-        (void)err_set(&w->load_error, rc, "loading failed (%s)", err_name(rc));
+    w->loader.seconds = clock_ms_since(t0) / 1e3;
+    if (rc < 0 && w->loader.error.code == 0)
+        (void)err_set(&w->loader.error, rc, "loading failed (%s)", err_name(rc));
     if (rc >= 0) {
         progress(w, 1);
         log_loaded(w);
     }
-    atomic_store(&w->loader_ended, true); /* first: whoever is told may join at once */
-    wk_post(w, &w->load_msg);
+    atomic_store(&w->loader.ended, true); /* first: whoever is told may join at once */
+    wk_post(w, &w->loader.msg);
     return NULL;
 }
 
 static void loaded(struct wk_msg *m)
 {
-    struct worker *w = (struct worker *)((char *)m - offsetof(struct worker, load_msg));
+    struct worker *w = (struct worker *)((char *)m - offsetof(struct worker, loader.msg));
 
-    if (w->load_error.code < 0) {
-        log_event(LOG_ERROR, "model_load", "path=%s error=\"%s\"", w->o.model, w->load_error.msg);
+    if (w->loader.error.code < 0) {
+        log_event(LOG_ERROR, "model_load", "path=%s error=\"%s\"", w->o.model, w->loader.error.msg);
         atomic_store(&w->state, WK_FAILED);
-        w->exit_code = 1;
+        w->process.exit_code = 1;
         http_loop_stop(w->loop);
         return;
     }
@@ -287,14 +290,14 @@ static void loaded(struct wk_msg *m)
 
 bool wk_is_loading(const struct worker *w)
 {
-    return w->loader_started && !atomic_load(&w->loader_ended);
+    return w->loader.started && !atomic_load(&w->loader.ended);
 }
 
-int wk_load_start(struct worker *w)
+int wk_loader_start(struct worker *w)
 {
     set_names(w);
-    w->load_msg.fn = loaded;
-    if (pthread_create(&w->loader, NULL, loader_main, w) != 0) return -EAGAIN;
-    w->loader_started = true;
+    w->loader.msg.fn = loaded;
+    if (pthread_create(&w->loader.thread, NULL, loader_main, w) != 0) return -EAGAIN;
+    w->loader.started = true;
     return 0;
 }

@@ -1,5 +1,6 @@
 /* Options of the tiers whose values have an inner form: PATH:SIZE, NS=tier:SIZE, URLs, secrets. */
 #include "worker/worker.h"
+#include "worker/reuse/namespaces.h"
 
 #include "base/redis/registry.h"
 #include "base/assert.h"

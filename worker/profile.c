@@ -1,18 +1,10 @@
 /* The profile of the model: found at start-up, shown by GET /admin/profile. */
-#include "worker/worker.h"
-
 #include "base/log.h"
+#include "worker/reuse/control_io.h"
+#include "worker/worker.h"
 
 #include <jansson.h>
 #include <stdio.h>
-
-static int read_own(struct worker *w, const char *fingerprint, struct err *err)
-{
-    int rc = fus_profile_read(w->o.profile, model_config(w->model), fingerprint, &w->profile, err);
-
-    if (rc == 0) (void)snprintf(w->profile_source, sizeof w->profile_source, "%s", w->o.profile);
-    return rc;
-}
 
 /* What calibrate has left for this very model; nothing that anybody asked for, so a bad one costs
  * the calibration and not the service. */
@@ -40,10 +32,12 @@ int wk_profile_load(struct worker *w, struct err *err)
     fus_profile_fingerprint(model_config(w->model), fingerprint);
     fus_profile_default(model_config(w->model), p);
     (void)snprintf(w->profile_source, sizeof w->profile_source, "default");
-    if (w->o.profile)
-        rc = read_own(w, fingerprint, err);
-    else
+    if (w->o.profile) {
+        rc = fus_profile_read(w->o.profile, model_config(w->model), fingerprint, p, err);
+        (void)snprintf(w->profile_source, sizeof w->profile_source, "%s", w->o.profile);
+    } else {
         read_cached(w, fingerprint);
+    }
     if (rc < 0) return rc;
     if (*p->ignored)
         log_event(LOG_WARN, "profile", "state=old ignored=\"%s\" reason=\"of an earlier release\"",
@@ -58,21 +52,14 @@ int wk_profile_load(struct worker *w, struct err *err)
     return 0;
 }
 
-static int append_json(const char *data, size_t len, void *ctx)
-{
-    return buf_add(ctx, data, len);
-}
-
 int wk_profile_put(const struct worker *w, struct buf *out)
 {
     char fingerprint[FUS_FINGERPRINT_BYTES];
     fus_profile_fingerprint(model_config(w->model), fingerprint);
     json_t *root = json_pack("{s:s, s:s, s:o}", "fingerprint", fingerprint, "source",
                              w->profile_source, "profile", fus_profile_json(&w->profile));
-    int rc = root
-                 ? json_dump_callback(root, append_json, out, JSON_COMPACT | JSON_REAL_PRECISION(6))
-                 : -ENOMEM;
+    int rc = ctl_json_put(root, 6, out);
 
     json_decref(root);
-    return rc < 0 ? -ENOMEM : 0;
+    return rc;
 }

@@ -1,11 +1,12 @@
 /* The routes: one table of path, method and handler. Paths count with and without /v1. */
-#include "worker/worker.h"
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "tiers/store_admin.h"
-#include "worker/quality/guard.h"
 #include "worker/admin/metrics.h"
+#include "worker/admin/routes.h"
+#include "worker/quality/guard.h"
+#include "worker/request/request.h"
+#include "worker/worker.h"
 
 #include <string.h>
 #include <strings.h>
@@ -33,8 +34,9 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
     struct buf b = BUF_INIT;
     int s = atomic_load(&w->state);
 
-    buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f", w->device_lost ? "device_lost" : names[s],
-             atomic_load(&w->progress) / 1000.0);
+    buf_addf(&b, "{\"status\":\"%s\",\"progress\":%.3f",
+             w->process.device_lost ? "device_lost" : names[s],
+             atomic_load(&w->loader.progress) / 1000.0);
     if (s == WK_READY) {
         struct wk_guard_view v;
         wk_guard_get_view(w, &v);
@@ -43,7 +45,7 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
         buf_add_json_str(&b, device, strlen(device));
         put_refusing(w, &b);
     }
-    if (w->device_lost)
+    if (w->process.device_lost)
         buf_adds(&b, ",\"error\":\"The GPU has failed; this worker ends, to be started "
                      "anew.\"");
     buf_addc(&b, '}');
@@ -52,17 +54,11 @@ static void get_health(struct worker *w, struct wk_call *c, const char *rest)
 
 static void get_metrics(struct worker *w, struct wk_call *c, const char *rest)
 {
-    struct buf b = BUF_INIT, h = BUF_INIT;
+    struct buf b = BUF_INIT;
 
-    if (wk_metrics_render(w, &b) < 0 || wk_call_headers(c, NULL, &h) < 0) {
-        wk_reply_oom(c);
-    } else {
-        c->status = 200;
-        (void)http_reply(c->r, 200, "text/plain; version=0.0.4; charset=utf-8", buf_cstr(&h),
-                         b.data ? b.data : "", b.len);
-    }
+    (void)wk_metrics_render(w, &b);
+    wk_reply_text(c, "text/plain; version=0.0.4; charset=utf-8", &b);
     buf_fini(&b);
-    buf_fini(&h);
 }
 
 static void get_version(struct worker *w, struct wk_call *c, const char *rest)
@@ -120,33 +116,21 @@ static void post_text(struct worker *w, struct wk_call *c, const char *rest)
 {
     wk_gen_start(w, c, false);
 }
-static void post_tokenize(struct worker *w, struct wk_call *c, const char *rest)
-{
-    wk_task_start(w, c, wk_tokenize, NULL);
-}
-static void post_detokenize(struct worker *w, struct wk_call *c, const char *rest)
-{
-    wk_task_start(w, c, wk_detokenize, NULL);
-}
-static void post_segments(struct worker *w, struct wk_call *c, const char *rest)
-{
-    wk_segments_post(w, c);
-}
-
 enum { R_OPEN = 1 /* no key */, R_EARLY = 2 /* before the model is there */, R_REST = 4 };
 struct wk_route {
     const char *path, *method, *name;
     unsigned flags;
     void (*fn)(struct worker *w, struct wk_call *c, const char *rest);
+    int (*task)(struct wk_task *t); /* in place of fn: on a helper */
 };
 static const struct wk_route routes[] = {
     {"/chat/completions", "POST", "chat", 0, post_chat},
     {"/completions", "POST", "completions", 0, post_text},
     {"/models", "GET", "models", 0, get_models},
     {"/models/", "GET", "models", R_REST, get_model},
-    {"/tokenize", "POST", "tokenize", 0, post_tokenize},
-    {"/detokenize", "POST", "detokenize", 0, post_detokenize},
-    {"/segments", "POST", "segments", 0, post_segments},
+    {"/tokenize", "POST", "tokenize", 0, .task = wk_tokenize},
+    {"/detokenize", "POST", "detokenize", 0, .task = wk_detokenize},
+    {"/segments", "POST", "segments", 0, wk_warmups_post},
     {"/segments/", "GET", "segments", R_REST, wk_segment_get},
     {"/segments/", "DELETE", "segments", R_REST, wk_segment_delete},
     {"/health", "GET", "health", R_OPEN | R_EARLY, get_health},
@@ -287,6 +271,8 @@ void wk_route(struct worker *w, struct wk_call *c)
 
     if (!early && wk_not_ready(w, &e) < 0)
         wk_reply_error(c, &e);
+    else if (r && r->task)
+        wk_task_start(w, c, &(struct wk_work){.fn = r->task});
     else if (r)
         r->fn(w, c, c->rest);
     else if (!wk_admin(w, c, path + 7))

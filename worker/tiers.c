@@ -1,12 +1,12 @@
 /* The tiers beside RAM, as the options ask for them: the GPU's memory, NVMe, Redis behind it. */
-#include "worker/worker.h"
-#include "worker/reuse/records.h"
-
 #include "base/log.h"
 #include "tiers/gpu/gpu.h"
 #include "tiers/nvme/nvme.h"
 #include "tiers/redis/redis.h"
 #include "tiers/store_admin.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,11 +38,11 @@ static int add_gpu(struct worker *w, struct store_opts *o, struct err *err)
     const uint64_t kept = (w->o.tiers.gpu_reserve_bytes + pool.page_bytes - 1) / pool.page_bytes;
     struct fus_lender lender = {lend, take_back, NULL};
     struct err e = {0};
-    int rc = kept < pool.n_pages ? kn_dev_gpu(fus_core_dev(w->core), &w->gpu, &e) : -EINVAL;
+    int rc = kept < pool.n_pages ? kn_dev_gpu(fus_core_dev(w->core), &w->tiers.gpu, &e) : -EINVAL;
 
     if (rc == -EINVAL) (void)err_set(&e, rc, "the reserve leaves nothing to run requests in");
     if (rc < 0) return name_flag(err, rc, "kv-pages", &e);
-    const struct tier_gpu_opts g = {.gpu = w->gpu,
+    const struct tier_gpu_opts g = {.gpu = w->tiers.gpu,
                                     .capacity_bytes = (uint64_t)pool.page_bytes * pool.n_pages,
                                     .policy = EVICT_LRU,
                                     .pool = pool.base,
@@ -93,8 +93,8 @@ int wk_tiers_open(struct worker *w, struct store_opts *o, struct err *err)
 
     if (w->o.tiers.gpu_bytes)
         rc = add_gpu(w, o, err);
-    else if (!kn_info(dev)->is_host && (rc = kn_dev_gpu(dev, &w->gpu, err)) == 0)
-        o->reader = w->gpu;
+    else if (!kn_info(dev)->is_host && (rc = kn_dev_gpu(dev, &w->tiers.gpu, err)) == 0)
+        o->reader = w->tiers.gpu;
     if (rc >= 0 && w->o.tiers.nvme_path) rc = add_nvme(w, o, err);
     if (rc >= 0 && w->o.tiers.redis) rc = add_redis(w, o, err);
     while (rc < 0 && o->n_tiers > 0) {
@@ -110,14 +110,14 @@ void wk_tiers_limits(struct worker *w)
 
     for (size_t i = 0; i < t->n_quota; i++) {
         const struct wk_quota *q = &t->quota[i];
-        wk_names_note(w->names, q->ns);
+        wk_namespaces_note(w->namespaces, q->ns);
         if (q->ram_bytes && store_set_quota(w->store, "ram", q->ns, q->ram_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=ram state=refused");
         if (q->nvme_bytes && store_set_quota(w->store, "nvme", q->ns, q->nvme_bytes) < 0)
             log_event(LOG_ERROR, "quota", "tier=nvme state=refused");
     }
     for (size_t i = 0; i < t->n_ttl; i++) {
-        wk_names_note(w->names, t->ttl[i].ns);
+        wk_namespaces_note(w->namespaces, t->ttl[i].ns);
         store_set_ttl(w->store, t->ttl[i].ns, t->ttl[i].ms);
     }
 }
@@ -134,7 +134,7 @@ const char *wk_tier_state(const struct store_tier_stats *s)
 void wk_tiers_watch(struct worker *w)
 {
     for (size_t i = 0; i < store_n_tiers(w->store) && i < STORE_TIERS_MAX; i++) {
-        struct wk_tier_seen *seen = &w->tier_seen[i];
+        struct wk_tier_seen *seen = &w->tiers.seen[i];
         struct store_tier_stats x;
         store_get_tier_stats(w->store, i, &x);
         bool bad = x.tier.degraded[0] || strcmp(x.breaker, "closed") != 0;
@@ -148,4 +148,17 @@ void wk_tiers_watch(struct worker *w)
         seen->breaker = x.breaker;
         (void)snprintf(seen->degraded, sizeof seen->degraded, "%s", x.tier.degraded);
     }
+}
+
+int wk_tier_index(const struct worker *w, const char *name)
+{
+    struct store_tier_stats s;
+
+    if (!name) return -1;
+    if (strcmp(name, "ram") == 0) return 0;
+    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
+        store_get_tier_stats(w->store, i, &s);
+        if (strcmp(name, s.name) == 0) return 1 + (int)i;
+    }
+    return -1;
 }

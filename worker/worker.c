@@ -1,13 +1,19 @@
 /* The process: loop, server, signals, drain. */
-#include "worker/reuse/control.h"
+#include "worker/worker.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/gpu.h"
 #include "tiers/store_admin.h"
-#include "worker/quality/guard.h"
-#include "worker/reuse/residents.h"
 #include "worker/admin/metrics.h"
+#include "worker/fleet/residency.h"
+#include "worker/kvlog.h"
+#include "worker/quality/guard.h"
+#include "worker/quality/sensitivity.h"
+#include "worker/request/request.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/reuse/reuse.h"
 
 #include <event2/event.h>
 #include <signal.h>
@@ -67,25 +73,25 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
 }
 
 /* ---- drain ---- */
-static void end_loop(struct worker *w)
+static void end_now(struct worker *w)
 {
+    wk_gens_abort(w);
     http_loop_stop(w->loop);
 }
 
-void wk_drain(struct worker *w)
+static void drain(struct worker *w)
 {
-    if (w->drain_deadline_ns) { /* asked twice: now */
-        wk_gens_abort(w);
-        end_loop(w);
+    if (w->process.drain_deadline_ns) { /* asked twice: now */
+        end_now(w);
         return;
     }
-    log_event(LOG_NOTICE, "draining", "requests=%u timeout_ms=%llu", w->n_gens,
+    log_event(LOG_NOTICE, "draining", "requests=%u timeout_ms=%llu", w->requests.n_gens,
               (unsigned long long)w->o.drain_timeout_ms);
-    w->drain_deadline_ns = clock_ns() + w->o.drain_timeout_ms * 1000000 + 1;
+    w->process.drain_deadline_ns = clock_ns() + w->o.drain_timeout_ms * 1000000 + 1;
     atomic_store(&w->state, WK_DRAINING);
     wk_announce_leave(w);
-    http_server_stop_accepting(w->server);
-    http_timer_set(w->tick, 0);
+    http_server_stop_accepting(w->process.server);
+    http_timer_set(w->process.tick, 0);
 }
 
 /* A lost device never comes back in this process: whoever started us starts another. */
@@ -93,17 +99,17 @@ static void watch_device(struct worker *w)
 {
     const struct kn_dev *d = fus_core_dev(w->core);
 
-    if (!w->replays_refused && kn_replays(d).refused) {
-        w->replays_refused = true;
+    if (!w->process.replays_refused && kn_replays(d).refused) {
+        w->process.replays_refused = true;
         log_event(LOG_WARN, "replay_refused",
                   "device=\"%s\" note=\"decode steps are queued kernel by kernel\"",
                   kn_info(d)->device);
     }
-    if (w->drain_deadline_ns || !kn_dev_lost(d)) return;
+    if (w->process.drain_deadline_ns || !kn_dev_lost(d)) return;
     log_event(LOG_ERROR, "device_lost", "device=\"%s\"", kn_info(d)->device);
-    w->exit_code = WK_EXIT_DEVICE_LOST;
-    w->device_lost = true;
-    wk_drain(w);
+    w->process.exit_code = WK_EXIT_DEVICE_LOST;
+    w->process.device_lost = true;
+    drain(w);
 }
 
 static void on_tick(void *arg)
@@ -111,29 +117,28 @@ static void on_tick(void *arg)
     struct worker *w = arg;
 
     if (atomic_load(&w->state) == WK_READY) watch_device(w);
-    wk_mail_kick(w);
+    wk_queue_kick(w);
     wk_gens_tick(w);
     if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
-    if (w->readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
-    if (w->drain_deadline_ns) {
-        if (w->n_gens == 0 && http_server_n_requests(w->server) == 0) {
+    if (w->fleet.readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
+    if (w->process.drain_deadline_ns) {
+        if (w->requests.n_gens == 0 && http_server_n_requests(w->process.server) == 0) {
             log_event(LOG_NOTICE, "drained", "requests=0");
-            end_loop(w);
+            end_now(w);
             return;
         }
-        if (clock_ns() > w->drain_deadline_ns) {
-            log_event(LOG_WARN, "drain_timeout", "requests=%u", w->n_gens);
-            wk_gens_abort(w);
-            end_loop(w);
+        if (clock_ns() > w->process.drain_deadline_ns) {
+            log_event(LOG_WARN, "drain_timeout", "requests=%u", w->requests.n_gens);
+            end_now(w);
             return;
         }
     }
-    http_timer_set(w->tick, w->drain_deadline_ns ? 20 : TICK_MS);
+    http_timer_set(w->process.tick, w->process.drain_deadline_ns ? 20 : TICK_MS);
 }
 
 static void on_signal(int fd, short what, void *arg)
 {
-    wk_drain(arg);
+    drain(arg);
 }
 
 /* The supervisor holds the other end of our standard input and never writes. */
@@ -145,10 +150,9 @@ static void on_stdin(int fd, short what, void *arg)
 
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
     log_event(LOG_NOTICE, "parent_gone", "action=exit");
-    event_del(w->stdin_event);
-    w->drain_deadline_ns = 1; /* no grace: nobody is left to answer */
-    wk_gens_abort(w);
-    end_loop(w);
+    event_del(w->process.stdin_event);
+    w->process.drain_deadline_ns = 1; /* no grace: nobody is left to answer */
+    end_now(w);
 }
 
 static int watch_process(struct worker *w)
@@ -157,8 +161,8 @@ static int watch_process(struct worker *w)
     struct event_base *base = http_loop_base(w->loop);
 
     for (int i = 0; i < 2; i++) {
-        w->signals[i] = evsignal_new(base, signals[i], on_signal, w);
-        if (!w->signals[i] || event_add(w->signals[i], NULL) < 0) return -ENOMEM;
+        w->process.signals[i] = evsignal_new(base, signals[i], on_signal, w);
+        if (!w->process.signals[i] || event_add(w->process.signals[i], NULL) < 0) return -ENOMEM;
     }
     (void)signal(SIGPIPE, SIG_IGN);
     if (!w->o.exit_on_stdin_eof) return 0;
@@ -167,8 +171,8 @@ static int watch_process(struct worker *w)
     bool pipe_like =
         fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
     if (!pipe_like && !isatty(STDIN_FILENO)) return 0; /* a file never ends later: nothing to see */
-    w->stdin_event = event_new(base, STDIN_FILENO, EV_READ | EV_PERSIST, on_stdin, w);
-    return w->stdin_event && event_add(w->stdin_event, NULL) == 0 ? 0 : -ENOMEM;
+    w->process.stdin_event = event_new(base, STDIN_FILENO, EV_READ | EV_PERSIST, on_stdin, w);
+    return w->process.stdin_event && event_add(w->process.stdin_event, NULL) == 0 ? 0 : -ENOMEM;
 }
 
 /* A unix socket has admin routes: it is the user's own. */
@@ -178,7 +182,7 @@ static int open_door(struct worker *w, struct err *err)
     struct http_tls_opts files = {.cert_file = w->o.tls_cert, .key_file = w->o.tls_key};
     int rc = w->o.tls_cert ? http_tls_server(&files, &o.tls, err) : 0;
 
-    if (rc >= 0) rc = http_server_listen(w->server, w->o.listen, &o, err);
+    if (rc >= 0) rc = http_server_listen(w->process.server, w->o.listen, &o, err);
     if (o.tls) http_tls_unref(o.tls); /* the listener has its own */
     return rc;
 }
@@ -199,32 +203,31 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
 
     if (!w) return err_set(err, -ENOMEM, "out of memory");
     w->o = *o;
-    w->mail_tail = &w->mail_head;
     w->started_s = clock_wall_s();
-    w->epoch = (uint64_t)(w->started_s * 1e6) ^ (uint64_t)getpid() << 52;
-    pthread_mutex_init(&w->mail_m, NULL);
+    w->fleet.epoch = (uint64_t)(w->started_s * 1e6) ^ (uint64_t)getpid() << 52;
+    wk_queue_init(&w->queue);
     wk_metrics_init();
     json_object_seed(0); /* before threads use jansson */
-    if ((rc = residents_create(RESIDENTS_MAX, w->epoch, &w->residents)) < 0) goto fail;
-    if ((rc = wk_load_create(&w->load)) < 0) goto fail;
-    if ((rc = wk_names_create(&w->names)) < 0) goto fail;
+    if ((rc = residency_create(RESIDENCY_MAX, w->fleet.epoch, &w->fleet.residency)) < 0) goto fail;
+    if ((rc = wk_load_create(&w->fleet.load)) < 0) goto fail;
+    if ((rc = wk_namespaces_create(&w->namespaces)) < 0) goto fail;
     if ((rc = http_loop_create(&w->loop)) < 0) goto fail;
-    if ((rc = http_timer_create(w->loop, on_tick, w, &w->tick)) < 0) goto fail;
-    if ((rc = http_bounds_create(&bounds, &w->bounds)) < 0) goto fail;
-    lim.bounds = w->bounds;
-    if ((rc = http_server_create(w->loop, &lim, &ops, w, &w->server)) < 0) goto fail;
+    if ((rc = http_timer_create(w->loop, on_tick, w, &w->process.tick)) < 0) goto fail;
+    if ((rc = http_bounds_create(&bounds, &w->process.bounds)) < 0) goto fail;
+    lim.bounds = w->process.bounds;
+    if ((rc = http_server_create(w->loop, &lim, &ops, w, &w->process.server)) < 0) goto fail;
     /* Helpers wait for slower tiers' answers; then more of them keep the others going. */
     unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
     if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
-    if ((rc = wk_builds_create(w, wk_segments_built)) < 0) goto fail;
-    if ((rc = wk_senses_create(w)) < 0) goto fail;
+    if ((rc = wk_builds_create(w, wk_warmups_built)) < 0) goto fail;
+    if ((rc = wk_sensitivity_create(w)) < 0) goto fail;
     if ((rc = wk_guard_create(w)) < 0) goto fail;
     if ((rc = open_door(w, err)) < 0) goto fail;
-    if ((rc = wk_load_start(w)) < 0) goto fail;
-    http_timer_set(w->tick, TICK_MS);
+    if ((rc = wk_loader_start(w)) < 0) goto fail;
+    http_timer_set(w->process.tick, TICK_MS);
     log_event(LOG_NOTICE, "listening", "address=%s port=%d", o->listen,
-              http_server_port(w->server));
+              http_server_port(w->process.server));
     *ret = w;
     return 0;
 fail:
@@ -237,47 +240,47 @@ int wk_run(struct worker *w)
 {
     int rc = http_loop_run(w->loop);
 
-    return rc < 0 ? 1 : w->exit_code;
+    return rc < 0 ? 1 : w->process.exit_code;
 }
 
 /* Order: no more engine callbacks, no more requests, then what both of them used. */
 void wk_destroy(struct worker *w)
 {
     if (!w) return;
-    if (w->loader_started) pthread_join(w->loader, NULL);
+    if (w->loader.started) pthread_join(w->loader.thread, NULL);
     wk_announce_end(w);
     if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
     wk_pool_destroy(w->pool);
     fus_engine_destroy(w->engine);
-    if (w->server) http_server_destroy(w->server);
-    http_bounds_destroy(w->bounds);
+    if (w->process.server) http_server_destroy(w->process.server);
+    http_bounds_destroy(w->process.bounds);
     wk_gens_abandon(w);
-    wk_segments_fini(w);
+    wk_warmups_fini(w);
     wk_builds_destroy(w);
-    wk_senses_destroy(w);
+    wk_sensitivity_destroy(w);
     wk_guard_destroy(w);
     for (int i = 0; i < 2; i++)
-        if (w->signals[i]) event_free(w->signals[i]);
-    if (w->stdin_event) event_free(w->stdin_event);
-    if (w->tick) http_timer_destroy(w->tick);
+        if (w->process.signals[i]) event_free(w->process.signals[i]);
+    if (w->process.stdin_event) event_free(w->process.stdin_event);
+    if (w->process.tick) http_timer_destroy(w->process.tick);
     http_loop_destroy(w->loop);
     wk_kvlog_close(w->kvlog);
-    wk_control_close(w);
+    wk_decider_close(w);
     if (w->store) {
         int rc = store_flush(w->store, clock_ns() + (uint64_t)FLUSH_MS * 1000000);
         if (rc < 0) log_event(LOG_WARN, "flush", "error=%s", err_name(rc));
     }
     store_destroy(w->store);
-    gpu_close(w->gpu);
+    gpu_close(w->tiers.gpu);
     fus_core_destroy(w->core);
     chat_close(w->chat);
     tok_close(w->tok);
     model_close(w->model);
-    seg_learner_free(w->learner);
-    seg_presets_free(w->presets);
-    residents_destroy(w->residents);
-    wk_load_destroy(w->load);
-    wk_names_destroy(w->names);
-    pthread_mutex_destroy(&w->mail_m);
+    seg_learner_free(w->segmenter.learner);
+    seg_presets_free(w->segmenter.presets);
+    residency_destroy(w->fleet.residency);
+    wk_load_destroy(w->fleet.load);
+    wk_namespaces_destroy(w->namespaces);
+    wk_queue_fini(&w->queue);
     mem_free(w);
 }

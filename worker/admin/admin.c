@@ -1,9 +1,13 @@
 /* Admin routes: what is loaded, what is stored, why a request is cut as it is. */
-#include "worker/reuse/control.h"
-
 #include "base/clock.h"
 #include "tiers/store_admin.h"
+#include "worker/admin/routes.h"
 #include "worker/quality/guard.h"
+#include "worker/request/request.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -40,7 +44,7 @@ static void put_model(struct worker *w, struct buf *b)
              "\"head_dim\":%u,\"vocab\":%u,\"max_model_len\":%u,\"kv_dtype\":\"%s\","
              "\"sink_token\":%d,\"chat_template\":\"%s\",\"load_s\":%.3f}",
              m->arch, m->L, m->D, m->H, m->G, m->K, m->V, w->ctx_max, kn_dtype_name(w->ident.dtype),
-             w->sink_token, w->chat ? chat_name(w->chat) : "", w->load_s);
+             w->sink_token, w->chat ? chat_name(w->chat) : "", w->loader.seconds);
 }
 
 static void put_engine(struct worker *w, struct buf *b)
@@ -107,8 +111,8 @@ static void get_status(struct worker *w, struct wk_call *c)
     buf_addf(&b,
              "{\"version\":\"%s\",\"state\":\"%s\",\"progress\":%.3f,\"uptime_s\":%.1f,"
              "\"requests\":%u,\"loop_lag_ms\":%.3f",
-             KV_VERSION, names[s], atomic_load(&w->progress) / 1000.0,
-             clock_wall_s() - w->started_s, w->n_gens, http_loop_lag_ms(w->loop));
+             KV_VERSION, names[s], atomic_load(&w->loader.progress) / 1000.0,
+             clock_wall_s() - w->started_s, w->requests.n_gens, http_loop_lag_ms(w->loop));
 
     if ((s == WK_READY || s == WK_DRAINING) && w->engine) {
         put_model(w, &b);
@@ -146,8 +150,7 @@ static void get_profile(struct worker *w, struct wk_call *c)
     if (wk_profile_put(w, &b) < 0)
         wk_reply_oom(c);
     else
-        wk_reply_json(c, 200, NULL, &b);
-    buf_fini(&b);
+        wk_reply_buf(c, 200, &b);
 }
 
 /* ---- chunks ---- */
@@ -180,7 +183,7 @@ static void put_one(struct worker *w, struct buf *out, const struct store_info *
              i->scored[RECORD_SCORE_SENSITIVITY] ? "true" : "false", i->side ? "true" : "false",
              age_s, idle_s, i->expires_s > 0 ? i->expires_s - now : 0,
              (unsigned long long)i->ns_hash);
-    wk_names_put(w->names, i->ns_hash, out);
+    wk_namespaces_put(w->namespaces, i->ns_hash, out);
     buf_addc(out, '}');
 }
 
@@ -201,7 +204,7 @@ static int visit(void *ctx, const struct store_info *i)
 /* False: it is none of this worker's, and the answer says so. */
 static bool query_tier(struct worker *w, struct wk_call *c, char *ret, size_t cap)
 {
-    if (!wk_call_query(c, "tier", ret, cap) || !*ret || wk_tier_known(w, ret)) return true;
+    if (!wk_call_query(c, "tier", ret, cap) || !*ret || wk_tier_index(w, ret) >= 0) return true;
     wk_refuse(c, API_TIER_NOT_FOUND, "tier", "No tier '%s' here.", ret);
     return false;
 }
@@ -216,7 +219,7 @@ static bool query_ns(struct wk_call *c, struct listing *l)
     wk_percent_decode(given);
     if (wk_ns_parse(given, ns, sizeof ns) == 0) {
         l->ns_hash = record_ns_hash(ns);
-        wk_names_note(l->w->names, ns);
+        wk_namespaces_note(l->w->namespaces, ns);
         return true;
     }
     wk_refuse(c, API_STRING_TOO_LONG, "namespace", "The namespace is too long.");
@@ -334,16 +337,9 @@ static void put_cuts(struct worker *w, const struct wk_prompt *p, struct buf *b,
     buf_addc(b, ']');
 }
 
-/* Only where this worker found the cuts itself; else the gateway can tell. */
-static void put_boundaries(const struct seg_whys *w, struct buf *b)
+static int explain(struct wk_task *t, const struct wk_prepare *q, const struct wk_prompt *p)
 {
-    if (w->n == 0) return;
-    buf_adds(b, ",\"boundaries\":");
-    seg_whys_format(w, b);
-}
-
-static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_prompt *p)
-{
+    const struct api_settings *m = &q->r->kv;
     struct worker *w = t->w;
     struct ctl_decision *d = wk_decision_create(w, p);
     uint32_t hit = 0, again;
@@ -366,7 +362,11 @@ static int explain(struct wk_task *t, const struct wk_mode *m, const struct wk_p
              pol_strategy_name(m->mode), pol_strategy_name(d->out.strategy), d->out.ratio, prefix,
              hit - again, again, p->n_tok - prefix - hit);
     buf_add_json_str(&t->out, d->out.reason, strlen(d->out.reason));
-    put_boundaries(m->whys, &t->out);
+    if (q->whys->n >
+        0) { /* only where this worker found the cuts itself; else the gateway can tell */
+        buf_adds(&t->out, ",\"boundaries\":");
+        seg_whys_format(q->whys, &t->out);
+    }
     ctl_decision_free(d);
     buf_addc(&t->out, '}');
     return buf_status(&t->out);
@@ -377,19 +377,75 @@ static int segment_run(struct wk_task *t)
     const struct api_limits lim = {tok_n_vocab(t->w->tok), t->w->o.max_running};
     struct wk_prompt p = {0};
     struct seg_whys whys = {0};
-    struct wk_mode m;
     struct api_req r;
+    const struct wk_prepare q = {.w = t->w, .r = &r, .h = &t->hints, .whys = &whys, .e = &t->e};
     bool chat = memmem(t->body, t->body_len, "\"messages\"", 10) != NULL;
     int rc = api_parse(t->body, t->body_len, chat, &lim, &r, &t->e);
 
-    if (rc >= 0) rc = wk_mode_of(t->w, &r, &t->hints, &m, &t->e);
-    m.whys = &whys;
-    if (rc >= 0) rc = wk_prepare(t->w, &r, &t->hints, &m, 0, &p, &t->e);
-    if (rc >= 0 && explain(t, &m, &p)) rc = -ENOMEM;
+    if (rc >= 0) rc = wk_settings(t->w, &r, &t->hints, &t->e);
+    if (rc >= 0) rc = wk_prepare(&q, 0, &p);
+    if (rc >= 0 && explain(t, &q, &p)) rc = -ENOMEM;
     seg_whys_fini(&whys);
     wk_prompt_fini(&p);
     api_req_fini(&r);
     return rc;
+}
+
+/* ---- decisions: those of late, and one request's in full ---- */
+enum { LIST_MAX = 100 }; /* chosen: a page; the ring holds WK_DECISIONS_KEPT */
+
+struct gather {
+    json_t *out;
+    const char *id; /* NULL: a line of each, newest first */
+};
+
+static json_t *line_of(const struct ctl_decision *d)
+{
+    return json_pack(
+        "{s:s, s:s, s:f, s:s, s:s, s:f, s:i, s:i, s:s, s:f, s:f}", "id", d->id, "reply_id",
+        d->alias, "t", d->t, "by", d->by == CTL_BY_CONTROLLER ? "controller" : "rules", "strategy",
+        pol_strategy_name(d->out.strategy), "ratio", d->out.ratio, "chunks", (int)d->in.n_chunk,
+        "reused", (int)d->out.n_reused, "reason", d->out.reason, "predicted_ms",
+        d->out.predicted.ttft_s * 1e3, "prefill_ms", d->measured.prefill_s * 1e3);
+}
+
+static int gather_one(void *ctx, const struct ctl_decision *d)
+{
+    struct gather *g = ctx;
+
+    if (!g->id) {
+        (void)json_array_append_new(g->out, line_of(d));
+        return json_array_size(g->out) >= LIST_MAX;
+    }
+    if (strcmp(g->id, d->id) == 0 || strcmp(g->id, d->alias) == 0)
+        (void)json_array_insert_new(g->out, 0, ctl_decision_json(d, true)); /* prompts in order */
+    return 0;
+}
+
+static int admin_decisions(struct worker *w, struct wk_call *c, const char *path)
+{
+    struct buf b = BUF_INIT;
+    struct gather g = {.out = json_array(), .id = *path == '/' && path[1] ? path + 1 : NULL};
+
+    if (strcmp(http_req_method(c->r), "GET") != 0 || (*path && !g.id) || !w->reuse.decider) {
+        json_decref(g.out);
+        return 0;
+    }
+    wk_decisions_visit(w, gather_one, &g);
+    if (g.id && json_array_size(g.out) == 0) {
+        wk_refuse(c, API_DECISION_NOT_FOUND, "id",
+                  "No decision of request '%.60s' among the last %d here.", g.id,
+                  (int)WK_DECISIONS_KEPT);
+        json_decref(g.out);
+        return 1;
+    }
+    json_t *o = json_pack("{s:s, s:o}", "object", "list", "data", g.out);
+    if (ctl_json_put(o, 17, &b) < 0)
+        wk_reply_oom(c);
+    else
+        wk_reply_buf(c, 200, &b);
+    json_decref(o);
+    return 1;
 }
 
 /* ---- table ---- */
@@ -406,14 +462,14 @@ int wk_admin(struct worker *w, struct wk_call *c, const char *path)
         get_quality(w, c);
     else if (get && strcmp(path, "profile") == 0)
         get_profile(w, c);
-    else if (strncmp(path, "decisions", 9) == 0 && wk_admin_decisions(w, c, path + 9))
+    else if (strncmp(path, "decisions", 9) == 0 && admin_decisions(w, c, path + 9))
         return 1;
     else if (get && strcmp(path, "residents") == 0)
         wk_feed_get(w, c);
     else if (strncmp(path, "chunks/", 7) == 0)
         chunk_route(w, c, path + 7);
     else if (post && strcmp(path, "segment") == 0)
-        wk_task_start(w, c, segment_run, NULL);
+        wk_task_start(w, c, &(struct wk_work){.fn = segment_run});
     else
         return wk_admin_tiers(w, c, path);
     return 1;

@@ -1,10 +1,13 @@
 /* Admin routes that see tiers: figures, and what waits for a device or a peer (on a helper). */
-#include "worker/worker.h"
-
 #include "base/clock.h"
 #include "base/opt.h"
 #include "base/opt_removed.h"
 #include "tiers/store_admin.h"
+#include "worker/admin/routes.h"
+#include "worker/api/api.h"
+#include "worker/call.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -123,18 +126,6 @@ static int refuse_order(struct wk_task *t, enum api_fault f, const char *param, 
     return api_err_set(&t->e, f, param, "%s", why);
 }
 
-bool wk_tier_known(const struct worker *w, const char *name)
-{
-    struct store_tier_stats s;
-
-    if (strcmp(name, "ram") == 0) return true;
-    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
-        store_get_tier_stats(w->store, i, &s);
-        if (strcmp(name, s.name) == 0) return true;
-    }
-    return false;
-}
-
 static int ask_read(struct wk_task *t, struct ask *a)
 {
     const json_t *ns;
@@ -150,8 +141,8 @@ static int ask_read(struct wk_task *t, struct ask *a)
     a->has_ns = json_is_string(ns);
     if (a->has_ns && wk_ns_parse(json_string_value(ns), a->ns, sizeof a->ns) < 0)
         return refuse_order(t, API_STRING_TOO_LONG, "namespace", "The namespace is too long.");
-    if (a->has_ns) wk_names_note(t->w->names, a->ns);
-    if (!a->tier || wk_tier_known(t->w, a->tier)) return 0;
+    if (a->has_ns) wk_namespaces_note(t->w->namespaces, a->ns);
+    if (!a->tier || wk_tier_index(t->w, a->tier) >= 0) return 0;
     return api_err_set(&t->e, API_TIER_NOT_FOUND, "tier", "No tier '%.40s' here.", a->tier);
 }
 
@@ -317,45 +308,41 @@ static int do_flush(struct wk_task *t, const struct ask *a)
 
     if (rc < 0)
         return api_err_set(&t->e, API_TIMEOUT, NULL, "Records are still waiting to be written.");
-    uint64_t lost = n_lost(t->w), told = atomic_exchange(&t->w->lost_told, lost);
+    uint64_t lost = n_lost(t->w), told = atomic_exchange(&t->w->tiers.lost_told, lost);
     if (lost <= told) return buf_adds(&t->out, "{\"flushed\":true}");
     return buf_addf(&t->out, "{\"flushed\":false,\"lost\":%llu}",
                     (unsigned long long)(lost - told));
 }
 
-#define ORDER(verb)                                                                                \
-    static int verb##_run(struct wk_task *t)                                                       \
-    {                                                                                              \
-        struct ask a;                                                                              \
-        int rc = ask_read(t, &a);                                                                  \
-        if (rc >= 0) rc = do_##verb(t, &a);                                                        \
-        json_decref(a.root);                                                                       \
-        return rc;                                                                                 \
-    }
-ORDER(clear)
-ORDER(resize)
-ORDER(policy)
-ORDER(quota)
-ORDER(verify)
-ORDER(preload)
-ORDER(flush)
+static const struct order {
+    const char *path;
+    int (*run)(struct wk_task *t, const struct ask *a);
+} orders[] = {{"clear", do_clear},       {"tiers/resize", do_resize},   {"tiers/policy", do_policy},
+              {"tiers/quota", do_quota}, {"tiers/preload", do_preload}, {"verify", do_verify},
+              {"flush", do_flush}};
+
+static int order_run(struct wk_task *t)
+{
+    const struct order *o = t->data;
+    struct ask a;
+    int rc = ask_read(t, &a);
+
+    if (rc >= 0) rc = o->run(t, &a);
+    json_decref(a.root);
+    return rc;
+}
 
 int wk_admin_tiers(struct worker *w, struct wk_call *c, const char *path)
 {
-    static const struct {
-        const char *method, *path;
-        int (*run)(struct wk_task *t);
-    } table[] = {
-        {"GET", "tiers", tiers_run},          {"POST", "clear", clear_run},
-        {"POST", "tiers/resize", resize_run}, {"POST", "tiers/policy", policy_run},
-        {"POST", "tiers/quota", quota_run},   {"POST", "tiers/preload", preload_run},
-        {"POST", "verify", verify_run},       {"POST", "flush", flush_run},
-    };
     const char *method = http_req_method(c->r);
 
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (strcmp(method, table[i].method) == 0 && strcmp(path, table[i].path) == 0) {
-            wk_task_start(w, c, table[i].run, NULL);
+    if (strcmp(method, "GET") == 0 && strcmp(path, "tiers") == 0) {
+        wk_task_start(w, c, &(struct wk_work){.fn = tiers_run});
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
+        if (strcmp(method, "POST") == 0 && strcmp(path, orders[i].path) == 0) {
+            wk_task_start(w, c, &(struct wk_work){.fn = order_run, .data = (void *)&orders[i]});
             return 1;
         }
     return 0;

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/metric.h"
 #include "fusor/core/engine.h"
-#include "worker/reuse/control_io.h"
+#include "worker/reuse/reuse.h"
 
 #include <math.h>
 #include <stdarg.h>

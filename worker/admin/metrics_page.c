@@ -1,10 +1,13 @@
 /* What others count, copied when the page is rendered. The tables below are the page: type, name,
  * help and where the number comes from. */
-#include "worker/admin/metrics.h"
-#include "worker/quality/guard.h"
-
 #include "base/metric.h"
 #include "tiers/store_admin.h"
+#include "worker/admin/metrics.h"
+#include "worker/kvlog.h"
+#include "worker/quality/guard.h"
+#include "worker/quality/sensitivity.h"
+#include "worker/reuse/builds.h"
+#include "worker/worker.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -53,7 +56,7 @@
     X(COUNTER, "store_lost_total", "Records evicted before a tier that wanted them had them.",     \
       s->lost)                                                                                     \
     X(GAUGE, "store_held_bytes", "Bytes of records held for requests that wait.",                  \
-      atomic_load(&w->held_bytes))                                                                 \
+      atomic_load(&w->reuse.held_bytes))                                                           \
     X(GAUGE, "store_sidecars", "Records outside RAM whose scoring layer is in RAM.", s->sides)     \
     X(GAUGE, "store_sidecar_bytes", "What sidecars take of RAM.", s->side_bytes)                   \
     X(COUNTER, "store_sidecar_hits_total", "Layers that were read from a sidecar.", s->side_hits)  \
@@ -261,12 +264,12 @@ int wk_metrics_render(struct worker *w, struct buf *out)
     struct store_stats s = {0};
     struct fus_engine_stats e = {0};
     struct wk_build_stats b;
-    struct wk_sense_stats c;
+    struct wk_sensitivity_stats c;
 
     if (serves && w->store) store_get_stats(w->store, &s);
     if (serves && w->engine) fus_engine_get_stats(w->engine, &e);
     wk_builds_get_stats(w, &b);
-    wk_sense_get_stats(w, &c);
+    wk_sensitivity_get_stats(w, &c);
     ENGINE_TABLE(COPY)
     for (unsigned i = 0; i < STORE_MISS_COUNT; i++) {
         (void)snprintf(misses[i].label, sizeof misses[i].label, "reason=\"%s\"",

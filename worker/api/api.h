@@ -61,12 +61,14 @@ struct api_range { /* kvblend.segments */
     uint32_t msg;
     size_t begin, end;
 };
-struct api_kvblend {
-    enum pol_strategy mode;     /* POL_AUTO = not given */
-    enum pol_strategy strategy; /* POL_AUTO = not given */
+/* How a request wants its KV: as parsed (body alone), then made effective by wk_settings(). */
+struct api_settings {
+    enum pol_strategy mode;     /* POL_AUTO = not given; of the report */
+    enum pol_strategy strategy; /* POL_AUTO = not given; effective: what is asked for, a mode too */
     bool explain, store;
     double ratio, min_ratio, max_ttft_ms; /* -1 = not given */
-    const char *ns, *separator;           /* NULL = not given */
+    const char *ns;                       /* NULL = not given; effective: within the gateway's */
+    const char *separator;                /* NULL = not given */
     struct api_range *range;
     size_t n_range;
 };
@@ -81,7 +83,7 @@ struct api_req {
     size_t n_prompt;
     struct api_doc *doc;
     size_t n_doc;
-    struct api_kvblend kv;
+    struct api_settings kv; /* the `kvblend` object */
     bool stream, include_usage, echo, ignore_eos;
     bool add_generation_prompt; /* default true */
     unsigned n;

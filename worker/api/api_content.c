@@ -1,10 +1,9 @@
 /* The parts of a request that carry text: messages, content parts, documents, and the `kvblend`
  * object. Parts of one message are joined by "\n", as vLLM and llama.cpp do, and their places in
  * the joined text are kept, because each is a chunk by its sender's own word. */
-#include "worker/api/api.h"
-
 #include "base/opt.h"
 #include "base/opt_removed.h"
+#include "worker/api/api.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -244,7 +243,7 @@ static int removed(struct api_err *e, const char *param, const char *value, cons
 
 static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *e)
 {
-    struct api_kvblend *k = &r->kv;
+    struct api_settings *k = &r->kv;
     const json_t *v;
 
     if ((v = json_object_get(o, "mode")) && !json_is_null(v) &&
@@ -313,7 +312,7 @@ static int only_known(const json_t *o, struct api_err *e)
 
 int api_parse_kvblend(struct api_req *r, const json_t *o, struct api_err *e)
 {
-    struct api_kvblend *k = &r->kv;
+    struct api_settings *k = &r->kv;
     const json_t *v;
     int rc;
 

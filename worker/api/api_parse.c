@@ -2,9 +2,8 @@
  * are borrowed, not copied. Scalars go through one table (name, kind, bounds, place); everything
  * with a shape of its own has a function. Nesting is checked before jansson sees the body, because
  * its parser recurses. */
-#include "worker/api/api.h"
-
 #include "base/jsonscan.h"
+#include "worker/api/api.h"
 
 #include <math.h>
 #include <stdio.h>

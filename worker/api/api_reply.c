@@ -162,9 +162,10 @@ static void put_head(struct buf *out, const struct api_head *h, const char *obje
     buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", api_fingerprint());
 }
 
-static const char *frame_object(const struct api_head *h)
+static void put_frame_head(struct buf *out, const struct api_head *h)
 {
-    return h->chat ? "chat.completion.chunk" : "text_completion";
+    buf_adds(out, "data: ");
+    put_head(out, h, h->chat ? "chat.completion.chunk" : "text_completion");
 }
 
 static void put_frame_end(struct buf *out, const struct api_head *h, const struct buf *extra)
@@ -173,12 +174,12 @@ static void put_frame_end(struct buf *out, const struct api_head *h, const struc
 
     if (h->usage_null) buf_adds(out, ",\"usage\":null");
     if (extra) buf_add_buf(out, extra);
-    buf_addc(out, '}');
+    buf_adds(out, "}\n\n");
 }
 
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index)
 {
-    put_head(out, h, frame_object(h));
+    put_frame_head(out, h);
 
     buf_addf(out,
              "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\","
@@ -189,7 +190,7 @@ void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned inde
 
 void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s)
 {
-    put_head(out, h, frame_object(h));
+    put_frame_head(out, h);
 
     buf_addf(out, "{\"index\":%u,%s", s->index, h->chat ? "\"delta\":{\"content\":" : "\"text\":");
     buf_add_json_str(out, s->text + s->begin, s->end - s->begin);
@@ -202,7 +203,7 @@ void api_put_frame_text(struct buf *out, const struct api_head *h, const struct 
 void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,
                           const struct buf *extra)
 {
-    put_head(out, h, frame_object(h));
+    put_frame_head(out, h);
 
     buf_addf(out, "{\"index\":%u,%s,\"logprobs\":null", s->index,
              h->chat ? "\"delta\":{}" : "\"text\":\"\"");
@@ -214,12 +215,12 @@ void api_put_frame_finish(struct buf *out, const struct api_head *h, const struc
 void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct api_usage *u,
                          const struct buf *extra)
 {
-    put_head(out, h, frame_object(h));
+    put_frame_head(out, h);
 
     buf_adds(out, "],\"usage\":");
     api_put_usage(out, u);
     if (extra) buf_add_buf(out, extra);
-    buf_addc(out, '}');
+    buf_adds(out, "}\n\n");
 }
 
 void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
@@ -240,4 +241,39 @@ void api_put_reply(struct buf *out, const struct api_head *h, const struct api_s
     api_put_usage(out, u);
     if (extra) buf_add_buf(out, extra);
     buf_addc(out, '}');
+}
+
+/* ---- stop strings ---- */
+/* Find the earliest one, and how much may be shown before the next token decides. The text searched
+ * again per token is bounded by the longest stop string. */
+size_t api_stop_begun(const struct api_stops *s, const char *text, size_t len)
+{
+    size_t most = 0;
+
+    for (size_t i = 0; i < s->n; i++) {
+        size_t k = s->len[i] - 1 < len ? s->len[i] - 1 : len;
+        while (k > most && memcmp(text + len - k, s->s[i], k) != 0)
+            k--;
+        if (k > most) most = k;
+    }
+    return most;
+}
+
+int api_stop_scan(const struct api_stops *s, const char *text, size_t len, size_t from,
+                  size_t *ret_safe)
+{
+    size_t best = SIZE_MAX;
+
+    for (size_t i = 0; i < s->n; i++) {
+        size_t n = s->len[i];
+        size_t start = from >= n ? from - n + 1 : 0;
+        const char *hit = start < len ? memmem(text + start, len - start, s->s[i], n) : NULL;
+        if (hit && (size_t)(hit - text) < best) best = (size_t)(hit - text);
+    }
+    if (best != SIZE_MAX) {
+        *ret_safe = best;
+        return 1;
+    }
+    *ret_safe = len - api_stop_begun(s, text, len);
+    return 0;
 }

@@ -49,7 +49,7 @@ struct api_usage {
     uint64_t prompt, completion, prefix, reused, recomputed, written;
 };
 void api_put_usage(struct buf *out, const struct api_usage *u); /* the object */
-/* Stream frames, JSON only. extra: complete `,"key":value` text or NULL. */
+/* Stream frames, whole server-sent events. extra: complete `,"key":value` text or NULL. */
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
 void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
 void api_put_frame_finish(struct buf *out, const struct api_head *h, const struct api_span *s,

@@ -12,8 +12,10 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "worker/reuse/records.h"
+#include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -31,7 +33,7 @@ struct part {
     uint32_t tok0, n;
 };
 struct wk_shadow {
-    struct wk_shadow *next;
+    STAILQ_ENTRY(wk_shadow) link;
     struct worker *w;
     size_t bytes;
     unsigned epoch; /* of the level it was taken at */
@@ -59,7 +61,7 @@ struct wk_guard {
     struct pol_guard g;
     struct pol_guard_cfg cfg;
     unsigned epoch; /* counts changes of level */
-    struct wk_shadow *queue, **tail;
+    STAILQ_HEAD(, wk_shadow) queue;
     size_t bytes;           /* of all shadows that are alive */
     struct wk_guard_view n; /* its counters alone */
     uint64_t n_seen, active_ns;
@@ -82,18 +84,19 @@ bool wk_guard_is_on(const struct worker *w)
     return w->guard && w->blend_ok && w->o.guard_sample > 0 && w->guard->cfg.strategy > POL_PREFIX;
 }
 
-unsigned wk_guard_rules(const struct worker *w, const struct wk_mode *m,
+unsigned wk_guard_rules(const struct worker *w, const struct api_settings *m,
                         struct pol_guard_setting *ret)
 {
     struct wk_guard *g = w->guard;
-    const bool asked = m->wish == POL_REUSE || (pol_strategy_runs(m->wish) && m->ratio >= 0);
+    const bool asked =
+        m->strategy == POL_REUSE || (pol_strategy_runs(m->strategy) && m->ratio >= 0);
 
     if (!g) return 0; /* parts of a worker, in tests */
     pthread_mutex_lock(&g->m);
     const unsigned level = g->g.level;
     *ret = pol_guard_setting(&g->cfg, level);
     pthread_mutex_unlock(&g->m);
-    if (pol_strategy_is_exact(m->wish) || (asked && !ret->exact)) return 0;
+    if (pol_strategy_is_exact(m->strategy) || (asked && !ret->exact)) return 0;
     return level;
 }
 
@@ -146,13 +149,13 @@ static struct wk_shadow *shadow_make(struct worker *w, const struct wk_prompt *p
 }
 
 /* Left to the worker: nothing of what the guard decides was asked for. */
-static bool is_governed(const struct wk_mode *m)
+static bool is_governed(const struct api_settings *m)
 {
-    return !pol_strategy_runs(m->wish) && m->ratio < 0;
+    return !pol_strategy_runs(m->strategy) && m->ratio < 0;
 }
 
 struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
-                                 const struct wk_mode *m, const struct fus_plan *plan)
+                                 const struct api_settings *m, const struct fus_plan *plan)
 {
     const bool blends = !pol_strategy_is_exact(plan->strategy);
     struct wk_guard *g = w->guard;
@@ -171,7 +174,7 @@ struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
     s->exact = exact;
     for (size_t i = 0; i < p->n_cut; i++) {
         const struct wk_cut *c = &p->cut[i];
-        const bool found = c->look.tier && !c->missed && c->source != WK_PREFIX;
+        const bool found = c->lookup.tier && !c->missed && c->source != WK_PREFIX;
         if (exact ? found : c->source == WK_STORED)
             s->part[s->n_part++] = (struct part){c->key, c->tok0, c->n};
     }
@@ -204,9 +207,7 @@ void wk_guard_put(struct wk_shadow *s)
     }
     s->n_given = s->n_rows - 1; /* the last row's own token leads to nothing */
     pthread_mutex_lock(&g->m);
-    s->next = NULL;
-    *g->tail = s;
-    g->tail = &s->next;
+    STAILQ_INSERT_TAIL(&g->queue, s, link);
     g->n.n_pending++;
     g->active_ns = clock_ns();
     pthread_mutex_unlock(&g->m);
@@ -231,15 +232,10 @@ static int find_parts(struct wk_guard *g)
     g->n_range = 0;
     for (size_t i = 0; i < s->n_part; i++) {
         const struct part *p = &s->part[i];
-        struct store_pin *pin;
-        enum store_miss why;
-        int rc = store_in_ram(w->store, &p->key) /* idle work never waits for a slower tier */
-                     ? store_lookup(w->store, &p->key, s->tok + p->tok0, p->n, &pin, &why)
-                     : 0;
         struct fus_range *r = &g->range[g->n_range];
         *r = (struct fus_range){.tok0 = p->tok0, .n = p->n};
         r->at_built = fus_at_built_position(w->sink_token, s->tok, p->tok0);
-        if (rc > 0 && rec_source_make(pin, &r->src) < 0) rc = -ENOMEM;
+        int rc = rec_source_in_ram(w->store, &p->key, s->tok + p->tok0, p->n, &r->src);
         if (rc <= 0) {
             drop_ranges(g);
             return rc;
@@ -384,10 +380,9 @@ static void give_up(struct wk_guard *g, int status)
 static bool take_shadow(struct wk_guard *g)
 {
     pthread_mutex_lock(&g->m);
-    struct wk_shadow *s = g->queue;
+    struct wk_shadow *s = STAILQ_FIRST(&g->queue);
     if (s) {
-        g->queue = s->next;
-        if (!g->queue) g->tail = &g->queue;
+        STAILQ_REMOVE_HEAD(&g->queue, link);
         g->n.n_pending--;
         s->has_trial = g->g.level > 0 && s->epoch == g->epoch;
         if (s->has_trial) s->tried = pol_guard_setting(&g->cfg, g->g.level - 1);
@@ -451,7 +446,7 @@ static bool is_idle(struct wk_guard *g)
     pthread_mutex_lock(&g->m);
     bool quiet = clock_ms_since(g->active_ns) >= IDLE_MS;
     pthread_mutex_unlock(&g->m);
-    return g->w->n_gens == 0 && quiet;
+    return g->w->requests.n_gens == 0 && quiet;
 }
 
 static void work_on_shadow(void *arg)
@@ -491,7 +486,7 @@ int wk_guard_create(struct worker *w)
     g->w = w;
     g->msg.fn = on_msg;
     g->job.fn = compute;
-    g->tail = &g->queue;
+    STAILQ_INIT(&g->queue);
     pthread_mutex_init(&g->m, NULL);
     w->guard = g;
     return 0;
@@ -569,8 +564,8 @@ void wk_guard_destroy(struct worker *w)
     wk_unpost(w, &g->msg);
     http_timer_destroy(g->timer);
     if (g->cur) shadow_free(g->cur);
-    for (struct wk_shadow *s = g->queue, *next; s; s = next) {
-        next = s->next;
+    for (struct wk_shadow *s; (s = STAILQ_FIRST(&g->queue));) {
+        STAILQ_REMOVE_HEAD(&g->queue, link);
         shadow_free(s);
     }
     ASSERT(g->bytes == 0);
@@ -579,4 +574,79 @@ void wk_guard_destroy(struct worker *w)
     pthread_mutex_destroy(&g->m);
     mem_free(g);
     w->guard = NULL;
+}
+
+/* ---- in words: GET /admin/quality, and the note in a request's report ---- */
+static void put_number(struct buf *b, const char *name, double x)
+{
+    if (isfinite(x))
+        buf_addf(b, ",\"%s\":%.6g", name, x);
+    else
+        buf_addf(b, ",\"%s\":null", name);
+}
+
+/* `"name":{…}`, or null where nothing was seen. */
+static void put_means(struct buf *b, const char *name, const struct pol_guard_means *m)
+{
+    const struct pol_guard_gauge v = pol_guard_gauge(m);
+
+    if (v.count == 0) {
+        buf_addf(b, ",\"%s\":null", name);
+        return;
+    }
+    buf_addf(b, ",\"%s\":{\"shadows\":%u", name, v.count);
+    put_number(b, "kl", v.kl);
+    put_number(b, "kl_low", v.kl_low);
+    put_number(b, "kl_high", v.kl_high);
+    put_number(b, "limit", v.limit);
+    put_number(b, "reuse_kl", v.reuse_kl);
+    put_number(b, "loss", v.loss);
+    put_number(b, "agreement", v.agree);
+    buf_addc(b, '}');
+}
+
+void wk_guard_put_quality(struct worker *w, struct buf *out)
+{
+    struct wk_guard_view v;
+
+    wk_guard_get_view(w, &v);
+    buf_addf(out,
+             "{\"state\":\"%s\",\"self_test\":\"%s\",\"sample\":%g,\"level\":%u,\"levels\":%u,"
+             "\"blending\":%s,\"strategy\":\"%s\",\"ratio\":%g",
+             wk_guard_state_name(&v), w->blend_ok ? "passed" : "failed", v.sample, v.g.level, v.top,
+             w->blend_ok && !v.setting.exact ? "true" : "false",
+             pol_strategy_name(v.setting.strategy), v.setting.ratio);
+    buf_addf(out,
+             ",\"configured\":{\"strategy\":\"%s\",\"ratio\":%g,\"kl_max\":%g,\"loss\":%g,"
+             "\"margin\":%g,\"reuse_kl\":%g}",
+             pol_strategy_name(v.cfg.strategy), v.cfg.ratio, v.cfg.kl_max, v.cfg.loss,
+             POL_GUARD_MARGIN, v.cfg.reuse_kl);
+    put_means(out, "now", &v.g.now);
+    put_means(out, "level_below", &v.g.below);
+    put_means(out, "last_change", &v.g.left);
+    buf_addf(out,
+             ",\"shadows\":{\"done\":%llu,\"pending\":%u,\"dropped\":%llu,"
+             "\"failed\":%llu,\"retried\":%llu},\"alarms\":%llu,\"returns\":%llu}",
+             (unsigned long long)v.n_done, v.n_pending, (unsigned long long)v.n_dropped,
+             (unsigned long long)v.n_failed, (unsigned long long)v.n_retried,
+             (unsigned long long)v.n_up, (unsigned long long)v.n_down);
+}
+
+void wk_guard_put_note(struct worker *w, const struct wk_prompt *p, struct buf *out)
+{
+    struct pol_guard_setting s;
+    struct wk_guard_view v;
+
+    if (p->guard_level == 0) return;
+    wk_guard_get_view(w, &v);
+    s = pol_guard_setting(&v.cfg, p->guard_level);
+    const struct pol_guard_gauge left = pol_guard_gauge(&v.g.left);
+    buf_addf(out, ",\"guard\":{\"level\":%u,\"action\":\"%s\",\"reason\":\"", p->guard_level,
+             s.exact ? "exact" : "raised");
+    if (s.exact)
+        buf_adds(out, "blending is off for this model: ");
+    else
+        buf_addf(out, "%s at ratio %.3g: ", pol_strategy_name(s.strategy), s.ratio);
+    buf_addf(out, "KL to a full prefill was %.4g nats over %u shadows, limit %.4g\"}", left.kl,
+             left.count, left.limit);
 }

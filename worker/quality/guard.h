@@ -10,7 +10,9 @@
 #define WORKER_QUALITY_GUARD_H
 
 #include "policy/guard.h"
-#include "worker/worker.h"
+#include "worker/reuse/prompt.h"
+
+struct fus_plan;
 
 enum { WK_GUARD_ROWS = 4 }; /* chosen: the first token and three given ones; 0.8 MB at 49k words */
 
@@ -22,11 +24,11 @@ bool wk_guard_is_on(const struct worker *w);
 
 /* What takes the place of the configured setting for a request, and the level; 0: nothing does. A
  * strategy or a ratio that was asked for stays, but nothing is blended at the exact level. */
-unsigned wk_guard_rules(const struct worker *w, const struct wk_mode *m,
+unsigned wk_guard_rules(const struct worker *w, const struct api_settings *m,
                         struct pol_guard_setting *ret);
 /* Engine thread. The request that this plan was made for: its shadow, or NULL. */
 struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
-                                 const struct wk_mode *m, const struct fus_plan *plan);
+                                 const struct api_settings *m, const struct fus_plan *plan);
 void wk_guard_logits(struct wk_shadow *s, const float *logits /* [V], copied */);
 void wk_guard_token(struct wk_shadow *s, int32_t id);
 void wk_guard_put(struct wk_shadow *s);  /* taken over */
@@ -44,7 +46,7 @@ struct wk_guard_view {
 void wk_guard_get_view(struct worker *w, struct wk_guard_view *ret);
 const char *wk_guard_state_name(const struct wk_guard_view *v); /* off, normal, raised, exact */
 
-/* guard_view.c: the answer of GET /admin/quality, and `,"guard":{…}` of a request's report when
+/* The answer of GET /admin/quality, and `,"guard":{…}` of a request's report when
  * the guard had a say in it. Non-zero: no memory. */
 void wk_guard_put_quality(struct worker *w, struct buf *out);
 void wk_guard_put_note(struct worker *w, const struct wk_prompt *p, struct buf *out);

@@ -1,13 +1,16 @@
 /* Life of a generation request on the loop and in the helper; see gen.h. */
 #include "worker/request/gen.h"
-#include "worker/admin/metrics.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/admin/metrics.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/reuse.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
+
+enum { WK_LIVE_MAX = 4096 }; /* requests in any stage, before the engine's own queue says no */
 
 static void gen_free(struct gen *g)
 {
@@ -28,7 +31,7 @@ static void gen_free(struct gen *g)
     mem_free(g->body);
     *g->prev = g->next;
     if (g->next) g->next->prev = g->prev;
-    g->w->n_gens--;
+    g->w->requests.n_gens--;
     if (g->counted) wk_metric_add(WK_ACTIVE, -1);
     pthread_mutex_destroy(&g->m);
     mem_free(g);
@@ -83,10 +86,11 @@ static bool nothing_to_generate(const struct gen *g)
     return !g->chat && g->req.max_tokens == 0;
 }
 
-static int prepare(struct gen *g)
+static int prepare_all(struct gen *g)
 {
     const struct api_limits lim = {tok_n_vocab(g->w->tok), g->w->o.max_running};
     int rc = api_parse(g->body, g->body_len, g->chat, &lim, &g->req, &g->e);
+    const struct wk_prepare q = {.w = g->w, .r = &g->req, .h = &g->hints, .e = &g->e};
     size_t n = g->chat ? 1 : g->req.n_prompt;
 
     if (rc < 0) return rc;
@@ -97,7 +101,7 @@ static int prepare(struct gen *g)
     if (n * g->req.n > API_PROMPTS_MAX * 2)
         return api_err_set(&g->e, API_ARRAY_TOO_LONG, "prompt",
                            "Too many choices: %zu prompts times n = %u.", n, g->req.n);
-    if ((rc = wk_mode_of(g->w, &g->req, &g->hints, &g->mode, &g->e)) < 0) return rc;
+    if ((rc = wk_settings(g->w, &g->req, &g->hints, &g->e)) < 0) return rc;
     g->prompt = mem_zalloc(n * sizeof *g->prompt);
     if (!g->prompt) return -ENOMEM;
     for (size_t i = 0; i < n; i++) {
@@ -106,7 +110,7 @@ static int prepare(struct gen *g)
         p->g = g;
         p->index = (unsigned)i;
         g->n_prompt = i + 1;
-        rc = wk_prepare(g->w, &g->req, &g->hints, &g->mode, i, &p->p, &g->e);
+        rc = wk_prepare(&q, i, &p->p);
         p->p.id = g->request_id;
         p->p.alias = g->id;
         p->p.index = p->index;
@@ -114,7 +118,7 @@ static int prepare(struct gen *g)
         if (rc >= 0) rc = check_size(g, p, &g->e);
         if (rc < 0) return rc;
         wk_feed_note(g->w, &p->p);
-        if (!nothing_to_generate(g)) wk_ask_prompt(g->w, &p->p, &g->mode, &g->gone);
+        if (!nothing_to_generate(g)) wk_lookup_prompt(g->w, &p->p, &g->req.kv, &g->gone);
         p->choice = mem_zalloc(g->req.n * sizeof *p->choice);
         if (!p->choice) return -ENOMEM;
     }
@@ -124,7 +128,7 @@ static int prepare(struct gen *g)
 static void helper(struct wk_job *j)
 {
     struct gen *g = (struct gen *)((char *)j - offsetof(struct gen, job));
-    int rc = prepare(g);
+    int rc = prepare_all(g);
 
     if (rc < 0 && g->e.status == 0) (void)api_no_memory(&g->e);
     wk_post(g->w, &g->msg);
@@ -153,7 +157,7 @@ static void finish_empty(struct gen *g)
 
 static bool may_build(const struct gen *g)
 {
-    return g->mode.store && !pol_strategy_is_exact(g->mode.wish);
+    return g->req.kv.store && !pol_strategy_is_exact(g->req.kv.strategy);
 }
 
 static void admit(struct gen *g)
@@ -183,7 +187,7 @@ static void admit(struct gen *g)
         if (rc >= 0) continue;
         gen_cancel_jobs(g);
         if (rc == -EAGAIN)
-            too_busy(&e, g->w->n_gens);
+            too_busy(&e, g->w->requests.n_gens);
         else
             (void)api_err_set(&e, API_INTERNAL_ERROR, NULL, "The engine refused the request (%s).",
                               err_name(rc));
@@ -198,12 +202,7 @@ static void ask_builds(struct gen *g)
     if (g->builds_asked || !may_build(g)) return;
     g->builds_asked = true;
     for (size_t i = 0; i < g->n_prompt; i++)
-        for (size_t k = 0; g->prompt[i].started && k < g->prompt[i].p.n_cut; k++) {
-            const struct wk_cut *c = &g->prompt[i].p.cut[k];
-            if (c->missed)
-                (void)wk_build_queue(g->w, &c->key, g->mode.ns, g->prompt[i].p.tok + c->tok0, c->n,
-                                     false);
-        }
+        if (g->prompt[i].started) wk_build_missed(g->w, &g->prompt[i].p, g->req.kv.ns);
 }
 
 static void count_done(struct gen *g)
@@ -244,11 +243,7 @@ static void make_id(struct gen *g)
     size_t n;
 
     n = (size_t)snprintf(g->id, sizeof g->id, "%s", g->chat ? "chatcmpl-" : "cmpl-");
-    if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) {
-        uint64_t t = clock_ns() ^ (uint64_t)(uintptr_t)g;
-        for (size_t i = 0; i < sizeof r; i++)
-            r[i] = (unsigned char)(t >> (i % 8 * 8));
-    }
+    wk_random(r, sizeof r);
     for (size_t i = 0; i < sizeof r; i++)
         g->id[n + i] = digits[r[i] % 62];
     g->id[n + sizeof r] = 0;
@@ -258,33 +253,24 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
 {
     struct api_err e;
     struct gen *g;
-    const char *body;
 
     if (wk_not_ready(w, &e) < 0) {
         wk_reply_error(c, &e);
         return;
     }
-    if (w->n_gens >= WK_LIVE_MAX) {
-        too_busy(&e, w->n_gens);
+    if (w->requests.n_gens >= WK_LIVE_MAX) {
+        too_busy(&e, w->requests.n_gens);
         wk_reply_error(c, &e);
         return;
     }
     g = mem_zalloc(sizeof *g);
-    if (!g || wk_hints_read(c->r, &g->hints) < 0) {
+    if (g) g->body = wk_call_body(c, &g->body_len);
+    if (!g || !g->body || wk_hints_read(c->r, &g->hints) < 0) {
+        if (g) mem_free(g->body);
         mem_free(g);
         wk_reply_oom(c);
         return;
     }
-    body = http_req_body(c->r, &g->body_len);
-    g->body = mem_alloc(g->body_len + 1);
-    if (!g->body) {
-        wk_hints_fini(&g->hints);
-        mem_free(g);
-        wk_reply_oom(c);
-        return;
-    }
-    memcpy(g->body, body, g->body_len);
-    g->body[g->body_len] = 0;
     pthread_mutex_init(&g->m, NULL);
     arena_init(&g->req.arena);
     g->w = w;
@@ -297,11 +283,11 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     g->created = (int64_t)clock_wall_s();
     make_id(g);
     (void)snprintf(g->request_id, sizeof g->request_id, "%s", c->id);
-    g->next = w->gens;
-    g->prev = &w->gens;
+    g->next = w->requests.gens;
+    g->prev = &w->requests.gens;
     if (g->next) g->next->prev = &g->next;
-    w->gens = g;
-    w->n_gens++;
+    w->requests.gens = g;
+    w->requests.n_gens++;
     g->counted = true;
     wk_metric_add(WK_ACTIVE, 1);
     c->owner = g;
@@ -314,7 +300,7 @@ void wk_gens_tick(struct worker *w)
     uint64_t now = clock_ns();
     struct gen *next;
 
-    for (struct gen *g = w->gens; g; g = next) {
+    for (struct gen *g = w->requests.gens; g; g = next) {
         next = g->next;
         if (!g->call || g->in_helper || !g->req.stream || g->ended) continue;
         g->busy = true; /* a write may close the call */
@@ -332,7 +318,7 @@ void wk_gens_abort(struct worker *w)
     struct gen *next;
 
     (void)api_err_set(&e, API_DRAINING, NULL, "This worker is shutting down.");
-    for (struct gen *g = w->gens; g; g = next) {
+    for (struct gen *g = w->requests.gens; g; g = next) {
         next = g->next;
         if (g->in_helper) continue; /* refused when it comes back */
         gen_cancel_jobs(g);
@@ -347,6 +333,6 @@ void wk_gens_abort(struct worker *w)
 
 void wk_gens_abandon(struct worker *w)
 {
-    while (w->gens)
-        gen_free(w->gens);
+    while (w->requests.gens)
+        gen_free(w->requests.gens);
 }

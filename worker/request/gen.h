@@ -8,7 +8,11 @@
 #ifndef WORKER_REQUEST_GEN_H
 #define WORKER_REQUEST_GEN_H
 
-#include "worker/quality/guard.h"
+#include "worker/api/api_reply.h"
+#include "worker/request/request.h"
+#include "worker/worker.h"
+
+struct wk_shadow;
 
 struct gen_choice {
     /* engine writes, loop reads; under gen.m */
@@ -57,7 +61,6 @@ struct gen {
     /* after the helper */
     struct api_req req;
     struct api_err e;
-    struct wk_mode mode;
     struct gen_prompt *prompt;
     size_t n_prompt;
     uint32_t max_new;

@@ -3,15 +3,15 @@
  * A token's text is ready here, so that a stop string ends the choice at once and not a round trip
  * later. The loop is woken through the mail; a request that is already on it is not queued twice.
  */
-#include "worker/request/gen.h"
-#include "worker/reuse/control.h"
-#include "worker/admin/metrics.h"
-
 #include "base/clock.h"
 #include "policy/order.h"
+#include "worker/admin/metrics.h"
+#include "worker/quality/guard.h"
+#include "worker/request/gen.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/reuse.h"
 
 #include <string.h>
-#include <sys/random.h>
 
 static void wake(struct gen *g)
 {
@@ -27,12 +27,12 @@ static int on_plan(void *ctx, struct fus_plan *plan)
     struct gen *g = p->g;
 
     if (atomic_load(&g->gone)) return -ECANCELED;
-    wk_load_begin(g->w->load, &p->load);
+    wk_load_begin(g->w->fleet.load, &p->load);
     pthread_mutex_lock(&g->m);
     wake(g); /* gateways want to know that it waits no longer */
     pthread_mutex_unlock(&g->m);
-    int rc = wk_plan(g->w, &p->p, &g->mode, plan, &p->arrays, &p->n_captured);
-    if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->mode, plan);
+    int rc = wk_plan(g->w, &p->p, &g->req.kv, plan, &p->arrays, &p->n_captured);
+    if (rc >= 0) p->shadow = wk_guard_begin(g->w, &p->p, &g->req.kv, plan);
     return rc;
 }
 
@@ -50,24 +50,6 @@ static void on_logits(void *ctx, unsigned choice, const float *logits)
     if (looks(ctx, choice)) wk_guard_logits(p->shadow, logits);
 }
 
-/* A chunk whose KV could not be read was computed after all. */
-static bool own_up(struct wk_prompt *p)
-{
-    bool slow = false;
-
-    for (size_t i = 0; i < p->n_cut; i++) {
-        struct wk_cut *c = &p->cut[i];
-        slow |= c->look.tier && strcmp(c->look.tier, "ram") != 0;
-        if (c->look.status >= 0 || c->source != WK_STORED) continue;
-        c->source = WK_COMPUTED;
-        c->missed = true;
-        c->look.why = c->look.status == -EBADMSG     ? STORE_MISS_CORRUPT
-                      : c->look.status == -ETIMEDOUT ? STORE_MISS_DEADLINE
-                                                     : STORE_MISS_IO;
-    }
-    return slow;
-}
-
 static bool waits(void *ctx)
 {
     const struct gen_prompt *p = ctx;
@@ -83,22 +65,20 @@ static void on_first(void *ctx, const struct fus_report *r, const struct fus_tim
     pthread_mutex_lock(&g->m);
     p->report = *r;
     p->started = true;
-    bool slow = own_up(&p->p); /* waiting for a tier says nothing of the time to compute */
+    bool slow =
+        wk_settle_sources(&p->p); /* waiting for a tier says nothing of the time to compute */
     p->ms = *ms;
     p->ttft_ms = clock_ms_since(g->start_ns);
     pthread_mutex_unlock(&g->m);
     wk_metric_observe(WK_TTFT, p->ttft_ms / 1e3);
     wk_metric_observe(WK_QUEUE, ms->queue / 1e3);
     wk_metrics_report(r);
-    wk_load_first(g->w->load, &p->load,
-                  ms->prefill - atomic_load(&g->w->ms_per_token) * r->n_computed,
+    wk_load_first(g->w->fleet.load, &p->load,
+                  ms->prefill - atomic_load(&g->w->reuse.ms_per_token) * r->n_computed,
                   slow ? 0 : r->n_prefix + r->n_reused + r->n_recomputed);
-    const struct wk_outcome run = {.report = r,
-                                   .prefill_ms = ms->prefill,
-                                   .ttft_ms = p->ttft_ms,
-                                   .whole = !r->n_failed_ranges};
-    wk_control_done(g->w, p->p.decision, &run);
-    if (!slow && r->n_failed_ranges == 0) wk_measured(g->w, ms->prefill, r->cost * p->p.n_tok);
+    const struct wk_outcome run = {
+        .report = r, .prefill_ms = ms->prefill, .ttft_ms = p->ttft_ms, .slow = slow};
+    wk_report(g->w, &p->p, &run);
 }
 
 static int keep_token(struct gen_choice *c, const struct fus_picked *t, size_t begin)
@@ -181,8 +161,8 @@ static void on_done(void *ctx, const struct fus_event_done *d)
     struct gen_prompt *p = ctx;
     struct gen *g = p->g;
 
-    wk_load_end(g->w->load, &p->load);
-    if (!p->started && p->p.decision) wk_control_done(g->w, p->p.decision, NULL);
+    wk_load_end(g->w->fleet.load, &p->load);
+    if (!p->started) wk_report(g->w, &p->p, NULL);
     if (p->shadow && d->finish != FUS_FAILED)
         wk_guard_put(p->shadow);
     else
@@ -204,27 +184,20 @@ static bool is_eog(void *ctx, int32_t id)
     return tok_is_eog(p->g->w->tok, id);
 }
 
-static uint64_t random_seed(void)
-{
-    uint64_t s;
-
-    return getrandom(&s, sizeof s, 0) == (ssize_t)sizeof s ? s : clock_ns();
-}
-
 /* What the prompt will keep the engine busy for, as far as can be told before the plan is made. */
 static double work_ms(const struct gen *g, const struct gen_prompt *p)
 {
     const struct worker *w = g->w;
     const double own = w->o.ratio >= 0 ? w->o.ratio : w->profile.ratio;
-    const double ratio = g->mode.ratio >= 0 ? g->mode.ratio : own;
-    const bool chunks = !pol_strategy_is_exact(g->mode.wish) && w->blend_ok;
+    const double ratio = g->req.kv.ratio >= 0 ? g->req.kv.ratio : own;
+    const bool chunks = !pol_strategy_is_exact(g->req.kv.strategy) && w->blend_ok;
     uint32_t held = 0;
 
     for (size_t i = 0; chunks && i < p->p.n_cut; i++) {
         const struct wk_cut *c = &p->p.cut[i];
-        if (c->look.pin || store_in_ram(w->store, &c->key)) held += c->n;
+        if (c->lookup.pin || store_in_ram(w->store, &c->key)) held += c->n;
     }
-    return atomic_load(&w->ms_per_token) * (p->p.n_tok - (1 - ratio) * held);
+    return atomic_load(&w->reuse.ms_per_token) * (p->p.n_tok - (1 - ratio) * held);
 }
 
 int gen_submit(struct gen *g, struct gen_prompt *p)
@@ -238,7 +211,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         .plan = {.tok = p->p.tok, .n_tok = p->p.n_tok, .logits_from = p->p.n_tok - 1},
         .sampling = q->sampling,
         .n_choices = q->n,
-        .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->mode.max_ttft_ms / 1e3) * 1e3,
+        .due_ms = pol_order_due(g->w->o.order, work / 1e3, g->req.kv.max_ttft_ms / 1e3) * 1e3,
         .ignore_eos = q->ignore_eos,
         .stop_ids = q->stop_ids.id,
         .n_stop_ids = q->stop_ids.n,
@@ -251,8 +224,8 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
     r.max_new = q->max_tokens >= 0 ? (uint32_t)q->max_tokens : g->chat ? room : 16;
     if (r.max_new > room) r.max_new = room;
     r.min_new = q->min_tokens < r.max_new ? q->min_tokens : r.max_new;
-    if (!q->has_seed) r.sampling.seed = random_seed();
-    wk_load_queued(g->w->load, &p->load, work);
+    if (!q->has_seed) wk_random(&r.sampling.seed, sizeof r.sampling.seed);
+    wk_load_queued(g->w->fleet.load, &p->load, work);
     pthread_mutex_lock(&g->m); /* on_done may come before fus_submit() has returned */
     rc = fus_submit(g->w->engine, &r, &job);
     if (rc >= 0) {
@@ -260,7 +233,7 @@ int gen_submit(struct gen *g, struct gen_prompt *p)
         g->n_open++;
     }
     pthread_mutex_unlock(&g->m);
-    if (rc < 0) wk_load_end(g->w->load, &p->load);
+    if (rc < 0) wk_load_end(g->w->fleet.load, &p->load);
     return rc;
 }
 

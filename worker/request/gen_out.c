@@ -5,12 +5,16 @@
  * one frame, so a slow reader gets fewer and larger frames and nothing is ever delayed on purpose.
  * Headers wait for the first token, or for the grace, so that an early failure has a real status.
  */
-#include "worker/request/gen.h"
-
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/request/gen.h"
 
 #include <string.h>
+
+enum {
+    WK_GRACE_MS = 2000,    /* stream headers wait this long for a real status */
+    WK_COMMENT_MS = 10000, /* keep-alive comment while a stream is silent */
+};
 
 static int bytes_of(void *ctx, int32_t id, const char **ret, size_t *ret_len)
 {
@@ -91,31 +95,15 @@ static int start_stream(struct gen *g)
     return rc;
 }
 
-static void begin_frame(struct buf *out)
-{
-    buf_adds(out, "data: ");
-}
-
-static void end_frame(struct buf *out)
-{
-    buf_adds(out, "\n\n");
-}
-
 static void put_role(struct gen *g, const struct gen_prompt *p, unsigned index,
                      const struct api_head *h, struct buf *out)
 {
-    if (g->chat) {
-        begin_frame(out);
-        api_put_frame_role(out, h, index);
-        end_frame(out);
-    }
+    if (g->chat) api_put_frame_role(out, h, index);
     if (!g->chat && p->p.text.len) { /* echo */
         struct api_head plain = *h;
         struct api_span s = {.index = index, .text = p->p.text.data, .end = p->p.text.len};
         plain.logprobs = false;
-        begin_frame(out);
         api_put_frame_text(out, &plain, &s);
-        end_frame(out);
     }
 }
 
@@ -151,9 +139,7 @@ static void put_choice(struct gen *g, const struct gen_prompt *p, struct gen_cho
                              .tok = c->tok + c->sent_tok,
                              .n_tok = tok_to - c->sent_tok,
                              .chars = c->sent_chars};
-        begin_frame(out);
         api_put_frame_text(out, h, &s);
-        end_frame(out);
         c->sent_chars += api_chars(s.text + s.begin, s.end - s.begin);
         c->sent_bytes = to;
         c->sent_tok = tok_to;
@@ -198,9 +184,7 @@ static void put_finishes(struct gen *g, const struct progress *at, const struct 
             s.finish = finish_name(c);
             if (left == 0 && at->all_finished && g->req.kv.explain && !g->req.include_usage)
                 gen_put_report(g, true, &extra);
-            begin_frame(out);
             api_put_frame_finish(out, h, &s, &extra);
-            end_frame(out);
             buf_fini(&extra);
         }
     }
@@ -214,9 +198,7 @@ static void put_end(struct gen *g, const struct api_head *h, struct buf *out)
     if (g->req.include_usage) {
         gen_usage(g, &u);
         if (g->req.kv.explain) gen_put_report(g, true, &extra);
-        begin_frame(out);
         api_put_frame_usage(out, h, &u, &extra);
-        end_frame(out);
     }
     buf_fini(&extra);
     buf_adds(out, "data: [DONE]\n\n");

@@ -1,10 +1,11 @@
 /* What happened to a request's prompt: the `kvblend` object and the usage numbers. */
-#include "worker/request/gen.h"
-#include "worker/reuse/control.h"
-#include "worker/reuse/records.h"
-#include "worker/admin/metrics.h"
-
 #include "base/clock.h"
+#include "worker/admin/metrics.h"
+#include "worker/kvlog.h"
+#include "worker/quality/guard.h"
+#include "worker/request/gen.h"
+#include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -49,14 +50,14 @@ void gen_count(struct gen *g)
 /* The mode as asked for; of auto, what came of it. */
 static const char *mode_name(const struct gen *g, enum pol_strategy s)
 {
-    if (g->mode.mode != POL_AUTO) return pol_strategy_name(g->mode.mode);
+    if (g->req.kv.mode != POL_AUTO) return pol_strategy_name(g->req.kv.mode);
     return s <= POL_REUSE ? pol_strategy_name(s) : "blend";
 }
 
 static const char *source_name(const struct wk_cut *c)
 {
     if (c->source == WK_PREFIX) return "prefix";
-    return c->source == WK_STORED && c->look.tier ? c->look.tier : "computed";
+    return c->source == WK_STORED && c->lookup.tier ? c->lookup.tier : "computed";
 }
 
 static void put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
@@ -65,7 +66,7 @@ static void put_chunk(struct buf *out, const struct wk_cut *c, bool explain)
 
     tier_key_hex(&c->key, hex);
     buf_addf(out, "{\"id\":\"%s\",\"tokens\":%u,\"source\":\"%s\"", hex, c->n, source_name(c));
-    if (c->missed) buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->look.why));
+    if (c->missed) buf_addf(out, ",\"miss\":\"%s\"", store_miss_name(c->lookup.why));
     if (explain) {
         buf_addf(out,
                  ",\"message\":%u,\"begin\":%u,\"end\":%u,\"token_begin\":%u,"
@@ -81,7 +82,7 @@ static void put_measure(struct buf *out, const char *name, double x)
 }
 
 /* ---- by tier ---- */
-static void add_hit(struct gen_hits *h, const struct wk_look *l, uint32_t tokens)
+static void add_hit(struct gen_hits *h, const struct wk_lookup *l, uint32_t tokens)
 {
     size_t i = 0;
 
@@ -101,9 +102,9 @@ void gen_hits(const struct gen *g, struct gen_hits *ret)
         const struct gen_prompt *p = &g->prompt[i];
         size_t n_block = p->report.n_prefix / WK_BLOCK_TOKENS;
         for (size_t k = 0; p->started && k < p->p.n_block && k < n_block; k++)
-            add_hit(ret, &p->p.block_look[k], WK_BLOCK_TOKENS);
+            add_hit(ret, &p->p.block_lookup[k], WK_BLOCK_TOKENS);
         for (size_t k = 0; p->started && k < p->p.n_cut; k++)
-            if (p->p.cut[k].source == WK_STORED) add_hit(ret, &p->p.cut[k].look, p->p.cut[k].n);
+            if (p->p.cut[k].source == WK_STORED) add_hit(ret, &p->p.cut[k].lookup, p->p.cut[k].n);
     }
 }
 
@@ -167,7 +168,7 @@ void gen_put_report(struct gen *g, bool explain, struct buf *out)
 
 /* ---- access log ---- */
 static void put_record(struct buf *b, const char *kind, const struct tier_key *key, uint32_t n,
-                       uint64_t bytes, const struct wk_look *l)
+                       uint64_t bytes, const struct wk_lookup *l)
 {
     char hex[33];
 
@@ -193,17 +194,17 @@ void gen_log_records(struct gen *g)
 
     if (!g->w->kvlog) return;
     buf_addf(&b, "{\"t\":%.3f,\"ns\":", clock_wall_s());
-    buf_add_json_str(&b, g->mode.ns, strlen(g->mode.ns));
+    buf_add_json_str(&b, g->req.kv.ns, strlen(g->req.kv.ns));
     buf_adds(&b, ",\"records\":[");
     for (size_t i = 0; i < g->n_prompt; i++) {
         const struct gen_prompt *p = &g->prompt[i];
         if (!has_started(g, p)) continue;
         for (size_t k = 0; k < p->p.n_block; k++)
             put_record(&b, "prefix", &p->p.block[k], WK_BLOCK_TOKENS,
-                       rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->p.block_look[k]);
+                       rec_bytes(&g->w->ident, WK_BLOCK_TOKENS), &p->p.block_lookup[k]);
         for (size_t k = 0; k < p->p.n_cut; k++)
             put_record(&b, "chunk", &p->p.cut[k].key, p->p.cut[k].n,
-                       rec_bytes(&g->w->ident, p->p.cut[k].n), &p->p.cut[k].look);
+                       rec_bytes(&g->w->ident, p->p.cut[k].n), &p->p.cut[k].lookup);
         any |= p->p.n_block + p->p.n_cut > 0;
     }
     buf_adds(&b, "]}\n");

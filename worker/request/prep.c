@@ -1,39 +1,38 @@
 /* From a parsed request to tokens and chunks.
  *
- * The whole templated prompt is tokenised once; every wish for a cut is a byte range of a message's
- * text, carried through the template by its spans and then to whole tokens. A token that straddles
- * a cut is glue. Nothing here ever changes what the model reads: segmentation decides reuse only.
- * Documents are rendered in front of the last user message's own text (or of the prompt). */
-#include "worker/reuse/control.h"
-
+ * The whole templated prompt is tokenised once; every span that may become a chunk is a byte range
+ * of a message's text, carried through the template and then to whole tokens. A token that
+ * straddles the end of a span is glue. Nothing here ever changes what the model reads: segmentation
+ * decides reuse only. Documents are rendered in front of the last user message's own text (or of
+ * the prompt). */
 #include "base/assert.h"
+#include "worker/request/request.h"
+#include "worker/reuse/control_io.h"
+#include "worker/reuse/lookup.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/worker.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* ---- effective settings ---- */
-int wk_mode_of(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
-               struct wk_mode *ret, struct api_err *e)
+int wk_settings(const struct worker *w, struct api_req *r, const struct wk_hints *h,
+                struct api_err *e)
 {
-    const struct api_kvblend *k = &r->kv;
+    struct api_settings *k = &r->kv;
 
-    memset(ret, 0, sizeof *ret);
-    ret->mode = k->mode;
-    if (k->mode == POL_AUTO && h->mode && !api_mode_parse(h->mode, &ret->mode))
+    if (k->mode == POL_AUTO && h->mode && !api_mode_parse(h->mode, &k->mode))
         return api_err_set(e, API_INVALID_VALUE, "X-KVBlend-Mode",
                            "Invalid header 'X-KVBlend-Mode': expected auto, full, prefix, reuse or "
                            "blend.");
-    const bool leaves = !pol_strategy_runs(ret->mode) && k->strategy != POL_AUTO;
-    ret->wish = leaves ? k->strategy : ret->mode;
-    ret->ratio = k->ratio;
-    ret->min_ratio = k->min_ratio;
-    ret->max_ttft_ms = k->max_ttft_ms;
-    ret->store = k->store;
-    ret->separator = k->separator ? k->separator : h->separator;
-    if (wk_ns_join(ret->ns, sizeof ret->ns, h->ns, k->ns) < 0)
+    if (pol_strategy_runs(k->mode) || k->strategy == POL_AUTO) k->strategy = k->mode;
+    if (!k->separator) k->separator = h->separator;
+    char *ns = arena_alloc(&r->arena, WK_NS_BYTES);
+    if (!ns) return api_no_memory(e);
+    if (wk_ns_join(ns, WK_NS_BYTES, h->ns, k->ns) < 0)
         return api_err_set(e, API_STRING_TOO_LONG, "kvblend.namespace",
-                           "Invalid 'kvblend.namespace': at most %zu bytes.", sizeof ret->ns - 2);
-    wk_names_note(w->names, ret->ns);
+                           "Invalid 'kvblend.namespace': at most %d bytes.", WK_NS_BYTES - 2);
+    k->ns = ns;
+    wk_namespaces_note(w->namespaces, ns);
     return 0;
 }
 
@@ -58,47 +57,66 @@ uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint3
     return (uint32_t)(lo - first);
 }
 
-/* ---- wishes: byte ranges of the texts as sent ---- */
-struct wish {
+/* ---- spans ---- */
+struct span {
     uint32_t msg;
-    size_t begin, end;           /* bytes of the message with documents in front */
-    size_t sent_begin, sent_end; /* as sent */
+    size_t begin, end; /* bytes of the text as sent; of documents, as they are rendered */
+    size_t shift;      /* what is rendered in front of that text */
     const char *detector;
     uint32_t tokens_min;
     uint64_t text_id; /* of documents, whose text stands nowhere as sent; else 0 */
 };
-struct wishes {
-    struct wish *w;
+struct preparing {
+    const struct wk_prepare *q;
+    const struct api_settings *m;
+    size_t i; /* of the request's prompts */
+    struct span *span;
     size_t n, cap;
+    struct buf docs; /* rendered in front of the text of docs_msg */
+    size_t docs_msg;
+    struct wk_prompt *p;
 };
 
-static int wish_add(struct wishes *l, struct wish x)
+/* The first to claim a byte has it. */
+static int add_span(struct preparing *x, struct span s)
 {
-    if (x.end <= x.begin) return 0;
-    for (size_t i = 0; i < l->n; i++) /* who came first wins */
-        if (l->w[i].msg == x.msg && l->w[i].begin < x.end && x.begin < l->w[i].end) return 0;
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 32;
-        struct wish *n = mem_realloc(l->w, cap * sizeof *n);
-        if (!n) return -ENOMEM;
-        l->w = n;
-        l->cap = cap;
+    if (s.end <= s.begin) return 0;
+    for (size_t i = 0; i < x->n; i++) {
+        const struct span *o = &x->span[i];
+        if (o->msg == s.msg && o->begin + o->shift < s.end + s.shift &&
+            s.begin + s.shift < o->end + o->shift)
+            return 0;
     }
-    l->w[l->n++] = x;
+    if (x->n == x->cap) {
+        size_t cap = x->cap ? 2 * x->cap : 32;
+        struct span *n = mem_realloc(x->span, cap * sizeof *n);
+        if (!n) return -ENOMEM;
+        x->span = n;
+        x->cap = cap;
+    }
+    x->span[x->n++] = s;
     return 0;
 }
 
-static size_t last_user(const struct api_req *r)
+/* Of the text that the application sent as message `msg`. */
+static int add_sent(struct preparing *x, size_t msg, size_t begin, size_t end, const char *detector,
+                    uint32_t tokens_min)
 {
-    for (size_t i = r->n_msg; i-- > 0;)
-        if (strcmp(r->msg[i].role, "user") == 0) return i;
-    return r->n_msg - 1;
+    return add_span(x, (struct span){.msg = (uint32_t)msg,
+                                     .begin = begin,
+                                     .end = end,
+                                     .shift = msg == x->docs_msg ? x->docs.len : 0,
+                                     .detector = detector,
+                                     .tokens_min = tokens_min});
 }
 
 /* Default renderer: "title\ntext\n\n" each. */
-static int render_documents(const struct api_req *r, uint32_t msg, const char *ns, struct buf *out,
-                            struct wishes *l)
+static int add_documents(struct preparing *x, size_t msg)
 {
+    const struct api_req *r = x->q->r;
+    struct buf *out = &x->docs;
+
+    x->docs_msg = msg;
     for (size_t i = 0; i < r->n_doc; i++) {
         const struct api_doc *d = &r->doc[i];
         size_t begin = out->len;
@@ -108,107 +126,97 @@ static int render_documents(const struct api_req *r, uint32_t msg, const char *n
         }
         buf_add(out, d->text, d->len);
         if (buf_status(out) < 0) return -ENOMEM;
-        uint64_t id = seg_text_id(ns, out->data + begin, out->len - begin);
-        struct wish whole = {
-            msg, begin, out->len, begin, out->len, "documents", WK_CHUNK_TOKENS_MIN, id};
-        if (wish_add(l, whole) < 0 || buf_adds(out, "\n\n") < 0) return -ENOMEM;
+        const struct span whole = {.msg = (uint32_t)msg,
+                                   .begin = begin,
+                                   .end = out->len,
+                                   .detector = "documents",
+                                   .tokens_min = WK_CHUNK_TOKENS_MIN,
+                                   .text_id =
+                                       seg_text_id(x->m->ns, out->data + begin, out->len - begin)};
+        if (add_span(x, whole) < 0 || buf_adds(out, "\n\n") < 0) return -ENOMEM;
     }
     return 0;
 }
 
-static int wish_parts(const struct api_req *r, size_t msg, size_t shift, struct wishes *l)
+static int add_parts(struct preparing *x, size_t msg)
 {
-    const struct api_msg *m = &r->msg[msg];
+    const struct api_msg *m = &x->q->r->msg[msg];
+    int rc = 0;
 
-    for (size_t i = 0; i < m->n_part; i++) {
+    for (size_t i = 0; rc >= 0 && i < m->n_part; i++) {
         const struct api_part *p = &m->part[i];
         bool forced = p->kind == API_PART_CHUNK;
         if (p->kind == API_PART_GLUE || (m->n_part < 2 && !forced)) continue;
-        int rc = wish_add(l, (struct wish){(uint32_t)msg, p->begin + shift, p->end + shift,
-                                           p->begin, p->end, "parts",
-                                           forced ? WK_CHUNK_TOKENS_MIN : WK_PART_TOKENS_MIN});
-        if (rc < 0) return rc;
+        rc = add_sent(x, msg, p->begin, p->end, "parts",
+                      forced ? WK_CHUNK_TOKENS_MIN : WK_PART_TOKENS_MIN);
     }
-    return 0;
+    return rc;
 }
 
-static int wish_list(const struct seg_list *s, const size_t *len, size_t n_text, size_t shift_msg,
-                     size_t shift, struct wishes *l)
+static int add_ranges(struct preparing *x)
 {
-    for (size_t i = 0; i < s->n; i++) {
-        const struct seg *g = &s->seg[i];
-        size_t d = g->msg == shift_msg ? shift : 0;
-        if (g->msg >= n_text || g->end > len[g->msg] || g->end <= g->begin) continue;
-        int rc =
-            wish_add(l, (struct wish){g->msg, g->begin + d, g->end + d, g->begin, g->end,
-                                      g->detector ? g->detector : "gateway", WK_CHUNK_TOKENS_MIN});
-        if (rc < 0) return rc;
+    const struct api_req *r = x->q->r;
+    int rc = 0;
+
+    for (size_t i = 0; rc >= 0 && i < r->kv.n_range; i++) {
+        const struct api_range *g = &r->kv.range[i];
+        if (!r->chat && g->msg != x->i) continue;
+        rc = add_sent(x, r->chat ? g->msg : 0, g->begin, g->end, "api", WK_CHUNK_TOKENS_MIN);
     }
-    return 0;
+    return rc;
 }
 
-/* Detector names of a parsed list may belong to the list: keep them alive through this table. */
-static const char *known_detector(const char *name)
+/* What the gateway has found, else, where nothing was said so far, what the segmenter finds. */
+static int add_found(struct preparing *x, const struct seg_text *text, size_t n)
 {
-    static const char *const names[] = {"parts",  "documents", "api",    "separator",
-                                        "blocks", "preset",    "learned"};
-
-    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return names[i];
-    return NULL;
-}
-
-struct sent { /* the texts as the segmenter sees them */
-    struct seg_text *text;
-    size_t *len;
-    size_t n;
-};
-
-static int wish_found(const struct worker *w, const struct wk_hints *h, const struct wk_mode *m,
-                      const struct sent *t, size_t shift_msg, size_t shift, struct arena *names,
-                      struct wishes *l)
-{
+    const struct wk_prepare *q = x->q;
+    const struct worker *w = q->w;
+    /* The gateway's list counts prompts; each of several is cut by itself. */
+    const char *list = q->r->chat || q->r->n_prompt == 1 ? q->h->segments : NULL;
     struct seg_list s = {0};
     int rc = 0;
 
-    if (h->segments) {
-        rc = seg_parse(h->segments, strlen(h->segments), &s);
+    if (list) {
+        rc = seg_parse(list, strlen(list), &s);
         if (rc == -EINVAL || rc == -EBADMSG) rc = 0, s.n = 0; /* a hint, never a reason to fail */
-    } else if (l->n == 0) {
-        struct seg_opts so = {.separator = m->separator,
-                              .learner = w->learner,
-                              .space = m->ns,
-                              .dry = m->whys != NULL,
-                              .whys = m->whys};
-        rc = seg_find(w->presets, &so, t->text, t->n, &s);
+    } else if (x->n == 0) {
+        struct seg_opts so = {.separator = x->m->separator,
+                              .learner = w->segmenter.learner,
+                              .space = x->m->ns,
+                              .dry = q->whys != NULL,
+                              .whys = q->whys};
+        rc = seg_find(w->segmenter.presets, &so, text, n, &s);
     }
     for (size_t i = 0; rc >= 0 && i < s.n; i++) {
-        const char *d = s.seg[i].detector;
-        const char *k = known_detector(d);
-        if (!k && d) k = arena_strndup(names, d, strlen(d));
-        s.seg[i].detector = k ? k : "gateway";
+        const struct seg *g = &s.seg[i];
+        const char *d = g->detector ? g->detector : "gateway";
+        if (g->msg >= n || g->end > text[g->msg].len) continue;
+        d = arena_strndup(&x->p->names, d, strlen(d)); /* it may be the list's own */
+        rc = d ? add_sent(x, g->msg, g->begin, g->end, d, WK_CHUNK_TOKENS_MIN) : -ENOMEM;
     }
-    if (rc >= 0) rc = wish_list(&s, t->len, t->n, shift_msg, shift, l);
     seg_list_fini(&s);
     return rc < 0 ? rc : 0;
 }
 
-static int wish_order(const void *a, const void *b)
+static int compare_spans(const void *a, const void *b)
 {
-    const struct wish *x = a, *y = b;
+    const struct span *x = a, *y = b;
 
     if (x->msg != y->msg) return x->msg < y->msg ? -1 : 1;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    return x->begin + x->shift < y->begin + y->shift ? -1
+                                                     : x->begin + x->shift > y->begin + y->shift;
 }
 
-/* Bytes of the prompt where a wish landed; false when the template did not keep it in one piece. */
-static bool through_template(const struct chat_out *c, const struct wish *x, size_t *ret_begin,
+/* Bytes of the prompt where a span landed; false when the template did not keep it in one piece. */
+static bool through_template(const struct chat_out *c, const struct span *x, size_t *ret_begin,
                              size_t *ret_end)
 {
+    const size_t begin = x->begin + x->shift, end = x->end + x->shift;
+
     for (size_t i = 0; i < c->n_spans; i++) {
         const struct chat_span *s = &c->spans[i];
-        size_t b = x->begin > s->src ? x->begin : s->src;
-        size_t e = x->end < s->src + s->len ? x->end : s->src + s->len;
+        size_t b = begin > s->src ? begin : s->src;
+        size_t e = end < s->src + s->len ? end : s->src + s->len;
         if (s->msg != x->msg || b >= e) continue;
         *ret_begin = s->dst + (b - s->src);
         *ret_end = s->dst + (e - s->src);
@@ -218,230 +226,205 @@ static bool through_template(const struct chat_out *c, const struct wish *x, siz
 }
 
 /* The bytes that the gateway sees, too. */
-static uint64_t text_id_of(const struct api_req *r, size_t prompt, const struct wk_mode *m,
-                           const struct wish *x)
+static uint64_t text_id_of(const struct preparing *x, const struct span *s)
 {
-    const char *text = r->chat ? r->msg[x->msg].text : r->prompt[prompt].text;
-    size_t len = r->chat ? r->msg[x->msg].len : r->prompt[prompt].len;
+    const struct api_req *r = x->q->r;
+    const char *text = r->chat ? r->msg[s->msg].text : r->prompt[x->i].text;
+    size_t len = r->chat ? r->msg[s->msg].len : r->prompt[x->i].len;
 
-    if (x->text_id || !text || x->sent_end > len) return x->text_id;
-    return seg_text_id(m->ns, text + x->sent_begin, x->sent_end - x->sent_begin);
+    if (s->text_id || !text || s->end > len) return s->text_id;
+    return seg_text_id(x->m->ns, text + s->begin, s->end - s->begin);
 }
 
-static int cuts_of(struct wk_prompt *p, struct wishes *l, const struct wk_mode *m,
-                   const struct worker *w, const struct api_req *r, size_t prompt)
-
+static int make_cuts(struct preparing *x)
 {
+    const struct worker *w = x->q->w;
+    struct wk_prompt *p = x->p;
     uint32_t after = 0, chunk_max = w->ctx_max > 1 ? w->ctx_max - 1 : 1;
 
-    if (l->n) qsort(l->w, l->n, sizeof *l->w, wish_order);
-    p->cut = mem_zalloc((l->n + 1) * sizeof *p->cut);
+    if (x->n) qsort(x->span, x->n, sizeof *x->span, compare_spans);
+    p->cut = mem_zalloc((x->n + 1) * sizeof *p->cut);
     if (!p->cut) return -ENOMEM;
-    for (size_t i = 0; i < l->n; i++) {
-        const struct wish *x = &l->w[i];
-        size_t b = x->begin, e = x->end;
+    for (size_t i = 0; i < x->n; i++) {
+        const struct span *s = &x->span[i];
+        size_t b = s->begin + s->shift, e = s->end + s->shift;
         uint32_t tok0, n;
-        if (p->chat.n_spans && !through_template(&p->chat, x, &b, &e)) continue;
+        if (p->chat.n_spans && !through_template(&p->chat, s, &b, &e)) continue;
         n = wk_map_range(&p->ids, b, e, &tok0);
-        if (n < x->tokens_min || n < WK_CHUNK_TOKENS_MIN || n > chunk_max || tok0 < after) continue;
+        if (n < s->tokens_min || n < WK_CHUNK_TOKENS_MIN || n > chunk_max || tok0 < after) continue;
         after = tok0 + n;
         p->cut[p->n_cut++] =
             (struct wk_cut){.tok0 = tok0,
                             .n = n,
-                            .msg = x->msg,
-                            .begin = (uint32_t)x->sent_begin,
-                            .end = (uint32_t)x->sent_end,
-                            .detector = x->detector,
-                            .text_id = text_id_of(r, prompt, m, x),
-                            .key = tier_key_chunk(&w->ident, m->ns, p->tok + tok0, n)};
+                            .msg = s->msg,
+                            .begin = (uint32_t)s->begin,
+                            .end = (uint32_t)s->end,
+                            .detector = s->detector,
+                            .text_id = text_id_of(x, s),
+                            .key = tier_key_chunk(&w->ident, x->m->ns, p->tok + tok0, n)};
     }
     return 0;
 }
 
 /* Chained keys of whole blocks: of the preamble, or of everything but the last token when the
  * request reuses exact prefixes only. */
-static int blocks_of(const struct worker *w, struct wk_prompt *p, const struct wk_mode *m)
+static int make_blocks(struct preparing *x)
 {
+    struct wk_prompt *p = x->p;
     uint32_t until = p->n_tok - 1;
 
-    if (p->n_cut > 0 && m->wish != POL_PREFIX && p->cut[0].tok0 < until) until = p->cut[0].tok0;
+    if (p->n_cut > 0 && x->m->strategy != POL_PREFIX && p->cut[0].tok0 < until)
+        until = p->cut[0].tok0;
     p->n_block = until / WK_BLOCK_TOKENS;
     p->block = mem_alloc((p->n_block + 1) * sizeof *p->block);
-    p->block_look = mem_zalloc((p->n_block + 1) * sizeof *p->block_look);
-    if (!p->block || !p->block_look) return -ENOMEM;
+    p->block_lookup = mem_zalloc((p->n_block + 1) * sizeof *p->block_lookup);
+    if (!p->block || !p->block_lookup) return -ENOMEM;
     for (size_t i = 0; i < p->n_block; i++)
-        p->block[i] = tier_key_prefix(&w->ident, m->ns, i ? &p->block[i - 1] : NULL,
+        p->block[i] = tier_key_prefix(&x->q->w->ident, x->m->ns, i ? &p->block[i - 1] : NULL,
                                       p->tok + i * WK_BLOCK_TOKENS, WK_BLOCK_TOKENS);
     return 0;
 }
 
 /* ---- chat ---- */
-static int render_chat(const struct worker *w, const struct api_req *r, size_t user,
-                       const struct buf *docs, struct wk_prompt *p, struct api_err *e)
+int wk_render_chat(const struct worker *w, const struct api_req *r, const struct wk_documents *d,
+                   struct chat_out *out, struct api_err *e)
 {
-    struct chat_msg *msgs = mem_zalloc(r->n_msg * sizeof *msgs);
-    char *joined = NULL;
+    struct chat_msg *msgs;
     struct err err = {0};
-    int rc;
+    char *joined = NULL;
 
+    if (!w->chat)
+        return api_err_set(e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
+                           w->chat_error);
+    msgs = mem_zalloc(r->n_msg * sizeof *msgs);
     if (!msgs) return api_no_memory(e);
     for (size_t i = 0; i < r->n_msg; i++)
         msgs[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len};
-    if (docs->len) {
-        joined = mem_alloc(docs->len + r->msg[user].len + 1);
+    if (d && d->len) {
+        struct chat_msg *m = &msgs[d->msg];
+        joined = mem_alloc(d->len + m->len + 1);
         if (!joined) {
             mem_free(msgs);
             return api_no_memory(e);
         }
-        memcpy(joined, docs->data, docs->len);
-        memcpy(joined + docs->len, r->msg[user].text, r->msg[user].len);
-        msgs[user].text = joined;
-        msgs[user].len += docs->len;
+        memcpy(joined, d->text, d->len);
+        memcpy(joined + d->len, m->text, m->len);
+        m->text = joined;
+        m->len += d->len;
     }
     const struct chat_thread thread = {msgs, r->n_msg, r->add_generation_prompt};
-    rc = chat_render(w->chat, w->tok, &thread, &p->chat, &err);
+    int rc = chat_render(w->chat, w->tok, &thread, out, &err);
     if (rc < 0 && rc != -ENOMEM)
         rc = api_err_set(e, API_INVALID_VALUE, "messages", "%s.",
                          err.msg[0] ? err.msg : "The chat template cannot render these messages");
     else if (rc < 0)
-        rc = api_no_memory(e);
-    /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
-     */
-    if (rc >= 0 && tok_encode(w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)
         rc = api_no_memory(e);
     mem_free(joined);
     mem_free(msgs);
     return rc < 0 ? rc : 0;
 }
 
-static int prepare_chat(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
-                        const struct wk_mode *m, struct wishes *l, struct arena *names,
-                        struct wk_prompt *p, struct api_err *e)
+static size_t last_user(const struct api_req *r)
 {
-    struct buf docs = BUF_INIT;
-    size_t user = last_user(r);
-    struct sent t = {.n = r->n_msg};
-    int rc;
+    for (size_t i = r->n_msg; i-- > 0;)
+        if (strcmp(r->msg[i].role, "user") == 0) return i;
+    return r->n_msg - 1;
+}
 
-    if (!w->chat)
-        return api_err_set(e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
-                           w->chat_error);
-    t.text = arena_alloc(names, r->n_msg * sizeof *t.text);
-    t.len = arena_alloc(names, r->n_msg * sizeof *t.len);
-    if (!t.text || !t.len) return api_no_memory(e);
-    rc = render_documents(r, (uint32_t)user, m->ns, &docs, l);
+static int prepare_chat(struct preparing *x)
+{
+    const struct wk_prepare *q = x->q;
+    const struct api_req *r = q->r;
+    struct wk_prompt *p = x->p;
+    struct seg_text *text = mem_zalloc(r->n_msg * sizeof *text);
+    int rc = text ? add_documents(x, last_user(r)) : -ENOMEM;
+
     for (size_t i = 0; rc >= 0 && i < r->n_msg; i++) {
-        size_t shift = i == user ? docs.len : 0;
-        t.text[i] = (struct seg_text){r->msg[i].role, r->msg[i].text, r->msg[i].len};
-        t.len[i] = r->msg[i].len;
-        rc = wish_parts(r, i, shift, l);
+        text[i] = (struct seg_text){r->msg[i].role, r->msg[i].text, r->msg[i].len};
+        rc = add_parts(x, i);
     }
-    for (size_t i = 0; rc >= 0 && i < r->kv.n_range; i++) {
-        const struct api_range *g = &r->kv.range[i];
-        size_t shift = g->msg == user ? docs.len : 0;
-        rc = wish_add(l, (struct wish){g->msg, g->begin + shift, g->end + shift, g->begin, g->end,
-                                       "api", WK_CHUNK_TOKENS_MIN});
-    }
-    if (rc >= 0) rc = wish_found(w, h, m, &t, user, docs.len, names, l);
-    rc = rc < 0 ? api_no_memory(e) : render_chat(w, r, user, &docs, p, e);
-    buf_fini(&docs);
+    if (rc >= 0) rc = add_ranges(x);
+    if (rc >= 0 && q->w->chat) rc = add_found(x, text, r->n_msg);
+    mem_free(text);
+    if (rc < 0) return api_no_memory(q->e);
+    const struct wk_documents d = {x->docs_msg, x->docs.data, x->docs.len};
+    rc = wk_render_chat(q->w, r, &d, &p->chat, q->e);
+    /* The template is the whole truth: what it does not write is not in the prompt, BOS included.
+     */
+    if (rc >= 0 && tok_encode(q->w->tok, p->chat.pieces, p->chat.n_pieces, 0, &p->ids) < 0)
+        rc = api_no_memory(q->e);
     return rc;
 }
 
 /* ---- legacy completions ---- */
-static int prepare_text(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
-                        const struct wk_mode *m, size_t i, struct wishes *l, struct arena *names,
-                        struct wk_prompt *p, struct api_err *e)
+static int prepare_text(struct preparing *x)
 {
-    const struct api_prompt *q = &r->prompt[i];
-    struct buf all = BUF_INIT;
-    struct seg_text st = {"prompt", q->text, q->len};
-    size_t len = q->len, shift;
-    int rc = render_documents(r, 0, m->ns, &all, l);
+    const struct wk_prepare *q = x->q;
+    const struct api_prompt *t = &q->r->prompt[x->i];
+    const struct seg_text sent = {"prompt", t->text, t->len};
+    struct wk_prompt *p = x->p;
+    int rc = add_documents(x, 0);
 
-    shift = all.len;
-    if (rc >= 0) rc = buf_add(&all, q->text, q->len);
-    for (size_t k = 0; rc >= 0 && k < r->kv.n_range; k++) {
-        const struct api_range *g = &r->kv.range[k];
-        if (g->msg != i) continue;
-        rc = wish_add(l, (struct wish){0, g->begin + shift, g->end + shift, g->begin, g->end, "api",
-                                       WK_CHUNK_TOKENS_MIN});
-    }
-    struct sent t = {&st, &len, 1};
-    if (rc >= 0 && r->n_prompt == 1) rc = wish_found(w, h, m, &t, 0, shift, names, l);
-    if (rc >= 0 && r->n_prompt > 1) {
-        struct wk_hints none = {0}; /* the gateway's list counts prompts; each is cut by itself */
-        rc = wish_found(w, &none, m, &t, 0, shift, names, l);
-    }
-    const char *text = buf_cstr(&all);
-    if (rc >= 0 && text) {
-        struct tok_piece piece = {text, all.len, false};
-        rc = tok_encode(w->tok, &piece, 1, TOK_BOS, &p->ids);
-    }
-    if (rc >= 0 && r->echo) rc = buf_add(&p->text, all.data, all.len);
-    buf_fini(&all);
-    return rc < 0 || !text ? api_no_memory(e) : 0;
+    if (rc >= 0) rc = add_ranges(x);
+    if (rc >= 0) rc = add_found(x, &sent, 1);
+    if (rc >= 0) rc = buf_add(&x->docs, t->text, t->len); /* from here on it is the whole */
+    const char *text = rc >= 0 ? buf_cstr(&x->docs) : NULL;
+    if (!text) return api_no_memory(q->e);
+    struct tok_piece piece = {text, x->docs.len, false};
+    rc = tok_encode(q->w->tok, &piece, 1, TOK_BOS, &p->ids);
+    if (rc >= 0 && q->r->echo) rc = buf_add(&p->text, x->docs.data, x->docs.len);
+    return rc < 0 ? api_no_memory(q->e) : 0;
 }
 
-static int prepare_ids(const struct worker *w, const struct api_req *r, size_t i,
-                       struct wk_prompt *p, struct api_err *e)
+static int prepare_ids(struct preparing *x)
 {
-    const struct api_prompt *q = &r->prompt[i];
+    const struct wk_prepare *q = x->q;
+    const struct api_ids *t = &q->r->prompt[x->i].ids;
+    struct wk_prompt *p = x->p;
     struct tok_stream ts = {0};
     int rc = 0;
 
-    p->own_ids = mem_alloc((q->ids.n + 1) * sizeof *p->own_ids);
-    if (!p->own_ids) return api_no_memory(e);
-    memcpy(p->own_ids, q->ids.id, q->ids.n * sizeof *p->own_ids);
-    for (size_t k = 0; r->echo && rc >= 0 && k < q->ids.n; k++)
-        rc = tok_stream_push(w->tok, &ts, q->ids.id[k], &p->text);
-    if (rc >= 0 && r->echo) rc = tok_stream_end(&ts, &p->text);
-    return rc < 0 ? api_no_memory(e) : 0;
+    p->own_ids = mem_alloc((t->n + 1) * sizeof *p->own_ids);
+    if (!p->own_ids) return api_no_memory(q->e);
+    memcpy(p->own_ids, t->id, t->n * sizeof *p->own_ids);
+    for (size_t k = 0; q->r->echo && rc >= 0 && k < t->n; k++)
+        rc = tok_stream_push(q->w->tok, &ts, t->id[k], &p->text);
+    if (rc >= 0 && q->r->echo) rc = tok_stream_end(&ts, &p->text);
+    return rc < 0 ? api_no_memory(q->e) : 0;
 }
 
-int wk_prepare(const struct worker *w, const struct api_req *r, const struct wk_hints *h,
-               const struct wk_mode *m, size_t i, struct wk_prompt *out, struct api_err *e)
+int wk_prepare(const struct wk_prepare *q, size_t i, struct wk_prompt *out)
 {
-    struct wishes l = {0};
-    struct arena names;
+    const struct api_req *r = q->r;
+    struct preparing x = {.q = q, .m = &r->kv, .i = i, .p = out};
     int rc;
 
     memset(out, 0, sizeof *out);
-    arena_init(&names);
+    arena_init(&out->names);
     if (r->chat)
-        rc = prepare_chat(w, r, h, m, &l, &names, out, e);
-    else if (r->prompt[i].text)
-        rc = prepare_text(w, r, h, m, i, &l, &names, out, e);
+        rc = prepare_chat(&x);
     else
-        rc = prepare_ids(w, r, i, out, e);
+        rc = r->prompt[i].text ? prepare_text(&x) : prepare_ids(&x);
     out->tok = out->own_ids ? out->own_ids : out->ids.id;
     out->n_tok = (uint32_t)(out->own_ids ? r->prompt[i].ids.n : out->ids.n);
     if (rc >= 0 && out->n_tok == 0)
-        rc = api_err_set(e, API_INVALID_VALUE, r->chat ? "messages" : "prompt",
+        rc = api_err_set(q->e, API_INVALID_VALUE, r->chat ? "messages" : "prompt",
                          "The prompt is empty: it has no token at all.");
-    if (rc >= 0 && out->n_tok < UINT32_MAX / 2) {
-        if (cuts_of(out, &l, m, w, r, i) < 0 || blocks_of(w, out, m) < 0) rc = api_no_memory(e);
-        for (size_t k = 0; rc >= 0 && k < out->n_cut; k++) /* names must outlive the arena */
-            if (!known_detector(out->cut[k].detector)) {
-                char *d = mem_strdup(out->cut[k].detector);
-                out->cut[k].detector = d ? d : "preset";
-                out->cut[k].own_detector = d != NULL;
-            }
-    }
-    mem_free(l.w);
-    arena_fini(&names);
+    if (rc >= 0 && out->n_tok < UINT32_MAX / 2 && (make_cuts(&x) < 0 || make_blocks(&x) < 0))
+        rc = api_no_memory(q->e);
+    mem_free(x.span);
+    buf_fini(&x.docs);
     return rc < 0 ? rc : 0;
 }
 
 void wk_prompt_fini(struct wk_prompt *p)
 {
-    if (p->held_by) wk_drop_looks(p->held_by, p);
+    if (p->held_by) wk_lookups_drop(p->held_by, p);
     ctl_decision_free(p->decision);
-    for (size_t i = 0; i < p->n_cut; i++)
-        if (p->cut[i].own_detector) mem_free((char *)p->cut[i].detector);
+    arena_fini(&p->names);
     mem_free(p->cut);
     mem_free(p->block);
-    mem_free(p->block_look);
+    mem_free(p->block_lookup);
     mem_free(p->own_ids);
     tok_ids_fini(&p->ids);
     chat_out_fini(&p->chat);
@@ -453,15 +436,16 @@ int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_
                     uint32_t *ret_n)
 {
     struct tok_ids ids = {0};
-    const struct tok_piece piece[3] = {{"\n\n", 2, false}, {text, len, false}, {"\n\n", 2, false}};
     struct buf all = BUF_INIT;
     uint32_t tok0, n;
     int32_t *out = NULL;
-    int rc = 0;
+    int rc;
 
     /* One piece: a tokenizer may treat the seam of two pieces as a boundary of its own. */
-    for (size_t i = 0; rc >= 0 && i < 3; i++)
-        rc = buf_add(&all, piece[i].text, piece[i].len);
+    buf_adds(&all, "\n\n");
+    buf_add(&all, text, len);
+    buf_adds(&all, "\n\n");
+    rc = buf_status(&all);
     if (rc >= 0) rc = tok_encode(w->tok, &(struct tok_piece){all.data, all.len, false}, 1, 0, &ids);
     n = rc >= 0 ? wk_map_range(&ids, 2, 2 + len, &tok0) : 0;
     if (rc >= 0) out = mem_alloc((n + 1) * sizeof *out);

@@ -7,17 +7,19 @@
  * fast. The record is claimed just before its build starts, so that a build that became needless
  * costs nothing. When the list is full new wishes are dropped: the next request that misses asks
  * again. */
-#include "worker/reuse/control.h"
-#include "worker/reuse/records.h"
-#include "worker/worker.h"
+#include "worker/reuse/builds.h"
 
 #include "base/log.h"
 #include "tiers/store_write.h"
+#include "worker/quality/sensitivity.h"
+#include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 #include <string.h>
 
 struct wk_build {
-    struct wk_build *next;
+    TAILQ_ENTRY(wk_build) link;
     struct wk_msg msg;
     struct worker *w;
     struct tier_key key;
@@ -31,16 +33,18 @@ struct wk_build {
 struct wk_builds {
     void (*on_built)(struct worker *w, const struct tier_key *key, int status);
     pthread_mutex_t m; /* guards the list and its counts: the engine thread reads them */
-    struct wk_build *first, **tail;
+    TAILQ_HEAD(, wk_build) list;
     unsigned n, n_flight;
     uint64_t n_built, n_failed; /* loop */
 };
 
 static struct wk_build *find_build(const struct worker *w, const struct tier_key *k)
 {
-    for (struct wk_build *b = w->builds->first; b; b = b->next)
-        if (tier_key_same(&b->key, k)) return b;
-    return NULL;
+    struct wk_build *b;
+
+    TAILQ_FOREACH(b, &w->builds->list, link)
+    if (tier_key_same(&b->key, k)) break;
+    return b;
 }
 
 bool wk_build_pending(struct worker *w, const struct tier_key *key, const char *ns)
@@ -61,13 +65,8 @@ static void build_free(struct wk_build *b)
 
 static void unlink_build(struct worker *w, struct wk_build *b)
 {
-    struct wk_build **p = &w->builds->first;
-
     pthread_mutex_lock(&w->builds->m);
-    while (*p != b)
-        p = &(*p)->next;
-    *p = b->next;
-    if (w->builds->tail == &b->next) w->builds->tail = p;
+    TAILQ_REMOVE(&w->builds->list, b, link);
     w->builds->n--;
     if (b->submitted) w->builds->n_flight--;
     pthread_mutex_unlock(&w->builds->m);
@@ -82,7 +81,7 @@ static int on_build(void *ctx, struct kv_sink *ret)
                          &writer);
 
     if (rc <= 0) return rc;
-    wk_control_place(b->w, b->n, writer);
+    wk_decider_place(b->w, b->n, writer);
     rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
     return rc < 0 ? rc : 1;
 }
@@ -112,7 +111,7 @@ static void build_ended(struct wk_msg *m)
                   err_name(b->status));
     } else {
         w->builds->n_built += b->status == 0;
-        if (b->status == 0) wk_sense_want(w, &b->key, b->ns, b->tok, b->n);
+        if (b->status == 0) wk_sensitivity_want(w, &b->key, b->ns, b->tok, b->n);
         log_event(LOG_DEBUG, "chunk_built", "id=%s tokens=%u skipped=%d", hex, b->n,
                   b->status == 1);
     }
@@ -134,8 +133,9 @@ static void set_submitted(struct worker *w, struct wk_build *b, bool yes)
 static void submit_waiting(struct worker *w)
 {
     for (;;) {
-        struct wk_build *b = NULL;
-        for (struct wk_build *i = w->builds->first; i; i = i->next) {
+        struct wk_build *b = NULL, *i;
+        TAILQ_FOREACH(i, &w->builds->list, link)
+        {
             if (i->submitted) continue;
             if (!b || (i->urgent && !b->urgent)) b = i;
             if (i->urgent) break;
@@ -217,8 +217,7 @@ int wk_build_queue(struct worker *w, const struct tier_key *key, const char *ns,
     }
     memcpy(b->tok, tok, n * sizeof *b->tok);
     pthread_mutex_lock(&w->builds->m);
-    *w->builds->tail = b;
-    w->builds->tail = &b->next;
+    TAILQ_INSERT_TAIL(&w->builds->list, b, link);
     w->builds->n++;
     pthread_mutex_unlock(&w->builds->m);
     submit_waiting(w);
@@ -237,7 +236,7 @@ int wk_builds_create(struct worker *w,
 
     if (!s) return -ENOMEM;
     pthread_mutex_init(&s->m, NULL);
-    s->tail = &s->first;
+    TAILQ_INIT(&s->list);
     s->on_built = on_built;
     w->builds = s;
     return 0;
@@ -248,8 +247,8 @@ void wk_builds_destroy(struct worker *w)
     struct wk_builds *s = w->builds;
 
     if (!s) return;
-    for (struct wk_build *b = s->first, *next; b; b = next) {
-        next = b->next;
+    for (struct wk_build *b; (b = TAILQ_FIRST(&s->list));) {
+        TAILQ_REMOVE(&s->list, b, link);
         wk_unpost(w, &b->msg);
         build_free(b);
     }

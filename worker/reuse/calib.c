@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/keyfile.h"
 #include "base/mem.h"
+#include "base/rng.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -54,19 +55,13 @@ static void fake_release(void *ctx)
 static const struct kv_source_ops fake_ops = {
     .layer = fake_layer, .release = fake_release, .side = fake_side};
 
-static uint32_t next_random(uint64_t *state)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*state >> 33);
-}
-
 /* Numbers in [-1, 1), by the host: the device's operations may not see this memory. */
 static int fake_init(struct fake *f, struct fus_core *c, enum kn_dtype dtype, uint32_t n)
 {
     const struct model_cfg *g = fus_core_config(c);
     const size_t values = (size_t)g->G * g->K, row = kn_row_bytes(dtype, g->G, g->K);
     float *x = mem_alloc(values * sizeof *x);
-    uint64_t seed = 2;
+    struct rng random = {2};
     int r = 0;
 
     *f = (struct fake){mem_alloc(n * row), mem_alloc(n * row), dtype};
@@ -74,7 +69,7 @@ static int fake_init(struct fake *f, struct fus_core *c, enum kn_dtype dtype, ui
     for (size_t i = 0; r == 0 && i < 2 * (size_t)n; i++) {
         char *to = i < n ? (char *)f->k + i * row : (char *)f->v + (i - n) * row;
         for (size_t k = 0; k < values; k++)
-            x[k] = (float)next_random(&seed) / 1073741824.0f - 1;
+            x[k] = (float)(2 * rng_unit(&random) - 1);
         r = kn_convert(x, KN_F32, values, g->K, dtype, to);
     }
     mem_free(x);
@@ -212,7 +207,7 @@ static int time_all_runs(struct calib *a)
 static int prepare(struct calib *a, const struct ctl_calib_opts *o)
 {
     const uint32_t ctx = fus_core_ctx_max(a->core), pool = fus_core_kv_tokens_free(a->core);
-    uint64_t seed = 1;
+    struct rng random = {1};
     double ignored;
 
     a->n_max = ctx < pool ? ctx : pool;
@@ -220,7 +215,7 @@ static int prepare(struct calib *a, const struct ctl_calib_opts *o)
     a->tok = mem_alloc((a->n_max + 1) * sizeof *a->tok);
     if (!a->tok) return -ENOMEM;
     for (uint32_t i = 0; i < a->n_max; i++)
-        a->tok[i] = (int32_t)(next_random(&seed) % fus_core_config(a->core)->V);
+        a->tok[i] = (int32_t)(rng_next(&random) % fus_core_config(a->core)->V);
     int r = fake_init(&a->kv, a->core, o->kv_dtype, a->n_max);
     const struct fus_plan warm = {.tok = a->tok, .n_tok = a->n_max < 32 ? a->n_max : 32};
     if (r == 0) r = time_once(a, &warm, &ignored); /* threads, scratch memory */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+_Static_assert(sizeof(unsigned) == sizeof(uint32_t), "one kind for both");
 enum { FORMAT_VERSION = 2, CHUNKS_MAX = 65536 };
 
 struct ctl_decision *ctl_decision_create(size_t n_chunk)
@@ -47,7 +48,7 @@ void ctl_decision_free(struct ctl_decision *d)
 }
 
 /* ---- tables ---- */
-enum kind { DOUBLE, UNSIGNED, U32, U64, INT, BOOL };
+enum kind { DOUBLE, U32, U64, INT, BOOL };
 struct field {
     const char *name;
     enum kind kind;
@@ -57,11 +58,11 @@ struct field {
     {                                                                                              \
 #field, kind, offsetof(struct type, field)                                                 \
     }
-static const struct field in_field[] = {F(pol_control_in, L, UNSIGNED),
-                                        F(pol_control_in, check_layer, UNSIGNED),
-                                        F(pol_control_in, score_lo, UNSIGNED),
-                                        F(pol_control_in, score_hi, UNSIGNED),
-                                        F(pol_control_in, side_layer, UNSIGNED),
+static const struct field in_field[] = {F(pol_control_in, L, U32),
+                                        F(pol_control_in, check_layer, U32),
+                                        F(pol_control_in, score_lo, U32),
+                                        F(pol_control_in, score_hi, U32),
+                                        F(pol_control_in, side_layer, U32),
                                         F(pol_control_in, n_tok, U32),
                                         F(pol_control_in, n_prefix, U32),
                                         F(pol_control_in, prefix_tier, INT),
@@ -71,11 +72,11 @@ static const struct field in_field[] = {F(pol_control_in, L, UNSIGNED),
                                         F(pol_control_in, max_ttft_s, DOUBLE),
                                         {0}};
 static const struct field cost_field[] = {
-    F(pol_cost, fixed_s, DOUBLE),    F(pol_cost, layer_s, DOUBLE),
-    F(pol_cost, row_s, DOUBLE),      F(pol_cost, kv_row_s, DOUBLE),
-    F(pol_cost, pair_s, DOUBLE),     F(pol_cost, place_s, DOUBLE),
-    F(pol_cost, mass_s, DOUBLE),     F(pol_cost, head_s, DOUBLE),
-    F(pol_cost, row_step, UNSIGNED), {0}};
+    F(pol_cost, fixed_s, DOUBLE), F(pol_cost, layer_s, DOUBLE),
+    F(pol_cost, row_s, DOUBLE),   F(pol_cost, kv_row_s, DOUBLE),
+    F(pol_cost, pair_s, DOUBLE),  F(pol_cost, place_s, DOUBLE),
+    F(pol_cost, mass_s, DOUBLE),  F(pol_cost, head_s, DOUBLE),
+    F(pol_cost, row_step, U32),   {0}};
 static const struct field tier_field[] = {F(pol_tier_now, bytes_per_s, DOUBLE),
                                           F(pol_tier_now, first_s, DOUBLE),
                                           F(pol_tier_now, queue_s, DOUBLE),
@@ -92,9 +93,9 @@ static const struct field prediction_field[] = {F(pol_prediction, ttft_s, DOUBLE
                                                 F(pol_prediction, exposed_s, DOUBLE),
                                                 {0}};
 static const struct field head_field[] = {
-    F(ctl_decision, prompt, UNSIGNED),    F(ctl_decision, t, DOUBLE),
-    F(ctl_decision, before_s, DOUBLE),    F(ctl_decision, decide_s, DOUBLE),
-    F(ctl_decision, n_running, UNSIGNED), {0}};
+    F(ctl_decision, prompt, U32),      F(ctl_decision, t, DOUBLE),
+    F(ctl_decision, before_s, DOUBLE), F(ctl_decision, decide_s, DOUBLE),
+    F(ctl_decision, n_running, U32),   {0}};
 static const struct field measured_field[] = {
     {"prefill_s", DOUBLE, offsetof(struct ctl_decision, measured.prefill_s)},
     {"compute_s", DOUBLE, offsetof(struct ctl_decision, measured.compute_s)},
@@ -112,9 +113,6 @@ static int put_field(json_t *o, const struct field *f, const void *from)
         switch (f->kind) {
         case DOUBLE:
             v = json_real(*(const double *)(const void *)p);
-            break;
-        case UNSIGNED:
-            v = json_integer(*(const unsigned *)(const void *)p);
             break;
         case U32:
             v = json_integer(*(const uint32_t *)(const void *)p);
@@ -149,16 +147,12 @@ static int get(const json_t *o, const struct field *f, void *to, struct err *err
             : f->kind == DOUBLE ? !json_is_number(v)
                                 : !json_is_integer(v))
             return bad(err, f->name);
-        if ((f->kind == UNSIGNED || f->kind == U32) && (i < 0 || i > UINT32_MAX))
-            return bad(err, f->name);
+        if (f->kind == U32 && (i < 0 || i > UINT32_MAX)) return bad(err, f->name);
         if (f->kind == U64 && i < 0) return bad(err, f->name);
         if (f->kind == INT && (i < -1 || i > POL_TIERS_MAX)) return bad(err, f->name);
         switch (f->kind) {
         case DOUBLE:
             *(double *)(void *)p = json_number_value(v);
-            break;
-        case UNSIGNED:
-            *(unsigned *)(void *)p = (unsigned)i;
             break;
         case U32:
             *(uint32_t *)(void *)p = (uint32_t)i;
@@ -291,9 +285,9 @@ static int append_json(const char *text, size_t len, void *ctx)
     return buf_add(ctx, text, len);
 }
 
-int ctl_json_put(const json_t *o, struct buf *out)
+int ctl_json_put(const json_t *o, int digits, struct buf *out)
 {
-    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17);
+    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(digits);
 
     return o && json_dump_callback(o, append_json, out, flags) == 0 ? 0 : -ENOMEM;
 }

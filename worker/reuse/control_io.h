@@ -46,8 +46,8 @@ void ctl_decision_free(struct ctl_decision *d);
 
 /* NULL out of memory. alternatives: with what each strategy would have cost. */
 json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives);
-/* The JSON as text on one line, with all digits of every number. */
-int ctl_json_put(const json_t *o, struct buf *out);
+/* The JSON as text on one line; 17 digits are all of a number. */
+int ctl_json_put(const json_t *o, int digits, struct buf *out);
 /* -EINVAL with a sentence, -ENOMEM. */
 int ctl_decision_parse(const json_t *o, struct ctl_decision **ret, struct err *err);
 /* 1 pol_control() decides the same, bit for bit; 0 not, and ret_why says what differs. */

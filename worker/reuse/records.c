@@ -82,6 +82,18 @@ int rec_source_make(struct store_pin *pin, struct kv_source *ret)
     return 0;
 }
 
+int rec_source_in_ram(struct store *s, const struct tier_key *key, const int32_t *tok, uint32_t n,
+                      struct kv_source *ret)
+{
+    struct store_pin *pin;
+    enum store_miss why;
+    int rc = store_in_ram(s, key) ? store_lookup(s, key, tok, n, &pin, &why) : 0;
+
+    if (rc <= 0) return rc;
+    rc = rec_source_make(pin, ret);
+    return rc < 0 ? rc : 1;
+}
+
 void rec_source_tell(struct kv_source *src, int *ret_status)
 {
     struct source *s = src->ctx;

@@ -14,6 +14,9 @@
 uint64_t rec_bytes(const struct tier_ident *ident, uint32_t n_tok); /* of a record in RAM */
 /* Takes the pin: on failure it is released. */
 int rec_source_make(struct store_pin *pin, struct kv_source *ret);
+/* A record that RAM has: 1; 0 it is not there: idle work never waits for a slower tier. */
+int rec_source_in_ram(struct store *s, const struct tier_key *key, const int32_t *tok, uint32_t n,
+                      struct kv_source *ret);
 /* ret_status (alive until release()) gets the error of a layer that cannot be had. */
 void rec_source_tell(struct kv_source *s, int *ret_status);
 /* Takes the writer: on failure it is aborted. done() commits after success and aborts otherwise;

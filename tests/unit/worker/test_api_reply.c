@@ -73,32 +73,32 @@ TEST(stream_frames)
 
     api_put_frame_role(&b, &h, 1);
     ASSERT_OK(buf_status(&b));
-    ASSERT_STREQ(buf_cstr(&b),
-                 "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
-                 "\"model\":\"m\"" FP
-                 ",\"choices\":[{\"index\":1,\"delta\":{\"role\":\"assistant\","
-                 "\"content\":\"\",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}]}");
+    ASSERT_STREQ(
+        buf_cstr(&b),
+        "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
+        "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{\"role\":\"assistant\","
+        "\"content\":\"\",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     buf_clear(&b);
     h.usage_null = 1;
     api_put_frame_text(&b, &h, &s);
     ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
-                 "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
+                 "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{\"content\":\"bc\"},"
-                 "\"logprobs\":null,\"finish_reason\":null}],\"usage\":null}");
+                 "\"logprobs\":null,\"finish_reason\":null}],\"usage\":null}\n\n");
     buf_clear(&b);
     api_put_frame_finish(&b, &h, &s, NULL);
     ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
-                 "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
+                 "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
                  "\"model\":\"m\"" FP ",\"choices\":[{\"index\":1,\"delta\":{},\"logprobs\":null,"
-                 "\"finish_reason\":\"length\"}],\"usage\":null}");
+                 "\"finish_reason\":\"length\"}],\"usage\":null}\n\n");
     buf_clear(&b);
     api_put_frame_usage(&b, &h, &usage, &extra);
     ASSERT_OK(buf_status(&b));
     ASSERT_STREQ(buf_cstr(&b),
-                 "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
-                 "\"model\":\"m\"" FP ",\"choices\":[],\"usage\":" USAGE ",\"kvblend\":{}}");
+                 "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":5,"
+                 "\"model\":\"m\"" FP ",\"choices\":[],\"usage\":" USAGE ",\"kvblend\":{}}\n\n");
     buf_fini(&b);
 }
 

@@ -65,7 +65,7 @@ static struct ctl_decision *through_text(const struct ctl_decision *d)
     struct buf text = BUF_INIT;
     struct err e = {0};
 
-    ASSERT_OK(ctl_json_put(o, &text));
+    ASSERT_OK(ctl_json_put(o, 17, &text));
     json_decref(o);
     o = json_loads(buf_cstr(&text), 0, NULL);
     ASSERT_TRUE(o);

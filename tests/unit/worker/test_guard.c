@@ -1,8 +1,10 @@
 /* The guard's rules for requests, its answers and metrics; shadows themselves run in tests/e2e. */
-#include "worker/quality/guard.h"
-#include "worker/admin/metrics.h"
 #include "base/metric.h"
 #include "tests/test.h"
+#include "worker/admin/metrics.h"
+#include "worker/quality/guard.h"
+#include "worker/quality/sensitivity.h"
+#include "worker/worker.h"
 
 #include <jansson.h>
 
@@ -11,8 +13,7 @@ static void open_worker(struct worker *w, double kl_max)
     *w = (struct worker){.blend_ok = true};
     w->o =
         (struct wk_opts){.strategy = POL_QS, .ratio = 0.15, .guard_sample = 1, .guard_kl = kl_max};
-    w->mail_tail = &w->mail_head;
-    pthread_mutex_init(&w->mail_m, NULL);
+    wk_queue_init(&w->queue);
     ASSERT_OK(http_loop_create(&w->loop));
     ASSERT_OK(wk_guard_create(w));
 }
@@ -21,7 +22,7 @@ static void close_worker(struct worker *w)
 {
     wk_guard_destroy(w);
     http_loop_destroy(w->loop);
-    pthread_mutex_destroy(&w->mail_m);
+    wk_queue_fini(&w->queue);
 }
 
 static json_t *quality(struct worker *w)
@@ -39,7 +40,7 @@ TEST(nothing_is_ruled_before_there_is_evidence)
 {
     struct worker w;
     struct pol_guard_setting s;
-    const struct wk_mode m = {.wish = POL_AUTO, .mode = POL_AUTO, .ratio = -1};
+    const struct api_settings m = {.strategy = POL_AUTO, .mode = POL_AUTO, .ratio = -1};
     struct buf b = BUF_INIT;
     open_worker(&w, 0.1);
     ASSERT_EQ(wk_guard_rules(&w, &m, &s), 0);
@@ -91,4 +92,27 @@ TEST(what_is_left_uncomputed_is_a_metric)
     ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_score_left_sum 0.25") != NULL);
     ASSERT_TRUE(strstr(buf_cstr(&b), "kvblend_deviation_left_count 0") != NULL);
     buf_fini(&b);
+}
+
+/* Scores are measured for strategies that use them, and a record waits once. */
+TEST(sensitivity_is_wanted_where_it_is_used)
+{
+    static const enum pol_strategy strategies[] = {POL_QS, POL_HKVD};
+    const struct tier_key key = {1, 2};
+    const int32_t tok[3] = {5, 6, 7};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct wk_sensitivity_stats s;
+        struct worker w;
+        open_worker(&w, 0.1);
+        w.o.strategy = strategies[i];
+        ASSERT_OK(wk_sensitivity_create(&w));
+        wk_sensitivity_want(&w, &key, "", tok, 3);
+        wk_sensitivity_want(&w, &key, "", tok, 3);
+        wk_sensitivity_get_stats(&w, &s);
+        ASSERT_EQ(s.n_pending, pol_strategy_senses(w.o.strategy) ? 1 : 0);
+        ASSERT_EQ(s.n_measured + s.n_failed, 0);
+        wk_sensitivity_destroy(&w);
+        close_worker(&w);
+    }
 }

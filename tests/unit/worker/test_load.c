@@ -2,7 +2,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "tests/test.h"
-#include "worker/worker.h"
+#include "worker/fleet/fleet.h"
 
 struct said {
     unsigned long long seq;

@@ -5,6 +5,7 @@
 #include "worker/opts.h"
 #include "worker/opts_table.h"
 #include "worker/worker.h"
+#include "worker/kvlog.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -1,6 +1,8 @@
 /* wk_prepare(): a request's tokens, chunks and keys, against what the texts and offsets say. */
 #include "base/mem.h"
 #include "tests/test.h"
+#include "worker/call.h"
+#include "worker/request/request.h"
 #include "worker/worker.h"
 
 #include <stdlib.h>
@@ -10,7 +12,6 @@ struct kit {
     struct worker w;
     struct wk_hints h; /* borrowed strings */
     struct api_req r;
-    struct wk_mode m;
     struct wk_prompt p;
     struct api_err e;
 };
@@ -39,8 +40,8 @@ static void kit_open(struct kit *k, const char *tokenizer, const char *template)
     k->w.ctx_max = 4096;
     (void)snprintf(rel, sizeof rel, "tokenizers/hf/%s", tokenizer);
     ASSERT_OK(tok_open_path(test_data(rel), &k->w.tok, &err));
-    ASSERT_OK(seg_presets_load(NULL, &k->w.presets, &err));
-    ASSERT_OK(seg_learner_create(SEG_LEARNER_BYTES_MIN, &k->w.learner));
+    ASSERT_OK(seg_presets_load(NULL, &k->w.segmenter.presets, &err));
+    ASSERT_OK(seg_learner_create(SEG_LEARNER_BYTES_MIN, &k->w.segmenter.learner));
     if (template) {
         (void)snprintf(rel, sizeof rel, "chat/%s.jinja", template);
         char *jinja = read_text(rel);
@@ -62,8 +63,8 @@ static void kit_close(struct kit *k)
     drop(k);
     chat_close(k->w.chat);
     tok_close(k->w.tok);
-    seg_presets_free(k->w.presets);
-    seg_learner_free(k->w.learner);
+    seg_presets_free(k->w.segmenter.presets);
+    seg_learner_free(k->w.segmenter.learner);
 }
 
 /* The prompt `i` of a body, in place of the one before. */
@@ -75,8 +76,9 @@ static int prepare(struct kit *k, const char *body, size_t i)
     memset(&k->e, 0, sizeof k->e);
     bool chat = strstr(body, "\"messages\"") != NULL;
     int rc = api_parse(body, strlen(body), chat, &lim, &k->r, &k->e);
-    if (rc >= 0) rc = wk_mode_of(&k->w, &k->r, &k->h, &k->m, &k->e);
-    return rc < 0 ? rc : wk_prepare(&k->w, &k->r, &k->h, &k->m, i, &k->p, &k->e);
+    if (rc >= 0) rc = wk_settings(&k->w, &k->r, &k->h, &k->e);
+    const struct wk_prepare q = {.w = &k->w, .r = &k->r, .h = &k->h, .e = &k->e};
+    return rc < 0 ? rc : wk_prepare(&q, i, &k->p);
 }
 
 static void must(struct kit *k, const char *body)
@@ -122,7 +124,7 @@ static void check_inside(const struct kit *k, const struct wk_cut *c, size_t beg
     ASSERT_TRUE(c->tok0 == 0 || t->begin[c->tok0 - 1] < begin ||
                 t->begin[c->tok0 - 1] == t->end[c->tok0 - 1]);
     ASSERT_TRUE(last + 1 == t->n || t->end[last + 1] > end);
-    struct tier_key key = tier_key_chunk(&k->w.ident, k->m.ns, k->p.tok + c->tok0, c->n);
+    struct tier_key key = tier_key_chunk(&k->w.ident, k->r.kv.ns, k->p.tok + c->tok0, c->n);
     ASSERT_TRUE(tier_key_same(&key, &c->key));
 }
 
@@ -337,7 +339,7 @@ TEST(segment_lists_are_hints)
 }
 
 /* Who came first keeps the bytes: a part before a range of the request, that before a hint. */
-TEST(overlapping_wishes)
+TEST(overlapping_spans)
 {
     char *text = words(120, 8), list[64];
     char *body = json("{'prompt':'%s','kvblend':{'segments':[{'begin':0,'end':200},"
@@ -540,7 +542,7 @@ TEST(keys_and_text_ids_belong_to_a_namespace)
         ASSERT_OK(buf_addf(&b, "{\"prompt\":\"%s\"%s}", text, rest));
         k.h.ns = t[i].header;
         must(&k, buf_cstr(&b));
-        ASSERT_STREQ(k.m.ns, t[i].ns);
+        ASSERT_STREQ(k.r.kv.ns, t[i].ns);
         ASSERT_TRUE(k.p.n_cut == 1 && k.p.n_block > 0);
         cut[i] = k.p.cut[0];
         block[i] = k.p.block[0];

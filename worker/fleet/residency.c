@@ -1,4 +1,4 @@
-#include "worker/reuse/residents.h"
+#include "worker/fleet/residency.h"
 
 #include "base/assert.h"
 #include "base/buf.h"
@@ -31,7 +31,7 @@ struct text {
 struct gone {
     uint64_t id, seq;
 };
-struct residents {
+struct residency {
     pthread_mutex_t m;
     uint64_t epoch, seq;
     uint64_t lost_seq; /* departures up to this number are no longer remembered */
@@ -43,12 +43,12 @@ struct residents {
     uint64_t n_gone; /* ever; a ring */
 };
 
-static struct link *link_of(struct residents *r, const struct list *l, uint32_t i)
+static struct link *link_of(struct residency *r, const struct list *l, uint32_t i)
 {
     return l == &r->age ? &r->text[i].age : &r->text[i].news;
 }
 
-static void list_add(struct residents *r, struct list *l, uint32_t i)
+static void list_add(struct residency *r, struct list *l, uint32_t i)
 {
     *link_of(r, l, i) = (struct link){l->last, NONE};
     if (l->last == NONE)
@@ -58,7 +58,7 @@ static void list_add(struct residents *r, struct list *l, uint32_t i)
     l->last = i;
 }
 
-static void list_remove(struct residents *r, struct list *l, uint32_t i)
+static void list_remove(struct residency *r, struct list *l, uint32_t i)
 {
     const struct link *x = link_of(r, l, i);
     if (x->prev == NONE)
@@ -71,12 +71,12 @@ static void list_remove(struct residents *r, struct list *l, uint32_t i)
         link_of(r, l, x->next)->prev = x->prev;
 }
 
-static uint32_t *text_bucket(struct residents *r, uint64_t id)
+static uint32_t *text_bucket(struct residency *r, uint64_t id)
 {
     return &r->bucket[(id ^ id >> 32) & r->mask];
 }
 
-static void went(struct residents *r, uint32_t i)
+static void went(struct residency *r, uint32_t i)
 {
     struct text *t = &r->text[i];
     struct gone *g = &r->gone[r->n_gone++ % GONE_MAX];
@@ -87,7 +87,7 @@ static void went(struct residents *r, uint32_t i)
     r->n_held--;
 }
 
-static void held(struct residents *r, uint32_t i, int place)
+static void held(struct residency *r, uint32_t i, int place)
 {
     struct text *t = &r->text[i];
     if (t->place >= 0)
@@ -99,7 +99,7 @@ static void held(struct residents *r, uint32_t i, int place)
     list_add(r, &r->news, i);
 }
 
-static uint32_t text_take(struct residents *r)
+static uint32_t text_take(struct residency *r)
 {
     if (r->n < r->capacity) return r->n++;
     uint32_t i = r->age.first, *at = text_bucket(r, r->text[i].id);
@@ -111,10 +111,10 @@ static uint32_t text_take(struct residents *r)
     return i;
 }
 
-int residents_create(uint32_t capacity, uint64_t epoch, struct residents **ret)
+int residency_create(uint32_t capacity, uint64_t epoch, struct residency **ret)
 {
     uint32_t n_buckets = 1;
-    struct residents *r = mem_zalloc(sizeof *r);
+    struct residency *r = mem_zalloc(sizeof *r);
     ASSERT(capacity > 0);
     if (!r) return -ENOMEM;
     while (n_buckets < capacity)
@@ -127,7 +127,7 @@ int residents_create(uint32_t capacity, uint64_t epoch, struct residents **ret)
     r->bucket = mem_alloc(n_buckets * sizeof *r->bucket);
     (void)pthread_mutex_init(&r->m, NULL);
     if (!r->text || !r->bucket) {
-        residents_destroy(r);
+        residency_destroy(r);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < n_buckets; i++)
@@ -136,7 +136,7 @@ int residents_create(uint32_t capacity, uint64_t epoch, struct residents **ret)
     return 0;
 }
 
-void residents_destroy(struct residents *r)
+void residency_destroy(struct residency *r)
 {
     if (!r) return;
     (void)pthread_mutex_destroy(&r->m);
@@ -145,7 +145,7 @@ void residents_destroy(struct residents *r)
     mem_free(r);
 }
 
-void residents_note(struct residents *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
+void residency_note(struct residency *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
 {
     (void)pthread_mutex_lock(&r->m);
     uint32_t i = *text_bucket(r, text_id);
@@ -165,7 +165,7 @@ void residents_note(struct residents *r, uint64_t text_id, const struct tier_key
     (void)pthread_mutex_unlock(&r->m);
 }
 
-bool residents_sweep(struct residents *r, int (*where)(void *ctx, const struct tier_key *key),
+bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct tier_key *key),
                      void *ctx, uint32_t max)
 {
     (void)pthread_mutex_lock(&r->m);
@@ -188,7 +188,7 @@ bool residents_sweep(struct residents *r, int (*where)(void *ctx, const struct t
     return changed;
 }
 
-uint64_t residents_seq(struct residents *r)
+uint64_t residency_seq(struct residency *r)
 {
     (void)pthread_mutex_lock(&r->m);
     uint64_t seq = r->seq;
@@ -196,7 +196,7 @@ uint64_t residents_seq(struct residents *r)
     return seq;
 }
 
-uint32_t residents_count(struct residents *r)
+uint32_t residency_count(struct residency *r)
 {
     (void)pthread_mutex_lock(&r->m);
     uint32_t n = r->n_held;
@@ -205,9 +205,9 @@ uint32_t residents_count(struct residents *r)
 }
 
 /* As a share of what computing the tokens would take. */
-static double cost_of(const struct residents_ask *a, const struct text *t)
+static double cost_of(const struct residency_ask *a, const struct text *t)
 {
-    const struct residents_place *p = &a->place[t->place];
+    const struct residency_place *p = &a->place[t->place];
     double compute = a->ms_per_token * t->n_tok;
     if (t->place == 0) return 0;
     if (p->ms < 0 || compute <= 0) return COST_UNKNOWN;
@@ -238,7 +238,7 @@ static int put_ram(const struct text *t, const char *name, struct buf *out)
     return rc < 0 ? rc : buf_addc(out, '\n');
 }
 
-static int put_text(const struct residents_ask *a, const struct text *t, struct buf *out)
+static int put_text(const struct residency_ask *a, const struct text *t, struct buf *out)
 {
     if ((size_t)t->place >= a->n_places) return 0;
     if (t->place == 0) return put_ram(t, a->place[0].name, out);
@@ -247,7 +247,7 @@ static int put_text(const struct residents_ask *a, const struct text *t, struct 
 }
 
 /* m held. */
-static int format(struct residents *r, const struct residents_ask *a, struct buf *out)
+static int format(struct residency *r, const struct residency_ask *a, struct buf *out)
 {
     bool full = a->epoch != r->epoch || a->since > r->seq || a->since < r->lost_seq;
     uint64_t since = full ? 0 : a->since, n = r->n_gone < GONE_MAX ? r->n_gone : GONE_MAX;
@@ -264,7 +264,7 @@ static int format(struct residents *r, const struct residents_ask *a, struct buf
     return rc;
 }
 
-int residents_format(struct residents *r, const struct residents_ask *a, struct buf *out)
+int residency_format(struct residency *r, const struct residency_ask *a, struct buf *out)
 {
     (void)pthread_mutex_lock(&r->m);
     int rc = format(r, a, out);

@@ -4,17 +4,19 @@
  * without that nothing would ever be loaded from it. The price of computing comes from calibration
  * (calib.c) and follows every prefill; a batch that is being decoded meanwhile makes it dearer by a
  * share that is measured, too. */
-#include "worker/reuse/control.h"
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "fusor/core/step_budget.h"
 #include "policy/control.h"
 #include "tiers/store_admin.h"
 #include "tiers/store_write.h"
-#include "worker/quality/guard.h"
-#include "worker/reuse/records.h"
 #include "worker/admin/metrics.h"
+#include "worker/kvlog.h"
+#include "worker/quality/guard.h"
+#include "worker/reuse/calib.h"
+#include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -28,7 +30,7 @@
 #define AVERAGE_WEIGHT 0.1
 enum { USUAL_CHUNKS = 6 }; /* chosen: of a prompt, before one has come */
 
-struct wk_control {
+struct wk_decider {
     bool on;
     double loss;
     struct wk_kvlog *log;
@@ -42,7 +44,7 @@ struct wk_control {
 };
 
 /* ---- life ---- */
-static int calibrate(struct worker *w, struct wk_control *k)
+static int calibrate(struct worker *w, struct wk_decider *k)
 {
     const struct ctl_calib_opts o = {.cache_dir = *w->cache_dir ? w->cache_dir : NULL,
                                      .kv_dtype = w->ident.dtype};
@@ -63,16 +65,16 @@ static int calibrate(struct worker *w, struct wk_control *k)
     return 0;
 }
 
-int wk_control_open(struct worker *w, struct err *err)
+int wk_decider_open(struct worker *w, struct err *err)
 {
-    struct wk_control *k = mem_zalloc(sizeof *k);
+    struct wk_decider *k = mem_zalloc(sizeof *k);
     int rc;
 
     if (!k) return err_set(err, -ENOMEM, "out of memory");
     pthread_mutex_init(&k->m, NULL);
     k->busy_share = BUSY_SHARE_FIRST;
     k->loss = w->profile.loss;
-    w->control = k;
+    w->reuse.decider = k;
     if (w->o.decision_log) {
         rc = wk_kvlog_open(w->o.decision_log, "--decision-log", &k->log, err);
         if (rc < 0) return rc;
@@ -81,9 +83,9 @@ int wk_control_open(struct worker *w, struct err *err)
     return 0;
 }
 
-void wk_control_close(struct worker *w)
+void wk_decider_close(struct worker *w)
 {
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
 
     if (!k) return;
     for (size_t i = 0; i < WK_DECISIONS_KEPT; i++)
@@ -91,28 +93,15 @@ void wk_control_close(struct worker *w)
     wk_kvlog_close(k->log);
     pthread_mutex_destroy(&k->m);
     mem_free(k);
-    w->control = NULL;
+    w->reuse.decider = NULL;
 }
 
 static bool is_on(const struct worker *w)
 {
-    return w->control && w->control->on;
+    return w->reuse.decider && w->reuse.decider->on;
 }
 
 /* ---- the snapshot ---- */
-int wk_tier_index(const struct worker *w, const char *name)
-{
-    struct store_tier_stats s;
-
-    if (!name) return -1;
-    if (strcmp(name, "ram") == 0) return 0;
-    for (size_t i = 0; i < store_n_tiers(w->store); i++) {
-        store_get_tier_stats(w->store, i, &s);
-        if (strcmp(name, s.name) == 0) return 1 + (int)i;
-    }
-    return -1;
-}
-
 struct ctl_decision *wk_decision_create(struct worker *w, const struct wk_prompt *p)
 {
     const struct fus_profile *f = &w->profile;
@@ -171,7 +160,7 @@ static void put_tiers(struct worker *w, const uint64_t own_bytes[POL_TIERS_MAX],
 }
 
 /* What keeps the quality wanted, under what operator, client and the quality guard allow. */
-static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_decision *d)
+static void put_floors(struct worker *w, const struct api_settings *m, struct ctl_decision *d)
 {
     struct pol_guard_setting guard;
     bool guarded = wk_guard_rules(w, m, &guard) > 0, given = w->o.strategy_given;
@@ -181,7 +170,7 @@ static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_dec
         enum pol_strategy s = (enum pol_strategy)i;
         struct pol_strat_now *now = &d->in.strat[s];
         double floor = guarded ? guard.ratio : w->o.ratio, known;
-        bool is_known = fus_profile_ratio_for(&w->profile, s, w->control->loss, &known) == 1;
+        bool is_known = fus_profile_ratio_for(&w->profile, s, w->reuse.decider->loss, &known) == 1;
         if (is_known && guarded) floor = fmax(floor, known);
         if (is_known && !guarded && !w->o.ratio_given) floor = known;
         now->floor = fmax(floor, m->min_ratio); /* -1: not given */
@@ -194,7 +183,7 @@ static void put_floors(struct worker *w, const struct wk_mode *m, struct ctl_dec
 
 static void put_cost(struct worker *w, struct ctl_decision *d)
 {
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
     struct fus_engine_stats e = {0};
     double more = 1;
 
@@ -213,9 +202,9 @@ static void put_cost(struct worker *w, struct ctl_decision *d)
 
 /* ---- the decision ---- */
 /* What the client asks for, over what the operator set and the guard made of it. */
-static struct pol_request request_of(struct worker *w, const struct wk_mode *m)
+static struct pol_request request_of(struct worker *w, const struct api_settings *m)
 {
-    struct pol_request q = {.wish = m->wish,
+    struct pol_request q = {.wish = m->strategy,
                             .ratio = m->ratio,
                             .strategy_default = w->o.strategy,
                             .ratio_default = w->o.ratio,
@@ -231,8 +220,8 @@ static struct pol_request request_of(struct worker *w, const struct wk_mode *m)
     return q;
 }
 
-void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_bytes[POL_TIERS_MAX],
-               struct ctl_decision *d)
+void wk_decide(struct worker *w, const struct api_settings *m,
+               const uint64_t own_bytes[POL_TIERS_MAX], struct ctl_decision *d)
 {
     uint64_t t0 = clock_ns();
 
@@ -251,7 +240,7 @@ void wk_decide(struct worker *w, const struct wk_mode *m, const uint64_t own_byt
 }
 
 /* ---- what came of it ---- */
-static void keep(struct wk_control *k, const struct ctl_decision *d)
+static void keep(struct wk_decider *k, const struct ctl_decision *d)
 {
     struct ctl_decision *mine = ctl_decision_copy(d), *old;
 
@@ -259,7 +248,7 @@ static void keep(struct wk_control *k, const struct ctl_decision *d)
     if (k->log) {
         json_t *o = ctl_decision_json(d, false);
         struct buf b = BUF_INIT;
-        if (ctl_json_put(o, &b) == 0 && buf_addc(&b, '\n') == 0) wk_kvlog_put(k->log, &b);
+        if (ctl_json_put(o, 17, &b) == 0 && buf_addc(&b, '\n') == 0) wk_kvlog_put(k->log, &b);
         buf_fini(&b);
         json_decref(o);
     }
@@ -271,10 +260,10 @@ static void keep(struct wk_control *k, const struct ctl_decision *d)
     ctl_decision_free(old);
 }
 
-void wk_control_visit(struct worker *w, int (*fn)(void *ctx, const struct ctl_decision *d),
-                      void *ctx)
+void wk_decisions_visit(struct worker *w, int (*fn)(void *ctx, const struct ctl_decision *d),
+                        void *ctx)
 {
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
 
     pthread_mutex_lock(&k->m);
     for (size_t i = 1; i <= WK_DECISIONS_KEPT; i++) {
@@ -291,7 +280,7 @@ static void move(double *average, double x)
 }
 
 /* m held. What this prefill says of the price of computing. */
-static void learn(struct wk_control *k, const struct ctl_decision *d)
+static void learn(struct wk_decider *k, const struct ctl_decision *d)
 {
     double compute_s = d->measured.compute_s;
     struct pol_work work;
@@ -304,15 +293,15 @@ static void learn(struct wk_control *k, const struct ctl_decision *d)
         move(&k->busy_share, fmin(fmax(d->measured.prefill_s / compute_s - 1, 0), 2));
 }
 
-void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_outcome *r)
+void wk_decision_done(struct worker *w, struct ctl_decision *d, const struct wk_outcome *r)
 {
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
 
     if (!k || !d) return;
     d->measured.prefill_s = r ? r->prefill_ms / 1e3 : -1;
     d->measured.compute_s = r ? r->report->compute_ms / 1e3 : -1;
     d->measured.ttft_s = r ? r->ttft_ms / 1e3 : -1;
-    d->measured.whole = r && r->whole && !d->loose;
+    d->measured.whole = r && r->report->n_failed_ranges == 0 && !d->loose;
     if (r) {
         pthread_mutex_lock(&k->m);
         if (k->prefill_ms <= 0) k->prefill_ms = r->prefill_ms;
@@ -326,9 +315,9 @@ void wk_control_done(struct worker *w, struct ctl_decision *d, const struct wk_o
     keep(k, d);
 }
 
-double wk_control_worth_ms(struct worker *w, uint32_t n_tok)
+double wk_decider_worth_ms(struct worker *w, uint32_t n_tok)
 {
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
     struct fus_engine_stats e = {0};
 
     if (!is_on(w)) return 0;
@@ -343,12 +332,12 @@ double wk_control_worth_ms(struct worker *w, uint32_t n_tok)
     return queue_ms + p.ttft_s * 1e3;
 }
 
-void wk_control_place(struct worker *w, uint32_t n, struct store_writer *writer)
+void wk_decider_place(struct worker *w, uint32_t n, struct store_writer *writer)
 {
     struct ctl_decision d = {0}; /* its snapshot of the tiers */
     struct pol_place_in in = {
         .bytes = rec_bytes(&w->ident, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
-    struct wk_control *k = w->control;
+    struct wk_decider *k = w->reuse.decider;
     static const char *const name[] = {"ram", "nvme", "redis"};
     static const double price[] = {3, 0.1, 3}; /* chosen: $ per GB, late 2025 */
 

@@ -1,8 +1,9 @@
 /* The worker's helper threads. */
 #include "tests/test.h"
-#include "worker/worker.h"
+#include "worker/loop_queue.h"
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

@@ -6,12 +6,13 @@
  * pauses. The neighbours' stored KV is used where it is in RAM. One measurement is with the engine
  * at a time, so that builds and requests never wait for more than that; until all neighbours are
  * done nothing is stored, and the request path takes the chunk as average. */
-#include "worker/reuse/records.h"
-#include "worker/worker.h"
+#include "worker/quality/sensitivity.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "tiers/store_write.h"
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
 
 #include <string.h>
 
@@ -28,19 +29,19 @@ struct text { /* of a chunk; counted references, guarded by senses.m */
     char *ns;
     int32_t *tok;
     uint32_t n;
-    unsigned n_behind; /* neighbours that it has been measured with */
-    struct text *next; /* in its queue */
+    unsigned n_behind;      /* neighbours that it has been measured with */
+    TAILQ_ENTRY(text) link; /* in its queue */
 };
 struct queue {
-    struct text *first, **end;
+    TAILQ_HEAD(, text) list;
     unsigned n;
 };
-struct wk_senses {
+struct wk_sensitivity {
     pthread_mutex_t m;
     struct text *recent[RECENT_MAX];
     size_t recent_at;          /* the next place to overwrite */
     struct queue pending, few; /* few: measured, and once more when the collection has grown */
-    struct wk_sense_stats stats;
+    struct wk_sensitivity_stats stats;
     uint64_t wanted_ns; /* the last wish */
     struct wk_msg msg;  /* something is pending, or a step of the job has ended */
     struct http_timer *timer;
@@ -78,44 +79,34 @@ static struct text *text_make(const struct tier_key *key, const char *ns, const 
     return t;
 }
 
-static void queue_init(struct queue *q)
-{
-    *q = (struct queue){.end = &q->first};
-}
-
 static void queue_put(struct queue *q, struct text *t)
 {
-    *q->end = t;
-    q->end = &t->next;
+    TAILQ_INSERT_TAIL(&q->list, t, link);
     q->n++;
 }
 
-static struct text *queue_take(struct queue *q, struct text **at)
+static struct text *queue_take(struct queue *q, struct text *t)
 {
-    struct text *t = *at;
-
-    *at = t->next;
-    if (q->end == &t->next) q->end = at;
-    t->next = NULL;
+    TAILQ_REMOVE(&q->list, t, link);
     q->n--;
     return t;
 }
 
-static struct text **queue_find(struct queue *q, const struct tier_key *key)
+static struct text *queue_find(struct queue *q, const struct tier_key *key)
 {
-    struct text **p = &q->first;
+    struct text *t;
 
-    while (*p && !tier_key_same(&(*p)->key, key))
-        p = &(*p)->next;
-    return *p ? p : NULL;
+    TAILQ_FOREACH(t, &q->list, link)
+    if (tier_key_same(&t->key, key)) break;
+    return t;
 }
 
-static bool is_pending(struct wk_senses *s, const struct tier_key *key)
+static bool is_pending(struct wk_sensitivity *s, const struct tier_key *key)
 {
     return (s->own && tier_key_same(&s->own->key, key)) || queue_find(&s->pending, key);
 }
 
-static void remember(struct wk_senses *s, struct text *t)
+static void remember(struct wk_sensitivity *s, struct text *t)
 {
     for (size_t i = 0; i < RECENT_MAX; i++)
         if (s->recent[i] && tier_key_same(&s->recent[i]->key, &t->key)) return;
@@ -131,17 +122,17 @@ static bool is_wanted(const struct worker *w)
     return pol_strategy_senses(w->o.strategy) && w->blend_ok;
 }
 
-void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns, const int32_t *tok,
-                   uint32_t n)
+void wk_sensitivity_want(struct worker *w, const struct tier_key *key, const char *ns,
+                         const int32_t *tok, uint32_t n)
 {
-    struct wk_senses *s = w->senses;
+    struct wk_sensitivity *s = w->sensitivity;
     struct text *t = NULL;
 
     if (!s || n == 0 || !is_wanted(w)) return;
     pthread_mutex_lock(&s->m);
     if (s->pending.n < PENDING_MAX && !is_pending(s, key)) t = text_make(key, ns, tok, n);
     if (t) {
-        struct text **lost = queue_find(&s->few, key); /* with its record: this is a new one */
+        struct text *lost = queue_find(&s->few, key); /* with its record: this is a new one */
         if (lost) text_unref(queue_take(&s->few, lost));
         remember(s, t);
         queue_put(&s->pending, t);
@@ -151,36 +142,24 @@ void wk_sense_want(struct worker *w, const struct tier_key *key, const char *ns,
     if (t) wk_post(w, &s->msg);
 }
 
-void wk_sense_get_stats(struct worker *w, struct wk_sense_stats *ret)
+void wk_sensitivity_get_stats(struct worker *w, struct wk_sensitivity_stats *ret)
 {
-    pthread_mutex_lock(&w->senses->m);
-    *ret = w->senses->stats;
-    ret->n_pending = w->senses->pending.n;
-    pthread_mutex_unlock(&w->senses->m);
+    pthread_mutex_lock(&w->sensitivity->m);
+    *ret = w->sensitivity->stats;
+    ret->n_pending = w->sensitivity->pending.n;
+    pthread_mutex_unlock(&w->sensitivity->m);
 }
 
 /* ---- engine thread ---- */
 
-static int source_of_text(struct worker *w, const struct text *t, struct kv_source *ret)
-{
-    struct store_pin *pin;
-    enum store_miss why;
-
-    if (!store_in_ram(w->store, &t->key)) return 0; /* idle work never waits for a slower tier */
-    int rc = store_lookup(w->store, &t->key, t->tok, t->n, &pin, &why);
-    if (rc <= 0) return rc;
-    rc = rec_source_make(pin, ret);
-    return rc < 0 ? rc : 1;
-}
-
 static int on_sense(void *ctx, struct fus_sensitivity *ret)
 {
-    struct wk_senses *s = ctx;
+    struct wk_sensitivity *s = ctx;
     const struct text *before = s->before[s->at];
-    int rc = source_of_text(s->w, s->own, &ret->src);
+    int rc = rec_source_in_ram(s->w->store, &s->own->key, s->own->tok, s->own->n, &ret->src);
 
     if (rc <= 0) return rc;
-    rc = source_of_text(s->w, before, &ret->before_src);
+    rc = rec_source_in_ram(s->w->store, &before->key, before->tok, before->n, &ret->before_src);
     if (rc < 0) {
         ret->src.ops->release(ret->src.ctx);
         return rc;
@@ -195,7 +174,7 @@ static int on_sense(void *ctx, struct fus_sensitivity *ret)
 
 static void on_measured(void *ctx, int status)
 {
-    struct wk_senses *s = ctx;
+    struct wk_sensitivity *s = ctx;
 
     s->status = status;
     atomic_store(&s->ended, true);
@@ -211,33 +190,31 @@ static bool can_stand_before(const struct text *t, const struct text *own)
 
 /* Take the first of the queue that has neighbours: twice those that it was measured with, if any,
  * so that a chunk is measured a few times at most while its collection grows. m is held. */
-static bool take_from(struct wk_senses *s, struct queue *q)
+static bool take_from(struct wk_sensitivity *s, struct queue *q)
 {
     const unsigned most = s->w->profile.neighbours;
 
-    for (struct text **p = &q->first; *p; p = &(*p)->next) {
-        const unsigned least = (*p)->n_behind ? 2 * (*p)->n_behind : NEIGHBOURS_MIN;
+    struct text *t;
+
+    TAILQ_FOREACH(t, &q->list, link)
+    {
+        const unsigned least = t->n_behind ? 2 * t->n_behind : NEIGHBOURS_MIN;
         size_t n = 0;
         for (size_t i = 1; i <= RECENT_MAX && n < most; i++) {
             struct text *r = s->recent[(s->recent_at + RECENT_MAX - i) % RECENT_MAX];
-            if (can_stand_before(r, *p)) s->before[n++] = r;
+            if (can_stand_before(r, t)) s->before[n++] = r;
         }
         if (n < least && n < most) continue;
         for (size_t i = 0; i < n; i++)
             s->before[i]->refs++;
         s->n_before = n;
-        s->own = queue_take(q, p);
+        s->own = queue_take(q, t);
         return true;
     }
     return false;
 }
 
-static bool take_text(struct wk_senses *s)
-{
-    return take_from(s, &s->pending) || take_from(s, &s->few);
-}
-
-static void job_end(struct wk_senses *s, bool measured, bool failed)
+static void job_end(struct wk_sensitivity *s, bool measured, bool failed)
 {
     pthread_mutex_lock(&s->m);
     s->stats.n_measured += measured;
@@ -257,7 +234,7 @@ static void job_end(struct wk_senses *s, bool measured, bool failed)
 }
 
 /* Behind the next neighbour; false when the engine takes no more now. */
-static bool job_submit(struct wk_senses *s)
+static bool job_submit(struct wk_sensitivity *s)
 {
     const struct fus_build b = {.sink_token = s->w->sink_token,
                                 .n = s->own->n + s->before[s->at]->n,
@@ -273,7 +250,7 @@ static bool job_submit(struct wk_senses *s)
 }
 
 /* A step of the job has ended: true when the job has, too. */
-static bool job_step(struct wk_senses *s)
+static bool job_step(struct wk_sensitivity *s)
 {
     s->submitted = false;
     if (s->status == 0 && ++s->at < s->n_before) return false;
@@ -289,14 +266,14 @@ static bool job_step(struct wk_senses *s)
 }
 
 /* m is held. */
-static bool is_idle(const struct wk_senses *s)
+static bool is_idle(const struct wk_sensitivity *s)
 {
-    return s->w->n_gens == 0 && clock_ms_since(s->wanted_ns) >= IDLE_MS;
+    return s->w->requests.n_gens == 0 && clock_ms_since(s->wanted_ns) >= IDLE_MS;
 }
 
 static void work_on_scores(void *arg)
 {
-    struct wk_senses *s = arg;
+    struct wk_sensitivity *s = arg;
 
     if (atomic_load(&s->w->state) != WK_READY) return;
     if (s->submitted && !atomic_load(&s->ended)) return;
@@ -305,8 +282,8 @@ static void work_on_scores(void *arg)
         return;
     }
     pthread_mutex_lock(&s->m);
-    bool pending = s->pending.first || s->few.first, idle = is_idle(s);
-    bool taken = idle && take_text(s);
+    bool pending = s->pending.n || s->few.n, idle = is_idle(s);
+    bool taken = idle && (take_from(s, &s->pending) || take_from(s, &s->few));
     pthread_mutex_unlock(&s->m);
     if (pending && !idle) http_timer_set(s->timer, IDLE_MS);
     if (!taken) return;
@@ -316,12 +293,12 @@ static void work_on_scores(void *arg)
 
 static void on_msg(struct wk_msg *m)
 {
-    work_on_scores((char *)m - offsetof(struct wk_senses, msg));
+    work_on_scores((char *)m - offsetof(struct wk_sensitivity, msg));
 }
 
-int wk_senses_create(struct worker *w)
+int wk_sensitivity_create(struct worker *w)
 {
-    struct wk_senses *s = mem_zalloc(sizeof *s);
+    struct wk_sensitivity *s = mem_zalloc(sizeof *s);
 
     if (!s) return -ENOMEM;
     if (http_timer_create(w->loop, work_on_scores, s, &s->timer) < 0) {
@@ -330,28 +307,28 @@ int wk_senses_create(struct worker *w)
     }
     s->w = w;
     s->msg.fn = on_msg;
-    queue_init(&s->pending);
-    queue_init(&s->few);
+    TAILQ_INIT(&s->pending.list);
+    TAILQ_INIT(&s->few.list);
     pthread_mutex_init(&s->m, NULL);
-    w->senses = s;
+    w->sensitivity = s;
     return 0;
 }
 
-void wk_senses_destroy(struct worker *w)
+void wk_sensitivity_destroy(struct worker *w)
 {
-    struct wk_senses *s = w->senses;
+    struct wk_sensitivity *s = w->sensitivity;
 
     if (!s) return;
     wk_unpost(w, &s->msg);
     http_timer_destroy(s->timer);
     if (s->own) job_end(s, false, false);
-    while (s->pending.first)
-        text_unref(queue_take(&s->pending, &s->pending.first));
-    while (s->few.first)
-        text_unref(queue_take(&s->few, &s->few.first));
+    while (s->pending.n)
+        text_unref(queue_take(&s->pending, TAILQ_FIRST(&s->pending.list)));
+    while (s->few.n)
+        text_unref(queue_take(&s->few, TAILQ_FIRST(&s->few.list)));
     for (size_t i = 0; i < RECENT_MAX; i++)
         text_unref(s->recent[i]);
     pthread_mutex_destroy(&s->m);
     mem_free(s);
-    w->senses = NULL;
+    w->sensitivity = NULL;
 }

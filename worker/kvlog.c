@@ -4,18 +4,22 @@
  * A thread writes, so that a slow disk delays nobody; the queue is bounded by bytes, and lines that
  * find it full are dropped and counted. One write() per line to a file opened with O_APPEND: lines
  * of several workers do not mix. */
-#include "worker/worker.h"
+#include "worker/kvlog.h"
 
 #include "base/buf.h"
+#include "base/mem.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <unistd.h>
 
 enum { QUEUE_BYTES_MAX = 4 << 20 }; /* chosen: some ten thousand requests */
 
 struct line {
-    struct line *next;
+    STAILQ_ENTRY(line) link;
     struct buf text;
 };
 struct wk_kvlog {
@@ -23,7 +27,7 @@ struct wk_kvlog {
     pthread_t thread;
     pthread_mutex_t m; /* guards all below */
     pthread_cond_t more;
-    struct line *head, **tail;
+    STAILQ_HEAD(, line) lines;
     size_t queued_bytes;
     uint64_t n_dropped;
     bool stop;
@@ -45,12 +49,11 @@ static void *kvlog_main(void *arg)
 
     pthread_mutex_lock(&l->m);
     for (;;) {
-        while (!l->head && !l->stop)
+        while (STAILQ_EMPTY(&l->lines) && !l->stop)
             pthread_cond_wait(&l->more, &l->m);
-        struct line *x = l->head;
+        struct line *x = STAILQ_FIRST(&l->lines);
         if (!x) break;
-        l->head = x->next;
-        if (!l->head) l->tail = &l->head;
+        STAILQ_REMOVE_HEAD(&l->lines, link);
         l->queued_bytes -= x->text.len;
         pthread_mutex_unlock(&l->m);
         bool ok = write_line(l->fd, &x->text);
@@ -75,7 +78,7 @@ int wk_kvlog_open(const char *path, const char *flag, struct wk_kvlog **ret, str
         mem_free(l);
         return rc;
     }
-    l->tail = &l->head;
+    STAILQ_INIT(&l->lines);
     pthread_mutex_init(&l->m, NULL);
     pthread_cond_init(&l->more, NULL);
     rc = -pthread_create(&l->thread, NULL, kvlog_main, l);
@@ -100,8 +103,7 @@ void wk_kvlog_put(struct wk_kvlog *l, struct buf *text)
     } else {
         x->text = *text;
         *text = (struct buf)BUF_INIT;
-        *l->tail = x;
-        l->tail = &x->next;
+        STAILQ_INSERT_TAIL(&l->lines, x, link);
         l->queued_bytes += x->text.len;
         x = NULL;
         pthread_cond_signal(&l->more);

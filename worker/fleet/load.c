@@ -1,10 +1,14 @@
 /* What waits for the engine, in predicted milliseconds, for gateways that want to know what a
  * request would meet here (feed.c). The engine works on one prefill at a time; its rest is what was
  * predicted less the time that it runs. */
-#include "worker/worker.h"
-
 #include "base/assert.h"
+#include "base/buf.h"
 #include "base/clock.h"
+#include "base/mem.h"
+#include "worker/fleet/fleet.h"
+#include "worker/reuse/prompt.h"
+
+#include <pthread.h>
 
 #define STEP 0.2          /* chosen: the last five or so, as for ms_per_token */
 #define REUSED_SHARE 0.25 /* chosen: of a computed token's time, until one was measured */

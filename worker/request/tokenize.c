@@ -1,4 +1,5 @@
 /* /tokenize and /detokenize, on a helper thread. */
+#include "worker/request/request.h"
 #include "worker/worker.h"
 
 #include <string.h>
@@ -26,23 +27,12 @@ static int tokenize_messages(struct wk_task *t, struct api_req *r)
     struct worker *w = t->w;
     struct chat_out out = {0};
     struct tok_ids ids = {0};
-    struct chat_msg *m;
-    struct err err = {0};
     int rc = api_parse_messages(r, json_object_get(r->root, "messages"), &t->e);
     bool bos = flag(r->root, "add_special", "add_special_tokens", 0);
 
     if (rc < 0) return rc;
-    if (!w->chat)
-        return api_err_set(&t->e, API_NO_CHAT_TEMPLATE, "messages", "This model cannot chat: %s.",
-                           w->chat_error);
-    m = arena_alloc(&r->arena, r->n_msg * sizeof *m);
-    if (!m) return -ENOMEM;
-    for (size_t i = 0; i < r->n_msg; i++)
-        m[i] = (struct chat_msg){r->msg[i].role, r->msg[i].text, r->msg[i].len};
-    const struct chat_thread thread = {m, r->n_msg, flag(r->root, "add_generation_prompt", "", 1)};
-    rc = chat_render(w->chat, w->tok, &thread, &out, &err);
-    if (rc < 0 && rc != -ENOMEM)
-        rc = api_err_set(&t->e, API_INVALID_VALUE, "messages", "%s.", err.msg);
+    r->add_generation_prompt = flag(r->root, "add_generation_prompt", "", 1);
+    rc = wk_render_chat(w, r, NULL, &out, &t->e);
     if (rc >= 0) rc = tok_encode(w->tok, out.pieces, out.n_pieces, bos ? TOK_BOS : 0, &ids);
     if (rc >= 0) rc = put_ids(t, ids.id, ids.n);
     tok_ids_fini(&ids);

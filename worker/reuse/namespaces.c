@@ -1,13 +1,45 @@
 /* How namespaces are written, by the hash that records carry: a record of NVMe or Redis does not
  * say more, and a name is worth showing to operators. One slot a hash and no list of what is in
  * use: whoever sends many names pushes others out, and takes no more memory. */
-#include "worker/worker.h"
+#include "worker/reuse/namespaces.h"
 
+#include "base/buf.h"
+#include "base/mem.h"
+#include "segment/segment.h"
+#include "tiers/record.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <string.h>
+
+int wk_ns_join(char *out, size_t cap, const char *outer, const char *inner)
+{
+    size_t a = outer ? strlen(outer) : 0, b = inner ? strlen(inner) : 0;
+
+    if (a + b + 2 > cap) return -ERANGE;
+    memcpy(out, outer ? outer : "", a);
+    if (b) out[a++] = SEG_SPACE_INNER;
+    memcpy(out + a, inner ? inner : "", b);
+    out[a + b] = 0;
+    return 0;
+}
+
+int wk_ns_parse(const char *text, char *out, size_t cap)
+{
+    const char *slash = strchr(text, '/');
+    char outer[512];
+    size_t n = slash ? (size_t)(slash - text) : strlen(text);
+
+    if (n >= sizeof outer) return -ERANGE;
+    memcpy(outer, text, n);
+    outer[n] = 0;
+    return wk_ns_join(out, cap, outer, slash ? slash + 1 : NULL);
+}
 
 enum { SLOTS = 1024 }; /* chosen: more tenants than one worker has; 512 KB at the very most */
 
-struct wk_names {
+struct wk_namespaces {
     pthread_mutex_t m; /* guards what follows; stands alone */
     struct {
         uint64_t hash;
@@ -15,9 +47,9 @@ struct wk_names {
     } slot[SLOTS];
 };
 
-int wk_names_create(struct wk_names **ret)
+int wk_namespaces_create(struct wk_namespaces **ret)
 {
-    struct wk_names *n = mem_zalloc(sizeof *n);
+    struct wk_namespaces *n = mem_zalloc(sizeof *n);
 
     if (!n) return -ENOMEM;
     pthread_mutex_init(&n->m, NULL);
@@ -25,7 +57,7 @@ int wk_names_create(struct wk_names **ret)
     return 0;
 }
 
-void wk_names_destroy(struct wk_names *n)
+void wk_namespaces_destroy(struct wk_namespaces *n)
 {
     if (!n) return;
     for (size_t i = 0; i < SLOTS; i++)
@@ -34,7 +66,7 @@ void wk_names_destroy(struct wk_names *n)
     mem_free(n);
 }
 
-void wk_names_note(struct wk_names *n, const char *ns)
+void wk_namespaces_note(struct wk_namespaces *n, const char *ns)
 {
     uint64_t hash = record_ns_hash(ns);
 
@@ -50,7 +82,7 @@ void wk_names_note(struct wk_names *n, const char *ns)
     pthread_mutex_unlock(&n->m);
 }
 
-int wk_names_put(struct wk_names *n, uint64_t hash, struct buf *out)
+int wk_namespaces_put(struct wk_namespaces *n, uint64_t hash, struct buf *out)
 {
     char text[512];
     bool known = false;

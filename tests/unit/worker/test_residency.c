@@ -1,7 +1,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "tests/test.h"
-#include "worker/reuse/residents.h"
+#include "worker/fleet/residency.h"
 
 #include <errno.h>
 
@@ -13,7 +13,7 @@ static int where(void *ctx, const struct tier_key *key)
     return place_of[key->lo % IDS];
 }
 
-static const struct residents_place places[] = {{"ram", 0, 0}, {"nvme", 5, 0.01}};
+static const struct residency_place places[] = {{"ram", 0, 0}, {"nvme", 5, 0.01}};
 
 static void nobody(void)
 {
@@ -26,56 +26,56 @@ static struct tier_key key_of(uint64_t id)
     return (struct tier_key){.hi = 7, .lo = id};
 }
 
-static void note(struct residents *r, uint64_t id, uint32_t n)
+static void note(struct residency *r, uint64_t id, uint32_t n)
 {
     struct tier_key k = key_of(id);
-    residents_note(r, id, &k, n);
+    residency_note(r, id, &k, n);
 }
 
-static const char *ask(struct residents *r, uint64_t epoch, uint64_t since, struct buf *out)
+static const char *ask(struct residency *r, uint64_t epoch, uint64_t since, struct buf *out)
 {
-    struct residents_ask a = {epoch, since, places, 2, 0.5};
+    struct residency_ask a = {epoch, since, places, 2, 0.5};
     buf_clear(out);
-    ASSERT_OK(residents_format(r, &a, out));
+    ASSERT_OK(residency_format(r, &a, out));
     return buf_cstr(out);
 }
 
 TEST(what_comes_moves_and_goes)
 {
-    struct residents *r;
+    struct residency *r;
     struct buf b = BUF_INIT;
     nobody();
-    ASSERT_OK(residents_create(16, 0xab, &r));
+    ASSERT_OK(residency_create(16, 0xab, &r));
     ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 0 full\n");
     note(r, 1, 100);
     note(r, 2, 200);
-    ASSERT_TRUE(!residents_sweep(r, where, NULL, 100)); /* brought, but not held */
+    ASSERT_TRUE(!residency_sweep(r, where, NULL, 100)); /* brought, but not held */
     place_of[1] = 0;
-    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
-    ASSERT_TRUE(!residents_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(!residency_sweep(r, where, NULL, 100));
     ASSERT_STREQ(ask(r, 0, 0, &b), "@ab 1 full\n+1 100 0.000 ram\n");
     ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 1 delta\n");
     place_of[1] = 1; /* evicted from RAM: 5 + 1 ms instead of 50 */
     place_of[2] = 0;
-    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
     ASSERT_STREQ(ask(r, 0xab, 1, &b), "@ab 3 delta\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
-    ASSERT_EQ(residents_count(r), 2);
+    ASSERT_EQ(residency_count(r), 2);
     place_of[2] = -ENOENT;
-    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
     ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 4 delta\n-2\n");
     place_of[2] = 0; /* gone and back between two questions */
-    ASSERT_TRUE(residents_sweep(r, where, NULL, 100));
+    ASSERT_TRUE(residency_sweep(r, where, NULL, 100));
     ASSERT_STREQ(ask(r, 0xab, 3, &b), "@ab 5 delta\n-2\n+2 200 0.000 ram\n");
     ASSERT_STREQ(ask(r, 0xab, 9, &b), /* another life's number */
                  "@ab 5 full\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
     ASSERT_STREQ(ask(r, 0xac, 5, &b), "@ab 5 full\n+2 200 0.000 ram\n+1 100 0.120 nvme\n");
-    struct residents_ask unknown = {0xab, 0, places, 2, 0};
+    struct residency_ask unknown = {0xab, 0, places, 2, 0};
     buf_clear(&b);
-    ASSERT_OK(residents_format(r, &unknown, &b));
+    ASSERT_OK(residency_format(r, &unknown, &b));
     ASSERT_TRUE(strstr(buf_cstr(&b), "+1 100 0.100 nvme\n") != NULL);
     buf_fini(&b);
-    residents_destroy(r);
-    residents_destroy(NULL);
+    residency_destroy(r);
+    residency_destroy(NULL);
 }
 
 /* ---- a reader that follows ---- */
@@ -86,7 +86,7 @@ struct reader {
     unsigned n_full;
 };
 
-static void follow(struct reader *x, struct residents *r)
+static void follow(struct reader *x, struct residency *r)
 {
     struct buf b = BUF_INIT;
     const char *p = ask(r, x->epoch, x->seq, &b);
@@ -115,11 +115,11 @@ static void follow(struct reader *x, struct residents *r)
 static void play(uint32_t capacity, uint64_t seed, unsigned ids, struct reader *often,
                  struct reader *seldom)
 {
-    struct residents *r;
+    struct residency *r;
     nobody();
     memset(often, 0, sizeof *often);
     memset(seldom, 0, sizeof *seldom);
-    ASSERT_OK(residents_create(capacity, 5, &r));
+    ASSERT_OK(residency_create(capacity, 5, &r));
     for (int i = 0; i < 40000; i++) {
         uint64_t id = 1 + test_rand(&seed) % (ids - 1);
         switch (test_rand(&seed) % 4) {
@@ -130,12 +130,12 @@ static void play(uint32_t capacity, uint64_t seed, unsigned ids, struct reader *
             place_of[id] = (int)(test_rand(&seed) % 3) - 1;
             break;
         default:
-            (void)residents_sweep(r, where, NULL, (uint32_t)(test_rand(&seed) % 16));
+            (void)residency_sweep(r, where, NULL, (uint32_t)(test_rand(&seed) % 16));
         }
         if (i % 10 == 0) follow(often, r);
         if (i % 19999 == 19998) follow(seldom, r);
     }
-    (void)residents_sweep(r, where, NULL, capacity);
+    (void)residency_sweep(r, where, NULL, capacity);
     follow(often, r);
     follow(seldom, r);
     unsigned n = 0;
@@ -145,9 +145,9 @@ static void play(uint32_t capacity, uint64_t seed, unsigned ids, struct reader *
         if (often->held[id]) ASSERT_TRUE(place_of[id] >= 0);
         n += often->held[id] > 0;
     }
-    ASSERT_EQ(n, residents_count(r));
+    ASSERT_EQ(n, residency_count(r));
     ASSERT_TRUE(n <= capacity && (n > 0 || capacity < 50));
-    residents_destroy(r);
+    residency_destroy(r);
 }
 
 TEST(readers_follow)
@@ -164,26 +164,26 @@ TEST(readers_follow)
 
 TEST(sweeps_take_turns)
 {
-    struct residents *r;
+    struct residency *r;
     nobody();
-    ASSERT_OK(residents_create(100, 1, &r));
+    ASSERT_OK(residency_create(100, 1, &r));
     for (uint64_t i = 1; i <= 100; i++) {
         note(r, i, 10);
         place_of[i] = 0;
     }
     for (int i = 1; i <= 10; i++) {
-        ASSERT_TRUE(residents_sweep(r, where, NULL, 10));
-        ASSERT_EQ(residents_count(r), 10 * i);
+        ASSERT_TRUE(residency_sweep(r, where, NULL, 10));
+        ASSERT_EQ(residency_count(r), 10 * i);
     }
-    residents_destroy(r);
+    residency_destroy(r);
 }
 
 TEST(out_of_memory)
 {
-    struct residents *r;
+    struct residency *r;
     for (unsigned n = 1; n <= 3; n++) {
         mem_fail_nth(n);
-        ASSERT_ERR(residents_create(100, 1, &r), -ENOMEM);
+        ASSERT_ERR(residency_create(100, 1, &r), -ENOMEM);
     }
     mem_fail_nth(0);
 }

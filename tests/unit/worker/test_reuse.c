@@ -2,8 +2,12 @@
 #include "base/clock.h"
 #include "tests/test.h"
 #include "tiers/store_write.h"
-#include "worker/reuse/control.h"
+#include "worker/request/request.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/namespaces.h"
 #include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 /* ---- bytes to tokens ---- */
 TEST(cuts_move_inwards_to_whole_tokens)
@@ -216,8 +220,8 @@ static void prompt_make(struct kit *k, struct wk_prompt *p, int32_t *tok, bool w
     p->cut = mem_zalloc(2 * sizeof *p->cut);
     p->n_block = whole ? 3 : 1;
     p->block = mem_zalloc(3 * sizeof *p->block);
-    p->block_look = mem_zalloc(3 * sizeof *p->block_look);
-    ASSERT_TRUE(p->cut && p->block && p->block_look);
+    p->block_lookup = mem_zalloc(3 * sizeof *p->block_lookup);
+    ASSERT_TRUE(p->cut && p->block && p->block_lookup);
     for (uint32_t i = 0; i < 2; i++) {
         p->cut[i] = (struct wk_cut){.tok0 = 70 + 50 * i, .n = 50, .detector = "parts"};
         p->cut[i].key = tier_key_chunk(&k->w.ident, "", tok + p->cut[i].tok0, 50);
@@ -240,7 +244,7 @@ TEST(a_cold_plan_computes_and_captures_the_preamble)
 {
     struct kit k;
     struct wk_prompt p;
-    struct wk_mode m = {.wish = POL_AUTO, .ratio = 0.1, .store = true};
+    struct api_settings m = {.ns = "", .strategy = POL_AUTO, .ratio = 0.1, .store = true};
     struct fus_plan f = {0};
     int32_t tok[200];
     uint32_t captured;
@@ -253,7 +257,7 @@ TEST(a_cold_plan_computes_and_captures_the_preamble)
     ASSERT_EQ(f.n_range, 0);
     ASSERT_EQ(f.n_capture, 1);
     ASSERT_EQ(captured, 64);
-    ASSERT_TRUE(p.cut[0].missed && p.cut[0].look.why == STORE_MISS_NEVER);
+    ASSERT_TRUE(p.cut[0].missed && p.cut[0].lookup.why == STORE_MISS_NEVER);
     ASSERT_EQ(p.cut[1].source, WK_COMPUTED);
     plan_end(&f, arrays, -ECANCELED);
     m.store = false;
@@ -288,7 +292,7 @@ TEST(hits_and_misses_of_a_warm_plan)
     build(&k, TIER_PREFIX, &p.block[0], tok, 64, ROW, 0);
     build(&k, TIER_CHUNK, &p.cut[1].key, tok + 120, 50, ROW, 0);
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-        struct wk_mode m = {.wish = t[i].mode, .ratio = 0.25, .store = true};
+        struct api_settings m = {.ns = "", .strategy = t[i].mode, .ratio = 0.25, .store = true};
         f = (struct fus_plan){0};
         ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
         ASSERT_EQ(f.strategy, t[i].want);
@@ -315,7 +319,7 @@ TEST(prefix_mode_reuses_the_whole_chain)
 {
     struct kit k;
     struct wk_prompt p;
-    struct wk_mode m = {.wish = POL_PREFIX, .store = true};
+    struct api_settings m = {.ns = "", .strategy = POL_PREFIX, .store = true};
     struct fus_plan f = {0};
     int32_t tok[200];
     uint32_t captured;
@@ -352,7 +356,7 @@ TEST(a_failed_self_test_means_exact)
     build(&k, TIER_CHUNK, &p.cut[1].key, tok + 120, 50, ROW, 0);
     k.w.blend_ok = false;
     for (int wish = POL_FULL; wish <= POL_BLEND; wish++) {
-        struct wk_mode m = {.wish = (enum pol_strategy)wish, .ratio = 0.1};
+        struct api_settings m = {.ns = "", .strategy = (enum pol_strategy)wish, .ratio = 0.1};
         f = (struct fus_plan){0};
         ASSERT_OK(wk_plan(&k.w, &p, &m, &f, &arrays, &captured));
         ASSERT_EQ(f.strategy, POL_FULL);
@@ -367,7 +371,7 @@ struct held {
     uint32_t n_tok, n_prefix, n_hit, n_suffix;
 };
 
-static enum pol_strategy decide(struct kit *k, const struct wk_mode *m, const struct held *h,
+static enum pol_strategy decide(struct kit *k, const struct api_settings *m, const struct held *h,
                                 double *ret_ratio)
 {
     struct wk_cut cut = {.tok0 = h->n_tok - h->n_suffix - h->n_hit, .n = h->n_hit};
@@ -392,7 +396,7 @@ TEST(decisions)
     struct kit k;
     double ratio;
     struct held held = {1000, 0, 100, 10};
-    struct wk_mode m = {.wish = POL_AUTO, .ratio = -1};
+    struct api_settings m = {.ns = "", .strategy = POL_AUTO, .ratio = -1};
 
     kit_open(&k, KN_F16);
     k.w.o.ratio = 0.2;
@@ -406,22 +410,22 @@ TEST(decisions)
     held.n_suffix = 0;
     ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_HKVD);
     ASSERT_NEAR(ratio, 0.3, 1e-9);
-    m.wish = POL_BLEND;
+    m.strategy = POL_BLEND;
     held = (struct held){1000, 0, 20, 10};
     m.ratio = 1;
     for (int s = POL_REUSE; s < POL_STRATEGY_COUNT; s++) {
-        m.wish = (enum pol_strategy)s;
+        m.strategy = (enum pol_strategy)s;
         ASSERT_EQ(decide(&k, &m, &held, &ratio), (enum pol_strategy)s);
         ASSERT_NEAR(ratio, s == POL_REUSE ? 0 : 1, 1e-9);
     }
-    m.wish = POL_BLEND;
+    m.strategy = POL_BLEND;
     k.w.o.strategy = POL_SINK;
     ASSERT_EQ(decide(&k, &m, &held, &ratio), POL_SINK);
     kit_close(&k);
 }
 
 /* A mode that leaves nothing to choose goes before a strategy. */
-TEST(mode_and_strategy_are_one_wish)
+TEST(mode_and_strategy_are_one_setting)
 {
     static const struct {
         enum pol_strategy mode, want, strategy;
@@ -436,10 +440,12 @@ TEST(mode_and_strategy_are_one_wish)
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct api_req r = {.kv = {.mode = t[i].mode, .strategy = t[i].strategy, .ratio = -1}};
         struct api_err e;
-        struct wk_mode m;
-        ASSERT_OK(wk_mode_of(&w, &r, &none, &m, &e));
-        ASSERT_EQ(m.wish, t[i].want);
-        ASSERT_EQ(m.mode, t[i].mode);
-        ASSERT_NEAR(m.ratio, -1, 0);
+        arena_init(&r.arena);
+        ASSERT_OK(wk_settings(&w, &r, &none, &e));
+        ASSERT_EQ(r.kv.strategy, t[i].want);
+        ASSERT_EQ(r.kv.mode, t[i].mode);
+        ASSERT_NEAR(r.kv.ratio, -1, 0);
+        ASSERT_STREQ(r.kv.ns, "");
+        arena_fini(&r.arena);
     }
 }

@@ -1,11 +1,10 @@
 /* Registers the worker for gateways of other hosts (base/redis/registry.h): a thread that writes a
  * small record every few seconds from when the model is there until the worker drains. A Redis that
  * cannot be reached is told of once and tried again; it costs no request anything. */
-#include "worker/worker.h"
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/redis/registry.h"
+#include "worker/worker.h"
 
 #include <string.h>
 
@@ -64,7 +63,7 @@ static int make_record(const struct worker *w, char **ret)
     buf_adds(&b, ",\"model\":");
     buf_add_json_str(&b, w->model_name, strlen(w->model_name));
     buf_addf(&b, ",\"group\":\"%s\",\"version\":\"%s\",\"capacity\":%u,\"epoch\":\"%llx\"}",
-             w->o.registry_group, KV_VERSION, w->o.max_running, (unsigned long long)w->epoch);
+             w->o.registry_group, KV_VERSION, w->o.max_running, (unsigned long long)w->fleet.epoch);
     *ret = buf_status(&b) < 0 ? NULL : buf_take(&b, NULL);
     buf_fini(&b);
     return *ret ? 0 : -ENOMEM;
@@ -78,7 +77,7 @@ int wk_announce_start(struct worker *w)
     pthread_condattr_t attr;
     int rc;
 
-    if (!w->o.advertise || w->announce) return 0;
+    if (!w->o.advertise || w->fleet.announce) return 0;
     a = mem_zalloc(sizeof *a);
     if (!a) return -ENOMEM;
     a->address = w->o.advertise;
@@ -88,7 +87,7 @@ int wk_announce_start(struct worker *w)
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&a->wake, &attr);
     pthread_condattr_destroy(&attr);
-    w->announce = a;
+    w->fleet.announce = a;
     rc = make_record(w, &a->record);
     if (rc >= 0) rc = redis_sync_create(url, TIMEOUT_MS, &a->registry.redis, &err);
     if (rc >= 0) rc = -pthread_create(&a->thread, NULL, announce_main, a);
@@ -101,7 +100,7 @@ int wk_announce_start(struct worker *w)
 
 void wk_announce_leave(struct worker *w)
 {
-    struct wk_announce *a = w->announce;
+    struct wk_announce *a = w->fleet.announce;
 
     if (!a) return;
     pthread_mutex_lock(&a->m);
@@ -112,7 +111,7 @@ void wk_announce_leave(struct worker *w)
 
 void wk_announce_end(struct worker *w)
 {
-    struct wk_announce *a = w->announce;
+    struct wk_announce *a = w->fleet.announce;
 
     if (!a) return;
     wk_announce_leave(w);
@@ -122,5 +121,5 @@ void wk_announce_end(struct worker *w)
     pthread_mutex_destroy(&a->m);
     mem_free(a->record);
     mem_free(a);
-    w->announce = NULL;
+    w->fleet.announce = NULL;
 }

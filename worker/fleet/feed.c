@@ -5,12 +5,13 @@
  * table is swept a part at a time on the worker's tick, and only while somebody reads: a quarter of
  * a second is soon enough for routing. Shared tiers are left out: what every worker can fetch makes
  * none of them a better choice. */
-#include "worker/worker.h"
-
 #include "base/clock.h"
 #include "tiers/store_admin.h"
-#include "worker/reuse/residents.h"
+#include "worker/call.h"
+#include "worker/fleet/residency.h"
+#include "worker/reuse/prompt.h"
 #include "worker/reuse/records.h"
+#include "worker/worker.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,57 +43,48 @@ static uint64_t query_number(const struct wk_call *c, const char *name, int base
 
 static bool is_news(struct worker *w, const struct wanted *a)
 {
-    return a->epoch != w->epoch || a->since != residents_seq(w->residents) ||
-           (a->load && a->load_seq != wk_load_seq(w->load));
+    return a->epoch != w->fleet.epoch || a->since != residency_seq(w->fleet.residency) ||
+           (a->load && a->load_seq != wk_load_seq(w->fleet.load));
 }
 
 /* What a look-up in each place takes. */
-static size_t places(struct worker *w, struct residents_place ret[RESIDENTS_PLACES_MAX],
+static size_t places(struct worker *w, struct residency_place ret[RESIDENCY_PLACES_MAX],
                      struct store_tier_stats name[STORE_TIERS_MAX])
 {
     size_t n = store_n_tiers(w->store);
 
-    ret[0] = (struct residents_place){"ram", 0, 0};
+    ret[0] = (struct residency_place){"ram", 0, 0};
     for (size_t i = 0; i < n; i++) {
         double one = store_predict_ms(w->store, i, 0);
         double usual = store_predict_ms(w->store, i, rec_bytes(&w->ident, USUAL_TOKENS));
         store_get_tier_stats(w->store, i, &name[i]);
         if (name[i].direct) one = usual = 0;
-        ret[1 + i] = (struct residents_place){name[i].name, one, (usual - one) / USUAL_TOKENS};
+        ret[1 + i] = (struct residency_place){name[i].name, one, (usual - one) / USUAL_TOKENS};
     }
     return 1 + n;
 }
 
-static int put_load(struct worker *w, struct buf *b)
-{
-    return wk_load_put(w->load, atomic_load(&w->ms_per_token), w->o.max_running, b);
-}
-
 static void answer_reader(struct worker *w, struct wk_call *c, const struct wanted *x)
 {
-    struct residents_place place[RESIDENTS_PLACES_MAX];
+    struct residency_place place[RESIDENCY_PLACES_MAX];
     struct store_tier_stats name[STORE_TIERS_MAX];
-    struct residents_ask a = {.epoch = x->epoch,
+    struct residency_ask a = {.epoch = x->epoch,
                               .since = x->since,
                               .place = place,
                               .n_places = places(w, place, name),
-                              .ms_per_token = atomic_load(&w->ms_per_token)};
-    struct buf b = BUF_INIT, h = BUF_INIT;
+                              .ms_per_token = atomic_load(&w->reuse.ms_per_token)};
+    struct buf b = BUF_INIT;
 
-    if (residents_format(w->residents, &a, &b) < 0 || (x->load && put_load(w, &b) < 0) ||
-        wk_call_headers(c, NULL, &h) < 0) {
-        wk_reply_oom(c);
-    } else {
-        c->status = 200;
-        (void)http_reply(c->r, 200, "text/plain; charset=utf-8", buf_cstr(&h), b.data, b.len);
-    }
+    (void)residency_format(w->fleet.residency, &a, &b);
+    if (x->load)
+        (void)wk_load_put(w->fleet.load, atomic_load(&w->reuse.ms_per_token), w->o.max_running, &b);
+    wk_reply_text(c, "text/plain; charset=utf-8", &b);
     buf_fini(&b);
-    buf_fini(&h);
 }
 
 static void reader_closed(void *owner, bool aborted)
 {
-    struct wk_reader *x = owner, **p = &x->call->w->readers;
+    struct wk_reader *x = owner, **p = &x->call->w->fleet.readers;
 
     while (*p != x)
         p = &(*p)->next;
@@ -111,7 +103,7 @@ void wk_feed_get(struct worker *w, struct wk_call *c)
     struct wk_reader *x;
 
     c->route = "residents";
-    w->read_ns = clock_ns();
+    w->fleet.read_ns = clock_ns();
     if (wait_ms == 0 || is_news(w, &a)) {
         answer_reader(w, c, &a);
         return;
@@ -122,8 +114,8 @@ void wk_feed_get(struct worker *w, struct wk_call *c)
         return;
     }
     if (wait_ms > WAIT_MS_MAX) wait_ms = WAIT_MS_MAX;
-    *x = (struct wk_reader){w->readers, c, a, w->read_ns + wait_ms * 1000000};
-    w->readers = x;
+    *x = (struct wk_reader){w->fleet.readers, c, a, w->fleet.read_ns + wait_ms * 1000000};
+    w->fleet.readers = x;
     c->owner = x;
     c->on_close = reader_closed;
 }
@@ -137,7 +129,7 @@ static struct wk_reader *find_due(struct worker *w, uint64_t now)
 {
     bool ends = atomic_load(&w->state) != WK_READY;
 
-    for (struct wk_reader *x = w->readers; x; x = x->next)
+    for (struct wk_reader *x = w->fleet.readers; x; x = x->next)
         if (ends || is_news(w, &x->a) || now >= x->until_ns) return x;
     return NULL;
 }
@@ -155,15 +147,15 @@ static void answer_due(struct worker *w, uint64_t now)
 
 void wk_feed_load(struct worker *w)
 {
-    if (w->readers) answer_due(w, clock_ns());
+    if (w->fleet.readers) answer_due(w, clock_ns());
 }
 
 void wk_feed_tick(struct worker *w)
 {
     uint64_t now = clock_ns();
 
-    if (w->read_ns == 0 || now - w->read_ns > (uint64_t)READ_S * 1000000000) return;
-    (void)residents_sweep(w->residents, where, w->store, SWEEP_MAX);
+    if (w->fleet.read_ns == 0 || now - w->fleet.read_ns > (uint64_t)READ_S * 1000000000) return;
+    (void)residency_sweep(w->fleet.residency, where, w->store, SWEEP_MAX);
     answer_due(w, now);
 }
 
@@ -171,6 +163,6 @@ void wk_feed_note(struct worker *w, const struct wk_prompt *p)
 {
     for (size_t i = 0; i < p->n_cut; i++) {
         const struct wk_cut *c = &p->cut[i];
-        if (c->text_id) residents_note(w->residents, c->text_id, &c->key, c->n);
+        if (c->text_id) residency_note(w->fleet.residency, c->text_id, &c->key, c->n);
     }
 }

@@ -7,8 +7,8 @@
  * gets the rest, or all of it when that is too long ago. Nothing here is on a request's path but
  * one insertion per chunk. Records from before a restart are unknown until their texts come again.
  * Thread: any; it locks itself. */
-#ifndef WORKER_REUSE_RESIDENTS_H
-#define WORKER_REUSE_RESIDENTS_H
+#ifndef WORKER_FLEET_RESIDENCY_H
+#define WORKER_FLEET_RESIDENCY_H
 
 #include "tiers/key.h"
 
@@ -17,31 +17,31 @@
 #include <stdint.h>
 
 struct buf;
-struct residents;
-enum { RESIDENTS_MAX = 65536, RESIDENTS_PLACES_MAX = 8 };
+struct residency;
+enum { RESIDENCY_MAX = 65536, RESIDENCY_PLACES_MAX = 8 };
 
-int residents_create(uint32_t capacity, uint64_t epoch, struct residents **ret);
-void residents_destroy(struct residents *r);
+int residency_create(uint32_t capacity, uint64_t epoch, struct residency **ret);
+void residency_destroy(struct residency *r);
 /* A request's chunk (of n tokens): its text has this key as of now. */
-void residents_note(struct residents *r, uint64_t text_id, const struct tier_key *key, uint32_t n);
+void residency_note(struct residency *r, uint64_t text_id, const struct tier_key *key, uint32_t n);
 /* Ask for up to `max` texts, taking turns, where they are: `where` answers a place (0 = RAM …) or
  * <0. Returns whether something changed. */
-bool residents_sweep(struct residents *r, int (*where)(void *ctx, const struct tier_key *key),
+bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct tier_key *key),
                      void *ctx, uint32_t max);
-uint64_t residents_seq(struct residents *r);   /* of the last change; 0: nothing ever was here */
-uint32_t residents_count(struct residents *r); /* texts held now */
-struct residents_place {
+uint64_t residency_seq(struct residency *r);   /* of the last change; 0: nothing ever was here */
+uint32_t residency_count(struct residency *r); /* texts held now */
+struct residency_place {
     const char *name;        /* "ram", "nvme" */
     double ms, ms_per_token; /* what using it from there takes: in all, and per token */
 };
-struct residents_ask {
+struct residency_ask {
     uint64_t epoch, since;
-    const struct residents_place *place;
+    const struct residency_place *place;
     size_t n_places;
     double ms_per_token; /* of computing instead; 0 = unknown */
 };
 /* docs/api.md, GET /admin/residents: "@EPOCH SEQ full|delta", then "+ID TOKENS COST TIER" or "-ID",
  * a line each. */
-int residents_format(struct residents *r, const struct residents_ask *a, struct buf *out);
+int residency_format(struct residency *r, const struct residency_ask *a, struct buf *out);
 
 #endif

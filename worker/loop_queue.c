@@ -1,32 +1,44 @@
 /* Messages to the loop, and the helper threads.
  *
- * Mail: producers hang an embedded message on one list and wake the loop only when no wake-up is
+ * Producers hang an embedded message on one list and wake the loop only when no wake-up is
  * under way. So the loop's ring holds at most one entry of ours, and a request cannot fail to
  * report its end for want of a slot. A message that is already on the list is not added twice: what
  * happened is in the object it is embedded in. */
+#include "worker/loop_queue.h"
+
 #include "worker/worker.h"
 
 #include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-static void mail_drain(void *arg)
+void wk_queue_init(struct wk_loop_queue *q)
+{
+    *q = (struct wk_loop_queue){.scheduled = false};
+    TAILQ_INIT(&q->list);
+    pthread_mutex_init(&q->m, NULL);
+}
+
+void wk_queue_fini(struct wk_loop_queue *q)
+{
+    pthread_mutex_destroy(&q->m);
+}
+
+static void queue_drain(void *arg)
 {
     struct worker *w = arg;
 
     for (;;) {
         struct wk_msg *m;
-        pthread_mutex_lock(&w->mail_m);
-        m = w->mail_head;
+        pthread_mutex_lock(&w->queue.m);
+        m = TAILQ_FIRST(&w->queue.list);
         if (m) {
-            w->mail_head = m->next;
-            if (!w->mail_head) w->mail_tail = &w->mail_head;
-            m->next = NULL;
+            TAILQ_REMOVE(&w->queue.list, m, link);
             m->queued = false;
         } else {
-            w->mail_scheduled = false;
+            w->queue.scheduled = false;
         }
-        pthread_mutex_unlock(&w->mail_m);
+        pthread_mutex_unlock(&w->queue.m);
         if (!m) return;
         m->fn(m);
     }
@@ -34,37 +46,33 @@ static void mail_drain(void *arg)
 
 void wk_post(struct worker *w, struct wk_msg *m)
 {
-    pthread_mutex_lock(&w->mail_m);
+    pthread_mutex_lock(&w->queue.m);
     if (!m->queued) {
         m->queued = true;
-        m->next = NULL;
-        *w->mail_tail = m;
-        w->mail_tail = &m->next;
+        TAILQ_INSERT_TAIL(&w->queue.list, m, link);
     }
-    if (!w->mail_scheduled && http_loop_post(w->loop, mail_drain, w) == 0) w->mail_scheduled = true;
-    pthread_mutex_unlock(&w->mail_m);
+    if (!w->queue.scheduled && http_loop_post(w->loop, queue_drain, w) == 0)
+        w->queue.scheduled = true;
+    pthread_mutex_unlock(&w->queue.m);
 }
 
-void wk_mail_kick(struct worker *w)
+void wk_queue_kick(struct worker *w)
 {
-    pthread_mutex_lock(&w->mail_m);
-    if (w->mail_head && !w->mail_scheduled && http_loop_post(w->loop, mail_drain, w) == 0)
-        w->mail_scheduled = true;
-    pthread_mutex_unlock(&w->mail_m);
+    pthread_mutex_lock(&w->queue.m);
+    if (!TAILQ_EMPTY(&w->queue.list) && !w->queue.scheduled &&
+        http_loop_post(w->loop, queue_drain, w) == 0)
+        w->queue.scheduled = true;
+    pthread_mutex_unlock(&w->queue.m);
 }
 
 void wk_unpost(struct worker *w, struct wk_msg *m)
 {
-    pthread_mutex_lock(&w->mail_m);
+    pthread_mutex_lock(&w->queue.m);
     if (m->queued) {
-        struct wk_msg **p = &w->mail_head;
-        while (*p != m)
-            p = &(*p)->next;
-        *p = m->next;
-        if (w->mail_tail == &m->next) w->mail_tail = p;
+        TAILQ_REMOVE(&w->queue.list, m, link);
         m->queued = false;
     }
-    pthread_mutex_unlock(&w->mail_m);
+    pthread_mutex_unlock(&w->queue.m);
 }
 
 /* ---- helpers ---- */
@@ -75,7 +83,7 @@ enum {
 struct wk_pool {
     pthread_mutex_t m;
     pthread_cond_t more;
-    struct wk_job *head, **tail;
+    TAILQ_HEAD(, wk_job) jobs;
     bool stop;
     unsigned n;
     pthread_t thread[POOL_THREADS_MAX];
@@ -102,13 +110,10 @@ static void *pool_main(void *arg)
     for (;;) {
         struct wk_job *j;
         pthread_mutex_lock(&p->m);
-        while (!p->head && !p->stop)
+        while (TAILQ_EMPTY(&p->jobs) && !p->stop)
             pthread_cond_wait(&p->more, &p->m);
-        j = p->head;
-        if (j) {
-            p->head = j->next;
-            if (!p->head) p->tail = &p->head;
-        }
+        j = TAILQ_FIRST(&p->jobs);
+        if (j) TAILQ_REMOVE(&p->jobs, j, link);
         pthread_mutex_unlock(&p->m);
         if (!j) return NULL;
         j->fn(j);
@@ -122,7 +127,7 @@ int wk_pool_create(unsigned n_threads, struct wk_pool **ret)
     if (!p) return -ENOMEM;
     pthread_mutex_init(&p->m, NULL);
     pthread_cond_init(&p->more, NULL);
-    p->tail = &p->head;
+    TAILQ_INIT(&p->jobs);
     if (n_threads > POOL_THREADS_MAX) n_threads = POOL_THREADS_MAX;
     while (p->n < n_threads && pthread_create(&p->thread[p->n], NULL, pool_main, p) == 0)
         p->n++;
@@ -137,9 +142,7 @@ int wk_pool_create(unsigned n_threads, struct wk_pool **ret)
 void wk_pool_submit(struct wk_pool *p, struct wk_job *j)
 {
     pthread_mutex_lock(&p->m);
-    j->next = NULL;
-    *p->tail = j;
-    p->tail = &j->next;
+    TAILQ_INSERT_TAIL(&p->jobs, j, link);
     pthread_cond_signal(&p->more);
     pthread_mutex_unlock(&p->m);
 }

@@ -3,11 +3,14 @@
  * The ids answered are those a chat request finds for the same text between line breaks: a
  * tokenizer may merge a chunk's last character with the break behind it, and then that token
  * belongs to neither. A POST answers when its chunks are built, or at once with "wait": false. */
-#include "worker/worker.h"
-
 #include "tiers/record.h"
 #include "tiers/store_admin.h"
-#include "worker/reuse/residents.h"
+#include "worker/fleet/residency.h"
+#include "worker/request/request.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/lookup.h"
+#include "worker/reuse/namespaces.h"
+#include "worker/worker.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,11 +19,11 @@ struct item {
     struct tier_key key;
     int32_t *tok;
     uint32_t n;
-    struct wk_look look;
+    struct wk_lookup lookup;
     enum { ITEM_NEW, ITEM_QUEUED, ITEM_READY, ITEM_FAILED, ITEM_SHORT, ITEM_BUSY } state;
 };
-struct seg_task {
-    struct seg_task *next;
+struct wk_warmup {
+    struct wk_warmup *next;
     struct wk_task *t; /* owner of this */
     struct item *item;
     size_t n, n_open;
@@ -31,9 +34,9 @@ struct seg_task {
 static const char *const state_names[] = {"queued", "building",  "ready",
                                           "failed", "too_short", "queue_full"};
 
-static void seg_free(void *data)
+static void warmup_free(void *data)
 {
-    struct seg_task *s = data;
+    struct wk_warmup *s = data;
 
     for (size_t i = 0; i < s->n; i++)
         mem_free(s->item[i].tok);
@@ -49,7 +52,7 @@ static const json_t *text_of_item(const json_t *v)
     return json_is_string(t) ? t : NULL;
 }
 
-static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
+static int encode_all(struct wk_task *t, struct wk_warmup *s, const json_t *list)
 {
     s->n = json_array_size(list);
     s->item = mem_zalloc((s->n + 1) * sizeof *s->item);
@@ -73,7 +76,7 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
             it->state = ITEM_SHORT;
             continue;
         }
-        residents_note(t->w->residents,
+        residency_note(t->w->fleet.residency,
                        seg_text_id(s->ns, json_string_value(v), json_string_length(v)), &it->key,
                        it->n);
     }
@@ -81,7 +84,7 @@ static int encode_all(struct wk_task *t, struct seg_task *s, const json_t *list)
 }
 
 /* What a slower tier has need not be built. */
-static void find_stored(struct worker *w, struct seg_task *s)
+static void find_stored(struct worker *w, struct wk_warmup *s)
 {
     enum { WINDOW = 16 };
     size_t next = 0;
@@ -91,16 +94,17 @@ static void find_stored(struct worker *w, struct seg_task *s)
         for (; next < s->n && next < i + WINDOW; next++) {
             struct item *a = &s->item[next];
             if (a->state == ITEM_SHORT) continue;
-            (void)wk_look_ask(w, wk_worth_ms(w, NULL, a->n), &a->key, a->tok, a->n, &a->look);
+            const struct wk_wanted x = {&a->key, a->tok, a->n, wk_worth_ms(w, NULL, a->n)};
+            (void)wk_lookup_ask(w, &x, &a->lookup);
         }
-        if (wk_look_settle(w, &it->look, 0)) it->state = ITEM_READY;
-        wk_look_drop(w, &it->look);
+        if (wk_lookup_settle(w, &it->lookup, 0)) it->state = ITEM_READY;
+        wk_lookup_drop(w, &it->lookup);
     }
 }
 
-static int segments_run(struct wk_task *t)
+static int warmup_run(struct wk_task *t)
 {
-    struct seg_task *s = mem_zalloc(sizeof *s);
+    struct wk_warmup *s = mem_zalloc(sizeof *s);
     const json_t *list, *ns, *wait;
     json_t *root = NULL;
     int rc;
@@ -108,7 +112,7 @@ static int segments_run(struct wk_task *t)
     if (!s) return -ENOMEM;
     s->t = t;
     t->data = s;
-    t->data_free = seg_free;
+    t->data_free = warmup_free;
     rc = api_load_object(t->body, t->body_len, &root, &t->e);
     if (rc < 0) return rc;
     list = json_object_get(root, "texts");
@@ -122,7 +126,7 @@ static int segments_run(struct wk_task *t)
         return api_err_set(&t->e, API_STRING_TOO_LONG, "namespace",
                            "Invalid 'namespace': at most %zu bytes.", sizeof s->ns - 2);
     }
-    wk_names_note(t->w->names, s->ns);
+    wk_namespaces_note(t->w->namespaces, s->ns);
     if (!json_is_array(list) || json_array_size(list) == 0)
         rc = api_err_set(&t->e, API_MISSING_PARAMETER, "texts",
                          "Missing required parameter: 'texts', an array of texts.");
@@ -137,7 +141,7 @@ static int segments_run(struct wk_task *t)
 }
 
 /* ---- loop ---- */
-static void reply(struct seg_task *s)
+static void reply(struct wk_warmup *s)
 {
     struct wk_task *t = s->t;
     struct wk_call *c = t->call;
@@ -156,23 +160,20 @@ static void reply(struct seg_task *s)
     buf_adds(&t->out, "]}");
     if (c) {
         c->on_close = NULL;
-        if (buf_status(&t->out) < 0)
-            wk_reply_oom(c);
-        else
-            wk_reply_json(c, pending ? 202 : 200, NULL, &t->out);
+        wk_reply_buf(c, pending ? 202 : 200, &t->out);
     }
     wk_task_free(t);
 }
 
-static void segments_then(struct wk_task *t)
+static void warmup_then(struct wk_task *t)
 {
-    struct seg_task *s = t->data;
+    struct wk_warmup *s = t->data;
     struct worker *w = t->w;
     size_t n_open = 0;
 
     /* Listed first: a build may end while the next one is being queued. */
-    s->next = w->seg_tasks;
-    w->seg_tasks = s;
+    s->next = w->requests.warmups;
+    w->requests.warmups = s;
     s->n_open = s->n + 1;
     for (size_t i = 0; i < s->n; i++) {
         struct item *it = &s->item[i];
@@ -186,16 +187,16 @@ static void segments_then(struct wk_task *t)
     }
     s->n_open = n_open;
     if (n_open > 0 && s->wait) return;
-    w->seg_tasks = s->next;
+    w->requests.warmups = s->next;
     reply(s);
 }
 
-void wk_segments_built(struct worker *w, const struct tier_key *key, int status)
+void wk_warmups_built(struct worker *w, const struct tier_key *key, int status)
 {
-    struct seg_task **p = &w->seg_tasks;
+    struct wk_warmup **p = &w->requests.warmups;
 
     while (*p) {
-        struct seg_task *s = *p;
+        struct wk_warmup *s = *p;
         for (size_t i = 0; i < s->n; i++) {
             struct item *it = &s->item[i];
             if (it->state != ITEM_QUEUED || it->key.hi != key->hi || it->key.lo != key->lo)
@@ -212,16 +213,16 @@ void wk_segments_built(struct worker *w, const struct tier_key *key, int status)
     }
 }
 
-void wk_segments_post(struct worker *w, struct wk_call *c)
+void wk_warmups_post(struct worker *w, struct wk_call *c, const char *rest)
 {
-    wk_task_start(w, c, segments_run, segments_then);
+    wk_task_start(w, c, &(struct wk_work){.fn = warmup_run, .then = warmup_then});
 }
 
-void wk_segments_fini(struct worker *w)
+void wk_warmups_fini(struct worker *w)
 {
-    while (w->seg_tasks) {
-        struct seg_task *s = w->seg_tasks;
-        w->seg_tasks = s->next;
+    while (w->requests.warmups) {
+        struct wk_warmup *s = w->requests.warmups;
+        w->requests.warmups = s->next;
         wk_task_free(s->t);
     }
 }

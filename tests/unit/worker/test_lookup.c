@@ -1,11 +1,17 @@
 /* Early look-ups of a prompt over RAM and a file: what is held, by whom, and until when. */
+#include "worker/reuse/builds.c"
+
 #include "base/clock.h"
 #include "tests/doubles/fault.h"
 #include "tests/test.h"
 #include "tiers/nvme/nvme.h"
 #include "tiers/store_admin.h"
 #include "tiers/store_write.h"
-#include "worker/reuse/builds.c"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/lookup.h"
+#include "worker/reuse/records.h"
+#include "worker/reuse/reuse.h"
+#include "worker/worker.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,7 +24,7 @@ struct kit {
     char dir[64], path[96];
     int32_t tok[N_TOK];
     struct wk_prompt p;
-    struct wk_mode m;
+    struct api_settings m;
     atomic_bool gone;
 };
 
@@ -36,8 +42,8 @@ static void prompt_make(struct kit *k)
     p->n_block = N_BLOCK;
     p->cut = mem_zalloc(N_CUT * sizeof *p->cut);
     p->block = mem_zalloc(N_BLOCK * sizeof *p->block);
-    p->block_look = mem_zalloc(N_BLOCK * sizeof *p->block_look);
-    ASSERT_TRUE(p->cut && p->block && p->block_look);
+    p->block_lookup = mem_zalloc(N_BLOCK * sizeof *p->block_lookup);
+    ASSERT_TRUE(p->cut && p->block && p->block_lookup);
     for (uint32_t i = 0; i < N_CUT; i++) {
         p->cut[i] = (struct wk_cut){.tok0 = 200 + CUT * i, .n = CUT, .detector = "parts"};
         p->cut[i].key = tier_key_chunk(&k->w.ident, "", k->tok + p->cut[i].tok0, CUT);
@@ -70,14 +76,14 @@ static void kit_open(struct kit *k)
     k->w.blend_ok = true;
     k->w.o = (struct wk_opts){.strategy = POL_QUERY, .ratio = 0.1, .ram_bytes = 4 << 20};
     k->w.o.tiers.wait_ms = 10000; /* a loaded machine is no miss */
-    k->m = (struct wk_mode){.wish = POL_REUSE, .ratio = -1};
+    k->m = (struct api_settings){.ns = "", .strategy = POL_REUSE, .ratio = -1};
     prompt_make(k);
 }
 
 static void kit_close(struct kit *k)
 {
     wk_prompt_fini(&k->p);
-    ASSERT_EQ(atomic_load(&k->w.held_bytes), 0);
+    ASSERT_EQ(atomic_load(&k->w.reuse.held_bytes), 0);
     wk_builds_destroy(&k->w);
     store_destroy(k->w.store); /* asserts that no pin is out */
     (void)unlink(k->path);
@@ -124,7 +130,7 @@ static size_t plan(struct kit *k)
     void *arrays;
 
     ASSERT_OK(wk_plan(&k->w, &k->p, &k->m, &f, &arrays, &captured));
-    ASSERT_EQ(atomic_load(&k->w.held_bytes), 0); /* the plan's now, or nobody's */
+    ASSERT_EQ(atomic_load(&k->w.reuse.held_bytes), 0); /* the plan's now, or nobody's */
     for (size_t i = 0; i < f.n_range; i++) {
         const struct kv_source *s = &f.range[i].src;
         for (unsigned l = 1; s->ops && l < L; l++) {
@@ -157,24 +163,24 @@ TEST(what_a_file_has_is_asked_for_early)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
     for (size_t i = 0; i < N_BLOCK; i++)
-        ASSERT_TRUE(k.p.block_look[i].pin);
+        ASSERT_TRUE(k.p.block_lookup[i].pin);
     for (size_t i = 0; i < N_CUT; i++)
-        ASSERT_TRUE(k.p.cut[i].look.pin);
-    ASSERT_EQ(atomic_load(&k.w.held_bytes),
+        ASSERT_TRUE(k.p.cut[i].lookup.pin);
+    ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes),
               N_BLOCK * rec_bytes(&k.w.ident, 64) + N_CUT * rec_bytes(&k.w.ident, CUT));
     ASSERT_EQ(plan(&k), N_BLOCK + N_CUT);
     for (size_t i = 0; i < N_CUT; i++) {
         ASSERT_EQ(k.p.cut[i].source, WK_STORED);
-        ASSERT_STREQ(k.p.cut[i].look.tier, "nvme");
+        ASSERT_STREQ(k.p.cut[i].lookup.tier, "nvme");
     }
     for (uint32_t i = 0; i < N_BLOCK; i++)
         wait_in_ram(&k, &k.p.block[i]);
     for (uint32_t i = 0; i < N_CUT; i++)
         wait_in_ram(&k, &k.p.cut[i].key);
     ASSERT_EQ(plan(&k), N_BLOCK + N_CUT); /* and again, now from RAM, without asking early */
-    ASSERT_STREQ(k.p.cut[0].look.tier, "ram");
+    ASSERT_STREQ(k.p.cut[0].lookup.tier, "ram");
     kit_close(&k);
 }
 
@@ -184,7 +190,7 @@ TEST(a_prompt_that_never_runs_gives_its_pins_back)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
     ASSERT_ERR(store_evict(k.w.store, &k.p.cut[0].key, "ram"), -EBUSY);
     struct tier_key key = k.p.cut[0].key;
     wk_prompt_fini(&k.p);
@@ -195,7 +201,7 @@ TEST(a_prompt_that_never_runs_gives_its_pins_back)
     prompt_make(&k);
     atomic_store(&k.gone, true); /* its client has left meanwhile */
     leave_ram(&k);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
     kit_close(&k);
 }
 
@@ -208,30 +214,30 @@ TEST(a_prompt_that_may_hold_nothing_finds_it_in_ram_all_the_same)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    atomic_store(&k.w.held_bytes, held);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_EQ(atomic_load(&k.w.held_bytes), held);
-    ASSERT_TRUE(atomic_load(&k.w.warm_bytes) > 0);
-    ASSERT_EQ(atomic_load(&k.w.warm_bytes), k.p.warm_bytes);
+    atomic_store(&k.w.reuse.held_bytes, held);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes), held);
+    ASSERT_TRUE(atomic_load(&k.w.reuse.warm_bytes) > 0);
+    ASSERT_EQ(atomic_load(&k.w.reuse.warm_bytes), k.p.warm_bytes);
     for (size_t i = 0; i < N_CUT; i++) {
-        ASSERT_TRUE(!k.p.cut[i].look.pin);
+        ASSERT_TRUE(!k.p.cut[i].lookup.pin);
         wait_in_ram(&k, &k.p.cut[i].key);
     }
-    atomic_store(&k.w.held_bytes, 0);
+    atomic_store(&k.w.reuse.held_bytes, 0);
     ASSERT_TRUE(plan(&k) >= N_CUT);
     for (size_t i = 0; i < N_CUT; i++)
-        ASSERT_STREQ(k.p.cut[i].look.tier, "ram");
-    ASSERT_EQ(atomic_load(&k.w.warm_bytes), 0);
+        ASSERT_STREQ(k.p.cut[i].lookup.tier, "ram");
+    ASSERT_EQ(atomic_load(&k.w.reuse.warm_bytes), 0);
 
     leave_ram(&k); /* and what is on its way is bounded, too */
     uint64_t all = 1 << 20;
-    atomic_store(&k.w.held_bytes, held);
-    atomic_store(&k.w.warm_bytes, all);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_EQ(atomic_load(&k.w.warm_bytes), all);
+    atomic_store(&k.w.reuse.held_bytes, held);
+    atomic_store(&k.w.reuse.warm_bytes, all);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(atomic_load(&k.w.reuse.warm_bytes), all);
     ASSERT_EQ(k.p.warm_bytes, 0);
-    atomic_store(&k.w.held_bytes, 0);
-    atomic_store(&k.w.warm_bytes, 0);
+    atomic_store(&k.w.reuse.held_bytes, 0);
+    atomic_store(&k.w.reuse.warm_bytes, 0);
     kit_close(&k);
 }
 
@@ -242,11 +248,11 @@ TEST(a_chain_ends_at_its_first_miss)
     put(&k, TIER_PREFIX, &k.p.block[0], 0, 64);
     put(&k, TIER_PREFIX, &k.p.block[2], 128, 64);
     leave_ram(&k);
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(k.p.block_look[0].pin && !k.p.block_look[1].pin && !k.p.block_look[2].pin);
-    ASSERT_EQ(atomic_load(&k.w.held_bytes), rec_bytes(&k.w.ident, 64));
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_TRUE(k.p.block_lookup[0].pin && !k.p.block_lookup[1].pin && !k.p.block_lookup[2].pin);
+    ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes), rec_bytes(&k.w.ident, 64));
     ASSERT_EQ(plan(&k), 1);
-    ASSERT_EQ(k.p.cut[0].look.why, STORE_MISS_NEVER);
+    ASSERT_EQ(k.p.cut[0].lookup.why, STORE_MISS_NEVER);
     kit_close(&k);
 }
 
@@ -256,12 +262,12 @@ TEST(modes_ask_for_what_they_use)
     kit_open(&k);
     put_all(&k);
     leave_ram(&k);
-    k.m.wish = POL_FULL;
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(!k.p.block_look[0].asked && !k.p.cut[0].look.asked);
-    k.m.wish = POL_PREFIX;
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_TRUE(k.p.block_look[N_BLOCK - 1].pin && !k.p.cut[0].look.asked);
+    k.m.strategy = POL_FULL;
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_TRUE(!k.p.block_lookup[0].asked && !k.p.cut[0].lookup.asked);
+    k.m.strategy = POL_PREFIX;
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_TRUE(k.p.block_lookup[N_BLOCK - 1].pin && !k.p.cut[0].lookup.asked);
     ASSERT_EQ(plan(&k), N_BLOCK);
     kit_close(&k);
 }
@@ -273,11 +279,11 @@ TEST(waiting_prompts_hold_half_of_ram_at_most)
     put_all(&k);
     leave_ram(&k);
     k.w.o.ram_bytes = 2 * (N_BLOCK * rec_bytes(&k.w.ident, 64) + rec_bytes(&k.w.ident, CUT));
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_EQ(2 * atomic_load(&k.w.held_bytes), k.w.o.ram_bytes);
-    ASSERT_TRUE(k.p.cut[0].look.pin && !k.p.cut[1].look.asked && !k.p.cut[2].look.asked);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(2 * atomic_load(&k.w.reuse.held_bytes), k.w.o.ram_bytes);
+    ASSERT_TRUE(k.p.cut[0].lookup.pin && !k.p.cut[1].lookup.asked && !k.p.cut[2].lookup.asked);
     (void)plan(&k); /* asks for the rest now; a slow machine may miss it */
-    ASSERT_TRUE(k.p.cut[1].look.asked && k.p.cut[2].look.asked);
+    ASSERT_TRUE(k.p.cut[1].lookup.asked && k.p.cut[2].lookup.asked);
     kit_close(&k);
 }
 
@@ -290,10 +296,10 @@ TEST(a_tier_that_hangs_is_a_miss_and_what_was_built_since_a_hit)
     leave_ram(&k);
     k.w.o.tiers.wait_ms = 40;
     ASSERT_OK(tier_fault_set(k.fault, &hang));
-    wk_ask_prompt(&k.w, &k.p, &k.m, &k.gone);
-    ASSERT_EQ(atomic_load(&k.w.held_bytes), 0);
+    wk_lookup_prompt(&k.w, &k.p, &k.m, &k.gone);
+    ASSERT_EQ(atomic_load(&k.w.reuse.held_bytes), 0);
     for (size_t i = 0; i < N_CUT; i++) {
-        const struct wk_look *l = &k.p.cut[i].look;
+        const struct wk_lookup *l = &k.p.cut[i].lookup;
         ASSERT_TRUE(l->asked && !l->pin);
         ASSERT_TRUE(l->why == STORE_MISS_DEADLINE || l->why == STORE_MISS_IO);
     }
@@ -302,7 +308,7 @@ TEST(a_tier_that_hangs_is_a_miss_and_what_was_built_since_a_hit)
     k.p.cut[1].tok0++;
     put(&k, TIER_CHUNK, &again, k.p.cut[1].tok0, CUT);
     ASSERT_EQ(plan(&k), 1);
-    ASSERT_STREQ(k.p.cut[1].look.tier, "ram");
+    ASSERT_STREQ(k.p.cut[1].lookup.tier, "ram");
     ASSERT_TRUE(k.p.cut[0].missed && k.p.cut[2].missed && !k.p.cut[1].missed);
     ASSERT_OK(tier_fault_set(k.fault, &none));
     kit_close(&k);
@@ -321,7 +327,7 @@ TEST(worth_follows_what_prefills_take)
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 150, 1e-9);
     wk_measured(&k.w, 6000, 500); /* a fifth of the way */
     ASSERT_NEAR(wk_worth_ms(&k.w, NULL, 100), 400, 1e-9);
-    k.m.wish = POL_PREFIX;
+    k.m.strategy = POL_PREFIX;
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 400, 1e-9);
     k.w.o.tiers.wait_ms = 1000;
     ASSERT_NEAR(wk_worth_ms(&k.w, &k.m, 100), 1000, 1e-9);
@@ -337,7 +343,7 @@ TEST(a_chunk_in_a_slower_tier_is_built_for_who_missed_it)
     kit_open(&k);
     put_all(&k);
     k.w.builds->n_flight = WK_BUILDS_FLIGHT_MAX; /* nothing goes to an engine */
-    pthread_mutex_init(&k.w.mail_m, NULL);
+    wk_queue_init(&k.w.queue);
     c = &k.p.cut[0];
     ASSERT_EQ(wk_build_queue(&k.w, &c->key, "", k.tok + c->tok0, c->n, false), 1);
     leave_ram(&k);
@@ -347,5 +353,5 @@ TEST(a_chunk_in_a_slower_tier_is_built_for_who_missed_it)
     ASSERT_TRUE(wk_build_pending(&k.w, &c->key, ""));
     ASSERT_TRUE(!wk_build_pending(&k.w, &c->key, "other"));
     kit_close(&k);
-    pthread_mutex_destroy(&k.w.mail_m);
+    wk_queue_fini(&k.w.queue);
 }

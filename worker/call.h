@@ -1,0 +1,87 @@
+/* call: one HTTP request: its id, its answer, its log line; and a body that a helper works on.
+ *
+ * wk_call_create() → a handler replies once, at once or later → wk_call_closed(). After a reply the
+ * call may be closed and freed at any moment: a handler does not touch it again unless its on_close
+ * has not been called. Thread: loop. */
+#ifndef WORKER_CALL_H
+#define WORKER_CALL_H
+
+#include "base/buf.h"
+#include "base/net/http.h"
+#include "worker/api/api_error.h"
+#include "worker/loop_queue.h"
+
+#include <stdint.h>
+
+enum { WK_ID_BYTES = 129 };
+struct worker;
+struct wk_route;
+struct wk_call {
+    struct worker *w;
+    struct http_req *r;
+    char id[WK_ID_BYTES];         /* x-request-id */
+    const struct wk_route *found; /* at the head; NULL: an admin route, by its path */
+    const char *route, *rest;     /* for the log; what the path has behind the route's */
+    int status;
+    bool stream;
+    /* The handler that works on the call hears of its end; then the call is gone. */
+    void (*on_close)(void *owner, bool aborted);
+    void *owner;
+    /* access log */
+    uint64_t n_prompt, n_completion, n_prefix, n_reused, n_recomputed;
+    unsigned n_chunks;
+    double ttft_ms, queue_ms;
+};
+void wk_random(void *to, size_t n); /* for ids and seeds; never fails */
+/* The client's x-request-id when it is printable ASCII of a sane length, else one of ours. */
+void wk_call_id(const char *sent, char ret[WK_ID_BYTES]);
+int wk_call_create(struct worker *w, struct http_req *r, struct wk_call **ret);
+void wk_call_closed(struct wk_call *c, bool aborted); /* tells the owner, logs, frees */
+/* A parameter of the query as it stands there, cut where it is too long; false and "": absent. */
+bool wk_call_query(const struct wk_call *c, const char *name, char *ret, size_t cap);
+/* A copy that ends with 0; NULL out of memory. */
+char *wk_call_body(const struct wk_call *c, size_t *ret_len);
+int wk_call_headers(const struct wk_call *c, const char *extra, struct buf *out);
+/* `extra`: more header lines or NULL. */
+void wk_reply_json(struct wk_call *c, int status, const char *extra, const struct buf *body);
+/* With b, which is freed; 500 when b has failed. */
+void wk_reply_buf(struct wk_call *c, int status, struct buf *b);
+void wk_reply_text(struct wk_call *c, const char *type, const struct buf *body); /* 200 */
+void wk_reply_error(struct wk_call *c, const struct api_err *e);
+void wk_reply_oom(struct wk_call *c);
+void wk_refuse(struct wk_call *c, enum api_fault f, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+int wk_not_ready(struct worker *w, struct api_err *e); /* 0 ready, else e = 503 */
+
+struct wk_hints { /* from the gateway's headers; NULL = absent. Copied strings. */
+    char *segments, *mode, *ns, *separator;
+};
+int wk_hints_read(const struct http_req *r, struct wk_hints *ret);
+void wk_hints_fini(struct wk_hints *h);
+void wk_percent_decode(char *s);
+
+struct wk_task;
+struct wk_work {
+    int (*fn)(struct wk_task *t);    /* helper: fills out, or e */
+    void (*then)(struct wk_task *t); /* loop, after fn succeeded; NULL: reply 200 with out */
+    void *data;
+};
+/* A body that a helper works on. */
+struct wk_task {
+    struct wk_job job;
+    struct wk_msg msg;
+    struct worker *w;
+    struct wk_call *call; /* NULL once closed */
+    char *body;
+    size_t body_len;
+    struct wk_hints hints;
+    struct wk_work work;
+    void *data; /* work's, or fn's */
+    void (*data_free)(void *data);
+    struct api_err e;
+    struct buf out;
+};
+void wk_task_start(struct worker *w, struct wk_call *c, const struct wk_work *work);
+void wk_task_free(struct wk_task *t);
+
+#endif

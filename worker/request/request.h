@@ -1,0 +1,62 @@
+/* request: what routes start: generations (gen.c), warm-ups (warmup.c), tokenising (tokenize.c);
+ * and the text work that they share with admin routes (prep.c).
+ *
+ * Thread: loop, where nothing else is said. */
+#ifndef WORKER_REQUEST_REQUEST_H
+#define WORKER_REQUEST_REQUEST_H
+
+#include "worker/api/api.h"
+#include "worker/call.h"
+#include "worker/reuse/prompt.h"
+
+struct seg_whys;
+/* ---- prep.c; any thread ---- */
+struct wk_prepare { /* of a parsed request */
+    const struct worker *w;
+    const struct api_req *r; /* its settings are effective: wk_settings() */
+    const struct wk_hints *h;
+    struct seg_whys *whys; /* a preview: filled, and nothing is learned; else NULL */
+    struct api_err *e;     /* filled on failure */
+};
+/* Effective settings of a request, in r->kv: body, then headers. What is left open there is the
+ * worker's or its controller's choice. */
+int wk_settings(const struct worker *w, struct api_req *r, const struct wk_hints *h,
+                struct api_err *e);
+/* Render, tokenise and cut prompt `i` of the request (0 for chat). */
+int wk_prepare(const struct wk_prepare *q, size_t i, struct wk_prompt *out);
+struct wk_documents { /* rendered in front of the text of message msg */
+    size_t msg;
+    const char *text;
+    size_t len;
+};
+/* d NULL: none. */
+int wk_render_chat(const struct worker *w, const struct api_req *r, const struct wk_documents *d,
+                   struct chat_out *out, struct api_err *e);
+/* Tokens that lie wholly within bytes [begin, end): *ret_tok0, returns their number. */
+uint32_t wk_map_range(const struct tok_ids *ids, size_t begin, size_t end, uint32_t *ret_tok0);
+/* Token ids a text will have inside a prompt: between line breaks. mem_free() the result. */
+int wk_encode_chunk(const struct worker *w, const char *text, size_t len, int32_t **ret,
+                    uint32_t *ret_n);
+
+/* ---- gen.c ---- */
+void wk_gen_start(struct worker *w, struct wk_call *c, bool chat);
+void wk_gens_tick(struct worker *w); /* every 250 ms */
+void wk_gens_abort(struct worker *w);
+void wk_gens_abandon(struct worker *w); /* at the end: no engine, no server any more */
+
+/* ---- warmup.c: /v1/segments ---- */
+void wk_warmups_post(struct worker *w, struct wk_call *c, const char *rest);
+void wk_warmups_built(struct worker *w, const struct tier_key *key, int status);
+void wk_warmups_fini(struct worker *w);
+void wk_segment_get(struct worker *w, struct wk_call *c, const char *id);
+void wk_segment_delete(struct worker *w, struct wk_call *c, const char *id);
+/* Of whatever namespace (admin), from one tier or from all (NULL). */
+void wk_segment_drop(struct worker *w, struct wk_call *c, const char *id, const char *tier);
+int wk_segment_id(struct wk_call *c, const char *id, struct tier_key *ret); /* <0: refused */
+void wk_segment_absent(struct wk_call *c, const struct tier_key *k);
+
+/* ---- tokenize.c: tasks; helper thread ---- */
+int wk_tokenize(struct wk_task *t);
+int wk_detokenize(struct wk_task *t);
+
+#endif

@@ -1,0 +1,419 @@
+/* The path of reuse, top to bottom: ask early, look up, decide, load, report, build.
+ *
+ * A slower tier takes a round trip to say whether it has a record, and longer to bring it. So the
+ * helper that prepares a prompt asks for all its records at once, waits (bounded) for the answers
+ * and leaves the pins with the prompt; the parts arrive meanwhile. The rest happens on the engine
+ * thread just before the prefill starts, so that a chunk that was built while the request waited is
+ * still used. What is asked for early is not yet decided on: the decision, which sees the whole
+ * prompt and what has arrived by then, cancels what it does not want. Without slower tiers nothing
+ * is asked early. Sources and sinks own nothing but their pin or writer: they may outlive the
+ * request. A source that fails makes the fusor compute that range; nothing is answered from it. */
+#include "worker/reuse/reuse.h"
+
+#include "base/clock.h"
+#include "tiers/store_admin.h"
+#include "tiers/store_write.h"
+#include "worker/quality/guard.h"
+#include "worker/quality/sensitivity.h"
+#include "worker/reuse/builds.h"
+#include "worker/reuse/lookup.h"
+#include "worker/reuse/records.h"
+#include "worker/worker.h"
+
+#include <string.h>
+
+enum {
+    ASK_WINDOW = 16,     /* chosen: prefix blocks asked for ahead; a miss ends the chain */
+    SETTLE_MS_MIN = 250, /* chosen: a tier that has not said "yes" by then is no help */
+    LATE_MS = 5,         /* chosen: of the engine thread's time, for a prompt that could not ask */
+};
+
+struct reuse { /* of one prompt */
+    struct worker *w;
+    struct wk_prompt *p;
+    const struct api_settings *m;
+    double prompt_ms; /* worth of any record, by the controller; 0: of each by itself */
+    uint64_t batch;
+    /* early */
+    double worth_ms;    /* of all that was asked for */
+    uint64_t cap_bytes; /* that all prompts may hold */
+    bool full;
+    /* on the engine thread */
+    struct ctl_decision *d;
+    uint64_t own_bytes[POL_TIERS_MAX]; /* yet to come, by tier */
+    struct store_pin **block, **chunk; /* [n_block], [n_cut] as found; NULL: a miss */
+    size_t n_block;
+    uint32_t n_prefix; /* that is used */
+    struct fus_range *range;
+    size_t n_range;
+    struct fus_capture *capture;
+    size_t n_capture;
+    uint64_t late_ns;
+};
+
+static struct reuse reuse_of(struct worker *w, struct wk_prompt *p, const struct api_settings *m)
+{
+    /* With the controller any record of the prompt may be waited for, since it decides later. */
+    double all = wk_decider_worth_ms(w, p->n_tok), least = (double)w->o.tiers.wait_ms;
+
+    return (struct reuse){.w = w,
+                          .p = p,
+                          .m = m,
+                          .prompt_ms = all <= 0 || all > least ? all : least,
+                          .batch = atomic_fetch_add(&w->reuse.n_batches, 1) + 1};
+}
+
+static struct wk_wanted record_at(const struct reuse *q, const struct tier_key *key, uint32_t tok0,
+                                  uint32_t n)
+{
+    double worth_ms = q->prompt_ms > 0 ? q->prompt_ms : wk_worth_ms(q->w, q->m, n);
+
+    return (struct wk_wanted){.key = key, .tok = q->p->tok + tok0, .n = n, .worth_ms = worth_ms};
+}
+
+static struct wk_wanted block_at(const struct reuse *q, size_t i)
+{
+    return record_at(q, &q->p->block[i], (uint32_t)i * WK_BLOCK_TOKENS, WK_BLOCK_TOKENS);
+}
+
+static struct wk_wanted chunk_at(const struct reuse *q, size_t i)
+{
+    return record_at(q, &q->p->cut[i].key, q->p->cut[i].tok0, q->p->cut[i].n);
+}
+
+/* ---- 1. ask early; helper thread ---- */
+/* No room to hold it: it comes nearer all the same, and stays as long as RAM has room. */
+static void warm(struct reuse *q, const struct wk_wanted *x)
+{
+    uint64_t bytes = rec_bytes(&q->w->ident, x->n);
+    struct wk_lookup l = {.batch = q->batch};
+
+    if (atomic_fetch_add(&q->w->reuse.warm_bytes, bytes) + bytes > q->cap_bytes / 2) {
+        atomic_fetch_sub(&q->w->reuse.warm_bytes, bytes);
+        return;
+    }
+    q->p->warm_bytes += bytes;
+    if (wk_lookup_ask(q->w, x, &l) > 0) store_pin_release(l.pin);
+}
+
+static bool ask_early(struct reuse *q, struct wk_wanted x, struct wk_lookup *l)
+{
+    if (q->full || !wk_lookup_hold(q->w, l, x.n, q->cap_bytes)) {
+        q->full = true;
+        warm(q, &x);
+        return false;
+    }
+    l->asked = true;
+    l->batch = q->batch;
+    q->worth_ms = q->prompt_ms > 0 ? q->prompt_ms : q->worth_ms + x.worth_ms;
+    if (wk_lookup_ask(q->w, &x, l) > 0) return true;
+    wk_lookup_unhold(q->w, l);
+    return false;
+}
+
+void wk_lookup_prompt(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
+                      const atomic_bool *gone)
+{
+    size_t n_asked = 0, i;
+    bool chain = true;
+
+    if (m->strategy == POL_FULL || store_n_tiers(w->store) == 0) return;
+    struct reuse q = reuse_of(w, p, m);
+    p->held_by = w;
+    q.cap_bytes = wk_hold_cap(w);
+    for (; n_asked < p->n_block && n_asked < ASK_WINDOW && chain; n_asked++)
+        chain = ask_early(&q, block_at(&q, n_asked), &p->block_lookup[n_asked]);
+    for (i = 0; i < p->n_cut && m->strategy != POL_PREFIX && w->blend_ok; i++)
+        (void)ask_early(&q, chunk_at(&q, i), &p->cut[i].lookup);
+    double wait_ms = q.worth_ms / 4 > SETTLE_MS_MIN ? q.worth_ms / 4 : SETTLE_MS_MIN;
+    uint64_t until_ns = clock_ns() + (uint64_t)(wait_ms * 1e6);
+    for (i = 0; i < n_asked; i++) {
+        if (!wk_lookup_settle(w, &p->block_lookup[i], atomic_load(gone) ? 1 : until_ns)) break;
+        if (n_asked == p->n_block || !chain) continue;
+        chain = ask_early(&q, block_at(&q, n_asked), &p->block_lookup[n_asked]);
+        n_asked++;
+    }
+    while (n_asked-- > i + 1) /* behind the first miss */
+        wk_lookup_drop(w, &p->block_lookup[n_asked]);
+    for (i = 0; i < p->n_cut; i++)
+        (void)wk_lookup_settle(w, &p->cut[i].lookup, atomic_load(gone) ? 1 : until_ns);
+}
+
+/* ---- 2. look up; from here on the engine thread ---- */
+static int find_record(struct reuse *q, struct wk_wanted x, struct wk_lookup *l,
+                       struct store_pin **ret)
+{
+    if (!l->asked) l->batch = q->batch;
+    return wk_lookup_find(q->w, &x, l, q->late_ns, ret);
+}
+
+/* From where a record still has to come, and how much of it; what is here is in RAM. */
+static int comes_from(struct reuse *q, const struct store_pin *pin, uint64_t *ret_bytes)
+{
+    *ret_bytes = store_pin_missing(pin);
+    int tier = *ret_bytes ? wk_tier_index(q->w, store_pin_tier(pin)) : 0;
+    if (tier > 0) q->own_bytes[tier] += *ret_bytes;
+    return tier;
+}
+
+static int find_prefix(struct reuse *q)
+{
+    struct ctl_decision *d = q->d;
+
+    for (size_t i = 0; i < q->p->n_block; i++) {
+        uint64_t bytes;
+        int rc = find_record(q, block_at(q, i), &q->p->block_lookup[i], &q->block[i]);
+        if (rc <= 0) return rc;
+        q->n_block++;
+        int tier = comes_from(q, q->block[i], &bytes);
+        if (tier > d->in.prefix_tier) d->in.prefix_tier = tier; /* the slowest decides */
+        d->in.prefix_bytes += bytes;
+        d->in.n_prefix += WK_BLOCK_TOKENS;
+    }
+    return 0;
+}
+
+/* It is there, but so far away that it was not even asked for: the decision is told so. */
+static void tell_of_gated(struct reuse *q, const struct wk_cut *c, struct pol_chunk_now *now)
+{
+    int tier = store_where(q->w->store, &c->key);
+
+    if (tier <= 0) return;
+    now->tier = tier;
+    now->bytes = store_record_bytes(q->w->store, tier, c->n);
+    now->side = store_has_side(q->w->store, &c->key);
+}
+
+static int find_chunk(struct reuse *q, size_t i)
+{
+    struct wk_cut *c = &q->p->cut[i];
+    struct pol_chunk_now *now = &q->d->chunk[i];
+
+    if (c->tok0 < q->d->in.n_prefix) return 0; /* within the exact prefix: better than any chunk */
+    int rc = find_record(q, chunk_at(q, i), &c->lookup, &q->chunk[i]);
+    if (rc < 0) return rc;
+    if (rc == 0) {
+        c->missed = true;
+        if (wk_build_pending(q->w, &c->key, NULL)) c->lookup.why = STORE_MISS_BUILDING;
+        if (c->lookup.why == STORE_MISS_GATE) tell_of_gated(q, c, now);
+        return 0;
+    }
+    const struct store_pin *pin = q->chunk[i];
+    now->tier = comes_from(q, pin, &now->bytes);
+    now->side = now->tier == 0 || store_has_side(q->w->store, &c->key);
+    if (!store_pin_scored(pin, RECORD_SCORE_SENSITIVITY))
+        wk_sensitivity_want(q->w, &c->key, q->m->ns, q->p->tok + c->tok0, c->n);
+    return 0;
+}
+
+static int look_up(struct reuse *q)
+{
+    if (q->m->strategy == POL_FULL) return 0;
+    int rc = find_prefix(q);
+
+    if (q->m->strategy == POL_PREFIX || !q->w->blend_ok) return rc;
+    for (size_t i = 0; rc >= 0 && i < q->p->n_cut; i++)
+        rc = find_chunk(q, i);
+    return rc;
+}
+
+/* ---- 3. decide: decide.c ---- */
+/* ---- 4. load ---- */
+static int make_source(struct store_pin **pin, int *ret_status, struct fus_range *r)
+{
+    int rc = rec_source_make(*pin, &r->src);
+
+    *pin = NULL; /* the source's, or gone */
+    if (rc >= 0) rec_source_tell(&r->src, ret_status);
+    return rc;
+}
+
+/* The prefix is held, and what was chosen uses it. */
+static int load_prefix(struct reuse *q)
+{
+    if (q->d->out.strategy != POL_FULL) q->n_prefix = q->d->in.n_prefix;
+    for (size_t i = 0; i < q->n_prefix / WK_BLOCK_TOKENS; i++) {
+        struct fus_range *r = &q->range[q->n_range];
+        *r = (struct fus_range){
+            .tok0 = (uint32_t)i * WK_BLOCK_TOKENS, .n = WK_BLOCK_TOKENS, .exact = true};
+        int rc = make_source(&q->block[i], &q->p->block_lookup[i].status, r);
+        if (rc < 0) return rc;
+        q->n_range++;
+    }
+    return 0;
+}
+
+/* What stays behind is not loaded any further, but for one record of each request: it tells how
+ * fast its tier is by now, and what is asked for again and again climbs to RAM. */
+static void refuse_chunk(struct reuse *q, size_t i, bool *probed)
+{
+    struct wk_cut *c = &q->p->cut[i];
+    struct store_pin *pin = q->chunk[i];
+
+    q->chunk[i] = NULL;
+    c->lookup.why = STORE_MISS_GATE;
+    c->missed = q->d->by == CTL_BY_CONTROLLER;
+    if (q->d->chunk[i].tier > 0 && *probed)
+        store_pin_cancel(pin);
+    else
+        store_pin_release(pin);
+    *probed |= q->d->chunk[i].tier > 0;
+}
+
+static int load_chunks(struct reuse *q)
+{
+    bool exact = pol_strategy_is_exact(q->d->out.strategy);
+    bool probed = q->d->out.n_reused > 0; /* a record that is used tells as well */
+
+    for (size_t i = 0; i < q->p->n_cut; i++) {
+        struct wk_cut *c = &q->p->cut[i];
+        struct fus_range *r = &q->range[q->n_range];
+        c->source = c->tok0 + c->n <= q->n_prefix ? WK_PREFIX : WK_COMPUTED;
+        if (q->chunk[i] && !q->d->reuse[i]) refuse_chunk(q, i, &probed);
+        if (exact || c->tok0 < q->n_prefix) continue;
+        *r = (struct fus_range){.tok0 = c->tok0,
+                                .n = c->n,
+                                .at_built =
+                                    fus_at_built_position(q->w->sink_token, q->p->tok, c->tok0)};
+        int rc = q->chunk[i] ? make_source(&q->chunk[i], &c->lookup.status, r) : 0;
+        if (rc < 0) return rc;
+        if (r->src.ops) c->source = WK_STORED;
+        if (!r->src.ops && q->d->reuse[i]) q->d->loose = true; /* chosen, but not asked for */
+        q->n_range++;
+    }
+    return 0;
+}
+
+/* The blocks that this request computes exactly go to the store. */
+static void claim_blocks(struct reuse *q)
+{
+    for (size_t i = q->d->in.n_prefix / WK_BLOCK_TOKENS; i < q->p->n_block; i++) {
+        uint32_t tok0 = (uint32_t)i * WK_BLOCK_TOKENS;
+        struct fus_capture *c = &q->capture[q->n_capture];
+        struct store_writer *writer;
+        int rc = store_claim(q->w->store,
+                             &(struct store_new){TIER_PREFIX, q->p->block[i], q->m->ns,
+                                                 q->p->tok + tok0, WK_BLOCK_TOKENS},
+                             &writer);
+        if (rc == -ENOSPC || rc == -ENOMEM) return; /* a full store fails no request */
+        if (rc <= 0) continue;
+        *c = (struct fus_capture){.tok0 = tok0, .n = WK_BLOCK_TOKENS};
+        if (rec_sink_make(writer, &q->w->ident, WK_BLOCK_TOKENS, NULL, &c->sink) < 0) return;
+        q->n_capture++;
+    }
+}
+
+/* What was chosen, as the fusor understands it. */
+static int load_plan(struct reuse *q, struct fus_plan *plan)
+{
+    const struct wk_prompt *p = q->p;
+    const struct wk_cut *last = p->n_cut ? &p->cut[p->n_cut - 1] : NULL;
+    int rc = load_prefix(q);
+
+    if (rc >= 0) rc = load_chunks(q);
+    if (rc < 0) return rc;
+    plan->strategy = q->d->out.strategy;
+    plan->ratio = (float)q->d->out.ratio;
+    plan->suffix = last ? p->n_tok - last->tok0 - last->n : 0;
+    fus_profile_apply(&q->w->profile, plan);
+    if (q->m->strategy != POL_FULL && q->m->store) claim_blocks(q);
+    plan->range = q->range;
+    plan->n_range = q->n_range;
+    plan->capture = q->capture;
+    plan->n_capture = q->n_capture;
+    return 0;
+}
+
+/* ---- the plan: 2 to 4 ---- */
+static void forget_last_plan(struct wk_prompt *p)
+{
+    for (size_t i = 0; i < p->n_cut; i++) {
+        p->cut[i].source = WK_COMPUTED;
+        p->cut[i].missed = false;
+    }
+    ctl_decision_free(p->decision);
+    p->decision = NULL;
+}
+
+/* What the plan has no use for; the tail first, as in wk_lookups_drop(). */
+static void drop_pins(struct reuse *q)
+{
+    for (size_t i = q->p->n_cut; i-- > 0;)
+        store_pin_release(q->chunk[i]);
+    while (q->n_block-- > 0)
+        store_pin_release(q->block[q->n_block]);
+}
+
+int wk_plan(struct worker *w, struct wk_prompt *p, const struct api_settings *m,
+            struct fus_plan *plan, void **ret_arrays, uint32_t *ret_captured)
+{
+    size_t n = p->n_block + p->n_cut + 1;
+    size_t bytes = n * sizeof(struct fus_range) + (p->n_block + 1) * sizeof(struct fus_capture) +
+                   n * sizeof(struct store_pin *);
+    struct reuse q = reuse_of(w, p, m);
+    char *mem = mem_zalloc(bytes);
+    struct pol_guard_setting guard;
+
+    forget_last_plan(p);
+    p->decision = q.d = mem ? wk_decision_create(w, p) : NULL;
+    if (!q.d) {
+        mem_free(mem);
+        return -ENOMEM;
+    }
+    q.late_ns = clock_ns() + (uint64_t)LATE_MS * 1000000;
+    q.range = (struct fus_range *)(void *)mem;
+    q.capture = (struct fus_capture *)(void *)(mem + n * sizeof *q.range);
+    q.block = (struct store_pin **)(void *)(q.capture + p->n_block + 1);
+    q.chunk = q.block + p->n_block;
+    int rc = look_up(&q);
+    wk_lookups_drop(w, p); /* what was not found */
+    if (rc >= 0) {
+        p->guard_level = wk_guard_rules(w, m, &guard);
+        wk_decide(w, m, q.own_bytes, q.d);
+        rc = load_plan(&q, plan);
+    }
+    drop_pins(&q);
+    for (size_t i = 0; rc < 0 && i < q.n_range; i++)
+        if (q.range[i].src.ops) q.range[i].src.ops->release(q.range[i].src.ctx);
+    if (rc < 0) {
+        mem_free(mem);
+        return rc;
+    }
+    *ret_arrays = mem;
+    *ret_captured = (uint32_t)(q.n_capture * WK_BLOCK_TOKENS);
+    return 0;
+}
+
+/* ---- 5. report ---- */
+bool wk_settle_sources(struct wk_prompt *p)
+{
+    bool slow = false;
+
+    for (size_t i = 0; i < p->n_cut; i++) {
+        struct wk_cut *c = &p->cut[i];
+        slow |= c->lookup.tier && strcmp(c->lookup.tier, "ram") != 0;
+        if (c->lookup.status >= 0 || c->source != WK_STORED) continue;
+        c->source = WK_COMPUTED;
+        c->missed = true;
+        c->lookup.why = c->lookup.status == -EBADMSG     ? STORE_MISS_CORRUPT
+                        : c->lookup.status == -ETIMEDOUT ? STORE_MISS_DEADLINE
+                                                         : STORE_MISS_IO;
+    }
+    return slow;
+}
+
+void wk_report(struct worker *w, struct wk_prompt *p, const struct wk_outcome *r)
+{
+    wk_decision_done(w, p->decision, r);
+    if (r && !r->slow && r->report->n_failed_ranges == 0)
+        wk_measured(w, r->prefill_ms, r->report->cost * p->n_tok);
+}
+
+/* ---- 6. build; loop ---- */
+void wk_build_missed(struct worker *w, const struct wk_prompt *p, const char *ns)
+{
+    for (size_t i = 0; i < p->n_cut; i++) {
+        const struct wk_cut *c = &p->cut[i];
+        if (c->missed) (void)wk_build_queue(w, &c->key, ns, p->tok + c->tok0, c->n, false);
+    }
+}
