@@ -18,16 +18,6 @@
 
 enum level { LEVEL_PARAGRAPH, LEVEL_LINE, LEVEL_SENTENCE, LEVEL_BYTES, LEVEL_COUNT };
 
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r';
-}
-
-static bool is_space(char c)
-{
-    return is_blank(c) || c == '\n';
-}
-
 /* Starts right after a newline run (or at a single blank), ends before trailing white space: what
  * follows a chunk varies with its place, what it starts with does not. */
 bool chunk_trim(const char *text, struct span *s)
@@ -87,8 +77,8 @@ static size_t piece_end(const char *text, size_t at, size_t end, enum level leve
 
 static int emit(struct cutter *c, struct span s, size_t least)
 {
-    if (!chunk_trim(c->text, &s) || s.end - s.begin < least) return 0;
-    return seg_add(c->out, c->msg, s.begin, s.end, c->detector);
+    if (!chunk_trim(c->job->text, &s) || s.end - s.begin < least) return 0;
+    return seg_add(c->out, c->job->msg, s.begin, s.end, c->detector);
 }
 
 int blocks_flush(struct cutter *c)
@@ -103,10 +93,10 @@ static int take_short(struct cutter *c, struct span s)
     if (c->group.begin == c->group.end) c->group.begin = s.begin;
     c->group.end = s.end;
     struct span t = s;
-    while (t.end > t.begin && is_space(c->text[t.end - 1]))
+    while (t.end > t.begin && is_space(c->job->text[t.end - 1]))
         t.end--;
     size_t size = t.end - t.begin;
-    bool cut = XXH3_64bits(c->text + t.begin, size) % BLOCK_BYTES_GROUP < size;
+    bool cut = XXH3_64bits(c->job->text + t.begin, size) % BLOCK_BYTES_GROUP < size;
     return cut || c->group.end - c->group.begin >= BLOCK_BYTES_CUT ? blocks_flush(c) : 0;
 }
 
@@ -114,7 +104,7 @@ static int take_short(struct cutter *c, struct span s)
 static bool leads_in(const struct cutter *c, const struct span *s)
 {
     size_t size = c->group.end - c->group.begin;
-    return !c->by_line && size > 0 && size < BLOCK_BYTES_MIN && c->group.end == s->begin;
+    return !c->job->by_line && size > 0 && size < BLOCK_BYTES_MIN && c->group.end == s->begin;
 }
 
 static int cut_level(struct cutter *c, size_t begin, size_t end, enum level level);
@@ -146,7 +136,7 @@ static int cut_level(struct cutter *c, size_t begin, size_t end, enum level leve
     int r = 0;
     ASSERT(level < LEVEL_COUNT);
     for (size_t at = begin; at < end && r == 0;) {
-        struct span s = {at, piece_end(c->text, at, end, level)};
+        struct span s = {at, piece_end(c->job->text, at, end, level)};
         at = s.end;
         r = cut_piece(c, s, level);
     }
@@ -160,16 +150,16 @@ int blocks_piece(struct cutter *c, struct span piece)
     return cut_piece(c, piece, LEVEL_PARAGRAPH);
 }
 
-int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
-               uint32_t msg, const char *detector, struct seg_list *out)
+struct cutter cutter_of(const struct region_job *j, const char *detector, struct seg_list *out)
 {
-    struct cutter c = {.text = text,
-                       .own = own_bytes ? own_bytes : BLOCK_BYTES_OWN,
-                       .msg = msg,
-                       .detector = detector,
-                       .out = out,
-                       .by_line = by_line,
-                       .group = {begin, begin}};
-    int r = cut_level(&c, begin, end, by_line ? LEVEL_LINE : LEVEL_PARAGRAPH);
-    return r < 0 ? r : blocks_flush(&c);
+    const size_t own = j->opts->block_bytes_min;
+    return (struct cutter){
+        .job = j, .detector = detector, .out = out, .own = own ? own : BLOCK_BYTES_OWN};
+}
+
+int blocks_cut(struct cutter *c, size_t begin, size_t end)
+{
+    c->group = (struct span){begin, begin};
+    int r = cut_level(c, begin, end, c->job->by_line ? LEVEL_LINE : LEVEL_PARAGRAPH);
+    return r < 0 ? r : blocks_flush(c);
 }

@@ -30,12 +30,17 @@ enum {
 struct region {
     const struct region_job *job;
     struct seg_learner *learner;
-    struct space *space; /* NULL: no history */
-    struct gaps gaps;
+    struct space *space;    /* NULL: no history */
+    struct gaps gaps, more; /* more: edges of kept texts where no gap is */
     struct seg_list *out;
     size_t question;
     bool seen; /* this very text, before */
 };
+
+static bool open_space(const struct seg_opts *o, struct space **ret)
+{
+    return o->learner && learn_open(o->learner, o->space ? o->space : "", ret);
+}
 
 /* ---- verdicts ---- */
 
@@ -44,7 +49,7 @@ static bool splits(unsigned seen, unsigned turns)
     return turns > 0 && turns * TURNS_RARE > seen;
 }
 
-static void set(struct gap *x, int verdict, const char *reason, double confidence)
+static void set_verdict(struct gap *x, int verdict, const char *reason, double confidence)
 {
     x->verdict = (uint8_t)verdict;
     x->reason = reason;
@@ -71,39 +76,39 @@ static void judge_conflict(struct gap *x, double prior, bool splits_here)
     bool chance = n_held == 1 && x->form != FORM_WORD; /* the same neighbour twice is no habit */
     bool cut = prior >= 0 ? prior >= (chance ? PRIOR_CHANCE : PRIOR_CUT) : splits_here;
     bool left = x->turns_l > 0;
-    set(x, cut ? GAP_CUT : GAP_JOIN,
-        !cut   ? "one_side_constant"
-        : left ? "next_varies"
-               : "previous_varies",
-        0.5);
+    set_verdict(x, cut ? GAP_CUT : GAP_JOIN,
+                !cut   ? "one_side_constant"
+                : left ? "next_varies"
+                       : "previous_varies",
+                0.5);
 }
 
-static void judge(const struct region *r, struct gap *x)
+static void judge_gap(const struct region *r, struct gap *x)
 {
     double prior = r->space ? (double)x->prior : -1;
     bool left = splits(x->seen_l, x->turns_l), right = splits(x->seen_r, x->turns_r);
     bool splits_here = x->form >= FORM_BLANK || r->job->by_line;
     bool moved = x->moved > 0 || (x->together && x->form != FORM_WORD);
     if (x->form == FORM_EDGE) {
-        set(x, GAP_CUT, "edge", 1);
+        set_verdict(x, GAP_CUT, "edge", 1);
     } else if ((left || right) && held(x)) {
         judge_conflict(x, prior, splits_here);
     } else if (left || right) {
-        set(x, GAP_CUT,
-            left && right ? "both_sides_vary"
-            : left        ? "next_varies"
-                          : "previous_varies",
-            turn_share(x));
+        set_verdict(x, GAP_CUT,
+                    left && right ? "both_sides_vary"
+                    : left        ? "next_varies"
+                                  : "previous_varies",
+                    turn_share(x));
     } else if (x->moved >= MOVED_SURE || (moved && prior < PRIOR_CUT && prior >= 0)) {
-        set(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved + x->together));
+        set_verdict(x, GAP_JOIN, "moves_together", 1 - 1.0 / (1 + x->moved + x->together));
     } else if (x->form == FORM_WORD) {
-        set(x, GAP_UNSURE_JOIN, "unknown", 0.5);
+        set_verdict(x, GAP_UNSURE_JOIN, "unknown", 0.5);
     } else if (prior >= PRIOR_CUT) {
-        set(x, GAP_CUT, "usual_boundary", prior);
+        set_verdict(x, GAP_CUT, "usual_boundary", prior);
     } else if (prior >= 0 && prior <= PRIOR_JOIN) {
-        set(x, GAP_JOIN, "usual_inside", 1 - prior);
+        set_verdict(x, GAP_JOIN, "usual_inside", 1 - prior);
     } else {
-        set(x, splits_here ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
+        set_verdict(x, splits_here ? GAP_UNSURE_SPLIT : GAP_UNSURE_JOIN, "first_sight", 0.5);
     }
 }
 
@@ -118,13 +123,13 @@ static void thin_words(struct gaps *g)
             bool better = last->form == FORM_WORD && x->turns_l && x->turns_r &&
                           !(last->turns_l && last->turns_r);
             if (!better) {
-                set(x, GAP_JOIN, "near_a_better_cut", 0.5);
+                set_verdict(x, GAP_JOIN, "near_a_better_cut", 0.5);
                 continue;
             }
-            set(last, GAP_JOIN, "near_a_better_cut", 0.5);
+            set_verdict(last, GAP_JOIN, "near_a_better_cut", 0.5);
         } else if (last && last->form == FORM_WORD && i + 1 < g->n &&
                    x->end - last->begin < WORD_CUT_APART) {
-            set(last, GAP_JOIN, "near_a_better_cut", 0.5);
+            set_verdict(last, GAP_JOIN, "near_a_better_cut", 0.5);
         }
         last = x;
     }
@@ -142,7 +147,7 @@ static void cut_question(struct region *r)
         if (first->verdict == GAP_CUT) return;
     }
     if (!first) return;
-    set(first, GAP_CUT, "question", 1);
+    set_verdict(first, GAP_CUT, "question", 1);
     if (first->form != FORM_WORD) return;
     for (i = i + 1; i-- > 0 && r->job->end - g->gap[i].begin <= QUESTION_BYTES_LINE;)
         if (g->gap[i].verdict == GAP_CUT) {
@@ -154,7 +159,7 @@ static void cut_question(struct region *r)
 static void judge_all(struct region *r)
 {
     for (size_t i = 0; i < r->gaps.n; i++)
-        judge(r, &r->gaps.gap[i]);
+        judge_gap(r, &r->gaps.gap[i]);
     thin_words(&r->gaps);
     if (r->question < r->job->end) cut_question(r);
 }
@@ -203,7 +208,7 @@ static enum edge_kind edge_kind(const struct gaps *g, size_t at, bool is_begin, 
 }
 
 /* Cut a kept text out of what stands around it; edges without a gap go to `more`. */
-static int place_kept(struct region *r, size_t begin, size_t end, struct gaps *more)
+static int place_kept(struct region *r, size_t begin, size_t end)
 {
     struct gaps *g = &r->gaps;
     size_t at[2] = {begin, end}, i[2] = {0, 0};
@@ -214,13 +219,13 @@ static int place_kept(struct region *r, size_t begin, size_t end, struct gaps *m
     bool cut_off = kind[0] == AT_LINE && kind[1] == IN_PIECE; /* a document that goes on here */
     if (kind[0] == HELD || kind[1] == HELD || lines || cut_off) return 0;
     for (size_t x = i[0] + (kind[0] == AT_WORD); x < i[1]; x++)
-        if (g->gap[x].form == FORM_WORD) set(&g->gap[x], GAP_JOIN, "inside_kept_text", 1);
+        if (g->gap[x].form == FORM_WORD) set_verdict(&g->gap[x], GAP_JOIN, "inside_kept_text", 1);
     for (int k = 0; k < 2; k++) {
         struct gap edge = {.end = (uint32_t)at[k], .begin = (uint32_t)at[k], .form = FORM_KNOWN};
-        set(&edge, GAP_CUT, "kept_text", 1);
-        int rc = kind[k] == IN_PIECE ? gaps_add(more, edge) : 0;
+        set_verdict(&edge, GAP_CUT, "kept_text", 1);
+        int rc = kind[k] == IN_PIECE ? gaps_add(&r->more, edge) : 0;
         if (rc < 0) return rc;
-        if (kind[k] == AT_WORD) set(&g->gap[i[k]], GAP_CUT, "kept_text", 1);
+        if (kind[k] == AT_WORD) set_verdict(&g->gap[i[k]], GAP_CUT, "kept_text", 1);
     }
     return 0;
 }
@@ -243,28 +248,26 @@ static int merge(struct gaps *g, const struct gaps *more)
     return 0;
 }
 
-/* Find the kept texts that stand here, whatever stands around them. */
-static int find_kept(struct region *r)
+/* Call `found` with each kept text that stands in [begin, end), whatever stands around it. */
+static int scan_kept(struct region *r, size_t end,
+                     int (*found)(struct region *r, size_t begin, size_t end))
 {
     const struct region_job *j = r->job;
-    struct gaps more = {0};
-    size_t work = 4 * (j->end - j->begin) + KEPT_BYTES_MAX;
+    size_t work = 4 * (end - j->begin) + KEPT_BYTES_MAX;
     int rc = 0;
     learn_lock(r->space);
-    for (size_t at = j->begin, n = 0; at < j->end && rc == 0; at++, n++) {
+    for (size_t at = j->begin, n = 0; at < end && rc == 0; at++, n++) {
         if (n % 4096 == 4095) {
             learn_unlock(r->space);
             learn_lock(r->space);
         }
         if (!starts_word(j->text, j->begin, at)) continue;
-        size_t len = learn_match(r->space, j->text, at, j->end, &work);
+        size_t len = learn_match(r->space, j->text, at, end, &work);
         if (len < BLOCK_BYTES_MIN) continue;
-        rc = place_kept(r, at, at + len, &more);
+        rc = found(r, at, at + len);
         at += len - 1;
     }
     learn_unlock(r->space);
-    if (rc == 0 && more.n > 0) rc = merge(&r->gaps, &more);
-    gaps_fini(&more);
     return rc;
 }
 
@@ -321,13 +324,8 @@ static int emit_run(struct region *r, const struct gap *a, const struct gap *b)
         if (!chunk_trim(j->text, &s)) return 0;
         return seg_add(r->out, j->msg, s.begin, s.end, name);
     }
-    struct cutter c = {.text = j->text,
-                       .own = j->opts->block_bytes_min ? j->opts->block_bytes_min : BLOCK_BYTES_OWN,
-                       .msg = j->msg,
-                       .detector = name,
-                       .out = r->out,
-                       .by_line = j->by_line,
-                       .group = {s.begin, s.begin}};
+    struct cutter c = cutter_of(j, name, r->out);
+    c.group = (struct span){s.begin, s.begin};
     int rc = 0;
     size_t at = s.begin;
     for (const struct gap *x = a + 1; x < b && rc == 0; x++) {
@@ -406,26 +404,28 @@ int learned_cut(const struct region_job *j, struct seg_list *out)
     struct region r = {.job = j, .learner = o->learner, .out = out, .question = j->question};
     size_t n_before = out->n;
     if (j->begin >= j->end) return 0;
-    if (j->end - j->begin > GAP_TEXT_MAX)
-        return blocks_cut(j->text, j->begin, j->question < j->end ? j->question : j->end,
-                          o->block_bytes_min, j->by_line, j->msg,
-                          j->detector ? j->detector : "blocks", out);
+    if (j->end - j->begin > GAP_TEXT_MAX) {
+        struct cutter c = cutter_of(j, j->detector ? j->detector : "blocks", out);
+        return blocks_cut(&c, j->begin, j->question < j->end ? j->question : j->end);
+    }
     int rc = gaps_find(j->text, j->begin, j->end, &r.gaps);
     if (rc < 0 || r.gaps.n == 0) goto out;
-    if (o->learner) (void)learn_open(o->learner, o->space ? o->space : "", &r.space);
+    (void)open_space(o, &r.space);
     if (r.space) {
         uint64_t print = XXH3_64bits(j->text + j->begin, j->end - j->begin);
         r.seen = learn_text(r.learner, r.space, print, o->dry);
         learn_look(r.space, &r.gaps);
     }
     judge_all(&r);
-    if (r.space) rc = find_kept(&r);
+    if (r.space) rc = scan_kept(&r, j->end, place_kept);
+    if (rc == 0 && r.more.n > 0) rc = merge(&r.gaps, &r.more);
     if (rc == 0 && !(j->still && r.seen)) rc = emit(&r);
     if (rc == 0 && o->whys) rc = explain(&r, n_before);
     if (rc == 0 && r.space) remember(&r, n_before);
 out:
     if (r.space) learn_close(r.learner, r.space);
     gaps_fini(&r.gaps);
+    gaps_fini(&r.more);
     return rc;
 }
 
@@ -434,7 +434,7 @@ out:
 void learned_keep(const struct seg_opts *o, const char *text, const struct seg_list *l, size_t from)
 {
     struct space *space;
-    if (!o->learner || o->dry || !learn_open(o->learner, o->space ? o->space : "", &space)) return;
+    if (o->dry || !open_space(o, &space)) return;
     for (size_t i = from; i < l->n; i++) {
         size_t begin = l->seg[i].begin, end = l->seg[i].end;
         while (begin < end && text[begin] == ' ') /* it will be looked for where words start */
@@ -450,7 +450,7 @@ size_t learned_tail(const struct seg_opts *o, const char *text, size_t begin, si
     size_t work = 4 * (end - begin) + KEPT_BYTES_MAX, found = SIZE_MAX;
     while (end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r' || text[end - 1] == ' '))
         end--;
-    if (!o->learner || !learn_open(o->learner, o->space ? o->space : "", &space)) return SIZE_MAX;
+    if (!open_space(o, &space)) return SIZE_MAX;
     learn_lock(space);
     for (size_t at = begin; at < end && found == SIZE_MAX;) {
         if (learn_match(space, text, at, end, &work) == end - at) found = at;
@@ -460,24 +460,6 @@ size_t learned_tail(const struct seg_opts *o, const char *text, size_t begin, si
     learn_unlock(space);
     learn_close(o->learner, space);
     return found;
-}
-
-static int explain_short(const struct region_job *j, const struct gaps *g)
-{
-    for (size_t i = 0; i < g->n; i++) {
-        const struct gap *x = &g->gap[i];
-        if (x->form == FORM_WORD && x->verdict != GAP_CUT) continue;
-        struct seg_why y = {.msg = j->msg,
-                            .begin = x->end,
-                            .end = x->begin,
-                            .cut = is_kept(x),
-                            .reason = is_kept(x) ? x->reason : "short_text",
-                            .form = gap_form_name(x->form),
-                            .confidence = 1};
-        int rc = why_add(j->opts->whys, y);
-        if (rc < 0) return rc;
-    }
-    return 0;
 }
 
 /* Paragraphs of a short text become candidates. */
@@ -494,34 +476,29 @@ static void offer(const struct region *r)
     }
 }
 
+static int take_kept(struct region *r, size_t begin, size_t end)
+{
+    for (size_t i = 0; i < r->gaps.n; i++)
+        if (r->gaps.gap[i].begin == begin || r->gaps.gap[i].end == end)
+            set_verdict(&r->gaps.gap[i], GAP_CUT, "kept_text", 1);
+    return seg_add(r->out, r->job->msg, begin, end, "known");
+}
+
 int learned_short(const struct region_job *j, struct seg_list *out)
 {
     const struct seg_opts *o = j->opts;
     struct region r = {.job = j, .learner = o->learner, .out = out};
-    size_t end = j->question < j->end ? j->question : j->end;
-    if (j->begin >= end || !o->learner) return 0;
-    if (!learn_open(o->learner, o->space ? o->space : "", &r.space)) return 0;
+    size_t end = j->question < j->end ? j->question : j->end, n_before = out->n;
+    if (j->begin >= end || !open_space(o, &r.space)) return 0;
     int rc = gaps_find(j->text, j->begin, end, &r.gaps);
-    size_t work = 4 * (end - j->begin) + KEPT_BYTES_MAX;
     for (size_t i = 0; i < r.gaps.n; i++)
-        set(&r.gaps.gap[i], GAP_UNSURE_JOIN, "short_text", 1);
+        set_verdict(&r.gaps.gap[i], GAP_UNSURE_JOIN, "short_text", 1);
     if (rc < 0 || r.gaps.n == 0) goto out;
     uint64_t print = XXH3_64bits(j->text + j->begin, end - j->begin);
     r.seen = learn_text(r.learner, r.space, print, o->dry);
-    learn_lock(r.space);
-    for (size_t at = j->begin; at < end && rc == 0; at++) {
-        if (!starts_word(j->text, j->begin, at)) continue;
-        size_t len = learn_match(r.space, j->text, at, end, &work);
-        if (len < BLOCK_BYTES_MIN) continue;
-        rc = seg_add(out, j->msg, at, at + len, "known");
-        for (size_t i = 0; i < r.gaps.n; i++)
-            if (r.gaps.gap[i].begin == at || r.gaps.gap[i].end == at + len)
-                set(&r.gaps.gap[i], GAP_CUT, "kept_text", 1);
-        at += len - 1;
-    }
-    learn_unlock(r.space);
+    rc = scan_kept(&r, end, take_kept);
     if (rc == 0 && !o->dry && !r.seen) offer(&r);
-    if (rc == 0 && o->whys) rc = explain_short(j, &r.gaps);
+    if (rc == 0 && o->whys) rc = explain(&r, n_before);
 out:
     learn_close(r.learner, r.space);
     gaps_fini(&r.gaps);

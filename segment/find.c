@@ -179,9 +179,6 @@ static int region_chunks(const struct job *j, const struct preset *p, struct reg
     struct span s = {g.begin, g.end};
     if (!g.closed && !p->to_end) s.end = before_question(j, s.begin, s.end);
     if (p->split == SPLIT_WHOLE) return add_trimmed(j, s, p->name, out);
-    if (!j->learn)
-        return blocks_cut(j->text->text, s.begin, s.end, j->opts->block_bytes_min,
-                          p->split == SPLIT_LINES, j->msg, p->name, out);
     struct region_job u = {.opts = j->opts,
                            .text = j->text->text,
                            .begin = s.begin,
@@ -190,7 +187,9 @@ static int region_chunks(const struct job *j, const struct preset *p, struct reg
                            .by_line = p->split == SPLIT_LINES,
                            .msg = j->msg,
                            .detector = p->name};
-    return learned_cut(&u, out);
+    if (j->learn) return learned_cut(&u, out);
+    struct cutter c = cutter_of(&u, p->name, out);
+    return blocks_cut(&c, s.begin, s.end);
 }
 
 static int run_preset(const struct job *j, const struct preset *p, struct seg_list *out,

@@ -22,11 +22,6 @@ enum {
     MARKER_BYTES_MAX = 48
 };
 
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r';
-}
-
 const char *gap_form_name(unsigned form)
 {
     static const char *const names[] = {"word", "line", "blank", "rule", "edge", "none"};
@@ -36,13 +31,9 @@ const char *gap_form_name(unsigned form)
 
 int gaps_add(struct gaps *g, struct gap x)
 {
-    if (g->n == g->cap) {
-        size_t cap = g->cap ? 2 * g->cap : 64;
-        struct gap *grown = mem_realloc(g->gap, cap * sizeof *grown);
-        if (!grown) return -ENOMEM;
-        g->gap = grown;
-        g->cap = cap;
-    }
+    struct gap *room = grown(g->gap, g->n, &g->cap, sizeof *room);
+    if (!room) return -ENOMEM;
+    g->gap = room;
     g->gap[g->n++] = x;
     return 0;
 }
@@ -176,25 +167,18 @@ static uint64_t window(const struct scanner *s, size_t from, size_t to, uint64_t
     return s->sum[to - s->begin] - s->sum[from - s->begin] * power;
 }
 
-/* The narrow window stays inside its piece [from, to): a title, or a last line cut short, is known
- * by itself, whatever document comes next. */
-static void print_left(const struct scanner *s, size_t from, size_t at, uint64_t ret[GAP_WIDTHS])
+/* Fingerprints of the bytes in front of `at` (back) or from it on, in each width. The narrow window
+ * stays inside its piece, whose other end is `edge`: a title, or a last line cut short, is known by
+ * itself, whatever document comes next. */
+static void print_side(const struct scanner *s, size_t at, size_t edge, bool back,
+                       uint64_t ret[GAP_WIDTHS])
 {
     for (int k = 0; k < GAP_WIDTHS; k++) {
-        size_t w = widths[k], n = at - (k == 0 ? from : s->begin);
-        uint64_t h =
-            n >= w ? window(s, at - w, at, s->power[k]) : window(s, at - n, at, power_of(n));
-        ret[k] = mix(h, SEED_LEFT + 4 * (unsigned)k);
-    }
-}
-
-static void print_right(const struct scanner *s, size_t at, size_t to, uint64_t ret[GAP_WIDTHS])
-{
-    for (int k = 0; k < GAP_WIDTHS; k++) {
-        size_t w = widths[k], n = (k == 0 ? to : s->end) - at;
-        uint64_t h =
-            n >= w ? window(s, at, at + w, s->power[k]) : window(s, at, at + n, power_of(n));
-        ret[k] = mix(h, SEED_RIGHT + 4 * (unsigned)k);
+        const size_t limit = k == 0 ? edge : back ? s->begin : s->end;
+        const size_t n = back ? at - limit : limit - at, w = n < widths[k] ? n : widths[k];
+        const uint64_t power = w == widths[k] ? s->power[k] : power_of(w);
+        const uint64_t h = back ? window(s, at - w, at, power) : window(s, at, at + w, power);
+        ret[k] = mix(h, (back ? SEED_LEFT : SEED_RIGHT) + 4 * (unsigned)k);
     }
 }
 
@@ -225,11 +209,11 @@ static int add_line_gap(struct scanner *s, const struct piece *before, const str
     size_t end = before ? before->end : behind->begin, begin = behind ? behind->begin : s->end;
     struct gap g = {.end = (uint32_t)end, .begin = (uint32_t)begin, .form = (uint8_t)form};
     if (before) {
-        print_left(s, before->begin, end, g.left);
+        print_side(s, end, before->begin, true, g.left);
         g.prev = (uint32_t)g.left[0];
     }
     if (behind) {
-        print_right(s, begin, behind->end, g.right);
+        print_side(s, begin, behind->end, false, g.right);
         g.opens = print_opening(s->text, begin, behind->end, form);
         g.next = (uint32_t)g.right[0];
     }
@@ -248,8 +232,8 @@ static int add_word_gap(struct scanner *s, const struct piece *word, size_t begi
     while (next_end < end && !is_blank(s->text[next_end]) && next_end - begin < widths[0])
         next_end++;
     struct gap g = {.end = (uint32_t)word->end, .begin = (uint32_t)begin, .form = FORM_WORD};
-    print_left(s, s->begin, word->end, g.left);
-    print_right(s, begin, s->end, g.right);
+    print_side(s, word->end, s->begin, true, g.left);
+    print_side(s, begin, s->end, false, g.right);
     g.next = print_word(s->text, begin, next_end);
     g.prev = print_word(s->text, word->begin, word->end);
     s->n_words++;

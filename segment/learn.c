@@ -237,14 +237,8 @@ void learn_grow(struct seg_learner *l, struct space *s)
     s->n_used = 0;
     for (size_t i = 0; i < n_old; i++)
         if (old[i].seen) *learn_side_place(s, old[i].key) = old[i];
-    for (size_t i = 0; i < n_old_kept; i++) {
-        struct kept *b = kept + ((old_kept[i].start >> 20) & (s->n_kept / WAYS - 1)) * WAYS;
-        for (int k = 0; old_kept[i].sightings && k < WAYS; k++)
-            if (!b[k].sightings) {
-                b[k] = old_kept[i];
-                break;
-            }
-    }
+    for (size_t i = 0; i < n_old_kept; i++)
+        if (old_kept[i].sightings) learn_kept_move(s, &old_kept[i]);
     mem_free(old);
     mem_free(old_kept);
 }
@@ -445,9 +439,19 @@ void learn_add(struct seg_learner *l, struct space *s, const struct gaps *g)
 
 /* ---- kept texts ---- */
 
-struct kept *learn_kept_bucket(const struct space *s, uint64_t start)
+static struct kept *kept_bucket(const struct space *s, uint64_t start)
 {
     return s->kept + ((start >> 20) & (s->n_kept / WAYS - 1)) * WAYS;
+}
+
+void learn_kept_move(struct space *s, const struct kept *k)
+{
+    struct kept *b = kept_bucket(s, k->start);
+    for (int i = 0; i < WAYS; i++)
+        if (!b[i].sightings) {
+            b[i] = *k;
+            return;
+        }
 }
 
 void learn_keep(struct seg_learner *l, struct space *s, const char *text, size_t len, bool sure)
@@ -455,7 +459,7 @@ void learn_keep(struct seg_learner *l, struct space *s, const char *text, size_t
     if (len < KEPT_WINDOW || len > KEPT_BYTES_MAX) return;
     uint64_t start = XXH3_64bits(text, KEPT_WINDOW), all = XXH3_64bits(text, len);
     learn_lock(s);
-    struct kept *b = learn_kept_bucket(s, start), *at = b;
+    struct kept *b = kept_bucket(s, start), *at = b;
     bool found = false;
     for (int i = 0; i < WAYS && !found; i++) {
         if (b[i].sightings && b[i].start == start && b[i].len == len && b[i].all == all) {
@@ -477,7 +481,7 @@ size_t learn_match(struct space *s, const char *text, size_t at, size_t end, siz
 {
     if (end - at < KEPT_WINDOW) return 0;
     uint64_t start = XXH3_64bits(text + at, KEPT_WINDOW);
-    const struct kept *b = learn_kept_bucket(s, start);
+    const struct kept *b = kept_bucket(s, start);
     size_t best = 0;
     for (int i = 0; i < WAYS; i++) {
         if (b[i].sightings < 2 || b[i].start != start || b[i].len > end - at || b[i].len <= best ||

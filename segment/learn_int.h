@@ -59,7 +59,7 @@ struct seg_learner {
 
 /* The space's lock is held. */
 struct side *learn_side_place(struct space *s, uint64_t key); /* a free place, else the oldest */
-struct kept *learn_kept_bucket(const struct space *s, uint64_t start); /* WAYS entries */
-void learn_grow(struct seg_learner *l, struct space *s);               /* when it is filling up */
+void learn_kept_move(struct space *s, const struct kept *k);  /* to a free place, if there is one */
+void learn_grow(struct seg_learner *l, struct space *s);      /* when it is filling up */
 
 #endif

@@ -5,12 +5,13 @@
  * clock, u32 counts of texts, sides and kept texts, u32 cut and joined gaps per form (FORM_COUNT
  * each), then texts (u64), sides (key u64, neighbour u32, stamp u32, seen, turns, sketch, moved,
  * repeated u8) and kept texts (start u64, all u64, length u32, stamp u32, sightings u8). Spaces
- * come in the order of use, oldest first. Readers check the sum before anything else and every
- * count against the bytes that are left; what is damaged, of another version or from another
+ * come in the order of use, oldest first. Readers check the sum before anything else, and each
+ * read the bytes that are left; what is damaged, of another version or from another
  * machine's byte order is as if it were not there. Only fingerprints and the names of namespaces
  * are written; the file is the owner's alone. */
 #include "segment/learn_int.h"
 
+#include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
 
@@ -25,89 +26,76 @@
 static const char magic[8] = {'K', 'V', 'B', 'S', 'E', 'G', 'M', 1};
 enum {
     PRINTS_VERSION = 1, /* raised when gaps.c prints other numbers for the same text */
-    HEAD_BYTES = 16,
-    SUM_BYTES = 8,
-    SIDE_BYTES = 21,
-    KEPT_BYTES = 25,
 };
+
+struct __attribute__((packed)) side_record {
+    uint64_t key;
+    uint32_t neighbour, stamp;
+    uint8_t seen, turns, sketch, moved, repeated;
+};
+struct __attribute__((packed)) kept_record {
+    uint64_t start, all;
+    uint32_t len, stamp;
+    uint8_t sightings;
+};
+struct __attribute__((packed)) space_head { /* behind its name */
+    uint32_t clock, n_texts, n_sides, n_kept, n_cut[FORM_COUNT], n_join[FORM_COUNT];
+};
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie here");
 
 /* ---- writing ---- */
 
-static int put_int(struct buf *b, uint64_t v, size_t bytes)
-{
-    char c[8];
-    for (size_t i = 0; i < bytes; i++)
-        c[i] = (char)(v >> 8 * i);
-    return buf_add(b, c, bytes);
-}
-
-static void set_u32(struct buf *b, size_t at, uint32_t v)
-{
-    for (size_t i = 0; i < 4; i++)
-        b->data[at + i] = (char)(v >> 8 * i);
-}
-
 static int put_side(struct buf *b, const struct side *e)
 {
-    int r = put_int(b, e->key, 8);
-    if (r == 0) r = put_int(b, e->neighbour, 4);
-    if (r == 0) r = put_int(b, e->stamp, 4);
-    const uint8_t rest[] = {e->seen, e->turns, e->sketch, e->moved, e->repeated};
-    return r < 0 ? r : buf_add(b, rest, sizeof rest);
+    const struct side_record r = {e->key,   e->neighbour, e->stamp, e->seen,
+                                  e->turns, e->sketch,    e->moved, e->repeated};
+    return buf_add(b, &r, sizeof r);
 }
 
 static int put_kept(struct buf *b, const struct kept *k)
 {
-    int r = put_int(b, k->start, 8);
-    if (r == 0) r = put_int(b, k->all, 8);
-    if (r == 0) r = put_int(b, k->len, 4);
-    if (r == 0) r = put_int(b, k->stamp, 4);
-    return r < 0 ? r : put_int(b, k->sightings, 1);
+    const struct kept_record r = {k->start, k->all, k->len, k->stamp, k->sightings};
+    return buf_add(b, &r, sizeof r);
 }
 
 /* The tables, a few hundred entries at a time; -EAGAIN when they grew meanwhile. */
-static int put_tables(struct buf *b, struct space *s, size_t at_counts)
+static int put_tables(struct buf *b, struct space *s, struct space_head *head)
 {
-    uint32_t n_texts = 0, n_sides = 0, n_kept = 0;
     int r = 0;
     learn_lock(s);
     size_t sides = s->n_sides, kept = s->n_kept;
     for (size_t i = 0; i < TEXTS && r == 0; i++)
-        if (s->text[i]) r = put_int(b, s->text[i], 8), n_texts++;
+        if (s->text[i]) r = buf_add(b, &s->text[i], sizeof s->text[i]), head->n_texts++;
     for (size_t i = 0; i < sides && r == 0; i++) {
-        if (s->side[i].seen) r = put_side(b, &s->side[i]), n_sides++;
+        if (s->side[i].seen) r = put_side(b, &s->side[i]), head->n_sides++;
         if (i % LEARN_BATCH < LEARN_BATCH - 1) continue;
         learn_unlock(s);
         learn_lock(s);
         if (s->n_sides != sides) r = -EAGAIN;
     }
     for (size_t i = 0; i < kept && r == 0; i++)
-        if (s->kept[i].sightings) r = put_kept(b, &s->kept[i]), n_kept++;
+        if (s->kept[i].sightings) r = put_kept(b, &s->kept[i]), head->n_kept++;
     learn_unlock(s);
-    set_u32(b, at_counts, n_texts);
-    set_u32(b, at_counts + 4, n_sides);
-    set_u32(b, at_counts + 8, n_kept);
     return r;
 }
 
 static int put_space(struct buf *b, struct space *s)
 {
-    size_t start = b->len, len = strlen(s->name);
+    const size_t start = b->len;
+    const uint16_t len = (uint16_t)strlen(s->name);
     for (int tries = 0;; tries++) {
         b->len = start;
-        int r = put_int(b, len, 2);
+        int r = buf_add(b, &len, sizeof len);
         if (r == 0) r = buf_add(b, s->name, len);
         learn_lock(s);
-        if (r == 0) r = put_int(b, s->clock, 4);
-        size_t counts = b->len;
-        for (int i = 0; i < 3 && r == 0; i++)
-            r = put_int(b, 0, 4);
-        for (int i = 0; i < FORM_COUNT && r == 0; i++)
-            r = put_int(b, s->n_cut[i], 4);
-        for (int i = 0; i < FORM_COUNT && r == 0; i++)
-            r = put_int(b, s->n_join[i], 4);
+        struct space_head head = {.clock = s->clock};
+        memcpy(head.n_cut, s->n_cut, sizeof head.n_cut);
+        memcpy(head.n_join, s->n_join, sizeof head.n_join);
         learn_unlock(s);
-        if (r == 0) r = put_tables(b, s, counts);
+        const size_t at = b->len;
+        if (r == 0) r = buf_add(b, &head, sizeof head);
+        if (r == 0) r = put_tables(b, s, &head);
+        if (r == 0) memcpy(b->data + at, &head, sizeof head);
         if (r != -EAGAIN || tries == 3) return r;
     }
 }
@@ -141,15 +129,16 @@ int seg_learner_format(struct seg_learner *l, struct buf *out)
     size_t n, before = out->len;
     int r = hold_all(l, &v, &n);
     if (r < 0) return r;
+    const uint32_t counts[2] = {PRINTS_VERSION, (uint32_t)n};
     r = buf_add(out, magic, sizeof magic);
-    if (r == 0) r = put_int(out, PRINTS_VERSION, 4);
-    if (r == 0) r = put_int(out, n, 4);
+    if (r == 0) r = buf_add(out, counts, sizeof counts);
     for (size_t i = 0; i < n; i++) {
         if (r == 0) r = put_space(out, v[i]);
         learn_close(l, v[i]);
     }
     mem_free(v);
-    if (r == 0) r = put_int(out, XXH3_64bits(out->data + before, out->len - before), 8);
+    const uint64_t sum = r < 0 ? 0 : XXH3_64bits(out->data + before, out->len - before);
+    if (r == 0) r = buf_add(out, &sum, sizeof sum);
     if (r < 0) out->len = before;
     return r;
 }
@@ -190,97 +179,93 @@ struct reader {
     const unsigned char *p, *end;
 };
 
-static uint64_t get(struct reader *r, size_t bytes) /* the bytes are there */
+/* false: so much is not left. */
+static bool take(struct reader *r, void *to, size_t bytes)
 {
-    uint64_t v = 0;
-    for (size_t i = 0; i < bytes; i++)
-        v |= (uint64_t)r->p[i] << 8 * i;
+    if ((size_t)(r->end - r->p) < bytes) return false;
+    memcpy(to, r->p, bytes);
     r->p += bytes;
-    return v;
+    return true;
 }
 
-static bool has(const struct reader *r, uint64_t bytes)
+static bool take_side(struct reader *r, struct seg_learner *l, struct space *s)
 {
-    return (uint64_t)(r->end - r->p) >= bytes;
-}
-
-static void get_side(struct reader *r, struct seg_learner *l, struct space *s)
-{
-    struct side e = {.key = get(r, 8), .neighbour = (uint32_t)get(r, 4)};
-    e.stamp = (uint32_t)get(r, 4);
-    e.seen = (uint8_t)get(r, 1);
-    e.turns = (uint8_t)get(r, 1);
-    e.sketch = (uint8_t)get(r, 1);
-    e.moved = (uint8_t)get(r, 1);
-    e.repeated = get(r, 1) != 0;
-    if (!s || !e.seen) return;
+    struct side_record e;
+    if (!take(r, &e, sizeof e)) return false;
+    if (!s || !e.seen) return true;
     learn_grow(l, s);
-    *learn_side_place(s, e.key) = e;
+    *learn_side_place(s, e.key) = (struct side){.key = e.key,
+                                                .neighbour = e.neighbour,
+                                                .stamp = e.stamp,
+                                                .seen = e.seen,
+                                                .turns = e.turns,
+                                                .sketch = e.sketch,
+                                                .moved = e.moved,
+                                                .repeated = e.repeated != 0};
+    return true;
 }
 
-static void get_kept(struct reader *r, struct space *s)
+static bool take_kept(struct reader *r, struct space *s)
 {
-    struct kept k = {.start = get(r, 8), .all = get(r, 8)};
-    k.len = (uint32_t)get(r, 4);
-    k.stamp = (uint32_t)get(r, 4);
-    k.sightings = (uint8_t)get(r, 1);
-    if (!s || !k.sightings) return;
-    struct kept *b = learn_kept_bucket(s, k.start);
-    for (int i = 0; i < WAYS; i++)
-        if (!b[i].sightings) {
-            b[i] = k;
-            return;
-        }
+    struct kept_record k;
+    if (!take(r, &k, sizeof k)) return false;
+    const struct kept kept = {k.start, k.all, k.len, k.stamp, k.sightings};
+    if (s && k.sightings) learn_kept_move(s, &kept);
+    return true;
 }
 
-static int get_space(struct reader *r, struct seg_learner *l)
+static bool take_tables(struct reader *r, struct seg_learner *l, struct space *s,
+                        const struct space_head *h)
 {
-    char name[SPACE_NAME_MAX + 1];
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < h->n_texts; i++) {
+        uint64_t print;
+        ok = take(r, &print, sizeof print);
+        if (ok && s) s->text[(print >> 20) % TEXTS] = print;
+    }
+    for (uint32_t i = 0; ok && i < h->n_sides; i++)
+        ok = take_side(r, l, s);
+    for (uint32_t i = 0; ok && i < h->n_kept; i++)
+        ok = take_kept(r, s);
+    return ok;
+}
+
+static int take_space(struct reader *r, struct seg_learner *l)
+{
+    char name[SPACE_NAME_MAX + 1] = "";
     struct space *s = NULL;
-    if (!has(r, 2)) return -EBADMSG;
-    size_t len = get(r, 2);
-    if (len > SPACE_NAME_MAX || !has(r, len + 16 + 8 * FORM_COUNT)) return -EBADMSG;
-    memcpy(name, r->p, len);
-    name[len] = '\0';
-    r->p += len;
-    uint32_t clock = (uint32_t)get(r, 4);
-    uint64_t n_texts = get(r, 4), n_sides = get(r, 4), n_kept = get(r, 4);
-    if (memchr(name, '\0', len)) return -EBADMSG;
+    struct space_head h;
+    uint16_t len;
+    if (!take(r, &len, sizeof len) || len > SPACE_NAME_MAX || !take(r, name, len) ||
+        !take(r, &h, sizeof h) || memchr(name, '\0', len))
+        return -EBADMSG;
     (void)learn_open(l, name, &s); /* without: no room, so it is read past */
-    if (s) learn_lock(s);
-    for (int i = 0; i < 2 * FORM_COUNT; i++) {
-        uint32_t n = (uint32_t)get(r, 4);
-        if (s) *(i < FORM_COUNT ? &s->n_cut[i] : &s->n_join[i - FORM_COUNT]) = n;
-    }
-    bool whole = has(r, 8 * n_texts + SIDE_BYTES * n_sides + KEPT_BYTES * n_kept);
-    for (uint64_t i = 0; whole && i < n_texts; i++) {
-        uint64_t print = get(r, 8);
-        if (s) s->text[(print >> 20) % TEXTS] = print;
-    }
-    for (uint64_t i = 0; whole && i < n_sides; i++)
-        get_side(r, l, s);
-    for (uint64_t i = 0; whole && i < n_kept; i++)
-        get_kept(r, s);
-    if (s) {
-        s->clock = clock;
-        learn_unlock(s);
-        learn_close(l, s);
-    }
+    if (!s) return take_tables(r, l, NULL, &h) ? 0 : -EBADMSG;
+    learn_lock(s);
+    memcpy(s->n_cut, h.n_cut, sizeof h.n_cut);
+    memcpy(s->n_join, h.n_join, sizeof h.n_join);
+    const bool whole = take_tables(r, l, s, &h);
+    s->clock = h.clock;
+    learn_unlock(s);
+    learn_close(l, s);
     return whole ? 0 : -EBADMSG;
 }
 
 int seg_learner_parse(struct seg_learner *l, const void *data, size_t len)
 {
     struct reader r = {data, (const unsigned char *)data + len};
-    if (len < HEAD_BYTES + SUM_BYTES || memcmp(data, magic, sizeof magic) != 0) return -EBADMSG;
-    struct reader sum = {r.end - SUM_BYTES, r.end};
-    if (get(&sum, SUM_BYTES) != XXH3_64bits(data, len - SUM_BYTES)) return -EBADMSG;
+    uint32_t counts[2];
+    uint64_t sum;
+    if (len < sizeof magic + sizeof counts + sizeof sum || memcmp(data, magic, sizeof magic) != 0)
+        return -EBADMSG;
     r.p += sizeof magic;
-    r.end -= SUM_BYTES;
-    if (get(&r, 4) != PRINTS_VERSION) return -ESTALE;
-    uint64_t n = get(&r, 4);
-    for (uint64_t i = 0; i < n; i++) {
-        int rc = get_space(&r, l);
+    r.end -= sizeof sum;
+    memcpy(&sum, r.end, sizeof sum);
+    if (sum != XXH3_64bits(data, len - sizeof sum)) return -EBADMSG;
+    (void)take(&r, counts, sizeof counts);
+    if (counts[0] != PRINTS_VERSION) return -ESTALE;
+    for (uint32_t i = 0; i < counts[1]; i++) {
+        int rc = take_space(&r, l);
         if (rc < 0) return rc;
     }
     return r.p == r.end ? 0 : -EBADMSG;

@@ -21,14 +21,8 @@ static int add_op(struct pat *p, enum pat_kind kind, const char *lit, size_t len
 
 static int kind_of(char c, enum pat_kind *ret)
 {
-    if (c == 'd')
-        *ret = PAT_DIGITS;
-    else if (c == 'w')
-        *ret = PAT_WORD;
-    else if (c == '*')
-        *ret = PAT_REST;
-    else
-        return -EINVAL;
+    if (c != 'd' && c != 'w' && c != '*') return -EINVAL;
+    *ret = c == 'd' ? PAT_DIGITS : c == 'w' ? PAT_WORD : PAT_REST;
     return 0;
 }
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PRESET_FILE_BYTES_MAX = 64 << 10, PRESETS_MAX = 256, NAME_BYTES_MAX = 40 };
+enum { PRESET_FILE_BYTES_MAX = 64 << 10, PRESETS_MAX = 256 };
 
 static void list_fini(struct pat_list *l)
 {
@@ -57,14 +57,6 @@ static int read_list(const char *file, const char *key, const json_t *v, struct 
     return 0;
 }
 
-/* A name travels in a header, so its alphabet is small. */
-static bool name_ok(const char *s)
-{
-    size_t n = strlen(s);
-    if (n == 0 || n > NAME_BYTES_MAX) return false;
-    return strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_.-") == n;
-}
-
 static int read_split(const char *file, const json_t *v, enum preset_split *ret, struct err *err)
 {
     static const char *const names[] = {"blocks", "lines", "join", "whole"};
@@ -87,27 +79,26 @@ static int read_key(const char *file, const char *key, const json_t *v, struct p
                  {"close", &p->close}, {"join", &p->join}, {"question", question}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (strcmp(key, lists[i].key) == 0) return read_list(file, key, v, lists[i].list, err);
+    const struct {
+        const char *key;
+        bool *flag;
+    } flags[] = {{"close_required", &p->close_required},
+                 {"to_end", &p->to_end},
+                 {"tool_only", &p->tool_only}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags && json_is_boolean(v); i++)
+        if (strcmp(key, flags[i].key) == 0) {
+            *flags[i].flag = json_is_true(v);
+            return 0;
+        }
     if (strcmp(key, "note") == 0 && json_is_string(v)) return 0;
     if (strcmp(key, "split") == 0) return read_split(file, v, &p->split, err);
-    if (strcmp(key, "close_required") == 0 && json_is_boolean(v)) {
-        p->close_required = json_is_true(v);
-        return 0;
-    }
-    if (strcmp(key, "to_end") == 0 && json_is_boolean(v)) {
-        p->to_end = json_is_true(v);
-        return 0;
-    }
-    if (strcmp(key, "tool_only") == 0 && json_is_boolean(v)) {
-        p->tool_only = json_is_true(v);
-        return 0;
-    }
     if (strcmp(key, "min_matches") == 0 && json_is_integer(v) && json_integer_value(v) >= 1 &&
         json_integer_value(v) <= 100) {
         p->min_matches = (unsigned)json_integer_value(v);
         return 0;
     }
     if (strcmp(key, "name") == 0 && json_is_string(v)) {
-        if (p->name || !name_ok(json_string_value(v)))
+        if (p->name || !detector_ok(json_string_value(v), json_string_length(v)))
             return err_set(err, -EINVAL, "%s: bad name", file);
         p->name = mem_strdup(json_string_value(v));
         return p->name ? 0 : err_set(err, -ENOMEM, "no memory for presets");
@@ -193,33 +184,19 @@ static int load_file(struct seg_presets *s, const char *dir, const char *name, s
     return r;
 }
 
+/* In the order of their names, so that ties do not depend on the folder's. */
 static int load_dir(struct seg_presets *s, const char *dir, struct err *err)
 {
-    DIR *d = opendir(dir);
-    if (!d) return err_set(err, -errno, "cannot open the preset folder %s", dir);
-    char *name[PRESETS_MAX];
-    size_t n = 0;
+    struct dirent **found;
+    const int n = scandir(dir, &found, is_json, alphasort);
+    if (n < 0) return err_set(err, -errno, "cannot open the preset folder %s", dir);
     int r = 0;
-    for (const struct dirent *e; r == 0 && (e = readdir(d));) {
-        if (!is_json(e)) continue;
-        if (n == PRESETS_MAX)
-            r = err_set(err, -ERANGE, "more than %d presets in %s", PRESETS_MAX, dir);
-        else if (!(name[n] = mem_strdup(e->d_name)))
-            r = err_set(err, -ENOMEM, "no memory for presets");
-        else
-            n++;
+    if (n > PRESETS_MAX) r = err_set(err, -ERANGE, "more than %d presets in %s", PRESETS_MAX, dir);
+    for (int i = 0; i < n; i++) {
+        if (r == 0) r = load_file(s, dir, found[i]->d_name, err);
+        mem_free(found[i]); /* scandir's own memory, as found */
     }
-    closedir(d);
-    for (size_t i = 1; i < n; i++) /* by name, so that ties do not depend on the folder's order */
-        for (size_t j = i; j > 0 && strcmp(name[j - 1], name[j]) > 0; j--) {
-            char *swap = name[j];
-            name[j] = name[j - 1];
-            name[j - 1] = swap;
-        }
-    for (size_t i = 0; i < n; i++) {
-        if (r == 0) r = load_file(s, dir, name[i], err);
-        mem_free(name[i]);
-    }
+    mem_free(found);
     return r;
 }
 

@@ -22,9 +22,8 @@
 
 /* A namespace is "OUTER" or "OUTER\x1fINNER": whose it is, and how he divides it. */
 enum { SEG_SPACE_INNER = '\x1f' };
-enum seg_kind { SEG_CHUNK, SEG_GLUE }; /* what lies between chunks is glue by default */
-struct seg_text {                      /* one message's text as the application sent it */
-    const char *role;                  /* "prompt" for /v1/completions */
+struct seg_text {     /* one message's text as the application sent it */
+    const char *role; /* "prompt" for /v1/completions */
     const char *text;
     size_t len;
 };

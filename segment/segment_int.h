@@ -87,24 +87,6 @@ struct seg_builtin { /* the embedded copy of etc/presets, made by embed.c */
 extern const struct seg_builtin seg_builtins[];
 extern const size_t seg_n_builtins;
 
-/* Chunks of plain text [begin, end): paragraphs, or lines when `by_line`. */
-int blocks_cut(const char *text, size_t begin, size_t end, size_t own_bytes, bool by_line,
-               uint32_t msg, const char *detector, struct seg_list *out);
-bool chunk_trim(const char *text, struct span *s); /* false when too little is left */
-
-/* The same piece by piece: a piece is never joined with what comes after a blocks_flush(). */
-struct cutter {
-    const char *text;
-    size_t own;
-    uint32_t msg;
-    const char *detector;
-    struct seg_list *out;
-    bool by_line;      /* every line may be a chunk: a short one leads nothing in */
-    struct span group; /* joined short pieces, empty when begin == end */
-};
-int blocks_piece(struct cutter *c, struct span piece);
-int blocks_flush(struct cutter *c);
-
 /* A region of text that no marker divides. */
 struct region_job {
     const struct seg_opts *opts;
@@ -119,6 +101,22 @@ struct region_job {
     const char *detector; /* NULL: "learned", "known" or "blocks" as it comes */
 };
 int learned_cut(const struct region_job *j, struct seg_list *out);
+
+/* Chunks of plain text, piece by piece: paragraphs, or lines when the job is by_line. */
+struct cutter {
+    const struct region_job *job;
+    const char *detector;
+    struct seg_list *out;
+    size_t own;        /* bytes of a piece that stands alone */
+    struct span group; /* joined short pieces, empty when begin == end */
+};
+struct cutter cutter_of(const struct region_job *j, const char *detector, struct seg_list *out);
+int blocks_cut(struct cutter *c, size_t begin, size_t end);
+/* A piece is never joined with what comes after a blocks_flush(). */
+int blocks_piece(struct cutter *c, struct span piece);
+int blocks_flush(struct cutter *c);
+bool chunk_trim(const char *text, struct span *s); /* false when too little is left */
+
 /* Remember chunks that markers showed, so that their text is found without markers. */
 void learned_keep(const struct seg_opts *o, const char *text, const struct seg_list *l,
                   size_t from);
@@ -129,5 +127,18 @@ size_t learned_tail(const struct seg_opts *o, const char *text, size_t begin, si
 int learned_short(const struct region_job *j, struct seg_list *out);
 
 int why_add(struct seg_whys *w, struct seg_why y); /* w may be NULL */
+bool detector_ok(const char *name, size_t len);    /* it travels in a header */
+/* Room for one item more behind n: the array, which may have moved, or NULL. */
+void *grown(void *items, size_t n, size_t *cap, size_t size);
+
+static inline bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+static inline bool is_space(char c)
+{
+    return is_blank(c) || c == '\n';
+}
 
 #endif

@@ -9,17 +9,22 @@
 
 enum { SEGS_MAX = 1 << 20, DETECTORS_MAX = 64, DETECTOR_BYTES_MAX = 40 };
 
+void *grown(void *items, size_t n, size_t *cap, size_t size)
+{
+    if (n < *cap) return items;
+    const size_t more = *cap ? 2 * *cap : 32;
+    void *moved = mem_realloc(items, more * size);
+    if (moved) *cap = more;
+    return moved;
+}
+
 int seg_add(struct seg_list *l, uint32_t msg, size_t begin, size_t end, const char *detector)
 {
     if (begin >= end || end > UINT32_MAX) return -EINVAL;
-    if (l->n == l->cap) {
-        if (l->cap >= SEGS_MAX) return -ERANGE;
-        size_t cap = l->cap ? 2 * l->cap : 16;
-        struct seg *grown = mem_realloc(l->seg, cap * sizeof *grown);
-        if (!grown) return -ENOMEM;
-        l->seg = grown;
-        l->cap = cap;
-    }
+    if (l->n >= SEGS_MAX) return -ERANGE;
+    struct seg *room = grown(l->seg, l->n, &l->cap, sizeof *room);
+    if (!room) return -ENOMEM;
+    l->seg = room;
     l->seg[l->n++] = (struct seg){msg, (uint32_t)begin, (uint32_t)end, detector};
     return 0;
 }
@@ -36,14 +41,10 @@ void seg_list_fini(struct seg_list *l)
 int why_add(struct seg_whys *w, struct seg_why y)
 {
     if (!w) return 0;
-    if (w->n == w->cap) {
-        if (w->cap >= SEGS_MAX) return -ERANGE;
-        size_t cap = w->cap ? 2 * w->cap : 32;
-        struct seg_why *grown = mem_realloc(w->why, cap * sizeof *grown);
-        if (!grown) return -ENOMEM;
-        w->why = grown;
-        w->cap = cap;
-    }
+    if (w->n >= SEGS_MAX) return -ERANGE;
+    struct seg_why *room = grown(w->why, w->n, &w->cap, sizeof *room);
+    if (!room) return -ENOMEM;
+    w->why = room;
     w->why[w->n++] = y;
     return 0;
 }
@@ -125,7 +126,7 @@ static int own_name(struct seg_list *l, const char *s, size_t len, const char **
     return 0;
 }
 
-static bool detector_ok(const char *s, size_t len)
+bool detector_ok(const char *s, size_t len)
 {
     if (len == 0 || len > DETECTOR_BYTES_MAX) return false;
     for (size_t i = 0; i < len; i++) {
