@@ -95,7 +95,6 @@ int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const
 
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
-int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n);
 /* Measure how a chunk in the store depends on what stands before it, behind each of the neighbours,
  * and keep that with its record, unless it is there. */
 struct bench_text {
@@ -106,7 +105,11 @@ int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
                       const struct bench_text *before, size_t n_before);
 struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n);
 
-struct bench_run { /* how to run a prompt */
+/* Methods that ask about each chunk by itself (mapreduce.h). */
+enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK, MAP_KINDS };
+
+struct bench_run {     /* how to run a prompt */
+    enum map_kind map; /* MAP_NONE: by the strategy */
     enum pol_strategy strategy;
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
@@ -118,11 +121,13 @@ struct bench_run { /* how to run a prompt */
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are
  * compared with it. `default` comes at its own ratio and, where it varies (ratios were asked for),
  * at those. */
-int bench_methods(const struct bench *b, const struct opts *opts, struct bench_run *ret, size_t cap,
-                  size_t *ret_n, struct err *err);
-int bench_methods_of(const struct bench *b, const char *strategies, const char *ratios,
-                     bool default_varies, struct bench_run *ret, size_t cap, size_t *ret_n,
-                     struct err *err);
+enum { BENCH_METHODS_MAX = 64 };
+struct bench_methods {
+    struct bench_run run[BENCH_METHODS_MAX];
+    size_t n;
+};
+int bench_methods(const struct bench *b, const char *strategies, const char *ratios,
+                  bool default_varies, struct bench_methods *ret, struct err *err);
 struct bench_result {
     struct fus_report report;
     double ttft_ms;

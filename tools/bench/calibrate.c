@@ -586,15 +586,10 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
 }
 
 static const struct opt_def calibrate_model_options[] = {
-    {.name = "loss",
-     .type = OPT_DOUBLE,
-     .min = 0,
-     .max = 1,
-     .help = "what the default ratio may lose, as a share of reuse's KL (default 0.222)"},
-    {.name = "out",
-     .type = OPT_STR,
-     .help = "file for the profile; default: where workers look for it, in the cache "
-             "folder"},
+    {"loss", OPT_DOUBLE, NULL, 0, 1, NULL,
+     "what the default ratio may lose, as a share of reuse's KL (default 0.222)"},
+    {"out", OPT_STR, NULL, 0, 0, NULL,
+     "file for the profile; default: where workers look for it, in the cache folder"},
     {0}};
 
 const struct bench_sub bench_calibrate = {.name = "quality calibrate",

@@ -1,4 +1,5 @@
-/* The sample documents: a folder of .txt files, in the order of their names. */
+/* The sample documents, a folder of .txt files in the order of their names, and prompts made of
+ * them. */
 #include "tools/bench/bench.h"
 
 #include "base/buf.h"
@@ -98,4 +99,29 @@ int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_id
         mem_free(doc[i]);
     }
     return r == 0 && ret->n == 0 ? err_set(err, -EINVAL, "%s: no text", folder) : r;
+}
+
+int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const struct opts *opts,
+                      struct bench_prompt *ret, struct err *err)
+{
+    uint32_t chunks = (uint32_t)opt_int(opts, "chunks"), head = b->sink >= 0;
+    uint32_t chunk_tokens = (uint32_t)opt_int(opts, "chunk-tokens");
+    uint32_t query_tokens = (uint32_t)opt_int(opts, "query-tokens");
+    uint64_t total = (uint64_t)chunks * chunk_tokens + query_tokens + 1;
+    if (total > fus_core_ctx_max(b->core))
+        return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
+                       (unsigned long long)total, fus_core_ctx_max(b->core));
+    struct bench_prompt p = {.n_tok = head + chunks * chunk_tokens + query_tokens};
+    p.tok = mem_alloc(p.n_tok * sizeof *p.tok);
+    if (!p.tok) return -ENOMEM;
+    for (uint32_t i = 0; i < p.n_tok; i++)
+        p.tok[i] = i < head ? b->sink : sample->id[(i - head) % sample->n];
+    for (uint32_t i = 0; i < chunks; i++) {
+        p.chunk[i].tok0 = head + i * chunk_tokens;
+        p.chunk[i].n = chunk_tokens;
+    }
+    p.n_chunks = chunks;
+    p.suffix0 = head + chunks * chunk_tokens;
+    *ret = p;
+    return 0;
 }

@@ -7,38 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *map_name(enum map_kind k)
-{
-    static const char *const name[MAP_KINDS] = {"", "map_reduce", "map_rerank"};
-    return name[k];
-}
-
 enum map_kind map_kind_of(const char *name)
 {
-    for (enum map_kind k = MAP_NONE + 1; k < MAP_KINDS; k++)
-        if (strcmp(name, map_name(k)) == 0) return k;
-    return MAP_NONE;
-}
-
-unsigned map_take_names(char *list)
-{
-    unsigned taken = 0;
-    char *out = list;
-    for (const char *p = list; *p;) {
-        const size_t n = strcspn(p, ","), whole = n + (p[n] == ',');
-        unsigned is = 0;
-        for (enum map_kind k = MAP_NONE + 1; k < MAP_KINDS; k++)
-            if (n == strlen(map_name(k)) && strncmp(p, map_name(k), n) == 0) is = 1u << k;
-        taken |= is;
-        if (!is) {
-            memmove(out, p, whole);
-            out += whole;
-        }
-        p += whole;
-    }
-    if (out > list && out[-1] == ',') out--;
-    *out = '\0';
-    return taken;
+    if (strcmp(name, "map_reduce") == 0) return MAP_REDUCE;
+    return strcmp(name, "map_rerank") == 0 ? MAP_RERANK : MAP_NONE;
 }
 
 unsigned map_take_score(char *text)

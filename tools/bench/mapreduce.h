@@ -22,11 +22,7 @@
     "If it does not answer it, N is 0."
 enum { MAP_SCORE_TOKENS = 16 }; /* chosen: room for the score behind an answer */
 
-enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK, MAP_KINDS };
-const char *map_name(enum map_kind k);
 enum map_kind map_kind_of(const char *name); /* MAP_NONE: it is none of them */
-/* Cuts the names of these methods out of a list with commas; what was cut, as bits of 1 << kind. */
-unsigned map_take_names(char *list);
 
 /* Answer the line. -ENODATA: it has no chunks, or no answer to compare with. */
 int map_run(const struct judge *j, enum map_kind k, const struct judge_line *l, unsigned map_tokens,

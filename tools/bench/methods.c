@@ -1,5 +1,6 @@
 /* Methods to compare, as --strategies and --ratios name them. */
 #include "tools/bench/bench.h"
+#include "tools/bench/mapreduce.h"
 
 #include "base/opt_removed.h"
 #include "policy/control.h"
@@ -12,15 +13,16 @@
 enum { RATIOS_MAX = 16 };
 
 /* "0.05,0.1" -> values in 0…1. */
-static int parse_ratios(const char *list, double *ret, size_t cap, size_t *ret_n, struct err *err)
+static int parse_ratios(const char *list, double ret[RATIOS_MAX], size_t *ret_n, struct err *err)
 {
     size_t n = 0;
     for (const char *p = list; *p;) {
         char *end;
         double v = strtod(p, &end);
-        if (end == p || !(v >= 0 && v <= 1) || (*end && *end != ','))
-            return err_set(err, -EINVAL, "--ratios: \"%.40s\" is not a list of values in 0…1", p);
-        if (n == cap) return err_set(err, -ERANGE, "--ratios: more than %zu values", cap);
+        if (end == p || !(v >= 0 && v <= 1) || (*end && *end != ',') || n == RATIOS_MAX)
+            return err_set(err, -EINVAL,
+                           "--ratios: \"%.40s\" is no list of at most %d values in 0…1", p,
+                           RATIOS_MAX);
         ret[n++] = v;
         p = end + (*end == ',');
     }
@@ -109,7 +111,10 @@ static int parse_method(const struct bench *b, const char *text, struct bench_ru
     (void)snprintf(run.name, sizeof run.name, "%s", text);
     (void)snprintf(name, sizeof name, "%.*s", (int)len, text);
     const char *gone = opt_removed("strategy", name);
-    if (strcmp(name, "default") == 0)
+    run.map = map_kind_of(text);
+    if (run.map != MAP_NONE)
+        run.strategy = POL_FULL; /* what each of its calls runs */
+    else if (strcmp(name, "default") == 0)
         choose_default(&b->profile, &run);
     else if (gone)
         return err_set(err, -EINVAL, "strategy %s was removed; %s", name, gone);
@@ -136,36 +141,35 @@ static bool asked_for(const double *ratio, size_t n, double of)
 }
 
 /* One method at every ratio that it takes. */
-static int add_method(const struct bench_run *m, const double *ratio, size_t n_ratios,
-                      struct bench_run *ret, size_t cap, size_t *n, struct err *err)
+static int add_at_ratios(const struct bench_run *m, const double *ratio, size_t n_ratios,
+                         struct bench_methods *ret, struct err *err)
 {
     double at[RATIOS_MAX + 1] = {0};
     size_t n_at = 1;
-    if (m->strategy == POL_FULL && !m->by_default) return 0; /* it is there already */
     if (m->strategy == POL_PREFIX) {
         at[0] = 1;
-    } else if (m->strategy != POL_REUSE) {
+    } else if (m->map == MAP_NONE && m->strategy != POL_REUSE) {
         memcpy(at, ratio, n_ratios * sizeof *ratio);
         n_at = n_ratios;
         if (m->by_default && !asked_for(at, n_at, (double)m->ratio)) at[n_at++] = (double)m->ratio;
     }
     for (size_t i = 0; i < n_at; i++) {
-        if (*n == cap) return err_set(err, -ERANGE, "more than %zu methods", cap);
-        ret[*n] = *m;
-        ret[(*n)++].ratio = (float)at[i];
+        if (ret->n == BENCH_METHODS_MAX)
+            return err_set(err, -ERANGE, "more than %d methods", BENCH_METHODS_MAX);
+        ret->run[ret->n] = *m;
+        ret->run[ret->n++].ratio = (float)at[i];
     }
     return 0;
 }
 
-int bench_methods_of(const struct bench *b, const char *strategies, const char *ratios,
-                     bool default_varies, struct bench_run *ret, size_t cap, size_t *ret_n,
-                     struct err *err)
+int bench_methods(const struct bench *b, const char *strategies, const char *ratios,
+                  bool default_varies, struct bench_methods *ret, struct err *err)
 {
     double ratio[RATIOS_MAX];
-    size_t n_ratios = 0, n = 0;
-    int r = parse_ratios(ratios, ratio, RATIOS_MAX, &n_ratios, err);
-    if (r < 0) return r;
-    ret[n++] = (struct bench_run){.name = "full", .strategy = POL_FULL, .ratio = 1};
+    size_t n_ratios = 0;
+    int r = parse_ratios(ratios, ratio, &n_ratios, err);
+    *ret =
+        (struct bench_methods){.run = {{.name = "full", .strategy = POL_FULL, .ratio = 1}}, .n = 1};
     for (const char *p = strategies; r == 0 && *p;) {
         struct bench_run m;
         char text[sizeof m.name];
@@ -174,16 +178,10 @@ int bench_methods_of(const struct bench *b, const char *strategies, const char *
         (void)snprintf(text, sizeof text, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
         r = parse_method(b, text, &m, err);
-        const bool vary = !m.by_default || default_varies;
-        if (r == 0) r = add_method(&m, ratio, vary ? n_ratios : 0, ret, cap, &n, err);
+        if (r < 0) return r;
+        if (m.strategy == POL_FULL && !m.by_default && m.map == MAP_NONE)
+            continue; /* it is there */
+        r = add_at_ratios(&m, ratio, m.by_default && !default_varies ? 0 : n_ratios, ret, err);
     }
-    if (r == 0) *ret_n = n;
     return r;
-}
-
-int bench_methods(const struct bench *b, const struct opts *opts, struct bench_run *ret, size_t cap,
-                  size_t *ret_n, struct err *err)
-{
-    return bench_methods_of(b, opt_str(opts, "strategies"), opt_str(opts, "ratios"),
-                            opt_given(opts, "ratios"), ret, cap, ret_n, err);
 }

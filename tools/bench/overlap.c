@@ -216,11 +216,11 @@ static int read_methods(struct overlap *o, const struct opts *opts, struct err *
     const char *names =
         opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "hkvd,side,sink,query,qs";
     const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
-    struct bench_run all[METHODS_MAX];
-    size_t n = 0;
-    int r = bench_methods_of(o->b, names, ratios, false, all, METHODS_MAX, &n, err);
-    for (size_t i = 0; r == 0 && i < n; i++)
-        if (!pol_strategy_is_exact(all[i].strategy)) o->run[o->n_runs++] = all[i];
+    struct bench_methods all;
+    int r = bench_methods(o->b, names, ratios, false, &all, err);
+    for (size_t i = 0; r == 0 && i < all.n; i++)
+        if (!pol_strategy_is_exact(all.run[i].strategy) && o->n_runs < METHODS_MAX)
+            o->run[o->n_runs++] = all.run[i];
     return r;
 }
 

@@ -18,7 +18,7 @@
 
 #define BASELINE_RATIO 0.15 /* of hkvd: what the paper recommends */
 
-enum { SEED = 1, METHODS_MAX = 64, KINDS_MAX = 32 };
+enum { SEED = 1, KINDS_MAX = 32 };
 
 struct totals {         /* of a method on a kind of line */
     struct verdict *at; /* [n] */
@@ -26,13 +26,12 @@ struct totals {         /* of a method on a kind of line */
 };
 struct method {
     struct bench_run run;
-    enum map_kind map; /* MAP_NONE: run is what it does */
     struct totals total[KINDS_MAX];
 };
 struct study {
     struct bench *b;
     struct judge judge;
-    struct method method[METHODS_MAX];
+    struct method method[BENCH_METHODS_MAX];
     size_t n_methods;
     char *kind[KINDS_MAX];
     size_t n_kinds;
@@ -81,8 +80,8 @@ static int study_line(struct study *s, const json_t *lines, size_t at, struct er
     for (size_t i = 0; r == 0 && i < s->n_methods; i++) {
         struct method *m = &s->method[i];
         v = full;
-        if (m->map != MAP_NONE)
-            r = map_run(&s->judge, m->map, &l, s->map_tokens, &v);
+        if (m->run.map != MAP_NONE)
+            r = map_run(&s->judge, m->run.map, &l, s->map_tokens, &v);
         else if (m->run.strategy != POL_FULL)
             r = judge_run(&s->judge, &l, &m->run, &v);
         if (r == -ENODATA) continue; /* not a line that this method can answer */
@@ -151,7 +150,7 @@ static const struct totals *totals_of(const struct study *s, enum pol_strategy s
 {
     for (size_t i = 0; i < s->n_methods; i++) {
         const struct bench_run *run = &s->method[i].run;
-        if (s->method[i].map == MAP_NONE && !strchr(run->name, ':') && run->strategy == st &&
+        if (s->method[i].run.map == MAP_NONE && !strchr(run->name, ':') && run->strategy == st &&
             fabs((double)run->ratio - ratio) < 1e-6)
             return &s->method[i].total[kind];
     }
@@ -232,7 +231,7 @@ static void report_fastest(struct study *s, size_t kind)
         const struct method *m = &s->method[i];
         const struct boot l = compare(s, &m->total[kind], reuse, F_KL);
         const struct boot f = compare(s, full, &m->total[kind], F_TTFT);
-        if (m->map != MAP_NONE || !(l.hi <= s->max_loss) || !(f.value > speed.value)) continue;
+        if (m->run.map != MAP_NONE || !(l.hi <= s->max_loss) || !(f.value > speed.value)) continue;
         best = m;
         speed = f;
         loss = l;
@@ -274,7 +273,7 @@ static int add_all(struct study *s)
     return r;
 }
 
-static void report(struct study *s)
+static void report_study(struct study *s)
 {
     (void)printf("%-22s %5s %-14s %4s %6s %6s %7s %8s %22s %22s %6s %8s %6s %7s\n", "strategy",
                  "ratio", "kind", "n", "EM", "F1", "KL 1st", "KL frcd", "/ reuse [95 %]",
@@ -288,32 +287,19 @@ static void report(struct study *s)
 
 /* ---- set-up ---- */
 
-/* "map_reduce" and "map_rerank" among the strategies are methods of another kind. */
 static int set_methods(struct study *s, const struct opts *opts, struct err *err)
 {
-    struct bench_run run[METHODS_MAX];
-    char names[4096];
-    if (strlen(opt_str(opts, "strategies")) >= sizeof names)
-        return err_set(err, -ERANGE, "--strategies is too long");
-    (void)snprintf(names, sizeof names, "%s", opt_str(opts, "strategies"));
-    const unsigned map = map_take_names(names);
-    int r = bench_methods_of(s->b, names, opt_str(opts, "ratios"), opt_given(opts, "ratios"), run,
-                             METHODS_MAX - MAP_KINDS, &s->n_methods, err);
-    for (size_t k = 0; r == 0 && k < s->n_methods; k++) {
-        const enum pol_strategy st = run[k].strategy;
-        s->method[k].run = run[k];
-        if (pol_strategy_senses(st))
+    struct bench_methods all;
+    int r = bench_methods(s->b, opt_str(opts, "strategies"), opt_str(opts, "ratios"),
+                          opt_given(opts, "ratios"), &all, err);
+    for (size_t k = 0; r == 0 && k < all.n; k++) {
+        s->method[k].run = all.run[k];
+        if (pol_strategy_senses(all.run[k].strategy))
             s->judge.neighbours = opt_given(opts, "neighbours")
                                       ? (unsigned)opt_int(opts, "neighbours")
                                       : s->b->profile.neighbours;
     }
-    for (enum map_kind k = MAP_NONE + 1; r == 0 && k < MAP_KINDS; k++) {
-        if (!(map & 1u << k)) continue;
-        struct method *m = &s->method[s->n_methods++];
-        m->map = k;
-        m->run.strategy = POL_FULL; /* what each of its calls runs */
-        (void)snprintf(m->run.name, sizeof m->run.name, "%s", map_name(k));
-    }
+    if (r == 0) s->n_methods = all.n;
     return r;
 }
 
@@ -369,7 +355,7 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
         json_object_set_new(b->meta, "prompt_format", json_string(s->judge.style.format));
         json_object_set_new(b->meta, "sink", json_boolean(b->build_sink >= 0));
         if ((r = add_all(s)) < 0) (void)err_set(err, r, "out of memory");
-        if (r == 0) report(s);
+        if (r == 0) report_study(s);
     }
     json_decref(lines);
     study_fini(s);
@@ -377,23 +363,11 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
 }
 
 static const struct opt_def measure_quality_options[] = {
-    {.name = "max-new",
-     .type = OPT_INT,
-     .dflt = "24",
-     .min = 8,
-     .max = 4096,
-     .help = "tokens of an answer"},
-    {.name = "max-loss",
-     .type = OPT_DOUBLE,
-     .min = 0,
-     .max = 1,
-     .help = "name the fastest method that loses no more, as a share of reuse's KL"},
-    {.name = "neighbours",
-     .type = OPT_INT,
-     .dflt = "4",
-     .min = 1,
-     .max = FUS_NEIGHBOURS_MAX,
-     .help = "chunks of other lines that a chunk is measured with; default: the profile's"},
+    {"max-new", OPT_INT, "24", 8, 4096, NULL, "tokens of an answer"},
+    {"max-loss", OPT_DOUBLE, NULL, 0, 1, NULL,
+     "name the fastest method that loses no more, as a share of reuse's KL"},
+    {"neighbours", OPT_INT, "4", 1, FUS_NEIGHBOURS_MAX, NULL,
+     "chunks of other lines that a chunk is measured with; default: the profile's"},
     {0}};
 
 const struct bench_sub bench_quality = {

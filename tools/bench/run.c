@@ -92,11 +92,6 @@ static uint32_t prefix_tokens(const struct bench_prompt *p)
     return p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0;
 }
 
-int bench_build_chunk(struct bench *b, const int32_t *tok, uint32_t n)
-{
-    return build(b, TIER_CHUNK, tok, n);
-}
-
 struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n)
 {
     return key_of(b, TIER_CHUNK, tok, n);

@@ -14,8 +14,8 @@
 #include "tests/doubles/fault.h"
 #include "tiers/store_admin.h"
 
+#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { ROWS_MAX = 64, FLUSH_S = 60 };
@@ -33,269 +33,230 @@ struct row {
     struct fus_report report;
     size_t n_chunks, n_from; /* looked up, and found where they should be; over all rounds */
 };
-struct origins {
+struct ttft {
+    struct bench *b;
+    struct bench_prompt prompt;
     struct places places;
-    struct origin at[STORE_TIERS_MAX + 1];
-    size_t n;
+    struct origin origin[STORE_TIERS_MAX + 1];
+    struct row row[ROWS_MAX];
+    size_t n_origins, n_rows, reps;
+    bool tiers, gate;
+    double gemm_gflops; /* the best round's */
 };
-
-int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const struct opts *opts,
-                      struct bench_prompt *ret, struct err *err)
-{
-    uint32_t chunks = (uint32_t)opt_int(opts, "chunks"), head = b->sink >= 0;
-    uint32_t chunk_tokens = (uint32_t)opt_int(opts, "chunk-tokens");
-    uint32_t query_tokens = (uint32_t)opt_int(opts, "query-tokens");
-    uint64_t total = (uint64_t)chunks * chunk_tokens + query_tokens + 1;
-    if (total > fus_core_ctx_max(b->core))
-        return err_set(err, -ERANGE, "the prompt would have %llu tokens, the context holds %u",
-                       (unsigned long long)total, fus_core_ctx_max(b->core));
-    struct bench_prompt p = {.n_tok = head + chunks * chunk_tokens + query_tokens};
-    p.tok = mem_alloc(p.n_tok * sizeof *p.tok);
-    if (!p.tok) return -ENOMEM;
-    for (uint32_t i = 0; i < p.n_tok; i++)
-        p.tok[i] = i < head ? b->sink : sample->id[(i - head) % sample->n];
-    for (uint32_t i = 0; i < chunks; i++) {
-        p.chunk[i].tok0 = head + i * chunk_tokens;
-        p.chunk[i].n = chunk_tokens;
-    }
-    p.n_chunks = chunks;
-    p.suffix0 = head + chunks * chunk_tokens;
-    *ret = p;
-    return 0;
-}
 
 /* ---- tiers ---- */
 
 /* A store of its own behind which there is just this tier. */
-static int open_origin(struct bench *b, struct origins *all, const struct opts *opts,
-                       const char *name, struct err *err)
+static int open_origin(struct ttft *t, const struct opts *opts, const char *name, struct err *err)
 {
     struct origin o = {.slow = true};
-    struct tier_ident id = bench_ident(b);
+    struct tier_ident id = bench_ident(t->b);
     uint64_t ram_bytes = opt_size(opts, "ram");
     struct place_want want = {.name = name, .ident = &id, .capacity_bytes = ram_bytes};
-    struct store_tier_opts t = {0};
+    struct store_tier_opts behind = {0};
     struct tier_fault_opts slow = {.read_bytes_per_s =
                                        (uint64_t)(opt_double(opts, "throttle-gbps") * 1e9)};
     char text[256];
-    int r = place_open(&all->places, &want, &t.tier, text, err);
-    json_object_set_new(b->meta, name, json_string(text));
+    int r = place_open(&t->places, &want, &behind.tier, text, err);
+    json_object_set_new(t->b->meta, name, json_string(text));
     if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, text);
     if (r <= 0) return r;
     if (slow.read_bytes_per_s) {
-        struct tier *inner = t.tier;
-        r = tier_fault_create(inner, &slow, &t.tier);
+        struct tier *inner = behind.tier;
+        r = tier_fault_create(inner, &slow, &behind.tier);
         if (r < 0) inner->ops->destroy(inner);
         if (r < 0) return r;
     }
-    r = bench_store_create(b, ram_bytes, &t, 1, &o.store, err);
+    r = bench_store_create(t->b, ram_bytes, &behind, 1, &o.store, err);
     if (r < 0) {
-        t.tier->ops->destroy(t.tier);
+        behind.tier->ops->destroy(behind.tier);
         return r;
     }
     (void)snprintf(o.name, sizeof o.name, "%s", name);
-    all->at[all->n++] = o;
+    t->origin[t->n_origins++] = o;
     return 0;
 }
 
 /* RAM, or what --tiers lists. */
-static int open_origins(struct bench *b, struct origins *all, const struct opts *opts,
-                        struct err *err)
+static int open_origins(struct ttft *t, const struct opts *opts, struct err *err)
 {
-    const char *list = opt_given(opts, "tiers") ? opt_str(opts, "tiers") : "ram";
-    for (const char *p = list; *p;) {
+    for (const char *p = t->tiers ? opt_str(opts, "tiers") : "ram"; *p;) {
         char name[16];
         size_t len = strcspn(p, ",");
         (void)snprintf(name, sizeof name, "%.*s", (int)len, p);
         p += len + (p[len] == ',');
-        if (all->n == sizeof all->at / sizeof *all->at)
+        if (t->n_origins == sizeof t->origin / sizeof *t->origin)
             return err_set(err, -ERANGE, "--tiers: too many");
         if (strcmp(name, "ram") == 0) {
-            all->at[all->n++] = (struct origin){.name = "ram", .store = b->store};
+            t->origin[t->n_origins++] = (struct origin){.name = "ram", .store = t->b->store};
             continue;
         }
-        int r = open_origin(b, all, opts, name, err);
+        int r = open_origin(t, opts, name, err);
         if (r < 0) return r;
     }
-    return all->n ? 0 : err_set(err, -EINVAL, "--tiers is empty");
-}
-
-static void close_origins(struct origins *all)
-{
-    for (size_t i = 0; i < all->n; i++)
-        if (all->at[i].slow) store_destroy(all->at[i].store);
-    places_fini(&all->places);
+    return t->n_origins ? 0 : err_set(err, -EINVAL, "--tiers is empty");
 }
 
 /* Chunks into every store, and from there into its tier. */
-static int fill_origins(struct bench *b, const struct origins *all, const struct bench_prompt *p)
+static int fill_origins(struct ttft *t)
 {
-    struct store *own = b->store;
+    struct store *own = t->b->store;
     int r = 0;
-    for (size_t i = 0; i < all->n && r == 0; i++) {
-        b->store = all->at[i].store;
-        r = bench_build_chunks(b, p);
-        if (r == 0) r = store_flush(b->store, clock_ns() + FLUSH_S * 1000000000ull);
+    for (size_t i = 0; i < t->n_origins && r == 0; i++) {
+        t->b->store = t->origin[i].store;
+        r = bench_build_chunks(t->b, &t->prompt);
+        if (r == 0) r = store_flush(t->b->store, clock_ns() + FLUSH_S * 1000000000ull);
     }
-    b->store = own;
+    t->b->store = own;
     return r < 0 ? r : 0;
 }
 
 /* Out of RAM, so that only the tier has them. */
-static void leave_ram(struct bench *b, const struct origin *o, const struct bench_prompt *p)
+static void leave_ram(const struct ttft *t, const struct origin *o)
 {
+    const struct bench_prompt *p = &t->prompt;
     for (size_t i = 0; o->slow && i < p->n_chunks; i++) {
-        struct tier_key k = bench_chunk_key(b, p->tok + p->chunk[i].tok0, p->chunk[i].n);
+        struct tier_key k = bench_chunk_key(t->b, p->tok + p->chunk[i].tok0, p->chunk[i].n);
         (void)store_evict(o->store, &k, "ram");
     }
 }
 
 /* ---- rounds ---- */
 
-static int run_row(struct bench *b, const struct bench_prompt *p, struct row *w, bool gate,
-                   double *ret_ms)
+static int run_row(struct ttft *t, struct row *w, double *ret_ms)
 {
+    const enum pol_strategy st = w->run.strategy;
+    struct bench *b = t->b;
     struct store *own = b->store;
     struct bench_result res;
-    leave_ram(b, w->from, p);
+    leave_ram(t, w->from);
     b->store = w->from->store;
-    int r = bench_prefill(b, p, &w->run, 0, &res);
+    int r = bench_prefill(b, &t->prompt, &w->run, 0, &res);
     b->store = own;
     if (r < 0) return r;
     *ret_ms = res.ttft_ms;
     w->report = res.report;
-    size_t n = w->run.strategy == POL_FULL ? 0 : w->run.strategy == POL_PREFIX ? 1 : p->n_chunks;
+    size_t n = st == POL_FULL ? 0 : st == POL_PREFIX ? 1 : t->prompt.n_chunks;
     for (size_t i = 0; i < n; i++)
         w->n_from += res.tier[i] && strcmp(res.tier[i], w->from->name) == 0;
     w->n_chunks += n;
     /* What loading may cost, as a worker knows it; without slower tiers it makes no difference. */
-    if (w->run.strategy == POL_FULL && gate) b->ms_per_token = res.ttft_ms / p->n_tok;
+    if (st == POL_FULL && t->gate) b->ms_per_token = res.ttft_ms / t->prompt.n_tok;
     bench_result_fini(&res);
     return 0;
 }
 
-static int measure(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
-                   unsigned reps, bool gate, double *ret_gflops)
+static int run_rounds(struct ttft *t)
 {
-    double best = 0;
-    for (unsigned rep = 0; rep <= reps; rep++) { /* round 0 warms up */
-        double gflops = fus_core_gemm_gflops(b->core, p->n_tok);
-        if (gflops > best) best = gflops;
-        for (size_t i = 0; i < n; i++) {
-            struct row *w = &row[(i + rep) % n];
+    for (size_t rep = 0; rep <= t->reps; rep++) { /* round 0 warms up */
+        t->gemm_gflops = fmax(t->gemm_gflops, fus_core_gemm_gflops(t->b->core, t->prompt.n_tok));
+        for (size_t i = 0; i < t->n_rows; i++) {
+            struct row *w = &t->row[(i + rep) % t->n_rows];
             double ms;
-            int r = run_row(b, p, w, gate, &ms);
+            int r = run_row(t, w, &ms);
             if (r < 0) return r;
             if (rep > 0) w->ms[rep - 1] = ms;
         }
-        bench_progress("round", rep, reps);
+        bench_progress("round", rep, t->reps);
     }
-    *ret_gflops = best;
     return 0;
 }
 
-static void report(struct bench *b, const struct bench_prompt *p, struct row *row, size_t n,
-                   unsigned reps, double gflops, bool tiers)
+static void report_ttft(struct ttft *t)
 {
+    struct bench *b = t->b;
     const struct model_cfg *c = b->cfg;
-    double full_ms = bench_quantile(row[0].ms, reps, 0.5), T = p->n_tok;
+    double full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5), T = t->prompt.n_tok;
     double flops = 2 * fus_core_linear_params(b->core) * T + 2.0 * c->L * c->H * c->K * T * T;
-    double share = flops / (full_ms / 1e3) / 1e9 / gflops;
-    json_object_set_new(b->meta, "gemm_gflops", json_real(gflops));
+    double share = flops / (full_ms / 1e3) / 1e9 / t->gemm_gflops;
+    json_object_set_new(b->meta, "gemm_gflops", json_real(t->gemm_gflops));
     json_object_set_new(b->meta, "full_share_of_gemm", json_real(share));
     json_object_set_new(b->meta, "full_valid", json_boolean(share >= 0.60));
-    if (tiers) (void)printf("%-6s ", "tier");
-    (void)printf("%-8s %6s %12s %9s %9s %9s %11s\n", "strategy", "ratio", "ttft ms", "p10", "p90",
-                 "speedup", "recomputed");
-    for (size_t i = 0; i < n; i++) {
-        const struct row *w = &row[i];
-        double ms = bench_quantile(w->ms, reps, 0.5), lo = bench_quantile(w->ms, reps, 0.1),
-               hi = bench_quantile(w->ms, reps, 0.9);
+    (void)printf("%-6s %-8s %6s %12s %9s %9s %9s %11s\n", "tier", "strategy", "ratio", "ttft ms",
+                 "p10", "p90", "speedup", "recomputed");
+    for (size_t i = 0; i < t->n_rows; i++) {
+        const struct row *w = &t->row[i];
+        double ms = bench_quantile(w->ms, t->reps, 0.5), lo = bench_quantile(w->ms, t->reps, 0.1),
+               hi = bench_quantile(w->ms, t->reps, 0.9);
         const char *name = pol_strategy_name(w->run.strategy);
         const char *tier = w->run.strategy == POL_FULL ? "none" : w->from->name;
         json_t *j =
             json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy", name, "ratio",
                       (double)w->run.ratio, "tier", tier, "ttft_ms_median", ms, "ttft_ms_p10", lo,
                       "ttft_ms_p90", hi, "speedup_vs_full", full_ms / ms, "tokens_total",
-                      (int)p->n_tok, "tokens_recomputed", (int)w->report.n_recomputed);
+                      (int)t->prompt.n_tok, "tokens_recomputed", (int)w->report.n_recomputed);
         json_array_append_new(b->rows, j);
-        if (tiers && w->n_chunks) {
+        if (t->tiers && w->n_chunks) {
             double found = (double)w->n_from / (double)w->n_chunks;
             json_object_set_new(j, "share_from_tier", json_real(found));
         }
-        if (tiers) (void)printf("%-6s ", tier);
-        (void)printf("%-8s %6.2f %12.1f %9.1f %9.1f %8.2fx %11u\n", name, (double)w->run.ratio, ms,
-                     lo, hi, full_ms / ms, w->report.n_recomputed);
+        (void)printf("%-6s %-8s %6.2f %12.1f %9.1f %9.1f %8.2fx %11u\n", tier, name,
+                     (double)w->run.ratio, ms, lo, hi, full_ms / ms, w->report.n_recomputed);
     }
-    (void)printf("GEMM ceiling %.1f GFLOP/s; full prefill reaches %.2f of it%s\n", gflops, share,
-                 share >= 0.60 ? "" : " (below 0.60: ratios are invalid)");
+    (void)printf("GEMM ceiling %.1f GFLOP/s; full prefill reaches %.2f of it%s\n", t->gemm_gflops,
+                 share, share >= 0.60 ? "" : " (below 0.60: ratios are invalid)");
 }
 
 /* The full prefill first, then every method with its chunks in every tier. */
-static int make_rows(const struct bench *b, const struct opts *opts, const struct origins *all,
-                     unsigned reps, struct row *row, size_t *ret_n, struct err *err)
+static int make_rows(struct ttft *t, const struct opts *opts, struct err *err)
 {
-    struct bench_run run[ROWS_MAX];
-    size_t n_runs = 0, n = 0;
-    bool tiers = opt_given(opts, "tiers");
-    int r = bench_methods_of(b,
-                             tiers && !opt_given(opts, "strategies") ? "full,hkvd,query"
-                                                                     : opt_str(opts, "strategies"),
-                             tiers && !opt_given(opts, "ratios") ? "0.15" : opt_str(opts, "ratios"),
-                             opt_given(opts, "ratios"), run, ROWS_MAX, &n_runs, err);
+    struct bench_methods all;
+    const bool fewer = t->tiers && !opt_given(opts, "strategies"),
+               one = t->tiers && !opt_given(opts, "ratios");
+    int r =
+        bench_methods(t->b, fewer ? "full,hkvd,query" : opt_str(opts, "strategies"),
+                      one ? "0.15" : opt_str(opts, "ratios"), opt_given(opts, "ratios"), &all, err);
     if (r < 0) return r;
-    if (1 + (n_runs - 1) * all->n > ROWS_MAX) return err_set(err, -ERANGE, "too many rows");
-    row[n++] = (struct row){.run = run[0], .from = &all->at[0]};
-    for (size_t k = 0; k < all->n; k++)
-        for (size_t i = 1; i < n_runs; i++)
-            row[n++] = (struct row){.run = run[i], .from = &all->at[k]};
-    *ret_n = n;
-    for (size_t i = 0; i < n; i++) {
-        row[i].ms = mem_zalloc((size_t)reps * sizeof(double));
-        if (!row[i].ms) return -ENOMEM;
+    if (1 + (all.n - 1) * t->n_origins > ROWS_MAX) return err_set(err, -ERANGE, "too many rows");
+    t->row[t->n_rows++] = (struct row){.run = all.run[0], .from = &t->origin[0]};
+    for (size_t k = 0; k < t->n_origins; k++)
+        for (size_t i = 1; i < all.n; i++)
+            t->row[t->n_rows++] = (struct row){.run = all.run[i], .from = &t->origin[k]};
+    for (size_t i = 0; i < t->n_rows; i++) {
+        if (t->row[i].run.map != MAP_NONE)
+            return err_set(err, -EINVAL, "quality measures %s", t->row[i].run.name);
+        t->row[i].ms = mem_zalloc(t->reps * sizeof(double));
+        if (!t->row[i].ms) return -ENOMEM;
     }
     return 0;
 }
 
 static int measure_ttft(struct bench *b, const struct opts *opts, struct err *err)
 {
-    int64_t reps = opt_int(opts, "reps");
-    size_t n = 0;
-    struct bench_prompt p = {0};
+    struct ttft *t = mem_zalloc(sizeof *t);
     struct tok_ids sample = {0};
-    struct row row[ROWS_MAX] = {0};
-    struct origins origins = {0};
-    double gflops = 0;
-    places_init(&origins.places, opts);
-    int r = open_origins(b, &origins, opts, err);
-    if (r == 0) r = make_rows(b, opts, &origins, (unsigned)reps, row, &n, err);
+    if (!t) return err_set(err, -ENOMEM, "out of memory");
+    t->b = b;
+    t->reps = (size_t)opt_int(opts, "reps");
+    t->gate = opt_bool(opts, "gate");
+    t->tiers = opt_given(opts, "tiers");
+    places_init(&t->places, opts);
+    int r = open_origins(t, opts, err);
+    if (r == 0) r = make_rows(t, opts, err);
     if (r == 0) r = bench_sample_tokens(b, opt_str(opts, "documents"), &sample, err);
-    if (r == 0) r = bench_make_prompt(b, &sample, opts, &p, err);
-    if (r == 0) r = fill_origins(b, &origins, &p);
-    if (r == 0) r = measure(b, &p, row, n, (unsigned)reps, opt_bool(opts, "gate"), &gflops);
+    if (r == 0) r = bench_make_prompt(b, &sample, opts, &t->prompt, err);
+    if (r == 0) r = fill_origins(t);
+    if (r == 0) r = run_rounds(t);
     if (r == 0)
-        report(b, &p, row, n, (unsigned)reps, gflops, opt_given(opts, "tiers"));
+        report_ttft(t);
     else if (err->code == 0)
         (void)err_set(err, r, "measuring failed: %s", err_name(r));
-    close_origins(&origins);
+    for (size_t i = 0; i < t->n_origins; i++)
+        if (t->origin[i].slow) store_destroy(t->origin[i].store);
+    places_fini(&t->places);
     tok_ids_fini(&sample);
-    for (size_t i = 0; i < ROWS_MAX; i++)
-        mem_free(row[i].ms);
-    bench_prompt_fini(&p);
+    for (size_t i = 0; i < t->n_rows; i++)
+        mem_free(t->row[i].ms);
+    bench_prompt_fini(&t->prompt);
+    mem_free(t);
     return r;
 }
 
 static const struct opt_def measure_ttft_options[] = {
-    {.name = "throttle-gbps",
-     .type = OPT_DOUBLE,
-     .dflt = "0",
-     .min = 0,
-     .max = 1000,
-     .help = "slow the slower tiers down to this, 0 = as they are"},
-    {.name = "gate",
-     .type = OPT_BOOL,
-     .dflt = "true",
-     .help = "do not load what is predicted to be computed faster, as a worker"},
+    {"throttle-gbps", OPT_DOUBLE, "0", 0, 1000, NULL,
+     "slow the slower tiers down to this, 0 = as they are"},
+    {"gate", OPT_BOOL, "true", 0, 0, NULL,
+     "do not load what is predicted to be computed faster, as a worker"},
     {0}};
 
 const struct bench_sub bench_ttft = {

@@ -11,11 +11,12 @@ static size_t methods(const char *strategies, const char *ratios, bool vary, str
 {
     struct bench b = {.cfg = &cfg};
     struct err err = {0};
-    size_t n = 0;
+    struct bench_methods all;
     fus_profile_default(&cfg, &b.profile);
-    int r = bench_methods_of(&b, strategies, ratios, vary, ret, 32, &n, &err);
+    int r = bench_methods(&b, strategies, ratios, vary, &all, &err);
     if (r < 0) printf("# %s\n", err.msg);
-    return r < 0 ? 0 : n;
+    memcpy(ret, all.run, 32 * sizeof *ret);
+    return r < 0 ? 0 : all.n;
 }
 
 static void check(const struct bench_run *r, const char *name, enum pol_strategy s, double ratio)
@@ -69,10 +70,9 @@ TEST(removed_methods_say_so)
                                        "qs:mass=0.5", "hkvd:schedule=early", "qs:share=0.2"};
     const struct bench b = {.cfg = &cfg};
     for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
-        struct bench_run m[4];
+        struct bench_methods all;
         struct err err = {0};
-        size_t n;
-        ASSERT_EQ(bench_methods_of(&b, gone[i], "0.1", true, m, 4, &n, &err), -EINVAL);
+        ASSERT_EQ(bench_methods(&b, gone[i], "0.1", true, &all, &err), -EINVAL);
         if (!strstr(err.msg, " was removed; "))
             test_fail(__FILE__, __LINE__, "%s: %s", gone[i], err.msg);
     }
@@ -110,23 +110,15 @@ TEST(text_is_scored_where_the_line_says_what_is_right)
 
 /* ---- map_reduce, map_rerank ---- */
 
-TEST(map_names_are_cut_out_of_the_list)
+TEST(map_names_are_methods_without_a_ratio)
 {
-    static const struct {
-        const char *list, *rest;
-        unsigned taken;
-    } cases[] = {{"", "", 0},
-                 {"hkvd,query", "hkvd,query", 0},
-                 {"map_reduce", "", 1u << MAP_REDUCE},
-                 {"hkvd,map_rerank", "hkvd", 1u << MAP_RERANK},
-                 {"map_reduce,hkvd,map_rerank,qs", "hkvd,qs", 1u << MAP_REDUCE | 1u << MAP_RERANK},
-                 {"map_reduces,map", "map_reduces,map", 0}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char list[64];
-        (void)snprintf(list, sizeof list, "%s", cases[i].list);
-        ASSERT_EQ(map_take_names(list), cases[i].taken);
-        ASSERT_STREQ(list, cases[i].rest);
-    }
+    struct bench_run m[32];
+    ASSERT_EQ(methods("map_reduce,hkvd,map_rerank", "0.05,0.1", true, m), 5);
+    check(&m[1], "map_reduce", POL_FULL, 0);
+    check(&m[4], "map_rerank", POL_FULL, 0);
+    ASSERT_TRUE(m[1].map == MAP_REDUCE && m[3].map == MAP_NONE && m[4].map == MAP_RERANK);
+    ASSERT_EQ(methods("map_reduces", "0.1", true, m), 0);
+    ASSERT_EQ(methods("map", "0.1", true, m), 0);
 }
 
 TEST(score_is_read_from_the_very_end)
