@@ -1,6 +1,6 @@
 /* The profile of the model: found at start-up, shown by GET /admin/profile. */
 #include "base/log.h"
-#include "worker/reuse/control_io.h"
+#include "worker/reuse/decision.h"
 #include "worker/worker.h"
 
 #include <jansson.h>

@@ -7,7 +7,7 @@
  * the prompt). */
 #include "base/assert.h"
 #include "worker/request/request.h"
-#include "worker/reuse/control_io.h"
+#include "worker/reuse/decision.h"
 #include "worker/reuse/lookup.h"
 #include "worker/reuse/namespaces.h"
 #include "worker/worker.h"

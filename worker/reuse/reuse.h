@@ -8,7 +8,7 @@
 #ifndef WORKER_REUSE_REUSE_H
 #define WORKER_REUSE_REUSE_H
 
-#include "worker/reuse/control_io.h"
+#include "worker/reuse/decision.h"
 #include "worker/reuse/prompt.h"
 
 #include <stdatomic.h>

@@ -1,15 +1,12 @@
-/* control_io: one decision of the controller as a value, as JSON, and done again.
+/* decision: one decision of the controller as a value, and as JSON for people and logs.
  *
- * ctl_decision_create() → the snapshot and the choice are filled in → ctl_decision_json() for
- * people and logs; a test reads it back (ctl_decision_parse()) and asks pol_control() once more
- * (ctl_decision_replay()). Numbers are written with 17 digits, so
- * that what is read is what was. No HTTP, no engine, no store.
+ * ctl_decision_create() → the snapshot and the choice are filled in → ctl_decision_json(). Numbers
+ * are written with 17 digits: what is read is what was. No HTTP, no engine, no store.
  * Thread: any; a decision belongs to one at a time. */
-#ifndef WORKER_REUSE_CONTROL_IO_H
-#define WORKER_REUSE_CONTROL_IO_H
+#ifndef WORKER_REUSE_DECISION_H
+#define WORKER_REUSE_DECISION_H
 
 #include "base/buf.h"
-#include "base/err.h"
 #include "policy/control.h"
 
 #include <jansson.h>
@@ -48,9 +45,5 @@ void ctl_decision_free(struct ctl_decision *d);
 json_t *ctl_decision_json(const struct ctl_decision *d, bool alternatives);
 /* The JSON as text on one line; 17 digits are all of a number. */
 int ctl_json_put(const json_t *o, int digits, struct buf *out);
-/* -EINVAL with a sentence, -ENOMEM. */
-int ctl_decision_parse(const json_t *o, struct ctl_decision **ret, struct err *err);
-/* 1 pol_control() decides the same, bit for bit; 0 not, and ret_why says what differs. */
-int ctl_decision_replay(const struct ctl_decision *d, char ret_why[160]);
 
 #endif
