@@ -6,27 +6,22 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/queue.h>
 
 enum {
     GONE_MAX = 4096,  /* departures remembered: who is further behind gets all anew */
     SWEEP_BATCH = 64, /* look-ups between two chances for others to take the lock */
 };
-#define NONE UINT32_MAX
 #define COST_UNKNOWN                                                                               \
     0.1 /* chosen: a tier that was never read from is still better than computing */
 
-struct link { /* a place in a list of texts */
-    uint32_t prev, next;
-};
-struct list {
-    uint32_t first, last;
-};
 struct text {
     uint64_t id, seq; /* seq: of its last change, while it is held */
     struct tier_key key;
-    uint32_t n_tok, chain;
-    struct link age, news; /* by when it came; by when it changed, while held */
-    int8_t place;          /* <0: not held */
+    uint32_t n_tok;
+    int8_t place;                /* <0: not held */
+    TAILQ_ENTRY(text) age, news; /* by when it came; by when it changed, while held */
+    LIST_ENTRY(text) chain;
 };
 struct gone {
     uint64_t id, seq;
@@ -36,79 +31,47 @@ struct residency {
     uint64_t epoch, seq;
     uint64_t lost_seq; /* departures up to this number are no longer remembered */
     struct text *text;
-    uint32_t *bucket;
+    LIST_HEAD(bucket, text) * bucket;
     uint32_t mask, capacity, n, n_held, cursor;
-    struct list age, news; /* last: the newest */
+    TAILQ_HEAD(texts, text) age, news; /* last: the newest */
     struct gone gone[GONE_MAX];
     uint64_t n_gone; /* ever; a ring */
 };
 
-static struct link *link_of(struct residency *r, const struct list *l, uint32_t i)
-{
-    return l == &r->age ? &r->text[i].age : &r->text[i].news;
-}
-
-static void list_add(struct residency *r, struct list *l, uint32_t i)
-{
-    *link_of(r, l, i) = (struct link){l->last, NONE};
-    if (l->last == NONE)
-        l->first = i;
-    else
-        link_of(r, l, l->last)->next = i;
-    l->last = i;
-}
-
-static void list_remove(struct residency *r, struct list *l, uint32_t i)
-{
-    const struct link *x = link_of(r, l, i);
-    if (x->prev == NONE)
-        l->first = x->next;
-    else
-        link_of(r, l, x->prev)->next = x->next;
-    if (x->next == NONE)
-        l->last = x->prev;
-    else
-        link_of(r, l, x->next)->prev = x->prev;
-}
-
-static uint32_t *text_bucket(struct residency *r, uint64_t id)
+static struct bucket *text_bucket(struct residency *r, uint64_t id)
 {
     return &r->bucket[(id ^ id >> 32) & r->mask];
 }
 
-static void went(struct residency *r, uint32_t i)
+static void went(struct residency *r, struct text *t)
 {
-    struct text *t = &r->text[i];
     struct gone *g = &r->gone[r->n_gone++ % GONE_MAX];
     if (r->n_gone > GONE_MAX) r->lost_seq = g->seq;
     *g = (struct gone){t->id, ++r->seq};
-    list_remove(r, &r->news, i);
+    TAILQ_REMOVE(&r->news, t, news);
     t->place = -1;
     r->n_held--;
 }
 
-static void held(struct residency *r, uint32_t i, int place)
+static void held(struct residency *r, struct text *t, int place)
 {
-    struct text *t = &r->text[i];
     if (t->place >= 0)
-        list_remove(r, &r->news, i);
+        TAILQ_REMOVE(&r->news, t, news);
     else
         r->n_held++;
     t->place = (int8_t)place;
     t->seq = ++r->seq;
-    list_add(r, &r->news, i);
+    TAILQ_INSERT_TAIL(&r->news, t, news);
 }
 
-static uint32_t text_take(struct residency *r)
+static struct text *text_take(struct residency *r)
 {
-    if (r->n < r->capacity) return r->n++;
-    uint32_t i = r->age.first, *at = text_bucket(r, r->text[i].id);
-    if (r->text[i].place >= 0) went(r, i);
-    while (*at != i)
-        at = &r->text[*at].chain;
-    *at = r->text[i].chain;
-    list_remove(r, &r->age, i);
-    return i;
+    if (r->n < r->capacity) return &r->text[r->n++];
+    struct text *t = TAILQ_FIRST(&r->age);
+    if (t->place >= 0) went(r, t);
+    LIST_REMOVE(t, chain);
+    TAILQ_REMOVE(&r->age, t, age);
+    return t;
 }
 
 int residency_create(uint32_t capacity, uint64_t epoch, struct residency **ret)
@@ -122,16 +85,15 @@ int residency_create(uint32_t capacity, uint64_t epoch, struct residency **ret)
     r->epoch = epoch;
     r->capacity = capacity;
     r->mask = n_buckets - 1;
-    r->age = r->news = (struct list){NONE, NONE};
+    TAILQ_INIT(&r->age);
+    TAILQ_INIT(&r->news);
     r->text = mem_alloc(capacity * sizeof *r->text);
-    r->bucket = mem_alloc(n_buckets * sizeof *r->bucket);
+    r->bucket = mem_zalloc(n_buckets * sizeof *r->bucket);
     (void)pthread_mutex_init(&r->m, NULL);
     if (!r->text || !r->bucket) {
         residency_destroy(r);
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < n_buckets; i++)
-        r->bucket[i] = NONE;
     *ret = r;
     return 0;
 }
@@ -148,20 +110,20 @@ void residency_destroy(struct residency *r)
 void residency_note(struct residency *r, uint64_t text_id, const struct tier_key *key, uint32_t n)
 {
     (void)pthread_mutex_lock(&r->m);
-    uint32_t i = *text_bucket(r, text_id);
-    while (i != NONE && r->text[i].id != text_id)
-        i = r->text[i].chain;
-    if (i == NONE) {
-        i = text_take(r);
-        uint32_t *head = text_bucket(r, text_id);
-        r->text[i] = (struct text){.id = text_id, .chain = *head, .place = -1};
-        *head = i;
+    struct bucket *in = text_bucket(r, text_id);
+    struct text *t;
+    LIST_FOREACH(t, in, chain)
+    if (t->id == text_id) break;
+    if (!t) {
+        t = text_take(r);
+        *t = (struct text){.id = text_id, .place = -1};
+        LIST_INSERT_HEAD(in, t, chain);
     } else {
-        list_remove(r, &r->age, i);
+        TAILQ_REMOVE(&r->age, t, age);
     }
-    list_add(r, &r->age, i);
-    r->text[i].key = *key;
-    r->text[i].n_tok = n;
+    TAILQ_INSERT_TAIL(&r->age, t, age);
+    t->key = *key;
+    t->n_tok = n;
     (void)pthread_mutex_unlock(&r->m);
 }
 
@@ -172,12 +134,12 @@ bool residency_sweep(struct residency *r, int (*where)(void *ctx, const struct t
     uint64_t before = r->seq;
     if (max > r->n) max = r->n;
     for (uint32_t k = 0; k < max; k++) {
-        uint32_t i = r->cursor++ % r->n;
-        int place = where(ctx, &r->text[i].key);
-        if (place < 0 && r->text[i].place >= 0)
-            went(r, i);
-        else if (place >= 0 && place != r->text[i].place)
-            held(r, i, place);
+        struct text *t = &r->text[r->cursor++ % r->n];
+        int place = where(ctx, &t->key);
+        if (place < 0 && t->place >= 0)
+            went(r, t);
+        else if (place >= 0 && place != t->place)
+            held(r, t, place);
         if (r->cursor >= r->n) r->cursor = 0;
         if (k % SWEEP_BATCH != SWEEP_BATCH - 1) continue;
         (void)pthread_mutex_unlock(&r->m);
@@ -258,9 +220,12 @@ static int format(struct residency *r, const struct residency_ask *a, struct buf
         const struct gone *g = &r->gone[k % GONE_MAX];
         if (g->seq > since) rc = buf_addf(out, "-%llx\n", (unsigned long long)g->id);
     }
-    for (uint32_t i = r->news.last; rc == 0 && i != NONE && r->text[i].seq > since;
-         i = r->text[i].news.prev)
-        rc = put_text(a, &r->text[i], out);
+    const struct text *t;
+    TAILQ_FOREACH_REVERSE(t, &r->news, texts, news)
+    {
+        if (rc < 0 || t->seq <= since) break;
+        rc = put_text(a, t, out);
+    }
     return rc;
 }
 
