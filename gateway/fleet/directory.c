@@ -4,12 +4,13 @@
 #include "gateway/fleet/directory.h"
 
 #include "base/mem.h"
+#include "gateway/fleet/fleet.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 
-enum { TARGETS_MAX = 256, NODES_MIN = 64 };
+enum { NODES_MIN = 64 };
 #define NONE UINT32_MAX
 
 struct node {
@@ -26,8 +27,8 @@ struct gw_directory {
     uint32_t *bucket;
     uint32_t n_nodes, mask, n_fresh; /* n_fresh: nodes that were never used stand behind it */
     uint32_t newest, oldest, free;   /* free: linked by `chain` */
-    uint32_t generation[TARGETS_MAX];
-    size_t n_of[TARGETS_MAX], n;
+    uint32_t generation[GW_TARGETS_MAX];
+    size_t n_of[GW_TARGETS_MAX], n;
 };
 
 static bool stale(const struct gw_directory *d, const struct node *x)
@@ -158,7 +159,7 @@ static uint32_t node_take(struct gw_directory *d)
 int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, uint32_t tokens,
                      double cost)
 {
-    if (target >= TARGETS_MAX) return -ERANGE;
+    if (target >= GW_TARGETS_MAX) return -ERANGE;
     float worth = cost >= 0 && cost <= 1 ? (float)(1 - cost) : cost < 0 ? 1 : 0;
     (void)pthread_mutex_lock(&d->m);
     uint32_t i = *find_holder(d, target, text_id);
@@ -183,7 +184,7 @@ int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, 
 
 void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id)
 {
-    if (target >= TARGETS_MAX) return;
+    if (target >= GW_TARGETS_MAX) return;
     (void)pthread_mutex_lock(&d->m);
     uint32_t *at = find_holder(d, target, text_id);
     if (*at != NONE) node_free(d, at);
@@ -192,7 +193,7 @@ void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id
 
 void gw_directory_forget(struct gw_directory *d, unsigned target)
 {
-    if (target >= TARGETS_MAX) return;
+    if (target >= GW_TARGETS_MAX) return;
     (void)pthread_mutex_lock(&d->m);
     d->generation[target]++;
     d->n -= d->n_of[target];

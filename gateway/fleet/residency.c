@@ -14,7 +14,6 @@
 #include <string.h>
 
 enum {
-    TARGETS_MAX = 256,
     LINE_MAX_BYTES = 128,
     POLL_WAIT_MS = 20000, /* the worker answers by then, with news or without */
     POLL_GAP_MS = 50,     /* chosen: a busy worker's news come in bundles */
@@ -45,7 +44,7 @@ struct gw_residency {
     gw_load_fn on_load;
     void *ctx;
     unsigned n_polls;
-    struct poll *poll[TARGETS_MAX];
+    struct poll *poll[GW_TARGETS_MAX];
 };
 
 /* ---- lines ---- */
@@ -269,7 +268,7 @@ static void poll_free(struct poll *f)
 int gw_residency_watch(struct gw_residency *r, unsigned target, const char *address,
                        const char *host, struct http_tls *tls, const char *headers)
 {
-    if (target >= TARGETS_MAX) return -ERANGE;
+    if (target >= GW_TARGETS_MAX) return -ERANGE;
     if (r->poll[target]) return 0;
     struct http_client_opts o = {.address = address,
                                  .host = host,
@@ -298,7 +297,7 @@ int gw_residency_watch(struct gw_residency *r, unsigned target, const char *addr
 
 void gw_residency_forget(struct gw_residency *r, unsigned target)
 {
-    if (target >= TARGETS_MAX || !r->poll[target]) return;
+    if (target >= GW_TARGETS_MAX || !r->poll[target]) return;
     tell_load(r->poll[target], NULL);
     poll_free(r->poll[target]);
     r->poll[target] = NULL;
@@ -310,7 +309,7 @@ void gw_residency_forget(struct gw_residency *r, unsigned target)
 void gw_residency_destroy(struct gw_residency *r)
 {
     if (!r) return;
-    for (unsigned i = 0; i < TARGETS_MAX; i++)
+    for (unsigned i = 0; i < GW_TARGETS_MAX; i++)
         poll_free(r->poll[i]);
     mem_free(r);
 }

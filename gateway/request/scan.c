@@ -2,7 +2,7 @@
  * are; nothing is copied but the model's name. */
 #include "gateway/request/scan.h"
 
-#include "base/jsonscan.h"
+#include "gateway/request/fields.h"
 #include "base/mem.h"
 #include "policy/fair.h"
 #include "segment/segment.h"
@@ -133,25 +133,32 @@ static uint64_t affinity_of(const struct head *h)
     return seg_text_id("text", v->p, n < AFFINITY_BYTES_MAX ? n : AFFINITY_BYTES_MAX);
 }
 
-/* What the queue goes by, and what is refused here; a worker would take no notice of a wrong
- * priority. */
+/* The kvblend object: what the queue goes by, what it says of chunks, and what is refused here (a
+ * worker would take no notice of a wrong priority). */
 static void read_wishes(struct head *h)
 {
-    const struct json_val *k = &h->kvblend;
-    struct json_val v;
+    struct json_val strategy = {0}, ms = {0}, priority = {0}, segments = {0}, separator = {0};
+    struct json_val space = {0}, mode = {0};
+    struct gw_field fields[] = {{"strategy", &strategy},   {"max_ttft_ms", &ms},
+                                {"priority", &priority},   {"segments", &segments},
+                                {"separator", &separator}, {"namespace", &space},
+                                {"mode", &mode},           {0}};
+    struct gw_scan *s = h->s;
     int64_t n;
-    double ms;
-    if (k->type != JSON_T_OBJECT) return;
-    if (json_find(k->p, k->len, "strategy", &v) == 1)
-        h->s->asks_map = json_str_is(&v, "map_reduce") || json_str_is(&v, "map_rerank");
-    if (json_find(k->p, k->len, "max_ttft_ms", &v) == 1 && json_double_read(&v, &ms) == 0 && ms > 0)
-        h->s->max_ttft_ms = ms;
-    if (json_find(k->p, k->len, "priority", &v) != 1 || v.type == JSON_T_NULL) return;
-    if (json_int_read(&v, &n) < 0 || n < 0 || n >= POL_FAIR_CLASSES)
-        refuse_body(h->s, GW_E_BAD_REQUEST,
+    double v;
+    if (h->kvblend.type != JSON_T_OBJECT || gw_fields(&h->kvblend, fields) < 0) return;
+    s->asks_map = json_str_is(&strategy, "map_reduce") || json_str_is(&strategy, "map_rerank");
+    s->full = json_str_is(&mode, "full");
+    s->said_segments = range_of(h, &segments);
+    s->said_separator = range_of(h, &separator);
+    s->said_space = range_of(h, &space);
+    if (ms.p && json_double_read(&ms, &v) == 0 && v > 0) s->max_ttft_ms = v;
+    if (!priority.p || priority.type == JSON_T_NULL) return;
+    if (json_int_read(&priority, &n) < 0 || n < 0 || n >= POL_FAIR_CLASSES)
+        refuse_body(s, GW_E_BAD_REQUEST,
                     "Invalid 'kvblend.priority': expected a whole number from 0 (first) to 9.");
     else
-        h->s->priority = (unsigned)n;
+        s->priority = (unsigned)n;
 }
 
 void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)
@@ -185,7 +192,6 @@ void gw_scan_head(struct gw_scan *s)
     s->is_chat = h.messages.p != NULL;
     s->texts = range_of(&h, s->is_chat ? &h.messages : &h.prompt);
     s->documents = range_of(&h, &h.documents);
-    s->kvblend = range_of(&h, &h.kvblend);
     s->salt = range_of(&h, &h.salt);
     if (!s->lone) s->affinity = affinity_of(&h);
 }

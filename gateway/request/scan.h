@@ -59,9 +59,12 @@ struct gw_scan {
     unsigned priority;  /* kvblend.priority: 0 (first, or not said) to 9 */
     double max_ttft_ms; /* kvblend.max_ttft_ms; 0: not said */
     bool asks_map; /* kvblend.strategy is map_reduce or map_rerank, which are served no longer */
-    struct gw_scan_range texts;                    /* messages or prompt */
-    struct gw_scan_range documents, kvblend, salt; /* values of these keys */
-    bool is_chat;                                  /* `texts` is messages */
+    struct gw_scan_range texts;           /* messages or prompt */
+    struct gw_scan_range documents, salt; /* values of these keys */
+    /* kvblend.segments, .separator, .namespace */
+    struct gw_scan_range said_segments, said_separator, said_space;
+    bool full;    /* kvblend.mode: no chunks are wanted */
+    bool is_chat; /* `texts` is messages */
     /* in of gw_scan_chunks() */
     const struct seg_presets *presets; /* NULL: only chunks by the sender's word */
     struct seg_learner *learner;       /* NULL: every request is the first one; else `space` */

@@ -3,7 +3,7 @@
  * own worker joins them; each long part is a chunk by its sender's word. */
 #include "gateway/request/scan.h"
 
-#include "base/jsonscan.h"
+#include "gateway/request/fields.h"
 #include "base/mem.h"
 #include "segment/segment.h"
 
@@ -105,13 +105,10 @@ static int on_part(void *ctx, const struct json_val *v)
     struct parts *p = ctx;
     struct json_val type = {0}, text = *v, mark = {0};
     p->n++;
-    if (v->type == JSON_T_OBJECT) {
-        (void)json_find(v->p, v->len, "type", &type);
-        if (json_find(v->p, v->len, "text", &text) != 1) return 0;
-        (void)json_find(v->p, v->len, "segment", &mark);
-        if (type.type == JSON_T_STRING && !is_text_type(&type)) return 0;
-    }
-    if (text.type != JSON_T_STRING) return 0;
+    (void)gw_fields(v,
+                    (struct gw_field[]){{"type", &type}, {"text", &text}, {"segment", &mark}, {0}});
+    if (type.type == JSON_T_STRING && !is_text_type(&type)) return 0;
+    if (text.type != JSON_T_STRING) return 0; /* an object without a text among them */
     int r = p->n_texts++ > 0 ? buf_addc(&p->t->bytes, '\n') : 0;
     if (r == 0) r = add_piece(p->t, &text);
     if (r < 0) return r;
@@ -136,18 +133,6 @@ static int read_parts(struct texts *t, const struct json_val *list, bool *ret_pl
 
 /* ---- messages, prompts, documents ---- */
 
-struct message {
-    struct json_val role, content;
-};
-
-static int on_message_field(void *ctx, const struct json_field *f)
-{
-    struct message *m = ctx;
-    if (json_str_is(&f->key, "role")) m->role = f->val;
-    if (json_str_is(&f->key, "content")) m->content = f->val;
-    return 0;
-}
-
 static int text_begin(struct texts *t, const char *role)
 {
     int r = text_room(t);
@@ -160,13 +145,13 @@ static int text_begin(struct texts *t, const char *role)
 static int on_message(void *ctx, const struct json_val *v)
 {
     struct texts *t = ctx;
-    struct message m = {0};                       /* type null: not there */
+    struct json_val role = {0}, content = {0};    /* type null: not there */
     if (v->type != JSON_T_OBJECT) return -EINVAL; /* the worker will say what is wrong */
-    int r = json_scan_object(v->p, v->len, on_message_field, &m, NULL);
-    if (r == 0) r = text_begin(t, role_of(&m.role));
-    bool plain = m.content.type == JSON_T_STRING;
-    if (r == 0 && plain) r = add_piece(t, &m.content);
-    if (r == 0 && m.content.type == JSON_T_ARRAY) r = read_parts(t, &m.content, &plain);
+    int r = gw_fields(v, (struct gw_field[]){{"role", &role}, {"content", &content}, {0}});
+    if (r == 0) r = text_begin(t, role_of(&role));
+    bool plain = content.type == JSON_T_STRING;
+    if (r == 0 && plain) r = add_piece(t, &content);
+    if (r == 0 && content.type == JSON_T_ARRAY) r = read_parts(t, &content, &plain);
     if (r == 0 && plain) t->text[t->n - 1].len = t->where[t->n - 1].len;
     return r;
 }
@@ -307,53 +292,40 @@ static int by_place(const void *a, const void *b)
 static int on_range(void *ctx, const struct json_val *v)
 {
     struct texts *t = ctx;
-    static const char *const keys[] = {"message", "begin", "end"};
+    struct json_val x[3] = {{0}};
     int64_t n[3] = {0};
     if (v->type != JSON_T_OBJECT) return -EINVAL;
-    for (size_t i = 0; i < 3; i++) {
-        struct json_val x;
-        int found = json_find(v->p, v->len, keys[i], &x);
-        if (found == 1 ? json_int_read(&x, &n[i]) < 0 || n[i] < 0 : i > 0) return -EINVAL;
-    }
+    if (gw_fields(
+            v, (struct gw_field[]){{"message", &x[0]}, {"begin", &x[1]}, {"end", &x[2]}, {0}}) < 0)
+        return -EINVAL;
+    for (size_t i = 0; i < 3; i++)
+        if (x[i].p ? json_int_read(&x[i], &n[i]) < 0 || n[i] < 0 : i > 0) return -EINVAL;
     if ((size_t)n[0] >= t->n || n[2] <= n[1] || (size_t)n[2] > t->where[n[0]].len) return -EINVAL;
     return seg_add(&t->marked, (uint32_t)n[0], (size_t)n[1], (size_t)n[2], "api");
 }
 
-struct said { /* the kvblend object, as far as it speaks of chunks */
-    struct json_val segments, separator, space, mode;
-};
-
-static int on_said(void *ctx, const struct json_field *f)
-{
-    struct said *x = ctx;
-    if (json_str_is(&f->key, "segments")) x->segments = f->val;
-    if (json_str_is(&f->key, "separator")) x->separator = f->val;
-    if (json_str_is(&f->key, "namespace")) x->space = f->val;
-    if (json_str_is(&f->key, "mode")) x->mode = f->val;
-    return 0;
-}
-
 /* As the worker names it. The caller's part holds no SEG_SPACE_INNER, so that no body reaches into
  * another's. False: no name to learn under. */
-static bool space_of(const struct gw_scan *s, const struct said *said, struct buf *ret)
+static bool space_of(const struct gw_scan *s, struct buf *ret)
 {
-    struct json_val salt = value_at(s, s->salt);
-    const struct json_val *own = said->space.type == JSON_T_STRING ? &said->space : &salt;
+    struct json_val own = value_at(s, s->said_space);
+    if (own.type != JSON_T_STRING) own = value_at(s, s->salt);
     int r = buf_adds(ret, s->space);
-    if (r == 0 && own->type == JSON_T_STRING && own->len > 2) {
+    if (r == 0 && own.type == JSON_T_STRING && own.len > 2) {
         r = buf_addc(ret, SEG_SPACE_INNER);
-        if (r == 0) r = json_str_read(own, ret);
+        if (r == 0) r = json_str_read(&own, ret);
     }
     const char *name = r == 0 ? buf_cstr(ret) : NULL;
     return name && ret->len < GW_SCAN_SPACE_MAX && strlen(name) == ret->len;
 }
 
 /* Cuts of the gateway's own making into ret; *ret_ours: a worker does not know them. */
-static int look_for_cuts(struct gw_scan *s, const struct texts *t, const struct said *said,
-                         const char *space, struct seg_list *ret, bool *ret_ours)
+static int look_for_cuts(struct gw_scan *s, const struct texts *t, const char *space,
+                         struct seg_list *ret, bool *ret_ours)
 {
     struct seg_whys whys = {0};
     struct buf separator = BUF_INIT;
+    struct json_val said = value_at(s, s->said_separator);
     struct seg_opts o = {
         .dry = s->dry, .whys = s->explain ? &whys : NULL, .separator = s->separator};
     int r = 0;
@@ -365,8 +337,8 @@ static int look_for_cuts(struct gw_scan *s, const struct texts *t, const struct 
         r = seg_parse(s->given, strlen(s->given), ret);
         return r == -ENOMEM ? r : 0; /* a hint, never a reason to fail */
     }
-    if (said->separator.type == JSON_T_STRING && said->separator.len > 2) {
-        r = json_str_read(&said->separator, &separator);
+    if (said.type == JSON_T_STRING && said.len > 2) {
+        r = json_str_read(&said, &separator);
         o.separator = buf_cstr(&separator);
     }
     if (r == 0 && (s->presets || o.separator)) r = seg_find(s->presets, &o, t->text, t->n, ret);
@@ -394,16 +366,15 @@ static bool has_items(const struct json_val *v)
     return v->type == JSON_T_ARRAY && v->len > 2;
 }
 
-static int find_chunks(struct gw_scan *s, struct texts *t, const struct said *said, struct list *l,
-                       const char *space)
+static int find_chunks(struct gw_scan *s, struct texts *t, struct list *l, const char *space)
 {
     struct seg_list found = {0};
-    struct json_val docs = value_at(s, s->documents);
-    bool ours = false, marked = has_items(&said->segments) || has_items(&docs);
+    struct json_val docs = value_at(s, s->documents), said = value_at(s, s->said_segments);
+    bool ours = false, marked = has_items(&said) || has_items(&docs);
     int r = read_texts(s, t);
     if (r == 0 && has_items(&docs)) r = json_each(&docs, on_document, l);
-    if (r == 0 && has_items(&said->segments)) r = json_each(&said->segments, on_range, t);
-    if (r == 0 && !marked) r = look_for_cuts(s, t, said, space, &found, &ours);
+    if (r == 0 && has_items(&said)) r = json_each(&said, on_range, t);
+    if (r == 0 && !marked) r = look_for_cuts(s, t, space, &found, &ours);
     if (r == 0 && ours && found.n > 0) r = seg_format(&found, &s->segments);
     if (r == 0 && s->segments.len > GW_SCAN_HEADER_MAX) buf_clear(&s->segments);
     if (r == 0) r = join_cuts(&t->marked, &found, t);
@@ -419,14 +390,11 @@ static int find_chunks(struct gw_scan *s, struct texts *t, const struct said *sa
 void gw_scan_chunks(struct gw_scan *s)
 {
     struct texts t = {.bytes = BUF_INIT};
-    struct said said = {0};
     struct buf space = BUF_INIT;
-    struct json_val v = value_at(s, s->kvblend);
-    if (v.type == JSON_T_OBJECT) (void)json_scan_object(v.p, v.len, on_said, &said, NULL);
-    if (json_str_is(&said.mode, "full")) return;
-    bool learns = space_of(s, &said, &space) && s->learner;
+    if (s->full) return;
+    bool learns = space_of(s, &space) && s->learner;
     struct list l = {.s = s, .ns = buf_cstr(&space), .text = BUF_INIT};
-    if (find_chunks(s, &t, &said, &l, learns ? buf_cstr(&space) : NULL) < 0) {
+    if (find_chunks(s, &t, &l, learns ? buf_cstr(&space) : NULL) < 0) {
         gw_scan_forget(s);
         s->n_segments = 0;
     }

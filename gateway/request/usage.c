@@ -1,35 +1,11 @@
 #include "gateway/request/usage.h"
 
-#include "base/jsonscan.h"
+#include "gateway/request/fields.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <string.h>
 
 enum { BYTES_PER_TOKEN = 4 };
-
-struct counts {
-    struct json_val prompt, completion, cached, details;
-};
-
-static int on_count(void *ctx, const struct json_field *f)
-{
-    static const struct {
-        const char *name;
-        size_t offset;
-    } names[] = {{"prompt_tokens", offsetof(struct counts, prompt)},
-                 {"input_tokens", offsetof(struct counts, prompt)},
-                 {"completion_tokens", offsetof(struct counts, completion)},
-                 {"output_tokens", offsetof(struct counts, completion)},
-                 {"cached_tokens", offsetof(struct counts, cached)},
-                 {"cache_read_input_tokens", offsetof(struct counts, cached)},
-                 {"prompt_tokens_details", offsetof(struct counts, details)},
-                 {"input_tokens_details", offsetof(struct counts, details)}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (json_str_is(&f->key, names[i].name))
-            *(struct json_val *)(void *)((char *)ctx + names[i].offset) = f->val;
-    return 0;
-}
 
 static bool read_count(const struct json_val *v, uint64_t *ret)
 {
@@ -42,16 +18,27 @@ static bool read_count(const struct json_val *v, uint64_t *ret)
 /* The text begins with the object that is the value of "usage". */
 static void read_usage(struct gw_usage *u, const char *p, size_t len)
 {
-    struct counts c = {0}, d = {0};
-    uint64_t prompt, completion = 0;
-    if (json_scan_object_at(p, len, on_count, &c) < 0 || !read_count(&c.prompt, &prompt)) return;
-    (void)read_count(&c.completion, &completion);
+    struct json_val prompt = {0}, completion = {0}, cached = {0}, details = {0}, of_details = {0};
+    struct gw_field counts[] = {{"prompt_tokens", &prompt},
+                                {"input_tokens", &prompt},
+                                {"completion_tokens", &completion},
+                                {"output_tokens", &completion},
+                                {"cached_tokens", &cached},
+                                {"cache_read_input_tokens", &cached},
+                                {"prompt_tokens_details", &details},
+                                {"input_tokens_details", &details},
+                                {0}};
+    struct gw_field detail[] = {
+        {"cached_tokens", &of_details}, {"cache_read_input_tokens", &of_details}, {0}};
+    uint64_t n_prompt, n_completion = 0;
+    if (json_scan_object_at(p, len, gw_on_field, counts) < 0 || !read_count(&prompt, &n_prompt))
+        return;
+    (void)read_count(&completion, &n_completion);
     u->known = true;
-    u->prompt = prompt;
-    u->completion = completion;
-    if (c.details.type == JSON_T_OBJECT)
-        (void)json_scan_object(c.details.p, c.details.len, on_count, &d, NULL);
-    u->has_cached = read_count(c.details.type == JSON_T_OBJECT ? &d.cached : &c.cached, &u->cached);
+    u->prompt = n_prompt;
+    u->completion = n_completion;
+    (void)gw_fields(&details, detail);
+    u->has_cached = read_count(details.type == JSON_T_OBJECT ? &of_details : &cached, &u->cached);
 }
 
 /* The last object that stands behind the key: within strings its quotes are escaped, so it is not
