@@ -98,18 +98,12 @@ bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_vi
     bool found = index < f->n;
     const struct gw_target *t = found ? f->target[index] : NULL;
     if (found) {
-        *ret = (struct gw_target_view){.index = t->index,
+        *ret = (struct gw_target_view){.index = index,
+                                       .n_inflight = t->n_inflight,
                                        .own = t->own,
                                        .worker = t->worker,
                                        .state = state_of(t),
-                                       .breaker = breaker_name(t),
-                                       .n_inflight = t->n_inflight,
-                                       .n_models = (unsigned)t->models.n,
-                                       .n_picked = t->count.picked,
-                                       .weight = t->up ? t->up->weight : 1,
-                                       .prompt_tokens_in_flight = t->tokens_in_flight,
-                                       .ttfb_ms = t->ttfb_ms,
-                                       .wait_ms = fleet_load_wait_ms(t, clock_ns())};
+                                       .n_models = (unsigned)t->models.n};
         (void)snprintf(ret->why, sizeof ret->why, "%s", t->health.why);
         (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
         (void)snprintf(ret->address, sizeof ret->address, "%s", t->at.address);

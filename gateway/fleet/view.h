@@ -14,18 +14,12 @@ struct buf;
 struct gw_key;
 
 struct gw_target_view { /* a copy */
-    unsigned index;
+    unsigned index, n_inflight, n_models;
     char name[128], address[256];
     char dial[256]; /* what the address stands for, numeric: no loop must look names up */
     bool own, worker;
     enum gw_target_state state;
-    const char *breaker; /* "closed", "open", "half_open" */
-    char why[160];       /* what it failed with last, for people; "": it is well */
-    unsigned n_inflight, n_models;
-    uint64_t n_picked, prompt_tokens_in_flight;
-    double weight;
-    double ttfb_ms; /* moving average, 0: unknown */
-    double wait_ms; /* predicted for a request that came now; -1: unknown */
+    char why[160]; /* what it failed with last, for people; "": it is well */
 };
 size_t gw_fleet_count(const struct gw_fleet *f);    /* retired ones, too */
 bool gw_fleet_has_choice(const struct gw_fleet *f); /* there may be more than one upstream */

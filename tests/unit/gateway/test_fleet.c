@@ -5,9 +5,7 @@
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "gateway/fleet/directory.h"
-#include "gateway/fleet/lease.h"
-#include "gateway/fleet/upstream.h"
-#include "gateway/fleet/view.h"
+#include "gateway/fleet/fleet_int.h"
 #include "gateway/process/config.h"
 #include "policy/shed.h"
 #include "tests/test.h"
@@ -189,11 +187,32 @@ static int set_upstreams(struct site *s, const char *const *entry, size_t n)
     set_upstreams(s, (const char *const[]){__VA_ARGS__},                                           \
                   sizeof(const char *const[]){__VA_ARGS__} / sizeof(const char *))
 
-static struct gw_target_view view(struct site *s, const char *name)
+struct seen { /* of a target */
+    unsigned index, n_inflight;
+    enum gw_target_state state;
+    char address[256];
+    const char *breaker;
+    uint64_t n_picked, prompt_tokens_in_flight;
+    double weight, ttfb_ms, wait_ms;
+};
+
+static struct seen view(struct site *s, const char *name)
 {
     struct gw_target_view v;
-    for (unsigned i = 0; gw_fleet_view(s->fleet, i, &v); i++)
-        if (strcmp(v.name, name) == 0) return v;
+    for (unsigned i = 0; gw_fleet_view(s->fleet, i, &v); i++) {
+        const struct gw_target *t = s->fleet->target[i];
+        struct seen r = {.index = i,
+                         .n_inflight = t->n_inflight,
+                         .state = v.state,
+                         .breaker = breaker_state_name(t->health.breaker.state),
+                         .n_picked = t->count.picked,
+                         .prompt_tokens_in_flight = t->tokens_in_flight,
+                         .weight = t->up ? t->up->weight : 1,
+                         .ttfb_ms = t->ttfb_ms,
+                         .wait_ms = fleet_load_wait_ms(t, clock_ns())};
+        (void)snprintf(r.address, sizeof r.address, "%s", v.address);
+        if (strcmp(v.name, name) == 0) return r;
+    }
     test_fail(__FILE__, __LINE__, "no target %s", name);
 }
 
@@ -478,7 +497,7 @@ TEST(breaker_opens_half_opens_and_closes)
     unsigned n_room = s.n_room;
     ASSERT_TRUE(run_until(&s, can_serve_m)); /* half open; the cancelled try told nothing */
     ASSERT_TRUE(s.n_room > n_room);          /* who waits is told */
-    ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+    ASSERT_STREQ(view(&s, "a").breaker, "half-open");
     ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
     ASSERT_TRUE(l.probe);
     ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, &wait_ms), GW_PICK_OPEN); /* one try only */
@@ -511,7 +530,7 @@ TEST(the_head_of_the_one_try_closes_the_breaker)
     unsigned n_room = s.n_room;
     l.status = 500; /* no good answer */
     gw_fleet_computed(s.fleet, &l);
-    ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+    ASSERT_STREQ(view(&s, "a").breaker, "half-open");
     l.status = 200;
     gw_fleet_computed(s.fleet, &l);
     ASSERT_STREQ(view(&s, "a").breaker, "closed");
@@ -543,10 +562,10 @@ TEST(late_answers_decide_nothing)
     ASSERT_EQ(serve(&s, 5, GW_DONE_FAILED), 5);
     ASSERT_TRUE(run_until(&s, can_serve_m));
     ASSERT_EQ(pick(&s, "m", &l), GW_PICK_OK);
-    ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+    ASSERT_STREQ(view(&s, "a").breaker, "half-open");
     for (int i = 0; i < 3; i++) {
         gw_fleet_release(s.fleet, &old[i], ends[i], 0);
-        ASSERT_STREQ(view(&s, "a").breaker, "half_open");
+        ASSERT_STREQ(view(&s, "a").breaker, "half-open");
         ASSERT_EQ(gw_fleet_pick(s.fleet, &w, &other, &wait_ms), GW_PICK_OPEN); /* one is out */
     }
     gw_fleet_release(s.fleet, &l, GW_DONE_OK, 0);
@@ -787,7 +806,7 @@ TEST(a_reload_keeps_history)
     uint64_t picked = view(&s, "a").n_picked;
     ASSERT_OK(gw_fleet_drain(s.fleet, "a", true));
     ASSERT_OK(SET_UPSTREAMS(&s, "%0 name=a weight=2", "%1 name=c"));
-    struct gw_target_view a = view(&s, "a");
+    struct seen a = view(&s, "a");
     ASSERT_EQ(a.n_picked, picked);
     ASSERT_NEAR(a.weight, 2, 0);
     ASSERT_EQ(a.state, GW_TARGET_DRAINING); /* the operator's word stands */
@@ -1113,9 +1132,8 @@ TEST(two_threads_while_targets_come_and_go)
         ASSERT_EQ(pthread_join(thread[i], NULL), 0);
         ASSERT_TRUE(lane[i].n_ok > 0);
     }
-    struct gw_target_view v;
-    for (unsigned i = 0; gw_fleet_view(s.fleet, i, &v); i++)
-        ASSERT_EQ(v.n_inflight, 0);
+    for (size_t i = 0; i < s.fleet->n; i++)
+        ASSERT_EQ(s.fleet->target[i]->n_inflight, 0);
     site_fini(&s);
 }
 
