@@ -45,7 +45,7 @@ static void count_ready(struct gw_fleet *f)
     for (size_t i = 0; i < f->n; i++)
         n += f->target[i]->worker && f->target[i]->health.state == GW_TARGET_READY &&
              !f->target[i]->retired;
-    gw_stats_workers_ready(n);
+    gw_stats_set(GW_M_READY, n);
 }
 
 void fleet_set_health(struct gw_fleet *f, struct gw_target *t, enum gw_target_state s)

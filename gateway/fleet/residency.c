@@ -199,7 +199,7 @@ static void on_poll_end(void *ctx, int status)
 {
     struct poll *f = ctx;
     f->call = NULL;
-    gw_stats_directory(gw_directory_count(f->r->directory));
+    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->r->directory));
     if (status < 0) {
         try_later(f, "lost");
     } else if (f->status != 200) {
@@ -303,7 +303,7 @@ void gw_residency_forget(struct gw_residency *r, unsigned target)
     r->poll[target] = NULL;
     r->n_polls--;
     gw_directory_forget(r->directory, target);
-    gw_stats_directory(gw_directory_count(r->directory));
+    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(r->directory));
 }
 
 void gw_residency_destroy(struct gw_residency *r)

@@ -113,7 +113,8 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     struct buf own = BUF_INIT, all = BUF_INIT;
     struct gw_merge m = {0};
     struct http_bounds_view bounds = http_bounds_view(q->loop->server->bounds);
-    gw_stats_bounds(&bounds);
+    gw_stats_set(GW_M_BODY_BYTES, (double)bounds.body_bytes);
+    gw_stats_set(GW_M_EVICTED, (double)bounds.n_evicted);
     int r = metric_render(&own);
     if (r == 0) r = gw_fleet_metrics(q->loop->server->fleet, &own);
     if (r == 0) r = gw_admission_metrics(&q->loop->server->admit, q->settings->keys, &own);
@@ -406,7 +407,7 @@ static void on_request(void *ctx, struct http_req *r)
 static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 {
     struct gw_req *q = http_req_user(r);
-    if (status == 503) gw_stats_body_refused();
+    if (status == 503) gw_stats_add(GW_M_BODY_REFUSED, 1);
     gw_answer_error(q, gw_error_of_status(status), NULL, "%s", why);
 }
 

@@ -97,7 +97,7 @@ static int start_process(struct own_one *x)
     x->lifeline = fd[1];
     x->pid = pid;
     x->started_ns = clock_ns();
-    if (x->n_starts++ > 0) gw_stats_worker_restart();
+    if (x->n_starts++ > 0) gw_stats_add(GW_M_RESTARTS, 1);
     log_event(LOG_NOTICE, "worker.started", "worker=%u pid=%d", x->target, (int)pid);
     gw_fleet_expect(x->own->fleet, x->target);
     return 0;

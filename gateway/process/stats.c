@@ -34,42 +34,56 @@ static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1
                                          5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
 static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
 
-#define GAUGE(id, nm, hp) static struct metric id = {.name = nm, .help = hp, .type = METRIC_GAUGE}
-#define COUNTER(id, nm, hp)                                                                        \
-    static struct metric id = {.name = nm, .help = hp, .type = METRIC_COUNTER}
-#define HISTOGRAM(id, nm, hp, b)                                                                   \
-    static struct metric id = {.name = nm,                                                         \
-                               .help = hp,                                                         \
-                               .type = METRIC_HISTOGRAM,                                           \
-                               .bounds = b,                                                        \
-                               .n_bounds = sizeof b / sizeof b[0]}
-GAUGE(m_active, "kvblend_requests_active", "Requests being served.");
-GAUGE(m_waiting, "kvblend_gateway_queue_length", "Completions waiting for their turn.");
-GAUGE(m_ready, "kvblend_gateway_workers_ready", "Workers and upstreams that can serve.");
-COUNTER(m_relay, "kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers.");
-COUNTER(m_segments, "kvblend_gateway_segments_total", "Chunks found in message texts.");
-COUNTER(m_restarts, "kvblend_gateway_worker_restarts_total", "Restarts of the own worker.");
-COUNTER(m_retries, "kvblend_gateway_retries_total", "Requests sent again after a worker was lost.");
-COUNTER(m_failovers, "kvblend_gateway_failovers_total", "Retries that went to another backend.");
-COUNTER(m_aborts, "kvblend_gateway_client_aborts_total", "Clients that left before their answer.");
-GAUGE(m_body_bytes, "kvblend_gateway_body_bytes", "Request bodies in memory.");
-COUNTER(m_evicted, "kvblend_gateway_connections_evicted_total",
-        "Idle connections of clients that were closed to make room for others.");
-COUNTER(m_body_refused, "kvblend_gateway_bodies_refused_total",
-        "Request bodies refused because limits.body_memory was used up.");
-COUNTER(m_log_lost, "kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped.");
-HISTOGRAM(m_overhead, "kvblend_gateway_overhead_seconds",
-          "Time the gateway itself took before a request went to a worker.", overhead_bounds);
-HISTOGRAM(m_queue, "kvblend_gateway_queue_seconds", "Wait for a turn at the gateway.",
-          queue_bounds);
+#define GAUGE(n, h)                                                                                \
+    {                                                                                              \
+        .name = (n), .help = (h), .type = METRIC_GAUGE                                             \
+    }
+#define COUNTER(n, h)                                                                              \
+    {                                                                                              \
+        .name = (n), .help = (h), .type = METRIC_COUNTER                                           \
+    }
+#define HISTOGRAM(n, b, h)                                                                         \
+    {                                                                                              \
+        .name = (n), .help = (h), .type = METRIC_HISTOGRAM, .bounds = (b),                         \
+        .n_bounds = sizeof(b) / sizeof *(b)                                                        \
+    }
+static struct metric single[GW_M_COUNT] = {
+    [GW_M_ACTIVE] = GAUGE("kvblend_requests_active", "Requests being served."),
+    [GW_M_WAITING] = GAUGE("kvblend_gateway_queue_length", "Completions waiting for their turn."),
+    [GW_M_READY] = GAUGE("kvblend_gateway_workers_ready", "Workers and upstreams that can serve."),
+    [GW_M_RELAYED] =
+        COUNTER("kvblend_gateway_relay_bytes_total", "Bytes of answers relayed from workers."),
+    [GW_M_SEGMENTS] = COUNTER("kvblend_gateway_segments_total", "Chunks found in message texts."),
+    [GW_M_RESTARTS] =
+        COUNTER("kvblend_gateway_worker_restarts_total", "Restarts of the own worker."),
+    [GW_M_RETRIES] =
+        COUNTER("kvblend_gateway_retries_total", "Requests sent again after a worker was lost."),
+    [GW_M_FAILOVERS] =
+        COUNTER("kvblend_gateway_failovers_total", "Retries that went to another backend."),
+    [GW_M_ABORTS] =
+        COUNTER("kvblend_gateway_client_aborts_total", "Clients that left before their answer."),
+    [GW_M_LOG_LOST] =
+        COUNTER("kvblend_gateway_log_lines_lost_total", "Access log lines that were dropped."),
+    [GW_M_BODY_BYTES] = GAUGE("kvblend_gateway_body_bytes", "Request bodies in memory."),
+    [GW_M_BODY_REFUSED] = COUNTER("kvblend_gateway_bodies_refused_total",
+                                  "Request bodies refused because limits.body_memory was used up."),
+    [GW_M_EVICTED] =
+        COUNTER("kvblend_gateway_connections_evicted_total",
+                "Idle connections of clients that were closed to make room for others."),
+    [GW_M_DIRECTORY] = GAUGE("kvblend_gateway_directory_texts",
+                             "Texts that workers are known to hold, counted per worker."),
+};
+static struct metric overhead =
+    HISTOGRAM("kvblend_gateway_overhead_seconds", overhead_bounds,
+              "Time the gateway itself took before a request went to a worker.");
+static struct metric queue_wait =
+    HISTOGRAM("kvblend_gateway_queue_seconds", queue_bounds, "Wait for a turn at the gateway.");
 
 /* Policy/route's reasons. */
 static const char *const reasons[] = POL_ROUTE_REASONS;
 enum { N_REASONS = sizeof reasons / sizeof reasons[0] };
 static char reason_labels[N_REASONS][LABEL_BYTES];
 static struct metric m_routed[N_REASONS];
-GAUGE(m_directory, "kvblend_gateway_directory_texts",
-      "Texts that workers are known to hold, counted per worker.");
 static struct metric m_routed_tokens[2] = {
     {.name = "kvblend_gateway_routed_tokens_total",
      .labels = "kind=\"prompt\"",
@@ -110,12 +124,7 @@ static void register_all(void)
     register_by("reason", reasons, N_REASONS, &routed, reason_labels, m_routed);
     metric_register(&m_routed_tokens[0]);
     metric_register(&m_routed_tokens[1]);
-    metric_register(&m_directory);
     register_by("reason", sheds, GW_SHED_COUNT, &shed, shed_labels, m_shed);
-    static struct metric *const singles[] = {
-        &m_active,   &m_waiting, &m_ready,      &m_relay,        &m_segments,
-        &m_restarts, &m_retries, &m_failovers,  &m_aborts,       &m_log_lost,
-        &m_overhead, &m_queue,   &m_body_bytes, &m_body_refused, &m_evicted};
     for (int i = 0; i <= N_CODES; i++) {
         if (i < N_CODES)
             (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
@@ -128,8 +137,10 @@ static void register_all(void)
         metric_register(&m_requests[i]);
     }
     register_by("detector", detectors, N_DETECTORS, &detector, detector_labels, m_detector);
-    for (size_t i = 0; i < sizeof singles / sizeof singles[0]; i++)
-        metric_register(singles[i]);
+    for (size_t i = 0; i < GW_M_COUNT; i++)
+        metric_register(&single[i]);
+    metric_register(&overhead);
+    metric_register(&queue_wait);
 }
 
 static void count_status(int status)
@@ -140,38 +151,23 @@ static void count_status(int status)
     metric_add(&m_requests[i], 1);
 }
 
-void gw_stats_active(int delta)
+void gw_stats_add(enum gw_metric m, double v)
 {
-    metric_add(&m_active, delta);
+    metric_add(&single[m], v);
 }
 
-void gw_stats_waiting(unsigned n)
+void gw_stats_set(enum gw_metric m, double v)
 {
-    metric_set(&m_waiting, n);
-}
-
-void gw_stats_relayed(size_t bytes)
-{
-    metric_add(&m_relay, (double)bytes);
+    metric_set(&single[m], v);
 }
 
 void gw_stats_detected(const char *detector, unsigned n_segments)
 {
-    metric_add(&m_segments, n_segments);
+    gw_stats_add(GW_M_SEGMENTS, n_segments);
     size_t i = 0;
     while (i + 1 < N_DETECTORS && strcmp(detector, detectors[i]) != 0)
         i++;
     metric_add(&m_detector[i], 1);
-}
-
-void gw_stats_worker_restart(void)
-{
-    metric_add(&m_restarts, 1);
-}
-
-void gw_stats_workers_ready(unsigned n)
-{
-    metric_set(&m_ready, n);
 }
 
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens)
@@ -184,11 +180,6 @@ void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t reside
     metric_add(&m_routed_tokens[0], (double)prompt_tokens);
     metric_add(&m_routed_tokens[1],
                (double)(resident_tokens < prompt_tokens ? resident_tokens : prompt_tokens));
-}
-
-void gw_stats_directory(size_t n_texts)
-{
-    metric_set(&m_directory, (double)n_texts);
 }
 
 void gw_stats_shed(enum gw_shed_reason why)
@@ -204,27 +195,6 @@ const char *gw_shed_reason_name(enum gw_shed_reason why)
 uint64_t gw_stats_n_shed(enum gw_shed_reason why)
 {
     return (uint64_t)atomic_load(&m_shed[why].value);
-}
-
-void gw_stats_bounds(const struct http_bounds_view *v)
-{
-    metric_set(&m_body_bytes, (double)v->body_bytes);
-    metric_set(&m_evicted, (double)v->n_evicted);
-}
-
-void gw_stats_body_refused(void)
-{
-    metric_add(&m_body_refused, 1);
-}
-
-void gw_stats_retry(void)
-{
-    metric_add(&m_retries, 1);
-}
-
-void gw_stats_failover(void)
-{
-    metric_add(&m_failovers, 1);
 }
 
 /* ---- access log ---- */
@@ -369,10 +339,10 @@ static void render(struct buf *b, const struct gw_access *a)
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
 {
     count_status(a->status);
-    if (a->end == GW_END_CLIENT_ABORT) metric_add(&m_aborts, 1);
+    if (a->end == GW_END_CLIENT_ABORT) gw_stats_add(GW_M_ABORTS, 1);
     if (a->target) {
-        metric_observe(&m_overhead, a->overhead_us / 1e6);
-        metric_observe(&m_queue, a->queue_ms / 1e3);
+        metric_observe(&overhead, a->overhead_us / 1e6);
+        metric_observe(&queue_wait, a->queue_ms / 1e3);
     }
     if (!s->on) return;
     struct buf b = BUF_INIT;
@@ -388,5 +358,5 @@ void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
     buf_fini(&b);
     if (l && gw_pool_submit(s->writer, write_line, l) == 0) return;
     mem_free(l);
-    metric_add(&m_log_lost, 1);
+    gw_stats_add(GW_M_LOG_LOST, 1);
 }

@@ -50,23 +50,31 @@ int gw_stats_reopen(struct gw_stats *s);
 void gw_stats_destroy(struct gw_stats *s);
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
 
-void gw_stats_active(int delta);
-void gw_stats_waiting(unsigned n);
-void gw_stats_relayed(size_t bytes);
+enum gw_metric {
+    GW_M_ACTIVE,
+    GW_M_WAITING,
+    GW_M_READY,
+    GW_M_RELAYED,
+    GW_M_SEGMENTS,
+    GW_M_RESTARTS,
+    GW_M_RETRIES,
+    GW_M_FAILOVERS,
+    GW_M_ABORTS,
+    GW_M_LOG_LOST,
+    GW_M_BODY_BYTES,
+    GW_M_BODY_REFUSED, /* there was no memory for it */
+    GW_M_EVICTED,
+    GW_M_DIRECTORY,
+    GW_M_COUNT
+};
+void gw_stats_add(enum gw_metric m, double v);
+void gw_stats_set(enum gw_metric m, double v);
 void gw_stats_detected(const char *detector, unsigned n_segments);
-void gw_stats_worker_restart(void);
-void gw_stats_workers_ready(unsigned n);
 /* A target was chosen for policy/route's reason; of prompts with chunks: their tokens, and those of
- * them that it holds. Any thread. */
+ * them that it holds. */
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
-void gw_stats_directory(size_t n_texts);
 void gw_stats_shed(enum gw_shed_reason why);
 const char *gw_shed_reason_name(enum gw_shed_reason why);
 uint64_t gw_stats_n_shed(enum gw_shed_reason why);
-struct http_bounds_view;
-void gw_stats_bounds(const struct http_bounds_view *v);
-void gw_stats_body_refused(void); /* there was no memory for it */
-void gw_stats_retry(void);
-void gw_stats_failover(void);
 
 #endif

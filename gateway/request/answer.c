@@ -97,7 +97,7 @@ static void write_bytes(struct gw_req *q, const char *data, size_t len)
     if (len == 0) return;
     q->ans.n_bytes += len;
     q->ans.last_ns = clock_ns();
-    gw_stats_relayed(len);
+    gw_stats_add(GW_M_RELAYED, (double)len);
     if (http_reply_write(q->http, data, len) == 1 && q->send.call)
         http_call_pause(q->send.call, true);
 }
@@ -195,7 +195,7 @@ static void answer_collected(struct gw_req *q, const char *body, size_t len)
     if (q->status == 429) q->end = GW_END_SHED;
     if (q->status == 200) gw_usage_answer(&q->usage, body, len);
     q->ans.n_bytes = len;
-    gw_stats_relayed(len);
+    gw_stats_add(GW_M_RELAYED, (double)len);
     (void)http_reply(q->http, q->status, NULL, buf_cstr(&q->ans.headers), body, len);
 }
 

@@ -282,7 +282,7 @@ void gw_read_begin(struct gw_req *q)
     bool post = strcmp(http_req_method(q->http), "POST") == 0;
     q->stage = GW_SCANNING;
     q->active = (q->route->props & GW_R_ADMIN) == 0;
-    if (q->active) gw_stats_active(1);
+    if (q->active) gw_stats_add(GW_M_ACTIVE, 1);
     if (q->route->props & GW_R_OPAQUE) {
         bool form = type && strncasecmp(type, "multipart/", 10) == 0;
         if (form) read_form_model(q, type, body, len);

@@ -232,7 +232,7 @@ static void has_turn(struct gw_req *q)
 
 static void show_waiting(struct gw_server *server)
 {
-    gw_stats_waiting(gw_admit_view(&server->admit).n_waiting);
+    gw_stats_set(GW_M_WAITING, gw_admit_view(&server->admit).n_waiting);
 }
 
 void gw_relay_arm_queue(struct gw_loop *loop)
@@ -283,7 +283,7 @@ void gw_relay_close(struct gw_req *q)
     gw_send_cancel(q);
     if (q->loop_call) q->loop_call->q = NULL;
     if (q->park.timer) http_timer_destroy(q->park.timer);
-    if (q->active) gw_stats_active(-1);
+    if (q->active) gw_stats_add(GW_M_ACTIVE, -1);
     gw_answer_fini(q);
     gw_send_fini(q);
     q->stage = GW_ANSWERED;

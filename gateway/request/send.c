@@ -323,8 +323,8 @@ static void fail_over(struct gw_req *q, const struct gw_lease *to)
 {
     q->send.lease = *to;
     q->n_retries++;
-    gw_stats_retry();
-    gw_stats_failover();
+    gw_stats_add(GW_M_RETRIES, 1);
+    gw_stats_add(GW_M_FAILOVERS, 1);
     gw_send_leased(q);
 }
 
@@ -358,9 +358,9 @@ void gw_send_failed(struct gw_req *q, int status, bool sent)
     if (again && !late) {
         unsigned before = (unsigned)q->target_index;
         q->n_retries++;
-        gw_stats_retry();
+        gw_stats_add(GW_M_RETRIES, 1);
         gw_send(q);
-        if (q->send.lease.target && q->send.lease.index != before) gw_stats_failover();
+        if (q->send.lease.target && q->send.lease.index != before) gw_stats_add(GW_M_FAILOVERS, 1);
         return;
     }
     q->end = late ? GW_END_TIMEOUT : GW_END_UPSTREAM;
