@@ -433,11 +433,13 @@ int opts_help(const struct opts *o, const char *program, const char *about, stru
         const struct opt_def *d = row->def;
         if (!d->help) continue;
         size_t start = out->len;
-        (void)buf_addf(out, "  --%s%s%s", row->flag, kinds[d->type], d->values ? d->values : "");
+        const bool form = d->type == OPT_STR && d->values;
+        (void)buf_addf(out, "  --%s%s%s", row->flag, form ? " " : kinds[d->type],
+                       d->values ? d->values : "");
         size_t width = out->len - start;
         (void)buf_addf(out, width < 28 ? "%*s" : "\n%*s", (int)(width < 28 ? 28 - width : 28), "");
         (void)buf_addf(out, "%s%s", d->help, d->repeatable ? " (may be repeated)" : "");
-        if (d->dflt) (void)buf_addf(out, " [%s]", d->dflt);
+        if (d->dflt && strcmp(d->dflt, "false") != 0) (void)buf_addf(out, " [%s]", d->dflt);
         if (config && row->key) (void)buf_addf(out, " (%s)", row->key);
         (void)buf_addc(out, '\n');
     }

@@ -44,7 +44,7 @@ static int set_flag(struct opts *o, const char *arg, const char *next, const str
     }
     if (!row) {
         opt_unknown(o, at, name);
-        return 1;
+        return !value && next && next[0] != '-' ? 2 : 1; /* what looks like its value is no news */
     }
     const bool is_switch = row->def->type == OPT_BOOL;
     const bool takes_next = !value && next && (!is_switch || is_switch_word(next));

@@ -37,7 +37,7 @@ static const struct opt_def defs[] = {
     {.name = "file", .type = OPT_STR, .positional = true, .help = "File."},
     {.name = "more", .type = OPT_STR, .positional = true, .repeatable = true, .help = "More."},
     {.name = "entry", .type = OPT_STR, .repeatable = true, .split = ";", .head = "url|at"},
-    {.name = "form", .type = OPT_STR, .values = "a|b:N", .check = starts_with_a},
+    {.name = "form", .type = OPT_STR, .values = "a|b:N", .help = "Form.", .check = starts_with_a},
     {.name = "live", .type = OPT_INT, .props = OPT_LIVE},
     {.name = "config", .type = OPT_STR, .props = OPT_NO_KEY},
     {.name = "once", .type = OPT_BOOL, .props = OPT_FLAG_ONLY},
@@ -155,6 +155,8 @@ TEST(flag_errors)
 {
     static const char *const table[][2] = {
         {"--lisen x", "--lisen: unknown flag; expected one like \"--listen\""},
+        {"--zzzzzzzz x --threads 0", "--zzzzzzzz: unknown flag; --help lists the known ones\n"
+                                     "command line: --threads: expected a value from 1"},
         {"--zzzzzzzz", "--zzzzzzzz: unknown flag; --help lists the known ones"},
         {"--no-listen", "--no-listen: unknown flag"},
         {"-x", "-x: unknown flag; flags begin with two dashes"},
@@ -293,6 +295,7 @@ TEST(help)
     ASSERT_TRUE(strstr(text, "  --listen TEXT             Address to listen on. [127.0.0.1:8010] "
                              "(listen)\n"));
     ASSERT_TRUE(strstr(text, "--dtype auto|f32|bf16") != NULL);
+    ASSERT_TRUE(strstr(text, "--form a|b:N              Form. (form)\n") != NULL);
     ASSERT_TRUE(strstr(text, "hidden") == NULL);
     buf_fini(&b);
     opts_destroy(o);
