@@ -161,7 +161,7 @@ int seg_learner_save(struct seg_learner *l, const char *path)
     if (r == 0) r = buf_addf(&temp, "%s.%d", path, (int)getpid());
     if (r == 0 && !buf_cstr(&temp)) r = -ENOMEM;
     if (r == 0) {
-        (void)unlink(temp.data); /* nobody else's, and no link */
+        (void)unlink(temp.data); /* a file of our own, and no link */
         fd = open(temp.data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         r = fd < 0 ? -errno : write_whole(fd, &b);
     }
@@ -276,7 +276,7 @@ static int read_whole(int fd, size_t max, struct buf *out)
     struct stat st;
     if (fstat(fd, &st) < 0) return -errno;
     if (!S_ISREG(st.st_mode) || st.st_size < 0 || (uint64_t)st.st_size > max) return -EBADMSG;
-    if (st.st_uid != geteuid() && st.st_uid != 0) return -EPERM; /* anybody could teach us */
+    if (st.st_uid != geteuid() && st.st_uid != 0) return -EPERM; /* another user could teach us */
     int r = buf_reserve(out, (size_t)st.st_size);
     while (r == 0 && out->len < (size_t)st.st_size) {
         ssize_t n = read(fd, out->data + out->len, (size_t)st.st_size - out->len);

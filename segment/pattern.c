@@ -114,7 +114,7 @@ static size_t match_at(const struct pat *p, const char *text, size_t at, size_t 
 enum { SEARCH_WINDOW = 4096 }; /* chosen: long enough for the search to run at full speed */
 
 /* What of a literal is there in any case: up to its first newline that a CR may precede. (A leading
- * one needs none: white space before a match is nobody's.) */
+ * one needs none: white space before a match belongs to no piece.) */
 static size_t sure_bytes(const struct pat_op *op)
 {
     const char *nl = op->len > 1 ? memchr(op->lit + 1, '\n', op->len - 1) : NULL;

@@ -79,7 +79,7 @@ void seg_learner_get_stats(struct seg_learner *l, struct seg_learner_stats *ret)
 struct buf;
 int seg_learner_save(struct seg_learner *l, const char *path);
 /* Into a fresh learner. -ENOENT, -EBADMSG damaged or none of ours, -ESTALE another version, -EPERM
- * somebody else's: then it starts afresh. */
+ * another user's: then it starts afresh. */
 int seg_learner_load(struct seg_learner *l, const char *path);
 int seg_learner_format(struct seg_learner *l, struct buf *out);
 int seg_learner_parse(struct seg_learner *l, const void *data, size_t len);

@@ -307,7 +307,7 @@ void fus_page_share(struct fus_core *c, int32_t page)
     c->n_doubled++;
 }
 
-/* Debug builds: whoever reads a page that is nobody's finds NaNs, not somebody else's KV. */
+/* Debug builds: a read of a free page finds NaNs, not another session's KV. */
 static void page_spoil(struct fus_core *c, int32_t page)
 {
 #ifdef KV_DEBUG

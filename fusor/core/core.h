@@ -45,8 +45,8 @@ enum fus_fault {
 };
 void fus_core_set_fault(struct fus_core *c, enum fus_fault f);
 /* Have the memory that a prompt of n_tok tokens takes at hand, a quarter of the pool at most: the
- * system gives memory when it is first touched, and that had better not be between two tokens of
- * somebody's stream. While no session exists. 0 or -ENOMEM. */
+ * system gives memory when it is first touched, and that had better not be between two tokens of a
+ * stream. While no session exists. 0 or -ENOMEM. */
 int fus_core_warm(struct fus_core *c, uint32_t n_tok);
 /* The same for one page, in idle time, until there are as many more than ever were in use at once
  * as the largest prompt took. false: there was nothing to do. */
@@ -56,7 +56,7 @@ uint32_t fus_core_kv_tokens_free(const struct fus_core *c); /* tokens that still
  * message, say) and what choices of one prompt have in common are held once. */
 uint32_t fus_core_kv_tokens_shared(const struct fus_core *c);
 
-/* The page pool, to share with who keeps things in the pages that sequences do not need: from then
+/* The page pool, to share with a keeper of things in pages that sequences do not need: from then
  * on each page is asked for when a sequence needs it. `lend` always has one for all but n_kept
  * pages. While no session exists; the lender is there as long as there are any. */
 struct fus_pool {
@@ -92,10 +92,10 @@ struct fus_next {
     const struct kn_draw *draw; /* [n] how next tokens are drawn; NULL: those of largest logits */
     const struct fus_edits *edits; /* [n] of logits, before; NULL: none */
     const bool *wants;             /* [n] whose logits, edited, are wanted; NULL: all are */
-    float *logits;                 /* [n, V] rows that nobody wants may stay as they were */
+    float *logits;                 /* [n, V] rows without `wants` may stay as they were */
     int32_t *tok;                  /* [n] the next tokens, -1: no logit is finite; may be NULL */
 };
-/* The same for who does not look at all of them. */
+/* The same for a caller that does not look at all of them. */
 int fus_decode_some(struct fus_core *c, struct fus_session *const *s, const int32_t *tok, size_t n,
                     const atomic_bool *cancel, const struct fus_next *next);
 

@@ -113,7 +113,7 @@ struct fus_phase {
     float *keep_q, *keep_lse; /* phase B: rows from keep_from on are copied here (query score) */
     size_t keep_from;
     float *att;     /* [rows of a phase B call, H*K] attention output */
-    bool goes_on;   /* phase A: B follows, and nobody looks in between */
+    bool goes_on;   /* phase A: B follows, without a look in between */
     bool attn_only; /* phase B: stop after the attention (last layer of the scoring pass) */
     const atomic_bool *cancel;
 };

@@ -310,7 +310,7 @@ static int make_plan(struct fus_job *j)
 }
 
 /* Does it wait for builds, and do they get on? Building its chunks takes no longer than computing
- * them in its own prefill would, and whoever comes next has them as well. */
+ * them in its own prefill would, and the next request has them as well. */
 static bool waits_for_builds(struct fus_engine *e, const struct fus_job *j)
 {
     pthread_mutex_lock(&e->m);
@@ -342,7 +342,7 @@ static int try_start(struct fus_engine *e, struct fus_job *j)
     }
     if (e->n_choices + r->n_choices > e->o.max_running || need > e->core->n_free) {
         if (e->running || e->building) return 0; /* their pages will come back */
-        job_fail(j, -ENOMEM);                    /* somebody outside the engine holds the pages */
+        job_fail(j, -ENOMEM);                    /* the pages are held outside the engine */
         return 1;
     }
     if (waits_for_builds(e, j)) return 0;
@@ -728,7 +728,7 @@ static bool build_now(struct fus_engine *e, bool urgent, bool requests)
     return !requests || e->building;
 }
 
-/* Nothing to compute until stored KV arrives: look again soon, at once when somebody calls. */
+/* Nothing to compute until stored KV arrives: look again soon, at once when another thread calls. */
 static void wait_for_kv(struct fus_engine *e)
 {
     struct timespec t;

@@ -1,6 +1,6 @@
 /* kv_source and kv_sink: how the fusor gets stored KV and hands computed KV out.
  *
- * The fusor knows no tiers; whoever submits a request gives each reusable range a source, and each
+ * The fusor knows no tiers; the submitter of a request gives each reusable range a source, and each
  * range worth keeping a sink. All KV here is position-free: K before RoPE (after any QK norm), V as
  * it is, rows [n, G, K] contiguous, per layer. Layer 0 is never asked for nor delivered for chunks
  * (it depends on the token alone); prefix ranges use layers 1…L-1 as well, layer 0 is recomputed

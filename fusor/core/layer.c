@@ -16,20 +16,16 @@
 
 enum { SLOT_H, SLOT_KV, SLOT_Q, SLOT_ATT /* decode */, SLOT_GU, SLOT_ACT, SLOT_LSE };
 
-static int run_rows(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+typedef int (*section_fn)(struct kn_dev *d, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
+                          void *arg);
+
+/* Few rows run as one block, whatever the section. */
+static int run_rows(const struct fus_phase *p, size_t n, section_fn section, kn_rows_fn fn,
                     void *arg)
 {
+    struct kn_dev *d = p->core->dev;
     if (n == 0) return 0;
-    if (n <= kn_info(c->dev)->wide_rows_max) return kn_wide(c->dev, n, cancel, fn, arg);
-    return kn_rows(c->dev, n, cancel, fn, arg);
-}
-
-static int run_rows_uneven(struct fus_core *c, size_t n, const atomic_bool *cancel, kn_rows_fn fn,
-                           void *arg)
-{
-    if (n == 0) return 0;
-    if (n <= kn_info(c->dev)->wide_rows_max) return kn_wide(c->dev, n, cancel, fn, arg);
-    return kn_rows_uneven(c->dev, n, cancel, fn, arg);
+    return (n <= kn_info(d)->wide_rows_max ? kn_wide : section)(d, n, p->cancel, fn, arg);
 }
 
 /* [m, k] to [m, n]. */
@@ -107,7 +103,7 @@ int fus_phase_a(struct fus_phase *p, size_t row0, size_t m)
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
     kn_defer(p->core->dev, p->goes_on);
-    const int r = run_rows(p->core, m, p->cancel, block_a, &s);
+    const int r = run_rows(p, m, kn_rows, block_a, &s);
     kn_defer(p->core->dev, false);
     return r;
 }
@@ -207,10 +203,10 @@ int fus_phase_b(struct fus_phase *p, size_t row0, size_t m)
     ASSERT(row0 + m <= p->n);
     struct slice s = {p, row0};
     kn_defer(p->core->dev, !p->attn_only);
-    int r = run_rows_uneven(p->core, m, p->cancel, block_attend, &s);
+    int r = run_rows(p, m, kn_rows_uneven, block_attend, &s);
     kn_defer(p->core->dev, false);
     if (r < 0 || p->attn_only) return r;
-    return run_rows(p->core, m, p->cancel, block_rest, &s);
+    return run_rows(p, m, kn_rows, block_rest, &s);
 }
 
 /* A step of about 8 GFLOP (chosen: some 40 ms on two AVX-512 cores) lets queued work be cancelled
@@ -254,12 +250,13 @@ int fus_phase_logits(struct fus_core *c, const float *x, size_t n, const atomic_
                      float *logits)
 {
     struct head a = {c, x, logits};
-    return run_rows(c, n, cancel, block_logits, &a);
+    const struct fus_phase p = {.core = c, .cancel = cancel};
+    return run_rows(&p, n, kn_rows, block_logits, &a);
 }
 
 /* ---- decode: one new token of each of several sessions ---- */
 
-/* The rows of a step, [cap] each; rows behind the sessions' are nobody's. */
+/* The rows of a step, [cap] each; rows behind the sessions' are not used. */
 struct rows {
     struct kn_pages *pages;
     struct kn_draw *draw;
@@ -452,7 +449,7 @@ static int decode_rows(struct fus_core *c, struct fus_session *const *s, const i
  */
 static size_t pages_like(size_t n)
 {
-    size_t like = 8; /* chosen: keys of which nobody makes parts */
+    size_t like = 8; /* chosen: too few keys to be parted */
     while (like < n)
         like *= 2;
     return like;

@@ -265,7 +265,7 @@ int fus_core_warm(struct fus_core *c, uint32_t n_tok)
     fus_prefill_end(f); /* its block and its pages are the next to be taken */
     fus_session_destroy(s);
     mem_free(tok);
-    c->n_touched = c->used_max = 0; /* nobody has written to them yet */
+    c->n_touched = c->used_max = 0; /* nothing was written to them yet */
     while (r == 0 && fus_core_warm_page(c))
         ;
     return r;
@@ -530,7 +530,7 @@ static size_t b_rows(const struct fus_prefill *f)
     return f->step_rows && f->step_rows < m ? f->step_rows : m;
 }
 
-/* The next layer may be queued before this one is done: nobody looks at what it makes. */
+/* The next layer may be queued before this one is done: its results are not looked at. */
 static bool goes_on(const struct fus_prefill *f)
 {
     return f->stage == STAGE_MAIN && f->checked && !f->n_capture && !fus_sensitivity_on(f) &&

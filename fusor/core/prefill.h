@@ -84,7 +84,7 @@ enum fus_step_kind {
     FUS_STEP_HEAD,   /* logits */
     FUS_STEP_KINDS
 };
-/* The next step, for who plans with its time: that grows with fixed + rows * row, in a unit that
+/* The next step, for a planner of its time: that grows with fixed + rows * row, in a unit that
  * steps of one kind have in common. */
 struct fus_step {
     enum fus_step_kind kind;

@@ -271,7 +271,7 @@ static void pool(struct fus_prefill *f)
 }
 
 /* Ranges whose sensitivity is not known yet count as the average of those whose is: what the query
- * says decides between their tokens, and nobody is put first for being new. */
+ * says decides between their tokens, and no chunk is put first for being new. */
 void fus_select_weigh(struct fus_prefill *f)
 {
     float *s = f->b.cand_score; /* filled later on */
@@ -295,8 +295,7 @@ void fus_select_weigh(struct fus_prefill *f)
         }
 }
 
-/* The first k tokens of every reused chunk, but for those whose KV is exact; at ratio 1 all of all.
- */
+/* The first k tokens of every reused chunk except those whose KV is exact; at ratio 1 all. */
 void fus_select_sink(struct fus_prefill *f)
 {
     const size_t budget = fus_select_budget(f);

@@ -50,7 +50,7 @@ static void on_bus_error(int sig, siginfo_t *info, void *context)
         say(": became shorter, or unreadable, while it was in use: ending\n");
         _exit(guard_status);
     }
-    (void)signal(sig, SIG_DFL); /* somebody else's: once more, and as it always was */
+    (void)signal(sig, SIG_DFL); /* not of a model's file: once more, by default */
 }
 
 void map_guard(const char *program, int status)

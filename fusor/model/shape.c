@@ -1,4 +1,4 @@
-/* Published configurations, and weights for them that nobody trained.
+/* Published configurations, and weights for them that were never trained.
  *
  * A matrix is uniform noise that keeps the spread of what it is given. What layers add to the
  * residual stream is smaller, by the root of how many additions there are, so that a token stays
