@@ -728,7 +728,7 @@ static bool build_now(struct fus_engine *e, bool urgent, bool requests)
     return !requests || e->building;
 }
 
-/* Nothing to compute until stored KV arrives: look again soon, at once when another thread calls. */
+/* Nothing to compute until stored KV arrives: look again soon, at once when a thread calls. */
 static void wait_for_kv(struct fus_engine *e)
 {
     struct timespec t;

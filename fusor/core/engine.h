@@ -115,7 +115,7 @@ struct fus_build {
     int (*on_sensitivity)(void *ctx, struct fus_sensitivity *ret);
     /* Not NULL: any plan of at most `n` tokens, for its logits; `tok` NULL. It runs only while the
      * engine has nothing else to do, and gives way at once: with a request submitted it ends with
-     * -EAGAIN and all it had is given back, so no request waits for it or for its pages. on_plan fills
+     * -EAGAIN and all it had is given back, so nothing waits for it or for its pages. on_plan fills
      * the rest of *ret, as on_build; on_logits gets the rows [n_rows, V] before on_end(0). */
     int (*on_plan)(void *ctx, struct fus_plan *ret);
     void (*on_logits)(void *ctx, const float *logits, size_t n_rows, const struct fus_report *r);

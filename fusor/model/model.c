@@ -1,8 +1,8 @@
 /* Opening is: pick the loader by the path, let it fill configuration and tensor table, check the
- * configuration against what the engine can do, bind every tensor to its weight kind with its exact
- * shape, refuse tensors that no kind asks for (they would mean arithmetic that is not done), and take
- * the fingerprint. Rows are converted on demand straight from the mapping. A shape (shape.c) has
- * a configuration alone. */
+ * configuration against what the engine can do, bind every tensor to its weight kind with its
+ * exact shape, refuse tensors that no kind asks for (they would mean arithmetic that is not
+ * done), and take the fingerprint. Rows are converted on demand straight from the mapping. A
+ * shape (shape.c) has a configuration alone. */
 #include "fusor/model/model_int.h"
 
 #include "base/assert.h"

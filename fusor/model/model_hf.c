@@ -263,7 +263,7 @@ int model_from_hf(struct model *m, struct err *err)
     if (r < 0)
         r = err_set(err, r, "%s: out of memory", m->where);
     else
-        r = st_json_file(buf_cstr(&path), CONFIG_BYTES_MAX, &j, err);
+        r = st_json_file(buf_cstr(&path), CONFIG_BYTES_MAX, JSON_REJECT_DUPLICATES, &j, err);
     buf_fini(&path);
     if (r < 0) return r;
     r = read_config(m, j, &inner);

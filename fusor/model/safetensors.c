@@ -38,13 +38,13 @@ static const struct {
     {"BOOL", 1, -1},       {"F8_E4M3", 1, -1},    {"F8_E5M2", 1, -1},
 };
 
-int st_json(const char *text, size_t len, json_t **ret, struct err *err)
+int st_json(const char *text, size_t len, size_t flags, json_t **ret, struct err *err)
 {
     json_error_t je;
     /* The parser recurses, so nesting is bounded here. */
     if (json_depth(text, len) > JSON_DEPTH_MAX)
         return err_set(err, -EBADMSG, "JSON is nested too deeply");
-    json_t *j = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);
+    json_t *j = json_loadb(text, len, flags, &je);
     if (!j) return err_set(err, -EBADMSG, "JSON is not valid at line %d: %.80s", je.line, je.text);
     if (!json_is_object(j)) {
         json_decref(j);
@@ -54,7 +54,7 @@ int st_json(const char *text, size_t len, json_t **ret, struct err *err)
     return 0;
 }
 
-int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err)
+int st_json_file(const char *path, size_t max_bytes, size_t flags, json_t **ret, struct err *err)
 {
     struct map map;
     struct err inner = {0};
@@ -64,7 +64,7 @@ int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *e
         r = err_set(&inner, -EBADMSG, "has %zu bytes, more than the limit of %zu", map.size_bytes,
                     max_bytes);
     else
-        r = st_json((const char *)map.data, map.size_bytes, ret, &inner);
+        r = st_json((const char *)map.data, map.size_bytes, flags, ret, &inner);
     map_close(&map);
     return r < 0 ? err_set(err, r, "%s: %s", map_path_tail(path), inner.msg) : 0;
 }
@@ -134,7 +134,7 @@ static int read_header(struct st_file *f, struct err *err)
                        "claims a header of %llu bytes (not a safetensors file, or truncated)",
                        (unsigned long long)len);
     const char *text = (const char *)f->map.data + sizeof(len);
-    int r = st_json(text, (size_t)len, &f->header, err);
+    int r = st_json(text, (size_t)len, JSON_REJECT_DUPLICATES, &f->header, err);
     if (r < 0) return r;
     if (tensors_reserve(&f->tensors, json_object_size(f->header)) < 0)
         return err_set(err, -ENOMEM, "out of memory");
@@ -238,7 +238,8 @@ int st_open_dir(const char *dir, struct st_set **ret, struct err *err)
     struct err inner = {0};
     json_t *index = NULL;
     int r = buf_addf(&path, "%s/model.safetensors.index.json", dir);
-    if (r == 0) r = st_json_file(buf_cstr(&path), ST_INDEX_MAX, &index, &inner);
+    if (r == 0)
+        r = st_json_file(buf_cstr(&path), ST_INDEX_MAX, JSON_REJECT_DUPLICATES, &index, &inner);
     if (r == 0) {
         r = open_shards(dir, index, map_path_tail(buf_cstr(&path)), ret, err);
         json_decref(index);

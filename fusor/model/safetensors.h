@@ -20,9 +20,9 @@ int st_open_file(const char *path, struct st_set **ret, struct err *err); /* a s
 void st_close(struct st_set *s);
 int st_add_tensors(const struct st_set *s, struct tensors *ts); /* -ENOMEM */
 
-/* A JSON document from bytes or from a file of at most max_bytes: depth is limited before the
- * parser sees it, duplicate keys are refused. The caller json_decref()s. */
-int st_json(const char *text, size_t len, json_t **ret, struct err *err);
-int st_json_file(const char *path, size_t max_bytes, json_t **ret, struct err *err);
+/* A JSON object from bytes or from a file of at most max_bytes: depth is limited before the parser
+ * sees it; flags as of json_loadb(). The caller json_decref()s. */
+int st_json(const char *text, size_t len, size_t flags, json_t **ret, struct err *err);
+int st_json_file(const char *path, size_t max_bytes, size_t flags, json_t **ret, struct err *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* tensors: the weight tensors of a model, whatever file they come from.
  *
  * The GGUF and safetensors loaders fill a `struct tensors`; model.c binds the entries to weight
- * kinds. Names and data are borrowed from the reader that filled the table. tensors_sort() comes before
- * tensors_find() and refuses duplicates.
+ * kinds. Names and data are borrowed from the reader that filled the table. tensors_sort() comes
+ * before tensors_find() and refuses duplicates.
  * Thread: one while it is filled, any afterwards. */
 #ifndef FUSOR_MODEL_TENSORS_H
 #define FUSOR_MODEL_TENSORS_H

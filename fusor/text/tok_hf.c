@@ -6,12 +6,12 @@
  * template, chat_template.jinja replaces that template, generation_config.json (else config.json)
  * adds what ends a text. The decoder entry is not read: it follows from the kind of vocabulary. */
 #include "base/mem.h"
+#include "fusor/model/map.h"
+#include "fusor/model/safetensors.h"
 #include "fusor/text/tok_load.h"
 
 #include <jansson.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { FILE_MAX = 256 << 20 }; /* chosen: ten times the largest tokenizer.json known */
 #define SPM_SPACE "\xE2\x96\x81"
@@ -31,42 +31,13 @@ struct hf {
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* 1 read, 0 absent. */
-static int read_file(const char *folder, const char *name, struct buf *ret, struct err *err)
+static int read_json(const char *folder, const char *name, json_t **ret, struct err *err)
 {
     struct buf path = BUF_INIT;
     int r = buf_addf(&path, "%s/%s", folder, name);
-    FILE *f = r == 0 ? fopen(buf_cstr(&path), "rb") : NULL;
-    struct stat st;
-    if (r == 0 && !f) {
-        r = errno == ENOENT ? 0 : err_set(err, -errno, "cannot open %s", name);
-    } else if (r == 0 &&
-               (fstat(fileno(f), &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > FILE_MAX)) {
-        r = err_set(err, -EBADMSG, "%s is no file of reasonable size", name);
-    } else if (r == 0) {
-        r = buf_reserve(ret, (size_t)st.st_size);
-        if (r == 0) {
-            ret->len = fread(ret->data, 1, (size_t)st.st_size, f);
-            r = ret->len == (size_t)st.st_size ? 1 : err_set(err, -EIO, "cannot read %s", name);
-        }
-    }
-    if (r == -ENOMEM) (void)err_set(err, r, "out of memory");
-    if (f) (void)fclose(f);
+    if (r == 0) r = st_json_file(buf_cstr(&path), FILE_MAX, JSON_ALLOW_NUL, ret, err);
     buf_fini(&path);
-    return r;
-}
-
-static int read_json(const char *folder, const char *name, json_t **ret, struct err *err)
-{
-    struct buf b = BUF_INIT;
-    json_error_t why;
-    int r = read_file(folder, name, &b, err);
-    if (r == 1) {
-        *ret = json_loadb(b.data, b.len, JSON_ALLOW_NUL, &why);
-        if (!*ret) r = err_set(err, -EBADMSG, "%s, line %d: %.120s", name, why.line, why.text);
-    }
-    buf_fini(&b);
-    return r;
+    return r == 0 ? 1 : r == -ENOENT ? 0 : r; /* read, absent */
 }
 
 /* ---- small reads ---------------------------------------------------------------------------- */
@@ -374,15 +345,17 @@ static int read_ends(struct hf *h)
 
 static int read_template(struct hf *h)
 {
-    struct buf b = BUF_INIT;
-    int r = read_file(h->folder, "chat_template.jinja", &b, h->err);
-    if (r == 1) {
-        if (!buf_cstr(&b)) r = -ENOMEM;
-        if (r == 1) h->t->chat_template = buf_take(&b, NULL);
-        buf_fini(&b);
-        return r < 0 ? r : 0;
+    struct buf path = BUF_INIT;
+    struct map map;
+    int r = buf_addf(&path, "%s/chat_template.jinja", h->folder);
+    if (r == 0) r = map_open(buf_cstr(&path), &map, h->err);
+    buf_fini(&path);
+    if (r == 0) {
+        h->t->chat_template = mem_strndup((const char *)map.data, map.size_bytes);
+        map_close(&map);
+        return h->t->chat_template ? 0 : -ENOMEM;
     }
-    if (r < 0) return r;
+    if (r != -ENOENT) return r;
     const json_t *v = json_object_get(h->config, "chat_template");
     const char *s = json_string_value(v);
     for (size_t i = 0; !s && i < json_array_size(v); i++) {

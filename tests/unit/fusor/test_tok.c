@@ -578,7 +578,7 @@ TEST(unknown_parts_are_refused_by_name)
          "0},"
          "\"merges\":[7]}}",
          "merge 0", -EBADMSG},
-        {"{\"pre_tokenizer\":", "tokenizer.json, line 1", -EBADMSG},
+        {"{\"pre_tokenizer\":", "tokenizer.json: JSON is not valid at line 1", -EBADMSG},
     };
     char dir[] = "/tmp/kvblend-tok-XXXXXX";
     ASSERT_TRUE(mkdtemp(dir) != NULL);
