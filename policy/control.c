@@ -18,7 +18,6 @@
 /* Chosen: what a decision may cost to be better otherwise. Less would let noise decide between
  * choices that are equal to all who wait for them. */
 static const double SLACK = 0.01;
-static const double HIDDEN = 0.05; /* chosen: a load that adds less than this is hidden */
 /* Of choices that are equally fast the first: by how little they lose where the floor of their
  * ratio was not measured well (docs/quality.md). */
 static const enum pol_strategy PREFERENCE[] = {
@@ -457,31 +456,4 @@ void pol_control(const struct pol_control_in *in, struct pol_control *ret, bool 
     explain(in, &out);
     ASSERT(out.predicted.ttft_s <= out.full.ttft_s || !c.found);
     *ret = out;
-}
-
-/* ---- placement ---- */
-
-int pol_place(const struct pol_place_in *in)
-{
-    struct pol_control_in all = {.L = in->L, .n_tier = in->n_tier, .cost = in->cost};
-    struct prompt p;
-    int best = -1;
-    memcpy(all.tier, in->tier, sizeof all.tier);
-    const double n = in->n_chunks, tokens = (double)in->n_tokens * n;
-    prompt_make(&all, &p);
-    p.tokens = tokens + 1;
-    for (size_t t = 1; t < p.n_tier; t++) {
-        struct set set = {.n = in->n_chunks, .tokens = tokens, .pairs = tokens * (tokens + 1) / 2};
-        struct pol_prediction at;
-        if (!p.reachable[t] || !(in->price[t] >= 0)) continue;
-        set.bytes[t] = n * (double)in->bytes;
-        set.last_bytes[t] = (double)in->bytes;
-        const double floor = in->floor > 0 ? fmin(in->floor, 1) : 0;
-        predict_set(&p, POL_SINK, floor, &set, &at);
-        if (at.exposed_s > HIDDEN * at.compute_s) continue;
-        const double gain = best < 0 ? 1 : in->price[best] - in->price[t];
-        if (gain > 0 || (gain == 0 && p.tier[t].bytes_per_s > p.tier[best].bytes_per_s))
-            best = (int)t;
-    }
-    return best;
 }

@@ -93,19 +93,4 @@ struct pol_request {
 bool pol_decide(const struct pol_control_in *in, const struct pol_request *q,
                 struct pol_control *ret, bool *ret_reuse /* [n_chunk] */);
 
-/* Where to put a record that was just built: the cheapest tier whose load hides behind the
- * recompute at the floor ratio; -1 = none does, RAM. price: per GB, any unit; negative = not there.
- */
-struct pol_place_in {
-    uint64_t bytes;
-    uint32_t n_tokens, n_chunks; /* of it, and of a usual request */
-    unsigned L;
-    double floor; /* ratio */
-    double price[POL_TIERS_MAX];
-    struct pol_tier_now tier[POL_TIERS_MAX];
-    size_t n_tier;
-    struct pol_cost cost;
-};
-int pol_place(const struct pol_place_in *in);
-
 #endif

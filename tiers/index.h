@@ -37,8 +37,7 @@ struct entry_write { /* the tiers' copies; guarded by the store's lock; masks ha
     struct entry_link queue[STORE_TIERS_MAX];
     _Atomic uint8_t want; /* tiers that should have it and have not */
     uint8_t clean, under_way,
-        head_only;       /* have it; are being written; queued for the header alone */
-    uint8_t first, then; /* the tier that goes first, and those after */
+        head_only; /* have it; are being written; queued for the header alone */
     uint8_t tries;
     bool leaving, purge; /* leaving: goes when written; purge: take it off the tier again */
 };

@@ -146,7 +146,7 @@ int store_create(const struct store_opts *o, struct store **ret, struct err *err
     s->touch_every_ns = 1000000000u;
     s->recheck_every_s = 1;
     s->reader.gpu = o->reader;
-    s->pin_share_max = o->pin_share_max > 0 ? o->pin_share_max : 0.5;
+    s->pin_share_max = 0.5;
     s->ttl.others_ms = o->ttl_ms;
     s->stats.budget_bytes = o->ram_bytes;
     s->stats.used_bytes = s->fixed_bytes;

@@ -63,14 +63,12 @@ struct store_opts {
     size_t n_tiers;
     /* K of this layer stays resident when a chunk's record sinks (its sidecar); 0 = of none. */
     unsigned side_layer;
-    double side_share;        /* of RAM, for all sidecars; 0 = 0.05, 0.5 at most */
     store_convert_fn convert; /* NULL: no tier has a codec */
     store_finite_fn finite;   /* NULL: what comes from a tier may be anything */
     /* [AUTH_KEY_BYTES], borrowed for the call: records carry tags, and none without the right ones
      * comes in from a tier. NULL: checksums alone. */
     const uint8_t *auth_key;
-    double pin_share_max; /* of RAM that administrators may pin; 0 = 0.5 */
-    uint64_t ttl_ms;      /* of records of namespaces without one of their own; 0 = for ever */
+    uint64_t ttl_ms;    /* of records of namespaces without one of their own; 0 = for ever */
     struct gpu *reader; /* copies records from RAM, which is pinned for it; NULL: none, or one that
                             a tier is on. Borrowed until destroy() */
 };

@@ -14,12 +14,7 @@ static struct store_tier *tier_named(struct store *s, const char *name, bool *re
     return NULL;
 }
 
-static bool tier_meant(const struct store_tier *t, const char *name)
-{
-    return !name || strcmp(t->t->name, name) == 0;
-}
-
-static bool known(struct store *s, const char *name)
+bool tier_known(struct store *s, const char *name)
 {
     bool ram;
     return !name || tier_named(s, name, &ram) || ram;
@@ -117,8 +112,8 @@ struct clearing {
     struct store *s;
     size_t tier;
     uint64_t ns_hash;
-    bool by_ns, also_pinned, ram; /* ram: RAM's copy goes as well, and is counted there */
-    bool faster;                  /* so do those of the faster tiers */
+    bool by_ns, also_pinned;
+    bool all; /* RAM's copy and those of faster tiers go as well, and are counted there */
     long n;
 };
 
@@ -129,13 +124,13 @@ static int clear_one(void *ctx, const struct tier_info *i)
     if (c->by_ns && i->ns_hash != c->ns_hash) return 0;
     struct tier_key k = i->key;
     bool counted = false;
-    if (c->ram) {
+    if (c->all) {
         pthread_mutex_lock(&s->m);
         const struct entry *e = entry_find(s, &k);
         counted = e && e->state == ENTRY_READY;
         pthread_mutex_unlock(&s->m);
     }
-    for (size_t n = 0; c->faster && n < c->tier && !counted; n++)
+    for (size_t n = 0; c->all && n < c->tier && !counted; n++)
         counted = !s->tier[n].t->shared && s->tier[n].t->ops->find(s->tier[n].t, &k) == 1;
     struct tier *t = s->tier[c->tier].t;
     if (t->ops->remove(t, &k, c->also_pinned) == 1 && !counted) c->n++;
@@ -165,13 +160,12 @@ static long clear_ram(struct store *s, const struct clearing *c, bool purge)
 /* Slowest tier first: a record is counted where its fastest copy is. */
 long store_clear(struct store *s, const char *tier, const char *ns, bool also_pinned)
 {
-    if (!known(s, tier)) return -EINVAL;
+    if (!tier_known(s, tier)) return -EINVAL;
     struct clearing c = {.s = s,
                          .ns_hash = ns ? record_ns_hash(ns) : 0,
                          .by_ns = ns != NULL,
                          .also_pinned = also_pinned,
-                         .ram = !tier,
-                         .faster = !tier};
+                         .all = !tier};
     for (size_t i = s->n_tiers; i-- > 0;) {
         struct tier *t = s->tier[i].t;
         c.tier = i;
@@ -252,7 +246,7 @@ static int policy_ram(struct store *s, enum evict_policy p)
 int store_set_policy(struct store *s, const char *tier, enum evict_policy p)
 {
     int r = 0;
-    if ((unsigned)p >= EVICT_POLICY_COUNT || !known(s, tier)) return -EINVAL;
+    if ((unsigned)p >= EVICT_POLICY_COUNT || !tier_known(s, tier)) return -EINVAL;
     if (ram_meant(tier)) {
         pthread_mutex_lock(&s->m);
         r = policy_ram(s, p);
@@ -308,7 +302,7 @@ int store_set_quota(struct store *s, const char *tier, const char *ns, uint64_t 
 {
     int r = 0;
     uint64_t ns_hash = record_ns_hash(ns);
-    if (!known(s, tier)) return -EINVAL;
+    if (!tier_known(s, tier)) return -EINVAL;
     if (ram_meant(tier)) {
         pthread_mutex_lock(&s->m);
         r = quota_ram(s, ns_hash, bytes);

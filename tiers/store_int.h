@@ -113,7 +113,7 @@ struct store {
     struct quota *quota; /* NULL until a namespace has a cap */
     struct ttls ttl;
     uint64_t fixed_bytes;
-    double pin_share_max;
+    double pin_share_max; /* of RAM that administrators may pin; tests say more */
     struct entry_link all, loads,
         probation; /* newest first (dead ones too), any order, oldest last */
     uint64_t n_queued, n_writes, leaving_bytes;
@@ -147,6 +147,11 @@ static inline bool ram_meant(const char *tier)
 {
     return !tier || strcmp(tier, "ram") == 0;
 }
+static inline bool tier_meant(const struct store_tier *t, const char *tier)
+{
+    return !tier || strcmp(t->t->name, tier) == 0;
+}
+bool tier_known(struct store *s, const char *tier); /* store_admin.c: RAM, a tier's name, or NULL */
 static inline struct shard *shard_of(struct store *s, const struct tier_key *k)
 {
     return &s->shard[k->hi % SHARDS];

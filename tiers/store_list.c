@@ -207,33 +207,14 @@ int store_get_info(struct store *s, const struct tier_key *k, struct store_info 
 
 /* ---- reading back ---- */
 
-struct infos {
-    struct tier_info *info;
-    size_t n, cap;
-};
-
-static int collect(void *ctx, const struct tier_info *i)
-{
-    struct infos *l = ctx;
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 256;
-        struct tier_info *p = mem_realloc(l->info, cap * sizeof *p);
-        if (!p) return -ENOMEM;
-        l->info = p;
-        l->cap = cap;
-    }
-    l->info[l->n++] = *i;
-    return 0;
-}
-
 static int by_use(const void *a, const void *b)
 {
-    const struct tier_info *x = a, *y = b;
+    const struct store_info *x = a, *y = b;
     return x->used_s > y->used_s ? -1 : x->used_s < y->used_s;
 }
 
 /* Begin to load a record that nobody asked for; false: it is here, on its way, or has no room. */
-static bool preload_begin(struct store *s, const struct tier_info *i, struct store_pin **ret)
+static bool preload_begin(struct store *s, const struct store_info *i, struct store_pin **ret)
 {
     struct entry *e;
     pthread_mutex_lock(&s->m);
@@ -265,17 +246,15 @@ static long preload_end(struct store_pin *p)
 long store_preload(struct store *s, const char *tier, size_t n)
 {
     enum { AHEAD = 4 }; /* chosen: enough to keep a device busy at MiB parts */
-    struct infos l = {0};
+    struct listing l = {.tier = ""};
     long done = 0;
     int r = 0;
-    bool any = false;
+    if (!tier_known(s, tier) || (tier && ram_meant(tier))) return -EINVAL;
     for (size_t i = 0; i < s->n_tiers && r >= 0; i++) {
         struct tier *t = s->tier[i].t;
-        if (tier ? strcmp(t->name, tier) != 0 : t->shared) continue;
-        any = true;
-        r = t->ops->scan(t, collect, &l);
+        if (!tier_meant(&s->tier[i], tier) || (!tier && t->shared)) continue;
+        r = t->ops->scan(t, list_tier, &l);
     }
-    if (tier && !any) r = -EINVAL;
     if (l.n) qsort(l.info, l.n, sizeof *l.info, by_use);
     struct store_pin *pin[AHEAD] = {0};
     size_t k = 0;
@@ -361,7 +340,7 @@ static int verify_one(struct store *s, const struct tier_key *k, const char *tie
     if (n == 0 && tier_info_of(s, k, &i, true)) n = i.n_tokens;
     for (size_t j = 0; j < s->n_tiers; j++) {
         struct store_tier *t = &s->tier[j];
-        if (tier && strcmp(t->t->name, tier) != 0) continue;
+        if (!tier_meant(t, tier)) continue;
         r = verify_count(v, n ? verify_tier(s, t, k, n) : 0);
         if (r < 0) bad = r;
     }
@@ -371,14 +350,16 @@ static int verify_one(struct store *s, const struct tier_key *k, const char *tie
 /* A snapshot of the keys, as reading takes its time. */
 static int verify_all_ram(struct store *s, struct store_verify *v)
 {
-    struct infos l = {0};
+    struct listing l = {.tier = ""};
     uint32_t n;
     int r = 0;
     pthread_mutex_lock(&s->m);
     for (struct entry_link *at = s->all.next; at != &s->all && r == 0; at = at->next) {
         const struct entry *e = LINK_ENTRY(at, all);
-        struct tier_info i = {.key = e->desc.key};
-        if (e->state == ENTRY_READY) r = collect(&l, &i);
+        if (e->state != ENTRY_READY) continue;
+        struct store_info *i = listing_add(&l);
+        if (i) i->key = e->desc.key;
+        r = i ? 0 : -ENOMEM;
     }
     pthread_mutex_unlock(&s->m);
     for (size_t i = 0; i < l.n && r == 0; i++)
@@ -390,10 +371,10 @@ static int verify_all_ram(struct store *s, struct store_verify *v)
 /* A copy that cannot be read does not hide what the others are like; a tier that hangs ends it. */
 static int verify_all_tier(struct store *s, struct store_tier *t, struct store_verify *v)
 {
-    struct infos l = {0};
-    int bad = t->t->ops->scan(t->t, collect, &l);
+    struct listing l = {.tier = ""};
+    int bad = t->t->ops->scan(t->t, list_tier, &l);
     for (size_t i = 0; i < l.n && bad != -ETIMEDOUT; i++) {
-        const struct tier_info *at = &l.info[i];
+        const struct store_info *at = &l.info[i];
         if (s->interrupted) {
             bad = -ECANCELED;
             break;
@@ -413,17 +394,14 @@ void store_interrupt(struct store *s)
 int store_verify(struct store *s, const struct tier_key *k, const char *tier,
                  struct store_verify *ret)
 {
-    bool any = ram_meant(tier);
     int bad = 0;
-    for (size_t i = 0; i < s->n_tiers && !any; i++)
-        any = strcmp(s->tier[i].t->name, tier) == 0;
-    if (!any) return -EINVAL;
+    if (!tier_known(s, tier)) return -EINVAL;
     *ret = (struct store_verify){0};
     if (k) return verify_one(s, k, tier, ret);
     if (ram_meant(tier)) bad = verify_all_ram(s, ret);
     for (size_t i = 0; i < s->n_tiers; i++) {
         struct store_tier *t = &s->tier[i];
-        if (tier ? strcmp(t->t->name, tier) != 0 : t->t->shared) continue;
+        if (!tier_meant(t, tier) || (!tier && t->t->shared)) continue;
         int r = verify_all_tier(s, t, ret);
         if (r < 0) bad = r;
     }

@@ -57,11 +57,7 @@ static void write_learn(struct store *s, struct write_slot *w, int status)
         breaker_forget(&t->breaker, w->start_ns);
     else
         breaker_report(&t->breaker, result, w->start_ns, now);
-    if (e->state != ENTRY_READY || s->closing) return;
-    if (again) write_queue(s, e, bit, head_only);
-    if (again || !(e->write.first & bit)) return;
-    write_queue(s, e, e->write.then & e->write.want, false); /* it has been served first */
-    e->write.first = e->write.then = 0;
+    if (again && e->state == ENTRY_READY && !s->closing) write_queue(s, e, bit, head_only);
 }
 
 /* m held. Scores that came while tiers read the header; false: none did. */

@@ -13,6 +13,7 @@
 #include "tiers/store_load.h"
 
 enum {
+    SIDE_SHARE = 20,           /* chosen: 1/20 of RAM for all sidecars */
     SIDE_HEAP_OVERHEAD = 32,   /* chosen: the allocator's own bytes, rounded up */
     SIDE_BUCKET_BYTES = 65536, /* chosen: of budget per bucket; a model's sidecar is larger */
 };
@@ -73,11 +74,10 @@ static bool room(struct sides *t, uint64_t bytes)
 int side_init(struct store *s, const struct store_opts *o)
 {
     struct sides *t = &s->sides;
-    double share = o->side_share > 0 ? o->side_share : 0.05;
     if (pthread_mutex_init(&t->m, NULL) != 0) return -ENOMEM;
     link_init(&t->lru);
     if (o->side_layer == 0 || o->side_layer >= o->ident.L || o->n_tiers == 0) return 0;
-    t->budget_bytes = (uint64_t)((double)o->ram_bytes * (share < 0.5 ? share : 0.5));
+    t->budget_bytes = o->ram_bytes / SIDE_SHARE;
     uint64_t n = 16;
     while (n < t->budget_bytes / SIDE_BUCKET_BYTES)
         n *= 2;

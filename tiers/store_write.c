@@ -65,12 +65,6 @@ void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, vo
     *ret_v = k + e->layout.group_bytes / 2;
 }
 
-void store_writer_first(struct store_writer *w, unsigned tier)
-{
-    struct entry *e = (struct entry *)w;
-    if (tier < e->store->n_tiers) e->write.first = (uint8_t)(1u << tier);
-}
-
 /* -ERANGE: what was computed are no numbers. */
 static int seal(const struct store *s, const struct entry *e)
 {
@@ -106,10 +100,7 @@ int store_commit(struct store_writer *w)
     e->write.clean = have;
     entry_ready(s, e);
     s->stats.puts++;
-    uint8_t due = want & s->behind;
-    e->write.first &= due;
-    e->write.then = e->write.first ? due & (uint8_t)~e->write.first : 0;
-    write_queue(s, e, e->write.first ? e->write.first : due, false);
+    write_queue(s, e, want & s->behind, false);
     pthread_mutex_unlock(&s->m);
     return 0;
 }

@@ -21,9 +21,6 @@ int store_claim(struct store *s, const struct store_new *what, struct store_writ
 /* Where rows of a layer go: k, v [n, G, K] in the store's dtype; the caller writes them directly.
  */
 void store_writer_layer(struct store_writer *w, unsigned layer, void **ret_k, void **ret_v);
-/* Write-behind begins with this tier; the others follow when it has the record, or has refused it.
- */
-void store_writer_first(struct store_writer *w, unsigned tier);
 /* Checksums, publishes, queues write-behind; frees w. -ERANGE: not all are numbers; it is aborted.
  */
 int store_commit(struct store_writer *w);

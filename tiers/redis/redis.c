@@ -533,7 +533,6 @@ static void set_options(struct redis_tier *t, const struct tier_redis_opts *o)
 {
     t->o = *o;
     t->o.connections = or_else(or_else(t->url.connections, o->connections), 4);
-    t->o.window_bytes = o->window_bytes ? o->window_bytes : 16 << 20;
     t->o.queue_ops = or_else(o->queue_ops, 1024);
     t->o.connect_timeout_ms = or_else(o->connect_timeout_ms, 1000);
     t->o.stall_timeout_ms = or_else(o->stall_timeout_ms, 5000);

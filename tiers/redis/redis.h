@@ -25,9 +25,8 @@ struct tier_redis_opts {
      * readers of both forms would have to ask twice. */
     const char *form;
     unsigned connections; /* per server, if the URL does not say; 0 = 4 */
-    unsigned depth; /* bodies in flight per connection; 0 = 4, to a server on this machine 1 */
-    uint64_t window_bytes;       /* of bodies in flight per connection; 0 = 16 MiB */
-    unsigned queue_ops;          /* beyond: -EAGAIN; 0 = 1024 */
+    unsigned depth;     /* bodies in flight per connection; 0 = 4, to a server on this machine 1 */
+    unsigned queue_ops; /* beyond: -EAGAIN; 0 = 1024 */
     unsigned connect_timeout_ms; /* TCP, TLS and login together; 0 = 1000 */
     unsigned stall_timeout_ms;   /* no byte moves while some should; 0 = 5000 */
 };

@@ -18,7 +18,10 @@
 #include <string.h>
 #include <sys/un.h>
 
-enum { SMALL_MORE = 4 }; /* chosen: small commands that may queue behind bodies */
+enum {
+    SMALL_MORE = 4,          /* chosen: small commands that may queue behind bodies */
+    WINDOW_BYTES = 16 << 20, /* chosen: of bodies in flight per connection */
+};
 static const uint64_t MS = 1000000ull;
 static const uint64_t INFO_NS = 5000 * 1000000ull, /* chosen: figures for operators */
     CHECK_NS = 500 * 1000000ull,                   /* chosen: until the server is understood */
@@ -550,7 +553,7 @@ struct redis_conn *redis_node_pick(struct node *n, enum tier_prio prio, bool bul
         struct redis_conn *c = &n->conn[i];
         unsigned load = redis_conn_load(c);
         if (c->state != REDIS_CONN_READY || c->doom || load >= limit) continue;
-        if (bulk && load > 0 && c->bytes >= o->window_bytes) continue;
+        if (bulk && load > 0 && c->bytes >= WINDOW_BYTES) continue;
         if (!best || load < redis_conn_load(best)) best = c;
     }
     return best;

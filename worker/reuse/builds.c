@@ -81,7 +81,6 @@ static int on_build(void *ctx, struct kv_sink *ret)
                          &writer);
 
     if (rc <= 0) return rc;
-    wk_decider_place(b->w, b->n, writer);
     rc = rec_sink_make(writer, &b->w->ident, b->n, NULL, ret);
     return rc < 0 ? rc : 1;
 }

@@ -28,7 +28,6 @@
 #define RAM_BYTES_PER_S 1e11                         /* placing it is compute: place_s */
 #define BUSY_SHARE_FIRST (1 / FUS_STEP_BUDGET_SHARE) /* what decode steps add to a prefill */
 #define AVERAGE_WEIGHT 0.1
-enum { USUAL_CHUNKS = 6 }; /* chosen: of a prompt, before one has come */
 
 struct wk_decider {
     bool on;
@@ -38,7 +37,6 @@ struct wk_decider {
     struct pol_cost cost;
     double busy_share; /* how much longer a prefill takes while others are decoded */
     double prefill_ms; /* of a usual request; 0 = none yet */
-    double n_chunks;   /* of a usual request; 0 = none yet */
     struct ctl_decision *kept[WK_DECISIONS_KEPT];
     size_t next;
 };
@@ -306,8 +304,6 @@ void wk_decision_done(struct worker *w, struct ctl_decision *d, const struct wk_
         pthread_mutex_lock(&k->m);
         if (k->prefill_ms <= 0) k->prefill_ms = r->prefill_ms;
         move(&k->prefill_ms, r->prefill_ms);
-        if (k->n_chunks <= 0) k->n_chunks = (double)d->in.n_chunk;
-        move(&k->n_chunks, (double)d->in.n_chunk);
         learn(k, d);
         pthread_mutex_unlock(&k->m);
         wk_metrics_decision(d);
@@ -330,31 +326,4 @@ double wk_decider_worth_ms(struct worker *w, uint32_t n_tok)
     pthread_mutex_unlock(&k->m);
     pol_predict(&in, POL_FULL, 0, NULL, &p);
     return queue_ms + p.ttft_s * 1e3;
-}
-
-void wk_decider_place(struct worker *w, uint32_t n, struct store_writer *writer)
-{
-    struct ctl_decision d = {0}; /* its snapshot of the tiers */
-    struct pol_place_in in = {
-        .bytes = rec_bytes(&w->ident, n), .n_tokens = n, .L = w->ident.L, .floor = w->o.ratio};
-    struct wk_decider *k = w->reuse.decider;
-    static const char *const name[] = {"ram", "nvme", "redis"};
-    static const double price[] = {3, 0.1, 3}; /* chosen: $ per GB, late 2025 */
-
-    if (!is_on(w) || store_n_tiers(w->store) < 2) return; /* there is but one to write to */
-    put_tiers(w, NULL, &d);
-    in.n_tier = d.in.n_tier;
-    for (size_t i = 0; i < in.n_tier; i++) {
-        in.tier[i] = d.in.tier[i];
-        in.price[i] = -1;
-        for (size_t t = 0; t < sizeof name / sizeof *name; t++)
-            if (strcmp(d.tier_name[i], name[t]) == 0) in.price[i] = price[t];
-    }
-    pthread_mutex_lock(&k->m);
-    in.cost = k->cost;
-    in.n_chunks = k->n_chunks >= 1 ? (uint32_t)(k->n_chunks + 0.5) : USUAL_CHUNKS;
-    pthread_mutex_unlock(&k->m);
-    int tier =
-        pol_place(&in); /* RAM has it anyway, and no tier hides: then the order is no matter */
-    if (tier > 0) store_writer_first(writer, (unsigned)tier - 1);
 }

@@ -53,9 +53,6 @@ void wk_decision_done(struct worker *w, struct ctl_decision *d, const struct wk_
 /* What all of a prompt may be worth waiting for, ms: its exact prefill and its place in the queue.
  * 0 = unknown. */
 double wk_decider_worth_ms(struct worker *w, uint32_t n_tok);
-/* Where a new record of n tokens is written to first (policy/control's pol_place): its writer is
- * told. */
-void wk_decider_place(struct worker *w, uint32_t n, struct store_writer *writer);
 /* Visit what is kept, newest first; fn != 0 stops. Under the lock: short. */
 void wk_decisions_visit(struct worker *w, int (*fn)(void *ctx, const struct ctl_decision *d),
                         void *ctx);

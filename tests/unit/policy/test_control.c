@@ -611,34 +611,3 @@ TEST(same_input_same_decision)
     ASSERT_NEAR(ca.ratio, cb.ratio, 0);
     ASSERT_STREQ(ca.reason, cb.reason);
 }
-
-/* ---- placement ---- */
-
-TEST(place_takes_the_cheapest_that_hides)
-{
-    struct pol_place_in in = {.bytes = 400 * 22272,
-                              .n_tokens = 400,
-                              .n_chunks = 6,
-                              .L = 30,
-                              .floor = 0.15,
-                              .n_tier = 4,
-                              .cost = COST};
-    in.tier[1] = (struct pol_tier_now){.bytes_per_s = 5e9, .first_s = 1e-4};
-    in.tier[2] = (struct pol_tier_now){.bytes_per_s = 1e9, .first_s = 1e-4};
-    in.tier[3] = (struct pol_tier_now){.bytes_per_s = 1e7, .first_s = 1e-3};
-    in.price[1] = 0.5;
-    in.price[2] = 0.1;
-    in.price[3] = 0.01;
-    ASSERT_EQ(pol_place(&in), 2); /* the cheapest is too slow */
-    in.price[2] = -1;
-    ASSERT_EQ(pol_place(&in), 1);
-    in.tier[1].bytes_per_s = NAN;
-    ASSERT_EQ(pol_place(&in), -1);
-    in.tier[3].bytes_per_s = 1e10;
-    ASSERT_EQ(pol_place(&in), 3);
-    in.price[1] = in.price[3];
-    in.tier[1].bytes_per_s = 1e11;
-    ASSERT_EQ(pol_place(&in), 1); /* the faster of two at one price */
-    in.n_tier = 0;
-    ASSERT_EQ(pol_place(&in), -1);
-}

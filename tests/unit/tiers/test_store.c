@@ -14,11 +14,12 @@ static struct tier_ident ident_of(enum kn_dtype t)
 
 static struct store *open_store(uint64_t ram_bytes)
 {
-    struct store_opts o = {.ram_bytes = ram_bytes, .ident = ident_of(KN_F32), .pin_share_max = 1};
+    struct store_opts o = {.ram_bytes = ram_bytes, .ident = ident_of(KN_F32)};
     struct store *s = NULL;
     struct err err = {0};
     ASSERT_OK(store_create(&o, &s, &err));
     s->touch_every_ns = 0; /* exact order */
+    s->pin_share_max = 1;
     return s;
 }
 

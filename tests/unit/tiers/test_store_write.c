@@ -85,40 +85,6 @@ TEST(what_a_tier_has_is_not_written_again)
     store_destroy(s);
 }
 
-static void put_first(struct store *s, int chunk, unsigned tier)
-{
-    struct store_writer *w;
-    ASSERT_EQ(kit_claim(s, chunk, &w), 1);
-    kit_fill(s, w, chunk);
-    store_writer_first(w, tier);
-    ASSERT_OK(store_commit(w));
-}
-
-TEST(the_tier_that_is_named_comes_first)
-{
-    struct mock *a = mock_create("low", false), *b = mock_create("far", true);
-    struct kit_tiers t = {.mock = {a, b}, .n = 2};
-    struct store *s = kit_store(&kit_small, 16 * MIB, &t);
-    mock_set(b, &b->hold_writes, 1);
-    put_first(s, 1, 1);
-    mock_wait(b, &b->queued, 1);
-    ASSERT_ERR(store_flush(s, clock_ns() + 20000000), -ETIMEDOUT);
-    ASSERT_EQ(mock_get(a, &a->writes), 0);
-    mock_set(b, &b->hold_writes, 0);
-    kit_flush(s);
-    ASSERT_EQ(has(a, 1), 1);
-    ASSERT_EQ(has(b, 1), 1);
-    mock_set(b, &b->fail_write, -ENOSPC); /* it does not want it: the others need not wait */
-    put_first(s, 2, 1);
-    kit_flush(s);
-    ASSERT_EQ(has(a, 2), 1);
-    ASSERT_EQ(has(b, 2), 0);
-    put_first(s, 3, 9); /* there is no such tier */
-    kit_flush(s);
-    ASSERT_EQ(has(a, 3), 1);
-    store_destroy(s);
-}
-
 /* Past the high watermark the coldest leave, by way of the tier. */
 TEST(eviction_comes_ahead_of_need)
 {
