@@ -25,7 +25,6 @@ struct list {                   /* nodes enter at the head, victims are taken fr
 };
 struct ghost {              /* key and size of a node that was evicted */
     struct evict_node node; /* first */
-    struct ghost *chain;    /* of its hash bucket, or of the free ones */
     bool learnt;            /* the target has moved for this one */
 };
 struct evict {
@@ -33,8 +32,10 @@ struct evict {
     uint64_t capacity_bytes;
     struct list list[LISTS];
     uint64_t target_bytes; /* the share of the capacity that T1 should have */
-    struct ghost *cell, *free, **bucket;
-    size_t n_cells, mask;
+    struct ghost *cell;    /* [n_cells] */
+    struct key_node *free;
+    struct key_map ghosts;
+    size_t n_cells;
 };
 struct ask { /* one search for a victim */
     bool (*may)(void *ctx, const struct evict_node *n);
@@ -94,43 +95,29 @@ static struct evict_node *list_victim(const struct evict *e, unsigned i, struct 
 
 static int ghosts_create(struct evict *e, size_t n_cells)
 {
-    size_t n_buckets = 1;
     if (n_cells == 0) return 0;
     if (n_cells > UINT32_MAX / 2) return -ERANGE;
-    while (n_buckets < n_cells)
-        n_buckets *= 2;
     e->n_cells = n_cells;
-    e->mask = n_buckets - 1;
     e->cell = mem_zalloc(n_cells * sizeof *e->cell);
-    e->bucket = mem_zalloc(n_buckets * sizeof *e->bucket);
-    if (!e->cell || !e->bucket) return -ENOMEM;
+    if (!e->cell || key_map_init(&e->ghosts, n_cells) < 0) return -ENOMEM;
     for (size_t i = n_cells; i-- > 0;) {
-        e->cell[i].chain = e->free;
-        e->free = &e->cell[i];
+        e->cell[i].node.map.chain = e->free;
+        e->free = &e->cell[i].node.map;
     }
     return 0;
 }
 
-/* Keys are hashes already, but a caller may number them: mixed all the same. */
-static struct ghost **ghost_at(const struct evict *e, const struct tier_key *k)
-{
-    struct ghost **at = &e->bucket[((k->lo ^ k->hi) * 0x9E3779B97F4A7C15u) >> 32 & e->mask];
-    while (*at && !tier_key_same(&(*at)->node.key, k))
-        at = &(*at)->chain;
-    return at;
-}
-
 static struct ghost *ghost_find(const struct evict *e, const struct tier_key *k)
 {
-    return e->n_cells ? *ghost_at(e, k) : NULL;
+    return (struct ghost *)key_map_find(&e->ghosts, k);
 }
 
 static void ghost_remove(struct evict *e, struct ghost *g)
 {
-    *ghost_at(e, &g->node.key) = g->chain;
+    key_map_remove(&e->ghosts, &g->node.map);
     list_remove(e, &g->node);
-    g->chain = e->free;
-    e->free = g;
+    g->node.map.chain = e->free;
+    e->free = &g->node.map;
 }
 
 static void ghost_drop_oldest(struct evict *e, unsigned i)
@@ -144,11 +131,10 @@ static void ghost_push(struct evict *e, unsigned i, const struct evict_node *n)
     struct ghost *g = ghost_find(e, &n->key);
     if (g) ghost_remove(e, g);
     if (!e->free) ghost_drop_oldest(e, e->list[B1].n >= e->list[B2].n ? B1 : B2);
-    g = e->free;
-    struct ghost **at = ghost_at(e, &n->key);
-    e->free = g->chain;
+    g = (struct ghost *)e->free;
+    e->free = e->free->chain;
     *g = (struct ghost){.node = {.key = n->key, .size_bytes = n->size_bytes}};
-    *at = g;
+    key_map_insert(&e->ghosts, &g->node.map);
     list_push(e, i, &g->node);
 }
 
@@ -204,7 +190,7 @@ void evict_destroy(struct evict *e)
 {
     if (!e) return;
     mem_free(e->cell);
-    mem_free(e->bucket);
+    key_map_fini(&e->ghosts);
     mem_free(e);
 }
 
@@ -270,5 +256,6 @@ void evict_move(struct evict *from, struct evict *to)
 uint64_t evict_memory_bytes(const struct evict *e)
 {
     if (e->n_cells == 0) return sizeof *e;
-    return sizeof *e + e->n_cells * sizeof *e->cell + (e->mask + 1) * sizeof *e->bucket;
+    uint64_t n_buckets = e->ghosts.mask + 1;
+    return sizeof *e + e->n_cells * sizeof *e->cell + n_buckets * sizeof *e->ghosts.bucket;
 }

@@ -12,7 +12,7 @@
 #define TIERS_EVICT_H
 
 #include "base/err.h"
-#include "tiers/key.h"
+#include "tiers/map.h"
 
 enum evict_policy { EVICT_LRU, EVICT_ARC, EVICT_POLICY_COUNT };
 const char *evict_policy_name(enum evict_policy p);
@@ -20,7 +20,10 @@ bool evict_policy_parse(const char *name, enum evict_policy *ret);
 
 struct evict_node { /* evict_insert() overwrites the policy's part, evict_remove() clears `list` */
     /* The owner's, constant while inserted. */
-    struct tier_key key;
+    union {
+        struct tier_key key;
+        struct key_node map; /* for a map of the owner's */
+    };
     uint64_t size_bytes;
     /* The policy's. */
     uint8_t list; /* 0 = not inserted */

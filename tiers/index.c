@@ -3,51 +3,6 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
-int index_init(struct index *x, uint64_t n_buckets)
-{
-    ASSERT(n_buckets && (n_buckets & (n_buckets - 1)) == 0);
-    x->bucket = mem_zalloc(n_buckets * sizeof(struct entry *));
-    if (!x->bucket) return -ENOMEM;
-    x->mask = n_buckets - 1;
-    x->n = 0;
-    return 0;
-}
-
-void index_fini(struct index *x)
-{
-    mem_free(x->bucket);
-    x->bucket = NULL;
-}
-
-/* A key is a hash already: its low bits choose the bucket. */
-struct entry *index_find(const struct index *x, const struct tier_key *k)
-{
-    struct entry *e = x->bucket[k->lo & x->mask];
-    while (e && !tier_key_same(&e->desc.key, k))
-        e = e->chain;
-    return e;
-}
-
-void index_insert(struct index *x, struct entry *e)
-{
-    struct entry **b = &x->bucket[e->desc.key.lo & x->mask];
-    DEBUG_ASSERT(!index_find(x, &e->desc.key));
-    e->chain = *b;
-    *b = e;
-    x->n++;
-}
-
-void index_remove(struct index *x, struct entry *e)
-{
-    struct entry **at = &x->bucket[e->desc.key.lo & x->mask];
-    while (*at && *at != e)
-        at = &(*at)->chain;
-    ASSERT(*at == e);
-    *at = e->chain;
-    e->chain = NULL;
-    x->n--;
-}
-
 int ghost_init(struct ghost_table *g, uint64_t n_sets)
 {
     ASSERT(n_sets && (n_sets & (n_sets - 1)) == 0);

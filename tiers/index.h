@@ -1,10 +1,9 @@
-/* index: what the store knows by key: hash tables of entries, lists of them, and the ghosts.
+/* index: what the store knows by key: entries, lists of them, and the ghosts.
  *
- * Internal to tiers/. A table has a fixed number of buckets with chains through the entries, so
- * neither insert nor remove allocates. Ghosts remember why and when a key went: a fixed table of
- * sets of four, the oldest of a set makes way, so the memory is bounded and a forgotten ghost only
- * turns the reason of a miss into "never". Thread: the caller holds the lock that guards the table
- * (a shard's for the index, the store's for lists and ghosts). */
+ * Internal to tiers/. Entries stand in a map (map.h) per shard. Ghosts remember why and when a key
+ * went: a fixed table of sets of four, the oldest of a set makes way, so the memory is bounded and
+ * a forgotten ghost only turns the reason of a miss into "never". Thread: the caller holds the lock
+ * that guards the table (a shard's for its entries, the store's for lists and ghosts). */
 #ifndef TIERS_INDEX_H
 #define TIERS_INDEX_H
 
@@ -51,11 +50,11 @@ struct entry_load { /* the load's own */
     bool reported; /* guarded by m: the breaker knows how this load went */
 };
 struct entry {
+    struct key_node in_index; /* first */
     struct store *store;
     struct record_desc desc; /* of a loading one: constant once its header is here */
     struct record_layout layout;
-    uint32_t parts_max; /* that there is room to point to */
-    struct entry *chain;
+    uint32_t parts_max;        /* that there is room to point to */
     uint8_t **part;            /* [n_parts], NULL = no memory yet */
     _Atomic uint8_t *part_ok;  /* [n_parts] 1 once it is here */
     _Atomic uint8_t *group_ok; /* [n_groups] enum group_state */
@@ -84,16 +83,6 @@ struct entry {
     struct entry_write write;
     struct entry_load load;
 };
-
-struct index {
-    struct entry **bucket;
-    uint64_t mask, n;
-};
-int index_init(struct index *x, uint64_t n_buckets); /* a power of two */
-void index_fini(struct index *x);
-struct entry *index_find(const struct index *x, const struct tier_key *k);
-void index_insert(struct index *x, struct entry *e);
-void index_remove(struct index *x, struct entry *e);
 
 static inline void link_init(struct entry_link *l)
 {

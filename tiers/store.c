@@ -39,7 +39,7 @@ static void store_free(struct store *s)
     mem_free(s->quota);
     mem_free(s->tier);
     for (int i = 0; i < SHARDS; i++)
-        index_fini(&s->shard[i].index);
+        key_map_fini(&s->shard[i].index);
     mem_free(s);
 }
 
@@ -50,7 +50,7 @@ static int tables_create(struct store *s, const struct store_opts *o)
     uint64_t n_buckets = pow2_clamp(o->ram_bytes >> 18, SHARDS, 1 << 20);
     uint64_t n_sets = pow2_clamp(o->ram_bytes >> 20, 16, 1 << 14);
     for (int i = 0; i < SHARDS; i++)
-        if (index_init(&s->shard[i].index, n_buckets / SHARDS) < 0) return -ENOMEM;
+        if (key_map_init(&s->shard[i].index, n_buckets / SHARDS) < 0) return -ENOMEM;
     if (ghost_init(&s->ghosts, n_sets) < 0) return -ENOMEM;
     s->tier = mem_aligned(64, (o->n_tiers + 1) * sizeof *s->tier);
     if (!s->tier) return -ENOMEM;

@@ -76,7 +76,7 @@ static void keep_warm(struct store *s, const struct tier_key *k)
     struct shard *sh = shard_of(s, k);
     const uint64_t now = clock_ns();
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, k);
+    struct entry *e = shard_find(sh, k);
     if (!e || e->state != ENTRY_READY || now - e->touched_ns < s->touch_every_ns) {
         pthread_mutex_unlock(&sh->m);
         return;

@@ -37,6 +37,7 @@ struct entry *entry_create(struct store *s, const struct record_desc *d,
     struct entry *e = mem_zalloc(size_bytes);
     if (!e) return NULL;
     e->store = s;
+    e->in_index.key = d->key;
     e->part = (uint8_t **)(void *)((char *)e + parts_at);
     e->part_ok = (_Atomic uint8_t *)((char *)e + flags_at);
     e->group_ok = e->part_ok + l->n_parts;
@@ -158,7 +159,7 @@ bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evic
     }
     bool pinned = e->admin_pinned;
     e->admin_pinned = false;
-    index_remove(&sh->index, e);
+    key_map_remove(&sh->index, &e->in_index);
     e->state = ENTRY_DEAD;
     e->cancel = 1;
     if (was == ENTRY_LOADING && e->status == 0) e->status = -EIO;
@@ -418,14 +419,14 @@ int entry_enter(struct store *s, struct entry *e, uint32_t n_parts)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&sh->m);
-    bool there = index_find(&sh->index, &e->desc.key) != NULL;
+    bool there = shard_find(sh, &e->desc.key) != NULL;
     pthread_mutex_unlock(&sh->m);
     if (there) return 0; /* entries come under m only: an absent one stays absent */
     int r = take_room(s, e, n_parts, e->cost.meta_bytes);
     if (r < 0) return r;
     pthread_mutex_lock(&sh->m);
     e->refs++;
-    index_insert(&sh->index, e);
+    key_map_insert(&sh->index, &e->in_index);
     pthread_mutex_unlock(&sh->m);
     link_insert_after(&s->all, &e->all);
     return 1;
@@ -442,7 +443,7 @@ struct entry *entry_find(struct store *s, const struct tier_key *k)
 {
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, k);
+    struct entry *e = shard_find(sh, k);
     pthread_mutex_unlock(&sh->m);
     return e;
 }

@@ -38,7 +38,7 @@ enum {
 struct shard {
     pthread_mutex_t m;
     pthread_cond_t arrived;
-    struct index index;
+    struct key_map index;
     uint32_t waiters;
     uint64_t hits;
     /* Of what cannot be evicted, its parts alone and with its entries; read without the lock. */
@@ -80,8 +80,8 @@ struct side;
 struct sides { /* store_side.c; a lock of its own, below all others */
     pthread_mutex_t m;
     unsigned layer; /* constant; 0: none are kept */
-    struct side **bucket;
-    uint64_t mask, budget_bytes, used_bytes, n, hits, evictions;
+    struct key_map table;
+    uint64_t budget_bytes, used_bytes, hits, evictions;
     struct entry_link lru; /* newest first */
 };
 struct store_reader { /* a device that copies from RAM, and the arena's pieces pinned for it */
@@ -155,6 +155,10 @@ bool tier_known(struct store *s, const char *tier); /* store_admin.c: RAM, a tie
 static inline struct shard *shard_of(struct store *s, const struct tier_key *k)
 {
     return &s->shard[k->hi % SHARDS];
+}
+static inline struct entry *shard_find(const struct shard *sh, const struct tier_key *k)
+{
+    return (struct entry *)key_map_find(&sh->index, k);
 }
 static inline uint64_t wall_ms(void)
 {

@@ -284,7 +284,7 @@ static int verify_ram(struct store *s, const struct tier_key *k, uint32_t *ret_n
 {
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, k);
+    struct entry *e = shard_find(sh, k);
     if (e && e->state != ENTRY_READY) e = NULL;
     if (e) {
         e->refs++;

@@ -74,7 +74,7 @@ static enum lookup lookup_ram(struct store *s, const struct store_ask *a, struct
     double now_s = clock_wall_s();
     enum lookup r = LOOKUP_MISS;
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, &a->key);
+    struct entry *e = shard_find(sh, &a->key);
     if (e && e->state == ENTRY_READY && !again && now_s - e->checked_s >= s->recheck_every_s)
         distrust(e, now_s);
     bool unchecked = e && e->state == ENTRY_READY && !e->header_ok;
@@ -233,7 +233,7 @@ int store_where(struct store *s, const struct tier_key *k)
 {
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
-    const struct entry *e = index_find(&sh->index, k);
+    const struct entry *e = shard_find(sh, k);
     bool found = e && (e->state == ENTRY_READY || (e->state == ENTRY_LOADING && e->head == 1)) &&
                  !entry_expired(e, wall_ms());
     bool taken = e != NULL;
@@ -250,7 +250,7 @@ bool store_in_ram(struct store *s, const struct tier_key *k)
 {
     struct shard *sh = shard_of(s, k);
     pthread_mutex_lock(&sh->m);
-    const struct entry *e = index_find(&sh->index, k);
+    const struct entry *e = shard_find(sh, k);
     bool here = e && e->state == ENTRY_READY && !entry_expired(e, wall_ms());
     pthread_mutex_unlock(&sh->m);
     return here;
@@ -300,7 +300,7 @@ static bool fall_back(struct store_pin *p)
     const struct record_layout *l = tier_gpu_layout(p->there);
     const uint8_t *header = tier_gpu_header(p->there);
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, &p->key);
+    struct entry *e = shard_find(sh, &p->key);
     bool here =
         e && e->state == ENTRY_READY && e->desc.dtype == p->dtype &&
         e->layout.record_bytes == l->record_bytes &&

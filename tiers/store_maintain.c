@@ -283,8 +283,10 @@ static void expire(struct store *s)
         int n_old = 0;
         pthread_mutex_lock(&sh->m);
         for (uint64_t b = 0; b <= sh->index.mask; b++)
-            for (struct entry *e = sh->index.bucket[b]; e && n_old < 16; e = e->chain)
+            for (struct key_node *k = sh->index.bucket[b]; k && n_old < 16; k = k->chain) {
+                struct entry *e = (struct entry *)k;
                 if (e->state == ENTRY_READY && entry_expired(e, now)) old[n_old++] = e;
+            }
         pthread_mutex_unlock(&sh->m);
         /* m keeps them in the index until they are dropped here. */
         for (int i = 0; i < n_old; i++)

@@ -19,9 +19,8 @@ enum {
 };
 
 struct side {
-    struct side *chain;
-    struct entry_link lru; /* alone: out of the table, lives while refs > 0 */
-    struct tier_key key;
+    struct key_node in_table; /* first */
+    struct entry_link lru;    /* alone: out of the table, lives while refs > 0 */
     uint64_t ns_hash, tok_hash, sum, bytes, cost_bytes;
     enum kn_dtype dtype;
     uint32_t refs; /* pins; the table's own is not counted */
@@ -31,12 +30,9 @@ struct side {
 
 /* ---- the table; sides.m held ---- */
 
-static struct side **slot_of(struct sides *t, const struct tier_key *k)
+static struct side *side_find(const struct sides *t, const struct tier_key *k)
 {
-    struct side **at = &t->bucket[k->lo & t->mask];
-    while (*at && !tier_key_same(&(*at)->key, k))
-        at = &(*at)->chain;
-    return at;
+    return (struct side *)key_map_find(&t->table, k);
 }
 
 static void release(struct sides *t, struct side *d)
@@ -48,9 +44,8 @@ static void release(struct sides *t, struct side *d)
 
 static void take_out(struct sides *t, struct side *d)
 {
-    *slot_of(t, &d->key) = d->chain;
+    key_map_remove(&t->table, &d->in_table);
     link_remove(&d->lru);
-    t->n--;
     if (d->refs == 0) release(t, d);
 }
 
@@ -78,14 +73,9 @@ int side_init(struct store *s, const struct store_opts *o)
     link_init(&t->lru);
     if (o->side_layer == 0 || o->side_layer >= o->ident.L || o->n_tiers == 0) return 0;
     t->budget_bytes = o->ram_bytes / SIDE_SHARE;
-    uint64_t n = 16;
-    while (n < t->budget_bytes / SIDE_BUCKET_BYTES)
-        n *= 2;
-    t->bucket = mem_zalloc(n * sizeof *t->bucket);
-    if (!t->bucket) return -ENOMEM;
-    t->mask = n - 1;
+    if (key_map_init(&t->table, 16 + t->budget_bytes / SIDE_BUCKET_BYTES) < 0) return -ENOMEM;
     t->layer = o->side_layer;
-    s->fixed_bytes += t->budget_bytes + n * sizeof *t->bucket;
+    s->fixed_bytes += t->budget_bytes + (t->table.mask + 1) * sizeof *t->table.bucket;
     return 0;
 }
 
@@ -94,7 +84,7 @@ void side_fini(struct store *s)
     struct sides *t = &s->sides;
     if (t->layer) side_clear(s, NULL);
     ASSERT(t->used_bytes == 0); /* no pin is out */
-    mem_free(t->bucket);
+    key_map_fini(&t->table);
     pthread_mutex_destroy(&t->m);
 }
 
@@ -103,7 +93,7 @@ void side_fini(struct store *s)
 static bool known(struct sides *t, const struct tier_key *k)
 {
     pthread_mutex_lock(&t->m);
-    struct side *d = *slot_of(t, k);
+    struct side *d = side_find(t, k);
     if (d) {
         link_remove(&d->lru);
         link_insert_after(&t->lru, &d->lru);
@@ -126,12 +116,12 @@ void side_keep(struct store *s, const struct entry *e)
     if (group_check(s, e, t->layer - 1) < 0) return; /* a reader will find it out */
     struct side *d = NULL;
     pthread_mutex_lock(&t->m);
-    bool may = !*slot_of(t, &e->desc.key) && room(t, cost);
+    bool may = !side_find(t, &e->desc.key) && room(t, cost);
     if (may) t->used_bytes += cost; /* before it is there, so that the cap is hard */
     pthread_mutex_unlock(&t->m);
     if (may) d = mem_alloc(sizeof *d + bytes);
     if (d) {
-        *d = (struct side){.key = e->desc.key,
+        *d = (struct side){.in_table.key = e->desc.key,
                            .ns_hash = e->desc.ns_hash,
                            .bytes = bytes,
                            .cost_bytes = cost,
@@ -142,11 +132,9 @@ void side_keep(struct store *s, const struct entry *e)
         d->tok_hash = record_bytes_hash(e->part[0] + l->token_off, 4ull * e->desc.n_tokens);
     }
     pthread_mutex_lock(&t->m);
-    struct side **at = slot_of(t, &e->desc.key);
-    if (d && !*at) {
-        *at = d;
+    if (d && !side_find(t, &e->desc.key)) {
+        key_map_insert(&t->table, &d->in_table);
         link_insert_after(&t->lru, &d->lru);
-        t->n++;
     } else if (d) { /* somebody was faster */
         release(t, d);
     } else if (may) {
@@ -160,7 +148,7 @@ void side_drop(struct store *s, const struct tier_key *k)
     struct sides *t = &s->sides;
     if (!t->layer) return;
     pthread_mutex_lock(&t->m);
-    struct side *d = *slot_of(t, k);
+    struct side *d = side_find(t, k);
     if (d) take_out(t, d);
     pthread_mutex_unlock(&t->m);
 }
@@ -192,7 +180,7 @@ void side_unref(struct store *s, struct side *d)
 static struct side *side_ref(struct sides *t, const struct tier_key *k)
 {
     pthread_mutex_lock(&t->m);
-    struct side *d = *slot_of(t, k);
+    struct side *d = side_find(t, k);
     if (d) {
         d->refs++;
         t->hits++;
@@ -236,7 +224,7 @@ bool store_has_side(struct store *s, const struct tier_key *k)
     struct sides *t = &s->sides;
     if (!t->layer) return false;
     pthread_mutex_lock(&t->m);
-    bool has = *slot_of(t, k) != NULL;
+    bool has = side_find(t, k) != NULL;
     pthread_mutex_unlock(&t->m);
     return has;
 }
@@ -245,7 +233,7 @@ void side_get_stats(struct store *s, struct store_stats *ret)
 {
     struct sides *t = &s->sides;
     pthread_mutex_lock(&t->m);
-    ret->sides = t->n;
+    ret->sides = t->table.n;
     ret->side_bytes = t->used_bytes;
     ret->side_budget_bytes = t->budget_bytes;
     ret->side_hits = t->hits;

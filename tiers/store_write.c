@@ -151,7 +151,7 @@ int store_set_scores(struct store *s, const struct tier_key *k, enum record_scor
     if (r < 0) return r;
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
-    struct entry *e = index_find(&sh->index, k);
+    struct entry *e = shard_find(sh, k);
     if (e && e->state == ENTRY_READY) r = scores_put(e, kind, score, (uint32_t)n, &sum);
     pthread_mutex_unlock(&sh->m);
     if (r == 1 && !e->write.under_way) write_queue(s, e, e->write.clean, true);

@@ -375,7 +375,7 @@ static void gpu_destroy(struct tier *tier)
     ASSERT(t->lent_bytes == 0);
     pool_fini(&t->pool);
     if (!t->shares) gpu_free(t->gpu, t->device);
-    mem_free(t->bucket);
+    key_map_fini(&t->index);
     (void)pthread_cond_destroy(&t->work);
     (void)pthread_cond_destroy(&t->idle);
     (void)pthread_cond_destroy(&t->released);
@@ -404,11 +404,9 @@ static int tier_fill(struct gpu_tier *t, const struct tier_gpu_opts *o)
 {
     uint64_t n_frames = o->capacity_bytes / t->frame_bytes, cap = n_frames * t->frame_bytes;
     t->cap_bytes = cap;
-    t->n_buckets = 64;
-    while (t->n_buckets < cap >> 18 && t->n_buckets < 1 << 20) /* chosen: 256 KiB a record */
-        t->n_buckets *= 2;
-    t->bucket = mem_zalloc(t->n_buckets * sizeof(struct gpu_entry *));
-    if (!t->bucket) return -ENOMEM;
+    /* chosen: 256 KiB a record */
+    if (key_map_init(&t->index, 64 + (cap >> 18 < 1 << 20 ? cap >> 18 : 1 << 20)) < 0)
+        return -ENOMEM;
     void *device = o->pool;
     int r = t->shares ? 0 : gpu_alloc(t->gpu, cap, &device);
     t->device = device;

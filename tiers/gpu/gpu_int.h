@@ -21,8 +21,8 @@ struct gpu_run {   /* of frames */
     uint32_t n_frames;
 };
 struct gpu_entry {
-    struct evict_node node;                /* first: the entry of a victim */
-    struct gpu_entry *chain, *prev, *next; /* index; all entries */
+    struct evict_node node;        /* first: the entry of a victim, and in the index */
+    struct gpu_entry *prev, *next; /* all entries */
     struct gpu_tier *t;
     struct record_layout layout;
     struct tier_info info;
@@ -72,8 +72,9 @@ struct gpu_tier {
     struct quota quota;
     struct evict *evict;
     uint64_t cap_bytes, evictable_bytes, inflight_bytes;
-    size_t n_buckets, n_jobs;
-    struct gpu_entry **bucket, *entries;
+    size_t n_jobs;
+    struct key_map index;
+    struct gpu_entry *entries;
     void *memory[GPU_MEMORIES]; /* registered */
     size_t n_memories;
     uint64_t host_pinned_bytes;
@@ -82,7 +83,7 @@ struct gpu_tier {
     bool stop;
 };
 
-struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k);
+struct gpu_entry *gpu_find_entry(const struct gpu_tier *t, const struct tier_key *k);
 /* With room for every part, refused (-ENOSPC, counted) or out of something. */
 int gpu_entry_create(struct gpu_tier *t, const struct record_view *v, struct gpu_entry **ret);
 int gpu_header_update(struct gpu_tier *t, struct gpu_job *j);

@@ -11,17 +11,9 @@
 
 /* ---- index ---- */
 
-static struct gpu_entry **bucket_of(struct gpu_tier *t, const struct tier_key *k)
+struct gpu_entry *gpu_find_entry(const struct gpu_tier *t, const struct tier_key *k)
 {
-    return &t->bucket[k->lo & (t->n_buckets - 1)];
-}
-
-struct gpu_entry *gpu_find_entry(struct gpu_tier *t, const struct tier_key *k)
-{
-    struct gpu_entry *e = *bucket_of(t, k);
-    while (e && !tier_key_same(&e->node.key, k))
-        e = e->chain;
-    return e;
+    return (struct gpu_entry *)key_map_find(&t->index, k);
 }
 
 void gpu_update_evictable(struct gpu_entry *e)
@@ -60,10 +52,7 @@ static void entry_free(struct gpu_entry *e)
 void gpu_drop(struct gpu_entry *e, bool evicted)
 {
     struct gpu_tier *t = e->t;
-    struct gpu_entry **at = bucket_of(t, &e->node.key);
-    while (*at != e)
-        at = &(*at)->chain;
-    *at = e->chain;
+    key_map_remove(&t->index, &e->node.map);
     evict_remove(t->evict, &e->node, evicted);
     e->indexed = false;
     gpu_update_evictable(e);
@@ -255,9 +244,7 @@ static void publish(struct gpu_tier *t, struct gpu_entry *e)
         e->info.pinned = old->info.pinned;
         gpu_drop(old, false);
     }
-    struct gpu_entry **at = bucket_of(t, &e->node.key);
-    e->chain = *at;
-    *at = e;
+    key_map_insert(&t->index, &e->node.map);
     e->indexed = true;
     e->info.used_s = clock_wall_s();
     evict_insert(t->evict, &e->node);

@@ -25,28 +25,9 @@ uint64_t nvme_slot_off(const struct nvme_space *s, const struct nvme_slot *slot)
 
 /* ---- index ---- */
 
-static struct nvme_slot **bucket(struct nvme_space *s, const struct tier_key *k)
+struct nvme_slot *nvme_space_find(const struct nvme_space *s, const struct tier_key *k)
 {
-    return &s->hash[(k->lo ^ k->hi >> 7) & s->hash_mask];
-}
-
-struct nvme_slot *nvme_space_find(struct nvme_space *s, const struct tier_key *k)
-{
-    struct nvme_slot *i = *bucket(s, k);
-    while (i && !tier_key_same(&i->node.key, k))
-        i = i->hash_next;
-    return i;
-}
-
-static void hash_remove(struct nvme_space *s, struct nvme_slot *slot)
-{
-    struct nvme_slot **at = bucket(s, &slot->node.key);
-    while (*at != slot) {
-        ASSERT(*at);
-        at = &(*at)->hash_next;
-    }
-    *at = slot->hash_next;
-    slot->hash_next = NULL;
+    return (struct nvme_slot *)key_map_find(&s->index, k);
 }
 
 /* ---- heap of expiries ---- */
@@ -162,7 +143,7 @@ void nvme_space_drop(struct nvme_space *s, struct nvme_slot *slot, bool evicted)
     } else {
         evict_remove(e->class->evict, &slot->node, evicted);
     }
-    hash_remove(s, slot);
+    key_map_remove(&s->index, &slot->node.map);
     heap_remove(s, slot);
     s->n_records--;
     e->n_ready--;
@@ -204,9 +185,7 @@ bool nvme_space_publish(struct nvme_space *s, struct nvme_slot *slot, const stru
     slot->state = NVME_READY;
     slot->extent->n_ready++;
     s->n_records++;
-    struct nvme_slot **b = bucket(s, &h->key);
-    slot->hash_next = *b;
-    *b = slot;
+    key_map_insert(&s->index, &slot->node.map);
     evict_insert(slot->extent->class->evict, &slot->node);
     if (slot->expires_ms) heap_up(s, s->n_heap++, slot);
     if (pinned) nvme_space_pin(s, slot, true);
@@ -588,12 +567,9 @@ int nvme_space_init(struct nvme_space *s, uint64_t capacity_bytes, uint64_t exte
     s->policy = policy;
     s->generation = 1;
     TAILQ_INIT(&s->dirty);
-    size_t buckets = 1024; /* chosen: one per 64 KiB, at most 32 MiB of them */
-    while (buckets < capacity_bytes >> 16 && buckets < (size_t)4 << 20)
-        buckets *= 2;
-    s->hash = mem_zalloc(buckets * sizeof(struct nvme_slot *));
-    if (!s->hash) return -ENOMEM;
-    s->hash_mask = buckets - 1;
+    /* chosen: a bucket per 64 KiB, at most 32 MiB of them */
+    uint64_t buckets = capacity_bytes >> 16 < 4 << 20 ? capacity_bytes >> 16 : 4 << 20;
+    if (key_map_init(&s->index, buckets > 1024 ? buckets : 1024) < 0) return -ENOMEM;
     return nvme_space_grow(s, n_extents);
 }
 
@@ -609,7 +585,7 @@ void nvme_space_fini(struct nvme_space *s)
         mem_free(s->class[c]);
     }
     mem_free(s->extent);
-    mem_free(s->hash);
+    key_map_fini(&s->index);
     mem_free(s->heap);
     memset(s, 0, sizeof *s);
 }

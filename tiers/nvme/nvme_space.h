@@ -21,7 +21,6 @@ enum nvme_slot_state {
 struct nvme_slot {
     struct evict_node node;
     struct nvme_extent *extent;
-    struct nvme_slot *hash_next;
     TAILQ_ENTRY(nvme_slot) link; /* extent->free or ->dirty */
     uint64_t generation, ns_hash, created_ms, expires_ms, used_ms, record_bytes, header_sum;
     uint32_t heap_at; /* 1 + place in the heap of expiries, 0 = not there */
@@ -53,8 +52,9 @@ struct nvme_space {
     struct nvme_extent **extent; /* [n_extents], each its own allocation */
     uint32_t n_extents, n_free_extents, n_empty_extents, n_cleaning; /* empty: with a class */
     struct nvme_class *class[NVME_CLASSES];
-    struct nvme_slot **hash, **heap;
-    size_t hash_mask, n_heap, heap_cap;
+    struct key_map index;
+    struct nvme_slot **heap;
+    size_t n_heap, heap_cap;
     TAILQ_HEAD(, nvme_extent) dirty;
     struct quota quota;
 };
@@ -63,7 +63,7 @@ int nvme_space_init(struct nvme_space *s, uint64_t capacity_bytes, uint64_t exte
 void nvme_space_fini(struct nvme_space *s);
 int nvme_space_grow(struct nvme_space *s, uint32_t n_extents);
 int nvme_space_assign(struct nvme_space *s, uint32_t extent, uint32_t slot_pages, uint32_t epoch);
-struct nvme_slot *nvme_space_find(struct nvme_space *s, const struct tier_key *k);
+struct nvme_slot *nvme_space_find(const struct nvme_space *s, const struct tier_key *k);
 /* A slot in state WRITING, charged to the namespace. Evicts. 0; -ENOSPC with the reason; -ENOMEM.
  */
 int nvme_space_alloc(struct nvme_space *s, const struct nvme_head *h, uint64_t now_ms,
