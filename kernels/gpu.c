@@ -34,12 +34,6 @@ static int checked(struct gpu *g, int r)
         if (atomic_load(&(g)->lost)) return -EIO;                                                  \
     } while (0)
 
-int gpu_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total)
-{
-    ALIVE(g);
-    return checked(g, g->ops->memory(g, ret_free, ret_total));
-}
-
 int gpu_alloc(struct gpu *g, size_t bytes, void **ret)
 {
     ASSERT(bytes > 0);
@@ -93,13 +87,6 @@ int gpu_copy_batch(struct gpu_stream *s, const struct gpu_copy *c, size_t n)
     return n == 0 ? 0 : checked(s->g, s->g->ops->copy(s, c, n));
 }
 
-int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e)
-{
-    ASSERT(s->g == e->g);
-    ALIVE(s->g);
-    return checked(s->g, s->g->ops->stream_wait(s, e));
-}
-
 int gpu_event_create(struct gpu *g, struct gpu_event **ret)
 {
     ALIVE(g);
@@ -116,12 +103,6 @@ int gpu_event_record(struct gpu_event *e, struct gpu_stream *s)
     ASSERT(s->g == e->g);
     ALIVE(e->g);
     return checked(e->g, e->g->ops->event_record(e, s));
-}
-
-int gpu_event_query(struct gpu_event *e)
-{
-    ALIVE(e->g);
-    return checked(e->g, e->g->ops->event_query(e));
 }
 
 int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns)

@@ -2,7 +2,7 @@
  *
  * The contract of CUDA's module, and of tests/doubles/gpu_host.h. Not for kernels (kn.h). What is
  * queued on a stream runs in order and later: the memory of a copy belongs to it until an event
- * recorded behind it has fired. Streams are ordered among each other by events only. A device
+ * recorded behind it has fired. Streams are ordered among each other by the host alone. A device
  * pointer must not be followed by the host.
  * Life cycle: gpu_open() → gpu_alloc(), gpu_stream_create(), gpu_event_create() → copies, events →
  * destroy them → gpu_close(). Once the device has failed, everything says -EIO for ever; what is
@@ -26,7 +26,6 @@ struct gpu_event;
 int gpu_open(int index, struct gpu **ret, struct err *err);
 void gpu_close(struct gpu *g);             /* after everything that was made from it */
 const char *gpu_name(const struct gpu *g); /* as the vendor calls it */
-int gpu_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total);
 
 int gpu_alloc(struct gpu *g, size_t bytes, void **ret); /* aligned to 256, not cleared */
 void gpu_free(struct gpu *g, void *p);                  /* accepts NULL */
@@ -52,8 +51,7 @@ int gpu_copy_batch(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
 int gpu_event_create(struct gpu *g, struct gpu_event **ret);
 void gpu_event_destroy(struct gpu_event *e);
 int gpu_event_record(struct gpu_event *e, struct gpu_stream *s);
-int gpu_event_query(struct gpu_event *e);                       /* 1 fired, 0 not yet */
-int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns);  /* clock_ns(), 0 none; -ETIMEDOUT */
-int gpu_stream_wait(struct gpu_stream *s, struct gpu_event *e); /* what is queued later waits */
+/* deadline_ns: clock_ns(), 0 none; -ETIMEDOUT, at once where it is over. */
+int gpu_event_wait(struct gpu_event *e, uint64_t deadline_ns);
 
 #endif

@@ -22,7 +22,6 @@ struct gpu_event {
 };
 struct gpu_ops {
     void (*close)(struct gpu *g);
-    int (*memory)(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total);
     int (*alloc)(struct gpu *g, size_t bytes, void **ret);
     void (*free)(struct gpu *g, void *p);
     int (*host_register)(struct gpu *g, void *p, size_t bytes);
@@ -31,11 +30,9 @@ struct gpu_ops {
     void (*stream_destroy)(struct gpu_stream *s);
     int (*stream_sync)(struct gpu_stream *s);
     int (*copy)(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
-    int (*stream_wait)(struct gpu_stream *s, struct gpu_event *e);
     int (*event_create)(struct gpu *g, struct gpu_event **ret);
     void (*event_destroy)(struct gpu_event *e);
     int (*event_record)(struct gpu_event *e, struct gpu_stream *s);
-    int (*event_query)(struct gpu_event *e);
     int (*event_wait)(struct gpu_event *e, uint64_t deadline_ns);
 };
 

@@ -42,11 +42,6 @@ static void module_close(struct gpu *g)
     mem_free(g);
 }
 
-static int module_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total)
-{
-    return cu_mem_info(index_of(g), ret_free, ret_total);
-}
-
 static int module_alloc(struct gpu *g, size_t bytes, void **ret)
 {
     return cu_mem_alloc(index_of(g), bytes, ret);
@@ -97,11 +92,6 @@ static int module_copy(struct gpu_stream *s, const struct gpu_copy *c, size_t n)
     return cu_stream_copy(index_of(s->g), stream_of(s), c, n);
 }
 
-static int module_stream_wait(struct gpu_stream *s, struct gpu_event *e)
-{
-    return cu_stream_wait(index_of(s->g), stream_of(s), event_of(e));
-}
-
 static int module_event_create(struct gpu *g, struct gpu_event **ret)
 {
     struct module_event *e = mem_zalloc(sizeof *e);
@@ -127,11 +117,6 @@ static int module_event_record(struct gpu_event *e, struct gpu_stream *s)
     return cu_event_record(index_of(e->g), event_of(e), stream_of(s));
 }
 
-static int module_event_query(struct gpu_event *e)
-{
-    return cu_event_query(index_of(e->g), event_of(e));
-}
-
 /* The runtime waits without a deadline only. With one it is asked again and again, in steps from 20
  * us to 1 ms: a host function on the stream could wake us, but it holds the stream up and is never
  * called once the device has failed. */
@@ -139,7 +124,7 @@ static int module_event_wait(struct gpu_event *e, uint64_t deadline_ns)
 {
     if (deadline_ns == 0) return cu_event_sync(index_of(e->g), event_of(e));
     for (long step_ns = 20000;; step_ns = step_ns < 500000 ? 2 * step_ns : 1000000) {
-        int r = module_event_query(e);
+        int r = cu_event_query(index_of(e->g), event_of(e));
         if (r != 0) return r < 0 ? r : 0;
         if (clock_ns() >= deadline_ns) return -ETIMEDOUT;
         (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, step_ns}, NULL);
@@ -148,7 +133,6 @@ static int module_event_wait(struct gpu_event *e, uint64_t deadline_ns)
 
 static const struct gpu_ops module_ops = {
     .close = module_close,
-    .memory = module_memory,
     .alloc = module_alloc,
     .free = module_free,
     .host_register = module_host_register,
@@ -157,11 +141,9 @@ static const struct gpu_ops module_ops = {
     .stream_destroy = module_stream_destroy,
     .stream_sync = module_stream_sync,
     .copy = module_copy,
-    .stream_wait = module_stream_wait,
     .event_create = module_event_create,
     .event_destroy = module_event_destroy,
     .event_record = module_event_record,
-    .event_query = module_event_query,
     .event_wait = module_event_wait,
 };
 

@@ -34,7 +34,7 @@ struct host {
     uint64_t total_bytes, used_bytes;
     bool paused;
 };
-enum item_kind { ITEM_COPY, ITEM_RECORD, ITEM_WAIT };
+enum item_kind { ITEM_COPY, ITEM_RECORD };
 struct item {
     struct item *next;
     enum item_kind kind;
@@ -63,16 +63,6 @@ static struct host *host_of(struct gpu *g)
 }
 
 /* ---- memory ---- */
-
-static int host_memory(struct gpu *g, uint64_t *ret_free, uint64_t *ret_total)
-{
-    struct host *h = host_of(g);
-    pthread_mutex_lock(&h->m);
-    *ret_free = h->total_bytes - h->used_bytes;
-    *ret_total = h->total_bytes;
-    pthread_mutex_unlock(&h->m);
-    return 0;
-}
 
 static int map_twice(struct region *r)
 {
@@ -200,16 +190,6 @@ static void host_event_destroy(struct gpu_event *ge)
     pthread_mutex_unlock(&h->m);
 }
 
-static int host_event_query(struct gpu_event *ge)
-{
-    struct host *h = host_of(ge->g);
-    struct host_event *e = (struct host_event *)ge;
-    pthread_mutex_lock(&h->m);
-    int fired = e->fired == e->recorded;
-    pthread_mutex_unlock(&h->m);
-    return fired;
-}
-
 static int host_event_wait(struct gpu_event *ge, uint64_t deadline_ns)
 {
     struct host *h = host_of(ge->g);
@@ -237,7 +217,7 @@ static int queue(struct host_stream *s, struct item *it, struct host_event *e)
     if (e) {
         it->e = e;
         e->refs++;
-        it->turn = it->kind == ITEM_RECORD ? ++e->recorded : e->recorded;
+        it->turn = ++e->recorded;
     }
     *s->tail = it;
     s->tail = &it->next;
@@ -278,11 +258,6 @@ static int host_event_record(struct gpu_event *e, struct gpu_stream *s)
     return queue((struct host_stream *)s, new_item(ITEM_RECORD, 0), (struct host_event *)e);
 }
 
-static int host_stream_wait(struct gpu_stream *s, struct gpu_event *e)
-{
-    return queue((struct host_stream *)s, new_item(ITEM_WAIT, 0), (struct host_event *)e);
-}
-
 /* Under m, which copies let go of. A lost device copies nothing and fires nothing. */
 static void run_item(struct host *h, struct item *it)
 {
@@ -299,12 +274,6 @@ static void run_item(struct host *h, struct item *it)
     mem_free(it);
 }
 
-static bool blocked(const struct host *h, const struct item *it)
-{
-    if (atomic_load(&h->g.lost)) return false;
-    return h->paused || (it->kind == ITEM_WAIT && it->e->fired < it->turn);
-}
-
 static void *run(void *arg)
 {
     struct host_stream *s = arg;
@@ -312,7 +281,7 @@ static void *run(void *arg)
     pthread_mutex_lock(&h->m);
     while (s->head || !s->stop) {
         struct item *it = s->head;
-        if (!it || blocked(h, it)) {
+        if (!it || (h->paused && !atomic_load(&h->g.lost))) {
             (void)pthread_cond_wait(&h->changed, &h->m);
             continue;
         }
@@ -396,7 +365,6 @@ static void host_close(struct gpu *g)
 
 static const struct gpu_ops host_ops = {
     .close = host_close,
-    .memory = host_memory,
     .alloc = host_alloc,
     .free = host_free,
     .host_register = host_register,
@@ -405,11 +373,9 @@ static const struct gpu_ops host_ops = {
     .stream_destroy = host_stream_destroy,
     .stream_sync = host_stream_sync,
     .copy = host_copy,
-    .stream_wait = host_stream_wait,
     .event_create = host_event_create,
     .event_destroy = host_event_destroy,
     .event_record = host_event_record,
-    .event_query = host_event_query,
     .event_wait = host_event_wait,
 };
 

@@ -17,11 +17,7 @@
 #else
 #define ATTN_NV 2
 #endif
-enum {
-    ATTN_R = 6,
-    ATTN_ROWS = 96,
-    P = KN_PAGE
-}; /* packed rows a chunk: K, V page and they fit L2 */
+enum { ATTN_R = 6, P = KN_PAGE };
 
 struct chunk {
     const struct kn_attn_args *a;
@@ -34,6 +30,8 @@ struct chunk {
     float *l; /* [n * group, VL] partial sums */
     float *m; /* [n * group] running maximum, log2 units */
 };
+
+#include "kernels/cpu/simd/attn_chunk.h"
 
 /* K transposed, V copied. */
 int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n, const float *k,
@@ -50,12 +48,6 @@ int KN_NAME(attn_put)(const struct kn_kv *kv, void *layer, size_t slot, size_t n
         for (size_t i = 0; i < n; i++)
             memcpy(page + GK * P + (g * P + slot + i) * K, v + i * ldv + g * K, K * sizeof(float));
     return 0;
-}
-
-static size_t chunk_rows(size_t group)
-{
-    size_t n = ATTN_ROWS / group;
-    return n ? n : 1;
 }
 
 size_t KN_NAME(attn_scratch)(size_t group, size_t K)
@@ -76,14 +68,12 @@ static void chunk_layout(struct chunk *c, float *scratch)
 static void chunk_pack(struct chunk *c)
 {
     const struct kn_attn_args *a = c->a;
-    float scale = a->scale * 1.44269504088896341f;
-    for (size_t i = 0; i < c->n; i++)
-        for (size_t h = 0; h < c->group; h++) {
-            const float *src = a->q + (c->row0 + i) * a->ldq + (c->g * c->group + h) * c->K;
-            float *dst = c->q + (i * c->group + h) * c->K;
-            for (size_t d = 0; d < c->K; d++)
-                dst[d] = src[d] * scale;
-        }
+    const float scale = a->scale * LOG2_E;
+    for (size_t t = 0; t < c->n * c->group; t++) {
+        const float *src = a->q + (c->row0 + t / c->group) * a->ldq + chunk_head(c, t) * c->K;
+        for (size_t d = 0; d < c->K; d++)
+            c->q[t * c->K + d] = src[d] * scale;
+    }
 }
 
 /* s[r][key] = q[r] . k[key] for R rows and one page. */
@@ -211,9 +201,8 @@ VF_INLINE void tile_page(const int R, struct chunk *c, size_t t0, const float *k
     scores(R, c->q + t0 * c->K, c->K, kt, s);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        int64_t see = (int64_t)pos[(t0 + (size_t)r) / c->group] - key0 + 1;
-        int n_see = see < 0 ? 0 : see < P ? (int)see : P;
-        corr[r] = softmax_row(s + r * P, n_see, c->m + t0 + r, c->l + (t0 + (size_t)r) * VL);
+        const size_t t = t0 + (size_t)r;
+        corr[r] = softmax_row(s + r * P, chunk_sees(c, t, key0), c->m + t, c->l + t * VL);
     }
     weigh_all(R, s, v, c->K, n_keys, corr, c->o + t0 * c->Kp, c->Kp);
 }
@@ -254,10 +243,7 @@ static void chunk_run(struct chunk *c)
     size_t rows = c->n * c->group;
     const int32_t *pos = c->a->pos + c->row0;
     size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
-    memset(c->o, 0, rows * c->Kp * sizeof(float));
-    memset(c->l, 0, rows * VL * sizeof(float));
-    for (size_t i = 0; i < rows; i++)
-        c->m[i] = -INFINITY;
+    chunk_clear(c, rows);
     for (size_t page = 0; page < n_pages; page++) {
         const float *kt, *v;
         int32_t key0 = (int32_t)(page * P);
@@ -272,22 +258,6 @@ static void chunk_run(struct chunk *c)
     }
 }
 
-static void chunk_finish(const struct chunk *c)
-{
-    const struct kn_attn_args *a = c->a;
-    for (size_t i = 0; i < c->n; i++)
-        for (size_t h = 0; h < c->group; h++) {
-            size_t t = i * c->group + h, head = c->g * c->group + h;
-            float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
-            float *out = a->out + (c->row0 + i) * a->ldo + head * c->K;
-            const float *o = c->o + t * c->Kp;
-            for (size_t d = 0; d < c->K; d++)
-                out[d] = o[d] * inv;
-            if (a->lse)
-                a->lse[(c->row0 + i) * a->H + head] = (c->m[t] + log2f(l)) * 0.693147180559945309f;
-        }
-}
-
 static struct chunk chunk_init(const struct kn_attn_args *a, float *scratch)
 {
     struct chunk c = {.a = a, .K = a->kv->K, .group = a->H / a->kv->G};
@@ -299,16 +269,7 @@ static struct chunk chunk_init(const struct kn_attn_args *a, float *scratch)
 int KN_NAME(attn)(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 {
     struct chunk c = chunk_init(j->args, j->scratch);
-    size_t step = chunk_rows(c.group);
-    for (c.g = g0; c.g < g1; c.g++)
-        for (c.row0 = 0; c.row0 < j->args->m; c.row0 += step) {
-            if (kn_cancelled(j->cancel)) return -ECANCELED;
-            c.n = j->args->m - c.row0 < step ? j->args->m - c.row0 : step;
-            chunk_pack(&c);
-            chunk_run(&c);
-            chunk_finish(&c);
-        }
-    return 0;
+    return attn_chunks(&c, j, g0, g1);
 }
 
 /* Probabilities of R packed rows for one page, added to sum[P]. */
@@ -316,21 +277,11 @@ VF_INLINE void mass_tile(const int R, const struct chunk *c, size_t t0, const fl
                          int32_t key0, float *sum)
 {
     float s[ATTN_R * P] __attribute__((aligned(64)));
-    const int32_t *pos = c->a->pos + c->row0;
     scores(R, c->q + t0 * c->K, c->K, kt, s);
-    for (int r = 0; r < R; r++) {
-        int64_t see = (int64_t)pos[(t0 + (size_t)r) / c->group] - key0 + 1;
-        int n_see = see < 0 ? 0 : see < P ? (int)see : P;
-        vf lse = vf_set1(c->m[t0 + (size_t)r]);
-        for (int v = 0; v < P / VL; v++) {
-            vf p = vf_exp2(vf_sub(vf_load(s + r * P + v * VL), lse));
-            p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
-            vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
-        }
-    }
+    for (int r = 0; r < R; r++)
+        chunk_add_mass(c, t0 + (size_t)r, key0, s + r * P, sum);
 }
 
-/* Keys [key0, key0 + n_keys) of one page: each key's sum runs over KV heads, rows, heads. */
 static void mass_page(struct chunk *c, size_t page, float *sum)
 {
     size_t rows = c->n * c->group;
@@ -346,26 +297,6 @@ static void mass_page(struct chunk *c, size_t page, float *sum)
 
 int KN_NAME(attn_mass)(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
 {
-    const struct kn_attn_args *a = j->args;
-    struct chunk c = chunk_init(a, j->scratch);
-    size_t step = chunk_rows(c.group), end = key0 + n_keys;
-    for (c.g = 0; c.g < a->kv->G; c.g++)
-        for (c.row0 = 0; c.row0 < a->m; c.row0 += step) {
-            if (kn_cancelled(j->cancel)) return -ECANCELED;
-            c.n = a->m - c.row0 < step ? a->m - c.row0 : step;
-            chunk_pack(&c);
-            for (size_t i = 0; i < c.n; i++)
-                for (size_t h = 0; h < c.group; h++)
-                    c.m[i * c.group + h] =
-                        a->lse[(c.row0 + i) * a->H + c.g * c.group + h] * 1.44269504088896341f;
-            size_t last = (size_t)a->pos[c.row0 + c.n - 1] + 1, stop = last < end ? last : end;
-            for (size_t key = key0; key < stop; key += P) {
-                float sum[P] __attribute__((aligned(64))) = {0};
-                mass_page(&c, key / P, sum);
-                size_t w = stop - key < P ? stop - key : P;
-                for (size_t i = 0; i < w; i++)
-                    mass[key + i] += sum[i];
-            }
-        }
-    return 0;
+    struct chunk c = chunk_init(j->args, j->scratch);
+    return mass_chunks(&c, j, mass, key0, n_keys);
 }

@@ -16,8 +16,7 @@
 
 enum {
     P = KN_PAGE,
-    R = AMX_ROWS,    /* packed rows that go together */
-    CHUNK_ROWS = 96, /* chosen: queries, outputs and a page fit L2 */
+    R = AMX_ROWS, /* packed rows that go together */
     KEY_TILES = P / AMX_COLS,
     KEY_PAIRS = P / 2,
     DIM_TILES = 4, /* that are summed at once, as many as key tiles */
@@ -44,15 +43,11 @@ struct chunk {
     pair *v;     /* [Kp / AMX_COLS][KEY_PAIRS][AMX_COLS]: V where it cannot be read as it is */
 };
 
+#include "kernels/cpu/simd/attn_chunk.h"
+
 static size_t round_up(size_t n, size_t unit)
 {
     return (n + unit - 1) / unit * unit;
-}
-
-static size_t chunk_rows(size_t group)
-{
-    const size_t n = CHUNK_ROWS / group;
-    return n ? n : 1;
 }
 
 static size_t rows_max(const struct chunk *c) /* packed ones, in whole tiles */
@@ -184,12 +179,11 @@ static int put_kv(const struct kn_kv *kv, void *layer, size_t slot, size_t n, co
 static void chunk_pack(struct chunk *c)
 {
     const struct kn_attn_args *a = c->a;
-    const float scale = a->scale * 1.44269504088896341f;
+    const float scale = a->scale * LOG2_E;
     const size_t rows = c->n * c->group, all = round_up(rows, R);
     memset(c->q, 0, all * c->units * sizeof *c->q);
     for (size_t t = 0; t < rows; t++) {
-        const size_t head = c->g * c->group + t % c->group;
-        const float *src = a->q + (c->row0 + t / c->group) * a->ldq + head * c->K;
+        const float *src = a->q + (c->row0 + t / c->group) * a->ldq + chunk_head(c, t) * c->K;
         pair *dst = c->q + t * c->units;
         float x[2 * VL];
         for (size_t d = 0; d < c->K; d += 2 * VL) {
@@ -329,13 +323,6 @@ static void scores(const struct chunk *c, size_t t0, size_t n, const pair *k)
         scores_vectors(c, t0, n, k);
 }
 
-/* Keys of the page that a packed row sees. */
-static int sees(const struct chunk *c, size_t t, int32_t key0)
-{
-    const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] - key0 + 1;
-    return n < 0 ? 0 : n < P ? (int)n : P;
-}
-
 /* Scores of one row -> probabilities against the running maximum, as pairs; what the row has summed
  * so far is brought to that maximum. */
 static void softmax_row(const struct chunk *c, size_t r, size_t t, int n_see)
@@ -428,7 +415,7 @@ static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k,
 {
     scores(c, t0, n, k);
     for (size_t r = 0; r < n; r++)
-        softmax_row(c, r, t0 + r, sees(c, t0 + r, key0));
+        softmax_row(c, r, t0 + r, chunk_sees(c, t0 + r, key0));
     memset(c->p + n * KEY_PAIRS, 0, (R - n) * KEY_PAIRS * sizeof *c->p);
     for (size_t d = 0; d < c->Kp; d += DIM_TILES * AMX_COLS) {
         const size_t left = (c->Kp - d) / AMX_COLS;
@@ -436,15 +423,12 @@ static void tile_page(const struct chunk *c, size_t t0, size_t n, const pair *k,
     }
 }
 
-static void chunk_run(const struct chunk *c)
+static void chunk_run(struct chunk *c)
 {
     const size_t rows = c->n * c->group;
     const int32_t *pos = c->a->pos + c->row0;
     const size_t n_pages = (size_t)pos[c->n - 1] / P + 1;
-    memset(c->o, 0, round_up(rows, R) * c->Kp * sizeof *c->o);
-    memset(c->l, 0, rows * VL * sizeof *c->l);
-    for (size_t i = 0; i < rows; i++)
-        c->m[i] = -INFINITY;
+    chunk_clear(c, round_up(rows, R));
     for (size_t page = 0; page < n_pages; page++) {
         const int32_t key0 = (int32_t)(page * P);
         const pair *k = open_k(c, page), *v = open_v(c, page);
@@ -455,89 +439,34 @@ static void chunk_run(const struct chunk *c)
     }
 }
 
-static void chunk_finish(const struct chunk *c)
-{
-    const struct kn_attn_args *a = c->a;
-    for (size_t t = 0; t < c->n * c->group; t++) {
-        const size_t row = c->row0 + t / c->group, head = c->g * c->group + t % c->group;
-        const float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
-        float *out = a->out + row * a->ldo + head * c->K;
-        for (size_t d = 0; d < c->K; d++)
-            out[d] = c->o[t * c->Kp + d] * inv;
-        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(l)) * 0.693147180559945309f;
-    }
-}
-
 static int attn(const struct kn_attn_job *j, unsigned g0, unsigned g1)
 {
     struct chunk c = chunk_init(j);
-    const size_t step = chunk_rows(c.group);
-    int r = 0;
     if (c.tiles) amx_open();
-    for (c.g = g0; r == 0 && c.g < g1; c.g++)
-        for (c.row0 = 0; c.row0 < j->args->m; c.row0 += step) {
-            if (kn_cancelled(j->cancel)) {
-                r = -ECANCELED;
-                break;
-            }
-            c.n = j->args->m - c.row0 < step ? j->args->m - c.row0 : step;
-            chunk_pack(&c);
-            chunk_run(&c);
-            chunk_finish(&c);
-        }
+    int r = attn_chunks(&c, j, g0, g1);
     if (c.tiles) _tile_release();
     return r;
 }
 
-/* Probabilities of up to sixteen packed rows for one page, added to sum[P]. */
-static void mass_tile(const struct chunk *c, size_t t0, size_t n, const pair *k, int32_t key0,
-                      float *sum)
+static void mass_page(struct chunk *c, size_t page, float *sum)
 {
-    scores(c, t0, n, k);
-    for (size_t r = 0; r < n; r++) {
-        const int n_see = sees(c, t0 + r, key0);
-        const vf lse = vf_set1(c->m[t0 + r]);
-        for (int v = 0; v < P / VL; v++) {
-            vf p = vf_exp2(vf_sub(vf_load(c->s + r * P + v * VL), lse));
-            p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
-            vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
-        }
+    const size_t rows = c->n * c->group;
+    const pair *k = open_k(c, page);
+    for (size_t t = 0, n; t < rows; t += n) {
+        n = rows - t < R ? rows - t : R;
+        scores(c, t, n, k);
+        for (size_t r = 0; r < n; r++)
+            chunk_add_mass(c, t + r, (int32_t)(page * P), c->s + r * P, sum);
     }
 }
 
 static int attn_mass(const struct kn_attn_job *j, float *mass, size_t key0, size_t n_keys)
 {
-    const struct kn_attn_args *a = j->args;
     struct chunk c = chunk_init(j);
-    const size_t step = chunk_rows(c.group), end = key0 + n_keys;
-    int e = 0;
     if (c.tiles) amx_open();
-    for (c.g = 0; e == 0 && c.g < a->kv->G; c.g++)
-        for (c.row0 = 0; c.row0 < a->m; c.row0 += step) {
-            if (kn_cancelled(j->cancel)) {
-                e = -ECANCELED;
-                break;
-            }
-            c.n = a->m - c.row0 < step ? a->m - c.row0 : step;
-            chunk_pack(&c);
-            const size_t rows = c.n * c.group;
-            for (size_t t = 0; t < rows; t++)
-                c.m[t] = a->lse[(c.row0 + t / c.group) * a->H + c.g * c.group + t % c.group] *
-                         1.44269504088896341f;
-            const size_t last = (size_t)a->pos[c.row0 + c.n - 1] + 1,
-                         stop = last < end ? last : end;
-            for (size_t key = key0; key < stop; key += P) {
-                float sum[P] __attribute__((aligned(64))) = {0};
-                const pair *k = open_k(&c, key / P);
-                for (size_t t = 0; t < rows; t += R)
-                    mass_tile(&c, t, rows - t < R ? rows - t : R, k, (int32_t)key, sum);
-                const size_t w = stop - key < P ? stop - key : P;
-                for (size_t i = 0; i < w; i++)
-                    mass[key + i] += sum[i];
-            }
-        }
+    int r = mass_chunks(&c, j, mass, key0, n_keys);
     if (c.tiles) _tile_release();
-    return e;
+    return r;
 }
 
 const struct kn_attn_ops kn_attn_bf16 = {sizeof(uint16_t), put_kv, attn_scratch, attn, attn_mass};

@@ -46,9 +46,6 @@ TEST(open_says_what_is_missing)
 static void round_trip(struct gpu *g)
 {
     enum { N = 3 << 20 };
-    uint64_t before, after, total;
-    ASSERT_OK(gpu_memory(g, &before, &total));
-    ASSERT_TRUE(before <= total && total > N);
     uint8_t *a = mem_aligned(4096, N), *b = mem_aligned(4096, N);
     fill(a, N, 1);
     memset(b, 0, N);
@@ -57,17 +54,15 @@ static void round_trip(struct gpu *g)
     struct gpu_event *e = NULL;
     ASSERT_OK(gpu_alloc(g, N, &dev));
     ASSERT_EQ((uintptr_t)dev % 256, 0);
-    ASSERT_OK(gpu_memory(g, &after, &total));
-    ASSERT_TRUE(after + N <= before);
     ASSERT_OK(gpu_host_register(g, a, N));
     ASSERT_OK(gpu_stream_create(g, 0, &up));
     ASSERT_OK(gpu_stream_create(g, -1, &down));
     ASSERT_OK(gpu_event_create(g, &e));
-    ASSERT_EQ(gpu_event_query(e), 1);
+    ASSERT_OK(gpu_event_wait(e, 1)); /* unrecorded: it has fired */
     ASSERT_OK(gpu_event_wait(e, 0));
     ASSERT_OK(gpu_copy_async(up, dev, a, N));
     ASSERT_OK(gpu_event_record(e, up));
-    ASSERT_OK(gpu_stream_wait(down, e));
+    ASSERT_OK(gpu_event_wait(e, 0));
     struct gpu_copy c[100];
     for (size_t i = 0; i < 100; i++) {
         size_t lo = N * i / 100, hi = N * (i + 1) / 100;
@@ -77,7 +72,7 @@ static void round_trip(struct gpu *g)
     ASSERT_OK(gpu_copy_batch(down, c, 0));
     ASSERT_OK(gpu_event_record(e, down));
     ASSERT_OK(gpu_event_wait(e, in_ms(20000)));
-    ASSERT_EQ(gpu_event_query(e), 1);
+    ASSERT_OK(gpu_event_wait(e, 1));
     ASSERT_MEMEQ(a, b, N);
     memset(b, 0, N);
     ASSERT_OK(gpu_copy_async(down, b, dev, N));
@@ -89,7 +84,6 @@ static void round_trip(struct gpu *g)
     gpu_host_unregister(g, a);
     gpu_free(g, dev);
     gpu_free(g, NULL);
-    ASSERT_OK(gpu_memory(g, &after, &total));
     mem_free(a);
     mem_free(b);
     gpu_close(g);
@@ -132,9 +126,7 @@ TEST(ranges_are_checked)
     void *dev = NULL;
     struct gpu_stream *s = NULL;
     uint8_t host[64] = {0};
-    uint64_t free_bytes, total;
-    ASSERT_OK(gpu_memory(g, &free_bytes, &total));
-    ASSERT_ERR(gpu_alloc(g, total + 1, &dev), -ENOMEM);
+    ASSERT_ERR(gpu_alloc(g, SIZE_MAX / 2, &dev), -ENOMEM);
     ASSERT_OK(gpu_alloc(g, 100, &dev));
     ASSERT_OK(gpu_stream_create(g, 0, &s));
     ASSERT_ERR(gpu_copy_async(s, (uint8_t *)dev + 90, host, 11), -EINVAL);
@@ -161,7 +153,7 @@ TEST(copies_run_later)
     gpu_host_pause(g, true);
     ASSERT_OK(gpu_copy_async(s, dev, host, 4096));
     ASSERT_OK(gpu_event_record(e, s));
-    ASSERT_EQ(gpu_event_query(e), 0);
+    ASSERT_ERR(gpu_event_wait(e, 1), -ETIMEDOUT);
     ASSERT_ERR(gpu_event_wait(e, in_ms(2)), -ETIMEDOUT);
     memset(host, 2, 4096);
     gpu_host_pause(g, false);
@@ -174,93 +166,21 @@ TEST(copies_run_later)
     mem_free(host);
 }
 
-/* A wait means the last record before it, not one that comes later; an event may be destroyed while
- * it is queued. */
-TEST(records_and_waits)
+/* An event may be destroyed while its record is queued. */
+TEST(an_event_goes_before_its_record)
 {
     struct gpu *g = open_host();
-    struct gpu_stream *s[2] = {0};
-    struct gpu_event *e = NULL, *end = NULL;
-    void *dev = NULL;
-    uint8_t out[4] = {0}, one = 1;
-    ASSERT_OK(gpu_alloc(g, 4, &dev));
-    for (int i = 0; i < 2; i++)
-        ASSERT_OK(gpu_stream_create(g, 0, &s[i]));
+    struct gpu_stream *s = NULL;
+    struct gpu_event *e = NULL;
+    ASSERT_OK(gpu_stream_create(g, 0, &s));
     ASSERT_OK(gpu_event_create(g, &e));
-    ASSERT_OK(gpu_event_create(g, &end));
     gpu_host_pause(g, true);
-    ASSERT_OK(gpu_stream_wait(s[1], e)); /* unrecorded: does not wait */
-    ASSERT_OK(gpu_copy_async(s[0], dev, &one, 1));
-    ASSERT_OK(gpu_event_record(e, s[0]));
-    ASSERT_OK(gpu_stream_wait(s[1], e));
-    ASSERT_OK(gpu_copy_async(s[1], out, dev, 4));
-    ASSERT_OK(gpu_event_record(end, s[1]));
-    ASSERT_OK(gpu_stream_wait(s[0], end));
-    ASSERT_OK(gpu_event_record(e, s[0]));
+    ASSERT_OK(gpu_event_record(e, s));
     gpu_event_destroy(e);
     gpu_host_pause(g, false);
-    ASSERT_OK(gpu_event_wait(end, in_ms(20000)));
-    ASSERT_EQ(out[0], 1);
-    ASSERT_EQ(out[1], 0xDB);
-    for (int i = 0; i < 2; i++)
-        gpu_stream_destroy(s[i]);
-    gpu_event_destroy(end);
-    gpu_free(g, dev);
+    ASSERT_OK(gpu_stream_sync(s));
+    gpu_stream_destroy(s);
     gpu_close(g);
-}
-
-/* Random programs over streams that are ordered by events: as if run one by one. */
-TEST(property_events_order)
-{
-    enum { CELLS = 16, STREAMS = 4, STEPS = 300, CELL = 4096 };
-    uint64_t seed = 20261121;
-    for (int round = 0; round < 5; round++) {
-        struct gpu *g = open_host();
-        struct gpu_stream *s[STREAMS];
-        struct gpu_event *last[CELLS];
-        void *dev = NULL;
-        uint8_t *in = mem_aligned(4096, STEPS * CELL), *out = mem_aligned(4096, CELLS * CELL);
-        int model[CELLS];
-        ASSERT_OK(gpu_alloc(g, CELLS * CELL, &dev));
-        for (int i = 0; i < STREAMS; i++)
-            ASSERT_OK(gpu_stream_create(g, i % 2 ? -1 : 0, &s[i]));
-        for (int i = 0; i < CELLS; i++) {
-            ASSERT_OK(gpu_event_create(g, &last[i]));
-            model[i] = 0xDB;
-        }
-        for (int step = 0; step < STEPS; step++) {
-            struct gpu_stream *st = s[test_rand(&seed) % STREAMS];
-            size_t a = test_rand(&seed) % CELLS, b = test_rand(&seed) % CELLS;
-            uint8_t *cell = (uint8_t *)dev + a * CELL;
-            ASSERT_OK(gpu_stream_wait(st, last[a]));
-            if (a != b && test_rand(&seed) % 2) {
-                ASSERT_OK(gpu_stream_wait(st, last[b]));
-                ASSERT_OK(gpu_copy_async(st, cell, (uint8_t *)dev + b * CELL, CELL));
-                model[a] = model[b];
-                ASSERT_OK(gpu_event_record(last[b], st)); /* its next writer waits for us */
-            } else {
-                memset(in + step * CELL, step % 200, CELL);
-                ASSERT_OK(gpu_copy_async(st, cell, in + step * CELL, CELL));
-                model[a] = step % 200;
-            }
-            ASSERT_OK(gpu_event_record(last[a], st));
-        }
-        for (int i = 0; i < CELLS; i++)
-            ASSERT_OK(gpu_stream_wait(s[0], last[i]));
-        ASSERT_OK(gpu_copy_async(s[0], out, dev, CELLS * CELL));
-        ASSERT_OK(gpu_event_record(last[0], s[0]));
-        ASSERT_OK(gpu_event_wait(last[0], 0));
-        for (int i = 0; i < CELLS * CELL; i++)
-            ASSERT_EQ(out[i], model[i / CELL]);
-        for (int i = 0; i < CELLS; i++)
-            gpu_event_destroy(last[i]);
-        for (int i = 0; i < STREAMS; i++)
-            gpu_stream_destroy(s[i]);
-        gpu_free(g, dev);
-        gpu_close(g);
-        mem_free(in);
-        mem_free(out);
-    }
 }
 
 static void *wait_for(void *arg)
@@ -275,7 +195,6 @@ TEST(lost_device_says_so_for_ever)
     struct gpu_event *e = NULL;
     void *dev = NULL, *dev2, *r = NULL;
     uint8_t host[16] = {0};
-    uint64_t a, b;
     pthread_t waiter;
     ASSERT_OK(gpu_alloc(g, 4096, &dev));
     ASSERT_OK(gpu_stream_create(g, 0, &s));
@@ -290,10 +209,8 @@ TEST(lost_device_says_so_for_ever)
     for (int i = 0; i < 2; i++) {
         ASSERT_ERR(gpu_copy_async(s, dev, host, 16), -EIO);
         ASSERT_ERR(gpu_event_record(e, s), -EIO);
-        ASSERT_ERR(gpu_event_query(e), -EIO);
-        ASSERT_ERR(gpu_stream_wait(s, e), -EIO);
+        ASSERT_ERR(gpu_event_wait(e, 1), -EIO);
         ASSERT_ERR(gpu_alloc(g, 1, &dev2), -EIO);
-        ASSERT_ERR(gpu_memory(g, &a, &b), -EIO);
         gpu_host_pause(g, false);
     }
     gpu_event_destroy(e);
@@ -318,7 +235,6 @@ TEST(every_allocation_may_fail)
         if (r == 0) r = gpu_event_create(g, &e);
         if (r == 0) r = gpu_copy_async(s, dev, &x, 1);
         if (r == 0) r = gpu_event_record(e, s);
-        if (r == 0) r = gpu_stream_wait(s, e);
         bool fired = mem_fail_fired();
         mem_fail_nth(0);
         ASSERT_EQ(r, fired ? -ENOMEM : 0);

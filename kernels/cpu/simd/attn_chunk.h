@@ -1,0 +1,117 @@
+/* attn_chunk: attention chunk by chunk of query rows, whatever pages hold; included by attn.c and
+ * attn_bf16.c behind struct chunk, whose fields a, K, Kp, group, row0, n, g, o, l and m it knows.
+ *
+ * Packed row t of a chunk is head t % group of its row t / group. The includer packs queries
+ * (chunk_pack()), runs all pages over them (chunk_run()), and adds up the probabilities of a page's
+ * keys (mass_page(), with the rows' log-sum-exp in m). Thread: any. */
+#ifndef KERNELS_CPU_SIMD_ATTN_CHUNK_H
+#define KERNELS_CPU_SIMD_ATTN_CHUNK_H
+
+#define LOG2_E 1.44269504088896341f
+#define LN_2 0.693147180559945309f
+enum { CHUNK_ROWS = 96 }; /* chosen: packed queries, their outputs and a page fit L2 */
+
+static void chunk_pack(struct chunk *c);
+static void chunk_run(struct chunk *c);
+static void mass_page(struct chunk *c, size_t page, float *sum);
+
+static size_t chunk_rows(size_t group)
+{
+    const size_t n = CHUNK_ROWS / group;
+    return n ? n : 1;
+}
+
+static size_t chunk_head(const struct chunk *c, size_t t)
+{
+    return c->g * c->group + t % c->group;
+}
+
+/* Keys of the page at key0 that a packed row sees. */
+VF_INLINE int chunk_sees(const struct chunk *c, size_t t, int32_t key0)
+{
+    const int64_t n = (int64_t)c->a->pos[c->row0 + t / c->group] - key0 + 1;
+    return n < 0 ? 0 : n < KN_PAGE ? (int)n : KN_PAGE;
+}
+
+static void chunk_clear(struct chunk *c, size_t rows)
+{
+    memset(c->o, 0, rows * c->Kp * sizeof *c->o);
+    memset(c->l, 0, rows * VL * sizeof *c->l);
+    for (size_t t = 0; t < rows; t++)
+        c->m[t] = -INFINITY;
+}
+
+static void chunk_finish(const struct chunk *c)
+{
+    const struct kn_attn_args *a = c->a;
+    for (size_t t = 0; t < c->n * c->group; t++) {
+        const size_t row = c->row0 + t / c->group, head = chunk_head(c, t);
+        const float l = vf_hsum(vf_load(c->l + t * VL)), inv = 1.0f / l;
+        float *out = a->out + row * a->ldo + head * c->K;
+        for (size_t d = 0; d < c->K; d++)
+            out[d] = c->o[t * c->Kp + d] * inv;
+        if (a->lse) a->lse[row * a->H + head] = (c->m[t] + log2f(l)) * LN_2;
+    }
+}
+
+/* Probabilities of packed row t for the page at key0, from its scores s, added to sum. */
+VF_INLINE void chunk_add_mass(const struct chunk *c, size_t t, int32_t key0, const float *s,
+                              float *sum)
+{
+    const int n_see = chunk_sees(c, t, key0);
+    const vf lse = vf_set1(c->m[t]);
+    for (int v = 0; v < KN_PAGE / VL; v++) {
+        vf p = vf_exp2(vf_sub(vf_load(s + v * VL), lse));
+        p = vf_below(p, vf_set1(0.0f), n_see - v * VL);
+        vf_store(sum + v * VL, vf_add(vf_load(sum + v * VL), p));
+    }
+}
+
+/* The next chunk of KV head g at row0. -ECANCELED. */
+static int chunk_begin(struct chunk *c, const struct kn_attn_job *j)
+{
+    const size_t step = chunk_rows(c->group), left = j->args->m - c->row0;
+    if (kn_cancelled(j->cancel)) return -ECANCELED;
+    c->n = left < step ? left : step;
+    chunk_pack(c);
+    return 0;
+}
+
+static int attn_chunks(struct chunk *c, const struct kn_attn_job *j, unsigned g0, unsigned g1)
+{
+    for (c->g = g0; c->g < g1; c->g++)
+        for (c->row0 = 0; c->row0 < j->args->m; c->row0 += c->n) {
+            int r = chunk_begin(c, j);
+            if (r < 0) return r;
+            chunk_run(c);
+            chunk_finish(c);
+        }
+    return 0;
+}
+
+/* Each key's sum runs over KV heads, rows, heads. */
+static int mass_chunks(struct chunk *c, const struct kn_attn_job *j, float *mass, size_t key0,
+                       size_t n_keys)
+{
+    const struct kn_attn_args *a = j->args;
+    const size_t end = key0 + n_keys;
+    for (c->g = 0; c->g < a->kv->G; c->g++)
+        for (c->row0 = 0; c->row0 < a->m; c->row0 += c->n) {
+            int r = chunk_begin(c, j);
+            if (r < 0) return r;
+            for (size_t t = 0; t < c->n * c->group; t++)
+                c->m[t] = a->lse[(c->row0 + t / c->group) * a->H + chunk_head(c, t)] * LOG2_E;
+            const size_t last = (size_t)a->pos[c->row0 + c->n - 1] + 1;
+            const size_t stop = last < end ? last : end;
+            for (size_t key = key0; key < stop; key += KN_PAGE) {
+                float sum[KN_PAGE] __attribute__((aligned(64))) = {0};
+                mass_page(c, key / KN_PAGE, sum);
+                const size_t w = stop - key < KN_PAGE ? stop - key : KN_PAGE;
+                for (size_t i = 0; i < w; i++)
+                    mass[key + i] += sum[i];
+            }
+        }
+    return 0;
+}
+
+#endif
