@@ -1,6 +1,7 @@
 #include "base/log.h"
 
 #include "base/clock.h"
+#include "base/fnv.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -55,12 +56,10 @@ static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool admitted(enum log_level l, const char *event, unsigned *ret_suppressed)
 {
-    uint32_t hash = 2166136261u + (uint32_t)l; /* FNV-1a */
-    for (const char *p = event; *p; p++)
-        hash = (hash ^ (unsigned char)*p) * 16777619u;
+    const uint64_t hash = fnv_add(FNV_START + l, event, strlen(event));
     uint64_t now = clock_ns();
     pthread_mutex_lock(&limit_lock);
-    __typeof__(&limits[0]) s = &limits[(hash ^ hash >> 16) % LIMIT_SLOTS];
+    __typeof__(&limits[0]) s = &limits[(hash ^ hash >> 40) % LIMIT_SLOTS];
     double earned = s->used ? (double)(now - s->last_ns) / 1e9 * LIMIT_PER_SECOND : LIMIT_BURST;
     s->tokens = s->tokens + earned < LIMIT_BURST ? s->tokens + earned : LIMIT_BURST;
     s->used = true;

@@ -34,17 +34,11 @@ int http_sse_comment(struct http_req *r, const char *text)
 
 enum { SSE_EVENT_BYTES_MAX = 64 * 1024 * 1024 }; /* chosen: far above any completion chunk */
 
-/* The header's own plain structs have the fields of struct buf. */
-#define SSE_ADD(field, p, n, ret)                                                                  \
-    do {                                                                                           \
-        struct buf b_ = {(field).data, (field).len, (field).cap};                                  \
-        (ret) = (field).len + (n) > SSE_EVENT_BYTES_MAX ? -ERANGE : buf_add(&b_, (p), (n));        \
-        (field).data = b_.data;                                                                    \
-        (field).len = b_.len;                                                                      \
-        (field).cap = b_.cap;                                                                      \
-    } while (0)
+static int add_bytes(struct buf *to, const char *p, size_t n)
+{
+    return to->len + n > SSE_EVENT_BYTES_MAX ? -ERANGE : buf_add(to, p, n);
+}
 
-/* One complete line, without its end. */
 static int sse_line(struct sse_parser *p, const char *s, size_t len,
                     int (*on_event)(void *ctx, const char *data, size_t len), void *ctx)
 {
@@ -52,7 +46,7 @@ static int sse_line(struct sse_parser *p, const char *s, size_t len,
     if (len == 0) {
         if (!p->has_data) return 0;
         p->has_data = false;
-        SSE_ADD(p->event, "", 1, r); /* a NUL for the reader's comfort, not counted */
+        r = add_bytes(&p->event, "", 1); /* a NUL for the reader's comfort, not counted */
         if (r == 0) r = on_event(ctx, p->event.data, p->event.len - 1);
         p->event.len = 0;
         return r;
@@ -64,9 +58,9 @@ static int sse_line(struct sse_parser *p, const char *s, size_t len,
         s++;
         len--;
     }
-    if (p->has_data) SSE_ADD(p->event, "\n", 1, r);
+    if (p->has_data) r = add_bytes(&p->event, "\n", 1);
     p->has_data = true;
-    if (r == 0) SSE_ADD(p->event, s, len, r);
+    if (r == 0) r = add_bytes(&p->event, s, len);
     return r;
 }
 
@@ -88,7 +82,7 @@ int sse_parser_push(struct sse_parser *p, const char *data, size_t len,
         }
         p->saw_cr = ch == '\r';
         if (p->line.len > 0) {
-            SSE_ADD(p->line, data + start, i - start, r);
+            r = add_bytes(&p->line, data + start, i - start);
             size_t n = p->line.len;
             p->line.len = 0;
             if (r == 0) r = sse_line(p, p->line.data, n, on_event, ctx);
@@ -97,13 +91,13 @@ int sse_parser_push(struct sse_parser *p, const char *data, size_t len,
         }
         start = i + 1;
     }
-    if (r >= 0 && start < len) SSE_ADD(p->line, data + start, len - start, r);
+    if (r >= 0 && start < len) r = add_bytes(&p->line, data + start, len - start);
     return r < 0 ? r : 0;
 }
 
 void sse_parser_fini(struct sse_parser *p)
 {
-    mem_free(p->line.data);
-    mem_free(p->event.data);
+    buf_fini(&p->line);
+    buf_fini(&p->event);
     memset(p, 0, sizeof *p);
 }

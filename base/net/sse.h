@@ -2,6 +2,7 @@
 #ifndef BASE_NET_SSE_H
 #define BASE_NET_SSE_H
 
+#include "base/buf.h"
 #include "base/net/http_request.h"
 
 /* Start an SSE response (text/event-stream, no-cache, X-Accel-Buffering: no). */
@@ -9,10 +10,7 @@ int http_sse_start(struct http_req *r, const char *extra_headers);
 int http_sse_comment(struct http_req *r, const char *text); /* ": …\n\n", of one short line */
 /* Incremental SSE reader. */
 struct sse_parser { /* init {0}; sse_parser_fini() */
-    struct {
-        char *data;
-        size_t len, cap;
-    } line, event;
+    struct buf line, event;
     bool saw_cr, has_data;
 };
 int sse_parser_push(struct sse_parser *p, const char *data, size_t len,
