@@ -33,7 +33,7 @@ struct client_conn {
     struct http_client *client;
     struct http_link among; /* client->conns or client->idle */
     struct http_call *call; /* NULL = idle */
-    struct event ev_read, ev_write;
+    struct http_watch read, write;
     struct http_alarm alarm;
     struct http_defer defer; /* parse what was left when the call was paused */
     struct http_io io;
@@ -43,7 +43,7 @@ struct client_conn {
     int piece_i; /* what is written next: 0 = the call's head, i = pieces[i - 1] … */
     size_t piece_pos;
     unsigned n_informed;
-    bool write_on, read_on, idle, reused, busy, dead, have_head, got_bytes, eof;
+    bool idle, reused, busy, dead, have_head, got_bytes, eof;
     struct buf in;
     struct http_scan scan;
     struct http_msg msg;

@@ -37,7 +37,7 @@ int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces
     for (int i = 0; i < n_pieces; i++)
         if (pieces[i].iov_len) iov[n++] = pieces[i];
     ssize_t sent = 0;
-    if ((n > 0 || http_io_pending(&c->io)) && !c->write_on) {
+    if ((n > 0 || http_io_pending(&c->io)) && !c->write.on) {
         sent = http_io_send(&c->io, iov, n);
         if (sent < 0 && sent != -EAGAIN) return -EPIPE;
         if (sent < 0) sent = 0;
@@ -55,21 +55,8 @@ int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces
         int r = buf_add(&c->out, (const char *)pieces[i].iov_base + skip, pieces[i].iov_len - skip);
         if (r < 0) return r;
     }
-    if (http_conn_unsent(c) > 0 && !c->write_on) {
-        c->write_on = true;
-        (void)event_add(&c->ev_write, NULL);
-    }
+    if (http_conn_unsent(c) > 0) http_watch_set(&c->write, true);
     return 0;
-}
-
-static void set_read(struct http_conn *c, bool on)
-{
-    if (on == c->read_on) return;
-    c->read_on = on;
-    if (on)
-        (void)event_add(&c->ev_read, NULL);
-    else
-        (void)event_del(&c->ev_read);
 }
 
 static void set_timer(struct http_conn *c, enum http_conn_timer kind, uint64_t ms)
@@ -313,7 +300,7 @@ static int step_pending(struct http_conn *c)
 {
     struct http_req *r = c->req;
     struct http_server *s = c->server;
-    if (http_conn_unsent(c) > 0 && !c->write_on && http_conn_send(c, NULL, 0) < 0) c->dead = true;
+    if (http_conn_unsent(c) > 0 && !c->write.on && http_conn_send(c, NULL, 0) < 0) c->dead = true;
     if (c->dead) return 0;
     if (r->over_mark && http_conn_unsent(c) < s->lim.out_high_bytes / 2) {
         r->over_mark = false;
@@ -360,12 +347,9 @@ static void conn_update(struct http_conn *c)
 {
     const struct http_limits *lim = &c->server->lim;
     bool full = c->state == CONN_PENDING && c->in.len >= PIPELINE_BYTES_MAX;
-    set_read(c, !full);
+    http_watch_set(&c->read, !full);
     if (!c->req) enter_idle(c);
-    if (c->write_on && http_conn_unsent(c) == 0) {
-        c->write_on = false;
-        (void)event_del(&c->ev_write);
-    }
+    if (http_conn_unsent(c) == 0) http_watch_set(&c->write, false);
     if (http_conn_unsent(c) > 0) {
         set_timer(c, TM_WRITE, lim->write_timeout_ms);
     } else if (c->state == CONN_PENDING) {
@@ -516,8 +500,7 @@ static void on_write(evutil_socket_t fd, short what, void *arg)
     struct http_loop *l = c->server->loop;
     http_handler_begin(l);
     size_t before = http_conn_unsent(c);
-    c->write_on = false; /* http_conn_send() writes only while nobody waits for the socket */
-    (void)event_del(&c->ev_write);
+    http_watch_set(&c->write, false); /* http_conn_send() writes only while it is off */
     if (http_conn_send(c, NULL, 0) < 0)
         c->dead = true;
     else if (http_conn_unsent(c) < before && c->timer == TM_WRITE)
@@ -601,20 +584,13 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
     c->defer.arg = c;
     c->crowded = is_crowded(c);
     http_addr_format(peer, c->peer_name, sizeof c->peer_name);
-    event_assign(&c->ev_read, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
-    event_assign(&c->ev_write, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
+    event_assign(&c->read.ev, s->loop->base, fd, EV_READ | EV_PERSIST, on_read, c);
+    event_assign(&c->write.ev, s->loop->base, fd, EV_WRITE | EV_PERSIST, on_write, c);
     http_alarm_init(&c->alarm, s->loop, on_timeout, c);
-    c->next = s->conns;
-    if (s->conns) s->conns->prev = c;
-    s->conns = c;
+    http_link_add_first(&s->conns, &c->among_conns);
     s->n_conns++;
     conn_update(c);
     return 0;
-}
-
-struct http_conn *http_conn_next(struct http_conn *c)
-{
-    return c->next;
 }
 
 void http_conn_drain(struct http_conn *c)
@@ -631,16 +607,12 @@ void http_conn_destroy(struct http_conn *c)
     struct http_server *s = c->server;
     c->dead = c->stepping = true; /* no reply, no further step */
     http_defer_cancel(s->loop, &c->defer);
-    (void)event_del(&c->ev_read);
-    (void)event_del(&c->ev_write);
+    http_watch_set(&c->read, false);
+    http_watch_set(&c->write, false);
     http_alarm_fini(&c->alarm);
     leave_idle(c);
     if (c->req) finish_req(c, true);
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        s->conns = c->next;
-    if (c->next) c->next->prev = c->prev;
+    http_link_remove(&c->among_conns);
     s->n_conns--;
     http_io_close(&c->io);
     buf_fini(&c->in);

@@ -24,31 +24,11 @@ static void on_resume(void *arg);
 
 /* ---- connections ---- */
 
-static void set_read(struct client_conn *cc, bool on)
-{
-    if (on == cc->read_on) return;
-    cc->read_on = on;
-    if (on)
-        (void)event_add(&cc->ev_read, NULL);
-    else
-        (void)event_del(&cc->ev_read);
-}
-
-static void set_write(struct client_conn *cc, bool on)
-{
-    if (on == cc->write_on) return;
-    cc->write_on = on;
-    if (on)
-        (void)event_add(&cc->ev_write, NULL);
-    else
-        (void)event_del(&cc->ev_write);
-}
-
 static void close_socket(struct client_conn *cc)
 {
     if (cc->io.fd < 0) return;
-    set_read(cc, false);
-    set_write(cc, false);
+    http_watch_set(&cc->read, false);
+    http_watch_set(&cc->write, false);
     http_io_close(&cc->io);
 }
 
@@ -86,9 +66,9 @@ static int start_connect(struct client_conn *cc, const struct http_addr *a)
     }
     cc->io.fd = fd;
     cc->phase = CC_CONNECTING;
-    event_assign(&cc->ev_read, c->loop->base, fd, EV_READ | EV_PERSIST, on_socket, cc);
-    event_assign(&cc->ev_write, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_socket, cc);
-    set_write(cc, true);
+    event_assign(&cc->read.ev, c->loop->base, fd, EV_READ | EV_PERSIST, on_socket, cc);
+    event_assign(&cc->write.ev, c->loop->base, fd, EV_WRITE | EV_PERSIST, on_socket, cc);
+    http_watch_set(&cc->write, true);
     return 0;
 }
 
@@ -171,7 +151,7 @@ static int conn_write(struct client_conn *cc)
     }
     if (n >= 0 && http_io_pending(&cc->io)) n = http_io_send(&cc->io, iov, 0);
     if (n < 0 && n != -EAGAIN) return (int)n;
-    set_write(cc, n < 0 || http_io_pending(&cc->io) > 0);
+    http_watch_set(&cc->write, n < 0 || http_io_pending(&cc->io) > 0);
     return 0;
 }
 
@@ -205,10 +185,10 @@ void http_exchange_begin(struct client_conn *cc, struct http_call *call)
     cc->n_informed = 0;
     if (cc->phase != CC_OPEN) return;
     http_alarm_set(&cc->alarm, cc->client->first_byte_ms);
-    set_read(cc, true); /* even when paused: nothing has come yet */
+    http_watch_set(&cc->read, true); /* even when paused: nothing has come yet */
     if (conn_write(cc) < 0) {
         /* The peer closed it. What it may have answered is read first, then its end. */
-        set_write(cc, false);
+        http_watch_set(&cc->write, false);
     }
 }
 
@@ -257,7 +237,7 @@ static void conn_done(struct client_conn *cc)
         cc->idle = true;
         http_link_remove(&cc->among);
         http_link_add_first(&c->idle, &cc->among);
-        set_read(cc, true);
+        http_watch_set(&cc->read, true);
         http_alarm_set(&cc->alarm, c->keepalive_ms);
         if (!http_link_empty(&c->waiting)) http_defer(c->loop, &c->defer);
     } else {
@@ -376,7 +356,7 @@ static void conn_parse(struct client_conn *cc, const char *data, size_t len)
         else
             conn_fail(cc, -EPIPE);
     } else if (cc->call->paused) {
-        set_read(cc, false);
+        http_watch_set(&cc->read, false);
         http_alarm_clear(&cc->alarm);
     } else if (cc->have_head) { /* until then the first byte's time runs: a head may not drip */
         http_alarm_set(&cc->alarm, cc->client->idle_ms);
@@ -395,7 +375,7 @@ static void on_resume(void *arg)
 static void conn_opened(struct client_conn *cc)
 {
     cc->phase = CC_OPEN;
-    set_write(cc, false);
+    http_watch_set(&cc->write, false);
     http_exchange_begin(cc, cc->call); /* a cancelled call would have taken the connection along */
 }
 
@@ -428,8 +408,8 @@ static void conn_connected(struct client_conn *cc)
         conn_fail(cc, r);
         return;
     }
-    set_read(cc, true);
-    set_write(cc, http_io_pending(&cc->io) > 0);
+    http_watch_set(&cc->read, true);
+    http_watch_set(&cc->write, http_io_pending(&cc->io) > 0);
 }
 
 static void on_handshake(struct client_conn *cc)
@@ -440,14 +420,14 @@ static void on_handshake(struct client_conn *cc)
     else if (http_tls_ready(cc->io.tls))
         conn_opened(cc);
     else
-        set_write(cc, http_io_pending(&cc->io) > 0);
+        http_watch_set(&cc->write, http_io_pending(&cc->io) > 0);
 }
 
 static void on_readable(struct client_conn *cc)
 {
     char *scratch = cc->client->loop->scratch;
     ssize_t n = http_io_recv(&cc->io, scratch, HTTP_SCRATCH_BYTES);
-    if (http_io_pending(&cc->io)) set_write(cc, true);
+    if (http_io_pending(&cc->io)) http_watch_set(&cc->write, true);
     if (n == -EAGAIN && !http_io_closed(&cc->io)) return;
     if (!cc->call) { /* an idle connection has nothing to say */
         http_exchange_free(cc);
@@ -460,7 +440,7 @@ static void on_readable(struct client_conn *cc)
     if (n > 0) cc->got_bytes = true;
     if (n <= 0 || http_io_closed(&cc->io)) {
         cc->eof = true;
-        set_read(cc, false);
+        http_watch_set(&cc->read, false);
     }
     conn_parse(cc, scratch, n > 0 ? (size_t)n : 0);
 }
@@ -478,9 +458,9 @@ static void on_socket(evutil_socket_t fd, short what, void *arg)
         on_readable(cc);
     } else if (!cc->call || cc->phase == CC_HANDSHAKE) {
         ssize_t n = http_io_send(&cc->io, NULL, 0); /* what TLS itself has to say */
-        if (n != -EAGAIN) set_write(cc, false);
+        if (n != -EAGAIN) http_watch_set(&cc->write, false);
     } else if (conn_write(cc) < 0) {
-        set_write(cc, false); /* the read side tells why */
+        http_watch_set(&cc->write, false); /* the read side tells why */
     }
     http_handler_end(l);
 }
@@ -498,10 +478,10 @@ void http_exchange_pause(struct client_conn *cc, bool pause)
 {
     if (cc->phase != CC_OPEN || cc->busy) return;
     if (pause) {
-        set_read(cc, false);
+        http_watch_set(&cc->read, false);
         http_alarm_clear(&cc->alarm);
     } else {
-        set_read(cc, !cc->eof);
+        http_watch_set(&cc->read, !cc->eof);
         http_alarm_set(&cc->alarm, cc->have_head ? cc->client->idle_ms : cc->client->first_byte_ms);
         if (cc->got_bytes) http_defer(cc->client->loop, &cc->defer); /* what was left, or the end */
     }

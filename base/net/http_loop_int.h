@@ -56,6 +56,18 @@ void http_handler_begin(struct http_loop *l);
 void http_handler_end(struct http_loop *l);
 void http_timeout_add(struct event *ev, uint64_t delay_ms);
 
+/* What a socket is watched for: the event is in the loop only while it is on. */
+struct http_watch {
+    struct event ev;
+    bool on;
+};
+static inline void http_watch_set(struct http_watch *w, bool on)
+{
+    if (on == w->on) return;
+    w->on = on;
+    (void)(on ? event_add(&w->ev, NULL) : event_del(&w->ev));
+}
+
 /* A timer that is moved at every step of a connection and hardly ever fires: moving it on costs a
  * store; the event is armed anew only when it fires too early. */
 struct http_alarm {

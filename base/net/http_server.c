@@ -130,6 +130,7 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
     s->ops = *ops;
     s->ctx = ctx;
     set_limits(&s->lim, lim);
+    http_link_init(&s->conns);
     http_link_init(&s->idle);
     s->place = http_bounds_join(s->lim.bounds);
     event_assign(&s->ev_resume, l->base, -1, 0, on_resume, s);
@@ -305,10 +306,9 @@ void http_server_stop_accepting(struct http_server *s)
         http_tls_unref(ln->tls);
     }
     s->n_listeners = 0;
-    struct http_conn *next;
-    for (struct http_conn *c = s->conns; c; c = next) {
-        next = http_conn_next(c);
-        http_conn_drain(c);
+    for (struct http_link *l = s->conns.next, *next; l != &s->conns; l = next) {
+        next = l->next;
+        http_conn_drain(HTTP_LINK_OWNER(l, struct http_conn, among_conns));
     }
 }
 
@@ -321,8 +321,8 @@ void http_server_destroy(struct http_server *s)
 {
     if (!s) return;
     http_server_stop_accepting(s);
-    while (s->conns)
-        http_conn_destroy(s->conns);
+    while (!http_link_empty(&s->conns))
+        http_conn_destroy(HTTP_LINK_OWNER(s->conns.next, struct http_conn, among_conns));
     ASSERT(s->n_requests == 0);
     mem_free(s);
 }

@@ -30,7 +30,7 @@ struct http_server {
     size_t n_listeners;
     struct event ev_resume; /* accepting paused: out of descriptors or connections */
     bool draining, paused;
-    struct http_conn *conns;
+    struct http_link conns;
     struct http_link idle; /* who has no request, the oldest first */
     unsigned place;        /* in the bounds */
     size_t n_conns, n_requests;
@@ -50,14 +50,13 @@ enum http_conn_state { CONN_HEAD, CONN_BODY, CONN_PENDING, CONN_LINGER };
 enum http_conn_timer { TM_NONE, TM_IDLE, TM_HEAD, TM_BODY, TM_WRITE, TM_WATCH, TM_LINGER };
 struct http_conn {
     struct http_server *server;
-    struct http_conn *next, *prev;
-    struct event ev_read, ev_write;
+    struct http_link among_conns; /* the server's */
+    struct http_watch read, write;
     struct http_alarm alarm;
     struct http_defer defer;
     struct http_io io;
     enum http_conn_state state;
     enum http_conn_timer timer;
-    bool read_on, write_on;
     bool dead, eof, stepping, close_after, refused;
     bool idle, crowded;
     struct http_link among_all, among_peers; /* while it is idle */
@@ -89,8 +88,7 @@ int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer
 void http_conn_drain(struct http_conn *c); /* close it when idle */
 /* The oldest of a list of idle ones, but none that has begun to ask. NULL: there is none. */
 struct http_conn *http_conn_oldest(const struct http_link *list, size_t link_at);
-void http_conn_evict(struct http_conn *c); /* it makes room for others */
-struct http_conn *http_conn_next(struct http_conn *c);
+void http_conn_evict(struct http_conn *c);   /* it makes room for others */
 void http_conn_destroy(struct http_conn *c); /* aborts its request */
 void http_server_conn_gone(struct http_server *s);
 
