@@ -31,6 +31,7 @@
 #include "base/err.h"
 #include "kernels/codes.h"
 #include "kernels/draw.h"
+#include "kernels/types.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -40,9 +41,6 @@
 enum { KN_PAGE = 64 }; /* P: tokens per KV page = keys per attention block; chosen: 4 zmm of keys */
 
 enum kn_isa { KN_ISA_PORTABLE, KN_ISA_AVX2, KN_ISA_AVX512, KN_ISA_AVX512_BF16, KN_ISA_AMX };
-/* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
- * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
-enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
 enum kn_arith { KN_ARITH_AUTO, KN_ARITH_F32, KN_ARITH_BF16 }; /* GEMM arithmetic (--dtype) */
 /* Weights (--weights). AUTO: as the arithmetic. 8 bits, on a GPU: e4m3 or int8 with one scale a row
  * of the weight; rows of the other operand are rounded to the same type, with a scale each. */
@@ -125,7 +123,6 @@ struct kn_memory {                       /* all 0 on the CPU */
 };
 struct kn_memory kn_dev_memory(struct kn_dev *d); /* thread: any */
 /* ---- memory ---- */
-enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST };
 /* KN_MEM_HOST is the host's, pinned: kn_copy() to and from it happens when the stream gets there.
  * Aligned to 64, cleared; NULL when there is none. Large blocks cost nothing until touched on the
  * CPU. Freed blocks of a GPU are kept for the next request of their size. */
@@ -257,15 +254,7 @@ int kn_rmsnorm_heads(struct kn_stream *st, float *x, size_t ldx, size_t m, size_
 int kn_swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t m, size_t F,
               float *out, size_t ldo);
 
-/* Rotary embedding, rotate-half pairing (i, i + K/2). inv_freq carries any scaling; mscale is the
- * YaRN attention factor, applied to q and k at use, never stored. */
-struct kn_rope {
-    size_t K; /* head dim; the first n_rot dims rotate */
-    size_t n_rot;
-    const float *cos, *sin; /* [pos_cap, n_rot/2] unit modulus */
-    size_t pos_cap;
-    float mscale; /* 1 unless YaRN */
-};
+/* Rotary embedding in place. */
 int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads, K] in place */,
             size_t ldx, size_t m, size_t heads, const int32_t *pos /* [m] */);
 
@@ -276,10 +265,6 @@ int kn_rope(struct kn_stream *st, const struct kn_rope *r, float *x /* [m, heads
  * bf16 in tiles, cpu/simd/attn_bf16.c). K is rotated at its position.
  * Of one sequence, or of as many as an operation has rows: the new tokens of a batch side by side
  * fill a device that one of them does not. Every row is what it would be alone, bit for bit. */
-struct kn_pages {
-    const int32_t *id; /* [n] */
-    uint64_t n;        /* 0: nobody's row, which fills a batch up: it is left alone */
-};
 struct kn_kv {
     void *base;
     size_t page_stride, layer_stride; /* values */

@@ -17,16 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static_assert((int)KN_F32 == CU_F32 && (int)KN_F16 == CU_F16 && (int)KN_BF16 == CU_BF16 &&
-                  (int)KN_Q8 == CU_Q8,
-              "number formats are passed on as they are");
-static_assert((int)KN_MEM_DEVICE == CU_DEVICE && (int)KN_MEM_SHARED == CU_SHARED &&
-                  (int)KN_MEM_HOST == CU_HOST,
-              "so is memory");
-static_assert(sizeof(struct kn_pages) == sizeof(struct cu_pages) &&
-                  offsetof(struct kn_pages, n) == offsetof(struct cu_pages, n),
-              "kernels read the caller's own");
-
 enum {
     SLOT_STAGE = KN_SLOTS, /* stored KV on its way in, encoded rows on their way out */
     SLOT_PARTS,            /* attention over parts of the keys */
@@ -75,7 +65,7 @@ struct kn_dev {
     struct stage stage;
     struct replay replay;
     uint64_t n_moved;                         /* times that scratch has come to lie elsewhere */
-    _Atomic uint64_t n_allocs, held[CU_MEMS]; /* requests for memory; bytes, by enum cu_mem */
+    _Atomic uint64_t n_allocs, held[KN_MEMS]; /* requests for memory; bytes, by enum kn_mem */
 };
 
 struct kn_mat { /* as struct kn_mat_head */
@@ -93,7 +83,7 @@ int kn_cuda_gpu_open(int index, struct gpu **ret, struct err *err); /* gpu.c */
 /* ---- memory ---- */
 
 /* What operations and weights take of the device is counted. */
-static void *take_memory(struct kn_dev *d, enum cu_mem kind, size_t bytes)
+static void *take_memory(struct kn_dev *d, enum kn_mem kind, size_t bytes)
 {
     void *p = cu_alloc(d->cu, kind, bytes);
     if (!p) return NULL;
@@ -118,7 +108,7 @@ static void *alloc_block(struct kn_dev *d, enum kn_mem kind, size_t bytes)
     }
     struct block *b = mem_alloc(sizeof *b);
     if (!b) return NULL;
-    *b = (struct block){d->blocks, take_memory(d, (enum cu_mem)kind, bytes), bytes, kind, true};
+    *b = (struct block){d->blocks, take_memory(d, kind, bytes), bytes, kind, true};
     if (!b->p) {
         mem_free(b);
         return NULL;
@@ -151,12 +141,12 @@ static void *scratch(struct kn_stream *st, unsigned slot, size_t size_bytes)
     if (st->slot_size[slot] < size_bytes || !st->slot[slot]) {
         const size_t want = size_bytes + size_bytes / 4;
         if (st->dev->replay.recording) return NULL; /* the next run that is not has room for it */
-        void *p = want >= size_bytes ? take_memory(st->dev, CU_DEVICE, want + 64) : NULL;
+        void *p = want >= size_bytes ? take_memory(st->dev, KN_MEM_DEVICE, want + 64) : NULL;
         if (!p) return NULL;
         st->dev->n_moved++;
         if (st->slot[slot]) {
-            cu_free(st->dev->cu, st->slot[slot], CU_DEVICE);
-            atomic_fetch_sub(&st->dev->held[CU_DEVICE], st->slot_size[slot] + 64);
+            cu_free(st->dev->cu, st->slot[slot], KN_MEM_DEVICE);
+            atomic_fetch_sub(&st->dev->held[KN_MEM_DEVICE], st->slot_size[slot] + 64);
         }
         st->slot[slot] = p;
         st->slot_size[slot] = want;
@@ -186,9 +176,9 @@ static int gpu(struct kn_dev *d, struct gpu **ret, struct err *err)
 
 static struct kn_memory memory(struct kn_dev *d)
 {
-    struct kn_memory m = {.device_bytes = atomic_load(&d->held[CU_DEVICE]),
-                          .shared_bytes =
-                              atomic_load(&d->held[CU_SHARED]) + atomic_load(&d->held[CU_HOST]),
+    struct kn_memory m = {.device_bytes = atomic_load(&d->held[KN_MEM_DEVICE]),
+                          .shared_bytes = atomic_load(&d->held[KN_MEM_SHARED]) +
+                                          atomic_load(&d->held[KN_MEM_HOST]),
                           .stage_bytes = d->stage.bytes,
                           .n_allocs = atomic_load(&d->n_allocs)};
     (void)cu_mem_info(cu_index(d->cu), &m.free_bytes, &m.total_bytes);
@@ -227,7 +217,7 @@ static void destroy(struct kn_dev *d)
 {
     if (d->cu) replay_forget(&d->replay, d->cu);
     for (unsigned i = 0; d->cu && i < SLOTS_ALL; i++)
-        if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], CU_DEVICE);
+        if (d->stream.slot[i]) cu_free(d->cu, d->stream.slot[i], KN_MEM_DEVICE);
     if (d->stage.base) free_block(d, d->stage.base);
     stage_fini(&d->stage);
     if (d->bad) free_block(d, d->bad);
@@ -236,7 +226,7 @@ static void destroy(struct kn_dev *d)
     for (struct block *b = d->blocks, *next; b; b = next) {
         ASSERT(!b->used); /* somebody forgot his memory */
         next = b->next;
-        cu_free(d->cu, b->p, (enum cu_mem)b->kind);
+        cu_free(d->cu, b->p, b->kind);
         mem_free(b);
     }
     cu_close(d->cu);
@@ -580,16 +570,10 @@ static int swiglu(struct kn_stream *st, const float *gate_up, size_t ldg, size_t
     return e < 0 ? e : cu_swiglu(st->dev->cu, &r);
 }
 
-static struct cu_rope rope_of(const struct kn_rope *r)
-{
-    return (struct cu_rope){r->K, r->n_rot, r->pos_cap, r->cos, r->sin, r->mscale};
-}
-
 static int rope(struct kn_stream *st, const struct kn_rope *r, float *x, size_t ldx, size_t m,
                 size_t heads, const int32_t *pos)
 {
-    const struct cu_rope p = rope_of(r);
-    return cu_rope(st->dev->cu, &p, x, ldx, m, heads, pos);
+    return cu_rope(st->dev->cu, r, x, ldx, m, heads, pos);
 }
 
 static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsigned layer)
@@ -601,7 +585,7 @@ static struct cu_kv kv_of(const struct kn_dev *d, const struct kn_kv *kv, unsign
                           .n_pages = kv->n_pages,
                           .G = kv->G,
                           .K = kv->K,
-                          .each = (const struct cu_pages *)(const void *)kv->each};
+                          .each = kv->each};
 }
 
 static int kv_put(struct kn_stream *st, const struct kn_kv *kv, unsigned layer, const int32_t *pos,
@@ -628,12 +612,11 @@ static int kv_load(struct kn_stream *st, const struct kn_kv *kv, unsigned layer,
 {
     const size_t bytes = n * kn_row_bytes(t, kv->G, kv->K), v_at = (bytes + 63) / 64 * 64;
     const struct cu_kv to = kv_of(st->dev, kv, layer);
-    const struct cu_rope p = rope ? rope_of(rope) : (struct cu_rope){0};
     int r;
     const char *dk = near(st, 0, v_at + bytes, k, bytes, &r), *dv = NULL;
     if (r == 0) dv = near(st, v_at, v_at + bytes, v, bytes, &r);
     if (r < 0) return r;
-    return cu_kv_load(st->dev->cu, &to, pos0, n, dk, dv, (enum cu_type)t, rope ? &p : NULL);
+    return cu_kv_load(st->dev->cu, &to, pos0, n, dk, dv, (enum cu_type)t, rope);
 }
 
 static int encode_rows(struct kn_stream *st, const float *x, size_t ldx, size_t m, size_t n,

@@ -77,13 +77,13 @@ int cu_lt_open(struct cu *c)
     c->lt = h;
     c->plans = static_cast<struct cu_plan *>(mem_zalloc(PLANS_MAX * sizeof(struct cu_plan)));
     c->best = static_cast<struct cu_best *>(mem_zalloc(BEST_MAX * sizeof(struct cu_best)));
-    c->workspace = cu_alloc(c, CU_DEVICE, WORKSPACE);
+    c->workspace = cu_alloc(c, KN_MEM_DEVICE, WORKSPACE);
     return c->plans && c->best && c->workspace ? 0 : -ENOMEM;
 }
 
 void cu_lt_close(struct cu *c)
 {
-    if (c->workspace) cu_free(c, c->workspace, CU_DEVICE);
+    if (c->workspace) cu_free(c, c->workspace, KN_MEM_DEVICE);
     if (c->plans) {
         forget_all(c);
         (void)cublasLtDestroy(handle(c));

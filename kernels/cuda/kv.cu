@@ -6,7 +6,7 @@
 
 /* Value d of a rotated head; x(i) is its value i before. */
 template <class F>
-static __device__ __forceinline__ float rotated(const struct cu_rope &p, int32_t pos, size_t d, F x)
+static __device__ __forceinline__ float rotated(const struct kn_rope &p, int32_t pos, size_t d, F x)
 {
     const size_t half = p.n_rot / 2;
     if (d >= p.n_rot) return x(d);
@@ -15,7 +15,7 @@ static __device__ __forceinline__ float rotated(const struct cu_rope &p, int32_t
     return (d < half ? fmaf(-b, s, a * c) : fmaf(a, s, b * c)) * p.mscale;
 }
 
-static __global__ void rope(struct cu_rope p, float *x, size_t ldx, size_t heads,
+static __global__ void rope(struct kn_rope p, float *x, size_t ldx, size_t heads,
                             const int32_t *pos, int *fault)
 {
     const size_t half = p.n_rot / 2;
@@ -34,7 +34,7 @@ static __global__ void rope(struct cu_rope p, float *x, size_t ldx, size_t heads
     }
 }
 
-int cu_rope(struct cu *c, const struct cu_rope *p, float *x, size_t ldx, size_t m, size_t heads,
+int cu_rope(struct cu *c, const struct kn_rope *p, float *x, size_t ldx, size_t m, size_t heads,
             const int32_t *pos)
 {
     KN_LAUNCH(rope, dim3(unsigned(m)), dim3(heads * p->K >= 1024 ? 256 : 64), 0, c->stream, *p, x,
@@ -93,7 +93,7 @@ int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m
 
 template <class T>
 static __global__ void load(struct cu_kv kv, int32_t pos0, const char *k, const char *v,
-                            enum cu_type t, struct cu_rope p)
+                            enum cu_type t, struct kn_rope p)
 {
     const size_t bytes = cu_row_bytes(t, kv.G, kv.K), n_rot = p.n_rot;
     const int32_t pos = pos0 + int32_t(blockIdx.x);
@@ -109,9 +109,9 @@ static __global__ void load(struct cu_kv kv, int32_t pos0, const char *k, const 
 }
 
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
-               const void *v, enum cu_type t, const struct cu_rope *rope)
+               const void *v, enum cu_type t, const struct kn_rope *rope)
 {
-    const struct cu_rope none = {}, p = rope ? *rope : none;
+    const struct kn_rope none = {}, p = rope ? *rope : none;
     const dim3 grid(static_cast<unsigned>(n)), block = row_block(kv);
     const char *kc = static_cast<const char *>(k), *vc = static_cast<const char *>(v);
     if (c->type == CU_BF16)

@@ -10,22 +10,20 @@
 #ifndef KERNELS_CUDA_LAUNCH_H
 #define KERNELS_CUDA_LAUNCH_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum cu_type {
-    CU_F32,
-    CU_F16,
-    CU_BF16,
-    CU_Q8,  /* up to here as enum kn_dtype */
-    CU_FP8, /* e4m3 */
-    CU_INT8
+enum cu_type { /* stored KV's, and of sides of products alone */
+               CU_F32 = KN_F32,
+               CU_F16 = KN_F16,
+               CU_BF16 = KN_BF16,
+               CU_Q8 = KN_Q8,
+               CU_FP8, /* e4m3 */
+               CU_INT8
 };
-enum cu_mem { CU_DEVICE, CU_SHARED, CU_HOST /* pinned */, CU_MEMS };
 struct cu;
 
 /* -ENODEV with a sentence. type: of pages, and of products that are not of 8 bits. */
@@ -35,8 +33,8 @@ void cu_use(const struct cu *c); /* before anything else that a thread asks of i
 const char *cu_name(const struct cu *c);
 int cu_index(const struct cu *c);
 void *cu_stream(struct cu *c);                                /* for mem.h */
-void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes); /* cleared; NULL */
-void cu_free(struct cu *c, void *p, enum cu_mem kind);
+void *cu_alloc(struct cu *c, enum kn_mem kind, size_t bytes); /* cleared; NULL */
+void cu_free(struct cu *c, void *p, enum kn_mem kind);
 int cu_clear(struct cu *c, void *p, size_t bytes);
 /* Any direction. The host's pageable memory is read before the call returns and filled when it
  * does; pinned memory when the stream gets there. */

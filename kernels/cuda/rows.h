@@ -41,32 +41,23 @@ int cu_draw(struct cu *c, const float *x, size_t ldx, size_t m, size_t n, const 
             int32_t *ret);
 int cu_topk(struct cu *c, const float *score, const int32_t *idx, size_t n, size_t k, int32_t *ret);
 
-struct cu_rope {
-    size_t K, n_rot, pos_cap;
-    const float *cos, *sin;
-    float mscale;
-};
-int cu_rope(struct cu *c, const struct cu_rope *p, float *x, size_t ldx, size_t m, size_t heads,
+int cu_rope(struct cu *c, const struct kn_rope *p, float *x, size_t ldx, size_t m, size_t heads,
             const int32_t *pos);
 
-struct cu_pages {
-    const int32_t *id;
-    uint64_t n; /* 0: the row is left alone */
-};
 struct cu_kv { /* of one layer; page p: K [G, P, K], then V [G, P, K] */
     char *base;
     size_t page_bytes;
     const int32_t *pages;
     size_t n_pages;
     unsigned G, K;
-    const struct cu_pages
+    const struct kn_pages
         *each; /* not NULL: row i is of a sequence of its own, of n_pages at most */
 };
 int cu_kv_put(struct cu *c, const struct cu_kv *kv, const int32_t *pos, size_t m, const float *k,
               size_t ldk, const float *v, size_t ldv);
 /* Stored rows [n, G, K] of type t -> pages at pos0…, K rotated (rope NULL: as it is). */
 int cu_kv_load(struct cu *c, const struct cu_kv *kv, int32_t pos0, size_t n, const void *k,
-               const void *v, enum cu_type t, const struct cu_rope *rope);
+               const void *v, enum cu_type t, const struct kn_rope *rope);
 
 struct cu_attn {
     const float *q;

@@ -53,7 +53,7 @@ int cu_open(int index, enum cu_type type, struct cu **ret, char *msg, size_t msg
     snprintf(c->name, sizeof c->name, "%d %.120s", index, p.name);
     c->sms = unsigned(p.multiProcessorCount);
     c->arch = p.major * 10 + p.minor;
-    c->fault = static_cast<int *>(cu_alloc(c, CU_SHARED, sizeof *c->fault));
+    c->fault = static_cast<int *>(cu_alloc(c, KN_MEM_SHARED, sizeof *c->fault));
     if (!c->fault || cu_lt_open(c) < 0) {
         snprintf(msg, msg_size, "GPU %d: cuBLASLt could not be set up", index);
         cu_close(c);
@@ -69,7 +69,7 @@ void cu_close(struct cu *c)
     cu_use(c);
     (void)cudaStreamSynchronize(c->stream);
     cu_lt_close(c);
-    if (c->fault) cu_free(c, c->fault, CU_SHARED);
+    if (c->fault) cu_free(c, c->fault, KN_MEM_SHARED);
     (void)cudaStreamDestroy(c->stream);
     mem_free(c);
 }
@@ -91,25 +91,25 @@ void *cu_stream(struct cu *c)
 
 /* Shared: managed memory where both sides may touch it at any time, else pinned host memory that
  * the device reads over the bus. */
-static bool is_managed(const struct cu *c, enum cu_mem kind)
+static bool is_managed(const struct cu *c, enum kn_mem kind)
 {
     int yes = 0;
-    return kind == CU_SHARED &&
+    return kind == KN_MEM_SHARED &&
            cudaDeviceGetAttribute(&yes, cudaDevAttrConcurrentManagedAccess, c->index) ==
                cudaSuccess &&
            yes;
 }
 
-void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
+void *cu_alloc(struct cu *c, enum kn_mem kind, size_t bytes)
 {
     void *p = nullptr;
     if (c->lost) return nullptr;
     cu_use(c);
-    cudaError_t e = kind == CU_DEVICE     ? cudaMalloc(&p, bytes)
+    cudaError_t e = kind == KN_MEM_DEVICE ? cudaMalloc(&p, bytes)
                     : is_managed(c, kind) ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal)
                                           : cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
     if (cu_failed(c, e) < 0) return nullptr;
-    if (kind != CU_DEVICE) {
+    if (kind != KN_MEM_DEVICE) {
         memset(p, 0, bytes);
     } else if (cu_clear(c, p, bytes) < 0) {
         cu_free(c, p, kind);
@@ -118,10 +118,10 @@ void *cu_alloc(struct cu *c, enum cu_mem kind, size_t bytes)
     return p;
 }
 
-void cu_free(struct cu *c, void *p, enum cu_mem kind)
+void cu_free(struct cu *c, void *p, enum kn_mem kind)
 {
     cu_use(c);
-    (void)(kind == CU_DEVICE || is_managed(c, kind) ? cudaFree(p) : cudaFreeHost(p));
+    (void)(kind == KN_MEM_DEVICE || is_managed(c, kind) ? cudaFree(p) : cudaFreeHost(p));
 }
 
 int cu_clear(struct cu *c, void *p, size_t bytes)

@@ -139,7 +139,7 @@ static void field_fini(struct cu *c, struct field *r)
 {
     void *const all[] = {r->w, r->a, r->c, r->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i]) cu_free(c, all[i], CU_DEVICE);
+        if (all[i]) cu_free(c, all[i], KN_MEM_DEVICE);
 }
 
 /* What is multiplied, without the memory. */
@@ -165,10 +165,10 @@ static int field_init(struct cu *c, const struct cu_tune *t, struct field *r)
         room = larger(room, cu_gemm_room(c, &g));
     }
     r->w_bytes = larger(w, w * COPIES_MAX < COPIES_BYTES ? w * COPIES_MAX : COPIES_BYTES);
-    r->w = cu_alloc(c, CU_DEVICE, r->w_bytes);
-    r->a = cu_alloc(c, CU_DEVICE, a);
-    r->c = cu_alloc(c, CU_DEVICE, sums);
-    r->room = room ? cu_alloc(c, CU_DEVICE, room) : NULL;
+    r->w = cu_alloc(c, KN_MEM_DEVICE, r->w_bytes);
+    r->a = cu_alloc(c, KN_MEM_DEVICE, a);
+    r->c = cu_alloc(c, KN_MEM_DEVICE, sums);
+    r->room = room ? cu_alloc(c, KN_MEM_DEVICE, room) : NULL;
     if (!r->w || !r->a || !r->c || (room && !r->room)) return -ENOMEM;
     int e = cu_noise(c, t->type, r->w, r->w_bytes / value);
     return e < 0 ? e : cu_noise(c, t->type, r->a, a / value);

@@ -1,0 +1,29 @@
+/* types: what kn.h and the CUDA sources call alike. Thread: any. */
+#ifndef KERNELS_TYPES_H
+#define KERNELS_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Stored KV. Q8 in units of a head: f16 m, its largest magnitude (rounded towards zero), then
+ * int8[K]: value i is q[i] * m / 127. Off by m / 254 at most, and what is below 2^-24 is 0. */
+enum kn_dtype { KN_F32, KN_F16, KN_BF16, KN_Q8 };
+enum kn_mem { KN_MEM_DEVICE, KN_MEM_SHARED, KN_MEM_HOST /* pinned */, KN_MEMS };
+
+/* Rotary embedding, rotate-half pairing (i, i + K/2). inv_freq carries any scaling; mscale is the
+ * YaRN attention factor, applied to q and k at use, never stored. */
+struct kn_rope {
+    size_t K; /* head dim; the first n_rot dims rotate */
+    size_t n_rot;
+    const float *cos, *sin; /* [pos_cap, n_rot/2] unit modulus */
+    size_t pos_cap;
+    float mscale; /* 1 unless YaRN */
+};
+
+/* The pages of one row of many. */
+struct kn_pages {
+    const int32_t *id; /* [n] */
+    uint64_t n;        /* 0: nobody's row, which fills a batch up: it is left alone */
+};
+
+#endif
