@@ -31,13 +31,21 @@ struct hf {
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
+/* 1 read, 0 absent, which leaves no message. */
+static int read_result(int r, const struct err *inner, struct err *err)
+{
+    if (r == 0 || r == -ENOENT) return r == 0;
+    return inner->code ? err_set(err, r, "%s", inner->msg) : r;
+}
+
 static int read_json(const char *folder, const char *name, json_t **ret, struct err *err)
 {
     struct buf path = BUF_INIT;
+    struct err inner = {0};
     int r = buf_addf(&path, "%s/%s", folder, name);
-    if (r == 0) r = st_json_file(buf_cstr(&path), FILE_MAX, JSON_ALLOW_NUL, ret, err);
+    if (r == 0) r = st_json_file(buf_cstr(&path), FILE_MAX, JSON_ALLOW_NUL, ret, &inner);
     buf_fini(&path);
-    return r == 0 ? 1 : r == -ENOENT ? 0 : r; /* read, absent */
+    return read_result(r, &inner, err);
 }
 
 /* ---- small reads ---------------------------------------------------------------------------- */
@@ -346,16 +354,18 @@ static int read_ends(struct hf *h)
 static int read_template(struct hf *h)
 {
     struct buf path = BUF_INIT;
+    struct err inner = {0};
     struct map map;
     int r = buf_addf(&path, "%s/chat_template.jinja", h->folder);
-    if (r == 0) r = map_open(buf_cstr(&path), &map, h->err);
+    if (r == 0) r = map_open(buf_cstr(&path), &map, &inner);
     buf_fini(&path);
-    if (r == 0) {
+    r = read_result(r, &inner, h->err);
+    if (r == 1) {
         h->t->chat_template = mem_strndup((const char *)map.data, map.size_bytes);
         map_close(&map);
         return h->t->chat_template ? 0 : -ENOMEM;
     }
-    if (r != -ENOENT) return r;
+    if (r < 0) return r;
     const json_t *v = json_object_get(h->config, "chat_template");
     const char *s = json_string_value(v);
     for (size_t i = 0; !s && i < json_array_size(v); i++) {

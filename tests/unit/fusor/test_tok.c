@@ -172,6 +172,7 @@ static struct tok *open_hf(const char *name)
     struct err err = {0};
     (void)snprintf(path, sizeof path, "%s/hf/%s", golden_dir(), name);
     if (tok_open_path(path, &t, &err) < 0) test_fail(__FILE__, __LINE__, "%s: %s", name, err.msg);
+    ASSERT_EQ(err.code, 0); /* absent files leave no message */
     return t;
 }
 
