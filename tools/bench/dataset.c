@@ -52,37 +52,6 @@ int dataset_cut(const char *text, size_t len, size_t max, json_t *lines)
     return 0;
 }
 
-static json_t *from_musique(json_t *sample)
-{
-    json_t *chunks = json_array(), *line = json_object(), *passage;
-    size_t i;
-    json_array_foreach(json_object_get(sample, "ctxs"), i, passage)
-    {
-        const char *title = json_string_value(json_object_get(passage, "title"));
-        const char *text = json_string_value(json_object_get(passage, "text"));
-        json_array_append_new(chunks, json_sprintf("%s\n%s", title ? title : "", text ? text : ""));
-    }
-    json_object_set_new(line, "chunks", chunks);
-    json_object_set(line, "question", json_object_get(sample, "question"));
-    json_object_set(line, "answer", json_object_get(sample, "answers"));
-    json_object_set_new(line, "kind", json_string("musique"));
-    return line;
-}
-
-static int read_array(const struct buf *text, const char *path, json_t *lines, struct err *err)
-{
-    json_error_t e;
-    json_t *all = json_loadb(text->data, text->len, 0, &e), *sample;
-    if (!json_is_array(all)) {
-        json_decref(all);
-        return err_set(err, -EBADMSG, "%s: line %d: %s", path, e.line, e.text);
-    }
-    size_t i;
-    json_array_foreach(all, i, sample) json_array_append_new(lines, from_musique(sample));
-    json_decref(all);
-    return 0;
-}
-
 /* Lines of {"text"} are cut, others are lines as they are. */
 static int read_lines(const struct buf *text, const char *path, json_t *lines, struct err *err)
 {
@@ -116,7 +85,7 @@ int dataset_open(const char *path, json_t **ret_lines, struct err *err)
     const char *begin = r == 0 && buf_cstr(&text) ? buf_cstr(&text) : "";
     begin += strspn(begin, " \t\r\n");
     if (r == 0 && *begin == '[')
-        r = read_array(&text, path, lines, err);
+        r = err_set(err, -EBADMSG, "%s: an array, where an object a line is expected", path);
     else if (r == 0 && *begin == '{')
         r = read_lines(&text, path, lines, err);
     else if (r == 0 && dataset_cut(text.data, text.len, SIZE_MAX, lines) < 0)

@@ -9,6 +9,9 @@
 
 enum { ANSWERS_MAX = 64 };
 
+const struct verdict verdict_none = {
+    .kl_forced = NAN, .kl_first = NAN, .top1 = NAN, .score = {NAN, NAN, NAN}};
+
 void judge_text(const json_t *line, const char *answer, struct verdict *v)
 {
     const json_t *want = json_object_get(line, "answer"), *item;
@@ -19,7 +22,7 @@ void judge_text(const json_t *line, const char *answer, struct verdict *v)
     {
         if (json_is_string(item) && n < ANSWERS_MAX) expected[n++] = json_string_value(item);
     }
-    v->has_score = n > 0 && score_answer(answer, expected, n, &v->score) == 0;
+    if (n == 0 || score_answer(answer, expected, n, &v->score) < 0) v->score = verdict_none.score;
 }
 
 /* Feed the reference answer and copy the logits after each token but the last: rows 1…n-1. */
@@ -64,7 +67,6 @@ static void judge_logits(const struct judge *j, const struct judge_line *l, cons
 {
     size_t V = j->b->cfg->V, n = l->n_rows;
     double sum = 0;
-    v->kl_forced = v->kl_first = NAN;
     if (n == 0) return;
     for (size_t i = 0; i < n; i++)
         sum += score_kl(l->logits + i * V, logits + i * V, V);
@@ -110,7 +112,7 @@ static int full_run(const struct judge *j, struct judge_line *l, struct verdict 
     const struct bench_run run = {
         .strategy = POL_FULL, .ratio = 1, .logits_from = l->suffix ? l->prompt.suffix0 : 0};
     struct bench_result res;
-    struct verdict v = {0};
+    struct verdict v = verdict_none;
     int r = bench_prefill(j->b, &l->prompt, &run, j->max_new + JUDGE_FORCED_TOKENS, &res);
     if (r < 0) return r;
     note_run(&res, &v);
@@ -134,7 +136,7 @@ int judge_run(const struct judge *j, const struct judge_line *l, const struct be
     size_t V = j->b->cfg->V;
     struct bench_run run = *how;
     struct bench_result res;
-    struct verdict v = {0};
+    struct verdict v = verdict_none;
     struct buf text = BUF_INIT;
     float *logits = NULL;
     run.logits_from = l->suffix ? l->prompt.suffix0 : 0;

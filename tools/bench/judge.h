@@ -30,15 +30,15 @@ struct judge_line {
     int32_t answer[JUDGE_FORCED_TOKENS];
     size_t n_answer;
 };
-struct verdict {
-    double kl_forced, kl_first; /* nats; NAN: nothing was generated */
-    bool top1;                  /* the first token is full's */
-    bool has_score;             /* the line says what is right: */
+struct verdict { /* NAN: nothing was generated, or the line does not say what is right */
+    double kl_forced, kl_first; /* nats */
+    double top1;                /* 1: the first token is full's */
     struct score score;
-    double ttft_ms, spent_ms; /* spent: by judge_generate() */
-    uint32_t n_recomputed;
-    double cost; /* token-layers, as a share of full's */
+    double ttft_ms, spent_ms;  /* spent: by judge_generate() */
+    double n_recomputed, cost; /* token-layers, as a share of full's */
 };
+extern const struct verdict verdict_none;
+
 /* Line `at` of the data set; the neighbours are chunks of the lines that follow. */
 int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct judge_line *ret,
                 struct verdict *ret_full, struct err *err);

@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,26 +16,16 @@ enum map_kind map_kind_of(const char *name)
 
 unsigned map_take_score(char *text)
 {
-    static const char word[] = "Score:";
-    static const char space[] = " \t\r\n";
-    size_t n = strlen(text), d;
-    unsigned score = 0;
-    while (n > 0 && strchr(space, text[n - 1]))
-        n--;
-    for (d = n; d > 0 && n - d < 4 && text[d - 1] >= '0' && text[d - 1] <= '9';)
-        d--;
-    if (d == n || n - d > 3) return 0;
-    for (size_t i = d; i < n; i++)
-        score = score * 10 + (unsigned)(text[i] - '0');
-    while (d > 0 && text[d - 1] == ' ')
-        d--;
-    if (score > 100 || d < sizeof word - 1) return 0;
-    d -= sizeof word - 1;
-    if (strncmp(text + d, word, sizeof word - 1) != 0) return 0;
-    if (d > 0 && !strchr(space, text[d - 1])) return 0;
-    while (d > 0 && strchr(space, text[d - 1]))
-        d--;
-    text[d] = '\0';
+    char *at = NULL;
+    unsigned score;
+    int n = 0;
+    for (char *p = strstr(text, "Score:"); p; p = strstr(p + 1, "Score:"))
+        at = p;
+    if (!at || (at > text && !isspace((unsigned char)at[-1]))) return 0;
+    if (sscanf(at, "Score: %3u %n", &score, &n) != 1 || at[n] != '\0' || score > 100) return 0;
+    while (at > text && isspace((unsigned char)at[-1]))
+        at--;
+    *at = '\0';
     return score;
 }
 
@@ -122,7 +113,7 @@ int map_run(const struct judge *j, enum map_kind k, const struct judge_line *l, 
             struct verdict *ret)
 {
     struct buf text = BUF_INIT;
-    struct verdict v = {.kl_forced = NAN, .kl_first = NAN};
+    struct verdict v = verdict_none;
     if (l->suffix || l->prompt.n_chunks == 0 || !json_object_get(l->line, "answer"))
         return -ENODATA;
     int r = k == MAP_REDUCE ? map_reduce(j, l, map_tokens, &text, &v) : map_rerank(j, l, &text, &v);

@@ -51,47 +51,27 @@ static void choose_default(const struct fus_profile *profile, struct bench_run *
 
 /* ---- what a method sets beside its name: "qs:layers=10-24:power=2" ---- */
 
-static bool whole(const char **p, unsigned max, unsigned *ret)
-{
-    char *end;
-    const long v = strtol(*p, &end, 10);
-    if (end == *p || v < 0 || v > (long)max) return false;
-    *p = end;
-    *ret = (unsigned)v;
-    return true;
-}
-
-static bool positive(const char **p, double max, float *ret)
-{
-    char *end;
-    const double v = strtod(*p, &end);
-    if (end == *p || !(v > 0 && v <= max)) return false;
-    *p = end;
-    *ret = (float)v;
-    return true;
-}
-
 /* One "key=value" at *p, which moves behind it. */
 static bool take_setting(const char **p, const struct model_cfg *cfg, struct fus_plan *with)
 {
-    const size_t key = strcspn(*p, "=");
-    const char *at = *p;
-    unsigned last;
-    bool ok = false;
-    if (at[key] != '=') return false;
-    *p += key + 1;
-    if (strncmp(at, "layers", key) == 0 && key == 6) {
-        ok = whole(p, cfg->L - 1, &with->score_lo) && **p == '-' && (++*p, true) &&
-             whole(p, cfg->L - 1, &last) && last >= with->score_lo;
-        if (ok) with->score_hi = last + 1;
-    } else if (strncmp(at, "check", key) == 0 && key == 5) {
-        ok = whole(p, cfg->L - 1, &with->check_layer) && with->check_layer > 0;
-    } else if (strncmp(at, "side", key) == 0 && key == 4) {
-        ok = whole(p, cfg->L - 1, &with->side_layer) && with->side_layer > 0;
-    } else if (strncmp(at, "power", key) == 0 && key == 5) {
-        ok = positive(p, 4, &with->sense_power);
+    const unsigned L = cfg->L;
+    unsigned a = 0, b = 0;
+    float power = 0;
+    int n = 0;
+    if (sscanf(*p, "layers=%u-%u%n", &a, &b, &n) == 2 && a <= b && b < L) {
+        with->score_lo = a;
+        with->score_hi = b + 1;
+    } else if (sscanf(*p, "check=%u%n", &a, &n) == 1 && a > 0 && a < L) {
+        with->check_layer = a;
+    } else if (sscanf(*p, "side=%u%n", &a, &n) == 1 && a > 0 && a < L) {
+        with->side_layer = a;
+    } else if (sscanf(*p, "power=%f%n", &power, &n) == 1 && power > 0 && power <= 4) {
+        with->sense_power = power;
+    } else {
+        return false;
     }
-    return ok && (**p == ':' || **p == '\0');
+    *p += n;
+    return **p == ':' || **p == '\0';
 }
 
 static const char *removed_setting(const char *p)

@@ -7,12 +7,14 @@
  * first SIGINT or SIGTERM reports the lines that are done. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/judge.h"
 #include "tools/bench/mapreduce.h"
 
 #include "base/mem.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -94,54 +96,42 @@ static int study_line(struct study *s, const json_t *lines, size_t at, struct er
 
 /* ---- figures ---- */
 
-enum figure { F_KL, F_KL_FIRST, F_TOP1, F_EXACT, F_F1, F_ROUGE, F_TTFT, F_RECOMPUTED, F_COST };
+/* What is reported of all lines, in the mean. */
+static const struct figure {
+    const char *name;
+    size_t at; /* in struct verdict */
+    bool interval;
+} figures[] = {{"exact_match", offsetof(struct verdict, score.exact_match), true},
+               {"f1", offsetof(struct verdict, score.f1), true},
+               {"rouge_l", offsetof(struct verdict, score.rouge_l), true},
+               {"kl_mean", offsetof(struct verdict, kl_first), false},
+               {"kl_forced", offsetof(struct verdict, kl_forced), true},
+               {"top1_agreement", offsetof(struct verdict, top1), false},
+               {"tokens_recomputed", offsetof(struct verdict, n_recomputed), false},
+               {"cost", offsetof(struct verdict, cost), false},
+               {"ttft_ms", offsetof(struct verdict, ttft_ms), false}};
+enum {
+    KL = offsetof(struct verdict, kl_forced),
+    MATCH = offsetof(struct verdict, score.exact_match),
+    TTFT = offsetof(struct verdict, ttft_ms)
+};
 
-static double figure_of(const struct verdict *v, enum figure f)
-{
-    switch (f) {
-    case F_KL:
-        return v->kl_forced;
-    case F_KL_FIRST:
-        return v->kl_first;
-    case F_TOP1:
-        return isnan(v->kl_first) ? NAN : v->top1;
-    case F_EXACT:
-        return v->has_score ? v->score.exact_match : NAN;
-    case F_F1:
-        return v->has_score ? v->score.f1 : NAN;
-    case F_ROUGE:
-        return v->has_score ? v->score.rouge_l : NAN;
-    case F_TTFT:
-        return v->ttft_ms;
-    case F_RECOMPUTED:
-        return v->n_recomputed;
-    case F_COST:
-        return v->cost;
-    }
-    return NAN;
-}
-
-/* The figures of all lines that have one. */
-static size_t column(const struct totals *t, enum figure f, double *ret)
+/* The figure of all lines that have one. */
+static size_t column(const struct totals *t, size_t figure, double *ret)
 {
     size_t n = 0;
     for (size_t i = 0; i < t->n; i++) {
-        ret[n] = figure_of(&t->at[i], f);
+        memcpy(&ret[n], (const char *)&t->at[i] + figure, sizeof *ret);
         n += isfinite(ret[n]);
     }
     return n;
 }
 
-static struct boot mean_of(struct study *s, const struct totals *t, enum figure f)
-{
-    return boot_ratio(s->v, NULL, column(t, f, s->v), SEED);
-}
-
 /* Of t to `with` on the same lines; NAN unless both have judged all of them. */
 static struct boot compare(struct study *s, const struct totals *t, const struct totals *with,
-                           enum figure f)
+                           size_t figure)
 {
-    const size_t n = column(t, f, s->v), m = with ? column(with, f, s->w) : 0;
+    const size_t n = column(t, figure, s->v), m = with ? column(with, figure, s->w) : 0;
     return boot_ratio(s->v, s->w, n == m ? n : 0, SEED);
 }
 
@@ -171,53 +161,59 @@ static void put_interval(json_t *row, const char *name, const struct boot *b)
 }
 
 static void put_lines(struct study *s, json_t *row, const char *name, const struct totals *t,
-                      enum figure f)
+                      size_t figure)
 {
-    const size_t n = column(t, f, s->v);
+    const size_t n = column(t, figure, s->v);
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(all, json_real(s->v[i]));
     json_object_set_new(row, name, all);
 }
 
+static const struct bench_column columns[] = {{"strategy", "strategy", -22, 0},
+                                              {"ratio", "ratio", 5, 2},
+                                              {"kind", "kind", -14, 0},
+                                              {"n", "n", 4, 0},
+                                              {"EM", "exact_match", 6, 3},
+                                              {"F1", "f1", 6, 3},
+                                              {"KL 1st", "kl_mean", 7, 4},
+                                              {"KL frcd", "kl_forced", 8, 5},
+                                              {"/ reuse", "kl_forced_vs_reuse", 7, 3},
+                                              {"2.5 %", "kl_forced_vs_reuse_lo", 6, 3},
+                                              {"97.5 %", "kl_forced_vs_reuse_hi", 6, 3},
+                                              {"/ hkvd@0.15", "kl_forced_vs_baseline", 11, 3},
+                                              {"2.5 %", "kl_forced_vs_baseline_lo", 6, 3},
+                                              {"97.5 %", "kl_forced_vs_baseline_hi", 6, 3},
+                                              {"top-1", "top1_agreement", 6, 2},
+                                              {"recomp", "tokens_recomputed", 8, 1},
+                                              {"cost", "cost", 6, 3},
+                                              {"speed", "speedup", 7, 2},
+                                              {0}};
+
 static void report_row(struct study *s, const struct method *m, size_t kind)
 {
-    const struct totals *t = &m->total[kind], *reuse = totals_of(s, POL_REUSE, 0, kind),
-                        *base = totals_of(s, POL_HKVD, BASELINE_RATIO, kind),
-                        *full = &s->method[0].total[kind];
+    const struct totals *t = &m->total[kind];
     if (t->n == 0) return;
-    const struct boot kl = mean_of(s, t, F_KL), match = mean_of(s, t, F_EXACT),
-                      f1 = mean_of(s, t, F_F1), rouge = mean_of(s, t, F_ROUGE),
-                      to_reuse = compare(s, t, reuse, F_KL), to_base = compare(s, t, base, F_KL),
-                      faster = compare(s, full, t, F_TTFT);
-    const double first = mean_of(s, t, F_KL_FIRST).value, top1 = mean_of(s, t, F_TOP1).value,
-                 again = mean_of(s, t, F_RECOMPUTED).value, cost = mean_of(s, t, F_COST).value;
-    json_t *row = json_object();
-    json_object_set_new(row, "strategy", json_string(m->run.name));
-    json_object_set_new(row, "runs", json_string(pol_strategy_name(m->run.strategy)));
-    json_object_set_new(row, "ratio", json_real((double)m->run.ratio));
-    json_object_set_new(row, "kind", json_string(s->kind[kind]));
-    json_object_set_new(row, "n", json_integer((json_int_t)t->n));
-    put_interval(row, "exact_match", &match);
-    put_interval(row, "f1", &f1);
-    put_interval(row, "rouge_l", &rouge);
-    json_object_set_new(row, "kl_mean", bench_number(first));
-    put_interval(row, "kl_forced", &kl);
-    json_object_set_new(row, "top1_agreement", bench_number(top1));
-    json_object_set_new(row, "tokens_recomputed", bench_number(again));
-    json_object_set_new(row, "cost", bench_number(cost));
-    json_object_set_new(row, "ttft_ms", bench_number(mean_of(s, t, F_TTFT).value));
+    const struct boot to_reuse = compare(s, t, totals_of(s, POL_REUSE, 0, kind), KL),
+                      to_base = compare(s, t, totals_of(s, POL_HKVD, BASELINE_RATIO, kind), KL),
+                      faster = compare(s, &s->method[0].total[kind], t, TTFT);
+    json_t *row = json_pack("{s:s, s:s, s:f, s:s, s:I}", "strategy", m->run.name, "runs",
+                            pol_strategy_name(m->run.strategy), "ratio", (double)m->run.ratio,
+                            "kind", s->kind[kind], "n", (json_int_t)t->n);
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
+        const struct boot mean = boot_ratio(s->v, NULL, column(t, figures[i].at, s->v), SEED);
+        if (figures[i].interval)
+            put_interval(row, figures[i].name, &mean);
+        else
+            json_object_set_new(row, figures[i].name, bench_number(mean.value));
+    }
     put_interval(row, "speedup", &faster);
     put_interval(row, "kl_forced_vs_reuse", &to_reuse);
     put_interval(row, "kl_forced_vs_baseline", &to_base);
-    put_lines(s, row, "kl_lines", t, F_KL);
-    put_lines(s, row, "match_lines", t, F_EXACT);
+    put_lines(s, row, "kl_lines", t, KL);
+    put_lines(s, row, "match_lines", t, MATCH);
     json_array_append_new(s->b->rows, row);
-    (void)printf("%-22s %5.2f %-14s %4zu %6.3f %6.3f %7.4f %8.5f %6.3f [%5.3f, %5.3f] %6.3f "
-                 "[%5.3f, %5.3f] %6.2f %8.1f %6.3f %7.2f\n",
-                 m->run.name, (double)m->run.ratio, s->kind[kind], t->n, match.value, f1.value,
-                 first, kl.value, to_reuse.value, to_reuse.lo, to_reuse.hi, to_base.value,
-                 to_base.lo, to_base.hi, top1, again, cost, faster.value);
+    bench_print_row(columns, row);
 }
 
 /* The fastest method that surely keeps within the loss: the upper end of its interval does. */
@@ -229,8 +225,8 @@ static void report_fastest(struct study *s, size_t kind)
     struct boot speed = {0}, loss = {0};
     for (size_t i = 0; i < s->n_methods; i++) {
         const struct method *m = &s->method[i];
-        const struct boot l = compare(s, &m->total[kind], reuse, F_KL);
-        const struct boot f = compare(s, full, &m->total[kind], F_TTFT);
+        const struct boot l = compare(s, &m->total[kind], reuse, KL);
+        const struct boot f = compare(s, full, &m->total[kind], TTFT);
         if (m->run.map != MAP_NONE || !(l.hi <= s->max_loss) || !(f.value > speed.value)) continue;
         best = m;
         speed = f;
@@ -275,9 +271,7 @@ static int add_all(struct study *s)
 
 static void report_study(struct study *s)
 {
-    (void)printf("%-22s %5s %-14s %4s %6s %6s %7s %8s %22s %22s %6s %8s %6s %7s\n", "strategy",
-                 "ratio", "kind", "n", "EM", "F1", "KL 1st", "KL frcd", "/ reuse [95 %]",
-                 "/ hkvd@0.15 [95 %]", "top-1", "recomp", "cost", "speed");
+    bench_print_head(columns);
     for (size_t k = 0; k < s->n_kinds; k++)
         for (size_t i = 0; i < s->n_methods; i++)
             report_row(s, &s->method[i], k);

@@ -96,15 +96,14 @@ TEST(what_is_no_method_is_refused)
 
 TEST(text_is_scored_where_the_line_says_what_is_right)
 {
-    struct verdict v = {0};
+    struct verdict v = verdict_none;
     json_t *line = json_pack("{s:[s,s]}", "answer", "Paris", "the city of Paris");
     judge_text(line, "City of Paris.", &v);
-    ASSERT_TRUE(v.has_score);
     ASSERT_NEAR(v.score.exact_match, 1, 0);
     json_decref(line);
     line = json_object();
     judge_text(line, "anything", &v);
-    ASSERT_TRUE(!v.has_score);
+    ASSERT_TRUE(isnan(v.score.exact_match));
     json_decref(line);
 }
 
