@@ -27,20 +27,28 @@ enum {
 
 /* ---- settings ---- */
 
-struct gw_settings *gw_settings_new(struct gw_config *c, struct gw_keys *k, struct gw_keys *admin)
+int gw_settings_create(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
+                       struct err *err)
 {
+    const struct gw_key_source keys = {.list = c->api_keys.v,
+                                       .n = c->api_keys.n,
+                                       .file = c->api_key_file,
+                                       .defaults = {c->key_rpm, c->key_tpm, c->key_concurrency}};
+    const struct gw_key_source admins = {.list = c->admin_keys.v, .n = c->admin_keys.n};
     struct gw_settings *s = mem_zalloc(sizeof *s);
     if (!s) {
         gw_config_free(c);
-        gw_keys_destroy(k);
-        gw_keys_destroy(admin);
-        return NULL;
+        return -ENOMEM;
     }
     s->n_refs = 1;
     s->config = c;
-    s->keys = k;
-    s->admin_keys = admin;
-    return s;
+    int r = gw_keys_create(&keys, old, &s->keys, err);
+    if (r == 0) r = gw_keys_create(&admins, NULL, &s->admin_keys, err);
+    if (r < 0)
+        gw_settings_unref(s);
+    else
+        *ret = s;
+    return r;
 }
 
 struct gw_settings *gw_settings_ref(struct gw_settings *s)

@@ -7,6 +7,7 @@
 #include "gateway/front/keys.h"
 #include "gateway/process/config.h"
 #include "gateway/process/run.h"
+#include "gateway/process/server.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -32,18 +33,15 @@ static int hash_key(struct buf *text)
     return 0;
 }
 
-/* The keys are part of the configuration. */
-static int check_keys(const struct gw_config *c)
+/* The keys are part of the configuration. Takes c. */
+static int check_keys(struct gw_config *c)
 {
-    struct gw_keys *k = NULL, *admin = NULL;
+    struct gw_settings *s = NULL;
     struct err err = {0};
-    struct gw_key_source keys = {c->api_keys.v, c->api_keys.n, c->api_key_file, {0}};
-    struct gw_key_source admins = {.list = c->admin_keys.v, .n = c->admin_keys.n};
-    int r = gw_keys_create(&keys, NULL, &k, &err);
-    if (r == 0) r = gw_keys_create(&admins, NULL, &admin, &err);
-    gw_keys_destroy(k);
-    gw_keys_destroy(admin);
+    int r = gw_settings_create(c, NULL, &s, &err);
+    gw_settings_unref(s);
     if (r < 0) (void)fprintf(stderr, "%s\n", err.msg[0] ? err.msg : err_name(r));
+    if (r == 0) (void)printf("configuration ok\n");
     return r < 0 ? 2 : 0;
 }
 
@@ -103,7 +101,7 @@ int main(int argc, char **argv, char **envp)
         status = hash_key(&text);
     } else if (c->check) {
         status = check_keys(c);
-        if (status == 0) (void)printf("configuration ok\n");
+        c = NULL;
     } else {
         status = run_gateway(c, argc, argv, envp);
         c = NULL;

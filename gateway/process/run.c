@@ -235,28 +235,6 @@ static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, o
 
 /* ---- reload ---- */
 
-/* Takes c. */
-static int read_settings(struct gw_config *c, const struct gw_keys *old, struct gw_settings **ret,
-                         struct err *err)
-{
-    struct gw_key_source keys = {.list = c->api_keys.v,
-                                 .n = c->api_keys.n,
-                                 .file = c->api_key_file,
-                                 .defaults = {c->key_rpm, c->key_tpm, c->key_concurrency}};
-    struct gw_key_source admins = {.list = c->admin_keys.v, .n = c->admin_keys.n};
-    struct gw_keys *k = NULL, *admin = NULL;
-    int r = gw_keys_create(&keys, old, &k, err);
-    if (r == 0) r = gw_keys_create(&admins, NULL, &admin, err);
-    if (r < 0) {
-        gw_keys_destroy(k);
-        gw_config_free(c);
-        return r;
-    }
-    struct gw_settings *s = gw_settings_new(c, k, admin);
-    if (s) *ret = s;
-    return s ? 0 : -ENOMEM;
-}
-
 /* Read everything first, then change everything: an error leaves all as it was. */
 static int reload(void *ctx, struct buf *ret_restart, struct err *err)
 {
@@ -270,7 +248,7 @@ static int reload(void *ctx, struct buf *ret_restart, struct err *err)
     if (r < 0)
         (void)err_set(err, r, "configuration unchanged: %.*s", (int)strcspn(buf_cstr(&text), "\n"),
                       buf_cstr(&text));
-    if (r == 0) r = read_settings(c, old->keys, &s, err);
+    if (r == 0) r = gw_settings_create(c, old->keys, &s, err);
     if (r == 0) r = gw_upstreams_parse(s->config, &ups, err);
     if (r == 0 && server->tls) r = http_tls_reload(server->tls, err);
     if (r == 0) {
@@ -405,7 +383,7 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     gw_hop_new(server->hop);
     server->reload = reload;
     server->run_ctx = u;
-    int r = read_settings(c, NULL, &server->first, err);
+    int r = gw_settings_create(c, NULL, &server->first, err);
     if (r < 0) return r;
     server->settings = gw_settings_ref(server->first);
     const char *presets =
