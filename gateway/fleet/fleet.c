@@ -4,7 +4,7 @@
  * The configuration's upstreams become targets, and a reload changes them in place: an entry is
  * known by its name, and keeps its history unless its address changed, which makes it another
  * backend. */
-#include "gateway/fleet/address.h"
+#include "gateway/fleet/upstream.h"
 #include "gateway/fleet/fleet_int.h"
 
 #include "base/assert.h"

@@ -190,10 +190,7 @@ enum fleet_serves { FLEET_NO, FLEET_YES, FLEET_PERHAPS };
 enum fleet_serves fleet_serves(const struct gw_fleet *f, const struct gw_target *t,
                                const char *model, const char **ret_sent);
 
-/* ---- fleet_load.c: locked ---- */
-/* A request of so many tokens to compute and to reuse is on its way; it waits there no more. */
-void fleet_load_sent(struct gw_lease *l, uint64_t computed, uint64_t reused, uint64_t now);
-void fleet_load_gone(struct gw_lease *l);
+/* ---- others: locked ---- */
 double fleet_load_wait_ms(const struct gw_target *t, uint64_t now); /* -1: unknown */
 void fleet_count_status(struct gw_target *t, int status);           /* fleet_view.c, locked */
 

@@ -1,6 +1,9 @@
-/* residency: keeps the directory true to what the workers hold, by their own word, and passes on
- * what they say of their load.
+/* residency: which worker holds which chunks, by the identity of their text.
  *
+ * The directory is read by routing. Its memory is bounded: when it is full the entries seen longest
+ * ago are forgotten, which costs speed, never an answer. Thread: any; it locks itself.
+ *
+ * Polls keep it true, by the workers' own word, and pass on what they say of their load.
  * Each worker that is ready is asked GET /admin/residents (docs/api.md): it answers at once with
  * all it holds, and from then on whenever something came or went (a long poll). What it says goes
  * into the directory as it arrives; a worker that was lost, or has begun a new life (another
@@ -15,10 +18,24 @@
 
 #include "gateway/fleet/lease.h"
 
-struct gw_directory;
-struct gw_residency;
 struct http_loop;
+struct http_tls;
+struct gw_directory;
+int gw_directory_create(size_t budget_bytes, struct gw_directory **ret);
+void gw_directory_destroy(struct gw_directory *d);
+/* The worker `target` (an index of the fleet) holds the text: `tokens` many, in a tier whose use
+ * costs `cost` (0 = as good as computed, 1 = no better than computing it again). */
+int gw_directory_put(struct gw_directory *d, unsigned target, uint64_t text_id, uint32_t tokens,
+                     double cost);
+void gw_directory_drop(struct gw_directory *d, unsigned target, uint64_t text_id);
+void gw_directory_forget(struct gw_directory *d, unsigned target); /* all of it: it restarted */
+/* Tokens of these texts that each of n_targets targets holds, discounted by tier; sums over texts.
+ */
+void gw_directory_resident(struct gw_directory *d, const uint64_t *text_id, size_t n_texts,
+                           uint64_t *ret_tokens, size_t n_targets);
+size_t gw_directory_count(struct gw_directory *d);
 
+struct gw_residency;
 /* The directory is borrowed. */
 int gw_residency_create(struct http_loop *loop, struct gw_directory *d, struct gw_residency **ret);
 /* The worker `target` (an index of the fleet) is ready; again: nothing changes. The address must be

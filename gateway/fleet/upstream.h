@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct buf;
 struct gw_config;
 
 struct gw_model_rule {
@@ -64,5 +65,10 @@ void gw_upstreams_free(struct gw_upstreams *l);
 const struct gw_model_rule *gw_upstream_rule(const struct gw_upstream *u, const char *model);
 /* Do its `paths` hold this one ("files/f-1", decoded), of which no segment is "." or ".."? */
 bool gw_upstream_opens(const struct gw_upstream *u, const char *path);
+
+/* "http://h:p", "h:p", "[::1]:p", "unix:/p" → the form base/net/http.h takes (buf), or -EINVAL. */
+int gw_parse_address(const char *s, struct buf *out);
+/* A regular file that others than its owner may read or write: no place for a secret. */
+bool gw_secret_is_exposed(const char *path);
 
 #endif

@@ -152,13 +152,6 @@ static double objective_ms(const struct gw_req *q)
     return gw_config_of(q)->max_ttft_ms;
 }
 
-/* Requests for one model wait for the same room. */
-static uint64_t place_of(const struct gw_req *q)
-{
-    const char *model = q->scan.has_model ? q->scan.model : "";
-    return seg_text_id("model", model, strlen(model));
-}
-
 /* The work is predicted prefill time; where that is unknown, tokens measure shares as well. */
 static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *want,
                                 const struct pol_shed_worker *worker, size_t n)
@@ -172,7 +165,7 @@ static struct gw_claim claim_of(const struct gw_req *q, const struct gw_want *wa
         .class = q->scan.priority > c->priority ? q->scan.priority : c->priority,
         .work = work > 1 ? work : 1,
         .weight = c->weight,
-        .place = place_of(q),
+        .place = q->place,
         /* With one key no other overtakes: then the workers had better know all that comes. */
         .paced = gw_keys_count(q->settings->keys) > 1};
 }
@@ -221,7 +214,7 @@ static bool predict_wait(struct gw_req *q, struct gw_claim *ret)
     size_t n = gw_fleet_forecast(server->fleet, &want, worker);
     *ret = claim_of(q, &want, worker, n);
     if (n == 0 || objective_ms(q) == 0) return true;
-    struct gw_ahead ahead = gw_admit_ahead(&server->admit, q->group, ret);
+    struct gw_ahead ahead = gw_admit_ahead(&server->admit, gw_req_group(q), ret);
     struct pol_shed_in in = {.worker = worker,
                              .n = n,
                              .ahead_ms = ahead.work,
@@ -242,14 +235,15 @@ enum gw_admission gw_admission_enter(struct gw_req *q)
     struct gw_claim claim;
     if (!charge_key(q)) return GW_ADMISSION_REFUSED;
     q->deadline_ns = clock_coarse_ns() + gw_config_of(q)->queue_timeout_ms * 1000000ull;
-    q->group = (unsigned)(place_of(q) % GW_ADMIT_GROUPS);
+    const char *model = q->scan.has_model ? q->scan.model : "";
+    q->place = seg_text_id("model", model, strlen(model));
     q->stage = GW_QUEUED;
     bool post = strcmp(http_req_method(q->http), "POST") == 0;
     if (!post || !(q->route->props & GW_R_ADMIT) || q->unbounded) return GW_ADMISSION_RUNS;
     if (!predict_wait(q, &claim)) return GW_ADMISSION_REFUSED;
     q->ticket.user = q;
-    int r = gw_admit_enter(&loop->server->admit, &q->ticket, loop->index, q->group, q->deadline_ns,
-                           &claim);
+    int r = gw_admit_enter(&loop->server->admit, &q->ticket, loop->index, gw_req_group(q),
+                           q->deadline_ns, &claim);
     q->has_ticket = r >= 0;
     if (r < 0) gw_admission_refuse(q, GW_SHED_FULL, "The server is busy and its queue is full.");
     return r < 0 ? GW_ADMISSION_REFUSED : r == 1 ? GW_ADMISSION_RUNS : GW_ADMISSION_WAITS;

@@ -4,10 +4,7 @@
 
 #include <errno.h>
 
-enum {
-    SHARE = 7,     /* chosen: an eighth stays free; 1 would keep half of it free in vain */
-    FULL_MAX = 32, /* chosen: models that are full at once; of more each ticket asks */
-};
+enum { SHARE = 7 }; /* chosen: an eighth stays free; 1 would keep half of it free in vain */
 
 void gw_admit_init(struct gw_admit *a, unsigned running_max, unsigned waiting_max,
                    void (*wake)(void *ctx, unsigned loop), bool (*room)(void *ctx, void *user),
@@ -159,30 +156,17 @@ static void stop_parking(struct gw_admit *a, struct gw_ticket *t)
 
 /* ---- whose turn it is ---- */
 
-/* Places that were found without room: no other ticket that waits for them need ask. */
-struct full {
-    uint64_t place[FULL_MAX];
-    unsigned n;
-};
-
-static bool is_full(const struct full *f, const struct gw_ticket *t)
-{
-    for (unsigned i = 0; t->claim.paced && i < f->n; i++)
-        if (f->place[i] == t->claim.place) return true;
-    return false;
-}
-
 /* The first that may run; NULL: none. */
 static struct gw_ticket *next_of(struct gw_admit *a)
 {
     unsigned class[POL_FAIR_CLASSES];
-    struct full full = {.n = 0};
+    struct gw_places full = {.n = 0};
     pol_fair_order(&a->fair, class);
     for (unsigned c = 0; c < POL_FAIR_CLASSES; c++)
         for (struct gw_ticket *t = a->queue[class[c]].head; t; t = t->next) {
-            if (is_full(&full, t)) continue;
+            if (t->claim.paced && gw_places_has(&full, t->claim.place)) continue;
             if (may_run(a, t)) return t;
-            if (t->claim.paced && full.n < FULL_MAX) full.place[full.n++] = t->claim.place;
+            if (t->claim.paced) gw_places_add(&full, t->claim.place);
         }
     return NULL;
 }

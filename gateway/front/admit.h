@@ -47,6 +47,21 @@ struct gw_claim {         /* what a ticket's place in the order depends on */
                              several */
     bool paced;
 };
+/* Places found without room in one search: no other request that waits for them need ask. */
+struct gw_places {
+    uint64_t v[32]; /* chosen: of more each request asks for itself */
+    unsigned n;
+};
+static inline bool gw_places_has(const struct gw_places *p, uint64_t place)
+{
+    for (unsigned i = 0; i < p->n; i++)
+        if (p->v[i] == place) return true;
+    return false;
+}
+static inline void gw_places_add(struct gw_places *p, uint64_t place)
+{
+    if (p->n < sizeof p->v / sizeof p->v[0]) p->v[p->n++] = place;
+}
 struct gw_ticket { /* embedded in the request; zeroed before the first use */
     /* guarded by the queue's lock */
     struct gw_ticket *prev, *next;

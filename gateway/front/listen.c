@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "gateway/fleet/address.h"
+#include "gateway/fleet/upstream.h"
 #include "gateway/front/front.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"

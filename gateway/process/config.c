@@ -3,7 +3,6 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/redis/registry.h"
-#include "gateway/fleet/address.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/front/cors.h"
 #include "gateway/front/listen.h"

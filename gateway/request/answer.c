@@ -138,7 +138,7 @@ static void take_part(struct gw_req *q)
 {
     q->ans.taken = true;
     q->first_byte_ns = clock_ns();
-    gw_scan_forget(&q->scan);
+    gw_scan_fini(&q->scan);
     if (http_call_sent_all(q->send.call)) gw_send_forget(q);
     q->send.lease.status = q->ans.status;
     gw_fleet_computed(q->loop->server->fleet, &q->send.lease);

@@ -23,21 +23,18 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    OPEN_WAIT_MAX_MS = 2000, /* chosen: a breaker that opens later is told to clients */
-    BLOCKED_MAX = 32,        /* chosen: models that are full at once */
-};
+enum { OPEN_WAIT_MAX_MS = 2000 }; /* chosen: a breaker that opens later is told to clients */
 
 /* ---- waiting for a target ---- */
 
 static void unpark(struct gw_req *q)
 {
     struct gw_loop *loop = q->loop;
-    ASSERT(q->stage == GW_PARKED && loop->n_parked[q->group] > 0);
+    ASSERT(q->stage == GW_PARKED && loop->n_parked[gw_req_group(q)] > 0);
     *(q->park.prev ? &q->park.prev->park.next : &loop->parked) = q->park.next;
     *(q->park.next ? &q->park.next->park.prev : &loop->parked_tail) = q->park.prev;
     q->park.prev = q->park.next = NULL;
-    loop->n_parked[q->group]--;
+    loop->n_parked[gw_req_group(q)]--;
     q->stage = GW_QUEUED;
     http_timer_clear(q->park.timer);
 }
@@ -149,7 +146,7 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     q->park.prev = loop->parked_tail;
     *(loop->parked_tail ? &loop->parked_tail->park.next : &loop->parked) = q;
     loop->parked_tail = q;
-    loop->n_parked[q->group]++;
+    loop->n_parked[gw_req_group(q)]++;
     wait_for(q, why, wait_ms);
 }
 
@@ -161,45 +158,21 @@ void gw_relay_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
         answer_no_target(q, why, wait_ms);
 }
 
-/* Models whose oldest request cannot go yet. Groups alone do not tell: several models may share
- * one, and what waits for one holds up no other's. */
-struct blocked {
-    const struct gw_req *q[BLOCKED_MAX];
-    size_t n;
-    uint64_t groups; /* where there are more of them */
-};
-
-static bool is_blocked(const struct blocked *b, const struct gw_req *q)
-{
-    for (size_t i = 0; i < b->n; i++)
-        if (b->q[i]->group == q->group && strcmp(b->q[i]->scan.model, q->scan.model) == 0)
-            return true;
-    return b->groups >> q->group & 1;
-}
-
-static void block(struct blocked *b, const struct gw_req *q)
-{
-    if (b->n < BLOCKED_MAX)
-        b->q[b->n++] = q;
-    else
-        b->groups |= 1ull << q->group;
-}
-
 void gw_relay_call_parked(struct gw_loop *loop)
 {
     struct gw_server *server = loop->server;
-    struct blocked blocked = {.n = 0};
+    struct gw_places full = {.n = 0}; /* the oldest request of a model goes first */
     gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
     for (struct gw_req *q = loop->parked, *next; q; q = next) {
         struct gw_want want;
         uint32_t wait_ms = 0;
         next = q->park.next;
-        if (is_blocked(&blocked, q)) continue;
+        if (gw_places_has(&full, q->place)) continue;
         gw_req_want(q, &want);
         enum gw_pick why = gw_fleet_pick(server->fleet, &want, &q->send.lease, &wait_ms);
         if (why != GW_PICK_OK && worth_waiting(q, why, wait_ms)) {
             if (why != q->park.why) wait_for(q, why, wait_ms);
-            block(&blocked, q);
+            gw_places_add(&full, q->place);
             continue;
         }
         unpark(q);
@@ -207,7 +180,7 @@ void gw_relay_call_parked(struct gw_loop *loop)
             answer_no_target(q, why, wait_ms);
         } else if (q->has_ticket && gw_admit_unpark(&server->admit, &q->ticket) == 0) {
             gw_send_done(q, GW_DONE_CANCELLED); /* queued again, in its old place */
-            blocked.groups |= 1ull << q->group; /* which admission counts by */
+            gw_places_add(&full, q->place);
             gw_relay_arm_queue(loop);
         } else {
             gw_send_leased(q);
@@ -221,8 +194,8 @@ static void has_turn(struct gw_req *q)
 {
     if (q->stage == GW_ANSWERED) return; /* cut while it waited; close follows */
     if (q->queue_begin_ns) q->queue_ns = clock_ns() - q->queue_begin_ns;
-    if (!q->park.was &&
-        q->loop->n_parked[q->group] > 0) { /* those came first; they are tried within a tick */
+    if (!q->park.was && q->loop->n_parked[gw_req_group(q)] >
+                            0) { /* those came first; they are tried within a tick */
         park(q, GW_PICK_FULL, 0);
         gw_loop_tell(q->loop, GW_TELL_FLEET);
         return;

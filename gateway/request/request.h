@@ -59,7 +59,7 @@ struct gw_req {
     char *separator; /* X-KVBlend-Separator decoded, while it is needed */
     struct gw_ticket ticket;
     bool has_ticket, unbounded; /* its model's upstreams take any number: no turn is needed */
-    unsigned group;             /* admission's */
+    uint64_t place;             /* requests for one model wait for the same room */
     uint64_t deadline_ns;       /* of waiting for a turn and for room at a target */
     struct gw_park park;        /* GW_PARKED */
     struct gw_sending send;
@@ -89,6 +89,10 @@ bool gw_req_space(const struct gw_req *q, char ret[GW_SCAN_SPACE_MAX]);
 static inline const char *gw_req_model(const struct gw_req *q) /* NULL: it names none */
 {
     return q->scan.has_model ? q->scan.model : NULL;
+}
+static inline unsigned gw_req_group(const struct gw_req *q) /* admission's */
+{
+    return (unsigned)(q->place % GW_ADMIT_GROUPS);
 }
 static inline const struct gw_config *gw_config_of(const struct gw_req *q)
 {

@@ -87,8 +87,7 @@ void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim);
 void gw_scan_head(struct gw_scan *s);
 /* After a head that has not failed. No failure of it is the client's: there are no chunks then. */
 void gw_scan_chunks(struct gw_scan *s);
-void gw_scan_run(struct gw_scan *s);    /* both; chunks only with presets */
-void gw_scan_forget(struct gw_scan *s); /* chunks and segments: no longer needed; empty then */
-void gw_scan_fini(struct gw_scan *s);
+void gw_scan_run(struct gw_scan *s);  /* both; chunks only with presets */
+void gw_scan_fini(struct gw_scan *s); /* its chunks and segments are empty then */
 
 #endif

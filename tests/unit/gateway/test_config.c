@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/mem.h"
-#include "gateway/fleet/address.h"
+#include "gateway/fleet/upstream.h"
 #include "gateway/process/config.h"
 #include "tests/test.h"
 

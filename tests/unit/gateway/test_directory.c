@@ -1,4 +1,4 @@
-#include "gateway/fleet/directory.h"
+#include "gateway/fleet/residency.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "tests/test.h"

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/net/http.h"
-#include "gateway/fleet/directory.h"
+#include "gateway/fleet/residency.h"
 #include "gateway/fleet/fleet_int.h"
 #include "gateway/process/config.h"
 #include "policy/shed.h"

@@ -2,7 +2,6 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/net/http.h"
-#include "gateway/fleet/directory.h"
 #include "tests/test.h"
 
 #include <event2/event.h>
