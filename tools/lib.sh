@@ -15,8 +15,8 @@ build_packages=(gcc pkg-config meson ninja-build libevent-dev libjansson-dev lib
     libutf8proc-dev libyaml-dev liburing-dev libhiredis-dev libssl-dev ca-certificates curl)
 test_packages=(git python3 python3-venv python3-pip redis-server redis-sentinel openssl)
 e2e_packages=(nginx-light) # what kvblend is compared with
-# What kvblend-bench proxy compares with (tools/bench-setup).
-bench_packages=(nginx-light haproxy)
+# What kvblend-bench proxy loads and compares with (tools/bench-setup).
+bench_packages=(wrk nginx-light haproxy)
 
 # Run a command for its effect. What it says goes to the file $SETUP_LOG, whose end is shown if the command fails;
 # without such a file, to the terminal.

@@ -1,6 +1,7 @@
 /* kvblend-bench proxy: rounds over points and servers. Servers take turns within a point and start
  * with another one in each round; figures are medians over the rounds. */
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/proxy.h"
 
 #include "base/mem.h"
@@ -11,9 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { SERVERS_MAX = 8, ROUNDS_MAX = 101, STREAMS = 400 };
@@ -49,12 +48,11 @@ static bool is_wanted(const char *list, const struct proxy_point *p)
     return false;
 }
 
-struct figures { /* of one server at one point, a value per round */
+struct proxy_figures { /* of one server at one point, a value per round */
     double rate[ROUNDS_MAX], p50_ms[ROUNDS_MAX], p99_ms[ROUNDS_MAX], cpu_us[ROUNDS_MAX];
-    double per_read[ROUNDS_MAX];
     size_t n;
 };
-struct run {
+struct proxy_run {
     const struct opts *opts;
     struct proxy_setup setup;
     pid_t origin;
@@ -62,27 +60,21 @@ struct run {
     size_t n_servers;
     char names[256];
     size_t n_rounds;
-    double seconds;
     int load_cpu, origin_cpu;
-    struct proxy_result *shared; /* with the forked load generator */
-    struct figures *figures;     /* [N_POINTS][SERVERS_MAX] */
+    volatile uint64_t *n_events; /* shared with the origin */
+    struct proxy_figures of[N_POINTS][SERVERS_MAX];
     json_t *meta, *rows;
 };
-
-static struct figures *figures_of(const struct run *r, size_t point, size_t server)
-{
-    return &r->figures[point * SERVERS_MAX + server];
-}
 
 /* ---- processes ---- */
 
 /* The proxies get the last CPUs, the load the first, the origin one between if there is one. */
-static void choose_cpus(struct run *r)
+static void choose_cpus(struct proxy_run *r)
 {
     int n = (int)sysconf(_SC_NPROCESSORS_ONLN), wanted = (int)r->setup.loops;
     cpu_set_t set;
     bool all = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == n;
-    r->load_cpu = r->origin_cpu = r->setup.cpu0 = -1;
+    r->load_cpu = r->origin_cpu = -1;
     if (n < wanted + 1 || !all) return;
     r->load_cpu = 0;
     r->origin_cpu = n > wanted + 1 ? 1 : 0;
@@ -90,38 +82,17 @@ static void choose_cpus(struct run *r)
     r->setup.n_cpus = wanted;
 }
 
-static int start_origin(struct run *r, struct err *err)
+static int start_origin(struct proxy_run *r, struct err *err)
 {
     int fd, e = proxy_listen(&fd, &r->setup.origin_port, err);
     if (e < 0) return e;
-    pid_t parent = getpid();
-    r->origin = fork();
-    if (r->origin == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(1);
-        proxy_pin(r->origin_cpu, 1);
-        proxy_origin_run(fd);
-    }
+    r->origin = child_fork(r->origin_cpu, r->origin_cpu >= 0 ? 1 : 0);
+    if (r->origin == 0) proxy_origin_run(fd, r->n_events);
     (void)close(fd);
     return r->origin < 0 ? err_set(err, -EAGAIN, "cannot fork") : 0;
 }
 
-static int run_load(struct run *r, const struct proxy_load *load, struct err *err)
-{
-    *r->shared = (struct proxy_result){.why = "the load generator died"};
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(1);
-        proxy_pin(r->load_cpu, 1);
-        proxy_load_run(load, r->shared);
-        _exit(0);
-    }
-    if (pid < 0 || waitpid(pid, NULL, 0) != pid) return err_set(err, -EAGAIN, "cannot fork");
-    return 0;
-}
-
-static int start_servers(struct run *r, struct err *err)
+static int start_servers(struct proxy_run *r, struct err *err)
 {
     (void)snprintf(r->names, sizeof r->names, "%s", opt_str(r->opts, "servers"));
     char *rest = NULL;
@@ -138,58 +109,49 @@ static int start_servers(struct run *r, struct err *err)
             continue;
         }
         r->n_servers++;
+        struct err why = {0};
+        if (e == 0 && proxy_check(s->port, &why) < 0)
+            e = err_set(err, -EBADMSG, "%s: %.150s", name, why.msg);
         if (e < 0) return e;
     }
     return r->n_servers ? 0 : err_set(err, -EINVAL, "--servers: none is left");
 }
 
-static int check_servers(const struct run *r, struct err *err)
-{
-    static const size_t size[] = {512, 16 << 10, 128 << 10};
-    for (size_t s = 0; s < r->n_servers; s++)
-        for (size_t i = 0; i < sizeof size / sizeof *size; i++) {
-            struct err why = {0};
-            int e = proxy_check(r->server[s].port, size[i], &why);
-            if (e < 0) return err_set(err, e, "%s: %.150s", r->server[s].name, why.msg);
-        }
-    return 0;
-}
-
 /* ---- measuring ---- */
 
-static int measure(struct run *r, size_t point, size_t server, struct err *err)
+static int measure_server(struct proxy_run *r, size_t point, size_t server, struct err *err)
 {
     const struct proxy_server *s = &r->server[server];
-    struct proxy_load load = {.point = points[point],
-                              .port = s->port,
-                              .server = s->pid,
-                              .warm_s = fmin(0.3, r->seconds / 4),
-                              .seconds = r->seconds};
-    int e = run_load(r, &load, err);
-    const struct proxy_result *x = r->shared;
-    if (e < 0) return e;
-    if (!x->ok)
-        return err_set(err, -EIO, "%s, %s of %zu bytes, %u connections: %.120s", s->name,
-                       load.point.sse ? "streams" : "requests", load.point.body_bytes,
-                       load.point.conns, x->why);
-    struct figures *f = figures_of(r, point, server);
-    f->rate[f->n] = (double)x->done / x->wall_s;
-    f->cpu_us[f->n] = s->pid ? x->cpu_s / (double)x->done * 1e6 : NAN;
-    f->p50_ms[f->n] = x->p50_ms;
-    f->p99_ms[f->n] = x->p99_ms;
-    f->per_read[f->n] = (double)x->done / (double)x->reads;
+    const struct proxy_load load = {.point = points[point],
+                                    .port = s->port,
+                                    .server = s->pid,
+                                    .seconds = (unsigned)fmax(opt_double(r->opts, "seconds"), 1),
+                                    .dir = r->setup.dir,
+                                    .cpu = r->load_cpu,
+                                    .n_events = r->n_events};
+    struct proxy_result x;
+    struct err why = {0};
+    char name[32];
+    int e = proxy_load_run(&load, &x, &why);
+    point_name(&points[point], name);
+    if (e < 0) return err_set(err, e, "%s, %s: %.140s", s->name, name, why.msg);
+    struct proxy_figures *f = &r->of[point][server];
+    f->rate[f->n] = x.done / x.wall_s;
+    f->cpu_us[f->n] = x.cpu_s / x.done * 1e6;
+    f->p50_ms[f->n] = x.p50_ms;
+    f->p99_ms[f->n] = x.p99_ms;
     f->n++;
     return 0;
 }
 
-static int measure_all(struct run *r, struct err *err)
+static int measure_servers(struct proxy_run *r, struct err *err)
 {
     size_t done = 0, of = r->n_rounds * N_POINTS;
     for (size_t round = 0; round < r->n_rounds; round++)
         for (size_t p = 0; p < N_POINTS; p++) {
             bool wanted = is_wanted(opt_str(r->opts, "only"), &points[p]);
             for (size_t i = 0; wanted && i < r->n_servers; i++) {
-                int e = measure(r, p, (i + round) % r->n_servers, err);
+                int e = measure_server(r, p, (i + round) % r->n_servers, err);
                 if (e < 0) return e;
             }
             bench_progress("proxy", ++done, of);
@@ -199,144 +161,101 @@ static int measure_all(struct run *r, struct err *err)
 
 /* ---- report ---- */
 
-static double median(const double *v, size_t n)
+static double median_of(const double *v, size_t n)
 {
     double copy[ROUNDS_MAX];
     memcpy(copy, v, n * sizeof *v);
     return bench_quantile(copy, n, 0.5);
 }
 
-static void add_row(struct run *r, size_t point, size_t server)
+static void add_row(struct proxy_run *r, size_t point, size_t server)
 {
+    static const struct bench_column columns[] = {{"server", "server", -13, 0},
+                                                  {"kind", "kind", -8, 0},
+                                                  {"bytes", "body_bytes", 7, 0},
+                                                  {"conns", "connections", 6, 0},
+                                                  {"requests/s", "requests_per_s", 10, 0},
+                                                  {"events/s", "events_per_s", 9, 0},
+                                                  {"p50 ms", "p50_ms", 9, 3},
+                                                  {"p99 ms", "p99_ms", 9, 3},
+                                                  {"CPU us", "cpu_us_per_request", 9, 1},
+                                                  {"events/CPU-s", "events_per_cpu_s", 12, 0},
+                                                  {0}};
     const struct proxy_point *p = &points[point];
-    const struct figures *f = figures_of(r, point, server);
-    double rate = median(f->rate, f->n), cpu = median(f->cpu_us, f->n);
-    double p50 = median(f->p50_ms, f->n), p99 = median(f->p99_ms, f->n);
-    json_t *row =
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:i}", "server", r->server[server].name, "kind",
-                  p->sse ? "sse" : "request", "body_bytes", (int)p->body_bytes, "connections",
-                  (int)p->conns, "streams", p->sse ? (int)p->conns : 0, "rounds", (int)f->n);
-    json_object_set_new(row, "requests_per_s", p->sse ? json_null() : bench_number(rate));
-    json_object_set_new(row, "events_per_s", p->sse ? bench_number(rate) : json_null());
-    json_object_set_new(row, "p50_ms", bench_number(p50));
-    json_object_set_new(row, "p99_ms", bench_number(p99));
-    json_object_set_new(row, "cpu_us_per_request", p->sse ? json_null() : bench_number(cpu));
-    json_object_set_new(row, "events_per_cpu_s", p->sse ? bench_number(1e6 / cpu) : json_null());
-    json_object_set_new(row, "events_per_read",
-                        p->sse ? bench_number(median(f->per_read, f->n)) : json_null());
+    const struct proxy_figures *f = &r->of[point][server];
+    const double rate = median_of(f->rate, f->n), cpu = median_of(f->cpu_us, f->n);
+    json_t *row = json_pack(
+        "{s:s, s:s, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "server",
+        r->server[server].name, "kind", p->sse ? "sse" : "request", "body_bytes",
+        (int)p->body_bytes, "connections", (int)p->conns, "streams", p->sse ? (int)p->conns : 0,
+        "rounds", (int)f->n, "requests_per_s", bench_number(p->sse ? NAN : rate), "events_per_s",
+        bench_number(p->sse ? rate : NAN), "p50_ms", bench_number(median_of(f->p50_ms, f->n)),
+        "p99_ms", bench_number(median_of(f->p99_ms, f->n)), "cpu_us_per_request",
+        bench_number(p->sse ? NAN : cpu), "events_per_cpu_s",
+        bench_number(p->sse ? 1e6 / cpu : NAN));
+    if (json_array_size(r->rows) == 0) bench_print_head(columns);
+    bench_print_row(columns, row);
     json_array_append_new(r->rows, row);
-    char note[64] = "";
-    if (p->sse && isfinite(cpu)) (void)snprintf(note, sizeof note, "%.0f events/CPU-s", 1e6 / cpu);
-    (void)printf("%-13s %-8s %7zu %6u %10.0f %9.3f %9.3f %9.1f  %s\n", r->server[server].name,
-                 p->sse ? "sse" : "request", p->body_bytes, p->conns, rate, p50, p99, cpu, note);
 }
 
-static int server_index(const struct run *r, const char *name)
+static const double *values_of(const struct proxy_run *r, size_t point, const char *name, bool cpu)
 {
+    static const double none[ROUNDS_MAX] = {[0 ... ROUNDS_MAX - 1] = NAN};
     for (size_t i = 0; i < r->n_servers; i++)
-        if (strcmp(r->server[i].name, name) == 0) return (int)i;
-    return -1;
+        if (strcmp(r->server[i].name, name) == 0)
+            return cpu ? r->of[point][i].cpu_us : r->of[point][i].rate;
+    return none;
 }
 
-enum ratio { RATIO_CPU, RATIO_RATE, RATIO_ADDED };
-
-/* kvblend against the better of nginx's two settings in the same round; NAN when one is missing. */
-static double ratio_of_round(const struct run *r, size_t point, size_t round, enum ratio what)
-{
-    static const char *const name[] = {"kvblend", "nginx", "nginx-stream"};
-    double v[3], base = 0;
-    if (figures_of(r, point, 0)->n == 0) return NAN;
-    int direct = server_index(r, "direct");
-    if (what == RATIO_ADDED && direct < 0) return NAN;
-    if (what == RATIO_ADDED) base = figures_of(r, point, (size_t)direct)->p50_ms[round];
-    for (int i = 0; i < 3; i++) {
-        int s = server_index(r, name[i]);
-        const struct figures *f = s < 0 ? NULL : figures_of(r, point, (size_t)s);
-        v[i] = !f                   ? NAN
-               : what == RATIO_CPU  ? f->cpu_us[round]
-               : what == RATIO_RATE ? f->rate[round]
-                                    : f->p50_ms[round] - base;
-    }
-    return v[0] / (what == RATIO_RATE ? fmax(v[1], v[2]) : fmin(v[1], v[2]));
-}
-
-static double ratio_at(const struct run *r, size_t point, enum ratio what)
-{
-    double v[ROUNDS_MAX];
-    for (size_t i = 0; i < r->n_rounds; i++)
-        v[i] = ratio_of_round(r, point, i, what);
-    return bench_quantile(v, r->n_rounds, 0.5);
-}
-
-/* {"512": {"median": x, "1": x, "32": x, "256": x}, …}: by body size and connections. */
-static json_t *ratios(const struct run *r, enum ratio what)
+/* kvblend's CPU or rate by the better one's of nginx's two settings in the same round: the median
+ * by point, what was not measured left out. */
+static json_t *ratios_to_nginx(const struct proxy_run *r, bool cpu)
 {
     json_t *all = json_object();
     for (size_t p = 0; p < N_POINTS; p++) {
-        char size[32], conns[32];
-        (void)snprintf(size, sizeof size, points[p].sse ? "sse" : "%zu", points[p].body_bytes);
-        (void)snprintf(conns, sizeof conns, "%u", points[p].conns);
-        json_t *of_size = json_object_get(all, size);
-        if (!of_size) {
-            of_size = json_object();
-            json_object_set_new(all, size, of_size);
-        }
-        json_object_set_new(of_size, conns, bench_number(ratio_at(r, p, what)));
-    }
-    const char *key;
-    json_t *of_size, *one;
-    json_object_foreach(all, key, of_size)
-    {
-        double v[N_POINTS];
-        size_t n = 0;
-        const char *conns;
-        json_object_foreach(of_size, conns, one) v[n++] =
-            json_is_number(one) ? json_number_value(one) : NAN;
-        json_object_set_new(of_size, "median", bench_number(bench_quantile(v, n, 0.5)));
+        const double *own = values_of(r, p, "kvblend", cpu), *a = values_of(r, p, "nginx", cpu),
+                     *b = values_of(r, p, "nginx-stream", cpu);
+        double v[ROUNDS_MAX];
+        char name[32];
+        point_name(&points[p], name);
+        for (size_t i = 0; i < r->n_rounds; i++)
+            v[i] = own[i] / (cpu ? fmin(a[i], b[i]) : fmax(a[i], b[i]));
+        const double ratio = bench_quantile(v, r->n_rounds, 0.5);
+        if (isfinite(ratio)) json_object_set_new(all, name, json_real(ratio));
     }
     return all;
 }
 
-static void report(struct run *r)
+static void report_servers(struct proxy_run *r)
 {
     json_t *per_cpu = json_object(), *versions = json_object(), *configs = json_object();
-    (void)printf("%-13s %-8s %7s %6s %10s %9s %9s %9s\n", "server", "kind", "bytes", "conns",
-                 "per s", "p50 ms", "p99 ms", "CPU us");
+    json_t *cpu = ratios_to_nginx(r, true), *rate = ratios_to_nginx(r, false);
+    char cpus[160] = "not pinned: too few CPUs, or not all of them are ours";
     for (size_t p = 0; p < N_POINTS; p++)
         for (size_t s = 0; s < r->n_servers; s++)
-            if (figures_of(r, p, s)->n) add_row(r, p, s);
+            if (r->of[p][s].n) add_row(r, p, s);
     for (size_t s = 0; s < r->n_servers; s++) {
         struct proxy_server *x = &r->server[s];
         if (!x->pid) continue;
-        const struct figures *f = figures_of(r, N_POINTS - 1, s);
-        json_object_set_new(per_cpu, x->name, bench_number(1e6 / median(f->cpu_us, f->n)));
+        const struct proxy_figures *f = &r->of[N_POINTS - 1][s];
+        json_object_set_new(per_cpu, x->name, bench_number(1e6 / median_of(f->cpu_us, f->n)));
         json_object_set_new(versions, x->name, json_string(x->version));
         json_object_set_new(configs, x->name, json_string(buf_cstr(&x->config)));
     }
-    json_object_set_new(r->meta, "sse_events_per_cpu_s", per_cpu);
-    json_object_set_new(r->meta, "versions", versions);
-    json_object_set_new(r->meta, "configs", configs);
-    json_object_set_new(r->meta, "cpu_vs_nginx", ratios(r, RATIO_CPU));
-    json_object_set_new(r->meta, "rps_vs_nginx", ratios(r, RATIO_RATE));
-    json_object_set_new(r->meta, "added_p50_vs_nginx", ratios(r, RATIO_ADDED));
-    char cpus[160] = "not pinned: too few CPUs, or not all of them are ours";
     if (r->load_cpu >= 0)
         (void)snprintf(cpus, sizeof cpus, "load on CPU %d, origin on CPU %d, proxy on CPU %d-%d",
                        r->load_cpu, r->origin_cpu, r->setup.cpu0,
                        r->setup.cpu0 + r->setup.n_cpus - 1);
-    json_object_set_new(r->meta, "pinning", json_string(cpus));
-    json_object_set_new(r->meta, "loops", json_integer(r->setup.loops));
-    json_object_set_new(r->meta, "seconds", json_real(r->seconds));
-    for (int i = 0; i < 3; i++) {
-        static const char *const name[] = {"cpu_vs_nginx", "rps_vs_nginx", "added_p50_vs_nginx"};
-        char *text =
-            json_dumps(json_object_get(r->meta, name[i]), JSON_REAL_PRECISION(3) | JSON_COMPACT);
-        (void)printf("%s %s\n", name[i], text ? text : "");
-        mem_free(text);
-    }
+    char *text = json_dumps(cpu, JSON_REAL_PRECISION(3) | JSON_COMPACT);
+    (void)printf("CPU by that of the better nginx: %s\n", text ? text : "");
+    mem_free(text);
+    json_object_update_new(
+        r->meta, json_pack("{s:o, s:o, s:o, s:o, s:o, s:s, s:i}", "sse_events_per_cpu_s", per_cpu,
+                           "versions", versions, "configs", configs, "cpu_vs_nginx", cpu,
+                           "rps_vs_nginx", rate, "pinning", cpus, "loops", (int)r->setup.loops));
 }
 
-static int run_open(struct run *r, const struct opts *opts, struct err *err)
+static int open_run(struct proxy_run *r, struct err *err)
 {
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -344,75 +263,52 @@ static int run_open(struct run *r, const struct opts *opts, struct err *err)
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
     (void)signal(SIGPIPE, SIG_IGN);
-    r->opts = opts;
-    r->seconds = opt_double(opts, "seconds");
-    r->n_rounds = (size_t)opt_int(opts, "rounds");
-    r->setup.loops = (unsigned)opt_int(opts, "loops");
-    if (!(r->seconds > 0)) return err_set(err, -EINVAL, "--seconds must be above 0");
-    (void)snprintf(r->setup.dir, sizeof r->setup.dir, "/tmp/kvblend-bench-XXXXXX");
-    if (!mkdtemp(r->setup.dir)) {
-        r->setup.dir[0] = '\0';
-        return err_set(err, -errno, "no folder for temporary files: %s", strerror(errno));
-    }
+    r->n_rounds = (size_t)opt_int(r->opts, "rounds");
+    r->setup.loops = (unsigned)opt_int(r->opts, "loops");
     r->meta = bench_meta();
     json_object_set_new(r->meta, "left_out", json_array());
     r->rows = json_array();
-    r->figures = mem_zalloc(N_POINTS * SERVERS_MAX * sizeof *r->figures);
-    r->shared =
-        mmap(NULL, sizeof *r->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (r->shared == MAP_FAILED) r->shared = NULL;
-    if (!r->shared || !r->figures) return err_set(err, -ENOMEM, "out of memory");
+    void *shared =
+        mmap(NULL, sizeof *r->n_events, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return err_set(err, -ENOMEM, "out of memory");
+    r->n_events = shared;
+    int e = child_dir("kvblend-bench", r->setup.dir, err);
+    if (e < 0) return e;
     choose_cpus(r);
     return start_origin(r, err);
 }
 
 static int measure_proxies(const struct opts *opts, struct err *err)
 {
-    struct run r = {0};
-    int e = run_open(&r, opts, err);
-    if (e == 0) e = start_servers(&r, err);
-    if (e == 0) e = check_servers(&r, err);
-    if (e == 0) e = measure_all(&r, err);
+    struct proxy_run *r = mem_zalloc(sizeof *r);
+    if (!r) return err_set(err, -ENOMEM, "out of memory");
+    r->opts = opts;
+    int e = open_run(r, err);
+    if (e == 0) e = start_servers(r, err);
+    if (e == 0) e = measure_servers(r, err);
     if (e == 0) {
-        report(&r);
-        e = bench_write_json(opts, r.meta, r.rows, err);
+        report_servers(r);
+        e = bench_write_json(opts, r->meta, r->rows, err);
     }
-    for (size_t i = 0; i < r.n_servers; i++)
-        proxy_server_stop(&r.server[i]);
-    if (r.origin > 0) {
-        (void)kill(r.origin, SIGKILL); /* it keeps nothing */
-        (void)waitpid(r.origin, NULL, 0);
-    }
-    proxy_setup_fini(&r.setup);
-    if (r.shared) (void)munmap(r.shared, sizeof *r.shared);
-    mem_free(r.figures);
-    json_decref(r.meta);
-    json_decref(r.rows);
+    for (size_t i = 0; i < r->n_servers; i++)
+        proxy_server_stop(&r->server[i]);
+    child_stop(r->origin);
+    child_dir_remove(r->setup.dir);
+    if (r->n_events) (void)munmap((void *)(uintptr_t)r->n_events, sizeof *r->n_events);
+    json_decref(r->meta);
+    json_decref(r->rows);
+    mem_free(r);
     return e;
 }
 
 static const struct opt_def measure_proxies_options[] = {
-    {.name = "rounds",
-     .type = OPT_INT,
-     .dflt = "3",
-     .min = 1,
-     .max = 101,
-     .help = "how often each figure is measured"},
-    {.name = "loops",
-     .type = OPT_INT,
-     .dflt = "1",
-     .min = 1,
-     .max = 64,
-     .help = "event loops of kvblend"},
-    {.name = "only",
-     .type = OPT_STR,
-     .dflt = "",
-     .help = "measure these only, such as 512,131072:32,sse (bytes of the body:connections)"},
-    {.name = "servers",
-     .type = OPT_STR,
-     .dflt = "direct,kvblend,nginx,nginx-stream,haproxy",
-     .help = "what to put in front of the origin; nginx-stream: without request buffering; "
-             "nginx-default: with its default body buffer"},
+    {"rounds", OPT_INT, "3", 1, ROUNDS_MAX, NULL, "how often each figure is measured"},
+    {"loops", OPT_INT, "1", 1, 64, NULL, "event loops of kvblend"},
+    {"only", OPT_STR, "", 0, 0, NULL,
+     "measure these only, such as 512,131072:32,sse (bytes of the body:connections)"},
+    {"servers", OPT_STR, "direct,kvblend,nginx,nginx-stream,haproxy", 0, 0, NULL,
+     "what to put in front of the origin; nginx-stream: without request buffering; nginx-default: "
+     "with its default body buffer"},
     {0}};
 
 const struct bench_sub bench_proxy = {.name = "proxy",

@@ -1,31 +1,22 @@
 /* proxy: what it costs to stand between clients and an OpenAI-compatible server.
  *
- * An origin and a load generator of our own, each a forked process with one epoll loop, and the
- * proxies under test as children on loopback ports. Closed loop: a connection sends its next
- * request when the last answer is complete and was checked (status, length; of a stream: number
- * and order of events, [DONE]). The origin takes and drops request bodies, answers a fixed JSON
+ * An origin of our own (a forked process with one epoll loop), wrk as the load, and the proxies
+ * under test as children on loopback ports. Every server must pass proxy_check() before it is
+ * measured: the origin gets each byte of a body, the client each byte of an answer and each event
+ * of a stream, in order. Under load wrk counts answers that are no 200 and connections that break,
+ * either of which ends the run. The origin takes and drops request bodies, answers a fixed JSON
  * text, or sends an event per tick and stream, one write each. CPU of a proxy is its process CPU
  * clock, which all its threads share, so that nothing depends on clock ticks.
- * Thread: main; proxy_origin_run() and proxy_load_run() are for forked children. */
+ * Thread: main; proxy_origin_run() is for a forked child. */
 #ifndef TOOLS_BENCH_PROXY_H
 #define TOOLS_BENCH_PROXY_H
 
 #include "base/buf.h"
-#include "base/err.h"
+#include "tools/bench/child.h"
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
-enum {
-    PROXY_ANSWER_BYTES = 1024, /* body of a plain answer */
-    PROXY_WHY_MAX = 160,
-    PROXY_PATH_MAX = 256,
-};
-
-/* A program of ours: beside this one, where it was built (a path from here), else on PATH. */
-void proxy_program(const char *name, const char *built, char ret[PROXY_PATH_MAX]);
+enum { PROXY_ANSWER_BYTES = 1024 /* body of a plain answer */ };
 
 struct proxy_point { /* one cell of the matrix */
     bool sse;
@@ -34,33 +25,38 @@ struct proxy_point { /* one cell of the matrix */
     unsigned tick_us; /* between the events of a stream */
 };
 
-/* A chat request as JSON of exactly this many bytes, with escapes and UTF-8 beyond ASCII. The
- * fields that the origin reads come first. n_events 0: no stream. */
-int proxy_body(size_t bytes, unsigned n_events, unsigned tick_us, struct buf *out);
-
 /* ---- origin ---- */
 /* Listens on a free port of 127.0.0.1. */
 int proxy_listen(int *ret_fd, uint16_t *ret_port, struct err *err);
-_Noreturn void proxy_origin_run(int listen_fd);
+/* n_events: in memory that the caller shares, counts the events that were sent. */
+_Noreturn void proxy_origin_run(int listen_fd, volatile uint64_t *n_events);
+/* An event of a stream holds its number behind this. */
+#define PROXY_EVENT_ID "data: {\"id\":\"chatcmpl-"
 
-/* ---- load generator ---- */
+/* ---- load ---- */
+/* A chat request as JSON of exactly this many bytes, with escapes and UTF-8 beyond ASCII. The
+ * fields that the origin reads come first. n_events 0: no stream. */
+int proxy_body(size_t bytes, unsigned n_events, unsigned tick_us, struct buf *out);
+bool proxy_stream_is_whole(
+    const char *text); /* all events of proxy_check()'s, in order, and their end */
+/* Does the proxy pass on every byte of bodies, answers and streams? -EBADMSG with a sentence. */
+int proxy_check(uint16_t port, struct err *err);
+
 struct proxy_load {
     struct proxy_point point;
     uint16_t port;
     pid_t server; /* whose CPU is measured; 0: none */
-    double warm_s, seconds;
+    unsigned seconds;
+    const char *dir;                   /* for what wrk reads */
+    int cpu;                           /* wrk's; -1: any */
+    const volatile uint64_t *n_events; /* of the origin */
 };
 struct proxy_result {
-    bool ok;
-    char why[PROXY_WHY_MAX];
     double wall_s, cpu_s;
-    uint64_t done;         /* requests, or events, within the window */
-    uint64_t reads;        /* that brought them */
-    double p50_ms, p99_ms; /* of a request; from the origin's write to the client for an event */
+    double done;           /* requests, or events */
+    double p50_ms, p99_ms; /* of a request; NAN for streams */
 };
-void proxy_load_run(const struct proxy_load *o, struct proxy_result *ret);
-/* One request whose body comes back as a hash: does the proxy pass on every byte? */
-int proxy_check(uint16_t port, size_t body_bytes, struct err *err);
+int proxy_load_run(const struct proxy_load *o, struct proxy_result *ret, struct err *err);
 
 /* ---- servers under test ---- */
 struct proxy_server {
@@ -72,17 +68,15 @@ struct proxy_server {
     struct buf config; /* its configuration file, or its command line */
 };
 struct proxy_setup {
-    char dir[PROXY_PATH_MAX]; /* for configuration files; removed by proxy_setup_fini() */
+    char dir[CHILD_PATH_MAX]; /* for configuration files */
     uint16_t origin_port;
     unsigned loops;
     int cpu0, n_cpus; /* the proxies' */
 };
-/* Names: direct, kvblend, nginx, nginx-stream (no request buffering), haproxy. 0, also when its
- * program is missing. */
+/* Names: direct, kvblend, nginx, nginx-stream (no request buffering), nginx-default, haproxy. 0,
+ * also when its program is missing. */
 int proxy_server_start(struct proxy_setup *s, const char *name, struct proxy_server *ret,
                        struct err *err);
 void proxy_server_stop(struct proxy_server *s);
-void proxy_setup_fini(struct proxy_setup *s);
-void proxy_pin(int cpu0, int n_cpus); /* this process; -1: leave it */
 
 #endif

@@ -1,74 +1,20 @@
-/* The load generator. A request lies in a memfd and is sent with sendfile(), so that large bodies
- * cost this side next to nothing and the proxy is what is busy. */
+/* The load: requests and their check, and wrk, which is given the request by a script and prints
+ * its sums in one line. */
+#include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
 
-#include "base/clock.h"
+#include "base/buf.h"
 #include "base/mem.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/mman.h>
-#include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-enum {
-    HEAD_BYTES = 4096,
-    EVENT_BYTES = 1024,
-    SCRATCH_BYTES = 65536,
-    EVENTS = 256,
-    SILENCE_S = 20,    /* no answer for so long: something is broken */
-    SEND_COPY = 32768, /* requests up to this go by send(): the copy is cheaper */
-};
-
-enum part { HEAD, BODY, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILER };
-
-struct load_conn {
-    int fd;
-    bool want_write, finished;
-    size_t sent;
-    uint64_t start_ns;
-    /* the answer */
-    enum part part;
-    size_t head_len, left, body_len;
-    unsigned next_event;
-    size_t event_len;
-    char head[HEAD_BYTES], event[EVENT_BYTES];
-};
-
-struct load {
-    const struct proxy_load *o;
-    struct proxy_result *ret;
-    int epoll, file;
-    clockid_t cpu_clock;
-    struct buf request;
-    struct load_conn *conn;
-    unsigned n_started, n_finished, n_events; /* streams that have begun, ended; events of each */
-    bool open, over, failed;                  /* the window */
-    uint64_t begin_ns, open_ns, last_ns, now_ns;
-    double cpu0_s;
-    float *ms;
-    size_t n_ms, cap_ms;
-};
-
-static void fail(struct load *l, const char *fmt, ...)
-{
-    if (l->failed) return;
-    va_list ap;
-    va_start(ap, fmt);
-    (void)vsnprintf(l->ret->why, sizeof l->ret->why, fmt, ap);
-    va_end(ap);
-    l->failed = true;
-}
+enum { CHECK_EVENTS = 20, CHECK_TICK_US = 1000, CHECK_MS = 10000, ARGS_MAX = 20 };
 
 /* ---- the request ---- */
 
@@ -112,377 +58,154 @@ int proxy_body(size_t bytes, unsigned n_events, unsigned tick_us, struct buf *ou
     return r < 0 ? r : buf_adds(out, tail);
 }
 
-static int make_request(const char *query, size_t bytes, unsigned n_events, unsigned tick_us,
-                        struct buf *out)
-{
-    int r = buf_addf(out,
-                     "POST /v1/chat/completions%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
-                     "application/json\r\nAuthorization: Bearer sk-bench\r\nAccept: */*\r\n"
-                     "User-Agent: kvblend-bench\r\nContent-Length: %zu\r\n\r\n",
-                     query, bytes);
-    return r < 0 ? r : proxy_body(bytes, n_events, tick_us, out);
-}
+/* ---- is everything passed on? ---- */
 
-static int connect_to(uint16_t port)
+bool proxy_stream_is_whole(const char *text)
 {
-    struct sockaddr_in a = {
-        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port)};
-    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -errno;
-    if (connect(fd, (struct sockaddr *)&a, sizeof a) < 0) {
-        int e = errno;
-        (void)close(fd);
-        return -e;
+    const char *at = text;
+    for (unsigned i = 0; i < CHECK_EVENTS; i++) {
+        at = strstr(at, "data: ");
+        if (!at || strncmp(at, PROXY_EVENT_ID, sizeof PROXY_EVENT_ID - 1) != 0) return false;
+        at += sizeof PROXY_EVENT_ID - 1;
+        if (strtoul(at, NULL, 10) != i) return false;
     }
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return fd;
+    at = strstr(at, "data: ");
+    return at && strcmp(at, "data: [DONE]\n\n") == 0;
 }
 
-static void send_more(struct load *l, struct load_conn *c)
+static bool is_right(const char *path, const struct buf *body, bool stream, struct buf *got)
 {
-    while (c->sent < l->request.len) {
-        size_t left = l->request.len - c->sent;
-        off_t at = (off_t)c->sent;
-        ssize_t n = left <= SEND_COPY
-                        ? send(c->fd, l->request.data + c->sent, left, MSG_NOSIGNAL | MSG_DONTWAIT)
-                        : sendfile(c->fd, l->file, &at, left);
-        if (n < 0 && errno != EAGAIN) {
-            fail(l, "sending a request: %s", strerror(errno));
-            return;
-        }
-        if (n < 0) break;
-        c->sent += (size_t)n;
+    char hash[32];
+    if (stream || got->len == 0) return stream && proxy_stream_is_whole(buf_cstr(got));
+    if (!strchr(path, '?')) return got->len == PROXY_ANSWER_BYTES;
+    (void)snprintf(hash, sizeof hash, "{\"xxh64\":\"%016llx\"}",
+                   (unsigned long long)XXH64(body->data, body->len, 0));
+    return strcmp(got->data, hash) == 0;
+}
+
+static int check_one(uint16_t port, const char *path, size_t bytes, bool stream, struct err *err)
+{
+    struct buf body = BUF_INIT, got = BUF_INIT;
+    char address[32];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    int r = proxy_body(bytes, stream ? CHECK_EVENTS : 0, CHECK_TICK_US, &body);
+    int status = r == 0 && buf_cstr(&body) ? openloop_call(address, path, body.data, &got, CHECK_MS)
+                                           : -ENOMEM;
+    const bool right = status == 200 && buf_cstr(&got) && is_right(path, &body, stream, &got);
+    if (!right)
+        r = err_set(err, -EBADMSG, "%s of %zu bytes: HTTP %d, %zu bytes: %.60s",
+                    stream              ? "a stream"
+                    : strchr(path, '?') ? "a body that is hashed"
+                                        : "an answer to a body",
+                    bytes, status, got.len, got.len ? got.data : "");
+    buf_fini(&body);
+    buf_fini(&got);
+    return r;
+}
+
+int proxy_check(uint16_t port, struct err *err)
+{
+    static const size_t size[] = {512, 16 << 10, 128 << 10};
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < sizeof size / sizeof *size; i++) {
+        r = check_one(port, "/v1/chat/completions?check=1", size[i], false, err);
+        if (r == 0) r = check_one(port, "/v1/chat/completions", size[i], false, err);
     }
-    bool want = c->sent < l->request.len;
-    if (want == c->want_write) return;
-    c->want_write = want;
-    struct epoll_event e = {.events = EPOLLIN | (want ? EPOLLOUT : 0u), .data.ptr = c};
-    (void)epoll_ctl(l->epoll, EPOLL_CTL_MOD, c->fd, &e);
+    return r < 0 ? r : check_one(port, "/v1/chat/completions", size[0], true, err);
 }
 
-static void request_begin(struct load *l, struct load_conn *c)
+/* ---- wrk ---- */
+
+static const char script[] =
+    "wrk.method = \"POST\"\n"
+    "wrk.headers[\"Content-Type\"] = \"application/json\"\n"
+    "wrk.headers[\"Authorization\"] = \"Bearer sk-bench\"\n"
+    "wrk.body = io.open(os.getenv(\"XDG_RUNTIME_DIR\") .. \"/body\", \"rb\"):read(\"*a\")\n"
+    "done = function(s, latency)\n"
+    "  local e = s.errors\n"
+    "  io.write(string.format(\"\\nsums %d %d %d %d %d %f %f\\n\", s.requests, s.duration,\n"
+    "    e.connect + e.read + e.write, e.status, e.timeout,\n"
+    "    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))\n"
+    "end\n";
+
+static int write_file(const char *dir, const char *name, const char *data, size_t len)
 {
-    c->sent = c->head_len = c->body_len = c->event_len = 0;
-    c->part = HEAD;
-    c->start_ns = clock_ns();
-    send_more(l, c);
+    char path[CHILD_PATH_MAX + 16];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "we");
+    if (!f) return -errno;
+    const bool ok = fwrite(data, 1, len, f) == len;
+    return fclose(f) == 0 && ok ? 0 : -EIO;
 }
 
-/* ---- the window ---- */
-
-static double cpu_s(const struct load *l)
+static int write_request(const struct proxy_load *o)
 {
+    const struct proxy_point *p = &o->point;
+    struct buf body = BUF_INIT;
+    /* A stream outlives the run: what is counted are events. */
+    const double events = p->sse ? (o->seconds + 5) * 1e6 / p->tick_us : 0;
+    int r = proxy_body(p->body_bytes, (unsigned)events, p->tick_us, &body);
+    if (r == 0) r = write_file(o->dir, "body", body.data, body.len);
+    if (r == 0) r = write_file(o->dir, "load.lua", script, sizeof script - 1);
+    buf_fini(&body);
+    return r;
+}
+
+static double cpu_of(pid_t pid)
+{
+    clockid_t clock;
     struct timespec t;
-    if (!l->o->server || clock_gettime(l->cpu_clock, &t) < 0) return 0;
+    if (pid <= 0 || clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) < 0)
+        return NAN;
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static void window_open(struct load *l)
+static int read_sums(const struct proxy_load *o, const char *out, struct proxy_result *ret,
+                     struct err *err)
 {
-    l->open = true;
-    l->open_ns = clock_ns();
-    l->cpu0_s = cpu_s(l);
-}
-
-static void window_close(struct load *l)
-{
-    l->over = true;
-    l->ret->cpu_s = cpu_s(l) - l->cpu0_s;
-    l->ret->wall_s = (double)(clock_ns() - l->open_ns) / 1e9;
-}
-
-static void measured(struct load *l, uint64_t from_ns)
-{
-    uint64_t now = clock_ns();
-    l->last_ns = now;
-    if (!l->open || l->over) return;
-    if (l->n_ms == l->cap_ms) {
-        size_t cap = l->cap_ms ? l->cap_ms * 2 : 65536;
-        float *p = mem_realloc(l->ms, cap * sizeof *p);
-        if (!p) {
-            fail(l, "out of memory");
-            return;
-        }
-        l->ms = p;
-        l->cap_ms = cap;
-    }
-    l->ms[l->n_ms++] = (float)((double)(now - from_ns) / 1e6);
-    l->ret->done++;
-}
-
-/* ---- the answer ---- */
-
-static void on_answer(struct load *l, struct load_conn *c)
-{
-    if (l->o->point.sse) {
-        fail(l, "a stream ended without [DONE]");
-        return;
-    }
-    if (c->body_len != PROXY_ANSWER_BYTES) {
-        fail(l, "an answer of %zu bytes", c->body_len);
-        return;
-    }
-    measured(l, c->start_ns);
-    if (!l->over) request_begin(l, c);
-}
-
-static void on_event(struct load *l, struct load_conn *c, const char *p, size_t len)
-{
-    static const char id[] = "data: {\"id\":\"chatcmpl-";
-    size_t at = sizeof id - 1;
-    if (p[0] == ':') return; /* a comment: a proxy may keep the connection alive */
-    if (len == 14 && memcmp(p, "data: [DONE]", 12) == 0) {
-        if (c->next_event != l->n_events) fail(l, "a stream of %u events", c->next_event);
-        c->finished = true;
-        l->n_finished++;
-        if (!l->over) window_close(l); /* from the first end on, not all streams are there */
-        return;
-    }
-    if (len < at + 29 || memcmp(p, id, at) != 0 || strtoul(p + at, NULL, 10) != c->next_event) {
-        fail(l, "event %u is another", c->next_event);
-        return;
-    }
-    if (c->next_event++ == 0 && ++l->n_started == l->o->point.conns) window_open(l);
-    measured(l, strtoull(p + at + 9, NULL, 10));
-}
-
-static void on_body(struct load *l, struct load_conn *c, const char *p, size_t n)
-{
-    c->body_len += n;
-    if (!l->o->point.sse) return;
-    while (n > 0 && !l->failed) {
-        const char *nl = memchr(p, '\n', n);
-        size_t take = nl ? (size_t)(nl - p) + 1 : n;
-        if (c->event_len + take >= EVENT_BYTES) {
-            fail(l, "an event that is too long");
-            return;
-        }
-        memcpy(c->event + c->event_len, p, take);
-        c->event_len += take;
-        c->event[c->event_len] = '\0';
-        p += take;
-        n -= take;
-        if (c->event_len < 2 || memcmp(c->event + c->event_len - 2, "\n\n", 2) != 0) continue;
-        on_event(l, c, c->event, c->event_len);
-        c->event_len = 0;
-    }
-}
-
-/* Takes a line of a chunked body's framing that may come in pieces; true once it is whole. */
-static bool take_line(struct load *l, struct load_conn *c, const char **p, const char *end)
-{
-    while (*p < end) {
-        char ch = *(*p)++;
-        if (ch == '\n') {
-            c->head[c->head_len] = '\0';
-            c->head_len = 0;
-            return true;
-        }
-        if (ch == '\r') continue;
-        if (c->head_len >= 64) {
-            fail(l, "malformed chunk");
-            return false;
-        }
-        c->head[c->head_len++] = ch;
-    }
-    return false;
-}
-
-static void take_head(struct load *l, struct load_conn *c, const char **p, const char *end)
-{
-    size_t room = HEAD_BYTES - 1 - c->head_len, had = c->head_len, n = (size_t)(end - *p);
-    if (n > room) n = room;
-    memcpy(c->head + had, *p, n);
-    c->head[had + n] = '\0';
-    char *stop = strstr(c->head + (had > 3 ? had - 3 : 0), "\r\n\r\n");
-    if (!stop) {
-        *p += n;
-        c->head_len += n;
-        if (c->head_len == HEAD_BYTES - 1) fail(l, "a head that is too long");
-        return;
-    }
-    *p += (size_t)(stop + 4 - c->head) - had;
-    stop[2] = '\0';
-    if (strncmp(c->head, "HTTP/1.1 200", 12) != 0) {
-        fail(l, "%.*s", (int)strcspn(c->head, "\r"), c->head);
-        return;
-    }
-    const char *length = strcasestr(c->head, "\r\ncontent-length:");
-    c->left = length ? strtoul(length + 17, NULL, 10) : 0;
-    c->part = length ? BODY : CHUNK_SIZE;
-    c->head_len = 0;
-    if (!length && !strcasestr(c->head, "\r\ntransfer-encoding: chunked"))
-        fail(l, "an answer without length");
-}
-
-static void take_data(struct load *l, struct load_conn *c, const char **p, const char *end)
-{
-    size_t n = (size_t)(end - *p);
-    if (n > c->left) n = c->left;
-    c->left -= n;
-    *p += n;
-    on_body(l, c, *p - n, n);
-    if (c->left == 0) {
-        if (c->part == BODY)
-            on_answer(l, c);
-        else
-            c->part = CHUNK_END;
-    }
-}
-
-static void take_input(struct load *l, struct load_conn *c, const char *p, size_t len)
-{
-    const char *end = p + len;
-    while (p < end && !l->failed) {
-        switch (c->part) {
-        case HEAD:
-            take_head(l, c, &p, end);
-            break;
-        case BODY:
-        case CHUNK_DATA:
-            take_data(l, c, &p, end);
-            break;
-        case CHUNK_SIZE:
-            if (!take_line(l, c, &p, end)) break;
-            c->left = strtoul(c->head, NULL, 16);
-            c->part = c->left ? CHUNK_DATA : TRAILER;
-            break;
-        case CHUNK_END:
-            if (take_line(l, c, &p, end)) c->part = CHUNK_SIZE;
-            break;
-        case TRAILER:
-            if (!take_line(l, c, &p, end) || c->head[0]) break;
-            if (!c->finished) on_answer(l, c);
-            c->part = HEAD;
-            break;
-        }
-    }
-}
-
-static void on_readable(struct load *l, struct load_conn *c)
-{
-    static char bytes[SCRATCH_BYTES];
-    ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n < 0 && errno == EAGAIN) return;
-    if (n <= 0) {
-        if (c->finished) {
-            (void)epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->fd, NULL);
-            return;
-        }
-        fail(l, n == 0 ? "the connection was closed" : "reading an answer: %s", strerror(errno));
-        return;
-    }
-    if (l->open && !l->over) l->ret->reads++;
-    take_input(l, c, bytes, (size_t)n);
-}
-
-/* ---- the run ---- */
-
-static int load_open(struct load *l)
-{
-    const struct proxy_point *p = &l->o->point;
-    double events = (l->o->seconds + l->o->warm_s) * 1e6 / (p->tick_us ? p->tick_us : 1);
-    l->n_events = p->sse ? (unsigned)events + 1 : 0;
-    int r = make_request("", p->body_bytes, l->n_events, p->tick_us, &l->request);
-    if (r < 0) return r;
-    l->file = memfd_create("request", MFD_CLOEXEC);
-    l->epoll = epoll_create1(EPOLL_CLOEXEC);
-    l->conn = mem_zalloc(p->conns * sizeof *l->conn);
-    if (l->file < 0 || l->epoll < 0 || !l->conn ||
-        write(l->file, l->request.data, l->request.len) != (ssize_t)l->request.len)
-        return -ENOMEM;
-    if (l->o->server && clock_getcpuclockid(l->o->server, &l->cpu_clock) != 0) return -ESRCH;
-    for (unsigned i = 0; i < p->conns; i++) {
-        struct epoll_event e = {.events = EPOLLIN, .data.ptr = &l->conn[i]};
-        l->conn[i].fd = connect_to(l->o->port);
-        if (l->conn[i].fd < 0) return l->conn[i].fd;
-        if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, l->conn[i].fd, &e) < 0) return -errno;
-    }
+    unsigned long long requests, us, broken, refused, late;
+    const char *at = strstr(out, "\nsums ");
+    struct proxy_result r = *ret;
+    if (!at || sscanf(at, "\nsums %llu %llu %llu %llu %llu %lf %lf", &requests, &us, &broken,
+                      &refused, &late, &r.p50_ms, &r.p99_ms) != 7)
+        return err_set(err, -EIO, "wrk says: %.140s", out);
+    if (broken || refused || late)
+        return err_set(err, -EIO, "%llu connections broke, %llu answers were no 200, %llu too late",
+                       broken, refused, late);
+    r.wall_s = (double)us / 1e6;
+    if (o->point.sse)
+        r.p50_ms = r.p99_ms = NAN;
+    else
+        r.done = (double)requests;
+    if (!(r.done > 0)) return err_set(err, -EIO, "nothing was answered");
+    *ret = r;
     return 0;
 }
 
-static bool finished(struct load *l)
+int proxy_load_run(const struct proxy_load *o, struct proxy_result *ret, struct err *err)
 {
-    uint64_t now = clock_ns();
-    if (now - l->last_ns > SILENCE_S * 1000000000ull) fail(l, "no answer for %d s", SILENCE_S);
-    if (l->o->point.sse) return l->n_finished == l->o->point.conns;
-    if (!l->open && (double)(now - l->begin_ns) / 1e9 >= l->o->warm_s)
-        window_open(l);
-    else if (l->open && (double)(now - l->open_ns) / 1e9 >= l->o->seconds)
-        window_close(l);
-    return l->over;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static void load_report(struct load *l)
-{
-    struct proxy_result *r = l->ret;
-    if (l->n_ms == 0) fail(l, "nothing was measured");
-    r->ok = !l->failed;
-    if (l->n_ms == 0) return;
-    qsort(l->ms, l->n_ms, sizeof *l->ms, by_value);
-    r->p50_ms = l->ms[l->n_ms / 2];
-    r->p99_ms = l->ms[(size_t)((double)l->n_ms * 0.99)];
-}
-
-void proxy_load_run(const struct proxy_load *o, struct proxy_result *ret)
-{
-    struct load l = {.o = o, .ret = ret, .request = BUF_INIT};
-    *ret = (struct proxy_result){0};
-    int r = load_open(&l);
-    if (r < 0) fail(&l, "starting the load: %s", strerror(-r));
-    l.begin_ns = l.last_ns = clock_ns();
-    for (unsigned i = 0; i < o->point.conns && !l.failed; i++)
-        request_begin(&l, &l.conn[i]);
-    while (!l.failed && !finished(&l)) {
-        struct epoll_event ev[EVENTS];
-        int n = epoll_wait(l.epoll, ev, EVENTS, 100);
-        for (int i = 0; i < n && !l.failed; i++) {
-            struct load_conn *c = ev[i].data.ptr;
-            if (ev[i].events & EPOLLOUT) send_more(&l, c);
-            if (!l.failed && ev[i].events & ~(uint32_t)EPOLLOUT) on_readable(&l, c);
-        }
-    }
-    load_report(&l);
-    for (unsigned i = 0; l.conn && i < o->point.conns; i++)
-        if (l.conn[i].fd > 0) (void)close(l.conn[i].fd);
-    if (l.epoll > 0) (void)close(l.epoll);
-    if (l.file > 0) (void)close(l.file);
-    buf_fini(&l.request);
-    mem_free(l.conn);
-    mem_free(l.ms);
-}
-
-int proxy_check(uint16_t port, size_t body_bytes, struct err *err)
-{
-    struct buf request = BUF_INIT;
-    char answer[8192], want[32];
-    size_t len = 0;
-    int r = make_request("?check=1", body_bytes, 0, 0, &request), fd = r < 0 ? r : connect_to(port);
-    struct timeval limit = {10, 0};
-    if (fd < 0) {
-        buf_fini(&request);
-        return err_set(err, fd, "port %u: %s", port, strerror(-fd));
-    }
-    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    const char *body = request.data + request.len - body_bytes;
-    (void)snprintf(want, sizeof want, "%016llx", (unsigned long long)XXH64(body, body_bytes, 0));
-    bool sent = send(fd, request.data, request.len, MSG_NOSIGNAL) == (ssize_t)request.len;
-    answer[0] = '\0';
-    while (sent && len < sizeof answer - 1 && !strstr(answer, "\"}")) {
-        ssize_t n = recv(fd, answer + len, sizeof answer - 1 - len, 0);
-        if (n <= 0) break;
-        len += (size_t)n;
-        answer[len] = '\0';
-    }
-    (void)close(fd);
-    buf_fini(&request);
-    if (strstr(answer, want)) return 0;
-    return err_set(err, -EBADMSG, "a body of %zu bytes did not arrive as it was sent: %.60s",
-                   body_bytes, answer);
+    char conns[16], seconds[16], lua[CHILD_PATH_MAX + 16], url[64], out[4096];
+    char *argv[ARGS_MAX] = {"wrk",   "-t",        "1",   "-c", conns, "-d",
+                            seconds, "--timeout", "30s", "-s", lua,   url};
+    const struct child_opts with = {
+        .runtime_dir = o->dir, .cpu0 = o->cpu, .n_cpus = o->cpu >= 0 ? 1 : 0};
+    (void)snprintf(conns, sizeof conns, "%u", o->point.conns);
+    (void)snprintf(seconds, sizeof seconds, "%u", o->seconds);
+    (void)snprintf(lua, sizeof lua, "%s/load.lua", o->dir);
+    (void)snprintf(url, sizeof url, "http://127.0.0.1:%u/v1/chat/completions", o->port);
+    int r = write_request(o);
+    if (r < 0) return err_set(err, r, "%s: %s", o->dir, strerror(-r));
+    const double cpu0 = cpu_of(o->server);
+    const uint64_t events0 = *o->n_events;
+    r = child_output(argv, &with, out, sizeof out);
+    struct proxy_result got = {.cpu_s = cpu_of(o->server) - cpu0,
+                               .done = (double)(*o->n_events - events0)};
+    if (r == 127)
+        return err_set(err, -ENOENT,
+                       "wrk, which makes the load, is not installed: "
+                       "tools/bench-setup installs it");
+    if (r != 0) return err_set(err, -EIO, "wrk ended with %d: %.140s", r, out);
+    r = read_sums(o, out, &got, err);
+    if (r == 0) *ret = got;
+    return r;
 }

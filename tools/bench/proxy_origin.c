@@ -3,7 +3,6 @@
  * server that decodes its sequences in one batch. A late tick sends one event, never two. */
 #include "tools/bench/proxy.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
 
 #include <arpa/inet.h>
@@ -32,7 +31,7 @@ struct origin_conn {
 
 struct origin {
     int epoll, listener, timer;
-    unsigned tick_us;
+    volatile uint64_t *n_sent; /* events */
     struct origin_conn *streams;
     XXH64_state_t *hash; /* of the body that is being checked: one at a time */
     char answer[PROXY_ANSWER_BYTES + 256];
@@ -84,16 +83,6 @@ static size_t make_completion(char *out, size_t cap)
     return make_answer(out, cap, text, PROXY_ANSWER_BYTES);
 }
 
-static void conn_close(struct origin_conn *c)
-{
-    if (c->link) {
-        *c->link = c->next;
-        if (c->next) c->next->link = c->link;
-    }
-    (void)close(c->fd);
-    mem_free(c);
-}
-
 /* All or nothing: what is sent here is small and the peer reads it. */
 static bool send_all(struct origin_conn *c, const char *p, size_t len)
 {
@@ -102,44 +91,36 @@ static bool send_all(struct origin_conn *c, const char *p, size_t len)
 
 /* ---- streams ---- */
 
-/* The id holds the event's number and the time it was sent, at fixed places. */
 #define EVENT_FORMAT                                                                               \
-    "data: {\"id\":\"chatcmpl-%08u-%020llu\",\"object\":\"chat.completion.chunk\","                \
-    "\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{\"content\":" \
-    "\" token\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n"
+    PROXY_EVENT_ID "%08u\",\"object\":\"chat.completion.chunk\","                                  \
+                   "\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,"         \
+                   "\"delta\":{\"content\":"                                                       \
+                   "\" token\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n"
 
-static void put_digits(char *p, int n, uint64_t v)
+static void stream_end(struct origin_conn *c)
 {
-    while (n-- > 0) {
-        p[n] = (char)('0' + v % 10);
-        v /= 10;
-    }
+    if (!c->link) return;
+    *c->link = c->next;
+    if (c->next) c->next->link = c->link;
+    c->link = NULL;
 }
 
-static void tick(struct origin *o)
+static void send_events(struct origin *o)
 {
-    static char frame[512];
-    static int len, at;
     static const char last[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
-    if (!len) {
-        char event[400];
-        int n = snprintf(event, sizeof event, EVENT_FORMAT, 0, 0ull);
-        len = snprintf(frame, sizeof frame, "%x\r\n%s\r\n", (unsigned)n, event);
-        at = (int)(strstr(frame, "chatcmpl-") - frame) + 9;
-    }
+    char event[400], frame[512];
     struct origin_conn *next;
     for (struct origin_conn *c = o->streams; c; c = next) {
         next = c->next;
         if (c->n_sent < c->n_events) {
-            put_digits(frame + at, 8, c->n_sent);
-            put_digits(frame + at + 9, 20, clock_ns());
-            if (send_all(c, frame, (size_t)len)) c->n_sent++;
-            continue;
+            const int n = snprintf(event, sizeof event, EVENT_FORMAT, c->n_sent);
+            const int len = snprintf(frame, sizeof frame, "%x\r\n%s\r\n", (unsigned)n, event);
+            if (!send_all(c, frame, (size_t)len)) continue;
+            c->n_sent++;
+            ++*o->n_sent;
+        } else if (send_all(c, last, sizeof last - 1)) {
+            stream_end(c);
         }
-        if (!send_all(c, last, sizeof last - 1)) continue;
-        *c->link = c->next;
-        if (c->next) c->next->link = c->link;
-        c->link = NULL;
     }
     if (!o->streams) (void)timerfd_settime(o->timer, 0, &(struct itimerspec){0}, NULL);
 }
@@ -159,6 +140,13 @@ static void stream_start(struct origin *o, struct origin_conn *c, unsigned tick_
     o->streams = c;
 }
 
+static void conn_close(struct origin_conn *c)
+{
+    stream_end(c);
+    (void)close(c->fd);
+    mem_free(c);
+}
+
 /* ---- requests ---- */
 
 static bool number_after(const char *text, const char *name, unsigned *ret)
@@ -175,7 +163,7 @@ static void answer_text(struct origin_conn *c, const char *text)
 }
 
 /* The body is complete; `text` is its beginning. */
-static void answer(struct origin *o, struct origin_conn *c, const char *text)
+static void answer_request(struct origin *o, struct origin_conn *c, const char *text)
 {
     unsigned tick_us = 0;
     if (c->check) {
@@ -224,7 +212,7 @@ static bool read_head(struct origin *o, struct origin_conn *c)
     }
     c->in_body = have < length;
     c->left = length - have;
-    if (!c->in_body) answer(o, c, end + 4);
+    if (!c->in_body) answer_request(o, c, end + 4);
     return true;
 }
 
@@ -236,7 +224,7 @@ static bool drop_body(struct origin *o, struct origin_conn *c)
     if (n <= 0) return n < 0 && errno == EAGAIN;
     if (c->check) (void)XXH64_update(o->hash, bytes, (size_t)n);
     c->left -= (size_t)n;
-    if (c->left == 0) answer(o, c, strstr(c->head, "\r\n\r\n") + 4);
+    if (c->left == 0) answer_request(o, c, strstr(c->head, "\r\n\r\n") + 4);
     return true;
 }
 
@@ -256,9 +244,10 @@ static void accept_all(struct origin *o)
     }
 }
 
-_Noreturn void proxy_origin_run(int listen_fd)
+_Noreturn void proxy_origin_run(int listen_fd, volatile uint64_t *n_events)
 {
     static struct origin o;
+    o.n_sent = n_events;
     o.listener = listen_fd;
     o.epoll = epoll_create1(EPOLL_CLOEXEC);
     o.hash = XXH64_createState();
@@ -278,7 +267,7 @@ _Noreturn void proxy_origin_run(int listen_fd)
             if (ev[i].data.ptr == &o.listener) {
                 accept_all(&o);
             } else if (ev[i].data.ptr == &o.timer) {
-                if (read(o.timer, &ticks, sizeof ticks) == sizeof ticks) tick(&o);
+                if (read(o.timer, &ticks, sizeof ticks) == sizeof ticks) send_events(&o);
             } else if (!(c->in_body ? drop_body(&o, c) : read_head(&o, c))) {
                 conn_close(c);
             }

@@ -1,85 +1,28 @@
 /* The servers under test, each as its own documentation would set it up for this job: one worker
  * thread, keep-alive on both sides, no access log, no temporary files, streams unbuffered. */
+#include "tools/bench/openloop.h"
 #include "tools/bench/proxy.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-enum { START_S = 20, STOP_S = 10, POLL_MS = 20, ARGS_MAX = 24 };
-
-void proxy_pin(int cpu0, int n_cpus)
-{
-    cpu_set_t set;
-    if (cpu0 < 0) return;
-    CPU_ZERO(&set);
-    for (int i = 0; i < n_cpus; i++)
-        CPU_SET((size_t)(cpu0 + i), &set);
-    (void)sched_setaffinity(0, sizeof set, &set);
-}
-
-/* ---- programs ---- */
-
-void proxy_program(const char *name, const char *built, char ret[PROXY_PATH_MAX])
-{
-    const char *const place[] = {name, built};
-    char self[PROXY_PATH_MAX / 2];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash = n > 0 ? (self[n] = '\0', strrchr(self, '/')) : NULL;
-    for (size_t i = 0; slash && i < sizeof place / sizeof *place; i++) {
-        (void)snprintf(ret, PROXY_PATH_MAX, "%.*s/%.100s", (int)(slash - self), self, place[i]);
-        if (access(ret, X_OK) == 0) return;
-    }
-    (void)snprintf(ret, PROXY_PATH_MAX, "%.100s", name);
-}
-
-/* Runs argv with its output in a file or a pipe; -1 when it cannot be forked. */
-static pid_t start(char *const argv[], int out_fd, const struct proxy_setup *s)
-{
-    pid_t parent = getpid(), pid = fork();
-    if (pid != 0) return pid;
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);
-    (void)dup2(out_fd, STDOUT_FILENO);
-    (void)dup2(out_fd, STDERR_FILENO);
-    if (s) {
-        (void)setenv("XDG_RUNTIME_DIR", s->dir, 1);
-        proxy_pin(s->cpu0, s->n_cpus);
-    }
-    (void)execvp(argv[0], argv);
-    _exit(127);
-}
+enum { START_S = 20, POLL_MS = 20, ARGS_MAX = 24 };
 
 /* The first line that `program flag` prints; false: there is no such program. */
 static bool version_of(char *program, char *flag, char ret[64])
 {
     char *argv[] = {program, flag, NULL};
-    int p[2], status = 0;
+    const struct child_opts plain = {0};
     char out[256];
-    size_t len = 0;
-    if (pipe2(p, O_CLOEXEC) < 0) return false;
-    pid_t pid = start(argv, p[1], NULL);
-    (void)close(p[1]);
-    for (ssize_t n; pid > 0 && len < sizeof out - 1; len += (size_t)n)
-        if ((n = read(p[0], out + len, sizeof out - 1 - len)) <= 0) break;
-    (void)close(p[0]);
-    out[len] = '\0';
-    if (pid < 0 || waitpid(pid, &status, 0) < 0) return false;
+    const int r = child_output(argv, &plain, out, sizeof out);
     (void)snprintf(ret, 64, "%.*s", (int)strcspn(out, "\n"), out);
-    return len > 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == 127);
+    return r >= 0 && r != 127 && out[0];
 }
 
 /* ---- configuration ---- */
@@ -126,9 +69,9 @@ static int haproxy_config(const struct proxy_setup *s, uint16_t port, struct buf
 }
 
 static int write_config(const struct proxy_setup *s, const char *name, const struct buf *text,
-                        char ret_path[PROXY_PATH_MAX])
+                        char ret_path[CHILD_PATH_MAX])
 {
-    (void)snprintf(ret_path, PROXY_PATH_MAX, "%.200s/%.32s.conf", s->dir, name);
+    (void)snprintf(ret_path, CHILD_PATH_MAX, "%.200s/%.32s.conf", s->dir, name);
     FILE *f = fopen(ret_path, "we");
     if (!f) return -errno;
     bool ok = fwrite(text->data, 1, text->len, f) == text->len;
@@ -139,22 +82,25 @@ static int write_config(const struct proxy_setup *s, const char *name, const str
 
 static bool answers(uint16_t port)
 {
-    struct err no = {0};
-    return proxy_check(port, 512, &no) == 0;
+    char address[32];
+    (void)snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    return openloop_call(address, "/v1/models", NULL, NULL, START_S * 1000) == 200;
 }
 
 static int run_server(struct proxy_setup *s, char *const argv[], struct proxy_server *ret,
                       struct err *err)
 {
-    char log[PROXY_PATH_MAX];
+    char log[CHILD_PATH_MAX];
     (void)snprintf(log, sizeof log, "%.200s/%.32s.log", s->dir, ret->name);
     int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
-    ret->pid = start(argv, fd, s);
+    const struct child_opts with = {
+        .out_fd = fd, .runtime_dir = s->dir, .cpu0 = s->cpu0, .n_cpus = s->n_cpus};
+    ret->pid = child_start(argv, &with);
     (void)close(fd);
     uint64_t begin = clock_ns();
     while (ret->pid > 0 && clock_ms_since(begin) < START_S * 1e3) {
-        if (waitpid(ret->pid, NULL, WNOHANG) == ret->pid) {
+        if (child_ended(ret->pid)) {
             ret->pid = 0;
             break;
         }
@@ -172,8 +118,8 @@ static int run_server(struct proxy_setup *s, char *const argv[], struct proxy_se
 
 static int start_kvblend(struct proxy_setup *s, struct proxy_server *ret, struct err *err)
 {
-    char program[PROXY_PATH_MAX], listen[40], origin[128], loops[16];
-    proxy_program("kvblend", "../../gateway/kvblend", program);
+    char program[CHILD_PATH_MAX], listen[40], origin[128], loops[16];
+    child_program("kvblend", "../../gateway/kvblend", program);
     ret->missing = !version_of(program, "--version", ret->version);
     if (ret->missing) return 0;
     (void)snprintf(listen, sizeof listen, "127.0.0.1:%u", ret->port);
@@ -189,7 +135,7 @@ static int start_kvblend(struct proxy_setup *s, struct proxy_server *ret, struct
 
 static int start_nginx(struct proxy_setup *s, struct proxy_server *ret, struct err *err)
 {
-    char path[PROXY_PATH_MAX];
+    char path[CHILD_PATH_MAX];
     ret->missing = !version_of("nginx", "-v", ret->version);
     if (ret->missing) return 0;
     int r = nginx_config(s, ret->port, ret->name, &ret->config);
@@ -201,7 +147,7 @@ static int start_nginx(struct proxy_setup *s, struct proxy_server *ret, struct e
 
 static int start_haproxy(struct proxy_setup *s, struct proxy_server *ret, struct err *err)
 {
-    char path[PROXY_PATH_MAX];
+    char path[CHILD_PATH_MAX];
     ret->missing = !version_of("haproxy", "-v", ret->version);
     if (ret->missing) return 0;
     int r = haproxy_config(s, ret->port, &ret->config);
@@ -231,33 +177,7 @@ int proxy_server_start(struct proxy_setup *s, const char *name, struct proxy_ser
 
 void proxy_server_stop(struct proxy_server *s)
 {
-    if (s->pid > 0) {
-        uint64_t begin = clock_ns();
-        (void)kill(s->pid, SIGTERM);
-        while (waitpid(s->pid, NULL, WNOHANG) == 0) {
-            if (clock_ms_since(begin) > STOP_S * 1e3) (void)kill(s->pid, SIGKILL);
-            (void)poll(NULL, 0, POLL_MS);
-        }
-    }
+    child_stop(s->pid);
     buf_fini(&s->config);
     *s = (struct proxy_server){0};
-}
-
-static void remove_tree(const char *dir, int depth)
-{
-    DIR *d = opendir(dir);
-    for (struct dirent *e; d && depth < 4 && (e = readdir(d));) {
-        char path[PROXY_PATH_MAX * 2];
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        if (unlink(path) < 0) remove_tree(path, depth + 1);
-    }
-    if (d) (void)closedir(d);
-    (void)rmdir(dir);
-}
-
-void proxy_setup_fini(struct proxy_setup *s)
-{
-    if (s->dir[0]) remove_tree(s->dir, 0);
-    s->dir[0] = '\0';
 }

@@ -13,10 +13,10 @@
  * answered. Each point measures it alone first, so both stand in one row. The first SIGINT or
  * SIGTERM ends it with the points that are done. */
 #include "tools/bench/bench.h"
+#include "tools/bench/child.h"
 #include "tools/bench/docpool.h"
 #include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
-#include "tools/bench/proxy.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -27,12 +27,9 @@
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum {
@@ -45,7 +42,6 @@ enum {
     START_S = 600,
     BUILD_S = 3600,
     ARGS_MAX = 40,
-    TMP_BYTES_MAX = 64, /* the path of a socket is short */
     QUESTION_WORDS = 24,
     STREAM_WORDS = 12
 };
@@ -74,7 +70,7 @@ struct thru {
     struct gaps alone; /* of the streams while nothing else was asked, all points together */
     struct method method[METHODS_MAX];
     size_t n_methods;
-    char dir[PROXY_PATH_MAX], address[PROXY_PATH_MAX], model_name[128];
+    char dir[CHILD_PATH_MAX], address[CHILD_PATH_MAX], model_name[128];
     pid_t pid;
     bool foreign; /* somebody else's server: no kvblend object in requests */
     unsigned chunks, answer_tokens, map_tokens, n_requests, n_streams, stream_tokens;
@@ -289,10 +285,9 @@ static int wait_ready(struct thru *t, struct err *err)
 {
     const uint64_t begin = clock_ns();
     while (clock_ms_since(begin) < START_S * 1e3) {
-        int status;
         if (bench_stopped()) return -ECANCELED;
         if (openloop_call(t->address, "/health", NULL, NULL, 2000) == 200) return 0;
-        if (t->pid > 0 && waitpid(t->pid, &status, WNOHANG) == t->pid) {
+        if (t->pid > 0 && child_ended(t->pid)) {
             t->pid = 0;
             return err_set(err, -EIO, "the worker did not start (its log: %s/log)", t->dir);
         }
@@ -303,9 +298,7 @@ static int wait_ready(struct thru *t, struct err *err)
 
 static int start_worker(struct thru *t, const struct opts *opts, const char *model, struct err *err)
 {
-    char program[PROXY_PATH_MAX], listen[PROXY_PATH_MAX + 8], threads[16], ram[32],
-        log[PROXY_PATH_MAX + 8];
-    char ctx[16];
+    char program[CHILD_PATH_MAX], threads[16], ram[32], log[CHILD_PATH_MAX + 8], ctx[16];
     char *argv[ARGS_MAX] = {program,
                             "--model",
                             (char *)model,
@@ -316,7 +309,7 @@ static int start_worker(struct thru *t, const struct opts *opts, const char *mod
                             "--ctx",
                             ctx,
                             "--listen",
-                            listen,
+                            t->address,
                             "--threads",
                             threads,
                             "--ram",
@@ -329,55 +322,25 @@ static int start_worker(struct thru *t, const struct opts *opts, const char *mod
                             "--log-level",
                             "warn"};
     size_t n = 22;
-    const pid_t parent = getpid();
     if (opt_given(opts, "nvme")) {
         argv[n++] = "--nvme";
         argv[n++] = (char *)opt_str(opts, "nvme");
     }
-    const char *tmp = getenv("TMPDIR");
-    if (!tmp || !*tmp || strlen(tmp) > TMP_BYTES_MAX) tmp = "/tmp";
-    (void)snprintf(t->dir, sizeof t->dir, "%s/kvblend-throughput-XXXXXX", tmp);
-    if (!mkdtemp(t->dir)) {
-        t->dir[0] = '\0';
-        return err_set(err, -errno, "%s: %s", tmp, strerror(errno));
-    }
-    proxy_program("kvblend-worker", "../../worker/kvblend-worker", program);
+    int r = child_dir("kvblend-throughput", t->dir, err);
+    if (r < 0) return r;
+    child_program("kvblend-worker", "../../worker/kvblend-worker", program);
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
-    (void)snprintf(listen, sizeof listen, "%s", t->address);
     (void)snprintf(threads, sizeof threads, "%ld", (long)opt_int(opts, "threads"));
     (void)snprintf(ctx, sizeof ctx, "%ld", (long)opt_int(opts, "ctx"));
     (void)snprintf(ram, sizeof ram, "%llu", (unsigned long long)opt_size(opts, "ram"));
     (void)snprintf(log, sizeof log, "%s/log", t->dir);
-    int keep[2]; /* its standard input ends when we do */
-    if (pipe2(keep, O_CLOEXEC) < 0) return err_set(err, -errno, "no pipe");
-    t->pid = fork();
-    if (t->pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent || dup2(keep[0], 0) < 0) _exit(127);
-        FILE *f = freopen(log, "w", stderr);
-        (void)f;
-        (void)execvp(argv[0], argv);
-        _exit(127);
-    }
+    int keep[2], to = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (to < 0 || pipe2(keep, O_CLOEXEC) < 0) return err_set(err, -errno, "no pipe or no log");
+    const struct child_opts with = {.in_fd = keep[0], .out_fd = to}; /* its input ends when we do */
+    t->pid = child_start(argv, &with);
     (void)close(keep[0]);
-    if (t->pid < 0) return err_set(err, -errno, "cannot fork");
-    return wait_ready(t, err);
-}
-
-static void stop_worker(struct thru *t)
-{
-    char path[PROXY_PATH_MAX + 16];
-    if (t->pid > 0) {
-        (void)kill(t->pid, SIGTERM);
-        (void)waitpid(t->pid, NULL, 0);
-    }
-    if (!t->dir[0]) return;
-    static const char *const file[] = {"worker", "log"};
-    for (size_t i = 0; i < 2; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", t->dir, file[i]);
-        (void)unlink(path);
-    }
-    (void)rmdir(t->dir);
+    (void)close(to);
+    return t->pid < 0 ? err_set(err, -EAGAIN, "cannot fork") : wait_ready(t, err);
 }
 
 static double metric_of(const char *text, const char *name)
@@ -831,7 +794,8 @@ static int measure_throughput(const struct opts *opts, struct err *err)
     if (r == 0) r = run_all(&t, opts, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
-    stop_worker(&t);
+    child_stop(t.pid);
+    child_dir_remove(t.dir);
     tok_close(tok);
     docpool_fini(&t.pool);
     mem_free(t.alone.ms);

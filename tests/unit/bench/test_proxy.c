@@ -1,21 +1,28 @@
-/* The proxy benchmark's own parts against each other: a load that would not notice a wrong answer
- * measures nothing. */
+/* The proxy benchmark's own parts against each other, and wrk. */
 #include "base/jsonscan.h"
 #include "tests/test.h"
+#include "tools/bench/child.h"
 #include "tools/bench/proxy.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static volatile uint64_t *n_events; /* that the origin has sent */
 
 static pid_t origin_start(uint16_t *ret_port)
 {
     struct err err = {0};
     int fd;
+    void *shared =
+        mmap(NULL, sizeof *n_events, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_TRUE(shared != MAP_FAILED);
+    n_events = shared;
     ASSERT_OK(proxy_listen(&fd, ret_port, &err));
     pid_t pid = fork();
-    if (pid == 0) proxy_origin_run(fd);
+    if (pid == 0) proxy_origin_run(fd, n_events);
     (void)close(fd);
     ASSERT_TRUE(pid > 0);
     return pid;
@@ -62,60 +69,97 @@ TEST(requests_and_streams_reach_the_origin)
     uint16_t port;
     struct err err = {0};
     pid_t origin = origin_start(&port);
-    static const struct proxy_point point[] = {
-        {false, 512, 1, 0}, {false, 128 << 10, 8, 0}, {true, 512, 1, 1000}, {true, 512, 50, 2000}};
-    ASSERT_OK(proxy_check(port, 512, &err));
-    ASSERT_OK(proxy_check(port, 128 << 10, &err));
-    for (size_t i = 0; i < sizeof point / sizeof *point; i++) {
-        struct proxy_load load = {
-            .point = point[i], .port = port, .server = origin, .warm_s = 0.02, .seconds = 0.2};
-        struct proxy_result got;
-        proxy_load_run(&load, &got);
-        if (!got.ok) test_fail(__FILE__, __LINE__, "point %zu: %s", i, got.why);
-        ASSERT_TRUE(got.done > 0 && got.reads > 0 && got.wall_s > 0 && got.cpu_s > 0);
-        ASSERT_TRUE(got.p50_ms >= 0 && got.p50_ms <= got.p99_ms);
-    }
+    int r = proxy_check(port, &err);
+    if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+    ASSERT_EQ(*n_events, 20);
     stop(origin);
 }
 
-TEST(wrong_answers_are_noticed)
+TEST(wrk_loads_and_its_sums_are_read)
 {
-    static const struct {
-        bool sse;
-        const char *answer, *why;
-    } wrong[] = {
-        {false, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", "502"},
-        {false, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "2 bytes"},
-        {false, "HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n{}", "closed"},
-        {true, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "[DONE]"},
-        {true, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\ne\r\ndata: [DONE]\n\n\r\n",
-         "0 events"},
-        {true,
-         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n42\r\ndata: {\"id\":\"chatcmpl-"
-         "00000001-00000000000000000000\",\"object\":1}\n\n\r\n",
-         "event 0"},
+    static const struct proxy_point point[] = {
+        {false, 512, 1, 0}, {false, 128 << 10, 8, 0}, {true, 512, 50, 2000}};
+    char dir[CHILD_PATH_MAX];
+    uint16_t port;
+    struct err err = {0};
+    pid_t origin = origin_start(&port);
+    int r = child_dir("kvblend-test", dir, &err);
+    for (size_t i = 0; r == 0 && i < sizeof point / sizeof *point; i++) {
+        const struct proxy_load load = {.point = point[i],
+                                        .port = port,
+                                        .server = origin,
+                                        .seconds = 1,
+                                        .dir = dir,
+                                        .cpu = -1,
+                                        .n_events = n_events};
+        struct proxy_result got;
+        r = proxy_load_run(&load, &got, &err);
+        if (r < 0) break;
+        ASSERT_TRUE(got.done > 0 && got.wall_s > 0.9 && got.cpu_s > 0);
+        if (!point[i].sse) ASSERT_TRUE(got.p50_ms > 0 && got.p50_ms <= got.p99_ms);
+    }
+    stop(origin);
+    child_dir_remove(dir);
+    if (r == -ENOENT) SKIP(err.msg);
+    if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
+}
+
+/* A load whose answers are wrong measures nothing. */
+TEST(wrong_answers_end_the_load)
+{
+    char dir[CHILD_PATH_MAX];
+    uint16_t port;
+    struct err err = {0};
+    pid_t parrot = parrot_start("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", &port);
+    static const volatile uint64_t none;
+    ASSERT_OK(child_dir("kvblend-test", dir, &err));
+    const struct proxy_load load = {.point = {false, 512, 1, 0},
+                                    .port = port,
+                                    .seconds = 1,
+                                    .dir = dir,
+                                    .cpu = -1,
+                                    .n_events = &none};
+    struct proxy_result got;
+    int r = proxy_load_run(&load, &got, &err);
+    stop(parrot);
+    child_dir_remove(dir);
+    if (r == -ENOENT) SKIP(err.msg);
+    ASSERT_ERR(r, -EIO);
+    ASSERT_TRUE(strstr(err.msg, "no 200") != NULL);
+}
+
+TEST(what_changes_on_the_way_is_noticed)
+{
+#define CHUNKED "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    static const char *const wrong[] = {
+        "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\n{\"xxh64\":\"0123456789abcdef\"}",
+        CHUNKED "0\r\n\r\n",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         uint16_t port;
-        pid_t parrot = parrot_start(wrong[i].answer, &port);
-        struct proxy_load load = {
-            .point = {wrong[i].sse, 512, 1, 1000}, .port = port, .warm_s = 0.02, .seconds = 0.2};
-        struct proxy_result got;
-        proxy_load_run(&load, &got);
+        struct err err = {0};
+        pid_t parrot = parrot_start(wrong[i], &port);
+        ASSERT_ERR(proxy_check(port, &err), -EBADMSG);
         stop(parrot);
-        ASSERT_TRUE(!got.ok);
-        if (!strstr(got.why, wrong[i].why))
-            test_fail(__FILE__, __LINE__, "answer %zu: \"%s\"", i, got.why);
     }
 }
 
-TEST(a_body_that_changed_on_the_way_is_noticed)
+TEST(a_stream_is_whole_or_wrong)
 {
-    uint16_t port;
-    struct err err = {0};
-    pid_t parrot = parrot_start("HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\n"
-                                "{\"xxh64\":\"0123456789abcdef\"}",
-                                &port);
-    ASSERT_ERR(proxy_check(port, 512, &err), -EBADMSG);
-    stop(parrot);
+    static const char *const wrong[] = {"", "data: [DONE]\n\n",
+                                        "data: {\"id\":\"chatcmpl-00000001\"}\n\ndata: [DONE]\n\n"};
+    struct buf whole = BUF_INIT;
+    for (unsigned i = 0; i < 20; i++)
+        ASSERT_OK(buf_addf(&whole, "data: {\"id\":\"chatcmpl-%08u\",\"n\":1}\n\n", i));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        ASSERT_TRUE(!proxy_stream_is_whole(wrong[i]));
+    ASSERT_TRUE(!proxy_stream_is_whole(buf_cstr(&whole)));
+    ASSERT_OK(buf_adds(&whole, "data: [DONE]\n\n"));
+    ASSERT_TRUE(proxy_stream_is_whole(buf_cstr(&whole)));
+    ASSERT_OK(buf_adds(&whole, "data: [DONE]\n\n"));
+    ASSERT_TRUE(!proxy_stream_is_whole(buf_cstr(&whole)));
+    buf_fini(&whole);
 }
