@@ -69,7 +69,7 @@ static void print_list(const json_t *data)
     ctl_table_fini(&t);
 }
 
-int ctl_ls(const struct ctl_args *a)
+static int run_ls(const struct ctl_args *a)
 {
     struct ctl_reply r;
     int rc = ask_list(a, &r);
@@ -81,6 +81,11 @@ int ctl_ls(const struct ctl_args *a)
     ctl_reply_fini(&r);
     return CTL_OK;
 }
+
+const struct ctl_command ctl_ls = {.name = "ls",
+                                   .options = CTL_CHUNKS | CTL_TIER | CTL_NAMESPACE,
+                                   .help = "stored records",
+                                   .run = run_ls};
 
 /* Of the list, those whose IDs begin so; going: and that nothing keeps. */
 static int ask_begun(const struct ctl_args *a, const char *prefix, bool going, json_t **ret)
@@ -199,20 +204,31 @@ static int on_one(const struct ctl_args *a, const char *method, const char *verb
     return rc != 0 ? rc : on_record(a, id, method, verb, done);
 }
 
-int ctl_show(const struct ctl_args *a)
+static int run_show(const struct ctl_args *a)
 {
     return on_one(a, "GET", "", NULL);
 }
 
-int ctl_pin(const struct ctl_args *a)
+const struct ctl_command ctl_show = {.name = "show",
+                                     .operands = "ID",
+                                     .help = "one record; an ID may be cut to its first digits",
+                                     .run = run_show};
+
+static int run_pin(const struct ctl_args *a)
 {
     return on_one(a, "POST", "/pin", "pinned");
 }
 
-int ctl_unpin(const struct ctl_args *a)
+const struct ctl_command ctl_pin = {
+    .name = "pin", .operands = "ID", .help = "keep a record from being evicted", .run = run_pin};
+
+static int run_unpin(const struct ctl_args *a)
 {
     return on_one(a, "POST", "/unpin", "unpinned");
 }
+
+const struct ctl_command ctl_unpin = {
+    .name = "unpin", .operands = "ID", .help = "let it be evicted again", .run = run_unpin};
 
 static int evict_many(const struct ctl_args *a, const json_t *found)
 {
@@ -228,7 +244,7 @@ static int evict_many(const struct ctl_args *a, const json_t *found)
     return rc;
 }
 
-int ctl_evict(const struct ctl_args *a)
+static int run_evict(const struct ctl_args *a)
 {
     char prefix[33];
     json_t *found;
@@ -249,6 +265,12 @@ int ctl_evict(const struct ctl_args *a)
     json_decref(found);
     return rc;
 }
+
+const struct ctl_command ctl_evict = {.name = "evict",
+                                      .operands = "ID",
+                                      .options = CTL_TIER | CTL_ASKS,
+                                      .help = "drop one record, or all whose IDs begin so",
+                                      .run = run_evict};
 
 /* " and what redis holds": such a tier lists nothing. "": none is meant. */
 static int ask_remote(const struct ctl_args *a, char *ret, size_t cap)
@@ -287,7 +309,7 @@ static int ask_clear(const struct ctl_args *a)
     return rc;
 }
 
-int ctl_clear(const struct ctl_args *a)
+static int run_clear(const struct ctl_args *a)
 {
     struct ctl_reply r;
     int rc = a->yes && !a->dry_run ? CTL_OK : ask_clear(a);
@@ -301,3 +323,8 @@ int ctl_clear(const struct ctl_args *a)
     ctl_reply_fini(&r);
     return CTL_OK;
 }
+
+const struct ctl_command ctl_clear = {.name = "clear",
+                                      .options = CTL_ALL | CTL_TIER | CTL_NAMESPACE | CTL_ASKS,
+                                      .help = "drop all but pinned records",
+                                      .run = run_clear};

@@ -62,8 +62,7 @@ static int add_headers(const struct ctl_args *a, struct buf *out)
     return r;
 }
 
-static int exchange_run(struct exchange *x, const char *address, const char *method,
-                        const char *target, const char *headers, const void *body, size_t len)
+static int exchange_run(struct exchange *x, const char *address, const struct http_request *q)
 {
     struct http_client *client = NULL;
     struct http_call *call;
@@ -72,9 +71,7 @@ static int exchange_run(struct exchange *x, const char *address, const char *met
                                  .first_byte_timeout_ms = 3600000, /* a warm-up may take long */
                                  .idle_timeout_ms = 600000};
     int r = http_client_create(x->loop, &o, &client);
-    const struct http_request q = {
-        .method = method, .target = target, .headers = headers, .body = body, .len = len};
-    if (r == 0) r = http_call_start(client, &q, &ops, x, &call);
+    if (r == 0) r = http_call_start(client, q, &ops, x, &call);
     if (r == 0) r = http_loop_run(x->loop);
     if (r >= 0) r = x->error;
     if (client) http_client_destroy(client);
@@ -92,8 +89,12 @@ int ctl_ask(const struct ctl_args *a, const char *method, const char *target, co
     if (r == 0) r = add_headers(a, &headers);
     if (r == 0 && (!buf_cstr(&address) || !buf_cstr(&headers))) r = -ENOMEM;
     if (r == 0) r = http_loop_create(&x.loop);
-    if (r == 0)
-        r = exchange_run(&x, buf_cstr(&address), method, target, buf_cstr(&headers), body, len);
+    const struct http_request q = {.method = method,
+                                   .target = target,
+                                   .headers = buf_cstr(&headers),
+                                   .body = body,
+                                   .len = len};
+    if (r == 0) r = exchange_run(&x, buf_cstr(&address), &q);
     http_loop_destroy(x.loop);
     if (r < 0) {
         (void)ctl_fail(a, CTL_UNREACHABLE,

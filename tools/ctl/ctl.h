@@ -69,31 +69,33 @@ const char *ctl_str(const json_t *o, const char *key);    /* "" when absent */
 double ctl_num(const json_t *o, const char *key);         /* 0 when absent */
 bool ctl_flag(const json_t *o, const char *key);
 
-/* commands */
-int ctl_status(const struct ctl_args *a);
-int ctl_targets(const struct ctl_args *a);
-int ctl_keys(const struct ctl_args *a);
-int ctl_drain(const struct ctl_args *a);
-int ctl_enable(const struct ctl_args *a);
-int ctl_reload(const struct ctl_args *a);
-int ctl_ls(const struct ctl_args *a);
-int ctl_show(const struct ctl_args *a);
-int ctl_pin(const struct ctl_args *a);
-int ctl_unpin(const struct ctl_args *a);
-int ctl_evict(const struct ctl_args *a);
-int ctl_clear(const struct ctl_args *a);
-int ctl_warm(const struct ctl_args *a);
-int ctl_segment(const struct ctl_args *a);
-int ctl_explain(const struct ctl_args *a);
-int ctl_profile(const struct ctl_args *a);
-int ctl_quality(const struct ctl_args *a);
-int ctl_tiers(const struct ctl_args *a);
-int ctl_resize(const struct ctl_args *a);
-int ctl_policy(const struct ctl_args *a);
-int ctl_quota(const struct ctl_args *a);
-int ctl_verify(const struct ctl_args *a);
-int ctl_preload(const struct ctl_args *a);
-int ctl_flush(const struct ctl_args *a);
+/* ---- commands: each is defined in the file that does it, and main.c lists them ---- */
+
+/* Options of single commands; those without a bit go with every one. */
+enum {
+    CTL_TIER = 1,
+    CTL_NAMESPACE = 2,
+    CTL_ALL = 4,
+    CTL_CHUNKS = 8,
+    CTL_NO_WAIT = 16,
+    CTL_YES = 32,
+    CTL_DRY_RUN = 64,
+    CTL_ASKS = CTL_YES | CTL_DRY_RUN, /* of what drops records */
+};
+struct ctl_command {
+    const char *name;
+    const char *operands; /* the needed ones, then those in brackets, which may be left out */
+    unsigned options;
+    const char *help;
+    int (*run)(const struct ctl_args *a);
+    /* NULL: asks the target (GET unless `method` says otherwise) and prints the answer. */
+    const char *method, *target;
+    void (*print)(const json_t *answer);
+};
+extern const struct ctl_command ctl_status, ctl_quality, ctl_targets, ctl_keys, ctl_drain,
+    ctl_enable, ctl_reload, ctl_profile, ctl_tiers, ctl_ls, ctl_show, ctl_pin, ctl_unpin, ctl_evict,
+    ctl_clear, ctl_warm, ctl_segment, ctl_explain, ctl_verify, ctl_preload, ctl_flush, ctl_resize,
+    ctl_policy, ctl_quota;
 
 /* chunks.c: a whole id as it is; a prefix is looked up among the stored records. 0, or an exit
  * code. */

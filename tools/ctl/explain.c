@@ -121,7 +121,7 @@ static void print(const json_t *answer)
     }
 }
 
-int ctl_explain(const struct ctl_args *a)
+static int run_explain(const struct ctl_args *a)
 {
     char target[192];
     if (strlen(a->operand) > 128 || strcspn(a->operand, "/?#% ") != strlen(a->operand))
@@ -129,3 +129,9 @@ int ctl_explain(const struct ctl_args *a)
     (void)snprintf(target, sizeof target, "/admin/decisions/%s", a->operand);
     return ctl_print(a, "GET", target, print);
 }
+
+const struct ctl_command ctl_explain = {
+    .name = "explain",
+    .operands = "REQUEST_ID",
+    .help = "why a request was served as it was, and what else it could have been",
+    .run = run_explain};

@@ -19,7 +19,7 @@ static void left_cell(struct ctl_table *t, const json_t *e, const char *left, co
         ctl_cell(t, "-");
 }
 
-static void print(const json_t *answer)
+static void print_keys(const json_t *answer)
 {
     static const char *const names[] = {"KEY",       "WEIGHT",        "PRIORITY",
                                         "OBJECTIVE", "WAITING",       "SHARE",
@@ -47,7 +47,8 @@ static void print(const json_t *answer)
     ctl_table_fini(&t);
 }
 
-int ctl_keys(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/keys", print);
-}
+const struct ctl_command ctl_keys = {
+    .name = "keys",
+    .help = "every API key: what it may, has waiting and got of the work",
+    .target = "/admin/keys",
+    .print = print_keys};

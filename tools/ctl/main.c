@@ -5,54 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Options of single commands; those without a bit go with every one. */
-enum {
-    TIER = 1,
-    NAMESPACE = 2,
-    ALL = 4,
-    CHUNKS = 8,
-    NO_WAIT = 16,
-    YES = 32,
-    DRY_RUN = 64,
-    ASKS = YES | DRY_RUN, /* of what drops records */
-};
-
-/* Operands: the needed ones, then those in brackets, which may be left out. */
-static const struct {
-    const char *name, *operands;
-    unsigned options;
-    const char *help;
-    int (*run)(const struct ctl_args *a);
-} commands[] = {
-    {"status", "", 0, "gateway and workers at a glance", ctl_status},
-    {"quality", "", 0,
-     "how close blended answers are to a full prefill's, and what was done about it", ctl_quality},
-    {"targets", "", 0, "every backend: health, breaker, load, models", ctl_targets},
-    {"keys", "", 0, "every API key: what it may, has waiting and got of the work", ctl_keys},
-    {"drain", "TARGET", 0, "send it no new requests", ctl_drain},
-    {"enable", "TARGET", 0, "send it requests again", ctl_enable},
-    {"reload", "", 0, "read the configuration file and the keys again", ctl_reload},
-    {"profile", "", 0, "what calibration knows of the model: layers, losses, ratio", ctl_profile},
-    {"tiers", "", 0, "what each tier holds, how fast it is and what it refuses", ctl_tiers},
-    {"ls", "", CHUNKS | TIER | NAMESPACE, "stored records", ctl_ls},
-    {"show", "ID", 0, "one record; an ID may be cut to its first digits", ctl_show},
-    {"pin", "ID", 0, "keep a record from being evicted", ctl_pin},
-    {"unpin", "ID", 0, "let it be evicted again", ctl_unpin},
-    {"evict", "ID", TIER | ASKS, "drop one record, or all whose IDs begin so", ctl_evict},
-    {"clear", "", ALL | TIER | NAMESPACE | ASKS, "drop all but pinned records", ctl_clear},
-    {"warm", "FILE", NAMESPACE | NO_WAIT,
-     "build chunks: .jsonl with \"text\", a JSON list, or one text", ctl_warm},
-    {"segment", "FILE", NAMESPACE, "explain how a captured request would be cut and served",
-     ctl_segment},
-    {"explain", "REQUEST_ID", 0,
-     "why a request was served as it was, and what else it could have been", ctl_explain},
-    {"verify", "[ID]", TIER, "read records back and check every byte", ctl_verify},
-    {"preload", "TIER [COUNT]", 0, "bring the most recently used records into RAM", ctl_preload},
-    {"flush", "", 0, "wait until slower tiers have what is due to them", ctl_flush},
-    {"resize", "TIER SIZE", ASKS, "change a tier's cap while it runs", ctl_resize},
-    {"policy", "TIER NAME", 0, "order of eviction: lru or arc", ctl_policy},
-    {"quota", "TIER SIZE", NAMESPACE, "cap a namespace within a tier; 0 lifts it", ctl_quota},
-};
+static const struct ctl_command *const commands[] = {
+    &ctl_status, &ctl_quality, &ctl_targets, &ctl_keys,   &ctl_drain,   &ctl_enable,
+    &ctl_reload, &ctl_profile, &ctl_tiers,   &ctl_ls,     &ctl_show,    &ctl_pin,
+    &ctl_unpin,  &ctl_evict,   &ctl_clear,   &ctl_warm,   &ctl_segment, &ctl_explain,
+    &ctl_verify, &ctl_preload, &ctl_flush,   &ctl_resize, &ctl_policy,  &ctl_quota};
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 #define TEXT(field) offsetof(struct ctl_args, field), false
@@ -68,14 +25,14 @@ static const struct option {
      "unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the run folder); for HOST:PORT the "
      "variable KVBLEND_ADMIN_KEY is its key"},
     {"--json", NULL, 0, FLAG(json), "the answer as JSON"},
-    {"--tier", "NAME", TIER, TEXT(tier), "there alone: ram, nvme, redis or gpu"},
-    {"--namespace", "NAME", NAMESPACE, TEXT(name_space),
+    {"--tier", "NAME", CTL_TIER, TEXT(tier), "there alone: ram, nvme, redis or gpu"},
+    {"--namespace", "NAME", CTL_NAMESPACE, TEXT(name_space),
      "of it or in it alone: KEY (an API key's), KEY/BODY or /BODY"},
-    {"--chunks", NULL, CHUNKS, FLAG(chunks_only), "without prefix blocks"},
-    {"--all", NULL, ALL, FLAG(all), "pinned ones, too"},
-    {"--no-wait", NULL, NO_WAIT, FLAG(no_wait), "do not wait for the builds"},
-    {"--yes", NULL, YES, FLAG(yes), "do not ask whether records may go"},
-    {"--dry-run", NULL, DRY_RUN, FLAG(dry_run), "say what would go, and change nothing"},
+    {"--chunks", NULL, CTL_CHUNKS, FLAG(chunks_only), "without prefix blocks"},
+    {"--all", NULL, CTL_ALL, FLAG(all), "pinned ones, too"},
+    {"--no-wait", NULL, CTL_NO_WAIT, FLAG(no_wait), "do not wait for the builds"},
+    {"--yes", NULL, CTL_YES, FLAG(yes), "do not ask whether records may go"},
+    {"--dry-run", NULL, CTL_DRY_RUN, FLAG(dry_run), "say what would go, and change nothing"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
@@ -83,15 +40,15 @@ static int usage(FILE *f, int status)
 {
     (void)fprintf(f, "usage: kvblendctl [--admin ADDRESS] [--json] COMMAND …\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++) {
-        (void)fprintf(f, "  %-8s %-13s %s", commands[i].name, commands[i].operands,
-                      commands[i].help);
+        (void)fprintf(f, "  %-8s %-13s %s", commands[i]->name,
+                      commands[i]->operands ? commands[i]->operands : "", commands[i]->help);
         const char *before = " (";
         for (size_t k = 0; k < N_OPTIONS; k++) {
-            if (!(options[k].bit & commands[i].options)) continue;
+            if (!(options[k].bit & commands[i]->options)) continue;
             (void)fprintf(f, "%s%s", before, options[k].name);
             before = ", ";
         }
-        (void)fprintf(f, "%s\n", commands[i].options ? ")" : "");
+        (void)fprintf(f, "%s\n", commands[i]->options ? ")" : "");
     }
     (void)fputc('\n', f);
     for (size_t k = 0; k < N_OPTIONS; k++)
@@ -146,13 +103,16 @@ static int check_operands(const struct ctl_args *a, const char *spec, const char
 static int run_command(const struct ctl_args *a, const char *command, unsigned given)
 {
     for (size_t i = 0; i < N_COMMANDS; i++) {
-        if (strcmp(commands[i].name, command) != 0) continue;
+        if (strcmp(commands[i]->name, command) != 0) continue;
         for (size_t k = 0; k < N_OPTIONS; k++)
-            if (options[k].bit & given & ~commands[i].options)
+            if (options[k].bit & given & ~commands[i]->options)
                 return ctl_fail(a, CTL_USAGE, "%s does not go with \"%s\"; see --help",
                                 options[k].name, command);
-        int rc = check_operands(a, commands[i].operands, command);
-        return rc != CTL_OK ? rc : commands[i].run(a);
+        const struct ctl_command *c = commands[i];
+        int rc = check_operands(a, c->operands ? c->operands : "", command);
+        if (rc != CTL_OK) return rc;
+        return c->run ? c->run(a)
+                      : ctl_print(a, c->method ? c->method : "GET", c->target, c->print);
     }
     return complain(a, "unknown command", command);
 }

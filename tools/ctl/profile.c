@@ -59,7 +59,8 @@ static void print_profile(const json_t *root)
     print_curves(p);
 }
 
-int ctl_profile(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/profile", print_profile);
-}
+const struct ctl_command ctl_profile = {
+    .name = "profile",
+    .help = "what calibration knows of the model: layers, losses, ratio",
+    .target = "/admin/profile",
+    .print = print_profile};

@@ -56,7 +56,7 @@ static void print_worker(const json_t *w)
     (void)printf("  alarms    %.0f, returns %.0f\n", ctl_num(q, "alarms"), ctl_num(q, "returns"));
 }
 
-static void print(const json_t *answer)
+static void print_guards(const json_t *answer)
 {
     size_t i;
     const json_t *w;
@@ -65,7 +65,8 @@ static void print(const json_t *answer)
     json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
 }
 
-int ctl_quality(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/quality", print);
-}
+const struct ctl_command ctl_quality = {
+    .name = "quality",
+    .help = "how close blended answers are to a full prefill's, and what was done about it",
+    .target = "/admin/quality",
+    .print = print_guards};

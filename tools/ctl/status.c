@@ -107,7 +107,7 @@ static void print_upstream(const json_t *u)
     (void)printf("%s%s\n", *reason ? ": " : "", reason);
 }
 
-static void print(const json_t *answer)
+static void print_status(const json_t *answer)
 {
     const json_t *gateway = json_object_get(answer, "gateway"), *w;
     size_t i;
@@ -117,7 +117,7 @@ static void print(const json_t *answer)
     json_array_foreach(json_object_get(answer, "workers"), i, w) print_worker(w);
 }
 
-int ctl_status(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/status", print);
-}
+const struct ctl_command ctl_status = {.name = "status",
+                                       .help = "gateway and workers at a glance",
+                                       .target = "/admin/status",
+                                       .print = print_status};

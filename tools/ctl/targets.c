@@ -20,7 +20,7 @@ static void models_of(const json_t *models, char *text, size_t cap)
     }
 }
 
-static void print(const json_t *answer)
+static void print_targets(const json_t *answer)
 {
     static const char *const names[] = {"TARGET",     "KIND", "STATE",  "BREAKER",
                                         "IN FLIGHT",  "SENT", "FAILED", "BUSY",
@@ -59,12 +59,12 @@ static void print(const json_t *answer)
     ctl_table_fini(&t);
 }
 
-int ctl_targets(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/targets", print);
-}
+const struct ctl_command ctl_targets = {.name = "targets",
+                                        .help = "every backend: health, breaker, load, models",
+                                        .target = "/admin/targets",
+                                        .print = print_targets};
 
-static int order(const struct ctl_args *a, const char *what)
+static int order_target(const struct ctl_args *a, const char *what)
 {
     struct buf b = BUF_INIT;
     int r = buf_adds(&b, "/admin/targets/"), rc = CTL_REFUSED;
@@ -73,22 +73,28 @@ static int order(const struct ctl_args *a, const char *what)
                                                 : buf_addf(&b, "%%%02X", *p);
     if (r == 0) r = buf_addf(&b, "/%s", what);
     if (r == 0)
-        rc = ctl_print(a, "POST", buf_cstr(&b), print);
+        rc = ctl_print(a, "POST", buf_cstr(&b), print_targets);
     else
         (void)ctl_fail(a, rc, "out of memory");
     buf_fini(&b);
     return rc;
 }
 
-int ctl_drain(const struct ctl_args *a)
+static int run_drain(const struct ctl_args *a)
 {
-    return order(a, "drain");
+    return order_target(a, "drain");
 }
 
-int ctl_enable(const struct ctl_args *a)
+const struct ctl_command ctl_drain = {
+    .name = "drain", .operands = "TARGET", .help = "send it no new requests", .run = run_drain};
+
+static int run_enable(const struct ctl_args *a)
 {
-    return order(a, "enable");
+    return order_target(a, "enable");
 }
+
+const struct ctl_command ctl_enable = {
+    .name = "enable", .operands = "TARGET", .help = "send it requests again", .run = run_enable};
 
 static void print_reloaded(const json_t *answer)
 {
@@ -100,7 +106,8 @@ static void print_reloaded(const json_t *answer)
     if (i > 0) (void)printf("\n");
 }
 
-int ctl_reload(const struct ctl_args *a)
-{
-    return ctl_print(a, "POST", "/admin/reload", print_reloaded);
-}
+const struct ctl_command ctl_reload = {.name = "reload",
+                                       .help = "read the configuration file and the keys again",
+                                       .method = "POST",
+                                       .target = "/admin/reload",
+                                       .print = print_reloaded};

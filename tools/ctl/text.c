@@ -144,7 +144,7 @@ static int print_warmed(const json_t *all)
     return rc;
 }
 
-int ctl_warm(const struct ctl_args *a)
+static int run_warm(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT;
     json_t *texts = NULL, *all = json_array();
@@ -175,6 +175,13 @@ int ctl_warm(const struct ctl_args *a)
     buf_fini(&content);
     return rc;
 }
+
+const struct ctl_command ctl_warm = {
+    .name = "warm",
+    .operands = "FILE",
+    .options = CTL_NAMESPACE | CTL_NO_WAIT,
+    .help = "build chunks: .jsonl with \"text\", a JSON list, or one text",
+    .run = run_warm};
 
 /* ---- segment ---- */
 
@@ -412,7 +419,7 @@ static void add_boundaries(const struct ctl_args *a, const struct buf *content, 
     buf_fini(&path);
 }
 
-int ctl_segment(const struct ctl_args *a)
+static int run_segment(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT, query = BUF_INIT;
     struct ctl_reply r;
@@ -444,3 +451,10 @@ int ctl_segment(const struct ctl_args *a)
     buf_fini(&query);
     return rc;
 }
+
+const struct ctl_command ctl_segment = {
+    .name = "segment",
+    .operands = "FILE",
+    .options = CTL_NAMESPACE,
+    .help = "explain how a captured request would be cut and served",
+    .run = run_segment};

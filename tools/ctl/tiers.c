@@ -107,7 +107,7 @@ static void print_table(const json_t *data)
     ctl_table_fini(&t);
 }
 
-static void print(const json_t *answer)
+static void print_tiers_report(const json_t *answer)
 {
     const json_t *data = json_object_get(answer, "data"), *e;
     size_t i;
@@ -116,13 +116,15 @@ static void print(const json_t *answer)
     json_array_foreach(data, i, e) print_detail(e);
 }
 
-int ctl_tiers(const struct ctl_args *a)
-{
-    return ctl_print(a, "GET", "/admin/tiers", print);
-}
+const struct ctl_command ctl_tiers = {
+    .name = "tiers",
+    .help = "what each tier holds, how fast it is and what it refuses",
+    .target = "/admin/tiers",
+    .print = print_tiers_report};
 
 /* ---- orders ---- */
-static int send(const struct ctl_args *a, const char *target, json_t *body, struct ctl_reply *ret)
+static int send_order(const struct ctl_args *a, const char *target, json_t *body,
+                      struct ctl_reply *ret)
 {
     int rc = ctl_order(a, target, body, ret);
     if (rc == 0 && a->json) ctl_print_json(ret);
@@ -137,7 +139,7 @@ static int send_tier(const struct ctl_args *a, const char *verb, json_t *body)
     char target[64];
     named.tier = a->operand;
     (void)snprintf(target, sizeof target, "/admin/tiers/%s", verb);
-    int rc = send(&named, target, body, &r);
+    int rc = send_order(&named, target, body, &r);
     if (rc != 0) return rc;
     if (!a->json && json_object_get(r.json, "loaded"))
         (void)printf("%.0f records loaded\n", ctl_num(r.json, "loaded"));
@@ -176,7 +178,7 @@ static int ask_resize(const struct ctl_args *a)
     return CTL_OK;
 }
 
-int ctl_resize(const struct ctl_args *a)
+static int run_resize(const struct ctl_args *a)
 {
     int rc = a->yes && !a->dry_run ? CTL_OK : ask_resize(a);
     return rc != CTL_OK || a->dry_run
@@ -184,18 +186,35 @@ int ctl_resize(const struct ctl_args *a)
                : send_tier(a, "resize", json_pack("{s:s}", "bytes", a->second));
 }
 
-int ctl_policy(const struct ctl_args *a)
+const struct ctl_command ctl_resize = {.name = "resize",
+                                       .operands = "TIER SIZE",
+                                       .options = CTL_ASKS,
+                                       .help = "change a tier's cap while it runs",
+                                       .run = run_resize};
+
+static int run_policy(const struct ctl_args *a)
 {
     return send_tier(a, "policy", json_pack("{s:s}", "policy", a->second));
 }
 
-int ctl_quota(const struct ctl_args *a)
+const struct ctl_command ctl_policy = {.name = "policy",
+                                       .operands = "TIER NAME",
+                                       .help = "order of eviction: lru or arc",
+                                       .run = run_policy};
+
+static int run_quota(const struct ctl_args *a)
 {
     if (!a->name_space) return ctl_fail(a, CTL_USAGE, "--namespace is missing; see --help");
     return send_tier(a, "quota", json_pack("{s:s}", "bytes", a->second));
 }
 
-int ctl_preload(const struct ctl_args *a)
+const struct ctl_command ctl_quota = {.name = "quota",
+                                      .operands = "TIER SIZE",
+                                      .options = CTL_NAMESPACE,
+                                      .help = "cap a namespace within a tier; 0 lifts it",
+                                      .run = run_quota};
+
+static int run_preload(const struct ctl_args *a)
 {
     char *end = NULL;
     long long n = a->second ? strtoll(a->second, &end, 10) : 0;
@@ -204,14 +223,19 @@ int ctl_preload(const struct ctl_args *a)
     return send_tier(a, "preload", json_pack("{s:I}", "count", (json_int_t)n));
 }
 
-int ctl_verify(const struct ctl_args *a)
+const struct ctl_command ctl_preload = {.name = "preload",
+                                        .operands = "TIER [COUNT]",
+                                        .help = "bring the most recently used records into RAM",
+                                        .run = run_preload};
+
+static int run_verify(const struct ctl_args *a)
 {
     struct ctl_reply r;
     char id[33];
     int rc = a->operand ? ctl_resolve(a, id) : 0;
     if (rc == 0)
-        rc =
-            send(a, "/admin/verify", a->operand ? json_pack("{s:s}", "id", id) : json_object(), &r);
+        rc = send_order(a, "/admin/verify",
+                        a->operand ? json_pack("{s:s}", "id", id) : json_object(), &r);
     if (rc != 0) return rc;
     double bad = ctl_num(r.json, "bad");
     if (!a->json)
@@ -221,10 +245,16 @@ int ctl_verify(const struct ctl_args *a)
     return bad > 0 ? CTL_REFUSED : CTL_OK;
 }
 
-int ctl_flush(const struct ctl_args *a)
+const struct ctl_command ctl_verify = {.name = "verify",
+                                       .operands = "[ID]",
+                                       .options = CTL_TIER,
+                                       .help = "read records back and check every byte",
+                                       .run = run_verify};
+
+static int run_flush(const struct ctl_args *a)
 {
     struct ctl_reply r;
-    int rc = send(a, "/admin/flush", json_object(), &r);
+    int rc = send_order(a, "/admin/flush", json_object(), &r);
     if (rc != 0) return rc;
     double lost = ctl_num(r.json, "lost");
     if (!a->json && lost > 0)
@@ -238,3 +268,6 @@ int ctl_flush(const struct ctl_args *a)
     ctl_reply_fini(&r);
     return lost > 0 ? CTL_REFUSED : CTL_OK;
 }
+
+const struct ctl_command ctl_flush = {
+    .name = "flush", .help = "wait until slower tiers have what is due to them", .run = run_flush};
