@@ -1,7 +1,7 @@
 #include "base/breaker.h"
 
 enum { WINDOW = 20, FAILED_MIN = 5, FAILED_PCT = 51, TIMEOUTS_MAX = 3 };
-/* chosen: research/tiers.md E8. A probe that nobody reports within the longest back-off is lost;
+/* chosen: research/tiers.md E8. A probe without a report within the longest back-off is lost;
  * without that rule one forgotten report would keep the tier shut for ever. */
 static const uint64_t backoff_first_ns = 1000000000u, backoff_max_ns = 60000000000u;
 

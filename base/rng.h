@@ -35,7 +35,7 @@ static inline double rng_exp(struct rng *r, double mean) /* waiting times of a P
     return -mean * log1p(-rng_unit(r));
 }
 
-/* Numbers by place: value i of a field is what it is, whoever asks for which part. */
+/* Numbers by place: value i of a field is the same in every part that holds it. */
 struct rng_field {
     uint64_t seed;
     float scale;

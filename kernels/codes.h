@@ -1,11 +1,11 @@
 /* codes: rows of a weight as model files have them, a few bits a value, whatever the file's layout.
- * Who reads files and who multiplies speak of weights in these words.
+ * Readers of files and products speak of weights in these words.
  *
  * A row of k values is either k numbers of 16 bits (f16 or bf16), or k small whole numbers in
  * groups: value i of group g is q[i] * D(g) + M(g) in f32, where the product is exact in every form
  * there is and the sum is rounded once. D(g) is f16, or (`super`) an f16 that 256 values share
  * times a byte of the group; M(g) likewise, and subtracted there: the blocks of GGUF files, taken
- * apart. Only kn.h's weights and who reads files need to know. Thread: any (pure functions). */
+ * apart. Only kn.h's weights and readers of files need to know. Thread: any (pure functions). */
 #ifndef KERNELS_CODES_H
 #define KERNELS_CODES_H
 

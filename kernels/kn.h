@@ -111,7 +111,7 @@ int kn_dev_create(const struct kn_dev_opts *o, struct kn_dev **ret_dev, struct e
 void kn_dev_destroy(struct kn_dev *d); /* accepts NULL */
 const struct kn_info *kn_info(const struct kn_dev *d);
 bool kn_dev_lost(const struct kn_dev *d); /* every run says -EIO; thread: any */
-/* Memory, streams and copies of the same device, for who keeps things in its memory (gpu.h): the
+/* Memory, streams and copies of the same device, for tiers (gpu.h): the
  * caller's, to be closed before the device. -ENOTSUP: the CPU has none. */
 struct gpu;
 int kn_dev_gpu(struct kn_dev *d, struct gpu **ret, struct err *err);

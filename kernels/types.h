@@ -23,7 +23,7 @@ struct kn_rope {
 /* The pages of one row of many. */
 struct kn_pages {
     const int32_t *id; /* [n] */
-    uint64_t n;        /* 0: nobody's row, which fills a batch up: it is left alone */
+    uint64_t n;        /* 0: the row only fills a batch up and is left alone */
 };
 
 #endif

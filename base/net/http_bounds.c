@@ -1,6 +1,6 @@
 /* What bounds all servers of a process together: the memory of request bodies, and the connections
- * of one address. A body is charged as it comes, not as it is announced: who claims much and sends
- * nothing takes nothing from others. Addresses are counted under one lock, which is taken when a
+ * of one address. A body is charged as it comes, not as it is announced: a claim without
+ * bytes takes nothing from others. Addresses are counted under one lock, which is taken when a
  * connection comes or goes; which of them is idle is its own server's to know. */
 #include "base/net/http_server_int.h"
 
@@ -71,7 +71,7 @@ void http_bounds_give(struct http_bounds *b, size_t body_bytes)
 
 /* ---- addresses ---- */
 
-/* Who has one IPv6 address has the 2^64 beside it. False: it is none that others could come from.
+/* One IPv6 address comes with the 2^64 beside it. False: it is none that others could come from.
  */
 static bool address_key(const struct http_addr *a, uint64_t *ret)
 {

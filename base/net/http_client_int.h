@@ -1,5 +1,5 @@
 /* http_client_int: what http_client.c (the pool, the calls) and http_exchange.c (a connection, one
- * exchange at a time) share; nobody else includes it. Thread: the loop's. */
+ * exchange at a time) share. Thread: the loop's. */
 #ifndef BASE_NET_HTTP_CLIENT_INT_H
 #define BASE_NET_HTTP_CLIENT_INT_H
 

@@ -76,7 +76,7 @@ void http_conn_ask_step(struct http_conn *c)
 
 /* ---- the life of a request ---- */
 
-void http_req_free(struct http_loop *l, struct http_req *r)
+static void free_request(struct http_loop *l, struct http_req *r)
 {
     if (!r) return;
     http_msg_fini(&r->msg);
@@ -115,7 +115,7 @@ static void finish_req(struct http_conn *c, bool aborted)
     if (r->seen && s->ops.on_close) s->ops.on_close(s->ctx, r, aborted);
     c->req = NULL;
     s->n_requests -= r->seen;
-    http_req_free(s->loop, r);
+    free_request(s->loop, r);
 }
 
 /* Answer in the layer's own name and give the connection up. */
@@ -139,14 +139,14 @@ static void conn_refuse(struct http_conn *c, int status, const char *why)
     if (r < 0) c->dead = true;
     buf_fini(&head);
     buf_fini(&body);
-    http_req_free(s->loop, c->req);
+    free_request(s->loop, c->req);
     c->req = NULL;
     c->view_len = 0;
     c->refused = c->close_after = true;
     c->state = CONN_LINGER;
 }
 
-/* No more of this request is taken. Whoever has seen it answers. */
+/* No more of this request is taken. The handler answers if it has seen it. */
 static void conn_fault(struct http_conn *c, int status, const char *why)
 {
     struct http_req *r = c->req;
@@ -527,7 +527,7 @@ static void on_timeout(void *arg)
     (void)conn_step(c);
 }
 
-/* Has the client begun to ask, though nobody has looked yet? */
+/* Has the client begun to ask, with bytes that were not looked at yet? */
 static bool has_more(const struct http_conn *c)
 {
     char byte;

@@ -271,7 +271,7 @@ static int parse_head(struct client_conn *cc, const char **p, const char *end)
 }
 
 /* All data that is there as one piece: later chunks move up over the framing between. What comes
- * together leaves together, so that who falls behind catches up. */
+ * together leaves together, so that a handler that falls behind catches up. */
 static int take_chunks(struct client_conn *cc, const char **p, const char *end,
                        const char **ret_data, size_t *ret_len)
 {
@@ -313,7 +313,7 @@ static int parse_body(struct client_conn *cc, const char **p, const char *end)
     }
     if (n == 0) return r == 1 ? 0 : r;
     if (call->ops.on_body) call->ops.on_body(call->ctx, data, n);
-    return r == 2 ? 1 : r; /* the end is told once nobody has paused */
+    return r == 2 ? 1 : r; /* the end is told while the call is not paused */
 }
 
 /* Take what is there; cc may be gone afterwards. */

@@ -130,7 +130,7 @@ void http_handler_begin(struct http_loop *l)
     l->in_handler = true;
 }
 
-/* Each at most once: who defers itself again leaves the loop a turn. */
+/* Each at most once: a call that defers itself again leaves the loop a turn. */
 void http_handler_end(struct http_loop *l)
 {
     for (size_t n = l->n_defers; n > 0 && l->n_defers > 0; n--) {

@@ -14,7 +14,7 @@
 
 enum {
     METHOD_BYTES_MAX = 32,     /* chosen: the longest registered method has 17 */
-    CHUNK_EXT_BYTES_MAX = 256, /* chosen: nobody sends any */
+    CHUNK_EXT_BYTES_MAX = 256, /* chosen: no client sends any */
     TRAILER_BYTES_MAX = 8192,  /* chosen: as large as a small head */
     RESPONSE_HEADERS_MAX = 200,
 };

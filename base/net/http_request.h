@@ -22,7 +22,7 @@ const char *http_req_body(const struct http_req *r, size_t *ret_len); /* NUL-ter
 void http_req_drop_body(struct http_req *r);          /* free it early: from now on it is empty */
 uint64_t http_req_bytes_in(const struct http_req *r); /* of the body as it came */
 const char *http_req_peer(const struct http_req *r);  /* "127.0.0.1:4711" or "unix" */
-/* Its connection is one too many, of its address or of all, and nobody idle could go: to be
+/* Its connection is one too many, of its address or of all, and no idle one could go: to be
  * answered from memory or not at all. Only where there is an on_head. The connection ends then. */
 bool http_req_crowded(const struct http_req *r);
 void http_req_set_user(struct http_req *r, void *user);

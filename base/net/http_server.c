@@ -58,7 +58,7 @@ static struct http_conn *oldest_idle(struct http_server *s)
     return http_conn_oldest(&s->idle, offsetof(struct http_conn, among_all));
 }
 
-/* Whoever can tell a request by its head that it is one too many may look at a few of them. */
+/* A handler that judges requests by their heads may look at a few that are too many. */
 static bool is_full(const struct http_server *s)
 {
     return s->n_conns >= (size_t)s->lim.conns_max + (s->ops.on_head ? SPARE : 0);
@@ -138,7 +138,7 @@ int http_server_create(struct http_loop *l, const struct http_limits *lim,
     return 0;
 }
 
-/* A socket file that nobody listens on any more is removed; a live one or another file is not. */
+/* A socket file without a listener is removed; a live one or another file is not. */
 static int clear_stale(const struct http_addr *a, const char *path, struct err *err)
 {
     struct stat st;

@@ -24,7 +24,7 @@ struct http_limits {       /* 0 = default */
     unsigned conns_max;    /* 10000; then the one that has been idle for longest goes */
     unsigned head_timeout_ms, body_timeout_ms, idle_timeout_ms,
         write_timeout_ms;       /* 10 s, 60 s, 75 s, 60 s */
-    struct http_bounds *bounds; /* of several servers together, who outlives them; none */
+    struct http_bounds *bounds; /* of several servers together; they outlive the servers; none */
 };
 struct http_bounds_opts {
     uint64_t body_memory_bytes; /* of request bodies; above it 503 */

@@ -31,7 +31,7 @@ struct http_server {
     struct event ev_resume; /* accepting paused: out of descriptors or connections */
     bool draining, paused;
     struct http_link conns;
-    struct http_link idle; /* who has no request, the oldest first */
+    struct http_link idle; /* connections without a request, the oldest first */
     unsigned place;        /* in the bounds */
     size_t n_conns, n_requests;
 };
@@ -81,7 +81,6 @@ int http_conn_send(struct http_conn *c, const struct iovec *pieces, int n_pieces
 void http_conn_ask_step(struct http_conn *c); /* the machine must look at it */
 /* "HTTP/1.1 200 OK", Date and the user's lines. */
 int http_reply_status(struct buf *out, struct http_loop *l, int status, const char *extra_headers);
-void http_req_free(struct http_loop *l, struct http_req *r);
 /* Takes fd; closes it when it cannot. */
 int http_conn_create(struct http_server *s, int fd, const struct http_addr *peer,
                      struct http_tls *tls);

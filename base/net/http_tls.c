@@ -3,7 +3,7 @@
  * that nothing decrypted or unread ever hides from epoll, and a pause or a full buffer needs no
  * case of its own. What OpenSSL writes is gathered and leaves by one send; what the socket does not
  * take waits in the connection. Idle connections hold no record buffers
- * (SSL_MODE_RELEASE_BUFFERS). The peer's end without a close_notify is an error: whoever cuts a
+ * (SSL_MODE_RELEASE_BUFFERS). The peer's end without a close_notify is an error: a cut
  * connection must not look like the end of a body.
  *
  * A context is replaced as a whole on reload; connections keep theirs. Clients keep the newest

@@ -339,7 +339,7 @@ static void line(struct redis_conn *c, struct redis_cmd *cmd, const char *s, siz
             return;
         }
         if (v < 0 || cmd->n_in == 0 || (uint64_t)v != in_bytes(cmd)) {
-            /* Another length than can be: whoever asked learns it, the connection ends. */
+            /* Another length than can be: the caller learns it, the connection ends. */
             redis_conn_doom(c, -EPROTO, "a value of another size");
             for (int i = 0; i < REDIS_REPLIES_MAX; i++)
                 cmd->reply[i].type = 'x';

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/un.h>
 
-struct resolve { /* shared by the one who asks and the thread; the last one frees it */
+struct resolve { /* shared by caller and thread; the last one frees it */
     pthread_mutex_t m;
     unsigned refs;
     bool done;

@@ -1,7 +1,7 @@
 /* redis_resolve: addresses of a server's name, without ever waiting for a name server.
  *
  * Numeric addresses and socket paths are taken as they are. A name is looked up by a thread of its
- * own, which lives as long as the resolver library makes it wait; whoever asked may be gone by
+ * own, which lives as long as the resolver library makes it wait; the caller may be gone by
  * then. All addresses that a name has are tried in turn, then it is looked up again.
  * Life cycle: zeroed → names_get() until it says something else than -EAGAIN → names_next() after
  * the address failed → names_fini(). Thread: one at a time. */

@@ -236,7 +236,7 @@ int redis_sync_command(struct redis_sync *s, int argc, const char *const *argv, 
         if (r < 0) {
             redis_conn_close(&s->conn, r);
             if (!reused || r == -ETIMEDOUT) break;
-            reused = false; /* it may have died while nobody looked: once more on a fresh one */
+            reused = false; /* it may have died while idle: once more on a fresh one */
             continue;
         }
         if (reply->type != REDIS_REPLY_ERROR) {

@@ -126,7 +126,7 @@ static bool set_host(struct redis_addr *a, const char *p, size_t len)
     return true;
 }
 
-/* Who does not say its name is whom we asked; behind a unix socket that is this machine. */
+/* A node without a name is the one that answered; behind a unix socket that is this machine. */
 static void set_host_from(struct redis_addr *a, const struct redis_addr *from)
 {
     memcpy(a->host, from->host, sizeof(a->host));
@@ -178,7 +178,7 @@ static int fill_slots(struct redis_topo *t, const redisReply *r, const struct re
 {
     struct range range;
     set_range(t, 0, REDIS_SLOTS - 1, -1);
-    /* Who stays is marked first, so that no newcomer takes the place of one that comes later. */
+    /* Known nodes are marked first, so that no new one takes the place of one that comes later. */
     for (size_t i = 0; i < r->elements; i++) {
         int n = parse_range(r->element[i], from, &range);
         if (n < 0) return n;

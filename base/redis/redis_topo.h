@@ -29,7 +29,7 @@ struct redis_topo {
     unsigned n;       /* endpoints in the table */
     uint64_t version; /* changes with the map */
     struct redis_endpoint ep[REDIS_ENDPOINTS_MAX];
-    int16_t slot[REDIS_SLOTS]; /* endpoint index; -1 nobody serves it */
+    int16_t slot[REDIS_SLOTS]; /* endpoint index; -1: no endpoint serves it */
 };
 
 /* No slots are served yet; the configured data servers (none for sentinels) are endpoints 0… */
@@ -42,9 +42,9 @@ int redis_topo_endpoint(const struct redis_topo *t, unsigned slot);
 /* The address's index, added if need be; -ENOSPC every place is in use. */
 int redis_topo_add(struct redis_topo *t, const struct redis_addr *a);
 
-/* Reply to CLUSTER SLOTS: masters only. `from`: who answered, for nodes that do not know their own
- * name. Slots that nobody claims become -1. 1 the map changed, 0 the same; -EBADMSG not such a
- * reply, -ENOSPC too many nodes, -ENOMEM. */
+/* Reply to CLUSTER SLOTS: masters only. `from`: the node that answered, for one that does not know
+ * its own name. Slots that no node claims become -1. 1 the map changed, 0 the same; -EBADMSG not
+ * such a reply, -ENOSPC too many nodes, -ENOMEM. */
 int redis_topo_set_slots(struct redis_topo *t, const redisReply *r, const struct redis_addr *from);
 /* One server for everything. As above; -ENOSPC. */
 int redis_topo_set_master(struct redis_topo *t, const struct redis_addr *a);
@@ -52,7 +52,7 @@ int redis_topo_set_master(struct redis_topo *t, const struct redis_addr *a);
 int redis_topo_set_slot(struct redis_topo *t, unsigned slot, const struct redis_addr *a);
 
 /* "MOVED 3999 host:port" and "ASK …", the text of an error reply. 1 a redirect; 0 any other error;
- * -EBADMSG begins like one. `from`: who answered, whose host an empty one stands for. */
+ * -EBADMSG begins like one. `from`: the node that answered, whose host an empty one stands for. */
 struct redis_redirect {
     bool ask; /* this once, after ASKING; else for good */
     unsigned slot;

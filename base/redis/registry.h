@@ -1,8 +1,8 @@
 /* registry: workers of several hosts, each with a small record in a Redis that ends by itself.
  *
- * A worker writes its record every REGISTRY_REFRESH_MS and it lives for REGISTRY_TTL_MS, so who is
- * killed disappears; who leaves in order says so at once. Keys, all of one hash slot, which works
- * on a cluster as well:
+ * A worker writes its record every REGISTRY_REFRESH_MS and it lives for REGISTRY_TTL_MS, so a
+ * killed one disappears; one that leaves in order says so at once. Keys, all of one hash slot,
+ * which works on a cluster as well:
  *   PREFIX{registry:GROUP}:workers          sorted set: ADDRESS by the time of its last sign of
  * life PREFIX{registry:GROUP}:worker:ADDRESS   the record (JSON), or "left"; expires Only workers
  * write. PREFIX is the URL's, else "kvblend:". registry_view is what a reader makes of the lists:

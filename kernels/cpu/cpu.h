@@ -48,7 +48,7 @@ struct kn_attn_job {
     float *scratch; /* kn_attn_ops.scratch() floats */
     const atomic_bool *cancel;
 };
-/* What pages hold, and who reads it. */
+/* What pages hold, and its readers. */
 struct kn_attn_ops {
     size_t value_bytes;
     /* n rows into consecutive slots of one page of a layer; -ENOTSUP: heads that it has no form

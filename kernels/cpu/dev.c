@@ -45,7 +45,7 @@ static void destroy(struct kn_dev *d)
     for (unsigned i = 0; d->streams && i < d->head.info.n_threads; i++)
         for (unsigned s = 0; s < KN_SLOTS_ALL; s++)
             mem_free(d->streams[i].slot[s]);
-    ASSERT(!d->mapped); /* somebody forgot his memory */
+    ASSERT(!d->mapped); /* a caller forgot its memory */
     kn_slab_unref(d->slab);
     mem_free(d->streams);
     mem_free(d->cache_dir);

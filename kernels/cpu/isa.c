@@ -56,7 +56,7 @@ static enum kn_isa find_best(void)
 /* Asked once: CPUID traps in virtual machines, and kn_convert() comes often. */
 static enum kn_isa isa_best(void)
 {
-    static atomic_int known; /* plus 1; whoever comes at once finds the same */
+    static atomic_int known; /* plus 1; threads that come at once find the same */
     int best = atomic_load_explicit(&known, memory_order_relaxed);
     if (best == 0) {
         best = (int)find_best() + 1;

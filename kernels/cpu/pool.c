@@ -283,7 +283,7 @@ static int run_rows(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, 
     return run_blocks(d, n_rows, block, cancel, fn, arg);
 }
 
-/* Unequal work per row: about six blocks a thread, so that whoever is done early takes the next. */
+/* Unequal work per row: about six blocks a thread, so that idle threads take the next. */
 static int run_uneven(struct kn_dev *d, size_t n_rows, const atomic_bool *cancel, kn_rows_fn fn,
                       void *arg)
 {

@@ -7,7 +7,7 @@
  * kernel over parts that many blocks made, changes no bit.
  *
  * The rows of a launch are of one sequence, or each of its own (`each`, in the device's memory):
- * then block y takes row y as a sequence of one row, and rows that are nobody's as one of none.
+ * then block y takes row y as a sequence of one row, and rows that fill a batch up as one of none.
  * Thread: as launch.h. */
 #ifndef KERNELS_CUDA_ATTN_H
 #define KERNELS_CUDA_ATTN_H

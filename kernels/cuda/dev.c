@@ -224,7 +224,7 @@ static void destroy(struct kn_dev *d)
     for (int i = 0; i < 2; i++)
         if (d->mark[i]) cu_event_destroy(cu_index(d->cu), d->mark[i]);
     for (struct block *b = d->blocks, *next; b; b = next) {
-        ASSERT(!b->used); /* somebody forgot his memory */
+        ASSERT(!b->used); /* a caller forgot its memory */
         next = b->next;
         cu_free(d->cu, b->p, b->kind);
         mem_free(b);

@@ -13,7 +13,7 @@ extern "C" {
 
 int cu_mem_open(int index, char *name, size_t name_bytes, char *msg, size_t msg_bytes);
 /* The runtime keeps a current device per thread, which launches and the library go by. Everything
- * here and cu_use() set it, and nobody else does. */
+ * here and cu_use() set it, nothing else does. */
 int cu_mem_use(int index);
 int cu_mem_info(int index, uint64_t *ret_free, uint64_t *ret_total);
 int cu_mem_alloc(int index, size_t bytes, void **ret);

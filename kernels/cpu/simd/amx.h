@@ -1,6 +1,6 @@
 /* amx: how a call gets its tiles, all eight 16 rows of 64 bytes; the pairs that they hold.
  *
- * A call gives them back with _tile_release(), so that nobody saves them for nothing.
+ * A call gives them back with _tile_release(), so that the kernel does not save them for nothing.
  * Thread: any, once the process may use AMX (isa.c). */
 #ifndef KERNELS_CPU_SIMD_AMX_H
 #define KERNELS_CPU_SIMD_AMX_H

@@ -68,7 +68,7 @@ static void amx_rows(const elem *a, const elem *b, size_t kc, bool two)
     elem rest[AMX_UNITS * TILE_NR] __attribute__((aligned(64)));
     for (size_t k = 0; k < kc; k += AMX_UNITS) {
         const elem *from = b + k * TILE_NR;
-        if (kc - k < AMX_UNITS) { /* what follows is another panel's, or nobody's */
+        if (kc - k < AMX_UNITS) { /* what follows is another panel's, or no panel's */
             memset(rest, 0, sizeof rest);
             memcpy(rest, from, (kc - k) * TILE_NR * sizeof *rest);
             from = rest;
