@@ -1,12 +1,12 @@
 /* kvblend-bench calibrate: the profile of a model (fusor/core/profile.h), found by measurement.
  *
- * The lines are halved. On the first half settings are searched, coarse to fine: the sink, the
- * layers that score, how many neighbours a chunk is measured with, the power of sensitivity, the
- * sidecar's layer and the check layer, each by the strategy that it is for. A setting
- * replaces the default only where its gain is beyond the paired bootstrap interval: with a handful
- * of texts the best of twenty candidates is better by luck alone. What the profile says about
- * losses is then measured on the second half, with the settings as they are. All is greedy and
- * seeded: same model, same texts, same profile. */
+ * The lines are halved. On the first half settings are searched, coarse to fine: the layers that
+ * score, how many neighbours a chunk is measured with, the power of sensitivity, the sidecar's
+ * layer and the check layer, each by the strategy that it is for. A setting replaces the default
+ * only where its gain is beyond the paired bootstrap interval: with a handful of texts the best of
+ * twenty candidates is better by luck alone. What the profile says about losses is then measured on
+ * the second half, with the settings as they are. All is greedy and seeded: same model, same texts,
+ * same profile. */
 #include "tools/bench/bench.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/judge.h"
@@ -55,7 +55,7 @@ struct calibration {
 };
 
 /* What is searched. Settings are written to ret[CANDIDATES_MAX]; the number of them is returned. */
-enum what { SINK_TOKENS, SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
+enum what { SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
 struct knob {
     enum what what;
     const char *name;
@@ -128,9 +128,11 @@ static void close_set(struct set *s)
 
 static void describe_setting(const struct fus_profile *p, enum what what, char ret[32])
 {
-    const double value[] = {[SINK_TOKENS] = p->sink_tokens, [NEIGHBOURS] = p->neighbours,
-                            [POWER] = p->sense_power,       [SIDE_LAYER] = p->side_layer,
-                            [CHECK_LAYER] = p->check_layer, [SCORE_LAYERS] = p->score_lo};
+    const double value[] = {[SCORE_LAYERS] = p->score_lo,
+                            [NEIGHBOURS] = p->neighbours,
+                            [POWER] = p->sense_power,
+                            [SIDE_LAYER] = p->side_layer,
+                            [CHECK_LAYER] = p->check_layer};
     if (what == SCORE_LAYERS)
         (void)snprintf(ret, 32, "%u-%u", p->score_lo, p->score_hi - 1);
     else
@@ -349,59 +351,16 @@ static int sense_again(struct calibration *c, struct err *err)
     return r;
 }
 
-/* The first candidate was measured in the old store, the others in the bench's, unless r < 0: the
- * better one's store stays. */
-static bool choose_store(struct calibration *c, const struct knob *k, struct store *old, int r)
-{
-    const size_t best = r == 0 ? 1 + best_of(c->cand + 1, c->n_cand - 1) : 0;
-    const bool better =
-        r == 0 && boot_ratio(c->cand[best].kl, c->cand[0].kl, c->search.n, SEED).hi < 1;
-    if (r == 0) {
-        tell_candidate(c, k, 0, !better);
-        tell_candidate(c, k, best, better);
-    }
-    if (better) c->p = c->cand[best].p;
-    c->b->profile = c->p;
-    if (c->b->store == old) return false; /* there is no other one */
-    store_destroy(better ? old : c->b->store);
-    if (!better) c->b->store = old;
-    return better;
-}
-
-/* Reuse with chunks built behind nothing. */
-static int search_sink(struct calibration *c, struct err *err)
-{
-    static const struct knob knob = {SINK_TOKENS, "sink tokens", POL_REUSE, NULL, NULL, NULL};
-    const struct bench_run reuse = {.strategy = POL_REUSE};
-    struct bench *b = c->b;
-    struct store *with = b->store;
-    struct fus_profile without = c->p;
-    const int32_t sink = b->build_sink;
-    if (sink < 0) return 0;
-    c->cand[0].p = c->p;
-    c->cand[0].mean = mean_kl(c->search.reuse, c->search.n);
-    memcpy(c->cand[0].kl, c->search.reuse, sizeof c->search.reuse);
-    c->n_cand = 1;
-    without.sink_tokens = 0;
-    b->build_sink = -1;
-    int r = build_again(c, err);
-    if (r == 0) r = add_candidate(c, &without, &reuse, err);
-    if (!choose_store(c, &knob, with, r)) {
-        b->build_sink = sink;
-        return r;
-    }
-    memcpy(c->search.reuse, c->cand[1].kl, sizeof c->search.reuse);
-    return sense_again(c, err);
-}
-
 /* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
- * is worth more weight, so they are tried with more. */
+ * is worth more weight, so they are tried with more. They are measured in a store of their own,
+ * which stays if they are. */
 static int search_neighbours(struct calibration *c, struct err *err)
 {
     static const struct knob knob = {NEIGHBOURS, "neighbours", POL_QS, NULL, NULL, NULL};
     const struct bench_run run = {.strategy = knob.strategy, .ratio = (float)SEARCH_RATIO};
     struct store *few = c->b->store;
     struct fus_profile many = c->p;
+    size_t best = 0;
     many.neighbours = NEIGHBOURS_MANY;
     c->n_cand = 0;
     int r = add_candidate(c, &c->p, &run, err);
@@ -411,8 +370,18 @@ static int search_neighbours(struct calibration *c, struct err *err)
     many.sense_power = 1;
     for (int i = 0; r == 0 && i < 4; i++, many.sense_power *= 1.5)
         r = add_candidate(c, &many, &run, err);
-    (void)choose_store(c, &knob, few, r);
+    if (r == 0) {
+        const size_t of_many = 1 + best_of(c->cand + 1, c->n_cand - 1);
+        const double hi = boot_ratio(c->cand[of_many].kl, c->cand[0].kl, c->search.n, SEED).hi;
+        best = hi < 1 ? of_many : 0;
+        tell_candidate(c, &knob, 0, best == 0);
+        tell_candidate(c, &knob, of_many, best > 0);
+        c->p = c->cand[best].p;
+    }
+    if (c->b->store != few) store_destroy(best > 0 ? few : c->b->store);
+    if (best == 0) c->b->store = few;
     c->judge.neighbours = c->p.neighbours;
+    c->b->profile = c->p;
     return r;
 }
 
@@ -423,7 +392,7 @@ static int search_all(struct calibration *c, struct err *err)
         {POWER, "power", POL_QS, coarse_power, NULL, middle_power},
         {SIDE_LAYER, "sidecar layer", POL_SIDE, coarse_side, side_around, clearly_best},
         {CHECK_LAYER, "check layer", POL_HKVD, coarse_check, NULL, clearly_best}};
-    int r = search_sink(c, err);
+    int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++) {
         r = search_knob(c, &knob[i], err);
         if (r == 0 && knob[i].what == SCORE_LAYERS) r = search_neighbours(c, err);
