@@ -2,9 +2,9 @@
  * tier go in one order, most bytes per saved work first, so a number says which. All tiers load at
  * once, and a tier that is done before the others gains nothing by dropping more: so one number
  * says all, the time E by which every tier has to be done. TTFT first falls with E (less to
- * compute) and then rises (longer loads), but for the grain of the chunks: a section search finds
- * the valley and steps of single chunks, tier by tier, its ground. That is some 20 predictions per
- * strategy; a strategy whose compute alone is slower than the best so far is not searched.
+ * compute) and then rises (longer loads), leaving aside the grain of the chunks: a section search
+ * finds the valley and steps of single chunks, tier by tier, its ground. That is some 20
+ * predictions per strategy; one whose compute alone is slower than the best so far is not searched.
  * Rejected: dropping greedily from the tier that is waited for (the same result, a prediction per
  * chunk), all splits on a grid (misses the ground with few, large chunks). */
 #include "policy/control_int.h"

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_PRICES = 8, HUBER_ROUNDS = 6, SWEEPS_MAX = 20000, SAMPLES_MAX = 256 };
+enum { HUBER_ROUNDS = 6, SWEEPS_MAX = 20000, SAMPLES_MAX = 256 };
 static const double CORRECT_WEIGHT = 0.05, CORRECT_STEP_MAX = 0.01; /* chosen: some 20 requests */
 /* Chosen: a price at twice its guess must explain 14 % of one sample. */
 static const double GUESS_WEIGHT = 0.02;
@@ -21,23 +21,23 @@ static const double GUESS_SHARE_MIN = 0.2;
 static const double HUBER_RESIDUALS = 2.5; /* chosen: medians beyond which a sample is an outlier */
 
 /* Counts and prices as arrays, name by name in one order. */
-static_assert(sizeof(struct pol_work) == N_PRICES * sizeof(double), "counts, and nothing else");
-static_assert(offsetof(struct pol_cost, row_step) == N_PRICES * sizeof(double), "prices first");
+static_assert(sizeof(struct pol_work) == POL_PRICES * sizeof(double), "counts, and nothing else");
+static_assert(offsetof(struct pol_cost, row_step) == POL_PRICES * sizeof(double), "prices first");
 
-static void as_prices(const struct pol_cost *c, double ret[N_PRICES])
+static void as_prices(const struct pol_cost *c, double ret[POL_PRICES])
 {
-    memcpy(ret, c, N_PRICES * sizeof *ret);
+    memcpy(ret, c, POL_PRICES * sizeof *ret);
 }
 
-static void set_prices(struct pol_cost *c, const double p[N_PRICES])
+static void set_prices(struct pol_cost *c, const double p[POL_PRICES])
 {
-    memcpy(c, p, N_PRICES * sizeof *p);
+    memcpy(c, p, POL_PRICES * sizeof *p);
 }
 
-static double dot(const double a[N_PRICES], const double b[N_PRICES])
+static double dot(const double a[POL_PRICES], const double b[POL_PRICES])
 {
     double sum = 0;
-    for (int k = 0; k < N_PRICES; k++)
+    for (int k = 0; k < POL_PRICES; k++)
         sum += a[k] * b[k];
     return sum;
 }
@@ -69,12 +69,12 @@ void pol_cost_guess(const struct pol_dims *d, struct pol_cost *ret)
 /* ---- fitting ---- */
 
 struct fit {
-    double a[SAMPLES_MAX][N_PRICES]; /* counts over the measured time: a · p should be 1 */
+    double a[SAMPLES_MAX][POL_PRICES]; /* counts over the measured time: a · p should be 1 */
     double weight[SAMPLES_MAX];
     size_t n;
-    double scale[N_PRICES]; /* of the columns, so that all prices are of one size */
-    double p[N_PRICES];     /* scaled prices */
-    double guess[N_PRICES]; /* the same, or 0: none */
+    double scale[POL_PRICES]; /* of the columns, so that all prices are of one size */
+    double p[POL_PRICES];     /* scaled prices */
+    double guess[POL_PRICES]; /* the same, or 0: none */
 };
 
 static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
@@ -82,7 +82,7 @@ static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
     double *a = f->a[f->n];
     memcpy(a, &x->work, sizeof x->work);
     if (!(isfinite(x->s) && x->s > 0)) return false;
-    for (int k = 0; k < N_PRICES; k++) {
+    for (int k = 0; k < POL_PRICES; k++) {
         if (!(isfinite(a[k]) && a[k] >= 0)) return false;
         a[k] /= x->s;
     }
@@ -92,7 +92,7 @@ static bool add_sample(struct fit *f, const struct pol_cost_sample *x)
 
 static void scale_columns(struct fit *f)
 {
-    for (int k = 0; k < N_PRICES; k++) {
+    for (int k = 0; k < POL_PRICES; k++) {
         double sum = 0;
         for (size_t i = 0; i < f->n; i++)
             sum += f->a[i][k] * f->a[i][k];
@@ -105,21 +105,21 @@ static void scale_columns(struct fit *f)
 /* Least squares with the weights of now, p >= 0. */
 static void descend(struct fit *f)
 {
-    double g[N_PRICES][N_PRICES] = {0}, rhs[N_PRICES] = {0};
+    double g[POL_PRICES][POL_PRICES] = {0}, rhs[POL_PRICES] = {0};
     for (size_t i = 0; i < f->n; i++)
-        for (int k = 0; k < N_PRICES; k++) {
+        for (int k = 0; k < POL_PRICES; k++) {
             rhs[k] += f->weight[i] * f->a[i][k];
-            for (int j = 0; j < N_PRICES; j++)
+            for (int j = 0; j < POL_PRICES; j++)
                 g[k][j] += f->weight[i] * f->a[i][k] * f->a[i][j];
         }
-    for (int k = 0; k < N_PRICES; k++) {
+    for (int k = 0; k < POL_PRICES; k++) {
         if (!(f->guess[k] > 0)) continue;
         g[k][k] += GUESS_WEIGHT / (f->guess[k] * f->guess[k]);
         rhs[k] += GUESS_WEIGHT / f->guess[k];
     }
     for (int sweep = 0; sweep < SWEEPS_MAX; sweep++) {
         double moved = 0, size = 0;
-        for (int k = 0; k < N_PRICES; k++) {
+        for (int k = 0; k < POL_PRICES; k++) {
             if (!(g[k][k] > 0)) continue;
             double p = f->p[k] + (rhs[k] - dot(g[k], f->p)) / g[k][k];
             if (!(p > GUESS_SHARE_MIN * f->guess[k])) p = GUESS_SHARE_MIN * f->guess[k];
@@ -135,9 +135,9 @@ static void descend(struct fit *f)
  */
 static double scale_guess(struct fit *f, const struct pol_cost *c)
 {
-    double guess[N_PRICES], sum = 0, square = 0;
+    double guess[POL_PRICES], sum = 0, square = 0;
     as_prices(c, guess);
-    for (int k = 0; k < N_PRICES; k++)
+    for (int k = 0; k < POL_PRICES; k++)
         f->guess[k] = f->scale[k] > 0 && isfinite(guess[k]) ? guess[k] / f->scale[k] : 0;
     for (size_t i = 0; i < f->n; i++) {
         const double b = dot(f->a[i], f->guess);
@@ -145,7 +145,7 @@ static double scale_guess(struct fit *f, const struct pol_cost *c)
         square += b * b;
     }
     const double factor = square > 0 && isfinite(square) ? sum / square : 0;
-    for (int k = 0; k < N_PRICES; k++) {
+    for (int k = 0; k < POL_PRICES; k++) {
         f->guess[k] *= factor;
         const double weight = GUESS_WEIGHT / (f->guess[k] * f->guess[k]);
         if (!(f->guess[k] > 0 && isfinite(weight))) f->guess[k] = 0;
@@ -174,7 +174,7 @@ static void weigh(struct fit *f)
 int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret)
 {
     struct fit f;
-    double price[N_PRICES];
+    double price[POL_PRICES];
     f.n = 0;
     for (size_t i = 0; i < n && f.n < SAMPLES_MAX; i++)
         (void)add_sample(&f, &x[i]);
@@ -187,9 +187,9 @@ int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret
         if (round > 0) weigh(&f);
         descend(&f);
     }
-    for (int k = 0; k < N_PRICES; k++)
+    for (int k = 0; k < POL_PRICES; k++)
         price[k] = f.scale[k] > 0 ? f.p[k] * f.scale[k] : price[k] * factor;
-    for (int k = 0; k < N_PRICES; k++)
+    for (int k = 0; k < POL_PRICES; k++)
         if (!(price[k] >= 0 && isfinite(price[k]))) price[k] = 0;
     set_prices(ret, price);
     return 0;
@@ -197,13 +197,13 @@ int pol_cost_fit(const struct pol_cost_sample *x, size_t n, struct pol_cost *ret
 
 void pol_cost_correct(struct pol_cost *c, double predicted_s, double measured_s)
 {
-    double price[N_PRICES];
+    double price[POL_PRICES];
     if (!(isfinite(predicted_s) && isfinite(measured_s) && predicted_s > 0 && measured_s > 0))
         return;
     double step = CORRECT_WEIGHT * log(measured_s / predicted_s);
     step = fmin(fmax(step, -CORRECT_STEP_MAX), CORRECT_STEP_MAX);
     as_prices(c, price);
-    for (int k = 0; k < N_PRICES; k++)
+    for (int k = 0; k < POL_PRICES; k++)
         price[k] *= exp(step);
     set_prices(c, price);
 }

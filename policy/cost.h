@@ -13,10 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { POL_PRICES = 8 }; /* the first fields of struct pol_cost, all of struct pol_work */
 struct pol_cost {
     double fixed_s;    /* per request */
     double layer_s;    /* per layer and pass, however few rows */
-    double row_s;      /* a row through one layer, but for its K,V */
+    double row_s;      /* a row through one layer, without its K,V */
     double kv_row_s;   /* K,V of a row in one layer */
     double pair_s;     /* one row attending to one key in one layer */
     double place_s;    /* placing one stored token in one layer */
@@ -35,7 +36,7 @@ struct pol_cost_sample {
 
 double pol_cost_time(const struct pol_cost *c, const struct pol_work *w);
 
-/* What the prices are to each other by arithmetic alone: a first guess, right but for a common
+/* What the prices are to each other by arithmetic alone: a first guess, right except for a common
  * factor and for what memory and threads add. */
 struct pol_dims { /* of the model */
     unsigned D, H, G, K, F, V;

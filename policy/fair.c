@@ -59,7 +59,7 @@ void pol_fair_serve(struct pol_fair *f, struct pol_flow *w, unsigned class, doub
     f->since[class] = f->served;
 }
 
-/* A class in which nobody waits has not aged. */
+/* A class in which no request waits has not aged. */
 static double level(const struct pol_fair *f, unsigned class)
 {
     return f->n[class] > 0 ? class - (f->served - f->since[class]) / POL_FAIR_AGE : class;

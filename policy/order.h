@@ -1,7 +1,7 @@
-/* order: who goes first of the requests that wait for the engine.
+/* order: which of the requests that wait for the engine goes first.
  *
  * One number per request, fixed when it arrives: when it is due. The queue is sorted by it, so no
- * request is ever overtaken by one that arrives after that moment: nobody starves, under any load.
+ * request is ever overtaken by one that arrives after that moment: none starves, under any load.
  * Shortest job first with linear ageing is such a number, too: ordering by work - a * waited is
  * ordering by arrival + work / a. Pure. Thread: any. */
 #ifndef POLICY_ORDER_H

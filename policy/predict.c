@@ -8,6 +8,7 @@
 #include "base/assert.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { SPANS_MAX = 12 };
 enum wait { WAIT_NOTHING, WAIT_PREFIX, WAIT_SIDE, WAIT_CHUNKS };
@@ -38,15 +39,12 @@ static unsigned at_most(unsigned v, unsigned most)
 
 static void cost_make(const struct pol_cost *c, struct pol_cost *ret)
 {
-    *ret = (struct pol_cost){.fixed_s = not_negative(c->fixed_s),
-                             .layer_s = not_negative(c->layer_s),
-                             .row_s = not_negative(c->row_s),
-                             .kv_row_s = not_negative(c->kv_row_s),
-                             .pair_s = not_negative(c->pair_s),
-                             .place_s = not_negative(c->place_s),
-                             .mass_s = not_negative(c->mass_s),
-                             .head_s = not_negative(c->head_s),
-                             .row_step = c->row_step};
+    double price[POL_PRICES];
+    memcpy(price, c, sizeof price);
+    for (int k = 0; k < POL_PRICES; k++)
+        price[k] = not_negative(price[k]);
+    *ret = *c;
+    memcpy(ret, price, sizeof price);
 }
 
 /* RAM is there at once. */
@@ -375,27 +373,30 @@ static double ratio_make(enum pol_strategy s, double ratio)
     return s != POL_REUSE && ratio > 0 ? smaller(ratio, 1) : 0; /* NaN, too */
 }
 
+static void input_make(const struct pol_control_in *in, enum pol_strategy s, const bool *reuse,
+                       struct prompt *ret, struct set *ret_set)
+{
+    prompt_make(in, ret);
+    if (s == POL_FULL) prompt_drop_prefix(ret);
+    set_make(in, ret, s, reuse, ret_set);
+}
+
 void pol_work_of(const struct pol_control_in *in, enum pol_strategy s, double ratio,
                  const bool *reuse, struct pol_work *ret)
 {
     struct prompt p;
     struct set set;
     struct walk w;
-    prompt_make(in, &p);
-    if (s == POL_FULL) prompt_drop_prefix(&p);
-    set_make(in, &p, s, reuse, &set);
+    double sum[POL_PRICES] = {0}, k[POL_PRICES];
+    input_make(in, s, reuse, &p, &set);
     spans_of(&p, s, ratio_make(s, ratio), &set, &w);
-    *ret = (struct pol_work){.requests = 1, .heads = 1};
     for (size_t i = 0; i < w.n; i++) {
-        const struct pol_work *k = &w.span[i].work;
-        const double n = w.span[i].hi - w.span[i].lo;
-        ret->layers += n * k->layers;
-        ret->rows += n * k->rows;
-        ret->kv_rows += n * k->kv_rows;
-        ret->pairs += n * k->pairs;
-        ret->places += n * k->places;
-        ret->masses += n * k->masses;
+        memcpy(k, &w.span[i].work, sizeof k);
+        for (int j = 0; j < POL_PRICES; j++)
+            sum[j] += k[j] * (w.span[i].hi - w.span[i].lo);
     }
+    memcpy(ret, sum, sizeof sum);
+    ret->requests = ret->heads = 1;
 }
 
 void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ratio,
@@ -403,8 +404,6 @@ void pol_predict(const struct pol_control_in *in, enum pol_strategy s, double ra
 {
     struct prompt p;
     struct set set;
-    prompt_make(in, &p);
-    if (s == POL_FULL) prompt_drop_prefix(&p);
-    set_make(in, &p, s, reuse, &set);
+    input_make(in, s, reuse, &p, &set);
     predict_set(&p, s, ratio_make(s, ratio), &set, ret);
 }

@@ -37,7 +37,7 @@ struct pol_route_in {
 struct pol_route {
     size_t chosen; /* index into target */
     /* Static: only, least; affinity, or bound (its first choice is busy); resident, queue (who
-     * holds some of it is busier than that is worth), new (nobody holds any of it), skew (who would
+     * holds some of it is busier than that is worth), new (none holds any of it), skew (who would
      * be best has too many requests). POL_ROUTE_REASONS lists them. */
     const char *reason;
 };

@@ -5,7 +5,7 @@
  * free. Wait and the request's own prefill together must not exceed its objective; a prefill that
  * is nearly as long as its objective, or longer, may still wait for a quarter of it. Nobody is sent
  * away from a worker that has nothing to wait for. retry_ms says when the wait will be down to
- * three quarters of what it may be, if nobody else came.
+ * three quarters of what it may be, if no other came.
  * But others do come, and would take the room that was promised. So those who were told when to
  * come are remembered (struct pol_promises), and whoever comes unasked is let in only while each of
  * them will still find the room when it is due; they are weighed by how many do come back, so that
@@ -37,7 +37,7 @@ struct pol_shed_in {
     double ahead_ms; /* in the gateway's queue, before this one */
     unsigned n_ahead;
     double line_ms, promised_ms; /* pol_promises_line() */
-    double objective_ms;         /* time to the first token; 0: none, nobody is sent away */
+    double objective_ms;         /* time to the first token; 0: none, then none is sent away */
     uint64_t random;
 };
 struct pol_shed {

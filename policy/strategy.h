@@ -2,7 +2,7 @@
  *
  * The one enum of it: requests, profiles, decisions, the fusor, reports and benchmarks use it.
  * First come the strategies that run, as an engine knows them (what each needs of it:
- * fusor/core/strategy.c); then the two wishes that leave the choice among them to somebody else.
+ * fusor/core/strategy.c); then the two wishes that leave the choice among them to the decider.
  * Names are those of the API, of options and of files. Pure; thread: any. */
 #ifndef POLICY_STRATEGY_H
 #define POLICY_STRATEGY_H

@@ -1,4 +1,4 @@
-/* auth: the keyed tag of a record's bytes, which nobody can make who has not the secret.
+/* auth: the keyed tag of a record's bytes, which only the secret's holders can make.
  *
  * XXH3 tells damage, not people: who may write to the NVMe file or to Redis sums his own bytes
  * anew. A tag is HMAC-SHA256, cut to 16 bytes, over a head, the length and the bytes' NH (RFC

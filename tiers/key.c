@@ -2,7 +2,7 @@
  *
  * XXH3 is no cryptographic hash, so a secret (of the installation, or the namespace's name itself)
  * is what keeps one tenant from aiming at another's keys; and since the token ids are compared on
- * every look-up, a collision costs a miss, never a wrong answer. */
+ * every lookup, a collision costs a miss, never a wrong answer. */
 #define XXH_STATIC_LINKING_ONLY /* the state on the stack: its size is not in the plain header */
 #include "tiers/key.h"
 

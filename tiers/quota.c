@@ -1,4 +1,4 @@
-/* Quotas: a table with linear probing, at most half full, so that a look-up ends after a step or
+/* Quotas: a table with linear probing, at most half full, so that a lookup ends after a step or
  * two; removing a cap shifts the run behind it back instead of leaving a tombstone. */
 #include "tiers/quota.h"
 

@@ -62,7 +62,7 @@ enum {
 enum record_score { /* per token; what they mean is the fusor's business (kv_io.h) */
                     RECORD_SCORE_SENSITIVITY,
                     RECORD_SCORE_STATIC, /* reserved: earlier releases filled it in, the
-                                            version's layout has room for it; nobody reads it */
+                                            version's layout has room for it; it is not read */
                     RECORD_SCORE_COUNT
 };
 
@@ -84,7 +84,7 @@ struct record_view {
     const int32_t *tok; /* [n_tokens], inside the record */
 };
 
-uint64_t record_ns_hash(const char *ns); /* of SHA-256; nobody finds another name for it */
+uint64_t record_ns_hash(const char *ns); /* of SHA-256; no other name can be found for it */
 uint64_t record_ident_hash(const struct tier_ident *id); /* all but the namespace and the tokens */
 
 /* -EINVAL no tokens or no dims, -ERANGE beyond the limits above. */

@@ -4,7 +4,7 @@
  * list, check, drop and limit them by store_admin.h.
  * Identity: tier_key() over model, tokenizer, rope regime, KV dtype, sink mode, namespace, secret
  * and token ids; the ids are also in the record and compared on every lookup. A record is immutable
- * but for its scores (by kind, one per token, set later). RAM is where records are built, read from
+ * except for its scores (by kind, one per token, set later). RAM is where records are built, read
  * and staged: a lookup that finds one in a slower tier hands out a pin at once and the parts arrive
  * behind it, in order of layers. Every cap is hard: room is made by evicting records without a pin,
  * in the order of the tier's policy, else the put or the load is refused. A committed record is

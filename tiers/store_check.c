@@ -1,10 +1,10 @@
-/* What comes from a tier is somebody else's bytes until it was checked.
+/* What comes from a tier is not trusted until it was checked.
  *
  * Checksums are against faults. With a secret the header's tag is checked when it comes, a group's
  * when it is first read, so that it costs nothing beside the transfer; both are a record's own, so
  * neither another record's nor half of one passes. What was built here, or has passed, is checked
  * against rot alone. A number that is none would make every answer from the record fail, now and
- * after each restart: it is damage, whoever summed it. */
+ * after each restart: it is damage, whatever its sum says. */
 #include "tiers/store_load.h"
 
 #include <math.h>

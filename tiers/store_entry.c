@@ -322,7 +322,7 @@ bool evict_one(struct store *s, const struct tier_key *incoming, const uint64_t 
     }
 }
 
-/* m held. Could `parts` more bytes fit if all that nobody holds went? */
+/* m held. Could `parts` more bytes fit if all that is not held went? */
 static bool room_possible(struct store *s, uint64_t parts, uint64_t meta)
 {
     uint64_t held = s->fixed_bytes, held_parts = 0, budget = s->stats.budget_bytes;

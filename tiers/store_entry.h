@@ -13,12 +13,12 @@ int entry_desc(const struct store *s, const struct tier_key *k, size_t n, struct
 struct entry *entry_create(struct store *s, const struct record_desc *d,
                            const struct record_layout *l, enum entry_state state);
 /* m held. Charge it, take memory for its first n_parts parts (making room) and put it into the
- * index. 1; 0 the key is there already; -ENOSPC, and but for fragments nothing was evicted. */
+ * index. 1; 0 the key is there already; -ENOSPC, and nothing was evicted, except for fragments. */
 int entry_enter(struct store *s, struct entry *e, uint32_t n_parts);
 /* m held. Memory for the parts [0, n_parts) that have none yet; -ENOSPC changes nothing. */
 int entry_reserve(struct store *s, struct entry *e, uint32_t n_parts);
 /* m held. Out of the index; later lookups miss for `why` (NEVER: no ghost). `evict`: only if
- * nobody holds it. False: not dropped. */
+ * it is not held. False: not dropped. */
 bool entry_drop(struct store *s, struct entry *e, enum store_miss why, bool evict);
 void entry_ready(struct store *s, struct entry *e);   /* m held. Into the order or on probation. */
 void entry_unref(struct store *s, struct entry *e);   /* no lock held */

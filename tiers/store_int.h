@@ -160,10 +160,6 @@ static inline struct entry *shard_find(const struct shard *sh, const struct tier
 {
     return (struct entry *)key_map_find(&sh->index, k);
 }
-static inline uint64_t wall_ms(void)
-{
-    return (uint64_t)(clock_wall_s() * 1e3);
-}
 static inline bool entry_expired(const struct entry *e, uint64_t now_ms)
 {
     return e->desc.expires_ms && now_ms >= e->desc.expires_ms;

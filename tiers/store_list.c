@@ -213,7 +213,7 @@ static int by_use(const void *a, const void *b)
     return x->used_s > y->used_s ? -1 : x->used_s < y->used_s;
 }
 
-/* Begin to load a record that nobody asked for; false: it is here, on its way, or has no room. */
+/* Begin to load a record ahead of requests; false: it is here, on its way, or has no room. */
 static bool preload_begin(struct store *s, const struct store_info *i, struct store_pin **ret)
 {
     struct entry *e;

@@ -137,7 +137,7 @@ static int load_on_part(struct tier_op *op, uint32_t part)
 
 /* ---- the end of a load, or of one tier's part in it ---- */
 
-/* No lock held. Nobody has it, or it broke off: holders are told, the copy goes. */
+/* No lock held. No tier has it, or it broke off: holders are told, the copy goes. */
 static void load_end(struct store *s, struct entry *e, enum store_miss why, int status)
 {
     struct shard *sh = shard_of(s, &e->desc.key);
@@ -398,7 +398,7 @@ void load_cancel(struct store *s, struct entry *e)
     struct shard *sh = shard_of(s, &e->desc.key);
     pthread_mutex_lock(&s->m);
     pthread_mutex_lock(&sh->m);
-    bool alone = e->pins == 0 && e->state == ENTRY_LOADING; /* else somebody has asked since */
+    bool alone = e->pins == 0 && e->state == ENTRY_LOADING; /* else another lookup came since */
     pthread_mutex_unlock(&sh->m);
     if (alone) (void)entry_drop(s, e, STORE_MISS_NEVER, false);
     pthread_mutex_unlock(&s->m);
@@ -412,7 +412,7 @@ static int load_create(struct store *s, const struct tier_key *k, size_t n, stru
     if (r < 0) return r;
     struct entry *e = entry_create(s, &d, &l, ENTRY_LOADING);
     if (!e) return -ENOMEM;
-    e->refs = 2; /* the load's and the caller's: nobody finds it without */
+    e->refs = 2; /* the load's and the caller's: no lookup finds it yet */
     *ret = e;
     return 0;
 }

@@ -34,10 +34,10 @@ int groups_check(const struct store *s, const struct entry *e); /* all of them *
  * deadline and priority are set. 0; <0 it has ended by now. */
 int load_start(struct store *s, struct entry *e);
 /* Enter a LOADING entry for a record of n tokens, with a reference for the load and a pin. 1, 0
- * somebody was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
+ * another lookup was faster, <0 -ENOMEM, -ENOSPC, -EINVAL. */
 int load_enter(struct store *s, const struct tier_key *k, size_t n, struct entry **ret);
 void load_abandon(struct store *s, struct entry *e); /* the tier took too long; no lock held */
-void load_cancel(struct store *s, struct entry *e);  /* nobody waits for it; no lock held */
+void load_cancel(struct store *s, struct entry *e);  /* it is not waited for; no lock held */
 double predict_ms(const struct store_tier *t, uint64_t bytes); /* m held; <0 unknown */
 
 /* Read a copy beside the index and wait for it, 30 s at most. 0: the caller has a reference. */

@@ -248,7 +248,7 @@ static void evict_ahead(struct store *s)
                 e->write.clean &= (uint8_t)~lost;
                 e->write.want |= lost;
             }
-            if (unref_locked(s, e)) { /* dropped by somebody meanwhile */
+            if (unref_locked(s, e)) { /* it was dropped meanwhile */
                 pthread_mutex_unlock(&s->m);
                 entry_unref(s, e);
                 pthread_mutex_lock(&s->m);
@@ -294,7 +294,7 @@ static void expire(struct store *s)
     }
 }
 
-/* m held; let go meanwhile. Loads that nobody waits for and that take too long. */
+/* m held; let go meanwhile. Loads that are not waited for and take too long. */
 static void give_up_loads(struct store *s)
 {
     for (struct entry_link *l = s->loads.next; l != &s->loads; l = l->next) {

@@ -135,7 +135,7 @@ void side_keep(struct store *s, const struct entry *e)
     if (d && !side_find(t, &e->desc.key)) {
         key_map_insert(&t->table, &d->in_table);
         link_insert_after(&t->lru, &d->lru);
-    } else if (d) { /* somebody was faster */
+    } else if (d) { /* another thread was faster */
         release(t, d);
     } else if (may) {
         t->used_bytes -= cost;
@@ -194,7 +194,7 @@ static struct side *side_ref(struct sides *t, const struct tier_key *k)
 int store_pin_side(struct store_pin *p, unsigned layer, const void **ret_k,
                    enum kn_dtype *ret_dtype)
 {
-    if (p->there) return 0; /* the layer itself is as near */
+    if (p->there) return 0; /* the layer itself is on the device already */
     const struct entry *e = p->e;
     struct store *s = e->store;
     if (!s->sides.layer || layer != s->sides.layer || !p->settled) return 0;

@@ -2,7 +2,7 @@
  *
  * A tier keeps whole records by key under a hard byte cap of its own, evicts by its own policy and
  * moves parts (record.h). It verifies what only it can know (its own framing, sizes, generations);
- * the record's checksums are checked by whoever reads the parts. A tier never answers with another
+ * the record's checksums are checked by the reader of the parts. A tier never answers with another
  * record's bytes knowingly, but the store trusts none.
  * Submit contract of read() and write(): 0 → on_done runs exactly once, later, on a thread of the
  * tier (never from inside the call); <0 → no callback ever runs. The op and its memory stay the

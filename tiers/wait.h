@@ -1,4 +1,6 @@
-/* wait: condition variables whose deadlines are clock_ns(). Internal to tiers/. Thread: any. */
+/* wait: condition variables whose deadlines are clock_ns(); the wall clock as records store it.
+ *
+ * Internal to tiers/. Thread: any. */
 #ifndef TIERS_WAIT_H
 #define TIERS_WAIT_H
 
@@ -6,6 +8,11 @@
 
 #include <pthread.h>
 #include <time.h>
+
+static inline uint64_t wall_ms(void)
+{
+    return (uint64_t)(clock_wall_s() * 1e3);
+}
 
 static inline int wait_init(pthread_cond_t *c) /* 0, or an errno */
 {

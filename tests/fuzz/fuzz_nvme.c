@@ -458,7 +458,7 @@ static bool whole(const struct nvme_head *h, const struct rec *r)
 
 static void compare(struct tier *t, bool scrubbed)
 {
-    const uint64_t now_ms = nvme_wall_ms();
+    const uint64_t now_ms = wall_ms();
     size_t n = 0;
     for (size_t i = 0; i < model.n; i++) {
         struct there *at = &model.at[i];

@@ -50,7 +50,7 @@ static int gpu_write(struct tier *tier, struct tier_op *op)
     return r;
 }
 
-/* ---- look-ups ---- */
+/* ---- lookups ---- */
 
 static void used(struct gpu_tier *t, struct gpu_entry *e)
 {
@@ -62,8 +62,7 @@ static void used(struct gpu_tier *t, struct gpu_entry *e)
 static struct gpu_entry *find_live(struct gpu_tier *t, const struct tier_key *k)
 {
     struct gpu_entry *e = gpu_find_entry(t, k);
-    if (!e || e->info.expires_ms == 0 || (double)e->info.expires_ms > clock_wall_s() * 1e3)
-        return e;
+    if (!e || e->info.expires_ms == 0 || e->info.expires_ms > wall_ms()) return e;
     t->stat.expired++;
     gpu_drop(e, false);
     return NULL;

@@ -5,8 +5,8 @@
  * go first: tier_gpu_lend() takes frames from records, least recently used first; in those that
  * come back records grow again as they are used. The caps are hard: records that are being written
  * and those that are gone but still in use count. A record's header is in host memory, as it is
- * what look-ups read. Copies run on a stream per direction, a thread each waits for their events;
- * nobody waits for the device as a whole. A record becomes visible when its last part has arrived.
+ * what lookups read. Copies run on a stream per direction, a thread each waits for their events;
+ * no call waits for the device as a whole. A record becomes visible when its last part has arrived.
  * It does not survive the process. A consumer on the device pins a record and gets device pointers.
  * Life cycle: gpu_open() → tier_gpu_create() → pins → unpins → destroy() → gpu_close().
  * Memory given to add_memory() is pinned and copied by DMA. Thread: any, as tier.h. */
@@ -20,7 +20,7 @@ struct tier_gpu_opts {
     struct gpu *gpu; /* borrowed until destroy() */
     uint64_t capacity_bytes;
     enum evict_policy policy;
-    /* A pool to share, nobody's as yet: capacity_bytes of memory on the device in frames; NULL: own
+    /* A pool to share, not yet in use: capacity_bytes of memory on the device in frames; NULL: own
      * memory, in frames of 4 KiB. */
     void *pool;
     size_t frame_bytes; /* whole 4 KiB */
@@ -29,8 +29,8 @@ struct tier_gpu_opts {
  * capacity_bytes; what it does not use then stays its own. */
 int tier_gpu_create(const struct tier_gpu_opts *o, struct tier **ret, struct err *err);
 
-/* A frame of the shared pool for a sequence, by number. Records make way: those that nobody holds
- * first, then those that are pinned, which the holder finds out by -ECANCELED; copies under way are
+/* A frame of the shared pool for a sequence, by number. Records make way: those without a pin
+ * first, then the others, whose holders find out by -ECANCELED; copies under way are
  * waited for. Not more than there are. */
 int32_t tier_gpu_lend(struct tier *t);
 void tier_gpu_take_back(struct tier *t, int32_t frame);

@@ -95,7 +95,7 @@ bool gpu_may_evict(void *ctx, const struct evict_node *n);
 /* ns_hash: of that namespace only; NULL = of any. */
 bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const uint64_t *ns_hash);
 bool gpu_revoke_one(struct gpu_tier *t); /* of those that are pinned */
-void gpu_trim(struct gpu_tier *t);       /* down to the cap, as far as nobody holds what is there */
+void gpu_trim(struct gpu_tier *t);       /* down to the cap, as far as records are not held */
 
 int gpu_copy_start(struct gpu_tier *t, bool write);
 void gpu_copy_join(struct gpu_copies *c); /* after t->stop; accepts one that never started */

@@ -79,7 +79,7 @@ bool gpu_evict_one(struct gpu_tier *t, const struct tier_key *incoming, const ui
     return true;
 }
 
-/* Nobody may have pinned it for ever: who did finds out, and has another copy or computes. */
+/* A pin is no promise: its holder finds out, and has another copy or computes. */
 bool gpu_revoke_one(struct gpu_tier *t)
 {
     struct gpu_entry *oldest = NULL;

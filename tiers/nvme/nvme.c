@@ -1,4 +1,4 @@
-/* The NVMe tier as a struct tier: look-ups and administration under the one lock; transfers are
+/* The NVMe tier as a struct tier: lookups and administration under the one lock; transfers are
  * left to the I/O thread (nvme_queue.c). */
 #include "tiers/nvme/nvme.h"
 
@@ -39,7 +39,7 @@ static void pieces_init(struct nvme_op *x)
 static int slot_hold(struct nvme *n, struct nvme_op *x)
 {
     const struct tier_op *op = x->op;
-    nvme_space_expire(&n->space, nvme_wall_ms());
+    nvme_space_expire(&n->space, wall_ms());
     struct nvme_slot *slot = nvme_space_find(&n->space, &op->key);
     if (!slot) return -ENOENT;
     if (slot->record_bytes != op->layout->record_bytes) {
@@ -50,7 +50,7 @@ static int slot_hold(struct nvme *n, struct nvme_op *x)
     x->slot_off = nvme_slot_off(&n->space, slot);
     x->head.generation = slot->generation;
     slot->refs++;
-    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(&n->space, slot, nvme_wall_ms());
+    if (op->prio < TIER_BEHIND && !x->write) nvme_space_hit(&n->space, slot, wall_ms());
     return 0;
 }
 
@@ -134,7 +134,7 @@ static int op_find(struct tier *t, const struct tier_key *k)
 {
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
-    nvme_space_expire(&n->space, nvme_wall_ms());
+    nvme_space_expire(&n->space, wall_ms());
     int r = nvme_space_find(&n->space, k) != NULL;
     pthread_mutex_unlock(&n->m);
     return r;
@@ -178,7 +178,7 @@ static void op_touch(struct tier *t, const struct tier_key *k)
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
     struct nvme_slot *slot = nvme_space_find(&n->space, k);
-    if (slot) nvme_space_hit(&n->space, slot, nvme_wall_ms());
+    if (slot) nvme_space_hit(&n->space, slot, wall_ms());
     pthread_mutex_unlock(&n->m);
 }
 
@@ -186,7 +186,7 @@ static int op_set_pinned(struct tier *t, const struct tier_key *k, bool pinned)
 {
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
-    nvme_space_expire(&n->space, nvme_wall_ms());
+    nvme_space_expire(&n->space, wall_ms());
     struct nvme_slot *slot = nvme_space_find(&n->space, k);
     if (slot) nvme_space_pin(&n->space, slot, pinned);
     pthread_mutex_unlock(&n->m);
@@ -223,7 +223,7 @@ static int op_scan(struct tier *t, tier_visit_fn fn, void *ctx)
     struct nvme_space *s = &n->space;
     size_t count = 0;
     pthread_mutex_lock(&n->m);
-    nvme_space_expire(s, nvme_wall_ms());
+    nvme_space_expire(s, wall_ms());
     struct tier_info *all = mem_alloc((s->n_records + 1) * sizeof *all);
     for (uint32_t i = 0; all && i < s->n_extents; i++)
         for (uint32_t k = 0; s->extent[i]->class && k < s->extent[i]->n_slots; k++)
@@ -268,7 +268,7 @@ static void op_stat(struct tier *t, struct tier_stat *ret)
 {
     struct nvme *n = of(t);
     pthread_mutex_lock(&n->m);
-    uint64_t now_ms = nvme_wall_ms();
+    uint64_t now_ms = wall_ms();
     nvme_space_expire(&n->space, now_ms);
     struct tier_stat s = n->stat;
     s.capacity_bytes = n->space.capacity_bytes;

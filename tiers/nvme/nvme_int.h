@@ -130,7 +130,6 @@ int nvme_open(struct nvme *n, struct err *err);           /* file, lock, geometr
 int nvme_recover(struct nvme *n, struct err *err);        /* on the I/O thread */
 void nvme_super_fill(struct nvme *n, uint32_t owner_pid); /* holding m: n->super from the space */
 int nvme_resize(struct nvme *n, uint64_t capacity_bytes);
-uint64_t nvme_wall_ms(void);
 /* nvme_queue.c */
 void *nvme_main(void *arg);
 int nvme_call(struct nvme *n, int (*fn)(struct nvme *n, void *arg), void *arg);

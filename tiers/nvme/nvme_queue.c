@@ -342,7 +342,7 @@ static void write_publish(struct nvme *n, struct nvme_op *x)
     if (x->doomed) {
         x->status = -ECANCELED; /* op_end() frees the slot, which is cleaned then */
     } else {
-        (void)nvme_space_publish(&n->space, x->slot, &x->head, nvme_wall_ms());
+        (void)nvme_space_publish(&n->space, x->slot, &x->head, wall_ms());
         x->slot = NULL;
     }
     pthread_mutex_unlock(&n->m);
@@ -356,13 +356,13 @@ static void header_start(struct nvme *n, struct nvme_op *x)
     if (x->doomed) x->status = -ECANCELED;
     pthread_mutex_unlock(&n->m);
     if (x->status < 0) return;
-    x->head.written_ms = nvme_wall_ms();
+    x->head.written_ms = wall_ms();
     nvme_head_put(x->page, &x->head);
     page_start(n, x, x->page);
 }
 
 /* After every event: what the write does next, if anything. False when it has ended: x may be
- * somebody else's op by then. */
+ * another op by then. */
 static bool write_step(struct nvme *n, struct nvme_op *x)
 {
     if (x->n_busy == 0 && x->status == 0) {
@@ -426,7 +426,7 @@ static bool write_begin(struct nvme *n, struct nvme_op *x)
     else if (n->read_only)
         x->status = -EPERM;
     else if (!x->update) {
-        x->status = nvme_space_alloc(&n->space, &x->head, nvme_wall_ms(), &x->slot, &why);
+        x->status = nvme_space_alloc(&n->space, &x->head, wall_ms(), &x->slot, &why);
         if (x->status == -ENOSPC) n->stat.rejected[why]++;
     }
     if (x->status == 0 && !x->update) {
@@ -582,7 +582,7 @@ static void tick(struct nvme *n, uint64_t now)
     if (n->super.failed >= SUPER_RETRIES) n->super.failed = SUPER_RETRIES - 1; /* one more try */
     uint64_t oldest = nvme_engine_oldest_ns(n->engine);
     pthread_mutex_lock(&n->m);
-    nvme_space_expire(&n->space, nvme_wall_ms());
+    nvme_space_expire(&n->space, wall_ms());
     if (oldest && now - oldest > HANG_NS)
         n->degraded |= NVME_DEGRADED_HANGS;
     else

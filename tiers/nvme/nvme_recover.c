@@ -30,11 +30,6 @@ enum {
 };
 static const uint64_t RESIZE_WAIT_NS = 10000000000ull;
 
-uint64_t nvme_wall_ms(void)
-{
-    return (uint64_t)(clock_wall_s() * 1e3);
-}
-
 /* ---- superblock ---- */
 
 void nvme_super_fill(struct nvme *n, uint32_t owner_pid)
@@ -410,7 +405,7 @@ int nvme_recover(struct nvme *n, struct err *err)
         qsort(v->found, v->n_found, sizeof *v->found, by_age);
         for (size_t i = 0; i < v->n_found; i++)
             nvme_space_restore(&n->space, v->found[i].slot, &v->found[i].head);
-        nvme_space_expire(&n->space, nvme_wall_ms());
+        nvme_space_expire(&n->space, wall_ms());
         pthread_mutex_unlock(&n->m);
     }
     int r = v->status;

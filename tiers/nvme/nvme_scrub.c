@@ -1,5 +1,5 @@
 /* Background verification: one record after another is read back slowly and every checksum of it
- * tried; a damaged one is dropped before somebody waits for it.
+ * tried; a damaged one is dropped before a request waits for it.
  *
  * One transfer at a time, none while reads wait, and at most the configured bytes a second. The
  * slot is referenced meanwhile; a record that leaves the index is let go at once. */

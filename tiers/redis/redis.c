@@ -158,7 +158,7 @@ static void *thread_main(void *arg)
     struct redis_tier *t = arg;
     uint64_t tick_ns = 0;
     sigset_t all;
-    sigfillset(&all); /* signals are the program's; SIGPIPE of a TLS socket is nobody's */
+    sigfillset(&all); /* signals are the program's; SIGPIPE of a TLS socket means nothing */
     (void)pthread_sigmask(SIG_BLOCK, &all, NULL);
     (void)pthread_setname_np(pthread_self(), "tier-redis");
     for (;;) {

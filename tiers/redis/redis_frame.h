@@ -2,7 +2,7 @@
  *
  * Key: prefix ("kvblend:1:" by default) and the 32 hex digits of the record's key. Fields:
  *   "h"            header: frame, part 0, tails. Written last: without it there is no record
- *   "i"            64 bytes for administration and for the next writer, so that nobody reads "h"
+ *   "i"            64 bytes for administration and for the next writer, which need not read "h"
  *                  for that; a record without it is whole all the same
  *   "<gen>:<part>" part 1…: bytes of the part but the last 128, which stand in the header (a part
  *                  of 4 KiB or less is whole). A value of 2^n bytes costs 25 % more of the

@@ -26,7 +26,7 @@ enum rop_kind {
     ROP_READ,
     ROP_WRITE,
     ROP_UPDATE, /* the header of a record that is there */
-    ROP_TEXT,   /* one command about one key, whose answer nobody waits for */
+    ROP_TEXT,   /* one command about one key, whose answer is not waited for */
     ROP_CALL    /* commands to one server, answers to a waiting caller */
 };
 enum unit_what {
@@ -132,7 +132,7 @@ struct redis_tier {
     struct rop_list inbox;
     size_t n_ops; /* submitted and not done, of callers */
     bool stopping, woken;
-    bool settled; /* it is known who serves what, or that nobody answers */
+    bool settled; /* it is known which server has what, or that none answers */
     struct tier_stat stat;
     struct {
         uint64_t key, at_ns;
@@ -166,7 +166,7 @@ void redis_pump(struct redis_tier *t);   /* send whatever may go */
 void redis_expire(struct redis_tier *t); /* deadlines */
 void redis_fail_all(struct redis_tier *t, int status);
 bool redis_any_waiting(const struct redis_tier *t);
-/* One command about a key (argv without it) that nobody waits for; may be lost. */
+/* One command about a key (argv without it) that is not waited for; may be lost. */
 void redis_text(struct redis_tier *t, const struct tier_key *k, enum tier_prio prio, int argc,
                 const char **argv);
 
@@ -179,7 +179,7 @@ void redis_net_flush(struct redis_tier *t);
 bool redis_net_busy(struct redis_tier *t); /* waits for something with a short deadline */
 void redis_net_close(struct redis_tier *t);
 void redis_net_fini(struct redis_tier *t);                       /* also of a half-made one */
-struct node *redis_node_of(struct redis_tier *t, unsigned slot); /* NULL: nobody serves it */
+struct node *redis_node_of(struct redis_tier *t, unsigned slot); /* NULL: none serves it */
 struct node *redis_node_at(struct redis_tier *t, const struct redis_addr *a);
 /* A connection with room, or NULL. */
 struct redis_conn *redis_node_pick(struct node *n, enum tier_prio prio, bool bulk);

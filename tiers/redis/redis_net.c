@@ -548,7 +548,7 @@ struct redis_conn *redis_node_pick(struct node *n, enum tier_prio prio, bool bul
     const struct tier_redis_opts *o = &n->t->o;
     unsigned limit = redis_node_depth(n) + (bulk ? 0 : SMALL_MORE);
     struct redis_conn *best = NULL;
-    /* The first connection is kept clear of what nobody waits for. */
+    /* The first connection is kept clear of what no request waits for. */
     for (unsigned i = prio >= TIER_BEHIND && o->connections > 1; i < o->connections; i++) {
         struct redis_conn *c = &n->conn[i];
         unsigned load = redis_conn_load(c);

@@ -155,7 +155,7 @@ static void put_publish(struct redis_tier *t, struct rop *r, struct redis_cmd *c
         c->n_replies++;
     }
     struct redis_record_info i;
-    uint64_t now_ms = (uint64_t)(clock_wall_s() * 1000), ttl = t->ttl_ms;
+    uint64_t now_ms = wall_ms(), ttl = t->ttl_ms;
     if (redis_record_info_decode(r->own.info, sizeof r->own.info, &i) == 0 && i.info.expires_ms)
         ttl = i.info.expires_ms > now_ms ? i.info.expires_ms - now_ms : 1;
     add_command(x, r, ttl ? 3 : 2, ttl ? "PEXPIRE" : "PERSIST");
@@ -236,7 +236,7 @@ static void drop_record(struct redis_tier *t, const struct tier_key *k)
     redis_text(t, k, TIER_DEMAND, 1, (const char *[]){"UNLINK"});
 }
 
-/* Fields of a generation that nobody will read. */
+/* Fields of a generation that no reader asks for. */
 static void drop_fields(struct redis_tier *t, const struct tier_key *k, uint64_t gen,
                         uint32_t n_parts)
 {
@@ -348,7 +348,7 @@ static void got_info(struct redis_tier *t, struct rop *r, char type)
     struct redis_record_info i;
     bool here = type == '$' && redis_record_info_decode(r->own.info, sizeof r->own.info, &i) == 0;
     if (r->kind == ROP_READ) {
-        /* A part was missing: by whose doing? Without an info nobody could replace what is left. */
+        /* A part was missing: evicted, or replaced? Without an info no writer replaces the rest. */
         if (!here) drop_record(t, &r->key);
         fail_op(r, here && i.gen == r->gen ? -EBADMSG : -ENOENT);
         return;
@@ -580,7 +580,7 @@ static int send_one(struct redis_tier *t, struct rop *r)
     struct node *n = node_for(t, r);
     u.asking = r->ask_node != 0;
     if (!n || n->breaker.state != BREAKER_CLOSED) {
-        /* Nobody serves it now: at the start that may change, later it is a failure. */
+        /* No server has it now: at the start that may change, later it is a failure. */
         if (n || t->mapped) fail_op(r, -EIO);
         return 0;
     }

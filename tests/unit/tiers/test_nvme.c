@@ -21,7 +21,7 @@ static const struct kit_geometry huge = {.L = 5, .G = 8, .K = 128, .n_tokens = 3
 
 static uint64_t now_ms(void)
 {
-    return nvme_wall_ms();
+    return wall_ms();
 }
 
 /* Wait by condition, 60 s at most. */
