@@ -45,7 +45,8 @@ struct listing {
     struct store_info *info;
     size_t n, cap;
     const char *tier;
-    const char *only; /* NULL = any */
+    const char *only;           /* NULL = any */
+    const struct tier_key *key; /* the first record of that key alone; NULL = all */
 };
 
 static struct store_info *listing_add(struct listing *l)
@@ -65,6 +66,7 @@ static struct store_info *listing_add(struct listing *l)
 static int list_tier(void *ctx, const struct tier_info *t)
 {
     struct listing *l = ctx;
+    if (l->key && !tier_key_same(&t->key, l->key)) return 0;
     struct store_info *i = listing_add(l);
     if (!i) return -ENOMEM;
     i->key = t->key;
@@ -78,7 +80,7 @@ static int list_tier(void *ctx, const struct tier_info *t)
     i->expires_s = (double)t->expires_ms / 1e3;
     i->pinned = t->pinned;
     add_tier(i, l->tier);
-    return 0;
+    return l->key != NULL;
 }
 
 static int by_key(const void *a, const void *b)
@@ -153,49 +155,31 @@ int store_visit(struct store *s, const char *tier, store_visit_fn fn, void *ctx)
     return r;
 }
 
-struct one {
-    struct tier_key key;
-    struct tier_info info;
-    bool found;
-};
-
-static int find_one(void *ctx, const struct tier_info *t)
-{
-    struct one *o = ctx;
-    if (!tier_key_same(&t->key, &o->key)) return 0;
-    o->info = *t;
-    o->found = true;
-    return 1;
-}
-
 /* Of the first tier that has it, by listing: rare, and an index of sizes is not kept. */
-static bool tier_info_of(struct store *s, const struct tier_key *k, struct tier_info *ret,
-                         bool also_remote)
+static bool find_listed(struct store *s, const struct tier_key *k, bool also_remote,
+                        struct store_info *ret)
 {
-    struct one o = {.key = *k};
-    for (size_t i = 0; i < s->n_tiers && !o.found; i++) {
+    struct listing l = {.key = k, .tier = ""};
+    for (size_t i = 0; i < s->n_tiers && l.n == 0; i++) {
         struct tier *t = s->tier[i].t;
         if ((also_remote || !t->shared) && t->ops->find(t, k) != 0)
-            (void)t->ops->scan(t, find_one, &o);
+            (void)t->ops->scan(t, list_tier, &l);
     }
-    if (o.found) *ret = o.info;
-    return o.found;
+    bool found = l.n > 0;
+    if (found) *ret = l.info[0];
+    mem_free(l.info);
+    return found;
 }
 
 int store_get_info(struct store *s, const struct tier_key *k, struct store_info *ret)
 {
     struct store_info i = {0};
-    struct tier_info t;
     pthread_mutex_lock(&s->m);
     const struct entry *e = entry_find(s, k);
     bool ram = e && e->state != ENTRY_LOADING;
     if (ram) i = info_of(s, e);
     pthread_mutex_unlock(&s->m);
-    if (!ram) {
-        if (!tier_info_of(s, k, &t, false)) return 0;
-        struct listing l = {.info = &i, .cap = 1, .tier = ""};
-        (void)list_tier(&l, &t);
-    }
+    if (!ram && !find_listed(s, k, false, &i)) return 0;
     for (size_t n = 0; n < s->n_tiers; n++) {
         struct tier *at = s->tier[n].t;
         if (!at->shared && at->ops->find(at, k) == 1) add_tier(&i, at->name);
@@ -333,11 +317,11 @@ static int verify_count(struct store_verify *v, int r)
 static int verify_one(struct store *s, const struct tier_key *k, const char *tier,
                       struct store_verify *v)
 {
-    struct tier_info i = {0};
+    struct store_info i;
     uint32_t n = 0;
     int r = verify_ram(s, k, &n), bad = 0;
     if (ram_meant(tier)) (void)verify_count(v, r);
-    if (n == 0 && tier_info_of(s, k, &i, true)) n = i.n_tokens;
+    if (n == 0 && find_listed(s, k, true, &i)) n = i.n_tokens;
     for (size_t j = 0; j < s->n_tiers; j++) {
         struct store_tier *t = &s->tier[j];
         if (!tier_meant(t, tier)) continue;
