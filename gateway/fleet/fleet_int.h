@@ -173,10 +173,8 @@ int fleet_probe_init(struct gw_fleet *f, struct gw_target *t);
 void fleet_probe_fini(struct fleet_probe *p);
 void fleet_probe_soon(struct fleet_probe *p, uint64_t ms);
 void fleet_probe_cancel(struct fleet_probe *p);
-void fleet_pump(struct gw_fleet *f); /* tell and do what is due */
-/* fleet_resolve.c */
-bool fleet_is_name(const char *address);
-void fleet_resolve(struct gw_target *t); /* control loop, unlocked: if that is due */
+void fleet_pump(struct gw_fleet *f);     /* tell and do what is due */
+bool fleet_is_name(const char *address); /* any thread: must it be resolved? */
 
 /* ---- fleet_models.c ---- */
 /* Unlocked: make the list anew from the body of GET /models. 0, -EBADMSG, -ENOMEM. */

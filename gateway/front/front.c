@@ -367,32 +367,32 @@ static const struct gw_route *find_public(struct gw_req *q, const char *path)
     return here ? t : NULL;
 }
 
-static void public_head(void *ctx, struct http_req *r)
+/* On the admin server an operator may also warm and ask. */
+static void judge_request(struct gw_loop *loop, struct http_req *r, bool admin_server)
 {
-    struct gw_loop *loop = ctx;
     struct gw_req *q = req_create(loop, r);
     if (!q) return;
     const char *path = http_req_path(r);
-    bool admin = gw_config_of(q)->admin_public && strncmp(path, "/admin/", 7) == 0;
+    bool open = admin_server || gw_config_of(q)->admin_public;
+    bool admin = open && strncmp(path, "/admin/", 7) == 0;
+    /* Of a unix socket the file's mode is the key. */
+    bool private = admin_server && strcmp(http_req_peer(r), "unix") == 0;
     judge_head(q,
                admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
                      : find_public(q, path),
-               admin ? ADMIN_KEY : CLIENT_KEY);
+               private                 ? NO_KEY
+               : admin || admin_server ? ADMIN_KEY
+                                       : CLIENT_KEY);
+}
+
+static void public_head(void *ctx, struct http_req *r)
+{
+    judge_request(ctx, r, false);
 }
 
 static void admin_head(void *ctx, struct http_req *r)
 {
-    struct gw_loop *loop = ctx;
-    struct gw_req *q = req_create(loop, r);
-    if (!q) return;
-    const char *path = http_req_path(r);
-    bool admin = strncmp(path, "/admin/", 7) == 0;
-    bool private = strcmp(http_req_peer(r), "unix") == 0; /* the file's mode is its key */
-    /* An operator may also warm and ask. */
-    judge_head(q,
-               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
-                     : find_public(q, path),
-               private ? NO_KEY : ADMIN_KEY);
+    judge_request(ctx, r, true);
 }
 
 static void on_request(void *ctx, struct http_req *r)

@@ -6,8 +6,8 @@
  * own worker joins them; each long part is a chunk by its sender's word. */
 #include "gateway/request/scan.h"
 
-#include "gateway/request/fields.h"
 #include "base/mem.h"
+#include "gateway/request/fields.h"
 #include "policy/fair.h"
 #include "segment/segment.h"
 
@@ -29,6 +29,7 @@ struct head {
     struct gw_scan *s;
     struct json_val model, stream, max_tokens, max_completion, cache_key, messages, prompt;
     struct json_val documents, kvblend, salt;
+    struct gw_field *fields; /* these */
     unsigned n_models;
 };
 
@@ -38,29 +39,11 @@ static struct gw_scan_range range_of(const struct head *h, const struct json_val
     return (struct gw_scan_range){v->p ? (size_t)(v->p - h->s->body) : 0, v->len};
 }
 
-static int on_field(void *ctx, const struct json_field *f)
+static int on_head_field(void *ctx, const struct json_field *f)
 {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } keys[] = {{"model", offsetof(struct head, model)},
-                {"messages", offsetof(struct head, messages)},
-                {"prompt", offsetof(struct head, prompt)},
-                {"max_tokens", offsetof(struct head, max_tokens)},
-                {"max_completion_tokens", offsetof(struct head, max_completion)},
-                {"stream", offsetof(struct head, stream)},
-                {"prompt_cache_key", offsetof(struct head, cache_key)},
-                {"documents", offsetof(struct head, documents)},
-                {"kvblend", offsetof(struct head, kvblend)},
-                {"cache_salt", offsetof(struct head, salt)}};
     struct head *h = ctx;
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (!json_str_is(&f->key, keys[i].name)) continue;
-        *(struct json_val *)(void *)((char *)h + keys[i].offset) = f->val;
-        h->n_models += i == 0;
-        break;
-    }
-    return 0;
+    h->n_models += json_str_is(&f->key, "model");
+    return gw_on_field(h->fields, f);
 }
 
 /* Which of the two counts is the route's to say: the larger never promises too little. */
@@ -185,9 +168,21 @@ void gw_scan_init(struct gw_scan *s, const char *body, size_t len, bool skim)
 void gw_scan_head(struct gw_scan *s)
 {
     struct head h = {.s = s};
+    struct gw_field fields[] = {{"model", &h.model},
+                                {"messages", &h.messages},
+                                {"prompt", &h.prompt},
+                                {"max_tokens", &h.max_tokens},
+                                {"max_completion_tokens", &h.max_completion},
+                                {"stream", &h.stream},
+                                {"prompt_cache_key", &h.cache_key},
+                                {"documents", &h.documents},
+                                {"kvblend", &h.kvblend},
+                                {"cache_salt", &h.salt},
+                                {0}};
+    h.fields = fields;
     struct json_fault fault = {0};
-    int r = s->skim ? json_skim_object(s->body, s->len, on_field, &h, &fault)
-                    : json_scan_object(s->body, s->len, on_field, &h, &fault);
+    int r = s->skim ? json_skim_object(s->body, s->len, on_head_field, &h, &fault)
+                    : json_scan_object(s->body, s->len, on_head_field, &h, &fault);
     if (r < 0) {
         const char *why = fault.why ? fault.why : "malformed";
         s->failed = true;

@@ -16,10 +16,9 @@
 #include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
-#include "gateway/request/lmcache.h"
+#include "gateway/request/edit.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
-#include "gateway/request/splice.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -101,55 +100,43 @@ static int add_headers(const struct gw_req *q, const struct gw_lease *l, struct 
 
 /* ---- path ---- */
 
-static int add_target(const struct gw_lease *l, const char *path, struct buf *out)
+/* The target's own root in the place of our /v1; *path goes on behind it. */
+static int add_base(const struct gw_lease *l, const char **path, struct buf *out)
 {
-    if (!l->up) return buf_adds(out, path);
+    if (!l->up) return 0;
     const char *base = l->up->base;
     size_t len = strlen(base);
-    if (strncmp(path, "/v1/", 4) == 0)
-        path += 3;
+    if (strncmp(*path, "/v1/", 4) == 0)
+        *path += 3;
     else if (len >= 3 && strcmp(base + len - 3, "/v1") == 0)
         len -= 3; /* routes beside /v1 */
-    int r = buf_add(out, base, len);
-    return r < 0 ? r : buf_adds(out, path);
+    return buf_add(out, base, len);
 }
 
-/* What the client wrote behind /v1, as it wrote it: escapes are the target's to read. Where the
+/* What the client wrote behind /v1/, as it wrote it: escapes are the target's to read. Where the
  * target is no plain path ("//", "http://…"), the path as it was judged. */
-static int add_rest(const struct gw_req *q, struct buf *out)
+static int add_opened(const struct gw_req *q, struct buf *out)
 {
-    const char *raw = http_req_target(q->http);
-    size_t len = strcspn(raw, "?");
-    if (strncmp(raw, "/v1/", 4) == 0 && !memmem(raw, len, "//", 2)) return buf_adds(out, raw);
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
+    const char *raw = http_req_target(q->http), *query = http_req_query(q->http);
     int r = 0;
-    for (const char *p = http_req_path(q->http); r == 0 && *p; p++) {
-        static const char plain[] =
-            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@!$&'()*+,;=";
+    if (strncmp(raw, "/v1/", 4) == 0 && !memmem(raw, strcspn(raw, "?"), "//", 2))
+        return buf_adds(out, raw + 4);
+    for (const char *p = http_req_path(q->http) + strlen("/v1/"); r == 0 && *p; p++)
         r = strchr(plain, *p) ? buf_addc(out, *p) : buf_addf(out, "%%%02X", (unsigned char)*p);
-    }
-    if (r == 0 && *http_req_query(q->http)) r = buf_addf(out, "?%s", http_req_query(q->http));
-    return r;
+    return r < 0 || !*query ? r : buf_addf(out, "?%s", query);
 }
 
 static int add_path(const struct gw_req *q, struct buf *out)
 {
-    struct buf path = BUF_INIT;
     const struct gw_route *t = q->route;
-    const char *query = http_req_query(q->http);
-    int r = 0;
-    if (!(t->props & (GW_R_OPENED | GW_R_REST)) && !*query)
-        return add_target(&q->send.lease, t->target, out);
-    if (t->props & GW_R_OPENED) {
-        r = add_rest(q, &path);
-    } else {
-        r = buf_adds(&path, t->target);
-        if (r == 0 && t->props & GW_R_REST) r = buf_adds(&path, q->rest);
-        if (r == 0 && *query) r = buf_addc(&path, '?');
-        if (r == 0) r = buf_adds(&path, query);
-    }
-    if (r == 0) r = buf_cstr(&path) ? add_target(&q->send.lease, buf_cstr(&path), out) : -ENOMEM;
-    buf_fini(&path);
-    return r;
+    const char *query = http_req_query(q->http), *path = t->target;
+    int r = add_base(&q->send.lease, &path, out);
+    if (r == 0) r = buf_adds(out, path);
+    if (r == 0 && t->props & GW_R_OPENED) return add_opened(q, out);
+    if (r == 0 && t->props & GW_R_REST) r = buf_adds(out, q->rest);
+    return r < 0 || !*query ? r : buf_addf(out, "?%s", query);
 }
 
 /* ---- the call ---- */

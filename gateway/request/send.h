@@ -6,7 +6,7 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 #include "gateway/fleet/lease.h"
-#include "gateway/request/splice.h"
+#include "gateway/request/edit.h"
 
 #include <stdbool.h>
 #include <stdint.h>

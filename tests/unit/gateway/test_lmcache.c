@@ -1,6 +1,6 @@
 #include "base/jsonscan.h"
 #include "base/mem.h"
-#include "gateway/request/lmcache.h"
+#include "gateway/request/edit.h"
 #include "tests/test.h"
 
 #include <jansson.h>

@@ -1,6 +1,6 @@
 #include "base/buf.h"
 #include "base/err.h"
-#include "gateway/request/splice.h"
+#include "gateway/request/edit.h"
 #include "tests/test.h"
 
 static void joined(const struct gw_pieces *p, struct buf *ret)

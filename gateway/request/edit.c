@@ -1,15 +1,49 @@
-/* Each JSON string that has chunks is unescaped once, chunk by chunk, so that the places of all
- * boundaries are known in both forms: in the body for the edits, in the text for seeing what the
- * application has put there, however it was escaped. Chunks are enclosed rather than divided by one
- * separator, because white space between them differs at the ends of a list, and would become part
- * of a neighbour. */
-#include "gateway/request/lmcache.h"
+/* LMCache's separators: each JSON string that has chunks is unescaped once, chunk by chunk, so that
+ * the places of all boundaries are known in both forms: in the body for the edits, in the text for
+ * seeing what the application has put there, however it was escaped. Chunks are enclosed rather
+ * than divided by one separator, because white space between them differs at the ends of a list,
+ * and would become part of a neighbour. */
+#include "gateway/request/edit.h"
 
 #include "base/jsonscan.h"
 #include "base/mem.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
+
+static bool in_order(size_t len, const struct gw_edit *edit, size_t n)
+{
+    size_t end = 0; /* of what the edit before took */
+    for (size_t i = 0; i < n; i++) {
+        if (edit[i].at < end || edit[i].at > len || edit[i].cut > len - edit[i].at) return false;
+        end = edit[i].at + edit[i].cut;
+    }
+    return true;
+}
+
+static void add_piece(struct gw_pieces *ret, const char *p, size_t len)
+{
+    if (len > 0)
+        ret->v[ret->n++] = (struct iovec){(void *)p, len}; /* only read: the type is the system's */
+}
+
+int gw_splice(const char *body, size_t len, const struct gw_edit *edit, size_t n,
+              struct gw_pieces *ret)
+{
+    size_t at = 0;
+    if (!in_order(len, edit, n)) return -EINVAL;
+    ret->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        add_piece(ret, body + at, edit[i].at - at);
+        add_piece(ret, edit[i].text, edit[i].len);
+        at = edit[i].at + edit[i].cut;
+    }
+    add_piece(ret, body + at, len - at);
+    return 0;
+}
+
+/* ---- LMCache ---- */
 
 enum { NEAR_BYTES = 4 }; /* blanks that may lie between a boundary and the separator */
 
