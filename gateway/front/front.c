@@ -184,8 +184,8 @@ enum { N_PUBLIC = sizeof public_routes / sizeof public_routes[0] };
 
 /* ---- routing ---- */
 
-const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
-                                     const char **ret_rest)
+static const struct gw_route *find_route(const struct gw_route *table, size_t n, const char *path,
+                                         const char **ret_rest)
 {
     size_t len = strlen(path);
     while (len > 1 && path[len - 1] == '/')
@@ -359,8 +359,7 @@ static struct gw_req *req_create(struct gw_loop *loop, struct http_req *r)
 static const struct gw_route *find_public(struct gw_req *q, const char *path)
 {
     bool v1 = strncmp(path, "/v1/", 4) == 0;
-    const struct gw_route *t =
-        gw_route_find(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
+    const struct gw_route *t = find_route(public_routes, N_PUBLIC, v1 ? path + 3 : path, &q->rest);
     struct gw_fleet *f = q->loop->server->fleet;
     if (!t) return v1 && gw_fleet_opens(f, path + 4) ? &opened : NULL;
     bool here = !(t->props & GW_R_UPSTREAM) || gw_fleet_serves(f, NULL) & GW_SERVES_UPSTREAM;
@@ -378,7 +377,7 @@ static void judge_request(struct gw_loop *loop, struct http_req *r, bool admin_s
     /* Of a unix socket the file's mode is the key. */
     bool private = admin_server && strcmp(http_req_peer(r), "unix") == 0;
     judge_head(q,
-               admin ? gw_route_find(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
+               admin ? find_route(gw_admin_routes, gw_admin_n_routes, path, &q->rest)
                      : find_public(q, path),
                private                 ? NO_KEY
                : admin || admin_server ? ADMIN_KEY

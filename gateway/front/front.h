@@ -33,7 +33,5 @@ struct gw_route {
 };
 
 extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct gw_loop */
-const struct gw_route *gw_route_find(const struct gw_route *table, size_t n, const char *path,
-                                     const char **ret_rest);
 
 #endif

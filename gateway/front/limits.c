@@ -123,11 +123,6 @@ static enum gw_limit_verdict check_rates(const struct gw_account *a, const struc
     return GW_LIMIT_OK;
 }
 
-static bool has_slot(const struct gw_account *a, const struct gw_limit *l)
-{
-    return !l->running_max || a->n_running < l->running_max;
-}
-
 enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_limit *l,
                                        uint64_t tokens, uint64_t now_ns,
                                        struct gw_limit_view *ret_view, uint64_t *ret_wait_ns)
@@ -137,7 +132,7 @@ enum gw_limit_verdict gw_account_enter(struct gw_account *a, const struct gw_lim
     refill(&a->requests, l->requests_per_min, now_ns);
     refill(&a->tokens, l->tokens_per_min, now_ns);
     enum gw_limit_verdict v = check_rates(a, l, tokens, ret_wait_ns);
-    if (v == GW_LIMIT_OK && !has_slot(a, l)) v = GW_LIMIT_RUNNING;
+    if (v == GW_LIMIT_OK && l->running_max && a->n_running >= l->running_max) v = GW_LIMIT_RUNNING;
     if (v == GW_LIMIT_OK) {
         if (l->requests_per_min) take_tokens(&a->requests, 1);
         if (l->tokens_per_min) take_tokens(&a->tokens, tokens);

@@ -66,11 +66,6 @@ static int read_slice(struct job *j, size_t from, size_t to)
     return json_str_read(&v, &j->text); /* both ends lie between characters */
 }
 
-static bool has_separator(const struct job *j, size_t from, size_t to)
-{
-    return memmem(j->text.data + from, to - from, j->plain.data, j->plain.len) != NULL;
-}
-
 static bool all_blank(const struct job *j, size_t from, size_t to)
 {
     for (; from < to; from++)
@@ -112,7 +107,9 @@ static int edit_string(struct job *j, size_t from, size_t to, struct boundary *b
     for (size_t i = 0; i < n && r == 0; i++) {
         size_t other = i % 2 ? i + 1 : i - 1; /* the other end of the glue; wraps at the first */
         size_t low = i % 2 ? i : other, high = i % 2 ? other : i;
-        bool between = other < n && has_separator(j, b[low].text_at, b[high].text_at);
+        const char *text = j->text.data;
+        bool between = other < n && memmem(text + b[low].text_at, b[high].text_at - b[low].text_at,
+                                           j->plain.data, j->plain.len);
         if (!between && !is_there(j, b[i].text_at)) insert(j, b[i].body_at);
     }
     return r;

@@ -289,11 +289,6 @@ struct parts {
     bool forced;
 };
 
-static bool is_text_type(const struct json_val *type)
-{
-    return json_str_is(type, "text") || json_str_is(type, "input_text");
-}
-
 static int on_part(void *ctx, const struct json_val *v)
 {
     struct parts *p = ctx;
@@ -301,7 +296,8 @@ static int on_part(void *ctx, const struct json_val *v)
     p->n++;
     (void)gw_fields(v,
                     (struct gw_field[]){{"type", &type}, {"text", &text}, {"segment", &mark}, {0}});
-    if (type.type == JSON_T_STRING && !is_text_type(&type)) return 0;
+    bool other = !json_str_is(&type, "text") && !json_str_is(&type, "input_text");
+    if (type.type == JSON_T_STRING && other) return 0;
     if (text.type != JSON_T_STRING) return 0; /* an object without a text among them */
     int r = p->n_texts++ > 0 ? buf_addc(&p->t->bytes, '\n') : 0;
     if (r == 0) r = add_piece(p->t, &text);
