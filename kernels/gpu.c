@@ -78,13 +78,8 @@ int gpu_stream_sync(struct gpu_stream *s)
 
 int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes)
 {
-    return gpu_copy_batch(s, &(struct gpu_copy){dst, src, bytes}, 1);
-}
-
-int gpu_copy_batch(struct gpu_stream *s, const struct gpu_copy *c, size_t n)
-{
     ALIVE(s->g);
-    return n == 0 ? 0 : checked(s->g, s->g->ops->copy(s, c, n));
+    return checked(s->g, s->g->ops->copy(s, dst, src, bytes));
 }
 
 int gpu_event_create(struct gpu *g, struct gpu_event **ret)

@@ -38,14 +38,7 @@ void gpu_host_unregister(struct gpu *g, void *p);
 int gpu_stream_create(struct gpu *g, int priority, struct gpu_stream **ret);
 void gpu_stream_destroy(struct gpu_stream *s); /* waits for what is queued */
 int gpu_stream_sync(struct gpu_stream *s);     /* waits for it, for paths where all else failed */
-struct gpu_copy {
-    void *dst;
-    const void *src;
-    size_t bytes;
-};
 int gpu_copy_async(struct gpu_stream *s, void *dst, const void *src, size_t bytes);
-/* Many at once, in no order among each other. After an error none or some of them are queued. */
-int gpu_copy_batch(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
 
 /* An event fires when all that was queued before its last record is done; unrecorded, it has. */
 int gpu_event_create(struct gpu *g, struct gpu_event **ret);

@@ -29,7 +29,7 @@ struct gpu_ops {
     int (*stream_create)(struct gpu *g, int priority, struct gpu_stream **ret);
     void (*stream_destroy)(struct gpu_stream *s);
     int (*stream_sync)(struct gpu_stream *s);
-    int (*copy)(struct gpu_stream *s, const struct gpu_copy *c, size_t n);
+    int (*copy)(struct gpu_stream *s, void *dst, const void *src, size_t bytes);
     int (*event_create)(struct gpu *g, struct gpu_event **ret);
     void (*event_destroy)(struct gpu_event *e);
     int (*event_record)(struct gpu_event *e, struct gpu_stream *s);

@@ -87,9 +87,9 @@ static int module_stream_sync(struct gpu_stream *s)
     return cu_stream_sync(index_of(s->g), stream_of(s));
 }
 
-static int module_copy(struct gpu_stream *s, const struct gpu_copy *c, size_t n)
+static int module_copy(struct gpu_stream *s, void *dst, const void *src, size_t bytes)
 {
-    return cu_stream_copy(index_of(s->g), stream_of(s), c, n);
+    return cu_stream_copy(index_of(s->g), stream_of(s), &(struct gpu_copy){dst, src, bytes}, 1);
 }
 
 static int module_event_create(struct gpu *g, struct gpu_event **ret)

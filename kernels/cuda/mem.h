@@ -27,6 +27,12 @@ int cu_stream_create(int index, int urgent, void **ret);
 void cu_stream_destroy(int index, void *stream); /* waits for what is queued */
 int cu_stream_sync(int index, void *stream);
 int cu_stream_wait(int index, void *stream, void *event);
+/* Many at once, in no order among each other. After an error none or some of them are queued. */
+struct gpu_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
 int cu_stream_copy(int index, void *stream, const struct gpu_copy *c, size_t n);
 int cu_event_create(int index, void **ret);
 void cu_event_destroy(int index, void *event);

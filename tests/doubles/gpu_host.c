@@ -16,7 +16,6 @@
  *   - device memory is mapped twice: the address that is handed out can be neither read nor
  *     written, the streams use the other one; fresh and freed memory is filled with a pattern
  *   - a stream is a thread, and a copy reads its source when it is its turn, not when it is queued
- *   - the copies of a batch run last to first, since a device keeps no order either
  *   - tests can pause all streams and find out who did not wait. */
 enum { POISON = 0xDB };
 
@@ -34,14 +33,13 @@ struct host {
     uint64_t total_bytes, used_bytes;
     bool paused;
 };
-enum item_kind { ITEM_COPY, ITEM_RECORD };
-struct item {
+struct item { /* a record, or where e is NULL a copy */
     struct item *next;
-    enum item_kind kind;
     struct host_event *e;
     uint64_t turn;
-    size_t n;
-    struct gpu_copy copy[]; /* with the streams' addresses */
+    void *dst; /* the stream's addresses */
+    const void *src;
+    size_t bytes;
 };
 struct host_stream {
     struct gpu_stream s;
@@ -226,47 +224,35 @@ static int queue(struct host_stream *s, struct item *it, struct host_event *e)
     return 0;
 }
 
-static struct item *new_item(enum item_kind kind, size_t n)
-{
-    struct item *it = mem_zalloc(sizeof *it + n * sizeof *it->copy);
-    if (!it) return NULL;
-    it->kind = kind;
-    it->n = n;
-    return it;
-}
-
-static int host_copy(struct gpu_stream *gs, const struct gpu_copy *c, size_t n)
+static int host_copy(struct gpu_stream *gs, void *dst, const void *src, size_t bytes)
 {
     struct host *h = host_of(gs->g);
-    struct item *it = new_item(ITEM_COPY, n);
+    struct item *it = mem_zalloc(sizeof *it);
     if (!it) return -ENOMEM;
-    bool sound = true;
     pthread_mutex_lock(&h->m);
-    for (size_t i = 0; i < n; i++) {
-        it->copy[i] = (struct gpu_copy){reach(h, c[i].dst, c[i].bytes),
-                                        reach(h, c[i].src, c[i].bytes), c[i].bytes};
-        sound &= it->copy[i].dst && it->copy[i].src;
-    }
+    it->dst = reach(h, dst, bytes);
+    it->src = reach(h, src, bytes);
+    it->bytes = bytes;
     pthread_mutex_unlock(&h->m);
-    if (sound) return queue((struct host_stream *)gs, it, NULL);
+    if (it->dst && it->src) return queue((struct host_stream *)gs, it, NULL);
     mem_free(it);
     return -EINVAL;
 }
 
 static int host_event_record(struct gpu_event *e, struct gpu_stream *s)
 {
-    return queue((struct host_stream *)s, new_item(ITEM_RECORD, 0), (struct host_event *)e);
+    return queue((struct host_stream *)s, mem_zalloc(sizeof(struct item)), (struct host_event *)e);
 }
 
 /* Under m, which copies let go of. A lost device copies nothing and fires nothing. */
 static void run_item(struct host *h, struct item *it)
 {
-    if (it->kind == ITEM_COPY && !atomic_load(&h->g.lost)) {
+    const bool lost = atomic_load(&h->g.lost);
+    if (!it->e && !lost) {
         pthread_mutex_unlock(&h->m);
-        for (size_t i = it->n; i-- > 0;)
-            memcpy(it->copy[i].dst, it->copy[i].src, it->copy[i].bytes);
+        memcpy(it->dst, it->src, it->bytes);
         pthread_mutex_lock(&h->m);
-    } else if (it->kind == ITEM_RECORD && !atomic_load(&h->g.lost)) {
+    } else if (!lost) {
         if (it->turn > it->e->fired) it->e->fired = it->turn;
         pthread_cond_broadcast(&h->changed);
     }
