@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/admin/metrics.h"
+#include "worker/jobs.h"
 #include "worker/worker.h"
 
 #include <stdio.h>
@@ -254,9 +255,9 @@ void wk_hints_fini(struct wk_hints *h)
 }
 
 /* ---- tasks: a POST body worked on by a helper ---- */
-static void task_run(struct wk_job *j)
+static void task_run(void *arg)
 {
-    struct wk_task *t = (struct wk_task *)((char *)j - offsetof(struct wk_task, job));
+    struct wk_task *t = arg;
     int rc = t->work.fn(t);
 
     if (rc < 0 && t->e.status == 0)
@@ -313,9 +314,11 @@ void wk_task_start(struct worker *w, struct wk_call *c, const struct wk_work *wo
     t->call = c;
     t->work = *work;
     t->data = work->data;
-    t->job.fn = task_run;
     t->msg.fn = task_back;
     c->owner = t;
     c->on_close = task_closed;
-    wk_pool_submit(w->pool, &t->job);
+    if (jobs_submit(w->helpers, task_run, t) == 0) return;
+    c->on_close = NULL;
+    wk_task_free(t);
+    wk_refuse(c, API_QUEUE_FULL, NULL, "This worker is busy. Please try again shortly.");
 }

@@ -68,7 +68,6 @@ struct wk_work {
 };
 /* A body that a helper works on. */
 struct wk_task {
-    struct wk_job job;
     struct wk_msg msg;
     struct worker *w;
     struct wk_call *call; /* NULL once closed */

@@ -6,6 +6,7 @@
  * happened is in the object it is embedded in. */
 #include "worker/loop_queue.h"
 
+#include "worker/jobs.h"
 #include "worker/worker.h"
 
 #include <sched.h>
@@ -77,16 +78,8 @@ void wk_unpost(struct worker *w, struct wk_msg *m)
 
 /* ---- helpers ---- */
 enum {
-    POOL_THREADS_MAX = 8,
+    HELPER_QUEUE = 8192, /* chosen: more than the requests that may live */
     HELPER_NICE = 10, /* chosen: about a tenth of a compute thread's share where both want a core */
-};
-struct wk_pool {
-    pthread_mutex_t m;
-    pthread_cond_t more;
-    TAILQ_HEAD(, wk_job) jobs;
-    bool stop;
-    unsigned n;
-    pthread_t thread[POOL_THREADS_MAX];
 };
 
 /* Compute threads meet after every operation, so one that shares its core with a helper holds up
@@ -102,61 +95,7 @@ static void give_way(void)
     (void)setpriority(PRIO_PROCESS, self, now + HELPER_NICE);
 }
 
-static void *pool_main(void *arg)
+int wk_helpers_create(unsigned n_threads, struct jobs **ret)
 {
-    struct wk_pool *p = arg;
-
-    give_way();
-    for (;;) {
-        struct wk_job *j;
-        pthread_mutex_lock(&p->m);
-        while (TAILQ_EMPTY(&p->jobs) && !p->stop)
-            pthread_cond_wait(&p->more, &p->m);
-        j = TAILQ_FIRST(&p->jobs);
-        if (j) TAILQ_REMOVE(&p->jobs, j, link);
-        pthread_mutex_unlock(&p->m);
-        if (!j) return NULL;
-        j->fn(j);
-    }
-}
-
-int wk_pool_create(unsigned n_threads, struct wk_pool **ret)
-{
-    struct wk_pool *p = mem_zalloc(sizeof *p);
-
-    if (!p) return -ENOMEM;
-    pthread_mutex_init(&p->m, NULL);
-    pthread_cond_init(&p->more, NULL);
-    TAILQ_INIT(&p->jobs);
-    if (n_threads > POOL_THREADS_MAX) n_threads = POOL_THREADS_MAX;
-    while (p->n < n_threads && pthread_create(&p->thread[p->n], NULL, pool_main, p) == 0)
-        p->n++;
-    if (p->n == 0) {
-        wk_pool_destroy(p);
-        return -EAGAIN;
-    }
-    *ret = p;
-    return 0;
-}
-
-void wk_pool_submit(struct wk_pool *p, struct wk_job *j)
-{
-    pthread_mutex_lock(&p->m);
-    TAILQ_INSERT_TAIL(&p->jobs, j, link);
-    pthread_cond_signal(&p->more);
-    pthread_mutex_unlock(&p->m);
-}
-
-void wk_pool_destroy(struct wk_pool *p)
-{
-    if (!p) return;
-    pthread_mutex_lock(&p->m);
-    p->stop = true;
-    pthread_cond_broadcast(&p->more);
-    pthread_mutex_unlock(&p->m);
-    for (unsigned i = 0; i < p->n; i++)
-        pthread_join(p->thread[i], NULL);
-    pthread_cond_destroy(&p->more);
-    pthread_mutex_destroy(&p->m);
-    mem_free(p);
+    return jobs_create(&(struct jobs_opts){n_threads, HELPER_QUEUE, give_way}, ret);
 }

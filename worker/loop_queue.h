@@ -26,13 +26,8 @@ void wk_queue_kick(struct worker *w); /* every tick: a wake-up that found the lo
 void wk_post(struct worker *w, struct wk_msg *m);
 void wk_unpost(struct worker *w, struct wk_msg *m); /* off the list when it is on it */
 
-struct wk_pool;
-struct wk_job {
-    TAILQ_ENTRY(wk_job) link;
-    void (*fn)(struct wk_job *j); /* helper thread */
-};
-int wk_pool_create(unsigned n_threads, struct wk_pool **ret);
-void wk_pool_submit(struct wk_pool *p, struct wk_job *j);
-void wk_pool_destroy(struct wk_pool *p); /* runs what is queued, joins */
+/* Helper threads, of a lower weight than those that compute. */
+struct jobs;
+int wk_helpers_create(unsigned n_threads, struct jobs **ret);
 
 #endif

@@ -7,6 +7,7 @@
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/fleet/residency.h"
+#include "worker/jobs.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/quality/sensitivity.h"
@@ -118,6 +119,7 @@ static void on_tick(void *arg)
 
     if (atomic_load(&w->state) == WK_READY) watch_device(w);
     wk_queue_kick(w);
+    wk_announce_tick(w);
     wk_gens_tick(w);
     if (atomic_load(&w->state) == WK_READY) wk_tiers_watch(w);
     if (w->fleet.readers || atomic_load(&w->state) == WK_READY) wk_feed_tick(w);
@@ -218,7 +220,7 @@ int wk_create(const struct wk_opts *o, struct worker **ret, struct err *err)
     if ((rc = http_server_create(w->loop, &lim, &ops, w, &w->process.server)) < 0) goto fail;
     /* Helpers wait for slower tiers' answers; then more of them keep the others going. */
     unsigned n_helpers = o->tiers.nvme_path || o->tiers.redis ? 4 : 2;
-    if ((rc = wk_pool_create(n_helpers, &w->pool)) < 0) goto fail;
+    if ((rc = wk_helpers_create(n_helpers, &w->helpers)) < 0) goto fail;
     if ((rc = watch_process(w)) < 0) goto fail;
     if ((rc = wk_builds_create(w, wk_warmups_built)) < 0) goto fail;
     if ((rc = wk_sensitivity_create(w)) < 0) goto fail;
@@ -250,7 +252,7 @@ void wk_destroy(struct worker *w)
     if (w->loader.started) pthread_join(w->loader.thread, NULL);
     wk_announce_end(w);
     if (w->store) store_interrupt(w->store); /* a helper may be verifying a whole disk */
-    wk_pool_destroy(w->pool);
+    jobs_destroy(w->helpers);
     fus_engine_destroy(w->engine);
     if (w->process.server) http_server_destroy(w->process.server);
     http_bounds_destroy(w->process.bounds);

@@ -69,7 +69,7 @@ struct worker {
     double started_s;
     struct http_loop *loop;
     struct wk_loop_queue queue;
-    struct wk_pool *pool;
+    struct jobs *helpers;
     struct wk_process process;
     struct wk_loader loader;
     /* loaded once, immutable after WK_READY */

@@ -52,6 +52,7 @@ int wk_load_put(struct wk_load *l, double token_ms, unsigned slots, struct buf *
 
 /* ---- announce.c; loop ---- */
 int wk_announce_start(struct worker *w);  /* once it serves; no --advertise: nothing */
+void wk_announce_tick(struct worker *w);  /* every 250 ms */
 void wk_announce_leave(struct worker *w); /* at once, without waiting for it */
 void wk_announce_end(struct worker *w);
 

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
+#include "worker/jobs.h"
 #include "worker/reuse/records.h"
 #include "worker/worker.h"
 
@@ -74,7 +75,6 @@ struct wk_guard {
     float *other; /* [WK_GUARD_ROWS, V] logits of the step */
     struct fus_range *range;
     size_t n_range;
-    struct wk_job job;
     struct wk_msg msg;
     struct http_timer *timer;
 };
@@ -304,9 +304,9 @@ static double mean_kl(const struct wk_guard *g, const float *truth, const float 
     return sum / (double)n;
 }
 
-static void compute(struct wk_job *j)
+static void compute(void *arg)
 {
-    struct wk_guard *g = (struct wk_guard *)((char *)j - offsetof(struct wk_guard, job));
+    struct wk_guard *g = arg;
     struct wk_shadow *s = g->cur;
     double none;
 
@@ -406,8 +406,8 @@ static void step_ended(struct wk_guard *g)
 {
     if (g->status == 0) {
         atomic_store(&g->phase, AT_HELPER);
-        wk_pool_submit(g->w->pool, &g->job);
-        return;
+        g->status = jobs_submit(g->w->helpers, compute, g);
+        if (g->status == 0) return;
     }
     atomic_store(&g->phase, AT_LOOP);
     if (g->status == 1) {
@@ -485,7 +485,6 @@ int wk_guard_create(struct worker *w)
     }
     g->w = w;
     g->msg.fn = on_msg;
-    g->job.fn = compute;
     STAILQ_INIT(&g->queue);
     pthread_mutex_init(&g->m, NULL);
     w->guard = g;

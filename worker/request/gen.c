@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "worker/admin/metrics.h"
+#include "worker/jobs.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/reuse.h"
 
@@ -125,9 +126,9 @@ static int prepare_all(struct gen *g)
     return 0;
 }
 
-static void helper(struct wk_job *j)
+static void helper(void *arg)
 {
-    struct gen *g = (struct gen *)((char *)j - offsetof(struct gen, job));
+    struct gen *g = arg;
     int rc = prepare_all(g);
 
     if (rc < 0 && g->e.status == 0) (void)api_no_memory(&g->e);
@@ -277,7 +278,6 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     g->call = c;
     g->chat = chat;
     g->msg.fn = gen_news;
-    g->job.fn = helper;
     g->in_helper = true;
     g->start_ns = http_req_start_ns(c->r);
     g->created = (int64_t)clock_wall_s();
@@ -292,7 +292,10 @@ void wk_gen_start(struct worker *w, struct wk_call *c, bool chat)
     wk_metric_add(WK_ACTIVE, 1);
     c->owner = g;
     c->on_close = gen_closed;
-    wk_pool_submit(w->pool, &g->job);
+    if (jobs_submit(w->helpers, helper, g) == 0) return;
+    g->in_helper = false;
+    too_busy(&e, w->requests.n_gens);
+    gen_fail(g, &e);
 }
 
 void wk_gens_tick(struct worker *w)

@@ -49,7 +49,6 @@ struct gen_prompt {
 struct gen {
     struct gen *next, **prev; /* loop: list of all */
     struct wk_msg msg;
-    struct wk_job job;
     struct worker *w;
     struct wk_call *call; /* NULL once closed */
     char *body;
