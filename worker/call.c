@@ -270,7 +270,7 @@ static void task_closed(void *owner, bool aborted)
 {
     struct wk_task *t = owner;
 
-    t->call = NULL; /* the result will find nobody; task_back() frees */
+    t->call = NULL; /* the result has no reader; task_back() frees */
 }
 
 static void task_back(struct wk_msg *m)

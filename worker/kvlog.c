@@ -1,9 +1,9 @@
-/* Logs of JSON lines that nobody may have to wait for: the access log (which records each request
- * used, for `tools/hit-rates`) and the log of decisions.
+/* Logs of JSON lines that no request waits for: the access log (which records each request used,
+ * for `tools/hit-rates`) and the log of decisions.
  *
- * A thread writes, so that a slow disk delays nobody; the queue is bounded by bytes, and lines that
- * find it full are dropped and counted. One write() per line to a file opened with O_APPEND: lines
- * of several workers do not mix. */
+ * A thread writes, so that a slow disk delays no request; the queue is bounded by bytes, and lines
+ * that find it full are dropped and counted. One write() per line to a file opened with O_APPEND:
+ * lines of several workers do not mix. */
 #include "worker/kvlog.h"
 
 #include "base/mem.h"

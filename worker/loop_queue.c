@@ -83,8 +83,8 @@ enum {
 };
 
 /* Compute threads meet after every operation, so one that shares its core with a helper holds up
- * all of them, and with them every stream. A helper gets the cores that nobody computes on, else a
- * small share; and it never takes a core from a thread that is at it. */
+ * all of them, and with them every stream. A helper gets the cores that compute threads leave, else
+ * a small share; and it never takes a core from a thread that is at it. */
 static void give_way(void)
 {
     const id_t self = (id_t)gettid();

@@ -181,13 +181,6 @@ static bool names_namespace(const struct worker *w, const struct wk_call *c)
     return ns && *ns && !w->o.api_key && strcmp(http_req_peer(c->r), "unix") != 0;
 }
 
-static void refuse_namespace(struct wk_call *c)
-{
-    wk_refuse(c, API_NAMESPACE_CLOSED, "X-KVBlend-Namespace",
-              "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
-              "--api-key, and give the gateway that key (workers: api_key).");
-}
-
 static void refuse_key(struct wk_call *c)
 {
     wk_refuse(c, API_INVALID_API_KEY, NULL,
@@ -200,12 +193,6 @@ static bool admin_open(const struct worker *w, const struct wk_call *c, const ch
 {
     if (strcmp(http_req_peer(c->r), "unix") == 0) return true;
     return w->o.api_key && (w->o.admin_tcp || strcmp(path, "/admin/residents") == 0);
-}
-
-static void refuse_admin(struct wk_call *c)
-{
-    wk_refuse(c, API_ADMIN_CLOSED, NULL,
-              "Admin routes are off on TCP (--admin-tcp, with --api-key).");
 }
 
 static void refuse_path(struct wk_call *c, const char *method, const char *path, const char *allow)
@@ -250,7 +237,8 @@ void wk_route_head(struct worker *w, struct wk_call *c)
     if (!r && !allow && strncmp(path, "/admin/", 7) == 0) {
         c->route = "admin";
         if (!admin_open(w, c, path))
-            refuse_admin(c);
+            wk_refuse(c, API_ADMIN_CLOSED, NULL,
+                      "Admin routes are off on TCP (--admin-tcp, with --api-key).");
         else if (!authorised(w, c))
             refuse_key(c);
     } else if (!r) {
@@ -258,7 +246,9 @@ void wk_route_head(struct worker *w, struct wk_call *c)
     } else if (!(r->flags & R_OPEN) && !authorised(w, c)) {
         refuse_key(c);
     } else if (names_namespace(w, c)) {
-        refuse_namespace(c);
+        wk_refuse(c, API_NAMESPACE_CLOSED, "X-KVBlend-Namespace",
+                  "On TCP a worker takes X-KVBlend-Namespace with its key only: start it with "
+                  "--api-key, and give the gateway that key (workers: api_key).");
     }
 }
 

@@ -95,7 +95,7 @@ static void drain(struct worker *w)
     http_timer_set(w->process.tick, 0);
 }
 
-/* A lost device never comes back in this process: whoever started us starts another. */
+/* A lost device never comes back in this process: the supervisor starts another. */
 static void watch_device(struct worker *w)
 {
     const struct kn_dev *d = fus_core_dev(w->core);
@@ -153,7 +153,7 @@ static void on_stdin(int fd, short what, void *arg)
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
     log_event(LOG_NOTICE, "parent_gone", "action=exit");
     event_del(w->process.stdin_event);
-    w->process.drain_deadline_ns = 1; /* no grace: nobody is left to answer */
+    w->process.drain_deadline_ns = 1; /* no grace: the reader of our answers is gone */
     end_now(w);
 }
 

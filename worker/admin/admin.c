@@ -72,16 +72,14 @@ static void put_store(struct worker *w, struct buf *b)
     buf_addf(b,
              ",\"store\":{\"ram_bytes\":%llu,\"ram_budget_bytes\":%llu,\"records\":%llu,"
              "\"pinned\":%llu,\"hits\":%llu,\"puts\":%llu,\"puts_refused\":%llu,"
-             "\"evictions\":%llu,\"corrupt\":%llu,\"misses\":{",
+             "\"evictions\":%llu,\"corrupt\":%llu",
              (unsigned long long)s.used_bytes, (unsigned long long)s.budget_bytes,
              (unsigned long long)s.n_records, (unsigned long long)s.n_pinned,
              (unsigned long long)s.hits, (unsigned long long)s.puts,
              (unsigned long long)s.put_refused, (unsigned long long)s.evictions,
              (unsigned long long)s.corrupt);
-    for (unsigned i = 0; i < STORE_MISS_COUNT; i++)
-        buf_addf(b, "%s\"%s\":%llu", i ? "," : "", store_miss_name((enum store_miss)i),
-                 (unsigned long long)s.misses[i]);
-    buf_adds(b, "}}");
+    wk_put_misses(b, s.misses);
+    buf_addc(b, '}');
 }
 
 /* Those beside RAM: whether they take and give records, and why not. */

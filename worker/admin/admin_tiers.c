@@ -18,7 +18,7 @@ static double per_s(uint64_t bytes, uint64_t ns)
     return ns ? (double)bytes * 1e9 / (double)ns : 0;
 }
 
-static void put_misses(struct buf *b, const uint64_t *misses)
+void wk_put_misses(struct buf *b, const uint64_t *misses)
 {
     buf_adds(b, ",\"misses\":{");
 
@@ -39,7 +39,7 @@ static void put_ram(struct worker *w, struct buf *b)
              (unsigned long long)s.budget_bytes, (unsigned long long)s.used_bytes,
              (unsigned long long)s.pinned_bytes, (unsigned long long)s.n_records,
              (unsigned long long)s.hits);
-    put_misses(b, s.misses);
+    wk_put_misses(b, s.misses);
     buf_addf(b,
              ",\"evictions\":%llu,\"expired\":%llu,\"corrupt\":%llu,"
              "\"forged\":%llu,\"lost\":%llu,\"dirty\":%llu,\"loading\":%llu,\"tail_age_s\":%.1f}",
@@ -75,7 +75,7 @@ static void put_tier(struct worker *w, size_t i, struct buf *b)
              (unsigned long long)t->used_bytes, (unsigned long long)t->pinned_bytes,
              (unsigned long long)t->n_records, (unsigned long long)s.hits,
              (unsigned long long)s.hit_bytes);
-    put_misses(b, s.misses);
+    wk_put_misses(b, s.misses);
     put_rejected(b, t);
     buf_addf(b,
              ",\"reads\":%llu,\"read_bytes\":%llu,\"writes\":%llu,\"write_bytes\":%llu,"

@@ -276,7 +276,7 @@ static int parse_kv_scalars(struct api_req *r, const json_t *o, struct api_err *
     return 0;
 }
 
-/* A misspelt field is a wish that is not heard: say so, and what it may have meant. `priority` is
+/* A misspelt field would be ignored: name it, and the field that it may have meant. `priority` is
  * the gateway's. */
 static int only_known(const json_t *o, struct api_err *e)
 {

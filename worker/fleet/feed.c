@@ -1,4 +1,4 @@
-/* GET /admin/residents: gateways learn which texts' KV is here, and where (residents.h), and if
+/* GET /admin/residents: gateways learn which texts' KV is here, and where (residency.h), and if
  * they ask for it what waits here (load.c).
  *
  * A reader that is up to date is answered when something changes, or when its wait is over. The
@@ -19,7 +19,7 @@
 enum {
     SWEEP_MAX = 4096, /* texts a tick: below a millisecond */
     WAIT_MS_MAX = 60000,
-    READ_S = 120, /* sweeps end when nobody has asked for so long */
+    READ_S = 120, /* sweeps end when no gateway has asked for so long */
     USUAL_TOKENS = 512,
 };
 

@@ -2,7 +2,7 @@
  *
  * A chunk that was built, or found without scores, is measured once in idle time behind other
  * chunks of its namespace: those that were seen last, because what is retrieved in one week stands
- * together in prompts. Idle is a second without requests or new wishes: a burst is not over in its
+ * together in prompts. Idle is a second without requests or new records: a burst is not over in its
  * pauses. The neighbours' stored KV is used where it is in RAM. One measurement is with the engine
  * at a time, so that builds and requests never wait for more than that; until all neighbours are
  * done nothing is stored, and the request path takes the chunk as average. */
@@ -42,7 +42,7 @@ struct wk_sensitivity {
     size_t recent_at;          /* the next place to overwrite */
     struct queue pending, few; /* few: measured, and once more when the collection has grown */
     struct wk_sensitivity_stats stats;
-    uint64_t wanted_ns; /* the last wish */
+    uint64_t wanted_ns; /* the last wk_sensitivity_want() */
     struct wk_msg msg;  /* something is pending, or a step of the job has ended */
     struct http_timer *timer;
     struct worker *w;

@@ -35,7 +35,7 @@ struct gen_prompt {
     struct wk_prompt p;
     void *arrays; /* of the plan */
     uint32_t n_captured;
-    struct wk_load_item load;  /* engine, but for its beginning */
+    struct wk_load_item load;  /* engine; its beginning is the loop's */
     struct fus_job *job;       /* under gen.m; NULL when not running */
     struct wk_shadow *shadow;  /* engine; NULL: not in the guard's sample */
     struct gen_choice *choice; /* [n] */

@@ -174,8 +174,8 @@ static void put_record(struct buf *b, const char *kind, const struct tier_key *k
 
     tier_key_hex(key, hex);
     buf_addf(b, "%s{\"id\":\"%s\",\"kind\":\"%s\",\"tokens\":%u,\"bytes\":%llu,\"tier\":\"%s\"}",
-             b->data[b->len - 1] == '[' ? "" : ",", hex, kind, n, (unsigned long long)bytes,
-             l->tier && l->status >= 0 ? l->tier : "none");
+             b->len && b->data[b->len - 1] == '[' ? "" : ",", hex, kind, n,
+             (unsigned long long)bytes, l->tier && l->status >= 0 ? l->tier : "none");
 }
 
 static bool has_started(struct gen *g, const struct gen_prompt *p)
@@ -186,7 +186,7 @@ static bool has_started(struct gen *g, const struct gen_prompt *p)
     return yes;
 }
 
-/* The looks of a prompt that has started no longer change. */
+/* The lookups of a prompt that has started no longer change. */
 void gen_log_records(struct gen *g)
 {
     struct buf b = BUF_INIT;

@@ -1,11 +1,11 @@
 /* Isolated chunk builds: which are wanted, which are under way.
  *
- * A missed chunk is queued once, whoever missed it, as soon as that request has its first token;
+ * A missed chunk is queued once, as soon as the request that missed it has its first token;
  * the engine gets a few at a time and runs them when it is idle. Warm-ups run at once, and so does
  * what a second request comes with: it starts behind its builds and blends, because a worker that
  * is busy with exact prefills of the same chunks would else never find the time that makes it
  * fast. The record is claimed just before its build starts, so that a build that became needless
- * costs nothing. When the list is full new wishes are dropped: the next request that misses asks
+ * costs nothing. When the list is full a chunk is dropped: the next request that misses it asks
  * again. */
 #include "worker/reuse/builds.h"
 

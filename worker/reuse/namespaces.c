@@ -1,6 +1,6 @@
 /* How namespaces are written, by the hash that records carry: a record of NVMe or Redis does not
  * say more, and a name is worth showing to operators. One slot a hash and no list of what is in
- * use: whoever sends many names pushes others out, and takes no more memory. */
+ * use: a client that sends many names pushes others out and takes no more memory. */
 #include "worker/reuse/namespaces.h"
 
 #include "base/buf.h"

@@ -18,7 +18,7 @@ uint64_t rec_bytes(const struct tier_ident *i, uint32_t n_tok)
 /* ---- kv_source ---- */
 struct source {
     struct store_pin *pin;
-    int *ret_status; /* NULL: nobody asks */
+    int *ret_status; /* NULL: not wanted */
 };
 
 static int source_layer(void *ctx, unsigned layer, struct kv_layer *ret)

@@ -243,7 +243,7 @@ static int load_prefix(struct reuse *q)
     return 0;
 }
 
-/* What stays behind is not loaded any further, but for one record of each request: it tells how
+/* What stays behind is not loaded any further, except one record of each request, which tells how
  * fast its tier is by now, and what is asked for again and again climbs to RAM. */
 static void refuse_chunk(struct reuse *q, size_t i, bool *probed)
 {
