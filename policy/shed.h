@@ -3,12 +3,12 @@
  * pol_shed() predicts the wait: the work queued at the worker that would have the first token
  * soonest, what waits at the gateway before it, and the time until one of the worker's slots is
  * free. Wait and the request's own prefill together must not exceed its objective; a prefill that
- * is nearly as long as its objective, or longer, may still wait for a quarter of it. Nobody is sent
- * away from a worker that has nothing to wait for. retry_ms says when the wait will be down to
+ * is nearly as long as its objective, or longer, may still wait for a quarter of it. No request is
+ * sent away from a worker that has nothing to wait for. retry_ms says when the wait will be down to
  * three quarters of what it may be, if no other came.
- * But others do come, and would take the room that was promised. So those who were told when to
- * come are remembered (struct pol_promises), and whoever comes unasked is let in only while each of
- * them will still find the room when it is due; they are weighed by how many do come back, so that
+ * But others do come, and would take the room that was promised. So promises are remembered
+ * (struct pol_promises), and a request without one is let in only while each of them will still
+ * find the room when it is due; they are weighed by how many do come back, so that
  * clients that never do cost next to nothing. Numbers in, decision out: time and random numbers are
  * parameters, and the same clock serves for all. Times are milliseconds; what is negative or not a
  * number counts as 0. Thread: any for pol_shed(); one at a time for the promises of one gateway. */
@@ -42,7 +42,7 @@ struct pol_shed_in {
 };
 struct pol_shed {
     enum pol_shed_verdict verdict;
-    size_t worker;           /* who would answer soonest, of those it need not wait too long for */
+    size_t worker;           /* that answers soonest, of those it need not wait too long for */
     double wait_ms, cost_ms; /* there */
     double allowed_ms;       /* so long it may wait; 0 without an objective */
     double retry_ms;         /* 0 unless sent away */

@@ -105,10 +105,11 @@ static void tiers_take(struct store *s, const struct store_opts *o)
         struct store_tier *t = &s->tier[i];
         t->t = o->tier[i].tier;
         t->q8 = o->tier[i].q8;
-        t->direct = o->tier[i].direct;
-        if (t->direct) s->direct = t->t;
-        ASSERT(!t->direct || (i == 0 && !t->q8));
-        if (!t->direct) s->behind |= (uint8_t)(1u << i);
+        ASSERT(!o->tier[i].direct || (i == 0 && !t->q8));
+        if (o->tier[i].direct)
+            s->direct = t->t;
+        else
+            s->behind |= (uint8_t)(1u << i);
         breaker_init(&t->breaker, clock_ns() + i);
         if (t->t->shared) t->breaker.rule.backoff_max_ns = BREAKER_CHEAP_NS;
         link_init(&t->queue);

@@ -363,7 +363,7 @@ void store_get_tier_stats(struct store *s, size_t i, struct store_tier_stats *re
     struct store_tier_stats st = {.persistent = t->t->persistent,
                                   .shared = t->t->shared,
                                   .q8 = codec_on(s, (unsigned)i),
-                                  .direct = t->direct};
+                                  .direct = t->t == s->direct};
     memcpy(st.name, t->t->name, sizeof st.name);
     t->t->ops->stat(t->t, &st.tier);
     pthread_mutex_lock(&s->m);

@@ -57,7 +57,6 @@ struct write_slot {
 struct store_tier {
     struct tier *t;
     bool q8; /* its codec */
-    bool direct;
     struct breaker breaker;
     struct entry_link queue; /* entries to write, oldest first */
     struct write_slot slot[WRITES_MAX];

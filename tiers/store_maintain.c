@@ -188,7 +188,7 @@ static void pump(struct store *s, unsigned i)
         int here = t->t->shared ? -EAGAIN : t->t->ops->find(t->t, &w->op.key);
         w->settled = here == (head_only ? 0 : 1); /* gone, or there by now: nothing to move */
         int r = w->settled || !codec_on(s, i) ? 0 : write_convert(w);
-        if (r == 0 && !w->settled && t->direct && !head_only) r = write_verify(w);
+        if (r == 0 && !w->settled && t->t == s->direct && !head_only) r = write_verify(w);
         if (r == 0 && !w->settled) r = t->t->ops->write(t->t, &w->op);
         if (w->settled || r < 0) write_end(w, w->settled && head_only ? -ENOENT : r);
         pthread_mutex_lock(&s->m);
