@@ -71,8 +71,7 @@ static int on_token(void *ctx, const struct fus_event_token *t)
 {
     struct client *c = ctx;
     pthread_mutex_lock(&c->m);
-    const uint32_t at = c->n_out[t->choice]++;
-    if (at < MAX_NEW) c->out[t->choice][at] = t->picked.id;
+    c->out[t->choice][c->n_out[t->choice]++ % MAX_NEW] = t->picked.id;
     c->last_end = t->end;
     const uint32_t n = c->n_out[t->choice];
     const bool cancel = c->cancel_after && n == c->cancel_after;
@@ -374,10 +373,7 @@ TEST(cancel_in_prefill_and_decode)
 
 TEST(destroy_cancels_everything)
 {
-    enum {
-        N = 6,
-        LONG = 1800
-    }; /* answers that do not end before a busy machine closes the engine */
+    enum { N = 6, LONG = 1800 }; /* longer than a busy machine takes to destroy the engine */
     struct rig r;
     rig_open(&r, 64 * 32, 2, 8);
     struct client *c = mem_alloc(N * sizeof(*c));
