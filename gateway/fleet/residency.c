@@ -349,7 +349,7 @@ int gw_residency_parse(const char *line, struct gw_residency_line *ret)
 
 static void tell_load(const struct poll *f, const struct gw_load *l)
 {
-    if (f->r->on_load) f->r->on_load(f->r->ctx, f->target, l);
+    f->r->on_load(f->r->ctx, f->target, l);
 }
 
 static void take_line(struct poll *f)
@@ -460,20 +460,17 @@ static void on_poll_timer(void *arg)
 
 /* ---- life ---- */
 
-int gw_residency_create(struct http_loop *loop, struct gw_directory *d, struct gw_residency **ret)
+int gw_residency_create(struct http_loop *loop, struct gw_directory *d, gw_load_fn on_load,
+                        void *ctx, struct gw_residency **ret)
 {
     struct gw_residency *r = mem_zalloc(sizeof *r);
     if (!r) return -ENOMEM;
     r->loop = loop;
     r->directory = d;
+    r->on_load = on_load;
+    r->ctx = ctx;
     *ret = r;
     return 0;
-}
-
-void gw_residency_on_load(struct gw_residency *r, gw_load_fn fn, void *ctx)
-{
-    r->on_load = fn;
-    r->ctx = ctx;
 }
 
 static void poll_free(struct poll *f)

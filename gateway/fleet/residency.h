@@ -36,17 +36,17 @@ void gw_directory_resident(struct gw_directory *d, const uint64_t *text_id, size
 size_t gw_directory_count(struct gw_directory *d);
 
 struct gw_residency;
+/* load NULL: the worker reports no more, and nothing is known. */
+typedef void (*gw_load_fn)(void *ctx, unsigned target, const struct gw_load *load);
 /* The directory is borrowed. */
-int gw_residency_create(struct http_loop *loop, struct gw_directory *d, struct gw_residency **ret);
+int gw_residency_create(struct http_loop *loop, struct gw_directory *d, gw_load_fn on_load,
+                        void *ctx, struct gw_residency **ret);
 /* The worker `target` (an index of the fleet) is ready; again: nothing changes. The address must be
  * numeric, or the loop would wait for its name; host: the name it stands for, NULL: none. tls:
  * NULL: plain. headers: lines of each request, for a worker's key. */
 int gw_residency_watch(struct gw_residency *r, unsigned target, const char *address,
                        const char *host, struct http_tls *tls, const char *headers);
 void gw_residency_forget(struct gw_residency *r, unsigned target); /* it was lost */
-/* load NULL: the worker reports no more, and nothing is known. */
-typedef void (*gw_load_fn)(void *ctx, unsigned target, const struct gw_load *load);
-void gw_residency_on_load(struct gw_residency *r, gw_load_fn fn, void *ctx);
 void gw_residency_destroy(struct gw_residency *r);
 
 /* One line of an answer; for tests and the parser. "@EPOCH SEQ full|delta", "+ID TOKENS COST TIER",

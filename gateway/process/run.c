@@ -326,8 +326,7 @@ static int start_fleet(struct gw_run *u, struct err *err)
     struct http_loop *loop = control(u)->http_loop;
     int r = gw_upstreams_parse(c, &ups, err);
     if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &server->directory);
-    if (r == 0) r = gw_residency_create(loop, server->directory, &u->residency);
-    if (r == 0) gw_residency_on_load(u->residency, on_load, u);
+    if (r == 0) r = gw_residency_create(loop, server->directory, on_load, u, &u->residency);
     if (r == 0) r = gw_fleet_create(loop, c, server->directory, &fleet_ops, u, &server->fleet);
     if (r == 0) r = gw_workers_parse(c, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {

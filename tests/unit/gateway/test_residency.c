@@ -97,6 +97,18 @@ static void on_limit(void *arg)
     http_loop_stop(w->loop);
 }
 
+static struct gw_load last_load;
+static unsigned n_loads, n_lost;
+
+static void on_load(void *ctx, unsigned target, const struct gw_load *l)
+{
+    ASSERT_EQ(target, 3);
+    if (l)
+        last_load = *l, n_loads++;
+    else
+        n_lost++;
+}
+
 static void world_start(struct world *w)
 {
     static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
@@ -105,7 +117,7 @@ static void world_start(struct world *w)
     ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
     ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL, NULL));
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
-    ASSERT_OK(gw_residency_create(w->loop, w->directory, &w->residency));
+    ASSERT_OK(gw_residency_create(w->loop, w->directory, on_load, NULL, &w->residency));
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
     ASSERT_OK(gw_residency_watch(w->residency, 3, address, NULL, NULL, ""));
     ASSERT_OK(
@@ -157,25 +169,12 @@ TEST(a_snapshot_then_news)
     world_stop(&w);
 }
 
-static struct gw_load last_load;
-static unsigned n_loads, n_lost;
-
-static void on_load(void *ctx, unsigned target, const struct gw_load *l)
-{
-    ASSERT_EQ(target, 3);
-    if (l)
-        last_load = *l, n_loads++;
-    else
-        n_lost++;
-}
-
 TEST(the_load_is_passed_on_until_the_feed_breaks)
 {
     struct world w = {.answer = {"@aa 1 full\n=5 100 1 1 4 50 1 0.5\n",
                                  "@aa 1 delta\n=6 90 0 1 4 50 1 0.5\n", "=7\n", NULL}};
     n_loads = n_lost = 0;
     world_start(&w);
-    gw_residency_on_load(w.residency, on_load, NULL);
     run_until_asked(&w, 3);
     ASSERT_STREQ(w.query[1], "epoch=00000000000000aa&since=1&load=5&wait_ms=20000");
     ASSERT_STREQ(w.query[2], "epoch=00000000000000aa&since=1&load=6&wait_ms=20000");
