@@ -5,12 +5,12 @@
 #include <math.h>
 #include <string.h>
 
-const char *api_fingerprint(void)
+static const char *fingerprint(void)
 {
     return "fp_kvblend_" KV_VERSION;
 }
 
-void api_put_usage(struct buf *out, const struct api_usage *u)
+static void put_usage(struct buf *out, const struct api_usage *u)
 {
     buf_addf(out,
              "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
@@ -159,7 +159,7 @@ static void put_head(struct buf *out, const struct api_head *h, const char *obje
              (long long)h->created);
 
     buf_add_json_str(out, h->model, strlen(h->model));
-    buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", api_fingerprint());
+    buf_addf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", fingerprint());
 }
 
 static void put_frame_head(struct buf *out, const struct api_head *h)
@@ -218,7 +218,7 @@ void api_put_frame_usage(struct buf *out, const struct api_head *h, const struct
     put_frame_head(out, h);
 
     buf_adds(out, "],\"usage\":");
-    api_put_usage(out, u);
+    put_usage(out, u);
     if (extra) buf_add_buf(out, extra);
     buf_adds(out, "}\n\n");
 }
@@ -238,7 +238,7 @@ void api_put_reply(struct buf *out, const struct api_head *h, const struct api_s
         buf_addc(out, '}');
     }
     buf_adds(out, "],\"usage\":");
-    api_put_usage(out, u);
+    put_usage(out, u);
     if (extra) buf_add_buf(out, extra);
     buf_addc(out, '}');
 }

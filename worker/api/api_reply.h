@@ -48,7 +48,6 @@ struct api_span { /* a part of one choice to be sent */
 struct api_usage {
     uint64_t prompt, completion, prefix, reused, recomputed, written;
 };
-void api_put_usage(struct buf *out, const struct api_usage *u); /* the object */
 /* Stream frames, whole server-sent events. extra: complete `,"key":value` text or NULL. */
 void api_put_frame_role(struct buf *out, const struct api_head *h, unsigned index);
 void api_put_frame_text(struct buf *out, const struct api_head *h, const struct api_span *s);
@@ -60,6 +59,5 @@ size_t api_chars(const char *text, size_t len); /* UTF-8 characters */
 /* The whole non-stream reply. */
 void api_put_reply(struct buf *out, const struct api_head *h, const struct api_span *s, size_t n,
                    const struct api_usage *u, const struct buf *extra);
-const char *api_fingerprint(void); /* system_fingerprint */
 
 #endif

@@ -79,7 +79,7 @@ struct wk_guard {
     struct http_timer *timer;
 };
 
-bool wk_guard_is_on(const struct worker *w)
+static bool guard_is_on(const struct worker *w)
 {
     return w->guard && w->blend_ok && w->o.guard_sample > 0 && w->guard->cfg.strategy > POL_PREFIX;
 }
@@ -161,7 +161,7 @@ struct wk_shadow *wk_guard_begin(struct worker *w, const struct wk_prompt *p,
     struct wk_guard *g = w->guard;
     struct wk_shadow *s = NULL;
 
-    if (!wk_guard_is_on(w) || !is_governed(m)) return NULL;
+    if (!guard_is_on(w) || !is_governed(m)) return NULL;
     pthread_mutex_lock(&g->m);
     const bool exact = pol_guard_setting(&g->cfg, g->g.level).exact;
     const unsigned epoch = g->epoch;
@@ -543,7 +543,7 @@ void wk_guard_get_view(struct worker *w, struct wk_guard_view *ret)
     ret->g = g->g;
     ret->cfg = g->cfg;
     pthread_mutex_unlock(&g->m);
-    ret->on = wk_guard_is_on(w);
+    ret->on = guard_is_on(w);
     ret->sample = w->o.guard_sample;
     ret->top = pol_guard_top(&ret->cfg);
     ret->setting = pol_guard_setting(&ret->cfg, ret->g.level);

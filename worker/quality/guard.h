@@ -20,7 +20,6 @@ struct wk_shadow;
 int wk_guard_create(struct worker *w);
 void wk_guard_loaded(struct worker *w); /* loader thread: limits from the profile, faults */
 void wk_guard_destroy(struct worker *w);
-bool wk_guard_is_on(const struct worker *w);
 
 /* What takes the place of the configured setting for a request, and the level; 0: nothing does. A
  * strategy or a ratio that was asked for stays, but nothing is blended at the exact level. */

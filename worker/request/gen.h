@@ -93,7 +93,6 @@ struct gen_hits { /* records that were used, by tier */
     size_t n;
 };
 void gen_hits(const struct gen *g, struct gen_hits *ret);
-void gen_log_records(struct gen *g);
 void gen_put_report(struct gen *g, bool explain, struct buf *out); /* `,"kvblend":{…}` */
 void gen_usage(struct gen *g, struct api_usage *ret);
 void gen_count(struct gen *g); /* log and metrics, once; also of what was cut short */

@@ -25,28 +25,6 @@ void gen_usage(struct gen *g, struct api_usage *ret)
     }
 }
 
-void gen_count(struct gen *g)
-{
-    struct api_usage u;
-
-    if (g->tokens_counted || g->n_prompt == 0) return;
-    pthread_mutex_lock(&g->m);
-    gen_usage(g, &u);
-    double ttft_ms = g->prompt[0].started ? g->prompt[0].ttft_ms : -1;
-    double queue_ms = g->prompt[0].started ? g->prompt[0].ms.queue : -1;
-    pthread_mutex_unlock(&g->m);
-    g->tokens_counted = true;
-    gen_log_records(g);
-    wk_metric_add(WK_GENERATED, (double)u.completion);
-    if (!g->call) return;
-    g->call->n_completion = u.completion;
-    g->call->n_prefix = u.prefix;
-    g->call->n_reused = u.reused;
-    g->call->n_recomputed = u.recomputed;
-    g->call->ttft_ms = ttft_ms;
-    g->call->queue_ms = queue_ms;
-}
-
 /* The mode as asked for; of auto, what came of it. */
 static const char *mode_name(const struct gen *g, enum pol_strategy s)
 {
@@ -187,7 +165,7 @@ static bool has_started(struct gen *g, const struct gen_prompt *p)
 }
 
 /* The lookups of a prompt that has started no longer change. */
-void gen_log_records(struct gen *g)
+static void log_records(struct gen *g)
 {
     struct buf b = BUF_INIT;
     bool any = false;
@@ -210,4 +188,26 @@ void gen_log_records(struct gen *g)
     buf_adds(&b, "]}\n");
     if (any && buf_status(&b) == 0) wk_kvlog_put(g->w->kvlog, &b);
     buf_fini(&b);
+}
+
+void gen_count(struct gen *g)
+{
+    struct api_usage u;
+
+    if (g->tokens_counted || g->n_prompt == 0) return;
+    pthread_mutex_lock(&g->m);
+    gen_usage(g, &u);
+    double ttft_ms = g->prompt[0].started ? g->prompt[0].ttft_ms : -1;
+    double queue_ms = g->prompt[0].started ? g->prompt[0].ms.queue : -1;
+    pthread_mutex_unlock(&g->m);
+    g->tokens_counted = true;
+    log_records(g);
+    wk_metric_add(WK_GENERATED, (double)u.completion);
+    if (!g->call) return;
+    g->call->n_completion = u.completion;
+    g->call->n_prefix = u.prefix;
+    g->call->n_reused = u.reused;
+    g->call->n_recomputed = u.recomputed;
+    g->call->ttft_ms = ttft_ms;
+    g->call->queue_ms = queue_ms;
 }
