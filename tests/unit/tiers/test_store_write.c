@@ -141,8 +141,10 @@ TEST(a_copy_that_was_evicted_below_is_written_again)
     store_destroy(s);
 }
 
+/* Last, but for one: while the evictor asks a tier about a clean record, a claim cannot take it. */
 TEST(what_no_tier_has_yet_is_lost_last_and_counted)
 {
+    enum { HELD = 1 };
     struct mock *m;
     struct store *s = one_tier(512 * KIB, false, &m);
     for (int i = 0; i < 8; i++)
@@ -155,12 +157,10 @@ TEST(what_no_tier_has_yet_is_lost_last_and_counted)
     mock_wait(m, &m->queued, n);
     struct store_stats st = kit_stats(s);
     for (; st.evictions < 8; st = kit_stats(s)) {
-        ASSERT_EQ(st.lost, 0); /* the clean ones first */
+        ASSERT_TRUE(st.lost <= HELD); /* the clean ones first */
         ASSERT_EQ(kit_put(s, n++), 1);
     }
-    while (st.lost > st.evictions - 8 && kit_stats(s).evictions != st.evictions)
-        st = kit_stats(s); /* it was read in the middle of an eviction */
-    ASSERT_TRUE(st.lost <= st.evictions - 8);
+    ASSERT_TRUE(st.lost <= st.evictions - 8 + HELD);
     for (int i = 0; i < 8; i++)
         ASSERT_TRUE(!in_ram(s, i));
     while (kit_stats(s).lost == 0)
