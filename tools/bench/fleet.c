@@ -13,6 +13,7 @@
  * machine did. A report without requests has the mean alone, one without `busy_ms` a lone request's
  * time. */
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/fleet_sim.h"
 
 #include "base/mem.h"
@@ -78,6 +79,16 @@ static double service_s(const struct study *s)
     return p.ttft_s + fleet_answer_s(&s->o, s->kind.answer_tokens, p.ttft_s);
 }
 
+static const struct bench_column columns[] = {
+    {"workers", "workers", 7, 0},    {"routing", "routing", -9, 0},
+    {"rate/s", "rate", 9, 2},        {"p50 ms", "ttft_ms_p50", 8, 0},
+    {"p95 ms", "ttft_ms_p95", 8, 0}, {"p99 ms", "ttft_ms_p99", 8, 0},
+    {"ram", "from_ram", 5, 2},       {"nvme", "from_nvme", 5, 2},
+    {"redis", "from_redis", 5, 2},   {"none", "computed", 5, 2},
+    {"busy", "busy", 5, 2},          {"skew", "skew", 5, 2},
+    {"shed", "shed", 5, 2},          {"B/s a shard", "redis_bytes_per_s_per_shard", 12, 0},
+    {"route us", "route_us", 8, 1},  {0}};
+
 static void report_fleet(struct study *s, const struct fleet_result *t, double rate)
 {
     const char *routing = fleet_routing_name(s->o.routing);
@@ -89,20 +100,15 @@ static void report_fleet(struct study *s, const struct fleet_result *t, double r
         all += (double)t->from[i];
     for (int i = 0; i < FLEET_PLACES; i++)
         of[i] = (double)t->from[i] / all;
-    json_array_append_new(
-        s->rows,
-        json_pack("{s:i, s:s, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
-                  "workers", (int)s->o.n_workers, "routing", routing, "rate", rate, "ttft_ms_p50",
-                  bench_number(ms[0]), "ttft_ms_p95", bench_number(ms[1]), "ttft_ms_p99",
-                  bench_number(ms[2]), "from_ram", of[FLEET_RAM], "from_nvme", of[FLEET_NVME],
-                  "from_redis", of[FLEET_REDIS], "computed", of[FLEET_COMPUTED], "busy",
-                  t->busy_share, "skew", t->skew, "shed", shed, "redis_bytes_per_s_per_shard",
-                  t->redis_bytes_per_s, "route_us", t->route_us));
-    (void)printf("%7u %-9s %9.2f %8.0f %8.0f %8.0f %5.2f %5.2f %5.2f %5.2f %5.2f %5.2f %5.2f %9.1f "
-                 "%8.1f\n",
-                 s->o.n_workers, routing, rate, ms[0], ms[1], ms[2], of[FLEET_RAM], of[FLEET_NVME],
-                 of[FLEET_REDIS], of[FLEET_COMPUTED], t->busy_share, t->skew, shed,
-                 t->redis_bytes_per_s / 1e6, t->route_us);
+    json_t *row = json_pack(
+        "{s:i, s:s, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "workers",
+        (int)s->o.n_workers, "routing", routing, "rate", rate, "ttft_ms_p50", bench_number(ms[0]),
+        "ttft_ms_p95", bench_number(ms[1]), "ttft_ms_p99", bench_number(ms[2]), "from_ram",
+        of[FLEET_RAM], "from_nvme", of[FLEET_NVME], "from_redis", of[FLEET_REDIS], "computed",
+        of[FLEET_COMPUTED], "busy", t->busy_share, "skew", t->skew, "shed", shed,
+        "redis_bytes_per_s_per_shard", t->redis_bytes_per_s, "route_us", t->route_us);
+    bench_print_row(columns, row);
+    json_array_append_new(s->rows, row);
 }
 
 static int run_size(struct study *s, unsigned n_workers, struct err *err)
@@ -126,16 +132,12 @@ static int run_size(struct study *s, unsigned n_workers, struct err *err)
 
 static int run_sizes(struct study *s, const char *list, struct err *err)
 {
-    (void)printf("%7s %-9s %9s %8s %8s %8s %5s %5s %5s %5s %5s %5s %5s %9s %8s\n", "workers",
-                 "routing", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ram", "nvme", "redis", "none",
-                 "busy", "skew", "shed", "MB/s/shd", "route us");
-    for (const char *p = list; *p;) {
-        char *end;
-        const long v = strtol(p, &end, 10);
-        if (end == p || v < 1 || v > 100000 || (*end && *end != ','))
-            return err_set(err, -EINVAL, "--workers: \"%.40s\" is not a list of numbers", p);
-        p = end + (*end == ',');
-        int r = run_size(s, (unsigned)v, err);
+    double size[64];
+    const int n = bench_numbers(list, true, 100000, size, 64);
+    if (n < 0) return err_set(err, n, "--workers: \"%.40s\" is not a list of numbers", list);
+    bench_print_head(columns);
+    for (int i = 0; i < n; i++) {
+        int r = run_size(s, (unsigned)size[i], err);
         if (r < 0) return r;
     }
     json_object_set_new(s->meta, "service_ms", json_real(1e3 * service_s(s)));

@@ -15,6 +15,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
 #include "tools/bench/docpool.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/mapreduce.h"
 #include "tools/bench/openloop.h"
 
@@ -569,7 +570,6 @@ static void report_gaps(const struct thru *t, const struct point *p, json_t *row
                          (json_int_t)p->alone.n, "itl_ratio", bench_number(p99 / alone),
                          "streams_share", bench_number(p->streams_share)));
     json_object_update_new(row, j);
-    (void)printf(" %9.0f %6.2f", p99, p99 / alone);
 }
 
 static json_t *time_or_null(double ms)
@@ -592,6 +592,14 @@ static json_t *each_request(const struct point *p)
     return list;
 }
 
+static const struct bench_column point_columns[] = {
+    {"", "strategy", -10, 0},         {"rate/s", "rate", 7, 3},
+    {"p50 ms", "ttft_ms_p50", 9, 0},  {"p95 ms", "ttft_ms_p95", 9, 0},
+    {"p99 ms", "ttft_ms_p99", 9, 0},  {"ITL p99", "itl_ms_p99", 9, 0},
+    {"/alone", "itl_ratio", 6, 2},    {"good/s", "goodput", 8, 3},
+    {"cached", "cached_share", 6, 2}, {"n", "n", 4, 0},
+    {"fail", "failed", 4, 0},         {0}};
+
 static void report_point(struct thru *t, struct method *m, double rate, double wall_s,
                          const struct point *p, struct tally *c)
 {
@@ -609,11 +617,8 @@ static void report_point(struct thru *t, struct method *m, double rate, double w
                   "goodput", (double)c->n_good / wall_s, "cached_share", bench_number(hit), "n",
                   (json_int_t)(c->n_ttft + c->n_failed), "failed", (json_int_t)c->n_failed,
                   "offered", rate * m->unloaded_ms / 1e3);
-    (void)printf("%-10s %7.3f %9.0f %9.0f %9.0f", m->name, rate, m->p50[k], m->p95[k], p99);
     report_gaps(t, p, row);
-    (void)printf(" %8.3f %6.2f %4zu %4zu\n", (double)c->n_good / wall_s, hit,
-                 c->n_ttft + c->n_failed, c->n_failed);
-    (void)fflush(stdout);
+    bench_print_row(point_columns, row);
     json_object_set_new(row, "busy_ms",
                         json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * p->busy.prefill_s),
                                   "decode", bench_number(1e3 * p->busy.decode_s)));
@@ -678,14 +683,12 @@ static double rate_at(const struct method *m, double slo_ms)
 static int sweep(struct thru *t, struct method *m, const struct opts *opts, struct err *err)
 {
     const bool given = opt_given(opts, "rates");
-    const char *p = given ? opt_str(opts, "rates") : opt_str(opts, "load");
-    while (*p && m->n_points < POINTS_MAX) {
-        char *end;
-        const double v = strtod(p, &end);
-        if (end == p || !(v > 0) || (*end && *end != ','))
-            return err_set(err, -EINVAL, "--%s: \"%.40s\"", given ? "rates" : "load", p);
-        p = end + (*end == ',');
-        int r = measure_rate(t, m, given ? v : v / (m->unloaded_ms / 1e3), err);
+    const char *list = opt_str(opts, given ? "rates" : "load");
+    double rate[POINTS_MAX];
+    const int n = bench_numbers(list, false, 1e9, rate, POINTS_MAX);
+    if (n < 0) return err_set(err, n, "--%s: \"%.40s\"", given ? "rates" : "load", list);
+    for (int i = 0; i < n; i++) {
+        int r = measure_rate(t, m, given ? rate[i] : rate[i] / (m->unloaded_ms / 1e3), err);
         if (r < 0) return r;
         if (m->p95[m->n_points - 1] > 2 * t->slo_ms) break;
     }
@@ -736,10 +739,8 @@ static int run_all(struct thru *t, const struct opts *opts, struct err *err)
     }
     if (opt_given(opts, "slo-ms")) t->slo_ms = opt_double(opts, "slo-ms");
     if (r < 0) return r;
-    (void)printf("objective: p95 of the TTFT within %.0f ms\n%-10s %7s %9s %9s %9s %9s %6s %8s %6s "
-                 "%4s %4s\n",
-                 t->slo_ms, "", "rate/s", "p50 ms", "p95 ms", "p99 ms", "ITL p99", "/alone",
-                 "good/s", "cached", "n", "fail");
+    (void)printf("objective: p95 of the TTFT within %.0f ms\n", t->slo_ms);
+    bench_print_head(point_columns);
     for (size_t i = 0; i < t->n_methods && r == 0; i++) {
         if (i > 0 && !t->foreign) r = build_pool(t, err);
         if (r == 0) r = sweep(t, &t->method[i], opts, err);
@@ -805,40 +806,18 @@ static int measure_throughput(const struct opts *opts, struct err *err)
 }
 
 static const struct opt_def measure_throughput_options[] = {
-    {.name = "rates", .type = OPT_STR, .help = "requests per second instead"},
-    {.name = "slo",
-     .type = OPT_DOUBLE,
-     .dflt = "2",
-     .min = 1,
-     .max = 1000,
-     .help = "objective, p95 of the TTFT as a multiple of the unloaded full prefill's"},
-    {.name = "slo-ms",
-     .type = OPT_DOUBLE,
-     .dflt = "0",
-     .min = 0,
-     .max = 1e9,
-     .help = "the objective in ms instead"},
-    {.name = "streams",
-     .type = OPT_INT,
-     .dflt = "0",
-     .min = 0,
-     .max = 1024,
-     .help = "long answers beside the requests; what is timed is between their tokens"},
-    {.name = "stream-tokens",
-     .type = OPT_INT,
-     .dflt = "2048",
-     .min = 2,
-     .max = 1 << 20,
-     .help = "tokens of such an answer, which is then asked for anew"},
-    {.name = "alone-s",
-     .type = OPT_DOUBLE,
-     .dflt = "20",
-     .min = 0,
-     .max = 3600,
-     .help = "seconds that streams run alone before each point"},
-    {.name = "server",
-     .type = OPT_STR,
-     .help = "HOST:PORT of any OpenAI-compatible server to drive instead"},
+    {"rates", OPT_STR, NULL, 0, 0, NULL, "requests per second instead"},
+    {"slo", OPT_DOUBLE, "2", 1, 1000, NULL,
+     "objective, p95 of the TTFT as a multiple of the unloaded full prefill's"},
+    {"slo-ms", OPT_DOUBLE, "0", 0, 1e9, NULL, "the objective in ms instead"},
+    {"streams", OPT_INT, "0", 0, 1024, NULL,
+     "long answers beside the requests; what is timed is between their tokens"},
+    {"stream-tokens", OPT_INT, "2048", 2, 1 << 20, NULL,
+     "tokens of such an answer, which is then asked for anew"},
+    {"alone-s", OPT_DOUBLE, "20", 0, 3600, NULL,
+     "seconds that streams run alone before each point"},
+    {"server", OPT_STR, NULL, 0, 0, NULL,
+     "HOST:PORT of any OpenAI-compatible server to drive instead"},
     {0}};
 
 const struct bench_sub bench_throughput = {

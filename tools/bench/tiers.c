@@ -10,6 +10,7 @@
  * the load instead, as a share of it. Nothing counts that did not verify. CPU is that of this
  * process: all threads of the tier, not the Redis server. */
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/places.h"
 #include "tools/bench/tiers_ref.h"
 #include "tools/bench/tiers_set.h"
@@ -39,11 +40,9 @@ struct series {
 /* A tier's direction and what it is compared with. */
 struct row {
     struct series gbps, cpu, of_memcpy, of_ref, ref_gbps, ref_cpu, check, check_cpu, first, store;
-    struct series drop_gbps, drop_cpu; /* hiredis without the copy to where the bytes are wanted */
 };
 struct reference {
     int (*move)(void *ctx, bool write, struct bench_cost *ret); /* reads into dst */
-    int (*drop)(void *ctx, struct bench_cost *ret);             /* may be NULL */
     int (*clear)(void *ctx);                                    /* may be NULL */
     void *ctx;
 };
@@ -69,55 +68,44 @@ static double median(struct series *s)
 
 /* ---- report ---- */
 
-static void print_head(void)
-{
-    (void)printf("%-11s %-6s %8s %9s %9s %12s %9s %9s %9s %9s\n", "tier", "dir", "GB/s", "CPU s/GB",
-                 "x memcpy", "x reference", "ref GB/s", "ref CPU", "checksum", "1st group");
-}
-
-static void print_value(double v, int width, int digits)
-{
-    if (isfinite(v))
-        (void)printf(" %*.*f", width, digits, v);
-    else
-        (void)printf(" %*s", width, "-");
-}
+static const struct bench_column columns[] = {{"tier", "tier", -6, 0},
+                                              {"", "transport", -4, 0},
+                                              {"dir", "direction", -6, 0},
+                                              {"GB/s", "gbps", 8, 2},
+                                              {"CPU s/GB", "cpu_s_per_gb", 9, 4},
+                                              {"x memcpy", "share_of_memcpy", 9, 3},
+                                              {"x reference", "share_of_reference", 12, 3},
+                                              {"ref GB/s", "reference_gbps", 9, 2},
+                                              {"ref CPU", "reference_cpu_s_per_gb", 9, 4},
+                                              {"checksum", "checksum_share", 9, 4},
+                                              {"1st group", "first_group_share", 9, 4},
+                                              {0}};
 
 static void report(struct lab *lab, const char *tier, const char *transport, bool write)
 {
     struct row *w = &lab->row[write];
-    double gbps = median(&w->gbps), cpu = median(&w->cpu), of_memcpy = median(&w->of_memcpy);
-    double of_ref = median(&w->of_ref), check = median(&w->check), first = median(&w->first);
-    json_t *j = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "tier", tier, "direction",
-                          write ? "write" : "read", "gbps", bench_number(gbps), "cpu_s_per_gb",
-                          bench_number(cpu), "share_of_memcpy", bench_number(of_memcpy),
-                          "share_of_reference", bench_number(of_ref), "checksum_share",
-                          bench_number(check), "first_group_share", bench_number(first));
+    const struct {
+        const char *key;
+        struct series *of;
+    } field[] = {{"gbps", &w->gbps},
+                 {"cpu_s_per_gb", &w->cpu},
+                 {"share_of_memcpy", &w->of_memcpy},
+                 {"share_of_reference", &w->of_ref},
+                 {"checksum_share", &w->check},
+                 {"first_group_share", &w->first},
+                 {"reference_gbps", &w->ref_gbps},
+                 {"reference_cpu_s_per_gb", &w->ref_cpu},
+                 {"checksum_cpu_share", &w->check_cpu},
+                 {"store_gbps", &w->store}};
+    json_t *j = json_pack(
+        "{s:s, s:s, s:o, s:o, s:I}", "tier", tier, "direction", write ? "write" : "read",
+        "gbps_p10", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.1)), "gbps_p90",
+        bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.9)), "rounds", (json_int_t)w->gbps.n);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++)
+        json_object_set_new(j, field[i].key, bench_number(median(field[i].of)));
     if (transport[0]) json_object_set_new(j, "transport", json_string(transport));
-    json_object_set_new(j, "reference_gbps", bench_number(median(&w->ref_gbps)));
-    json_object_set_new(j, "reference_cpu_s_per_gb", bench_number(median(&w->ref_cpu)));
-    if (w->drop_gbps.n) {
-        json_object_set_new(j, "reference_dropping_gbps", bench_number(median(&w->drop_gbps)));
-        json_object_set_new(j, "reference_dropping_cpu_s_per_gb",
-                            bench_number(median(&w->drop_cpu)));
-    }
-    json_object_set_new(j, "checksum_cpu_share", bench_number(median(&w->check_cpu)));
-    json_object_set_new(j, "store_gbps", bench_number(median(&w->store)));
-    json_object_set_new(j, "gbps_p10", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.1)));
-    json_object_set_new(j, "gbps_p90", bench_number(bench_quantile(w->gbps.v, w->gbps.n, 0.9)));
-    json_object_set_new(j, "rounds", json_integer((json_int_t)w->gbps.n));
+    bench_print_row(columns, j);
     json_array_append_new(lab->rows, j);
-    (void)printf("%-6s %-4s %-6s", tier, transport, write ? "write" : "read");
-    print_value(gbps, 8, 2);
-    print_value(cpu, 9, 4);
-    print_value(of_memcpy, 9, 3);
-    print_value(of_ref, 12, 3);
-    print_value(median(&w->ref_gbps), 9, 2);
-    print_value(median(&w->ref_cpu), 9, 4);
-    print_value(check, 9, 4);
-    print_value(first, 9, 4);
-    (void)printf("\n");
-    (void)fflush(stdout);
 }
 
 static void note(struct lab *lab, const char *what, const char *text)
@@ -185,11 +173,7 @@ static int run_round(struct lab *lab, struct tier *t, const struct reference *re
     add(&w->of_ref, other.wall_s / own.wall_s);
     add(&w->ref_gbps, gb / other.wall_s);
     add(&w->ref_cpu, other.cpu_s / gb);
-    if (write || !ref->drop) return 0;
-    r = ref->drop(ref->ctx, &other);
-    add(&w->drop_gbps, gb / other.wall_s);
-    add(&w->drop_cpu, other.cpu_s / gb);
-    return r;
+    return 0;
 }
 
 static int run_loads(struct lab *lab, struct tier *t, size_t round)
@@ -432,17 +416,12 @@ static int file_move(void *ctx, bool write, struct bench_cost *ret)
 
 static int redis_move(void *ctx, bool write, struct bench_cost *ret)
 {
-    return ref_redis_move(ctx, write, true, ret);
+    return ref_redis_move(ctx, write, ret);
 }
 
 static int redis_clear(void *ctx)
 {
     return ref_redis_clear(ctx);
-}
-
-static int redis_drop(void *ctx, struct bench_cost *ret)
-{
-    return ref_redis_move(ctx, false, false, ret);
 }
 
 static int measure_place(struct lab *lab, const char *name, struct err *err)
@@ -463,9 +442,9 @@ static int measure_place(struct lab *lab, const char *name, struct err *err)
     if (r <= 0) return r;
     if (strcmp(name, "nvme") == 0 && place_reference_path(&lab->places, path, &no_ref) == 0 &&
         ref_file_create(path, &lab->set, &file, &no_ref) == 0)
-        ref = (struct reference){file_move, NULL, NULL, file};
+        ref = (struct reference){file_move, NULL, file};
     if (redis && place_reference_redis(&lab->places, name, 1, &lab->set, &client, &no_ref) == 0)
-        ref = (struct reference){redis_move, redis_drop, redis_clear, client};
+        ref = (struct reference){redis_move, redis_clear, client};
     if (no_ref.code < 0) note(lab, redis ? "redis_reference" : "nvme_reference", no_ref.msg);
     r = measure_tier(lab, t, &ref);
     if (r < 0) (void)err_set(err, r, "%s: %s", name, err_name(r));
@@ -563,7 +542,7 @@ static int measure_tiers(const struct opts *opts, struct err *err)
     struct lab *lab = mem_zalloc(sizeof *lab);
     if (!lab) return -ENOMEM;
     int r = lab_open(lab, opts, err);
-    if (r == 0) print_head();
+    if (r == 0) bench_print_head(columns);
     if (r == 0 && wanted(opt_str(opts, "tiers"), "ram")) r = measure_ram(lab, err);
     for (size_t i = 0; i < sizeof name / sizeof *name && r >= 0; i++)
         if (wanted(opt_str(opts, "tiers"), name[i])) r = measure_place(lab, name[i], err);
@@ -573,21 +552,12 @@ static int measure_tiers(const struct opts *opts, struct err *err)
 }
 
 static const struct opt_def measure_tiers_options[] = {
-    {.name = "secret",
-     .type = OPT_STR,
-     .help = "records carry tags under that secret, and are checked by them"},
-    {.name = "record-mb",
-     .type = OPT_INT,
-     .dflt = "0",
-     .min = 0,
-     .max = 4096,
-     .help = "size of a record in MB, 0 = that of --chunk-tokens"},
-    {.name = "inflight",
-     .type = OPT_INT,
-     .dflt = "6",
-     .min = 1,
-     .max = 64,
-     .help = "records under way at once, as the chunks of a request"},
+    {"secret", OPT_STR, NULL, 0, 0, NULL,
+     "records carry tags under that secret, and are checked by them"},
+    {"record-mb", OPT_INT, "0", 0, 4096, NULL,
+     "size of a record in MB, 0 = that of --chunk-tokens"},
+    {"inflight", OPT_INT, "6", 1, 64, NULL,
+     "records under way at once, as the chunks of a request"},
     {0}};
 
 const struct bench_sub bench_tiers = {

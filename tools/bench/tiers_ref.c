@@ -123,7 +123,7 @@ struct ref_redis {
         struct ref_redis *all;
         redisContext *c;
         size_t i;
-        bool write, copy;
+        bool write;
         int status;
         pthread_t thread;
     } lane[REF_CONNECTIONS_MAX];
@@ -174,16 +174,12 @@ static int set_value(redisContext *c, const struct bench_set *s, uint64_t at, un
     return ok ? 0 : -EIO;
 }
 
-static int get_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n, bool copy)
+static int get_value(redisContext *c, const struct bench_set *s, uint64_t at, unsigned n)
 {
     redisReply *reply = redisCommand(c, "HGET reference:%llu %llu", key_of(at),
                                      (unsigned long long)(at / REF_OP_BYTES));
     bool ok = reply && reply->type == REDIS_REPLY_STRING && (size_t)reply->len == n;
-    if (ok && copy)
-        memcpy(s->dst + at, reply->str, n);
-    else if (ok) /* at least its ends */
-        ok = memcmp(reply->str, s->src + at, 64) == 0 &&
-             memcmp(reply->str + n - 64, s->src + at + n - 64, 64) == 0;
+    if (ok) memcpy(s->dst + at, reply->str, n);
     if (reply) freeReplyObject(reply);
     return ok ? 0 : -EBADMSG;
 }
@@ -197,8 +193,7 @@ static void *run_lane(void *arg)
     for (uint64_t at = lane->i * (uint64_t)REF_OP_BYTES; at < s->bytes && lane->status == 0;
          at += step) {
         unsigned n = op_bytes(s->bytes, at);
-        lane->status =
-            lane->write ? set_value(lane->c, s, at, n) : get_value(lane->c, s, at, n, lane->copy);
+        lane->status = lane->write ? set_value(lane->c, s, at, n) : get_value(lane->c, s, at, n);
     }
     return NULL;
 }
@@ -213,7 +208,7 @@ int ref_redis_clear(struct ref_redis *r)
     return 0;
 }
 
-int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret)
+int ref_redis_move(struct ref_redis *r, bool write, struct bench_cost *ret)
 {
     struct bench_watch w;
     size_t started = 1;
@@ -221,7 +216,6 @@ int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost
     bench_watch_start(&w);
     for (size_t i = 0; i < r->n; i++) {
         r->lane[i].write = write;
-        r->lane[i].copy = copy;
     }
     for (; started < r->n; started++)
         if (pthread_create(&r->lane[started].thread, NULL, run_lane, &r->lane[started]) != 0) {

@@ -3,10 +3,8 @@
  * memcpy; a file read and written with O_DIRECT by io_uring (fixed buffers, 1 MiB operations, 16
  * reads or 4 writes under way: what saturates a drive with the least CPU); a plain hiredis client
  * (redisCommand HGET and HSET of 1 MiB values, one after another on a connection: the server is to
- * do the same for both). Like the tier it
- * has to bring the bytes to where they are wanted, so what HGET answers is copied to `dst`; it can
- * also be dropped, which no reader could do, to tell what hiredis alone costs. Short I/O is an
- * error.
+ * do the same for both). Like the tier it has to bring the bytes to where they are wanted, so what
+ * HGET answers is copied to `dst`. Short I/O is an error.
  * Thread: main; a hiredis run with several connections makes threads of its own. */
 #ifndef TOOLS_BENCH_TIERS_REF_H
 #define TOOLS_BENCH_TIERS_REF_H
@@ -33,6 +31,6 @@ int ref_redis_create(const char *path, uint16_t port, unsigned n_connections,
 void ref_redis_destroy(struct ref_redis *r);
 int ref_redis_clear(
     struct ref_redis *r); /* the keys are gone, so that the next values are new ones */
-int ref_redis_move(struct ref_redis *r, bool write, bool copy, struct bench_cost *ret);
+int ref_redis_move(struct ref_redis *r, bool write, struct bench_cost *ret);
 
 #endif
