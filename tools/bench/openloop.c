@@ -46,7 +46,8 @@ struct run {
     int err;
 };
 
-const char *openloop_text(const json_t *event)
+/* What an event of a stream adds to the first choice's text; NULL: nothing. */
+static const char *added_text(const json_t *event)
 {
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
     const char *text =
@@ -61,7 +62,6 @@ static void on_gap(const struct shot *s, uint64_t now)
     const struct openloop_gap g = {.of_stream = s->of_stream,
                                    .alone = u->start_ns == 0 || now < u->start_ns,
                                    .ms = (double)(now - s->last_ns) / 1e6};
-    r->gap_ms_sum += g.ms;
     if (g.ms > r->gap_ms_max) r->gap_ms_max = g.ms;
     if (g.of_stream && !g.alone) u->o->streams->answering_s += g.ms / 1e3;
     if (u->o->on_gap) u->o->on_gap(u->o->ctx, &g);
@@ -78,7 +78,7 @@ static int on_event(void *ctx, const char *data, size_t len)
     struct openloop_shot *r = s->ret;
     json_t *event = json_loadb(data, len, 0, NULL);
     if (!event) return 0; /* [DONE] */
-    const char *text = openloop_text(event);
+    const char *text = added_text(event);
     if (text) {
         const uint64_t now = clock_ns();
         s->answered = true;
@@ -154,20 +154,16 @@ static const struct http_call_ops call_ops = {on_head, on_body, on_end};
 static void send_call(struct shot *s, int r, struct buf *body)
 {
     struct run *u = s->run;
-    struct buf head = BUF_INIT;
-    if (r == 0) r = buf_adds(&head, "Content-Type: application/json\r\n");
-    if (r == 0 && u->o->extra_headers) r = buf_adds(&head, u->o->extra_headers);
     if (r == 0)
         r = http_call_start(u->client,
                             &(struct http_request){.method = "POST",
                                                    .target = u->o->path,
-                                                   .headers = buf_cstr(&head),
+                                                   .headers = "Content-Type: application/json\r\n",
                                                    .body = body->data,
                                                    .len = body->len,
                                                    .may_repeat = true},
                             &call_ops, s, &s->call);
     buf_fini(body);
-    buf_fini(&head);
     if (r < 0) over(s, r);
 }
 

@@ -20,7 +20,6 @@ struct buf;
 struct openloop_shot { /* of one request; times in ms from when it was due, < 0 = never */
     double ttft_ms, end_ms;
     double gap_ms_max; /* longest pause between two pieces of text */
-    double gap_ms_sum; /* over all of them */
     unsigned n_pieces; /* of text */
     unsigned n_prompt; /* tokens, as the server counts them; 0 = it did not say */
     unsigned n_cached; /* of them */
@@ -53,8 +52,7 @@ struct openloop_opts {
     const char *path;    /* "/v1/chat/completions" */
     const double *at_s;  /* [n] ascending */
     size_t n;
-    double give_up_s;          /* requests still open that long after the last was due are cut */
-    const char *extra_headers; /* lines with CRLF; may be NULL */
+    double give_up_s; /* requests still open that long after the last was due are cut */
     /* Body of request i, a streaming one; not used with `calls`. */
     int (*body)(void *ctx, size_t i, struct buf *out);
     void *ctx;
@@ -69,7 +67,5 @@ int openloop_run(const struct openloop_opts *o, struct openloop_shot *ret, struc
 /* One plain exchange: body NULL = GET. The HTTP status or <0; ret_body may be NULL. */
 int openloop_call(const char *address, const char *path, const char *body, struct buf *ret_body,
                   unsigned timeout_ms);
-/* What an event of a stream adds to the first choice's text; NULL: nothing. */
-const char *openloop_text(const json_t *event);
 
 #endif

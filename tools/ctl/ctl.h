@@ -104,10 +104,4 @@ int ctl_resolve(const struct ctl_args *a, char ret_id[33]);
  * taken. */
 int ctl_order(const struct ctl_args *a, const char *target, json_t *body, struct ctl_reply *ret);
 
-/* text.c: read the whole operand ("-": standard input); 0 or CTL_REFUSED with a sentence. */
-int ctl_read_file(const struct ctl_args *a, struct buf *out);
-/* The texts of a file as a JSON array of strings: a JSON list, JSON lines with "text", or one text.
- * NULL with a sentence. */
-json_t *ctl_texts_of(const struct ctl_args *a, const struct buf *content);
-
 #endif

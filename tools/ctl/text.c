@@ -12,7 +12,8 @@ enum {
     PREVIEW_CHARS = 44,
 };
 
-int ctl_read_file(const struct ctl_args *a, struct buf *out)
+/* The whole operand ("-": standard input); 0 or CTL_REFUSED with a sentence. */
+static int read_operand(const struct ctl_args *a, struct buf *out)
 {
     const char *path = a->operand;
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
@@ -61,7 +62,9 @@ static json_t *texts_of_lines(const struct ctl_args *a, const struct buf *c)
     return out;
 }
 
-json_t *ctl_texts_of(const struct ctl_args *a, const struct buf *c)
+/* A JSON array of strings: of a JSON list, JSON lines with "text", or one text. NULL with a
+ * sentence. */
+static json_t *texts_of_file(const struct ctl_args *a, const struct buf *c)
 {
     const char *path = a->operand;
     size_t n = strlen(path), i;
@@ -148,8 +151,8 @@ static int run_warm(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT;
     json_t *texts = NULL, *all = json_array();
-    int rc = ctl_read_file(a, &content);
-    if (rc == 0 && !(texts = ctl_texts_of(a, &content))) rc = CTL_REFUSED;
+    int rc = read_operand(a, &content);
+    if (rc == 0 && !(texts = texts_of_file(a, &content))) rc = CTL_REFUSED;
     size_t total = json_array_size(texts);
     if (rc == 0 && total == 0) {
         rc = ctl_fail(a, CTL_REFUSED, "%s holds no text", a->operand);
@@ -423,7 +426,7 @@ static int run_segment(const struct ctl_args *a)
 {
     struct buf content = BUF_INIT, query = BUF_INIT;
     struct ctl_reply r;
-    int rc = ctl_read_file(a, &content);
+    int rc = read_operand(a, &content);
     if (rc == 0 && a->name_space && buf_addf(&query, "?space=%s", a->name_space) < 0)
         rc = CTL_REFUSED;
     if (rc == 0) rc = ask_cuts(a, buf_cstr(&query), &content, &r);

@@ -122,7 +122,6 @@ TEST(streams_are_timed_piece_by_piece)
         ASSERT_EQ(s[i].n_prompt, 7);
         ASSERT_TRUE(s[i].ttft_ms >= 0 && s[i].end_ms >= s[i].ttft_ms + s[i].gap_ms_max);
         ASSERT_TRUE(s[i].gap_ms_max > LATE_MS / 2.0);
-        ASSERT_TRUE(s[i].gap_ms_sum >= s[i].gap_ms_max);
     }
     end(pid, address);
 }
