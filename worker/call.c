@@ -2,9 +2,9 @@
 #include "worker/call.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "worker/admin/metrics.h"
-#include "worker/jobs.h"
 #include "worker/worker.h"
 
 #include <stdio.h>

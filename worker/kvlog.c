@@ -6,8 +6,8 @@
  * lines of several workers do not mix. */
 #include "worker/kvlog.h"
 
+#include "base/jobs.h"
 #include "base/mem.h"
-#include "worker/jobs.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>

@@ -6,7 +6,7 @@
  * happened is in the object it is embedded in. */
 #include "worker/loop_queue.h"
 
-#include "worker/jobs.h"
+#include "base/jobs.h"
 #include "worker/worker.h"
 
 #include <sched.h>

@@ -2,12 +2,12 @@
 #include "worker/worker.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "kernels/gpu.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
 #include "worker/fleet/residency.h"
-#include "worker/jobs.h"
 #include "worker/kvlog.h"
 #include "worker/quality/guard.h"
 #include "worker/quality/sensitivity.h"

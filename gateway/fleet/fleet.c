@@ -9,10 +9,10 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/process/config.h"
-#include "gateway/process/pool.h"
 #include "segment/segment.h"
 
 #include <stdio.h>
@@ -136,7 +136,7 @@ void gw_fleet_destroy(struct gw_fleet *f)
     fleet_lock(f);
     f->quitting = true;
     fleet_unlock(f);
-    gw_pool_destroy(f->resolver);
+    jobs_destroy(f->resolver);
     for (size_t i = 0; i < f->n; i++)
         target_free(f->target[i]);
     while (f->old_names) {

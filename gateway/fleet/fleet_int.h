@@ -19,7 +19,7 @@
 #include <event2/event_struct.h>
 #include <pthread.h>
 
-struct gw_pool;
+struct jobs;
 enum { GW_STATUSES_MAX = 16 };
 struct fleet_model {
     char *id;   /* as clients say it */
@@ -123,7 +123,7 @@ struct gw_fleet {
     int wake_fd;
     struct http_timer *room_timer; /* the next breaker that lets one through */
     uint64_t room_due_ns;          /* 0: it is not set; control loop only */
-    struct gw_pool *resolver;      /* NULL until a name must be resolved; control loop only */
+    struct jobs *resolver;         /* NULL until a name must be resolved; control loop only */
     bool started, pumping;         /* control loop only */
     pthread_mutex_t m;
     /* guarded by m */

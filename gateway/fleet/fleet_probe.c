@@ -13,9 +13,9 @@
 #include "gateway/fleet/fleet_int.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "gateway/process/pool.h"
 #include "segment/segment.h"
 
 #include <arpa/inet.h>
@@ -367,8 +367,9 @@ static void resolve_if_due(struct gw_target *t)
     t->at.resolving |= due;
     fleet_unlock(f);
     if (!due) return;
-    int r = f->resolver ? 0 : gw_pool_create(1, GW_TARGETS_MAX, &f->resolver);
-    if (r == 0) r = gw_pool_submit(f->resolver, resolve_name, t);
+    int r =
+        f->resolver ? 0 : jobs_create(&(struct jobs_opts){1, GW_TARGETS_MAX, NULL}, &f->resolver);
+    if (r == 0) r = jobs_submit(f->resolver, resolve_name, t);
     if (r == 0) return;
     fleet_lock(f);
     t->at.resolving = false;

@@ -1,11 +1,11 @@
 #include "gateway/fleet/registry.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net/http.h"
 #include "base/redis/registry.h"
-#include "gateway/process/pool.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -19,7 +19,7 @@ struct gw_registry {
     void *ctx;
     char *group;
     struct http_timer *timer; /* the next read; not set while one is under way */
-    struct gw_pool *helper;
+    struct jobs *helper;
     struct registry_view view;
     bool told, connected;
     atomic_bool ending;
@@ -72,7 +72,7 @@ static void read_list(void *arg) /* helper thread */
 static void on_read_timer(void *arg)
 {
     struct gw_registry *r = arg;
-    if (gw_pool_submit(r->helper, read_list, r) < 0) http_timer_set(r->timer, RETRY_EVERY_MS);
+    if (jobs_submit(r->helper, read_list, r) < 0) http_timer_set(r->timer, RETRY_EVERY_MS);
 }
 
 static int open_redis(struct gw_registry *r, const char *url, const char *group, struct err *err)
@@ -95,7 +95,7 @@ int gw_registry_create(struct http_loop *loop, const struct gw_registry_opts *o,
     r->ctx = o->ctx;
     r->group = mem_strdup(o->group);
     int rc = r->group ? open_redis(r, o->url, o->group, err) : -ENOMEM;
-    if (rc == 0) rc = gw_pool_create(1, 1, &r->helper);
+    if (rc == 0) rc = jobs_create(&(struct jobs_opts){1, 1, NULL}, &r->helper);
     if (rc == 0) rc = http_timer_create(loop, on_read_timer, r, &r->timer);
     if (rc < 0) {
         gw_registry_destroy(r);
@@ -110,7 +110,7 @@ void gw_registry_destroy(struct gw_registry *r)
 {
     if (!r) return;
     r->ending = true;
-    gw_pool_destroy(r->helper);
+    jobs_destroy(r->helper);
     if (r->timer) http_timer_destroy(r->timer);
     redis_sync_destroy(r->redis);
     redis_url_fini(&r->url);

@@ -1,10 +1,10 @@
 #include "gateway/process/memory.h"
 
 #include "base/buf.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net/http.h"
-#include "gateway/process/pool.h"
 #include "segment/segment.h"
 
 #include <stdatomic.h>
@@ -15,7 +15,7 @@ enum { SAVE_EVERY_MS = 180000 }; /* chosen: what a crash may cost; a save takes 
 
 struct gw_memory {
     struct seg_learner *learner;
-    struct gw_pool *pool;
+    struct jobs *pool;
     struct http_timer *timer;
     char *path;
     uint64_t n_texts; /* that the file knows */
@@ -53,7 +53,7 @@ static void on_timer(void *arg)
     struct gw_memory *m = arg;
     http_timer_set(m->timer, SAVE_EVERY_MS);
     if (atomic_exchange(&m->busy, true)) return;
-    if (gw_pool_submit(m->pool, save_job, m) < 0) atomic_store(&m->busy, false);
+    if (jobs_submit(m->pool, save_job, m) < 0) atomic_store(&m->busy, false);
 }
 
 static int choose_path(const char *setting, const char *run_dir, struct buf *out)
@@ -76,7 +76,7 @@ static void load(struct gw_memory *m)
                   st.n_spaces, st.bytes);
 }
 
-int gw_memory_create(struct http_loop *loop, struct gw_pool *pool, struct seg_learner *learner,
+int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learner *learner,
                      const char *setting, const char *run_dir, struct gw_memory **ret)
 {
     struct buf path = BUF_INIT;

@@ -7,13 +7,13 @@
 #define GATEWAY_PROCESS_MEMORY_H
 
 struct gw_memory;
-struct gw_pool;
+struct jobs;
 struct http_loop;
 struct seg_learner;
 
 /* setting: a path, "off", or NULL: a file in $CACHE_DIRECTORY (systemd's), else in run_dir. *ret
  * NULL: off. */
-int gw_memory_create(struct http_loop *loop, struct gw_pool *pool, struct seg_learner *learner,
+int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learner *learner,
                      const char *setting, const char *run_dir, struct gw_memory **ret);
 void gw_memory_destroy(struct gw_memory *m); /* saves */
 

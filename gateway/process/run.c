@@ -1,6 +1,7 @@
 #include "gateway/process/run.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "gateway/fleet/residency.h"
@@ -14,7 +15,6 @@
 #include "gateway/process/config.h"
 #include "gateway/process/memory.h"
 #include "gateway/process/own.h"
-#include "gateway/process/pool.h"
 #include "gateway/process/rundir.h"
 #include "gateway/process/server.h"
 #include "gateway/process/sysd.h"
@@ -391,7 +391,7 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
     if (r == 0) r = seg_learner_create(SEG_LEARNER_BYTES, &server->learner);
     if (r == 0) r = gw_rundir_make(&u->dir, err);
     if (r == 0) r = gw_stats_create(c->access_log, &server->stats);
-    if (r == 0) r = gw_pool_create(HELPERS, HELPER_QUEUE, &server->pool);
+    if (r == 0) r = jobs_create(&(struct jobs_opts){HELPERS, HELPER_QUEUE, NULL}, &server->pool);
     if (r == 0)
         r = gw_memory_create(control(u)->http_loop, server->pool, server->learner,
                              c->segment_memory, buf_cstr(&u->dir), &u->memory);
@@ -421,7 +421,7 @@ static void stop(struct gw_run *u)
     gw_own_destroy(server->own);
     gw_residency_destroy(u->residency);
     if (server->fleet) gw_fleet_stop(server->fleet);
-    gw_pool_destroy(server->pool);
+    jobs_destroy(server->pool);
     gw_memory_destroy(u->memory);
     gw_fleet_destroy(server->fleet);
     gw_upstreams_free(u->workers);

@@ -23,7 +23,7 @@
 struct gw_own;
 struct gw_config;
 struct gw_directory;
-struct gw_pool;
+struct jobs;
 struct gw_req;
 struct gw_scan_job;
 struct gw_stats;
@@ -54,7 +54,7 @@ struct gw_server { /* what all loops share */
     struct gw_fleet *fleet;
     struct gw_directory *directory;
     struct gw_own *own; /* NULL: no own workers */
-    struct gw_pool *pool;
+    struct jobs *pool;
     struct gw_stats *stats;
     struct http_tls *tls; /* of https listeners; NULL: none */
     struct http_bounds *bounds;

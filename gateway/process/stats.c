@@ -2,10 +2,10 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/mem.h"
 #include "base/metric.h"
 #include "base/net/http.h"
-#include "gateway/process/pool.h"
 #include "policy/route.h"
 
 #include <errno.h>
@@ -200,7 +200,7 @@ uint64_t gw_stats_n_shed(enum gw_shed_reason why)
 /* ---- access log ---- */
 
 struct gw_stats {
-    struct gw_pool *writer; /* one thread: lines keep their order */
+    struct jobs *writer; /* one thread: lines keep their order */
     bool on;
     char *path; /* NULL: no file */
     int fd;     /* -1: off; the writer's own once it runs */
@@ -233,7 +233,7 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
         if (s->fd < 0) r = s->fd;
     }
     s->on = s->fd >= 0;
-    if (r == 0 && s->on) r = gw_pool_create(1, 4096, &s->writer);
+    if (r == 0 && s->on) r = jobs_create(&(struct jobs_opts){1, 4096, NULL}, &s->writer);
     if (r < 0) {
         if (s->fd > STDERR_FILENO) (void)close(s->fd);
         mem_free(s->path);
@@ -247,7 +247,7 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret)
 void gw_stats_destroy(struct gw_stats *s)
 {
     if (!s) return;
-    gw_pool_destroy(s->writer);
+    jobs_destroy(s->writer);
     if (s->fd > STDERR_FILENO) (void)close(s->fd);
     mem_free(s->path);
     mem_free(s);
@@ -275,7 +275,7 @@ int gw_stats_reopen(struct gw_stats *s)
     struct log_line *l = mem_zalloc(sizeof *l);
     if (!l) return -ENOMEM;
     *l = (struct log_line){.stats = s, .new_fd = open_log(s->path)};
-    int r = l->new_fd < 0 ? l->new_fd : gw_pool_submit(s->writer, write_line, l);
+    int r = l->new_fd < 0 ? l->new_fd : jobs_submit(s->writer, write_line, l);
     if (r == 0) return 0;
     if (l->new_fd >= 0) (void)close(l->new_fd);
     mem_free(l);
@@ -356,7 +356,7 @@ void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
         memcpy(l->text, b.data, b.len);
     }
     buf_fini(&b);
-    if (l && gw_pool_submit(s->writer, write_line, l) == 0) return;
+    if (l && jobs_submit(s->writer, write_line, l) == 0) return;
     mem_free(l);
     gw_stats_add(GW_M_LOG_LOST, 1);
 }

@@ -2,12 +2,12 @@
  * form names. Long bodies are scanned on helper threads, as copies. */
 #include "gateway/request/read.h"
 
+#include "base/jobs.h"
 #include "base/mem.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/reply.h"
 #include "gateway/front/admission.h"
 #include "gateway/process/config.h"
-#include "gateway/process/pool.h"
 #include "gateway/process/server.h"
 #include "gateway/request/relay.h"
 #include "gateway/request/request.h"
@@ -88,7 +88,7 @@ static int scan_elsewhere(struct gw_req *q, void (*step)(struct gw_scan *s),
     j->scan.separator = j->separator;
     j->scan.given = j->given;
     q->job = j;
-    int r = ok ? gw_pool_submit(loop->server->pool, job_run, j) : -ENOMEM;
+    int r = ok ? jobs_submit(loop->server->pool, job_run, j) : -ENOMEM;
     if (r == 0) {
         memset(&q->scan, 0, sizeof q->scan);
         return 0;

@@ -15,7 +15,6 @@
 #include "gateway/front/reply.h"
 #include "gateway/front/admission.h"
 #include "gateway/process/config.h"
-#include "gateway/process/pool.h"
 #include "gateway/process/server.h"
 #include "gateway/request/request.h"
 

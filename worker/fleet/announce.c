@@ -3,10 +3,10 @@
  * when; a helper thread of its own waits for Redis. A Redis that cannot be reached is told of once
  * and tried again; it costs no request anything. */
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/redis/registry.h"
 #include "worker/fleet/fleet.h"
-#include "worker/jobs.h"
 #include "worker/worker.h"
 
 #include <string.h>

@@ -11,10 +11,10 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "tiers/store_admin.h"
 #include "worker/admin/metrics.h"
-#include "worker/jobs.h"
 #include "worker/reuse/records.h"
 #include "worker/worker.h"
 

@@ -2,9 +2,9 @@
 #include "worker/request/gen.h"
 
 #include "base/clock.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "worker/admin/metrics.h"
-#include "worker/jobs.h"
 #include "worker/reuse/builds.h"
 #include "worker/reuse/reuse.h"
 

@@ -1,6 +1,6 @@
 /* The worker's helper threads. */
 #include "tests/test.h"
-#include "worker/jobs.h"
+#include "base/jobs.h"
 #include "worker/loop_queue.h"
 
 #include <errno.h>

@@ -1,9 +1,10 @@
-#include "worker/jobs.h"
+#include "base/jobs.h"
 
 #include "base/mem.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 
 enum { THREADS_MAX = 8 };
@@ -45,6 +46,17 @@ static void *jobs_main(void *arg)
     return NULL;
 }
 
+/* Signals belong to the loop's thread. */
+static void add_thread(struct jobs *j)
+{
+    sigset_t all, old;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    if (pthread_create(&j->thread[j->n_threads], NULL, jobs_main, j) == 0) j->n_threads++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
 int jobs_create(const struct jobs_opts *o, struct jobs **ret)
 {
     struct jobs *j = mem_zalloc(sizeof *j);
@@ -68,9 +80,7 @@ int jobs_submit(struct jobs *j, void (*fn)(void *arg), void *arg)
     int rc = -EAGAIN;
 
     pthread_mutex_lock(&j->m);
-    if (j->n >= j->n_idle && j->n_threads < j->o.n_threads &&
-        pthread_create(&j->thread[j->n_threads], NULL, jobs_main, j) == 0)
-        j->n_threads++;
+    if (j->n >= j->n_idle && j->n_threads < j->o.n_threads) add_thread(j);
     if (j->n < j->o.capacity && j->n_threads > 0) {
         j->ring[(j->head + j->n++) % j->o.capacity] = (struct job){fn, arg};
         pthread_cond_signal(&j->more);
