@@ -276,7 +276,7 @@ static void on_sequence_start(struct yaml_reader *rd)
     rd->skip = 1;
 }
 
-static void on_event(struct yaml_reader *rd, const yaml_event_t *e)
+static void walk_event(struct yaml_reader *rd, const yaml_event_t *e)
 {
     if (rd->item.open) {
         item_event(rd, e);
@@ -327,7 +327,7 @@ static bool take_event(struct yaml_reader *rd, const yaml_event_t *e)
     }
     if (e->type == YAML_SCALAR_EVENT && memchr(e->data.scalar.value, '\0', e->data.scalar.length))
         complain(rd, "a text holds a NUL byte");
-    on_event(rd, e);
+    walk_event(rd, e);
     return !rd->o->no_memory && rd->n_documents < 2;
 }
 

@@ -48,7 +48,7 @@ static void save_job(void *arg) /* helper thread */
     atomic_store(&m->busy, false);
 }
 
-static void on_timer(void *arg)
+static void on_save_due(void *arg)
 {
     struct gw_memory *m = arg;
     http_timer_set(m->timer, SAVE_EVERY_MS);
@@ -64,7 +64,7 @@ static int choose_path(const char *setting, const char *run_dir, struct buf *out
     return buf_addf(out, "%s/segment.memory", one ? cache : run_dir);
 }
 
-static void load(struct gw_memory *m)
+static void load_memory(struct gw_memory *m)
 {
     struct seg_learner_stats st;
     int r = seg_learner_load(m->learner, m->path);
@@ -85,7 +85,7 @@ int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learn
     struct gw_memory *m = mem_zalloc(sizeof *m);
     int r = m ? choose_path(setting, run_dir, &path) : -ENOMEM;
     if (r == 0 && !buf_cstr(&path)) r = -ENOMEM;
-    if (r == 0) r = http_timer_create(loop, on_timer, m, &m->timer);
+    if (r == 0) r = http_timer_create(loop, on_save_due, m, &m->timer);
     if (r < 0) {
         buf_fini(&path);
         mem_free(m);
@@ -94,7 +94,7 @@ int gw_memory_create(struct http_loop *loop, struct jobs *pool, struct seg_learn
     m->learner = learner;
     m->pool = pool;
     m->path = buf_take(&path, NULL);
-    load(m);
+    load_memory(m);
     http_timer_set(m->timer, SAVE_EVERY_MS);
     *ret = m;
     return 0;

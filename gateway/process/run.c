@@ -69,7 +69,7 @@ static void stop_now(struct gw_run *u)
     http_loop_stop(control(u)->http_loop);
 }
 
-static void finish(struct gw_run *u)
+static void end_workers(struct gw_run *u)
 {
     struct gw_server *server = &u->server;
     if (u->finishing) return;
@@ -94,7 +94,7 @@ static void on_idle_poll(void *arg)
 {
     struct gw_run *u = arg;
     if (gw_loops_idle(&u->server))
-        finish(u);
+        end_workers(u);
     else
         http_timer_set(u->idle, IDLE_POLL_MS);
 }
@@ -110,7 +110,7 @@ static void on_drain_over(void *arg)
 
 static void on_last(void *arg)
 {
-    finish(arg);
+    end_workers(arg);
 }
 
 static void begin_drain(struct gw_run *u)
@@ -374,7 +374,7 @@ static int start_timers(struct gw_run *u)
     return r < 0 ? r : http_timer_create(l, on_idle_poll, u, &u->idle);
 }
 
-static int start(struct gw_run *u, struct gw_config *c, struct err *err)
+static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
 {
     struct gw_server *server = &u->server;
     server->start_ns = clock_ns();
@@ -409,7 +409,7 @@ static int start(struct gw_run *u, struct gw_config *c, struct err *err)
 }
 
 /* First the loops with their requests, then what these used, then what everybody used. */
-static void stop(struct gw_run *u)
+static void stop_gateway(struct gw_run *u)
 {
     struct gw_server *server = &u->server;
     struct http_timer *timers[] = {u->delay, u->drain, u->last, u->idle};
@@ -447,7 +447,7 @@ int gw_run(struct gw_config *c, int argc, char **argv, char **envp)
     struct err err = {0};
     enum log_level level;
     if (log_parse_level(c->log_level, &level)) log_set_level(level);
-    int r = start(&u, c, &err);
+    int r = start_gateway(&u, c, &err);
     if (r < 0) {
         (void)fprintf(stderr, "kvblend: %s\n", err.msg[0] ? err.msg : err_name(r));
         u.exit_status = 1;
@@ -455,6 +455,6 @@ int gw_run(struct gw_config *c, int argc, char **argv, char **envp)
         r = http_loop_run(control(&u)->http_loop);
         if (r < 0) u.exit_status = 1;
     }
-    stop(&u);
+    stop_gateway(&u);
     return u.exit_status;
 }
