@@ -249,7 +249,7 @@ def test_worker_death_behind_a_comment_is_retried():
         assert b'"w1' in data and b"error" not in data, data
         s.close()
         until("nothing is left", lambda: g.metric("kvblend_requests_active") == 0)
-        x = [x for x in g.access_log() if x["path"] == CHAT][0]
+        x = until("it is logged", lambda: [x for x in g.access_log() if x["path"] == CHAT])[0]
         assert x["retries"] == 1 and x["end"] == "ok" and x["ttft_ms"] > 1000, x
         assert g.admin_get("/admin/targets")["targets"][0]["ttfb_ms"] > 1000
 

@@ -374,6 +374,7 @@ def test_several_addresses():
                                         ).status == 200
                     s = tls_socket(secure, tls_context(cert["ca"][0]))
                     assert ask_on(s, "POST", CHAT, ask()).status == 200
+                until("all are logged", lambda: len(g.access_log()) >= 24)
                 assert {x["client"].split(":")[0] for x in g.access_log()} == {"127.0.0.1", "unix"}
             assert not os.path.exists(f"{d}/s"), "the socket is left behind"
 

@@ -101,8 +101,7 @@ def test_documents_go_to_who_holds_them():
             "kvblend_gateway_directory_texts") >= n))
         assert share == 1, share
         assert routed(g, "resident") == len(TOPICS), g.metrics()
-        used = {x["target"] for x in completions(g)}
-        assert len(used) == 2, used
+        until("both are used", lambda: len({x["target"] for x in completions(g)}) == 2)
         prompt_tokens = g.metric('kvblend_gateway_routed_tokens_total{kind="prompt"}')
         resident = g.metric('kvblend_gateway_routed_tokens_total{kind="resident"}')
         assert 0 < resident <= prompt_tokens
@@ -140,7 +139,7 @@ def test_a_popular_chunk_drowns_nobody():
         ready(g, 2)
         ask(g, TOPICS[0])
         until("three texts", lambda: g.metric("kvblend_gateway_directory_texts") >= 3)
-        before = len(completions(g))
+        before = len(until("the first is logged", lambda: completions(g)))
 
         def client():
             for _ in range(6):
