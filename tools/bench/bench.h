@@ -34,6 +34,7 @@ struct bench {
     int32_t sink;       /* token every prompt starts with, -1 = none */
     int32_t build_sink; /* token every chunk is built behind: the same unless it is left out */
     struct fus_profile profile; /* --profile, else the default */
+    bool in_context; /* records are built behind other chunks: none stands where it was built */
     json_t *meta, *rows;
 };
 

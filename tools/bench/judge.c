@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tools/bench/contexts.h"
 
 #include <math.h>
 #include <string.h>
@@ -180,6 +181,52 @@ int judge_generate(const struct judge *j, const struct bench_prompt *p, unsigned
     return r;
 }
 
+/* Tokens of a prompt's chunks, from the i-th on and around, in a buffer of `most`. */
+static struct bench_text text_of_chunks(const struct bench_prompt *p, size_t i, int32_t *to,
+                                        uint32_t most)
+{
+    uint32_t n = 0;
+    for (size_t k = 0; k < p->n_chunks && n < most; k++) {
+        const size_t c = (i + k) % p->n_chunks;
+        const uint32_t take = p->chunk[c].n < most - n ? p->chunk[c].n : most - n;
+        memcpy(to + n, p->tok + p->chunk[c].tok0, take * sizeof *to);
+        n += take;
+    }
+    return (struct bench_text){to, n};
+}
+
+/* Builds a line's chunks behind chunks of the lines that follow, each context of another line. */
+static int build_in_context(const struct judge *j, const json_t *lines, size_t at,
+                            const struct judge_line *l, struct err *err)
+{
+    const struct bench_prompt *own = &l->prompt;
+    const size_t n_lines = json_array_size(lines);
+    struct bench_prompt p[CONTEXTS_MAX] = {0};
+    struct contexts c = {.isolated = j->isolated};
+    int32_t *text = mem_alloc((size_t)j->n_contexts * j->context_tokens * sizeof *text);
+    size_t n = 0;
+    int r = text ? 0 : err_set(err, -ENOMEM, "out of memory");
+    while (r == 0 && n < j->n_contexts && n + 1 < n_lines) {
+        r = dataset_prompt(j->b, json_array_get(lines, (at + n + 1) % n_lines), &j->style, &p[n],
+                           err);
+        if (r == 0) n++;
+    }
+    for (size_t i = 0; r >= 0 && i < own->n_chunks; i++) {
+        const struct bench_text chunk = {own->tok + own->chunk[i].tok0, own->chunk[i].n};
+        c.n = 0;
+        for (size_t k = 0; k < n; k++)
+            if (p[k].n_chunks > 0)
+                c.text[c.n++] =
+                    text_of_chunks(&p[k], i, text + k * j->context_tokens, j->context_tokens);
+        r = c.n > 0 ? contexts_build(j->b, &chunk, &c) : 0;
+        if (r < 0) (void)err_set(err, r, "building a chunk failed: %s", err_name(r));
+    }
+    while (n-- > 0)
+        bench_prompt_fini(&p[n]);
+    mem_free(text);
+    return r < 0 ? r : 0;
+}
+
 /* Neighbours to measure the sensitivity of a line's chunks behind: chunks of the lines that follow,
  * one of each, never of its own. */
 int judge_sense(const struct judge *j, const json_t *lines, size_t at, const struct judge_line *l,
@@ -222,6 +269,7 @@ int judge_begin(const struct judge *j, const json_t *lines, size_t at, struct ju
     if (l.prompt.n_tok + j->max_new + JUDGE_FORCED_TOKENS > fus_core_ctx_max(j->b->core))
         r = err_set(err, -ERANGE, "a prompt has %u tokens, the context holds %u", l.prompt.n_tok,
                     fus_core_ctx_max(j->b->core));
+    if (r == 0 && j->n_contexts > 0) r = build_in_context(j, lines, at, &l, err);
     if (r == 0 && (r = bench_build_chunks(j->b, &l.prompt)) < 0)
         (void)err_set(err, r, "building the chunks failed: %s", err_name(r));
     if (r == 0 && j->neighbours > 0) r = judge_sense(j, lines, at, &l, err);

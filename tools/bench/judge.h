@@ -20,6 +20,8 @@ struct judge {
     struct prompt_style style;
     unsigned max_new;    /* tokens of an answer */
     unsigned neighbours; /* that sensitivity is measured behind; 0: it is not measured */
+    unsigned n_contexts, context_tokens; /* that chunks are built behind; 0: the sink alone */
+    bool isolated;                       /* the encoding behind the sink counts, too */
 };
 struct judge_line {
     const json_t *line; /* borrowed */

@@ -6,6 +6,7 @@
  * each line's divergence, so that reports compare runs line by line. Hours can be cut short: the
  * first SIGINT or SIGTERM reports the lines that are done. */
 #include "tools/bench/bench.h"
+#include "tools/bench/contexts.h"
 #include "tools/bench/boot.h"
 #include "tools/bench/figures.h"
 #include "tools/bench/judge.h"
@@ -336,6 +337,10 @@ static int measure_quality(struct bench *b, const struct opts *opts, struct err 
     s->map_tokens = (unsigned)opt_int(opts, "map-tokens");
     s->judge.max_new = (unsigned)opt_int(opts, "max-new");
     s->judge.style = dataset_style(opts);
+    s->judge.n_contexts = (unsigned)opt_int(opts, "contexts");
+    s->judge.context_tokens = (unsigned)opt_int(opts, "context-tokens");
+    s->judge.isolated = opt_bool(opts, "with-isolated");
+    b->in_context = s->judge.n_contexts > 0;
     int r = set_methods(s, opts, err);
     if (r == 0 && !opt_given(opts, "data")) r = err_set(err, -EINVAL, "quality needs --data FILE");
     if (r == 0) r = dataset_open(opt_str(opts, "data"), &lines, err);
@@ -362,6 +367,11 @@ static const struct opt_def measure_quality_options[] = {
      "name the fastest method that loses no more, as a share of reuse's KL"},
     {"neighbours", OPT_INT, "4", 1, FUS_NEIGHBOURS_MAX, NULL,
      "chunks of other lines that a chunk is measured with; default: the profile's"},
+    {"contexts", OPT_INT, "0", 0, CONTEXTS_MAX, NULL,
+     "a record is the mean over so many encodings behind chunks of other lines; 0: behind the "
+     "sink"},
+    {"context-tokens", OPT_INT, "400", 1, 65536, NULL, "of each"},
+    {"with-isolated", OPT_BOOL, "false", 0, 0, NULL, "the encoding behind the sink is one more"},
     {0}};
 
 const struct bench_sub bench_quality = {

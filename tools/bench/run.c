@@ -255,7 +255,8 @@ static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
         struct fus_range got;
         int rc = settle(b, kind, &look[i], &got, &tier);
         if (rc == 0) {
-            got.at_built = kind == TIER_CHUNK && fus_at_built_position(b->sink, p->tok, got.tok0);
+            got.at_built = kind == TIER_CHUNK && !b->in_context &&
+                           fus_at_built_position(b->sink, p->tok, got.tok0);
             ret_tier[n] = tier;
             range[n++] = got;
         }
