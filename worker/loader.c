@@ -265,7 +265,6 @@ static void *loader_main(void *arg)
     if (rc < 0 && w->loader.error.code == 0)
         (void)err_set(&w->loader.error, rc, "loading failed (%s)", err_name(rc));
     if (rc >= 0) {
-        w->loader.error = (struct err){0}; /* an optional file's absence may have left words */
         progress(w, 1);
         log_loaded(w);
     }
