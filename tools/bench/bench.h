@@ -140,8 +140,6 @@ struct bench_result {
 int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
                   uint32_t extra_tokens, struct bench_result *ret);
 void bench_result_fini(struct bench_result *r);
-/* Linear interpolation between the values, which are sorted by this. NAN when there are none. */
-double bench_quantile(double *v, size_t n, double q);
 int32_t bench_argmax(const float *logits, size_t n);
 
 /* ---- subcommands ---- */

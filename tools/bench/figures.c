@@ -25,6 +25,22 @@ int bench_numbers(const char *list, bool whole, double max, double *ret, size_t 
     return (int)n;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_quantile(double *v, size_t n, double q)
+{
+    if (n == 0) return NAN;
+    qsort(v, n, sizeof *v, by_value);
+    double at = q * (double)(n - 1);
+    size_t i = (size_t)at;
+    if (i + 1 >= n) return v[n - 1];
+    return v[i] + (at - (double)i) * (v[i + 1] - v[i]);
+}
+
 void bench_print_head(const struct bench_column *column)
 {
     for (const struct bench_column *c = column; c->title; c++)

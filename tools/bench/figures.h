@@ -1,4 +1,4 @@
-/* figures: lists of numbers that options give, and rows of a report as a table on stdout. */
+/* figures: lists of numbers that options give, quantiles, and rows of a report as a table. */
 #ifndef TOOLS_BENCH_FIGURES_H
 #define TOOLS_BENCH_FIGURES_H
 
@@ -9,6 +9,9 @@
 /* The numbers of a list such as "1,32,512", all above 0 and at most `max`. How many there are, or
  * -EINVAL, also for none and for more than `cap`; ret [cap] is untouched then. */
 int bench_numbers(const char *list, bool whole, double max, double *ret, size_t cap);
+
+/* Linear interpolation between the values, which are sorted by this. NAN when there are none. */
+double bench_quantile(double *v, size_t n, double q);
 
 struct bench_column {
     const char *title, *key; /* key: of a row */

@@ -7,8 +7,6 @@
 #include "tiers/store_write.h"
 #include "worker/reuse/records.h"
 
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct tier_ident bench_ident(const struct bench *b)
@@ -165,22 +163,6 @@ void bench_result_fini(struct bench_result *r)
     fus_session_destroy(r->session);
     mem_free(r->logits);
     *r = (struct bench_result){0};
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double bench_quantile(double *v, size_t n, double q)
-{
-    if (n == 0) return NAN;
-    qsort(v, n, sizeof *v, by_value);
-    double at = q * (double)(n - 1);
-    size_t i = (size_t)at;
-    if (i + 1 >= n) return v[n - 1];
-    return v[i] + (at - (double)i) * (v[i + 1] - v[i]);
 }
 
 int32_t bench_argmax(const float *logits, size_t n)

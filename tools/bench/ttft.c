@@ -7,6 +7,7 @@
  * look-up, plan, prefill, first token. Not in it: HTTP, tokenising. A slower tier has a store of
  * its own, and its chunks leave that store's RAM before each run. */
 #include "tools/bench/bench.h"
+#include "tools/bench/figures.h"
 #include "tools/bench/places.h"
 
 #include "base/clock.h"

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 
 int zipf_init(struct zipf *z, uint32_t n, double skew)
 {
@@ -36,18 +35,14 @@ uint32_t zipf_draw(const struct zipf *z, struct rng *r)
     return lo;
 }
 
-static bool among(uint32_t v, const uint32_t *list, unsigned n)
-{
-    for (unsigned i = 0; i < n; i++)
-        if (list[i] == v) return true;
-    return false;
-}
-
 void zipf_draw_distinct(const struct zipf *z, struct rng *r, unsigned k, uint32_t *ret)
 {
     for (unsigned i = 0; i < k; i++) {
         ret[i] = zipf_draw(z, r);
-        while (among(ret[i], ret, i))
+        for (unsigned j = 0; j < i; j++) {
+            if (ret[j] != ret[i]) continue;
             ret[i] = (ret[i] + 1) % z->n;
+            j = -1u; /* from the start again */
+        }
     }
 }

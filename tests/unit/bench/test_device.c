@@ -20,11 +20,6 @@ int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct
     return 0;
 }
 
-double bench_quantile(double *v, size_t n, double q)
-{
-    return v[(size_t)(q * (double)(n - 1))];
-}
-
 TEST(lists_of_numbers_are_whole_or_refused)
 {
     static const char *const bad[] = {"", "0", "1,", "1,,2", "a", "1;2", "-1", "1048577", "1.5"};

@@ -1,6 +1,7 @@
 /* The fleet simulation against what can be known without it. */
 #include "tests/test.h"
 
+#include "tools/bench/figures.h"
 #include "tools/bench/fleet_sim.h"
 
 #include "base/mem.h"
@@ -13,7 +14,6 @@ enum { CHUNK = 512, K = 6 };
 static struct fleet_opts plain(void)
 {
     return (struct fleet_opts){.n_workers = 1,
-                               .L = 30,
                                .cost = {.fixed_s = 0.003,
                                         .layer_s = 2e-4,
                                         .row_s = 2.8e-5,
@@ -24,24 +24,21 @@ static struct fleet_opts plain(void)
                                         .head_s = 0.003},
                                .strategy = POL_QS,
                                .ratio = 0.15,
-                               .chunk_bytes = 11 << 20,
                                .ram_bytes = 1ull << 30,
                                .nvme_bytes = 8ull << 30,
                                .redis_bytes = 64ull << 30,
-                               .nvme_bytes_per_s = 2e9,
-                               .nvme_first_s = 1e-4,
-                               .redis_bytes_per_s = 1e9,
-                               .redis_first_s = 1e-3,
-                               .n_shards = 4,
-                               .warm_share = 0.3,
-                               .seed = 1};
+                               .n_shards = 4};
 }
 
 static void make(struct fleet_load *l, uint32_t n_docs, size_t n, double rate)
 {
-    *l = (struct fleet_load){
-        .n_docs = n_docs, .chunk_tokens = CHUNK, .suffix_tokens = 32, .answer_tokens = 4};
-    ASSERT_OK(fleet_load_make(l, n, rate, 0.7, K, 5));
+    *l = (struct fleet_load){.n = n,
+                             .k = K,
+                             .n_docs = n_docs,
+                             .chunk_tokens = CHUNK,
+                             .suffix_tokens = 32,
+                             .answer_tokens = 4};
+    ASSERT_OK(fleet_load_make(l, rate, 0.7, 5));
 }
 
 static uint64_t total(const struct fleet_result *t)
@@ -59,19 +56,16 @@ static void check_queue(double load, bool equal)
     const double work_s = 0.5;
     struct rng rng = {11};
     struct fleet_load l;
-    struct fleet_opts o = plain();
+    const struct fleet_opts o = plain();
     struct fleet_result t;
     double sum = 0;
     make(&l, 50, 120000, load / work_s);
-    double *prefill_s = mem_alloc(l.n * sizeof *prefill_s);
-    ASSERT_TRUE(prefill_s != NULL);
+    l.prefill_s = mem_alloc(l.n * sizeof *l.prefill_s);
+    ASSERT_TRUE(l.prefill_s != NULL);
     for (size_t i = 0; i < l.n; i++) {
-        prefill_s[i] = equal ? work_s : rng_exp(&rng, work_s);
-        sum -= prefill_s[i];
+        l.prefill_s[i] = equal ? work_s : rng_exp(&rng, work_s);
+        sum -= l.prefill_s[i];
     }
-    l.answer_tokens = 0;
-    o.prefill_s = prefill_s;
-    o.warm_share = 0;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(t.n, l.n);
     for (size_t i = 0; i < t.n; i++)
@@ -79,9 +73,8 @@ static void check_queue(double load, bool equal)
     const double want = load * work_s / (1 - load) / (equal ? 2 : 1);
     ASSERT_NEAR(sum / (double)t.n / want, 1, 0.1);
     ASSERT_NEAR(t.busy_share, load, 0.02);
-    fleet_result_fini(&t);
+    mem_free(t.ttft_s);
     fleet_load_fini(&l);
-    mem_free(prefill_s);
 }
 
 TEST(one_worker_is_the_queue_of_the_textbook)
@@ -105,8 +98,8 @@ TEST(the_same_seed_gives_the_same_fleet)
     ASSERT_EQ(a.n, b.n);
     ASSERT_MEMEQ(a.ttft_s, b.ttft_s, a.n * sizeof *a.ttft_s);
     ASSERT_MEMEQ(a.from, b.from, sizeof a.from);
-    fleet_result_fini(&a);
-    fleet_result_fini(&b);
+    mem_free(a.ttft_s);
+    mem_free(b.ttft_s);
     fleet_load_fini(&l);
 }
 
@@ -119,16 +112,16 @@ TEST(every_chunk_came_from_somewhere_and_tiers_that_hold_all_are_enough)
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(total(&t), (uint64_t)K * t.n);
     ASSERT_EQ(t.from[FLEET_RAM], total(&t));
-    fleet_result_fini(&t);
+    mem_free(t.ttft_s);
     o.ram_bytes = 200ull << 20;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_TRUE(t.from[FLEET_NVME] > t.from[FLEET_REDIS] && t.from[FLEET_NVME] > 0);
     ASSERT_EQ(t.from[FLEET_COMPUTED], 0);
-    fleet_result_fini(&t);
+    mem_free(t.ttft_s);
     o.strategy = POL_FULL;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(t.from[FLEET_COMPUTED], total(&t));
-    fleet_result_fini(&t);
+    mem_free(t.ttft_s);
     fleet_load_fini(&l);
 }
 
@@ -145,7 +138,7 @@ TEST(a_cold_fleet_under_load_gets_warm)
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_TRUE((double)t.from[FLEET_RAM] > 0.95 * (double)total(&t));
     ASSERT_TRUE(t.n_shed < t.n / 20);
-    fleet_result_fini(&t);
+    mem_free(t.ttft_s);
     fleet_load_fini(&l);
 }
 
@@ -169,21 +162,21 @@ TEST(residence_finds_more_nearby_than_chance_and_none_is_drowned)
         ASSERT_EQ(by[i].n + by[i].n_shed, (size_t)(0.7 * 6000));
     }
     ASSERT_TRUE(local(&by[FLEET_RESIDENT]) > local(&by[FLEET_RANDOM]) * 1.2);
-    ASSERT_TRUE(fleet_quantile(&by[FLEET_RESIDENT], 0.95) <
-                fleet_quantile(&by[FLEET_RANDOM], 0.95));
+    ASSERT_TRUE(bench_quantile(by[FLEET_RESIDENT].ttft_s, by[FLEET_RESIDENT].n, 0.95) <
+                bench_quantile(by[FLEET_RANDOM].ttft_s, by[FLEET_RANDOM].n, 0.95));
     ASSERT_TRUE(by[FLEET_RESIDENT].skew < 1.2);
     ASSERT_TRUE(by[FLEET_RESIDENT].redis_bytes_per_s < by[FLEET_RANDOM].redis_bytes_per_s);
     for (int i = 0; i < FLEET_ROUTINGS; i++)
-        fleet_result_fini(&by[i]);
+        mem_free(by[i].ttft_s);
     fleet_load_fini(&l);
 }
 
 TEST(bad_input_is_refused)
 {
-    struct fleet_load l = {.n_docs = 3};
+    struct fleet_load l = {.n = 10, .k = K, .n_docs = 3};
     struct fleet_result t;
     struct fleet_opts o = plain();
-    ASSERT_ERR(fleet_load_make(&l, 10, 1, 0, K, 1), -EINVAL);
+    ASSERT_ERR(fleet_load_make(&l, 1, 0, 1), -EINVAL);
     make(&l, 20, 10, 1);
     o.n_workers = 0;
     ASSERT_ERR(fleet_run(&o, &l, &t), -EINVAL);

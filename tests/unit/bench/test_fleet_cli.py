@@ -26,23 +26,18 @@ def close(a, b):
 
 
 def check_times(folder):
-    meta = {"ttft_ms_unloaded": {"blend": 800}, "itl_ms_unloaded": {"blend": 20}, "streams": 0}
-    told = {"outside_ms_unloaded": {"blend": 100}}
+    meta = {"ttft_ms_unloaded": {"blend": 800}, "outside_ms_unloaded": {"blend": 100}, "streams": 0}
     busy = {"busy_ms": {"prefill": 900, "decode": 90}}
-    # Nobody waits; all come at once (the median is the third one); what the engine did, not what it did alone.
-    got = report(*verify(folder, [row(1e-6), row(1e9)], meta))["rows"]
-    close(got[0]["simulated_ms_p50"], 800)
-    close(got[1]["simulated_ms_p50"], 3 * 800 + 2 * 60)
-    got = report(*verify(folder, [row(1e-6, **busy), row(1e9, **busy), row(1e9)], {**meta, **told}))
+    # Nobody waits; all come at once (the median is the third one).
+    got = report(*verify(folder, [row(1e-6, **busy), row(1e9, **busy)], meta))
     close(got["rows"][0]["simulated_ms_p50"], 100 + 900)
     close(got["rows"][0]["off_p50"], 0)
     close(got["rows"][1]["simulated_ms_p50"], 100 + 3 * 900 + 2 * 90)
     close(got["rows"][1]["simulated_ms_p95"], 100 + 4.8 * 900 + 3.8 * 90)
-    close(got["rows"][2]["simulated_ms_p50"], 3 * 800 + 2 * 60)
     close(got["meta"]["off_worst"], 1.98)
     # Each its own work, when it came; one of unknown work counts as the mean.
     each = [{"at_s": at, "engine_ms": ms} for at, ms in ((1, 500), (2, 1500), (2.5, None), (9, 700), (9, 300))]
-    got = report(*verify(folder, [row(1, requests=each, **busy), row(1, requests=each[:2], **busy)], {**meta, **told}))
+    got = report(*verify(folder, [row(1, requests=each, **busy), row(1, requests=each[:2], **busy)], meta))
     ttft = [500, 1500, (3.5 + 0.09 - 2.5) * 1e3 + 900, 700, 700 + 90 + 300]
     close(got["rows"][0]["simulated_ms_p50"], 100 + sorted(ttft)[2])
     close(got["rows"][0]["simulated_ms_p95"], 100 + sorted(ttft)[3] + 0.8 * (max(ttft) - sorted(ttft)[3]))
@@ -50,16 +45,19 @@ def check_times(folder):
     assert got["rows"][0]["each"] and not got["rows"][1]["each"], got["rows"]
     close(got["rows"][1]["simulated_ms_p95"], got["rows"][1]["mean_ms_p95"])
     other = row(2, **{**busy, "strategy": "full"})
-    both = {key: {**of, "full": of["blend"]} for key, of in {**meta, **told}.items() if key != "streams"}
+    both = {key: {**of, "full": of["blend"]} for key, of in meta.items() if key != "streams"}
     got = report(*verify(folder, [row(1, **busy), row(2, **busy), other], both))
     assert [r["strategy"] for r in got["rows"]] == ["blend", "blend", "full"], got["rows"]
 
 
 def check_refusals(folder):
-    alone = {"ttft_ms_unloaded": {"blend": 800}}
-    for rows, meta, why in (([], alone, "not a report"), ([row(1)], {}, "not a report"),
-                            ([row(0)], alone, "without rate"), ([row(1, strategy="else")], alone, "without rate"),
-                            ([row(1)], {**alone, "streams": 2}, "beside streams")):
+    alone, busy = {"ttft_ms_unloaded": {"blend": 800}}, {"busy_ms": {"prefill": 900, "decode": 90}}
+    told = {**alone, "outside_ms_unloaded": {"blend": 100}}
+    unsaid = {"busy_ms": {"prefill": None, "decode": None}}
+    for rows, meta, why in (([], told, "not a report"), ([row(1, **busy)], {}, "not a report"),
+                            ([row(0, **busy)], told, "without rate"), ([row(1, strategy="else", **busy)], told, "without rate"),
+                            ([row(1, **unsaid)], told, "or busy_ms"), ([row(1, **busy)], alone, "or busy_ms"),
+                            ([row(1, **busy)], {**told, "streams": 2}, "beside streams")):
         r = subprocess.run([BENCH, *verify(folder, rows, meta)], capture_output=True, text=True, timeout=60)
         assert r.returncode != 0 and why in r.stderr, (r.returncode, r.stderr)
 
