@@ -10,211 +10,137 @@
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
 
-#include "base/mem.h"
-#include "base/rng.h"
 #include "kernels/rate.h"
 
 #include <math.h>
 #include <stdio.h>
 
-enum {
-    SEQS_MAX = 16,
-    QUESTION = 32,
-    CASES_MAX = 12,
-    CHECKED = 3, /* rows of a case */
+enum { SEQS_MAX = 16, QUESTION = 32 };
+
+static const struct attn_case {
+    const char *name;
+    unsigned percent; /* of the rows before the question's */
+    unsigned n_seqs;  /* > 0: one row of each of so many sequences */
+    bool mass;
+} cases[] = {
+    {"full", 100, 0, false},       {"sparse 5 %", 5, 0, false},   {"sparse 10 %", 10, 0, false},
+    {"sparse 15 %", 15, 0, false}, {"sparse 30 %", 30, 0, false}, {"decode x1", 0, 1, false},
+    {"decode x2", 0, 2, false},    {"decode x4", 0, 4, false},    {"decode x8", 0, 8, false},
+    {"decode x16", 0, 16, false},  {"mass", 0, 0, true},
 };
+enum { N_CASES = sizeof cases / sizeof *cases };
 
 struct attn_bench {
-    struct bench_device d;
-    unsigned H, G, K;
-    size_t n_keys;
-    void *pages;       /* of all sequences */
-    int32_t *page_ids; /* [SEQS_MAX, n_pages] */
+    struct bench_device *d;
+    size_t n_keys, HK, GK;
     struct kn_kv kv[SEQS_MAX], many;
-    struct kn_pages *each;               /* [SEQS_MAX] */
-    float *q, *k, *v, *out, *lse, *mass; /* the device's; mass is shared */
-    int32_t *order;                      /* 0, 1, … */
-    struct attn_case {
-        char name[16];
-        size_t m, n_seqs; /* n_seqs > 1 or m = 1: one row of each sequence */
-        bool mass;
-        int32_t *pos; /* [m], or [n_seqs] */
-        double visible, flops, bytes;
-    } c[CASES_MAX];
-    size_t n_cases;
+    float *q, *k, *v, *out, *lse, *mass; /* [n_keys, …]; mass is shared */
+    int32_t *pos;                        /* [n_keys], of the rows of a case */
+    const struct attn_case *c;           /* that is being measured */
 };
 
+/* The same keys for all sequences. */
 static int put_all(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
     const struct attn_bench *b = arg;
-    const size_t GK = (size_t)b->G * b->K;
+    const float *k = b->k + row0 * b->GK, *v = b->v + row0 * b->GK;
     int r = 0;
     for (size_t s = 0; r == 0 && s < SEQS_MAX; s++)
-        r = kn_kv_put(st, &b->kv[s], 0, b->order + row0, n, b->k + row0 * GK, GK, b->v + row0 * GK,
-                      GK);
+        r = kn_kv_put(st, &b->kv[s], 0, b->pos + row0, n, k, b->GK, v, b->GK);
     return r;
-}
-
-/* Every sequence has pages of its own, none next to each other, and the same keys. */
-static int make_pages(struct attn_bench *b)
-{
-    const size_t n = (b->n_keys + KN_PAGE - 1) / KN_PAGE, values = kn_kv_layer_values(b->G, b->K);
-    b->pages = kn_mem_alloc(b->d.dev, KN_MEM_DEVICE,
-                            SEQS_MAX * n * values * kn_info(b->d.dev)->kv_value_bytes);
-    b->page_ids = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * n * sizeof *b->page_ids);
-    b->order = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, b->n_keys * sizeof *b->order);
-    b->each = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, SEQS_MAX * sizeof *b->each);
-    if (!b->pages || !b->page_ids || !b->order || !b->each) return -ENOMEM;
-    for (size_t i = 0; i < SEQS_MAX * n; i++)
-        b->page_ids[i] = (int32_t)(i % n * SEQS_MAX + i / n);
-    for (size_t s = 0; s < SEQS_MAX; s++) {
-        b->each[s] = (struct kn_pages){b->page_ids + s * n, n};
-        b->kv[s] = (struct kn_kv){b->pages, values, values, b->each[s].id, n, b->G, b->K, NULL};
-    }
-    b->many = b->kv[0];
-    b->many.each = b->each;
-    for (size_t i = 0; i < b->n_keys; i++)
-        b->order[i] = (int32_t)i;
-    return kn_rows(b->d.dev, b->n_keys, NULL, put_all, b);
 }
 
 static int make_tensors(struct attn_bench *b)
 {
-    const size_t GK = (size_t)b->G * b->K, HK = (size_t)b->H * b->K, N = b->n_keys;
-    const struct bench_device *d = &b->d;
-    float *q = bench_noise(N * HK, 3);
-    for (size_t i = 0; q && i < N * HK; i++)
-        q[i] *= 3; /* scores with a deviation of 1 */
-    b->q = q ? bench_device_floats(d, KN_MEM_DEVICE, q, N * HK) : NULL;
-    mem_free(q);
-    b->k = bench_device_random(d, KN_MEM_DEVICE, N * GK);
-    b->v = bench_device_random(d, KN_MEM_DEVICE, N * GK);
-    b->out = bench_device_floats(d, KN_MEM_DEVICE, NULL, N * HK);
-    b->mass = bench_device_floats(d, KN_MEM_SHARED, NULL, N);
-    b->lse = bench_device_floats(d, KN_MEM_DEVICE, NULL, N * b->H);
-    if (!b->k || !b->v || !b->q || !b->out || !b->lse || !b->mass) return -ENOMEM;
-    return make_pages(b);
+    struct bench_device *d = b->d;
+    const size_t N = b->n_keys;
+    struct kn_pages *each = bench_take(d, KN_MEM_SHARED, SEQS_MAX * sizeof *each);
+    b->HK = (size_t)d->cfg.H * d->cfg.K, b->GK = (size_t)d->cfg.G * d->cfg.K;
+    b->q = bench_take_floats(d, N * b->HK, 0, 3); /* scores with a deviation of 1 */
+    b->k = bench_take_floats(d, N * b->GK, 0, 1);
+    b->v = bench_take_floats(d, N * b->GK, 0, 1);
+    b->out = bench_take(d, KN_MEM_DEVICE, N * b->HK * sizeof(float));
+    b->lse = bench_take(d, KN_MEM_DEVICE, N * d->cfg.H * sizeof(float));
+    b->mass = bench_take(d, KN_MEM_SHARED, N * sizeof(float));
+    b->pos = bench_take(d, KN_MEM_SHARED, N * sizeof *b->pos);
+    if (bench_take_pages(d, N, SEQS_MAX, b->kv) < 0) return d->status;
+    for (size_t s = 0; s < SEQS_MAX; s++)
+        each[s] = (struct kn_pages){b->kv[s].pages, b->kv[s].n_pages};
+    b->many = b->kv[0];
+    b->many.each = each;
+    for (size_t i = 0; i < N; i++)
+        b->pos[i] = (int32_t)i;
+    return kn_rows(d->dev, N, NULL, put_all, b);
 }
 
-/* ---- cases ---- */
-
-static int add_case(struct attn_bench *b, const char *name, size_t m, size_t n_seqs, bool mass)
-{
-    struct attn_case *c = &b->c[b->n_cases++];
-    const size_t rows = n_seqs ? n_seqs : m, spread = m > QUESTION ? m - QUESTION : 0,
-                 context = b->n_keys - QUESTION;
-    const double per_key = (double)b->H * b->K * (mass ? 2 : 4);
-    struct rng rng = {9};
-    (void)snprintf(c->name, sizeof c->name, "%s", name);
-    c->m = m, c->n_seqs = n_seqs, c->mass = mass;
-    c->pos = kn_mem_alloc(b->d.dev, KN_MEM_SHARED, rows * sizeof *c->pos);
-    if (!c->pos) return -ENOMEM;
-    for (size_t i = 0; i < rows; i++) {
-        size_t pos = n_seqs ? b->n_keys - 1 : b->n_keys - m + i;
-        if (!n_seqs && m < b->n_keys && i < spread)
-            pos = (size_t)(((double)i + 0.01 + 0.98 * rng_unit(&rng)) / (double)spread *
-                           (double)context);
-        c->pos[i] = (int32_t)pos;
-        c->visible += (double)pos + 1;
-    }
-    c->flops = per_key * c->visible;
-    c->bytes = (double)(n_seqs ? n_seqs : 1) * (double)b->n_keys * b->G * b->K *
-               (double)kn_info(b->d.dev)->kv_value_bytes * (mass ? 1 : 2);
-    return 0;
-}
-
-static int make_cases(struct attn_bench *b)
-{
-    static const unsigned percent[] = {5, 10, 15, 30}, seqs[] = {1, 2, 4, 8, 16};
-    char name[16];
-    int r = add_case(b, "full", b->n_keys, 0, false);
-    for (size_t i = 0; r == 0 && i < sizeof percent / sizeof *percent; i++) {
-        (void)snprintf(name, sizeof name, "sparse %u %%", percent[i]);
-        r = add_case(b, name, (b->n_keys - QUESTION) * percent[i] / 100 + QUESTION, 0, false);
-    }
-    for (size_t i = 0; r == 0 && i < sizeof seqs / sizeof *seqs; i++) {
-        (void)snprintf(name, sizeof name, "decode x%u", seqs[i]);
-        r = add_case(b, name, 1, seqs[i], false);
-    }
-    return r < 0 ? r : add_case(b, "mass", QUESTION, 0, true);
-}
-
-/* ---- running ---- */
-
-struct attn_run {
-    struct attn_bench *b;
-    const struct attn_case *c;
-};
-
-static struct kn_attn_args args_of(const struct attn_bench *b, size_t row, size_t m,
-                                   const int32_t *pos)
-{
-    const size_t HK = (size_t)b->H * b->K;
-    return (struct kn_attn_args){.q = b->q + row * HK,
-                                 .ldq = HK,
-                                 .m = m,
-                                 .pos = pos,
-                                 .H = b->H,
-                                 .kv = &b->kv[0],
-                                 .scale = 1.0f / sqrtf((float)b->K),
-                                 .out = b->out + row * HK,
-                                 .ldo = HK,
-                                 .lse = b->lse + row * b->H};
-}
+/* ---- measuring ---- */
 
 static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
 {
-    const struct attn_run *x = arg;
-    const struct attn_case *c = x->c;
-    struct kn_attn_args a = args_of(x->b, row0, n, c->pos + row0);
-    if (c->n_seqs) a.kv = &x->b->many;
-    return c->mass ? kn_attn_mass(st, &a, x->b->mass, 0, x->b->n_keys) : kn_attn(st, &a);
+    const struct attn_bench *b = arg;
+    const struct model_cfg *g = &b->d->cfg;
+    const struct kn_attn_args a = {.q = b->q + row0 * b->HK,
+                                   .ldq = b->HK,
+                                   .m = n,
+                                   .pos = b->pos + row0,
+                                   .H = g->H,
+                                   .kv = b->c->n_seqs ? &b->many : &b->kv[0],
+                                   .scale = 1.0f / sqrtf((float)g->K),
+                                   .out = b->out + row0 * b->HK,
+                                   .ldo = b->HK,
+                                   .lse = b->lse + row0 * g->H};
+    return b->c->mass ? kn_attn_mass(st, &a, b->mass, 0, b->n_keys) : kn_attn(st, &a);
 }
 
-/* As the engine runs it. */
-static struct bench_work work_of(struct attn_run *x)
+/* Where the rows of the case stand; how many keys they see together. */
+static double place_rows(struct attn_bench *b, size_t rows)
 {
-    const struct attn_case *c = x->c;
-    return (struct bench_work){c->n_seqs ? c->n_seqs : c->m, attend_rows, x,
-                               c->n_seqs || c->mass ? BENCH_AT_ONCE : BENCH_UNEVEN};
+    const size_t before = b->c->n_seqs ? 0 : rows - QUESTION;
+    double visible = 0;
+    for (size_t i = 0; i < rows; i++) {
+        const size_t pos = b->c->n_seqs ? b->n_keys - 1
+                           : i < before ? (2 * i + 1) * (b->n_keys - QUESTION) / (2 * before)
+                                        : b->n_keys - rows + i;
+        b->pos[i] = (int32_t)pos;
+        visible += (double)pos + 1;
+    }
+    return visible;
 }
 
-/* ---- measuring and the report ---- */
-
-static size_t gemm_side(const struct attn_bench *b)
+static int measure_case(struct attn_bench *b)
 {
-    return kn_info(b->d.dev)->is_host ? 2048 : b->d.emulated ? 256 : 8192;
+    const struct attn_case *c = b->c;
+    const size_t rows =
+        c->n_seqs ? c->n_seqs : (b->n_keys - QUESTION) * c->percent / 100 + QUESTION;
+    const struct bench_work w = {rows, attend_rows, b, /* as the engine runs it */
+                                 c->n_seqs || c->mass ? BENCH_AT_ONCE : BENCH_UNEVEN};
+    const unsigned n_seqs = c->n_seqs ? c->n_seqs : 1, tensors = c->mass ? 1 : 2;
+    const double visible = place_rows(b, rows), flops = 2.0 * tensors * (double)b->HK * visible,
+                 bytes = (double)(tensors * n_seqs * b->n_keys * b->GK *
+                                  kn_info(b->d->dev)->kv_value_bytes);
+    struct bench_time t;
+    int r = bench_time(b->d, &w, 0, &t);
+    if (r < 0) return r;
+    json_array_append_new(b->d->rows,
+                          json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "case",
+                                    c->name, "rows", (int)rows, "sequences", (int)n_seqs, "keys",
+                                    (int)b->n_keys, "visible_keys", visible, "ms", t.us * 1e-3,
+                                    "ms_min", t.us_lo * 1e-3, "ms_max", t.us_hi * 1e-3, "tflops",
+                                    flops / t.us * 1e-6, "kv_gbps", bytes / t.us * 1e-3));
+    return 0;
 }
 
 /* One large product: what matrices run at here. */
-static int gemm_rate(struct attn_bench *b)
+static int measure_gemm(struct bench_device *d)
 {
-    const size_t n = gemm_side(b);
-    struct kn_mat *w = bench_device_mat(&b->d, n, n, 4);
-    if (!w) return -ENOMEM;
-    b->d.gemm_gflops = fmax(b->d.gemm_gflops, kn_dev_gemm_gflops(b->d.dev, &w, 1, n / 2));
-    kn_mat_destroy(w);
+    const size_t n = kn_info(d->dev)->is_host ? 2048 : d->emulated ? 256 : 8192;
+    struct kn_mat *w = bench_take_mat(d, n, n);
+    if (d->status < 0) return d->status;
+    d->gemm_gflops = fmax(d->gemm_gflops, kn_dev_gemm_gflops(d->dev, &w, 1, n / 2));
     return 0;
 }
 
-static int measure_case(struct attn_bench *b, const struct attn_case *c, json_t *rows)
-{
-    struct attn_run x = {b, c};
-    const struct bench_work w = work_of(&x);
-    struct bench_time t;
-    int r = bench_device_time(&b->d, &w, &t);
-    if (r < 0) return r;
-    const double ms = t.us / 1e3;
-    json_array_append_new(rows, json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}",
-                                          "case", c->name, "rows", (int)w.rows, "sequences",
-                                          (int)(c->n_seqs ? c->n_seqs : 1), "keys", (int)b->n_keys,
-                                          "visible_keys", c->visible, "ms", ms, "ms_min",
-                                          t.us_lo / 1e3, "ms_max", t.us_hi / 1e3, "tflops",
-                                          c->flops / ms * 1e-9, "kv_gbps", c->bytes / ms * 1e-6));
-    return 0;
-}
-
-static int measure_cases(struct attn_bench *b, json_t *rows)
+static void report_cases(const struct attn_bench *b)
 {
     static const struct bench_column column[] = {{"case", "case", -12, 0},
                                                  {"rows", "rows", 6, 0},
@@ -224,62 +150,53 @@ static int measure_cases(struct attn_bench *b, json_t *rows)
                                                  {"KV GB/s", "kv_gbps", 10, 1},
                                                  {"of GEMM", "gemm_share", 8, 3},
                                                  {0}};
+    const struct kn_info *info = kn_info(b->d->dev);
+    const struct model_cfg *g = &b->d->cfg;
+    const double gemm_tflops = b->d->gemm_gflops * 1e-3;
     size_t i;
     json_t *row;
-    int r = gemm_rate(b);
-    for (i = 0; r == 0 && i < b->n_cases; i++) {
-        r = measure_case(b, &b->c[i], rows);
-        bench_progress("case", i + 1, b->n_cases);
-    }
-    if (r == 0) r = gemm_rate(b);
-    if (r < 0) return r;
     (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
-                 kn_info(b->d.dev)->device, b->H, b->G, b->K, b->n_keys, b->d.gemm_gflops * 1e-3);
+                 info->device, g->H, g->G, g->K, b->n_keys, gemm_tflops);
     bench_print_head(column);
-    json_array_foreach(rows, i, row)
+    json_array_foreach(b->d->rows, i, row)
     {
         const double tflops = json_number_value(json_object_get(row, "tflops"));
-        json_object_set_new(row, "gemm_share", json_real(tflops * 1e3 / b->d.gemm_gflops));
+        json_object_set_new(row, "gemm_share", json_real(tflops / gemm_tflops));
         bench_print_row(column, row);
     }
-    return 0;
+    json_object_update_new(b->d->meta,
+                           json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)g->H, "G", (int)g->G,
+                                     "K", (int)g->K, "kv_value_bytes", (int)info->kv_value_bytes,
+                                     "gemm_tflops", gemm_tflops));
 }
 
-static void drop_tensors(struct attn_bench *b)
+static int measure_attention(struct bench_device *d, const struct opts *opts, struct err *err)
 {
-    void *const device[] = {b->pages, b->page_ids, b->q,    b->k,     b->v,
-                            b->out,   b->lse,      b->mass, b->order, b->each};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
-        kn_mem_free(b->d.dev, device[i]);
-    for (size_t i = 0; i < b->n_cases; i++)
-        kn_mem_free(b->d.dev, b->c[i].pos);
+    struct attn_bench b = {.d = d, .n_keys = (size_t)opt_int(opts, "keys")};
+    int r = make_tensors(&b);
+    if (r == 0) r = measure_gemm(d);
+    for (size_t i = 0; r == 0 && i < N_CASES; i++) {
+        b.c = &cases[i];
+        r = measure_case(&b);
+        bench_progress("case", i + 1, N_CASES);
+    }
+    if (r == 0) r = measure_gemm(d);
+    if (r == 0) report_cases(&b);
+    return r;
 }
 
-static int measure_attention(const struct opts *opts, struct err *err)
+static int run_attn(const struct opts *opts, struct err *err)
 {
     enum { GPU_TUNE_MS = 500 }; /* products are not what is measured */
-    struct attn_bench b = {.n_keys = (size_t)opt_int(opts, "keys")};
-    json_t *rows = json_array(), *more = NULL;
-    int r = bench_device_create(opts, GPU_TUNE_MS, &b.d, err);
-    if (r < 0) return bench_device_end(opts, &b.d, rows, NULL, r, err);
-    b.H = b.d.cfg.H, b.G = b.d.cfg.G, b.K = b.d.cfg.K;
-    r = make_tensors(&b);
-    if (r == 0) r = make_cases(&b);
-    if (r == 0) r = measure_cases(&b, rows);
-    if (r == 0)
-        more = json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)b.H, "G", (int)b.G, "K", (int)b.K,
-                         "kv_value_bytes", (int)kn_info(b.d.dev)->kv_value_bytes, "gemm_tflops",
-                         b.d.gemm_gflops * 1e-3);
-    drop_tensors(&b);
-    return bench_device_end(opts, &b.d, rows, more, r, err);
+    return bench_on_device(opts, GPU_TUNE_MS, measure_attention, err);
 }
 
-static const struct opt_def measure_attention_options[] = {
+static const struct opt_def attn_options[] = {
     {"keys", OPT_INT, "3104", 128, 1 << 20, NULL, "tokens that rows may see"}, {0}};
 
 const struct bench_sub bench_attn = {.name = "kernels attn",
                                      .about =
                                          "the attention kernel alone, in a published model's shape",
                                      .shared = BENCH_DEVICE_OPTIONS "shape reps",
-                                     .options = measure_attention_options,
-                                     .run = measure_attention};
+                                     .options = attn_options,
+                                     .run = run_attn};

@@ -1,10 +1,8 @@
-/* device: what the parts of `kvblend-bench kernels` share: a device and a model's shape by the
- * options, memory of random values, an operation that is repeated until it can be timed, and the
- * report.
+/* device: what the modes of `kvblend-bench kernels` share: a device and a model's shape by the
+ * options, data in its memory, an operation that is repeated until it can be timed, and the report.
  *
- * Life cycle: bench_device_open(), or _create() where its copies are not measured →
- * bench_device_random(), bench_device_time() → kn_mem_free() → bench_device_close().
- * Thread: main. */
+ * bench_on_device() opens, calls the mode, writes the report and closes; all that was taken goes
+ * with the device. Thread: main. */
 #ifndef TOOLS_BENCH_DEVICE_H
 #define TOOLS_BENCH_DEVICE_H
 
@@ -15,30 +13,39 @@
 
 #include <jansson.h>
 
+enum { BENCH_MEMORY_MAX = 32, BENCH_MATS_MAX = 192, BENCH_WEIGHTS = 5, BENCH_ROWS_MAX = 32 };
 struct bench_device {
     struct kn_dev *dev;
-    struct model_cfg cfg; /* of --shape */
+    struct model_cfg cfg;                  /* of --shape */
+    struct kn_shape weight[BENCH_WEIGHTS]; /* of a layer: kv, q, o, gate_up, down */
     enum kn_weights weights;
     size_t reps;
-    bool emulated; /* hostcuda: everything small, whose times say nothing */
-    /* 0: not measured */
-    double copy_gbps;   /* read and written, of the device's memory */
-    double gemm_gflops; /* the best of this run */
+    bool emulated;       /* hostcuda: everything small, whose times say nothing */
+    double copy_gbps;    /* read and written, of the device's memory */
+    double gemm_gflops;  /* the best of this run; 0: not measured */
+    json_t *meta, *rows; /* the report */
+    int status;          /* 0, or -ENOMEM: not all could be taken */
+    void *memory[BENCH_MEMORY_MAX];
+    struct kn_mat *mat[BENCH_MATS_MAX];
+    size_t n_memory, n_mats;
 };
-int bench_device_create(const struct opts *opts, unsigned gpu_tune_ms, struct bench_device *ret,
-                        struct err *err); /* gpu_tune_ms: what a GPU's tuning may take, about */
-int bench_device_open(const struct opts *opts, struct bench_device *ret, struct err *err);
-void bench_device_close(struct bench_device *b);
-json_t *bench_device_meta(const struct bench_device *b); /* with what was measured by then */
+typedef int (*bench_device_fn)(struct bench_device *b, const struct opts *opts, struct err *err);
+/* gpu_tune_ms: what a GPU's tuning may take, about. */
+int bench_on_device(const struct opts *opts, unsigned gpu_tune_ms, bench_device_fn run,
+                    struct err *err);
+/* What the options say of a device; allow_bf16 where f32 is not asked for. */
+struct kn_dev_opts bench_device_opts(const struct opts *opts);
 
-float *bench_noise(size_t n, uint64_t seed); /* -1 … 1, in the host's memory: mem_free(); or NULL */
-/* n values in the device's memory, `from` the host's unless it is NULL; NULL: no memory. */
-float *bench_device_floats(const struct bench_device *b, enum kn_mem kind, const float *from,
-                           size_t n);
-float *bench_device_random(const struct bench_device *b, enum kn_mem kind, size_t n);
-struct kn_mat *bench_device_mat(const struct bench_device *b, size_t n, size_t k, uint64_t seed);
+/* ---- data: random, never zeros, products of which take less power ---- */
+void *bench_take(struct bench_device *b, enum kn_mem kind, size_t bytes); /* NULL: see status */
+/* n values of mean - spread … mean + spread in the device's memory. */
+float *bench_take_floats(struct bench_device *b, size_t n, float mean, float spread);
+struct kn_mat *bench_take_mat(struct bench_device *b, size_t n, size_t k);
+/* Pages for n tokens of each of some sequences, none of one next to each other; ret [n_seqs]. */
+int bench_take_pages(struct bench_device *b, size_t n, size_t n_seqs, struct kn_kv *ret);
 size_t bench_operand_bytes(const struct bench_device *b); /* of one value that products read */
 
+/* ---- time ---- */
 struct bench_work { /* an operation */
     size_t rows;
     kn_rows_fn fn;
@@ -52,21 +59,15 @@ struct bench_work { /* an operation */
 struct bench_time {
     double us, us_lo, us_hi; /* of one operation: the median, the least, the most */
 };
-/* All rows, several times in one run; what each of them took. */
-int bench_device_run(const struct bench_device *b, const struct bench_work *w, unsigned times,
-                     double *ret_us);
-/* All rows, --reps times. On a device of its own the operation is repeated in a run, so that the
+/* All rows, --reps times. times: how often in a run; 0: on a device of its own so often that the
  * way there does not count. */
-int bench_device_time(const struct bench_device *b, const struct bench_work *w,
-                      struct bench_time *ret);
+int bench_time(const struct bench_device *b, const struct bench_work *w, unsigned times,
+               struct bench_time *ret);
 
-/* The end of a part: writes the report, or says that measuring failed (r < 0), and closes the
- * device. rows and more (of meta; may be NULL) are taken over. Returns r or what writing gave. */
-int bench_device_end(const struct opts *opts, struct bench_device *b, json_t *rows, json_t *more,
-                     int r, struct err *err);
-
-/* Row counts of --at-rows; -EINVAL with a sentence. */
-enum { BENCH_ROWS_MAX = 32 };
-int bench_at_rows(const struct opts *opts, size_t ret[BENCH_ROWS_MAX], struct err *err);
+struct bench_rows {
+    size_t m[BENCH_ROWS_MAX], n, most;
+};
+/* What --at-rows says; -EINVAL with a sentence. */
+int bench_at_rows(const struct opts *opts, struct bench_rows *ret, struct err *err);
 
 #endif

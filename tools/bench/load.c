@@ -1,5 +1,6 @@
 /* Loading the model that the options name, for the subcommands that run one in this process. */
 #include "tools/bench/bench.h"
+#include "tools/bench/device.h"
 
 #include "fusor/model/shape.h"
 #include "kernels/gpu.h"
@@ -41,12 +42,6 @@ static void loading(void *ctx, double share)
         (void)fprintf(stderr, "\rloading %3.0f %%%s", share * 100, share >= 1 ? "\n" : "");
 }
 
-static enum kn_arith arith_of(const char *dtype)
-{
-    if (strcmp(dtype, "f32") == 0) return KN_ARITH_F32;
-    return strcmp(dtype, "bf16") == 0 ? KN_ARITH_BF16 : KN_ARITH_AUTO;
-}
-
 static int open_profile(struct bench *b, const struct opts *opts, struct err *err)
 {
     char fingerprint[FUS_FINGERPRINT_BYTES];
@@ -80,16 +75,10 @@ static int open_model(struct bench *b, const struct opts *opts, struct err *err)
     r = tok_open(b->model, &b->tok, err);
     if (r < 0) return r;
     if (chat_open(tok_chat_template(b->tok), NULL, &b->chat, &no_chat) < 0) b->chat = NULL;
-    struct fus_core_opts o = {.dev = {.n_threads = (unsigned)opt_int(opts, "threads"),
-                                      .isa = opt_str(opts, "isa"),
-                                      .device = opt_str(opts, "device"),
-                                      .gemm = opt_str(opts, "gemm"),
-                                      .arith = arith_of(opt_str(opts, "dtype")),
-                                      .weights = (enum kn_weights)kn_weights_parse(
-                                          opt_str(opts, "weights"), KN_WEIGHTS_AUTO),
-                                      .allow_bf16 = b->cfg->file_bf16_or_less},
+    struct fus_core_opts o = {.dev = bench_device_opts(opts),
                               .ctx_max = (unsigned)opt_int(opts, "ctx"),
                               .progress = loading};
+    o.dev.allow_bf16 = b->cfg->file_bf16_or_less;
     r = fus_core_create(b->model, &o, &b->core, err);
     if (r < 0) return r;
     b->sink = chat_sink(b->chat, b->tok);
