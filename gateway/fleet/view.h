@@ -28,11 +28,13 @@ unsigned gw_fleet_n_ready(const struct gw_fleet *f);
 struct gw_fleet_count { /* those that a registration or reload has not taken away */
     unsigned workers, upstreams, workers_ready, upstreams_ready;
     bool hopeful; /* one that is down may come by itself */
+    bool lists;   /* the models of one are known */
 };
 struct gw_fleet_count gw_fleet_count_kinds(const struct gw_fleet *f);
 /* Why those that serve the model (NULL: any) are not well, in words for clients: no names, no
- * addresses. Appended, separated by semicolons, each once; nothing: none failed. */
-int gw_fleet_reasons(const struct gw_fleet *f, const char *model, struct buf *out);
+ * addresses. ": ONE; ANOTHER", each once, as far as there is room; "": none failed. */
+enum { GW_REASONS_BYTES = 203 };
+void gw_fleet_reasons(const struct gw_fleet *f, const char *model, char ret[GW_REASONS_BYTES]);
 const char *gw_fleet_error_words(int error); /* of a negative errno: "connection refused" */
 /* What kind of backend serves the model: bits of GW_SERVES_*; 0: none.
  * GW_SERVES_UNKNOWN: no target's models are known yet. GW_SERVES_BOUNDED: an upstream that takes

@@ -75,7 +75,6 @@ static void refuse_limited(struct gw_req *q, enum gw_limit_verdict v, uint64_t w
 {
     const struct gw_limit *l = &q->key->limit;
     uint64_t wait_ms = wait_ns / 1000000 + (wait_ns % 1000000 != 0);
-    char text[200];
     q->end = GW_END_SHED;
     count_use(q, GW_USE_LIMITED, 1);
     switch (v) {
@@ -85,25 +84,22 @@ static void refuse_limited(struct gw_req *q, enum gw_limit_verdict v, uint64_t w
                         l->tokens_per_min, (unsigned long long)q->limit.tokens);
         return;
     case GW_LIMIT_RUNNING:
-        (void)snprintf(text, sizeof text,
-                       "Rate limit reached on concurrent requests: Limit %u, Running %u.",
-                       l->running_max, q->limit.view.n_running);
-        gw_answer_error_after(q, GW_E_RATE_REQUESTS, 1000, text);
+        gw_answer_error_after(q, GW_E_RATE_REQUESTS, 1000,
+                              "Rate limit reached on concurrent requests: Limit %u, Running %u.",
+                              l->running_max, q->limit.view.n_running);
         return;
     case GW_LIMIT_TOKENS:
-        (void)snprintf(text, sizeof text,
-                       "Rate limit reached on tokens per min (TPM): Limit %u, Left %u, Requested "
-                       "%llu. Please try again in %llums.",
-                       l->tokens_per_min, q->limit.view.tokens_left,
-                       (unsigned long long)q->limit.tokens, (unsigned long long)wait_ms);
-        gw_answer_error_after(q, GW_E_RATE_TOKENS, wait_ms, text);
+        gw_answer_error_after(q, GW_E_RATE_TOKENS, wait_ms,
+                              "Rate limit reached on tokens per min (TPM): Limit %u, Left %u, "
+                              "Requested %llu. Please try again in %llums.",
+                              l->tokens_per_min, q->limit.view.tokens_left,
+                              (unsigned long long)q->limit.tokens, (unsigned long long)wait_ms);
         return;
     default:
-        (void)snprintf(text, sizeof text,
-                       "Rate limit reached on requests per min (RPM): Limit %u. Please try again "
-                       "in %llums.",
-                       l->requests_per_min, (unsigned long long)wait_ms);
-        gw_answer_error_after(q, GW_E_RATE_REQUESTS, wait_ms, text);
+        gw_answer_error_after(q, GW_E_RATE_REQUESTS, wait_ms,
+                              "Rate limit reached on requests per min (RPM): Limit %u. Please try "
+                              "again in %llums.",
+                              l->requests_per_min, (unsigned long long)wait_ms);
     }
 }
 
@@ -192,16 +188,14 @@ static struct pol_shed weigh(struct gw_req *q, const struct gw_claim *c, struct 
 
 static void refuse_late(struct gw_req *q, const struct pol_shed *d, bool own)
 {
-    char text[200];
     q->end = GW_END_SHED;
     gw_stats_shed(own ? GW_SHED_SHARE : GW_SHED_OBJECTIVE);
-    (void)snprintf(text, sizeof text,
-                   "%s: the first token would come after %.1f s, the objective is %.1f s. Please "
-                   "try again in %.1f s.",
-                   own ? "This API key has more work waiting than its share"
-                       : "The server is overloaded",
-                   (d->wait_ms + d->cost_ms) / 1e3, objective_ms(q) / 1e3, d->retry_ms / 1e3);
-    gw_answer_error_after(q, own ? GW_E_RATE_SHARE : GW_E_SHED, (uint64_t)d->retry_ms + 1, text);
+    gw_answer_error_after(
+        q, own ? GW_E_RATE_SHARE : GW_E_SHED, (uint64_t)d->retry_ms + 1,
+        "%s: the first token would come after %.1f s, the objective is %.1f s. Please try again in "
+        "%.1f s.",
+        own ? "This API key has more work waiting than its share" : "The server is overloaded",
+        (d->wait_ms + d->cost_ms) / 1e3, objective_ms(q) / 1e3, d->retry_ms / 1e3);
 }
 
 /* q's claim to the queue; false: it would wait too long, and is answered. */

@@ -32,7 +32,6 @@ static void answer_health(struct gw_req *q)
         &b, "{\"status\":\"ok\",\"ready\":%s}",
         gw_fleet_n_ready(q->loop->server->fleet) && !q->loop->server->draining ? "true" : "false");
     gw_answer_json(q, 200, &b);
-    buf_fini(&b);
 }
 
 static void answer_ready(struct gw_req *q)
@@ -52,7 +51,6 @@ static void answer_ready(struct gw_req *q)
         (void)buf_addc(&b, '}');
         gw_answer_json(q, 200, &b);
     }
-    buf_fini(&b);
 }
 
 static void answer_version(struct gw_req *q)
@@ -60,14 +58,11 @@ static void answer_version(struct gw_req *q)
     struct buf b = BUF_INIT;
     (void)buf_adds(&b, "{\"name\":\"kvblend\",\"version\":\"" KV_VERSION "\"}");
     gw_answer_json(q, 200, &b);
-    buf_fini(&b);
 }
 
-static const char empty_list[] = "{\"object\":\"list\",\"data\":[]}";
-
-static void models_unknown(struct gw_req *q)
+static void models_unknown(struct gw_req *q, bool hopeful)
 {
-    if (gw_fleet_count_kinds(q->loop->server->fleet).hopeful)
+    if (hopeful)
         gw_answer_error(q, GW_E_LOADING, NULL, "The model is being loaded. Please try again soon.");
     else
         gw_answer_no_backend(q, GW_E_UPSTREAM, "can be reached");
@@ -76,16 +71,14 @@ static void models_unknown(struct gw_req *q)
 static void answer_models(struct gw_req *q)
 {
     struct gw_fleet *f = q->loop->server->fleet;
-    struct buf all = BUF_INIT, b = BUF_INIT;
-    if (gw_fleet_n_ready(f) == 0 && gw_fleet_list_models(f, NULL, &all) == 0 &&
-        all.len <= sizeof empty_list - 1) {
-        models_unknown(q);
-    } else {
-        (void)gw_fleet_list_models(f, q->key, &b);
-        gw_answer_json(q, 200, &b);
+    const struct gw_fleet_count n = gw_fleet_count_kinds(f);
+    struct buf b = BUF_INIT;
+    if (n.workers_ready + n.upstreams_ready == 0 && !n.lists) {
+        models_unknown(q, n.hopeful);
+        return;
     }
-    buf_fini(&all);
-    buf_fini(&b);
+    (void)gw_fleet_list_models(f, q->key, &b);
+    gw_answer_json(q, 200, &b);
 }
 
 static void answer_model(struct gw_req *q)
@@ -97,14 +90,13 @@ static void answer_model(struct gw_req *q)
         id.len--;
     const char *model = r == 0 ? buf_cstr(&id) : NULL;
     if (!model)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+        gw_answer_no_memory(q);
     else if ((!q->key || gw_key_allows(q->key, model)) && gw_fleet_model(f, model, &b) == 0)
         gw_answer_json(q, 200, &b);
     else if (gw_fleet_serves(f, model) & GW_SERVES_UNKNOWN)
-        models_unknown(q);
+        models_unknown(q, gw_fleet_count_kinds(f).hopeful);
     else
         gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.", model);
-    buf_fini(&b);
     buf_fini(&id);
 }
 
@@ -126,16 +118,10 @@ static void metrics_gathered(struct gw_req *q, const struct gw_page *pages, size
     if (r == 0)
         gw_answer_text(q, 200, "text/plain; version=0.0.4; charset=utf-8", &all);
     else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+        gw_answer_no_memory(q);
     gw_merge_fini(&m);
     buf_fini(&own);
     buf_fini(&all);
-}
-
-static void answer_metrics(struct gw_req *q)
-{
-    if (gw_gather_start(q, "/metrics", 1000, metrics_gathered) < 0)
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
 /* Routes of other backends that generate or compute and keep nothing: safe to repeat. */
@@ -157,7 +143,7 @@ static const struct gw_route public_routes[] = {
      GW_R_REST | GW_R_WORKER | GW_R_REPEAT},
     {"/health", "GET", NULL, answer_health, GW_R_OPEN},
     {"/ready", "GET", NULL, answer_ready, GW_R_OPEN},
-    {"/metrics", "GET", NULL, answer_metrics, GW_R_OPEN | GW_R_METRICS},
+    {"/metrics", "GET", NULL, gw_gather, GW_R_OPEN | GW_R_METRICS, metrics_gathered},
     {"/version", "GET", NULL, answer_version, GW_R_OPEN},
     {"/ping", "GET", NULL, answer_health, GW_R_OPEN},
     /* What upstreams compute; their key opens nothing else to clients. */

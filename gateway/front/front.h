@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct gw_page;
 struct gw_req;
 /* Properties of a route. */
 enum {
@@ -30,6 +31,7 @@ struct gw_route {
     const char *target;  /* path at the worker; NULL: answered here */
     void (*answer)(struct gw_req *q);
     unsigned props;
+    void (*gathered)(struct gw_req *q, const struct gw_page *pages, size_t n); /* of gw_gather() */
 };
 
 extern const struct http_server_ops gw_front_ops, gw_admin_ops; /* ctx: struct gw_loop */

@@ -42,14 +42,23 @@ static void reply(struct gw_req *q, int status, const char *type, const struct b
     buf_fini(&headers);
 }
 
-void gw_answer_json(struct gw_req *q, int status, const struct buf *body)
+void gw_answer_no_memory(struct gw_req *q)
 {
-    reply(q, status, "application/json", NULL, body);
+    gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
 }
 
-void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body)
+void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body)
 {
-    reply(q, status, type, NULL, body);
+    if (buf_status(body) == 0)
+        reply(q, status, type, NULL, body);
+    else
+        gw_answer_no_memory(q);
+    buf_fini(body);
+}
+
+void gw_answer_json(struct gw_req *q, int status, struct buf *body)
+{
+    gw_answer_text(q, status, "application/json", body);
 }
 
 void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message)
@@ -98,10 +107,15 @@ void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const
     reply_error(q, e, param, message, &headers);
 }
 
-void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
-                           const char *message)
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms, const char *fmt,
+                           ...)
 {
+    char message[512];
     struct buf headers = BUF_INIT;
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, ap);
+    va_end(ap);
     (void)gw_error_headers_after(e, after_ms, &headers);
     reply_error(q, e, NULL, message, &headers);
 }
@@ -110,10 +124,8 @@ void gw_answer_no_backend(struct gw_req *q, enum gw_error e, const char *what)
 {
     const struct gw_fleet *f = q->loop->server->fleet;
     struct gw_fleet_count n = gw_fleet_count_kinds(f);
-    struct buf why = BUF_INIT;
-    (void)gw_fleet_reasons(f, gw_req_model(q), &why);
+    char why[GW_REASONS_BYTES];
+    gw_fleet_reasons(f, gw_req_model(q), why);
     const char *noun = !n.workers == !n.upstreams ? "backend" : n.workers ? "worker" : "upstream";
-    gw_answer_error(q, e, NULL, "No %s %s%s%.200s.", noun, what, why.len ? ": " : "",
-                    why.len ? buf_cstr(&why) : "");
-    buf_fini(&why);
+    gw_answer_error(q, e, NULL, "No %s %s%s.", noun, what, why);
 }

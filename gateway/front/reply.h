@@ -19,12 +19,14 @@ void gw_answer_error(struct gw_req *q, enum gw_error e, const char *param, const
 /* "No upstream is ready yet: connection refused.": with what and why of those it might go to. */
 void gw_answer_no_backend(struct gw_req *q, enum gw_error e, const char *what);
 /* Where it is known when to try again. */
-void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms,
-                           const char *message);
+void gw_answer_error_after(struct gw_req *q, enum gw_error e, uint64_t after_ms, const char *fmt,
+                           ...) __attribute__((format(printf, 4, 5)));
 /* Lines that every answer carries: x-request-id, the rate limits', CORS. */
 int gw_answer_headers(const struct gw_req *q, struct buf *out);
-void gw_answer_json(struct gw_req *q, int status, const struct buf *body);
-void gw_answer_text(struct gw_req *q, int status, const char *type, const struct buf *body);
+void gw_answer_no_memory(struct gw_req *q);
+/* Take the body, which may have failed while it was written: 500 then. */
+void gw_answer_json(struct gw_req *q, int status, struct buf *body);
+void gw_answer_text(struct gw_req *q, int status, const char *type, struct buf *body);
 /* Ends a stream that has begun: an error frame where its readers know such frames, else a cut. */
 void gw_answer_break(struct gw_req *q, enum gw_error e, const char *message);
 struct gw_cors gw_cors_of(const struct gw_config *c);

@@ -23,21 +23,6 @@ static void add_str(struct buf *b, const char *key, const char *v)
     (void)buf_add_json_str(b, v, strlen(v));
 }
 
-/* What was built, if it could be. */
-static void answer_built(struct gw_req *q, struct buf *b)
-{
-    if (buf_status(b) == 0)
-        gw_answer_json(q, 200, b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(b);
-}
-
-static void started(struct gw_req *q, int r)
-{
-    if (r < 0) gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-}
-
 typedef void (*put_page_fn)(struct gw_server *server, const struct gw_page *page, struct buf *b);
 /* The workers' pages as JSON's elements, and the end of the list and the object it is in. */
 static void put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, put_page_fn put,
@@ -51,17 +36,20 @@ static void put_pages(struct gw_req *q, const struct gw_page *pages, size_t n, p
     (void)buf_adds(b, "]}");
 }
 
+static void begin_page(struct gw_server *server, const struct gw_page *page,
+                       struct gw_target_view *ret, struct buf *b)
+{
+    (void)gw_fleet_view(server->fleet, page->index, ret); /* targets stay in their places */
+    (void)buf_addf(b, "{\"index\":%u,", page->index);
+    add_str(b, "address", ret->address);
+}
+
 static void put_worker(struct gw_server *server, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
-    if (!gw_fleet_view(server->fleet, page->index, &t)) {
-        (void)buf_adds(b, "{}");
-        return;
-    }
     unsigned restarts;
     int pid;
-    (void)buf_addf(b, "{\"index\":%u,", t.index);
-    add_str(b, "address", t.address);
+    begin_page(server, page, &t, b);
     (void)buf_addf(b, ",\"own\":%s,\"state\":\"%s\",\"in_flight\":%u,\"models\":%u",
                    t.own ? "true" : "false", gw_target_state_name(t.state), t.n_inflight,
                    t.n_models);
@@ -92,20 +80,12 @@ static void status_gathered(struct gw_req *q, const struct gw_page *pages, size_
                    draining ? "true" : "false", a.n_running, a.running_max, a.n_waiting,
                    a.waiting_max, gw_keys_count(q->settings->keys), server->n_loops,
                    http_loop_lag_ms(q->loop->http_loop));
-    for (int i = 0; i < GW_SHED_COUNT; i++)
-        (void)buf_addf(&b, "%s\"%s\":%llu", i ? "," : "",
-                       gw_shed_reason_name((enum gw_shed_reason)i),
-                       (unsigned long long)gw_stats_n_shed((enum gw_shed_reason)i));
+    gw_stats_put_shed(&b);
     (void)buf_adds(&b, "}},\"upstreams\":");
     (void)gw_fleet_format(server->fleet, GW_SERVES_UPSTREAM, &b);
     (void)buf_addc(&b, ',');
     put_pages(q, pages, n, put_worker, &b);
-    answer_built(q, &b);
-}
-
-static void admin_status(struct gw_req *q)
-{
-    started(q, gw_gather_start(q, "/admin/status", 2000, status_gathered));
+    gw_answer_json(q, 200, &b);
 }
 
 /* ---- /admin/quality: what every worker's guard says ---- */
@@ -113,12 +93,7 @@ static void admin_status(struct gw_req *q)
 static void put_quality(struct gw_server *server, const struct gw_page *page, struct buf *b)
 {
     struct gw_target_view t;
-    if (!gw_fleet_view(server->fleet, page->index, &t)) {
-        (void)buf_adds(b, "{}");
-        return;
-    }
-    (void)buf_addf(b, "{\"index\":%u,", t.index);
-    add_str(b, "address", t.address);
+    begin_page(server, page, &t, b);
     (void)buf_adds(b, ",\"quality\":");
     if (page->status == 200 && page->body.len > 0)
         (void)buf_add_buf(b, &page->body);
@@ -132,12 +107,7 @@ static void quality_gathered(struct gw_req *q, const struct gw_page *pages, size
     struct buf b = BUF_INIT;
     (void)buf_addc(&b, '{');
     put_pages(q, pages, n, put_quality, &b);
-    answer_built(q, &b);
-}
-
-static void admin_quality(struct gw_req *q)
-{
-    started(q, gw_gather_start(q, "/admin/quality", 2000, quality_gathered));
+    gw_answer_json(q, 200, &b);
 }
 
 static void put_request(const struct gw_req *q, struct buf *b)
@@ -169,19 +139,13 @@ static void decisions_gathered(struct gw_req *q, const struct gw_page *pages, si
     for (size_t i = 0; i < n; i++)
         if (pages[i].body.len > 0 && (!best || (best->status != 200 && pages[i].status != 0)))
             best = &pages[i];
-    if (!best)
+    if (!best) {
         gw_answer_error(q, GW_E_UNAVAILABLE, NULL,
                         n ? "No worker answers." : "No worker is there.");
-    else if (buf_add(&b, best->body.data, best->body.len) == 0)
-        gw_answer_json(q, best->status, &b);
-    else
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
-    buf_fini(&b);
-}
-
-static void admin_decisions(struct gw_req *q)
-{
-    started(q, gw_gather_start(q, http_req_path(q->http), 2000, decisions_gathered));
+        return;
+    }
+    (void)buf_add_buf(&b, &best->body);
+    gw_answer_json(q, best->status, &b);
 }
 
 static void list_requests(struct gw_loop *loop, struct gw_loop_call *e)
@@ -200,12 +164,12 @@ static void requests_listed(struct gw_req *q, struct gw_loop_call *e)
     (void)buf_adds(&b, "{\"requests\":[");
     (void)buf_add_buf(&b, &e->out);
     (void)buf_adds(&b, "]}");
-    answer_built(q, &b);
+    gw_answer_json(q, 200, &b);
 }
 
 static void admin_requests(struct gw_req *q)
 {
-    started(q, gw_loop_call_start(q, q->loop->server->n_loops, list_requests, requests_listed));
+    gw_loop_call_start(q, q->loop->server->n_loops, list_requests, requests_listed);
 }
 
 static void reload(struct gw_loop *loop, struct gw_loop_call *e)
@@ -229,12 +193,12 @@ static void reloaded(struct gw_req *q, struct gw_loop_call *e)
         p += n;
     }
     (void)buf_adds(&b, "]}");
-    answer_built(q, &b);
+    gw_answer_json(q, 200, &b);
 }
 
 static void admin_reload(struct gw_req *q) /* by the control loop */
 {
-    started(q, gw_loop_call_start(q, 1, reload, reloaded));
+    gw_loop_call_start(q, 1, reload, reloaded);
 }
 
 /* ---- /admin/keys: who may do what, and how much of it is left ---- */
@@ -272,7 +236,7 @@ static void admin_keys(struct gw_req *q)
         put_key(gw_keys_get(k, i), &q->loop->server->admit, &b);
     }
     (void)buf_adds(&b, "]}");
-    answer_built(q, &b);
+    gw_answer_json(q, 200, &b);
 }
 
 /* ---- /admin/targets: every backend with its health, breaker and load; drain and enable ---- */
@@ -283,7 +247,7 @@ static void admin_targets(struct gw_req *q)
     (void)buf_adds(&b, "{\"targets\":");
     (void)gw_fleet_format(q->loop->server->fleet, GW_SERVES_WORKER | GW_SERVES_UPSTREAM, &b);
     (void)buf_addc(&b, '}');
-    answer_built(q, &b);
+    gw_answer_json(q, 200, &b);
 }
 
 /* POST /admin/targets/NAME/drain and /enable; names may hold slashes (unix:/path). */
@@ -342,20 +306,20 @@ static void admin_boundaries(struct gw_req *q)
         (void)buf_adds(&b, ",\"boundaries\":");
         (void)buf_add_buf(&b, &why);
         (void)buf_addc(&b, '}');
-        answer_built(q, &b);
+        gw_answer_json(q, 200, &b);
     }
     gw_scan_fini(&s);
     buf_fini(&why);
 }
 
 const struct gw_route gw_admin_routes[] = {
-    {"/admin/status", "GET", NULL, admin_status, GW_R_ADMIN},
-    {"/admin/quality", "GET", NULL, admin_quality, GW_R_ADMIN},
+    {"/admin/status", "GET", NULL, gw_gather, GW_R_ADMIN, status_gathered},
+    {"/admin/quality", "GET", NULL, gw_gather, GW_R_ADMIN, quality_gathered},
     {"/admin/requests", "GET", NULL, admin_requests, GW_R_ADMIN},
     {"/admin/keys", "GET", NULL, admin_keys, GW_R_ADMIN},
     {"/admin/targets", "GET", NULL, admin_targets, GW_R_ADMIN},
     {"/admin/targets/", "POST", NULL, admin_target_order, GW_R_ADMIN | GW_R_REST},
-    {"/admin/decisions/", "GET", NULL, admin_decisions, GW_R_ADMIN | GW_R_REST},
+    {"/admin/decisions/", "GET", NULL, gw_gather, GW_R_ADMIN | GW_R_REST, decisions_gathered},
     {"/admin/reload", "POST", NULL, admin_reload, GW_R_ADMIN},
     {"/admin/boundaries", "POST", NULL, admin_boundaries, GW_R_ADMIN},
     {"/admin/segment", "POST", "/admin/segment", NULL,

@@ -6,11 +6,16 @@
 #include "gateway/fleet/fleet.h"
 #include "gateway/fleet/lease.h"
 #include "gateway/fleet/view.h"
+#include "gateway/front/reply.h"
 #include "gateway/request/request.h"
 
 #include <errno.h>
 
-enum { PAGE_BYTES_MAX = 4 << 20 };
+enum {
+    PAGE_BYTES_MAX = 4 << 20,
+    METRICS_MS = 1000, /* whoever scrapes has little patience */
+    OTHERS_MS = 2000,
+};
 
 struct gather_part {
     struct gw_gather *gather;
@@ -18,7 +23,6 @@ struct gather_part {
 };
 struct gw_gather {
     struct gw_req *q;
-    gw_gather_fn done;
     struct http_timer *timer;
     size_t n, n_open;
     struct gw_page *page;
@@ -32,7 +36,7 @@ static void gather_free(struct gw_gather *g)
         if (g->part[i].call) http_call_cancel(g->part[i].call);
         buf_fini(&g->page[i].body);
     }
-    if (g->timer) http_timer_destroy(g->timer);
+    http_timer_destroy(g->timer);
     mem_free(g->page);
     mem_free(g->part);
     mem_free(g);
@@ -42,7 +46,7 @@ static void gather_finish(void *arg) /* also when the time is over */
 {
     struct gw_gather *g = arg;
     g->q->gather = NULL;
-    g->done(g->q, g->page, g->n);
+    g->q->route->gathered(g->q, g->page, g->n);
     gather_free(g);
 }
 
@@ -86,21 +90,32 @@ static void ask_target(struct gw_req *q, unsigned index, const char *path, struc
     buf_fini(&headers);
 }
 
-int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done)
+static struct gw_gather *gather_create(struct gw_req *q, size_t n_targets)
+{
+    struct gw_gather *g = mem_zalloc(sizeof *g);
+    if (!g) return NULL;
+    g->q = q;
+    g->page = mem_zalloc((n_targets + 1) * sizeof *g->page);
+    g->part = mem_zalloc((n_targets + 1) * sizeof *g->part);
+    if (g->page && g->part &&
+        http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer) == 0)
+        return g;
+    gather_free(g);
+    return NULL;
+}
+
+void gw_gather(struct gw_req *q)
 {
     struct gw_fleet *f = q->loop->server->fleet;
     size_t n = gw_fleet_count(f);
-    struct gw_gather *g = mem_zalloc(sizeof *g);
-    if (!g) return -ENOMEM;
-    g->q = q;
-    g->done = done;
-    g->page = mem_zalloc((n + 1) * sizeof *g->page);
-    g->part = mem_zalloc((n + 1) * sizeof *g->part);
-    int r = g->page && g->part ? 0 : -ENOMEM;
-    if (r == 0) r = http_timer_create(q->loop->http_loop, gather_finish, g, &g->timer);
-    if (r < 0) {
+    struct gw_gather *g = gather_create(q, n);
+    const struct gw_route *route = q->route;
+    const unsigned timeout_ms = route->props & GW_R_METRICS ? METRICS_MS : OTHERS_MS;
+    struct buf path = BUF_INIT;
+    if (!g || buf_addf(&path, "%s%s", route->path, route->props & GW_R_REST ? q->rest : "") < 0) {
         gather_free(g);
-        return r;
+        gw_answer_no_memory(q);
+        return;
     }
     for (unsigned i = 0; i < n; i++) {
         struct gw_target_view v;
@@ -108,12 +123,12 @@ int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_
         g->page[g->n].index = i;
         g->part[g->n].gather = g;
         if (v.state == GW_TARGET_READY || v.state == GW_TARGET_DRAINING)
-            ask_target(q, i, path, &g->part[g->n]);
+            ask_target(q, i, path.data, &g->part[g->n]);
         g->n++;
     }
+    buf_fini(&path);
     http_timer_set(g->timer, g->n_open ? timeout_ms : 0);
     q->gather = g;
-    return 0;
 }
 
 void gw_gather_cancel(struct gw_gather *g)

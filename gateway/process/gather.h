@@ -13,9 +13,9 @@ struct gw_page {
     int status; /* HTTP status, 0 = no answer */
     struct buf body;
 };
-typedef void (*gw_gather_fn)(struct gw_req *q, const struct gw_page *pages, size_t n);
-/* Ask every ready worker; done comes later, at the latest after timeout_ms, unless q closes. */
-int gw_gather_start(struct gw_req *q, const char *path, unsigned timeout_ms, gw_gather_fn done);
+/* Ask every ready worker for the route's page; its `gathered` comes later, at the latest when the
+ * time is over, unless q closes. */
+void gw_gather(struct gw_req *q);
 void gw_gather_cancel(struct gw_gather *g);
 
 #endif

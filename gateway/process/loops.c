@@ -10,6 +10,7 @@
 #include "gateway/fleet/lease.h"
 #include "gateway/fleet/view.h"
 #include "gateway/front/admission.h"
+#include "gateway/front/reply.h"
 #include "gateway/process/config.h"
 #include "gateway/process/server.h"
 #include "gateway/request/read.h"
@@ -295,15 +296,17 @@ static void call_go(void *arg)
     call_next(e);
 }
 
-int gw_loop_call_start(struct gw_req *q, unsigned n_loops,
-                       void (*visit)(struct gw_loop *loop, struct gw_loop_call *e),
-                       void (*done)(struct gw_req *q, struct gw_loop_call *e))
+void gw_loop_call_start(struct gw_req *q, unsigned n_loops,
+                        void (*visit)(struct gw_loop *loop, struct gw_loop_call *e),
+                        void (*done)(struct gw_req *q, struct gw_loop_call *e))
 {
     struct gw_loop_call *e = mem_zalloc(sizeof *e);
-    if (!e) return -ENOMEM;
+    if (!e) {
+        gw_answer_no_memory(q);
+        return;
+    }
     *e = (struct gw_loop_call){
         .q = q, .home = q->loop, .end = n_loops, .visit = visit, .done = done};
     q->loop_call = e;
     call_next(e);
-    return 0;
 }

@@ -127,8 +127,8 @@ struct gw_loop_call {
     struct err err;
     int result;
 };
-int gw_loop_call_start(struct gw_req *q, unsigned n_loops,
-                       void (*visit)(struct gw_loop *loop, struct gw_loop_call *e),
-                       void (*done)(struct gw_req *q, struct gw_loop_call *e));
+void gw_loop_call_start(struct gw_req *q, unsigned n_loops,
+                        void (*visit)(struct gw_loop *loop, struct gw_loop_call *e),
+                        void (*done)(struct gw_req *q, struct gw_loop_call *e));
 
 #endif

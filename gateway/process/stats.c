@@ -17,19 +17,6 @@
 
 /* ---- metrics ---- */
 
-enum { LABEL_BYTES = 32 };
-static const int codes[] = {200, 204, 400, 401, 403, 404, 405, 408, 413,
-                            415, 429, 431, 499, 500, 502, 503, 504, 508};
-enum { N_CODES = sizeof codes / sizeof codes[0] };
-static char code_labels[N_CODES + 1][20];
-static struct metric m_requests[N_CODES + 1];
-
-/* Detectors of segment/segment.h that the gateway itself runs; others are counted as "preset". */
-static const char *const detectors[] = {"blocks", "known", "learned", "separator", "preset"};
-enum { N_DETECTORS = sizeof detectors / sizeof detectors[0] };
-static char detector_labels[N_DETECTORS][LABEL_BYTES];
-static struct metric m_detector[N_DETECTORS];
-
 static const double overhead_bounds[] = {25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
                                          5e-3,  10e-3, 20e-3,  50e-3,  0.1,    0.5,  1};
 static const double queue_bounds[] = {1e-3, 5e-3, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60};
@@ -79,76 +66,69 @@ static struct metric overhead =
 static struct metric queue_wait =
     HISTOGRAM("kvblend_gateway_queue_seconds", queue_bounds, "Wait for a turn at the gateway.");
 
-/* Policy/route's reasons. */
-static const char *const reasons[] = POL_ROUTE_REASONS;
-enum { N_REASONS = sizeof reasons / sizeof reasons[0] };
-static char reason_labels[N_REASONS][LABEL_BYTES];
-static struct metric m_routed[N_REASONS];
-static struct metric m_routed_tokens[2] = {
-    {.name = "kvblend_gateway_routed_tokens_total",
-     .labels = "kind=\"prompt\"",
-     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
-     .type = METRIC_COUNTER},
-    {.name = "kvblend_gateway_routed_tokens_total",
-     .labels = "kind=\"resident\"",
-     .help = "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
-     .type = METRIC_COUNTER}};
+enum { VALUES_MAX = 20, LABEL_BYTES = 32 };
+struct counters { /* one for each value of a label; the last for all that is no other */
+    const char *name, *label, *help, *value[VALUES_MAX];
+    struct metric metric[VALUES_MAX];
+    char labels[VALUES_MAX][LABEL_BYTES];
+};
+static struct counters requests = {"kvblend_requests_total",
+                                   "code",
+                                   "Requests by status; 499: the client left.",
+                                   {"200", "204", "400", "401", "403", "404", "405", "408", "413",
+                                    "415", "429", "431", "499", "500", "502", "503", "504", "508",
+                                    "other"}};
+/* Of segment/segment.h, those that the gateway itself runs. */
+static struct counters detected = {"kvblend_gateway_detector_hits_total",
+                                   "detector",
+                                   "Requests in which a detector found chunks.",
+                                   {"blocks", "known", "learned", "separator", "preset"}};
+static struct counters routed = {"kvblend_gateway_routed_total", "reason",
+                                 "Requests by why their target was chosen (policy/route.h).",
+                                 POL_ROUTE_REASONS};
+static struct counters routed_tokens = {
+    "kvblend_gateway_routed_tokens_total",
+    "kind",
+    "Tokens of prompts with chunks sent to workers: all, and those held where they went.",
+    {"prompt", "resident"}};
+static struct counters shed = {
+    "kvblend_gateway_shed_total",
+    "reason",
+    "Completions sent away because they would have waited, or had, too long.",
+    {"objective", "share", "full", "timeout"}};
 
-static const char *const sheds[] = {"objective", "share", "full", "timeout"};
-static char shed_labels[GW_SHED_COUNT][LABEL_BYTES];
-static struct metric m_shed[GW_SHED_COUNT];
-
-/* A counter for each value of a label. */
-static void register_by(const char *label, const char *const *value, size_t n,
-                        const struct metric *as, char (*text)[LABEL_BYTES], struct metric *ret)
+static void register_by(struct counters *c)
 {
-    for (size_t i = 0; i < n; i++) {
-        (void)snprintf(text[i], LABEL_BYTES, "%s=\"%s\"", label, value[i]);
-        ret[i].name = as->name;
-        ret[i].help = as->help;
-        ret[i].labels = text[i];
-        ret[i].type = METRIC_COUNTER;
-        metric_register(&ret[i]);
+    for (size_t i = 0; i < VALUES_MAX && c->value[i]; i++) {
+        struct metric *m = &c->metric[i];
+        (void)snprintf(c->labels[i], LABEL_BYTES, "%s=\"%s\"", c->label, c->value[i]);
+        m->name = c->name;
+        m->help = c->help;
+        m->labels = c->labels[i];
+        m->type = METRIC_COUNTER;
+        metric_register(m);
     }
+}
+
+static void count(struct counters *c, const char *value)
+{
+    size_t i = 0;
+    while (strcmp(value, c->value[i]) != 0 && i + 1 < VALUES_MAX && c->value[i + 1])
+        i++;
+    metric_add(&c->metric[i], 1);
 }
 
 static void register_all(void)
 {
-    static const struct metric
-        routed = {.name = "kvblend_gateway_routed_total",
-                  .help = "Requests by why their target was chosen (policy/route.h)."},
-        shed = {.name = "kvblend_gateway_shed_total",
-                .help = "Completions sent away because they would have waited, or had, too long."},
-        detector = {.name = "kvblend_gateway_detector_hits_total",
-                    .help = "Requests in which a detector found chunks."};
-    register_by("reason", reasons, N_REASONS, &routed, reason_labels, m_routed);
-    metric_register(&m_routed_tokens[0]);
-    metric_register(&m_routed_tokens[1]);
-    register_by("reason", sheds, GW_SHED_COUNT, &shed, shed_labels, m_shed);
-    for (int i = 0; i <= N_CODES; i++) {
-        if (i < N_CODES)
-            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"%d\"", codes[i]);
-        else
-            (void)snprintf(code_labels[i], sizeof code_labels[i], "code=\"other\"");
-        m_requests[i].name = "kvblend_requests_total";
-        m_requests[i].labels = code_labels[i];
-        m_requests[i].help = "Requests by status; 499: the client left.";
-        m_requests[i].type = METRIC_COUNTER;
-        metric_register(&m_requests[i]);
-    }
-    register_by("detector", detectors, N_DETECTORS, &detector, detector_labels, m_detector);
+    register_by(&routed);
+    register_by(&routed_tokens);
+    register_by(&shed);
+    register_by(&requests);
+    register_by(&detected);
     for (size_t i = 0; i < GW_M_COUNT; i++)
         metric_register(&single[i]);
     metric_register(&overhead);
     metric_register(&queue_wait);
-}
-
-static void count_status(int status)
-{
-    int i = 0;
-    while (i < N_CODES && codes[i] != status)
-        i++;
-    metric_add(&m_requests[i], 1);
 }
 
 void gw_stats_add(enum gw_metric m, double v)
@@ -164,37 +144,27 @@ void gw_stats_set(enum gw_metric m, double v)
 void gw_stats_detected(const char *detector, unsigned n_segments)
 {
     gw_stats_add(GW_M_SEGMENTS, n_segments);
-    size_t i = 0;
-    while (i + 1 < N_DETECTORS && strcmp(detector, detectors[i]) != 0)
-        i++;
-    metric_add(&m_detector[i], 1);
+    count(&detected, detector);
 }
 
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens)
 {
-    size_t r = 0;
-    while (r < N_REASONS && strcmp(reasons[r], reason) != 0)
-        r++;
-    if (r < N_REASONS) metric_add(&m_routed[r], 1);
-    if (prompt_tokens == 0) return;
-    metric_add(&m_routed_tokens[0], (double)prompt_tokens);
-    metric_add(&m_routed_tokens[1],
-               (double)(resident_tokens < prompt_tokens ? resident_tokens : prompt_tokens));
+    count(&routed, reason);
+    if (resident_tokens > prompt_tokens) resident_tokens = prompt_tokens;
+    metric_add(&routed_tokens.metric[0], (double)prompt_tokens);
+    metric_add(&routed_tokens.metric[1], (double)resident_tokens);
 }
 
 void gw_stats_shed(enum gw_shed_reason why)
 {
-    metric_add(&m_shed[why], 1);
+    metric_add(&shed.metric[why], 1);
 }
 
-const char *gw_shed_reason_name(enum gw_shed_reason why)
+void gw_stats_put_shed(struct buf *b)
 {
-    return sheds[why];
-}
-
-uint64_t gw_stats_n_shed(enum gw_shed_reason why)
-{
-    return (uint64_t)atomic_load(&m_shed[why].value);
+    for (int i = 0; i < GW_SHED_COUNT; i++)
+        (void)buf_addf(b, "%s\"%s\":%.0f", i ? "," : "", shed.value[i],
+                       atomic_load(&shed.metric[i].value));
 }
 
 /* ---- access log ---- */
@@ -338,7 +308,9 @@ static void render(struct buf *b, const struct gw_access *a)
 
 void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
 {
-    count_status(a->status);
+    char code[12];
+    (void)snprintf(code, sizeof code, "%d", a->status);
+    count(&requests, code);
     if (a->end == GW_END_CLIENT_ABORT) gw_stats_add(GW_M_ABORTS, 1);
     if (a->target) {
         metric_observe(&overhead, a->overhead_us / 1e6);

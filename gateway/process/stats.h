@@ -41,6 +41,7 @@ struct gw_access { /* one request as the log shows it; strings borrowed */
     double queue_ms, ttft_ms, overhead_us; /* ttft < 0: no byte was sent */
 };
 
+struct buf;
 struct gw_stats;
 /* access_log: "stdout" or "-", "off", or a path. */
 int gw_stats_create(const char *access_log, struct gw_stats **ret);
@@ -74,7 +75,6 @@ void gw_stats_detected(const char *detector, unsigned n_segments);
  * them that it holds. */
 void gw_stats_routed(const char *reason, uint64_t prompt_tokens, uint64_t resident_tokens);
 void gw_stats_shed(enum gw_shed_reason why);
-const char *gw_shed_reason_name(enum gw_shed_reason why);
-uint64_t gw_stats_n_shed(enum gw_shed_reason why);
+void gw_stats_put_shed(struct buf *b); /* "REASON":N,… */
 
 #endif

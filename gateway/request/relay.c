@@ -38,23 +38,10 @@ static void unpark(struct gw_req *q)
     http_timer_clear(q->park.timer);
 }
 
-static void answer_open(struct gw_req *q, uint32_t wait_ms)
-{
-    char text[400];
-    struct buf why = BUF_INIT;
-    (void)gw_fleet_reasons(q->loop->server->fleet, gw_req_model(q), &why);
-    (void)snprintf(text, sizeof text,
-                   "The model's backends have failed repeatedly and are being left alone for a "
-                   "while%s%.200s.",
-                   why.len ? ": " : "", why.len ? buf_cstr(&why) : "");
-    gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms, text);
-    buf_fini(&why);
-}
-
 /* Why no target can be had, to the client. */
 static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
 {
-    const char *model = q->scan.has_model ? q->scan.model : "";
+    char failures[GW_REASONS_BYTES];
     q->end = GW_END_UPSTREAM;
     switch (why) {
     case GW_PICK_OK:
@@ -62,7 +49,7 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
         q->end = GW_END_REFUSED;
         if (q->scan.has_model)
             gw_answer_error(q, GW_E_UNKNOWN_MODEL, "model", "The model `%s` does not exist.",
-                            model);
+                            q->scan.model);
         else if (q->route->props & GW_R_WORKER)
             gw_answer_error(q, GW_E_UNKNOWN_URL, NULL,
                             "This gateway has no workers, and they alone serve %.200s.",
@@ -81,7 +68,11 @@ static void answer_no_target(struct gw_req *q, enum gw_pick why, uint32_t wait_m
                             "The server is busy; the request waited too long for its turn.");
         return;
     case GW_PICK_OPEN:
-        answer_open(q, wait_ms);
+        gw_fleet_reasons(q->loop->server->fleet, gw_req_model(q), failures);
+        gw_answer_error_after(q, GW_E_UNAVAILABLE, wait_ms,
+                              "The model's backends have failed repeatedly and are being left "
+                              "alone for a while%s.",
+                              failures);
         return;
     case GW_PICK_UNSURE:
     case GW_PICK_DOWN:
@@ -130,7 +121,7 @@ static void park(struct gw_req *q, enum gw_pick why, uint32_t wait_ms)
     struct gw_loop *loop = q->loop;
     uint64_t now = clock_ns();
     if (!q->park.timer && http_timer_create(loop->http_loop, on_park_over, q, &q->park.timer) < 0) {
-        gw_answer_error(q, GW_E_INTERNAL, NULL, "Out of memory.");
+        gw_answer_no_memory(q);
         return;
     }
     if (q->has_ticket && gw_admit_park(&loop->server->admit, &q->ticket) < 0) {
