@@ -5,44 +5,38 @@
  * compute_ms with the chunks in RAM; the ratio is time / max(load, compute), 1 when the shorter is
  * hidden wholly. `query` and `qs` read most layers before they choose, so they cannot hide: their
  * ratio shows what waiting costs. A machine's speed changes within seconds, so each prefill that
- * loads runs between two that need not and is compared with these only; of the rounds the one with
- * the median ratio is reported, as it was. */
+ * loads runs between two that need not and is compared with these only; of the rounds of a strategy
+ * at a rate the one with the median ratio is reported, as it was. */
 #include "tools/bench/bench.h"
 #include "tools/bench/figures.h"
 #include "tools/bench/places.h"
 
 #include "base/clock.h"
-#include "base/mem.h"
 #include "tests/doubles/fault.h"
 #include "tiers/store_admin.h"
 
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { RATES_MAX = 16, METHODS_MAX = 16, REPS_MAX = 128, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
+enum { RATES_MAX = 16, REPS_MAX = 128, FLUSH_S = 60, BUSY_MS_MAX = 5000 };
 
-struct round { /* measured one after the other */
-    double time_ms, load_ms, compute_ms;
-};
 struct overlap {
     struct bench *b;
     struct bench_prompt p;
     struct places places;
-    struct tier *slow; /* the throttled tier, the store's */
-    struct bench_run run[METHODS_MAX];
-    size_t n_runs;
+    struct tier *slow;      /* the throttled tier, the store's */
     double rate[RATES_MAX]; /* GB/s */
     int n_rates;
-    size_t reps, n_rounds; /* n_rounds: that are done */
-    struct round round[METHODS_MAX][RATES_MAX][REPS_MAX];
+    size_t reps;
+    double worst; /* ratio of those that hide their load */
+};
+struct round { /* measured one after the other */
+    double time_ms, load_ms, compute_ms;
 };
 
-static bool hides_load(enum pol_strategy s)
-{
-    return s != POL_QUERY && s != POL_QS;
-}
+/* ---- the throttled tier ---- */
 
 static int open_tier(struct overlap *o, const struct opts *opts, struct err *err)
 {
@@ -86,6 +80,8 @@ static int leave_ram(struct overlap *o)
     return 0;
 }
 
+/* ---- a round ---- */
+
 /* All chunks at once, as a request asks for them, and nothing else. */
 static int load_alone(struct overlap *o, double *ret_ms)
 {
@@ -94,20 +90,17 @@ static int load_alone(struct overlap *o, double *ret_ms)
     uint64_t t0 = clock_ns();
     const void *k, *v;
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < o->p.n_chunks; i++) {
+    for (size_t i = 0; i < o->p.n_chunks; i++) {
         struct store_ask a = {.key = chunk_key(o, i),
                               .tok = o->p.tok + o->p.chunk[i].tok0,
                               .n = o->p.chunk[i].n,
                               .batch = t0};
-        r = store_ask(o->b->store, &a, &pin[i], &why);
-        if (r <= 0) pin[i] = NULL;
+        if (store_ask(o->b->store, &a, &pin[i], &why) <= 0) pin[i] = NULL;
     }
     for (size_t i = 0; i < o->p.n_chunks; i++) {
         if (pin[i] && store_pin_settle(pin[i], 0, &why) <= 0) pin[i] = NULL;
-        if (!pin[i] && r >= 0) r = -ENOENT;
+        if (r >= 0) r = pin[i] ? store_pin_layer(pin[i], o->b->cfg->L - 1, &k, &v) : -ENOENT;
     }
-    for (size_t i = 0; r >= 0 && i < o->p.n_chunks; i++)
-        r = store_pin_layer(pin[i], o->b->cfg->L - 1, &k, &v);
     *ret_ms = clock_ms_since(t0);
     for (size_t i = 0; i < o->p.n_chunks; i++)
         store_pin_release(pin[i]);
@@ -127,13 +120,10 @@ static int prefill_from(struct overlap *o, const struct bench_run *run, double *
     return n_reused == o->p.n_chunks ? 0 : -ENOENT; /* else it is no load that was measured */
 }
 
-static int measure_round(struct overlap *o, const struct bench_run *run, double gbps,
-                         struct round *ret)
+static int measure_round(struct overlap *o, const struct bench_run *run, struct round *ret)
 {
-    const struct tier_fault_opts throttle = {.read_bytes_per_s = (uint64_t)(gbps * 1e9)};
     double before, after; /* the first with what the load before has left in RAM */
-    int r = tier_fault_set(o->slow, &throttle);
-    if (r == 0) r = leave_ram(o);
+    int r = leave_ram(o);
     if (r == 0) r = load_alone(o, &ret->load_ms);
     if (r == 0) r = prefill_from(o, run, &before);
     if (r == 0) r = leave_ram(o);
@@ -143,23 +133,11 @@ static int measure_round(struct overlap *o, const struct bench_run *run, double 
     return r;
 }
 
-static int run_rounds(struct overlap *o)
-{
-    int r = 0;
-    while (r == 0 && o->n_rounds < o->reps && !bench_stopped()) {
-        for (size_t m = 0; r == 0 && m < o->n_runs; m++)
-            for (int i = 0; r == 0 && i < o->n_rates; i++)
-                r = measure_round(o, &o->run[m], o->rate[i], &o->round[m][i][o->n_rounds]);
-        bench_progress("round", ++o->n_rounds, o->reps);
-    }
-    return r;
-}
-
-/* ---- report ---- */
+/* ---- rounds of one strategy at one rate, and their row ---- */
 
 static double ratio_of(const struct round *x)
 {
-    return x->time_ms / (x->load_ms > x->compute_ms ? x->load_ms : x->compute_ms);
+    return x->time_ms / fmax(x->load_ms, x->compute_ms);
 }
 
 static int by_ratio(const void *a, const void *b)
@@ -176,65 +154,48 @@ static const struct bench_column columns[] = {
     {"q75", "time_per_max_q75", 6, 3}, {0}};
 
 /* The round with the median ratio, as it was. */
-static double report_median(struct overlap *o, size_t method, int rate)
+static void report_rounds(struct overlap *o, const struct bench_run *run, double gbps,
+                          struct round *rounds, size_t n)
 {
-    const size_t n = o->n_rounds;
-    const struct bench_run *run = &o->run[method];
-    struct round *rounds = o->round[method][rate];
+    const bool hides = run->strategy != POL_QUERY && run->strategy != POL_QS;
     qsort(rounds, n, sizeof *rounds, by_ratio);
     const struct round *x = &rounds[(n - 1) / 2];
-    const double ratio = ratio_of(x);
     json_t *row = json_pack(
-        "{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "strategy",
-        pol_strategy_name(run->strategy), "ratio", (double)run->ratio, "throttle_gbps",
-        o->rate[rate], "time_ms", x->time_ms, "load_ms", x->load_ms, "compute_ms", x->compute_ms,
-        "time_per_max", ratio, "time_per_max_q25", ratio_of(&rounds[n / 4]), "time_per_max_q75",
-        ratio_of(&rounds[(3 * n - 1) / 4]), "can_overlap", hides_load(run->strategy));
+        "{s:s, s:f, s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "strategy",
+        pol_strategy_name(run->strategy), "ratio", (double)run->ratio, "throttle_gbps", gbps,
+        "rounds", (int)n, "time_ms", x->time_ms, "load_ms", x->load_ms, "compute_ms", x->compute_ms,
+        "time_per_max", ratio_of(x), "time_per_max_q25", ratio_of(&rounds[n / 4]),
+        "time_per_max_q75", ratio_of(&rounds[(3 * n - 1) / 4]), "can_overlap", hides);
+    if (hides) o->worst = fmax(o->worst, ratio_of(x));
+    if (json_array_size(o->b->rows) == 0) bench_print_head(columns);
     bench_print_row(columns, row);
     json_array_append_new(o->b->rows, row);
-    return hides_load(run->strategy) ? ratio : 0;
 }
 
-static void report_rounds(struct overlap *o)
+static int measure_rounds(struct overlap *o, const struct bench_run *run, double gbps)
 {
-    double worst = 0;
-    bench_print_head(columns);
-    for (size_t m = 0; m < o->n_runs && o->n_rounds > 0; m++)
-        for (int i = 0; i < o->n_rates; i++) {
-            const double x = report_median(o, m, i);
-            if (x > worst) worst = x;
-        }
-    json_object_set_new(o->b->meta, "rounds", json_integer((json_int_t)o->n_rounds));
-    json_object_set_new(o->b->meta, "time_per_max_worst", json_real(worst));
-    (void)printf("worst of those that can overlap: %.3f (goal 1.05)\n", worst);
+    const struct tier_fault_opts throttle = {.read_bytes_per_s = (uint64_t)(gbps * 1e9)};
+    struct round rounds[REPS_MAX];
+    size_t n = 0;
+    int r = tier_fault_set(o->slow, &throttle);
+    for (; r == 0 && n < o->reps && !bench_stopped(); n++)
+        r = measure_round(o, run, &rounds[n]);
+    if (r == 0 && n > 0) report_rounds(o, run, gbps, rounds, n);
+    return r;
 }
 
 /* ---- the command ---- */
-
-static int read_methods(struct overlap *o, const struct opts *opts, struct err *err)
-{
-    const char *names =
-        opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "hkvd,side,sink,query,qs";
-    const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
-    struct bench_methods all;
-    int r = bench_methods(o->b, names, ratios, false, &all, err);
-    for (size_t i = 0; r == 0 && i < all.n; i++)
-        if (!pol_strategy_is_exact(all.run[i].strategy) && o->n_runs < METHODS_MAX)
-            o->run[o->n_runs++] = all.run[i];
-    return r;
-}
 
 /* The bench's store is the throttled one from here on. */
 static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
 {
     struct tok_ids sample = {0};
-    int r = read_methods(o, opts, err);
     o->n_rates = bench_numbers(opt_str(opts, "throttles"), false, 1e6, o->rate, RATES_MAX);
     o->reps = (size_t)opt_int(opts, "reps");
-    if (r == 0 && (o->n_rates < 0 || o->reps > REPS_MAX))
-        r = err_set(err, -EINVAL, "--throttles: 1 to %d numbers of GB/s; --reps: %d at most",
-                    RATES_MAX, REPS_MAX);
-    if (r == 0) r = open_tier(o, opts, err);
+    if (o->n_rates < 0 || o->reps > REPS_MAX)
+        return err_set(err, -EINVAL, "--throttles: 1 to %d numbers of GB/s; --reps: %d at most",
+                       RATES_MAX, REPS_MAX);
+    int r = open_tier(o, opts, err);
     if (r == 0) r = bench_sample_tokens(o->b, opt_str(opts, "documents"), &sample, err);
     if (r == 0) r = bench_make_prompt(o->b, &sample, opts, &o->p, err);
     tok_ids_fini(&sample);
@@ -242,25 +203,35 @@ static int set_up(struct overlap *o, const struct opts *opts, struct err *err)
     return r < 0 ? r : store_flush(o->b->store, clock_ns() + FLUSH_S * 1000000000ull);
 }
 
+static int measure_all(struct overlap *o, const struct opts *opts, struct err *err)
+{
+    const char *names =
+        opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "hkvd,side,sink,query,qs";
+    const char *ratios = opt_given(opts, "ratios") ? opt_str(opts, "ratios") : "0.15";
+    struct bench_methods all;
+    int r = bench_methods(o->b, names, ratios, false, &all, err);
+    if (r == 0) r = set_up(o, opts, err);
+    for (size_t m = 0; r == 0 && m < all.n; m++)
+        for (int i = 0; r == 0 && i < o->n_rates && !pol_strategy_is_exact(all.run[m].strategy);
+             i++)
+            r = measure_rounds(o, &all.run[m], o->rate[i]);
+    if (r < 0) return err->code ? r : err_set(err, r, "measuring failed: %s", err_name(r));
+    json_object_set_new(o->b->meta, "time_per_max_worst", json_real(o->worst));
+    (void)printf("worst of those that can overlap: %.3f (goal 1.05)\n", o->worst);
+    return 0;
+}
+
 static int measure_overlap(struct bench *b, const struct opts *opts, struct err *err)
 {
     struct store *const own = b->store;
-    struct overlap *o = mem_zalloc(sizeof *o);
-    if (!o) return err_set(err, -ENOMEM, "out of memory");
-    o->b = b;
-    places_init(&o->places, opts);
+    struct overlap o = {.b = b};
+    places_init(&o.places, opts);
     bench_stop_watch();
-    int r = set_up(o, opts, err);
-    if (r == 0) r = run_rounds(o);
-    if (r == 0)
-        report_rounds(o);
-    else if (err->code == 0)
-        (void)err_set(err, r, "measuring failed: %s", err_name(r));
+    const int r = measure_all(&o, opts, err);
     if (b->store != own) store_destroy(b->store);
     b->store = own;
-    places_fini(&o->places);
-    bench_prompt_fini(&o->p);
-    mem_free(o);
+    places_fini(&o.places);
+    bench_prompt_fini(&o.p);
     return r;
 }
 
