@@ -2,8 +2,8 @@
 
 #include "base/clock.h"
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STOP_S = 10, POLL_MS = 20, NOT_FOUND = 127, TMP_BYTES_MAX = 64, DEPTH_MAX = 4 };
+enum { STOP_S = 10, POLL_MS = 20, NOT_FOUND = 127, TMP_BYTES_MAX = 64, DIRS_OPEN = 8 };
 
 void child_program(const char *name, const char *built, char ret[CHILD_PATH_MAX])
 {
@@ -47,7 +47,6 @@ pid_t child_start(char *const argv[], const struct child_opts *o)
 {
     const pid_t pid = child_fork(o->cpu0, o->n_cpus);
     if (pid != 0) return pid;
-    if (o->in_fd > 0) (void)dup2(o->in_fd, STDIN_FILENO);
     if (o->out_fd > 0) (void)dup2(o->out_fd, STDOUT_FILENO);
     if (o->out_fd > 0) (void)dup2(o->out_fd, STDERR_FILENO);
     if (o->runtime_dir) (void)setenv("XDG_RUNTIME_DIR", o->runtime_dir, 1);
@@ -98,20 +97,13 @@ int child_dir(const char *prefix, char ret[CHILD_PATH_MAX], struct err *err)
     return err_set(err, -errno, "no folder for temporary files: %s", strerror(errno));
 }
 
-static void remove_tree(const char *dir, int depth)
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
 {
-    DIR *d = opendir(dir);
-    for (struct dirent *e; d && depth < DEPTH_MAX && (e = readdir(d));) {
-        char path[CHILD_PATH_MAX * 2];
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        (void)snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        if (unlink(path) < 0) remove_tree(path, depth + 1);
-    }
-    if (d) (void)closedir(d);
-    (void)rmdir(dir);
+    (void)st, (void)type, (void)at;
+    return remove(path);
 }
 
 void child_dir_remove(const char *dir)
 {
-    if (dir[0]) remove_tree(dir, 0);
+    if (dir[0]) (void)nftw(dir, remove_one, DIRS_OPEN, FTW_DEPTH | FTW_PHYS);
 }

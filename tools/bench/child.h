@@ -15,7 +15,7 @@ enum { CHILD_PATH_MAX = 256 };
 void child_program(const char *name, const char *built, char ret[CHILD_PATH_MAX]);
 
 struct child_opts {
-    int in_fd, out_fd;       /* out: of errors, too; 0: ours */
+    int out_fd;              /* of errors, too; 0: ours */
     const char *runtime_dir; /* its $XDG_RUNTIME_DIR; NULL: ours */
     int cpu0, n_cpus;        /* where it runs; n_cpus 0: anywhere */
 };

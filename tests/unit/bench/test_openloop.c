@@ -87,14 +87,14 @@ static void end(pid_t pid, const char *address)
     (void)unlink(address + 5);
 }
 
-static int body(void *ctx, size_t i, struct buf *out)
+static int body(void *ctx, size_t i, unsigned k, const char *const text[], struct buf *out)
 {
-    (void)ctx;
+    (void)ctx, (void)k, (void)text;
     return buf_addf(out, "{\"i\":%zu}", i);
 }
 
 enum { N = 20 };
-static void run(const char *address, const char *path, double give_up_s, struct openloop_shot *ret)
+static void run(const char *address, const char *path, double give_up_s, struct openloop_ret *ret)
 {
     double at_s[N];
     struct err err = {0};
@@ -112,65 +112,66 @@ static void run(const char *address, const char *path, double give_up_s, struct 
 TEST(streams_are_timed_piece_by_piece)
 {
     char address[64];
-    struct openloop_shot s[N];
+    struct openloop_ret ret;
     pid_t pid = serve(address, sizeof address);
-    run(address, "/slow", 60, s);
+    run(address, "/slow", 60, &ret);
     for (int i = 0; i < N; i++) {
-        ASSERT_EQ(s[i].err, 0);
-        ASSERT_EQ(s[i].http_status, 200);
-        ASSERT_EQ(s[i].n_pieces, 2);
-        ASSERT_EQ(s[i].n_prompt, 7);
-        ASSERT_TRUE(s[i].ttft_ms >= 0 && s[i].end_ms >= s[i].ttft_ms + s[i].gap_ms_max);
-        ASSERT_TRUE(s[i].gap_ms_max > LATE_MS / 2.0);
+        const struct openloop_shot *s = &ret.shot[i];
+        ASSERT_EQ(s->err, 0);
+        ASSERT_EQ(s->http_status, 200);
+        ASSERT_EQ(s->n_pieces, 2);
+        ASSERT_EQ(s->n_prompt, 7);
+        ASSERT_TRUE(s->ttft_ms >= 0 && s->end_ms >= s->ttft_ms + s->gap_ms_max);
+        ASSERT_TRUE(s->gap_ms_max > LATE_MS / 2.0);
     }
+    openloop_ret_fini(&ret);
     end(pid, address);
 }
 
 TEST(what_never_comes_is_given_up_and_told)
 {
     char address[64];
-    struct openloop_shot s[N];
+    struct openloop_ret ret;
     pid_t pid = serve(address, sizeof address);
-    run(address, "/silent", 0.1, s);
+    run(address, "/silent", 0.1, &ret);
     for (int i = 0; i < N; i++) {
-        ASSERT_EQ(s[i].err, -ETIMEDOUT);
-        ASSERT_TRUE(s[i].ttft_ms < 0);
+        ASSERT_EQ(ret.shot[i].err, -ETIMEDOUT);
+        ASSERT_TRUE(ret.shot[i].ttft_ms < 0);
     }
+    openloop_ret_fini(&ret);
     end(pid, address);
 }
 
 enum { CALLS = 3 };
 
-static int call_body(void *ctx, size_t i, size_t call, struct buf *out)
+static int calls_body(void *ctx, size_t i, unsigned k, const char *const text[], struct buf *out)
 {
-    ASSERT_TRUE(call < CALLS);
-    return body(ctx, i, out);
+    ASSERT_TRUE(k <= CALLS);
+    for (int c = 0; k == CALLS && c < CALLS; c++)
+        ASSERT_STREQ(text[c], "ab");
+    *(int *)ctx += k == CALLS;
+    return body(NULL, i, k, text, out);
 }
 
-static int own_body(void *ctx, size_t i, struct buf *text, struct buf *out)
-{
-    for (int k = 0; k < CALLS; k++)
-        ASSERT_STREQ(buf_cstr(&text[k]), "ab");
-    ++*(int *)ctx;
-    return body(NULL, i, out);
-}
-
-static int run_calls(const char *address, const char *path, double give_up_s,
-                     int (*own)(void *, size_t, struct buf *, struct buf *),
-                     struct openloop_shot *ret)
+static int run_calls(const char *address, const char *path, double give_up_s, bool no_own,
+                     struct openloop_shot s[2])
 {
     static const double at_s[2] = {0, 0.01};
+    struct openloop_ret ret;
     struct err err = {0};
     int n_own = 0;
-    const struct openloop_calls calls = {CALLS, call_body, own};
     const struct openloop_opts o = {.address = address,
                                     .path = path,
                                     .at_s = at_s,
                                     .n = 2,
                                     .give_up_s = give_up_s,
-                                    .ctx = &n_own,
-                                    .calls = &calls};
-    ASSERT_EQ(openloop_run(&o, ret, &err), 0);
+                                    .n_calls = CALLS,
+                                    .no_own = no_own,
+                                    .body = calls_body,
+                                    .ctx = &n_own};
+    ASSERT_EQ(openloop_run(&o, &ret, &err), 0);
+    memcpy(s, ret.shot, 2 * sizeof *s);
+    openloop_ret_fini(&ret);
     return n_own;
 }
 
@@ -180,7 +181,7 @@ TEST(a_request_of_several_calls)
     char address[64];
     struct openloop_shot s[2];
     pid_t pid = serve(address, sizeof address);
-    ASSERT_EQ(run_calls(address, "/slow", 60, own_body, s), 2);
+    ASSERT_EQ(run_calls(address, "/slow", 60, false, s), 2);
     for (int i = 0; i < 2; i++) {
         ASSERT_TRUE(s[i].err == 0 && s[i].http_status == 200);
         ASSERT_EQ(s[i].n_pieces, 2); /* its own */
@@ -189,16 +190,16 @@ TEST(a_request_of_several_calls)
         ASSERT_TRUE(s[i].ttft_ms < LATE_MS * (CALLS - 0.5)); /* not one after the other */
         ASSERT_TRUE(s[i].end_ms >= s[i].ttft_ms + s[i].gap_ms_max);
     }
-    ASSERT_EQ(run_calls(address, "/slow", 60, NULL, s), 0);
+    ASSERT_EQ(run_calls(address, "/slow", 60, true, s), 0);
     for (int i = 0; i < 2; i++) {
         ASSERT_TRUE(s[i].err == 0 && s[i].http_status == 200);
         ASSERT_EQ(s[i].n_prompt, 7 * CALLS);
         ASSERT_TRUE(s[i].ttft_ms > LATE_MS / 2.0 && s[i].end_ms >= s[i].ttft_ms);
     }
-    ASSERT_EQ(run_calls(address, "/error", 60, own_body, s), 0);
+    ASSERT_EQ(run_calls(address, "/error", 60, false, s), 0);
     for (int i = 0; i < 2; i++)
         ASSERT_TRUE(s[i].err == -EPROTO && s[i].ttft_ms < 0);
-    ASSERT_EQ(run_calls(address, "/silent", 0.1, own_body, s), 0);
+    ASSERT_EQ(run_calls(address, "/silent", 0.1, false, s), 0);
     for (int i = 0; i < 2; i++)
         ASSERT_TRUE(s[i].err == -ETIMEDOUT && s[i].ttft_ms < 0);
     end(pid, address);
@@ -206,30 +207,20 @@ TEST(a_request_of_several_calls)
 
 enum { STREAMS = 3 };
 struct heard {
-    size_t n_begun, n_bodies, n_gaps[2][2]; /* [of a stream][alone] */
-    double ms[2];                           /* of streams, under load: all, longest */
+    size_t n_begun, n_bodies;
 };
 
-static int stream_body(void *ctx, size_t i, struct buf *out)
+static int streams_body(void *ctx, size_t i, unsigned k, const char *const text[], struct buf *out)
 {
     struct heard *h = ctx;
-    if (i == h->n_begun) h->n_begun++;
-    return buf_adds(out, "{}");
+    h->n_bodies += k != OPENLOOP_STREAM;
+    h->n_begun += k == OPENLOOP_STREAM && i == h->n_begun;
+    return body(NULL, i, k, text, out);
 }
 
-static int counted_body(void *ctx, size_t i, struct buf *out)
+static size_t n_gaps(const struct openloop_ret *r, enum openloop_gap g)
 {
-    ((struct heard *)ctx)->n_bodies++;
-    return body(NULL, i, out);
-}
-
-static void on_gap(void *ctx, const struct openloop_gap *g)
-{
-    struct heard *h = ctx;
-    h->n_gaps[g->of_stream][g->alone]++;
-    if (!g->of_stream || g->alone) return;
-    h->ms[0] += g->ms;
-    if (g->ms > h->ms[1]) h->ms[1] = g->ms;
+    return r->gap[g].len / sizeof(double);
 }
 
 /* They run alone first, then beside the requests, again and again, and their gaps are told apart.
@@ -238,35 +229,40 @@ TEST(streams_run_before_and_beside_the_requests)
 {
     static const double at_s[2] = {0, 1};
     char address[64];
-    struct openloop_shot s[2];
+    struct openloop_ret ret;
     struct err err = {0};
     struct heard h = {0};
+    double all = 0, longest = 0;
     pid_t pid = serve(address, sizeof address);
-    struct openloop_streams streams = {.n = STREAMS, .alone_s = 0.5, .body = stream_body};
     const struct openloop_opts o = {.address = address,
                                     .path = "/slow",
                                     .at_s = at_s,
                                     .n = 2,
                                     .give_up_s = 60,
-                                    .body = counted_body,
-                                    .ctx = &h,
-                                    .streams = &streams,
-                                    .on_gap = on_gap};
-    ASSERT_EQ(openloop_run(&o, s, &err), 0);
+                                    .n_streams = STREAMS,
+                                    .alone_s = 0.5,
+                                    .body = streams_body,
+                                    .ctx = &h};
+    ASSERT_EQ(openloop_run(&o, &ret, &err), 0);
     for (int i = 0; i < 2; i++) { /* counted from when they were due, not from when streams began */
-        ASSERT_EQ(s[i].err, 0);
-        ASSERT_EQ(s[i].n_pieces, 2);
-        ASSERT_TRUE(s[i].end_ms >= s[i].gap_ms_max);
+        ASSERT_EQ(ret.shot[i].err, 0);
+        ASSERT_EQ(ret.shot[i].n_pieces, 2);
+        ASSERT_TRUE(ret.shot[i].end_ms >= ret.shot[i].gap_ms_max);
     }
     ASSERT_EQ(h.n_bodies, 2);
-    ASSERT_EQ(h.n_gaps[0][0], 2); /* one in an answer */
-    ASSERT_EQ(h.n_gaps[0][1], 0);
-    ASSERT_TRUE(h.n_gaps[1][1] >= STREAMS);     /* half a second alone: one of 0.3 s each */
-    ASSERT_TRUE(h.n_gaps[1][0] >= 2 * STREAMS); /* 1.3 s */
-    ASSERT_TRUE(h.n_begun >= 3 * STREAMS);      /* each ended and was begun anew */
-    ASSERT_NEAR(streams.answering_s, h.ms[0] / 1e3, 1e-9);
-    ASSERT_TRUE(streams.load_s >= 1 + h.ms[1] / 2e3);
-    ASSERT_TRUE(streams.answering_s <= STREAMS * (streams.load_s + h.ms[1] / 1e3));
+    ASSERT_EQ(n_gaps(&ret, OPENLOOP_REQUESTS), 2);        /* one in an answer */
+    ASSERT_TRUE(n_gaps(&ret, OPENLOOP_ALONE) >= STREAMS); /* half a second: one of 0.3 s each */
+    ASSERT_TRUE(n_gaps(&ret, OPENLOOP_STREAMS) >= 2 * STREAMS); /* 1.3 s */
+    ASSERT_TRUE(h.n_begun >= 3 * STREAMS);                      /* each ended and was begun anew */
+    for (size_t i = 0; i < n_gaps(&ret, OPENLOOP_STREAMS); i++) {
+        const double ms = ((const double *)(const void *)ret.gap[OPENLOOP_STREAMS].data)[i];
+        all += ms;
+        longest = fmax(longest, ms);
+    }
+    ASSERT_NEAR(ret.answering_s, all / 1e3, 1e-9);
+    ASSERT_TRUE(ret.load_s >= 1 + longest / 2e3);
+    ASSERT_TRUE(ret.answering_s <= STREAMS * (ret.load_s + longest / 1e3));
+    openloop_ret_fini(&ret);
     end(pid, address);
 }
 
@@ -274,23 +270,23 @@ TEST(streams_that_nobody_answers_end_the_run)
 {
     static const double at_s = 0;
     char address[64];
-    struct openloop_shot s;
+    struct openloop_ret ret;
     struct err err = {0};
     struct heard h = {0};
     pid_t pid = serve(address, sizeof address);
-    struct openloop_streams streams = {.n = STREAMS, .body = stream_body};
     const struct openloop_opts o = {.address = address,
                                     .path = "/error",
                                     .at_s = &at_s,
                                     .n = 1,
                                     .give_up_s = 60,
-                                    .body = counted_body,
-                                    .ctx = &h,
-                                    .streams = &streams};
+                                    .n_streams = STREAMS,
+                                    .body = streams_body,
+                                    .ctx = &h};
     end(pid, address);
-    ASSERT_EQ(openloop_run(&o, &s, &err), -EIO);
+    ASSERT_EQ(openloop_run(&o, &ret, &err), -EIO);
     ASSERT_EQ(h.n_bodies, 0);
     ASSERT_TRUE(err.code != 0);
+    openloop_ret_fini(&ret);
 }
 
 static int n_looks;
@@ -305,7 +301,7 @@ TEST(it_can_be_stopped)
 {
     static const double at_s[2] = {0, 3600};
     char address[64];
-    struct openloop_shot s[2];
+    struct openloop_ret ret;
     struct err err = {0};
     pid_t pid = serve(address, sizeof address);
     const struct openloop_opts o = {.address = address,
@@ -315,24 +311,27 @@ TEST(it_can_be_stopped)
                                     .give_up_s = 3600,
                                     .body = body,
                                     .stopped = third_look};
-    ASSERT_EQ(openloop_run(&o, s, &err), -ECANCELED);
-    ASSERT_EQ(s[0].err, -ECANCELED);
-    ASSERT_TRUE(s[1].err == 0 && s[1].http_status == 0 && s[1].ttft_ms < 0);
+    ASSERT_EQ(openloop_run(&o, &ret, &err), -ECANCELED);
+    ASSERT_EQ(ret.shot[0].err, -ECANCELED);
+    ASSERT_TRUE(ret.shot[1].err == 0 && ret.shot[1].http_status == 0 && ret.shot[1].ttft_ms < 0);
+    openloop_ret_fini(&ret);
     end(pid, address);
 }
 
 TEST(errors_within_a_stream_and_lost_servers_are_errors)
 {
     char address[64];
-    struct openloop_shot s[N];
+    struct openloop_ret ret;
     pid_t pid = serve(address, sizeof address);
-    run(address, "/error", 60, s);
+    run(address, "/error", 60, &ret);
     for (int i = 0; i < N; i++)
-        ASSERT_EQ(s[i].err, -EPROTO);
+        ASSERT_EQ(ret.shot[i].err, -EPROTO);
+    openloop_ret_fini(&ret);
     end(pid, address);
-    run(address, "/slow", 60, s);
+    run(address, "/slow", 60, &ret);
     for (int i = 0; i < N; i++)
-        ASSERT_TRUE(s[i].err < 0 && s[i].ttft_ms < 0);
+        ASSERT_TRUE(ret.shot[i].err < 0 && ret.shot[i].ttft_ms < 0);
+    openloop_ret_fini(&ret);
 }
 
 TEST(a_plain_exchange)
