@@ -4,8 +4,8 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/opt.h"
 #include "gateway/process/config.h"
+#include "gateway/process/entry.h"
 
 #include <ctype.h>
 #include <fnmatch.h>
@@ -26,23 +26,14 @@ struct entry { /* one being read */
 
 /* ---- text ---- */
 
-static int set_text(char **f, const char *text)
+static int set_text(struct gw_upstream *u, char **f, const char *text)
 {
-    char *copy = mem_strdup(text);
-    if (!copy) return -ENOMEM;
-    mem_free(*f);
-    *f = copy;
-    return 0;
-}
-
-static int take_buf(char **f, struct buf *b)
-{
-    const char *s = buf_cstr(b);
-    return s ? set_text(f, s) : -ENOMEM;
+    *f = arena_strndup(&u->list->texts, text, strlen(text));
+    return *f ? 0 : -ENOMEM;
 }
 
 /* The next word of *p, unquoted. 1, 0 at the end, -EINVAL for a quote that is not closed. */
-static int next_word(const char **p, struct buf *word)
+static int next_word(const struct entry *e, const char **p, struct buf *word)
 {
     const char *s = *p + strspn(*p, " \t\r\n");
     bool quoted = false;
@@ -57,7 +48,8 @@ static int next_word(const char **p, struct buf *word)
         if (buf_addc(word, *s) < 0) return -ENOMEM;
     }
     *p = s;
-    return quoted ? -EINVAL : 1;
+    if (quoted) return err_set(e->err, -EINVAL, "%s: a quote is not closed", e->where);
+    return buf_cstr(word) ? 1 : -ENOMEM;
 }
 
 /* ---- addresses and files ---- */
@@ -108,25 +100,19 @@ static int bad_url(const struct entry *e)
 static int set_host(struct entry *e, const char *s, size_t len)
 {
     struct gw_upstream *u = e->up;
-    struct buf address = BUF_INIT, norm = BUF_INIT;
-    const char *end = s + len, *colon = NULL;
-    for (const char *p = *s == '[' ? memchr(s, ']', len) : s; p && p < end; p++)
-        if (*p == ':') colon = p;
-    const char *dflt = u->tls ? "443" : "80";
-    bool plain = !colon || ((size_t)(end - colon - 1) == strlen(dflt) &&
-                            strncmp(colon + 1, dflt, strlen(dflt)) == 0);
+    struct buf address = BUF_INIT, checked = BUF_INIT;
+    const char *dflt = u->tls ? ":443" : ":80", *colon = memrchr(s, ':', len);
+    if (colon && memchr(colon, ']', len - (size_t)(colon - s))) colon = NULL;
     size_t host_len = colon ? (size_t)(colon - s) : len;
-    int r = host_len > 0 ? buf_add(&address, s, len) : -EINVAL;
-    if (r == 0 && !colon) r = buf_addf(&address, ":%s", dflt);
-    if (r == 0 && !buf_cstr(&address)) r = -ENOMEM;
-    if (r == 0) r = gw_parse_address(address.data, &norm);
-    if (r == 0) r = take_buf(&u->address, &norm);
-    if (r == 0) u->host = mem_strndup(s, plain ? host_len : len);
-    if (r == 0 && !u->host) r = -ENOMEM;
-    if (r == 0) r = set_text(&u->name, u->address);
+    int r = host_len > 0 ? buf_addf(&address, "%.*s%s", (int)len, s, colon ? "" : dflt) : -EINVAL;
+    if (r == 0) r = gw_parse_address(address.data, &checked);
+    if (r == 0) r = set_text(u, &u->address, address.data);
+    if (r == 0) r = set_text(u, &u->name, address.data);
+    if (r == 0 && colon && strcmp(u->address + host_len, dflt) != 0) host_len = len;
+    if (r == 0) u->host = arena_strndup(&u->list->texts, s, host_len);
     buf_fini(&address);
-    buf_fini(&norm);
-    return r;
+    buf_fini(&checked);
+    return r == 0 && !u->host ? -ENOMEM : r;
 }
 
 static int set_url(struct entry *e, const char *s)
@@ -134,10 +120,10 @@ static int set_url(struct entry *e, const char *s)
     struct gw_upstream *u = e->up;
     int r = 0;
     if (strncmp(s, "unix:/", 6) == 0) {
-        r = set_text(&u->address, s);
-        if (r == 0) r = set_text(&u->name, s);
-        if (r == 0) r = set_text(&u->host, "localhost");
-        return r < 0 ? r : set_text(&u->base, "/v1");
+        r = set_text(u, &u->address, s);
+        if (r == 0) r = set_text(u, &u->name, s);
+        if (r == 0) r = set_text(u, &u->host, "localhost");
+        return r < 0 ? r : set_text(u, &u->base, "/v1");
     }
     u->tls = strncmp(s, "https://", 8) == 0;
     if (!u->tls && strncmp(s, "http://", 7) != 0) return bad_url(e);
@@ -148,8 +134,8 @@ static int set_url(struct entry *e, const char *s)
     r = set_host(e, s, len);
     if (r == -EINVAL) return bad_url(e);
     if (r < 0) return r;
-    if (!s[len]) return set_text(&u->base, "/v1");
-    r = set_text(&u->base, s + len);
+    if (!s[len]) return set_text(u, &u->base, "/v1");
+    r = set_text(u, &u->base, s + len);
     for (size_t n = r == 0 ? strlen(u->base) : 0; n > 0 && u->base[n - 1] == '/'; n--)
         u->base[n - 1] = '\0';
     return r;
@@ -163,62 +149,68 @@ static bool name_is_plain(const char *s)
     return n > 0 && n < NAME_MAX_BYTES && s[n] == '\0';
 }
 
-static int add_rule(struct gw_upstream *u, const char *s, size_t len)
+static int set_name(void *entry, struct arena *texts, const char *s)
 {
+    struct gw_upstream *u = entry;
+    return name_is_plain(s) ? set_text(u, &u->name, s) : -EINVAL;
+}
+
+static int add_rule(struct gw_upstream *u, struct arena *texts, const char *s, size_t len)
+{
+    struct gw_model_rule *m = &u->model[u->n_models++];
     const char *eq = memchr(s, '=', len);
     size_t n = eq ? (size_t)(eq - s) : len;
     if (n == 0 || (eq && n + 1 == len)) return -EINVAL;
-    struct gw_model_rule *v = mem_realloc(u->model, (u->n_models + 1) * sizeof *v);
-    if (!v) return -ENOMEM;
-    u->model = v;
-    v[u->n_models] = (struct gw_model_rule){mem_strndup(s, n), NULL};
-    struct gw_model_rule *m = &v[u->n_models++];
-    if (eq) m->sent = mem_strndup(eq + 1, len - n - 1);
+    m->pattern = arena_strndup(texts, s, n);
+    if (eq) m->sent = arena_strndup(texts, eq + 1, len - n - 1);
     return m->pattern && (!eq || m->sent) ? 0 : -ENOMEM;
 }
 
-static int set_models(struct gw_upstream *u, const char *s)
+static int set_models(void *entry, struct arena *texts, const char *s)
 {
+    struct gw_upstream *u = entry;
+    size_t n_max = u->n_models + 1;
+    for (const char *p = s; (p = strchr(p, ',')); p++)
+        n_max++;
+    struct gw_model_rule *v = arena_alloc(texts, n_max * sizeof *v);
+    if (!v) return -ENOMEM;
+    if (u->n_models) memcpy(v, u->model, u->n_models * sizeof *v);
+    u->model = v;
     int r = *s ? 0 : -EINVAL;
     while (r == 0 && *s) {
         size_t n = strcspn(s, ",");
-        r = add_rule(u, s, n);
+        r = add_rule(u, texts, s, n);
         s += n + (s[n] == ',');
     }
     return r;
 }
 
-/* "${NAME}" and "os.environ/NAME" stand for a variable here, too: flags can be seen by others. */
-static const char *from_environment(const char *s, struct buf *scratch)
+static int set_key(struct gw_upstream *u, struct arena *texts, const char *key)
 {
-    size_t len = strlen(s);
-    const char *name = strncmp(s, "os.environ/", 11) == 0 ? s + 11 : NULL;
-    if (!name && len > 3 && strncmp(s, "${", 2) == 0 && s[len - 1] == '}') {
-        if (buf_add(scratch, s + 2, len - 3) < 0) return NULL;
-        name = buf_cstr(scratch);
-    }
-    return name ? getenv(name) : s;
-}
-
-static int set_key(struct gw_upstream *u, const char *key)
-{
-    struct buf b = BUF_INIT;
     size_t n = 0;
     while ((unsigned char)key[n] > ' ' && (unsigned char)key[n] < 0x7f)
         n++;
-    int r = n > 0 && !key[n] ? buf_addf(&b, "Bearer %s", key) : -EINVAL;
-    if (r == 0) r = take_buf(&u->authorization, &b);
-    if (b.data) explicit_bzero(b.data, b.cap);
-    buf_fini(&b);
-    return r;
+    if (n == 0 || key[n]) return -EINVAL;
+    u->authorization = arena_alloc(texts, n + sizeof "Bearer ");
+    if (!u->authorization) return -ENOMEM;
+    (void)snprintf(u->authorization, n + sizeof "Bearer ", "Bearer %s", key);
+    return 0;
+}
+
+/* Flags can be seen by others: variables are looked up here, too. */
+static int set_api_key(void *entry, struct arena *texts, const char *s)
+{
+    char name[256];
+    const char *key = gw_entry_names_variable(s, name, sizeof name) ? getenv(name) : s;
+    return key ? set_key(entry, texts, key) : -EINVAL;
 }
 
 static int note_exposed(struct gw_upstream *u, const char *path)
 {
-    return gw_secret_is_exposed(path) ? set_text(&u->exposed, path) : 0;
+    return gw_secret_is_exposed(path) ? set_text(u, &u->exposed, path) : 0;
 }
 
-static int set_key_file(struct gw_upstream *u, const char *path)
+static int set_key_file(void *entry, struct arena *texts, const char *path)
 {
     char line[FILE_KEY_MAX];
     FILE *f = fopen(path, "re");
@@ -228,145 +220,77 @@ static int set_key_file(struct gw_upstream *u, const char *path)
     (void)fclose(f);
     if (r == 0) {
         line[strcspn(line, "\r\n")] = '\0';
-        r = set_key(u, line);
+        r = set_key(entry, texts, line);
     }
     explicit_bzero(line, sizeof line);
-    return r < 0 ? r : note_exposed(u, path);
+    return r < 0 ? r : note_exposed(entry, path);
 }
 
-static int set_uint(const char *s, unsigned max, unsigned *ret)
+static int set_health(void *entry, struct arena *texts, const char *s)
 {
-    char *end;
-    errno = 0;
-    unsigned long v = strtoul(s, &end, 10);
-    if (!isdigit((unsigned char)*s) || errno || *end || v > max) return -EINVAL;
-    *ret = (unsigned)v;
-    return 0;
-}
-
-static int set_weight(const char *s, double *ret)
-{
-    char *end;
-    double v = strtod(s, &end);
-    if (end == s || *end || !(v >= 0.001 && v <= 1000)) return -EINVAL;
-    *ret = v;
-    return 0;
-}
-
-static int set_health(struct gw_upstream *u, const char *s)
-{
-    if (strcmp(s, "off") != 0)
-        return s[0] == '/' && !s[strcspn(s, " \t\r\n")] ? set_text(&u->health, s) : -EINVAL;
-    mem_free(u->health);
-    u->health = NULL;
-    return 0;
+    struct gw_upstream *u = entry;
+    bool off = strcmp(s, "off") == 0;
+    if (off) u->health = NULL;
+    if (off) return 0;
+    return s[0] == '/' && !s[strcspn(s, " \t\r\n")] ? set_text(u, &u->health, s) : -EINVAL;
 }
 
 /* Segments of plain characters, so that nothing in a request's path can be read in two ways. */
-static int set_paths(struct gw_upstream *u, const char *s)
+static int set_paths(void *entry, struct arena *texts, const char *s)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/";
+    struct gw_upstream *u = entry;
     for (const char *p = s;; p++) {
         size_t n = strcspn(p, ",");
         bool all = n == 1 && *p == '*';
         if (n == 0 || *p == '/' || p[n - 1] == '/' || (!all && strspn(p, plain) < n))
             return -EINVAL;
         p += n;
-        if (!*p) return set_text(&u->paths, s);
+        if (!*p) return set_text(u, &u->paths, s);
     }
 }
 
-static int set_separator(struct gw_upstream *u, const char *s)
+static int set_separator(void *entry, struct arena *texts, const char *s)
 {
+    struct gw_upstream *u = entry;
     struct buf b = BUF_INIT;
     int r = *s ? buf_add_json_str(&b, s, strlen(s)) : -EINVAL;
     if (r == 0) {
-        b.len--; /* without its quotes */
-        buf_consume(&b, 1);
-        r = take_buf(&u->separator, &b);
+        b.data[b.len - 1] = '\0'; /* without its quotes */
+        r = set_text(u, &u->separator, b.data + 1);
     }
     buf_fini(&b);
     return r;
 }
 
-enum kind { WEIGHT, UINT, MS, TEXT, BOOL };
-static const struct field {
-    const char *name;
-    enum kind kind;
-    size_t offset;
-    uint64_t min, max;
-} fields[] = {
-#define F(name, kind, field, min, max)                                                             \
-    {                                                                                              \
-        name, kind, offsetof(struct gw_upstream, field), min, max                                  \
-    }
-    F("weight", WEIGHT, weight, 0, 0),
-    F("priority", UINT, priority, 0, 1000),
-    F("max_inflight", UINT, inflight_max, 0, INFLIGHT_MAX),
-    F("max_connections", UINT, connections_max, 0, INFLIGHT_MAX),
-    F("health_interval", MS, health_interval_ms, 10, 3600000),
-    F("connect_timeout", MS, connect_timeout_ms, 1, 600000),
-    F("first_byte_timeout", MS, first_byte_timeout_ms, 1, 86400000),
-    F("idle_timeout", MS, idle_timeout_ms, 1, 86400000),
-    F("total_timeout", MS, total_timeout_ms, 0, 604800000),
-    F("ca_file", TEXT, ca_file, 0, 0),
-    F("cert_file", TEXT, cert_file, 0, 0),
-    F("key_file", TEXT, key_file, 0, 0),
-    F("insecure", BOOL, insecure, 0, 0),
-    F("lmcache", BOOL, lmcache, 0, 0),
-    F("client_organization", BOOL, client_organization, 0, 0),
-#undef F
-};
-
-static int set_plain_field(const struct field *f, struct gw_upstream *u, const char *value)
-{
-    void *p = (char *)u + f->offset;
-    uint64_t ms;
-    switch (f->kind) {
-    case WEIGHT:
-        return set_weight(value, p);
-    case UINT:
-        return set_uint(value, (unsigned)f->max, p);
-    case MS:
-        if (opt_parse_duration_ms(value, &ms) < 0 || ms < f->min || ms > f->max) return -EINVAL;
-        *(uint32_t *)p = (uint32_t)ms;
-        return 0;
-    case TEXT:
-        return *value ? set_text(p, value) : -EINVAL;
-    case BOOL:
-        return opt_parse_bool(value, p) < 0 ? -EINVAL : 0;
-    }
-    return -EINVAL;
-}
-
-static int set_field(struct gw_upstream *u, const char *name, const char *value)
-{
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (strcmp(fields[i].name, name) == 0) return set_plain_field(&fields[i], u, value);
-    if (strcmp(name, "name") == 0)
-        return name_is_plain(value) ? set_text(&u->name, value) : -EINVAL;
-    if (strcmp(name, "models") == 0) return set_models(u, value);
-    if (strcmp(name, "paths") == 0) return set_paths(u, value);
-    if (strcmp(name, "api_key_file") == 0) return set_key_file(u, value);
-    if (strcmp(name, "health") == 0) return set_health(u, value);
-    if (strcmp(name, "lmcache_separator") == 0) return set_separator(u, value);
-    if (strcmp(name, "api_key") != 0) return -ENOENT;
-    struct buf scratch = BUF_INIT;
-    const char *key = from_environment(value, &scratch);
-    int r = key ? set_key(u, key) : -EINVAL;
-    buf_fini(&scratch);
-    return r;
-}
-
-/* How to get in is all that is to be said of a worker: it tells the rest itself. */
-static bool is_of_worker(const char *name)
-{
-    static const char *const names[] = {"api_key",   "api_key_file", "ca_file",
-                                        "cert_file", "key_file",     "insecure"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
-}
+#define AT(field) offsetof(struct gw_upstream, field)
+static const struct gw_entry_field fields[] = {
+    {.name = "name", .set = set_name},
+    {.name = "models", .set = set_models},
+    {.name = "paths", .set = set_paths},
+    {.name = "health", .set = set_health},
+    {.name = "lmcache_separator", .set = set_separator},
+    {"weight", GW_ENTRY_DOUBLE, AT(weight), 0.001, 1000, NULL},
+    {"priority", GW_ENTRY_UINT, AT(priority), 0, 1000, NULL},
+    {"max_inflight", GW_ENTRY_UINT, AT(inflight_max), 0, INFLIGHT_MAX, NULL},
+    {"max_connections", GW_ENTRY_UINT, AT(connections_max), 0, INFLIGHT_MAX, NULL},
+    {"health_interval", GW_ENTRY_MS, AT(health_interval_ms), 10, 3600000, NULL},
+    {"connect_timeout", GW_ENTRY_MS, AT(connect_timeout_ms), 1, 600000, NULL},
+    {"first_byte_timeout", GW_ENTRY_MS, AT(first_byte_timeout_ms), 1, 86400000, NULL},
+    {"idle_timeout", GW_ENTRY_MS, AT(idle_timeout_ms), 1, 86400000, NULL},
+    {"total_timeout", GW_ENTRY_MS, AT(total_timeout_ms), 0, 604800000, NULL},
+    {"lmcache", GW_ENTRY_BOOL, AT(lmcache), 0, 0, NULL},
+    {"client_organization", GW_ENTRY_BOOL, AT(client_organization), 0, 0, NULL},
+    /* How to get in is all that is to be said of a worker: it tells the rest itself. */
+    {.name = "api_key", .set = set_api_key},
+    {.name = "api_key_file", .set = set_key_file},
+    {"ca_file", GW_ENTRY_TEXT, AT(ca_file), 0, 0, NULL},
+    {"cert_file", GW_ENTRY_TEXT, AT(cert_file), 0, 0, NULL},
+    {"key_file", GW_ENTRY_TEXT, AT(key_file), 0, 0, NULL},
+    {"insecure", GW_ENTRY_BOOL, AT(insecure), 0, 0, NULL},
+    {0}};
+#undef AT
+enum { N_FIELDS = sizeof fields / sizeof fields[0] - 1, OF_WORKERS = 6 };
 
 /* ---- entries ---- */
 
@@ -378,24 +302,25 @@ static int set_defaults(struct gw_upstream *u, const struct gw_config *c)
     u->first_byte_timeout_ms = c->first_byte_timeout_ms;
     u->idle_timeout_ms = c->idle_timeout_ms;
     u->total_timeout_ms = c->total_timeout_ms;
-    return set_separator(u, " # # "); /* cited: LMCache's LMCACHE_BLEND_SPECIAL_STR */
+    return set_separator(u, &u->list->texts,
+                         " # # "); /* cited: LMCache's LMCACHE_BLEND_SPECIAL_STR */
 }
 
 static int default_health(struct gw_upstream *u)
 {
-    struct buf path = BUF_INIT;
-    int r = buf_addf(&path, "%s/models", u->base);
-    if (r == 0) r = take_buf(&u->health, &path);
-    buf_fini(&path);
-    return r;
+    size_t cap = strlen(u->base) + sizeof "/models";
+    u->health = arena_alloc(&u->list->texts, cap);
+    if (!u->health) return -ENOMEM;
+    (void)snprintf(u->health, cap, "%s/models", u->base);
+    return 0;
 }
 
 static int set_word(struct entry *e, char *word)
 {
+    const struct gw_entry_field *table = e->worker ? fields + N_FIELDS - OF_WORKERS : fields;
     char *eq = strchr(word, '=');
     if (eq) *eq = '\0';
-    bool known = eq && (!e->worker || is_of_worker(word));
-    int r = known ? set_field(e->up, word, eq + 1) : -ENOENT;
+    int r = eq ? gw_entry_set(table, e->up, &e->up->list->texts, word, eq + 1) : -ENOENT;
     if (r == -ENOENT)
         return err_set(e->err, -EINVAL, "%s: unknown field \"%.40s\" behind the URL", e->where,
                        eq ? word : "(a word without =)");
@@ -410,7 +335,7 @@ static int set_worker_url(struct entry *e, const char *s)
     struct buf url = BUF_INIT;
     bool bare = !strstr(s, "://") && strncmp(s, "unix:", 5) != 0;
     int r = buf_addf(&url, "%s%s", bare ? "http://" : "", s);
-    if (r == 0) r = buf_cstr(&url) ? set_url(e, url.data) : -ENOMEM;
+    if (r == 0) r = set_url(e, url.data);
     if (r == 0 && *e->up->base && strcmp(e->up->base, "/v1") != 0)
         r = err_set(e->err, -EINVAL, "%s: a worker's URL has no path", e->where);
     buf_fini(&url);
@@ -421,29 +346,18 @@ static int parse_entry(struct entry *e, const struct gw_config *c, const char *t
 {
     struct buf word = BUF_INIT;
     const char *p = text;
-    bool has_url = false;
-    int r = set_text(&e->up->text, text), more = 1;
+    int r = set_text(e->up, &e->up->text, text);
     if (r == 0) r = set_defaults(e->up, c);
-    while (r == 0 && (more = next_word(&p, &word)) == 1) {
-        if (!buf_cstr(&word)) {
-            r = -ENOMEM;
-        } else if (has_url) {
-            r = set_word(e, word.data);
-        } else {
-            if (strncmp(word.data, "url=", 4) == 0) buf_consume(&word, 4);
-            if (!buf_cstr(&word))
-                r = -ENOMEM;
-            else
-                r = e->worker ? set_worker_url(e, word.data) : set_url(e, word.data);
-            if (r == 0) r = default_health(e->up);
-            has_url = true;
-        }
+    if (r == 0) r = next_word(e, &p, &word);
+    if (r == 0) r = bad_url(e);
+    if (r == 1) {
+        const char *url = word.len > 0 ? word.data : "";
+        if (strncmp(url, "url=", 4) == 0) url += 4;
+        r = e->worker ? set_worker_url(e, url) : set_url(e, url);
+        if (r == 0) r = default_health(e->up);
     }
-    if (r == 0 && more == -EINVAL)
-        r = err_set(e->err, more, "%s: a quote is not closed", e->where);
-    else if (r == 0 && more < 0)
-        r = more;
-    if (r == 0 && !has_url) r = bad_url(e);
+    while (r == 0 && (r = next_word(e, &p, &word)) == 1)
+        r = set_word(e, word.data);
     if (r == 0 && e->up->key_file) r = note_exposed(e->up, e->up->key_file);
     if (word.data) explicit_bzero(word.data, word.cap);
     buf_fini(&word);
@@ -492,26 +406,16 @@ int gw_workers_parse(const struct gw_config *c, struct gw_upstreams **ret, struc
 static void wipe(char *secret)
 {
     if (secret) explicit_bzero(secret, strlen(secret));
-    mem_free(secret);
 }
 
 void gw_upstreams_free(struct gw_upstreams *l)
 {
     if (!l) return;
     for (size_t i = 0; i < l->n; i++) {
-        struct gw_upstream *u = &l->up[i];
-        wipe(u->text);
-        wipe(u->authorization);
-        char *texts[] = {u->name,     u->address, u->host,      u->base,  u->ca_file, u->cert_file,
-                         u->key_file, u->health,  u->separator, u->paths, u->exposed};
-        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++)
-            mem_free(texts[j]);
-        for (size_t j = 0; j < u->n_models; j++) {
-            mem_free(u->model[j].pattern);
-            mem_free(u->model[j].sent);
-        }
-        mem_free(u->model);
+        wipe(l->up[i].text);
+        wipe(l->up[i].authorization);
     }
+    arena_fini(&l->texts);
     mem_free(l->up);
     mem_free(l);
 }

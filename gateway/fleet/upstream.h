@@ -15,6 +15,7 @@
 #define GATEWAY_FLEET_UPSTREAM_H
 
 #include "base/err.h"
+#include "base/mem.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,6 +54,7 @@ struct gw_upstream {
 struct gw_upstreams {
     struct gw_upstream *up;
     size_t n;
+    struct arena texts;
     unsigned n_users; /* targets and leases that hold an entry; kept by the fleet */
 };
 /* The configuration's entries; their defaults come from its timeouts. -EINVAL with a sentence that

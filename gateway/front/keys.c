@@ -7,11 +7,12 @@
 #include "base/assert.h"
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "gateway/process/entry.h"
 #include "policy/fair.h"
 
 #include <ctype.h>
 #include <fnmatch.h>
+#include <openssl/crypto.h>
 #include <openssl/sha.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -34,6 +35,7 @@ struct gw_keys {
     pthread_mutex_t lock; /* held to make an entry known */
     size_t n;
     struct entry *entry;
+    struct arena texts;
     struct gw_key anyone; /* while there are no keys */
     uint8_t salt[SALT_BYTES];
 };
@@ -52,25 +54,16 @@ static int salted(const void *salt, size_t salt_len, const char *key, size_t len
     return 0;
 }
 
-/* Without a branch on the bytes. */
-static unsigned equal(const uint8_t a[32], const uint8_t b[32])
+static bool equal(const uint8_t a[32], const uint8_t b[32])
 {
-    unsigned diff = 0;
-    for (int i = 0; i < 32; i++)
-        diff |= (unsigned)(a[i] ^ b[i]);
-    return (diff - 1) >> 31; /* 1 exactly when diff is 0 */
+    return CRYPTO_memcmp(a, b, 32) == 0; /* without a branch on the bytes */
 }
 
 static int hex_read(const char *s, uint8_t ret[32])
 {
-    static const char digits[] = "0123456789abcdef";
-    if (strlen(s) != 64) return -EINVAL;
-    for (int i = 0; i < 32; i++) {
-        const char *a = strchr(digits, tolower((unsigned char)s[2 * i]));
-        const char *b = strchr(digits, tolower((unsigned char)s[2 * i + 1]));
-        if (!a || !b) return -EINVAL;
-        ret[i] = (uint8_t)((a - digits) << 4 | (b - digits));
-    }
+    if (strlen(s) != 64 || s[strspn(s, "0123456789abcdefABCDEF")]) return -EINVAL;
+    for (int i = 0; i < 32; i++)
+        (void)sscanf(s + 2 * i, "%2hhx", &ret[i]);
     return 0;
 }
 
@@ -94,69 +87,36 @@ static bool id_is_plain(const char *s)
     return n > 0 && n < GW_KEY_ID_BYTES && s[n] == '\0';
 }
 
-static int set_limit(const char *text, uint32_t *ret)
+static int set_id(void *entry, struct arena *texts, const char *value)
 {
-    char *end;
-    errno = 0;
-    unsigned long long v = strtoull(text, &end, 10);
-    if (!isdigit((unsigned char)*text) || errno || *end || v > GW_LIMIT_MAX) return -EINVAL;
-    *ret = (uint32_t)v;
+    struct entry *e = entry;
+    if (!id_is_plain(value)) return -EINVAL;
+    memcpy(e->key.id, value, strlen(value) + 1);
+    e->named = true;
     return 0;
 }
 
-static int set_weight(const char *text, double *ret)
+static int set_namespace(void *entry, struct arena *texts, const char *value)
 {
-    double v;
-    if (opt_parse_double(text, &v) < 0 || !(v >= POL_FAIR_WEIGHT_MIN && v <= POL_FAIR_WEIGHT_MAX))
-        return -EINVAL;
-    *ret = v;
-    return 0;
+    struct entry *e = entry;
+    if (!id_is_plain(value) || strchr(value, '/')) return -EINVAL;
+    e->key.name_space = arena_strndup(texts, value, strlen(value));
+    return e->key.name_space ? 0 : -ENOMEM;
 }
 
-static int set_priority(const char *text, unsigned *ret)
-{
-    if (!isdigit((unsigned char)text[0]) || text[1]) return -EINVAL; /* the classes are digits */
-    *ret = (unsigned)(text[0] - '0');
-    return 0;
-}
-
-static int set_duration(const char *text, uint32_t *ret)
-{
-    uint64_t ms;
-    if (opt_parse_duration_ms(text, &ms) < 0 || ms == 0 || ms > UINT32_MAX) return -EINVAL;
-    *ret = (uint32_t)ms;
-    return 0;
-}
-
-static int set_text(const char *text, char **f)
-{
-    char *copy = mem_strdup(text);
-    if (!copy) return -ENOMEM;
-    mem_free(*f);
-    *f = copy;
-    return 0;
-}
-
-static int set_field(struct entry *e, const char *name, const char *value)
-{
-    if (strcmp(name, "id") == 0) {
-        if (!id_is_plain(value)) return -EINVAL;
-        memcpy(e->key.id, value, strlen(value) + 1);
-        e->named = true;
-        return 0;
-    }
-    if (strcmp(name, "namespace") == 0)
-        return id_is_plain(value) && !strchr(value, '/') ? set_text(value, &e->key.name_space)
-                                                         : -EINVAL;
-    if (strcmp(name, "models") == 0) return *value ? set_text(value, &e->key.models) : -EINVAL;
-    if (strcmp(name, "rpm") == 0) return set_limit(value, &e->key.limit.requests_per_min);
-    if (strcmp(name, "tpm") == 0) return set_limit(value, &e->key.limit.tokens_per_min);
-    if (strcmp(name, "concurrency") == 0) return set_limit(value, &e->key.limit.running_max);
-    if (strcmp(name, "weight") == 0) return set_weight(value, &e->key.claims.weight);
-    if (strcmp(name, "priority") == 0) return set_priority(value, &e->key.claims.priority);
-    if (strcmp(name, "max_ttft") == 0) return set_duration(value, &e->key.claims.max_ttft_ms);
-    return -ENOENT;
-}
+#define AT(field) offsetof(struct entry, key.field)
+static const struct gw_entry_field fields[] = {
+    {.name = "id", .set = set_id},
+    {.name = "namespace", .set = set_namespace},
+    {"models", GW_ENTRY_TEXT, AT(models), 0, 0, NULL},
+    {"rpm", GW_ENTRY_UINT, AT(limit.requests_per_min), 0, GW_LIMIT_MAX, NULL},
+    {"tpm", GW_ENTRY_UINT, AT(limit.tokens_per_min), 0, GW_LIMIT_MAX, NULL},
+    {"concurrency", GW_ENTRY_UINT, AT(limit.running_max), 0, GW_LIMIT_MAX, NULL},
+    {"weight", GW_ENTRY_DOUBLE, AT(claims.weight), POL_FAIR_WEIGHT_MIN, POL_FAIR_WEIGHT_MAX, NULL},
+    {"priority", GW_ENTRY_UINT, AT(claims.priority), 0, POL_FAIR_CLASSES - 1, NULL},
+    {"max_ttft", GW_ENTRY_MS, AT(claims.max_ttft_ms), 1, UINT32_MAX, NULL},
+    {0}};
+#undef AT
 
 /* One entry's words. The key itself is never part of a message. */
 static int parse_words(struct gw_keys *k, struct entry *e, char *text, const char *where,
@@ -176,7 +136,7 @@ static int parse_words(struct gw_keys *k, struct entry *e, char *text, const cha
                 return err_set(err, r, "%s: expected a key, sha256:HEX or sha256:SALT:HEX", where);
         } else {
             if (eq) *eq = '\0';
-            r = eq ? set_field(e, w, eq + 1) : -ENOENT;
+            r = eq ? gw_entry_set(fields, e, &k->texts, w, eq + 1) : -ENOENT;
             if (r == -ENOENT)
                 return err_set(err, -EINVAL,
                                "%s: expected id=, namespace=, models=, rpm=, tpm=, concurrency=, "
@@ -260,8 +220,7 @@ static const struct gw_key *by_id(const struct gw_keys *k, const char *id, size_
 
 static bool limits_differ(const struct gw_limit *a, const struct gw_limit *b)
 {
-    return a->requests_per_min != b->requests_per_min || a->tokens_per_min != b->tokens_per_min ||
-           a->running_max != b->running_max;
+    return memcmp(a, b, sizeof *a) != 0;
 }
 
 static bool claims_differ(const struct gw_claims *a, const struct gw_claims *b)
@@ -313,7 +272,7 @@ static int own_namespaces(struct gw_keys *k, struct err *err)
             return err_set(err, -EINVAL, "the key with id %s needs a namespace=, without a '/'",
                            key->id);
         k->entry[i].alone = true;
-        if (!(key->name_space = mem_strdup(key->id))) return -ENOMEM;
+        key->name_space = key->id;
     }
     for (size_t i = 0; i < k->n; i++)
         for (size_t j = 0; j < i; j++)
@@ -385,12 +344,11 @@ void gw_keys_destroy(struct gw_keys *k)
 {
     if (!k) return;
     for (size_t i = 0; i < k->n; i++) {
-        mem_free(k->entry[i].key.name_space);
-        mem_free(k->entry[i].key.models);
         gw_account_unref(k->entry[i].key.account);
     }
     gw_account_unref(k->anyone.account);
     (void)pthread_mutex_destroy(&k->lock);
+    arena_fini(&k->texts);
     mem_free(k->entry);
     mem_free(k);
 }

@@ -6,6 +6,7 @@
 
 #include "base/opt_int.h"
 #include "base/opt_removed.h"
+#include "gateway/process/entry.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,13 +105,7 @@ static void note_key(struct yaml_reader *rd, struct buf *seen, const char *where
 static const char *expand(struct yaml_reader *rd, const char *text)
 {
     char name[OPT_NAME_BYTES];
-    const size_t len = strlen(text);
-    if (strncmp(text, "os.environ/", 11) == 0)
-        (void)snprintf(name, sizeof name, "%s", text + 11);
-    else if (len > 3 && text[0] == '$' && text[1] == '{' && text[len - 1] == '}')
-        (void)snprintf(name, sizeof name, "%.*s", (int)(len - 3), text + 2);
-    else
-        return text;
+    if (!gw_entry_names_variable(text, name, sizeof name)) return text;
     const char *v = getenv(name);
     if (buf_addf(&rd->o->named, " %s ", name) < 0) rd->o->no_memory = true;
     if (!v) complain(rd, "variable %s is not set", name);
