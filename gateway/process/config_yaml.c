@@ -1,7 +1,7 @@
-/* The configuration file, read through libyaml's event stream by recursive descent: a mapping of keys
- * and of one level of sections. Nothing is built in memory, so a hostile file costs its own size at
- * most; depth is bounded. Rejected: libcyaml, because its schema would be a second table and its
- * messages do not name the key's line together with what was expected. */
+/* The configuration file, read through libyaml's event stream by recursive descent: a mapping of
+ * keys and of one level of sections. Nothing is built in memory, so a hostile file costs its own
+ * size at most; depth is bounded. Rejected: libcyaml, because its schema would be a second table
+ * and its messages do not name the key's line together with what was expected. */
 #include "gateway/process/config.h"
 
 #include "base/opt_int.h"

@@ -1,4 +1,5 @@
 #include "gateway/fleet/upstream.h"
+#include "gateway/process/entry.h"
 
 #include "base/buf.h"
 #include "base/mem.h"
@@ -27,6 +28,44 @@ static struct gw_upstreams *parse(const char *const *entry, size_t n)
 static struct gw_upstreams *parse_one(const char *entry)
 {
     return parse(&entry, 1);
+}
+
+TEST(fields_by_a_table)
+{
+    struct sample {
+        uint32_t n, ms;
+        double share;
+        char *text;
+        bool on;
+    } x = {0};
+    static const struct gw_entry_field table[] = {
+        {"n", GW_ENTRY_UINT, offsetof(struct sample, n), 1, 9, NULL},
+        {"ms", GW_ENTRY_MS, offsetof(struct sample, ms), 10, 1000, NULL},
+        {"share", GW_ENTRY_DOUBLE, offsetof(struct sample, share), 0, 1, NULL},
+        {"text", GW_ENTRY_TEXT, offsetof(struct sample, text), 0, 0, NULL},
+        {"on", GW_ENTRY_BOOL, offsetof(struct sample, on), 0, 0, NULL},
+        {0}};
+    static const char *const good[][2] = {
+        {"n", "9"}, {"ms", "0.5s"}, {"share", "0.25"}, {"text", "a b"}, {"on", "yes"}};
+    static const char *const bad[][2] = {
+        {"n", "0"},   {"n", "10"},  {"n", ""},      {"n", "2x"},      {"ms", "9ms"}, {"ms", "2s"},
+        {"ms", "-1"}, {"text", ""}, {"share", "2"}, {"share", "nan"}, {"on", "2"}};
+    struct arena a;
+    char name[8];
+    arena_init(&a);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        ASSERT_OK(gw_entry_set(table, &x, &a, good[i][0], good[i][1]));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        ASSERT_ERR(gw_entry_set(table, &x, &a, bad[i][0], bad[i][1]), -EINVAL);
+    ASSERT_ERR(gw_entry_set(table, &x, &a, "m", "1"), -ENOENT);
+    ASSERT_TRUE(x.n == 9 && x.ms == 500 && x.share == 0.25 && x.on);
+    ASSERT_STREQ(x.text, "a b");
+    arena_fini(&a);
+    ASSERT_TRUE(gw_entry_names_variable("${A}", name, sizeof name));
+    ASSERT_STREQ(name, "A");
+    ASSERT_TRUE(gw_entry_names_variable("os.environ/B", name, sizeof name));
+    ASSERT_STREQ(name, "B");
+    ASSERT_TRUE(!gw_entry_names_variable("${}", name, sizeof name));
 }
 
 TEST(addresses)
