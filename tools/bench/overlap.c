@@ -40,15 +40,12 @@ struct round { /* measured one after the other */
 
 static int open_tier(struct overlap *o, const struct opts *opts, struct err *err)
 {
-    struct tier_ident id = bench_ident(o->b);
     uint64_t bytes = opt_size(opts, "ram");
-    struct place_want want = {.name = "gpu", .ident = &id, .capacity_bytes = bytes};
     struct store_tier_opts t = {0};
     const struct tier_fault_opts none = {0};
-    char note[256];
-    int r = place_open(&o->places, &want, &t.tier, note, err);
-    if (r <= 0) return r < 0 ? r : err_set(err, -ENOTSUP, "no tier to throttle: %s", note);
-    json_object_set_new(o->b->meta, "throttled_tier", json_string(note));
+    int r = place_open(&o->places, "gpu", bytes, 0, &t.tier, err);
+    if (r < 0) return r;
+    json_object_set_new(o->b->meta, "throttled_tier", json_string(o->places.note));
     r = tier_fault_create(t.tier, &none, &o->slow);
     if (r < 0) {
         t.tier->ops->destroy(t.tier);

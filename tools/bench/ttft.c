@@ -51,16 +51,13 @@ struct ttft {
 static int open_origin(struct ttft *t, const struct opts *opts, const char *name, struct err *err)
 {
     struct origin o = {.slow = true};
-    struct tier_ident id = bench_ident(t->b);
     uint64_t ram_bytes = opt_size(opts, "ram");
-    struct place_want want = {.name = name, .ident = &id, .capacity_bytes = ram_bytes};
     struct store_tier_opts behind = {0};
     struct tier_fault_opts slow = {.read_bytes_per_s =
                                        (uint64_t)(opt_double(opts, "throttle-gbps") * 1e9)};
-    char text[256];
-    int r = place_open(&t->places, &want, &behind.tier, text, err);
-    json_object_set_new(t->b->meta, name, json_string(text));
-    if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, text);
+    int r = place_open(&t->places, name, ram_bytes, 0, &behind.tier, err);
+    json_object_set_new(t->b->meta, name, json_string(t->places.note));
+    if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, t->places.note);
     if (r <= 0) return r;
     if (slow.read_bytes_per_s) {
         struct tier *inner = behind.tier;

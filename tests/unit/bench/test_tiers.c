@@ -1,7 +1,6 @@
 /* What kvblend-bench measures tiers with, and tiny runs of the program itself ($KVBLEND_BENCH). */
 #include "tests/test.h"
 #include "tools/bench/places.h"
-#include "tools/bench/tiers_ref.h"
 #include "tools/bench/tiers_set.h"
 
 #include <jansson.h>
@@ -11,12 +10,12 @@
 
 static const struct tier_ident ident = {.dtype = KN_F16, .L = 4, .G = 2, .K = 64, .sink_token = 1};
 static const struct opt_def defs[] = {
-    {.name = "nvme", .type = OPT_STR}, {.name = "redis", .type = OPT_STR, .repeatable = true}, {0}};
-enum { RECORDS = 6, TOKENS = 700, INFLIGHT = 4 };
+    {.name = "nvme", .type = OPT_STR}, {.name = "redis", .type = OPT_STR}, {0}};
+enum { RECORDS = BENCH_INFLIGHT, TOKENS = 700 };
 
 static void make(struct bench_set *s)
 {
-    ASSERT_OK(bench_set_create(&ident, TOKENS, 0, RECORDS, 7, s));
+    ASSERT_OK(bench_set_create(&ident, TOKENS, 0, NULL, s));
     ASSERT_EQ(s->n, RECORDS);
     ASSERT_EQ(s->bytes, RECORDS * s->layout.record_bytes);
 }
@@ -24,58 +23,46 @@ static void make(struct bench_set *s)
 TEST(a_set_verifies_what_arrived_and_nothing_else)
 {
     struct bench_set s;
-    double check_s;
+    struct bench_way *copy;
+    struct bench_cost cost;
     make(&s);
-    ASSERT_ERR(bench_set_verify(&s, &check_s), -EBADMSG); /* nothing has */
-    (void)ref_memcpy(&s);
-    ASSERT_EQ(bench_set_verify(&s, &check_s), 0);
-    ASSERT_TRUE(check_s > 0);
-    ASSERT_EQ(bench_set_same(&s), 0);
+    ASSERT_ERR(bench_set_same(&s, true), -EBADMSG); /* nothing has */
+    ASSERT_ERR(bench_set_same(&s, false), -EBADMSG);
+    ASSERT_OK(bench_way_memcpy(&s, &copy));
+    ASSERT_OK(bench_way_run(copy, true, &cost));
+    ASSERT_OK(bench_set_same(&s, true));
+    s.dst[0] ^= 4; /* a header */
+    ASSERT_ERR(bench_set_same(&s, true), -EBADMSG);
+    ASSERT_OK(bench_set_same(&s, false));
     s.dst[s.bytes - s.layout.group_stride / 2] ^= 4;
-    ASSERT_ERR(bench_set_verify(&s, &check_s), -EBADMSG);
-    ASSERT_ERR(bench_set_same(&s), -EBADMSG);
+    ASSERT_ERR(bench_set_same(&s, false), -EBADMSG);
+    ASSERT_OK(bench_way_run(copy, true, &cost));
     memcpy(s.dst, s.src + s.layout.record_bytes, s.layout.record_bytes); /* sound, another's */
-    ASSERT_ERR(bench_set_verify(&s, &check_s), -EBADMSG);
+    ASSERT_ERR(bench_set_same(&s, true), -EBADMSG);
+    ASSERT_ERR(bench_set_same(&s, false), -EBADMSG);
+    bench_way_destroy(copy);
     bench_set_fini(&s);
 }
 
-/* Through every tier that is there: what was written comes back, in order of time. */
-static void through(struct places *p, const char *name)
+/* What was written comes back, also one by one, in order of time; what was not does not. */
+static void through(struct bench_set *s, struct bench_way *w)
 {
-    struct bench_set s;
-    struct tier *t;
     struct bench_cost cost;
     struct bench_load load;
-    struct err err = {0};
-    char note[256];
-    double check_s;
-    make(&s);
-    struct place_want want = {name, &ident, 64 << 20, s.layout.record_bytes};
-    int r = place_open(p, &want, &t, note, &err);
-    if (r == 0) {
-        bench_set_fini(&s);
-        places_fini(p);
-        if (strncmp(name, "redis", 5) == 0) MISSING(note);
-        SKIP(note);
-    }
-    ASSERT_EQ(r, 1);
-    ASSERT_OK(bench_set_move(&s, t, true, INFLIGHT, &cost));
-    ASSERT_OK(bench_set_move(&s, t, false, INFLIGHT, &cost));
+    ASSERT_OK(bench_way_run(w, true, &cost));
+    ASSERT_OK(bench_way_run(w, false, &cost));
     ASSERT_TRUE(cost.wall_s > 0);
-    ASSERT_OK(bench_set_verify(&s, &check_s));
-    ASSERT_OK(bench_set_same(&s));
-    for (size_t i = 0; i < s.n; i++) {
-        ASSERT_OK(bench_set_load(&s, t, i, &load));
-        ASSERT_TRUE(load.first_s > 0);
-        ASSERT_TRUE(load.first_s <= load.all_s);
-        ASSERT_TRUE(load.all_s <= load.verified_s);
+    for (size_t i = 0; i < s->n; i++) {
+        ASSERT_OK(bench_way_load(w, i, &load));
+        ASSERT_TRUE(load.begin_ns < load.first_ns);
+        ASSERT_TRUE(load.first_ns <= load.all_ns);
+        ASSERT_TRUE(load.all_ns <= load.verified_ns);
     }
-    ASSERT_OK(bench_set_same(&s));
-    s.key[1].lo ^= 1; /* not there */
-    ASSERT_TRUE(bench_set_move(&s, t, false, INFLIGHT, &cost) < 0);
-    ASSERT_TRUE(bench_set_load(&s, t, 1, &load) < 0);
-    t->ops->destroy(t);
-    bench_set_fini(&s);
+    ASSERT_OK(bench_set_same(s, false));
+    s->key[1].lo ^= 1; /* not there */
+    ASSERT_TRUE(bench_way_run(w, false, &cost) < 0);
+    ASSERT_TRUE(bench_way_load(w, 1, &load) < 0);
+    bench_way_destroy(w);
 }
 
 static struct opts *no_options(void)
@@ -85,64 +72,85 @@ static struct opts *no_options(void)
     return o;
 }
 
-static void one_place(const char *name)
+static void one_place(const char *name, const char *secret)
 {
     struct places p;
+    struct bench_set s;
+    struct bench_way *w;
+    struct tier *t;
+    struct err err = {0};
     struct opts *o = no_options();
     struct stat st;
-    char dir[PLACE_PATH_MAX];
+    char dir[CHILD_PATH_MAX];
+    ASSERT_OK(bench_set_create(&ident, TOKENS, 0, secret, &s));
     places_init(&p, o);
-    through(&p, name);
+    int r = place_open(&p, name, 64 << 20, s.layout.record_bytes, &t, &err);
+    if (r == 0) MISSING(p.note);
+    ASSERT_EQ(r, 1);
+    ASSERT_OK(bench_way_tier(&s, t, &w));
+    through(&s, w);
     (void)snprintf(dir, sizeof dir, "%s", p.dir);
     places_fini(&p);
     if (dir[0]) ASSERT_TRUE(stat(dir, &st) < 0); /* nothing is left behind */
+    (void)snprintf(dir, sizeof dir, "kvblend-bench-%d.nvme", (int)getpid());
+    ASSERT_TRUE(stat(dir, &st) < 0);
+    bench_set_fini(&s);
     opts_destroy(o);
+}
+
+TEST(moves_through_ram)
+{
+    struct bench_set s;
+    struct bench_way *w;
+    struct err err = {0};
+    make(&s);
+    ASSERT_OK(bench_way_ram(&s, &w, &err));
+    through(&s, w);
+    bench_set_fini(&s);
 }
 
 TEST(moves_through_gpu_memory)
 {
-    one_place("gpu");
+    one_place("gpu", NULL);
 }
 
 TEST(moves_through_nvme)
 {
-    one_place("nvme");
+    one_place("nvme", "a secret");
 }
 
 TEST(moves_through_redis)
 {
-    one_place("redis");
+    one_place("redis", NULL);
 }
 
 TEST(moves_through_redis_at_a_unix_socket)
 {
-    one_place("redis-unix");
+    one_place("redis-unix", NULL);
 }
 
 TEST(file_reference_moves_the_same_bytes)
 {
     struct places p;
     struct bench_set s;
-    struct ref_file *f;
+    struct bench_way *w = NULL;
     struct bench_cost cost;
     struct err err = {0};
     struct opts *o = no_options();
-    char path[PLACE_PATH_MAX];
     make(&s);
     places_init(&p, o);
-    ASSERT_OK(place_reference_path(&p, path, &err));
-    int r = ref_file_create(path, &s, &f, &err);
+    int r = place_reference(&p, "nvme", &s, &w, &err);
     if (r == -ENOTSUP) {
-        places_fini(&p);
         bench_set_fini(&s);
         opts_destroy(o);
         SKIP(err.msg);
     }
     ASSERT_OK(r);
-    ASSERT_OK(ref_file_move(f, true, &cost));
-    ASSERT_OK(ref_file_move(f, false, &cost));
-    ASSERT_OK(bench_set_same(&s));
-    ref_file_destroy(f);
+    ASSERT_OK(bench_way_run(w, true, &cost));
+    ASSERT_OK(bench_way_run(w, false, &cost));
+    s.src[BENCH_OP_BYTES] ^= 1;
+    ASSERT_ERR(bench_way_run(w, false, &cost), -EBADMSG);
+    bench_way_destroy(w);
     places_fini(&p);
     bench_set_fini(&s);
     opts_destroy(o);
@@ -150,31 +158,27 @@ TEST(file_reference_moves_the_same_bytes)
 
 TEST(hiredis_reference_knows_wrong_bytes)
 {
+    static const char *const name[] = {"redis", "redis-unix"};
     struct places p;
     struct bench_set s;
     struct tier *t;
-    struct ref_redis *c;
+    struct bench_way *w;
     struct bench_cost cost;
     struct err err = {0};
     struct opts *o = no_options();
-    struct place_want want = {"redis", &ident, 0, 0};
-    char note[256];
     places_init(&p, o);
-    int r = place_open(&p, &want, &t, note, &err);
-    if (r == 0) MISSING(note);
+    int r = place_open(&p, "redis", 0, 0, &t, &err);
+    if (r == 0) MISSING(p.note);
     ASSERT_EQ(r, 1);
     make(&s);
-    for (unsigned n = 1; n <= 3; n++) {
-        ASSERT_OK(place_reference_redis(&p, n == 2 ? "redis-unix" : "redis", n, &s, &c, &err));
-        ASSERT_OK(ref_redis_move(c, true, &cost));
-        bench_set_poison(&s);
-        ASSERT_OK(ref_redis_move(c, false, &cost));
-        ASSERT_OK(bench_set_same(&s));
-        s.src[REF_OP_BYTES] ^= 1;
-        ASSERT_OK(ref_redis_move(c, false, &cost));
-        ASSERT_ERR(bench_set_same(&s), -EBADMSG);
-        s.src[REF_OP_BYTES] ^= 1;
-        ref_redis_destroy(c);
+    for (size_t i = 0; i < 2; i++) {
+        ASSERT_OK(place_reference(&p, name[i], &s, &w, &err));
+        ASSERT_OK(bench_way_run(w, true, &cost));
+        ASSERT_OK(bench_way_run(w, false, &cost));
+        s.src[BENCH_OP_BYTES] ^= 1;
+        ASSERT_ERR(bench_way_run(w, false, &cost), -EBADMSG);
+        s.src[BENCH_OP_BYTES] ^= 1;
+        bench_way_destroy(w);
     }
     t->ops->destroy(t);
     places_fini(&p);
@@ -245,7 +249,6 @@ TEST(tiers_reports_every_tier_and_direction)
         if (ram || gpu) continue;
         ASSERT_TRUE(number(row, "reference_gbps") > 0);
         ASSERT_TRUE(number(row, "share_of_reference") > 0);
-        if (i % 2 == 0) ASSERT_TRUE(number(row, "store_gbps") > 0);
         n_slow++;
     }
     ASSERT_TRUE(json_array_size(rows) >= 6); /* ram, gpu, nvme; redis where there is a server */
