@@ -17,7 +17,6 @@
 
 enum {
     BENCH_CHUNKS_MAX = 256,
-    BENCH_DOCS_MAX = 16,
     BENCH_ARRIVAL_SEED = 1, /* of throughput; fleet --verify makes the same arrivals */
 };
 
@@ -81,9 +80,8 @@ void bench_progress(const char *what, size_t done, size_t of);
 
 /* Appends a file. */
 int bench_read_text(const char *path, struct buf *ret, struct err *err);
-/* Texts of a folder's .txt files, by name; the caller mem_free()s each. */
-int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
-                    struct err *err);
+/* Appends a folder's .txt files, by name, each ended by a NUL. */
+int bench_documents(const char *folder, struct buf *ret, struct err *err);
 
 /* Their tokens, end to end; of a model with random weights: random ones. */
 int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,

@@ -2,92 +2,58 @@
 #include "tools/bench/docpool.h"
 #include "tools/bench/bench.h"
 
-#include "base/buf.h"
 #include "base/mem.h"
 
 #include <string.h>
 
+struct sentence {
+    const char *text;
+    uint32_t n_tok;
+};
 struct sample {
-    char *all; /* the texts, cut into sentences and words in place */
-    char **sentence;
-    uint32_t *n_tok;
-    size_t n;
+    struct buf all;      /* the texts, cut into sentences in place */
+    struct buf sentence; /* struct sentence, one after another */
 };
 
-static int read_sample(const struct tok *tok, const char *folder, struct sample *ret,
-                       struct err *err)
+static int read_sample(const struct tok *tok, const char *folder, struct sample *s, struct err *err)
 {
-    char *doc[BENCH_DOCS_MAX] = {0};
-    struct buf all = BUF_INIT;
-    size_t n_docs = 0, cap;
-    int r = bench_documents(folder, doc, &n_docs, err);
-    for (size_t i = 0; i < n_docs; i++) {
-        if (r == 0) r = buf_addf(&all, "%s ", doc[i]);
-        mem_free(doc[i]);
-    }
-    if (r < 0) return r;
-    for (size_t i = 0; i < all.len; i++)
-        if (all.data[i] == '\n' || all.data[i] == '\r') all.data[i] = ' ';
-    cap = all.len / 8 + 1;
-    ret->all = mem_strdup(buf_cstr(&all));
-    buf_fini(&all);
-    ret->sentence = mem_alloc(cap * sizeof *ret->sentence);
-    ret->n_tok = mem_alloc(cap * sizeof *ret->n_tok);
-    if (!ret->all || !ret->sentence || !ret->n_tok) return err_set(err, -ENOMEM, "out of memory");
-    for (char *at = ret->all, *end; at && *at && ret->n < cap; at = end) {
-        at += strspn(at, " ");
-        end = strstr(at, ". ");
-        if (!end) break;
-        end[1] = '\0';
+    enum { SENTENCES_MIN = 20 };
+    int r = bench_documents(folder, &s->all, err);
+    for (size_t i = 0; i < s->all.len; i++)
+        if (strchr("\n\r", s->all.data[i])) s->all.data[i] = ' '; /* the NUL behind a text, too */
+    if (r == 0 && !buf_cstr(&s->all)) r = -ENOMEM;
+    for (char *at = s->all.data, *end; r == 0; at = end + 2) {
         struct tok_ids ids = {0};
-        const struct tok_piece piece = {.text = at, .len = strlen(at)};
-        r = tok_encode(tok, &piece, 1, 0, &ids);
-        end += 2;
-        if (r < 0) return err_set(err, r, "the sample cannot be tokenised");
-        if (ids.n >= 6 && ids.n <= 80) {
-            ret->n_tok[ret->n] = (uint32_t)ids.n;
-            ret->sentence[ret->n++] = at;
-        }
+        at += strspn(at, " ");
+        if (!(end = strstr(at, ". "))) break;
+        end[1] = '\0';
+        r = tok_encode(tok, &(struct tok_piece){.text = at, .len = strlen(at)}, 1, 0, &ids);
+        if (ids.n >= 6 && ids.n <= 80)
+            (void)buf_add(&s->sentence, &(struct sentence){at, (uint32_t)ids.n},
+                          sizeof(struct sentence));
         tok_ids_fini(&ids);
     }
-    return ret->n >= 20 ? 0 : err_set(err, -EINVAL, "%s: too little text", folder);
-}
-
-static void sample_fini(struct sample *s)
-{
-    mem_free(s->all);
-    mem_free(s->sentence);
-    mem_free(s->n_tok);
+    if (r == 0 && s->sentence.len < SENTENCES_MIN * sizeof(struct sentence))
+        r = err_set(err, -EINVAL, "%s: too little text", folder);
+    return r;
 }
 
 /* Sentences of the sample, drawn until a document is long enough: all different, all English. */
-static int write_document(struct rng *r, const struct sample *s, uint32_t want, size_t number,
-                          struct buf *out)
+static char *make_document(struct rng *rng, const struct sample *s, uint32_t want, size_t number)
 {
-    uint32_t have = 8; /* of the title */
-    int rc = buf_addf(out, "Report %zu.", number + 1);
-    while (rc == 0 && have < want) {
-        size_t i = rng_next(r) % s->n;
-        if (have + s->n_tok[i] > want + want / 16 && have > want / 2) break;
-        rc = buf_addf(out, " %s", s->sentence[i]);
-        have += s->n_tok[i];
+    const struct sentence *sentence = (const void *)s->sentence.data;
+    struct buf out = BUF_INIT;
+    (void)buf_addf(&out, "Report %zu.", number);
+    for (uint32_t have = 8; have < want;) { /* the title has 8 tokens, about */
+        const struct sentence *next =
+            &sentence[rng_next(rng) % (s->sentence.len / sizeof *sentence)];
+        if (have + next->n_tok > want + want / 16 && have > want / 2) break;
+        (void)buf_addf(&out, " %s", next->text);
+        have += next->n_tok;
     }
-    return rc;
-}
-
-static int cut_words(struct docpool *p, const char *text)
-{
-    char *copy = mem_strdup(text);
-    p->word = mem_alloc((strlen(text) / 2 + 1) * sizeof *p->word);
-    if (!copy || !p->word) {
-        mem_free(copy);
-        return -ENOMEM;
-    }
-    for (char *save, *w = strtok_r(copy, " .,;:()\"", &save); w;
-         w = strtok_r(NULL, " .,;:()\"", &save))
-        p->word[p->n_words++] = w;
-    p->word[0] = copy; /* owns all of them; as a word it ends at its first separator */
-    return 0;
+    char *text = buf_status(&out) == 0 ? buf_take(&out, NULL) : NULL;
+    buf_fini(&out);
+    return text;
 }
 
 int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct tok *tok,
@@ -98,16 +64,11 @@ int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct t
     int r = read_sample(tok, o->folder, &s, err);
     p->text = mem_zalloc(o->n * sizeof *p->text);
     if (r == 0) r = p->text ? zipf_init(&p->popular, (uint32_t)o->n, o->zipf) : -ENOMEM;
-    if (r == 0) r = cut_words(p, s.sentence[0]);
-    for (; r == 0 && p->n < o->n; p->n++) {
-        struct buf text = BUF_INIT;
-        r = write_document(&rng, &s, o->n_tok, p->n, &text);
-        if (r == 0 && !(p->text[p->n] = buf_take(&text, NULL))) r = -ENOMEM;
-        buf_fini(&text);
-        if (r < 0) break;
-    }
-    sample_fini(&s);
-    return r < 0 && !err->code ? err_set(err, r, "out of memory") : r;
+    for (; r == 0 && p->n < o->n; p->n++)
+        if (!(p->text[p->n] = make_document(&rng, &s, o->n_tok, p->n + 1))) r = -ENOMEM;
+    buf_fini(&s.all);
+    buf_fini(&s.sentence);
+    return r < 0 && !err->code ? err_set(err, r, "no documents: %s", err_name(r)) : r;
 }
 
 void docpool_fini(struct docpool *p)
@@ -116,6 +77,16 @@ void docpool_fini(struct docpool *p)
         mem_free(p->text[i]);
     mem_free(p->text);
     zipf_fini(&p->popular);
-    if (p->word) mem_free(p->word[0]);
-    mem_free(p->word);
+}
+
+void docpool_words(const struct docpool *p, struct rng *rng, int n, struct buf *out)
+{
+    static const char between[] = " .,;:()\"";
+    while (n-- > 0) {
+        const char *at = p->text[rng_next(rng) % p->n];
+        at += rng_next(rng) % (strlen(at) / 2); /* not so far that no word follows */
+        at += strcspn(at, between);
+        at += strspn(at, between);
+        (void)buf_addf(out, " %.*s", (int)strcspn(at, between), at);
+    }
 }

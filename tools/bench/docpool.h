@@ -3,6 +3,7 @@
 #ifndef TOOLS_BENCH_DOCPOOL_H
 #define TOOLS_BENCH_DOCPOOL_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "fusor/text/tok.h"
 #include "tools/bench/zipf.h"
@@ -11,8 +12,6 @@ struct docpool {
     char **text; /* [n] */
     size_t n;
     struct zipf popular; /* [n] */
-    char **word;         /* [n_words] to ask with */
-    size_t n_words;
 };
 struct docpool_opts {
     const char *folder; /* of the sample */
@@ -24,5 +23,7 @@ struct docpool_opts {
 int docpool_make(struct docpool *p, const struct docpool_opts *o, const struct tok *tok,
                  struct err *err);
 void docpool_fini(struct docpool *p);
+/* Appends n words of any documents, a blank before each. */
+void docpool_words(const struct docpool *p, struct rng *rng, int n, struct buf *out);
 
 #endif

@@ -6,9 +6,8 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
-#include <dirent.h>
+#include <glob.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -26,46 +25,25 @@ int bench_read_text(const char *path, struct buf *ret, struct err *err)
     return r < 0 ? err_set(err, r, "%s: cannot be read: %s", path, err_name(r)) : 0;
 }
 
-/* The default is a path below the source tree, whatever the current folder is. */
-static const char *find_folder(const char *folder)
+int bench_documents(const char *folder, struct buf *ret, struct err *err)
 {
+    struct buf pattern = BUF_INIT;
     struct stat st;
-    static const char fallback[] = KV_SOURCE_DIR "/etc/demo";
-    return stat(folder, &st) < 0 && strcmp(folder, "etc/demo") == 0 ? fallback : folder;
-}
-
-static int is_text_file(const struct dirent *e)
-{
-    const size_t len = strlen(e->d_name);
-    return len > 4 && strcmp(e->d_name + len - 4, ".txt") == 0;
-}
-
-int bench_documents(const char *folder, char *ret_doc[BENCH_DOCS_MAX], size_t *ret_n,
-                    struct err *err)
-{
-    struct dirent **entry;
-    size_t n_docs = 0;
-    int r = 0;
-    folder = find_folder(folder);
-    const int n = scandir(folder, &entry, is_text_file, alphasort);
-    if (n < 0) return err_set(err, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
-    for (int i = 0; i < n; i++) {
-        struct buf path = BUF_INIT, text = BUF_INIT;
-        if (r == 0 && n_docs < BENCH_DOCS_MAX) {
-            r = buf_addf(&path, "%s/%s", folder, entry[i]->d_name);
-            if (r == 0) r = bench_read_text(buf_cstr(&path), &text, err);
-            while (text.len > 0 && text.data[text.len - 1] == '\n')
-                text.len--;
-            if (r == 0 && (ret_doc[n_docs] = buf_take(&text, NULL))) n_docs++;
-        }
-        buf_fini(&path);
-        buf_fini(&text);
-        mem_free(entry[i]); /* scandir's own memory, as entry */
+    glob_t file = {0};
+    if (stat(folder, &st) < 0 && strcmp(folder, "etc/demo") == 0)
+        folder = KV_SOURCE_DIR "/etc/demo"; /* the default, whatever the current folder is */
+    (void)buf_addf(&pattern, "%s/*.txt", folder);
+    int r = buf_cstr(&pattern) && glob(pattern.data, 0, NULL, &file) == 0
+                ? 0
+                : err_set(err, -ENOENT, "%s: no .txt files", folder);
+    for (size_t i = 0; r == 0 && i < file.gl_pathc; i++) {
+        r = bench_read_text(file.gl_pathv[i], ret, err);
+        while (ret->len > 0 && ret->data[ret->len - 1] == '\n')
+            ret->len--;
+        if (r == 0) r = buf_addc(ret, '\0');
     }
-    mem_free(entry);
-    while (r < 0 && n_docs > 0)
-        mem_free(ret_doc[--n_docs]);
-    if (r == 0) *ret_n = n_docs;
+    globfree(&file);
+    buf_fini(&pattern);
     return r;
 }
 
@@ -88,16 +66,13 @@ static int random_tokens(const struct bench *b, struct tok_ids *ret)
 int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_ids *ret,
                         struct err *err)
 {
-    char *doc[BENCH_DOCS_MAX];
+    struct buf all = BUF_INIT;
     struct rng_field field;
-    size_t n = 0;
     if (model_random(b->model, MODEL_Q, 0, &field)) return random_tokens(b, ret);
-    int r = bench_documents(folder, doc, &n, err);
-    for (size_t i = 0; i < n; i++) {
-        struct tok_piece piece = {doc[i], strlen(doc[i]), false};
-        if (r == 0) r = tok_encode(b->tok, &piece, 1, 0, ret);
-        mem_free(doc[i]);
-    }
+    int r = bench_documents(folder, &all, err);
+    for (const char *doc = all.data; r == 0 && doc < all.data + all.len; doc += strlen(doc) + 1)
+        r = tok_encode(b->tok, &(struct tok_piece){doc, strlen(doc), false}, 1, 0, ret);
+    buf_fini(&all);
     return r == 0 && ret->n == 0 ? err_set(err, -EINVAL, "%s: no text", folder) : r;
 }
 

@@ -238,24 +238,6 @@ static double start_prefill(struct fleet *f, struct worker *w, size_t req)
     return l->prefill_s ? l->prefill_s[req] : got.predicted.ttft_s;
 }
 
-/* What a chunk takes to compute, and what one in NVMe is worth beside one in RAM: the time that
- * loading saves, as the worker reports it to the directory (its residents.c). */
-static void price_chunk(struct fleet *f)
-{
-    struct pol_chunk_now chunk[POL_CHUNKS_MAX];
-    struct pol_control_in in;
-    struct pol_prediction p;
-    const bool reuse = false;
-    see_prompt(f, NULL, NULL, chunk, &in);
-    in.n_chunk = 1;
-    in.n_tok = f->l->chunk_tokens;
-    in.n_suffix = 0;
-    pol_predict(&in, POL_FULL, 0, &reuse, &p);
-    const double load_s = nvme_first_s + chunk_bytes(f->l) / nvme_bytes_per_s;
-    f->build_s = p.ttft_s;
-    f->nvme_worth = p.ttft_s > 0 ? fmax(0, 1 - load_s / p.ttft_s) : 0;
-}
-
 /* Machine time of an answer behind its first token, which is the prefill's. Answers share decode
  * steps as far as they are long: while prefills get FUS_STEP_BUDGET_SHARE of what an answer's steps
  * take, as many answers run as prefills end by then, one at the least. */
@@ -277,6 +259,17 @@ double fleet_service_s(const struct fleet_opts *o, const struct fleet_load *l)
     memset(reuse, true, sizeof reuse);
     pol_predict(&in, o->strategy, o->ratio, reuse, &p);
     return p.ttft_s + answer_s(&f, p.ttft_s);
+}
+
+/* What a chunk takes to compute, and what one in NVMe is worth beside one in RAM: the time that
+ * loading saves, as the worker reports it to the directory (its residents.c). */
+static void price_chunk(struct fleet *f)
+{
+    const struct fleet_load one = {.k = 1, .chunk_tokens = f->l->chunk_tokens};
+    const struct fleet_opts full = {.strategy = POL_FULL, .cost = f->o->cost};
+    const double load_s = nvme_first_s + chunk_bytes(&one) / nvme_bytes_per_s;
+    f->build_s = fleet_service_s(&full, &one);
+    f->nvme_worth = f->build_s > 0 ? fmax(0, 1 - load_s / f->build_s) : 0;
 }
 
 /* ---- events ---- */

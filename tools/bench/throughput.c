@@ -87,12 +87,6 @@ struct point { /* what is asked and what came of it */
         decode_s; /* of the worker's engine, a request; NAN: the server does not say */
 };
 
-static void put_words(const struct docpool *pool, struct rng *rng, int n, struct buf *out)
-{
-    for (int w = 0; w < n; w++)
-        (void)buf_addf(out, " %s", pool->word[rng_next(rng) % pool->n_words]);
-}
-
 /* text: documents, or summaries of them. Returns where they stand. */
 static json_t *put_prompt(const char *const text[], unsigned n, bool summaries,
                           struct buf *question, struct buf *out)
@@ -137,7 +131,7 @@ static int put_stream(const struct point *p, size_t i, struct buf *out)
     struct rng rng = {(p->seed << 32) + STREAM_SEED + i};
     struct buf text = BUF_INIT;
     (void)buf_adds(&text, "Tell a story of");
-    put_words(&p->t->pool, &rng, STREAM_WORDS, &text);
+    docpool_words(&p->t->pool, &rng, STREAM_WORDS, &text);
     int r =
         put_body(p->t, &text, p->t->stream_tokens, false, json_pack("{s:s}", "mode", "full"), out);
     buf_fini(&text);
@@ -162,7 +156,7 @@ static int make_body(void *ctx, size_t i, unsigned k, const char *const summary[
     for (unsigned c = 0; c < t->chunks; c++)
         doc[c] = t->pool.text[id[c]];
     (void)buf_adds(&question, "what do they say of");
-    put_words(&t->pool, &rng, QUESTION_WORDS, &question);
+    docpool_words(&t->pool, &rng, QUESTION_WORDS, &question);
     (void)buf_addc(&question, '?');
     if (may_end) {
         (void)buf_addf(&text, MAP_PROMPT, buf_cstr(&question), doc[k]);

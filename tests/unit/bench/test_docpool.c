@@ -24,7 +24,6 @@ TEST(documents_are_all_different_and_the_same_again)
     make(&again, 1);
     make(&other, 2);
     ASSERT_EQ(p.n, N);
-    ASSERT_TRUE(p.n_words > 0);
     for (size_t i = 0; i < N; i++) {
         ASSERT_STREQ(p.text[i], again.text[i]);
         ASSERT_TRUE(strcmp(p.text[i], other.text[i]) != 0);
@@ -34,6 +33,22 @@ TEST(documents_are_all_different_and_the_same_again)
     docpool_fini(&p);
     docpool_fini(&again);
     docpool_fini(&other);
+}
+
+TEST(questions_have_words_of_documents)
+{
+    struct docpool p;
+    struct rng r = {3};
+    struct buf b = BUF_INIT;
+    size_t n = 0;
+    make(&p, 1);
+    docpool_words(&p, &r, 1000, &b);
+    ASSERT_TRUE(buf_cstr(&b) != NULL);
+    for (char *save, *w = strtok_r(b.data, " ", &save); w; w = strtok_r(NULL, " ", &save), n++)
+        ASSERT_TRUE(strpbrk(w, ".,") == NULL);
+    ASSERT_EQ(n, 1000);
+    buf_fini(&b);
+    docpool_fini(&p);
 }
 
 TEST(popularity_is_zipfs)
