@@ -41,6 +41,19 @@ double bench_quantile(double *v, size_t n, double q)
     return v[i] + (at - (double)i) * (v[i + 1] - v[i]);
 }
 
+void bench_put_quantiles(json_t *row, const char *name, double *v, size_t n)
+{
+    static const struct {
+        const char *name;
+        double q;
+    } at[] = {{"p50", 0.5}, {"p95", 0.95}, {"p99", 0.99}, {"max", 1}};
+    char key[64];
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        (void)snprintf(key, sizeof key, "%s_%s", name, at[i].name);
+        json_object_set_new(row, key, n ? json_real(bench_quantile(v, n, at[i].q)) : json_null());
+    }
+}
+
 void bench_print_head(const struct bench_column *column)
 {
     for (const struct bench_column *c = column; c->title; c++)

@@ -13,6 +13,9 @@ int bench_numbers(const char *list, bool whole, double max, double *ret, size_t 
 /* Linear interpolation between the values, which are sorted by this. NAN when there are none. */
 double bench_quantile(double *v, size_t n, double q);
 
+/* Sets NAME_p50, NAME_p95, NAME_p99 and NAME_max of the same values; null where there are none. */
+void bench_put_quantiles(json_t *row, const char *name, double *v, size_t n);
+
 struct bench_column {
     const char *title, *key; /* key: of a row */
     int width, digits;       /* width < 0: aligned to the left */

@@ -66,24 +66,19 @@ static const struct bench_column columns[] = {
     {"shed", "shed", 5, 2},          {"B/s a shard", "redis_bytes_per_s_per_shard", 12, 0},
     {"route us", "route_us", 8, 1},  {0}};
 
-static json_t *ms_at(const struct fleet_result *t, double q)
-{
-    return bench_number(1e3 * bench_quantile(t->ttft_s, t->n, q));
-}
-
 static void report_fleet(struct study *s, const struct fleet_result *t, double rate)
 {
     static const char *const routing[] = {"random", "least", "affinity", "resident"};
     const double chunks = (double)t->n * s->kind.k;
     json_t *row = json_pack(
-        "{s:i, s:s, s:f, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "workers",
-        (int)s->o.n_workers, "routing", routing[s->o.routing], "rate", rate, "ttft_ms_p50",
-        ms_at(t, 0.5), "ttft_ms_p95", ms_at(t, 0.95), "ttft_ms_p99", ms_at(t, 0.99), "from_ram",
+        "{s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "workers",
+        (int)s->o.n_workers, "routing", routing[s->o.routing], "rate", rate, "from_ram",
         (double)t->from[FLEET_RAM] / chunks, "from_nvme", (double)t->from[FLEET_NVME] / chunks,
         "from_redis", (double)t->from[FLEET_REDIS] / chunks, "computed",
         (double)t->from[FLEET_COMPUTED] / chunks, "busy", t->busy_share, "skew", t->skew, "shed",
         (double)t->n_shed / (double)(t->n + t->n_shed), "redis_bytes_per_s_per_shard",
         t->redis_bytes_per_s, "route_us", t->route_us);
+    bench_put_quantiles(row, "ttft_ms", t->ttft_ms, t->n);
     bench_print_row(columns, row);
     json_array_append_new(s->rows, row);
 }
@@ -101,7 +96,7 @@ static int run_size(struct study *s, unsigned n_workers, struct err *err)
         r = fleet_run(&s->o, &l, &t);
         if (r < 0) break;
         report_fleet(s, &t, rate);
-        mem_free(t.ttft_s);
+        mem_free(t.ttft_ms);
     }
     fleet_load_fini(&l);
     return r < 0 ? err_set(err, r, "%u workers: %s", n_workers, err_name(r)) : 0;
@@ -177,32 +172,32 @@ static int simulate_again(const struct fleet_load *l, double outside_ms, bool by
     char key[32];
     int r = fleet_run(&o, l, &t);
     for (size_t i = 0; r == 0 && i < QUANTILES; i++) {
-        const double ms = outside_ms + 1e3 * bench_quantile(t.ttft_s, t.n, quantile[i].q);
+        const double ms = outside_ms + bench_quantile(t.ttft_ms, t.n, quantile[i].q);
         (void)snprintf(key, sizeof key, "ttft_ms_%s", quantile[i].name);
         put_figure(row, by_mean ? "mean_ms" : "simulated_ms", quantile[i].name, ms);
         put_figure(row, by_mean ? "off_mean" : "off", quantile[i].name,
                    ms / number_of(row, key) - 1);
     }
-    if (r == 0) mem_free(t.ttft_s);
+    if (r == 0) mem_free(t.ttft_ms);
     return r;
 }
 
 static int verify_row(struct study *s, const json_t *measured, const json_t *meta, struct err *err)
 {
-    const json_t *busy = json_object_get(measured, "busy_ms");
-    const char *strategy = json_string_value(json_object_get(measured, "strategy"));
-    const double rate = number_of(measured, "rate"), p50 = number_of(measured, "ttft_ms_p50"),
-                 p95 = number_of(measured, "ttft_ms_p95"), prefill_ms = number_of(busy, "prefill"),
-                 answer_ms = number_of(busy, "decode"),
-                 outside_ms = number_of(json_object_get(meta, "outside_ms_unloaded"), strategy);
-    struct fleet_load l = {.n = (size_t)json_integer_value(json_object_get(measured, "n")),
+    const char *strategy = "";
+    double rate = 0, p50 = 0, p95 = 0, prefill_ms = 0, answer_ms = 0;
+    int n = 0;
+    (void)json_unpack((json_t *)measured, "{s:s, s:F, s:F, s:F, s:i, s:{s:F, s:F}}", "strategy",
+                      &strategy, "rate", &rate, "ttft_ms_p50", &p50, "ttft_ms_p95", &p95, "n", &n,
+                      "busy_ms", "prefill", &prefill_ms, "decode", &answer_ms);
+    const double outside_ms = number_of(json_object_get(meta, "outside_ms_unloaded"), strategy);
+    if (!(rate > 0 && p50 > 0 && p95 > 0 && prefill_ms > 0 && n > 0) || isnan(outside_ms))
+        return err_set(err, -EINVAL, "--verify: a row without rate, TTFT, n or busy_ms");
+    struct fleet_load l = {.n = (size_t)n,
                            .k = 1,
                            .n_docs = 1,
                            .chunk_tokens = s->kind.chunk_tokens,
                            .answer_s = answer_ms / 1e3};
-    if (!(rate > 0 && p50 > 0 && p95 > 0 && prefill_ms > 0 && answer_ms >= 0) || l.n == 0 ||
-        isnan(outside_ms))
-        return err_set(err, -EINVAL, "--verify: a row without rate, TTFT, n or busy_ms");
     int r = make_load_again(measured, prefill_ms, &l);
     json_t *row =
         json_pack("{s:s, s:f, s:f, s:f, s:b, s:f, s:f}", "strategy", strategy, "rate", rate, "busy",

@@ -285,7 +285,8 @@ static void start_next(struct fleet *f, struct worker *w)
             end_build(f, w);
         }
         const double busy_s = ttft_s + answer_s(f, ttft_s);
-        if (req >= f->first) f->ret->ttft_s[f->ret->n++] = f->now_s - f->l->at_s[req] + ttft_s;
+        if (req >= f->first)
+            f->ret->ttft_ms[f->ret->n++] = 1e3 * (f->now_s - f->l->at_s[req] + ttft_s);
         w->queue = j->next;
         w->running = j;
         w->busy_s += busy_s;
@@ -412,8 +413,8 @@ static int fleet_open(struct fleet *f)
     f->target = mem_zalloc(o->n_workers * sizeof *f->target);
     f->shard = mem_zalloc(o->n_shards * sizeof *f->shard);
     f->job = mem_alloc(f->l->n * sizeof *f->job);
-    f->ret->ttft_s = mem_alloc(f->l->n * sizeof *f->ret->ttft_s);
-    int r = f->worker && f->target && f->shard && f->job && f->ret->ttft_s ? 0 : -ENOMEM;
+    f->ret->ttft_ms = mem_alloc(f->l->n * sizeof *f->ret->ttft_ms);
+    int r = f->worker && f->target && f->shard && f->job && f->ret->ttft_ms ? 0 : -ENOMEM;
     if (r == 0 && o->n_shards) r = cache_open(&f->redis, o->redis_bytes, f->l);
     for (unsigned i = 0; r == 0 && i < o->n_workers; i++) {
         r = cache_open(&f->worker[i].ram, o->ram_bytes, f->l);
@@ -470,6 +471,6 @@ int fleet_run(const struct fleet_opts *o, const struct fleet_load *l, struct fle
     if (r == 0) sum_up(&f);
     fleet_close(&f);
     if (r == 0) return 0;
-    mem_free(ret->ttft_s);
+    mem_free(ret->ttft_ms);
     return r;
 }

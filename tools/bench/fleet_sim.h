@@ -46,7 +46,7 @@ struct fleet_opts {
 };
 enum { FLEET_RAM, FLEET_NVME, FLEET_REDIS, FLEET_COMPUTED, FLEET_PLACES };
 struct fleet_result { /* without the first requests, which warm the fleet up */
-    double *ttft_s;   /* [n], mem_free() */
+    double *ttft_ms;  /* [n], mem_free() */
     size_t n, n_shed;
     uint64_t from[FLEET_PLACES];          /* chunks */
     double busy_share, redis_bytes_per_s; /* of the busiest shard */

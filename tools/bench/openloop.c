@@ -6,12 +6,12 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <string.h>
 
 enum { CONNS_MAX = 4096, ANSWER_S_MAX = 3600, LOOK_MS = 100, STREAM_TRIES = 50 };
 
-static const struct openloop_shot shot_begin = {
-    .ttft_ms = -1, .end_ms = -1, .queue_ms = -1, .prefill_ms = -1, .engine_ms = -1};
+static const struct openloop_shot shot_begin = {NAN, NAN, NAN, NAN, NAN};
 
 struct run;
 struct call {

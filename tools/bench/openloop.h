@@ -13,14 +13,14 @@
 
 #include <stdbool.h>
 
-struct openloop_shot { /* of one request; times in ms from when it was due, < 0 = never */
-    double ttft_ms, end_ms;
-    double gap_ms_max; /* longest pause between two pieces of text */
-    unsigned n_pieces; /* of text */
-    unsigned n_prompt; /* tokens, as the server counts them; 0 = it did not say */
-    unsigned n_cached; /* of them */
+struct openloop_shot {                      /* of one request */
+    double ttft_ms, end_ms;                 /* from when it was due; NAN: never */
     double queue_ms, prefill_ms, engine_ms; /* as a kvblend worker explains itself (docs/api.md) */
-    int http_status, err;                   /* err: of the exchange, 0 or negative errno */
+    double gap_ms_max;                      /* longest pause between two pieces of text */
+    unsigned n_pieces;                      /* of text */
+    unsigned n_prompt;    /* tokens, as the server counts them; 0 = it did not say */
+    unsigned n_cached;    /* of them */
+    int http_status, err; /* err: of the exchange, 0 or negative errno */
 };
 enum { OPENLOOP_CALLS_MAX = 256, OPENLOOP_STREAM = OPENLOOP_CALLS_MAX + 1 };
 struct openloop_opts {

@@ -59,6 +59,7 @@ struct method {
     double figure[FIGURES];
 };
 struct thru {
+    const struct opts *opts;
     struct docpool pool;
     struct buf alone; /* gaps of the streams while nothing else was asked, all points together */
     struct method method[METHODS_MAX];
@@ -66,8 +67,8 @@ struct thru {
     char dir[CHILD_PATH_MAX], address[CHILD_PATH_MAX], model_name[128];
     pid_t pid;
     bool foreign; /* somebody else's server: no kvblend object in requests */
-    unsigned chunks, answer_tokens, map_tokens, n_requests, n_streams, stream_tokens;
-    double alone_s, slo_ms;
+    unsigned chunks, n_streams;
+    double slo_ms;
     uint64_t n_measured; /* points and lone requests so far: each has prompts of its own, or a
                             prefix cache would know them from the last time */
     json_t *meta, *rows;
@@ -83,8 +84,7 @@ struct point { /* what is asked and what came of it */
     size_t n;
     double alone_s; /* streams by themselves before */
     struct openloop_ret got;
-    double prefill_s,
-        decode_s; /* of the worker's engine, a request; NAN: the server does not say */
+    double prefill_s, decode_s; /* of the engine, a request; NAN: the server does not say */
 };
 
 /* text: documents, or summaries of them. Returns where they stand. */
@@ -132,8 +132,8 @@ static int put_stream(const struct point *p, size_t i, struct buf *out)
     struct buf text = BUF_INIT;
     (void)buf_adds(&text, "Tell a story of");
     docpool_words(&p->t->pool, &rng, STREAM_WORDS, &text);
-    int r =
-        put_body(p->t, &text, p->t->stream_tokens, false, json_pack("{s:s}", "mode", "full"), out);
+    int r = put_body(p->t, &text, (unsigned)opt_int(p->t->opts, "stream-tokens"), false,
+                     json_pack("{s:s}", "mode", "full"), out);
     buf_fini(&text);
     return r;
 }
@@ -150,7 +150,7 @@ static int make_body(void *ctx, size_t i, unsigned k, const char *const summary[
     const char *doc[BENCH_CHUNKS_MAX];
     struct buf text = BUF_INIT, question = BUF_INIT;
     json_t *segments = NULL;
-    unsigned n_tokens = t->answer_tokens;
+    unsigned n_tokens = (unsigned)opt_int(t->opts, "answer-tokens");
     if (k == OPENLOOP_STREAM) return put_stream(p, i, out);
     zipf_draw_distinct(&t->pool.popular, &rng, t->chunks, id);
     for (unsigned c = 0; c < t->chunks; c++)
@@ -160,7 +160,7 @@ static int make_body(void *ctx, size_t i, unsigned k, const char *const summary[
     (void)buf_addc(&question, '?');
     if (may_end) {
         (void)buf_addf(&text, MAP_PROMPT, buf_cstr(&question), doc[k]);
-        n_tokens = t->map_tokens;
+        n_tokens = (unsigned)opt_int(t->opts, "map-tokens");
     } else if (first) {
         segments = put_prompt(&doc[k], 1, false, &question, &text);
         (void)buf_adds(&text, MAP_SCORE);
@@ -196,11 +196,10 @@ static int wait_ready(struct thru *t, struct err *err)
     return err_set(err, -ETIMEDOUT, "%s does not get ready", t->address);
 }
 
-static int start_worker(struct thru *t, const struct opts *opts, const char *model, struct err *err)
+static int start_worker(struct thru *t, const char *model, struct err *err)
 {
-    static const char *const same[][2] = {
-        {"device", "--device"}, {"dtype", "--dtype"}, {"ctx", "--ctx"},  {"threads", "--threads"},
-        {"ram", "--ram"},       {"gemm", "--gemm"},   {"nvme", "--nvme"}};
+    static const char *const same[] = {"--device", "--dtype", "--ctx", "--threads",
+                                       "--ram",    "--gemm",  "--nvme"};
     enum { N_SAME = sizeof same / sizeof *same, FIXED = 9 };
     char program[CHILD_PATH_MAX], log[CHILD_PATH_MAX + 8];
     const char *argv[FIXED + 2 * N_SAME + 1] = {program,    "--model",     model,
@@ -213,9 +212,9 @@ static int start_worker(struct thru *t, const struct opts *opts, const char *mod
     (void)snprintf(t->address, sizeof t->address, "unix:%.200s/worker", t->dir);
     (void)snprintf(log, sizeof log, "%s/log", t->dir);
     for (size_t i = 0; i < N_SAME; i++) {
-        if (opt_n(opts, same[i][0]) == 0) continue;
-        argv[n++] = same[i][1];
-        argv[n++] = opt_str_at(opts, same[i][0], 0);
+        if (opt_n(t->opts, same[i] + 2) == 0) continue;
+        argv[n++] = same[i];
+        argv[n++] = opt_str_at(t->opts, same[i] + 2, 0);
     }
     const struct child_opts with = {.out_fd = open(log, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
     if (with.out_fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
@@ -299,13 +298,14 @@ static int add_method(struct thru *t, const char *name, double ratio, struct err
     return 0;
 }
 
-static int read_methods(struct thru *t, const struct opts *opts, struct err *err)
+static int read_methods(struct thru *t, struct err *err)
 {
-    const char *p =
-        opt_given(opts, "strategies") ? opt_str(opts, "strategies") : "full,prefix,reuse,blend";
-    const double ratio = opt_given(opts, "ratios") ? strtod(opt_str(opts, "ratios"), NULL) : 0.15;
+    const char *p = opt_given(t->opts, "strategies") ? opt_str(t->opts, "strategies")
+                                                     : "full,prefix,reuse,blend";
+    const double ratio =
+        opt_given(t->opts, "ratios") ? strtod(opt_str(t->opts, "ratios"), NULL) : 0.15;
     /* Another server by its own way, else what the objective is made of; then the others. */
-    const char *before = t->foreign ? "server" : opt_given(opts, "slo-ms") ? NULL : "full";
+    const char *before = t->foreign ? "server" : opt_given(t->opts, "slo-ms") ? NULL : "full";
     int r = before ? add_method(t, before, 1, err) : 0;
     while (r == 0 && *p) {
         char name[24];
@@ -347,7 +347,7 @@ static int run_point(struct thru *t, struct point *p, struct err *err)
 
 static bool is_answered(const struct openloop_shot *s)
 {
-    return s->err == 0 && s->http_status == 200 && s->ttft_ms >= 0;
+    return s->err == 0 && s->http_status == 200 && isfinite(s->ttft_ms);
 }
 
 /* A request alone, a few times in a row. */
@@ -367,7 +367,7 @@ static int measure_alone(struct thru *t, struct method *m, struct err *err)
                            s.err < 0 ? err_name(s.err) : "no text came");
         if (i == 0) continue;
         v[i - 1] = s.ttft_ms;
-        outside[i - 1] = s.engine_ms < 0 ? NAN : s.ttft_ms - s.engine_ms;
+        outside[i - 1] = s.ttft_ms - s.engine_ms;
         if (s.n_pieces > 1) gap[n_gap++] = s.gap_ms_max;
     }
     m->figure[ALONE_MS] = bench_quantile(v, UNLOADED_REPS, 0.5);
@@ -381,29 +381,27 @@ static double gap_at(struct buf *gap, double q)
     return bench_quantile((double *)(void *)gap->data, gap->len / sizeof(double), q);
 }
 
+static void put_gaps(json_t *row, const char *name, struct buf *gap)
+{
+    char key[32];
+    const size_t n = gap->len / sizeof(double);
+    (void)snprintf(key, sizeof key, "%s_ms", name);
+    bench_put_quantiles(row, key, (double *)(void *)gap->data, n);
+    (void)snprintf(key, sizeof key, "%s_n", name);
+    json_object_set_new(row, key, json_integer((json_int_t)n));
+}
+
 /* Of the streams, where there are any. */
-static json_t *tell_gaps(const struct thru *t, struct openloop_ret *got)
+static void tell_gaps(const struct thru *t, struct openloop_ret *got, json_t *row)
 {
     struct buf *under = &got->gap[t->n_streams ? OPENLOOP_STREAMS : OPENLOOP_REQUESTS];
     struct buf *alone = &got->gap[OPENLOOP_ALONE];
-    json_t *row = json_pack("{s:o, s:o, s:o, s:I}", "itl_ms_p50", bench_number(gap_at(under, 0.5)),
-                            "itl_ms_p99", bench_number(gap_at(under, 0.99)), "itl_ms_max",
-                            bench_number(gap_at(under, 1)), "itl_n",
-                            (json_int_t)(under->len / sizeof(double)));
-    if (t->n_streams)
-        json_object_update_new(
-            row, json_pack("{s:o, s:o, s:I, s:o, s:o}", "itl_alone_ms_p50",
-                           bench_number(gap_at(alone, 0.5)), "itl_alone_ms_p99",
-                           bench_number(gap_at(alone, 0.99)), "itl_alone_n",
-                           (json_int_t)(alone->len / sizeof(double)), "itl_ratio",
-                           bench_number(gap_at(under, 0.99) / gap_at(alone, 0.99)), "streams_share",
-                           bench_number(got->answering_s / (got->load_s * t->n_streams))));
-    return row;
-}
-
-static json_t *time_or_null(double ms)
-{
-    return bench_number(ms < 0 ? NAN : ms);
+    const double share = got->answering_s / (got->load_s * t->n_streams);
+    put_gaps(row, "itl", under);
+    if (t->n_streams == 0) return;
+    put_gaps(row, "itl_alone", alone);
+    json_object_set_new(row, "itl_ratio", bench_number(gap_at(under, 0.99) / gap_at(alone, 0.99)));
+    json_object_set_new(row, "streams_share", bench_number(share));
 }
 
 /* One by one, in the order that they came in. */
@@ -414,9 +412,9 @@ static json_t *tell_requests(const struct point *p)
         const struct openloop_shot *s = &p->got.shot[i];
         json_array_append_new(
             list, json_pack("{s:f, s:o, s:o, s:o, s:o, s:o}", "at_s", p->at_s[i], "ttft_ms",
-                            time_or_null(s->ttft_ms), "end_ms", time_or_null(s->end_ms), "queue_ms",
-                            time_or_null(s->queue_ms), "prefill_ms", time_or_null(s->prefill_ms),
-                            "engine_ms", time_or_null(s->engine_ms)));
+                            bench_number(s->ttft_ms), "end_ms", bench_number(s->end_ms), "queue_ms",
+                            bench_number(s->queue_ms), "prefill_ms", bench_number(s->prefill_ms),
+                            "engine_ms", bench_number(s->engine_ms)));
     }
     return list;
 }
@@ -446,14 +444,13 @@ static double report_point(struct thru *t, struct point *p, double rate, double 
     }
     const double p95 = n < p->n ? INFINITY : bench_quantile(ttft, n, 0.95);
     json_t *row = json_pack(
-        "{s:s, s:f, s:f, s:o, s:o, s:o, s:f, s:o, s:I, s:I, s:f}", "strategy", p->m->name, "ratio",
-        p->m->ratio, "rate", rate, "ttft_ms_p50", bench_number(bench_quantile(ttft, n, 0.5)),
-        "ttft_ms_p95", bench_number(p95), "ttft_ms_p99",
-        bench_number(bench_quantile(ttft, n, 0.99)), "goodput", (double)n_good / wall_ms * 1e3,
-        "cached_share", bench_number(n_prompt ? (double)n_cached / (double)n_prompt : NAN), "n",
-        (json_int_t)p->n, "failed", (json_int_t)(p->n - n), "offered",
-        rate * p->m->figure[ALONE_MS] / 1e3);
-    json_object_update_new(row, tell_gaps(t, &p->got));
+        "{s:s, s:f, s:f, s:f, s:o, s:I, s:I, s:f}", "strategy", p->m->name, "ratio", p->m->ratio,
+        "rate", rate, "goodput", (double)n_good / wall_ms * 1e3, "cached_share",
+        bench_number((double)n_cached / (double)n_prompt), "n", (json_int_t)p->n, "failed",
+        (json_int_t)(p->n - n), "offered", rate * p->m->figure[ALONE_MS] / 1e3);
+    bench_put_quantiles(row, "ttft_ms", ttft, n);
+    json_object_set_new(row, "ttft_ms_p95", bench_number(p95));
+    tell_gaps(t, &p->got, row);
     bench_print_row(point_columns, row);
     json_object_set_new(row, "busy_ms",
                         json_pack("{s:o, s:o}", "prefill", bench_number(1e3 * p->prefill_s),
@@ -467,14 +464,17 @@ static double report_point(struct thru *t, struct point *p, double rate, double 
 static int measure_rate(struct thru *t, const struct method *m, double rate, double *ret_p95,
                         struct err *err)
 {
-    double *at_s = mem_alloc(2 * t->n_requests * sizeof *at_s), now = 0;
-    struct point p = {.m = m, .at_s = at_s, .n = t->n_requests, .alone_s = t->alone_s};
+    const size_t n =
+        opt_given(t->opts, "requests") ? (size_t)opt_int(t->opts, "requests") : REQUESTS;
+    double *at_s = mem_alloc(2 * n * sizeof *at_s), now = 0;
+    struct point p = {
+        .m = m, .at_s = at_s, .n = n, .alone_s = t->n_streams ? opt_double(t->opts, "alone-s") : 0};
     struct rng rng = {BENCH_ARRIVAL_SEED};
     if (!at_s) return err_set(err, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < p.n; i++) /* a Poisson process, the same for all strategies */
+    for (size_t i = 0; i < n; i++) /* a Poisson process, the same for all strategies */
         at_s[i] = now += rng_exp(&rng, 1 / rate);
     int r = run_point(t, &p, err);
-    if (r == 0) *ret_p95 = report_point(t, &p, rate, at_s + p.n);
+    if (r == 0) *ret_p95 = report_point(t, &p, rate, at_s + n);
     openloop_ret_fini(&p.got);
     mem_free(at_s);
     return r;
@@ -483,10 +483,11 @@ static int measure_rate(struct thru *t, const struct method *m, double rate, dou
 /* Rates go up until one misses the objective by far: what lies beyond only takes time. The rate at
  * the objective lies between the last one that keeps it and the first that does not, on a line;
  * below the lowest lies that of nobody, with the time of a request alone. */
-static int sweep(struct thru *t, struct method *m, const struct opts *opts, struct err *err)
+static int sweep(struct thru *t, struct method *m, struct err *err)
 {
-    const char *name = opt_given(opts, "rates") ? "rates" : "load", *list = opt_str(opts, name);
-    const double unit = opt_given(opts, "rates") ? 1 : 1e3 / m->figure[ALONE_MS];
+    const char *name = opt_given(t->opts, "rates") ? "rates" : "load",
+               *list = opt_str(t->opts, name);
+    const double unit = opt_given(t->opts, "rates") ? 1 : 1e3 / m->figure[ALONE_MS];
     double rate[POINTS_MAX], kept = 0, kept_p95 = m->figure[ALONE_MS], p95 = 0;
     const int n = bench_numbers(list, false, 1e9, rate, POINTS_MAX);
     bool missed = false;
@@ -537,31 +538,32 @@ static void summary(struct thru *t)
                      gap_at(&t->alone, 0.5), p99, t->alone.len / sizeof(double));
 }
 
-static int run_all(struct thru *t, const struct opts *opts, struct err *err)
+static int run_all(struct thru *t, struct err *err)
 {
     int r = 0;
     for (size_t i = 0; i < t->n_methods && r == 0; i++)
         r = measure_alone(t, &t->method[i], err);
     if (r < 0) return r;
-    t->slo_ms = opt_given(opts, "slo-ms") ? opt_double(opts, "slo-ms")
-                                          : opt_double(opts, "slo") * t->method[0].figure[ALONE_MS];
+    t->slo_ms = opt_given(t->opts, "slo-ms")
+                    ? opt_double(t->opts, "slo-ms")
+                    : opt_double(t->opts, "slo") * t->method[0].figure[ALONE_MS];
     (void)printf("objective: p95 of the TTFT within %.0f ms\n", t->slo_ms);
     bench_print_head(point_columns);
     for (size_t i = 0; i < t->n_methods && r == 0; i++) {
         if (i > 0 && !t->foreign) r = build_pool(t, err);
-        if (r == 0) r = sweep(t, &t->method[i], opts, err);
+        if (r == 0) r = sweep(t, &t->method[i], err);
     }
     if (r == -ECANCELED && json_array_size(t->rows) > 0) r = 0; /* what is done is told */
     if (r == 0) summary(t);
     return r;
 }
 
-static int make_pool(struct thru *t, const struct opts *opts, const char *model, struct err *err)
+static int make_pool(struct thru *t, const char *model, struct err *err)
 {
-    const struct docpool_opts docs = {.folder = opt_str(opts, "documents"),
-                                      .n = (size_t)opt_int(opts, "pool"),
-                                      .n_tok = (uint32_t)opt_int(opts, "chunk-tokens"),
-                                      .zipf = opt_double(opts, "zipf"),
+    const struct docpool_opts docs = {.folder = opt_str(t->opts, "documents"),
+                                      .n = (size_t)opt_int(t->opts, "pool"),
+                                      .n_tok = (uint32_t)opt_int(t->opts, "chunk-tokens"),
+                                      .zipf = opt_double(t->opts, "zipf"),
                                       .seed = SEED};
     struct tok *tok = NULL;
     if (t->chunks >= docs.n) return err_set(err, -EINVAL, "--pool must be larger than --chunks");
@@ -573,27 +575,22 @@ static int make_pool(struct thru *t, const struct opts *opts, const char *model,
 
 static int measure_throughput(const struct opts *opts, struct err *err)
 {
-    struct thru t = {.chunks = (unsigned)opt_int(opts, "chunks"),
-                     .answer_tokens = (unsigned)opt_int(opts, "answer-tokens"),
-                     .map_tokens = (unsigned)opt_int(opts, "map-tokens"),
-                     .n_requests = opt_given(opts, "requests") ? (unsigned)opt_int(opts, "requests")
-                                                               : REQUESTS,
+    struct thru t = {.opts = opts,
+                     .chunks = (unsigned)opt_int(opts, "chunks"),
                      .n_streams = (unsigned)opt_int(opts, "streams"),
-                     .stream_tokens = (unsigned)opt_int(opts, "stream-tokens"),
                      .foreign = opt_given(opts, "server"),
                      .meta = bench_meta(),
                      .rows = json_array()};
     char model[PATH_MAX];
     bench_stop_watch();
-    if (t.n_streams) t.alone_s = opt_double(opts, "alone-s");
     (void)snprintf(t.address, sizeof t.address, "%s", opt_str(opts, "server"));
     int r = bench_model_path(opts, model, sizeof model, err);
-    if (r == 0) r = make_pool(&t, opts, model, err);
-    if (r == 0) r = read_methods(&t, opts, err);
-    if (r == 0) r = t.foreign ? wait_ready(&t, err) : start_worker(&t, opts, model, err);
+    if (r == 0) r = make_pool(&t, model, err);
+    if (r == 0) r = read_methods(&t, err);
+    if (r == 0) r = t.foreign ? wait_ready(&t, err) : start_worker(&t, model, err);
     if (r == 0) r = first_model(&t, err);
     if (r == 0 && !t.foreign) r = build_pool(&t, err);
-    if (r == 0) r = run_all(&t, opts, err);
+    if (r == 0) r = run_all(&t, err);
     if (r == 0) r = bench_write_json(opts, t.meta, t.rows, err);
     if (r == -ECANCELED) (void)err_set(err, r, "stopped before the first point");
     child_stop(t.pid);

@@ -69,11 +69,11 @@ static void check_queue(double load, bool equal)
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(t.n, l.n);
     for (size_t i = 0; i < t.n; i++)
-        sum += t.ttft_s[i];
+        sum += t.ttft_ms[i] / 1e3;
     const double want = load * work_s / (1 - load) / (equal ? 2 : 1);
     ASSERT_NEAR(sum / (double)t.n / want, 1, 0.1);
     ASSERT_NEAR(t.busy_share, load, 0.02);
-    mem_free(t.ttft_s);
+    mem_free(t.ttft_ms);
     fleet_load_fini(&l);
 }
 
@@ -96,10 +96,10 @@ TEST(the_same_seed_gives_the_same_fleet)
     ASSERT_OK(fleet_run(&o, &l, &a));
     ASSERT_OK(fleet_run(&o, &l, &b));
     ASSERT_EQ(a.n, b.n);
-    ASSERT_MEMEQ(a.ttft_s, b.ttft_s, a.n * sizeof *a.ttft_s);
+    ASSERT_MEMEQ(a.ttft_ms, b.ttft_ms, a.n * sizeof *a.ttft_ms);
     ASSERT_MEMEQ(a.from, b.from, sizeof a.from);
-    mem_free(a.ttft_s);
-    mem_free(b.ttft_s);
+    mem_free(a.ttft_ms);
+    mem_free(b.ttft_ms);
     fleet_load_fini(&l);
 }
 
@@ -112,16 +112,16 @@ TEST(every_chunk_came_from_somewhere_and_tiers_that_hold_all_are_enough)
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(total(&t), (uint64_t)K * t.n);
     ASSERT_EQ(t.from[FLEET_RAM], total(&t));
-    mem_free(t.ttft_s);
+    mem_free(t.ttft_ms);
     o.ram_bytes = 200ull << 20;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_TRUE(t.from[FLEET_NVME] > t.from[FLEET_REDIS] && t.from[FLEET_NVME] > 0);
     ASSERT_EQ(t.from[FLEET_COMPUTED], 0);
-    mem_free(t.ttft_s);
+    mem_free(t.ttft_ms);
     o.strategy = POL_FULL;
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_EQ(t.from[FLEET_COMPUTED], total(&t));
-    mem_free(t.ttft_s);
+    mem_free(t.ttft_ms);
     fleet_load_fini(&l);
 }
 
@@ -138,7 +138,7 @@ TEST(a_cold_fleet_under_load_gets_warm)
     ASSERT_OK(fleet_run(&o, &l, &t));
     ASSERT_TRUE((double)t.from[FLEET_RAM] > 0.95 * (double)total(&t));
     ASSERT_TRUE(t.n_shed < t.n / 20);
-    mem_free(t.ttft_s);
+    mem_free(t.ttft_ms);
     fleet_load_fini(&l);
 }
 
@@ -162,12 +162,12 @@ TEST(residence_finds_more_nearby_than_chance_and_none_is_drowned)
         ASSERT_EQ(by[i].n + by[i].n_shed, (size_t)(0.7 * 6000));
     }
     ASSERT_TRUE(local(&by[FLEET_RESIDENT]) > local(&by[FLEET_RANDOM]) * 1.2);
-    ASSERT_TRUE(bench_quantile(by[FLEET_RESIDENT].ttft_s, by[FLEET_RESIDENT].n, 0.95) <
-                bench_quantile(by[FLEET_RANDOM].ttft_s, by[FLEET_RANDOM].n, 0.95));
+    ASSERT_TRUE(bench_quantile(by[FLEET_RESIDENT].ttft_ms, by[FLEET_RESIDENT].n, 0.95) <
+                bench_quantile(by[FLEET_RANDOM].ttft_ms, by[FLEET_RANDOM].n, 0.95));
     ASSERT_TRUE(by[FLEET_RESIDENT].skew < 1.2);
     ASSERT_TRUE(by[FLEET_RESIDENT].redis_bytes_per_s < by[FLEET_RANDOM].redis_bytes_per_s);
     for (int i = 0; i < FLEET_ROUTINGS; i++)
-        mem_free(by[i].ttft_s);
+        mem_free(by[i].ttft_ms);
     fleet_load_fini(&l);
 }
 
