@@ -15,20 +15,19 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { SERVERS_MAX = 8, ROUNDS_MAX = 101, STREAMS = 400 };
+enum { SERVERS_MAX = 8, ROUNDS_MAX = 101 };
 
 static const struct proxy_point points[] = {
-    {false, 512, 1, 0},       {false, 512, 32, 0},         {false, 512, 256, 0},
-    {false, 16 << 10, 1, 0},  {false, 16 << 10, 32, 0},    {false, 16 << 10, 256, 0},
-    {false, 128 << 10, 1, 0}, {false, 128 << 10, 32, 0},   {false, 128 << 10, 256, 0},
-    {true, 512, 1, 1000},     {true, 512, STREAMS, 10000},
+    {512, 1, 0},         {512, 32, 0},       {512, 256, 0},     {16 << 10, 1, 0},
+    {16 << 10, 32, 0},   {16 << 10, 256, 0}, {128 << 10, 1, 0}, {128 << 10, 32, 0},
+    {128 << 10, 256, 0}, {512, 1, 1000},     {512, 400, 10000},
 };
 enum { N_POINTS = sizeof points / sizeof *points };
 
 /* "131072:32" or "sse:400". */
 static void point_name(const struct proxy_point *p, char ret[32])
 {
-    if (p->sse)
+    if (p->tick_us > 0)
         (void)snprintf(ret, 32, "sse:%u", p->conns);
     else
         (void)snprintf(ret, 32, "%zu:%u", p->body_bytes, p->conns);
@@ -48,48 +47,31 @@ static bool is_wanted(const char *list, const struct proxy_point *p)
     return false;
 }
 
-struct proxy_figures { /* of one server at one point, a value per round */
-    double rate[ROUNDS_MAX], p50_ms[ROUNDS_MAX], p99_ms[ROUNDS_MAX], cpu_us[ROUNDS_MAX];
-    size_t n;
-};
 struct proxy_run {
     const struct opts *opts;
     struct proxy_setup setup;
-    pid_t origin;
     struct proxy_server server[SERVERS_MAX];
     size_t n_servers;
     char names[256];
     size_t n_rounds;
     int load_cpu, origin_cpu;
-    volatile uint64_t *n_events; /* shared with the origin */
-    struct proxy_figures of[N_POINTS][SERVERS_MAX];
+    double of[N_POINTS][SERVERS_MAX][PROXY_FIGURES][ROUNDS_MAX]; /* rate 0: not measured */
     json_t *meta, *rows;
 };
 
 /* ---- processes ---- */
 
-/* The proxies get the last CPUs, the load the first, the origin one between if there is one. */
+/* The proxies get the last CPU, the load the first, the origin one between if there is one. */
 static void choose_cpus(struct proxy_run *r)
 {
-    int n = (int)sysconf(_SC_NPROCESSORS_ONLN), wanted = (int)r->setup.loops;
+    const int n = (int)sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
-    bool all = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == n;
-    r->load_cpu = r->origin_cpu = -1;
-    if (n < wanted + 1 || !all) return;
+    const bool all = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == n;
+    r->load_cpu = r->origin_cpu = r->setup.cpu = -1;
+    if (n < 2 || !all) return;
     r->load_cpu = 0;
-    r->origin_cpu = n > wanted + 1 ? 1 : 0;
-    r->setup.cpu0 = n - wanted;
-    r->setup.n_cpus = wanted;
-}
-
-static int start_origin(struct proxy_run *r, struct err *err)
-{
-    int fd, e = proxy_listen(&fd, &r->setup.origin_port, err);
-    if (e < 0) return e;
-    r->origin = child_fork(r->origin_cpu, r->origin_cpu >= 0 ? 1 : 0);
-    if (r->origin == 0) proxy_origin_run(fd, r->n_events);
-    (void)close(fd);
-    return r->origin < 0 ? err_set(err, -EAGAIN, "cannot fork") : 0;
+    r->origin_cpu = n > 2 ? 1 : 0;
+    r->setup.cpu = n - 1;
 }
 
 static int start_servers(struct proxy_run *r, struct err *err)
@@ -119,7 +101,8 @@ static int start_servers(struct proxy_run *r, struct err *err)
 
 /* ---- measuring ---- */
 
-static int measure_server(struct proxy_run *r, size_t point, size_t server, struct err *err)
+static int measure_server(struct proxy_run *r, size_t point, size_t server, size_t round,
+                          struct err *err)
 {
     const struct proxy_server *s = &r->server[server];
     const struct proxy_load load = {.point = points[point],
@@ -128,19 +111,15 @@ static int measure_server(struct proxy_run *r, size_t point, size_t server, stru
                                     .seconds = (unsigned)fmax(opt_double(r->opts, "seconds"), 1),
                                     .dir = r->setup.dir,
                                     .cpu = r->load_cpu,
-                                    .n_events = r->n_events};
-    struct proxy_result x;
+                                    .origin = &r->setup.origin};
     struct err why = {0};
     char name[32];
-    int e = proxy_load_run(&load, &x, &why);
+    double got[PROXY_FIGURES];
+    const int e = proxy_load_run(&load, got, &why);
     point_name(&points[point], name);
     if (e < 0) return err_set(err, e, "%s, %s: %.140s", s->name, name, why.msg);
-    struct proxy_figures *f = &r->of[point][server];
-    f->rate[f->n] = x.done / x.wall_s;
-    f->cpu_us[f->n] = x.cpu_s / x.done * 1e6;
-    f->p50_ms[f->n] = x.p50_ms;
-    f->p99_ms[f->n] = x.p99_ms;
-    f->n++;
+    for (size_t i = 0; i < PROXY_FIGURES; i++)
+        r->of[point][server][i][round] = got[i];
     return 0;
 }
 
@@ -151,7 +130,7 @@ static int measure_servers(struct proxy_run *r, struct err *err)
         for (size_t p = 0; p < N_POINTS; p++) {
             bool wanted = is_wanted(opt_str(r->opts, "only"), &points[p]);
             for (size_t i = 0; wanted && i < r->n_servers; i++) {
-                int e = measure_server(r, p, (i + round) % r->n_servers, err);
+                int e = measure_server(r, p, (i + round) % r->n_servers, round, err);
                 if (e < 0) return e;
             }
             bench_progress("proxy", ++done, of);
@@ -161,11 +140,11 @@ static int measure_servers(struct proxy_run *r, struct err *err)
 
 /* ---- report ---- */
 
-static double median_of(const double *v, size_t n)
+static double median_of(const struct proxy_run *r, size_t point, size_t server, size_t figure)
 {
-    double copy[ROUNDS_MAX];
-    memcpy(copy, v, n * sizeof *v);
-    return bench_quantile(copy, n, 0.5);
+    double v[ROUNDS_MAX];
+    memcpy(v, r->of[point][server][figure], r->n_rounds * sizeof *v);
+    return bench_quantile(v, r->n_rounds, 0.5);
 }
 
 static void add_row(struct proxy_run *r, size_t point, size_t server)
@@ -182,44 +161,45 @@ static void add_row(struct proxy_run *r, size_t point, size_t server)
                                                   {"events/CPU-s", "events_per_cpu_s", 12, 0},
                                                   {0}};
     const struct proxy_point *p = &points[point];
-    const struct proxy_figures *f = &r->of[point][server];
-    const double rate = median_of(f->rate, f->n), cpu = median_of(f->cpu_us, f->n);
+    const bool sse = p->tick_us > 0;
+    const double rate = median_of(r, point, server, PROXY_RATE),
+                 cpu = median_of(r, point, server, PROXY_CPU_US);
     json_t *row = json_pack(
-        "{s:s, s:s, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "server",
-        r->server[server].name, "kind", p->sse ? "sse" : "request", "body_bytes",
-        (int)p->body_bytes, "connections", (int)p->conns, "streams", p->sse ? (int)p->conns : 0,
-        "rounds", (int)f->n, "requests_per_s", bench_number(p->sse ? NAN : rate), "events_per_s",
-        bench_number(p->sse ? rate : NAN), "p50_ms", bench_number(median_of(f->p50_ms, f->n)),
-        "p99_ms", bench_number(median_of(f->p99_ms, f->n)), "cpu_us_per_request",
-        bench_number(p->sse ? NAN : cpu), "events_per_cpu_s",
-        bench_number(p->sse ? 1e6 / cpu : NAN));
+        "{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "server", r->server[server].name,
+        "kind", sse ? "sse" : "request", "body_bytes", (int)p->body_bytes, "connections",
+        (int)p->conns, "rounds", (int)r->n_rounds, "requests_per_s", bench_number(sse ? NAN : rate),
+        "events_per_s", bench_number(sse ? rate : NAN), "p50_ms",
+        bench_number(median_of(r, point, server, PROXY_P50_MS)), "p99_ms",
+        bench_number(median_of(r, point, server, PROXY_P99_MS)), "cpu_us_per_request",
+        bench_number(sse ? NAN : cpu), "events_per_cpu_s", bench_number(sse ? 1e6 / cpu : NAN));
     if (json_array_size(r->rows) == 0) bench_print_head(columns);
     bench_print_row(columns, row);
     json_array_append_new(r->rows, row);
 }
 
-static const double *values_of(const struct proxy_run *r, size_t point, const char *name, bool cpu)
+static const double *values_of(const struct proxy_run *r, size_t point, const char *name,
+                               size_t figure)
 {
     static const double none[ROUNDS_MAX] = {[0 ... ROUNDS_MAX - 1] = NAN};
     for (size_t i = 0; i < r->n_servers; i++)
-        if (strcmp(r->server[i].name, name) == 0)
-            return cpu ? r->of[point][i].cpu_us : r->of[point][i].rate;
+        if (strcmp(r->server[i].name, name) == 0) return r->of[point][i][figure];
     return none;
 }
 
 /* kvblend's CPU or rate by the better one's of nginx's two settings in the same round: the median
  * by point, what was not measured left out. */
-static json_t *ratios_to_nginx(const struct proxy_run *r, bool cpu)
+static json_t *ratios_to_nginx(const struct proxy_run *r, size_t figure)
 {
     json_t *all = json_object();
     for (size_t p = 0; p < N_POINTS; p++) {
-        const double *own = values_of(r, p, "kvblend", cpu), *a = values_of(r, p, "nginx", cpu),
-                     *b = values_of(r, p, "nginx-stream", cpu);
+        const double *own = values_of(r, p, "kvblend", figure),
+                     *a = values_of(r, p, "nginx", figure),
+                     *b = values_of(r, p, "nginx-stream", figure);
         double v[ROUNDS_MAX];
         char name[32];
         point_name(&points[p], name);
         for (size_t i = 0; i < r->n_rounds; i++)
-            v[i] = own[i] / (cpu ? fmin(a[i], b[i]) : fmax(a[i], b[i]));
+            v[i] = own[i] / (figure == PROXY_CPU_US ? fmin(a[i], b[i]) : fmax(a[i], b[i]));
         const double ratio = bench_quantile(v, r->n_rounds, 0.5);
         if (isfinite(ratio)) json_object_set_new(all, name, json_real(ratio));
     }
@@ -228,31 +208,26 @@ static json_t *ratios_to_nginx(const struct proxy_run *r, bool cpu)
 
 static void report_servers(struct proxy_run *r)
 {
-    json_t *per_cpu = json_object(), *versions = json_object(), *configs = json_object();
-    json_t *cpu = ratios_to_nginx(r, true), *rate = ratios_to_nginx(r, false);
+    json_t *versions = json_object(), *configs = json_object();
+    json_t *cpu = ratios_to_nginx(r, PROXY_CPU_US), *rate = ratios_to_nginx(r, PROXY_RATE);
     char cpus[160] = "not pinned: too few CPUs, or not all of them are ours";
     for (size_t p = 0; p < N_POINTS; p++)
         for (size_t s = 0; s < r->n_servers; s++)
-            if (r->of[p][s].n) add_row(r, p, s);
-    for (size_t s = 0; s < r->n_servers; s++) {
-        struct proxy_server *x = &r->server[s];
-        if (!x->pid) continue;
-        const struct proxy_figures *f = &r->of[N_POINTS - 1][s];
-        json_object_set_new(per_cpu, x->name, bench_number(1e6 / median_of(f->cpu_us, f->n)));
-        json_object_set_new(versions, x->name, json_string(x->version));
-        json_object_set_new(configs, x->name, json_string(buf_cstr(&x->config)));
+            if (r->of[p][s][PROXY_RATE][0] > 0) add_row(r, p, s);
+    for (struct proxy_server *s = r->server; s < r->server + r->n_servers; s++) {
+        if (!s->pid) continue;
+        json_object_set_new(versions, s->name, json_string(s->version));
+        json_object_set_new(configs, s->name, json_string(buf_cstr(&s->config)));
     }
     if (r->load_cpu >= 0)
-        (void)snprintf(cpus, sizeof cpus, "load on CPU %d, origin on CPU %d, proxy on CPU %d-%d",
-                       r->load_cpu, r->origin_cpu, r->setup.cpu0,
-                       r->setup.cpu0 + r->setup.n_cpus - 1);
+        (void)snprintf(cpus, sizeof cpus, "load on CPU %d, origin on CPU %d, proxy on CPU %d",
+                       r->load_cpu, r->origin_cpu, r->setup.cpu);
     char *text = json_dumps(cpu, JSON_REAL_PRECISION(3) | JSON_COMPACT);
     (void)printf("CPU by that of the better nginx: %s\n", text ? text : "");
     mem_free(text);
-    json_object_update_new(
-        r->meta, json_pack("{s:o, s:o, s:o, s:o, s:o, s:s, s:i}", "sse_events_per_cpu_s", per_cpu,
-                           "versions", versions, "configs", configs, "cpu_vs_nginx", cpu,
-                           "rps_vs_nginx", rate, "pinning", cpus, "loops", (int)r->setup.loops));
+    json_object_update_new(r->meta, json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions,
+                                              "configs", configs, "cpu_vs_nginx", cpu,
+                                              "rps_vs_nginx", rate, "pinning", cpus));
 }
 
 static int open_run(struct proxy_run *r, struct err *err)
@@ -264,18 +239,12 @@ static int open_run(struct proxy_run *r, struct err *err)
     }
     (void)signal(SIGPIPE, SIG_IGN);
     r->n_rounds = (size_t)opt_int(r->opts, "rounds");
-    r->setup.loops = (unsigned)opt_int(r->opts, "loops");
     r->meta = bench_meta();
     json_object_set_new(r->meta, "left_out", json_array());
     r->rows = json_array();
-    void *shared =
-        mmap(NULL, sizeof *r->n_events, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) return err_set(err, -ENOMEM, "out of memory");
-    r->n_events = shared;
-    int e = child_dir("kvblend-bench", r->setup.dir, err);
-    if (e < 0) return e;
     choose_cpus(r);
-    return start_origin(r, err);
+    int e = child_dir("kvblend-bench", r->setup.dir, err);
+    return e < 0 ? e : proxy_origin_start(r->origin_cpu, &r->setup.origin, err);
 }
 
 static int measure_proxies(const struct opts *opts, struct err *err)
@@ -292,9 +261,8 @@ static int measure_proxies(const struct opts *opts, struct err *err)
     }
     for (size_t i = 0; i < r->n_servers; i++)
         proxy_server_stop(&r->server[i]);
-    child_stop(r->origin);
+    child_stop(r->setup.origin.pid);
     child_dir_remove(r->setup.dir);
-    if (r->n_events) (void)munmap((void *)(uintptr_t)r->n_events, sizeof *r->n_events);
     json_decref(r->meta);
     json_decref(r->rows);
     mem_free(r);
@@ -303,7 +271,6 @@ static int measure_proxies(const struct opts *opts, struct err *err)
 
 static const struct opt_def measure_proxies_options[] = {
     {"rounds", OPT_INT, "3", 1, ROUNDS_MAX, NULL, "how often each figure is measured"},
-    {"loops", OPT_INT, "1", 1, 64, NULL, "event loops of kvblend"},
     {"only", OPT_STR, "", 0, 0, NULL,
      "measure these only, such as 512,131072:32,sse (bytes of the body:connections)"},
     {"servers", OPT_STR, "direct,kvblend,nginx,nginx-stream,haproxy", 0, 0, NULL,

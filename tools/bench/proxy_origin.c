@@ -1,41 +1,32 @@
-/* The origin: takes requests, drops their bodies without copying them (MSG_TRUNC), answers at
- * once. Streams share one clock: at each tick every stream gets one event in one write, as from a
- * server that decodes its sequences in one batch. A late tick sends one event, never two. */
+/* The origin: one event loop that answers at once. Streams share one clock: at each tick every
+ * stream gets one event in one write, as from a server that decodes its sequences in one batch. A
+ * late tick sends one event, never two. */
 #include "tools/bench/proxy.h"
 
-#include "base/mem.h"
+#include "base/net/http_loop.h"
+#include "base/net/http_request.h"
+#include "base/net/http_server.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
+#include <event2/event.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
-#include <xxhash.h>
 
-enum { HEAD_BYTES = 16384, EVENTS = 256, BACKLOG = 4096 };
-
-struct origin_conn {
-    struct origin_conn *next, **link; /* of the streams; link NULL: not one */
-    int fd;
-    size_t len, left;    /* bytes in head; of the body that are still to come */
-    bool in_body, check; /* check: hash the body, do not drop it */
-    unsigned n_events, n_sent;
-    char head[HEAD_BYTES];
-};
+enum { BACKLOG = 4096, STREAMS_MAX = 1024, ANSWER_TEXT = 740 };
 
 struct origin {
-    int epoll, listener, timer;
-    volatile uint64_t *n_sent; /* events */
-    struct origin_conn *streams;
-    XXH64_state_t *hash; /* of the body that is being checked: one at a time */
-    char answer[PROXY_ANSWER_BYTES + 256];
-    size_t answer_len;
+    struct stream {
+        struct http_req *r; /* NULL: none */
+        unsigned n_events, n_sent;
+    } stream[STREAMS_MAX];
+    int timer;
+    struct buf answer;
+    atomic_ullong *n_sent; /* events; shared with the parent */
 };
 
 int proxy_listen(int *ret_fd, uint16_t *ret_port, struct err *err)
@@ -54,223 +45,135 @@ int proxy_listen(int *ret_fd, uint16_t *ret_port, struct err *err)
     return 0;
 }
 
-static size_t make_answer(char *out, size_t cap, const char *text, size_t bytes)
+/* ---- answers ---- */
+
+int proxy_answer(struct buf *out)
 {
-    int n = snprintf(out, cap,
-                     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n"
-                     "\r\n%s",
-                     bytes, text);
-    return (size_t)n;
+    return buf_addf(out,
+                    "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
+                    "\"model\":\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
+                    "\"assistant\",\"content\":\"%0*d\"},\"finish_reason\":\"stop\"}],\"usage\":{"
+                    "\"prompt_tokens\":1200,\"completion_tokens\":200,\"total_tokens\":1400}}",
+                    ANSWER_TEXT, 0);
 }
 
-/* A completion of PROXY_ANSWER_BYTES. */
-static size_t make_completion(char *out, size_t cap)
+int proxy_event(unsigned i, struct buf *out)
 {
-    static const char head[] =
-        "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":"
-        "\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"";
-    static const char sentence[] = "The answer is in the second document: the bridge was opened in "
-                                   "1894 and carries both road and rail.\\n";
-    static const char tail[] = "\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1200,"
-                               "\"completion_tokens\":200,\"total_tokens\":1400}}";
-    char text[PROXY_ANSWER_BYTES + 1];
-    size_t n = sizeof head - 1, end = PROXY_ANSWER_BYTES - (sizeof tail - 1);
-    memcpy(text, head, n);
-    for (; n + sizeof sentence - 1 <= end; n += sizeof sentence - 1)
-        memcpy(text + n, sentence, sizeof sentence - 1);
-    memset(text + n, '.', end - n);
-    memcpy(text + end, tail, sizeof tail);
-    return make_answer(out, cap, text, PROXY_ANSWER_BYTES);
-}
-
-/* All or nothing: what is sent here is small and the peer reads it. */
-static bool send_all(struct origin_conn *c, const char *p, size_t len)
-{
-    return send(c->fd, p, len, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)len;
+    return buf_addf(out,
+                    "data: {\"id\":\"chatcmpl-%08u\",\"object\":\"chat.completion.chunk\","
+                    "\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,"
+                    "\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":null}]"
+                    "}\n\n",
+                    i);
 }
 
 /* ---- streams ---- */
 
-#define EVENT_FORMAT                                                                               \
-    PROXY_EVENT_ID "%08u\",\"object\":\"chat.completion.chunk\","                                  \
-                   "\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,"         \
-                   "\"delta\":{\"content\":"                                                       \
-                   "\" token\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n"
-
-static void stream_end(struct origin_conn *c)
+static void set_timer(struct origin *o, unsigned tick_us)
 {
-    if (!c->link) return;
-    *c->link = c->next;
-    if (c->next) c->next->link = c->link;
-    c->link = NULL;
+    const struct timespec every = {tick_us / 1000000, (long)(tick_us % 1000000) * 1000};
+    (void)timerfd_settime(o->timer, 0, &(struct itimerspec){every, every}, NULL);
 }
 
-static void send_events(struct origin *o)
+static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
-    static const char last[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
-    char event[400], frame[512];
-    struct origin_conn *next;
-    for (struct origin_conn *c = o->streams; c; c = next) {
-        next = c->next;
-        if (c->n_sent < c->n_events) {
-            const int n = snprintf(event, sizeof event, EVENT_FORMAT, c->n_sent);
-            const int len = snprintf(frame, sizeof frame, "%x\r\n%s\r\n", (unsigned)n, event);
-            if (!send_all(c, frame, (size_t)len)) continue;
-            c->n_sent++;
-            ++*o->n_sent;
-        } else if (send_all(c, last, sizeof last - 1)) {
-            stream_end(c);
+    struct origin *o = arg;
+    struct buf event = BUF_INIT;
+    uint64_t ticks;
+    bool any = false;
+    (void)what;
+    if (read(fd, &ticks, sizeof ticks) < 0) return;
+    for (struct stream *s = o->stream; s < o->stream + STREAMS_MAX; s++) {
+        if (!s->r) continue;
+        any = true;
+        buf_clear(&event);
+        const bool last = s->n_sent == s->n_events;
+        (void)(last ? buf_adds(&event, PROXY_LAST_EVENT) : proxy_event(s->n_sent, &event));
+        (void)http_reply_write(s->r, event.data, event.len);
+        if (last) {
+            (void)http_reply_end(s->r);
+            s->r = NULL;
+        } else {
+            s->n_sent++;
+            atomic_fetch_add(o->n_sent, 1);
         }
     }
-    if (!o->streams) (void)timerfd_settime(o->timer, 0, &(struct itimerspec){0}, NULL);
+    if (!any) set_timer(o, 0);
+    buf_fini(&event);
 }
 
-static void stream_start(struct origin *o, struct origin_conn *c, unsigned tick_us)
+static void start_stream(struct origin *o, struct http_req *r, unsigned n_events, unsigned tick_us)
 {
-    static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-                               "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n";
-    (void)send_all(c, head, sizeof head - 1);
-    struct timespec every = {tick_us / 1000000, (long)(tick_us % 1000000) * 1000};
-    struct itimerspec it = {every, every};
-    if (!o->streams) (void)timerfd_settime(o->timer, 0, &it, NULL);
-    c->n_sent = 0;
-    c->next = o->streams;
-    c->link = &o->streams;
-    if (c->next) c->next->link = &c->next;
-    o->streams = c;
-}
-
-static void conn_close(struct origin_conn *c)
-{
-    stream_end(c);
-    (void)close(c->fd);
-    mem_free(c);
+    struct stream *s = o->stream;
+    while (s->r && s < o->stream + STREAMS_MAX - 1)
+        s++;
+    if (s->r || http_reply_start(r, 200, "text/event-stream", "Cache-Control: no-cache\r\n") < 0) {
+        http_reply_abort(r);
+        return;
+    }
+    *s = (struct stream){r, n_events, 0};
+    http_req_set_user(r, s);
+    set_timer(o, tick_us);
 }
 
 /* ---- requests ---- */
 
-static bool number_after(const char *text, const char *name, unsigned *ret)
+static void on_request(void *ctx, struct http_req *r)
 {
-    const char *p = strstr(text, name);
-    if (p) *ret = (unsigned)strtoul(p + strlen(name), NULL, 10);
-    return p != NULL;
-}
-
-static void answer_text(struct origin_conn *c, const char *text)
-{
-    char out[1024];
-    (void)send_all(c, out, make_answer(out, sizeof out, text, strlen(text)));
-}
-
-/* The body is complete; `text` is its beginning. */
-static void answer_request(struct origin *o, struct origin_conn *c, const char *text)
-{
-    unsigned tick_us = 0;
-    if (c->check) {
-        char hash[64];
-        (void)snprintf(hash, sizeof hash, "{\"xxh64\":\"%016llx\"}",
-                       (unsigned long long)XXH64_digest(o->hash));
-        answer_text(c, hash);
-    } else if (strncmp(c->head, "GET /v1/models", 14) == 0) {
-        answer_text(c, "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\","
-                       "\"created\":1700000000,\"owned_by\":\"bench\"}]}");
-    } else if (strncmp(c->head, "GET ", 4) == 0) {
-        answer_text(c, "{\"status\":\"ok\"}");
-    } else if (number_after(text, "\"bench_events\":", &c->n_events) && c->n_events > 0 &&
-               number_after(text, "\"bench_tick_us\":", &tick_us)) {
-        stream_start(o, c, tick_us);
-    } else {
-        (void)send_all(c, o->answer, o->answer_len);
+    static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":"
+                                 "\"model\",\"created\":1700000000,\"owned_by\":\"bench\"}]}";
+    struct origin *o = ctx;
+    struct buf answer = o->answer;
+    unsigned n_events, tick_us;
+    http_req_set_user(r, NULL);
+    if (strcmp(http_req_method(r), "GET") == 0)
+        answer = (struct buf){.data = (char *)(uintptr_t)models, .len = sizeof models - 1};
+    else if (strcmp(http_req_query(r), "echo") == 0)
+        answer.data = (char *)(uintptr_t)http_req_body(r, &answer.len);
+    else if (sscanf(http_req_query(r), "events=%u&tick_us=%u", &n_events, &tick_us) == 2) {
+        start_stream(o, r, n_events, tick_us);
+        return;
     }
-    c->len = 0;
-    c->in_body = false;
+    (void)http_reply(r, 200, "application/json", NULL, answer.data, answer.len);
 }
 
-static size_t content_length(const char *head)
+static void on_close(void *ctx, struct http_req *r, bool aborted)
 {
-    const char *p = strcasestr(head, "\r\ncontent-length:");
-    return p ? strtoul(p + 17, NULL, 10) : 0;
+    struct stream *s = http_req_user(r);
+    (void)ctx;
+    (void)aborted;
+    if (s && s->r == r) s->r = NULL;
 }
 
-/* True while the connection lives. */
-static bool read_head(struct origin *o, struct origin_conn *c)
+static _Noreturn void run_origin(int listener, atomic_ullong *n_sent)
 {
-    ssize_t n = recv(c->fd, c->head + c->len, HEAD_BYTES - 1 - c->len, 0);
-    if (n <= 0) return n < 0 && errno == EAGAIN;
-    c->len += (size_t)n;
-    c->head[c->len] = '\0';
-    char *end = strstr(c->head, "\r\n\r\n");
-    if (!end) return c->len < HEAD_BYTES - 1;
-    *end = '\0'; /* the body must not answer for the head */
-    size_t length = content_length(c->head), have = c->len - (size_t)(end + 4 - c->head);
-    c->check = strstr(c->head, "?check") != NULL;
-    *end = '\r';
-    if (have < length && c->len < HEAD_BYTES / 4) return true; /* its beginning is needed */
-    if (c->check) {
-        (void)XXH64_reset(o->hash, 0);
-        (void)XXH64_update(o->hash, end + 4, have);
-    }
-    c->in_body = have < length;
-    c->left = length - have;
-    if (!c->in_body) answer_request(o, c, end + 4);
-    return true;
-}
-
-static bool drop_body(struct origin *o, struct origin_conn *c)
-{
-    static char bytes[65536];
-    size_t room = c->check && c->left > sizeof bytes ? sizeof bytes : c->left;
-    ssize_t n = c->check ? recv(c->fd, bytes, room, 0) : recv(c->fd, NULL, room, MSG_TRUNC);
-    if (n <= 0) return n < 0 && errno == EAGAIN;
-    if (c->check) (void)XXH64_update(o->hash, bytes, (size_t)n);
-    c->left -= (size_t)n;
-    if (c->left == 0) answer_request(o, c, strstr(c->head, "\r\n\r\n") + 4);
-    return true;
-}
-
-static void accept_all(struct origin *o)
-{
-    for (int fd; (fd = accept4(o->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) {
-        struct origin_conn *c = mem_zalloc(sizeof *c);
-        int one = 1;
-        struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
-        if (!c) {
-            (void)close(fd);
-            return;
-        }
-        c->fd = fd;
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (epoll_ctl(o->epoll, EPOLL_CTL_ADD, fd, &e) < 0) conn_close(c);
-    }
-}
-
-_Noreturn void proxy_origin_run(int listen_fd, volatile uint64_t *n_events)
-{
+    static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
     static struct origin o;
-    o.n_sent = n_events;
-    o.listener = listen_fd;
-    o.epoll = epoll_create1(EPOLL_CLOEXEC);
-    o.hash = XXH64_createState();
-    o.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    o.answer_len = make_completion(o.answer, sizeof o.answer);
-    struct epoll_event e = {.events = EPOLLIN, .data.ptr = &o.listener};
-    struct epoll_event t = {.events = EPOLLIN, .data.ptr = &o.timer};
-    if (!o.hash || epoll_ctl(o.epoll, EPOLL_CTL_ADD, listen_fd, &e) < 0 ||
-        epoll_ctl(o.epoll, EPOLL_CTL_ADD, o.timer, &t) < 0)
-        _exit(1);
-    for (;;) {
-        struct epoll_event ev[EVENTS];
-        uint64_t ticks;
-        int n = epoll_wait(o.epoll, ev, EVENTS, -1);
-        for (int i = 0; i < n; i++) {
-            struct origin_conn *c = ev[i].data.ptr;
-            if (ev[i].data.ptr == &o.listener) {
-                accept_all(&o);
-            } else if (ev[i].data.ptr == &o.timer) {
-                if (read(o.timer, &ticks, sizeof ticks) == sizeof ticks) send_events(&o);
-            } else if (!(c->in_body ? drop_body(&o, c) : read_head(&o, c))) {
-                conn_close(c);
-            }
-        }
-    }
+    const struct http_listen_opts listen = {.fd = listener};
+    struct http_loop *loop;
+    struct http_server *server;
+    struct err err;
+    o.n_sent = n_sent;
+    o.timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (proxy_answer(&o.answer) < 0 || http_loop_create(&loop) < 0) _exit(1);
+    struct event *tick =
+        event_new(http_loop_base(loop), o.timer, EV_READ | EV_PERSIST, on_tick, &o);
+    if (tick && event_add(tick, NULL) == 0 &&
+        http_server_create(loop, NULL, &ops, &o, &server) == 0 &&
+        http_server_listen(server, NULL, &listen, &err) >= 0)
+        (void)http_loop_run(loop);
+    _exit(1);
+}
+
+int proxy_origin_start(int cpu, struct proxy_origin *ret, struct err *err)
+{
+    int fd, r = proxy_listen(&fd, &ret->port, err);
+    if (r < 0) return r;
+    void *shared = mmap(NULL, sizeof(atomic_ullong), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ret->n_events = shared;
+    ret->pid = shared == MAP_FAILED ? -1 : child_fork(cpu, cpu >= 0 ? 1 : 0);
+    if (ret->pid == 0) run_origin(fd, shared);
+    (void)close(fd);
+    return ret->pid < 0 ? err_set(err, -EAGAIN, "cannot fork") : 0;
 }

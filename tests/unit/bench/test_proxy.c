@@ -10,22 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static volatile uint64_t *n_events; /* that the origin has sent */
-
-static pid_t origin_start(uint16_t *ret_port)
+static struct proxy_origin origin_start(void)
 {
     struct err err = {0};
-    int fd;
-    void *shared =
-        mmap(NULL, sizeof *n_events, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_TRUE(shared != MAP_FAILED);
-    n_events = shared;
-    ASSERT_OK(proxy_listen(&fd, ret_port, &err));
-    pid_t pid = fork();
-    if (pid == 0) proxy_origin_run(fd, n_events);
-    (void)close(fd);
-    ASSERT_TRUE(pid > 0);
-    return pid;
+    struct proxy_origin o;
+    ASSERT_OK(proxy_origin_start(-1, &o, &err));
+    return o;
 }
 
 /* A server that answers every connection with the same bytes and closes it. */
@@ -57,7 +47,7 @@ TEST(bodies_are_json_of_the_size_asked_for)
     static const size_t size[] = {300, 512, 513, 1000, 16 << 10, 128 << 10};
     for (size_t i = 0; i < sizeof size / sizeof *size; i++) {
         struct buf b = BUF_INIT;
-        ASSERT_OK(proxy_body(size[i], 7, 1000, &b));
+        ASSERT_OK(proxy_body(size[i], true, &b));
         ASSERT_EQ(b.len, size[i]);
         ASSERT_OK(json_scan_object(b.data, b.len, NULL, NULL, NULL));
         buf_fini(&b);
@@ -66,39 +56,39 @@ TEST(bodies_are_json_of_the_size_asked_for)
 
 TEST(requests_and_streams_reach_the_origin)
 {
-    uint16_t port;
     struct err err = {0};
-    pid_t origin = origin_start(&port);
-    int r = proxy_check(port, &err);
+    struct proxy_origin origin = origin_start();
+    int r = proxy_check(origin.port, &err);
     if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
-    ASSERT_EQ(*n_events, 20);
-    stop(origin);
+    ASSERT_EQ(*origin.n_events, 20);
+    stop(origin.pid);
 }
 
 TEST(wrk_loads_and_its_sums_are_read)
 {
-    static const struct proxy_point point[] = {
-        {false, 512, 1, 0}, {false, 128 << 10, 8, 0}, {true, 512, 50, 2000}};
+    static const struct proxy_point point[] = {{512, 1, 0}, {128 << 10, 8, 0}, {512, 50, 2000}};
     char dir[CHILD_PATH_MAX];
-    uint16_t port;
     struct err err = {0};
-    pid_t origin = origin_start(&port);
+    struct proxy_origin origin = origin_start();
     int r = child_dir("kvblend-test", dir, &err);
     for (size_t i = 0; r == 0 && i < sizeof point / sizeof *point; i++) {
         const struct proxy_load load = {.point = point[i],
-                                        .port = port,
-                                        .server = origin,
+                                        .port = origin.port,
+                                        .server = origin.pid,
                                         .seconds = 1,
                                         .dir = dir,
                                         .cpu = -1,
-                                        .n_events = n_events};
-        struct proxy_result got;
-        r = proxy_load_run(&load, &got, &err);
+                                        .origin = &origin};
+        double got[PROXY_FIGURES];
+        r = proxy_load_run(&load, got, &err);
         if (r < 0) break;
-        ASSERT_TRUE(got.done > 0 && got.wall_s > 0.9 && got.cpu_s > 0);
-        if (!point[i].sse) ASSERT_TRUE(got.p50_ms > 0 && got.p50_ms <= got.p99_ms);
+        ASSERT_TRUE(got[PROXY_RATE] > 0 && got[PROXY_CPU_US] > 0);
+        if (!point[i].tick_us)
+            ASSERT_TRUE(got[PROXY_P50_MS] > 0 && got[PROXY_P50_MS] <= got[PROXY_P99_MS]);
+        else
+            ASSERT_TRUE(got[PROXY_RATE] <= 1.1 * 50 * 500);
     }
-    stop(origin);
+    stop(origin.pid);
     child_dir_remove(dir);
     if (r == -ENOENT) SKIP(err.msg);
     if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
@@ -111,16 +101,13 @@ TEST(wrong_answers_end_the_load)
     uint16_t port;
     struct err err = {0};
     pid_t parrot = parrot_start("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", &port);
-    static const volatile uint64_t none;
+    static const atomic_ullong none;
+    const struct proxy_origin origin = {.n_events = &none};
     ASSERT_OK(child_dir("kvblend-test", dir, &err));
-    const struct proxy_load load = {.point = {false, 512, 1, 0},
-                                    .port = port,
-                                    .seconds = 1,
-                                    .dir = dir,
-                                    .cpu = -1,
-                                    .n_events = &none};
-    struct proxy_result got;
-    int r = proxy_load_run(&load, &got, &err);
+    const struct proxy_load load = {
+        .point = {512, 1, 0}, .port = port, .seconds = 1, .dir = dir, .cpu = -1, .origin = &origin};
+    double got[PROXY_FIGURES];
+    int r = proxy_load_run(&load, got, &err);
     stop(parrot);
     child_dir_remove(dir);
     if (r == -ENOENT) SKIP(err.msg);
@@ -135,7 +122,6 @@ TEST(what_changes_on_the_way_is_noticed)
         "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         "HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n{}",
-        "HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\n{\"xxh64\":\"0123456789abcdef\"}",
         CHUNKED "0\r\n\r\n",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -147,19 +133,34 @@ TEST(what_changes_on_the_way_is_noticed)
     }
 }
 
+/* As a proxy would have to pass it on: the events of a stream, and its end. */
 TEST(a_stream_is_whole_or_wrong)
 {
-    static const char *const wrong[] = {"", "data: [DONE]\n\n",
-                                        "data: {\"id\":\"chatcmpl-00000001\"}\n\ndata: [DONE]\n\n"};
-    struct buf whole = BUF_INIT;
+    struct buf body = BUF_INIT, want = BUF_INIT;
+    ASSERT_OK(proxy_body(512, true, &body));
     for (unsigned i = 0; i < 20; i++)
-        ASSERT_OK(buf_addf(&whole, "data: {\"id\":\"chatcmpl-%08u\",\"n\":1}\n\n", i));
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        ASSERT_TRUE(!proxy_stream_is_whole(wrong[i]));
-    ASSERT_TRUE(!proxy_stream_is_whole(buf_cstr(&whole)));
-    ASSERT_OK(buf_adds(&whole, "data: [DONE]\n\n"));
-    ASSERT_TRUE(proxy_stream_is_whole(buf_cstr(&whole)));
-    ASSERT_OK(buf_adds(&whole, "data: [DONE]\n\n"));
-    ASSERT_TRUE(!proxy_stream_is_whole(buf_cstr(&whole)));
-    buf_fini(&whole);
+        ASSERT_OK(proxy_event(i, &want));
+    const size_t last = want.len / 20, n_events = want.len;
+    ASSERT_OK(buf_adds(&want, PROXY_LAST_EVENT));
+    const struct {
+        size_t from, to;
+        const char *more;
+    } sent[] = {{0, want.len, ""}, {0, 0, ""},           {n_events, want.len, ""},
+                {0, n_events, ""}, {last, want.len, ""}, {0, want.len, PROXY_LAST_EVENT}};
+    for (size_t i = 0; i < sizeof sent / sizeof *sent; i++) {
+        struct buf answer = BUF_INIT;
+        uint16_t port;
+        struct err err = {0};
+        ASSERT_OK(buf_addf(&answer, CHUNKED "%zx\r\n%.*s%s\r\n0\r\n\r\n",
+                           sent[i].to - sent[i].from + strlen(sent[i].more),
+                           (int)(sent[i].to - sent[i].from), buf_cstr(&want) + sent[i].from,
+                           sent[i].more));
+        pid_t parrot = parrot_start(buf_cstr(&answer), &port);
+        int r = proxy_check_answer(port, "", &body, &want, &err);
+        stop(parrot);
+        buf_fini(&answer);
+        if (r != (i == 0 ? 0 : -EBADMSG)) test_fail(__FILE__, __LINE__, "%zu: %s", i, err.msg);
+    }
+    buf_fini(&body);
+    buf_fini(&want);
 }
