@@ -126,8 +126,10 @@ void gw_fleet_stop(struct gw_fleet *f)
     f->started = false;
     http_timer_clear(f->room_timer);
     f->room_due_ns = 0;
-    for (size_t i = 0; i < f->n; i++)
+    for (size_t i = 0; i < f->n; i++) {
         fleet_probe_cancel(&f->target[i]->probe);
+        gw_feed_stop(f->target[i]);
+    }
 }
 
 void gw_fleet_destroy(struct gw_fleet *f)
@@ -342,14 +344,12 @@ int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream
     return 0;
 }
 
-int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers,
-                  struct http_tls **ret_tls)
+int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers)
 {
     fleet_lock(f);
     const struct gw_target *t = f->target[index];
     const char *key = t->up ? t->up->authorization : t->authorization;
     int r = key ? buf_addf(headers, "authorization: %s\r\n", key) : 0;
-    if (r == 0 && ret_tls) *ret_tls = t->at.tls ? http_tls_ref(t->at.tls) : NULL;
     fleet_unlock(f);
     return r;
 }

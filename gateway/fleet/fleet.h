@@ -26,7 +26,6 @@ struct gw_fleet;
 struct gw_upstream;
 struct gw_upstreams;
 struct http_loop;
-struct http_tls;
 
 enum { GW_TARGETS_MAX = 256, GW_LOOPS_MAX = 64 };
 
@@ -42,12 +41,13 @@ const char *gw_target_state_name(enum gw_target_state s);
 struct gw_target; /* what others may see of it: gw_fleet_view() */
 
 struct gw_fleet_ops {
-    void (*on_ready)(void *ctx, unsigned index); /* became ready, or a suspicion was wrong */
-    void (*on_lost)(void *ctx, unsigned index);  /* was ready, is no more */
-    void (*on_room)(void *ctx); /* a full target has room again, or a breaker lets one through */
+    void (*on_ready)(void *ctx); /* a target became ready, or a suspicion was wrong */
+    void (*on_lost)(void *ctx);  /* was ready, is no more */
+    void (*on_room)(void *ctx);  /* a full target has room again, or a breaker lets one through */
     /* A probe failed; silent_ms since the last success (or since
      * gw_fleet_expect()). */
     void (*on_silent)(void *ctx, unsigned index, uint64_t silent_ms);
+    void (*on_load)(void *ctx); /* a worker told its load, or tells it no more; NULL: no matter */
 };
 /* loop: the control loop. directory: which chunks live where; borrowed, NULL: unknown. */
 int gw_fleet_create(struct http_loop *loop, const struct gw_config *c,
@@ -62,10 +62,8 @@ int gw_fleet_add_worker(struct gw_fleet *f, const char *address, bool own, unsig
  * it has some. */
 int gw_fleet_secure(struct gw_fleet *f, unsigned index, const struct gw_upstream *u,
                     struct err *err);
-/* The same for calls beside those of a lease: the line of the key appended; the TLS settings (a
- * reference, NULL: plain) where ret_tls is asked for. */
-int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers,
-                  struct http_tls **ret_tls);
+/* The same for calls beside those of a lease: the line of the key appended. */
+int gw_fleet_door(struct gw_fleet *f, unsigned index, struct buf *headers);
 /* The registration ended: drains, then retires. */
 void gw_fleet_remove(struct gw_fleet *f, unsigned index);
 /* Make the upstreams those of `list` (start, reload): new ones are added,

@@ -11,7 +11,7 @@
 #include "base/buf.h"
 #include "base/net/http.h"
 #include "base/rng.h"
-#include "gateway/fleet/lease.h"
+#include "gateway/fleet/residency.h"
 #include "gateway/fleet/upstream.h"
 #include "gateway/fleet/view.h"
 
@@ -91,6 +91,7 @@ struct gw_target {
     unsigned index;
     bool own, worker;
     struct fleet_probe probe;
+    struct gw_feed feed;                        /* control loop only */
     struct fleet_client *clients[GW_LOOPS_MAX]; /* each by its loop */
     /* guarded by the fleet's mutex */
     char *name;          /* the text stays for the fleet's life; changed on the control loop only */
@@ -125,6 +126,7 @@ struct gw_fleet {
     uint64_t room_due_ns;          /* 0: it is not set; control loop only */
     struct jobs *resolver;         /* NULL until a name must be resolved; control loop only */
     bool started, pumping;         /* control loop only */
+    unsigned n_feeds;              /* control loop only */
     pthread_mutex_t m;
     /* guarded by m */
     struct fleet_settings set;
@@ -162,9 +164,9 @@ void fleet_retire_if_idle(struct gw_fleet *f, struct gw_target *t);
 /* An entry's list lives as long as one of its entries is held. NULL is harmless. */
 const struct gw_upstream *fleet_upstream_hold(const struct gw_upstream *u);
 void fleet_upstream_release(const struct gw_upstream *u);
-/* Unlocked. probe_timeout_ms 0: its settings'. -EHOSTUNREACH: its address is not known yet. */
+/* Unlocked. limits NULL: its settings'. -EHOSTUNREACH: its address is not known yet. */
 int fleet_client_make(struct gw_fleet *f, const struct gw_target *t, struct http_loop *loop,
-                      unsigned probe_timeout_ms, struct http_client **ret,
+                      const struct http_client_opts *limits, struct http_client **ret,
                       unsigned *ret_generation);
 void fleet_clients_close(struct gw_target *t, unsigned loop); /* unlocked, on the loop's thread */
 

@@ -80,9 +80,11 @@ void fleet_pump(struct gw_fleet *f)
         fleet_unlock(f);
         if (!news && !room) break;
         if (news & FLEET_PROBE) fleet_probe_soon(&t->probe, 1);
-        if (news & FLEET_LOST) f->ops.on_lost(f->ctx, t->index);
-        if (news & FLEET_READY) f->ops.on_ready(f->ctx, t->index);
-        if (room && f->ops.on_room) f->ops.on_room(f->ctx);
+        if (news & FLEET_LOST) gw_feed_stop(t);
+        if (news & FLEET_READY) gw_feed_start(t);
+        if (news & FLEET_LOST) f->ops.on_lost(f->ctx);
+        if (news & FLEET_READY) f->ops.on_ready(f->ctx);
+        if (room) f->ops.on_room(f->ctx);
     }
     f->pumping = false;
     arm_room_timer(f);
@@ -408,13 +410,19 @@ static int compose(struct fleet_probe *p, bool models, struct buf *path, struct 
 
 static int ensure_client(struct fleet_probe *p)
 {
+    static const struct http_client_opts limits = {
+        .conns_max = 1,
+        .connect_timeout_ms = TIMEOUT_MS,
+        .first_byte_timeout_ms = TIMEOUT_MS,
+        .idle_timeout_ms = TIMEOUT_MS,
+        .total_timeout_ms = 2 * TIMEOUT_MS}; /* an answer may not drip for ever */
     fleet_lock(p->fleet);
     bool good = p->client && p->generation == p->target->at.generation;
     fleet_unlock(p->fleet);
     if (good) return 0;
     http_client_destroy(p->client);
     p->client = NULL;
-    return fleet_client_make(p->fleet, p->target, p->fleet->loop, TIMEOUT_MS, &p->client,
+    return fleet_client_make(p->fleet, p->target, p->fleet->loop, &limits, &p->client,
                              &p->generation);
 }
 

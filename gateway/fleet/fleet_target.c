@@ -157,51 +157,40 @@ void fleet_clients_close(struct gw_target *t, unsigned loop)
 }
 
 /* What a client is made from, copied while the lock is held. */
-struct dial {
-    char *address, *host;
-    struct http_client_opts opts;
-};
-
-static int dial_init(const struct gw_target *t, const struct gw_fleet *f, struct dial *d)
+static int copy_dial(const struct gw_target *t, char **ret_address, char **ret_host)
 {
-    const struct gw_upstream *u = t->up;
-    const char *host = u ? u->host : t->at.is_name ? t->at.address : NULL;
+    const char *host = t->up ? t->up->host : t->at.is_name ? t->at.address : NULL;
     if (!t->at.dial) return -EHOSTUNREACH;
-    d->address = mem_strdup(t->at.dial);
-    d->host = host ? mem_strdup(host) : NULL;
-    if (!d->address || (host && !d->host)) return -ENOMEM;
-    d->opts = (struct http_client_opts){
-        .tls = t->at.tls ? http_tls_ref(t->at.tls) : NULL,
-        .address = d->address,
-        .host = d->host,
-        .conns_max = u && u->connections_max ? u->connections_max : CONNS_MAX,
-        .connect_timeout_ms = u ? u->connect_timeout_ms : f->set.connect_ms,
-        .first_byte_timeout_ms = u ? u->first_byte_timeout_ms : f->set.first_byte_ms,
-        .idle_timeout_ms = u ? u->idle_timeout_ms : f->set.idle_ms,
-        .total_timeout_ms = u ? u->total_timeout_ms : f->set.total_ms,
-    };
-    return 0;
+    *ret_address = mem_strdup(t->at.dial);
+    *ret_host = host ? mem_strdup(host) : NULL;
+    return *ret_address && (*ret_host || !host) ? 0 : -ENOMEM;
 }
 
 int fleet_client_make(struct gw_fleet *f, const struct gw_target *t, struct http_loop *loop,
-                      unsigned probe_timeout_ms, struct http_client **ret, unsigned *ret_generation)
+                      const struct http_client_opts *limits, struct http_client **ret,
+                      unsigned *ret_generation)
 {
-    struct dial d = {0};
-    struct http_client_opts *o = &d.opts;
+    char *address = NULL, *host = NULL;
+    struct http_client_opts o = {.conns_max = CONNS_MAX};
     fleet_lock(f);
+    const struct gw_upstream *u = t->up;
     unsigned generation = t->at.generation;
-    int r = dial_init(t, f, &d);
+    int r = copy_dial(t, &address, &host);
+    if (u && u->connections_max) o.conns_max = u->connections_max;
+    o.connect_timeout_ms = u ? u->connect_timeout_ms : f->set.connect_ms;
+    o.first_byte_timeout_ms = u ? u->first_byte_timeout_ms : f->set.first_byte_ms;
+    o.idle_timeout_ms = u ? u->idle_timeout_ms : f->set.idle_ms;
+    o.total_timeout_ms = u ? u->total_timeout_ms : f->set.total_ms;
+    if (limits) o = *limits;
+    o.tls = t->at.tls ? http_tls_ref(t->at.tls) : NULL;
     fleet_unlock(f);
-    if (probe_timeout_ms) {
-        o->conns_max = 1;
-        o->total_timeout_ms = 2 * probe_timeout_ms; /* an answer may not drip for ever */
-        o->connect_timeout_ms = o->first_byte_timeout_ms = o->idle_timeout_ms = probe_timeout_ms;
-    }
-    if (r == 0) r = http_client_create(loop, o, ret);
+    o.address = address;
+    o.host = host;
+    if (r == 0) r = http_client_create(loop, &o, ret);
     if (r == 0) *ret_generation = generation;
-    if (o->tls) http_tls_unref(o->tls);
-    mem_free(d.address);
-    mem_free(d.host);
+    http_tls_unref(o.tls);
+    mem_free(address);
+    mem_free(host);
     return r;
 }
 
@@ -217,7 +206,7 @@ struct http_client *gw_fleet_client(struct gw_fleet *f, unsigned index, unsigned
     if (good && c->next) sweep_clients(t, loop_index);
     if (good) return c->client;
     c = t ? mem_zalloc(sizeof *c) : NULL;
-    if (!c || fleet_client_make(f, t, loop, 0, &c->client, &c->generation) < 0) {
+    if (!c || fleet_client_make(f, t, loop, NULL, &c->client, &c->generation) < 0) {
         mem_free(c);
         return NULL;
     }

@@ -106,7 +106,6 @@ bool gw_fleet_view(const struct gw_fleet *f, unsigned index, struct gw_target_vi
         (void)snprintf(ret->why, sizeof ret->why, "%s", t->health.why);
         (void)snprintf(ret->name, sizeof ret->name, "%s", t->name);
         (void)snprintf(ret->address, sizeof ret->address, "%s", t->at.address);
-        (void)snprintf(ret->dial, sizeof ret->dial, "%s", t->at.dial ? t->at.dial : "");
     }
     fleet_unlock(f);
     return found;

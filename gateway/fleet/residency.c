@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net/http.h"
+#include "gateway/fleet/fleet_int.h"
 #include "gateway/process/stats.h"
 
 #include <errno.h>
@@ -18,7 +19,6 @@
 
 enum {
     NODES_MIN = 64,
-    LINE_MAX_BYTES = 128,
     POLL_WAIT_MS = 20000, /* the worker answers by then, with news or without */
     POLL_GAP_MS = 50,     /* chosen: a busy worker's news come in bundles */
     POLL_GAP_EACH_MS = 2, /* chosen: and many workers' do not fill the loop */
@@ -243,32 +243,6 @@ size_t gw_directory_count(struct gw_directory *d)
     return n;
 }
 
-/* ---- polls ---- */
-
-struct poll { /* of one worker */
-    struct gw_residency *r;
-    unsigned target, backoff_ms;
-    struct http_client *client;
-    struct http_call *call;
-    struct http_timer *timer;
-    char *headers;
-    uint64_t epoch, seq, load_seq; /* as of the last answer that came whole */
-    /* the answer under way */
-    uint64_t next_epoch, next_seq, next_load_seq;
-    int status;
-    bool has_head, broken, told;
-    size_t n_line;
-    char line[LINE_MAX_BYTES];
-};
-struct gw_residency {
-    struct http_loop *loop;
-    struct gw_directory *directory;
-    gw_load_fn on_load;
-    void *ctx;
-    unsigned n_polls;
-    struct poll *poll[GW_TARGETS_MAX];
-};
-
 /* ---- lines ---- */
 
 static bool read_number(const char **at, int base, uint64_t *ret)
@@ -347,188 +321,158 @@ int gw_residency_parse(const char *line, struct gw_residency_line *ret)
     return 0;
 }
 
-static void tell_load(const struct poll *f, const struct gw_load *l)
+/* ---- the feed of a worker ---- */
+
+static void tell_load(struct gw_target *t, const struct gw_load *l)
 {
-    f->r->on_load(f->r->ctx, f->target, l);
+    struct gw_fleet *f = t->probe.fleet;
+    gw_fleet_report(f, t->index, l);
+    if (f->ops.on_load) f->ops.on_load(f->ctx);
 }
 
-static void take_line(struct poll *f)
+static void take_line(struct gw_target *t)
 {
-    struct gw_directory *d = f->r->directory;
+    struct gw_directory *d = t->probe.fleet->directory;
+    struct gw_feed *x = &t->feed;
     struct gw_residency_line l;
-    f->line[f->n_line] = '\0';
-    f->n_line = 0;
-    f->broken = f->broken || gw_residency_parse(f->line, &l) < 0 ||
-                (l.kind == GW_RESIDENCY_HEAD) == f->has_head;
-    if (f->broken) return;
+    x->line[x->n_line] = '\0';
+    x->n_line = 0;
+    x->broken = x->broken || gw_residency_parse(x->line, &l) < 0 ||
+                (l.kind == GW_RESIDENCY_HEAD) == x->has_head;
+    if (x->broken) return;
     switch (l.kind) {
     case GW_RESIDENCY_HEAD:
-        if (l.full || l.epoch != f->epoch) gw_directory_forget(d, f->target);
-        f->next_load_seq = 0;
-        f->has_head = true;
-        f->next_epoch = l.epoch;
-        f->next_seq = l.seq;
+        if (l.full || l.epoch != x->at.epoch) gw_directory_forget(d, t->index);
+        x->has_head = true;
+        x->next = (struct gw_feed_place){.epoch = l.epoch, .seq = l.seq};
         break;
     case GW_RESIDENCY_HELD:
-        (void)gw_directory_put(d, f->target, l.text_id, l.tokens, l.cost);
+        (void)gw_directory_put(d, t->index, l.text_id, l.tokens, l.cost);
         break;
     case GW_RESIDENCY_GONE:
-        gw_directory_drop(d, f->target, l.text_id);
+        gw_directory_drop(d, t->index, l.text_id);
         break;
     case GW_RESIDENCY_LOAD:
-        f->next_load_seq = l.seq;
-        tell_load(f, &l.load);
+        x->next.load_seq = l.seq;
+        tell_load(t, &l.load);
         break;
     }
 }
 
-/* ---- polling ---- */
-
-static void on_poll_head(void *ctx, int status, const struct http_head *h)
+static void on_feed_head(void *ctx, int status, const struct http_head *h)
 {
-    struct poll *f = ctx;
-    f->status = status;
+    struct gw_target *t = ctx;
+    t->feed.status = status;
 }
 
-static void on_poll_body(void *ctx, const char *data, size_t len)
+static void on_feed_body(void *ctx, const char *data, size_t len)
 {
-    struct poll *f = ctx;
-    if (f->status != 200) return;
-    for (size_t i = 0; i < len && !f->broken; i++) {
+    struct gw_target *t = ctx;
+    struct gw_feed *x = &t->feed;
+    if (x->status != 200) return;
+    for (size_t i = 0; i < len && !x->broken; i++) {
         if (data[i] == '\n')
-            take_line(f);
-        else if (f->n_line + 1 < sizeof f->line)
-            f->line[f->n_line++] = data[i];
+            take_line(t);
+        else if (x->n_line + 1 < sizeof x->line)
+            x->line[x->n_line++] = data[i];
         else
-            f->broken = true;
+            x->broken = true;
     }
 }
 
-static void try_later(struct poll *f, const char *why)
+static void try_later(struct gw_target *t, const char *why)
 {
-    /* What was told half is asked for anew, all of it. */
-    f->epoch = f->seq = f->load_seq = 0;
-    tell_load(f, NULL);
-    if (!f->told)
-        log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", f->target, why,
-                  f->status);
-    f->told = true;
-    http_timer_set(f->timer, f->status == 404 ? NOT_OFFERED_MS : f->backoff_ms);
-    f->backoff_ms = f->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : f->backoff_ms * 2;
+    struct gw_feed *x = &t->feed;
+    x->at = (struct gw_feed_place){0}; /* what was told half is asked for anew, all of it */
+    tell_load(t, NULL);
+    if (!x->told)
+        log_event(LOG_INFO, "residents.feed", "worker=%u state=%s status=%d", t->index, why,
+                  x->status);
+    x->told = true;
+    http_timer_set(x->timer, x->status == 404 ? NOT_OFFERED_MS : x->backoff_ms);
+    x->backoff_ms = x->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : x->backoff_ms * 2;
 }
 
-static void on_poll_end(void *ctx, int status)
+static void on_feed_end(void *ctx, int status)
 {
-    struct poll *f = ctx;
-    f->call = NULL;
-    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->r->directory));
+    struct gw_target *t = ctx;
+    struct gw_fleet *f = t->probe.fleet;
+    struct gw_feed *x = &t->feed;
+    x->call = NULL;
+    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->directory));
     if (status < 0) {
-        try_later(f, "lost");
-    } else if (f->status != 200) {
-        try_later(f, "refused");
-    } else if (f->broken || !f->has_head || f->n_line > 0) {
-        try_later(f, "malformed");
+        try_later(t, "lost");
+    } else if (x->status != 200) {
+        try_later(t, "refused");
+    } else if (x->broken || !x->has_head || x->n_line > 0) {
+        try_later(t, "malformed");
     } else {
-        f->epoch = f->next_epoch;
-        f->seq = f->next_seq;
-        f->load_seq = f->next_load_seq;
-        f->backoff_ms = BACKOFF_MIN_MS;
-        f->told = false;
-        http_timer_set(f->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->r->n_polls);
+        x->at = x->next;
+        x->backoff_ms = BACKOFF_MIN_MS;
+        x->told = false;
+        http_timer_set(x->timer, POLL_GAP_MS + POLL_GAP_EACH_MS * f->n_feeds);
     }
 }
 
-static void on_poll_timer(void *arg)
+static void on_feed_timer(void *arg)
 {
-    static const struct http_call_ops ops = {on_poll_head, on_poll_body, on_poll_end};
-    struct poll *f = arg;
+    static const struct http_call_ops ops = {on_feed_head, on_feed_body, on_feed_end};
+    struct gw_target *t = arg;
+    struct gw_feed *x = &t->feed;
+    struct buf headers = BUF_INIT;
     char target[160];
-    if (f->call) return;
-    f->status = 0;
-    f->has_head = f->broken = false;
-    f->n_line = 0;
+    x->status = 0;
+    x->has_head = x->broken = false;
+    x->n_line = 0;
     (void)snprintf(target, sizeof target,
                    "/admin/residents?epoch=%016llx&since=%llu&load=%llu&wait_ms=%d",
-                   (unsigned long long)f->epoch, (unsigned long long)f->seq,
-                   (unsigned long long)f->load_seq, POLL_WAIT_MS);
-    const struct http_request q = {.method = "GET", .target = target, .headers = f->headers};
-    if (http_call_start(f->client, &q, &ops, f, &f->call) < 0) {
-        f->call = NULL;
-        try_later(f, "unreachable");
+                   (unsigned long long)x->at.epoch, (unsigned long long)x->at.seq,
+                   (unsigned long long)x->at.load_seq, POLL_WAIT_MS);
+    int r = gw_fleet_door(t->probe.fleet, t->index, &headers);
+    const struct http_request q = {
+        .method = "GET", .target = target, .headers = buf_cstr(&headers)};
+    if (r == 0) r = http_call_start(x->client, &q, &ops, t, &x->call);
+    if (headers.data) explicit_bzero(headers.data, headers.cap);
+    buf_fini(&headers);
+    if (r == 0) return;
+    x->call = NULL;
+    try_later(t, "unreachable");
+}
+
+void gw_feed_start(struct gw_target *t)
+{
+    static const struct http_client_opts limits = {.conns_max = 1,
+                                                   .connect_timeout_ms = 2000,
+                                                   .first_byte_timeout_ms = 2 * POLL_WAIT_MS,
+                                                   .idle_timeout_ms = 10000};
+    struct gw_fleet *f = t->probe.fleet;
+    struct gw_feed *x = &t->feed;
+    unsigned generation;
+    if (!t->worker || !f->directory || x->timer) return;
+    x->backoff_ms = BACKOFF_MIN_MS;
+    int r = http_timer_create(f->loop, on_feed_timer, t, &x->timer);
+    if (r == 0) r = fleet_client_make(f, t, f->loop, &limits, &x->client, &generation);
+    if (r == 0) {
+        f->n_feeds++;
+        http_timer_set(x->timer, 0);
+        return;
     }
+    http_timer_destroy(x->timer);
+    x->timer = NULL;
+    log_event(LOG_WARN, "residents.watch", "worker=%u error=%s", t->index, err_name(r));
 }
 
-/* ---- life ---- */
-
-int gw_residency_create(struct http_loop *loop, struct gw_directory *d, gw_load_fn on_load,
-                        void *ctx, struct gw_residency **ret)
+void gw_feed_stop(struct gw_target *t)
 {
-    struct gw_residency *r = mem_zalloc(sizeof *r);
-    if (!r) return -ENOMEM;
-    r->loop = loop;
-    r->directory = d;
-    r->on_load = on_load;
-    r->ctx = ctx;
-    *ret = r;
-    return 0;
-}
-
-static void poll_free(struct poll *f)
-{
-    if (!f) return;
-    if (f->call) http_call_cancel(f->call);
-    if (f->timer) http_timer_destroy(f->timer);
-    if (f->client) http_client_destroy(f->client);
-    if (f->headers) explicit_bzero(f->headers, strlen(f->headers));
-    mem_free(f->headers);
-    mem_free(f);
-}
-
-int gw_residency_watch(struct gw_residency *r, unsigned target, const char *address,
-                       const char *host, struct http_tls *tls, const char *headers)
-{
-    if (target >= GW_TARGETS_MAX) return -ERANGE;
-    if (r->poll[target]) return 0;
-    struct http_client_opts o = {.address = address,
-                                 .host = host,
-                                 .tls = tls,
-                                 .conns_max = 1,
-                                 .connect_timeout_ms = 2000,
-                                 .first_byte_timeout_ms = 2 * POLL_WAIT_MS,
-                                 .idle_timeout_ms = 10000};
-    struct poll *f = mem_zalloc(sizeof *f);
-    if (!f) return -ENOMEM;
-    f->r = r;
-    f->target = target;
-    f->backoff_ms = BACKOFF_MIN_MS;
-    f->headers = mem_strdup(headers);
-    int rc = f->headers ? http_client_create(r->loop, &o, &f->client) : -ENOMEM;
-    if (rc == 0) rc = http_timer_create(r->loop, on_poll_timer, f, &f->timer);
-    if (rc < 0) {
-        poll_free(f);
-        return rc;
-    }
-    r->poll[target] = f;
-    r->n_polls++;
-    http_timer_set(f->timer, 0);
-    return 0;
-}
-
-void gw_residency_forget(struct gw_residency *r, unsigned target)
-{
-    if (target >= GW_TARGETS_MAX || !r->poll[target]) return;
-    tell_load(r->poll[target], NULL);
-    poll_free(r->poll[target]);
-    r->poll[target] = NULL;
-    r->n_polls--;
-    gw_directory_forget(r->directory, target);
-    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(r->directory));
-}
-
-void gw_residency_destroy(struct gw_residency *r)
-{
-    if (!r) return;
-    for (unsigned i = 0; i < GW_TARGETS_MAX; i++)
-        poll_free(r->poll[i]);
-    mem_free(r);
+    struct gw_fleet *f = t->probe.fleet;
+    struct gw_feed *x = &t->feed;
+    if (!x->timer) return;
+    if (x->call) http_call_cancel(x->call);
+    http_client_destroy(x->client);
+    http_timer_destroy(x->timer);
+    *x = (struct gw_feed){0};
+    f->n_feeds--;
+    tell_load(t, NULL);
+    gw_directory_forget(f->directory, t->index);
+    gw_stats_set(GW_M_DIRECTORY, (double)gw_directory_count(f->directory));
 }

@@ -3,7 +3,7 @@
  * The directory is read by routing. Its memory is bounded: when it is full the entries seen longest
  * ago are forgotten, which costs speed, never an answer. Thread: any; it locks itself.
  *
- * Polls keep it true, by the workers' own word, and pass on what they say of their load.
+ * Feeds keep it true, by the workers' own word, and pass on what they say of their load.
  * Each worker that is ready is asked GET /admin/residents (docs/api.md): it answers at once with
  * all it holds, and from then on whenever something came or went (a long poll). What it says goes
  * into the directory as it arrives; a worker that was lost, or has begun a new life (another
@@ -13,13 +13,10 @@
 #ifndef GATEWAY_FLEET_RESIDENCY_H
 #define GATEWAY_FLEET_RESIDENCY_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "gateway/fleet/lease.h"
 
-struct http_loop;
-struct http_tls;
+struct http_call;
+struct http_timer;
 struct gw_directory;
 int gw_directory_create(size_t budget_bytes, struct gw_directory **ret);
 void gw_directory_destroy(struct gw_directory *d);
@@ -35,19 +32,22 @@ void gw_directory_resident(struct gw_directory *d, const uint64_t *text_id, size
                            uint64_t *ret_tokens, size_t n_targets);
 size_t gw_directory_count(struct gw_directory *d);
 
-struct gw_residency;
-/* load NULL: the worker reports no more, and nothing is known. */
-typedef void (*gw_load_fn)(void *ctx, unsigned target, const struct gw_load *load);
-/* The directory is borrowed. */
-int gw_residency_create(struct http_loop *loop, struct gw_directory *d, gw_load_fn on_load,
-                        void *ctx, struct gw_residency **ret);
-/* The worker `target` (an index of the fleet) is ready; again: nothing changes. The address must be
- * numeric, or the loop would wait for its name; host: the name it stands for, NULL: none. tls:
- * NULL: plain. headers: lines of each request, for a worker's key. */
-int gw_residency_watch(struct gw_residency *r, unsigned target, const char *address,
-                       const char *host, struct http_tls *tls, const char *headers);
-void gw_residency_forget(struct gw_residency *r, unsigned target); /* it was lost */
-void gw_residency_destroy(struct gw_residency *r);
+struct gw_feed_place { /* of the worker's telling */
+    uint64_t epoch, seq, load_seq;
+};
+struct gw_feed { /* of one worker, in its struct gw_target; timer NULL: it is not asked */
+    struct http_client *client;
+    struct http_call *call;
+    struct http_timer *timer;
+    unsigned backoff_ms;
+    struct gw_feed_place at, next; /* as of the last answer that came whole; of the one under way */
+    int status;
+    bool has_head, broken, told;
+    size_t n_line;
+    char line[128];
+};
+void gw_feed_start(struct gw_target *t); /* the worker is ready; again: nothing changes */
+void gw_feed_stop(struct gw_target *t);  /* it was lost: what it holds and its load are unknown */
 
 /* One line of an answer; for tests and the parser. "@EPOCH SEQ full|delta", "+ID TOKENS COST TIER",
  * "-ID", "=SEQ WAITING_MS WAITING RUNNING SLOTS HOLD_MS TOKEN_MS REUSED_MS". -EBADMSG. */

@@ -16,7 +16,6 @@ struct gw_key;
 struct gw_target_view { /* a copy */
     unsigned index, n_inflight, n_models;
     char name[128], address[256];
-    char dial[256]; /* what the address stands for, numeric: no loop must look names up */
     bool own, worker;
     enum gw_target_state state;
     char why[160]; /* what it failed with last, for people; "": it is well */

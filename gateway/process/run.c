@@ -44,7 +44,6 @@ struct gw_run {
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
     struct http_timer *delay, *drain, *last, *idle;
-    struct gw_residency *residency;
     struct gw_registry *registry; /* NULL: none */
     struct gw_memory *memory;     /* NULL: off */
     struct gw_upstreams *workers; /* of the configuration */
@@ -137,42 +136,16 @@ static void begin_drain(struct gw_run *u)
 
 /* ---- workers ---- */
 
-static void on_target_ready(void *ctx, unsigned index)
-{
-    struct gw_run *u = ctx;
-    struct gw_target_view v;
-    bool worker = gw_fleet_view(u->server.fleet, index, &v) && v.worker && v.dial[0];
-    const char *host = worker && strcmp(v.dial, v.address) != 0 ? v.address : NULL;
-    struct http_tls *tls = NULL;
-    struct buf headers = BUF_INIT;
-    int r = worker ? gw_fleet_door(u->server.fleet, index, &headers, &tls) : 0;
-    if (r == 0 && worker)
-        r = gw_residency_watch(u->residency, index, v.dial, host, tls,
-                               headers.len ? buf_cstr(&headers) : "");
-    if (r < 0) log_event(LOG_WARN, "residents.watch", "worker=%u error=ENOMEM", index);
-    if (headers.data) explicit_bzero(headers.data, headers.cap);
-    buf_fini(&headers);
-    if (tls) http_tls_unref(tls);
-    gw_loops_tell(&u->server, GW_TELL_FLEET);
-}
-
-static void on_target_lost(void *ctx, unsigned index)
-{
-    struct gw_run *u = ctx;
-    gw_residency_forget(u->residency, index);
-    gw_loops_tell(&u->server, GW_TELL_FLEET);
-}
-
-static void on_room(void *ctx)
+/* Targets became ready, were lost, or have room. */
+static void on_change(void *ctx)
 {
     struct gw_run *u = ctx;
     gw_loops_tell(&u->server, GW_TELL_FLEET);
 }
 
-static void on_load(void *ctx, unsigned index, const struct gw_load *l)
+static void on_load(void *ctx)
 {
     struct gw_run *u = ctx;
-    gw_fleet_report(u->server.fleet, index, l);
     gw_admit_again(&u->server.admit);
 }
 
@@ -230,7 +203,7 @@ static void on_registered(void *ctx, const char *address, bool here)
     gw_admit_share(&server->admit, gw_fleet_count(server->fleet) > 1);
 }
 
-static const struct gw_fleet_ops fleet_ops = {on_target_ready, on_target_lost, on_room, on_silent};
+static const struct gw_fleet_ops fleet_ops = {on_change, on_change, on_change, on_silent, on_load};
 
 /* ---- reload ---- */
 
@@ -326,7 +299,6 @@ static int start_fleet(struct gw_run *u, struct err *err)
     struct http_loop *loop = control(u)->http_loop;
     int r = gw_upstreams_parse(c, &ups, err);
     if (r == 0) r = gw_directory_create(DIRECTORY_BYTES, &server->directory);
-    if (r == 0) r = gw_residency_create(loop, server->directory, on_load, u, &u->residency);
     if (r == 0) r = gw_fleet_create(loop, c, server->directory, &fleet_ops, u, &server->fleet);
     if (r == 0) r = gw_workers_parse(c, &u->workers, err);
     for (size_t i = 0; r == 0 && i < c->workers.n; i++) {
@@ -419,7 +391,6 @@ static void stop_gateway(struct gw_run *u)
     }
     gw_registry_destroy(u->registry);
     gw_own_destroy(server->own);
-    gw_residency_destroy(u->residency);
     if (server->fleet) gw_fleet_stop(server->fleet);
     jobs_destroy(server->pool);
     gw_memory_destroy(u->memory);

@@ -86,11 +86,11 @@ static void stub_stop(struct stub *b)
 
 /* ---- the fleet under test ---- */
 
-static void on_ready(void *ctx, unsigned index)
+static void on_ready(void *ctx)
 {
     ((struct site *)ctx)->n_ready++;
 }
-static void on_lost(void *ctx, unsigned index)
+static void on_lost(void *ctx)
 {
     ((struct site *)ctx)->n_lost++;
 }
@@ -102,7 +102,7 @@ static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
 {
     ((struct site *)ctx)->n_silent++;
 }
-static const struct gw_fleet_ops ops = {on_ready, on_lost, on_room, on_silent};
+static const struct gw_fleet_ops ops = {on_ready, on_lost, on_room, on_silent, NULL};
 
 static void site_tick(void *arg)
 {

@@ -1,7 +1,7 @@
 #include "gateway/fleet/residency.h"
-#include "base/buf.h"
 #include "base/clock.h"
-#include "base/net/http.h"
+#include "gateway/fleet/fleet_int.h"
+#include "gateway/process/config.h"
 #include "tests/test.h"
 
 #include <event2/event.h>
@@ -60,7 +60,8 @@ struct world {
     struct http_loop *loop;
     struct http_server *server;
     struct gw_directory *directory;
-    struct gw_residency *residency;
+    struct gw_fleet *fleet;
+    unsigned target;
     const char *answer[8]; /* one after the other; NULL: hold the call */
     unsigned n_asked;
     char query[8][128];
@@ -71,7 +72,13 @@ struct world {
 static void on_request(void *ctx, struct http_req *r)
 {
     struct world *w = ctx;
+    if (strcmp(http_req_path(r), "/admin/residents") != 0) { /* it is well, and has a model */
+        static const char models[] = "{\"data\":[{\"id\":\"m\"}]}";
+        (void)http_reply(r, 200, "application/json", NULL, models, sizeof models - 1);
+        return;
+    }
     unsigned i = w->n_asked++;
+    ASSERT_STREQ(http_header_find(http_req_head(r), "authorization"), "Bearer k");
     if (i >= 8 || !w->answer[i]) return;
     (void)snprintf(w->query[i], sizeof w->query[i], "%s", http_req_query(r));
     const char *a = w->answer[i];
@@ -97,14 +104,23 @@ static void on_limit(void *arg)
     http_loop_stop(w->loop);
 }
 
+static void on_change(void *ctx)
+{
+}
+
+static void on_silent(void *ctx, unsigned index, uint64_t silent_ms)
+{
+}
+
 static struct gw_load last_load;
 static unsigned n_loads, n_lost;
 
-static void on_load(void *ctx, unsigned target, const struct gw_load *l)
+static void on_load(void *ctx)
 {
-    ASSERT_EQ(target, 3);
-    if (l)
-        last_load = *l, n_loads++;
+    const struct world *w = ctx;
+    const struct fleet_load *l = &w->fleet->target[w->target]->load;
+    if (l->known)
+        last_load = l->said, n_loads++;
     else
         n_lost++;
 }
@@ -112,17 +128,26 @@ static void on_load(void *ctx, unsigned target, const struct gw_load *l)
 static void world_start(struct world *w)
 {
     static const struct http_server_ops ops = {.on_request = on_request, .on_close = on_close};
+    static const struct gw_fleet_ops fleet_ops = {on_change, on_change, on_change, on_silent,
+                                                  on_load};
+    const struct gw_config config = {
+        .connect_timeout_ms = 2000, .first_byte_timeout_ms = 5000, .idle_timeout_ms = 5000};
+    const struct gw_upstream door = {.authorization = "Bearer k"};
     char address[32];
     ASSERT_OK(http_loop_create(&w->loop));
     ASSERT_OK(http_server_create(w->loop, NULL, &ops, w, &w->server));
     ASSERT_OK(http_server_listen(w->server, "127.0.0.1:0", NULL, NULL));
     ASSERT_OK(gw_directory_create(1 << 16, &w->directory));
-    ASSERT_OK(gw_residency_create(w->loop, w->directory, on_load, NULL, &w->residency));
+    ASSERT_OK(gw_fleet_create(w->loop, &config, w->directory, &fleet_ops, w, &w->fleet));
+    for (int i = 1; i <= 3; i++) { /* others, which nobody serves */
+        (void)snprintf(address, sizeof address, "127.0.0.1:%d", i);
+        ASSERT_OK(gw_fleet_add_worker(w->fleet, address, false, &w->target));
+    }
     (void)snprintf(address, sizeof address, "127.0.0.1:%d", http_server_port(w->server));
-    ASSERT_OK(gw_residency_watch(w->residency, 3, address, NULL, NULL, ""));
-    ASSERT_OK(
-        gw_residency_watch(w->residency, 3, address, NULL, NULL, "")); /* known: nothing changes */
-    ASSERT_ERR(gw_residency_watch(w->residency, 256, address, NULL, NULL, ""), -ERANGE);
+    ASSERT_OK(gw_fleet_add_worker(w->fleet, address, false, &w->target));
+    ASSERT_OK(gw_fleet_secure(w->fleet, w->target, &door, NULL));
+    ASSERT_EQ(w->target, 3);
+    gw_fleet_start(w->fleet);
 }
 
 static uint64_t held(struct world *w, uint64_t text)
@@ -144,7 +169,8 @@ static void run_until_asked(struct world *w, unsigned n)
 
 static void world_stop(struct world *w)
 {
-    gw_residency_destroy(w->residency);
+    gw_fleet_stop(w->fleet);
+    gw_fleet_destroy(w->fleet);
     http_server_destroy(w->server);
     http_loop_destroy(w->loop);
     gw_directory_destroy(w->directory);
@@ -163,8 +189,10 @@ TEST(a_snapshot_then_news)
     ASSERT_EQ(held(&w, 1), 0);
     ASSERT_EQ(held(&w, 2), 100);
     ASSERT_EQ(held(&w, 3), 300);
-    gw_residency_forget(w.residency, 3);
-    gw_residency_forget(w.residency, 3);
+    gw_feed_start(w.fleet->target[3]); /* known: nothing changes */
+    ASSERT_EQ(gw_directory_count(w.directory), 2);
+    gw_fleet_lost(w.fleet, 3);
+    gw_feed_stop(w.fleet->target[3]);
     ASSERT_EQ(gw_directory_count(w.directory), 0);
     world_stop(&w);
 }
