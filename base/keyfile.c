@@ -2,18 +2,34 @@
 
 #include "base/fnv.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_MAX_BYTES = 4096 };
+const char *keyfile_dir(const char *below, char ret[KEYFILE_PATH_MAX])
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const bool own = base && *base == '/';
+    if (!own && !(home && *home == '/')) return NULL;
+    const int n =
+        snprintf(ret, KEYFILE_PATH_MAX, "%s%s%s", own ? base : home, own ? "" : "/.cache", below);
+    if (n >= KEYFILE_PATH_MAX) return NULL;
+    for (char *p = ret + 1; (p = strchr(p, '/')); p++) { /* mkdir -p */
+        *p = '\0';
+        (void)mkdir(ret, 0700);
+        *p = '/';
+    }
+    return mkdir(ret, 0700) == 0 || errno == EEXIST ? ret : NULL;
+}
 
-static void keyfile_path(const struct keyfile *k, char ret[PATH_MAX_BYTES])
+static void keyfile_path(const struct keyfile *k, char ret[KEYFILE_PATH_MAX])
 {
     const uint64_t hash = fnv_add(FNV_START, k->key, strlen(k->key));
-    (void)snprintf(ret, PATH_MAX_BYTES, "%s/%s-%016" PRIx64 ".txt", k->dir, k->name, hash);
+    (void)snprintf(ret, KEYFILE_PATH_MAX, "%s/%s-%016" PRIx64 ".txt", k->dir, k->name, hash);
 }
 
 static bool next_line(FILE *f, char line[KEYFILE_LINE_MAX])
@@ -25,7 +41,7 @@ static bool next_line(FILE *f, char line[KEYFILE_LINE_MAX])
 
 bool keyfile_read(const struct keyfile *k, bool (*take)(void *arg, const char *line), void *arg)
 {
-    char path[PATH_MAX_BYTES], line[KEYFILE_LINE_MAX];
+    char path[KEYFILE_PATH_MAX], line[KEYFILE_LINE_MAX];
     if (!k->dir) return false;
     keyfile_path(k, path);
     FILE *f = fopen(path, "re");
@@ -39,7 +55,7 @@ bool keyfile_read(const struct keyfile *k, bool (*take)(void *arg, const char *l
 
 void keyfile_write(const struct keyfile *k, struct buf *lines)
 {
-    char path[PATH_MAX_BYTES], tmp[PATH_MAX_BYTES + 24];
+    char path[KEYFILE_PATH_MAX], tmp[KEYFILE_PATH_MAX + 24];
     if (!k->dir || buf_status(lines) < 0) return;
     (void)mkdir(k->dir, 0777);
     keyfile_path(k, path);

@@ -9,6 +9,11 @@
 
 #include <stdbool.h>
 
+/* `below` ("/kvblend") in the user's cache folder ($XDG_CACHE_HOME, else ~/.cache), which is made.
+ * NULL: there is none. */
+enum { KEYFILE_PATH_MAX = 4096 };
+const char *keyfile_dir(const char *below, char ret[KEYFILE_PATH_MAX]);
+
 enum { KEYFILE_LINE_MAX = 1200 }; /* the key's, too */
 struct keyfile {
     const char *dir; /* NULL: nothing is remembered */

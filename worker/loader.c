@@ -4,6 +4,7 @@
  * it. A chat template that is not known leaves the model usable for /v1/completions, and says so.
  */
 #include "base/clock.h"
+#include "base/keyfile.h"
 #include "base/log.h"
 #include "base/sandbox.h"
 #include "worker/admin/metrics.h"
@@ -13,9 +14,7 @@
 #include "worker/worker.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
@@ -110,27 +109,6 @@ static int open_text(struct worker *w, struct err *err)
     return 0;
 }
 
-/* Where the measured choice of GEMM is remembered: the user's cache folder. NULL = nowhere. */
-static const char *cache_dir(char ret[4096])
-{
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int n;
-
-    if (base && *base == '/')
-        n = snprintf(ret, 4096, "%s/kvblend", base);
-    else if (home && *home == '/')
-        n = snprintf(ret, 4096, "%s/.cache/kvblend", home);
-    else
-        return NULL;
-    if (n <= 0 || n >= 4096) return NULL;
-    for (char *p = ret + 1; (p = strchr(p, '/')); p++) { /* mkdir -p */
-        *p = 0;
-        (void)mkdir(ret, 0700);
-        *p = '/';
-    }
-    return mkdir(ret, 0700) == 0 || errno == EEXIST ? ret : NULL;
-}
-
 static int open_core(struct worker *w, struct err *err)
 {
     const struct model_cfg *c = model_config(w->model);
@@ -140,7 +118,7 @@ static int open_core(struct worker *w, struct err *err)
                                       .arith = w->o.arith,
                                       .weights = w->o.weights,
                                       .allow_bf16 = c->file_bf16_or_less,
-                                      .cache_dir = cache_dir(w->cache_dir)},
+                                      .cache_dir = keyfile_dir("/kvblend", w->cache_dir)},
                               .ctx_max = w->o.ctx,
                               .kv_bytes =
                                   w->o.tiers.gpu_bytes ? w->o.tiers.gpu_bytes : w->o.kv_pages_bytes,
