@@ -12,6 +12,7 @@
 #include "fusor/text/chat.h"
 #include "fusor/text/tok.h"
 #include "tiers/store.h"
+#include "tools/bench/figures.h"
 
 #include <jansson.h>
 
@@ -58,8 +59,7 @@ int bench_model_path(const struct opts *opts, char *ret, size_t cap, struct err 
 
 /* output.c */
 void bench_note_command(int argc, char **argv); /* for the report */
-json_t *bench_meta(void);       /* what any report says: machine, commit, version, date, command */
-json_t *bench_number(double v); /* null when it is not finite */
+json_t *bench_meta(void); /* what any report says: machine, commit, version, date, command */
 /* {"meta", "rows"} to the file that --json names, if any; meta says so if it was cut short. */
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err);
 
@@ -92,17 +92,22 @@ int bench_sample_tokens(const struct bench *b, const char *folder, struct tok_id
 int bench_make_prompt(const struct bench *b, const struct tok_ids *sample, const struct opts *opts,
                       struct bench_prompt *ret, struct err *err);
 
+struct bench_text { /* borrowed */
+    const int32_t *tok;
+    uint32_t n;
+};
+struct bench_text bench_chunk(const struct bench_prompt *p, size_t i);
+struct tier_key bench_chunk_key(const struct bench *b, struct bench_text chunk);
+/* The text's KV, as a full prefill computes it, to the sink: behind the sink token and `before`;
+ * NULL: as it stands. */
+int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
+                 const struct kv_sink *sink);
 /* Build every chunk of the prompt, and its prefix, into the store, unless it is there. */
 int bench_build_chunks(struct bench *b, const struct bench_prompt *p);
 /* Measure how a chunk in the store depends on what stands before it, behind each of the neighbours,
  * and keep that with its record, unless it is there. */
-struct bench_text {
-    const int32_t *tok;
-    uint32_t n;
-};
-int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
-                      const struct bench_text *before, size_t n_before);
-struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n);
+int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
+                      size_t n_before);
 
 /* Methods that ask about each chunk by itself (mapreduce.h). */
 enum map_kind { MAP_NONE, MAP_REDUCE, MAP_RERANK, MAP_KINDS };
@@ -112,9 +117,7 @@ struct bench_run {     /* how to run a prompt */
     enum pol_strategy strategy;
     float ratio;
     uint32_t logits_from; /* as in struct fus_plan; 0 = last row */
-    const bool *skip;     /* [n_chunks]: compute these, whatever the store has; may be NULL */
     struct fus_plan with; /* layers and the like; what is 0 is the profile's */
-    bool by_default;      /* what a request without settings gets */
     char name[64];        /* as it was asked for: "hkvd:check=2" */
 };
 /* The methods that --strategies and --ratios ask for; full always comes first, since the others are

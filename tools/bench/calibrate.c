@@ -12,13 +12,12 @@
 #include "tools/bench/judge.h"
 
 #include "base/clock.h"
+#include "base/keyfile.h"
 #include "base/mem.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define SEARCH_RATIO 0.10 /* chosen: where curves of good and bad settings are furthest apart */
 
@@ -39,8 +38,10 @@ struct set { /* half of the lines */
     size_t n;
     double reuse[SET_MAX]; /* KL of plain reuse */
 };
+/* What is searched. A setting of it is a number or two, as put() takes them. */
+enum what { SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
 struct candidate {
-    struct fus_profile p;
+    double at, with;
     double mean, kl[SET_MAX];
 };
 struct calibration {
@@ -50,28 +51,54 @@ struct calibration {
     struct fus_profile p; /* as it is chosen by now */
     uint64_t ram_bytes;
     unsigned n_runs;                       /* evaluations of a setting on a line */
-    struct candidate cand[CANDIDATES_MAX]; /* of a knob; the first is what there was */
+    const struct knob *knob;               /* that is searched */
+    struct candidate cand[CANDIDATES_MAX]; /* of it; the first is what there was */
     size_t n_cand;
 };
-
-/* What is searched. Settings are written to ret[CANDIDATES_MAX]; the number of them is returned. */
-enum what { SCORE_LAYERS, NEIGHBOURS, POWER, SIDE_LAYER, CHECK_LAYER };
 struct knob {
     enum what what;
     const char *name;
     enum pol_strategy strategy; /* that shows what it is worth */
-    size_t (*coarse)(const struct fus_profile *p, unsigned L, struct fus_profile *ret);
-    /* Near the best of those; NULL: nothing more. */
-    size_t (*around)(const struct fus_profile *p, unsigned L, struct fus_profile *ret);
+    /* try_setting() of what there was, and then of all that may be better. */
+    int (*walk)(struct calibration *c, struct err *err);
     /* Which of the candidates is taken. */
     size_t (*choose)(const struct candidate *x, size_t n, size_t n_lines);
 };
 
+static void put(struct fus_profile *p, enum what what, double at, double with)
+{
+    switch (what) {
+    case SCORE_LAYERS: /* the first and the last */
+        p->score_lo = (unsigned)at;
+        p->score_hi = (unsigned)with + 1;
+        break;
+    case NEIGHBOURS: /* and the power with them */
+        p->neighbours = (unsigned)at;
+        p->sense_power = with;
+        break;
+    case POWER:
+        p->sense_power = at;
+        break;
+    case SIDE_LAYER:
+        p->side_layer = (unsigned)at;
+        break;
+    case CHECK_LAYER:
+        p->check_layer = (unsigned)at;
+        break;
+    }
+}
+
+static bool possible(enum what what, double at, double with, unsigned L)
+{
+    if (what == SCORE_LAYERS) return at >= 0 && at <= with && with < L;
+    return what == NEIGHBOURS || what == POWER || (at >= 1 && at < L);
+}
+
 /* ---- evaluating ---- */
 
 /* KL of each line of the set with the settings of b->profile. */
-static int evaluate(struct calibration *c, const struct set *s, const struct bench_run *run,
-                    double *ret, struct err *err)
+static int evaluate(struct calibration *c, struct set *s, const struct bench_run *run, double *ret,
+                    struct err *err)
 {
     for (size_t i = 0; i < s->n; i++) {
         struct verdict v;
@@ -89,18 +116,6 @@ static double mean_kl(const double *v, size_t n)
     for (size_t i = 0; i < n; i++)
         sum += v[i];
     return sum / (double)n;
-}
-
-/* One more candidate, measured on the first half. */
-static int add_candidate(struct calibration *c, const struct fus_profile *p,
-                         const struct bench_run *run, struct err *err)
-{
-    struct candidate *x = &c->cand[c->n_cand];
-    c->b->profile = x->p = *p;
-    int r = evaluate(c, &c->search, run, x->kl, err);
-    x->mean = mean_kl(x->kl, c->search.n);
-    c->n_cand++;
-    return r;
 }
 
 static int open_set(struct calibration *c, struct set *s, struct err *err)
@@ -124,69 +139,36 @@ static void close_set(struct set *s)
     json_decref(s->lines);
 }
 
-/* ---- searching ---- */
-
-static void describe_setting(const struct fus_profile *p, enum what what, char ret[32])
+/* What is recomputed: the same cost for all candidates. Below hkvd's check layer all tokens run, so
+ * a deeper one leaves fewer to recompute behind it; < 0: none at all. */
+static double ratio_of(const struct calibration *c)
 {
-    const double value[] = {[SCORE_LAYERS] = p->score_lo,
-                            [NEIGHBOURS] = p->neighbours,
-                            [POWER] = p->sense_power,
-                            [SIDE_LAYER] = p->side_layer,
-                            [CHECK_LAYER] = p->check_layer};
-    if (what == SCORE_LAYERS)
-        (void)snprintf(ret, 32, "%u-%u", p->score_lo, p->score_hi - 1);
-    else
-        (void)snprintf(ret, 32, "%g", value[what]);
-}
-
-/* One line of the log and of the report. */
-static void tell_candidate(struct calibration *c, const struct knob *k, size_t i, bool chosen)
-{
-    const struct candidate *x = &c->cand[i];
-    const struct boot gain = boot_ratio(x->kl, c->cand[0].kl, c->search.n, SEED);
-    char value[32];
-    describe_setting(&x->p, k->what, value);
-    (void)printf("%-14s %-8s %9.5f  %6.3f [%5.3f, %5.3f]%s\n", k->name, value, x->mean, gain.value,
-                 gain.lo, gain.hi, chosen ? "  <-" : "");
-    json_array_append_new(c->b->rows,
-                          json_pack("{s:s, s:s, s:s, s:f, s:b, s:o, s:o, s:o}", "knob", k->name,
-                                    "value", value, "strategy", pol_strategy_name(k->strategy),
-                                    "kl_forced", x->mean, "chosen", chosen, "vs_default",
-                                    bench_number(gain.value), "vs_default_lo",
-                                    bench_number(gain.lo), "vs_default_hi", bench_number(gain.hi)));
-}
-
-/* What is recomputed of a setting's candidates: the same cost for all. Below hkvd's check layer all
- * tokens run, so a deeper one leaves fewer to recompute behind it; < 0: none at all. */
-static double ratio_of(const struct knob *k, const struct fus_profile *p, unsigned L)
-{
-    if (k->strategy != POL_HKVD) return SEARCH_RATIO;
+    const unsigned L = c->b->cfg->L, check = c->b->profile.check_layer;
+    if (c->knob->strategy != POL_HKVD) return SEARCH_RATIO;
     const double layers = 1 + (L - 1) * SEARCH_RATIO;
-    return (layers - p->check_layer) / (L - p->check_layer);
+    return (layers - check) / (L - check);
 }
 
-static bool same_setting(const struct fus_profile *a, const struct fus_profile *b)
+/* One more candidate, measured on the first half, if the model can have it and it is new. */
+static int try_setting(struct calibration *c, double at, double with, struct err *err)
 {
-    return a->score_lo == b->score_lo && a->score_hi == b->score_hi &&
-           a->sense_power == b->sense_power && a->side_layer == b->side_layer &&
-           a->check_layer == b->check_layer;
-}
-
-/* Measures the settings that are not among the candidates yet. */
-static int add_settings(struct calibration *c, const struct knob *k, const struct fus_profile *p,
-                        size_t n, struct err *err)
-{
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < n && c->n_cand < CANDIDATES_MAX; i++) {
-        const struct bench_run run = {.strategy = k->strategy,
-                                      .ratio = (float)ratio_of(k, &p[i], c->b->cfg->L)};
-        size_t at = 0;
-        while (at < c->n_cand && !same_setting(&c->cand[at].p, &p[i]))
-            at++;
-        if (at == c->n_cand && run.ratio >= 0) r = add_candidate(c, &p[i], &run, err);
-    }
+    struct candidate *x = &c->cand[c->n_cand];
+    if (!possible(c->knob->what, at, with, c->b->cfg->L) || c->n_cand == CANDIDATES_MAX) return 0;
+    for (size_t i = 0; i < c->n_cand; i++)
+        if (c->cand[i].at == at && c->cand[i].with == with) return 0;
+    c->b->profile = c->p;
+    put(&c->b->profile, c->knob->what, at, with);
+    const struct bench_run run = {.strategy = c->knob->strategy, .ratio = (float)ratio_of(c)};
+    if (run.ratio < 0) return 0;
+    const int r = evaluate(c, &c->search, &run, x->kl, err);
+    x->at = at;
+    x->with = with;
+    x->mean = mean_kl(x->kl, c->search.n);
+    c->n_cand++;
     return r;
 }
+
+/* ---- choosing ---- */
 
 static size_t best_of(const struct candidate *x, size_t n)
 {
@@ -203,199 +185,145 @@ static size_t clearly_best(const struct candidate *x, size_t n, size_t n_lines)
     return boot_ratio(x[best].kl, x[0].kl, n_lines, SEED).hi < 1 ? best : 0;
 }
 
-/* What there is, the coarse settings, then those around the best of them. */
-static int search_knob(struct calibration *c, const struct knob *k, struct err *err)
-{
-    struct fus_profile list[CANDIDATES_MAX];
-    const unsigned L = c->b->cfg->L;
-    c->n_cand = 0;
-    int r = add_settings(c, k, &c->p, 1, err);
-    if (r == 0) r = add_settings(c, k, list, k->coarse(&c->p, L, list), err);
-    if (r == 0 && k->around) {
-        const struct candidate *best = &c->cand[best_of(c->cand, c->n_cand)];
-        r = add_settings(c, k, list, k->around(&best->p, L, list), err);
-    }
-    if (r == 0) {
-        const size_t chosen = k->choose(c->cand, c->n_cand, c->search.n);
-        for (size_t i = 0; i < c->n_cand; i++)
-            tell_candidate(c, k, i, i == chosen);
-        c->p = c->cand[chosen].p;
-    }
-    c->b->profile = c->p;
-    return r;
-}
-
-/* 1: such a profile is possible, and stands at *ret. */
-static size_t put_profile(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
-{
-    if (p->score_lo >= p->score_hi || p->score_hi > L || p->side_layer < 1 || p->side_layer >= L ||
-        p->check_layer < 1 || p->check_layer >= L)
-        return 0;
-    *ret = *p;
-    return 1;
-}
-
-/* Every range of a shallow model; else from 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L. */
-static size_t coarse_layers(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
-{
-    const bool every = L * (L + 1) / 2 < CANDIDATES_MAX;
-    const unsigned parts = every ? L : 6;
-    struct fus_profile x = *p;
-    size_t n = 0;
-    for (unsigned lo = 0; lo < (every ? L : 4); lo++)
-        for (unsigned hi = every ? lo + 1 : 3; hi <= parts; hi++) {
-            x.score_lo = lo * L / parts;
-            x.score_hi = hi * L / parts;
-            n += put_profile(&x, L, &ret[n]);
-        }
-    return n;
-}
-
-static size_t layers_around(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
-{
-    const unsigned step = L >= 12 ? L / 12 : 1;
-    struct fus_profile x = *p;
-    size_t n = 0;
-    for (unsigned lo = 0; lo <= 2; lo++)
-        for (unsigned hi = 0; hi <= 2; hi++) {
-            if (p->score_lo + lo * step < step) continue;
-            x.score_lo = p->score_lo + lo * step - step;
-            x.score_hi = p->score_hi + hi * step - step;
-            n += put_profile(&x, L, &ret[n]);
-        }
-    return n;
-}
-
-static size_t coarse_power(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
-{
-    static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
-    size_t n = 0;
-    (void)L;
-    for (; n < sizeof power / sizeof *power; n++) {
-        ret[n] = *p;
-        ret[n].sense_power = power[n];
-    }
-    return n;
-}
-
 /* Powers are a line on which the loss is flat around its least, where a few lines of text decide
  * who is best: the default stays if it is no worse than the best beyond the interval, else the one
  * in the middle of those that are not is taken. */
 static size_t middle_power(const struct candidate *x, size_t n, size_t n_lines)
 {
     const size_t best = best_of(x, n);
-    double lo = x[best].p.sense_power, hi = lo;
+    double lo = x[best].at, hi = lo;
     size_t ret = best;
     for (size_t i = 0; i < n; i++) {
         if (boot_ratio(x[i].kl, x[best].kl, n_lines, SEED).lo > 1) continue;
-        if (x[i].p.sense_power == FUS_SENSE_POWER_DEFAULT) return i;
-        lo = fmin(lo, x[i].p.sense_power);
-        hi = fmax(hi, x[i].p.sense_power);
+        if (x[i].at == FUS_SENSE_POWER_DEFAULT) return i;
+        lo = fmin(lo, x[i].at);
+        hi = fmax(hi, x[i].at);
     }
     for (size_t i = 0; i < n; i++)
-        if (fabs(log(x[i].p.sense_power / sqrt(lo * hi))) <
-            fabs(log(x[ret].p.sense_power / sqrt(lo * hi))))
-            ret = i;
+        if (fabs(log(x[i].at / sqrt(lo * hi))) < fabs(log(x[ret].at / sqrt(lo * hi)))) ret = i;
     return ret;
 }
 
-static size_t coarse_side(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
+/* One line of the log and of the report. */
+static void tell_candidate(struct calibration *c, const struct candidate *x, bool chosen)
 {
-    const unsigned step = L > 16 ? L / 8 : 1;
-    struct fus_profile x = *p;
-    size_t n = 0;
-    for (x.side_layer = step; x.side_layer < L && n < CANDIDATES_MAX; x.side_layer += step)
-        n += put_profile(&x, L, &ret[n]);
-    return n;
+    const struct boot gain = boot_ratio(x->kl, c->cand[0].kl, c->search.n, SEED);
+    char value[32];
+    (void)snprintf(value, sizeof value, c->knob->what == SCORE_LAYERS ? "%g-%g" : "%g", x->at,
+                   x->with);
+    json_t *row =
+        json_pack("{s:s, s:s, s:s, s:f, s:b}", "knob", c->knob->name, "value", value, "strategy",
+                  pol_strategy_name(c->knob->strategy), "kl_forced", x->mean, "chosen", chosen);
+    bench_put_interval(row, "vs_default", &gain);
+    json_array_append_new(c->b->rows, row);
+    (void)printf("%-14s %-8s %9.5f  %6.3f [%5.3f, %5.3f]%s\n", c->knob->name, value, x->mean,
+                 gain.value, gain.lo, gain.hi, chosen ? "  <-" : "");
 }
 
-static size_t side_around(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
+static int search_knob(struct calibration *c, const struct knob *k, struct err *err)
 {
-    struct fus_profile x = *p;
-    size_t n = 0;
-    for (unsigned by = 0; by <= 4; by++) {
-        x.side_layer = p->side_layer + by > 2 ? p->side_layer + by - 2 : 0;
-        n += put_profile(&x, L, &ret[n]);
+    c->knob = k;
+    c->n_cand = 0;
+    const int r = k->walk(c, err);
+    if (r == 0) {
+        const size_t chosen = k->choose(c->cand, c->n_cand, c->search.n);
+        for (size_t i = 0; i < c->n_cand; i++)
+            tell_candidate(c, &c->cand[i], i == chosen);
+        put(&c->p, k->what, c->cand[chosen].at, c->cand[chosen].with);
     }
-    return n;
-}
-
-/* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
-static size_t coarse_check(const struct fus_profile *p, unsigned L, struct fus_profile *ret)
-{
-    struct fus_profile x = *p;
-    size_t n = 0;
-    for (x.check_layer = 1; x.check_layer <= 4; x.check_layer++)
-        n += put_profile(&x, L, &ret[n]);
-    return n;
-}
-
-/* The search's chunks once more, in a store of their own, which is the bench's from now on. */
-static int build_again(struct calibration *c, struct err *err)
-{
-    struct store *own;
-    int r = bench_store_create(c->b, c->ram_bytes, NULL, 0, &own, err);
-    if (r < 0) return r;
-    c->b->store = own;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
-        if ((r = bench_build_chunks(c->b, &c->search.line[i].prompt)) < 0)
-            (void)err_set(err, r, "building the chunks failed: %s", err_name(r));
+    c->b->profile = c->p;
     return r;
 }
 
-static int sense_again(struct calibration *c, struct err *err)
+/* ---- what is searched ---- */
+
+/* Every range of a shallow model; else from 0, L/6, L/3, L/2 to L/2, 2L/3, 5L/6, L, and then those
+ * near the best. */
+static int walk_layers(struct calibration *c, struct err *err)
 {
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < c->search.n; i++)
-        r = judge_sense(&c->judge, c->search.lines, i, &c->search.line[i], err);
+    const unsigned L = c->b->cfg->L;
+    const bool every = L * (L + 1) / 2 < CANDIDATES_MAX;
+    const unsigned parts = every ? L : 6, step = L >= 12 ? L / 12 : 1;
+    int r = try_setting(c, c->p.score_lo, c->p.score_hi - 1, err);
+    for (unsigned lo = 0; lo < (every ? L : 4); lo++)
+        for (unsigned hi = every ? lo + 1 : 3; r == 0 && hi <= parts; hi++)
+            r = try_setting(c, lo * L / parts, hi * L / parts - 1, err);
+    const struct candidate *best = &c->cand[best_of(c->cand, c->n_cand)];
+    for (int lo = -1; lo <= 1; lo++)
+        for (int hi = -1; r == 0 && hi <= 1; hi++)
+            r = try_setting(c, best->at + lo * (double)step, best->with + hi * (double)step, err);
     return r;
 }
 
 /* Idle time is free, but not endless: many neighbours have to be better than a few. What they say
  * is worth more weight, so they are tried with more. They are measured in a store of their own,
- * which stays if they are. */
-static int search_neighbours(struct calibration *c, struct err *err)
+ * which is the bench's from here on. */
+static int walk_neighbours(struct calibration *c, struct err *err)
 {
-    static const struct knob knob = {NEIGHBOURS, "neighbours", POL_QS, NULL, NULL, NULL};
-    const struct bench_run run = {.strategy = knob.strategy, .ratio = (float)SEARCH_RATIO};
-    struct store *few = c->b->store;
-    struct fus_profile many = c->p;
-    size_t best = 0;
-    many.neighbours = NEIGHBOURS_MANY;
-    c->n_cand = 0;
-    int r = add_candidate(c, &c->p, &run, err);
+    struct store *own;
+    double power = 1;
+    int r = try_setting(c, c->p.neighbours, c->p.sense_power, err);
+    if (r == 0) r = bench_store_create(c->b, c->ram_bytes, NULL, 0, &own, err);
+    if (r < 0) return r;
+    c->b->store = own;
     c->judge.neighbours = NEIGHBOURS_MANY;
-    if (r == 0) r = build_again(c, err);
-    if (r == 0) r = sense_again(c, err);
-    many.sense_power = 1;
-    for (int i = 0; r == 0 && i < 4; i++, many.sense_power *= 1.5)
-        r = add_candidate(c, &many, &run, err);
-    if (r == 0) {
-        const size_t of_many = 1 + best_of(c->cand + 1, c->n_cand - 1);
-        const double hi = boot_ratio(c->cand[of_many].kl, c->cand[0].kl, c->search.n, SEED).hi;
-        best = hi < 1 ? of_many : 0;
-        tell_candidate(c, &knob, 0, best == 0);
-        tell_candidate(c, &knob, of_many, best > 0);
-        c->p = c->cand[best].p;
-    }
-    if (c->b->store != few) store_destroy(best > 0 ? few : c->b->store);
-    if (best == 0) c->b->store = few;
-    c->judge.neighbours = c->p.neighbours;
-    c->b->profile = c->p;
+    for (size_t i = 0; r == 0 && i < c->search.n; i++)
+        r = judge_build(&c->judge, c->search.lines, i, &c->search.line[i].prompt, err);
+    for (int i = 0; r == 0 && i < 4; i++, power *= 1.5)
+        r = try_setting(c, NEIGHBOURS_MANY, power, err);
+    c->cand[1] = c->cand[1 + best_of(c->cand + 1, c->n_cand - 1)]; /* the only one that is told */
+    c->n_cand = 2;
+    return r;
+}
+
+static int walk_powers(struct calibration *c, struct err *err)
+{
+    static const double power[] = {0.25, 0.5, 0.75, FUS_SENSE_POWER_DEFAULT, 1.5, 2, 3, 4.5, 7};
+    int r = try_setting(c, c->p.sense_power, 0, err);
+    for (size_t i = 0; r == 0 && i < sizeof power / sizeof *power; i++)
+        r = try_setting(c, power[i], 0, err);
+    return r;
+}
+
+static int walk_side(struct calibration *c, struct err *err)
+{
+    const unsigned L = c->b->cfg->L, step = L > 16 ? L / 8 : 1;
+    int r = try_setting(c, c->p.side_layer, 0, err);
+    for (unsigned layer = step; r == 0 && layer < L; layer += step)
+        r = try_setting(c, layer, 0, err);
+    const struct candidate *best = &c->cand[best_of(c->cand, c->n_cand)];
+    for (int by = -2; r == 0 && by <= 2; by++)
+        r = try_setting(c, best->at + by, 0, err);
+    return r;
+}
+
+/* Every layer below it runs in full for all tokens: deeper than a few nothing is saved. */
+static int walk_check(struct calibration *c, struct err *err)
+{
+    int r = try_setting(c, c->p.check_layer, 0, err);
+    for (unsigned layer = 1; r == 0 && layer <= 4; layer++)
+        r = try_setting(c, layer, 0, err);
     return r;
 }
 
 static int search_all(struct calibration *c, struct err *err)
 {
     static const struct knob knob[] = {
-        {SCORE_LAYERS, "score layers", POL_QS, coarse_layers, layers_around, clearly_best},
-        {POWER, "power", POL_QS, coarse_power, NULL, middle_power},
-        {SIDE_LAYER, "sidecar layer", POL_SIDE, coarse_side, side_around, clearly_best},
-        {CHECK_LAYER, "check layer", POL_HKVD, coarse_check, NULL, clearly_best}};
+        {SCORE_LAYERS, "score layers", POL_QS, walk_layers, clearly_best},
+        {NEIGHBOURS, "neighbours", POL_QS, walk_neighbours, clearly_best},
+        {POWER, "power", POL_QS, walk_powers, middle_power},
+        {SIDE_LAYER, "sidecar layer", POL_SIDE, walk_side, clearly_best},
+        {CHECK_LAYER, "check layer", POL_HKVD, walk_check, clearly_best}};
     int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof knob / sizeof *knob; i++) {
+        struct store *few = c->b->store;
         r = search_knob(c, &knob[i], err);
-        if (r == 0 && knob[i].what == SCORE_LAYERS) r = search_neighbours(c, err);
+        c->judge.neighbours = c->p.neighbours;
+        if (c->b->store == few) continue;
+        struct store *many = c->b->store;
+        const bool stays = c->p.neighbours == NEIGHBOURS_MANY;
+        c->b->store = stays ? many : few;
+        store_destroy(stays ? few : many);
     }
     return r;
 }
@@ -404,7 +332,7 @@ static int search_all(struct calibration *c, struct err *err)
 
 static int measure_curve(struct calibration *c, enum pol_strategy st, struct err *err)
 {
-    const struct set *s = &c->report;
+    struct set *s = &c->report;
     double kl[SET_MAX];
     (void)printf("\n%-8s", pol_strategy_name(st));
     for (size_t i = 0; i < N_CURVE; i++) {
@@ -414,11 +342,10 @@ static int measure_curve(struct calibration *c, enum pol_strategy st, struct err
         const struct boot loss = boot_ratio(kl, s->reuse, s->n, SEED);
         c->p.losses[st][i] = loss.value;
         (void)printf("   %6.3f [%5.3f, %5.3f]", loss.value, loss.lo, loss.hi);
-        json_array_append_new(c->b->rows,
-                              json_pack("{s:s, s:f, s:o, s:o, s:o}", "strategy",
-                                        pol_strategy_name(st), "ratio", curve_ratio[i], "loss",
-                                        bench_number(loss.value), "loss_lo", bench_number(loss.lo),
-                                        "loss_hi", bench_number(loss.hi)));
+        json_t *row =
+            json_pack("{s:s, s:f}", "strategy", pol_strategy_name(st), "ratio", curve_ratio[i]);
+        bench_put_interval(row, "loss", &loss);
+        json_array_append_new(c->b->rows, row);
     }
     return 0;
 }
@@ -454,31 +381,12 @@ static void choose_ratio(struct fus_profile *p)
                  pol_strategy_name(p->strategy), p->loss, p->ratio);
 }
 
-/* Where the worker looks for it. */
-static int cached_path(const char *fingerprint, char *ret, size_t cap, struct err *err)
-{
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const bool own = base && *base == '/';
-    if (!own && !(home && *home == '/'))
-        return err_set(err, -ENOENT, "no cache folder to write to: name a file with --out");
-    (void)snprintf(ret, cap, "%s%s/kvblend/profiles/", own ? base : home, own ? "" : "/.cache");
-    for (char *p = ret + 1; (p = strchr(p, '/')); p++) { /* mkdir -p */
-        *p = '\0';
-        (void)mkdir(ret, 0700);
-        *p = '/';
-    }
-    const size_t n = strlen(ret);
-    (void)snprintf(ret + n, cap - n, "%s.json", fingerprint);
-    return 0;
-}
-
 static int write_profile(struct calibration *c, const struct opts *opts, struct err *err)
 {
-    char path[4200];
+    char folder[KEYFILE_PATH_MAX], path[KEYFILE_PATH_MAX + 64];
     struct fus_profile *p = &c->p;
     const char *data = opt_str(opts, "data"), *name = strrchr(data, '/');
     const char *date = json_string_value(json_object_get(c->b->meta, "date"));
-    int r = 0;
     (void)snprintf(p->measured, sizeof p->measured,
                    "%s, %zu lines of %.60s searched, %zu others measured; kvblend-bench calibrate",
                    date ? date : "", c->search.n,
@@ -488,9 +396,11 @@ static int write_profile(struct calibration *c, const struct opts *opts, struct 
                    c->report.n);
     if (opt_given(opts, "out"))
         (void)snprintf(path, sizeof path, "%s", opt_str(opts, "out"));
+    else if (keyfile_dir("/kvblend/profiles", folder)) /* where the worker looks for it */
+        (void)snprintf(path, sizeof path, "%s/%s.json", folder, p->fingerprint);
     else
-        r = cached_path(p->fingerprint, path, sizeof path, err);
-    if (r == 0) r = fus_profile_write(p, path, err);
+        return err_set(err, -ENOENT, "no cache folder to write to: name a file with --out");
+    const int r = fus_profile_write(p, path, err);
     if (r == 0) (void)printf("written to %s\n", path);
     return r;
 }
@@ -537,7 +447,7 @@ static int calibrate_model(struct bench *b, const struct opts *opts, struct err 
     if (!c) return err_set(err, -ENOMEM, "out of memory");
     c->b = b;
     c->ram_bytes = opt_size(opts, "ram");
-    c->judge = (struct judge){.b = b, .style = dataset_style(opts), .max_new = JUDGE_FORCED_TOKENS};
+    c->judge = (struct judge){.b = b, .max_new = JUDGE_FORCED_TOKENS};
     fus_profile_default(b->cfg, &c->p);
     c->judge.neighbours = c->p.neighbours;
     fus_profile_fingerprint(b->cfg, c->p.fingerprint);
@@ -563,7 +473,6 @@ static const struct opt_def calibrate_model_options[] = {
 
 const struct bench_sub bench_calibrate = {.name = "quality calibrate",
                                           .about = "the profile of a model, found by measurement",
-                                          .shared =
-                                              BENCH_MODEL_OPTIONS "data limit prompt-format chat",
+                                          .shared = BENCH_MODEL_OPTIONS "data limit",
                                           .options = calibrate_model_options,
                                           .run_model = calibrate_model};

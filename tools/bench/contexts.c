@@ -3,11 +3,8 @@
 #include "base/mem.h"
 #include "tiers/store_write.h"
 
-#include <string.h>
-
 struct encoding { /* K and V of a chunk in f32, and their sum over contexts */
     const struct model_cfg *cfg;
-    uint32_t n;
     size_t plane, all;
     float *one, *sum; /* [L-1, 2, n, G*K] */
     int status;
@@ -35,41 +32,11 @@ static void note_status(void *ctx, int status)
     ((struct encoding *)ctx)->status = status;
 }
 
-static int run_whole(struct bench *b, const struct fus_plan *plan)
-{
-    struct fus_session *s = NULL;
-    struct fus_prefill *f = NULL;
-    int r = fus_session_create(b->core, plan->n_tok + 1, &s);
-    if (r == 0) r = fus_prefill_begin(s, plan, &f);
-    if (r == 0) {
-        do {
-            r = fus_prefill_step(f);
-        } while (r > 0);
-        fus_prefill_end(f);
-    }
-    fus_session_destroy(s);
-    return r;
-}
-
-/* One encoding behind [sink, before], added to the sum. */
-static int encode_behind(struct bench *b, struct encoding *e, const struct bench_text *chunk,
-                         const struct bench_text *before)
+static int add_encoding(struct bench *b, struct encoding *e, struct bench_text chunk,
+                        const struct bench_text *context)
 {
     static const struct kv_sink_ops ops = {keep_rows, note_status};
-    const uint32_t head = b->build_sink >= 0, tok0 = head + before->n;
-    int32_t *tok = mem_alloc((tok0 + (size_t)chunk->n) * sizeof *tok);
-    if (!tok) return -ENOMEM;
-    if (head) tok[0] = b->build_sink;
-    if (before->n) memcpy(tok + head, before->tok, before->n * sizeof *tok);
-    memcpy(tok + tok0, chunk->tok, chunk->n * sizeof *tok);
-    const struct fus_capture capture = {.tok0 = tok0, .n = chunk->n, .sink = {&ops, e}};
-    const struct fus_plan plan = {.tok = tok,
-                                  .n_tok = tok0 + chunk->n,
-                                  .capture = &capture,
-                                  .n_capture = 1,
-                                  .strategy = POL_FULL};
-    int r = run_whole(b, &plan);
-    mem_free(tok);
+    int r = bench_encode(b, context, chunk, &(struct kv_sink){&ops, e});
     if (r == 0) r = e->status;
     for (size_t i = 0; r == 0 && i < e->all; i++)
         e->sum[i] += e->one[i];
@@ -89,30 +56,26 @@ static int write_mean(const struct bench *b, const struct encoding *e, size_t n_
             r = kn_convert(plane_of(e, e->sum, layer, v), KN_F32, e->plane, e->cfg->K, b->kv_dtype,
                            to[v]);
     }
-    if (r == 0) return store_commit(writer);
-    store_abort(writer);
     return r;
 }
 
-int contexts_build(struct bench *b, const struct bench_text *chunk, const struct contexts *c)
+int contexts_build(struct bench *b, struct bench_text chunk, const struct bench_text *context,
+                   size_t n)
 {
-    const struct bench_text alone = {0};
-    const struct tier_key key = bench_chunk_key(b, chunk->tok, chunk->n);
-    struct encoding e = {.cfg = b->cfg, .n = chunk->n};
+    const struct store_new new = {TIER_CHUNK, bench_chunk_key(b, chunk), "", chunk.tok, chunk.n};
+    struct encoding e = {.cfg = b->cfg, .plane = (size_t)chunk.n * b->cfg->G * b->cfg->K};
     struct store_writer *writer;
-    int r = store_claim(b->store, &(struct store_new){TIER_CHUNK, key, "", chunk->tok, chunk->n},
-                        &writer);
+    int r = store_claim(b->store, &new, &writer);
     if (r <= 0) return r;
-    e.plane = (size_t)chunk->n * e.cfg->G * e.cfg->K;
     e.all = (size_t)(e.cfg->L - 1) * 2 * e.plane;
     e.one = mem_alloc(e.all * sizeof *e.one);
     e.sum = mem_zalloc(e.all * sizeof *e.sum);
     r = e.one && e.sum ? 0 : -ENOMEM;
-    if (r == 0 && c->isolated) r = encode_behind(b, &e, chunk, &alone);
-    for (size_t i = 0; r == 0 && i < c->n; i++)
-        r = encode_behind(b, &e, chunk, &c->text[i]);
+    for (size_t i = 0; r == 0 && i < n; i++)
+        r = add_encoding(b, &e, chunk, &context[i]);
+    if (r == 0) r = write_mean(b, &e, n, writer);
     if (r == 0)
-        r = write_mean(b, &e, c->n + c->isolated, writer);
+        r = store_commit(writer);
     else
         store_abort(writer);
     mem_free(e.one);

@@ -8,13 +8,9 @@
 
 #include "tools/bench/bench.h"
 
-enum { CONTEXTS_MAX = 8 };
-struct contexts {
-    struct bench_text text[CONTEXTS_MAX]; /* what stands before the chunk, behind the sink */
-    size_t n;
-    bool isolated; /* the encoding behind the sink alone is one more */
-};
-/* Builds tok[0, n) behind them and stores it, unless it is there. */
-int contexts_build(struct bench *b, const struct bench_text *chunk, const struct contexts *c);
+/* Builds the chunk behind the sink and each of the contexts and stores the mean, unless it is
+ * there. An empty context is the encoding behind the sink alone. */
+int contexts_build(struct bench *b, struct bench_text chunk, const struct bench_text *context,
+                   size_t n);
 
 #endif

@@ -5,15 +5,6 @@
 
 #include <string.h>
 
-struct prompt_style dataset_style(const struct opts *opts)
-{
-    static const char usual[] =
-        "{preamble}{chunks}\\n\\nQuestion: {question}\\nAnswer within 5 words.";
-    return (struct prompt_style){opt_given(opts, "prompt-format") ? opt_str(opts, "prompt-format")
-                                                                  : usual,
-                                 opt_bool(opts, "chat")};
-}
-
 /* ---- reading ---- */
 
 /* Where a piece of about n bytes ends: behind white space, which stays with it. */
@@ -111,55 +102,49 @@ bool dataset_judges_suffix(const json_t *line)
 struct draft { /* text with the byte ranges of its chunks */
     struct buf text;
     size_t begin[BENCH_CHUNKS_MAX], end[BENCH_CHUNKS_MAX], n;
+    bool exact; /* as the line has it: neither words between its members nor a template */
 };
 
-static int add_member(struct draft *d, const json_t *line, const char *name)
+static void add_member(struct draft *d, const json_t *line, const char *name)
 {
     const json_t *v = json_object_get(line, name);
-    return json_is_string(v) ? buf_add(&d->text, json_string_value(v), json_string_length(v)) : 0;
+    if (json_is_string(v)) (void)buf_add(&d->text, json_string_value(v), json_string_length(v));
 }
 
 static int add_chunks(struct draft *d, const json_t *line, const char *between, struct err *err)
 {
     const json_t *chunks = json_object_get(line, "chunks"), *chunk;
     size_t i;
-    int r = 0;
     if (!json_is_array(chunks)) return err_set(err, -EINVAL, "a line has no \"chunks\" array");
     if (json_array_size(chunks) > BENCH_CHUNKS_MAX)
         return err_set(err, -ERANGE, "a line has more than %d chunks", BENCH_CHUNKS_MAX);
     json_array_foreach(chunks, i, chunk)
     {
         if (!json_is_string(chunk)) return err_set(err, -EINVAL, "a chunk is not a string");
-        if (i > 0) r = buf_adds(&d->text, between);
-        d->begin[d->n] = d->text.len;
-        if (r == 0) r = buf_add(&d->text, json_string_value(chunk), json_string_length(chunk));
-        if (r < 0) return r;
-        d->end[d->n++] = d->text.len;
+        if (i > 0) (void)buf_adds(&d->text, between);
+        d->begin[i] = d->text.len;
+        (void)buf_add(&d->text, json_string_value(chunk), json_string_length(chunk));
+        d->end[i] = d->text.len;
     }
+    d->n = json_array_size(chunks);
     return 0;
 }
 
-static int fill_format(struct draft *d, const json_t *line, const char *format, struct err *err)
+static int write_draft(struct draft *d, const json_t *line, const char *after, struct err *err)
 {
-    int r = 0;
-    for (const char *p = format; r == 0 && *p;) {
-        if (strncmp(p, "{preamble}", 10) == 0) {
-            r = add_member(d, line, "preamble");
-            p += 10;
-        } else if (strncmp(p, "{chunks}", 8) == 0) {
-            r = add_chunks(d, line, "\n\n", err);
-            p += 8;
-        } else if (strncmp(p, "{question}", 10) == 0) {
-            r = add_member(d, line, "question");
-            p += 10;
-        } else if (strncmp(p, "\\n", 2) == 0) {
-            r = buf_addc(&d->text, '\n');
-            p += 2;
-        } else {
-            r = buf_addc(&d->text, *p++);
-        }
+    add_member(d, line, "preamble");
+    const int r = add_chunks(d, line, d->exact ? "" : "\n\n", err);
+    if (r < 0) return r;
+    if (d->exact) {
+        add_member(d, line, "suffix");
+    } else if (json_object_get(line, "question")) {
+        (void)buf_adds(&d->text, "\n\nQuestion: ");
+        add_member(d, line, "question");
+        (void)buf_adds(&d->text, "\nAnswer within 5 words.");
     }
-    return r;
+    (void)buf_adds(&d->text, after);
+    if (buf_status(&d->text) < 0) return err_set(err, -ENOMEM, "out of memory");
+    return d->text.len > 0 ? 0 : err_set(err, -EINVAL, "a line gives an empty prompt");
 }
 
 /* Tokens that lie wholly inside each chunk's bytes; a token across an edge is glue. */
@@ -181,10 +166,9 @@ static void map_chunks(const struct draft *d, const struct tok_ids *ids, uint32_
 }
 
 static int to_prompt(const struct bench *b, struct draft *d, const struct tok_piece *pieces,
-                     size_t n_pieces, bool sink_first, struct bench_prompt *ret)
+                     size_t n_pieces, uint32_t head, struct bench_prompt *ret)
 {
     struct tok_ids ids = {0};
-    uint32_t head = sink_first && b->sink >= 0;
     struct bench_prompt p = {0};
     int r = tok_encode(b->tok, pieces, n_pieces, 0, &ids);
     if (r == 0) {
@@ -219,30 +203,21 @@ static int to_chat_prompt(const struct bench *b, struct draft *d, struct bench_p
             break;
         }
     }
-    if (r == 0) r = to_prompt(b, d, out.pieces, out.n_pieces, false, ret);
+    if (r == 0) r = to_prompt(b, d, out.pieces, out.n_pieces, 0, ret);
     chat_out_fini(&out);
     return r;
 }
 
-int dataset_prompt(const struct bench *b, const json_t *line, const struct prompt_style *style,
+int dataset_prompt(const struct bench *b, const json_t *line, const char *after,
                    struct bench_prompt *ret, struct err *err)
 {
-    struct draft d = {.text = BUF_INIT};
-    bool exact = json_is_string(json_object_get(line, "suffix"));
-    int r;
-    if (exact) {
-        r = add_member(&d, line, "preamble");
-        if (r == 0) r = add_chunks(&d, line, "", err);
-        if (r == 0) r = add_member(&d, line, "suffix");
-    } else {
-        r = fill_format(&d, line, style->format, err);
-    }
-    if (r == 0 && d.text.len == 0) r = err_set(err, -EINVAL, "a line gives an empty prompt");
-    struct tok_piece piece = {d.text.data, d.text.len, false};
-    if (r == 0 && !exact && style->chat && b->chat)
+    struct draft d = {.text = BUF_INIT, .exact = json_is_string(json_object_get(line, "suffix"))};
+    int r = write_draft(&d, line, after, err);
+    const struct tok_piece piece = {d.text.data, d.text.len, false};
+    if (r == 0 && !d.exact && b->chat)
         r = to_chat_prompt(b, &d, ret, err);
     else if (r == 0)
-        r = to_prompt(b, &d, &piece, 1, true, ret);
+        r = to_prompt(b, &d, &piece, 1, b->sink >= 0, ret);
     if (r == -ENOMEM) (void)err_set(err, r, "out of memory");
     buf_fini(&d.text);
     if (r == 0 && ret->n_tok <= ret->suffix0) {

@@ -16,16 +16,10 @@ int dataset_open(const char *path, json_t **ret_lines, struct err *err);
 /* Appends at most `max` lines cut from the text, at white space; too short a text gives none. */
 int dataset_cut(const char *text, size_t len, size_t max, json_t *lines);
 
-/* Placeholders {preamble}, {chunks}, {question}; \\n is a line break. */
-struct prompt_style {
-    const char *format;
-    bool chat; /* the text becomes a user message in the model's chat template */
-};
-struct prompt_style dataset_style(const struct opts *opts); /* --prompt-format, --chat */
-
-/* The prompt of a line. With "suffix": sink token, preamble, chunks and suffix just as they are, no
- * template. -EINVAL with a sentence for a line that lacks what it needs. */
-int dataset_prompt(const struct bench *b, const json_t *line, const struct prompt_style *style,
+/* The prompt of a line: preamble, chunks and question as a user message in the model's chat
+ * template. With "suffix": sink token, preamble, chunks and suffix just as they are, no template.
+ * `after` follows all of it. -EINVAL with a sentence for a line that lacks what it needs. */
+int dataset_prompt(const struct bench *b, const json_t *line, const char *after,
                    struct bench_prompt *ret, struct err *err);
 bool dataset_judges_suffix(const json_t *line);
 

@@ -1,4 +1,5 @@
 #include "tools/bench/figures.h"
+#include "tools/bench/boot.h"
 
 #include <errno.h>
 #include <math.h>
@@ -52,6 +53,21 @@ void bench_put_quantiles(json_t *row, const char *name, double *v, size_t n)
         (void)snprintf(key, sizeof key, "%s_%s", name, at[i].name);
         json_object_set_new(row, key, n ? json_real(bench_quantile(v, n, at[i].q)) : json_null());
     }
+}
+
+json_t *bench_number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+void bench_put_interval(json_t *row, const char *name, const struct boot *b)
+{
+    char key[64];
+    json_object_set_new(row, name, bench_number(b->value));
+    (void)snprintf(key, sizeof key, "%s_lo", name);
+    json_object_set_new(row, key, bench_number(b->lo));
+    (void)snprintf(key, sizeof key, "%s_hi", name);
+    json_object_set_new(row, key, bench_number(b->hi));
 }
 
 void bench_print_head(const struct bench_column *column)

@@ -1,4 +1,5 @@
-/* figures: lists of numbers that options give, quantiles, and rows of a report as a table. */
+/* figures: lists of numbers that options give, quantiles, intervals, and rows of a report as a
+ * table. */
 #ifndef TOOLS_BENCH_FIGURES_H
 #define TOOLS_BENCH_FIGURES_H
 
@@ -15,6 +16,11 @@ double bench_quantile(double *v, size_t n, double q);
 
 /* Sets NAME_p50, NAME_p95, NAME_p99 and NAME_max of the same values; null where there are none. */
 void bench_put_quantiles(json_t *row, const char *name, double *v, size_t n);
+
+json_t *bench_number(double v); /* null when it is not finite */
+struct boot;
+/* name, NAME_lo, NAME_hi: 95 % */
+void bench_put_interval(json_t *row, const char *name, const struct boot *b);
 
 struct bench_column {
     const char *title, *key; /* key: of a row */

@@ -1,10 +1,10 @@
 #include "tools/bench/mapreduce.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,19 +29,38 @@ unsigned map_take_score(char *text)
     return score;
 }
 
-/* One call; what it takes is added to v. */
-static int call(const struct judge *j, const json_t *line, const struct prompt_style *style,
-                unsigned max_new, struct buf *text, struct verdict *v)
+struct calls { /* of one line, one after another */
+    const struct judge *j;
+    double spent_ms, ttft_ms; /* until the last call's first token */
+    double tokens;
+};
+
+/* A full prefill of a line, which is the call's from now on, and its answer. */
+static int call(struct calls *c, json_t *line, const char *after, unsigned max_new,
+                struct buf *text)
 {
+    static const struct bench_run full = {.strategy = POL_FULL, .ratio = 1};
+    struct bench *b = c->j->b;
     struct bench_prompt p = {0};
+    struct bench_result res = {0};
     struct err err = {0};
-    int r = dataset_prompt(j->b, line, style, &p, &err);
-    if (r < 0) return r;
-    if (p.n_tok + max_new > fus_core_ctx_max(j->b->core)) r = -ERANGE;
-    if (r == 0) r = judge_generate(j, &p, max_new, text, v);
-    bench_prompt_fini(&p);
+    int r = dataset_prompt(b, line, after, &p, &err);
+    const uint64_t t0 = clock_ns();
+    if (r == 0 && p.n_tok + max_new > fus_core_ctx_max(b->core)) r = -ERANGE;
+    if (r == 0) r = bench_prefill(b, &p, &full, max_new, &res);
+    if (r == 0) {
+        c->ttft_ms = c->spent_ms + res.ttft_ms;
+        buf_clear(text);
+        r = judge_greedy(c->j, &res, max_new, text, NULL);
+        c->tokens += fus_session_len(res.session);
+        c->spent_ms += clock_ms_since(t0);
+    }
     if (r == 0) r = buf_reserve(text, 1); /* an empty answer is a string, too */
-    return r == 0 && !buf_cstr(text) ? -ENOMEM : r;
+    if (r == 0 && !buf_cstr(text)) r = -ENOMEM;
+    bench_result_fini(&res);
+    bench_prompt_fini(&p);
+    json_decref(line);
+    return r;
 }
 
 static json_t *with_chunks(const json_t *line, json_t *chunks)
@@ -51,60 +70,38 @@ static json_t *with_chunks(const json_t *line, json_t *chunks)
     return copy;
 }
 
-static int map_reduce(const struct judge *j, const struct judge_line *l, unsigned map_tokens,
-                      struct buf *text, struct verdict *v)
+static int map_reduce(struct calls *c, const json_t *line, unsigned map_tokens, struct buf *text)
 {
-    const struct prompt_style plain = {"{question}", j->style.chat};
-    const json_t *chunks = json_object_get(l->line, "chunks"), *chunk;
-    const char *question = json_string_value(json_object_get(l->line, "question"));
+    const json_t *chunks = json_object_get(line, "chunks");
+    const char *question = json_string_value(json_object_get(line, "question"));
     json_t *summaries = json_array();
-    size_t i;
     int r = 0;
-    json_array_foreach(chunks, i, chunk)
-    {
-        json_t *line = json_object();
-        buf_clear(text);
-        json_object_set_new(
-            line, "question",
-            json_sprintf(MAP_PROMPT, question ? question : "", json_string_value(chunk)));
-        r = call(j, line, &plain, map_tokens, text, v);
-        json_decref(line);
-        if (r < 0) break;
-        v->ttft_ms = v->spent_ms; /* the answer comes behind whole summaries */
-        json_array_append_new(summaries, json_sprintf(MAP_SUMMARY, buf_cstr(text)));
+    for (size_t i = 0; r == 0 && i < json_array_size(chunks); i++) {
+        const char *chunk = json_string_value(json_array_get(chunks, i));
+        json_t *prompt = json_sprintf(MAP_PROMPT, question ? question : "", chunk);
+        r = call(c, json_pack("{s:[], s:o}", "chunks", "preamble", prompt), "", map_tokens, text);
+        if (r == 0) json_array_append_new(summaries, json_sprintf(MAP_SUMMARY, buf_cstr(text)));
     }
-    json_t *line = with_chunks(l->line, summaries);
-    buf_clear(text);
-    if (r == 0) r = call(j, line, &j->style, j->max_new, text, v);
-    json_decref(line);
+    if (r == 0) r = call(c, with_chunks(line, json_incref(summaries)), "", c->j->max_new, text);
+    json_decref(summaries);
     return r;
 }
 
-static int map_rerank(const struct judge *j, const struct judge_line *l, struct buf *text,
-                      struct verdict *v)
+static int map_rerank(struct calls *c, const json_t *line, struct buf *text)
 {
-    const json_t *chunks = json_object_get(l->line, "chunks"), *chunk;
-    struct buf format = BUF_INIT, answer = BUF_INIT;
-    struct prompt_style style = {NULL, j->style.chat};
-    size_t i;
-    int best = -1, r = buf_adds(&format, j->style.format);
-    if (r == 0) r = buf_adds(&format, MAP_SCORE);
-    style.format = buf_cstr(&format);
-    json_array_foreach(chunks, i, chunk)
-    {
-        json_t *line = with_chunks(l->line, json_pack("[O]", chunk));
-        buf_clear(&answer);
-        if (r == 0) r = call(j, line, &style, j->max_new + MAP_SCORE_TOKENS, &answer, v);
-        json_decref(line);
-        if (r < 0) break;
-        const int score = (int)map_take_score(answer.data);
+    const json_t *chunks = json_object_get(line, "chunks");
+    struct buf answer = BUF_INIT;
+    int best = -1, r = 0;
+    for (size_t i = 0; r == 0 && i < json_array_size(chunks); i++) {
+        r = call(c, with_chunks(line, json_pack("[O]", json_array_get(chunks, i))), MAP_SCORE,
+                 c->j->max_new + MAP_SCORE_TOKENS, &answer);
+        const int score = r == 0 ? (int)map_take_score(answer.data) : -1;
         if (score <= best) continue;
         best = score;
         buf_clear(text);
         r = buf_adds(text, answer.data);
     }
-    v->ttft_ms = v->spent_ms; /* nothing can be sent before the last score is in */
-    buf_fini(&format);
+    c->ttft_ms = c->spent_ms; /* nothing can be sent before the last score is in */
     buf_fini(&answer);
     return r;
 }
@@ -113,15 +110,18 @@ int map_run(const struct judge *j, enum map_kind k, const struct judge_line *l, 
             struct verdict *ret)
 {
     struct buf text = BUF_INIT;
-    struct verdict v = verdict_none;
+    struct calls c = {.j = j};
     if (l->suffix || l->prompt.n_chunks == 0 || !json_object_get(l->line, "answer"))
         return -ENODATA;
-    int r = k == MAP_REDUCE ? map_reduce(j, l, map_tokens, &text, &v) : map_rerank(j, l, &text, &v);
+    int r = k == MAP_REDUCE ? map_reduce(&c, l->line, map_tokens, &text)
+                            : map_rerank(&c, l->line, &text);
     if (r == 0 && !buf_cstr(&text)) r = -ENOMEM;
     if (r == 0) {
-        judge_text(l->line, buf_cstr(&text), &v);
-        v.cost /= l->prompt.n_tok; /* tokens so far */
-        *ret = v;
+        *ret = verdict_none;
+        ret->ttft_ms = c.ttft_ms;
+        ret->n_recomputed = 0;
+        ret->cost = c.tokens / l->prompt.n_tok;
+        judge_text(l->line, buf_cstr(&text), ret);
     }
     buf_fini(&text);
     return r;

@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "version.h"
 
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -74,11 +73,6 @@ json_t *bench_meta(void)
     machine_name(machine, sizeof machine);
     return json_pack("{s:s, s:s, s:s, s:s, s:s}", "machine", machine, "commit", BENCH_COMMIT,
                      "version", KV_VERSION, "date", date, "command", command);
-}
-
-json_t *bench_number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
 }
 
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)

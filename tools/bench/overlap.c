@@ -59,7 +59,7 @@ static int open_tier(struct overlap *o, const struct opts *opts, struct err *err
 
 static struct tier_key chunk_key(const struct overlap *o, size_t i)
 {
-    return bench_chunk_key(o->b, o->p.tok + o->p.chunk[i].tok0, o->p.chunk[i].n);
+    return bench_chunk_key(o->b, bench_chunk(&o->p, i));
 }
 
 /* Out of RAM, once the last load has really ended. */

@@ -44,58 +44,85 @@ static int run_steps(struct fus_prefill *f)
     return r;
 }
 
-/* Chunks are keyed by content, the prefix by its chain (here one link: the whole first part). */
-static struct tier_key key_of(const struct bench *b, enum tier_kind kind, const int32_t *tok,
-                              uint32_t n)
+struct bench_text bench_chunk(const struct bench_prompt *p, size_t i)
 {
-    struct tier_ident id = bench_ident(b);
-    return kind == TIER_CHUNK ? tier_key_chunk(&id, "", tok, n)
-                              : tier_key_prefix(&id, "", NULL, tok, n);
+    return (struct bench_text){p->tok + p->chunk[i].tok0, p->chunk[i].n};
 }
 
-/* Compute the KV of tok[0, n) and store it: isolated behind the sink, or as it stands (a prefix).
- */
-static int build(struct bench *b, enum tier_kind kind, const int32_t *tok, uint32_t n)
+/* What prefix caching keeps when chunks come in a new order behind the same first one. */
+static struct bench_text prefix_of(const struct bench_prompt *p)
 {
-    struct tier_key key = key_of(b, kind, tok, n);
-    struct tier_ident id = bench_ident(b);
-    struct store_writer *writer;
-    struct kv_sink sink;
-    int committed = 0;
-    int r = store_claim(b->store, &(struct store_new){kind, key, "", tok, n}, &writer);
-    if (r > 0) r = rec_sink_make(writer, &id, n, &committed, &sink) < 0 ? -ENOMEM : 1;
-    if (r <= 0) return r;
-    struct fus_capture capture = {.tok0 = 0, .n = n, .sink = sink};
-    struct fus_plan plan = {.tok = tok, .n_tok = n, .capture = &capture, .n_capture = 1};
-    const struct fus_chunk chunk = {b->build_sink, tok, n};
+    return (struct bench_text){p->tok, p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0};
+}
+
+/* Chunks are keyed by content, the prefix by its chain (here one link: the whole first part). */
+static struct tier_key key_of(const struct bench *b, enum tier_kind kind, struct bench_text text)
+{
+    const struct tier_ident id = bench_ident(b);
+    return kind == TIER_CHUNK ? tier_key_chunk(&id, "", text.tok, text.n)
+                              : tier_key_prefix(&id, "", NULL, text.tok, text.n);
+}
+
+struct tier_key bench_chunk_key(const struct bench *b, struct bench_text chunk)
+{
+    return key_of(b, TIER_CHUNK, chunk);
+}
+
+int bench_encode(struct bench *b, const struct bench_text *before, struct bench_text text,
+                 const struct kv_sink *sink)
+{
+    const uint32_t head = before && b->build_sink >= 0, tok0 = before ? head + before->n : 0;
     struct fus_session *s = NULL;
     struct fus_prefill *f = NULL;
-    r = fus_session_create(b->core, n + 1, &s);
-    if (r == 0)
-        r = kind == TIER_CHUNK ? fus_build_begin(s, &chunk, &sink, NULL, &f)
-                               : fus_prefill_begin(s, &plan, &f);
+    int32_t *tok = mem_alloc((tok0 + (size_t)text.n) * sizeof *tok);
+    int r = tok ? fus_session_create(b->core, tok0 + text.n + 1, &s) : -ENOMEM;
+    if (r == 0) {
+        const struct fus_capture capture = {.tok0 = tok0, .n = text.n, .sink = *sink};
+        const struct fus_plan plan = {.tok = tok,
+                                      .n_tok = tok0 + text.n,
+                                      .capture = &capture,
+                                      .n_capture = 1,
+                                      .strategy = POL_FULL};
+        if (head) tok[0] = b->build_sink;
+        if (tok0 > head) memcpy(tok + head, before->tok, before->n * sizeof *tok);
+        memcpy(tok + tok0, text.tok, text.n * sizeof *tok);
+        r = fus_prefill_begin(s, &plan, &f);
+    }
     if (r < 0) {
-        sink.ops->done(sink.ctx, r);
+        sink->ops->done(sink->ctx, r);
     } else {
         r = run_steps(f);
         fus_prefill_end(f);
-        if (r == 0) r = committed;
     }
     fus_session_destroy(s);
+    mem_free(tok);
     return r;
 }
 
-static uint32_t prefix_tokens(const struct bench_prompt *p)
+static int build(struct bench *b, enum tier_kind kind, struct bench_text text)
 {
-    return p->n_chunks ? p->chunk[0].tok0 + p->chunk[0].n : 0;
+    const struct bench_text nothing = {0};
+    const struct tier_ident id = bench_ident(b);
+    const struct store_new new = {kind, key_of(b, kind, text), "", text.tok, text.n};
+    struct store_writer *writer;
+    struct kv_sink sink;
+    int committed = 0;
+    int r = store_claim(b->store, &new, &writer);
+    if (r <= 0) return r;
+    r = rec_sink_make(writer, &id, text.n, &committed, &sink);
+    if (r == 0) r = bench_encode(b, kind == TIER_CHUNK ? &nothing : NULL, text, &sink);
+    return r == 0 ? committed : r;
 }
 
-struct tier_key bench_chunk_key(const struct bench *b, const int32_t *tok, uint32_t n)
+int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
 {
-    return key_of(b, TIER_CHUNK, tok, n);
+    int r = p->n_chunks ? build(b, TIER_PREFIX, prefix_of(p)) : 0;
+    for (size_t i = 0; r >= 0 && i < p->n_chunks; i++)
+        r = build(b, TIER_CHUNK, bench_chunk(p, i));
+    return r < 0 ? r : 0;
 }
 
-static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *tok, uint32_t n,
+static int sense_behind(struct bench *b, struct store_pin *pin, struct bench_text chunk,
                         const struct bench_text *before, float *score)
 {
     struct fus_session *s = NULL;
@@ -103,12 +130,12 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
     struct fus_sensitivity p = {.sink_token = b->build_sink,
                                 .before = before->tok,
                                 .n_before = before->n,
-                                .tok = tok,
-                                .n = n,
+                                .tok = chunk.tok,
+                                .n = chunk.n,
                                 .ret_score = score};
     int r = rec_source_make(pin, &p.src);
     if (r < 0) return r;
-    r = fus_session_create(b->core, n + before->n + 1, &s);
+    r = fus_session_create(b->core, chunk.n + before->n + 1, &s);
     if (r == 0) r = fus_sensitivity_begin(s, &p, &f);
     if (r < 0) {
         p.src.ops->release(p.src.ctx);
@@ -120,35 +147,27 @@ static int sense_behind(struct bench *b, struct store_pin *pin, const int32_t *t
     return r;
 }
 
-int bench_sense_chunk(struct bench *b, const int32_t *tok, uint32_t n,
-                      const struct bench_text *before, size_t n_before)
+int bench_sense_chunk(struct bench *b, struct bench_text chunk, const struct bench_text *before,
+                      size_t n_before)
 {
-    struct tier_key key = key_of(b, TIER_CHUNK, tok, n);
-    float *score = mem_zalloc(n * sizeof *score);
+    const struct tier_key key = bench_chunk_key(b, chunk);
+    float *score = mem_zalloc(chunk.n * sizeof *score);
+    bool known = false;
     int r = score ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < n_before; i++) {
+    for (size_t i = 0; r == 0 && !known && i < n_before; i++) {
         struct store_pin *pin;
         enum store_miss why;
-        r = store_lookup(b->store, &key, tok, n, &pin, &why);
+        r = store_lookup(b->store, &key, chunk.tok, chunk.n, &pin, &why);
         if (r <= 0) break;
-        if (i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1) {
+        known = i == 0 && store_pin_scores(pin, RECORD_SCORE_SENSITIVITY, score) == 1;
+        if (known)
             store_pin_release(pin);
-            mem_free(score);
-            return 0;
-        }
-        r = sense_behind(b, pin, tok, n, &before[i], score);
+        else
+            r = sense_behind(b, pin, chunk, &before[i], score);
     }
-    if (r == 0 && n_before > 0)
-        r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, n);
+    if (r == 0 && !known && n_before > 0)
+        r = store_set_scores(b->store, &key, RECORD_SCORE_SENSITIVITY, score, chunk.n);
     mem_free(score);
-    return r < 0 ? r : 0;
-}
-
-int bench_build_chunks(struct bench *b, const struct bench_prompt *p)
-{
-    int r = p->n_chunks ? build(b, TIER_PREFIX, p->tok, prefix_tokens(p)) : 0;
-    for (size_t i = 0; r >= 0 && i < p->n_chunks; i++)
-        r = build(b, TIER_CHUNK, p->tok + p->chunk[i].tok0, p->chunk[i].n);
     return r < 0 ? r : 0;
 }
 
@@ -173,79 +192,44 @@ int32_t bench_argmax(const float *logits, size_t n)
     return (int32_t)best;
 }
 
-/* ---- what comes from the store, asked for as the worker does: all at once, then settled ---- */
+/* ---- running ---- */
 
-struct look {
-    struct store_pin *pin; /* NULL: a miss */
-    bool asking;
-    uint32_t tok0, n;
-};
-
-/* Reusing a chunk saves what is not recomputed; a tier slower than that is not asked. */
-static int ask(struct bench *b, enum tier_kind kind, const struct bench_prompt *p, double ratio,
-               uint64_t batch, struct look *l)
+/* What of the prompt may come from the store, asked for as the worker does: all at once, then
+ * settled. Reusing a chunk saves what is not recomputed; a tier slower than that is not asked. A
+ * miss leaves its range without a source. */
+static int find_ranges(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
+                       struct fus_range *range, size_t n, const char **ret_tier)
 {
-    const int32_t *tok = p->tok + l->tok0;
-    struct store_ask a = {.key = key_of(b, kind, tok, l->n),
-                          .tok = tok,
-                          .n = l->n,
-                          .batch = batch,
-                          .worth_ms = l->n * b->ms_per_token * (ratio < 0.9 ? 1 - ratio : 0.1)};
-    enum store_miss why;
-    int r = store_ask(b->store, &a, &l->pin, &why);
-    if (r <= 0) l->pin = NULL;
-    l->asking = r == STORE_ASKING;
-    return r == -ENOMEM ? r : 0;
-}
-
-/* Takes the pin. A miss leaves the range without a source. */
-static int settle(struct bench *b, enum tier_kind kind, struct look *l, struct fus_range *ret,
-                  const char **ret_tier)
-{
-    enum store_miss why;
-    struct store_pin *pin = l->pin;
-    struct fus_range range = {.tok0 = l->tok0, .n = l->n, .exact = kind == TIER_PREFIX};
-    l->pin = NULL;
-    if (pin && l->asking && store_pin_settle(pin, 0, &why) <= 0) pin = NULL;
-    *ret_tier = pin ? store_pin_tier(pin) : NULL;
-    int r = pin ? rec_source_make(pin, &range.src) : 0;
-    if (r == 0) *ret = range;
-    return r;
-}
-
-/* What of the prompt may come from the store. prefix: what prefix caching keeps when chunks come in
- * a new order behind the same first one. */
-static size_t collect_ranges(struct bench *b, const struct bench_prompt *p,
-                             const struct bench_run *run, struct fus_range *range,
-                             const char **ret_tier, int *ret_status)
-{
-    struct look look[BENCH_CHUNKS_MAX];
-    enum tier_kind kind = run->strategy == POL_PREFIX ? TIER_PREFIX : TIER_CHUNK;
+    const bool prefix = run->strategy == POL_PREFIX;
+    const double saved = (double)run->ratio < 0.9 ? 1 - (double)run->ratio : 0.1;
     const uint64_t batch = clock_ns(); /* a number of its own */
-    size_t n = 0, n_looks = kind == TIER_PREFIX ? 1 : p->n_chunks;
-    int r = 0;
-    *ret_status = 0;
-    if (run->strategy == POL_FULL || p->n_chunks == 0) return 0;
-    for (size_t i = 0; i < n_looks; i++) {
-        look[i] = (struct look){.tok0 = p->chunk[i].tok0, .n = p->chunk[i].n};
-        if (kind == TIER_PREFIX) look[i] = (struct look){.n = prefix_tokens(p)};
-        if (r == 0 && !(run->skip && run->skip[i]))
-            r = ask(b, kind, p, (double)run->ratio, batch, &look[i]);
+    struct store_pin *pin[BENCH_CHUNKS_MAX];
+    int got[BENCH_CHUNKS_MAX], r = 0;
+    enum store_miss why;
+    for (size_t i = 0; i < n; i++) {
+        const struct bench_text text = prefix ? prefix_of(p) : bench_chunk(p, i);
+        const struct store_ask ask = {.key = key_of(b, prefix ? TIER_PREFIX : TIER_CHUNK, text),
+                                      .tok = text.tok,
+                                      .n = text.n,
+                                      .batch = batch,
+                                      .worth_ms = text.n * b->ms_per_token * saved};
+        const uint32_t tok0 = (uint32_t)(text.tok - p->tok);
+        range[i] = (struct fus_range){.tok0 = tok0,
+                                      .n = text.n,
+                                      .exact = prefix,
+                                      .at_built = !prefix && !b->in_context &&
+                                                  fus_at_built_position(b->sink, p->tok, tok0)};
+        got[i] = store_ask(b->store, &ask, &pin[i], &why);
     }
-    for (size_t i = 0; i < n_looks; i++) {
-        const char *tier;
-        struct fus_range got;
-        int rc = settle(b, kind, &look[i], &got, &tier);
-        if (rc == 0) {
-            got.at_built = kind == TIER_CHUNK && !b->in_context &&
-                           fus_at_built_position(b->sink, p->tok, got.tok0);
-            ret_tier[n] = tier;
-            range[n++] = got;
+    for (size_t i = 0; i < n; i++) {
+        if (got[i] == STORE_ASKING) got[i] = store_pin_settle(pin[i], 0, &why);
+        if (got[i] > 0) {
+            ret_tier[i] = store_pin_tier(pin[i]);
+            got[i] = rec_source_make(pin[i], &range[i].src);
         }
-        if (r == 0) r = rc;
+        if (got[i] == -ENOMEM) r = -ENOMEM;
     }
-    *ret_status = r;
-    return n;
+    return r;
 }
 
 int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct bench_run *run,
@@ -255,8 +239,9 @@ int bench_prefill(struct bench *b, const struct bench_prompt *p, const struct be
     struct fus_range range[BENCH_CHUNKS_MAX];
     struct bench_result res = {0};
     struct fus_prefill *f = NULL;
-    int r;
-    size_t n = collect_ranges(b, p, run, range, res.tier, &r);
+    size_t n = run->strategy == POL_FULL ? 0 : p->n_chunks;
+    if (run->strategy == POL_PREFIX && n > 1) n = 1;
+    int r = find_ranges(b, p, run, range, n, res.tier);
     if (r == 0) r = fus_session_create(b->core, p->n_tok + extra_tokens, &res.session);
     if (r == 0) {
         struct fus_plan plan = run->with;

@@ -92,36 +92,20 @@ static double f_measure(size_t common, size_t n_answer, size_t n_expected)
     return 2.0 * (double)common / (double)(n_answer + n_expected);
 }
 
-static int score_one(const struct words *got, const char *expected, struct score *ret)
+int score_answer(const char *answer, const char *expected, struct score *ret)
 {
-    struct words want = {NULL, NULL, 0};
+    struct words got = {0}, want = {0};
     size_t lcs = 0;
-    int r = words_init(&want, expected);
-    if (r == 0) r = lcs_words(got, &want, &lcs);
-    if (r == 0) {
-        ret->exact_match = got->n == want.n && lcs == want.n;
-        ret->f1 = f_measure(common_words(got, &want), got->n, want.n);
-        ret->rouge_l = f_measure(lcs, got->n, want.n);
-    }
-    words_fini(&want);
-    return r;
-}
-
-int score_answer(const char *answer, const char *const *expected, size_t n, struct score *ret)
-{
-    struct words got = {NULL, NULL, 0};
-    struct score best = {0, 0, 0};
     int r = words_init(&got, answer);
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        struct score s = {0, 0, 0};
-        r = score_one(&got, expected[i], &s);
-        if (r < 0) break;
-        best.exact_match = fmax(best.exact_match, s.exact_match);
-        best.f1 = fmax(best.f1, s.f1);
-        best.rouge_l = fmax(best.rouge_l, s.rouge_l);
+    if (r == 0) r = words_init(&want, expected);
+    if (r == 0) r = lcs_words(&got, &want, &lcs);
+    if (r == 0) {
+        ret->exact_match = got.n == want.n && lcs == want.n;
+        ret->f1 = f_measure(common_words(&got, &want), got.n, want.n);
+        ret->rouge_l = f_measure(lcs, got.n, want.n);
     }
     words_fini(&got);
-    if (r == 0) *ret = best;
+    words_fini(&want);
     return r;
 }
 

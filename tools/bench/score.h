@@ -1,7 +1,7 @@
 /* score: how close an answer is to the expected ones, as the QA and summary literature does it.
  *
  * Text is normalised as for SQuAD: lower case, ASCII punctuation and the articles a, an, the
- * removed, white space folded. Each function takes the best over the expected answers; values 0…1.
+ * removed, white space folded; values 0…1.
  * Thread: any. */
 #ifndef TOOLS_BENCH_SCORE_H
 #define TOOLS_BENCH_SCORE_H
@@ -12,7 +12,7 @@ struct score {
     double exact_match, f1, rouge_l;
 };
 /* -ENOMEM or 0. */
-int score_answer(const char *answer, const char *const *expected, size_t n, struct score *ret);
+int score_answer(const char *answer, const char *expected, struct score *ret);
 
 /* KL(p || q) in nats of the softmax of two logit rows of n values. */
 double score_kl(const float *p_logits, const float *q_logits, size_t n);

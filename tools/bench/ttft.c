@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "tests/doubles/fault.h"
 #include "tiers/store_admin.h"
 
 #include <math.h>
@@ -51,20 +50,12 @@ struct ttft {
 static int open_origin(struct ttft *t, const struct opts *opts, const char *name, struct err *err)
 {
     struct origin o = {.slow = true};
-    uint64_t ram_bytes = opt_size(opts, "ram");
+    const uint64_t ram_bytes = opt_size(opts, "ram");
     struct store_tier_opts behind = {0};
-    struct tier_fault_opts slow = {.read_bytes_per_s =
-                                       (uint64_t)(opt_double(opts, "throttle-gbps") * 1e9)};
     int r = place_open(&t->places, name, ram_bytes, 0, &behind.tier, err);
     json_object_set_new(t->b->meta, name, json_string(t->places.note));
     if (r == 0) (void)fprintf(stderr, "%s: %s\n", name, t->places.note);
     if (r <= 0) return r;
-    if (slow.read_bytes_per_s) {
-        struct tier *inner = behind.tier;
-        r = tier_fault_create(inner, &slow, &behind.tier);
-        if (r < 0) inner->ops->destroy(inner);
-        if (r < 0) return r;
-    }
     r = bench_store_create(t->b, ram_bytes, &behind, 1, &o.store, err);
     if (r < 0) {
         behind.tier->ops->destroy(behind.tier);
@@ -114,7 +105,7 @@ static void leave_ram(const struct ttft *t, const struct origin *o)
 {
     const struct bench_prompt *p = &t->prompt;
     for (size_t i = 0; o->slow && i < p->n_chunks; i++) {
-        struct tier_key k = bench_chunk_key(t->b, p->tok + p->chunk[i].tok0, p->chunk[i].n);
+        struct tier_key k = bench_chunk_key(t->b, bench_chunk(p, i));
         (void)store_evict(o->store, &k, "ram");
     }
 }
@@ -160,37 +151,47 @@ static int run_rounds(struct ttft *t)
     return 0;
 }
 
+static const struct bench_column columns[] = {{"tier", "tier", -6, 0},
+                                              {"strategy", "strategy", -8, 0},
+                                              {"ratio", "ratio", 6, 2},
+                                              {"ttft ms", "ttft_ms_median", 12, 1},
+                                              {"p10", "ttft_ms_p10", 9, 1},
+                                              {"p90", "ttft_ms_p90", 9, 1},
+                                              {"speedup", "speedup_vs_full", 9, 2},
+                                              {"recomputed", "tokens_recomputed", 11, 0},
+                                              {0}};
+
+static void report_row(struct ttft *t, const struct row *w)
+{
+    const double ms = bench_quantile(w->ms, t->reps, 0.5),
+                 full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5);
+    json_t *row = json_pack(
+        "{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy",
+        pol_strategy_name(w->run.strategy), "ratio", (double)w->run.ratio, "tier",
+        w->run.strategy == POL_FULL ? "none" : w->from->name, "ttft_ms_median", ms, "ttft_ms_p10",
+        bench_quantile(w->ms, t->reps, 0.1), "ttft_ms_p90", bench_quantile(w->ms, t->reps, 0.9),
+        "speedup_vs_full", full_ms / ms, "tokens_total", (int)t->prompt.n_tok, "tokens_recomputed",
+        (int)w->report.n_recomputed);
+    if (t->tiers && w->n_chunks)
+        json_object_set_new(row, "share_from_tier",
+                            json_real((double)w->n_from / (double)w->n_chunks));
+    json_array_append_new(t->b->rows, row);
+    bench_print_row(columns, row);
+}
+
 static void report_ttft(struct ttft *t)
 {
     struct bench *b = t->b;
     const struct model_cfg *c = b->cfg;
-    double full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5), T = t->prompt.n_tok;
-    double flops = 2 * fus_core_linear_params(b->core) * T + 2.0 * c->L * c->H * c->K * T * T;
-    double share = flops / (full_ms / 1e3) / 1e9 / t->gemm_gflops;
-    json_object_set_new(b->meta, "gemm_gflops", json_real(t->gemm_gflops));
-    json_object_set_new(b->meta, "full_share_of_gemm", json_real(share));
-    json_object_set_new(b->meta, "full_valid", json_boolean(share >= 0.60));
-    (void)printf("%-6s %-8s %6s %12s %9s %9s %9s %11s\n", "tier", "strategy", "ratio", "ttft ms",
-                 "p10", "p90", "speedup", "recomputed");
-    for (size_t i = 0; i < t->n_rows; i++) {
-        const struct row *w = &t->row[i];
-        double ms = bench_quantile(w->ms, t->reps, 0.5), lo = bench_quantile(w->ms, t->reps, 0.1),
-               hi = bench_quantile(w->ms, t->reps, 0.9);
-        const char *name = pol_strategy_name(w->run.strategy);
-        const char *tier = w->run.strategy == POL_FULL ? "none" : w->from->name;
-        json_t *j =
-            json_pack("{s:s, s:f, s:s, s:f, s:f, s:f, s:f, s:i, s:i}", "strategy", name, "ratio",
-                      (double)w->run.ratio, "tier", tier, "ttft_ms_median", ms, "ttft_ms_p10", lo,
-                      "ttft_ms_p90", hi, "speedup_vs_full", full_ms / ms, "tokens_total",
-                      (int)t->prompt.n_tok, "tokens_recomputed", (int)w->report.n_recomputed);
-        json_array_append_new(b->rows, j);
-        if (t->tiers && w->n_chunks) {
-            double found = (double)w->n_from / (double)w->n_chunks;
-            json_object_set_new(j, "share_from_tier", json_real(found));
-        }
-        (void)printf("%-6s %-8s %6.2f %12.1f %9.1f %9.1f %8.2fx %11u\n", tier, name,
-                     (double)w->run.ratio, ms, lo, hi, full_ms / ms, w->report.n_recomputed);
-    }
+    const double full_ms = bench_quantile(t->row[0].ms, t->reps, 0.5), T = t->prompt.n_tok;
+    const double flops = 2 * fus_core_linear_params(b->core) * T + 2.0 * c->L * c->H * c->K * T * T;
+    const double share = flops / (full_ms / 1e3) / 1e9 / t->gemm_gflops;
+    json_object_update_new(b->meta,
+                           json_pack("{s:f, s:f, s:b}", "gemm_gflops", t->gemm_gflops,
+                                     "full_share_of_gemm", share, "full_valid", share >= 0.60));
+    bench_print_head(columns);
+    for (size_t i = 0; i < t->n_rows; i++)
+        report_row(t, &t->row[i]);
     (void)printf("GEMM ceiling %.1f GFLOP/s; full prefill reaches %.2f of it%s\n", t->gemm_gflops,
                  share, share >= 0.60 ? "" : " (below 0.60: ratios are invalid)");
 }
@@ -251,8 +252,6 @@ static int measure_ttft(struct bench *b, const struct opts *opts, struct err *er
 }
 
 static const struct opt_def measure_ttft_options[] = {
-    {"throttle-gbps", OPT_DOUBLE, "0", 0, 1000, NULL,
-     "slow the slower tiers down to this, 0 = as they are"},
     {"gate", OPT_BOOL, "true", 0, 0, NULL,
      "do not load what is predicted to be computed faster, as a worker"},
     {0}};

@@ -10,11 +10,6 @@ json_t *bench_meta(void)
     return json_object();
 }
 
-json_t *bench_number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static json_t *written; /* the report's meta */
 
 int bench_write_json(const struct opts *opts, json_t *meta, json_t *rows, struct err *err)

@@ -46,7 +46,7 @@ TEST(default_takes_the_ratios_that_are_asked_for_and_keeps_its_own)
     check(&m[1], "default", POL_QS, 0.05);
     check(&m[3], "default", POL_QS, 0.15);
     ASSERT_EQ(methods("default", "0.05,0.15", true, m), 3); /* its own is among them */
-    ASSERT_TRUE(m[1].by_default && m[2].by_default);
+    check(&m[2], "default", POL_QS, 0.15);
 }
 
 TEST(settings_behind_a_name)
@@ -99,6 +99,8 @@ TEST(text_is_scored_where_the_line_says_what_is_right)
     struct verdict v = verdict_none;
     json_t *line = json_pack("{s:[s,s]}", "answer", "Paris", "the city of Paris");
     judge_text(line, "City of Paris.", &v);
+    ASSERT_NEAR(v.score.exact_match, 1, 0);
+    judge_text(line, "Paris", &v); /* the best of several */
     ASSERT_NEAR(v.score.exact_match, 1, 0);
     json_decref(line);
     line = json_object();
