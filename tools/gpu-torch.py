@@ -3,8 +3,8 @@
 
 Random bf16 weights, one prompt, eager mode, the operations and their order as in transformers: RMSNorm, separate
 projections, rotate-half RoPE, scaled_dot_product_attention (causal, grouped heads), SwiGLU; keys and values are kept
-as a cache would, logits are computed for the last token. Timed with events on the stream; median of --reps. A model
-that does not fit repeats as many different layers as do (--layers-held), which streams the same bytes.
+as a cache would, logits are computed for the last token. Timed until the device is idle; median of --reps. A model
+that does not fit repeats as many different layers as do, which streams the same bytes.
 
   tools/gpu-torch.py --dims L=32,D=4096,H=32,G=8,K=128,F=14336,V=32000 --tokens 3105 [--json FILE]
 Exit code 77: no PyTorch, or it sees no GPU.
@@ -74,20 +74,15 @@ class Model:
 
 
 def times_ms(torch, device, fn, reps):
-    """Of fn after two runs that warm up; events where there is a stream, else the clock."""
+    """Of fn, after two runs that warm up."""
+    settle = torch.cuda.synchronize if device == "cuda" else lambda: None
     ms = []
-    for rep in range(reps + 2):
-        if device == "cpu":
-            begin = time.perf_counter()
-            fn()
-            ms.append((time.perf_counter() - begin) * 1e3)
-            continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    for _ in range(reps + 2):
+        settle()
+        begin = time.perf_counter()
         fn()
-        end.record()
-        end.synchronize()
-        ms.append(begin.elapsed_time(end))
+        settle()
+        ms.append((time.perf_counter() - begin) * 1e3)
     return sorted(ms[2:])
 
 
@@ -104,7 +99,6 @@ def main():
     p.add_argument("--dims", type=dims_of, required=True)
     p.add_argument("--tokens", type=int, default=3105)
     p.add_argument("--reps", type=int, default=7)
-    p.add_argument("--layers-held", type=int, default=0, help="0: as many as fit")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     p.add_argument("--json")
     o = p.parse_args()
@@ -115,11 +109,12 @@ def main():
     if o.device == "cuda" and not torch.cuda.is_available():
         skip("PyTorch sees no GPU")
     d = o.dims
-    held = o.layers_held or held_layers(torch, d, o.device)
+    held = held_layers(torch, d, o.device)
     with torch.inference_mode():
         side = 8192 if o.device == "cuda" else 256
         a, b = (torch.randn(side, side, device=o.device, dtype=torch.bfloat16) for _ in range(2))
-        ceiling = 2 * side ** 3 / statistics.median(times_ms(torch, o.device, lambda: a @ b, o.reps)) / 1e9
+        ms = times_ms(torch, o.device, lambda: [a @ b for _ in range(8)], o.reps)  # for the way there not to count
+        ceiling = 8 * 2 * side ** 3 / statistics.median(ms) / 1e9
         del a, b
         m = Model(torch, d, o.device, o.tokens, held)
         ids = torch.randint(0, d["V"], (o.tokens,), device=o.device)
