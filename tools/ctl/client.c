@@ -1,113 +1,115 @@
 #include "tools/ctl/ctl.h"
 
-#include "base/mem.h"
 #include "base/net/http.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-struct exchange {
-    struct http_loop *loop;
-    struct ctl_reply *reply;
-    int error;
-};
 
 static void on_head(void *ctx, int status, const struct http_head *h)
 {
-    struct exchange *x = ctx;
-    x->reply->status = status;
+    struct ctl_reply *r = ctx;
+    r->status = status;
 }
 
 static void on_body(void *ctx, const char *data, size_t len)
 {
-    struct exchange *x = ctx;
-    if (buf_add(&x->reply->body, data, len) < 0) x->error = -ENOMEM;
+    struct ctl_reply *r = ctx;
+    (void)buf_add(&r->body, data, len);
 }
 
 static void on_end(void *ctx, int status)
 {
-    struct exchange *x = ctx;
-    if (status < 0) x->error = status;
-    http_loop_stop(x->loop);
+    struct ctl_reply *r = ctx;
+    if (status < 0) r->status = status;
+    http_loop_stop(r->loop);
 }
 
 static const struct http_call_ops ops = {on_head, on_body, on_end};
 
-/* The gateway's socket: the run folder of this user, or the one without $XDG_RUNTIME_DIR. */
-static int find_admin(struct buf *out)
+/* What --admin or the environment names, else the gateway's socket: in the run folder of this user,
+ * or the one without $XDG_RUNTIME_DIR. */
+static void add_address(const struct ctl_args *a, struct buf *out)
 {
-    const char *env = getenv("KVBLEND_ADMIN"), *xdg = getenv("XDG_RUNTIME_DIR");
-    if (env && *env) return buf_adds(out, strncmp(env, "http://", 7) == 0 ? env + 7 : env);
+    const char *named = a->admin ? a->admin : getenv("KVBLEND_ADMIN");
+    const char *xdg = getenv("XDG_RUNTIME_DIR");
+    if (a->admin || (named && *named)) {
+        (void)buf_adds(out, named + (strncmp(named, "http://", 7) == 0 ? 7 : 0));
+        return;
+    }
     if (xdg && *xdg) {
-        if (buf_addf(out, "unix:%s/kvblend/admin.sock", xdg) < 0 || !buf_cstr(out)) return -ENOMEM;
-        if (access(buf_cstr(out) + 5, F_OK) == 0) return 0;
+        (void)buf_addf(out, "unix:%s/kvblend/admin.sock", xdg);
+        if (buf_cstr(out) && access(out->data + 5, F_OK) == 0) return;
         buf_clear(out);
     }
-    return buf_addf(out, "unix:/tmp/kvblend-%u/admin.sock", (unsigned)getuid());
+    (void)buf_addf(out, "unix:/tmp/kvblend-%u/admin.sock", (unsigned)getuid());
 }
 
 /* The KEY of --namespace goes along: an administrator may act for any. So does the key that the
  * admin API asks for on TCP; by a variable, because ps shows flags. */
-static int add_headers(const struct ctl_args *a, struct buf *out)
+static void add_headers(const struct ctl_args *a, struct buf *out)
 {
     const char *ns = a->name_space ? a->name_space : "", *key = getenv("KVBLEND_ADMIN_KEY");
     size_t n = strcspn(ns, "/\r\n");
-    int r = http_header_add(out, "Content-Type", "application/json");
-    if (r == 0 && n > 0) r = buf_addf(out, "X-KVBlend-Namespace: %.*s\r\n", (int)n, ns);
-    if (r == 0 && key && *key && !key[strcspn(key, " \t\r\n")])
-        r = buf_addf(out, "Authorization: Bearer %s\r\n", key);
-    return r;
+    (void)buf_adds(out, "Content-Type: application/json\r\n");
+    if (n > 0) (void)buf_addf(out, "X-KVBlend-Namespace: %.*s\r\n", (int)n, ns);
+    if (key && *key && !key[strcspn(key, " \t\r\n")])
+        (void)buf_addf(out, "Authorization: Bearer %s\r\n", key);
 }
 
-static int exchange_run(struct exchange *x, const char *address, const struct http_request *q)
+/* 0, or why there is no answer. */
+static int exchange(struct ctl_reply *x, const char *address, const struct http_request *q)
 {
     struct http_client *client = NULL;
     struct http_call *call;
-    struct http_client_opts o = {.address = address,
-                                 .conns_max = 1,
-                                 .first_byte_timeout_ms = 3600000, /* a warm-up may take long */
-                                 .idle_timeout_ms = 600000};
-    int r = http_client_create(x->loop, &o, &client);
+    const struct http_client_opts o = {.address = address,
+                                       .conns_max = 1,
+                                       .first_byte_timeout_ms = 3600000, /* a warm-up takes long */
+                                       .idle_timeout_ms = 600000};
+    int r = http_loop_create(&x->loop);
+    if (r == 0) r = http_client_create(x->loop, &o, &client);
     if (r == 0) r = http_call_start(client, q, &ops, x, &call);
     if (r == 0) r = http_loop_run(x->loop);
-    if (r >= 0) r = x->error;
+    if (r >= 0) r = x->status < 0 ? x->status : buf_status(&x->body);
     if (client) http_client_destroy(client);
+    http_loop_destroy(x->loop);
     return r;
 }
 
-int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
-            size_t len, struct ctl_reply *ret)
+int ctl_ask(const struct ctl_args *a, struct buf *request, const struct buf *body,
+            struct ctl_reply *ret)
 {
     struct buf address = BUF_INIT, headers = BUF_INIT;
-    struct exchange x = {.reply = ret};
+    char method[8];
     *ret = (struct ctl_reply){.body = BUF_INIT};
-    int r = a->admin ? buf_adds(&address, a->admin + (strncmp(a->admin, "http://", 7) ? 0 : 7))
-                     : find_admin(&address);
-    if (r == 0) r = add_headers(a, &headers);
-    if (r == 0 && (!buf_cstr(&address) || !buf_cstr(&headers))) r = -ENOMEM;
-    if (r == 0) r = http_loop_create(&x.loop);
+    add_address(a, &address);
+    add_headers(a, &headers);
+    const char *line = buf_cstr(request);
+    size_t n = strcspn(line, " ");
+    (void)snprintf(method, sizeof method, "%.*s", (int)n, line);
     const struct http_request q = {.method = method,
-                                   .target = target,
+                                   .target = line + n + 1,
                                    .headers = buf_cstr(&headers),
-                                   .body = body,
-                                   .len = len};
-    if (r == 0) r = exchange_run(&x, buf_cstr(&address), &q);
-    http_loop_destroy(x.loop);
+                                   .body = body ? body->data : NULL,
+                                   .len = body ? body->len : 0};
+    int r = buf_status(request);
+    if (r == 0) r = buf_status(&headers);
+    if (r == 0) r = buf_status(&address);
+    if (r == 0) r = exchange(ret, buf_cstr(&address), &q);
     if (r < 0) {
-        (void)ctl_fail(a, CTL_UNREACHABLE,
-                       "no answer at %s (%s); is kvblend running? --admin or KVBLEND_ADMIN names "
-                       "another address",
-                       buf_cstr(&address), strerror(-r));
+        r = ctl_fail(a, CTL_UNREACHABLE,
+                     "no answer at %s (%s); is kvblend running? --admin or KVBLEND_ADMIN names "
+                     "another address",
+                     buf_cstr(&address), strerror(-r));
         ctl_reply_fini(ret);
     } else {
         ret->json = json_loadb(ret->body.data ? ret->body.data : "", ret->body.len, 0, NULL);
     }
     buf_fini(&address);
     buf_fini(&headers);
-    return r < 0 ? CTL_UNREACHABLE : 0;
+    return r;
 }
 
 void ctl_reply_fini(struct ctl_reply *r)
@@ -117,40 +119,84 @@ void ctl_reply_fini(struct ctl_reply *r)
     r->json = NULL;
 }
 
-int ctl_expect(const struct ctl_args *a, const char *method, const char *target, const void *body,
-               size_t len, struct ctl_reply *ret)
+static void print_raw(const struct ctl_reply *r)
 {
-    int r = ctl_ask(a, method, target, body, len, ret);
-    if (r != 0 || (ret->status >= 200 && ret->status < 300 && ret->json)) return r;
-    const char *why = ctl_str(json_object_get(ret->json, "error"), "message");
-    if (a->json && ret->json)
-        ctl_print_json(ret);
+    (void)fwrite(r->body.data, 1, r->body.len, stdout);
+    if (r->body.len == 0 || r->body.data[r->body.len - 1] != '\n') (void)putchar('\n');
+}
+
+void ctl_show(const struct ctl_args *a, struct ctl_reply *r, const char *view)
+{
+    if (a->json)
+        print_raw(r);
+    else
+        ctl_say(r->json, view);
+    ctl_reply_fini(r);
+}
+
+int ctl_check(const struct ctl_args *a, struct ctl_reply *r)
+{
+    if (r->status >= 200 && r->status < 300 && r->json) return CTL_OK;
+    const char *why = ctl_str(json_object_get(r->json, "error"), "message");
+    if (a->json && r->json)
+        print_raw(r);
     else
         (void)ctl_fail(a, CTL_REFUSED, "%s (status %d)", *why ? why : "unexpected answer",
-                       ret->status);
-    ctl_reply_fini(ret);
+                       r->status);
+    ctl_reply_fini(r);
     return CTL_REFUSED;
 }
 
-int ctl_parameter(struct buf *out, const char *name, const char *value)
+static void escape(struct buf *out, const char *text)
 {
-    int r = buf_addf(out, "&%s=", name);
-    for (const unsigned char *p = (const unsigned char *)value; r == 0 && *p; p++)
-        r = isalnum(*p) || strchr("-._~/", *p) ? buf_addc(out, (char)*p)
-                                               : buf_addf(out, "%%%02X", *p);
-    return r;
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        if (isalnum(*p) || strchr("-._~:@/", *p))
+            (void)buf_addc(out, (char)*p);
+        else
+            (void)buf_addf(out, "%%%02X", *p);
+    }
 }
 
-int ctl_print(const struct ctl_args *a, const char *method, const char *target,
-              void (*print)(const json_t *answer))
+void ctl_parameter(struct buf *out, const char *name, const char *value)
 {
-    struct ctl_reply r;
-    int rc = ctl_expect(a, method, target, NULL, 0, &r);
-    if (rc != 0) return rc;
-    if (a->json)
-        ctl_print_json(&r);
-    else
-        print(r.json);
-    ctl_reply_fini(&r);
-    return CTL_OK;
+    if (!value) return;
+    (void)buf_addf(out, "%c%s=", out->data && memchr(out->data, '?', out->len) ? '&' : '?', name);
+    escape(out, value);
+}
+
+int ctl_request(const struct ctl_args *a, const char *request, const char *operand,
+                struct ctl_reply *ret)
+{
+    struct buf b = BUF_INIT;
+    const char *at = strchrnul(request, '*');
+    (void)buf_add(&b, request, (size_t)(at - request));
+    if (*at) {
+        escape(&b, operand);
+        (void)buf_adds(&b, at + 1);
+    }
+    ctl_parameter(&b, "kind", a->chunks_only ? "chunk" : NULL);
+    ctl_parameter(&b, "tier", a->tier);
+    ctl_parameter(&b, "namespace", a->name_space);
+    int rc = ctl_ask(a, &b, NULL, ret);
+    buf_fini(&b);
+    return rc == CTL_OK ? ctl_check(a, ret) : rc;
+}
+
+static int to_buf(const char *data, size_t len, void *ctx)
+{
+    return buf_add(ctx, data, len);
+}
+
+int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret)
+{
+    struct buf b = BUF_INIT, content = BUF_INIT;
+    int rc = CTL_OK;
+    (void)buf_adds(&b, request);
+    if (json_dump_callback(body, to_buf, &content, JSON_COMPACT) < 0)
+        rc = ctl_fail(a, CTL_REFUSED, "an argument is not text in UTF-8");
+    if (rc == CTL_OK) rc = ctl_ask(a, &b, &content, ret);
+    json_decref(body);
+    buf_fini(&b);
+    buf_fini(&content);
+    return rc == CTL_OK ? ctl_check(a, ret) : rc;
 }

@@ -1,9 +1,9 @@
 /* ctl: what the parts of kvblendctl share.
  *
  * A command asks the gateway's admin API (base/net/http's client, run until the answer is there),
- * and prints either the JSON as it came (--json) or a table for people. It keeps no state and reads
+ * and prints either the JSON as it came (--json) or a text for people. It keeps no state and reads
  * nothing but its arguments, the admin API and the files it is given. Exit codes: 0 done, 1 not
- * found or refused, 2 wrong usage, 3 nobody answers at the address. Thread: main. */
+ * found or refused, 2 wrong usage, 3 no answer at the address. Thread: main. */
 #ifndef TOOLS_CTL_CTL_H
 #define TOOLS_CTL_CTL_H
 
@@ -22,54 +22,8 @@ struct ctl_args {
     const char *operand; /* the first: ID, FILE or TIER */
     const char *second;  /* SIZE, POLICY, COUNT or NULL */
 };
-struct ctl_reply {
-    int status; /* HTTP */
-    struct buf body;
-    json_t *json; /* NULL when the body is none */
-};
 
-/* out.c: say why a command failed, on stderr and for --json as {"error":{"message"}} on stdout,
- * too; returns rc. */
-int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
-/* out.c: before records go: 0 with --yes, or when the terminal's answer is yes; else an exit code
- * with a sentence. what: "evict 3 records (2.1 MiB)". */
-int ctl_confirm(const struct ctl_args *a, const char *what);
-
-/* client.c: one request; 0, or CTL_UNREACHABLE with a sentence. */
-int ctl_ask(const struct ctl_args *a, const char *method, const char *target, const void *body,
-            size_t len, struct ctl_reply *ret);
-void ctl_reply_fini(struct ctl_reply *r);
-/* Ask; an answer other than 2xx is explained on stderr and gives CTL_REFUSED. */
-int ctl_expect(const struct ctl_args *a, const char *method, const char *target, const void *body,
-               size_t len, struct ctl_reply *ret);
-/* Ask without a body, and print the answer: as it came (--json), else by `print`. An exit code. */
-int ctl_print(const struct ctl_args *a, const char *method, const char *target,
-              void (*print)(const json_t *answer));
-
-/* client.c: "&name=value", escaped. */
-int ctl_parameter(struct buf *out, const char *name, const char *value);
-
-/* out.c */
-enum { CTL_COLUMNS_MAX = 12 };
-struct ctl_table { /* init {0}, ctl_table_fini() */
-    size_t n_columns, n_cells, cap;
-    char **cell;
-    bool right[CTL_COLUMNS_MAX]; /* aligned to the right */
-};
-void ctl_table_head(struct ctl_table *t, const char *const *names, size_t n, const char *right);
-void ctl_cell(struct ctl_table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void ctl_table_print(const struct ctl_table *t);
-void ctl_table_fini(struct ctl_table *t);
-void ctl_print_json(const struct ctl_reply *r);
-const char *ctl_bytes(double n, char *buf, size_t cap);   /* "12.3 MiB" */
-const char *ctl_seconds(double s, char *buf, size_t cap); /* "3 m 20 s" */
-const char *ctl_str(const json_t *o, const char *key);    /* "" when absent */
-double ctl_num(const json_t *o, const char *key);         /* 0 when absent */
-bool ctl_flag(const json_t *o, const char *key);
-
-/* ---- commands: each is defined in the file that does it, and main.c lists them ---- */
+/* ---- commands: an array in the file that does them, ended by {0}; main.c finds them ---- */
 
 /* Options of single commands; those without a bit go with every one. */
 enum {
@@ -87,21 +41,69 @@ struct ctl_command {
     const char *operands; /* the needed ones, then those in brackets, which may be left out */
     unsigned options;
     const char *help;
-    int (*run)(const struct ctl_args *a);
-    /* NULL: asks the target (GET unless `method` says otherwise) and prints the answer. */
-    const char *method, *target;
-    void (*print)(const json_t *answer);
+    const char *request;                  /* as for ctl_request() */
+    const char *view;                     /* the answer's template */
+    void (*prepare)(json_t *answer);      /* NULL; adds what the view needs and the API lacks */
+    int (*run)(const struct ctl_args *a); /* of commands that are more than that */
 };
-extern const struct ctl_command ctl_status, ctl_quality, ctl_targets, ctl_keys, ctl_drain,
-    ctl_enable, ctl_reload, ctl_profile, ctl_tiers, ctl_ls, ctl_show, ctl_pin, ctl_unpin, ctl_evict,
-    ctl_clear, ctl_warm, ctl_segment, ctl_explain, ctl_verify, ctl_preload, ctl_flush, ctl_resize,
-    ctl_policy, ctl_quota;
+extern const struct ctl_command ctl_views[], ctl_records[], ctl_texts[], ctl_orders[];
 
-/* chunks.c: a whole id as it is; a prefix is looked up among the stored records. 0, or an exit
+/* ---- client.c ---- */
+
+struct ctl_reply {
+    int status; /* HTTP */
+    struct buf body;
+    json_t *json;           /* NULL when the body is none */
+    struct http_loop *loop; /* while it is awaited */
+};
+/* One request ("GET /admin/x"; after a failure of its buffer: none); 0, or CTL_UNREACHABLE with a
+ * sentence. body: NULL is none. */
+int ctl_ask(const struct ctl_args *a, struct buf *request, const struct buf *body,
+            struct ctl_reply *ret);
+/* Refuses all answers but 2xx with a sentence, and frees them: CTL_REFUSED. */
+int ctl_check(const struct ctl_args *a, struct ctl_reply *r);
+/* Both, without a body; '*' stands for the operand, and --chunks, --tier and --namespace are
+ * parameters. */
+int ctl_request(const struct ctl_args *a, const char *request, const char *operand,
+                struct ctl_reply *ret);
+/* Both, with a body, which is taken; NULL: an argument in it is not UTF-8. */
+int ctl_order(const struct ctl_args *a, const char *request, json_t *body, struct ctl_reply *ret);
+/* Prints the answer as it came (--json) or by the view, and frees it. */
+void ctl_show(const struct ctl_args *a, struct ctl_reply *r, const char *view);
+void ctl_reply_fini(struct ctl_reply *r);
+/* "?name=value", or with '&' behind another; nothing where the value is NULL. */
+void ctl_parameter(struct buf *out, const char *name, const char *value);
+
+/* ---- print.c ---- */
+
+/* A template is text with fields and choices, filled in from a JSON object:
+ *   {a.b}        the value at that path ({} the object itself, {0} the first of an array): text as
+ *                it is, a number without decimals
+ *   {a:FORMAT}   .N: a number with N decimals, or a text's first N bytes; g or gN: as %g does;
+ *                bytes: "12.3 MiB"; time: of seconds, "3 m 20 s"; of an object of numbers what is
+ *                above 0, counts: "never 3, gate 1", or amounts: "3 never, 1 gate"; list or listN:
+ *                of an array "a, b and 7 more" (N: the bytes that it may take)
+ *   {a+b} {9*a}  numbers; an object of numbers counts as their sum
+ *   [A|B|C]      the first whose conditions hold, which stand in front: {?a} is there, and neither
+ *                null, false nor ""; {?a=text}; {?a>0}
+ *   <a:T>        T for each of an array's elements, or once for an object; {#}: the how manieth
+ * Lines with tabs are a table's; its columns are right-aligned where the first line has a '^'.
+ * Control characters of values become blanks. */
+void ctl_say(json_t *o, const char *view);
+const char *ctl_str(const json_t *o, const char *key); /* "" when absent */
+double ctl_num(const json_t *o, const char *key);      /* 0 when absent */
+/* As one line of JSON (--json), else by the view. */
+void ctl_print(const struct ctl_args *a, json_t *answer, const char *view);
+/* Says why a command failed, on stderr and for --json as {"error":{"message"}} on stdout, too;
+ * returns rc. */
+int ctl_fail(const struct ctl_args *a, int rc, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Before records go: 0 with --yes, or when the terminal's answer is yes; else an exit code with a
+ * sentence. what: the view of "evict 3 records (2.1 MiB)". */
+int ctl_confirm(const struct ctl_args *a, json_t *o, const char *what);
+
+/* records.c: a whole id as it is; a prefix is looked up among the stored records. 0, or an exit
  * code. */
 int ctl_resolve(const struct ctl_args *a, char ret_id[33]);
-/* tiers.c: POST an order with the given fields and those of --tier and --namespace; the body is
- * taken. */
-int ctl_order(const struct ctl_args *a, const char *target, json_t *body, struct ctl_reply *ret);
 
 #endif

@@ -1,58 +1,60 @@
 #include "tools/ctl/ctl.h"
 
+#include <getopt.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-static const struct ctl_command *const commands[] = {
-    &ctl_status, &ctl_quality, &ctl_targets, &ctl_keys,   &ctl_drain,   &ctl_enable,
-    &ctl_reload, &ctl_profile, &ctl_tiers,   &ctl_ls,     &ctl_show,    &ctl_pin,
-    &ctl_unpin,  &ctl_evict,   &ctl_clear,   &ctl_warm,   &ctl_segment, &ctl_explain,
-    &ctl_verify, &ctl_preload, &ctl_flush,   &ctl_resize, &ctl_policy,  &ctl_quota};
-enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+static const struct ctl_command *const command_lists[] = {ctl_views, ctl_records, ctl_texts,
+                                                          ctl_orders};
+enum { N_LISTS = sizeof command_lists / sizeof command_lists[0] };
 
-#define TEXT(field) offsetof(struct ctl_args, field), false
-#define FLAG(field) offsetof(struct ctl_args, field), true
-static const struct option {
+static const struct {
     const char *name, *value; /* value: what it is called; NULL: none */
     unsigned bit;             /* 0: of every command */
-    size_t offset;
-    bool is_flag;
+    size_t offset;            /* in struct ctl_args, of the value or of a bool */
     const char *help;
 } options[] = {
-    {"--admin", "ADDRESS", 0, TEXT(admin),
+    {"admin", "ADDRESS", 0, offsetof(struct ctl_args, admin),
      "unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the run folder); for HOST:PORT the "
      "variable KVBLEND_ADMIN_KEY is its key"},
-    {"--json", NULL, 0, FLAG(json), "the answer as JSON"},
-    {"--tier", "NAME", CTL_TIER, TEXT(tier), "there alone: ram, nvme, redis or gpu"},
-    {"--namespace", "NAME", CTL_NAMESPACE, TEXT(name_space),
+    {"json", NULL, 0, offsetof(struct ctl_args, json), "the answer as JSON"},
+    {"tier", "NAME", CTL_TIER, offsetof(struct ctl_args, tier),
+     "there alone: ram, nvme, redis or gpu"},
+    {"namespace", "NAME", CTL_NAMESPACE, offsetof(struct ctl_args, name_space),
      "of it or in it alone: KEY (an API key's), KEY/BODY or /BODY"},
-    {"--chunks", NULL, CTL_CHUNKS, FLAG(chunks_only), "without prefix blocks"},
-    {"--all", NULL, CTL_ALL, FLAG(all), "pinned ones, too"},
-    {"--no-wait", NULL, CTL_NO_WAIT, FLAG(no_wait), "do not wait for the builds"},
-    {"--yes", NULL, CTL_YES, FLAG(yes), "do not ask whether records may go"},
-    {"--dry-run", NULL, CTL_DRY_RUN, FLAG(dry_run), "say what would go, and change nothing"},
+    {"chunks", NULL, CTL_CHUNKS, offsetof(struct ctl_args, chunks_only), "without prefix blocks"},
+    {"all", NULL, CTL_ALL, offsetof(struct ctl_args, all), "pinned ones, too"},
+    {"no-wait", NULL, CTL_NO_WAIT, offsetof(struct ctl_args, no_wait),
+     "do not wait for the builds"},
+    {"yes", NULL, CTL_YES, offsetof(struct ctl_args, yes), "do not ask whether records may go"},
+    {"dry-run", NULL, CTL_DRY_RUN, offsetof(struct ctl_args, dry_run),
+     "say what would go, and change nothing"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
+
+static void print_command(FILE *f, const struct ctl_command *c)
+{
+    const char *before = " (";
+    (void)fprintf(f, "  %-8s %-13s %s", c->name, c->operands ? c->operands : "", c->help);
+    for (size_t k = 0; k < N_OPTIONS; k++) {
+        if (!(options[k].bit & c->options)) continue;
+        (void)fprintf(f, "%s--%s", before, options[k].name);
+        before = ", ";
+    }
+    (void)fprintf(f, "%s\n", c->options ? ")" : "");
+}
 
 static int usage(FILE *f, int status)
 {
     (void)fprintf(f, "usage: kvblendctl [--admin ADDRESS] [--json] COMMAND …\n\n");
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        (void)fprintf(f, "  %-8s %-13s %s", commands[i]->name,
-                      commands[i]->operands ? commands[i]->operands : "", commands[i]->help);
-        const char *before = " (";
-        for (size_t k = 0; k < N_OPTIONS; k++) {
-            if (!(options[k].bit & commands[i]->options)) continue;
-            (void)fprintf(f, "%s%s", before, options[k].name);
-            before = ", ";
-        }
-        (void)fprintf(f, "%s\n", commands[i]->options ? ")" : "");
-    }
+    for (size_t i = 0; i < N_LISTS; i++)
+        for (const struct ctl_command *c = command_lists[i]; c->name; c++)
+            print_command(f, c);
     (void)fputc('\n', f);
     for (size_t k = 0; k < N_OPTIONS; k++)
-        (void)fprintf(f, "  %-11s %-7s %s\n", options[k].name,
+        (void)fprintf(f, "  --%-9s %-7s %s\n", options[k].name,
                       options[k].value ? options[k].value : "", options[k].help);
     (void)fprintf(f, "\nexit codes: 0 done, 1 not found or refused, 2 usage, 3 nobody answers\n");
     return status;
@@ -63,83 +65,93 @@ static int complain(const struct ctl_args *a, const char *why, const char *what)
     return ctl_fail(a, CTL_USAGE, "%s \"%.60s\"; see --help", why, what);
 }
 
-/* argv[*i] as an option: "--name", "--name VALUE" or "--name=VALUE". NULL: it is none, or has no
- * value where it needs one. */
-static const struct option *take_option(struct ctl_args *a, int argc, char **argv, int *i)
+static int check_operands(const struct ctl_args *a, const struct ctl_command *c)
 {
-    for (size_t k = 0; k < N_OPTIONS; k++) {
-        const struct option *o = &options[k];
-        size_t n = strlen(o->name);
-        void *field = (char *)a + o->offset;
-        if (strncmp(argv[*i], o->name, n) != 0) continue;
-        if (o->is_flag && !argv[*i][n])
-            *(bool *)field = true;
-        else if (!o->is_flag && argv[*i][n] == '=')
-            *(const char **)field = argv[*i] + n + 1;
-        else if (!o->is_flag && !argv[*i][n] && *i + 1 < argc)
-            *(const char **)field = argv[++*i];
-        else
-            continue;
-        return o;
-    }
-    return NULL;
-}
-
-static int check_operands(const struct ctl_args *a, const char *spec, const char *command)
-{
-    const char *given[] = {a->operand, a->second};
+    const char *given[] = {a->operand, a->second}, *spec = c->operands ? c->operands : "";
     for (size_t i = 0; i < 2; i++) {
         spec += strspn(spec, " ");
         size_t n = strcspn(spec, " ");
         if (n == 0 && given[i]) return complain(a, "unexpected argument", given[i]);
         if (n > 0 && *spec != '[' && !given[i])
             return ctl_fail(a, CTL_USAGE, "%.*s is missing after \"%s\"; see --help", (int)n, spec,
-                            command);
+                            c->name);
         spec += n;
     }
     return CTL_OK;
 }
 
-static int run_command(const struct ctl_args *a, const char *command, unsigned given)
+/* Sends the command's request, about the operand, and prints the answer. */
+static int ask(const struct ctl_args *a, const struct ctl_command *c)
 {
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        if (strcmp(commands[i]->name, command) != 0) continue;
-        for (size_t k = 0; k < N_OPTIONS; k++)
-            if (options[k].bit & given & ~commands[i]->options)
-                return ctl_fail(a, CTL_USAGE, "%s does not go with \"%s\"; see --help",
-                                options[k].name, command);
-        const struct ctl_command *c = commands[i];
-        int rc = check_operands(a, c->operands ? c->operands : "", command);
-        if (rc != CTL_OK) return rc;
-        return c->run ? c->run(a)
-                      : ctl_print(a, c->method ? c->method : "GET", c->target, c->print);
+    struct ctl_reply r;
+    const char *operand = a->operand, *kind = c->operands ? c->operands : "";
+    char id[33];
+    int rc = CTL_OK;
+    if (strcmp(kind, "ID") == 0) {
+        rc = ctl_resolve(a, id);
+        operand = id;
+    } else if (strcmp(kind, "REQUEST_ID") == 0 &&
+               (strlen(operand) > 128 || strpbrk(operand, "/?#% "))) {
+        rc = ctl_fail(a, CTL_USAGE, "\"%.40s\" is no request id", operand);
     }
-    return complain(a, "unknown command", command);
+    if (rc == CTL_OK) rc = ctl_request(a, c->request, operand, &r);
+    if (rc != CTL_OK) return rc;
+    if (c->prepare) c->prepare(r.json);
+    ctl_show(a, &r, c->view);
+    return CTL_OK;
+}
+
+static int run(const struct ctl_args *a, const struct ctl_command *c, unsigned given)
+{
+    for (size_t k = 0; k < N_OPTIONS; k++)
+        if (options[k].bit & given & ~c->options)
+            return ctl_fail(a, CTL_USAGE, "--%s does not go with \"%s\"; see --help",
+                            options[k].name, c->name);
+    int rc = check_operands(a, c);
+    if (rc != CTL_OK) return rc;
+    return c->run ? c->run(a) : ask(a, c);
+}
+
+/* The options into a, and the bits of those given; an exit code, or -1 to go on with argv[optind].
+ */
+static int read_options(int argc, char **argv, struct ctl_args *a, unsigned *ret_given)
+{
+    struct option known[N_OPTIONS + 3] = {{0}};
+    int letter, k = 0;
+    for (; k < N_OPTIONS; k++)
+        known[k] = (struct option){options[k].name, options[k].value != NULL, NULL, 'o'};
+    known[k++] = (struct option){"help", no_argument, NULL, 'h'};
+    known[k] = (struct option){"version", no_argument, NULL, 'v'};
+    opterr = 0;
+    while ((letter = getopt_long(argc, argv, "h", known, &k)) >= 0) {
+        if (letter == 'h') return usage(stdout, CTL_OK);
+        if (letter == 'v') return printf("kvblendctl %s\n", KV_VERSION) < 0;
+        if (letter != 'o')
+            return complain(a, "unknown flag, or one without its value:", argv[optind - 1]);
+        void *field = (char *)a + options[k].offset;
+        if (options[k].value)
+            *(const char **)field = optarg;
+        else
+            *(bool *)field = true;
+        *ret_given |= options[k].bit;
+    }
+    return -1;
 }
 
 int main(int argc, char **argv)
 {
     struct ctl_args a = {0};
-    const char *command = NULL;
     unsigned given = 0;
     (void)signal(SIGPIPE, SIG_IGN);
-    for (int i = 1; i < argc; i++) {
-        const struct option *o = take_option(&a, argc, argv, &i);
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return usage(stdout, CTL_OK);
-        if (strcmp(argv[i], "--version") == 0) return printf("kvblendctl %s\n", KV_VERSION) < 0;
-        if (o)
-            given |= o->bit;
-        else if (argv[i][0] == '-' && argv[i][1])
-            return complain(&a, "unknown flag, or one without its value:", argv[i]);
-        else if (!command)
-            command = argv[i];
-        else if (!a.operand)
-            a.operand = argv[i];
-        else if (!a.second)
-            a.second = argv[i];
-        else
-            return complain(&a, "unexpected argument", argv[i]);
-    }
-    return command ? run_command(&a, command, given) : usage(stderr, CTL_USAGE);
+    int rc = read_options(argc, argv, &a, &given);
+    if (rc >= 0) return rc;
+    if (optind == argc) return usage(stderr, CTL_USAGE);
+    const char *name = argv[optind++];
+    if (optind < argc) a.operand = argv[optind++];
+    if (optind < argc) a.second = argv[optind++];
+    if (optind < argc) return complain(&a, "unexpected argument", argv[optind]);
+    for (size_t i = 0; i < N_LISTS; i++)
+        for (const struct ctl_command *c = command_lists[i]; c->name; c++)
+            if (strcmp(c->name, name) == 0) return run(&a, c, given);
+    return complain(&a, "unknown command", name);
 }
