@@ -12,26 +12,22 @@
 
 static json_t *make_meta(const struct bench *b)
 {
-    struct kn_dev *dev = fus_core_dev(b->core);
-    json_t *meta = bench_meta();
-    json_t *own = json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s}", "device", kn_info(dev)->device,
-                            "isa", kn_info(dev)->isa, "threads", (int)kn_info(dev)->n_threads,
-                            "model", b->cfg->name, "gemm", kn_info(dev)->gemm, "layers",
-                            (int)b->cfg->L, "kv_dtype", kn_dtype_name(b->kv_dtype));
-    json_object_update(meta, own);
-    json_decref(own);
+    const struct kn_info *dev = kn_info(fus_core_dev(b->core));
     const struct model_cfg *c = b->cfg;
-    json_object_set_new(meta, "dims",
-                        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "L", (int)c->L, "D",
-                                  (int)c->D, "H", (int)c->H, "G", (int)c->G, "K", (int)c->K, "F",
-                                  (int)c->F, "V", (int)c->V));
+    json_t *meta = bench_meta(), *rates = json_array();
     size_t n;
     const struct kn_gemm_rate *rate = fus_core_gemm_rates(b->core, &n);
-    json_t *rates = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(rates, json_pack("{s:s, s:f, s:b}", "name", rate[i].name, "gflops",
                                                rate[i].gflops, "chosen", rate[i].chosen));
-    json_object_set_new(meta, "gemm_candidates", rates);
+    json_object_update_new(
+        meta, json_pack("{s:s, s:s, s:i, s:s, s:s, s:i, s:s, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i},"
+                        " s:o}",
+                        "device", dev->device, "isa", dev->isa, "threads", (int)dev->n_threads,
+                        "model", c->name, "gemm", dev->gemm, "layers", (int)c->L, "kv_dtype",
+                        kn_dtype_name(b->kv_dtype), "dims", "L", (int)c->L, "D", (int)c->D, "H",
+                        (int)c->H, "G", (int)c->G, "K", (int)c->K, "F", (int)c->F, "V", (int)c->V,
+                        "gemm_candidates", rates));
     return meta;
 }
 

@@ -129,7 +129,6 @@ static void on_end(void *ctx, int status)
         u->n_failed = c->shot.n_pieces > 0 ? 0 : u->n_failed + 1;
         if (u->n_failed == 0) http_timer_set(u->timer, 0); /* else again at the next look */
     } else if (c->kind == PLAIN || ++u->n_over == u->o->n) {
-        u->ret->load_s = (double)(clock_ns() - u->start_ns) / 1e9;
         http_loop_stop(u->loop);
     }
 }
@@ -192,20 +191,6 @@ static void start_request(struct run *u, size_t i)
     }
 }
 
-static void cut_all(struct run *u, int status)
-{
-    for (size_t i = 0; i < u->next; i++) {
-        struct call *own = own_call(u, i);
-        const bool open = own->http || own->n_open > 0;
-        own->n_open = 0;
-        for (struct call *c = own - u->o->n_calls; c <= own; c++) {
-            if (c->http) http_call_cancel(c->http);
-            c->http = NULL;
-        }
-        if (open) on_end(own, status);
-    }
-}
-
 /* ---- the run ---- */
 
 /* Begins the streams that are not under way. Have all of them answered? */
@@ -236,9 +221,15 @@ static bool begun(struct run *u)
     return true;
 }
 
-static void stop_run(struct run *u, int status)
+/* Ends it; requests that are under way have failed. */
+static void cut_all(struct run *u, int status)
 {
-    u->err = status;
+    for (size_t i = 0; i < u->next; i++) {
+        struct call *own = own_call(u, i);
+        if (!own->http && own->n_open == 0) continue;
+        own->shot.err = status;
+        own->shot.end_ms = (double)(clock_ns() - own->due_ns) / 1e6;
+    }
     http_loop_stop(u->loop);
 }
 
@@ -248,16 +239,12 @@ static void on_time(void *arg)
 {
     struct run *u = arg;
     const struct openloop_opts *o = u->o;
-    if (o->stopped && o->stopped()) {
-        cut_all(u, -ECANCELED);
-        stop_run(u, -ECANCELED);
-        return;
-    }
     http_timer_set(u->timer, LOOK_MS);
-    if (!begun(u)) {
-        if (u->n_failed > STREAM_TRIES) stop_run(u, -EIO);
-        return;
-    }
+    const bool ready = begun(u);
+    if (!ready && u->n_failed > STREAM_TRIES) u->err = -EIO;
+    if (o->stopped && o->stopped()) u->err = -ECANCELED;
+    if (u->err < 0) cut_all(u, u->err);
+    if (u->err < 0 || !ready) return;
     const double now_s = (double)(clock_ns() - u->start_ns) / 1e9;
     while (u->next < o->n && o->at_s[u->next] <= now_s)
         start_request(u, u->next++);
@@ -324,6 +311,7 @@ int openloop_run(const struct openloop_opts *o, struct openloop_ret *ret, struct
     if (r == 0) {
         http_timer_set(u.timer, 0);
         r = http_loop_run(u.loop);
+        ret->load_s = (double)(clock_ns() - u.start_ns) / 1e9;
     }
     if (r == 0) r = u.err;
     for (enum openloop_gap g = 0; r == 0 && g < OPENLOOP_GAPS; g++)
