@@ -33,24 +33,17 @@ static const struct {
 };
 /* clang-format on */
 
-/* How many arguments name the subcommand: 2 for "kernels attn"; 0: they do not. */
-static int names_sub(const struct bench_sub *sub, int argc, char **argv)
-{
-    const char *mode = strchr(sub->name, ' ');
-    const size_t len = mode ? (size_t)(mode - sub->name) : strlen(sub->name);
-    if (argc < 2 || strlen(argv[1]) != len || strncmp(argv[1], sub->name, len) != 0) return 0;
-    if (!mode) return 1;
-    return argc > 2 && strcmp(argv[2], mode + 1) == 0 ? 2 : 0;
-}
-
+/* A mode goes before the subcommand that it is of; *ret_used: how many arguments name it. */
 static const struct bench_sub *find_sub(int argc, char **argv, int *ret_used)
 {
     const struct bench_sub *best = NULL;
+    char mode[64];
+    (void)snprintf(mode, sizeof mode, "%s %s", argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
     *ret_used = 0;
-    for (size_t i = 0; i < N_SUBS; i++) {
-        const int used = names_sub(subs[i], argc, argv);
-        if (used <= *ret_used) continue;
-        *ret_used = used;
+    for (size_t i = 0; i < N_SUBS && *ret_used < 2; i++) {
+        const bool is_mode = strcmp(subs[i]->name, mode) == 0;
+        if (!is_mode && (argc < 2 || strcmp(subs[i]->name, argv[1]) != 0)) continue;
+        *ret_used = is_mode ? 2 : 1;
         best = subs[i];
     }
     return best;

@@ -54,7 +54,6 @@ struct proxy_run {
     size_t n_servers;
     char names[256];
     size_t n_rounds;
-    int load_cpu, origin_cpu;
     double of[N_POINTS][SERVERS_MAX][PROXY_FIGURES][ROUNDS_MAX]; /* rate 0: not measured */
     json_t *meta, *rows;
 };
@@ -62,16 +61,24 @@ struct proxy_run {
 /* ---- processes ---- */
 
 /* The proxies get the last CPU, the load the first, the origin one between if there is one. */
-static void choose_cpus(struct proxy_run *r)
+static int start_origin(struct proxy_run *r, struct err *err)
 {
+    struct proxy_setup *s = &r->setup;
     const int n = (int)sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
     const bool all = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == n;
-    r->load_cpu = r->origin_cpu = r->setup.cpu = -1;
-    if (n < 2 || !all) return;
-    r->load_cpu = 0;
-    r->origin_cpu = n > 2 ? 1 : 0;
-    r->setup.cpu = n - 1;
+    const int origin_cpu = n > 2 ? 1 : 0;
+    s->load_cpu = s->cpu = -1;
+    if (n < 2 || !all) {
+        json_object_set_new(r->meta, "pinning", json_string("none: too few CPUs are ours"));
+        return proxy_origin_start(-1, &s->origin, err);
+    }
+    s->load_cpu = 0;
+    s->cpu = n - 1;
+    json_object_set_new(r->meta, "pinning",
+                        json_sprintf("load on CPU %d, origin on CPU %d, proxy on CPU %d",
+                                     s->load_cpu, origin_cpu, s->cpu));
+    return proxy_origin_start(origin_cpu, &s->origin, err);
 }
 
 static int start_servers(struct proxy_run *r, struct err *err)
@@ -104,20 +111,12 @@ static int start_servers(struct proxy_run *r, struct err *err)
 static int measure_server(struct proxy_run *r, size_t point, size_t server, size_t round,
                           struct err *err)
 {
-    const struct proxy_server *s = &r->server[server];
-    const struct proxy_load load = {.point = points[point],
-                                    .port = s->port,
-                                    .server = s->pid,
-                                    .seconds = (unsigned)fmax(opt_double(r->opts, "seconds"), 1),
-                                    .dir = r->setup.dir,
-                                    .cpu = r->load_cpu,
-                                    .origin = &r->setup.origin};
     struct err why = {0};
     char name[32];
     double got[PROXY_FIGURES];
-    const int e = proxy_load_run(&load, got, &why);
+    const int e = proxy_load_run(&r->setup, &r->server[server], &points[point], got, &why);
     point_name(&points[point], name);
-    if (e < 0) return err_set(err, e, "%s, %s: %.140s", s->name, name, why.msg);
+    if (e < 0) return err_set(err, e, "%s, %s: %.140s", r->server[server].name, name, why.msg);
     for (size_t i = 0; i < PROXY_FIGURES; i++)
         r->of[point][server][i][round] = got[i];
     return 0;
@@ -210,7 +209,6 @@ static void report_servers(struct proxy_run *r)
 {
     json_t *versions = json_object(), *configs = json_object();
     json_t *cpu = ratios_to_nginx(r, PROXY_CPU_US), *rate = ratios_to_nginx(r, PROXY_RATE);
-    char cpus[160] = "not pinned: too few CPUs, or not all of them are ours";
     for (size_t p = 0; p < N_POINTS; p++)
         for (size_t s = 0; s < r->n_servers; s++)
             if (r->of[p][s][PROXY_RATE][0] > 0) add_row(r, p, s);
@@ -219,15 +217,12 @@ static void report_servers(struct proxy_run *r)
         json_object_set_new(versions, s->name, json_string(s->version));
         json_object_set_new(configs, s->name, json_string(buf_cstr(&s->config)));
     }
-    if (r->load_cpu >= 0)
-        (void)snprintf(cpus, sizeof cpus, "load on CPU %d, origin on CPU %d, proxy on CPU %d",
-                       r->load_cpu, r->origin_cpu, r->setup.cpu);
     char *text = json_dumps(cpu, JSON_REAL_PRECISION(3) | JSON_COMPACT);
     (void)printf("CPU by that of the better nginx: %s\n", text ? text : "");
     mem_free(text);
-    json_object_update_new(r->meta, json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions,
-                                              "configs", configs, "cpu_vs_nginx", cpu,
-                                              "rps_vs_nginx", rate, "pinning", cpus));
+    json_object_update_new(r->meta,
+                           json_pack("{s:o, s:o, s:o, s:o}", "versions", versions, "configs",
+                                     configs, "cpu_vs_nginx", cpu, "rps_vs_nginx", rate));
 }
 
 static int open_run(struct proxy_run *r, struct err *err)
@@ -239,12 +234,12 @@ static int open_run(struct proxy_run *r, struct err *err)
     }
     (void)signal(SIGPIPE, SIG_IGN);
     r->n_rounds = (size_t)opt_int(r->opts, "rounds");
+    r->setup.seconds = (unsigned)fmax(opt_double(r->opts, "seconds"), 1);
     r->meta = bench_meta();
     json_object_set_new(r->meta, "left_out", json_array());
     r->rows = json_array();
-    choose_cpus(r);
     int e = child_dir("kvblend-bench", r->setup.dir, err);
-    return e < 0 ? e : proxy_origin_start(r->origin_cpu, &r->setup.origin, err);
+    return e < 0 ? e : start_origin(r, err);
 }
 
 static int measure_proxies(const struct opts *opts, struct err *err)

@@ -16,9 +16,8 @@
 #include <stdint.h>
 
 /* ---- origin ---- */
-/* POST: takes and drops the body and answers proxy_answer(); with ?echo the body; with
- * ?events=N&tick_us=T a stream, one event a tick and one write each, then its end. GET: a list of
- * models. */
+/* POST: takes and drops the body and answers 1 KB; with ?echo the body; with ?events=N&tick_us=T a
+ * stream, one event a tick and one write each, then its end. GET: a list of models. */
 struct proxy_origin {
     pid_t pid;
     uint16_t port;
@@ -27,9 +26,29 @@ struct proxy_origin {
 int proxy_origin_start(int cpu, struct proxy_origin *ret, struct err *err); /* cpu -1: any */
 /* Listens on a free port of 127.0.0.1. */
 int proxy_listen(int *ret_fd, uint16_t *ret_port, struct err *err);
-int proxy_answer(struct buf *out);
 int proxy_event(unsigned i, struct buf *out);
 #define PROXY_LAST_EVENT "data: [DONE]\n\n"
+
+/* ---- servers under test ---- */
+struct proxy_setup {
+    char dir[CHILD_PATH_MAX]; /* for configuration files */
+    struct proxy_origin origin;
+    int load_cpu, cpu; /* wrk's and the servers'; -1: any */
+    unsigned seconds;  /* of a load */
+};
+struct proxy_server {
+    const char *name;
+    pid_t pid; /* 0: none, it is the origin itself */
+    uint16_t port;
+    bool missing; /* its program is not here */
+    char version[64];
+    struct buf config; /* its configuration file */
+};
+/* Names: direct, kvblend, nginx, nginx-stream (no request buffering), nginx-default, haproxy. 0,
+ * also when its program is missing. */
+int proxy_server_start(const struct proxy_setup *s, const char *name, struct proxy_server *ret,
+                       struct err *err);
+void proxy_server_stop(struct proxy_server *s);
 
 /* ---- load ---- */
 struct proxy_point { /* one cell of the matrix */
@@ -46,37 +65,9 @@ int proxy_check(uint16_t port, struct err *err);
 int proxy_check_answer(uint16_t port, const char *query, const struct buf *body,
                        const struct buf *want, struct err *err);
 
-struct proxy_load {
-    struct proxy_point point;
-    uint16_t port;
-    pid_t server; /* whose CPU is measured; 0: none */
-    unsigned seconds;
-    const char *dir; /* for what wrk reads */
-    int cpu;         /* wrk's; -1: any */
-    const struct proxy_origin *origin;
-};
 /* Requests, or events, a second; CPU of one of them; latency of a request, NAN for streams. */
 enum { PROXY_RATE, PROXY_CPU_US, PROXY_P50_MS, PROXY_P99_MS, PROXY_FIGURES };
-int proxy_load_run(const struct proxy_load *o, double ret[PROXY_FIGURES], struct err *err);
-
-/* ---- servers under test ---- */
-struct proxy_server {
-    const char *name;
-    pid_t pid;
-    uint16_t port;
-    bool missing; /* its program is not here */
-    char version[64];
-    struct buf config; /* its configuration file */
-};
-struct proxy_setup {
-    char dir[CHILD_PATH_MAX]; /* for configuration files */
-    struct proxy_origin origin;
-    int cpu; /* the proxies'; -1: any */
-};
-/* Names: direct, kvblend, nginx, nginx-stream (no request buffering), nginx-default, haproxy. 0,
- * also when its program is missing. */
-int proxy_server_start(const struct proxy_setup *s, const char *name, struct proxy_server *ret,
-                       struct err *err);
-void proxy_server_stop(struct proxy_server *s);
+int proxy_load_run(const struct proxy_setup *s, const struct proxy_server *server,
+                   const struct proxy_point *p, double ret[PROXY_FIGURES], struct err *err);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CHECK_EVENTS = 20, CHECK_MS = 10000, ARGS_MAX = 20 };
+enum { CHECK_EVENTS = 20, CHECK_MS = 10000 };
 
 int proxy_body(size_t bytes, bool stream, struct buf *out)
 {
@@ -55,22 +55,18 @@ int proxy_check_answer(uint16_t port, const char *query, const struct buf *body,
 int proxy_check(uint16_t port, struct err *err)
 {
     static const size_t size[] = {512, 16 << 10, 128 << 10};
-    struct buf body = BUF_INIT, answer = BUF_INIT, stream = BUF_INIT;
-    int r = proxy_answer(&answer);
-    for (unsigned i = 0; i < CHECK_EVENTS; i++)
-        (void)proxy_event(i, &stream);
-    if (r == 0) r = buf_adds(&stream, PROXY_LAST_EVENT);
+    struct buf body = BUF_INIT, stream = BUF_INIT;
+    int r = 0;
     for (size_t i = 0; r == 0 && i < sizeof size / sizeof *size; i++) {
         buf_clear(&body);
         r = proxy_body(size[i], false, &body);
         if (r == 0) r = proxy_check_answer(port, "?echo", &body, &body, err);
-        if (r == 0) r = proxy_check_answer(port, "", &body, &answer, err);
     }
-    buf_clear(&body);
-    if (r == 0) r = proxy_body(size[0], true, &body);
+    for (unsigned i = 0; i < CHECK_EVENTS; i++)
+        (void)proxy_event(i, &stream);
+    if (r == 0) r = buf_adds(&stream, PROXY_LAST_EVENT);
     if (r == 0) r = proxy_check_answer(port, "?events=20&tick_us=1000", &body, &stream, err);
     buf_fini(&body);
-    buf_fini(&answer);
     buf_fini(&stream);
     return r;
 }
@@ -133,30 +129,30 @@ static int read_sums(const char *out, bool stream, double n_events, double cpu_s
     return 0;
 }
 
-int proxy_load_run(const struct proxy_load *o, double ret[PROXY_FIGURES], struct err *err)
+int proxy_load_run(const struct proxy_setup *s, const struct proxy_server *server,
+                   const struct proxy_point *p, double ret[PROXY_FIGURES], struct err *err)
 {
-    const struct proxy_point *p = &o->point;
-    char conns[16], seconds[16], lua[CHILD_PATH_MAX + 16], url[128], out[4096];
-    char *argv[ARGS_MAX] = {"wrk",   "-t",        "1",   "-c", conns, "-d",
-                            seconds, "--timeout", "30s", "-s", lua,   url};
-    const struct child_opts with = {.cpu0 = o->cpu, .n_cpus = o->cpu >= 0 ? 1 : 0};
-    (void)snprintf(conns, sizeof conns, "%u", p->conns);
-    (void)snprintf(seconds, sizeof seconds, "%u", o->seconds);
-    (void)snprintf(lua, sizeof lua, "%s/load.lua", o->dir);
-    int n = snprintf(url, sizeof url, "http://127.0.0.1:%u/v1/chat/completions", o->port);
+    char lua[CHILD_PATH_MAX + 16], query[64] = "", command[512], out[4096];
+    char *const argv[] = {"sh", "-c", command, NULL};
+    const struct child_opts with = {.cpu0 = s->load_cpu, .n_cpus = s->load_cpu >= 0 ? 1 : 0};
     if (p->tick_us > 0) /* a stream outlives the run: what is counted are events */
-        (void)snprintf(url + n, sizeof url - (size_t)n, "?events=%u&tick_us=%u",
-                       (o->seconds + 5) * (1000000 / p->tick_us), p->tick_us);
+        (void)snprintf(query, sizeof query, "?events=%u&tick_us=%u",
+                       (s->seconds + 5) * (1000000 / p->tick_us), p->tick_us);
+    (void)snprintf(lua, sizeof lua, "%s/load.lua", s->dir);
+    (void)snprintf(command, sizeof command,
+                   "exec wrk -t 1 -c %u -d %u --timeout 30s -s '%s' "
+                   "'http://127.0.0.1:%u/v1/chat/completions%s'",
+                   p->conns, s->seconds, lua, server->port, query);
     int r = write_script(p, lua);
     if (r < 0) return err_set(err, r, "%s cannot be written", lua);
-    const double cpu0 = cpu_of(o->server);
-    const unsigned long long events0 = atomic_load(o->origin->n_events);
+    const double cpu0 = cpu_of(server->pid);
+    const unsigned long long events0 = atomic_load(s->origin.n_events);
     r = child_output(argv, &with, out, sizeof out);
     if (r == 127)
         return err_set(err, -ENOENT,
                        "wrk, which makes the load, is not installed: "
                        "tools/bench-setup installs it");
     if (r != 0) return err_set(err, -EIO, "wrk ended with %d: %.140s", r, out);
-    return read_sums(out, p->tick_us > 0, (double)(atomic_load(o->origin->n_events) - events0),
-                     cpu_of(o->server) - cpu0, ret, err);
+    return read_sums(out, p->tick_us > 0, (double)(atomic_load(s->origin.n_events) - events0),
+                     cpu_of(server->pid) - cpu0, ret, err);
 }

@@ -17,7 +17,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-enum { BACKLOG = 4096, STREAMS_MAX = 1024, ANSWER_TEXT = 740 };
+enum { BACKLOG = 4096, STREAMS_MAX = 1024 };
 
 struct origin {
     struct stream {
@@ -25,7 +25,7 @@ struct origin {
         unsigned n_events, n_sent;
     } stream[STREAMS_MAX];
     int timer;
-    struct buf answer;
+    struct buf answer;     /* 1 KB */
     atomic_ullong *n_sent; /* events; shared with the parent */
 };
 
@@ -46,16 +46,6 @@ int proxy_listen(int *ret_fd, uint16_t *ret_port, struct err *err)
 }
 
 /* ---- answers ---- */
-
-int proxy_answer(struct buf *out)
-{
-    return buf_addf(out,
-                    "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
-                    "\"model\":\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
-                    "\"assistant\",\"content\":\"%0*d\"},\"finish_reason\":\"stop\"}],\"usage\":{"
-                    "\"prompt_tokens\":1200,\"completion_tokens\":200,\"total_tokens\":1400}}",
-                    ANSWER_TEXT, 0);
-}
 
 int proxy_event(unsigned i, struct buf *out)
 {
@@ -155,7 +145,14 @@ static _Noreturn void run_origin(int listener, atomic_ullong *n_sent)
     struct err err;
     o.n_sent = n_sent;
     o.timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (proxy_answer(&o.answer) < 0 || http_loop_create(&loop) < 0) _exit(1);
+    int r =
+        buf_addf(&o.answer,
+                 "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
+                 "\"model\":\"bench\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
+                 "\"assistant\",\"content\":\"%0775d\"},\"finish_reason\":\"stop\"}],\"usage\":{"
+                 "\"prompt_tokens\":1200,\"completion_tokens\":200,\"total_tokens\":1400}}",
+                 0);
+    if (r < 0 || http_loop_create(&loop) < 0) _exit(1);
     struct event *tick =
         event_new(http_loop_base(loop), o.timer, EV_READ | EV_PERSIST, on_tick, &o);
     if (tick && event_add(tick, NULL) == 0 &&

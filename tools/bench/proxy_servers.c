@@ -42,21 +42,14 @@ enum { START_S = 20, POLL_MS = 20 };
  * body buffer of 16 KiB, beyond which bodies go through a file. */
 #define MEMORY "  client_body_buffer_size 256k;\n"
 static const struct kind {
-    const char *name, *program, *version, *args[4], *config; /* the configuration comes last */
+    const char *name, *program, *version, *flags, *config; /* flags: before the configuration */
 } kinds[] = {
-    {"kvblend", "kvblend", "--version", {"--config"}, KVBLEND},
-    {"nginx", "nginx", "-v", {"-e", "stderr", "-c"}, NGINX(MEMORY, "on")},
-    {"nginx-stream", "nginx", "-v", {"-e", "stderr", "-c"}, NGINX(MEMORY, "off")},
-    {"nginx-default", "nginx", "-v", {"-e", "stderr", "-c"}, NGINX("", "on")},
-    {"haproxy", "haproxy", "-v", {"-db", "-f"}, HAPROXY},
+    {"kvblend", "kvblend", "--version", "--config", KVBLEND},
+    {"nginx", "nginx", "-v", "-e stderr -c", NGINX(MEMORY, "on")},
+    {"nginx-stream", "nginx", "-v", "-e stderr -c", NGINX(MEMORY, "off")},
+    {"nginx-default", "nginx", "-v", "-e stderr -c", NGINX("", "on")},
+    {"haproxy", "haproxy", "-v", "-db -f", HAPROXY},
 };
-
-static const struct kind *find_kind(const char *name)
-{
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
-    return NULL;
-}
 
 static int write_config(const struct proxy_setup *s, const char *text, struct proxy_server *ret,
                         const char *path)
@@ -78,17 +71,6 @@ static int write_config(const struct proxy_setup *s, const char *text, struct pr
     return good ? 0 : -EIO;
 }
 
-/* The first line that `program flag` prints; false: there is no such program. */
-static bool version_of(const char *program, const char *flag, char ret[64])
-{
-    char *argv[] = {(char *)(uintptr_t)program, (char *)(uintptr_t)flag, NULL};
-    const struct child_opts plain = {0};
-    char out[256];
-    const int r = child_output(argv, &plain, out, sizeof out);
-    (void)snprintf(ret, 64, "%.*s", (int)strcspn(out, "\n"), out);
-    return r >= 0 && r != 127 && out[0];
-}
-
 /* ---- starting ---- */
 
 static bool answers(uint16_t port)
@@ -98,10 +80,10 @@ static bool answers(uint16_t port)
     return openloop_call(address, "/v1/models", NULL, NULL, START_S * 1000) == 200;
 }
 
-static int run_server(const struct proxy_setup *s, char *const argv[], struct proxy_server *ret,
+static int run_server(const struct proxy_setup *s, char *command, struct proxy_server *ret,
                       struct err *err)
 {
-    char log[CHILD_PATH_MAX], text[200] = "";
+    char log[CHILD_PATH_MAX], text[200] = "", *const argv[] = {"sh", "-c", command, NULL};
     (void)snprintf(log, sizeof log, "%.200s/%.32s.log", s->dir, ret->name);
     int fd = open(log, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return err_set(err, -errno, "%s: %s", log, strerror(errno));
@@ -120,36 +102,38 @@ static int run_server(const struct proxy_setup *s, char *const argv[], struct pr
     return serves ? 0 : err_set(err, -EIO, "%s does not serve: %.180s", ret->name, text);
 }
 
+static int start_kind(const struct proxy_setup *s, const struct kind *k, struct proxy_server *ret,
+                      struct err *err)
+{
+    char program[CHILD_PATH_MAX], path[CHILD_PATH_MAX], command[CHILD_PATH_MAX * 3], out[256];
+    char *const argv[] = {"sh", "-c", command, NULL};
+    (void)snprintf(program, sizeof program, "%s", k->program);
+    if (strcmp(program, "kvblend") == 0)
+        child_program(k->program, "../../gateway/kvblend", program);
+    (void)snprintf(command, sizeof command, "exec '%s' %s", program, k->version);
+    int r = child_output(argv, &(struct child_opts){0}, out, sizeof out);
+    ret->missing = r < 0 || r == 127;
+    if (ret->missing) return 0;
+    (void)snprintf(ret->version, sizeof ret->version, "%.*s", (int)strcspn(out, "\n"), out);
+    (void)snprintf(path, sizeof path, "%.200s/%.32s.conf", s->dir, k->name);
+    r = write_config(s, k->config, ret, path);
+    if (r < 0) return err_set(err, r, "%s cannot be written", path);
+    (void)snprintf(command, sizeof command, "exec '%s' %s '%s'", program, k->flags, path);
+    return run_server(s, command, ret, err);
+}
+
 int proxy_server_start(const struct proxy_setup *s, const char *name, struct proxy_server *ret,
                        struct err *err)
 {
-    const struct kind *k = find_kind(name);
-    char program[CHILD_PATH_MAX], path[CHILD_PATH_MAX];
     int fd;
-    *ret = (struct proxy_server){.name = name, .config = BUF_INIT};
-    if (strcmp(name, "direct") == 0) {
-        ret->port = s->origin.port;
-        return 0;
-    }
-    if (!k) return err_set(err, -EINVAL, "--servers: \"%.40s\" is not known", name);
+    *ret = (struct proxy_server){.name = name, .port = s->origin.port, .config = BUF_INIT};
+    if (strcmp(name, "direct") == 0) return 0;
     int r = proxy_listen(&fd, &ret->port, err); /* a port that is free now */
     if (r < 0) return r;
     (void)close(fd);
-    if (strcmp(k->program, "kvblend") == 0)
-        child_program(k->program, "../../gateway/kvblend", program);
-    else
-        (void)snprintf(program, sizeof program, "%s", k->program);
-    ret->missing = !version_of(program, k->version, ret->version);
-    if (ret->missing) return 0;
-    (void)snprintf(path, sizeof path, "%.200s/%.32s.conf", s->dir, name);
-    r = write_config(s, k->config, ret, path);
-    if (r < 0) return err_set(err, r, "%s cannot be written", path);
-    char *argv[sizeof k->args / sizeof *k->args + 3] = {program};
-    size_t n = 1;
-    for (const char *const *arg = k->args; *arg; arg++)
-        argv[n++] = (char *)(uintptr_t)*arg;
-    argv[n] = path;
-    return run_server(s, argv, ret, err);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kinds[i].name, name) == 0) return start_kind(s, &kinds[i], ret, err);
+    return err_set(err, -EINVAL, "--servers: \"%.40s\" is not known", name);
 }
 
 void proxy_server_stop(struct proxy_server *s)

@@ -67,20 +67,13 @@ TEST(requests_and_streams_reach_the_origin)
 TEST(wrk_loads_and_its_sums_are_read)
 {
     static const struct proxy_point point[] = {{512, 1, 0}, {128 << 10, 8, 0}, {512, 50, 2000}};
-    char dir[CHILD_PATH_MAX];
     struct err err = {0};
-    struct proxy_origin origin = origin_start();
-    int r = child_dir("kvblend-test", dir, &err);
+    struct proxy_setup setup = {.origin = origin_start(), .load_cpu = -1, .cpu = -1, .seconds = 1};
+    const struct proxy_server direct = {.pid = setup.origin.pid, .port = setup.origin.port};
+    int r = child_dir("kvblend-test", setup.dir, &err);
     for (size_t i = 0; r == 0 && i < sizeof point / sizeof *point; i++) {
-        const struct proxy_load load = {.point = point[i],
-                                        .port = origin.port,
-                                        .server = origin.pid,
-                                        .seconds = 1,
-                                        .dir = dir,
-                                        .cpu = -1,
-                                        .origin = &origin};
         double got[PROXY_FIGURES];
-        r = proxy_load_run(&load, got, &err);
+        r = proxy_load_run(&setup, &direct, &point[i], got, &err);
         if (r < 0) break;
         ASSERT_TRUE(got[PROXY_RATE] > 0 && got[PROXY_CPU_US] > 0);
         if (!point[i].tick_us)
@@ -88,8 +81,8 @@ TEST(wrk_loads_and_its_sums_are_read)
         else
             ASSERT_TRUE(got[PROXY_RATE] <= 1.1 * 50 * 500);
     }
-    stop(origin.pid);
-    child_dir_remove(dir);
+    stop(setup.origin.pid);
+    child_dir_remove(setup.dir);
     if (r == -ENOENT) SKIP(err.msg);
     if (r < 0) test_fail(__FILE__, __LINE__, "%s", err.msg);
 }
@@ -97,22 +90,41 @@ TEST(wrk_loads_and_its_sums_are_read)
 /* A load whose answers are wrong measures nothing. */
 TEST(wrong_answers_end_the_load)
 {
-    char dir[CHILD_PATH_MAX];
-    uint16_t port;
-    struct err err = {0};
-    pid_t parrot = parrot_start("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", &port);
     static const atomic_ullong none;
-    const struct proxy_origin origin = {.n_events = &none};
-    ASSERT_OK(child_dir("kvblend-test", dir, &err));
-    const struct proxy_load load = {
-        .point = {512, 1, 0}, .port = port, .seconds = 1, .dir = dir, .cpu = -1, .origin = &origin};
+    static const struct proxy_point point = {512, 1, 0};
+    struct err err = {0};
+    struct proxy_setup setup = {.origin.n_events = &none, .load_cpu = -1, .cpu = -1, .seconds = 1};
+    struct proxy_server refuses = {0};
     double got[PROXY_FIGURES];
-    int r = proxy_load_run(&load, got, &err);
+    pid_t parrot =
+        parrot_start("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", &refuses.port);
+    ASSERT_OK(child_dir("kvblend-test", setup.dir, &err));
+    int r = proxy_load_run(&setup, &refuses, &point, got, &err);
     stop(parrot);
-    child_dir_remove(dir);
+    child_dir_remove(setup.dir);
     if (r == -ENOENT) SKIP(err.msg);
     ASSERT_ERR(r, -EIO);
     ASSERT_TRUE(strstr(err.msg, "no 200") != NULL);
+}
+
+/* Every server that is installed comes up with its configuration; others are refused by name. */
+TEST(servers_pass_everything_on)
+{
+    static const char *const name[] = {"direct", "nginx", "nginx-stream", "nginx-default",
+                                       "haproxy"};
+    struct err err = {0};
+    struct proxy_setup setup = {.origin = origin_start(), .load_cpu = -1, .cpu = -1, .seconds = 1};
+    struct proxy_server s;
+    ASSERT_OK(child_dir("kvblend-test", setup.dir, &err));
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
+        int r = proxy_server_start(&setup, name[i], &s, &err);
+        if (r == 0 && !s.missing) r = proxy_check(s.port, &err);
+        proxy_server_stop(&s);
+        if (r < 0) test_fail(__FILE__, __LINE__, "%s: %s", name[i], err.msg);
+    }
+    ASSERT_ERR(proxy_server_start(&setup, "abacus", &s, &err), -EINVAL);
+    stop(setup.origin.pid);
+    child_dir_remove(setup.dir);
 }
 
 TEST(what_changes_on_the_way_is_noticed)
