@@ -151,12 +151,6 @@ static int make_load_again(const json_t *row, double prefill_ms, struct fleet_lo
     return requests != NULL;
 }
 
-static const struct {
-    const char *name;
-    double q;
-} quantile[] = {{"p50", 0.5}, {"p95", 0.95}};
-enum { QUANTILES = sizeof quantile / sizeof *quantile };
-
 static void put_figure(json_t *row, const char *what, const char *of, double v)
 {
     char key[32];
@@ -164,22 +158,24 @@ static void put_figure(json_t *row, const char *what, const char *of, double v)
     json_object_set_new(row, key, bench_number(v));
 }
 
-/* One worker without tiers; of its TTFT outside_ms are not the engine's. */
-static int simulate_again(const struct fleet_load *l, double outside_ms, bool by_mean, json_t *row)
+/* One worker without tiers; of its TTFT outside_ms are not the engine's. ms, off: names of what it
+ * takes and of how far that is from what was measured. */
+static int simulate_again(const struct fleet_load *l, double outside_ms, const char *ms,
+                          const char *off, json_t *row)
 {
     const struct fleet_opts o = {.n_workers = 1, .strategy = POL_FULL, .cold = true};
     struct fleet_result t;
-    char key[32];
     int r = fleet_run(&o, l, &t);
-    for (size_t i = 0; r == 0 && i < QUANTILES; i++) {
-        const double ms = outside_ms + bench_quantile(t.ttft_ms, t.n, quantile[i].q);
-        (void)snprintf(key, sizeof key, "ttft_ms_%s", quantile[i].name);
-        put_figure(row, by_mean ? "mean_ms" : "simulated_ms", quantile[i].name, ms);
-        put_figure(row, by_mean ? "off_mean" : "off", quantile[i].name,
-                   ms / number_of(row, key) - 1);
-    }
-    if (r == 0) mem_free(t.ttft_ms);
-    return r;
+    if (r < 0) return r;
+    for (size_t i = 0; i < t.n; i++)
+        t.ttft_ms[i] += outside_ms;
+    bench_put_quantiles(row, ms, t.ttft_ms, t.n);
+    put_figure(row, off, "p50",
+               bench_quantile(t.ttft_ms, t.n, 0.5) / number_of(row, "ttft_ms_p50") - 1);
+    put_figure(row, off, "p95",
+               bench_quantile(t.ttft_ms, t.n, 0.95) / number_of(row, "ttft_ms_p95") - 1);
+    mem_free(t.ttft_ms);
+    return 0;
 }
 
 static int verify_row(struct study *s, const json_t *measured, const json_t *meta, struct err *err)
@@ -203,10 +199,10 @@ static int verify_row(struct study *s, const json_t *measured, const json_t *met
         json_pack("{s:s, s:f, s:f, s:f, s:b, s:f, s:f}", "strategy", strategy, "rate", rate, "busy",
                   rate * (prefill_ms + answer_ms) / 1e3, "alone_ms", outside_ms + prefill_ms,
                   "each", r > 0, "ttft_ms_p50", p50, "ttft_ms_p95", p95);
-    if (r >= 0) r = simulate_again(&l, outside_ms, false, row);
+    if (r >= 0) r = simulate_again(&l, outside_ms, "simulated_ms", "off", row);
     for (size_t i = 0; r == 0 && i < l.n; i++)
         l.prefill_s[i] = prefill_ms / 1e3;
-    if (r == 0) r = simulate_again(&l, outside_ms, true, row);
+    if (r == 0) r = simulate_again(&l, outside_ms, "mean_ms", "off_mean", row);
     if (r == 0) bench_print_row(verified, row);
     json_array_append_new(s->rows, row);
     fleet_load_fini(&l);

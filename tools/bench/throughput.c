@@ -289,7 +289,7 @@ static int add_method(struct thru *t, const char *name, double ratio, struct err
     (void)snprintf(m.name, sizeof m.name, "%s", name);
     if (strcmp(name, "blend") == 0)
         m.strategy = POL_QS;
-    else if (!m.map && strcmp(name, "server") != 0 && pol_strategy_parse(name, &m.strategy) != 1)
+    else if (!m.map && !t->foreign && pol_strategy_parse(name, &m.strategy) != 1)
         return err_set(err, -EINVAL, "--strategies: there is no \"%s\"", name);
     if (!pol_strategy_is_exact(m.strategy)) m.ratio = m.strategy == POL_REUSE ? 0 : ratio;
     for (size_t i = 0; i < FIGURES; i++)
