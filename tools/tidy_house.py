@@ -39,41 +39,20 @@ def count_parameters(text):
     return n
 
 
+def reach(graph, start):
+    """What can be come to from there; itself only by a circle."""
+    seen, todo = set(), [start]
+    while todo:
+        new = graph.get(todo.pop(), set()) - seen
+        seen |= new
+        todo += new
+    return seen
+
+
 def circles(calls):
-    """The sets of files that call each other in a circle (Tarjan)."""
-    index, low, stack, on, out = {}, {}, [], set(), []
-
-    def visit(root):
-        work = [(root, iter(sorted(calls[root])))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on.add(root)
-        while work:
-            v, rest = work[-1]
-            for w in rest:
-                if w not in index:
-                    index[w] = low[w] = len(index)
-                    stack.append(w)
-                    on.add(w)
-                    work.append((w, iter(sorted(calls[w]))))
-                    break
-                if w in on:
-                    low[v] = min(low[v], index[w])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[v])
-                if low[v] == index[v]:
-                    ring = set()
-                    while v not in ring:
-                        ring.add(stack.pop())
-                    on.difference_update(ring)
-                    out.append(ring)
-
-    for v in sorted(calls):
-        if v not in index:
-            visit(v)
-    return [r for r in out if len(r) > 1]
+    """The sets of files that call each other in a circle."""
+    reached = {v: reach(calls, v) for v in calls}
+    return {frozenset(w for w in reached[v] if v in reached[w]) for v in calls if v in reached[v]}
 
 
 def check_circles(code, findings):
@@ -88,7 +67,7 @@ def check_circles(code, findings):
         for name in set(re.findall(r"\b[a-z]\w+\b", code[f])) - own:
             if len(home.get(name, ())) == 1 and f not in home[name]:
                 calls[f] |= home[name]
-    for ring in circles(calls):
+    for ring in sorted(circles(calls), key=min):
         room = min(ring).split("/")[0]
         if len(ring) > MAX_CIRCLE:
             findings.append(f"{room}/: a circle of {len(ring)} files, the limit is {MAX_CIRCLE}: "
@@ -118,25 +97,15 @@ def check_contracts(code, findings):
 def check_layers(root, layers, findings):
     """What a room's meson.build links is what the table lets it include, and no more."""
     layers = {room: {r.split("/")[0] if r.endswith(".h") else r for r in may} for room, may in layers.items()}
-
-    def reach(room):
-        seen = set()
-        todo = list(layers.get(room, ()))
-        while todo:
-            r = todo.pop()
-            if r not in seen:
-                seen.add(r)
-                todo += layers.get(r, ())
-        return seen
     for room in layers:
         path = root / room / "meson.build"
         if not path.exists() or room.startswith("tests/"):
             continue
         linked = {LIBRARY[d] for d in re.findall(r"\b\w+_dep\b", path.read_text()) if d in LIBRARY}
         linked -= {r for r in linked if r == room or r.startswith(room + "/")}
-        for r in sorted(linked - reach(room)):
+        for r in sorted(linked - reach(layers, room)):
             findings.append(f"{room}/meson.build: links {r}, which {room} may not use")
-        full = set(linked).union(*(reach(r) for r in linked)) if linked else set()
+        full = set(linked).union(*(reach(layers, r) for r in linked)) if linked else set()
         for r in sorted(set(layers[room]) - full):
             if not r.startswith(room + "/"):
                 findings.append(f"{room}/: may use {r}, but its meson.build does not link it")
