@@ -4,8 +4,8 @@
  * rows behind, as a blend has them; one new row of each of 1 to 16 sequences; what the question's
  * rows give to each key. Rows see keys up to their position and no others are counted: 4 flops a
  * head, dimension and visible key (mass: 2). Bytes are those of the keys and values that somebody
- * sees, once. The device's rate in one large product of matrices, before and behind, is what shares
- * are of. Whether results are right is what tests/unit/kernels asks, on the same device. */
+ * sees, once. The device's rate in one large product of matrices, before them, is what shares are
+ * of. Whether results are right is what tests/unit/kernels asks, on the same device. */
 #include "tools/bench/bench.h"
 #include "tools/bench/device.h"
 #include "tools/bench/figures.h"
@@ -92,6 +92,15 @@ static int attend_rows(struct kn_stream *st, void *arg, size_t row0, size_t n)
     return b->c->mass ? kn_attn_mass(st, &a, b->mass, 0, b->n_keys) : kn_attn(st, &a);
 }
 
+static const struct bench_column columns[] = {{"case", "case", -12, 0},
+                                              {"rows", "rows", 6, 0},
+                                              {"ms", "ms", 10, 4},
+                                              {"best", "ms_min", 10, 4},
+                                              {"TFLOP/s", "tflops", 10, 3},
+                                              {"KV GB/s", "kv_gbps", 10, 1},
+                                              {"of GEMM", "gemm_share", 8, 3},
+                                              {0}};
+
 /* Where the rows of the case stand; how many keys they see together. */
 static double place_rows(struct attn_bench *b, size_t rows)
 {
@@ -121,53 +130,30 @@ static int measure_case(struct attn_bench *b)
     struct bench_time t;
     int r = bench_time(b->d, &w, 0, &t);
     if (r < 0) return r;
-    json_array_append_new(b->d->rows,
-                          json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "case",
-                                    c->name, "rows", (int)rows, "sequences", (int)n_seqs, "keys",
-                                    (int)b->n_keys, "visible_keys", visible, "ms", t.us * 1e-3,
-                                    "ms_min", t.us_lo * 1e-3, "ms_max", t.us_hi * 1e-3, "tflops",
-                                    flops / t.us * 1e-6, "kv_gbps", bytes / t.us * 1e-3));
+    const double tflops = flops / t.us * 1e-6;
+    json_t *row = json_pack("{s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "case",
+                            c->name, "rows", (int)rows, "sequences", (int)n_seqs, "keys",
+                            (int)b->n_keys, "visible_keys", visible, "ms", t.us * 1e-3, "ms_min",
+                            t.us_lo * 1e-3, "ms_max", t.us_hi * 1e-3, "tflops", tflops, "kv_gbps",
+                            bytes / t.us * 1e-3, "gemm_share", tflops / (b->d->gemm_gflops * 1e-3));
+    bench_print_row(columns, row);
+    json_array_append_new(b->d->rows, row);
     return 0;
 }
 
 /* One large product: what matrices run at here. */
 static int measure_gemm(struct bench_device *d)
 {
-    const size_t n = kn_info(d->dev)->is_host ? 2048 : d->emulated ? 256 : 8192;
+    const struct kn_info *info = kn_info(d->dev);
+    const size_t n = info->is_host ? 2048 : d->emulated ? 256 : 8192;
     struct kn_mat *w = bench_take_mat(d, n, n);
     if (d->status < 0) return d->status;
-    d->gemm_gflops = fmax(d->gemm_gflops, kn_dev_gemm_gflops(d->dev, &w, 1, n / 2));
+    d->gemm_gflops = kn_dev_gemm_gflops(d->dev, &w, 1, n / 2);
+    json_object_update_new(d->meta, json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)d->cfg.H, "G",
+                                              (int)d->cfg.G, "K", (int)d->cfg.K, "kv_value_bytes",
+                                              (int)info->kv_value_bytes, "gemm_tflops",
+                                              d->gemm_gflops * 1e-3));
     return 0;
-}
-
-static void report_cases(const struct attn_bench *b)
-{
-    static const struct bench_column column[] = {{"case", "case", -12, 0},
-                                                 {"rows", "rows", 6, 0},
-                                                 {"ms", "ms", 10, 4},
-                                                 {"best", "ms_min", 10, 4},
-                                                 {"TFLOP/s", "tflops", 10, 3},
-                                                 {"KV GB/s", "kv_gbps", 10, 1},
-                                                 {"of GEMM", "gemm_share", 8, 3},
-                                                 {0}};
-    const struct kn_info *info = kn_info(b->d->dev);
-    const struct model_cfg *g = &b->d->cfg;
-    const double gemm_tflops = b->d->gemm_gflops * 1e-3;
-    size_t i;
-    json_t *row;
-    (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
-                 info->device, g->H, g->G, g->K, b->n_keys, gemm_tflops);
-    bench_print_head(column);
-    json_array_foreach(b->d->rows, i, row)
-    {
-        const double tflops = json_number_value(json_object_get(row, "tflops"));
-        json_object_set_new(row, "gemm_share", json_real(tflops / gemm_tflops));
-        bench_print_row(column, row);
-    }
-    json_object_update_new(b->d->meta,
-                           json_pack("{s:i, s:i, s:i, s:i, s:f}", "H", (int)g->H, "G", (int)g->G,
-                                     "K", (int)g->K, "kv_value_bytes", (int)info->kv_value_bytes,
-                                     "gemm_tflops", gemm_tflops));
 }
 
 static int measure_attention(struct bench_device *d, const struct opts *opts, struct err *err)
@@ -175,13 +161,15 @@ static int measure_attention(struct bench_device *d, const struct opts *opts, st
     struct attn_bench b = {.d = d, .n_keys = (size_t)opt_int(opts, "keys")};
     int r = make_tensors(&b);
     if (r == 0) r = measure_gemm(d);
+    if (r < 0) return r;
+    (void)printf("%s: %u heads on %u of %u; %zu keys; one product of matrices %.4g TFLOP/s\n",
+                 kn_info(d->dev)->device, d->cfg.H, d->cfg.G, d->cfg.K, b.n_keys,
+                 d->gemm_gflops * 1e-3);
+    bench_print_head(columns);
     for (size_t i = 0; r == 0 && i < N_CASES; i++) {
         b.c = &cases[i];
         r = measure_case(&b);
-        bench_progress("case", i + 1, N_CASES);
     }
-    if (r == 0) r = measure_gemm(d);
-    if (r == 0) report_cases(&b);
     return r;
 }
 
