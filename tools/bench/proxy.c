@@ -17,27 +17,20 @@
 
 enum { SERVERS_MAX = 8, ROUNDS_MAX = 101 };
 
-static const struct proxy_point points[] = {
-    {512, 1, 0},         {512, 32, 0},       {512, 256, 0},     {16 << 10, 1, 0},
-    {16 << 10, 32, 0},   {16 << 10, 256, 0}, {128 << 10, 1, 0}, {128 << 10, 32, 0},
-    {128 << 10, 256, 0}, {512, 1, 1000},     {512, 400, 10000},
+static const struct cell {
+    const char *name;
+    struct proxy_point at;
+} cells[] = {
+    {"512:1", {512, 1, 0}},       {"512:32", {512, 32, 0}},       {"512:256", {512, 256, 0}},
+    {"16384:1", {16384, 1, 0}},   {"16384:32", {16384, 32, 0}},   {"16384:256", {16384, 256, 0}},
+    {"131072:1", {131072, 1, 0}}, {"131072:32", {131072, 32, 0}}, {"131072:256", {131072, 256, 0}},
+    {"sse:1", {512, 1, 1000}},    {"sse:400", {512, 400, 10000}},
 };
-enum { N_POINTS = sizeof points / sizeof *points };
-
-/* "131072:32" or "sse:400". */
-static void point_name(const struct proxy_point *p, char ret[32])
-{
-    if (p->tick_us > 0)
-        (void)snprintf(ret, 32, "sse:%u", p->conns);
-    else
-        (void)snprintf(ret, 32, "%zu:%u", p->body_bytes, p->conns);
-}
+enum { N_CELLS = sizeof cells / sizeof *cells };
 
 /* Does the list name it, or the part before the colon? An empty list names all. */
-static bool is_wanted(const char *list, const struct proxy_point *p)
+static bool is_wanted(const char *list, const char *name)
 {
-    char name[32];
-    point_name(p, name);
     if (!*list) return true;
     for (size_t n; *list; list += n + (list[n] == ',')) {
         n = strcspn(list, ",");
@@ -54,7 +47,7 @@ struct proxy_run {
     size_t n_servers;
     char names[256];
     size_t n_rounds;
-    double of[N_POINTS][SERVERS_MAX][PROXY_FIGURES][ROUNDS_MAX]; /* rate 0: not measured */
+    double of[N_CELLS][SERVERS_MAX][PROXY_FIGURES][ROUNDS_MAX]; /* rate 0: not measured */
     json_t *meta, *rows;
 };
 
@@ -102,32 +95,35 @@ static int start_servers(struct proxy_run *r, struct err *err)
         if (e == 0 && proxy_check(s->port, &why) < 0)
             e = err_set(err, -EBADMSG, "%s: %.150s", name, why.msg);
         if (e < 0) return e;
+        if (!s->pid) continue;
+        json_object_set_new(json_object_get(r->meta, "versions"), name, json_string(s->version));
+        json_object_set_new(json_object_get(r->meta, "configs"), name,
+                            json_string(buf_cstr(&s->config)));
     }
     return r->n_servers ? 0 : err_set(err, -EINVAL, "--servers: none is left");
 }
 
 /* ---- measuring ---- */
 
-static int measure_server(struct proxy_run *r, size_t point, size_t server, size_t round,
+static int measure_server(struct proxy_run *r, size_t cell, size_t server, size_t round,
                           struct err *err)
 {
     struct err why = {0};
-    char name[32];
     double got[PROXY_FIGURES];
-    const int e = proxy_load_run(&r->setup, &r->server[server], &points[point], got, &why);
-    point_name(&points[point], name);
-    if (e < 0) return err_set(err, e, "%s, %s: %.140s", r->server[server].name, name, why.msg);
+    const struct proxy_server *s = &r->server[server];
+    const int e = proxy_load_run(&r->setup, s, &cells[cell].at, got, &why);
+    if (e < 0) return err_set(err, e, "%s, %s: %.140s", s->name, cells[cell].name, why.msg);
     for (size_t i = 0; i < PROXY_FIGURES; i++)
-        r->of[point][server][i][round] = got[i];
+        r->of[cell][server][i][round] = got[i];
     return 0;
 }
 
 static int measure_servers(struct proxy_run *r, struct err *err)
 {
-    size_t done = 0, of = r->n_rounds * N_POINTS;
+    size_t done = 0, of = r->n_rounds * N_CELLS;
     for (size_t round = 0; round < r->n_rounds; round++)
-        for (size_t p = 0; p < N_POINTS; p++) {
-            bool wanted = is_wanted(opt_str(r->opts, "only"), &points[p]);
+        for (size_t p = 0; p < N_CELLS; p++) {
+            bool wanted = is_wanted(opt_str(r->opts, "only"), cells[p].name);
             for (size_t i = 0; wanted && i < r->n_servers; i++) {
                 int e = measure_server(r, p, (i + round) % r->n_servers, round, err);
                 if (e < 0) return e;
@@ -139,14 +135,14 @@ static int measure_servers(struct proxy_run *r, struct err *err)
 
 /* ---- report ---- */
 
-static double median_of(const struct proxy_run *r, size_t point, size_t server, size_t figure)
+static double median_of(const struct proxy_run *r, size_t cell, size_t server, size_t figure)
 {
     double v[ROUNDS_MAX];
-    memcpy(v, r->of[point][server][figure], r->n_rounds * sizeof *v);
+    memcpy(v, r->of[cell][server][figure], r->n_rounds * sizeof *v);
     return bench_quantile(v, r->n_rounds, 0.5);
 }
 
-static void add_row(struct proxy_run *r, size_t point, size_t server)
+static void add_row(struct proxy_run *r, size_t cell, size_t server)
 {
     static const struct bench_column columns[] = {{"server", "server", -13, 0},
                                                   {"kind", "kind", -8, 0},
@@ -159,29 +155,29 @@ static void add_row(struct proxy_run *r, size_t point, size_t server)
                                                   {"CPU us", "cpu_us_per_request", 9, 1},
                                                   {"events/CPU-s", "events_per_cpu_s", 12, 0},
                                                   {0}};
-    const struct proxy_point *p = &points[point];
+    const struct proxy_point *p = &cells[cell].at;
     const bool sse = p->tick_us > 0;
-    const double rate = median_of(r, point, server, PROXY_RATE),
-                 cpu = median_of(r, point, server, PROXY_CPU_US);
+    const double rate = median_of(r, cell, server, PROXY_RATE),
+                 cpu = median_of(r, cell, server, PROXY_CPU_US);
     json_t *row = json_pack(
         "{s:s, s:s, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "server", r->server[server].name,
         "kind", sse ? "sse" : "request", "body_bytes", (int)p->body_bytes, "connections",
         (int)p->conns, "rounds", (int)r->n_rounds, "requests_per_s", bench_number(sse ? NAN : rate),
         "events_per_s", bench_number(sse ? rate : NAN), "p50_ms",
-        bench_number(median_of(r, point, server, PROXY_P50_MS)), "p99_ms",
-        bench_number(median_of(r, point, server, PROXY_P99_MS)), "cpu_us_per_request",
+        bench_number(median_of(r, cell, server, PROXY_P50_MS)), "p99_ms",
+        bench_number(median_of(r, cell, server, PROXY_P99_MS)), "cpu_us_per_request",
         bench_number(sse ? NAN : cpu), "events_per_cpu_s", bench_number(sse ? 1e6 / cpu : NAN));
     if (json_array_size(r->rows) == 0) bench_print_head(columns);
     bench_print_row(columns, row);
     json_array_append_new(r->rows, row);
 }
 
-static const double *values_of(const struct proxy_run *r, size_t point, const char *name,
+static const double *values_of(const struct proxy_run *r, size_t cell, const char *name,
                                size_t figure)
 {
     static const double none[ROUNDS_MAX] = {[0 ... ROUNDS_MAX - 1] = NAN};
     for (size_t i = 0; i < r->n_servers; i++)
-        if (strcmp(r->server[i].name, name) == 0) return r->of[point][i][figure];
+        if (strcmp(r->server[i].name, name) == 0) return r->of[cell][i][figure];
     return none;
 }
 
@@ -190,39 +186,30 @@ static const double *values_of(const struct proxy_run *r, size_t point, const ch
 static json_t *ratios_to_nginx(const struct proxy_run *r, size_t figure)
 {
     json_t *all = json_object();
-    for (size_t p = 0; p < N_POINTS; p++) {
+    for (size_t p = 0; p < N_CELLS; p++) {
         const double *own = values_of(r, p, "kvblend", figure),
                      *a = values_of(r, p, "nginx", figure),
                      *b = values_of(r, p, "nginx-stream", figure);
         double v[ROUNDS_MAX];
-        char name[32];
-        point_name(&points[p], name);
         for (size_t i = 0; i < r->n_rounds; i++)
             v[i] = own[i] / (figure == PROXY_CPU_US ? fmin(a[i], b[i]) : fmax(a[i], b[i]));
         const double ratio = bench_quantile(v, r->n_rounds, 0.5);
-        if (isfinite(ratio)) json_object_set_new(all, name, json_real(ratio));
+        if (isfinite(ratio)) json_object_set_new(all, cells[p].name, json_real(ratio));
     }
     return all;
 }
 
 static void report_servers(struct proxy_run *r)
 {
-    json_t *versions = json_object(), *configs = json_object();
     json_t *cpu = ratios_to_nginx(r, PROXY_CPU_US), *rate = ratios_to_nginx(r, PROXY_RATE);
-    for (size_t p = 0; p < N_POINTS; p++)
+    for (size_t p = 0; p < N_CELLS; p++)
         for (size_t s = 0; s < r->n_servers; s++)
             if (r->of[p][s][PROXY_RATE][0] > 0) add_row(r, p, s);
-    for (struct proxy_server *s = r->server; s < r->server + r->n_servers; s++) {
-        if (!s->pid) continue;
-        json_object_set_new(versions, s->name, json_string(s->version));
-        json_object_set_new(configs, s->name, json_string(buf_cstr(&s->config)));
-    }
     char *text = json_dumps(cpu, JSON_REAL_PRECISION(3) | JSON_COMPACT);
     (void)printf("CPU by that of the better nginx: %s\n", text ? text : "");
     mem_free(text);
-    json_object_update_new(r->meta,
-                           json_pack("{s:o, s:o, s:o, s:o}", "versions", versions, "configs",
-                                     configs, "cpu_vs_nginx", cpu, "rps_vs_nginx", rate));
+    json_object_set_new(r->meta, "cpu_vs_nginx", cpu);
+    json_object_set_new(r->meta, "rps_vs_nginx", rate);
 }
 
 static int open_run(struct proxy_run *r, struct err *err)
@@ -236,7 +223,8 @@ static int open_run(struct proxy_run *r, struct err *err)
     r->n_rounds = (size_t)opt_int(r->opts, "rounds");
     r->setup.seconds = (unsigned)fmax(opt_double(r->opts, "seconds"), 1);
     r->meta = bench_meta();
-    json_object_set_new(r->meta, "left_out", json_array());
+    json_object_update_new(r->meta,
+                           json_pack("{s:[], s:{}, s:{}}", "left_out", "versions", "configs"));
     r->rows = json_array();
     int e = child_dir("kvblend-bench", r->setup.dir, err);
     return e < 0 ? e : start_origin(r, err);
