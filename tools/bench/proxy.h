@@ -49,6 +49,7 @@ struct proxy_server {
 int proxy_server_start(const struct proxy_setup *s, const char *name, struct proxy_server *ret,
                        struct err *err);
 void proxy_server_stop(struct proxy_server *s);
+int proxy_write(const char *path, const struct buf *text, struct err *err); /* a file */
 
 /* ---- load ---- */
 struct proxy_point { /* one cell of the matrix */

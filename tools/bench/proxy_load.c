@@ -84,18 +84,16 @@ static const char script[] =
     "    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))\n"
     "end\n";
 
-static int write_script(const struct proxy_point *p, const char *path)
+static int write_script(const struct proxy_point *p, const char *path, struct err *err)
 {
     struct buf text = BUF_INIT;
     (void)buf_adds(&text, script);
     (void)buf_adds(&text, "wrk.body = [==["); /* nothing is escaped up to its end */
     (void)proxy_body(p->body_bytes, p->tick_us > 0, &text);
     (void)buf_adds(&text, "]==]\n");
-    FILE *f = buf_status(&text) == 0 ? fopen(path, "we") : NULL;
-    bool good = f && fwrite(text.data, 1, text.len, f) == text.len;
-    if (f) good = fclose(f) == 0 && good;
+    int r = proxy_write(path, &text, err);
     buf_fini(&text);
-    return good ? 0 : -EIO;
+    return r;
 }
 
 static double cpu_of(pid_t pid)
@@ -143,8 +141,8 @@ int proxy_load_run(const struct proxy_setup *s, const struct proxy_server *serve
                    "exec wrk -t 1 -c %u -d %u --timeout 30s -s '%s' "
                    "'http://127.0.0.1:%u/v1/chat/completions%s'",
                    p->conns, s->seconds, lua, server->port, query);
-    int r = write_script(p, lua);
-    if (r < 0) return err_set(err, r, "%s cannot be written", lua);
+    int r = write_script(p, lua, err);
+    if (r < 0) return r;
     const double cpu0 = cpu_of(server->pid);
     const unsigned long long events0 = atomic_load(s->origin.n_events);
     r = child_output(argv, &with, out, sizeof out);

@@ -51,10 +51,16 @@ static const struct kind {
     {"haproxy", "haproxy", "-v", "-db -f", HAPROXY},
 };
 
-static int write_config(const struct proxy_setup *s, const char *text, struct proxy_server *ret,
-                        const char *path)
+int proxy_write(const char *path, const struct buf *text, struct err *err)
 {
-    struct buf *out = &ret->config;
+    FILE *f = buf_status(text) == 0 ? fopen(path, "we") : NULL;
+    bool good = f && fwrite(text->data, 1, text->len, f) == text->len;
+    if (f) good = fclose(f) == 0 && good;
+    return good ? 0 : err_set(err, -EIO, "%s cannot be written", path);
+}
+
+static void fill_in(const struct proxy_setup *s, uint16_t port, const char *text, struct buf *out)
+{
     for (size_t n; *text; text += n) {
         n = strcspn(text, "@");
         (void)buf_add(out, text, n);
@@ -62,13 +68,9 @@ static int write_config(const struct proxy_setup *s, const char *text, struct pr
         if (text[n + 1] == 'd')
             (void)buf_adds(out, s->dir);
         else
-            (void)buf_addu(out, text[n + 1] == 'o' ? s->origin.port : ret->port);
+            (void)buf_addu(out, text[n + 1] == 'o' ? s->origin.port : port);
         n += 2;
     }
-    FILE *f = buf_status(out) == 0 ? fopen(path, "we") : NULL;
-    bool good = f && fwrite(out->data, 1, out->len, f) == out->len;
-    if (f) good = fclose(f) == 0 && good;
-    return good ? 0 : -EIO;
 }
 
 /* ---- starting ---- */
@@ -116,8 +118,9 @@ static int start_kind(const struct proxy_setup *s, const struct kind *k, struct 
     if (ret->missing) return 0;
     (void)snprintf(ret->version, sizeof ret->version, "%.*s", (int)strcspn(out, "\n"), out);
     (void)snprintf(path, sizeof path, "%.200s/%.32s.conf", s->dir, k->name);
-    r = write_config(s, k->config, ret, path);
-    if (r < 0) return err_set(err, r, "%s cannot be written", path);
+    fill_in(s, ret->port, k->config, &ret->config);
+    r = proxy_write(path, &ret->config, err);
+    if (r < 0) return r;
     (void)snprintf(command, sizeof command, "exec '%s' %s '%s'", program, k->flags, path);
     return run_server(s, command, ret, err);
 }
