@@ -10,27 +10,25 @@ static const struct ctl_command *const command_lists[] = {ctl_views, ctl_records
                                                           ctl_orders};
 enum { N_LISTS = sizeof command_lists / sizeof command_lists[0] };
 
+#define AT(field) offsetof(struct ctl_args, field)
 static const struct {
     const char *name, *value; /* value: what it is called; NULL: none */
     unsigned bit;             /* 0: of every command */
-    size_t offset;            /* in struct ctl_args, of the value or of a bool */
+    size_t offset;            /* of the value or of a bool */
     const char *help;
 } options[] = {
-    {"admin", "ADDRESS", 0, offsetof(struct ctl_args, admin),
+    {"admin", "ADDRESS", 0, AT(admin),
      "unix:/path or HOST:PORT (default: KVBLEND_ADMIN, else the run folder); for HOST:PORT the "
      "variable KVBLEND_ADMIN_KEY is its key"},
-    {"json", NULL, 0, offsetof(struct ctl_args, json), "the answer as JSON"},
-    {"tier", "NAME", CTL_TIER, offsetof(struct ctl_args, tier),
-     "there alone: ram, nvme, redis or gpu"},
-    {"namespace", "NAME", CTL_NAMESPACE, offsetof(struct ctl_args, name_space),
+    {"json", NULL, 0, AT(json), "the answer as JSON"},
+    {"tier", "NAME", CTL_TIER, AT(tier), "there alone: ram, nvme, redis or gpu"},
+    {"namespace", "NAME", CTL_NAMESPACE, AT(name_space),
      "of it or in it alone: KEY (an API key's), KEY/BODY or /BODY"},
-    {"chunks", NULL, CTL_CHUNKS, offsetof(struct ctl_args, chunks_only), "without prefix blocks"},
-    {"all", NULL, CTL_ALL, offsetof(struct ctl_args, all), "pinned ones, too"},
-    {"no-wait", NULL, CTL_NO_WAIT, offsetof(struct ctl_args, no_wait),
-     "do not wait for the builds"},
-    {"yes", NULL, CTL_YES, offsetof(struct ctl_args, yes), "do not ask whether records may go"},
-    {"dry-run", NULL, CTL_DRY_RUN, offsetof(struct ctl_args, dry_run),
-     "say what would go, and change nothing"},
+    {"chunks", NULL, CTL_CHUNKS, AT(chunks_only), "without prefix blocks"},
+    {"all", NULL, CTL_ALL, AT(all), "pinned ones, too"},
+    {"no-wait", NULL, CTL_NO_WAIT, AT(no_wait), "do not wait for the builds"},
+    {"yes", NULL, CTL_YES, AT(yes), "do not ask whether records may go"},
+    {"dry-run", NULL, CTL_DRY_RUN, AT(dry_run), "say what would go, and change nothing"},
 };
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
