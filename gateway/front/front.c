@@ -398,42 +398,10 @@ static void on_fault(void *ctx, struct http_req *r, int status, const char *why)
 
 /* ---- ends ---- */
 
-static void log_access(struct gw_req *q, bool aborted)
+static void log_access(const struct gw_req *q, bool aborted)
 {
-    if (q->route && (q->route->props & GW_R_OPEN)) return;
-    uint64_t start = http_req_start_ns(q->http);
-    double ttft_ms = q->first_byte_ns ? (double)(q->first_byte_ns - start) / 1e6 : -1;
-    struct gw_access a = {
-        .request_id = q->id,
-        .client = http_req_peer(q->http),
-        .key_id = q->key ? q->key->id : NULL,
-        .method = http_req_method(q->http),
-        .path = http_req_path(q->http),
-        .model = gw_req_model(q),
-        .detector = q->scan.n_segments ? q->scan.detector : NULL,
-        .trace_id = q->trace.trace,
-        .span_id = q->trace.span,
-        .parent_id = q->trace.parent,
-        .has_usage = q->usage.known,
-        .has_cached = q->usage.has_cached,
-        .prompt_tokens = q->usage.prompt,
-        .completion_tokens = q->usage.completion,
-        .cached_tokens = q->usage.cached,
-        .sdk_retry = http_header_find(http_req_head(q->http), "x-stainless-retry-count"),
-        .status = aborted ? 499 : q->status,
-        .target = q->target_name,
-        .stream = q->ans.sse || q->ans.early,
-        .end = aborted ? GW_END_CLIENT_ABORT : q->end,
-        .bytes_in = http_req_bytes_in(q->http),
-        .bytes_out = http_req_bytes_out(q->http),
-        .start_ns = start,
-        .n_segments = q->scan.n_segments,
-        .n_retries = q->n_retries,
-        .queue_ms = (double)q->queue_ns / 1e6,
-        .ttft_ms = ttft_ms,
-        .overhead_us = (double)q->overhead_ns / 1e3,
-    };
-    gw_stats_request(q->loop->server->stats, &a);
+    if (!q->route || !(q->route->props & GW_R_OPEN))
+        gw_stats_request(q->loop->server->stats, q, aborted);
 }
 
 static void on_close(void *ctx, struct http_req *r, bool aborted)
@@ -465,20 +433,11 @@ static void on_refuse(void *ctx, int status, const char *why, const struct http_
     enum gw_error e = gw_error_of_status(status);
     struct gw_settings *settings = gw_server_settings(loop->server);
     struct gw_cors cors = gw_cors_of(settings->config);
-    struct gw_trace trace;
-    char id[GW_ID_BYTES];
-    gw_id_choose(head, id);
-    (void)gw_trace_read(head, &trace);
-    struct gw_access a = {.request_id = id, /* nothing more is known for certain */
-                          .trace_id = trace.trace,
-                          .span_id = trace.span,
-                          .parent_id = trace.parent,
-                          .status = status,
-                          .end = GW_END_REFUSED,
-                          .start_ns = clock_ns(),
-                          .ttft_ms = -1};
-    gw_stats_request(loop->server->stats, &a);
-    (void)http_header_add(ret_headers, "x-request-id", id);
+    struct gw_req q = {.status = status, .end = GW_END_REFUSED};
+    gw_id_choose(head, q.id);
+    (void)gw_trace_read(head, &q.trace);
+    gw_stats_request(loop->server->stats, &q, false);
+    (void)http_header_add(ret_headers, "x-request-id", q.id);
     (void)gw_cors_headers(&cors, head, ret_headers);
     (void)gw_error_headers(e, ret_headers);
     (void)gw_error_body(e, why, NULL, ret_body);

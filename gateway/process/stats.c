@@ -5,7 +5,8 @@
 #include "base/jobs.h"
 #include "base/mem.h"
 #include "base/metric.h"
-#include "base/net/http.h"
+#include "gateway/front/keys.h"
+#include "gateway/request/request.h"
 #include "policy/route.h"
 
 #include <errno.h>
@@ -263,10 +264,14 @@ static void add_field(struct buf *b, const char *key, const char *v)
         (void)buf_adds(b, "null");
 }
 
-static void render(struct buf *b, const struct gw_access *a)
+/* Of a request that was refused by its first lines (http NULL) nothing more is known for certain. */
+static void render(struct buf *b, const struct gw_req *q, int status, enum gw_end end)
 {
     static const char *const ends[] = {"ok",       "client_abort", "refused", "shed",
                                        "upstream", "timeout",      "drain"};
+    const struct http_req *r = q->http;
+    const struct gw_usage *u = &q->usage;
+    uint64_t start_ns = r ? http_req_start_ns(r) : clock_ns();
     double now = clock_wall_s();
     time_t secs = (time_t)now;
     struct tm tm;
@@ -274,52 +279,53 @@ static void render(struct buf *b, const struct gw_access *a)
     (void)gmtime_r(&secs, &tm);
     (void)strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
     (void)buf_addf(b, "{\"ts\":\"%s.%03dZ\"", ts, (int)((now - (double)secs) * 1e3));
-    add_field(b, "request_id", a->request_id);
-    if (a->trace_id && *a->trace_id) {
-        add_field(b, "trace_id", a->trace_id);
-        add_field(b, "span_id", a->span_id);
-        add_field(b, "parent_id", a->parent_id);
+    add_field(b, "request_id", q->id);
+    if (q->trace.trace[0]) {
+        add_field(b, "trace_id", q->trace.trace);
+        add_field(b, "span_id", q->trace.span);
+        add_field(b, "parent_id", q->trace.parent);
     }
-    add_field(b, "client", a->client);
-    if (a->key_id && *a->key_id) add_field(b, "key_id", a->key_id);
-    add_field(b, "method", a->method);
-    add_field(b, "path", a->path);
-    add_field(b, "model", a->model);
-    add_field(b, "target", a->target);
+    add_field(b, "client", r ? http_req_peer(r) : NULL);
+    if (q->key && q->key->id[0]) add_field(b, "key_id", q->key->id);
+    add_field(b, "method", r ? http_req_method(r) : NULL);
+    add_field(b, "path", r ? http_req_path(r) : NULL);
+    add_field(b, "model", gw_req_model(q));
+    add_field(b, "target", q->target_name);
     (void)buf_addf(b,
                    ",\"stream\":%s,\"status\":%d,\"end\":\"%s\",\"bytes_in\":%llu,"
                    "\"bytes_out\":%llu,\"segments\":%u",
-                   a->stream ? "true" : "false", a->status, ends[a->end],
-                   (unsigned long long)a->bytes_in, (unsigned long long)a->bytes_out,
-                   a->n_segments);
-    if (a->has_usage)
+                   q->ans.sse || q->ans.early ? "true" : "false", status, ends[end],
+                   r ? (unsigned long long)http_req_bytes_in(r) : 0,
+                   r ? (unsigned long long)http_req_bytes_out(r) : 0, q->scan.n_segments);
+    if (u->known)
         (void)buf_addf(b, ",\"prompt_tokens\":%llu,\"completion_tokens\":%llu",
-                       (unsigned long long)a->prompt_tokens,
-                       (unsigned long long)a->completion_tokens);
-    if (a->has_cached)
-        (void)buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)a->cached_tokens);
-    if (a->detector) add_field(b, "detector", a->detector);
-    if (a->sdk_retry && strlen(a->sdk_retry) <= SDK_RETRY_MAX)
-        add_field(b, "sdk_retry", a->sdk_retry);
-    if (a->ttft_ms >= 0) (void)buf_addf(b, ",\"ttft_ms\":%.3f", a->ttft_ms);
+                       (unsigned long long)u->prompt, (unsigned long long)u->completion);
+    if (u->has_cached) (void)buf_addf(b, ",\"cached_tokens\":%llu", (unsigned long long)u->cached);
+    if (q->scan.n_segments) add_field(b, "detector", q->scan.detector);
+    const char *retry = r ? http_header_find(http_req_head(r), "x-stainless-retry-count") : NULL;
+    if (retry && strlen(retry) <= SDK_RETRY_MAX) add_field(b, "sdk_retry", retry);
+    if (q->first_byte_ns)
+        (void)buf_addf(b, ",\"ttft_ms\":%.3f", (double)(q->first_byte_ns - start_ns) / 1e6);
     (void)buf_addf(b, ",\"queue_ms\":%.3f,\"dur_ms\":%.3f,\"overhead_us\":%.0f,\"retries\":%u}\n",
-                   a->queue_ms, clock_ms_since(a->start_ns), a->overhead_us, a->n_retries);
+                   (double)q->queue_ns / 1e6, clock_ms_since(start_ns),
+                   (double)q->overhead_ns / 1e3, q->n_retries);
 }
 
-void gw_stats_request(struct gw_stats *s, const struct gw_access *a)
+void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted)
 {
     char code[12];
-    (void)snprintf(code, sizeof code, "%d", a->status);
+    int status = aborted ? 499 : q->status;
+    (void)snprintf(code, sizeof code, "%d", status);
     count(&requests, code);
-    if (a->end == GW_END_CLIENT_ABORT) gw_stats_add(GW_M_ABORTS, 1);
-    if (a->target) {
-        metric_observe(&overhead, a->overhead_us / 1e6);
-        metric_observe(&queue_wait, a->queue_ms / 1e3);
+    if (aborted) gw_stats_add(GW_M_ABORTS, 1);
+    if (q->target_name) {
+        metric_observe(&overhead, (double)q->overhead_ns / 1e9);
+        metric_observe(&queue_wait, (double)q->queue_ns / 1e9);
     }
     if (!s->on) return;
     struct buf b = BUF_INIT;
     struct log_line *l = NULL;
-    render(&b, a);
+    render(&b, q, status, aborted ? GW_END_CLIENT_ABORT : q->end);
     if (buf_status(&b) == 0) l = mem_alloc(sizeof *l + b.len);
     if (l) {
         l->stats = s;

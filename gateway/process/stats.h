@@ -27,20 +27,7 @@ enum gw_shed_reason {                    /* why a completion was sent away */
                       GW_SHED_TIMEOUT,   /* it waited too long */
                       GW_SHED_COUNT,
 };
-struct gw_access { /* one request as the log shows it; strings borrowed */
-    const char *request_id, *client, *key_id, *method, *path, *model, *detector, *sdk_retry;
-    const char *target;                         /* its name, NULL: none */
-    const char *trace_id, *span_id, *parent_id; /* "" = none */
-    int status;
-    bool stream;
-    bool has_usage, has_cached; /* the counts below were reported */
-    uint64_t prompt_tokens, completion_tokens, cached_tokens;
-    enum gw_end end;
-    uint64_t bytes_in, bytes_out, start_ns;
-    unsigned n_segments, n_retries;
-    double queue_ms, ttft_ms, overhead_us; /* ttft < 0: no byte was sent */
-};
-
+struct gw_req;
 struct buf;
 struct gw_stats;
 /* access_log: "stdout" or "-", "off", or a path. */
@@ -49,7 +36,8 @@ int gw_stats_create(const char *access_log, struct gw_stats **ret);
  * error and the old file stays. */
 int gw_stats_reopen(struct gw_stats *s);
 void gw_stats_destroy(struct gw_stats *s);
-void gw_stats_request(struct gw_stats *s, const struct gw_access *a);
+/* It ends. aborted: the client left. */
+void gw_stats_request(struct gw_stats *s, const struct gw_req *q, bool aborted);
 
 enum gw_metric {
     GW_M_ACTIVE,
