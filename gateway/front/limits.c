@@ -169,17 +169,10 @@ void gw_account_clamp(struct gw_account *a, const struct gw_limit *l)
 int gw_limit_duration(uint64_t ns, struct buf *out)
 {
     uint64_t ms = ns / 1000000 + (ns % 1000000 != 0);
-    if (ms == 0) return buf_adds(out, "0s");
-    if (ms < SEC_MS) return buf_addf(out, "%llums", (unsigned long long)ms);
+    if (ms > 0 && ms < SEC_MS) return buf_addf(out, "%ums", (unsigned)ms);
     int r = 0;
     if (ms >= MIN_MS) r = buf_addf(out, "%llum", (unsigned long long)(ms / MIN_MS));
-    ms %= MIN_MS;
-    if (r < 0 || ms % SEC_MS == 0)
-        return r < 0 ? r : buf_addf(out, "%llus", (unsigned long long)(ms / SEC_MS));
-    unsigned fraction = (unsigned)(ms % SEC_MS), digits = 3;
-    while (fraction % 10 == 0)
-        fraction /= 10, digits--;
-    return buf_addf(out, "%llu.%0*us", (unsigned long long)(ms / SEC_MS), (int)digits, fraction);
+    return r < 0 ? r : buf_addf(out, "%gs", (double)(ms % MIN_MS) / SEC_MS);
 }
 
 static int header_lines(const char *what, uint32_t limit, uint32_t n_left, uint64_t until_ns,

@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -53,36 +54,18 @@ void gw_id_choose(const struct http_head *h, char id[GW_ID_BYTES])
 
 /* ---- traceparent ---- */
 
-/* n digits and what follows them; all zeros are no id. */
-static bool hex_field(const char *p, size_t n, char follow, bool zero_ok, char *ret)
-{
-    bool zero = true;
-    for (size_t i = 0; i < n; i++) {
-        if (!((p[i] >= '0' && p[i] <= '9') || (p[i] >= 'a' && p[i] <= 'f'))) return false;
-        zero &= p[i] == '0';
-    }
-    if (p[n] != follow || (zero && !zero_ok)) return false;
-    memcpy(ret, p, n);
-    ret[n] = '\0';
-    return true;
-}
-
 bool gw_trace_parse(const char *value, struct gw_trace *ret)
 {
-    struct gw_trace t = {0};
+    struct gw_trace t = *ret;
     char version[3];
-    size_t len = strlen(value);
-    if (len < VALUE_BYTES || !hex_field(value, 2, '-', true, version)) return false;
-    if (strcmp(version, "ff") == 0) return false;
+    int n = 0;
+    (void)sscanf(value, "%2[0-9a-f]-%32[0-9a-f]-%16[0-9a-f]-%2[0-9a-f]%n", version, t.trace,
+                 t.parent, t.flags, &n);
+    if (n != VALUE_BYTES || strcmp(version, "ff") == 0) return false;
     /* Later versions may append fields; this one may not. */
-    if (len > VALUE_BYTES && (strcmp(version, "00") == 0 || value[VALUE_BYTES] != '-'))
-        return false;
-    if (!hex_field(value + 3, 32, '-', false, t.trace)) return false;
-    if (!hex_field(value + 36, 16, '-', false, t.parent)) return false;
-    if (!hex_field(value + 53, 2, value[VALUE_BYTES], true, t.flags)) return false;
-    memcpy(ret->trace, t.trace, sizeof t.trace);
-    memcpy(ret->parent, t.parent, sizeof t.parent);
-    memcpy(ret->flags, t.flags, sizeof t.flags);
+    if (value[n] && (strcmp(version, "00") == 0 || value[n] != '-')) return false;
+    if (strspn(t.trace, "0") == 32 || strspn(t.parent, "0") == 16) return false; /* no ids */
+    *ret = t;
     return true;
 }
 

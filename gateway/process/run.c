@@ -43,12 +43,13 @@ struct gw_run {
     int argc, exit_status;
     char **argv, **envp;
     struct event *signal_ev[N_SIGNALS];
-    struct http_timer *delay, *drain, *last, *idle;
+    struct http_timer *drain;
+    uint64_t close_ns, cut_ns; /* while it drains: when no more is accepted; what is left is cut */
     struct gw_registry *registry; /* NULL: none */
     struct gw_memory *memory;     /* NULL: off */
     struct gw_upstreams *workers; /* of the configuration */
     struct buf dir, admin_path;
-    bool finishing;
+    bool cut;
 };
 
 static struct gw_loop *control(struct gw_run *u)
@@ -63,16 +64,15 @@ static const struct gw_config *first_config(const struct gw_run *u)
 
 /* ---- ends ---- */
 
-static void stop_now(struct gw_run *u)
+static void stop_now(void *ctx)
 {
+    struct gw_run *u = ctx;
     http_loop_stop(control(u)->http_loop);
 }
 
 static void end_workers(struct gw_run *u)
 {
     struct gw_server *server = &u->server;
-    if (u->finishing) return;
-    u->finishing = true;
     gw_fleet_stop(server->fleet);
     log_event(LOG_NOTICE, "gateway.drained", "requests=%u", (unsigned)server->n_reqs);
     if (server->own)
@@ -81,35 +81,22 @@ static void end_workers(struct gw_run *u)
         stop_now(u);
 }
 
-static void on_delay_over(void *arg)
-{
-    struct gw_run *u = arg;
-    gw_loops_tell(&u->server, GW_TELL_CLOSE);
-    http_timer_set(u->idle, 1);
-}
-
 /* Loops do not tell when their last request ends: the control loop looks, while it drains. */
-static void on_idle_poll(void *arg)
+static void on_drain_timer(void *arg)
 {
     struct gw_run *u = arg;
-    if (gw_loops_idle(&u->server))
+    struct gw_server *server = &u->server;
+    uint64_t now = clock_ns();
+    if (now >= u->close_ns) gw_loops_tell(server, GW_TELL_CLOSE);
+    if (now >= u->cut_ns && !u->cut) {
+        log_event(LOG_WARN, "gateway.cut", "requests=%u", (unsigned)server->n_reqs);
+        gw_loops_tell(server, GW_TELL_CLOSE | GW_TELL_CUT);
+        u->cut = true;
+    }
+    if (gw_loops_idle(server) || now >= u->cut_ns + CUT_GRACE_MS * 1000000ull)
         end_workers(u);
     else
-        http_timer_set(u->idle, IDLE_POLL_MS);
-}
-
-static void on_drain_over(void *arg)
-{
-    struct gw_run *u = arg;
-    log_event(LOG_WARN, "gateway.cut", "requests=%u", (unsigned)u->server.n_reqs);
-    gw_loops_tell(&u->server, GW_TELL_CLOSE | GW_TELL_CUT);
-    http_timer_set(u->idle, 1);
-    http_timer_set(u->last, CUT_GRACE_MS);
-}
-
-static void on_last(void *arg)
-{
-    end_workers(arg);
+        http_timer_set(u->drain, IDLE_POLL_MS);
 }
 
 static void begin_drain(struct gw_run *u)
@@ -127,11 +114,9 @@ static void begin_drain(struct gw_run *u)
     gw_sysd_tell(server->sysd, "STOPPING=1");
     log_event(LOG_NOTICE, "gateway.draining", "requests=%u timeout_ms=%u", (unsigned)server->n_reqs,
               timeout_ms);
-    http_timer_set(u->drain, timeout_ms + delay_ms);
-    if (delay_ms)
-        http_timer_set(u->delay, delay_ms);
-    else
-        on_delay_over(u);
+    u->close_ns = clock_ns() + delay_ms * 1000000ull;
+    u->cut_ns = u->close_ns + timeout_ms * 1000000ull;
+    on_drain_timer(u);
 }
 
 /* ---- workers ---- */
@@ -163,11 +148,6 @@ static void on_own_refused(void *ctx, int exit_code)
               exit_code);
     u->exit_status = 1;
     stop_now(u);
-}
-
-static void on_own_stopped(void *ctx)
-{
-    stop_now(ctx);
 }
 
 static void remove_worker(struct gw_fleet *f, const char *address)
@@ -315,7 +295,7 @@ static int start_fleet(struct gw_run *u, struct err *err)
     }
     gw_upstreams_free(ups);
     const struct gw_own_setup setup = {loop, server->fleet, c, buf_cstr(&u->dir), others};
-    const struct gw_own_ops own_ops = {on_own_refused, on_own_stopped, u};
+    const struct gw_own_ops own_ops = {on_own_refused, stop_now, u};
     if (r == 0 && (c->model || !others)) r = gw_own_create(&setup, &own_ops, &server->own, err);
     struct gw_registry_opts registry = {c->registry, c->registry_group, on_registered, u};
     if (r == 0 && c->registry) r = gw_registry_create(loop, &registry, &u->registry, err);
@@ -335,15 +315,6 @@ static int start_admin(struct gw_run *u, struct err *err)
         log_event(LOG_NOTICE, "admin.taken", "reason=\"another gateway runs; use --admin\" path=%s",
                   buf_cstr(&u->admin_path));
     return r < 0 ? r : gw_listen_private(loop->admin, buf_cstr(&u->admin_path), err);
-}
-
-static int start_timers(struct gw_run *u)
-{
-    struct http_loop *l = control(u)->http_loop;
-    int r = http_timer_create(l, on_delay_over, u, &u->delay);
-    if (r == 0) r = http_timer_create(l, on_drain_over, u, &u->drain);
-    if (r == 0) r = http_timer_create(l, on_last, u, &u->last);
-    return r < 0 ? r : http_timer_create(l, on_idle_poll, u, &u->idle);
 }
 
 static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
@@ -368,7 +339,7 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
         r = gw_memory_create(control(u)->http_loop, server->pool, server->learner,
                              c->segment_memory, buf_cstr(&u->dir), &u->memory);
     if (r == 0) r = gw_sysd_create(control(u)->http_loop, &server->sysd, err);
-    if (r == 0) r = start_timers(u);
+    if (r == 0) r = http_timer_create(control(u)->http_loop, on_drain_timer, u, &u->drain);
     if (r == 0) r = watch_signals(u);
     if (r == 0) r = start_admin(u, err);
     if (r == 0)
@@ -384,7 +355,6 @@ static int start_gateway(struct gw_run *u, struct gw_config *c, struct err *err)
 static void stop_gateway(struct gw_run *u)
 {
     struct gw_server *server = &u->server;
-    struct http_timer *timers[] = {u->delay, u->drain, u->last, u->idle};
     if (server->n_loops > 0) {
         gw_loops_stop(server);
         gw_loop_close(control(u));
@@ -398,8 +368,7 @@ static void stop_gateway(struct gw_run *u)
     gw_upstreams_free(u->workers);
     gw_directory_destroy(server->directory);
     gw_stats_destroy(server->stats);
-    for (size_t i = 0; i < sizeof timers / sizeof timers[0]; i++)
-        if (timers[i]) http_timer_destroy(timers[i]);
+    http_timer_destroy(u->drain);
     for (int i = 0; i < N_SIGNALS; i++)
         if (u->signal_ev[i]) event_free(u->signal_ev[i]);
     gw_sysd_destroy(server->sysd);
